@@ -1,0 +1,6 @@
+// Package invariants says whether this build checks the rules of ownership at run time.
+//
+// Build with -tags invariants to turn the checks on: double release, use after release, leaks with the stack that acquired,
+// freed memory scribbled. Without the tag Enabled is a false constant and the compiler removes the checks, so they may be
+// as slow as they like.
+package invariants
