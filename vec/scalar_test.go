@@ -1,0 +1,51 @@
+package vec
+
+// The scalar twins: each operation of the package in its plainest form, against which the kernels are tested.
+// The race detector has nothing to find in them and would make them fifty times slower.
+
+//go:norace
+func scalarCopy(dst, src []byte) int {
+	n := min(len(dst), len(src))
+	for i := range n {
+		dst[i] = src[i]
+	}
+	return n
+}
+
+// scalarTable holds the remainder of each byte, found by dividing bit by bit.
+var scalarTable = func() (t [256]uint32) {
+	for i := range t {
+		r := uint32(i)
+		for range 8 {
+			if r&1 != 0 {
+				r = r>>1 ^ 0x82f63b78
+			} else {
+				r >>= 1
+			}
+		}
+		t[i] = r
+	}
+	return
+}()
+
+// scalarCRC32C divides byte by byte.
+//
+//go:norace
+func scalarCRC32C(crc uint32, p []byte) uint32 {
+	crc = ^crc
+	for _, b := range p {
+		crc = crc>>8 ^ scalarTable[byte(crc)^b]
+	}
+	return ^crc
+}
+
+func scalarCopyCRC32C(dst, src []byte, crc uint32) uint32 {
+	scalarCopy(dst, src)
+	return scalarCRC32C(crc, src)
+}
+
+// scalarCombineCRC32C appends lenB zero bytes to A and takes B's contribution by linearity.
+func scalarCombineCRC32C(a, b uint32, lenB int64) uint32 {
+	zeros := make([]byte, lenB)
+	return scalarCRC32C(a, zeros) ^ scalarCRC32C(0, zeros) ^ b
+}
