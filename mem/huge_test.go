@@ -1,0 +1,134 @@
+package mem
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+// wantHuge sees to it that n huge pages are free during the test, or skips with the kernel's answer.
+func wantHuge(t *testing.T, size, n int) {
+	t.Helper()
+	h, err := sys.HugePageState(size, -1)
+	if err != nil {
+		t.Skip(err)
+	}
+	if h.Free >= n {
+		return
+	}
+	set := func(n int) error { return os.WriteFile(h.Knob, []byte(strconv.Itoa(n)), 0) }
+	if err := set(h.Total + n - h.Free); err != nil {
+		t.Skipf("%d huge pages of %d bytes are free, the test needs %d, and making more is not permitted: %v", h.Free, size, n, err)
+	}
+	t.Cleanup(func() { set(h.Total) })
+	if got, err := sys.HugePageState(size, -1); err != nil || got.Free < n {
+		t.Skipf("the kernel was asked for %d free huge pages of %d bytes and found %d (%v)", n, size, got.Free, err)
+	}
+}
+
+func TestHugePages(t *testing.T) {
+	for _, size := range []int{2 << 20, 1 << 30} {
+		t.Run(fmt.Sprint(size>>20, "MiB"), func(t *testing.T) {
+			n := max(4<<20/size, 1)
+			wantHuge(t, size, n+n/2)
+			before, _ := sys.HugePageState(size, -1)
+			r := must[*Region](t)(Alloc(Options{Name: "huge", Size: n*size - 1, Kind: Huge, PageSize: size}))
+			after, _ := sys.HugePageState(size, -1)
+			if r.Kind() != Huge || r.PageSize() != size || r.Len() != uint64(n*size) || r.Note() != "" {
+				t.Errorf("kind %s, page %d, len %d, note %q", r.Kind(), r.PageSize(), r.Len(), r.Note())
+			}
+			if before.Free-after.Free != n || r.PopulateTime() <= 0 {
+				t.Errorf("%d pages taken, expected %d; populate time %v", before.Free-after.Free, n, r.PopulateTime())
+			}
+			if on, err := r.PlacedOn(); err != nil && !sys.IsErrno(err, sys.ENOSYS) || err == nil && on[r.NUMANode()] != n {
+				t.Errorf("pages by node %v, NUMANode %d, %v", on, r.NUMANode(), err)
+			}
+			b := r.All().Bytes()
+			for i := 0; i < len(b); i += size {
+				b[i] = 1
+			}
+			if err := r.Close(); err != nil {
+				t.Fatal(err)
+			}
+			if end, _ := sys.HugePageState(size, -1); end.Free != before.Free {
+				t.Errorf("%d free after close, %d before", end.Free, before.Free)
+			}
+		})
+	}
+}
+
+func TestHugePagesOnANode(t *testing.T) {
+	nodes, err := sys.MemoryNodes()
+	if err != nil || len(nodes) == 0 {
+		t.Skip("no NUMA nodes: ", err)
+	}
+	wantHuge(t, 2<<20, 2)
+	r, err := Alloc(Options{Size: 2 << 20, Kind: Huge, NUMANode: OnNode(nodes[0])})
+	if err != nil {
+		t.Skip("the pages may be on another node: ", err)
+	}
+	defer r.Close()
+	if r.NUMANode() != nodes[0] {
+		t.Errorf("on node %d, expected %d", r.NUMANode(), nodes[0])
+	}
+}
+
+// TestHugePageShortage asks for more than there are: an error with numbers and the command, or an announced fallback.
+func TestHugePageShortage(t *testing.T) {
+	h, err := sys.HugePageState(2<<20, -1)
+	if err != nil {
+		_, err := Alloc(Options{Size: 1, Kind: Huge})
+		if !errors.Is(err, ErrUnavailable) {
+			t.Errorf("kernel without huge pages: %v", err)
+		}
+		t.Skip(err)
+	}
+	need := h.Free + h.More + 3
+	o := Options{Name: "short", Size: need * (2 << 20), Kind: Huge}
+	_, err = Alloc(o)
+	if !errors.Is(err, ErrUnavailable) {
+		t.Fatalf("error %v", err)
+	}
+	want := fmt.Sprintf("echo %d > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages", h.Total+need-h.Free)
+	for _, part := range []string{fmt.Sprintf("%d huge pages of 2097152 bytes are needed", need), fmt.Sprintf("%d are free", h.Free), want} {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error %q lacks %q", err, part)
+		}
+	}
+	if after, _ := sys.HugePageState(2<<20, -1); after.Free != h.Free {
+		t.Errorf("%d pages free after the failure, %d before", after.Free, h.Free)
+	}
+	if h.Free > 64 {
+		t.Skip("many huge pages are free; the fallback would need as much memory again")
+	}
+	o.AllowFallback = true
+	r := allocate(t, o)
+	if r.Kind() != Host || r.PageSize() != sys.PageSize || !strings.Contains(r.Note(), "base pages instead") || !strings.Contains(r.Note(), want) {
+		t.Errorf("fallback: kind %s, page %d, note %q", r.Kind(), r.PageSize(), r.Note())
+	}
+}
+
+// TestShortageIsAnErrorNotASignal takes the huge pages away between mapping and populating, as a confined node would: what
+// would be a SIGBUS on touch must be an error.
+func TestShortageIsAnErrorNotASignal(t *testing.T) {
+	wantHuge(t, 2<<20, 1)
+	h, _ := sys.HugePageState(2<<20, -1)
+	size := (h.Free + h.More + 1) * (2 << 20)
+	fd := must[int](t)(sys.MemfdCreate("short", int64(size), 2<<20))
+	defer sys.Close(fd)
+	const noReserve = 0x4000 // MAP_NORESERVE: the mapping succeeds without the pages
+	b := must[[]byte](t)(sys.Mmap(fd, 0, size, sys.ProtRead|sys.ProtWrite, sys.MapShared|noReserve))
+	defer sys.Munmap(b)
+	if err := populate(b, fd); err == nil {
+		t.Error("populated more huge pages than there are")
+	}
+	// And what CopyGuarded makes of it, which would kill the process otherwise.
+	if _, err := CopyGuarded(b[len(b)-1:], []byte{1}); !errors.Is(err, ErrFault) {
+		t.Errorf("touching a missing huge page: %v", err)
+	}
+}
