@@ -1,0 +1,62 @@
+// Package verbs builds a stand-in for libibverbs.so.1: RDMA devices that exist in the memory of one process.
+//
+// The library has the public symbols of libibverbs with their versions, and fills the operation tables through which the inline
+// functions of verbs.h post and poll, so programs run on it unchanged: from Go by loading the path that [Build] returns, other
+// programs through the loader ([Dir], [Env]). It serves devices fake0, fake1 ... with one port each, RoCE by default.
+// Requests copy bytes between queue pairs that were connected by hand, and are checked as hardware would check them: domains,
+// keys, rights, bounds, states, queue sizes, sequence numbers, timeouts and retries. The queue pair goes into error and flushes.
+//
+// What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
+// requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
+// regions over any descriptor that can be mapped, completion channels and asynchronous events as real file descriptors,
+// ibv_cq_ex and ibv_wr_*.
+// What is absent, with EOPNOTSUPP: raw packet queue pairs, on-demand paging, multicast, device memory, flow steering, work
+// queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
+// the functions that only drivers use, librdmacm (it needs a kernel), mlx5dv.
+//
+// # The script
+//
+// A program starts with the script in $PENSTOCK_FAKE_VERBS; the exported function penstock_fake_script(const char *) adds lines
+// later, all or none, and returns NULL or what is wrong and where. One order per line or semicolon, # begins a comment:
+//
+//	devices N                     how many there are (2); before the first ibv_get_device_list
+//	link infiniband               LIDs (device + 1) instead of RoCE
+//	limit max_sge 1               also max_qp max_qp_wr max_cq max_cqe max_mr max_mr_size max_pd max_mw max_ah max_srq max_srq_wr
+//	                              max_srq_sge max_qp_rd_atom max_inline
+//	absent dmabuf                 also mw atomics srq xrc ud ex (query_device_ex, create_cq_ex)
+//	memlock 64M                   registrations beyond that fail with ENOMEM
+//	gid 0 5 2001:db8::7 v2        device, index, address, type (ib, v1, v2); tells by GID_CHANGE
+//	mode post                     requests are executed as they are posted (the default); or
+//	mode wire                     by a thread, "delay 50us" after posting; with "seed 7" after anything up to twice that; or
+//	mode pump                     by penstock_fake_pump(n) alone, whatever the time; a retry counts as one
+//	timers instant                retries follow each other at once, so that errors come without waiting
+//	fail ibv_reg_mr 3 ENOMEM      the third call from now; * instead of a number is every call
+//	status send 5 REM_OP_ERR      the fifth send request from now is not executed and ends so; recv: a receive, executed
+//	drop send 1                   its completion is lost; drop recv 1
+//	delay send 1 20ms             it is executed, its completion comes later, and so do the requests behind it
+//	port 0 down                   or up, with the event; cable 0 cut (or mend) is the same without telling anybody
+//	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
+//	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
+//	report exit                   penstock_fake_report() goes to stderr when the process ends
+//	reset                         forgets rules, counts, violations and settings, and mends ports
+//
+// penstock_fake_report() lists objects that are not destroyed ("leak qp #7 of fake0") and rules that were broken
+// ("violation ibv_post_send: ..."): use after destroy, posting in a wrong state, a region gone under its windows, events never
+// acknowledged. penstock_fake_count(name) says how often a function was called, or how many send_requests, recv_requests,
+// completions, bytes, rnr_naks, retries and drops there were.
+//
+// # What it cannot show
+//
+//   - More than one process, real networks, congestion, loss of single packets, packets of one request interleaved with others.
+//   - Reordering inside a connection: it executes requests of a queue pair strictly in order, so a missing fence goes unseen;
+//     what a failed request wrote (nothing, here); the order in which the bytes of one request become visible.
+//   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a buffer that is reused too early
+//     shows only in the modes wire and pump. Memory that was unmapped while registered is a crash here, and silent on hardware.
+//   - Cost: neither time, nor cache effects, nor memory that really is pinned.
+//   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and Soft-RoCE differ is a table
+//     in this package's tests, with the reasons: the same conformance program ([Check]) runs on both.
+//
+// It is stricter than most hardware where strictness finds faults: slots of a send queue come back only when the completion is
+// polled, queues hold exactly what was asked for, lkey and rkey differ, the fields of a failed completion that mean nothing hold
+// nonsense, destroying what still has unacknowledged events fails after five seconds, and a device does not close under its objects.
+package verbs

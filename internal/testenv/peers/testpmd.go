@@ -1,0 +1,220 @@
+package peers
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+)
+
+// PacketTest is a run of dpdk-testpmd over virtual devices.
+type PacketTest struct {
+	Devices  []string      // as in --vdev: "net_ring0", "net_null0", "net_memif0,role=client,socket=..."
+	Forward  string        // forwarding mode: io, mac, txonly, rxonly, ...; "" is io
+	Duration time.Duration // of the forwarding
+	Size     int           // bytes of a packet that txonly makes; 0 is the tool's own (64)
+	CPUs     CPUs          // Client prints and waits, Server forwards
+	Huge     bool          // huge pages (--in-memory) in place of ordinary ones
+}
+
+// PacketPort is what testpmd counted at one port between the start and the end of the forwarding.
+type PacketPort struct {
+	Port                     int
+	RX, RXDropped            uint64  // packets
+	TX, TXDropped            uint64  // packets
+	RXPerSecond, TXPerSecond float64 // packets per second, by the tool's clock; 0 when it took no second look
+	RXErrors, TXErrors       uint64
+	RXBytes, TXBytes         uint64 // 0 for devices that do not count bytes (net_ring)
+	RXMissed, RXNoBuffer     uint64
+}
+
+// Packets runs dpdk-testpmd. Its files are in a directory of its own that goes with it.
+func Packets(ctx context.Context, o PacketTest) (ports []PacketPort, err error) {
+	p, err := Get("testpmd")
+	if err != nil {
+		return nil, err
+	}
+	bin, err := p.tool("dpdk-testpmd")
+	if err != nil {
+		return nil, err
+	}
+	// Its standard output must come line by line, so that the time of forwarding can begin when forwarding does.
+	stdbuf, err := testenv.Tool("stdbuf", "coreutils")
+	if err != nil {
+		return nil, fmt.Errorf("peers: %w", err)
+	}
+	h, err := newHome("testpmd")
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, h.remove()) }()
+
+	mode := o.Forward
+	if mode == "" {
+		mode = "io"
+	}
+	memory := []string{"--no-huge", "-m", "64"}
+	if o.Huge {
+		memory = []string{"--in-memory", "-m", "64"}
+	}
+	args := append([]string{stdbuf, "-oL", bin}, memory...)
+	args = append(args, "--no-pci", "--no-telemetry", "--file-prefix=penstock", "-l", fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
+		"--main-lcore", strconv.Itoa(o.CPUs.Client))
+	for _, d := range o.Devices {
+		args = append(args, "--vdev="+d)
+	}
+	args = append(args, "--", "-i", "--forward-mode="+mode, "--total-num-mbufs=2048")
+	if o.Size != 0 {
+		args = append(args, "--txpkts="+strconv.Itoa(o.Size))
+	}
+
+	stdin, commands := io.Pipe()
+	defer commands.Close()
+	forwarding := make(chan struct{})
+	seen := false
+	run, err := command{args: args, home: h, dir: h.dir, stdin: stdin, limit: runTime + o.Duration, onOutput: func(b []byte) {
+		if !seen && bytes.Contains(b, []byte("\n  nb forwarding cores=")) {
+			seen = true
+			close(forwarding)
+		}
+	}}.start(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer run.stop()
+	start := "start\n"
+	if mode == "io" || mode == "mac" {
+		start = "start tx_first\n" // a ring has nothing to forward before somebody put something in
+	}
+	tell := func(s string) { io.WriteString(commands, s) } // an error here is an early end, which wait tells with its reason
+	go func() {
+		defer commands.Close()
+		tell(start + "show port stats all\n")
+		select {
+		case <-forwarding:
+		case <-run.done:
+			return
+		}
+		timer := time.NewTimer(o.Duration)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+		case <-run.done:
+			return
+		}
+		tell("show port stats all\nstop\nquit\n")
+	}()
+	out, err := run.wait()
+	if err != nil {
+		return nil, err
+	}
+	return parsePackets(out)
+}
+
+var (
+	portHeader    = regexp.MustCompile(`^#+ NIC statistics for port (\d+) +#+$`)
+	forwardHeader = regexp.MustCompile(`^-+ Forward statistics for port (\d+) +-+$`)
+	counter       = regexp.MustCompile(`([A-Za-z-]+): +(\d+)`)
+)
+
+// parsePackets reads what testpmd printed: the last statistics of each NIC, and the statistics of the forwarding, which are
+// counted from its start to its end.
+func parsePackets(out []byte) ([]PacketPort, error) {
+	var ports []PacketPort
+	port := func(s string) (*PacketPort, error) {
+		n, err := strconv.Atoi(s)
+		if err != nil || n > 1023 {
+			return nil, fmt.Errorf("peers: testpmd: %w: port %q", ErrOutput, s)
+		}
+		for i := range ports {
+			if ports[i].Port == n {
+				return &ports[i], nil
+			}
+		}
+		ports = append(ports, PacketPort{Port: n})
+		return &ports[len(ports)-1], nil
+	}
+	var at *PacketPort
+	forward, forwarded := false, 0
+	for l := range strings.Lines(string(out)) {
+		l = strings.TrimSpace(l)
+		var err error
+		if m := portHeader.FindStringSubmatch(l); m != nil {
+			if at, err = port(m[1]); err != nil {
+				return nil, err
+			}
+			forward = false
+			continue
+		}
+		if m := forwardHeader.FindStringSubmatch(l); m != nil {
+			if at, err = port(m[1]); err != nil {
+				return nil, err
+			}
+			forward = true
+			forwarded++
+			continue
+		}
+		if at == nil {
+			continue
+		}
+		if l == "" || l[0] == '#' || l[0] == '-' || l[0] == '+' {
+			if !strings.HasPrefix(l, "Throughput") && l != "" {
+				at = nil
+			}
+			continue
+		}
+		for _, m := range counter.FindAllStringSubmatch(l, -1) {
+			v, err := strconv.ParseUint(m[2], 10, 64)
+			if err != nil {
+				return nil, fmt.Errorf("peers: testpmd: %w: %q: %w", ErrOutput, l, err)
+			}
+			at.set(m[1], v, forward)
+		}
+	}
+	if forwarded == 0 || forwarded != len(ports) {
+		return nil, fmt.Errorf("peers: testpmd: %w: expected the forward statistics of every port: %s", ErrOutput, tail(out))
+	}
+	return ports, nil
+}
+
+// set takes one counter. Those of the NIC count from its start, so the packets are taken from those of the forwarding.
+func (p *PacketPort) set(name string, v uint64, forward bool) {
+	if forward {
+		switch name {
+		case "RX-packets":
+			p.RX = v
+		case "RX-dropped":
+			p.RXDropped = v
+		case "TX-packets":
+			p.TX = v
+		case "TX-dropped":
+			p.TXDropped = v
+		}
+		return
+	}
+	switch name {
+	case "RX-missed":
+		p.RXMissed = v
+	case "RX-errors":
+		p.RXErrors = v
+	case "RX-nombuf":
+		p.RXNoBuffer = v
+	case "RX-bytes":
+		p.RXBytes = v
+	case "TX-errors":
+		p.TXErrors = v
+	case "TX-bytes":
+		p.TXBytes = v
+	case "Rx-pps":
+		p.RXPerSecond = float64(v)
+	case "Tx-pps":
+		p.TXPerSecond = float64(v)
+	}
+}
