@@ -1,0 +1,335 @@
+package safetensors
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"slices"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/tensor"
+)
+
+// MaxHeader is the longest header in bytes that is read or written, the limit of the reference implementation.
+const MaxHeader = 100_000_000
+
+const (
+	prefix      = 8 // bytes of the header's length
+	metadataKey = "__metadata__"
+)
+
+// dtypes maps the format's own spelling, and no other, to the types of package tensor.
+var dtypes = func() map[string]tensor.DType {
+	m := make(map[string]tensor.DType)
+	for _, d := range tensor.DTypes() {
+		if name, ok := d.Safetensors(); ok {
+			m[name] = d
+		}
+	}
+	return m
+}()
+
+// entry is one tensor of a header before its place in the data has been checked.
+type entry struct {
+	name       string
+	desc       tensor.Desc
+	begin, end int64
+	at         int64 // offset in the file of the name
+	offsetsAt  int64 // offset in the file of data_offsets
+}
+
+// Parse reads a whole file from memory. The tensors are views of b: they live as long as b, and b must not change while
+// they are in use. The header itself is copied before it is checked, so b may be memory that somebody else can write.
+// Every failure is an *Error.
+func Parse(b []byte) (*File, error) {
+	if len(b) < prefix {
+		return nil, &Error{int64(len(b)), "the file ends inside the length of the header; expected 8 bytes"}
+	}
+	var s scanner
+	n := binary.LittleEndian.Uint64(b)
+	switch {
+	case n > MaxHeader:
+		return nil, s.fail(0, "header length %d; expected at most %d", n, MaxHeader)
+	case n > uint64(len(b)-prefix):
+		return nil, s.fail(0, "header length %d, but the file has only %d bytes after it; is it truncated?", n, len(b)-prefix)
+	}
+	s = scanner{b: bytes.Clone(b[prefix : prefix+int(n)]), base: prefix}
+	data := b[prefix+int(n):]
+	if !utf8.Valid(s.b) {
+		for size := 0; ; s.pos += size {
+			var r rune
+			if r, size = utf8.DecodeRune(s.b[s.pos:]); r == utf8.RuneError && size <= 1 {
+				return nil, s.fail(s.at(), "byte %#02x is not UTF-8", s.b[s.pos])
+			}
+		}
+	}
+	if len(s.b) == 0 || s.b[0] != '{' {
+		return nil, s.fail(s.at(), "found %s; expected '{' to begin the header", s.found())
+	}
+	entries, f, err := s.header()
+	if err != nil {
+		return nil, err
+	}
+	if err := f.place(&s, entries, data); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// header reads the JSON object: all that can be checked without the data.
+func (s *scanner) header() ([]entry, *File, error) {
+	f := &File{index: make(map[string]int)}
+	var entries []entry
+	metadataAt := int64(-1)
+	s.pos++ // the brace that Parse has seen
+	for first := true; ; first = false {
+		more, err := s.more(first, '}', "the header")
+		if err != nil {
+			return nil, nil, err
+		}
+		if !more {
+			break
+		}
+		name, at, err := s.str("a tensor's name")
+		if err != nil {
+			return nil, nil, err
+		}
+		if err := s.take(':', "after the name "+quote(name)); err != nil {
+			return nil, nil, err
+		}
+		if name == metadataKey {
+			if metadataAt >= 0 {
+				return nil, nil, s.fail(at, "%s for the second time; the first is at byte %d", metadataKey, metadataAt)
+			}
+			metadataAt = at
+			if f.metadata, err = s.metadata(); err != nil {
+				return nil, nil, err
+			}
+			continue
+		}
+		if k, twice := f.index[name]; twice {
+			return nil, nil, s.fail(at, "tensor %s for the second time; the first is at byte %d", quote(name), entries[k].at)
+		}
+		e := entry{name: name, at: at}
+		if err := s.entry(&e); err != nil {
+			return nil, nil, err
+		}
+		f.index[name] = len(entries)
+		entries = append(entries, e)
+	}
+	if s.peek(); s.pos != len(s.b) {
+		return nil, nil, s.fail(s.at(), "found %s behind the header's closing brace; expected only white space", s.found())
+	}
+	return entries, f, nil
+}
+
+// metadata reads an object of strings.
+func (s *scanner) metadata() (map[string]string, error) {
+	if err := s.take('{', "to begin "+metadataKey); err != nil {
+		return nil, err
+	}
+	m := make(map[string]string)
+	for first := true; ; first = false {
+		more, err := s.more(first, '}', metadataKey)
+		if err != nil || !more {
+			return m, err
+		}
+		key, at, err := s.str("a key of " + metadataKey)
+		if err != nil {
+			return nil, err
+		}
+		if _, twice := m[key]; twice {
+			return nil, s.fail(at, "key %s of %s for the second time", quote(key), metadataKey)
+		}
+		if err := s.take(':', "after the key "+quote(key)); err != nil {
+			return nil, err
+		}
+		if m[key], _, err = s.str("the value of " + quote(key) + ", a string as all of " + metadataKey); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// entry reads the object of one tensor and checks what it says of itself.
+func (s *scanner) entry(e *entry) error {
+	const (
+		hasDType = 1 << iota
+		hasShape
+		hasOffsets
+	)
+	name := "tensor " + quote(e.name)
+	if err := s.take('{', "to begin "+name); err != nil {
+		return err
+	}
+	seen := 0
+	var dtypeAt, shapeAt int64
+	for first := true; ; first = false {
+		more, err := s.more(first, '}', name)
+		if err != nil {
+			return err
+		}
+		if !more {
+			break
+		}
+		key, at, err := s.str("a key of " + name)
+		if err != nil {
+			return err
+		}
+		bit := 0
+		switch key {
+		case "dtype":
+			bit = hasDType
+		case "shape":
+			bit = hasShape
+		case "data_offsets":
+			bit = hasOffsets
+		default:
+			return s.fail(at, "%s has the key %s; expected dtype, shape or data_offsets", name, quote(key))
+		}
+		if seen&bit != 0 {
+			return s.fail(at, "%s has %s for the second time", name, key)
+		}
+		seen |= bit
+		if err := s.take(':', "after "+key); err != nil {
+			return err
+		}
+		s.peek()
+		switch bit {
+		case hasDType:
+			dtypeAt = s.at()
+			err = s.dtype(e, name)
+		case hasShape:
+			shapeAt = s.at()
+			e.desc.Shape, err = s.integers("a dimension of "+name, tensor.MaxRank)
+		case hasOffsets:
+			e.offsetsAt = s.at()
+			err = s.offsets(e, name)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for i, key := range [...]string{"dtype", "shape", "data_offsets"} {
+		if seen&(1<<i) == 0 {
+			return s.fail(e.at, "%s has no %s", name, key)
+		}
+	}
+	size, err := e.desc.Bytes()
+	if err != nil {
+		return s.fail(shapeAt, "%s: %v", name, err)
+	}
+	if elems, _ := e.desc.Elems(); e.desc.DType.Bits() < 8 && elems%2 != 0 {
+		return s.fail(dtypeAt, "%s: %d elements of %s do not fill whole bytes; the format expects an even number", name, elems, e.desc.DType)
+	}
+	if size != e.end-e.begin {
+		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s", name, e.begin, e.end, e.end-e.begin, size, e.desc)
+	}
+	return nil
+}
+
+func (s *scanner) dtype(e *entry, name string) error {
+	text, at, err := s.str("the dtype of " + name)
+	if err != nil {
+		return err
+	}
+	d, ok := dtypes[text]
+	if !ok {
+		if near, err := tensor.ParseDType(text); err == nil {
+			if spelled, ok := near.Safetensors(); ok {
+				return s.fail(at, "%s: dtype %s; this format spells it %q", name, quote(text), spelled)
+			}
+		}
+		return s.fail(at, "%s: dtype %s is not known; expected one of %v", name, quote(text), knownDTypes())
+	}
+	e.desc.DType = d
+	return nil
+}
+
+func (s *scanner) offsets(e *entry, name string) error {
+	at := s.at()
+	pair, err := s.integers("a data offset of "+name, 2)
+	if err != nil {
+		return err
+	}
+	if len(pair) != 2 {
+		return s.fail(at, "%s: data_offsets has %d numbers; expected 2: [begin,end]", name, len(pair))
+	}
+	if pair[0] > pair[1] {
+		return s.fail(at, "%s: data_offsets [%d,%d] end before they begin", name, pair[0], pair[1])
+	}
+	e.begin, e.end = pair[0], pair[1]
+	return nil
+}
+
+// integers reads a list of at most most integers.
+func (s *scanner) integers(what string, most int) ([]int64, error) {
+	if err := s.take('[', "to begin the list that has "+what); err != nil {
+		return nil, err
+	}
+	var v []int64
+	for first := true; ; first = false {
+		more, err := s.more(first, ']', "the list that has "+what)
+		if err != nil || !more {
+			return v, err
+		}
+		s.peek()
+		at := s.at()
+		n, err := s.integer(what)
+		if err != nil {
+			return nil, err
+		}
+		if len(v) == most {
+			return nil, s.fail(at, "more than %d numbers in the list that has %s", most, what)
+		}
+		v = append(v, n)
+	}
+}
+
+// place checks that the tensors cover the data exactly, in some order, and makes the views, in the order of the file.
+func (f *File) place(s *scanner, entries []entry, data []byte) error {
+	// Tensors without bytes sort in front of the tensor that begins where they are; the rest of a tie keeps the header's order.
+	slices.SortStableFunc(entries, func(a, b entry) int {
+		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
+	})
+	size := int64(len(data))
+	f.dataAt = prefix + int64(len(s.b))
+	next := int64(0)
+	for i := range entries {
+		e := &entries[i]
+		switch {
+		case e.end > size:
+			return s.fail(e.offsetsAt, "tensor %s: data_offsets [%d,%d], but the file has only %d bytes of data; is it truncated?", quote(e.name), e.begin, e.end, size)
+		case e.begin > next:
+			return s.fail(e.offsetsAt, "tensor %s begins at %d of the data, but the one before it ends at %d; expected no hole", quote(e.name), e.begin, next)
+		case e.begin < next:
+			return s.fail(e.offsetsAt, "tensor %s begins at %d of the data and overlaps %s, which ends at %d", quote(e.name), e.begin, quote(entries[i-1].name), next)
+		}
+		next = e.end
+	}
+	if next != size {
+		return s.fail(f.dataAt+next, "%d bytes of data that belong to no tensor; expected the file to end here", size-next)
+	}
+	f.tensors = make([]tensor.Tensor, len(entries))
+	f.offsets = make([]int64, len(entries))
+	for i := range entries {
+		e := &entries[i]
+		t, err := tensor.New(e.name, e.desc, data[e.begin:e.end])
+		if err != nil {
+			return s.fail(e.offsetsAt, "%v", err)
+		}
+		f.tensors[i] = t
+		f.offsets[i] = f.dataAt + e.begin
+		f.index[e.name] = i
+	}
+	return nil
+}
+
+func knownDTypes() []string {
+	var names []string
+	for _, d := range tensor.DTypes() {
+		if name, ok := d.Safetensors(); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
