@@ -1,0 +1,211 @@
+package path
+
+import (
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/mem"
+)
+
+// Rights say what a peer may do with an export.
+type Rights uint8
+
+const (
+	Read Rights = 1 << iota
+	Write
+)
+
+func (r Rights) String() string {
+	switch r {
+	case Read:
+		return "read"
+	case Write:
+		return "write"
+	case Read | Write:
+		return "read+write"
+	}
+	return fmt.Sprintf("rights(%d)", uint8(r))
+}
+
+// Key names an export. It is unguessable and never used again after a revocation: Index and Epoch find the entry, Secret
+// proves that the holder was given the key. On the wire it takes KeySize bytes, big-endian.
+type Key struct {
+	Index  uint32
+	Epoch  uint32
+	Secret uint64
+}
+
+// KeySize is the size of a Key on the wire.
+const KeySize = 16
+
+// Append adds the wire form of k.
+func (k Key) Append(b []byte) []byte {
+	b = binary.BigEndian.AppendUint32(b, k.Index)
+	b = binary.BigEndian.AppendUint32(b, k.Epoch)
+	return binary.BigEndian.AppendUint64(b, k.Secret)
+}
+
+// ParseKey reads the wire form; b must have at least KeySize bytes.
+func ParseKey(b []byte) Key {
+	return Key{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint64(b[8:])}
+}
+
+// Desc describes an export to a peer.
+type Desc struct {
+	Key    Key
+	Size   uint64 // bytes
+	Rights Rights
+	// Whole says that the export is a whole memfd, which shared memory can hand over without handing over more.
+	Whole bool
+}
+
+// Export is memory of this node that peers can name by its key.
+type Export struct {
+	key    Key
+	span   mem.Span
+	rights Rights
+	lease  mem.Lease
+	bytes  []byte
+	state  atomic.Uint32 // live, revoked, retired
+}
+
+const (
+	exportLive uint32 = iota
+	exportRevoked
+	exportRetired
+)
+
+// Desc describes the export for peers.
+func (e *Export) Desc() Desc {
+	r := e.span.Region
+	return Desc{Key: e.key, Size: e.span.Len, Rights: e.rights, Whole: r.FD() >= 0 && e.span.Off == 0 && e.span.Len == r.Len()}
+}
+
+// Span is the exported memory.
+func (e *Export) Span() mem.Span { return e.span }
+
+// Rights are what peers may do.
+func (e *Export) Rights() Rights { return e.rights }
+
+// Key is the export's key.
+func (e *Export) Key() Key { return e.key }
+
+// Revoked reports whether Revoke was called.
+func (e *Export) Revoked() bool { return e.state.Load() != exportLive }
+
+// Exports is a node's table of exports. Lookups are lock-free; changes take a lock.
+type Exports struct {
+	mu    sync.Mutex // guards changes of the table
+	table atomic.Pointer[[]*Export]
+	free  []uint32 // indexes to use again, with a new epoch
+	epoch uint32
+}
+
+// Add exports a span and holds a lease on its region until Retire.
+func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) {
+	if s.Region == nil {
+		return nil, fmt.Errorf("path: export of a span without a region: %w", mem.ErrBounds)
+	}
+	if r == 0 || r&^(Read|Write) != 0 {
+		return nil, fmt.Errorf("path: export of region %q: rights %d: expected read, write or both", s.Region.Name(), r)
+	}
+	if !s.Valid() {
+		return nil, fmt.Errorf("path: export of region %q: offset %d + %d bytes of %d: %w", s.Region.Name(), s.Off, s.Len, s.Region.Len(), mem.ErrBounds)
+	}
+	if r&Write != 0 && s.Region.ReadOnly() {
+		return nil, fmt.Errorf("path: export of region %q for writing, but the region is read-only: %w", s.Region.Name(), ErrRights)
+	}
+	lease, err := s.Region.Lease()
+	if err != nil {
+		return nil, err
+	}
+	var secret [8]byte
+	rand.Read(secret[:]) // never fails (Go 1.24)
+	e := &Export{span: s, rights: r, lease: lease, bytes: s.Bytes()}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	var old []*Export
+	if p := x.table.Load(); p != nil {
+		old = *p
+	}
+	x.epoch++
+	idx := uint32(len(old))
+	table := old
+	if n := len(x.free); n > 0 {
+		idx, x.free = x.free[n-1], x.free[:n-1]
+		table = append([]*Export(nil), old...)
+		table[idx] = e
+	} else {
+		// Readers hold the old header: appending past its length is invisible to them.
+		table = append(old, e)
+	}
+	e.key = Key{Index: idx, Epoch: x.epoch, Secret: binary.BigEndian.Uint64(secret[:])}
+	x.table.Store(&table)
+	return e, nil
+}
+
+// Lookup finds an export by key alone. It fails with ErrKey or ErrRevoked.
+func (x *Exports) Lookup(k Key) (*Export, error) {
+	if p := x.table.Load(); p != nil && uint64(k.Index) < uint64(len(*p)) {
+		if e := (*p)[k.Index]; e != nil && e.key == k {
+			if e.state.Load() != exportLive {
+				return nil, ErrRevoked
+			}
+			return e, nil
+		}
+	}
+	return nil, ErrKey
+}
+
+// Resolve checks a reference that came from a peer and returns the bytes it names. The errors are the bare ErrKey,
+// ErrRevoked, ErrRights and ErrBounds, so that refusing costs nothing. The bytes stay mapped until the export is retired,
+// which happens only after every path was fenced.
+func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
+	e, err := x.Lookup(k)
+	if err != nil {
+		return nil, err
+	}
+	if e.rights&want != want {
+		return nil, ErrRights
+	}
+	size := uint64(len(e.bytes))
+	if off > size || n > size-off {
+		return nil, ErrBounds
+	}
+	return e.bytes[off : off+n : off+n], nil
+}
+
+// Revoke makes the key invalid for every reference that is checked here from now on. On a path where the peer does the
+// copying (shared memory) the revocation takes hold when the path was fenced; until then the peer may reach the memory as
+// before, and what is under way elsewhere may still land. It returns false when the export was revoked before.
+func (x *Exports) Revoke(e *Export) bool { return e.state.CompareAndSwap(exportLive, exportRevoked) }
+
+// Retire removes a revoked export and ends its lease. Call it only after every path of the node was fenced for its key.
+func (x *Exports) Retire(e *Export) {
+	if !e.state.CompareAndSwap(exportRevoked, exportRetired) {
+		return
+	}
+	x.mu.Lock()
+	table := append([]*Export(nil), *x.table.Load()...)
+	table[e.key.Index] = nil
+	x.table.Store(&table)
+	x.free = append(x.free, e.key.Index)
+	x.mu.Unlock()
+	e.lease.Release()
+}
+
+// All lists the live exports.
+func (x *Exports) All() []*Export {
+	var out []*Export
+	if p := x.table.Load(); p != nil {
+		for _, e := range *p {
+			if e != nil && e.state.Load() == exportLive {
+				out = append(out, e)
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,354 @@
+package pathtest
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// childEnv tells a test binary that it is the other side.
+const childEnv = "PENSTOCK_PATHTEST_CHILD"
+
+// Child is the other side of a path, in a process of its own: this test binary, started again. It serves its path asleep
+// on FD and does what it is asked over its standard input, one line of JSON for each request, and answers on its standard
+// output. It ends when its input does.
+type Child struct {
+	t   testing.TB
+	cmd *exec.Cmd
+	in  *json.Encoder
+	out *json.Decoder
+	res *os.File
+}
+
+// request is what the child is to do.
+type request struct {
+	Do    string // listen, accept, dial, export, change, verify, op, notices, close
+	Addr  string
+	Token path.Token
+	Size  int    // export: bytes
+	Index int    // change, verify: which of its exports
+	Off   int    // change, verify: bytes from the start
+	N     int    // change, verify, op: bytes
+	Seed  uint64 // export, change: the pattern to write; verify, op: the pattern expected or sent
+	Kind  path.OpKind
+	Key   []byte // op: the wire form of the parent's export key
+	Imm   uint64 // op: with a notification
+}
+
+// reply is what came of it.
+type reply struct {
+	Err     string
+	Addr    string // listen
+	Key     []byte // export: the key's wire form
+	Bad     int    // verify, op (get): offset of the first wrong byte, or -1
+	Notices int    // notices: received until now
+}
+
+// StartChild runs this test binary again, up to the call of RunProcess with which the calling test is named. The child
+// is killed at the end of the test.
+func StartChild(t testing.TB) *Child {
+	t.Helper()
+	exe, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	name, _, _ := strings.Cut(t.Name(), "/")
+	c := &Child{t: t, cmd: exec.Command(exe, "-test.run=^"+regexp.QuoteMeta(name)+"$", "-test.timeout=2m")}
+	c.cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
+	c.cmd.Stderr = os.Stderr
+	in, err := c.cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := c.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.in, c.out = json.NewEncoder(in), json.NewDecoder(out)
+	c.res = out.(*os.File)
+	if err := c.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		c.cmd.Process.Kill()
+		c.cmd.Wait() // its error only says that it was killed
+	})
+	return c
+}
+
+// Send asks for something without waiting for the answer.
+func (c *Child) send(q request) {
+	c.t.Helper()
+	if err := c.in.Encode(q); err != nil {
+		c.t.Fatalf("asking the child to %s: %v", q.Do, err)
+	}
+}
+
+// receive waits for the next answer.
+func (c *Child) receive(what string) reply {
+	c.t.Helper()
+	c.res.SetReadDeadline(time.Now().Add(30 * time.Second))
+	r := reply{}
+	if err := c.out.Decode(&r); err != nil {
+		c.t.Fatalf("the child's answer to %s: %v", what, err)
+	}
+	return r
+}
+
+// ask sends a request and waits for the answer while the parent's side is served.
+func (c *Child) ask(s *Side, q request) reply {
+	c.t.Helper()
+	c.send(q)
+	r := make(chan reply, 1)
+	failed := make(chan error, 1)
+	c.res.SetReadDeadline(time.Now().Add(30 * time.Second))
+	go func() {
+		var x reply
+		if err := c.out.Decode(&x); err != nil {
+			failed <- err
+			return
+		}
+		r <- x
+	}()
+	for {
+		select {
+		case x := <-r:
+			if x.Err != "" {
+				c.t.Fatalf("the child could not %s: %s", q.Do, x.Err)
+			}
+			return x
+		case err := <-failed:
+			c.t.Fatalf("the child's answer to %s: %v\n%s", q.Do, err, s.pair.Dump())
+		default:
+			s.Poll()
+		}
+	}
+}
+
+// Kill ends the child at once, as a crash would.
+func (c *Child) Kill() {
+	c.t.Helper()
+	if err := c.cmd.Process.Kill(); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Stop freezes the child and returns when it stands still; Continue lets it go on.
+func (c *Child) Stop() {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(sys.SIGSTOP); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := sys.WaitStopped(c.cmd.Process.Pid); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// Continue undoes Stop.
+func (c *Child) Continue() {
+	c.t.Helper()
+	if err := c.cmd.Process.Signal(sys.SIGCONT); err != nil {
+		c.t.Fatal(err)
+	}
+}
+
+// connect makes a path between this process and a child. The child dials, or listens if childListens.
+func connect(t testing.TB, d path.Driver, childListens bool) (*Side, *Child) {
+	t.Helper()
+	f := Factory{}.defaults()
+	c := StartChild(t)
+	p := &Pair{t: t, f: f}
+	s := &Side{Name: "parent", Exports: new(path.Exports), t: t, pair: p, ops: map[uint64]*Result{}}
+	p.A = s
+	cfg := path.Config{Exports: s.Exports}
+	ctx, cancel := context.WithTimeout(t.Context(), f.Patience)
+	defer cancel()
+	offer := path.Offer{}
+	rand.Read(offer.Token[:])
+	var err error
+	if childListens {
+		c.send(request{Do: "listen"})
+		r := c.receive("listen")
+		if r.Err != "" {
+			t.Fatalf("the child could not listen: %s", r.Err)
+		}
+		offer.Addr = r.Addr
+		c.send(request{Do: "accept", Token: offer.Token})
+		s.Path, err = d.Dial(ctx, offer, cfg)
+	} else {
+		var l path.Listener
+		if l, err = d.Listen(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		offer.Addr = l.Addr()
+		c.send(request{Do: "dial", Addr: offer.Addr, Token: offer.Token})
+		s.Path, err = l.Accept(ctx, offer.Token, cfg)
+	}
+	if err != nil {
+		t.Fatalf("connecting to the child: %v", err)
+	}
+	if r := c.receive("connect"); r.Err != "" {
+		t.Fatalf("the child could not connect: %s", r.Err)
+	}
+	t.Cleanup(p.finish)
+	return s, c
+}
+
+// childSide is the child's part.
+type childSide struct {
+	driver   path.Driver
+	listener path.Listener
+	path     path.Path
+	exports  path.Exports
+	regions  []*mem.Region
+	notices  int
+	waiter   *path.Waiter
+	out      *json.Encoder
+	op       request // under way
+	local    *mem.Region
+}
+
+// childMain is the child process; it never returns.
+func childMain(d path.Driver) {
+	w, err := path.NewWaiter()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "pathtest child:", err)
+		os.Exit(1)
+	}
+	c := &childSide{driver: d, waiter: w, out: json.NewEncoder(os.Stdout)}
+	requests := make(chan request, 16)
+	go func() {
+		in := json.NewDecoder(os.Stdin)
+		for {
+			var q request
+			if err := in.Decode(&q); err != nil {
+				if errors.Is(err, io.EOF) {
+					os.Exit(0)
+				}
+				os.Exit(2)
+			}
+			requests <- q
+			w.Interrupt()
+		}
+	}()
+	events := make([]path.Event, 16)
+	for {
+		if c.path == nil {
+			c.handle(<-requests)
+			continue
+		}
+		select {
+		case q := <-requests:
+			c.handle(q)
+			continue
+		default:
+		}
+		n, err := w.Wait(context.Background(), c.path, events, 0)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, "pathtest child:", err)
+			os.Exit(1)
+		}
+		for _, e := range events[:n] {
+			switch e.Kind {
+			case path.EventNotify:
+				c.notices++
+			case path.EventDown:
+				c.path.Close()
+				c.path = nil
+			case path.EventDone:
+				r := reply{Bad: -1}
+				if e.Err != nil {
+					r.Err = e.Err.Error()
+				} else if c.op.Kind == path.Get {
+					r.Bad = Verify(c.local.All().Bytes()[:c.op.N], c.op.Seed)
+				}
+				c.out.Encode(r)
+				c.local.Close()
+			}
+		}
+	}
+}
+
+func (c *childSide) handle(q request) {
+	r, later, err := c.do(q)
+	if err != nil {
+		r.Err = err.Error()
+	}
+	if err != nil || !later {
+		c.out.Encode(r)
+	}
+}
+
+func (c *childSide) do(q request) (r reply, later bool, err error) {
+	r.Bad = -1
+	cfg := path.Config{Exports: &c.exports}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if c.path == nil && q.Do != "listen" && q.Do != "accept" && q.Do != "dial" {
+		return r, false, path.ErrDown
+	}
+	switch q.Do {
+	case "listen":
+		if c.listener, err = c.driver.Listen(); err == nil {
+			r.Addr = c.listener.Addr()
+		}
+	case "accept":
+		c.path, err = c.listener.Accept(ctx, q.Token, cfg)
+	case "dial":
+		c.path, err = c.driver.Dial(ctx, path.Offer{Addr: q.Addr, Token: q.Token}, cfg)
+	case "export":
+		var m *mem.Region
+		if m, err = mem.Alloc(mem.Options{Size: q.Size, Lazy: true}); err != nil {
+			return r, false, err
+		}
+		Fill(m.All().Bytes(), q.Seed)
+		var e *path.Export
+		if e, err = c.exports.Add(m.All(), path.Read|path.Write); err == nil {
+			c.regions = append(c.regions, m)
+			r.Key = e.Key().Append(nil)
+		}
+	case "change":
+		Fill(c.regions[q.Index].All().Bytes()[q.Off:q.Off+q.N], q.Seed)
+	case "verify":
+		r.Bad = Verify(c.regions[q.Index].All().Bytes()[q.Off:q.Off+q.N], q.Seed)
+	case "op":
+		if c.local, err = mem.Alloc(mem.Options{Size: max(q.N, 1), Lazy: true}); err != nil {
+			return r, false, err
+		}
+		op := path.Op{Kind: q.Kind, Token: 1, Imm: q.Imm, Notify: q.Imm != 0}
+		if q.Kind != path.Notify {
+			if q.Kind == path.Put {
+				Fill(c.local.All().Bytes()[:q.N], q.Seed)
+			}
+			op.Copies = []path.Copy{{Local: mem.Span{Region: c.local, Len: uint64(q.N)}, Key: path.ParseKey(q.Key), RemoteOff: uint64(q.Off)}}
+		}
+		c.op = q
+		_, err = c.path.Post([]path.Op{op})
+		later = true
+	case "notices":
+		r.Notices = c.notices
+	case "close":
+		err = c.path.Close()
+		c.path = nil
+	default:
+		err = fmt.Errorf("unknown request %q", q.Do)
+	}
+	if c.path == nil && q.Do != "listen" && q.Do != "close" && err == nil {
+		err = path.ErrDown
+	}
+	return r, later, err
+}

@@ -1,0 +1,21 @@
+package pathtest
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+func isFull(err error) bool { return errors.Is(err, path.ErrFull) }
+
+// wantErr demands an error that wraps one of want.
+func wantErr(t testing.TB, what string, err error, want ...error) {
+	t.Helper()
+	for _, w := range want {
+		if errors.Is(err, w) {
+			return
+		}
+	}
+	t.Errorf("%s: error %v; expected one that wraps %q", what, err, want)
+}

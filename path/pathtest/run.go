@@ -1,0 +1,168 @@
+package pathtest
+
+import (
+	"context"
+	"os"
+	"runtime"
+	"strconv"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// Factory makes connected paths of one implementation.
+type Factory struct {
+	// New connects two ends inside this process: a's operations reach b's exports and the other way round. The suite closes
+	// both; New cleans up what else it needed with t.Cleanup.
+	New func(t testing.TB, a, b path.Config) (pa, pb path.Path)
+	// Boundaries are sizes in bytes where the implementation changes its way: frames, inline limits, stripes, buffers. Each is
+	// probed at -1, 0 and +1.
+	Boundaries []int
+	// Large is the size in bytes of an operation that one Post and one Poll cannot finish; 0 means 16 MiB.
+	Large int
+	// CloseRetires says that a peer which is in the middle of a copy when this side closes may still write: the path retires
+	// that memory instead of stopping the peer.
+	CloseRetires bool
+	// NoSparse says that the path cannot serve an export of which only a few pages exist.
+	NoSparse bool
+	// Patience is how long nothing may happen before a wait counts as hung; 0 means 20 s. It is no part of any measurement.
+	Patience time.Duration
+
+	rounds int // of ping-pong; fewer for paths that are broken on purpose
+}
+
+func (f Factory) defaults() Factory {
+	if f.Large == 0 {
+		f.Large = 16 << 20
+	}
+	if f.Patience == 0 {
+		f.Patience = 20 * time.Second
+	}
+	if f.rounds == 0 {
+		f.rounds = 20_000
+	}
+	return f
+}
+
+type check struct {
+	name string
+	run  func(t testing.TB, f Factory)
+}
+
+// checks is the suite, in the order in which it runs: what everything else needs comes first.
+var checks = []check{
+	{"Sizes", checkSizes},
+	{"Unaligned", checkUnaligned},
+	{"HighOffsets", checkHighOffsets},
+	{"Blocks", checkBlocks},
+	{"PartOfRegion", checkPartOfRegion},
+	{"Empty", checkEmpty},
+	{"Window", checkWindow},
+	{"Concurrent", checkConcurrent},
+	{"Notify", checkNotify},
+	{"Visible", checkVisible},
+	{"Refusals", checkRefusals},
+	{"Cancel", checkCancel},
+	{"Fence", checkFence},
+	{"FenceRead", checkFenceRead},
+	{"Close", checkClose},
+	{"CloseDelivers", checkCloseDelivers},
+	{"PeerGone", checkPeerGone},
+	{"Quiet", checkQuiet},
+	{"Wake", checkWake},
+	{"PingPong", checkPingPong},
+	{"Stats", checkStats},
+	{"Leaks", checkLeaks},
+	{"Allocations", checkAllocations},
+	{"Program", checkProgram},
+}
+
+// Run tests a path. Every sub-test also checks that it leaves no goroutine and no file descriptor behind, that every
+// accepted operation ended exactly once, and that EventDown was the last event.
+func Run(t *testing.T, f Factory) {
+	f = f.defaults()
+	// The first pair may start what stays for the life of the process, such as the runtime's poller.
+	scoped(t, func(t testing.TB) { newPair(t, f) })
+	for _, c := range checks {
+		t.Run(c.name, func(t *testing.T) { c.runChecked(t, f) })
+	}
+}
+
+func (c check) runChecked(t testing.TB, f Factory) {
+	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer of a process opens descriptors of the runtime
+	running := goleak.IgnoreCurrent()
+	fds := countFDs(t)
+	scoped(t, func(t testing.TB) { c.run(t, f) })
+	if t.Failed() {
+		return
+	}
+	goleak.VerifyNone(t, running)
+	wantFDs(t, f, fds)
+}
+
+// wantFDs demands that no more descriptors are open than before. What another goroutine closes, such as one that served a
+// listener, gets the time to do so.
+func wantFDs(t testing.TB, f Factory, before int) {
+	t.Helper()
+	n := countFDs(t)
+	for start := time.Now(); n > before && time.Since(start) < min(f.Patience, 5*time.Second); n = countFDs(t) {
+		runtime.Gosched()
+	}
+	if n > before {
+		t.Errorf("%d file descriptors before, %d after everything was closed", before, n)
+	}
+}
+
+func countFDs(t testing.TB) int {
+	t.Helper()
+	d, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(d)
+}
+
+// scope is a testing.TB whose cleanups run when scoped ends, so that one test can look at what remains afterwards.
+type scope struct {
+	testing.TB
+	ctx      context.Context
+	cleanups []func()
+}
+
+func (s *scope) Cleanup(f func())         { s.cleanups = append(s.cleanups, f) }
+func (s *scope) Context() context.Context { return s.ctx }
+
+func (s *scope) close() {
+	for len(s.cleanups) > 0 {
+		last := len(s.cleanups) - 1
+		f := s.cleanups[last]
+		s.cleanups = s.cleanups[:last]
+		f()
+	}
+}
+
+// scoped runs f and then its cleanups, also when f ends the test.
+func scoped(t testing.TB, f func(t testing.TB)) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := &scope{TB: t, ctx: ctx}
+	defer s.close()
+	defer cancel()
+	f(s)
+}
+
+// SeedEnv is the environment variable that makes the random program run one given seed, as printed by a failure.
+const SeedEnv = "PENSTOCK_PATHTEST_SEED"
+
+func seeds(t testing.TB) []uint64 {
+	if v := os.Getenv(SeedEnv); v != "" {
+		s, err := strconv.ParseUint(v, 0, 64)
+		if err != nil {
+			t.Fatalf("%s=%q: expected a number: %v", SeedEnv, v, err)
+		}
+		return []uint64{s}
+	}
+	return []uint64{1, 2, 3, uint64(time.Now().UnixNano())}
+}

@@ -1,0 +1,69 @@
+package shm
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// What its sender counts as delivered is reported, also when the receiver closes before it has looked; what comes later fails.
+func TestNotificationsBeforeClose(t *testing.T) {
+	a, b := connect(t, Driver{}, path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+	defer a.Close()
+	const n = 40
+	done := map[uint64]error{}
+	var ev [8]path.Event
+	reap := func() {
+		for k := a.Poll(ev[:]); k > 0; k = a.Poll(ev[:]) {
+			for _, e := range ev[:k] {
+				if e.Kind == path.EventDone {
+					done[e.Token] = e.Err
+				}
+			}
+		}
+	}
+	post := func(i uint64) error {
+		_, err := a.Post([]path.Op{{Kind: path.Notify, Token: i, Imm: i, Msg: []byte{byte(i)}}})
+		return err
+	}
+	for i := range uint64(n) {
+		if err := post(i); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reap()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	late := post(n) // before this side knows
+	reap()
+	if late == nil {
+		late = done[n]
+	}
+	if !errors.Is(late, path.ErrDown) {
+		t.Errorf("a notification to a closed path: %v", late)
+	}
+	next := uint64(0)
+	for down := false; !down; {
+		for _, e := range ev[:b.Poll(ev[:])] {
+			switch {
+			case e.Kind == path.EventDown:
+				down = true
+			case down || e.Kind != path.EventNotify || e.Imm != next || len(e.Msg) != 1 || e.Msg[0] != byte(next):
+				t.Fatalf("after %d notifications: %+v", next, e)
+			default:
+				next++
+			}
+		}
+	}
+	good := uint64(0)
+	for i := range uint64(n) {
+		if err, ok := done[i]; ok && err == nil {
+			good++
+		}
+	}
+	if good != n || next != n {
+		t.Errorf("%d notifications counted as delivered, %d reported", good, next)
+	}
+}

@@ -1,0 +1,28 @@
+// Package tcp is the transfer path over TCP: it works wherever two processes can connect.
+//
+//	d := tcp.New(tcp.Options{})
+//	l, err := d.Listen()                       // once for each node
+//	p, err := l.Accept(ctx, token, cfg)        // on one side, with a fresh random token
+//	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: token}, cfg) // on the other
+//
+// A path is a few connections between two nodes. Payload travels from the memory of the sender straight to its final place
+// at the receiver: the sender hands the kernel the pieces of memory (sendmsg), the receiver reads each frame's payload
+// where the frame says that it belongs, after package path's table of exports allowed it (readv). What shares a read with
+// its header, a few KiB at most, is copied once more and counted in Stats.BytesCopied. Large operations are cut into
+// frames and dealt to all connections; small ones share a send on the first one. Each frame is covered by a CRC32C unless
+// one side does not want it.
+//
+// Two sides that do not read never fill memory: what waits is bounded by the window, and a side whose notifications nobody
+// fetches stops reading its sockets, so that TCP's own flow control holds the sender back. For the same reason small
+// operations may overtake large ones; only notifications keep their order.
+//
+// The sockets are unknown to Go's network poller, and their calls are made without the scheduler's knowledge, because that
+// is what a spinning owner's 99th percentile is made of. An owner that wants to sleep calls Arm and waits for FD.
+//
+// Peers are told apart by the token of their offer alone, and nothing is encrypted. Until they can authenticate each other,
+// only loopback addresses are accepted.
+//
+// Which congestion control is the fastest differs by an order of magnitude between networks, and the system's default is
+// often the wrong one for the machine next door, so it is measured; see Options.CongestionControl. The wire format is in
+// docs/protocol.md, the measurements behind the constants are in docs/measurements/tcp.md.
+package tcp

@@ -1,0 +1,70 @@
+package tcp
+
+import (
+	"context"
+	"crypto/rand"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/pathtest"
+)
+
+func newToken() (t path.Token) {
+	rand.Read(t[:])
+	return t
+}
+
+// dialPair connects two ends inside this process; a dials.
+func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
+	t.Helper()
+	d := New(o)
+	l, err := d.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	tok := newToken()
+	type result struct {
+		p   path.Path
+		err error
+	}
+	acc := make(chan result, 1)
+	go func() {
+		p, err := l.Accept(ctx, tok, cb)
+		acc <- result{p, err}
+	}()
+	pa, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	r := <-acc
+	if err != nil || r.err != nil {
+		t.Fatalf("dial: %v; accept: %v", err, r.err)
+	}
+	return pa.(*Path), r.p.(*Path)
+}
+
+func factory(o Options, streams int, noCRC bool) pathtest.Factory {
+	return pathtest.Factory{
+		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+			a.Streams, b.Streams = streams, streams
+			a.NoChecksum = a.NoChecksum || noCRC
+			return dialPair(t, o, a, b)
+		},
+		Boundaries: []int{inlineMax, stageSize - headerSize, bulk, crcBytes, frameBytes, batchBytes, stripeMin, moveBudget},
+	}
+}
+
+func TestConformance(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		o       Options
+		streams int
+		noCRC   bool
+	}{
+		{"OneStream", Options{CongestionControl: CongestionSystem, ZeroCopy: On}, 1, false},
+		{"FiveStreams", Options{}, 5, true},
+	} {
+		t.Run(c.name, func(t *testing.T) { pathtest.Run(t, factory(c.o, c.streams, c.noCRC)) })
+	}
+}

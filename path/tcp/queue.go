@@ -1,0 +1,131 @@
+package tcp
+
+import "github.com/penstock-io/penstock/path"
+
+// fifo is a bounded queue of slot numbers.
+type fifo struct {
+	v    []uint16
+	head int
+	n    int
+}
+
+func newFifo(size int) fifo { return fifo{v: make([]uint16, size)} }
+
+func (q *fifo) push(x uint16) {
+	q.v[(q.head+q.n)%len(q.v)] = x
+	q.n++
+}
+
+func (q *fifo) peek() uint16 { return q.v[q.head] }
+
+func (q *fifo) pop() uint16 {
+	x := q.v[q.head]
+	q.head = (q.head + 1) % len(q.v)
+	q.n--
+	return x
+}
+
+// remove takes x out wherever it is.
+func (q *fifo) remove(x uint16) {
+	k := 0
+	for i := range q.n {
+		y := q.v[(q.head+i)%len(q.v)]
+		if y != x {
+			q.v[(q.head+k)%len(q.v)] = y
+			k++
+		}
+	}
+	q.n = k
+}
+
+// notice is a notification that arrived. Its message lies in the notices' arena.
+type notice struct {
+	imm   uint64
+	bytes uint64
+	off   uint32
+	n     uint16
+}
+
+// notices holds what arrived until Poll hands it out. Its room is fixed: when it is used up the streams are not read, so
+// that a slow consumer pushes back on the sender.
+type notices struct {
+	v     []notice
+	head  int
+	n     int // waiting
+	out   int // handed out by the last Poll; their messages are still in use
+	arena []byte
+	from  int // first byte in use
+	used  int // bytes in use, including what wrapping around skipped
+}
+
+const (
+	noticeSlots = 256
+	noticeArena = 16 << 10
+)
+
+// room reports whether a notification with the longest message fits. Half of the arena may be lost by wrapping around.
+func (q *notices) room() bool {
+	if q.v == nil {
+		return true
+	}
+	return q.n+q.out < len(q.v) && noticeArena-q.used >= 2*path.MaxMessage
+}
+
+func (q *notices) push(imm, bytes uint64, msg []byte) {
+	if q.v == nil {
+		q.v = make([]notice, noticeSlots)
+	}
+	var off int
+	if len(msg) > 0 {
+		if q.arena == nil {
+			q.arena = make([]byte, noticeArena)
+		}
+		off = (q.from + q.used) % len(q.arena)
+		if off+len(msg) > len(q.arena) { // messages stay in one piece
+			q.used += len(q.arena) - off
+			off = 0
+		}
+		copy(q.arena[off:], msg)
+		q.used += len(msg)
+	}
+	q.v[(q.head+q.out+q.n)%len(q.v)] = notice{imm, bytes, uint32(off), uint16(len(msg))}
+	q.n++
+}
+
+// release ends the use of what the last Poll handed out.
+func (q *notices) release() {
+	if q.out == 0 {
+		return
+	}
+	for ; q.out > 0; q.out-- {
+		x := &q.v[q.head]
+		q.head = (q.head + 1) % len(q.v)
+		if x.n > 0 {
+			if int(x.off) < q.from { // it was put after wrapping around
+				q.used -= len(q.arena) - q.from
+				q.from = 0
+			}
+			q.used -= int(x.off) - q.from + int(x.n)
+			q.from = (int(x.off) + int(x.n)) % len(q.arena)
+		}
+	}
+	if q.n == 0 {
+		q.from, q.used = 0, 0
+	}
+}
+
+// take fills events.
+func (q *notices) take(events []path.Event) int {
+	k := 0
+	for ; k < len(events) && q.n > 0; k++ {
+		x := &q.v[(q.head+q.out)%len(q.v)]
+		events[k] = path.Event{Kind: path.EventNotify, Imm: x.imm, Bytes: x.bytes}
+		if x.n > 0 {
+			end := x.off + uint32(x.n)
+			events[k].Msg = q.arena[x.off:end:end]
+		}
+		q.out++
+		q.n--
+	}
+	return k
+}

@@ -1,0 +1,678 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/pathtest"
+)
+
+// TestProcesses is the suite between two processes: SIGKILL midway, a frozen peer. It must be first.
+func TestProcesses(t *testing.T) { pathtest.RunProcess(t, New(Options{})) }
+
+func configs() (path.Config, path.Config) {
+	return path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)}
+}
+
+func TestOnlyLoopback(t *testing.T) {
+	for _, a := range []string{"0.0.0.0:0", "192.0.2.1:80", "[::]:0", "[2001:db8::1]:80", "[::ffff:192.0.2.1]:1"} {
+		if _, err := New(Options{Addr: a}).Listen(); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "authenticate") {
+			t.Errorf("listen on %s: %v", a, err)
+		}
+		if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: a}, path.Config{Exports: new(path.Exports)}); !errors.Is(err, path.ErrUnavailable) {
+			t.Errorf("dial %s: %v", a, err)
+		}
+	}
+	for _, a := range []string{"localhost:0", "127.0.0.1", "nonsense"} {
+		if _, err := New(Options{Addr: a}).Listen(); err == nil {
+			t.Errorf("listen on %q succeeded", a)
+		}
+	}
+	l, err := New(Options{Addr: "[::1]:0"}).Listen()
+	if err != nil {
+		t.Skipf("no IPv6 loopback here: %v", err)
+	}
+	l.Close()
+}
+
+func TestBadConfig(t *testing.T) {
+	x := new(path.Exports)
+	for _, c := range []path.Config{{}, {Exports: x, Window: -1}, {Exports: x, Window: maxWindow + 1}, {Exports: x, Streams: maxStreams + 1}, {Exports: x, Streams: -1}} {
+		if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: "127.0.0.1:1"}, c); err == nil || sys.IsErrno(err, sys.ECONNREFUSED) {
+			t.Errorf("config %+v: %v", c, err)
+		}
+	}
+	_, err := New(Options{CongestionControl: "no-such-thing"}).Listen()
+	if !sys.IsErrno(err, sys.ENOENT) || !strings.Contains(err.Error(), "cubic") && !strings.Contains(err.Error(), "reno") {
+		t.Errorf("unknown congestion control: %v; expected ENOENT and the names there are", err)
+	}
+}
+
+// TestSocketOptions sets each option and asks the kernel on both sides.
+func TestSocketOptions(t *testing.T) {
+	o := Options{CongestionControl: "reno", SndBuf: 100_000, RcvBuf: 200_000, NoDelay: Off, QuickAck: Off, BusyPoll: 7, ZeroCopy: On, FastOpen: On}
+	ca, cb := configs()
+	a, b := dialPair(t, o, ca, cb)
+	defer b.Close()
+	defer a.Close()
+	for name, p := range map[string]*Path{"dialer": a, "acceptor": b} {
+		for _, c := range []struct {
+			what            string
+			level, opt, val int
+		}{
+			{"SO_SNDBUF", sys.SolSocket, sys.SoSndBuf, 200_000},
+			{"SO_RCVBUF", sys.SolSocket, sys.SoRcvBuf, 400_000},
+			{"SO_BUSY_POLL", sys.SolSocket, sys.SoBusyPoll, 7},
+			{"SO_ZEROCOPY", sys.SolSocket, sys.SoZeroCopy, 1},
+			{"TCP_NODELAY", sys.SolTCP, sys.TCPNoDelay, 0},
+			{"TCP_QUICKACK", sys.SolTCP, sys.TCPQuickAck, 0},
+		} {
+			if v, err := sys.Option(p.fds[0], c.level, c.opt); err != nil || v != c.val {
+				t.Errorf("%s: %s reads %d, %v; expected %d", name, c.what, v, err, c.val)
+			}
+		}
+		if cc, err := sys.Congestion(p.fds[0]); cc != "reno" || err != nil {
+			t.Errorf("%s: congestion control %q, %v", name, cc, err)
+		}
+		if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, "SO_SNDBUF 100000") || !strings.Contains(s, "reno, as configured") {
+			t.Errorf("%s explains:\n%s", name, s)
+		}
+	}
+	if v, err := sys.Option(a.fds[0], sys.SolTCP, sys.TCPFastOpenConnect); err != nil || v != 1 {
+		t.Errorf("TCP_FASTOPEN_CONNECT reads %d, %v", v, err)
+	}
+
+	// By default nothing waits for more to send, and buffers that the kernel does not grant are told.
+	a, b = dialPair(t, Options{SndBuf: 1 << 30}, ca, cb)
+	defer b.Close()
+	defer a.Close()
+	if v, err := sys.Option(b.fds[0], sys.SolTCP, sys.TCPNoDelay); err != nil || v != 1 {
+		t.Errorf("TCP_NODELAY reads %d, %v", v, err)
+	}
+	if s := strings.Join(a.Explain(), "\n"); !strings.Contains(s, "SO_SNDBUF 1073741824 asked, ") {
+		t.Errorf("a clamped buffer is not told:\n%s", s)
+	}
+}
+
+// TestCongestionIsMeasured runs the trials on both sides and looks at every connection.
+func TestCongestionIsMeasured(t *testing.T) {
+	ForgetMeasurements()
+	e := newBench(t, Options{}, 2, false, 4<<20)
+	if len(e.a.fds) != 3 {
+		t.Fatalf("%d connections, expected two for data and one for measuring", len(e.a.fds))
+	}
+	if s := strings.Join(e.a.Explain(), "\n"); !strings.Contains(s, "not measured yet") {
+		t.Errorf("an idle path explains:\n%s", s)
+	}
+	e.serve()
+	e.do(t, []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
+	s := strings.Join(e.a.Explain(), "\n")
+	system := SystemCongestion()
+	if !strings.Contains(s, " -> ") {
+		t.Fatalf("after a large put:\n%s", s)
+	}
+	_, chosen, _ := strings.Cut(e.a.ccLine, " -> ")
+	chosen, rest, _ := strings.Cut(chosen, " ")
+	known := e.a.cc.state == chooserOff
+	if known == strings.Contains(rest, "uncertain") {
+		t.Errorf("certain: %v, but it explains %q", known, e.a.ccLine)
+	}
+	keep, _ := incumbent(e.a.peer.Addr(), system, e.a.cc.trials)
+	if !known && chosen != keep && !strings.Contains(e.a.ccLine, keep+" not permitted") {
+		t.Errorf("an uncertain measurement chose %s instead of %s: %q", chosen, keep, e.a.ccLine)
+	}
+	for i := range 2 {
+		if cc, err := sys.Congestion(e.a.fds[i]); err != nil || cc != chosen {
+			t.Errorf("connection %d uses %q, %v; expected %q", i, cc, err, chosen)
+		}
+	}
+	if c := e.a.Cost(); known && !c.Measured || c.BytesPerSec < 1e6 {
+		t.Errorf("cost after a measurement: %+v", c)
+	}
+	// The next path to the same host knows already, or measures again.
+	ca, cb := configs()
+	a, b := dialPair(t, Options{}, ca, cb)
+	defer b.Close()
+	defer a.Close()
+	if known && (len(a.fds) != 1 || a.ccLine != e.a.ccLine) || !known && len(a.fds) != 2 {
+		t.Errorf("known: %v, the second path has %d connections and says %q", known, len(a.fds), a.ccLine)
+	}
+}
+
+// TestStrangers: connections that say nothing, nonsense or a wrong token disturb nobody.
+func TestStrangers(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	l, err := New(Options{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var conns []net.Conn
+	dial := func() net.Conn {
+		c, err := net.Dial("tcp", l.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+		return c
+	}
+	defer func() {
+		for _, c := range conns {
+			c.Close()
+		}
+	}()
+	for range maxStrangers + 20 { // more than the listener keeps
+		dial()
+	}
+	nonsense := dial()
+	nonsense.Write(bytes.Repeat([]byte("GET / HTTP/1.1\r\n"), 10))
+	tok := newToken()
+	ca, cb := configs()
+	accepted := make(chan path.Path)
+	go func() {
+		p, err := l.Accept(t.Context(), tok, cb)
+		if err != nil {
+			t.Error(err)
+		}
+		accepted <- p
+	}()
+	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "token") {
+		t.Errorf("wrong token: %v", err)
+	}
+	p, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	q := <-accepted
+	defer q.Close()
+	defer p.Close()
+	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+		t.Errorf("token used twice: %v", err)
+	}
+	nonsense.SetReadDeadline(time.Now().Add(10 * time.Second))
+	if b, err := io.ReadAll(nonsense); err != nil && !sys.IsErrno(err, sys.ECONNRESET) || len(b) > helloSize {
+		t.Errorf("nonsense was answered by %q, %v; expected an answer and the end", b, err)
+	}
+}
+
+func TestAcceptEnds(t *testing.T) {
+	l, err := New(Options{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, cb := configs()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := l.Accept(ctx, newToken(), cb); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled Accept: %v", err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := l.Accept(t.Context(), newToken(), cb)
+		ended <- err
+	}()
+	l.Close()
+	if err := <-ended; !errors.Is(err, ErrListenerClosed) {
+		t.Errorf("Accept of a closed listener: %v", err)
+	}
+	if _, err := l.Accept(t.Context(), newToken(), cb); !errors.Is(err, ErrListenerClosed) {
+		t.Errorf("Accept after Close: %v", err)
+	}
+	if err := l.Close(); err != nil {
+		t.Errorf("second Close: %v", err)
+	}
+}
+
+// TestWrongVersion: both sides say which versions met.
+func TestWrongVersion(t *testing.T) {
+	l, err := New(Options{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ca, cb := configs()
+	tok := newToken()
+	accepted := make(chan error, 1)
+	ready := make(chan struct{})
+	go func() {
+		close(ready)
+		_, err := l.Accept(t.Context(), tok, cb)
+		accepted <- err
+	}()
+	<-ready
+	for err = nil; err == nil; { // until Accept waits
+		c, cerr := net.Dial("tcp", l.Addr())
+		if cerr != nil {
+			t.Fatal(cerr)
+		}
+		var b [helloSize]byte
+		(&hello{version: 7, kind: kindHello, window: 1, token: tok, count: 1, frame: 100, blocks: 1}).put(b[:])
+		c.Write(b[:])
+		if _, rerr := io.ReadFull(c, b[:]); rerr != nil {
+			t.Fatal(rerr)
+		}
+		c.Close()
+		var h hello
+		if perr := h.parse(b[:]); perr != nil || h.status != statusVersion || h.version != version {
+			t.Fatalf("answer %+v, %v", h, perr)
+		}
+		select {
+		case err = <-accepted:
+		default:
+		}
+	}
+	if !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "version 7") {
+		t.Errorf("acceptor: %v", err)
+	}
+
+	// And a dialer that meets another version.
+	nl, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	go func() {
+		c, err := nl.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		var b [helloSize]byte
+		io.ReadFull(c, b[:])
+		(&hello{version: 8, kind: kindAnswer, window: 1, frame: 100, blocks: 1}).put(b[:])
+		c.Write(b[:])
+	}()
+	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "version 8") {
+		t.Errorf("dialer: %v", err)
+	}
+}
+
+// TestDialEnds: a listener that never answers does not hold a dialer beyond its context.
+func TestDialEnds(t *testing.T) {
+	nl, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nl.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	ca, _ := configs()
+	go func() {
+		c, err := nl.Accept()
+		if err == nil {
+			io.ReadFull(c, make([]byte, helloSize))
+			cancel()
+			<-t.Context().Done()
+			c.Close()
+		}
+	}()
+	if _, err := New(Options{}).Dial(ctx, path.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, context.Canceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+// proxy joins a dialer and a listener through ordinary sockets and lets change reach into the stream to the listener.
+type proxy struct {
+	net.Listener
+	mu    sync.Mutex
+	conns []*net.TCPConn
+}
+
+func newProxy(t *testing.T, to string, change func(n int, b []byte)) *proxy {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{Listener: l}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			d, err := net.Dial("tcp", to)
+			if err != nil {
+				c.Close()
+				return
+			}
+			p.mu.Lock()
+			p.conns = append(p.conns, c.(*net.TCPConn), d.(*net.TCPConn))
+			p.mu.Unlock()
+			wg.Go(func() { io.Copy(c, d); c.Close() })
+			wg.Go(func() {
+				defer d.Close()
+				b := make([]byte, 64<<10)
+				for at := 0; ; {
+					n, err := c.Read(b)
+					if err != nil {
+						return
+					}
+					if change != nil {
+						change(at, b[:n])
+					}
+					at += n
+					if _, err := d.Write(b[:n]); err != nil {
+						return
+					}
+				}
+			})
+		}
+	})
+	t.Cleanup(func() { l.Close(); p.reset(); wg.Wait() })
+	return p
+}
+
+// reset cuts all connections by RST.
+func (p *proxy) reset() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		c.SetLinger(0)
+		c.Close()
+	}
+	p.conns = nil
+}
+
+func proxied(t *testing.T, ca, cb path.Config, change func(int, []byte)) (*Path, *Path, *proxy) {
+	d := New(Options{CongestionControl: "reno"})
+	l, err := d.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	px := newProxy(t, l.Addr(), change)
+	tok := newToken()
+	acc := make(chan path.Path, 1)
+	go func() {
+		p, err := l.Accept(t.Context(), tok, cb)
+		if err != nil {
+			t.Error(err)
+		}
+		acc <- p
+	}()
+	a, err := d.Dial(t.Context(), path.Offer{Addr: px.Addr().String(), Token: tok}, ca)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := <-acc
+	t.Cleanup(func() { a.Close(); b.Close() })
+	return a.(*Path), b.(*Path), px
+}
+
+func region(t testing.TB, size int) *mem.Region {
+	t.Helper()
+	r, err := mem.Alloc(mem.Options{Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+// TestReset cuts the connection midway: each operation ends once, with the reason, and EventDown is last.
+func TestReset(t *testing.T) {
+	ca, cb := configs()
+	ra, rb := region(t, 8<<20), region(t, 8<<20)
+	e, err := cb.Exports.Add(rb.All(), path.Read|path.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, b, px := proxied(t, ca, cb, nil)
+	op := func(k path.OpKind) path.Op {
+		return path.Op{Kind: k, Copies: []path.Copy{{Local: ra.All(), Key: e.Key()}}}
+	}
+	if n, err := a.Post([]path.Op{op(path.Put), op(path.Put), op(path.Get)}); n != 3 {
+		t.Fatal(err)
+	}
+	var ev [8]path.Event
+	for b.Stats().BytesPlaced < 1<<20 {
+		a.Poll(ev[:])
+		b.Poll(ev[:])
+	}
+	px.reset()
+	for name, p := range map[string]*Path{"initiator": a, "target": b} {
+		var got []path.Event
+		w, err := path.NewWaiter()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for len(got) == 0 || got[len(got)-1].Kind != path.EventDown {
+			n, err := w.Wait(t.Context(), p, ev[:], 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, ev[:n]...)
+		}
+		w.Close()
+		want := map[string]int{"initiator": 4, "target": 1}[name]
+		if len(got) != want {
+			t.Errorf("%s: events %+v, expected %d", name, got, want)
+		}
+		for _, x := range got {
+			if x.Kind == path.EventDone && x.Err == nil {
+				continue // done before the cut
+			}
+			if !errors.Is(x.Err, path.ErrDown) {
+				t.Errorf("%s: %+v, expected ErrDown", name, x)
+			}
+		}
+		if n, err := p.Post([]path.Op{op(path.Put)}); n != 0 || !errors.Is(err, path.ErrDown) {
+			t.Errorf("%s: post on a path that is down: %d, %v", name, n, err)
+		}
+	}
+}
+
+// TestDamageOnTheWire flips one bit of payload between two real ends.
+func TestDamageOnTheWire(t *testing.T) {
+	ca, cb := configs()
+	ra, rb := region(t, 1<<20), region(t, 1<<20)
+	e, err := cb.Exports.Add(rb.All(), path.Read|path.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const at = helloSize + headerSize + 5000
+	a, b, _ := proxied(t, ca, cb, func(n int, p []byte) {
+		if n <= at && at < n+len(p) {
+			p[at-n] ^= 1
+		}
+	})
+	put := func() path.Event {
+		if n, err := a.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: mem.Span{Region: ra, Len: 100_000}, Key: e.Key()}}}}); n != 1 {
+			t.Fatal(err)
+		}
+		var ev [8]path.Event
+		for {
+			b.Poll(ev[:])
+			if a.Poll(ev[:]) > 0 {
+				return ev[0]
+			}
+		}
+	}
+	if x := put(); !errors.Is(x.Err, path.ErrIntegrity) {
+		t.Errorf("damaged put: %+v", x)
+	}
+	if x := put(); x.Err != nil || x.Proof != path.ProofCRC32C {
+		t.Errorf("the next put: %+v", x)
+	}
+	if n := b.Stats().Corrupt; n != 1 {
+		t.Errorf("%d frames counted as damaged, expected 1", n)
+	}
+}
+
+// TestSlowConsumer sends to a peer that polls nothing, and then one event at a time: what waits is bounded by buffers of
+// fixed size, and in the end every notification is there, in order.
+func TestSlowConsumer(t *testing.T) {
+	ca, cb := configs()
+	ca.Window, cb.Window = 64, 64
+	a, b := dialPair(t, Options{CongestionControl: "reno", SndBuf: 32 << 10, RcvBuf: 32 << 10}, ca, cb)
+	defer a.Close()
+	defer b.Close()
+	msg := make([]byte, path.MaxMessage)
+	var ev [64]path.Event
+	posted, done, got := 0, 0, 0
+	post := func() bool {
+		msg[0], msg[len(msg)-1] = byte(posted), byte(posted)
+		n, _ := a.Post([]path.Op{{Kind: path.Notify, Imm: uint64(posted), Msg: msg}})
+		posted += n
+		return n > 0
+	}
+	for post() {
+	}
+	for range 100 {
+		done += a.Poll(ev[:])
+	}
+	if posted != 64 || done != 0 {
+		t.Fatalf("%d posted and %d done while nobody polls; the window is 64", posted, done)
+	}
+	const all = 2000
+	for got < all {
+		if posted < all {
+			post()
+		}
+		done += a.Poll(ev[:])
+		for _, x := range ev[:b.Poll(ev[:got%2])] { // every other call has no room for events
+			if x.Kind != path.EventNotify || x.Imm != uint64(got) || len(x.Msg) != len(msg) || x.Msg[0] != byte(got) || x.Msg[len(msg)-1] != byte(got) {
+				t.Fatalf("notification %d: %+v", got, x)
+			}
+			got++
+		}
+		if b.notes.n+b.notes.out > noticeSlots || len(b.notes.arena) > noticeArena || len(b.streams[0].out.ctl) > 0 {
+			t.Fatalf("%d notifications wait in %d bytes", b.notes.n, len(b.notes.arena))
+		}
+		if got%2 == 0 {
+			for _, x := range ev[:b.Poll(ev[:1])] {
+				if x.Imm != uint64(got) || x.Msg[0] != byte(got) || x.Msg[len(msg)-1] != byte(got) {
+					t.Fatalf("notification %d: %+v", got, x)
+				}
+				got++
+			}
+		}
+	}
+}
+
+// TestZeroCopyBooks: no operation ends before the kernel is through with its memory, and where it copies all the same,
+// the path stops asking for it.
+func TestZeroCopyBooks(t *testing.T) {
+	e := newBench(t, Options{ZeroCopy: On, CongestionControl: "reno"}, 2, false, 4<<20)
+	if !e.a.zc.on {
+		t.Skipf("no MSG_ZEROCOPY here: %s", e.a.zcLine)
+	}
+	e.serve()
+	for i := range 200 {
+		b := e.la.All().Bytes()
+		b[i*4096] = byte(i)
+		e.do(t, []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
+		for _, s := range e.a.streams[:2] {
+			if s.out.zcSent != s.out.zcDone {
+				t.Fatalf("put %d ended while %d of %d sends were in use", i, s.out.zcSent-s.out.zcDone, s.out.zcSent)
+			}
+		}
+		if !bytes.Equal(b, e.lb.All().Bytes()) {
+			t.Fatalf("put %d: bytes differ", i)
+		}
+		if !e.a.zc.on {
+			break
+		}
+	}
+	st := e.a.Stats()
+	if st.ZeroCopySends == 0 || e.a.zc.reports != st.ZeroCopySends {
+		t.Errorf("%d sends, %d reports", st.ZeroCopySends, e.a.zc.reports)
+	}
+	if st.ZeroCopyCopied == st.ZeroCopySends && e.a.zc.on {
+		t.Errorf("all %d sends were copied, and it is still on", st.ZeroCopySends)
+	}
+	t.Logf("%d sends, %d copied: %s", st.ZeroCopySends, st.ZeroCopyCopied, e.a.zcLine)
+}
+
+// TestZeroCopyDisorder: reports of later sends that come first do not free earlier ones.
+func TestZeroCopyDisorder(t *testing.T) {
+	z := zeroCopy{disorder: make([][][2]uint32, 1)}
+	var o output
+	for _, r := range []struct{ first, last, done uint32 }{{0, 1, 2}, {5, 6, 2}, {3, 4, 2}, {2, 2, 7}} {
+		z.done(&o, 0, r.first, r.last)
+		if o.zcDone != r.done {
+			t.Errorf("after %d to %d: %d done, expected %d", r.first, r.last, o.zcDone, r.done)
+		}
+	}
+}
+
+// TestStreams moves bytes over 1, 2, 5 and 16 connections, both ways, and looks that all of them are used.
+func TestStreams(t *testing.T) {
+	for _, n := range []int{1, 2, 5, 16} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			e := newBench(t, Options{CongestionControl: "reno"}, n, false, 24<<20)
+			e.serve()
+			a, b := e.la.All().Bytes(), e.lb.All().Bytes()
+			pathtest.Fill(a, uint64(n))
+			e.do(t, []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
+			if !bytes.Equal(a, b) {
+				t.Fatal("put: bytes differ")
+			}
+			for _, s := range e.a.streams {
+				if s.out.seq == 0 {
+					t.Errorf("connection %d sent nothing", s.index)
+				}
+			}
+			clear(a)
+			e.do(t, []path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
+			if !bytes.Equal(a, b) {
+				t.Fatal("get: bytes differ")
+			}
+			if st := e.a.Stats(); st.BytesCopied > st.BytesGot/20 {
+				t.Errorf("%d of %d received bytes were copied", st.BytesCopied, st.BytesGot)
+			}
+		})
+	}
+}
+
+// TestIdleMemory: an idle end is small, because its buffers come with the first use.
+func TestIdleMemory(t *testing.T) {
+	var bytes int
+	ca, cb := configs()
+	a, b := dialPair(t, Options{CongestionControl: "reno"}, ca, cb)
+	defer a.Close()
+	defer b.Close()
+	for _, s := range a.streams {
+		bytes += cap(s.out.scratch) + cap(s.out.iov)*16 + cap(s.in.stage) + cap(s.in.table) + cap(s.in.dst)*16 + flightSize*8
+	}
+	bytes += len(a.ops)*256 + cap(a.rxv)*16 + len(a.trash) + cap(a.notes.v)*24 + cap(a.notes.arena) + cap(a.blocks)*16 + 4*2*a.window
+	if bytes > 160<<10 {
+		t.Errorf("an idle end takes %d bytes", bytes)
+	}
+}
+
+// TestWakeReadsAll: the first Poll after Arm reads every connection, also one that has been silent for long.
+func TestWakeReadsAll(t *testing.T) {
+	e := newBench(t, Options{CongestionControl: "reno"}, 2, true, 2<<20)
+	close(e.done)
+	e.b.heat[1], e.b.calls = 0, 0
+	if e.b.Arm() {
+		t.Fatal("an idle path does not arm")
+	}
+	if _, err := e.a.Post([]path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}}); err != nil {
+		t.Fatal(err)
+	}
+	if e.a.streams[1].out.seq == 0 {
+		t.Fatal("nothing was sent on the second connection")
+	}
+	if _, err := sys.PollIn(5000, e.b.fds[1]); err != nil {
+		t.Fatal(err)
+	}
+	e.b.Poll(e.ev[:])
+	if e.b.streams[1].in.seq == 0 {
+		t.Error("the second connection was not read")
+	}
+}
