@@ -1,0 +1,220 @@
+package transfer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// priors order the paths that were not measured yet. They only have to be right about the order of magnitude: the first
+// transfers replace them.
+var priors = map[string]path.Cost{
+	"shm": {Latency: time.Microsecond, BytesPerSec: 8e9},
+	"tcp": {Latency: 30 * time.Microsecond, BytesPerSec: 3e9},
+}
+
+var unknownPrior = path.Cost{Latency: 50 * time.Microsecond, BytesPerSec: 1e9}
+
+// costModel is what a lane has achieved: the path's own measurement at set-up, then a moving average of real transfers.
+type costModel struct {
+	base    path.Cost
+	latency float64   // ns; 0: nothing observed
+	rate    float64   // bytes/s; 0: nothing observed
+	at      time.Time // of the last observation
+}
+
+const (
+	latencyMax = 4 << 10 // transfers up to this size tell the latency
+	rateMin    = 1 << 20 // transfers from this size on tell the rate
+	weight     = 0.25    // of a new observation
+	outlier    = 4       // a single observation counts as at most so many times better or worse than what was known
+	// forget is how long observations count. A path that lost by them is not taken, and so not observed, until then.
+	forget = 10 * time.Second
+)
+
+// observe learns from a transfer of n bytes that had the path for itself and took d. The first transfers pay for mapping the
+// memory on both sides, and any may meet a busy machine: so one of them moves what is known only a little.
+func (c *costModel) observe(n uint64, d time.Duration, now time.Time) {
+	if d <= 0 {
+		return
+	}
+	c.stale(now)
+	mix := func(old *float64, base, x float64) {
+		if *old == 0 {
+			*old = base
+		}
+		if *old <= 0 {
+			*old = x
+			return
+		}
+		*old += weight * (min(max(x, *old/outlier), *old*outlier) - *old)
+	}
+	switch {
+	case n <= latencyMax:
+		mix(&c.latency, float64(c.base.Latency), float64(d))
+		c.at = now
+	case n >= rateMin:
+		mix(&c.rate, c.base.BytesPerSec, float64(n)/d.Seconds())
+		c.at = now
+	}
+}
+
+func (c *costModel) stale(now time.Time) {
+	if now.Sub(c.at) > forget {
+		c.latency, c.rate = 0, 0
+	}
+}
+
+// get returns the best that is known: what was observed, else what the path measured, else the prior.
+func (c *costModel) get(prior path.Cost, now time.Time) path.Cost {
+	c.stale(now)
+	r := c.base
+	if r.Latency <= 0 {
+		r.Latency = prior.Latency
+	}
+	if r.BytesPerSec <= 0 {
+		r.BytesPerSec = prior.BytesPerSec
+	}
+	if c.latency > 0 {
+		r.Latency, r.Measured = time.Duration(c.latency), true
+	}
+	if c.rate > 0 {
+		r.BytesPerSec, r.Measured = c.rate, true
+	}
+	return r
+}
+
+// Reasons that are set for every transfer.
+const (
+	excludedByCaller = "the caller excluded it"
+	prior            = "prior"
+	measured         = "measured"
+)
+
+// candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
+// They are appended to out.
+func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string) []Candidate {
+	for _, d := range p.node.drivers {
+		c := Candidate{Path: d.Name()}
+		cost, ok := priors[c.Path]
+		if !ok {
+			cost = unknownPrior
+		}
+		c.Usable, c.Reason = true, prior
+		ln, err := p.openedLane(c.Path)
+		switch {
+		case len(allowed) > 0 && !slices.Contains(allowed, c.Path):
+			c.Usable, c.Reason = false, excludedByCaller
+		case !slices.Contains(p.info.Paths, c.Path):
+			c.Usable, c.Reason = false, "the peer does not have it"
+		case c.Path == "shm" && p.info.Host != p.node.host:
+			c.Usable, c.Reason = false, "the peer is on another host (or in another network namespace)"
+		case err != nil:
+			c.Usable, c.Reason, c.err = false, err.Error(), err
+		case ln != nil:
+			ln.mu.Lock()
+			cost = ln.cost.get(cost, time.Now())
+			for _, e := range exports {
+				if err := ln.p.Reaches(e); err != nil {
+					c.Usable, c.Reason = false, err.Error()
+				}
+			}
+			ln.mu.Unlock()
+			if c.Usable && cost.Measured {
+				c.Reason = measured
+			}
+		case c.Path == "shm":
+			for _, e := range exports {
+				if !e.Whole {
+					c.Usable, c.Reason = false, "the export is part of a region; shared memory would hand over the whole of it"
+				}
+			}
+		}
+		c.Cost, c.Estimate = cost, cost.Time(n)
+		out = append(out, c)
+	}
+	slices.SortStableFunc(out, func(a, b Candidate) int {
+		switch {
+		case a.Usable != b.Usable && a.Usable:
+			return -1
+		case a.Usable != b.Usable:
+			return 1
+		case !a.Usable:
+			return 0
+		}
+		return cmp.Compare(a.Estimate, b.Estimate)
+	})
+	return out
+}
+
+// choose returns the lane to take, opening paths as needed, and records in the transfer why.
+func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
+	var tried []error
+	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed)
+	for i := range cs {
+		c := &cs[i]
+		if !c.Usable {
+			if c.err == nil {
+				c.err = errors.New(c.Reason)
+			}
+			tried = append(tried, fmt.Errorf("%s: %w", c.Path, c.err))
+			continue
+		}
+		ln, err := p.lane(ctx, c.Path)
+		if err == nil {
+			ln.mu.Lock()
+			for _, e := range exports {
+				err = errors.Join(err, ln.p.Reaches(e))
+			}
+			ln.mu.Unlock()
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err != nil {
+			c.Usable, c.Reason = false, err.Error()
+			tried = append(tried, fmt.Errorf("%s: %w", c.Path, err))
+			continue
+		}
+		t.recordChoice(ln, cs, i)
+		return ln, nil
+	}
+	t.mu.Lock()
+	t.explain.Candidates = cs
+	t.mu.Unlock()
+	return nil, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, tried...)...))
+}
+
+func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {
+	ln.mu.Lock()
+	caps := ln.p.Capabilities()
+	ln.mu.Unlock()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	e := &t.explain
+	e.Path, e.Candidates = cs[chosen].Path, cs
+	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
+	usable, excluded := 0, 0
+	for _, c := range cs {
+		if c.Usable {
+			usable++
+		} else if c.Reason == excludedByCaller {
+			excluded++
+		}
+	}
+	switch {
+	case usable == 1 && excluded > 0:
+		e.Why = "the caller asked for it"
+	case usable == 1:
+		e.Why = "the only path that reaches this memory"
+	case chosen > 0:
+		e.Why = "the faster ones could not be set up"
+	default:
+		e.Why = "lowest expected time for this size"
+	}
+}

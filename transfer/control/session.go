@@ -1,0 +1,529 @@
+package control
+
+import (
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Role says which side of the stream a session is.
+type Role uint8
+
+const (
+	Dialer   Role = iota + 1 // connected to the other side; speaks first
+	Acceptor                 // was connected to
+)
+
+func (r Role) String() string {
+	switch r {
+	case Dialer:
+		return "dialer"
+	case Acceptor:
+		return "acceptor"
+	}
+	return fmt.Sprintf("role(%d)", uint8(r))
+}
+
+// State is where a session is in its life. It only moves down this list.
+type State uint8
+
+const (
+	Handshake State = iota // waiting for Hello or Welcome
+	Ready                  // messages flow
+	Closing                // this side said goodbye and waits for the end of the stream
+	Closed                 // ended in order: the peer said goodbye, or the stream ended after ours
+	Failed                 // ended by an error: see Err
+)
+
+var stateNames = [...]string{"handshake", "ready", "closing", "closed", "failed"}
+
+func (s State) String() string {
+	if int(s) < len(stateNames) {
+		return stateNames[s]
+	}
+	return fmt.Sprintf("state(%d)", uint8(s))
+}
+
+// The versions of the protocol that this package speaks.
+const (
+	ProtocolMin = 1
+	ProtocolMax = 1
+)
+
+// MaxPendingRequests is the number of requests that either side may have unanswered; the protocol fixes it, so that a node
+// can bound what a peer makes it remember.
+const MaxPendingRequests = 256
+
+const (
+	// DefaultBacklog is the number of bytes that may wait to be written.
+	DefaultBacklog = 1 << 20
+	// unreadLimit is the size of the messages that may wait for Next before Receive takes no more.
+	unreadLimit = 1 << 20
+	// keepBuffer is the largest buffer that an idle session keeps: nodes may have thousands of idle peers.
+	keepBuffer = 8 << 10
+)
+
+// Options describe a session. The zero value of each field but Identity means its default.
+type Options struct {
+	Identity
+	VersionMin, VersionMax uint16        // default ProtocolMin, ProtocolMax
+	Features               uint64        // offered; both sides use those that both offer
+	HeartbeatEvery         time.Duration // default 250 ms; both sides use the shorter of the two
+	DeadAfter              time.Duration // default 1500 ms, at least 2 heartbeats: silence after which the peer is dead
+	HandshakeTimeout       time.Duration // default 2 s, from New until Ready, however slowly bytes trickle in
+	RequestTimeout         time.Duration // default 10 s
+	MaxPending             int           // default and limit MaxPendingRequests
+	Backlog                int           // default DefaultBacklog, at least MaxBody+HeaderSize
+	// Admit, if set, is asked by an Acceptor whether it takes this peer. An error refuses it: AsError gives the code that
+	// the peer is told (NotPermitted, OverBudget, Busy). It must not call the session.
+	Admit func(*Hello) error
+}
+
+// Stats are counters since New; all of them only grow.
+type Stats struct {
+	FramesIn, FramesOut uint64 // FramesOut counts what was queued
+	BytesIn, BytesOut   uint64 // BytesOut counts what Sent confirmed
+	Ignored             uint64 // optional frames of unknown type, and frames that came after our goodbye
+	Late                uint64 // answers to requests that had timed out
+}
+
+// Session is one end of a control connection. It is not safe for concurrent use: its owner holds a lock of its own. It
+// never moves or changes the bytes of Outgoing before Sent, so that they can be written without that lock.
+//
+// Times are given by the caller and should carry Go's monotonic clock; a time before the last one counts as the last one.
+// Time counts only as far as Tick keeps up with Deadline: when this process was stalled and Tick comes late, the delay is
+// taken out of every timeout, since what the peer sent meanwhile may still lie unread in the socket. So a loaded machine
+// slows the verdict on its peers down but does not falsify it. For the same reason every byte that arrives is a sign of
+// life, not only a heartbeat.
+type Session struct {
+	role  Role
+	opt   Options
+	state State
+	err   error
+
+	start   time.Time
+	now     time.Duration // since start; never goes back
+	stalled time.Duration // by how much Ticks came late; now-stalled is the time that counts
+	heard   time.Duration // last byte received, in time that counts
+	spoke   time.Duration // last frame queued
+	limit   time.Duration // end of the handshake or of Closing
+
+	version  uint16
+	features uint64
+	peer     Identity
+	maxBody  int
+	every    time.Duration // agreed heartbeat interval
+
+	out  []byte // to be written; out[:sent] is
+	sent int
+
+	in   []byte // start of a frame that is not complete
+	head header // of it, once len(in) >= HeaderSize
+
+	inbox  []Message
+	taken  int // inbox[:taken] is
+	unread int // bytes
+
+	lastID  uint64 // of our requests
+	pending []pending
+	peerID  uint64   // of the peer's latest request
+	open    []uint64 // its unanswered requests, rising
+
+	echo   uint64 // Sent of the peer's latest heartbeat
+	echoAt time.Duration
+	rtt    time.Duration
+	stats  Stats
+}
+
+// pending is a request of ours without an answer. The slice of them is ordered by id and therefore by deadline. A request
+// that timed out stays until its answer comes: the peer still counts it.
+type pending struct {
+	id       uint64
+	deadline time.Duration
+	method   Method
+	expired  bool
+}
+
+// New makes the session of one new stream. The error names the option that is out of bounds.
+func New(role Role, o Options, now time.Time) (*Session, error) {
+	if role != Dialer && role != Acceptor {
+		return nil, fmt.Errorf("control: %v: expected Dialer or Acceptor", role)
+	}
+	setDefault(&o.VersionMin, ProtocolMin)
+	setDefault(&o.VersionMax, ProtocolMax)
+	setDefault(&o.HeartbeatEvery, 250*time.Millisecond)
+	setDefault(&o.DeadAfter, 1500*time.Millisecond)
+	setDefault(&o.HandshakeTimeout, 2*time.Second)
+	setDefault(&o.RequestTimeout, 10*time.Second)
+	setDefault(&o.MaxPending, MaxPendingRequests)
+	setDefault(&o.Backlog, DefaultBacklog)
+	setDefault(&o.Identity.MaxBody, MaxBody)
+	o.HeartbeatMillis = uint32(min(max(o.HeartbeatEvery.Milliseconds(), 0), MaxHeartbeatMillis+1))
+	switch {
+	case o.DeadAfter < 2*o.HeartbeatEvery:
+		return nil, fmt.Errorf("control: DeadAfter %v: expected at least two heartbeats of %v", o.DeadAfter, o.HeartbeatEvery)
+	case o.HandshakeTimeout < 0 || o.RequestTimeout < 0:
+		return nil, fmt.Errorf("control: HandshakeTimeout %v, RequestTimeout %v: expected positive durations", o.HandshakeTimeout, o.RequestTimeout)
+	case o.MaxPending < 1 || o.MaxPending > MaxPendingRequests:
+		return nil, fmt.Errorf("control: MaxPending %d: expected 1 to %d", o.MaxPending, MaxPendingRequests)
+	case o.Backlog < MaxBody+HeaderSize:
+		return nil, fmt.Errorf("control: Backlog %d bytes: expected at least one frame, %d", o.Backlog, MaxBody+HeaderSize)
+	}
+	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery}
+	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Identity: o.Identity}
+	frame, err := AppendFrame(nil, &hello) // an acceptor makes it too, to check its options now and not in the handshake
+	if err != nil {
+		return nil, err
+	}
+	if role == Dialer {
+		s.out = frame
+		s.stats.FramesOut++
+	}
+	return s, nil
+}
+
+func setDefault[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}
+
+// State says where the session is in its life.
+func (s *Session) State() State { return s.state }
+
+// Err is nil until the session has ended or this side said goodbye, then why.
+func (s *Session) Err() error { return s.err }
+
+// Role is that of New.
+func (s *Session) Role() Role { return s.role }
+
+// Peer is who the other side says it is; the zero value before Ready. It is not proven by anything.
+func (s *Session) Peer() Identity { return s.peer }
+
+// Version is the agreed version of the protocol; 0 before Ready.
+func (s *Session) Version() uint16 { return s.version }
+
+// Features are those that both sides have; 0 before Ready.
+func (s *Session) Features() uint64 { return s.features }
+
+// MaxBody is the largest frame body in bytes that either side may send.
+func (s *Session) MaxBody() int { return s.maxBody }
+
+// RTT is the round trip as heartbeats measured it, smoothed (RFC 6298: 1/8 of each new sample), including the time until
+// both owners called Receive; 0 as long as there is no sample.
+func (s *Session) RTT() time.Duration { return s.rtt }
+
+// Stats are the counters.
+func (s *Session) Stats() Stats { return s.stats }
+
+// Pending is the number of requests of this side that wait for an answer, including those that timed out.
+func (s *Session) Pending() int { return len(s.pending) }
+
+// Open is the number of requests of the peer that were not answered yet.
+func (s *Session) Open() int { return len(s.open) }
+
+// Deadline is when Tick must be called next; the zero time when the session has ended. It changes with every other call.
+func (s *Session) Deadline() time.Time {
+	d, ok := s.deadline()
+	if !ok {
+		return time.Time{}
+	}
+	return s.start.Add(d + s.stalled)
+}
+
+// deadline is the next deadline in time that counts.
+func (s *Session) deadline() (time.Duration, bool) {
+	switch s.state {
+	case Handshake, Closing:
+		return s.limit, true
+	case Ready:
+		d := min(s.spoke+s.every, s.heard+s.opt.DeadAfter)
+		for i := range s.pending {
+			if !s.pending[i].expired {
+				d = min(d, s.pending[i].deadline)
+				break
+			}
+		}
+		return d, true
+	}
+	return 0, false
+}
+
+// clock takes the time of a call and returns the time that counts: it does not pass a deadline before Tick has acted on it.
+func (s *Session) clock(now time.Time) time.Duration {
+	s.now = max(s.now, now.Sub(s.start))
+	if d, ok := s.deadline(); ok && s.now-s.stalled > d {
+		s.stalled = s.now - d
+	}
+	return s.now - s.stalled
+}
+
+// Tick does what is due: sends a heartbeat when nothing else was sent, gives up requests, takes a silent peer for dead,
+// ends a handshake that takes too long. Call it at Deadline; earlier calls do no harm. The error is Err, when the session
+// has ended: after silence it matches ErrDead and Down, after a slow handshake Timeout.
+func (s *Session) Tick(now time.Time) error {
+	t := s.clock(now)
+	switch s.state {
+	case Handshake:
+		if t >= s.limit {
+			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came", s.opt.HandshakeTimeout, s.stats.BytesIn, s.awaits()))
+		}
+		return nil
+	case Ready:
+		return s.tickReady(t)
+	case Closing:
+		if t < s.limit {
+			return nil
+		}
+		s.state = Closed
+	}
+	return s.err
+}
+
+func (s *Session) tickReady(t time.Duration) error {
+	if t >= s.heard+s.opt.DeadAfter {
+		return s.fail(Timeout, fmt.Errorf("control: nothing received for %v: %w: %w", s.opt.DeadAfter, ErrDead, Down))
+	}
+	for i := range s.pending {
+		p := &s.pending[i]
+		if p.expired {
+			continue
+		}
+		if p.deadline > t {
+			break
+		}
+		p.expired = true
+		s.give(s.unanswered(p, Errorf(Timeout, "no answer to %v within %v", p.method, s.opt.RequestTimeout)))
+	}
+	if t >= s.spoke+s.every {
+		if len(s.out) == s.sent { // otherwise what waits to be written will be the sign of life
+			s.heartbeat()
+		}
+		s.spoke = t
+	}
+	return nil
+}
+
+// heartbeat queues one; it allocates nothing once the buffer has its size.
+func (s *Session) heartbeat() {
+	m := Heartbeat{Sent: uint64(s.now) + 1}
+	if s.echo != 0 {
+		m.Echo = s.echo + uint64(s.now-s.echoAt)
+	}
+	at := len(s.out)
+	c := codec{b: append(s.out, make([]byte, HeaderSize)...), encode: true}
+	m.fields(&c)
+	seal(c.b, at, TypeHeartbeat, 0)
+	s.out = c.b
+	s.stats.FramesOut++
+}
+
+// Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
+// another Options.DeadAfter.
+func (s *Session) Alive(now time.Time) { s.heard = max(s.heard, s.clock(now)) }
+
+// Outgoing is what must be written to the stream, in order. The bytes stay as they are until Sent; calls in between may
+// add more, which the next Outgoing shows. Empty when there is nothing to write. A goodbye is there even after the session
+// has ended.
+func (s *Session) Outgoing() []byte { return s.out[s.sent:] }
+
+// Sent tells that the first n bytes of Outgoing were written.
+func (s *Session) Sent(n int) {
+	n = min(max(n, 0), len(s.out)-s.sent)
+	s.sent += n
+	s.stats.BytesOut += uint64(n)
+	switch {
+	case s.sent == len(s.out):
+		s.out, s.sent = s.out[:0], 0
+		if cap(s.out) > keepBuffer {
+			s.out = nil
+		}
+	case s.sent >= 64<<10 && s.sent >= len(s.out)/2:
+		// Only here may bytes move: the writer has just come back.
+		s.out = s.out[:copy(s.out, s.out[s.sent:])]
+		s.sent = 0
+	}
+}
+
+// push queues a frame unless it is too large or more than limit bytes would wait.
+func (s *Session) push(m Message, limit int) error {
+	at := len(s.out)
+	b, err := AppendFrame(s.out, m)
+	if err != nil {
+		return err
+	}
+	if n := len(b) - at - HeaderSize; n > s.maxBody {
+		return fmt.Errorf("control: %v of %d bytes, this peer takes at most %d: %w", m.Type(), n, s.maxBody, ErrTooLarge)
+	}
+	if len(b)-s.sent > limit {
+		return fmt.Errorf("control: %v of %d bytes behind %d others: %w", m.Type(), len(b)-at, at-s.sent, ErrBacklog)
+	}
+	s.out = b
+	s.stats.FramesOut++
+	s.spoke = s.now - s.stalled
+	return nil
+}
+
+// notReady is the error of calls that need Ready.
+func (s *Session) notReady() error {
+	if s.err != nil {
+		return fmt.Errorf("control: %v: %w: %w", s.state, ErrNotReady, s.err)
+	}
+	return fmt.Errorf("control: %v: %w", s.state, ErrNotReady)
+}
+
+// Request queues a request and returns its id. Exactly one *Response with this id will come from Next: the answer, or one
+// whose Err is Timeout or the error that ended the session. The error matches ErrNotReady, ErrPending, ErrBacklog,
+// ErrTooLarge or BadRequest; then nothing was queued.
+func (s *Session) Request(now time.Time, q Query) (uint64, error) {
+	body, err := AppendBody(nil, q)
+	if err != nil {
+		return 0, err
+	}
+	return s.request(now, q.Method(), body)
+}
+
+func (s *Session) request(now time.Time, method Method, body []byte) (uint64, error) {
+	t := s.clock(now)
+	if s.state != Ready {
+		return 0, s.notReady()
+	}
+	if len(s.pending) >= s.opt.MaxPending {
+		return 0, fmt.Errorf("control: %v: %d requests: %w", method, len(s.pending), ErrPending)
+	}
+	id := s.lastID + 1
+	if err := s.push(&Request{ID: id, Method: method, Body: body}, s.opt.Backlog); err != nil {
+		return 0, err
+	}
+	s.lastID = id
+	s.pending = append(s.pending, pending{id: id, deadline: t + s.opt.RequestTimeout, method: method})
+	return id, nil
+}
+
+// Respond grants a request of the peer; a nil body stands for Empty. It fails when id is not open (unknown, or answered
+// already), with ErrTooLarge or BadRequest when body cannot be sent (Refuse the request then), and with ErrBacklog when
+// the peer does not read its answers: write, then try again, or end the session with Busy.
+func (s *Session) Respond(now time.Time, id uint64, body Body) error {
+	m := Response{ID: id}
+	if body != nil {
+		b, err := AppendBody(nil, body)
+		if err != nil {
+			return err
+		}
+		m.Body = b
+	}
+	return s.respond(now, &m)
+}
+
+// Refuse answers a request of the peer with an error: AsError gives its code and text. It fails as Respond does.
+func (s *Session) Refuse(now time.Time, id uint64, err error) error {
+	e := AsError(err)
+	if e == nil || e.Code == OK {
+		e = &Error{Code: Internal, Text: "refused without a reason"}
+	}
+	return s.respond(now, &Response{ID: id, Code: e.Code, Text: clip(e.Text, MaxText)})
+}
+
+func (s *Session) respond(now time.Time, m *Response) error {
+	s.clock(now)
+	if s.state != Ready {
+		return s.notReady()
+	}
+	i, ok := slices.BinarySearch(s.open, m.ID)
+	if !ok {
+		return fmt.Errorf("control: request %d of the peer is not open: unknown or answered already", m.ID)
+	}
+	// Answers may take twice the room: a peer that floods us with requests must not be able to block them by itself.
+	if err := s.push(m, 2*s.opt.Backlog); err != nil {
+		return err
+	}
+	s.open = slices.Delete(s.open, i, i+1)
+	return nil
+}
+
+// Send queues a one-way message: *Notification, *Complete or *KeyRevoked. The error matches ErrNotReady, ErrBacklog,
+// ErrTooLarge or BadRequest; then nothing was queued.
+func (s *Session) Send(now time.Time, m Message) error {
+	s.clock(now)
+	if s.state != Ready {
+		return s.notReady()
+	}
+	switch x := m.(type) {
+	case *Notification, *KeyRevoked:
+	case *Complete:
+		if clipped := clip(x.Text, MaxText); clipped != x.Text {
+			y := *x
+			y.Text = clipped
+			m = &y
+		}
+	default:
+		return Errorf(BadRequest, "a %v is not a one-way message", m.Type())
+	}
+	return s.push(m, s.opt.Backlog)
+}
+
+// Goodbye ends the session in order. What was queued before is still to be written, then the goodbye; the peer's answer to
+// it is that it ends the stream (tell Disconnected), for which Tick waits no longer than Options.DeadAfter. Requests that
+// wait for an answer fail with this code. It does nothing when the session has ended or said goodbye before.
+func (s *Session) Goodbye(now time.Time, code Code, reason string) {
+	t := s.clock(now)
+	if s.state > Ready {
+		return
+	}
+	reason = clip(reason, MaxText)
+	s.push(&Goodbye{Code: code, Reason: reason}, 4*s.opt.Backlog) // cannot fail: it is small, and requests stop at half of that
+	s.err = &Error{Code: code, Text: reason}
+	s.state = Closing
+	s.limit = t + s.opt.DeadAfter
+	s.abandon()
+}
+
+// Disconnected tells that the stream ended or failed with cause (io.EOF, a reset). It returns Err, which wraps cause and
+// matches Down unless a goodbye came first.
+func (s *Session) Disconnected(cause error) error {
+	switch s.state {
+	case Closing:
+		s.state = Closed
+	case Handshake, Ready:
+		at := ""
+		if len(s.in) > 0 {
+			at = fmt.Sprintf(" in the middle of a frame, after %d bytes of it", len(s.in))
+		}
+		s.state = Failed
+		s.err = fmt.Errorf("control: connection lost%s: %w: %w", at, Down, cause)
+		s.abandon()
+	}
+	s.out, s.sent = nil, 0
+	return s.err
+}
+
+// fail ends the session by an error and tells the peer, as far as it still listens.
+func (s *Session) fail(code Code, err error) error {
+	if s.state <= Ready {
+		s.push(&Goodbye{Code: code, Reason: clip(err.Error(), MaxText)}, 4*s.opt.Backlog)
+	}
+	s.state = Failed
+	s.err = err
+	s.abandon()
+	return err
+}
+
+// abandon answers every pending request with the end of the session and drops what is half received.
+func (s *Session) abandon() {
+	for i := range s.pending {
+		if p := &s.pending[i]; !p.expired {
+			s.give(s.unanswered(p, s.err))
+		}
+	}
+	s.pending, s.open = nil, nil
+	if s.state != Closing { // a closing session reads on until the peer's goodbye
+		s.in = nil
+	}
+}
+
+// unanswered is the response to a request that no answer will come to.
+func (s *Session) unanswered(p *pending, err error) *Response {
+	e := AsError(err)
+	return &Response{ID: p.id, Code: e.Code, Text: clip(e.Text, MaxText), Method: p.method, local: err}
+}

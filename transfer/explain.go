@@ -1,0 +1,103 @@
+package transfer
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// Explanation is the account of one transfer.
+type Explanation struct {
+	ID     ID
+	Kind   string // "put" or "get"
+	Peer   string
+	Bytes  uint64 // asked for
+	Moved  uint64 // known to be in place
+	Pieces int    // operations it was cut into
+	Blocks int    // copies it was given
+
+	Path       string      // the path taken; "" if none was
+	Why        string      // one sentence
+	Candidates []Candidate // every path that was considered
+	Setup      []string    // how that path is set up: what was chosen and measured
+
+	UserCopies   int    // payload copies per byte in user space, by design of the path
+	KernelCopies int    // payload copies per byte in the kernel
+	Staged       uint64 // bytes copied once more, beyond the design
+
+	Proof path.Proof
+	Times Times
+	Err   error
+}
+
+// Candidate is one path that was considered for a transfer.
+type Candidate struct {
+	Path     string
+	Usable   bool
+	Reason   string        // why not, or what the estimate is based on: "prior" or "measured"
+	Cost     path.Cost     // what the path is taken to cost
+	Estimate time.Duration // for this many bytes
+
+	err error // why it is not usable, for errors.Is
+}
+
+// Times says where the time of a transfer went. The parts add up to Total.
+type Times struct {
+	Parse    time.Duration // checking the request
+	Register time.Duration // leases and registration of local memory
+	Open     time.Duration // choosing, and setting the path up if it was not
+	Queue    time.Duration // waiting for its turn: batching and window
+	Transfer time.Duration // from hand-over to the path until the last byte was proven in place
+	Complete time.Duration // from there until the future resolved
+	Total    time.Duration
+
+	begin, mark time.Time
+}
+
+func (t *Times) start(now time.Time) { t.begin, t.mark = now, now }
+
+// lap gives the time since the last mark to the part d.
+func (t *Times) lap(d *time.Duration, now time.Time) {
+	*d += now.Sub(t.mark)
+	t.mark = now
+}
+
+func (t *Times) finish(now time.Time) {
+	t.lap(&t.Complete, now)
+	t.Total = now.Sub(t.begin)
+}
+
+// String is the account in words, several lines.
+func (e Explanation) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %d bytes (%d blocks, %d operations) with %s", e.Kind, e.Bytes, e.Blocks, e.Pieces, e.Peer)
+	if e.Path == "" {
+		fmt.Fprintf(&b, ": no path")
+	} else {
+		fmt.Fprintf(&b, " over %s: %s", e.Path, e.Why)
+	}
+	if e.Err != nil {
+		fmt.Fprintf(&b, "\n  failed after %d bytes: %v", e.Moved, e.Err)
+	}
+	for _, c := range e.Candidates {
+		if c.Usable {
+			fmt.Fprintf(&b, "\n  %-4s expected %v (%s: %v + %.1f GB/s)", c.Path, c.Estimate, c.Reason, c.Cost.Latency, c.Cost.BytesPerSec/1e9)
+		} else {
+			fmt.Fprintf(&b, "\n  %-4s not usable: %s", c.Path, c.Reason)
+		}
+	}
+	for _, s := range e.Setup {
+		fmt.Fprintf(&b, "\n  %s", s)
+	}
+	fmt.Fprintf(&b, "\n  copies per byte: %d in user space, %d in the kernel", e.UserCopies, e.KernelCopies)
+	if e.Staged > 0 {
+		fmt.Fprintf(&b, "; %d bytes staged", e.Staged)
+	}
+	fmt.Fprintf(&b, "\n  proof: %v", e.Proof)
+	t := e.Times
+	fmt.Fprintf(&b, "\n  time: parse %v, register %v, open %v, queue %v, transfer %v, complete %v; total %v",
+		t.Parse, t.Register, t.Open, t.Queue, t.Transfer, t.Complete, t.Total)
+	return b.String()
+}

@@ -1,0 +1,157 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sort"
+	"strings"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
+)
+
+// Export is memory of this node that its peers can name. It holds a lease on the region until it is revoked.
+type Export struct {
+	node       *Node
+	e          *path.Export
+	name       string
+	tensor     *tensor.Desc
+	generation uint64
+	closing    atomic.Bool
+}
+
+// ExportOptions describe an export. The zero value exports for reading, without a name.
+type ExportOptions struct {
+	Name   string       // peers find it by Lookup and List; "" is known only to whom the descriptor is given
+	Rights path.Rights  // 0 means path.Read
+	Tensor *tensor.Desc // what the bytes are; its size must not exceed the span's
+}
+
+// Export makes a span reachable for the node's peers until Revoke. Over shared memory only whole regions can be reached:
+// there, a memfd hands over all of it. Named exports must have different names.
+func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
+	if o.Rights == 0 {
+		o.Rights = path.Read
+	}
+	if len(o.Name) > maxName {
+		return nil, fmt.Errorf("transfer: export name of %d bytes: expected at most %d", len(o.Name), maxName)
+	}
+	if o.Tensor != nil {
+		size, err := tensorSize(*o.Tensor)
+		if err != nil {
+			return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
+		}
+		if size > s.Len {
+			return nil, fmt.Errorf("transfer: export %q: the tensor has %d bytes, the span %d", o.Name, size, s.Len)
+		}
+	}
+	if s.Region == nil {
+		return nil, fmt.Errorf("transfer: export %q: the span has no region", o.Name)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	if o.Name != "" && n.names[o.Name] != nil {
+		return nil, fmt.Errorf("transfer: export %q: the name is taken", o.Name)
+	}
+	e, err := n.exports.Add(s, o.Rights)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
+	}
+	n.generation++
+	x := &Export{node: n, e: e, name: o.Name, tensor: o.Tensor, generation: n.generation}
+	n.byKey[e.Key()] = x
+	if o.Name != "" {
+		n.names[o.Name] = x
+	}
+	return x, nil
+}
+
+// Name is the export's name.
+func (x *Export) Name() string { return x.name }
+
+// Key is what peers name the memory by.
+func (x *Export) Key() path.Key { return x.e.Key() }
+
+// Span is the exported memory.
+func (x *Export) Span() mem.Span { return x.e.Span() }
+
+// Desc describes the export as peers see it.
+func (x *Export) Desc() path.Desc { return x.e.Desc() }
+
+// Revoke ends the export. When it returns without an error nothing can read or write the memory through this node any
+// more: every path was fenced; for a Queue that takes its owner's next Poll, Wait or Close. If ctx ends first the key is invalid all the same, but a peer that maps the memory may not
+// have confirmed yet; the region then stays leased until it has, or is dead. A second call does nothing.
+func (x *Export) Revoke(ctx context.Context) error {
+	if x.closing.Swap(true) {
+		return nil
+	}
+	n := x.node
+	n.mu.Lock()
+	delete(n.byKey, x.Key())
+	if n.names[x.name] == x {
+		delete(n.names, x.name)
+	}
+	n.mu.Unlock()
+	n.exports.Revoke(x.e)
+	var waits []<-chan error
+	for _, p := range n.Peers() {
+		p.revoked(x.Key())
+		waits = append(waits, p.fence(x.Key())...)
+	}
+	waits = append(waits, n.fenceExposed(x.Key())...)
+	waits = append(waits, n.fenceQueues(x.Key())...)
+	done := make(chan error, 1)
+	go func() {
+		var err error
+		for _, c := range waits {
+			err = errors.Join(err, <-c)
+		}
+		if err == nil {
+			n.exports.Retire(x.e)
+		}
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("transfer: revoke %q: a peer has not confirmed yet: %w", x.name, ctx.Err())
+	}
+}
+
+// Remote is memory that a peer exports.
+type Remote struct {
+	Peer       *Peer
+	Name       string
+	Desc       path.Desc
+	Tensor     *tensor.Desc // nil if the peer did not say
+	Generation uint64       // grows with every export of the peer: tells a name that was exported anew
+}
+
+// Size is the number of bytes.
+func (r *Remote) Size() uint64 { return r.Desc.Size }
+
+// At pairs a local span with the remote bytes from off: one block of a Put or Get.
+func (r *Remote) At(off uint64, local mem.Span) path.Copy {
+	return path.Copy{Local: local, Key: r.Desc.Key, RemoteOff: off}
+}
+
+// sorted returns the node's named exports whose names begin with prefix and come after the given one.
+func (n *Node) sorted(prefix, after string) []*Export {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var out []*Export
+	for name, x := range n.names {
+		if strings.HasPrefix(name, prefix) && name > after {
+			out = append(out, x)
+		}
+	}
+	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
+	return out
+}

@@ -1,0 +1,104 @@
+package transfer
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/tcp"
+)
+
+// fakeDriver is a real driver under another name, whose paths a test can disturb.
+type fakeDriver struct {
+	path.Driver
+	name   string
+	cost   path.Cost // reported instead of the measured one, unless zero
+	dial   func(ctx context.Context) error
+	listen error
+	post   func(p path.Path, ops []path.Op) (int, error)
+	poll   func(p path.Path, events []path.Event) int
+	dials  atomic.Int64
+}
+
+// over puts a fake on top of path/tcp.
+func over(name string) *fakeDriver { return &fakeDriver{Driver: tcp.New(tcp.Options{}), name: name} }
+
+func (d *fakeDriver) Name() string { return d.name }
+
+func (d *fakeDriver) Listen() (path.Listener, error) {
+	if d.listen != nil {
+		return nil, d.listen
+	}
+	l, err := d.Driver.Listen()
+	return fakeListener{l, d}, err
+}
+
+func (d *fakeDriver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+	d.dials.Add(1)
+	if d.dial != nil {
+		if err := d.dial(ctx); err != nil {
+			return nil, err
+		}
+	}
+	p, err := d.Driver.Dial(ctx, o, cfg)
+	return d.wrap(p, err)
+}
+
+func (d *fakeDriver) wrap(p path.Path, err error) (path.Path, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &fakePath{p, d}, nil
+}
+
+type fakeListener struct {
+	path.Listener
+	d *fakeDriver
+}
+
+func (l fakeListener) Accept(ctx context.Context, token path.Token, cfg path.Config) (path.Path, error) {
+	return l.d.wrap(l.Listener.Accept(ctx, token, cfg))
+}
+
+type fakePath struct {
+	path.Path
+	d *fakeDriver
+}
+
+func (p *fakePath) Name() string { return p.d.name }
+
+func (p *fakePath) Cost() path.Cost {
+	if p.d.cost != (path.Cost{}) {
+		return p.d.cost
+	}
+	return p.Path.Cost()
+}
+
+func (p *fakePath) Post(ops []path.Op) (int, error) {
+	if p.d.post != nil {
+		return p.d.post(p.Path, ops)
+	}
+	return p.Path.Post(ops)
+}
+
+func (p *fakePath) Poll(events []path.Event) int {
+	if p.d.poll != nil {
+		return p.d.poll(p.Path, events)
+	}
+	return p.Path.Poll(events)
+}
+
+// addsUp checks that the parts of a transfer's time make its total.
+func addsUp(t testing.TB, x *Transfer) {
+	t.Helper()
+	e := x.Explain().Times
+	if sum := e.Parse + e.Register + e.Open + e.Queue + e.Transfer + e.Complete; sum != e.Total || e.Total <= 0 {
+		t.Errorf("the parts add up to %v, the total is %v\n%v", sum, e.Total, x.Explain())
+	}
+	for _, d := range []int64{int64(e.Parse), int64(e.Register), int64(e.Open), int64(e.Queue), int64(e.Transfer), int64(e.Complete)} {
+		if d < 0 {
+			t.Errorf("a part is negative: %+v", e)
+		}
+	}
+}

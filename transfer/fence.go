@@ -1,0 +1,124 @@
+package transfer
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// fence waits until nothing that came by this path can reach the revoked export any more.
+func (l *lane) fence(key path.Key) <-chan error {
+	f := fenceWait{key, make(chan error, 1)}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.gone || l.down != nil {
+		l.peer.node.linger(&l.mu, l.p, f)
+		return f.done
+	}
+	l.unfenced = append(l.unfenced, f)
+	l.postFences()
+	return f.done
+}
+
+// postFences posts the fences that somebody waits for, as far as the window has room.
+func (l *lane) postFences() {
+	for len(l.unfenced) > 0 {
+		f := l.unfenced[0]
+		token := fenceToken | uint64(f.key.Epoch)<<24
+		for _, ok := l.fences[token]; ok; _, ok = l.fences[token] {
+			token++
+		}
+		n, err := l.p.Post([]path.Op{{Kind: path.Fence, Key: f.key, Token: token}})
+		switch {
+		case n == 1:
+			l.fences[token] = f
+		case errors.Is(err, path.ErrFull), errors.Is(err, path.ErrDown): // the next completion, or the end of the path
+			return
+		default:
+			f.done <- err
+		}
+		l.unfenced = l.unfenced[1:]
+	}
+}
+
+// exposer is a path whose peer may go on reaching memory after the path has ended; see shm.Path.Exposed.
+type exposer interface{ Exposed() []path.Key }
+
+// exposes reports whether the peer of a path that is down may still reach an export.
+func exposes(p path.Path, key path.Key) bool {
+	x, ok := p.(exposer)
+	return ok && slices.Contains(x.Exposed(), key)
+}
+
+// lookAgain is how often it is looked whether a peer has let go of memory after its path went down. Nothing tells: the path
+// is closed. It happens only while a peer is stopped or hangs.
+const lookAgain = 50 * time.Millisecond
+
+// linger answers a fence of a path that is closed, at once or as soon as the peer has let the memory go. The mutex owns the
+// path and is held.
+func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
+	if !exposes(p, f.key) {
+		f.done <- nil
+		return
+	}
+	go func() {
+		tick := time.NewTicker(lookAgain)
+		defer tick.Stop()
+		for exposed := true; exposed; {
+			select {
+			case <-tick.C:
+				mu.Lock()
+				exposed = exposes(p, f.key)
+				mu.Unlock()
+			case <-n.closing: // a node that is closed does not use the memory again
+				exposed = false
+			}
+		}
+		f.done <- nil
+	}()
+}
+
+// closedPath is a lane or queue that is down.
+type closedPath interface {
+	fence(key path.Key) <-chan error
+	exposing() bool // its peer may still reach exports
+}
+
+func (l *lane) exposing() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.p.(exposer).Exposed()) > 0
+}
+
+// keepExposed remembers a path that was closed although its peer may still reach exports. Its owner calls it.
+func (n *Node) keepExposed(c closedPath, p path.Path) {
+	if x, ok := p.(exposer); !ok || len(x.Exposed()) == 0 {
+		return
+	}
+	n.mu.Lock()
+	n.exposed[c] = true
+	n.mu.Unlock()
+}
+
+// fenceExposed asks the paths that were closed but are remembered.
+func (n *Node) fenceExposed(key path.Key) []<-chan error {
+	n.mu.Lock()
+	all := make([]closedPath, 0, len(n.exposed))
+	for c := range n.exposed {
+		all = append(all, c)
+	}
+	n.mu.Unlock()
+	var out []<-chan error
+	for _, c := range all {
+		out = append(out, c.fence(key))
+		if !c.exposing() {
+			n.mu.Lock()
+			delete(n.exposed, c)
+			n.mu.Unlock()
+		}
+	}
+	return out
+}

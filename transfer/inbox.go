@@ -1,0 +1,168 @@
+package transfer
+
+import (
+	"encoding/binary"
+	"slices"
+	"sync"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// headerSize is the length in bytes of what precedes the caller's message in a notification:
+// kind (1), transfer id (16), bytes of the whole transfer (8), all big-endian.
+const headerSize = 25
+
+func appendHeader(b []byte, kind path.OpKind, id ID, bytes uint64) []byte {
+	b = append(b, byte(kind))
+	b = append(b, id[:]...)
+	return binary.BigEndian.AppendUint64(b, bytes)
+}
+
+// parseNotify reads a notification of the peer. It refuses what the peer cannot have begun and what was delivered before.
+// The caller holds the mutex of the lane that it came by.
+func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
+	if len(e.Msg) < headerSize {
+		p.refused.Add(1)
+		return Incoming{}, false
+	}
+	in := Incoming{Peer: p, Kind: path.OpKind(e.Msg[0]), Path: via}
+	copy(in.ID[:], e.Msg[1:])
+	in.Bytes = binary.BigEndian.Uint64(e.Msg[17:])
+	if in.Kind < path.Put || in.Kind > path.Notify || in.ID.instance() != p.info.Instance || !p.seen.first(in.ID.number()) {
+		p.refused.Add(1)
+		return Incoming{}, false
+	}
+	if len(e.Msg) > headerSize {
+		in.Msg = append([]byte(nil), e.Msg[headerSize:]...)
+	}
+	return in, true
+}
+
+// seen remembers which transfer numbers of a peer were delivered: a bitmap over the latest ones, like that of RFC 4303
+// section 3.4.3. Older ones count as new, unlike there: paths deliver each notification once, so this only guards against a
+// peer that repeats itself, while a large transfer may well end after many small ones that began later.
+type seen struct {
+	mu   sync.Mutex
+	high uint64
+	bits [1 << 10]uint64
+}
+
+const seenSpan = 64 * (1 << 10)
+
+// first reports whether n was not seen before, and remembers it.
+func (s *seen) first(n uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n <= s.high && s.high-n >= seenSpan {
+		return true
+	}
+	if n > s.high {
+		if n-s.high >= seenSpan {
+			clear(s.bits[:])
+		} else {
+			for i := s.high + 1; i-1 != n; i++ { // n may be the largest number there is
+				s.bits[i/64%uint64(len(s.bits))] &^= 1 << (i % 64)
+			}
+		}
+		s.high = n
+	}
+	w, b := n/64%uint64(len(s.bits)), uint64(1)<<(n%64)
+	if s.bits[w]&b != 0 {
+		return false
+	}
+	s.bits[w] |= b
+	return true
+}
+
+// inboxMax is the number of notifications of one peer that may wait for the application. A peer that has more under way is
+// not polled until there is room, so that its path pushes back.
+const inboxMax = 1024
+
+// inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is called on a goroutine that
+// lives only while there is something to do.
+type inbox struct {
+	mu      sync.Mutex
+	queue   []Incoming
+	running bool
+	full    []*lane // not served until the inbox has drained
+	last    func()  // called once when everything was taken, after the peer's end
+}
+
+// deliver hands a completed transfer of the peer to whoever waits for it.
+func (p *Peer) deliver(in Incoming) {
+	b := &p.inbox
+	b.mu.Lock()
+	b.queue = append(b.queue, in)
+	start := !b.running
+	b.running = true
+	b.mu.Unlock()
+	if start {
+		go p.drain()
+	}
+}
+
+// drained calls f when everything that was delivered has been taken: now or after the last call of OnTransfer. Nothing may be
+// delivered any more.
+func (p *Peer) drained(f func()) {
+	b := &p.inbox
+	b.mu.Lock()
+	if b.running {
+		b.last = f
+		f = nil
+	}
+	b.mu.Unlock()
+	if f != nil {
+		f()
+	}
+}
+
+// hold reports whether the inbox is full; the lane is then kicked when it has room again.
+func (p *Peer) hold(l *lane) bool {
+	b := &p.inbox
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.queue) < inboxMax {
+		return false
+	}
+	if !slices.Contains(b.full, l) {
+		b.full = append(b.full, l)
+	}
+	return true
+}
+
+func (p *Peer) drain() {
+	<-p.introduced
+	b := &p.inbox
+	for {
+		b.mu.Lock()
+		batch := b.queue
+		b.queue = nil
+		if len(batch) == 0 || p.unwelcome.Load() {
+			b.running = false
+			last := b.last
+			b.last = nil
+			b.mu.Unlock()
+			if last != nil {
+				last()
+			}
+			return
+		}
+		b.mu.Unlock()
+		for i, in := range batch {
+			batch[i] = Incoming{}
+			if p.node.received(in) {
+				continue // a tensor that somebody waits for
+			}
+			if f := p.node.opts.OnTransfer; f != nil {
+				f(in)
+			}
+		}
+		b.mu.Lock()
+		full := b.full
+		b.full = nil
+		b.mu.Unlock()
+		for _, l := range full {
+			p.node.loop.kick(l)
+		}
+	}
+}

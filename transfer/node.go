@@ -1,0 +1,345 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// Errors of this package; match them with errors.Is. Errors of paths and of the peer (control.Error) come through as well.
+var (
+	ErrClosed      = errors.New("transfer: node is closed")
+	ErrPeerLost    = errors.New("transfer: peer is lost")
+	ErrNotLoopback = errors.New("only loopback addresses are allowed until peers can authenticate each other")
+)
+
+// maxName is the largest length of a name in bytes.
+const maxName = 255
+
+// DefaultSpin is long enough to bridge the gaps of a transfer that is under way: a wake-up costs 5 to 40 us, and with this
+// the demo's puts over TCP went at 7.6 to 8.2 GB/s instead of 5.4 to 6.0 (docs/measurements/transfer.md).
+const DefaultSpin = 100 * time.Microsecond
+
+// Options describe a node. The zero value is a node that only dials.
+type Options struct {
+	Name   string        // for reports; "" becomes the program's name and process id
+	Listen []string      // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
+	Paths  []path.Driver // in order of preference among equals; nil means shm and tcp
+	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
+	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
+	// DefaultSpin; a negative value sleeps at once. An idle node costs no CPU either way.
+	Spin time.Duration
+	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See Node.Receive.
+	Budget uint64
+	// RegistrationBudget bounds the bytes of local memory kept registered (populated) for transfers; 0 means 64 GiB.
+	RegistrationBudget uint64
+	NoChecksum         bool // turns payload checksums off where both sides do so
+	Window             int  // outstanding operations per path; 0 means path.DefaultWindow
+	Streams            int  // data connections of a wire path; 0 leaves it to the path
+
+	HeartbeatEvery time.Duration // 0: 500 ms
+	DeadAfter      time.Duration // silence after which a peer is given up; 0: 1500 ms
+
+	// OnPeer is called once for every peer that dialed this node, before any other callback for it.
+	OnPeer func(*Peer)
+	// OnTransfer is called once for every put, get and notification of a peer that was completed. Calls for one peer come
+	// in order and one at a time. While they take long, that peer is held back, not the node: its paths are not served when
+	// too many calls wait, so a call must not wait for a transfer with the same peer.
+	OnTransfer func(Incoming)
+	// Logger hears of peers and paths that come and go, never of single transfers; nil is silent.
+	Logger *slog.Logger
+}
+
+// Incoming is a completed put, get or notification of a peer.
+type Incoming struct {
+	Peer  *Peer
+	ID    ID
+	Kind  path.OpKind
+	Bytes uint64
+	Msg   []byte
+	Path  string
+}
+
+// Node is a process's place in the fleet. Its methods may be called from any goroutine.
+type Node struct {
+	opts     Options
+	id       [16]byte
+	instance uint64
+	host     [16]byte
+	drivers  []path.Driver
+	loop     *loop
+	log      *slog.Logger
+	regs     *mem.RegCache
+	pool     *mem.Allocator
+	exports  path.Exports
+	numbers  atomic.Uint64
+
+	listeners []net.Listener
+	wg        sync.WaitGroup
+
+	closing chan struct{} // closed by Close
+
+	mu         sync.Mutex // guards what follows
+	closed     bool
+	names      map[string]*Export
+	byKey      map[path.Key]*Export
+	generation uint64
+	peers      map[*Peer]bool
+	accepting  map[string]path.Listener // by driver
+	queues     map[string]chan *Queue
+	waiting    map[string][]*tensorWaiter // who waits for a tensor, by name
+	wanted     chan struct{}              // closed and replaced when a waiter is added
+	offers     map[ID]*incomingTensor
+	withdrawn  map[ID]*Peer        // offers that the peer took back before they were answered
+	exposed    map[closedPath]bool // down, but the peer may still reach exports
+	owned      map[*Queue]bool     // not closed
+	retire     []*Export           // at Close: when the last queue is closed
+}
+
+// Open starts a node and listens on its addresses.
+func Open(ctx context.Context, o Options) (*Node, error) {
+	if o.Name == "" {
+		o.Name = fmt.Sprintf("%s-%d", shortProgram(), os.Getpid())
+	}
+	if len(o.Name) > maxName {
+		return nil, fmt.Errorf("transfer: node name of %d bytes: expected at most %d", len(o.Name), maxName)
+	}
+	if o.Paths == nil {
+		o.Paths = []path.Driver{shm.Driver{}, tcp.New(tcp.Options{})}
+	}
+	if o.Budget == 0 {
+		o.Budget = 1 << 30
+	}
+	if o.RegistrationBudget == 0 {
+		o.RegistrationBudget = 64 << 30
+	}
+	if o.Spin == 0 {
+		o.Spin = DefaultSpin
+	}
+	if o.HeartbeatEvery == 0 {
+		o.HeartbeatEvery = 500 * time.Millisecond
+	}
+	if o.DeadAfter == 0 {
+		o.DeadAfter = 1500 * time.Millisecond
+	}
+	if o.DeadAfter < 2*o.HeartbeatEvery {
+		return nil, fmt.Errorf("transfer: DeadAfter %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
+	}
+	n := &Node{
+		opts: o, drivers: slices.Clone(o.Paths), log: o.Logger, host: hostID(),
+		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
+		accepting: map[string]path.Listener{}, queues: map[string]chan *Queue{},
+		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[ID]*incomingTensor{}, withdrawn: map[ID]*Peer{},
+		exposed: map[closedPath]bool{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
+	}
+	if n.log == nil {
+		n.log = slog.New(slog.DiscardHandler)
+	}
+	var r [24]byte
+	rand.Read(r[:]) // never fails
+	copy(n.id[:], r[:16])
+	n.instance = binary.BigEndian.Uint64(r[16:])
+	var err error
+	if err = n.openMemory(); err != nil {
+		return nil, err
+	}
+	if n.loop, err = newLoop(max(o.Spin, 0)); err != nil {
+		return nil, errors.Join(err, n.closeMemory())
+	}
+	for _, s := range o.Listen {
+		if err := n.listen(ctx, s); err != nil {
+			n.Close()
+			return nil, err
+		}
+	}
+	return n, nil
+}
+
+func (n *Node) listen(ctx context.Context, s string) error {
+	a, err := parseAddress(s)
+	if err != nil {
+		return err
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, a.network, a.addr)
+	if err != nil {
+		return fmt.Errorf("transfer: listen on %s: %w", s, err)
+	}
+	n.listeners = append(n.listeners, l)
+	n.wg.Add(1)
+	go n.accept(l)
+	return nil
+}
+
+const acceptPause = 50 * time.Millisecond
+
+func (n *Node) accept(l net.Listener) {
+	defer n.wg.Done()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			n.mu.Lock()
+			closed := n.closed
+			n.mu.Unlock()
+			if closed || errors.Is(err, net.ErrClosed) {
+				return
+			}
+			// For example too many open files: that passes, and must not occupy a core meanwhile.
+			n.log.Warn("accept", "error", err)
+			select {
+			case <-time.After(acceptPause):
+				continue
+			case <-n.closing:
+				return
+			}
+		}
+		n.wg.Add(1)
+		go func() {
+			p, err := n.connect(context.Background(), c, control.Acceptor)
+			n.wg.Done() // OnPeer may call Close
+			if err != nil {
+				n.log.Info("peer refused", "from", c.RemoteAddr(), "error", err)
+				return
+			}
+			if n.opts.OnPeer != nil {
+				n.opts.OnPeer(p)
+			}
+			close(p.introduced)
+		}()
+	}
+}
+
+// Addrs are the addresses that the node listens on, in the form that Dial takes, with the ports that the kernel chose.
+func (n *Node) Addrs() []string {
+	var out []string
+	for _, l := range n.listeners {
+		out = append(out, address{l.Addr().Network(), l.Addr().String()}.String())
+	}
+	return out
+}
+
+// Name is the node's name.
+func (n *Node) Name() string { return n.opts.Name }
+
+// Dial connects to a node. The peer belongs to this node until either closes it.
+func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
+	a, err := parseAddress(addr)
+	if err != nil {
+		return nil, err
+	}
+	var d net.Dialer
+	c, err := d.DialContext(ctx, a.network, a.addr)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
+	}
+	p, err := n.connect(ctx, c, control.Dialer)
+	if err != nil {
+		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
+	}
+	close(p.introduced)
+	return p, nil
+}
+
+// Peers are the connected peers, in no order.
+func (n *Node) Peers() []*Peer {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	out := make([]*Peer, 0, len(n.peers))
+	for p := range n.peers {
+		out = append(out, p)
+	}
+	return out
+}
+
+// Close says goodbye to all peers, ends every transfer and gives back everything but regions that the caller owns. Queues
+// go down; their owners close them, and until then the regions of exports stay leased. It may be called from callbacks.
+func (n *Node) Close() error {
+	n.mu.Lock()
+	if n.closed {
+		n.mu.Unlock()
+		return nil
+	}
+	n.closed = true
+	close(n.closing)
+	var listeners []path.Listener
+	for _, l := range n.accepting {
+		listeners = append(listeners, l)
+	}
+	exports := n.byKey
+	n.byKey = map[path.Key]*Export{}
+	n.mu.Unlock()
+	var err error
+	for _, l := range n.listeners {
+		err = errors.Join(err, l.Close())
+	}
+	for _, p := range n.Peers() {
+		p.goodbye(control.Shutdown, "the node is closing")
+	}
+	for _, l := range listeners {
+		err = errors.Join(err, l.Close())
+	}
+	for _, p := range n.Peers() {
+		<-p.gone
+	}
+	n.wg.Wait()
+	if n.loop != nil {
+		n.loop.close()
+	}
+	n.closeQueues(exports)
+	return errors.Join(err, n.closeMemory())
+}
+
+func (n *Node) nextID() ID { return newID(n.instance, n.numbers.Add(1)) }
+
+func (n *Node) pathConfig(streams, window int, noChecksum bool) path.Config {
+	c := path.Config{Exports: &n.exports, Window: n.opts.Window, Streams: n.opts.Streams, NoChecksum: n.opts.NoChecksum || noChecksum}
+	if streams > 0 {
+		c.Streams = streams
+	}
+	if window > 0 {
+		c.Window = window
+	}
+	return c
+}
+
+func (n *Node) driver(name string) path.Driver {
+	for _, d := range n.drivers {
+		if d.Name() == name {
+			return d
+		}
+	}
+	return nil
+}
+
+// listener opens the accepting side of a driver when a peer first asks for it.
+func (n *Node) listener(d path.Driver) (path.Listener, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, ErrClosed
+	}
+	if l := n.accepting[d.Name()]; l != nil {
+		return l, nil
+	}
+	l, err := d.Listen()
+	if err != nil {
+		return nil, err
+	}
+	n.accepting[d.Name()] = l
+	return l, nil
+}

@@ -1,0 +1,81 @@
+package transfer
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// A path that accepts one operation of each batch: what it left is posted again, pieces and bytes complete and in place.
+func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
+	d := over("tcp")
+	d.post = func(p path.Path, ops []path.Op) (int, error) {
+		n, err := p.Post(ops[:1])
+		if err == nil && n < len(ops) {
+			err = path.ErrFull
+		}
+		return n, err
+	}
+	p := newPair(t, Options{Paths: []path.Driver{d}})
+	const each, count = 4096, 300
+	size := each*count + 2*PieceSize + 12345
+	src, dst := region(t, size), region(t, size)
+	fill(src, 11)
+	export(t, p.b, dst, "dst", path.Write)
+	rem := lookup(t, p.ab, "dst")
+	var all []*Transfer
+	put := func(off, n uint64) {
+		s, err := src.Span(off, n)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(off, s)}, PutOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, x)
+	}
+	for i := range uint64(count) {
+		put(i*each, each)
+		if i == count/2 { // several pieces in the middle of many small ones
+			put(each*count, uint64(size-each*count))
+		}
+	}
+	for _, x := range all {
+		wait(t, x, nil)
+	}
+	if !bytes.Equal(src.All().Bytes()[:size], dst.All().Bytes()[:size]) {
+		t.Error("bytes are missing")
+	}
+}
+
+// What a peer says in a notification is believed once, and only about transfers that it can have begun.
+func TestNotificationsAreChecked(t *testing.T) {
+	p := newPair(t, Options{})
+	msg := func(kind path.OpKind, id ID) *path.Event {
+		return &path.Event{Kind: path.EventNotify, Msg: append(appendHeader(nil, kind, id, 7), "text"...)}
+	}
+	own := newID(p.a.instance, 1<<20)
+	for _, c := range []struct {
+		what string
+		e    *path.Event
+		ok   bool
+	}{
+		{"the first", msg(path.Put, own), true},
+		{"a repetition", msg(path.Put, own), false},
+		{"another number", msg(path.Get, newID(p.a.instance, 1<<20+1)), true},
+		{"another node's transfer", msg(path.Put, newID(p.a.instance+1, 1<<20+2)), false},
+		{"an unknown kind", msg(path.Fence, newID(p.a.instance, 1<<20+3)), false},
+		{"a short header", &path.Event{Kind: path.EventNotify, Msg: make([]byte, headerSize-1)}, false},
+	} {
+		before := p.ba.refused.Load()
+		in, ok := p.ba.parseNotify(c.e, "tcp")
+		if ok != c.ok || (p.ba.refused.Load() != before) == c.ok {
+			t.Errorf("%s: accepted %v, refused %d times", c.what, ok, p.ba.refused.Load()-before)
+		}
+		if ok && (in.Bytes != 7 || string(in.Msg) != "text" || in.Peer != p.ba) {
+			t.Errorf("%s: %+v", c.what, in)
+		}
+	}
+}

@@ -1,0 +1,252 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// MaxPayload is the largest message in bytes that can travel with a transfer.
+const MaxPayload = path.MaxMessage - headerSize
+
+// PutOptions modify a Put or Get. The zero value is usual.
+type PutOptions struct {
+	Msg   []byte   // delivered to the peer's OnTransfer with the completion, at most MaxPayload bytes
+	Paths []string // restricts the choice to these; nil allows all
+	id    ID       // of an offer; zero for a new one
+}
+
+// Put copies local spans into memory that the peer exports. It returns once the transfer has begun: invalid requests fail
+// here, everything later by the transfer. The spans and the slice belong to the transfer until it is done. When ctx ends
+// before the transfer does, the transfer is canceled. A put of a few blocks takes less than ten small Go objects, those of the
+// receiver's side included; Queue takes none.
+func (p *Peer) Put(ctx context.Context, copies []path.Copy, o PutOptions) (*Transfer, error) {
+	return p.begin(ctx, path.Put, copies, o)
+}
+
+// Get copies memory that the peer exports into local spans; otherwise it is like Put.
+func (p *Peer) Get(ctx context.Context, copies []path.Copy, o PutOptions) (*Transfer, error) {
+	return p.begin(ctx, path.Get, copies, o)
+}
+
+// Notify delivers a message to the peer's OnTransfer. It has no order with transfers that are still under way: wait for the
+// ones it is about, or let the message travel with them (PutOptions.Msg).
+func (p *Peer) Notify(ctx context.Context, msg []byte, o PutOptions) (*Transfer, error) {
+	o.Msg = msg
+	return p.begin(ctx, path.Notify, nil, o)
+}
+
+func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, o PutOptions) (*Transfer, error) {
+	now := time.Now()
+	if len(o.Msg) > MaxPayload {
+		return nil, fmt.Errorf("transfer: message of %d bytes: expected at most %d: %w", len(o.Msg), MaxPayload, path.ErrTooLarge)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := &Transfer{kind: kind, peer: p, done: make(chan struct{}), id: o.id}
+	t.leases, t.regs = t.twoLeases[:0], t.twoRegs[:0]
+	if t.id == (ID{}) {
+		t.id = p.node.nextID()
+	}
+	t.offered = o.id != (ID{})
+	t.explain.Times.start(now)
+	exports, err := p.check(t, kind, copies)
+	if err != nil {
+		return nil, err
+	}
+	t.msg = appendHeader(t.header[:0], kind, t.id, t.bytes)
+	t.msg = append(t.msg, o.Msg...)
+	t.cut(copies)
+	x := &t.explain
+	x.ID, x.Kind, x.Bytes, x.Blocks, x.Pieces = t.id, kindName(kind), t.bytes, len(copies), len(t.pieces)
+	x.Times.lap(&x.Times.Parse, time.Now())
+	if err := p.pin(t, kind, copies); err != nil {
+		t.unpin()
+		if lost := p.Err(); lost != nil { // the node is closing, and what pins memory is closed already
+			return nil, lost
+		}
+		return nil, err
+	}
+	x.Times.lap(&x.Times.Register, time.Now())
+	if err := p.Err(); err != nil {
+		t.unpin()
+		return nil, err
+	}
+	if ctx.Done() != nil {
+		t.mu.Lock()
+		t.stopCtx = context.AfterFunc(ctx, func() { t.Cancel() })
+		t.mu.Unlock()
+	}
+	if ln := p.quick(t, exports, o.Paths); ln != nil {
+		p.launch(t, ln)
+		return t, nil
+	}
+	// A path has to be set up first: that takes messages, so it must not hold the caller.
+	ctx, abort := context.WithCancel(ctx)
+	t.mu.Lock()
+	t.abort = abort
+	t.mu.Unlock()
+	go func() {
+		defer abort()
+		if t.canceled.Load() { // before it could be aborted
+			abort()
+		}
+		ln, err := p.choose(ctx, t, exports, o.Paths)
+		if ctx.Err() != nil {
+			err = path.ErrCanceled
+		}
+		if err != nil {
+			t.complete(err)
+			return
+		}
+		p.launch(t, ln)
+	}()
+	return t, nil
+}
+
+func (p *Peer) launch(t *Transfer, ln *lane) {
+	t.mu.Lock()
+	t.explain.Times.lap(&t.explain.Times.Open, time.Now())
+	t.mu.Unlock()
+	ln.submit(t)
+}
+
+// quick chooses among the paths that are open already; it returns nil when one has to be opened or asked.
+func (p *Peer) quick(t *Transfer, exports []path.Desc, allowed []string) *lane {
+	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed)
+	if len(cs) == 0 || !cs[0].Usable {
+		return nil
+	}
+	ln, _ := p.openedLane(cs[0].Path)
+	if ln != nil {
+		t.recordChoice(ln, cs, 0)
+	}
+	return ln
+}
+
+// check validates a request and returns the exports it names.
+func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy) ([]path.Desc, error) {
+	if kind == path.Notify {
+		return nil, nil
+	}
+	need := path.Write
+	if kind == path.Get {
+		need = path.Read
+	}
+	exports := t.oneExport[:0]
+	var cur path.Desc
+	var known bool
+	for i := range copies {
+		c := &copies[i]
+		if !c.Local.Valid() {
+			return nil, fmt.Errorf("transfer: block %d: local offset %d + %d bytes is not inside its region: %w", i, c.Local.Off, c.Local.Len, mem.ErrBounds)
+		}
+		if kind == path.Get && c.Local.Region.ReadOnly() {
+			return nil, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
+		}
+		if !known || cur.Key != c.Key {
+			r, ok := p.remote(c.Key)
+			if !ok {
+				return nil, fmt.Errorf("transfer: block %d: unknown export: Lookup, List or Import it first: %w", i, path.ErrKey)
+			}
+			if r.Rights&need == 0 {
+				return nil, fmt.Errorf("transfer: block %d: the export permits %v: %w", i, r.Rights, path.ErrRights)
+			}
+			cur, known = r, true
+			exports = append(exports, cur)
+		}
+		if c.RemoteOff > cur.Size || c.Local.Len > cur.Size-c.RemoteOff {
+			return nil, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i, c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
+		}
+		sum := t.bytes + c.Local.Len
+		if sum < t.bytes {
+			return nil, fmt.Errorf("transfer: block %d: the total overflows 64 bits: %w", i, path.ErrBounds)
+		}
+		t.bytes = sum
+	}
+	return exports, nil
+}
+
+// cut splits the request into pieces of at most PieceSize bytes.
+func (t *Transfer) cut(copies []path.Copy) {
+	if t.bytes <= PieceSize {
+		t.onePiece[0] = piece{copies, t.bytes}
+		t.pieces = t.onePiece[:]
+		if t.kind == path.Notify {
+			t.pieces = nil
+		}
+		return
+	}
+	blocks := make([]path.Copy, 0, len(copies)+int(t.bytes/PieceSize)+1)
+	first, size := 0, uint64(0)
+	for _, c := range copies {
+		for {
+			take := min(c.Local.Len, PieceSize-size)
+			part := c
+			part.Local.Len = take
+			blocks = append(blocks, part)
+			size += take
+			if size == PieceSize {
+				t.pieces = append(t.pieces, piece{blocks[first:len(blocks):len(blocks)], size})
+				first, size = len(blocks), 0
+			}
+			if take == c.Local.Len {
+				break
+			}
+			c.Local.Off += take
+			c.Local.Len -= take
+			c.RemoteOff += take
+		}
+	}
+	if first < len(blocks) {
+		t.pieces = append(t.pieces, piece{blocks[first:], size})
+	}
+}
+
+// pin takes leases on the local regions and registers what is used of them.
+func (p *Peer) pin(t *Transfer, kind path.OpKind, copies []path.Copy) error {
+	var last *mem.Region
+next:
+	for i := range copies {
+		r := copies[i].Local.Region
+		if r == last {
+			continue
+		}
+		last = r
+		for _, l := range t.leases {
+			if l.Region() == r {
+				continue next
+			}
+		}
+		l, err := r.Lease()
+		if err != nil {
+			return fmt.Errorf("transfer: block %d: %w", i, err)
+		}
+		t.leases = append(t.leases, l)
+	}
+	return p.node.register(t, kind, copies)
+}
+
+func (t *Transfer) unpin() {
+	for _, r := range t.regs {
+		r.Release()
+	}
+	for _, l := range t.leases {
+		l.Release()
+	}
+	t.regs, t.leases = nil, nil
+}
+
+func kindName(k path.OpKind) string {
+	switch k {
+	case path.Put:
+		return "put"
+	case path.Get:
+		return "get"
+	}
+	return "notify"
+}

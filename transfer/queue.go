@@ -1,0 +1,303 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// Queue is a path of its own between two nodes for callers that count nanoseconds: batches in, events out, no allocation,
+// no goroutine. The caller is the path's owner: Post, Poll, Wait, Arm, Cancel and Close are called by one goroutine at a
+// time, and the peer's requests on this queue are served only inside them. The caller holds leases on the local regions
+// of what it posts. Notifications are the raw ones of package path.
+type Queue struct {
+	peer   *Peer
+	name   string
+	p      path.Path
+	waiter *path.Waiter
+	dead   atomic.Pointer[error] // set by the peer when it is lost
+	closed atomic.Bool
+	told   bool        // the path has reported EventDown
+	again  bool        // a fence found the window full
+	user   atomic.Bool // Interrupt was called
+
+	after sync.Mutex // owns the path once closed is set
+
+	pending atomic.Bool // fences are waiting for the owner
+	mu      sync.Mutex  // guards what follows
+	state   queueState
+	fences  []queueFence
+}
+
+type queueState uint8
+
+const (
+	queueOffered queueState = iota // nobody has taken it yet, so nothing was served by it
+	queueOwned
+	queueClosed
+)
+
+type queueFence struct {
+	fenceWait
+	token  uint64
+	posted bool
+}
+
+// QueueOptions describe a queue to open.
+type QueueOptions struct {
+	Path       string // "shm", "tcp"; "" takes the cheapest that can be set up
+	Name       string // the accepting node finds the queue by it; "" names the default queue
+	Window     int    // 0: path.DefaultWindow
+	Streams    int
+	NoChecksum bool
+}
+
+func newQueue(peer *Peer, name string, p path.Path, state queueState) (*Queue, error) {
+	w, err := path.NewWaiter()
+	if err != nil {
+		p.Close()
+		return nil, err
+	}
+	q := &Queue{peer: peer, name: name, p: p, waiter: w, state: state}
+	peer.addQueue(q)
+	return q, nil
+}
+
+// accept gives an offered queue to its owner; it returns false when the peer was lost before.
+func (q *Queue) accept() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.state != queueOffered {
+		return false
+	}
+	q.state = queueOwned
+	return true
+}
+
+// Peer is the node at the other end.
+func (q *Queue) Peer() *Peer { return q.peer }
+
+// Name is the name both sides agreed on.
+func (q *Queue) Name() string { return q.name }
+
+// Path is the path below, for its Capabilities, Stats, Explain, Cost and Borrow. Its owner is the caller of this Queue.
+func (q *Queue) Path() path.Path { return q.p }
+
+// Post hands over operations; see path.Path. Tokens must be below 1<<63.
+func (q *Queue) Post(ops []path.Op) (int, error) {
+	if q.dead.Load() != nil {
+		return 0, q.lost()
+	}
+	return q.p.Post(ops)
+}
+
+// Poll makes progress and fills events; see path.Path.
+func (q *Queue) Poll(events []path.Event) int {
+	if q.closed.Load() { // others may ask the path whether its peer has let go of memory
+		q.after.Lock()
+		defer q.after.Unlock()
+		return q.filter(events, q.p.Poll(events))
+	}
+	if q.pending.Load() {
+		q.postFences()
+	}
+	if q.dead.Load() != nil && !q.told {
+		q.p.Close()
+	}
+	n := q.p.Poll(events)
+	if q.again && n > 0 {
+		q.again = false
+		q.pending.Store(true)
+	}
+	return q.filter(events, n)
+}
+
+// filter keeps events of the queue's own fences from the caller.
+func (q *Queue) filter(events []path.Event, n int) int {
+	k := 0
+	for i := range n {
+		e := &events[i]
+		if e.Kind == path.EventDone && e.Token&fenceToken != 0 {
+			q.fenceDone(e.Token, e.Err)
+			continue
+		}
+		if e.Kind == path.EventDown {
+			q.told = true
+			if err := q.dead.Load(); err != nil {
+				e.Err = *err
+			}
+			if !q.closed.Load() {
+				q.p.Close()
+				q.pending.Store(true)
+				q.postFences()
+			}
+		}
+		if k != i {
+			events[k] = *e
+		}
+		k++
+	}
+	return k
+}
+
+// Wait polls for up to spin and then sleeps until there are events, ctx ends, or Interrupt is called (0, nil). After
+// path.EventDown it fails with path.ErrDown.
+func (q *Queue) Wait(ctx context.Context, events []path.Event, spin time.Duration) (int, error) {
+	for {
+		if q.told || q.closed.Load() {
+			if n := q.Poll(events); n > 0 {
+				return n, nil
+			}
+			return 0, fmt.Errorf("transfer: queue %q: %w", q.name, path.ErrDown)
+		}
+		n, err := q.waiter.Wait(ctx, (*queuePath)(q), events, spin)
+		if err != nil || n > 0 {
+			return n, err
+		}
+		if q.user.Swap(false) {
+			return 0, nil
+		}
+	}
+}
+
+// queuePath is the queue seen as the path that a Waiter drives.
+type queuePath Queue
+
+func (p *queuePath) Poll(events []path.Event) int { return (*Queue)(p).Poll(events) }
+func (p *queuePath) Arm() bool                    { return p.pending.Load() || p.p.Arm() }
+func (p *queuePath) FD() int                      { return p.p.FD() }
+
+// Interrupt makes a Wait of another goroutine return early.
+func (q *Queue) Interrupt() {
+	q.user.Store(true)
+	q.waiter.Interrupt()
+}
+
+// Cancel ends an operation early; see path.Path.
+func (q *Queue) Cancel(token uint64) bool { return q.p.Cancel(token) }
+
+// Close ends the queue. Poll it afterwards until path.EventDown to see what became of outstanding operations, or forget it.
+func (q *Queue) Close() error {
+	if q.closed.Swap(true) {
+		return nil
+	}
+	q.after.Lock()
+	err := q.p.Close()
+	q.peer.node.keepExposed(q, q.p)
+	q.mu.Lock()
+	q.state = queueClosed
+	for i := range q.fences {
+		q.peer.node.linger(&q.after, q.p, q.fences[i].fenceWait)
+	}
+	q.fences = nil
+	q.pending.Store(false)
+	q.mu.Unlock()
+	q.after.Unlock()
+	q.peer.removeQueue(q)
+	q.waiter.Close()
+	return err
+}
+
+// fail is called when the peer is lost: the owner sees it at its next Poll.
+func (q *Queue) fail(err error) {
+	q.dead.CompareAndSwap(nil, &err)
+	q.mu.Lock()
+	offered := q.state == queueOffered
+	if offered {
+		q.state = queueClosed
+	}
+	q.mu.Unlock()
+	if offered {
+		q.Close() // nobody else would
+		return
+	}
+	q.waiter.Interrupt()
+}
+
+func (q *Queue) lost() error {
+	return fmt.Errorf("transfer: queue %q: %w", q.name, *q.dead.Load())
+}
+
+// fence asks the owner to fence an export; the owner does it at its next Poll or Wait.
+func (q *Queue) fence(key path.Key) <-chan error {
+	f := fenceWait{key, make(chan error, 1)}
+	q.mu.Lock()
+	state := q.state
+	if state == queueOwned {
+		q.fences = append(q.fences, queueFence{fenceWait: f, token: fenceToken | uint64(key.Epoch)<<16})
+		q.pending.Store(true)
+	}
+	q.mu.Unlock()
+	switch state {
+	case queueOffered: // what comes later is refused
+		f.done <- nil
+	case queueOwned:
+		q.waiter.Interrupt()
+	case queueClosed:
+		q.after.Lock()
+		q.peer.node.linger(&q.after, q.p, f)
+		q.after.Unlock()
+	}
+	return f.done
+}
+
+func (q *Queue) exposing() bool {
+	q.after.Lock()
+	defer q.after.Unlock()
+	return len(q.p.(exposer).Exposed()) > 0
+}
+
+// postFences hands the fences to the path; once that is down it answers those whose memory the peer has let go.
+func (q *Queue) postFences() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.pending.Store(false)
+	left := q.fences[:0]
+	for _, f := range q.fences {
+		if q.told {
+			if exposes(q.p, f.key) { // the next Poll or Close looks again
+				q.pending.Store(true)
+				left = append(left, f)
+			} else {
+				f.done <- nil
+			}
+			continue
+		}
+		if !f.posted {
+			n, err := q.p.Post([]path.Op{{Kind: path.Fence, Key: f.key, Token: f.token}})
+			switch {
+			case n == 1:
+				f.posted = true
+			case errors.Is(err, path.ErrFull):
+				q.again = true
+			case errors.Is(err, path.ErrDown): // EventDown follows
+			default:
+				f.done <- err
+				continue
+			}
+		}
+		left = append(left, f)
+	}
+	clear(q.fences[len(left):])
+	q.fences = left
+}
+
+func (q *Queue) fenceDone(token uint64, err error) {
+	if errors.Is(err, path.ErrDown) {
+		return // EventDown follows and settles it
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, f := range q.fences {
+		if f.token == token {
+			f.done <- err
+			q.fences = append(q.fences[:i], q.fences[i+1:]...)
+			return
+		}
+	}
+}

@@ -1,0 +1,374 @@
+package transfer
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// serve answers a request of the peer.
+func (p *Peer) serve(r *control.Request) {
+	body, err := p.answer(r)
+	if errors.Is(err, ErrClosed) {
+		err = control.Errorf(control.Shutdown, "the node is closing")
+	}
+	p.mu.Lock()
+	if err != nil {
+		err = p.session.Refuse(time.Now(), r.ID, err)
+	} else {
+		err = p.session.Respond(time.Now(), r.ID, body)
+	}
+	p.mu.Unlock()
+	p.wake()
+	if err != nil && p.ctx.Err() == nil {
+		p.node.log.Warn("answer not sent", "peer", p.info.Name, "method", r.Method, "error", err)
+	}
+}
+
+func (p *Peer) answer(r *control.Request) (control.Body, error) {
+	switch r.Method {
+	case control.MethodOpenPath:
+		q, err := control.Parse[control.OpenPath](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerOpenPath(q)
+	case control.MethodLookup:
+		q, err := control.Parse[control.Lookup](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		p.node.mu.Lock()
+		x := p.node.names[q.Name]
+		p.node.mu.Unlock()
+		if x == nil {
+			return nil, control.Errorf(control.NotFound, "no export %q", q.Name)
+		}
+		e := x.entry()
+		return &e, nil
+	case control.MethodList:
+		q, err := control.Parse[control.List](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		var all []control.Entry
+		for _, x := range p.node.sorted(q.Prefix, q.After) {
+			all = append(all, x.entry())
+		}
+		page := control.Page(all, q.Max, p.maxBody())
+		return &page, nil
+	case control.MethodOffer:
+		q, err := control.Parse[control.Offer](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerOffer(q)
+	case control.MethodPathDown:
+		q, err := control.Parse[control.PathDown](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		p.mu.Lock()
+		ln := p.paths[q.PathID]
+		p.mu.Unlock()
+		if ln != nil {
+			ln.shut(fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason))
+		}
+		return &control.Empty{}, nil
+	}
+	return nil, control.Errorf(control.Unsupported, "%v", r.Method)
+}
+
+func (p *Peer) maxBody() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.session.MaxBody()
+}
+
+// answerOpenPath prepares the accepting side of a path. The peer dials once it has the answer.
+func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
+	d := p.node.driver(q.Path)
+	if d == nil {
+		return nil, control.Errorf(control.Unsupported, "this node has no path %q", q.Path)
+	}
+	if q.Window > 1<<16 || q.Streams > 64 {
+		return nil, control.Errorf(control.BadRequest, "window %d, streams %d: expected at most %d and 64", q.Window, q.Streams, 1<<16)
+	}
+	if q.Queue != "" {
+		p.node.mu.Lock()
+		c := p.node.queues[q.Queue]
+		p.node.mu.Unlock()
+		if c == nil {
+			return nil, control.Errorf(control.NotFound, "nobody accepts queues named %q on this node", q.Queue)
+		}
+	}
+	l, err := p.node.listener(d)
+	if err != nil {
+		return nil, err
+	}
+	var token path.Token
+	rand.Read(token[:])
+	// Both sides choose ids for what they accept: the dialer of the session odd ones, the other even ones.
+	p.mu.Lock()
+	p.nextID += 2
+	id := p.nextID
+	if p.role == control.Dialer {
+		id++
+	}
+	p.mu.Unlock()
+	cfg := p.node.pathConfig(int(q.Streams), int(q.Window), q.NoChecksum)
+	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout)
+	p.node.wg.Add(1)
+	go func() {
+		defer p.node.wg.Done()
+		defer cancel()
+		pth, err := l.Accept(ctx, token, cfg) // a peer that comes before this is held by the listener
+		if err != nil {
+			p.node.log.Warn("path not accepted", "peer", p.info.Name, "path", q.Path, "error", err)
+			return
+		}
+		if q.Queue != "" {
+			if err := p.node.offerQueue(p, q.Queue, pth); err != nil {
+				p.node.log.Warn("queue not accepted", "peer", p.info.Name, "queue", q.Queue, "error", err)
+			}
+			return
+		}
+		ln, err := p.adopt(pth, id)
+		if err != nil {
+			return
+		}
+		// This side can use the path as well, unless it has opened one of its own.
+		p.mu.Lock()
+		if p.lanes[q.Path] == nil && p.paths[id] == ln { // it may be down already
+			o := &opening{done: make(chan struct{}), ln: ln}
+			close(o.done)
+			p.lanes[q.Path] = o
+		}
+		p.mu.Unlock()
+	}()
+	return &control.PathOffer{Offer: path.Offer{Addr: l.Addr(), Token: token}, PathID: id}, nil
+}
+
+func (x *Export) entry() control.Entry {
+	e := control.Entry{Name: x.name, Desc: x.Desc(), Generation: x.generation}
+	if x.tensor != nil {
+		e.Tensor, _ = x.tensor.AppendBinary(nil) // checked by Export
+	}
+	return e
+}
+
+func (p *Peer) known(e *control.Entry) (*Remote, error) {
+	r := &Remote{Peer: p, Name: e.Name, Desc: e.Desc, Generation: e.Generation}
+	if len(e.Tensor) > 0 {
+		d, err := parseTensor(e.Tensor)
+		if err != nil {
+			return nil, fmt.Errorf("transfer: export %q of %s: %w", e.Name, p, err)
+		}
+		if size, err := tensorSize(d); err != nil || size > e.Desc.Size {
+			return nil, fmt.Errorf("transfer: export %q of %s: a tensor of %v in %d bytes", e.Name, p, d, e.Desc.Size)
+		}
+		r.Tensor = &d
+	}
+	p.Import(e.Desc)
+	return r, nil
+}
+
+// Import makes an export known that was described by other means than Lookup and List.
+func (p *Peer) Import(d path.Desc) *Remote {
+	p.mu.Lock()
+	p.remotes[d.Key] = d
+	p.mu.Unlock()
+	return &Remote{Peer: p, Desc: d}
+}
+
+// Lookup asks the peer for the export of a name. The error matches control.NotFound when there is none.
+func (p *Peer) Lookup(ctx context.Context, name string) (*Remote, error) {
+	r, err := p.request(ctx, &control.Lookup{Name: name})
+	if err != nil {
+		return nil, err
+	}
+	e, err := control.Parse[control.Entry](r.Body)
+	if err != nil {
+		return nil, err
+	}
+	return p.known(&e)
+}
+
+// List asks the peer for its named exports whose names begin with prefix, in the order of their names.
+func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
+	var out []*Remote
+	after := ""
+	for {
+		r, err := p.request(ctx, &control.List{Prefix: prefix, After: after})
+		if err != nil {
+			return nil, err
+		}
+		page, err := control.Parse[control.Entries](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		for i := range page.Entries {
+			e := &page.Entries[i]
+			if e.Name <= after {
+				return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
+			}
+			after = e.Name
+			x, err := p.known(e)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, x)
+		}
+		if !page.More {
+			return out, nil
+		}
+		if len(page.Entries) == 0 {
+			return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
+		}
+	}
+}
+
+// defaultQueue is the wire name of the queue without a name: "" means the node itself there.
+const defaultQueue = "default"
+
+// OpenQueue sets up a path that the caller owns. The peer's side is handed out by Node.AcceptQueue for the same name.
+func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
+	if o.Name == "" {
+		o.Name = defaultQueue
+	}
+	names := []string{o.Path}
+	if o.Path == "" {
+		names = names[:0]
+		for _, c := range p.candidates(nil, 0, nil, nil) {
+			if c.Usable {
+				names = append(names, c.Path)
+			}
+		}
+	}
+	var errs []error
+	for _, name := range names {
+		pth, _, err := p.dialPath(ctx, name, o)
+		if err == nil {
+			return newQueue(p, o.Name, pth, queueOwned)
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", name, err))
+	}
+	return nil, fmt.Errorf("transfer: open queue %q to %s: %w", o.Name, p, errors.Join(errs...))
+}
+
+// maxUnaccepted is the number of queues that peers may open under one name before the node accepts them.
+const maxUnaccepted = 64
+
+func (n *Node) queueChan(name string) chan *Queue {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.queues[name]
+	if c == nil {
+		c = make(chan *Queue, maxUnaccepted)
+		n.queues[name] = c
+	}
+	return c
+}
+
+func (n *Node) offerQueue(p *Peer, name string, pth path.Path) error {
+	n.mu.Lock()
+	c := n.queues[name]
+	n.mu.Unlock()
+	if c == nil {
+		pth.Close()
+		return fmt.Errorf("nobody accepts queues named %q", name)
+	}
+	q, err := newQueue(p, name, pth, queueOffered)
+	if err != nil {
+		return err
+	}
+	select {
+	case c <- q:
+		return nil
+	default:
+		q.Close()
+		return fmt.Errorf("%d queues named %q wait to be accepted", maxUnaccepted, name)
+	}
+}
+
+func (n *Node) keepQueue(q *Queue) {
+	n.mu.Lock()
+	n.owned[q] = true
+	n.mu.Unlock()
+}
+
+// dropQueue is called when a queue was closed.
+func (n *Node) dropQueue(q *Queue) {
+	n.mu.Lock()
+	delete(n.owned, q)
+	var retire []*Export
+	if len(n.owned) == 0 {
+		retire, n.retire = n.retire, nil
+	}
+	n.mu.Unlock()
+	for _, x := range retire {
+		n.exports.Retire(x.e)
+	}
+}
+
+// fenceQueues asks all queues for a fence, also those of lost peers: their owners may still be inside Poll.
+func (n *Node) fenceQueues(key path.Key) []<-chan error {
+	n.mu.Lock()
+	var queues []*Queue
+	for q := range n.owned {
+		queues = append(queues, q)
+	}
+	n.mu.Unlock()
+	var out []<-chan error
+	for _, q := range queues {
+		out = append(out, q.fence(key))
+	}
+	return out
+}
+
+// closeQueues ends the exports of a node whose lanes are all closed. The owner of a queue may be inside Poll: the exports
+// are retired when the last queue is closed.
+func (n *Node) closeQueues(exports map[path.Key]*Export) {
+	for _, x := range exports {
+		n.exports.Revoke(x.e)
+	}
+	n.mu.Lock()
+	for _, x := range exports {
+		n.retire = append(n.retire, x)
+	}
+	n.mu.Unlock()
+	n.dropQueue(nil)
+}
+
+// AcceptQueues makes the node take queues of that name ("" for the default queue) from now on; AcceptQueue calls it.
+func (n *Node) AcceptQueues(name string) {
+	if name == "" {
+		name = defaultQueue
+	}
+	n.queueChan(name)
+}
+
+// AcceptQueue waits for a queue of that name ("" for the default queue) that a peer opens.
+func (n *Node) AcceptQueue(ctx context.Context, name string) (*Queue, error) {
+	if name == "" {
+		name = defaultQueue
+	}
+	for {
+		select {
+		case q := <-n.queueChan(name):
+			if q.accept() {
+				return q, nil
+			}
+			// Its peer was lost before anybody wanted it.
+		case <-n.closing:
+			return nil, ErrClosed
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
