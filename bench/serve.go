@@ -1,0 +1,169 @@
+package bench
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"runtime"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+// Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock.
+type Drivers func(congestion string, noHelp bool) []path.Driver
+
+func ownDrivers(congestion string, noHelp bool) []path.Driver {
+	return []path.Driver{shm.Driver{NoHelp: noHelp}, tcp.New(tcp.Options{CongestionControl: congestion})}
+}
+
+// server is the second process of a benchmark.
+type server struct {
+	ctx     context.Context
+	drivers Drivers
+	node    *transfer.Node
+	memory  map[string]*memory
+	session *session
+}
+
+type memory struct {
+	region *mem.Region
+	export *transfer.Export
+}
+
+// ServePeer is the second process of a benchmark: it answers requests on in until that ends. drivers is nil except in
+// tests of this package.
+func ServePeer(ctx context.Context, in io.Reader, out io.Writer, drivers Drivers) error {
+	if drivers == nil {
+		drivers = ownDrivers
+	}
+	s := &server{ctx: ctx, drivers: drivers, memory: map[string]*memory{}}
+	defer s.close()
+	enc, lines := json.NewEncoder(out), bufio.NewScanner(in)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var q request
+		if err := json.Unmarshal(lines.Bytes(), &q); err != nil {
+			return fmt.Errorf("bench: request %.100q: %w", lines.Bytes(), err)
+		}
+		var a reply
+		if err := s.do(&q, &a); err != nil {
+			a.Err = err.Error()
+		}
+		if err := enc.Encode(a); err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func (s *server) close() {
+	if s.session != nil {
+		s.session.stop()
+	}
+	if s.node != nil {
+		s.node.Close()
+	}
+	for _, m := range s.memory {
+		m.region.Close()
+	}
+}
+
+func (s *server) do(q *request, a *reply) (err error) {
+	switch q.Do {
+	case "start":
+		s.node, err = transfer.Open(s.ctx, transfer.Options{Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
+			Paths: s.drivers(q.Node.Congestion, q.Node.NoHelp), NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
+		if err == nil {
+			a.Addr = s.node.Addrs()[0]
+		}
+		return err
+	case "alloc":
+		m := &memory{}
+		if m.region, err = allocate(q.Name, q.Size, q.Huge); err != nil {
+			return err
+		}
+		if m.export, err = s.node.Export(m.region.All(), transfer.ExportOptions{Name: q.Name, Rights: path.Read | path.Write}); err != nil {
+			m.region.Close()
+			return err
+		}
+		s.memory[q.Name] = m
+		a.Note = m.region.Note()
+		return nil
+	case "accept":
+		s.session = newSession(s, q)
+		return nil
+	case "ready":
+		return s.session.ready()
+	case "stop":
+		a.Checked, err = s.session.stop()
+		s.session = nil
+		return err
+	case "rest", "resume":
+		if s.session == nil {
+			return errors.New("bench: no session")
+		}
+		if q.Do == "rest" {
+			s.session.brake.rest()
+		} else {
+			s.session.brake.resume()
+		}
+		return nil
+	case "usage":
+		return s.usage(a)
+	}
+	m := s.memory[q.Name]
+	if m == nil {
+		return fmt.Errorf("bench: %s of %q: no such memory", q.Do, q.Name)
+	}
+	b := m.region.All().Bytes()
+	switch q.Do {
+	case "free":
+		delete(s.memory, q.Name)
+		err = m.export.Revoke(s.ctx)
+		return errors.Join(err, m.region.Close())
+	case "fill":
+		q.Area.fill(b)
+	case "scribble":
+		for i := range b {
+			b[i] = 0xEE
+		}
+	case "verify":
+		a.Checked, err = q.Area.verify(b)
+	default:
+		err = fmt.Errorf("bench: unknown request %q", q.Do)
+	}
+	return err
+}
+
+func allocate(name string, size uint64, huge bool) (*mem.Region, error) {
+	o := mem.Options{Name: "bench " + name, Size: int(size)}
+	if huge {
+		o.Kind = mem.Huge
+		if size < 2<<20 {
+			o.AllowFallback = true
+		}
+	}
+	return mem.Alloc(o)
+}
+
+func (s *server) usage(a *reply) error {
+	var err error
+	if a.CPU, err = sys.ProcessCPU(); err != nil {
+		return err
+	}
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	a.Mallocs = m.Mallocs
+	if s.session != nil {
+		a.Syscalls = s.session.syscalls()
+	}
+	return nil
+}

@@ -1,0 +1,132 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/penstock-io/penstock/bench/paired"
+)
+
+// Conditions are what every benchmark of this package is run under.
+type Conditions struct {
+	// Gate waits before each round until other programs leave the machine alone; nil: nobody looks.
+	Gate *paired.Gate
+	// Seed decides the order of contenders and the draws of the bootstrap; 0: a new one each time.
+	Seed     uint64
+	Progress Progress
+}
+
+// suite fills a report with rows.
+type suite struct {
+	*paired.Report
+	c     Conditions
+	seeds *rand.Rand
+}
+
+// seedBits are those of a number that every reader of JSON keeps exactly.
+const seedBits = 53
+
+func (c Conditions) begin(bench string, method ...string) *suite {
+	if c.Seed == 0 {
+		c.Seed = rand.Uint64() >> (64 - seedBits)
+	}
+	s := &suite{paired.NewReport(bench), c, rand.New(rand.NewPCG(c.Seed, 0))}
+	s.Method = paired.Method{Seed: c.Seed, Warmup: 1, Notes: method}
+	if c.Gate != nil {
+		m := c.Gate.Method()
+		s.Method.Gate = &m
+	}
+	return s
+}
+
+// measure runs a plan and adds its row. fill completes what is not measured in rounds; it may be nil. A row that failed is
+// added too, and Check ends the run with what is wrong with it.
+func (s *suite) measure(ctx context.Context, p paired.Plan, fill func(*paired.Row) error) error {
+	p.Gate, p.Seed = s.c.Gate, s.seeds.Uint64()>>(64-seedBits)
+	x, err := paired.Run(ctx, p)
+	if x == nil {
+		return err
+	}
+	if fill != nil {
+		if err := fill(x); err != nil {
+			return fmt.Errorf("%s: %w", p.Name, err)
+		}
+	}
+	s.Rows = append(s.Rows, *x)
+	return nil
+}
+
+// end closes the report: it comes with every error that was found after the first row, so that what was measured is not
+// lost.
+func (s *suite) end(err error) (*paired.Report, error) {
+	s.Took = time.Since(s.Began).Seconds()
+	return s.Report, errors.Join(err, s.Check())
+}
+
+// noBytes is why nobody checks bytes where none are moved.
+const noBytes = "moves no bytes"
+
+// shape is what a row of two processes measures.
+type shape struct {
+	class  string // its name in the table of targets
+	what   string // "put", "get", "borrow"
+	path   string
+	mode   string
+	peers  int
+	size   uint64 // bytes of one operation
+	blocks int    // of one operation
+}
+
+// title names a row.
+func (h shape) title() string {
+	if h.class != "" {
+		return h.class
+	}
+	parts := []string{h.path, h.what, FormatSize(h.size), h.mode}
+	if h.blocks > 1 {
+		parts[2] = fmt.Sprintf("%d x %s", h.blocks, FormatSize(h.size/uint64(h.blocks)))
+	}
+	if h.size == 0 {
+		parts[2] = ""
+	}
+	if h.peers > 1 {
+		parts = append(parts, fmt.Sprintf("%d peers", h.peers))
+	}
+	return strings.Join(strings.Fields(strings.Join(parts, " ")), " ")
+}
+
+func (h shape) describe(x *paired.Row) {
+	x.What, x.Path, x.Mode, x.Peers, x.Size, x.Blocks = h.what, h.path, h.mode, h.peers, h.size, h.blocks
+}
+
+// Progress hears what is being measured, one line each; nil is silent.
+type Progress func(line string)
+
+func (p Progress) say(format string, a ...any) {
+	if p != nil {
+		p(fmt.Sprintf(format, a...))
+	}
+}
+
+// FormatSize writes a size in the binary units that sizes of operations come in.
+func FormatSize(n uint64) string {
+	switch {
+	case n >= 1<<30 && n%(1<<30) == 0:
+		return fmt.Sprintf("%d GiB", n>>30)
+	case n >= 1<<20 && n%(1<<20) == 0:
+		return fmt.Sprintf("%d MiB", n>>20)
+	case n >= 1<<10 && n%(1<<10) == 0:
+		return fmt.Sprintf("%d KiB", n>>10)
+	}
+	return fmt.Sprintf("%d B", n)
+}
+
+func gbs(bytes uint64, d time.Duration) float64 {
+	return float64(bytes) / max(d.Seconds(), 1e-12) / 1e9
+}
+
+func splitLines(s string) []string { return strings.Split(strings.TrimRight(s, "\n"), "\n") }

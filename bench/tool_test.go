@@ -1,0 +1,24 @@
+package bench
+
+import (
+	"context"
+	"strings"
+	"testing"
+)
+
+// Tools that are not here are reported with the way to get them.
+func TestMissingToolsAreReported(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	here, versions, missing, err := findTools(context.Background(), []string{"ucx", "fi", "iperf3"})
+	if err != nil || len(here) != 0 || len(versions) != 0 || len(missing) != 3 {
+		t.Fatalf("%v, %v, %v, %v", here, versions, missing, err)
+	}
+	for _, m := range missing {
+		if !strings.Contains(m, "not installed: apt-get install ") {
+			t.Error(m)
+		}
+	}
+	if _, _, _, err := findTools(context.Background(), []string{"nixl"}); err == nil {
+		t.Error("an unknown tool passed")
+	}
+}

@@ -1,0 +1,51 @@
+package bench
+
+import "time"
+
+// The two processes of a benchmark talk in JSON lines over the second one's standard input and output: a request, then its
+// reply. Nothing of this happens while a clock runs.
+
+// request is what the measuring process asks of the second one.
+type request struct {
+	Do string `json:"do"`
+
+	Node *nodeOptions `json:"node,omitempty"` // "start"
+
+	Name string `json:"name,omitempty"` // "alloc", "free", "fill", "scribble", "verify": an export of the second process
+	Size uint64 `json:"size,omitempty"`
+	Huge bool   `json:"huge,omitempty"`
+
+	Area area `json:"area,omitzero"` // "fill", "verify"
+
+	Queues int    `json:"queues,omitempty"` // "accept": how many, named q0, q1 and so on
+	Mode   string `json:"mode,omitempty"`   // "accept": "spin" or "event"
+	Echo   bool   `json:"echo,omitempty"`   // "accept": answer each put with a put
+	Pin    bool   `json:"pin,omitempty"`    // "accept": bind the serving thread to the second processor
+}
+
+// reply answers a request.
+type reply struct {
+	Err      string        `json:"err,omitempty"`
+	Addr     string        `json:"addr,omitempty"`     // "start"
+	Checked  uint64        `json:"checked,omitempty"`  // "verify", "stop": bytes
+	CPU      time.Duration `json:"cpu,omitempty"`      // "usage"
+	Mallocs  uint64        `json:"mallocs,omitempty"`  // "usage"
+	Syscalls uint64        `json:"syscalls,omitempty"` // "usage"
+	Note     string        `json:"note,omitempty"`     // "alloc"
+}
+
+// nodeOptions configure both processes' nodes alike.
+type nodeOptions struct {
+	Congestion string        `json:"congestion,omitempty"` // tcp.Options.CongestionControl
+	NoChecksum bool          `json:"no_checksum,omitempty"`
+	NoHelp     bool          `json:"no_help,omitempty"` // shm.Driver.NoHelp
+	Spin       time.Duration `json:"spin,omitempty"`    // of the node's own goroutine
+}
+
+// area is memory made of equal slots, each of which holds the last message that was put there: a stamp of eight bytes that
+// counts messages, then the pattern of the seed at this place. Slots smaller than a stamp have only the pattern.
+type area struct {
+	Seed   uint64   `json:"seed"`
+	Slot   uint64   `json:"slot"`             // bytes
+	Stamps []uint64 `json:"stamps,omitempty"` // of each slot; the number of slots
+}
