@@ -1,0 +1,455 @@
+package soak
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv/fault"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+// host is one node of a worker, from opening to closing.
+type host struct {
+	w    *worker
+	name string
+	n    *transfer.Node
+	data *fault.ProxyDriver
+
+	moving context.Context // ends when nothing is to begin any more
+	stop   context.CancelFunc
+	living context.Context // ends when the node is about to close
+	end    context.CancelFunc
+	movers sync.WaitGroup
+	others sync.WaitGroup // dialers, publishers, receivers
+
+	inflight atomic.Int64 // transfers begun and not ended
+
+	mu      sync.Mutex // guards what follows
+	links   map[int]*link
+	regions []*mem.Region
+	acks    map[string]chan struct{} // puts that wait for the receiver's word
+}
+
+// Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and nobody writes to it until the
+// receiver has looked at it.
+var partShare = []uint64{64, 64, 64, 64, 8, 8, 1} // MaxBytes divided by these
+
+// afterwards is how long a part is left alone after a put into it failed. The receiver of a TCP path that was frozen meanwhile
+// still places what is in its socket before it notices; no freeze lasts that long.
+const afterwards = 5 * time.Second
+
+const (
+	moverCount  = 4
+	pushers     = 2 // receptions of tensors that wait at a time
+	budget      = 4 // of pushed tensors, in units of MaxBytes/8: too small by intent
+	publishings = 2
+)
+
+func warmNet() error {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	return l.Close()
+}
+
+func (w *worker) open(seed uint64) (*host, error) {
+	w.lives++
+	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{}, acks: map[string]chan struct{}{}}
+	h.moving, h.stop = context.WithCancel(context.Background())
+	h.living, h.end = context.WithCancel(context.Background())
+	plan, err := fault.Parse(w.c.Data)
+	if err != nil {
+		return nil, err
+	}
+	plan.Seed ^= seed
+	if h.data, err = fault.NewProxyDriver(tcp.New(tcp.Options{}), plan); err != nil {
+		return nil, err
+	}
+	drivers := []path.Driver{shm.Driver{}, h.data}
+	if text := breaks[w.c.Break]; text != "" { // wrong on purpose
+		broken, err := fault.Parse(text)
+		if err != nil {
+			return nil, err
+		}
+		for i := range drivers {
+			if drivers[i], err = fault.NewDriver(drivers[i], broken); err != nil {
+				return nil, err
+			}
+		}
+	}
+	h.n, err = transfer.Open(h.living, transfer.Options{
+		Name: h.name, Listen: []string{"tcp://127.0.0.1:0"}, Paths: drivers, OnTransfer: h.heard,
+		Budget: max(w.c.MaxBytes/8*budget, 256<<10), HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second,
+	})
+	if err != nil {
+		return nil, err
+	}
+	for i := range w.c.Peers {
+		if i == w.c.Index {
+			continue
+		}
+		size := uint64(0)
+		for _, s := range partShare {
+			size += partSize(w.c.MaxBytes, s)
+		}
+		r, err := h.region(fmt.Sprint("in ", i), size)
+		if err != nil {
+			return nil, err
+		}
+		if _, err := h.n.Export(r.All(), transfer.ExportOptions{Name: inName(i), Rights: path.Read | path.Write}); err != nil {
+			return nil, err
+		}
+	}
+	r := rand.New(rand.NewPCG(seed, 1))
+	for i := range w.c.Peers {
+		if i != w.c.Index {
+			s := r.Uint64()
+			h.others.Go(func() { h.dial(i, s) })
+		}
+	}
+	for i := range publishings {
+		s := r.Uint64()
+		h.others.Go(func() { h.publish(i, s) })
+	}
+	for range pushers {
+		h.others.Go(h.receive)
+	}
+	for i := range moverCount {
+		s := r.Uint64()
+		h.movers.Go(func() { h.move(i, s) })
+	}
+	w.tell(line{T: tOpen, Node: h.name, Text: h.n.Addrs()[0]})
+	return h, nil
+}
+
+func partSize(most, share uint64) uint64 { return max(most/share, 4096) }
+
+func inName(sender int) string { return fmt.Sprint("in ", sender) }
+
+func (h *host) region(name string, size uint64) (*mem.Region, error) {
+	r, err := mem.Alloc(mem.Options{Name: name, Size: int(size), Lazy: true})
+	if err != nil {
+		return nil, err
+	}
+	h.mu.Lock()
+	h.regions = append(h.regions, r)
+	h.mu.Unlock()
+	return r, nil
+}
+
+// drop closes a region before the host's end.
+func (h *host) drop(r *mem.Region) {
+	h.mu.Lock()
+	for i, x := range h.regions {
+		if x == r {
+			h.regions = append(h.regions[:i], h.regions[i+1:]...)
+			break
+		}
+	}
+	h.mu.Unlock()
+	r.Close()
+}
+
+// disturb carries out a command that concerns data connections.
+func (h *host) disturb(cmd string) {
+	for _, p := range h.data.Proxies() {
+		switch cmd {
+		case cCut:
+			p.Cut()
+		case cStall:
+			p.Stall(fault.Both)
+		case cResume:
+			p.Resume(fault.Both)
+		}
+	}
+}
+
+// patiently waits for something, but not for ever, and reports whether it came.
+func (h *host) patiently(f func()) bool {
+	done := make(chan struct{})
+	go func() {
+		f()
+		close(done)
+	}()
+	t := time.NewTimer(h.w.c.Patience)
+	defer t.Stop()
+	select {
+	case <-done:
+		return true
+	case <-t.C:
+		return false
+	}
+}
+
+// quiet begins nothing any more and waits until every transfer has ended.
+func (h *host) quiet() {
+	h.stop()
+	h.patiently(h.movers.Wait)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(h.w.c.Patience); h.inflight.Load() > 0; <-tick.C {
+		if time.Now().After(end) {
+			h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
+				h.inflight.Load(), h.w.c.Patience)})
+			return
+		}
+	}
+}
+
+// close ends the node and returns what is wrong about that.
+func (h *host) close() (left []string) {
+	h.stop()
+	h.end()
+	if err := h.n.Close(); err != nil {
+		left = append(left, fmt.Sprintf("closing: %v", err))
+	}
+	if !h.patiently(h.movers.Wait) || !h.patiently(h.others.Wait) {
+		left = append(left, "goroutines of the worker hang")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, r := range h.regions {
+		if h.w.c.Break == BreakLease {
+			r.Lease()
+			h.w.c.Break = ""
+		}
+		r.Close()
+	}
+	return left
+}
+
+// track follows a transfer that has begun: it tells of its end, each time it ends.
+func (h *host) track(key string, x *transfer.Transfer, err error, after func(error)) {
+	if err != nil {
+		h.ended(key, "", err)
+		after(err)
+		return
+	}
+	x.OnDone(func(x *transfer.Transfer) {
+		h.ended(key, x.Explain().Path, x.Err())
+		after(x.Err())
+	})
+}
+
+func (h *host) begin(kind, key, to string, bytes uint64) {
+	h.inflight.Add(1)
+	h.w.tell(line{T: tBegin, Key: key, Node: h.name, To: to, Kind: kind, Bytes: bytes})
+}
+
+func (h *host) ended(key, via string, err error) {
+	l := line{T: tEnd, Key: key, Node: h.name, Path: via, Err: reason(err)}
+	if l.Err == "?" {
+		l.Text = err.Error()
+	}
+	h.w.tell(l)
+	h.inflight.Add(-1)
+}
+
+func (h *host) complain(format string, args ...any) {
+	h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf(format, args...)})
+}
+
+// heard is told of each completed transfer of a peer.
+func (h *host) heard(i transfer.Incoming) {
+	var m message
+	if err := json.Unmarshal(i.Msg, &m); err != nil {
+		h.complain("a %d-byte message of %s is damaged: %v", len(i.Msg), i.Peer, err)
+		return
+	}
+	l := line{T: tHeard, Key: m.Key, Node: h.name, Bytes: i.Bytes}
+	switch {
+	case m.Kind == "put":
+		l.Text = h.look(&m)
+		h.w.tell(l)
+		h.acknowledge(i.Peer, m.Key)
+		return
+	case m.Kind == "push": // one that is waited for does not come here
+		l.Text = "the tensor came when nobody waited for it any more"
+	case m.Ack != "":
+		h.mu.Lock()
+		if c := h.acks[m.Ack]; c != nil {
+			close(c)
+			delete(h.acks, m.Ack)
+		}
+		h.mu.Unlock()
+	}
+	h.w.tell(l)
+}
+
+// look checks the bytes of a put. The sender does not touch them before it is acknowledged.
+func (h *host) look(m *message) string {
+	h.mu.Lock()
+	var all mem.Span
+	for _, r := range h.regions {
+		if r.Name() == m.Export {
+			all = r.All()
+		}
+	}
+	h.mu.Unlock()
+	if all.Region == nil {
+		return ""
+	}
+	l, err := all.Region.Lease()
+	if err != nil {
+		return "" // the node is closing
+	}
+	defer l.Release()
+	seed := m.Seed
+	for _, b := range m.Blocks {
+		s, err := all.Sub(b[0], b[1])
+		if err != nil {
+			return err.Error()
+		}
+		if at := verify(s.Bytes(), seed); at >= 0 {
+			return fmt.Sprintf("byte %d of a block of %d at %d is wrong", at, b[1], b[0])
+		}
+		seed = mix(seed)
+	}
+	return ""
+}
+
+func (h *host) acknowledge(p *transfer.Peer, key string) {
+	if h.living.Err() != nil {
+		return
+	}
+	k := h.w.key()
+	msg, _ := json.Marshal(message{Key: k, Kind: "ack", Ack: key})
+	h.begin("ack", k, p.Name(), 0)
+	x, err := p.Notify(context.Background(), msg, transfer.PutOptions{})
+	h.track(k, x, err, func(error) {})
+}
+
+// link is a connection to another worker's node.
+type link struct {
+	peer *transfer.Peer
+	to   string
+	in   *transfer.Remote // memory for this worker there
+
+	mu    sync.Mutex // guards what follows
+	parts []part
+}
+
+// part is a part of the memory that another worker exports for this one.
+type part struct {
+	busy  bool
+	until time.Time // not to be used before
+	last  string    // what became of the put before, for complaints
+}
+
+// dial keeps a connection to a worker.
+func (h *host) dial(i int, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 2))
+	parts := map[string][]part{} // by node: parts whose put was not acknowledged stay busy
+	for h.living.Err() == nil {
+		ctx, cancel := context.WithTimeout(h.living, 5*time.Second)
+		p, err := h.n.Dial(ctx, h.w.c.Peers[i])
+		var in *transfer.Remote
+		if err == nil {
+			in, err = p.Lookup(ctx, inName(h.w.c.Index))
+		}
+		cancel()
+		if err == nil {
+			l := &link{peer: p, to: p.Name(), in: in, parts: parts[p.Name()]}
+			if l.parts == nil {
+				l.parts = make([]part, len(partShare))
+			}
+			h.mu.Lock()
+			h.links[i] = l
+			h.mu.Unlock()
+			select {
+			case <-p.Gone():
+			case <-h.living.Done():
+			}
+			h.mu.Lock()
+			delete(h.links, i)
+			h.mu.Unlock()
+			l.mu.Lock()
+			parts[l.to] = append([]part(nil), l.parts...)
+			l.mu.Unlock()
+		} else if p != nil {
+			p.Close()
+		}
+		if !pause(h.living, time.Duration(5+r.IntN(100))*time.Millisecond) {
+			return
+		}
+	}
+}
+
+// pause waits; it reports false when ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// publish offers tensors by name and withdraws them, also while others fetch them.
+func (h *host) publish(i int, seed uint64) {
+	r := rand.New(rand.NewPCG(seed, 3))
+	for h.living.Err() == nil {
+		size := labelSize + logSize(r, h.w.c.MaxBytes/4)
+		reg, err := h.region("published", size)
+		if err != nil {
+			h.complain("memory to publish: %v", err)
+			return
+		}
+		s := reg.All() // shared memory reaches whole regions only
+		label(s.Bytes()[:size], h.w.key())
+		x, err := h.n.Publish(fmt.Sprint("pub ", i), tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}}, s)
+		if err != nil {
+			if !errors.Is(err, transfer.ErrClosed) {
+				h.complain("publish: %v", err)
+			}
+			h.drop(reg)
+			return
+		}
+		pause(h.living, time.Duration(50+r.IntN(500))*time.Millisecond)
+		if err := x.Revoke(h.living); err != nil && h.living.Err() == nil {
+			h.complain("revoke: %v", err)
+		}
+		h.drop(reg)
+	}
+}
+
+// receive takes tensors that others push, until the node is closed: a reception that is given up earlier can come too late, and
+// the sender is told of success.
+func (h *host) receive() {
+	for {
+		t, err := h.n.Receive(context.Background(), "push")
+		switch {
+		case err == nil:
+			h.took(t)
+		case errors.Is(err, transfer.ErrClosed):
+			return
+		case reason(err) == "?":
+			h.complain("receive: %v", err)
+		}
+	}
+}
+
+func (h *host) took(t *transfer.Received) {
+	key, at := readLabel(t.Span.Bytes())
+	l := line{T: tHeard, Key: key, Node: h.name, Bytes: t.Span.Len}
+	if at >= 0 {
+		l.Text = fmt.Sprintf("byte %d of a tensor of %d is wrong", at, t.Span.Len)
+	}
+	t.Release()
+	h.w.tell(l)
+}

@@ -1,0 +1,64 @@
+package soak
+
+import (
+	"context"
+	"errors"
+
+	"github.com/penstock-io/penstock/internal/testenv/fault"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// reasons are the ways in which a transfer may fail here, the more specific first. Damaged bytes and broken protocols are not
+// among them: nothing here damages anything.
+var reasons = []struct {
+	err  error
+	name string
+}{
+	{path.ErrCanceled, "canceled"},
+	{path.ErrRevoked, "revoked"},
+	{path.ErrKey, "unknown key"},
+	{transfer.ErrPeerLost, "peer lost"},
+	{transfer.ErrClosed, "node closed"},
+	{control.ErrNotReady, "peer lost"},
+	{path.ErrDown, "path down"},
+	{mem.ErrBudget, "over budget"},
+	{context.DeadlineExceeded, "timeout"},
+	{context.Canceled, "given up"},
+	{fault.ErrInjected, "injected"},
+}
+
+var codes = map[control.Code]string{
+	control.NotFound: "not found", control.OverBudget: "over budget", control.Busy: "busy", control.Canceled: "canceled",
+	control.Shutdown: "shutting down", control.Timeout: "timeout", control.Revoked: "revoked", control.Down: "path down",
+}
+
+// reason names why something failed: "" for success, "?" for what must not happen.
+func reason(err error) string {
+	if err == nil {
+		return ""
+	}
+	var c *control.Error
+	if errors.As(err, &c) && c.Remote {
+		return "peer: " + c.Code.String() // why it failed there is told there
+	}
+	if errors.Is(err, path.ErrUnavailable) { // for many reasons, such as a token that expired while somebody was frozen
+		return "no path"
+	}
+	if errors.Is(err, path.ErrIntegrity) || errors.Is(err, path.ErrProtocol) {
+		return "?"
+	}
+	for _, r := range reasons {
+		if errors.Is(err, r.err) {
+			return r.name
+		}
+	}
+	if c != nil {
+		if name, ok := codes[c.Code]; ok {
+			return name
+		}
+	}
+	return "?"
+}
