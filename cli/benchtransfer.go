@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/penstock-io/penstock/bench"
+	"github.com/spf13/cobra"
+)
+
+// newBenchPeer is the second process of bench transfer.
+func newBenchPeer(s streams) *cobra.Command {
+	return &cobra.Command{
+		Use:    "bench-peer",
+		Short:  "The second process of the benchmarks",
+		Hidden: true,
+		Args:   noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			return bench.ServePeer(c.Context(), s.in, s.out, nil)
+		},
+	}
+}
+
+func newBenchTransfer(s streams) *cobra.Command {
+	var out benchOutput
+	var o bench.TransferOptions
+	var sizes []string
+	var report bool
+	c := &cobra.Command{
+		Use:   "transfer",
+		Short: "Puts, gets and borrows between two processes",
+		Args:  noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			for _, z := range sizes {
+				n, err := parseSize(z)
+				if err != nil {
+					return &usageError{err}
+				}
+				o.Sizes = append(o.Sizes, n)
+			}
+			if o.Conditions, err = out.conditions(s); err != nil {
+				return err
+			}
+			o.Command, o.Quick = []string{self, "bench", "bench-peer"}, out.quick
+			if !report {
+				r, err := bench.Transfer(c.Context(), o)
+				return out.print(s, r, err)
+			}
+			if o.Network == "" {
+				o.Isolated = []string{self, "bench", "transfer", "--report", "--json=-", fmt.Sprintf("--idle-wait=%v", out.idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
+					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge), fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.quiet)}
+				if o.Against != nil {
+					o.Isolated = append(o.Isolated, "--against="+strings.Join(o.Against, ","))
+				}
+			}
+			r, err := bench.Targets(c.Context(), o)
+			return out.print(s, r, err)
+		},
+	}
+	out.flags(c)
+	f := c.Flags()
+	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
+	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
+	f.StringSliceVar(&o.Paths, "path", nil, "paths to measure (default shm,tcp)")
+	f.StringSliceVar(&o.Modes, "mode", nil, "how both sides wait: spin, event (default both)")
+	f.StringSliceVar(&sizes, "size", nil, "sizes, such as 64,4KiB,1MiB (default 64 B to 256 MiB)")
+	f.IntSliceVar(&o.Peers, "peers", nil, "how many peers at once (default 1,16)")
+	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 10)")
+	f.DurationVar(&o.Budget, "budget", 0, "time of one sample (default 50ms)")
+	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
+	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3")
+	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: chosen by measurement)")
+	f.BoolVar(&report, "report", false, "the table of targets, each beside the best peer that is installed")
+	f.StringVar(&o.Network, "network", "", "")
+	f.StringVar(&o.Outside, "outside", "", "")
+	f.MarkHidden("network")
+	f.MarkHidden("outside")
+	return c
+}

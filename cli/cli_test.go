@@ -1,0 +1,160 @@
+package cli
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/tensor/safetensors"
+	"github.com/penstock-io/penstock/tensor/synth"
+)
+
+// mainEnv makes the test binary behave as the program penstock: the commands start themselves again.
+const mainEnv = "PENSTOCK_TEST_MAIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(mainEnv) != "" {
+		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// penstock runs the program and returns what it printed and its exit status.
+func penstock(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	cmd := exec.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	var out, errOut bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errOut
+	err := cmd.Run()
+	if cmd.ProcessState == nil {
+		t.Fatal(err)
+	}
+	return out.String(), errOut.String(), cmd.ProcessState.ExitCode()
+}
+
+func demoJSON(t *testing.T, args ...string) demoReport {
+	t.Helper()
+	out, errOut, status := penstock(t, append([]string{"demo", "--json", "--repeat", "2"}, args...)...)
+	if status != 0 {
+		t.Fatalf("exit status %d: %s", status, errOut)
+	}
+	var r demoReport
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func TestDemo(t *testing.T) {
+	r := demoJSON(t, "--small")
+	want := []string{"plain Go tcp", "plain Go unix", "tcp put", "tcp get", "shm put", "shm get", "shm borrow"}
+	if len(r.Rows) != len(want) {
+		t.Fatalf("rows: %+v", r.Rows)
+	}
+	specs := synth.Tiny.Tensors()
+	size, _ := synth.Bytes(specs)
+	for i, row := range r.Rows {
+		if row.What != want[i] || row.Bytes != uint64(size) || row.Verified != uint64(size) || row.Took <= 0 {
+			t.Errorf("row %d: %+v, expected %s of %d bytes, all verified", i, row, want[i], size)
+		}
+	}
+	if len(r.Choice) != 3 || !strings.Contains(r.Choice[0], "lowest expected time") {
+		t.Errorf("choice: %q", r.Choice)
+	}
+	if r.Tensors != len(specs) || len(r.DTypes) < 5 || len(r.Unavailable) == 0 || r.CopyGBs <= 0 {
+		t.Errorf("report: %+v", r)
+	}
+}
+
+func TestDemoFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "model.safetensors")
+	f, err := os.Create(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tensors []tensor.Tensor
+	sum := uint64(0)
+	for _, x := range []struct {
+		name  string
+		dtype tensor.DType
+		shape []int64
+	}{{"a", tensor.F32, []int64{100, 7}}, {"b", tensor.BF16, []int64{33}}, {"empty", tensor.I64, []int64{0, 4}}, {"scalar", tensor.F64, nil}} {
+		d := tensor.Desc{DType: x.dtype, Shape: x.shape}
+		n, _ := d.Bytes()
+		b := make([]byte, n)
+		synth.Fill(b, 99)
+		y, err := tensor.New(x.name, d, b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tensors = append(tensors, y)
+		sum += uint64(n)
+	}
+	if _, err := safetensors.Write(f, tensors, nil); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	r := demoJSON(t, "--file", file)
+	for _, row := range r.Rows {
+		if row.Verified != sum {
+			t.Errorf("%s: %d of %d bytes verified", row.What, row.Verified, sum)
+		}
+	}
+	if r.Tensors != 4 || r.Model != file {
+		t.Errorf("report: %+v", r)
+	}
+}
+
+func TestDemoPrints(t *testing.T) {
+	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1")
+	if status != 0 {
+		t.Fatalf("exit status %d: %s", status, errOut)
+	}
+	for _, want := range []string{"copies/byte", "tcp put", "shm borrow", "proof: crc32c", "proof: same memory", "Not available:", "verbs (RDMA)"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output lacks %q:\n%s", want, out)
+		}
+	}
+	if n := strings.Count(out, "every byte"); n != 7 {
+		t.Errorf("%d rows are verified, expected 7:\n%s", n, out)
+	}
+}
+
+// What is wrong is said once, on the standard error, with a status that tells misuse from failure.
+func TestMistakes(t *testing.T) {
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{[]string{"dmeo"}, 2, `unknown command "dmeo"`},
+		{[]string{"demo", "--fiel", "x"}, 2, "--fiel"},
+		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
+		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},
+		{[]string{"demo", "--file", "/nonexistent/x"}, 1, "/nonexistent/x"},
+		{[]string{"demo", "--file", "/dev/null"}, 1, "/dev/null"},
+	} {
+		out, errOut, status := penstock(t, c.args...)
+		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
+			t.Errorf("penstock %v: status %d, printed %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
+		}
+	}
+}
+
+func TestHelpAndVersion(t *testing.T) {
+	if out, _, status := penstock(t); status != 0 || !strings.Contains(out, "penstock demo") {
+		t.Errorf("without arguments: status %d, %q", status, out)
+	}
+	if out, _, status := penstock(t, "version"); status != 0 || !strings.Contains(out, "go1.") {
+		t.Errorf("version: status %d, %q", status, out)
+	}
+	if out, _, _ := penstock(t, "help"); strings.Contains(out, "demo-receiver") {
+		t.Error("help shows a hidden command")
+	}
+}

@@ -1,0 +1,46 @@
+package cli
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+//go:generate go test -run ^TestReferenceIsCurrent$ -update .
+
+// writeReference writes docs/cli.md: every command with its flags, from the tree itself.
+func writeReference(w io.Writer, root *cobra.Command) {
+	fmt.Fprint(w, "# Commands\n\nGenerated from the command tree by `make generate`; do not edit.\n")
+	var walk func(c *cobra.Command)
+	walk = func(c *cobra.Command) {
+		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
+			return
+		}
+		fmt.Fprintf(w, "\n## %s\n\n%s.\n", c.CommandPath(), strings.TrimSuffix(c.Short, "."))
+		if c.Long != "" {
+			fmt.Fprintf(w, "\n```text\n%s\n```\n", c.Long)
+		}
+		first := true
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.Name == "help" || f.Hidden {
+				return
+			}
+			if first {
+				fmt.Fprint(w, "\n| flag | default | meaning |\n|---|---|---|\n")
+				first = false
+			}
+			def := f.DefValue
+			if def == "" || def == "[]" {
+				def = "none"
+			}
+			fmt.Fprintf(w, "| `--%s` | %s | %s |\n", f.Name, def, f.Usage)
+		})
+		for _, s := range c.Commands() {
+			walk(s)
+		}
+	}
+	walk(root)
+}

@@ -1,0 +1,11 @@
+// Command penstock moves bytes between the memories of processes and machines and says by which path and why. Run
+// "penstock help" for its commands.
+package main
+
+import (
+	"os"
+
+	"github.com/penstock-io/penstock/cli"
+)
+
+func main() { os.Exit(cli.Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr)) }
