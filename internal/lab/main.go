@@ -1,0 +1,64 @@
+// Lab is the tool of the lab for contributors: it runs a command in a guest or between namespaces, says which of the peers'
+// tools are here, soaks, and runs the tests while it watches that they leave nothing behind.
+//
+//	go run ./internal/lab run -require guest:net -- go test ./...
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+
+	"github.com/penstock-io/penstock/internal/soak"
+)
+
+// command is one word of the tool.
+type command struct {
+	name, args, what string
+	run              func(ctx context.Context, args []string, out io.Writer) error
+}
+
+var commands = []command{
+	{"run", "[-require KIND:WHAT,...] -- COMMAND", "run a command; print what it used of the lab; fail if it left anything behind", run},
+	{"guest", "[-profile NAME -- COMMAND]", "list the guests, or run a command in one", inGuest},
+	{"netns", "[-hosts N] [-mtu N] [-queues N] [-rate N] -- COMMAND", "run a command in the first of several hosts in namespaces", inNamespace},
+	{"soak", "[-duration 1h] [-seed N] [-workers N] [-calm]", "random transfers under random faults, with exact accounting", soakFor},
+	{"peers", "", "list other people's tools: version, or how to get them", listPeers},
+}
+
+func main() {
+	soak.Main() // the soak's workers are this program
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	err := dispatch(ctx, os.Args[1:], os.Stdout)
+	stop()
+	if err != nil && !errors.Is(err, flag.ErrHelp) {
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		os.Exit(1)
+	}
+}
+
+// dispatch runs the command that the first word names.
+func dispatch(ctx context.Context, args []string, out io.Writer) error {
+	if len(args) == 0 {
+		usage(out)
+		return errors.New("expected a command")
+	}
+	for _, c := range commands {
+		if c.name == args[0] {
+			return c.run(ctx, args[1:], out)
+		}
+	}
+	usage(out)
+	return fmt.Errorf("no command %q", args[0])
+}
+
+func usage(out io.Writer) {
+	fmt.Fprintln(out, "usage: go run ./internal/lab COMMAND")
+	for _, c := range commands {
+		fmt.Fprintf(out, "  %-6s %-54s %s\n", c.name, c.args, c.what)
+	}
+}

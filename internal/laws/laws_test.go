@@ -1,0 +1,294 @@
+package laws
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/penstock-io/penstock"
+
+// floors is the table of DESIGN section 1: a package may import packages of lower floors, and packages listed before it on
+// its own floor. Packages under internal/ that any floor may use are in base.
+var floors = [][]string{
+	{"internal/invariants", "internal/sys", "internal/testenv", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
+		"internal/testenv/peers", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda"},
+	{"ring", "metrics", "vec"},
+	{"mem"},
+	{"tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
+	{"path", "path/pathtest", "path/shm", "path/tcp", "internal/testenv/fault"},
+	{"transfer/control", "transfer"},
+	{""}, // the root package
+	{"bench/paired", "bench", "internal/soak"},
+	{"cli", "cmd/penstock", "internal/laws", "internal/lab"},
+}
+
+// apart lists packages of one floor that must not know each other although the order of the table would allow it.
+var apart = map[string][]string{
+	"path/tcp": {"path/shm"},
+}
+
+// restricted says who alone may import a package from outside the module (tests are free to).
+var restricted = map[string][]string{
+	"golang.org/x/sys/unix":  {"internal/sys"},
+	"syscall":                {"internal/sys"},
+	"github.com/spf13/cobra": {"cli"},
+	"github.com/spf13/pflag": {"cli"},
+	"C":                      {},
+	"plugin":                 {},
+}
+
+// maxLines is the length a file should not exceed; long holds the exceptions with their reason.
+const maxLines = 700
+
+var long = map[string]string{}
+
+type source struct {
+	rel, pkg string // path of the file and of its package below the root of the repository
+	test     bool
+	file     *ast.File
+	fset     *token.FileSet
+	lines    int
+	text     string
+}
+
+func load(t *testing.T) []source {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out []source
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(root, p)
+		if d.IsDir() {
+			if name := d.Name(); rel != "." && (strings.HasPrefix(name, ".") || name == "testdata" || name == "tools" || name == "bin") {
+				return filepath.SkipDir
+			}
+			return nil
+		}
+		if !strings.HasSuffix(p, ".go") {
+			return nil
+		}
+		b, err := os.ReadFile(p)
+		if err != nil {
+			return err
+		}
+		fset := token.NewFileSet()
+		f, err := parser.ParseFile(fset, p, b, parser.ParseComments)
+		if err != nil {
+			return err
+		}
+		pkg := filepath.ToSlash(filepath.Dir(rel))
+		if pkg == "." {
+			pkg = ""
+		}
+		out = append(out, source{filepath.ToSlash(rel), pkg, strings.HasSuffix(rel, "_test.go"), f, fset, strings.Count(string(b), "\n"), string(b)})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(out) < 20 {
+		t.Fatalf("found only %d Go files below %s", len(out), root)
+	}
+	return out
+}
+
+func imports(s source) []string {
+	var out []string
+	for _, i := range s.file.Imports {
+		p, _ := strconv.Unquote(i.Path.Value)
+		out = append(out, p)
+	}
+	return out
+}
+
+// rank is the position of a package in the table: floor and place on it.
+func rank(pkg string) (floor, place int, ok bool) {
+	for f, names := range floors {
+		if i := slices.Index(names, pkg); i >= 0 {
+			return f, i, true
+		}
+	}
+	return 0, 0, false
+}
+
+func TestEveryPackageHasAFloor(t *testing.T) {
+	seen := map[string]bool{}
+	for _, s := range load(t) {
+		seen[s.pkg] = true
+		if _, _, ok := rank(s.pkg); !ok {
+			t.Errorf("%s: package %q is not in the table of floors (internal/laws, ARCHITECTURE.md)", s.rel, s.pkg)
+		}
+	}
+	for _, names := range floors {
+		for _, n := range names {
+			if !seen[n] {
+				t.Errorf("the table of floors names %q, which has no Go file", n)
+			}
+		}
+	}
+}
+
+func TestImportsGoDown(t *testing.T) {
+	for _, s := range load(t) {
+		if s.test {
+			continue
+		}
+		f, p, ok := rank(s.pkg)
+		if !ok {
+			continue
+		}
+		for _, i := range imports(s) {
+			if i != module && !strings.HasPrefix(i, module+"/") {
+				continue
+			}
+			target := strings.TrimPrefix(strings.TrimPrefix(i, module), "/")
+			tf, tp, ok := rank(target)
+			if !ok || tf > f || tf == f && tp >= p || slices.Contains(apart[s.pkg], target) {
+				t.Errorf("%s: imports %s, which is not below it", s.rel, i)
+			}
+		}
+	}
+}
+
+func TestRestrictedImports(t *testing.T) {
+	for _, s := range load(t) {
+		for _, i := range imports(s) {
+			who, limited := restricted[i]
+			if !limited || slices.Contains(who, s.pkg) {
+				continue
+			}
+			// Tests may use system calls to build hostile peers, never cgo.
+			if s.test && i != "C" {
+				continue
+			}
+			t.Errorf("%s: imports %q, which only %v may", s.rel, i, who)
+		}
+	}
+}
+
+func TestUnsafeOnlyInNamedFiles(t *testing.T) {
+	for _, s := range load(t) {
+		if s.test || strings.HasSuffix(s.rel, "_unsafe.go") {
+			continue
+		}
+		if slices.Contains(imports(s), "unsafe") {
+			t.Errorf("%s: imports unsafe; only files named *_unsafe.go may", s.rel)
+		}
+		if strings.Contains(s.text, "\n//go:"+"linkname") {
+			t.Errorf("%s: uses linkname", s.rel)
+		}
+	}
+}
+
+func TestAssemblyOnlyInVec(t *testing.T) {
+	root := "../.."
+	filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(p, ".s") && filepath.ToSlash(filepath.Dir(p)) != root+"/vec" {
+			t.Errorf("%s: assembly outside vec", p)
+		}
+		return nil
+	})
+}
+
+func TestFilesStaySmall(t *testing.T) {
+	for _, s := range load(t) {
+		if s.lines > maxLines && long[s.rel] == "" {
+			t.Errorf("%s: %d lines; more than %d need a reason in this test", s.rel, s.lines, maxLines)
+		}
+	}
+}
+
+func TestPackagesAreDocumented(t *testing.T) {
+	documented := map[string]bool{}
+	for _, s := range load(t) {
+		if s.test {
+			continue
+		}
+		documented[s.pkg] = documented[s.pkg] || s.file.Doc != nil && len(s.file.Doc.Text()) > 80
+	}
+	for pkg, ok := range documented {
+		if !ok {
+			t.Errorf("package %q has no doc comment that a newcomer could start from", pkg)
+		}
+	}
+}
+
+func TestExportedNamesAreDocumented(t *testing.T) {
+	for _, s := range load(t) {
+		if s.test || s.pkg == "cmd/penstock" {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				if d.Name.IsExported() && d.Doc == nil && receiverExported(d) && !wellKnown[d.Name.Name] {
+					t.Errorf("%s: %s has no doc comment", s.fset.Position(d.Pos()), d.Name.Name)
+				}
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if ts, ok := spec.(*ast.TypeSpec); ok && ts.Name.IsExported() && d.Doc == nil && ts.Doc == nil && ts.Comment == nil {
+						t.Errorf("%s: type %s has no doc comment", s.fset.Position(ts.Pos()), ts.Name.Name)
+					}
+				}
+			}
+		}
+	}
+}
+
+// wellKnown are methods whose meaning an interface of the standard library fixes.
+var wellKnown = map[string]bool{"String": true, "Error": true, "Unwrap": true, "Is": true, "Len": true, "Less": true, "Swap": true}
+
+func receiverExported(d *ast.FuncDecl) bool {
+	if d.Recv == nil || len(d.Recv.List) == 0 {
+		return true
+	}
+	typ := d.Recv.List[0].Type
+	for {
+		switch t := typ.(type) {
+		case *ast.StarExpr:
+			typ = t.X
+		case *ast.IndexExpr:
+			typ = t.X
+		case *ast.IndexListExpr:
+			typ = t.X
+		case *ast.Ident:
+			return t.IsExported()
+		default:
+			return false
+		}
+	}
+}
+
+func TestNoSleepsInCode(t *testing.T) {
+	for _, s := range load(t) {
+		if !s.test && strings.Contains(s.text, "time."+"Sleep(") {
+			t.Errorf("%s: sleeps; wait for an event instead", s.rel)
+		}
+	}
+}
+
+func TestNoPathsOfAMachine(t *testing.T) {
+	for _, s := range load(t) {
+		for _, bad := range []string{"/work/" + "main", "/work/" + "shared", "/root" + "/", "proxy.golang" + ".org"} {
+			if strings.Contains(s.text, bad) {
+				t.Errorf("%s: contains %q", s.rel, bad)
+			}
+		}
+	}
+}
