@@ -62,7 +62,7 @@ type helpJob struct {
 
 func jobWord(gen, n uint32) uint64 { return uint64(gen)<<32 | uint64(n) }
 
-// startJob offers block c to the peer. Whatever stands against it, the poster copies alone.
+// startJob offers block c to the peer. Whatever stands against it, the poster copies alone, unless the path went down.
 func (p *Path) startJob(s *slot, c *path.Copy, a *attachment) bool {
 	if !p.helps || s.kind != path.Put || c.Local.Region.FD() < 0 || len(p.out) > 0 {
 		return false
@@ -87,7 +87,7 @@ func (p *Path) startJob(s *slot, c *path.Copy, a *attachment) bool {
 	c.Key.Append(b[:0])
 	binary.LittleEndian.PutUint32(b[path.KeySize:], id)
 	binary.LittleEndian.PutUint32(b[path.KeySize+4:], j.gen)
-	if !p.put(messageHelp, c.Local.Off, c.Local.Len, c.RemoteOff, 0, b[:]) && p.downErr == nil {
+	if !p.put(messageHelp, c.Local.Off, c.Local.Len, c.RemoteOff, 0, b[:]) {
 		j.active = false
 		return false
 	}

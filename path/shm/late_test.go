@@ -67,3 +67,27 @@ func TestNotificationsBeforeClose(t *testing.T) {
 		t.Errorf("%d notifications counted as delivered, %d reported", good, next)
 	}
 }
+
+// A peer that closes while a large put is offered to it: the put ends with the path, and nothing is copied into memory that is
+// not mapped any more.
+func TestPeerGoneAsAJobIsOffered(t *testing.T) {
+	u := newDuo(t, Driver{}, 0)
+	if !u.p.helps {
+		t.Skip("helping is off: this machine has one CPU")
+	}
+	local, remote := u.region(helpBytes), u.region(helpBytes)
+	op := put(local.All(), export(t, u.qx, remote, path.Write).Key(), 0)
+	if e := u.do(op); e.Err != nil || len(u.p.regions) != 1 {
+		t.Fatalf("%+v, %d regions lent", e, len(u.p.regions))
+	}
+	u.q.ownParked.Swap(shut) // what Close does first, before anything is on the socket
+	op.Token = 7
+	if _, err := u.p.Post([]path.Op{op}); err != nil {
+		t.Fatal(err)
+	}
+	var ev [4]path.Event
+	n := u.p.Poll(ev[:])
+	if n != 2 || ev[0].Kind != path.EventDone || ev[0].Token != 7 || !errors.Is(ev[0].Err, path.ErrDown) || ev[1].Kind != path.EventDown {
+		t.Fatalf("%+v", ev[:n])
+	}
+}

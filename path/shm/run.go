@@ -51,7 +51,11 @@ func (p *Path) run(budget uint64) {
 		s := &p.fifo[p.head&p.mask]
 		switch s.phase {
 		case phaseResolve:
-			if err := p.resolve(s); err == errWait {
+			err := p.resolve(s)
+			if p.downErr != nil {
+				return
+			}
+			if err == errWait {
 				p.stopped = stopAttach
 				return
 			} else if err != nil {
@@ -193,7 +197,11 @@ func (p *Path) copyBlocks(s *slot, budget uint64) (used uint64, err error) {
 					return used, errRevoked
 				}
 			}
-			if p.job.active || s.off == 0 && left >= helpBytes && p.startJob(s, c, a) {
+			helped := p.job.active || s.off == 0 && left >= helpBytes && p.startJob(s, c, a)
+			if p.downErr != nil { // the peer was seen to have gone while the job was offered: its memory is unmapped
+				return used, nil
+			}
+			if helped {
 				n, ready := p.runJob(s, c, a, budget-min(used, budget))
 				used += n
 				if !ready {
