@@ -321,7 +321,9 @@ func (p *Path) revoked(key path.Key) {
 	if p.queued > 0 {
 		s := &p.fifo[p.head&p.mask]
 		if a.opSeq == s.seq && s.phase <= phaseCopy {
-			p.abandon(s, errRevoked)
+			if p.abandon(s, errRevoked); p.downErr != nil {
+				return // which has detached it
+			}
 		}
 	}
 	p.detach(a)

@@ -237,7 +237,9 @@ func (p *Path) forget(k *packet) {
 		return // it could not be mapped
 	}
 	if p.helping.active {
-		p.leaveJob()
+		if p.leaveJob(); p.downErr != nil {
+			return // which has unmapped it
+		}
 	}
 	delete(p.lent, k.id)
 	sys.Munmap(m)
