@@ -22,8 +22,9 @@ var floors = [][]string{
 		"internal/testenv/peers", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda"},
 	{"ring", "metrics", "vec"},
 	{"mem"},
-	{"tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
-	{"path", "path/pathtest", "path/shm", "path/tcp", "internal/testenv/fault"},
+	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
+	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/sim", "engine/socket", "engine/frame",
+		"path", "path/pathtest", "path/shm", "path/tcp", "internal/testenv/fault"},
 	{"transfer/control", "transfer"},
 	{""}, // the root package
 	{"bench/paired", "bench", "internal/soak"},
@@ -32,7 +33,9 @@ var floors = [][]string{
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
 var apart = map[string][]string{
-	"path/tcp": {"path/shm"},
+	"path/tcp":      {"path/shm"},
+	"engine/socket": {"engine/sim"},
+	"engine/frame":  {"engine/sim", "engine/socket"},
 }
 
 // restricted says who alone may import a package from outside the module (tests are free to).

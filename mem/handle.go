@@ -1,0 +1,112 @@
+package mem
+
+import "github.com/penstock-io/penstock/internal/invariants"
+
+// Handle is a Slot of a pool that is known otherwise, as a number: the index in the low half, the generation in the high
+// half. Arrays of handles hold no pointers, so the garbage collector does not look at them, and they go to and from a pool
+// in batches. A handle is as good as its Slot: a second release is refused.
+type Handle uint64
+
+// maxBatch is the number of slots that move with one change of the shared list.
+const maxBatch = 64
+
+func (h Handle) index() uint32 { return uint32(h) }
+
+// Handle is the slot as a number.
+func (s Slot) Handle() Handle { return Handle(s.gen)<<32 | Handle(s.index) }
+
+// Slot is the slot of p that h stands for.
+func (p *Pool) Slot(h Handle) Slot { return Slot{p, h.index(), uint32(h >> 32)} }
+
+// Offset is where the slot of h begins in the pool's region, in bytes. h must be of this pool.
+func (p *Pool) Offset(h Handle) uint64 { return uint64(h.index()) * p.stride }
+
+// GetBatch takes up to len(dst) slots from the shared list into dst and returns how many there were. Fewer than asked for is
+// counted as one exhaustion. Any goroutine may call it; it does not allocate.
+func (p *Pool) GetBatch(dst []Handle) int {
+	var free [maxBatch]uint32
+	got := 0
+	for got < len(dst) {
+		n := p.pop(free[:min(maxBatch, len(dst)-got)])
+		if n == 0 {
+			break
+		}
+		for _, i := range free[:n] {
+			if s, ok := p.take(i); ok { // a slot that Close has marked stays where it is
+				dst[got] = s.Handle()
+				got++
+			}
+		}
+	}
+	if got > 0 {
+		p.gets.Add(uint64(got))
+	}
+	if got < len(dst) {
+		p.empty()
+	}
+	return got
+}
+
+// PutBatch gives slots back to the shared list and returns how many were refused, because they were released before: those
+// change nothing, and err is the *SlotError of the first. Any goroutine may call it; without a refusal it does not allocate.
+func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
+	var free [maxBatch]uint32
+	n, put := 0, 0
+	for _, h := range src {
+		if int(h.index()) >= len(p.meta) {
+			p.rejected.Add(1)
+			if refused++; err == nil {
+				err = &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrForeign}
+			}
+			continue
+		}
+		back, e := p.give(p.Slot(h))
+		if e != nil {
+			if refused++; err == nil {
+				err = e
+			}
+			continue
+		}
+		put++
+		if !back {
+			continue
+		}
+		free[n] = h.index()
+		if n++; n == maxBatch {
+			p.push(free[:n])
+			n = 0
+		}
+	}
+	if n > 0 {
+		p.push(free[:n])
+	}
+	if put > 0 {
+		p.puts.Add(uint64(put))
+	}
+	return refused, err
+}
+
+// GetBatch is Pool.GetBatch through the cache, for its one goroutine: it takes what the cache keeps, and the rest from the
+// shared list.
+func (c *Cache) GetBatch(dst []Handle) int {
+	if invariants.Enabled {
+		c.enter()
+		defer c.leave()
+	}
+	got := 0
+	for got < len(dst) && len(c.free) > 0 {
+		last := len(c.free) - 1
+		s, ok := c.p.take(c.free[last])
+		if !ok {
+			return got
+		}
+		c.free = c.free[:last]
+		dst[got] = s.Handle()
+		got++
+	}
+	c.gets.Add(uint64(got))
+	if got < len(dst) && !c.closed {
+		got += c.p.GetBatch(dst[got:])
+	}
+	return got
+}

@@ -1,0 +1,135 @@
+package mem
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+)
+
+func TestBatches(t *testing.T) {
+	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 100, Slots: 200})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := make([]Handle, 250)
+	if n := p.GetBatch(hs[:150]); n != 150 {
+		t.Fatalf("%d of 150 slots", n)
+	}
+	if n := p.GetBatch(hs[150:]); n != 50 {
+		t.Fatalf("%d slots, 50 were left", n)
+	}
+	if s := p.Stats(); s.InUse != 200 || s.Gets != 200 || s.Exhausted != 1 {
+		t.Errorf("%+v", s)
+	}
+	offs := make([]uint64, 200)
+	for i, h := range hs[:200] {
+		offs[i] = p.Offset(h)
+		if p.Slot(h).Handle() != h || p.Slot(h).Span().Off != offs[i] {
+			t.Fatalf("handle %#x is slot %+v at %d", h, p.Slot(h), offs[i])
+		}
+	}
+	slices.Sort(offs)
+	for i, o := range offs {
+		if o != uint64(i)*128 {
+			t.Fatalf("slot %d at %d", i, o)
+		}
+	}
+	again := hs[7]
+	if n, err := p.PutBatch(hs[:130]); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	n, err := p.PutBatch([]Handle{again, hs[130], 1 << 20})
+	if e := (*SlotError)(nil); n != 2 || !errors.As(err, &e) || !errors.Is(err, ErrReleased) || e.Index != int(again.index()) {
+		t.Errorf("%d refused: %v", n, err)
+	}
+	if s := p.Stats(); s.InUse != 69 || s.Puts != 131 || s.Rejected != 2 {
+		t.Errorf("%+v", s)
+	}
+	if err := p.Close(); !errors.Is(err, ErrInUse) {
+		t.Errorf("close with slots out: %v", err)
+	}
+	if n := p.GetBatch(make([]Handle, 3)); n != 0 {
+		t.Errorf("%d slots of a closed pool", n)
+	}
+	if n, err := p.PutBatch(hs[131:200]); n != 0 || err != nil {
+		t.Error(n, err)
+	}
+	if r := LeakReport(); len(r) != 0 {
+		t.Error(r)
+	}
+}
+
+// Several goroutines take and give batches; no slot is ever out twice.
+func TestBatchesRace(t *testing.T) {
+	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 8, Slots: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	b := p.Region().All().Bytes()
+	var wg sync.WaitGroup
+	for id := range 4 {
+		wg.Go(func() {
+			hs := make([]Handle, 90)
+			c := p.Cache()
+			defer c.Close()
+			for round := range 2000 {
+				n := 1 + (round*7+id)%len(hs)
+				if round%2 == 0 {
+					n = p.GetBatch(hs[:n])
+				} else {
+					n = c.GetBatch(hs[:n])
+				}
+				for _, h := range hs[:n] {
+					b[p.Offset(h)] = byte(id)
+				}
+				for _, h := range hs[:n] {
+					if b[p.Offset(h)] != byte(id) {
+						t.Errorf("slot %d is out twice", h.index())
+						return
+					}
+				}
+				if r, err := p.PutBatch(hs[:n]); r != 0 || err != nil {
+					t.Error(r, err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s := p.Stats(); s.InUse != 0 || s.Gets != s.Puts {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestBatchAllocs(t *testing.T) {
+	if testenv.Race || testenv.Invariants {
+		t.Skip("this build allocates for its checks")
+	}
+	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 8, Slots: 500})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	hs := make([]Handle, 64)
+	if n := testing.AllocsPerRun(100, func() { p.PutBatch(hs[:p.GetBatch(hs)]) }); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+func BenchmarkPoolBatch(b *testing.B) {
+	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 2048, Slots: 4096})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer p.Close()
+	hs := make([]Handle, 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		p.PutBatch(hs[:p.GetBatch(hs)])
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*64), "ns/slot")
+}
