@@ -23,7 +23,7 @@ var floors = [][]string{
 	{"ring", "metrics", "vec"},
 	{"mem"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
-	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/sim", "engine/socket", "engine/frame",
+	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/sim", "engine/socket", "engine/afpacket",
 		"path", "path/pathtest", "path/shm", "path/tcp", "internal/testenv/fault"},
 	{"transfer/control", "transfer"},
 	{""}, // the root package
@@ -33,9 +33,9 @@ var floors = [][]string{
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
 var apart = map[string][]string{
-	"path/tcp":      {"path/shm"},
-	"engine/socket": {"engine/sim"},
-	"engine/frame":  {"engine/sim", "engine/socket"},
+	"path/tcp":        {"path/shm"},
+	"engine/socket":   {"engine/sim"},
+	"engine/afpacket": {"engine/sim", "engine/socket"},
 }
 
 // restricted says who alone may import a package from outside the module (tests are free to).

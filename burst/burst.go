@@ -1,0 +1,329 @@
+package burst
+
+import (
+	"fmt"
+
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/mem"
+)
+
+const (
+	// MaxSources is the number of different Sources in one burst: more than the memories of one queue.
+	MaxSources = 8
+	// MaxSegments is the number of segments of one packet.
+	MaxSegments = 64
+)
+
+// NoHandle marks a segment that nobody takes back: another segment of the same packet carries the handle of its memory, as
+// for a header and a payload that are two views of one slot.
+const NoHandle = ^Handle(0)
+
+// Role says what a segment holds.
+type Role uint8
+
+const (
+	Frame   Role = iota // the packet, or the next chunk of it, headers and payload together
+	Header              // the packet's headers
+	Payload             // what comes after them
+)
+
+func (r Role) String() string {
+	switch r {
+	case Frame:
+		return "frame"
+	case Header:
+		return "header"
+	case Payload:
+		return "payload"
+	}
+	return fmt.Sprintf("role %d", uint8(r))
+}
+
+// Flags say more about a packet.
+type Flags uint16
+
+const (
+	Truncated    Flags = 1 << iota // longer on the wire than what is here; WireLen says how long
+	ChecksumGood                   // its checksums were verified by the NIC or the kernel
+	ChecksumBad                    // they were found wrong, and the queue was told to deliver such packets
+	HasTime                        // Time holds the receive time
+	HardwareTime                   // that time was taken by the NIC
+	VLANStripped                   // the NIC or the kernel took a VLAN tag off; Flow rules saw it
+	Last                           // last packet of a message or stream: the peer has ended its direction
+)
+
+// segment is one run of bytes. It holds no pointer.
+type segment struct {
+	handle Handle
+	off    uint64 // of its first byte in the region
+	len    uint32
+	cap    uint32 // bytes from off that belong to it
+	head   uint16 // bytes before off that belong to it
+	src    uint8
+	role   Role
+}
+
+// Burst is a batch of packets. Make it with New; it belongs to one goroutine at a time.
+type Burst struct {
+	n    int
+	segs []segment // all packets' segments, one packet after the other
+	// Per packet. first has one more entry, so that packet i has segments first[i] to first[i+1].
+	first []uint32
+	flow  []uint32
+	conn  []uint32
+	wire  []uint32
+	flags []Flags
+	time  []int64
+
+	sources  [MaxSources]*Source
+	nsources int
+	scratch  []Handle
+
+	reserver Reserver
+	reserved int
+
+	debug debug // empty without -tags invariants
+}
+
+// New makes a burst with room for that many packets, at least 1, of one segment each.
+func New(packets int) *Burst { return NewSegmented(packets, packets) }
+
+// NewSegmented makes a burst with room for that many packets and segments altogether.
+func NewSegmented(packets, segments int) *Burst {
+	packets = max(packets, 1)
+	segments = max(segments, packets)
+	return &Burst{
+		segs:    make([]segment, 0, segments),
+		first:   make([]uint32, packets+1),
+		flow:    make([]uint32, packets),
+		conn:    make([]uint32, packets),
+		wire:    make([]uint32, packets),
+		flags:   make([]Flags, packets),
+		time:    make([]int64, packets),
+		scratch: make([]Handle, segments),
+	}
+}
+
+// Len is the number of packets.
+func (b *Burst) Len() int { return b.n }
+
+// Cap is the number of packets that there is room for.
+func (b *Burst) Cap() int { return len(b.flow) }
+
+// Room is the number of packets that can be added, if they have one segment each and come from Sources that are known or for
+// which there is room.
+func (b *Burst) Room() int { return min(len(b.flow)-b.n, cap(b.segs)-len(b.segs)) }
+
+// Segments is the number of segments of packet i; 0 once Take has taken it.
+func (b *Burst) Segments(i int) int {
+	b.check(i)
+	return int(b.first[i+1] - b.first[i])
+}
+
+func (b *Burst) segment(i, k int) *segment {
+	b.check(i)
+	return &b.segs[b.first[i]:b.first[i+1]][k]
+}
+
+// check stops an access to a packet that is not there: it would read what an earlier burst left.
+func (b *Burst) check(i int) {
+	if uint(i) >= uint(b.n) {
+		b.outside(i)
+	}
+}
+
+func (b *Burst) outside(i int) {
+	text := fmt.Sprintf("burst: packet %d of %d", i, b.n)
+	if invariants.Enabled {
+		text += b.debug.emptied()
+	}
+	panic(text)
+}
+
+// Segment names segment k of packet i.
+func (b *Burst) Segment(i, k int) mem.Span {
+	s := b.segment(i, k)
+	return mem.Span{Region: b.sources[s.src].region, Off: s.off, Len: uint64(s.len)}
+}
+
+// Role says what segment k of packet i holds.
+func (b *Burst) Role(i, k int) Role { return b.segment(i, k).role }
+
+// Bytes are the bytes of segment k of packet i, valid as long as the packet is owned; nil in memory that the CPU cannot reach.
+func (b *Burst) Bytes(i, k int) []byte {
+	s := b.segment(i, k)
+	m := b.sources[s.src].bytes
+	if m == nil {
+		return nil
+	}
+	return m[s.off : s.off+uint64(s.len) : s.off+uint64(s.cap)]
+}
+
+// PacketLen is the number of bytes of packet i in all its segments.
+func (b *Burst) PacketLen(i int) int {
+	b.check(i)
+	n := 0
+	for _, s := range b.segs[b.first[i]:b.first[i+1]] {
+		n += int(s.len)
+	}
+	return n
+}
+
+// TotalLen is the number of bytes of all packets.
+func (b *Burst) TotalLen() int {
+	n := 0
+	for k := range b.segs {
+		n += int(b.segs[k].len)
+	}
+	return n
+}
+
+// CopyTo copies the bytes of packet i, all its segments in order, to dst and returns how many fit. Segments that the CPU
+// cannot reach end the copy.
+func (b *Burst) CopyTo(dst []byte, i int) int {
+	n := 0
+	for k := range b.Segments(i) {
+		from := b.Bytes(i, k)
+		n += copy(dst[n:], from)
+		if from == nil || n == len(dst) {
+			break
+		}
+	}
+	return n
+}
+
+// SegmentCap is the number of bytes that segment k of packet i can hold: SetLen takes up to that many.
+func (b *Burst) SegmentCap(i, k int) int { return int(b.segment(i, k).cap) }
+
+// SetLen makes segment k of packet i n bytes long, at most SegmentCap. It reports whether that many fit, and changes nothing
+// otherwise.
+func (b *Burst) SetLen(i, k, n int) bool {
+	s := b.segment(i, k)
+	if n < 0 || uint64(n) > uint64(s.cap) {
+		return false
+	}
+	s.len = uint32(n)
+	return true
+}
+
+// Headroom is the number of bytes before segment 0 of packet i that Prepend can use.
+func (b *Burst) Headroom(i int) int { return int(b.segment(i, 0).head) }
+
+// Prepend makes packet i begin n bytes earlier, for headers that are put in front. It reports whether there was so much
+// headroom, and changes nothing otherwise.
+func (b *Burst) Prepend(i, n int) bool {
+	s := b.segment(i, 0)
+	if n < 0 || n > int(s.head) {
+		return false
+	}
+	s.head -= uint16(n)
+	s.off -= uint64(n)
+	s.len += uint32(n)
+	s.cap += uint32(n)
+	return true
+}
+
+// TrimFront takes n bytes off the front of segment 0 of packet i; they become headroom. It reports whether there were so many.
+func (b *Burst) TrimFront(i, n int) bool {
+	s := b.segment(i, 0)
+	if n < 0 || uint64(n) > uint64(s.len) || n+int(s.head) > 1<<16-1 {
+		return false
+	}
+	s.head += uint16(n)
+	s.off += uint64(n)
+	s.len -= uint32(n)
+	s.cap -= uint32(n)
+	return true
+}
+
+// Flow is the id of the rule that steered packet i here, 0 for none.
+func (b *Burst) Flow(i int) uint32 { b.check(i); return b.flow[i] }
+
+// Flows are the flow ids of all packets.
+func (b *Burst) Flows() []uint32 { return b.flow[:b.n] }
+
+// Conn is the connection or peer that packet i came from or goes to, as numbered by the port; 0 where there is none.
+func (b *Burst) Conn(i int) uint32 { b.check(i); return b.conn[i] }
+
+// SetConn says to which connection or peer packet i goes.
+func (b *Burst) SetConn(i int, id uint32) { b.check(i); b.conn[i] = id }
+
+// Flags are the flags of packet i.
+func (b *Burst) Flags(i int) Flags { b.check(i); return b.flags[i] }
+
+// WireLen is the length in bytes that packet i had on the wire, where the engine knows it; otherwise that of what is here.
+func (b *Burst) WireLen(i int) int {
+	b.check(i)
+	if w := b.wire[i]; w != 0 {
+		return int(w)
+	}
+	return b.PacketLen(i)
+}
+
+// Time is when packet i was received, in nanoseconds since 1970 (CLOCK_REALTIME, or the NIC's clock set to it); ok is false
+// where the queue takes no times. In a burst to be sent it is when to send at the earliest.
+func (b *Burst) Time(i int) (ns int64, ok bool) {
+	b.check(i)
+	return b.time[i], b.flags[i]&HasTime != 0
+}
+
+// SetTime says when packet i is to be sent, in nanoseconds since 1970; 0 is at once.
+func (b *Burst) SetTime(i int, ns int64) {
+	b.check(i)
+	b.time[i] = ns
+	b.flags[i] |= HasTime
+	if ns == 0 {
+		b.flags[i] &^= HasTime
+	}
+}
+
+// Release gives everything back to its owners and empties the burst. An empty one is left as it is: what was sent or released
+// is never released again.
+func (b *Burst) Release() {
+	switch {
+	case len(b.segs) == 0:
+	case b.nsources == 1:
+		n := 0
+		for k := range b.segs {
+			if h := b.segs[k].handle; h != NoHandle {
+				b.scratch[n] = h
+				n++
+			}
+		}
+		if n > 0 {
+			b.sources[0].owner.Reclaim(b.scratch[:n])
+		}
+	default:
+		for s := range b.nsources {
+			n := 0
+			for k := range b.segs {
+				if g := &b.segs[k]; int(g.src) == s && g.handle != NoHandle {
+					b.scratch[n] = g.handle
+					n++
+				}
+			}
+			if n > 0 {
+				b.sources[s].owner.Reclaim(b.scratch[:n])
+			}
+		}
+	}
+	b.clear("Release")
+}
+
+// clear empties the burst without giving memory back: its packets have a new owner.
+func (b *Burst) clear(how string) {
+	if b.reserver != nil {
+		if b.reserved > 0 {
+			b.reserver.Unreserve(b.reserved)
+		}
+		b.reserver, b.reserved = nil, 0
+	}
+	if invariants.Enabled {
+		b.debug.empty(b, how)
+	}
+	b.n = 0
+	b.segs = b.segs[:0]
+	b.first[0] = 0
+	clear(b.sources[:b.nsources])
+	b.nsources = 0
+}

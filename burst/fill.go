@@ -1,0 +1,252 @@
+package burst
+
+import "github.com/penstock-io/penstock/internal/invariants"
+
+// What follows fills bursts and takes them apart. It is for engines and for code between queues; applications receive,
+// allocate and send.
+
+// Segment describes one segment to Add.
+type Segment struct {
+	Handle   Handle // given to the Source's Owner at the end; NoHandle for none
+	Off      uint64 // of the first byte in the Source's region
+	Len      uint32 // bytes
+	Cap      uint32 // bytes from Off that it may grow to; less than Len means Len
+	Headroom uint16 // bytes before Off that it may grow into
+	Role     Role
+}
+
+// Add adds a packet with one segment in src and returns its index, or -1 when there is no room: the caller still owns the
+// segment then. Other properties of the packet are zero.
+func (b *Burst) Add(src *Source, g Segment) int {
+	s, ok := b.source(src)
+	if !ok || b.n == len(b.flow) || len(b.segs) == cap(b.segs) {
+		return -1
+	}
+	if invariants.Enabled && b.n == 0 {
+		b.debug.fill(b)
+	}
+	i := b.n
+	b.segs = append(b.segs, newSegment(s, g))
+	b.n++
+	b.first[b.n] = uint32(len(b.segs))
+	b.flow[i], b.conn[i], b.wire[i], b.flags[i], b.time[i] = 0, 0, 0, 0, 0
+	return i
+}
+
+// AddSegment adds another segment to the last packet and reports whether there was room; the caller still owns the segment
+// otherwise.
+func (b *Burst) AddSegment(src *Source, g Segment) bool {
+	if b.n == 0 || len(b.segs) == cap(b.segs) || b.Segments(b.n-1) == MaxSegments {
+		return false
+	}
+	s, ok := b.source(src)
+	if !ok {
+		return false
+	}
+	b.segs = append(b.segs, newSegment(s, g))
+	b.first[b.n] = uint32(len(b.segs))
+	return true
+}
+
+func newSegment(src uint8, g Segment) segment {
+	return segment{g.Handle, g.Off, g.Len, max(g.Cap, g.Len), g.Headroom, src, g.Role}
+}
+
+// source finds the number of a Source, or gives it one.
+func (b *Burst) source(src *Source) (uint8, bool) {
+	for s := range b.nsources {
+		if b.sources[s] == src {
+			return uint8(s), true
+		}
+	}
+	if b.nsources == MaxSources {
+		return 0, false
+	}
+	b.sources[b.nsources] = src
+	b.nsources++
+	return uint8(b.nsources - 1), true
+}
+
+// SetFlow sets the id of the rule that steered packet i.
+func (b *Burst) SetFlow(i int, id uint32) { b.check(i); b.flow[i] = id }
+
+// SetReceived sets what an engine knows of a packet that it received: its length on the wire, 0 for the length of what is
+// here, flags, and with HasTime among them the time in nanoseconds since 1970.
+func (b *Burst) SetReceived(i, wireLen int, flags Flags, ns int64) {
+	b.check(i)
+	b.wire[i], b.flags[i], b.time[i] = uint32(wireLen), flags, ns
+}
+
+// Part is one segment of a packet with the Source that it is from, as an engine needs it to send and to give back.
+type Part struct {
+	Source *Source
+	Segment
+}
+
+// Part describes segment k of packet i.
+func (b *Burst) Part(i, k int) Part {
+	s := b.segment(i, k)
+	return Part{b.sources[s.src], Segment{s.handle, s.off, s.len, s.cap, s.head, s.role}}
+}
+
+// Reclaim gives the memory of a part back to its owner.
+func (p Part) Reclaim() {
+	if p.Handle != NoHandle {
+		p.Source.owner.Reclaim([]Handle{p.Handle})
+	}
+}
+
+// Owned reports whether all memory of the burst is of src.
+func (b *Burst) Owned(src *Source) bool {
+	return b.nsources == 0 || b.nsources == 1 && b.sources[0] == src
+}
+
+// Forget empties the burst without giving anything back: whoever calls it has taken over every part of it.
+func (b *Burst) Forget() { b.clear("Send") }
+
+// Take moves packet i to the end of dst and reports whether there was room. In b an empty packet stays in its place, which has
+// no segments and is not sent.
+func (b *Burst) Take(dst *Burst, i int) bool {
+	b.check(i)
+	from, to := b.first[i], b.first[i+1]
+	if from == to || !b.fits(dst, int(to-from)) || !b.move(dst, i, from, to) {
+		return false
+	}
+	if i == b.n-1 {
+		b.segs = b.segs[:from]
+		b.first[b.n] = from
+		return true
+	}
+	// The others keep their numbers; the segments behind move up.
+	b.segs = append(b.segs[:from], b.segs[to:]...)
+	for k := i + 1; k <= b.n; k++ {
+		b.first[k] -= to - from
+	}
+	return true
+}
+
+// MoveTo moves the first packets to the end of dst, as many as there is room for, and returns their number. The others move to
+// the front of b.
+func (b *Burst) MoveTo(dst *Burst) int {
+	moved := 0
+	for moved < b.n {
+		from, to := b.first[moved], b.first[moved+1]
+		if !b.fits(dst, int(to-from)) || !b.move(dst, moved, from, to) {
+			break
+		}
+		moved++
+	}
+	switch {
+	case moved == b.n:
+		b.clear("MoveTo")
+	case moved > 0:
+		from := b.first[moved]
+		b.segs = b.segs[:copy(b.segs, b.segs[from:])]
+		for i := moved; i < b.n; i++ {
+			b.first[i-moved+1] = b.first[i+1] - from
+		}
+		copy(b.flow, b.flow[moved:b.n])
+		copy(b.conn, b.conn[moved:b.n])
+		copy(b.wire, b.wire[moved:b.n])
+		copy(b.flags, b.flags[moved:b.n])
+		copy(b.time, b.time[moved:b.n])
+		b.n -= moved
+	}
+	return moved
+}
+
+func (b *Burst) fits(dst *Burst, segments int) bool {
+	return dst.n < len(dst.flow) && segments <= cap(dst.segs)-len(dst.segs)
+}
+
+// move appends packet i, with segments from to to, to dst. Without room for its Sources it changes nothing but those.
+func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
+	start := len(dst.segs)
+	if b.reserver != dst.reserver {
+		if dst.n > 0 {
+			return false
+		}
+		dst.Reserve(b.reserver, 0)
+	}
+	for _, g := range b.segs[from:to] {
+		s, ok := dst.source(b.sources[g.src])
+		if !ok {
+			dst.segs = dst.segs[:start]
+			return false
+		}
+		g.src = s
+		dst.segs = append(dst.segs, g)
+	}
+	if invariants.Enabled && dst.n == 0 {
+		dst.debug.fill(dst)
+	}
+	if b.reserved > 0 {
+		b.reserved--
+		dst.reserved++
+	}
+	k := dst.n
+	dst.n++
+	dst.first[dst.n] = uint32(len(dst.segs))
+	dst.flow[k], dst.conn[k], dst.wire[k], dst.flags[k], dst.time[k] = b.flow[i], b.conn[i], b.wire[i], b.flags[i], b.time[i]
+	return true
+}
+
+// Truncate releases the packets from n on.
+func (b *Burst) Truncate(n int) {
+	if n >= b.n {
+		return
+	}
+	if n <= 0 {
+		b.Release()
+		return
+	}
+	from := b.first[n]
+	for s := range b.nsources {
+		k := 0
+		for _, g := range b.segs[from:] {
+			if int(g.src) == s && g.handle != NoHandle {
+				b.scratch[k] = g.handle
+				k++
+			}
+		}
+		if k > 0 {
+			b.sources[s].owner.Reclaim(b.scratch[:k])
+		}
+	}
+	b.segs = b.segs[:from]
+	if over := b.reserved - n; over > 0 {
+		b.reserver.Unreserve(over)
+		b.reserved = n
+	}
+	b.n = n
+}
+
+// Reserver gave room for packets that are to be sent, and takes it back when they are released instead. Unreserve is called by
+// any goroutine and must not block.
+type Reserver interface {
+	Unreserve(packets int)
+}
+
+// Reserve notes that r has kept room for that many packets of b, which Release gives back. Packets keep their room when they
+// move to another burst; bursts of two reservers do not mix.
+func (b *Burst) Reserve(r Reserver, packets int) {
+	if b.reserver != r && b.reserved > 0 {
+		b.reserver.Unreserve(b.reserved)
+		b.reserved = 0
+	}
+	b.reserver = r
+	b.reserved += packets
+}
+
+// Reserved is the number of packets for which r has kept room; 0 if somebody else has.
+func (b *Burst) Reserved(r Reserver) int {
+	if b.reserver != r {
+		return 0
+	}
+	return b.reserved
+}
+
+// Unreserve takes the room that was kept over: whoever calls it uses it now.
+func (b *Burst) Unreserve() {
+	b.reserver, b.reserved = nil, 0
+}
