@@ -250,3 +250,17 @@ func (b *Burst) Reserved(r Reserver) int {
 func (b *Burst) Unreserve() {
 	b.reserver, b.reserved = nil, 0
 }
+
+// Live is the number of packets that have segments: all but those that Take has taken.
+func (b *Burst) Live() int {
+	n := 0
+	for i := range b.n {
+		if b.first[i] != b.first[i+1] {
+			n++
+		}
+	}
+	return n
+}
+
+// SegmentCount is the number of segments of all packets.
+func (b *Burst) SegmentCount() int { return len(b.segs) }

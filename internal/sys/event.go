@@ -11,6 +11,8 @@ const (
 	EventHup = unix.EPOLLHUP
 	EventErr = unix.EPOLLERR
 	EventRdH = unix.EPOLLRDHUP
+
+	EventOneShot = unix.EPOLLONESHOT
 )
 
 // Epoll is an epoll instance (man 7 epoll). Its own descriptor is readable while one of its members is ready, so an Epoll

@@ -1,0 +1,192 @@
+package engine
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// Engine opens ports of one kind. Its methods may be called from any goroutine.
+type Engine interface {
+	// Name is the word that chooses it in a configuration: "sim", "socket".
+	Name() string
+	// Available says whether it can run here: nil, or an error that wraps ErrUnavailable or ErrNotBuilt and says what is
+	// missing and how to get it.
+	Available() error
+	// Capabilities are the most that its ports can do; each port has its own.
+	Capabilities() Capabilities
+	// OpenPort opens a port. The context bounds the opening only.
+	OpenPort(ctx context.Context, spec PortSpec) (Port, error)
+}
+
+// PortSpec says which port to open. It is inert.
+type PortSpec struct {
+	Name    string // for messages and statistics; "" becomes Address
+	Address string // what the engine opens: an interface, a URL such as udp://[::]:5000, a port of a network
+	// MTU is the largest packet in bytes that the port must carry, L3 and up; 0 leaves what is there.
+	MTU int
+	// Isolated says that only packets that a rule matches belong to this port, and that the rest stays with the kernel. Without
+	// it the port takes everything, and what no rule matches goes to its first receive queue.
+	Isolated bool
+	// Options are the engine's own, a struct of its package; nil means its defaults.
+	Options any
+}
+
+// Port is an open port. Its methods may be called from any goroutine.
+type Port interface {
+	Name() string
+	Info() PortInfo
+	Capabilities() Capabilities
+
+	// AddRxQueue and AddTxQueue add a queue to the running port. An id that is in use is ErrExists.
+	AddRxQueue(spec RxSpec) (RxQueue, error)
+	AddTxQueue(spec TxSpec) (TxQueue, error)
+
+	// Rules is the table of steering rules, nil where Capabilities.Rules is false.
+	Rules() Rules
+
+	// Stats fills s with the port's own counts, and with the sums over its queues, also those that were closed.
+	Stats(s *PortStats)
+
+	// Close closes the queues and the port. Bursts that are out stay valid, and go back when they are released.
+	Close() error
+}
+
+// PortInfo is what is known of a port.
+type PortInfo struct {
+	Engine  string
+	Address string // as opened
+	Device  string // the interface, "" where there is none
+	MAC     packet.MAC
+	IPs     []netip.Prefix
+	MTU     int // bytes, L3 and up
+	Up      bool
+	Speed   uint64 // bits per second, 0 where unknown
+	NUMA    int    // node of the device, -1 where unknown
+}
+
+// Capabilities say what an engine or a port can do.
+type Capabilities struct {
+	// Frames says that packets are whole Ethernet frames; otherwise they are payloads of datagrams or pieces of a byte stream.
+	Frames bool
+	// Stream says that a packet is a piece of a byte stream, whose borders mean nothing.
+	Stream bool
+	// Connections says that packets carry connection ids, see burst.Burst.Conn.
+	Connections bool
+	RxQueues    int // at most; 0 for none
+	TxQueues    int
+	// Rules says that the port steers by rules; RulesIn names who does it ("software", "XDP program", "NIC").
+	Rules   bool
+	RulesIn string
+	// Split is header/data split: headers and payload in memory of their own.
+	Split bool
+	// Chains says that one packet may be several segments, when receiving or sending.
+	Chains bool
+	// Timestamps says that receive times are taken in software, HardwareTime by the NIC.
+	Timestamps, HardwareTime bool
+	// Pacing is a rate limit for each transmit queue. SendAt is sending at a given time; SendAtIn names who waits ("software",
+	// "qdisc etf").
+	Pacing, SendAt bool
+	SendAtIn       string
+	// ZeroCopyForward says that Forward copies nothing where both queues use the same memory.
+	ZeroCopyForward bool
+	// Memory are the kinds of memory that queues take.
+	Memory []mem.Kind
+	// ExactDrops says that every lost packet is attributed: Unattributed stays 0.
+	ExactDrops bool
+	// MaxPacket is the largest packet in bytes as it lies in memory, 0 for no limit of the engine's own.
+	MaxPacket int
+	// Notes say why something is not there, a line each.
+	Notes []string
+}
+
+// Auto asks for the lowest queue id that is free.
+const Auto = -1
+
+// RxSpec describes a receive queue.
+type RxSpec struct {
+	Name string
+	ID   int // steering rules name it; Auto for the next one. The zero value is queue 0.
+	// Pools is the memory: one pool for whole packets, or two for header/data split, headers first.
+	Pools []*mem.Pool
+	// SplitAt is the length of the header segment in bytes with two pools; 0 splits behind the L4 header.
+	SplitAt int
+	// Depth is the number of packets that wait for the application, at least; 0 means 1024. What comes on top is dropped as
+	// DropQueueFull or by whoever holds the packets (DropKernel, DropNIC).
+	Depth int
+	// Timestamps asks for receive times; HardwareTime for those of the NIC.
+	Timestamps, HardwareTime bool
+	// Conn binds the queue to one connection: only its bytes come here. 0 for any.
+	Conn uint32
+	// Options are the engine's own for a queue; nil means its defaults.
+	Options any
+}
+
+// TxSpec describes a transmit queue.
+type TxSpec struct {
+	Name string
+	ID   int // Auto for the next one
+	// Pools is the memory that Alloc takes packets from: one pool, or two for a header and a payload segment in each packet.
+	Pools []*mem.Pool
+	// Headroom is the number of bytes in front of each packet that Prepend can use.
+	Headroom int
+	// Depth is the number of descriptors: packets that are allocated and not yet sent. 0 means 1024.
+	Depth int
+	// Rate limits the queue to that many bits per second of packets as they lie in memory; 0 for no limit.
+	Rate uint64
+	// SendAt says that packets carry times (burst.Burst.SetTime) and leave no earlier.
+	SendAt bool
+	// SourceMAC writes the port's own address into each frame as it is sent.
+	SourceMAC bool
+	// Options are the engine's own for a queue; nil means its defaults.
+	Options any
+}
+
+// RxQueue is a receive queue. It has one owner: TryRecv, Arm, Discard and Close are called by one goroutine at a time; Stats by
+// any. A queue never waits.
+type RxQueue interface {
+	ID() int
+	// TryRecv adds the packets that are there to b, as many as there is room for, and returns how many it added. 0 and nil mean
+	// that there is nothing now. It does not allocate. After Close, and when the queue has failed, the error says so once
+	// everything that was received before has been taken.
+	TryRecv(b *burst.Burst) (int, error)
+	// Arm asks for one Wake of w when TryRecv may have something to say, and reports whether it has already: then there will be no
+	// Wake. Arming again replaces w.
+	Arm(w *Waker) (ready bool)
+	// Discard throws away what is waiting, counts it as DropFlushed, and returns how many packets that were.
+	Discard() (int, error)
+	Stats(s *RxStats)
+	// Close ends reception. Packets that wait are dropped and counted as DropClosed; bursts that are out stay valid.
+	Close() error
+}
+
+// TxQueue is a transmit queue. All methods may be called from any goroutine; none but Drain waits. Packets of one Send leave in
+// order, those of several goroutines in the order of their Sends.
+type TxQueue interface {
+	ID() int
+	// Alloc fills b, which must be empty, with n packets of length bytes each and reserves a descriptor for each. Their content is
+	// undefined. Where there are fewer than n it returns how many there were and ErrFull (no descriptors) or ErrNoBuffers (no
+	// memory). With two pools length is that of the payload segment, and the header segment is as long as its slot.
+	Alloc(b *burst.Burst, n, length int) (int, error)
+	// Forward makes received packets ready for Send: it reserves a descriptor for each, and copies those that the queue cannot
+	// reach where they lie into its own memory (RxStats count them as copied). What finds no room stays in b behind the others and
+	// is released; n says how many are ready.
+	Forward(b *burst.Burst) (n int, err error)
+	// Send sends the packets of b, which Alloc or Forward have prepared, and empties b whatever it returns. An error says that
+	// some of them will not be sent; each is counted under its reason.
+	Send(b *burst.Burst) error
+	// Drain waits until everything that was sent before has left, or the context ends.
+	Drain(ctx context.Context) error
+	Stats(s *TxStats)
+	// Close drops what was not sent, as DropClosed. Later Allocs and Sends fail with ErrClosed.
+	Close() error
+}
+
+// Clock is the time by which an engine's ports live: the machine's, or that of a simulation.
+type Clock interface {
+	Now() time.Time
+}
