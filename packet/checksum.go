@@ -119,7 +119,8 @@ type ChecksumMode uint8
 
 // The modes.
 const (
-	ChecksumFull    ChecksumMode = iota // computed here; the payload must be in the buffer
-	ChecksumNone                        // UDP: 0, which tells the receiver that there is none
+	ChecksumAuto    ChecksumMode = iota // ChecksumFull, except ChecksumNone for VXLAN over IPv4, as RFC 7348 asks for
+	ChecksumFull                        // computed here; the payload must be in the buffer
+	ChecksumNone                        // UDP: 0, which tells the receiver that there is none; over IPv6 only for tunnels (RFC 6935)
 	ChecksumOffload                     // the folded sum of the pseudo header, which network cards and the kernel finish
 )

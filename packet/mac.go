@@ -97,4 +97,3 @@ func (m MAC) IsBroadcast() bool { return m == BroadcastMAC }
 
 // IsLocal reports whether the address was assigned by an administrator or by software, not by a manufacturer.
 func (m MAC) IsLocal() bool { return m[0]&2 != 0 }
-

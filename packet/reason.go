@@ -11,30 +11,31 @@ type Reason uint8
 
 // The reasons, from the outside of a frame to its inside.
 const (
-	OK              Reason = iota
-	ShortEthernet          // fewer than 14 bytes
-	ShortVLAN              // ends inside a VLAN tag
-	ShortIPv4              // ends inside the IPv4 header or its options
-	BadIPv4Version         // EtherType IPv4, version not 4
-	BadIPv4Header          // header length below 20 bytes
-	BadIPv4Length          // total length smaller than the header
-	TruncatedIPv4          // total length larger than the frame
-	ShortIPv6              // ends inside the IPv6 header
-	BadIPv6Version         // EtherType IPv6, version not 6
-	TruncatedIPv6          // payload length larger than the frame
-	ShortExtension         // ends inside an IPv6 extension header
-	LongExtensions         // more than MaxExtensions IPv6 extension headers
-	ShortUDP               // ends inside the UDP header
-	BadUDPLength           // UDP length below 8
-	TruncatedUDP           // UDP length larger than the IP packet
-	ShortTCP               // ends inside the TCP header or its options
-	BadTCPHeader           // data offset below 20 bytes
-	ShortICMP              // ends inside the ICMP or ICMPv6 header
-	NotIP                  // ParseIP: neither version 4 nor 6
-	NoTunnel               // ParseTunnel: the packet carries no tunnel that it knows
-	ShortTunnel            // ends inside the tunnel header
-	BadTunnel              // tunnel header with a version or flags that cannot be read
-	NumReasons      = int(iota)
+	OK             Reason = iota
+	ShortEthernet         // fewer than 14 bytes
+	ShortVLAN             // ends inside a VLAN tag
+	ShortIPv4             // ends inside the IPv4 header or its options
+	BadIPv4Version        // EtherType IPv4, version not 4
+	BadIPv4Header         // header length below 20 bytes
+	BadIPv4Length         // total length smaller than the header
+	TruncatedIPv4         // total length larger than the frame
+	ShortIPv6             // ends inside the IPv6 header
+	BadIPv6Version        // EtherType IPv6, version not 6
+	TruncatedIPv6         // payload length larger than the frame
+	ShortExtension        // ends inside an IPv6 extension header
+	LongExtensions        // more than MaxExtensions IPv6 extension headers
+	ShortUDP              // ends inside the UDP header
+	BadUDPLength          // UDP length below 8
+	TruncatedUDP          // UDP length larger than the IP packet
+	ShortTCP              // ends inside the TCP header or its options
+	BadTCPHeader          // data offset below 20 bytes
+	ShortICMP             // ends inside the ICMP or ICMPv6 header
+	NotIP                 // ParseIP: neither version 4 nor 6
+	NoTunnel              // ParseTunnel: the packet carries no tunnel that it knows
+	ShortTunnel           // ends inside the tunnel header
+	BadTunnel             // tunnel header with a version or flags that cannot be read
+	TunnelChecksum        // Decap: the checksum of GRE is wrong
+	NumReasons     = int(iota)
 )
 
 var reasons = [NumReasons]string{
@@ -61,6 +62,7 @@ var reasons = [NumReasons]string{
 	NoTunnel:       "no_tunnel",
 	ShortTunnel:    "short_tunnel",
 	BadTunnel:      "bad_tunnel",
+	TunnelChecksum: "bad_tunnel_checksum",
 }
 
 // String is a name in lower case with underscores, fit for the label of a counter.
@@ -87,6 +89,7 @@ func (m malformed) Unwrap() error { return ErrMalformed }
 
 // The errors of this package. All are fixed values: a failing call allocates as little as one that succeeds.
 var (
+	// ErrMalformed is wrapped by the errors of Reason.Err.
 	ErrMalformed = errors.New("packet: malformed packet")
 	ErrRoom      = errors.New("packet: the buffer is too short for the header: give it at least the builder's Len bytes")
 	ErrLength    = errors.New("packet: the payload is too long for the length field, or negative: at most 65,535 bytes with the headers it counts")
@@ -95,5 +98,6 @@ var (
 	ErrOptions   = errors.New("packet: options must be at most 40 bytes and a multiple of 4; pad them with zeros")
 	ErrChecksum  = errors.New("packet: the checksum covers the payload, which is not in the buffer: choose ChecksumNone or ChecksumOffload")
 	ErrHeadroom  = errors.New("packet: not enough headroom before the frame: leave Overhead bytes free in front of it")
+	ErrTunnel    = errors.New("packet: the tunnel cannot carry this frame: GRE with an IP protocol needs an Ethernet frame of that type")
 	ErrNoTag     = errors.New("packet: the frame has no VLAN tag to remove")
 )

@@ -41,8 +41,8 @@ func parseGRE(b []byte, at int, outer, inner *Layers) Reason {
 	if len(h) < GRELen || len(h) < h.HeaderLen() {
 		return ShortTunnel
 	}
-	if h.Version() != 0 || h[0]&0x40 != 0 {
-		return BadTunnel // PPTP, or the source routes of RFC 1701, which RFC 2784 says to discard
+	if !h.Valid() {
+		return BadTunnel // PPTP, or the source routes of RFC 1701
 	}
 	outer.Tunnel = TunnelGRE
 	outer.VNI, _ = h.Key()
