@@ -107,7 +107,8 @@ func isExtension(p Proto) bool {
 	return false
 }
 
-// extensionLen returns the length of the extension header of type p at the beginning of b, or 0 when b ends inside it.
+// extensionLen returns the length of the extension header of type p at the beginning of b, or 0 when b, or the length in the header,
+// ends inside it.
 func extensionLen(p Proto, b []byte) int {
 	if len(b) < 8 {
 		return 0
@@ -118,6 +119,9 @@ func extensionLen(p Proto, b []byte) int {
 		n = 8
 	case ProtoAH:
 		n = (int(b[1]) + 2) * 4 // RFC 4302 section 2.2: in words of 4 bytes, less 2
+		if n < 12 {
+			return 0 // ends before its sequence number does
+		}
 	default:
 		n = (int(b[1]) + 1) * 8
 	}

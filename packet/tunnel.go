@@ -41,8 +41,8 @@ func parseGRE(b []byte, at int, outer, inner *Layers) Reason {
 	if len(h) < GRELen || len(h) < h.HeaderLen() {
 		return ShortTunnel
 	}
-	if !h.Valid() {
-		return BadTunnel // PPTP, or the source routes of RFC 1701
+	if !h.Valid() || h.Protocol().IsTag() {
+		return BadTunnel // PPTP, the source routes of RFC 1701, or a VLAN tag outside of an Ethernet frame
 	}
 	outer.Tunnel = TunnelGRE
 	outer.VNI, _ = h.Key()
