@@ -1,0 +1,205 @@
+package engine
+
+import (
+	"context"
+	"runtime"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+)
+
+// Receiver is what can be received from without waiting, and armed to be told when there is something: every RxQueue, and *Rx,
+// *Polled and *Group. One goroutine at a time uses it. See RxQueue for what the methods promise.
+type Receiver interface {
+	TryRecv(b *burst.Burst) (int, error)
+	Arm(w *Waker) (ready bool)
+}
+
+// Batching says when a burst is delivered.
+type Batching struct {
+	// Packets is the number of packets that is waited for, 0 or more than the burst holds for a full burst. There may be more of them
+	// if more are there.
+	Packets int
+	// Timeout is how long the first packet of a burst waits for the others at most; 0 delivers what is there.
+	Timeout time.Duration
+	// Spin is how long to look again and again, at most, before sleeping; 0 sleeps at once. It adapts: where looking has been in vain
+	// lately it becomes shorter.
+	Spin time.Duration
+}
+
+// Rx receives on one queue from the caller's own goroutine (direct polling). It belongs to one goroutine at a time, which owns
+// the queue through it.
+type Rx struct {
+	q      Receiver
+	o      Batching
+	waker  *Waker
+	timer  *time.Timer   // nil until it is needed
+	budget time.Duration // of the next spin, at most o.Spin
+	failed error         // what TryRecv said when there were packets to deliver first
+}
+
+// NewRx makes an Rx of a queue. Negative values of Batching count as 0.
+func NewRx(q RxQueue, o Batching) *Rx { return newRx(q, o) }
+
+func newRx(q Receiver, o Batching) *Rx {
+	return &Rx{q: q, o: o, waker: NewWaker(), budget: o.Spin}
+}
+
+// TryRecv adds the packets that are there to b and returns how many it added, without waiting for a batch: 0 and nil when there
+// are none.
+func (r *Rx) TryRecv(b *burst.Burst) (int, error) {
+	if b == nil {
+		return 0, ErrNil
+	}
+	if err := r.failed; err != nil {
+		r.failed = nil
+		return 0, err
+	}
+	n, err := r.q.TryRecv(b)
+	if n > 0 && err != nil {
+		r.failed, err = err, nil
+	}
+	return n, err
+}
+
+// Arm implements Receiver.
+func (r *Rx) Arm(w *Waker) (ready bool) { return r.failed != nil || r.q.Arm(w) }
+
+// Recv waits for the first packet, and then until b holds Batching.Packets of them or Batching.Timeout has passed since the
+// first, and delivers them in b. A partial burst never waits for longer than that. Packets that are in b already count, and wait
+// no longer than that from the call on; a b without room is delivered as it is.
+//
+// When the context ends the error is its Err; what was received by then stays in b, which the caller owns as after any other
+// return: the next Recv with the same b goes on with it, or Release gives it back. When the queue is closed or has failed, what
+// it received before is delivered first, and the next call says why it ended.
+//
+// It allocates nothing but a timer, once, and may run in virtual time (testing/synctest) where the queue does.
+func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
+	if b == nil {
+		return ErrNil
+	}
+	if err := ctx.Err(); err != nil {
+		return err // also under load: whoever cancels wants an end
+	}
+	want := b.Cap()
+	if r.o.Packets > 0 {
+		want = min(want, r.o.Packets)
+	}
+	var deadline time.Time // of a partial burst
+	stuck := false         // the queue said that there is something, and gave nothing
+	for {
+		n, err := r.TryRecv(b)
+		if err != nil {
+			if b.Len() == 0 {
+				return err
+			}
+			r.failed = err
+			return nil
+		}
+		if b.Len() > 0 {
+			if r.o.Timeout <= 0 || b.Len() >= want || b.Room() == 0 {
+				return nil
+			}
+			if now := time.Now(); deadline.IsZero() {
+				deadline = now.Add(r.o.Timeout)
+			} else if !now.Before(deadline) {
+				return nil
+			}
+			if stuck && n == 0 {
+				return nil // the next packet has more segments than there is room for
+			}
+		}
+		if n > 0 {
+			stuck = false
+		} else if r.spin(ctx, b, deadline) {
+			stuck = false
+			continue
+		}
+		if r.q.Arm(r.waker) {
+			if stuck {
+				runtime.Gosched()
+				if err := ctx.Err(); err != nil {
+					return err
+				}
+			}
+			stuck = true
+			continue
+		}
+		stuck = false
+		if err := r.sleep(ctx, deadline); err != nil {
+			return err
+		}
+	}
+}
+
+// spinPoll is what one look is taken for at least. Where the clock stands still while somebody computes (virtual time), looks
+// are counted instead of time.
+const spinPoll = 25 * time.Nanosecond
+
+// spin looks at the queue for a while and reports whether something came: packets in b, or an error that the next TryRecv tells.
+func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) bool {
+	budget := r.budget
+	if budget <= 0 {
+		return false
+	}
+	start := time.Now()
+	if !deadline.IsZero() {
+		budget = min(budget, deadline.Sub(start))
+	}
+	done := ctx.Done()
+	for i := range int(budget/spinPoll) + 1 {
+		if n, err := r.q.TryRecv(b); n > 0 || err != nil {
+			r.failed = err
+			r.budget = min(2*r.budget, r.o.Spin)
+			return true
+		}
+		if i&15 == 15 {
+			select {
+			case <-done:
+				return false // sleep says so
+			default:
+			}
+			if time.Since(start) >= budget {
+				break
+			}
+		}
+		runtime.Gosched()
+	}
+	// In vain; an eighth remains, so that a time of traffic is noticed.
+	r.budget = max(r.budget/2, r.o.Spin/8)
+	return false
+}
+
+// sleep waits for the queue's Wake, the deadline if there is one, or the end of the context, which is the error.
+func (r *Rx) sleep(ctx context.Context, deadline time.Time) error {
+	if r.o.Spin > 0 {
+		start := time.Now()
+		defer func() {
+			if time.Since(start) < r.o.Spin { // spinning would have got it
+				r.budget = min(2*r.budget, r.o.Spin)
+			}
+		}()
+	}
+	var at <-chan time.Time
+	if !deadline.IsZero() {
+		d := time.Until(deadline)
+		if d <= 0 {
+			return nil
+		}
+		if r.timer == nil {
+			r.timer = time.NewTimer(d)
+		} else {
+			r.timer.Reset(d)
+		}
+		defer r.timer.Stop()
+		at = r.timer.C
+	}
+	select {
+	case <-r.waker.C():
+		return nil
+	case <-at:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
