@@ -99,6 +99,7 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 		}
 		for n := 0; ; n++ {
 			var h Proto
+			liked := true
 			left := int(want.End) - at
 			if proto == ProtoMobility || proto == ProtoHIP || proto == ProtoShim6 {
 				return want, 3, open
@@ -112,11 +113,11 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 			size := (int(frame[at+1]) + 1) * 8
 			switch l := next().(type) {
 			case *layers.IPv6HopByHop:
-				h = Proto(l.NextHeader)
+				h, liked = Proto(l.NextHeader), decodes(new(layers.IPv6HopByHop), frame[at:want.End])
 			case *layers.IPv6Routing:
 				h = Proto(l.NextHeader)
 			case *layers.IPv6Destination:
-				h = Proto(l.NextHeader)
+				h, liked = Proto(l.NextHeader), decodes(new(layers.IPv6Destination), frame[at:want.End])
 			case *layers.IPSecAH:
 				h, size = Proto(l.NextHeader), l.ActualLength
 			case *layers.IPv6Fragment:
@@ -134,6 +135,12 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 					return want, 3, refuse
 				}
 				return want, 3, open // options that gopacket does not like
+			}
+			if size > left { // behind hop-by-hop options gopacket reads past the payload length
+				return want, 3, refuse
+			}
+			if !liked {
+				return want, 3, open
 			}
 			proto = h
 			at += size
@@ -188,7 +195,9 @@ func expect(frame []byte) (want Layers, depth int, v verdict) {
 }
 
 // decodes reports whether gopacket is content with a layer: a packet lists layers whose decoding failed as well.
-func decodes(l gopacket.DecodingLayer, b []byte) bool {
+func decodes(l interface {
+	DecodeFromBytes([]byte, gopacket.DecodeFeedback) error
+}, b []byte) bool {
 	return l.DecodeFromBytes(b, gopacket.NilDecodeFeedback) == nil
 }
 
