@@ -14,8 +14,8 @@ var BroadcastMAC = MAC{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 // ErrMAC says that a text is not an Ethernet address.
 var ErrMAC = errors.New("not an Ethernet address of 6 bytes: write it like 02:00:5e:10:00:01")
 
-// ParseMAC reads an Ethernet address of six bytes in the forms of [net.ParseMAC]: 02:00:5e:10:00:01, 02-00-5e-10-00-01 or
-// 0200.5e10.0001, in either case. Every byte has two digits. Errors wrap ErrMAC.
+// ParseMAC reads an Ethernet address of six bytes in the forms of [net.ParseMAC]: 02:00:5e:10:00:01, 02-00-5e-10-00-01,
+// 0200.5e10.0001 or 02005e100001, in either case. Every byte has two digits. Errors wrap ErrMAC.
 func ParseMAC(s string) (MAC, error) {
 	var m MAC
 	group, sep := 2, byte(0)
@@ -24,8 +24,10 @@ func ParseMAC(s string) (MAC, error) {
 		sep = s[2]
 	case 14:
 		group, sep = 4, '.'
+	case 12:
+		group = 12
 	}
-	ok := sep == ':' || sep == '-' || group == 4
+	ok := sep == ':' || sep == '-' || group > 2
 	for at, n := 0, 0; ok && n < len(m); {
 		hi, lo := digit(s[at]), digit(s[at+1])
 		m[n] = hi<<4 | lo
