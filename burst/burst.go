@@ -280,34 +280,27 @@ func (b *Burst) SetTime(i int, ns int64) {
 // Release gives everything back to its owners and empties the burst. An empty one is left as it is: what was sent or released
 // is never released again.
 func (b *Burst) Release() {
-	switch {
-	case len(b.segs) == 0:
-	case b.nsources == 1:
+	b.reclaim(b.segs)
+	b.clear("Release")
+}
+
+// reclaim gives the memory of segments back: one call for each source.
+func (b *Burst) reclaim(segs []segment) {
+	if len(segs) == 0 {
+		return
+	}
+	for s := range b.nsources {
 		n := 0
-		for k := range b.segs {
-			if h := b.segs[k].handle; h != NoHandle {
-				b.scratch[n] = h
+		for k := range segs {
+			if g := &segs[k]; int(g.src) == s && g.handle != NoHandle {
+				b.scratch[n] = g.handle
 				n++
 			}
 		}
 		if n > 0 {
-			b.sources[0].owner.Reclaim(b.scratch[:n])
-		}
-	default:
-		for s := range b.nsources {
-			n := 0
-			for k := range b.segs {
-				if g := &b.segs[k]; int(g.src) == s && g.handle != NoHandle {
-					b.scratch[n] = g.handle
-					n++
-				}
-			}
-			if n > 0 {
-				b.sources[s].owner.Reclaim(b.scratch[:n])
-			}
+			b.sources[s].owner.Reclaim(b.scratch[:n])
 		}
 	}
-	b.clear("Release")
 }
 
 // clear empties the burst without giving memory back: its packets have a new owner.

@@ -1,6 +1,10 @@
 package burst
 
-import "github.com/penstock-io/penstock/internal/invariants"
+import (
+	"sync"
+
+	"github.com/penstock-io/penstock/internal/invariants"
+)
 
 // What follows fills bursts and takes them apart. It is for engines and for code between queues; applications receive,
 // allocate and send.
@@ -26,9 +30,11 @@ func (b *Burst) Add(src *Source, g Segment) int {
 		b.debug.fill(b)
 	}
 	i := b.n
-	b.segs = append(b.segs, newSegment(s, g))
+	k := len(b.segs)
+	b.segs = b.segs[:k+1]
+	b.segs[k].set(s, g)
 	b.n++
-	b.first[b.n] = uint32(len(b.segs))
+	b.first[i+1] = uint32(k + 1)
 	b.flow[i], b.conn[i], b.wire[i], b.flags[i], b.time[i] = 0, 0, 0, 0, 0
 	return i
 }
@@ -43,13 +49,18 @@ func (b *Burst) AddSegment(src *Source, g Segment) bool {
 	if !ok {
 		return false
 	}
-	b.segs = append(b.segs, newSegment(s, g))
-	b.first[b.n] = uint32(len(b.segs))
+	k := len(b.segs)
+	b.segs = b.segs[:k+1]
+	b.segs[k].set(s, g)
+	b.first[b.n] = uint32(k + 1)
 	return true
 }
 
-func newSegment(src uint8, g Segment) segment {
-	return segment{g.Handle, g.Off, g.Len, max(g.Cap, g.Len), g.Headroom, src, g.Role}
+// set writes field by field: a copy of a value that was just written in parts would wait for the parts.
+func (s *segment) set(src uint8, g Segment) {
+	s.handle, s.off = g.Handle, g.Off
+	s.len, s.cap = g.Len, max(g.Cap, g.Len)
+	s.head, s.src, s.role = g.Headroom, src, g.Role
 }
 
 // source finds the number of a Source, or gives it one.
@@ -92,9 +103,15 @@ func (b *Burst) Part(i, k int) Part {
 // Reclaim gives the memory of a part back to its owner.
 func (p Part) Reclaim() {
 	if p.Handle != NoHandle {
-		p.Source.owner.Reclaim([]Handle{p.Handle})
+		one := ones.Get().(*[1]Handle)
+		one[0] = p.Handle
+		p.Source.owner.Reclaim(one[:])
+		ones.Put(one)
 	}
 }
+
+// ones are slices for single handles, so that Part.Reclaim allocates nothing.
+var ones = sync.Pool{New: func() any { return new([1]Handle) }}
 
 // Owned reports whether all memory of the burst is of src.
 func (b *Burst) Owned(src *Source) bool {
@@ -180,7 +197,7 @@ func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
 	if invariants.Enabled && dst.n == 0 {
 		dst.debug.fill(dst)
 	}
-	if b.reserved > 0 {
+	if b.reserved > 0 && from < to { // a packet that was taken has passed its room on already
 		b.reserved--
 		dst.reserved++
 	}
@@ -200,25 +217,28 @@ func (b *Burst) Truncate(n int) {
 		b.Release()
 		return
 	}
-	from := b.first[n]
-	for s := range b.nsources {
-		k := 0
-		for _, g := range b.segs[from:] {
-			if int(g.src) == s && g.handle != NoHandle {
-				b.scratch[k] = g.handle
-				k++
-			}
-		}
-		if k > 0 {
-			b.sources[s].owner.Reclaim(b.scratch[:k])
-		}
-	}
-	b.segs = b.segs[:from]
-	if over := b.reserved - n; over > 0 {
-		b.reserver.Unreserve(over)
-		b.reserved = n
-	}
+	b.reclaim(b.segs[b.first[n]:])
+	b.segs = b.segs[:b.first[n]]
 	b.n = n
+	if over := b.reserved - b.Live(); over > 0 {
+		b.reserver.Unreserve(over)
+		b.reserved -= over
+	}
+}
+
+// ReleasePart gives the memory of packets from to to-1 back at once. They stay in b in their places and with their lengths, but
+// nobody may look at their bytes any more. It is for a queue that sends a burst piece by piece.
+func (b *Burst) ReleasePart(from, to int) {
+	if from >= to {
+		return
+	}
+	b.check(from)
+	b.check(to - 1)
+	segs := b.segs[b.first[from]:b.first[to]]
+	b.reclaim(segs)
+	for k := range segs {
+		segs[k].handle = NoHandle
+	}
 }
 
 // Reserver gave room for packets that are to be sent, and takes it back when they are released instead. Unreserve is called by
@@ -252,9 +272,12 @@ func (b *Burst) Unreserve() {
 }
 
 // Live is the number of packets that have segments: all but those that Take has taken.
-func (b *Burst) Live() int {
+func (b *Burst) Live() int { return b.LivePart(0, b.n) }
+
+// LivePart is Live of packets from to to-1.
+func (b *Burst) LivePart(from, to int) int {
 	n := 0
-	for i := range b.n {
+	for i := from; i < to; i++ {
 		if b.first[i] != b.first[i+1] {
 			n++
 		}

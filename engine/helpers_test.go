@@ -101,7 +101,7 @@ func (q *queue) TryRecv(b *burst.Burst) (int, error) {
 		n++
 	}
 	q.stats.Packets += uint64(n)
-	if n == 0 {
+	if n == 0 && len(q.fifo) == 0 {
 		q.stats.Empty++
 		if q.err != nil {
 			err := q.err

@@ -2,72 +2,86 @@ package engine
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/ring"
 )
 
 // Sink is the device behind an Outbox.
 type Sink interface {
-	// Transmit sends packets from to to-1 of b, in order, and returns the number of the first that the device has not taken, to if it
-	// took them all. Packets without segments count as taken. It never waits, and one goroutine calls it at a
-	// time. A packet that it takes stays in b, and goes back to its owner with b, unless Transmit moves it elsewhere (Take) because
-	// the device still reads it. A packet that can never be sent is counted by the sink as a drop and taken; an async sink also
-	// completes it.
+	// Transmit sends packets from to to-1 of b, in order, and returns the number of the first that the device has not taken, to if
+	// it took them all. Packets without segments count as taken. It never waits, and one goroutine calls it at a time. A packet that
+	// it takes stays in b, and goes back to its owner with b, unless Transmit moves it elsewhere (Take) because the device still
+	// reads it. A packet that can never be sent is counted by the sink as a drop and taken; an async sink also completes it.
 	//
 	// If it took fewer, again says when to try again: at that time, or when Outbox.Kick is called, whichever comes first. The zero
-	// time means only Kick.
+	// time means only Kick. A Kick that comes while Transmit still runs, or soon after, is not lost.
 	Transmit(b *burst.Burst, from, to int) (next int, again time.Time)
 }
 
 // Outbox is the front half of a transmit queue, the same for all engines: it keeps count of descriptors, takes bursts from any
 // number of goroutines, and passes them on to a Sink from one goroutine at a time, in order.
 //
-// A Send that finds nobody else sending does the work itself; others leave their packets to whoever is at it. What the device does
-// not take at once is sent later by a goroutine of the Outbox.
+// A Send that finds nobody else sending does the work itself; others leave their packets to whoever is at it. When the device takes
+// no more, a goroutine takes over, and ends when it has sent everything; until then Sends only leave their packets.
+//
+// Being busy is a right that passes from hand to hand: busy is true while anybody has it, and while the device takes no more it is
+// the goroutine that has it. So there is no moment in which packets wait and nobody is there to send them.
 type Outbox struct {
 	sink  Sink
 	async bool
 	depth int64
 
-	free   atomic.Int64 // descriptors
-	queued atomic.Int64 // packets given to Send and not done
+	free   atomic.Int64  // descriptors
+	given  atomic.Uint64 // packets given to Send
+	done   atomic.Uint64 // of which have left
 	closed atomic.Bool
-	busy   atomic.Bool // somebody is sending; the fields up to the next comment are theirs
 
-	head  *burst.Burst // the first in the queue, of which packets up to from are taken
+	busy  atomic.Bool  // somebody is sending; the fields up to the next comment are theirs
+	head  *burst.Burst // what is being sent, of which packets up to from are taken
 	from  int
 	again time.Time
+	timer *time.Timer // nil until it is needed
 	drops DropCounters
 
 	// Bursts behind the head, and empty ones to use again.
 	queue   *ring.MPSC[*burst.Burst]
 	spare   *ring.MPMC[*burst.Burst]
-	refused atomic.Uint64 // packets that came after Close
+	late    atomic.Uint64 // packets that came after Close
+	refused atomic.Uint64 // packets that came without a descriptor
 
-	// The goroutine that sends what the device did not take at once.
-	mu      sync.Mutex
-	kick    *Waker // nil until it runs
-	stop    chan struct{}
-	stopped chan struct{}
+	kick    *Waker
+	loop    func() // run; made once, so that starting it allocates nothing
+	running sync.WaitGroup
+	over    chan struct{} // closed at the end of Close
 
 	// Those who wait in Drain.
 	waiting atomic.Int32
 	waitMu  sync.Mutex
-	waiters []chan struct{}
+	waiters map[chan struct{}]uint64 // until so many are done
 }
 
-// spareBurst is the least room of a burst in the queue, in packets.
-const spareBurst = 64
+const (
+	// spareBurst is the least room of a burst in the queue, in packets.
+	spareBurst = 64
+	// othersBursts is the number of bursts of others that a Send does before it leaves them to the goroutine.
+	othersBursts = 64
+)
 
 // NewOutbox makes an Outbox with that many descriptors. With async the Sink gives descriptors back itself, through Complete, when
 // the device has done with a packet; otherwise a packet that Transmit took is done.
 func NewOutbox(sink Sink, depth int, async bool) (*Outbox, error) {
-	o := &Outbox{sink: sink, async: async, depth: int64(depth)}
+	if sink == nil || depth < 1 {
+		return nil, fmt.Errorf("engine: outbox of %d descriptors and sink %v: expected at least 1 and a sink: %w", depth, sink, ErrInvalid)
+	}
+	o := &Outbox{sink: sink, async: async, depth: int64(depth), kick: NewWaker(), over: make(chan struct{})}
+	o.loop = o.run
 	o.free.Store(o.depth)
 	var err error
 	if o.queue, err = ring.NewMPSC[*burst.Burst](depth); err != nil {
@@ -79,8 +93,8 @@ func NewOutbox(sink Sink, depth int, async bool) (*Outbox, error) {
 	return o, nil
 }
 
-// Reserve takes up to n descriptors and returns how many there were. They belong to the burst that the caller notes them in (burst.Reserve
-// with the Outbox as the Reserver), until Send or its Release.
+// Reserve takes up to n descriptors and returns how many there were. They belong to the burst that the caller notes them in
+// (burst.Reserve with the Outbox as the Reserver), until Send or its Release.
 func (o *Outbox) Reserve(n int) int {
 	for {
 		free := o.free.Load()
@@ -95,51 +109,76 @@ func (o *Outbox) Reserve(n int) int {
 }
 
 // Unreserve implements burst.Reserver.
-func (o *Outbox) Unreserve(n int) { o.free.Add(int64(n)) }
+func (o *Outbox) Unreserve(n int) {
+	if free := o.free.Add(int64(n)); invariants.Enabled && (n < 0 || free > o.depth) {
+		panic(fmt.Sprintf("engine: outbox of %d descriptors: %d given back make %d free", o.depth, n, free))
+	}
+}
 
 // Free is the number of descriptors that can be reserved now.
 func (o *Outbox) Free() int { return int(o.free.Load()) }
 
 // Queued is the number of packets that were given to Send and are not done.
-func (o *Outbox) Queued() int { return int(o.queued.Load()) }
+func (o *Outbox) Queued() int {
+	done := o.done.Load() // first: the difference is never negative
+	return int(o.given.Load() - done)
+}
 
-// AddDrops adds the packets that the Outbox itself dropped: those that Close found, and those that came after it.
+// AddDrops adds the packets that the Outbox itself dropped: those that Close found and that came after it, and those that had no
+// descriptor.
 func (o *Outbox) AddDrops(d *Drops) {
 	o.drops.AddTo(d)
-	d[DropClosed] += o.refused.Load()
+	d[DropClosed] += o.late.Load()
+	d[DropRefused] += o.refused.Load()
 }
 
-// Complete says that the device has done with n packets of an async Outbox. Any goroutine may call it.
+// Complete says that the device has done with n packets of an async Outbox, the oldest ones that Transmit has taken. Any goroutine
+// may call it, Transmit too.
 func (o *Outbox) Complete(n int) {
-	o.free.Add(int64(n))
-	if o.queued.Add(int64(-n)) == 0 && o.waiting.Load() > 0 {
+	o.Unreserve(n)
+	done := o.done.Add(uint64(n))
+	if o.waiting.Load() > 0 {
 		o.waitMu.Lock()
 		defer o.waitMu.Unlock()
-		for _, w := range o.waiters {
-			close(w)
+		for w, until := range o.waiters {
+			if done >= until {
+				delete(o.waiters, w)
+				close(w)
+			}
 		}
-		o.waiters = nil
 	}
 }
 
-// Drain waits until nothing is queued, or the context ends.
+// Drain waits until everything that was given to Send before is done, or the context ends. What others send meanwhile it does not
+// wait for.
 func (o *Outbox) Drain(ctx context.Context) error {
-	o.waiting.Add(1)
+	until := o.given.Load()
+	if o.done.Load() >= until {
+		return nil
+	}
+	w := make(chan struct{})
+	o.waitMu.Lock()
+	if o.waiters == nil {
+		o.waiters = map[chan struct{}]uint64{}
+	}
+	o.waiters[w] = until
+	o.waitMu.Unlock()
+	o.waiting.Add(1) // whoever completes after this looks at the waiters
 	defer o.waiting.Add(-1)
-	for {
-		w := make(chan struct{})
-		o.waitMu.Lock()
-		o.waiters = append(o.waiters, w)
-		o.waitMu.Unlock()
-		if o.queued.Load() == 0 {
-			return nil
-		}
+	if o.done.Load() < until {
 		select {
 		case <-w:
+			return nil
 		case <-ctx.Done():
-			return ctx.Err()
 		}
 	}
+	o.waitMu.Lock()
+	delete(o.waiters, w)
+	o.waitMu.Unlock()
+	if o.done.Load() >= until {
+		return nil
+	}
+	return ctx.Err()
 }
 
 // Send takes the packets of b and sends them. b must carry a reservation of this Outbox for each of its packets; it is empty
@@ -149,59 +188,88 @@ func (o *Outbox) Send(b *burst.Burst) error {
 		return ErrNil
 	}
 	live := b.Live()
-	if b.Reserved(o) < live {
+	reserved := b.Reserved(o)
+	switch {
+	case reserved < live:
+		o.refused.Add(uint64(live))
 		b.Release()
 		return ErrUnreserved
-	}
-	if o.closed.Load() {
-		o.refused.Add(uint64(live))
+	case o.closed.Load():
+		o.late.Add(uint64(live))
 		b.Release() // with the reservation
 		return ErrClosed
-	}
-	over := b.Reserved(o) - live
-	b.Unreserve() // the descriptors are ours now, until the device has done with the packets
-	if over > 0 {
-		o.Unreserve(over)
-	}
-	if live == 0 {
+	case live == 0:
 		b.Release()
 		return nil
 	}
-	o.queued.Add(int64(live))
+	b.Unreserve() // the descriptors are ours now, until the device has done with the packets
+	if over := reserved - live; over > 0 {
+		o.Unreserve(over)
+	}
+	o.given.Add(uint64(live))
 	if o.busy.CompareAndSwap(false, true) {
-		o.work() // what came before goes before
-		if o.head == nil {
-			if o.direct(b); o.head == nil {
-				o.leave()
+		if !o.work(othersBursts) { // what came before goes before
+			o.queue.Put(o.keep(b)) // the goroutine will see it: it is not there yet
+			o.start()
+			return nil
+		}
+		if o.queue.Len() == 0 {
+			if o.closed.Load() { // meanwhile
+				o.late.Add(uint64(live))
+				b.Release()
+				o.Complete(live)
+				o.rest()
+				return ErrClosed
+			}
+			if !o.direct(b, live) {
+				o.start()
 				return nil
 			}
 		} else {
-			o.queue.Put(o.keep(b))
+			o.queue.Put(o.keep(b)) // behind a Put of somebody else that is half done, and perhaps one of ours
 		}
 	} else {
 		o.queue.Put(o.keep(b)) // there is room: each burst in the queue holds a descriptor
 		if !o.busy.CompareAndSwap(false, true) {
 			return nil // whoever is busy looks again before it rests
 		}
-		o.work()
+		if !o.work(othersBursts) {
+			o.start()
+			return nil
+		}
 	}
-	o.leave()
+	if !o.rest() {
+		o.start()
+	}
 	return nil
 }
 
-// direct sends the packets of b without the queue; what the device does not take becomes the head.
-func (o *Outbox) direct(b *burst.Burst) {
-	sent := 0
-	if !o.async {
-		sent = b.Live()
-	}
-	if o.from, o.again = o.sink.Transmit(b, 0, b.Len()); o.from < b.Len() {
+// direct sends the packets of b without the queue. What the device does not take becomes the head, and the answer is false.
+func (o *Outbox) direct(b *burst.Burst, live int) bool {
+	next, again := o.sink.Transmit(b, 0, b.Len())
+	if next < b.Len() {
+		o.blocked(b, 0, next, live, again)
 		o.head = o.keep(b)
-		return
+		return false
 	}
 	b.Release()
-	if sent > 0 {
-		o.Complete(sent)
+	if !o.async {
+		o.Complete(live)
+	}
+	return true
+}
+
+// blocked notes that the device took packets from to next-1 of b only. live is the number of packets with segments before.
+func (o *Outbox) blocked(b *burst.Burst, from, next, live int, again time.Time) {
+	o.from, o.again = next, again
+	if next == from {
+		return
+	}
+	b.ReleasePart(from, next)
+	if !o.async {
+		if n := live - b.LivePart(next, b.Len()); n > 0 {
+			o.Complete(n)
+		}
 	}
 }
 
@@ -215,134 +283,118 @@ func (o *Outbox) keep(b *burst.Burst) *burst.Burst {
 	return q
 }
 
-// work sends until nothing is left or the device takes no more. The caller is the busy one.
-func (o *Outbox) work() {
-	for {
+// work sends what is queued, up to so many bursts, and reports whether nothing is left, or nothing that can be got now. The caller
+// is the busy one, and remains it.
+func (o *Outbox) work(bursts int) bool {
+	for ; ; bursts-- {
 		if o.head == nil {
+			if bursts <= 0 && !o.closed.Load() { // what is closed drops, and leaves that to nobody
+				if o.queue.Len() == 0 {
+					return true
+				}
+				o.kick.Wake() // the goroutine need not wait for the device
+				return false
+			}
 			q, ok := o.queue.Get()
 			if !ok {
-				return
+				return true
 			}
-			o.head, o.from = q, 0
+			o.head, o.from, o.again = q, 0, time.Time{}
 		}
-		b, sent := o.head, 0
+		b := o.head
+		live, done := b.LivePart(o.from, b.Len()), 0
 		if o.closed.Load() {
-			sent = o.discard(b)
+			o.drops.Add(DropClosed, uint64(live))
+			done = live
 		} else if o.from < b.Len() {
-			if !o.async {
-				sent = b.Live()
+			next, again := o.sink.Transmit(b, o.from, b.Len())
+			if next < b.Len() {
+				o.blocked(b, o.from, next, live, again)
+				return false
 			}
-			if o.from, o.again = o.sink.Transmit(b, o.from, b.Len()); o.from < b.Len() {
-				return
+			if !o.async {
+				done = live
 			}
 		}
 		o.head = nil
 		b.Release()
-		if sent > 0 {
-			o.Complete(sent)
+		if done > 0 {
+			o.Complete(done)
 		}
-		if b.Cap() >= spareBurst {
-			o.spare.Put(b)
-		}
+		o.spare.Put(b)
 	}
 }
 
-// discard counts what Close found, and returns how many descriptors come back.
-func (o *Outbox) discard(b *burst.Burst) int {
-	n := 0
-	for i := range b.Len() {
-		if b.Segments(i) == 0 {
-			continue
-		}
-		if i >= o.from {
-			o.drops.Inc(DropClosed)
-			n++
-		} else if !o.async {
-			n++
-		}
-	}
-	return n
-}
-
-// leave ends being busy. What was put into the queue since the last look is sent first; what the device does not take is left to
-// the goroutine.
-func (o *Outbox) leave() {
+// rest ends being busy, after it has sent what was queued since the last look. It answers false if that goes on: the caller is
+// still the busy one then.
+func (o *Outbox) rest() bool {
 	for {
-		blocked := o.head != nil
-		if blocked {
-			o.Kick()
-		}
 		o.busy.Store(false)
 		// Whoever has put something before that, and found us busy, relies on this look.
-		if blocked || o.queue.Len() == 0 || !o.busy.CompareAndSwap(false, true) {
-			return
+		if o.queue.Len() == 0 || !o.busy.CompareAndSwap(false, true) {
+			return true
 		}
-		if o.work(); o.head == nil {
-			runtime.Gosched() // a Put may be half done
+		before := o.queue.Len()
+		if !o.work(othersBursts) {
+			return false
+		}
+		if o.queue.Len() == before {
+			runtime.Gosched() // a Put is half done
 		}
 	}
 }
 
-// Kick says that the device may take packets again. It starts the goroutine if there is none yet.
-func (o *Outbox) Kick() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.closed.Load() {
-		return
-	}
-	if o.kick == nil {
-		o.kick, o.stop, o.stopped = NewWaker(), make(chan struct{}), make(chan struct{})
-		go o.run()
-	}
-	o.kick.Wake()
+// start passes being busy on to the goroutine.
+func (o *Outbox) start() {
+	o.running.Add(1)
+	go o.loop()
 }
 
-// run sends what was left.
+// run sends what the device did not take at once.
 func (o *Outbox) run() {
-	defer close(o.stopped)
-	timer := time.NewTimer(time.Hour)
-	defer timer.Stop()
+	defer o.running.Done()
 	for {
-		var again time.Time
-		if o.busy.CompareAndSwap(false, true) {
-			o.work()
-			if o.head != nil { // no Kick here: it would wake ourselves
-				again = o.again
-				o.busy.Store(false)
-			} else {
-				o.leave()
-			}
-		} // otherwise the busy one kicks us if there is need
 		var at <-chan time.Time
-		if !again.IsZero() {
-			timer.Reset(time.Until(again))
-			at = timer.C
+		if o.head != nil && !o.again.IsZero() {
+			d := time.Until(o.again)
+			if o.timer == nil {
+				o.timer = time.NewTimer(d)
+			} else {
+				o.timer.Reset(d)
+			}
+			at = o.timer.C
 		}
 		select {
 		case <-o.kick.C():
 		case <-at:
-		case <-o.stop:
+		}
+		if at != nil {
+			o.timer.Stop()
+		}
+		if o.work(othersBursts) && o.rest() {
 			return
 		}
 	}
 }
 
-// Close drops what is queued, counted as DropClosed, and ends the goroutine. Calling it again does nothing.
+// Kick says that the device may take packets again. Any goroutine may call it, also when nothing waits.
+func (o *Outbox) Kick() { o.kick.Wake() }
+
+// Close drops what is queued, counted as DropClosed, and ends the goroutine; the Sink is not called any more when it returns.
+// Packets that an async Sink has taken are still completed by it. Calling it again waits for the first call. A Sink must not call
+// it from Transmit.
 func (o *Outbox) Close() {
-	o.mu.Lock()
 	if o.closed.Swap(true) {
-		o.mu.Unlock()
+		<-o.over
 		return
 	}
-	kick := o.kick
-	o.mu.Unlock()
-	if kick != nil {
-		close(o.stop)
-		<-o.stopped
-	}
+	o.kick.Wake()
 	for !o.busy.CompareAndSwap(false, true) {
-		runtime.Gosched() // nobody is busy for long: a Sink never waits
+		runtime.Gosched() // nobody is busy for long: a Sink never waits, and the goroutine was kicked
 	}
-	o.work()
-	o.leave()
+	// From here on nobody starts the goroutine: work drops everything.
+	o.work(0)
+	o.rest()
+	o.running.Wait()
+	close(o.over)
 }

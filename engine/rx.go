@@ -88,7 +88,12 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 	var deadline time.Time // of a partial burst
 	stuck := false         // the queue said that there is something, and gave nothing
 	for {
-		n, err := r.TryRecv(b)
+		n, err := 0, error(nil)
+		if b.Room() > 0 {
+			if n, err = r.TryRecv(b); n == 0 && err == nil {
+				n, err = r.spin(ctx, b, deadline)
+			}
+		}
 		if err != nil {
 			if b.Len() == 0 {
 				return err
@@ -111,9 +116,6 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 		}
 		if n > 0 {
 			stuck = false
-		} else if r.spin(ctx, b, deadline) {
-			stuck = false
-			continue
 		}
 		if r.q.Arm(r.waker) {
 			if stuck {
@@ -136,11 +138,11 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 // are counted instead of time.
 const spinPoll = 25 * time.Nanosecond
 
-// spin looks at the queue for a while and reports whether something came: packets in b, or an error that the next TryRecv tells.
-func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) bool {
+// spin looks at the queue for a while, and returns what TryRecv says when it says anything.
+func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) (int, error) {
 	budget := r.budget
 	if budget <= 0 {
-		return false
+		return 0, nil
 	}
 	start := time.Now()
 	if !deadline.IsZero() {
@@ -148,15 +150,14 @@ func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) bool 
 	}
 	done := ctx.Done()
 	for i := range int(budget/spinPoll) + 1 {
-		if n, err := r.q.TryRecv(b); n > 0 || err != nil {
-			r.failed = err
+		if n, err := r.TryRecv(b); n > 0 || err != nil {
 			r.budget = min(2*r.budget, r.o.Spin)
-			return true
+			return n, err
 		}
 		if i&15 == 15 {
 			select {
 			case <-done:
-				return false // sleep says so
+				return 0, nil // sleep says so
 			default:
 			}
 			if time.Since(start) >= budget {
@@ -167,7 +168,7 @@ func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) bool 
 	}
 	// In vain; an eighth remains, so that a time of traffic is noticed.
 	r.budget = max(r.budget/2, r.o.Spin/8)
-	return false
+	return 0, nil
 }
 
 // sleep waits for the queue's Wake, the deadline if there is one, or the end of the context, which is the error.

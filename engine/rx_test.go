@@ -268,7 +268,7 @@ func TestRxSpinAdapts(t *testing.T) {
 	r := NewRx(q, Batching{Spin: time.Millisecond})
 	b := burst.New(4)
 	for range 10 {
-		if r.spin(t.Context(), b, time.Time{}) {
+		if n, err := r.spin(t.Context(), b, time.Time{}); n != 0 || err != nil {
 			t.Fatal("spinning found something")
 		}
 	}
@@ -277,7 +277,7 @@ func TestRxSpinAdapts(t *testing.T) {
 	}
 	for n := range uint64(4) {
 		q.push(n)
-		if !r.spin(t.Context(), b, time.Time{}) {
+		if n, err := r.spin(t.Context(), b, time.Time{}); n != 1 || err != nil {
 			t.Fatal("spinning found nothing")
 		}
 	}
