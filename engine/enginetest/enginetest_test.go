@@ -1,0 +1,43 @@
+package enginetest
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/penstock-io/penstock/engine"
+)
+
+func fakeHarness(s Shape, f flaw) Harness {
+	return Harness{
+		Open: func(t testing.TB) Pair {
+			e := NewFake(s)
+			e.flaw = f
+			p := Pair{SetLink: e.SetLink, Held: e.Held}
+			for at, to := range map[string]*engine.Port{"a": &p.A, "b": &p.B} {
+				port, err := e.OpenPort(t.Context(), engine.PortSpec{Address: at})
+				if err != nil {
+					t.Fatal(err)
+				}
+				*to = port
+			}
+			if s == Stream {
+				p.Conn = func(engine.Port) uint32 { return streamConn }
+			}
+			return p
+		},
+		OwnRx: s == Foreign || s == Blocks,
+		OwnTx: s == Foreign,
+	}
+}
+
+func TestFakes(t *testing.T) {
+	for s := range numShapes {
+		for _, virtual := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v virtual=%v", s, virtual), func(t *testing.T) {
+				h := fakeHarness(s, sound)
+				h.Virtual = virtual
+				Run(t, h)
+			})
+		}
+	}
+}

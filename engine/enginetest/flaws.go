@@ -1,0 +1,157 @@
+package enginetest
+
+import (
+	"slices"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+)
+
+// flaw breaks a Fake on purpose, so that the suite's own tests can show that the suite notices.
+type flaw uint8
+
+const (
+	sound flaw = iota
+	losesSilently
+	losesUncounted
+	releasesTwice
+	waitsInTryRecv
+	forgetsWake
+	wakesAgain
+	keepsFirstWaker
+	leaksOnClose
+	leaksSlots
+	reorders
+	repeats
+	wrongReason
+	corrupts
+	shortens
+	losesReservations
+	wrongAllocError
+	acceptsDuplicates
+	countsWrong
+	splitsWrong
+	wrongEpoch
+	copiesUncounted
+	keepsUnreserved
+	keepsAfterSend
+	forgetsItIsClosed
+	allocates
+	leaksGoroutine
+)
+
+var garbage []byte
+
+// flawRecv runs at the beginning of TryRecv. The caller holds mu.
+func (q *fakeRx) flawRecv(b *burst.Burst) {
+	switch q.port.eng.flaw {
+	case waitsInTryRecv:
+		for q.wire.Len() == 0 && !q.closed {
+			w := engine.NewWaker()
+			q.waker = w
+			q.mu.Unlock()
+			<-w.C()
+			q.mu.Lock()
+		}
+	case allocates:
+		garbage = make([]byte, 64)
+	}
+}
+
+// flawReceived runs when n packets were added to b.
+func (q *fakeRx) flawReceived(b *burst.Burst, before, n int) error {
+	if q.count++; q.count%20 != 0 {
+		return nil
+	}
+	switch q.port.eng.flaw {
+	case releasesTwice:
+		p := b.Part(before, 0)
+		p.Reclaim()
+	case corrupts:
+		last := b.Bytes(b.Len()-1, b.Segments(b.Len()-1)-1)
+		if len(last) > 0 {
+			last[len(last)-1] ^= 0x10
+		}
+	case shortens:
+		last := b.Len() - 1
+		b.SetLen(last, 0, max(0, b.PacketLen(last)-1))
+	}
+	return nil
+}
+
+// flawClosed runs in Close.
+func (q *fakeRx) flawClosed() {
+	if q.port.eng.flaw == leaksGoroutine {
+		stop := make(chan struct{})
+		go func() { <-stop }()
+		leaked.add(stop)
+	}
+}
+
+// flawDeliver reports whether it has taken the packet. The caller holds mu.
+func (q *fakeRx) flawDeliver(data []byte) bool {
+	q.count++
+	switch q.port.eng.flaw {
+	case losesSilently:
+		return q.count%100 == 0
+	case leaksSlots:
+		if q.count%50 == 0 {
+			q.pools[0].GetBatch(q.slots[:1])
+		}
+	case repeats:
+		if q.count%100 == 0 {
+			q.place(data)
+		}
+	}
+	return false
+}
+
+// flawSend reports whether it has sent the burst in its own way.
+func (q *fakeTx) flawSend(b *burst.Burst) bool {
+	switch q.port.eng.flaw {
+	case keepsUnreserved:
+		return b.Len() > 0 && b.Reserved(q.box) < b.Live()
+	case keepsAfterSend:
+		if b.Len() > 1 {
+			rest := burst.New(b.Cap())
+			b.Take(rest, 0)
+			q.box.Send(rest)
+			return true
+		}
+	}
+	return false
+}
+
+// flawTransmit reports whether it has taken the packet.
+func (q *fakeTx) flawTransmit(peer *fakePort, data []byte) bool {
+	if q.port.eng.flaw != reorders {
+		return false
+	}
+	n := new(int)
+	if q.later != nil {
+		peer.deliver(data, n)
+		*n = 0
+		peer.deliver(q.later, n)
+		q.later = nil
+		return true
+	}
+	if q.packets.Load()%100 == 99 {
+		q.later = slices.Clone(data)
+		return true
+	}
+	return false
+}
+
+// leaked are the goroutines that flaws have left, so that the tests of the suite can end them.
+var leaked stopList
+
+type stopList struct{ stops []chan struct{} }
+
+func (l *stopList) add(c chan struct{}) { l.stops = append(l.stops, c) }
+
+func (l *stopList) stop() {
+	for _, c := range l.stops {
+		close(c)
+	}
+	l.stops = nil
+}
