@@ -14,23 +14,6 @@ import (
 	"pgregory.net/rapid"
 )
 
-// draws
-
-func drawMAC(t *rapid.T, name string) MAC {
-	return MAC(rapid.SliceOfN(rapid.Byte(), 6, 6).Draw(t, name))
-}
-
-func drawAddr(t *rapid.T, is4 bool, name string) netip.Addr {
-	if is4 {
-		return netip.AddrFrom4([4]byte(rapid.SliceOfN(rapid.Byte(), 4, 4).Draw(t, name)))
-	}
-	return netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, name)))
-}
-
-func drawBytes(t *rapid.T, most int, name string) []byte {
-	return rapid.SliceOfN(rapid.Byte(), 0, most).Draw(t, name)
-}
-
 // check fails when a pair of values differs.
 type checker struct {
 	t interface {
@@ -46,8 +29,37 @@ func (c checker) same(what string, got, want any) {
 	}
 }
 
-// dirty is a buffer that is not zero, so that a builder that leaves a byte out is seen.
-func dirty(n int) []byte { return bytes.Repeat([]byte{0xa5}, n) }
+func init() {
+	readTunnel = func(t *rapid.T, frame []byte, e *Encap, inner []byte) {
+		t.Helper()
+		p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.DecodeOptions{NoCopy: true})
+		ls := p.Layers()
+		c := checker{t}
+		ttl := hopLimit(e.TTL)
+		switch ip := ls[1].(type) {
+		case *layers.IPv4:
+			c.same("outer IPv4", [4]any{ip.TTL, ip.TOS, ip.Flags, int(ip.Length)}, [4]any{ttl, e.TOS, layers.IPv4DontFragment, len(frame) - 14})
+			_, sum := ip.VerifyChecksum()
+			c.same("outer checksum", sum.Valid, true)
+		case *layers.IPv6:
+			c.same("outer IPv6", [3]any{ip.HopLimit, ip.TrafficClass, int(ip.Length)}, [3]any{ttl, e.TOS, len(frame) - 54})
+		}
+		switch l := ls[2].(type) {
+		case *layers.UDP:
+			c.same("UDP", [2]int{int(l.DstPort), int(l.Length)}, [2]int{4789, 16 + len(inner)})
+			vx := ls[3].(*layers.VXLAN)
+			c.same("VXLAN", [3]any{vx.VNI, vx.ValidIDFlag, string(vx.Payload)}, [3]any{e.VNI, true, string(inner)})
+		case *layers.GRE:
+			key := e.Key
+			if e.Kind == TunnelNVGRE {
+				key = NVGREKey(e.VNI, e.FlowID)
+			}
+			c.same("GRE", [4]any{l.Protocol, l.KeyPresent, l.Key, string(l.Payload)}, [4]any{layers.EthernetTypeTransparentEthernetBridging, e.HasKey || e.Kind == TunnelNVGRE, key, string(inner)})
+		default:
+			t.Fatalf("gopacket sees a %T", l)
+		}
+	}
+}
 
 // verifies is gopacket's opinion on all checksums of a frame.
 func verifies(t interface {

@@ -204,7 +204,7 @@ func (e *Encap) fillVXLAN(body []byte, srcPort uint16) {
 
 // Decap takes a frame, which Parse or ParseIP read into outer, out of its tunnel. It returns the frame inside, whose layers are in
 // inner, with offsets from the first byte of that frame. An IP packet in GRE gets an Ethernet header with the addresses of the outer
-// frame, written over the tunnel header; in a packet without Ethernet (ParseIP) it stays an IP packet. The VNI or key is in
+// frame, written over the outer headers, which are lost; in a packet without Ethernet (ParseIP) it stays an IP packet. The VNI or key is in
 // outer; whether it is the right one is for the caller to check, as are addresses.
 //
 // Answers other than OK are those of ParseTunnel, and TunnelChecksum; the frame is unchanged then.

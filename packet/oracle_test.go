@@ -4,7 +4,7 @@ package packet
 
 // The tests in files with this build constraint compare us with gopacket. They run in the builds of CI that check invariants and races,
 // and not in the plain one, because go test -fuzz instruments everything that the test binary links, and gopacket makes each
-// execution of each fuzz target ten times slower. To fuzz against it: go test -tags invariants -fuzz FuzzParse.
+// execution of each fuzz target about twice as slow. To fuzz against it: go test -tags invariants -fuzz FuzzParse.
 
 import (
 	"bytes"
