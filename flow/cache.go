@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"math/bits"
@@ -9,11 +10,18 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// maxKeyFlex is how many flex offsets a cache key holds. Sets with more are not cached.
-const maxKeyFlex = 16
+// Shape of a cache: a set is two cache lines, which hold a head and a key of up to shortKey words each, or one head and one key of up
+// to maxKey words.
+const (
+	entryWords = 8
+	setWords   = 2 * entryWords
+	shortKey   = entryWords - 1
+	maxKey     = setWords - 1
+)
 
-// maxKey is the length of the longest key in words: two of small fields, four of addresses, two of Ethernet, one of eCPRI, flex.
-const maxKey = 2 + 4 + 2 + 1 + maxKeyFlex/2
+// maxKeyFlex is how many flex offsets a key holds behind two words of small fields, four of addresses, two of Ethernet and one of
+// eCPRI. Sets with more are not cached.
+const maxKeyFlex = 2 * (maxKey - 2 - 4 - 2 - 1)
 
 // keySpec says which bits of a packet the rules can see: packets that agree in them get the same rule.
 type keySpec struct {
@@ -21,11 +29,12 @@ type keySpec struct {
 	addr4       uint64 // mask of the two IPv4 addresses; 0: not seen
 	addr6       [4]uint64
 	see6        bool
-	macs, ecpri bool
-	length      []uint16 // IP length -> class, so that lengths which no rule tells apart share a key; nil: not seen
+	macs        [2]bool // source, destination
+	ecpri       bool    // in Ethernet
+	ecpriUDP    bool
+	length      *paged // IP length -> class, so that lengths which no rule tells apart share a key; nil: not seen
 	offsets     []uint16
 	masks       []uint32
-	words       int  // of the longest key
 	fits        bool // false: the set has too many flex offsets
 }
 
@@ -56,8 +65,12 @@ func newKeySpec(rules []Rule) keySpec {
 				*f.word |= f.mask
 			}
 		}
-		k.macs = k.macs || m.EthSrc.Set || m.EthDst.Set
-		k.ecpri = k.ecpri || m.ECPRI.Set()
+		k.macs[0] = k.macs[0] || m.EthSrc.Set
+		k.macs[1] = k.macs[1] || m.EthDst.Set
+		if m.ECPRI.Set() {
+			k.ecpri = k.ecpri || !m.Proto.Set
+			k.ecpriUDP = k.ecpriUDP || m.Proto.Set
+		}
 		if m.Length.Set {
 			lengths = append(lengths, interval{u128{0, uint64(m.Length.Value.Lo)}, u128{0, uint64(m.Length.Value.Hi)}, 0})
 		}
@@ -86,38 +99,19 @@ func newKeySpec(rules []Rule) keySpec {
 	}
 	k.length = lengthClasses(lengths)
 	k.fits = len(k.offsets) <= maxKeyFlex
-	k.words = 2 + (len(k.offsets)+1)/2
-	if k.see6 {
-		k.words += 4
-	} else if k.addr4 != 0 {
-		k.words++
-	}
-	if k.macs {
-		k.words += 2
-	}
-	if k.ecpri {
-		k.words++
-	}
 	return k
 }
 
-func lengthClasses(of []interval) []uint16 {
+func lengthClasses(of []interval) *paged {
 	if len(of) == 0 {
 		return nil
 	}
-	var cuts [1<<16 + 1]bool
+	starts := []u128{{}}
 	for _, i := range of {
-		cuts[i.lo.lo], cuts[i.hi.lo+1] = true, true
+		starts = append(starts, i.lo, u128{0, i.hi.lo + 1})
 	}
-	t := make([]uint16, 1<<16)
-	class := uint16(0)
-	for v := range t {
-		if cuts[v] && v > 0 {
-			class++
-		}
-		t[v] = class
-	}
-	return t
+	slices.SortFunc(starts, func(a, b u128) int { return cmp.Compare(a.lo, b.lo) })
+	return newPaged(slices.Compact(starts), 0xffff)
 }
 
 // read puts the key of a packet into key and returns its length and its hash.
@@ -140,7 +134,7 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 		ports |= 1 << portsPresent
 	}
 	if k.length != nil {
-		ports |= uint64(k.length[min(l.IPLen, 0xffff)]) << portsLength
+		ports |= uint64(k.length.find(uint16(min(l.IPLen, 0xffff)))) << portsLength
 	}
 	n = 2
 	switch {
@@ -154,12 +148,15 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 		}
 		n += 4
 	}
-	if k.macs {
+	if k.macs[0] {
 		key[n], _ = mac(FieldEthSrc, frame, l)
-		key[n+1], _ = mac(FieldEthDst, frame, l)
-		n += 2
+		n++
 	}
-	if k.ecpri {
+	if k.macs[1] {
+		key[n], _ = mac(FieldEthDst, frame, l)
+		n++
+	}
+	if k.ecpri && l.EtherType == packet.EtherTypeECPRI || k.ecpriUDP && l.HasPorts {
 		ty, ok := small(FieldECPRIType, frame, l)
 		id, ok2 := small(FieldECPRIID, frame, l)
 		key[n] = uint64(ty)<<16 | uint64(id)
@@ -170,20 +167,23 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 			key[n] |= 1 << 33
 		}
 		n++
+		meta |= 1 << 62
 	}
-	for i, offset := range k.offsets {
-		v, ok := flexWord(offset, frame, l)
-		if ok {
-			ports += 1 << (portsPresent + 1) // offsets ascend: the number of words says which are there
-		}
-		if v &= k.masks[i]; i%2 == 0 {
-			key[n] = uint64(v)
-		} else {
-			key[n] |= uint64(v) << 32
-			n++
+	if len(k.offsets) > 0 && l.HasPorts {
+		for i, offset := range k.offsets {
+			v, ok := flexWord(offset, frame, l)
+			if !ok {
+				break // offsets ascend: the number of words says which are there
+			}
+			ports += 1 << (portsPresent + 1)
+			if v &= k.masks[i]; i%2 == 0 {
+				key[n] = uint64(v)
+				n++
+			} else {
+				key[n-1] |= uint64(v) << 32
+			}
 		}
 	}
-	n += len(k.offsets) % 2
 	key[0], key[1] = meta, ports
 	hash = mix(meta, ports)
 	for _, w := range key[2:n] {
@@ -212,21 +212,22 @@ const (
 // Memory is fixed at its making. Traffic of more flows than fit is classified at the speed of the classifier plus a probe.
 type Cache struct {
 	of           *Classifier
-	entries      []uint64 // sets of two entries of stride words: head, then the key
-	stride       int
-	sets         uint64
+	entries      []uint64
+	sets         uint64 // their number less one
 	generation   uint64
+	touched      uint64
 	hits, misses uint64
 }
 
-// The head of an entry: generation in the upper half, a mark of use, and the index of the rule plus one.
+// The head of an entry: generation in the upper half, marks of use and of a long key, and the index of the rule plus one.
 const (
 	headUsed = 1 << 31
-	headRule = headUsed - 1
+	headLong = 1 << 30
+	headRule = headLong - 1
 )
 
-// NewCache returns an empty cache of size bytes, rounded down to a power of two; 0 stands for DefaultCacheSize, which holds between
-// 8,192 and 32,768 flows, by the width of their keys. The error says which sizes are allowed.
+// NewCache returns an empty cache of size bytes, rounded down to a power of two; 0 stands for DefaultCacheSize, which holds 16,384
+// flows, or 8,192 whose keys are long (IPv6, with flex words or Ethernet addresses besides). The error says which sizes are allowed.
 func NewCache(size int) (*Cache, error) {
 	if size == 0 {
 		size = DefaultCacheSize
@@ -234,7 +235,8 @@ func NewCache(size int) (*Cache, error) {
 	if size < MinCacheSize || size > MaxCacheSize {
 		return nil, fmt.Errorf("flow: a cache of %d bytes: expected %d to %d, or 0 for %d", size, MinCacheSize, MaxCacheSize, DefaultCacheSize)
 	}
-	return &Cache{entries: make([]uint64, 1<<(bits.Len(uint(size))-1)/8)}, nil
+	words := 1 << (bits.Len(uint(size)) - 1) / 8
+	return &Cache{entries: make([]uint64, words), sets: uint64(words/setWords - 1)}, nil
 }
 
 // Stats returns how many packets were found in the cache, and how many were not, since it was made. Only the owner may call it.
@@ -251,76 +253,140 @@ func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision
 	}
 	var key [maxKey]uint64
 	n, hash := c.key.read(frame, l, &key)
-	i, ok := h.find(key[:n], hash)
+	i, ok := h.find(&key, n, hash)
 	if !ok {
 		i = c.find(frame, l)
-		h.insert(key[:n], hash, i)
+		h.insert(&key, n, hash, i)
 	}
 	return c.finish(i, frame, l)
 }
 
 // ClassifyBatch is c.ClassifyBatch(frames, layers, out) by way of the cache. It allocates nothing.
 func (h *Cache) ClassifyBatch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
+	if h.of != c {
+		h.reset(c)
+	}
+	if !c.key.fits {
+		h.misses += uint64(len(frames))
+		c.ClassifyBatch(frames, layers, out)
+		return
+	}
 	layers, out = layers[:len(frames)], out[:len(frames)]
+	for len(frames) > 0 {
+		n := min(len(frames), BatchSize)
+		h.batch(c, frames[:n], layers[:n], out[:n])
+		frames, layers, out = frames[n:], layers[n:], out[n:]
+	}
+}
+
+// batch does for up to BatchSize packets one step after the other, so that the processor waits for the memory of many at once.
+func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
+	var keys [BatchSize][maxKey]uint64
+	var hashes [BatchSize]uint64
+	var lengths [BatchSize]int
+	var found [BatchSize]int32
+	var missing [BatchSize]uint8
 	for i := range frames {
-		out[i] = h.Classify(c, frames[i], &layers[i])
+		lengths[i], hashes[i] = c.key.read(frames[i], &layers[i], &keys[i])
+	}
+	touched := uint64(0)
+	for _, hash := range hashes[:len(frames)] {
+		touched ^= h.set(hash)[0]
+	}
+	h.touched = touched // or the compiler would leave the loop away
+	misses := missing[:0]
+	for i := range frames {
+		rule, ok := h.find(&keys[i], lengths[i], hashes[i])
+		if found[i] = rule; !ok {
+			misses = append(misses, uint8(i))
+		}
+	}
+	for _, i := range misses {
+		found[i] = c.find(frames[i], &layers[i])
+		h.insert(&keys[i], lengths[i], hashes[i], found[i])
+	}
+	for i := range frames {
+		out[i] = c.finish(found[i], frames[i], &layers[i])
 	}
 }
 
 func (h *Cache) reset(c *Classifier) {
-	stride := 1 << bits.Len(uint(c.key.words)) // the key and the head
-	if stride != h.stride || h.generation == 1<<32-1 {
-		// Heads would lie where keys were, or generations come again.
+	if h.of = c; h.generation == 1<<32-1 { // generations would come again
 		clear(h.entries)
 		h.generation = 0
 	}
-	h.of, h.stride = c, stride
-	h.sets = uint64(len(h.entries) / (2 * stride))
 	h.generation++
 }
 
 // set returns the entries that a key may be in.
-func (h *Cache) set(hash uint64) []uint64 {
-	i := int(hash>>32&(h.sets-1)) * 2 * h.stride
-	return h.entries[i : i+2*h.stride]
+func (h *Cache) set(hash uint64) *[setWords]uint64 {
+	return (*[setWords]uint64)(h.entries[hash>>32&h.sets*setWords:])
 }
 
-func (h *Cache) find(key []uint64, hash uint64) (int32, bool) {
+// live reports whether a head is of the classifier that the cache is for.
+func (h *Cache) live(head uint64) bool { return head>>32 == h.generation }
+
+func (h *Cache) find(key *[maxKey]uint64, n int, hash uint64) (int32, bool) {
 	set := h.set(hash)
-	for w := 0; w < len(set); w += h.stride {
-		e := set[w : w+h.stride]
-		if e[0]>>32 != h.generation {
-			continue
+	if n > shortKey {
+		if h.live(set[0]) && set[0]&headLong != 0 && same(set[1:1+n], key[:n]) {
+			return h.hit(&set[0])
 		}
-		same := uint64(0)
-		for i, v := range e[1 : 1+len(key)] {
-			same |= v ^ key[i]
-		}
-		if same != 0 {
-			continue
-		}
-		if e[0]&headUsed == 0 {
-			e[0] |= headUsed
-		}
-		h.hits++
-		return int32(e[0]&headRule) - 1, true
+		return 0, false
+	}
+	if set[0]&headLong != 0 {
+		// The second line holds a part of a key; or heads of an older classifier, which do not count either.
+		return 0, false
+	}
+	if h.live(set[0]) && same(set[1:1+n], key[:n]) {
+		return h.hit(&set[0])
+	}
+	if h.live(set[entryWords]) && same(set[entryWords+1:][:n], key[:n]) {
+		return h.hit(&set[entryWords])
 	}
 	return 0, false
 }
 
-// insert replaces the entry of the set that was not used since the other came, or the first.
-func (h *Cache) insert(key []uint64, hash uint64, rule int32) {
+func (h *Cache) hit(head *uint64) (int32, bool) {
+	if *head&headUsed == 0 {
+		*head |= headUsed
+	}
+	h.hits++
+	return int32(*head&headRule) - 1, true
+}
+
+func same(a, b []uint64) bool {
+	differ := uint64(0)
+	for i, v := range a[:len(b)] {
+		differ |= v ^ b[i]
+	}
+	return differ == 0
+}
+
+// insert puts a key where none is, over the entry of the set that was not used since the other came, or over the first.
+func (h *Cache) insert(key *[maxKey]uint64, n int, hash uint64, rule int32) {
 	h.misses++
 	set := h.set(hash)
-	e, other := set[:h.stride], set[h.stride:]
-	switch {
-	case e[0]>>32 != h.generation || e[0]&headUsed == 0:
-	case other[0]>>32 != h.generation || other[0]&headUsed == 0:
-		e = other
-	default:
-		e[0] &^= headUsed
-		other[0] &^= headUsed
+	if !h.live(set[0]) { // so that marks of an older classifier mean nothing
+		set[0] = 0
 	}
-	e[0] = h.generation<<32 | uint64(rule+1)
-	copy(e[1:], key)
+	head := h.generation<<32 | uint64(rule+1)
+	if n > shortKey {
+		set[0] = head | headLong
+		copy(set[1:], key[:n])
+		return
+	}
+	at := 0
+	switch first, second := &set[0], &set[entryWords]; {
+	case *first&headLong != 0:
+		*second = 0 // it was a part of a key
+	case !h.live(*first) || *first&headUsed == 0:
+	case !h.live(*second) || *second&headUsed == 0:
+		at = entryWords
+	default:
+		*first &^= headUsed
+		*second &^= headUsed
+	}
+	set[at] = head
+	copy(set[at+1:at+entryWords], key[:n])
 }

@@ -46,12 +46,17 @@ const BatchSize = 32
 
 // Classifier finds the rule of a packet. It is immutable: any number of goroutines may use one.
 type Classifier struct {
-	rules     []Rule
-	decisions []Decision       // of each rule; Queue is not yet chosen for RSS
-	spread    [][]uint16       // of each rule: the indirection table of RSS, or nil
-	hash      *packet.Toeplitz // nil when no rule spreads
-	blocks    []*block         // in the order of precedence
-	key       keySpec          // what a Cache keys on
+	rules    []Rule
+	outcomes []outcome        // of each rule
+	hash     *packet.Toeplitz // nil when no rule spreads
+	blocks   []*block         // in the order of precedence
+	key      keySpec          // what a Cache keys on
+}
+
+// outcome is what a rule decides: Queue is chosen per packet when there is a table.
+type outcome struct {
+	Decision
+	spread *[IndirectionEntries]uint16
 }
 
 // toeplitz is shared by all classifiers: 36 KiB, made at the first need.
@@ -76,8 +81,7 @@ func Compile(rules []Rule) (*Classifier, error) {
 
 // build fills everything that follows from rules.
 func (c *Classifier) build() {
-	c.decisions = make([]Decision, len(c.rules))
-	c.spread = make([][]uint16, len(c.rules))
+	c.outcomes = make([]outcome, len(c.rules))
 	order := make([]int32, len(c.rules))
 	for i := range c.rules {
 		order[i] = int32(i)
@@ -96,24 +100,23 @@ func (c *Classifier) build() {
 
 func (c *Classifier) decide(i int) {
 	r := &c.rules[i]
-	d := Decision{Rule: int32(i), ID: r.ID, Transform: len(r.Actions) > 1}
+	d := &c.outcomes[i]
+	d.Decision = Decision{Rule: int32(i), ID: r.ID, Transform: len(r.Actions) > 1}
 	switch a := &r.Actions[len(r.Actions)-1]; a.Kind {
 	case ToQueue:
 		d.Verdict, d.Queue = Deliver, a.Queue
 	case RSS:
 		d.Verdict = Deliver
-		table := make([]uint16, IndirectionEntries)
-		for k := range table {
-			table[k] = a.Queues[k%len(a.Queues)]
+		d.spread = new([IndirectionEntries]uint16)
+		for k := range d.spread {
+			d.spread[k] = a.Queues[k%len(a.Queues)]
 		}
-		c.spread[i] = table
 		c.hash = toeplitz()
 	case Drop:
 		d.Verdict = Discard
 	case ToKernel:
 		d.Verdict = Kernel
 	}
-	c.decisions[i] = d
 }
 
 // Len returns the number of rules.
@@ -143,39 +146,20 @@ func (c *Classifier) finish(i int32, frame []byte, l *packet.Layers) Decision {
 	if i < 0 {
 		return none
 	}
-	d := c.decisions[i]
-	if t := c.spread[i]; t != nil {
-		d.Queue = t[c.hash.Frame(frame, l)%IndirectionEntries]
+	o := &c.outcomes[i]
+	d := o.Decision
+	if o.spread != nil {
+		d.Queue = o.spread[c.hash.Frame(frame, l)%IndirectionEntries]
 	}
 	return d
 }
 
-// ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. It is Classify, faster: it asks one table for many
-// packets before it goes on to the next one. layers and out must be at least as long as frames. It allocates nothing.
+// ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. layers and out must be at least as long as frames.
+// It allocates nothing.
 func (c *Classifier) ClassifyBatch(frames [][]byte, layers []packet.Layers, out []Decision) {
 	layers, out = layers[:len(frames)], out[:len(frames)]
-	var found [BatchSize]int32
-	for len(frames) > 0 {
-		n := min(len(frames), BatchSize)
-		c.findBatch(frames[:n], layers[:n], &found)
-		for i := range n {
-			out[i] = c.finish(found[i], frames[i], &layers[i])
-		}
-		frames, layers, out = frames[n:], layers[n:], out[n:]
-	}
-}
-
-// findBatch is find for up to BatchSize packets.
-func (c *Classifier) findBatch(frames [][]byte, layers []packet.Layers, found *[BatchSize]int32) {
 	for i := range frames {
-		found[i] = -1
-	}
-	if len(c.blocks) == 1 && len(c.blocks[0].dims) <= maxBatchDims {
-		c.blocks[0].findBatch(frames, layers, found)
-		return
-	}
-	for i := range frames {
-		found[i] = c.find(frames[i], &layers[i])
+		out[i] = c.Classify(frames[i], &layers[i])
 	}
 }
 
@@ -187,7 +171,7 @@ func (d *dim) lookup(frame []byte, l *packet.Layers) uint32 {
 		case !ok:
 			return d.absent
 		default:
-			return d.base + uint32(d.direct[v])
+			return d.base + uint32(d.direct.find(v))
 		}
 	case dimAddr:
 		switch l.IPVersion {
@@ -206,88 +190,60 @@ func (d *dim) lookup(frame []byte, l *packet.Layers) uint32 {
 		}
 	case dimFlexByte:
 		if v, ok := flexWord(d.offset, frame, l); ok {
-			return d.base + uint32(d.direct[v>>d.shift&0xff])
+			return d.base + uint32(d.bytes[v>>d.shift&0xff])
 		}
 	}
 	return d.absent
 }
 
-// maxDims is how many dims are looked up before their rows are intersected; further ones, which take a set with dozens of flex
-// offsets, are folded into the candidates one by one.
-const maxDims = 32
+// maxDims is how many dims have their rows remembered during one search; a set with dozens of flex offsets asks the others again.
+const maxDims = 64
 
+// fewWords is how many candidate words end the first step of a search.
+const fewWords = 2
+
+// find returns the rule of the block that comes first among those that accept the packet, or -1.
+//
+// It looks fields up until the sums of their rows leave few words. Then it goes through these words, field by field, but looks up only
+// what a rule that is still possible asks for: after ports or addresses that is one rule or two, mostly.
 func (b *block) find(frame []byte, l *packet.Layers) int32 {
-	var at [maxDims]int
-	stride := b.stride()
+	var at [maxDims]uint32 // where the row of a dim begins
+	known := 0             // dims that have been looked up in the first step
 	candidates := ^uint64(0) >> (64 - b.words)
-	dims := b.dims
-	if len(dims) > maxDims {
-		dims = dims[:maxDims]
+	for known < len(b.dims) && known < maxDims && bits.OnesCount64(candidates) > fewWords {
+		r := b.dims[known].lookup(frame, l)
+		at[known] = r * uint32(b.words)
+		candidates &= b.sums[r]
+		known++
 	}
-	for i := range dims {
-		r := int(dims[i].lookup(frame, l)) * stride
-		candidates &= b.rows[r]
-		if candidates == 0 {
-			return -1
-		}
-		at[i] = r + 1
-	}
-	return b.first(candidates, at[:len(dims)], frame, l)
-}
-
-// first intersects the words that are candidates and returns the rule of the first bit. at is where the bit vector of each dim begins.
-func (b *block) first(candidates uint64, at []int, frame []byte, l *packet.Layers) int32 {
+	looked := uint64(1)<<known - 1
 	for ; candidates != 0; candidates &= candidates - 1 {
-		w := bits.TrailingZeros64(candidates)
+		w := uint32(bits.TrailingZeros64(candidates))
 		x := ^uint64(0)
-		if w == b.words-1 {
+		if int(w) == b.words-1 {
 			x >>= (64 - len(b.order)%64) % 64
 		}
-		for _, r := range at {
-			if x &= b.rows[r+w]; x == 0 {
+		asks := b.asks[int(w)*len(b.dims):][:len(b.dims)]
+		for k, asking := range asks {
+			if x&asking == 0 {
+				continue // in none of the rules that are left is this field asked for
+			}
+			if k >= maxDims {
+				x &= b.rows[b.dims[k].lookup(frame, l)*uint32(b.words)+w]
+			} else {
+				if looked>>k&1 == 0 {
+					at[k] = b.dims[k].lookup(frame, l) * uint32(b.words)
+					looked |= 1 << k
+				}
+				x &= b.rows[at[k]+w]
+			}
+			if x == 0 {
 				break
 			}
 		}
-		if x != 0 && len(b.dims) > maxDims {
-			x = b.rest(x, w, frame, l)
-		}
 		if x != 0 {
-			return b.order[w*64+bits.TrailingZeros64(x)]
+			return b.order[int(w)*64+bits.TrailingZeros64(x)]
 		}
 	}
 	return -1
-}
-
-// rest intersects word w with the dims behind the first maxDims.
-func (b *block) rest(x uint64, w int, frame []byte, l *packet.Layers) uint64 {
-	for i := range b.dims[maxDims:] {
-		r := b.dims[maxDims+i].lookup(frame, l)
-		x &= b.rows[int(r)*b.stride()+1+w]
-	}
-	return x
-}
-
-// maxBatchDims is how many dims the batch path keeps rows of; sets with more take the other path.
-const maxBatchDims = 12
-
-func (b *block) findBatch(frames [][]byte, layers []packet.Layers, found *[BatchSize]int32) {
-	var at [BatchSize][maxBatchDims]int
-	var candidates [BatchSize]uint64
-	stride := b.stride()
-	for i := range frames {
-		candidates[i] = ^uint64(0) >> (64 - b.words)
-	}
-	for k := range b.dims {
-		d := &b.dims[k]
-		for i := range frames {
-			r := int(d.lookup(frames[i], &layers[i])) * stride
-			at[i][k] = r + 1
-			candidates[i] &= b.rows[r]
-		}
-	}
-	for i := range frames {
-		if candidates[i] != 0 {
-			found[i] = b.first(candidates[i], at[i][:len(b.dims)], frames[i], &layers[i])
-		}
-	}
 }

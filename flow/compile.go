@@ -16,8 +16,10 @@ const blockRules = 2048
 // A block finds the first of its rules that accepts a packet.
 type block struct {
 	dims  []dim
-	rows  []uint64 // of all dims: row r is rows[r*stride : (r+1)*stride], its aggregate first
+	sums  []uint64 // of all dims: bit w of sums[r] says that word w of row r is not 0; apart, so that they stay in the cache
+	rows  []uint64 // row r is rows[r*words : (r+1)*words]
 	words int      // of a bit vector
+	asks  []uint64 // word w of the rules that ask for the field of dim k is asks[w*len(dims)+k]
 	order []int32  // bit number -> index of the rule in the set
 }
 
@@ -28,10 +30,12 @@ type dim struct {
 	absent uint32 // row for packets without the field
 	base   uint32 // row of class 0
 
-	direct []uint16 // value -> class
+	direct *paged // value -> class
 	v4     steps32
 	v6     steps128
 	exact  exact
+
+	bytes *[256]uint16 // byte of a flex word -> class
 
 	offset uint16 // of a flex word
 	shift  uint8  // of the byte of a flex word
@@ -93,6 +97,11 @@ func compileBlock(rules []*Match, order []int32) *block {
 	}
 	// The dims with the sparsest rows first: they end most intersections early.
 	slices.SortStableFunc(b.dims, func(x, y dim) int { return cmp.Compare(c.weight(&x), c.weight(&y)) })
+	for w := range b.words {
+		for k := range b.dims {
+			b.asks = append(b.asks, ^b.rows[int(b.dims[k].absent)*b.words+w])
+		}
+	}
 	return b
 }
 
@@ -104,15 +113,11 @@ type compiler struct {
 
 func (c *compiler) weight(d *dim) int {
 	n := 0
-	for _, w := range c.row(d.absent)[1:] {
+	for _, w := range c.rows[int(d.absent)*c.words:][:c.words] {
 		n += bits.OnesCount64(w)
 	}
 	return n
 }
-
-func (b *block) stride() int { return b.words + 1 }
-
-func (b *block) row(r uint32) []uint64 { return b.rows[int(r)*b.stride():][:b.stride()] }
 
 // add appends a row with the rules of set and returns its number.
 func (c *compiler) add(set []uint64) uint32 {
@@ -122,9 +127,9 @@ func (c *compiler) add(set []uint64) uint32 {
 			aggregate |= 1 << i
 		}
 	}
-	n := uint32(len(c.rows) / c.stride())
-	c.rows = append(append(c.rows, aggregate), set...)
-	return n
+	c.sums = append(c.sums, aggregate)
+	c.rows = append(c.rows, set...)
+	return uint32(len(c.sums) - 1)
 }
 
 // wildcards fills wild with the rules for which asks is false, and returns the others; nil if there are none.
@@ -248,16 +253,7 @@ func (c *compiler) numbers(f Field) {
 		of = append(of, interval{u128{0, uint64(lo)}, u128{0, uint64(hi)}, i})
 	}
 	starts := c.sweep(of)
-	d.direct = make([]uint16, limit(f).lo+1)
-	for i, s := range starts {
-		end := uint64(len(d.direct))
-		if i+1 < len(starts) {
-			end = min(end, starts[i+1].lo)
-		}
-		for v := s.lo; v < end; v++ {
-			d.direct[v] = uint16(i)
-		}
-	}
+	d.direct = newPaged(starts, limit(f).lo)
 	c.dims = append(c.dims, d)
 }
 
@@ -286,7 +282,12 @@ func (c *compiler) addresses(f Field) {
 }
 
 // exactRows adds a row for each value, of the rules that want it and those that do not care, and makes the table of values.
-func (c *compiler) exactRows(d *dim, values map[uint64][]int32) {
+func (c *compiler) exactRows(d dim, asking []int32, value func(*entry) uint64) {
+	values := map[uint64][]int32{}
+	for _, i := range asking {
+		v := value(&c.rules[i])
+		values[v] = append(values[v], i)
+	}
 	keys := make([]uint64, 0, len(values))
 	for v := range values {
 		keys = append(keys, v)
@@ -301,7 +302,7 @@ func (c *compiler) exactRows(d *dim, values map[uint64][]int32) {
 		c.add(set)
 	}
 	d.exact = newExact(keys)
-	c.dims = append(c.dims, *d)
+	c.dims = append(c.dims, d)
 }
 
 func (c *compiler) macs(f Field) {
@@ -310,12 +311,7 @@ func (c *compiler) macs(f Field) {
 		return
 	}
 	d := dim{kind: dimMAC, field: f, absent: c.add(c.wild)}
-	values := map[uint64][]int32{}
-	for _, i := range asking {
-		v := macValue(c.rules[i].m.mac(f).Value)
-		values[v] = append(values[v], i)
-	}
-	c.exactRows(&d, values)
+	c.exactRows(d, asking, func(e *entry) uint64 { return macValue(e.m.mac(f).Value) })
 }
 
 func (e *entry) flexAt(offset uint16) (Flex, bool) {
@@ -327,40 +323,40 @@ func (e *entry) flexAt(offset uint16) (Flex, bool) {
 	return Flex{}, false
 }
 
+// maxMasks is how many masks of one offset have a lookup each.
+const maxMasks = 4
+
 func (c *compiler) flexWords() {
-	seen := map[uint16]bool{}
+	masks := map[uint16][]uint32{}
 	var offsets []uint16
 	for i := range c.rules {
 		for _, f := range c.rules[i].flex {
-			if !seen[f.Offset] {
-				seen[f.Offset] = true
+			if masks[f.Offset] == nil {
 				offsets = append(offsets, f.Offset)
+			}
+			if !slices.Contains(masks[f.Offset], f.Mask) {
+				masks[f.Offset] = append(masks[f.Offset], f.Mask)
 			}
 		}
 	}
-	slices.Sort(offsets)
 	for _, offset := range offsets {
-		asking := c.wildcards(func(e *entry) bool { _, ok := e.flexAt(offset); return ok })
-		d := dim{kind: dimFlex, field: FieldFlex, offset: offset, absent: c.add(c.wild)}
-		values := map[uint64][]int32{}
-		oneMask := true
-		for _, i := range asking {
-			f, _ := c.rules[i].flexAt(offset)
-			values[uint64(f.Value)] = append(values[uint64(f.Value)], i)
-			oneMask = oneMask && (d.mask == 0 || d.mask == f.Mask)
-			d.mask = f.Mask
+		if len(masks[offset]) > maxMasks {
+			c.flexBytes(offset)
+			continue
 		}
-		if oneMask {
-			c.exactRows(&d, values)
-		} else {
-			c.flexBytes(d, asking)
+		for _, mask := range masks[offset] {
+			asking := c.wildcards(func(e *entry) bool { f, ok := e.flexAt(offset); return ok && f.Mask == mask })
+			d := dim{kind: dimFlex, field: FieldFlex, offset: offset, mask: mask, absent: c.add(c.wild)}
+			c.exactRows(d, asking, func(e *entry) uint64 { f, _ := e.flexAt(offset); return uint64(f.Value) })
 		}
 	}
 }
 
 // flexBytes looks each byte of a word up by itself, so that any number of different masks costs four lookups.
-func (c *compiler) flexBytes(d dim, asking []int32) {
-	d.kind = dimFlexByte
+func (c *compiler) flexBytes(offset uint16) {
+	asking := c.wildcards(func(e *entry) bool { _, ok := e.flexAt(offset); return ok })
+	d := dim{kind: dimFlexByte, field: FieldFlex, offset: offset, absent: c.add(c.wild)}
+	var tables int
 	for shift := uint8(0); shift < 32; shift += 8 {
 		type want struct{ value, mask byte }
 		wants := map[want][]uint64{}
@@ -374,12 +370,13 @@ func (c *compiler) flexBytes(d dim, asking []int32) {
 			}
 			wants[w][i/64] |= 1 << (i % 64)
 		}
-		if !cares {
+		if !cares && (shift < 24 || tables > 0) { // one is needed, to see that the word is there
 			continue
 		}
+		tables++
 		d.shift = shift
-		d.direct = make([]uint16, 256)
-		d.base = uint32(len(c.rows) / c.stride())
+		d.bytes = new([256]uint16)
+		d.base = uint32(len(c.sums))
 		for v := range 256 {
 			set := slices.Clone(c.wild)
 			for w, rules := range wants {
@@ -389,7 +386,7 @@ func (c *compiler) flexBytes(d dim, asking []int32) {
 					}
 				}
 			}
-			d.direct[v] = uint16(c.add(set) - d.base)
+			d.bytes[v] = uint16(c.add(set) - d.base)
 		}
 		c.dims = append(c.dims, d)
 	}

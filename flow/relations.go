@@ -189,7 +189,7 @@ func (s *space) flexCovers(o *space) bool {
 	if s.need == 0 {
 		return true
 	}
-	if o.need < s.need && !o.longEnough(s.need) {
+	if o.need < s.need { // no length of the IP packet promises payload: options and extension headers may take any of it
 		return false
 	}
 	for _, k := range s.known {
@@ -200,10 +200,6 @@ func (s *space) flexCovers(o *space) bool {
 	}
 	return true
 }
-
-// longEnough reports whether every packet of s surely has n bytes of payload: never by its IP length, for options and extension
-// headers may take any of it.
-func (s *space) longEnough(int) bool { return false }
 
 // minus appends the pieces of s that are not in what o says to out. Pieces of fields without an interval, flex words, are not cut: s
 // stays whole then, which is on the safe side.
@@ -256,90 +252,77 @@ func minOf(a, b u128) u128 {
 // example returns a match of one packet of s, which is tight: one value for each field that s restricts.
 func (s *space) example() *Match {
 	var m Match
-	all := everything()
-	low := func(f Field) (u128, bool) {
-		x := s.spans[f]
-		return x.lo, !x.absent && x != all.spans[f]
+	at := func(f Field) uint64 { return s.spans[f].lo.lo }
+	asks := func(f Field) bool { return !s.spans[f].absent && s.spans[f] != (span{hi: limit(f)}) }
+	if asks(FieldEthSrc) {
+		m.EthSrc = Some(macOf(at(FieldEthSrc)))
 	}
-	if v, ok := low(FieldEthSrc); ok {
-		m.EthSrc = Some(macOf(v.lo))
+	if asks(FieldEthDst) {
+		m.EthDst = Some(macOf(at(FieldEthDst)))
 	}
-	if v, ok := low(FieldEthDst); ok {
-		m.EthDst = Some(macOf(v.lo))
+	if asks(FieldVLAN) {
+		m.VLAN = Some(vlanOf(at(FieldVLAN)))
 	}
-	if v, ok := low(FieldVLAN); ok {
-		m.VLAN = Some(vlanOf(v.lo))
+	if asks(FieldInnerVLAN) {
+		m.InnerVLAN = Some(vlanOf(at(FieldInnerVLAN)))
 	}
-	if v, ok := low(FieldInnerVLAN); ok {
-		m.InnerVLAN = Some(vlanOf(v.lo))
-	}
-	t, _ := low(FieldEtherType)
-	four := t.lo == uint64(packet.EtherTypeIPv4)
-	_, ip := low(FieldProto)
-	if s.spans[FieldEtherType].lo != all.spans[FieldEtherType].lo || s.spans[FieldEtherType].hi != all.spans[FieldEtherType].hi {
-		m.EtherType = Some(packet.EtherType(t.lo))
-	}
-	host := func(f Field) netip.Prefix {
-		v, ok := low(f)
-		if !ok {
-			return netip.Prefix{}
-		}
-		var b [16]byte
-		binary.BigEndian.PutUint64(b[:], v.hi)
-		binary.BigEndian.PutUint64(b[8:], v.lo)
-		a := netip.AddrFrom16(b)
-		if four {
-			if v.hi == 0 && v.lo == 0 {
-				a = netip.AddrFrom4([4]byte{})
-			} else {
-				a = a.Unmap()
-			}
-		}
-		return netip.PrefixFrom(a, a.BitLen())
-	}
-	if s.spans[FieldSrc] != (span{lo: u128{}, hi: limit(FieldSrc)}) {
-		m.Src = host(FieldSrc)
-	}
-	if s.spans[FieldDst] != (span{lo: u128{}, hi: limit(FieldDst)}) {
-		m.Dst = host(FieldDst)
-	}
-	if m.Src.IsValid() || m.Dst.IsValid() || m.EtherType.Set && ip {
-		m.EtherType = Opt[packet.EtherType]{}
-		if !m.Src.IsValid() && !m.Dst.IsValid() && s.spans[FieldEtherType].lo == s.spans[FieldEtherType].hi {
-			m.EtherType = Some(packet.EtherType(t.lo))
+	if asks(FieldProto) {
+		m.Proto = Some(packet.Proto(at(FieldProto)))
+		if p := s.spans[FieldProto]; p.lo.lo == uint64(packet.ProtoTCP) && p.hi.lo == uint64(packet.ProtoUDP) {
+			m.Proto = Some(packet.ProtoUDP) // one of the two, and its header is the shorter one
 		}
 	}
-	one := func(f Field) Opt[Range] {
-		if v, ok := low(f); ok {
-			return Some(One(uint16(v.lo)))
+	for _, r := range []struct {
+		f   Field
+		out *Opt[Range]
+	}{{FieldSrcPort, &m.SrcPort}, {FieldDstPort, &m.DstPort}} {
+		if asks(r.f) {
+			*r.out = Some(One(uint16(at(r.f))))
 		}
-		return Opt[Range]{}
 	}
-	if v, ok := low(FieldProto); ok {
-		// The span of TCP and UDP reaches from one to the other; only its ends are meant.
-		m.Proto = Some(packet.Proto(v.lo))
+	t := s.spans[FieldEtherType]
+	four := t.lo == t.hi && t.lo.lo == uint64(packet.EtherTypeIPv4)
+	for _, r := range []struct {
+		f   Field
+		out *netip.Prefix
+	}{{FieldSrc, &m.Src}, {FieldDst, &m.Dst}} {
+		if asks(r.f) && !(four && s.spans[r.f] == mapped) {
+			*r.out = hostOf(s.spans[r.f].lo, four)
+		}
 	}
-	m.SrcPort, m.DstPort = one(FieldSrcPort), one(FieldDstPort)
-	if ip && s.spans[FieldLength].lo.lo > maxHeaders || s.spans[FieldLength].hi.lo < 0xffff {
-		m.Length = one(FieldLength)
+	if !s.spans[FieldECPRIType].absent {
+		m.ECPRI.Type = Some(uint8(at(FieldECPRIType)))
 	}
-	if v, ok := low(FieldECPRIType); ok {
-		m.ECPRI.Type = Some(uint8(v.lo))
-		m.EtherType = Opt[packet.EtherType]{}
-	}
-	if v, ok := low(FieldECPRIID); ok {
-		if id := Some(uint16(v.lo)); m.ECPRI.Type.Value == ecpriControl {
+	if !s.spans[FieldECPRIID].absent {
+		if id := Some(uint16(at(FieldECPRIID))); m.ECPRI.Type.Value == ecpriControl {
 			m.ECPRI.RTCID = id
 		} else {
 			m.ECPRI.PCID = id
 		}
 	}
+	if t.lo == t.hi && !m.Src.IsValid() && !m.Dst.IsValid() && !m.ECPRI.Set() {
+		m.EtherType = Some(packet.EtherType(t.lo.lo))
+	}
 	m.Flex = s.words()
+	// The length only where it is not what follows from the rest.
+	implied, _ := explicit(&m)
+	implied.tighten()
+	if n := s.spans[FieldLength]; !n.absent && n != implied.spans[FieldLength] {
+		m.Length = Some(One(uint16(max(n.lo.lo, implied.spans[FieldLength].lo.lo))))
+	}
 	return &m
 }
 
-// maxHeaders is above the lower bound of the length that any match without a length can imply.
-const maxHeaders = packet.IPv6Len + packet.TCPLen + MaxFlexOffset + 4
+func hostOf(v u128, four bool) netip.Prefix {
+	var b [16]byte
+	binary.BigEndian.PutUint64(b[:], v.hi)
+	binary.BigEndian.PutUint64(b[8:], v.lo)
+	a := netip.AddrFrom16(b)
+	if four {
+		a = a.Unmap()
+	}
+	return netip.PrefixFrom(a, a.BitLen())
+}
 
 // words returns the known bytes as flex words.
 func (s *space) words() (out []Flex) {

@@ -2,6 +2,46 @@ package flow
 
 import "math/bits"
 
+// paged turns a number of 16 bits into a class by way of pages of 64 numbers. Pages of one class are shared, so that the table stays
+// in the cache of the processor.
+type paged struct {
+	index [1 << 16 / pageSize]uint16 // number / 64 -> page
+	pages []page
+}
+
+const pageSize = 64
+
+type page [pageSize]uint16
+
+// newPaged makes the table of intervals that begin at starts; class i begins at starts[i], the first at 0. Numbers above last are
+// never asked for.
+func newPaged(starts []u128, last uint64) *paged {
+	t := new(paged)
+	shared := map[uint16]uint16{}
+	class := 0
+	for n := uint64(0); n <= last; n += pageSize {
+		var p page
+		for i := range p {
+			for class+1 < len(starts) && starts[class+1].hi == 0 && starts[class+1].lo <= n+uint64(i) {
+				class++
+			}
+			p[i] = uint16(class)
+		}
+		at, ok := shared[p[0]]
+		if !ok || p[0] != p[pageSize-1] {
+			at = uint16(len(t.pages))
+			t.pages = append(t.pages, p)
+			if p[0] == p[pageSize-1] {
+				shared[p[0]] = at
+			}
+		}
+		t.index[n/pageSize] = at
+	}
+	return t
+}
+
+func (t *paged) find(v uint16) uint16 { return t.pages[t.index[v/pageSize]][v%pageSize] }
+
 // steps32 finds in which of the intervals of the IPv4 addresses an address lies: an index by the upper half of the address, then
 // a search among the few that begin there.
 type steps32 struct {
