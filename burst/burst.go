@@ -63,6 +63,14 @@ type segment struct {
 	role   Role
 }
 
+// meta is what else is known of a packet.
+type meta struct {
+	time  int64
+	conn  uint32
+	wire  uint32
+	flags Flags
+}
+
 // Burst is a batch of packets. Make it with New; it belongs to one goroutine at a time.
 type Burst struct {
 	n    int
@@ -70,10 +78,7 @@ type Burst struct {
 	// Per packet. first has one more entry, so that packet i has segments first[i] to first[i+1].
 	first []uint32
 	flow  []uint32
-	conn  []uint32
-	wire  []uint32
-	flags []Flags
-	time  []int64
+	meta  []meta
 
 	sources  [MaxSources]*Source
 	nsources int
@@ -96,10 +101,7 @@ func NewSegmented(packets, segments int) *Burst {
 		segs:    make([]segment, 0, segments),
 		first:   make([]uint32, packets+1),
 		flow:    make([]uint32, packets),
-		conn:    make([]uint32, packets),
-		wire:    make([]uint32, packets),
-		flags:   make([]Flags, packets),
-		time:    make([]int64, packets),
+		meta:    make([]meta, packets),
 		scratch: make([]Handle, segments),
 	}
 }
@@ -243,18 +245,18 @@ func (b *Burst) Flow(i int) uint32 { b.check(i); return b.flow[i] }
 func (b *Burst) Flows() []uint32 { return b.flow[:b.n] }
 
 // Conn is the connection or peer that packet i came from or goes to, as numbered by the port; 0 where there is none.
-func (b *Burst) Conn(i int) uint32 { b.check(i); return b.conn[i] }
+func (b *Burst) Conn(i int) uint32 { b.check(i); return b.meta[i].conn }
 
 // SetConn says to which connection or peer packet i goes.
-func (b *Burst) SetConn(i int, id uint32) { b.check(i); b.conn[i] = id }
+func (b *Burst) SetConn(i int, id uint32) { b.check(i); b.meta[i].conn = id }
 
 // Flags are the flags of packet i.
-func (b *Burst) Flags(i int) Flags { b.check(i); return b.flags[i] }
+func (b *Burst) Flags(i int) Flags { b.check(i); return b.meta[i].flags }
 
 // WireLen is the length in bytes that packet i had on the wire, where the engine knows it; otherwise that of what is here.
 func (b *Burst) WireLen(i int) int {
 	b.check(i)
-	if w := b.wire[i]; w != 0 {
+	if w := b.meta[i].wire; w != 0 {
 		return int(w)
 	}
 	return b.PacketLen(i)
@@ -264,16 +266,16 @@ func (b *Burst) WireLen(i int) int {
 // where the queue takes no times. In a burst to be sent it is when to send at the earliest.
 func (b *Burst) Time(i int) (ns int64, ok bool) {
 	b.check(i)
-	return b.time[i], b.flags[i]&HasTime != 0
+	return b.meta[i].time, b.meta[i].flags&HasTime != 0
 }
 
 // SetTime says when packet i is to be sent, in nanoseconds since 1970; 0 is at once.
 func (b *Burst) SetTime(i int, ns int64) {
 	b.check(i)
-	b.time[i] = ns
-	b.flags[i] |= HasTime
+	b.meta[i].time = ns
+	b.meta[i].flags |= HasTime
 	if ns == 0 {
-		b.flags[i] &^= HasTime
+		b.meta[i].flags &^= HasTime
 	}
 }
 

@@ -22,8 +22,11 @@ type Segment struct {
 // Add adds a packet with one segment in src and returns its index, or -1 when there is no room: the caller still owns the
 // segment then. Other properties of the packet are zero.
 func (b *Burst) Add(src *Source, g Segment) int {
+	if b.n == len(b.flow) || len(b.segs) == cap(b.segs) {
+		return -1
+	}
 	s, ok := b.source(src)
-	if !ok || b.n == len(b.flow) || len(b.segs) == cap(b.segs) {
+	if !ok {
 		return -1
 	}
 	if invariants.Enabled && b.n == 0 {
@@ -35,7 +38,7 @@ func (b *Burst) Add(src *Source, g Segment) int {
 	b.segs[k].set(s, g)
 	b.n++
 	b.first[i+1] = uint32(k + 1)
-	b.flow[i], b.conn[i], b.wire[i], b.flags[i], b.time[i] = 0, 0, 0, 0, 0
+	b.flow[i], b.meta[i] = 0, meta{}
 	return i
 }
 
@@ -85,7 +88,8 @@ func (b *Burst) SetFlow(i int, id uint32) { b.check(i); b.flow[i] = id }
 // here, flags, and with HasTime among them the time in nanoseconds since 1970.
 func (b *Burst) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b.check(i)
-	b.wire[i], b.flags[i], b.time[i] = uint32(wireLen), flags, ns
+	m := &b.meta[i]
+	m.wire, m.flags, m.time = uint32(wireLen), flags, ns
 }
 
 // Part is one segment of a packet with the Source that it is from, as an engine needs it to send and to give back.
@@ -145,7 +149,7 @@ func (b *Burst) Take(dst *Burst, i int) bool {
 // MoveTo moves the first packets to the end of dst, as many as there is room for, and returns their number. The others move to
 // the front of b.
 func (b *Burst) MoveTo(dst *Burst) int {
-	moved := 0
+	moved := b.moveMany(dst)
 	for moved < b.n {
 		from, to := b.first[moved], b.first[moved+1]
 		if !b.fits(dst, int(to-from)) || !b.move(dst, moved, from, to) {
@@ -163,13 +167,54 @@ func (b *Burst) MoveTo(dst *Burst) int {
 			b.first[i-moved+1] = b.first[i+1] - from
 		}
 		copy(b.flow, b.flow[moved:b.n])
-		copy(b.conn, b.conn[moved:b.n])
-		copy(b.wire, b.wire[moved:b.n])
-		copy(b.flags, b.flags[moved:b.n])
-		copy(b.time, b.time[moved:b.n])
+		copy(b.meta, b.meta[moved:b.n])
 		b.n -= moved
 	}
 	return moved
+}
+
+// moveMany moves the first packets, as many as there is room for, in one go, if their memory is of one source.
+func (b *Burst) moveMany(dst *Burst) int {
+	n := min(b.n, len(dst.flow)-dst.n)
+	if b.nsources != 1 || b.reserver != dst.reserver && dst.n > 0 {
+		return 0
+	}
+	room := uint32(cap(dst.segs) - len(dst.segs))
+	for n > 0 && b.first[n] > room {
+		n--
+	}
+	if n == 0 || b.first[n] == 0 {
+		return 0
+	}
+	s, ok := dst.source(b.sources[0])
+	if !ok {
+		return 0
+	}
+	if invariants.Enabled && dst.n == 0 {
+		dst.debug.fill(dst)
+	}
+	if b.reserver != dst.reserver {
+		dst.Reserve(b.reserver, 0)
+	}
+	if b.reserved > 0 {
+		k := min(b.reserved, b.LivePart(0, n))
+		b.reserved -= k
+		dst.reserved += k
+	}
+	base := uint32(len(dst.segs))
+	dst.segs = append(dst.segs, b.segs[:b.first[n]]...)
+	if s != 0 {
+		for k := range dst.segs[base:] {
+			dst.segs[int(base)+k].src = s
+		}
+	}
+	for i, f := range b.first[1 : n+1] {
+		dst.first[dst.n+1+i] = base + f
+	}
+	copy(dst.flow[dst.n:], b.flow[:n])
+	copy(dst.meta[dst.n:], b.meta[:n])
+	dst.n += n
+	return n
 }
 
 func (b *Burst) fits(dst *Burst, segments int) bool {
@@ -204,7 +249,7 @@ func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
 	k := dst.n
 	dst.n++
 	dst.first[dst.n] = uint32(len(dst.segs))
-	dst.flow[k], dst.conn[k], dst.wire[k], dst.flags[k], dst.time[k] = b.flow[i], b.conn[i], b.wire[i], b.flags[i], b.time[i]
+	dst.flow[k], dst.meta[k] = b.flow[i], b.meta[i]
 	return true
 }
 

@@ -98,7 +98,7 @@ func (c *Cache) GetBatch(dst []Handle) int {
 		last := len(c.free) - 1
 		s, ok := c.p.take(c.free[last])
 		if !ok {
-			return got
+			break // the pool was closed
 		}
 		c.free = c.free[:last]
 		dst[got] = s.Handle()

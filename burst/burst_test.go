@@ -1,0 +1,458 @@
+package burst
+
+import (
+	"bytes"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/mem"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const slotSize = 256
+
+func newPool(t testing.TB, slots int) *mem.Pool {
+	t.Helper()
+	p, err := mem.NewPool(mem.PoolOptions{Name: "burst", SlotSize: slotSize, Slots: slots})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return p
+}
+
+// fill adds n packets of one slot each, whose bytes are all their number, 32 bytes behind the slot's begin.
+func fill(t testing.TB, b *Burst, p *mem.Pool, src *Source, n int) {
+	t.Helper()
+	for i := range n {
+		s, err := p.Get()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k := range s.Bytes() {
+			s.Bytes()[k] = byte(i)
+		}
+		if b.Add(src, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 32, Len: 100, Cap: slotSize - 32, Headroom: 32}) < 0 {
+			t.Fatal("no room")
+		}
+	}
+}
+
+func TestPool(t *testing.T) {
+	p := newPool(t, 8)
+	src := PoolSource(p)
+	b := New(8)
+	if b.Len() != 0 || b.Cap() != 8 || b.Room() != 8 || !b.Owned(src) {
+		t.Errorf("a new burst: %d packets of %d, room for %d", b.Len(), b.Cap(), b.Room())
+	}
+	for range 3 {
+		fill(t, b, p, src, 8)
+		if p.Stats().InUse != 8 || b.Room() != 0 || !b.Owned(src) || b.Owned(PoolSource(p)) {
+			t.Error(p.Stats())
+		}
+		if b.Add(src, Segment{}) >= 0 || b.AddSegment(src, Segment{}) {
+			t.Error("added to a full burst")
+		}
+		for i := range 8 {
+			if got := b.Bytes(i, 0); !bytes.Equal(got, bytes.Repeat([]byte{byte(i)}, 100)) || cap(got) != slotSize-32 {
+				t.Fatalf("packet %d is %v", i, got)
+			}
+		}
+		b.Release()
+		b.Release()
+		if p.Stats().InUse != 0 || b.Len() != 0 || p.Stats().Rejected != 0 {
+			t.Error(p.Stats())
+		}
+	}
+}
+
+// A header that is put in front, and one that is taken off.
+func TestHeadroom(t *testing.T) {
+	p := newPool(t, 1)
+	b := New(1)
+	fill(t, b, p, PoolSource(p), 1)
+	defer b.Release()
+	copy(b.Bytes(0, 0), "payload")
+	if b.Headroom(0) != 32 || b.Prepend(0, 33) || b.Prepend(0, -1) || !b.Prepend(0, 4) {
+		t.Fatal("Prepend")
+	}
+	copy(b.Bytes(0, 0), "head")
+	if got := string(b.Bytes(0, 0)[:11]); got != "headpayload" || b.PacketLen(0) != 104 || b.SegmentCap(0, 0) != slotSize-28 || b.Headroom(0) != 28 {
+		t.Fatalf("%q, %d bytes, %d at most", got, b.PacketLen(0), b.SegmentCap(0, 0))
+	}
+	if b.TrimFront(0, 105) || b.TrimFront(0, -1) || !b.TrimFront(0, 8) || string(b.Bytes(0, 0)[:3]) != "oad" || b.Headroom(0) != 36 {
+		t.Fatalf("TrimFront leaves %q", b.Bytes(0, 0))
+	}
+	if b.SetLen(0, 0, -1) || b.SetLen(0, 0, slotSize-36+1) || !b.SetLen(0, 0, slotSize-36) || len(b.Bytes(0, 0)) != slotSize-36 {
+		t.Error("SetLen")
+	}
+}
+
+// A jumbo packet is a chain; a split one has its header elsewhere, and two views of one slot share its handle.
+func TestChains(t *testing.T) {
+	p, q := newPool(t, 8), newPool(t, 8)
+	chunks, headers := PoolSource(p), PoolSource(q)
+	b := NewSegmented(3, 7)
+	want := []byte{}
+	for i := range 3 {
+		s, _ := p.Get()
+		copy(s.Bytes(), bytes.Repeat([]byte{byte('a' + i)}, 5))
+		want = append(want, s.Bytes()[:5]...)
+		g := Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()), Len: 5}
+		if i == 0 {
+			b.Add(chunks, g)
+		} else if !b.AddSegment(chunks, g) {
+			t.Fatal("no room")
+		}
+	}
+	h, _ := q.Get()
+	s, _ := p.Get()
+	copy(h.Bytes(), "HEADER")
+	copy(s.Bytes(), "PAYLOAD")
+	b.Add(headers, Segment{Handle: h.Handle(), Off: q.Offset(h.Handle()), Len: 6, Role: Header})
+	b.AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()), Len: 7, Role: Payload})
+	s, _ = p.Get()
+	copy(s.Bytes(), "HeaderPayload")
+	b.Add(chunks, Segment{Handle: NoHandle, Off: p.Offset(s.Handle()), Len: 6, Role: Header})
+	b.AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 6, Len: 7, Role: Payload})
+	if b.Room() != 0 || b.AddSegment(chunks, Segment{}) {
+		t.Error("room for an eighth segment")
+	}
+	var buf [64]byte
+	for i, want := range []string{string(want), "HEADERPAYLOAD", "HeaderPayload"} {
+		if got := string(buf[:b.CopyTo(buf[:], i)]); got != want || b.PacketLen(i) != len(want) {
+			t.Errorf("packet %d is %q, want %q", i, got, want)
+		}
+		if got := string(buf[:b.CopyTo(buf[:7], i)]); got != want[:7] {
+			t.Errorf("packet %d begins with %q", i, got)
+		}
+	}
+	if b.Role(0, 2) != Frame || b.Role(1, 0) != Header || b.Role(2, 1) != Payload {
+		t.Error("roles")
+	}
+	b.Release()
+	if p.Stats().InUse+q.Stats().InUse != 0 || p.Stats().Rejected+q.Stats().Rejected != 0 {
+		t.Error(p.Stats(), q.Stats())
+	}
+	// A chain that is too long.
+	b = NewSegmented(1, MaxSegments+1)
+	b.Add(chunks, Segment{Handle: NoHandle})
+	n := 1
+	for b.AddSegment(chunks, Segment{Handle: NoHandle}) {
+		n++
+	}
+	if n != MaxSegments {
+		t.Errorf("%d segments", n)
+	}
+	b.Release()
+}
+
+// Memory that the CPU cannot reach has no bytes, and everything else.
+func TestNoBytes(t *testing.T) {
+	r, err := mem.Alloc(mem.Options{Name: "far", Size: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	o := &owner{name: "far", out: map[Handle]bool{}, errs: new([]string)}
+	src := NewSource(r, nil, o)
+	b := New(1)
+	b.Add(src, Segment{Handle: o.give(), Off: 64, Len: 100})
+	if b.Bytes(0, 0) != nil || b.CopyTo(make([]byte, 10), 0) != 0 || b.Segment(0, 0) != (mem.Span{Region: r, Off: 64, Len: 100}) {
+		t.Error("bytes of memory without any")
+	}
+	b.Release()
+	if len(o.out) != 0 {
+		t.Error("the handle did not come back")
+	}
+}
+
+type batches [][]Handle
+
+func (o *batches) Reclaim(hs []Handle) { *o = append(*o, slices.Clone(hs)) }
+
+// Each owner is called once per burst, and MaxSources of them fit.
+func TestSources(t *testing.T) {
+	var owners [MaxSources + 1]batches
+	var sources [MaxSources + 1]*Source
+	for i := range sources {
+		sources[i] = NewSource(nil, nil, &owners[i])
+	}
+	b := NewSegmented(4, 40)
+	for k := range 3 {
+		for i := range MaxSources {
+			g := Segment{Handle: Handle(10*i + k)}
+			if i == 0 && b.Add(sources[i], g) < 0 || i > 0 && !b.AddSegment(sources[i], g) {
+				t.Fatal("no room for a source")
+			}
+		}
+	}
+	if b.Add(sources[MaxSources], Segment{}) >= 0 || b.AddSegment(sources[MaxSources], Segment{}) || b.Len() != 3 {
+		t.Error("one source too many")
+	}
+	b.Release()
+	for i, o := range owners[:MaxSources] {
+		want := batches{{Handle(10 * i), Handle(10*i + 1), Handle(10*i + 2)}}
+		if fmt.Sprint(o) != fmt.Sprint(want) {
+			t.Errorf("owner %d got %v, want %v", i, o, want)
+		}
+	}
+	// The sources of before are forgotten.
+	if b.Add(sources[MaxSources], Segment{Handle: NoHandle}) != 0 {
+		t.Error("a source too many after Release")
+	}
+	b.Release()
+	if owners[MaxSources] != nil {
+		t.Error("a handle came back that nobody gave")
+	}
+
+	// A packet that brings a source too many stays where it is, whole.
+	c := NewSegmented(4, 40)
+	for i := range MaxSources {
+		b.Add(sources[i], Segment{Handle: NoHandle})
+		b.MoveTo(c)
+		if c.Len() == c.Cap() {
+			c.Truncate(1)
+		}
+	}
+	b.Add(sources[0], Segment{Handle: NoHandle})
+	b.AddSegment(sources[MaxSources], Segment{Handle: 7})
+	if b.Take(c, 0) || b.MoveTo(c) != 0 || b.Segments(0) != 2 {
+		t.Error("a ninth source moved")
+	}
+	c.Release()
+	b.Release()
+	if len(owners[MaxSources]) != 1 {
+		t.Error(owners[MaxSources])
+	}
+}
+
+// Packets keep their source when they come behind those of another.
+func TestMoveBehind(t *testing.T) {
+	x, y := NewSource(nil, nil, new(batches)), NewSource(nil, nil, new(batches))
+	b, c := New(4), New(4)
+	c.Add(x, Segment{Handle: 1})
+	for i := range 4 {
+		b.Add(y, Segment{Handle: Handle(2 + i)})
+	}
+	if n := b.MoveTo(c); n != 3 || b.Len() != 1 || b.Part(0, 0).Handle != 5 {
+		t.Fatalf("%d moved", n)
+	}
+	for i := range 4 {
+		want := y
+		if i == 0 {
+			want = x
+		}
+		if p := c.Part(i, 0); p.Source != want || p.Handle != Handle(1+i) {
+			t.Errorf("packet %d: handle %d", i, p.Handle)
+		}
+	}
+	b.Release()
+	c.Release()
+}
+
+func TestForget(t *testing.T) {
+	var o batches
+	b := New(2)
+	src := NewSource(nil, nil, &o)
+	b.Add(src, Segment{Handle: 3})
+	part := b.Part(0, 0)
+	d := &desk{out: 2}
+	b.Reserve(d, 2)
+	b.Forget()
+	if b.Len() != 0 || o != nil || d.out != 0 {
+		t.Errorf("%d packets, %v came back, %d reserved", b.Len(), o, d.out)
+	}
+	part.Reclaim()
+	if len(o) != 1 || o[0][0] != 3 {
+		t.Errorf("%v came back", o)
+	}
+	part.Handle = NoHandle
+	part.Reclaim()
+	if len(o) != 1 {
+		t.Errorf("%v came back", o)
+	}
+	// Whoever sends uses the room: it is not given back.
+	b.Add(src, Segment{Handle: NoHandle})
+	d.out = 1
+	b.Reserve(d, 1)
+	b.Unreserve()
+	b.Release()
+	if d.out != 1 {
+		t.Error("room that was used came back")
+	}
+}
+
+// A packet that was taken has no room reserved any more, and takes none with it.
+func TestReservedAfterTake(t *testing.T) {
+	for _, sources := range []int{1, 2} {
+		src := []*Source{NewSource(nil, nil, new(batches)), NewSource(nil, nil, new(batches))}
+		d := &desk{out: 4}
+		b, c := New(4), New(1)
+		for i := range 4 {
+			b.Add(src[i%sources], Segment{Handle: NoHandle})
+		}
+		b.Reserve(d, 4)
+		b.Take(c, 0)
+		if b.Reserved(d) != 3 || c.Reserved(d) != 1 || b.Live() != 3 {
+			t.Fatalf("%d and %d reserved", b.Reserved(d), c.Reserved(d))
+		}
+		c.Release()
+		c = New(2)
+		if n := b.MoveTo(c); n != 2 || b.Reserved(d) != 2 || c.Reserved(d) != 1 || b.Len() != 2 {
+			t.Errorf("%d moved, %d and %d reserved", n, b.Reserved(d), c.Reserved(d))
+		}
+		c.Release()
+		b.Take(c, 1)
+		b.Truncate(1)
+		if b.Reserved(d) != 1 || d.out != 2 {
+			t.Errorf("%d reserved, %d out", b.Reserved(d), d.out)
+		}
+		c.Release()
+		b.Add(src[0], Segment{Handle: NoHandle})
+		b.Take(c, 0)
+		b.Reserve(d, 1)
+		d.out++
+		b.Truncate(1)
+		if b.Reserved(d) != 0 || d.out != 1 {
+			t.Errorf("%d reserved for a packet that is not there", b.Reserved(d))
+		}
+		b.Release()
+		c.Release()
+		if d.out != 0 {
+			t.Errorf("%d out", d.out)
+		}
+	}
+}
+
+// An access beyond the burst says so, instead of showing what an earlier burst left.
+func TestOutside(t *testing.T) {
+	p := newPool(t, 8)
+	b := New(8)
+	fill(t, b, p, PoolSource(p), 8)
+	b.Truncate(3)
+	if p.Stats().InUse != 3 {
+		t.Error(p.Stats())
+	}
+	outside := func(what string, f func()) {
+		t.Helper()
+		defer func() {
+			if r := fmt.Sprint(recover()); !strings.Contains(r, "packet 3 of 3") {
+				t.Errorf("%s: %s", what, r)
+			}
+		}()
+		f()
+	}
+	outside("Bytes", func() { b.Bytes(3, 0) })
+	outside("Flow", func() { b.Flow(3) })
+	outside("Segments", func() { b.Segments(3) })
+	outside("Time", func() { b.Time(3) })
+	outside("SetConn", func() { b.SetConn(3, 1) })
+	outside("Take", func() { b.Take(New(1), 3) })
+	outside("PacketLen", func() { b.PacketLen(3) })
+	outside("ReleasePart", func() { b.ReleasePart(1, 4) })
+	b.Release()
+}
+
+func TestRoles(t *testing.T) {
+	if s := fmt.Sprint(Frame, Header, Payload, Role(9)); s != "frame header payload role 9" {
+		t.Error(s)
+	}
+}
+
+// One goroutine fills, another releases; the pool is where they meet.
+func TestTwoGoroutines(t *testing.T) {
+	p := newPool(t, 64)
+	src := PoolSource(p)
+	full, empty := make(chan *Burst, 4), make(chan *Burst, 4)
+	for range 4 {
+		empty <- New(16)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for b := range full {
+			for i := range b.Len() {
+				if b.Bytes(i, 0)[50] != byte(i) {
+					t.Errorf("packet %d has changed", i)
+				}
+			}
+			b.Release()
+			empty <- b
+		}
+	})
+	for range 500 {
+		b := <-empty
+		fill(t, b, p, src, 16)
+		full <- b
+	}
+	close(full)
+	wg.Wait()
+}
+
+func TestAllocs(t *testing.T) {
+	if testenv.Race || testenv.Invariants {
+		t.Skip("this build allocates for its checks")
+	}
+	p := newPool(t, 64)
+	src := PoolSource(p)
+	b, c := New(64), New(65)
+	var hs [64]Handle
+	if n := testing.AllocsPerRun(100, func() {
+		p.GetBatch(hs[:])
+		for _, h := range hs {
+			b.Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64})
+		}
+		b.Take(c, 5)
+		b.MoveTo(c)
+		c.ReleasePart(0, 3)
+		c.Truncate(40)
+		part := c.Part(39, 0)
+		c.Take(b, 39)
+		b.Forget()
+		part.Reclaim()
+		c.Release()
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
+
+// 64 packets into a burst and back to the pool.
+func BenchmarkFillRelease(b *testing.B) {
+	p := newPool(b, 4096)
+	src := PoolSource(p)
+	bu := New(64)
+	var hs [64]Handle
+	b.ReportAllocs()
+	for b.Loop() {
+		p.GetBatch(hs[:])
+		for _, h := range hs {
+			bu.Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64, Cap: slotSize})
+		}
+		bu.Release()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*64), "ns/packet")
+}
+
+// 64 packets from one burst to another.
+func BenchmarkMoveTo(b *testing.B) {
+	p := newPool(b, 64)
+	x, y := New(64), New(64)
+	fill(b, x, p, PoolSource(p), 64)
+	b.ReportAllocs()
+	for b.Loop() {
+		x.MoveTo(y)
+		x, y = y, x
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*64), "ns/packet")
+	x.Release()
+}
