@@ -14,7 +14,11 @@ import (
 	"pgregory.net/rapid"
 )
 
-// check fails when a pair of values differs.
+func drawBytes(t *rapid.T, most int, name string) []byte {
+	return rapid.SliceOfN(rapid.Byte(), 0, most).Draw(t, name)
+}
+
+// checker fails a test when a pair of values differs.
 type checker struct {
 	t interface {
 		Helper()

@@ -1,6 +1,7 @@
 package packet
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/hex"
 	"net/netip"
@@ -77,6 +78,21 @@ func TestSum(t *testing.T) {
 			t.Fatalf("%x by words: %04x, want %04x", p, got, want)
 		}
 	})
+}
+
+// TestSumCarries: bytes that carry out of every word, at every length.
+func TestSumCarries(t *testing.T) {
+	for n := range 200 {
+		for _, fill := range []byte{0xff, 0x80, 0xe7} {
+			p := bytes.Repeat([]byte{fill, fill - 1}, n/2+1)[:n]
+			if got, want := Sum(0).Add(p).Fold(), wordSum(p); got != want {
+				t.Errorf("%d bytes of %02x: %04x, want %04x", n, fill, got, want)
+			}
+			if got, want := (^Sum(0)).Add(p).Fold(), wordSum(append([]byte{0xff, 0xff}, p...)); got != want {
+				t.Errorf("%d bytes of %02x behind a full sum: %04x, want %04x", n, fill, got, want)
+			}
+		}
+	}
 }
 
 // TestUpdateChecksum: changing bytes and updating is the same as computing anew.

@@ -24,10 +24,6 @@ func drawAddr(t *rapid.T, is4 bool, name string) netip.Addr {
 	return netip.AddrFrom16([16]byte(rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, name)))
 }
 
-func drawBytes(t *rapid.T, most int, name string) []byte {
-	return rapid.SliceOfN(rapid.Byte(), 0, most).Draw(t, name)
-}
-
 func drawEncap(t *rapid.T) *Encap {
 	is4 := rapid.Bool().Draw(t, "outer is IPv4")
 	e := &Encap{

@@ -152,11 +152,14 @@ func (e Extension) FragmentID() uint32 { return binary.BigEndian.Uint32(e[4:]) }
 //
 //	rest, proto := ip.Payload(), ip.NextHeader()
 //	for range packet.MaxExtensions {
-//		ext, kind, why := packet.Extension(nil), proto, packet.OK
-//		if ext, rest, proto, why = packet.NextExtension(rest, kind); why != packet.OK || ext == nil {
-//			break
+//		ext, after, next, why := packet.NextExtension(rest, proto)
+//		if why != packet.OK || ext == nil {
+//			break // proto is the upper protocol, or of a header that is cut off
 //		}
+//		rest, proto = after, next
 //	}
+//
+// What follows a fragment header is no header but data when FragmentOffset is not 0.
 func NextExtension(b []byte, proto Proto) (ext Extension, rest []byte, next Proto, why Reason) {
 	if !isExtension(proto) {
 		return nil, b, proto, OK

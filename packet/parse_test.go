@@ -185,6 +185,7 @@ func TestReasons(t *testing.T) {
 		{set("ah6", 55, 0), ShortExtension},
 		{s["many"], LongExtensions},
 		{s["eight"], OK},
+		{s["nine"], LongExtensions},
 		{set("udp4", 16, 0, 27), ShortUDP},
 		{set("udp4", 38, 0, 7), BadUDPLength},
 		{set("udp4", 38, 0, 0), BadUDPLength},

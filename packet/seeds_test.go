@@ -101,6 +101,7 @@ func seeds(t testing.TB) map[string][]byte {
 		"ah6":          eth(e6, ip6(ProtoAH, []byte{17, 2, 0, 0, 0, 0, 0, 1, 0, 0, 0, 2, 9, 9, 9, 9}, small)),
 		"many":         eth(e6, ip6(ProtoDestOpts, bytes.Repeat(hop(60), 9), small)),
 		"eight":        eth(e6, ip6(ProtoDestOpts, bytes.Repeat(hop(60), 7), hop(17), small)),
+		"nine":         eth(e6, ip6(ProtoDestOpts, bytes.Repeat(hop(60), 8), hop(17), small)),
 		"mobility":     eth(e6, ip6(ProtoMobility, hop(17), small)),
 		"nothing6":     eth(e6, ip6(ProtoNoNext, []byte{1, 2, 3})),
 		"empty6":       eth(e6, ip6(ProtoNoNext)),

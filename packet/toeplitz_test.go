@@ -56,6 +56,40 @@ func TestToeplitzVectors(t *testing.T) {
 	}
 }
 
+// TestToeplitzFrame: the hash of a frame is that of its addresses and ports, of its addresses where there are no ports in every packet
+// of the datagram, and 0 for other frames.
+func TestToeplitzFrame(t *testing.T) {
+	h := NewToeplitz(&MicrosoftKey)
+	var l Layers
+	for _, v := range rssVectors {
+		f := UDPFrame{Src: netip.MustParseAddrPort(v.src), Dst: netip.MustParseAddrPort(v.dst), Tagged: true}
+		frame := make([]byte, f.HeaderLen())
+		if _, err := f.Fill(frame, 0); err != nil {
+			t.Fatal(err)
+		}
+		if why := Parse(frame, &l); why != OK || h.Frame(frame, &l) != v.ports {
+			t.Errorf("%s: %v, %08x, want %08x", v.src, why, h.Frame(frame, &l), v.ports)
+		}
+		if l.IPVersion == 4 {
+			ip := IPv4(frame[l.L3:])
+			ip.SetFragment(false, true, 0)
+			if why := Parse(frame, &l); why != OK || !l.HasPorts || h.Frame(frame, &l) != v.plain {
+				t.Errorf("%s, first fragment: %v, %08x, want %08x", v.src, why, h.Frame(frame, &l), v.plain)
+			}
+			ip.SetFragment(false, false, 8)
+		} else {
+			IPv6(frame[l.L3:]).SetNextHeader(ProtoNoNext)
+		}
+		if why := Parse(frame, &l); why != OK || h.Frame(frame, &l) != v.plain {
+			t.Errorf("%s, without ports: %v, %08x, want %08x", v.src, why, h.Frame(frame, &l), v.plain)
+		}
+	}
+	arp := seeds(t)["arp"]
+	if Parse(arp, &l); h.Frame(arp, &l) != 0 {
+		t.Error("ARP has a hash")
+	}
+}
+
 // TestToeplitzTables: the tables agree with the definition for any key and any input.
 func TestToeplitzTables(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
