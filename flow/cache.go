@@ -126,9 +126,6 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 	}
 	meta |= outer<<metaVLAN | inner<<metaInner
 	meta = meta&k.meta | uint64(l.IPVersion)<<metaVersion
-	if l.HasL2 {
-		meta |= 1 << 63
-	}
 	ports := (uint64(l.SrcPort) | uint64(l.DstPort)<<portsDst) & k.ports
 	if l.HasPorts {
 		ports |= 1 << portsPresent
@@ -149,11 +146,11 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 		n += 4
 	}
 	if k.macs[0] {
-		key[n], _ = mac(FieldEthSrc, frame, l)
+		key[n] = macKey(FieldEthSrc, frame, l)
 		n++
 	}
 	if k.macs[1] {
-		key[n], _ = mac(FieldEthDst, frame, l)
+		key[n] = macKey(FieldEthDst, frame, l)
 		n++
 	}
 	if k.ecpri && l.EtherType == packet.EtherTypeECPRI || k.ecpriUDP && l.HasPorts {
@@ -190,6 +187,14 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n i
 		hash = mix(hash, w)
 	}
 	return n, hash
+}
+
+// macKey tells an address that is not there from one of zeros.
+func macKey(f Field, frame []byte, l *packet.Layers) uint64 {
+	if v, ok := mac(f, frame, l); ok {
+		return v
+	}
+	return 1 << 63
 }
 
 // mix folds a 128-bit product, after W. Yi's wyhash.

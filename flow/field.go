@@ -102,10 +102,10 @@ func ecpriAt(l *packet.Layers) (at, n int) {
 
 // mac returns an Ethernet address as a number.
 func mac(f Field, frame []byte, l *packet.Layers) (uint64, bool) {
-	if !l.HasL2 {
+	at := int(l.L2)
+	if !l.HasL2 || len(frame)-at < packet.EthernetLen { // shorter: Parse has found it malformed
 		return 0, false
 	}
-	at := int(l.L2)
 	if f == FieldEthDst {
 		return binary.BigEndian.Uint64(frame[at:]) >> 16, true
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -50,7 +51,7 @@ func ParseRules(text string) ([]Rule, error) {
 
 // ParseRule reads the text form of a rule:
 //
-//	rule    = [ "id" N ] [ "name" NAME ] [ "prio" N ] match "->" action { "," action }
+//	rule    = { "id" N | "name" NAME | "prio" N } match "->" action { "," action }
 //	match   = "any" | term { term }
 //	term    = "eth" { "src" MAC | "dst" MAC | "type" N }
 //	        | "vlan" ( N | "untagged" ) | "inner-vlan" ( N | "untagged" )
@@ -109,6 +110,7 @@ type parser struct {
 	start      int    // where it begins
 	isQuoted   bool
 	havePeeked bool
+	more       []string // words that could go on with the last term
 }
 
 func (p *parser) run(f func()) (err error) {
@@ -235,25 +237,28 @@ func (p *parser) once(set bool, what string) {
 }
 
 func (p *parser) ruleHead(r *Rule) {
-	if p.accept("id") {
-		r.ID = uint32(p.number("id", MaxRuleID))
-	}
-	if p.accept("name") {
-		r.Name = p.peek()
-		if !p.isQuoted && (r.Name == "" || r.Name == "," || r.Name == "->") {
-			p.unexpected("a name")
-		}
-		p.next()
-	}
-	if p.accept("prio") {
-		p.value("prio", func(w string) error {
-			n, err := strconv.ParseInt(w, 10, 32)
-			r.Priority = int32(n)
-			if err != nil {
-				return fmt.Errorf("%q is not a priority: expected %d to %d", w, -1<<31, 1<<31-1)
+	for {
+		switch p.oneOf("id", "name", "prio") {
+		case "id":
+			r.ID = uint32(p.number("id", MaxRuleID))
+		case "name":
+			r.Name = p.peek()
+			if !p.isQuoted && (r.Name == "" || r.Name == "," || r.Name == "->") {
+				p.unexpected("a name")
 			}
-			return nil
-		})
+			p.next()
+		case "prio":
+			p.value("prio", func(w string) error {
+				n, err := strconv.ParseInt(w, 10, 32)
+				r.Priority = int32(n)
+				if err != nil {
+					return fmt.Errorf("%q is not a priority: expected %d to %d", w, -1<<31, 1<<31-1)
+				}
+				return nil
+			})
+		default:
+			return
+		}
 	}
 }
 
@@ -287,7 +292,11 @@ func (p *parser) match(m *Match) {
 			p.fields(func(w string) { p.ecpri(m, w) }, "type", "pc_id", "rtc_id")
 		default:
 			if w := p.peek(); n == 0 || w != "->" && w != "" || p.isQuoted {
-				p.unexpected(terms...)
+				expected := slices.Concat(p.more, terms[1:])
+				if n == 0 {
+					expected = terms
+				}
+				p.unexpected(expected...)
 			}
 			return
 		}
@@ -302,6 +311,7 @@ func (p *parser) fields(f func(string), words ...string) {
 			if n == 0 {
 				p.unexpected(words...)
 			}
+			p.more = words
 			return
 		}
 		f(w)
@@ -392,6 +402,7 @@ func (p *parser) ports(m *Match, proto packet.Proto) {
 			if proto == 0 && n == 0 {
 				p.unexpected("src", "dst")
 			}
+			p.more = []string{"src", "dst"}
 			return
 		}
 	}

@@ -110,6 +110,11 @@ func Meeting(r *rand.Rand, m *flow.Match) (p Packet, ok bool) {
 	case ip:
 		p.EtherType = packet.EtherTypeIPv6
 	}
+	for _, x := range []netip.Prefix{m.Src, m.Dst} {
+		if x.IsValid() && x.Addr().Is4() != (p.EtherType == packet.EtherTypeIPv4) {
+			return p, false
+		}
+	}
 	four = p.EtherType != packet.EtherTypeIPv6
 	p.Src, p.Dst = inside(r, m.Src, four), inside(r, m.Dst, four)
 	if m.EthSrc.Set {

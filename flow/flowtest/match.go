@@ -11,7 +11,7 @@ import (
 // classifier is checked against.
 func Matches(m *flow.Match, frame []byte, l *packet.Layers) bool {
 	eth := func(o flow.Opt[packet.MAC], at int) bool {
-		return !o.Set || l.HasL2 && packet.MAC(frame[int(l.L2)+at:][:6]) == o.Value
+		return !o.Set || l.HasL2 && len(frame) >= int(l.L2)+packet.EthernetLen && packet.MAC(frame[int(l.L2)+at:][:6]) == o.Value
 	}
 	if !eth(m.EthDst, 0) || !eth(m.EthSrc, 6) || m.EtherType.Set && m.EtherType.Value != l.EtherType {
 		return false
