@@ -1,0 +1,289 @@
+package pace
+
+import (
+	"fmt"
+	"runtime"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/metrics"
+)
+
+const (
+	// EthernetOverhead is what a frame takes on an Ethernet link beyond its bytes in memory: preamble and start delimiter (8),
+	// frame check sequence (4) and the gap between frames (12). See IEEE 802.3, clause 4.2.
+	EthernetOverhead = 24
+
+	// slack is the time that the default burst covers, and slackBytes what it holds on top: a sleeper wakes up too late.
+	slack      = time.Millisecond
+	slackBytes = 2048
+
+	// maxSleep is the longest sleep, so that a clock that is set is noticed.
+	maxSleep = time.Second
+	// maxSpin bounds Options.Spin, because a Sink must not keep its caller for long.
+	maxSpin = time.Millisecond
+	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a virtual one does.
+	stillLooks = 64
+	// run is the number of packets that are passed on together at most.
+	run = 64
+	// defaultAhead is how long before its time the kernel gets a packet: more than a timer is late.
+	defaultAhead = 50 * time.Millisecond
+)
+
+// Options say how packets leave.
+type Options struct {
+	// Rate is in bits per second of packets as they lie in memory, plus Overhead for each; 0 for no limit.
+	Rate uint64
+	// Burst is the number of bytes that may leave at once after a rest. 0 is what leaves in a millisecond at Rate, and 2048 more.
+	Burst int
+	// Overhead is added to each packet, in bytes: EthernetOverhead to limit the load of a link.
+	Overhead int
+
+	// SendAt says that packets with a time leave no earlier. Without it times are ignored.
+	SendAt bool
+	// DropLate drops packets whose time has passed by more than Late, as engine.DropLate, instead of sending them.
+	DropLate bool
+	Late     time.Duration
+	// Horizon refuses packets whose time is further ahead, as engine.DropRefused: they would keep all behind them. 0 is no limit.
+	Horizon time.Duration
+	// Spin is how long before the time to leave the Outbox stops sleeping and looks at the clock instead, 0 to 1 ms. 100 µs or more
+	// make sense. A Send may take that long then.
+	Spin time.Duration
+	// Kernel hands packets to the kernel with their times, Ahead of them (0 for 50 ms), and never later than half of the horizon of
+	// the qdisc. Without it this package waits.
+	Kernel *TxTime
+	Ahead  time.Duration
+
+	// Clock is the clock of packet times, nil for time.Now.
+	Clock engine.Clock
+	// Complete is engine.Outbox.Complete where the inner sink is async; it is called for packets that are dropped here.
+	Complete func(n int)
+}
+
+// Pacer is an engine.Sink that lets packets through to another one when they may leave.
+type Pacer struct {
+	inner engine.Sink
+	o     Options
+	ahead time.Duration
+
+	// What follows belongs to whoever calls Transmit.
+	bucket Bucket
+	start  time.Time // the bucket's time 0
+	cost   [run]int  // of packets in hand; a device that takes a packet may leave no trace of its length
+
+	drops     engine.DropCounters
+	timed     metrics.Counter
+	early     metrics.Counter
+	lateSum   metrics.Counter
+	lateMax   atomic.Uint64
+	histogram metrics.Histogram
+}
+
+// New makes a Pacer in front of a device. Options that make no sense are an error that wraps engine.ErrInvalid.
+func New(inner engine.Sink, o Options) (*Pacer, error) {
+	switch {
+	case inner == nil:
+		return nil, fmt.Errorf("pace: no sink: expected the device to send with: %w", engine.ErrInvalid)
+	case o.Burst < 0 || o.Overhead < 0 || o.Overhead > 1<<16:
+		return nil, fmt.Errorf("pace: burst of %d bytes, overhead of %d: expected 0 or more, and at most 65536 of overhead: %w", o.Burst, o.Overhead, engine.ErrInvalid)
+	case o.Kernel != nil && o.Clock != nil:
+		return nil, fmt.Errorf("pace: a clock and a qdisc: expected no clock, since the kernel goes by the machine's: %w", engine.ErrInvalid)
+	case o.Late < 0 || o.Horizon < 0 || o.Ahead < 0 || o.Spin < 0 || o.Spin > maxSpin:
+		return nil, fmt.Errorf("pace: late %v, horizon %v, ahead %v, spin %v: expected 0 or more, and at most %v of spin: %w", o.Late, o.Horizon, o.Ahead, o.Spin, maxSpin, engine.ErrInvalid)
+	}
+	p := &Pacer{inner: inner, o: o}
+	p.start = p.now()
+	if o.Rate > 0 {
+		if o.Burst == 0 {
+			o.Burst = int(min(o.Rate/8*uint64(slack)/uint64(time.Second), maxBurst/2)) + slackBytes
+		}
+		var err error
+		if p.bucket, err = NewBucket(o.Rate, o.Burst, 0); err != nil {
+			return nil, err
+		}
+	}
+	if o.Kernel != nil {
+		if p.ahead = o.Ahead; p.ahead == 0 {
+			p.ahead = defaultAhead
+		}
+		if h := o.Kernel.support.Horizon; h > 0 {
+			p.ahead = min(p.ahead, h/2)
+		}
+	}
+	return p, nil
+}
+
+func (p *Pacer) now() time.Time {
+	if p.o.Clock != nil {
+		return p.o.Clock.Now()
+	}
+	return time.Now()
+}
+
+// Transmit implements engine.Sink. It does not allocate.
+func (p *Pacer) Transmit(b *burst.Burst, from, to int) (next int, again time.Time) {
+	now := p.now()
+	if p.o.Kernel != nil {
+		p.o.Kernel.begin(now)
+	}
+	for from < to {
+		bucket := p.bucket
+		end, wait, drop := p.admit(b, from, to, now)
+		if end > from {
+			next, again := p.inner.Transmit(b, from, end)
+			p.sent(b, from, next)
+			if next < end {
+				// The tokens of what stays here come back.
+				p.bucket = bucket
+				for _, n := range p.cost[:next-from] {
+					p.spend(now, n)
+				}
+				return next, again
+			}
+			from = end
+		}
+		switch {
+		case drop != engine.NumDrops:
+			p.drops.Inc(drop)
+			if p.o.Complete != nil {
+				p.o.Complete(1)
+			}
+			from = end + 1
+		case wait > 0:
+			if wait > p.o.Spin || !p.spin(&now, wait) {
+				return from, p.again(now, wait)
+			}
+		case from < to:
+			now = p.now()
+		}
+	}
+	return to, time.Time{}
+}
+
+// admit spends the tokens of packets from on that may leave now, up to run of them. The one at which it ends must wait, or be
+// dropped for a reason other than NumDrops.
+func (p *Pacer) admit(b *burst.Burst, from, to int, now time.Time) (end int, wait time.Duration, drop engine.Drop) {
+	real, mono := now.UnixNano(), int64(now.Sub(p.start))
+	to = min(to, from+run)
+	for i := from; i < to; i++ {
+		p.cost[i-from] = 0
+		if b.Segments(i) == 0 {
+			continue
+		}
+		if at, ok := b.Time(i); ok && p.o.SendAt {
+			switch d := sub(at, real); {
+			case p.o.Horizon > 0 && d > p.o.Horizon:
+				return i, 0, engine.DropRefused
+			case d > p.ahead:
+				return i, d - p.ahead, engine.NumDrops
+			case p.o.DropLate && d < -p.o.Late:
+				return i, 0, engine.DropLate
+			}
+		}
+		if p.o.Rate > 0 {
+			n := b.PacketLen(i) + p.o.Overhead
+			if at := p.bucket.Earliest(n); at > mono {
+				return i, time.Duration(at - mono), engine.NumDrops
+			}
+			p.bucket.Spend(mono, n)
+			p.cost[i-from] = n
+		}
+	}
+	return to, 0, engine.NumDrops
+}
+
+// sub is a-b for b that is a time of today, and any a.
+func sub(a, b int64) time.Duration {
+	if d := a - b; a >= 0 || d < 0 {
+		return time.Duration(d)
+	}
+	return -1 << 63
+}
+
+func (p *Pacer) spend(now time.Time, n int) {
+	if n > 0 {
+		p.bucket.Spend(int64(now.Sub(p.start)), n)
+	}
+}
+
+// sent measures how late packets were that the device has taken.
+func (p *Pacer) sent(b *burst.Burst, from, to int) {
+	if !p.o.SendAt {
+		return
+	}
+	var now int64
+	for i := from; i < to; i++ {
+		at, ok := b.Time(i)
+		if !ok {
+			continue
+		}
+		p.timed.Inc()
+		if p.o.Kernel != nil {
+			continue // it is the kernel that waits
+		}
+		if now == 0 {
+			now = p.now().UnixNano()
+		}
+		late := sub(now, at)
+		if late < 0 {
+			p.early.Inc()
+			continue
+		}
+		p.histogram.Record(uint64(late))
+		p.lateSum.Add(uint64(late))
+		if uint64(late) > p.lateMax.Load() {
+			p.lateMax.Store(uint64(late)) // nobody else writes
+		}
+	}
+}
+
+// again is when to try again after a wait by the clock, by the clock of timers.
+func (p *Pacer) again(now time.Time, wait time.Duration) time.Time {
+	if wait > p.o.Spin {
+		wait -= p.o.Spin
+	}
+	if p.o.Clock != nil {
+		now = time.Now()
+	}
+	return now.Add(min(wait, maxSleep))
+}
+
+// spin looks at the clock until the wait is over, and moves now on. It reports false where the clock stands still.
+func (p *Pacer) spin(now *time.Time, wait time.Duration) bool {
+	until := now.Add(wait)
+	for still := 0; still < stillLooks; {
+		t := p.now()
+		if !t.Before(until) {
+			*now = t
+			return true
+		}
+		if still++; t.After(*now) {
+			*now, still = t, 0
+		}
+		runtime.Gosched()
+	}
+	return false
+}
+
+// AddStats adds to s what the Pacer knows: drops, timed packets and how late they left. Packets that the kernel reported as not
+// sent are drops, and no longer among s.Packets; how late packets leave that the kernel holds, nobody tells. Any goroutine may
+// call it.
+func (p *Pacer) AddStats(s *engine.TxStats) {
+	p.drops.AddTo(&s.Drops)
+	s.TimedPackets += p.timed.Load()
+	s.TooEarly += p.early.Load()
+	s.LateMax = max(s.LateMax, p.lateMax.Load())
+	s.LateSum += p.lateSum.Load()
+	if p.o.Kernel != nil {
+		missed, invalid := p.o.Kernel.Reports()
+		s.Drops[engine.DropLate] += missed
+		s.Drops[engine.DropRefused] += invalid
+		s.Packets -= min(s.Packets, missed+invalid)
+	}
+}
+
+// Lateness copies the distribution of how much later than its time each timed packet left, in nanoseconds, as seen after the
+// device has taken it. Any goroutine may call it.
+func (p *Pacer) Lateness(dst *metrics.HistogramSnapshot) { p.histogram.Snapshot(dst) }
