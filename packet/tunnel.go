@@ -6,6 +6,8 @@ import "encoding/binary"
 // the protocol is GRE. It sets Tunnel, Inner and VNI of outer, which Parse or ParseIP filled from the same bytes, and reads the
 // packet inside into inner, with offsets that count from the first byte of frame too. inner must not be outer.
 //
+// Ethernet in GRE with a key and nothing else optional is NVGRE; nothing on the wire tells the two apart. Of plain GRE, VNI is the key.
+//
 // NoTunnel means that there is none (fragments do not count: they would have to be reassembled first). The reasons of the packet
 // inside are those of Parse. A tunnel inside the tunnel is payload; call ParseTunnel again for it.
 func ParseTunnel(frame []byte, outer, inner *Layers) Reason {
