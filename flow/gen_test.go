@@ -64,7 +64,7 @@ func drawMatch(t *rapid.T) flow.Match {
 		m.Dst = drawPrefix(t, four, "dst")
 	}
 	if sometimes(t, 60, "proto?") {
-		m.Proto = flow.Some(rapid.SampledFrom([]packet.Proto{17, 17, 17, 6, 6, 1, 0, 255}).Draw(t, "proto"))
+		m.Proto = flow.Some(rapid.SampledFrom([]packet.Proto{17, 17, 17, 6, 6, 1, 132, 255}).Draw(t, "proto"))
 	}
 	if sometimes(t, 15, "len?") {
 		m.Length = drawRange(t, "len")

@@ -304,6 +304,12 @@ func (s *space) example() *Match {
 		m.EtherType = Some(packet.EtherType(t.lo.lo))
 	}
 	m.Flex = s.words()
+	if !s.spans[FieldProto].absent && m.EtherType.Set && !m.Proto.Set { // IP, whatever is in it
+		m.EtherType = Opt[packet.EtherType]{}
+		if m.Src = netip.PrefixFrom(netip.IPv6Unspecified(), 0); four {
+			m.Src = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		}
+	}
 	// The length only where it is not what follows from the rest.
 	implied, _ := explicit(&m)
 	implied.tighten()

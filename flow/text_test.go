@@ -104,6 +104,7 @@ func TestParseForms(t *testing.T) {
 		"vlan 5 inner-vlan untagged -> vlan-pop,queue 1":                  "vlan 5 inner-vlan untagged -> vlan-pop, queue 1",
 		"udp flex 4 1 flex 8 0x10/0xf0 -> queue 1":                        "udp flex 4 0x1 flex 8 0x10/0xf0 -> queue 1",
 		"udp ecpri type 2 rtc_id 7 -> queue 1":                            "udp ecpri type 2 rtc_id 7 -> queue 1",
+		"ip proto 0 -> drop":                                              "ip proto 0 -> drop",
 		"tcp -> rss 0-3 3 9":                                              "tcp -> rss 0-3 3 9",
 		"ip proto 17 -> drop":                                             "udp -> drop",
 		"prio -3 name \"a b\" id 7 any -> drop":                           "id 7 name \"a b\" prio -3 any -> drop",

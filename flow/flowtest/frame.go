@@ -161,12 +161,6 @@ func (p *Packet) payload(r *rand.Rand, m *flow.Match) {
 	for i := range p.Payload {
 		p.Payload[i] = byte(r.Uint32())
 	}
-	for _, f := range m.Flex {
-		if int(f.Offset)+4 <= n {
-			w := p.Payload[f.Offset:]
-			binary.BigEndian.PutUint32(w, binary.BigEndian.Uint32(w)&^f.Mask|f.Value)
-		}
-	}
 	if e := m.ECPRI; e.Set() && n >= 6 {
 		p.Payload[0] = 0x10
 		p.Payload[1] = e.Type.Value
@@ -174,6 +168,12 @@ func (p *Packet) payload(r *rand.Rand, m *flow.Match) {
 			if id.Set {
 				binary.BigEndian.PutUint16(p.Payload[4:], id.Value)
 			}
+		}
+	}
+	for _, f := range m.Flex {
+		if int(f.Offset)+4 <= n {
+			w := p.Payload[f.Offset:]
+			binary.BigEndian.PutUint32(w, binary.BigEndian.Uint32(w)&^f.Mask|f.Value)
 		}
 	}
 }

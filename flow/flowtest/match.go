@@ -2,6 +2,7 @@ package flowtest
 
 import (
 	"encoding/binary"
+	"slices"
 
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
@@ -57,12 +58,10 @@ func ecpri(m *flow.Match, frame []byte, l *packet.Layers) bool {
 	if len(message) < 4 || m.ECPRI.Type.Set && message[1] != m.ECPRI.Type.Value {
 		return false
 	}
-	for _, id := range []flow.Opt[uint16]{m.ECPRI.PCID, m.ECPRI.RTCID} {
-		if id.Set && (len(message) < 6 || binary.BigEndian.Uint16(message[4:]) != id.Value) {
-			return false
-		}
+	id := func(o flow.Opt[uint16], types ...byte) bool {
+		return !o.Set || slices.Contains(types, message[1]) && len(message) >= 6 && binary.BigEndian.Uint16(message[4:]) == o.Value
 	}
-	return true
+	return id(m.ECPRI.PCID, 0, 1) && id(m.ECPRI.RTCID, 2)
 }
 
 // First returns the index of the rule that wins for the frame, by trying every rule; -1 if none accepts it.
