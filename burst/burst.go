@@ -116,6 +116,9 @@ func (b *Burst) Cap() int { return len(b.flow) }
 // which there is room.
 func (b *Burst) Room() int { return min(len(b.flow)-b.n, cap(b.segs)-len(b.segs)) }
 
+// SegmentRoom is the number of segments that can be added.
+func (b *Burst) SegmentRoom() int { return cap(b.segs) - len(b.segs) }
+
 // Segments is the number of segments of packet i; 0 once Take has taken it.
 func (b *Burst) Segments(i int) int {
 	b.check(i)

@@ -341,7 +341,7 @@ func (s *machine) check(t *rapid.T) {
 	for k, b := range s.b {
 		m := &s.m[k]
 		if b.Len() != len(m.packets) || b.Cap() != m.cap || b.SegmentCount() != m.segments() || b.Live() != m.live() ||
-			b.Room() != min(m.cap-len(m.packets), m.segs-m.segments()) {
+			b.SegmentRoom() != m.segs-m.segments() || b.Room() != min(m.cap-len(m.packets), m.segs-m.segments()) {
 			t.Fatalf("burst %d: %d packets of %d, %d live, %d segments, room for %d; model %+v", k, b.Len(), b.Cap(), b.Live(), b.SegmentCount(), b.Room(), m)
 		}
 		total := 0

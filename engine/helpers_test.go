@@ -85,7 +85,7 @@ func (q *queue) TryRecv(b *burst.Burst) (int, error) {
 	n := 0
 	q.stats.Polls++
 	segs := max(q.segs, 1)
-	for len(q.fifo) > 0 && b.Room() >= segs {
+	for len(q.fifo) > 0 && b.Room() > 0 && b.SegmentRoom() >= segs {
 		var hs [4]mem.Handle
 		if got := q.pool.GetBatch(hs[:segs]); got < segs {
 			q.pool.PutBatch(hs[:got])

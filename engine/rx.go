@@ -8,8 +8,8 @@ import (
 	"github.com/penstock-io/penstock/burst"
 )
 
-// Receiver is what can be received from without waiting, and armed to be told when there is something: every RxQueue, and *Rx,
-// *Polled and *Group. One goroutine at a time uses it. See RxQueue for what the methods promise.
+// Receiver is what can be received from without waiting, and armed to be told when there is something: every RxQueue, *Rx and
+// *Polled. One goroutine at a time uses it. See RxQueue for what the methods promise.
 type Receiver interface {
 	TryRecv(b *burst.Burst) (int, error)
 	Arm(w *Waker) (ready bool)
@@ -33,16 +33,16 @@ type Rx struct {
 	q      Receiver
 	o      Batching
 	waker  *Waker
-	timer  *time.Timer   // nil until it is needed
-	budget time.Duration // of the next spin, at most o.Spin
-	failed error         // what TryRecv said when there were packets to deliver first
+	timer  *time.Timer // nil until it is needed
+	spin   spinner
+	failed error // what TryRecv said when there were packets to deliver first
 }
 
 // NewRx makes an Rx of a queue. Negative values of Batching count as 0.
 func NewRx(q RxQueue, o Batching) *Rx { return newRx(q, o) }
 
 func newRx(q Receiver, o Batching) *Rx {
-	return &Rx{q: q, o: o, waker: NewWaker(), budget: o.Spin}
+	return &Rx{q: q, o: o, waker: NewWaker(), spin: newSpinner(o.Spin)}
 }
 
 // TryRecv adds the packets that are there to b and returns how many it added, without waiting for a batch: 0 and nil when there
@@ -91,7 +91,7 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 		n, err := 0, error(nil)
 		if b.Room() > 0 {
 			if n, err = r.TryRecv(b); n == 0 && err == nil {
-				n, err = r.spin(ctx, b, deadline)
+				n, err = r.look(ctx, b, deadline)
 			}
 		}
 		if err != nil {
@@ -134,40 +134,25 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 	}
 }
 
-// spinPoll is what one look is taken for at least. Where the clock stands still while somebody computes (virtual time), looks
-// are counted instead of time.
-const spinPoll = 25 * time.Nanosecond
-
-// spin looks at the queue for a while, and returns what TryRecv says when it says anything.
-func (r *Rx) spin(ctx context.Context, b *burst.Burst, deadline time.Time) (int, error) {
-	budget := r.budget
-	if budget <= 0 {
+// look looks at the queue for a while, and returns what TryRecv says when it says anything.
+func (r *Rx) look(ctx context.Context, b *burst.Burst, deadline time.Time) (int, error) {
+	limit := r.o.Spin
+	if limit <= 0 {
 		return 0, nil
 	}
-	start := time.Now()
 	if !deadline.IsZero() {
-		budget = min(budget, deadline.Sub(start))
+		limit = min(limit, time.Until(deadline))
 	}
-	done := ctx.Done()
-	for i := range int(budget/spinPoll) + 1 {
+	for r.spin.begin(limit); r.spin.again(); {
 		if n, err := r.TryRecv(b); n > 0 || err != nil {
-			r.budget = min(2*r.budget, r.o.Spin)
+			r.spin.hit()
 			return n, err
 		}
-		if i&15 == 15 {
-			select {
-			case <-done:
-				return 0, nil // sleep says so
-			default:
-			}
-			if time.Since(start) >= budget {
-				break
-			}
+		if r.spin.looks&15 == 0 && ctx.Err() != nil {
+			return 0, nil // sleep says so
 		}
-		runtime.Gosched()
 	}
-	// In vain; an eighth remains, so that a time of traffic is noticed.
-	r.budget = max(r.budget/2, r.o.Spin/8)
+	r.spin.miss()
 	return 0, nil
 }
 
@@ -176,8 +161,8 @@ func (r *Rx) sleep(ctx context.Context, deadline time.Time) error {
 	if r.o.Spin > 0 {
 		start := time.Now()
 		defer func() {
-			if time.Since(start) < r.o.Spin { // spinning would have got it
-				r.budget = min(2*r.budget, r.o.Spin)
+			if time.Since(start) < r.o.Spin {
+				r.spin.hit()
 			}
 		}()
 	}

@@ -268,21 +268,21 @@ func TestRxSpinAdapts(t *testing.T) {
 	r := NewRx(q, Batching{Spin: time.Millisecond})
 	b := burst.New(4)
 	for range 10 {
-		if n, err := r.spin(t.Context(), b, time.Time{}); n != 0 || err != nil {
+		if n, err := r.look(t.Context(), b, time.Time{}); n != 0 || err != nil {
 			t.Fatal("spinning found something")
 		}
 	}
-	if r.budget != time.Millisecond/8 {
-		t.Errorf("budget %v", r.budget)
+	if r.spin.budget != time.Millisecond/8 {
+		t.Errorf("budget %v", r.spin.budget)
 	}
 	for n := range uint64(4) {
 		q.push(n)
-		if n, err := r.spin(t.Context(), b, time.Time{}); n != 1 || err != nil {
+		if n, err := r.look(t.Context(), b, time.Time{}); n != 1 || err != nil {
 			t.Fatal("spinning found nothing")
 		}
 	}
-	if r.budget != time.Millisecond {
-		t.Errorf("budget %v", r.budget)
+	if r.spin.budget != time.Millisecond {
+		t.Errorf("budget %v", r.spin.budget)
 	}
 	b.Release()
 }
