@@ -33,21 +33,21 @@ type fakeRx struct {
 	slots  [64]burst.Handle
 	random uint64
 	time   int64
-	late   *burst.Burst // what a flaw keeps for later
-	count  int
+	count  int // for flaws
 }
 
 func newFakeRx(p *fakePort, id int, spec engine.RxSpec) (*fakeRx, error) {
 	if spec.Depth == 0 {
 		spec.Depth = 1024
 	}
-	q := &fakeRx{port: p, id: id, spec: spec, pools: spec.Pools, random: uint64(id + 1), late: burst.New(64)}
+	q := &fakeRx{port: p, id: id, spec: spec, pools: spec.Pools, random: uint64(id + 1)}
 	segments := spec.Depth
 	switch shape := p.eng.shape; {
 	case shape == Foreign && len(spec.Pools) > 0:
 		return nil, fmt.Errorf("%w: fake-foreign: its packets are in memory of its own: give no Pools", engine.ErrUnsupported)
 	case shape == Foreign:
-		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign rx", SlotSize: maxFake, Slots: spec.Depth + 64})
+		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign rx", SlotSize: maxFake, Slots: spec.Depth + 64,
+			Memory: mem.Options{Lazy: true}})
 		if err != nil {
 			return nil, err
 		}
@@ -170,9 +170,7 @@ func (q *fakeRx) wake() {
 		return
 	}
 	q.waker.Wake()
-	if q.port.eng.flaw != wakesAgain {
-		q.waker = nil
-	}
+	q.waker = nil
 }
 
 // Discard implements engine.RxQueue.

@@ -50,7 +50,8 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 	case shape == Foreign && len(spec.Pools) > 0:
 		return nil, fmt.Errorf("%w: fake-foreign: it sends from memory of its own: give no Pools", engine.ErrUnsupported)
 	case shape == Foreign:
-		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign tx", SlotSize: maxFake + spec.Headroom, Slots: spec.Depth + 64})
+		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign tx", SlotSize: maxFake + spec.Headroom, Slots: spec.Depth + 64,
+			Memory: mem.Options{Lazy: true}})
 		if err != nil {
 			return nil, err
 		}

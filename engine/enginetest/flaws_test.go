@@ -1,0 +1,157 @@
+package enginetest
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+)
+
+// recorder is a testing.TB that only remembers failures, so that a test can demand them.
+type recorder struct {
+	testing.TB
+	ctx context.Context
+
+	mu     sync.Mutex
+	failed bool
+	log    []string
+}
+
+func (r *recorder) note(fail bool, s string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.failed = r.failed || fail
+	r.log = append(r.log, s)
+}
+
+func (r *recorder) Helper()                   {}
+func (r *recorder) Name() string              { return "broken" }
+func (r *recorder) Context() context.Context  { return r.ctx }
+func (r *recorder) Log(a ...any)              { r.note(false, fmt.Sprint(a...)) }
+func (r *recorder) Logf(f string, a ...any)   { r.note(false, fmt.Sprintf(f, a...)) }
+func (r *recorder) Error(a ...any)            { r.note(true, fmt.Sprint(a...)) }
+func (r *recorder) Errorf(f string, a ...any) { r.note(true, fmt.Sprintf(f, a...)) }
+func (r *recorder) Fail()                     { r.note(true, "Fail") }
+func (r *recorder) FailNow()                  { r.note(true, "FailNow"); runtime.Goexit() }
+func (r *recorder) Fatal(a ...any)            { r.note(true, fmt.Sprint(a...)); runtime.Goexit() }
+func (r *recorder) Fatalf(f string, a ...any) { r.note(true, fmt.Sprintf(f, a...)); runtime.Goexit() }
+func (r *recorder) Skipped() bool             { return false }
+
+func (r *recorder) Failed() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.failed
+}
+
+func (r *recorder) text() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return strings.Join(r.log, "\n")
+}
+
+// try runs one check of the suite and returns what it complained about.
+func try(t *testing.T, name string, h Harness) (failed bool, log string) {
+	t.Helper()
+	i := slices.IndexFunc(checks, func(c check) bool { return c.name == name })
+	if i < 0 {
+		t.Fatalf("there is no check %q", name)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r := &recorder{TB: t, ctx: ctx}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		defer func() {
+			if p := recover(); p != nil { // builds with invariants find some flaws before the suite does
+				r.note(true, fmt.Sprint(p))
+			}
+		}()
+		checks[i].guarded(r, h.defaults(), func(run func(testing.TB)) { run(r) })
+	}()
+	<-done
+	return r.Failed(), r.text()
+}
+
+// stop ends what was left.
+func (l *leftovers) stop() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, end := range l.end {
+		end()
+	}
+	l.end = nil
+}
+
+// TestFlaws shows that the suite can fail: each engine here is broken in one way, and the named checks must notice, the first
+// with a complaint that says what is wrong. The last column lists checks that must still pass, so that a failure means the flaw
+// and not the harness.
+func TestFlaws(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		flaw   flaw
+		shape  Shape
+		fails  []string
+		says   string
+		passes []string
+	}{
+		{"loses a packet silently", losesSilently, Plain, []string{"Order", "Senders", "Program"}, "lost without a trace", []string{"Sizes", "Alloc"}},
+		{"does not count what it drops", losesUncounted, Plain, []string{"Stalled", "Exhausted", "Program"}, "counted as drops", []string{"Order"}},
+		{"releases twice", releasesTwice, Plain, []string{"Order", "Stats"}, "released twice", []string{"Alloc"}},
+		{"waits in TryRecv", waitsInTryRecv, Plain, []string{"Empty"}, "a queue never waits", []string{"Unreserved"}},
+		{"forgets a wake-up", forgetsWake, Plain, []string{"PingPong", "Wake"}, "no wake-up", []string{"Alloc"}},
+		{"wakes the Waker of an earlier Arm", keepsFirstWaker, Plain, []string{"Wake"}, "no Wake", []string{"Sizes", "Order"}},
+		{"leaks on close", leaksOnClose, Plain, []string{"CloseUnderLoad", "Program"}, "slots of pool", []string{"Sizes", "Order"}},
+		{"leaks slots", leaksSlots, Plain, []string{"Order", "Stats"}, "slots of pool", []string{"Empty"}},
+		{"reorders", reorders, Plain, []string{"Order"}, "out of order", []string{"Sizes"}},
+		{"delivers twice", repeats, Plain, []string{"Order", "Program"}, "twice", []string{"Sizes"}},
+		{"counts under the wrong reason", wrongReason, Plain, []string{"Discard"}, "DropFlushed", []string{"Order", "Stalled"}},
+		{"changes a bit", corrupts, Plain, []string{"Order", "Program"}, "its bytes have changed", []string{"Empty"}},
+		{"cuts off a byte", shortens, Plain, []string{"Order"}, "only", []string{"Empty"}},
+		{"loses a bit of a stream", corrupts, Stream, []string{"Order"}, "checksum", []string{"Empty"}},
+		{"loses descriptors of an Alloc without memory", losesReservations, Plain, []string{"Alloc"}, "expected 4", []string{"Order"}},
+		{"says the wrong thing about a short Alloc", wrongAllocError, Plain, []string{"Alloc", "Reservations"}, "expected 8", []string{"Order"}},
+		{"accepts an id twice", acceptsDuplicates, Plain, []string{"QueueIDs"}, "expected a refusal", []string{"Order"}},
+		{"counts wrongly", countsWrong, Plain, []string{"Stats"}, "RxStats", []string{"Order"}},
+		{"splits in the wrong place", splitsWrong, Plain, []string{"Split"}, "expected", []string{"Order"}},
+		{"takes times of another epoch", wrongEpoch, Plain, []string{"Timestamps"}, "another epoch", []string{"Order"}},
+		{"copies without counting", copiesUncounted, Foreign, []string{"Forward"}, "Copied is 0", []string{"Order"}},
+		{"keeps a burst that it refused", keepsUnreserved, Plain, []string{"Unreserved"}, "expected engine.ErrUnreserved", []string{"Order"}},
+		{"leaves packets in the burst", keepsAfterSend, Plain, []string{"Order"}, "after Send the burst still holds", []string{"Empty"}},
+		{"forgets that it is closed", forgetsItIsClosed, Plain, []string{"AfterClose"}, "expected engine.ErrClosed", []string{"Order"}},
+		{"allocates", allocates, Plain, []string{"Allocations"}, "allocations for each burst", []string{"Order"}},
+		{"leaks a goroutine", leaksGoroutine, Plain, []string{"Order"}, "found unexpected goroutines", nil},
+		{"leaks a descriptor", leaksDescriptor, Plain, []string{"Order"}, "file descriptors", nil},
+		{"keeps what a burst returns of a block", keepsBlock, Blocks, []string{"Order"}, "buffers of the engine are out", []string{"Empty"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			defer leaked.stop()
+			for _, name := range slices.Concat(c.fails, c.passes) {
+				if name == "Allocations" && (testenv.Race || testenv.Invariants) {
+					continue
+				}
+				must := slices.Contains(c.fails, name)
+				h := fakeHarness(c.shape, c.flaw)
+				h.rounds = 300
+				if must { // hanging is what some do; whoever must pass gets all the time it needs
+					h.Patience = 200 * time.Millisecond
+				}
+				failed, log := try(t, name, h)
+				switch {
+				case must && !failed:
+					t.Errorf("check %s did not notice", name)
+				case !must && failed:
+					t.Errorf("check %s failed, although it does not look at this:\n%s", name, log)
+				case name == c.fails[0] && !strings.Contains(log, c.says) && !testenv.Invariants:
+					t.Errorf("check %s did not say %q, but:\n%s", name, c.says, log)
+				}
+			}
+		})
+	}
+}
