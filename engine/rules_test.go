@@ -1,0 +1,10 @@
+package engine
+
+import "github.com/penstock-io/penstock/flow"
+
+// A table of package flow is all that an engine in software needs.
+type softwareRules struct{ *flow.Table }
+
+func (r softwareRules) List() []flow.Rule { return r.Snapshot().Rules() }
+
+var _ Rules = softwareRules{}
