@@ -80,6 +80,7 @@ func support(device string, qs []sys.Qdisc) Support {
 			s.Reason = fmt.Sprintf("qdisc etf of %s has delta %d and drops all packets: replace it with a delta of more than its timer is late, such as 300000 ns", device, q.Delta)
 		}
 		if s.Reason != "" {
+			s.Horizon = 0
 			return s
 		}
 		if q.Horizon > 0 && (i == 0 || s.Horizon == 0 || q.Horizon < s.Horizon) {
