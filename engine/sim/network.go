@@ -1,0 +1,334 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// Bounds of networks and their ports.
+const (
+	DefaultMTU = 9000  // bytes, L3 and up
+	MaxMTU     = 65000 // bytes; a frame and two VLAN tags fit into 16 bits
+	MaxQueues  = 256   // receive queues of a port, and as many transmit queues
+)
+
+// Options describe a network. The zero value is a good network without surprises.
+type Options struct {
+	Name string // for messages; "" is "sim"
+	// Seed is where all faults come from. Each direction of each link has numbers of its own, made from the seed and its name: what
+	// happens on one does not depend on the others.
+	Seed uint64
+	// MTU in bytes, of ports that do not ask for one; 0 is DefaultMTU.
+	MTU int
+	// Speed in bits per second is what ports say of themselves (PortInfo); it limits nothing, see Faults.Rate.
+	Speed uint64
+	// Shared lets any name be opened as a port: names that are on no link are on one common segment, where what one sends all
+	// others receive. Without it a port must be on a link, a switch or a loop before it is opened.
+	Shared bool
+}
+
+// Network is an engine.Engine whose ports are joined in memory. All methods may be called from any goroutine.
+type Network struct {
+	opts Options
+
+	// mu is held for reading while packets move, from the sender's queue into the receiver's, and for writing to change what they
+	// move through and to read the books. Below it come, in this order, the mutexes of a wire to a switch, of the switch, of a wire
+	// to a port, of a receive queue, of the scheduler.
+	mu       sync.RWMutex
+	closed   bool
+	stations map[string]*station
+	wires    []*wire
+	switches []*Switch
+	segment  *Switch // of Options.Shared
+	parted   bool    // some stations are in a group
+
+	events scheduler
+}
+
+// Default is the network of the process, made for quick starts: Options.Shared is set.
+var Default = mustNetwork(Options{Name: "default", Seed: 1, Shared: true})
+
+func mustNetwork(o Options) *Network {
+	n, err := NewNetwork(o)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}
+
+// NewNetwork makes a network with nothing in it. It runs no goroutine and needs no Close unless packets are late in it.
+func NewNetwork(o Options) (*Network, error) {
+	if o.Name == "" {
+		o.Name = "sim"
+	}
+	if o.MTU == 0 {
+		o.MTU = DefaultMTU
+	}
+	if err := checkMTU(o.MTU); err != nil {
+		return nil, err
+	}
+	n := &Network{opts: o, stations: map[string]*station{}}
+	n.events.net = n
+	return n, nil
+}
+
+func checkMTU(mtu int) error {
+	if mtu < 68 || mtu > MaxMTU { // RFC 791: every link carries 68 bytes
+		return fmt.Errorf("%w: sim: MTU of %d bytes: expected 68 to %d", engine.ErrInvalid, mtu, MaxMTU)
+	}
+	return nil
+}
+
+// Name implements engine.Engine.
+func (n *Network) Name() string { return "sim" }
+
+// Available implements engine.Engine: it always is.
+func (n *Network) Available() error { return nil }
+
+// Now implements engine.Clock: receive times are by it. It is the machine's time, or the virtual one of a synctest bubble.
+func (n *Network) Now() time.Time { return time.Now() }
+
+// Capabilities implements engine.Engine.
+func (n *Network) Capabilities() engine.Capabilities { return capabilities(MaxMTU) }
+
+func capabilities(mtu int) engine.Capabilities {
+	return engine.Capabilities{
+		Frames:          true,
+		RxQueues:        MaxQueues,
+		TxQueues:        MaxQueues,
+		Rules:           true,
+		RulesIn:         "software",
+		Split:           true,
+		Timestamps:      true,
+		ZeroCopyForward: true,
+		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.HostPinned, mem.Foreign},
+		ExactDrops:      true,
+		MaxPacket:       mtu + packet.EthernetLen,
+	}
+}
+
+// station is a place where a port can be opened. It stays when the port is closed, and keeps its books.
+type station struct {
+	net  *Network
+	name string
+	mac  packet.MAC
+	// Guarded by Network.mu.
+	out    *wire   // its frames go there
+	down   *wire   // from the switch, nil where there is none
+	on     *Switch // nil for links and loops
+	cable  *Link
+	port   *Port // nil while none is open
+	group  int   // of a partition, 0 for none
+	closed books // sums over the ports that were closed
+	// Frames of the station that the switch did not pass on.
+	unroutable, unheard atomic.Uint64
+}
+
+// station finds or makes the one of that name. The caller holds mu.
+func (n *Network) station(name string) *station {
+	s := n.stations[name]
+	if s == nil {
+		h := fnv.New64a()
+		h.Write([]byte(name))
+		x := h.Sum64()
+		s = &station{net: n, name: name}
+		for taken := true; taken; x++ { // locally administered, unicast, the same in every run
+			s.mac = packet.MAC{2, byte(x >> 32), byte(x >> 24), byte(x >> 16), byte(x >> 8), byte(x)}
+			taken = false
+			for _, o := range n.stations {
+				taken = taken || o.mac == s.mac
+			}
+		}
+		n.stations[name] = s
+	}
+	return s
+}
+
+// PortOptions are PortSpec.Options of this engine.
+type PortOptions struct {
+	MAC  packet.MAC // the zero address: one made from the name
+	Loop bool       // joins the port to itself, as "?loop" in the address does
+}
+
+// OpenPort implements engine.Engine. The address is the name of a port, "a" or "sim://a"; with "sim://a?loop" it is looped to
+// itself if it is on no link yet. The error is ErrNotFound for a name that is on no link, unless Options.Shared is set, and ErrInUse
+// if the port is open.
+func (n *Network) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	name, loop, err := parseAddress(spec.Address)
+	if err != nil {
+		return nil, err
+	}
+	var o PortOptions
+	switch v := spec.Options.(type) {
+	case nil:
+	case PortOptions:
+		o = v
+	case *PortOptions:
+		if v != nil {
+			o = *v
+		}
+	default:
+		return nil, fmt.Errorf("%w: sim: port %q: options of type %T: expected sim.PortOptions", engine.ErrInvalid, name, spec.Options)
+	}
+	if o.MAC.IsMulticast() {
+		return nil, fmt.Errorf("%w: sim: port %q: address %v is one of a group: expected an even first byte", engine.ErrInvalid, name, o.MAC)
+	}
+	if spec.MTU == 0 {
+		spec.MTU = n.opts.MTU
+	}
+	if err := checkMTU(spec.MTU); err != nil {
+		return nil, fmt.Errorf("port %q: %w", name, err)
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closed {
+		return nil, engine.ErrClosed
+	}
+	s := n.stations[name]
+	if s == nil || s.out == nil {
+		switch {
+		case loop || o.Loop:
+			s = n.station(name)
+			n.loop(s)
+		case n.opts.Shared:
+			if n.segment == nil {
+				n.segment = n.newSwitch("segment", true)
+			}
+			s = n.station(name)
+			n.attach(n.segment, s)
+		default:
+			return nil, fmt.Errorf("%w: sim: network %q has no port %q: join it with Link, Switch or Loop; there are %s", engine.ErrNotFound,
+				n.opts.Name, name, list(n.stations))
+		}
+	} else if (loop || o.Loop) && s.out.port != s {
+		return nil, fmt.Errorf("%w: sim: port %q is not looped to itself but on %v", engine.ErrInUse, name, s.out)
+	}
+	if s.port != nil {
+		return nil, fmt.Errorf("%w: sim: port %q is open", engine.ErrInUse, name)
+	}
+	if o.MAC != (packet.MAC{}) {
+		s.mac = o.MAC
+	}
+	p := newPort(s, spec)
+	s.port = p
+	return p, nil
+}
+
+func list[V any](m map[string]V) string {
+	if len(m) == 0 {
+		return "none"
+	}
+	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
+}
+
+// parseAddress takes "a", "sim://a" and "sim://a?loop".
+func parseAddress(address string) (name string, loop bool, err error) {
+	bad := func(why string) error {
+		return fmt.Errorf("%w: sim: address %q: %s: expected a name, sim://name or sim://name?loop", engine.ErrInvalid, address, why)
+	}
+	name = address
+	if strings.Contains(address, "://") || strings.ContainsRune(address, '?') {
+		u, e := url.Parse(address)
+		switch {
+		case e != nil:
+			return "", false, bad("not a URL")
+		case u.Scheme != "sim" && u.Scheme != "":
+			return "", false, bad("scheme " + u.Scheme)
+		case u.Host != "" && u.Path != "" && u.Path != "/":
+			return "", false, bad("has a path")
+		}
+		name = u.Host
+		if name == "" {
+			name = u.Path
+		}
+		for k := range u.Query() {
+			if k != "loop" {
+				return "", false, bad("unknown parameter " + k)
+			}
+			loop = true
+		}
+	}
+	if name == "" {
+		return "", false, bad("no name")
+	}
+	return name, loop, nil
+}
+
+// Partition makes groups of ports that do not reach each other, whatever joins them, in place of the groups before. Ports in no
+// group reach everybody. What is lost so counts as DropInjected. The error is ErrNotFound for a name that is on no link.
+func (n *Network) Partition(groups ...[]string) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, g := range groups {
+		for _, name := range g {
+			if n.stations[name] == nil {
+				return fmt.Errorf("%w: sim: partition: no port %q: there are %s", engine.ErrNotFound, name, list(n.stations))
+			}
+		}
+	}
+	n.heal()
+	for i, g := range groups {
+		for _, name := range g {
+			n.stations[name].group = i + 1
+			n.parted = true
+		}
+	}
+	return nil
+}
+
+// Heal ends a partition.
+func (n *Network) Heal() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.heal()
+}
+
+func (n *Network) heal() {
+	for _, s := range n.stations {
+		s.group = 0
+	}
+	n.parted = false
+}
+
+// apart reports whether a partition keeps a and b from each other. The caller holds mu.
+func (n *Network) apart(a, b *station) bool {
+	return n.parted && a.group != b.group && a.group != 0 && b.group != 0
+}
+
+// At calls f at that time, or at once if it has passed, from the network's goroutine, between two packets: to take a link
+// down, to heal a partition. f must neither wait nor close the network. Calls of one time are made in the order of At, before
+// packets of that time arrive. What is due after Close is not called.
+func (n *Network) At(t time.Time, f func()) { n.events.add(event{at: t.UnixNano(), call: f}) }
+
+// Close closes all ports, drops what is on its way as DropClosed, and ends the goroutine. The ledger can still be read.
+func (n *Network) Close() error {
+	n.mu.Lock()
+	n.closed = true
+	var ports []*Port
+	for _, name := range slices.Sorted(maps.Keys(n.stations)) {
+		if p := n.stations[name].port; p != nil {
+			ports = append(ports, p)
+		}
+	}
+	n.mu.Unlock()
+	for _, p := range ports {
+		p.Close()
+	}
+	n.events.close()
+	return nil
+}

@@ -1,0 +1,170 @@
+package sim
+
+import (
+	"sync"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// rules is the table of a port.
+type rules struct {
+	*flow.Table
+	open flow.Isolation // what a port that is not isolated does with packets that no rule accepts: its first queue
+}
+
+func newRules(isolated bool) *rules {
+	r := &rules{open: flow.Isolation{Unmatched: flow.Deliver}}
+	o := flow.TableOptions{Isolation: r.open}
+	if isolated {
+		o.Isolation = flow.Isolation{}
+	}
+	t, err := flow.NewTable(o)
+	if err != nil {
+		panic(err) // these options are good
+	}
+	r.Table = t
+	return r
+}
+
+// List implements engine.Rules.
+func (r *rules) List() []flow.Rule { return r.Snapshot().Rules() }
+
+// steering is the classifier of a port with its scratch memory: one packet after the other, as in a NIC.
+type steering struct {
+	port *Port
+
+	mu      sync.Mutex // guards what follows
+	seen    *flow.Snapshot
+	actions [][]flow.Action // of each rule of seen
+	room    []int           // and the headroom that they need
+	frames  [][]byte
+	layers  []packet.Layers
+	out     []flow.Decision
+	gaps    [][]byte // packets that are not in one piece
+	buf     []byte
+}
+
+func (s *steering) init(p *Port) {
+	s.port = p
+}
+
+// prepare takes note of another version of the rules. The caller holds mu.
+func (s *steering) prepare(now *flow.Snapshot) {
+	if s.layers == nil {
+		s.frames, s.layers = make([][]byte, flow.BatchSize), make([]packet.Layers, flow.BatchSize)
+		s.out, s.gaps = make([]flow.Decision, flow.BatchSize), make([][]byte, flow.BatchSize)
+	}
+	if s.seen == now {
+		return
+	}
+	s.seen, s.actions, s.room = now, s.actions[:0], s.room[:0]
+	for _, r := range now.Rules() {
+		s.actions = append(s.actions, r.Actions)
+		s.room = append(s.room, flow.Headroom(r.Actions))
+	}
+}
+
+// carry steers packets from to to-1 of a burst. The caller holds Network.mu for reading.
+func (s *steering) carry(now *flow.Snapshot, c *cargo, from, to int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare(now)
+	for ; from < to; from += flow.BatchSize {
+		end := min(from+flow.BatchSize, to)
+		n := end - from
+		for i := range n {
+			s.frames[i] = view(&s.gaps[i], c.b, from+i)
+			packet.Parse(s.frames[i], &s.layers[i])
+		}
+		now.ClassifyBatch(nil, s.frames[:n], s.layers[:n], s.out[:n])
+		for i := 0; i < n; {
+			q := s.queue(&s.out[i])
+			k := i + 1
+			if s.out[i].Transform && q != nil {
+				var at int64
+				if q.spec.Timestamps {
+					at = c.now()
+				}
+				s.transform(q, &s.out[i], s.frames[i], &s.layers[i], at)
+				i = k
+				continue
+			}
+			for k < n && (s.out[k] == s.out[i] || s.out[k].Queue == s.out[i].Queue && s.out[k].Verdict == flow.Deliver && s.out[i].Verdict == flow.Deliver &&
+				s.out[k].Rule >= 0 && s.out[i].Rule >= 0 && !s.out[k].Transform) {
+				k++
+			}
+			if q == nil {
+				s.refuse(&s.out[i], k-i)
+			} else {
+				for j := i; j < k; j++ {
+					c.b.SetFlow(from+j, s.out[j].ID)
+				}
+				q.put(c, from+i, from+k, true)
+			}
+			i = k
+		}
+		clear(s.frames[:n])
+	}
+}
+
+// queue is where a decision sends packets; nil for nowhere.
+func (s *steering) queue(d *flow.Decision) *rxQueue {
+	switch {
+	case d.Verdict != flow.Deliver:
+		return nil
+	case d.Rule < 0 && d.Queue == 0:
+		return s.port.first
+	case int(d.Queue) >= MaxQueues:
+		return nil
+	}
+	return s.port.rx[d.Queue]
+}
+
+// refuse counts packets that go to no queue.
+func (s *steering) refuse(d *flow.Decision, n int) {
+	switch d.Verdict {
+	case flow.Kernel, flow.Unmatched:
+		s.port.kernel.Add(uint64(n))
+	case flow.Discard:
+		s.port.drop(engine.DropRule, n)
+	default:
+		s.port.drop(engine.DropNoQueue, n)
+	}
+}
+
+// transform changes a copy of a frame as its rule says, and puts it into q.
+func (s *steering) transform(q *rxQueue, d *flow.Decision, frame []byte, l *packet.Layers, now int64) {
+	room := s.room[d.Rule]
+	if need := room + len(frame); cap(s.buf) < need {
+		s.buf = make([]byte, max(need, 2048))
+	}
+	buf := s.buf[:room+len(frame)]
+	copy(buf[room:], frame)
+	out, why := flow.Transform(s.actions[d.Rule], buf, room, l)
+	if why != flow.Applied {
+		s.port.drop(engine.DropTransform, 1)
+		return
+	}
+	q.frame(out, d.ID, now)
+}
+
+// frame steers one frame.
+func (s *steering) frame(snap *flow.Snapshot, frame []byte, now int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare(snap)
+	l := &s.layers[0]
+	packet.Parse(frame, l)
+	d := snap.Classify(frame, l)
+	q := s.queue(&d)
+	switch {
+	case q == nil:
+		s.refuse(&d, 1)
+	case d.Transform:
+		s.transform(q, &d, frame, l, now)
+	default:
+		q.frame(frame, d.ID, now)
+	}
+}

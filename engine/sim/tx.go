@@ -1,0 +1,316 @@
+package sim
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// txQueue is a transmit queue: an Outbox whose device puts packets on the wire of the port.
+type txQueue struct {
+	port  *Port
+	id    int
+	spec  engine.TxSpec
+	pools []*mem.Pool
+	srcs  []*burst.Source
+	box   *engine.Outbox
+
+	forwarded, full, noBuffers atomic.Uint64
+
+	// Of Transmit, which runs in one goroutine at a time.
+	cargo              cargo
+	attic              *burst.Burst // for packets that a receiver has taken
+	came, packets, sum atomic.Uint64
+	drops              [engine.NumDrops]atomic.Uint64
+
+	closed atomic.Bool
+	ended  chan struct{} // closed when Close has done its work
+}
+
+func newTxQueue(p *Port, id int, spec engine.TxSpec) (*txQueue, error) {
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("%w: sim: port %q: transmit queue %d: %s", engine.ErrInvalid, p.name, id, fmt.Sprintf(format, args...))
+	}
+	switch {
+	case len(spec.Pools) < 1 || len(spec.Pools) > 2:
+		return nil, bad("%d pools: expected one, or two for headers and payload", len(spec.Pools))
+	case spec.Depth < 0 || spec.Depth > maxDepth:
+		return nil, bad("Depth is %d: expected 0 to %d packets", spec.Depth, maxDepth)
+	case spec.Options != nil:
+		return nil, bad("options of type %T: there are none", spec.Options)
+	}
+	if spec.Depth == 0 {
+		spec.Depth = defaultDepth
+	}
+	q := &txQueue{port: p, id: id, spec: spec, attic: burst.New(64), ended: make(chan struct{})}
+	q.cargo.from = p.at
+	for i, pool := range spec.Pools {
+		if pool == nil {
+			releaseSources(q.pools)
+			return nil, bad("pool %d is nil", i)
+		}
+		src, _, err := acquireSource(pool)
+		if err != nil {
+			releaseSources(q.pools)
+			return nil, fmt.Errorf("sim: port %q: transmit queue %d: %w", p.name, id, err)
+		}
+		q.pools, q.srcs = append(q.pools, pool), append(q.srcs, src)
+	}
+	var err error
+	if spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
+		err = bad("headroom of %d bytes: expected less than the slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
+	} else {
+		q.box, err = q.newBox()
+	}
+	if err != nil {
+		releaseSources(q.pools)
+		return nil, err
+	}
+	return q, nil
+}
+
+// ID implements engine.TxQueue.
+func (q *txQueue) ID() int { return q.id }
+
+// Alloc implements engine.TxQueue.
+func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
+	switch {
+	case b == nil:
+		return 0, engine.ErrNil
+	case q.closed.Load():
+		return 0, engine.ErrClosed
+	case b.Len() > 0 || n < 0 || n > b.Cap():
+		return 0, fmt.Errorf("%w: sim: Alloc of %d packets into a burst that holds %d of %d: expected an empty one with room", engine.ErrInvalid, n,
+			b.Len(), b.Cap())
+	}
+	room := q.room()
+	if length < 0 || length > room {
+		return 0, fmt.Errorf("%w: sim: Alloc of packets of %d bytes: expected at most %d, as the slots of pool %q are", engine.ErrInvalid, length,
+			room, q.pools[len(q.pools)-1].Name())
+	}
+	if len(q.pools) == 2 {
+		return q.allocSplit(b, n, length)
+	}
+	got := q.box.Reserve(n)
+	var slots [64]burst.Handle
+	pool, src := q.pools[0], q.srcs[0]
+	head := q.spec.Headroom
+	for b.Len() < got {
+		k := pool.GetBatch(slots[:min(64, got-b.Len())])
+		if k == 0 {
+			break
+		}
+		for _, h := range slots[:k] {
+			b.Add(src, burst.Segment{Handle: h, Off: pool.Offset(h) + uint64(head), Len: uint32(length), Cap: uint32(room), Headroom: uint16(head)})
+		}
+	}
+	return q.reserved(b, n, got)
+}
+
+// room is the length of the longest packet, or payload with two pools.
+func (q *txQueue) room() int {
+	if len(q.pools) == 2 {
+		return q.pools[1].SlotSize()
+	}
+	return q.pools[0].SlotSize() - q.spec.Headroom
+}
+
+// allocSplit is Alloc with a header and a payload segment.
+func (q *txQueue) allocSplit(b *burst.Burst, n, length int) (int, error) {
+	got := q.box.Reserve(n)
+	head := q.spec.Headroom
+	var slots [2]burst.Handle
+	for b.Len() < got {
+		if q.pools[0].GetBatch(slots[:1]) == 0 {
+			break
+		}
+		if q.pools[1].GetBatch(slots[1:]) == 0 {
+			q.pools[0].PutBatch(slots[:1])
+			break
+		}
+		size := uint32(q.pools[0].SlotSize() - head)
+		b.Add(q.srcs[0], burst.Segment{Handle: slots[0], Off: q.pools[0].Offset(slots[0]) + uint64(head), Len: size, Cap: size,
+			Headroom: uint16(head), Role: burst.Header})
+		if !b.AddSegment(q.srcs[1], burst.Segment{Handle: slots[1], Off: q.pools[1].Offset(slots[1]), Len: uint32(length),
+			Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload}) {
+			q.pools[1].PutBatch(slots[1:])
+			b.Truncate(b.Len() - 1)
+			b.Reserve(q.box, b.Len())
+			q.box.Unreserve(got - b.Len())
+			return b.Len(), fmt.Errorf("%w: sim: Alloc of %d packets of two segments each into a burst with room for fewer: use burst.NewSegmented",
+				engine.ErrInvalid, n)
+		}
+	}
+	return q.reserved(b, n, got)
+}
+
+// reserved notes the descriptors of which got were had for n packets, and says what was missing.
+func (q *txQueue) reserved(b *burst.Burst, n, got int) (int, error) {
+	have := b.Len()
+	if have > 0 {
+		b.Reserve(q.box, have)
+	}
+	if have < got {
+		q.box.Unreserve(got - have)
+		q.noBuffers.Add(1)
+		return have, engine.ErrNoBuffers
+	}
+	if got < n {
+		q.full.Add(1)
+		return have, engine.ErrFull
+	}
+	return have, nil
+}
+
+// Forward implements engine.TxQueue. It copies nothing: the wire reads packets where they lie.
+func (q *txQueue) Forward(b *burst.Burst) (int, error) {
+	if b == nil {
+		return 0, engine.ErrNil
+	}
+	if q.closed.Load() {
+		b.Release()
+		return 0, engine.ErrClosed
+	}
+	live := b.Live()
+	got := q.box.Reserve(live)
+	var err error
+	if got < live {
+		q.full.Add(1)
+		err = engine.ErrFull
+		i := 0
+		for n := got; i < b.Len() && n > 0; i++ {
+			if b.Segments(i) > 0 {
+				n--
+			}
+		}
+		b.Truncate(i)
+	}
+	b.Reserve(q.box, got)
+	for i := range b.Len() {
+		b.SetTime(i, 0) // it was the time of receipt
+		for k := range b.Segments(i) {
+			if s := b.Segment(i, k); s.Len > 0 && b.Bytes(i, k) == nil {
+				b.Release()
+				return 0, fmt.Errorf("%w: sim: Forward of packets in memory of kind %v, which the CPU cannot reach", engine.ErrUnsupported,
+					s.Region.Kind())
+			}
+		}
+	}
+	q.forwarded.Add(uint64(got))
+	return got, err
+}
+
+// Send implements engine.TxQueue.
+func (q *txQueue) Send(b *burst.Burst) error { return q.box.Send(b) }
+
+// Drain implements engine.TxQueue. What is late on a wire has left.
+func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
+
+// Stats implements engine.TxQueue.
+func (q *txQueue) Stats(s *engine.TxStats) {
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.sum.Load(), Forwarded: q.forwarded.Load(),
+		Full: q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued())}
+	for i := range q.drops {
+		s.Drops[i] = q.drops[i].Load()
+	}
+	q.box.AddDrops(&s.Drops)
+	q.paced(s)
+}
+
+// Close implements engine.TxQueue.
+func (q *txQueue) Close() error {
+	if q.closed.Swap(true) {
+		<-q.ended
+		return nil
+	}
+	defer close(q.ended)
+	q.box.Close() // takes Network.mu for reading
+	p := q.port
+	p.net.mu.Lock()
+	defer p.net.mu.Unlock()
+	p.tx[q.id] = nil
+	p.old = append(p.old, q)
+	releaseSources(q.pools)
+	return nil
+}
+
+// sink is the device behind a txQueue.
+type sink txQueue
+
+// Transmit implements engine.Sink. It takes everything.
+func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	q := (*txQueue)(k)
+	p := q.port
+	p.net.mu.RLock()
+	c := &q.cargo
+	c.b, c.time, c.taken = b, 0, c.taken[:0]
+	w := p.at.out
+	up := w.up.Load()
+	start, sum, sent, came := from, 0, 0, 0
+	for i := from; i <= to; i++ {
+		if i < to {
+			n := b.Segments(i)
+			if n > 0 {
+				came++
+				if len := b.PacketLen(i); up && (len <= p.limit || p.fits(b.Bytes(i, 0), len)) {
+					if q.spec.SourceMAC {
+						setSource(b, i, p.at.mac)
+					}
+					sum += len
+					continue
+				} else if up {
+					q.drops[engine.DropTooLong].Add(1)
+				} else {
+					q.drops[engine.DropDown].Add(1)
+				}
+			}
+		}
+		if start < i { // a run of packets ends here
+			sent += i - start
+			w.carry(c, start, i)
+		}
+		start = i + 1
+	}
+	// In this order: what came is at least what left.
+	q.came.Add(uint64(came))
+	q.packets.Add(uint64(sent))
+	q.sum.Add(uint64(sum))
+	whole := len(c.taken) > 0 && len(c.taken) == b.Len()
+	p.net.mu.RUnlock()
+	c.b = nil
+	if whole {
+		b.Forget() // the receivers own all of it
+		return to, time.Time{}
+	}
+	for n := len(c.taken) - 1; n >= 0; n-- { // from the end: Take moves what is behind
+		if !b.Take(q.attic, c.taken[n]) {
+			q.attic.Forget()
+			b.Take(q.attic, c.taken[n])
+		}
+	}
+	q.attic.Forget()
+	return to, time.Time{}
+}
+
+// setSource writes the Ethernet source address of packet i, wherever its segments are.
+func setSource(b *burst.Burst, i int, mac packet.MAC) {
+	at := 0
+	for k := range b.Segments(i) {
+		p := b.Bytes(i, k)
+		for j := range p {
+			switch {
+			case at+j >= 12:
+				return
+			case at+j >= 6:
+				p[j] = mac[at+j-6]
+			}
+		}
+		at += len(p)
+	}
+}
