@@ -415,6 +415,38 @@ func TestOutboxClose(t *testing.T) {
 	}
 }
 
+// A Send that meets a Close half-way does not touch the device any more.
+func TestOutboxCloseMeanwhile(t *testing.T) {
+	p := newPackets(t, 64)
+	d := &device{room: 1 << 30}
+	o := newOutbox(t, d, 16)
+	closed := make(chan struct{})
+	d.onCall = func(int) {
+		go func() {
+			o.Close()
+			close(closed)
+		}()
+		for !o.closed.Load() {
+			runtime.Gosched()
+		}
+	}
+	// A burst of somebody else, who has put it into the queue and has not looked yet who sends.
+	b := burst.New(4)
+	p.alloc(o, b, 2, 0)
+	b.Unreserve()
+	o.given.Add(2)
+	o.queue.Put(o.keep(b))
+	p.alloc(o, b, 3, 2)
+	if err := o.Send(b); err != ErrClosed {
+		t.Error(err)
+	}
+	<-closed
+	var drops Drops
+	if o.AddDrops(&drops); drops[DropClosed] != 3 || !slices.Equal(d.got, upTo(2)) || o.Free() != 16 {
+		t.Errorf("dropped %v, sent %v, %d free", drops.String(), d.got, o.Free())
+	}
+}
+
 // A Send does some work of others, not all of it for ever.
 func TestOutboxFair(t *testing.T) {
 	const rounds = 1000

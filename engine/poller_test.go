@@ -73,6 +73,9 @@ func TestPollerBatching(t *testing.T) {
 				// Full bursts and the rest of them; one Recv takes what is there.
 				qs[1].push(1, 2, 3, 4, 5, 6)
 				synctest.Wait()
+				if w := NewWaker(); !cs[1].Arm(w) || cs[0].Arm(w) {
+					t.Error("Arm does not see what was handed over")
+				}
 				expect(t, b, cs[1].Recv(ctx, b), 1, 2, 3, 4)
 				start = time.Now()
 				expect(t, b, cs[1].Recv(ctx, b), 5, 6)
@@ -494,6 +497,28 @@ func TestGroup(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Whose turn it is stays right when a member goes.
+func TestGroupTurns(t *testing.T) {
+	x, y, z := newQueue(t, 8), newQueue(t, 8), newQueue(t, 8)
+	g, err := NewGroup(0, x, y, z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := burst.New(1)
+	for _, q := range []*queue{x, y, z} {
+		q.push(1, 2)
+	}
+	for i, want := range []*queue{x, y, z, y, z} {
+		if i == 1 {
+			g.Remove(x)
+		}
+		if from, err := g.Recv(t.Context(), b); from != Receiver(want) || err != nil {
+			t.Errorf("turn %d: %v", i, err)
+		}
+		b.Release()
 	}
 }
 

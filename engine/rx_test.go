@@ -216,6 +216,28 @@ func TestRxNoRoom(t *testing.T) {
 	})
 }
 
+// both tells packets and an error in one answer.
+type both struct{ *queue }
+
+func (q both) TryRecv(b *burst.Burst) (int, error) {
+	n, err := q.queue.TryRecv(b)
+	if n > 0 {
+		err = ErrDown
+	}
+	return n, err
+}
+
+func TestRxPacketsAndError(t *testing.T) {
+	q := newQueue(t, 4)
+	r := NewRx(both{q}, Batching{})
+	b := burst.New(4)
+	q.push(1)
+	expect(t, b, r.Recv(t.Context(), b), 1)
+	if err := r.Recv(t.Context(), b); err != ErrDown {
+		t.Error(err)
+	}
+}
+
 func TestRxNil(t *testing.T) {
 	r := NewRx(newQueue(t, 1), Batching{})
 	if err := r.Recv(t.Context(), nil); err != ErrNil {

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/metrics"
 )
 
 // Waker wakes one goroutine that sleeps on C. A Wake that nobody waits for is kept, one at most.
@@ -40,8 +41,9 @@ type reactorLoop struct {
 	epoll *sys.Epoll
 	stop  int // eventfd, with tag 0
 
-	mu    sync.Mutex
-	armed map[uint64]*Waker
+	mu     sync.Mutex
+	armed  map[uint64]*Waker
+	rounds metrics.Counter // returns of epoll
 }
 
 // Add registers a descriptor, which must stay open until Remove.
@@ -57,7 +59,8 @@ func (r *Reactor) Add(fd int) error {
 		go l.run()
 	}
 	r.id++
-	if err := r.on.epoll.Add(fd, 0, r.id); err != nil {
+	// One shot also now: a hang-up is reported without being asked for, again and again.
+	if err := r.on.epoll.Add(fd, sys.EventOneShot, r.id); err != nil {
 		r.rest()
 		return err
 	}
@@ -127,6 +130,7 @@ func (l *reactorLoop) run() {
 	var events [64]sys.EpollEvent
 	for {
 		n, err := l.epoll.Wait(events[:], -1)
+		l.rounds.Inc()
 		if err != nil {
 			return // the epoll instance is gone, which only happens at the end of the process
 		}
