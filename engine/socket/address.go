@@ -1,0 +1,150 @@
+package socket
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-io/penstock/engine"
+)
+
+// address is what a port's address says.
+type address struct {
+	scheme string // udp or tcp
+	local  endpoint
+	remote endpoint // where host and port are "" there is none
+	device string
+	groups []netip.Addr
+	listen bool
+}
+
+// endpoint is a host, by name or number or "" for any, and a port.
+type endpoint struct {
+	host string
+	port uint16
+}
+
+func (e endpoint) String() string { return net.JoinHostPort(e.host, strconv.Itoa(int(e.port))) }
+
+func (e endpoint) given() bool { return e != endpoint{} }
+
+// parseAddress reads the address of a port. Names are not looked up.
+func parseAddress(s string) (a address, err error) {
+	bad := func(format string, args ...any) (address, error) {
+		return address{}, fmt.Errorf("socket: address %q: %s: %w", s, fmt.Sprintf(format, args...), engine.ErrInvalid)
+	}
+	scheme, rest, ok := strings.Cut(s, "://")
+	if !ok || scheme != "udp" && scheme != "tcp" {
+		return bad("expected udp://host:port or tcp://host:port")
+	}
+	a.scheme = scheme
+	where, query, _ := strings.Cut(rest, "?")
+	if where == "" && scheme == "udp" {
+		where = ":0"
+	}
+	at, err := parseEndpoint(where)
+	if err != nil {
+		return bad("%v", err)
+	}
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return bad("%v", err)
+	}
+	for key, vs := range values {
+		if len(vs) != 1 && key != "group" {
+			return bad("%s is given %d times: expected once", key, len(vs))
+		}
+		v := vs[0]
+		switch {
+		case key == "interface":
+			a.device = v
+		case key == "remote" && scheme == "udp":
+			if a.remote, err = parseEndpoint(v); err == nil && (a.remote.host == "" || a.remote.port == 0) {
+				err = fmt.Errorf("remote %q: expected host:port", v)
+			}
+		case key == "local" && scheme == "tcp":
+			a.local, err = parseEndpoint(v)
+		case key == "listen" && scheme == "tcp":
+			a.listen, err = strconv.ParseBool(v)
+		case key == "group" && scheme == "udp":
+			for _, v := range vs {
+				g, err := netip.ParseAddr(v)
+				if err != nil || !g.IsMulticast() {
+					return bad("group %q: expected a multicast address", v)
+				}
+				a.groups = append(a.groups, g)
+			}
+		default:
+			return bad("unknown key %q: expected interface%s", key, map[string]string{"udp": ", remote, group", "tcp": ", local, listen"}[scheme])
+		}
+		if err != nil {
+			return bad("%v", err)
+		}
+	}
+	switch {
+	case scheme == "udp" || a.listen:
+		if a.local.given() {
+			return bad("local is for tcp addresses that connect")
+		}
+		a.local = at
+	case at.host == "" || at.port == 0:
+		return bad("expected tcp://host:port to connect to, or tcp://host:port?listen=1 to be connected to")
+	default:
+		a.remote = at
+	}
+	return a, nil
+}
+
+func parseEndpoint(s string) (endpoint, error) {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return endpoint{}, fmt.Errorf("%q: expected host:port, with an IPv6 address in brackets", s)
+	}
+	n, err := strconv.ParseUint(port, 10, 16)
+	if err != nil {
+		return endpoint{}, fmt.Errorf("port %q: expected 0 to 65535", port)
+	}
+	if strings.ContainsAny(host, "/?#@ ") {
+		return endpoint{}, fmt.Errorf("host %q: expected a name or an address", host)
+	}
+	return endpoint{host, uint16(n)}, nil
+}
+
+// resolve finds the numbers of an endpoint, of the family of like if that is valid. A host that is "" becomes the unspecified
+// address.
+func (e endpoint) resolve(ctx context.Context, like netip.Addr) (netip.AddrPort, error) {
+	if e.host == "" {
+		a := netip.IPv6Unspecified()
+		if like.Is4() {
+			a = netip.IPv4Unspecified()
+		}
+		return netip.AddrPortFrom(a, e.port), nil
+	}
+	if a, err := netip.ParseAddr(e.host); err == nil {
+		return netip.AddrPortFrom(a.Unmap(), e.port), nil
+	}
+	network := "ip"
+	if like.Is4() {
+		network = "ip4"
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, network, e.host)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("socket: host %q: %w: %w", e.host, err, engine.ErrNotFound)
+	}
+	return netip.AddrPortFrom(found[0].Unmap(), e.port), nil
+}
+
+// family gives an address the form that a socket of the family wants.
+func family(a netip.AddrPort, ipv6 bool) netip.AddrPort {
+	switch {
+	case ipv6 && a.Addr().Is4():
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+	case !ipv6 && a.Addr().Is4In6():
+		return netip.AddrPortFrom(a.Addr().Unmap(), a.Port())
+	}
+	return a
+}

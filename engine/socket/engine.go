@@ -1,0 +1,76 @@
+package socket
+
+import (
+	"context"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// Engine opens sockets as ports. The zero Engine is ready to use, by any goroutine.
+type Engine struct{}
+
+// New makes an Engine.
+func New() *Engine { return &Engine{} }
+
+var _ engine.Engine = (*Engine)(nil)
+
+// Name implements engine.Engine: it is "socket".
+func (*Engine) Name() string { return "socket" }
+
+// Available implements engine.Engine: sockets are everywhere.
+func (*Engine) Available() error { return nil }
+
+// Capabilities implements engine.Engine. No port has all of them: those of UDP keep the borders of packets, those of TCP lose nothing.
+func (*Engine) Capabilities() engine.Capabilities {
+	c := capabilities()
+	c.RxQueues, c.Timestamps, c.HardwareTime = maxQueues, true, true
+	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO", "HardwareTime needs a port on an interface whose driver takes times"}
+	return c
+}
+
+// capabilities are those that all ports have.
+func capabilities() engine.Capabilities {
+	return engine.Capabilities{
+		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true,
+		Memory: []mem.Kind{mem.Host, mem.Huge},
+	}
+}
+
+// OpenPort implements engine.Engine. Options are nil, a UDPOptions or a TCPOptions, or a pointer to one.
+func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
+	a, err := parseAddress(spec.Address)
+	if err != nil {
+		return nil, err
+	}
+	if spec.Isolated {
+		return nil, failed(engine.ErrUnsupported, "port %q: a socket gets what is sent to its address, and has no rules: Isolated must be false", spec.Address)
+	}
+	if spec.Name == "" {
+		spec.Name = spec.Address
+	}
+	switch o := spec.Options.(type) {
+	case nil:
+		if a.scheme == "udp" {
+			return openUDP(ctx, spec, a, UDPOptions{})
+		}
+		return openTCP(ctx, spec, a, TCPOptions{})
+	case UDPOptions:
+		if a.scheme == "udp" {
+			return openUDP(ctx, spec, a, o)
+		}
+	case *UDPOptions:
+		if a.scheme == "udp" && o != nil {
+			return openUDP(ctx, spec, a, *o)
+		}
+	case TCPOptions:
+		if a.scheme == "tcp" {
+			return openTCP(ctx, spec, a, o)
+		}
+	case *TCPOptions:
+		if a.scheme == "tcp" && o != nil {
+			return openTCP(ctx, spec, a, *o)
+		}
+	}
+	return nil, invalid("port %q: options of type %T: expected those of %s", spec.Address, spec.Options, a.scheme)
+}

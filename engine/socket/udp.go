@@ -1,0 +1,547 @@
+package socket
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+// UDPPort is a port with a udp:// address. Besides engine.Port it knows peers by id, groups, and what other machines answered.
+//
+// The first receive queue uses the socket that the port was opened with and that it sends from; others have one of their own on the
+// same address.
+type UDPPort struct {
+	name   string
+	o      UDPOptions
+	local  netip.AddrPort // as bound, IPv4 as IPv4
+	bound  sys.SockAddr
+	remote netip.AddrPort // of a connected port
+	ipv6   bool
+	device string
+	zone   uint32
+	peers  *peers // nil without ids
+	errs   errorCounters
+	hw     bool // the device takes receive times
+
+	sendMu sync.RWMutex // held to read while fd is used for sending, to write when it changes
+	fd     int          // to send from
+
+	mu     sync.Mutex // guards what follows; taken before sendMu and before a queue's
+	closed bool
+	base   udpSocket  // where no queue is
+	idle   bool       // base is one that belongs to the port, with no queue
+	rx     []*udpRx   // open ones, in the order in which they came
+	tx     []*txQueue // likewise
+	ended  []*txQueue // closed ones, the latest
+	groups []Group    // joined
+	notes  []string   // for Capabilities
+	old    engine.PortStats
+	sum    engine.PortStats // of the port itself: Drops
+}
+
+// udpSocket is a socket with what the kernel had dropped when somebody looked last.
+type udpSocket struct {
+	fd    int
+	drops uint32
+}
+
+// lately is the number of packets that the kernel has dropped since the last look. Asking more than once in 2^32 drops keeps it
+// exact.
+func (s *udpSocket) lately() uint64 {
+	now, e := sys.SocketDrops(s.fd)
+	if e != 0 {
+		return 0
+	}
+	n := now - s.drops
+	s.drops = now
+	return uint64(n)
+}
+
+func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions) (*UDPPort, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	if a.device != "" {
+		o.Interface = a.device
+	}
+	for _, g := range a.groups {
+		o.Groups = append(slices.Clip(o.Groups), Group{Addr: g})
+	}
+	p := &UDPPort{name: spec.Name, o: o, device: o.Interface}
+	if a.remote.given() && o.Queues > 1 {
+		return nil, invalid("port %q: a port with one peer has one receive queue, Queues is %d", spec.Address, o.Queues)
+	}
+	var err error
+	var like netip.Addr // what decides between IPv4 and IPv6 where the address does not
+	if a.remote.given() {
+		if p.remote, err = a.remote.resolve(ctx, netip.Addr{}); err != nil {
+			return nil, err
+		}
+		like = p.remote.Addr()
+	} else if len(o.Groups) > 0 {
+		like = o.Groups[0].Addr
+	}
+	if p.local, err = a.local.resolve(ctx, like); err != nil {
+		return nil, err
+	}
+	if p.remote.IsValid() && p.remote.Addr().Is4() != p.local.Addr().Is4() && !(p.local.Addr() == netip.IPv6Unspecified() && !o.IPv6Only) {
+		return nil, invalid("port %q: one address is of IPv4 and one of IPv6", spec.Address)
+	}
+	p.ipv6 = p.local.Addr().Is6()
+	if o.Peers > 0 && !p.remote.IsValid() {
+		p.peers = newPeers(o.Peers)
+	}
+	if p.zone, err = zoneOf(p.local.Addr(), p.remote.Addr()); err != nil {
+		return nil, err
+	}
+	fd, err := p.socket(p.local)
+	if err != nil {
+		return nil, err
+	}
+	p.base, p.fd, p.idle = udpSocket{fd: fd}, fd, true
+	if err := p.start(spec); err != nil {
+		sys.Close(fd)
+		return nil, err
+	}
+	return p, nil
+}
+
+// start does what is done once, with the first socket.
+func (p *UDPPort) start(spec engine.PortSpec) error {
+	at, err := sys.LocalAddr(p.fd)
+	if err != nil {
+		return err
+	}
+	p.local = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	// Until there is a queue nothing is kept; the kernel counts.
+	if err := sys.DropAll(p.fd, true); err != nil {
+		return err
+	}
+	if p.remote.IsValid() {
+		if err := sys.Connect(p.fd, family(p.remote, p.ipv6), p.zone); err != nil {
+			return fmt.Errorf("socket: port %q: %w: %w", spec.Address, err, engine.ErrConnect)
+		}
+	}
+	for _, g := range p.o.Groups {
+		if err := p.join(p.fd, g, true); err != nil {
+			return err
+		}
+		p.groups = append(p.groups, g)
+	}
+	if p.o.SendBuffer > 0 {
+		given, err := setBuffer(p.fd, sys.SoSndBuf, sys.SoSndBufForce, p.o.SendBuffer)
+		if err != nil {
+			return err
+		}
+		p.short("send", "wmem_max", given, p.o.SendBuffer)
+	}
+	if p.device != "" {
+		up, mtu, err := sys.InterfaceState(p.fd, p.device)
+		if err != nil {
+			return fmt.Errorf("socket: interface %q: %w: %w", p.device, err, engine.ErrNotFound)
+		}
+		if spec.MTU > mtu {
+			return failed(engine.ErrUnsupported, "port %q: MTU %d: interface %s has %d; change it there (ip link set %s mtu %d)", spec.Address, spec.MTU, p.device, mtu, p.device, spec.MTU)
+		}
+		_ = up // may come later
+		p.hw, err = sys.HardwareReceiveTimes(p.fd, p.device)
+		if err != nil || !p.hw {
+			p.notes = append(p.notes, "the driver of "+p.device+" takes no receive times of all packets")
+		}
+	} else {
+		p.notes = append(p.notes, "hardware receive times need a port on one interface")
+	}
+	p.notes = append(p.notes, "packets of several segments are sent, but each is received in one")
+	return nil
+}
+
+// short notes that the kernel gave less than was wanted.
+func (p *UDPPort) short(what, limit string, given, want int) {
+	if given >= want {
+		return
+	}
+	note := fmt.Sprintf("the %s buffer has %d of %d bytes: raise net.core.%s, or give the process CAP_NET_ADMIN", what, given, want, limit)
+	if !slices.Contains(p.notes, note) {
+		p.notes = append(p.notes, note)
+	}
+}
+
+// socket makes a socket on an address with the port's options.
+func (p *UDPPort) socket(at netip.AddrPort) (fd int, err error) {
+	fd, err = sys.SocketUDP(p.ipv6)
+	if err != nil {
+		return -1, err
+	}
+	defer func() {
+		if err != nil {
+			sys.Close(fd)
+		}
+	}()
+	set := func(level, name, value int) {
+		if err == nil {
+			err = sys.SetOption(fd, level, name, value)
+		}
+	}
+	if p.o.Queues > 1 {
+		set(sys.SolSocket, sys.SoReusePort, 1)
+	}
+	if len(p.o.Groups) > 0 {
+		set(sys.SolSocket, sys.SoReuseAddr, 1)
+	}
+	bit := func(b bool) int {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	if p.ipv6 {
+		set(sys.SolIPv6, sys.IPv6Only, bit(p.o.IPv6Only))
+		set(sys.SolIPv6, sys.IPv6MulticastAll, 0) // only the groups of this very socket
+		set(sys.SolIPv6, sys.IPv6MulticastLoop, bit(!p.o.NoMulticastLoop))
+	}
+	if !p.o.IPv6Only || !p.ipv6 {
+		set(sys.SolIP, sys.IPMulticastAll, 0)
+		set(sys.SolIP, sys.IPMulticastLoop, bit(!p.o.NoMulticastLoop))
+	}
+	both := func(value, v4, v6 int) {
+		if value == 0 {
+			return
+		}
+		if p.ipv6 {
+			set(sys.SolIPv6, v6, value)
+		}
+		if !p.o.IPv6Only || !p.ipv6 {
+			set(sys.SolIP, v4, value)
+		}
+	}
+	both(p.o.TTL, sys.IPTTL, sys.IPv6UnicastHops)
+	both(p.o.MulticastTTL, sys.IPMulticastTTL, sys.IPv6MulticastHops)
+	both(p.o.TOS, sys.IPTOS, sys.IPv6TClass)
+	if p.o.GRO {
+		set(sys.SolUDP, sys.UDPGRO, 1)
+	}
+	if err != nil {
+		return -1, err
+	}
+	for _, b := range []struct{ name, value int }{{sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())}, {sys.SoPreferBusyPoll, bit(p.o.PreferBusyPoll)},
+		{sys.SoBusyPollBudget, p.o.BusyPollBudget}} {
+		if b.value == 0 {
+			continue
+		}
+		if e := sys.SetOption(fd, sys.SolSocket, b.name, b.value); sys.IsErrno(e, sys.EPERM) {
+			p.notes = append(p.notes, "busy polling needs CAP_NET_ADMIN: "+e.Error())
+		} else if e != nil {
+			return -1, e
+		}
+	}
+	for _, s := range p.o.Set {
+		set(s.Level, s.Name, s.Value)
+	}
+	if err != nil {
+		return -1, err
+	}
+	if p.device != "" {
+		if err = sys.BindToDevice(fd, p.device); err != nil {
+			return -1, err
+		}
+		index, err := sys.InterfaceIndex(fd, p.device)
+		if err == nil {
+			err = sys.SetMulticastInterface(fd, p.ipv6, index)
+		}
+		if err != nil {
+			return -1, err
+		}
+	}
+	if err = sys.Bind(fd, family(at, p.ipv6), p.zone); err != nil {
+		return -1, bindError(at, err)
+	}
+	return fd, nil
+}
+
+func bindError(at netip.AddrPort, err error) error {
+	switch {
+	case sys.IsErrno(err, sys.EADDRINUSE):
+		return fmt.Errorf("socket: %w: another socket has the address %s: %w", err, at, engine.ErrInUse)
+	case sys.IsErrno(err, sys.EADDRNOTAVAIL):
+		return fmt.Errorf("socket: %w: expected an address of this machine: %w", err, engine.ErrNotFound)
+	}
+	return fmt.Errorf("socket: %w", err)
+}
+
+// zoneOf is the interface number of link-local addresses, 0 for others.
+func zoneOf(as ...netip.Addr) (uint32, error) {
+	for _, a := range as {
+		if a.Zone() == "" {
+			continue
+		}
+		if n, err := strconv.ParseUint(a.Zone(), 10, 32); err == nil {
+			return uint32(n), nil
+		}
+		fd, err := sys.SocketUDP(true) // in whose network namespace the name is looked up
+		if err != nil {
+			return 0, err
+		}
+		defer sys.Close(fd)
+		n, err := sys.InterfaceIndex(fd, a.Zone())
+		if err != nil {
+			return 0, fmt.Errorf("socket: address %s: %w: %w", a, err, engine.ErrNotFound)
+		}
+		return uint32(n), nil
+	}
+	return 0, nil
+}
+
+// Name implements engine.Port.
+func (p *UDPPort) Name() string { return p.name }
+
+// LocalAddr is the address that the port receives on, with the port number that the kernel chose if it was 0.
+func (p *UDPPort) LocalAddr() netip.AddrPort { return p.local }
+
+// Info implements engine.Port.
+func (p *UDPPort) Info() engine.PortInfo {
+	i := engine.PortInfo{Engine: "socket", Address: "udp://" + p.local.String(), Device: p.device, Up: true, NUMA: -1}
+	i.IPs = []netip.Prefix{netip.PrefixFrom(p.local.Addr(), p.local.Addr().BitLen())}
+	if p.device != "" {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		i.Up = false
+		if !p.closed {
+			i.Up, i.MTU, _ = sys.InterfaceState(p.fd, p.device)
+		}
+	}
+	return i
+}
+
+// Capabilities implements engine.Port.
+func (p *UDPPort) Capabilities() engine.Capabilities {
+	c := capabilities()
+	c.Chains = false
+	c.Connections = p.peers != nil || p.remote.IsValid()
+	c.RxQueues, c.Timestamps, c.HardwareTime, c.ExactDrops, c.MaxPacket = p.o.Queues, true, p.hw, !p.o.GRO, maxPayload
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	c.Notes = slices.Clone(p.notes)
+	if p.o.GRO {
+		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
+	}
+	return c
+}
+
+// Rules implements engine.Port: there are none.
+func (p *UDPPort) Rules() engine.Rules { return nil }
+
+// freeID finds an id for a queue, or checks the one that was asked for.
+func freeID[Q interface{ ID() int }](id, most int, open []Q) (int, error) {
+	used := func(id int) bool { return slices.ContainsFunc(open, func(q Q) bool { return q.ID() == id }) }
+	switch {
+	case id < engine.Auto || id >= 1<<16:
+		return 0, invalid("queue id %d: expected 0 to 65535, or engine.Auto", id)
+	case id != engine.Auto && used(id):
+		return 0, failed(engine.ErrExists, "queue %d is open", id)
+	case len(open) >= most:
+		return 0, failed(engine.ErrUnsupported, "the port has %d queues of that kind and can have no more", most)
+	case id == engine.Auto:
+		for id = 0; used(id); id++ {
+		}
+	}
+	return id, nil
+}
+
+// Stats implements engine.Port.
+func (p *UDPPort) Stats(s *engine.PortStats) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.look()
+	*s = p.old
+	s.Drops.Add(&p.sum.Drops)
+	for _, q := range p.rx {
+		var r engine.RxStats
+		q.Stats(&r)
+		s.Rx.Add(&r)
+	}
+	addTx(&s.Tx, p.tx, p.ended)
+}
+
+// look counts what came while there was no queue. The caller holds p.mu.
+func (p *UDPPort) look() {
+	if p.idle && !p.closed {
+		p.sum.Drops[engine.DropNoQueue] += p.base.lately()
+	}
+}
+
+// Close implements engine.Port.
+func (p *UDPPort) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.look()
+	p.closed = true
+	rx, tx := slices.Clone(p.rx), slices.Clone(p.tx)
+	p.mu.Unlock()
+	var err error
+	for _, q := range tx {
+		err = errors.Join(err, q.Close())
+	}
+	for _, q := range rx {
+		err = errors.Join(err, q.Close())
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sendMu.Lock()
+	defer p.sendMu.Unlock()
+	if p.idle {
+		err = errors.Join(err, sys.Close(p.base.fd))
+		p.idle = false
+	}
+	p.fd = -1
+	return err
+}
+
+// SetOption sets an option of the port's sockets by its numbers (man 2 setsockopt), also of those that come later.
+func (p *UDPPort) SetOption(level, name, value int) error {
+	return p.each(func(fd int) error { return sys.SetOption(fd, level, name, value) }, func() { p.o.Set = append(slices.Clip(p.o.Set), Option{level, name, value}) })
+}
+
+// each does something to all sockets, and then what keeps it.
+func (p *UDPPort) each(do func(fd int) error, keep func()) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return engine.ErrClosed
+	}
+	fds := []int{}
+	if p.idle {
+		fds = append(fds, p.base.fd)
+	}
+	for _, q := range p.rx {
+		fds = append(fds, q.sock.fd)
+	}
+	for _, fd := range fds {
+		if err := do(fd); err != nil {
+			return err
+		}
+	}
+	keep()
+	return nil
+}
+
+// Join joins a multicast group, and Leave leaves it. Its packets come to the first receive queue.
+func (p *UDPPort) Join(g Group) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case p.closed:
+		return engine.ErrClosed
+	case slices.Contains(p.groups, g):
+		return failed(engine.ErrExists, "group %s is joined", g.Addr)
+	}
+	if err := p.join(p.fd, g, true); err != nil {
+		return err
+	}
+	p.groups = append(p.groups, g)
+	return nil
+}
+
+// Leave leaves a group, which must be one that was joined.
+func (p *UDPPort) Leave(g Group) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := slices.Index(p.groups, g)
+	switch {
+	case p.closed:
+		return engine.ErrClosed
+	case i < 0:
+		return failed(engine.ErrNotFound, "group %s is not joined", g.Addr)
+	}
+	p.groups = slices.Delete(p.groups, i, i+1)
+	return p.join(p.fd, g, false)
+}
+
+func (p *UDPPort) join(fd int, g Group, join bool) error {
+	if !g.Addr.IsMulticast() || g.Addr.Is6() && !p.ipv6 {
+		return invalid("group %s: expected a multicast address of the port's kind", g.Addr)
+	}
+	device, index := g.Interface, 0
+	if device == "" {
+		device = p.device
+	}
+	if device != "" {
+		var err error
+		if index, err = sys.InterfaceIndex(fd, device); err != nil {
+			return fmt.Errorf("socket: group %s: interface %q: %w: %w", g.Addr, device, err, engine.ErrNotFound)
+		}
+	}
+	if err := sys.Membership(fd, join, g.Addr, g.Source, index); err != nil {
+		return fmt.Errorf("socket: group %s: %w", g.Addr, err)
+	}
+	return nil
+}
+
+// Peer is the id of an address, given to it now if it had none. An id is valid until so many other addresses have been used as
+// UDPOptions.Peers says.
+func (p *UDPPort) Peer(a netip.AddrPort) (uint32, error) {
+	if p.peers == nil {
+		return 0, failed(engine.ErrUnsupported, "the port has one peer, or its option Peers turns ids off")
+	}
+	zone, err := zoneOf(a.Addr())
+	if err != nil {
+		return 0, err
+	}
+	if !a.Addr().IsValid() || a.Port() == 0 || a.Addr().Unmap().Is6() && !p.ipv6 {
+		return 0, invalid("peer %s: expected an address and a port of the port's kind", a)
+	}
+	to := sys.MakeSockAddr(family(a, p.ipv6), zone)
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	return p.peers.of(&to), nil
+}
+
+// PeerAddr is the address of an id; false when the id has made room for others, or was never given.
+func (p *UDPPort) PeerAddr(id uint32) (netip.AddrPort, bool) {
+	if p.remote.IsValid() {
+		return p.remote, true
+	}
+	if p.peers == nil {
+		return netip.AddrPort{}, false
+	}
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	a, ok := p.peers.find(id)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	return addrPort(a), true
+}
+
+// Forgotten is the number of peers that have made room for others.
+func (p *UDPPort) Forgotten() uint64 {
+	if p.peers == nil {
+		return 0
+	}
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	return p.peers.gone
+}
+
+// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI calls a connection's port and queue.
+// ok is false when no queue is open.
+func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
+	if _, known := p.PeerAddr(id); !known {
+		return 0, false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.rx) == 0 {
+		return 0, false
+	}
+	return p.rx[0].id, true
+}

@@ -1,0 +1,240 @@
+package socket
+
+import (
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+const (
+	sendBatch   = 64 // messages of one system call
+	sendPieces  = 256
+	maxSegments = 64 // datagrams of one message, UDP_MAX_SEGMENTS of older kernels
+	soon        = time.Millisecond
+)
+
+// udpSink sends the packets of a transmit queue of a UDPPort.
+type udpSink struct {
+	port *UDPPort
+	msgs *sys.Messages
+	sent sent
+	box  *engine.Outbox
+	end  [sendBatch]int // of each message, the first packet behind it
+	num  [sendBatch]int // of packets in it
+	len  [sendBatch]int // bytes in it
+	size [sendBatch]int // of its first packet
+	most int            // size up to which packets may be merged
+	tag  uint64         // in events, while watched is true
+	fd   int            // that is watched
+	on   bool
+	to   [1]sys.SockAddr
+}
+
+// AddTxQueue implements engine.Port.
+func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, engine.ErrClosed
+	}
+	id, err := freeID(spec.ID, maxQueues, p.tx)
+	if err != nil {
+		return nil, err
+	}
+	s := &udpSink{port: p, msgs: sys.NewMessages(sendBatch, sendPieces, 24), most: maxPayload}
+	if p.o.NoGSO {
+		s.most = 0
+	}
+	q, err := newTxQueue(spec, id, &s.sent)
+	if err != nil {
+		return nil, err
+	}
+	q.most = maxPayload
+	if err := q.start(spec, s, false); err != nil {
+		return nil, err
+	}
+	s.box = q.box
+	q.end = func() {
+		s.stop()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.tx, p.ended = retire(q, p.tx, p.ended, &p.old.Tx)
+	}
+	p.tx = append(p.tx, q)
+	return q, nil
+}
+
+// Transmit implements engine.Sink.
+func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	s.port.sendMu.RLock()
+	defer s.port.sendMu.RUnlock()
+	fd := s.port.fd
+	failed := -1 // the packet at which the last call failed
+	for from < to {
+		from = s.gather(b, from, to)
+		if s.msgs.Count() == 0 {
+			continue
+		}
+		n, e := s.msgs.Send(fd, 0)
+		s.sent.calls.Add(1)
+		if e == 0 {
+			packets, bytes := 0, 0
+			for i := range n {
+				packets += s.num[i]
+				bytes += s.len[i]
+			}
+			s.sent.packets.Add(uint64(packets))
+			s.sent.bytes.Add(uint64(bytes))
+			from = s.end[n-1]
+			continue
+		}
+		first := s.end[0] - s.num[0] // less those without segments in between; they are passed over again
+		switch e {
+		case sys.EINTR:
+			continue
+		case sys.EAGAIN:
+			s.watch(fd)
+			return from, time.Time{}
+		case sys.ENOBUFS, sys.ENOMEM:
+			return from, time.Now().Add(soon)
+		case sys.EMSGSIZE, sys.EINVAL, sys.EIO:
+			if s.num[0] > 1 { // longer than the link takes, or the device cannot do checksums: each by itself then
+				s.most = s.size[0] - 1
+				if e == sys.EIO {
+					s.most = 0
+				}
+				continue
+			}
+		}
+		// An error may be the answer to an earlier packet; it comes once, and this one was not looked at.
+		if failed != first {
+			if failed = first; s.port.remote.IsValid() {
+				s.port.errs.count(e)
+				continue
+			}
+		}
+		s.sent.drops[reason(e)].Add(uint64(s.num[0]))
+		from = s.end[0]
+	}
+	return to, time.Time{}
+}
+
+// gather makes messages of packets from from on and returns where it began: behind packets that cannot be sent, which are counted.
+func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
+	p := s.port
+	s.msgs.Reset()
+	start = from
+	var last uint32   // peer of the message that is being made
+	var size, all int // of its packets, and altogether
+	open := false     // it can take more
+	locked := false
+	for i := from; i < to; i++ {
+		if b.Segments(i) == 0 {
+			if s.msgs.Count() == 0 {
+				start = i + 1
+			}
+			continue
+		}
+		k := s.msgs.Count()
+		length := b.PacketLen(i)
+		to := b.Conn(i)
+		if open && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() {
+			if s.num[k-1] == 1 {
+				s.msgs.SetSegment(uint16(size))
+			}
+			s.append(b, i)
+			s.num[k-1]++
+			s.end[k-1] = i + 1
+			all += length
+			s.len[k-1] = all
+			open = length == size
+			continue
+		}
+		if b.Segments(i) > s.msgs.Room() && k > 0 {
+			break
+		}
+		var addr *sys.SockAddr
+		if !p.remote.IsValid() {
+			ok := k > 0 && to == last
+			if !ok && p.peers != nil {
+				if !locked {
+					p.peers.mu.Lock()
+					locked = true
+				}
+				var a *sys.SockAddr
+				if a, ok = p.peers.find(to); ok {
+					s.to[0] = *a
+				}
+			}
+			if !ok {
+				if k > 0 {
+					break // first what is before it
+				}
+				s.sent.drops[engine.DropNoRoute].Add(1)
+				start = i + 1
+				continue
+			}
+			addr = &s.to[0]
+		}
+		if length > maxPayload+20 || b.Segments(i) > s.msgs.Room() {
+			if k > 0 {
+				break
+			}
+			s.sent.drops[engine.DropTooLong].Add(1)
+			start = i + 1
+			continue
+		}
+		if !s.msgs.Add(addr) {
+			break
+		}
+		s.append(b, i)
+		s.num[k], s.len[k], s.size[k], s.end[k] = 1, length, length, i+1
+		last, size, all = to, length, length
+		open = length > 0 && length <= s.most
+	}
+	if locked {
+		p.peers.mu.Unlock()
+	}
+	return start
+}
+
+func (s *udpSink) append(b *burst.Burst, i int) {
+	for k := range b.Segments(i) {
+		s.msgs.Append(b.Bytes(i, k))
+	}
+}
+
+// watch asks for a Kick when the socket takes packets again.
+func (s *udpSink) watch(fd int) {
+	if s.on && s.fd != fd {
+		s.on = false
+		events.drop(s.tag) // that one is closed
+	}
+	if s.on {
+		events.set(fd, sys.EventOut|sys.EventOneShot, s.tag)
+		return
+	}
+	tag, err := events.add(fd, sys.EventOut|sys.EventOneShot, s)
+	if err == nil {
+		s.tag, s.fd, s.on = tag, fd, true
+	}
+}
+
+// ready implements watcher.
+func (s *udpSink) ready(uint32) { s.box.Kick() }
+
+// stop ends the watch, after the Outbox was closed.
+func (s *udpSink) stop() {
+	s.port.sendMu.RLock()
+	defer s.port.sendMu.RUnlock()
+	switch {
+	case !s.on:
+	case s.fd == s.port.fd:
+		events.remove(s.fd, s.tag)
+	default:
+		events.drop(s.tag)
+	}
+	s.on = false
+}
