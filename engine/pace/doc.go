@@ -16,13 +16,14 @@
 // With Options.SendAt a packet that has a time (burst.Burst.SetTime) leaves no earlier. Packets of one queue leave in order: one
 // with an earlier time that stands behind one with a later time waits for it, and is late then. How late packets left is
 // measured for each (AddStats, Lateness); one that is later than tolerated is sent all the same, or dropped and counted as
-// engine.DropLate with Options.DropLate.
+// engine.DropLate with Options.DropLate. The time of a received packet is when it was received: whoever forwards it through a queue
+// with SendAt sets another, or none.
 //
 // Who waits is either this package, or the kernel:
 //
-//   - In software, a timer wakes the Outbox. Timers are late by 50 to 100 µs on an idle machine and more under load. With
-//     Options.Spin the Outbox sleeps until that long before the time, and then looks at the clock again and again; the error
-//     falls to a few µs while a processor is free, at the price of that processor. Nothing leaves early in either case.
+//   - In software, a timer wakes the Outbox. A sleeper in Go is late by up to a millisecond, more on a busy machine. With
+//     Options.Spin the Outbox sleeps until that long before the time, and then looks at the clock again and again; packets are a
+//     few µs late then as long as a processor is free, at the price of that processor. Nothing leaves early in either case.
 //   - The kernel's qdiscs etf and fq hold packets of sockets with SO_TXTIME until their time. Probe says whether the device has
 //     one that does, and if not, why; Support.Enable sets up the socket, and the TxTime it returns makes the control message
 //     that goes with each packet (Control), and reads what the qdisc could not send in time (ReadReports). Give it to New as

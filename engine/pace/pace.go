@@ -16,14 +16,15 @@ const (
 	// frame check sequence (4) and the gap between frames (12). See IEEE 802.3, clause 4.2.
 	EthernetOverhead = 24
 
-	// slack is the time that the default burst covers, and slackBytes what it holds on top: a sleeper wakes up too late.
-	slack      = time.Millisecond
+	// slack is the time that the default burst covers, and slackBytes what it holds on top: a sleeper wakes up too late, by
+	// a millisecond where Go's runtime waits in epoll, whose limits are in milliseconds, and by more on a busy machine.
+	slack      = 4 * time.Millisecond
 	slackBytes = 2048
 
 	// maxSleep is the longest sleep, so that a clock that is set is noticed.
 	maxSleep = time.Second
 	// maxSpin bounds Options.Spin, because a Sink must not keep its caller for long.
-	maxSpin = time.Millisecond
+	maxSpin = 2 * time.Millisecond
 	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a virtual one does.
 	stillLooks = 64
 	// run is the number of packets that are passed on together at most.
@@ -36,7 +37,8 @@ const (
 type Options struct {
 	// Rate is in bits per second of packets as they lie in memory, plus Overhead for each; 0 for no limit.
 	Rate uint64
-	// Burst is the number of bytes that may leave at once after a rest. 0 is what leaves in a millisecond at Rate, and 2048 more.
+	// Burst is the number of bytes that may leave at once after a rest. 0 is what leaves in 4 ms at Rate, and 2048 more: less makes the
+	// traffic smoother, and loses rate where the process wakes up later than that.
 	Burst int
 	// Overhead is added to each packet, in bytes: EthernetOverhead to limit the load of a link.
 	Overhead int
@@ -48,8 +50,8 @@ type Options struct {
 	Late     time.Duration
 	// Horizon refuses packets whose time is further ahead, as engine.DropRefused: they would keep all behind them. 0 is no limit.
 	Horizon time.Duration
-	// Spin is how long before the time to leave the Outbox stops sleeping and looks at the clock instead, 0 to 1 ms. 100 µs or more
-	// make sense. A Send may take that long then.
+	// Spin is how long before the time to leave the Outbox stops sleeping and looks at the clock instead, 0 to 2 ms. What is below
+	// 1.2 ms helps little, because a sleeper may be as late. A Send may take that long then.
 	Spin time.Duration
 	// Kernel hands packets to the kernel with their times, Ahead of them (0 for 50 ms), and never later than half of the horizon of
 	// the qdisc. Without it this package waits.

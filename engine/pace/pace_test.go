@@ -174,10 +174,10 @@ func TestRate(t *testing.T) {
 	})
 }
 
-// The default burst is a millisecond and 2048 bytes.
+// The default burst is four milliseconds and 2048 bytes.
 func TestDefaultBurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		r := newRig(t, &device{}, Options{Rate: 80e6})
+		r := newRig(t, &device{}, Options{Rate: 20e6})
 		start := time.Now()
 		for range 20 {
 			r.add(1000, time.Time{})
@@ -190,7 +190,7 @@ func TestDefaultBurst(t *testing.T) {
 				n++
 			}
 		}
-		if last := r.dev.log[19].at.Sub(start); n != 12 || last != 795200*time.Nanosecond { // (20000 - 12048) bytes at 10 bytes/us
+		if last := r.dev.log[19].at.Sub(start); n != 12 || last != 3180800*time.Nanosecond { // (20000 - 12048) bytes at 2.5 bytes/us
 			t.Errorf("%d packets left at once, the last after %v", n, last)
 		}
 	})
