@@ -41,3 +41,13 @@ func TestFakes(t *testing.T) {
 		}
 	}
 }
+
+// TestSame runs the same programs over all shapes.
+func TestSame(t *testing.T) {
+	for seed := range uint64(3) {
+		p := NewProgram(100+seed, 20)
+		for s := range numShapes {
+			Same(t, p, fakeHarness(Plain, sound), fakeHarness(s, sound))
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -72,6 +73,8 @@ func (f *Fake) Capabilities() engine.Capabilities {
 		Connections:     f.shape == Stream,
 		RxQueues:        16,
 		TxQueues:        16,
+		Rules:           f.shape != Stream,
+		RulesIn:         "software",
 		Split:           f.shape == Plain,
 		Chains:          f.shape == Chunks,
 		Timestamps:      f.shape != Stream,
@@ -101,6 +104,10 @@ func (f *Fake) OpenPort(_ context.Context, spec engine.PortSpec) (engine.Port, e
 	if p.name == "" {
 		p.name = spec.Address
 	}
+	var err error
+	if p.table, err = flow.NewTable(flow.TableOptions{Isolation: flow.Isolation{Unmatched: flow.Deliver}}); err != nil {
+		return nil, err
+	}
 	f.ports[i] = p
 	return p, nil
 }
@@ -122,6 +129,7 @@ type fakePort struct {
 	closed bool
 	rx     map[int]*fakeRx
 	tx     map[int]*fakeTx
+	table  *flow.Table
 	first  *fakeRx   // of the lowest id, which gets what comes
 	allRx  []*fakeRx // also those that were closed, for the sums
 	allTx  []*fakeTx
@@ -130,7 +138,20 @@ type fakePort struct {
 
 func (p *fakePort) Name() string                      { return p.name }
 func (p *fakePort) Capabilities() engine.Capabilities { return p.eng.Capabilities() }
-func (p *fakePort) Rules() engine.Rules               { return nil }
+
+// Rules implements engine.Port.
+func (p *fakePort) Rules() engine.Rules {
+	if p.eng.shape == Stream {
+		return nil
+	}
+	return fakeRules{p.table}
+}
+
+// fakeRules are the rules of a port, those of a table.
+type fakeRules struct{ *flow.Table }
+
+// List implements engine.Rules.
+func (r fakeRules) List() []flow.Rule { return r.Snapshot().Rules() }
 
 func (p *fakePort) Info() engine.PortInfo {
 	return engine.PortInfo{
@@ -252,9 +273,33 @@ func (p *fakePort) Close() error {
 func (p *fakePort) deliver(data []byte, done *int) bool {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	if p.first == nil {
+	q, rule := p.first, uint32(0)
+	if p.eng.shape != Stream {
+		var drop engine.Drop
+		if q, rule, drop = p.steer(data); q == nil {
+			p.lost[drop].Add(1)
+			return true
+		}
+	}
+	if q == nil {
 		p.lost[engine.DropNoQueue].Add(1)
 		return true
 	}
-	return p.first.deliver(data, done)
+	return q.deliver(data, rule, done)
+}
+
+// steer finds the queue of a frame, and the rule that said so; without a queue it says why. The caller holds mu.
+func (p *fakePort) steer(data []byte) (*fakeRx, uint32, engine.Drop) {
+	var l packet.Layers
+	var d flow.Decision
+	if packet.Parse(data, &l) == packet.OK {
+		d = p.table.Snapshot().Classify(data, &l)
+	}
+	switch {
+	case d.Verdict == flow.Discard:
+		return nil, 0, engine.DropRule
+	case d.ID == 0:
+		return p.first, 0, engine.DropNoQueue
+	}
+	return p.rx[int(d.Queue)], d.ID, engine.DropNoQueue
 }

@@ -225,7 +225,7 @@ func (q *fakeRx) Close() error {
 }
 
 // deliver writes a packet to memory as a NIC would. It is false when a stream has no room for the rest.
-func (q *fakeRx) deliver(data []byte, done *int) bool {
+func (q *fakeRx) deliver(data []byte, rule uint32, done *int) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -244,6 +244,7 @@ func (q *fakeRx) deliver(data []byte, done *int) bool {
 		}
 		return true
 	}
+	q.wire.SetFlow(q.wire.Len()-1, rule)
 	q.wake()
 	return true
 }

@@ -102,6 +102,7 @@ var checks = []check{
 	{"Senders", checkSenders},
 	{"QueueIDs", checkQueueIDs},
 	{"Queues", checkQueues},
+	{"Rules", checkRules},
 	{"ComeAndGo", checkComeAndGo},
 	{"Exhausted", checkExhausted},
 	{"Stalled", checkStalled},
@@ -110,6 +111,7 @@ var checks = []check{
 	{"BurstsOut", checkBurstsOut},
 	{"AfterClose", checkAfterClose},
 	{"CloseUnderLoad", checkCloseUnderLoad},
+	{"Program", checkProgram},
 	{"Allocations", checkAllocations},
 }
 

@@ -328,6 +328,8 @@ type receiver struct {
 	data   []byte
 	frames bool
 	gaps   bool                                    // packets were dropped, so numbers may be missing
+	loose  bool                                    // the numbers are looked at by somebody else
+	note   func(rec record, whole []byte)          // hears of each record
 	see    func(b *burst.Burst, i int, rec record) // looks at each packet, not of streams
 	cut    func(b *burst.Burst, i int) bool        // reports whether it has dealt with a packet that is not whole
 }
@@ -373,7 +375,7 @@ func (v *receiver) take(b *burst.Burst) {
 			v.r.t.Fatalf("packet with record %d of sender %d has %d bytes, expected %d", rec.seq, rec.sender, n, n-len(p)+rec.length)
 		}
 		v.bytes += n
-		v.count(rec)
+		v.count(rec, v.data[:n])
 		if v.see != nil {
 			v.see(b, i, rec)
 		}
@@ -391,7 +393,7 @@ func (v *receiver) takeStream(conn uint32, p []byte) {
 		if err != nil || !ok {
 			v.r.t.Fatalf("the stream of connection %d is not the one sent: %v", conn, err)
 		}
-		v.count(rec)
+		v.count(rec, s[:rec.length])
 		v.bytes += rec.length
 		s = s[rec.length:]
 	}
@@ -406,9 +408,9 @@ func (v *receiver) other(n int) {
 	v.others++
 }
 
-func (v *receiver) count(rec record) {
+func (v *receiver) count(rec record, whole []byte) {
 	v.r.t.Helper()
-	if want := v.next[rec.sender]; rec.seq != want && (!v.r.h.Lossy && !v.gaps || rec.seq < want) {
+	if want := v.next[rec.sender]; !v.loose && rec.seq != want && (!v.r.h.Lossy && !v.gaps || rec.seq < want) {
 		what := "lost without a trace, or out of order"
 		if rec.seq < want {
 			what = "twice, or out of order"
@@ -417,6 +419,9 @@ func (v *receiver) count(rec record) {
 	}
 	v.next[rec.sender] = rec.seq + 1
 	v.n++
+	if v.note != nil {
+		v.note(rec, whole)
+	}
 }
 
 // some waits until packets are there, adds them to b, which has room, and returns how many. The error is that of TryRecv.
