@@ -88,10 +88,8 @@ func newKeySpec(rules []Rule) keySpec {
 			}
 		}
 		for _, f := range m.Flex {
-			at := slices.Index(k.offsets, f.Offset)
-			if at < 0 {
-				at = len(k.offsets)
-				at, _ = slices.BinarySearch(k.offsets, f.Offset)
+			at, ok := slices.BinarySearch(k.offsets, f.Offset)
+			if !ok {
 				k.offsets, k.masks = slices.Insert(k.offsets, at, f.Offset), slices.Insert(k.masks, at, 0)
 			}
 			k.masks[at] |= f.Mask
@@ -373,6 +371,9 @@ func (h *Cache) insert(key *[maxKey]uint64, n int, hash uint64, rule int32) {
 	h.misses++
 	set := h.set(hash)
 	if !h.live(set[0]) { // so that marks of an older classifier mean nothing
+		if set[0]&headLong != 0 {
+			set[entryWords] = 0
+		}
 		set[0] = 0
 	}
 	head := h.generation<<32 | uint64(rule+1)

@@ -125,6 +125,45 @@ func TestClassifierIsTheLinearMatcher(t *testing.T) {
 	})
 }
 
+// Packets that differ in one thing, one after the other through one cache: what the rules can tell apart, the cache can.
+func TestCacheTellsApart(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rules := drawRules(t, 12)
+		if len(rules) == 0 {
+			return
+		}
+		x := newTrial(t, rules)
+		r := drawRand(t)
+		for range 6 {
+			m := &rules[r.IntN(len(rules))].Match
+			base, _ := flowtest.Meeting(r, m)
+			for range 25 {
+				p := base
+				for range r.IntN(2) {
+					p = flowtest.Missing(r, p, m)
+				}
+				frame := p.Frame()
+				switch r.IntN(6) {
+				case 0: // cut inside the headers, or the payload
+					frame = frame[:14+r.IntN(len(frame)-13)]
+				case 1: // another IP version, header length, protocol: what Parse makes of it
+					frame[14] ^= 1 << r.IntN(8)
+				case 2:
+					if at := len(frame) - len(p.Payload) - 3; at > 14 {
+						frame[at] ^= 0xff // a length of UDP that is wrong
+					}
+				}
+				var l packet.Layers
+				packet.Parse(frame, &l)
+				want := x.c.Classify(frame, &l)
+				if got := x.cache.Classify(x.c, frame, &l); got != want {
+					t.Fatalf("cache says %s, classifier %s\nframe %x", x.rule(int(got.Rule)), x.rule(int(want.Rule)), frame)
+				}
+			}
+		}
+	})
+}
+
 // Sets of many words, of several blocks, and the set of the benchmark.
 func TestClassifierLargeSets(t *testing.T) {
 	for _, n := range []int{1, 63, 64, 65, 1000, 2048, 2049, 5000} {

@@ -356,7 +356,6 @@ func (c *compiler) flexWords() {
 func (c *compiler) flexBytes(offset uint16) {
 	asking := c.wildcards(func(e *entry) bool { _, ok := e.flexAt(offset); return ok })
 	d := dim{kind: dimFlexByte, field: FieldFlex, offset: offset, absent: c.add(c.wild)}
-	var tables int
 	for shift := uint8(0); shift < 32; shift += 8 {
 		type want struct{ value, mask byte }
 		wants := map[want][]uint64{}
@@ -370,10 +369,9 @@ func (c *compiler) flexBytes(offset uint16) {
 			}
 			wants[w][i/64] |= 1 << (i % 64)
 		}
-		if !cares && (shift < 24 || tables > 0) { // one is needed, to see that the word is there
+		if !cares {
 			continue
 		}
-		tables++
 		d.shift = shift
 		d.bytes = new([256]uint16)
 		d.base = uint32(len(c.sums))

@@ -114,7 +114,7 @@ func number(s string, limit uint64) (uint64, error) {
 		digits, base = s[2:], 16
 	}
 	n, err := strconv.ParseUint(digits, base, 64)
-	if err != nil || digits[0] == '+' {
+	if err != nil {
 		return 0, fmt.Errorf("%q is not a number: expected 0 to %d", s, limit)
 	}
 	if n > limit {

@@ -76,7 +76,7 @@ func TestTableBatches(t *testing.T) {
 	fails("no rule 0", flow.Delete(0))
 	fails("empty change", flow.Change{})
 	fails(`rule 0 "b": name: rules 2 and 4 would both have this name`, flow.Add(mustRules(t, "name b any -> drop")[0]))
-	fails(`rules 1 and 2 would both`, flow.Replace(1, rules[1]))
+	fails(`rule 1 "b": name: rules 1 and 2 would both`, flow.Delete(3), flow.Replace(1, rules[1]))
 	fails("cannot become rule 3", flow.Replace(1, mustRules(t, "id 3 any -> drop")[0]))
 	fails("expected 0; use Replace", flow.Add(mustRules(t, "id 3 any -> drop")[0]))
 	fails("begins above its end", flow.Add(x), flow.Add(flow.Rule{Match: flow.Match{Length: flow.Some(flow.Range{Lo: 5, Hi: 4})}, Actions: x.Actions}))

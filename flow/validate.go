@@ -20,7 +20,7 @@ const (
 //
 // A rule covered by one other rule, or by several together, is found whatever fields are involved, as long as the difference stays a
 // few dozen pieces; a set of flex words that only together cover another is not found. Time grows with the square of the
-// number of rules: about a tenth of a second for 1,000.
+// number of rules: about a fifth of a second for 1,000.
 func Validate(rules []Rule) Problems {
 	p := checkAll(rules)
 	meet(rules, &p)

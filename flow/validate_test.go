@@ -149,6 +149,11 @@ prio -1 udp dst 7 -> queue 9`))
 	if !slices.IsSortedFunc(p, func(a, b flow.Problem) int { return a.Rule - b.Rule }) {
 		t.Error("not sorted")
 	}
+	for _, x := range p {
+		if x.Kind == flow.Ambiguous && x.Rule == 6 {
+			t.Errorf("of different priorities: %v", x)
+		}
+	}
 	var one *flow.Problem
 	if err := p.Err(); !errors.As(err, &one) || one.Rule != 1 || strings.Contains(err.Error(), "unreachable") {
 		t.Errorf("Err is %v", err)
@@ -168,6 +173,8 @@ func TestUnreachable(t *testing.T) {
 		want  bool // the last rule is not reached
 	}{
 		{"union of ranges", "udp dst 0-99 -> queue 1\nudp dst 100-200 -> queue 1\nudp dst 50-150 -> queue 1", true},
+		{"union of ranges, downwards", "udp dst 100-200 -> queue 1\nudp dst 0-99 -> queue 1\nudp dst 50-150 -> queue 1", true},
+		{"flex near the end", "udp flex 3 0x01000000/0xff000000 -> drop\nudp flex 0 1/0xff -> drop", false}, // the second needs less payload
 		{"a gap", "udp dst 0-98 -> queue 1\nudp dst 100-200 -> queue 1\nudp dst 50-150 -> queue 1", false},
 		{"union of prefixes", "ip src 10.0.0.0/9 -> drop\nip src 10.128.0.0/9 -> drop\nip src 10.0.0.0/8 -> drop", true},
 		{"halves of IPv6", "ip src ::/1 -> drop\nip src 8000::/1 -> drop\nip src ::/0 -> drop", true},
