@@ -1,0 +1,41 @@
+// Package afpacket is the packet engine for whole Ethernet frames on any interface of the kernel, by packet sockets (AF_PACKET, man 7
+// packet). It needs CAP_NET_RAW when a port is opened, and no right afterwards.
+//
+//	port, err := afpacket.New().OpenPort(ctx, engine.PortSpec{Address: "eth0"})
+//
+// The port belongs to the network namespace of the thread that opened it. Everything that the interface receives is seen by the
+// port, and by the kernel's own network stack as well: a packet socket gets copies. What this host sends itself is not.
+//
+// # Receiving
+//
+// The kernel copies each frame into a ring that is mapped into this process, without a system call (PACKET_RX_RING with
+// TPACKET_V2, in which every frame has its own owner; docs/measurements/afpacket.md says why not TPACKET_V3 or recvmmsg).
+// A queue with pools has each packet copied once more, into a slot of the first pool, or header and payload into one of each; the
+// bytes are counted in engine.RxStats.Copied. A queue without pools, or with RxOptions.Borrow, delivers the packets where they
+// lie, and the frame goes back to the kernel when the packet is released.
+//
+// All queues of a port share one ring unless Options.Fanout says otherwise. Whoever calls TryRecv deals out what is there:
+// what a rule gives to another queue waits there, up to its Depth, and above that is counted as engine.DropQueueFull. What
+// finds the ring full is engine.DropKernel, exactly: the kernel counts it. It is counted by the queue if the port has only one,
+// otherwise by the port. A packet for which the pool has no slot is engine.DropNoBuffers.
+//
+// VLAN tags that the kernel took off are put back before anybody looks, so rules see them. Receive times are the kernel's.
+//
+// # Rules
+//
+// Rules (Port.Rules, a *Rules) run in software, see package flow; transformations of VLAN tags and tunnels are left to
+// flow.Transform. On an isolated port what no rule matches, and on any port what a rule leaves to the kernel, is counted in
+// engine.PortStats.Kernel and goes no further: the kernel has had it anyway. It also has what the port took: an address that the
+// kernel does not own, or a firewall rule, keeps it from answering.
+//
+// # Sending
+//
+// sendmmsg sends packets from where they lie, up to 64 with one call, whatever memory that is: Forward never copies. The kernel
+// copies them. When the device or the socket takes no more (ENOBUFS, EAGAIN) the queue waits and tries again; while the link is down,
+// packets are engine.DropDown, and those longer than the MTU are engine.DropTooLong.
+//
+// # The interface
+//
+// Its going down and up, and its MTU, are noticed (engine.PortInfo, engine.PortStats.LinkChanges). When it is removed, queues
+// fail with ErrRemoved, and the port has to be opened anew.
+package afpacket

@@ -1,0 +1,334 @@
+package afpacket
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+)
+
+// txQueue is a transmit queue. It implements engine.TxQueue.
+type txQueue struct {
+	port  *Port
+	id    int
+	spec  engine.TxSpec
+	pools [2]*mem.Pool
+	srcs  [2]*burst.Source
+	out   *engine.Outbox
+	pacer *pace.Pacer // nil without a rate and times
+
+	closed                     atomic.Bool
+	forwarded, full, noBuffers atomic.Uint64
+
+	// Of whoever transmits.
+	msgs                  *sys.Messages
+	packets, bytes, calls metrics.Counter
+	drops                 engine.DropCounters
+	failures              int // that many refusals of one packet in a row
+}
+
+const (
+	// sendBatch is the number of packets for one system call, sendPieces of their segments altogether.
+	sendBatch, sendPieces = 64, 256
+	// sendAgain is the pause when the kernel takes no more.
+	sendAgain = 100 * time.Microsecond
+	// sendTries is how often a packet is tried that the kernel refuses for want of room: a second or so.
+	sendTries = 10000
+	// keepGone is the number of closed queues whose late packets still count for the port.
+	keepGone = 16
+)
+
+// AddTxQueue implements engine.Port.
+func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	q := &txQueue{port: p, spec: spec, msgs: sys.NewMessages(sendBatch, sendPieces, 0)}
+	bad := func(format string, args ...any) (engine.TxQueue, error) {
+		return nil, fmt.Errorf("afpacket: transmit queue of %s: %s: %w", p.name, fmt.Sprintf(format, args...), engine.ErrInvalid)
+	}
+	if spec.Depth == 0 {
+		spec.Depth = 1024
+	}
+	switch {
+	case spec.Options != nil:
+		return bad("options of type %T: expected none", spec.Options)
+	case len(spec.Pools) < 1 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil):
+		return bad("%d pools: expected one, or two for a header and a payload", len(spec.Pools))
+	case spec.Depth < 1 || spec.Depth > 1<<20:
+		return bad("depth of %d packets: expected 1 to %d", spec.Depth, 1<<20)
+	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
+		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
+	}
+	for i, pool := range spec.Pools {
+		if pool.Region().All().Bytes() == nil {
+			return nil, fmt.Errorf("afpacket: pool %s is in memory that the CPU cannot reach: %w", pool.Name(), engine.ErrUnsupported)
+		}
+		q.pools[i], q.srcs[i] = pool, burst.PoolSource(pool)
+	}
+	var sink engine.Sink = (*device)(q)
+	var err error
+	if spec.Rate > 0 || spec.SendAt {
+		if q.pacer, err = pace.New(sink, pace.Options{Rate: spec.Rate, SendAt: spec.SendAt}); err != nil {
+			return nil, err
+		}
+		sink = q.pacer
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, engine.ErrClosed
+	}
+	if p.removed.Load() {
+		return nil, ErrRemoved
+	}
+	used := make([]int, len(p.txs))
+	for i, q := range p.txs {
+		used[i] = q.id
+	}
+	if q.id, err = number(used, spec.ID); err != nil {
+		return nil, fmt.Errorf("afpacket: transmit queue %d of %s: %w", spec.ID, p.name, err)
+	}
+	if q.out, err = engine.NewOutbox(sink, spec.Depth, false); err != nil {
+		return nil, err
+	}
+	p.txs = append(p.txs, q)
+	return q, nil
+}
+
+// ID implements engine.TxQueue.
+func (q *txQueue) ID() int { return q.id }
+
+// Alloc implements engine.TxQueue.
+func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
+	switch {
+	case b == nil:
+		return 0, engine.ErrNil
+	case q.closed.Load():
+		return 0, engine.ErrClosed
+	case n < 0 || b.Len() > 0 || n > b.Cap():
+		return 0, fmt.Errorf("afpacket: Alloc of %d packets into a burst of %d that holds %d: expected an empty one with room: %w", n, b.Cap(), b.Len(),
+			engine.ErrInvalid)
+	}
+	room := q.pools[0].SlotSize() - q.spec.Headroom
+	if q.pools[1] != nil {
+		room = q.pools[1].SlotSize()
+	}
+	if length < 0 || length > room {
+		return 0, fmt.Errorf("afpacket: Alloc of packets of %d bytes: expected 0 to %d, the slots of the pool less TxSpec.Headroom: %w", length, room,
+			engine.ErrInvalid)
+	}
+	got := q.out.Reserve(n)
+	have := 0
+	var slots, data [32]mem.Handle
+	for have < got {
+		want := min(got-have, len(slots))
+		k := q.pools[0].GetBatch(slots[:want])
+		if q.pools[1] != nil {
+			d := q.pools[1].GetBatch(data[:k])
+			q.pools[0].PutBatch(slots[d:k])
+			k = d
+		}
+		for i, h := range slots[:k] {
+			g := burst.Segment{Handle: h, Off: q.pools[0].Offset(h) + uint64(q.spec.Headroom), Len: uint32(length),
+				Cap: uint32(q.pools[0].SlotSize() - q.spec.Headroom), Headroom: uint16(q.spec.Headroom)}
+			if q.pools[1] == nil {
+				b.Add(q.srcs[0], g)
+				continue
+			}
+			g.Len, g.Role = g.Cap, burst.Header
+			at := b.Add(q.srcs[0], g)
+			g = burst.Segment{Handle: data[i], Off: q.pools[1].Offset(data[i]), Len: uint32(length), Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload}
+			if at < 0 || !b.AddSegment(q.srcs[1], g) {
+				if at < 0 {
+					at = b.Len()
+					q.pools[0].PutBatch(slots[i:k])
+				} else {
+					q.pools[0].PutBatch(slots[i+1 : k])
+				}
+				q.pools[1].PutBatch(data[i:k])
+				b.Truncate(at)
+				b.Reserve(q.out, at)
+				q.out.Unreserve(got - at)
+				return at, fmt.Errorf("afpacket: a burst without room for two segments of each packet: make it with burst.NewSegmented: %w", engine.ErrInvalid)
+			}
+		}
+		have += k
+		if k < want {
+			break
+		}
+	}
+	b.Reserve(q.out, have)
+	if have < got {
+		q.out.Unreserve(got - have)
+		q.noBuffers.Add(1)
+		return have, engine.ErrNoBuffers
+	}
+	if got < n {
+		q.full.Add(1)
+		return got, engine.ErrFull
+	}
+	return got, nil
+}
+
+// Forward implements engine.TxQueue. Nothing is copied: the kernel reads packets wherever they lie.
+func (q *txQueue) Forward(b *burst.Burst) (int, error) {
+	if b == nil {
+		return 0, engine.ErrNil
+	}
+	if q.closed.Load() {
+		b.Release()
+		return 0, engine.ErrClosed
+	}
+	live := b.Live()
+	got := q.out.Reserve(live)
+	var err error
+	if got < live {
+		q.full.Add(1)
+		err = engine.ErrFull
+		i := 0
+		for k := 0; k < got; i++ {
+			if b.Segments(i) > 0 {
+				k++
+			}
+		}
+		b.Truncate(i)
+	}
+	b.Reserve(q.out, got)
+	q.forwarded.Add(uint64(got))
+	return got, err
+}
+
+// Send implements engine.TxQueue.
+func (q *txQueue) Send(b *burst.Burst) error { return q.out.Send(b) }
+
+// Drain implements engine.TxQueue.
+func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
+
+// Stats implements engine.TxQueue.
+func (q *txQueue) Stats(s *engine.TxStats) {
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(), Full: q.full.Load(),
+		NoBuffers: q.noBuffers.Load(), Queued: uint64(q.out.Queued())}
+	q.drops.AddTo(&s.Drops)
+	q.out.AddDrops(&s.Drops)
+	if q.pacer != nil {
+		q.pacer.AddStats(s)
+	}
+}
+
+// Close implements engine.TxQueue.
+func (q *txQueue) Close() error {
+	q.closed.Store(true)
+	q.out.Close()
+	p := q.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if i := slices.Index(p.txs, q); i >= 0 {
+		p.txs = slices.Delete(p.txs, i, i+1)
+		p.gone = append(p.gone, q) // what is given to it from now on counts as well
+		if len(p.gone) > keepGone {
+			var s engine.TxStats
+			p.gone[0].Stats(&s)
+			p.pastTx.Add(&s)
+			p.gone = slices.Delete(p.gone, 0, 1)
+		}
+	}
+	return nil
+}
+
+// device is the sink of a queue: the kernel.
+type device txQueue
+
+// Transmit implements engine.Sink.
+func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	for from < to {
+		if !d.port.up.Load() {
+			d.drops.Add(engine.DropDown, uint64(b.LivePart(from, to)))
+			return to, time.Time{}
+		}
+		end := d.gather(b, from, to)
+		if d.msgs.Count() == 0 { // nothing but packets that were taken
+			from = end
+			continue
+		}
+		d.calls.Inc()
+		n, e := d.msgs.Send(d.port.tx, 0)
+		if n > 0 {
+			d.failures = 0
+			from = d.sent(b, from, n)
+			continue
+		}
+		for b.Segments(from) == 0 {
+			from++
+		}
+		why, again := d.refused(e)
+		if again {
+			return from, time.Now().Add(sendAgain)
+		}
+		d.failures = 0
+		d.drops.Inc(why)
+		from++
+	}
+	return to, time.Time{}
+}
+
+// gather makes messages of packets from on, and returns the first that is not among them.
+func (d *device) gather(b *burst.Burst, from, to int) int {
+	d.msgs.Reset()
+	mac := d.port.mac.Load()
+	for i := from; i < to; i++ {
+		n := b.Segments(i)
+		if n == 0 {
+			continue
+		}
+		if d.msgs.Room() < n || !d.msgs.Add(nil) {
+			return i
+		}
+		if first := b.Bytes(i, 0); d.spec.SourceMAC && len(first) >= 12 {
+			copy(first[6:12], mac[:])
+		}
+		for k := range n {
+			d.msgs.Append(b.Bytes(i, k))
+		}
+	}
+	return to
+}
+
+// sent counts the next n packets as sent, and returns the one behind them.
+func (d *device) sent(b *burst.Burst, from, n int) int {
+	d.packets.Add(uint64(n))
+	bytes := 0
+	for ; n > 0; from++ {
+		if b.Segments(from) > 0 {
+			bytes += b.PacketLen(from)
+			n--
+		}
+	}
+	d.bytes.Add(uint64(bytes))
+	return from
+}
+
+// refused says what an error of the kernel's means for the first packet: try again, or the reason to drop it.
+func (d *device) refused(e sys.Errno) (why engine.Drop, again bool) {
+	switch e {
+	case sys.EAGAIN, sys.ENOBUFS, sys.ENOMEM, sys.EINTR:
+		// The socket's buffer or the device is full. ENOBUFS also says that the queueing discipline or the peer of a veth has dropped
+		// the packet: it is gone there, so sending it again makes no second one.
+		if d.failures++; d.failures < sendTries {
+			return 0, true
+		}
+		return engine.DropRefused, false
+	case sys.EMSGSIZE:
+		return engine.DropTooLong, false
+	case sys.ENETDOWN, sys.ENXIO, sys.ENODEV:
+		return engine.DropDown, false
+	case sys.EINVAL: // shorter than an Ethernet header
+		return engine.DropBadFrame, false
+	}
+	return engine.DropRefused, false
+}
