@@ -271,6 +271,17 @@ func (b *Burst) Truncate(n int) {
 	}
 }
 
+// TruncateLive releases all packets behind the first n that have segments.
+func (b *Burst) TruncateLive(n int) {
+	i := 0
+	for ; i < b.n && n > 0; i++ {
+		if b.first[i] != b.first[i+1] {
+			n--
+		}
+	}
+	b.Truncate(i)
+}
+
 // ReleasePart gives the memory of packets from to to-1 back at once. They stay in b in their places and with their lengths, but
 // nobody may look at their bytes any more. It is for a queue that sends a burst piece by piece.
 func (b *Burst) ReleasePart(from, to int) {

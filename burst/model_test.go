@@ -240,7 +240,17 @@ func (s *machine) step(t *rapid.T) {
 		}
 	case "truncate":
 		to := rapid.IntRange(-1, 13).Draw(t, "to")
-		b.Truncate(to)
+		if rapid.Bool().Draw(t, "live") {
+			b.TruncateLive(to)
+			live := to
+			for to = 0; to < len(m.packets) && live > 0; to++ {
+				if len(m.packets[to].segs) > 0 {
+					live--
+				}
+			}
+		} else {
+			b.Truncate(to)
+		}
 		if to < len(m.packets) {
 			m.packets = m.packets[:max(to, 0)]
 			if len(m.packets) == 0 {

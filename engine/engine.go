@@ -151,8 +151,9 @@ type TxSpec struct {
 type RxQueue interface {
 	ID() int
 	// TryRecv adds the packets that are there to b, as many as there is room for, and returns how many it added. 0 and nil mean
-	// that there is nothing now. It does not allocate. After Close, and when the queue has failed, the error says so once
-	// everything that was received before has been taken.
+	// that there is nothing now, or no room. It does not allocate. After Close, and when the queue has failed, the error says so
+	// once everything that was received before has been taken, and not before that. A packet that has more segments, or lies in
+	// more memories, than an empty b has room for is dropped as DropTooLong: it would hold up the others for ever.
 	TryRecv(b *burst.Burst) (int, error)
 	// Arm asks for one Wake of w when TryRecv may have something to say, and reports whether it has already: then there will be no
 	// Wake. Arming again replaces w.
@@ -173,8 +174,8 @@ type TxQueue interface {
 	// memory). With two pools length is that of the payload segment, and the header segment is as long as its slot.
 	Alloc(b *burst.Burst, n, length int) (int, error)
 	// Forward makes received packets ready for Send: it reserves a descriptor for each, and copies those that the queue cannot
-	// reach where they lie into its own memory (RxStats count them as copied). What finds no room stays in b behind the others and
-	// is released; n says how many are ready.
+	// reach where they lie into its own memory (TxStats count them as copied). Those that find no room, the last ones, are released:
+	// b holds n packets then, all of them ready, and err is ErrFull or ErrNoBuffers.
 	Forward(b *burst.Burst) (n int, err error)
 	// Send sends the packets of b, which Alloc or Forward have prepared, and empties b whatever it returns. An error says that
 	// some of them will not be sent; each is counted under its reason.

@@ -115,6 +115,31 @@ func (o *Outbox) Unreserve(n int) {
 	}
 }
 
+// Claim makes packets that were received ready for Send, as TxQueue.Forward has to: it takes a descriptor for each, and
+// notes them in b. Packets that find none, the last ones, are released; n says how many are ready, and err is ErrFull then. Their
+// times go: when a packet was received is not when it is to leave. After Close it releases b, and the error is ErrClosed.
+func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
+	if b == nil {
+		return 0, ErrNil
+	}
+	if o.closed.Load() {
+		b.Release()
+		return 0, ErrClosed
+	}
+	live := b.Live()
+	if n = o.Reserve(live); n < live {
+		b.TruncateLive(n)
+		err = ErrFull
+	}
+	if n > 0 {
+		b.Reserve(o, n)
+	}
+	for i := range b.Len() {
+		b.SetTime(i, 0)
+	}
+	return n, err
+}
+
 // Free is the number of descriptors that can be reserved now.
 func (o *Outbox) Free() int { return int(o.free.Load()) }
 

@@ -251,6 +251,47 @@ func TestOutboxRefuses(t *testing.T) {
 	}
 }
 
+func TestOutboxClaim(t *testing.T) {
+	q := newQueue(t, 64)
+	d := &device{room: 1 << 30}
+	o := newOutbox(t, d, 4)
+	b, c := burst.New(16), burst.New(1)
+	if n, err := o.Claim(b); n != 0 || err != nil {
+		t.Errorf("an empty burst: %d, %v", n, err)
+	}
+	if _, err := o.Claim(nil); err != ErrNil {
+		t.Error(err)
+	}
+	q.push(upTo(7)...)
+	q.TryRecv(b)
+	b.SetReceived(1, 8, burst.HasTime, 12345)
+	b.Take(c, 0)
+	if n, err := o.Claim(b); n != 4 || err != ErrFull || b.Live() != 4 || b.Reserved(o) != 4 || o.Free() != 0 {
+		t.Fatalf("%d, %v, %d packets, %d reserved", n, err, b.Live(), b.Reserved(o))
+	}
+	if _, ok := b.Time(1); ok {
+		t.Error("the time of receipt is still there")
+	}
+	if n, err := o.Claim(c); n != 0 || err != ErrFull || c.Len() != 0 {
+		t.Errorf("%d, %v", n, err)
+	}
+	if err := o.Send(b); err != nil || !slices.Equal(d.got, []uint64{1, 2, 3, 4}) {
+		t.Errorf("%v, sent %v", err, d.got)
+	}
+	q.push(1, 2)
+	q.TryRecv(b)
+	if n, err := o.Claim(b); n != 2 || err != nil || b.Reserved(o) != 2 {
+		t.Errorf("%d, %v", n, err)
+	}
+	b.Release()
+	q.push(1)
+	q.TryRecv(b)
+	o.Close()
+	if n, err := o.Claim(b); n != 0 || err != ErrClosed || b.Len() != 0 {
+		t.Errorf("%d, %v", n, err)
+	}
+}
+
 // What the device does not take is sent at the time that it says, in order, and descriptors come back one by one.
 func TestOutboxBlocked(t *testing.T) {
 	for _, keeps := range []bool{false, true} {
@@ -676,3 +717,99 @@ func BenchmarkOutboxDirect(b *testing.B) {
 type nobody struct{}
 
 func (nobody) Reclaim([]burst.Handle) {}
+
+// pacer is a device that takes one packet each interval.
+type pacer struct {
+	o        *Outbox
+	async    bool
+	interval time.Duration
+	free     time.Time
+	got      []uint64
+	when     []time.Time
+}
+
+func (d *pacer) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	for i := from; i < to; i++ {
+		now := time.Now()
+		if now.Before(d.free) {
+			return i, d.free
+		}
+		d.free = now.Add(d.interval)
+		d.got, d.when = append(d.got, number(b, i)), append(d.when, now)
+		if d.async {
+			d.o.Complete(1)
+		}
+	}
+	return to, time.Time{}
+}
+
+// However packets are cut into bursts, whenever they come, and however often somebody kicks: each leaves at once if the device is
+// free, or else exactly when it is.
+func TestOutboxPaced(t *testing.T) {
+	for seed := range uint64(60) {
+		synctest.Test(t, func(t *testing.T) {
+			r := rand.New(rand.NewPCG(seed, 1))
+			p := newPackets(t, 64)
+			d := &pacer{async: r.IntN(2) == 0, interval: time.Duration(1+r.IntN(5)) * time.Second}
+			o, err := NewOutbox(d, 32, d.async)
+			if err != nil {
+				t.Fatal(err)
+			}
+			d.o = o
+			defer o.Close()
+			end := make(chan struct{})
+			var kicking sync.WaitGroup
+			kicking.Go(func() {
+				for r := rand.New(rand.NewPCG(seed, 2)); ; {
+					select {
+					case <-end:
+						return
+					case <-time.After(time.Duration(1 + r.IntN(7e9))):
+						o.Kick()
+					}
+				}
+			})
+			var want []time.Time
+			b := burst.New(32)
+			for range 40 {
+				n := p.alloc(o, b, 1+r.IntN(8), uint64(len(want)))
+				for range n {
+					at := time.Now()
+					if k := len(want); k > 0 && at.Before(want[k-1].Add(d.interval)) {
+						at = want[k-1].Add(d.interval)
+					}
+					want = append(want, at)
+				}
+				if err := o.Send(b); err != nil {
+					t.Fatal(err)
+				}
+				switch r.IntN(4) {
+				case 0:
+					time.Sleep(time.Duration(r.IntN(40)) * time.Second)
+				case 1:
+					time.Sleep(time.Duration(r.IntN(3e9)))
+				case 2:
+					ctx, cancel := context.WithTimeout(t.Context(), time.Duration(r.IntN(9))*time.Second)
+					err := o.Drain(ctx)
+					cancel()
+					if now := time.Now(); err == nil && want[len(want)-1].After(now) {
+						t.Errorf("seed %d: drained at %v, the last packet leaves at %v", seed, now, want[len(want)-1])
+					}
+				}
+			}
+			if err := o.Drain(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			close(end)
+			kicking.Wait()
+			if !slices.Equal(d.got, upTo(len(want))) || o.Free() != 32 || o.Queued() != 0 {
+				t.Fatalf("seed %d: sent %v of %d", seed, d.got, len(want))
+			}
+			for i := range want {
+				if !d.when[i].Equal(want[i]) {
+					t.Fatalf("seed %d: packet %d left at %v, want %v", seed, i, d.when[i], want[i])
+				}
+			}
+		})
+	}
+}
