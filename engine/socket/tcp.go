@@ -448,6 +448,7 @@ func (p *TCPPort) Info() engine.PortInfo {
 func (p *TCPPort) Capabilities() engine.Capabilities {
 	c := capabilities()
 	c.Stream, c.RxQueues = true, maxQueues
+	c.Pacing, c.SendAt, c.SendAtIn = true, true, "software"
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.Notes = append(slices.Clone(p.notes), "the kernel takes no receive times of a byte stream")

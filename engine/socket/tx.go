@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -20,6 +21,8 @@ type txQueue struct {
 	headroom int
 	most     int // bytes of a packet, 0 for no limit
 	sent     *sent
+	pace     pace.Options
+	pacer    *pace.Pacer // nil without a rate and times
 	closed   atomic.Bool
 	end      func() // takes the queue off its port
 	once     sync.Once
@@ -44,10 +47,15 @@ func newTxQueue(spec engine.TxSpec, id int, s *sent) (*txQueue, error) {
 		return nil, invalid("transmit queue %d: Depth %d and Headroom %d: expected no negative number", id, spec.Depth, spec.Headroom)
 	case spec.SourceMAC:
 		return nil, failed(engine.ErrUnsupported, "transmit queue %d: SourceMAC is for frames, and these are payloads", id)
-	case spec.Options != nil:
-		return nil, invalid("transmit queue %d: options of type %T: expected none", id, spec.Options)
 	}
 	q := &txQueue{id: id, pools: spec.Pools, headroom: spec.Headroom, sent: s}
+	switch o := spec.Options.(type) {
+	case nil:
+	case pace.Options:
+		q.pace = o
+	default:
+		return nil, invalid("transmit queue %d: options of type %T: expected pace.Options", id, spec.Options)
+	}
 	for _, p := range spec.Pools {
 		if p == nil {
 			return nil, failed(engine.ErrNil, "transmit queue %d: a pool is nil", id)
@@ -109,7 +117,15 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 	depth := spec.Depth
 	orElse(&depth, defaultDepth)
 	if spec.Rate > 0 || spec.SendAt {
-		return failed(engine.ErrUnsupported, "transmit queue %d: Rate and SendAt", q.id)
+		o := q.pace
+		o.Rate, o.SendAt = spec.Rate, spec.SendAt
+		if async {
+			o.Complete = func(n int) { q.box.Complete(n) }
+		}
+		if q.pacer, err = pace.New(s, o); err != nil {
+			return err
+		}
+		s = q.pacer
 	}
 	q.box, err = engine.NewOutbox(s, depth, async)
 	return err
@@ -200,6 +216,9 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		s.Drops[i] += q.sent.drops[i].Load()
 	}
 	q.box.AddDrops(&s.Drops)
+	if q.pacer != nil {
+		q.pacer.AddStats(s)
+	}
 }
 
 // Close implements engine.TxQueue.

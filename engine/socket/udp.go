@@ -8,8 +8,10 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -29,6 +31,9 @@ type UDPPort struct {
 	peers  *peers // nil without ids
 	errs   errorCounters
 	hw     bool // the device takes receive times
+	// support is what the device's qdisc does with times, and timed what reads its complaints: nil where it gets none.
+	support pace.Support
+	timed   atomic.Pointer[pace.TxTime]
 
 	sendMu sync.RWMutex // held to read while fd is used for sending, to write when it changes
 	fd     int          // to send from
@@ -158,6 +163,7 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 	} else {
 		p.notes = append(p.notes, "hardware receive times need a port on one interface")
 	}
+	p.support = pace.Probe(p.device)
 	p.notes = append(p.notes, "packets of several segments are sent, but each is received in one")
 	return nil
 }
@@ -325,9 +331,10 @@ func (p *UDPPort) Capabilities() engine.Capabilities {
 	c.Chains = false
 	c.Connections = p.peers != nil || p.remote.IsValid()
 	c.RxQueues, c.Timestamps, c.HardwareTime, c.ExactDrops, c.MaxPacket = p.o.Queues, true, p.hw, !p.o.GRO, maxPayload
+	p.support.Describe(&c)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c.Notes = slices.Clone(p.notes)
+	c.Notes = append(c.Notes, p.notes...)
 	if p.o.GRO {
 		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
 	}
@@ -359,6 +366,9 @@ func (p *UDPPort) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.look()
+	if t := p.timed.Load(); t != nil && !p.closed {
+		t.ReadReports(p.fd)
+	}
 	*s = p.old
 	s.Drops.Add(&p.sum.Drops)
 	for _, q := range p.rx {

@@ -213,6 +213,9 @@ func (q *udpRx) receive(n int) bool {
 		q.calls.Inc()
 	}
 	if e != 0 || got == 0 {
+		if t := q.port.timed.Load(); t != nil {
+			t.ReadReports(q.sock.fd) // or they make the socket look ready for ever
+		}
 		return false
 	}
 	q.slots.used = got

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -17,19 +18,20 @@ const (
 
 // udpSink sends the packets of a transmit queue of a UDPPort.
 type udpSink struct {
-	port *UDPPort
-	msgs *sys.Messages
-	sent sent
-	box  *engine.Outbox
-	end  [sendBatch]int // of each message, the first packet behind it
-	num  [sendBatch]int // of packets in it
-	len  [sendBatch]int // bytes in it
-	size [sendBatch]int // of its first packet
-	most int            // size up to which packets may be merged
-	tag  uint64         // in events, while watched is true
-	fd   int            // that is watched
-	on   bool
-	to   [1]sys.SockAddr
+	port   *UDPPort
+	msgs   *sys.Messages
+	sent   sent
+	box    *engine.Outbox
+	end    [sendBatch]int // of each message, the first packet behind it
+	num    [sendBatch]int // of packets in it
+	len    [sendBatch]int // bytes in it
+	size   [sendBatch]int // of its first packet
+	most   int            // size up to which packets may be merged
+	tag    uint64         // in events, while watched is true
+	fd     int            // that is watched
+	kernel *pace.TxTime   // nil where the kernel gets no times
+	on     bool
+	to     [1]sys.SockAddr
 }
 
 // AddTxQueue implements engine.Port.
@@ -43,7 +45,7 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &udpSink{port: p, msgs: sys.NewMessages(sendBatch, sendPieces, 24), most: maxPayload}
+	s := &udpSink{port: p, msgs: sys.NewMessages(sendBatch, sendPieces, 24+pace.ControlSize), most: maxPayload}
 	if p.o.NoGSO {
 		s.most = 0
 	}
@@ -52,6 +54,18 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, err
 	}
 	q.most = maxPayload
+	// Another socket may take this one's place where there are several queues; then it is this process that waits.
+	if spec.SendAt && q.pace.Kernel == nil && p.support.Qdisc != "" && p.o.Queues == 1 {
+		t, err := p.support.Enable(p.fd)
+		if err != nil {
+			p.notes = append(p.notes, "times are kept in software: "+err.Error())
+		} else {
+			q.pace.Kernel = t
+		}
+	}
+	if s.kernel = q.pace.Kernel; s.kernel != nil {
+		p.timed.Store(s.kernel)
+	}
 	if err := q.start(spec, s, false); err != nil {
 		return nil, err
 	}
@@ -130,6 +144,7 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 	var size, all int // of its packets, and altogether
 	open := false     // it can take more
 	locked := false
+	var when int64 // it is to leave
 	for i := from; i < to; i++ {
 		if b.Segments(i) == 0 {
 			if s.msgs.Count() == 0 {
@@ -140,7 +155,7 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 		k := s.msgs.Count()
 		length := b.PacketLen(i)
 		to := b.Conn(i)
-		if open && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() {
+		if open && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() && (s.kernel == nil || s.at(b, i) == when) {
 			if s.num[k-1] == 1 {
 				s.msgs.SetSegment(uint16(size))
 			}
@@ -190,6 +205,10 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			break
 		}
 		s.append(b, i)
+		if s.kernel != nil {
+			when = s.at(b, i)
+			s.msgs.Grow(s.kernel.Control(s.msgs.Spare(), when, when != 0))
+		}
 		s.num[k], s.len[k], s.size[k], s.end[k] = 1, length, length, i+1
 		last, size, all = to, length, length
 		open = length > 0 && length <= s.most
@@ -198,6 +217,14 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 		p.peers.mu.Unlock()
 	}
 	return start
+}
+
+// at is the time of a packet, 0 for none.
+func (s *udpSink) at(b *burst.Burst, i int) int64 {
+	if ns, ok := b.Time(i); ok {
+		return ns
+	}
+	return 0
 }
 
 func (s *udpSink) append(b *burst.Burst, i int) {

@@ -179,14 +179,26 @@ func (m *Messages) Room() int { return len(m.pieces) - m.used }
 // SetSegment makes the kernel cut the last message into datagrams of that many bytes each, the last one shorter (UDP_SEGMENT, man 7
 // udp). NewMessages must have been given at least 24 bytes of control.
 func (m *Messages) SetSegment(size uint16) {
-	i := m.n - 1
-	c := m.control[i*m.room:][:segmentControl]
+	c := m.Spare()[:segmentControl]
 	binary.NativeEndian.PutUint64(c, unix.SizeofCmsghdr+2)
 	binary.NativeEndian.PutUint32(c[8:], unix.IPPROTO_UDP)
 	binary.NativeEndian.PutUint32(c[12:], unix.UDP_SEGMENT)
 	binary.NativeEndian.PutUint16(c[16:], size)
-	m.hdr[i].h.Control = &c[0]
-	m.hdr[i].h.SetControllen(segmentControl)
+	m.Grow(segmentControl)
+}
+
+// Spare is the room for control messages that is left in the last message. What is written there counts after Grow.
+func (m *Messages) Spare() []byte {
+	i := m.n - 1
+	return m.control[i*m.room+int(m.hdr[i].h.Controllen) : (i+1)*m.room]
+}
+
+// Grow adds n bytes of control messages, a multiple of 8, that were written into Spare.
+func (m *Messages) Grow(n int) {
+	i := m.n - 1
+	h := &m.hdr[i].h
+	h.Control = &m.control[i*m.room]
+	h.SetControllen(int(h.Controllen) + n)
 }
 
 // Send sends the messages from first on and returns how many the kernel took. An error is that of the first: it took none.
