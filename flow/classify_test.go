@@ -164,6 +164,19 @@ func TestCacheTellsApart(t *testing.T) {
 	})
 }
 
+// The IP version counts also where no address does.
+func TestCacheTellsVersionsApart(t *testing.T) {
+	x := newTrial(t, mustRules(t, "ip src 0.0.0.0/0 -> drop\nip dst ::/0 -> queue 1"))
+	for _, match := range []string{"eth type 0x0806", "ip src 10.0.0.1 dst 10.0.0.2 udp src 1 dst 2", "ip src ::1 dst ::2 udp src 1 dst 2", "eth type 0x88f7"} {
+		for range 2 {
+			f, _ := frameFor(t, match)
+			if err := x.check(f); err != nil {
+				t.Error(match, err)
+			}
+		}
+	}
+}
+
 // Sets of many words, of several blocks, and the set of the benchmark.
 func TestClassifierLargeSets(t *testing.T) {
 	for _, n := range []int{1, 63, 64, 65, 1000, 2048, 2049, 5000} {

@@ -280,8 +280,18 @@ func Missing(r *rand.Rand, p Packet, m *flow.Match) Packet {
 		}
 	case 7:
 		p.Payload = append([]byte{}, p.Payload...)
-		if len(p.Payload) > 0 {
-			p.Payload[r.IntN(len(p.Payload))] ^= 1 << r.IntN(8)
+		at, bit := r.IntN(len(p.Payload)+1), r.IntN(8)
+		if len(m.Flex) > 0 { // a bit of a word that counts
+			f := m.Flex[r.IntN(len(m.Flex))]
+			for n := r.IntN(32); ; n++ {
+				if f.Mask<<(n%32)>>31 != 0 || f.Mask == 0 {
+					at, bit = int(f.Offset)+n%32/8, 7-n%8
+					break
+				}
+			}
+		}
+		if at < len(p.Payload) {
+			p.Payload[at] ^= 1 << bit
 		}
 	case 8:
 		p.EthSrc[5] ^= 1
