@@ -31,5 +31,5 @@
 // # Who runs
 //
 // There is no goroutine for a link without delay: Send puts packets into the ring of the receiver. What is late is delivered by one
-// goroutine for each network, which exists while something is late, and sleeps on a timer and a channel only.
+// goroutine for each network, which ends when nothing was late for a second, and sleeps on a timer and a channel only.
 package sim

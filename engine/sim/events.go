@@ -34,7 +34,7 @@ func (e *event) before(o *event) bool {
 	return e.seq < o.seq
 }
 
-// scheduler runs events in one goroutine, which exists while there are any.
+// scheduler runs events in one goroutine, which exists while there are any, and for a moment longer.
 type scheduler struct {
 	net *Network
 
@@ -123,13 +123,19 @@ func (s *scheduler) pop() event {
 	return e
 }
 
-// next returns what is due, or how long it is to the next event. ok is false when there is none: the goroutine ends then.
-func (s *scheduler) next() (e event, wait time.Duration, ok bool) {
+// idle is how long the goroutine waits for the next event before it ends, so that it is not started again for each.
+const idle = time.Second
+
+// next returns what is due, or how long to wait. ok is false when the goroutine has to end, because there was nothing for long.
+func (s *scheduler) next(rested bool) (e event, wait time.Duration, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.heap) == 0 {
-		s.kick = nil
-		return e, 0, false
+		if s.closed || rested {
+			s.kick = nil
+			return e, 0, false
+		}
+		return e, idle, true
 	}
 	if wait = time.Duration(s.heap[0].at - time.Now().UnixNano()); wait > 0 {
 		return e, wait, true
@@ -140,8 +146,10 @@ func (s *scheduler) next() (e event, wait time.Duration, ok bool) {
 func (s *scheduler) run(kick, done chan struct{}) {
 	defer close(done)
 	var timer *time.Timer
+	rested := false // the last wait was over with nothing to do
 	for {
-		e, wait, ok := s.next()
+		e, wait, ok := s.next(rested)
+		rested = false
 		switch {
 		case !ok:
 			if timer != nil {
@@ -156,6 +164,7 @@ func (s *scheduler) run(kick, done chan struct{}) {
 			}
 			select {
 			case <-timer.C:
+				rested = true
 			case <-kick:
 			}
 		case e.call != nil:

@@ -47,7 +47,7 @@ func newPort(s *station, spec engine.PortSpec) *Port {
 		p.name = spec.Address
 	}
 	s.lost(&p.before)
-	p.rules = newRules(spec.Isolated)
+	p.rules = newRules(s.net, spec.Isolated)
 	p.steer.init(p)
 	return p
 }
@@ -58,11 +58,14 @@ func (p *Port) Name() string { return p.name }
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities { return capabilities(p.spec.MTU) }
 
-// Rules implements engine.Port. Its table is a *flow.Table, see Table.
+// Rules implements engine.Port.
 func (p *Port) Rules() engine.Rules { return p.rules }
 
-// Table is the table of steering rules.
-func (p *Port) Table() *flow.Table { return p.rules.Table }
+// SetIsolation changes what happens to packets that no rule accepts: PortSpec.Isolated at the beginning.
+func (p *Port) SetIsolation(i flow.Isolation) error {
+	_, err := p.rules.SetIsolation(i)
+	return err
+}
 
 // Info implements engine.Port. Up is the state of the link.
 func (p *Port) Info() engine.PortInfo {
@@ -184,7 +187,7 @@ func (p *Port) carry(c *cargo, from, to int) {
 // sort sends packets to their queues.
 func (p *Port) sort(c *cargo, from, to int) {
 	if s := p.rules.Snapshot(); s.Classifier().Len() > 0 || s.Isolation() != p.rules.open {
-		p.steer.carry(s, c, from, to)
+		p.steer.carry(c, from, to)
 		return
 	}
 	if p.first == nil {
@@ -202,7 +205,7 @@ func (p *Port) frame(frame []byte, now int64) {
 		return
 	}
 	if s := p.rules.Snapshot(); s.Classifier().Len() > 0 || s.Isolation() != p.rules.open {
-		p.steer.frame(s, frame, now)
+		p.steer.frame(frame, now)
 		return
 	}
 	if p.first == nil {
@@ -272,6 +275,7 @@ func (p *Port) Close() error {
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	p.steer.counts.Close()
 	p.at.lost(&p.after)
 	p.gone = true
 	p.at.port = nil

@@ -375,9 +375,7 @@ func (q *rxQueue) Discard() (int, error) {
 
 // throw releases what waits. The caller holds out.
 func (q *rxQueue) throw(why engine.Drop) int {
-	n := q.waiting()
-	q.stats.Drops[why] += n
-	bytes := q.stats.Bytes
+	bytes, n := q.stats.Bytes, 0
 	junk := burst.NewSegmented(64, 128)
 	for q.waiting() > 0 {
 		if q.split {
@@ -385,10 +383,12 @@ func (q *rxQueue) throw(why engine.Drop) int {
 		} else {
 			q.move(junk)
 		}
+		n += junk.Len() // what came meanwhile, too
 		junk.Release()
 	}
 	q.stats.Bytes = bytes
-	return int(n)
+	q.stats.Drops[why] += uint64(n)
+	return n
 }
 
 // Stats implements engine.RxQueue.

@@ -11,11 +11,12 @@ import (
 // rules is the table of a port.
 type rules struct {
 	*flow.Table
+	net  *Network
 	open flow.Isolation // what a port that is not isolated does with packets that no rule accepts: its first queue
 }
 
-func newRules(isolated bool) *rules {
-	r := &rules{open: flow.Isolation{Unmatched: flow.Deliver}}
+func newRules(n *Network, isolated bool) *rules {
+	r := &rules{net: n, open: flow.Isolation{Unmatched: flow.Deliver}}
 	o := flow.TableOptions{Isolation: r.open}
 	if isolated {
 		o.Isolation = flow.Isolation{}
@@ -28,6 +29,16 @@ func newRules(isolated bool) *rules {
 	return r
 }
 
+// Apply implements engine.Rules. When it returns no packet is steered by the rules before any more.
+func (r *rules) Apply(changes ...flow.Change) (flow.Result, error) {
+	result, err := r.Table.Apply(changes...)
+	if err == nil {
+		r.net.mu.Lock() // whoever has an older snapshot has finished
+		r.net.mu.Unlock()
+	}
+	return result, err
+}
+
 // List implements engine.Rules.
 func (r *rules) List() []flow.Rule { return r.Snapshot().Rules() }
 
@@ -36,6 +47,7 @@ type steering struct {
 	port *Port
 
 	mu      sync.Mutex // guards what follows
+	counts  *flow.Counters
 	seen    *flow.Snapshot
 	actions [][]flow.Action // of each rule of seen
 	room    []int           // and the headroom that they need
@@ -47,30 +59,32 @@ type steering struct {
 }
 
 func (s *steering) init(p *Port) {
-	s.port = p
+	s.port, s.counts = p, p.rules.NewCounters()
 }
 
-// prepare takes note of another version of the rules. The caller holds mu.
-func (s *steering) prepare(now *flow.Snapshot) {
+// prepare returns the rules in force, and takes note of another version. The caller holds mu.
+func (s *steering) prepare() *flow.Snapshot {
+	now := s.port.rules.Snapshot() // here, so that nobody goes back to an older one
 	if s.layers == nil {
 		s.frames, s.layers = make([][]byte, flow.BatchSize), make([]packet.Layers, flow.BatchSize)
 		s.out, s.gaps = make([]flow.Decision, flow.BatchSize), make([][]byte, flow.BatchSize)
 	}
 	if s.seen == now {
-		return
+		return now
 	}
 	s.seen, s.actions, s.room = now, s.actions[:0], s.room[:0]
 	for _, r := range now.Rules() {
 		s.actions = append(s.actions, r.Actions)
 		s.room = append(s.room, flow.Headroom(r.Actions))
 	}
+	return now
 }
 
 // carry steers packets from to to-1 of a burst. The caller holds Network.mu for reading.
-func (s *steering) carry(now *flow.Snapshot, c *cargo, from, to int) {
+func (s *steering) carry(c *cargo, from, to int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.prepare(now)
+	now := s.prepare()
 	for ; from < to; from += flow.BatchSize {
 		end := min(from+flow.BatchSize, to)
 		n := end - from
@@ -79,6 +93,7 @@ func (s *steering) carry(now *flow.Snapshot, c *cargo, from, to int) {
 			packet.Parse(s.frames[i], &s.layers[i])
 		}
 		now.ClassifyBatch(nil, s.frames[:n], s.layers[:n], s.out[:n])
+		s.counts.CountBatch(now, s.frames[:n], s.out[:n])
 		for i := 0; i < n; {
 			q := s.queue(&s.out[i])
 			k := i + 1
@@ -151,13 +166,14 @@ func (s *steering) transform(q *rxQueue, d *flow.Decision, frame []byte, l *pack
 }
 
 // frame steers one frame.
-func (s *steering) frame(snap *flow.Snapshot, frame []byte, now int64) {
+func (s *steering) frame(frame []byte, now int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.prepare(snap)
+	snap := s.prepare()
 	l := &s.layers[0]
 	packet.Parse(frame, l)
 	d := snap.Classify(frame, l)
+	s.counts.Count(snap, d, len(frame))
 	q := s.queue(&d)
 	switch {
 	case q == nil:

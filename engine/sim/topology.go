@@ -234,7 +234,7 @@ func (s *Switch) find(frame []byte, from *station) *station {
 		return everywhere
 	}
 	dst, src := packet.MAC(frame[0:6]), packet.MAC(frame[6:12])
-	if !src.IsMulticast() && s.table[src] != from {
+	if !src.IsMulticast() && !src.IsZero() && s.table[src] != from {
 		if len(s.table) >= maxLearned {
 			clear(s.table)
 		}
