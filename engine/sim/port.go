@@ -170,7 +170,7 @@ func (p *Port) drop(why engine.Drop, n int) { p.drops[why].Add(uint64(n)) }
 // carry takes packets from to to-1 of a burst off the wire. The caller holds Network.mu for reading.
 func (p *Port) carry(c *cargo, from, to int) {
 	p.came.Add(uint64(to - from))
-	for i := from; i < to; i++ {
+	for i := from; c.longest > p.limit && i < to; i++ {
 		if n := c.b.PacketLen(i); n > p.limit && !p.fits(c.b.Bytes(i, 0), n) {
 			p.drop(engine.DropTooLong, 1)
 			if i > from {

@@ -23,6 +23,10 @@ type item struct {
 	flags           burst.Flags
 }
 
+func (it *item) take(p burst.Part) {
+	it.off, it.handle, it.len, it.cap, it.head = p.Off, p.Handle, p.Len, p.Cap, p.Headroom
+}
+
 // rxQueue is a ring of items. Senders write it, one at a time under in; the owner reads it under out, which nobody else wants but
 // Stats and Close. So a sender and the owner share nothing but the two ends of the ring.
 type rxQueue struct {
@@ -121,8 +125,22 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 		now, flags = c.now(), burst.HasTime
 	}
 	b, src := c.b, q.srcs[0]
+	i := from
+	if c.only == src && !q.split {
+		for end := from + int(min(uint64(to-from), room)); i < end; i++ {
+			it := &q.items[tail&q.mask]
+			it.take(b.Part(i, 0))
+			it.flow, it.time, it.flags = 0, now, flags
+			if steered {
+				it.flow = b.Flow(i)
+			}
+			c.taken = append(c.taken, i)
+			tail++
+		}
+		room -= uint64(i - from)
+	}
 	kept := 0 // slots that are had and not used yet
-	for i := from; i < to; i++ {
+	for ; i < to; i++ {
 		if room == 0 {
 			q.drops[engine.DropQueueFull] += uint64(to - i)
 			break
@@ -130,7 +148,7 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 		it := &q.items[tail&q.mask]
 		if !q.split && b.Segments(i) == 1 {
 			if part := b.Part(i, 0); part.Source == src {
-				it.off, it.handle, it.len, it.cap, it.head = part.Off, part.Handle, part.Len, part.Cap, part.Headroom
+				it.take(part)
 				it.flow, it.time, it.flags = 0, now, flags
 				if steered {
 					it.flow = b.Flow(i)

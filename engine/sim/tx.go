@@ -252,30 +252,14 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	c.b, c.time, c.taken = b, 0, c.taken[:0]
 	w := p.at.out
 	up := w.up.Load()
-	start, sum, sent, came := from, 0, 0, 0
-	for i := from; i <= to; i++ {
-		if i < to {
-			n := b.Segments(i)
-			if n > 0 {
-				came++
-				if len := b.PacketLen(i); up && (len <= p.limit || p.fits(b.Bytes(i, 0), len)) {
-					if q.spec.SourceMAC {
-						setSource(b, i, p.at.mac)
-					}
-					sum += len
-					continue
-				} else if up {
-					q.drops[engine.DropTooLong].Add(1)
-				} else {
-					q.drops[engine.DropDown].Add(1)
-				}
-			}
-		}
-		if start < i { // a run of packets ends here
-			sent += i - start
-			w.carry(c, start, i)
-		}
-		start = i + 1
+	var came, sent, sum int
+	if up && q.uniform(b, from, to) {
+		came, sent, sum = to, to, b.TotalLen()
+		c.only, c.longest = q.srcs[0], q.pools[0].SlotSize()
+		w.carry(c, from, to)
+	} else {
+		c.only = nil
+		came, sent, sum = q.each(b, from, to, up)
 	}
 	// In this order: what came is at least what left.
 	q.came.Add(uint64(came))
@@ -296,6 +280,46 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	}
 	q.attic.Forget()
 	return to, time.Time{}
+}
+
+// uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own memory, none of which is too long
+// or needs to be changed.
+func (q *txQueue) uniform(b *burst.Burst, from, to int) bool {
+	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Owned(q.srcs[0]) && b.Live() == to && !q.spec.SourceMAC &&
+		q.pools[0].SlotSize() <= q.port.limit
+}
+
+// each looks at packets from to to-1 and puts those on the wire that can go there. It returns the numbers of packets, of those that
+// were sent, and of their bytes.
+func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum int) {
+	p, c := q.port, &q.cargo
+	c.longest = 0
+	start := from
+	for i := from; i <= to; i++ {
+		if i < to && b.Segments(i) > 0 {
+			came++
+			n := b.PacketLen(i)
+			switch {
+			case !up:
+				q.drops[engine.DropDown].Add(1)
+			case n > p.limit && !p.fits(b.Bytes(i, 0), n):
+				q.drops[engine.DropTooLong].Add(1)
+			default:
+				if q.spec.SourceMAC {
+					setSource(b, i, p.at.mac)
+				}
+				sum += n
+				c.longest = max(c.longest, n)
+				continue
+			}
+		}
+		if start < i { // a run of packets ends here
+			sent += i - start
+			p.at.out.carry(c, start, i)
+		}
+		start = i + 1
+	}
+	return came, sent, sum
 }
 
 // setSource writes the Ethernet source address of packet i, wherever its segments are.

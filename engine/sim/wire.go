@@ -194,8 +194,10 @@ func (w *wire) set(f Faults) {
 type cargo struct {
 	b       *burst.Burst
 	from    *station
-	time    int64 // 0 until somebody asks
-	taken   []int // packets whose memory a receive queue has taken over, ascending
+	time    int64         // 0 until somebody asks
+	taken   []int         // packets whose memory a receive queue has taken over, ascending
+	only    *burst.Source // of all packets, where each is one segment; nil otherwise
+	longest int           // bytes, at least as many as any packet of the run has
 	dest    []*station
 	scratch []byte
 }
