@@ -28,7 +28,7 @@ var floors = [][]string{
 	{"transfer/control", "transfer"},
 	{""}, // the root package
 	{"bench/paired", "bench", "internal/soak"},
-	{"cli", "cmd/penstock", "internal/laws", "internal/lab"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
