@@ -158,7 +158,8 @@ type Hop struct {
 
 // Resolve finds the next hop to dst and its Ethernet address. It makes the kernel ask for it where it does not know it, and waits
 // until it is known, the kernel gives up (ErrNoAnswer), or the context ends (ErrNoAnswer as well, with the context's error). Multicast
-// and broadcast destinations need no answer. ifindex 0 leaves the interface to the routes.
+// and broadcast destinations need no answer. The kernel asks for IPv6 neighbours from the interface's link-local address, so one
+// without (disable_ipv6, addrgenmode none) resolves none that is not known yet. ifindex 0 leaves the interface to the routes.
 func (k *Kernel) Resolve(ctx context.Context, dst netip.Addr, ifindex int) (h Hop, err error) {
 	dst = dst.Unmap().WithZone("")
 	if h.Route, err = k.Route(dst, ifindex); err != nil {

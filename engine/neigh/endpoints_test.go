@@ -1,0 +1,179 @@
+package neigh
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+func spec(name string, v6 bool) EndpointSpec {
+	s := EndpointSpec{Name: name, SrcMAC: macA, DstMAC: macB, Src: netip.AddrPortFrom(a4, 1000), Dst: netip.AddrPortFrom(b4, 2000)}
+	if v6 {
+		s.Src, s.Dst = netip.AddrPortFrom(a6, 1000), netip.AddrPortFrom(b6, 2000)
+	}
+	return s
+}
+
+// Frames that Fill makes, in one segment and in two, are what the parser and the checksums say they should be.
+func TestFill(t *testing.T) {
+	p, err := mem.NewPool(mem.PoolOptions{Name: "fill", SlotSize: 2048, Slots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	src := burst.PoolSource(p)
+	for _, v6 := range []bool{false, true} {
+		for _, tagged := range []bool{false, true} {
+			for _, none := range []bool{false, true} {
+				if none && v6 {
+					continue
+				}
+				var table Endpoints
+				s := spec("x", v6)
+				s.Tagged, s.Tag, s.NoChecksum = tagged, packet.MakeTCI(7, 0, false), none
+				e, err := table.Add(t.Context(), s, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, n := range []int{0, 1, 2, 999, e.MaxPayload()} {
+					for _, two := range []bool{false, true} {
+						b := burst.NewSegmented(1, 2)
+						payload := bytes.Repeat([]byte{0xa5, 1, 0xff}, 700)[:n]
+						head, _ := p.Get()
+						slot, _ := p.Get()
+						room := burst.Segment{Handle: slot.Handle(), Off: p.Offset(slot.Handle()) + 128, Cap: 1900, Headroom: 128}
+						if two {
+							b.Add(src, burst.Segment{Handle: head.Handle(), Off: p.Offset(head.Handle()), Len: 2048, Role: burst.Header})
+							b.AddSegment(src, room)
+						} else {
+							head.Release()
+							b.Add(src, room)
+						}
+						k := b.Segments(0) - 1
+						b.SetLen(0, k, n)
+						copy(b.Bytes(0, k), payload)
+						if err := e.Fill(b, 0, n); err != nil {
+							t.Fatal(err)
+						}
+						var frame [2048]byte
+						f := frame[:b.CopyTo(frame[:], 0)]
+						var l packet.Layers
+						if why := packet.Parse(f, &l); why != packet.OK || len(f) != e.HeaderLen()+n || int(l.NumTags) != map[bool]int{true: 1}[tagged] {
+							t.Fatalf("%v, %d bytes", why, len(f))
+						}
+						u := packet.UDP(f[l.L4:l.End])
+						if l.Src(f) != s.Src.Addr() || l.Dst(f) != s.Dst.Addr() || l.SrcPort != 1000 || l.DstPort != 2000 || !u.ChecksumOK(l.Src(f), l.Dst(f)) ||
+							(u.Checksum() == 0) != none || !v6 && !packet.IPv4(f[l.L3:]).ChecksumOK() || !bytes.Equal(f[l.Payload:l.End], payload) {
+							t.Errorf("v6 %v, tagged %v, %d bytes, two segments %v: % x", v6, tagged, n, two, f[:e.HeaderLen()])
+						}
+						if err := e.Fill(b, 0, e.MaxPayload()+1); !errors.Is(err, packet.ErrLength) {
+							t.Error(err)
+						}
+						b.Release()
+					}
+				}
+				if got := e.MaxPayload() + e.HeaderLen() - packet.EthernetLen; got != 1500 && !tagged || tagged && got != 1504 {
+					t.Errorf("the largest frame has %d bytes behind its Ethernet header", got)
+				}
+			}
+		}
+	}
+}
+
+func TestEndpoints(t *testing.T) {
+	var table Endpoints
+	x, err := table.Add(t.Context(), spec("x", false), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	y := spec("y", true)
+	y.DstMAC = packet.MAC{}
+	if _, err := table.Add(t.Context(), y, nil); !errors.Is(err, engine.ErrInvalid) {
+		t.Error(err)
+	}
+	refuse := func(context.Context, netip.Addr) (packet.MAC, error) { return packet.MAC{}, ErrNoAnswer }
+	if _, err := table.Add(t.Context(), y, refuse); !errors.Is(err, ErrNoAnswer) {
+		t.Error(err)
+	}
+	e, err := table.Add(t.Context(), y, func(_ context.Context, a netip.Addr) (packet.MAC, error) {
+		if a != b6 {
+			t.Error(a)
+		}
+		return macB, nil
+	})
+	if err != nil || e.Spec().DstMAC != macB || e.ID() == x.ID() {
+		t.Fatalf("%v %v", e, err)
+	}
+	if _, err := table.Add(t.Context(), spec("x", false), nil); !errors.Is(err, engine.ErrExists) {
+		t.Error(err)
+	}
+	group := spec("group", false)
+	group.DstMAC, group.Dst = packet.MAC{}, netip.MustParseAddrPort("239.1.2.3:5")
+	if g, err := table.Add(t.Context(), group, nil); err != nil || g.Spec().DstMAC != (packet.MAC{1, 0, 0x5e, 1, 2, 3}) {
+		t.Error(err)
+	}
+	if got, err := table.Find("y"); got != e || err != nil {
+		t.Error(err)
+	}
+	if err := table.Delete(x.ID()); err != nil {
+		t.Error(err)
+	}
+	if err := table.Delete(x.ID()); !errors.Is(err, engine.ErrNotFound) {
+		t.Error(err)
+	}
+	if _, err := table.Get(x.ID()); err != engine.ErrNotFound {
+		t.Error(err)
+	}
+	if l := table.List(); len(l) != 2 || l[0] != e {
+		t.Error(l)
+	}
+	for _, change := range []func(*EndpointSpec){
+		func(s *EndpointSpec) { s.Name = "" },
+		func(s *EndpointSpec) { s.Src = netip.AddrPortFrom(a6, 1) },
+		func(s *EndpointSpec) { s.Dst = netip.AddrPort{} },
+		func(s *EndpointSpec) { s.Dst = netip.AddrPortFrom(b4, 0) },
+		func(s *EndpointSpec) { s.MTU = 67 },
+	} {
+		s := spec("bad", false)
+		change(&s)
+		if _, err := table.Add(t.Context(), s, nil); !errors.Is(err, engine.ErrInvalid) {
+			t.Errorf("%+v: %v", s, err)
+		}
+	}
+}
+
+func TestFillAllocations(t *testing.T) {
+	if testenv.Race {
+		t.Skip("the race detector allocates")
+	}
+	p, err := mem.NewPool(mem.PoolOptions{Name: "fill", SlotSize: 2048, Slots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var table Endpoints
+	e, err := table.Add(t.Context(), spec("x", true), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src, b := burst.PoolSource(p), burst.New(1)
+	if n := testing.AllocsPerRun(200, func() {
+		var h [1]mem.Handle
+		p.GetBatch(h[:])
+		b.Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]) + 64, Cap: 1900, Headroom: 64})
+		if e, _ = table.Get(e.ID()); e.Fill(b, 0, 1000) != nil {
+			t.Fatal("Fill")
+		}
+		b.Release()
+	}); n != 0 && !testenv.Invariants {
+		t.Errorf("%v allocations for each packet", n)
+	}
+}

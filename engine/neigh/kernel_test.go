@@ -1,0 +1,173 @@
+package neigh
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/packet"
+)
+
+func openKernel(t *testing.T, h *netns.Host) *Kernel {
+	t.Helper()
+	var k *Kernel
+	if err := h.Do(func() (err error) { k, err = OpenKernel(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { k.Close() })
+	return k
+}
+
+// Links, addresses, routes and neighbours of two hosts as the kernel says them, beside what is known of them.
+func TestKernel(t *testing.T) {
+	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{MTU: 1700}})
+	a, b := n.Hosts[0].Link(), n.Hosts[1].Link()
+	k := openKernel(t, n.Hosts[0])
+	l, err := k.Link(a.Name)
+	if err != nil || l.Name != a.Name || l.MTU != 1700 || l.MAC != packet.MAC(a.MAC) || !l.Up || l.Gone {
+		t.Fatalf("%+v, %v", l, err)
+	}
+	if _, err := k.Link("nothere0"); !errors.Is(err, engine.ErrNotFound) {
+		t.Error(err)
+	}
+	if _, err := k.Link(""); !errors.Is(err, engine.ErrInvalid) {
+		t.Error(err)
+	}
+	addrs, err := k.Addresses(l.Index)
+	found := 0
+	for _, p := range addrs {
+		if p.Addr() == a.IPv4 || p.Addr() == a.IPv6 {
+			found++
+		}
+	}
+	if err != nil || found != 2 {
+		t.Errorf("addresses %v, %v", addrs, err)
+	}
+	if _, err := n.Hosts[0].Output(t.Context(), "ip", "route", "add", "198.51.100.0/24", "via", b.IPv4.String()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Hosts[0].Output(t.Context(), "ip", "route", "add", "unreachable", "203.0.113.0/24"); err != nil {
+		t.Fatal(err)
+	}
+	r, err := k.Route(netip.MustParseAddr("198.51.100.7"), 0)
+	if err != nil || r.Interface != l.Index || r.Gateway != b.IPv4 || r.Source != a.IPv4 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err = k.Route(b.IPv6, l.Index); err != nil || r.Interface != l.Index || r.Gateway.IsValid() {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err = k.Route(a.IPv4, 0); err != nil || !r.Local {
+		t.Errorf("%+v, %v", r, err)
+	}
+	for _, x := range []string{"203.0.113.1", "192.0.2.99"} {
+		if _, err := k.Route(netip.MustParseAddr(x), 0); !errors.Is(err, ErrNoRoute) {
+			t.Errorf("route to %s: %v", x, err)
+		}
+	}
+	if _, err := k.Route(netip.Addr{}, 0); !errors.Is(err, engine.ErrInvalid) {
+		t.Error(err)
+	}
+
+	// The kernel is made to ask. For IPv6 it does that from a link-local address, which these hosts do not have.
+	if _, err := n.Hosts[0].Output(t.Context(), "ip", "addr", "add", "fe80::a/64", "dev", a.Name, "nodad"); err != nil {
+		t.Fatal(err)
+	}
+	for _, dst := range []netip.Addr{b.IPv4, b.IPv6, netip.MustParseAddr("198.51.100.7")} {
+		h, err := k.Resolve(t.Context(), dst, 0)
+		if err != nil || h.MAC != packet.MAC(b.MAC) || h.Interface != l.Index {
+			t.Errorf("%v: %+v, %v", dst, h, err)
+		}
+	}
+	for _, c := range []struct {
+		dst  string
+		want packet.MAC
+	}{{"239.1.2.3", packet.MAC{1, 0, 0x5e, 1, 2, 3}}, {"10.77.0.255", packet.BroadcastMAC}} {
+		if h, err := k.Resolve(t.Context(), netip.MustParseAddr(c.dst), l.Index); err != nil || h.MAC != c.want {
+			t.Errorf("%s: %+v, %v", c.dst, h, err)
+		}
+	}
+	if _, err := k.Resolve(t.Context(), a.IPv4, 0); !errors.Is(err, ErrNoRoute) {
+		t.Errorf("this host: %v", err)
+	}
+	// Nobody there: the context ends it, or the kernel gives up first.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := k.Resolve(ctx, netip.MustParseAddr("10.77.0.200"), 0); !errors.Is(err, ErrNoAnswer) {
+		t.Errorf("nobody: %v", err)
+	}
+	if err := k.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.Link(a.Name); !errors.Is(err, engine.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+func TestLinkWatch(t *testing.T) {
+	n := netns.New(t, netns.Topology{})
+	h := n.Hosts[0]
+	var w *LinkWatch
+	if err := h.Do(func() (err error) { w, err = WatchLinks(); return err }); err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	wait := func(what string, is func(l Link) bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); ; {
+			ok := false
+			w.Read(func(l Link) { ok = ok || l.Name == h.Link().Name && is(l) })
+			if ok {
+				return
+			}
+			if time.Now().After(end) {
+				t.Fatalf("waited a minute for %s", what)
+			}
+		}
+	}
+	if err := h.Link().Down(); err != nil {
+		t.Fatal(err)
+	}
+	wait("the link to go down", func(l Link) bool { return !l.Up })
+	if err := h.Link().Up(); err != nil {
+		t.Fatal(err)
+	}
+	wait("the link to come up", func(l Link) bool { return l.Up })
+	if _, err := h.Output(t.Context(), "ip", "link", "set", h.Link().Name, "mtu", "1300"); err != nil {
+		t.Fatal(err)
+	}
+	wait("the MTU", func(l Link) bool { return l.MTU == 1300 })
+	if _, err := h.Output(t.Context(), "ip", "link", "del", h.Link().Name); err != nil {
+		t.Fatal(err)
+	}
+	wait("the end of the device", func(l Link) bool { return l.Gone })
+}
+
+// Whatever a netlink message is, reading it ends.
+func FuzzNetlink(f *testing.F) {
+	for _, b := range [][]byte{linkRequest(1, "eth0"), addrRequest(2), routeRequest(3, a4, 1), routeRequest(3, a6, 1), neighborRequest(4, 1, a4, false)} {
+		b[4] &^= 2 // the answer's type
+		f.Add(b)
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		steps := 0
+		for m, rest, ok := nextMessage(b); ok; m, rest, ok = nextMessage(rest) {
+			if steps++; steps > len(b)/16+1 || len(rest) >= len(b) {
+				t.Fatal("no end")
+			}
+			parseLink(m)
+			parseAddr(m)
+			if r, ok := parseRoute(m); ok && r.Interface <= 0 {
+				t.Fatal(r)
+			}
+			if n, ok := parseNeighbor(m); ok && (!n.Addr.IsValid() || n.Valid && m.kind == rtmDelNeigh) {
+				t.Fatal(n)
+			}
+			kernelError(m.body)
+			b = rest
+		}
+	})
+}
