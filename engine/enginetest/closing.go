@@ -3,7 +3,6 @@ package enginetest
 import (
 	"context"
 	"errors"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -196,7 +195,7 @@ func closeUnderLoad(t testing.TB, h Harness, what string) {
 				if errors.Is(err, engine.ErrClosed) {
 					return
 				}
-				runtime.Gosched()
+				r.breathe()
 			}
 		}()
 	}

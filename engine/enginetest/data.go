@@ -174,7 +174,7 @@ func checkOrder(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	s, v := r.line(r.A, r.B, 256)
 	least := r.minRecord()
-	for i := range 200 {
+	for i := range h.rounds / 10 {
 		for k, left := 0, h.Window; left > 0; k++ {
 			n := min(left, 1+(i+3*k)%40)
 			s.burstOf(n, least+(i*37+k*211)%(1400-least))

@@ -11,6 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // Harness says how to open the engine under test, and what cannot be asked of its ports. The zero value of every field but Open
@@ -70,6 +71,9 @@ func (h Harness) defaults() Harness {
 	}
 	if h.rounds == 0 {
 		h.rounds = 2000
+		if testenv.Race || testenv.Invariants {
+			h.rounds = 300
+		}
 	}
 	return h
 }

@@ -239,7 +239,7 @@ func checkProgram(t testing.TB, h Harness) {
 		seeds = []uint64{s}
 	}
 	rounds := 60
-	if testenv.Race {
+	if testenv.Race || testenv.Invariants {
 		rounds = 20
 	}
 	for _, seed := range seeds {

@@ -114,6 +114,16 @@ func (r *rig) eventually(what string, done func() error) {
 	}
 }
 
+// breathe lets others run. Virtual time stands still as long as anybody runs, so there it sleeps.
+func (r *rig) breathe() {
+	if !r.h.Virtual {
+		runtime.Gosched()
+		return
+	}
+	t := time.NewTimer(20 * time.Microsecond)
+	<-t.C
+}
+
 // pool makes a pool of n slots of size bytes, closed at the end.
 func (r *rig) pool(name string, size, n int) *mem.Pool {
 	r.t.Helper()

@@ -193,6 +193,7 @@ func (x *steering) underLoad(id uint32) {
 				done <- err
 				return
 			}
+			x.r.breathe()
 		}
 	}()
 	lost := x.r.lost()
