@@ -3,6 +3,7 @@
 //
 //	go run ./examples/count
 //	go run ./examples/count -address udp://:5000 -send=false
+//	go run ./examples/count -address eth0 -send=false
 package main
 
 import (
@@ -17,13 +18,14 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/mem"
 )
 
 func main() {
-	address := flag.String("address", "sim://count?loop", "where to receive: sim://NAME?loop or udp://HOST:PORT")
+	address := flag.String("address", "sim://count?loop", "where to receive: sim://NAME?loop, udp://HOST:PORT or an interface")
 	packets := flag.Int("packets", 1000, "how many packets to wait for")
 	send := flag.Bool("send", true, "send them, too")
 	flag.Parse()
@@ -43,9 +45,12 @@ func count(ctx context.Context, out io.Writer, address string, packets int, send
 	}
 	defer pool.Close()
 
-	var eng engine.Engine = socket.New()
-	if strings.HasPrefix(address, "sim:") {
+	var eng engine.Engine = afpacket.New() // whole frames of an interface
+	switch scheme, _, _ := strings.Cut(address, ":"); scheme {
+	case "sim":
 		eng = sim.Default
+	case "udp":
+		eng = socket.New()
 	}
 	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address})
 	if err != nil {

@@ -1,6 +1,57 @@
 package main
 
+import (
+	"bytes"
+	"fmt"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv/netns"
+)
+
 func Example() {
 	main()
-	// Output: 3200 packets of 64 flows in 4 queues, each flow in one
+	// Output:
+	// queue 0: 160 packets of 16 flows
+	// queue 1: 160 packets of 16 flows
+	// queue 2: 160 packets of 16 flows
+	// queue 3: 160 packets of 16 flows
+}
+
+// The same on a real interface, where somebody else sends.
+func TestInterface(t *testing.T) {
+	n := netns.New(t, netns.Topology{Neighbours: true})
+	done := make(chan error, 1)
+	var out bytes.Buffer
+	go func() {
+		done <- n.Hosts[0].Do(func() error { return fanout(t.Context(), &out, "eth0", 100) })
+	}()
+	// Its beginning is not told, so packets come until it ends.
+	const ports = 16
+	for i := 0; ; i++ {
+		c, err := n.Hosts[1].Dial(t.Context(), "udp", fmt.Sprintf("10.77.0.1:%d", 5000+i%ports))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Write([]byte("a packet")) // an error tells of an earlier packet that nobody wanted
+		c.Close()
+		select {
+		case err := <-done:
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := 0
+			for i, line := range bytes.Split(bytes.TrimSpace(out.Bytes()), []byte("\n")) {
+				var queue, packets, flows int
+				if _, err := fmt.Sscanf(string(line), "queue %d: %d packets of %d flows", &queue, &packets, &flows); err != nil || queue != i || packets == 0 {
+					t.Errorf("%q: %v", line, err)
+				}
+				sum += packets
+			}
+			if sum < 100 {
+				t.Errorf("%d packets", sum)
+			}
+			return
+		default:
+		}
+	}
 }

@@ -1,7 +1,9 @@
-// Split receives packets with their headers in one memory and their payload in another, as an accelerator wants it: the payload pool
-// can be any memory that the engine takes. The program sends itself UDP datagrams in Ethernet frames over a loop of the simulator:
+// Split receives packets with their headers in one memory and their payload in another, as an accelerator wants it: the payload's
+// pool may be any memory that the engine takes. As it is, the program sends itself datagrams over a port of the simulator that is
+// looped to itself; with an interface it takes what comes there:
 //
 //	go run ./examples/split
+//	go run ./examples/split -address eth0
 package main
 
 import (
@@ -12,20 +14,20 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
 
-const payload = 1000 // bytes
-
 func main() {
-	address := flag.String("address", "sim://split?loop", "where to receive: sim://NAME?loop")
-	packets := flag.Int("packets", 100, "how many packets to send and receive")
+	address := flag.String("address", "sim://split?loop", "where to receive: sim://NAME?loop or an interface")
+	packets := flag.Int("packets", 100, "how many packets to wait for")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -36,71 +38,80 @@ func main() {
 }
 
 func split(ctx context.Context, out io.Writer, address string, packets int) error {
-	headers, err := mem.NewPool(mem.PoolOptions{Name: "headers", SlotSize: 128, Slots: 4096})
+	headers, err := mem.NewPool(mem.PoolOptions{Name: "headers", SlotSize: 128, Slots: 1024})
 	if err != nil {
 		return err
 	}
 	defer headers.Close()
-	data, err := mem.NewPool(mem.PoolOptions{Name: "data", SlotSize: 2048, Slots: 4096})
+	data, err := mem.NewPool(mem.PoolOptions{Name: "data", SlotSize: 2048, Slots: 1024})
 	if err != nil {
 		return err
 	}
 	defer data.Close()
 
-	port, err := sim.Default.OpenPort(ctx, engine.PortSpec{Address: address})
+	var eng engine.Engine = afpacket.New()
+	simulated := strings.HasPrefix(address, "sim:")
+	if simulated {
+		eng = sim.Default
+	}
+	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address})
 	if err != nil {
 		return err
 	}
 	defer port.Close()
-	// Two pools make header/data split. Without SplitAt the border is behind the UDP header, wherever that is.
-	rxq, err := port.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{headers, data}})
+	// Two pools make header/data split. Without SplitAt the border is behind the UDP or TCP header, wherever that is.
+	q, err := port.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{headers, data}})
 	if err != nil {
 		return err
 	}
-	tx, err := port.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{data}})
-	if err != nil {
-		return err
+	if simulated {
+		if err := send(port, data, packets); err != nil {
+			return err
+		}
 	}
 
-	mac := port.Info().MAC
-	frame := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("10.0.0.1:4000"), Dst: netip.MustParseAddrPort("10.0.0.2:5000")}
-	rx := engine.NewRx(rxq, engine.Batching{Timeout: time.Millisecond})
-	b := burst.New(64)
+	rx := engine.NewRx(q, engine.Batching{Timeout: time.Millisecond})
+	b := burst.NewSegmented(64, 2*64) // of 64 packets with two segments each
 	defer b.Release()
-	sent, received, headerBytes, sum := 0, 0, 0, 0
+	received, head, body := 0, 0, 0
 	for received < packets {
-		if sent == received {
-			n, err := tx.Alloc(b, min(b.Cap(), packets-sent), frame.HeaderLen()+payload)
-			if err != nil {
-				return err
-			}
-			for i := range n {
-				p := b.Bytes(i, 0)
-				clear(p)
-				p[len(p)-1] = byte(sent + i)
-				if _, err := frame.Fill(p, payload); err != nil {
-					return err
-				}
-			}
-			if err := tx.Send(b); err != nil {
-				return err
-			}
-			sent += n
-		}
 		if err := rx.Recv(ctx, b); err != nil {
 			return err
 		}
 		for i := range b.Len() {
-			if b.Segments(i) != 2 || b.Role(i, 0) != burst.Header || b.Role(i, 1) != burst.Payload {
-				return fmt.Errorf("packet %d has no header and payload", received+i)
+			for k := range b.Segments(i) {
+				switch b.Role(i, k) {
+				case burst.Header:
+					head += len(b.Bytes(i, k)) // to be read by this program
+				case burst.Payload:
+					body += int(b.Segment(i, k).Len) // where it lies is enough to know for whoever passes it on
+				}
 			}
-			headerBytes += len(b.Bytes(i, 0))
-			body := b.Bytes(i, 1) // in the second pool: b.Segment(i, 1) says where, for those that need no bytes
-			sum += int(body[len(body)-1])
 		}
 		received += b.Len()
 		b.Release()
 	}
-	fmt.Fprintf(out, "%d packets, %d bytes of headers each, the payloads' numbers add up to %d\n", received, headerBytes/received, sum)
+	fmt.Fprintf(out, "%d packets: %d bytes of headers, %d bytes of payload\n", received, head, body)
 	return nil
+}
+
+// send sends datagrams of 1000 bytes of payload.
+func send(port engine.Port, pool *mem.Pool, packets int) error {
+	tx, err := port.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}})
+	if err != nil {
+		return err
+	}
+	mac := port.Info().MAC
+	f := packet.UDPFrame{SrcMAC: mac, DstMAC: mac, Src: netip.MustParseAddrPort("10.0.0.1:4000"), Dst: netip.MustParseAddrPort("10.0.0.2:5000")}
+	b := burst.New(packets)
+	defer b.Release()
+	if _, err := tx.Alloc(b, packets, f.HeaderLen()+1000); err != nil {
+		return err
+	}
+	for i := range packets {
+		if _, err := f.Fill(b.Bytes(i, 0), 1000); err != nil {
+			return err
+		}
+	}
+	return tx.Send(b)
 }
