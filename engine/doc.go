@@ -10,10 +10,14 @@
 //
 //	Rx       receives on one queue from the caller's own goroutine (direct polling): batches, time limits, spinning, sleeping
 //	Poller   one goroutine, pinned or not, that serves several queues and hands bursts over through rings
-//	Group    receives from any of several queues
+//	Group    receives from any of several queues, ports or connections, in turn, and says from which
+//	Outbox   the front half of a transmit queue: descriptors, many senders, order, what the device does not take at once
+//	Reactor  wakes who sleeps until a descriptor is readable
+//	Table    the engines of a program by name
 //
 // # Receiving
 //
+//	eng, err := table.Get("socket")
 //	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "udp://[::]:5000"})
 //	q, err := port.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool}})
 //	rx := engine.NewRx(q, engine.Batching{Packets: 64, Timeout: time.Millisecond})

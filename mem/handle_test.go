@@ -133,3 +133,56 @@ func BenchmarkPoolBatch(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*64), "ns/slot")
 }
+
+// A cache gives what it keeps first, and gives nothing of a closed pool.
+func TestCacheBatch(t *testing.T) {
+	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 8, Slots: 20, CacheSlots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := p.Cache()
+	var hs [20]Handle
+	s, err := c.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Put(s); err != nil {
+		t.Fatal(err)
+	}
+	if n := c.GetBatch(hs[:10]); n != 10 || hs[0].index() != s.Handle().index() {
+		t.Errorf("%d slots, the first is %d and not %d", n, hs[0].index(), s.Handle().index())
+	}
+	if n := c.GetBatch(hs[10:]); n != 10 {
+		t.Errorf("%d slots, 10 were left", n)
+	}
+	if st := p.Stats(); st.InUse != 20 || st.Gets != 21 || st.Puts != 1 {
+		t.Errorf("%+v", st)
+	}
+	if n := c.GetBatch(hs[:1]); n != 0 {
+		t.Errorf("%d slots of an empty pool", n)
+	}
+	if n, err := p.PutBatch(hs[:10]); n != 0 || err != nil {
+		t.Error(n, err)
+	}
+	if n := c.GetBatch(hs[:1]); n != 1 { // and some into the cache
+		t.Error(n)
+	}
+	s, err = c.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Put(s)
+	if err := p.Close(); !errors.Is(err, ErrInUse) {
+		t.Error(err)
+	}
+	if n := c.GetBatch(hs[1:3]); n != 0 {
+		t.Errorf("%d slots of a closed pool", n)
+	}
+	c.Close()
+	if n, err := p.PutBatch(append(hs[10:20:20], hs[0])); n != 0 || err != nil {
+		t.Error(n, err)
+	}
+	if r := LeakReport(); len(r) != 0 {
+		t.Error(r)
+	}
+}
