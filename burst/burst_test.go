@@ -361,6 +361,9 @@ func TestOutside(t *testing.T) {
 	outside("Take", func() { b.Take(New(1), 3) })
 	outside("PacketLen", func() { b.PacketLen(3) })
 	outside("ReleasePart", func() { b.ReleasePart(1, 4) })
+	if b.Take(b, 0) || b.MoveTo(b) != 0 || b.Live() != 3 || b.SegmentCount() != 3 {
+		t.Error("a burst moved to itself")
+	}
 	b.Release()
 }
 

@@ -125,12 +125,12 @@ func (b *Burst) Owned(src *Source) bool {
 // Forget empties the burst without giving anything back: whoever calls it has taken over every part of it.
 func (b *Burst) Forget() { b.clear("Send") }
 
-// Take moves packet i to the end of dst and reports whether there was room. In b an empty packet stays in its place, which has
+// Take moves packet i to the end of dst, another burst, and reports whether there was room. In b an empty packet stays in its place, which has
 // no segments and is not sent.
 func (b *Burst) Take(dst *Burst, i int) bool {
 	b.check(i)
 	from, to := b.first[i], b.first[i+1]
-	if from == to || !b.fits(dst, int(to-from)) || !b.move(dst, i, from, to) {
+	if from == to || dst == b || !b.fits(dst, int(to-from)) || !b.move(dst, i, from, to) {
 		return false
 	}
 	if i == b.n-1 {
@@ -146,9 +146,12 @@ func (b *Burst) Take(dst *Burst, i int) bool {
 	return true
 }
 
-// MoveTo moves the first packets to the end of dst, as many as there is room for, and returns their number. The others move to
+// MoveTo moves the first packets to the end of dst, another burst, as many as there is room for, and returns their number. The others move to
 // the front of b.
 func (b *Burst) MoveTo(dst *Burst) int {
+	if dst == b {
+		return 0
+	}
 	moved := b.moveMany(dst)
 	for moved < b.n {
 		from, to := b.first[moved], b.first[moved+1]

@@ -13,7 +13,7 @@ import (
 
 // PollOptions describe the hand-off of one queue.
 type PollOptions struct {
-	// Batching says when the poller hands a burst over; Packets 0 means 64. Spin is how long Polled.Recv looks before it sleeps.
+	// Batching says when the poller hands a burst over; Packets 0 means 64, and 65536 is the most. Spin is how long Polled.Recv looks before it sleeps.
 	Batching
 	// Depth is the number of bursts between poller and consumer, 1 to 65536; 0 means 32. When all of them are out, the poller leaves
 	// the queue alone.
@@ -22,7 +22,7 @@ type PollOptions struct {
 	Segments int
 }
 
-// maxHandOff bounds PollOptions.Depth.
+// maxHandOff bounds bursts, and packets in each.
 const maxHandOff = 1 << 16
 
 // PolledState says how far a queue at a poller is.
@@ -86,6 +86,10 @@ func newPolled(p *Poller, q RxQueue, o PollOptions) (*Polled, error) {
 	}
 	if o.Depth < 1 || o.Depth > maxHandOff {
 		return nil, fmt.Errorf("engine: poller %q: queue %d: depth of %d bursts: expected 1 to %d: %w", p.o.Name, q.ID(), o.Depth, maxHandOff, ErrInvalid)
+	}
+	if o.Packets > maxHandOff || o.Segments > maxHandOff*burst.MaxSegments {
+		return nil, fmt.Errorf("engine: poller %q: queue %d: bursts of %d packets in %d segments: expected up to %d and %d: %w", p.o.Name, q.ID(), o.Packets, o.Segments,
+			maxHandOff, maxHandOff*burst.MaxSegments, ErrInvalid)
 	}
 	if o.Segments <= 0 {
 		o.Segments = 2 * o.Packets

@@ -270,9 +270,9 @@ func TestPollerRefuses(t *testing.T) {
 	if _, err := p.Add(nil, PollOptions{}); err != ErrNil {
 		t.Error(err)
 	}
-	for _, depth := range []int{-1, maxHandOff + 1} {
-		if _, err := p.Add(newQueue(t, 1), PollOptions{Depth: depth}); !errors.Is(err, ErrInvalid) {
-			t.Error(err)
+	for _, o := range []PollOptions{{Depth: -1}, {Depth: maxHandOff + 1}, {Batching: Batching{Packets: maxHandOff + 1}}, {Segments: 1 << 30}} {
+		if _, err := p.Add(newQueue(t, 1), o); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%+v: %v", o, err)
 		}
 	}
 	if s := fmt.Sprint(Event, Adaptive, Busy, PollMode(7), Active, Draining, Closed, PolledState(8)); s != "event adaptive busy mode 7 active draining closed state 8" {
