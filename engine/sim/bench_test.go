@@ -56,6 +56,7 @@ func addTx(t testing.TB, p engine.Port, spec engine.TxSpec) engine.TxQueue {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { q.Close() }) // before its pool
 	return q
 }
 
@@ -65,6 +66,7 @@ func addRx(t testing.TB, p engine.Port, spec engine.RxSpec) engine.RxQueue {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { q.Close() }) // before its pool
 	return q
 }
 

@@ -1,19 +1,19 @@
 package sim
 
 import (
-	"fmt"
-
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 )
 
-// newBox makes the front half of the queue. A rate and times to send at belong between it and the sink.
+// newBox makes the front half of the queue, with a pacer before the wire where packets do not leave at once.
 func (q *txQueue) newBox() (*engine.Outbox, error) {
-	if q.spec.Rate > 0 || q.spec.SendAt {
-		return nil, fmt.Errorf("%w: sim: port %q: transmit queue %d with Rate or SendAt: limit the link with Faults.Rate", engine.ErrUnsupported,
-			q.port.name, q.id)
+	if q.spec.Rate == 0 && !q.spec.SendAt {
+		return engine.NewOutbox((*sink)(q), q.spec.Depth, false)
 	}
-	return engine.NewOutbox((*sink)(q), q.spec.Depth, false)
+	p, err := pace.New((*sink)(q), pace.Options{Rate: q.spec.Rate, SendAt: q.spec.SendAt})
+	if err != nil {
+		return nil, err
+	}
+	q.pacer = p
+	return engine.NewOutbox(p, q.spec.Depth, false)
 }
-
-// paced adds what the pacer counted.
-func (q *txQueue) paced(*engine.TxStats) {}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -20,6 +21,7 @@ type txQueue struct {
 	pools []*mem.Pool
 	srcs  []*burst.Source
 	box   *engine.Outbox
+	pacer *pace.Pacer // nil without Rate and SendAt
 
 	forwarded, full, noBuffers atomic.Uint64
 
@@ -220,7 +222,9 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		s.Drops[i] = q.drops[i].Load()
 	}
 	q.box.AddDrops(&s.Drops)
-	q.paced(s)
+	if q.pacer != nil {
+		q.pacer.AddStats(s)
+	}
 }
 
 // Close implements engine.TxQueue.
@@ -265,7 +269,7 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	q.came.Add(uint64(came))
 	q.packets.Add(uint64(sent))
 	q.sum.Add(uint64(sum))
-	whole := len(c.taken) > 0 && len(c.taken) == b.Len()
+	whole := q.pacer == nil && len(c.taken) > 0 && len(c.taken) == b.Len() // a pacer looks at the packets afterwards
 	p.net.mu.RUnlock()
 	c.b = nil
 	if whole {
