@@ -102,7 +102,7 @@ func TestClassifierIsTheLinearMatcher(t *testing.T) {
 		rules := drawRules(t, 40)
 		x := newTrial(t, rules)
 		r := drawRand(t)
-		for range 60 {
+		for range 40 {
 			p := flowtest.Random(r)
 			if len(rules) > 0 && r.IntN(8) > 0 {
 				m := &rules[r.IntN(len(rules))].Match
@@ -220,7 +220,11 @@ func TestClassifierManyFlexOffsets(t *testing.T) {
 		rules = append(rules, flow.Rule{Priority: int32(i), Match: flow.Match{Flex: []flow.Flex{f}}, Actions: []flow.Action{flow.Queue(1)}})
 	}
 	x := newTrial(t, rules)
-	for range 3000 {
+	tries := 3000
+	if testenv.Race {
+		tries = 500
+	}
+	for range tries {
 		m := &rules[r.IntN(len(rules))].Match
 		p, ok := flowtest.Meeting(r, m)
 		if !ok {
