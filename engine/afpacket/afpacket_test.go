@@ -1,7 +1,6 @@
 package afpacket
 
 import (
-	"context"
 	"runtime"
 	"testing"
 	"time"
@@ -79,5 +78,3 @@ func TestConformance(t *testing.T) {
 		enginetest.Run(t, h)
 	})
 }
-
-var _ = context.Background

@@ -11,8 +11,9 @@
 // The kernel copies each frame into a ring that is mapped into this process, without a system call (PACKET_RX_RING with
 // TPACKET_V2, in which every frame has its own owner; docs/measurements/afpacket.md says why not TPACKET_V3 or recvmmsg).
 // A queue with pools has each packet copied once more, into a slot of the first pool, or header and payload into one of each; the
-// bytes are counted in engine.RxStats.Copied. A queue without pools, or with RxOptions.Borrow, delivers the packets where they
-// lie, and the frame goes back to the kernel when the packet is released.
+// bytes are counted in engine.RxStats.Copied. A queue without pools delivers the packets where they lie (they are borrowed), and each
+// frame goes back to the kernel when its packet is released. The kernel fills the ring strictly in order and stops at a frame that
+// is still out, so borrow only where packets are released soon: within the time in which the ring fills once.
 //
 // All queues of a port share one ring unless Options.Fanout says otherwise. Whoever calls TryRecv deals out what is there:
 // what a rule gives to another queue waits there, up to its Depth, and above that is counted as engine.DropQueueFull. What

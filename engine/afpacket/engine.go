@@ -80,7 +80,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Memory:          []mem.Kind{mem.Host, mem.Huge},
 		ExactDrops:      true,
 		Notes: []string{
-			"receiving copies each packet from the ring into the pool (RxStats.Copied); a queue without pools, or with RxOptions.Borrow, does not",
+			"receiving copies each packet from the ring into the pool (RxStats.Copied); a queue without pools does not: it lends the ring's frames",
 			"isolation cannot keep packets from the kernel: a packet socket gets copies",
 			"hardware times come where the NIC was told to take them (hwstamp_ctl); burst.HardwareTime marks them",
 		},

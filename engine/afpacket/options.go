@@ -87,10 +87,6 @@ func (f Fanout) mode() int {
 
 // RxOptions are the options of a receive queue, given as engine.RxSpec.Options.
 type RxOptions struct {
-	// Borrow delivers packets where the kernel wrote them, in the ring, without a copy, although the queue has a pool: packets are
-	// copied into the pool only while the application holds more than half of the ring's frames. A queue without pools always
-	// borrows, and has no such way out: what the application holds is missing in the ring.
-	Borrow bool
 	// KeepTruncated delivers packets that were longer than a frame of the ring or a slot of the pool, with the flag
 	// burst.Truncated, instead of dropping them as engine.DropTooLong.
 	KeepTruncated bool

@@ -464,10 +464,9 @@ func (s *placer) add(q *rxQueue, t *tap, b *burst.Burst, bytes []byte, id uint32
 		}
 	}
 	i := -1
-	borrow := s.pools[0] == nil || q.o.Borrow && s.pools[1] == nil && int(t.held.Load()) <= len(t.out)/2
 	switch {
 	case flags&burst.Truncated != 0 && !q.o.KeepTruncated:
-	case borrow:
+	case s.pools[0] == nil: // borrowed
 		i = b.Add(t.src, burst.Segment{Handle: burst.Handle(t.head), Off: f.Off, Len: f.Len})
 		if i < 0 {
 			return false, false
