@@ -66,7 +66,7 @@ var toeplitz = sync.OnceValue(func() *packet.Toeplitz { return packet.NewToeplit
 // sets with errors (see Validate): the error is Problems then. Warnings, such as rules that are never reached, do not stop it.
 //
 // Time and memory grow with the number of rules times the number of distinct values and bounds per field, in blocks of 2,048 rules:
-// a few milliseconds and about a megabyte for 1,000 rules.
+// a few milliseconds and a few megabytes for 1,000 rules.
 func Compile(rules []Rule) (*Classifier, error) {
 	if p := checkAll(rules); p.Err() != nil {
 		return nil, p.Err()
