@@ -31,7 +31,7 @@ func TestReadmeShowsTheExample(t *testing.T) {
 		if code == "fmt.Println(put.Explain())" { // the example prints less, so that its output can be compared
 			continue
 		}
-		if !strings.Contains(string(example), code+"\n") {
+		if !strings.Contains(string(example), "\t"+strings.TrimSpace(code)+"\n") {
 			t.Errorf("the example does not have the README's line %q", code)
 		}
 	}
