@@ -42,7 +42,6 @@ type TCPPort struct {
 	rx      []*tcpRx
 	tx      []*txQueue
 	ended   []*txQueue // closed ones, the latest
-	sinks   []*tcpSink
 	old     engine.PortStats
 	change  chan struct{} // closed and replaced when a connection comes or goes
 	notes   []string

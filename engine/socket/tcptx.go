@@ -1,7 +1,6 @@
 package socket
 
 import (
-	"slices"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
@@ -45,10 +44,8 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 			c.mu.Unlock()
 		}
 		p.tx, p.ended = retire(q, p.tx, p.ended, &p.old.Tx)
-		p.sinks = slices.DeleteFunc(p.sinks, func(o *tcpSink) bool { return o == s })
 	}
 	p.tx = append(p.tx, q)
-	p.sinks = append(p.sinks, s)
 	return q, nil
 }
 

@@ -31,6 +31,10 @@ type UDPPort struct {
 	peers  *peers // nil without ids
 	errs   errorCounters
 	hw     bool // the device takes receive times
+	// down says that the interface is, as links told; nil where the port is on none.
+	down  atomic.Bool
+	links *sys.LinkEvents
+	ltag  uint64
 	// support is what the device's qdisc does with times, and timed what reads its complaints: nil where it gets none.
 	support pace.Support
 	timed   atomic.Pointer[pace.TxTime]
@@ -112,6 +116,10 @@ func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions)
 	}
 	p.base, p.fd, p.idle = udpSocket{fd: fd}, fd, true
 	if err := p.start(spec); err != nil {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.closed = true
+		p.unwatchLink()
 		sys.Close(fd)
 		return nil, err
 	}
@@ -120,11 +128,6 @@ func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions)
 
 // start does what is done once, with the first socket.
 func (p *UDPPort) start(spec engine.PortSpec) error {
-	at, err := sys.LocalAddr(p.fd)
-	if err != nil {
-		return err
-	}
-	p.local = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	// Until there is a queue nothing is kept; the kernel counts.
 	if err := sys.DropAll(p.fd, true); err != nil {
 		return err
@@ -134,6 +137,11 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 			return fmt.Errorf("socket: port %q: %w: %w", spec.Address, err, engine.ErrConnect)
 		}
 	}
+	at, err := sys.LocalAddr(p.fd)
+	if err != nil {
+		return err
+	}
+	p.local = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	for _, g := range p.o.Groups {
 		if err := p.join(p.fd, g, true); err != nil {
 			return err
@@ -155,7 +163,9 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 		if spec.MTU > mtu {
 			return failed(engine.ErrUnsupported, "port %q: MTU %d: interface %s has %d; change it there (ip link set %s mtu %d)", spec.Address, spec.MTU, p.device, mtu, p.device, spec.MTU)
 		}
-		_ = up // may come later
+		if err := p.watchLink(up); err != nil {
+			return err
+		}
 		p.hw, err = sys.HardwareReceiveTimes(p.fd, p.device)
 		if err != nil || !p.hw {
 			p.notes = append(p.notes, "the driver of "+p.device+" takes no receive times of all packets")
@@ -319,7 +329,8 @@ func (p *UDPPort) Info() engine.PortInfo {
 		defer p.mu.Unlock()
 		i.Up = false
 		if !p.closed {
-			i.Up, i.MTU, _ = sys.InterfaceState(p.fd, p.device)
+			_, i.MTU, _ = sys.InterfaceState(p.fd, p.device)
+			i.Up = !p.down.Load()
 		}
 	}
 	return i
@@ -371,6 +382,7 @@ func (p *UDPPort) Stats(s *engine.PortStats) {
 	}
 	*s = p.old
 	s.Drops.Add(&p.sum.Drops)
+	s.LinkChanges = p.sum.LinkChanges
 	for _, q := range p.rx {
 		var r engine.RxStats
 		q.Stats(&r)
@@ -395,6 +407,7 @@ func (p *UDPPort) Close() error {
 	}
 	p.look()
 	p.closed = true
+	p.unwatchLink()
 	rx, tx := slices.Clone(p.rx), slices.Clone(p.tx)
 	p.mu.Unlock()
 	var err error

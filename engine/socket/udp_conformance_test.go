@@ -80,8 +80,25 @@ func TestUDPConformanceVeth(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			return pairOf(t, ports[0], ports[1])
+			pair := pairOf(t, ports[0], ports[1])
+			pair.SetLink = func(up bool) { setLink(t, n.Hosts[0].Link(), up, ports[:]...) }
+			return pair
 		},
 		Buffered: 4096, Boundaries: []int{8972},
 	})
+}
+
+// setLink pulls the cable or puts it back, and waits until all ports know.
+func setLink(t testing.TB, l *netns.Link, up bool, ports ...*UDPPort) {
+	t.Helper()
+	do := l.Down
+	if up {
+		do = l.Up
+	}
+	if err := do(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range ports {
+		eventually(t, "the port to know of its link", func() bool { return p.Info().Up == up })
+	}
 }

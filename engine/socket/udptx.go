@@ -85,6 +85,10 @@ func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	s.port.sendMu.RLock()
 	defer s.port.sendMu.RUnlock()
 	fd := s.port.fd
+	if s.port.down.Load() {
+		s.sent.drops[engine.DropDown].Add(uint64(b.LivePart(from, to)))
+		return to, time.Time{}
+	}
 	failed := -1 // the packet at which the last call failed
 	for from < to {
 		from = s.gather(b, from, to)
