@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -63,6 +64,43 @@ func (r *rig) arrived(n int, b *burst.Burst) func() error {
 			return nil
 		}
 		return engine.ErrNotReady
+	}
+}
+
+// checkCloseWaiting closes a receive queue for which packets wait.
+func checkCloseWaiting(t testing.TB, h Harness) {
+	r := newRig(t, h)
+	s, v := r.line(r.A, r.B, 64)
+	for range h.Window / 4 {
+		s.burstOf(4, r.minRecord())
+	}
+	sent := h.Window / 4 * 4
+	if err := s.q.Drain(t.Context()); err != nil {
+		t.Fatalf("Drain: %v", err)
+	}
+	r.eventually("packets to wait", func() error {
+		if w := engine.NewWaker(); v.q.Arm(w) || r.woken(w) || r.lost() > 0 {
+			return nil
+		}
+		return engine.ErrNotReady
+	})
+	if err := v.q.Close(); err != nil {
+		t.Fatalf("closing a receive queue for which packets wait: %v", err)
+	}
+	if r.caps.Stream || h.Noise {
+		return
+	}
+	if r.caps.ExactDrops {
+		r.eventually("what waited to be counted", func() error {
+			if n := r.lost(); n < uint64(sent) {
+				return fmt.Errorf("%d packets were sent and not received, %d are counted", sent, n)
+			}
+			return nil
+		})
+		r.only(true, engine.DropClosed, engine.DropNoQueue) // some may have come later
+	}
+	if d := r.dropped(); d[engine.DropClosed] == 0 && !h.Lossy {
+		t.Errorf("packets waited when their queue was closed, and none is counted as DropClosed: %v", &d)
 	}
 }
 

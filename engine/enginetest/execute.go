@@ -35,11 +35,6 @@ type execution struct {
 	waker    *engine.Waker
 }
 
-// ruler is what a port's rules can do when they change at run time.
-type ruler interface {
-	Apply(changes ...flow.Change) (flow.Result, error)
-}
-
 func newExecution(t testing.TB, h Harness, p Program) *execution {
 	r := newRig(t, h)
 	x := &execution{r: r, t: t, p: p, arrived: map[Flow][]Packet{}, waker: engine.NewWaker(), forward: r.burst(64), copies: r.burst(64)}
@@ -81,7 +76,7 @@ func (x *execution) change(c Change, k int) {
 		if r.caps.Stream || r.caps.RxQueues <= k || r.caps.TxQueues <= k {
 			return
 		}
-		rules, _ := r.B.Rules().(ruler)
+		rules := r.B.Rules()
 		if v := x.rx[k]; v != nil {
 			if x.rules[k] != 0 {
 				if _, err := rules.Apply(flow.Delete(x.rules[k])); err != nil {

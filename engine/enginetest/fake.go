@@ -144,11 +144,30 @@ func (p *fakePort) Rules() engine.Rules {
 	if p.eng.shape == Stream {
 		return nil
 	}
-	return fakeRules{p.table}
+	return fakeRules{p.table, p.eng.flaw}
 }
 
 // fakeRules are the rules of a port, those of a table.
-type fakeRules struct{ *flow.Table }
+type fakeRules struct {
+	*flow.Table
+	flaw flaw
+}
+
+// Apply implements engine.Rules.
+func (r fakeRules) Apply(changes ...flow.Change) (flow.Result, error) {
+	if r.flaw != halfBatch || len(changes) == 1 {
+		return r.Table.Apply(changes...)
+	}
+	var all flow.Result
+	for _, c := range changes { // one by one, not all or nothing
+		res, err := r.Table.Apply(c)
+		if err != nil {
+			return all, err
+		}
+		all.Version, all.IDs = res.Version, append(all.IDs, res.IDs...)
+	}
+	return all, nil
+}
 
 // List implements engine.Rules.
 func (r fakeRules) List() []flow.Rule { return r.Snapshot().Rules() }
@@ -294,6 +313,9 @@ func (p *fakePort) steer(data []byte) (*fakeRx, uint32, engine.Drop) {
 	var d flow.Decision
 	if packet.Parse(data, &l) == packet.OK {
 		d = p.table.Snapshot().Classify(data, &l)
+	}
+	if p.eng.flaw == ignoresRule {
+		d = flow.Decision{}
 	}
 	switch {
 	case d.Verdict == flow.Discard:

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 )
 
 // fakeTx is a transmit queue of a fake.
@@ -20,6 +21,8 @@ type fakeTx struct {
 	pool *mem.Pool
 	own  bool
 	src  *burst.Source
+	head *mem.Pool // of header segments, nil with one pool
+	hsrc *burst.Source
 	box  *engine.Outbox
 
 	forwarded, copied, full, noBuffers atomic.Uint64
@@ -57,13 +60,18 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 		}
 		q.pool, q.own = own, true
 		q.src = burst.NewSource(own.Region(), own.Region().All().Bytes(), &ownPool{own, &p.eng.held})
+	case len(spec.Pools) == 2 && shape == Plain:
+		q.head, q.pool = spec.Pools[0], spec.Pools[1]
+		q.hsrc, q.src = burst.PoolSource(q.head), burst.PoolSource(q.pool)
+	case len(spec.Pools) == 2:
+		return nil, fmt.Errorf("%w: fake: two pools to send from: expected one", engine.ErrUnsupported)
 	case len(spec.Pools) != 1:
 		return nil, fmt.Errorf("%w: fake: %d pools to send from: expected one", engine.ErrInvalid, len(spec.Pools))
 	default:
 		q.pool = spec.Pools[0]
 		q.src = burst.PoolSource(q.pool)
 	}
-	if spec.Headroom >= q.pool.SlotSize() {
+	if spec.Headroom >= q.pool.SlotSize() || q.head != nil && spec.Headroom >= q.head.SlotSize() {
 		return nil, fmt.Errorf("%w: fake: headroom of %d bytes in slots of %d", engine.ErrInvalid, spec.Headroom, q.pool.SlotSize())
 	}
 	var err error
@@ -122,6 +130,9 @@ func (q *fakeTx) chunks(length int) int {
 
 // add adds a packet of our memory to b. The caller holds mu.
 func (q *fakeTx) add(b *burst.Burst, length int) bool {
+	if q.head != nil {
+		return q.addTwo(b, length)
+	}
 	n := q.chunks(length)
 	if b.Room() < n {
 		return false
@@ -151,6 +162,23 @@ func (q *fakeTx) add(b *burst.Burst, length int) bool {
 	return true
 }
 
+// addTwo adds a packet with a header and a payload segment. The caller holds mu.
+func (q *fakeTx) addTwo(b *burst.Burst, length int) bool {
+	if b.Room() < 2 || q.head.GetBatch(q.slots[:1]) == 0 {
+		return false
+	}
+	if q.pool.GetBatch(q.slots[1:2]) == 0 {
+		q.head.PutBatch(q.slots[:1])
+		return false
+	}
+	room, front := q.head.SlotSize(), q.spec.Headroom
+	b.Add(q.hsrc, burst.Segment{Handle: q.slots[0], Off: q.head.Offset(q.slots[0]) + uint64(front), Len: uint32(room - front),
+		Headroom: uint16(front), Role: burst.Header})
+	b.AddSegment(q.src, burst.Segment{Handle: q.slots[1], Off: q.pool.Offset(q.slots[1]), Len: uint32(length),
+		Cap: uint32(q.pool.SlotSize()), Role: burst.Payload})
+	return true
+}
+
 // Forward implements engine.TxQueue.
 func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
@@ -168,7 +196,7 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 		keep(b, got)
 		err = engine.ErrFull
 	}
-	if q.port.eng.shape == Foreign || !b.Owned(q.src) && !q.reaches(b) {
+	if q.port.eng.shape == Foreign || q.port.eng.flaw == copiesForwarded || !b.Owned(q.src) && !q.reaches(b) {
 		n := q.copyOver(b)
 		if n < got {
 			q.noBuffers.Add(1)
@@ -254,6 +282,9 @@ func copyFrom(dst []byte, b *burst.Burst, i, at int) int {
 
 // Send implements engine.TxQueue.
 func (q *fakeTx) Send(b *burst.Burst) error {
+	if q.port.eng.flaw == freesDescriptors {
+		defer q.box.Unreserve(1)
+	}
 	if b != nil && q.flawSend(b) {
 		return nil
 	}
@@ -315,6 +346,10 @@ func (k *fakeSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		if eng.shape == Stream && b.Conn(i) != streamConn {
 			q.drops.Inc(engine.DropNoRoute)
 			continue
+		}
+		if q.spec.SourceMAC && n >= packet.EthernetLen && eng.flaw != keepsSourceMAC {
+			mac := q.port.Info().MAC
+			copy(q.data[6:], mac[:])
 		}
 		q.blocked.Store(true)
 		if !q.flawTransmit(peer, q.data[:n]) && !peer.deliver(q.data[:n], &q.done) {

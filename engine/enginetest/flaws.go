@@ -42,6 +42,11 @@ const (
 	leaksGoroutine
 	leaksDescriptor
 	keepsBlock
+	keepsSourceMAC
+	ignoresRule
+	halfBatch
+	freesDescriptors
+	copiesForwarded
 )
 
 // garbage keeps what a flaw allocates from being optimized away.

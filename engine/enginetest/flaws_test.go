@@ -57,7 +57,7 @@ func TestFlaws(t *testing.T) {
 		{"waits in TryRecv", waitsInTryRecv, Plain, []string{"Empty"}, "a queue never waits", []string{"QueueIDs"}},
 		{"forgets a wake-up", forgetsWake, Plain, []string{"PingPong"}, "no wake-up", []string{"Alloc"}},
 		{"wakes the Waker of an earlier Arm", keepsFirstWaker, Plain, []string{"Wake"}, "no Wake", []string{"Sizes", "Order"}},
-		{"leaks on close", leaksOnClose, Plain, []string{"CloseUnderLoad"}, "slots of pool", []string{"Sizes", "Order"}},
+		{"leaks on close", leaksOnClose, Plain, []string{"CloseWaiting"}, "slots of pool", []string{"Sizes", "Order"}},
 		{"leaks slots", leaksSlots, Plain, []string{"Order", "Stats"}, "slots of pool", []string{"Empty"}},
 		{"reorders", reorders, Plain, []string{"Order"}, "out of order", []string{"Sizes"}},
 		{"delivers twice", repeats, Plain, []string{"Order", "Program"}, "twice", []string{"Sizes"}},
@@ -78,6 +78,11 @@ func TestFlaws(t *testing.T) {
 		{"allocates", allocates, Plain, []string{"Allocations"}, "allocations for each burst", []string{"Order"}},
 		{"leaks a goroutine", leaksGoroutine, Plain, []string{"Order"}, "found unexpected goroutines", nil},
 		{"leaks a descriptor", leaksDescriptor, Plain, []string{"Order"}, "file descriptors", nil},
+		{"leaves the source address", keepsSourceMAC, Plain, []string{"SourceMAC"}, "expected the port's own", []string{"Order"}},
+		{"ignores rules", ignoresRule, Plain, []string{"Rules"}, "came to queues [0]", []string{"Order", "Queues"}},
+		{"applies half a batch of rules", halfBatch, Plain, []string{"Rules"}, "a batch that was refused", []string{"Order"}},
+		{"makes descriptors out of nothing", freesDescriptors, Plain, []string{"Reservations"}, "expected", []string{"Order"}},
+		{"copies what it forwards", copiesForwarded, Plain, []string{"Forward"}, "ZeroCopyForward", []string{"Order"}},
 		{"keeps what a burst returns of a block", keepsBlock, Blocks, []string{"Order"}, "buffers of the engine are out", []string{"Empty"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -128,7 +128,7 @@ func checkReservations(t testing.TB, h Harness) {
 	if err := s.q.Drain(t.Context()); err != nil {
 		t.Fatalf("Drain: %v", err)
 	}
-	s.wantAlloc(a, 8, 8, nil)
+	s.wantAlloc(a, 9, 8, engine.ErrFull) // neither fewer nor more than before
 	a.Release()
 	// With all packets released, nothing was sent, and nothing counts as dropped.
 	r.balance(v.n, v)

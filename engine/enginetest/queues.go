@@ -2,7 +2,7 @@ package enginetest
 
 import (
 	"errors"
-	"sync"
+	"fmt"
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
@@ -66,6 +66,16 @@ func checkQueueIDs(t testing.TB, h Harness) {
 			t.Fatalf("closing %s queue 0: %v", k.what, err)
 		}
 		others = append(others, want(engine.Auto, 0))
+		if room := k.most - len(others); room <= 64 { // as many as it says, and no more
+			for range room {
+				q, err := k.add(engine.Auto)
+				if err != nil {
+					t.Fatalf("adding %s queue %d of the %d that Capabilities promises: %v", k.what, len(others)+1, k.most, err)
+				}
+				others = append(others, q.Close)
+			}
+			refused(engine.Auto, nil)
+		}
 		for _, c := range others {
 			if err := c(); err != nil {
 				t.Fatalf("closing a %s queue: %v", k.what, err)
@@ -161,7 +171,7 @@ func checkComeAndGo(t testing.TB, h Harness) {
 		return
 	}
 	s, v := r.line(r.A, r.B, 64)
-	var mu sync.Mutex // of what is sent in one window
+	turn := make(chan struct{}, 1) // who holds it sends and receives; no mutex, since virtual time stands still at one
 	sent := 0
 	more := make(chan struct{})
 	done := make(chan error, 1)
@@ -173,16 +183,16 @@ func checkComeAndGo(t testing.TB, h Harness) {
 				return
 			default:
 			}
-			mu.Lock()
+			turn <- struct{}{}
 			n := min(8, h.Window/2)
 			s.burstOf(n, r.minRecord())
 			sent += n
 			v.want(sent)
-			mu.Unlock()
+			<-turn
 		}
 	}()
 	for i := range 15 {
-		id := uint16(1 + i)
+		id, pools := uint16(1+i), len(r.pools)
 		var rx engine.RxQueue
 		if !h.Spread && !r.caps.Stream && r.caps.RxQueues > 1 {
 			q, err := r.tryRx(r.B, engine.RxSpec{ID: 1, Depth: 16}, 128)
@@ -196,7 +206,7 @@ func checkComeAndGo(t testing.TB, h Harness) {
 			t.Fatalf("adding a transmit queue under load: %v", err)
 		}
 		x := r.send(r.A, q).as(id, 0)
-		mu.Lock()
+		turn <- struct{}{}
 		x.burstOf(5, r.minRecord())
 		sent += 5
 		if err := q.Drain(t.Context()); err != nil {
@@ -208,7 +218,7 @@ func checkComeAndGo(t testing.TB, h Harness) {
 			}
 		}
 		v.want(sent)
-		mu.Unlock()
+		<-turn
 		if i%3 == 0 {
 			if err := q.Close(); err != nil {
 				t.Fatalf("closing a transmit queue under load: %v", err)
@@ -217,6 +227,17 @@ func checkComeAndGo(t testing.TB, h Harness) {
 		if rx != nil {
 			if err := rx.Close(); err != nil {
 				t.Fatalf("closing a receive queue under load: %v", err)
+			}
+		}
+		for _, p := range r.pools[pools:] { // a pool goes as soon as its queue has gone
+			r.eventually("a closed queue to give its memory back", func() error {
+				if n := p.Stats().InUse; n > 0 {
+					return fmt.Errorf("%d slots of pool %s are out", n, p.Name())
+				}
+				return nil
+			})
+			if err := p.Close(); err != nil {
+				t.Fatalf("closing the pool of a queue that was closed: %v", err)
 			}
 		}
 	}
