@@ -72,6 +72,8 @@ const (
 	spareBurst = 64
 	// othersBursts is the number of bursts of others that a Send does before it leaves them to the goroutine.
 	othersBursts = 64
+	// othersRounds is how often it looks again after that.
+	othersRounds = 8
 )
 
 // NewOutbox makes an Outbox with that many descriptors. With async the Sink gives descriptors back itself, through Complete, when
@@ -353,18 +355,21 @@ func (o *Outbox) work(bursts int) bool {
 // rest ends being busy, after it has sent what was queued since the last look. It answers false if that goes on: the caller is
 // still the busy one then.
 func (o *Outbox) rest() bool {
-	for {
+	for round := 0; ; round++ {
 		o.busy.Store(false)
 		// Whoever has put something before that, and found us busy, relies on this look.
 		if o.queue.Len() == 0 || !o.busy.CompareAndSwap(false, true) {
 			return true
 		}
-		before := o.queue.Len()
+		if round > 0 {
+			runtime.Gosched() // a Put is half done, or others send all the time
+		}
 		if !o.work(othersBursts) {
 			return false
 		}
-		if o.queue.Len() == before {
-			runtime.Gosched() // a Put is half done
+		if round == othersRounds && !o.closed.Load() {
+			o.kick.Wake() // the goroutine need not wait for the device
+			return false
 		}
 	}
 }
