@@ -177,8 +177,11 @@ func (p *TCPPort) WaitConnected(ctx context.Context) error {
 		select {
 		case <-change:
 		case <-ctx.Done():
+			p.mu.Lock()
+			cause = p.cause
+			p.mu.Unlock()
 			if cause == nil {
-				cause = &ConnError{Remote: p.remote, Err: ctx.Err()}
+				cause = &ConnError{Remote: p.remote, Err: sys.ETIMEDOUT}
 			}
 			return failed(cause, "no connection in time (%v)", ctx.Err())
 		}
