@@ -27,6 +27,8 @@ const (
 	maxSpin = 2 * time.Millisecond
 	// stillLooks is the number of looks at a clock after which it is taken to stand still, as a virtual one does.
 	stillLooks = 64
+	// hole is the cost of a packet that was taken out of the burst.
+	hole = -1
 	// run is the number of packets that are passed on together at most.
 	run = 64
 	// defaultAhead is how long before its time the kernel gets a packet: more than a timer is late.
@@ -172,6 +174,7 @@ func (p *Pacer) admit(b *burst.Burst, from, to int, now time.Time) (end int, wai
 	for i := from; i < to; i++ {
 		p.cost[i-from] = 0
 		if b.Segments(i) == 0 {
+			p.cost[i-from] = hole
 			continue
 		}
 		if at, ok := b.Time(i); ok && p.o.SendAt {
@@ -218,7 +221,7 @@ func (p *Pacer) sent(b *burst.Burst, from, to int) {
 	var now int64
 	for i := from; i < to; i++ {
 		at, ok := b.Time(i)
-		if !ok {
+		if !ok || p.cost[i-from] == hole {
 			continue
 		}
 		p.timed.Inc()

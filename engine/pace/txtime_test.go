@@ -97,7 +97,7 @@ func TestControl(t *testing.T) {
 		ns   int64
 		ok   bool
 		want int64
-	}{{0, false, 0}, {1e18 + 500, true, 500}, {1e18 - 5, true, 500}, {0, false, 500}, {1e18 + 501, true, 501}} {
+	}{{1e18 - 5, true, 0}, {0, false, 0}, {1e18 + 500, true, 500}, {1e18 - 5, true, 500}, {0, false, 500}, {1e18 + 501, true, 501}} {
 		if got, ok := stamp(t, x, c.ns, c.ok); !ok || got != 1e18+37e9+300+c.want {
 			t.Errorf("%d %v: %d, want %d", c.ns, c.ok, got-1e18-37e9-300, c.want)
 		}
