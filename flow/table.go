@@ -86,6 +86,9 @@ func (t *Table) publish(version uint64, c *Classifier, i Isolation) *Snapshot {
 // Snapshot returns the present version. Take one per batch of packets, and classify all of them with it. It does not allocate.
 func (t *Table) Snapshot() *Snapshot { return t.now.Load() }
 
+// List returns the rules in force, highest priority first.
+func (t *Table) List() []Rule { return t.Snapshot().Rules() }
+
 // Version counts the changes of the table, from 1.
 func (s *Snapshot) Version() uint64 { return s.version }
 
