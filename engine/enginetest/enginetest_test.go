@@ -2,34 +2,13 @@ package enginetest
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/testenv"
 )
 
-func fakeHarness(s Shape, f flaw) Harness {
-	return Harness{
-		Open: func(t testing.TB) Pair {
-			e := NewFake(s)
-			e.flaw = f
-			p := Pair{SetLink: e.SetLink, Held: e.Held}
-			for at, to := range map[string]*engine.Port{"a": &p.A, "b": &p.B} {
-				port, err := e.OpenPort(t.Context(), engine.PortSpec{Address: at})
-				if err != nil {
-					t.Fatal(err)
-				}
-				*to = port
-			}
-			if s == Stream {
-				p.Conn = func(engine.Port) uint32 { return streamConn }
-			}
-			return p
-		},
-		OwnRx: s == Foreign || s == Blocks,
-		OwnTx: s == Foreign,
-	}
-}
+func fakeHarness(s Shape, f flaw) Harness { return harnessOf(s, f) }
 
 func TestFakes(t *testing.T) {
 	for s := range numShapes {
@@ -51,7 +30,53 @@ func TestSame(t *testing.T) {
 	for seed := range uint64(3) {
 		p := NewProgram(100+seed, 20)
 		for s := range numShapes {
-			Same(t, p, fakeHarness(Plain, sound), fakeHarness(s, sound))
+			Same(t, p, FakeHarness(Plain), FakeHarness(s))
 		}
 	}
+}
+
+// TestShrink shows that a program that fails is shown with fewer steps.
+func TestShrink(t *testing.T) {
+	h := fakeHarness(Plain, corruptsSizes).defaults()
+	p := NewProgram(1, 40)
+	failed := fails(t, h, p)
+	if failed == nil {
+		t.Fatal("an engine that changes packets of some sizes passes")
+	}
+	small, failed := shrink(t, h, p, failed)
+	if len(small.Rounds) != 1 || len(small.Rounds[0].Bursts) != 1 {
+		t.Errorf("one burst would do, but %d rounds became %d:\n%v", len(p.Rounds), len(small.Rounds), small)
+	}
+	if fails(t, h, small) == nil || failed.text() == "" {
+		t.Error("the small program does not fail, or without a word")
+	}
+	if s := small.String(); !strings.Contains(s, "seed 1") || !strings.Contains(s, "sender") {
+		t.Errorf("the program shows as %q", s)
+	}
+}
+
+// FuzzRecord looks for bytes that parseRecord does not survive, and for records that do not come back as they were.
+func FuzzRecord(f *testing.F) {
+	rec := make([]byte, 100)
+	fillRecord(rec, 1, 2, 3)
+	f.Add(rec, uint16(1), uint32(3))
+	f.Add(rec[:30], uint16(0), uint32(0))
+	f.Fuzz(func(t *testing.T, b []byte, sender uint16, seq uint32) {
+		if r, ok, err := parseRecord(b); ok && err == nil && (r.length < recordHeader || r.length > len(b)) {
+			t.Fatalf("record of %d bytes in %d", r.length, len(b))
+		}
+		if len(b) < recordHeader {
+			return
+		}
+		fillRecord(b, sender, sender+1, seq)
+		r, ok, err := parseRecord(b)
+		if !ok || err != nil || r.sender != sender || r.class != sender+1 || r.seq != seq || r.length != len(b) {
+			t.Fatalf("%+v, %v, %v", r, ok, err)
+		}
+		at := int(seq) % len(b)
+		b[at] ^= 1
+		if _, ok, err := parseRecord(b); ok && err == nil {
+			t.Fatalf("a bit at %d of %d bytes was changed, and the record is still good", at, len(b))
+		}
+	})
 }

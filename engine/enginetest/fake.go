@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"testing"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
@@ -52,6 +53,30 @@ type Fake struct {
 
 // NewFake makes a fake with no port open. Each has a network of its own.
 func NewFake(s Shape) *Fake { return &Fake{shape: s} }
+
+// FakeHarness is the harness of a fake, for comparison with other engines: see Same.
+func FakeHarness(s Shape) Harness { return harnessOf(s, sound) }
+
+func harnessOf(s Shape, f flaw) Harness {
+	h := Harness{OwnRx: s == Foreign || s == Blocks, OwnTx: s == Foreign}
+	h.Open = func(t testing.TB) Pair {
+		t.Helper()
+		e := &Fake{shape: s, flaw: f}
+		p := Pair{SetLink: e.SetLink, Held: e.Held}
+		if s == Stream {
+			p.Conn = func(engine.Port) uint32 { return streamConn }
+		}
+		var err error
+		if p.A, err = e.OpenPort(t.Context(), engine.PortSpec{Address: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if p.B, err = e.OpenPort(t.Context(), engine.PortSpec{Address: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	return h
+}
 
 // Name implements engine.Engine.
 func (f *Fake) Name() string { return "fake-" + f.shape.String() }

@@ -47,6 +47,7 @@ const (
 	halfBatch
 	freesDescriptors
 	copiesForwarded
+	corruptsSizes
 )
 
 // garbage keeps what a flaw allocates from being optimized away.
@@ -109,6 +110,10 @@ func (q *fakeRx) flawClosed() {
 func (q *fakeRx) flawDeliver(data []byte) bool {
 	q.count++
 	switch q.port.eng.flaw {
+	case corruptsSizes:
+		if len(data)%23 == 5 {
+			data[len(data)-1] ^= 1
+		}
 	case losesSilently:
 		return q.count%100 == 0
 	case leaksSlots:

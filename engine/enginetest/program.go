@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/testenv"
@@ -262,6 +263,8 @@ func fails(t testing.TB, h Harness, p Program) *trial {
 // shrink leaves rounds away as long as the program still fails, and then bursts, within a bound of tries.
 func shrink(t testing.TB, h Harness, p Program, failed *trial) (Program, *trial) {
 	tries := 40
+	h = h.defaults()
+	h.Patience = min(h.Patience, 2*time.Second) // a smaller one that hangs longer than that is as good as failed
 	again := func(q Program) bool {
 		if tries--; tries < 0 {
 			return false
