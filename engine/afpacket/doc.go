@@ -24,8 +24,7 @@
 //
 // # Rules
 //
-// Rules (Port.Rules, a *Rules) run in software, see package flow; transformations of VLAN tags and tunnels are left to
-// flow.Transform. On an isolated port what no rule matches, and on any port what a rule leaves to the kernel, is counted in
+// Rules (Port.Rules, a *Rules) run in software, see package flow, transformations of VLAN tags and tunnels included. On an isolated port what no rule matches, and on any port what a rule leaves to the kernel, is counted in
 // engine.PortStats.Kernel and goes no further: the kernel has had it anyway. It also has what the port took: an address that the
 // kernel does not own, or a firewall rule, keeps it from answering.
 //

@@ -36,8 +36,8 @@ const (
 	// vlanRoom is what frames may be longer than Ethernet and the MTU: two tags.
 	vlanRoom = 8
 	// frameOverhead is what the kernel keeps in front of a packet in the ring (struct tpacket2_hdr, sockaddr_ll, alignment), and room
-	// for a tag that is put back.
-	frameOverhead = 96
+	// for a tag that is put back, and for the headers of a tunnel.
+	frameOverhead = 192
 )
 
 // Engine opens packet sockets. It has no state.

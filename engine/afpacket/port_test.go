@@ -178,6 +178,69 @@ func TestVLANAndIsolation(t *testing.T) {
 	}
 }
 
+// A tagged frame that finds no room for its two segments stays in the ring as it is.
+func TestNoRoomForSegments(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
+	pool, heads := newPool(t, 2048, 256), newPool(t, 128, 64)
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
+	q := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{heads, pool}})
+	f := udp(t, 1, 100, 77)
+	send(t, tx, f)
+	until(t, "the frame", func() bool { return b.taps[0].ready() })
+	small := burst.New(1)
+	for range 3 {
+		if k, err := q.TryRecv(small); k != 0 || err != nil {
+			t.Fatalf("%d packets in a burst without room, %v", k, err)
+		}
+	}
+	if got := receive(t, q, 1, nil); !bytes.Equal(got[0], f) {
+		t.Errorf("it came as % x", got[0][:24])
+	}
+}
+
+// A tag is taken off, and a tunnel put around a frame and taken off again, in memory of the pool and of the ring.
+func TestTransform(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
+	pool := newPool(t, 2048, 256)
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
+	outer := "eth-src 02:00:00:00:00:01 eth-dst 02:00:00:00:00:02 ip-src 192.0.2.1 ip-dst 192.0.2.2"
+	if _, err := b.Rules().Apply(rule(t, "vlan 100 -> vlan-pop, queue 0"), rule(t, "udp dst 7 -> vxlan-encap "+outer+" vni 5, queue 0"),
+		rule(t, "udp dst 8 -> vxlan-encap "+outer+" vni 5, vxlan-decap, vlan-push 9, queue 0"), rule(t, "udp dst 9 -> vlan-pop, queue 0")); err != nil {
+		t.Fatal(err)
+	}
+	for _, spec := range []engine.RxSpec{{Pools: []*mem.Pool{pool}}, {}} {
+		q := addRx(t, b, spec)
+		for _, size := range []int{1, 100, 1472} {
+			plain := udp(t, 7, size, 0)
+			send(t, tx, udp(t, 7, size, 100), plain, udp(t, 8, size, 0), udp(t, 9, size, 0))
+			got := receive(t, q, 3, func(b *burst.Burst, i int) {
+				if b.WireLen(i) != b.PacketLen(i) {
+					t.Errorf("%d of %d bytes", b.PacketLen(i), b.WireLen(i))
+				}
+			})
+			if !bytes.Equal(got[0], plain) {
+				t.Errorf("%d bytes: without its tag: % x", size, got[0][:30])
+			}
+			var l, in packet.Layers
+			if packet.Parse(got[1], &l); packet.ParseTunnel(got[1], &l, &in) != packet.OK || l.Tunnel != packet.TunnelVXLAN || l.VNI != 5 || !bytes.Equal(got[1][l.Inner:l.End], plain) {
+				t.Errorf("%d bytes: in a tunnel: % x", size, got[1])
+			}
+			if packet.Parse(got[2], &l); l.NumTags != 1 || l.Tags[0].ID() != 9 || l.DstPort != 8 {
+				t.Errorf("%d bytes: with a tag: % x", size, got[2])
+			}
+		}
+		if err := q.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s engine.PortStats
+	if b.Stats(&s); s.Drops[engine.DropTransform] != 6 || s.Drops.Total() != 6 {
+		t.Errorf("%v", &s.Drops)
+	}
+}
+
 // Whatever comes, each frame is delivered as it is or counted; what does not fit into the ring is cut off or dropped.
 func TestGarbage(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})

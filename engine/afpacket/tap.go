@@ -30,6 +30,12 @@ type tap struct {
 	layers   packet.Layers
 	frame    sys.PacketFrame
 	closed   bool
+	restored bool // the VLAN tag of the frame at head is in it again
+	moved    bool // what a rule made of that frame is in its place
+
+	version uint64          // of the table whose actions these are
+	actions [][]flow.Action // of rules that transform
+	scratch []byte          // for one packet with headroom
 
 	// Frames that are borrowed.
 	region *mem.Region
@@ -198,6 +204,7 @@ func (t *tap) giveBack() {
 }
 
 func (t *tap) pass() {
+	t.restored, t.moved = false, false
 	if t.head++; t.head == t.ring.Frames() {
 		t.head = 0
 	}
@@ -211,7 +218,11 @@ func (t *tap) packetBytes() []byte {
 		f.Off -= packet.VLANLen
 		f.Len += packet.VLANLen
 		f.Wire += packet.VLANLen
-		b := t.bytes[f.Off : f.Off+uint64(f.Len)]
+		b := t.bytes[f.Off : f.Off+uint64(f.Len) : f.Off+uint64(f.Len)]
+		if t.restored {
+			return b
+		}
+		t.restored = true
 		copy(b[:12], b[4:16])
 		tpid := f.TPID
 		if f.Status&sys.FrameVLANProtocol == 0 {
@@ -219,7 +230,6 @@ func (t *tap) packetBytes() []byte {
 		}
 		binary.BigEndian.PutUint16(b[12:], tpid)
 		binary.BigEndian.PutUint16(b[14:], f.TCI)
-		f.Status &^= sys.FrameVLAN // once
 		return b
 	}
 	return t.bytes[f.Off : f.Off+uint64(f.Len) : f.Off+uint64(f.Len)]
@@ -253,7 +263,7 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 		bytes := t.packetBytes()
 		to, id := plain, uint32(0)
 		if rules || t.port.spec.Isolated {
-			if to, id = t.steer(snap, bytes, live, plain); to == nil {
+			if to, id, bytes = t.steer(snap, bytes, live, plain); to == nil {
 				t.giveBack()
 				others++
 				continue
@@ -262,6 +272,10 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 		if to == q {
 			got, ok := q.direct.add(q, t, b, bytes, id)
 			if !ok {
+				if t.moved { // it cannot be looked at again
+					t.port.drops[engine.DropTransform].Add(1)
+					t.giveBack()
+				}
 				break // no room for its segments
 			}
 			if got {
@@ -275,8 +289,8 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 	return n
 }
 
-// steer says which queue gets a frame, nil for none, after it has counted it.
-func (t *tap) steer(snap *flow.Snapshot, frame []byte, live []*rxQueue, plain *rxQueue) (*rxQueue, uint32) {
+// steer says which queue gets a frame, nil for none, after it has counted it, and what the frame is when the rule has transformed it.
+func (t *tap) steer(snap *flow.Snapshot, frame []byte, live []*rxQueue, plain *rxQueue) (*rxQueue, uint32, []byte) {
 	p := t.port
 	packet.Parse(frame, &t.layers) // what is malformed has fewer fields
 	var d flow.Decision
@@ -290,21 +304,64 @@ func (t *tap) steer(snap *flow.Snapshot, frame []byte, live []*rxQueue, plain *r
 	case flow.Unmatched:
 		if p.spec.Isolated {
 			p.kernel.Add(1)
-			return nil, 0
+			return nil, 0, nil
 		}
-		return plain, 0
+		return plain, 0, frame
 	case flow.Kernel:
 		p.kernel.Add(1)
-		return nil, 0
+		return nil, 0, nil
 	case flow.Discard:
 		p.drops[engine.DropRule].Add(1)
-		return nil, 0
+		return nil, 0, nil
 	}
 	for _, q := range live {
-		if q.id == int(d.Queue) {
-			return q, d.ID
+		if q.id != int(d.Queue) {
+			continue
 		}
+		if d.Transform {
+			if frame = t.transform(snap, d.Rule, frame, q.pools[0] == nil); frame == nil {
+				p.drops[engine.DropTransform].Add(1)
+				return nil, 0, nil
+			}
+		}
+		return q, d.ID, frame
 	}
 	p.drops[engine.DropNoQueue].Add(1)
-	return nil, 0
+	return nil, 0, nil
+}
+
+// scratchRoom is the headroom of the scratch packet: more than flow.Headroom is for any rule.
+const scratchRoom = 1024
+
+// transform does what rule i says to a frame that was parsed, in memory of the tap's own, and, for who borrows, moves the result back
+// into the ring. It returns nil where that cannot be done.
+func (t *tap) transform(snap *flow.Snapshot, i int32, frame []byte, back bool) []byte {
+	if snap.Version() != t.version {
+		t.version = snap.Version()
+		t.actions = make([][]flow.Action, snap.Classifier().Len())
+		for i := range t.actions {
+			t.actions[i] = snap.Classifier().Rule(i).Actions
+		}
+	}
+	if t.scratch == nil {
+		t.scratch = make([]byte, scratchRoom+t.port.o.FrameSize)
+	}
+	if t.frame.Len < t.frame.Wire {
+		return nil // a part of a packet cannot be put into a tunnel, or taken out of one
+	}
+	buf := t.scratch[:scratchRoom+copy(t.scratch[scratchRoom:], frame)]
+	out, why := flow.Transform(t.actions[i], buf, scratchRoom, &t.layers)
+	if why != flow.Applied {
+		return nil
+	}
+	if back {
+		from, to := t.ring.Room(t.head)
+		if uint64(len(out)) > to-from {
+			return nil
+		}
+		out = t.bytes[from : from+uint64(copy(t.bytes[from:to], out))]
+		t.frame.Off, t.moved = from, true
+	}
+	t.frame.Len, t.frame.Wire = uint32(len(out)), uint32(len(out))
+	return out
 }

@@ -130,3 +130,9 @@ func (r *PacketRing) Memory() []byte { return r.mem }
 func (r *PacketRing) offset(i uint32) uint64 {
 	return uint64(i/r.perBlock)*uint64(r.blockSize) + uint64(i%r.perBlock)*uint64(r.frameSize)
 }
+
+// Room is the part of the ring's memory that frame i may use for its packet.
+func (r *PacketRing) Room(i uint32) (from, to uint64) {
+	off := r.offset(i)
+	return off + 64, off + uint64(r.frameSize)
+}
