@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/ring"
 )
 
 // item is a packet that waits in a receive queue. The second segment is the payload with header/data split.
@@ -40,6 +41,9 @@ type rxQueue struct {
 	depth uint64
 	items []item // a power of two of them
 	mask  uint64
+	// A burst that is handed on whole lies in bulk, and its item says how long its packets are altogether, with flag whole.
+	bulk  []*burst.Burst
+	spare *ring.SPSC[*burst.Burst] // empty ones, from the owner back to the senders
 
 	waker  atomic.Pointer[engine.Waker]
 	closed atomic.Bool
@@ -47,6 +51,7 @@ type rxQueue struct {
 	_     [64]byte
 	in    sync.Mutex    // guards what follows
 	tail  atomic.Uint64 // items ever put
+	holds atomic.Uint64 // and packets in them
 	came  uint64        // packets that were offered
 	drops engine.Drops
 	data  []byte
@@ -55,12 +60,20 @@ type rxQueue struct {
 	_     [64]byte
 	out   sync.Mutex    // guards what follows
 	head  atomic.Uint64 // items ever taken
+	taken atomic.Uint64 // and packets in them, stored after head, so that a sender that sees room finds an item free
 	stats engine.RxStats
 	stage *burst.Burst // with split: taken off the ring, and no room in the owner's burst yet
 	_     [64]byte
 }
 
 const defaultDepth = 1024
+
+const (
+	// whole marks an item that is a burst. It is no flag of a packet.
+	whole burst.Flags = 1 << 15
+	// bulkBurst is the room of such a burst, and leastBulk the number of packets from which on it is worth one.
+	bulkBurst, leastBulk = 64, 8
+)
 
 // maxDepth bounds the memory of a ring.
 const maxDepth = 1 << 24
@@ -92,6 +105,12 @@ func newRxQueue(p *Port, id int, spec engine.RxSpec) (*rxQueue, error) {
 		items: make([]item, n), mask: uint64(n - 1)}
 	if q.split {
 		q.stage = burst.NewSegmented(64, 128)
+	} else {
+		var err error
+		if q.spare, err = ring.NewSPSC[*burst.Burst](max(spec.Depth/leastBulk, 2)); err != nil {
+			return nil, err
+		}
+		q.bulk = make([]*burst.Burst, n)
 	}
 	for i, pool := range spec.Pools {
 		if pool == nil {
@@ -117,7 +136,7 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	q.in.Lock()
 	tail := q.tail.Load()
 	first := tail
-	room := q.depth - (tail - q.head.Load())
+	room := q.depth - (q.holds.Load() - q.taken.Load())
 	q.came += uint64(to - from)
 	var now int64
 	var flags burst.Flags
@@ -126,7 +145,23 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	}
 	b, src := c.b, q.srcs[0]
 	i := from
-	if c.only == src && !q.split {
+	switch n := to - from; {
+	case c.only != src || q.split:
+	case c.bulk && n == b.Len() && n >= leastBulk && n <= bulkBurst && uint64(n) <= room:
+		for i := range n { // what the sender noted there is not the receiver's
+			b.SetReceived(i, 0, flags, now)
+			b.SetConn(i, 0)
+			if !steered {
+				b.SetFlow(i, 0)
+			}
+		}
+		it := &q.items[tail&q.mask]
+		it.len, it.flags = uint32(c.sum), whole
+		q.bulk[tail&q.mask] = q.keep(b)
+		q.publish(tail, tail+1, n)
+		q.in.Unlock()
+		return
+	default:
 		for end := from + int(min(uint64(to-from), room)); i < end; i++ {
 			it := &q.items[tail&q.mask]
 			it.take(b.Part(i, 0))
@@ -178,8 +213,18 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 		room--
 	}
 	q.giveBack(kept)
-	q.publish(first, tail)
+	q.publish(first, tail, int(tail-first))
 	q.in.Unlock()
+}
+
+// keep moves the packets of b to a burst of our own.
+func (q *rxQueue) keep(b *burst.Burst) *burst.Burst {
+	k, ok := q.spare.Get()
+	if !ok {
+		k = burst.New(bulkBurst)
+	}
+	b.MoveTo(k)
+	return k
 }
 
 // frame takes one frame, which it copies. The caller holds Network.mu for reading.
@@ -188,7 +233,7 @@ func (q *rxQueue) frame(frame []byte, flow uint32, now int64) {
 	defer q.in.Unlock()
 	q.came++
 	tail := q.tail.Load()
-	if tail-q.head.Load() >= q.depth {
+	if q.holds.Load()-q.taken.Load() >= q.depth {
 		q.drops[engine.DropQueueFull]++
 		return
 	}
@@ -206,7 +251,7 @@ func (q *rxQueue) frame(frame []byte, flow uint32, now int64) {
 	if q.spec.Timestamps {
 		it.time, it.flags = now, burst.HasTime
 	}
-	q.publish(tail, tail+1)
+	q.publish(tail, tail+1, 1)
 }
 
 // get takes up to n slots of each pool and returns how many there were of both.
@@ -263,11 +308,12 @@ func (q *rxQueue) cut(frame []byte) (head, rest []byte) {
 	return frame[:at], frame[at:]
 }
 
-// publish makes items first to tail-1 visible and wakes who waits. The caller holds in.
-func (q *rxQueue) publish(first, tail uint64) {
+// publish makes items first to tail-1, of so many packets, visible and wakes who waits. The caller holds in.
+func (q *rxQueue) publish(first, tail uint64, packets int) {
 	if first == tail {
 		return
 	}
+	q.holds.Store(q.holds.Load() + uint64(packets))
 	q.tail.Store(tail)
 	q.wake()
 }
@@ -306,14 +352,20 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	return n, nil
 }
 
-// move adds items to b and returns the sum of their bytes. The caller holds out.
+// move adds packets to b and returns the sum of their bytes. The caller holds out.
 func (q *rxQueue) move(b *burst.Burst) (bytes uint64) {
-	head := q.head.Load()
-	end := min(q.tail.Load(), head+uint64(b.Room()))
-	start := head
+	head, tail := q.head.Load(), q.tail.Load()
+	start, before := head, b.Len()
 	src := q.srcs[0]
-	for ; head < end; head++ {
+	for head != tail {
 		it := &q.items[head&q.mask]
+		if it.flags == whole {
+			if !q.moveBulk(b, head, it, &bytes) {
+				break
+			}
+			head++
+			continue
+		}
 		i := b.Add(src, burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Headroom: it.head})
 		if i < 0 {
 			break
@@ -325,11 +377,31 @@ func (q *rxQueue) move(b *burst.Burst) (bytes uint64) {
 			b.SetFlow(i, it.flow)
 		}
 		bytes += uint64(it.len)
+		head++
 	}
 	if head != start {
 		q.head.Store(head)
 	}
+	if n := b.Len() - before; n > 0 {
+		q.taken.Store(q.taken.Load() + uint64(n))
+	}
 	return bytes
+}
+
+// moveBulk moves the packets of a burst, and reports whether it is empty now. The caller holds out.
+func (q *rxQueue) moveBulk(b *burst.Burst, head uint64, it *item, bytes *uint64) bool {
+	k := q.bulk[head&q.mask]
+	k.MoveTo(b)
+	if k.Len() > 0 {
+		left := uint32(k.TotalLen())
+		*bytes += uint64(it.len - left)
+		it.len = left
+		return false
+	}
+	*bytes += uint64(it.len)
+	q.bulk[head&q.mask] = nil
+	q.spare.Put(k)
+	return true
 }
 
 // moveSplit is move by way of stage, as a packet takes two segments or none. The caller holds out.
@@ -350,6 +422,7 @@ func (q *rxQueue) moveSplit(b *burst.Burst) {
 				q.stage.SetFlow(i, it.flow)
 			}
 			q.head.Store(head)
+			q.taken.Store(q.taken.Load() + uint64(q.stage.Len())) // what is in stage does not count
 		}
 		before := b.TotalLen()
 		q.stage.MoveTo(b)
@@ -362,11 +435,16 @@ func (q *rxQueue) moveSplit(b *burst.Burst) {
 
 // waiting is the number of packets that the owner has not taken. The caller holds out.
 func (q *rxQueue) waiting() uint64 {
-	n := q.tail.Load() - q.head.Load()
+	n := q.holds.Load() - q.taken.Load()
 	if q.stage != nil {
 		n += uint64(q.stage.Len())
 	}
 	return n
+}
+
+// empty reports whether TryRecv would find nothing. The caller holds out.
+func (q *rxQueue) empty() bool {
+	return q.tail.Load() == q.head.Load() && (q.stage == nil || q.stage.Len() == 0)
 }
 
 // Arm implements engine.RxQueue.
@@ -374,7 +452,7 @@ func (q *rxQueue) Arm(w *engine.Waker) bool {
 	q.out.Lock()
 	defer q.out.Unlock()
 	q.waker.Store(w)
-	if !q.closed.Load() && q.waiting() == 0 {
+	if !q.closed.Load() && q.empty() {
 		return false
 	}
 	// If a sender was faster, its Wake is the one that was asked for.
@@ -395,7 +473,7 @@ func (q *rxQueue) Discard() (int, error) {
 func (q *rxQueue) throw(why engine.Drop) int {
 	bytes, n := q.stats.Bytes, 0
 	junk := burst.NewSegmented(64, 128)
-	for q.waiting() > 0 {
+	for !q.empty() {
 		if q.split {
 			q.moveSplit(junk)
 		} else {

@@ -147,6 +147,71 @@ func TestHandOff(t *testing.T) {
 	balanced(t, n)
 }
 
+// TestWholeBursts: a burst that is handed on as it is can be received in pieces, thrown away, and says nothing of what its sender
+// noted in it.
+func TestWholeBursts(t *testing.T) {
+	n := network(t, Options{Shared: true})
+	m := pool(t, "both", 256, 64)
+	tx := addTx(t, open(t, n, "a"), engine.TxSpec{Pools: []*mem.Pool{m}})
+	p := open(t, n, "b")
+	rx := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}, Depth: 30})
+	send := func(k int) {
+		b := burst.New(k)
+		if got, err := tx.Alloc(b, k, 100); got != k {
+			t.Fatal(got, err)
+		}
+		for i := range k {
+			b.SetLen(i, 0, 60+i)
+			b.SetConn(i, 5)
+			b.SetFlow(i, 6)
+			b.SetTime(i, 7)
+		}
+		if err := tx.Send(b); err != nil || b.Len() != 0 {
+			t.Fatal(err, b.Len())
+		}
+	}
+	send(11)
+	send(3)
+	var lengths []int
+	small := burst.New(4)
+	for range 4 {
+		if _, err := rx.TryRecv(small); err != nil {
+			t.Fatal(err)
+		}
+		for i := range small.Len() {
+			lengths = append(lengths, small.PacketLen(i))
+			if _, timed := small.Time(i); timed || small.Conn(i) != 0 || small.Flow(i) != 0 || small.Flags(i) != 0 {
+				t.Errorf("packet %d has conn %d, flow %d, flags %v of its sender", i, small.Conn(i), small.Flow(i), small.Flags(i))
+			}
+		}
+		small.Release()
+	}
+	equal(t, "lengths", lengths, "[60 61 62 63 64 65 66 67 68 69 70 60 61 62]")
+	send(20)
+	send(11) // 10 places
+	if k, _ := rx.TryRecv(small); k != 4 {
+		t.Errorf("%d packets", k)
+	}
+	small.Release()
+	send(5) // 4 places
+	equal(t, "ledger", balanced(t, n).Held, 30)
+	if k, err := rx.Discard(); k != 30 || err != nil {
+		t.Errorf("Discard: %d, %v", k, err)
+	}
+	send(30)
+	if err := rx.Close(); err != nil {
+		t.Error(err)
+	}
+	s := stats(p)
+	if s.Rx.Packets != 18 || s.Rx.Bytes != 715+183+246 || s.Rx.Drops != (engine.Drops{engine.DropQueueFull: 2, engine.DropFlushed: 30, engine.DropClosed: 30}) {
+		t.Errorf("%+v", s.Rx)
+	}
+	if out := m.Stats().InUse; out != 0 {
+		t.Errorf("%d slots are out", out)
+	}
+	balanced(t, n)
+}
+
 func TestSteering(t *testing.T) {
 	n := network(t, Options{})
 	if _, err := n.Link("a", "b"); err != nil {
@@ -322,7 +387,7 @@ func TestExhaustion(t *testing.T) {
 	if _, err := q.TryRecv(a.b); err != engine.ErrClosed {
 		t.Errorf("TryRecv after Close: %v", err)
 	}
-	q = addRx(t, p, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, "more", 2048, 32)}})
+	addRx(t, p, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, "more", 2048, 32)}})
 	a.send(t, burst10...) // 8 places
 	l, _ := n.Cable("a")
 	l.SetUp(false)

@@ -33,10 +33,15 @@ func newRules(n *Network, isolated bool) *rules {
 func (r *rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	result, err := r.Table.Apply(changes...)
 	if err == nil {
-		r.net.mu.Lock() // whoever has an older snapshot has finished
-		r.net.mu.Unlock()
+		r.net.settle()
 	}
 	return result, err
+}
+
+// settle waits until whoever carries packets now, perhaps by what was before, has finished.
+func (n *Network) settle() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 }
 
 // List implements engine.Rules.

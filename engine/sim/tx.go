@@ -259,17 +259,18 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	var came, sent, sum int
 	if up && q.uniform(b, from, to) {
 		came, sent, sum = to, to, b.TotalLen()
-		c.only, c.longest = q.srcs[0], q.pools[0].SlotSize()
+		c.only, c.longest, c.sum = q.srcs[0], q.pools[0].SlotSize(), sum
+		c.bulk = q.pacer == nil // which looks at the packets afterwards
 		w.carry(c, from, to)
 	} else {
-		c.only = nil
+		c.only, c.bulk = nil, false
 		came, sent, sum = q.each(b, from, to, up)
 	}
 	// In this order: what came is at least what left.
 	q.came.Add(uint64(came))
 	q.packets.Add(uint64(sent))
 	q.sum.Add(uint64(sum))
-	whole := q.pacer == nil && len(c.taken) > 0 && len(c.taken) == b.Len() // a pacer looks at the packets afterwards
+	whole := q.pacer == nil && len(c.taken) > 0 && len(c.taken) == b.Len()
 	p.net.mu.RUnlock()
 	c.b = nil
 	if whole {

@@ -198,6 +198,8 @@ type cargo struct {
 	taken   []int         // packets whose memory a receive queue has taken over, ascending
 	only    *burst.Source // of all packets, where each is one segment; nil otherwise
 	longest int           // bytes, at least as many as any packet of the run has
+	sum     int           // bytes of all packets, where only is set
+	bulk    bool          // the burst may be taken away whole
 	dest    []*station
 	scratch []byte
 }
