@@ -76,7 +76,7 @@ func TestGuestQdiscs(t *testing.T) {
 		// The control: without a qdisc that waits, times are taken and mean nothing, so the test above can fail.
 		s := Support{Device: "lo", Qdisc: "fq", clock: sys.ClockMonotonic}
 		early := 0
-		_, got := s.exchangeAt(t, 20)
+		_, got := s.exchangeAt(t, 20, time.Second)
 		for _, p := range got {
 			if p.received < p.at {
 				early++
@@ -105,7 +105,7 @@ type arrival struct {
 // exchange is exchangeAt, and checks that nothing is early or overtakes.
 func (s *Support) exchange(t *testing.T, n int) (*TxTime, []arrival) {
 	t.Helper()
-	x, got := s.exchangeAt(t, n)
+	x, got := s.exchangeAt(t, n, 25*time.Millisecond)
 	var late []time.Duration
 	for i, p := range got {
 		if i > 0 && p.n <= got[i-1].n {
@@ -121,9 +121,9 @@ func (s *Support) exchange(t *testing.T, n int) (*TxTime, []arrival) {
 	return x, got
 }
 
-// exchangeAt sends n packets over lo, 25 ms apart, and receives until all have arrived or are reported lost, or nothing happens any
+// exchangeAt sends n packets over lo, whose times are so far apart, and receives until all have arrived or are reported lost, or nothing happens any
 // more. Every fourth has the time of an earlier one, and one has none.
-func (s *Support) exchangeAt(t *testing.T, n int) (*TxTime, []arrival) {
+func (s *Support) exchangeAt(t *testing.T, n int, apart time.Duration) (*TxTime, []arrival) {
 	t.Helper()
 	to, err := sys.SocketUDP(false)
 	if err != nil {
@@ -156,10 +156,10 @@ func (s *Support) exchangeAt(t *testing.T, n int) (*TxTime, []arrival) {
 	want := make([]int64, n)
 	var control [ControlSize]byte
 	for i := range n {
-		at := now.Add(time.Duration(i+8) * 25 * time.Millisecond).UnixNano()
+		at := now.Add(time.Duration(i+8) * apart).UnixNano()
 		want[i] = at
 		if i%4 == 3 {
-			at -= 60e6 // waits behind the one before
+			at -= int64(2*apart) + 1 // waits behind the one before
 			want[i] = want[i-1]
 		}
 		c := control[:x.Control(control[:], at, i != 5)]
