@@ -74,6 +74,9 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 	if spec.Headroom >= q.pool.SlotSize() || q.head != nil && spec.Headroom >= q.head.SlotSize() {
 		return nil, fmt.Errorf("%w: fake: headroom of %d bytes in slots of %d", engine.ErrInvalid, spec.Headroom, q.pool.SlotSize())
 	}
+	if p.eng.flaw == oneTooMany {
+		spec.Depth++
+	}
 	var err error
 	q.box, err = engine.NewOutbox((*fakeSink)(q), spec.Depth, false)
 	return q, err
@@ -282,9 +285,6 @@ func copyFrom(dst []byte, b *burst.Burst, i, at int) int {
 
 // Send implements engine.TxQueue.
 func (q *fakeTx) Send(b *burst.Burst) error {
-	if q.port.eng.flaw == freesDescriptors {
-		defer q.box.Unreserve(1)
-	}
 	if b != nil && q.flawSend(b) {
 		return nil
 	}

@@ -45,7 +45,7 @@ const (
 	keepsSourceMAC
 	ignoresRule
 	halfBatch
-	freesDescriptors
+	oneTooMany
 	copiesForwarded
 	corruptsSizes
 )

@@ -84,7 +84,7 @@ func TestFlaws(t *testing.T) {
 		{"leaves the source address", keepsSourceMAC, Plain, []string{"SourceMAC"}, "expected the port's own", []string{"Order"}},
 		{"ignores rules", ignoresRule, Plain, []string{"Rules"}, "came to queues [0]", []string{"Order", "Queues"}},
 		{"applies half a batch of rules", halfBatch, Plain, []string{"Rules"}, "a batch that was refused", []string{"Order"}},
-		{"makes descriptors out of nothing", freesDescriptors, Plain, []string{"Reservations"}, "expected", []string{"Order"}},
+		{"has one descriptor too many", oneTooMany, Plain, []string{"Alloc", "Reservations"}, "expected", []string{"Order"}},
 		{"copies what it forwards", copiesForwarded, Plain, []string{"Forward"}, "ZeroCopyForward", []string{"Order"}},
 		{"keeps what a burst returns of a block", keepsBlock, Blocks, []string{"Order"}, "buffers of the engine are out", []string{"Empty"}},
 	} {
