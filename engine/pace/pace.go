@@ -136,14 +136,12 @@ func (p *Pacer) Transmit(b *burst.Burst, from, to int) (next int, again time.Tim
 		bucket := p.bucket
 		end, wait, drop := p.admit(b, from, to, now)
 		if end > from {
+			last := p.last()
 			next, again := p.inner.Transmit(b, from, end)
 			p.sent(b, from, next)
 			if next < end {
-				// The tokens of what stays here come back.
 				p.bucket = bucket
-				for _, n := range p.cost[:next-from] {
-					p.spend(now, n)
-				}
+				p.takeBack(b, from, next, now, last)
 				return next, again
 			}
 			from = end
@@ -207,9 +205,31 @@ func sub(a, b int64) time.Duration {
 	return -1 << 63
 }
 
-func (p *Pacer) spend(now time.Time, n int) {
-	if n > 0 {
-		p.bucket.Spend(int64(now.Sub(p.start)), n)
+// last is the latest time that the kernel was given.
+func (p *Pacer) last() int64 {
+	if p.o.Kernel == nil {
+		return 0
+	}
+	return p.o.Kernel.last
+}
+
+// takeBack brings tokens and times to where they are when only packets from to to-1 are taken, from how they were before.
+func (p *Pacer) takeBack(b *burst.Burst, from, to int, now time.Time, last int64) {
+	mono := int64(now.Sub(p.start))
+	if p.o.Kernel != nil {
+		p.o.Kernel.last = last
+	}
+	for i := from; i < to; i++ {
+		n := p.cost[i-from]
+		if n == hole {
+			continue
+		}
+		if n > 0 {
+			p.bucket.Spend(mono, n)
+		}
+		if p.o.Kernel != nil {
+			p.o.Kernel.next(b.Time(i))
+		}
 	}
 }
 

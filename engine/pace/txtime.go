@@ -169,9 +169,19 @@ func clockOffset(clock int32) (offset int64) {
 // Control writes the control message (SCM_TXTIME) that makes the kernel send the packet at ns, nanoseconds since 1970, or
 // without a time (ok false, as from burst.Burst.Time) as soon as possible, into dst, which has ControlSize bytes, and returns its
 // length, 0 for a packet that needs none. A Sink calls it for each message that it sends, in order, from within Transmit;
-// packets that it joins to one message must have the same time. No packet gets an earlier time than the one before, so that they
+// packets that it joins to one message must have the same time. It may call it again for packets that the kernel has not taken. No packet gets an earlier time than the one before, so that they
 // leave in order. It does not allocate.
 func (t *TxTime) Control(dst []byte, ns int64, ok bool) int {
+	at := t.next(ns, ok)
+	if at == 0 {
+		return 0
+	}
+	sys.PutTxTime(dst, at)
+	return ControlSize
+}
+
+// next is the time that the next packet gets by the qdisc's clock, 0 for none.
+func (t *TxTime) next(ns int64, ok bool) int64 {
 	at := t.now
 	if ok && ns > at {
 		at = ns
@@ -182,8 +192,7 @@ func (t *TxTime) Control(dst []byte, ns int64, ok bool) int {
 		return 0 // now; etf refuses packets without a time
 	}
 	t.last = at
-	sys.PutTxTime(dst, at)
-	return ControlSize
+	return at
 }
 
 // ReadReports takes what is in the socket's error queue and counts the packets that were not sent because of their time. Call it

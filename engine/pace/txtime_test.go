@@ -169,6 +169,57 @@ func TestAhead(t *testing.T) {
 	}
 }
 
+// What the kernel does not take now gets its own time later, not that of the packets behind it.
+func TestControlAgain(t *testing.T) {
+	x := newTxTime(Support{Qdisc: "fq", clock: sys.ClockRealtime})
+	d := &kernel{t: t, x: x, room: 2}
+	p, err := New(d, Options{SendAt: true, Kernel: x, Ahead: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := burst.New(8)
+	src := burst.NewSource(nil, nil, nil)
+	start := time.Now().Add(time.Minute).UnixNano()
+	for i, at := range []int64{0, 10, 5, 20, 30, 25} {
+		b.Add(src, burst.Segment{Handle: burst.NoHandle, Len: 1})
+		if i > 0 {
+			b.SetTime(i, start+at*1e9)
+		}
+	}
+	for from := 0; from < b.Len(); {
+		from, _ = p.Transmit(b, from, b.Len())
+	}
+	want := []int64{0, 10, 10, 20, 30, 30}
+	for i, at := range d.times {
+		// The difference of the clocks is measured, so it may be a little off.
+		if i == 0 && at != 0 || i > 0 && (at-start-want[i]*1e9+5e8)/1e9 != 0 {
+			t.Errorf("packet %d got the time %d, want %d s", i, at-start, want[i])
+		}
+	}
+	if len(d.times) != len(want) {
+		t.Error(d.times)
+	}
+}
+
+// kernel is a device that makes the control messages of all packets and takes two of them.
+type kernel struct {
+	t     *testing.T
+	x     *TxTime
+	room  int
+	times []int64
+}
+
+func (d *kernel) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	for i := from; i < to; i++ {
+		ns, ok := b.Time(i)
+		at, _ := stamp(d.t, d.x, ns, ok)
+		if i < from+d.room {
+			d.times = append(d.times, at)
+		}
+	}
+	return min(to, from+d.room), time.Time{}
+}
+
 // A socket takes the times also where nobody waits, which is why the qdisc is asked.
 func TestNotEnforced(t *testing.T) {
 	fd, err := sys.SocketUDP(false)
