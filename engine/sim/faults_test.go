@@ -546,6 +546,7 @@ func TestAt(t *testing.T) {
 		n, cable, a, b := pair(t, 1, Faults{})
 		start := time.Now()
 		n.At(start.Add(2*time.Second), func() { cable.SetUp(true) })
+		synctest.Wait() // the goroutine sleeps until then, and is to wake earlier
 		n.At(start.Add(time.Second), func() { cable.SetUp(false) })
 		n.At(start.Add(time.Hour), func() { t.Error("called after Close") })
 		for i := range 30 {

@@ -333,6 +333,46 @@ func TestSplit(t *testing.T) {
 	balanced(t, n)
 }
 
+// TestMissingHalf: headers or payload run out first; what was taken of the other goes back.
+func TestMissingHalf(t *testing.T) {
+	for i, slots := range [][2]int{{3, 20}, {20, 3}} {
+		n := network(t, Options{Shared: true})
+		a := newEnd(t, n, "a", 64)
+		p := open(t, n, "b")
+		heads, data := pool(t, "heads", 64, slots[0]), pool(t, "data", 64, slots[1])
+		q := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{heads, data}})
+		a.send(t, numbered(0, 10)...)
+		if s := stats(p); s.Rx.Drops != (engine.Drops{engine.DropNoBuffers: 7}) {
+			t.Errorf("%d: drops %v", i, &s.Rx.Drops)
+		}
+		equal(t, "slots out", []int{heads.Stats().InUse, data.Stats().InUse}, "[3 3]")
+		equal(t, "received", len((&end{rx: q}).got(t)), 3)
+	}
+}
+
+// TestLargeBurst: more packets than the queue has room for, of a burst that is larger than any that is handed on whole.
+func TestLargeBurst(t *testing.T) {
+	n := network(t, Options{Shared: true})
+	p := open(t, n, "a?loop")
+	m := pool(t, "both", 256, 128)
+	tx := addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{m}})
+	rx := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{m}, Depth: 90})
+	b := burst.New(128)
+	for range 3 {
+		if k, err := tx.Alloc(b, 120, 64); k != 120 {
+			t.Fatal(k, err)
+		}
+		if err := tx.Send(b); err != nil {
+			t.Fatal(err)
+		}
+		equal(t, "slots out", m.Stats().InUse, 90)
+		equal(t, "received", len(take(t, rx, (*burst.Burst).PacketLen)), 90)
+	}
+	if s := m.Stats(); s.InUse != 0 || s.Rejected != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 func TestMTU(t *testing.T) {
 	n := network(t, Options{})
 	if _, err := n.Link("a", "b"); err != nil {
