@@ -108,6 +108,7 @@ type Port struct {
 	drops       [engine.NumDrops]atomic.Uint64 // of packets that reached no queue
 	live        atomic.Pointer[[]*rxQueue]     // receive queues by number
 
+	ask      *neigh.Kernel
 	watch    *neigh.LinkWatch
 	waker    *engine.Waker
 	watching sync.WaitGroup
@@ -177,12 +178,10 @@ func (p *Port) openSockets() (err error) {
 	if p.watch, err = neigh.WatchLinks(); err != nil { // before the first look, so that no change is missed
 		return err
 	}
-	k, err := neigh.OpenKernel()
-	if err != nil {
+	if p.ask, err = neigh.OpenKernel(); err != nil {
 		return err
 	}
-	defer k.Close()
-	l, err := k.Link(p.spec.Address)
+	l, err := p.ask.Link(p.spec.Address)
 	if err != nil {
 		return fmt.Errorf("afpacket: %w", err)
 	}
@@ -193,7 +192,7 @@ func (p *Port) openSockets() (err error) {
 	p.index = l.Index
 	p.note(l)
 	p.changes.Store(0)
-	if p.ips, err = k.Addresses(l.Index); err != nil {
+	if p.ips, err = p.ask.Addresses(l.Index); err != nil {
 		return err
 	}
 	p.numa, p.speed = -1, 0
@@ -272,9 +271,14 @@ func (p *Port) note(l neigh.Link) {
 func (p *Port) watchLink() {
 	defer p.watching.Done()
 	for {
-		if p.watch.Read(p.note) {
-			// Some changes were lost. What matters most is noticed by the sockets themselves; the next change mends the rest.
-			p.changes.Add(1)
+		if p.watch.Read(p.note) { // some changes were lost
+			l, err := p.ask.Link(p.spec.Address)
+			if errors.Is(err, engine.ErrNotFound) || err == nil && l.Index != p.index {
+				l, err = neigh.Link{Index: p.index, Gone: true}, nil
+			}
+			if err == nil {
+				p.note(l)
+			}
 		}
 		if p.removed.Load() {
 			for _, q := range *p.live.Load() {
@@ -401,6 +405,9 @@ func (p *Port) release() error {
 	}
 	if p.watch != nil {
 		errs = append(errs, p.watch.Close())
+	}
+	if p.ask != nil {
+		errs = append(errs, p.ask.Close())
 	}
 	return errors.Join(errs...)
 }
