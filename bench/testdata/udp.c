@@ -3,7 +3,9 @@
 //   udp recv ADDRESS PORT SIZE MILLISECONDS BUFFER CPU   receives batches of 64 into preallocated buffers, each time the next ones of
 //       a pool of 1024; looks at length and first eight bytes of each; prints "ready", then packets, bytes, wrong ones, ns of
 //       wall clock and of processor time
-//   udp send ADDRESS PORT SIZE MILLISECONDS SEGMENTS CPU  sends as fast as it can, SEGMENTS packets in one message
+//       With 0 milliseconds it waits for a line of input and then receives what is in the socket's buffer, and nothing later
+//   udp send ADDRESS PORT SIZE MILLISECONDS SEGMENTS CPU  sends as fast as it can, SEGMENTS packets in one message; with
+//       -MILLISECONDS so many calls
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -19,7 +21,7 @@
 #include <time.h>
 
 #define BATCH 64
-#define POOL 1024
+#define POOL 64
 #define MAGIC 0x70e257070bad5eedull
 
 static int64_t now(clockid_t c) {
@@ -46,6 +48,11 @@ static int receive(int fd, size_t size, int64_t ms, int buffer) {
 	uint64_t packets = 0, bytes = 0, bad = 0, polls = 0;
 	int64_t start = 0, cpu = 0, end = 0;
 	unsigned next = 0;
+	if (ms == 0) {
+		if (getchar() == EOF) return 1;
+		start = now(CLOCK_MONOTONIC);
+		cpu = now(CLOCK_THREAD_CPUTIME_ID);
+	}
 	for (;;) {
 		for (int i = 0; i < BATCH; i++) {
 			v[i].iov_base = pool + slot * ((next + i) % POOL);
@@ -68,7 +75,7 @@ static int receive(int fd, size_t size, int64_t ms, int buffer) {
 		}
 		packets += n;
 		next += n;
-		if (n == 0 || (++polls & 15) == 0) {
+		if (n == 0 || ms > 0 && (++polls & 15) == 0) {
 			int64_t t = now(CLOCK_MONOTONIC);
 			if (!start && packets) {
 				start = t;
@@ -100,7 +107,7 @@ static int transmit(int fd, struct sockaddr_in *to, size_t size, int64_t ms, int
 		m[i].msg_hdr.msg_iov = &v;
 		m[i].msg_hdr.msg_iovlen = 1;
 	}
-	for (int64_t end = now(CLOCK_MONOTONIC) + ms * 1000000; now(CLOCK_MONOTONIC) < end;)
+	for (int64_t end = now(CLOCK_MONOTONIC) + ms * 1000000; ms < 0 ? ms++ : now(CLOCK_MONOTONIC) < end;)
 		if (sendmmsg(fd, m, batch, 0) < 0 && errno != ECONNREFUSED) die("sendmmsg");
 	return 0;
 }

@@ -18,6 +18,7 @@
 // server answers whom it wants, not only who wrote last. For UDP an id stands for an address; the table of them is bounded, and who
 // was silent longest goes. For TCP it is a connection, and is never used again. UDPPort.Peer and TCPPort.Find go from
 // addresses to ids, UDPPort.PeerAddr and TCPPort.Conn the other way. A port with one peer ignores the id of what it sends.
+// Ids are the port's own: a packet that came through one port and leaves through another must be given an id of that one.
 //
 // # UDP
 //

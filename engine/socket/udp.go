@@ -23,7 +23,6 @@ type UDPPort struct {
 	name   string
 	o      UDPOptions
 	local  netip.AddrPort // as bound, IPv4 as IPv4
-	bound  sys.SockAddr
 	remote netip.AddrPort // of a connected port
 	ipv6   bool
 	device string

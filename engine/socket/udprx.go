@@ -222,13 +222,14 @@ func (q *udpRx) receive(n int) bool {
 	q.at, q.got, q.off = 0, got, 0
 	if ids != nil {
 		ids.mu.Lock()
+		var last *sys.SockAddr
+		var id uint32
 		for i := range got {
 			name := q.msgs.Name(i)
-			if i > 0 && *name == *q.msgs.Name(i - 1) {
-				q.ids[i] = q.ids[i-1]
-			} else {
-				q.ids[i] = ids.of(name)
+			if last == nil || *name != *last {
+				id, last = ids.of(name), name
 			}
+			q.ids[i] = id
 		}
 		ids.mu.Unlock()
 	}
@@ -238,6 +239,7 @@ func (q *udpRx) receive(n int) bool {
 // give passes on what was received, as much as there is room for.
 func (q *udpRx) give(b *burst.Burst) int {
 	n, bytes := 0, 0
+	room, named := b.Room(), q.port.peers != nil
 	for ; q.at < q.got; q.at++ {
 		i := q.at
 		size := q.msgs.Len(i)
@@ -257,7 +259,7 @@ func (q *udpRx) give(b *burst.Burst) int {
 			flags, at = burst.HasTime|burst.HardwareTime, r.HardwareTime
 		}
 		wire := 0
-		if q.msgs.Flags(i)&sys.MsgTrunc != 0 || size > int(q.slots.size) {
+		if size > int(q.slots.size) { // the full length of one that was cut off
 			if !q.port.o.KeepTruncated || r.Segment != 0 {
 				q.drops.Inc(engine.DropTooLong)
 				continue
@@ -265,7 +267,7 @@ func (q *udpRx) give(b *burst.Burst) int {
 			wire, size = size, int(q.slots.size)
 			flags |= burst.Truncated
 		}
-		if b.Room() == 0 {
+		if n >= room {
 			break
 		}
 		if q.blocks != nil {
@@ -284,7 +286,7 @@ func (q *udpRx) give(b *burst.Burst) int {
 			break // too many owners in one burst
 		}
 		q.slots.take(i)
-		if q.port.peers != nil {
+		if named {
 			b.SetConn(k, q.ids[i])
 		}
 		if flags != 0 {

@@ -85,30 +85,33 @@ func NewMessages(n, pieces, control int) *Messages {
 // SetBuffer says where datagram i is to be received.
 func (m *Messages) SetBuffer(i int, b []byte) {
 	m.pieces[i].Set(b)
-	m.hdr[i].h.Iov = &m.pieces[i].v
-	m.hdr[i].h.Iovlen = 1
+	h := &m.hdr[i].h
+	if h.Iovlen == 1 {
+		return // the rest is as it was
+	}
+	h.Iov, h.Iovlen = &m.pieces[i].v, 1
+	h.Name = &m.names[i].raw[0]
+	if m.room > 0 {
+		h.Control = &m.control[i*m.room]
+	}
 }
 
 // MoveBuffer makes the buffer of datagram from that of datagram to.
 func (m *Messages) MoveBuffer(to, from int) {
-	m.pieces[to] = m.pieces[from]
-	m.hdr[to].h.Iov = &m.pieces[to].v
-	m.hdr[to].h.Iovlen = 1
+	m.pieces[to] = m.pieces[from] // the header was made by SetBuffer
 }
 
 // Recv receives up to n datagrams into their buffers and returns how many came. EAGAIN: nothing is there. A datagram that did not
 // fit is cut off; its Len is its full length. With names the sender of each is noted.
 func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
+	namelen := uint32(0) // the kernel looks at the length first
+	if names {
+		namelen = uint32(len(SockAddr{}.raw))
+	}
 	for i := range m.hdr[:n] {
 		h := &m.hdr[i].h
-		h.Name, h.Namelen = nil, 0
-		if names {
-			h.Name, h.Namelen = &m.names[i].raw[0], uint32(len(m.names[i].raw))
-		}
-		if m.room > 0 {
-			h.Control = &m.control[i*m.room]
-			h.SetControllen(m.room)
-		}
+		h.Namelen = namelen
+		h.Controllen = uint64(m.room)
 	}
 	got, _, e := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[0])), uintptr(n), unix.MSG_DONTWAIT|unix.MSG_TRUNC, 0, 0)
 	if e != 0 {
@@ -120,15 +123,12 @@ func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
 // Len is the length of datagram i as it was received, also of what did not fit, or the bytes of it that were sent.
 func (m *Messages) Len(i int) int { return int(m.hdr[i].len) }
 
-// Flags are the flags of datagram i: MsgTrunc, MsgCTrunc.
-func (m *Messages) Flags(i int) int { return int(m.hdr[i].h.Flags) }
-
 // Name is the sender of datagram i, valid until the next Recv.
 func (m *Messages) Name(i int) *SockAddr {
 	s := &m.names[i]
 	s.len = min(m.hdr[i].h.Namelen, uint32(len(s.raw)))
-	if s.len < uint32(len(s.raw)) {
-		clear(s.raw[s.len:]) // what an earlier one left
+	if s.len == unix.SizeofSockaddrInet4 {
+		*(*[12]byte)(s.raw[unix.SizeofSockaddrInet4:]) = [12]byte{} // what one of IPv6 left
 	}
 	return s
 }

@@ -58,15 +58,12 @@ const (
 	TCPUserTimeout = unix.TCP_USER_TIMEOUT
 )
 
-// Flags of SoTimestamping (kernel: networking/timestamping.rst), and of a message.
+// Flags of SoTimestamping (kernel: networking/timestamping.rst).
 const (
 	TimestampRxSoftware  = unix.SOF_TIMESTAMPING_RX_SOFTWARE
 	TimestampSoftware    = unix.SOF_TIMESTAMPING_SOFTWARE
 	TimestampRxHardware  = unix.SOF_TIMESTAMPING_RX_HARDWARE
 	TimestampRawHardware = unix.SOF_TIMESTAMPING_RAW_HARDWARE
-
-	MsgTrunc  = unix.MSG_TRUNC
-	MsgCTrunc = unix.MSG_CTRUNC
 )
 
 // EventEdge reports each change of readiness once.
