@@ -355,7 +355,7 @@ func BenchmarkLateness(b *testing.B) {
 		b.Run(c.name, func(b *testing.B) {
 			r := newRig(b, &device{}, Options{SendAt: true, Spin: c.spin})
 			for b.Loop() {
-				r.add(100, time.Now().Add(2*time.Millisecond))
+				r.add(100, time.Now().Add(5*time.Millisecond))
 				r.send()
 				if err := r.out.Drain(b.Context()); err != nil {
 					b.Fatal(err)
