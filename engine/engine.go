@@ -52,7 +52,8 @@ type Port interface {
 	// Stats fills s with the port's own counts, and with the sums over its queues, also those that were closed.
 	Stats(s *PortStats)
 
-	// Close closes the queues and the port. Bursts that are out stay valid, and go back when they are released.
+	// Close closes the queues and the port. Bursts that are out stay valid, and go back when they are released. Closing again does
+	// nothing and returns nil, which holds for queues as well.
 	Close() error
 }
 
@@ -94,7 +95,8 @@ type Capabilities struct {
 	SendAtIn       string
 	// ZeroCopyForward says that Forward copies nothing where both queues use the same memory.
 	ZeroCopyForward bool
-	// Memory are the kinds of memory that queues take.
+	// Memory are the kinds of memory that queues take. None means that the engine owns all its memory: to give a queue pools is
+	// ErrUnsupported then.
 	Memory []mem.Kind
 	// ExactDrops says that every lost packet is attributed: Unattributed stays 0.
 	ExactDrops bool
@@ -156,7 +158,7 @@ type RxQueue interface {
 	// more memories, than an empty b has room for is dropped as DropTooLong: it would hold up the others for ever.
 	TryRecv(b *burst.Burst) (int, error)
 	// Arm asks for one Wake of w when TryRecv may have something to say, and reports whether it has already: then there will be no
-	// Wake. Arming again replaces w.
+	// Wake. Arming again replaces w. Close wakes it, and a closed queue always has something to say.
 	Arm(w *Waker) (ready bool)
 	// Discard throws away what is waiting, counts it as DropFlushed, and returns how many packets that were.
 	Discard() (int, error)
@@ -171,7 +173,8 @@ type TxQueue interface {
 	ID() int
 	// Alloc fills b, which must be empty, with n packets of length bytes each and reserves a descriptor for each. Their content is
 	// undefined. Where there are fewer than n it returns how many there were and ErrFull (no descriptors) or ErrNoBuffers (no
-	// memory). With two pools length is that of the payload segment, and the header segment is as long as its slot.
+	// memory). A burst that is not empty, and a length that is negative or more than the memory of one packet, are ErrInvalid or
+	// ErrUnsupported. With two pools length is that of the payload segment, and the header segment is as long as its slot.
 	Alloc(b *burst.Burst, n, length int) (int, error)
 	// Forward makes received packets ready for Send: it reserves a descriptor for each, and copies those that the queue cannot
 	// reach where they lie into its own memory (TxStats count them as copied). Those that find no room, the last ones, are released:

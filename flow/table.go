@@ -1,6 +1,7 @@
 package flow
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -86,8 +87,12 @@ func (t *Table) publish(version uint64, c *Classifier, i Isolation) *Snapshot {
 // Snapshot returns the present version. Take one per batch of packets, and classify all of them with it. It does not allocate.
 func (t *Table) Snapshot() *Snapshot { return t.now.Load() }
 
-// List returns the rules in force, highest priority first.
-func (t *Table) List() []Rule { return t.Snapshot().Rules() }
+// List returns the rules in force, highest priority first, those of one priority in the order in which they were added.
+func (t *Table) List() []Rule {
+	rules := t.Snapshot().Rules()
+	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(b.Priority, a.Priority) })
+	return rules
+}
 
 // Version counts the changes of the table, from 1.
 func (s *Snapshot) Version() uint64 { return s.version }
