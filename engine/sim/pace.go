@@ -1,6 +1,9 @@
 package sim
 
 import (
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
 )
@@ -15,5 +18,15 @@ func (q *txQueue) newBox() (*engine.Outbox, error) {
 		return nil, err
 	}
 	q.pacer = p
-	return engine.NewOutbox(p, q.spec.Depth, false)
+	return engine.NewOutbox((*pacedSink)(q), q.spec.Depth, false)
+}
+
+// pacedSink is the pacer, locked: it counts packets when the receiver may have them already, and Stats is to know of them then.
+type pacedSink txQueue
+
+// Transmit implements engine.Sink.
+func (k *pacedSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	k.pacing.Lock()
+	defer k.pacing.Unlock()
+	return k.pacer.Transmit(b, from, to)
 }

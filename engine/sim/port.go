@@ -218,26 +218,7 @@ func (p *Port) frame(frame []byte, now int64) {
 // Stats implements engine.Port. Drops are also those of the wires to and from the port, where they count here.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.net.mu.RLock()
-	defer p.net.mu.RUnlock()
 	*s = engine.PortStats{Rx: p.past.rx, Kernel: p.kernel.Load(), LinkChanges: p.changes}
-	var rx engine.RxStats
-	var tx engine.TxStats
-	for _, q := range p.rx {
-		if q != nil {
-			q.Stats(&rx)
-			s.Rx.Add(&rx)
-		}
-	}
-	for _, q := range p.tx {
-		if q != nil {
-			q.Stats(&tx)
-			s.Tx.Add(&tx)
-		}
-	}
-	for _, q := range p.old {
-		q.Stats(&tx)
-		s.Tx.Add(&tx)
-	}
 	for i := range p.drops {
 		s.Drops[i] = p.drops[i].Load()
 	}
@@ -247,6 +228,23 @@ func (p *Port) Stats(s *engine.PortStats) {
 	}
 	for i, n := range after {
 		s.Drops[i] += n - p.before[i]
+	}
+	queues, old := p.rx, p.tx
+	senders := append([]*txQueue(nil), p.old...)
+	p.net.mu.RUnlock() // a queue that is closed from here on keeps its counts
+	var rx engine.RxStats
+	var tx engine.TxStats
+	for _, q := range queues {
+		if q != nil {
+			q.Stats(&rx)
+			s.Rx.Add(&rx)
+		}
+	}
+	for _, q := range append(senders, old[:]...) {
+		if q != nil {
+			q.Stats(&tx)
+			s.Tx.Add(&tx)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -15,13 +16,14 @@ import (
 
 // txQueue is a transmit queue: an Outbox whose device puts packets on the wire of the port.
 type txQueue struct {
-	port  *Port
-	id    int
-	spec  engine.TxSpec
-	pools []*mem.Pool
-	srcs  []*burst.Source
-	box   *engine.Outbox
-	pacer *pace.Pacer // nil without Rate and SendAt
+	port   *Port
+	id     int
+	spec   engine.TxSpec
+	pools  []*mem.Pool
+	srcs   []*burst.Source
+	box    *engine.Outbox
+	pacer  *pace.Pacer // nil without Rate and SendAt
+	pacing sync.Mutex  // over pacer; comes before Network.mu
 
 	forwarded, full, noBuffers atomic.Uint64
 
@@ -216,6 +218,10 @@ func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
+	if q.pacer != nil {
+		q.pacing.Lock()
+		defer q.pacing.Unlock()
+	}
 	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.sum.Load(), Forwarded: q.forwarded.Load(),
 		Full: q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued())}
 	for i := range q.drops {
