@@ -177,3 +177,47 @@ func TestFillAllocations(t *testing.T) {
 		t.Errorf("%v allocations for each packet", n)
 	}
 }
+
+// A checksum that comes out as 0 is written as 0xffff: 0 would say that there is none (RFC 768).
+func TestFillChecksumZero(t *testing.T) {
+	p, err := mem.NewPool(mem.PoolOptions{Name: "fill", SlotSize: 512, Slots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	var table Endpoints
+	e, err := table.Add(t.Context(), spec("x", false), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src := burst.PoolSource(p)
+	for _, two := range []bool{false, true} {
+		var word uint32 // of the payload
+		for round := range 2 {
+			b := burst.NewSegmented(1, 2)
+			var h [2]mem.Handle
+			p.GetBatch(h[:])
+			data := burst.Segment{Handle: h[1], Off: p.Offset(h[1]) + 64, Cap: 300, Headroom: 64}
+			if two {
+				b.Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]), Cap: 100, Role: burst.Header})
+				b.AddSegment(src, data)
+			} else {
+				p.PutBatch(h[:1])
+				b.Add(src, data)
+			}
+			k := b.Segments(0) - 1
+			b.SetLen(0, k, 4)
+			copy(b.Bytes(0, k), []byte{byte(word >> 8), byte(word), 7, 7})
+			if err := e.Fill(b, 0, 4); err != nil {
+				t.Fatal(err)
+			}
+			c := uint32(packet.UDP(b.Bytes(0, 0)[34:]).Checksum())
+			if round == 1 && c != 0xffff {
+				t.Errorf("two segments %v: checksum %#x", two, c)
+			}
+			word += c // with this in the payload the sum is 0xffff
+			word = word>>16 + word&0xffff
+			b.Release()
+		}
+	}
+}
