@@ -3,9 +3,11 @@ package socket
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -54,7 +56,8 @@ func parseAddress(s string) (a address, err error) {
 	if err != nil {
 		return bad("%v", err)
 	}
-	for key, vs := range values {
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		vs := values[key]
 		if len(vs) != 1 && key != "group" {
 			return bad("%s is given %d times: expected once", key, len(vs))
 		}

@@ -24,7 +24,12 @@ func ParseReceived(c []byte) (r Received) {
 		data := c[unix.SizeofCmsghdr:n]
 		switch {
 		case level == unix.SOL_SOCKET && kind == unix.SO_TIMESTAMPING && len(data) >= 48:
-			r.Time, r.HardwareTime = timespec(data), timespec(data[32:])
+			if t := timespec(data); t != 0 {
+				r.Time = t
+			}
+			if t := timespec(data[32:]); t != 0 {
+				r.HardwareTime = t
+			}
 		case level == unix.IPPROTO_UDP && kind == unix.UDP_GRO && len(data) >= 4:
 			if s := int32(binary.NativeEndian.Uint32(data)); s > 0 && s <= 1<<16 {
 				r.Segment = int(s)
