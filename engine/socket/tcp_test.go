@@ -54,13 +54,14 @@ func TestTCPManyConnections(t *testing.T) {
 	}
 	var readers []*reader
 	only := map[*reader]uint32{}
+	owner := map[uint32]*reader{}
 	for range 2 {
 		readers = append(readers, newReader(t, p, engine.RxSpec{ID: engine.Auto}))
 	}
 	for i := range bound {
 		id := p.Find(conns[i].LocalAddr().(*net.TCPAddr).AddrPort())
 		r := newReader(t, p, engine.RxSpec{ID: engine.Auto, Conn: id})
-		only[r] = id
+		only[r], owner[id] = id, r
 		readers = append(readers, r)
 		if info, ok := p.Conn(id); !ok || info.Queue != r.q.ID() || info.Remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("connection %d: %+v, %v", id, info, ok)
@@ -100,6 +101,9 @@ func TestTCPManyConnections(t *testing.T) {
 				id := r.b.Conn(i)
 				if want := only[r]; want != 0 && id != want {
 					t.Fatalf("the queue of connection %d got bytes of %d", want, id)
+				}
+				if o := owner[id]; o != nil && o != r {
+					t.Fatalf("bytes of connection %d came to queue %d, and it is bound to queue %d", id, r.q.ID(), o.q.ID())
 				}
 				if from[id] != nil && from[id] != r {
 					t.Fatalf("connection %d came to two queues", id)
