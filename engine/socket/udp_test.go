@@ -436,17 +436,40 @@ func TestUDPBlocked(t *testing.T) {
 	for i := range uint64(packets) {
 		w.send(to, numbered(i, 1400))
 	}
-	for next := uint64(0); next < packets; {
-		m := r.more()
-		for i := range m.Len() {
-			if k := number(t, m.Bytes(i, 0)); k != next {
-				t.Fatalf("packet %d came where %d was expected", k, next)
-			}
-			next++
-		}
-	}
 	if err := w.q.Drain(within(t)); err != nil {
 		t.Fatal(err)
+	}
+	var sent engine.TxStats
+	if w.q.Stats(&sent); sent.Packets != packets || sent.Drops.Total() != 0 {
+		t.Errorf("%d packets sent, dropped %v", sent.Packets, &sent.Drops)
+	}
+	for range 3 { // says that no more will come
+		w.send(to, numbered(packets, 1400))
+	}
+	// Behind the socket the kernel may lose or reorder one now and then: the receive queues of the processors are shared with all
+	// that goes on in the machine, and packets leave the qdisc on the processor that sends or that whose timer fires.
+	var seen [packets]bool
+	got, overtook, ended := uint64(0), 0, false
+	for !ended {
+		m := r.more()
+		for i := range m.Len() {
+			k := number(t, m.Bytes(i, 0))
+			if k == packets {
+				ended = true
+				continue
+			}
+			if k > packets || seen[k] {
+				t.Fatalf("packet %d came again, or was never sent", k)
+			}
+			if seen[k] = true; k != got {
+				overtook++
+			}
+			got++
+		}
+	}
+	t.Logf("%d of %d packets, %d of them not in their place", got, packets, overtook)
+	if got < packets-5 {
+		t.Errorf("%d of %d packets arrived", got, packets)
 	}
 }
 
