@@ -178,30 +178,12 @@ func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
 
 // Forward implements engine.TxQueue. Nothing is copied: the kernel reads packets wherever they lie.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	if b == nil {
-		return 0, engine.ErrNil
-	}
-	if q.closed.Load() {
-		b.Release()
-		return 0, engine.ErrClosed
-	}
-	live := b.Live()
-	got := q.out.Reserve(live)
-	var err error
-	if got < live {
+	n, err := q.out.Claim(b)
+	if err == engine.ErrFull {
 		q.full.Add(1)
-		err = engine.ErrFull
-		i := 0
-		for k := 0; k < got; i++ {
-			if b.Segments(i) > 0 {
-				k++
-			}
-		}
-		b.Truncate(i)
 	}
-	b.Reserve(q.out, got)
-	q.forwarded.Add(uint64(got))
-	return got, err
+	q.forwarded.Add(uint64(n))
+	return n, err
 }
 
 // Send implements engine.TxQueue.

@@ -196,7 +196,7 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 	var err error
 	if got < live {
 		q.full.Add(1)
-		keep(b, got)
+		b.TruncateLive(got)
 		err = engine.ErrFull
 	}
 	if q.port.eng.shape == Foreign || q.port.eng.flaw == copiesForwarded || !b.Owned(q.src) && !q.reaches(b) {
@@ -208,6 +208,9 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 		}
 	}
 	b.Reserve(q.box, got)
+	for i := range b.Len() {
+		b.SetTime(i, 0)
+	}
 	q.forwarded.Add(uint64(got))
 	return got, err
 }
@@ -223,17 +226,6 @@ func (q *fakeTx) reaches(b *burst.Burst) bool {
 		}
 	}
 	return true
-}
-
-// keep releases the packets of b behind the first n that are not empty.
-func keep(b *burst.Burst, n int) {
-	i := 0
-	for ; i < b.Len() && n > 0; i++ {
-		if b.Segments(i) > 0 {
-			n--
-		}
-	}
-	b.Truncate(i)
 }
 
 // copyOver puts copies of the packets of b in their place and returns how many there are.

@@ -177,27 +177,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
 	}
-	if q.closed.Load() {
-		b.Release()
-		return 0, engine.ErrClosed
-	}
-	live := b.Live()
-	got := q.box.Reserve(live)
-	var err error
-	if got < live {
-		q.full.Add(1)
-		err = engine.ErrFull
-		i := 0
-		for n := got; i < b.Len() && n > 0; i++ {
-			if b.Segments(i) > 0 {
-				n--
-			}
-		}
-		b.Truncate(i)
-	}
-	b.Reserve(q.box, got)
 	for i := range b.Len() {
-		b.SetTime(i, 0) // it was the time of receipt
 		for k := range b.Segments(i) {
 			if s := b.Segment(i, k); s.Len > 0 && b.Bytes(i, k) == nil {
 				b.Release()
@@ -206,8 +186,12 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 			}
 		}
 	}
-	q.forwarded.Add(uint64(got))
-	return got, err
+	n, err := q.box.Claim(b)
+	if err == engine.ErrFull {
+		q.full.Add(1)
+	}
+	q.forwarded.Add(uint64(n))
+	return n, err
 }
 
 // Send implements engine.TxQueue.

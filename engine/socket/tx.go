@@ -165,39 +165,23 @@ func (q *txQueue) make(b *burst.Burst, n, length int) int {
 
 // Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that is, so nothing is copied.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	switch {
-	case b == nil:
+	if b == nil {
 		return 0, engine.ErrNil
-	case q.closed.Load():
-		b.Release()
-		return 0, engine.ErrClosed
-	case b.Len() == 0:
-		return 0, nil
 	}
-	want := b.Len()
-	for i := range want {
+	for i := range b.Len() {
 		for k := range b.Segments(i) {
 			if b.Bytes(i, k) == nil {
 				b.Release()
 				return 0, failed(engine.ErrUnsupported, "packet %d of the burst is in memory that the kernel cannot read", i)
 			}
 		}
-		b.SetTime(i, 0) // when it was received is not when it is to leave
 	}
-	n := q.box.Reserve(want)
-	if n < want {
+	n, err := q.box.Claim(b)
+	if err == engine.ErrFull {
 		q.full.Add(1)
-		b.Truncate(n)
 	}
-	if n == 0 {
-		return 0, engine.ErrFull
-	}
-	b.Reserve(q.box, n)
 	q.forwarded.Add(uint64(n))
-	if n < want {
-		return n, engine.ErrFull
-	}
-	return n, nil
+	return n, err
 }
 
 // Send implements engine.TxQueue.
