@@ -152,6 +152,15 @@ func (w *writer) stats() engine.TxStats {
 	return s
 }
 
+// drained are the figures when all has left or was dropped.
+func (w *writer) drained() engine.TxStats {
+	w.t.Helper()
+	if err := w.q.Drain(within(w.t)); err != nil {
+		w.t.Fatal(err)
+	}
+	return w.stats()
+}
+
 // numbered is a packet of size bytes that carries a number, and bytes that follow from it.
 func numbered(n uint64, size int) string {
 	b := make([]byte, max(size, 8))

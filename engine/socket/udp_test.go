@@ -152,7 +152,7 @@ func TestUDPKernelDrops(t *testing.T) {
 			got += uint64(k)
 		}
 	}
-	if s := w.stats(); s.Packets != sent || s.Drops.Total() != 0 {
+	if s := w.drained(); s.Packets != sent || s.Drops.Total() != 0 {
 		t.Fatalf("%d packets were sent: %+v", sent, s)
 	}
 	if d := r.drops(); d[engine.DropKernel] == 0 || d.Total() != d[engine.DropKernel] || got+d[engine.DropKernel] != sent {
@@ -361,7 +361,7 @@ func TestUDPLink(t *testing.T) {
 	if ports[0].Stats(&changes); changes.LinkChanges != 6 {
 		t.Errorf("the link changed %d times, expected 6", changes.LinkChanges)
 	}
-	s := w.stats()
+	s := w.drained()
 	if s.Packets+s.Drops.Total() != sent || s.Drops.Total() < 60 || s.Drops.Total() != s.Drops[engine.DropNoRoute]+s.Drops[engine.DropDown] {
 		t.Errorf("%d packets: %d left, dropped: %v", sent, s.Packets, &s.Drops)
 	}
