@@ -1,211 +1,27 @@
 package flow
 
 import (
-	"cmp"
-	"encoding/binary"
 	"fmt"
 	"math/bits"
-	"slices"
 
 	"github.com/penstock-io/penstock/packet"
 )
-
-// Shape of a cache: a set is two cache lines, which hold a head and a key of up to shortKey words each, or one head and one key of up
-// to maxKey words.
-const (
-	entryWords = 8
-	setWords   = 2 * entryWords
-	shortKey   = entryWords - 1
-	maxKey     = setWords - 1
-)
-
-// maxKeyFlex is how many flex offsets a key holds behind two words of small fields, four of addresses, two of Ethernet and one of
-// eCPRI. Sets with more are not cached.
-const maxKeyFlex = 2 * (maxKey - 2 - 4 - 2 - 1)
-
-// keySpec says which bits of a packet the rules can see: packets that agree in them get the same rule.
-type keySpec struct {
-	meta, ports uint64 // masks of the first two words
-	addr4       uint64 // mask of the two IPv4 addresses; 0: not seen
-	addr6       [4]uint64
-	see6        bool
-	macs        [2]bool // source, destination
-	ecpri       bool    // in Ethernet
-	ecpriUDP    bool
-	length      *paged // IP length -> class, so that lengths which no rule tells apart share a key; nil: not seen
-	offsets     []uint16
-	masks       []uint32
-	fits        bool // false: the set has too many flex offsets
-}
-
-// Shape of the first two words.
-const (
-	metaVLAN, metaInner, metaProto, metaVersion = 16, 29, 42, 50 // shifts in meta; EtherType at 0
-	portsDst, portsLength, portsPresent         = 16, 32, 48     // shifts in ports; source at 0
-)
-
-func newKeySpec(rules []Rule) keySpec {
-	var k keySpec
-	var lengths []interval
-	for i := range rules {
-		m := &rules[i].Match
-		for _, f := range []struct {
-			field Field
-			word  *uint64
-			mask  uint64
-		}{
-			{FieldEtherType, &k.meta, 0xffff},
-			{FieldVLAN, &k.meta, 0x1fff << metaVLAN},
-			{FieldInnerVLAN, &k.meta, 0x1fff << metaInner},
-			{FieldProto, &k.meta, 0xff << metaProto},
-			{FieldSrcPort, &k.ports, 0xffff},
-			{FieldDstPort, &k.ports, 0xffff << portsDst},
-		} {
-			if _, _, ok := m.small(f.field); ok {
-				*f.word |= f.mask
-			}
-		}
-		k.macs[0] = k.macs[0] || m.EthSrc.Set
-		k.macs[1] = k.macs[1] || m.EthDst.Set
-		if m.ECPRI.Set() {
-			k.ecpri = k.ecpri || !m.Proto.Set
-			k.ecpriUDP = k.ecpriUDP || m.Proto.Set
-		}
-		if m.Length.Set {
-			lengths = append(lengths, interval{u128{0, uint64(m.Length.Value.Lo)}, u128{0, uint64(m.Length.Value.Hi)}, 0})
-		}
-		for side, f := range []Field{FieldSrc, FieldDst} {
-			p := m.prefix(f)
-			if !p.IsValid() {
-				continue
-			}
-			if p.Addr().Is4() {
-				k.addr4 |= uint64(^uint32(0)<<(32-p.Bits())) << (32 * (1 - side))
-			} else {
-				k.see6 = true
-				k.addr6[2*side] |= ^uint64(0) << (64 - min(p.Bits(), 64))
-				k.addr6[2*side+1] |= ^uint64(0) << (128 - max(p.Bits(), 64))
-			}
-		}
-		for _, f := range m.Flex {
-			at, ok := slices.BinarySearch(k.offsets, f.Offset)
-			if !ok {
-				k.offsets, k.masks = slices.Insert(k.offsets, at, f.Offset), slices.Insert(k.masks, at, 0)
-			}
-			k.masks[at] |= f.Mask
-		}
-	}
-	k.length = lengthClasses(lengths)
-	k.fits = len(k.offsets) <= maxKeyFlex
-	return k
-}
-
-func lengthClasses(of []interval) *paged {
-	if len(of) == 0 {
-		return nil
-	}
-	starts := []u128{{}}
-	for _, i := range of {
-		starts = append(starts, i.lo, u128{0, i.hi.lo + 1})
-	}
-	slices.SortFunc(starts, func(a, b u128) int { return cmp.Compare(a.lo, b.lo) })
-	return newPaged(slices.Compact(starts), 0xffff)
-}
-
-// read puts the key of a packet into key and returns its length and its hash.
-func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (n int, hash uint64) {
-	meta := uint64(l.EtherType) | uint64(l.Proto)<<metaProto
-	outer, inner := uint64(untagged), uint64(untagged)
-	if l.NumTags > 0 {
-		outer = uint64(l.Tags[0].ID())
-		if l.NumTags > 1 {
-			inner = uint64(l.Tags[1].ID())
-		}
-	}
-	meta |= outer<<metaVLAN | inner<<metaInner
-	meta = meta&k.meta | uint64(l.IPVersion)<<metaVersion
-	ports := (uint64(l.SrcPort) | uint64(l.DstPort)<<portsDst) & k.ports
-	if l.HasPorts {
-		ports |= 1 << portsPresent
-	}
-	if k.length != nil {
-		ports |= uint64(k.length.find(uint16(min(l.IPLen, 0xffff)))) << portsLength
-	}
-	n = 2
-	switch {
-	case l.IPVersion == 4 && k.addr4 != 0:
-		key[n] = binary.BigEndian.Uint64(frame[l.L3:][12:packet.IPv4Len]) & k.addr4
-		n++
-	case l.IPVersion == 6 && k.see6:
-		a := frame[l.L3:][:packet.IPv6Len]
-		for i, mask := range k.addr6 {
-			key[n+i] = binary.BigEndian.Uint64(a[8+8*i:]) & mask
-		}
-		n += 4
-	}
-	if k.macs[0] {
-		key[n] = macKey(FieldEthSrc, frame, l)
-		n++
-	}
-	if k.macs[1] {
-		key[n] = macKey(FieldEthDst, frame, l)
-		n++
-	}
-	if k.ecpri && l.EtherType == packet.EtherTypeECPRI || k.ecpriUDP && l.HasPorts {
-		ty, ok := small(FieldECPRIType, frame, l)
-		id, ok2 := small(FieldECPRIID, frame, l)
-		key[n] = uint64(ty)<<16 | uint64(id)
-		if ok {
-			key[n] |= 1 << 32
-		}
-		if ok2 {
-			key[n] |= 1 << 33
-		}
-		n++
-		meta |= 1 << 62
-	}
-	if len(k.offsets) > 0 && l.HasPorts {
-		for i, offset := range k.offsets {
-			v, ok := flexWord(offset, frame, l)
-			if !ok {
-				break // offsets ascend: the number of words says which are there
-			}
-			ports += 1 << (portsPresent + 1)
-			if v &= k.masks[i]; i%2 == 0 {
-				key[n] = uint64(v)
-				n++
-			} else {
-				key[n-1] |= uint64(v) << 32
-			}
-		}
-	}
-	key[0], key[1] = meta, ports
-	hash = mix(meta, ports)
-	for _, w := range key[2:n] {
-		hash = mix(hash, w)
-	}
-	return n, hash
-}
-
-// macKey tells an address that is not there from one of zeros.
-func macKey(f Field, frame []byte, l *packet.Layers) uint64 {
-	if v, ok := mac(f, frame, l); ok {
-		return v
-	}
-	return 1 << 63
-}
-
-// mix folds a 128-bit product, after W. Yi's wyhash.
-func mix(a, b uint64) uint64 {
-	hi, lo := bits.Mul64(a^0xa0761d6478bd642f, b^0xe7037ed1a0b428db)
-	return hi ^ lo
-}
 
 // Bounds and default of the size of a Cache, in bytes.
 const (
 	MinCacheSize     = 4 << 10
 	MaxCacheSize     = 1 << 30
 	DefaultCacheSize = 1 << 20
+)
+
+// Shape of a cache. An entry is one cache line or two, whatever the keys of the rules need: a head, and the key. Eight entries make a
+// set, whose marks lie apart: a byte of the hash for each, so that a probe reads one word of a table that stays in the nearest cache,
+// and then only the entry that it wants.
+const (
+	ways      = 8
+	lineWords = 8
+	lowBytes  = 0x0101010101010101
+	highBits  = 0x8080808080808080
 )
 
 // Cache remembers which rule packets got, so that repeated traffic is classified with one probe, whatever the rules. What it
@@ -216,21 +32,27 @@ const (
 type Cache struct {
 	of           *Classifier
 	entries      []uint64
-	sets         uint64 // their number less one
-	generation   uint64
+	stride       int      // words of an entry
+	marks        []uint64 // of each set: byte i is that of entry i, 0 when it is empty
+	used         []uint8  // of each set: bit i says that entry i was found since the set was last full of such
+	sets         uint64   // their number less one
 	touched      uint64
 	hits, misses uint64
+	work         [BatchSize]probe
 }
 
-// The head of an entry: generation in the upper half, marks of use and of a long key, and the index of the rule plus one.
-const (
-	headUsed = 1 << 31
-	headLong = 1 << 30
-	headRule = headLong - 1
-)
+// A probe is the search for one packet.
+type probe struct {
+	key        [maxKey]uint64
+	hash       uint64
+	set, marks uint64 // see look
+	at         int
+	rule       int32
+}
 
-// NewCache returns an empty cache of size bytes, rounded down to a power of two; 0 stands for DefaultCacheSize, which holds 16,384
-// flows, or 8,192 whose keys are long (IPv6, with flex words or Ethernet addresses besides). The error says which sizes are allowed.
+// NewCache returns an empty cache with size bytes for entries, rounded down to a power of two; 0 stands for DefaultCacheSize, which
+// holds 16,384 flows, or 8,192 where keys have more than seven words (rules with more than a few offsets of flex words). The error
+// says which sizes are allowed.
 func NewCache(size int) (*Cache, error) {
 	if size == 0 {
 		size = DefaultCacheSize
@@ -239,11 +61,23 @@ func NewCache(size int) (*Cache, error) {
 		return nil, fmt.Errorf("flow: a cache of %d bytes: expected %d to %d, or 0 for %d", size, MinCacheSize, MaxCacheSize, DefaultCacheSize)
 	}
 	words := 1 << (bits.Len(uint(size)) - 1) / 8
-	return &Cache{entries: make([]uint64, words), sets: uint64(words/setWords - 1)}, nil
+	sets := words / (ways * lineWords)
+	return &Cache{entries: make([]uint64, words), marks: make([]uint64, sets), used: make([]uint8, sets)}, nil
 }
 
 // Stats returns how many packets were found in the cache, and how many were not, since it was made. Only the owner may call it.
 func (h *Cache) Stats() (hits, misses uint64) { return h.hits, h.misses }
+
+// reset forgets everything, and takes the shape that the keys of c need.
+func (h *Cache) reset(c *Classifier) {
+	h.of = c
+	clear(h.marks)
+	clear(h.work[:]) // the words behind those of a key are 0
+	if h.stride = lineWords; c.key.words >= lineWords {
+		h.stride = 2 * lineWords
+	}
+	h.sets = uint64(len(h.entries)/(ways*h.stride) - 1)
+}
 
 // Classify is c.Classify(frame, l) by way of the cache. It allocates nothing.
 func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision {
@@ -254,14 +88,13 @@ func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision
 		h.misses++
 		return c.Classify(frame, l)
 	}
-	var key [maxKey]uint64
-	n, hash := c.key.read(frame, l, &key)
-	i, ok := h.find(&key, n, hash)
-	if !ok {
-		i = c.find(frame, l)
-		h.insert(&key, n, hash, i)
+	p := &h.work[0]
+	p.hash = c.key.read(frame, l, &p.key)
+	if h.look(p); !h.find(p) {
+		p.rule = c.find(frame, l)
+		h.insert(p)
 	}
-	return c.finish(i, frame, l)
+	return c.finish(p.rule, frame, l)
 }
 
 // ClassifyBatch is c.ClassifyBatch(frames, layers, out) by way of the cache. It allocates nothing.
@@ -284,115 +117,103 @@ func (h *Cache) ClassifyBatch(c *Classifier, frames [][]byte, layers []packet.La
 
 // batch does for up to BatchSize packets one step after the other, so that the processor waits for the memory of many at once.
 func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, out []Decision) {
-	var keys [BatchSize][maxKey]uint64
-	var hashes [BatchSize]uint64
-	var lengths [BatchSize]int
-	var found [BatchSize]int32
-	var missing [BatchSize]uint8
-	for i := range frames {
-		lengths[i], hashes[i] = c.key.read(frames[i], &layers[i], &keys[i])
-	}
+	work := h.work[:len(frames)]
 	touched := uint64(0)
-	for _, hash := range hashes[:len(frames)] {
-		touched ^= h.set(hash)[0]
+	for i, f := range frames {
+		if at := uint(layers[i].L3); at < uint(len(f)) {
+			touched ^= uint64(f[at])
+		}
 	}
-	h.touched = touched // or the compiler would leave the loop away
+	for i := range work {
+		p := &work[i]
+		p.hash = c.key.read(frames[i], &layers[i], &p.key)
+	}
+	for i := range work {
+		h.look(&work[i])
+		touched ^= h.entries[work[i].at]
+	}
+	h.touched = touched // or the compiler would leave the loops away
+	var missing [BatchSize]uint8
 	misses := missing[:0]
-	for i := range frames {
-		rule, ok := h.find(&keys[i], lengths[i], hashes[i])
-		if found[i] = rule; !ok {
+	for i := range work {
+		if !h.find(&work[i]) {
 			misses = append(misses, uint8(i))
 		}
 	}
 	for _, i := range misses {
-		found[i] = c.find(frames[i], &layers[i])
-		h.insert(&keys[i], lengths[i], hashes[i], found[i])
+		work[i].rule = c.find(frames[i], &layers[i])
+		h.insert(&work[i])
 	}
-	for i := range frames {
-		out[i] = c.finish(found[i], frames[i], &layers[i])
+	for i := range work {
+		out[i] = c.finish(work[i].rule, frames[i], &layers[i])
 	}
 }
 
-func (h *Cache) reset(c *Classifier) {
-	if h.of = c; h.generation == 1<<32-1 { // generations would come again
-		clear(h.entries)
-		h.generation = 0
-	}
-	h.generation++
+// mark is the byte of a hash that marks its entry; never 0, which marks an empty one.
+func mark(hash uint64) uint64 { return hash&0xff | 0x80 }
+
+// matches returns a bit, the highest of its byte, for each byte of marks that may be m: for the lowest of those that are, and perhaps
+// for others. (The exact form of the test for a byte of zeros, after H. Warren, Hacker's Delight, costs one operation more.)
+func matches(marks, m uint64) uint64 {
+	x := marks ^ m*lowBytes
+	return (x - lowBytes) &^ x & highBits
 }
 
-// set returns the entries that a key may be in.
-func (h *Cache) set(hash uint64) *[setWords]uint64 {
-	return (*[setWords]uint64)(h.entries[hash>>32&h.sets*setWords:])
+// look notes which entries of its set the key of p may be in, and where the first of them is.
+func (h *Cache) look(p *probe) {
+	p.set = p.hash >> 32 & h.sets
+	p.marks = matches(h.marks[p.set], mark(p.hash))
+	p.at = h.entry(p.set, p.marks)
 }
 
-// live reports whether a head is of the classifier that the cache is for.
-func (h *Cache) live(head uint64) bool { return head>>32 == h.generation }
+// entry is where the entry begins that the lowest bit of marks says; of none, some entry.
+func (h *Cache) entry(set, marks uint64) int {
+	return (int(set)*ways + bits.TrailingZeros64(marks)/8%ways) * h.stride
+}
 
-func (h *Cache) find(key *[maxKey]uint64, n int, hash uint64) (int32, bool) {
-	set := h.set(hash)
-	if n > shortKey {
-		if h.live(set[0]) && set[0]&headLong != 0 && same(set[1:1+n], key[:n]) {
-			return h.hit(&set[0])
+// find looks for the key of p, after look, and puts the rule that it got into p.
+func (h *Cache) find(p *probe) bool {
+	for m := p.marks; m != 0; {
+		e := h.entries[p.at:][:h.stride]
+		if same(e, &p.key) {
+			if way := bits.TrailingZeros64(m) / 8; h.used[p.set]>>way&1 == 0 {
+				h.used[p.set] |= 1 << way
+			}
+			h.hits++
+			p.rule = int32(e[0])
+			return true
 		}
-		return 0, false
+		m &= m - 1
+		p.at = h.entry(p.set, m)
 	}
-	if set[0]&headLong != 0 {
-		// The second line holds a part of a key; or heads of an older classifier, which do not count either.
-		return 0, false
-	}
-	if h.live(set[0]) && same(set[1:1+n], key[:n]) {
-		return h.hit(&set[0])
-	}
-	if h.live(set[entryWords]) && same(set[entryWords+1:][:n], key[:n]) {
-		return h.hit(&set[entryWords])
-	}
-	return 0, false
+	return false
 }
 
-func (h *Cache) hit(head *uint64) (int32, bool) {
-	if *head&headUsed == 0 {
-		*head |= headUsed
+// same reports whether key is that of the entry e.
+func same(e []uint64, key *[maxKey]uint64) bool {
+	a := (*[lineWords]uint64)(e)
+	d := (a[1] ^ key[0]) | (a[2] ^ key[1]) | (a[3] ^ key[2]) | (a[4] ^ key[3]) | (a[5] ^ key[4]) | (a[6] ^ key[5]) | (a[7] ^ key[6])
+	if len(e) > lineWords {
+		b := (*[lineWords]uint64)(e[lineWords:])
+		d |= (b[0] ^ key[7]) | (b[1] ^ key[8]) | (b[2] ^ key[9]) | (b[3] ^ key[10]) | (b[4] ^ key[11]) | (b[5] ^ key[12]) | (b[6] ^ key[13]) | (b[7] ^ key[14])
 	}
-	h.hits++
-	return int32(*head&headRule) - 1, true
+	return d == 0
 }
 
-func same(a, b []uint64) bool {
-	differ := uint64(0)
-	for i, v := range a[:len(b)] {
-		differ |= v ^ b[i]
-	}
-	return differ == 0
-}
-
-// insert puts a key where none is, over the entry of the set that was not used since the other came, or over the first.
-func (h *Cache) insert(key *[maxKey]uint64, n int, hash uint64, rule int32) {
+// insert puts the key and the rule of p where there is room in its set, or over an entry that was not found since the others were, or
+// over any.
+func (h *Cache) insert(p *probe) {
 	h.misses++
-	set := h.set(hash)
-	if !h.live(set[0]) { // so that marks of an older classifier mean nothing
-		if set[0]&headLong != 0 {
-			set[entryWords] = 0
-		}
-		set[0] = 0
+	set, way := p.set, 0
+	if empty := matches(h.marks[set], 0); empty != 0 {
+		way = bits.TrailingZeros64(empty) / 8 // the lowest is exact
+	} else if way = bits.TrailingZeros8(^h.used[set]); way == ways {
+		way = int(p.hash >> 8 % ways)
+		h.used[set] = 0
 	}
-	head := h.generation<<32 | uint64(rule+1)
-	if n > shortKey {
-		set[0] = head | headLong
-		copy(set[1:], key[:n])
-		return
-	}
-	at := 0
-	switch first, second := &set[0], &set[entryWords]; {
-	case *first&headLong != 0:
-		*second = 0 // it was a part of a key
-	case !h.live(*first) || *first&headUsed == 0:
-	case !h.live(*second) || *second&headUsed == 0:
-		at = entryWords
-	default:
-		*first &^= headUsed
-		*second &^= headUsed
-	}
-	set[at] = head
-	copy(set[at+1:at+entryWords], key[:n])
+	h.used[set] &^= 1 << way
+	h.marks[set] = h.marks[set]&^(0xff<<(8*way)) | mark(p.hash)<<(8*way)
+	e := h.entries[(int(set)*ways+way)*h.stride:][:h.stride]
+	e[0] = uint64(uint32(p.rule))
+	copy(e[1:], p.key[:])
 }
