@@ -136,9 +136,6 @@ func (r *frameRig) ours(ctx context.Context) (paired.Sample, error) {
 				return
 			}
 			last = k == 0 && stop.Load()
-			if k == 0 {
-				runtime.Gosched()
-			}
 		}
 	}()
 	sent, took, err := r.blast(ctx)
