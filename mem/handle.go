@@ -50,8 +50,8 @@ func (p *Pool) GetBatch(dst []Handle) int {
 // PutBatch gives slots back to the shared list and returns how many were refused, because they were released before: those
 // change nothing, and err is the *SlotError of the first. Any goroutine may call it; without a refusal it does not allocate.
 func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
-	var free [maxBatch]uint32
-	n, put := 0, 0
+	put := 0
+	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1
 	for _, h := range src {
 		if int(h.index()) >= len(p.meta) {
 			p.rejected.Add(1)
@@ -60,7 +60,7 @@ func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 			}
 			continue
 		}
-		back, e := p.give(p.Slot(h))
+		back, e := p.give(p.Slot(h), first)
 		if e != nil {
 			if refused++; err == nil {
 				err = e
@@ -71,14 +71,12 @@ func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 		if !back {
 			continue
 		}
-		free[n] = h.index()
-		if n++; n == maxBatch {
-			p.push(free[:n])
-			n = 0
+		if first = h.index() + 1; last == 0 {
+			last = first
 		}
 	}
-	if n > 0 {
-		p.push(free[:n])
+	if first > 0 {
+		p.pushChain(first-1, last-1)
 	}
 	if put > 0 {
 		p.puts.Add(uint64(put))

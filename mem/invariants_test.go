@@ -76,7 +76,7 @@ func TestReleasedSlotsAreScribbled(t *testing.T) {
 		t.Errorf("panic %s", text)
 	}
 	// The panic came with the slot half taken; let the pool close cleanly.
-	p.release(Slot{p, 0, p.meta[0].gen.Load()})
+	p.release(Slot{p, 0, p.meta[0].gen()}, 0)
 }
 
 func TestCacheOfTwoGoroutinesIsReported(t *testing.T) {

@@ -76,7 +76,7 @@ type Pool struct {
 	stride   uint64
 	cacheCap int
 
-	// meta has one word pair per slot. It is apart from the slots, which a device or a peer may write.
+	// meta has one word per slot. It is apart from the slots, which a device or a peer may write.
 	meta []slotMeta
 
 	_    [64]byte
@@ -95,11 +95,23 @@ type Pool struct {
 	debug     *poolDebug // with -tags invariants
 }
 
-// slotMeta is the state of a slot. gen counts its changes of hands: odd while it is out, even while it is free. The bit
-// closing is set once by Close.
-type slotMeta struct {
-	gen  atomic.Uint32
-	next atomic.Uint32 // index+1 of the next free slot
+// slotMeta is the state of a slot, in one word, so that a release and its place in the list are one change. The upper half is its
+// generation, which counts its changes of hands: odd while it is out, even while it is free. The bit closing of it is set once by
+// Close. The lower half is the index+1 of the next free slot.
+type slotMeta struct{ word atomic.Uint64 }
+
+func (m *slotMeta) gen() uint32 { return uint32(m.word.Load() >> 32) }
+
+func (m *slotMeta) next() uint32 { return uint32(m.word.Load()) }
+
+// link says which free slot comes next. The caller owns the slot, which is free; only Close may come between.
+func (m *slotMeta) link(next uint32) {
+	for {
+		w := m.word.Load()
+		if m.word.CompareAndSwap(w, w>>32<<32|uint64(next)) {
+			return
+		}
+	}
 }
 
 const (
@@ -175,7 +187,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 		if i == len(p.meta)-1 {
 			next = 0
 		}
-		p.meta[i].next.Store(next)
+		p.meta[i].link(next)
 	}
 	p.head.Store(1)
 	if invariants.Enabled {
@@ -215,21 +227,20 @@ func (p *Pool) Get() (Slot, error) {
 // Put gives a slot back to the shared list. A handle that was released before or is of another pool changes nothing; the
 // error is a *SlotError.
 func (p *Pool) Put(s Slot) error {
-	free, err := p.give(s)
+	free, err := p.give(s, 0)
 	if err != nil {
 		return err
 	}
 	p.puts.Add(1)
 	if free {
-		one := [1]uint32{s.index}
-		p.push(one[:])
+		p.pushChain(s.index, s.index)
 	}
 	return nil
 }
 
 // empty says why there is no slot, and counts it.
 func (p *Pool) empty() error {
-	if p.meta[0].gen.Load()&closing != 0 {
+	if p.meta[0].gen()&closing != 0 {
 		return ErrPoolClosed
 	}
 	p.exhausted.Add(1)
@@ -238,9 +249,10 @@ func (p *Pool) empty() error {
 
 // take marks a free slot, which the caller got off the list or out of its cache, as out. It fails once the pool is closed.
 func (p *Pool) take(i uint32) (Slot, bool) {
-	g := &p.meta[i].gen
-	gen := g.Load()
-	if gen&closing != 0 || !g.CompareAndSwap(gen, gen+1) { // only Close changes the state of a free slot
+	m := &p.meta[i].word
+	w := m.Load()
+	gen := uint32(w >> 32)
+	if gen&closing != 0 || !m.CompareAndSwap(w, uint64(gen+1)<<32) { // only Close changes the state of a free slot
 		return Slot{}, false
 	}
 	s := Slot{p, i, gen + 1}
@@ -250,14 +262,14 @@ func (p *Pool) take(i uint32) (Slot, bool) {
 	return s, true
 }
 
-// give marks a slot as free. The caller then puts it on the list or into its cache, unless free is false: the pool was
-// closed meanwhile.
-func (p *Pool) give(s Slot) (free bool, err error) {
+// give marks a slot as free, with the index+1 of the free slot that is to come after it. The caller then puts it on the list or into
+// its cache, unless free is false: the pool was closed meanwhile.
+func (p *Pool) give(s Slot, next uint32) (free bool, err error) {
 	if s.pool != p {
 		p.rejected.Add(1)
 		return false, &SlotError{Pool: p.name, Index: int(s.index), Err: ErrForeign}
 	}
-	released, closed := p.release(s)
+	released, closed := p.release(s, next)
 	switch {
 	case released && closed:
 		p.mu.Lock()
@@ -276,20 +288,24 @@ func (p *Pool) give(s Slot) (free bool, err error) {
 }
 
 // release changes the state of a slot that is out under this handle to free, once.
-func (p *Pool) release(s Slot) (released, closed bool) {
+func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 	if invariants.Enabled {
 		stack := callers(3)
 		p.debug.mu.Lock() // no second release may come between scribbling and the change of state
 		defer p.debug.mu.Unlock()
 		p.debug.scribble(s, stack)
 	}
-	g := &p.meta[s.index].gen
-	next := (s.gen + 1) &^ closing
-	if g.CompareAndSwap(s.gen, next) {
-		return true, false
+	for m := &p.meta[s.index].word; ; {
+		w := m.Load()
+		gen := uint32(w >> 32)
+		if gen&^closing != s.gen {
+			return false, false
+		}
+		mark := gen & closing
+		if m.CompareAndSwap(w, uint64((s.gen+1)&^closing|mark)<<32|uint64(next)) {
+			return true, mark != 0
+		}
 	}
-	closed = g.CompareAndSwap(s.gen|closing, next|closing)
-	return closed, closed
 }
 
 // pop takes up to len(out) free slots off the shared list and returns how many; one change of head takes them all.
@@ -303,7 +319,7 @@ func (p *Pool) pop(out []uint32) int {
 		// count, and what was read is dropped. Indexes stay within the array whatever is read.
 		for n < len(out) && at != 0 {
 			out[n] = uint32(at) - 1
-			at = uint64(p.meta[at-1].next.Load())
+			at = uint64(p.meta[at-1].next())
 			n++
 		}
 		if n == 0 || p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|at) {
@@ -319,15 +335,19 @@ func (p *Pool) pop(out []uint32) int {
 // push puts slots on the shared list with one change of head.
 func (p *Pool) push(free []uint32) {
 	for i := 0; i+1 < len(free); i++ {
-		p.meta[free[i]].next.Store(free[i+1] + 1)
+		p.meta[free[i]].link(free[i+1] + 1)
 	}
-	last := &p.meta[free[len(free)-1]].next
+	p.pushChain(free[0], free[len(free)-1])
+}
+
+// pushChain puts slots that are linked, from first to last, on the shared list.
+func (p *Pool) pushChain(first, last uint32) {
 	var tries uint64
 	for {
 		tries++
 		head := p.head.Load()
-		last.Store(uint32(head & indexMask))
-		if p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|uint64(free[0]+1)) {
+		p.meta[last].link(uint32(head & indexMask))
+		if p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|uint64(first+1)) {
 			if tries > 1 {
 				p.retries.Add(tries - 1)
 			}
@@ -365,11 +385,11 @@ func (p *Pool) close() (out []uint32, err error) {
 	// Marks every slot: a free one can then no more be taken, and of one that is out the release counts.
 	p.remaining = 1
 	for i := range p.meta {
-		g := &p.meta[i].gen
+		m := &p.meta[i].word
 		for {
-			gen := g.Load()
-			if g.CompareAndSwap(gen, gen|closing) {
-				if gen&1 != 0 {
+			w := m.Load()
+			if m.CompareAndSwap(w, w|closing<<32) {
+				if w>>32&1 != 0 {
 					p.remaining++
 					out = append(out, uint32(i))
 				}
@@ -399,7 +419,7 @@ func (p *Pool) returned() error {
 func (p *Pool) leaks() []Leak {
 	var out []uint32
 	for i := range p.meta {
-		if p.meta[i].gen.Load()&1 != 0 {
+		if p.meta[i].gen()&1 != 0 {
 			out = append(out, uint32(i))
 		}
 	}
@@ -426,7 +446,7 @@ type PoolStats struct {
 func (p *Pool) Stats() PoolStats {
 	s := PoolStats{Slots: len(p.meta), Exhausted: p.exhausted.Load(), Rejected: p.rejected.Load(), ListTries: p.attempts.Load(), ListFail: p.retries.Load()}
 	for i := range p.meta {
-		s.InUse += int(p.meta[i].gen.Load() & 1)
+		s.InUse += int(p.meta[i].gen() & 1)
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -464,7 +484,7 @@ func (s Slot) Check() error {
 	if s.pool == nil {
 		return ErrForeign
 	}
-	if s.pool.meta[s.index].gen.Load()&^closing != s.gen {
+	if s.pool.meta[s.index].gen()&^closing != s.gen {
 		return ErrReleased
 	}
 	return nil

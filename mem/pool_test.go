@@ -154,7 +154,7 @@ func TestBadHandles(t *testing.T) {
 // TestGenerationWraps drives a slot past the end of its generation counter.
 func TestGenerationWraps(t *testing.T) {
 	p := newPool(t, PoolOptions{SlotSize: 8, Slots: 1})
-	p.meta[0].gen.Store(closing - 2)
+	p.meta[0].word.Store((closing - 2) << 32)
 	for range 3 {
 		s := must[Slot](t)(p.Get())
 		if s.Check() != nil {
