@@ -459,3 +459,67 @@ func BenchmarkMoveTo(b *testing.B) {
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*64), "ns/packet")
 	x.Release()
 }
+
+// TestAddSlots: the slots of a pool as packets, as many as there is room for, the same as by Add; and what all packets were received with.
+func TestAddSlots(t *testing.T) {
+	p, err := mem.NewPool(mem.PoolOptions{Name: "slots", SlotSize: 100, Slots: 12})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	src := PoolSource(p)
+	hs := make([]Handle, 6)
+	if p.GetBatch(hs) != 6 {
+		t.Fatal("the pool has fewer slots")
+	}
+	one, all := New(6), New(6)
+	for _, b := range []*Burst{one, all} {
+		if i := b.Add(src, Segment{Handle: NoHandle, Off: 5, Len: 3}); i != 0 {
+			t.Fatal(i)
+		}
+	}
+	g := Segment{Off: 10, Len: 20, Cap: 90, Headroom: 10, Role: Header}
+	for _, h := range hs[:5] {
+		at := g
+		at.Handle, at.Off = h, p.Offset(h)+10
+		if one.Add(src, at) < 0 {
+			t.Fatal("no room")
+		}
+	}
+	if n := all.AddSlots(src, p, hs, g); n != 5 {
+		t.Fatalf("%d of 6 slots added to a burst with room for 5", n)
+	}
+	if all.AddSlots(src, p, hs[5:], g) != 0 || all.AddSlots(src, p, nil, g) != 0 {
+		t.Error("slots added where there is no room")
+	}
+	for i := range all.Len() {
+		if all.Segments(i) != 1 || all.Part(i, 0) != one.Part(i, 0) || all.Flow(i)|all.Conn(i) != 0 || all.Flags(i) != 0 {
+			t.Errorf("packet %d: %+v, expected %+v", i, all.Part(i, 0), one.Part(i, 0))
+		}
+		all.SetConn(i, 7)
+		all.SetFlow(i, uint32(i))
+		all.SetReceived(i, 99, Truncated, 5)
+	}
+	all.SetAllReceived(HasTime, 17)
+	for i := range all.Len() {
+		at, ok := all.Time(i)
+		if at != 17 || !ok || all.Conn(i) != 0 || all.Flow(i) != uint32(i) || all.WireLen(i) != all.PacketLen(i) || all.Flags(i) != HasTime {
+			t.Errorf("packet %d: received at %d, flags %v, connection %d, flow %d, %d bytes on the wire", i, at, all.Flags(i), all.Conn(i), all.Flow(i),
+				all.WireLen(i))
+		}
+	}
+	one.Forget()
+	all.Release()
+	p.PutBatch(hs[5:])
+	if n := p.Stats().InUse; n != 0 {
+		t.Errorf("%d slots are out", n)
+	}
+	full := New(2 * MaxSources)
+	for range MaxSources {
+		full.Add(NewSource(p.Region(), nil, nil), Segment{Handle: NoHandle})
+	}
+	if full.AddSlots(src, p, hs, g) != 0 {
+		t.Error("slots added to a burst of too many sources")
+	}
+	full.Forget()
+}

@@ -4,6 +4,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/mem"
 )
 
 // What follows fills bursts and takes them apart. It is for engines and for code between queues; applications receive,
@@ -40,6 +41,37 @@ func (b *Burst) Add(src *Source, g Segment) int {
 	b.first[i+1] = uint32(k + 1)
 	b.flow[i], b.meta[i] = 0, meta{}
 	return i
+}
+
+// AddSlots adds a packet for each of pool's slots that handles stand for, as many as there is room for, and returns how many; src is of
+// that pool. Each has one segment like g, with the handle of its slot and g.Off counted from where the slot begins.
+func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, g Segment) int {
+	n := min(len(handles), b.Room())
+	if n == 0 {
+		return 0
+	}
+	s, ok := b.source(src)
+	if !ok {
+		return 0
+	}
+	if invariants.Enabled && b.n == 0 {
+		b.debug.fill(b)
+	}
+	from := len(b.segs)
+	b.segs = b.segs[:from+n]
+	segs, first := b.segs[from:], b.first[b.n+1:][:n]
+	most := max(g.Cap, g.Len)
+	for i, h := range handles[:n] {
+		to := &segs[i] // field by field, as in set
+		to.handle, to.off = h, pool.Offset(h)+g.Off
+		to.len, to.cap = g.Len, most
+		to.head, to.src, to.role = g.Headroom, s, g.Role
+		first[i] = uint32(from + i + 1)
+	}
+	clear(b.flow[b.n:][:n])
+	clear(b.meta[b.n:][:n])
+	b.n += n
+	return n
 }
 
 // AddSegment adds another segment to the last packet and reports whether there was room; the caller still owns the segment
@@ -90,6 +122,14 @@ func (b *Burst) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b.check(i)
 	m := &b.meta[i]
 	m.wire, m.flags, m.time = uint32(wireLen), flags, ns
+}
+
+// SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is
+// not the receiver's. Flow ids stay.
+func (b *Burst) SetAllReceived(flags Flags, ns int64) {
+	for i := range b.meta[:b.n] {
+		b.meta[i] = meta{time: ns, flags: flags}
+	}
 }
 
 // Part is one segment of a packet with the Source that it is from, as an engine needs it to send and to give back.

@@ -53,26 +53,25 @@ func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	put := 0
 	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1
 	for _, h := range src {
-		if int(h.index()) >= len(p.meta) {
+		if int(h.index()) < len(p.meta) {
+			if free, closed := p.release(p.Slot(h), first); free && !closed { // nearly always
+				put++
+				if first = h.index() + 1; last == 0 {
+					last = first
+				}
+				continue
+			} else if free {
+				put++
+				p.mu.Lock()
+				p.returned()
+				p.mu.Unlock()
+				continue
+			}
+		}
+		if refused++; err == nil {
+			err = p.refusal(h)
+		} else {
 			p.rejected.Add(1)
-			if refused++; err == nil {
-				err = &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrForeign}
-			}
-			continue
-		}
-		back, e := p.give(p.Slot(h), first)
-		if e != nil {
-			if refused++; err == nil {
-				err = e
-			}
-			continue
-		}
-		put++
-		if !back {
-			continue
-		}
-		if first = h.index() + 1; last == 0 {
-			last = first
 		}
 	}
 	if first > 0 {

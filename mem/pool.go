@@ -279,12 +279,20 @@ func (p *Pool) give(s Slot, next uint32) (free bool, err error) {
 	case released:
 		return true, nil
 	}
+	return false, p.refusal(s.Handle())
+}
+
+// refusal counts a release of what was released before or is of no slot of this pool, and says so.
+func (p *Pool) refusal(h Handle) error {
 	p.rejected.Add(1)
-	e := &SlotError{Pool: p.name, Index: int(s.index), Err: ErrReleased}
-	if invariants.Enabled {
-		e.Stack = p.debug.firstRelease(s)
+	if int(h.index()) >= len(p.meta) {
+		return &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrForeign}
 	}
-	return false, e
+	e := &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrReleased}
+	if invariants.Enabled {
+		e.Stack = p.debug.firstRelease(p.Slot(h))
+	}
+	return e
 }
 
 // release changes the state of a slot that is out under this handle to free, once.

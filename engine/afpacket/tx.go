@@ -11,7 +11,6 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 )
 
@@ -20,13 +19,12 @@ type txQueue struct {
 	port  *Port
 	id    int
 	spec  engine.TxSpec
-	pools [2]*mem.Pool
-	srcs  [2]*burst.Source
+	slots *engine.TxSlots
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
 
-	closed                     atomic.Bool
-	forwarded, full, noBuffers atomic.Uint64
+	closed    atomic.Bool
+	forwarded atomic.Uint64
 
 	// Of whoever transmits.
 	msgs                  *sys.Messages
@@ -65,12 +63,14 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
 		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
 	}
-	for i, pool := range spec.Pools {
+	var srcs []*burst.Source
+	for _, pool := range spec.Pools {
 		if pool.Region().All().Bytes() == nil {
 			return nil, fmt.Errorf("afpacket: pool %s is in memory that the CPU cannot reach: %w", pool.Name(), engine.ErrUnsupported)
 		}
-		q.pools[i], q.srcs[i] = pool, burst.PoolSource(pool)
+		srcs = append(srcs, burst.PoolSource(pool))
 	}
+	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	var sink engine.Sink = (*device)(q)
 	var err error
 	if spec.Rate > 0 || spec.SendAt {
@@ -106,81 +106,17 @@ func (q *txQueue) ID() int { return q.id }
 
 // Alloc implements engine.TxQueue.
 func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	switch {
-	case b == nil:
-		return 0, engine.ErrNil
-	case q.closed.Load():
+	if q.closed.Load() {
 		return 0, engine.ErrClosed
-	case n < 0 || b.Len() > 0 || n > b.Cap():
-		return 0, fmt.Errorf("afpacket: Alloc of %d packets into a burst of %d that holds %d: expected an empty one with room: %w", n, b.Cap(), b.Len(),
-			engine.ErrInvalid)
 	}
-	room := q.pools[0].SlotSize() - q.spec.Headroom
-	if q.pools[1] != nil {
-		room = q.pools[1].SlotSize()
-	}
-	if length < 0 || length > room {
-		return 0, fmt.Errorf("afpacket: Alloc of packets of %d bytes: expected 0 to %d, the slots of the pool less TxSpec.Headroom: %w", length, room,
-			engine.ErrInvalid)
-	}
-	got := q.out.Reserve(n)
-	have := 0
-	var slots, data [32]mem.Handle
-	for have < got {
-		want := min(got-have, len(slots))
-		k := q.pools[0].GetBatch(slots[:want])
-		if q.pools[1] != nil {
-			d := q.pools[1].GetBatch(data[:k])
-			q.pools[0].PutBatch(slots[d:k])
-			k = d
-		}
-		for i, h := range slots[:k] {
-			g := burst.Segment{Handle: h, Off: q.pools[0].Offset(h) + uint64(q.spec.Headroom), Len: uint32(length),
-				Cap: uint32(q.pools[0].SlotSize() - q.spec.Headroom), Headroom: uint16(q.spec.Headroom)}
-			if q.pools[1] == nil {
-				b.Add(q.srcs[0], g)
-				continue
-			}
-			g.Len, g.Role = g.Cap, burst.Header
-			at := b.Add(q.srcs[0], g)
-			g = burst.Segment{Handle: data[i], Off: q.pools[1].Offset(data[i]), Len: uint32(length), Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload}
-			if at < 0 || !b.AddSegment(q.srcs[1], g) {
-				if at < 0 {
-					at = b.Len()
-					q.pools[0].PutBatch(slots[i:k])
-				} else {
-					q.pools[0].PutBatch(slots[i+1 : k])
-				}
-				q.pools[1].PutBatch(data[i:k])
-				b.Truncate(at)
-				b.Reserve(q.out, at)
-				q.out.Unreserve(got - at)
-				return at, fmt.Errorf("afpacket: a burst without room for two segments of each packet: make it with burst.NewSegmented: %w", engine.ErrInvalid)
-			}
-		}
-		have += k
-		if k < want {
-			break
-		}
-	}
-	b.Reserve(q.out, have)
-	if have < got {
-		q.out.Unreserve(got - have)
-		q.noBuffers.Add(1)
-		return have, engine.ErrNoBuffers
-	}
-	if got < n {
-		q.full.Add(1)
-		return got, engine.ErrFull
-	}
-	return got, nil
+	return q.slots.Alloc(q.out, b, n, length)
 }
 
 // Forward implements engine.TxQueue. Nothing is copied: the kernel reads packets wherever they lie.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	n, err := q.out.Claim(b)
 	if err == engine.ErrFull {
-		q.full.Add(1)
+		q.slots.CountFull()
 	}
 	q.forwarded.Add(uint64(n))
 	return n, err
@@ -194,8 +130,9 @@ func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(), Full: q.full.Load(),
-		NoBuffers: q.noBuffers.Load(), Queued: uint64(q.out.Queued())}
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(),
+		Queued: uint64(q.out.Queued())}
+	q.slots.AddStats(s)
 	q.drops.AddTo(&s.Drops)
 	q.out.AddDrops(&s.Drops)
 	if q.pacer != nil {

@@ -148,12 +148,9 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	switch n := to - from; {
 	case c.only != src || q.split:
 	case c.bulk && n == b.Len() && n >= leastBulk && n <= bulkBurst && uint64(n) <= room:
-		for i := range n { // what the sender noted there is not the receiver's
-			b.SetReceived(i, 0, flags, now)
-			b.SetConn(i, 0)
-			if !steered {
-				b.SetFlow(i, 0)
-			}
+		b.SetAllReceived(flags, now)
+		if !steered {
+			clear(b.Flows())
 		}
 		it := &q.items[tail&q.mask]
 		it.len, it.flags = uint32(c.sum), whole

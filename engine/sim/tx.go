@@ -21,11 +21,12 @@ type txQueue struct {
 	spec   engine.TxSpec
 	pools  []*mem.Pool
 	srcs   []*burst.Source
+	slots  *engine.TxSlots
 	box    *engine.Outbox
 	pacer  *pace.Pacer // nil without Rate and SendAt
 	pacing sync.Mutex  // over pacer; comes before Network.mu
 
-	forwarded, full, noBuffers atomic.Uint64
+	forwarded atomic.Uint64
 
 	// Of Transmit, which runs in one goroutine at a time.
 	cargo              cargo
@@ -70,6 +71,7 @@ func newTxQueue(p *Port, id int, spec engine.TxSpec) (*txQueue, error) {
 	if spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
 		err = bad("headroom of %d bytes: expected less than the slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
 	} else {
+		q.slots = engine.NewTxSlots(q.pools, q.srcs, spec.Headroom, 0)
 		q.box, err = q.newBox()
 	}
 	if err != nil {
@@ -84,92 +86,10 @@ func (q *txQueue) ID() int { return q.id }
 
 // Alloc implements engine.TxQueue.
 func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	switch {
-	case b == nil:
-		return 0, engine.ErrNil
-	case q.closed.Load():
+	if q.closed.Load() {
 		return 0, engine.ErrClosed
-	case b.Len() > 0 || n < 0 || n > b.Cap():
-		return 0, fmt.Errorf("%w: sim: Alloc of %d packets into a burst that holds %d of %d: expected an empty one with room", engine.ErrInvalid, n,
-			b.Len(), b.Cap())
 	}
-	room := q.room()
-	if length < 0 || length > room {
-		return 0, fmt.Errorf("%w: sim: Alloc of packets of %d bytes: expected at most %d, as the slots of pool %q are", engine.ErrInvalid, length,
-			room, q.pools[len(q.pools)-1].Name())
-	}
-	if len(q.pools) == 2 {
-		return q.allocSplit(b, n, length)
-	}
-	got := q.box.Reserve(n)
-	var slots [64]burst.Handle
-	pool, src := q.pools[0], q.srcs[0]
-	head := q.spec.Headroom
-	for b.Len() < got {
-		k := pool.GetBatch(slots[:min(64, got-b.Len())])
-		if k == 0 {
-			break
-		}
-		for _, h := range slots[:k] {
-			b.Add(src, burst.Segment{Handle: h, Off: pool.Offset(h) + uint64(head), Len: uint32(length), Cap: uint32(room), Headroom: uint16(head)})
-		}
-	}
-	return q.reserved(b, n, got)
-}
-
-// room is the length of the longest packet, or payload with two pools.
-func (q *txQueue) room() int {
-	if len(q.pools) == 2 {
-		return q.pools[1].SlotSize()
-	}
-	return q.pools[0].SlotSize() - q.spec.Headroom
-}
-
-// allocSplit is Alloc with a header and a payload segment.
-func (q *txQueue) allocSplit(b *burst.Burst, n, length int) (int, error) {
-	got := q.box.Reserve(n)
-	head := q.spec.Headroom
-	var slots [2]burst.Handle
-	for b.Len() < got {
-		if q.pools[0].GetBatch(slots[:1]) == 0 {
-			break
-		}
-		if q.pools[1].GetBatch(slots[1:]) == 0 {
-			q.pools[0].PutBatch(slots[:1])
-			break
-		}
-		size := uint32(q.pools[0].SlotSize() - head)
-		b.Add(q.srcs[0], burst.Segment{Handle: slots[0], Off: q.pools[0].Offset(slots[0]) + uint64(head), Len: size, Cap: size,
-			Headroom: uint16(head), Role: burst.Header})
-		if !b.AddSegment(q.srcs[1], burst.Segment{Handle: slots[1], Off: q.pools[1].Offset(slots[1]), Len: uint32(length),
-			Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload}) {
-			q.pools[1].PutBatch(slots[1:])
-			b.Truncate(b.Len() - 1)
-			b.Reserve(q.box, b.Len())
-			q.box.Unreserve(got - b.Len())
-			return b.Len(), fmt.Errorf("%w: sim: Alloc of %d packets of two segments each into a burst with room for fewer: use burst.NewSegmented",
-				engine.ErrInvalid, n)
-		}
-	}
-	return q.reserved(b, n, got)
-}
-
-// reserved notes the descriptors of which got were had for n packets, and says what was missing.
-func (q *txQueue) reserved(b *burst.Burst, n, got int) (int, error) {
-	have := b.Len()
-	if have > 0 {
-		b.Reserve(q.box, have)
-	}
-	if have < got {
-		q.box.Unreserve(got - have)
-		q.noBuffers.Add(1)
-		return have, engine.ErrNoBuffers
-	}
-	if got < n {
-		q.full.Add(1)
-		return have, engine.ErrFull
-	}
-	return have, nil
+	return q.slots.Alloc(q.box, b, n, length)
 }
 
 // Forward implements engine.TxQueue. It copies nothing: the wire reads packets where they lie.
@@ -188,7 +108,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	}
 	n, err := q.box.Claim(b)
 	if err == engine.ErrFull {
-		q.full.Add(1)
+		q.slots.CountFull()
 	}
 	q.forwarded.Add(uint64(n))
 	return n, err
@@ -207,10 +127,11 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		defer q.pacing.Unlock()
 	}
 	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.sum.Load(), Forwarded: q.forwarded.Load(),
-		Full: q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued())}
+		Queued: uint64(q.box.Queued())}
 	for i := range q.drops {
 		s.Drops[i] = q.drops[i].Load()
 	}
+	q.slots.AddStats(s)
 	q.box.AddDrops(&s.Drops)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)

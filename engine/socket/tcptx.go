@@ -27,7 +27,7 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, err
 	}
 	s := &tcpSink{port: p}
-	q, err := newTxQueue(spec, id, &s.sent)
+	q, err := newTxQueue(spec, id, 0, &s.sent)
 	if err != nil {
 		return nil, err
 	}

@@ -9,25 +9,21 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
-	"github.com/penstock-io/penstock/mem"
 )
 
 // txQueue is the part of a transmit queue that UDP and TCP share: memory and descriptors. What sends is its sink.
 type txQueue struct {
-	id       int
-	box      *engine.Outbox
-	pools    []*mem.Pool
-	srcs     []*burst.Source
-	headroom int
-	most     int // bytes of a packet, 0 for no limit
-	sent     *sent
-	pace     pace.Options
-	pacer    *pace.Pacer // nil without a rate and times
-	closed   atomic.Bool
-	end      func() // takes the queue off its port
-	once     sync.Once
+	id     int
+	box    *engine.Outbox
+	slots  *engine.TxSlots
+	sent   *sent
+	pace   pace.Options
+	pacer  *pace.Pacer // nil without a rate and times
+	closed atomic.Bool
+	end    func() // takes the queue off its port
+	once   sync.Once
 
-	full, noBuffers, forwarded atomic.Uint64
+	forwarded atomic.Uint64
 }
 
 // sent are the counts of a sink. Those of a TCP sink are written by several goroutines.
@@ -38,8 +34,8 @@ type sent struct {
 
 const defaultDepth = 1024
 
-// newTxQueue checks a specification; the sink comes with start.
-func newTxQueue(spec engine.TxSpec, id int, s *sent) (*txQueue, error) {
+// newTxQueue checks a specification; the sink comes with start. most is the length of the longest packet, 0 for any.
+func newTxQueue(spec engine.TxSpec, id, most int, s *sent) (*txQueue, error) {
 	switch {
 	case len(spec.Pools) < 1 || len(spec.Pools) > 2:
 		return nil, invalid("transmit queue %d has %d pools: expected 1, or 2 for headers and payload", id, len(spec.Pools))
@@ -48,7 +44,7 @@ func newTxQueue(spec engine.TxSpec, id int, s *sent) (*txQueue, error) {
 	case spec.SourceMAC:
 		return nil, failed(engine.ErrUnsupported, "transmit queue %d: SourceMAC is for frames, and these are payloads", id)
 	}
-	q := &txQueue{id: id, pools: spec.Pools, headroom: spec.Headroom, sent: s}
+	q := &txQueue{id: id, sent: s}
 	switch o := spec.Options.(type) {
 	case nil:
 	case pace.Options:
@@ -56,6 +52,7 @@ func newTxQueue(spec engine.TxSpec, id int, s *sent) (*txQueue, error) {
 	default:
 		return nil, invalid("transmit queue %d: options of type %T: expected pace.Options", id, spec.Options)
 	}
+	var srcs []*burst.Source
 	for _, p := range spec.Pools {
 		if p == nil {
 			return nil, failed(engine.ErrNil, "transmit queue %d: a pool is nil", id)
@@ -64,11 +61,12 @@ func newTxQueue(spec engine.TxSpec, id int, s *sent) (*txQueue, error) {
 		if p.Region().All().Bytes() == nil {
 			return nil, failed(engine.ErrUnsupported, "transmit queue %d: pool %q is in memory that the kernel cannot read", id, p.Name())
 		}
-		q.srcs = append(q.srcs, src)
+		srcs = append(srcs, src)
 	}
 	if spec.Headroom > spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
 		return nil, invalid("transmit queue %d: Headroom is %d: expected at most %d, the slots of pool %q", id, spec.Headroom, min(spec.Pools[0].SlotSize(), 1<<16-1), spec.Pools[0].Name())
 	}
+	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, most)
 	return q, nil
 }
 
@@ -76,40 +74,10 @@ func (q *txQueue) ID() int { return q.id }
 
 // Alloc implements engine.TxQueue.
 func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	data := q.pools[len(q.pools)-1]
-	room := data.SlotSize()
-	if len(q.pools) == 1 {
-		room -= q.headroom
-	}
-	switch {
-	case b == nil:
-		return 0, engine.ErrNil
-	case b.Len() != 0:
-		return 0, invalid("Alloc into a burst that holds %d packets: expected an empty one", b.Len())
-	case n < 0 || n*len(q.pools) > b.Room() || n > b.Room():
-		return 0, invalid("Alloc of %d packets into a burst with room for %d segments", n, b.Room())
-	case length < 0 || length > room:
-		return 0, invalid("Alloc of packets of %d bytes: the slots of pool %q have room for %d", length, data.Name(), room)
-	case q.most > 0 && length > q.most:
-		return 0, invalid("Alloc of packets of %d bytes: expected at most %d", length, q.most)
-	case n == 0:
-		return 0, nil
-	case q.closed.Load():
+	if q.closed.Load() {
 		return 0, engine.ErrClosed
 	}
-	got := q.box.Reserve(n)
-	made := q.make(b, got, length)
-	b.Reserve(q.box, made)
-	if made < got {
-		q.box.Unreserve(got - made)
-		q.noBuffers.Add(1)
-		return made, engine.ErrNoBuffers
-	}
-	if got < n {
-		q.full.Add(1)
-		return made, engine.ErrFull
-	}
-	return made, nil
+	return q.slots.Alloc(q.box, b, n, length)
 }
 
 // start makes the Outbox.
@@ -131,38 +99,6 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 	return err
 }
 
-// make adds n packets to b, or as many as there is memory for.
-func (q *txQueue) make(b *burst.Burst, n, length int) int {
-	var hs, more [64]mem.Handle
-	for made := 0; made < n; {
-		want := min(n-made, len(hs))
-		k := q.pools[0].GetBatch(hs[:want])
-		if len(q.pools) == 2 {
-			if k2 := q.pools[1].GetBatch(more[:k]); k2 < k {
-				q.pools[0].PutBatch(hs[k2:k])
-				k = k2
-			}
-		}
-		for i, h := range hs[:k] {
-			g := burst.Segment{Handle: h, Off: q.pools[0].Offset(h) + uint64(q.headroom), Len: uint32(length),
-				Cap: uint32(q.pools[0].SlotSize() - q.headroom), Headroom: uint16(q.headroom)}
-			if len(q.pools) == 2 {
-				g.Len, g.Role = g.Cap, burst.Header
-			}
-			b.Add(q.srcs[0], g)
-			if len(q.pools) == 2 {
-				b.AddSegment(q.srcs[1], burst.Segment{Handle: more[i], Off: q.pools[1].Offset(more[i]), Len: uint32(length),
-					Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload})
-			}
-		}
-		made += k
-		if k < want {
-			return made
-		}
-	}
-	return n
-}
-
 // Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that is, so nothing is copied.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
@@ -178,7 +114,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	}
 	n, err := q.box.Claim(b)
 	if err == engine.ErrFull {
-		q.full.Add(1)
+		q.slots.CountFull()
 	}
 	q.forwarded.Add(uint64(n))
 	return n, err
@@ -194,11 +130,12 @@ func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
 func (q *txQueue) Stats(s *engine.TxStats) {
 	*s = engine.TxStats{
 		Packets: q.sent.packets.Load(), Bytes: q.sent.bytes.Load(), Calls: q.sent.calls.Load(),
-		Forwarded: q.forwarded.Load(), Full: q.full.Load(), NoBuffers: q.noBuffers.Load(), Queued: uint64(q.box.Queued()),
+		Forwarded: q.forwarded.Load(), Queued: uint64(q.box.Queued()),
 	}
 	for i := range q.sent.drops {
 		s.Drops[i] += q.sent.drops[i].Load()
 	}
+	q.slots.AddStats(s)
 	q.box.AddDrops(&s.Drops)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)

@@ -49,11 +49,10 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if p.o.NoGSO {
 		s.most = 0
 	}
-	q, err := newTxQueue(spec, id, &s.sent)
+	q, err := newTxQueue(spec, id, maxPayload, &s.sent)
 	if err != nil {
 		return nil, err
 	}
-	q.most = maxPayload
 	// Another socket may take this one's place where there are several queues; then it is this process that waits.
 	if spec.SendAt && q.pace.Kernel == nil && p.support.Qdisc != "" && p.o.Queues == 1 {
 		t, err := p.support.Enable(p.fd)
