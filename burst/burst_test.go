@@ -479,17 +479,18 @@ func TestAddSlots(t *testing.T) {
 		}
 	}
 	g := Segment{Off: 10, Len: 20, Cap: 90, Headroom: 10, Role: Header}
-	for _, h := range hs[:5] {
+	lens := []uint32{1, 0, 90, 89, 20, 7}
+	for i, h := range hs[:5] {
 		at := g
-		at.Handle, at.Off = h, p.Offset(h)+10
+		at.Handle, at.Off, at.Len = h, p.Offset(h)+10, lens[i]
 		if one.Add(src, at) < 0 {
 			t.Fatal("no room")
 		}
 	}
-	if n := all.AddSlots(src, p, hs, g); n != 5 {
+	if n := all.AddSlots(src, p, hs, lens, g); n != 5 {
 		t.Fatalf("%d of 6 slots added to a burst with room for 5", n)
 	}
-	if all.AddSlots(src, p, hs[5:], g) != 0 || all.AddSlots(src, p, nil, g) != 0 {
+	if all.AddSlots(src, p, hs[5:], nil, g) != 0 || all.AddSlots(src, p, nil, nil, g) != 0 {
 		t.Error("slots added where there is no room")
 	}
 	for i := range all.Len() {
@@ -499,6 +500,10 @@ func TestAddSlots(t *testing.T) {
 		all.SetConn(i, 7)
 		all.SetFlow(i, uint32(i))
 		all.SetReceived(i, 99, Truncated, 5)
+	}
+	all.SetConns([]uint32{3, 4})
+	if all.Conn(3) != 7 || all.Conn(4) != 3 || all.Conn(5) != 4 {
+		t.Errorf("connections %d, %d, %d", all.Conn(3), all.Conn(4), all.Conn(5))
 	}
 	all.SetAllReceived(HasTime, 17)
 	for i := range all.Len() {
@@ -518,7 +523,7 @@ func TestAddSlots(t *testing.T) {
 	for range MaxSources {
 		full.Add(NewSource(p.Region(), nil, nil), Segment{Handle: NoHandle})
 	}
-	if full.AddSlots(src, p, hs, g) != 0 {
+	if full.AddSlots(src, p, hs, nil, g) != 0 {
 		t.Error("slots added to a burst of too many sources")
 	}
 	full.Forget()

@@ -44,8 +44,9 @@ func (b *Burst) Add(src *Source, g Segment) int {
 }
 
 // AddSlots adds a packet for each of pool's slots that handles stand for, as many as there is room for, and returns how many; src is of
-// that pool. Each has one segment like g, with the handle of its slot and g.Off counted from where the slot begins.
-func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, g Segment) int {
+// that pool. Each has one segment like g, with the handle of its slot, g.Off counted from where the slot begins, and the length in lens,
+// which has one for each handle, or is nil.
+func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []uint32, g Segment) int {
 	n := min(len(handles), b.Room())
 	if n == 0 {
 		return 0
@@ -60,11 +61,13 @@ func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, g Segmen
 	from := len(b.segs)
 	b.segs = b.segs[:from+n]
 	segs, first := b.segs[from:], b.first[b.n+1:][:n]
-	most := max(g.Cap, g.Len)
 	for i, h := range handles[:n] {
+		if lens != nil {
+			g.Len = lens[i]
+		}
 		to := &segs[i] // field by field, as in set
 		to.handle, to.off = h, pool.Offset(h)+g.Off
-		to.len, to.cap = g.Len, most
+		to.len, to.cap = g.Len, max(g.Cap, g.Len)
 		to.head, to.src, to.role = g.Headroom, s, g.Role
 		first[i] = uint32(from + i + 1)
 	}
@@ -122,6 +125,13 @@ func (b *Burst) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b.check(i)
 	m := &b.meta[i]
 	m.wire, m.flags, m.time = uint32(wireLen), flags, ns
+}
+
+// SetConns says for the last len(ids) packets to which connection or peer each goes, or where it came from.
+func (b *Burst) SetConns(ids []uint32) {
+	for i, id := range ids {
+		b.meta[b.n-len(ids)+i].conn = id
+	}
 }
 
 // SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is

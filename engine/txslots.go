@@ -76,7 +76,7 @@ func (s *TxSlots) fill(b *burst.Burst, n, length int) (have int) {
 		want := min(n-have, len(slots))
 		k := s.pools[0].GetBatch(slots[:want])
 		if len(s.pools) == 1 {
-			b.AddSlots(s.srcs[0], s.pools[0], slots[:k], g)
+			b.AddSlots(s.srcs[0], s.pools[0], slots[:k], nil, g)
 		} else {
 			k = s.split(b, slots[:k], data[:k], length)
 		}

@@ -24,6 +24,8 @@ type udpRx struct {
 	slots  slots
 	msgs   *sys.Messages
 	ids    []uint32 // of the senders of msgs
+	lens   []uint32 // of msgs
+	whole  bool     // all of msgs fit
 	blocks *blocks  // with GRO
 	// Messages at to got were received and are not given to the owner yet; of the first one those before off have been.
 	at, got, off int
@@ -79,7 +81,7 @@ func (p *UDPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	}
 	n := min(p.o.Batch, max(pool.Slots()/4, 1))
 	q.msgs = sys.NewMessages(n, n, room)
-	q.ids = make([]uint32, n)
+	q.ids, q.lens = make([]uint32, n), make([]uint32, n)
 	src := burst.PoolSource(pool)
 	if p.o.GRO {
 		q.blocks = newBlocks(pool)
@@ -220,29 +222,54 @@ func (q *udpRx) receive(n int) bool {
 	}
 	q.slots.used = got
 	q.at, q.got, q.off = 0, got, 0
+	longest := uint32(0)
+	for i := range q.lens[:got] {
+		q.lens[i] = uint32(q.msgs.Len(i))
+		longest = max(longest, q.lens[i])
+	}
+	q.whole = longest <= q.slots.size
 	if ids != nil {
 		ids.mu.Lock()
-		var last *sys.SockAddr
-		var id uint32
-		for i := range got {
-			name := q.msgs.Name(i)
-			if last == nil || *name != *last {
-				id, last = ids.of(name), name
+		for i := range q.ids[:got] {
+			if i > 0 && q.msgs.SameName(i, i-1) {
+				q.ids[i] = q.ids[i-1]
+			} else {
+				q.ids[i] = ids.of(q.msgs.Name(i))
 			}
-			q.ids[i] = id
 		}
 		ids.mu.Unlock()
 	}
 	return true
 }
 
+// giveAll is give for messages of which each is a packet that fits, and nothing more is known.
+func (q *udpRx) giveAll(b *burst.Burst) int {
+	from := q.at
+	n := b.AddSlots(q.slots.src, q.slots.pool, q.slots.h[from:q.got], q.lens[from:q.got], burst.Segment{Cap: q.slots.size})
+	bytes := 0
+	for i := range n {
+		bytes += int(q.lens[from+i])
+		q.slots.take(from + i)
+	}
+	if q.port.peers != nil {
+		b.SetConns(q.ids[from : from+n])
+	}
+	q.at += n
+	q.packets.Add(uint64(n))
+	q.bytes.Add(uint64(bytes))
+	return n
+}
+
 // give passes on what was received, as much as there is room for.
 func (q *udpRx) give(b *burst.Burst) int {
+	if q.whole && !q.meta {
+		return q.giveAll(b)
+	}
 	n, bytes := 0, 0
 	room, named := b.Room(), q.port.peers != nil
 	for ; q.at < q.got; q.at++ {
 		i := q.at
-		size := q.msgs.Len(i)
+		size := int(q.lens[i])
 		var r sys.Received
 		if q.meta {
 			r = sys.ParseReceived(q.msgs.Control(i))

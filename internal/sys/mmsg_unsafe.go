@@ -72,6 +72,8 @@ type Messages struct {
 	room    int // bytes of control for each message
 	n       int // messages added, to be sent
 	used    int // of pieces
+	namelen uint32
+	fresh   int // the headers from this one on are as Recv made them: the kernel has not written there
 }
 
 // segmentControl is the size of the control message UDP_SEGMENT with its header: 8 + 4 + 4, and a 16-bit number padded to 8 bytes.
@@ -79,7 +81,7 @@ const segmentControl = 24
 
 // NewMessages makes headers for n datagrams of as many pieces altogether, and control bytes for each.
 func NewMessages(n, pieces, control int) *Messages {
-	return &Messages{hdr: make([]mmsghdr, n), names: make([]SockAddr, n), pieces: make([]Iovec, pieces), control: make([]byte, n*control), room: control}
+	return &Messages{fresh: n, hdr: make([]mmsghdr, n), names: make([]SockAddr, n), pieces: make([]Iovec, pieces), control: make([]byte, n*control), room: control}
 }
 
 // SetBuffer says where datagram i is to be received.
@@ -108,15 +110,20 @@ func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {
 	if names {
 		namelen = uint32(len(SockAddr{}.raw))
 	}
-	for i := range m.hdr[:n] {
+	if namelen != m.namelen {
+		m.namelen, m.fresh = namelen, len(m.hdr)
+	}
+	for i := range m.hdr[:m.fresh] {
 		h := &m.hdr[i].h
 		h.Namelen = namelen
 		h.Controllen = uint64(m.room)
 	}
+	m.fresh = 0
 	got, _, e := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&m.hdr[0])), uintptr(n), unix.MSG_DONTWAIT|unix.MSG_TRUNC, 0, 0)
 	if e != 0 {
 		return 0, e
 	}
+	m.fresh = int(got)
 	return int(got), 0
 }
 
@@ -131,6 +138,14 @@ func (m *Messages) Name(i int) *SockAddr {
 		*(*[12]byte)(s.raw[unix.SizeofSockaddrInet4:]) = [12]byte{} // what one of IPv6 left
 	}
 	return s
+}
+
+// SameName reports whether datagrams i and j came from one sender.
+func (m *Messages) SameName(i, j int) bool {
+	n, a, b := m.hdr[i].h.Namelen, &m.names[i].raw, &m.names[j].raw
+	at := func(s *[28]byte, i int) uint64 { return binary.NativeEndian.Uint64(s[i:]) }
+	return n == m.hdr[j].h.Namelen && at(a, 0) == at(b, 0) && at(a, 8) == at(b, 8) &&
+		(n <= unix.SizeofSockaddrInet4 || at(a, 16) == at(b, 16) && at(a, 20) == at(b, 20))
 }
 
 // Control are the control messages of datagram i, valid until the next Recv.
