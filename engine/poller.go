@@ -116,6 +116,7 @@ func (p *Poller) run(started chan<- error) {
 			started <- err
 			return
 		}
+		p.spin.keep = true
 	}
 	started <- nil
 	for spinning, again := false, false; ; {
