@@ -144,8 +144,17 @@ func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, ou
 		work[i].rule = c.find(frames[i], &layers[i])
 		h.insert(&work[i])
 	}
-	for i := range work {
-		out[i] = c.finish(work[i].rule, frames[i], &layers[i])
+	for i := range work { // c.finish, without moving a Decision field by field
+		rule := work[i].rule
+		if rule < 0 {
+			out[i] = none
+			continue
+		}
+		o := &c.outcomes[rule]
+		out[i] = o.Decision
+		if o.spread != nil {
+			out[i].Queue = o.spread[c.hash.Frame(frames[i], &layers[i])%IndirectionEntries]
+		}
 	}
 }
 

@@ -167,7 +167,13 @@ func (k *keySpec) read(frame []byte, l *packet.Layers, key *[maxKey]uint64) (has
 		ports |= uint64(k.length.find(uint16(min(l.IPLen, 0xffff)))) << portsLength
 	}
 	if at := k.ip; at > 0 {
-		w := k.addresses(frame, l)
+		w := uint64(0)
+		switch l.IPVersion {
+		case 4:
+			w = binary.BigEndian.Uint64(frame[l.L3:][12:packet.IPv4Len]) & k.addr4
+		case 6:
+			w = k.classes(frame, l)
+		}
 		key[at] = w
 		hash ^= mix(w, ports)
 	}
@@ -216,16 +222,11 @@ func (f *flexLook) word(frame []byte, l *packet.Layers) (word, there uint64) {
 	return uint64(binary.BigEndian.Uint32(frame[at&yes:])&f.mask) & uint64(yes), uint64(yes & 1)
 }
 
-// addresses returns what the rules see of the IP addresses: the bits of IPv4, a class for each of IPv6.
-func (k *keySpec) addresses(frame []byte, l *packet.Layers) (word uint64) {
-	switch l.IPVersion {
-	case 4:
-		return binary.BigEndian.Uint64(frame[l.L3:][12:packet.IPv4Len]) & k.addr4
-	case 6:
-		for side, s := range k.addr6 {
-			if s != nil {
-				word = word<<16 | uint64(s.find(addr6(FieldSrc+Field(side), frame, l)))
-			}
+// classes returns what the rules see of IPv6 addresses: a class for each.
+func (k *keySpec) classes(frame []byte, l *packet.Layers) (word uint64) {
+	for side, s := range k.addr6 {
+		if s != nil {
+			word = word<<16 | uint64(s.find(addr6(FieldSrc+Field(side), frame, l)))
 		}
 	}
 	return word
