@@ -213,7 +213,7 @@ func BenchmarkAFPacketReceive(b *testing.B) {
 			b.Run(fmt.Sprintf("%dB/%s", size, map[bool]string{false: "pool", true: "borrowed"}[lend]), func(b *testing.B) {
 				r := &frameRig{a: n.Hosts[0], b: n.Hosts[1], size: size, time: 300 * time.Millisecond, lend: lend}
 				for range b.N {
-					row, err := paired.Run(b.Context(), paired.Plan{Name: b.Name(), Unit: paired.MopsPerSec, Pairs: 40, Target: 0.97, Margin: 0.03, Gate: &paired.Gate{}, Seed: 1,
+					row, err := paired.Run(b.Context(), paired.Plan{Name: b.Name(), Unit: paired.MopsPerSec, Pairs: 120, Target: 0.97, Margin: 0.03, Gate: &paired.Gate{}, Seed: 1,
 						Ours:   paired.Contender{Name: "engine/afpacket", Run: r.ours},
 						Theirs: []paired.Contender{{Name: "testpmd net_af_packet", Unchecked: "testpmd counts frames and does not look", Run: r.testpmd}}})
 					if err != nil {
