@@ -123,6 +123,23 @@ func TestKeyFits(t *testing.T) {
 	if k := newKeySpec(rules[:30_000]); !k.fits || k.words != 3 {
 		t.Errorf("30,000 prefixes: %d words, fits: %v", k.words, k.fits)
 	}
+	k := newKeySpec(rules[:30_000])
+	r := rand.New(rand.NewPCG(3, 4))
+	for range 2000 {
+		i := r.Uint64N(60_100)
+		v := u128{0x20010000<<32 | i, 0}
+		if r.IntN(2) == 0 {
+			v.lo = 1 + r.Uint64N(9)
+		}
+		// Rule i/2 is of one address, of even i: a class for it, and one for those behind it.
+		want := uint64(2*(i/2) + 2)
+		if i%2 == 0 && v.lo == 0 {
+			want--
+		}
+		if want = min(want, 60_000); uint64(k.addr6[1].find(v)) != want {
+			t.Fatalf("address %x %x has class %d, expected %d", v.hi, v.lo, k.addr6[1].find(v), want)
+		}
+	}
 	if newKeySpec(rules).fits {
 		t.Error("40,000 prefixes have more classes than a key has numbers")
 	}

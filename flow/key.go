@@ -16,7 +16,7 @@ const maxKey = 15
 // eCPRI. Sets with more are not cached, nor are those with more IPv6 prefixes than classes have numbers.
 const (
 	maxKeyFlex = 2 * (maxKey - 2 - 1 - 2 - 1)
-	maxClasses = 1 << 16
+	maxClasses = 1<<16 - 1
 )
 
 // keySpec says which bits of a packet the rules can see: packets that agree in them get the same rule. All keys of a set have the same

@@ -123,7 +123,7 @@ func (s *steps128) find(v u128) uint16 {
 	h := min((v.hi-s.base)>>s.shift, 1<<indexBits-1)
 	lo, hi := s.index[h], s.index[h+1]
 	for lo < hi {
-		mid := (lo + hi + 1) / 2
+		mid := lo + (hi-lo+1)/2 // fits for up to 65,535 intervals
 		if v.less(s.starts[mid]) {
 			hi = mid - 1
 		} else {
