@@ -52,7 +52,7 @@ func (r *demoReport) print(w io.Writer) error {
 func unavailable() []string {
 	return []string{
 		"verbs (RDMA): this version has no RDMA path yet",
-		"datagram (UDP, AF_XDP, DPDK): this version has no packet engines yet",
+		"datagram (UDP, AF_XDP, DPDK): this version has no path over packets yet; for streams of packets see examples/",
 		"device memory (CUDA, OpenCL): this version has no accelerator runtime yet",
 		"tcp to other machines: refused until peers can authenticate each other; loopback only",
 	}
