@@ -94,7 +94,9 @@ func (h *Cache) Classify(c *Classifier, frame []byte, l *packet.Layers) Decision
 		p.rule = c.find(frame, l)
 		h.insert(p)
 	}
-	return c.finish(p.rule, frame, l)
+	var d Decision
+	c.finish(&d, p.rule, frame, l)
+	return d
 }
 
 // ClassifyBatch is c.ClassifyBatch(frames, layers, out) by way of the cache. It allocates nothing.
@@ -144,17 +146,8 @@ func (h *Cache) batch(c *Classifier, frames [][]byte, layers []packet.Layers, ou
 		work[i].rule = c.find(frames[i], &layers[i])
 		h.insert(&work[i])
 	}
-	for i := range work { // c.finish, without moving a Decision field by field
-		rule := work[i].rule
-		if rule < 0 {
-			out[i] = none
-			continue
-		}
-		o := &c.outcomes[rule]
-		out[i] = o.Decision
-		if o.spread != nil {
-			out[i].Queue = o.spread[c.hash.Frame(frames[i], &layers[i])%IndirectionEntries]
-		}
+	for i := range work {
+		c.finish(&out[i], work[i].rule, frames[i], &layers[i])
 	}
 }
 

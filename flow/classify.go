@@ -128,7 +128,9 @@ func (c *Classifier) Rule(i int) Rule { return c.rules[i].Clone() }
 // Classify returns the decision for frame, whose layers Parse (or ParseIP) has put into l. It reads only what l says is there, so a
 // frame that Parse found malformed is safe too: fields behind the fault are absent. It allocates nothing.
 func (c *Classifier) Classify(frame []byte, l *packet.Layers) Decision {
-	return c.finish(c.find(frame, l), frame, l)
+	var d Decision
+	c.finish(&d, c.find(frame, l), frame, l)
+	return d
 }
 
 // find returns the index of the rule, or -1.
@@ -141,17 +143,17 @@ func (c *Classifier) find(frame []byte, l *packet.Layers) int32 {
 	return -1
 }
 
-// finish makes the decision of rule i for this packet.
-func (c *Classifier) finish(i int32, frame []byte, l *packet.Layers) Decision {
+// finish puts the decision of rule i for this packet into d. It copies a Decision whole: one that is returned moves field by field.
+func (c *Classifier) finish(d *Decision, i int32, frame []byte, l *packet.Layers) {
 	if i < 0 {
-		return none
+		*d = none
+		return
 	}
 	o := &c.outcomes[i]
-	d := o.Decision
+	*d = o.Decision
 	if o.spread != nil {
 		d.Queue = o.spread[c.hash.Frame(frame, l)%IndirectionEntries]
 	}
-	return d
 }
 
 // ClassifyBatch classifies frames[i], with layers[i], into out[i], for every frame. layers and out must be at least as long as frames.

@@ -77,7 +77,7 @@ func (c *Cache) Put(s Slot) error {
 		c.enter()
 		defer c.leave()
 	}
-	free, err := c.p.give(s, 0)
+	free, err := c.p.give(s)
 	if err != nil {
 		return err
 	}

@@ -7,7 +7,7 @@ import "github.com/penstock-io/penstock/internal/invariants"
 // in batches. A handle is as good as its Slot: a second release is refused.
 type Handle uint64
 
-// maxBatch is the number of slots that move with one change of the shared list.
+// maxBatch is the number of slots that GetBatch takes with one change of the shared list.
 const maxBatch = 64
 
 func (h Handle) index() uint32 { return uint32(h) }
@@ -68,10 +68,9 @@ func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 				continue
 			}
 		}
-		if refused++; err == nil {
-			err = p.refusal(h)
-		} else {
-			p.rejected.Add(1)
+		refused++
+		if e := p.refusal(h); err == nil {
+			err = e
 		}
 	}
 	if first > 0 {

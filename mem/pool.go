@@ -227,7 +227,7 @@ func (p *Pool) Get() (Slot, error) {
 // Put gives a slot back to the shared list. A handle that was released before or is of another pool changes nothing; the
 // error is a *SlotError.
 func (p *Pool) Put(s Slot) error {
-	free, err := p.give(s, 0)
+	free, err := p.give(s)
 	if err != nil {
 		return err
 	}
@@ -262,14 +262,14 @@ func (p *Pool) take(i uint32) (Slot, bool) {
 	return s, true
 }
 
-// give marks a slot as free, with the index+1 of the free slot that is to come after it. The caller then puts it on the list or into
-// its cache, unless free is false: the pool was closed meanwhile.
-func (p *Pool) give(s Slot, next uint32) (free bool, err error) {
+// give marks a slot as free. The caller then puts it on the list or into its cache, unless free is false: the pool was
+// closed meanwhile.
+func (p *Pool) give(s Slot) (free bool, err error) {
 	if s.pool != p {
 		p.rejected.Add(1)
 		return false, &SlotError{Pool: p.name, Index: int(s.index), Err: ErrForeign}
 	}
-	released, closed := p.release(s, next)
+	released, closed := p.release(s, 0)
 	switch {
 	case released && closed:
 		p.mu.Lock()
@@ -295,7 +295,8 @@ func (p *Pool) refusal(h Handle) error {
 	return e
 }
 
-// release changes the state of a slot that is out under this handle to free, once.
+// release changes the state of a slot that is out under this handle to free, once. next is the index+1 of the free slot that is to come
+// after it, where the caller knows that already.
 func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 	if invariants.Enabled {
 		stack := callers(3)

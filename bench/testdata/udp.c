@@ -1,7 +1,7 @@
 // The reference of the UDP rows: what a careful program in C does with the same system calls as engine/socket.
 //
-//   udp recv ADDRESS PORT SIZE MILLISECONDS BUFFER CPU   receives batches of 64 into preallocated buffers, each time the next ones of
-//       a pool of 1024; looks at length and first eight bytes of each; prints "ready", then packets, bytes, wrong ones, ns of
+//   udp recv ADDRESS PORT SIZE MILLISECONDS BUFFER CPU   receives batches of 64 into 64 preallocated buffers, used again and
+//       again; looks at length and first eight bytes of each; prints "ready", then packets, bytes, wrong ones, ns of
 //       wall clock and of processor time
 //       With 0 milliseconds it waits for a line of input and then receives what is in the socket's buffer, and nothing later
 //   udp send ADDRESS PORT SIZE MILLISECONDS SEGMENTS CPU  sends as fast as it can, SEGMENTS packets in one message; with
