@@ -3,9 +3,9 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-SHORT   := $(GO) test -count=1 -timeout 10m
+SHORT   := $(GO) test -count=1 -timeout 30m
 
-.PHONY: demo test tests check bench soak generate build deps fuzz clean
+.PHONY: demo test tests check bench soak generate build deps fuzz gpu-test clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -16,8 +16,8 @@ build:
 
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
-LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:verbs,fake:cuda,peer:iperf3,peer:ucx,peer:fi,$\
-	peer:perftest,peer:rping,peer:testpmd,peer:tcpreplay,peer:tshark,peer:numpy,peer:torch,peer:pocl,peer:etcd,peer:chromium
+LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:verbs,fake:cuda,peer:iperf3,peer:ucx,peer:fi,peer:openssl,$\
+	peer:perftest,peer:rping,peer:testpmd,peer:xdpref,peer:tcpreplay,peer:tshark,peer:numpy,peer:torch,peer:pocl,peer:etcd,peer:chromium
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
@@ -55,6 +55,12 @@ bench: build deps
 	$(BIN) bench mem
 	$(BIN) bench ring
 	$(BIN) bench vec
+
+# Every test of ours that needs an NVIDIA card, as one program that needs nothing but the driver, and one result file (docs/gpu-test.md). Without a card it says what
+# is missing, and ends with status 2.
+gpu-test:
+	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags "-X github.com/penstock-io/penstock/internal/gpucard.revision=$$(git describe --always --dirty)" -o bin/gpu-test ./internal/gpucard
+	bin/gpu-test -result bin/gpu-test.json
 
 # Real processes, random transfers, random faults, exact accounting. DURATION and SEED are the lab's options.
 DURATION ?= 10m

@@ -1,11 +1,33 @@
 // Package penstock brings bytes from a network to an accelerator, into memory that the accelerator can use, without copying
 // them, over whichever path the machine has, and says which path that is and why.
 //
-// What works today is the transfer side between processes of one machine. Start with package transfer: open a node, export
-// memory, and put or get spans of it; package mem has the memory, package path the contract that every way of moving bytes
-// fulfils, and package tensor the formats. The command penstock shows all of it:
+// For transfers between processes of one machine or of several, start with package transfer: open a node, export memory, and
+// put or get spans of it; package transfer/identity has the certificates that machines need for it, package mem the memory,
+// package path the contract that every way of moving bytes fulfils, and package tensor the formats. Package share serves and
+// fetches files. For streams of packets, start with package engine. The command penstock shows the transfers:
 //
 //	go run github.com/penstock-io/penstock/cmd/penstock demo
+//
+// # A configuration file
+//
+// This package opens what a file describes (package config): memory, ports with queues and flows, a node.
+//
+//	cfg, problems := config.Load("rx.yaml", text, config.Options{})
+//	if cfg == nil {
+//		return problems.Err()
+//	}
+//	s, err := penstock.Open(ctx, cfg, penstock.Options{}) // or all that is missing here, at once
+//	defer s.Close()
+//	for b := burst.New(256); s.Rx("eth0", 0).Recv(ctx, b) == nil; b.Release() {
+//		...
+//	}
+//
+// MakePlan says beforehand what would be opened, and Options.Plan hears it from Open. System.Reload puts the flows of a changed file in
+// force while packets go on, all or none; a Reloader does so when the file changes.
+//
+// A receive queue with poll_mode indirect has a poller: one for each cpu_core, pinned to it, which looks again for a while before it
+// sleeps; queues without cpu_core have one each, which sleeps until something comes. With direct the application's own goroutine polls.
+// Either way System.Rx is where packets come out.
 //
 // ARCHITECTURE.md is the map of the packages and the laws that keep them apart; each law is a test in internal/laws.
 package penstock

@@ -8,10 +8,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -81,4 +84,90 @@ func Example_receive() {
 		cancel() // enough
 	}
 	// Output: hello
+}
+
+// A file says what is there: memory, a port, its queues and flows. The port is looped to itself, so what is sent comes back.
+func ExampleOpen() {
+	ctx := context.Background()
+	text := []byte(`penstock:
+  memory_regions: [{name: packets, kind: host, num_bufs: 1024, buf_size: 2KiB}]
+  interfaces:
+    - name: loop
+      engine: sim
+      address: loopback
+      rx: {queues: [{memory_regions: [packets]}]}
+      tx: {queues: [{memory_regions: [packets]}]}
+`)
+	cfg, problems := config.Load("loop.yaml", text, config.Options{})
+	if cfg == nil {
+		log.Fatal(problems.Text(text)) // with excerpts, all of them at once
+	}
+	s, err := penstock.Open(ctx, cfg, penstock.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	b := burst.New(64)
+	s.Tx("loop", 0).Alloc(b, 1, 64)
+	copy(b.Bytes(0, 0)[packet.EthernetLen:], "hello")
+	s.Tx("loop", 0).Send(b)
+	if err := s.Rx("loop", 0).Recv(ctx, b); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d packet: %s\n", b.Len(), b.Bytes(0, 0)[packet.EthernetLen:][:5])
+	b.Release()
+	// Output: 1 packet: hello
+}
+
+// Two Systems talk over UDP: a server on a port that the kernel chooses, and a client that knows it.
+func ExampleSystem_Port() {
+	ctx := context.Background()
+	open := func(iface string) *penstock.System {
+		cfg, problems := config.Load("udp.yaml", []byte("penstock:\n  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]\n  interfaces: ["+iface+"]\n"), config.Options{})
+		if cfg == nil {
+			log.Fatal(problems.Err())
+		}
+		s, err := penstock.Open(ctx, cfg, penstock.Options{})
+		if err != nil {
+			log.Fatal(err)
+		}
+		return s
+	}
+	server := open(`{name: server, address: "udp://127.0.0.1:0", rx: {queues: [{memory_regions: [m]}]}}`)
+	defer server.Close()
+	at := server.Port("server").Info().Address
+	client := open(`{name: client, socket: {mode: client, remote: "` + at + `"}, tx: {queues: [{memory_regions: [m]}]}}`)
+	defer client.Close()
+	b := burst.New(8)
+	client.Tx("client", 0).Alloc(b, 1, 5)
+	copy(b.Bytes(0, 0), "hello")
+	client.Tx("client", 0).Send(b)
+	if err := server.Rx("server", 0).Recv(ctx, b); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", b.Bytes(0, 0))
+	b.Release()
+	// Output: hello
+}
+
+// A node of a file, and what its plan says of it.
+func ExampleMakePlan() {
+	cfg, _ := config.Load("node.yaml", []byte("penstock: {transfers: {name: store, listen: [\"tcp://127.0.0.1:0\"]}}"), config.Options{})
+	plan, err := penstock.MakePlan(cfg, penstock.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Print(plan.Text())
+	s, err := penstock.Open(context.Background(), cfg, penstock.Options{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer s.Close()
+	fmt.Println(s.Node().Name(), len(s.Node().Addrs()))
+	// Output:
+	// plan of node.yaml
+	// node store
+	//   tcp://127.0.0.1:0: for this machine
+	//   paths shm, tcp
+	// store 1
 }

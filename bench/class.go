@@ -18,6 +18,7 @@ type class struct {
 	mode    string
 	size    uint64
 	crc     bool    // payload checksums on; those of the path below TCP
+	sealed  bool    // encrypted
 	ratio   float64 // ours/theirs that is to be reached; 0: 1
 	goal    float64 // the absolute figure of the machine the targets were set on; 0: none
 	rivals  []rival
@@ -30,6 +31,7 @@ type rival struct {
 	name      string
 	command   string // of its client; the server's is the same but for the address
 	unchecked string
+	verified  uint64 // bytes that its receiver checks in each run; 0 with unchecked
 	run       func(context.Context) (float64, error)
 }
 
@@ -38,7 +40,7 @@ func (v *rival) contender(versions map[string]string) paired.Contender {
 	return paired.Contender{Name: v.name, Version: versions[v.tool], Command: v.command, Unchecked: v.unchecked,
 		Run: func(ctx context.Context) (paired.Sample, error) {
 			x, err := v.run(ctx)
-			return paired.Sample{Value: x}, err
+			return paired.Sample{Value: x, Verified: v.verified}, err
 		}}
 }
 
@@ -54,7 +56,7 @@ const (
 func ucxRate(tls, test string, size, bytes uint64) rival {
 	n := messagesFor(size, bytes)
 	name := "UCX " + tls + " " + strings.TrimSuffix(strings.TrimPrefix(test, "ucp_"), "_bw")
-	return rival{"ucx", name, ucxCommand(tls, test, size, n, 50), ucxUnchecked,
+	return rival{"ucx", name, ucxCommand(tls, test, size, n, 50), ucxUnchecked, 0,
 		func(ctx context.Context) (float64, error) {
 			r, err := ucx(ctx, tls, test, size, n, 50)
 			return r.GBps, err
@@ -66,7 +68,7 @@ func ucxLatency(tls string, percentile float64) rival {
 	if tls == "tcp" {
 		n = 10000
 	}
-	return rival{"ucx", "UCX " + tls + " tag", ucxCommand(tls, "tag_lat", 64, n, percentile), ucxUnchecked, func(ctx context.Context) (float64, error) {
+	return rival{"ucx", "UCX " + tls + " tag", ucxCommand(tls, "tag_lat", 64, n, percentile), ucxUnchecked, 0, func(ctx context.Context) (float64, error) {
 		r, err := ucx(ctx, tls, "tag_lat", 64, n, percentile)
 		return r.Percentile, err
 	}}
@@ -80,7 +82,7 @@ func ucxCommand(tls, test string, size uint64, n int, percentile float64) string
 
 func fiRate(provider string, size, bytes uint64) rival {
 	n := messagesFor(size, bytes)/2 + 1
-	return rival{"fi", "libfabric " + provider, fmt.Sprintf("fi_pingpong -p %s -e rdm -I %d -S %d 127.0.0.1", provider, n, size), fiUnchecked,
+	return rival{"fi", "libfabric " + provider, fmt.Sprintf("fi_pingpong -p %s -e rdm -I %d -S %d 127.0.0.1", provider, n, size), fiUnchecked, 0,
 		func(ctx context.Context) (float64, error) {
 			r, err := fi(ctx, provider, size, n)
 			return r.GBps, err
@@ -88,7 +90,7 @@ func fiRate(provider string, size, bytes uint64) rival {
 }
 
 func iperf3Rate(size, bytes uint64) rival {
-	return rival{"iperf3", "iperf3", fmt.Sprintf("iperf3 -c 127.0.0.1 -l %d -n %d -J", size, bytes), iperf3Unchecked,
+	return rival{"iperf3", "iperf3", fmt.Sprintf("iperf3 -c 127.0.0.1 -l %d -n %d -J", size, bytes), iperf3Unchecked, 0,
 		func(ctx context.Context) (float64, error) { return iperf3(ctx, size, bytes) }}
 }
 
@@ -99,6 +101,14 @@ func tcpRivals(size, bytes uint64) []rival {
 		r = append(r, iperf3Rate(size, bytes))
 	}
 	return r
+}
+
+// openSSLRate sends with writes of 256 KiB. Its congestion control is one that does not pace, because ours is chosen for the
+// loopback device too.
+func openSSLRate(size, bytes uint64) rival {
+	o := peers.OpenSSLTest{Size: size, Messages: messagesFor(size, bytes), Chunk: 256 << 10, Congestion: "reno"}
+	return rival{"openssl", "OpenSSL TLS 1.3 AES-128-GCM", "openssl-stream client PORT CPU " + strings.Join(o.Args(), " "), "", 2 * size, // of two slots
+		func(ctx context.Context) (float64, error) { return openSSL(ctx, o) }}
 }
 
 // classes is the table of targets. network limits it to the classes for one forced congestion control, "" to those as
@@ -160,6 +170,10 @@ func classes(network string, volume uint64) []class {
 	tcp(256<<20, 1, 6, true)
 	for _, size := range []uint64{1 << 20, 16 << 20, 256 << 20} {
 		tcp(size, 0, 0, false)
+	}
+	for _, size := range []uint64{1 << 20, 16 << 20, 64 << 20, 256 << 20} {
+		all = append(all, class{name: "tcp put " + FormatSize(size) + ", encrypted", driver: "tcp", kind: "put", mode: Spin, size: size, sealed: true,
+			ratio: 0.9, rivals: []rival{openSSLRate(size, volume)}})
 	}
 	all = append(all,
 		class{name: "shm put 1024 x 4 KiB", driver: "shm", kind: "blocks", mode: Spin, size: 4 << 20, goal: 15},

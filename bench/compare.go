@@ -3,6 +3,7 @@ package bench
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -64,6 +65,10 @@ func (o *TransferOptions) classRow(ctx context.Context, r *suite, c class, their
 	n := nodeOptions{Congestion: o.Congestion, NoChecksum: !c.crc}
 	if c.network != "" {
 		n.Congestion = c.network
+	}
+	if c.sealed {
+		n.Secret = make([]byte, path.SecretSize)
+		rand.Read(n.Secret)
 	}
 	l, err := o.dial(ctx, n)
 	if err != nil {
@@ -147,7 +152,7 @@ func (o *TransferOptions) lookUp(ctx context.Context, r *suite) (map[string]stri
 // their own (see TransferOptions.Isolated), which takes root.
 func Targets(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if o.Against == nil {
-		o.Against = []string{"ucx", "fi", "iperf3"}
+		o.Against = []string{"ucx", "fi", "iperf3", "openssl"}
 	}
 	if o.Budget == 0 && !o.Quick {
 		o.Budget = 100 * time.Millisecond

@@ -75,7 +75,7 @@ func (o *TransferOptions) dial(ctx context.Context, n nodeOptions) (l *link, err
 
 // addPeer opens one more node of this process and connects it.
 func (l *link) addPeer(ctx context.Context) error {
-	node, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: l.driver(l.opts.Congestion, l.opts.NoHelp),
+	node, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: withSecret(l.driver(l.opts.Congestion, l.opts.NoHelp), l.opts.Secret),
 		NoChecksum: l.opts.NoChecksum, Spin: l.opts.Spin})
 	if err != nil {
 		return err
@@ -192,21 +192,26 @@ func (l *link) closeQueues() (uint64, error) {
 // buffers are memory on both sides of a measurement.
 type buffers struct {
 	l      *link
+	name   string
 	local  *mem.Region
 	remote []*transfer.Remote // of each peer
 }
 
 func (l *link) allocate(ctx context.Context, size uint64) (*buffers, error) {
-	if _, err := l.ask(request{Do: "alloc", Name: "memory", Size: size, Huge: l.huge}); err != nil {
+	return l.allocateNamed(ctx, "memory", size)
+}
+
+func (l *link) allocateNamed(ctx context.Context, name string, size uint64) (*buffers, error) {
+	if _, err := l.ask(request{Do: "alloc", Name: name, Size: size, Huge: l.huge}); err != nil {
 		return nil, err
 	}
-	b := &buffers{l: l}
+	b := &buffers{l: l, name: name}
 	var err error
 	if b.local, err = allocate("local", size, l.huge); err != nil {
 		return nil, errors.Join(err, b.free())
 	}
 	for _, p := range l.peers {
-		r, err := p.Lookup(ctx, "memory")
+		r, err := p.Lookup(ctx, name)
 		if err != nil {
 			return nil, errors.Join(err, b.free())
 		}
@@ -216,7 +221,7 @@ func (l *link) allocate(ctx context.Context, size uint64) (*buffers, error) {
 }
 
 func (b *buffers) free() error {
-	_, err := b.l.serveAsk(request{Do: "free", Name: "memory"})
+	_, err := b.l.serveAsk(request{Do: "free", Name: b.name})
 	if b.local != nil {
 		err = errors.Join(err, b.local.Close())
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -21,7 +22,7 @@ import (
 type Drivers func(congestion string, noHelp bool) []path.Driver
 
 func ownDrivers(congestion string, noHelp bool) []path.Driver {
-	return []path.Driver{shm.Driver{NoHelp: noHelp}, tcp.New(tcp.Options{CongestionControl: congestion})}
+	return []path.Driver{shm.Driver{NoHelp: noHelp}, tcp.New(tcp.Options{CongestionControl: congestion}), verbs.New(verbs.Options{})}
 }
 
 // server is the second process of a benchmark.
@@ -80,7 +81,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 	switch q.Do {
 	case "start":
 		s.node, err = transfer.Open(s.ctx, transfer.Options{Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
-			Paths: s.drivers(q.Node.Congestion, q.Node.NoHelp), NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
+			Paths: withSecret(s.drivers(q.Node.Congestion, q.Node.NoHelp), q.Node.Secret), NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
 		if err == nil {
 			a.Addr = s.node.Addrs()[0]
 		}

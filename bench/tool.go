@@ -13,8 +13,8 @@ import (
 func findTools(ctx context.Context, names []string) (here map[string]bool, versions, missing []string, err error) {
 	here = map[string]bool{}
 	for _, n := range names {
-		if n != "ucx" && n != "fi" && n != "iperf3" {
-			return nil, nil, nil, fmt.Errorf("bench: --against %q: expected ucx, fi or iperf3", n)
+		if n != "ucx" && n != "fi" && n != "iperf3" && n != "openssl" {
+			return nil, nil, nil, fmt.Errorf("bench: --against %q: expected ucx, fi, iperf3 or openssl", n)
 		}
 		p, err := peers.Get(n)
 		if err != nil {
@@ -57,5 +57,12 @@ func fi(ctx context.Context, provider string, size uint64, n int) (peers.Libfabr
 // iperf3 sends the given number of bytes with writes of size bytes and returns what the receiver counted, in GB/s.
 func iperf3(ctx context.Context, size, bytes uint64) (float64, error) {
 	r, err := peers.Iperf3(ctx, peers.Iperf3Test{Size: size, Bytes: bytes, CPUs: toolCPUs()})
+	return r.GBps, err
+}
+
+// openSSL streams messages over TLS with OpenSSL and returns GB/s.
+func openSSL(ctx context.Context, o peers.OpenSSLTest) (float64, error) {
+	o.CPUs = toolCPUs()
+	r, err := peers.OpenSSL(ctx, o)
 	return r.GBps, err
 }

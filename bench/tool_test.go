@@ -9,8 +9,8 @@ import (
 // Tools that are not here are reported with the way to get them.
 func TestMissingToolsAreReported(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
-	here, versions, missing, err := findTools(context.Background(), []string{"ucx", "fi", "iperf3"})
-	if err != nil || len(here) != 0 || len(versions) != 0 || len(missing) != 3 {
+	here, versions, missing, err := findTools(context.Background(), []string{"ucx", "fi", "iperf3", "openssl"})
+	if err != nil || len(here) != 0 || len(versions) != 0 || len(missing) != 4 {
 		t.Fatalf("%v, %v, %v, %v", here, versions, missing, err)
 	}
 	for _, m := range missing {

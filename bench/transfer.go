@@ -26,7 +26,7 @@ type TransferOptions struct {
 	Budget  time.Duration
 	Pairs   int           // of each comparison; 0: paired.MinPairs
 	RowTime time.Duration // a comparison that takes longer for each of theirs ends with the pairs it has; 0: 45 s
-	Against []string      // the peers to compare with: "ucx", "fi", "iperf3"
+	Against []string      // the peers to compare with: "ucx", "fi", "iperf3", "openssl"
 	Huge    bool          // 2 MiB pages on both sides
 	NoPin   bool          // leave spinning threads where the kernel puts them
 	// Congestion is the TCP congestion control of ours: "" lets package path/tcp choose by measurement.
@@ -46,8 +46,8 @@ func (o *TransferOptions) defaults() error {
 		o.Paths = []string{"shm", "tcp"}
 	}
 	for _, p := range o.Paths {
-		if p != "shm" && p != "tcp" && o.Drivers == nil {
-			return fmt.Errorf("bench: path %q: expected shm or tcp", p)
+		if p != "shm" && p != "tcp" && p != "verbs" && o.Drivers == nil {
+			return fmt.Errorf("bench: path %q: expected shm, tcp or verbs", p)
 		}
 	}
 	if o.Modes == nil {

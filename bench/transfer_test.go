@@ -233,7 +233,8 @@ func liars(string, bool) []path.Driver { return []path.Driver{liarDriver{}} }
 // same way: an answer is invented for each.
 type liarDriver struct{}
 
-func (liarDriver) Name() string { return "liar" }
+func (liarDriver) Name() string        { return "liar" }
+func (liarDriver) Traits() path.Traits { return path.Traits{} }
 func (liarDriver) Listen() (path.Listener, error) {
 	return &liarListener{closed: make(chan struct{})}, nil
 }
@@ -329,5 +330,82 @@ func TestEachMessageIsChecked(t *testing.T) {
 	}
 	if _, err := x.run(ctx, 1); !errors.Is(err, paired.ErrFailed) || !strings.Contains(err.Error(), "brought no bytes") {
 		t.Errorf("get: %v", err)
+	}
+}
+
+// Two real processes: small puts beside a large one, both paths, all bytes checked.
+func TestFairness(t *testing.T) {
+	q := quick(t, "")
+	o := FairnessOptions{Conditions: q.Conditions, Command: q.Command, Streams: 7, Small: 1000, Large: 8 << 20, Puts: 5, Pairs: 2, Pauses: []time.Duration{0, time.Millisecond}}
+	r, err := Fairness(limit(t), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows) != 4 || len(r.Notes) != 4 {
+		t.Fatalf("%d rows, %d notes", len(r.Rows), len(r.Notes))
+	}
+	for _, x := range r.Rows {
+		if x.Ours.Verified == 0 || len(x.Theirs) != 1 || x.Theirs[0].Verified == 0 || x.Theirs[0].Ratio.Target != fairTarget {
+			t.Errorf("%s: %+v, %+v", x.Name, x.Ours, x.Theirs)
+		}
+	}
+	o.Large = 1
+	if _, err := Fairness(limit(t), o); err == nil {
+		t.Error("a large put of one byte was accepted")
+	}
+}
+
+// The classes with encryption, beside a stream with OpenSSL: both sides checked every byte that they say they checked.
+func TestEncrypted(t *testing.T) {
+	peers.Need(t, "openssl")
+	o := quick(t, "")
+	o.Against, o.Pairs = []string{"openssl"}, 2
+	r, err := encrypted(limit(t), o, small(classes("", 16<<20)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows) != 1 || !strings.Contains(r.Rows[0].Name, "encrypted") {
+		t.Fatalf("%d rows; expected the one of 1 MiB", len(r.Rows))
+	}
+	x := r.Rows[0]
+	if x.Ours.Verified == 0 || len(x.Theirs) != 1 || x.Theirs[0].Verified == 0 || x.Theirs[0].Error != "" {
+		t.Errorf("%+v", x)
+	}
+}
+
+// encrypted measures the classes with encryption only.
+func encrypted(ctx context.Context, o TransferOptions, all []class) (*paired.Report, error) {
+	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	r := o.begin("encrypted", o.method()...)
+	versions, err := o.lookUp(ctx, r)
+	for _, c := range all {
+		if err == nil && c.sealed {
+			err = o.classRow(ctx, r, c, here(c.rivals, versions), versions, "")
+		}
+	}
+	return r.end(err)
+}
+
+// BenchmarkEncrypted prints the classes with encryption beside OpenSSL, in 20 pairs.
+func BenchmarkEncrypted(b *testing.B) {
+	self, err := os.Executable()
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Setenv("PENSTOCK_BENCH_PEER", "")
+	for _, c := range classes("", 256<<20) {
+		if !c.sealed {
+			continue
+		}
+		b.Run(FormatSize(c.size), func(b *testing.B) {
+			r, err := encrypted(b.Context(), TransferOptions{Command: []string{self}, Against: []string{"openssl"}, Pairs: 20}, []class{c})
+			if err != nil {
+				b.Fatal(err)
+			}
+			x := r.Rows[0]
+			b.Logf("%s: ours %.2f GB/s, OpenSSL %.2f GB/s, ratio %+v", x.Name, x.Ours.Stats.Median, x.Theirs[0].Stats.Median, *x.Theirs[0].Ratio)
+		})
 	}
 }

@@ -38,6 +38,7 @@ type reply struct {
 type nodeOptions struct {
 	Congestion string        `json:"congestion,omitempty"` // tcp.Options.CongestionControl
 	NoChecksum bool          `json:"no_checksum,omitempty"`
+	Secret     []byte        `json:"secret,omitempty"`  // of this run, to encrypt with
 	NoHelp     bool          `json:"no_help,omitempty"` // shm.Driver.NoHelp
 	Spin       time.Duration `json:"spin,omitempty"`    // of the node's own goroutine
 }

@@ -293,6 +293,31 @@ func TestForget(t *testing.T) {
 	}
 }
 
+// Packets whose memory somebody has taken over stay in their places, and Release leaves them alone.
+func TestForgetPart(t *testing.T) {
+	var o batches
+	b := NewSegmented(4, 6)
+	src := NewSource(nil, nil, &o)
+	for h := range Handle(4) {
+		b.Add(src, Segment{Handle: 10 * h, Len: 7})
+	}
+	b.AddSegment(src, Segment{Handle: 31, Len: 8})
+	b.ForgetPart(1, 1)
+	b.ForgetPart(1, 3)
+	if b.Len() != 4 || b.PacketLen(2) != 7 || b.PacketLen(3) != 15 || o != nil {
+		t.Errorf("%d packets, %v came back", b.Len(), o)
+	}
+	b.Release()
+	if len(o) != 1 || !slices.Equal(o[0], []Handle{0, 30, 31}) {
+		t.Errorf("%v came back", o)
+	}
+	src.Reclaim(nil)
+	src.Reclaim([]Handle{10, 20})
+	if len(o) != 2 || !slices.Equal(o[1], []Handle{10, 20}) {
+		t.Errorf("%v came back", o)
+	}
+}
+
 // A packet that was taken has no room reserved any more, and takes none with it.
 func TestReservedAfterTake(t *testing.T) {
 	for _, sources := range []int{1, 2} {
@@ -527,4 +552,126 @@ func TestAddSlots(t *testing.T) {
 		t.Error("slots added to a burst of too many sources")
 	}
 	full.Forget()
+}
+
+// Fetch changes nothing, and takes packets that were taken, that are empty, and that the CPU cannot reach.
+func TestFetch(t *testing.T) {
+	r, err := mem.Alloc(mem.Options{Name: "fetch", Size: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	m := r.All().Bytes()
+	for i := range m {
+		m[i] = byte(i)
+	}
+	src, far := NewSource(r, m, nil), NewSource(r, nil, nil)
+	b, other := NewSegmented(8, 16), New(1)
+	b.Fetch()
+	for i, s := range []*Source{src, far, src, src} {
+		b.Add(s, Segment{Handle: NoHandle, Off: uint64(100 * i), Len: uint32(i)})
+	}
+	b.AddSegment(src, Segment{Handle: NoHandle, Off: 1 << 40, Len: 9})
+	b.Add(src, Segment{Handle: NoHandle, Off: 7, Len: 1})
+	b.Take(other, 2)
+	b.Fetch()
+	if want := m[300] + m[7]; b.fetched != want { // 0 is empty, 1 is far, 2 was taken
+		t.Errorf("%d, expected %d", b.fetched, want)
+	}
+	if b.Len() != 5 || b.PacketLen(3) != 12 || b.PacketLen(4) != 1 {
+		t.Errorf("%d packets", b.Len())
+	}
+	if n := testing.AllocsPerRun(10, b.Fetch); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+	b.Release()
+	other.Release()
+}
+
+// Rows are packets like those of Add, as many as there is room for.
+func TestRows(t *testing.T) {
+	a, c := NewSource(nil, nil, nil), NewSource(nil, nil, nil)
+	b := New(4)
+	b.Add(a, Segment{Handle: NoHandle})
+	b.SetFlow(0, 9)
+	b.SetReceived(0, 1, Truncated, 2)
+	b.Forget() // what it left is not to be seen
+	like := Segment{Handle: 77, Off: 78, Len: 79, Cap: 1000, Headroom: 5, Role: Payload}
+	b.Add(a, Segment{Handle: NoHandle, Len: 3})
+	r := b.Rows(c, 9, like)
+	if r.Len() != 3 || b.Len() != 1 {
+		t.Fatalf("room for %d, %d packets", r.Len(), b.Len())
+	}
+	for i := range 3 {
+		r.Set(i, Handle(10+i), uint64(100*i), uint32(20+i))
+	}
+	b.AddRows(0)
+	b.AddRows(2)
+	if b.Len() != 3 || b.Room() != 1 || b.SegmentCount() != 3 {
+		t.Fatalf("%d packets", b.Len())
+	}
+	for i := range 2 {
+		want := Part{c, Segment{Handle: Handle(10 + i), Off: uint64(100 * i), Len: uint32(20 + i), Cap: 1000, Headroom: 5, Role: Payload}}
+		if p := b.Part(1+i, 0); p != want || b.Flow(1+i) != 0 || b.Flags(1+i) != 0 || b.WireLen(1+i) != 20+i {
+			t.Errorf("%+v, flow %d, flags %v", p, b.Flow(1+i), b.Flags(1+i))
+		}
+	}
+	if r := b.Rows(c, 0, like); r.Len() != 0 {
+		t.Errorf("room for %d, of 0", r.Len())
+	}
+	for range MaxSources {
+		b.source(NewSource(nil, nil, nil))
+	}
+	if r := b.Rows(NewSource(nil, nil, nil), 1, like); r.Len() != 0 {
+		t.Error("room for one Source too many")
+	}
+	b.Forget()
+}
+
+// A chain is one packet of several rows, or nothing.
+func TestChain(t *testing.T) {
+	a, c := NewSource(nil, nil, nil), NewSource(nil, nil, nil)
+	b := NewSegmented(3, 8)
+	b.Add(a, Segment{Handle: NoHandle})
+	b.AddSegment(a, Segment{Handle: NoHandle})
+	b.AddSegment(a, Segment{Handle: NoHandle})
+	b.SetFlow(0, 9)
+	b.Forget() // what it left is not to be seen
+	b.Add(a, Segment{Handle: NoHandle, Len: 3})
+	if src, h, off, n := b.Only(0); src != a || h != NoHandle || off != 0 || n != 3 {
+		t.Errorf("%p %v, %d bytes at %d", src, h, n, off)
+	}
+	like := Segment{Handle: 77, Off: 78, Len: 79, Cap: 1000, Headroom: 5}
+	if r := b.Chain(c, 8, like); r.Len() != 0 {
+		t.Errorf("room for %d of 7 segments", r.Len())
+	}
+	r := b.Chain(c, 3, like)
+	if r.Len() != 3 || b.Len() != 1 {
+		t.Fatalf("room for %d, %d packets", r.Len(), b.Len())
+	}
+	for k := range 3 {
+		r.Set(k, Handle(10+k), uint64(100*k), uint32(20+k))
+	}
+	b.AddChain(3)
+	if b.Len() != 2 || b.Segments(1) != 3 || b.SegmentCount() != 4 || b.PacketLen(1) != 63 || b.Flow(1) != 0 {
+		t.Fatalf("%d packets, the last of %d segments and %d bytes", b.Len(), b.Segments(1), b.PacketLen(1))
+	}
+	for k := range 3 {
+		want := Part{c, Segment{Handle: Handle(10 + k), Off: uint64(100 * k), Len: uint32(20 + k), Cap: 1000, Headroom: 5}}
+		if p := b.Part(1, k); p != want {
+			t.Errorf("segment %d: %+v", k, p)
+		}
+	}
+	if src, h, _, _ := b.Only(1); src != nil || h != NoHandle {
+		t.Error("a chain is one segment")
+	}
+	b.Add(a, Segment{Handle: NoHandle})
+	if r := b.Chain(c, 1, like); r.Len() != 0 {
+		t.Error("room for a packet too many")
+	}
+	big := NewSegmented(1, 2*MaxSegments)
+	if big.Chain(c, MaxSegments+1, like).segs != nil || len(big.Chain(c, MaxSegments, like).segs) != MaxSegments {
+		t.Errorf("not %d segments at most", MaxSegments)
+	}
+	b.Forget()
 }

@@ -77,6 +77,78 @@ func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []u
 	return n
 }
 
+// Rows is room for packets of one segment each that an engine adds to a burst in one go: see Burst.Rows.
+type Rows struct {
+	segs []segment
+	like segment
+}
+
+// Rows gives room for up to n packets of one segment in src that differ in nothing but what Set says: the rest of each is like that of g, whose
+// Handle, Off and Len are not looked at. There is less room where the burst is full, and none where it has too many Sources. The caller sets the
+// rows from the first on and adds them by AddRows; until then the burst is as it was, and nothing else is added to it.
+func (b *Burst) Rows(src *Source, n int, g Segment) Rows {
+	s, ok := b.source(src)
+	if n = min(n, b.Room()); n <= 0 || !ok {
+		return Rows{}
+	}
+	from := len(b.segs)
+	return Rows{b.segs[from : from+n : from+n], segment{cap: g.Cap, head: g.Headroom, src: s, role: g.Role}}
+}
+
+// Chain is Rows for one packet of n segments, which AddChain adds. There is room for all of them or for none.
+func (b *Burst) Chain(src *Source, n int, g Segment) Rows {
+	if n > MaxSegments || n > b.SegmentRoom() || b.n == len(b.flow) {
+		return Rows{}
+	}
+	s, ok := b.source(src)
+	if !ok {
+		return Rows{}
+	}
+	from := len(b.segs)
+	return Rows{b.segs[from : from+n : from+n], segment{cap: g.Cap, head: g.Headroom, src: s, role: g.Role}}
+}
+
+// Len is the number of rows that there is room for.
+func (r *Rows) Len() int { return len(r.segs) }
+
+// Set says of row i which handle is given back at the end, and where its bytes lie, at most as many as the Cap of all rows.
+func (r *Rows) Set(i int, h Handle, off uint64, length uint32) {
+	to, like := &r.segs[i], &r.like // field by field, as in segment.set
+	to.handle, to.off, to.len = h, off, length
+	to.cap, to.head, to.src, to.role = like.cap, like.head, like.src, like.role
+}
+
+// AddRows adds the first n rows, which are those that Rows gave last.
+func (b *Burst) AddRows(n int) {
+	if n <= 0 {
+		return
+	}
+	if invariants.Enabled && b.n == 0 {
+		b.debug.fill(b)
+	}
+	from := len(b.segs)
+	b.segs = b.segs[:from+n]
+	first := b.first[b.n+1:][:n]
+	for i := range first {
+		first[i] = uint32(from + i + 1)
+	}
+	clear(b.flow[b.n:][:n])
+	clear(b.meta[b.n:][:n])
+	b.n += n
+}
+
+// AddChain adds a packet of the n rows that Chain gave last.
+func (b *Burst) AddChain(n int) {
+	if invariants.Enabled && b.n == 0 {
+		b.debug.fill(b)
+	}
+	i := b.n
+	b.segs = b.segs[:len(b.segs)+n]
+	b.n++
+	b.first[i+1] = uint32(len(b.segs))
+	b.flow[i], b.meta[i] = 0, meta{}
+}
+
 // AddSegment adds another segment to the last packet and reports whether there was room; the caller still owns the segment
 // otherwise.
 func (b *Burst) AddSegment(src *Source, g Segment) bool {
@@ -152,6 +224,18 @@ type Part struct {
 func (b *Burst) Part(i, k int) Part {
 	s := b.segment(i, k)
 	return Part{b.sources[s.src], Segment{s.handle, s.off, s.len, s.cap, s.head, s.role}}
+}
+
+// Only is what Part says of the one segment of packet i, without the rest, for those who look at every packet: its Source, its Handle, its Off
+// and its Len. The Source is nil if the packet has more segments or none.
+func (b *Burst) Only(i int) (src *Source, h Handle, off uint64, length uint32) {
+	b.check(i)
+	at := b.first[i]
+	if b.first[i+1] != at+1 {
+		return nil, NoHandle, 0, 0
+	}
+	s := &b.segs[at]
+	return b.sources[s.src], s.handle, s.off, s.len
 }
 
 // Reclaim gives the memory of a part back to its owner.
@@ -345,6 +429,20 @@ func (b *Burst) ReleasePart(from, to int) {
 	b.check(to - 1)
 	segs := b.segs[b.first[from]:b.first[to]]
 	b.reclaim(segs)
+	for k := range segs {
+		segs[k].handle = NoHandle
+	}
+}
+
+// ForgetPart says that the memory of packets from to to-1 has a new owner: it is given back by nobody but whoever calls this. They stay in b
+// in their places and with their lengths, as after ReleasePart.
+func (b *Burst) ForgetPart(from, to int) {
+	if from >= to {
+		return
+	}
+	b.check(from)
+	b.check(to - 1)
+	segs := b.segs[b.first[from]:b.first[to]]
 	for k := range segs {
 		segs[k].handle = NoHandle
 	}

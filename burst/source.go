@@ -38,6 +38,13 @@ func PoolSource(p *mem.Pool) *Source {
 // Region is the memory of the source.
 func (s *Source) Region() *mem.Region { return s.region }
 
+// Reclaim gives memory back to the Source's Owner, for an engine that has taken packets over: one call for many handles.
+func (s *Source) Reclaim(handles []Handle) {
+	if len(handles) > 0 {
+		s.owner.Reclaim(handles)
+	}
+}
+
 type poolOwner struct{ p *mem.Pool }
 
 // Reclaim implements Owner. What the pool refuses, because it was released before, the pool counts.

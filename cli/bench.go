@@ -7,12 +7,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/config"
 	"github.com/spf13/cobra"
 )
 
@@ -29,7 +29,7 @@ and each timed run is verified byte by byte at the receiver. Comparisons are int
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchCompare(s), newBenchPeer(s))
+	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchXDP(s), newBenchVerbs(s), newBenchStream(s), newBenchCompare(s), newBenchPeer(s))
 	return c
 }
 
@@ -184,18 +184,11 @@ func newBenchMem(s streams) *cobra.Command {
 	return c
 }
 
-// parseSize reads a number of bytes with an optional unit: 64, 4KiB, 1MiB, 1GiB.
+// parseSize reads a number of bytes with an optional unit, as configuration files have it: 64, 4KiB, 1.5GiB.
 func parseSize(s string) (uint64, error) {
-	shift := 0
-	number := s
-	for i, unit := range []string{"KiB", "MiB", "GiB"} {
-		if n, ok := strings.CutSuffix(s, unit); ok {
-			number, shift = n, 10*(i+1)
-		}
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(number, "B")), 10, 64-shift)
+	n, err := config.ParseSize(strings.TrimSpace(s))
 	if err != nil {
-		return 0, fmt.Errorf("size %q: expected a number of bytes such as 64, 4KiB, 1MiB or 1GiB", s)
+		return 0, fmt.Errorf("%w: expected a number of bytes such as 64, 4KiB, 1MiB or 1GiB", err)
 	}
-	return n << shift, nil
+	return uint64(n), nil
 }

@@ -89,7 +89,7 @@ func TestBenchCompareStatus(t *testing.T) {
 		"only in one":       {[]string{a, b}, 0, "only in A:\n  get\n\nonly in B:\n  borrow\n"},
 		"margin":            {[]string{a, b, "--margin", "much"}, 2, `--margin "much": expected a part`},
 		"one file":          {[]string{a}, 2, "expected two result files"},
-		"no file":           {[]string{a, text + "2"}, 1, "no such file"},
+		"no file":           {[]string{a, text + "2"}, 3, "no such file"},
 		"not a result":      {[]string{text, text}, 1, text + ": line 1, column 2"},
 		"no directory":      {[]string{a, b, "--json", filepath.Join(text+"2", "c.json")}, 1, "there is no directory"},
 	} {

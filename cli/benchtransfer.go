@@ -73,7 +73,7 @@ func newBenchTransfer(s streams) *cobra.Command {
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 10)")
 	f.DurationVar(&o.Budget, "budget", 0, "time of one sample (default 50ms)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
-	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3")
+	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3, openssl")
 	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: chosen by measurement)")
 	f.BoolVar(&report, "report", false, "the table of targets, each beside the best peer that is installed")
 	f.StringVar(&o.Network, "network", "", "")

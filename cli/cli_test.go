@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os"
 	"os/exec"
@@ -21,13 +22,27 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	os.Exit(m.Run())
+	// The identity of whoever runs the tests is none of their business.
+	dir, err := os.MkdirTemp("", "penstock-cli")
+	if err != nil {
+		panic(err)
+	}
+	os.Setenv("XDG_CONFIG_HOME", dir)
+	status := m.Run()
+	os.RemoveAll(dir)
+	os.Exit(status)
 }
 
 // penstock runs the program and returns what it printed and its exit status.
 func penstock(t *testing.T, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
-	cmd := exec.Command(os.Args[0], args...)
+	return penstockUntil(t, limit(t), args...)
+}
+
+// penstockUntil is penstock for what may take longer; it is ended with ctx.
+func penstockUntil(t *testing.T, ctx context.Context, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
 	cmd.Env = append(os.Environ(), mainEnv+"=1")
 	var out, errOut bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &errOut
@@ -137,7 +152,7 @@ func TestMistakes(t *testing.T) {
 		{[]string{"demo", "--fiel", "x"}, 2, "--fiel"},
 		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
 		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},
-		{[]string{"demo", "--file", "/nonexistent/x"}, 1, "/nonexistent/x"},
+		{[]string{"demo", "--file", "/nonexistent/x"}, 3, "/nonexistent/x"},
 		{[]string{"demo", "--file", "/dev/null"}, 1, "/dev/null"},
 	} {
 		out, errOut, status := penstock(t, c.args...)

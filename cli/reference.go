@@ -16,12 +16,12 @@ func writeReference(w io.Writer, root *cobra.Command) {
 	fmt.Fprint(w, "# Commands\n\nGenerated from the command tree by `make generate`; do not edit.\n")
 	var walk func(c *cobra.Command)
 	walk = func(c *cobra.Command) {
-		if c.Hidden || c.Name() == "help" || c.Name() == "completion" {
-			return
-		}
 		fmt.Fprintf(w, "\n## %s\n\n%s.\n", c.CommandPath(), strings.TrimSuffix(c.Short, "."))
 		if c.Long != "" {
 			fmt.Fprintf(w, "\n```text\n%s\n```\n", c.Long)
+		}
+		if c.Example != "" {
+			fmt.Fprintf(w, "\n```sh\n%s\n```\n", unindent(c.Example))
 		}
 		first := true
 		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
@@ -36,11 +36,20 @@ func writeReference(w io.Writer, root *cobra.Command) {
 			if def == "" || def == "[]" {
 				def = "none"
 			}
-			fmt.Fprintf(w, "| `--%s` | %s | %s |\n", f.Name, def, f.Usage)
+			name := "`--" + f.Name + "`"
+			if f.Shorthand != "" {
+				name += ", `-" + f.Shorthand + "`"
+			}
+			fmt.Fprintf(w, "| %s | %s | %s |\n", name, def, strings.ReplaceAll(f.Usage, "|", "\\|"))
 		})
-		for _, s := range c.Commands() {
+		for _, s := range documented(c) {
 			walk(s)
 		}
 	}
 	walk(root)
+}
+
+// unindent takes the two spaces away with which the lines of an example begin.
+func unindent(s string) string {
+	return strings.TrimPrefix(strings.ReplaceAll(s, "\n  ", "\n"), "  ")
 }

@@ -19,24 +19,38 @@ type streams struct {
 	out, err io.Writer
 }
 
-// Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong use of the command line.
+// Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong use of the command line,
+// and those of "penstock help exit-codes". The first interrupt asks the command to end in order, the second ends the process.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), sys.Interrupts()...)
 	defer stop()
+	defer context.AfterFunc(ctx, stop)()
 	root := New(in, out, errOut)
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	err := interruption(ctx, root.ExecuteContext(ctx))
 	switch {
 	case err == nil:
-		return 0
-	case errors.As(err, new(*usageError)):
-		fmt.Fprintf(errOut, "penstock: %v\nRun \"penstock help\" for the commands and their flags.\n", err)
-		return 2
+		return exitOK
 	case errors.Is(err, errReported):
-		return 1
+		return exitFailure
 	}
-	fmt.Fprintf(errOut, "penstock: %v\n", err)
-	return 1
+	fmt.Fprintf(errOut, "penstock: %s\n", printableLines(err.Error()))
+	status := exitStatus(err)
+	if status == exitUsage {
+		fmt.Fprintf(errOut, "Run \"penstock help\" for the commands and their flags.\n")
+	}
+	return status
+}
+
+// interruption says of the error of a command that was interrupted that it was.
+func interruption(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil || errors.Is(err, errInterrupted) || errors.Is(err, errReported) {
+		return err
+	}
+	if err == ctx.Err() {
+		return errInterrupted
+	}
+	return fmt.Errorf("%w: %w", errInterrupted, err)
 }
 
 // errReported ends the program with status 1 when what went wrong has been printed already.
@@ -54,9 +68,15 @@ func New(in io.Reader, out, errOut io.Writer) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "Bring bytes into the memory of another process, without copying them, and say by which path and why",
-		Long: `Penstock moves tensors and spans of memory between processes, straight into their final place, over the best path that
-this machine has, and tells which path that was and why.
+		Long: `Penstock moves tensors, files and spans of memory between processes, straight into their final place, over the best path
+that there is, and tells which path that was and why. Beyond one machine all of it is encrypted.
 
+  penstock serve FILE|DIR    let others fetch files and tensors; with --writable also leave them here
+  penstock get ADDR/NAME     fetch one: resumed where it ended, whole or not there at all
+  penstock pair              make this machine and another one trust each other
+  penstock status ADDR       how a node is: its peers, paths and transfers
+  penstock run FILE          streams, applications and a node, as a configuration file describes them
+  penstock config check FILE everything that is wrong with a configuration file, at once
   penstock demo              two processes move real tensors by every path; each byte is checked
   penstock bench transfer    how fast, beside what you would otherwise use`,
 		SilenceUsage:  true,
@@ -73,7 +93,9 @@ this machine has, and tells which path that was and why.
 	root.SetOut(out)
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newDemo(s), newDemoReceiver(s), newBench(s), newVersion(s))
+	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newStatus(s), newConfig(s), newDoctor(s),
+		newTopology(s), newTune(s),
+		newMan(s), newVersion(s), newExitCodes(), newJSONHelp())
 	return root
 }
 

@@ -98,6 +98,9 @@ type Capabilities struct {
 	// Memory are the kinds of memory that queues take. None means that the engine owns all its memory: to give a queue pools is
 	// ErrUnsupported then.
 	Memory []mem.Kind
+	// Lossless says that a receiver without room stops its senders, and loses nothing for want of memory: what waits for it holds
+	// descriptors of the sender's queue.
+	Lossless bool
 	// ExactDrops says that every lost packet is attributed: Unattributed stays 0.
 	ExactDrops bool
 	// MaxPacket is the largest packet in bytes as it lies in memory, 0 for no limit of the engine's own.

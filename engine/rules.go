@@ -15,3 +15,9 @@ type Rules interface {
 	// Stats are the packets and bytes of each rule in force, and of those that no rule accepted.
 	Stats() flow.Stats
 }
+
+// RuleChecker is Rules that can say beforehand what Apply would say, as far as it is known without the device: whoever changes the rules
+// of several ports asks all of them before the first change.
+type RuleChecker interface {
+	Check(changes ...flow.Change) error
+}

@@ -117,6 +117,17 @@ func (s *RxStats) Add(o *RxStats) {
 	s.Calls += o.Calls
 }
 
+// SumRx adds to sum what receive queues have counted.
+func SumRx[Q interface{ Stats(*RxStats) }](sum *RxStats, lists ...[]Q) {
+	for _, queues := range lists {
+		for _, q := range queues {
+			var one RxStats
+			q.Stats(&one)
+			sum.Add(&one)
+		}
+	}
+}
+
 // TxStats are counts of one transmit queue since it was opened, or sums of such.
 type TxStats struct {
 	Packets, Bytes uint64 // that left
@@ -147,6 +158,17 @@ func (s *TxStats) Add(o *TxStats) {
 	s.TooEarly += o.TooEarly
 	s.LateMax = max(s.LateMax, o.LateMax)
 	s.LateSum += o.LateSum
+}
+
+// SumTx adds to sum what transmit queues have counted.
+func SumTx[Q interface{ Stats(*TxStats) }](sum *TxStats, lists ...[]Q) {
+	for _, queues := range lists {
+		for _, q := range queues {
+			var one TxStats
+			q.Stats(&one)
+			sum.Add(&one)
+		}
+	}
 }
 
 // PortStats are counts of one port.

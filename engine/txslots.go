@@ -17,9 +17,44 @@ type TxSlots struct {
 	srcs     []*burst.Source
 	headroom int
 	most     int // bytes that Alloc gives at most
+	chain    int // segments that one packet may have, with one pool; 0: one
 
 	full, noBuffers atomic.Uint64
 }
+
+// CheckTx checks the specification of a transmit queue that sends from pools in memory that the CPU reaches and has no options of its
+// own, fills in the Depth where it is 0, and returns a Source for each pool. The error wraps ErrInvalid or ErrUnsupported.
+func CheckTx(spec *TxSpec) (srcs []*burst.Source, err error) {
+	bad := func(format string, args ...any) ([]*burst.Source, error) {
+		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrInvalid)
+	}
+	if spec.Depth == 0 {
+		spec.Depth = defaultTxDepth
+	}
+	switch {
+	case spec.Options != nil:
+		return bad("options of type %T: expected none", spec.Options)
+	case len(spec.Pools) < 1 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil):
+		return bad("%d pools: expected one, or two for a header and a payload", len(spec.Pools))
+	case spec.Depth < 1 || spec.Depth > maxTxDepth:
+		return bad("depth of %d packets: expected 1 to %d", spec.Depth, maxTxDepth)
+	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
+		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
+	}
+	for _, pool := range spec.Pools {
+		if pool.Region().All().Bytes() == nil {
+			return nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach: %w", pool.Name(), ErrUnsupported)
+		}
+		srcs = append(srcs, burst.PoolSource(pool))
+	}
+	return srcs, nil
+}
+
+// The number of descriptors of a transmit queue: TxSpec.Depth.
+const (
+	defaultTxDepth = 1024
+	maxTxDepth     = 1 << 20
+)
 
 // NewTxSlots takes one pool or two, with a Source for each, and the bytes that stay free before each packet, less than the slots of the
 // first pool have. most is the length of the longest packet, 0 for what the slots hold.
@@ -34,6 +69,25 @@ func NewTxSlots(pools []*mem.Pool, srcs []*burst.Source, headroom, most int) *Tx
 	return s
 }
 
+// Chain has Alloc make packets that are longer than a slot as chains of up to so many segments, each in a slot of the one pool, and up to
+// most bytes long. Call it before the first Alloc. With two pools it does nothing.
+func (s *TxSlots) Chain(segments, most int) {
+	if len(s.pools) > 1 || segments < 2 {
+		return
+	}
+	s.chain = min(segments, burst.MaxSegments)
+	s.most = min(most, s.chain*s.pools[0].SlotSize()-s.headroom)
+}
+
+// pieces is the number of segments of a packet of that many bytes.
+func (s *TxSlots) pieces(length int) int {
+	size := s.pools[0].SlotSize()
+	if s.chain == 0 || length+s.headroom <= size {
+		return len(s.pools)
+	}
+	return (length + s.headroom + size - 1) / size
+}
+
 // Alloc fills b with up to n packets of length bytes, for which it takes descriptors of o, and returns how many. It is ErrFull when there
 // were fewer descriptors, ErrNoBuffers when there were fewer slots, both counted; ErrInvalid when b is not empty or has not the room, or
 // when the packets would be too long; ErrNil.
@@ -43,12 +97,12 @@ func (s *TxSlots) Alloc(o *Outbox, b *burst.Burst, n, length int) (int, error) {
 		return 0, ErrNil
 	case b.Len() > 0 || n < 0 || n > b.Cap():
 		return 0, fmt.Errorf("%w: Alloc of %d packets into a burst that holds %d of %d: expected an empty one with room", ErrInvalid, n, b.Len(), b.Cap())
-	case n*len(s.pools) > b.SegmentRoom():
-		return 0, fmt.Errorf("%w: Alloc of %d packets of two segments each into a burst with room for %d segments: make it with burst.NewSegmented",
-			ErrInvalid, n, b.SegmentRoom())
 	case length < 0 || length > s.most:
 		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected 0 to %d (pool %q has slots of %d)", ErrInvalid, length, s.most,
 			s.pools[len(s.pools)-1].Name(), s.pools[len(s.pools)-1].SlotSize())
+	case n*s.pieces(length) > b.SegmentRoom():
+		return 0, fmt.Errorf("%w: Alloc of %d packets of %d segments each into a burst with room for %d segments: make it with burst.NewSegmented",
+			ErrInvalid, n, s.pieces(length), b.SegmentRoom())
 	}
 	got := o.Reserve(n)
 	have := s.fill(b, got, length)
@@ -69,6 +123,9 @@ func (s *TxSlots) Alloc(o *Outbox, b *burst.Burst, n, length int) (int, error) {
 
 // fill adds n packets to b, or as many as there are slots for.
 func (s *TxSlots) fill(b *burst.Burst, n, length int) (have int) {
+	if k := s.pieces(length); k > len(s.pools) {
+		return s.fillChains(b, n, k, length)
+	}
 	var slots, data [64]mem.Handle
 	size := uint32(s.pools[0].SlotSize() - s.headroom)
 	g := burst.Segment{Off: uint64(s.headroom), Len: uint32(length), Cap: size, Headroom: uint16(s.headroom)}
@@ -82,6 +139,30 @@ func (s *TxSlots) fill(b *burst.Burst, n, length int) (have int) {
 		}
 		if have += k; k < want {
 			break
+		}
+	}
+	return have
+}
+
+// fillChains adds n packets of k segments each, or as many as there are slots for.
+func (s *TxSlots) fillChains(b *burst.Burst, n, k, length int) (have int) {
+	var slots [burst.MaxSegments]mem.Handle
+	p, size := s.pools[0], s.pools[0].SlotSize()
+	for ; have < n; have++ {
+		if got := p.GetBatch(slots[:k]); got < k {
+			p.PutBatch(slots[:got])
+			break
+		}
+		left, head := length, s.headroom
+		for i, h := range slots[:k] {
+			room := size - head
+			g := burst.Segment{Handle: h, Off: p.Offset(h) + uint64(head), Len: uint32(min(left, room)), Cap: uint32(room), Headroom: uint16(head)}
+			if i == 0 {
+				b.Add(s.srcs[0], g)
+			} else {
+				b.AddSegment(s.srcs[0], g)
+			}
+			left, head = left-int(g.Len), 0
 		}
 	}
 	return have

@@ -75,3 +75,43 @@ func TestTxSlotsSplit(t *testing.T) {
 		t.Errorf("%d times too few descriptors, expected 2", st.Full)
 	}
 }
+
+// TestTxSlotsChain makes packets that are longer than a slot.
+func TestTxSlotsChain(t *testing.T) {
+	p := newPool(t, 10)
+	size := p.SlotSize()
+	s := NewTxSlots([]*mem.Pool{p}, []*burst.Source{burst.PoolSource(p)}, 16, 0)
+	o, err := NewOutbox(nullSink{}, 5, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	b := burst.NewSegmented(8, 16)
+	if _, err := s.Alloc(o, b, 1, size-15); !errors.Is(err, ErrInvalid) {
+		t.Errorf("longer than a slot without Chain: %v", err)
+	}
+	s.Chain(4, 100*size)
+	for _, c := range []struct {
+		n, length, got, segments int
+		err                      error
+	}{
+		{1, size - 16, 1, 1, nil}, {1, size - 15, 1, 2, nil}, {5, 2*size - 16, 5, 2, nil}, {3, 2 * size, 3, 3, nil}, {4, 2 * size, 3, 3, ErrNoBuffers},
+		{2, 4*size - 16, 2, 4, nil}, {1, 4*size - 15, 0, 0, ErrInvalid}, {6, 3 * size, 0, 0, ErrInvalid}, {6, size, 5, 2, ErrFull},
+	} {
+		n, err := s.Alloc(o, b, c.n, c.length)
+		if n != c.got || !errors.Is(err, c.err) || p.Stats().InUse != c.got*c.segments || o.Free() != 5-c.got {
+			t.Fatalf("%+v: %d and %v, %d slots are out", c, n, err, p.Stats().InUse)
+		}
+		for i := range n {
+			if b.Segments(i) != c.segments || b.PacketLen(i) != c.length || b.Headroom(i) != 16 {
+				t.Fatalf("%+v: packet %d has %d segments, %d bytes", c, i, b.Segments(i), b.PacketLen(i))
+			}
+			for k := range b.Segments(i) { // to the end of the slot, but the last
+				if full := len(b.Bytes(i, k)) == b.SegmentCap(i, k); !full && k < b.Segments(i)-1 {
+					t.Fatalf("%+v: segment %d has %d bytes", c, k, len(b.Bytes(i, k)))
+				}
+			}
+		}
+		b.Release()
+	}
+}

@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -159,6 +162,58 @@ func TestReactorHangUp(t *testing.T) {
 	if n := r.rounds(); n > 30 {
 		t.Errorf("the goroutine was woken %d times for 10 events", n)
 	}
+}
+
+// A descriptor that is quiet is on nobody's list: a process finds it in the epoll instance no more. Arming puts it back, and one that is armed stays.
+func TestReactorQuiet(t *testing.T) {
+	var r Reactor
+	a, b := pair(t)
+	fd := int(a.Fd())
+	if !r.Quiet(fd) {
+		t.Error("one that is not registered is on a list")
+	}
+	if err := r.Add(fd); err != nil {
+		t.Fatal(err)
+	}
+	listed := func() bool {
+		t.Helper()
+		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", r.on.epoll.FD()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for l := range strings.Lines(string(info)) {
+			if f := strings.Fields(l); len(f) > 1 && f[0] == "tfd:" && f[1] == strconv.Itoa(fd) {
+				return true
+			}
+		}
+		return false
+	}
+	w := NewWaker()
+	for range 3 {
+		if !listed() || !r.Quiet(fd) || listed() || !r.Quiet(fd) {
+			t.Fatal("it is not quiet")
+		}
+		if err := r.Add(fd); !errors.Is(err, ErrExists) {
+			t.Errorf("registered twice: %v", err)
+		}
+		if err := r.Arm(fd, w); err != nil {
+			t.Fatal(err)
+		}
+		if r.Quiet(fd) || !listed() {
+			t.Error("armed, and quiet")
+		}
+		b.Write([]byte("x"))
+		await(t, w)
+		a.Read(make([]byte, 1))
+	}
+	r.Quiet(fd)
+	r.Remove(fd)
+	awaitLoops(t, 0)
+	if err := r.Add(fd); err != nil || !listed() {
+		t.Fatal(err)
+	}
+	r.Remove(fd)
+	awaitLoops(t, 0)
 }
 
 // rounds is how often the goroutine woke up.

@@ -101,7 +101,7 @@ func (c *Classifier) build() {
 func (c *Classifier) decide(i int) {
 	r := &c.rules[i]
 	d := &c.outcomes[i]
-	d.Decision = Decision{Rule: int32(i), ID: r.ID, Transform: len(r.Actions) > 1}
+	d.Decision = Decision{Rule: int32(i), ID: r.Carried(), Transform: len(r.Actions) > 1}
 	switch a := &r.Actions[len(r.Actions)-1]; a.Kind {
 	case ToQueue:
 		d.Verdict, d.Queue = Deliver, a.Queue

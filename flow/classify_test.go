@@ -65,7 +65,7 @@ func (x *trial) consistent(d flow.Decision, frame []byte, l *packet.Layers) erro
 	want := flow.Decision{Rule: d.Rule}
 	if d.Rule >= 0 {
 		r := &x.rules[d.Rule]
-		want.ID, want.Transform = r.ID, len(r.Actions) > 1
+		want.ID, want.Transform = r.Carried(), len(r.Actions) > 1
 		switch a := r.Actions[len(r.Actions)-1]; a.Kind {
 		case flow.ToQueue:
 			want.Verdict, want.Queue = flow.Deliver, a.Queue

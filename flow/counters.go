@@ -49,22 +49,19 @@ func (t *Table) NewCounters() *Counters {
 // newView carries the counts of old over to another version.
 func newView(old *view, s *Snapshot) *view {
 	v := &view{of: s, cells: make([]*cell, s.classifier.Len()), unmatched: old.unmatched, deleted: old.deleted}
-	// Both lists of rules ascend by ID.
-	k := 0
+	had := make(map[uint32]*cell, len(old.cells))
+	for k, c := range old.cells {
+		had[old.of.classifier.rules[k].ID] = c
+	}
 	for i := range s.classifier.rules {
 		id := s.classifier.rules[i].ID
-		for ; k < len(old.cells) && old.of.classifier.rules[k].ID < id; k++ {
-			v.deleted.add(old.cells[k].read())
-		}
-		if k < len(old.cells) && old.of.classifier.rules[k].ID == id {
-			v.cells[i] = old.cells[k]
-			k++
-		} else {
+		if v.cells[i] = had[id]; v.cells[i] == nil {
 			v.cells[i] = new(cell)
 		}
+		delete(had, id)
 	}
-	for ; k < len(old.cells); k++ {
-		v.deleted.add(old.cells[k].read())
+	for _, c := range had {
+		v.deleted.add(c.read())
 	}
 	return v
 }

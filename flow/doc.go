@@ -40,6 +40,8 @@
 //
 // # Changing rules
 //
+// Packets carry the ID of their rule, or its Mark: a number of the user's own.
+//
 // A [Table] takes batches of changes, all or nothing, and publishes a new [Snapshot] for each; readers never wait. [Counters] count
 // packets and bytes per rule, one handle per poller.
 //

@@ -165,6 +165,9 @@ func drawRules(t *rapid.T, most int) []flow.Rule {
 		if sometimes(t, 50, "id?") {
 			r.ID = uint32(i + 1)
 		}
+		if sometimes(t, 20, "mark?") {
+			r.Mark = flow.Some(rapid.SampledFrom([]uint32{0, 1, 77, flow.MaxRuleID}).Draw(t, "mark"))
+		}
 		if sometimes(t, 30, "name?") {
 			r.Name = fmt.Sprintf("%s%d", rapid.SampledFrom([]string{"a", "b c", "\"", "->", "ä", "x,y"}).Draw(t, "name"), i)
 		}

@@ -51,7 +51,7 @@ func ParseRules(text string) ([]Rule, error) {
 
 // ParseRule reads the text form of a rule:
 //
-//	rule    = { "id" N | "name" NAME | "prio" N } match "->" action { "," action }
+//	rule    = { "id" N | "name" NAME | "prio" N | "mark" N } match "->" action { "," action }
 //	match   = "any" | term { term }
 //	term    = "eth" { "src" MAC | "dst" MAC | "type" N }
 //	        | "vlan" ( N | "untagged" ) | "inner-vlan" ( N | "untagged" )
@@ -238,7 +238,7 @@ func (p *parser) once(set bool, what string) {
 
 func (p *parser) ruleHead(r *Rule) {
 	for {
-		switch p.oneOf("id", "name", "prio") {
+		switch p.oneOf("id", "name", "prio", "mark") {
 		case "id":
 			r.ID = uint32(p.number("id", MaxRuleID))
 		case "name":
@@ -247,6 +247,8 @@ func (p *parser) ruleHead(r *Rule) {
 				p.unexpected("a name")
 			}
 			p.next()
+		case "mark":
+			r.Mark = Some(uint32(p.number("mark", MaxRuleID)))
 		case "prio":
 			p.value("prio", func(w string) error {
 				n, err := strconv.ParseInt(w, 10, 32)

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// String writes the form that ParseRule reads: [id N] [name NAME] [prio N] MATCH -> ACTION, ACTION.
+// String writes the form that ParseRule reads: [id N] [name NAME] [prio N] [mark N] MATCH -> ACTION, ACTION.
 func (r *Rule) String() string {
 	var b strings.Builder
 	if r.ID != 0 {
@@ -19,6 +19,9 @@ func (r *Rule) String() string {
 	}
 	if r.Priority != 0 {
 		fmt.Fprintf(&b, "prio %d ", r.Priority)
+	}
+	if r.Mark.Set {
+		fmt.Fprintf(&b, "mark %d ", r.Mark.Value)
 	}
 	b.WriteString(r.Match.String())
 	b.WriteString(" ->")

@@ -135,11 +135,13 @@ func (k *ActionKind) UnmarshalText(b []byte) error {
 
 // Rule says what happens to the packets that its Match accepts. Its fields are only data.
 type Rule struct {
-	ID       uint32   `json:"id,omitzero"`       // 1 to MaxRuleID, unique in a set; 0: none yet (a Table gives one)
-	Name     string   `json:"name,omitzero"`     // unique in a set, unless empty
-	Priority int32    `json:"priority,omitzero"` // the highest wins
-	Match    Match    `json:"match,omitzero"`
-	Actions  []Action `json:"actions"` // transformations, then one terminal action
+	ID       uint32 `json:"id,omitzero"`       // 1 to MaxRuleID, unique in a set; 0: none yet (a Table gives one)
+	Name     string `json:"name,omitzero"`     // unique in a set, unless empty
+	Priority int32  `json:"priority,omitzero"` // the highest wins
+	// Mark is the number that packets carry in place of the ID, 0 to MaxRuleID: the user's own, which several rules may share.
+	Mark    Opt[uint32] `json:"mark,omitzero"`
+	Match   Match       `json:"match,omitzero"`
+	Actions []Action    `json:"actions"` // transformations, then one terminal action
 }
 
 // Clone returns a copy that shares nothing with r.
@@ -153,9 +155,17 @@ func (r *Rule) Clone() Rule {
 	return c
 }
 
+// Carried is the number that packets of the rule carry: its Mark, or else its ID.
+func (r *Rule) Carried() uint32 {
+	if r.Mark.Set {
+		return r.Mark.Value
+	}
+	return r.ID
+}
+
 // Equal reports whether both rules say the same, written the same way.
 func (r *Rule) Equal(o *Rule) bool {
-	return r.ID == o.ID && r.Name == o.Name && r.Priority == o.Priority && r.Match.Equal(&o.Match) && sameActions(r.Actions, o.Actions)
+	return r.ID == o.ID && r.Name == o.Name && r.Priority == o.Priority && r.Mark == o.Mark && r.Match.Equal(&o.Match) && sameActions(r.Actions, o.Actions)
 }
 
 func sameActions(a, b []Action) bool {

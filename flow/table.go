@@ -87,7 +87,7 @@ func (t *Table) publish(version uint64, c *Classifier, i Isolation) *Snapshot {
 // Snapshot returns the present version. Take one per batch of packets, and classify all of them with it. It does not allocate.
 func (t *Table) Snapshot() *Snapshot { return t.now.Load() }
 
-// List returns the rules in force, highest priority first, those of one priority in the order in which they were added.
+// List returns the rules in force, highest priority first, those of one priority in the order in which they were added (or put by Insert and Move).
 func (t *Table) List() []Rule {
 	rules := t.Snapshot().Rules()
 	slices.SortStableFunc(rules, func(a, b Rule) int { return cmp.Compare(b.Priority, a.Priority) })
@@ -103,7 +103,7 @@ func (s *Snapshot) Classifier() *Classifier { return s.classifier }
 // Isolation returns what happens to packets that no rule accepts.
 func (s *Snapshot) Isolation() Isolation { return s.isolation }
 
-// Rules returns copies of the rules, with their IDs, in the order in which they were added.
+// Rules returns copies of the rules, with their IDs, in the order of List but for priorities.
 func (s *Snapshot) Rules() []Rule {
 	out := make([]Rule, s.classifier.Len())
 	for i := range out {
@@ -137,11 +137,12 @@ func (s *Snapshot) Resolve(d Decision) Decision {
 	return d
 }
 
-// Change is one step of a batch: made by Add, Replace or Delete.
+// Change is one step of a batch: made by Add, Insert, Replace, Move or Delete.
 type Change struct {
-	op   changeOp
-	id   uint32
-	rule Rule
+	op     changeOp
+	id     uint32
+	before uint32 // of opAdd and opMove: the ID of the rule that will be next; 0: none
+	rule   Rule
 }
 
 type changeOp uint8
@@ -150,10 +151,18 @@ const (
 	opAdd changeOp = 1 + iota
 	opReplace
 	opDelete
+	opMove
 )
 
 // Add puts a rule behind the others. Its ID must be 0: the table gives it one.
 func Add(r Rule) Change { return Change{op: opAdd, rule: r.Clone()} }
+
+// Insert puts a rule in front of the one with the ID before, 0 for behind all: among rules of one priority that a packet matches the first
+// wins. The ID of r must be 0, as for Add.
+func Insert(before uint32, r Rule) Change { return Change{op: opAdd, before: before, rule: r.Clone()} }
+
+// Move puts the rule with this ID in front of another one, 0 for behind all. Its counts stay.
+func Move(id, before uint32) Change { return Change{op: opMove, id: id, before: before} }
 
 // Replace puts r in the place of the rule with this ID, which stays. r.ID must be 0 or the same.
 func Replace(id uint32, r Rule) Change { return Change{op: opReplace, id: id, rule: r.Clone()} }
@@ -172,28 +181,54 @@ type Result struct {
 //
 // The error is Problems, in which Rule is the index of the change in the batch: rules that Validate or Check refuse, names given twice,
 // IDs that the table does not have. Warnings of Validate do not stop a batch. The cost is that of compiling the whole set.
-func (t *Table) Apply(changes ...Change) (Result, error) {
+func (t *Table) Apply(changes ...Change) (Result, error) { return t.Install(nil, changes...) }
+
+// Install is Apply for an engine that has a device besides: install is given the version that is to come, before anybody else sees it,
+// and makes it so in the device. When it returns an error, nothing has changed, and the error is the answer. It must not use the table.
+func (t *Table) Install(install func(next *Snapshot) error, changes ...Change) (Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := t.now.Load()
-	b := batch{rules: s.classifier.rules, origin: make([]int, len(s.classifier.rules)), nextID: t.nextID}
-	b.rules = slices.Clone(b.rules) // shares matches and actions, which nobody changes
-	for i := range b.origin {
-		b.origin[i] = -1
-	}
 	ids := make([]uint32, len(changes))
-	for i := range changes {
-		ids[i] = b.apply(i, &changes[i])
-	}
-	b.check(t.engine)
+	b := t.batch(changes, ids)
 	if err := b.problems.Err(); err != nil {
 		return Result{}, err
 	}
 	c := &Classifier{rules: b.rules}
 	c.build()
+	next := &Snapshot{s.version + 1, c, s.isolation, s.unmatched}
+	if install != nil {
+		if err := install(next); err != nil {
+			return Result{}, err
+		}
+	}
 	t.nextID = b.nextID
-	s = t.publish(s.version+1, c, s.isolation)
-	return Result{s.version, ids}, nil
+	t.now.Store(next)
+	return Result{next.version, ids}, nil
+}
+
+// Check is what Apply would answer to the changes now, and makes none of them. What a device besides says only Apply knows.
+func (t *Table) Check(changes ...Change) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.batch(changes, nil).problems.Err()
+}
+
+// batch makes the changes in a copy of the rules. The caller holds mu.
+func (t *Table) batch(changes []Change, ids []uint32) *batch {
+	rules := t.now.Load().classifier.rules
+	b := &batch{rules: slices.Clone(rules), origin: make([]int, len(rules)), nextID: t.nextID} // shares matches and actions, which nobody changes
+	for i := range b.origin {
+		b.origin[i] = -1
+	}
+	for i := range changes {
+		id := b.apply(i, &changes[i])
+		if ids != nil {
+			ids[i] = id
+		}
+	}
+	b.check(t.engine)
+	return b
 }
 
 // SetIsolation changes what happens to packets that no rule accepts, as a version of its own.
@@ -228,17 +263,22 @@ func (b *batch) apply(i int, c *Change) uint32 {
 		r := c.rule
 		r.ID = b.nextID
 		b.nextID++
-		b.rules, b.origin = append(b.rules, r), append(b.origin, i)
+		b.insert(p, c.before, r, i)
 		return r.ID
 	}
-	at, ok := slices.BinarySearchFunc(b.rules, c.id, func(r Rule, id uint32) int { return int(r.ID) - int(id) })
+	at := b.find(c.id)
 	switch {
-	case c.op != opReplace && c.op != opDelete:
-		p.add(Invalid, "change", "an empty change: expected one made by Add, Replace or Delete")
-	case !ok:
+	case c.op < opReplace || c.op > opMove:
+		p.add(Invalid, "change", "an empty change: expected one made by Add, Insert, Replace, Move or Delete")
+	case at < 0:
 		p.add(Invalid, "id", "the table has no rule %d: it was deleted, or never added", c.id)
 	case c.op == opDelete:
 		b.rules, b.origin = slices.Delete(b.rules, at, at+1), slices.Delete(b.origin, at, at+1)
+	case c.op == opMove && c.before == c.id: // it is there
+	case c.op == opMove:
+		r, origin := b.rules[at], b.origin[at]
+		b.rules, b.origin = slices.Delete(b.rules, at, at+1), slices.Delete(b.origin, at, at+1)
+		b.insert(p, c.before, r, origin)
 	case c.rule.ID != 0 && c.rule.ID != c.id:
 		p.add(Invalid, "id", "rule %d cannot become rule %d: expected 0 or %d", c.id, c.rule.ID, c.id)
 	default:
@@ -247,6 +287,23 @@ func (b *batch) apply(i int, c *Change) uint32 {
 		b.rules[at], b.origin[at] = r, i
 	}
 	return c.id
+}
+
+// find is the place of the rule with an ID, -1 if there is none.
+func (b *batch) find(id uint32) int {
+	return slices.IndexFunc(b.rules, func(r Rule) bool { return r.ID == id })
+}
+
+// insert puts r in front of the rule with the ID before, 0 for behind all.
+func (b *batch) insert(p report, before uint32, r Rule, origin int) {
+	at := len(b.rules)
+	if before != 0 {
+		if at = b.find(before); at < 0 {
+			p.add(Invalid, "before", "the table has no rule %d: it was deleted, or never added", before)
+			return
+		}
+	}
+	b.rules, b.origin = slices.Insert(b.rules, at, r), slices.Insert(b.origin, at, origin)
 }
 
 // check looks at the changed rules, and at the names and the number of all.

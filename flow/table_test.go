@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -109,6 +110,32 @@ func TestTableBatches(t *testing.T) {
 	}
 	if res, err = table.Apply(flow.Add(x)); err != nil || res.IDs[0] != 5 {
 		t.Errorf("%v %v: an ID was used again", res, err)
+	}
+}
+
+// A version that the device refuses is none: nothing has changed, and no ID is used up.
+func TestTableInstall(t *testing.T) {
+	table := mustTable(t, flow.TableOptions{})
+	one, _ := flow.ParseRule("udp dst 1 -> queue 1")
+	refused := errors.New("refused")
+	if res, err := table.Install(func(next *flow.Snapshot) error {
+		if len(next.Rules()) != 1 || next.Version() != 2 || next.Rules()[0].ID != 1 || table.Snapshot().Version() != 1 {
+			t.Errorf("version %d with %v, while %d is in force", next.Version(), next.Rules(), table.Snapshot().Version())
+		}
+		return refused
+	}, flow.Add(one)); err != refused || res.IDs != nil {
+		t.Errorf("%v, %v", res, err)
+	}
+	if table.Snapshot().Version() != 1 || len(table.List()) != 0 {
+		t.Errorf("a version that was refused is in force: %v", table.List())
+	}
+	asked := false
+	if _, err := table.Install(func(*flow.Snapshot) error { asked = true; return nil }, flow.Delete(9)); err == nil || asked {
+		t.Errorf("%v; a batch that is wrong came to the device: %v", err, asked)
+	}
+	res, err := table.Install(func(*flow.Snapshot) error { return nil }, flow.Add(one))
+	if err != nil || res.Version != 2 || res.IDs[0] != 1 || len(table.List()) != 1 {
+		t.Errorf("%v, %v", res, err)
 	}
 }
 
@@ -287,13 +314,19 @@ func TestTableIsAList(t *testing.T) {
 				r := flow.Rule{Match: drawMatch(t), Actions: []flow.Action{flow.Queue(1)}}
 				bad = bad || flow.Validate([]flow.Rule{r}).Err() != nil
 				target := rapid.Uint32Range(0, next).Draw(t, "id")
-				at := -1
-				for i := range after {
-					if after[i].ID == target {
-						at = i
+				find := func(id uint32) int { return slices.IndexFunc(after, func(r flow.Rule) bool { return r.ID == id }) }
+				at := find(target)
+				before := rapid.Uint32Range(0, next).Draw(t, "before")
+				place := func(r flow.Rule) { // in front of another one
+					k := len(after)
+					if before != 0 {
+						k = find(before)
+					}
+					if bad = bad || k < 0; k >= 0 {
+						after = slices.Insert(slices.Clip(after), k, r)
 					}
 				}
-				switch rapid.IntRange(0, 3).Draw(t, "op") {
+				switch rapid.IntRange(0, 5).Draw(t, "op") {
 				case 0, 1:
 					changes = append(changes, flow.Add(r))
 					r.ID = id
@@ -310,6 +343,18 @@ func TestTableIsAList(t *testing.T) {
 					// A bad rule that the same batch deletes again is never looked at.
 					if bad = bad || at < 0; at >= 0 {
 						after = append(after[:at:at], after[at+1:]...)
+					}
+				case 4:
+					changes = append(changes, flow.Insert(before, r))
+					r.ID = id
+					id++
+					place(r)
+				case 5:
+					changes = append(changes, flow.Move(target, before))
+					if bad = bad || at < 0; at >= 0 && before != target {
+						r := after[at]
+						after = append(after[:at:at], after[at+1:]...)
+						place(r)
 					}
 				}
 			}
@@ -445,5 +490,34 @@ func BenchmarkTableChange1000(b *testing.B) {
 		if _, err := table.Apply(flow.Replace(res.IDs[i], rules[i])); err != nil {
 			b.Fatal(err)
 		}
+	}
+}
+
+// Packets carry the mark of a rule where it has one, also 0, and its counts are still its own.
+func TestTableMarks(t *testing.T) {
+	table := mustTable(t, flow.TableOptions{})
+	rules := mustRules(t, "mark 77 udp dst 1 -> queue 1\nmark 0 udp dst 2 -> queue 1\nudp dst 3 -> queue 1\nmark 77 udp dst 4 -> queue 1")
+	res, err := table.Apply(flow.Add(rules[0]), flow.Add(rules[1]), flow.Add(rules[2]), flow.Add(rules[3]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := table.NewCounters()
+	defer c.Close()
+	for i, want := range []uint32{77, 0, res.IDs[2], 77} {
+		frame, l := frameFor(t, fmt.Sprintf("udp dst %d", i+1))
+		s := table.Snapshot()
+		d := s.Classify(frame, l)
+		if d.ID != want || d.Rule != int32(i) {
+			t.Errorf("packet %d: %+v, expected to carry %d", i+1, d, want)
+		}
+		c.Count(s, d, len(frame))
+	}
+	for i, r := range table.Stats().Rules {
+		if r.Packets != 1 || r.ID != res.IDs[i] {
+			t.Errorf("rule %d: %+v", i, r)
+		}
+	}
+	if err := flow.Validate([]flow.Rule{{Mark: flow.Some(uint32(flow.MaxRuleID + 1)), Actions: []flow.Action{flow.Queue(0)}}}).Err(); err == nil || !strings.Contains(err.Error(), "mark") {
+		t.Errorf("a mark of 25 bits: %v", err)
 	}
 }

@@ -59,6 +59,9 @@ func (r *Rule) check(p report) {
 	if r.ID > MaxRuleID {
 		p.add(Invalid, "id", "%d is out of range: expected 0 to %d, for packets carry it in 24 bits", r.ID, MaxRuleID)
 	}
+	if r.Mark.Set && r.Mark.Value > MaxRuleID {
+		p.add(Invalid, "mark", "%d is out of range: expected 0 to %d, for packets carry it in 24 bits", r.Mark.Value, MaxRuleID)
+	}
 	if len(r.Name) > MaxName || !utf8.ValidString(r.Name) {
 		p.add(Invalid, "name", "%d bytes: expected at most %d, valid UTF-8", len(r.Name), MaxName)
 	}

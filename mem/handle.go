@@ -19,7 +19,7 @@ func (s Slot) Handle() Handle { return Handle(s.gen)<<32 | Handle(s.index) }
 func (p *Pool) Slot(h Handle) Slot { return Slot{p, h.index(), uint32(h >> 32)} }
 
 // Offset is where the slot of h begins in the pool's region, in bytes. h must be of this pool.
-func (p *Pool) Offset(h Handle) uint64 { return uint64(h.index()) * p.stride }
+func (p *Pool) Offset(h Handle) uint64 { return p.base + uint64(h.index())*p.stride }
 
 // GetBatch takes up to len(dst) slots from the shared list into dst and returns how many there were. Fewer than asked for is
 // counted as one exhaustion. Any goroutine may call it; it does not allocate.

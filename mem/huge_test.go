@@ -3,39 +3,18 @@ package mem
 import (
 	"errors"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 )
-
-// wantHuge sees to it that n huge pages are free during the test, or skips with the kernel's answer.
-func wantHuge(t *testing.T, size, n int) {
-	t.Helper()
-	h, err := sys.HugePageState(size, -1)
-	if err != nil {
-		t.Skip(err)
-	}
-	if h.Free >= n {
-		return
-	}
-	set := func(n int) error { return os.WriteFile(h.Knob, []byte(strconv.Itoa(n)), 0) }
-	if err := set(h.Total + n - h.Free); err != nil {
-		t.Skipf("%d huge pages of %d bytes are free, the test needs %d, and making more is not permitted: %v", h.Free, size, n, err)
-	}
-	t.Cleanup(func() { set(h.Total) })
-	if got, err := sys.HugePageState(size, -1); err != nil || got.Free < n {
-		t.Skipf("the kernel was asked for %d free huge pages of %d bytes and found %d (%v)", n, size, got.Free, err)
-	}
-}
 
 func TestHugePages(t *testing.T) {
 	for _, size := range []int{2 << 20, 1 << 30} {
 		t.Run(fmt.Sprint(size>>20, "MiB"), func(t *testing.T) {
 			n := max(4<<20/size, 1)
-			wantHuge(t, size, n+n/2)
+			testenv.HugePages(t, size, n+n/2)
 			before, _ := sys.HugePageState(size, -1)
 			r := must[*Region](t)(Alloc(Options{Name: "huge", Size: n*size - 1, Kind: Huge, PageSize: size}))
 			after, _ := sys.HugePageState(size, -1)
@@ -69,7 +48,7 @@ func TestHugePagesOnANode(t *testing.T) {
 	if err != nil || len(nodes) == 0 {
 		t.Skip("no NUMA nodes: ", err)
 	}
-	wantHuge(t, 2<<20, 2)
+	testenv.HugePages(t, 2<<20, 2)
 	r, err := Alloc(Options{Size: 2 << 20, Kind: Huge, NUMANode: OnNode(nodes[0])})
 	if err != nil {
 		t.Skip("the pages may be on another node: ", err)
@@ -118,7 +97,7 @@ func TestHugePageShortage(t *testing.T) {
 // TestShortageIsAnErrorNotASignal takes the huge pages away between mapping and populating, as a confined node would: what
 // would be a SIGBUS on touch must be an error.
 func TestShortageIsAnErrorNotASignal(t *testing.T) {
-	wantHuge(t, 2<<20, 1)
+	testenv.HugePages(t, 2<<20, 1)
 	h, _ := sys.HugePageState(2<<20, -1)
 	size := (h.Free + h.More + 1) * (2 << 20)
 	fd := must[int](t)(sys.MemfdCreate("short", int64(size), 2<<20))

@@ -51,8 +51,11 @@ type PoolOptions struct {
 	CacheSlots int
 	// Memory says what region to allocate; its Name and Size are set by the pool. Unused when Region is given.
 	Memory Options
-	// Region is memory to carve instead of allocating. The pool keeps a lease on it and does not close it.
+	// Region is memory to carve instead of allocating. The pool keeps a lease on it and does not close it. Several pools may carve one
+	// region, each its own part: whether the parts are apart is the caller's to see to.
 	Region *Region
+	// Offset is where the first slot begins in Region, in bytes; a multiple of Align.
+	Offset int
 }
 
 // MaxSlots is the largest number of slots of a pool.
@@ -73,6 +76,7 @@ type Pool struct {
 	lease    Lease
 	owned    bool
 	size     uint64 // usable bytes of a slot
+	base     uint64 // of the first slot in the region
 	stride   uint64
 	cacheCap int
 
@@ -150,13 +154,17 @@ func NewPool(o PoolOptions) (*Pool, error) {
 		return nil, bad("Align", o.Align, "a power of two")
 	case o.CacheSlots < 1:
 		return nil, bad("CacheSlots", o.CacheSlots, "1 or more")
+	case o.Offset < 0 || o.Offset%o.Align != 0:
+		return nil, bad("Offset", o.Offset, fmt.Sprintf("0 or a multiple of Align, %d", o.Align))
+	case o.Offset > 0 && o.Region == nil:
+		return nil, bad("Offset", o.Offset, "0 where no Region is given")
 	}
 	stride := (o.SlotSize + o.Align - 1) &^ (o.Align - 1)
 	if stride < o.SlotSize || stride > (1<<62)/o.Slots {
 		return nil, fmt.Errorf("mem: pool %q: %d slots of %d bytes overflow", o.Name, o.Slots, o.SlotSize)
 	}
 	p := &Pool{
-		name: o.Name, region: o.Region, owned: o.Region == nil, size: uint64(o.SlotSize), stride: uint64(stride),
+		name: o.Name, region: o.Region, owned: o.Region == nil, size: uint64(o.SlotSize), base: uint64(o.Offset), stride: uint64(stride),
 		cacheCap: o.CacheSlots, meta: make([]slotMeta, o.Slots), caches: map[*Cache]struct{}{},
 	}
 	var err error
@@ -176,8 +184,9 @@ func NewPool(o PoolOptions) (*Pool, error) {
 		}
 		return nil, err
 	}
-	if need := p.stride * uint64(o.Slots); need > p.region.Len() {
-		return fail(fmt.Errorf("mem: pool %q: %d slots need %d bytes, but region %q has %d: %w", o.Name, o.Slots, need, p.region.Name(), p.region.Len(), ErrBounds))
+	if need := p.stride * uint64(o.Slots); need > p.region.Len() || p.base > p.region.Len()-need {
+		return fail(fmt.Errorf("mem: pool %q: %d slots need %d bytes from %d, but region %q has %d: %w", o.Name, o.Slots, need, p.base, p.region.Name(),
+			p.region.Len(), ErrBounds))
 	}
 	if p.region.ReadOnly() {
 		return fail(fmt.Errorf("mem: pool %q: region %q is read-only", o.Name, p.region.Name()))
@@ -205,6 +214,14 @@ func (p *Pool) Region() *Region { return p.region }
 
 // SlotSize is the size of a slot in bytes.
 func (p *Pool) SlotSize() int { return int(p.size) }
+
+// Stride is the distance from one slot to the next in bytes: SlotSize rounded up to the alignment.
+func (p *Pool) Stride() int { return int(p.stride) }
+
+// Span is the part of the region that the slots take.
+func (p *Pool) Span() Span {
+	return Span{Region: p.region, Off: p.base, Len: p.stride * uint64(len(p.meta))}
+}
 
 // Slots is the number of slots, free or not.
 func (p *Pool) Slots() int { return len(p.meta) }
@@ -482,7 +499,7 @@ func (s Slot) Span() Span {
 	if s.pool == nil {
 		return Span{}
 	}
-	return Span{Region: s.pool.region, Off: uint64(s.index) * s.pool.stride, Len: s.pool.size}
+	return Span{Region: s.pool.region, Off: s.pool.base + uint64(s.index)*s.pool.stride, Len: s.pool.size}
 }
 
 // Index is the slot's number in its pool, from 0.

@@ -45,6 +45,11 @@ func TestPoolOptions(t *testing.T) {
 		{PoolOptions{SlotSize: 1 << 40, Slots: 1 << 25}, "overflow"},
 		{PoolOptions{SlotSize: 65, Slots: sys.PageSize / 64, Region: small}, "outside its region"},
 		{PoolOptions{SlotSize: 1, Slots: 1, Region: closed}, "region is closed"},
+		{PoolOptions{SlotSize: 64, Slots: sys.PageSize / 64, Region: small, Offset: 64}, "outside its region"},
+		{PoolOptions{SlotSize: 64, Slots: 1, Region: small, Offset: math.MaxInt &^ 63}, "outside its region"},
+		{PoolOptions{SlotSize: 64, Slots: 1, Region: small, Offset: 32}, "multiple of Align"},
+		{PoolOptions{SlotSize: 64, Slots: 1, Region: small, Offset: -64}, "Offset is -64"},
+		{PoolOptions{SlotSize: 64, Slots: 1, Offset: 64}, "no Region"},
 		{PoolOptions{SlotSize: 1, Slots: 1, Memory: Options{Kind: Device}}, "GPU runtime"},
 	} {
 		if p, err := NewPool(c.o); err == nil || !strings.Contains(err.Error(), c.text) {
@@ -57,6 +62,32 @@ func TestPoolOptions(t *testing.T) {
 	p := newPool(t, PoolOptions{SlotSize: 64, Slots: sys.PageSize / 64, Region: small})
 	if p.Region() != small || p.Slots() != sys.PageSize/64 || p.SlotSize() != 64 || p.Name() != "pool" {
 		t.Error("not as asked for")
+	}
+}
+
+// Pools that carve parts of one region have their slots in these parts.
+func TestPoolsOfOneRegion(t *testing.T) {
+	r := allocate(t, Options{Name: "shared", Size: 4 * sys.PageSize})
+	a := newPool(t, PoolOptions{SlotSize: 2000, Align: 2048, Slots: 2, Region: r})
+	b := newPool(t, PoolOptions{SlotSize: 64, Slots: 3, Region: r, Offset: 4096})
+	if a.Stride() != 2048 || a.Span() != (Span{r, 0, 4096}) || b.Stride() != 64 || b.Span() != (Span{r, 4096, 192}) {
+		t.Errorf("%d %+v, %d %+v", a.Stride(), a.Span(), b.Stride(), b.Span())
+	}
+	seen := map[uint64]bool{}
+	for _, p := range []*Pool{a, b} {
+		for range p.Slots() {
+			s, err := p.Get()
+			if err != nil {
+				t.Fatal(err)
+			}
+			off := p.Offset(s.Handle())
+			if s.Span() != (Span{r, off, uint64(p.SlotSize())}) || off < p.Span().Off || off-p.Span().Off >= p.Span().Len || seen[off] {
+				t.Errorf("a slot of %d bytes at %d", s.Span().Len, off)
+			}
+			seen[off] = true
+			clear(s.Bytes())
+			defer s.Release()
+		}
 	}
 }
 

@@ -67,6 +67,7 @@ type Export struct {
 	key    Key
 	span   mem.Span
 	rights Rights
+	peer   uint64 // the only one that may reach it; 0: all
 	lease  mem.Lease
 	bytes  []byte
 	state  atomic.Uint32 // live, revoked, retired
@@ -104,8 +105,11 @@ type Exports struct {
 	epoch uint32
 }
 
-// Add exports a span and holds a lease on its region until Retire.
-func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) {
+// Add exports a span to all peers and holds a lease on its region until Retire.
+func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, 0) }
+
+// AddFor exports a span to the peer of that number only; to all if it is 0.
+func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64) (*Export, error) {
 	if s.Region == nil {
 		return nil, fmt.Errorf("path: export of a span without a region: %w", mem.ErrBounds)
 	}
@@ -124,7 +128,7 @@ func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) {
 	}
 	var secret [8]byte
 	rand.Read(secret[:]) // never fails (Go 1.24)
-	e := &Export{span: s, rights: r, lease: lease, bytes: s.Bytes()}
+	e := &Export{span: s, rights: r, peer: peer, lease: lease, bytes: s.Bytes()}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	var old []*Export
@@ -160,15 +164,17 @@ func (x *Exports) Lookup(k Key) (*Export, error) {
 	return nil, ErrKey
 }
 
-// Resolve checks a reference that came from a peer and returns the bytes it names. The errors are the bare ErrKey,
-// ErrRevoked, ErrRights and ErrBounds, so that refusing costs nothing. The bytes stay mapped until the export is retired,
-// which happens only after every path was fenced.
+// Resolve is Reach.Resolve for a peer that may do everything that the exports permit.
 func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 	e, err := x.Lookup(k)
 	if err != nil {
 		return nil, err
 	}
-	if e.rights&want != want {
+	return e.resolve(off, n, want, e.rights)
+}
+
+func (e *Export) resolve(off, n uint64, want, have Rights) ([]byte, error) {
+	if have&want != want {
 		return nil, ErrRights
 	}
 	size := uint64(len(e.bytes))
@@ -176,6 +182,37 @@ func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 		return nil, ErrBounds
 	}
 	return e.bytes[off : off+n : off+n], nil
+}
+
+// Reach is a node's table of exports as one peer may use it.
+type Reach struct {
+	table  *Exports
+	rights Rights
+	peer   uint64
+}
+
+// Lookup finds an export by key alone and says what the peer may do with it. It fails with ErrKey or ErrRevoked; an export for
+// another peer is as unknown as one that does not exist.
+func (r Reach) Lookup(k Key) (*Export, Rights, error) {
+	e, err := r.table.Lookup(k)
+	if err != nil {
+		return nil, 0, err
+	}
+	if e.peer != 0 && e.peer != r.peer {
+		return nil, 0, ErrKey
+	}
+	return e, e.rights & r.rights, nil
+}
+
+// Resolve checks a reference that came from the peer and returns the bytes it names. The errors are the bare ErrKey,
+// ErrRevoked, ErrRights and ErrBounds, so that refusing costs nothing. The bytes stay mapped until the export is retired,
+// which happens only after every path was fenced.
+func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
+	e, have, err := r.Lookup(k)
+	if err != nil {
+		return nil, err
+	}
+	return e.resolve(off, n, want, have)
 }
 
 // Revoke makes the key invalid for every reference that is checked here from now on. On a path where the peer does the

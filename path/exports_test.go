@@ -502,3 +502,47 @@ func FuzzResolve(f *testing.F) {
 		t.Fatalf("a key that is not live was accepted: %+v", k)
 	})
 }
+
+// TestReach checks that a peer reaches no more than both its own rights and the export permit, and nothing that is for
+// somebody else.
+func TestReach(t *testing.T) {
+	var x Exports
+	r := region(t, 4096)
+	both, err := x.Add(r.All(), Read|Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, err := x.AddFor(r.All(), Read|Write, 7)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		name   string
+		cfg    Config
+		e      *Export
+		want   Rights
+		expect error
+	}{
+		{"everything", Config{}, both, Read | Write, nil},
+		{"reader reads", Config{Rights: Read}, both, Read, nil},
+		{"reader writes", Config{Rights: Read}, both, Write, ErrRights},
+		{"writer reads", Config{Rights: Write}, both, Read, ErrRights},
+		{"stranger", Config{Peer: 8}, own, Read, ErrKey},
+		{"nobody", Config{}, own, Read, ErrKey},
+		{"owner", Config{Peer: 7}, own, Read | Write, nil},
+		{"owner without rights", Config{Peer: 7, Rights: Read}, own, Write, ErrRights},
+	} {
+		c.cfg.Exports = &x
+		b, err := c.cfg.Reach().Resolve(c.e.Key(), 1, 10, c.want)
+		if err != c.expect || err == nil && len(b) != 10 {
+			t.Errorf("%s: %d bytes, %v; expected %v", c.name, len(b), err, c.expect)
+		}
+	}
+	if _, have, err := (&Config{Exports: &x, Rights: Read}).Reach().Lookup(both.Key()); err != nil || have != Read {
+		t.Errorf("rights %v, %v: expected read", have, err)
+	}
+	x.Revoke(own)
+	if _, err := (&Config{Exports: &x, Peer: 7}).Reach().Resolve(own.Key(), 0, 1, Read); err != ErrRevoked {
+		t.Errorf("after the revocation: %v", err)
+	}
+}

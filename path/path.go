@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
@@ -57,6 +58,7 @@ type Copy struct {
 // then and is not changed by it; Msg is copied by Post.
 type Op struct {
 	Kind   OpKind
+	Bulk   bool   // a part of something large, whatever its own size: nothing that is small should wait for it
 	Notify bool   // Put and Get: tell the peer when done, with Imm and Msg (Get: when its memory has been read)
 	Key    Key    // Fence: the export of this node
 	Token  uint64 // the poster's; comes back in EventDone
@@ -102,15 +104,35 @@ const (
 	ProofMemory              // the same memory: there was nothing to damage on the way
 	ProofCRC32C              // CRC32C (RFC 3720) over each frame, checked by the side that placed the bytes
 	ProofICRC                // RDMA's invariant CRC, checked by the adapter
+	ProofAEAD                // the tag of an authenticated cipher over each record, checked by the side that placed the bytes
 )
 
-var proofNames = [...]string{"none", "same memory", "crc32c", "icrc"}
+var proofNames = [...]string{"none", "same memory", "crc32c", "icrc", "aead"}
 
 func (p Proof) String() string {
 	if int(p) < len(proofNames) {
 		return proofNames[p]
 	}
 	return fmt.Sprintf("proof(%d)", uint8(p))
+}
+
+// Security says what keeps strangers from reading or changing the bytes on a path. The levels are ordered: a transfer may ask
+// for one, and takes no path below it.
+type Security uint8
+
+const (
+	SecurityNone      Security = iota // whoever is on the way can read and change them
+	SecurityHost                      // they do not leave this machine
+	SecurityEncrypted                 // encrypted and authenticated with keys that only the two ends of the session have
+)
+
+var securityNames = [...]string{"none", "same host", "encrypted"}
+
+func (s Security) String() string {
+	if int(s) < len(securityNames) {
+		return securityNames[s]
+	}
+	return fmt.Sprintf("security(%d)", uint8(s))
 }
 
 // Path is a way between this node and one peer. See the package comment for who may call what.
@@ -141,7 +163,8 @@ type Path interface {
 	// It returns false when no such operation is outstanding.
 	Cancel(token uint64) bool
 
-	// Reaches says whether the path can reach an export as described; the error wraps ErrUnreachable and says why not.
+	// Reaches says whether the path can reach an export as described; the error wraps ErrUnreachable and says why not. It may be
+	// called from any goroutine, as Name and Capabilities may.
 	Reaches(d Desc) error
 
 	// Stats may be called from any goroutine.
@@ -188,8 +211,9 @@ type Capabilities struct {
 	Borrow     bool  // implements Borrower
 	SameHost   bool  // both ends share this machine's memory
 	Proof      Proof // of a successful operation
-	Window     int   // operations outstanding, each direction
-	MaxMessage int   // bytes
+	Security   Security
+	Window     int // operations outstanding, each direction
+	MaxMessage int // bytes
 	// UserCopies and KernelCopies are payload copies per byte that this path makes by design.
 	UserCopies, KernelCopies int
 }
@@ -227,14 +251,34 @@ type Stats struct {
 
 // Config is what both sides of a path are given when it is set up.
 type Config struct {
-	// Exports is what the peer may reach on this node; required.
+	// Exports is what the peer may reach on this node; required. Rights and Peer narrow it: see Reach.
 	Exports *Exports
+	// Rights are what the peer may do at most, whatever an export permits; 0 means everything.
+	Rights Rights
+	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it.
+	Peer uint64
+	// Secret is a secret of SecretSize bytes that only the two ends of this path know, from which a path derives the keys that
+	// it encrypts with. nil: the session has none, and nothing is encrypted. Both ends have it or neither. The path does not
+	// keep it and never shows it.
+	Secret []byte
 	// Window is the number of operations outstanding in each direction; 0 means DefaultWindow. The smaller of both sides' holds.
 	Window int
 	// NoChecksum turns the payload checksum off where the path has one; it is on only if both sides leave this false.
 	NoChecksum bool
 	// Streams is the number of data connections of a wire path; 0 leaves it to the path.
 	Streams int
+}
+
+// SecretSize is the length of Config.Secret in bytes.
+const SecretSize = 32
+
+// Reach is what the peer of a path with this configuration may reach.
+func (c *Config) Reach() Reach {
+	r := c.Rights
+	if r == 0 {
+		r = Read | Write
+	}
+	return Reach{c.Exports, r, c.Peer}
 }
 
 // Token binds a dialed path to the session that asked for it: 128 random bits, used once.
@@ -246,14 +290,39 @@ type Offer struct {
 	Token Token
 }
 
+// Traits are what is known of a driver's paths before one is set up.
+type Traits struct {
+	SameHost bool // both ends must share a machine
+	Whole    bool // reaches only exports that are whole memfds (Desc.Whole)
+	Borrow   bool // its paths implement Borrower
+	Encrypts bool // with Config.Secret its paths reach SecurityEncrypted
+	Prior    Cost // what a path is taken to cost until something was measured; only the order of magnitude has to be right
+}
+
 // Driver sets paths up.
 type Driver interface {
 	// Name is the name in addresses, reports and configuration.
 	Name() string
+	// Traits are what is known before a path is set up.
+	Traits() Traits
 	// Listen opens the place to which peers come. One listener serves all peers of a node.
 	Listen() (Listener, error)
 	// Dial sets up the path that was offered. It checks the other side as far as the path can (user id, token, version).
 	Dial(ctx context.Context, o Offer, cfg Config) (Path, error)
+}
+
+// Prober is a Driver that needs something which not every machine has.
+type Prober interface {
+	// Probe says whether this machine can have paths of the driver now. The error wraps ErrUnavailable and says what is missing and how
+	// to get it. It leaves nothing open.
+	Probe() error
+}
+
+// Advertiser is a Driver whose listeners may be on all interfaces of the machine: their address then depends on the peer.
+type Advertiser interface {
+	// Advertise is the address for an Offer of a listener whose own is addr, to the peer at the other end of a control
+	// connection whose address at this end is control.
+	Advertise(addr string, control net.Addr) (string, error)
 }
 
 // Listener is the accepting side of a Driver.

@@ -4,39 +4,56 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
+
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// address is where a node's control connections come in: tcp://127.0.0.1:7070, tcp://[::1]:0, unix:///run/node.sock, or
-// unix://@name for an abstract socket.
-type address struct{ network, addr string }
+// address is where a node's control connections come in: tcp://127.0.0.1:7070, tcp://[::1]:0, tcp://gpu-7@10.0.0.7:7070,
+// unix:///run/node.sock, or unix://@name for an abstract socket.
+type address struct {
+	network, addr string
+	expect        string // name that the certificate of the other side must have; "": any of the authority
+	local         bool   // what is sent there does not leave this machine
+}
 
-func (a address) String() string { return a.network + "://" + a.addr }
+func (a address) String() string {
+	if a.expect != "" {
+		return a.network + "://" + a.expect + "@" + a.addr
+	}
+	return a.network + "://" + a.addr
+}
 
-// parseAddress checks an address. Until peers can prove who they are, TCP is only for this machine: any address but
-// loopback is refused.
+// parseAddress reads an address. Whether it may be used is for the node to say: see Node.allows.
 func parseAddress(s string) (address, error) {
 	network, addr, ok := strings.Cut(s, "://")
 	if !ok {
-		return address{}, fmt.Errorf("transfer: address %q: expected tcp://HOST:PORT or unix://PATH", s)
+		return address{}, fmt.Errorf("transfer: address %q: expected tcp://HOST:PORT, tcp://NAME@HOST:PORT or unix://PATH", s)
 	}
 	switch network {
 	case "tcp":
+		name, rest, named := strings.Cut(addr, "@")
+		if named {
+			if err := identity.CheckName(name); err != nil {
+				return address{}, fmt.Errorf("transfer: address %q: %w", s, err)
+			}
+			addr = rest
+		} else {
+			name = ""
+		}
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil {
 			return address{}, fmt.Errorf("transfer: address %q: %w", s, err)
+		}
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return address{}, fmt.Errorf("transfer: address %q: port %q: expected a number up to 65535: %d", s, port, n)
 		}
 		if host == "localhost" {
 			host = "127.0.0.1"
 		}
 		ip, err := netip.ParseAddr(host)
-		if err != nil {
-			return address{}, fmt.Errorf("transfer: address %q: host: expected 127.0.0.1, [::1] or localhost: %w", s, ErrNotLoopback)
-		}
-		if !ip.IsLoopback() {
-			return address{}, fmt.Errorf("transfer: address %q: %w", s, ErrNotLoopback)
-		}
-		return address{"tcp", net.JoinHostPort(host, port)}, nil
+		return address{"tcp", net.JoinHostPort(host, port), name, err == nil && ip.IsLoopback()}, nil
 	case "unix":
 		if addr == "" || addr == "@" {
 			return address{}, fmt.Errorf("transfer: address %q: expected a path or @name after unix://", s)
@@ -44,7 +61,23 @@ func parseAddress(s string) (address, error) {
 		if len(addr) > 100 {
 			return address{}, fmt.Errorf("transfer: address %q: a unix socket's path has at most 100 bytes", s)
 		}
-		return address{"unix", addr}, nil
+		return address{"unix", addr, "", true}, nil
 	}
 	return address{}, fmt.Errorf("transfer: address %q: scheme %q: expected tcp or unix", s, network)
+}
+
+// allows refuses addresses at which the node would talk in the clear beyond this machine, unless it was told to.
+func (n *Node) allows(a address) error {
+	switch {
+	case a.expect != "" && n.opts.Identity == nil:
+		return fmt.Errorf("transfer: address %v: this node has no identity, so the other side cannot prove the name %q: %w", a, a.expect, ErrPlaintext)
+	case a.local || n.opts.Identity != nil:
+		return nil
+	case n.opts.Insecure:
+		n.log.Warn("PLAINTEXT: whoever is on the way can read and change everything; give the node an identity (penstock pair)", "address", a.String())
+		n.obs.plaintext(a)
+		return nil
+	}
+	return fmt.Errorf("transfer: address %v is beyond this machine: give the node an identity (Options.Identity; \"penstock pair\" makes one), "+
+		"or permit plaintext (Options.Insecure): %w", a, ErrPlaintext)
 }

@@ -18,7 +18,7 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 	if !p.SameHost() {
 		return path.View{}, fmt.Errorf("transfer: borrow from %s: it does not share this machine's memory: %w", p, path.ErrUnreachable)
 	}
-	ln, err := p.lane(ctx, "shm")
+	ln, err := p.lender(ctx)
 	if err != nil {
 		return path.View{}, fmt.Errorf("transfer: borrow from %s: %w", p, err)
 	}
@@ -42,10 +42,25 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 	}
 }
 
+// lender returns the lane of the first driver whose paths can lend.
+func (p *Peer) lender(ctx context.Context) (*lane, error) {
+	err := fmt.Errorf("no path of this node can lend: %w", path.ErrUnreachable)
+	for _, d := range p.node.drivers {
+		if !d.Traits().Borrow {
+			continue
+		}
+		var ln *lane
+		if ln, err = p.lane(ctx, d.Name()); err == nil {
+			return ln, nil
+		}
+	}
+	return nil, err
+}
+
 // borrow tries once; wait is not nil when the export is being attached: try again when it is closed.
 func (l *lane) borrow(r *Remote, off, n uint64) (v path.View, wait <-chan struct{}, err error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.down != nil {
 		return v, nil, l.down
 	}

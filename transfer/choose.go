@@ -6,18 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
 )
 
-// priors order the paths that were not measured yet. They only have to be right about the order of magnitude: the first
-// transfers replace them.
-var priors = map[string]path.Cost{
-	"shm": {Latency: time.Microsecond, BytesPerSec: 8e9},
-	"tcp": {Latency: 30 * time.Microsecond, BytesPerSec: 3e9},
-}
-
+// unknownPrior is for drivers that have no prior of their own.
 var unknownPrior = path.Cost{Latency: 50 * time.Microsecond, BytesPerSec: 1e9}
 
 // costModel is what a lane has achieved: the path's own measurement at set-up, then a moving average of real transfers.
@@ -89,6 +84,31 @@ func (c *costModel) get(prior path.Cost, now time.Time) path.Cost {
 	return r
 }
 
+// costs is the cost model of a lane. It has a mutex of its own, so that a choice of a path does not wait for the lane's owner.
+type costs struct {
+	mu sync.Mutex
+	costModel
+}
+
+func (c *costs) observe(n uint64, d time.Duration, now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.costModel.observe(n, d, now)
+}
+
+func (c *costs) get(prior path.Cost, now time.Time) path.Cost {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.costModel.get(prior, now)
+}
+
+// product is twice the bytes that are on their way at a time when the path is full.
+func (c *costs) product() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return uint64(2 * c.base.Latency.Seconds() * max(c.base.BytesPerSec, c.rate))
+}
+
 // Reasons that are set for every transfer.
 const (
 	excludedByCaller = "the caller excluded it"
@@ -98,11 +118,12 @@ const (
 
 // candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
 // They are appended to out.
-func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string) []Candidate {
+func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string, floor path.Security) []Candidate {
 	for _, d := range p.node.drivers {
 		c := Candidate{Path: d.Name()}
-		cost, ok := priors[c.Path]
-		if !ok {
+		traits := d.Traits()
+		cost := traits.Prior
+		if cost == (path.Cost{}) {
 			cost = unknownPrior
 		}
 		c.Usable, c.Reason = true, prior
@@ -112,30 +133,43 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 			c.Usable, c.Reason = false, excludedByCaller
 		case !slices.Contains(p.info.Paths, c.Path):
 			c.Usable, c.Reason = false, "the peer does not have it"
-		case c.Path == "shm" && p.info.Host != p.node.host:
+		case traits.SameHost && !p.SameHost():
 			c.Usable, c.Reason = false, "the peer is on another host (or in another network namespace)"
+		case p.potential(traits) < floor:
+			c.err = below(p.potential(traits), floor)
+			c.Usable, c.Reason = false, c.err.Error()
 		case err != nil:
 			c.Usable, c.Reason, c.err = false, err.Error(), err
+		case traits.Whole && p.limits.paced():
+			c.err = p.limits.cannotPace(traits)
+			c.Usable, c.Reason = false, c.err.Error()
 		case ln != nil:
-			ln.mu.Lock()
 			cost = ln.cost.get(cost, time.Now())
+			if c.err = below(ln.caps.Security, floor); c.err != nil {
+				c.Usable, c.Reason = false, c.err.Error()
+			}
 			for _, e := range exports {
 				if err := ln.p.Reaches(e); err != nil {
 					c.Usable, c.Reason = false, err.Error()
 				}
 			}
-			ln.mu.Unlock()
 			if c.Usable && cost.Measured {
 				c.Reason = measured
 			}
-		case c.Path == "shm":
+		case traits.Whole:
 			for _, e := range exports {
 				if !e.Whole {
-					c.Usable, c.Reason = false, "the export is part of a region; shared memory would hand over the whole of it"
+					c.Usable, c.Reason = false, "the export is part of a region, and this path would hand over the whole of it"
 				}
 			}
 		}
 		c.Cost, c.Estimate = cost, cost.Time(n)
+		out = append(out, c)
+	}
+	for _, c := range p.node.missing {
+		if len(allowed) > 0 && !slices.Contains(allowed, c.Path) {
+			c.Reason, c.err = excludedByCaller, nil
+		}
 		out = append(out, c)
 	}
 	slices.SortStableFunc(out, func(a, b Candidate) int {
@@ -152,10 +186,19 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 	return out
 }
 
+// below is the error of a path that gives less security than is asked for.
+func below(have, floor path.Security) error {
+	if have >= floor {
+		return nil
+	}
+	return fmt.Errorf("its security is %q, at least %q is asked for: %w", have, floor, ErrSecurity)
+}
+
 // choose returns the lane to take, opening paths as needed, and records in the transfer why.
 func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
 	var tried []error
-	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed)
+	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor)
+	t.avoidLast(cs)
 	for i := range cs {
 		c := &cs[i]
 		if !c.Usable {
@@ -167,11 +210,10 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 		}
 		ln, err := p.lane(ctx, c.Path)
 		if err == nil {
-			ln.mu.Lock()
+			err = below(ln.caps.Security, t.floor)
 			for _, e := range exports {
 				err = errors.Join(err, ln.p.Reaches(e))
 			}
-			ln.mu.Unlock()
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -191,13 +233,13 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 }
 
 func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {
-	ln.mu.Lock()
-	caps := ln.p.Capabilities()
-	ln.mu.Unlock()
+	t.peer.transferPath(t, cs[chosen].Path, chosen)
+	caps := ln.caps
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := &t.explain
 	e.Path, e.Candidates = cs[chosen].Path, cs
+	e.Security, e.Floor = caps.Security, t.floor
 	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
 	usable, excluded := 0, 0
 	for _, c := range cs {
@@ -212,6 +254,10 @@ func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {
 		e.Why = "the caller asked for it"
 	case usable == 1:
 		e.Why = "the only path that reaches this memory"
+	case len(e.Failovers) > 0 && t.avoids(e.Path):
+		e.Why = "it went down under this transfer, and there is no other"
+	case len(e.Failovers) > 0:
+		e.Why = "another one went down under this transfer"
 	case chosen > 0:
 		e.Why = "the faster ones could not be set up"
 	default:

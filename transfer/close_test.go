@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -244,6 +245,39 @@ func TestQueueAfterItsEnd(t *testing.T) {
 					t.Errorf("waiting again ended with %v", err)
 				}
 			})
+		}
+	}
+}
+
+// TestRequestsEndWithTheSession leaves many requests without an answer when the other side says goodbye: each ends with the error
+// of a lost peer, whichever news comes first.
+func TestRequestsEndWithTheSession(t *testing.T) {
+	p := newPair(t, Options{})
+	const calls = 64
+	began := make(chan struct{}, calls)
+	remove, err := p.b.Handle("slow", func(ctx context.Context, _ *Peer, _ []byte) ([]byte, error) {
+		began <- struct{}{}
+		<-ctx.Done()
+		return nil, ctx.Err()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	errs := make(chan error, calls)
+	for range calls {
+		go func() {
+			_, err := p.ab.Call(ctx(t), "slow", nil)
+			errs <- err
+		}()
+	}
+	for range calls {
+		<-began
+	}
+	p.ba.Close()
+	for range calls {
+		if err := <-errs; !errors.Is(err, ErrPeerLost) {
+			t.Fatalf("a request ended with %v, expected the error of a lost peer", err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package transfer moves spans of memory and named tensors between nodes: processes on this machine today, machines later.
+// Package transfer moves spans of memory and named tensors between nodes: processes of one machine, or of several.
 //
 // A [Node] listens, dials and exports memory. A [Peer] is another node that this one is connected to: one control
 // connection (package transfer/control) and, opened when first needed, the paths that both sides have (package path). Every
@@ -18,6 +18,30 @@
 // Completion: a transfer ends exactly once. Without an error all bytes are in place at the receiver, checked there as
 // Explanation.Proof says, and the receiver's OnTransfer was or will be called once. With an error (also after Cancel) no
 // further byte is written at either end.
+//
+// [Link] is the layer above: it keeps sessions with one address, and its jobs ([Link.Fetch], [Link.Store]) go on where they were
+// when a session is lost or a process is started anew; docs/resume.md says what is guaranteed.
+//
+// What a node knows of itself: [Node.Snapshot] (counts that add up, peers, paths, transfers under way), [Node.Events],
+// [Node.Metrics] for exporters, and [Peer.Status] for the snapshot of another node. docs/observability.md explains them.
+//
+// Sharing: [PutAll] puts the same memory to many peers, each with a future of its own. [Peer.Share] gives all callers of this
+// process that want the same tensor of a peer the same bytes, read once or borrowed. However many peers read an export, it
+// stays one region.
+//
+// Trust: with [Options.Identity] (package transfer/identity) every TCP connection is TLS 1.3 with certificates on both sides, the
+// data connections are encrypted with keys of that session, and each peer has the rights that the policy gives to its name.
+// Without one, addresses beyond this machine are refused ([Options.Insecure]). docs/security.md says what is defended.
+//
+// Faults: a transfer whose path goes down goes on by another one of the same session, never below its security floor, and only
+// when nothing can come by the old one any more.
+//
+// Proof: with PutOptions.Digest the SHA-256 of a whole transfer is compared end to end, from memory to memory, whatever the
+// paths between check themselves.
+//
+// Turns: transfers of a peer that want the same path take turns, by bytes and by PutOptions.Priority, so that a small one does
+// not wait for a large one and none starves. They have no order unless they are of one PutOptions.Stream. Options.Limits bounds
+// what is under way at once, and how fast.
 //
 // [Queue] is the layer below for callers that count nanoseconds: one path of their own, batches in, events out, no
 // allocation, no lock, no goroutine.

@@ -20,16 +20,23 @@ type Explanation struct {
 
 	Path       string      // the path taken; "" if none was
 	Why        string      // one sentence
+	Failovers  []Failover  // paths that went down under it, in order
 	Candidates []Candidate // every path that was considered
 	Setup      []string    // how that path is set up: what was chosen and measured
+
+	Security path.Security // of the path
+	Floor    path.Security // below which no path was taken
 
 	UserCopies   int    // payload copies per byte in user space, by design of the path
 	KernelCopies int    // payload copies per byte in the kernel
 	Staged       uint64 // bytes copied once more, beyond the design
 
 	Proof path.Proof
-	Times Times
-	Err   error
+	// Digest is the SHA-256 of the local bytes where PutOptions.Digest asked for it; without an error that of the other side
+	// is the same. All zero otherwise.
+	Digest [32]byte
+	Times  Times
+	Err    error
 }
 
 // Candidate is one path that was considered for a transfer.
@@ -81,6 +88,9 @@ func (e Explanation) String() string {
 	if e.Err != nil {
 		fmt.Fprintf(&b, "\n  failed after %d bytes: %v", e.Moved, e.Err)
 	}
+	for _, f := range e.Failovers {
+		fmt.Fprintf(&b, "\n  %s went down after %d bytes: %v", f.From, f.Moved, f.Cause)
+	}
 	for _, c := range e.Candidates {
 		if c.Usable {
 			fmt.Fprintf(&b, "\n  %-4s expected %v (%s: %v + %.1f GB/s)", c.Path, c.Estimate, c.Reason, c.Cost.Latency, c.Cost.BytesPerSec/1e9)
@@ -95,7 +105,13 @@ func (e Explanation) String() string {
 	if e.Staged > 0 {
 		fmt.Fprintf(&b, "; %d bytes staged", e.Staged)
 	}
-	fmt.Fprintf(&b, "\n  proof: %v", e.Proof)
+	fmt.Fprintf(&b, "\n  proof: %v, security: %v (floor: %v)", e.Proof, e.Security, e.Floor)
+	if e.Digest != ([32]byte{}) {
+		fmt.Fprintf(&b, "; sha-256 %x", e.Digest)
+		if e.Err == nil {
+			b.WriteString(" of the memory on both sides")
+		}
+	}
 	t := e.Times
 	fmt.Fprintf(&b, "\n  time: parse %v, register %v, open %v, queue %v, transfer %v, complete %v; total %v",
 		t.Parse, t.Register, t.Open, t.Queue, t.Transfer, t.Complete, t.Total)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sort"
-	"strings"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/mem"
@@ -19,8 +17,12 @@ type Export struct {
 	e          *path.Export
 	name       string
 	tensor     *tensor.Desc
+	wire       []byte // the tensor's description in its binary form
 	generation uint64
+	only       *Peer // nil: all peers
+	tag        [16]byte
 	closing    atomic.Bool
+	uses       uses
 }
 
 // ExportOptions describe an export. The zero value exports for reading, without a name.
@@ -28,6 +30,14 @@ type ExportOptions struct {
 	Name   string       // peers find it by Lookup and List; "" is known only to whom the descriptor is given
 	Rights path.Rights  // 0 means path.Read
 	Tensor *tensor.Desc // what the bytes are; its size must not exceed the span's
+	// Tag names the content, so that a peer that got a part of it before this process was started anew can tell whether it is
+	// still the same: for example a hash of it. Zero: unknown.
+	Tag [16]byte
+	// Peer is the only peer that may reach the export; nil: all.
+	Peer *Peer
+	// Replaces is an export whose name the new one takes over in one step: a lookup finds the old one or the new one, never nothing. The
+	// old one stays reachable for those who have its key, without a name, until it is revoked.
+	Replaces *Export
 }
 
 // Export makes a span reachable for the node's peers until Revoke. Over shared memory only whole regions can be reached:
@@ -39,6 +49,7 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if len(o.Name) > maxName {
 		return nil, fmt.Errorf("transfer: export name of %d bytes: expected at most %d", len(o.Name), maxName)
 	}
+	var wire []byte
 	if o.Tensor != nil {
 		size, err := tensorSize(*o.Tensor)
 		if err != nil {
@@ -46,6 +57,9 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 		}
 		if size > s.Len {
 			return nil, fmt.Errorf("transfer: export %q: the tensor has %d bytes, the span %d", o.Name, size, s.Len)
+		}
+		if wire, err = o.Tensor.AppendBinary(nil); err != nil {
+			return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
 		}
 	}
 	if s.Region == nil {
@@ -56,19 +70,29 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if n.closed {
 		return nil, ErrClosed
 	}
-	if o.Name != "" && n.names[o.Name] != nil {
+	old := n.names[o.Name]
+	if o.Name != "" && old != nil && old != o.Replaces {
 		return nil, fmt.Errorf("transfer: export %q: the name is taken", o.Name)
 	}
-	e, err := n.exports.Add(s, o.Rights)
+	var only uint64
+	if o.Peer != nil {
+		only = o.Peer.number
+	}
+	e, err := n.exports.AddFor(s, o.Rights, only)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
 	}
 	n.generation++
-	x := &Export{node: n, e: e, name: o.Name, tensor: o.Tensor, generation: n.generation}
+	x := &Export{node: n, e: e, name: o.Name, tensor: o.Tensor, wire: wire, generation: n.generation, tag: o.Tag, only: o.Peer}
 	n.byKey[e.Key()] = x
 	if o.Name != "" {
+		if old != nil {
+			n.sorted.remove(o.Name)
+		}
 		n.names[o.Name] = x
+		n.sorted.insert(x)
 	}
+	n.obs.exportEvent(EventExportAdded, x)
 	return x, nil
 }
 
@@ -85,8 +109,9 @@ func (x *Export) Span() mem.Span { return x.e.Span() }
 func (x *Export) Desc() path.Desc { return x.e.Desc() }
 
 // Revoke ends the export. When it returns without an error nothing can read or write the memory through this node any
-// more: every path was fenced; for a Queue that takes its owner's next Poll, Wait or Close. If ctx ends first the key is invalid all the same, but a peer that maps the memory may not
-// have confirmed yet; the region then stays leased until it has, or is dead. A second call does nothing.
+// more: every path of the peers that could reach it was fenced; for a Queue that takes its owner's next Poll, Wait or Close.
+// If ctx ends first the key is invalid all the same, but a peer that maps the memory may not have confirmed yet; the region then
+// stays leased until it has, or is dead. A second call does nothing.
 func (x *Export) Revoke(ctx context.Context) error {
 	if x.closing.Swap(true) {
 		return nil
@@ -96,18 +121,24 @@ func (x *Export) Revoke(ctx context.Context) error {
 	delete(n.byKey, x.Key())
 	if n.names[x.name] == x {
 		delete(n.names, x.name)
+		n.sorted.remove(x.name)
 	}
 	n.mu.Unlock()
 	n.exports.Revoke(x.e)
+	n.obs.exportEvent(EventExportRevoked, x)
+	unused := x.uses.end()
 	var waits []<-chan error
 	for _, p := range n.Peers() {
-		p.revoked(x.Key())
-		waits = append(waits, p.fence(x.Key())...)
+		if x.visible(p) { // nobody else could reach it, and is not waited for
+			p.revoked(x.Key())
+			waits = append(waits, p.fence(x.Key())...)
+		}
 	}
 	waits = append(waits, n.fenceExposed(x.Key())...)
-	waits = append(waits, n.fenceQueues(x.Key())...)
+	waits = append(waits, n.fenceQueues(x)...)
 	done := make(chan error, 1)
 	go func() {
+		<-unused // within a step of hashing
 		var err error
 		for _, c := range waits {
 			err = errors.Join(err, <-c)
@@ -132,6 +163,7 @@ type Remote struct {
 	Desc       path.Desc
 	Tensor     *tensor.Desc // nil if the peer did not say
 	Generation uint64       // grows with every export of the peer: tells a name that was exported anew
+	Tag        [16]byte     // see ExportOptions.Tag
 }
 
 // Size is the number of bytes.
@@ -140,18 +172,4 @@ func (r *Remote) Size() uint64 { return r.Desc.Size }
 // At pairs a local span with the remote bytes from off: one block of a Put or Get.
 func (r *Remote) At(off uint64, local mem.Span) path.Copy {
 	return path.Copy{Local: local, Key: r.Desc.Key, RemoteOff: off}
-}
-
-// sorted returns the node's named exports whose names begin with prefix and come after the given one.
-func (n *Node) sorted(prefix, after string) []*Export {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var out []*Export
-	for name, x := range n.names {
-		if strings.HasPrefix(name, prefix) && name > after {
-			out = append(out, x)
-		}
-	}
-	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
-	return out
 }

@@ -16,6 +16,7 @@ type fakeDriver struct {
 	cost   path.Cost // reported instead of the measured one, unless zero
 	dial   func(ctx context.Context) error
 	listen error
+	level  *path.Security // what its paths say of themselves, if they are to say something else than they are
 	post   func(p path.Path, ops []path.Op) (int, error)
 	poll   func(p path.Path, events []path.Event) int
 	dials  atomic.Int64
@@ -25,6 +26,14 @@ type fakeDriver struct {
 func over(name string) *fakeDriver { return &fakeDriver{Driver: tcp.New(tcp.Options{}), name: name} }
 
 func (d *fakeDriver) Name() string { return d.name }
+
+func (d *fakeDriver) Traits() path.Traits {
+	t := d.Driver.Traits()
+	if d.level != nil {
+		t.Encrypts = *d.level == path.SecurityEncrypted
+	}
+	return t
+}
 
 func (d *fakeDriver) Listen() (path.Listener, error) {
 	if d.listen != nil {
@@ -67,6 +76,14 @@ type fakePath struct {
 }
 
 func (p *fakePath) Name() string { return p.d.name }
+
+func (p *fakePath) Capabilities() path.Capabilities {
+	c := p.Path.Capabilities()
+	if p.d.level != nil {
+		c.Security = *p.d.level
+	}
+	return c
+}
 
 func (p *fakePath) Cost() path.Cost {
 	if p.d.cost != (path.Cost{}) {

@@ -118,7 +118,7 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 				r, _ := from.Sub(100, n-100)
 				parts = []path.Copy{rem.At(i*slot, h), rem.At(i*slot+100, r)}
 			}
-			x, err := do(c, parts, PutOptions{})
+			x, err := do(c, parts, PutOptions{Priority: Priority(i % 3), Stream: uint32(i % 4)})
 			if err != nil {
 				bad++
 				if !expected(err) {
@@ -158,6 +158,7 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 		}
 	}
 	ends.Wait()
+	nothingInUse(t, a, b)
 	for _, r := range []*mem.Region{local, remote} {
 		l, err := r.Lease() // to look at it
 		if err != nil {
@@ -186,13 +187,11 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 		if n := heard.of(c, x.ID(), true); n != 1 {
 			t.Errorf("%s of %d bytes succeeded and was heard of %d times", e.Kind, x.Bytes(), n)
 		}
-		for _, p := range x.pieces {
-			for _, k := range p.copies {
-				w := want[k.Local.Off : k.Local.Off+k.Local.Len]
-				there := remote.All().Bytes()[k.RemoteOff : k.RemoteOff+k.Local.Len]
-				if !bytes.Equal(k.Local.Bytes(), w) || !bytes.Equal(there, w) {
-					t.Errorf("%s of %d bytes succeeded with wrong bytes", e.Kind, x.Bytes())
-				}
+		for _, k := range x.copies {
+			w := want[k.Local.Off : k.Local.Off+k.Local.Len]
+			there := remote.All().Bytes()[k.RemoteOff : k.RemoteOff+k.Local.Len]
+			if !bytes.Equal(k.Local.Bytes(), w) || !bytes.Equal(there, w) {
+				t.Errorf("%s of %d bytes succeeded with wrong bytes", e.Kind, x.Bytes())
 			}
 		}
 	}
@@ -365,6 +364,7 @@ func TestFaultsOnTensors(t *testing.T) {
 				}
 				time.Sleep(time.Millisecond) // polls for the end of goroutines
 			}
+			nothingInUse(t, p.a, p.b)
 		})
 	}
 	t.Logf("%d good, %d bad", good, bad)

@@ -13,7 +13,7 @@ import (
 func (l *lane) fence(key path.Key) <-chan error {
 	f := fenceWait{key, make(chan error, 1)}
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.gone || l.down != nil {
 		l.peer.node.linger(&l.mu, l.p, f)
 		return f.done
@@ -45,7 +45,10 @@ func (l *lane) postFences() {
 }
 
 // exposer is a path whose peer may go on reaching memory after the path has ended; see shm.Path.Exposed.
-type exposer interface{ Exposed() []path.Key }
+type exposer interface {
+	Exposed() []path.Key
+	Forget() // nobody will ask any more
+}
 
 // exposes reports whether the peer of a path that is down may still reach an export.
 func exposes(p path.Path, key path.Key) bool {
@@ -85,22 +88,46 @@ func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
 type closedPath interface {
 	fence(key path.Key) <-chan error
 	exposing() bool // its peer may still reach exports
+	forget()        // and nobody asks any more
 }
 
 func (l *lane) exposing() bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return len(l.p.(exposer).Exposed()) > 0
 }
 
-// keepExposed remembers a path that was closed although its peer may still reach exports. Its owner calls it.
+func (l *lane) forget() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.p.(exposer).Forget()
+}
+
+// keepExposed remembers a path that was closed although its peer may still reach exports. Its owner calls it. A node that has
+// ended remembers nothing.
 func (n *Node) keepExposed(c closedPath, p path.Path) {
-	if x, ok := p.(exposer); !ok || len(x.Exposed()) == 0 {
+	x, ok := p.(exposer)
+	if !ok || len(x.Exposed()) == 0 {
 		return
 	}
 	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.exposed == nil {
+		x.Forget()
+		return
+	}
 	n.exposed[c] = true
+}
+
+// forgetExposed is the end of it: who keeps a closed node does not keep the sockets of paths whose peers hang.
+func (n *Node) forgetExposed() {
+	n.mu.Lock()
+	all := n.exposed
+	n.exposed = nil
 	n.mu.Unlock()
+	for c := range all {
+		c.forget()
+	}
 }
 
 // fenceExposed asks the paths that were closed but are remembered.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // ID names a transfer in the whole fleet: the instance of the node that began it and a number that it uses once.
@@ -31,23 +32,39 @@ func (id ID) number() uint64   { return binary.BigEndian.Uint64(id[8:]) }
 
 // Transfer is a put or get under way: a future. Its methods may be called from any goroutine.
 type Transfer struct {
-	id      ID
-	kind    path.OpKind
-	peer    *Peer
-	bytes   uint64
-	offered bool   // the peer was told of it by an offer
-	msg     []byte // header and payload of the notification
-	done    chan struct{}
+	id       ID
+	kind     path.OpKind
+	peer     *Peer
+	bytes    uint64
+	offered  bool // the peer was told of it by an offer
+	priority Priority
+	stream   uint32
+	exports  []path.Desc // that it names
+	allowed  []string    // paths; nil: all
+	floor    path.Security
+	grant    sched.Grant
+	msg      []byte // header and payload of the notification
+	done     chan struct{}
 
 	moved atomic.Uint64 // bytes of completed pieces
 
+	prevOpen, nextOpen *Transfer // in the peer's account
+
 	// Guarded by the mutex of the lane, or private to the goroutine that starts the transfer before it has a lane.
-	pieces   []piece
-	next     int // piece to post next
-	inflight int // operations posted and not done
+	copies   []path.Copy
+	at       cursor // next byte to post
+	all      bool   // nothing but the notification is left to post
+	ops      int    // operations handed over
+	inflight int    // of these, not done
+	item     sched.Item[*Transfer]
+	flow     sched.Flow[*Transfer] // of a large one
 	notified bool
-	over     bool // given to complete
-	alone    bool // nothing else was outstanding when it was handed over
+	over     bool     // given to complete
+	undone   []undone // parts that were handed over to a path that went down
+	broken   bool     // an operation ended because its path is down
+	leaving  bool     // for another path
+	tries    int      // paths that went down under it
+	alone    bool     // nothing else was outstanding when it was handed over
 	firstOp  uint64
 	failed   error
 	posted   time.Time
@@ -55,9 +72,9 @@ type Transfer struct {
 	regs     []mem.Registration
 
 	canceled atomic.Bool
+	digest   *digester // nil unless the digests of both sides are to be compared
 
 	// Room for the usual case, so that beginning a transfer takes few allocations.
-	onePiece   [1]piece
 	oneExport  [1]path.Desc
 	twoLeases  [2]mem.Lease
 	twoRegs    [2]mem.Registration
@@ -71,14 +88,15 @@ type Transfer struct {
 	proof     path.Proof
 	callbacks []func(*Transfer)
 	stopCtx   func() bool
-	abort     func() // ends the choice of a path
+	late      *time.Timer // of a canceled one: closes the path if it does not end
+	abort     func()      // ends the choice of a path
 	explain   Explanation
 }
 
-// piece is a part of a transfer that is one operation of a path.
-type piece struct {
-	copies []path.Copy
-	bytes  uint64
+// undone is a part of a transfer whose operation ended with its path.
+type undone struct {
+	at    cursor
+	bytes uint64
 }
 
 // ID is unique in the fleet.
@@ -101,15 +119,22 @@ func (t *Transfer) Err() error {
 }
 
 // Wait waits for the end and returns Err, or ctx's error when that comes first; the transfer goes on then.
-func (t *Transfer) Wait(ctx context.Context) error {
+func (t *Transfer) Wait(ctx context.Context) error { return waitFor(ctx, t) }
+
+// waitFor waits for the end of something and returns its error, or ctx's when that comes first. What has ended is over also
+// when ctx is.
+func waitFor(ctx context.Context, x interface {
+	Done() <-chan struct{}
+	Err() error
+}) error {
 	select {
-	case <-t.done:
-		return t.Err()
+	case <-x.Done():
+		return x.Err()
 	default:
 	}
 	select {
-	case <-t.done:
-		return t.Err()
+	case <-x.Done():
+		return x.Err()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
@@ -130,7 +155,8 @@ func (t *Transfer) Progress() float64 {
 }
 
 // Cancel asks the transfer to end early and returns false when it had ended already. Done is closed when no further byte
-// will be written at either end; Err is then path.ErrCanceled, or nil if the last byte was faster.
+// will be written at either end; Err is then path.ErrCanceled, or nil if the last byte was faster. A path on which that cannot be
+// had in ten seconds, and the time for what is in its buffers, has stalled and is closed; other transfers go on by another one.
 func (t *Transfer) Cancel() bool {
 	select {
 	case <-t.done:
@@ -140,6 +166,9 @@ func (t *Transfer) Cancel() bool {
 	if t.canceled.Swap(true) {
 		return true
 	}
+	if t.digest != nil {
+		t.digest.cancel()
+	}
 	t.mu.Lock()
 	ln, abort := t.lane, t.abort
 	t.mu.Unlock()
@@ -148,6 +177,8 @@ func (t *Transfer) Cancel() bool {
 		ln.cancel(t)
 	case abort != nil:
 		abort()
+	case t.peer.streams.remove(t): // it waits for the one before it
+		t.complete(path.ErrCanceled)
 	}
 	return true
 }
@@ -173,7 +204,7 @@ func (t *Transfer) Explain() Explanation {
 	if ln != nil { // in words only when somebody asks: that costs more than a small transfer
 		ln.mu.Lock()
 		setup = ln.p.Explain()
-		ln.mu.Unlock()
+		ln.unlock()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -184,12 +215,22 @@ func (t *Transfer) Explain() Explanation {
 	return e
 }
 
-// complete ends the transfer. Only the first call counts. No lock of a lane or peer may be held.
+// complete ends the transfer, and begins the next one of its stream. Only the first call counts. No lock of a lane or peer may
+// be held.
 func (t *Transfer) complete(err error) {
+	if t.digest != nil && t.digest.intercept(err) {
+		return // it comes back when the digester does not touch the memory any more
+	}
+	if t.finish(err) && t.stream != 0 {
+		t.peer.advance(t)
+	}
+}
+
+func (t *Transfer) finish(err error) bool {
 	t.mu.Lock()
 	if t.finished {
 		t.mu.Unlock()
-		return
+		return false
 	}
 	t.finished = true
 	t.err = err
@@ -201,6 +242,9 @@ func (t *Transfer) complete(err error) {
 	callbacks := t.callbacks
 	t.callbacks = nil
 	stop := t.stopCtx
+	if t.late != nil {
+		t.late.Stop()
+	}
 	t.mu.Unlock()
 	if stop != nil {
 		stop()
@@ -211,11 +255,14 @@ func (t *Transfer) complete(err error) {
 	for _, l := range t.leases {
 		l.Release()
 	}
+	t.grant.Release()
 	t.peer.ended(t, err)
+	t.peer.transferEnded(t, err)
 	close(t.done)
 	for _, f := range callbacks {
 		go f(t)
 	}
+	return true
 }
 
 // firstError keeps the first of two errors, but prefers a cause over a cancellation that followed from it.

@@ -7,12 +7,15 @@ import (
 	"errors"
 	"fmt"
 	"os/exec"
+	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Guest 1 receives, guest 2 sends.
@@ -89,6 +92,28 @@ func TestGuestNetwork(t *testing.T) {
 			}
 		})
 	}
+	t.Run("RoundTrips", func(t *testing.T) {
+		sh(t, fmt.Sprintf("tc qdisc add dev link0 root netem limit 10000 delay %dms", roundTripDelay.Milliseconds()))
+		defer func() { // what waited for its time is lost with the queue, and is sent again while both live
+			sh(t, "tc qdisc del dev link0 root")
+			barrier(t, m, "no delay")
+		}()
+		for _, secure := range []bool{false, true} {
+			t.Run(fmt.Sprintf("secure=%v", secure), func(t *testing.T) {
+				o := guestOptions()
+				o.DeadAfter = guestPatience
+				var id *identity.Identity
+				if secure {
+					id = guestIdentity(t, m)
+				}
+				if guest.ID() == 1 {
+					countServer(t, m, o, id)
+				} else {
+					countClient(t, m, o, id)
+				}
+			})
+		}
+	})
 	// The cut comes in the middle of transfers. Nothing tells either side but silence: all transfers must end with an error, and
 	// a new peer must work when the cable is whole again.
 	t.Run("CutCable", func(t *testing.T) {
@@ -313,4 +338,104 @@ func soonPeer(t *testing.T, peers <-chan *Peer) {
 	case <-time.After(guestPatience):
 		t.Fatal("the peer did not come back")
 	}
+}
+
+// roundTrips is the delay of each direction in TestGuestNetwork/RoundTrips: long against the work of an emulated machine.
+const roundTripDelay = 120 * time.Millisecond
+
+// guestIdentity makes an authority on the first guest, and gives the second a certificate of it.
+func guestIdentity(t *testing.T, m *guest.Meeting) *identity.Identity {
+	t.Helper()
+	m.SetDeadline(time.Now().Add(guestPatience))
+	dir := filepath.Join(t.TempDir(), "identity")
+	if guest.ID() == 1 {
+		ca, _, err := identity.Setup(dir, "guest1", identity.SetupOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		bundle, _, err := ca.Export("guest2", identity.IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Send(bundle); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		var bundle []byte
+		if err := m.Recv(&bundle); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := identity.Import(dir, bundle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	id, err := identity.Open(dir, identity.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(id.Close)
+	return id
+}
+
+// countSize is a few pieces: each takes a round trip.
+const countSize = 6 * 4096
+
+// countServer serves a name, once in the clear and once over TLS, to a guest that counts round trips.
+func countServer(t *testing.T, m *guest.Meeting, o Options, id *identity.Identity) {
+	src := region(t, countSize)
+	fill(src, 3)
+	o.Listen, o.Identity = []string{guestAddr}, id
+	n := open(t, o)
+	if _, err := n.Export(src.All(), ExportOptions{Name: "x", Tag: [16]byte{1}}); err != nil {
+		t.Fatal(err)
+	}
+	barrier(t, m, "serving")
+	barrier(t, m, "counted")
+	barrier(t, m, "closed")
+}
+
+// countClient cuts the control connection in the middle of a fetch and says how many round trips later the fetch went on.
+func countClient(t *testing.T, m *guest.Meeting, o Options, id *identity.Identity) {
+	o.Identity = id
+	n := open(t, o)
+	barrier(t, m, "serving")
+	l := link(t, n, guestAddr, LinkOptions{})
+	dst := region(t, countSize)
+	var once sync.Once
+	j, err := l.Fetch(long(t), "x", dst.All(), JobOptions{Piece: 4096, Window: 1, OnVerified: func(uint64) {
+		once.Do(func() {
+			p, err := l.Peer(long(t))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			p.conn.Close()
+		})
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Wait(long(t)); err != nil {
+		t.Fatalf("%v\n%v", err, j.Explain())
+	}
+	want := region(t, countSize)
+	fill(want, 3)
+	if !bytes.Equal(dst.All().Bytes(), want.All().Bytes()) {
+		t.Error("bytes differ")
+	}
+	trips := func(d time.Duration) string {
+		return fmt.Sprintf("%.2f round trips", float64(d)/float64(2*roundTripDelay))
+	}
+	history := j.Explain().History
+	if len(history) != 2 || history[1].Moved == 0 || history[1].First == 0 {
+		t.Errorf("attempts: %+v; expected one that was cut and one that went on", history)
+	}
+	for _, a := range history {
+		t.Logf("attempt %d: a session after %s, the first piece %s later", a.Number, trips(a.Connect), trips(a.First))
+	}
+	barrier(t, m, "counted")
+	if err := errors.Join(l.Close(), n.Close()); err != nil { // while the other guest can still hear the goodbye
+		t.Error(err)
+	}
+	barrier(t, m, "closed")
 }

@@ -204,8 +204,12 @@ func TestControlConnectionCut(t *testing.T) {
 			x := export(t, p.b, dst, "dst", path.Write)
 			rem := lookup(t, q, "dst")
 			var all []*Transfer
-			for range 80 {
-				x, err := q.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{Paths: []string{name}})
+			for i := range 80 {
+				local := src.All()
+				if i == 0 { // they take turns, so that one of the others would end when nearly all do
+					local.Len = 1 << 20
+				}
+				x, err := q.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{Paths: []string{name}})
 				if err != nil {
 					t.Fatal(err)
 				}

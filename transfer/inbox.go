@@ -22,16 +22,17 @@ func appendHeader(b []byte, kind path.OpKind, id ID, bytes uint64) []byte {
 // The caller holds the mutex of the lane that it came by.
 func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 	if len(e.Msg) < headerSize {
-		p.refused.Add(1)
+		p.notifyRefused("shorter than its header")
 		return Incoming{}, false
 	}
 	in := Incoming{Peer: p, Kind: path.OpKind(e.Msg[0]), Path: via}
 	copy(in.ID[:], e.Msg[1:])
 	in.Bytes = binary.BigEndian.Uint64(e.Msg[17:])
 	if in.Kind < path.Put || in.Kind > path.Notify || in.ID.instance() != p.info.Instance || !p.seen.first(in.ID.number()) {
-		p.refused.Add(1)
+		p.notifyRefused("not of this peer's making, or delivered before")
 		return Incoming{}, false
 	}
+	p.transferReceived(in.Kind)
 	if len(e.Msg) > headerSize {
 		in.Msg = append([]byte(nil), e.Msg[headerSize:]...)
 	}
@@ -74,9 +75,23 @@ func (s *seen) first(n uint64) bool {
 	return true
 }
 
+// has reports whether n was seen. Numbers that are too old to be remembered count as not seen.
+func (s *seen) has(n uint64) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n > s.high || s.high-n >= seenSpan {
+		return false
+	}
+	return s.bits[n/64%uint64(len(s.bits))]&(1<<(n%64)) != 0
+}
+
 // inboxMax is the number of notifications of one peer that may wait for the application. A peer that has more under way is
 // not polled until there is room, so that its path pushes back.
 const inboxMax = 1024
+
+// inboxFenced is that number while somebody waits for a fence of the peer's paths: what they hold before the end of the fence has
+// to go somewhere.
+const inboxFenced = 4 * inboxMax
 
 // inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is called on a goroutine that
 // lives only while there is something to do.
@@ -128,6 +143,14 @@ func (p *Peer) hold(l *lane) bool {
 		b.full = append(b.full, l)
 	}
 	return true
+}
+
+// crowded reports whether the inbox is so full that not even a fence is a reason to poll the peer.
+func (p *Peer) crowded() bool {
+	b := &p.inbox
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return len(b.queue) >= inboxFenced
 }
 
 func (p *Peer) drain() {

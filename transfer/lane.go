@@ -3,54 +3,85 @@ package transfer
 import (
 	"errors"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
-
-// PieceSize is the largest number of bytes that a transfer hands to a path as one operation; Progress advances by it.
-const PieceSize = 32 << 20
 
 // postMax is the number of operations handed to a path in one call.
 const postMax = 16
 
 // lane is a path and its owner: the mutex makes whoever holds it the path's one owner. The node's loop serves the lane when
-// its descriptor is ready; goroutines that begin a transfer post on it themselves, so that a put needs no hand-over.
+// its descriptor is ready; goroutines that begin a transfer post on it themselves, so that a put needs no hand-over. They do
+// not wait for the mutex, though: a transfer is left in arrivals, and whoever holds the lane takes it from there, at the
+// latest when it unlocks. So a small put never queues up for the lane behind a goroutine that copies.
 type lane struct {
 	peer *Peer
 	id   uint64 // of the path, agreed with the peer
 	tag  uint64 // in the loop
+	caps path.Capabilities
 
-	mu       sync.Mutex // guards everything below and owns p
+	arrivals arrivals
+	cost     costs
+
+	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock
 	p        path.Path
 	slots    []slot
 	free     []uint32
-	queue    []*Transfer // in order; the head is being posted
+	queue    *sched.Queue[*Transfer]
+	light    [priorities]sched.Flow[*Transfer] // small transfers, which share a flow
 	inflight int
+	bulk     int             // of these, parts of large transfers
+	bulkLen  uint64          // bytes of those
+	calm     uint64          // bytes posted since large transfers had company
+	prepaid  uint64          // bytes that were taken from the rate and not posted yet
+	payTill  time.Time       // when they may be
 	batch    control.Batcher // used when batching is on
 	batching bool
-	timer    *time.Timer // flushes the batch at its deadline
+	timer    *time.Timer // flushes the batch at its deadline, and goes on when the rate allows it
 	down     error       // why the lane takes no more work
 	gone     bool        // the path is closed and all its events are processed
-	muted    bool        // the loop does not watch the descriptor: the peer's inbox is full
+	muted    bool        // the loop does not watch the descriptor: the peer is held back
 	gathered uint64      // operations handed over so far
+	broken   []*Transfer // their path is going down under them
 	ops      [postMax]path.Op
 	from     [postMax]*Transfer
+	charged  [postMax]sched.Charge
 	events   [64]path.Event
 	fences   map[uint64]fenceWait // posted, by token
 	unfenced []fenceWait          // not posted yet: the window is full
 	watchers []chan struct{}      // closed at the next poll
-	cost     costModel
+	metered  uint64               // bytes of the peer that were counted against its rate
+	resume   *time.Timer          // serves the lane again when the peer's rate allows it
+	heldTill time.Time            // not served before, because of the peer's rate
+}
+
+// arrivals are transfers that nobody has taken into the lane's queue yet.
+type arrivals struct {
+	some  atomic.Bool // there are some, or the queue is to be looked at again
+	dead  atomic.Bool // the lane is gone: whoever comes waits for the mutex
+	mu    sync.Mutex
+	list  []*Transfer
+	taken []*Transfer // of the lane's owner: the list before
 }
 
 // slot holds what an outstanding operation belongs to; its token is generation<<32 | index.
 type slot struct {
 	gen    uint32
 	t      *Transfer
+	start  cursor // of what it moves
 	bytes  uint64
 	notify bool
+	bulk   bool
+	copies []path.Copy // kept for the next operation
 }
+
+// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and who wants to
+// have memory back must not wait for that.
+const fenceRoom = 1
 
 // fenceToken marks tokens of fences, which use no slot.
 const fenceToken = 1 << 63
@@ -62,13 +93,14 @@ type fenceWait struct {
 }
 
 func newLane(peer *Peer, id uint64, p path.Path) *lane {
-	n := p.Capabilities().Window
-	l := &lane{peer: peer, id: id, p: p, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}}
+	caps := p.Capabilities()
+	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
+	l := &lane{peer: peer, id: id, p: p, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, queue: newQueueOf(), calm: calmed}
 	for i := range l.free {
 		l.free[i] = uint32(n - 1 - i)
 	}
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting for company.
-	l.batching = !p.Capabilities().OneSided
+	l.batching = !caps.OneSided
 	l.cost.base = p.Cost()
 	return l
 }
@@ -76,7 +108,8 @@ func newLane(peer *Peer, id uint64, p path.Path) *lane {
 // ending collects what must happen once the lane's mutex is free: no callback runs under it.
 type ending struct {
 	transfers []ended
-	closed    error // the path went down
+	moved     []*Transfer // to go on by another path
+	closed    error       // the path went down
 }
 
 type ended struct {
@@ -99,60 +132,110 @@ func (e *ending) run(l *lane) {
 	if e.closed != nil {
 		l.peer.laneDown(l, e.closed)
 	}
+	if len(e.moved) > 0 {
+		l.peer.failover(l, e.moved)
+	}
 }
 
 // submit takes a transfer that is ready to be posted.
 func (l *lane) submit(t *Transfer) {
-	var end ending
 	t.mu.Lock()
 	t.lane = l
 	t.mu.Unlock()
-	l.mu.Lock()
-	switch {
-	case l.down != nil:
-		t.failed = l.down
-		end.add(t)
-	case t.canceled.Load(): // Cancel may have looked for it before it is in the queue
-		t.failed = path.ErrCanceled
-		end.add(t)
-	default:
-		l.queue = append(l.queue, t)
-		wait := time.Duration(0)
-		if l.batching {
-			wait = l.batch.Add(time.Now(), t.bytes, l.inflight)
+	a := &l.arrivals
+	a.mu.Lock()
+	a.list = append(a.list, t)
+	a.mu.Unlock()
+	a.some.Store(true)
+	l.work()
+}
+
+// work takes what has arrived, unless somebody holds the lane, who will do it when it unlocks. No other lock may be held.
+func (l *lane) work() {
+	for l.arrivals.some.Load() {
+		if l.arrivals.dead.Load() { // who holds a lane that is gone may be somebody who does not look
+			l.mu.Lock()
+		} else if !l.mu.TryLock() {
+			return
 		}
-		if wait > 0 {
-			l.flushAfter(wait)
-		} else {
-			l.pump(&end)
+		var end ending
+		l.take(&end)
+		l.mu.Unlock()
+		end.run(l)
+	}
+}
+
+// unlock gives the lane back, and does what others left meanwhile. No other lock may be held.
+func (l *lane) unlock() {
+	l.mu.Unlock()
+	l.work()
+}
+
+// take moves what has arrived to the queue and posts what can be.
+func (l *lane) take(end *ending) {
+	a := &l.arrivals
+	if !a.some.Swap(false) {
+		return
+	}
+	a.mu.Lock()
+	a.list, a.taken = a.taken[:0], a.list
+	a.mu.Unlock()
+	now, flush, wait := time.Time{}, len(a.taken) == 0, control.Idle
+	for i, t := range a.taken {
+		a.taken[i] = nil
+		switch {
+		case l.down != nil:
+			l.interrupted(t, end)
+		case t.canceled.Load(): // Cancel may have looked for it before it is in the queue
+			t.failed = path.ErrCanceled
+			end.add(t)
+		default:
+			l.enqueue(t)
+			if !l.batching || t.isBulk() {
+				flush = true
+				continue
+			}
+			if now.IsZero() {
+				now = time.Now()
+			}
+			wait = l.batch.Add(now, t.bytes, l.inflight-l.bulk)
+			flush = flush || wait <= 0
 		}
 	}
-	l.mu.Unlock()
-	end.run(l)
+	switch {
+	case l.down != nil:
+	case flush:
+		l.pump(end)
+	case wait > 0:
+		l.flushAfter(wait)
+	}
 }
 
 func (l *lane) flushAfter(d time.Duration) {
 	if l.timer == nil {
-		l.timer = time.AfterFunc(d, func() {
-			var end ending
-			l.mu.Lock()
-			if l.down == nil {
-				l.pump(&end)
-			}
-			l.mu.Unlock()
-			end.run(l)
-		})
+		l.timer = time.AfterFunc(d, l.again)
 		return
 	}
 	l.timer.Reset(d)
 }
 
-// pump posts from the queue until it is empty or the window is full.
+// again has the queue looked at, by whoever holds the lane or by this goroutine.
+func (l *lane) again() {
+	l.arrivals.some.Store(true)
+	l.work()
+}
+
+// pump posts from the queue until it is empty or no more may be outstanding.
 func (l *lane) pump(end *ending) {
 	l.batch.Reset()
 	l.postFences()
+	l.post(allClasses, end)
+}
+
+// post posts what is queued in some classes.
+func (l *lane) post(classes uint64, end *ending) {
 	for {
-		n := l.gather(end)
+		n := l.gather(classes, end)
 		if n == 0 {
 			return
 		}
@@ -168,9 +251,12 @@ func (l *lane) pump(end *ending) {
 		for i := n - 1; i >= k; i-- {
 			l.putBack(i)
 		}
-		if err != nil && !errors.Is(err, path.ErrFull) && k < n {
+		if err != nil && !errors.Is(err, path.ErrFull) && !errors.Is(err, path.ErrDown) && k < n {
 			l.refuse(l.from[k], err, end)
 			continue
+		}
+		if errors.Is(err, path.ErrDown) {
+			l.peer.node.loop.kick(l) // for the event that says so
 		}
 		if k < n {
 			return
@@ -179,79 +265,97 @@ func (l *lane) pump(end *ending) {
 }
 
 // gather fills ops with the next operations and takes slots for them.
-func (l *lane) gather(end *ending) int {
+func (l *lane) gather(classes uint64, end *ending) int {
 	n := 0
-	for n < postMax && len(l.queue) > 0 && len(l.free) > 0 {
-		t := l.queue[0]
+	for n < postMax && len(l.free) > 0 {
+		may := classes
+		if l.bulkLen >= l.room() {
+			may &^= bulkClasses
+		}
+		it, grant := l.queue.NextOf(may)
+		if it == nil {
+			break
+		}
+		t := it.Value
 		if t.over {
-			l.pop()
+			l.leave(t)
 			continue
 		}
-		if (t.canceled.Load() || t.failed != nil) && t.next < len(t.pieces) {
+		if (t.canceled.Load() || t.failed != nil) && !t.all {
 			t.failed = firstError(t.failed, path.ErrCanceled)
-			l.pop()
-			if t.inflight == 0 {
-				end.add(t)
+			l.leave(t)
+			l.failedNow(t, end)
+			continue
+		}
+		if t.all && (t.inflight > 0 || t.notified || t.failed != nil || t.holds()) {
+			l.leave(t) // all posted: its completions bring it back if a notification is due, or its digester
+			if t.inflight == 0 && t.digest != nil {
+				if err := t.digest.finish(); err != nil || t.failed != nil {
+					t.failed = firstError(t.failed, err)
+					l.failedNow(t, end)
+				}
 			}
 			continue
+		}
+		bytes := l.size(t, grant)
+		if wait := l.pay(bytes); wait > 0 {
+			l.flushAfter(wait)
+			break
 		}
 		if t.posted.IsZero() && t.inflight == 0 {
 			t.alone, t.firstOp = l.inflight == 0, l.gathered
 		}
-		op := &l.ops[n]
-		*op = path.Op{Kind: t.kind, Imm: t.id.number()}
-		var bytes uint64
-		switch {
-		case t.next < len(t.pieces):
-			pc := &t.pieces[t.next]
-			op.Copies, bytes = pc.copies, pc.bytes
-			t.next++
-			if len(t.pieces) == 1 {
-				op.Notify, op.Msg, t.notified = true, t.msg, true
-			}
-		case t.inflight == 0 && !t.notified && t.failed == nil:
-			op.Kind, op.Msg, t.notified = path.Notify, t.msg, true
-		default: // all posted: its completions bring it back if a notification is due
-			l.pop()
-			continue
-		}
 		idx := l.free[len(l.free)-1]
 		l.free = l.free[:len(l.free)-1]
 		s := &l.slots[idx]
-		s.t, s.bytes, s.notify = t, bytes, op.Kind == path.Notify
+		op := &l.ops[n]
+		*op = path.Op{Kind: t.kind, Bulk: t.isBulk() && !t.all, Imm: t.id.number()}
+		s.t, s.start, s.bytes, s.bulk = t, t.at, bytes, t.isBulk() && !t.all
+		if !t.all {
+			op.Copies = t.cut(bytes, s)
+			if s.start == (cursor{}) && t.all && !t.holds() {
+				op.Notify, op.Msg, t.notified = true, t.msg, true
+			}
+		} else {
+			op.Kind, op.Msg, t.notified = path.Notify, t.msg, true
+		}
+		s.notify = op.Kind == path.Notify
 		op.Token = uint64(s.gen)<<32&^fenceToken | uint64(idx)
 		t.inflight++
 		l.inflight++
+		if s.bulk {
+			l.bulk++
+			l.bulkLen += bytes
+		}
 		l.gathered++
-		l.from[n] = t
+		t.ops++
+		l.from[n], l.charged[n] = t, l.queue.Took(it, bytes)
 		n++
-		if t.notified {
-			l.pop()
+		if t.all {
+			l.leave(t)
 		}
 	}
 	return n
-}
-
-func (l *lane) pop() {
-	l.queue[0] = nil
-	l.queue = l.queue[1:]
-	if len(l.queue) == 0 {
-		l.queue = nil
-	}
 }
 
 // putBack undoes the gathering of operation i.
 func (l *lane) putBack(i int) {
 	op := &l.ops[i]
 	t := l.from[i]
-	l.release(uint32(op.Token))
-	l.gathered--
-	if op.Kind != path.Notify {
-		t.next--
+	s := &l.slots[uint32(op.Token)]
+	l.prepaid += s.bytes
+	if t.at = s.start; op.Kind != path.Notify {
+		t.all = false
 	}
 	t.notified = false
-	if len(l.queue) == 0 || l.queue[0] != t {
-		l.queue = append([]*Transfer{t}, l.queue...)
+	l.release(uint32(op.Token))
+	l.gathered--
+	t.ops--
+	if t.item.Queued() {
+		l.queue.Refund(&t.item, l.charged[i])
+	} else {
+		f, class := l.flowOf(t)
+		l.queue.PushFront(f, class, &t.item, l.charged[i])
 	}
 }
 
@@ -259,7 +363,15 @@ func (l *lane) release(idx uint32) {
 	s := &l.slots[idx]
 	s.t.inflight--
 	l.inflight--
-	s.t = nil
+	if s.bulk {
+		l.bulk--
+		l.bulkLen -= s.bytes
+	}
+	if cap(s.copies) > keepCopies {
+		s.copies = nil
+	}
+	clear(s.copies)
+	s.t, s.copies = nil, s.copies[:0]
 	s.gen = (s.gen + 1) & 0x7fffffff
 	l.free = append(l.free, idx)
 }
@@ -267,13 +379,14 @@ func (l *lane) release(idx uint32) {
 // refuse ends a transfer whose operation the path did not accept.
 func (l *lane) refuse(t *Transfer, err error, end *ending) {
 	t.failed = firstError(t.failed, err)
-	for i, q := range l.queue {
-		if q == t {
-			l.queue = append(l.queue[:i], l.queue[i+1:]...)
-			break
-		}
-	}
-	if t.inflight == 0 {
+	l.leave(t)
+	l.failedNow(t, end)
+}
+
+// failedNow ends a transfer that has failed if nothing of it is outstanding. One that lost an operation with the path ends with the path:
+// the other side may still write what that operation brought.
+func (l *lane) failedNow(t *Transfer, end *ending) {
+	if t.inflight == 0 && !t.broken {
 		end.add(t)
 	}
 }
@@ -284,16 +397,24 @@ func (l *lane) serve(arm bool) (more bool) {
 	held := l.peer.hold(l)
 	l.mu.Lock()
 	if l.gone {
-		l.mu.Unlock()
+		l.take(&end)
+		l.unlock()
+		end.run(l)
 		return false
 	}
+	l.take(&end)
+	if held && len(l.fences)+len(l.unfenced) > 0 && !l.peer.crowded() {
+		held = false // others wait for its fences, which end when it is polled
+	}
+	held = held || l.overRate()
 	if held != l.muted {
 		// The descriptor of a lane that is not polled stays readable, and would keep the loop from sleeping.
 		l.peer.node.loop.watch(l, !held)
 		l.muted = held
 	}
 	if held {
-		l.mu.Unlock()
+		l.unlock()
+		end.run(l)
 		return false
 	}
 	n := l.poll(&end)
@@ -303,11 +424,13 @@ func (l *lane) serve(arm bool) (more bool) {
 	}
 	l.mu.Unlock()
 	end.run(l)
+	l.work()
 	return more
 }
 
 func (l *lane) poll(end *ending) int {
 	n := l.p.Poll(l.events[:])
+	l.meter()
 	for _, c := range l.watchers {
 		close(c)
 	}
@@ -336,9 +459,10 @@ func (l *lane) poll(end *ending) int {
 	if n > 0 && l.down == nil {
 		l.postFences()
 	}
-	if n > 0 && l.down == nil && len(l.queue) > 0 {
-		if wait := l.batch.Wait(time.Now(), l.inflight); wait > 0 {
+	if n > 0 && l.down == nil && l.queue.Len() > 0 {
+		if wait := l.batch.Wait(time.Now(), l.inflight-l.bulk); wait > 0 { // large ones do not wait for company
 			l.flushAfter(wait)
+			l.post(bulkClasses, end)
 		} else {
 			l.pump(end)
 		}
@@ -353,26 +477,41 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 	if t == nil || s.gen != uint32(e.Token>>32) {
 		return // cannot happen with a path that keeps its contract
 	}
-	bytes := s.bytes
+	part := undone{s.start, s.bytes}
 	l.release(idx)
-	if e.Err != nil {
+	switch {
+	case errors.Is(e.Err, path.ErrDown): // the end of the path follows, and decides
+		t.breaks(part, s.notify)
+	case e.Err != nil:
 		t.failed = firstError(t.failed, e.Err)
-	} else if !s.notify {
-		t.moved.Add(bytes)
+	case !s.notify:
+		t.moved.Add(part.bytes)
 		t.mu.Lock()
 		t.proof = e.Proof
 		t.mu.Unlock()
+		if t.digest != nil {
+			t.digest.place(part)
+		}
 	}
 	if t.inflight > 0 {
 		return
 	}
 	switch {
+	case t.broken: // also one that has failed: the other side is fenced before that is told
+		l.broken = append(l.broken, t)
 	case t.failed != nil, t.notified:
+		l.leave(t)
 		l.account(t)
 		end.add(t)
-	case t.next == len(t.pieces): // all pieces are in place: tell the peer before anything else is posted
-		if len(l.queue) == 0 || l.queue[0] != t {
-			l.queue = append([]*Transfer{t}, l.queue...)
+	case t.all && t.holds(): // all bytes are in place: the digester says how to go on
+		if err := t.digest.finish(); err != nil {
+			t.failed = err
+			l.leave(t)
+			end.add(t)
+		}
+	case t.all: // all bytes are in place: tell the peer, which is a small operation
+		if !t.item.Queued() {
+			l.queue.Push(&t.flow, lightClass(t.priority), &t.item)
 		}
 	}
 }
@@ -382,16 +521,16 @@ func (l *lane) account(t *Transfer) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.explain.Pieces = t.ops
+	if t.ops > 1 && t.notified {
+		t.explain.Pieces-- // the notification
+	}
 	x := &t.explain.Times
 	if !t.posted.IsZero() {
 		x.lap(&x.Queue, t.posted)
 		x.lap(&x.Transfer, now)
-		own := uint64(max(len(t.pieces), 1))
-		if len(t.pieces) > 1 {
-			own++ // the notification
-		}
 		// Only a transfer that had the path for itself says something about it.
-		if t.failed == nil && t.alone && l.gathered-t.firstOp == own {
+		if t.failed == nil && t.alone && t.digest == nil && l.gathered-t.firstOp == uint64(t.ops) {
 			l.cost.observe(t.bytes, x.Transfer, now)
 		}
 	}
@@ -403,6 +542,7 @@ func (l *lane) wentDown(cause error, end *ending) {
 		return
 	}
 	l.gone = true
+	l.arrivals.dead.Store(true)
 	if l.down == nil {
 		l.down = cause
 	}
@@ -410,23 +550,30 @@ func (l *lane) wentDown(cause error, end *ending) {
 	if l.timer != nil {
 		l.timer.Stop()
 	}
+	if l.resume != nil {
+		l.resume.Stop()
+	}
 	l.p.Close()
 	for i := range l.slots { // none, unless the path broke its contract: no transfer may hang for that
-		if t := l.slots[i].t; t != nil {
+		if s := &l.slots[i]; s.t != nil {
+			t := s.t
+			t.breaks(undone{s.start, s.bytes}, s.notify)
 			l.release(uint32(i))
-			t.failed = firstError(t.failed, l.down)
 			if t.inflight == 0 {
-				end.add(t)
+				l.broken = append(l.broken, t)
 			}
 		}
 	}
-	for _, t := range l.queue {
-		t.failed = firstError(t.failed, l.down)
-		if t.inflight == 0 {
-			end.add(t)
+	l.queue.Each(func(it *sched.Item[*Transfer]) {
+		l.leave(it.Value)
+		if it.Value.inflight == 0 {
+			l.interrupted(it.Value, end)
 		}
+	})
+	for _, t := range l.broken {
+		l.interrupted(t, end)
 	}
-	l.queue = nil
+	l.broken = nil
 	l.peer.node.keepExposed(l, l.p)
 	for _, f := range l.fences {
 		l.peer.node.linger(&l.mu, l.p, f)
@@ -442,7 +589,7 @@ func (l *lane) shut(cause error) {
 	var end ending
 	l.mu.Lock()
 	if l.gone {
-		l.mu.Unlock()
+		l.unlock()
 		return
 	}
 	if l.down == nil {
@@ -457,28 +604,5 @@ func (l *lane) shut(cause error) {
 	}
 	l.mu.Unlock()
 	end.run(l)
-}
-
-// cancel ends a transfer of this lane early.
-func (l *lane) cancel(t *Transfer) {
-	var end ending
-	l.mu.Lock()
-	for i := range l.slots {
-		if s := &l.slots[i]; s.t == t {
-			l.p.Cancel(uint64(s.gen)<<32&^fenceToken | uint64(i))
-		}
-	}
-	for i, q := range l.queue {
-		if q == t && t.next < len(t.pieces) {
-			l.queue = append(l.queue[:i], l.queue[i+1:]...)
-			t.failed = firstError(t.failed, path.ErrCanceled)
-			if t.inflight == 0 {
-				end.add(t)
-			}
-			break
-		}
-	}
-	l.mu.Unlock()
-	end.run(l)
-	l.peer.node.loop.kick(l)
+	l.work()
 }

@@ -51,7 +51,7 @@ func newLoop(spin time.Duration) (*loop, error) {
 // add gives a lane to the loop.
 func (l *loop) add(ln *lane) error {
 	ln.mu.Lock() // the path may be closed meanwhile, and its descriptor be another file's
-	defer ln.mu.Unlock()
+	defer ln.unlock()
 	if ln.gone {
 		return ln.down
 	}

@@ -82,9 +82,23 @@ func (n *Node) register(t *Transfer, kind path.OpKind, copies []path.Copy) error
 
 func (n *Node) registerSpan(t *Transfer, s mem.Span, a mem.Access) error {
 	g, err := n.regs.Get(s, a)
+	if errors.Is(err, mem.ErrRegCacheClosed) {
+		return ErrClosed
+	}
 	if err != nil {
 		return fmt.Errorf("transfer: register local memory: %w", err)
 	}
 	t.regs = append(t.regs, g)
 	return nil
+}
+
+// landingSize is how much memory a pushed tensor of so many bytes occupies.
+func landingSize(size uint64) uint64 {
+	for _, c := range landingClasses {
+		if size <= c {
+			return c
+		}
+	}
+	const page = 4 << 10
+	return max(size, size+page-1) &^ (page - 1)
 }

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // The tests of this file run against two other processes, each in a host of its own. Their addresses are loopback addresses
@@ -31,14 +33,15 @@ const hostPatience = 90 * time.Second
 
 // hostEvent is a line that a process in a host prints.
 type hostEvent struct {
-	What  string // listening, put, get, heard, moving, lost
-	Addr  string
-	Bytes int
-	Sum   string // of the bytes
-	Path  string
-	Same  bool // the peer seems to be in the same host
-	Err   string
-	Known bool // Err is one of the errors that stand for a lost peer
+	What     string // listening, put, get, heard, moving, lost
+	Addr     string
+	Bytes    int
+	Sum      string // of the bytes
+	Path     string
+	Same     bool // the peer seems to be in the same host
+	Err      string
+	Known    bool   // Err is one of the errors that stand for a lost peer
+	Security string // of the path
 }
 
 // hostSizes are moved one after the other. Each has a place of its own in the server's memory, which has hostRoom bytes: the
@@ -54,6 +57,13 @@ func hostPlace(size int) (at int) {
 	}
 	return at
 }
+
+// What a process in a host finds in its environment: the directory of its identity, and whether it may do without one. With
+// either, its data connections are on all interfaces.
+const (
+	identityEnv = "PENSTOCK_TEST_IDENTITY"
+	insecureEnv = "PENSTOCK_TEST_INSECURE"
+)
 
 // runInHost is a process in a host:
 //
@@ -78,6 +88,14 @@ func runInHost(role string) error {
 	}()
 	o := Options{Name: f[0], HeartbeatEvery: dead / 10, DeadAfter: dead,
 		Paths: []path.Driver{shm.Driver{}, tcp.New(tcp.Options{Addr: f[1] + ":0", CongestionControl: "system"})}}
+	if dir := os.Getenv(identityEnv); dir != "" {
+		o.Paths = nil
+		if o.Identity, err = identity.Open(dir, identity.Options{}); err != nil {
+			return err
+		}
+	} else if os.Getenv(insecureEnv) != "" {
+		o.Paths, o.Insecure = nil, true
+	}
 	if f[0] == "server" {
 		err = hostServer(o, f[1], events)
 	} else {
@@ -172,7 +190,7 @@ func hostClient(o Options, addr string, mover bool, events chan<- hostEvent) err
 			if err := t.Wait(c); err != nil {
 				return err
 			}
-			events <- hostEvent{What: op.what, Bytes: size, Sum: sumOf(op.got), Path: t.Explain().Path, Same: p.SameHost()}
+			events <- hostEvent{What: op.what, Bytes: size, Sum: sumOf(op.got), Path: t.Explain().Path, Same: p.SameHost(), Security: t.Explain().Security.String()}
 		}
 		if !bytes.Equal(in.Bytes(), out.Bytes()) {
 			return fmt.Errorf("get of %d bytes: they differ from what was put", size)
@@ -208,10 +226,10 @@ type hostProcess struct {
 	events chan hostEvent // closed when it has ended
 }
 
-func startInHost(t *testing.T, h *netns.Host, role string) *hostProcess {
+func startInHost(t *testing.T, h *netns.Host, role string, env ...string) *hostProcess {
 	t.Helper()
 	cmd := h.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), childEnv+"="+hostRole+role)
+	cmd.Env = append(append(os.Environ(), childEnv+"="+hostRole+role), env...)
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -347,6 +365,51 @@ func TestNamespacesCutCable(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkMoves(t, server, startInHost(t, a, "client "+a.Link().Local.String()+" 4s "+addr+" once"))
+}
+
+// Two processes in two hosts, at addresses that are no loopback addresses: with identities everything is encrypted, without
+// them nothing goes unless it was permitted.
+func TestNamespacesSecurity(t *testing.T) {
+	n := netns.New(t, netns.Topology{})
+	a, b := n.Hosts[0], n.Hosts[1]
+	ca := authority(t)
+	env := map[string]string{}
+	for _, name := range []string{"client", "server"} {
+		c, err := ca.Credentials(name, identity.IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dir := filepath.Join(t.TempDir(), name)
+		if err := identity.Save(dir, c); err != nil {
+			t.Fatal(err)
+		}
+		env[name] = identityEnv + "=" + dir
+	}
+	for _, ip := range []string{b.Link().IPv4.String(), "[" + b.Link().IPv6.String() + "]"} {
+		server := startInHost(t, b, "server "+ip+" 90s", env["server"])
+		addr := strings.Replace(server.next(t, "listening").Addr, "//", "//server@", 1)
+		client := startInHost(t, a, "client "+ip+" 90s "+addr+" once", env["client"])
+		checkSecurity(t, server, client, path.SecurityEncrypted)
+	}
+	ip := b.Link().IPv4.String()
+	server := startInHost(t, b, "server "+ip+" 90s", insecureEnv+"=1")
+	client := startInHost(t, a, "client "+ip+" 90s "+server.next(t, "listening").Addr+" once", insecureEnv+"=1")
+	checkSecurity(t, server, client, path.SecurityNone)
+}
+
+// checkSecurity follows a client's puts and gets, and looks how they were protected.
+func checkSecurity(t *testing.T, server, client *hostProcess, want path.Security) {
+	t.Helper()
+	for i, size := range hostSizes {
+		r := region(t, size)
+		fill(r, uint64(i+1))
+		sum := sumOf(r.All().Bytes()[:size])
+		for _, ev := range []hostEvent{client.next(t, "put"), server.next(t, "heard"), client.next(t, "get")} {
+			if ev.Bytes != size || ev.Sum != sum || ev.Path != "tcp" || ev.What != "heard" && ev.Security != want.String() {
+				t.Errorf("%s of %d bytes, expected them over tcp with security %v: %+v", ev.What, size, want, ev)
+			}
+		}
+	}
 }
 
 // lost waits until the process has lost its peer.

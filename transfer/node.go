@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,14 +17,17 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Errors of this package; match them with errors.Is. Errors of paths and of the peer (control.Error) come through as well.
 var (
-	ErrClosed      = errors.New("transfer: node is closed")
-	ErrPeerLost    = errors.New("transfer: peer is lost")
-	ErrNotLoopback = errors.New("only loopback addresses are allowed until peers can authenticate each other")
+	ErrClosed    = errors.New("transfer: node is closed")
+	ErrPeerLost  = errors.New("transfer: peer is lost")
+	ErrPlaintext = errors.New("no protection beyond this machine")
+	ErrSecurity  = errors.New("below the security floor")
 )
 
 // maxName is the largest length of a name in bytes.
@@ -39,7 +41,7 @@ const DefaultSpin = 100 * time.Microsecond
 type Options struct {
 	Name   string        // for reports; "" becomes the program's name and process id
 	Listen []string      // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
-	Paths  []path.Driver // in order of preference among equals; nil means shm and tcp
+	Paths  []path.Driver // in order of preference among equals; nil means shm, tcp, and verbs where this machine has an RDMA device
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
 	// DefaultSpin; a negative value sleeps at once. An idle node costs no CPU either way.
@@ -48,9 +50,22 @@ type Options struct {
 	Budget uint64
 	// RegistrationBudget bounds the bytes of local memory kept registered (populated) for transfers; 0 means 64 GiB.
 	RegistrationBudget uint64
-	NoChecksum         bool // turns payload checksums off where both sides do so
-	Window             int  // outstanding operations per path; 0 means path.DefaultWindow
-	Streams            int  // data connections of a wire path; 0 leaves it to the path
+	// Identity proves who this node is and who its peers are. With it every tcp:// connection, in and out, is TLS 1.3 with
+	// certificates on both sides, and what leaves the machine is encrypted. nil: loopback and unix addresses only.
+	Identity *identity.Identity
+	// Policy says what peers may do, by the name in their certificate, "" for peers without one. nil: the rules of the Identity
+	// for peers with a certificate, all rights for those without, which are on this machine (or permitted by Insecure).
+	Policy identity.Policy
+	// Insecure permits addresses beyond this machine without an Identity. Whoever is on the way can read and change everything.
+	// Each such address is announced in the log.
+	Insecure bool
+	// Security is the least that transfers of this node take; single ones may ask for more (PutOptions.Security). A session
+	// with TLS never takes less than path.SecurityHost.
+	Security   path.Security
+	Limits     Limits
+	NoChecksum bool // turns payload checksums off where both sides do so
+	Window     int  // outstanding operations per path, at least 2, of which one is kept for revocations; 0 means path.DefaultWindow
+	Streams    int  // data connections of a wire path; 0 leaves it to the path
 
 	HeartbeatEvery time.Duration // 0: 500 ms
 	DeadAfter      time.Duration // silence after which a peer is given up; 0: 1500 ms
@@ -61,6 +76,10 @@ type Options struct {
 	// in order and one at a time. While they take long, that peer is held back, not the node: its paths are not served when
 	// too many calls wait, so a call must not wait for a transfer with the same peer.
 	OnTransfer func(Incoming)
+	// OnEvent is called for every event (see Event), in order and one at a time, on a goroutine of its own; nil is silent. While a
+	// call takes long, at most 1024 events wait; those beyond are dropped and counted in Event.Missed of the next. More than one
+	// listener: Node.Events.
+	OnEvent func(Event)
 	// Logger hears of peers and paths that come and go, never of single transfers; nil is silent.
 	Logger *slog.Logger
 }
@@ -82,12 +101,21 @@ type Node struct {
 	instance uint64
 	host     [16]byte
 	drivers  []path.Driver
+	missing  []Candidate // what this machine cannot have, with the reason
 	loop     *loop
 	log      *slog.Logger
+	obs      observer
 	regs     *mem.RegCache
 	pool     *mem.Allocator
 	exports  path.Exports
+	shares   shares
 	numbers  atomic.Uint64
+	anyLost  atomic.Bool // lost is not empty
+	services services
+	limits   *limits
+	limitsOf map[string]*limits // of peers; guarded by mu
+	patience time.Duration      // see cancelPatience
+	hashing  chan struct{}      // holds one element for each digest that is being computed for a peer
 
 	listeners []net.Listener
 	wg        sync.WaitGroup
@@ -97,22 +125,31 @@ type Node struct {
 	mu         sync.Mutex // guards what follows
 	closed     bool
 	names      map[string]*Export
+	sorted     nameIndex // of the same exports
 	byKey      map[path.Key]*Export
 	generation uint64
 	peers      map[*Peer]bool
+	links      map[*Link]bool
+	peerCount  uint64 // peers so far
+	strangers  strangers
+	dialed     map[string]party         // who answered at an address
+	lost       map[party][][16]byte     // sessions that were lost: see takeover.go
 	accepting  map[string]path.Listener // by driver
 	queues     map[string]chan *Queue
 	waiting    map[string][]*tensorWaiter // who waits for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
 	offers     map[ID]*incomingTensor
 	withdrawn  map[ID]*Peer        // offers that the peer took back before they were answered
-	exposed    map[closedPath]bool // down, but the peer may still reach exports
+	exposed    map[closedPath]bool // down, but the peer may still reach exports; nil when the node has ended
 	owned      map[*Queue]bool     // not closed
 	retire     []*Export           // at Close: when the last queue is closed
 }
 
 // Open starts a node and listens on its addresses.
 func Open(ctx context.Context, o Options) (*Node, error) {
+	if o.Name == "" && o.Identity != nil {
+		o.Name = o.Identity.Name()
+	}
 	if o.Name == "" {
 		o.Name = fmt.Sprintf("%s-%d", shortProgram(), os.Getpid())
 	}
@@ -120,7 +157,11 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		return nil, fmt.Errorf("transfer: node name of %d bytes: expected at most %d", len(o.Name), maxName)
 	}
 	if o.Paths == nil {
-		o.Paths = []path.Driver{shm.Driver{}, tcp.New(tcp.Options{})}
+		t := tcp.Options{Insecure: o.Insecure}
+		if o.Identity != nil || o.Insecure {
+			t.Addr = everywhere()
+		}
+		o.Paths = []path.Driver{shm.Driver{}, tcp.New(t), verbs.New(verbs.Options{Insecure: o.Insecure})}
 	}
 	if o.Budget == 0 {
 		o.Budget = 1 << 30
@@ -140,26 +181,40 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if o.DeadAfter < 2*o.HeartbeatEvery {
 		return nil, fmt.Errorf("transfer: DeadAfter %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
 	}
+	drivers, missing, err := present(o.Paths)
+	if err != nil {
+		return nil, err
+	}
 	n := &Node{
-		opts: o, drivers: slices.Clone(o.Paths), log: o.Logger, host: hostID(),
+		opts: o, drivers: drivers, missing: missing, log: o.Logger, host: hostID(),
 		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
 		accepting: map[string]path.Listener{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[ID]*incomingTensor{}, withdrawn: map[ID]*Peer{},
-		exposed: map[closedPath]bool{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
+		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]bool{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
+		hashing: make(chan struct{}, hashers()), patience: cancelPatience,
 	}
 	if n.log == nil {
 		n.log = slog.New(slog.DiscardHandler)
 	}
+	n.obs.init(n.drivers, o.Identity)
 	var r [24]byte
 	rand.Read(r[:]) // never fails
 	copy(n.id[:], r[:16])
 	n.instance = binary.BigEndian.Uint64(r[16:])
-	var err error
+	if n.limits, err = newLimits("this node", o.Limits.Node, nil); err != nil {
+		return nil, err
+	}
+	if err = o.Limits.Peer.check("each peer"); err != nil {
+		return nil, err
+	}
 	if err = n.openMemory(); err != nil {
 		return nil, err
 	}
 	if n.loop, err = newLoop(max(o.Spin, 0)); err != nil {
 		return nil, errors.Join(err, n.closeMemory())
+	}
+	if o.OnEvent != nil {
+		n.callOnEvent(o.OnEvent)
 	}
 	for _, s := range o.Listen {
 		if err := n.listen(ctx, s); err != nil {
@@ -170,10 +225,45 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	return n, nil
 }
 
+// present parts the drivers that this machine can have from those that it lacks something for. Lacking all of them is an error.
+func present(all []path.Driver) (drivers []path.Driver, missing []Candidate, err error) {
+	var reasons []error
+	for _, d := range all {
+		if p, ok := d.(path.Prober); ok {
+			if err := p.Probe(); err != nil {
+				reasons = append(reasons, err)
+				// Not wrapped: what is missing does not come by trying again, whatever error number lies behind it.
+				missing = append(missing, Candidate{Path: d.Name(), Reason: err.Error(), err: fmt.Errorf("%v (%w)", err, path.ErrUnavailable)})
+				continue
+			}
+		}
+		drivers = append(drivers, d)
+	}
+	if len(drivers) == 0 && len(all) > 0 {
+		return nil, nil, fmt.Errorf("transfer: none of the paths that were asked for is available: %w", errors.Join(reasons...))
+	}
+	return drivers, missing, nil
+}
+
+// everywhere is the address of a listener on all interfaces: for IPv4 and IPv6 if the machine has both.
+func everywhere() string {
+	if l, err := net.Listen("tcp", "[::]:0"); err == nil {
+		l.Close()
+		return "[::]:0"
+	}
+	return "0.0.0.0:0"
+}
+
 func (n *Node) listen(ctx context.Context, s string) error {
 	a, err := parseAddress(s)
+	if err == nil {
+		err = n.allows(a)
+	}
 	if err != nil {
 		return err
+	}
+	if a.expect != "" {
+		return fmt.Errorf("transfer: listen on %s: a name is for dialing; Options.Policy says who may do what", s)
 	}
 	var lc net.ListenConfig
 	l, err := lc.Listen(ctx, a.network, a.addr)
@@ -210,10 +300,11 @@ func (n *Node) accept(l net.Listener) {
 		}
 		n.wg.Add(1)
 		go func() {
-			p, err := n.connect(context.Background(), c, control.Acceptor)
+			p, err := n.connect(context.Background(), c, control.Acceptor, address{}, nil)
 			n.wg.Done() // OnPeer may call Close
 			if err != nil {
 				n.log.Info("peer refused", "from", c.RemoteAddr(), "error", err)
+				n.obs.turnedAway(c.RemoteAddr(), err)
 				return
 			}
 			if n.opts.OnPeer != nil {
@@ -228,7 +319,7 @@ func (n *Node) accept(l net.Listener) {
 func (n *Node) Addrs() []string {
 	var out []string
 	for _, l := range n.listeners {
-		out = append(out, address{l.Addr().Network(), l.Addr().String()}.String())
+		out = append(out, address{network: l.Addr().Network(), addr: l.Addr().String()}.String())
 	}
 	return out
 }
@@ -239,6 +330,9 @@ func (n *Node) Name() string { return n.opts.Name }
 // Dial connects to a node. The peer belongs to this node until either closes it.
 func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	a, err := parseAddress(addr)
+	if err == nil {
+		err = n.allows(a)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -247,9 +341,22 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
 	}
-	p, err := n.connect(ctx, c, control.Dialer)
+	n.mu.Lock()
+	before := n.dialed[addr]
+	n.mu.Unlock()
+	replaces := n.lostWith(before)
+	p, err := n.connect(ctx, c, control.Dialer, a, replaces)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
+	}
+	n.mu.Lock()
+	if len(n.dialed) >= maxLostNodes {
+		clear(n.dialed) // then lost sessions are ended by a request of their own
+	}
+	n.dialed[addr] = p.party()
+	n.mu.Unlock()
+	if p.party() == before {
+		n.settled(before, replaces)
 	}
 	close(p.introduced)
 	return p, nil
@@ -276,6 +383,7 @@ func (n *Node) Close() error {
 	}
 	n.closed = true
 	close(n.closing)
+	n.strangers.cut()
 	var listeners []path.Listener
 	for _, l := range n.accepting {
 		listeners = append(listeners, l)
@@ -283,7 +391,7 @@ func (n *Node) Close() error {
 	exports := n.byKey
 	n.byKey = map[path.Key]*Export{}
 	n.mu.Unlock()
-	var err error
+	err := n.closeLinks()
 	for _, l := range n.listeners {
 		err = errors.Join(err, l.Close())
 	}
@@ -301,21 +409,12 @@ func (n *Node) Close() error {
 		n.loop.close()
 	}
 	n.closeQueues(exports)
+	n.forgetExposed()
+	n.obs.bus.close()
 	return errors.Join(err, n.closeMemory())
 }
 
 func (n *Node) nextID() ID { return newID(n.instance, n.numbers.Add(1)) }
-
-func (n *Node) pathConfig(streams, window int, noChecksum bool) path.Config {
-	c := path.Config{Exports: &n.exports, Window: n.opts.Window, Streams: n.opts.Streams, NoChecksum: n.opts.NoChecksum || noChecksum}
-	if streams > 0 {
-		c.Streams = streams
-	}
-	if window > 0 {
-		c.Window = window
-	}
-	return c
-}
 
 func (n *Node) driver(name string) path.Driver {
 	for _, d := range n.drivers {

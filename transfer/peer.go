@@ -2,7 +2,8 @@ package transfer
 
 import (
 	"context"
-	"errors"
+	"crypto/rand"
+	"crypto/tls"
 	"fmt"
 	"net"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // requestTimeout bounds how long an answer of a peer is waited for.
@@ -20,8 +22,15 @@ const requestTimeout = 10 * time.Second
 // Peer is a node that this one is connected to. Its methods may be called from any goroutine.
 type Peer struct {
 	node       *Node
+	number     uint64 // on this node, from 1
 	role       control.Role
-	conn       net.Conn
+	id         [16]byte // of the session; see Session
+	conn       net.Conn // TLS on top of raw, if the session is encrypted
+	raw        net.Conn
+	tls        *tls.ConnectionState // nil: no TLS
+	cert       identity.Peer        // with TLS
+	rights     identity.Rights      // when the session began; see holds
+	local      bool                 // the other end is on this machine
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
@@ -31,9 +40,13 @@ type Peer struct {
 	kick       chan struct{} // wakes the writer
 	inbox      inbox
 	seen       seen
+	digests    digests
 	refused    atomic.Uint64
 	unwelcome  atomic.Bool // nobody was told of it, nor will be
 	writing    sync.Mutex  // held while the connection is written
+	account    account     // what snapshots tell of it
+	limits     *limits     // set before ready is closed
+	streams    streams
 
 	mu      sync.Mutex // guards what follows
 	session *control.Session
@@ -43,6 +56,7 @@ type Peer struct {
 	queues  map[*Queue]bool
 	remotes map[path.Key]path.Desc
 	nextID  uint64
+	coming  map[uint64]bool // paths that the peer was invited to dial; false: it says that they are down
 	lost    error
 }
 
@@ -58,12 +72,33 @@ type opening struct {
 const retryAfter = time.Second
 
 // connect runs the handshake on a fresh connection.
-func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role) (*Peer, error) {
+func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role, a address, replaces [][16]byte) (*Peer, error) {
 	paths := make([]string, len(n.drivers))
 	for i, d := range n.drivers {
 		paths[i] = d.Name()
 	}
-	s, err := control.New(role, control.Options{
+	p := &Peer{
+		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
+		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
+		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
+		queues: map[*Queue]bool{}, coming: map[uint64]bool{}, remotes: map[path.Key]path.Desc{}, digests: newDigests(),
+	}
+	if role == control.Dialer {
+		rand.Read(p.id[:]) // never fails
+	}
+	if err := n.meet(p); err != nil {
+		c.Close()
+		return nil, err
+	}
+	defer n.met(p)
+	err := p.secure(ctx, a)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	p.rights = p.Rights()
+	p.session, err = control.New(role, control.Options{
+		Session: p.id, Replaces: replaces, Admit: p.admit,
 		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
 	}, time.Now())
@@ -71,12 +106,7 @@ func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role) (*Pee
 		c.Close()
 		return nil, err
 	}
-	p := &Peer{
-		node: n, role: role, conn: c, session: s,
-		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
-		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
-		queues: map[*Queue]bool{}, remotes: map[path.Key]path.Desc{},
-	}
+	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	n.mu.Lock()
 	if n.closed {
@@ -85,35 +115,57 @@ func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role) (*Pee
 		return nil, ErrClosed
 	}
 	n.peers[p] = true
+	n.peerCount++
+	p.number = n.peerCount
 	n.wg.Add(2)
 	n.mu.Unlock()
 	go p.read()
 	go p.write()
-	select {
-	case <-p.ready:
-		n.log.Info("peer connected", "peer", p.info.Name)
+	if err = p.introduction(ctx); err == nil {
+		n.log.Info("peer connected", "peer", p.info.Name, "address", p.address(), "security", p.Security().String(), "certificate", p.cert.Name)
 		return p, nil
-	case <-p.ctx.Done():
-		<-p.gone
-		err = context.Cause(p.ctx)
-	case <-ctx.Done():
-		err = ctx.Err()
-		p.fail(err)
-		<-p.gone
 	}
 	p.unwelcome.Store(true)
 	close(p.introduced)
 	return nil, err
 }
 
-// Name is the peer's name.
-func (p *Peer) Name() string {
+// introduction waits until the session is ready. One that was is a peer, also if it ended before this goroutine woke: what came by it was
+// delivered, and its sender knows that.
+func (p *Peer) introduction(ctx context.Context) (err error) {
 	select {
 	case <-p.ready:
-		return p.info.Name
-	default:
-		return "" // it is not known yet
+	case <-p.ctx.Done():
+		<-p.gone
+		err = context.Cause(p.ctx)
+	case <-ctx.Done():
+		if err = ctx.Err(); !p.wasReady() {
+			p.fail(err)
+			<-p.gone
+		}
 	}
+	if p.wasReady() {
+		return nil
+	}
+	return err
+}
+
+// wasReady reports whether the session came so far that it could be used.
+func (p *Peer) wasReady() bool {
+	select {
+	case <-p.ready:
+		return true
+	default:
+		return false
+	}
+}
+
+// Name is the peer's name; "" while it is not known yet.
+func (p *Peer) Name() string {
+	if !p.wasReady() {
+		return ""
+	}
+	return p.info.Name
 }
 
 // SameHost reports whether the peer shares this machine's memory and network namespace.
@@ -180,7 +232,19 @@ func (p *Peer) read() {
 		if !ready && p.session.State() == control.Ready {
 			ready = true
 			p.info = p.session.Peer()
-			close(p.ready)
+			if p.tls != nil { // whatever it calls itself
+				p.info.Name = p.cert.Name
+			}
+			p.mu.Unlock()
+			l, err := p.node.limitsFor(p) // asks the node's user
+			p.mu.Lock()
+			if err == nil {
+				p.limits = l
+				p.node.obs.peerUp(p)
+				close(p.ready)
+			} else {
+				rerr = err
+			}
 		}
 		p.mu.Unlock()
 		p.wake() // there may be something to write, or a new deadline
@@ -212,9 +276,17 @@ func (p *Peer) write() {
 	defer p.node.wg.Done()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
+	var looked time.Time
 	for {
-		p.mu.Lock()
 		now := time.Now()
+		if now.Sub(looked) > lookEvery {
+			looked = now
+			if err := p.holds(); err != nil {
+				e := control.AsError(err)
+				p.goodbye(e.Code, e.Text)
+			}
+		}
+		p.mu.Lock()
 		err := p.session.Tick(now)
 		messages := p.taken() // requests that were not answered in time
 		deadline := p.session.Deadline()
@@ -238,7 +310,11 @@ func (p *Peer) write() {
 			return
 		}
 		if !deadline.IsZero() {
-			timer.Reset(time.Until(deadline))
+			wait := time.Until(deadline)
+			if p.tls != nil || p.node.opts.Policy != nil { // somebody may take rights away meanwhile
+				wait = min(wait, lookEvery)
+			}
+			timer.Reset(wait)
 		}
 		select {
 		case <-p.kick:
@@ -291,7 +367,7 @@ func (p *Peer) fail(cause error) {
 	}
 	p.mu.Unlock()
 	p.end(err)
-	p.conn.Close()
+	p.raw.Close() // not a TLS close, which would wait for a peer that does not read: the goodbye says that this is the end
 	for _, c := range pending {
 		close(c)
 	}
@@ -318,12 +394,19 @@ func (p *Peer) fail(cause error) {
 }
 
 func (n *Node) peerLost(p *Peer, err error) {
+	select {
+	case <-p.ready:
+		n.lose(p)
+	default: // no path was ever set up
+	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
+	n.shares.lost(p)
 	// A tensor whose completion was delivered belongs to its receiver: the sender was told so.
 	p.drained(func() { n.offerPeerLost(p, err) })
 	n.mu.Lock()
 	delete(n.peers, p)
 	n.mu.Unlock()
+	n.obs.peerDown(p, err)
 }
 
 // request asks the peer and waits for the answer.
@@ -336,8 +419,8 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 	}
 	id, err := p.session.Request(time.Now(), q)
 	if err != nil {
-		p.mu.Unlock()
-		return nil, fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, err)
+		defer p.mu.Unlock()
+		return nil, p.requestError(q, err)
 	}
 	p.pending[id] = c
 	p.mu.Unlock()
@@ -348,12 +431,25 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 			return nil, p.Err()
 		}
 		if err := r.Err(); err != nil {
-			return nil, fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, err)
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			return nil, p.requestError(q, err)
 		}
 		return r, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// requestError is the error of a request that could not be made, or was answered by one. The mutex is held.
+func (p *Peer) requestError(q control.Query, err error) error {
+	if s := p.session.State(); s == control.Closed || s == control.Failed { // that is why, and the peer is about to be given up
+		p.mu.Unlock()
+		<-p.ctx.Done()
+		p.mu.Lock()
+		return p.lost
+	}
+	return fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, err)
 }
 
 // send queues a one-way message; it is dropped when the peer is lost.
@@ -379,6 +475,10 @@ func (p *Peer) handle(m control.Message) {
 			c <- m
 		}
 	case *control.Request:
+		if m.Method == control.MethodCall || m.Method == control.MethodLookup {
+			go p.serve(m) // not waited for by Close, which whoever answers (Handle, OnLookup) may call
+			return
+		}
 		p.node.wg.Add(1)
 		go func() {
 			defer p.node.wg.Done()
@@ -388,196 +488,8 @@ func (p *Peer) handle(m control.Message) {
 		p.mu.Lock()
 		delete(p.remotes, m.Key)
 		p.mu.Unlock()
+		p.node.shares.revoked(p, m.Key)
 	case *control.Complete:
 		p.node.offerEnded(ID(m.ID), p, m.Err())
 	}
-}
-
-// lane returns the peer's lane of a driver and sets it up first if there is none.
-func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
-	p.mu.Lock()
-	if p.lost != nil {
-		defer p.mu.Unlock()
-		return nil, p.lost
-	}
-	o := p.lanes[driver]
-	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
-		o = &opening{done: make(chan struct{})}
-		p.lanes[driver] = o
-		p.node.wg.Add(1)
-		go func() {
-			defer p.node.wg.Done()
-			p.open(o, driver)
-		}()
-	}
-	p.mu.Unlock()
-	select {
-	case <-o.done:
-		return o.ln, o.err
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-}
-
-func (o *opening) failedBefore(t time.Time) bool {
-	select {
-	case <-o.done:
-		return o.err != nil && o.at.Before(t)
-	default:
-		return false
-	}
-}
-
-// openedLane returns the lane of a driver if it is set up, and the error if it could not be a moment ago.
-func (p *Peer) openedLane(driver string) (*lane, error) {
-	p.mu.Lock()
-	o := p.lanes[driver]
-	p.mu.Unlock()
-	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
-		return nil, nil
-	}
-	select {
-	case <-o.done:
-		return o.ln, o.err
-	default:
-		return nil, nil
-	}
-}
-
-func (p *Peer) open(o *opening, driver string) {
-	var ln *lane
-	pth, id, err := p.dialPath(p.ctx, driver, QueueOptions{Path: driver})
-	if err == nil {
-		ln, err = p.adopt(pth, id)
-	}
-	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it here.
-	p.mu.Lock()
-	if err == nil && p.paths[id] != ln {
-		err = fmt.Errorf("%w: as soon as it was set up", path.ErrDown)
-	}
-	if err != nil && p.lost != nil {
-		err = p.lost // that is why
-	}
-	if err == nil {
-		o.ln = ln
-	} else {
-		o.err, o.at = fmt.Errorf("set up %s: %w", driver, err), time.Now()
-	}
-	close(o.done)
-	p.mu.Unlock()
-	if err != nil {
-		p.node.log.Warn("path not set up", "peer", p.info.Name, "path", driver, "error", err)
-	}
-}
-
-// dialPath asks the peer to accept a path and dials it.
-func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, uint64, error) {
-	d := p.node.driver(driver)
-	if d == nil {
-		return nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
-	}
-	cfg := p.node.pathConfig(o.Streams, o.Window, o.NoChecksum)
-	r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name})
-	if err != nil {
-		return nil, 0, err
-	}
-	offer, err := control.Parse[control.PathOffer](r.Body)
-	if err != nil {
-		return nil, 0, err
-	}
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
-	defer cancel()
-	pth, err := d.Dial(ctx, offer.Offer, cfg)
-	return pth, offer.PathID, err
-}
-
-// adopt makes a lane of a path and gives it to the node's loop.
-func (p *Peer) adopt(pth path.Path, id uint64) (*lane, error) {
-	ln := newLane(p, id, pth)
-	p.mu.Lock()
-	err := p.lost
-	if err == nil && p.paths[id] != nil {
-		err = fmt.Errorf("transfer: %s gave the path id %d twice", p, id)
-	}
-	if err == nil {
-		p.paths[id] = ln
-	}
-	p.mu.Unlock()
-	if err == nil {
-		if err = p.node.loop.add(ln); err == nil {
-			return ln, nil
-		}
-	}
-	ln.shut(err)
-	p.forget(ln)
-	return nil, err
-}
-
-func (p *Peer) forget(ln *lane) {
-	p.mu.Lock()
-	if p.paths[ln.id] == ln {
-		delete(p.paths, ln.id)
-	}
-	for name, o := range p.lanes {
-		select {
-		case <-o.done:
-			if o.ln == ln {
-				delete(p.lanes, name)
-			}
-		default:
-		}
-	}
-	p.mu.Unlock()
-	p.node.loop.remove(ln)
-}
-
-// laneDown is called when a path ended; the peer stays as long as its control connection does.
-func (p *Peer) laneDown(ln *lane, err error) {
-	p.forget(ln)
-	if !errors.Is(err, ErrPeerLost) {
-		p.node.log.Warn("path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
-	}
-}
-
-// fence asks every path of the peer for a fence and returns what to wait for.
-func (p *Peer) fence(key path.Key) []<-chan error {
-	p.mu.Lock()
-	var lanes []*lane
-	for _, l := range p.paths {
-		lanes = append(lanes, l)
-	}
-	p.mu.Unlock()
-	var out []<-chan error
-	for _, l := range lanes {
-		out = append(out, l.fence(key))
-		p.node.loop.kick(l)
-	}
-	return out
-}
-
-func (p *Peer) addQueue(q *Queue) {
-	p.node.keepQueue(q)
-	p.mu.Lock()
-	lost := p.lost
-	if lost == nil {
-		p.queues[q] = true
-	}
-	p.mu.Unlock()
-	if lost != nil {
-		q.fail(lost)
-	}
-}
-
-func (p *Peer) removeQueue(q *Queue) {
-	p.mu.Lock()
-	delete(p.queues, q)
-	p.mu.Unlock()
-	p.node.dropQueue(q)
-}
-
-func (p *Peer) remote(k path.Key) (path.Desc, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	d, ok := p.remotes[k]
-	return d, ok
 }

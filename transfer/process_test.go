@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -33,6 +34,9 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	if raceEnabled { // it is for races, the other runs are for the models
+		flag.Set("rapid.checks", "25")
+	}
 	goleak.VerifyTestMain(m)
 }
 
@@ -47,9 +51,13 @@ const hostRole = "host "
 //	server       waits
 //	putter ADDR  dials and puts into the export "parent" for ever
 //	host ROLE    see runInHost
+//	job ROLE     see runJobChild
 func runChild(role string) error {
 	if r, ok := strings.CutPrefix(role, hostRole); ok {
 		return runInHost(r)
+	}
+	if r, ok := strings.CutPrefix(role, jobRole); ok {
+		return runJobChild(r)
 	}
 	ctx := context.Background()
 	r, err := mem.Alloc(mem.Options{Name: "child", Size: childSize, Lazy: true})
@@ -336,7 +344,11 @@ func memoryKB(t testing.TB, pid int, field string) int {
 func TestThousandPeers(t *testing.T) {
 	c := startChild(t, "server")
 	n := open(t, Options{Name: "parent"})
-	const count, maxKB = 1000, 256
+	const maxKB = 256
+	count := 1000
+	if raceEnabled {
+		count = 200
+	}
 	before, beforeChild := memoryKB(t, os.Getpid(), "VmRSS"), memoryKB(t, c.Process.Pid, "VmRSS")
 	src := region(t, 4096)
 	fill(src, 1)
@@ -365,5 +377,78 @@ func TestThousandPeers(t *testing.T) {
 	c.Process.Kill()
 	for _, p := range all {
 		soon(t, p.Gone(), "the loss of a peer")
+	}
+}
+
+// TestClosedNodeForgets: a node that was closed holds no socket, although it is kept and a peer that may still reach its memory
+// is stopped.
+func TestClosedNodeForgets(t *testing.T) {
+	sockets := func() (n int) {
+		all, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range all {
+			if to, err := os.Readlink("/proc/self/fd/" + d.Name()); err == nil && strings.HasPrefix(to, "socket:") {
+				n++
+			}
+		}
+		return n
+	}
+	for _, lost := range []string{"closed", "lost first"} {
+		t.Run(lost, func(t *testing.T) {
+			before := sockets()
+			heard := make(chan Incoming, 1024)
+			peers := make(chan *Peer, 1)
+			n := open(t, Options{Name: "parent", Listen: []string{"tcp://127.0.0.1:0"}, HeartbeatEvery: 50 * time.Millisecond, DeadAfter: 300 * time.Millisecond,
+				OnPeer: func(p *Peer) { peers <- p }, OnTransfer: func(i Incoming) {
+					select {
+					case heard <- i:
+					default:
+					}
+				}})
+			export(t, n, region(t, 64<<20), "parent", path.Write)
+			c := startChild(t, "putter "+n.Addrs()[0]+" shm")
+			<-heard // it has the memory mapped
+			if err := c.Process.Signal(syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			if p := <-peers; lost != "closed" {
+				soon(t, p.Gone(), "the loss of the peer")
+			}
+			if err := n.Close(); err != nil {
+				t.Error(err)
+			}
+			if now := sockets(); now > before {
+				t.Errorf("%d sockets, %d before", now, before)
+			}
+			runtime.KeepAlive(n)
+		})
+	}
+}
+
+// TestIntroduction: a session that was ready counts as a peer, whatever has become of it by the time that anybody looks.
+func TestIntroduction(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	why := errors.New("over")
+	for range 100 { // the order in which select looks is a matter of chance
+		for _, ctx := range []context.Context{t.Context(), over} {
+			p := &Peer{ready: make(chan struct{}), gone: make(chan struct{})}
+			p.ctx, p.end = context.WithCancelCause(t.Context())
+			p.end(why)
+			close(p.gone)
+			close(p.ready)
+			if err := p.introduction(ctx); err != nil {
+				t.Fatalf("a session that was ready, and is over: %v", err)
+			}
+		}
+	}
+	p := &Peer{ready: make(chan struct{}), gone: make(chan struct{})}
+	p.ctx, p.end = context.WithCancelCause(t.Context())
+	p.end(why)
+	close(p.gone)
+	if err := p.introduction(t.Context()); !errors.Is(err, why) {
+		t.Errorf("a session that never was ready: %v", err)
 	}
 }

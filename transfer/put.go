@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // MaxPayload is the largest message in bytes that can travel with a transfer.
@@ -16,7 +17,23 @@ const MaxPayload = path.MaxMessage - headerSize
 type PutOptions struct {
 	Msg   []byte   // delivered to the peer's OnTransfer with the completion, at most MaxPayload bytes
 	Paths []string // restricts the choice to these; nil allows all
-	id    ID       // of an offer; zero for a new one
+	// Digest proves the bytes end to end: their SHA-256 (FIPS 180-4) is taken on both sides, and the transfer succeeds only if
+	// it is the same. The other side reads its memory again for that, so its export must permit reading, also for a put.
+	// Otherwise the error matches path.ErrIntegrity and control.Integrity, as it does when somebody changes the bytes on
+	// either side before the transfer is done. The hashing goes on beside the transfer and costs a core on both sides for
+	// as long as it takes; see docs/measurements/sharing.md.
+	Digest bool
+	// Security is the least that the path must give, also after a failover; see Options.Security.
+	Security path.Security
+	// Priority says how the transfer shares a path with others of the same peer.
+	Priority Priority
+	// Stream, if not 0, gives an order to the transfers of this peer that have the same one: each is begun when the one before
+	// it has ended, whatever their sizes, kinds and paths, and also when that one failed. Streams do not wait for each other.
+	// Transfers without a stream have no order: a small one does not wait for a large one that was begun before.
+	Stream uint32
+
+	id    ID          // of an offer; zero for a new one
+	grant sched.Grant // of an offer
 }
 
 // Put copies local spans into memory that the peer exports. It returns once the transfer has begun: invalid requests fail
@@ -40,29 +57,50 @@ func (p *Peer) Notify(ctx context.Context, msg []byte, o PutOptions) (*Transfer,
 }
 
 func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, o PutOptions) (*Transfer, error) {
+	t, err := p.tryBegin(ctx, kind, copies, o)
+	if err != nil {
+		p.transferRejected(kind, err)
+	}
+	return t, err
+}
+
+func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Copy, o PutOptions) (*Transfer, error) {
 	now := time.Now()
 	if len(o.Msg) > MaxPayload {
+		o.grant.Release()
 		return nil, fmt.Errorf("transfer: message of %d bytes: expected at most %d: %w", len(o.Msg), MaxPayload, path.ErrTooLarge)
 	}
+	if o.Priority >= priorities {
+		o.grant.Release()
+		return nil, fmt.Errorf("transfer: priority %d: expected PriorityNormal, PriorityHigh or PriorityLow", o.Priority)
+	}
 	if err := ctx.Err(); err != nil {
+		o.grant.Release()
 		return nil, err
 	}
-	t := &Transfer{kind: kind, peer: p, done: make(chan struct{}), id: o.id}
+	t := &Transfer{kind: kind, peer: p, done: make(chan struct{}), id: o.id, priority: o.Priority, stream: o.Stream, allowed: o.Paths, copies: copies}
 	t.leases, t.regs = t.twoLeases[:0], t.twoRegs[:0]
 	if t.id == (ID{}) {
 		t.id = p.node.nextID()
 	}
-	t.offered = o.id != (ID{})
+	t.offered, t.allowed = o.id != (ID{}), o.Paths
+	t.floor = p.floor(o.Security)
 	t.explain.Times.start(now)
-	exports, err := p.check(t, kind, copies)
+	exports, err := p.check(t, kind, copies, o.Digest)
 	if err != nil {
+		o.grant.Release()
 		return nil, err
 	}
 	t.msg = appendHeader(t.header[:0], kind, t.id, t.bytes)
 	t.msg = append(t.msg, o.Msg...)
-	t.cut(copies)
+	t.all, t.exports = kind == path.Notify, exports
+	if t.grant = o.grant; !t.grant.Held() {
+		if t.grant, err = p.limits.admit(t.bytes); err != nil {
+			return nil, fmt.Errorf("transfer: %s to %s: %w", kindName(kind), p, err)
+		}
+	}
 	x := &t.explain
-	x.ID, x.Kind, x.Bytes, x.Blocks, x.Pieces = t.id, kindName(kind), t.bytes, len(copies), len(t.pieces)
+	x.ID, x.Kind, x.Bytes, x.Blocks = t.id, kindName(kind), t.bytes, len(copies)
 	x.Times.lap(&x.Times.Parse, time.Now())
 	if err := p.pin(t, kind, copies); err != nil {
 		t.unpin()
@@ -76,17 +114,32 @@ func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, 
 		t.unpin()
 		return nil, err
 	}
+	p.transferBegun(t)
+	if o.Digest && kind != path.Notify {
+		t.digest = newDigester(t)
+	}
 	if ctx.Done() != nil {
 		t.mu.Lock()
 		t.stopCtx = context.AfterFunc(ctx, func() { t.Cancel() })
 		t.mu.Unlock()
 	}
-	if ln := p.quick(t, exports, o.Paths); ln != nil {
-		p.launch(t, ln)
-		return t, nil
+	if t.stream == 0 || p.streams.enter(t) {
+		p.start(t)
 	}
-	// A path has to be set up first: that takes messages, so it must not hold the caller.
-	ctx, abort := context.WithCancel(ctx)
+	return t, nil
+}
+
+// start chooses a path for a transfer whose turn in its stream has come, and hands it over.
+func (p *Peer) start(t *Transfer) {
+	unsettled := p.unsettled()
+	if !unsettled {
+		if ln := p.quick(t, t.exports, t.allowed); ln != nil {
+			p.launch(t, ln)
+			return
+		}
+	}
+	// A path has to be set up first, or an earlier session ended: that takes messages, so it must not hold the caller.
+	ctx, abort := context.WithCancel(context.Background()) // the caller's context cancels the transfer
 	t.mu.Lock()
 	t.abort = abort
 	t.mu.Unlock()
@@ -95,7 +148,14 @@ func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, 
 		if t.canceled.Load() { // before it could be aborted
 			abort()
 		}
-		ln, err := p.choose(ctx, t, exports, o.Paths)
+		var ln *lane
+		var err error
+		if unsettled {
+			err = p.settle(ctx)
+		}
+		if err == nil {
+			ln, err = p.choose(ctx, t, t.exports, t.allowed)
+		}
 		if ctx.Err() != nil {
 			err = path.ErrCanceled
 		}
@@ -105,19 +165,21 @@ func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, 
 		}
 		p.launch(t, ln)
 	}()
-	return t, nil
 }
 
 func (p *Peer) launch(t *Transfer, ln *lane) {
 	t.mu.Lock()
 	t.explain.Times.lap(&t.explain.Times.Open, time.Now())
 	t.mu.Unlock()
+	if t.digest != nil {
+		t.digest.start()
+	}
 	ln.submit(t)
 }
 
 // quick chooses among the paths that are open already; it returns nil when one has to be opened or asked.
 func (p *Peer) quick(t *Transfer, exports []path.Desc, allowed []string) *lane {
-	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed)
+	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor)
 	if len(cs) == 0 || !cs[0].Usable {
 		return nil
 	}
@@ -129,13 +191,15 @@ func (p *Peer) quick(t *Transfer, exports []path.Desc, allowed []string) *lane {
 }
 
 // check validates a request and returns the exports it names.
-func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy) ([]path.Desc, error) {
+func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) ([]path.Desc, error) {
 	if kind == path.Notify {
 		return nil, nil
 	}
 	need := path.Write
 	if kind == path.Get {
 		need = path.Read
+	} else if digest {
+		need |= path.Read
 	}
 	exports := t.oneExport[:0]
 	var cur path.Desc
@@ -148,13 +212,16 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy) ([]path.
 		if kind == path.Get && c.Local.Region.ReadOnly() {
 			return nil, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
 		}
+		if digest && c.Local.Len > 0 && c.Local.Bytes() == nil {
+			return nil, fmt.Errorf("transfer: block %d: region %q cannot be read by the CPU, which a digest needs: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
+		}
 		if !known || cur.Key != c.Key {
 			r, ok := p.remote(c.Key)
 			if !ok {
 				return nil, fmt.Errorf("transfer: block %d: unknown export: Lookup, List or Import it first: %w", i, path.ErrKey)
 			}
-			if r.Rights&need == 0 {
-				return nil, fmt.Errorf("transfer: block %d: the export permits %v: %w", i, r.Rights, path.ErrRights)
+			if r.Rights&need != need {
+				return nil, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i, r.Rights, need, path.ErrRights)
 			}
 			cur, known = r, true
 			exports = append(exports, cur)
@@ -169,42 +236,6 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy) ([]path.
 		t.bytes = sum
 	}
 	return exports, nil
-}
-
-// cut splits the request into pieces of at most PieceSize bytes.
-func (t *Transfer) cut(copies []path.Copy) {
-	if t.bytes <= PieceSize {
-		t.onePiece[0] = piece{copies, t.bytes}
-		t.pieces = t.onePiece[:]
-		if t.kind == path.Notify {
-			t.pieces = nil
-		}
-		return
-	}
-	blocks := make([]path.Copy, 0, len(copies)+int(t.bytes/PieceSize)+1)
-	first, size := 0, uint64(0)
-	for _, c := range copies {
-		for {
-			take := min(c.Local.Len, PieceSize-size)
-			part := c
-			part.Local.Len = take
-			blocks = append(blocks, part)
-			size += take
-			if size == PieceSize {
-				t.pieces = append(t.pieces, piece{blocks[first:len(blocks):len(blocks)], size})
-				first, size = len(blocks), 0
-			}
-			if take == c.Local.Len {
-				break
-			}
-			c.Local.Off += take
-			c.Local.Len -= take
-			c.RemoteOff += take
-		}
-	}
-	if first < len(blocks) {
-		t.pieces = append(t.pieces, piece{blocks[first:], size})
-	}
 }
 
 // pin takes leases on the local regions and registers what is used of them.
@@ -239,6 +270,7 @@ func (t *Transfer) unpin() {
 		l.Release()
 	}
 	t.regs, t.leases = nil, nil
+	t.grant.Release()
 }
 
 func kindName(k path.OpKind) string {

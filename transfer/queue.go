@@ -50,9 +50,10 @@ type queueFence struct {
 
 // QueueOptions describe a queue to open.
 type QueueOptions struct {
-	Path       string // "shm", "tcp"; "" takes the cheapest that can be set up
-	Name       string // the accepting node finds the queue by it; "" names the default queue
-	Window     int    // 0: path.DefaultWindow
+	Security   path.Security // the least that the path must give; see Options.Security
+	Path       string        // "shm", "tcp"; "" takes the cheapest that can be set up
+	Name       string        // the accepting node finds the queue by it; "" names the default queue
+	Window     int           // 0: path.DefaultWindow
 	Streams    int
 	NoChecksum bool
 }
@@ -250,6 +251,12 @@ func (q *Queue) exposing() bool {
 	q.after.Lock()
 	defer q.after.Unlock()
 	return len(q.p.(exposer).Exposed()) > 0
+}
+
+func (q *Queue) forget() {
+	q.after.Lock()
+	defer q.after.Unlock()
+	q.p.(exposer).Forget()
 }
 
 // postFences hands the fences to the path; once that is down it answers those whose memory the peer has let go.

@@ -5,10 +5,12 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // serve answers a request of the peer.
@@ -16,6 +18,9 @@ func (p *Peer) serve(r *control.Request) {
 	body, err := p.answer(r)
 	if errors.Is(err, ErrClosed) {
 		err = control.Errorf(control.Shutdown, "the node is closing")
+	}
+	if err != nil {
+		p.requestRefused(r.Method.String(), err)
 	}
 	p.mu.Lock()
 	if err != nil {
@@ -40,34 +45,45 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		return p.answerOpenPath(q)
 	case control.MethodLookup:
 		q, err := control.Parse[control.Lookup](r.Body)
+		if err == nil {
+			err = p.mayAny(identity.Read | identity.Write)
+		}
 		if err != nil {
 			return nil, err
 		}
+		p.beforeLookup(q.Name)
 		p.node.mu.Lock()
 		x := p.node.names[q.Name]
 		p.node.mu.Unlock()
-		if x == nil {
+		if x == nil || !x.visible(p) {
 			return nil, control.Errorf(control.NotFound, "no export %q", q.Name)
 		}
-		e := x.entry()
+		e := x.entryFor(p)
 		return &e, nil
 	case control.MethodList:
 		q, err := control.Parse[control.List](r.Body)
+		if err == nil {
+			err = p.may(identity.List)
+		}
 		if err != nil {
 			return nil, err
 		}
-		var all []control.Entry
-		for _, x := range p.node.sorted(q.Prefix, q.After) {
-			all = append(all, x.entry())
-		}
-		page := control.Page(all, q.Max, p.maxBody())
-		return &page, nil
+		return p.answerList(q)
 	case control.MethodOffer:
 		q, err := control.Parse[control.Offer](r.Body)
+		if err == nil {
+			err = p.may(identity.Write)
+		}
 		if err != nil {
 			return nil, err
 		}
 		return p.answerOffer(q)
+	case control.MethodDigest:
+		q, err := control.Parse[control.Digest](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerDigest(&q)
 	case control.MethodPathDown:
 		q, err := control.Parse[control.PathDown](r.Body)
 		if err != nil {
@@ -75,11 +91,39 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		}
 		p.mu.Lock()
 		ln := p.paths[q.PathID]
+		if _, invited := p.coming[q.PathID]; invited {
+			p.coming[q.PathID] = false
+		}
 		p.mu.Unlock()
 		if ln != nil {
 			ln.shut(fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason))
 		}
 		return &control.Empty{}, nil
+	case control.MethodStatus:
+		q, err := control.Parse[control.Status](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerStatus(q)
+	case control.MethodDelivered:
+		q, err := control.Parse[control.Delivered](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.deliveredHere(q)
+	case control.MethodEnd:
+		q, err := control.Parse[control.EndSessions](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		p.endSessions(p.party(), q.Sessions)
+		return &control.Empty{}, nil
+	case control.MethodCall:
+		q, err := control.Parse[control.Call](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerCall(q)
 	}
 	return nil, control.Errorf(control.Unsupported, "%v", r.Method)
 }
@@ -90,6 +134,9 @@ func (p *Peer) maxBody() int {
 	return p.session.MaxBody()
 }
 
+// maxPaths is the number of paths that a peer may have, queues and those that it was invited to dial included.
+const maxPaths = 256
+
 // answerOpenPath prepares the accepting side of a path. The peer dials once it has the answer.
 func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	d := p.node.driver(q.Path)
@@ -99,6 +146,12 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	if q.Window > 1<<16 || q.Streams > 64 {
 		return nil, control.Errorf(control.BadRequest, "window %d, streams %d: expected at most %d and 64", q.Window, q.Streams, 1<<16)
 	}
+	if err := p.mayAny(identity.Read | identity.Write); err != nil {
+		return nil, err
+	}
+	if have, need := p.potential(d.Traits()), p.floor(path.SecurityNone); have < need {
+		return nil, control.Errorf(control.NotPermitted, "path %q gives the security %q, this session needs %q", q.Path, have, need)
+	}
 	if q.Queue != "" {
 		p.node.mu.Lock()
 		c := p.node.queues[q.Queue]
@@ -107,9 +160,20 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 			return nil, control.Errorf(control.NotFound, "nobody accepts queues named %q on this node", q.Queue)
 		}
 	}
+	if q.Queue == "" {
+		if err := p.limits.cannotPace(d.Traits()); err != nil {
+			return nil, err
+		}
+	}
 	l, err := p.node.listener(d)
 	if err != nil {
 		return nil, err
+	}
+	addr := l.Addr()
+	if a, ok := d.(path.Advertiser); ok {
+		if addr, err = a.Advertise(addr, p.raw.LocalAddr()); err != nil {
+			return nil, err
+		}
 	}
 	var token path.Token
 	rand.Read(token[:])
@@ -120,20 +184,41 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	if p.role == control.Dialer {
 		id++
 	}
+	crowded := len(p.coming)+len(p.paths)+len(p.queues) >= maxPaths
+	if !crowded {
+		p.coming[id] = true
+	}
 	p.mu.Unlock()
-	cfg := p.node.pathConfig(int(q.Streams), int(q.Window), q.NoChecksum)
+	if crowded {
+		return nil, control.Errorf(control.Busy, "this peer has %d paths, open or invited", maxPaths)
+	}
+	cfg := p.pathConfig(int(q.Streams), int(q.Window), q.NoChecksum)
+	if cfg.Secret, err = p.secret(token); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout)
 	p.node.wg.Add(1)
 	go func() {
 		defer p.node.wg.Done()
 		defer cancel()
+		defer func() {
+			p.mu.Lock()
+			delete(p.coming, id)
+			p.mu.Unlock()
+		}()
 		pth, err := l.Accept(ctx, token, cfg) // a peer that comes before this is held by the listener
 		if err != nil {
 			p.node.log.Warn("path not accepted", "peer", p.info.Name, "path", q.Path, "error", err)
 			return
 		}
 		if q.Queue != "" {
-			if err := p.node.offerQueue(p, q.Queue, pth); err != nil {
+			err := p.settle(ctx)
+			if err == nil {
+				err = p.node.offerQueue(p, q.Queue, pth)
+			} else {
+				pth.Close()
+			}
+			if err != nil {
 				p.node.log.Warn("queue not accepted", "peer", p.info.Name, "queue", q.Queue, "error", err)
 			}
 			return
@@ -151,19 +236,27 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		}
 		p.mu.Unlock()
 	}()
-	return &control.PathOffer{Offer: path.Offer{Addr: l.Addr(), Token: token}, PathID: id}, nil
+	return &control.PathOffer{Offer: path.Offer{Addr: addr, Token: token}, PathID: id}, nil
 }
 
-func (x *Export) entry() control.Entry {
-	e := control.Entry{Name: x.name, Desc: x.Desc(), Generation: x.generation}
-	if x.tensor != nil {
-		e.Tensor, _ = x.tensor.AppendBinary(nil) // checked by Export
+// visible reports whether a peer may know of the export.
+func (x *Export) visible(p *Peer) bool { return x.only == nil || x.only == p }
+
+// entryFor describes the export with the rights that the peer has of those that it gives.
+func (x *Export) entryFor(p *Peer) control.Entry {
+	e := x.entry()
+	if r := e.Desc.Rights & pathRights(p.rights); r != 0 { // a peer that may only list sees what others may
+		e.Desc.Rights = r
 	}
 	return e
 }
 
+func (x *Export) entry() control.Entry {
+	return control.Entry{Name: x.name, Desc: x.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
+}
+
 func (p *Peer) known(e *control.Entry) (*Remote, error) {
-	r := &Remote{Peer: p, Name: e.Name, Desc: e.Desc, Generation: e.Generation}
+	r := &Remote{Peer: p, Name: e.Name, Desc: e.Desc, Generation: e.Generation, Tag: e.Tag}
 	if len(e.Tensor) > 0 {
 		d, err := parseTensor(e.Tensor)
 		if err != nil {
@@ -174,7 +267,9 @@ func (p *Peer) known(e *control.Entry) (*Remote, error) {
 		}
 		r.Tensor = &d
 	}
-	p.Import(e.Desc)
+	p.mu.Lock()
+	p.remotes[e.Desc.Key] = e.Desc
+	p.mu.Unlock()
 	return r, nil
 }
 
@@ -199,7 +294,11 @@ func (p *Peer) Lookup(ctx context.Context, name string) (*Remote, error) {
 	return p.known(&e)
 }
 
-// List asks the peer for its named exports whose names begin with prefix, in the order of their names.
+// maxListed bounds the names of one List: a peer could go on for ever.
+const maxListed = 1 << 20
+
+// List asks the peer for its named exports whose names begin with prefix, in the order of their names. More than a million of
+// them are an error, which matches path.ErrTooLarge: ask for narrower prefixes.
 func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
 	var out []*Remote
 	after := ""
@@ -214,6 +313,12 @@ func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
 		}
 		for i := range page.Entries {
 			e := &page.Entries[i]
+			if len(out) == maxListed {
+				return nil, fmt.Errorf("transfer: list of %s: more than %d names: %w", p, maxListed, path.ErrTooLarge)
+			}
+			if !strings.HasPrefix(e.Name, prefix) {
+				return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
+			}
 			if e.Name <= after {
 				return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
 			}
@@ -241,10 +346,13 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	if o.Name == "" {
 		o.Name = defaultQueue
 	}
+	if err := p.settle(ctx); err != nil {
+		return nil, err
+	}
 	names := []string{o.Path}
 	if o.Path == "" {
 		names = names[:0]
-		for _, c := range p.candidates(nil, 0, nil, nil) {
+		for _, c := range p.candidates(nil, 0, nil, nil, p.floor(o.Security)) {
 			if c.Usable {
 				names = append(names, c.Path)
 			}
@@ -253,6 +361,11 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	var errs []error
 	for _, name := range names {
 		pth, _, err := p.dialPath(ctx, name, o)
+		if err == nil {
+			if err = below(pth.Capabilities().Security, p.floor(o.Security)); err != nil {
+				pth.Close()
+			}
+		}
 		if err == nil {
 			return newQueue(p, o.Name, pth, queueOwned)
 		}
@@ -316,17 +429,20 @@ func (n *Node) dropQueue(q *Queue) {
 	}
 }
 
-// fenceQueues asks all queues for a fence, also those of lost peers: their owners may still be inside Poll.
-func (n *Node) fenceQueues(key path.Key) []<-chan error {
+// fenceQueues asks the queues by which an export could be reached for a fence, also those of lost peers: their owners may still
+// be inside Poll.
+func (n *Node) fenceQueues(x *Export) []<-chan error {
 	n.mu.Lock()
 	var queues []*Queue
 	for q := range n.owned {
-		queues = append(queues, q)
+		if x.visible(q.peer) {
+			queues = append(queues, q)
+		}
 	}
 	n.mu.Unlock()
 	var out []<-chan error
 	for _, q := range queues {
-		out = append(out, q.fence(key))
+		out = append(out, q.fence(x.Key()))
 	}
 	return out
 }

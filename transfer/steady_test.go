@@ -112,7 +112,7 @@ func TestSteadyState(t *testing.T) {
 	if os.Getenv("PENSTOCK_LONG") != "" {
 		count *= 10
 	} else if raceEnabled {
-		count /= 10
+		count /= 20
 	}
 	for _, name := range paths {
 		for _, how := range []string{"queue", "put"} {
@@ -149,8 +149,8 @@ func TestSteadyState(t *testing.T) {
 					ln.mu.Lock()
 					for _, l := range ln.paths {
 						l.mu.Lock()
-						if l.inflight != 0 || len(l.free) != len(l.slots) || len(l.queue) != 0 {
-							t.Errorf("%d in flight, %d of %d slots free, %d queued", l.inflight, len(l.free), len(l.slots), len(l.queue))
+						if l.inflight != 0 || len(l.free) != len(l.slots) || l.queue.Len() != 0 || l.bulk != 0 || l.bulkLen != 0 {
+							t.Errorf("%d in flight, %d of %d slots free, %d queued", l.inflight, len(l.free), len(l.slots), l.queue.Len())
 						}
 						l.mu.Unlock()
 					}

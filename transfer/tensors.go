@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // Publish exports a tensor for reading under its name. The span must hold its bytes for as long as the export lives.
@@ -38,7 +39,8 @@ func (p *Peer) GetTensor(ctx context.Context, name string, dst mem.Span) (tensor
 }
 
 // SendTensor pushes a tensor to the peer, which must be waiting for it (Node.Receive) or begin to while the offer stands:
-// the peer prepares memory of its own, and the bytes go straight there.
+// the peer prepares memory of its own, and the bytes go straight there. With o.Digest the peer hands the tensor out only if the
+// SHA-256 of what came is that of what was sent; both sides are told otherwise (path.ErrIntegrity).
 func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src mem.Span, o PutOptions) (*Transfer, error) {
 	size, err := tensorSize(d)
 	if err != nil {
@@ -52,10 +54,15 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 	if err != nil {
 		return nil, fmt.Errorf("transfer: send %q: %w", name, err)
 	}
+	// Before the offer: the peer prepares no memory for what this side refuses itself.
+	if o.grant, err = p.limits.admitTensor(size, d.DType); err != nil {
+		return nil, fmt.Errorf("transfer: send %q to %s: %w", name, p, err)
+	}
 	id := p.node.nextID()
-	r, err := p.request(ctx, &control.Offer{ID: id, Name: name, Size: size, Tensor: desc})
+	r, err := p.request(ctx, &control.Offer{ID: id, Name: name, Size: size, Tensor: desc, Digest: o.Digest})
 	if err != nil {
-		if ctx.Err() != nil { // the peer may still accept
+		o.grant.Release()
+		if ctx.Err() != nil || errors.Is(err, control.Timeout) { // the peer may still accept
 			p.send(&control.Complete{ID: id, Code: control.Canceled, Text: "the sender gave up"})
 		}
 		return nil, err
@@ -65,7 +72,9 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 		err = fmt.Errorf("transfer: %s prepared %d bytes with rights %v for a tensor of %d: %w", p, a.Desc.Size, a.Desc.Rights, size, path.ErrProtocol)
 	}
 	var t *Transfer
-	if err == nil {
+	if err != nil {
+		o.grant.Release()
+	} else {
 		remote := p.Import(a.Desc)
 		o.id = id
 		t, err = p.Put(ctx, []path.Copy{remote.At(0, local)}, o)
@@ -108,14 +117,19 @@ func parseTensor(b []byte) (tensor.Desc, error) {
 
 // Received is a tensor that a peer pushed. It owns the memory; Release gives it back.
 type Received struct {
-	Name  string
-	From  *Peer
-	ID    ID
-	Desc  tensor.Desc
-	Span  mem.Span
-	Path  string
-	block mem.Block
-	node  *Node
+	Name string
+	From *Peer
+	ID   ID
+	Desc tensor.Desc
+	Span mem.Span
+	Path string
+	// Digest is the SHA-256 of the bytes, which was the same on both sides; all zero if the sender did not ask for it. It finds
+	// damage, not a hostile sender, who can write between the digest and the end of the transfer: to compare with a digest that
+	// somebody else vouches for, take it of Span, which nobody writes any more.
+	Digest [32]byte
+	block  mem.Block
+	node   *Node
+	space  sched.Grant // of the block
 }
 
 // Tensor is a view of the received bytes, valid until Release.
@@ -125,17 +139,30 @@ func (r *Received) Tensor() tensor.Tensor {
 }
 
 // Release gives the memory back; exactly once.
-func (r *Received) Release() { r.node.pool.Free(r.block) }
+func (r *Received) Release() {
+	r.node.pool.Free(r.block)
+	r.space.Release()
+}
 
 // incomingTensor is a tensor that is being received.
 type incomingTensor struct {
 	rec    *Received
 	export *Export
+	grant  sched.Grant
 	result chan error // buffered
+	digest bool       // to be handed out only when its digest is proven
+	proven bool       // it is; guarded by the node's mutex
+}
+
+// end tells how the reception ended, once.
+func (in *incomingTensor) end(err error) {
+	in.grant.Release()
+	in.result <- err
 }
 
 // Receive waits for a peer to push a tensor of that name and returns when its bytes are in place, verified. Memory is
-// taken from the node's budget when the offer comes; a tensor that does not fit is refused, and the sender told so.
+// taken from the node's budget when the offer comes; a tensor that does not fit is refused, and the sender told so. If the
+// sender asked for a digest, it was compared, and Received.Digest is set.
 func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 	w := &tensorWaiter{offered: make(chan *incomingTensor, 1)}
 	n.mu.Lock()
@@ -225,6 +252,9 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	if q.Size > n.opts.Budget {
 		return nil, control.Errorf(control.OverBudget, "tensor %q of %d bytes: this node takes at most %d", q.Name, q.Size, n.opts.Budget)
 	}
+	if err := p.limits.in.Fits(q.Size, desc.DType); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout/2)
 	defer cancel()
 	for {
@@ -241,7 +271,7 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 			w := list[0]
 			n.dropWaiter(q.Name, w)
 			n.mu.Unlock()
-			in, err := n.prepare(p, id, q.Name, desc, q.Size)
+			in, err := n.prepare(p, &q, desc)
 			n.mu.Lock()
 			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil
 			if err == nil && !w.gone && !withdrawn {
@@ -271,21 +301,40 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	}
 }
 
-func (n *Node) prepare(p *Peer, id ID, name string, d tensor.Desc, size uint64) (*incomingTensor, error) {
-	block, err := n.pool.Alloc(max(size, 1))
+func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTensor, error) {
+	name, size := q.Name, q.Size
+	grant, err := p.limits.in.Admit(size)
 	if err != nil {
+		return nil, err
+	}
+	space, err := p.limits.in.Memory(landingSize(size))
+	if err != nil {
+		grant.Release()
+		return nil, err
+	}
+	block, err := n.landing(size)
+	if err != nil {
+		grant.Release()
+		space.Release()
 		return nil, control.Errorf(control.OverBudget, "tensor %q: %v", name, err)
 	}
 	// The whole block is exported where it is a region of its own, so that shared memory can reach it too.
-	x, err := n.Export(block.Whole(), ExportOptions{Rights: path.Write})
+	rights := path.Write
+	if q.Digest { // the digest is asked for as those of other exports are
+		rights |= path.Read
+		clear(block.Whole().Bytes()) // of what others left there
+	}
+	x, err := n.Export(block.Whole(), ExportOptions{Rights: rights, Peer: p})
 	if err != nil {
 		n.pool.Free(block)
+		grant.Release()
+		space.Release()
 		return nil, err
 	}
 	span, _ := block.Whole().Sub(0, size)
 	in := &incomingTensor{
-		rec:    &Received{Name: name, From: p, ID: id, Desc: d, Span: span, block: block, node: n},
-		export: x, result: make(chan error, 1),
+		rec:    &Received{Name: name, From: p, ID: q.ID, Desc: d, Span: span, block: block, node: n, space: space},
+		export: x, grant: grant, result: make(chan error, 1), digest: q.Digest,
 	}
 	return in, nil
 }
@@ -312,22 +361,26 @@ func (n *Node) received(i Incoming) bool {
 		n.discard(in, fmt.Errorf("transfer: tensor %q: %s put %d of %d bytes: %w", in.rec.Name, i.Peer, i.Bytes, in.rec.Span.Len, path.ErrProtocol))
 		return true
 	}
+	if in.digest && !in.proven { // nobody else has it now
+		n.discard(in, fmt.Errorf("transfer: tensor %q: %s completed it without the digest that it promised: %w", in.rec.Name, i.Peer, path.ErrProtocol))
+		return true
+	}
 	in.rec.Path = i.Path
 	// The sender must not be able to write once the tensor is handed out.
 	ctx, cancel := context.WithTimeout(context.Background(), requestTimeout)
 	defer cancel()
 	if err := in.export.Revoke(ctx); err != nil {
-		n.pool.Retire(in.rec.block) // never to be used again: the sender may still have it mapped
-		in.result <- err
+		n.pool.Retire(in.rec.block) // never to be used again, and so counted for ever: the sender may still have it mapped
+		in.end(err)
 		return true
 	}
-	in.result <- nil
+	in.end(nil)
 	return true
 }
 
 // discard ends the reception of a tensor. Its memory is given back when nothing can write to it any more.
 func (n *Node) discard(in *incomingTensor, err error) {
-	in.result <- err
+	in.end(err)
 	go func() {
 		if in.export.Revoke(context.Background()) == nil {
 			in.rec.Release()

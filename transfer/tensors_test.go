@@ -193,6 +193,57 @@ func TestOfferWithdrawn(t *testing.T) {
 	nothingReceived(t, p.b)
 }
 
+// Who answers an offer too late does not wait for the tensor for ever.
+func TestOfferAnsweredTooLate(t *testing.T) {
+	p := newPair(t, Options{DeadAfter: time.Minute}) // the clock of a session jumps here
+	d := tensor.Desc{DType: tensor.U8, Shape: []int64{64}}
+	src := region(t, 64)
+	got := make(chan *Received, 1)
+	go func() {
+		for c := ctx(t); ; {
+			if r, err := p.b.Receive(c, "x"); err == nil || c.Err() != nil {
+				got <- r
+				return
+			}
+		}
+	}()
+	waiting(t, p.b, "x", 1)
+	p.b.mu.Lock() // it cannot answer
+	sent := make(chan error, 1)
+	go func() {
+		_, err := p.ab.SendTensor(ctx(t), "x", d, src.All(), PutOptions{})
+		sent <- err
+	}()
+	for p.ba.peerRequests() == 0 {
+		<-time.After(time.Millisecond)
+	}
+	p.ab.mu.Lock()
+	for now, end := time.Now(), time.Now().Add(2*requestTimeout); now.Before(end); now = now.Add(time.Second / 10) {
+		p.ab.session.Alive(now)
+		p.ab.session.Tick(now)
+	}
+	p.ab.mu.Unlock()
+	p.ab.wake()
+	err := <-sent
+	p.b.mu.Unlock()
+	if !errors.Is(err, control.Timeout) {
+		t.Fatalf("SendTensor ended with %v", err)
+	}
+	var x *Transfer
+	for c := ctx(t); ; { // until somebody waits for it
+		if x, err = p.ab.SendTensor(c, "x", d, src.All(), PutOptions{}); !errors.Is(err, control.Busy) {
+			break
+		}
+	}
+	wait(t, x, err)
+	r := <-got
+	if r == nil || r.ID != x.ID() {
+		t.Fatalf("received %+v", r)
+	}
+	r.Release()
+	nothingReceived(t, p.b)
+}
+
 // peerRequests is the number of the peer's requests that were not answered yet.
 func (p *Peer) peerRequests() int {
 	p.mu.Lock()

@@ -3,6 +3,7 @@ package transfer
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -101,10 +102,7 @@ func fill(r *mem.Region, seed uint64) {
 	b := r.All().Bytes()
 	x := rand.New(rand.NewPCG(seed, seed))
 	for i := 0; i+8 <= len(b); i += 8 {
-		v := x.Uint64()
-		for k := range 8 {
-			b[i+k] = byte(v >> (8 * k))
-		}
+		binary.LittleEndian.PutUint64(b[i:], x.Uint64())
 	}
 }
 

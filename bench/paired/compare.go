@@ -222,23 +222,23 @@ func (c *Comparison) Write(w io.Writer) error { return writeJSON(w, c) }
 
 // Table writes the comparison for people.
 func (c *Comparison) Table(w io.Writer) error {
-	p := &printer{w: w}
-	p.line("bench compare: B against A, by what each measured of ours")
-	p.line("")
+	p := &printer{Lines{W: w, Label: 10, Width: width}}
+	p.Line("bench compare: B against A, by what each measured of ours")
+	p.Line("")
 	for _, s := range []struct {
 		name string
 		*Origin
 	}{{"A", &c.A}, {"B", &c.B}} {
-		p.field(s.name, fmt.Sprintf("%s: bench %s of %s, penstock %s, commit %s, %s", s.File, s.Bench, s.Began.UTC().Format(dateFormat),
+		p.Field(s.name, fmt.Sprintf("%s: bench %s of %s, penstock %s, commit %s, %s", s.File, s.Bench, s.Began.UTC().Format(dateFormat),
 			s.Build.Version, s.Build.short(), s.Build.Go))
 	}
 	for _, l := range c.Warnings {
-		p.line("")
+		p.Line("")
 		for i, part := range strings.Split(l, "\n") {
-			p.line("%s %s", pick(i == 0, "WARNING:", "        "), part)
+			p.Line("%s %s", pick(i == 0, "WARNING:", "        "), part)
 		}
 	}
-	p.line("")
+	p.Line("")
 	others := slices.ContainsFunc(c.Rows, func(m Compared) bool { return len(m.Others) > 0 })
 	head := []string{"what", "A", "B", "unit", "B/A", "95%", "p", "verdict"}
 	if others {
@@ -257,23 +257,23 @@ func (c *Comparison) Table(w io.Writer) error {
 	if len(c.Rows) > 0 {
 		p.table(cells)
 		p.reasons(why)
-		p.line("")
+		p.Line("")
 	}
 	p.names("only in A", c.OnlyA)
 	p.names("only in B", c.OnlyB)
 	p.names("not compared", c.Skipped)
-	p.field("in all", fmt.Sprintf("%s: %d better, %d worse, %d same, %d inconclusive", count(len(c.Rows), "row"), c.Count(Better),
+	p.Field("in all", fmt.Sprintf("%s: %d better, %d worse, %d same, %d inconclusive", count(len(c.Rows), "row"), c.Count(Better),
 		c.Count(Worse), c.Count(Same), c.Count(Inconclusive)))
-	p.line("")
-	p.field("A, B", "medians of the samples; GB/s and Mop/s: more is better; ns, us, ms: less is better")
-	p.field("95%", "the interval that holds the true ratio B/A with 95% certainty, of these two runs; with a ?, the samples are too few for that")
-	p.field("p", "how likely such different samples are if nothing changed (Mann-Whitney U test)")
-	p.field("verdict", fmt.Sprintf("better, worse: the whole interval is more than %s beyond 1 on that side, and p < 0.05; same: it "+
+	p.Line("")
+	p.Field("A, B", "medians of the samples; GB/s and Mop/s: more is better; ns, us, ms: less is better")
+	p.Field("95%", "the interval that holds the true ratio B/A with 95% certainty, of these two runs; with a ?, the samples are too few for that")
+	p.Field("p", "how likely such different samples are if nothing changed (Mann-Whitney U test)")
+	p.Field("verdict", fmt.Sprintf("better, worse: the whole interval is more than %s beyond 1 on that side, and p < 0.05; same: it "+
 		"lies within %s; inconclusive: measure again, with more samples or on a quieter machine", percent(c.Margin), percent(c.Margin)))
 	if others {
-		p.field("others", "B/A of the programs that both files measured beside it; what changed for them too was the machine")
+		p.Field("others", "B/A of the programs that both files measured beside it; what changed for them too was the machine")
 	}
-	return p.err
+	return p.Err
 }
 
 func changes(o []Other) string {

@@ -63,6 +63,7 @@ type Row struct {
 	Ceiling *Limit   `json:"ceiling,omitempty"`
 	Latency *Latency `json:"latency,omitempty"` // of ours
 	Cost    *Cost    `json:"cost,omitempty"`    // of ours
+	Traffic *Traffic `json:"traffic,omitempty"` // of ours, where packets can be lost
 	Gate    *GateLog `json:"gate,omitempty"`
 
 	Seed     uint64 `json:"seed"`
@@ -117,6 +118,22 @@ type Cost struct {
 	CPUPerOp float64 `json:"cpu_us_per_op"`
 	Allocs   float64 `json:"allocs_per_op"`
 	Syscalls float64 `json:"syscalls_per_op"` // that carried payload, as the path counts them
+}
+
+// Traffic is what became of the packets behind a row's samples. Sent = Received + Lost.
+type Traffic struct {
+	Sent       uint64 `json:"sent"`
+	Received   uint64 `json:"received"` // different ones that came whole
+	Lost       uint64 `json:"lost"`
+	Duplicates uint64 `json:"duplicates"`
+	Reordered  uint64 `json:"reordered"` // of Received
+	Damaged    uint64 `json:"damaged"`   // that came with wrong bytes
+	Foreign    uint64 `json:"foreign"`   // that belonged to something else
+	// SendNS and ReceiveNS are nanoseconds of processor time of a packet in the threads of each end; SendNS is 0 where it was not
+	// measured.
+	SendNS    float64 `json:"send_ns"`
+	ReceiveNS float64 `json:"receive_ns"`
+	Limit     string  `json:"limit,omitempty"` // what a higher rate fails by: "loss", "sender"
 }
 
 // NewReport begins a report of this machine and program.
@@ -319,6 +336,9 @@ func (x *Row) validate() error {
 	}
 	if c := x.Cost; c != nil && !(c.CPUPerGB >= 0 && c.CPUPerOp >= 0 && c.Allocs >= 0 && c.Syscalls >= 0) {
 		return fmt.Errorf("cost: expected no negative figure: %+v", *c)
+	}
+	if t := x.Traffic; t != nil && !(t.Received+t.Lost == t.Sent && t.Received <= t.Sent && t.Reordered <= t.Received && t.SendNS >= 0 && t.ReceiveNS >= 0) {
+		return fmt.Errorf("traffic: expected sent = received + lost, no more reordered than received, and no negative figure: %+v", *t)
 	}
 	if g := x.Gate; g != nil && !(g.Looks >= 0 && g.Median >= 0 && g.Max >= g.Median && g.Waited >= 0) {
 		return fmt.Errorf("gate: expected looks, processors and seconds: %+v", *g)

@@ -16,42 +16,32 @@ const dateFormat = "2006-01-02 15:04 UTC"
 // Table writes the report for people: one table of figures, then those of comparisons, single operations and costs where
 // there are any, and what the words mean.
 func (r *Report) Table(w io.Writer) error {
-	p := &printer{w: w}
-	p.line("bench %s, %s, %.1f s", r.Bench, r.Began.UTC().Format(dateFormat), r.Took)
-	p.line("")
+	p := &printer{Lines{W: w, Label: 10, Width: width}}
 	m, virtual := r.Machine, ""
 	if m.Virtual {
 		virtual = ", virtual"
 	}
-	p.field("machine", fmt.Sprintf("%s, %s%s, %s, %s, %d MiB (%d available, %d huge pages free), Linux %s, governor %s, turbo %s, "+
-		"TCP %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.caches(), count(m.NUMANodes, "NUMA node"), m.MemoryMiB, m.FreeMiB,
-		m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0]))
 	b := r.Build
-	p.field("program", strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags)))
-	p.field("method", r.Method.summary())
+	fields := [][2]string{{"machine", fmt.Sprintf("%s, %s%s, %s, %s, %d MiB (%d available, %d huge pages free), Linux %s, governor %s, turbo %s, "+
+		"TCP %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.caches(), count(m.NUMANodes, "NUMA node"), m.MemoryMiB, m.FreeMiB,
+		m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0])},
+		{"program", strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags))},
+		{"method", r.Method.summary()}}
 	for _, l := range r.Method.Notes {
-		p.field("", l)
+		fields = append(fields, [2]string{"", l})
 	}
-	for _, l := range r.Method.Peers {
-		p.field("beside", l.Name+" "+l.Version)
-	}
-	for _, l := range r.Missing {
-		p.field("missing", l)
-	}
-	if s := r.disturbance(); s != "" {
-		p.field("others", s)
-	}
+	r.Head(&p.Lines, fields...)
 	if len(r.Rows) > 0 {
 		r.figures(p)
 		r.goals(p)
 		r.comparisons(p)
 		r.latencies(p)
 		r.costs(p)
-		p.line("")
+		p.Line("")
 		r.legend(p)
 	}
 	r.footnotes(p)
-	return p.err
+	return p.Err
 }
 
 // summary is the method in a sentence.
@@ -70,8 +60,8 @@ func (m *Method) summary() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s; seed %d", s, m.Seed), "; ")
 }
 
-// disturbance tells how busy others kept the machine.
-func (r *Report) disturbance() string {
+// Disturbance tells in a sentence how busy others kept the machine while rows were measured; "" where nobody looked.
+func (r *Report) Disturbance() string {
 	looks, waited, worst := 0, 0.0, ""
 	top := -1.0
 	for i := range r.Rows {
@@ -114,7 +104,7 @@ func (r *Report) figures(p *printer) {
 		}
 		cells = append(cells, line)
 	}
-	p.line("")
+	p.Line("")
 	p.table(cells)
 }
 
@@ -127,7 +117,7 @@ func (r *Report) goals(p *printer) {
 		}
 	}
 	if len(cells) > 1 {
-		p.line("")
+		p.Line("")
 		p.table(cells)
 	}
 }
@@ -172,15 +162,15 @@ func (r *Report) footnotes(p *printer) {
 			continue
 		}
 		if n++; n == 1 {
-			p.line("")
+			p.Line("")
 		}
-		p.field(fmt.Sprintf("[%d]", n), strings.Join(lines, "; "))
+		p.Field(fmt.Sprintf("[%d]", n), strings.Join(lines, "; "))
 	}
 	if len(r.Notes) > 0 {
-		p.line("")
+		p.Line("")
 	}
 	for _, l := range r.Notes {
-		p.line("%s", l)
+		p.Line("%s", l)
 	}
 }
 
@@ -223,7 +213,7 @@ func (r *Report) comparisons(p *printer) {
 		}
 	}
 	if len(cells) > 1 {
-		p.line("")
+		p.Line("")
 		p.table(cells)
 		p.reasons(why)
 	}
@@ -238,7 +228,7 @@ func (r *Report) latencies(p *printer) {
 		}
 	}
 	if len(cells) > 1 {
-		p.line("")
+		p.Line("")
 		p.table(cells)
 	}
 }
@@ -252,14 +242,14 @@ func (r *Report) costs(p *printer) {
 		}
 	}
 	if len(cells) > 1 {
-		p.line("")
+		p.Line("")
 		p.table(cells)
 	}
 }
 
 func (r *Report) legend(p *printer) {
-	p.field("units", "GB/s: 10^9 bytes a second; Mop/s: 10^6 operations a second (more is better); ns, us, ms: time (less is better)")
-	p.field("95%", "the interval that holds the true value with 95% certainty; with a ?, there are too few samples for that, and it is their range")
+	p.Field("units", "GB/s: 10^9 bytes a second; Mop/s: 10^6 operations a second (more is better); ns, us, ms: time (less is better)")
+	p.Field("95%", "the interval that holds the true value with 95% certainty; with a ?, there are too few samples for that, and it is their range")
 	var methods []string
 	checked, compared, cost, goal := false, false, false, false
 	for _, x := range r.Rows {
@@ -271,23 +261,23 @@ func (r *Report) legend(p *printer) {
 		}
 	}
 	if methods != nil {
-		p.field("ceiling", "what this machine could do at most, measured between the samples: "+strings.Join(methods, "; or "))
+		p.Field("ceiling", "what this machine could do at most, measured between the samples: "+strings.Join(methods, "; or "))
 	}
 	if checked {
-		p.field("verified", "bytes that the receiver compared with what was sent, outside the timed part")
+		p.Field("verified", "bytes that the receiver compared with what was sent, outside the timed part")
 	}
 	if goal {
-		p.field("goal", "met, missed: the whole 95% interval is on that side; inconclusive: it contains the goal, or the samples are too few")
+		p.Field("goal", "met, missed: the whole 95% interval is on that side; inconclusive: it contains the goal, or the samples are too few")
 	}
 	if compared {
-		p.field("verdict", fmt.Sprintf("better, worse: the whole interval of ours/theirs is on that side of the target, beyond its margin; same: it lies "+
+		p.Field("verdict", fmt.Sprintf("better, worse: the whole interval of ours/theirs is on that side of the target, beyond its margin; same: it lies "+
 			"within the margin; inconclusive: neither, or fewer than %d pairs", MinPairs))
 		for _, why := range r.unchecked() {
-			p.field("", why)
+			p.Field("", why)
 		}
 	}
 	if cost {
-		p.field("cost", "of both processes together; waiting by polling is CPU too")
+		p.Field("cost", "of both processes together; waiting by polling is CPU too")
 	}
 }
 
@@ -303,40 +293,8 @@ func (r *Report) unchecked() (lines []string) {
 	return lines
 }
 
-// printer writes lines and keeps the first error.
-type printer struct {
-	w   io.Writer
-	err error
-}
-
-func (p *printer) line(format string, a ...any) {
-	if p.err == nil {
-		_, p.err = fmt.Fprintln(p.w, strings.TrimRight(fmt.Sprintf(format, a...), " "))
-	}
-}
-
-// label is how wide the names of fields are.
-const label = 10
-
-// field writes a name and its text, broken between words.
-func (p *printer) field(name, text string) {
-	line := fmt.Sprintf("%-*s", label, name)
-	if len(name) >= label {
-		line = name + " "
-	}
-	empty := true
-	for _, word := range strings.Fields(text) {
-		if !empty && len(line)+1+len(word) > width {
-			p.line("%s", line)
-			line, empty = strings.Repeat(" ", label), true
-		}
-		if !empty {
-			line += " "
-		}
-		line, empty = line+word, false
-	}
-	p.line("%s", line)
-}
+// printer writes the parts of reports.
+type printer struct{ Lines }
 
 // reasons writes why verdicts are inconclusive, each reason once with how often it holds.
 func (p *printer) reasons(why []string) {
@@ -348,7 +306,7 @@ func (p *printer) reasons(why []string) {
 		}
 	}
 	for _, w := range order {
-		p.line("inconclusive, %s: %s", count(times[w], "time"), w)
+		p.Line("inconclusive, %s: %s", count(times[w], "time"), w)
 	}
 }
 
@@ -357,11 +315,11 @@ func (p *printer) names(title string, names []string) {
 	if len(names) == 0 {
 		return
 	}
-	p.line("%s:", title)
+	p.Line("%s:", title)
 	for _, n := range names {
-		p.line("  %s", n)
+		p.Line("  %s", n)
 	}
-	p.line("")
+	p.Line("")
 }
 
 // table writes cells in columns.
@@ -373,7 +331,7 @@ func (p *printer) table(cells [][]string) {
 	}
 	t.Flush()
 	for l := range strings.Lines(b.String()) {
-		p.line("%s", strings.TrimRight(l, "\n"))
+		p.Line("%s", strings.TrimRight(l, "\n"))
 	}
 }
 

@@ -4,16 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/neigh"
+	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -21,7 +18,7 @@ import (
 )
 
 // Name is the name of the engine in configurations.
-const Name = "packet"
+const Name = "afpacket"
 
 // Errors of this engine, besides those of package engine that they wrap.
 var (
@@ -92,27 +89,14 @@ type Port struct {
 	spec  engine.PortSpec
 	o     Options
 	name  string
-	index int
-	speed uint64
-	numa  int
-	ips   []netip.Prefix
+	link  *netif.Interface
 	table *flow.Table
 	taps  []*tap
 	tx    int // socket that sends
 
-	up, removed atomic.Bool
-	mtu         atomic.Int64
-	mac         atomic.Pointer[packet.MAC]
-	changes     atomic.Uint64
-	kernel      atomic.Uint64
-	drops       [engine.NumDrops]atomic.Uint64 // of packets that reached no queue
-	live        atomic.Pointer[[]*rxQueue]     // receive queues by number
-
-	ask      *neigh.Kernel
-	watch    *neigh.LinkWatch
-	waker    *engine.Waker
-	watching sync.WaitGroup
-	stop     chan struct{}
+	kernel atomic.Uint64
+	drops  [engine.NumDrops]atomic.Uint64 // of packets that reached no queue
+	live   atomic.Pointer[[]*rxQueue]     // receive queues by number
 
 	mu      sync.Mutex // over queues that come and go, and the next fields
 	open    bool       // the rings are there
@@ -142,13 +126,11 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 		p.release()
 		return nil, err
 	}
-	p.watching.Add(1)
-	go p.watchLink()
 	return p, nil
 }
 
 func newPort(spec engine.PortSpec) (*Port, error) {
-	p := &Port{spec: spec, tx: -1, waker: engine.NewWaker(), stop: make(chan struct{})}
+	p := &Port{spec: spec, tx: -1}
 	switch o := spec.Options.(type) {
 	case nil:
 	case Options:
@@ -175,40 +157,16 @@ func newPort(spec engine.PortSpec) (*Port, error) {
 
 // openSockets opens everything that belongs to the calling thread's network namespace.
 func (p *Port) openSockets() (err error) {
-	if p.watch, err = neigh.WatchLinks(); err != nil { // before the first look, so that no change is missed
-		return err
-	}
-	if p.ask, err = neigh.OpenKernel(); err != nil {
-		return err
-	}
-	l, err := p.ask.Link(p.spec.Address)
-	if err != nil {
+	if p.link, err = netif.Open(p.spec.Address, p.spec.MTU); err != nil {
 		return fmt.Errorf("afpacket: %w", err)
 	}
-	if p.spec.MTU > l.MTU {
-		return fmt.Errorf("afpacket: interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.Name, l.MTU, p.spec.MTU,
-			l.Name, p.spec.MTU, engine.ErrInvalid)
-	}
-	p.index = l.Index
-	p.note(l)
-	p.changes.Store(0)
-	if p.ips, err = p.ask.Addresses(l.Index); err != nil {
-		return err
-	}
-	p.numa, p.speed = -1, 0
-	if n, err := strconv.Atoi(sysfs(l.Name, "device/numa_node")); err == nil {
-		p.numa = n
-	}
-	if mbit, err := strconv.ParseInt(sysfs(l.Name, "speed"), 10, 64); err == nil && mbit > 0 {
-		p.speed = uint64(mbit) * 1e6
-	}
 	if p.o.FrameSize == 0 {
-		p.o.FrameSize = (l.MTU + packet.EthernetLen + vlanRoom + frameOverhead + 63) &^ 63
+		p.o.FrameSize = (p.link.MTU() + packet.EthernetLen + vlanRoom + frameOverhead + 63) &^ 63
 	}
 	if p.tx, err = p.socket(); err != nil {
 		return err
 	}
-	if err := sys.BindPacket(p.tx, p.index, false); err != nil {
+	if err := sys.BindPacket(p.tx, p.link.Index(), false); err != nil {
 		return fmt.Errorf("afpacket: %w", err)
 	}
 	if p.o.QdiscBypass {
@@ -222,7 +180,7 @@ func (p *Port) openSockets() (err error) {
 		}
 	}
 	if p.o.Promiscuous {
-		if err := sys.PacketPromiscuous(p.tx, p.index); err != nil {
+		if err := sys.PacketPromiscuous(p.tx, p.link.Index()); err != nil {
 			return fmt.Errorf("afpacket: %w", err)
 		}
 	}
@@ -234,7 +192,7 @@ func (p *Port) openSockets() (err error) {
 		}
 		p.taps = append(p.taps, &tap{port: p, fd: fd, number: i})
 	}
-	return engine.Events.Add(p.watch.FD())
+	return p.link.Watch(p.tell)
 }
 
 func (p *Port) socket() (int, error) {
@@ -245,57 +203,15 @@ func (p *Port) socket() (int, error) {
 	return fd, err
 }
 
-func sysfs(device, file string) string {
-	b, _ := os.ReadFile("/sys/class/net/" + device + "/" + file)
-	return strings.TrimSpace(string(b))
-}
-
-// note takes over what the kernel says of the interface.
-func (p *Port) note(l neigh.Link) {
-	if l.Index != p.index {
-		return
+// tell tells the queues that the interface has changed.
+func (p *Port) tell() {
+	if p.link.Gone() {
+		for _, q := range *p.live.Load() {
+			q.wake()
+		}
 	}
-	up := l.Up && !l.Gone
-	if p.up.Swap(up) != up {
-		p.changes.Add(1)
-	}
-	if l.Gone {
-		p.removed.Store(true)
-		return
-	}
-	p.mtu.Store(int64(l.MTU))
-	p.mac.Store(&l.MAC)
-}
-
-// watchLink notices changes of the interface until the port is closed.
-func (p *Port) watchLink() {
-	defer p.watching.Done()
-	for {
-		if p.watch.Read(p.note) { // some changes were lost
-			l, err := p.ask.Link(p.spec.Address)
-			if errors.Is(err, engine.ErrNotFound) || err == nil && l.Index != p.index {
-				l, err = neigh.Link{Index: p.index, Gone: true}, nil
-			}
-			if err == nil {
-				p.note(l)
-			}
-		}
-		if p.removed.Load() {
-			for _, q := range *p.live.Load() {
-				q.wake()
-			}
-		}
-		for _, q := range p.senders() {
-			q.out.Kick()
-		}
-		if engine.Events.Arm(p.watch.FD(), p.waker) != nil {
-			return
-		}
-		select {
-		case <-p.waker.C():
-		case <-p.stop:
-			return
-		}
+	for _, q := range p.senders() {
+		q.out.Kick()
 	}
 }
 
@@ -310,14 +226,15 @@ func (p *Port) Name() string { return p.name }
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
-	return engine.PortInfo{Engine: Name, Address: p.spec.Address, Device: p.spec.Address, MAC: *p.mac.Load(), IPs: slices.Clone(p.ips),
-		MTU: int(p.mtu.Load()), Up: p.up.Load(), Speed: p.speed, NUMA: p.numa}
+	i := p.link.Info()
+	i.Engine, i.Address = Name, p.spec.Address
+	return i
 }
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
 	c := (&Engine{}).Capabilities()
-	c.MaxPacket = int(p.mtu.Load()) + packet.EthernetLen
+	c.MaxPacket = p.link.MTU() + packet.EthernetLen
 	return c
 }
 
@@ -328,14 +245,13 @@ func (p *Port) Rules() engine.Rules { return &Rules{p.table} }
 type Rules struct{ table *flow.Table }
 
 // List implements engine.Rules.
-func (r *Rules) List() []flow.Rule {
-	rules := r.table.Snapshot().Rules()
-	slices.SortStableFunc(rules, func(a, b flow.Rule) int { return int(min(max(int64(b.Priority)-int64(a.Priority), -1), 1)) })
-	return rules
-}
+func (r *Rules) List() []flow.Rule { return r.table.List() }
 
 // Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken out of the ring afterwards.
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) { return r.table.Apply(changes...) }
+
+// Check implements engine.RuleChecker.
+func (r *Rules) Check(changes ...flow.Change) error { return r.table.Check(changes...) }
 
 // Stats are the packets that each rule matched.
 func (r *Rules) Stats() flow.Stats { return r.table.Stats() }
@@ -354,7 +270,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 		}
 		t.mu.Unlock()
 	}
-	*s = engine.PortStats{Rx: p.pastRx, Tx: p.pastTx, Kernel: p.kernel.Load(), LinkChanges: p.changes.Load()}
+	*s = engine.PortStats{Rx: p.pastRx, Tx: p.pastTx, Kernel: p.kernel.Load(), LinkChanges: p.link.Changes()}
 	for i := range p.drops {
 		s.Drops[i] = p.drops[i].Load()
 	}
@@ -363,13 +279,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 		q.counts(&one)
 		s.Rx.Add(&one)
 	}
-	for _, qs := range [][]*txQueue{p.txs, p.gone} {
-		for _, q := range qs {
-			var one engine.TxStats
-			q.Stats(&one)
-			s.Tx.Add(&one)
-		}
-	}
+	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
 // Close implements engine.Port. Packets that were borrowed from the ring keep it mapped until they are released.
@@ -382,16 +292,14 @@ func (p *Port) Close() error {
 	p.closed = true
 	rxs, txs := slices.Clone(*p.live.Load()), slices.Clone(p.txs)
 	p.mu.Unlock()
-	close(p.stop)
-	p.watching.Wait()
+	err := p.link.Close()
 	for _, q := range rxs {
 		q.Close()
 	}
 	for _, q := range txs {
 		q.Close()
 	}
-	engine.Events.Remove(p.watch.FD())
-	return p.release()
+	return errors.Join(err, p.release())
 }
 
 // release closes what is open.
@@ -403,11 +311,8 @@ func (p *Port) release() error {
 	for _, fd := range p.toClose {
 		errs = append(errs, sys.Close(fd))
 	}
-	if p.watch != nil {
-		errs = append(errs, p.watch.Close())
-	}
-	if p.ask != nil {
-		errs = append(errs, p.ask.Close())
+	if p.link != nil {
+		errs = append(errs, p.link.Close())
 	}
 	return errors.Join(errs...)
 }

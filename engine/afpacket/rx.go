@@ -51,7 +51,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	if p.closed {
 		return nil, engine.ErrClosed
 	}
-	if p.removed.Load() {
+	if p.link.Gone() {
 		return nil, ErrRemoved
 	}
 	live := *p.live.Load()
@@ -186,7 +186,7 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		return 0, nil
 	case q.closed.Load():
 		return 0, engine.ErrClosed
-	case q.port.removed.Load():
+	case q.port.link.Gone():
 		return 0, ErrRemoved
 	}
 	return 0, nil
@@ -259,7 +259,7 @@ const rearm = time.Millisecond / 2
 func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 	q.mu.Lock()
 	q.waker = w
-	ready = q.pending.Len() > 0 || q.closed.Load() || q.port.removed.Load()
+	ready = q.pending.Len() > 0 || q.closed.Load() || q.port.link.Gone()
 	q.mu.Unlock()
 	if ready {
 		return true

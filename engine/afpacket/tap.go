@@ -78,7 +78,7 @@ func (t *tap) accept(o *Options, hardware bool) error {
 		t.held.Store(1)
 		t.counters = t.port.table.NewCounters()
 	}
-	if err = sys.BindPacket(t.fd, t.port.index, true); err != nil {
+	if err = sys.BindPacket(t.fd, t.port.link.Index(), true); err != nil {
 		return fail(err)
 	}
 	if o.Sockets > 1 {
@@ -100,7 +100,7 @@ func (t *tap) close() error {
 	}
 	// The mapping keeps the socket alive, so it must be told to receive no more. A member of a fan-out group cannot be bound anew, and
 	// refuses everything by a filter.
-	if sys.BindPacket(t.fd, t.port.index, false) != nil {
+	if sys.BindPacket(t.fd, t.port.link.Index(), false) != nil {
 		_ = sys.AttachFilter(t.fd, []sys.FilterInstruction{{Op: 6}})
 	}
 	t.account()

@@ -46,33 +46,13 @@ const (
 
 // AddTxQueue implements engine.Port.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	srcs, err := engine.CheckTx(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("afpacket: transmit queue of %s: %w", p.name, err)
+	}
 	q := &txQueue{port: p, spec: spec, msgs: sys.NewMessages(sendBatch, sendPieces, 0)}
-	bad := func(format string, args ...any) (engine.TxQueue, error) {
-		return nil, fmt.Errorf("afpacket: transmit queue of %s: %s: %w", p.name, fmt.Sprintf(format, args...), engine.ErrInvalid)
-	}
-	if spec.Depth == 0 {
-		spec.Depth = 1024
-	}
-	switch {
-	case spec.Options != nil:
-		return bad("options of type %T: expected none", spec.Options)
-	case len(spec.Pools) < 1 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil):
-		return bad("%d pools: expected one, or two for a header and a payload", len(spec.Pools))
-	case spec.Depth < 1 || spec.Depth > 1<<20:
-		return bad("depth of %d packets: expected 1 to %d", spec.Depth, 1<<20)
-	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
-		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
-	}
-	var srcs []*burst.Source
-	for _, pool := range spec.Pools {
-		if pool.Region().All().Bytes() == nil {
-			return nil, fmt.Errorf("afpacket: pool %s is in memory that the CPU cannot reach: %w", pool.Name(), engine.ErrUnsupported)
-		}
-		srcs = append(srcs, burst.PoolSource(pool))
-	}
 	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	var sink engine.Sink = (*device)(q)
-	var err error
 	if spec.Rate > 0 || spec.SendAt {
 		if q.pacer, err = pace.New(sink, pace.Options{Rate: spec.Rate, SendAt: spec.SendAt}); err != nil {
 			return nil, err
@@ -84,7 +64,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if p.closed {
 		return nil, engine.ErrClosed
 	}
-	if p.removed.Load() {
+	if p.link.Gone() {
 		return nil, ErrRemoved
 	}
 	used := make([]int, len(p.txs))
@@ -166,7 +146,7 @@ type device txQueue
 // Transmit implements engine.Sink.
 func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	for from < to {
-		if !d.port.up.Load() {
+		if !d.port.link.Up() {
 			d.drops.Add(engine.DropDown, uint64(b.LivePart(from, to)))
 			return to, time.Time{}
 		}
@@ -199,7 +179,7 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 // gather makes messages of packets from on, and returns the first that is not among them.
 func (d *device) gather(b *burst.Burst, from, to int) int {
 	d.msgs.Reset()
-	mac := d.port.mac.Load()
+	mac := d.port.link.MAC()
 	for i := from; i < to; i++ {
 		n := b.Segments(i)
 		if n == 0 {

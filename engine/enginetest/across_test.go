@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
@@ -49,18 +50,20 @@ func TestAcross(t *testing.T) {
 		return enginetest.Pair{A: a, B: b, Conn: func(from engine.Port) uint32 { return ids[from] }}
 	}}
 	var veth *netns.Net
-	frames := enginetest.Harness{MinPacket: 14, Buffered: 4096, Noise: true, Open: func(t testing.TB) enginetest.Pair {
-		var ports [2]engine.Port
-		for i, h := range veth.Hosts {
-			if err := h.Do(func() error {
-				ports[i] = opened(t, afpacket.New(), engine.PortSpec{Address: h.Link().Name})
-				return nil
-			}); err != nil {
-				t.Fatal(err)
+	frames := func(e engine.Engine) enginetest.Harness {
+		return enginetest.Harness{MinPacket: 14, Buffered: 4096, Noise: true, Open: func(t testing.TB) enginetest.Pair {
+			var ports [2]engine.Port
+			for i, h := range veth.Hosts {
+				if err := h.Do(func() error {
+					ports[i] = opened(t, e, engine.PortSpec{Address: h.Link().Name})
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
 			}
-		}
-		return enginetest.Pair{A: ports[0], B: ports[1]}
-	}}
+			return enginetest.Pair{A: ports[0], B: ports[1]}
+		}}
+	}
 	rounds := 40
 	if testenv.Race || testenv.Invariants {
 		rounds = 15
@@ -73,7 +76,11 @@ func TestAcross(t *testing.T) {
 	t.Run("udp", func(t *testing.T) { across(t, udp) })
 	t.Run("frames", func(t *testing.T) {
 		veth = netns.New(t, netns.Topology{Neighbours: true})
-		across(t, frames)
+		across(t, frames(afpacket.New()))
+	})
+	t.Run("xdp", func(t *testing.T) {
+		veth = netns.New(t, netns.Topology{Neighbours: true})
+		across(t, frames(xdp.New()))
 	})
 	for name, shape := range map[string]enginetest.Shape{"blocks": enginetest.Blocks, "chunks": enginetest.Chunks, "foreign": enginetest.Foreign} {
 		t.Run(name, func(t *testing.T) { across(t, enginetest.FakeHarness(shape)) })

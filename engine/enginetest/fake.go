@@ -276,16 +276,8 @@ func (p *fakePort) Stats(s *engine.PortStats) {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	*s = engine.PortStats{}
-	for _, q := range p.allRx {
-		var x engine.RxStats
-		q.Stats(&x)
-		s.Rx.Add(&x)
-	}
-	for _, q := range p.allTx {
-		var x engine.TxStats
-		q.Stats(&x)
-		s.Tx.Add(&x)
-	}
+	engine.SumRx(&s.Rx, p.allRx)
+	engine.SumTx(&s.Tx, p.allTx)
 	for i := range p.lost {
 		s.Drops[i] += p.lost[i].Load()
 	}

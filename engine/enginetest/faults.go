@@ -25,7 +25,7 @@ func checkExhausted(t testing.TB, h Harness) {
 	const slots = 64
 	v := r.rx(r.B, engine.RxSpec{Depth: 512, Pools: []*mem.Pool{r.pool("little", slotSize, slots)}}, 0)
 	s := r.tx(r.A, engine.TxSpec{Depth: 256}, 512)
-	if r.caps.Stream {
+	if r.caps.Stream || r.caps.Lossless {
 		r.backpressure(s, v)
 		return
 	}
@@ -100,7 +100,7 @@ func checkExhausted(t testing.TB, h Harness) {
 	}
 }
 
-// backpressure shows that a stream waits for its consumer and loses nothing.
+// backpressure shows that the sender to a stream, or to another queue that is lossless, waits for its consumer, and that nothing is lost.
 func (r *rig) backpressure(s *sender, v *receiver) {
 	const n = 2000
 	done := make(chan error, 1)
@@ -140,8 +140,8 @@ func checkStalled(t testing.TB, h Harness) {
 	const depth = 128
 	v := r.rx(r.B, engine.RxSpec{Depth: depth}, 4*depth+256)
 	s := r.tx(r.A, engine.TxSpec{Depth: 256}, 512)
-	if r.caps.Stream {
-		t.Log("not asked: a stream waits for its consumer: see Exhausted")
+	if r.caps.Stream || r.caps.Lossless {
+		t.Log("not asked: the sender waits for its consumer: see Exhausted")
 		return
 	}
 	v.gaps = true

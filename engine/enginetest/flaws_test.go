@@ -101,6 +101,10 @@ func TestFlaws(t *testing.T) {
 					h.Patience = 300 * time.Millisecond // the others get all the time they need
 				}
 				failed, log := tryCheck(t, name, h)
+				// A run need not meet the flaw (one that forgets a wake-up has to sleep at that moment): another one will.
+				for more := 0; must && !failed && more < 40; more++ {
+					failed, log = tryCheck(t, name, h)
+				}
 				switch {
 				case must && !failed:
 					t.Errorf("check %s did not notice", name)

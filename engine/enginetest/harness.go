@@ -1,8 +1,6 @@
 package enginetest
 
 import (
-	"context"
-	"os"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -12,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/testenv/scope"
 )
 
 // Harness says how to open the engine under test, and what cannot be asked of its ports. The zero value of every field but Open
@@ -144,7 +143,7 @@ func Run(t *testing.T, h Harness) {
 // warm opens a pair once: it may start what stays for the life of the process, such as the runtime's poller.
 func warm(t *testing.T, h Harness) {
 	time.AfterFunc(time.Hour, func() {}).Stop()
-	open := func(t testing.TB) { scoped(t, func(t testing.TB) { newRig(t, h) }) }
+	open := func(t testing.TB) { scope.Run(t, func(t testing.TB) { newRig(t, h) }) }
 	if h.Virtual {
 		synctest.Test(t, func(t *testing.T) { open(t) })
 	} else {
@@ -155,52 +154,17 @@ func warm(t *testing.T, h Harness) {
 // guarded runs the check by way of in, and looks at what it has left.
 func (c check) guarded(t testing.TB, h Harness, in func(run func(testing.TB))) {
 	running := goleak.IgnoreCurrent()
-	fds := openFDs(t)
-	in(func(t testing.TB) { scoped(t, func(t testing.TB) { c.run(t, h) }) })
+	fds := scope.FDs(t)
+	in(func(t testing.TB) { scope.Run(t, func(t testing.TB) { c.run(t, h) }) })
 	if t.Failed() || t.Skipped() {
 		return
 	}
 	goleak.VerifyNone(t, running)
-	n := openFDs(t)
-	for start := time.Now(); n > fds && time.Since(start) < min(h.Patience, 5*time.Second); n = openFDs(t) {
+	n := scope.FDs(t)
+	for start := time.Now(); n > fds && time.Since(start) < min(h.Patience, 5*time.Second); n = scope.FDs(t) {
 		runtime.Gosched() // a goroutine of the engine may be about to close it
 	}
 	if n > fds {
 		t.Errorf("%d file descriptors before, %d after everything was closed", fds, n)
 	}
-}
-
-func openFDs(t testing.TB) int {
-	t.Helper()
-	d, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(d)
-}
-
-// scope is a testing.TB whose cleanups run when scoped ends, so that a test can look at what remains afterwards.
-type scope struct {
-	testing.TB
-	ctx      context.Context
-	cleanups []func()
-}
-
-func (s *scope) Cleanup(f func())         { s.cleanups = append(s.cleanups, f) }
-func (s *scope) Context() context.Context { return s.ctx }
-
-// scoped runs f and then its cleanups, also when f ends the test.
-func scoped(t testing.TB, f func(t testing.TB)) {
-	ctx, cancel := context.WithCancel(t.Context())
-	s := &scope{TB: t, ctx: ctx}
-	defer func() {
-		for len(s.cleanups) > 0 {
-			last := len(s.cleanups) - 1
-			c := s.cleanups[last]
-			s.cleanups = s.cleanups[:last]
-			c()
-		}
-	}()
-	defer cancel()
-	f(s)
 }

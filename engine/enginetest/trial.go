@@ -7,6 +7,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv/scope"
 )
 
 // trial is a testing.TB that only remembers failures, so that others can demand or study them.
@@ -32,7 +34,7 @@ func try(t testing.TB, f func(t testing.TB)) *trial {
 				r.note(true, fmt.Sprint("panic: ", p))
 			}
 		}()
-		scoped(r, f)
+		scope.Run(r, f)
 	}()
 	<-done
 	return r

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/netlink"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -53,7 +54,7 @@ func (k *Kernel) Close() error {
 const answerTime = 5000 // ms
 
 // ask sends a question and calls each for every message of the answer; a dump ends with done, other answers with the first one.
-func (k *Kernel) ask(make func(seq uint32) []byte, dump bool, each func(message)) error {
+func (k *Kernel) ask(make func(seq uint32) []byte, dump bool, each func(netlink.Message)) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.closed {
@@ -77,13 +78,13 @@ func (k *Kernel) ask(make func(seq uint32) []byte, dump bool, each func(message)
 		if n > len(k.buf) {
 			return fmt.Errorf("neigh: an answer of %d bytes: %w", n, errNetlink)
 		}
-		for m, rest, ok := nextMessage(k.buf[:n]); ok; m, rest, ok = nextMessage(rest) {
+		for m, rest, ok := netlink.Next(k.buf[:n]); ok; m, rest, ok = netlink.Next(rest) {
 			switch {
-			case m.seq != k.seq: // of a question that was given up
+			case m.Seq != k.seq: // of a question that was given up
 				continue
-			case m.kind == nlError:
-				return kernelError(m.body)
-			case m.kind == nlDone:
+			case m.Kind == netlink.Error:
+				return kernelError(m)
+			case m.Kind == netlink.Done:
 				return nil
 			}
 			each(m)
@@ -99,20 +100,29 @@ func (k *Kernel) Link(name string) (l Link, err error) {
 	if len(name) == 0 || len(name) > 15 {
 		return l, fmt.Errorf("neigh: interface %q: expected a name of 1 to 15 bytes: %w", name, engine.ErrInvalid)
 	}
+	return k.link(fmt.Sprintf("%q", name), func(seq uint32) []byte { return linkRequest(seq, name) })
+}
+
+// LinkAt finds an interface by its number, whatever its name is now. The error wraps engine.ErrNotFound if there is none.
+func (k *Kernel) LinkAt(index int) (Link, error) {
+	return k.link(fmt.Sprint("number ", index), func(seq uint32) []byte { return linkAtRequest(seq, index) })
+}
+
+func (k *Kernel) link(which string, request func(seq uint32) []byte) (l Link, err error) {
 	found := false
-	err = k.ask(func(seq uint32) []byte { return linkRequest(seq, name) }, false, func(m message) { l, found = parseLink(m) })
+	err = k.ask(request, false, func(m netlink.Message) { l, found = parseLink(m) })
 	if errors.Is(err, sys.ENODEV) || err == nil && !found {
-		return l, fmt.Errorf("neigh: there is no interface %q here: see \"ip link\": %w", name, engine.ErrNotFound)
+		return l, fmt.Errorf("neigh: there is no interface %s here: see \"ip link\": %w", which, engine.ErrNotFound)
 	}
 	if err != nil {
-		return l, fmt.Errorf("neigh: interface %q: %w", name, err)
+		return l, fmt.Errorf("neigh: interface %s: %w", which, err)
 	}
 	return l, nil
 }
 
 // Addresses are the addresses of an interface.
 func (k *Kernel) Addresses(ifindex int) (out []netip.Prefix, err error) {
-	err = k.ask(addrRequest, true, func(m message) {
+	err = k.ask(addrRequest, true, func(m netlink.Message) {
 		if p, ok := parseAddr(m); ok && p.Interface == ifindex {
 			out = append(out, p.Prefix)
 		}
@@ -129,7 +139,7 @@ func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 		return r, fmt.Errorf("neigh: route to the zero address: %w", engine.ErrInvalid)
 	}
 	found := false
-	err = k.ask(func(seq uint32) []byte { return routeRequest(seq, dst.WithZone(""), ifindex) }, false, func(m message) { r, found = parseRoute(m) })
+	err = k.ask(func(seq uint32) []byte { return routeRequest(seq, dst.WithZone(""), ifindex) }, false, func(m netlink.Message) { r, found = parseRoute(m) })
 	if err == nil && found {
 		return r, nil
 	}
@@ -142,7 +152,7 @@ func (k *Kernel) Route(dst netip.Addr, ifindex int) (r Route, err error) {
 
 // Neighbor looks up an entry of the kernel's table. found is false where there is none.
 func (k *Kernel) Neighbor(ifindex int, a netip.Addr) (n Neighbor, found bool, err error) {
-	err = k.ask(func(seq uint32) []byte { return neighborRequest(seq, ifindex, a, false) }, false, func(m message) { n, found = parseNeighbor(m) })
+	err = k.ask(func(seq uint32) []byte { return neighborRequest(seq, ifindex, a, false) }, false, func(m netlink.Message) { n, found = parseNeighbor(m) })
 	if errors.Is(err, sys.ENOENT) {
 		return n, false, nil
 	}
@@ -191,7 +201,7 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 		h.MAC = n.MAC
 		return nil
 	}
-	if err := k.ask(func(seq uint32) []byte { return neighborRequest(seq, h.Interface, h.Addr, true) }, false, func(message) {}); err != nil {
+	if err := k.ask(func(seq uint32) []byte { return neighborRequest(seq, h.Interface, h.Addr, true) }, false, func(netlink.Message) {}); err != nil {
 		if errors.Is(err, sys.EPERM) {
 			return fmt.Errorf("neigh: %v is not known yet, and asking for it needs CAP_NET_ADMIN (or one packet to it): %w: %w", h.Addr, err, ErrNoAnswer)
 		}
@@ -250,7 +260,7 @@ func (w *LinkWatch) Read(each func(Link)) (lost bool) {
 			lost = true
 			continue
 		}
-		for m, rest, ok := nextMessage(w.buf[:n]); ok; m, rest, ok = nextMessage(rest) {
+		for m, rest, ok := netlink.Next(w.buf[:n]); ok; m, rest, ok = netlink.Next(rest) {
 			if l, ok := parseLink(m); ok {
 				each(l)
 			}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/netlink"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -154,7 +155,7 @@ func FuzzNetlink(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
 		steps := 0
-		for m, rest, ok := nextMessage(b); ok; m, rest, ok = nextMessage(rest) {
+		for m, rest, ok := netlink.Next(b); ok; m, rest, ok = netlink.Next(rest) {
 			if steps++; steps > len(b)/16+1 || len(rest) >= len(b) {
 				t.Fatal("no end")
 			}
@@ -163,10 +164,10 @@ func FuzzNetlink(f *testing.F) {
 			if r, ok := parseRoute(m); ok && r.Interface <= 0 {
 				t.Fatal(r)
 			}
-			if n, ok := parseNeighbor(m); ok && (!n.Addr.IsValid() || n.Valid && m.kind == rtmDelNeigh) {
+			if n, ok := parseNeighbor(m); ok && (!n.Addr.IsValid() || n.Valid && m.Kind == rtmDelNeigh) {
 				t.Fatal(n)
 			}
-			kernelError(m.body)
+			kernelError(m)
 			b = rest
 		}
 	})

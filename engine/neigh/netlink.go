@@ -6,20 +6,19 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/penstock-io/penstock/internal/netlink"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Numbers of rtnetlink (linux/netlink.h, linux/rtnetlink.h, linux/neighbour.h).
+// Numbers of rtnetlink (linux/rtnetlink.h, linux/neighbour.h).
 const (
-	nlError, nlDone = 2, 3
-
 	rtmNewLink, rtmDelLink, rtmGetLink    = 16, 17, 18
 	rtmNewAddr, rtmGetAddr                = 20, 22
 	rtmNewRoute, rtmGetRoute              = 24, 26
 	rtmNewNeigh, rtmDelNeigh, rtmGetNeigh = 28, 29, 30
 
-	flagRequest, flagAck, flagCreate, flagDump = 1, 4, 0x400, 0x300
+	flagAck, flagCreate, flagDump = 4, 0x400, 0x300
 
 	familyIPv4, familyIPv6 = 2, 10
 
@@ -73,74 +72,13 @@ type Prefix struct {
 // native is the byte order of netlink.
 var native = binary.NativeEndian
 
-// message is one netlink message.
-type message struct {
-	kind uint16
-	seq  uint32
-	body []byte
-}
-
-// nextMessage cuts the first message from b. It is false at the end, and when what is left is malformed.
-func nextMessage(b []byte) (m message, rest []byte, ok bool) {
-	if len(b) < 16 {
-		return m, nil, false
-	}
-	n := native.Uint32(b)
-	if n < 16 || uint64(n) > uint64(len(b)) {
-		return m, nil, false
-	}
-	m = message{native.Uint16(b[4:]), native.Uint32(b[8:]), b[16:n]}
-	return m, b[min((uint64(n)+3)&^3, uint64(len(b))):], true
-}
-
-// nextAttribute cuts the first attribute from b.
-func nextAttribute(b []byte) (kind uint16, value, rest []byte, ok bool) {
-	if len(b) < 4 {
-		return 0, nil, nil, false
-	}
-	n := native.Uint16(b)
-	if n < 4 || int(n) > len(b) {
-		return 0, nil, nil, false
-	}
-	return native.Uint16(b[2:]) & 0x3fff, b[4:n], b[min((int(n)+3)&^3, len(b)):], true
-}
-
-// request begins a message; end completes it.
-func request(b []byte, kind, flags uint16, seq uint32) []byte {
-	b = append(b, make([]byte, 16)...)
-	m := b[len(b)-16:]
-	native.PutUint16(m[4:], kind)
-	native.PutUint16(m[6:], flags|flagRequest)
-	native.PutUint32(m[8:], seq)
-	return b
-}
-
-// attribute appends an attribute.
-func attribute(b []byte, kind uint16, value []byte) []byte {
-	b = native.AppendUint16(b, uint16(4+len(value)))
-	b = native.AppendUint16(b, kind)
-	b = append(b, value...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
-	}
-	return b
-}
-
-// end writes the length of a message that is alone in b.
-func end(b []byte) []byte {
-	native.PutUint32(b, uint32(len(b)))
-	return b
-}
-
-// kernelError is what a message of type nlError says: nil for an acknowledgement.
-func kernelError(body []byte) error {
-	if len(body) < 4 {
+// kernelError is what a message of kind Error says: nil for an acknowledgement.
+func kernelError(m netlink.Message) error {
+	switch e, ok := m.Errno(); {
+	case !ok:
 		return errNetlink
-	}
-	if e := int32(native.Uint32(body)); e < 0 && e > -4096 {
-		return sys.Errno(-e)
-	} else if e != 0 {
-		return errNetlink
+	case e != 0:
+		return sys.Errno(e)
 	}
 	return nil
 }
@@ -154,18 +92,18 @@ func address(b []byte) netip.Addr {
 	return a
 }
 
-func parseLink(m message) (l Link, ok bool) {
-	if m.kind != rtmNewLink && m.kind != rtmDelLink || len(m.body) < 16 {
+func parseLink(m netlink.Message) (l Link, ok bool) {
+	if m.Kind != rtmNewLink && m.Kind != rtmDelLink || len(m.Body) < 16 {
 		return l, false
 	}
-	l.Index = int(int32(native.Uint32(m.body[4:])))
-	flags := native.Uint32(m.body[8:])
+	l.Index = int(int32(native.Uint32(m.Body[4:])))
+	flags := native.Uint32(m.Body[8:])
 	l.Up = flags&linkUp != 0 && flags&linkLowerUp != 0
-	l.Gone = m.kind == rtmDelLink && m.body[0] == 0 // other families say that it left a bridge
-	if m.kind == rtmDelLink && !l.Gone {
+	l.Gone = m.Kind == rtmDelLink && m.Body[0] == 0 // other families say that it left a bridge
+	if m.Kind == rtmDelLink && !l.Gone {
 		return l, false
 	}
-	for kind, v, rest, ok := nextAttribute(m.body[16:]); ok; kind, v, rest, ok = nextAttribute(rest) {
+	for kind, v := range netlink.Attributes(m.Body[16:]) {
 		switch {
 		case kind == 1 && len(v) == 6:
 			l.MAC = packet.MAC(v)
@@ -178,13 +116,13 @@ func parseLink(m message) (l Link, ok bool) {
 	return l, true
 }
 
-func parseAddr(m message) (p Prefix, ok bool) {
-	if m.kind != rtmNewAddr || len(m.body) < 8 {
+func parseAddr(m netlink.Message) (p Prefix, ok bool) {
+	if m.Kind != rtmNewAddr || len(m.Body) < 8 {
 		return p, false
 	}
-	p.Interface = int(native.Uint32(m.body[4:]))
+	p.Interface = int(native.Uint32(m.Body[4:]))
 	var a, local netip.Addr
-	for kind, v, rest, ok := nextAttribute(m.body[8:]); ok; kind, v, rest, ok = nextAttribute(rest) {
+	for kind, v := range netlink.Attributes(m.Body[8:]) {
 		switch kind {
 		case 1:
 			a = address(v)
@@ -195,15 +133,15 @@ func parseAddr(m message) (p Prefix, ok bool) {
 	if local.IsValid() { // of a point-to-point link, the other one is the peer's
 		a = local
 	}
-	p.Prefix = netip.PrefixFrom(a, int(m.body[1]))
+	p.Prefix = netip.PrefixFrom(a, int(m.Body[1]))
 	return p, p.Prefix.IsValid()
 }
 
-func parseRoute(m message) (r Route, ok bool) {
-	if m.kind != rtmNewRoute || len(m.body) < 12 {
+func parseRoute(m netlink.Message) (r Route, ok bool) {
+	if m.Kind != rtmNewRoute || len(m.Body) < 12 {
 		return r, false
 	}
-	switch m.body[7] {
+	switch m.Body[7] {
 	case typeUnicast, typeAnycast:
 	case typeLocal:
 		r.Local = true
@@ -212,7 +150,7 @@ func parseRoute(m message) (r Route, ok bool) {
 	default: // unreachable, prohibited, a black hole
 		return r, false
 	}
-	for kind, v, rest, ok := nextAttribute(m.body[12:]); ok; kind, v, rest, ok = nextAttribute(rest) {
+	for kind, v := range netlink.Attributes(m.Body[12:]) {
 		switch {
 		case kind == 4 && len(v) == 4:
 			r.Interface = int(native.Uint32(v))
@@ -227,13 +165,13 @@ func parseRoute(m message) (r Route, ok bool) {
 	return r, r.Interface > 0
 }
 
-func parseNeighbor(m message) (n Neighbor, ok bool) {
-	if m.kind != rtmNewNeigh && m.kind != rtmDelNeigh || len(m.body) < 12 {
+func parseNeighbor(m netlink.Message) (n Neighbor, ok bool) {
+	if m.Kind != rtmNewNeigh && m.Kind != rtmDelNeigh || len(m.Body) < 12 {
 		return n, false
 	}
-	n.Interface = int(int32(native.Uint32(m.body[4:])))
-	state := native.Uint16(m.body[8:])
-	for kind, v, rest, ok := nextAttribute(m.body[12:]); ok; kind, v, rest, ok = nextAttribute(rest) {
+	n.Interface = int(int32(native.Uint32(m.Body[4:])))
+	state := native.Uint16(m.Body[8:])
+	for kind, v := range netlink.Attributes(m.Body[12:]) {
 		switch {
 		case kind == 1:
 			n.Addr = address(v)
@@ -243,7 +181,7 @@ func parseNeighbor(m message) (n Neighbor, ok bool) {
 		}
 	}
 	n.Failed = state&stateFailed != 0
-	if m.kind == rtmDelNeigh {
+	if m.Kind == rtmDelNeigh {
 		n.Valid = false
 	}
 	return n, n.Addr.IsValid()
@@ -257,21 +195,27 @@ func family(a netip.Addr) byte {
 }
 
 func linkRequest(seq uint32, name string) []byte {
-	b := append(request(nil, rtmGetLink, 0, seq), make([]byte, 16)...)
-	return end(attribute(b, 3, append([]byte(name), 0)))
+	b := append(netlink.Begin(nil, rtmGetLink, 0, seq), make([]byte, 16)...)
+	return netlink.End(netlink.AppendAttribute(b, 3, append([]byte(name), 0)))
+}
+
+func linkAtRequest(seq uint32, index int) []byte {
+	b := append(netlink.Begin(nil, rtmGetLink, 0, seq), make([]byte, 16)...)
+	native.PutUint32(b[len(b)-12:], uint32(index))
+	return netlink.End(b)
 }
 
 func addrRequest(seq uint32) []byte {
-	return end(append(request(nil, rtmGetAddr, flagDump, seq), make([]byte, 8)...))
+	return netlink.End(append(netlink.Begin(nil, rtmGetAddr, flagDump, seq), make([]byte, 8)...))
 }
 
 func routeRequest(seq uint32, dst netip.Addr, oif int) []byte {
-	b := append(request(nil, rtmGetRoute, 0, seq), family(dst), byte(dst.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
-	b = attribute(b, 1, dst.AsSlice())
+	b := append(netlink.Begin(nil, rtmGetRoute, 0, seq), family(dst), byte(dst.BitLen()), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+	b = netlink.AppendAttribute(b, 1, dst.AsSlice())
 	if oif > 0 {
-		b = attribute(b, 4, native.AppendUint32(nil, uint32(oif)))
+		b = netlink.AppendAttribute(b, 4, native.AppendUint32(nil, uint32(oif)))
 	}
-	return end(b)
+	return netlink.End(b)
 }
 
 // neighborRequest asks for an entry, or, with use, makes the kernel resolve it.
@@ -280,11 +224,11 @@ func neighborRequest(seq uint32, oif int, a netip.Addr, use bool) []byte {
 	if use {
 		kind, flags, ntf = rtmNewNeigh, flagAck|flagCreate, neighborUse
 	}
-	b := request(nil, kind, flags, seq)
+	b := netlink.Begin(nil, kind, flags, seq)
 	b = append(b, family(a), 0, 0, 0)
 	b = native.AppendUint32(b, uint32(oif))
 	b = append(b, 0, 0, ntf, 0)
-	return end(attribute(b, 1, a.AsSlice()))
+	return netlink.End(netlink.AppendAttribute(b, 1, a.AsSlice()))
 }
 
 func (l Link) String() string { return fmt.Sprintf("%s (%d)", l.Name, l.Index) }

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -34,6 +35,14 @@ func TestEngines(t *testing.T) {
 			h := netns.New(t, netns.Topology{}).Hosts[0]
 			err = h.Do(func() error {
 				p, err = afpacket.New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0"})
+				return err
+			})
+			return p, err
+		}},
+		{"xdp", func(t *testing.T) (p engine.Port, err error) {
+			h := netns.New(t, netns.Topology{}).Hosts[0]
+			err = h.Do(func() error {
+				p, err = xdp.New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0"})
 				return err
 			})
 			return p, err

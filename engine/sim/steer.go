@@ -44,9 +44,6 @@ func (n *Network) settle() {
 	defer n.mu.Unlock()
 }
 
-// List implements engine.Rules.
-func (r *rules) List() []flow.Rule { return r.Snapshot().Rules() }
-
 // steering is the classifier of a port with its scratch memory: one packet after the other, as in a NIC.
 type steering struct {
 	port *Port

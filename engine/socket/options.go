@@ -50,6 +50,9 @@ type UDPOptions struct {
 	Peers int
 	// KeepTruncated delivers datagrams that were longer than a slot, with the flag burst.Truncated, instead of dropping them.
 	KeepTruncated bool
+	// MaxPayload is the longest payload of a datagram in bytes: longer ones that come are treated as if the slots were no larger, longer
+	// ones cannot be sent. 0 is what slots, and UDP, have room for. It does not go with GRO, which makes payloads longer.
+	MaxPayload int
 	// Queues is the number of receive queues that the port can have; 0 is 1, at most 64. More than one lets other sockets of the same
 	// user bind to the same address too (SO_REUSEPORT).
 	Queues int
@@ -106,6 +109,8 @@ type TCPOptions struct {
 	BusyPoll time.Duration
 	// Batch is the number of slots for one read; 0 is 16, at most 64.
 	Batch int
+	// MaxPayload is the most bytes that one packet brings; 0 is what its slot has room for.
+	MaxPayload int
 	// Interface keeps the port to one network device.
 	Interface string
 	// OnConn is told when connections come and go, by a goroutine of the engine: it must not wait.
@@ -141,6 +146,8 @@ func (o *UDPOptions) complete() error {
 		return invalid("Queues is %d: expected 1 to %d", o.Queues, maxQueues)
 	case o.Peers > maxPeers:
 		return invalid("Peers is %d: expected at most %d", o.Peers, maxPeers)
+	case o.MaxPayload < 0 || o.MaxPayload > 0 && o.GRO:
+		return invalid("MaxPayload is %d: expected 0 or more, and 0 with GRO", o.MaxPayload)
 	case o.Spread > SpreadRandom:
 		return invalid("Spread is %d: expected SpreadFlow, SpreadCPU or SpreadRandom", o.Spread)
 	case o.TTL < 0 || o.TTL > 255 || o.MulticastTTL < 0 || o.MulticastTTL > 255:
@@ -167,12 +174,22 @@ func (o *TCPOptions) complete() error {
 		return invalid("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one", o.BackoffMin, o.BackoffMax)
 	case o.ConnectTimeout < 0 || o.KeepAlive < 0 || o.UserTimeout < 0 || o.BusyPoll < 0:
 		return invalid("a time is negative")
+	case o.MaxPayload < 0:
+		return invalid("MaxPayload is %d: expected 0 or more", o.MaxPayload)
 	case o.Backlog < 1 || o.MaxConns < 1:
 		return invalid("Backlog %d and MaxConns %d: expected at least 1", o.Backlog, o.MaxConns)
 	case o.ReceiveBuffer < 0 || o.SendBuffer < 0:
 		return invalid("a buffer's size is negative")
 	}
 	return nil
+}
+
+// longest is the longest payload to send, as Alloc allows it.
+func (o *UDPOptions) longest() int {
+	if o.MaxPayload > 0 {
+		return min(o.MaxPayload, maxPayload)
+	}
+	return maxPayload
 }
 
 // orElse gives what is zero its default.

@@ -1,11 +1,7 @@
 package socket
 
 import (
-	"sync"
-	"time"
-
 	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -16,7 +12,7 @@ type slots struct {
 	pool *mem.Pool
 	src  *burst.Source
 	all  []byte // of the pool's region
-	size uint32 // of a slot
+	size uint32 // of a slot, as far as it is used
 	h    []mem.Handle
 	have int // of h
 	used int // of which the first are used or not: those that are used are NoHandle
@@ -28,6 +24,13 @@ type slots struct {
 func newSlots(pool *mem.Pool, src *burst.Source, n int, set func(int, []byte), move func(int, int)) slots {
 	return slots{pool: pool, src: src, all: pool.Region().All().Bytes(), size: uint32(pool.SlotSize()),
 		h: make([]mem.Handle, n), got: make([]mem.Handle, n), set: set, move: move}
+}
+
+// limit uses no more of each slot than that; 0 is all of it. It is called before the first fill.
+func (s *slots) limit(bytes int) {
+	if bytes > 0 && bytes < int(s.size) {
+		s.size = uint32(bytes)
+	}
 }
 
 // take takes slot i, which has been filled.
@@ -94,46 +97,6 @@ func (s *slots) close() {
 	}
 	s.pool.PutBatch(s.h[:n])
 	s.have, s.used = 0, 0
-}
-
-// retry wakes a queue that found no free slot after a while: nobody else tells it when there is one.
-type retry struct {
-	mu    sync.Mutex
-	timer *time.Timer
-	waker *engine.Waker
-}
-
-// retryAfter is the pause.
-const retryAfter = time.Millisecond
-
-func (r *retry) arm(w *engine.Waker) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waker = w
-	if r.timer == nil {
-		r.timer = time.AfterFunc(retryAfter, r.fire)
-		return
-	}
-	r.timer.Reset(retryAfter)
-}
-
-func (r *retry) fire() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.waker != nil {
-		r.waker.Wake()
-		r.waker = nil
-	}
-}
-
-// stop ends it: nobody is woken any more.
-func (r *retry) stop() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.waker = nil
-	if r.timer != nil {
-		r.timer.Stop()
-	}
 }
 
 // readable asks the kernel whether a descriptor has something now.

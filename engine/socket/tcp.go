@@ -467,12 +467,8 @@ func (p *TCPPort) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	*s = p.old
-	for _, q := range p.rx {
-		var r engine.RxStats
-		q.Stats(&r)
-		s.Rx.Add(&r)
-	}
-	addTx(&s.Tx, p.tx, p.ended)
+	engine.SumRx(&s.Rx, p.rx)
+	engine.SumTx(&s.Tx, p.tx, p.ended)
 }
 
 // Close implements engine.Port. What the kernel has taken to send it still sends.

@@ -26,7 +26,7 @@ type tcpRx struct {
 	pieces  []sys.Iovec
 	waker   *engine.Waker // that Arm was given last
 	watched bool          // engine.Events knows the epoll instance
-	retry   retry
+	retry   engine.Retry
 
 	packets, bytes, polls, empty, calls metrics.Counter
 	drops                               engine.DropCounters
@@ -67,6 +67,7 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	n := min(p.o.Batch, max(pool.Slots()/4, 1))
 	q.pieces = make([]sys.Iovec, n)
 	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) }, func(to, from int) { q.pieces[to] = q.pieces[from] })
+	q.slots.limit(p.o.MaxPayload)
 	if q.epoll, err = sys.NewEpoll(); err != nil {
 		return nil, err
 	}
@@ -322,7 +323,7 @@ func (q *tcpRx) Arm(w *engine.Waker) (ready bool) {
 	}
 	q.waker = w
 	if q.slots.fill() == 0 {
-		q.retry.arm(w)
+		q.retry.Arm(w)
 		return false
 	}
 	if len(q.active) > 0 || q.err != nil {
@@ -394,7 +395,7 @@ func (q *tcpRx) Close() error {
 	if q.watched {
 		engine.Events.Remove(q.epoll.FD())
 	}
-	q.retry.stop()
+	q.retry.Stop()
 	orphans := make([]*conn, 0, len(q.members))
 	for _, c := range q.members {
 		orphans = append(orphans, c)

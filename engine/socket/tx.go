@@ -167,14 +167,3 @@ func retire(q *txQueue, open, ended []*txQueue, old *engine.TxStats) (stillOpen,
 	}
 	return open, ended
 }
-
-// addTx adds the counts of queues.
-func addTx(s *engine.TxStats, qs ...[]*txQueue) {
-	for _, l := range qs {
-		for _, q := range l {
-			var t engine.TxStats
-			q.Stats(&t)
-			s.Add(&t)
-		}
-	}
-}

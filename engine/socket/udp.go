@@ -382,12 +382,8 @@ func (p *UDPPort) Stats(s *engine.PortStats) {
 	*s = p.old
 	s.Drops.Add(&p.sum.Drops)
 	s.LinkChanges = p.sum.LinkChanges
-	for _, q := range p.rx {
-		var r engine.RxStats
-		q.Stats(&r)
-		s.Rx.Add(&r)
-	}
-	addTx(&s.Tx, p.tx, p.ended)
+	engine.SumRx(&s.Rx, p.rx)
+	engine.SumTx(&s.Tx, p.tx, p.ended)
 }
 
 // look counts what came while there was no queue. The caller holds p.mu.

@@ -34,7 +34,7 @@ type udpRx struct {
 	hardware     bool
 	waker        *engine.Waker // that Arm was given last
 	watched      bool          // engine.Events knows the socket
-	retry        retry
+	retry        engine.Retry
 
 	packets, bytes, polls, empty, calls metrics.Counter
 	drops                               engine.DropCounters
@@ -88,6 +88,7 @@ func (p *UDPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		src = q.blocks.src
 	}
 	q.slots = newSlots(pool, src, n, q.msgs.SetBuffer, q.msgs.MoveBuffer)
+	q.slots.limit(p.o.MaxPayload)
 	if err := p.open(q, spec); err != nil {
 		return nil, err
 	}
@@ -430,7 +431,7 @@ func (q *udpRx) Arm(w *engine.Waker) (ready bool) {
 	}
 	q.waker = w
 	if q.slots.fill() == 0 {
-		q.retry.arm(w)
+		q.retry.Arm(w)
 		return false
 	}
 	if readable(q.sock.fd) {
@@ -482,7 +483,7 @@ func (q *udpRx) Close() error {
 	if q.watched {
 		engine.Events.Remove(q.sock.fd)
 	}
-	q.retry.stop()
+	q.retry.Stop()
 	// The kernel lets nothing more in, so what is there now is all. What it drops from now on is the port's matter.
 	err := sys.DropAll(q.sock.fd, true)
 	q.drops.Add(engine.DropKernel, q.sock.lately())

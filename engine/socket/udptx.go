@@ -49,7 +49,7 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if p.o.NoGSO {
 		s.most = 0
 	}
-	q, err := newTxQueue(spec, id, maxPayload, &s.sent)
+	q, err := newTxQueue(spec, id, p.o.longest(), &s.sent)
 	if err != nil {
 		return nil, err
 	}
@@ -148,6 +148,10 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 	open := false     // it can take more
 	locked := false
 	var when int64 // it is to leave
+	longest := p.o.MaxPayload
+	if longest == 0 {
+		longest = maxPayload + 20 // over IPv6; the kernel refuses it over IPv4
+	}
 	for i := from; i < to; i++ {
 		if b.Segments(i) == 0 {
 			if s.msgs.Count() == 0 {
@@ -196,7 +200,7 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			}
 			addr = &s.to[0]
 		}
-		if length > maxPayload+20 || b.Segments(i) > s.msgs.Room() {
+		if length > longest || b.Segments(i) > s.msgs.Room() {
 			if k > 0 {
 				break
 			}

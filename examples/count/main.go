@@ -4,6 +4,10 @@
 //	go run ./examples/count
 //	go run ./examples/count -address udp://:5000 -send=false
 //	go run ./examples/count -address eth0 -send=false
+//
+// and past the kernel's network stack, by another word:
+//
+//	go run ./examples/count -address eth0 -send=false -engine xdp
 package main
 
 import (
@@ -21,23 +25,25 @@ import (
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
 	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/mem"
 )
 
 func main() {
 	address := flag.String("address", "sim://count?loop", "where to receive: sim://NAME?loop, udp://HOST:PORT or an interface")
+	name := flag.String("engine", "", "who receives: sim, socket, afpacket or xdp; nothing for what the address tells")
 	packets := flag.Int("packets", 1000, "how many packets to wait for")
 	send := flag.Bool("send", true, "send them, too")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := count(ctx, os.Stdout, *address, *packets, *send); err != nil {
+	if err := count(ctx, os.Stdout, *address, *name, *packets, *send); err != nil {
 		fmt.Fprintln(os.Stderr, "count:", err)
 		os.Exit(1)
 	}
 }
 
-func count(ctx context.Context, out io.Writer, address string, packets int, send bool) error {
+func count(ctx context.Context, out io.Writer, address, name string, packets int, send bool) error {
 	// The memory that packets are received into, and sent from.
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "packets", SlotSize: 2048, Slots: 4096})
 	if err != nil {
@@ -45,12 +51,19 @@ func count(ctx context.Context, out io.Writer, address string, packets int, send
 	}
 	defer pool.Close()
 
-	var eng engine.Engine = afpacket.New() // whole frames of an interface
-	switch scheme, _, _ := strings.Cut(address, ":"); scheme {
-	case "sim":
-		eng = sim.Default
-	case "udp":
-		eng = socket.New()
+	engines, err := engine.NewTable(sim.Default, socket.New(), afpacket.New(), xdp.New())
+	if err != nil {
+		return err
+	}
+	if scheme, _, _ := strings.Cut(address, ":"); name == "" {
+		name = map[string]string{"sim": "sim", "udp": "socket"}[scheme]
+	}
+	if name == "" {
+		name = "afpacket" // whole frames of an interface
+	}
+	eng, err := engines.Get(name)
+	if err != nil {
+		return err
 	}
 	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address})
 	if err != nil {

@@ -4,6 +4,7 @@
 //
 //	go run ./examples/fanout
 //	go run ./examples/fanout -address eth0
+//	go run ./examples/fanout -address eth0 -engine xdp
 package main
 
 import (
@@ -16,12 +17,12 @@ import (
 	"os/signal"
 	"strings"
 	"sync"
-	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
+	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -34,26 +35,34 @@ const (
 
 func main() {
 	address := flag.String("address", "sim://fanout?loop", "where to receive: sim://NAME?loop or an interface")
-	packets := flag.Int("packets", 640, "how many packets to wait for")
+	name := flag.String("engine", "afpacket", "who receives from an interface: afpacket or xdp")
+	packets := flag.Int("packets", 160, "how many packets each queue waits for")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := fanout(ctx, os.Stdout, *address, *packets); err != nil {
+	if err := fanout(ctx, os.Stdout, *address, *name, *packets); err != nil {
 		fmt.Fprintln(os.Stderr, "fanout:", err)
 		os.Exit(1)
 	}
 }
 
-func fanout(ctx context.Context, out io.Writer, address string, packets int) error {
+func fanout(ctx context.Context, out io.Writer, address, name string, packets int) error {
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "packets", SlotSize: 2048, Slots: 4096})
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	var eng engine.Engine = afpacket.New()
+	engines, err := engine.NewTable(sim.Default, afpacket.New(), xdp.New())
+	if err != nil {
+		return err
+	}
 	simulated := strings.HasPrefix(address, "sim:")
 	if simulated {
-		eng = sim.Default
+		name = "sim"
+	}
+	eng, err := engines.Get(name)
+	if err != nil {
+		return err
 	}
 	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address, Isolated: true})
 	if err != nil {
@@ -61,13 +70,11 @@ func fanout(ctx context.Context, out io.Writer, address string, packets int) err
 	}
 	defer port.Close()
 
-	// Each queue has one owner, which therefore needs no lock. It ends with the context.
+	// Each queue has one owner, which therefore needs no lock. It ends with its share or with the context.
 	receiving, stop := context.WithCancel(ctx)
 	var owners sync.WaitGroup
 	defer owners.Wait()
 	defer stop()
-	var left atomic.Int64
-	left.Store(int64(packets))
 	var count [queues]int
 	var seen [queues]map[uint32]bool // flows
 	for i := range queues {
@@ -81,16 +88,13 @@ func fanout(ctx context.Context, out io.Writer, address string, packets int) err
 			b := burst.New(64)
 			defer b.Release()
 			var l packet.Layers
-			for rx.Recv(receiving, b) == nil {
+			for count[i] < packets && rx.Recv(receiving, b) == nil {
 				for k := range b.Len() {
 					if frame := b.Bytes(k, 0); packet.Parse(frame, &l) == packet.OK {
 						seen[i][packet.FlowHash(frame, &l)] = true
 					}
 				}
 				count[i] += b.Len()
-				if left.Add(-int64(b.Len())) <= 0 {
-					stop()
-				}
 				b.Release()
 			}
 		})
@@ -105,7 +109,7 @@ func fanout(ctx context.Context, out io.Writer, address string, packets int) err
 		return err
 	}
 	if simulated {
-		if err := send(port, pool, packets); err != nil {
+		if err := send(port, pool, queues*packets); err != nil {
 			return err
 		}
 	}

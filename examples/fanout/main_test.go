@@ -19,11 +19,17 @@ func Example() {
 
 // The same on a real interface, where somebody else sends.
 func TestInterface(t *testing.T) {
+	for _, name := range []string{"afpacket", "xdp"} {
+		t.Run(name, func(t *testing.T) { overInterface(t, name) })
+	}
+}
+
+func overInterface(t *testing.T, name string) {
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	done := make(chan error, 1)
 	var out bytes.Buffer
 	go func() {
-		done <- n.Hosts[0].Do(func() error { return fanout(t.Context(), &out, "eth0", 100) })
+		done <- n.Hosts[0].Do(func() error { return fanout(t.Context(), &out, "eth0", name, 25) })
 	}()
 	// Its beginning is not told, so packets come until it ends.
 	const ports = 16
@@ -39,16 +45,11 @@ func TestInterface(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sum := 0
 			for i, line := range bytes.Split(bytes.TrimSpace(out.Bytes()), []byte("\n")) {
 				var queue, packets, flows int
-				if _, err := fmt.Sscanf(string(line), "queue %d: %d packets of %d flows", &queue, &packets, &flows); err != nil || queue != i || packets == 0 {
+				if _, err := fmt.Sscanf(string(line), "queue %d: %d packets of %d flows", &queue, &packets, &flows); err != nil || queue != i || packets < 25 || flows == 0 {
 					t.Errorf("%q: %v", line, err)
 				}
-				sum += packets
-			}
-			if sum < 100 {
-				t.Errorf("%d packets", sum)
 			}
 			return
 		default:

@@ -4,6 +4,7 @@
 //
 //	go run ./examples/split
 //	go run ./examples/split -address eth0
+//	go run ./examples/split -address eth0 -engine xdp
 package main
 
 import (
@@ -21,23 +22,25 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/sim"
+	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
 
 func main() {
 	address := flag.String("address", "sim://split?loop", "where to receive: sim://NAME?loop or an interface")
+	name := flag.String("engine", "afpacket", "who receives from an interface: afpacket or xdp")
 	packets := flag.Int("packets", 100, "how many packets to wait for")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
-	if err := split(ctx, os.Stdout, *address, *packets); err != nil {
+	if err := split(ctx, os.Stdout, *address, *name, *packets); err != nil {
 		fmt.Fprintln(os.Stderr, "split:", err)
 		os.Exit(1)
 	}
 }
 
-func split(ctx context.Context, out io.Writer, address string, packets int) error {
+func split(ctx context.Context, out io.Writer, address, name string, packets int) error {
 	headers, err := mem.NewPool(mem.PoolOptions{Name: "headers", SlotSize: 128, Slots: 1024})
 	if err != nil {
 		return err
@@ -49,10 +52,17 @@ func split(ctx context.Context, out io.Writer, address string, packets int) erro
 	}
 	defer data.Close()
 
-	var eng engine.Engine = afpacket.New()
+	engines, err := engine.NewTable(sim.Default, afpacket.New(), xdp.New())
+	if err != nil {
+		return err
+	}
 	simulated := strings.HasPrefix(address, "sim:")
 	if simulated {
-		eng = sim.Default
+		name = "sim"
+	}
+	eng, err := engines.Get(name)
+	if err != nil {
+		return err
 	}
 	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address})
 	if err != nil {

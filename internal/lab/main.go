@@ -14,6 +14,7 @@ import (
 	"os/signal"
 
 	"github.com/penstock-io/penstock/internal/soak"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // command is one word of the tool.
@@ -31,7 +32,8 @@ var commands = []command{
 }
 
 func main() {
-	soak.Main() // the soak's workers are this program
+	soak.Main()  // the soak's workers are this program
+	netns.Main() // and so is the watcher of hosts
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := dispatch(ctx, os.Args[1:], os.Stdout)
 	stop()

@@ -7,9 +7,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -18,24 +20,27 @@ const module = "github.com/penstock-io/penstock"
 // floors is the table of DESIGN section 1: a package may import packages of lower floors, and packages listed before it on
 // its own floor. Packages under internal/ that any floor may use are in base.
 var floors = [][]string{
-	{"internal/invariants", "internal/sys", "internal/testenv", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
-		"internal/testenv/peers", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda"},
-	{"ring", "metrics", "vec"},
-	{"mem"},
+	{"internal/invariants", "internal/netlink", "internal/sys", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
+		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
+	{"ring", "metrics", "metrics/prom", "vec"},
+	{"mem", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
-	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/sim", "engine/socket", "engine/afpacket",
-		"path", "path/pathtest", "path/shm", "path/tcp", "internal/testenv/fault"},
-	{"transfer/control", "transfer"},
+	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs",
+		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "internal/testenv/fault"},
+	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
-	{"bench/paired", "bench", "internal/soak"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab"},
+	{"app", "bench/paired", "bench", "bench/stream", "bench/sections", "internal/soak", "doctor", "tune"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
 var apart = map[string][]string{
 	"path/tcp":        {"path/shm"},
+	"path/verbs":      {"path/shm", "path/tcp", "path/seal"},
 	"engine/socket":   {"engine/sim"},
 	"engine/afpacket": {"engine/sim", "engine/socket"},
+	"engine/xdp":      {"engine/sim", "engine/socket", "engine/afpacket"},
+	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
 }
 
 // restricted says who alone may import a package from outside the module (tests are free to).
@@ -44,8 +49,25 @@ var restricted = map[string][]string{
 	"syscall":                {"internal/sys"},
 	"github.com/spf13/cobra": {"cli"},
 	"github.com/spf13/pflag": {"cli"},
-	"C":                      {},
-	"plugin":                 {},
+
+	"github.com/cilium/ebpf":      {"engine/xdp/prog"},
+	"github.com/cilium/ebpf/asm":  {"engine/xdp/prog"},
+	"github.com/cilium/ebpf/btf":  {"engine/xdp/prog"},
+	"github.com/cilium/ebpf/link": {"engine/xdp/prog"},
+
+	"go.yaml.in/yaml/v3": {"config"},
+
+	"github.com/ebitengine/purego": {"internal/dl"},
+
+	"github.com/prometheus/client_golang/prometheus":          {"metrics/prom"},
+	"github.com/prometheus/client_golang/prometheus/promhttp": {"metrics/prom"},
+
+	"gonum.org/v1/gonum/blas":        {"bench/stream"},
+	"gonum.org/v1/gonum/blas/gonum":  {"bench/stream"},
+	"gonum.org/v1/gonum/dsp/fourier": {"bench/stream"},
+
+	"C":      {},
+	"plugin": {},
 }
 
 // maxLines is the length a file should not exceed; long holds the exceptions with their reason.
@@ -62,7 +84,22 @@ type source struct {
 	text     string
 }
 
+var (
+	once   sync.Once
+	loaded []source
+)
+
+// load is all Go files of the repository.
 func load(t *testing.T) []source {
+	t.Helper()
+	once.Do(func() { loaded = loadAll(t) })
+	if len(loaded) == 0 {
+		t.Fatal("the first test could not load the sources")
+	}
+	return loaded
+}
+
+func loadAll(t *testing.T) []source {
 	t.Helper()
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -166,6 +203,45 @@ func TestImportsGoDown(t *testing.T) {
 	}
 }
 
+// ofTheLab are the packages for tests that the program may link: bench finds the peers' tools with them and runs both sides in namespaces.
+var ofTheLab = []string{"internal/testenv", "internal/testenv/netns", "internal/testenv/peers", "internal/testenv/peers/xdp"}
+
+func TestProgramLinksLittleOfTheLab(t *testing.T) {
+	sources := load(t)
+	linked := map[string]string{} // a package, and who imports it
+	todo := []string{"cmd/penstock"}
+	for len(todo) > 0 {
+		pkg := todo[0]
+		todo = todo[1:]
+		for _, s := range sources {
+			if s.pkg != pkg || s.test {
+				continue
+			}
+			for _, i := range imports(s) {
+				target, ours := strings.CutPrefix(i, module+"/")
+				if !ours || linked[target] != "" {
+					continue
+				}
+				linked[target] = s.rel
+				todo = append(todo, target)
+			}
+		}
+	}
+	if linked["engine/xdp"] == "" {
+		t.Fatal("the program does not link engine/xdp: this test does not follow imports")
+	}
+	for pkg, who := range linked {
+		if strings.HasPrefix(pkg, "internal/testenv") && !slices.Contains(ofTheLab, pkg) {
+			t.Errorf("%s: imports %s, which makes it a part of cmd/penstock", who, pkg)
+		}
+	}
+	for _, pkg := range ofTheLab {
+		if linked[pkg] == "" {
+			t.Errorf("the program does not link %s any more: take it out of ofTheLab", pkg)
+		}
+	}
+}
+
 func TestRestrictedImports(t *testing.T) {
 	for _, s := range load(t) {
 		for _, i := range imports(s) {
@@ -196,14 +272,17 @@ func TestUnsafeOnlyInNamedFiles(t *testing.T) {
 	}
 }
 
-func TestAssemblyOnlyInVec(t *testing.T) {
+// assembly lists the packages that may have assembly: copies and checksums, and calls of C.
+var assembly = []string{"vec", "internal/dl"}
+
+func TestAssemblyOnlyInNamedPackages(t *testing.T) {
 	root := "../.."
 	filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.HasSuffix(p, ".s") && filepath.ToSlash(filepath.Dir(p)) != root+"/vec" {
-			t.Errorf("%s: assembly outside vec", p)
+		if rel, _ := filepath.Rel(root, filepath.Dir(p)); strings.HasSuffix(p, ".s") && !slices.Contains(assembly, filepath.ToSlash(rel)) {
+			t.Errorf("%s: assembly outside %v", p, assembly)
 		}
 		return nil
 	})
@@ -292,6 +371,41 @@ func TestNoPathsOfAMachine(t *testing.T) {
 			if strings.Contains(s.text, bad) {
 				t.Errorf("%s: contains %q", s.rel, bad)
 			}
+		}
+	}
+}
+
+// Every test that docs/xdp.md names is there.
+func TestPageOfXDPNamesTests(t *testing.T) {
+	b, err := os.ReadFile("../../docs/xdp.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := map[string]bool{}
+	for _, s := range load(t) {
+		if !s.test {
+			continue
+		}
+		for _, d := range s.file.Decls {
+			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
+				have[s.pkg+"."+f.Name.Name] = true
+			}
+		}
+	}
+	named := regexp.MustCompile("`(?:([a-z/]+)\\.)?((?:Test|Fuzz)[A-Za-z]+)(?:/[A-Za-z ]+)?`").FindAllStringSubmatch(string(b), -1)
+	if len(named) < 40 {
+		t.Fatalf("the page names %d tests", len(named))
+	}
+	for _, m := range named {
+		pkg := m[1]
+		switch {
+		case pkg == "":
+			pkg = "engine/xdp"
+		case !strings.Contains(pkg, "/"):
+			pkg = "engine/xdp/" + pkg
+		}
+		if !have[pkg+"."+m[2]] {
+			t.Errorf("docs/xdp.md names %s, and package %s has no such test", m[0], pkg)
 		}
 	}
 }

@@ -39,13 +39,22 @@ type books struct {
 	killed  map[string]bool // lives of workers that got SIGKILL
 	nodes   map[string]bool // nodes seen; true: closed in order
 	borrows uint64
-	wrong   []string // what does not balance
-	dropped int      // of those, not kept
+	shares  uint64
+	looked  uint64
+	hops    uint64            // failovers of transfers that ended
+	tries   uint64            // attempts of jobs after the first
+	resumed uint64            // downloads that went on where an earlier job had ended, or an earlier life of the worker
+	sums    map[string]uint64 // what nodes counted that were closed in order
+	wrong   []string          // what does not balance
+	dropped int               // of those, not kept
 }
 
 func newBooks() *books {
-	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{}, nodes: map[string]bool{}}
+	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{}, nodes: map[string]bool{}, sums: map[string]uint64{}}
 }
+
+// checkedBySender are the kinds whose bytes the sender checks itself when they have ended: no notification tells of them.
+var checkedBySender = map[string]bool{kindDownload: true, kindStore: true}
 
 // maxWrong is how many complaints are kept.
 const maxWrong = 100
@@ -82,6 +91,9 @@ func (b *books) take(l *line) {
 		b.nodes[l.Node] = false
 	case tClosed:
 		b.nodes[l.Node] = true
+		for name, n := range l.Sums {
+			b.sums[name] += n
+		}
 		if l.Text != "" {
 			b.complain("%s left over: %s", l.Node, l.Text)
 		}
@@ -89,6 +101,10 @@ func (b *books) take(l *line) {
 		b.complain("%s: %s", l.Node, l.Text)
 	case tBorrow:
 		b.borrows++
+	case tLooked:
+		b.looked++
+	case tShare:
+		b.shares++
 	case tBegin, tEnd, tHeard:
 		e := b.open[l.Key]
 		if e == nil {
@@ -96,7 +112,7 @@ func (b *books) take(l *line) {
 			b.open[l.Key] = e
 		}
 		b.enter(e, l)
-		if e.begun && e.ended == 1 && e.err == "" && e.heard == 1 {
+		if e.begun && e.ended == 1 && e.err == "" && (e.heard == 1 || checkedBySender[e.kind]) {
 			b.settle(l.Key, e)
 			delete(b.open, l.Key) // whatever is told of it from now on makes a new entry that never began
 		}
@@ -111,9 +127,14 @@ func (b *books) enter(e *entry, l *line) {
 		}
 		e.begun, e.kind, e.to, e.bytes = true, l.Kind, l.To, l.Bytes
 		b.kind(l.Kind).begun++
+		if l.From > 0 {
+			b.resumed++
+		}
 	case tEnd:
 		e.ended++
 		e.err, e.path = l.Err, l.Path
+		b.hops += uint64(l.Hops)
+		b.tries += uint64(l.Tries)
 		if l.Err == "" {
 			b.kind(e.kind).paths[l.Path]++
 		} else if strings.HasPrefix(l.Err, "?") {
@@ -154,6 +175,7 @@ func (b *books) settle(key string, e *entry) {
 		t.good++
 		t.bytes += e.bytes
 		switch {
+		case checkedBySender[e.kind]:
 		case e.heard == 1:
 			t.heard++
 			if e.heardBytes != e.bytes {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
+	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -18,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // host is one node of a worker, from opening to closing.
@@ -40,15 +43,18 @@ type host struct {
 	links   map[int]*link
 	regions []*mem.Region
 	acks    map[string]chan struct{} // puts that wait for the receiver's word
+	ids     map[transfer.ID]bool     // of transfers that were heard of
+
+	id     *identity.Identity
+	rights rights
+	books  ledger
+	lets   map[int]*let // memory that other workers write to
+	sums   map[string]uint64
 }
 
 // Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and nobody writes to it until the
 // receiver has looked at it.
 var partShare = []uint64{64, 64, 64, 64, 8, 8, 1} // MaxBytes divided by these
-
-// afterwards is how long a part is left alone after a put into it failed. The receiver of a TCP path that was frozen meanwhile
-// still places what is in its socket before it notices; no freeze lasts that long.
-const afterwards = 5 * time.Second
 
 const (
 	moverCount  = 4
@@ -67,7 +73,8 @@ func warmNet() error {
 
 func (w *worker) open(seed uint64) (*host, error) {
 	w.lives++
-	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{}, acks: map[string]chan struct{}{}}
+	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{}, acks: map[string]chan struct{}{},
+		ids: map[transfer.ID]bool{}, lets: map[int]*let{}}
 	h.moving, h.stop = context.WithCancel(context.Background())
 	h.living, h.end = context.WithCancel(context.Background())
 	plan, err := fault.Parse(w.c.Data)
@@ -90,34 +97,29 @@ func (w *worker) open(seed uint64) (*host, error) {
 			}
 		}
 	}
+	if h.id, err = identity.Open(filepath.Join(w.c.Dir, workerName(w.c.Index)), identity.Options{}); err != nil {
+		return nil, err
+	}
+	plain := fmt.Sprintf("@penstock-soak-%d-%d", os.Getpid(), w.lives)
 	h.n, err = transfer.Open(h.living, transfer.Options{
-		Name: h.name, Listen: []string{"tcp://127.0.0.1:0"}, Paths: drivers, OnTransfer: h.heard,
+		Name: h.name, Listen: []string{"tcp://127.0.0.1:0", "unix://" + plain}, Paths: drivers, OnTransfer: h.heard,
+		Identity: h.id, Policy: &h.rights, Limits: w.limits(),
 		Budget: max(w.c.MaxBytes/8*budget, 256<<10), HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second,
 	})
 	if err != nil {
 		return nil, err
 	}
-	for i := range w.c.Peers {
-		if i == w.c.Index {
-			continue
-		}
-		size := uint64(0)
-		for _, s := range partShare {
-			size += partSize(w.c.MaxBytes, s)
-		}
-		r, err := h.region(fmt.Sprint("in ", i), size)
-		if err != nil {
-			return nil, err
-		}
-		if _, err := h.n.Export(r.All(), transfer.ExportOptions{Name: inName(i), Rights: path.Read | path.Write}); err != nil {
-			return nil, err
-		}
+	h.books.follow(h)
+	if err := h.serve(); err != nil {
+		return nil, err
 	}
 	r := rand.New(rand.NewPCG(seed, 1))
 	for i := range w.c.Peers {
 		if i != w.c.Index {
 			s := r.Uint64()
 			h.others.Go(func() { h.dial(i, s) })
+			jobs := r.Uint64()
+			h.movers.Go(func() { h.work(i, jobs) })
 		}
 	}
 	for i := range publishings {
@@ -131,11 +133,19 @@ func (w *worker) open(seed uint64) (*host, error) {
 		s := r.Uint64()
 		h.movers.Go(func() { h.move(i, s) })
 	}
-	w.tell(line{T: tOpen, Node: h.name, Text: h.n.Addrs()[0]})
+	w.tell(line{T: tOpen, Node: h.name, Text: h.n.Addrs()[0], Plain: "unix://" + plain})
 	return h, nil
 }
 
 func partSize(most, share uint64) uint64 { return max(most/share, 4096) }
+
+// partAt is where a part begins and how large it is.
+func partAt(most uint64, i int) (base, size uint64) {
+	for _, s := range partShare[:i] {
+		base += partSize(most, s)
+	}
+	return base, partSize(most, partShare[i])
+}
 
 func inName(sender int) string { return fmt.Sprint("in ", sender) }
 
@@ -163,8 +173,18 @@ func (h *host) drop(r *mem.Region) {
 	r.Close()
 }
 
-// disturb carries out a command that concerns data connections.
+// disturb carries out a command that is a fault.
 func (h *host) disturb(cmd string) {
+	switch cmd {
+	case cDeny:
+		h.deny()
+	case cPardon:
+		h.id.SetRules(nil)
+	case cTake:
+		h.rights.take()
+	case cGive:
+		h.rights.give()
+	}
 	for _, p := range h.data.Proxies() {
 		switch cmd {
 		case cCut:
@@ -198,15 +218,23 @@ func (h *host) patiently(f func()) bool {
 func (h *host) quiet() {
 	h.stop()
 	h.patiently(h.movers.Wait)
+	if !h.settled() {
+		h.w.stacks("transfers that did not end")
+		h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
+			h.inflight.Load(), h.w.c.Patience)})
+	}
+}
+
+// settled waits until every transfer has ended, but not for ever, and reports whether they have.
+func (h *host) settled() bool {
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
 	for end := time.Now().Add(h.w.c.Patience); h.inflight.Load() > 0; <-tick.C {
 		if time.Now().After(end) {
-			h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf("%d transfers did not end within %v although their peers are alive or given up",
-				h.inflight.Load(), h.w.c.Patience)})
-			return
+			return false
 		}
 	}
+	return true
 }
 
 // close ends the node and returns what is wrong about that.
@@ -219,6 +247,12 @@ func (h *host) close() (left []string) {
 	if !h.patiently(h.movers.Wait) || !h.patiently(h.others.Wait) {
 		left = append(left, "goroutines of the worker hang")
 	}
+	if !h.settled() {
+		left = append(left, fmt.Sprintf("%d transfers did not end although the node is closed", h.inflight.Load()))
+	}
+	var wrong []string
+	h.sums, wrong = h.books.balance(h)
+	left = append(left, wrong...)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for _, r := range h.regions {
@@ -239,9 +273,18 @@ func (h *host) track(key string, x *transfer.Transfer, err error, after func(err
 		return
 	}
 	x.OnDone(func(x *transfer.Transfer) {
-		h.ended(key, x.Explain().Path, x.Err())
+		h.finished(key, x.ID(), x.Explain(), x.Err())
 		after(x.Err())
 	})
+}
+
+// finished tells of the end of a transfer that this worker began one by one.
+func (h *host) finished(key string, id transfer.ID, e transfer.Explanation, err error) {
+	if err == nil && e.Security < e.Floor {
+		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security, e.Floor)
+	}
+	h.books.ended(id, err)
+	h.tellEnd(line{T: tEnd, Key: key, Node: h.name, Path: e.Path, Hops: len(e.Failovers)}, err)
 }
 
 func (h *host) begin(kind, key, to string, bytes uint64) {
@@ -250,8 +293,11 @@ func (h *host) begin(kind, key, to string, bytes uint64) {
 }
 
 func (h *host) ended(key, via string, err error) {
-	l := line{T: tEnd, Key: key, Node: h.name, Path: via, Err: reason(err)}
-	if l.Err == "?" {
+	h.tellEnd(line{T: tEnd, Key: key, Node: h.name, Path: via}, err)
+}
+
+func (h *host) tellEnd(l line, err error) {
+	if l.Err = reason(err); l.Err == "?" {
 		l.Text = err.Error()
 	}
 	h.w.tell(l)
@@ -264,17 +310,24 @@ func (h *host) complain(format string, args ...any) {
 
 // heard is told of each completed transfer of a peer.
 func (h *host) heard(i transfer.Incoming) {
+	h.once(i.ID)
+	if len(i.Msg) == 0 { // a piece of a job, or for a share
+		return
+	}
 	var m message
 	if err := json.Unmarshal(i.Msg, &m); err != nil {
 		h.complain("a %d-byte message of %s is damaged: %v", len(i.Msg), i.Peer, err)
 		return
 	}
+	if m.Kind == "fan" {
+		m.Key = legKey(m.Key, h.w.c.Index)
+	}
 	l := line{T: tHeard, Key: m.Key, Node: h.name, Bytes: i.Bytes}
 	switch {
-	case m.Kind == "put":
+	case m.Kind == "put", m.Kind == "fan":
 		l.Text = h.look(&m)
 		h.w.tell(l)
-		h.acknowledge(i.Peer, m.Key)
+		h.acknowledge(i.Peer, m.Key, m.Node)
 		return
 	case m.Kind == "push": // one that is waited for does not come here
 		l.Text = "the tensor came when nobody waited for it any more"
@@ -287,6 +340,17 @@ func (h *host) heard(i transfer.Incoming) {
 		h.mu.Unlock()
 	}
 	h.w.tell(l)
+}
+
+// once complains of a transfer that was heard of before.
+func (h *host) once(id transfer.ID) {
+	h.mu.Lock()
+	again := h.ids[id]
+	h.ids[id] = true
+	h.mu.Unlock()
+	if again {
+		h.complain("transfer %v was heard of twice", id)
+	}
 }
 
 // look checks the bytes of a put. The sender does not touch them before it is acknowledged.
@@ -321,13 +385,13 @@ func (h *host) look(m *message) string {
 	return ""
 }
 
-func (h *host) acknowledge(p *transfer.Peer, key string) {
+func (h *host) acknowledge(p *transfer.Peer, key, to string) {
 	if h.living.Err() != nil {
 		return
 	}
 	k := h.w.key()
 	msg, _ := json.Marshal(message{Key: k, Kind: "ack", Ack: key})
-	h.begin("ack", k, p.Name(), 0)
+	h.begin("ack", k, to, 0)
 	x, err := p.Notify(context.Background(), msg, transfer.PutOptions{})
 	h.track(k, x, err, func(error) {})
 }
@@ -344,9 +408,8 @@ type link struct {
 
 // part is a part of the memory that another worker exports for this one.
 type part struct {
-	busy  bool
-	until time.Time // not to be used before
-	last  string    // what became of the put before, for complaints
+	busy bool
+	last string // what became of the put before, for complaints
 }
 
 // dial keeps a connection to a worker.
@@ -355,14 +418,22 @@ func (h *host) dial(i int, seed uint64) {
 	parts := map[string][]part{} // by node: parts whose put was not acknowledged stay busy
 	for h.living.Err() == nil {
 		ctx, cancel := context.WithTimeout(h.living, 5*time.Second)
-		p, err := h.n.Dial(ctx, h.w.c.Peers[i])
+		addr := h.w.c.Peers[i]
+		if r.IntN(2) == 0 {
+			addr = h.w.c.Plain[i]
+		}
+		p, err := h.n.Dial(ctx, addr)
 		var in *transfer.Remote
+		name := ""
+		if err == nil {
+			name, err = askLife(ctx, p)
+		}
 		if err == nil {
 			in, err = p.Lookup(ctx, inName(h.w.c.Index))
 		}
 		cancel()
 		if err == nil {
-			l := &link{peer: p, to: p.Name(), in: in, parts: parts[p.Name()]}
+			l := &link{peer: p, to: name, in: in, parts: parts[name]}
 			if l.parts == nil {
 				l.parts = make([]part, len(partShare))
 			}
@@ -445,6 +516,7 @@ func (h *host) receive() {
 }
 
 func (h *host) took(t *transfer.Received) {
+	h.once(t.ID)
 	key, at := readLabel(t.Span.Bytes())
 	l := line{T: tHeard, Key: key, Node: h.name, Bytes: t.Span.Len}
 	if at >= 0 {

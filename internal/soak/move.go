@@ -3,7 +3,6 @@ package soak
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"math/bits"
 	"math/rand/v2"
@@ -44,7 +43,7 @@ func (h *host) move(i int, seed uint64) {
 			pause(h.moving, 5*time.Millisecond)
 			continue
 		}
-		switch k := m.r.IntN(20); {
+		switch k := m.r.IntN(24); {
 		case k < 9:
 			m.put(l)
 		case k < 11:
@@ -53,8 +52,12 @@ func (h *host) move(i int, seed uint64) {
 			m.push(l)
 		case k < 18:
 			m.fetch(l)
-		default:
+		case k < 20:
 			m.borrow(l)
+		case k < 22:
+			m.share(l)
+		default:
+			m.fan()
 		}
 		if m.r.IntN(4) == 0 {
 			pause(h.moving, time.Duration(m.r.IntN(4000))*time.Microsecond)
@@ -78,15 +81,25 @@ func (m *mover) pick() *link {
 	return nil
 }
 
-// via restricts a transfer to a path, sometimes.
-func (m *mover) via() []string {
+// how is a random choice of what a transfer can be asked for.
+func (m *mover) how(msg []byte) transfer.PutOptions {
+	o := transfer.PutOptions{Msg: msg, Digest: m.r.IntN(8) == 0, Priority: transfer.Priority(m.r.IntN(3))}
 	switch m.r.IntN(4) {
 	case 0:
-		return []string{"shm"}
+		o.Paths = []string{"shm"}
 	case 1:
-		return []string{"tcp"}
+		o.Paths = []string{"tcp"}
 	}
-	return nil
+	if m.r.IntN(4) == 0 {
+		o.Stream = 1 + m.r.Uint32N(3)
+	}
+	switch m.r.IntN(16) {
+	case 0:
+		o.Security = path.SecurityEncrypted // over a session without certificates no path gives that
+	case 1, 2:
+		o.Security = path.SecurityHost
+	}
+	return o
 }
 
 // run begins a transfer and waits for its end; false: the host gives up waiting. Some transfers are canceled.
@@ -145,20 +158,16 @@ func (m *mover) blocks(size, room uint64) (offs [][2]uint64) {
 func (m *mover) put(l *link) {
 	i := m.r.IntN(len(partShare))
 	l.mu.Lock()
-	if l.parts[i].busy || time.Now().Before(l.parts[i].until) {
+	if l.parts[i].busy {
 		l.mu.Unlock()
 		return
 	}
 	l.parts[i].busy = true
 	last := l.parts[i].last
 	l.mu.Unlock()
-	base := uint64(0)
-	for _, s := range partShare[:i] {
-		base += partSize(m.h.w.c.MaxBytes, s)
-	}
-	room := partSize(m.h.w.c.MaxBytes, partShare[i])
+	base, room := partAt(m.h.w.c.MaxBytes, i)
 	size := logSize(m.r, room)
-	msg := message{Key: m.h.w.key(), Kind: "put", Seed: m.r.Uint64(), Export: inName(m.h.w.c.Index)}
+	msg := message{Key: m.h.w.key(), Node: m.h.name, Kind: "put", Seed: m.r.Uint64(), Export: inName(m.h.w.c.Index)}
 	seed := msg.Seed
 	var copies []path.Copy
 	local := uint64(0)
@@ -179,17 +188,12 @@ func (m *mover) put(l *link) {
 	m.h.mu.Lock()
 	m.h.acks[msg.Key] = ack
 	m.h.mu.Unlock()
+	how := m.how(text)
 	err, ok := m.run(l, "put", msg.Key, size, func(ctx context.Context) (*transfer.Transfer, error) {
-		return l.peer.Put(ctx, copies, transfer.PutOptions{Msg: text, Paths: m.via()})
+		return l.peer.Put(ctx, copies, how)
 	}, nil)
 	if err == nil && ok {
-		select {
-		case <-ack:
-		case <-l.peer.Gone():
-			ok = false // the part stays busy: the receiver may look at it yet
-		case <-m.h.living.Done():
-			ok = false
-		}
+		ok = m.h.acknowledged(l, ack)
 	}
 	m.h.mu.Lock()
 	delete(m.h.acks, msg.Key)
@@ -202,13 +206,21 @@ func (m *mover) put(l *link) {
 			return
 		}
 	}
-	var until time.Time
-	if err != nil && !errors.Is(err, path.ErrCanceled) {
-		until = time.Now().Add(afterwards)
-	}
 	l.mu.Lock()
-	l.parts[i] = part{until: until, last: fmt.Sprintf("%s of %d bytes, which ended with %v", msg.Key, size, err)}
+	l.parts[i] = part{last: fmt.Sprintf("%s of %d bytes, which ended with %v", msg.Key, size, err)}
 	l.mu.Unlock()
+}
+
+// acknowledged waits until the receiver of a put has looked at it, and returns false if that is not to be known: then the part stays busy,
+// because the receiver may look at it yet. The acknowledgement can fail although the peer lives, and is then not sent again.
+func (h *host) acknowledged(l *link, ack <-chan struct{}) bool {
+	select {
+	case <-ack:
+		return true
+	case <-l.peer.Gone():
+	case <-h.moving.Done():
+	}
+	return false
 }
 
 // back gets what was put and compares it.
@@ -222,8 +234,9 @@ func (m *mover) back(l *link, put []path.Copy, seed, size uint64, last string) b
 		copies = append(copies, path.Copy{Local: s, Key: c.Key, RemoteOff: c.RemoteOff})
 		local += s.Len
 	}
+	how := m.how(text)
 	_, ok := m.run(l, "get", msg.Key, size, func(ctx context.Context) (*transfer.Transfer, error) {
-		return l.peer.Get(ctx, copies, transfer.PutOptions{Msg: text, Paths: m.via()})
+		return l.peer.Get(ctx, copies, how)
 	}, func() {
 		for _, c := range copies {
 			if at := verify(c.Local.Bytes(), seed); at >= 0 {
@@ -238,8 +251,10 @@ func (m *mover) back(l *link, put []path.Copy, seed, size uint64, last string) b
 func (m *mover) notify(l *link) {
 	msg := message{Key: m.h.w.key(), Kind: "notify"}
 	text, _ := json.Marshal(msg)
+	how := m.how(nil)
+	how.Digest = false
 	m.run(l, "notify", msg.Key, 0, func(ctx context.Context) (*transfer.Transfer, error) {
-		return l.peer.Notify(ctx, text, transfer.PutOptions{Paths: m.via()})
+		return l.peer.Notify(ctx, text, how)
 	}, nil)
 }
 
@@ -250,9 +265,10 @@ func (m *mover) push(l *link) {
 	s, _ := m.src.Span(0, size)
 	label(s.Bytes(), key)
 	text, _ := json.Marshal(message{Key: key, Kind: "push"})
+	how := m.how(text)
 	m.run(l, "push", key, size, func(ctx context.Context) (*transfer.Transfer, error) {
 		ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-		x, err := l.peer.SendTensor(ctx, "push", tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}}, s, transfer.PutOptions{Msg: text, Paths: m.via()})
+		x, err := l.peer.SendTensor(ctx, "push", tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}}, s, how)
 		if err != nil {
 			cancel()
 		} else {
@@ -294,8 +310,9 @@ func (m *mover) fetch(l *link) {
 	}
 	msg := message{Key: m.h.w.key(), Kind: "fetch"}
 	text, _ := json.Marshal(msg)
+	how := m.how(text)
 	m.run(l, "fetch", msg.Key, size, func(ctx context.Context) (*transfer.Transfer, error) {
-		return l.peer.Get(ctx, []path.Copy{r.At(0, s)}, transfer.PutOptions{Msg: text, Paths: m.via()})
+		return l.peer.Get(ctx, []path.Copy{r.At(0, s)}, how)
 	}, func() {
 		if key, at := readLabel(s.Bytes()); at >= 0 {
 			m.h.complain("fetch %s of %d bytes (tensor %q): byte %d is wrong", msg.Key, size, key, at)

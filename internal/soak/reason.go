@@ -3,12 +3,15 @@ package soak
 import (
 	"context"
 	"errors"
+	"net"
 
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // reasons are the ways in which a transfer may fail here, the more specific first. Damaged bytes and broken protocols are not
@@ -19,6 +22,11 @@ var reasons = []struct {
 }{
 	{path.ErrCanceled, "canceled"},
 	{path.ErrRevoked, "revoked"},
+	{path.ErrRights, "not permitted"},
+	{identity.ErrDenied, "denied"},
+	{sched.ErrTooMany, "too many"},
+	{sched.ErrTooManyBytes, "too many bytes"},
+	{sched.ErrTooLarge, "too large"},
 	{path.ErrKey, "unknown key"},
 	{transfer.ErrPeerLost, "peer lost"},
 	{transfer.ErrClosed, "node closed"},
@@ -43,6 +51,15 @@ func reason(err error) string {
 	var c *control.Error
 	if errors.As(err, &c) && c.Remote {
 		return "peer: " + c.Code.String() // why it failed there is told there
+	}
+	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" { // of TLS: the other side denies the certificate
+		return "denied"
+	}
+	if errors.Is(err, transfer.ErrGaveUp) {
+		return "gave up"
+	}
+	if errors.Is(err, transfer.ErrSecurity) { // of at least one path
+		return "security floor"
 	}
 	if errors.Is(err, path.ErrUnavailable) { // for many reasons, such as a token that expired while somebody was frozen
 		return "no path"

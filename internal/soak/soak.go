@@ -8,6 +8,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // What a worker may do wrong on purpose, for tests that show that Run notices.
@@ -28,7 +30,7 @@ const (
 
 // breaks are plans of faults that break the contract of paths.
 var breaks = map[string]string{
-	BreakLost: "drop every=~100",
+	BreakLost: "drop every=~15",
 	BreakByte: "corrupt every=~20",
 }
 
@@ -59,10 +61,18 @@ type Report struct {
 	Took    time.Duration
 	Kinds   []Kind
 	Borrows uint64
-	Faults  map[string]int // events by name
-	Lives   int            // processes started
-	Nodes   int            // nodes opened
-	Wrong   []string       // what does not balance; empty is good
+	Shares  uint64
+	Looked  uint64 // stores whose bytes the receiver found right
+	// Failovers are those of transfers that were begun one by one, of all workers. Sums are what nodes counted that were closed in
+	// order: for all transfers, also those of jobs and shares.
+	Failovers uint64
+	Retries   uint64 // attempts of jobs after the first
+	Resumed   uint64 // downloads that went on where an earlier job had ended, also one of a life of the worker that was killed
+	Sums      map[string]uint64
+	Faults    map[string]int // events by name
+	Lives     int            // processes started
+	Nodes     int            // nodes opened
+	Wrong     []string       // what does not balance; empty is good
 }
 
 // run is the process that starts the workers and keeps the books.
@@ -73,12 +83,14 @@ type run struct {
 	all    []*member
 	faults map[string]int
 	lives  int
+	dir    string // see config
 }
 
 // member is a worker in all its lives. Only the goroutine of Run uses it, but for what is marked.
 type member struct {
 	index int
-	front *fault.Proxy // of its control connections
+	front *fault.Proxy // of its control connections with certificates
+	plain *fault.Proxy // and without
 	life  int
 	p     *proc.Process
 	quiet chan struct{} // gets one for each node that is quiet
@@ -146,15 +158,37 @@ func (x *run) soak(ctx context.Context) (err error) {
 				err = errors.Join(err, m.p.Kill())
 			}
 			err = errors.Join(err, m.front.Close())
+			if m.plain != nil {
+				err = errors.Join(err, m.plain.Close())
+			}
 		}
 	}()
+	if x.dir, err = os.MkdirTemp("", "penstock-soak-"); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, x.tidy()) }()
+	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+	if err != nil {
+		return err
+	}
 	for i := range x.o.Workers {
+		c, err := ca.Credentials(workerName(i), identity.IssueOptions{})
+		if err == nil {
+			err = identity.Save(filepath.Join(x.dir, workerName(i)), c)
+		}
+		if err != nil {
+			return err
+		}
 		// The target is set when the worker says where it listens.
 		front, err := fault.NewProxy("tcp", "127.0.0.1:1", fault.Plan{})
 		if err != nil {
 			return err
 		}
-		x.all = append(x.all, &member{index: i, front: front, quiet: make(chan struct{}, 1024)})
+		m := &member{index: i, front: front, quiet: make(chan struct{}, 1024)}
+		x.all = append(x.all, m)
+		if m.plain, err = fault.NewProxy("unix", "@penstock-soak-nobody", fault.Plan{}); err != nil {
+			return err
+		}
 	}
 	for _, m := range x.all {
 		if err := x.start(m); err != nil {
@@ -184,12 +218,13 @@ func (x *run) soak(ctx context.Context) (err error) {
 func (x *run) start(m *member) error {
 	m.life++
 	x.lives++
-	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Index: m.index, Seed: x.o.Seed, MaxBytes: x.o.MaxBytes, Patience: x.o.Patience}
+	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Dir: x.dir, Index: m.index, Seed: x.o.Seed, MaxBytes: x.o.MaxBytes, Patience: x.o.Patience}
 	for _, o := range x.all {
-		c.Peers = append(c.Peers, "tcp://"+o.front.Addr())
+		c.Peers = append(c.Peers, "tcp://"+workerName(o.index)+"@"+o.front.Addr())
+		c.Plain = append(c.Plain, "unix://"+o.plain.Addr())
 	}
 	if !x.o.Calm {
-		c.Data = fmt.Sprintf("seed=%d; cut every=~200000000; stall every=~50000000 for=20ms; short every=~300000; halfclose every=~400000000", x.o.Seed)
+		c.Data = fmt.Sprintf("seed=%d; cut every=~40000000; stall every=~50000000 for=20ms; short every=~300000; halfclose every=~400000000", x.o.Seed)
 	}
 	if m.index == 1 {
 		c.Break = x.o.Break
@@ -217,6 +252,7 @@ func (x *run) start(m *member) error {
 		switch l.T {
 		case tOpen:
 			m.front.SetTarget(strings.TrimPrefix(l.Text, "tcp://"))
+			m.plain.SetTarget(strings.TrimPrefix(l.Plain, "unix://"))
 		case tQuiet:
 			m.quiet <- struct{}{}
 		}
@@ -230,6 +266,20 @@ func (x *run) start(m *member) error {
 	}})
 	return err
 }
+
+// tidy removes the directory of the run, in which there must be nothing but identities and downloads that are not complete.
+func (x *run) tidy() error {
+	all, err := os.ReadDir(x.dir)
+	for _, f := range all {
+		if !strings.HasSuffix(f.Name(), partial) && !f.IsDir() {
+			x.b.complaint("a file was left behind: %s", f.Name())
+		}
+	}
+	return errors.Join(err, os.RemoveAll(x.dir))
+}
+
+// workerName is what a worker's certificate says, in all its lives.
+func workerName(index int) string { return fmt.Sprint("w", index) }
 
 // name is the current life of a worker.
 func (m *member) name() string { return fmt.Sprintf("w%d.%d", m.index, m.life) }
@@ -246,7 +296,13 @@ func (x *run) disturb(ctx context.Context) error {
 	default:
 	}
 	short := func() { pause(ctx, time.Duration(5+x.r.IntN(300))*time.Millisecond) }
-	switch k := x.r.IntN(20); {
+	fronts := [][]*fault.Proxy{{m.front}, {m.plain}, {m.front, m.plain}}[x.r.IntN(3)]
+	each := func(f func(*fault.Proxy)) {
+		for _, p := range fronts {
+			f(p)
+		}
+	}
+	switch k := x.r.IntN(24); {
 	case k < 4:
 		x.faults["kill"]++
 		x.b.mu.Lock()
@@ -265,15 +321,17 @@ func (x *run) disturb(ctx context.Context) error {
 		return m.p.Continue()
 	case k < 10:
 		x.faults["cut control"]++
-		m.front.Cut()
+		each((*fault.Proxy).Cut)
 	case k < 12:
 		x.faults["stall control"]++
-		m.front.Stall(fault.Direction(1 + x.r.IntN(3)))
+		d := fault.Direction(1 + x.r.IntN(3))
+		each(func(p *fault.Proxy) { p.Stall(d) })
 		short()
-		m.front.Resume(fault.Both)
+		each(func(p *fault.Proxy) { p.Resume(fault.Both) })
 	case k < 13:
 		x.faults["half-close control"]++
-		m.front.HalfClose(fault.Direction(1 + x.r.IntN(2)))
+		d := fault.Direction(1 + x.r.IntN(2))
+		each(func(p *fault.Proxy) { p.HalfClose(d) })
 	case k < 15:
 		x.faults["cut data"]++
 		m.say(cCut)
@@ -285,6 +343,16 @@ func (x *run) disturb(ctx context.Context) error {
 	case k < 18:
 		x.faults["leave"]++
 		m.say(cLeave)
+	case k < 20:
+		x.faults["deny certificate"]++
+		m.say(cDeny)
+		pause(ctx, time.Duration(5+x.r.IntN(1200))*time.Millisecond)
+		m.say(cPardon)
+	case k < 22:
+		x.faults["take rights"]++
+		m.say(cTake)
+		pause(ctx, time.Duration(5+x.r.IntN(1200))*time.Millisecond)
+		m.say(cGive)
 	default:
 		x.faults["renew"]++
 		m.say(cRenew)
@@ -305,7 +373,9 @@ func (x *run) died(m *member) error {
 // finish lets everything come to rest, first on all workers, and then ends them.
 func (x *run) finish() error {
 	for _, m := range x.all {
-		m.say(cResume)
+		for _, c := range []string{cResume, cPardon, cGive} {
+			m.say(c)
+		}
 		for len(m.quiet) > 0 {
 			<-m.quiet
 		}
@@ -366,7 +436,7 @@ func (x *run) report(took time.Duration) Report {
 	b := x.b
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes), Wrong: slices.Clone(b.wrong)}
+	r := Report{Seed: x.o.Seed, Took: took, Borrows: b.borrows, Shares: b.shares, Looked: b.looked, Failovers: b.hops, Retries: b.tries, Resumed: b.resumed, Sums: b.sums, Faults: x.faults, Lives: x.lives, Nodes: len(b.nodes), Wrong: slices.Clone(b.wrong)}
 	for name, t := range b.kinds {
 		r.Kinds = append(r.Kinds, Kind{Name: name, Begun: t.begun, Good: t.good, Failed: t.failed, Killed: t.killed, Bytes: t.bytes,
 			Heard: t.heard, Unheard: t.unheard, Reasons: t.reasons, Paths: t.paths})

@@ -1,7 +1,9 @@
 package soak
 
 import (
+	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"strings"
@@ -9,6 +11,10 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 func TestMain(m *testing.M) {
@@ -25,7 +31,7 @@ func TestSoak(t *testing.T) {
 	good := uint64(0)
 	for _, k := range rep.Kinds {
 		good += k.Good
-		if k.Begun != k.Good+k.Failed+k.Killed || k.Good != k.Heard+k.Unheard {
+		if k.Begun != k.Good+k.Failed+k.Killed || !checkedBySender[k.Name] && k.Good != k.Heard+k.Unheard {
 			t.Errorf("the sums are wrong: %+v", k)
 		}
 	}
@@ -59,7 +65,7 @@ func TestSoakNotices(t *testing.T) {
 	}
 }
 
-// Without faults nothing fails but what was canceled, withdrawn, or too large for the budget.
+// Without faults nothing fails but what was canceled, withdrawn, too much for a limit, or to be more secure than its session.
 func TestCalm(t *testing.T) {
 	testenv.Once(t)
 	rep, err := Run(t.Context(), Options{Duration: time.Second, Workers: 2, MaxBytes: 1 << 20, Calm: true, Out: t.Output()})
@@ -69,7 +75,8 @@ func TestCalm(t *testing.T) {
 	for _, k := range rep.Kinds {
 		for why, n := range k.Reasons {
 			switch why {
-			case "canceled", "revoked", "unknown key", "peer: over budget", "peer: canceled", "peer: not found", "not found", "peer: busy":
+			case "canceled", "revoked", "peer: revoked", "unknown key", "peer: over budget", "peer: canceled", "peer: not found", "not found", "peer: busy",
+				"security floor", "too large", "too many", "too many bytes", "peer: too many", "peer: too many bytes", "peer: too large":
 			default:
 				// What is under way when the run ends may meet a peer that has gone already: only acknowledgements are.
 				if k.Name != "ack" {
@@ -133,26 +140,28 @@ func TestBooks(t *testing.T) {
 		killed string
 		want   string
 	}{
-		"good":             {lines: []line{open, begin, end, heard, closed}},
-		"heard first":      {lines: []line{open, heard, begin, end, closed}},
-		"failed":           {lines: []line{open, begin, failed, closed}},
-		"failed but heard": {lines: []line{open, begin, failed, heard, closed}},
-		"failed, damaged":  {lines: []line{open, begin, failed, wrong, closed}},
-		"sender killed":    {lines: []line{open, begin, closed}, killed: "w0.1"},
-		"receiver killed":  {lines: []line{open, begin, end}, killed: "w1.1"},
-		"not ended":        {lines: []line{open, begin, heard, closed}, want: "ended 0 times"},
-		"ended twice":      {lines: []line{open, begin, end, end, heard, closed}, want: "ended 2 times"},
-		"ended later":      {lines: []line{open, begin, end, heard, end, closed}, want: "came twice"},
-		"never began":      {lines: []line{open, end, closed}, want: "never began"},
-		"not heard":        {lines: []line{open, begin, end, closed}, want: "never heard"},
-		"heard twice":      {lines: []line{open, begin, heard, heard, end, closed}, want: "heard of 2 times"},
-		"heard later":      {lines: []line{open, begin, heard, end, heard, closed}, want: "came twice"},
-		"damaged":          {lines: []line{open, begin, end, wrong, closed}, want: "byte 3 is wrong"},
-		"wrong size":       {lines: []line{open, begin, end, short, closed}, want: "heard of 4 bytes"},
-		"left over":        {lines: []line{open, begin, end, heard, left}, want: "left over: a region"},
-		"not closed":       {lines: []line{open, begin, end, heard}, want: "was not closed"},
-		"no name":          {lines: []line{open, begin, {T: tEnd, Key: "w0.1#1", Err: "?", Text: "boom"}, closed}, want: "boom"},
-		"began twice":      {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
+		"good":              {lines: []line{open, begin, end, heard, closed}},
+		"heard first":       {lines: []line{open, heard, begin, end, closed}},
+		"failed":            {lines: []line{open, begin, failed, closed}},
+		"failed but heard":  {lines: []line{open, begin, failed, heard, closed}},
+		"failed, damaged":   {lines: []line{open, begin, failed, wrong, closed}},
+		"sender killed":     {lines: []line{open, begin, closed}, killed: "w0.1"},
+		"receiver killed":   {lines: []line{open, begin, end}, killed: "w1.1"},
+		"not ended":         {lines: []line{open, begin, heard, closed}, want: "ended 0 times"},
+		"ended twice":       {lines: []line{open, begin, end, end, heard, closed}, want: "ended 2 times"},
+		"ended later":       {lines: []line{open, begin, end, heard, end, closed}, want: "came twice"},
+		"never began":       {lines: []line{open, end, closed}, want: "never began"},
+		"not heard":         {lines: []line{open, begin, end, closed}, want: "never heard"},
+		"heard twice":       {lines: []line{open, begin, heard, heard, end, closed}, want: "heard of 2 times"},
+		"heard later":       {lines: []line{open, begin, heard, end, heard, closed}, want: "came twice"},
+		"damaged":           {lines: []line{open, begin, end, wrong, closed}, want: "byte 3 is wrong"},
+		"wrong size":        {lines: []line{open, begin, end, short, closed}, want: "heard of 4 bytes"},
+		"left over":         {lines: []line{open, begin, end, heard, left}, want: "left over: a region"},
+		"not closed":        {lines: []line{open, begin, end, heard}, want: "was not closed"},
+		"no name":           {lines: []line{open, begin, {T: tEnd, Key: "w0.1#1", Err: "?", Text: "boom"}, closed}, want: "boom"},
+		"checked by itself": {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end, closed}},
+		"ended twice, job":  {lines: []line{open, {T: tBegin, Key: "w0.1#1", To: "w1", Kind: kindStore, Bytes: 5}, end, end, closed}, want: "came twice"},
+		"began twice":       {lines: []line{open, begin, begin, end, heard, closed}, want: "began twice"},
 	} {
 		b := newBooks()
 		if c.killed != "" {
@@ -164,6 +173,74 @@ func TestBooks(t *testing.T) {
 		b.close()
 		if got := strings.Join(b.wrong, "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: complaints %q, want %q", name, got, c.want)
+		}
+	}
+}
+
+// What a node says by its events and by its totals must be what the futures said.
+func TestLedger(t *testing.T) {
+	testenv.Once(t)
+	for name, c := range map[string]struct {
+		spoil func(b *ledger, id transfer.ID)
+		want  string
+	}{
+		"good":           {spoil: func(*ledger, transfer.ID) {}},
+		"future differs": {func(b *ledger, id transfer.ID) { b.told[id] = false }, "or another outcome"},
+		"unknown":        {func(b *ledger, id transfer.ID) { b.ended(transfer.ID{1}, nil) }, "which no event says"},
+		"lost begin":     {func(b *ledger, id transfer.ID) { b.kind("notify").begun-- }, "by the events 0, 1, 0"},
+		"never ended":    {func(b *ledger, id transfer.ID) { b.open[transfer.ID{2}] = true }, "never ended"},
+		"failover":       {func(b *ledger, id transfer.ID) { b.hops++ }, "0 failovers by the totals, 1"},
+	} {
+		a, err := transfer.Open(t.Context(), transfer.Options{Name: "a"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := transfer.Open(t.Context(), transfer.Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		h := &host{w: &worker{c: config{Patience: time.Minute}, out: t.Output()}, n: a}
+		h.books.follow(h)
+		p, err := a.Dial(t.Context(), b.Addrs()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := p.Notify(t.Context(), []byte("m"), transfer.PutOptions{})
+		if err == nil {
+			err = x.Wait(t.Context())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(a.Close(), b.Close()); err != nil {
+			t.Fatal(err)
+		}
+		h.books.done.Wait()
+		c.spoil(&h.books, x.ID())
+		h.books.ended(x.ID(), nil)
+		sums, wrong := h.books.balance(h)
+		if got := strings.Join(wrong, "; "); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+			t.Errorf("%s: complaints %q, want %q", name, got, c.want)
+		}
+		if sums["transfers"] != 1 {
+			t.Errorf("%s: %v", name, sums)
+		}
+	}
+}
+
+// Each way in which the other side's trust can be missing has a name.
+func TestReasons(t *testing.T) {
+	for want, err := range map[string]error{
+		"":                    nil,
+		"?":                   path.ErrIntegrity,
+		"denied":              fmt.Errorf("dial: %w", &net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}),
+		"security floor":      errors.Join(path.ErrUnavailable, transfer.ErrSecurity),
+		"no path":             path.ErrUnavailable,
+		"too many":            &sched.Refusal{Code: control.TooMany},
+		"peer: not permitted": &control.Error{Code: control.NotPermitted, Remote: true},
+	} {
+		if got := reason(err); got != want {
+			t.Errorf("%v: %q, want %q", err, got, want)
 		}
 	}
 }

@@ -15,7 +15,9 @@ const noWorker = "none"
 type config struct {
 	Name     string   // "w1.3": the third life of worker 1
 	Index    int      // which worker
-	Peers    []string // addresses of all workers' proxies; the own one is not used
+	Peers    []string // addresses of all workers' proxies for sessions with certificates; the own one is not used
+	Plain    []string // the same for sessions without, over unix sockets
+	Dir      string   // of the run: identities (w0, w1 ...) and downloads that are not complete
 	Seed     uint64
 	MaxBytes uint64
 	Patience time.Duration // until a transfer that does not end counts as lost
@@ -34,6 +36,12 @@ type line struct {
 	Path  string `json:",omitempty"` // end: the path it took
 	Err   string `json:",omitempty"` // end: name of the reason; "" is success
 	Text  string `json:",omitempty"` // end with an unknown reason, wrong, closed: words
+	Hops  int    `json:",omitempty"` // end: failovers
+	Tries int    `json:",omitempty"` // end of a job: attempts after the first
+	From  uint64 `json:",omitempty"` // begin of a download: how much of it came to the last life of this worker
+	Plain string `json:",omitempty"` // open: the address without certificates
+
+	Sums map[string]uint64 `json:",omitempty"` // closed: what the node counted
 }
 
 // Kinds of lines.
@@ -43,6 +51,8 @@ const (
 	tEnd    = "end"    // a transfer has ended
 	tHeard  = "heard"  // the receiver knows of a transfer; Text says what is wrong with its bytes
 	tBorrow = "borrow" // a view was looked at
+	tShare  = "share"  // shared bytes were looked at
+	tLooked = "looked" // the receiver of a store found all bytes right
 	tWrong  = "wrong"  // bytes are not what they must be, or an invariant does not hold
 	tClosed = "closed" // Node is closed; Text says what is left over
 	tQuiet  = "quiet"  // no transfer of this worker is under way any more
@@ -55,6 +65,10 @@ const (
 	cCut    = "cut"    // cut the data connections
 	cStall  = "stall"  // stall the data connections
 	cResume = "resume" // end that
+	cDeny   = "deny"   // end the sessions of another worker by its certificate, and let it in no more
+	cPardon = "pardon" // end that
+	cTake   = "take"   // take rights away from everybody
+	cGive   = "give"   // end that
 	cQuiet  = "quiet"  // begin nothing any more and wait for what is under way
 	cFinish = "finish" // close everything and exit
 )
@@ -62,6 +76,7 @@ const (
 // message travels with each transfer, so that the receiver can tell of it and check it.
 type message struct {
 	Key    string
+	Node   string `json:",omitempty"` // put: of the sender, which wants an acknowledgement
 	Kind   string
 	Seed   uint64      `json:",omitempty"` // put: of the pattern
 	Export string      `json:",omitempty"` // put: where the blocks are

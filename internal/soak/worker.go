@@ -47,6 +47,8 @@ type worker struct {
 	serial atomic.Uint64
 	lives  int // nodes opened
 
+	denials int // so far
+
 	mu  sync.Mutex // guards out: one write for one line
 	out io.Writer
 }
@@ -121,7 +123,7 @@ func (w *worker) run(in io.Reader) error {
 		if more := w.leftovers(start); more != "" {
 			left = append(left, more)
 		}
-		w.tell(line{T: tClosed, Node: h.name, Text: strings.Join(left, "; ")})
+		w.tell(line{T: tClosed, Node: h.name, Text: strings.Join(left, "; "), Sums: h.sums})
 		if !again {
 			return nil
 		}
@@ -138,10 +140,6 @@ func warm() error {
 	<-time.After(time.Millisecond)
 	return warmNet()
 }
-
-// knownSockets is how many descriptors a worker may keep: a path/shm that was closed while its peer was frozen sometimes keeps
-// its socket, seen once in about ten runs. To be 0 when that is mended.
-const knownSockets = 2
 
 // leftovers waits until regions, leases, goroutines and descriptors are back to what they were, and says what is not.
 func (w *worker) leftovers(start holding) string {
@@ -164,11 +162,6 @@ func (w *worker) leftovers(start holding) string {
 			continue
 		case <-ctx.Done():
 		}
-		if len(leaks) == 0 && now.goroutines <= start.goroutines && now.fds <= start.fds+knownSockets &&
-			strings.Count(descriptors(), "socket:") >= now.fds-start.fds {
-			fmt.Fprintf(os.Stderr, "soak: %s: known: %d sockets of shm paths stay open: %s\n", w.c.Name, now.fds-start.fds, descriptors())
-			break
-		}
 		var b strings.Builder
 		if len(leaks) > 0 {
 			fmt.Fprintf(&b, "%v", leaks)
@@ -177,9 +170,8 @@ func (w *worker) leftovers(start holding) string {
 			fmt.Fprintf(&b, "%d descriptors, %d at the start: %s; ", now.fds, start.fds, descriptors())
 		}
 		if now.goroutines > start.goroutines {
-			buf := make([]byte, 64<<10)
 			fmt.Fprintf(&b, "%d goroutines, %d at the start; ", now.goroutines, start.goroutines)
-			fmt.Fprintf(os.Stderr, "soak: %s: goroutines left:\n%s\n", w.c.Name, buf[:runtime.Stack(buf, true)])
+			w.stacks("goroutines left")
 		}
 		return b.String()
 	}
@@ -190,6 +182,12 @@ func (w *worker) leftovers(start holding) string {
 		return fmt.Sprintf("%d MiB of private memory, %d MiB at the start", now.anon>>20, start.anon>>20)
 	}
 	return ""
+}
+
+// stacks prints what every goroutine does, for whoever looks for the reason of a complaint.
+func (w *worker) stacks(why string) {
+	buf := make([]byte, 1<<20)
+	fmt.Fprintf(os.Stderr, "soak: %s: %s:\n%s\n", w.c.Name, why, buf[:runtime.Stack(buf, true)])
 }
 
 // descriptors lists what this process has open.

@@ -23,6 +23,7 @@ const (
 	EPIPE      = unix.EPIPE
 	ECONNRESET = unix.ECONNRESET
 	EOPNOTSUPP = unix.EOPNOTSUPP
+	EROFS      = unix.EROFS
 )
 
 // CallError is a system call that failed: which call, on what, and the kernel's answer.

@@ -1,6 +1,8 @@
 package sys
 
 import (
+	"time"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -79,6 +81,21 @@ func (e *Epoll) Close() error { return Close(e.fd) }
 func Eventfd() (int, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	return fd, callError("eventfd", "", err)
+}
+
+// Timerfd makes a descriptor that becomes readable once d has passed, and stays so until it is closed (man 2 timerfd_create).
+// It needs no goroutine, so that epoll can wait for a time as for everything else. A duration that is not positive has passed.
+func Timerfd(d time.Duration) (int, error) {
+	fd, err := unix.TimerfdCreate(unix.CLOCK_MONOTONIC, unix.TFD_CLOEXEC|unix.TFD_NONBLOCK)
+	if err != nil {
+		return -1, callError("timerfd_create", "", err)
+	}
+	t := unix.ItimerSpec{Value: unix.NsecToTimespec(max(d, 1).Nanoseconds())} // 0 would be never
+	if err := unix.TimerfdSettime(fd, 0, &t, nil); err != nil {
+		Close(fd)
+		return -1, callError("timerfd_settime", "", err)
+	}
+	return fd, nil
 }
 
 // PollIn blocks the calling thread until one of fds is readable or in error, for up to timeout milliseconds (-1: for ever).

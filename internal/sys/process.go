@@ -38,11 +38,12 @@ func WaitStopped(pid int) error {
 }
 
 // ThreadCPU is the processor time that the calling thread has used in user and kernel mode. Lock the goroutine to its
-// thread (runtime.LockOSThread) to compare two values.
+// thread (runtime.LockOSThread) to compare two values. Its clock counts nanoseconds (man 2 clock_gettime, CLOCK_THREAD_CPUTIME_ID), where
+// getrusage goes on only with the scheduler's next look at the thread.
 func ThreadCPU() (time.Duration, error) {
-	var u unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_THREAD, &u); err != nil {
-		return 0, callError("getrusage", "RUSAGE_THREAD", err)
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		return 0, callError("clock_gettime", "CLOCK_THREAD_CPUTIME_ID", err)
 	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano()), nil
+	return time.Duration(t.Nano()), nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -86,27 +87,23 @@ func DeviceQdiscs(device string) ([]Qdisc, error) {
 // was the last part.
 func ParseQdiscs(out []Qdisc, b []byte, device int) (qs []Qdisc, done bool, err error) {
 	for len(b) > 0 {
-		if len(b) < unix.SizeofNlMsghdr {
+		m, rest, ok := netlink.Next(b)
+		if !ok {
 			return out, false, errNetlink
 		}
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < unix.SizeofNlMsghdr || n > len(b) {
-			return out, false, errNetlink
-		}
-		body := b[unix.SizeofNlMsghdr:n]
-		switch binary.NativeEndian.Uint16(b[4:]) {
-		case unix.NLMSG_DONE:
+		switch m.Kind {
+		case netlink.Done:
 			return out, true, nil
-		case unix.NLMSG_ERROR:
-			if len(body) < 4 {
+		case netlink.Error:
+			switch e, ok := m.Errno(); {
+			case !ok:
 				return out, false, errNetlink
-			}
-			if e := -int32(binary.NativeEndian.Uint32(body)); e > 0 {
+			case e != 0:
 				return out, false, Errno(e)
 			}
 			return out, true, nil
 		case unix.RTM_NEWQDISC:
-			q, err := parseQdisc(body)
+			q, err := parseQdisc(m.Body)
 			if err != nil {
 				return out, false, err
 			}
@@ -114,7 +111,7 @@ func ParseQdiscs(out []Qdisc, b []byte, device int) (qs []Qdisc, done bool, err 
 				out = append(out, q)
 			}
 		}
-		b = b[min((n+3)&^3, len(b)):]
+		b = rest
 	}
 	return out, false, nil
 }
@@ -160,16 +157,15 @@ func parseQdisc(b []byte) (q Qdisc, err error) {
 	return q, err
 }
 
-// attributes calls f for each attribute (struct rtattr).
+// attributes calls f for each attribute; unlike netlink.Attributes it says where one is malformed.
 func attributes(b []byte, f func(kind uint16, data []byte)) error {
 	for len(b) >= 4 {
-		n := int(binary.NativeEndian.Uint16(b))
-		if n < 4 || n > len(b) {
+		kind, data, rest, ok := netlink.NextAttribute(b)
+		if !ok {
 			return errNetlink
 		}
-		const kindMask = 1<<14 - 1 // without the flags for nested and for byte order
-		f(binary.NativeEndian.Uint16(b[2:])&kindMask, b[4:n])
-		b = b[min((n+3)&^3, len(b)):]
+		f(kind, data)
+		b = rest
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ const (
 	ECONNABORTED = unix.ECONNABORTED
 	ENOENT       = unix.ENOENT
 	EMFILE       = unix.EMFILE
+	ENFILE       = unix.ENFILE
 )
 
 // Levels and names of socket options (man 7 socket, man 7 tcp).

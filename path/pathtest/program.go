@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/testenv/scope"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -67,7 +68,7 @@ func (u use) conflicts(v use) bool {
 
 func runProgram(t testing.TB, f Factory, seed uint64) {
 	// The pair's own cleanup checks the rest, once per program.
-	scoped(t, func(t testing.TB) {
+	scope.Run(t, func(t testing.TB) {
 		p := NewPair(t, f, 24)
 		var finished atomic.Int32
 		var actors [2]*actor

@@ -1,15 +1,16 @@
 package pathtest
 
 import (
-	"context"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-io/penstock/internal/testenv/scope"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -26,10 +27,16 @@ type Factory struct {
 	// CloseRetires says that a peer which is in the middle of a copy when this side closes may still write: the path retires
 	// that memory instead of stopping the peer.
 	CloseRetires bool
+	// Registers says that operations use a mem.RegCache. With -tags invariants it remembers who took each registration, so that allocations
+	// are not counted there.
+	Registers bool
 	// NoSparse says that the path cannot serve an export of which only a few pages exist.
 	NoSparse bool
 	// Patience is how long nothing may happen before a wait counts as hung; 0 means 20 s. It is no part of any measurement.
 	Patience time.Duration
+
+	// Checks are the names of those that run; nil means all. It is for emulated machines, where all of them take too long.
+	Checks []string
 
 	rounds int // of ping-pong; fewer for paths that are broken on purpose
 }
@@ -85,17 +92,24 @@ var checks = []check{
 func Run(t *testing.T, f Factory) {
 	f = f.defaults()
 	// The first pair may start what stays for the life of the process, such as the runtime's poller.
-	scoped(t, func(t testing.TB) { newPair(t, f) })
+	scope.Run(t, func(t testing.TB) { newPair(t, f) })
+	for _, name := range f.Checks {
+		if !slices.ContainsFunc(checks, func(c check) bool { return c.name == name }) {
+			t.Fatalf("pathtest: no check %q", name)
+		}
+	}
 	for _, c := range checks {
-		t.Run(c.name, func(t *testing.T) { c.runChecked(t, f) })
+		if f.Checks == nil || slices.Contains(f.Checks, c.name) {
+			t.Run(c.name, func(t *testing.T) { c.runChecked(t, f) })
+		}
 	}
 }
 
 func (c check) runChecked(t testing.TB, f Factory) {
 	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer of a process opens descriptors of the runtime
 	running := goleak.IgnoreCurrent()
-	fds := countFDs(t)
-	scoped(t, func(t testing.TB) { c.run(t, f) })
+	fds := scope.FDs(t)
+	scope.Run(t, func(t testing.TB) { c.run(t, f) })
 	if t.Failed() {
 		return
 	}
@@ -107,50 +121,13 @@ func (c check) runChecked(t testing.TB, f Factory) {
 // listener, gets the time to do so.
 func wantFDs(t testing.TB, f Factory, before int) {
 	t.Helper()
-	n := countFDs(t)
-	for start := time.Now(); n > before && time.Since(start) < min(f.Patience, 5*time.Second); n = countFDs(t) {
+	n := scope.FDs(t)
+	for start := time.Now(); n > before && time.Since(start) < min(f.Patience, 5*time.Second); n = scope.FDs(t) {
 		runtime.Gosched()
 	}
 	if n > before {
 		t.Errorf("%d file descriptors before, %d after everything was closed", before, n)
 	}
-}
-
-func countFDs(t testing.TB) int {
-	t.Helper()
-	d, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(d)
-}
-
-// scope is a testing.TB whose cleanups run when scoped ends, so that one test can look at what remains afterwards.
-type scope struct {
-	testing.TB
-	ctx      context.Context
-	cleanups []func()
-}
-
-func (s *scope) Cleanup(f func())         { s.cleanups = append(s.cleanups, f) }
-func (s *scope) Context() context.Context { return s.ctx }
-
-func (s *scope) close() {
-	for len(s.cleanups) > 0 {
-		last := len(s.cleanups) - 1
-		f := s.cleanups[last]
-		s.cleanups = s.cleanups[:last]
-		f()
-	}
-}
-
-// scoped runs f and then its cleanups, also when f ends the test.
-func scoped(t testing.TB, f func(t testing.TB)) {
-	ctx, cancel := context.WithCancel(t.Context())
-	s := &scope{TB: t, ctx: ctx}
-	defer s.close()
-	defer cancel()
-	f(s)
 }
 
 // SeedEnv is the environment variable that makes the random program run one given seed, as printed by a failure.

@@ -36,7 +36,7 @@ func (p *Path) Explain() []string {
 	if p.downErr != nil {
 		out = append(out, p.downErr.Error())
 	}
-	if p.linger {
+	if p.downErr != nil && len(p.granted) > 0 {
 		out = append(out, fmt.Sprintf("the peer has not confirmed that %d exports of ours are unmapped: that memory is retired", len(p.granted)))
 	}
 	return out

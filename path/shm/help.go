@@ -267,7 +267,7 @@ func (p *Path) startHelping(m *ring.Message) {
 		return
 	}
 	key := path.ParseKey(b)
-	if _, err := p.exports.Resolve(key, at, n, path.Write); err != nil {
+	if _, err := p.reach.Resolve(key, at, n, path.Write); err != nil {
 		p.stats.rejected.Add(1)
 		return
 	}
@@ -279,7 +279,7 @@ func (p *Path) startHelping(m *ring.Message) {
 func (p *Path) help() {
 	j := &p.helping
 	// Resolved again each time: the export may have been revoked. Its bytes stay mapped until this path was fenced for it.
-	dst, err := p.exports.Resolve(j.key, j.off, uint64(len(j.src)), path.Write)
+	dst, err := p.reach.Resolve(j.key, j.off, uint64(len(j.src)), path.Write)
 	if err != nil {
 		p.leaveJob()
 		return

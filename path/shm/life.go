@@ -115,6 +115,18 @@ func (p *Path) Exposed() []path.Key {
 	return slices.Collect(maps.Keys(p.granted))
 }
 
+// Forget gives up the socket that a closed path keeps until its peer has confirmed. From then on Exposed does not shrink: what it
+// lists stays retired. It is for an owner who will not ask again; without it the socket goes when the path is garbage. It is called
+// by the path's owner, any number of times, and does nothing to a path that is not closed.
+func (p *Path) Forget() {
+	if !p.closed || !p.linger {
+		return
+	}
+	p.lingering.Stop()
+	p.linger, p.look = false, false
+	p.closeSocket()
+}
+
 // Close ends the path. What this side had mapped is unmapped when it returns, except views that were not released; the peer
 // is told. If this side has handed exports over, Close waits up to confirmTime for a peer in another process to confirm that
 // they are unmapped, which takes a peer that polls or sleeps on FD well under a millisecond. A peer that is stopped does not

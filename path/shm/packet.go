@@ -39,12 +39,14 @@ const (
 	statusRevoked
 	statusUnreachable
 	statusFailed
+	statusRights
 	statuses
 )
 
 var (
 	errKey     = fmt.Errorf("path/shm: the peer knows no such export: %w", path.ErrKey)
 	errPartial = fmt.Errorf("path/shm: the peer's export is a part of a region or has no sealed memfd, and shared memory would hand over the whole region: %w", path.ErrUnreachable)
+	errRights  = fmt.Errorf("path/shm: refused by the peer: %w", path.ErrRights)
 	errNoFile  = fmt.Errorf("path/shm: the peer could not hand over the memory (it has no descriptor left, or no /proc): %w", path.ErrUnreachable)
 )
 
@@ -56,6 +58,8 @@ func statusError(s uint8) error {
 		return errRevoked
 	case statusUnreachable:
 		return errPartial
+	case statusRights:
+		return errRights
 	}
 	return errNoFile
 }

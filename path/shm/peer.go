@@ -148,13 +148,19 @@ func (p *Path) handle(k *packet, fd int) {
 // handOver answers an attach request.
 func (p *Path) handOver(k *packet) {
 	r := packet{kind: packetAttached, id: k.id}
-	e, err := p.exports.Lookup(k.key)
+	e, rights, err := p.reach.Lookup(k.key)
 	if err != nil {
 		p.stats.rejected.Add(1)
 		r.arg = statusKey
 		if errors.Is(err, path.ErrRevoked) {
 			r.arg = statusRevoked
 		}
+		p.send(r, -1)
+		return
+	}
+	if rights == 0 { // the export permits something, but not to this peer
+		p.stats.rejected.Add(1)
+		r.arg = statusRights
 		p.send(r, -1)
 		return
 	}
@@ -171,7 +177,7 @@ func (p *Path) handOver(k *packet) {
 		return
 	}
 	var fd int
-	if d.Rights&path.Write == 0 {
+	if rights&path.Write == 0 {
 		fd, err = sys.ReopenReadOnly(region.FD())
 	} else {
 		fd, err = sys.Dup(region.FD())
@@ -181,7 +187,7 @@ func (p *Path) handOver(k *packet) {
 		p.send(r, -1)
 		return
 	}
-	r.rights, r.size = d.Rights, d.Size
+	r.rights, r.size = rights, d.Size
 	p.granted[k.key] = region
 	p.send(r, fd)
 }

@@ -109,6 +109,56 @@ func (p *Path) run(budget uint64) {
 	}
 }
 
+// overtake does a small operation at once while the first of the queue, a large one, is being copied. It returns false when
+// that cannot be: then the operation takes its turn, also to fail if it is wrong. Notifications keep their order; a put or get
+// has none (package pathtest).
+func (p *Path) overtake(op *path.Op, total uint64) bool {
+	if first := &p.fifo[p.head&p.mask]; first.phase != phaseCopy || first.total <= inlineBytes || op.Kind != path.Put && op.Kind != path.Get {
+		return false
+	}
+	want := path.Write
+	if op.Kind == path.Get {
+		want = path.Read
+	}
+	for i := range op.Copies {
+		c := &op.Copies[i]
+		a := p.atts[c.Key]
+		if a == nil || a.state != attachReady || a.rights&want == 0 {
+			return false
+		}
+		if size := uint64(len(a.main)); c.RemoteOff > size || c.Local.Len > size-c.RemoteOff {
+			return false
+		}
+	}
+	d := done{token: op.Token, kind: op.Kind, bytes: total}
+	if err := p.copySmall(op, total); err != nil {
+		d.bytes, d.err = 0, err
+	} else if op.Notify {
+		if !p.put(messageNotify, op.Imm, total, 0, 0, op.Msg) {
+			return false // no room, or down: its bytes are copied again, or were copied for nothing
+		}
+		p.stats.sent.Add(1)
+	}
+	p.seq++
+	p.addDone(d)
+	return true
+}
+
+// copySmall copies all blocks of an operation, whose exports are ready.
+func (p *Path) copySmall(op *path.Op, total uint64) (err error) {
+	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
+	defer catchFault(&err)
+	s := &p.small
+	s.kind, s.total = op.Kind, total
+	for i := range op.Copies {
+		c := &op.Copies[i]
+		if c.Local.Len > 0 {
+			p.copyPart(s, c, p.atts[c.Key], 0, c.Local.Len)
+		}
+	}
+	return nil
+}
+
 // put sends one message and wakes the peer if it sleeps. It returns false when there is no room, or the path went down.
 func (p *Path) put(kind uint8, a, b, c, d uint64, payload []byte) bool {
 	ok, err := p.tx.Put(kind, a, b, c, d, payload)

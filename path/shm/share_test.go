@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -211,7 +212,7 @@ func TestViewOutlivesThePath(t *testing.T) {
 
 // Exposed tells when memory is safe to use again although the path is gone.
 func TestExposedAfterClose(t *testing.T) {
-	for _, how := range []string{"polls", "dies", "closes"} {
+	for _, how := range []string{"polls", "dies", "closes", "forgotten"} {
 		t.Run(how, func(t *testing.T) {
 			u := newDuo(t, Driver{}, 0)
 			k := export(t, u.qx, u.region(4096), path.Read|path.Write).Key()
@@ -231,8 +232,15 @@ func TestExposedAfterClose(t *testing.T) {
 				u.p.closeSocket()
 			case "closes":
 				u.p.Close()
+			case "forgotten":
+				u.p.Forget() // is not closed
+				if u.p.sock < 0 {
+					t.Error("a path that is open lost its socket")
+				}
+				u.q.Forget()
+				u.q.Forget()
 			}
-			if got := u.q.Exposed(); len(got) != 0 {
+			if got := u.q.Exposed(); (len(got) != 0) != (how == "forgotten") {
 				t.Errorf("exposed %v", got)
 			}
 			if u.q.sock >= 0 {
@@ -573,5 +581,72 @@ func TestReaches(t *testing.T) {
 	}
 	if n := u.q.Stats().Rejected; n != 1 {
 		t.Errorf("%d references rejected, expected 1", n)
+	}
+}
+
+// Small puts and gets overtake a large one that is being copied, all bytes are right, and notifications keep their order.
+func TestSmallOvertakesLarge(t *testing.T) {
+	for name, d := range map[string]Driver{"Helped": {}, "Alone": {NoHelp: true}} {
+		t.Run(name, func(t *testing.T) {
+			u := newDuo(t, d, 0)
+			const large, small = 4 * helpBytes, 4096
+			local, remote := u.region(large+2*small), u.region(large+2*small)
+			src, dst := local.All().Bytes(), remote.All().Bytes()
+			for i := range src {
+				src[i] = byte(i ^ i>>8 ^ i>>17)
+			}
+			k := export(t, u.qx, remote, path.Read|path.Write).Key()
+			if e := u.do(put(mem.Span{Region: local, Len: 64}, k, 0)); e.Err != nil { // it is attached now
+				t.Fatal(e.Err)
+			}
+			ops := []path.Op{
+				put(mem.Span{Region: local, Len: large}, k, 0),
+				{Kind: path.Notify, Imm: 1, Token: 11},
+				put(mem.Span{Region: local, Off: large, Len: small}, k, large),
+				{Kind: path.Get, Token: 13, Copies: []path.Copy{{Local: mem.Span{Region: local, Off: large + small, Len: small}, Key: k, RemoteOff: large}}},
+				put(mem.Span{Region: local, Off: large, Len: small}, k, large+2*small), // beyond the export: it fails in its turn
+				{Kind: path.Notify, Imm: 2, Token: 15},
+			}
+			ops[0].Token, ops[2].Token, ops[4].Token = 10, 12, 14
+			ops[0].Notify, ops[0].Imm = true, 7
+			ops[2].Notify, ops[2].Imm = true, 8
+			if n, err := u.p.Post(ops[:1]); n != 1 {
+				t.Fatal(err)
+			}
+			u.p.run(1) // the first byte: it is under way
+			if n, err := u.p.Post(ops[1:]); n != len(ops)-1 {
+				t.Fatal(err)
+			}
+			if !bytes.Equal(dst[large:large+small], src[large:large+small]) || !bytes.Equal(src[large+small:], src[large:large+small]) {
+				t.Error("small operations behind a large one were not done by Post")
+			}
+			var tokens, imms []uint64
+			for start := time.Now(); len(tokens) < len(ops) || len(imms) < 4; {
+				if time.Since(start) > 20*time.Second {
+					t.Fatalf("done %v, heard %v", tokens, imms)
+				}
+				for _, e := range u.buf[:u.p.Poll(u.buf[:])] {
+					if (e.Err != nil) != (e.Token == 14) {
+						t.Errorf("operation %d ended with %v", e.Token, e.Err)
+					}
+					tokens = append(tokens, e.Token)
+				}
+				for _, e := range u.buf[:u.q.Poll(u.buf[:])] {
+					imms = append(imms, e.Imm)
+				}
+			}
+			if want := []uint64{12, 13, 10, 11, 14, 15}; !slices.Equal(tokens, want) {
+				t.Errorf("done in the order %v, expected %v", tokens, want)
+			}
+			if want := []uint64{8, 7, 1, 2}; !slices.Equal(imms, want) {
+				t.Errorf("heard in the order %v, expected %v", imms, want)
+			}
+			if !bytes.Equal(dst[:large], src[:large]) {
+				t.Error("the large one has wrong bytes")
+			}
+			if s := u.p.Stats(); s.OpsDone != 6 || s.OpsFailed != 1 || s.NotifySent != 4 {
+				t.Errorf("%+v", s)
+			}
+		})
 	}
 }

@@ -19,8 +19,8 @@ import (
 const (
 	// inlineBytes is how much one Post copies itself; what is more waits for Poll.
 	inlineBytes = 256 << 10
-	// quantum is how much one Poll copies before it returns to its owner: about 0.3 ms.
-	quantum = 4 << 20
+	// quantum is how much one Poll copies before it returns to its owner: about 0.1 ms, for which others may have to wait.
+	quantum = 1 << 20
 	// tendEvery is the number of Polls and Posts between two looks at the clock, and lookEvery the time between two looks at
 	// the socket while the path is busy or spinning. So a spinning side sees the peer's death within a few milliseconds.
 	tendEvery = 256
@@ -49,6 +49,7 @@ type Path struct {
 	fifo       []slot      // operations in order; the first is under way
 	head, mask uint64      // of fifo
 	queued     int         // in fifo
+	small      slot        // what copySmall needs
 	dones      []done
 	doneHead   uint64
 	doneLen    int
@@ -67,9 +68,9 @@ type Path struct {
 	seq      uint64 // of operations
 	lastLook time.Time
 	ctl      *control
-	exports  *path.Exports
-	sock     int // -1 when closed
-	bell     int // eventfd that this side alone rings to wake its owner
+	reach    path.Reach // of the peer
+	sock     int        // -1 when closed
+	bell     int        // eventfd that this side alone rings to wake its owner
 	epoll    *sys.Epoll
 	watching uint32 // events of sock that epoll waits for
 	out      []outgoing
@@ -162,7 +163,7 @@ func newPath(c *net.UnixConn, ctl *control, cfg path.Config, window, pid int, ro
 	p := &Path{
 		tx: ctl.tx, rx: ctl.rx, peerParked: ctl.peerParked, ownParked: ctl.ownParked, ctl: ctl,
 		fifo: make([]slot, n), mask: uint64(n - 1), dones: make([]done, n), window: window,
-		ticks: tendEvery, exports: cfg.Exports, sock: -1, bell: -1,
+		ticks: tendEvery, reach: cfg.Reach(), sock: -1, bell: -1,
 		atts: map[path.Key]*attachment{}, asked: map[uint32]*attachment{}, granted: map[path.Key]*mem.Region{},
 		viewed: map[path.Key]struct{}{}, helps: helps, lent: map[uint32][]byte{}, pid: pid, role: role, lastLook: time.Now(),
 	}
@@ -206,7 +207,7 @@ func (p *Path) Name() string { return "shm" }
 
 // Capabilities are those of one copy through shared memory.
 func (p *Path) Capabilities() path.Capabilities {
-	return path.Capabilities{OneSided: true, Borrow: true, SameHost: true, Proof: path.ProofMemory, Window: p.window,
+	return path.Capabilities{OneSided: true, Borrow: true, SameHost: true, Proof: path.ProofMemory, Security: path.SecurityHost, Window: p.window,
 		MaxMessage: path.MaxMessage, UserCopies: 1}
 }
 
@@ -221,7 +222,8 @@ func (p *Path) Reaches(d path.Desc) error {
 	return nil
 }
 
-// Post starts operations. Those of up to 256 KiB are done when it returns, unless an earlier one waits.
+// Post starts operations. Those of up to 256 KiB are done when it returns, unless an earlier one waits for the peer; they
+// overtake a larger one whose bytes are being copied.
 func (p *Path) Post(ops []path.Op) (int, error) {
 	if p.downErr != nil {
 		return 0, p.downErr
@@ -252,6 +254,14 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 		if op.Kind == path.Fence {
 			p.fence(op)
 			continue
+		}
+		if p.queued > 0 && total <= inline && p.overtake(op, total) {
+			inline -= total
+			continue
+		}
+		if p.downErr != nil {
+			err = p.downErr
+			break
 		}
 		s := &p.fifo[(p.head+uint64(p.queued))&p.mask]
 		p.seq++
@@ -298,7 +308,7 @@ func (p *Path) check(op *path.Op) (total uint64, err error) {
 			return 0, fmt.Errorf("path/shm: notify with %d blocks: use a Put with Notify", len(op.Copies))
 		}
 	case path.Fence:
-		if _, err := p.exports.Lookup(op.Key); err == nil {
+		if _, _, err := p.reach.Lookup(op.Key); err == nil {
 			return 0, errors.New("path/shm: fence of an export that is not revoked, which the peer could map again: revoke it first")
 		}
 	default:
@@ -329,7 +339,13 @@ func (p *Path) Poll(events []path.Event) int {
 	if p.ticks--; p.ticks <= 0 || p.look {
 		p.tend()
 	}
-	if p.queued > 0 {
+	switch {
+	case p.queued == 0:
+	case p.peerState() == shut: // it has closed the path since the last quantum, and may use the memory again
+		p.fail(errShut, true)
+	case p.doneLen > 0: // somebody waits for those
+		p.run(inlineBytes)
+	default:
 		p.run(quantum)
 	}
 	if p.helping.active {
@@ -437,14 +453,11 @@ func (p *Path) Arm() bool {
 	if p.look || p.helping.active || p.rx.Ready() || !p.stuck() {
 		return true
 	}
-	how := uint64(parked)
-	if p.queued > 0 && p.stopped == stopRoom || p.helping.owed != 0 {
-		how = parkedRoom
-	}
+	how := p.waitsFor()
 	// The peer stores its message and then reads this word; we store the word and then look for a message. Both are
 	// sequentially consistent, so at least one of us sees the other. The same holds for room in our ring.
 	p.ownParked.Swap(how)
-	if p.rx.Ready() || !p.stuck() {
+	if p.rx.Ready() || !p.stuck() || p.waitsFor() != how { // the last look may have found the ring full
 		p.ownParked.Store(awake)
 		return true
 	}
@@ -454,6 +467,14 @@ func (p *Path) Arm() bool {
 	}
 	p.armed = true
 	return false
+}
+
+// waitsFor is what the peer is to ring for while this side sleeps: messages, or also room in our ring.
+func (p *Path) waitsFor() uint64 {
+	if p.queued > 0 && p.stopped == stopRoom || p.helping.owed != 0 {
+		return parkedRoom
+	}
+	return parked
 }
 
 // stuck tries what needs no copying and reports whether only the peer can change anything.
@@ -496,8 +517,11 @@ func (p *Path) wake() {
 	}
 	p.ownParked.Store(awake)
 	if p.rung.Load() {
-		p.rung.Store(false) // before emptying: a ring in between leaves the flag set
+		// In one step, as far as ringSelf is concerned: a ring between the two would leave the flag set and the bell silent for good.
+		p.mu.Lock()
+		p.rung.Store(false)
 		sys.Unring(p.bell)
+		p.mu.Unlock()
 	}
 	p.receive()
 }

@@ -132,6 +132,9 @@ type bench struct {
 	onPeer func(path.Event)
 }
 
+// sealedBench makes newBench encrypt.
+var sealedBench atomic.Bool
+
 func newBench(t testing.TB, o Options, streams int, noCRC bool, size int) *bench {
 	xa, xb := new(path.Exports), new(path.Exports)
 	e := &bench{done: make(chan struct{})}
@@ -153,7 +156,11 @@ func newBench(t testing.TB, o Options, streams int, noCRC bool, size int) *bench
 		return ex.Key()
 	}
 	e.ka, e.kb = add(xa, e.la), add(xb, e.lb)
-	e.a, e.b = dialPair(t, o, path.Config{Exports: xa, NoChecksum: noCRC, Streams: streams}, path.Config{Exports: xb})
+	var secret []byte
+	if sealedBench.Load() {
+		secret = aSecret()
+	}
+	e.a, e.b = dialPair(t, o, path.Config{Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, path.Config{Exports: xb, Secret: secret})
 	t.Cleanup(func() {
 		e.stop.Store(true)
 		<-e.done
@@ -462,5 +469,24 @@ func BenchmarkSendWays(b *testing.B) {
 	}
 	for w := range ways {
 		b.Logf("%-24s %.1f GB/s, %.2f of send", ways[w].name, best[w]/1e9, best[w]/best[0])
+	}
+}
+
+// BenchmarkSealed compares encrypted puts with plain ones, interleaved.
+func BenchmarkSealed(b *testing.B) {
+	for _, size := range []int{64 << 10, 1 << 20, 16 << 20, 64 << 20} {
+		b.Run(fmt.Sprintf("%dKiB", size>>10), func(b *testing.B) {
+			n, depth := max(1, (128<<20)/size), 2
+			var sealed, plain float64
+			for range max(b.N, 5) {
+				sealedBench.Store(true)
+				sealed = max(sealed, pathRate(b, Options{CongestionControl: "reno"}, 1, size, 1, depth, n, true))
+				sealedBench.Store(false)
+				plain = max(plain, pathRate(b, Options{CongestionControl: "reno"}, 1, size, 1, depth, n, true))
+			}
+			b.ReportMetric(sealed/1e9, "GB/s")
+			b.ReportMetric(plain/1e9, "plain-GB/s")
+			b.ReportMetric(sealed/plain, "ratio")
+		})
 	}
 }

@@ -32,8 +32,14 @@ const (
 // verdicts remembers which algorithm was the fastest to a host.
 var verdicts = struct {
 	sync.Mutex
-	by map[netip.Addr]*verdictOf
-}{by: map[netip.Addr]*verdictOf{}}
+	by map[route]*verdictOf
+}{by: map[route]*verdictOf{}}
+
+// route is what a verdict is about. Encryption takes so much of the time that it is another one.
+type route struct {
+	host   netip.Addr
+	sealed bool
+}
 
 type verdictOf struct {
 	measuring bool
@@ -48,10 +54,10 @@ type verdictOf struct {
 
 // verdictFor returns what is known about a host. An uncertain verdict serves only the path that took it, so that the next
 // one measures again.
-func verdictFor(host netip.Addr) (verdictOf, bool) {
+func verdictFor(to route) (verdictOf, bool) {
 	verdicts.Lock()
 	defer verdicts.Unlock()
-	if v := verdicts.by[host]; v != nil && (v.certain || v.tries == maxTrials && time.Now().Before(v.until)) {
+	if v := verdicts.by[to]; v != nil && (v.certain || v.tries == maxTrials && time.Now().Before(v.until)) {
 		return *v, true
 	}
 	return verdictOf{}, false
@@ -65,13 +71,13 @@ func ForgetMeasurements() {
 }
 
 // claim reserves the measurement for one path at a time.
-func claim(host netip.Addr) bool {
+func claim(to route) bool {
 	verdicts.Lock()
 	defer verdicts.Unlock()
-	v := verdicts.by[host]
+	v := verdicts.by[to]
 	if v == nil {
 		v = &verdictOf{}
-		verdicts.by[host] = v
+		verdicts.by[to] = v
 	}
 	if v.measuring || v.certain {
 		return false
@@ -81,13 +87,13 @@ func claim(host netip.Addr) bool {
 }
 
 // settle ends what claim began: it adds the trials to what earlier tries found and returns the verdict on all of it.
-func settle(host netip.Addr, trials []trial, system string, now time.Time) verdictOf {
+func settle(to route, trials []trial, system string, now time.Time) verdictOf {
 	verdicts.Lock()
 	defer verdicts.Unlock()
-	v := verdicts.by[host]
+	v := verdicts.by[to]
 	if v == nil { // forgotten meanwhile
 		v = &verdictOf{}
-		verdicts.by[host] = v
+		verdicts.by[to] = v
 	}
 	v.measuring = false
 	if v.tries == maxTrials {
@@ -106,7 +112,7 @@ func settle(host netip.Addr, trials []trial, system string, now time.Time) verdi
 		v.pool[i].add(t.best)
 		v.pool[i].add(t.second)
 	}
-	keep, why := incumbent(host, system, v.pool)
+	keep, why := incumbent(to.host, system, v.pool)
 	chosen, certain := judge(v.pool, keep)
 	v.name, v.rate, v.certain, v.until = chosen.name, chosen.best, certain, now.Add(trialPause)
 	v.line = describe(v.pool, system) + " -> " + v.name + why
@@ -213,7 +219,7 @@ func initialCongestion(fd int, o *Options, host netip.Addr) error {
 	case CongestionSystem:
 		return nil
 	case CongestionAuto, "":
-		if v, ok := verdictFor(host); ok && sys.SetCongestion(fd, v.name) == nil {
+		if v, ok := verdictFor(route{host: host}); ok && sys.SetCongestion(fd, v.name) == nil {
 			return nil
 		}
 		for _, name := range AvailableCongestion() {
@@ -238,6 +244,8 @@ const (
 	chooserRun                      // trials are under way
 )
 
+func (p *Path) route() route { return route{p.peer.Addr(), p.sealed} }
+
 // chooser finds the fastest congestion control for what this side sends. The trials run on a connection of their own
 // while large operations wait; small ones go on.
 type chooser struct {
@@ -252,6 +260,7 @@ type chooser struct {
 	sent   int
 	system string
 	line   string // the verdict that was applied last
+	alarm  int    // while trials run: a timer in the path's epoll set, which ends them although nothing comes
 }
 
 // trial is what is known about one algorithm: its two best rounds, in bytes per second.
@@ -300,7 +309,7 @@ func (c *chooser) init(p *Path, o *Options) {
 
 // known applies the verdict on this host, if there is one. An uncertain one is looked up again with each large operation.
 func (c *chooser) known(p *Path) bool {
-	v, ok := verdictFor(p.peer.Addr())
+	v, ok := verdictFor(p.route())
 	if !ok {
 		return false
 	}
@@ -330,7 +339,7 @@ func (p *Path) setCongestion(name, line string) {
 
 // want starts the trials when there is something large to send.
 func (c *chooser) want(p *Path) {
-	if c.state == chooserIdle && (p.big.n > 0 || p.rn > 0 && p.requests[p.rhead].striped) {
+	if c.state == chooserIdle && p.big.n+p.serveBig.n > 0 {
 		if !c.known(p) {
 			c.begin(p)
 		}
@@ -338,7 +347,12 @@ func (c *chooser) want(p *Path) {
 }
 
 func (c *chooser) begin(p *Path) {
-	if c.spent || len(p.fds) == p.data || p.fds[p.data] < 0 || !claim(p.peer.Addr()) {
+	if c.spent || len(p.fds) == p.data || p.fds[p.data] < 0 || !claim(p.route()) {
+		return
+	}
+	if err := c.setAlarm(p); err != nil {
+		settle(p.route(), nil, "", time.Time{})
+		p.setLine("not measured: no timer to end it: " + err.Error())
 		return
 	}
 	c.system = SystemCongestion()
@@ -357,11 +371,30 @@ func (c *chooser) begin(p *Path) {
 		}
 	}
 	c.spent = true
-	c.at, c.began = -1, time.Now()
+	c.at = -1
 	c.state = chooserRun
 	p.hold = true
 	c.next(p, c.began)
 }
+
+// setAlarm begins the time that the trials may take. A path has no clock of its own: its owner sleeps until something comes,
+// and nothing does when the connection for measuring has stalled.
+func (c *chooser) setAlarm(p *Path) error {
+	c.began = time.Now()
+	fd, err := sys.Timerfd(trialBudget)
+	if err != nil {
+		return err
+	}
+	if err := p.ep.Add(fd, sys.EventIn, alarmTag); err != nil {
+		sys.Close(fd)
+		return err
+	}
+	c.alarm = fd
+	return nil
+}
+
+// alarmTag is not the index of a connection. Nobody reads the tags: the set as a whole wakes the path's owner.
+const alarmTag = 1 << 32
 
 // next starts the next round or ends the trials.
 func (c *chooser) next(p *Path, now time.Time) {
@@ -396,9 +429,7 @@ func (c *chooser) fill(p *Path, s *stream) {
 // step looks whether a round is over.
 func (c *chooser) step(p *Path) {
 	if c.state == chooserIdle {
-		if p.rn > 0 {
-			c.want(p)
-		}
+		c.want(p)
 		return
 	}
 	if c.state != chooserRun {
@@ -428,7 +459,7 @@ func (c *chooser) step(p *Path) {
 func (c *chooser) decide(p *Path, now time.Time) {
 	c.left = 0
 	c.stop(p)
-	v := settle(p.peer.Addr(), c.trials, c.system, now)
+	v := settle(p.route(), c.trials, c.system, now)
 	if v.name == "" {
 		v.name, _ = incumbent(p.peer.Addr(), c.system, c.trials)
 		v.line = fmt.Sprintf("none could be measured in time -> %s (uncertain: the next path measures again)", v.name)
@@ -443,6 +474,9 @@ func (c *chooser) decide(p *Path, now time.Time) {
 }
 
 func (c *chooser) stop(p *Path) {
+	if c.state == chooserRun {
+		sys.Close(c.alarm) // it leaves the epoll set with that
+	}
 	c.state = chooserOff
 	p.hold = false
 }
@@ -456,7 +490,7 @@ func (p *Path) setLine(line string) {
 // lost ends the trials because their connection is gone, or the whole path.
 func (c *chooser) lost(p *Path) {
 	if c.state == chooserRun {
-		settle(p.peer.Addr(), nil, c.system, time.Now())
+		settle(p.route(), nil, c.system, time.Now())
 		p.setLine("not measured: the connection for measuring was lost")
 	}
 	c.stop(p)

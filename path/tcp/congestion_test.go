@@ -36,7 +36,7 @@ func TestJudge(t *testing.T) {
 
 // TestUncertainVerdicts: what was not clear is measured again, all tries count together, and they end.
 func TestUncertainVerdicts(t *testing.T) {
-	host := netip.MustParseAddr("127.9.9.9")
+	host := route{host: netip.MustParseAddr("127.9.9.9")}
 	defer ForgetMeasurements()
 	now := time.Now()
 	try := func(at time.Time, fast, slow float64) verdictOf {

@@ -9,12 +9,13 @@ import (
 // core is the protocol: operations in, bytes out, bytes in, events out. It knows no sockets and no clock, so that tests can
 // feed it whatever they like.
 type core struct {
-	exports   *path.Exports
+	reach     path.Reach // of the peer
 	window    int
 	crc       bool
-	peerBlock int // blocks that the peer takes in one frame
-	frame     int // payload of one frame, at most
-	batch     int // payload of one send, about
+	sealed    bool // everything travels in records that are authenticated
+	peerBlock int  // blocks that the peer takes in one frame
+	frame     int  // payload of one frame, at most
+	batch     int  // payload of one send, about
 
 	streams []*stream
 	data    int // streams[:data] carry operations; one more may be there for measuring
@@ -22,7 +23,7 @@ type core struct {
 	ops   []op
 	free  []uint16
 	small fifo // operations with frames to send, on stream 0
-	big   fifo // operations with frames to send, on any data stream
+	big   fifo // operations with frames to send, on any stream for what is large
 	short fifo // gets that wait until fewer blocks are requested
 	done  fifo // ended, not reported yet
 	open  int  // slots in use
@@ -30,13 +31,10 @@ type core struct {
 
 	wanted int // blocks requested from the peer and not there yet
 
-	requests  []request // the peer's, a ring
-	rhead     int
-	rn        int
-	blocks    []block // of the requests, a ring
-	bhead     int
-	bn        int
-	serveTurn bool // big operations and requests take turns
+	serveSmall requests // the peer's, on stream 0
+	serveBig   requests // the peer's, on any stream for what is large
+	serveTurn  bool     // operations and requests take turns
+	smallMoved bool     // something small came or went on a first stream that carries nothing large
 
 	notes  notices
 	probes int // frames for measuring that are not acknowledged
@@ -59,7 +57,7 @@ const (
 	batchBytes = 1 << 20   // one send
 	crcBytes   = 512 << 10 // both, with checksums: the receiver works on a frame while the next one is summed up
 	promptMin  = 256 << 10 // the end of an operation from here on is acknowledged without waiting for company
-	stripeMin  = 1 << 20   // operations from here on use all streams
+	stripeMin  = 1 << 20   // operations from here on are large: they use the streams after the first, if there are any
 	sendBlocks = 512       // blocks of one frame; the receiver takes more
 	getPiece   = 1 << 30   // one entry of a request
 )
@@ -83,6 +81,7 @@ type op struct {
 	kind   path.OpKind
 	notify bool
 	queued bool // in small, big or short
+	bulk   bool // large, whatever its size
 	cancel bool
 	token  uint64
 	imm    uint64
@@ -113,13 +112,12 @@ type request struct {
 	at       int    // current block
 	done     uint64 // bytes of the current block already served
 	left     uint64 // bytes
-	striped  bool
 	canceled bool
 }
 
-func newCore(x *path.Exports, window, streams int, crc bool, peerFrame, peerBlock int) *core {
+func newCore(x path.Reach, window, streams int, crc bool, peerFrame, peerBlock int) *core {
 	c := &core{
-		exports: x, window: window, crc: crc, data: streams,
+		reach: x, window: window, crc: crc, data: streams,
 		frame: min(peerFrame, frameBytes), batch: batchBytes, peerBlock: min(peerBlock, maxFrameBlocks),
 		ops: make([]op, window), free: make([]uint16, window),
 		small: newFifo(window), big: newFifo(window), short: newFifo(window), done: newFifo(window),
@@ -190,7 +188,7 @@ func (c *core) take(o *path.Op) {
 	c.open++
 	c.st.OpsPosted++
 	p := &c.ops[slot]
-	*p = op{gen: p.gen + 1, msg: append(p.msg[:0], o.Msg...), kind: o.Kind, notify: o.Notify, token: o.Token, imm: o.Imm, copies: o.Copies}
+	*p = op{gen: p.gen + 1, msg: append(p.msg[:0], o.Msg...), kind: o.Kind, notify: o.Notify, token: o.Token, imm: o.Imm, copies: o.Copies, bulk: o.Bulk}
 	switch o.Kind {
 	case path.Fence:
 		c.fence(o.Key)
@@ -218,7 +216,7 @@ func (c *core) enqueue(slot uint16) {
 		return
 	}
 	p.queued = true
-	if p.phase == phaseWork && p.kind == path.Put && p.total >= stripeMin {
+	if p.phase == phaseWork && p.kind == path.Put && (p.bulk || p.total >= stripeMin) {
 		c.big.push(slot)
 	} else {
 		c.small.push(slot)
@@ -393,7 +391,8 @@ func (c *core) fail(err error) {
 		}
 		s.in.dst, s.in.paused = s.in.dst[:0], false
 	}
-	c.rn, c.bn = 0, 0
+	c.serveSmall.clear()
+	c.serveBig.clear()
 	c.dirty = true
 }
 
@@ -408,7 +407,10 @@ func (c *core) report(events []path.Event) int {
 		*e = path.Event{Kind: path.EventDone, Token: p.token, Err: p.err}
 		if p.err == nil {
 			e.Bytes = p.total
-			if p.total > 0 && c.crc {
+			switch {
+			case p.total > 0 && c.sealed:
+				e.Proof = path.ProofAEAD
+			case p.total > 0 && c.crc:
 				e.Proof = path.ProofCRC32C
 			}
 			c.st.OpsDone++

@@ -34,7 +34,7 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore(x, window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	n := &node{core: newCore((&path.Config{Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
@@ -176,8 +176,8 @@ func TestAnySplit(t *testing.T) {
 			if !bytes.Equal(la, wantA) || !bytes.Equal(lb, wantB) {
 				t.Fatal("memory differs from the model")
 			}
-			if a.wanted != 0 || b.bn != 0 || b.rn != 0 || a.open != 0 || len(a.free) != 32 {
-				t.Fatalf("credits are missing: wanted %d, blocks %d, requests %d, open %d", a.wanted, b.bn, b.rn, a.open)
+			if a.wanted != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || a.open != 0 || len(a.free) != 32 {
+				t.Fatalf("credits are missing: wanted %d, blocks %d, requests %d, open %d", a.wanted, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, a.open)
 			}
 		})
 	}
@@ -392,7 +392,7 @@ func FuzzReceiver(f *testing.F) {
 		defer func() { x.Revoke(e); x.Retire(e) }()
 		all := r.All().Bytes()
 		clear(all)
-		n := &node{core: newCore(x, 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		n := &node{core: newCore((&path.Config{Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})

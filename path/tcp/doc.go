@@ -19,10 +19,18 @@
 // The sockets are unknown to Go's network poller, and their calls are made without the scheduler's knowledge, because that
 // is what a spinning owner's 99th percentile is made of. An owner that wants to sleep calls Arm and waits for FD.
 //
-// Peers are told apart by the token of their offer alone, and nothing is encrypted. Until they can authenticate each other,
-// only loopback addresses are accepted.
+// With two data connections or more the first one carries what is small, so that it never waits behind megabytes in the
+// buffers of a socket, and one call moves little while both kinds travel.
+//
+// With Config.Secret everything after the 64 bytes of hello and answer travels in records of TLS 1.3 (package seal), with
+// keys of its own for each connection and direction that depend on hello and answer too: nobody on the way can read, change,
+// replay, cut or downgrade anything without ending the path. The tag of a record takes the place of the CRC32C. It costs
+// three passes over the bytes: a copy into the record and its encryption there at the sender, the decryption to its place at
+// the receiver. Where the kernel has TLS of its own (kTLS) it does both, at either end or both; see Options.KTLS. Without a
+// secret peers are told apart by the token of their offer alone, and addresses other than loopback are refused unless
+// Options.Insecure is set. A listener may have all addresses of its host; see Advertise.
 //
 // Which congestion control is the fastest differs by an order of magnitude between networks, and the system's default is
 // often the wrong one for the machine next door, so it is measured; see Options.CongestionControl. The wire format is in
-// docs/protocol.md, the measurements behind the constants are in docs/measurements/tcp.md.
+// docs/protocol-tcp.md, the measurements behind the constants are in docs/measurements/tcp.md.
 package tcp

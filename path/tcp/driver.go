@@ -2,9 +2,12 @@ package tcp
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -15,7 +18,7 @@ import (
 const Name = "tcp"
 
 // DefaultStreams is the number of data connections unless path.Config says otherwise.
-const DefaultStreams = 1
+const DefaultStreams = 2
 
 // Driver makes TCP paths. It implements path.Driver.
 type Driver struct{ o Options }
@@ -25,6 +28,16 @@ func New(o Options) *Driver { return &Driver{o} }
 
 // Name is "tcp".
 func (d *Driver) Name() string { return Name }
+
+// Advertise is the function of that name; it makes the driver a path.Advertiser.
+func (d *Driver) Advertise(addr string, control net.Addr) (string, error) {
+	return Advertise(addr, control)
+}
+
+// Traits are those of sockets.
+func (d *Driver) Traits() path.Traits {
+	return path.Traits{Encrypts: true, Prior: path.Cost{Latency: 30 * time.Microsecond, BytesPerSec: 3e9}}
+}
 
 // terms are this side's half of a handshake.
 func terms(cfg path.Config) (window, streams int, flags uint32, err error) {
@@ -43,7 +56,12 @@ func terms(cfg path.Config) (window, streams int, flags uint32, err error) {
 	case streams < 1 || streams > maxStreams:
 		err = fmt.Errorf("tcp: %d connections: expected 1 to %d", streams, maxStreams)
 	}
-	if !cfg.NoChecksum {
+	switch {
+	case cfg.Secret != nil && len(cfg.Secret) != path.SecretSize:
+		err = fmt.Errorf("tcp: config with a secret of %d bytes: expected %d", len(cfg.Secret), path.SecretSize)
+	case cfg.Secret != nil:
+		flags = helloSealed // the records' tags say more than checksums
+	case !cfg.NoChecksum:
 		flags = helloChecksum
 	}
 	return window, streams, flags, err
@@ -54,23 +72,25 @@ func agree(window int, flags uint32, h *hello) deal {
 	return deal{
 		window: min(window, int(h.window)),
 		crc:    flags&h.flags&helloChecksum != 0,
+		sealed: flags&helloSealed != 0,
 		frame:  int(min(h.frame, maxFrameBytes)),
 		blocks: int(min(h.blocks, maxFrameBlocks)),
 	}
 }
 
 // unmeasured reports whether a path with these options could want to measure.
-func (o *Options) unmeasured(host netip.Addr) bool {
+func (o *Options) unmeasured(to route) bool {
 	if o.CongestionControl != CongestionAuto && o.CongestionControl != "" {
 		return false
 	}
-	_, known := verdictFor(host)
+	_, known := verdictFor(to)
 	return !known
 }
 
 // Dial connects to a listener and presents the offer's token on each connection. It blocks until the path is set up or ctx
-// ends. The error wraps ErrUnavailable for an address that is not loopback, and ErrProtocol if the other side is no
-// Penstock, speaks another version or does not know the token.
+// ends. The error wraps ErrUnavailable for an address beyond loopback without a secret, ErrProtocol if the other side is no
+// Penstock, speaks another version, does not know the token, or encrypts and this one does not or the other way round, and
+// ErrIntegrity if it has another secret or somebody changed what both said on the way.
 func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (path.Path, error) {
 	addr, err := address(offer.Addr)
 	if err != nil {
@@ -80,58 +100,139 @@ func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (p
 	if err != nil {
 		return nil, err
 	}
-	w, err := newDialWait(ctx)
-	if err != nil {
+	sealed := flags&helloSealed != 0
+	if err := d.o.reachable(addr, sealed); err != nil {
 		return nil, err
 	}
-	defer w.close()
-	var fds []int
-	fail := func(err error) (path.Path, error) {
-		for _, fd := range fds {
-			sys.Close(fd)
+	to := route{addr.Addr(), sealed}
+	asks := d.o.unmeasured(to)
+	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token, count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
+	n := streams
+	if asks {
+		n++ // the connection to measure with, to which the listener agrees
+	}
+	conns, err := d.join(ctx, addr, h, 0, n, asks, cfg.Secret)
+	if err == nil && !asks && conns[0].answer.flags&helloProbe != 0 { // it is the listener that wants to measure
+		var more []*connection
+		more, err = d.join(ctx, addr, h, n, n+1, false, cfg.Secret)
+		conns = append(conns, more...)
+	}
+	if err != nil {
+		for _, c := range conns {
+			c.close()
 		}
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
-	var answer hello
-	all := streams
-	var rtt time.Duration
-	for i := 0; i < all; i++ {
-		fd, err := sys.SocketTCP(addr.Addr().Is6())
-		if err != nil {
-			return fail(err)
-		}
-		fds = append(fds, fd)
-		if err := d.o.prepare(fd, addr.Addr(), false); err != nil {
-			return fail(err)
-		}
-		if err := w.connect(fd, addr); err != nil {
-			return fail(err)
-		}
-		h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token,
-			index: uint16(i), count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
-		if i == 0 && d.o.unmeasured(addr.Addr()) || i == streams {
-			h.flags |= helloProbe
-		}
-		start := time.Now()
-		a, err := w.greet(fd, &h)
-		if err != nil {
-			return fail(err)
-		}
-		d.o.again(fd)
-		if i == 0 {
-			answer, rtt = a, time.Since(start)
-			if a.flags&helloProbe != 0 {
-				all++
-			}
+	var fds []int
+	var channels []*channel
+	for _, c := range conns {
+		d.o.again(c.fd)
+		fds = append(fds, c.fd)
+		if sealed {
+			channels = append(channels, c.ch)
 		}
 	}
-	g := agree(window, flags, &answer)
-	g.rtt = rtt
-	p, err := newPath(fds, streams, addr, cfg.Exports, g, &d.o)
+	g := agree(window, flags, &conns[0].answer)
+	g.rtt = conns[0].rtt
+	p, err := newPath(fds, streams, addr, cfg.Reach(), g, channels, &d.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
 	return p, nil
+}
+
+// connection is one of a path that is being dialed.
+type connection struct {
+	fd     int
+	begun  bool // and perhaps not connected yet
+	answer hello
+	ch     *channel
+	rtt    time.Duration
+}
+
+func (c *connection) close() {
+	if c != nil && c.fd >= 0 {
+		sys.Close(c.fd)
+	}
+}
+
+// join dials connections from to to-1 of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
+// one for hello and answer. Where one fails the others are given up; what it returns is to be closed then as well.
+func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, from, to int, asks bool, secret []byte) ([]*connection, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conns := make([]*connection, to-from)
+	for i := range conns { // in order, which is how they arrive where nothing is lost
+		conns[i] = &connection{fd: -1}
+		if err := d.begin(addr, conns[i]); err != nil {
+			return conns, err
+		}
+	}
+	var first error
+	var once sync.Once
+	var wg sync.WaitGroup
+	for i, c := range conns {
+		h := h
+		h.index = uint16(from + i)
+		if h.index == 0 && asks || h.index == h.count {
+			h.flags |= helloProbe
+		}
+		wg.Go(func() {
+			if err := d.joinOne(ctx, &h, secret, c); err != nil {
+				once.Do(func() { first = err; cancel() })
+			}
+		})
+	}
+	wg.Wait()
+	return conns, first
+}
+
+// begin begins to connect.
+func (d *Driver) begin(addr netip.AddrPort, c *connection) (err error) {
+	if c.fd, err = sys.SocketTCP(addr.Addr().Is6()); err != nil {
+		c.fd = -1
+		return err
+	}
+	if err := d.o.prepare(c.fd, addr.Addr(), false); err != nil {
+		return err
+	}
+	if err = sys.ConnectTCP(c.fd, addr); sys.IsErrno(err, sys.EINPROGRESS) {
+		c.begun, err = true, nil
+	}
+	return err
+}
+
+// joinOne says hello as soon as there is a connection, and reads the answer.
+func (d *Driver) joinOne(ctx context.Context, h *hello, secret []byte, c *connection) error {
+	w, err := newDialWait(ctx)
+	if err != nil {
+		return err
+	}
+	defer w.close()
+	if c.begun {
+		if err := w.connected(c.fd); err != nil {
+			return err
+		}
+	}
+	kernel, why := false, ""
+	if secret != nil {
+		if kernel, why, err = d.o.attach(c.fd); err != nil {
+			return err
+		}
+		if kernel {
+			h.flags |= helloFixed
+		}
+		rand.Read(h.nonce[:])
+	}
+	start := time.Now()
+	if c.answer, c.ch, err = w.greet(c.fd, h, secret, d.o.sealLimit); err != nil {
+		return err
+	}
+	if c.ch != nil {
+		c.ch.kernel, c.ch.why = kernel, why
+	}
+	c.rtt = time.Since(start)
+	return nil
 }
 
 // dialWait waits for one socket at a time, or for the end of a context.
@@ -197,42 +298,68 @@ func (w *dialWait) ready(fd int, events uint32) error {
 	}
 }
 
-func (w *dialWait) connect(fd int, a netip.AddrPort) error {
-	err := sys.ConnectTCP(fd, a)
-	if !sys.IsErrno(err, sys.EINPROGRESS) {
-		return err
-	}
+func (w *dialWait) connected(fd int) error {
 	if err := w.ready(fd, sys.EventOut); err != nil {
 		return err
 	}
 	return sys.SocketError(fd)
 }
 
-// greet sends a hello and reads the answer.
-func (w *dialWait) greet(fd int, h *hello) (hello, error) {
-	var b [helloSize]byte
-	h.put(b[:])
+// greet sends a hello and reads the answer. With a secret both sides show each other that they have it.
+func (w *dialWait) greet(fd int, h *hello, secret []byte, limit uint64) (hello, *channel, error) {
+	var said, b [helloSize]byte
+	h.put(said[:])
 	var a hello
-	if err := w.transfer(fd, b[:], true); err != nil {
-		return a, err
+	if err := w.transfer(fd, said[:], true); err != nil {
+		return a, nil, err
 	}
 	if err := w.transfer(fd, b[:], false); err != nil {
-		return a, err
+		return a, nil, err
 	}
-	err := a.parse(b[:])
+	if err := a.answers(h, b[:]); err != nil || secret == nil {
+		return a, nil, err
+	}
+	ch, err := newChannel(secret, true, h, said[:], b[:], limit)
+	if err != nil {
+		return a, nil, err
+	}
+	ch.fixed = a.flags&helloFixed != 0
+	var rec [confirmSize]byte
+	if err := w.transfer(fd, ch.confirm(rec[:]), true); err != nil {
+		return a, nil, err
+	}
+	if err := w.transfer(fd, rec[:], false); err != nil {
+		return a, nil, err
+	}
+	if err := ch.confirmed(rec[:]); err != nil {
+		return a, nil, fmt.Errorf("the listener is not the peer: %w", err)
+	}
+	return a, ch, nil
+}
+
+// answers reads the answer to a hello and says what is wrong with it.
+func (a *hello) answers(h *hello, b []byte) error {
+	err := a.parse(b)
 	switch {
 	case errors.Is(err, errVersion) || err == nil && a.status == statusVersion:
-		return a, fmt.Errorf("the listener speaks version %d of the data protocol, this side version %d: update the older one: %w", a.version, version, path.ErrProtocol)
+		return fmt.Errorf("the listener speaks version %d of the data protocol, this side version %d: update the older one: %w", a.version, version, path.ErrProtocol)
 	case err != nil:
-		return a, fmt.Errorf("answer to the hello: %w: %w", err, path.ErrProtocol)
+		return fmt.Errorf("answer to the hello: %w: %w", err, path.ErrProtocol)
 	case a.kind != kindAnswer:
-		return a, fmt.Errorf("answer to the hello is no answer: %w", path.ErrProtocol)
+		return fmt.Errorf("answer to the hello is no answer: %w", path.ErrProtocol)
 	case a.status == statusToken:
-		return a, fmt.Errorf("the listener does not expect this token (used before, expired, or of another listener): %w", path.ErrProtocol)
+		return fmt.Errorf("the listener does not expect this token (used before, expired, or of another listener): %w", path.ErrProtocol)
+	case a.status == statusPlain:
+		return fmt.Errorf("the listener requires encryption and this side has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
+	case a.status == statusSealed:
+		return fmt.Errorf("this side requires encryption and the listener has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
 	case a.status != statusOK:
-		return a, fmt.Errorf("the listener refused the hello (status %d): %w", a.status, path.ErrProtocol)
+		return fmt.Errorf("the listener refused the hello (status %d): %w", a.status, path.ErrProtocol)
+	case (a.flags^h.flags)&helloSealed != 0:
+		return fmt.Errorf("one side encrypts and the other does not (this side %v, the listener %v), and the listener did not refuse: %w",
+			h.flags&helloSealed != 0, a.flags&helloSealed != 0, path.ErrProtocol)
 	}
-	return a, nil
+	return nil
 }
 
 func (w *dialWait) transfer(fd int, b []byte, out bool) error {

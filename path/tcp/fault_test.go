@@ -124,7 +124,7 @@ func TestFaultsOnTheWire(t *testing.T) {
 	for seed := range uint64(faultSeeds) {
 		plan := fault.Random(fault.Bytes, seed, 300_000, disturbed...)
 		for i := range plan.Rules { // the handshake has a test of its own
-			plan.Rules[i].At.N += 2 * helloSize
+			plan.Rules[i].At.N += 2 * (helloSize + confirmSize)
 		}
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Logf("plan %q", plan)
@@ -138,6 +138,9 @@ func TestFaultsOnTheWire(t *testing.T) {
 			}
 			f := pathtest.Factory{New: func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
 				ca.Streams = 1 + int(seed%3)
+				if seed%2 == 1 {
+					ca.Secret, cb.Secret = aSecret(), aSecret()
+				}
 				pa, pb, err := faulty(t, d, ca, cb)
 				if err != nil {
 					t.Fatal(err)
@@ -168,13 +171,16 @@ func TestFaultsOnTheWire(t *testing.T) {
 func TestFaultsInTheHandshake(t *testing.T) {
 	made, failed := 0, 0
 	for seed := range uint64(faultSeeds) {
-		plan := fault.Random(fault.Bytes, seed, 2*helloSize, fault.Cut, fault.Stall, fault.Short, fault.Corrupt, fault.HalfClose, fault.Refuse)
+		plan := fault.Random(fault.Bytes, seed, 2*helloSize+confirmSize, fault.Cut, fault.Stall, fault.Short, fault.Corrupt, fault.HalfClose, fault.Refuse)
 		d, err := fault.NewProxyDriver(New(Options{CongestionControl: CongestionSystem}), plan)
 		if err != nil {
 			t.Fatal(err)
 		}
 		ca, cb := configs()
 		ca.Streams = 1 + int(seed%2)
+		if seed%4 < 2 {
+			ca.Secret, cb.Secret = aSecret(), aSecret()
+		}
 		before := countFiles(t)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			pa, pb, err := faulty(t, d, ca, cb)

@@ -134,6 +134,12 @@ func (c *core) begin(s *stream) error {
 	h := &in.h
 	in.dst, in.di, in.left, in.crc, in.refused = in.dst[:0], 0, int(h.payload), 0, 0
 	in.state = wantPayload
+	switch h.typ {
+	case framePut, framePutv, frameData:
+		c.moved(s, 0)
+	case frameNotify:
+		c.moved(s, h.where)
+	}
 	if c.crc && h.flags&flagCRC == 0 && (h.payload > 0 || h.msg > 0) && h.typ != frameGet && h.typ != frameProbe {
 		return errChecksum
 	}
@@ -144,7 +150,7 @@ func (c *core) begin(s *stream) error {
 		if h.flags&flagPart != 0 {
 			n = h.imm
 		}
-		b, err := c.exports.Resolve(h.key, h.where, n, path.Write)
+		b, err := c.reach.Resolve(h.key, h.where, n, path.Write)
 		if err != nil {
 			c.refuse(in, reasonOf(err))
 			return nil
@@ -161,7 +167,7 @@ func (c *core) begin(s *stream) error {
 		if n == 0 || n > maxFrameBlocks || n*blockSize != uint64(h.payload) {
 			return errBlocks
 		}
-		if c.rn >= c.window || c.bn+int(n) > maxRequested {
+		if c.serveSmall.n+c.serveBig.n >= c.window || c.serveSmall.bn+c.serveBig.bn+int(n) > maxRequested {
 			return errRequests
 		}
 		in.left = 0
@@ -179,11 +185,8 @@ func (c *core) begin(s *stream) error {
 		return c.peerRefused(h)
 	case frameCancel:
 		in.state = wantHeader
-		for i := range c.rn {
-			if r := &c.requests[(c.rhead+i)%len(c.requests)]; r.op == h.op {
-				r.canceled = true
-			}
-		}
+		c.serveSmall.cancel(h.op)
+		c.serveBig.cancel(h.op)
 	case frameBye:
 		in.state = wantHeader
 		return errBye
@@ -223,7 +226,7 @@ func (c *core) table(s *stream) error {
 		if in.refused != 0 {
 			continue
 		}
-		b, err := c.exports.Resolve(h.key, k.off, uint64(k.n), path.Write)
+		b, err := c.reach.Resolve(h.key, k.off, uint64(k.n), path.Write)
 		if err != nil {
 			c.refuse(in, reasonOf(err))
 			continue
@@ -239,21 +242,17 @@ func (c *core) table(s *stream) error {
 // addRequest queues what the peer asks for. Its size was checked against what both sides agreed.
 func (c *core) addRequest(in *input) error {
 	h := &in.h
-	if c.requests == nil {
-		c.requests = make([]request, c.window)
-		c.blocks = make([]block, maxRequested)
+	r := request{op: h.op, key: h.key, base: uint32(h.imm >> 32), off: h.where, blocks: len(in.table) / blockSize}
+	for i := range r.blocks {
+		r.left += uint64(parseBlock(in.table[i*blockSize:]).n)
 	}
-	n := len(in.table) / blockSize
-	r := &c.requests[(c.rhead+c.rn)%len(c.requests)]
-	*r = request{op: h.op, key: h.key, base: uint32(h.imm >> 32), off: h.where, blocks: n}
-	for i := range n {
-		k := parseBlock(in.table[i*blockSize:])
-		r.left += uint64(k.n)
-		c.blocks[(c.bhead+c.bn+i)%maxRequested] = k
+	q := &c.serveSmall
+	if r.left >= stripeMin || h.flags&flagBulk != 0 {
+		q = &c.serveBig
+	} else {
+		c.smallMoved = c.smallMoved || c.data > 1
 	}
-	r.striped = r.left >= stripeMin
-	c.bn += n
-	c.rn++
+	q.add(r, in.table, c.window)
 	return nil
 }
 

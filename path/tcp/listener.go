@@ -2,9 +2,12 @@ package tcp
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"math/bits"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,7 +17,8 @@ import (
 
 const (
 	helloTimeout = 2 * time.Second        // for a stranger to say hello
-	tokenGrace   = 500 * time.Millisecond // for Accept to come after a dialer that was quicker
+	tokenGrace   = 2 * time.Second        // for Accept to come after a dialer that was quicker: on a busy machine half a second was too short
+	acceptPause  = 100 * time.Millisecond // before the next try, when the process can have no more files
 	maxStrangers = 256                    // connections that have not shown a known token
 	backlog      = 1024
 )
@@ -24,42 +28,54 @@ var ErrListenerClosed = errors.New("tcp: listener is closed")
 
 // Listener accepts the connections of all peers of a node. One goroutine reads their hellos; it sleeps while nothing comes.
 type Listener struct {
-	o    Options
-	addr netip.AddrPort
-	fd   int
-	ep   *sys.Epoll
-	bell int
-	done chan struct{} // closed when the goroutine is gone
+	o       Options
+	addr    netip.AddrPort
+	fd      int
+	ep      *sys.Epoll
+	bell    int
+	done    chan struct{} // closed when the goroutine is gone
+	arrived uint64        // of the goroutine: connections
 
 	mu      sync.Mutex // guards the rest
 	closed  bool
+	grace   time.Duration // tokenGrace, tests are less patient
 	waiting map[path.Token]*invitation
 	guests  map[int]*invitation // connections of paths that are not complete yet
 }
 
 // invitation is one Accept.
 type invitation struct {
-	window  int
-	flags   uint32
-	need    int // connections; 0 until the first one says how many
-	spare   bool
-	fds     []int
-	got     int
-	first   hello
-	from    netip.AddrPort
-	result  chan error // buffered
-	settled bool
-	token   path.Token
+	window   int
+	flags    uint32
+	secret   []byte     // nil: nothing is encrypted
+	begun    uint32     // bits of connections that were answered and have to show their secret
+	channels []*channel // with a secret: of the connections
+	need     int        // connections; 0 until the first one says how many
+	spare    bool
+	fds      []int
+	got      int
+	first    hello
+	from     netip.AddrPort
+	result   chan error // buffered
+	settled  bool
+	token    path.Token
 }
 
 // stranger is a connection whose token is not known yet.
 type stranger struct {
-	fd    int
-	from  netip.AddrPort
-	buf   [helloSize]byte
-	n     int
-	hello hello
-	until time.Time
+	fd     int
+	from   netip.AddrPort
+	buf    [helloSize]byte
+	n      int
+	hello  hello
+	until  time.Time
+	number uint64 // in the order of arrival
+
+	// With a secret: it was answered, and has to show that it has the same.
+	inv  *invitation
+	ch   *channel
+	rec  [confirmSize]byte
+	recN int
 }
 
 // Listen opens the listening socket; see Options.Addr.
@@ -68,7 +84,7 @@ func (d *Driver) Listen() (path.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{o: d.o, fd: -1, bell: -1, done: make(chan struct{}), waiting: map[path.Token]*invitation{}, guests: map[int]*invitation{}}
+	l := &Listener{o: d.o, fd: -1, bell: -1, grace: tokenGrace, done: make(chan struct{}), waiting: map[path.Token]*invitation{}, guests: map[int]*invitation{}}
 	if err := l.open(addr); err != nil {
 		l.release()
 		return nil, fmt.Errorf("tcp: listen on %s: %w", addr, err)
@@ -134,7 +150,17 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 	if err != nil {
 		return nil, err
 	}
+	sealed := flags&helloSealed != 0
+	if host := l.addr.Addr(); !host.IsUnspecified() { // else it depends on where the dialer comes from
+		if err := l.o.permits(host, sealed); err != nil {
+			return nil, err
+		}
+	}
 	v := &invitation{token: token, window: window, flags: flags, result: make(chan error, 1)}
+	if sealed {
+		v.secret = slices.Clone(cfg.Secret)
+		defer clear(v.secret)
+	}
 	l.mu.Lock()
 	switch {
 	case l.closed:
@@ -159,6 +185,7 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 			break
 		}
 		l.settle(token, v, nil) // the result is not read any more
+		sys.Ring(l.bell)        // for those who came early
 		l.mu.Unlock()
 		err = ctx.Err()
 	}
@@ -173,7 +200,7 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 	for _, fd := range v.fds {
 		l.o.again(fd)
 	}
-	p, err := newPath(v.fds, int(v.first.count), v.from, cfg.Exports, agree(window, flags, &v.first), &l.o)
+	p, err := newPath(v.fds, int(v.first.count), v.from, cfg.Reach(), agree(window, flags, &v.first), v.channels, &l.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: accept on %s: %w", l.addr, err)
 	}
@@ -202,9 +229,11 @@ func (l *Listener) serve() {
 	drop := func(s *stranger) {
 		delete(strangers, s.fd)
 		sys.Close(s.fd)
+		l.abandoned(s, errors.New("it did not show its secret"))
 	}
 	var ev [64]sys.EpollEvent
 	timeout := -1
+	var pause time.Time // until then the listening socket is not in the epoll instance
 	for {
 		n, err := l.ep.Wait(ev[:], timeout)
 		now := time.Now()
@@ -232,7 +261,11 @@ func (l *Listener) serve() {
 				sys.Unring(l.bell)
 				retry = true
 			case tagListen:
-				l.accept(strangers, now)
+				if !l.accept(strangers, now) {
+					// The socket stays ready: it would keep this goroutine from sleeping.
+					l.ep.Remove(l.fd)
+					pause = now.Add(acceptPause)
+				}
 			default:
 				if s := strangers[int(e.Tag)]; s != nil {
 					l.read(s, now, drop, strangers)
@@ -243,16 +276,19 @@ func (l *Listener) serve() {
 		}
 		timeout = -1
 		for _, s := range strangers {
-			if retry && s.n == helloSize {
-				l.admit(s, drop, strangers)
+			if retry && s.n == helloSize && s.inv == nil {
+				l.admit(s, now, drop, strangers)
 				if strangers[s.fd] != s {
 					continue
 				}
 			}
 			left := s.until.Sub(now)
+			if l.early(s) {
+				continue
+			}
 			if left <= 0 {
-				if s.n == helloSize {
-					l.answer(s.fd, statusToken, 0, 0)
+				if s.n == helloSize && s.inv == nil {
+					l.refuse(s.fd, statusToken)
 				}
 				drop(s)
 				continue
@@ -262,27 +298,44 @@ func (l *Listener) serve() {
 			}
 		}
 		l.mu.Unlock()
+		if !pause.IsZero() {
+			if left := pause.Sub(now); left > 0 {
+				if ms := int(left/time.Millisecond) + 1; timeout < 0 || ms < timeout {
+					timeout = ms
+				}
+			} else if pause = (time.Time{}); l.ep.Add(l.fd, sys.EventIn, tagListen) != nil {
+				pause, timeout = now.Add(acceptPause), int(acceptPause/time.Millisecond)
+			}
+		}
 	}
 }
 
-func (l *Listener) accept(strangers map[int]*stranger, now time.Time) {
+// accept takes what has come, and reports whether the process could.
+func (l *Listener) accept(strangers map[int]*stranger, now time.Time) bool {
 	for {
 		fd, from, err := sys.AcceptTCP(l.fd)
-		if err != nil {
-			return // none left, or a connection that died in the queue; the next event tells
+		switch {
+		case err == nil:
+		case sys.IsErrno(err, sys.EMFILE), sys.IsErrno(err, sys.ENFILE), sys.IsErrno(err, sys.ENOBUFS), sys.IsErrno(err, sys.ENOMEM):
+			return false
+		default:
+			return true // none left, or a connection that died in the queue; the next event tells
 		}
 		if len(strangers) >= maxStrangers {
 			// The one that has waited longest makes room.
 			var oldest *stranger
 			for _, s := range strangers {
-				if oldest == nil || s.until.Before(oldest.until) {
+				if oldest == nil || s.number < oldest.number {
 					oldest = s
 				}
 			}
 			delete(strangers, oldest.fd)
 			sys.Close(oldest.fd)
+			l.abandoned(oldest, errors.New("too many others wanted in"))
 		}
-		s := &stranger{fd: fd, from: from, until: now.Add(helloTimeout)}
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+		l.arrived++
+		s := &stranger{fd: fd, from: from, until: now.Add(helloTimeout), number: l.arrived}
 		if err := l.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
 			sys.Close(fd)
 			continue
@@ -293,6 +346,10 @@ func (l *Listener) accept(strangers map[int]*stranger, now time.Time) {
 
 // read takes in what a stranger says.
 func (l *Listener) read(s *stranger, now time.Time, drop func(*stranger), strangers map[int]*stranger) {
+	if s.inv != nil {
+		l.confirm(s, drop, strangers)
+		return
+	}
 	if s.n == helloSize { // it hung up, or talks before it was answered
 		drop(s)
 		return
@@ -314,7 +371,7 @@ func (l *Listener) read(s *stranger, now time.Time, drop func(*stranger), strang
 	err := s.hello.parse(s.buf[:])
 	switch {
 	case errors.Is(err, errVersion):
-		l.answer(s.fd, statusVersion, 0, 0)
+		l.refuse(s.fd, statusVersion)
 		if v := l.waiting[s.hello.token]; v != nil {
 			l.settle(s.hello.token, v, fmt.Errorf("the dialer at %s speaks version %d of the data protocol, this side version %d: update the older one: %w",
 				s.from, s.hello.version, version, path.ErrProtocol))
@@ -322,27 +379,96 @@ func (l *Listener) read(s *stranger, now time.Time, drop func(*stranger), strang
 		drop(s)
 		return
 	case err != nil || s.hello.kind != kindHello:
-		l.answer(s.fd, statusMalformed, 0, 0)
+		l.refuse(s.fd, statusMalformed)
 		drop(s)
 		return
 	}
-	s.until = now.Add(tokenGrace)
-	l.admit(s, drop, strangers)
+	s.until = now.Add(l.grace)
+	l.admit(s, now, drop, strangers)
+}
+
+// refuseWith tells a dialer and the Accept that waits for it why there is no path.
+func (l *Listener) refuseWith(s *stranger, v *invitation, st status, err error, drop func(*stranger)) {
+	l.refuse(s.fd, st)
+	l.settle(s.hello.token, v, err)
+	drop(s)
+}
+
+// confirm takes in what a dialer shows of its secret.
+func (l *Listener) confirm(s *stranger, drop func(*stranger), strangers map[int]*stranger) {
+	var b [1]sys.Iovec
+	b[0].Set(s.rec[s.recN:])
+	n, e := sys.Recvv(s.fd, b[:])
+	if e == sys.EAGAIN || e == sys.EINTR {
+		return
+	}
+	if e != 0 || n == 0 {
+		drop(s)
+		return
+	}
+	s.recN += n
+	v := s.inv
+	if s.recN < confirmSize {
+		return
+	}
+	if v.settled {
+		drop(s)
+		return
+	}
+	if err := s.ch.confirmed(s.rec[:]); err != nil {
+		l.settle(v.token, v, fmt.Errorf("the dialer at %s knows the token, but %w", s.from, err))
+		drop(s)
+		return
+	}
+	s.inv = nil
+	v.channels[s.hello.index] = s.ch
+	l.complete(s, v, strangers)
+}
+
+// abandoned ends the Accept that one of its connections will not come to, because it was dropped before it was complete.
+func (l *Listener) abandoned(s *stranger, why error) {
+	if v := s.inv; v != nil && !v.settled {
+		l.settle(v.token, v, fmt.Errorf("the dialer at %s is gone after %d of %d connections: %w: %w", s.from, v.got, v.need, path.ErrDown, why))
+	}
+}
+
+// early reports whether a connection waits for the first one of its path, which may have lost a packet on its way. It does so for as
+// long as somebody waits for the path.
+func (l *Listener) early(s *stranger) bool {
+	if s.n != helloSize || s.inv != nil || s.hello.index == 0 {
+		return false
+	}
+	v := l.waiting[s.hello.token]
+	return v != nil && v.need == 0
 }
 
 // admit hands a connection to the Accept that waits for it, if it is there already.
-func (l *Listener) admit(s *stranger, drop func(*stranger), strangers map[int]*stranger) {
+func (l *Listener) admit(s *stranger, now time.Time, drop func(*stranger), strangers map[int]*stranger) {
 	h := &s.hello
 	v := l.waiting[h.token]
 	if v == nil {
 		return
 	}
+	sealed, wants := v.flags&helloSealed != 0, h.flags&helloSealed != 0
+	switch err := l.o.permits(s.from.Addr(), sealed); {
+	case err != nil:
+		l.refuseWith(s, v, statusPlain, err, drop)
+		return
+	case sealed && !wants:
+		l.refuseWith(s, v, statusPlain, fmt.Errorf("this side requires encryption and the dialer at %s has no secret: give both sides the secret of one session: %w",
+			s.from, path.ErrProtocol), drop)
+		return
+	case !sealed && wants:
+		l.refuseWith(s, v, statusSealed, fmt.Errorf("the dialer at %s requires encryption and this side has no secret: give both sides the secret of one session: %w",
+			s.from, path.ErrProtocol), drop)
+		return
+	}
 	if v.need == 0 {
 		if h.index != 0 {
-			return // the first connection decides; it may be right behind
+			return // the first connection decides; they come at the same time, see early
 		}
 		v.first, v.from = *h, s.from
-		v.spare = h.flags&helloProbe != 0 || l.o.unmeasured(s.from.Addr())
+		v.spare = h.flags&helloProbe != 0 || l.o.unmeasured(route{s.from.Addr(), sealed})
 		v.need = int(h.count)
 		if v.spare {
 			v.need++
@@ -350,25 +476,74 @@ func (l *Listener) admit(s *stranger, drop func(*stranger), strangers map[int]*s
 		for range v.need {
 			v.fds = append(v.fds, -1)
 		}
+		v.channels = make([]*channel, v.need)
+		defer l.admitOthers(h.token, now, drop, strangers)
 	}
-	if h.count != v.first.count || int(h.index) >= v.need || v.fds[h.index] >= 0 {
-		l.answer(s.fd, statusMalformed, 0, 0)
+	if h.count != v.first.count || int(h.index) >= v.need || v.fds[h.index] >= 0 || v.begun&(1<<h.index) != 0 {
+		l.refuse(s.fd, statusMalformed)
 		drop(s)
 		return
 	}
-	flags := v.flags
+	a := hello{version: version, kind: kindAnswer, flags: v.flags, window: uint32(v.window), frame: maxFrameBytes, blocks: maxFrameBlocks}
 	if v.spare {
-		flags |= helloProbe
+		a.flags |= helloProbe
 	}
-	if !l.answer(s.fd, statusOK, flags, uint32(v.window)) {
+	if sealed {
+		l.challenge(s, v, &a, now, drop)
+		return
+	}
+	if !l.answer(s.fd, &a, nil) {
 		drop(s)
 		return
 	}
+	l.complete(s, v, strangers)
+}
+
+// admitOthers admits those that were early.
+func (l *Listener) admitOthers(token path.Token, now time.Time, drop func(*stranger), strangers map[int]*stranger) {
+	for _, s := range strangers {
+		if s.n == helloSize && s.inv == nil && s.hello.token == token {
+			l.admit(s, now, drop, strangers)
+		}
+	}
+}
+
+// challenge answers a dialer of an encrypted path: the answer, and the record that shows this side's secret. What is
+// missing is the dialer's.
+func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time, drop func(*stranger)) {
+	kernel, why, err := l.o.attach(s.fd)
+	if kernel {
+		a.flags |= helloFixed
+	}
+	if err == nil {
+		rand.Read(a.nonce[:])
+		var b [helloSize]byte
+		a.put(b[:])
+		s.ch, err = newChannel(v.secret, false, &s.hello, s.buf[:], b[:], l.o.sealLimit)
+	}
+	if err != nil {
+		l.settle(v.token, v, err)
+		drop(s)
+		return
+	}
+	s.ch.kernel, s.ch.why, s.ch.fixed = kernel, why, s.hello.flags&helloFixed != 0
+	var rec [confirmSize]byte
+	if !l.answer(s.fd, a, s.ch.confirm(rec[:])) {
+		drop(s)
+		return
+	}
+	s.inv, s.until = v, now.Add(helloTimeout)
+	v.begun |= 1 << s.hello.index
+}
+
+// complete adds a connection to its path.
+func (l *Listener) complete(s *stranger, v *invitation, strangers map[int]*stranger) {
+	h := &s.hello
 	delete(strangers, s.fd)
 	v.fds[h.index] = s.fd
 	v.got++
 	if v.got < v.need {
-		// The epoll instance watches it until all have come: a dialer says nothing before, it can only die.
+		// The epoll instance watches it until all have come: a dialer says nothing before all are answered, it can only die.
 		l.guests[s.fd] = v
 		return
 	}
@@ -379,6 +554,13 @@ func (l *Listener) admit(s *stranger, drop func(*stranger), strangers map[int]*s
 // lost ends an Accept some of whose connections are there, because one of them broke.
 func (l *Listener) lost(fd int) {
 	v := l.guests[fd]
+	if v.channels != nil && bits.OnesCount32(v.begun) == v.need {
+		// Each connection was answered, so the dialer may have shown its secret on all of them and have begun to send: nothing keeps
+		// the order between connections. What it sent is the path's. If it has died, the connections that are missing tell.
+		delete(l.guests, fd)
+		l.ep.Remove(fd)
+		return
+	}
 	why := error(errors.New("it sent bytes before the path was set up"))
 	var b [1]byte
 	var one [1]sys.Iovec
@@ -407,13 +589,17 @@ func (l *Listener) settle(t path.Token, v *invitation, err error) {
 	v.result <- err
 }
 
-// answer sends an answer; a new connection always has room for it.
-func (l *Listener) answer(fd int, st status, flags, window uint32) bool {
-	h := hello{version: version, kind: kindAnswer, status: st, flags: flags, window: window, frame: maxFrameBytes, blocks: maxFrameBlocks}
-	var b [helloSize]byte
-	h.put(b[:])
+// answer sends an answer and what follows it; a new connection always has room for both.
+func (l *Listener) answer(fd int, a *hello, more []byte) bool {
+	var b [helloSize + confirmSize]byte
+	a.put(b[:])
+	size := helloSize + copy(b[helloSize:], more)
 	var v [1]sys.Iovec
-	v[0].Set(b[:])
+	v[0].Set(b[:size])
 	n, e := sys.Sendv(fd, v[:], 0)
-	return e == 0 && n == helloSize
+	return e == 0 && n == size
+}
+
+func (l *Listener) refuse(fd int, st status) {
+	l.answer(fd, &hello{version: version, kind: kindAnswer, status: st, frame: maxFrameBytes, blocks: maxFrameBlocks}, nil)
 }

@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 
@@ -21,7 +22,8 @@ const (
 // Options are the same for all paths of a Driver. The zero value is a good choice. All of them are set before a socket
 // connects or listens, and read back: Path.Explain tells what the kernel made of them.
 type Options struct {
-	// Addr is where Listen listens: a loopback address with a port, 0 for any. "" means "127.0.0.1:0".
+	// Addr is where Listen listens: an IP address with a port, 0 for any. "" means "127.0.0.1:0". Beyond loopback peers get a
+	// path only with encryption (path.Config.Secret), unless Insecure is set. On 0.0.0.0 and :: see Advertise.
 	Addr string
 	// CongestionControl is "auto" (also ""), "system" or the name of an algorithm. Auto measures the available ones when the
 	// first large operation comes, on a connection of its own, and remembers the fastest for each remote host; the system's
@@ -45,9 +47,18 @@ type Options struct {
 	// ZeroCopy (MSG_ZEROCOPY) sends large payload from its pages. Auto is off on loopback, where the kernel copies it in any
 	// case. On switches itself off when the kernel reports nothing but copies.
 	ZeroCopy Switch
+	// KTLS lets the kernel encrypt and decrypt (kTLS) on paths with a secret, each direction by itself; the other end does
+	// not need it. Auto is on where the kernel has it. On is an error where it does not. The kernel cannot change keys: such a
+	// path ends before a key has encrypted more than is safe, some 275 GB in one direction of one connection.
+	KTLS Switch
+	// Insecure permits paths without encryption to and from addresses other than loopback. Whoever is on the way can then
+	// read and change everything.
+	Insecure bool
+
+	sealLimit uint64 // tests: blocks for each key
 }
 
-// address parses a listening or peer address and refuses what is not loopback.
+// address parses a listening or peer address.
 func address(s string) (netip.AddrPort, error) {
 	if s == "" {
 		s = "127.0.0.1:0"
@@ -56,11 +67,49 @@ func address(s string) (netip.AddrPort, error) {
 	if err != nil {
 		return a, fmt.Errorf("tcp: address %q: %w; expected an IP address and a port such as 127.0.0.1:0 or [::1]:0", s, err)
 	}
-	a = netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
-	if !a.Addr().IsLoopback() {
-		return a, fmt.Errorf("tcp: address %q is not loopback: peers on other hosts cannot authenticate yet, so only 127.0.0.0/8 and ::1 are accepted: %w", s, path.ErrUnavailable)
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
+}
+
+// reachable refuses to dial what must not be or cannot be dialed.
+func (o *Options) reachable(a netip.AddrPort, sealed bool) error {
+	if a.Addr().IsUnspecified() {
+		return fmt.Errorf("tcp: address %s is that of a listener on all interfaces and leads nowhere: put the address of the control connection in its place (Advertise): %w", a, path.ErrUnavailable)
 	}
-	return a, nil
+	return o.permits(a.Addr(), sealed)
+}
+
+// permits refuses a path beyond this host that is not encrypted.
+func (o *Options) permits(host netip.Addr, sealed bool) error {
+	if sealed || o.Insecure || host.IsLoopback() {
+		return nil
+	}
+	return fmt.Errorf("tcp: address %s is not loopback and the session has no secret to encrypt with: give both nodes an identity, or say Insecure: %w", host, path.ErrUnavailable)
+}
+
+// Advertise is the address for an Offer of a listener whose own is addr. A listener on all interfaces (0.0.0.0 or ::) cannot
+// know by which of its addresses a peer reaches it, but control, an end of the control connection with that peer, does: it is
+// the local address at the node that listens, or the remote address at the node that dials, which is the better one where
+// addresses are translated on the way. A control connection that is no IP connection does not leave the host, and the
+// loopback address is taken. The error wraps path.ErrUnavailable if the peer came over IPv6 and the listener has IPv4 only.
+func Advertise(addr string, control net.Addr) (string, error) {
+	a, err := address(addr)
+	if err != nil {
+		return "", err
+	}
+	if !a.Addr().IsUnspecified() {
+		return a.String(), nil
+	}
+	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
+	if t, ok := control.(*net.TCPAddr); ok {
+		host = t.AddrPort().Addr().Unmap().WithZone("")
+	}
+	switch {
+	case !host.IsValid() || host.IsUnspecified():
+		return "", fmt.Errorf("tcp: the control connection has the address %v, which names no host: expected an end of an established connection: %w", control, path.ErrUnavailable)
+	case host.Is6() && a.Addr().Is4():
+		return "", fmt.Errorf("tcp: the listener on %s has IPv4 only, and the control connection came over IPv6 (%s): listen on [::]: %w", a, host, path.ErrUnavailable)
+	}
+	return netip.AddrPortFrom(host, a.Port()).String(), nil
 }
 
 type setting struct {
@@ -166,15 +215,26 @@ func (p *Path) explain(d deal, o *Options) {
 	if d.crc {
 		sum = "CRC32C over each frame, checked by the receiver"
 	}
+	if p.sealed {
+		sum = "the tag of AES-128-GCM over each record, checked before anything of it counts"
+	}
+	share := ""
+	if p.data > 1 {
+		share = fmt.Sprintf("; the first connection carries operations below %d KiB, the others what is larger", stripeMin>>10)
+	}
 	spare := ""
 	if len(p.fds) > p.data {
 		spare = " and one for measuring"
 	}
+	copies := "copies: none in user space but for what shares a read with its header, one in each kernel"
+	if n := p.userCopies(); n > 0 {
+		copies = fmt.Sprintf("copies: %d passes in user space, for the encryption, and one in each kernel", n)
+	}
 	p.lines = []string{
-		fmt.Sprintf("tcp to %s: data connections: %d%s; window %d, frames of up to %d KiB; operations from %d KiB on use all connections",
-			p.peer, p.data, spare, p.window, p.frame>>10, stripeMin>>10),
-		"copies: none in user space but for what shares a read with its header, one in each kernel",
+		fmt.Sprintf("tcp to %s: data connections: %d%s; window %d, frames of up to %d KiB%s", p.peer, p.data, spare, p.window, p.frame>>10, share),
+		copies,
 		"integrity: " + sum,
+		"encryption: " + p.sealLine,
 		"socket options, read back: " + o.readBack(p.fds[0]),
 	}
 }

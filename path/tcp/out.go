@@ -63,32 +63,64 @@ func (c *core) fillWork(s *stream) {
 		return
 	}
 	if s.index == 0 {
-		for c.small.n > 0 {
-			slot := c.small.peek()
-			v := c.cut(s, slot)
-			if v == full {
-				break
-			}
-			if v == added {
-				continue
-			}
-			c.small.pop()
-			if v == later {
-				c.short.push(slot)
-			} else {
-				c.ops[slot].queued = false
-			}
+		c.serveTurn = !c.serveTurn
+		if c.serveTurn {
+			c.fillServed(s)
+			c.fillSmall(s)
+		} else {
+			c.fillSmall(s)
+			c.fillServed(s)
 		}
+	}
+	if !c.carriesBig(s) || c.hold {
+		return
 	}
 	for o.left < c.batch {
 		c.serveTurn = !c.serveTurn
 		if !c.serveTurn {
-			if !c.fillBig(s) && !c.fillServe(s) {
+			if !c.fillBig(s) && !c.fillServe(s, &c.serveBig) {
 				return
 			}
-		} else if !c.fillServe(s) && !c.fillBig(s) {
+		} else if !c.fillServe(s, &c.serveBig) && !c.fillBig(s) {
 			return
 		}
+	}
+}
+
+// carriesBig says on which streams large operations travel: not on the first if there is another, so that small ones never
+// wait behind megabytes in the buffers of a socket.
+func (c *core) carriesBig(s *stream) bool { return s.index < c.data && (s.index > 0 || c.data == 1) }
+
+// moved notes a frame of an operation of n bytes on the first stream, if that carries what is small only.
+func (c *core) moved(s *stream, n uint64) {
+	if s.index == 0 && c.data > 1 && n < stripeMin {
+		c.smallMoved = true
+	}
+}
+
+// fillSmall adds frames of small operations.
+func (c *core) fillSmall(s *stream) {
+	for c.small.n > 0 {
+		slot := c.small.peek()
+		v := c.cut(s, slot)
+		if v == full {
+			return
+		}
+		if v == added {
+			continue
+		}
+		c.small.pop()
+		if v == later {
+			c.short.push(slot)
+		} else {
+			c.ops[slot].queued = false
+		}
+	}
+}
+
+// fillServed adds what the peer asked for in small pieces.
+func (c *core) fillServed(s *stream) {
+	for s.out.left < c.batch && c.fillServe(s, &c.serveSmall) {
 	}
 }
 
@@ -105,7 +137,7 @@ func (c *core) workFor(s *stream) bool {
 	if s.index >= c.data {
 		return false
 	}
-	return s.index == 0 && c.small.n > 0 || c.big.n > 0 && !c.hold || c.rn > 0 && (s.index == 0 || c.requests[c.rhead].striped) && !(c.hold && c.requests[c.rhead].striped)
+	return s.index == 0 && c.small.n+c.serveSmall.n > 0 || c.carriesBig(s) && !c.hold && c.big.n+c.serveBig.n > 0
 }
 
 // ackDue reports whether so much is unacknowledged that the peer should hear of it before this side goes idle.
@@ -116,7 +148,7 @@ func (s *stream) ackDue() bool {
 const ackBytes = 1 << 20
 
 func (c *core) fillBig(s *stream) bool {
-	if c.big.n == 0 || c.hold {
+	if c.big.n == 0 {
 		return false
 	}
 	slot := c.big.peek()
@@ -130,22 +162,16 @@ func (c *core) fillBig(s *stream) bool {
 	return true
 }
 
-func (c *core) fillServe(s *stream) bool {
-	if c.rn == 0 {
+func (c *core) fillServe(s *stream, q *requests) bool {
+	if q.n == 0 {
 		return false
 	}
-	r := &c.requests[c.rhead]
-	if r.striped && c.hold || !r.striped && s.index > 0 {
-		return false
-	}
-	switch c.serve(s, r) {
+	c.moved(s, 0)
+	switch c.serve(s, q) {
 	case full:
 		return false
 	case ended:
-		c.bhead = (c.bhead + r.blocks) % maxRequested
-		c.bn -= r.blocks
-		c.rhead = (c.rhead + 1) % len(c.requests)
-		c.rn--
+		q.drop()
 	}
 	return true
 }
@@ -153,6 +179,7 @@ func (c *core) fillServe(s *stream) bool {
 // cut adds the next frame of an operation.
 func (c *core) cut(s *stream, slot uint16) verdict {
 	p := &c.ops[slot]
+	c.moved(s, p.total)
 	switch {
 	case p.phase == phaseNotify:
 		return c.cutNotify(s, slot)
@@ -332,6 +359,9 @@ func (c *core) cutGet(s *stream, slot uint16) verdict {
 		return full
 	}
 	h := header{typ: frameGet, op: p.number(slot), key: k.Key, where: p.off}
+	if p.bulk {
+		h.flags |= flagBulk
+	}
 	base := p.block
 	n := 0
 	for base+n < len(p.copies) && n < most && p.copies[base+n].Key == k.Key {
@@ -368,8 +398,8 @@ func (c *core) cutGet(s *stream, slot uint16) verdict {
 }
 
 // serve adds the next frame of what the peer asked for.
-func (c *core) serve(s *stream, r *request) verdict {
-	o := &s.out
+func (c *core) serve(s *stream, q *requests) verdict {
+	o, r := &s.out, q.first()
 	if r.canceled {
 		return c.refuseRequest(o, r, refusedCanceled)
 	}
@@ -391,7 +421,8 @@ func (c *core) serve(s *stream, r *request) verdict {
 		need += int(r.left)
 	}
 	// Look before anything is written: the first block decides between data and a refusal.
-	if _, err := c.exports.Resolve(r.key, c.blockAt(r).off+r.done, uint64(c.blockAt(r).n)-r.done, path.Read); err != nil {
+	now := q.block()
+	if _, err := c.reach.Resolve(r.key, now.off+r.done, uint64(now.n)-r.done, path.Read); err != nil {
 		c.st.Rejected++
 		return c.refuseRequest(o, r, reasonOf(err))
 	}
@@ -402,9 +433,9 @@ func (c *core) serve(s *stream, r *request) verdict {
 		if uint64(h.payload) == limit {
 			break
 		}
-		k := c.blockAt(r)
+		k := q.block()
 		n := min(uint64(k.n)-r.done, limit-uint64(h.payload))
-		src, err := c.exports.Resolve(r.key, k.off+r.done, n, path.Read)
+		src, err := c.reach.Resolve(r.key, k.off+r.done, n, path.Read)
 		if err != nil {
 			break // the next frame says so
 		}
@@ -444,8 +475,6 @@ func (c *core) serve(s *stream, r *request) verdict {
 	o.header(b, &h)
 	return v
 }
-
-func (c *core) blockAt(r *request) block { return c.blocks[(c.bhead+r.at)%maxRequested] }
 
 func (c *core) refuseRequest(o *output, r *request, why reason) verdict {
 	if !o.room(headerSize, 0) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/seal"
 )
 
 func newToken() (t path.Token) {
@@ -44,6 +45,21 @@ func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
 	return pa.(*Path), r.p.(*Path)
 }
 
+// aSecret is what two ends share in tests.
+func aSecret() []byte { return []byte("0123456789abcdefghijklmnopqrstuv") }
+
+// sealedFactory is factory with encryption.
+func sealedFactory(o Options, streams int) pathtest.Factory {
+	f := factory(o, streams, false)
+	plain := f.New
+	f.New = func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+		a.Secret, b.Secret = aSecret(), aSecret()
+		return plain(t, a, b)
+	}
+	f.Boundaries = append(f.Boundaries, directMin, seal.MaxContent, 2*seal.MaxContent, sealBytes)
+	return f
+}
+
 func factory(o Options, streams int, noCRC bool) pathtest.Factory {
 	return pathtest.Factory{
 		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
@@ -67,4 +83,6 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) { pathtest.Run(t, factory(c.o, c.streams, c.noCRC)) })
 	}
+	t.Run("Sealed", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{}, 2)) })
+	t.Run("SealedOneStream", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{CongestionControl: CongestionSystem}, 1)) })
 }

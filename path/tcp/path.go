@@ -9,33 +9,41 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/seal"
 )
 
 const (
-	moveBudget = 4 << 20 // bytes that one call moves in each direction, at most (rounded up to one read or send)
-	trashSize  = 64 << 10
-	heatMax    = 64 // fruitless reads until a stream other than the first counts as cold
-	coldEvery  = 16 // a cold stream is read in each so-manieth call
+	moveBudget  = 1 << 20   // bytes that one call moves in each direction, at most (rounded up to one read or send)
+	smallBudget = 256 << 10 // the same, while small operations travel beside large ones: what they wait for at each end
+	smallCalls  = 256       // calls without anything small until that is over
+	trashSize   = 64 << 10
+	heatMax     = 64 // fruitless reads until a stream other than the first counts as cold
+	coldEvery   = 16 // a cold stream is read in each so-manieth call
 )
 
 // Path is one path over TCP: the protocol of core on a set of sockets. It implements path.Path.
 type Path struct {
 	core
-	fds      []int
-	ep       *sys.Epoll
-	bell     int // eventfd: a Post while armed left something to do
-	interest []uint32
-	heat     []int
-	calls    uint
-	armed    bool
-	rung     bool
-	more     bool // the last send stopped at its budget
-	closed   bool
-	rxv      []sys.Iovec
-	peer     netip.AddrPort
-	cc       chooser
-	zc       zeroCopy
-	cost     costMeter
+	fds       []int
+	ep        *sys.Epoll
+	bell      int // eventfd: a Post while armed left something to do
+	interest  []uint32
+	heat      []int
+	turn      int  // which stream after the first is read and sent first
+	beside    int  // calls until nothing small travels any more
+	prompt    bool // the first stream is acknowledged at once: the other ones go on and on
+	calls     uint
+	armed     bool
+	rung      bool
+	sealLimit uint64 // blocks for each key
+	more      bool   // the last send stopped at its budget
+	closed    bool
+	rxv       []sys.Iovec
+	txv       [1]sys.Iovec
+	peer      netip.AddrPort
+	cc        chooser
+	zc        zeroCopy
+	cost      costMeter
 
 	mu    sync.Mutex // guards what other goroutines may read
 	pub   path.Stats
@@ -43,12 +51,19 @@ type Path struct {
 	costs path.Cost
 
 	ccLine, zcLine string
+	sealLine       string // does not change
 }
+
+// ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the peer: it died, or somebody
+// cut the connection. It comes with path.ErrDown.
+var ErrTruncated = errors.New("the connection ended without a goodbye under the peer's key")
+
+var errEnd = errors.New("the peer closed it")
 
 var errClosed = fmt.Errorf("tcp: closed on this side: %w", path.ErrDown)
 
 // newPath takes the connections over; it closes them when it fails.
-func newPath(fds []int, data int, peer netip.AddrPort, x *path.Exports, d deal, o *Options) (*Path, error) {
+func newPath(fds []int, data int, peer netip.AddrPort, x path.Reach, d deal, channels []*channel, o *Options) (*Path, error) {
 	p := &Path{
 		core: *newCore(x, d.window, data, d.crc, d.frame, d.blocks),
 		fds:  fds, bell: -1, peer: peer,
@@ -58,7 +73,14 @@ func newPath(fds []int, data int, peer netip.AddrPort, x *path.Exports, d deal, 
 	for i := data; i < len(fds); i++ {
 		p.streams = append(p.streams, &stream{index: i})
 	}
-	err := p.open()
+	p.sealed = d.sealed
+	if p.sealLimit = o.sealLimit; p.sealLimit == 0 {
+		p.sealLimit = seal.Limit
+	}
+	err := p.encrypt(channels, o)
+	if err == nil {
+		err = p.open()
+	}
 	if err != nil {
 		p.closeSockets(false)
 		p.closeEvents()
@@ -94,13 +116,57 @@ func (p *Path) open() (err error) {
 // Name is "tcp".
 func (p *Path) Name() string { return Name }
 
-// Capabilities are those of kernel sockets: two-sided, one copy in each kernel, none here.
+// Capabilities are those of kernel sockets: two-sided, one copy in each kernel, none here unless it encrypts here.
 func (p *Path) Capabilities() path.Capabilities {
-	c := path.Capabilities{Window: p.window, MaxMessage: path.MaxMessage, KernelCopies: 2}
-	if p.crc {
+	c := path.Capabilities{Window: p.window, MaxMessage: path.MaxMessage, KernelCopies: 2, UserCopies: p.userCopies()}
+	if p.peer.Addr().IsLoopback() {
+		c.Security = path.SecurityHost
+	}
+	switch {
+	case p.sealed:
+		c.Proof, c.Security = path.ProofAEAD, path.SecurityEncrypted
+	case p.crc:
 		c.Proof = path.ProofCRC32C
 	}
 	return c
+}
+
+// userCopies is how often payload passes this processor in user space, for puts from here plus for puts to here: encryption
+// copies it into a record and encrypts it there, decryption brings it to its place.
+func (p *Path) userCopies() int {
+	n := 0
+	if p.streams[0].tx != nil {
+		n += 2
+	}
+	if p.streams[0].rx != nil {
+		n++
+	}
+	return n
+}
+
+// encrypt gives every connection its keys.
+func (p *Path) encrypt(channels []*channel, o *Options) error {
+	p.sealLine = "none: the session has no secret"
+	if !p.sealed {
+		return nil
+	}
+	for i, s := range p.streams {
+		if err := channels[i].install(s, p.fds[i], o.KTLS == On); err != nil {
+			return err
+		}
+	}
+	who := func(kernel bool) string {
+		if kernel {
+			return "the kernel (kTLS)"
+		}
+		return "this process"
+	}
+	s, c := p.streams[0], channels[0]
+	p.sealLine = fmt.Sprintf("AES-128-GCM in records of TLS 1.3, sent by %s, received by %s", who(s.kernelOut), who(s.kernelIn))
+	if !s.kernelOut || !s.kernelIn {
+		p.sealLine += "; no kTLS: " + c.why
+	}
+	return nil
 }
 
 // Reaches accepts every export: sockets reach all memory that the peer's process can touch.
@@ -121,7 +187,7 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 		p.cost.posted(&p.core, ops[:n])
 		if p.err == nil {
 			p.cc.want(p)
-			p.send(false)
+			p.sendGuarded(false)
 		}
 		p.ring()
 	}
@@ -143,7 +209,7 @@ func (p *Path) ring() {
 
 func (p *Path) blocked() bool {
 	for _, s := range p.streams {
-		if s.out.left > 0 {
+		if s.busy() {
 			return true
 		}
 	}
@@ -163,10 +229,10 @@ func (p *Path) Poll(events []path.Event) int {
 	p.notes.release()
 	n := p.report(events)
 	if p.err == nil {
-		got := p.receive(all)
+		got := p.receiveGuarded(all)
 		if p.err == nil {
 			p.cc.step(p)
-			p.send(got == 0)
+			p.sendGuarded(got == 0)
 			p.zc.reap(p)
 		}
 		n += p.report(events[n:])
@@ -174,76 +240,6 @@ func (p *Path) Poll(events []path.Event) int {
 	p.cost.reported(events[:n])
 	p.publish()
 	return n
-}
-
-// receive reads the streams that may have something; all means every one. It returns how many bytes came.
-func (p *Path) receive(all bool) int {
-	p.calls++
-	all = all || p.calls%coldEvery == 0
-	sum := 0
-	for i, s := range p.streams {
-		if p.fds[i] < 0 || i > 0 && !all && p.heat[i] == 0 {
-			continue
-		}
-		n := p.read(s, p.fds[i])
-		if p.err != nil {
-			return sum
-		}
-		if n > 0 {
-			p.heat[i] = heatMax
-		} else if p.heat[i] > 0 {
-			p.heat[i]--
-		}
-		sum += n
-		if sum >= moveBudget {
-			break
-		}
-	}
-	return sum
-}
-
-func (p *Path) read(s *stream, fd int) int {
-	sum := 0
-	if s.in.paused {
-		if err := p.process(s); err != nil {
-			p.broken(err)
-			return 0
-		}
-	}
-	for sum < moveBudget {
-		v := s.in.targets(p.rxv, p.trash)
-		if len(v) == 0 {
-			break
-		}
-		asked := 0
-		for i := range v {
-			asked += v[i].Len()
-		}
-		n, e := sys.Recvv(fd, v)
-		p.st.Syscalls++
-		if e != 0 {
-			if e == sys.EINTR {
-				continue
-			}
-			if e != sys.EAGAIN {
-				p.cut(s, e)
-			}
-			break
-		}
-		if n == 0 {
-			p.cut(s, nil)
-			break
-		}
-		sum += n
-		if err := p.received(s, n); err != nil {
-			p.broken(err)
-			break
-		}
-		if n < asked { // the socket is empty: spare the call that would say so
-			break
-		}
-	}
-	return sum
 }
 
 // cut acts on a connection that ended.
@@ -255,19 +251,37 @@ func (p *Path) cut(s *stream, cause error) {
 		return
 	}
 	if cause == nil {
-		p.down(fmt.Errorf("tcp: %w: the peer closed connection %d", path.ErrDown, s.index))
-		return
+		p.readFirst(s)
+		if p.sealed {
+			cause = ErrTruncated
+		} else {
+			cause = errEnd
+		}
+	}
+	if cause == sys.EBADMSG && s.kernelIn {
+		cause = fmt.Errorf("%w: the kernel refused a record: %w", path.ErrIntegrity, cause)
 	}
 	p.down(fmt.Errorf("tcp: %w: connection %d: %w", path.ErrDown, s.index, cause))
 }
 
 // broken takes the path down because of what the peer sent.
-func (p *Path) broken(err error) {
-	if errors.Is(err, path.ErrDown) {
+func (p *Path) broken(s *stream, err error) {
+	switch {
+	case errors.Is(err, path.ErrDown):
+		p.readFirst(s)
 		p.down(err)
-		return
+	case errors.Is(err, seal.ErrTag):
+		p.down(fmt.Errorf("tcp: %w: %w: connection %d: %w", path.ErrDown, path.ErrIntegrity, s.index, err))
+	default:
+		p.down(fmt.Errorf("tcp: %w: %w: %w", path.ErrDown, path.ErrProtocol, err))
 	}
-	p.down(fmt.Errorf("tcp: %w: %w: %w", path.ErrDown, path.ErrProtocol, err))
+}
+
+// readFirst takes in what the first connection still has, when the end of another one was seen before it.
+func (p *Path) readFirst(s *stream) {
+	if s.index > 0 && p.err == nil && p.fds[0] >= 0 {
+		p.read(p.streams[0], p.fds[0], moveBudget)
+	}
 }
 
 func (p *Path) down(err error) {
@@ -276,86 +290,12 @@ func (p *Path) down(err error) {
 	p.closeSockets(true)
 }
 
-// send fills and sends batches until the sockets take no more, there is nothing left or the budget is used up. Idle says
-// that an acknowledgement has nothing to travel with.
-func (p *Path) send(idle bool) {
-	budget := moveBudget
-	for progress := true; progress && budget > 0; {
-		progress = false
-		for i, s := range p.streams {
-			o := &s.out
-			if p.fds[i] < 0 {
-				continue
-			}
-			if o.left == 0 {
-				ackNow := s.in.ackOwed && (idle || s.ackDue())
-				if ackNow || len(o.ctl) > 0 || p.workFor(s) {
-					p.fill(s, ackNow)
-				}
-				if o.left == 0 && i >= p.data {
-					p.cc.fill(p, s)
-				}
-				if o.left == 0 {
-					continue
-				}
-			}
-			n := p.write(s, p.fds[i])
-			if p.err != nil {
-				return
-			}
-			budget -= n
-			if o.left == 0 {
-				progress = true
-			}
-			if n > 0 && i > 0 {
-				p.heat[i] = heatMax
-			}
-		}
-	}
-	p.more = budget <= 0
-}
-
-// write sends what is left of a batch, as far as the socket takes it.
-func (p *Path) write(s *stream, fd int) int {
-	o := &s.out
-	sum := 0
-	for o.left > 0 {
-		v, flags := o.batch(), 0
-		if p.zc.on && o.large && len(o.served) == 0 {
-			v, flags = zeroCopyRun(v)
-		}
-		n, e := sys.Sendv(fd, v, flags)
-		p.st.Syscalls++
-		if e != 0 {
-			if e == sys.EINTR {
-				continue
-			}
-			if e == sys.ENOBUFS && flags == sys.MsgZeroCopy { // too many sends whose memory is in use: copy instead
-				o.large = false
-				continue
-			}
-			if e != sys.EAGAIN {
-				p.cut(s, e)
-			}
-			break
-		}
-		if flags == sys.MsgZeroCopy {
-			o.zcSent++
-			p.st.ZeroCopySends++
-		}
-		sum += n
-		o.gone(n)
-		p.dirty = true
-	}
-	return sum
-}
-
 // Arm prepares for sleeping. See path.Path.
 func (p *Path) Arm() bool {
 	if p.err != nil {
 		return p.pending()
 	}
-	p.send(true)
+	p.sendGuarded(true)
 	p.publish()
 	if p.err != nil || p.pending() || p.more {
 		return true
@@ -364,8 +304,11 @@ func (p *Path) Arm() bool {
 		if p.fds[i] < 0 {
 			continue
 		}
+		if s.in.paused { // what it waits for may be here already, where no descriptor tells of it
+			return true
+		}
 		want := uint32(sys.EventIn)
-		if s.out.left > 0 {
+		if s.busy() {
 			want |= sys.EventOut
 		}
 		if want != p.interest[i] {
@@ -386,7 +329,7 @@ func (p *Path) Cancel(token uint64) bool {
 		return false
 	}
 	if p.err == nil {
-		p.send(false)
+		p.sendGuarded(false)
 	}
 	p.ring()
 	return true
@@ -398,17 +341,9 @@ func (p *Path) Close() error {
 		return nil
 	}
 	if p.err == nil {
-		p.send(true)
+		p.sendGuarded(true)
 	}
-	if p.err == nil {
-		if s := p.streams[0]; s.out.left == 0 {
-			if s.out.iov != nil {
-				s.out.reset()
-			}
-			s.out.header(s.out.reserve(headerSize), &header{typ: frameBye})
-			p.write(s, p.fds[0])
-		}
-	}
+	p.goodbye()
 	p.fail(errClosed)
 	p.cc.lost(p)
 	p.closeSockets(false)
@@ -417,13 +352,27 @@ func (p *Path) Close() error {
 	return p.closeEvents()
 }
 
+// goodbye says on every connection that has room for it that the path is closed, so that the peer can tell it from a cut.
+func (p *Path) goodbye() {
+	for i, s := range p.streams[:p.data] {
+		if p.err != nil || p.fds[i] < 0 || s.busy() {
+			continue
+		}
+		if s.out.iov != nil {
+			s.out.reset()
+		}
+		s.out.header(s.out.reserve(headerSize), &header{typ: frameBye})
+		p.write(s, p.fds[i], moveBudget)
+	}
+}
+
 // closeSockets ends all connections; reset drops what is still in the kernel's send buffers.
 func (p *Path) closeSockets(reset bool) {
 	for i, fd := range p.fds {
 		if fd < 0 {
 			continue
 		}
-		if reset || p.streams[i].out.left > 0 || p.streams[i].out.zcSent != p.streams[i].out.zcDone {
+		if reset || p.streams[i].busy() || p.streams[i].out.zcSent != p.streams[i].out.zcDone {
 			sys.ResetOnClose(fd)
 		}
 		sys.Close(fd)
@@ -481,6 +430,7 @@ func (p *Path) Explain() []string {
 type deal struct {
 	window int
 	crc    bool
+	sealed bool
 	frame  int
 	blocks int
 	rtt    time.Duration // of the handshake; 0 on the accepting side

@@ -38,6 +38,54 @@ func (q *fifo) remove(x uint16) {
 	q.n = k
 }
 
+// requests are what the peer wants to have, in order, and the blocks of them. The rings are made when the first one comes.
+type requests struct {
+	v       []request
+	head, n int
+	blocks  []block
+	bhead   int
+	bn      int
+}
+
+// add appends a request with its table. The caller has checked that there is room.
+func (q *requests) add(r request, table []byte, window int) {
+	if q.v == nil {
+		q.v, q.blocks = make([]request, window), make([]block, maxRequested)
+	}
+	for i := range r.blocks {
+		q.blocks[(q.bhead+q.bn+i)%maxRequested] = parseBlock(table[i*blockSize:])
+	}
+	q.bn += r.blocks
+	q.v[(q.head+q.n)%len(q.v)] = r
+	q.n++
+}
+
+// first is the request that is being served.
+func (q *requests) first() *request { return &q.v[q.head] }
+
+// block is the one that the first request has come to.
+func (q *requests) block() block { return q.blocks[(q.bhead+q.v[q.head].at)%maxRequested] }
+
+// drop ends the first request.
+func (q *requests) drop() {
+	r := q.first()
+	q.bhead = (q.bhead + r.blocks) % maxRequested
+	q.bn -= r.blocks
+	q.head = (q.head + 1) % len(q.v)
+	q.n--
+}
+
+// cancel marks the requests of an operation.
+func (q *requests) cancel(op uint64) {
+	for i := range q.n {
+		if r := &q.v[(q.head+i)%len(q.v)]; r.op == op {
+			r.canceled = true
+		}
+	}
+}
+
+func (q *requests) clear() { q.n, q.bn = 0, 0 }
+
 // notice is a notification that arrived. Its message lies in the notices' arena.
 type notice struct {
 	imm   uint64

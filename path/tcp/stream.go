@@ -23,6 +23,11 @@ type stream struct {
 	index int
 	in    input
 	out   output
+	tx    *recordOut // nil: what goes out is not sealed here
+	rx    *recordIn  // nil: what comes in is not opened here
+
+	kernelOut, kernelIn bool   // the kernel seals, opens
+	kernelUsed          uint64 // blocks that the kernel sealed
 }
 
 // sent is a frame that the peer has not acknowledged yet.

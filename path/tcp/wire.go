@@ -58,7 +58,8 @@ const (
 	flagCRC                       // payload and message are covered by the payload checksum
 	flagPart                      // Put: the block goes on after this frame
 	flagAck                       // frames of the other direction are acknowledged; any type but Ack
-	flagKnown  = flagNotify | flagEnd | flagCRC | flagPart | flagAck
+	flagBulk                      // Get: large, whatever it asks for
+	flagKnown  = flagNotify | flagEnd | flagCRC | flagPart | flagAck | flagBulk
 )
 
 // header is the fixed part of each frame. The meaning of where and imm depends on the type:
@@ -188,6 +189,9 @@ func (h *header) checkShape() error {
 	if h.flags&flagAck != 0 && h.typ == frameAck || h.flags&flagAck == 0 && h.ack != 0 {
 		return errShape
 	}
+	if h.flags&flagBulk != 0 && h.typ != frameGet {
+		return errShape
+	}
 	if h.msg != 0 && h.flags&flagNotify == 0 {
 		return errShape
 	}
@@ -265,8 +269,12 @@ var errDamagedHere = fmt.Errorf("tcp: damaged on the way from the peer: %w", pat
 const (
 	helloChecksum uint32 = 1 << iota // wants the payload checksum
 	helloProbe                       // answer: one more connection, for measuring, is wanted. Hello: this is it.
-	helloKnown    = helloChecksum | helloProbe
+	helloSealed                      // after this handshake the sender encrypts, and expects the same
+	helloFixed                       // the sender cannot follow a change of keys
+	helloKnown    = helloChecksum | helloProbe | helloSealed | helloFixed
 )
+
+const nonceSize = 12
 
 type helloKind uint8
 
@@ -283,6 +291,8 @@ const (
 	statusVersion
 	statusToken
 	statusMalformed
+	statusPlain  // the listener requires encryption
+	statusSealed // the listener has no secret to encrypt with
 )
 
 // hello opens each connection, from the dialer; the answer has the same form. The first 40 bytes mean the same in every
@@ -294,8 +304,9 @@ type hello struct {
 	flags         uint32
 	window        uint32
 	token         path.Token
-	index, count  uint16 // which of how many connections
-	frame, blocks uint32 // the most that the sender takes in one frame
+	index, count  uint16          // which of how many connections
+	frame, blocks uint32          // the most that the sender takes in one frame
+	nonce         [nonceSize]byte // with helloSealed: random, so that no handshake is like another
 }
 
 func (h *hello) put(b []byte) {
@@ -312,6 +323,7 @@ func (h *hello) put(b []byte) {
 	binary.BigEndian.PutUint16(b[34:], h.count)
 	binary.BigEndian.PutUint32(b[40:], h.frame)
 	binary.BigEndian.PutUint32(b[44:], h.blocks)
+	copy(b[48:60], h.nonce[:])
 	binary.BigEndian.PutUint32(b[60:], vec.CRC32C(0, b[:60]))
 }
 
@@ -333,6 +345,7 @@ func (h *hello) parse(b []byte) error {
 		count:  binary.BigEndian.Uint16(b[34:]),
 		frame:  binary.BigEndian.Uint32(b[40:]),
 		blocks: binary.BigEndian.Uint32(b[44:]),
+		nonce:  [nonceSize]byte(b[48:60]),
 	}
 	if h.version != version {
 		return errVersion

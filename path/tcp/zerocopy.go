@@ -28,6 +28,10 @@ type zcMark struct {
 }
 
 func (z *zeroCopy) init(p *Path, o *Options) {
+	if p.sealed && o.ZeroCopy != Off {
+		p.zcLine = "off: what is sent is encrypted, and not the memory itself"
+		return
+	}
 	switch o.ZeroCopy {
 	case On:
 		if v, err := sys.Option(p.fds[0], sys.SolSocket, sys.SoZeroCopy); err != nil || v == 0 {

@@ -109,6 +109,23 @@ func (c *codec) id(field string, v *[16]byte) {
 	}
 }
 
+// ids is a counted list of ids.
+func (c *codec) ids(field string, v *[][16]byte, max int) {
+	n := len(*v)
+	if !c.count(field, &n, max, 16) {
+		return
+	}
+	if !c.encode {
+		*v = nil
+		if n > 0 {
+			*v = make([][16]byte, n)
+		}
+	}
+	for i := range *v {
+		c.id(field, &(*v)[i])
+	}
+}
+
 func (c *codec) key(field string, k *path.Key) {
 	if c.encode {
 		c.b = k.Append(c.b)

@@ -32,11 +32,17 @@ const (
 	Revoked                  // the export was revoked
 	Down                     // the path or the session went down first
 	Exists                   // the name or id is taken
+	TooMany                  // transfers at once, beyond a limit: try later
+	TooManyBytes             // bytes of transfers at once, beyond a limit: try later
+	TooLarge                 // a single transfer is larger than is taken
+	DType                    // a tensor of a type that is not taken
+	OverRate                 // what was asked for cannot be held to a rate
 )
 
 var codeNames = [...]string{"ok", "not found", "not permitted", "over budget", "busy", "bad request", "unsupported",
 	"canceled", "shutdown", "version", "protocol violation", "internal error", "timeout", "integrity check failed",
-	"revoked", "down", "exists"}
+	"revoked", "down", "exists", "too many transfers", "too many bytes", "transfer too large", "type of tensor not taken",
+	"beyond the rate"}
 
 func (c Code) String() string {
 	if int(c) < len(codeNames) {
@@ -126,7 +132,7 @@ func AsError(err error) *Error {
 			}
 		}
 	}
-	return &Error{Code: c, Text: err.Error()}
+	return &Error{Code: c, Text: strings.TrimPrefix(err.Error(), c.String()+": ")}
 }
 
 // Errors of a session that concern its caller; match them with errors.Is.

@@ -16,6 +16,8 @@ const (
 	MaxTensor       = 1024     // encoded tensor description
 	MaxExtension    = 1024     // extension of a hello
 	MaxNotification = 64 << 10 // body of a notification
+	MaxReplaced     = 64       // sessions that one message can ask to end
+	MaxIDs          = 240      // transfers that one message can ask about: they fit the smallest body
 )
 
 // Message is what a frame carries: *Hello, *Welcome, *Heartbeat, *Goodbye, *Request, *Response, *Notification, *Complete
@@ -80,6 +82,11 @@ func (c *codec) bounded(field string, v *uint32, min, max uint32) {
 type Hello struct {
 	VersionMin, VersionMax uint16 // versions of the protocol that it speaks, VersionMin <= VersionMax, from 1
 	Features               uint64 // a bit for each feature that it has
+	// Session names this session: random, and known to its two ends only.
+	Session [16]byte
+	// Replaces names sessions that the dialer had before with the same acceptor and lost, at most MaxReplaced. The acceptor ends
+	// them, so that nothing comes by them any more, before it answers.
+	Replaces [][16]byte
 	Identity
 }
 
@@ -93,6 +100,8 @@ func (m *Hello) fields(c *codec) {
 		c.fail("versions", "%d to %d, expected a range that starts at 1 or more", m.VersionMin, m.VersionMax)
 	}
 	c.u64("features", &m.Features)
+	c.id("session", &m.Session)
+	c.ids("replaces", &m.Replaces, MaxReplaced)
 	m.Identity.fields(c)
 }
 
@@ -256,7 +265,7 @@ func (*KeyRevoked) Type() Type { return TypeRevoked }
 func (m *KeyRevoked) fields(c *codec) { c.key("key", &m.Key) }
 
 func (m Method) String() string {
-	if m > 0 && int(m) < len(methodNames) {
+	if int(m) < len(methodNames) && methodNames[m] != "" {
 		return methodNames[m]
 	}
 	return fmt.Sprintf("method %d", uint16(m))

@@ -23,6 +23,13 @@ func seq(from byte) (id [16]byte) {
 	return id
 }
 
+func sum(from byte) (s [32]byte) {
+	for i := range s {
+		s[i] = from + byte(i)
+	}
+	return s
+}
+
 func testIdentity() Identity {
 	return Identity{Node: seq(0x10), Instance: 0x0102030405060708, Name: "wörker", Host: seq(0x40), Paths: []string{"shm", "tcp"},
 		MaxBody: MaxBody, HeartbeatMillis: 250, Extension: []byte{0xEE}}
@@ -37,9 +44,9 @@ var golden = []struct {
 	msg Message
 	hex string
 }{
-	{&Hello{VersionMin: 1, VersionMax: 2, Features: 5, Identity: testIdentity()},
-		"504e4354 01 01 0000 00000050 HHHHHHHH" +
-			"0001 0002 0000000000000005" +
+	{&Hello{VersionMin: 1, VersionMax: 2, Features: 5, Session: seq(0x60), Replaces: [][16]byte{seq(0x80)}, Identity: testIdentity()},
+		"504e4354 01 01 0000 00000071 HHHHHHHH" +
+			"0001 0002 0000000000000005 606162636465666768696a6b6c6d6e6f 01 808182838485868788898a8b8c8d8e8f" +
 			"101112131415161718191a1b1c1d1e1f 0102030405060708 07 77c3b6726b6572 404142434445464748494a4b4c4d4e4f" +
 			"02 03 73686d 03 746370 00040000 000000fa 0001 ee"},
 	{&Welcome{Version: 2, Features: 1, Identity: testIdentity()},
@@ -125,16 +132,31 @@ var bodies = []struct {
 	{&PathOffer{Offer: path.Offer{Addr: "a:1", Token: seq(0x20)}, PathID: 6},
 		"0003 613a31 202122232425262728292a2b2c2d2e2f 0000000000000006", parseAs[PathOffer]},
 	{&Lookup{Name: "w"}, "01 77", parseAs[Lookup]},
-	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true}, Tensor: []byte{9}, Generation: 2},
-		"01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000001000 03 01 0001 09 0000000000000002", parseAs[Entry]},
+	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true}, Tensor: []byte{9}, Generation: 2, Tag: seq(0x70)},
+		"01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000001000 03 01 0001 09 0000000000000002 707172737475767778797a7b7c7d7e7f", parseAs[Entry]},
 	{&List{Prefix: "a", After: "ab", Max: 10}, "01 61 02 6162 0000000a", parseAs[List]},
 	{&Entries{Entries: []Entry{{Name: "w", Desc: path.Desc{Key: testKey, Size: 1, Rights: path.Read}}}, More: true},
-		"0001 01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000001 01 00 0000 0000000000000000 01", parseAs[Entries]},
+		"0001 01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000001 01 00 0000 0000000000000000 00000000000000000000000000000000 01", parseAs[Entries]},
 	{&Offer{ID: seq(0), Name: "w", Size: 1 << 33, Tensor: []byte{1, 2}},
-		"000102030405060708090a0b0c0d0e0f 01 77 0000000200000000 0002 0102", parseAs[Offer]},
+		"000102030405060708090a0b0c0d0e0f 01 77 0000000200000000 0002 0102 00", parseAs[Offer]},
+	{&Offer{ID: seq(0), Name: "w", Size: 1, Digest: true}, "000102030405060708090a0b0c0d0e0f 01 77 0000000000000001 0000 01", parseAs[Offer]},
+	{&Digest{ID: seq(0), At: 1 << 25, Last: true, Expect: sum(0x80), Blocks: []DigestBlock{{testKey, 5, 1 << 25}, {testKey, 7, 0}}},
+		"000102030405060708090a0b0c0d0e0f 0000000002000000 01" +
+			" 808182838485868788898a8b8c8d8e8f 909192939495969798999a9b9c9d9e9f" +
+			" 0002 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000005 0000000002000000" +
+			" 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000000007 0000000000000000", parseAs[Digest]},
+	{&DigestSum{Bytes: 1 << 26, Sum: sum(1)},
+		"0000000004000000 0102030405060708090a0b0c0d0e0f10 1112131415161718191a1b1c1d1e1f20", parseAs[DigestSum]},
 	{&Accept{Desc: path.Desc{Key: testKey, Size: 1 << 33, Rights: path.Write}},
 		"00000007 00000009 a1a2a3a4a5a6a7a8 0000000200000000 02 00", parseAs[Accept]},
 	{&PathDown{PathID: 6, Reason: "cut"}, "0000000000000006 0003 637574", parseAs[PathDown]},
+	{&Call{Service: "echo", Body: []byte{1, 2}}, "04 6563686f 0002 0102", parseAs[Call]},
+	{&CallAnswer{Body: []byte{7}}, "0001 07", parseAs[CallAnswer]},
+	{&EndSessions{Sessions: [][16]byte{seq(1), seq(2)}}, "02 0102030405060708090a0b0c0d0e0f10 02030405060708090a0b0c0d0e0f1011", parseAs[EndSessions]},
+	{&Status{Rows: 9}, "00000009", parseAs[Status]},
+	{&StatusReport{Deflated: true, Size: 5, Data: []byte{1, 2}}, "01 00000005 00000002 0102", parseAs[StatusReport]},
+	{&Delivered{IDs: [][16]byte{seq(3)}}, "01 030405060708090a0b0c0d0e0f101112", parseAs[Delivered]},
+	{&Outcomes{Delivered: []bool{true, false}}, "02 01 00", parseAs[Outcomes]},
 	{&Empty{}, "", parseAs[Empty]},
 }
 

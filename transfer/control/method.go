@@ -10,15 +10,20 @@ type Method uint16
 // The methods. Numbers are never used again for something else. A node answers a method that it does not know with
 // Unsupported.
 const (
-	MethodOpenPath Method = 1 // OpenPath -> PathOffer
-	MethodLookup   Method = 2 // Lookup -> Entry
-	MethodList     Method = 3 // List -> Entries
-	MethodOffer    Method = 4 // Offer -> Accept
-	MethodPathDown Method = 5 // PathDown -> Empty
+	MethodOpenPath  Method = 1  // OpenPath -> PathOffer
+	MethodLookup    Method = 2  // Lookup -> Entry
+	MethodList      Method = 3  // List -> Entries
+	MethodOffer     Method = 4  // Offer -> Accept
+	MethodPathDown  Method = 5  // PathDown -> Empty
+	MethodStatus    Method = 6  // Status -> StatusReport
+	MethodDigest    Method = 7  // Digest -> DigestSum
+	MethodEnd       Method = 8  // EndSessions -> Empty
+	MethodDelivered Method = 9  // Delivered -> Outcomes
+	MethodCall      Method = 12 // Call -> CallAnswer
 )
 
 var methodNames = [...]string{MethodOpenPath: "open path", MethodLookup: "lookup", MethodList: "list", MethodOffer: "offer",
-	MethodPathDown: "path down"}
+	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions", MethodDelivered: "delivered", MethodCall: "call"}
 
 // Body is the body of a request or a response: a pointer to one of the structs of this file.
 type Body interface {
@@ -26,7 +31,8 @@ type Body interface {
 	fields(*codec)
 }
 
-// Query is the body of a request: *OpenPath, *Lookup, *List, *Offer or *PathDown.
+// Query is the body of a request: *OpenPath, *Lookup, *List, *Offer, *PathDown, *Status, *Digest,
+// *EndSessions, *Delivered or *Call.
 type Query interface {
 	Body
 	Method() Method
@@ -113,6 +119,7 @@ type Entry struct {
 	Desc       path.Desc // key, size in bytes, rights, whether it is a whole memfd
 	Tensor     []byte    // a tensor.Desc in its binary form, or nothing; at most MaxTensor bytes
 	Generation uint64    // rises when the name is given to other memory
+	Tag        [16]byte  // names the content, also across restarts of the node; zero: unknown
 }
 
 func (*Entry) name() string { return "entry" }
@@ -122,10 +129,11 @@ func (m *Entry) fields(c *codec) {
 	c.desc(&m.Desc)
 	c.blob("tensor", &m.Tensor, MaxTensor)
 	c.u64("generation", &m.Generation)
+	c.id("tag", &m.Tag)
 }
 
 // entryMin is the size of the smallest entry on the wire.
-const entryMin = (1 + 1) + (path.KeySize + 8 + 1 + 1) + 2 + 8
+const entryMin = (1 + 1) + (path.KeySize + 8 + 1 + 1) + 2 + 8 + 16
 
 func (m *Entry) wireSize() int { return entryMin - 1 + len(m.Name) + len(m.Tensor) }
 
@@ -153,6 +161,10 @@ type Entries struct {
 }
 
 func (*Entries) name() string { return "entries" }
+
+// MinEntry is the size in bytes of the smallest Entry on the wire, whose name has one byte: a page of a list cannot have more
+// entries than the body has room for these.
+const MinEntry = entryMin
 
 // maxEntries is what a body can hold.
 const maxEntries = MaxBody / entryMin
@@ -190,6 +202,9 @@ type Offer struct {
 	Name   string   // 1 to MaxName bytes; a label, never a path on a disk
 	Size   uint64   // bytes
 	Tensor []byte   // a tensor.Desc in its binary form, or nothing; at most MaxTensor bytes
+	// Digest says that the bytes will be proven by a digest of the same id (MethodDigest): the other side hands the tensor
+	// out only when the SHA-256 that its own memory gives is the one that the asking side expects.
+	Digest bool
 }
 
 // Method is MethodOffer.
@@ -201,6 +216,7 @@ func (m *Offer) fields(c *codec) {
 	c.text("name", &m.Name, 1, MaxName)
 	c.u64("size", &m.Size)
 	c.blob("tensor", &m.Tensor, MaxTensor)
+	c.boolean("digest", &m.Digest)
 }
 
 // Accept says where the offered tensor goes.
@@ -228,8 +244,77 @@ func (m *PathDown) fields(c *codec) {
 	c.text("reason", &m.Reason, 0, MaxText)
 }
 
+// EndSessions asks the peer to end sessions that the asking node had with it before and lost; the answer means that nothing
+// comes by them any more.
+type EndSessions struct {
+	Sessions [][16]byte // at most MaxReplaced
+}
+
+// Method is MethodEnd.
+func (*EndSessions) Method() Method { return MethodEnd }
+func (*EndSessions) name() string   { return "end sessions" }
+
+func (m *EndSessions) fields(c *codec) { c.ids("sessions", &m.Sessions, MaxReplaced) }
+
+// Delivered asks which transfers of the asking side are known to be complete here: those whose notification came.
+type Delivered struct {
+	IDs [][16]byte // at most MaxIDs
+}
+
+// Method is MethodDelivered.
+func (*Delivered) Method() Method { return MethodDelivered }
+func (*Delivered) name() string   { return "delivered" }
+
+func (m *Delivered) fields(c *codec) { c.ids("transfers", &m.IDs, MaxIDs) }
+
+// Outcomes answers Delivered, in its order.
+type Outcomes struct {
+	Delivered []bool // at most MaxIDs
+}
+
+func (*Outcomes) name() string { return "outcomes" }
+
+func (m *Outcomes) fields(c *codec) {
+	n := len(m.Delivered)
+	if c.count("transfers", &n, MaxIDs, 1) {
+		if !c.encode && n > 0 {
+			m.Delivered = make([]bool, n)
+		}
+		for i := range m.Delivered {
+			c.boolean("delivered", &m.Delivered[i])
+		}
+	}
+}
+
 // Empty is the body of an answer that says nothing but yes.
 type Empty struct{}
 
 func (*Empty) name() string  { return "empty" }
 func (*Empty) fields(*codec) {}
+
+// MaxCall bounds the body of a Call and of its answer, in bytes.
+const MaxCall = 32 << 10
+
+// Call asks a service that a package above the node provides.
+type Call struct {
+	Service string // 1 to MaxName bytes
+	Body    []byte // as the service defines; at most MaxCall bytes
+}
+
+// Method is MethodCall.
+func (*Call) Method() Method { return MethodCall }
+func (*Call) name() string   { return "call" }
+
+func (m *Call) fields(c *codec) {
+	c.text("service", &m.Service, 1, MaxName)
+	c.blob("body", &m.Body, MaxCall)
+}
+
+// CallAnswer is what a service says.
+type CallAnswer struct {
+	Body []byte // as the service defines; at most MaxCall bytes
+}
+
+func (*CallAnswer) name() string { return "call answer" }
+
+func (m *CallAnswer) fields(c *codec) { c.blob("body", &m.Body, MaxCall) }

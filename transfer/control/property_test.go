@@ -46,7 +46,7 @@ func drawDesc(t *rapid.T) path.Desc {
 }
 
 func drawEntry(t *rapid.T) Entry {
-	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: drawDesc(t), Tensor: blob(MaxTensor).Draw(t, "tensor"), Generation: rapid.Uint64().Draw(t, "generation")}
+	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: drawDesc(t), Tensor: blob(MaxTensor).Draw(t, "tensor"), Generation: rapid.Uint64().Draw(t, "generation"), Tag: id16(t, "tag")}
 }
 
 func drawIdentity(t *rapid.T) Identity {
@@ -57,12 +57,20 @@ func drawIdentity(t *rapid.T) Identity {
 		Extension:       blob(MaxExtension).Draw(t, "extension")}
 }
 
+func ids16(t *rapid.T, label string) (ids [][16]byte) {
+	for range rapid.IntRange(0, MaxReplaced).Draw(t, label+" count") {
+		ids = append(ids, id16(t, label))
+	}
+	return ids
+}
+
 func drawMessage(t *rapid.T) Message {
 	u := rapid.Uint64()
 	switch Type(rapid.IntRange(1, 9).Draw(t, "type")) {
 	case TypeHello:
 		low := rapid.Uint16Range(1, 65535).Draw(t, "low")
-		return &Hello{VersionMin: low, VersionMax: rapid.Uint16Range(low, 65535).Draw(t, "high"), Features: u.Draw(t, "features"), Identity: drawIdentity(t)}
+		return &Hello{VersionMin: low, VersionMax: rapid.Uint16Range(low, 65535).Draw(t, "high"), Features: u.Draw(t, "features"),
+			Session: id16(t, "session"), Replaces: ids16(t, "replaces"), Identity: drawIdentity(t)}
 	case TypeWelcome:
 		return &Welcome{Version: rapid.Uint16().Draw(t, "version"), Features: u.Draw(t, "features"), Identity: drawIdentity(t)}
 	case TypeHeartbeat:
@@ -164,6 +172,23 @@ func TestPageAtEveryLimit(t *testing.T) {
 	}
 }
 
+// TestDigestAtEveryLimit: as many blocks as DigestRoom says fit into the frame, and one more does not.
+func TestDigestAtEveryLimit(t *testing.T) {
+	for _, limit := range []int{MinBody, MinBody + 1, MinBody + 31, MinBody + 32, MaxBody} {
+		n := DigestRoom(limit)
+		size := func(n int) int {
+			body, err := AppendBody(nil, &Digest{Blocks: make([]DigestBlock, n)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return len(frameOf(t, &Request{ID: 1, Method: MethodDigest, Body: body})) - HeaderSize
+		}
+		if n < 1 || size(n) > limit || n < MaxDigestBlocks && size(n+1) <= limit {
+			t.Errorf("limit %d: %d blocks take %d bytes, one more %d", limit, n, size(n), size(n)+digestBlock)
+		}
+	}
+}
+
 // TestBoundsOfFields: what is out of bounds is refused when written, with the name of the field, and when read.
 func TestBoundsOfFields(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n+1) }
@@ -180,6 +205,7 @@ func TestBoundsOfFields(t *testing.T) {
 		"prefix":  &List{Prefix: long(MaxName)},
 		"entries": &Entries{Entries: make([]Entry, maxEntries+1)},
 		"reason":  &PathDown{Reason: long(MaxText)},
+		"blocks":  &Digest{Blocks: make([]DigestBlock, MaxDigestBlocks+1)},
 	} {
 		b, err := AppendBody([]byte("kept"), m)
 		if !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), ": "+strings.TrimSpace(field)+":") || string(b) != "kept" {
@@ -210,8 +236,10 @@ func TestBoundsOfFields(t *testing.T) {
 		"empty name":       {parseAs[Lookup], "00", "name at byte 0 of 1"},
 		"rights 0":         {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
 		"rights 7":         {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
-		"too many entries": {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 38 bytes, 1 bytes left"},
+		"too many entries": {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 54 bytes, 1 bytes left"},
 		"count over max":   {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
+		"too many blocks":  {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63), "blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
+		"blocks over max":  {parseAs[Digest], strings.Repeat("00", 57) + "0401", "blocks at byte 57 of 59: length 1025"},
 		"tensor over max":  {parseAs[Offer], strings.Repeat("00", 16) + "0177" + strings.Repeat("00", 8) + "0401", "tensor at byte 26 of 28"},
 	} {
 		if _, err := c.parse(unhex(t, c.hex)); !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), c.want) {

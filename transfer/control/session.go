@@ -66,6 +66,8 @@ const (
 // Options describe a session. The zero value of each field but Identity means its default.
 type Options struct {
 	Identity
+	Session                [16]byte      // of a Dialer: see Hello
+	Replaces               [][16]byte    // of a Dialer: see Hello
 	VersionMin, VersionMax uint16        // default ProtocolMin, ProtocolMax
 	Features               uint64        // offered; both sides use those that both offer
 	HeartbeatEvery         time.Duration // default 250 ms; both sides use the shorter of the two
@@ -75,7 +77,8 @@ type Options struct {
 	MaxPending             int           // default and limit MaxPendingRequests
 	Backlog                int           // default DefaultBacklog, at least MaxBody+HeaderSize
 	// Admit, if set, is asked by an Acceptor whether it takes this peer. An error refuses it: AsError gives the code that
-	// the peer is told (NotPermitted, OverBudget, Busy). It must not call the session.
+	// the peer is told (NotPermitted, OverBudget, Busy). It must not call the session. It may take its time, for example to end
+	// the session that this one replaces.
 	Admit func(*Hello) error
 }
 
@@ -170,7 +173,7 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 		return nil, fmt.Errorf("control: Backlog %d bytes: expected at least one frame, %d", o.Backlog, MaxBody+HeaderSize)
 	}
 	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery}
-	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Identity: o.Identity}
+	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session, Replaces: o.Replaces, Identity: o.Identity}
 	frame, err := AppendFrame(nil, &hello) // an acceptor makes it too, to check its options now and not in the handshake
 	if err != nil {
 		return nil, err

@@ -69,19 +69,15 @@ func Enter[T Test[T]](t T, s Spec) bool {
 	argv := []string{"/guest/bin/test", "-test.run=" + pattern(t.Name()), "-test.v=test2json", "-test.count=1", "-test.paniconexit0",
 		"-test.timeout=" + (s.Timeout * 3 / 4).String(), fmt.Sprintf("-test.short=%t", flagIs("test.short", "true"))}
 
-	rep := newReport(t, max(s.Guests, 1))
-	type line struct {
-		id   int
-		text string
-	}
-	lines := make(chan line)
+	var rep *report[T]
 	var r Result
-	go func() {
-		defer close(lines)
-		r, err = Run(ctx, s, argv, func(id int, text string) { lines <- line{id, text} })
-	}()
-	for l := range lines {
-		rep.line(l.id, l.text)
+	for again := 0; ; again++ {
+		rep = newReport(t, max(s.Guests, 1))
+		r, err = runReported(ctx, s, argv, rep)
+		if err != nil || again == maxAgain || !r.emulator() {
+			break
+		}
+		t.Logf("guest: the emulator's own fault ended the guest (see Verdict.emulator); once more, with all tests inside")
 	}
 	if errors.Is(err, ErrMissing) || errors.Is(err, exec.ErrNotFound) {
 		testenv.Missing(t, "a guest", err)
@@ -93,6 +89,24 @@ func Enter[T Test[T]](t T, s Spec) bool {
 	rep.finish(r)
 	t.Logf("guest %s: %s", s.Profile.Name, r)
 	return true
+}
+
+// runReported runs the guests and gives their lines to the report, in the calling goroutine.
+func runReported[T Test[T]](ctx context.Context, s Spec, argv []string, rep *report[T]) (r Result, err error) {
+	rep.t.Helper()
+	type line struct {
+		id   int
+		text string
+	}
+	lines := make(chan line)
+	go func() {
+		defer close(lines)
+		r, err = Run(ctx, s, argv, func(id int, text string) { lines <- line{id, text} })
+	}()
+	for l := range lines {
+		rep.line(l.id, l.text)
+	}
+	return r, err
 }
 
 // pattern selects exactly one test, and those subtests that the caller's own -run asks for.

@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -32,6 +33,9 @@ func TestInside(t *testing.T) {
 		})
 		t.Run("left out", func(t *testing.T) { t.Skip("from left out") })
 		t.Run("panics", func(t *testing.T) { panic("from panics") })
+	case "emulator":
+		t.Log(exec.Command("/bin/sh", "-c", dieOfEmulator).Run())
+		select {}
 	case "hang":
 		fmt.Println("hanging")
 		select {}
@@ -121,7 +125,7 @@ func skipUnlessGuests(t *testing.T) {
 			testenv.Missing(t, "a guest", err)
 		}
 	}
-	if _, err := findKernel(t.Context()); err != nil {
+	if _, err := findKernel(t.Context(), false); err != nil {
 		testenv.Missing(t, "a guest's kernel", err)
 	}
 }
@@ -284,4 +288,47 @@ func alive(pid int) bool {
 	}
 	_, state, _ := strings.Cut(string(b), ") ")
 	return !strings.HasPrefix(state, "Z")
+}
+
+// TestEmulatorFault: what a kernel says when the emulator killed it, and what it says when it died of something else.
+func TestEmulatorFault(t *testing.T) {
+	for console, want := range map[string]bool{
+		"[    3.303794] Oops: int3: 0000 [#1] SMP NOPTI\n[    3.311152] Code: 53 66 <90> e8": true,
+		"[   14.220938] RIP: 0010:__text_poke+0x29c/0x400":                                   true,
+		"[    1.5] int3: 0000 [#1] PREEMPT SMP NOPTI":                                        true,
+		"[    9.1] sysrq: Trigger a crash\n[    9.2] Kernel panic - not syncing":             false,
+		"[    9.1] Oops: general protection fault: 0000 [#1] SMP":                            false,
+	} {
+		died := Verdict{Exit: -1, Err: fmt.Errorf("guest 1: %w", errNoVerdict), Console: console}
+		if died.emulator() != want {
+			t.Errorf("%q: of the emulator %v, want %v", console, !want, want)
+		}
+		if (Verdict{Console: console}).emulator() || (Verdict{Exit: 1, Err: errors.New("it was killed"), Console: console}).emulator() {
+			t.Errorf("%q: a guest that ended, or was killed, is taken for one that died of the emulator", console)
+		}
+	}
+}
+
+// dieOfEmulator is a shell's way to end a guest as the emulator's fault does, as far as the lab sees it.
+const dieOfEmulator = "echo 'Oops: int3: 0000 [#1]' >/dev/console; sleep 1; reboot -f"
+
+// TestGuestBootsAgain: such guests are booted once more, but not for ever, and others are not.
+func TestGuestBootsAgain(t *testing.T) {
+	skipUnlessGuests(t)
+	r, err := Run(t.Context(), Spec{Profile: Numa}, []string{"sh", "-c", dieOfEmulator}, func(_ int, line string) { t.Errorf("line %q", line) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Again != maxAgain || r.OK() || !r.emulator() {
+		t.Errorf("booted %d times more (%v); expected %d and an error", r.Again, r.Guests, maxAgain)
+	}
+	if r, err = Run(t.Context(), Spec{Profile: Numa}, []string{"sh", "-c", "reboot -f"}, func(int, string) {}); err != nil || r.Again != 0 || r.OK() {
+		t.Errorf("a guest that ended without a word: %v, %v; expected one boot and an error", r, err)
+	}
+	t.Setenv("CI", "")
+	f := newFake("TestInside")
+	f.do(func(f *fake) { Enter(f, Spec{Profile: Numa, Env: []string{envInside + "=emulator"}}) })
+	if n := strings.Count(f.text(), "once more"); n != maxAgain || !f.fail {
+		t.Errorf("a test was run once more %d times, failed %v; expected %d and a failure:\n%s", n, f.fail, maxAgain, f.text())
+	}
 }

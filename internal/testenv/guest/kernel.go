@@ -54,8 +54,8 @@ func keepModule(name string) bool {
 // findKernel returns a kernel that can be booted, from the first of these that has one: the directory $PENSTOCK_GUEST_KERNEL
 // (with boot/vmlinuz-* and lib/modules, as a package unpacks to); the current kernel of the distribution, by apt, out of the
 // cache when it is there; the kernel that was used last, when apt has nothing to say; the host's own kernel.
-// Apt is asked once a day.
-func findKernel(ctx context.Context) (kernel, error) {
+// Apt is asked once a day. A recent kernel is that of newer.go instead of the distribution's.
+func findKernel(ctx context.Context, recent bool) (kernel, error) {
 	if dir := os.Getenv("PENSTOCK_GUEST_KERNEL"); dir != "" {
 		return kernelBelow(dir)
 	}
@@ -64,16 +64,24 @@ func findKernel(ctx context.Context) (kernel, error) {
 		return kernel{}, err
 	}
 	current := filepath.Join(cache, "guest-kernel-current") // its text names the kernel, its time says when apt was asked
+	ask := func() (kernel, error) { return aptKernel(ctx, nil) }
+	if recent {
+		current = filepath.Join(cache, "guest-kernel-newer")
+		ask = func() (kernel, error) { return newerKernel(ctx, cache) }
+	}
 	last, age := lastKernel(cache, current)
 	if last.name != "" && age < 24*time.Hour {
 		return last, nil
 	}
-	k, err := aptKernel(ctx)
+	k, err := ask()
 	if err == nil {
 		return k, writeFile(current, filepath.Base(filepath.Dir(k.image)))
 	}
 	if last.name != "" {
 		return last, nil
+	}
+	if recent {
+		return kernel{}, fmt.Errorf("guest: %w: no recent kernel to boot: %w. Unpack a kernel's package and name the directory in PENSTOCK_GUEST_KERNEL", ErrMissing, err)
 	}
 	k, hostErr := kernelBelow("/")
 	if hostErr == nil {
@@ -144,10 +152,12 @@ func output(ctx context.Context, dir, program string, args ...string) (string, e
 var (
 	dependsLine = regexp.MustCompile(`(?m)^\s*Depends: (linux-image-\S+)$`)
 	versionLine = regexp.MustCompile(`(?m)^Version: (\S+)$`)
+	partLine    = regexp.MustCompile(`(?m)^\s*Depends: (linux-(?:base|binary|modules)-\d\S*)$`)
 )
 
-// aptKernel is the distribution's current kernel, fetched and unpacked unless the cache has it.
-func aptKernel(ctx context.Context) (kernel, error) {
+// aptKernel is the current kernel of the distribution, or of another one that the options of apt name, fetched and unpacked
+// unless the cache has it.
+func aptKernel(ctx context.Context, options []string) (kernel, error) {
 	aptCache, err := testenv.Tool("apt-cache", "apt")
 	if err != nil {
 		return kernel{}, err
@@ -155,7 +165,7 @@ func aptKernel(ctx context.Context) (kernel, error) {
 	var pkg string
 	var errs error
 	for _, meta := range metapackages {
-		out, err := output(ctx, "", aptCache, "depends", meta)
+		out, err := output(ctx, "", aptCache, slices.Concat(options, []string{"depends", meta})...)
 		if m := dependsLine.FindStringSubmatch(out); err == nil && m != nil {
 			pkg = m[1]
 			break
@@ -166,22 +176,31 @@ func aptKernel(ctx context.Context) (kernel, error) {
 		return kernel{}, fmt.Errorf("apt knows no kernel by the names %s (is this Debian, and did apt-get update run?): %w",
 			strings.Join(metapackages, ", "), errs)
 	}
-	out, err := output(ctx, "", aptCache, "show", "--no-all-versions", pkg)
+	out, err := output(ctx, "", aptCache, slices.Concat(options, []string{"show", "--no-all-versions", pkg})...)
 	m := versionLine.FindStringSubmatch(out)
 	if err != nil || m == nil {
 		return kernel{}, fmt.Errorf("apt-cache show %s names no version: %w", pkg, err)
 	}
+	// Since Linux 6.19 the kernel, its modules and the list of what is built in are in packages of their own.
+	packages := []string{pkg + "=" + m[1]}
+	out, err = output(ctx, "", aptCache, slices.Concat(options, []string{"depends", pkg})...)
+	if err != nil {
+		return kernel{}, err
+	}
+	for _, part := range partLine.FindAllStringSubmatch(out, -1) {
+		packages = append(packages, part[1]+"="+m[1])
+	}
 	prune("guest-kernel" + kernelLayout + "-")
 	key := "guest-kernel" + kernelLayout + "-" + pkg + "_" + strings.ReplaceAll(m[1], ":", "%3a")
-	dir, err := testenv.Cached(key, func(tmp string) error { return fetchKernel(ctx, pkg+"="+m[1], tmp) })
+	dir, err := testenv.Cached(key, func(tmp string) error { return fetchKernel(ctx, options, packages, tmp) })
 	if err != nil {
 		return kernel{}, err
 	}
 	return unpacked(dir), nil
 }
 
-// fetchKernel downloads the package of a kernel (as any user; apt checks its signature) and unpacks what a guest needs to dir.
-func fetchKernel(ctx context.Context, pkg, dir string) error {
+// fetchKernel downloads the packages of a kernel (as any user; apt checks their signatures) and unpacks what a guest needs to dir.
+func fetchKernel(ctx context.Context, options, packages []string, dir string) error {
 	apt, err := testenv.Tool("apt-get", "apt")
 	if err != nil {
 		return err
@@ -193,23 +212,43 @@ func fetchKernel(ctx context.Context, pkg, dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	if _, err := output(ctx, dir, apt, "-q", "-o", "APT::Sandbox::User=", "download", pkg); err != nil {
+	if _, err := output(ctx, dir, apt, slices.Concat([]string{"-q", "-o", "APT::Sandbox::User="}, options, []string{"download"}, packages)...); err != nil {
 		return err
 	}
 	debs, err := filepath.Glob(filepath.Join(dir, "*.deb"))
-	if err != nil || len(debs) != 1 {
-		return fmt.Errorf("apt-get download %s left %d packages in %s", pkg, len(debs), dir)
+	if err != nil || len(debs) != len(packages) {
+		return fmt.Errorf("apt-get download %s left %d packages in %s", strings.Join(packages, " "), len(debs), dir)
 	}
-	cmd := exec.CommandContext(ctx, dpkg, "--fsys-tarfile", debs[0])
-	pipe, err := cmd.StdoutPipe()
+	have := map[string]bool{}
+	for _, deb := range debs {
+		if err := unpackPackage(ctx, dpkg, deb, dir, have); err != nil {
+			return err
+		}
+	}
+	for _, need := range []string{"boot/vmlinuz-*", "lib/modules"} {
+		if !have[need] {
+			return fmt.Errorf("guest: no %s in %s", need, strings.Join(packages, " "))
+		}
+	}
+	return nil
+}
+
+// unpackPackage unpacks a package and removes it.
+func unpackPackage(ctx context.Context, dpkg, deb, dir string, have map[string]bool) error {
+	cmd := exec.CommandContext(ctx, dpkg, "--fsys-tarfile", deb)
+	// Not StdoutPipe: that is closed when the program has ended, which may be before all is read.
+	pipe, end, err := os.Pipe()
 	if err != nil {
 		return err
 	}
+	cmd.Stdout = end
 	wait, err := sys.StartTied(cmd)
+	end.Close()
 	if err != nil {
+		pipe.Close()
 		return err
 	}
-	err = unpackKernel(ctx, pipe, dir)
+	err = unpackKernel(ctx, pipe, dir, have)
 	pipe.Close()
 	if werr := wait(); err == nil && werr != nil {
 		err = fmt.Errorf("%s: %w", cmd, werr)
@@ -217,12 +256,11 @@ func fetchKernel(ctx context.Context, pkg, dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.Remove(debs[0])
+	return os.Remove(deb)
 }
 
-// unpackKernel takes what a guest needs out of the file system of a kernel's package.
-func unpackKernel(ctx context.Context, r io.Reader, dir string) error {
-	have := map[string]bool{}
+// unpackKernel takes what a guest needs out of the file system of a kernel's package, and notes in have what there was.
+func unpackKernel(ctx context.Context, r io.Reader, dir string, have map[string]bool) error {
 	for t := tar.NewReader(r); ; {
 		h, err := t.Next()
 		if err == io.EOF {
@@ -235,7 +273,7 @@ func unpackKernel(ctx context.Context, r io.Reader, dir string) error {
 			continue
 		}
 		name := strings.TrimPrefix(path.Clean("/"+h.Name), "/usr")
-		if strings.HasPrefix(name, "/boot/vmlinuz-") {
+		if strings.HasPrefix(name, "/boot/vmlinuz-") || strings.HasPrefix(name, "/lib/modules/") && path.Base(name) == "vmlinuz" {
 			b, err := io.ReadAll(t)
 			if err != nil {
 				return err
@@ -266,11 +304,6 @@ func unpackKernel(ctx context.Context, r io.Reader, dir string) error {
 		_, err = io.Copy(f, t)
 		if err = errors.Join(err, f.Close()); err != nil {
 			return err
-		}
-	}
-	for _, need := range []string{"boot/vmlinuz-*", "lib/modules"} {
-		if !have[need] {
-			return fmt.Errorf("guest: the kernel's package has no %s", need)
 		}
 	}
 	return nil

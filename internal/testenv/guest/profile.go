@@ -29,6 +29,7 @@ type Profile struct {
 	Programs []Program // programs of the host with their libraries; those of busybox are always there
 	Files    []string  // further files of the host by absolute path, patterns of filepath.Glob; libraries bring theirs along
 	Package  string    // the Debian package that brings Files
+	Recent   bool      // a kernel newer than the distribution's, see newer.go
 	Machine  []string  // arguments of qemu
 	Kernel   []string  // arguments of the kernel
 	Memory   int       // MiB of one guest
@@ -46,7 +47,7 @@ var Net = Profile{
 	Name:  "net",
 	About: "netem, fq, etf, tbf, kTLS, DCTCP; e1000e pair nic0-nic1 with real MSG_ZEROCOPY",
 	Modules: []string{"e1000e", "veth", "sch_netem", "sch_fq", "sch_etf", "sch_tbf", "sch_ingress", "cls_flower", "act_mirred",
-		"tls", "tcp_dctcp", "tcp_bbr"},
+		"tls", "ghash_generic", "ctr", "gcm", "tcp_dctcp", "tcp_bbr"},
 	Programs: iproute,
 	Memory:   768,
 	CPUs:     2,
@@ -61,8 +62,9 @@ var Rdma = Profile{
 	About:   "Soft-RoCE (rxe0) with user verbs, rdma_cm, perftest, rping",
 	Modules: []string{"configfs", "crc32_generic", "crc32c_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "sch_netem", "dummy", "virtio_pci", "virtio_net"},
 	Programs: append([]Program{
-		{"rdma", "iproute2"}, {"ibv_devinfo", "ibverbs-utils"}, {"rping", "rdmacm-utils"}, {"ib_write_bw", "perftest"},
-		{"ib_write_lat", "perftest"}, {"ib_read_lat", "perftest"}}, iproute...),
+		{"rdma", "iproute2"}, {"ibv_devinfo", "ibverbs-utils"}, {"rping", "rdmacm-utils"}, {"ib_write_bw", "perftest"}, {"ib_read_bw", "perftest"},
+		{"ib_send_bw", "perftest"}, {"ib_write_lat", "perftest"}, {"ib_read_lat", "perftest"}, {"ib_send_lat", "perftest"}, {"ib_atomic_bw", "perftest"},
+		{"ib_atomic_lat", "perftest"}}, iproute...),
 	Files: []string{"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so", "/etc/libibverbs.d/rxe.driver",
 		"/usr/lib/x86_64-linux-gnu/libgcc_s.so.1", "/usr/lib/x86_64-linux-gnu/libibverbs.so.1",
 		"/usr/lib/x86_64-linux-gnu/librdmacm.so.1"},

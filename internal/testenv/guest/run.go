@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -51,6 +52,7 @@ type Result struct {
 	Prepare time.Duration // kernel, image, and waiting for other guests to end
 	Total   time.Duration // from the start of qemu to its end
 	Guests  []Verdict
+	Again   int // how often the emulator's own fault made the guests boot once more
 }
 
 // Verdict is how one guest ended.
@@ -72,13 +74,33 @@ func (r Result) String() string {
 	if len(r.Guests) == 0 {
 		return "no guest"
 	}
-	return fmt.Sprintf("boot %.1f s, total %.1f s, prepare %.1f s, %d guest(s), %s", r.Guests[0].Boot.Seconds(), r.Total.Seconds(),
-		r.Prepare.Seconds(), len(r.Guests), r.Kernel)
+	again := ""
+	if r.Again > 0 {
+		again = fmt.Sprintf(", booted %d times because of the emulator's own fault", 1+r.Again)
+	}
+	return fmt.Sprintf("boot %.1f s, total %.1f s, prepare %.1f s, %d guest(s), %s%s", r.Guests[0].Boot.Seconds(), r.Total.Seconds(),
+		r.Prepare.Seconds(), len(r.Guests), r.Kernel, again)
 }
+
+// maxAgain is how often guests are booted once more after a fault of the emulator.
+const maxAgain = 2
+
+// emulator reports whether a guest's kernel died of the emulator rather than of what it ran. With a thread for each processor,
+// qemu before 8.1 may translate an instruction while another processor patches it, and keep what it saw: the breakpoint that
+// stands there meanwhile. The kernel then dies of an int3 that nobody has set any more, or of a patch that did not arrive.
+func (v Verdict) emulator() bool {
+	return errors.Is(v.Err, errNoVerdict) && emulatorFault.MatchString(v.Console)
+}
+
+var emulatorFault = regexp.MustCompile(`Oops: int3|int3: 0000 \[#1\]|RIP: 0010:__text_poke`)
+
+// emulator is true when that is what made the run fail.
+func (r Result) emulator() bool { return slices.ContainsFunc(r.Guests, Verdict.emulator) }
 
 // Run boots the guests of a Spec and runs a program in each, with the arguments argv. lines gets each line of output with the
 // number of the guest, one at a time. The error is that of the lab: something is missing on this host, or was cancelled; how
-// the program ended is in Result. All processes that share a cache run one set of guests at a time.
+// the program ended is in Result. All processes that share a cache run one set of guests at a time. Guests that die of a fault of
+// the emulator before they have printed a line are booted once more, see Result.Again.
 func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line string)) (Result, error) {
 	begun := time.Now()
 	var r Result
@@ -92,7 +114,7 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	if _, err := testenv.Tool("qemu-system-x86_64", "qemu-system-x86"); err != nil {
 		return r, err
 	}
-	k, err := findKernel(ctx)
+	k, err := findKernel(ctx, s.Profile.Recent)
 	if err != nil {
 		return r, err
 	}
@@ -103,12 +125,12 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	}
 	var taps map[int][]*os.File
 	if guests == 1 {
-		said := "" // why there are no queues
+		why := "" // there are no queues
 		if taps, err = openTaps(s.Profile); err != nil {
-			said = err.Error()
+			why = err.Error()
 		}
 		defer closeTaps(taps)
-		s.Env = append(slices.Clone(s.Env), TapEnv+"="+said)
+		s.Env = append(slices.Clone(s.Env), TapEnv+"="+why)
 	}
 	initrd, err := loadImage(image, s, argv)
 	if err != nil {
@@ -122,6 +144,21 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	defer unlock()
 	r.Prepare = time.Since(begun)
 
+	said := false
+	for {
+		err = boot(ctx, s, k, initrd, taps, &r, func(id int, line string) {
+			said = true
+			lines(id, line)
+		})
+		if err != nil || said || r.Again == maxAgain || !r.emulator() {
+			return r, err
+		}
+		r.Again++
+	}
+}
+
+// boot runs the guests once, and says in r how that went. Nobody hears a line any more when it returns.
+func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result, lines func(id int, line string)) error {
 	timeout := s.Timeout
 	if timeout == 0 {
 		timeout = DefaultTimeout
@@ -130,10 +167,12 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(timeout, func() { cancel(fmt.Errorf("it ran longer than %v and was killed", timeout)) }).Stop()
+	guests := max(s.Guests, 1)
 	var links [2]*os.File
 	if guests == 2 {
+		var err error
 		if links[0], links[1], err = sys.SocketPairStream("link"); err != nil {
-			return r, err
+			return err
 		}
 		defer links[0].Close()
 		defer links[1].Close()
@@ -142,6 +181,7 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	var mu sync.Mutex
 	ms := make([]*machine, guests)
 	for i := range ms {
+		var err error
 		ms[i], err = start(ctx, s.Profile, k, i+1, initrd, links[i], taps, func(line string) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -152,7 +192,7 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 			for _, m := range ms[:i] {
 				m.finish()
 			}
-			return r, err
+			return err
 		}
 	}
 	r.Guests = make([]Verdict, guests)
@@ -172,9 +212,9 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	wg.Wait()
 	r.Total = time.Since(started)
 	if !r.OK() && caller.Err() != nil {
-		return r, context.Cause(caller)
+		return context.Cause(caller)
 	}
-	return r, nil
+	return nil
 }
 
 // loadImage puts the root file system into memory, and behind it a second archive with what only this run needs. No file is

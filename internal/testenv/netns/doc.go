@@ -14,7 +14,7 @@
 //
 // A host has no name in the file system. It is held by one thread of this process, so it ends with the process, however that
 // ends: the kernel removes the namespace with its devices, and kills what [Host.Start] started there. A watcher, a second copy
-// of this program, kills what those had started in their turn.
+// of this program, kills what those had started in their turn; a program that is no test has one if it calls [Main].
 //
 // In a host /sys shows the host's devices; everything else of the file system is the machine's. Abstract unix sockets belong to a
 // network namespace, those with a path do not.

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -22,9 +23,21 @@ const watcherEnv = "PENSTOCK_NETNS_WATCHER"
 // patience is how long killed programs may take to end. The kernel needs milliseconds, an overloaded machine seconds.
 const patience = time.Minute
 
-// The watcher is this program again. It has nothing to do with what the program does, so it leaves before that begins.
+// mayWatch says that this program, started again, is the watcher: a test, or a program that has called Main.
+var mayWatch bool
+
 func init() {
+	if testing.Testing() {
+		Main()
+	}
+}
+
+// Main makes a program its own watcher. A main function that opens hosts calls it first: in the copy that is the watcher it does not
+// return. Tests need no call. A program without it has no watcher: what its programs had started in their turn may outlive it if it is killed.
+func Main() {
+	mayWatch = true
 	if of := os.Getenv(watcherEnv); of != "" {
+		// It has nothing to do with what the program does, so it leaves before that begins.
 		os.Exit(watcherMain(of, os.NewFile(3, "commands"), os.NewFile(4, "answers")))
 	}
 }
@@ -81,6 +94,9 @@ func (w *watcher) ask(op byte, tid int) error {
 
 // watch has every program in the namespace of a thread killed when this process ends; unwatch takes that back.
 func watch(tid int) error {
+	if !mayWatch {
+		return nil
+	}
 	w, err := theWatcher()
 	if err != nil {
 		return err
@@ -89,6 +105,9 @@ func watch(tid int) error {
 }
 
 func unwatch(tid int) error {
+	if !mayWatch {
+		return nil
+	}
 	w, err := theWatcher()
 	if err != nil {
 		return err

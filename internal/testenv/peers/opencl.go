@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"github.com/penstock-io/penstock/internal/testenv"
 )
@@ -47,6 +48,32 @@ func OpenCLDevices(ctx context.Context) (_ []OpenCLDevice, err error) {
 	}
 	return parseOpenCL(out)
 }
+
+// PoCL is Need for tests that load OpenCL into their own process: what PoCL compiles there goes to the lab's cache and not to the user's. The machine may have other
+// devices as well; those of PoCL are on the platform whose name is returned.
+func PoCL(t testenv.TB) (platform string) {
+	t.Helper()
+	version, err := poclVersion()
+	need(t, "pocl", version, err)
+	dir, err := testenv.CacheDir()
+	if err == nil {
+		dir = filepath.Join(dir, "pocl")
+		err = errors.Join(os.MkdirAll(dir, 0o755), os.Setenv("POCL_CACHE_DIR", dir))
+	}
+	if err != nil {
+		t.Fatalf("peers: %v", err)
+	}
+	return "Portable Computing Language"
+}
+
+// poclVersion asks once: it is another process.
+var poclVersion = sync.OnceValues(func() (string, error) {
+	p, err := Get("pocl")
+	if err != nil {
+		return "", err
+	}
+	return p.Version(context.Background())
+})
 
 // parseOpenCL reads the JSON of clinfo. The devices of platform i are devices[i].
 func parseOpenCL(out []byte) ([]OpenCLDevice, error) {

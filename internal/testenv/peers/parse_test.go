@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"context"
 	"errors"
 	"math"
 	"net/netip"
@@ -43,6 +44,10 @@ func TestRecordedOutput(t *testing.T) {
 	i, err := parseIperf3(golden(t, "iperf3.json"))
 	if err != nil || !near(i.GBps, 14069175706.667622/8e9) || i.Bytes != 1763704832 || i.Congestion != "bbr" {
 		t.Errorf("iperf3: %+v, %v", i, err)
+	}
+	i, err = parseIperf3UDP(golden(t, "iperf3_udp.json"))
+	if err != nil || !near(i.GBps, 306707238.51867914/8e9) || i.Bytes != 14141504 || i.Packets != 9607 || i.Lost != 15818 || i.Time != 368860*time.Microsecond {
+		t.Errorf("iperf3, UDP: %+v, %v", i, err)
 	}
 	replay, err := parseReplay(golden(t, "tcpreplay.txt"))
 	if want := (Replayed{Packets: 3, Bytes: 153, Time: 32 * time.Microsecond, Successful: 3}); err != nil || replay != want {
@@ -155,6 +160,10 @@ var parsers = []struct {
 		r, err := parseIperf3(b)
 		return r.GBps > 0 && r.Bytes > 0, err
 	}},
+	{"iperf3 UDP", []string{"iperf3_udp.json"}, func(b []byte) (bool, error) {
+		r, err := parseIperf3UDP(b)
+		return r.GBps > 0 && r.Packets > 0, err
+	}},
 	{"perftest", []string{"perftest_bw.txt", "perftest_all.txt", "perftest_lat.txt", "perftest_read_lat.txt", "perftest_time.txt"}, func(b []byte) (bool, error) {
 		r, err := parseRDMA(b)
 		return len(r) > 0 && (r[0].MessagesPerS > 0 || r[0].Min > 0), err
@@ -193,7 +202,10 @@ func TestParsersRefuse(t *testing.T) {
 			"iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw,overall_bw,avg_mr,overall_mr\n1,1,1,1,1,0,1,1\n"},
 		"fi_pingpong": {"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n",
 			"bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n1m 1 =1 2m 0.00s 0.0 0.0 0.0\n"},
-		"iperf3":    {`{"error":"unable to connect to server"}`, `{"end":{}}`},
+		"iperf3": {`{"error":"unable to connect to server"}`, `{"end":{}}`},
+		"iperf3 UDP": {`{"error":"unable to connect to server"}`, `{"end":{}}`, `{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":1,"lost_packets":2}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1}}}`, `{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1,"packets":2,"lost_packets":2}}}`,
+			`{"end":{"sum_received":{"bits_per_second":1,"bytes":1,"seconds":1e300,"packets":1}}}`, `{"end":{"sum_received":{"bits_per_second":1e-320,"bytes":1,"seconds":1,"packets":1}}}`},
 		"ucx_info":  {"#      Transport: tcp\n", "#         Device: lo\n"},
 		"fi_info":   {"provider: tcp\n    type: what\n", "fi_getinfo: -61\n"},
 		"perftest":  {"IB device rxe9 not found\n Unable to find the Infiniband/RoCE device\n", " #bytes #strange\n 1 2\n"},
@@ -211,7 +223,7 @@ func TestParsersRefuse(t *testing.T) {
 		for _, b := range bad {
 			if _, err := p.parse([]byte(b)); err == nil {
 				t.Errorf("%s: %q passed", p.name, b)
-			} else if !errors.Is(err, ErrOutput) && p.name != "iperf3" && p.name != "rping" {
+			} else if !errors.Is(err, ErrOutput) && !strings.HasPrefix(p.name, "iperf3") && p.name != "rping" {
 				t.Errorf("%s: %q: %v; want ErrOutput", p.name, b, err)
 			}
 		}
@@ -229,6 +241,40 @@ func TestParsersRefuse(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// A run of perftest without a clock is made again, and told of when it stays without one; any other fault is told of at once.
+func TestPerftestWithoutClock(t *testing.T) {
+	for _, file := range []string{"perftest_lat.txt", "perftest_bw.txt"} {
+		good := golden(t, file)
+		lines := strings.Split(string(good), "\n")
+		for i, l := range lines {
+			if f := strings.Fields(l); len(f) > 2 && !strings.HasPrefix(f[0], "#") && strings.Trim(f[0]+f[1], "0123456789") == "" {
+				for k := range f[2:] {
+					f[2+k] = map[bool]string{true: "inf", false: "0.000000"}[file == "perftest_lat.txt"]
+				}
+				lines[i] = strings.Join(f, " ")
+			}
+		}
+		bad := []byte(strings.Join(lines, "\n"))
+		for _, c := range []struct{ faults, runs int }{{0, 1}, {3, 4}, {clockTries, clockTries}} {
+			runs := 0
+			rows, err := calibrated(t.Context(), func(context.Context) ([]RDMARow, error) {
+				runs++
+				if runs <= c.faults {
+					return parseRDMA(bad)
+				}
+				return parseRDMA(good)
+			})
+			if failed := c.faults == clockTries; runs != c.runs || errors.Is(err, errClock) != failed || failed == (len(rows) > 0) {
+				t.Errorf("%s, %d faults: %d runs, %d rows, %v", file, c.faults, runs, len(rows), err)
+			}
+		}
+	}
+	runs := 0
+	if _, err := calibrated(t.Context(), func(context.Context) ([]RDMARow, error) { runs++; return parseRDMA(nil) }); err == nil || runs != 1 {
+		t.Errorf("no output: %d runs, %v", runs, err)
 	}
 }
 

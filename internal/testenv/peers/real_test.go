@@ -48,6 +48,24 @@ func TestIperf3(t *testing.T) {
 	}
 }
 
+func TestOpenSSL(t *testing.T) {
+	testenv.Once(t)
+	peers.Need(t, "openssl")
+	for _, o := range []peers.OpenSSLTest{{Size: 64 << 10, Messages: 33}, {Size: 3 << 20, Messages: 4, Slots: 3, Chunk: 16 << 10, Congestion: "reno"}} {
+		o.CPUs = cpus(t)
+		r, err := peers.OpenSSL(t.Context(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !(r.GBps > 0) || r.Bytes != o.Size*uint64(o.Messages) {
+			t.Errorf("%+v: %+v", o, r)
+		}
+	}
+	if _, err := peers.OpenSSL(t.Context(), peers.OpenSSLTest{Size: 64, Messages: 1, Congestion: "no-such-thing", CPUs: cpus(t)}); err == nil || !strings.Contains(err.Error(), "no-such-thing") {
+		t.Errorf("an unknown congestion control: %v", err)
+	}
+}
+
 func TestUCX(t *testing.T) {
 	testenv.Once(t)
 	peers.Need(t, "ucx")

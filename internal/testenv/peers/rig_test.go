@@ -84,16 +84,27 @@ func TestGuestRDMATools(t *testing.T) {
 		{Program: "ib_write_bw", Size: 65536, Iterations: 20},
 		{Program: "ib_write_lat", Size: 64, Iterations: 50},
 		{Program: "ib_read_lat", Size: 64, Iterations: 50},
+		{Program: "ib_read_bw", Size: 65536, Iterations: 20, Depth: 16},
+		{Program: "ib_send_bw", Size: 65536, Iterations: 20},
+		{Program: "ib_send_lat", Size: 64, Iterations: 50, Inline: 64, Events: true},
+		{Program: "ib_atomic_bw", Iterations: 50},
+		{Program: "ib_atomic_lat", Iterations: 50},
 	} {
 		o.Device, o.GIDIndex, o.Server = "rxe0", 1, address
 		rows, err := peers.RDMA(t.Context(), o)
 		if err != nil {
 			t.Fatal(err)
 		}
+		if o.Size == 0 { // an atomic
+			o.Size = 8
+		}
 		if len(rows) != 1 || rows[0].Size != o.Size || rows[0].Iterations != o.Iterations || (rows[0].MessagesPerS > 0) == (rows[0].Typical > 0) {
 			t.Errorf("%s: %+v", o.Program, rows)
 		}
 		t.Logf("%s: %+v", o.Program, rows)
+	}
+	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_raw_bw", Device: "rxe0"}); err == nil || !strings.Contains(err.Error(), "expected one of ib_write_bw") {
+		t.Errorf("a program that is none: %v", err)
 	}
 	if _, err := peers.RDMA(t.Context(), peers.RDMATest{Program: "ib_write_bw", Device: "rxe9", Size: 64, Iterations: 10}); err == nil {
 		t.Error("a device that does not exist was measured")

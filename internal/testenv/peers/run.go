@@ -34,7 +34,8 @@ type command struct {
 	dir   string
 	home  *home // whose directory the program gets for its own files; nil for none
 	stdin io.Reader
-	limit time.Duration // 0 is runTime
+	limit time.Duration            // 0 is runTime
+	in    func(func() error) error // runs the start somewhere else; nil: here
 	// onOutput and onError, when set, are told after each write of the program all that it has printed so far to its standard
 	// output and its standard error.
 	onOutput, onError func(sofar []byte)
@@ -96,7 +97,11 @@ func (c command) start(ctx context.Context) (*child, error) {
 	go func() {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		err := cmd.Start()
+		begin := cmd.Start
+		if c.in != nil { // by a thread that stays as well
+			begin = func() error { return c.in(cmd.Start) }
+		}
+		err := begin()
 		if err == nil {
 			p.pid = cmd.Process.Pid
 		}

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/testenv"
@@ -22,6 +24,13 @@ type PacketTest struct {
 	Size     int           // bytes of a packet that txonly makes; 0 is the tool's own (64)
 	CPUs     CPUs          // Client prints and waits, Server forwards
 	Huge     bool          // huge pages (--in-memory) in place of ordinary ones
+
+	// In runs a function in a network namespace, such as netns.Host.Do: the program is started by it. nil: it is started here.
+	In          func(func() error) error
+	NoFirst     bool // io and mac wait for packets, in place of sending a burst first
+	Mbufs       int  // packets that there is memory for; 0: 2,048
+	Descriptors int  // of each ring; 0 is the driver's own
+	Burst       int  // packets taken at a time; 0 is the tool's own (32)
 }
 
 // PacketPort is what testpmd counted at one port between the start and the end of the forwarding.
@@ -35,8 +44,36 @@ type PacketPort struct {
 	RXMissed, RXNoBuffer     uint64
 }
 
+// ErrDevice says that testpmd could not start one of its devices. The error that wraps it has what the driver said.
+var ErrDevice = errors.New("a device could not be started")
+
+// PacketRun is a dpdk-testpmd that forwards. One goroutine uses it.
+type PacketRun struct {
+	run      *child
+	home     *home
+	commands *os.File
+	stopped  sync.Once
+}
+
 // Packets runs dpdk-testpmd. Its files are in a directory of its own that goes with it.
 func Packets(ctx context.Context, o PacketTest) (ports []PacketPort, err error) {
+	r, err := StartPackets(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, r.Close()) }()
+	timer := time.NewTimer(o.Duration)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-r.run.done:
+	}
+	return r.Stop()
+}
+
+// StartPackets starts dpdk-testpmd and returns when it forwards; o.Duration is only added to the time after which it is killed. The
+// caller closes what it returns.
+func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	p, err := Get("testpmd")
 	if err != nil {
 		return nil, err
@@ -50,19 +87,28 @@ func Packets(ctx context.Context, o PacketTest) (ports []PacketPort, err error) 
 	if err != nil {
 		return nil, fmt.Errorf("peers: %w", err)
 	}
-	h, err := newHome("testpmd")
-	if err != nil {
+	r = new(PacketRun)
+	if r.home, err = newHome("testpmd"); err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, h.remove()) }()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, r.Close())
+			r = nil
+		}
+	}()
 
-	mode := o.Forward
+	mode, mbufs := o.Forward, o.Mbufs
 	if mode == "" {
 		mode = "io"
 	}
-	memory := []string{"--no-huge", "-m", "64"}
+	if mbufs == 0 {
+		mbufs = 2048
+	}
+	megabytes := strconv.Itoa(64 + mbufs/256) // an mbuf has 2,176 bytes, and more go with it
+	memory := []string{"--no-huge", "-m", megabytes}
 	if o.Huge {
-		memory = []string{"--in-memory", "-m", "64"}
+		memory = []string{"--in-memory", "-m", megabytes}
 	}
 	args := append([]string{stdbuf, "-oL", bin}, memory...)
 	args = append(args, "--no-pci", "--no-telemetry", "--file-prefix=penstock", "-l", fmt.Sprintf("%d,%d", o.CPUs.Client, o.CPUs.Server),
@@ -70,52 +116,84 @@ func Packets(ctx context.Context, o PacketTest) (ports []PacketPort, err error) 
 	for _, d := range o.Devices {
 		args = append(args, "--vdev="+d)
 	}
-	args = append(args, "--", "-i", "--forward-mode="+mode, "--total-num-mbufs=2048")
+	args = append(args, "--", "-i", "--forward-mode="+mode, "--total-num-mbufs="+strconv.Itoa(mbufs))
 	if o.Size != 0 {
 		args = append(args, "--txpkts="+strconv.Itoa(o.Size))
 	}
+	if o.Burst != 0 {
+		args = append(args, "--burst="+strconv.Itoa(o.Burst))
+	}
+	if o.Descriptors != 0 {
+		args = append(args, "--rxd="+strconv.Itoa(o.Descriptors), "--txd="+strconv.Itoa(o.Descriptors))
+	}
 
-	stdin, commands := io.Pipe()
-	defer commands.Close()
-	forwarding := make(chan struct{})
-	seen := false
-	run, err := command{args: args, home: h, dir: h.dir, stdin: stdin, limit: runTime + o.Duration, onOutput: func(b []byte) {
+	// A pipe of the system's: nobody in this process waits for its end when the program is gone.
+	stdin, commands, err := os.Pipe()
+	if err != nil {
+		return r, fmt.Errorf("peers: %w", err)
+	}
+	defer stdin.Close()
+	r.commands = commands
+	forwarding, refused := make(chan struct{}), make(chan struct{})
+	seen, told := false, false
+	r.run, err = command{args: args, home: r.home, dir: r.home.dir, in: o.In, stdin: stdin, limit: runTime + o.Duration, onOutput: func(b []byte) {
 		if !seen && bytes.Contains(b, []byte("\n  nb forwarding cores=")) {
 			seen = true
 			close(forwarding)
 		}
+	}, onError: func(b []byte) {
+		if !told && bytes.Contains(b, []byte("Not all ports were started")) { // it would wait for other commands
+			told = true
+			close(refused)
+		}
 	}}.start(ctx)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
-	defer run.stop()
 	start := "start\n"
-	if mode == "io" || mode == "mac" {
+	if (mode == "io" || mode == "mac") && !o.NoFirst {
 		start = "start tx_first\n" // a ring has nothing to forward before somebody put something in
 	}
-	tell := func(s string) { io.WriteString(commands, s) } // an error here is an early end, which wait tells with its reason
-	go func() {
-		defer commands.Close()
-		tell(start + "show port stats all\n")
-		select {
-		case <-forwarding:
-		case <-run.done:
-			return
-		}
-		timer := time.NewTimer(o.Duration)
-		defer timer.Stop()
-		select {
-		case <-timer.C:
-		case <-run.done:
-			return
-		}
-		tell("show port stats all\nstop\nquit\n")
-	}()
-	out, err := run.wait()
+	r.tell(start + "show port stats all\n") // its end tells why nobody reads
+	select {
+	case <-forwarding:
+		return r, nil
+	case <-refused:
+		r.run.stop()
+		return r, r.run.failure(ErrDevice)
+	case <-r.run.done:
+	}
+	if _, err = r.run.wait(); err == nil {
+		err = r.run.failure(fmt.Errorf("%w: it ended before it forwarded", ErrOutput))
+	}
+	return r, err
+}
+
+// tell gives testpmd commands. An error here is an early end, which wait tells with its reason.
+func (r *PacketRun) tell(s string) { io.WriteString(r.commands, s) }
+
+// Stop ends the forwarding and the program, and returns what each port counted between the start and the end of the forwarding.
+func (r *PacketRun) Stop() ([]PacketPort, error) {
+	r.tell("show port stats all\nstop\nquit\n")
+	out, err := r.run.wait()
 	if err != nil {
 		return nil, err
 	}
 	return parsePackets(out)
+}
+
+// Close kills the program if it runs, and removes its files.
+func (r *PacketRun) Close() (err error) {
+	r.stopped.Do(func() {
+		if r.commands != nil {
+			r.commands.Close()
+		}
+		if r.run != nil {
+			r.run.stop()
+		}
+		err = r.home.remove()
+	})
+	return err
 }
 
 var (

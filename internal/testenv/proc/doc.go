@@ -8,6 +8,8 @@
 //	p.Kill()     // SIGKILL, to the process and everything it started
 //	p = p.Restart()
 //
+// With Spec.Columns a process has a real terminal, whose keys a test presses and whose screen it reads: [Terminal].
+//
 // [Penstock] builds the real binary once and keeps it in the lab's cache; [Self] is this test binary, run again up to the
 // calling test.
 //

@@ -62,6 +62,12 @@ func (o *output) read(stdout, stderr *os.File) {
 	}
 }
 
+// follow reads a terminal instead.
+func (o *output) follow(t *Terminal) {
+	o.files = []*os.File{t.user}
+	o.wg.Go(t.read)
+}
+
 // readLine is the next line without its end, cut at maxLine bytes; the rest is skipped.
 func readLine(r *bufio.Reader) (string, error) {
 	var b strings.Builder
@@ -198,7 +204,13 @@ func (o *output) tail() string {
 
 // Output is what the process printed on both streams until now: the first 100 and the last 400 lines, in the order in which
 // they were read, each cut at 4 KiB.
-func (p *Process) Output() string { return p.out.text() }
+// For a process on a terminal it is what that shows.
+func (p *Process) Output() string {
+	if p.term != nil {
+		return p.term.Text()
+	}
+	return p.out.text()
+}
 
 // WaitLine waits until a line of either stream matches and returns the submatches of the first that does; lines that came
 // before the call count, as far as they are kept. The error says what the process printed last, and how it ended if it did.

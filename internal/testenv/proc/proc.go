@@ -34,6 +34,9 @@ type Spec struct {
 	Input bool
 	// OnLine, if any, is called with each line of the standard output, in order, by one goroutine, without the line's end.
 	OnLine func(line string)
+	// Columns and Rows, if not 0, give the process a terminal of that size for its standard streams, which is also its
+	// controlling terminal: see Process.Terminal. There is no Input, no OnLine and no line to wait for then.
+	Columns, Rows int
 }
 
 // Self is a Spec that runs this test binary again, up to the top-level test t, with env set so that it can tell.
@@ -72,6 +75,7 @@ type Process struct {
 	cmd   *exec.Cmd
 	in    *os.File
 	out   *output
+	term  *Terminal
 	group group
 
 	done chan struct{} // closed when it was reaped with its group and its output has been read
@@ -111,34 +115,10 @@ func Launch(spec Spec) (*Process, error) {
 	cmd.Env = append(append(os.Environ(), spec.Env...), nestedEnv+"=1")
 	cmd.SysProcAttr = sys.ChildAttributes(!nested)
 	p.cmd = cmd
-	var theirs, ours []*os.File
-	closeAll := func(files []*os.File) {
-		for _, f := range files {
-			f.Close()
-		}
-	}
-	pipe := func() (r, w *os.File, err error) {
-		r, w, err = os.Pipe()
-		return
-	}
-	var readers [2]*os.File
-	for i, to := range []*io.Writer{&cmd.Stdout, &cmd.Stderr} {
-		r, w, err := pipe()
-		if err != nil {
-			closeAll(append(ours, theirs...))
-			return nil, fmt.Errorf("proc: %w", err)
-		}
-		readers[i], *to = r, w
-		ours, theirs = append(ours, r), append(theirs, w)
-	}
-	if spec.Input {
-		r, w, err := pipe()
-		if err != nil {
-			closeAll(append(ours, theirs...))
-			return nil, fmt.Errorf("proc: %w", err)
-		}
-		cmd.Stdin, p.in = r, w
-		ours, theirs = append(ours, w), append(theirs, r)
+	ours, theirs, err := p.streams()
+	if err != nil {
+		closeAll(append(ours, theirs...))
+		return nil, fmt.Errorf("proc: %w", err)
 	}
 	started := make(chan error)
 	go func() {
@@ -154,7 +134,11 @@ func Launch(spec Spec) (*Process, error) {
 		}
 		p.group = group{leader: cmd.Process.Pid, session: !nested}
 		watch(p.group)
-		p.out.read(readers[0], readers[1])
+		if p.term != nil {
+			p.out.follow(p.term)
+		} else {
+			p.out.read(ours[0], ours[1])
+		}
 		started <- nil
 		p.await()
 	}()
@@ -162,6 +146,45 @@ func Launch(spec Spec) (*Process, error) {
 		return nil, fmt.Errorf("proc: %w", err)
 	}
 	return p, nil
+}
+
+// streams gives the command its standard streams and returns our ends and its ends: our first two are what it prints and says, or
+// the first is its terminal. With an error, what was opened so far is returned too.
+func (p *Process) streams() (ours, theirs []*os.File, err error) {
+	if p.spec.Columns > 0 {
+		user, program, err := sys.OpenTerminal(p.spec.Columns, p.spec.Rows)
+		if err != nil {
+			return nil, nil, err
+		}
+		p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = program, program, program
+		sys.ControllingTerminal(p.cmd)
+		p.term = &Terminal{user: user, screen: NewScreen(p.spec.Columns), more: make(chan struct{})}
+		p.term.screen.Rows = p.spec.Rows
+		return []*os.File{user}, []*os.File{program}, nil
+	}
+	for _, to := range []*io.Writer{&p.cmd.Stdout, &p.cmd.Stderr} {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return ours, theirs, err
+		}
+		*to = w
+		ours, theirs = append(ours, r), append(theirs, w)
+	}
+	if p.spec.Input {
+		r, w, err := os.Pipe()
+		if err != nil {
+			return ours, theirs, err
+		}
+		p.cmd.Stdin, p.in = r, w
+		ours, theirs = append(ours, w), append(theirs, r)
+	}
+	return ours, theirs, nil
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
 }
 
 // await collects the process's end.

@@ -4,8 +4,8 @@
 //
 // [Build] compiles the library; load it by the path that it returns. Every symbol has the name and arguments of the real
 // driver's (_v2 and so on; the plain names too through cuGetProcAddress), so the code under test needs nothing but the path. A
-// call that is missing is missing as a symbol: arrays, textures, managed memory, memory pools, cuMemcpy3D, cubins, graphs built
-// by hand.
+// call that is missing is missing as a symbol: arrays, textures, managed memory, memory pools, cuMemcpy3D, cubins. Graphs built
+// by hand have launches, fills and copies of one row.
 //
 // # What it does
 //

@@ -9,10 +9,10 @@
 // What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
 // requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
 // regions over any descriptor that can be mapped, completion channels and asynchronous events as real file descriptors,
-// ibv_cq_ex and ibv_wr_*.
+// ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
 // What is absent, with EOPNOTSUPP: raw packet queue pairs, on-demand paging, multicast, device memory, flow steering, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
-// the functions that only drivers use, librdmacm (it needs a kernel), mlx5dv.
+// the functions that only drivers use, librdmacm (it needs a kernel), the rest of mlx5dv.
 //
 // # The script
 //
@@ -23,7 +23,7 @@
 //	link infiniband               LIDs (device + 1) instead of RoCE
 //	limit max_sge 1               also max_qp max_qp_wr max_cq max_cqe max_mr max_mr_size max_pd max_mw max_ah max_srq max_srq_wr
 //	                              max_srq_sge max_qp_rd_atom max_inline
-//	absent dmabuf                 also mw atomics srq xrc ud ex (query_device_ex, create_cq_ex)
+//	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex)
 //	memlock 64M                   registrations beyond that fail with ENOMEM
 //	gid 0 5 2001:db8::7 v2        device, index, address, type (ib, v1, v2); tells by GID_CHANGE
 //	mode post                     requests are executed as they are posted (the default); or
@@ -52,6 +52,8 @@
 //     what a failed request wrote (nothing, here); the order in which the bytes of one request become visible.
 //   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a buffer that is reused too early
 //     shows only in the modes wire and pump. Memory that was unmapped while registered is a crash here, and silent on hardware.
+//   - DC as hardware has it: what a target answers to a wrong key (here a remote access error, without an event at the target), and the
+//     time that an initiator takes to turn to another target.
 //   - Cost: neither time, nor cache effects, nor memory that really is pinned.
 //   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and Soft-RoCE differ is a table
 //     in this package's tests, with the reasons: the same conformance program ([Check]) runs on both.

@@ -205,7 +205,18 @@ func TestSymbols(t *testing.T) {
 			t.Errorf("%s is not exported", s)
 		}
 	}
+	mlx5, err := filepath.Glob("/usr/lib/*/libmlx5.so.1")
+	if err != nil || len(mlx5) == 0 {
+		testenv.Missing(t, "libmlx5 itself", errors.New("no /usr/lib/*/libmlx5.so.1; on Debian: apt-get install ibverbs-providers"))
+	}
+	driver := symbols(t, mlx5[0])
 	for s, versions := range have {
+		if strings.HasPrefix(s, "mlx5dv_") {
+			if !slices.Equal(versions, driver[s]) {
+				t.Errorf("%s is exported as %v, libmlx5 has %v", s, versions, driver[s])
+			}
+			continue
+		}
 		if !strings.HasPrefix(s, "ibv_") && !strings.HasPrefix(s, "_ibv_") && !strings.HasPrefix(s, "mult_to") &&
 			!strings.HasPrefix(s, "mbps_to") && versions[0] != "PENSTOCK_FAKE_1" {
 			t.Errorf("%s is exported", s)
@@ -241,7 +252,7 @@ func symbols(t *testing.T, file string) map[string][]string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if so, err := f.DynString(elf.DT_SONAME); err != nil || !slices.Equal(so, []string{"libibverbs.so.1"}) {
+	if so, err := f.DynString(elf.DT_SONAME); err != nil || len(so) != 1 || so[0] != "libibverbs.so.1" && so[0] != "libmlx5.so.1" {
 		t.Errorf("%s has the soname %v: %v", file, so, err)
 	}
 	all, err := f.DynamicSymbols()

@@ -74,6 +74,7 @@ void context_destroy(context *x, const call *c) {
     while (objects_of(x, T_GRAPH, &o, 1) == 1) {
         object_remove(o);
         o->ctx = NULL;
+        graph_nodes_end((graph *)o);
         graph_unref((graph *)o);
     }
     while (objects_of(x, T_MODULE, &o, 1) == 1) module_free((module *)o, c);

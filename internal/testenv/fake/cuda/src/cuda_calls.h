@@ -120,6 +120,13 @@
     X(cuGraphLaunch, cuGraphLaunch, 10000, (CUgraphExec exec, CUstream stream)) \
     X(cuGraphExecDestroy, cuGraphExecDestroy, 10000, (CUgraphExec exec)) \
     X(cuGraphDestroy, cuGraphDestroy, 10000, (CUgraph graph)) \
+    X(cuGraphCreate, cuGraphCreate, 10000, (CUgraph *graph, unsigned int flags)) \
+    X(cuGraphAddKernelNode_v2, cuGraphAddKernelNode, 12000, \
+      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_KERNEL_NODE_PARAMS_v2 *params)) \
+    X(cuGraphAddMemcpyNode, cuGraphAddMemcpyNode, 10000, \
+      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_MEMCPY3D *params, CUcontext ctx)) \
+    X(cuGraphAddMemsetNode, cuGraphAddMemsetNode, 10000, \
+      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)) \
     X(cuEventCreate, cuEventCreate, 2000, (CUevent *event, unsigned int flags)) \
     X(cuEventRecord, cuEventRecord, 2000, (CUevent event, CUstream stream)) \
     X(cuEventQuery, cuEventQuery, 2000, (CUevent event)) \

@@ -185,6 +185,7 @@ CUresult cuGraphDestroy(CUgraph h) {
     graph *g = FIND(graph, T_GRAPH, h);
     if (g == NULL) return end(&c, bad_handle(&c, (uint64_t)(uintptr_t)h, T_GRAPH));
     object_remove(&g->o);
+    graph_nodes_end(g); /* also where an executable graph lives on */
     graph_unref(g);
     return end(&c, CUDA_SUCCESS);
 }

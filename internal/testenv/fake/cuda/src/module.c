@@ -324,7 +324,7 @@ static void run_kernel(op *o) {
     set_in_callback(false);
 }
 
-static CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_,
+CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_,
     void **params,
                        void **extra) {
     function *f = FIND(function, T_FUNCTION, fn);

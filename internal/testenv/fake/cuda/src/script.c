@@ -238,7 +238,7 @@ static bool a_line(struct line *l) {
         return last(l);
     }
     if (strcmp(l->word, "driver") == 0) {
-        if (!number(l, 11000, 99990, &n, "a driver version as cuDriverGetVersion gives it, such as 12040")) return false;
+        if (!number(l, 5000, 99990, &n, "a driver version as cuDriverGetVersion gives it, such as 12040")) return false;
         if (l->apply) G.driver = (int)n;
         return last(l);
     }

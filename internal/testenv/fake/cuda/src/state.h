@@ -26,7 +26,7 @@ enum call_id {
     F_COUNT
 };
 
-typedef enum { T_NONE, T_CONTEXT, T_STREAM, T_EVENT, T_MODULE, T_FUNCTION, T_GRAPH, T_EXEC, T_PHYS, T_COUNT } kind;
+typedef enum { T_NONE, T_CONTEXT, T_STREAM, T_EVENT, T_MODULE, T_FUNCTION, T_GRAPH, T_EXEC, T_PHYS, T_NODE, T_COUNT } kind;
 
 typedef struct origin { /* who made or ended a thing */
     uint64_t call;      /* number of the call in this process, from 1 */
@@ -354,5 +354,11 @@ void kernels_forget(void);
 /* graph.c */
 CUresult graph_capture(const call *c, graph *g, op *o);
 void graph_unref(graph *g);
+
+/* node.c */
+void graph_nodes_end(graph *g);
+CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_, void **params, void **extra);
+CUresult copy_node(call *c, const CUDA_MEMCPY3D *p, stream *s);
+CUresult fill_node(call *c, const CUDA_MEMSET_NODE_PARAMS *p, stream *s);
 
 #endif

@@ -214,8 +214,13 @@ EXPORT struct ibv_mr *ibv_reg_mr_iova2(struct ibv_pd *pd, void *addr, size_t len
 
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len, uint64_t iova, int fd, int access)
 {
-	if (fd < 0) {
-		errno = EBADF;
+	if (fd < 0) { /* how programs find out whether there are dma-bufs at all */
+		lock();
+		int err = fake_call(CALL_ibv_reg_dmabuf_mr);
+		if (!err)
+			err = config.absent & ABSENT_DMABUF ? EOPNOTSUPP : EBADF;
+		unlock();
+		errno = err;
 		return NULL;
 	}
 	return reg(CALL_ibv_reg_dmabuf_mr, pd, (void *)(uintptr_t)offset, len, iova, access, fd, offset);

@@ -52,7 +52,7 @@ static const char *const timer_names[] = {"real", "instant", NULL};
 static const char *const port_names[] = {"down", "up", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
 static const char *const report_names[] = {"exit", NULL};
-static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", NULL};
+static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", NULL};
 static const char *const gid_types[] = {"ib", "v1", "v2", NULL};
 
 static const char *const status_list[] = {

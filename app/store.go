@@ -1,0 +1,142 @@
+package app
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only those can read who looked them
+// up before. One goroutine at a time uses it.
+type store struct {
+	node *transfer.Node
+	name string
+	desc tensor.Desc
+	size uint64
+
+	regions []*mem.Region
+	exports []*transfer.Export // of the buffers that were published and not taken back; nil: nobody can see it
+	order   []int              // buffers that were published, the oldest first
+	filling int                // buffer that take gave; -1: none
+	run     [8]byte            // tells the tags of this run from those of others
+	count   uint64
+
+	waits metrics.Counter
+
+	first   chan struct{} // closed when there is a tensor to be got
+	over    chan struct{} // closed by close
+	once    sync.Once
+	listens func()
+}
+
+// patience is how long somebody who asks for the name waits for the first tensor: well below what a peer waits for an answer.
+const patience = 5 * time.Second
+
+func newStore(o Tensor, size int) (*store, error) {
+	t := &store{node: o.Node, name: o.Name, desc: o.Desc, size: uint64(size), exports: make([]*transfer.Export, o.Buffers), filling: -1,
+		first: make(chan struct{}), over: make(chan struct{})}
+	rand.Read(t.run[:]) // never fails
+	for i := range o.Buffers {
+		r, err := mem.Alloc(mem.Options{Name: fmt.Sprintf("%s/%d", o.Name, i), Size: size})
+		if err != nil {
+			return nil, errors.Join(err, t.free())
+		}
+		t.regions = append(t.regions, r)
+	}
+	t.listens = t.node.OnLookup(t.asked)
+	return t, nil
+}
+
+// asked lets those who ask for the tensor before there is one wait for it, instead of telling them that there is nothing.
+func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
+	if name != t.name {
+		return
+	}
+	select {
+	case <-t.first: // nearly always
+		return
+	default:
+	}
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
+	select {
+	case <-t.first:
+	case <-t.over:
+	case <-ctx.Done():
+	case <-limit.C:
+	}
+}
+
+// take gives a buffer that nobody can see. When there is none, the oldest that has lost the name is taken from its readers: their gets fail, and
+// what they have of it they know to be nothing. It waits until that is certain.
+func (t *store) take(ctx context.Context) ([]byte, error) {
+	for i, x := range t.exports {
+		if x == nil {
+			t.filling = i
+			return t.bytes(i), nil
+		}
+	}
+	i := t.order[0]
+	t.waits.Inc()
+	if err := t.exports[i].Revoke(ctx); err != nil {
+		return nil, err
+	}
+	t.exports[i], t.order, t.filling = nil, append(t.order[:0], t.order[1:]...), i
+	return t.bytes(i), nil
+}
+
+func (t *store) bytes(i int) []byte { return t.regions[i].All().Bytes()[:t.size] }
+
+// publish gives the buffer that is filled the name.
+func (t *store) publish() error {
+	i := t.filling
+	span, err := t.regions[i].Span(0, t.size)
+	if err != nil {
+		return err
+	}
+	t.count++
+	o := transfer.ExportOptions{Name: t.name, Tensor: &t.desc}
+	copy(o.Tag[:8], t.run[:])
+	binary.BigEndian.PutUint64(o.Tag[8:], t.count)
+	if n := len(t.order); n > 0 {
+		o.Replaces = t.exports[t.order[n-1]]
+	}
+	x, err := t.node.Export(span, o)
+	if err != nil {
+		return err
+	}
+	t.exports[i], t.order, t.filling = x, append(t.order, i), -1
+	if t.count == 1 {
+		close(t.first)
+	}
+	return nil
+}
+
+// close takes everything back from the peers, and frees it. When the context ends first, the memory goes when the last peer has let go.
+func (t *store) close(ctx context.Context) (err error) {
+	t.once.Do(func() {
+		close(t.over)
+		t.listens()
+		for _, i := range t.order {
+			err = errors.Join(err, t.exports[i].Revoke(ctx))
+		}
+		err = errors.Join(err, t.free())
+	})
+	return err
+}
+
+func (t *store) free() (err error) {
+	for _, r := range t.regions {
+		err = errors.Join(err, r.Close())
+	}
+	return err
+}

@@ -1,0 +1,48 @@
+package bench
+
+import (
+	"context"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// withSecret makes drivers encrypt with a secret that both processes of a run have; nil leaves them as they are.
+func withSecret(all []path.Driver, secret []byte) []path.Driver {
+	if secret == nil {
+		return all
+	}
+	out := make([]path.Driver, len(all))
+	for i, d := range all {
+		out[i] = sealing{d, secret}
+	}
+	return out
+}
+
+// sealing is a driver whose paths have a secret.
+type sealing struct {
+	path.Driver
+	secret []byte
+}
+
+func (d sealing) Listen() (path.Listener, error) {
+	l, err := d.Driver.Listen()
+	if err != nil {
+		return nil, err
+	}
+	return sealingListener{l, d.secret}, nil
+}
+
+func (d sealing) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+	cfg.Secret = d.secret
+	return d.Driver.Dial(ctx, o, cfg)
+}
+
+type sealingListener struct {
+	path.Listener
+	secret []byte
+}
+
+func (l sealingListener) Accept(ctx context.Context, t path.Token, cfg path.Config) (path.Path, error) {
+	cfg.Secret = l.secret
+	return l.Listener.Accept(ctx, t, cfg)
+}

@@ -1,0 +1,168 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+)
+
+// fakeVerbs is a run on the fake library: quick, and without perftest, which cannot use it.
+func fakeVerbs(t *testing.T, o VerbsOptions) VerbsOptions {
+	t.Helper()
+	path, err := verbs.Build()
+	if errors.Is(err, verbs.ErrMissing) {
+		testenv.Missing(t, "the headers of libibverbs", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.Library, o.GID, o.Alone = path, AnyGID, true
+	if o.Pairs == 0 {
+		o.Pairs, o.Budget, o.Trips, o.Depth = 2, 100*time.Microsecond, 20, 16
+		o.Sizes, o.Regions = []uint64{1, 4096}, []uint64{4096}
+	}
+	return o
+}
+
+// On the fake every class comes to its rows, and every byte that was moved was looked at.
+func TestVerbsOnTheFake(t *testing.T) {
+	r, err := Verbs(t.Context(), fakeVerbs(t, VerbsOptions{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, x := range r.Rows {
+		names = append(names, x.Name)
+		if x.Ours.Verified == 0 && x.Ours.Unchecked == "" || x.Failed != "" || len(x.Ours.Samples) != 2 {
+			t.Errorf("%s: %+v", x.Name, x)
+		}
+	}
+	want := "post 8 B inline, 1 by one call; post 8 B inline, 8 by one call; poll, nothing there; write 8 B inline, 1 by one call; write 8 B inline, 8 by one call; write 1 B; write 4 KiB; read 1 B; read 4 KiB; send 1 B; send 4 KiB; " +
+		"write 8 B and one back, inline; write 8 B and one back; send 8 B and one back, asleep; registration of 4 KiB"
+	if got := strings.Join(names, "; "); got != want {
+		t.Errorf("rows %s\nexpected %s", got, want)
+	}
+	if err := r.Table(new(strings.Builder)); err != nil {
+		t.Error(err)
+	}
+}
+
+// What is asked for and not here is an error that says what is.
+func TestVerbsRefusals(t *testing.T) {
+	for _, x := range []struct {
+		o    VerbsOptions
+		is   error
+		want string
+	}{
+		{VerbsOptions{Device: "mlx5_9"}, ibv.ErrUnavailable, `no RDMA device "mlx5_9": expected one of fake0`},
+		{VerbsOptions{Port: 7}, nil, "has no port 7"},
+		{VerbsOptions{Classes: []string{"speed"}}, nil, "expected some of cost, write"},
+		{VerbsOptions{Sizes: []uint64{3}}, nil, "power of two"},
+		{VerbsOptions{Regions: []uint64{0}}, nil, "regions of 0 bytes"},
+		{VerbsOptions{Depth: -1}, nil, "under way"},
+		{VerbsOptions{Chain: 17}, nil, "expected 1 to 16"},
+		{VerbsOptions{Pairs: -1}, nil, "more than nothing"},
+	} {
+		o := fakeVerbs(t, x.o)
+		if x.o.Pairs < 0 || x.o.Depth < 0 || x.o.Sizes != nil || x.o.Regions != nil {
+			o.Pairs, o.Depth, o.Sizes, o.Regions = x.o.Pairs, x.o.Depth, x.o.Sizes, x.o.Regions
+		}
+		r, err := Verbs(t.Context(), o)
+		if r != nil || err == nil || !strings.Contains(err.Error(), x.want) || x.is != nil && !errors.Is(err, x.is) {
+			t.Errorf("%+v: %v, %v", x.o, r, err)
+		}
+	}
+	if _, err := Verbs(t.Context(), VerbsOptions{Library: "/nowhere/libibverbs.so.1"}); !errors.Is(err, ibv.ErrUnavailable) {
+		t.Errorf("without a library: %v", err)
+	}
+	index := 200
+	o := fakeVerbs(t, VerbsOptions{})
+	o.GID = index
+	if _, err := Verbs(t.Context(), o); !errors.Is(err, ibv.ErrNoGID) {
+		t.Errorf("an address that is not there: %v", err)
+	}
+}
+
+// verbsOf opens the fake's device.
+func verbsOf(t *testing.T) (*verbsBench, *verbsDevice) {
+	t.Helper()
+	o := fakeVerbs(t, VerbsOptions{})
+	if err := o.Check(); err != nil {
+		t.Fatal(err)
+	}
+	d, err := o.find()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &verbsBench{o: &o, r: o.begin("verbs"), d: d}, d
+}
+
+// Bytes that did not arrive, and a message that is another one, fail a run.
+func TestVerbsFindsWrongBytes(t *testing.T) {
+	b, _ := verbsOf(t)
+	f, err := b.openFlow("write", 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := f.p.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	if _, err := f.sample(t.Context(), f.signal); err != nil {
+		t.Fatal(err)
+	}
+	f.dst = make([]byte, 4096) // where nothing arrives
+	if _, err := f.sample(t.Context(), f.signal); !errors.Is(err, paired.ErrFailed) {
+		t.Errorf("bytes that did not arrive: %v", err)
+	}
+	p, err := b.d.pair(verbsShape{size: 4096, depth: pingSlots, chain: 1, recvs: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	g := &verbsPing{p: p}
+	if err := g.say(t.Context(), &p.a, &p.b, 7); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.hear(t.Context(), &p.b, 7); err != nil {
+		t.Error(err)
+	}
+	if err := g.hear(t.Context(), &p.b, 6); !errors.Is(err, paired.ErrFailed) {
+		t.Errorf("message 7 where 6 was due: %v", err)
+	}
+}
+
+// Who waits in vain is called off, in each way of waiting.
+func TestVerbsIsCalledOff(t *testing.T) {
+	b, _ := verbsOf(t)
+	for _, events := range []bool{false, true} {
+		p, err := b.d.pair(verbsShape{size: 4096, depth: pingSlots, chain: 1, recvs: 1, events: events})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancelCause(t.Context())
+		why := errors.New("enough")
+		cancel(why)
+		if err := (&verbsPing{p: p, events: events}).hear(ctx, &p.a, 1); !errors.Is(err, why) {
+			t.Errorf("events %t: %v", events, err)
+		}
+		if _, err := p.a.await(ctx, p.a.sendCQ); !errors.Is(err, why) {
+			t.Errorf("completions: %v", err)
+		}
+		if err := p.close(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"os"
+	"time"
+
+	"github.com/penstock-io/penstock/bench"
+	"github.com/spf13/cobra"
+)
+
+func newBenchFairness(s streams) *cobra.Command {
+	var out benchOutput
+	var o bench.FairnessOptions
+	var small, large string
+	c := &cobra.Command{
+		Use:   "fairness",
+		Short: "Small puts beside a large one",
+		Long: `Measures how long small puts of many streams take while one stream puts large messages on the same path, in pairs with
+the same streams alone. The target is a 99th percentile of at most three times that of the streams alone.`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			self, err := os.Executable()
+			if err != nil {
+				return err
+			}
+			if o.Small, err = parseSize(small); err != nil {
+				return &usageError{err}
+			}
+			if o.Large, err = parseSize(large); err != nil {
+				return &usageError{err}
+			}
+			if o.Conditions, err = out.conditions(s); err != nil {
+				return err
+			}
+			if o.Command = []string{self, "bench", "bench-peer"}; out.quick {
+				o.Pairs, o.Puts = 2, 20
+			}
+			r, err := bench.Fairness(c.Context(), o)
+			return out.print(s, r, err)
+		},
+	}
+	out.flags(c)
+	f := c.Flags()
+	f.StringSliceVar(&o.Paths, "path", nil, "paths to measure (default shm,tcp)")
+	f.IntVar(&o.Streams, "streams", 100, "streams of small puts")
+	f.StringVar(&small, "small", "4KiB", "size of a small put")
+	f.StringVar(&large, "large", "256MiB", "size of a large put")
+	f.DurationSliceVar(&o.Pauses, "pause", []time.Duration{0, 10 * time.Millisecond}, "time between two puts of a stream, one comparison each")
+	f.IntVar(&o.Puts, "puts", 0, "puts of each stream in a run (default 200 without a pause, 50 with one)")
+	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
+	return c
+}

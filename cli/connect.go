@@ -1,0 +1,333 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/spf13/cobra"
+)
+
+// nodeFlags are the flags of every command that opens a node.
+type nodeFlags struct {
+	paths    []string
+	logLevel string
+	identity string
+	insecure bool
+}
+
+// noIdentity is the value of --identity that asks for none.
+const noIdentity = "none"
+
+func (f *nodeFlags) add(c *cobra.Command) {
+	c.Flags().StringSliceVar(&f.paths, "path", nil, "move bytes only by these `PATHS`: shm, tcp, verbs (default: the best that both sides have)")
+	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
+	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
+	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
+	_ = c.MarkFlagDirname("identity") // the flag exists
+	complete(c, "path", pathNames...)
+	complete(c, "log-level", "off", "error", "warn", "info", "debug")
+}
+
+var pathNames = []string{"shm", "tcp", "verbs"}
+
+// options are those of the node; log lines go through the display, so that they do not tear its line.
+func (f *nodeFlags) options(d *display) (transfer.Options, error) {
+	o := transfer.Options{Insecure: f.insecure}
+	for _, p := range f.paths {
+		var driver path.Driver
+		switch p {
+		case "shm":
+			driver = shm.Driver{}
+		case "tcp":
+			driver = tcp.New(tcp.Options{})
+		case "verbs":
+			driver = verbs.New(verbs.Options{Insecure: f.insecure})
+		default:
+			return o, &usageError{fmt.Errorf("--path %q: expected %s", p, strings.Join(pathNames, " or "))}
+		}
+		o.Paths = append(o.Paths, driver)
+	}
+	if f.logLevel != "off" {
+		var level slog.Level
+		if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
+			return o, &usageError{fmt.Errorf("--log-level %q: expected off, error, warn, info or debug", f.logLevel)}
+		}
+		o.Logger = slog.New(slog.NewTextHandler(logWriter{d}, &slog.HandlerOptions{Level: level}))
+	}
+	var err error
+	o.Identity, err = f.openIdentity("")
+	return o, err
+}
+
+// openIdentity is the identity that the flags ask for, nil for none. policy is a file of rules, "" for that of the directory.
+func (f *nodeFlags) openIdentity(policy string) (*identity.Identity, error) {
+	dir := f.identity
+	switch {
+	case dir == noIdentity:
+		return nil, nil
+	case dir == "":
+		var err error
+		if dir, err = identity.DefaultDir(); err != nil { // a service without a home has no default
+			return nil, nil
+		}
+	}
+	if policy != "" {
+		var err error
+		if policy, err = filepath.Abs(policy); err != nil {
+			return nil, err
+		}
+	}
+	id, err := identity.Open(dir, identity.Options{Policy: policy})
+	if f.identity == "" && errors.Is(err, identity.ErrMissing) {
+		return nil, nil
+	}
+	return id, err
+}
+
+// clientFlags are the flags of every command that connects to a peer.
+type clientFlags struct {
+	nodeFlags
+	timeout, retry time.Duration
+	expect         string
+}
+
+func (f *clientFlags) add(c *cobra.Command) {
+	f.nodeFlags.add(c)
+	c.Flags().StringVar(&f.expect, "expect", "", "the `NAME` that the peer's certificate must have, as in tcp://NAME@HOST:PORT (default: any of the authority)")
+	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for a connection")
+	c.Flags().DurationVar(&f.retry, "retry", time.Minute, "how long to wait for a peer that was lost on the way to come back; 0: not at all")
+}
+
+func (f *clientFlags) check() error {
+	if f.timeout <= 0 {
+		return &usageError{fmt.Errorf("--timeout %v: expected more than 0, such as 10s", f.timeout)}
+	}
+	if f.retry < 0 {
+		return &usageError{fmt.Errorf("--retry %v: expected 0 or more, such as 1m", f.retry)}
+	}
+	return nil
+}
+
+// client is the connection of a command to one peer: a link, over which what is under way goes on when the peer is lost.
+type client struct {
+	node  *transfer.Node
+	link  *transfer.Link
+	peer  *transfer.Peer // of the first session
+	addr  string
+	flags clientFlags
+	over  chan struct{} // closed by close
+	wg    sync.WaitGroup
+
+	d  *display
+	mu sync.Mutex // guards what follows
+	// what says of what a loss is told: the name that is under way, or "".
+	what    string
+	attempt int // since the last progress
+	waits   bool
+}
+
+// interruptGrace is how long transfers under way may take to end in order when the command was interrupted. A peer whose data
+// do not come any more, although it lives, would take for ever.
+const interruptGrace = time.Second
+
+// dial connects to addr. The caller closes the client.
+func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client, error) {
+	if err := f.check(); err != nil {
+		return nil, err
+	}
+	o, err := f.options(d)
+	if err != nil {
+		return nil, err
+	}
+	if f.expect != "" {
+		host, ok := strings.CutPrefix(addr, "tcp://")
+		switch {
+		case !ok || strings.Contains(host, "@"):
+			return nil, &usageError{fmt.Errorf("--expect %s: %s names its peer by itself", f.expect, addr)}
+		case o.Identity == nil:
+			return nil, &usageError{fmt.Errorf("--expect %s: without an identity nobody proves a name: see penstock pair", f.expect)}
+		}
+		addr = "tcp://" + f.expect + "@" + host
+	}
+	node, err := transfer.Open(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	c := &client{node: node, addr: addr, flags: f, d: d, over: make(chan struct{})}
+	// One session, made when it is wanted and kept until the end.
+	lo := transfer.LinkOptions{Min: -1, Max: 1, Idle: -1, DialTimeout: f.timeout, Retry: transfer.Retry{First: firstPause, Max: longPause}}
+	if f.retry > 0 {
+		lo.Retry.Attempts, lo.Retry.Total, lo.OnRetry = -1, f.retry, c.retrying
+	} else {
+		lo.Retry.Attempts, lo.Retry.Total = 1, -1
+	}
+	c.link = node.Link(addr, lo)
+	c.wg.Go(func() { c.watch(ctx) })
+	if c.peer, err = c.link.Connect(ctx); err != nil {
+		c.close()
+		return nil, err
+	}
+	c.mu.Lock()
+	c.waits = true
+	c.mu.Unlock()
+	return c, nil
+}
+
+// Between attempts to reach a lost peer.
+const (
+	firstPause = 50 * time.Millisecond
+	longPause  = 2 * time.Second
+)
+
+// begin says what is under way: a name, or "" for several.
+func (c *client) begin(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.what = name
+}
+
+// retrying shows that something failed and is tried again.
+func (c *client) retrying(f transfer.LinkFailure) {
+	c.mu.Lock()
+	if !c.waits { // nobody was ever there: that is the command's error
+		c.mu.Unlock()
+		return
+	}
+	c.attempt++
+	if f.Dial { // it was lost before, whatever came of it in between
+		c.attempt = max(c.attempt, 2)
+	}
+	what, attempt := c.what, c.attempt
+	c.mu.Unlock()
+	c.d.lost(what, attempt, f)
+}
+
+// moved says that there was progress.
+func (c *client) moved() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.attempt = 0
+}
+
+// watch ends the node when the command was interrupted and does not come to its end.
+func (c *client) watch(ctx context.Context) {
+	select {
+	case <-c.over:
+		return
+	case <-ctx.Done():
+	}
+	t := time.NewTimer(interruptGrace)
+	defer t.Stop()
+	select {
+	case <-c.over:
+	case <-t.C:
+		c.node.Close() // every transfer ends
+	}
+}
+
+func (c *client) conn() share.Conn { return share.OverLink(c.link) }
+
+func (c *client) close() {
+	close(c.over)
+	c.wg.Wait()
+	c.node.Close() // and the link
+}
+
+// isLost reports whether an error is one that a new connection might have mended.
+func isLost(err error) bool {
+	return exitStatus(err) == exitUnreachable
+}
+
+// target is what a command line names at a peer.
+type target struct{ addr, name string }
+
+// parseTarget reads ADDR or ADDR/NAME. A host and port without tcp:// is taken as one with it. In unix://PATH/NAME the path ends
+// where a socket is; in unix://@NAME/..., at the first slash.
+func parseTarget(s string) (target, error) {
+	network, rest, ok := strings.Cut(s, "://")
+	if !ok {
+		network, rest = "tcp", s
+	}
+	bad := func() error {
+		return &usageError{fmt.Errorf("address %q: expected tcp://HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
+	}
+	var addr, name string
+	switch network {
+	case "tcp":
+		addr, name, _ = strings.Cut(rest, "/")
+		if !strings.Contains(addr, ":") {
+			return target{}, bad()
+		}
+	case "unix":
+		addr = rest
+		if strings.HasPrefix(rest, "@") {
+			addr, name, _ = strings.Cut(rest, "/")
+			break
+		}
+		for i := 1; i < len(rest); i++ {
+			if rest[i] != '/' {
+				continue
+			}
+			if fi, err := os.Lstat(rest[:i]); err == nil && fi.Mode()&os.ModeSocket != 0 {
+				addr, name = rest[:i], rest[i+1:]
+				break
+			}
+		}
+	default:
+		return target{}, bad()
+	}
+	if addr == "" {
+		return target{}, bad()
+	}
+	return target{network + "://" + addr, name}, nil
+}
+
+// parseTargetArgs reads ADDR[/NAME], or ADDR and NAME.
+func parseTargetArgs(args []string) (target, error) {
+	t, err := parseTarget(args[0])
+	if err == nil && len(args) > 1 {
+		if t.name != "" {
+			return t, &usageError{fmt.Errorf("%s names %q already: expected one name, got %q too", args[0], t.name, args[1])}
+		}
+		t.name = args[1]
+	}
+	return t, err
+}
+
+// logWriter lets a logger write through a display.
+type logWriter struct{ d *display }
+
+func (w logWriter) Write(p []byte) (int, error) {
+	w.d.w.Lock()
+	defer w.d.w.Unlock()
+	w.d.clear()
+	return w.d.err.Write(p)
+}
+
+// argsBetween checks the number of arguments; words says what they are.
+func argsBetween(least, most int, words string) cobra.PositionalArgs {
+	return func(c *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return &usageError{fmt.Errorf("%s: expected %s; got %s", c.Name(), words, count(len(args), "argument", "arguments"))}
+		}
+		return nil
+	}
+}
+
+// isNotFound reports whether the peer says that it has nothing of that name.
+func isNotFound(err error) bool { return errors.Is(err, control.NotFound) }

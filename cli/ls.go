@@ -1,0 +1,101 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/penstock-io/penstock/share"
+	"github.com/spf13/cobra"
+)
+
+func newLs(s streams) *cobra.Command {
+	var flags clientFlags
+	var long, asJSON bool
+	c := &cobra.Command{
+		Use:   "ls ADDR [PREFIX]",
+		Short: "List what a peer serves",
+		Long: `Lists the names that the peer at ADDR serves and that begin with PREFIX, which may also follow ADDR after a slash. On a terminal
+and with -l also their sizes, and of tensors the element type and the shape. Names are shown with escapes for whatever a
+terminal would not show as it is.
+
+ADDR is tcp://HOST:PORT, HOST:PORT or unix://PATH, as penstock serve prints it.`,
+		Example: `  penstock ls 127.0.0.1:7070
+  penstock ls 127.0.0.1:7070/layers. -l
+  penstock ls unix:///run/penstock.sock --json | jq -r '.[].name'`,
+		Args: argsBetween(1, 2, "an address and at most one prefix"),
+		RunE: func(c *cobra.Command, args []string) error {
+			t, err := parseTargetArgs(args)
+			if err != nil {
+				return err
+			}
+			d := newDisplay(s, displayFlags{})
+			client, err := flags.dial(c.Context(), d, t.addr)
+			if err != nil {
+				return err
+			}
+			defer client.close()
+			entries, err := share.List(c.Context(), client.conn(), t.name)
+			if err != nil {
+				return client.inWords(err)
+			}
+			if asJSON {
+				return listJSON(s.out, entries)
+			}
+			return listText(s.out, entries, long || terminalWidth(s.out) > 0)
+		},
+		ValidArgsFunction: completeRemote(s, &flags, 0),
+	}
+	flags.add(c)
+	c.Flags().BoolVarP(&long, "long", "l", false, "sizes, element types and shapes too, also when the output is no terminal")
+	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array (penstock help json)")
+	return c
+}
+
+// listedEntry is an element of ls --json.
+type listedEntry struct {
+	Name  string  `json:"name"`
+	Bytes uint64  `json:"bytes"`
+	DType string  `json:"dtype,omitempty"`
+	Shape []int64 `json:"shape,omitempty"`
+	Tag   string  `json:"tag,omitempty"`
+}
+
+func listJSON(w io.Writer, entries []share.Entry) error {
+	out := make([]listedEntry, len(entries))
+	for i, e := range entries {
+		out[i] = listedEntry{Name: e.Name, Bytes: e.Size}
+		if e.Tensor != nil {
+			out[i].DType, out[i].Shape = e.Tensor.DType.String(), e.Tensor.Shape
+		}
+		if e.Tag != (share.Tag{}) {
+			out[i].Tag = e.Tag.String()
+		}
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(out)
+}
+
+// listText prints one name per line; long is with columns for the rest, the name last, for it may be of any length.
+func listText(w io.Writer, entries []share.Entry, long bool) error {
+	if !long {
+		for _, e := range entries {
+			if _, err := fmt.Fprintln(w, share.Printable(e.Name)); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for _, e := range entries {
+		kind := "-"
+		if e.Tensor != nil {
+			kind = fmt.Sprintf("%v%v", e.Tensor.DType, e.Tensor.Shape)
+		}
+		size := formatBytes(e.Size)
+		fmt.Fprintf(t, "%9s\t%s\t%s\n", size, share.Printable(kind), share.Printable(e.Name))
+	}
+	return t.Flush()
+}

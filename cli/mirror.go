@@ -1,0 +1,162 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/penstock-io/penstock/share"
+	"github.com/spf13/cobra"
+)
+
+type mirrorOptions struct {
+	clientFlags
+	displayFlags
+	prefix   string
+	remove   bool
+	dryRun   bool
+	parts    bool
+	parallel int
+}
+
+func newMirror(s streams) *cobra.Command {
+	var o mirrorOptions
+	c := &cobra.Command{
+		Use:   "mirror ADDR DIR",
+		Short: "Make a directory hold what a peer serves",
+		Long: `Fetches everything that the peer at ADDR serves into DIR, which is made if it is missing. What is there already and has not
+changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are never
+touched: a name that would need such a file's place fails.
+
+Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
+printed for each file that is fetched, removed or fails.`,
+		Example: `  penstock mirror 127.0.0.1:7070 models
+  penstock mirror 127.0.0.1:7070 models --prefix llama/ --delete
+  penstock mirror 127.0.0.1:7070 models --dry-run`,
+		Args: argsBetween(2, 2, "ADDR and a directory"),
+		RunE: func(c *cobra.Command, args []string) error {
+			t, err := parseTarget(args[0])
+			if err != nil {
+				return err
+			}
+			if t.name != "" {
+				return &usageError{fmt.Errorf("%s: mirror takes an address without a name; for names that begin with %q: --prefix", args[0], t.name)}
+			}
+			return runMirror(c.Context(), s, o, t.addr, args[1])
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return nil, cobra.ShellCompDirectiveFilterDirs
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	o.clientFlags.add(c)
+	o.displayFlags.add(c)
+	f := c.Flags()
+	f.StringVar(&o.prefix, "prefix", "", "only names that begin with this")
+	f.BoolVar(&o.remove, "delete", false, "remove files that mirror made and that the peer does not have any more")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
+	f.BoolVar(&o.parts, "parts", false, "also fetch single tensors of files that are fetched anyway")
+	f.IntVar(&o.parallel, "parallel", 4, "how many files to fetch at once; at most 100 are")
+	return c
+}
+
+func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string) error {
+	if err := o.check(); err != nil {
+		return err
+	}
+	if o.parallel < 1 || o.parallel > 256 {
+		return &usageError{fmt.Errorf("--parallel %d: expected 1 to 256", o.parallel)}
+	}
+	d := newDisplay(s, o.displayFlags)
+	r := event{File: dir}
+	err := func() error {
+		c, err := o.dial(ctx, d, addr)
+		if err != nil {
+			return err
+		}
+		defer c.close()
+		return c.inWords(c.mirror(ctx, d, o, dir, &r))
+	}()
+	return d.finish(ctx, r, err)
+}
+
+func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
+	begun, far := false, uint64(0)
+	opt := share.MirrorOptions{Prefix: o.prefix, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts}
+	opt.Progress = func(p share.MirrorProgress) {
+		if !begun {
+			begun = true
+			d.begin(status{what: share.Printable(dir), name: dir, done: p.BytesDone, total: p.Bytes})
+		}
+		if p.BytesDone > far {
+			far = p.BytesDone
+			c.moved()
+		}
+		d.update(func(s *status) {
+			s.done, s.total, s.files, s.filesOf, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, ""
+			if p.Current.Name != "" {
+				s.name, s.what = p.Current.Name, share.Printable(p.Current.Name)
+			}
+		})
+	}
+	opt.OnFile = func(f share.MirrorFile) {
+		if isLost(f.Err) { // with all that are left: one line at the end says so
+			return
+		}
+		d.mirrored(f, o.dryRun)
+	}
+	m, err := share.Mirror(ctx, c.conn(), dir, opt)
+	took, _ := d.end()
+	if m != nil {
+		r.Fetched, r.Kept, r.Removed, r.Failed, r.Bytes = &m.Fetched, &m.Skipped, &m.Deleted, &m.Failed, &m.Moved
+		r.seconds(took)
+		would := ""
+		if o.dryRun {
+			would = "would be "
+		}
+		text := fmt.Sprintf("%s: %s %sfetched (%s), %d kept, %d %sremoved", share.Printable(dir), count(m.Fetched, "file", "files"), would, formatBytes(m.Moved), m.Skipped, m.Deleted, would)
+		if m.Failed > 0 {
+			text += fmt.Sprintf(", %d FAILED", m.Failed)
+		}
+		d.say("%s", text)
+	}
+	return mirrorError(err, m)
+}
+
+// mirrorError is the error of a mirror of which some files failed: with the status of the first only if all have the same.
+func mirrorError(err error, m *share.Mirrored) error {
+	if err == nil || m == nil || len(m.Failures) == 0 {
+		return err
+	}
+	first := exitStatus(m.Failures[0].Err)
+	for _, f := range m.Failures {
+		if exitStatus(f.Err) != first {
+			return errors.New(err.Error())
+		}
+	}
+	return err
+}
+
+// mirrored reports one file.
+func (d *display) mirrored(f share.MirrorFile, dry bool) {
+	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep", share.MirrorDeleted: "remove", share.MirrorFailed: "fail"}
+	action := actions[f.Action]
+	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Bytes: &f.Size}
+	text := fmt.Sprintf("%s %s", action, share.Printable(f.Path))
+	if dry {
+		text = "would " + text
+	}
+	switch f.Action {
+	case share.MirrorFetched:
+		text += ", " + formatBytes(f.Size)
+	case share.MirrorFailed:
+		e.Error = fmt.Sprint(f.Err)
+		text += ": " + escapeControls(e.Error)
+	}
+	d.event(e)
+	if f.Action != share.MirrorSkipped {
+		d.print("%s", text)
+	}
+}

@@ -1,0 +1,254 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/spf13/cobra"
+)
+
+func newPairShow(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "show",
+		Short: "Who this machine is, whom it trusts, and until when",
+		Args:  noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			_, c, err := p.contents()
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("identity", c), trust(c, time.Now()))
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func newPairList(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "list",
+		Short: "The certificates that this machine's authority has issued",
+		Long: `Lists each certificate that the authority of this machine has issued, oldest first: valid, ended, or denied by this
+machine's own rules. Other machines deny by their own file (docs/security.md).`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			dir, c, err := p.contents()
+			if err != nil {
+				return err
+			}
+			a, err := identity.OpenAuthority(dir, nil)
+			if errors.Is(err, identity.ErrMissing) {
+				return fmt.Errorf("%s holds no authority; the machine that made this one's certificate has the list", dir)
+			}
+			if err != nil {
+				return err
+			}
+			issued, err := a.Issued()
+			if err != nil {
+				return err
+			}
+			now := time.Now()
+			var table strings.Builder
+			w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
+			fmt.Fprintln(w, "name\tserial\tuntil\tstate")
+			for _, i := range issued {
+				state := "valid"
+				switch {
+				case !now.Before(i.NotAfter):
+					state = "ended"
+				case c.Rules.Denied(i.Name, i.Serial):
+					state = "denied"
+				}
+				if p.json {
+					e := pairEvent{Event: "certificate", Authority: true,
+						Peer: &certificate{Name: i.Name, Serial: i.Serial, NotAfter: i.NotAfter.UTC(), State: state}}
+					if err := p.print(s, e, ""); err != nil {
+						return err
+					}
+				}
+				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", i.Name, i.Serial, i.NotAfter.UTC().Format(time.DateOnly), state)
+			}
+			if p.json {
+				return nil
+			}
+			w.Flush()
+			_, err = io.WriteString(s.out, table.String())
+			return err
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func newPairRenew(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "renew [INVITATION | -]",
+		Short: "A new key and certificate for this machine, before the old one ends",
+		Long: `On the machine that has the authority: penstock pair renew.
+On any other: run "penstock pair --listen ADDR --for NAME" there, with the name of this machine, and then
+penstock pair renew 'ADDRESS#CODE' here. Programs that run take the new certificate up by themselves.`,
+		Args: func(_ *cobra.Command, args []string) error { return atMostOne(args) },
+		RunE: func(c *cobra.Command, args []string) error {
+			dir, have, err := p.contents()
+			if err != nil {
+				return err
+			}
+			if len(args) == 1 {
+				p.name = have.Self.Name
+				return p.join(c.Context(), s, args[0])
+			}
+			if p.valid <= 0 {
+				return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
+			}
+			a, err := identity.OpenAuthority(dir, nil)
+			if errors.Is(err, identity.ErrMissing) {
+				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" where it is, and give the invitation to this command", dir, have.Self.Name)}
+			}
+			if err != nil {
+				return err
+			}
+			if _, err := a.Renew(identity.IssueOptions{Valid: p.valid}); err != nil {
+				return err
+			}
+			if have, err = identity.Inspect(dir); err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("renewed", have), "Renewed.\n\n"+trust(have, time.Now()))
+		},
+	}
+	p.flags(c)
+	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid, "how long the new certificate is valid; without an invitation")
+	return c
+}
+
+func newPairExport(s streams) *cobra.Command {
+	var p pairing
+	var file string
+	var again bool
+	c := &cobra.Command{
+		Use:   "export NAME -o FILE",
+		Short: "A file that makes a machine without a connection a node of this name",
+		Long: `Makes a key and a certificate on this machine and writes them, with the authority's certificate, to one file for
+"penstock pair import" on the other. The file holds a private key: whoever reads it can be that node. Carry it by a way that
+you trust, and delete it afterwards. Where the machines can reach each other, use "penstock pair --listen" instead: then the
+key never travels.
+
+  penstock pair export gpu-7 -o - | ssh gpu-7 penstock pair import -`,
+		Args: oneName,
+		RunE: func(_ *cobra.Command, args []string) (err error) {
+			if file == "" {
+				return &usageError{errors.New("expected -o FILE, or -o - for standard output")}
+			}
+			if file == "-" && p.json {
+				return &usageError{errors.New("--json needs standard output for itself; expected -o FILE")}
+			}
+			if p.valid <= 0 {
+				return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
+			}
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			a, err := identity.OpenAuthority(dir, nil)
+			if errors.Is(err, identity.ErrMissing) {
+				return fmt.Errorf("%s holds no authority; \"penstock pair --listen\" makes one", dir)
+			}
+			if err != nil {
+				return err
+			}
+			if have, err := a.Has(args[0]); err != nil {
+				return err
+			} else if have && !again {
+				return fmt.Errorf("a node %q has a certificate already; --again gives it another one", args[0])
+			}
+			out := s.out
+			if file != "-" {
+				f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+				if err != nil {
+					return err
+				}
+				defer func() {
+					if err = errors.Join(err, f.Close()); err != nil {
+						os.Remove(file)
+					}
+				}()
+				out = f
+			}
+			b, peer, err := a.Export(args[0], identity.IssueOptions{Valid: p.valid})
+			if err != nil {
+				return err
+			}
+			if _, err := out.Write(b); err != nil {
+				return err
+			}
+			fmt.Fprintln(s.err, "warning: this holds a private key; carry it safely and delete it when it is imported")
+			if file == "-" {
+				return nil
+			}
+			e := pairEvent{Event: "exported", Dir: dir, Authority: true, Peer: peerJSON(peer), File: file}
+			return p.print(s, e, fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n\nNext, on that machine: penstock pair import %s\n",
+				peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, file))
+		},
+	}
+	p.flags(c)
+	f := c.Flags()
+	f.StringVarP(&file, "output", "o", "", "file to make, with mode 0600; - for standard output")
+	f.DurationVar(&p.valid, "valid", identity.LeafValid, "how long the certificate is valid")
+	f.BoolVar(&again, "again", false, "also when the name has a certificate that has not ended")
+	return c
+}
+
+func oneName(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return &usageError{errors.New("expected the name of a node")}
+	}
+	if err := identity.CheckName(args[0]); err != nil {
+		return &usageError{err}
+	}
+	return atMostOne(args)
+}
+
+func newPairImport(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "import FILE",
+		Short: "Make this machine the node of a file that \"pair export\" wrote",
+		Args:  exactly("a file, or - for standard input"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			if fi, err := os.Stat(args[0]); err == nil && fi.Mode().Perm()&0o077 != 0 {
+				fmt.Fprintf(s.err, "warning: others can read %s (mode %04o), and it holds a private key\n", args[0], fi.Mode().Perm())
+			}
+			b, err := readSmall(s, args[0])
+			if err != nil {
+				return err
+			}
+			defer clear(b)
+			c, err := identity.Import(dir, b)
+			if err != nil {
+				return err
+			}
+			text, next := "Imported.\n\n"+trust(c, time.Now())+"\n", "Next:"
+			if args[0] != "-" {
+				text += fmt.Sprintf("Next: rm %s   here and where it was made\n", args[0])
+				next = "     "
+			}
+			text += fmt.Sprintf("%s penstock ls tcp://HOST:7070%s   when a node of the same authority serves there\n", next, p.identityFlag())
+			return p.print(s, contentsEvent("imported", c), text)
+		},
+	}
+	p.flags(c)
+	return c
+}

@@ -1,0 +1,135 @@
+package cli
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/spf13/cobra"
+)
+
+// exactly is for commands with one argument.
+func exactly(what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 || args[0] == "" {
+			return &usageError{fmt.Errorf("expected %s", what)}
+		}
+		return atMostOne(args)
+	}
+}
+
+func newPairTrust(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "trust FILE",
+		Short: "Trust the nodes of another authority too",
+		Long: `Adds the root certificates of a file, such as another machine's ca.pem, to those that this machine trusts. This is how a
+fleet moves from one authority to the next without a break (docs/security.md). Programs that run take it up by themselves.`,
+		Args: exactly("a file with root certificates, or - for standard input"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			b, err := readSmall(s, args[0])
+			if err != nil {
+				return err
+			}
+			c, err := identity.Trust(dir, b)
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("trusted", c), trust(c, time.Now()))
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+// readSmall reads a file of at most 1 MiB, or standard input for "-".
+func readSmall(s streams, name string) ([]byte, error) {
+	in := s.in
+	if name != "-" {
+		f, err := os.Open(name)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		in = f
+	}
+	const most = 1 << 20
+	b, err := io.ReadAll(io.LimitReader(in, most+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(b) > most {
+		return nil, fmt.Errorf("%s has more than %d bytes; that is not what was expected", name, most)
+	}
+	return b, nil
+}
+
+func newPairDistrust(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "distrust SHA256",
+		Short: "Trust the nodes of an authority no longer",
+		Long: `Removes a root certificate, by the first 8 or more digits of its SHA-256 as "penstock pair show" prints it. The root of
+this machine's own certificate stays.`,
+		Args: exactly("the SHA-256 of a root certificate, as \"penstock pair show\" prints it"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			c, err := identity.Distrust(dir, strings.ToLower(args[0]))
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("distrusted", c), trust(c, time.Now()))
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func newPairDeny(s streams) *cobra.Command {
+	var p pairing
+	var serial bool
+	c := &cobra.Command{
+		Use:   "deny NAME | deny --serial SERIAL",
+		Short: "Refuse a node, or one certificate, from now on",
+		Long: `Adds a line to the file of rules of this machine, so that the node of this name, or the certificate of this serial number
+("penstock pair list" has them), gets no further connection. Programs that run take it up within a second. Other machines
+have files of their own: run it there too (docs/security.md).`,
+		Args: exactly("the name of a node, in which one * may stand for any characters"),
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			name, number := args[0], ""
+			if serial {
+				name, number = "", args[0]
+			}
+			rules, err := identity.Deny(dir, name, number)
+			if errors.Is(err, identity.ErrPolicy) {
+				return &usageError{err}
+			}
+			if err != nil {
+				return err
+			}
+			c, err := identity.Inspect(dir)
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("denied", c), fmt.Sprintf("The rules are now:\n\n%v\nOther machines have rules of their own: run this there too.\n", rules))
+		},
+	}
+	p.flags(c)
+	c.Flags().BoolVar(&serial, "serial", false, "deny the certificate of this serial number, not a name")
+	return c
+}

@@ -1,0 +1,420 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	root "github.com/penstock-io/penstock"
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+// runOutput shows a run: as a screen, lines, JSON, or not at all. Its methods may be called from any goroutine.
+type runOutput struct {
+	mode     displayMode
+	out, err io.Writer
+	terminal *os.File // nil: no screen
+	interval time.Duration
+	log      *messageLog
+	quit     chan struct{} // holds one element when somebody pressed q
+	limit    time.Duration
+
+	mu     sync.Mutex // guards what follows, and is held while something is written
+	screen *terminalScreen
+	title  string
+	shown  *runSample // the newest
+	last   *runSample // of the end; nil if nothing was opened
+}
+
+func newRunOutput(s streams, o runOptions) *runOutput {
+	w := &runOutput{mode: displayPlain, out: s.out, err: s.err, interval: o.interval, log: newMessageLog(), quit: make(chan struct{}, 1), limit: o.duration}
+	switch {
+	case o.json:
+		w.mode = displayJSON
+	case o.quiet:
+		w.mode = displayQuiet
+	case !o.dryRun:
+		if w.terminal = screenFor(s.out); w.terminal != nil {
+			w.mode = displayTerminal
+		}
+	}
+	if w.interval == 0 {
+		w.interval = 10 * time.Second
+		if w.mode == displayTerminal {
+			w.interval = time.Second
+		}
+	}
+	return w
+}
+
+// emit prints a JSON object.
+func (w *runOutput) emit(v any) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	doc, err := json.Marshal(v)
+	if err != nil {
+		fmt.Fprintf(w.err, "penstock: %v\n", err) // a fault of this program
+		return
+	}
+	fmt.Fprintf(w.out, "%s\n", plainJSON(doc))
+}
+
+// runDiagnosed is the events "problem" and "warning".
+type runDiagnosed struct {
+	Event       string             `json:"event"`
+	Text        string             `json:"text,omitempty"`
+	Diagnostics config.Diagnostics `json:"diagnostics,omitempty"`
+}
+
+// problems says what is wrong with the file, and returns the error that ends the command.
+func (w *runOutput) problems(name string, d config.Diagnostics, text []byte) error {
+	if w.mode == displayJSON {
+		w.emit(runDiagnosed{"problem", name + ": " + d.Summary(), d})
+		return errReported
+	}
+	fmt.Fprint(w.err, printableText(fmt.Sprintf("%s\n%s: %s\n", d.Text(text), name, d.Summary())))
+	return errReported
+}
+
+func (w *runOutput) warnings(d config.Diagnostics, text []byte) {
+	if w.mode == displayJSON {
+		w.emit(runDiagnosed{"warning", "", d})
+		return
+	}
+	fmt.Fprint(w.err, printableText(d.Text(text)+"\n"))
+}
+
+// warn says what must not be overlooked.
+func (w *runOutput) warn(text string) {
+	if w.mode == displayJSON {
+		w.emit(runDiagnosed{Event: "warning", Text: text})
+		return
+	}
+	fmt.Fprintf(w.err, "WARNING: %s\n", printableText(text))
+}
+
+// runPlan is the event "plan".
+type runPlan struct {
+	Event string `json:"event"`
+	OK    bool   `json:"ok"` // whether it could be run here
+	*root.Plan
+	Applications []plannedApp `json:"applications"`
+}
+
+// dryRun prints the plan, and says by its error whether it could be run.
+func (w *runOutput) dryRun(p *root.Plan, apps []plannedApp, warnings []string) error {
+	if w.mode == displayJSON {
+		for _, x := range warnings {
+			w.warn(x)
+		}
+		w.emit(runPlan{"plan", p.Err() == nil, p, append([]plannedApp{}, apps...)})
+	} else {
+		fmt.Fprint(w.out, printableText(planText(p, apps)))
+		for _, x := range warnings {
+			w.warn(x)
+		}
+	}
+	if p.Err() != nil {
+		return w.missingError(p)
+	}
+	return nil
+}
+
+// missing says what is not here.
+func (w *runOutput) missing(p *root.Plan, text []byte) error {
+	if w.mode == displayJSON {
+		w.emit(runDiagnosed{"problem", "", p.Missing})
+	} else {
+		fmt.Fprint(w.err, printableText(p.Missing.Text(text)+"\n"))
+	}
+	return w.missingError(p)
+}
+
+func (w *runOutput) missingError(p *root.Plan) error {
+	return &worded{fmt.Sprintf("%s is not here that %s needs", count(len(p.Missing), "thing", "things"), p.File), root.ErrMissing}
+}
+
+// plan says what will be opened.
+func (w *runOutput) plan(p *root.Plan, apps []plannedApp, warnings []string) {
+	switch w.mode {
+	case displayJSON:
+		w.emit(runPlan{"plan", true, p, append([]plannedApp{}, apps...)})
+	case displayPlain, displayTerminal:
+		fmt.Fprint(w.out, printableText(planText(p, apps)))
+	}
+	for _, x := range warnings {
+		w.warn(x)
+		if w.mode == displayTerminal {
+			w.log.add("WARNING: " + x)
+		}
+	}
+}
+
+// logger is where the system's log goes while there is a screen; nil leaves that to the file.
+func (w *runOutput) logger(c *config.Config) *slog.Logger {
+	if w.mode != displayTerminal || c.Logging.File != "" {
+		return nil
+	}
+	level := slog.LevelWarn
+	switch c.Logging.Level {
+	case "trace", "debug":
+		level = slog.LevelDebug
+	case "info":
+		level = slog.LevelInfo
+	case "error", "critical":
+		level = slog.LevelError
+	case "off":
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey {
+			return slog.String("at", a.Value.Time().Format(time.TimeOnly))
+		}
+		return a
+	}}))
+}
+
+// started begins to show.
+func (w *runOutput) started(r *runner, m *sampler) {
+	first := m.sample(r.read())
+	w.title = r.name
+	switch w.mode {
+	case displayJSON:
+		addrs := []string{}
+		if n := r.sys.Node(); n != nil {
+			addrs = n.Addrs()
+		}
+		w.emit(struct {
+			Event     string   `json:"event"`
+			Addresses []string `json:"addresses"`
+		}{"started", addrs})
+	case displayPlain:
+		w.message("running")
+		if n := r.sys.Node(); n != nil {
+			for _, a := range n.Addrs() {
+				w.message("at " + a)
+			}
+		}
+	case displayTerminal:
+		t := openScreen(w.terminal, func(key byte) {
+			if key == 'q' || key == 'Q' {
+				select {
+				case w.quit <- struct{}{}:
+				default:
+				}
+			}
+		})
+		w.mu.Lock()
+		w.screen = t
+		w.mu.Unlock()
+		w.show(first)
+	}
+}
+
+// show shows a sample.
+func (w *runOutput) show(s *runSample) {
+	switch w.mode {
+	case displayJSON:
+		w.emit(s)
+	case displayPlain:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprintln(w.out, sampleLine(s))
+	case displayTerminal:
+		w.mu.Lock()
+		w.shown = s
+		w.mu.Unlock()
+		w.redraw()
+	}
+}
+
+// redraw draws the newest sample again: the terminal has another size, or there is a message.
+func (w *runOutput) redraw() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.screen == nil || w.shown == nil {
+		return
+	}
+	columns, rows := w.screen.size()
+	f := &runFrame{title: w.title, sample: w.shown, messages: w.log.newest(), color: terminalColor(), limited: w.limit > 0}
+	f.left = w.limit - time.Duration(w.shown.Seconds*1e9)
+	w.screen.draw(f.lines(columns, rows))
+}
+
+// closeScreen puts the terminal back. The messages that were on it follow.
+func (w *runOutput) closeScreen() {
+	w.mu.Lock()
+	t := w.screen
+	w.screen = nil
+	w.mu.Unlock()
+	if t == nil {
+		return
+	}
+	t.close()
+	for _, m := range w.log.newest() {
+		fmt.Fprintln(w.err, printableText(m))
+	}
+}
+
+// rescue puts the terminal back when something panics, so that it can be read.
+func (w *runOutput) rescue() {
+	if p := recover(); p != nil {
+		w.closeScreen()
+		panic(p)
+	}
+}
+
+// hungUp reports whether the terminal has gone: then its signal does not ask for a reload.
+func (w *runOutput) hungUp() bool {
+	if w.terminal == nil {
+		return false
+	}
+	_, _, err := sys.TermSize(w.terminal.Fd())
+	return err != nil
+}
+
+// message says what happens beside.
+func (w *runOutput) message(text string) {
+	switch w.mode {
+	case displayJSON:
+		w.emit(runDiagnosed{Event: "message", Text: text})
+	case displayPlain:
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprintln(w.out, printableText(text))
+	case displayTerminal:
+		w.log.add(time.Now().Format(time.TimeOnly) + " " + text)
+	}
+}
+
+// runReload is the event "reload".
+type runReload struct {
+	Event       string             `json:"event"`
+	OK          bool               `json:"ok"`
+	Changes     *root.Changes      `json:"changes,omitempty"`
+	Error       string             `json:"error,omitempty"`
+	Diagnostics config.Diagnostics `json:"diagnostics,omitempty"`
+}
+
+// reload says what came of an attempt to put the flows of the file in force.
+func (w *runOutput) reload(r root.Reloaded) {
+	if w.mode == displayJSON {
+		e := runReload{Event: "reload", OK: r.Err == nil, Changes: r.Changes, Diagnostics: r.Problems}
+		if r.Err != nil {
+			e.Error = r.Err.Error()
+		}
+		w.emit(e)
+		return
+	}
+	var text string
+	switch {
+	case r.Err == nil:
+		text = "reloaded: " + strings.ReplaceAll(r.Changes.String(), "\n", "; ")
+	case r.Problems.Count(config.Error) > 0:
+		text = "reload: the file is wrong, nothing was changed\n" + r.Problems.Only(config.Error).Text(r.Text)
+	default:
+		text = "reload: nothing was changed: " + r.Err.Error()
+	}
+	if w.mode == displayQuiet {
+		if r.Err == nil {
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprintln(w.err, printableText(text))
+		return
+	}
+	w.message(text)
+}
+
+// runEnded is the event "ended": the last sample, whose counts are exact, and how it ended.
+type runEnded struct {
+	*runSample
+	Event  string `json:"event"`
+	OK     bool   `json:"ok"`
+	Status int    `json:"status"`
+	Error  string `json:"error,omitempty"`
+}
+
+// ended adds up, and returns the error of the command.
+func (w *runOutput) ended(err error) error {
+	if w.mode == displayJSON {
+		e := runEnded{runSample: w.last, Event: "ended", OK: err == nil, Status: exitStatus(err)}
+		if err != nil {
+			e.Error = err.Error()
+		}
+		if e.runSample == nil {
+			e.runSample = &runSample{}
+		}
+		w.emit(e)
+	} else if w.last != nil && w.mode != displayQuiet {
+		fmt.Fprint(w.out, printableText(summary(w.last)))
+	}
+	return err
+}
+
+// sampleLine is a sample in one line.
+func sampleLine(s *runSample) string {
+	var parts []string
+	for _, f := range s.Interfaces {
+		parts = append(parts, fmt.Sprintf("%s in %s/s %s out %s/s %s", f.Name, formatPerSecond(f.In.PacketsPerSecond), formatBits(f.In.BitsPerSecond), formatPerSecond(f.Out.PacketsPerSecond), formatBits(f.Out.BitsPerSecond)))
+	}
+	var dropped uint64
+	var rate float64
+	for _, d := range s.Drops {
+		dropped += d.Packets
+		rate += d.PacketsPerSecond
+	}
+	text := fmt.Sprintf("%s  %s", formatETA(time.Duration(s.Seconds*1e9)), strings.Join(parts, ", "))
+	if n := s.Node; n != nil {
+		text += fmt.Sprintf("; %s, in %s out %s", count(len(n.Peers), "peer", "peers"), formatRate(n.InPerSecond), formatRate(n.OutPerSecond))
+	}
+	if dropped > 0 {
+		text += fmt.Sprintf("; dropped %d, %s/s", dropped, formatPerSecond(rate))
+	}
+	return text
+}
+
+// summary is what came of the whole run.
+func summary(s *runSample) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "ran for %s\n", formatTime(time.Duration(s.Seconds*1e9)))
+	drops := func(where ...string) string {
+		var parts []string
+		for _, d := range s.Drops {
+			for _, w := range where {
+				if d.Where == w {
+					parts = append(parts, fmt.Sprintf("%s %d", d.Reason, d.Packets))
+				}
+			}
+		}
+		if parts == nil {
+			return "nothing dropped"
+		}
+		return "dropped: " + strings.Join(parts, ", ")
+	}
+	for _, f := range s.Interfaces {
+		fmt.Fprintf(&b, "%s: received %s, %s; sent %s, %s; %s\n", f.Name, count(int(f.In.Packets), "packet", "packets"), formatBytes(f.In.Bytes), count(int(f.Out.Packets), "packet", "packets"), formatBytes(f.Out.Bytes),
+			drops(f.Name+" in", f.Name+" out"))
+	}
+	for _, a := range s.Applications {
+		fmt.Fprintf(&b, "%s: took %s", a.Name, count(int(a.Packets), "packet", "packets"))
+		if a.Sent > 0 {
+			fmt.Fprintf(&b, ", sent %d", a.Sent)
+		}
+		fmt.Fprintf(&b, "; %s\n", drops(a.Name))
+		if t := a.Tensor; t != nil {
+			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing\n", t.Name, count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing)
+		}
+	}
+	if n := s.Node; n != nil {
+		fmt.Fprintf(&b, "node: %s; those of the end: in %s, out %s\n", count(int(n.PeersEver), "peer", "peers"), formatBytes(n.In), formatBytes(n.Out))
+	}
+	return b.String()
+}

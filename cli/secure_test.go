@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// identities makes a directory with an authority for "server" and one for each other name.
+func identities(t *testing.T, names ...string) (dirs map[string]string) {
+	t.Helper()
+	dirs = map[string]string{"server": filepath.Join(t.TempDir(), "server")}
+	a, _, err := identity.Setup(dirs["server"], "server", identity.SetupOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		bundle, _, err := a.Export(name, identity.IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dirs[name] = filepath.Join(t.TempDir(), name)
+		if _, err := identity.Import(dirs[name], bundle); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dirs
+}
+
+func TestServeWithIdentity(t *testing.T) {
+	dirs := identities(t, "worker", "guest")
+	stranger := identities(t)["server"]
+	served := t.TempDir()
+	b := content(100_000, 10)
+	write(t, filepath.Join(served, "w"), b)
+	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,write,list\nallow guest list\n"))
+	p := proc.Start(t, program("serve", served, "--writable", "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", policy))
+	m, err := p.WaitLine(limit(t), servedNamed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := m[1]
+	out := filepath.Join(t.TempDir(), "w")
+	run(t, 0, "over tcp", "get", "tcp://server@"+addr+"/w", "-o", out, "--identity", dirs["worker"], "--path", "tcp")
+	same(t, out, b)
+	run(t, 0, "", "put", out, addr+"/new", "--identity", dirs["worker"], "--expect", "server")
+	run(t, 0, "w\n", "ls", addr, "--identity", dirs["guest"])
+	run(t, exitNotPermitted, "may list on this node", "get", addr+"/w", "-o", out+"2", "--identity", dirs["guest"])
+	run(t, exitNotPermitted, "does not let you write", "put", out, addr+"/newer", "--identity", dirs["guest"])
+	run(t, exitNotPermitted, "", "ls", "tcp://another@"+addr, "--identity", dirs["worker"])
+	run(t, exitNotPermitted, "", "ls", addr, "--identity", stranger)
+	run(t, exitNotPermitted, "", "ls", addr, "--identity", "none")
+	run(t, exitNotPermitted, "there is no identity", "ls", addr, "--identity", t.TempDir())
+	run(t, exitUsage, "without an identity", "ls", addr, "--identity", "none", "--expect", "server")
+	run(t, exitUsage, "names its peer by itself", "ls", "tcp://server@"+addr, "--identity", dirs["worker"], "--expect", "server")
+	run(t, exitUsage, "goes with an identity", "serve", served, "--identity", "none", "--policy", policy)
+	for _, want := range []string{": TLS; who has a certificate", "allow worker", "peer worker: fetched w, 100.0 kB", "peer worker: put new, 100.0 kB"} {
+		if _, err := p.WaitLine(limit(t), regexp.MustCompile(regexp.QuoteMeta(want))); err != nil { // some lines come a moment later
+			t.Error(err)
+		}
+	}
+	if strings.Contains(p.Output(), "PLAINTEXT") {
+		t.Errorf("serve warns of TLS:\n%s", p.Output())
+	}
+}

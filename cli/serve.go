@@ -1,0 +1,301 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/metrics/prom"
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/spf13/cobra"
+)
+
+type serveOptions struct {
+	nodeFlags
+	displayFlags
+	listen   []string
+	writable bool
+	hidden   bool
+	strong   bool
+	noTensor bool
+	grace    time.Duration
+	rescan   time.Duration
+	maxBytes string
+	policy   string
+	metrics  string
+}
+
+const defaultListen = "tcp://127.0.0.1:7070"
+
+func newServe(s streams) *cobra.Command {
+	var o serveOptions
+	c := &cobra.Command{
+		Use:   "serve FILE|DIR",
+		Short: "Let peers list and fetch files and tensors, and with --writable leave files here",
+		Long: `Serves a file, or all files below a directory, under their relative names, and each tensor of a safetensors or npy file under
+FILE/TENSOR. Symbolic links, devices and names that begin with a dot are left out. Files that change are noticed when they are
+asked for. With --writable peers may also put new files below the directory; nothing that exists is ever written to, it is only
+replaced as a whole.
+
+One line is printed for each peer that comes or goes and each transfer that ends. Ctrl-C ends in order: transfers under way get
+--grace to end; a second Ctrl-C ends at once. Either way nothing is lost that a peer cannot fetch on from where it was.`,
+		Example: `  penstock serve model.safetensors
+  penstock serve /data/models --listen tcp://127.0.0.1:7070 --listen unix:///run/penstock.sock
+  penstock serve incoming --writable --max-bytes 100GiB`,
+		Args: argsBetween(1, 1, "one file or directory"),
+		RunE: func(c *cobra.Command, args []string) error { return runServe(c.Context(), s, o, args[0]) },
+
+		ValidArgsFunction: completeFiles,
+	}
+	o.nodeFlags.add(c)
+	o.displayFlags.add(c)
+	f := c.Flags()
+	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST:PORT or unix://PATH; may be given more than once (default: "+defaultListen+")")
+	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
+	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows)")
+	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, everything)")
+	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095")
+	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
+	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
+	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
+	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; 0: only at the start")
+	f.DurationVar(&o.grace, "grace", 10*time.Second, "how long transfers under way may go on after Ctrl-C")
+	return c
+}
+
+// server is serve at work.
+type server struct {
+	o     serveOptions
+	d     *display
+	node  *transfer.Node
+	share *share.Server
+	id    *identity.Identity // nil: none
+
+	mu   sync.Mutex // guards what follows
+	over bool
+	wg   sync.WaitGroup // added to under the mutex, while over is not set
+}
+
+// spawn runs f beside, unless the server is at its end: a callback of the node may still be running then.
+func (v *server) spawn(f func()) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if !v.over {
+		v.wg.Go(f)
+	}
+}
+
+func runServe(ctx context.Context, s streams, o serveOptions, root string) error {
+	v := &server{o: o, d: newDisplay(s, o.displayFlags)}
+	err := v.run(ctx, root)
+	e := event{Event: "ended", Text: "in order"}
+	if err != nil {
+		status := exitStatus(interruption(ctx, err))
+		e = event{Event: "ended", Status: &status, Error: err.Error()}
+	}
+	v.d.event(e)
+	return err
+}
+
+func (v *server) run(ctx context.Context, root string) (err error) {
+	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, Strong: v.o.strong, RescanEvery: v.o.rescan,
+		OnAccess: v.accessed}
+	if so.MaxBytes, err = parseMaxBytes(v.o.maxBytes, v.o.writable); err != nil {
+		return err
+	}
+	if v.o.grace < 0 || v.o.rescan < 0 {
+		return &usageError{errors.New("--grace and --rescan: expected 0 or more")}
+	}
+	if _, err := os.Stat(root); err != nil { // before anything is opened
+		return err
+	}
+	no, err := v.o.options(v.d)
+	if err != nil {
+		return err
+	}
+	if v.o.policy != "" {
+		if no.Identity == nil {
+			return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an identity, see penstock pair")}
+		}
+		if no.Identity, err = v.o.openIdentity(v.o.policy); err != nil {
+			return err
+		}
+	}
+	v.id = no.Identity
+	so.Logger = no.Logger
+	no.OnPeer = v.come
+	if no.Listen = v.o.listen; len(no.Listen) == 0 {
+		no.Listen = []string{defaultListen}
+	}
+	if v.node, err = transfer.Open(ctx, no); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, v.node.Close())
+		v.mu.Lock()
+		v.over = true
+		v.mu.Unlock()
+		v.wg.Wait()
+	}()
+	// Who asks before the files have been looked at waits, instead of hearing that there is nothing.
+	ready := make(chan struct{})
+	defer v.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, _ string) {
+		select {
+		case <-ready:
+		case <-ctx.Done():
+		}
+	})()
+	if v.share, err = share.Serve(ctx, v.node, so); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, v.share.Close()) }()
+	close(ready)
+	page := ""
+	if v.o.metrics != "" {
+		var stop func() error
+		if stop, page, err = v.serveMetrics(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, stop()) }()
+	}
+	v.announce(root, page)
+	<-ctx.Done()
+	v.drain()
+	return nil
+}
+
+func parseMaxBytes(s string, writable bool) (uint64, error) {
+	if s == "" {
+		return 0, nil
+	}
+	n, err := parseSize(s)
+	switch {
+	case err != nil:
+		return 0, &usageError{fmt.Errorf("--max-bytes: %w", err)}
+	case !writable:
+		return 0, &usageError{errors.New("--max-bytes limits what peers put here: it goes with --writable")}
+	}
+	return n, nil
+}
+
+// serveMetrics serves what the node and the memory of this process count until stop: also while the last transfers end.
+func (v *server) serveMetrics(ctx context.Context) (stop func() error, page string, err error) {
+	memory := func() []metrics.Family { return mem.ReadStats().Families() }
+	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, v.node.Metrics, memory)
+	if err != nil {
+		err = fmt.Errorf("--metrics: %w", err)
+		if _, bad := errors.AsType[*net.AddrError](err); bad || errors.Is(err, prom.ErrNotLoopback) {
+			err = &usageError{err}
+		}
+		return nil, "", err
+	}
+	return stop, "http://" + addr + "/metrics", nil
+}
+
+// announce says what can be done from where. page is the address of the metrics, "" without one.
+func (v *server) announce(root, page string) {
+	n := v.share.Snapshot()
+	addrs := v.node.Addrs()
+	encrypted := v.id != nil
+	if v.id != nil { // the address says whom to expect
+		for i, a := range addrs {
+			if host, ok := strings.CutPrefix(a, "tcp://"); ok && !strings.Contains(host, "@") {
+				addrs[i] = "tcp://" + v.id.Name() + "@" + host
+			}
+		}
+	}
+	v.d.event(event{Event: "serving", Addresses: addrs, Root: root, Files: &n.Files, Bytes: &n.Bytes, Writable: &v.o.writable, Encrypted: &encrypted, Metrics: page})
+	what := fmt.Sprintf("serving %s: %s, %s", share.Printable(root), count(n.Files, "file", "files"), formatBytes(n.Bytes))
+	if n.Tensors > 0 {
+		what += ", " + count(n.Tensors, "tensor", "tensors")
+	}
+	v.d.print("%s", what)
+	for _, s := range n.Skipped[:min(len(n.Skipped), 10)] {
+		v.d.print("  left out: %s: %s", share.Printable(s.Path), escapeControls(s.Reason))
+	}
+	if more := len(n.Skipped) - 10; more > 0 {
+		v.d.print("  left out: %d more", more)
+	}
+	may := "list and read"
+	if v.o.writable {
+		may = "list, read and add files"
+	}
+	for _, a := range addrs {
+		v.d.print("at %s: %s", a, v.who(a, may))
+	}
+	if v.id == nil {
+		for _, a := range addrs {
+			if text := plaintext(a); text != "" {
+				v.d.warn("%s is PLAINTEXT and asks nobody who he is: %s may %s", a, text, may)
+			}
+		}
+	}
+	if page != "" {
+		v.d.print("metrics at %s", page)
+	}
+	if v.id != nil && v.id.Rules() != nil {
+		for line := range strings.Lines(v.id.Rules().String()) {
+			v.d.print("  %s", share.Printable(strings.TrimSpace(line)))
+		}
+	}
+}
+
+// who says who can come to an address and what he may do there.
+func (v *server) who(addr, may string) string {
+	switch {
+	case strings.HasPrefix(addr, "unix://"):
+		return "processes of this user may " + may
+	case v.id == nil:
+		return fmt.Sprintf("%s may %s", plaintext(addr), may)
+	case v.id.Rules() != nil:
+		return "TLS; who has a certificate of the same authority may " + may + ", as far as these rules permit"
+	}
+	return "TLS; who has a certificate of the same authority may " + may
+}
+
+// plaintext says who reaches a tcp:// address that is not encrypted; "" for other addresses.
+func plaintext(addr string) string {
+	hostPort, ok := strings.CutPrefix(addr, "tcp://")
+	if !ok {
+		return ""
+	}
+	host, _, err := net.SplitHostPort(hostPort)
+	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsLoopback() {
+		return "every user of this machine"
+	}
+	return "EVERYBODY who reaches this machine"
+}
+
+// nameOf is the name of a peer: the one that it proved, or else the one that it says.
+func nameOf(p *transfer.Peer) string {
+	if c, ok := p.Certificate(); ok {
+		return c.Name
+	}
+	return p.Name()
+}
+
+func (v *server) come(p *transfer.Peer) {
+	name := share.Printable(nameOf(p))
+	v.d.event(event{Event: "peer", Peer: nameOf(p), Action: "come"})
+	v.d.print("peer %s: connected", name)
+	v.spawn(func() {
+		<-p.Gone()
+		text := "gone"
+		if err := p.Err(); err != nil && !errors.Is(err, control.Shutdown) && !errors.Is(err, control.OK) {
+			text = "gone: " + escapeControls(err.Error())
+		}
+		v.d.event(event{Event: "peer", Peer: nameOf(p), Action: "go", Text: text})
+		v.d.print("peer %s: %s", name, text)
+	})
+}

@@ -1,0 +1,329 @@
+package cli
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strconv"
+	"text/tabwriter"
+	"time"
+	"unicode/utf16"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/spf13/cobra"
+)
+
+func newStatus(s streams) *cobra.Command {
+	var o statusOptions
+	c := &cobra.Command{
+		Use:   "status ADDR",
+		Short: "Show how a node is: its peers, paths, transfers and memory",
+		Long: `Connects to the node at ADDR (tcp://HOST:PORT, HOST:PORT or unix://PATH), asks it for its snapshot and prints it. The node must let this
+side see its status. With --watch it is printed again and again, with the rates in between. All fields, and many more with --json,
+are explained in docs/observability.md.`,
+		Args: argsBetween(1, 1, "one address, such as tcp://127.0.0.1:7070"),
+		RunE: func(c *cobra.Command, args []string) error { return runStatus(c.Context(), s, args[0], o) },
+	}
+	o.flags.add(c)
+	c.Flags().BoolVar(&o.json, "json", false, "print JSON; with --watch one document per line")
+	c.Flags().BoolVar(&o.watch, "watch", false, "print again and again, with rates, until interrupted")
+	c.Flags().DurationVar(&o.every, "every", time.Second, "with --watch: how often")
+	c.Flags().IntVar(&o.count, "count", 0, "with --watch: how many times; 0: until interrupted")
+	return c
+}
+
+type statusOptions struct {
+	flags       clientFlags
+	json, watch bool
+	every       time.Duration
+	count       int
+}
+
+func runStatus(ctx context.Context, s streams, addr string, o statusOptions) error {
+	switch {
+	case o.every < 100*time.Millisecond:
+		return &usageError{fmt.Errorf("--every %v: expected 100ms or more", o.every)}
+	case o.count < 0:
+		return &usageError{fmt.Errorf("--count %d: expected 0 or more", o.count)}
+	case o.count > 0 && !o.watch:
+		return &usageError{errors.New("--count goes with --watch")}
+	}
+	t, err := parseTarget(addr)
+	if err != nil {
+		return err
+	}
+	if t.name != "" {
+		return &usageError{fmt.Errorf("%s: expected an address without a name", addr)}
+	}
+	client, err := o.flags.dial(ctx, newDisplay(s, displayFlags{}), t.addr)
+	if err != nil {
+		return err
+	}
+	defer client.close()
+	tick := time.NewTicker(o.every)
+	defer tick.Stop()
+	var last *transfer.Snapshot
+	for n := 1; ; n++ {
+		now, err := client.peer.Status(ctx)
+		if err != nil {
+			if o.watch && ctx.Err() != nil {
+				return nil // interrupted, as it is meant to be
+			}
+			return err
+		}
+		if err := printStatus(s.out, &now, last, o); err != nil {
+			return err
+		}
+		if !o.watch || n == o.count {
+			return nil
+		}
+		last = &now
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+func printStatus(w io.Writer, now, last *transfer.Snapshot, o statusOptions) error {
+	if o.json {
+		doc, err := json.Marshal(now)
+		if err == nil && !o.watch {
+			var b bytes.Buffer
+			err = json.Indent(&b, doc, "", "  ")
+			doc = b.Bytes()
+		}
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(w, "%s\n", plainJSON(doc))
+		return err
+	}
+	var b bytes.Buffer // all at once: a screen must not flicker
+	if o.watch && terminalWidth(w) > 0 {
+		b.WriteString("\x1b[H\x1b[2J")
+	} else if last != nil {
+		b.WriteString("\n")
+	}
+	screen{&b, now, rates(now, last)}.print()
+	_, err := w.Write(b.Bytes())
+	return err
+}
+
+// plainJSON escapes the characters in strings that a terminal could act on and that JSON leaves as they are.
+func plainJSON(doc []byte) []byte {
+	out := make([]byte, 0, len(doc))
+	for len(doc) > 0 {
+		r, n := utf8.DecodeRune(doc)
+		if r == '\n' || strconv.IsPrint(r) {
+			out = append(out, doc[:n]...)
+		} else {
+			for _, u := range utf16.AppendRune(nil, r) {
+				out = fmt.Appendf(out, `\u%04x`, u)
+			}
+		}
+		doc = doc[n:]
+	}
+	return out
+}
+
+// safeText makes a text from a peer fit for a table: at most max columns, and never nothing.
+func safeText(s string, max int) string {
+	if s == "" {
+		return "-"
+	}
+	return shorten(share.Printable(s), max)
+}
+
+// statusRate is what changed per second between two snapshots.
+type statusRate struct {
+	known   bool
+	seconds float64
+	last    *transfer.Snapshot
+}
+
+// rates compares with the snapshot before, unless the node was started anew in between.
+func rates(now, last *transfer.Snapshot) statusRate {
+	if last == nil || last.Node.Instance != now.Node.Instance {
+		return statusRate{}
+	}
+	s := now.Node.UptimeSeconds - last.Node.UptimeSeconds // the node's own clock
+	return statusRate{s > 0, s, last}
+}
+
+// of is the rate of a counter that was at before; "-" if that is not known.
+func (r statusRate) of(now, before uint64, known bool) string {
+	if !r.known || !known || now < before {
+		return "-"
+	}
+	return formatRate(float64(now-before) / r.seconds)
+}
+
+func (r statusRate) peer(id uint64) (transfer.PeerStatus, bool) {
+	if r.known {
+		for _, p := range r.last.Peers {
+			if p.ID == id {
+				return p, true
+			}
+		}
+	}
+	return transfer.PeerStatus{}, false
+}
+
+func (r statusRate) kind(name string) (transfer.KindTotals, bool) {
+	if r.known {
+		for _, k := range r.last.Totals {
+			if k.Kind == name {
+				return k, true
+			}
+		}
+	}
+	return transfer.KindTotals{}, false
+}
+
+// screenRows is how many rows of a list a screen shows.
+const screenRows = 20
+
+// screen is a snapshot for people. All of it comes from a peer: texts go through safeText.
+type screen struct {
+	w *bytes.Buffer
+	s *transfer.Snapshot
+	r statusRate
+}
+
+func (c screen) print() {
+	s := c.s
+	fmt.Fprintf(c.w, "node %s   instance %s   up %s\n", safeText(s.Node.Name, 60), safeText(s.Node.Instance, 16), formatAge(s.Node.UptimeSeconds))
+	for _, a := range s.Node.Addresses[:min(len(s.Node.Addresses), screenRows)] {
+		fmt.Fprintf(c.w, "  listens on %s\n", safeText(a, 120))
+	}
+	fmt.Fprintf(c.w, "  peers %d now, %d ever, %d turned away; %d of their requests refused\n", len(s.Peers)+s.Omitted.Peers, s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
+	m := s.Memory
+	fmt.Fprintf(c.w, "  memory for pushed tensors %s of %s; %s registered in %d ranges\n", formatBytes(m.LandingUsed), formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
+	c.totals()
+	c.latency()
+	c.peers()
+	c.paths()
+	c.transfers()
+	c.exports()
+}
+
+func (c screen) table(title, header string, rows, omitted int, row func(i int, w io.Writer)) {
+	if rows+omitted == 0 {
+		return
+	}
+	fmt.Fprintf(c.w, "\n%s\n", title)
+	t := tabwriter.NewWriter(c.w, 0, 0, 2, ' ', 0)
+	fmt.Fprintf(t, "  %s\n", header)
+	for i := range min(rows, screenRows) {
+		fmt.Fprint(t, "  ")
+		row(i, t)
+		fmt.Fprintln(t)
+	}
+	t.Flush()
+	if more := rows + omitted - min(rows, screenRows); more > 0 {
+		fmt.Fprintf(c.w, "  and %d more\n", more)
+	}
+}
+
+func (c screen) totals() {
+	all := c.s.Totals
+	c.table("transfers that this node began, and those of its peers", "kind\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tbytes\trate\tof peers", len(all), 0, func(i int, w io.Writer) {
+		k := all[i]
+		var rejected uint64
+		for _, n := range k.Rejected {
+			rejected += n
+		}
+		before, ok := c.r.kind(k.Kind)
+		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d", safeText(k.Kind, 10), k.Running, k.Completed, k.Failed, k.Canceled, rejected, k.Failovers,
+			formatBytes(k.Bytes), c.r.of(k.Bytes, before.Bytes, ok), k.Received)
+	})
+}
+
+func (c screen) latency() {
+	all := c.s.Latency
+	c.table("from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int, w io.Writer) {
+		l := all[i]
+		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s", safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean), formatSeconds(l.P50),
+			formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max))
+	})
+}
+
+func (c screen) peers() {
+	all := c.s.Peers
+	c.table("peers", "#\tname\tcertificate\taddress\tsecurity\tround trip\tsince\tactive\tin\tout\tin rate\tout rate", len(all), c.s.Omitted.Peers, func(i int, w io.Writer) {
+		p := all[i]
+		before, ok := c.r.peer(p.ID)
+		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s", p.ID, safeText(p.Name, 32), safeText(p.Certificate, 32), safeText(p.Address, 48), safeText(p.Security, 12),
+			formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()), p.Transfers, formatBytes(p.BytesIn), formatBytes(p.BytesOut),
+			c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok))
+	})
+}
+
+func (c screen) paths() {
+	type row struct {
+		peer transfer.PeerStatus
+		transfer.PathStatus
+	}
+	var all []row
+	for _, p := range c.s.Peers {
+		for _, x := range p.Paths {
+			all = append(all, row{p, x})
+		}
+	}
+	c.table("paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int, w io.Writer) {
+		x := all[i]
+		cost := "-"
+		if x.Cost.BytesPerSecond > 0 && x.Cost.BytesPerSecond < 1e15 {
+			cost = fmt.Sprintf("%s + %.1f GB/s", formatSeconds(x.Cost.LatencySeconds), x.Cost.BytesPerSecond/1e9)
+			if !x.Cost.Measured {
+				cost += " (not measured)"
+			}
+		}
+		fmt.Fprintf(w, "#%d %s\t%s\t%s\t%s\t%s\t%d of %d\t%d\t%s\t%s\t%s\t%s\t%s\t%d", x.peer.ID, safeText(x.peer.Name, 24), safeText(x.Path, 16), safeText(x.Queue, 16), safeText(x.Security, 12),
+			safeText(x.Proof, 12), x.InFlight, x.Window, x.Queued, cost, formatBytes(x.Counters.BytesPut), formatBytes(x.Counters.BytesGot),
+			formatBytes(x.Counters.BytesPlaced), formatBytes(x.Counters.BytesServed), x.Counters.OpsFailed)
+	})
+}
+
+func (c screen) transfers() {
+	all := c.s.Transfers
+	c.table("under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int, w io.Writer) {
+		t := all[i]
+		fmt.Fprintf(w, "%v\t%s\t#%d %s\t%s\t%s\t%s\t%s", t.ID, safeText(t.Kind, 10), t.PeerID, safeText(t.Peer, 24), safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds))
+	})
+}
+
+func (c screen) exports() {
+	all := c.s.Exports
+	c.table("exports", "name\tbytes\trights\ttensor", len(all), c.s.Omitted.Exports, func(i int, w io.Writer) {
+		x := all[i]
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s", safeText(x.Name, 60), formatBytes(x.Bytes), safeText(x.Rights, 12), safeText(x.Tensor, 40))
+	})
+}
+
+// formatSeconds is a short duration; "-" for none.
+func formatSeconds(s float64) string {
+	if s <= 0 || s > 1e9 {
+		return "-"
+	}
+	return formatTime(time.Duration(s * 1e9))
+}
+
+// formatAge is a duration in whole seconds, or finer below one.
+func formatAge(s float64) string {
+	if s < 0 || s > 1e9 {
+		return "-"
+	}
+	d := time.Duration(s * 1e9)
+	if d >= time.Second {
+		return d.Round(time.Second).String()
+	}
+	return d.Round(time.Millisecond).String()
+}

@@ -1,0 +1,63 @@
+package cli
+
+import (
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// A topic is a page of help without a command.
+func newExitCodes() *cobra.Command {
+	var b strings.Builder
+	b.WriteString("The exit statuses of all commands. They keep their meaning; later versions may add some.\n\n")
+	for _, x := range exitStatuses {
+		fmt.Fprintf(&b, "  %3d  %s\n", x.status, x.words)
+	}
+	b.WriteString(`
+A second Ctrl-C ends a command at once. Files that were not complete stay under their name with .partial, as far as they were
+checked; the same command goes on from there.`)
+	return &cobra.Command{Use: "exit-codes", Short: "Help on exit statuses", Long: b.String()}
+}
+
+func newJSONHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "json",
+		Short: "Help on the output of --json",
+		Long: `serve, get, put and mirror with --json print one JSON object per line on the standard output. The key "event" says what it is; keys
+that do not apply are left out, and later versions may add keys and events. Names are as the peer sent them: make them safe before
+you show them.
+
+  event     keys
+  start     name, file, bytes, resumed_at: a transfer begins, or goes on at this offset
+  progress  name, done, bytes, bytes_per_second, eta_seconds, path: at most once per second; done and bytes count bytes
+  lost      name, attempt, text: the connection was lost, or something else failed, and it is tried again
+  warning   text
+  file      action, name, file, bytes, resumed_at, error: what mirror did: get, keep, remove, skip, fail; with --dry-run: would
+  result    ok, status (the exit status), error, seconds, and of
+              get     name, file, bytes, resumed_at, bytes_per_second, path, sha256
+              put     name, file, bytes, resumed_at, bytes_per_second, path, sha256
+              mirror  fetched, kept, removed, failed, bytes
+            the last line of get, put and mirror
+  serving   addresses, root, files, bytes, writable, encrypted, metrics: serve can be reached
+  peer      peer, action (come, go), text
+  served    peer, name, action (get, put), bytes, resumed_at, seconds, path, error: a transfer of a peer ended; bytes are those in
+            place, of a get as the peer says
+  ended     text: serve ended in order
+
+run --json prints one object per line, too:
+
+  event     keys
+  plan      ok, file, regions, interfaces, pollers, node, missing, applications: what will be opened; the only one of --dry-run
+  problem   text, diagnostics: what is wrong with the file, or not here; see config check --json
+  warning   text, diagnostics
+  started   addresses: everything is open
+  sample    seconds, interval, cpu, interfaces, drops, queues, pools, rules, applications, node: counts since the start, and rates
+            (keys that end with _per_second) in the interval
+  reload    ok, changes, error, diagnostics: flows were put in force, or nothing was changed
+  message   text
+  ended     the keys of sample, with the last and exact counts, and ok, status, error: the last line
+
+ls --json prints one array of objects with name, bytes, dtype, shape and tag.`,
+	}
+}

@@ -1,0 +1,247 @@
+package cli
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/tune"
+	"github.com/spf13/cobra"
+)
+
+func newTune(s streams) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "tune",
+		Short: "Set this host up for receiving at speed, and put it back as it was",
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return &usageError{fmt.Errorf("there is nothing to tune called %q: expected nic, host or driver", args[0])}
+			}
+			return nil
+		},
+		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+	}
+	c.AddCommand(newTuneNic(s), newTuneHost(s), newTuneDriver(s))
+	return c
+}
+
+// tuning is the flags of tune nic.
+type tuning struct {
+	apply, undo, force, json bool
+	goals                    tune.Goals
+	huge, state              string
+	rps, xps                 string
+}
+
+func newTuneNic(s streams) *cobra.Command {
+	var t tuning
+	c := &cobra.Command{
+		Use:   "nic [IF]",
+		Short: "What to change on a network interface and its host for AF_XDP, and why; with --apply also do it",
+		Long: `Shows what to change on the interface IF and on the host: offloads, MTU, queues, rings, interrupts, huge pages; each with its
+value now, the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
+
+--apply does the steps in order, reads each back, and stops at the first that does not come to be so. Before each change it writes down
+what was there, so --undo restores that, also after an error, a kill or several --apply. What somebody else has changed since stays as
+it is and is named; --force restores it too. These settings end with the machine's boot, and the record with them.
+
+Without IF, lists the interfaces with their drivers, queues and what they support of XDP.
+
+Steps that take a right which this process lacks are marked with it, and --apply changes nothing then.`,
+		Example: `  penstock tune nic
+  penstock tune nic eth0 --queues 4 --mtu 9000
+  penstock tune nic eth0 --queues 4 --hugepages 256MiB --skip gro,irq --apply
+  penstock tune nic eth0 --undo`,
+		Args: argsBetween(0, 1, "at most one interface"),
+		RunE: func(c *cobra.Command, args []string) error {
+			if err := t.check(c, args); err != nil {
+				return err
+			}
+			if len(args) == 0 {
+				return t.list(c.Context(), s)
+			}
+			return t.run(c.Context(), s, args[0])
+		},
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				out = interfaceNames(c.Context())
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f := c.Flags()
+	f.BoolVar(&t.apply, "apply", false, "change it")
+	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
+	f.BoolVar(&t.force, "force", false, "with --undo, also what somebody else has changed since")
+	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
+	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
+	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
+	f.IntVar(&t.goals.MTU, "mtu", 0, "MTU in bytes; 0: as it is")
+	f.StringVar(&t.huge, "hugepages", "", "memory to have free in huge pages near the card: `SIZE` or SIZE/PAGE, such as 256MiB or 4GiB/1GiB")
+	f.BoolVar(&t.goals.BusyPoll, "busy-poll", false, "put interrupts off while the application polls")
+	f.StringVar(&t.rps, "rps", "", "processors that the kernel hands packets on to, by flow: `LIST` such as 2-5, or none (RPS)")
+	f.StringVar(&t.xps, "xps", "", "processors that send, each by a queue of its own as far as there are queues: `LIST`, or none (XPS)")
+	f.StringSliceVar(&t.goals.Skip, "skip", nil, "steps to leave out, of "+strings.Join(tune.Names, ", "))
+	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
+	complete(c, "skip", tune.Names...)
+	_ = c.MarkFlagDirname("state") // the flag exists
+	return c
+}
+
+func (t *tuning) check(c *cobra.Command, args []string) error {
+	bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+	switch {
+	case t.apply && t.undo:
+		return bad("--apply and --undo exclude each other")
+	case t.force && !t.undo:
+		return bad("--force goes with --undo")
+	case len(args) == 0 && (t.apply || t.undo):
+		return bad("which interface? \"penstock tune nic\" lists them")
+	}
+	for _, f := range []string{"queues", "rings", "mtu", "hugepages", "busy-poll", "rps", "xps", "skip"} {
+		if (t.undo || len(args) == 0) && c.Flags().Changed(f) {
+			return bad("--%s says what to change on an interface: it goes with IF and not with --undo", f)
+		}
+	}
+	for _, x := range []struct {
+		flag, text string
+		to         *[]int
+	}{{"rps", t.rps, &t.goals.RPS}, {"xps", t.xps, &t.goals.XPS}} {
+		if x.text == "" {
+			continue
+		}
+		l, err := host.ParseList(strings.Replace(x.text, "none", "", 1))
+		if err != nil {
+			return bad("--%s: %w, or none", x.flag, err)
+		}
+		*x.to = append([]int{}, l...) // none is not nil
+	}
+	if t.huge == "" {
+		return nil
+	}
+	size, page, both := strings.Cut(t.huge, "/")
+	var err error
+	if t.goals.HugePages.Bytes, err = parseSize(size); err != nil {
+		return bad("--hugepages %s: %w", t.huge, err)
+	}
+	if both {
+		n, err := parseSize(page)
+		if err != nil || n == 0 || n > 1<<40 {
+			return bad("--hugepages %s: size of a page: expected one such as 2MiB or 1GiB", t.huge)
+		}
+		t.goals.HugePages.Page = int(n)
+	}
+	return nil
+}
+
+func (t *tuning) run(ctx context.Context, s streams, iface string) error {
+	o := tune.Options{StateDir: t.state, Force: t.force}
+	if t.undo {
+		res, err := tune.Undo(ctx, iface, o)
+		return t.report(s, res, err)
+	}
+	plan, err := tune.Nic(ctx, iface, t.goals)
+	if err != nil {
+		return err
+	}
+	return t.show(ctx, s, plan, o)
+}
+
+// report prints what was done, also when it ended with an error.
+func (t *tuning) report(s streams, res tune.Result, err error) error {
+	if t.json {
+		out := struct {
+			tune.Result
+			OK    bool   `json:"ok"`
+			Error string `json:"error,omitempty"`
+		}{Result: res, OK: err == nil}
+		if err != nil {
+			out.Error = err.Error()
+		}
+		return errors.Join(err, printJSON(s.out, out))
+	}
+	var b strings.Builder
+	for _, o := range res.Outcomes {
+		fmt.Fprintln(&b, o)
+	}
+	if err == nil && t.apply {
+		state := ""
+		if t.state != "" {
+			state = " --state " + t.state
+		}
+		fmt.Fprintf(&b, "Done; \"%s --undo%s\" takes it back.\n", tunedCommand(res.Interface), state)
+	}
+	_, werr := io.WriteString(s.out, printableText(b.String()))
+	return errors.Join(err, werr)
+}
+
+func (t *tuning) list(ctx context.Context, s streams) error {
+	all, err := tune.Interfaces(ctx)
+	if err != nil {
+		return err
+	}
+	if t.json {
+		if all == nil {
+			all = []tune.Interface{}
+		}
+		return printJSON(s.out, all)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(s.out, "There is no network interface here besides the loopback device.")
+		return err
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "interface\tdriver\tstate\tMTU\tqueues\tNUMA\tspeed\tAF_XDP\tXDP of the driver\tmetadata\tprogram")
+	for _, i := range all {
+		state, node, speed, program := "down", "-", "-", "-"
+		if i.Up {
+			state = "up"
+		}
+		if i.Node >= 0 {
+			node = fmt.Sprint(i.Node)
+		}
+		if i.Speed > 0 {
+			speed = fmt.Sprintf("%g Gb/s", float64(i.Speed)/1e9)
+		}
+		if i.Mode != "" {
+			program = fmt.Sprintf("%s, id %d", i.Mode, i.Program)
+		}
+		xdp := i.XDP
+		if i.XDPUnknown {
+			xdp = "the kernel does not say"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d of %d\t%s\t%s\t%s\t%s\t%s\t%s\n", i.Name, dash(i.Driver), state, i.MTU, i.Queues, max(i.Most, i.Queues), node, speed,
+			i.AFXDP(), dash(xdp), dash(i.Metadata), program)
+	}
+	w.Flush()
+	_, err = io.WriteString(s.out, printableText(b.String()))
+	return err
+}
+
+func dash(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return s
+}
+
+// printableText is escapeControls for several lines: an interface may have almost any name.
+func printableText(s string) string {
+	lines := strings.Split(s, "\n")
+	for i, l := range lines {
+		lines[i] = escapeControls(l)
+	}
+	return strings.Join(lines, "\n")
+}
+
+func printJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}

@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/penstock-io/penstock/tune"
+	"github.com/spf13/cobra"
+)
+
+// driverTuning is the flags of tune driver.
+type driverTuning struct {
+	tuning
+	driver string
+}
+
+func newTuneDriver(s streams) *cobra.Command {
+	var t driverTuning
+	c := &cobra.Command{
+		Use:   "driver [PCI|IF]",
+		Short: "Give a network card to a driver for programs in user space, or back; with --apply also do it",
+		Long: `Shows what it takes that the network card at a PCI address, or that of an interface, gets the driver that --driver names: vfio-pci (DPDK, behind an
+IOMMU), uio_pci_generic (without one: nothing keeps the card from any memory), another one that is loaded, or kernel for the one that the kernel
+itself chooses. Nothing is changed without --apply, and no module is loaded: a driver that is missing is named with the command that loads it.
+
+It is refused, and there is no flag against it, while the card carries the default route, an IP address that is in use, part of a bond or bridge,
+another interface (VLAN) or virtual functions; where its interface is in another network namespace; where other devices of its IOMMU group have
+drivers of the kernel; and while a program has the card open in user space.
+
+The kernel loses the interface with everything that is set on it. --undo gives the card the driver that it had before the first --apply, also after a kill
+in the middle; the interface comes back switched off and as new. A reboot undoes it, too.
+
+Without PCI and IF, lists the network cards.`,
+		Example: `  penstock tune driver
+  penstock tune driver eth1 --driver vfio-pci
+  penstock tune driver 0000:01:00.0 --driver vfio-pci --apply
+  penstock tune driver 0000:01:00.0 --undo`,
+		Args: argsBetween(0, 1, "at most one card"),
+		RunE: func(c *cobra.Command, args []string) error {
+			bad := func(format string, args ...any) error { return &usageError{fmt.Errorf(format, args...)} }
+			switch {
+			case t.apply && t.undo:
+				return bad("--apply and --undo exclude each other")
+			case t.force && !t.undo:
+				return bad("--force goes with --undo: it is no way round what is refused")
+			case len(args) == 0 && (t.apply || t.undo || t.driver != ""):
+				return bad("which card? \"penstock tune driver\" lists them")
+			case t.undo && t.driver != "":
+				return bad("--driver says what to change: it does not go with --undo")
+			case len(args) == 1 && !t.undo && t.driver == "":
+				return bad("which driver? --driver vfio-pci, say, or --undo")
+			case len(args) == 0:
+				return t.list(c.Context(), s)
+			}
+			return t.run(c.Context(), s, args[0])
+		},
+		ValidArgsFunction: func(c *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+			if len(args) == 0 {
+				all, _ := tune.Cards(c.Context()) // none is an answer too
+				for _, x := range all {
+					out = append(out, x.Addr+"\t"+x.Name)
+				}
+			}
+			return out, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	f := c.Flags()
+	f.StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+", another one, or "+tune.KernelDriver+" for the kernel's choice")
+	f.BoolVar(&t.apply, "apply", false, "change it")
+	f.BoolVar(&t.undo, "undo", false, "restore the driver that was there before the first --apply")
+	f.BoolVar(&t.force, "force", false, "with --undo, also if somebody else has changed it since")
+	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without PCI and IF an array")
+	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
+	complete(c, "driver", append([]string{tune.KernelDriver}, tune.UserDrivers...)...)
+	_ = c.MarkFlagDirname("state") // the flag exists
+	return c
+}
+
+func (t *driverTuning) run(ctx context.Context, s streams, device string) error {
+	o := tune.Options{StateDir: t.state, Force: t.force}
+	if t.undo {
+		res, err := tune.UndoDriver(ctx, device, o)
+		return t.report(s, res, err)
+	}
+	plan, err := tune.Driver(ctx, device, t.driver)
+	if err != nil {
+		return err
+	}
+	return t.show(ctx, s, plan, o)
+}
+
+func (t *driverTuning) list(ctx context.Context, s streams) error {
+	all, err := tune.Cards(ctx)
+	if err != nil {
+		return err
+	}
+	if t.json {
+		if all == nil {
+			all = []tune.Card{}
+		}
+		return printJSON(s.out, all)
+	}
+	if len(all) == 0 {
+		_, err := fmt.Fprintln(s.out, "There is no network card on PCI here.")
+		return err
+	}
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "address\tcard\tdriver\toverride\tIOMMU group\tinterfaces")
+	for _, c := range all {
+		group := "-"
+		if c.Group >= 0 {
+			group = fmt.Sprint(c.Group)
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Addr, c.Name, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")))
+	}
+	w.Flush()
+	_, err = io.WriteString(s.out, printableText(b.String()))
+	return err
+}

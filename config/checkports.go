@@ -1,0 +1,409 @@
+package config
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/penstock-io/penstock/flow"
+)
+
+func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
+	rx := p.Rx
+	ids := map[int]bool{}
+	queues := join(path, "queues")
+	d.unique(queues, "a receive queue", len(rx.Queues), func(i int) string { return rx.Queues[i].Name })
+	d.uniqueID(queues, "id", "a receive queue", len(rx.Queues), func(i int) int { return rx.Queues[i].ID }, true)
+	for k := range rx.Queues {
+		q := &rx.Queues[k]
+		at := item(queues, k)
+		ids[q.ID] = true
+		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
+		d.direct(at, q.PollMode, "cpu_core", "batch_size", "timeout")
+		if len(q.Regions) == 2 && p.Engine == Sockets {
+			d.report(Needs, CodeNotBuilt, join(at, "memory_regions"), "the engine socket does not split headers from payload: it has no headers", "one region", "")
+		}
+	}
+	if len(rx.Queues) == 0 && !rx.FlowIsolation && !d.broken[queues] {
+		d.report(Warning, CodeMissingKey, path, "rx has no queues", "", "nothing is received; with flow_isolation: true queues can come later")
+	}
+	if rx.HardwareTimestamps && p.Engine != AFXDP && p.Engine.Built() {
+		d.report(Needs, CodeNotBuilt, join(path, "hardware_timestamps"), fmt.Sprintf("the engine %s has no times of the network card", p.Engine), "", "engine: xdp has them where the driver does; timestamps: true are the kernel's")
+	}
+	if rx.DynamicFlowCapacity > 0 {
+		d.report(Note, CodeNoEffect, join(path, "dynamic_flow_capacity"), "dynamic_flow_capacity has no effect here: tables of flows grow by themselves", "", "")
+	}
+	d.checkFlex(rx, path)
+	flows := join(path, "flows")
+	d.unique(flows, "a flow", len(rx.Flows), func(i int) string { return rx.Flows[i].Name })
+	d.uniqueID(flows, "id", "a flow", len(rx.Flows), func(i int) int { return rx.Flows[i].ID }, false)
+	if len(rx.Flows) > 0 && !p.Engine.frames() {
+		d.report(Error, CodeConflict, flows, fmt.Sprintf("the engine %s has no flows: its packets are payloads without headers", p.Engine), "", "remove flows: the address says what is received")
+	}
+	d.checkFlows(rx.Flows, rx.FlexItems, flows, func(f *Flow, at string) bool { return d.checkFlow(f, at, ids, queues, false) }, nil)
+	for k := range rx.Reorder {
+		d.checkReorder(p, &rx.Reorder[k], join(path, item("reorder", k)), used)
+	}
+	d.checkReorders(rx, join(path, "reorder"))
+}
+
+// checkFlows looks at each flow, and at those that make sense together.
+func (d *decoder) checkFlows(all []Flow, items []FlexItem, path string, check func(f *Flow, at string) bool, end []flow.Action) {
+	var rules []flow.Rule
+	var sound []*Flow
+	var at []int
+	for k := range all {
+		f := &all[k]
+		here := item(path, k)
+		ok := check(f, here)
+		r, err := f.rule(items)
+		if !ok || err != nil || d.around[here] {
+			continue
+		}
+		r.Actions = append(r.Actions, end...)
+		rules, sound, at = append(rules, r), append(sound, f), append(at, k)
+	}
+	d.problems(d.validate(rules, path), func(i int) string { return item(path, at[i]) }, sound)
+}
+
+// direct reports what a queue that the application polls must not have.
+func (d *decoder) direct(path, mode string, names ...string) {
+	if mode != "direct" {
+		return
+	}
+	for _, name := range names {
+		if at := join(path, name); d.cfg.given(at) {
+			d.also(d.report(Error, CodeConflict, at, fmt.Sprintf("%s with poll_mode: direct: the application polls this queue", name), "", "remove it, or write poll_mode: indirect"), join(path, "poll_mode"), "poll_mode is here")
+		}
+	}
+}
+
+func (d *decoder) checkFlex(rx *Rx, path string) {
+	items := join(path, "flex_items")
+	d.unique(items, "a flex item", len(rx.FlexItems), func(i int) string { return rx.FlexItems[i].Name })
+	d.uniqueID(items, "id", "a flex item", len(rx.FlexItems), func(i int) int { return rx.FlexItems[i].ID }, true)
+	for k := range rx.Flows {
+		m := &rx.Flows[k].Match
+		if m.FlexItem.Set && !slices.ContainsFunc(rx.FlexItems, func(f FlexItem) bool { return f.ID == m.FlexItem.Value }) && !d.unread(items, plainPath(items)+".id") {
+			var l []string
+			for _, f := range rx.FlexItems {
+				l = append(l, fmt.Sprint(f.ID))
+			}
+			d.report(Error, CodeReference, join(path, item("flows", k)+".match.flex_item_id"), fmt.Sprintf("there is no flex item %d", m.FlexItem.Value), listed(l), "add it below flex_items")
+		}
+	}
+}
+
+// checkFlow looks at one flow; it reports false where flow.Validate could say nothing that is true.
+func (d *decoder) checkFlow(f *Flow, path string, ids map[int]bool, queues string, tx bool) bool {
+	sound := len(f.Actions) > 0
+	missing := func(at string, id int) {
+		if !ids[id] && !d.unread(queues, plainPath(queues)+".id") {
+			var l []int
+			for q := range ids {
+				l = append(l, q)
+			}
+			slices.Sort(l)
+			expected, hint := "", "add it below rx: queues:"
+			if len(l) > 0 {
+				expected = spans(l)
+			}
+			d.report(Error, CodeReference, at, fmt.Sprintf("flow %s goes to queue %d, which is not there", shown(f.Name), id), expected, hint)
+		}
+	}
+	for k := range f.Actions {
+		a := &f.Actions[k]
+		at := join(path, item("actions", k))
+		switch {
+		case a.Type == "":
+			sound = false
+		case tx && (a.Type == "queue" || a.Type == "drop" || a.Type == "kernel"):
+			d.report(Error, CodeConflict, join(at, "type"), fmt.Sprintf("a flow of tx has the action %s", a.Type), "vlan_push, vlan_pop, tunnel_encap or tunnel_decap", "packets that are sent have no queue to go to")
+			sound = false
+		case a.Type == "queue" && a.ID.Set:
+			missing(join(at, "id"), a.ID.Value)
+		case a.Type == "queue":
+			for j, id := range a.IDs {
+				missing(join(at, item("ids", j)), id)
+			}
+			sound = sound && len(a.IDs) >= 2
+		case a.Type == "vlan_push":
+			sound = sound && a.VLANID.Set
+		case a.Tunnel == nil && (a.Type == "tunnel_decap" || a.Type == "tunnel_encap"):
+			sound = false
+		case a.Type == "tunnel_encap":
+			sound = d.checkTunnel(a.Tunnel, join(at, "tunnel")) && sound
+		}
+	}
+	return sound
+}
+
+// checkTunnel reports false where a part is missing, or is a placeholder.
+func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
+	if t.Type == "" {
+		return false
+	}
+	ok := true
+	var missing []string
+	for _, need := range []struct {
+		key     string
+		missing bool
+	}{{"outer_eth_src", t.EthSrc.IsZero()}, {"outer_eth_dst", t.EthDst.IsZero()}, {"outer_ip_src", !t.IPSrc.IsValid()}, {"outer_ip_dst", !t.IPDst.IsValid()},
+		{"vni", t.Type == "vxlan" && !t.VNI.Set}, {"tni", t.Type == "nvgre" && !t.TNI.Set}} {
+		if !need.missing {
+			continue
+		}
+		ok = false
+		at := join(path, need.key)
+		if s, there := d.cfg.sources[at]; (!there || s.Origin != FromFile) && !d.broken[at] {
+			missing = append(missing, need.key)
+		}
+	}
+	if missing != nil {
+		d.report(Error, CodeMissingKey, path, fmt.Sprintf("a %s tunnel has no %s", t.Type, strings.Join(missing, ", no ")), "", "add what is missing")
+	}
+	for _, no := range []struct {
+		key  string
+		set  bool
+		only string
+	}{{"vni", t.VNI.Set, "vxlan"}, {"tni", t.TNI.Set, "nvgre"}} {
+		if no.set && t.Type != no.only {
+			d.report(Error, CodeConflict, join(path, no.key), fmt.Sprintf("%s is of %s tunnels, and this one is %s", no.key, no.only, t.Type), "", "remove it")
+			ok = false
+		}
+	}
+	return ok
+}
+
+func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[string]bool) {
+	d.report(Needs, CodeNotBuilt, path, fmt.Sprintf("the reorder plan %s needs the package reorder, which is not built", shown(r.Name)), "", "until then packets come as they are; the rest of the file is checked")
+	reg, at := d.region(r.Region)
+	used[r.Region] = true
+	if r.Region != "" && reg == nil && !d.unread("memory_regions", "memory_regions.name") {
+		known := d.regionNames()
+		hint := ""
+		if near := nearest(r.Region, known); near != "" {
+			hint = fmt.Sprintf("did you mean %s?", near)
+		}
+		d.report(Error, CodeReference, join(path, "memory_region"), fmt.Sprintf("there is no memory region %s", shown(r.Region)), listed(known), hint)
+	}
+	steers := map[int]bool{}
+	queue, mixed := -1, false
+	for k, id := range r.FlowIDs {
+		i := slices.IndexFunc(p.Rx.Flows, func(f Flow) bool { return f.ID == id })
+		if i < 0 {
+			if !d.broken["interfaces.rx.flows.id"] {
+				d.report(Error, CodeReference, join(path, item("flow_ids", k)), fmt.Sprintf("there is no flow with the id %d on this interface", id), "the id of a flow of rx: flows:", "")
+			}
+			continue
+		}
+		for _, a := range p.Rx.Flows[i].Actions {
+			if a.Type == "queue" && a.ID.Set && !steers[a.ID.Value] {
+				steers[a.ID.Value] = true
+				mixed = mixed || queue >= 0
+				queue = a.ID.Value
+			}
+			mixed = mixed || len(a.IDs) > 1
+		}
+	}
+	if mixed {
+		d.report(Error, CodeConflict, join(path, "flow_ids"), fmt.Sprintf("the flows of the reorder plan %s go to several queues", shown(r.Name)), "one queue for all of them", "")
+		queue = -1
+	}
+	if r.Engine == "hw" && !r.Cyclic {
+		d.report(Error, CodeConflict, join(path, "reorder_engine"), "reorder_engine: hw without cyclic_sequence: true", "cyclic_sequence: true", "the card counts in a circle")
+	}
+	if r.PacketSize > 0 && r.Engine != "hw" {
+		d.report(Warning, CodeNoEffect, join(path, "packet_size"), "packet_size is for reorder_engine: hw", "", "remove it")
+	} else if r.PacketSize > 0 && r.PacketSize < 4000 {
+		d.report(Warning, CodeConflict, join(path, "packet_size"), fmt.Sprintf("packet_size: %v is small", r.PacketSize), "4000B or more", "cards are slow with small packets")
+	}
+	if r.DataTypes != nil && r.Type == "cpu" && d.cfg.dialect != Ours {
+		d.report(Note, CodeMeaning, join(path, "data_types"), "DAQIRI converts types only with reorder_type: gpu", "", "its own programs would refuse this file")
+	}
+	ppb := d.packetsPerBatch(&r.Method, join(path, "method"))
+	d.reorderSize(p, r, path, ppb, queue, reg, at)
+}
+
+// packetsPerBatch checks the arithmetic of a method and returns how many packets a batch has, 0 if that is not known.
+func (d *decoder) packetsPerBatch(m *ReorderMethod, path string) int64 {
+	if b := m.BatchNumber; b != nil && b.Sequence.Width > 0 && b.Batch.Width > 0 {
+		if b.Batch.Width >= b.Sequence.Width {
+			d.report(Error, CodeConflict, join(path, "seq_batch_number.batch_number.bit_width"), fmt.Sprintf("batch_number has %d bits, and sequence_number %d", b.Batch.Width, b.Sequence.Width), "fewer bits than sequence_number", "a batch has 2 to their difference packets")
+			return 0
+		}
+		return 1 << (b.Sequence.Width - b.Batch.Width)
+	}
+	if b := m.PacketsPerBatch; b != nil && b.Sequence.Width > 0 && b.PacketsPerBatch > 0 {
+		n := int64(b.PacketsPerBatch)
+		if n > 1<<b.Sequence.Width || n&(n-1) != 0 {
+			d.report(Error, CodeConflict, join(path, "seq_packets_per_batch.packets_per_batch"), fmt.Sprintf("packets_per_batch %d does not divide 2 to %d", n, b.Sequence.Width), fmt.Sprintf("a power of two up to %d", int64(1)<<b.Sequence.Width), "else a batch changes its place when the number begins again")
+			return 0
+		}
+		return n
+	}
+	return 0
+}
+
+// widths of the types of a conversion in bits.
+var widths = map[string]int64{"int4": 4, "int8": 8, "int16": 16, "int32": 32, "fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
+
+func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, queue int, reg *Region, at int) {
+	k := slices.IndexFunc(p.Rx.Queues, func(q RxQueue) bool { return q.ID == queue })
+	if k < 0 || ppb == 0 {
+		return
+	}
+	q := &p.Rx.Queues[k]
+	if len(q.Regions) == 2 {
+		d.report(Error, CodeConflict, path, fmt.Sprintf("the reorder plan %s takes packets of queue %d, which splits headers from payload", shown(r.Name), queue), "a queue with one memory region", "")
+		return
+	}
+	if len(q.Regions) != 1 {
+		return
+	}
+	src, i := d.region(q.Regions[0])
+	if src == nil || reg == nil || src.BufSize == 0 || reg.BufSize == 0 {
+		return
+	}
+	payload := int64(src.BufSize) - int64(r.PayloadOffset)
+	if payload <= 0 {
+		d.also(d.report(Error, CodeConflict, join(path, "payload_byte_offset"), fmt.Sprintf("payload_byte_offset %d leaves nothing of a slot of %d bytes", r.PayloadOffset, int64(src.BufSize)), "", ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
+		return
+	}
+	if t := r.DataTypes; t != nil && widths[t.Input] > 0 {
+		payload = payload * widths[t.Output] / widths[t.Input]
+	}
+	if need := payload * ppb; need > int64(reg.BufSize) {
+		d.also(d.report(Warning, CodeConflict, join(path, "memory_region"), fmt.Sprintf("a batch of %d packets can have %d bytes, and a slot of %s has %d", ppb, need, reg.Name, int64(reg.BufSize)), fmt.Sprintf("buf_size of %d", need),
+			"packets that fill their slots would not fit"), join(item("memory_regions", at), "buf_size"), "buf_size is here")
+	}
+}
+
+// checkReorders finds flows that are in two plans.
+func (d *decoder) checkReorders(rx *Rx, path string) {
+	d.unique(path, "a reorder plan", len(rx.Reorder), func(i int) string { return rx.Reorder[i].Name })
+	first := map[int]string{}
+	for i := range rx.Reorder {
+		mine := map[int]bool{}
+		for k, id := range rx.Reorder[i].FlowIDs {
+			at := join(item(path, i), item("flow_ids", k))
+			if other, twice := first[id]; twice && !mine[id] {
+				d.also(d.report(Error, CodeConflict, at, fmt.Sprintf("flow %d is in two reorder plans", id), "each flow in one", ""), other, "it is here first")
+				continue
+			}
+			first[id], mine[id] = at, true
+		}
+	}
+}
+
+func (d *decoder) checkTx(p *Interface, path string, used map[string]bool) {
+	tx := p.Tx
+	queues := join(path, "queues")
+	d.unique(queues, "a transmit queue", len(tx.Queues), func(i int) string { return tx.Queues[i].Name })
+	d.uniqueID(queues, "id", "a transmit queue", len(tx.Queues), func(i int) int { return tx.Queues[i].ID }, true)
+	for k := range tx.Queues {
+		q := &tx.Queues[k]
+		at := item(queues, k)
+		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
+		d.direct(at, q.PollMode, "cpu_core", "batch_size")
+		if len(q.Offloads) > 0 && !p.Engine.frames() {
+			d.report(Warning, CodeNoEffect, join(at, "offloads"), fmt.Sprintf("the engine %s writes no Ethernet headers of its own", p.Engine), "", "remove offloads")
+		}
+		if q.GPUNetIO != nil && p.Engine != GPUNetIO {
+			d.report(Warning, CodeNoEffect, join(at, "gpunetio"), fmt.Sprintf("the section gpunetio says nothing to the engine %s", p.Engine), "", "remove it")
+		}
+	}
+	if len(tx.Queues) == 0 && !d.broken[queues] {
+		d.report(Warning, CodeMissingKey, path, "tx has no queues", "", "nothing can be sent")
+	}
+	flows := join(path, "flows")
+	d.unique(flows, "a flow", len(tx.Flows), func(i int) string { return tx.Flows[i].Name })
+	d.uniqueID(flows, "id", "a flow", len(tx.Flows), func(i int) int { return tx.Flows[i].ID }, false)
+	// What is sent goes to no queue, and rules need an end.
+	d.checkFlows(tx.Flows, nil, flows, func(f *Flow, at string) bool { return d.checkFlow(f, at, nil, "", true) }, []flow.Action{flow.Queue(0)})
+}
+
+// queueUse is a queue with its place, for checks over all of them.
+type queueUse struct {
+	path    string
+	regions []string
+	depth   int
+	core    int
+	engine  Engine
+}
+
+func (c *Config) queues() []queueUse {
+	var out []queueUse
+	for i := range c.Interfaces {
+		p := &c.Interfaces[i]
+		if p.Rx != nil {
+			for k, q := range p.Rx.Queues {
+				out = append(out, queueUse{join(item("interfaces", i), item("rx.queues", k)), q.Regions, q.Depth, q.CPUCore, p.Engine})
+			}
+		}
+		if p.Tx != nil {
+			for k, q := range p.Tx.Queues {
+				out = append(out, queueUse{join(item("interfaces", i), item("tx.queues", k)), q.Regions, q.Depth, q.CPUCore, p.Engine})
+			}
+		}
+	}
+	return out
+}
+
+// coreUse is a core that something is bound to.
+type coreUse struct {
+	core  int
+	path  string
+	what  string
+	polls bool // all the time
+}
+
+func (c *Config) cores() []coreUse {
+	var out []coreUse
+	add := func(core int, path, what string, polls bool) {
+		if core >= 0 {
+			out = append(out, coreUse{core, path, what, polls})
+		}
+	}
+	add(c.MasterCore, "master_core", "master_core", false)
+	for _, q := range c.queues() {
+		add(q.core, join(q.path, "cpu_core"), "the queue "+q.path, q.engine.frames())
+	}
+	for i := range c.Applications {
+		add(c.Applications[i].CPUCore, item("applications", i)+".cpu_core", "the application "+c.Applications[i].Name, true)
+	}
+	for i := range c.BenchRx {
+		add(c.BenchRx[i].CPUCore, item("bench_rx", i)+".cpu_core", "bench_rx", true)
+	}
+	for i := range c.BenchTx {
+		add(c.BenchTx[i].CPUCore, item("bench_tx", i)+".cpu_core", "bench_tx", true)
+	}
+	for _, b := range []struct {
+		s    *BenchSocket
+		name string
+	}{{c.SocketServer, "socket_bench_server"}, {c.SocketClient, "socket_bench_client"}, {c.RDMAServer, "rdma_bench_server"}, {c.RDMAClient, "rdma_bench_client"}} {
+		if b.s != nil {
+			add(b.s.CPUCore, b.name+".cpu_core", b.name, false)
+		}
+	}
+	if c.Latency != nil {
+		add(c.Latency.CPUCore, "bench_latency.cpu_core", "bench_latency", true)
+	}
+	return out
+}
+
+// checkCores finds cores with two tasks.
+func (d *decoder) checkCores() {
+	first := map[int]coreUse{}
+	for _, u := range d.cfg.cores() {
+		o, twice := first[u.core]
+		if !twice {
+			first[u.core] = u
+			continue
+		}
+		if !u.polls && !o.polls {
+			continue // both sleep while there is nothing to do
+		}
+		d.also(d.report(Warning, CodePlacement, u.path, fmt.Sprintf("core %d has %s already", u.core, o.what), "a core of its own", "polling takes a whole core: each gets half of it"), o.path, "it is here")
+	}
+}

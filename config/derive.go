@@ -1,0 +1,268 @@
+package config
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+)
+
+// defaultDepth is that of engine.RxSpec and engine.TxSpec.
+const defaultDepth = 1024
+
+var pciAddress = regexp.MustCompile(`^([0-9a-fA-F]{4}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]$`)
+
+// rule notes that a value was derived.
+func (c *Config) rule(path, format string, args ...any) {
+	if c.sources == nil {
+		return
+	}
+	c.sources[path] = Source{Origin: FromRule, Why: fmt.Sprintf(format, args...)}
+}
+
+// derive sets what follows from other values. Deriving again changes nothing.
+func (c *Config) derive(d *decoder) {
+	regions := map[string]*Region{}
+	for i := range c.Regions {
+		if regions[c.Regions[i].Name] == nil {
+			regions[c.Regions[i].Name] = &c.Regions[i]
+		}
+	}
+	for i := range c.Interfaces {
+		p := &c.Interfaces[i]
+		path := item("interfaces", i)
+		c.engineOf(p, path, d)
+		c.addressOf(p, path)
+		if p.Engine == RDMA {
+			c.deriveRegions(p, path)
+		}
+		if p.Rx != nil {
+			for k := range p.Rx.Queues {
+				c.deriveRx(p, &p.Rx.Queues[k], join(path, item("rx.queues", k)), k, regions)
+			}
+			for k := range p.Rx.Flows {
+				c.deriveFlow(&p.Rx.Flows[k], join(path, item("rx.flows", k)), k)
+			}
+		}
+		if p.Tx != nil {
+			for k := range p.Tx.Queues {
+				c.deriveTx(p, &p.Tx.Queues[k], join(path, item("tx.queues", k)), k, regions)
+			}
+			for k := range p.Tx.Flows {
+				c.deriveFlow(&p.Tx.Flows[k], join(path, item("tx.flows", k)), k)
+			}
+		}
+	}
+	for i := range c.Applications {
+		if a := &c.Applications[i]; a.Name == "" && a.Kind != "" && a.Interface != "" {
+			a.Name = fmt.Sprintf("%s-%s-%d", a.Kind, a.Interface, a.Queue)
+			c.rule(item("applications", i)+".name", "kind, interface and queue")
+		}
+	}
+}
+
+func (c *Config) deriveFlow(f *Flow, path string, k int) {
+	if f.Name == "" {
+		f.Name = fmt.Sprintf("flow_%d", k)
+		c.rule(join(path, "name"), "the place in the list")
+	}
+}
+
+func (c *Config) deriveRx(p *Interface, q *RxQueue, path string, k int, regions map[string]*Region) {
+	if c.sources != nil && !c.given(join(path, "id")) {
+		q.ID = k
+		c.rule(join(path, "id"), "the place in the list")
+	}
+	if q.Name == "" {
+		q.Name = fmt.Sprintf("%s-rx%d", p.Name, q.ID)
+		c.rule(join(path, "name"), "the interface and the id")
+	}
+	if q.Depth == 0 {
+		q.Depth = c.depth(q.Regions, regions, join(path, "depth"))
+	}
+	if q.SplitAt == 0 && len(q.Regions) == 2 {
+		if r := regions[q.Regions[0]]; r != nil && r.BufSize <= 65535 {
+			q.SplitAt = int(r.BufSize)
+			c.rule(join(path, "split_at"), "buf_size of %s", r.Name)
+		}
+	}
+}
+
+// deriveRegions gives queues of RDMA connections that name no memory what is meant for them. DAQIRI's files leave that to their programs, which go by
+// the names of regions: DATA_RX_GPU_SERVER is for what a server receives.
+func (c *Config) deriveRegions(p *Interface, path string) {
+	mode := ""
+	if p.Socket != nil {
+		mode = p.Socket.Mode
+	}
+	give := func(names *[]string, at, direction string) {
+		if len(*names) > 0 {
+			return
+		}
+		if name, why := c.regionFor(direction, mode); name != "" {
+			*names = []string{name}
+			c.rule(join(at, "memory_regions"), "%s", why)
+		}
+	}
+	if p.Rx != nil {
+		for k := range p.Rx.Queues {
+			give(&p.Rx.Queues[k].Regions, join(path, item("rx.queues", k)), "rx")
+		}
+	}
+	if p.Tx != nil {
+		for k := range p.Tx.Queues {
+			give(&p.Tx.Queues[k].Regions, join(path, item("tx.queues", k)), "tx")
+		}
+	}
+}
+
+// regionFor is the one region whose name has the words, or as many of them as any has; "" if there is no such one.
+func (c *Config) regionFor(direction, mode string) (name, why string) {
+	for _, words := range [][]string{{direction, mode}, {direction}, {}} {
+		n := 0
+		for i := range c.Regions {
+			parts := strings.FieldsFunc(strings.ToLower(c.Regions[i].Name), func(r rune) bool { return r == '_' || r == '-' || r == '.' || r == ' ' })
+			if !slices.ContainsFunc(words, func(w string) bool { return w == "" || !slices.Contains(parts, w) }) {
+				name = c.Regions[i].Name
+				n++
+			}
+		}
+		switch {
+		case n == 1 && len(words) == 0:
+			return name, "it is the only region"
+		case n == 1:
+			return name, "its name says so: " + strings.Join(words, ", ")
+		case n > 1:
+			return "", ""
+		}
+	}
+	return "", ""
+}
+
+func (c *Config) deriveTx(p *Interface, q *TxQueue, path string, k int, regions map[string]*Region) {
+	if c.sources != nil && !c.given(join(path, "id")) {
+		q.ID = k
+		c.rule(join(path, "id"), "the place in the list")
+	}
+	if q.Name == "" {
+		q.Name = fmt.Sprintf("%s-tx%d", p.Name, q.ID)
+		c.rule(join(path, "name"), "the interface and the id")
+	}
+	if q.Depth == 0 {
+		q.Depth = c.depth(q.Regions, regions, join(path, "depth"))
+	}
+}
+
+// depth is that of a queue whose memory is in the regions.
+func (c *Config) depth(names []string, regions map[string]*Region, path string) int {
+	n, why := defaultDepth, "what engines take"
+	for _, name := range names {
+		if r := regions[name]; r != nil && r.NumBufs > 0 && r.NumBufs < n {
+			n, why = r.NumBufs, "num_bufs of "+name
+		}
+	}
+	c.rule(path, "%s", why)
+	return n
+}
+
+// engineOf chooses the engine of an interface that names none.
+func (c *Config) engineOf(p *Interface, path string, d *decoder) {
+	at := join(path, "engine")
+	if p.Engine != "" && p.Engine != Auto {
+		return
+	}
+	set := func(e Engine, format string, args ...any) {
+		p.Engine = e
+		c.rule(at, format, args...)
+	}
+	loop := ""
+	if d != nil && d.legacy.loopback != nil {
+		loop = d.legacy.loopback.parsed.(string)
+	}
+	scheme := p.Address
+	if s := p.Socket; s != nil {
+		scheme = s.Local.String()
+		if s.Local.IsZero() {
+			scheme = s.Remote.String()
+		}
+	}
+	before, _, isURL := strings.Cut(scheme, "://")
+	switch {
+	case isURL && before == "roce":
+		set(RDMA, "the address %s", scheme)
+	case isURL && (before == "udp" || before == "tcp"):
+		set(Sockets, "the address %s", scheme)
+	case isURL && before == "sim":
+		set(Sim, "the address %s", scheme)
+	case p.EFA != nil:
+		set(EFAFabric, "the section efa")
+	case loop == "sw":
+		set(Sim, "loopback: sw, which is a port of the engine sim that is looped to itself")
+	case loop == "hw":
+		set(Verbs, "loopback: hw, which is made inside the card")
+	case c.Engine != "" && c.Engine != Auto:
+		set(c.Engine, "engine of the configuration")
+	case d != nil && d.legacy.stream != nil && d.legacy.stream.parsed == "pcie":
+		set(PCIe, "stream_type: pcie")
+	case p.Socket != nil, d != nil && d.legacy.stream != nil && d.legacy.stream.parsed == "socket":
+		set(Sockets, "it is for sockets")
+	case pciAddress.MatchString(p.Address) && c.dialect != Ours:
+		set(Verbs, "the address is that of a card on the PCI bus, which DAQIRI opens with ibverbs")
+	case pciAddress.MatchString(p.Address):
+		set(Verbs, "the address is that of a card on the PCI bus")
+	default:
+		set(AFXDP, "the address is a network interface")
+	}
+}
+
+// addressOf makes the address that an engine opens of what a socket section says.
+func (c *Config) addressOf(p *Interface, path string) {
+	at := join(path, "address")
+	switch {
+	case p.Engine == Sim && !strings.Contains(p.Address, "://") && p.Name != "":
+		name := p.Address
+		if name == "loopback" || name == "" {
+			name = p.Name
+		}
+		if p.Address == "loopback" {
+			name += "?loop"
+		}
+		p.Address = "sim://" + name
+		c.rule(at, "the engine sim")
+	case (p.Engine == Sockets || p.Engine == RDMA) && p.Socket != nil && p.Socket.Mode != "":
+		if u := p.Socket.url(); u != "" {
+			p.Address = u
+			c.rule(at, "the section socket")
+		}
+	}
+}
+
+// url is the address of the engine socket, "" if something is missing.
+func (s *Socket) url() string {
+	switch e := s.Local; {
+	case s.Mode == "server" && e.Scheme == "tcp" && e.Port > 0:
+		return "tcp://" + e.hostPort() + "?listen=1"
+	case s.Mode == "server" && e.Scheme == "udp" && e.Port > 0:
+		return "udp://" + e.hostPort()
+	case s.Mode == "server" && e.Scheme == "roce" && e.Port > 0:
+		return "roce://" + e.hostPort() + "?listen=1"
+	case s.Mode == "client" && e.Scheme == "roce" && s.Remote.IsZero() && e.Host.IsValid():
+		e.Port = 0 // who connects has any
+		return e.String()
+	case s.Mode != "client" || s.Remote.Port == 0 || !s.Remote.Host.IsValid() || !e.IsZero() && e.Scheme != s.Remote.Scheme:
+		return ""
+	case s.Remote.Scheme == "roce" && e.IsZero():
+		return "roce://" + s.Remote.hostPort()
+	case s.Remote.Scheme == "roce":
+		return "roce://" + s.Remote.hostPort() + "?local=" + e.Host.String()
+	case s.Remote.Scheme == "tcp" && e.IsZero():
+		return "tcp://" + s.Remote.hostPort()
+	case s.Remote.Scheme == "tcp":
+		return "tcp://" + s.Remote.hostPort() + "?local=" + e.hostPort()
+	case s.Remote.Scheme == "udp" && e.IsZero():
+		return "udp://:0?remote=" + s.Remote.hostPort()
+	case s.Remote.Scheme == "udp":
+		return "udp://" + e.hostPort() + "?remote=" + s.Remote.hostPort()
+	}
+	return ""
+}

@@ -1,0 +1,188 @@
+package config
+
+import (
+	"fmt"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// YAML writes the configuration in our spelling, without what is the default anyway. Load of it gives an equal Config.
+func (c *Config) YAML() []byte {
+	p := &printer{cfg: c}
+	p.file()
+	return []byte(p.b.String())
+}
+
+// printer writes a Config along the table.
+type printer struct {
+	cfg   *Config
+	b     strings.Builder
+	all   bool // also defaults, each value with where it came from
+	lines []string
+}
+
+func (p *printer) file() {
+	root, v := schema(), reflect.ValueOf(p.cfg).Elem()
+	p.lines = nil
+	p.section(root, v, "", 1, func(k *key) bool { return !k.beside })
+	p.b.WriteString("penstock:\n")
+	if len(p.lines) == 0 {
+		p.lines = append(p.lines, "  version: 1")
+	}
+	p.flush()
+	p.section(root, v, "", 0, func(k *key) bool { return k.beside })
+	p.flush()
+}
+
+func (p *printer) flush() {
+	for _, l := range p.lines {
+		p.b.WriteString(l)
+		p.b.WriteByte('\n')
+	}
+	p.lines = nil
+}
+
+// line adds a line; path is that of its value, "" for none.
+func (p *printer) line(indent int, text, path string) {
+	l := strings.Repeat("  ", indent) + text
+	if p.all && path != "" {
+		if from := p.origin(path); from != "" {
+			l = fmt.Sprintf("%-50s # %s", l, from)
+		}
+	}
+	p.lines = append(p.lines, l)
+}
+
+func (p *printer) origin(path string) string {
+	s, ok := p.cfg.sources[path]
+	switch {
+	case !ok:
+		return ""
+	case s.Origin == FromFile && strings.HasPrefix(s.Text, "<") && strings.HasSuffix(s.Text, ">"):
+		return fmt.Sprintf("line %d, still to be filled in", s.At.Line)
+	case s.Origin == FromFile:
+		return fmt.Sprintf("line %d", s.At.Line)
+	case s.Origin == FromRule:
+		return "derived: " + s.Why
+	}
+	return s.Origin.String()
+}
+
+func (p *printer) section(s *section, v reflect.Value, path string, indent int, want func(*key) bool) {
+	for i := range s.keys {
+		if f := v.FieldByName("PollMode"); f.IsValid() && f.String() == "direct" && slices.Contains([]string{"cpu_core", "batch_size", "timeout"}, s.keys[i].name) {
+			continue // the application's
+		}
+		if s.name == "action" && s.keys[i].name != "type" && !slices.Contains(uses[v.FieldByName("Type").String()], s.keys[i].name) {
+			continue // of other types
+		}
+		if k := &s.keys[i]; k.index >= 0 && (want == nil || want(k)) {
+			p.key(k, v.Field(k.index), join(path, k.name), indent)
+		}
+	}
+}
+
+func (p *printer) key(k *key, f reflect.Value, path string, indent int) {
+	switch {
+	case k.sub != nil && k.list:
+		if f.Len() == 0 {
+			return
+		}
+		p.line(indent, k.name+":", "")
+		for i := range f.Len() {
+			p.item(k.sub, f.Index(i), item(path, i), indent+1)
+		}
+	case k.sub != nil:
+		optional := f.Kind() == reflect.Pointer
+		if optional {
+			if f.IsNil() {
+				return
+			}
+			f = f.Elem()
+		}
+		before := len(p.lines)
+		p.line(indent, k.name+":", "")
+		p.section(k.sub, f, path, indent+1, nil)
+		if len(p.lines) == before+1 {
+			p.lines = p.lines[:before]
+			if optional { // to be there says something
+				p.line(indent, k.name+": {}", "")
+			}
+		}
+	default:
+		if text, ok := p.value(k, f, path); ok {
+			p.line(indent, k.name+": "+text, path)
+		}
+	}
+}
+
+// item is a map in a list: its first key follows the dash.
+func (p *printer) item(s *section, v reflect.Value, path string, indent int) {
+	before := len(p.lines)
+	p.section(s, v, path, indent+1, nil)
+	if len(p.lines) == before {
+		p.line(indent, "- {}", "")
+		return
+	}
+	at := 2 * indent
+	p.lines[before] = p.lines[before][:at] + "- " + p.lines[before][at+2:]
+}
+
+// value is a value as text; false if it is to be left out.
+func (p *printer) value(k *key, f reflect.Value, path string) (string, bool) {
+	if k.list {
+		if f.Len() == 0 {
+			return "", false
+		}
+		var l []string
+		for i := range f.Len() {
+			l = append(l, quoted(k.kind.formatOf(f.Index(i))))
+		}
+		return "[" + strings.Join(l, ", ") + "]", p.all || strings.Join(l, ", ") != k.def
+	}
+	if f.Kind() == reflect.Struct && f.FieldByName("Set").IsValid() {
+		if !f.FieldByName("Set").Bool() {
+			return "", false
+		}
+		return quoted(k.kind.formatOf(f.FieldByName("Value"))), true
+	}
+	if k.def != "" {
+		d := reflect.New(f.Type()).Elem()
+		setDefault(k, d)
+		if !p.all && d.Equal(f) {
+			return "", false
+		}
+		return quoted(k.kind.formatOf(f)), true
+	}
+	if f.IsZero() && !k.needed && k.name != "id" {
+		return "", false
+	}
+	return quoted(k.kind.formatOf(f)), true
+}
+
+// plainText needs no quotes, in lists neither: there a question mark would begin a key.
+var plainText = regexp.MustCompile(`^[A-Za-z_./][A-Za-z0-9_./:@%+=-]*$`)
+var plainNumber = regexp.MustCompile(`^-?[0-9][A-Za-z0-9./:-]*$`)
+
+// quoted writes a text so that YAML reads it as it is.
+func quoted(s string) string {
+	switch strings.ToLower(s) {
+	case "", "null", "yes", "no", "on", "off", "y", "n", ".nan", ".inf", ".":
+		return strconv.Quote(s)
+	}
+	if s == "true" || s == "false" || plainText.MatchString(s) && !strings.HasSuffix(s, ":") && !ambiguous(s) || plainNumber.MatchString(s) && !strings.HasSuffix(s, ":") {
+		return s
+	}
+	return strconv.Quote(s)
+}
+
+func ambiguous(s string) bool {
+	switch strings.ToLower(s) {
+	case "true", "false":
+		return true
+	}
+	return strings.HasPrefix(s, ".")
+}

@@ -1,0 +1,100 @@
+package config
+
+import (
+	_ "embed" // the words in front of the tables
+	"fmt"
+	"strings"
+)
+
+//go:generate go test -run ^TestGeneratedFiles$ -update .
+
+//go:embed reference.md
+var introduction string
+
+// Reference is docs/config.md: every key with its type, its default and its meaning, from the table.
+func Reference() []byte {
+	var b strings.Builder
+	b.WriteString(introduction)
+	for _, s := range allSections() {
+		fmt.Fprintf(&b, "\n### %s\n\n%s\n", s.name, s.doc)
+		if at := s.paths(); len(at) > 0 {
+			fmt.Fprintf(&b, "\nAt `%s`.\n", strings.Join(at, "`, `"))
+		}
+		b.WriteString("\n| key | in DAQIRI | value | default | meaning |\n|---|---|---|---|---|\n")
+		for i := range s.keys {
+			if k := &s.keys[i]; k.gone == "" {
+				k.row(&b)
+			}
+		}
+		for i := range s.keys {
+			if k := &s.keys[i]; k.gone != "" {
+				fmt.Fprintf(&b, "\n`%s` is refused: %s.\n", k.name, k.gone)
+			}
+		}
+	}
+	return []byte(b.String())
+}
+
+// paths are the places of a section.
+func (s *section) paths() []string {
+	if len(s.keys) == 0 || s == schema() {
+		return nil
+	}
+	var out []string
+	var walk func(x *section, path string)
+	walk = func(x *section, path string) {
+		for i := range x.keys {
+			k := &x.keys[i]
+			if k.sub == nil {
+				continue
+			}
+			p := join(path, k.name)
+			if k.list {
+				p += "[]"
+			}
+			if k.sub == s {
+				out = append(out, p)
+			}
+			walk(k.sub, p)
+		}
+	}
+	walk(schema(), "")
+	return out
+}
+
+func (k *key) row(b *strings.Builder) {
+	name, theirs := "`"+k.name+"`", "same"
+	switch {
+	case k.old != "":
+		name, theirs = "("+k.old+")", "`"+k.name+"`"
+	case k.ours:
+		theirs = ""
+	case k.daqiri != "":
+		theirs = "`" + k.daqiri + "`"
+	case len(k.also) > 0:
+		theirs = "also `" + strings.Join(k.also, "`, `") + "`"
+	}
+	what := ""
+	switch {
+	case k.sub != nil && k.list:
+		what = fmt.Sprintf("list of [%s](#%s)", k.sub.name, k.sub.name)
+	case k.sub != nil:
+		what = fmt.Sprintf("[%s](#%s)", k.sub.name, k.sub.name)
+	case k.kind == nil:
+		what = "map"
+	case k.list:
+		what = "list of " + k.kind.name
+	default:
+		what = k.kind.name
+	}
+	def := ""
+	switch {
+	case k.needed:
+		def = "needed"
+	case k.derived != "":
+		def = k.derived
+	case k.def != "":
+		def = "`" + k.def + "`"
+	}
+	fmt.Fprintf(b, "| %s | %s | %s | %s | %s |\n", name, theirs, strings.ReplaceAll(what, "|", "\\|"), def, strings.ReplaceAll(k.doc, "|", "\\|"))
+}

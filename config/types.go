@@ -1,0 +1,457 @@
+package config
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// The structs below are what a file says. The tag cfg is the key in the file; its meaning, type, range and default are in the table,
+// which docs/config.md prints. After Load the values are the effective ones, with defaults and what was derived in place;
+// Config.Source tells which is which. All of it is data that a program may as well write itself: then Config.Check looks at it.
+
+// Config is one file.
+type Config struct {
+	Version      int           `cfg:"version"`
+	MasterCore   int           `cfg:"master_core"` // -1: none
+	Engine       Engine        `cfg:"engine"`      // of interfaces that name none
+	Logging      Logging       `cfg:"logging"`
+	Metrics      *Metrics      `cfg:"metrics"`
+	Regions      []Region      `cfg:"memory_regions"`
+	Interfaces   []Interface   `cfg:"interfaces"`
+	Transfers    *Transfers    `cfg:"transfers"`
+	Security     *Security     `cfg:"security"`
+	Registry     *Registry     `cfg:"registry"`
+	Applications []Application `cfg:"applications"`
+
+	// Sections of DAQIRI's benchmarks, which lie beside the configuration and drive ours.
+	BenchRx      []BenchRx     `cfg:"bench_rx"`
+	BenchTx      []BenchTx     `cfg:"bench_tx"`
+	SocketServer *BenchSocket  `cfg:"socket_bench_server"`
+	SocketClient *BenchSocket  `cfg:"socket_bench_client"`
+	RDMAServer   *BenchSocket  `cfg:"rdma_bench_server"`
+	RDMAClient   *BenchSocket  `cfg:"rdma_bench_client"`
+	Quantize     *Quantize     `cfg:"bench_reorder_quantize"`
+	Latency      *BenchLatency `cfg:"bench_latency"`
+
+	name    string
+	dialect Dialect
+	sources map[string]Source
+	needs   Diagnostics // see Needs
+}
+
+// Logging says what the program writes of itself.
+type Logging struct {
+	Level  string `cfg:"level"`  // trace, debug, info, warn, error, critical, off
+	Format string `cfg:"format"` // text, json
+	File   string `cfg:"file"`   // "": standard error
+}
+
+// Metrics says where counts can be read.
+type Metrics struct {
+	Listen string `cfg:"listen"` // host:port
+}
+
+// Region is memory for packets: NumBufs slots of BufSize bytes.
+type Region struct {
+	Name     string   `cfg:"name"`
+	Kind     string   `cfg:"kind"` // host, huge, host_pinned, device
+	NUMA     int      `cfg:"numa"` // -1: any
+	GPU      int      `cfg:"gpu"`
+	Access   []string `cfg:"access"` // local, rdma_write, rdma_read
+	NumBufs  int      `cfg:"num_bufs"`
+	BufSize  Size     `cfg:"buf_size"`
+	Align    Size     `cfg:"align"`
+	PageSize Size     `cfg:"page_size"`
+	Fallback bool     `cfg:"fallback"`
+	Owned    bool     `cfg:"owned"`
+}
+
+// Interface is a port of an engine.
+type Interface struct {
+	Name     string    `cfg:"name"`
+	Engine   Engine    `cfg:"engine"`
+	Address  string    `cfg:"address"`
+	MTU      int       `cfg:"mtu"` // 0: as it is
+	Socket   *Socket   `cfg:"socket"`
+	RoCE     *RoCE     `cfg:"roce"`
+	EFA      *EFA      `cfg:"efa"`
+	XDP      *XDP      `cfg:"xdp"`
+	AFPacket *AFPacket `cfg:"afpacket"`
+	Rx       *Rx       `cfg:"rx"`
+	Tx       *Tx       `cfg:"tx"`
+}
+
+// Socket is how an interface of the engine socket, or of RDMA connections, is reached.
+type Socket struct {
+	Mode           string        `cfg:"mode"` // client, server
+	Local          Endpoint      `cfg:"local"`
+	Remote         Endpoint      `cfg:"remote"`
+	MaxPayload     int           `cfg:"max_payload_size"` // 0: derived
+	ConnectRetry   time.Duration `cfg:"connect_retry"`
+	ReceiveBuffer  Size          `cfg:"receive_buffer"`
+	SendBuffer     Size          `cfg:"send_buffer"`
+	ConnectTimeout time.Duration `cfg:"connect_timeout"`
+}
+
+// RoCE are the settings of RDMA connections.
+type RoCE struct {
+	Transport string `cfg:"transport"` // RC, UC, UD
+}
+
+// EFA are the settings of the engine efa.
+type EFA struct {
+	Mode       string `cfg:"mode"` // client, server
+	LocalPort  int    `cfg:"local_port"`
+	RemotePort int    `cfg:"remote_port"`
+}
+
+// XDP are the settings of the engine xdp.
+type XDP struct {
+	Queues   []int         `cfg:"queues"` // of the device; none: all
+	Bind     string        `cfg:"bind"`   // auto, zerocopy, copy
+	Attach   string        `cfg:"attach"` // auto, native, generic
+	Ring     int           `cfg:"ring"`
+	Spare    int           `cfg:"spare"`
+	BusyPoll time.Duration `cfg:"busy_poll"`
+	Chains   bool          `cfg:"chains"`
+}
+
+// AFPacket are the settings of the engine afpacket.
+type AFPacket struct {
+	Frames      int    `cfg:"frames"`
+	FrameSize   Size   `cfg:"frame_size"` // 0: enough for the MTU
+	Fanout      string `cfg:"fanout"`     // none, hash, cpu, rollover
+	Sockets     int    `cfg:"sockets"`
+	Promiscuous bool   `cfg:"promiscuous"`
+	QdiscBypass bool   `cfg:"qdisc_bypass"`
+}
+
+// Rx is the receiving half of an interface.
+type Rx struct {
+	FlowIsolation       bool       `cfg:"flow_isolation"`
+	HardwareTimestamps  bool       `cfg:"hardware_timestamps"`
+	Timestamps          bool       `cfg:"timestamps"`
+	DynamicFlowCapacity int        `cfg:"dynamic_flow_capacity"`
+	Queues              []RxQueue  `cfg:"queues"`
+	FlexItems           []FlexItem `cfg:"flex_items"`
+	Flows               []Flow     `cfg:"flows"`
+	Reorder             []Reorder  `cfg:"reorder"`
+}
+
+// RxQueue is a receive queue.
+type RxQueue struct {
+	Name      string        `cfg:"name"`
+	ID        int           `cfg:"id"`
+	PollMode  string        `cfg:"poll_mode"` // indirect, direct
+	CPUCore   int           `cfg:"cpu_core"`  // of its poller; -1: not pinned
+	BatchSize int           `cfg:"batch_size"`
+	Depth     int           `cfg:"depth"`
+	Regions   []string      `cfg:"memory_regions"` // one, or two: headers and payload
+	SplitAt   int           `cfg:"split_at"`
+	Timeout   time.Duration `cfg:"timeout"`
+}
+
+// FlexItem names a place in UDP payloads that flows can match.
+type FlexItem struct {
+	Name   string `cfg:"name"`
+	ID     int    `cfg:"id"`
+	Port   int    `cfg:"udp_dst_port"` // 0: any
+	Offset int    `cfg:"offset"`
+}
+
+// Flow is a steering rule: Rx.Rules and Tx.Rules make a flow.Rule of it.
+type Flow struct {
+	Name     string   `cfg:"name"`
+	ID       int      `cfg:"id"`
+	Priority int      `cfg:"priority"`
+	Match    Match    `cfg:"match"`
+	Actions  []Action `cfg:"actions"`
+}
+
+// Match is what a flow asks of a packet: all of it.
+type Match struct {
+	EthSrc    flow.Opt[packet.MAC]       `cfg:"eth_src"`
+	EthDst    flow.Opt[packet.MAC]       `cfg:"eth_dst"`
+	EtherType flow.Opt[packet.EtherType] `cfg:"eth_type"`
+	VLAN      flow.Opt[flow.VLAN]        `cfg:"vlan"`
+	InnerVLAN flow.Opt[flow.VLAN]        `cfg:"inner_vlan"`
+	IPSrc     netip.Prefix               `cfg:"ip_src"`
+	IPDst     netip.Prefix               `cfg:"ip_dst"`
+	IPProto   flow.Opt[packet.Proto]     `cfg:"ip_proto"`
+	IPLen     flow.Opt[flow.Range]       `cfg:"ip_len"`
+	UDPSrc    flow.Opt[flow.Range]       `cfg:"udp_src"`
+	UDPDst    flow.Opt[flow.Range]       `cfg:"udp_dst"`
+	TCPSrc    flow.Opt[flow.Range]       `cfg:"tcp_src"`
+	TCPDst    flow.Opt[flow.Range]       `cfg:"tcp_dst"`
+	FlexItem  flow.Opt[int]              `cfg:"flex_item_id"`
+	FlexVal   flow.Opt[uint32]           `cfg:"val"`
+	FlexMask  flow.Opt[uint32]           `cfg:"mask"`
+	Flex      []FlexWord                 `cfg:"flex"`
+	ECPRI     ECPRI                      `cfg:"ecpri"`
+}
+
+// FlexWord asks for bits of the payload.
+type FlexWord struct {
+	Offset int    `cfg:"offset"`
+	Value  uint32 `cfg:"value"`
+	Mask   uint32 `cfg:"mask"`
+}
+
+// ECPRI asks for fields of an eCPRI message.
+type ECPRI struct {
+	Type  flow.Opt[uint8]  `cfg:"msg_type"`
+	PCID  flow.Opt[uint16] `cfg:"pc_id"`
+	RTCID flow.Opt[uint16] `cfg:"rtc_id"`
+}
+
+// Action is one step of what happens to a packet of a flow.
+type Action struct {
+	Type   string           `cfg:"type"` // queue, drop, kernel, vlan_pop, vlan_push, tunnel_decap, tunnel_encap
+	ID     flow.Opt[int]    `cfg:"id"`
+	IDs    []int            `cfg:"ids"`
+	VLANID flow.Opt[int]    `cfg:"vlan_id"`
+	PCP    int              `cfg:"pcp"`
+	DEI    int              `cfg:"dei"`
+	TPID   packet.EtherType `cfg:"ethertype"`
+	Tunnel *Tunnel          `cfg:"tunnel"`
+}
+
+// Tunnel is the outer headers of an encapsulation.
+type Tunnel struct {
+	Type     string           `cfg:"type"` // vxlan, gre, nvgre
+	EthSrc   packet.MAC       `cfg:"outer_eth_src"`
+	EthDst   packet.MAC       `cfg:"outer_eth_dst"`
+	IPSrc    netip.Addr       `cfg:"outer_ip_src"`
+	IPDst    netip.Addr       `cfg:"outer_ip_dst"`
+	TTL      int              `cfg:"outer_ttl"`
+	TOS      int              `cfg:"outer_tos"`
+	UDPSrc   int              `cfg:"outer_udp_src"`
+	UDPDst   int              `cfg:"outer_udp_dst"`
+	VNI      flow.Opt[int]    `cfg:"vni"`
+	Protocol packet.EtherType `cfg:"gre_protocol"`
+	TNI      flow.Opt[int]    `cfg:"tni"`
+	FlowID   int              `cfg:"flow_id"`
+}
+
+// Reorder puts packets of flows into aligned batches.
+type Reorder struct {
+	Name          string        `cfg:"name"`
+	Engine        string        `cfg:"reorder_engine"` // sw, hw
+	Type          string        `cfg:"reorder_type"`   // gpu, cpu
+	Cyclic        bool          `cfg:"cyclic_sequence"`
+	MissingAction string        `cfg:"missing_action"` // passthrough, drop
+	PacketSize    Size          `cfg:"packet_size"`
+	Region        string        `cfg:"memory_region"`
+	PayloadOffset int           `cfg:"payload_byte_offset"`
+	FlowIDs       []int         `cfg:"flow_ids"`
+	DataTypes     *DataTypes    `cfg:"data_types"`
+	Method        ReorderMethod `cfg:"method"`
+}
+
+// DataTypes is a conversion on the way.
+type DataTypes struct {
+	Input      string `cfg:"input_type"`
+	Output     string `cfg:"output_type"`
+	Endianness string `cfg:"endianness"` // host, network
+}
+
+// ReorderMethod says how a packet's place follows from its bytes. Exactly one is set.
+type ReorderMethod struct {
+	BatchNumber     *SeqBatchNumber     `cfg:"seq_batch_number"`
+	PacketsPerBatch *SeqPacketsPerBatch `cfg:"seq_packets_per_batch"`
+}
+
+// SeqBatchNumber: each packet has a sequence number and the number of its batch.
+type SeqBatchNumber struct {
+	Sequence BitField `cfg:"sequence_number"`
+	Batch    BitField `cfg:"batch_number"`
+}
+
+// SeqPacketsPerBatch: each packet has a sequence number, and batches a fixed number of packets.
+type SeqPacketsPerBatch struct {
+	Sequence        BitField `cfg:"sequence_number"`
+	PacketsPerBatch int      `cfg:"packets_per_batch"`
+}
+
+// BitField is a number in a packet, most significant bit first, counted from the packet's first bit.
+type BitField struct {
+	Offset int `cfg:"bit_offset"`
+	Width  int `cfg:"bit_width"`
+}
+
+// Tx is the sending half of an interface.
+type Tx struct {
+	AccurateSend bool      `cfg:"accurate_send"`
+	Queues       []TxQueue `cfg:"queues"`
+	Flows        []Flow    `cfg:"flows"`
+}
+
+// TxQueue is a transmit queue.
+type TxQueue struct {
+	Name      string     `cfg:"name"`
+	ID        int        `cfg:"id"`
+	PollMode  string     `cfg:"poll_mode"`
+	CPUCore   int        `cfg:"cpu_core"`
+	BatchSize int        `cfg:"batch_size"`
+	Depth     int        `cfg:"depth"`
+	Regions   []string   `cfg:"memory_regions"`
+	Headroom  int        `cfg:"headroom"`
+	Offloads  []string   `cfg:"offloads"` // tx_eth_src
+	Rate      Rate       `cfg:"rate"`     // 0: no limit
+	GPUNetIO  *GPUNetIOQ `cfg:"gpunetio"`
+}
+
+// GPUNetIOQ are the settings of a transmit queue of the engine gpunetio.
+type GPUNetIOQ struct {
+	TxKernel string `cfg:"tx_kernel"` // persistent, per_burst
+}
+
+// Transfers makes this process a node that moves tensors and files.
+type Transfers struct {
+	Name               string        `cfg:"name"`
+	Listen             []string      `cfg:"listen"`
+	Paths              []string      `cfg:"paths"` // shm, tcp, verbs
+	Budget             Size          `cfg:"budget"`
+	RegistrationBudget Size          `cfg:"registration_budget"`
+	Streams            int           `cfg:"streams"`
+	Window             int           `cfg:"window"`
+	Checksum           bool          `cfg:"checksum"`
+	HeartbeatEvery     time.Duration `cfg:"heartbeat"`
+	DeadAfter          time.Duration `cfg:"dead_after"`
+	Share              *Share        `cfg:"share"`
+	Peers              []Peer        `cfg:"peers"`
+}
+
+// Share is a file or a directory that peers can fetch.
+type Share struct {
+	Path     string `cfg:"path"`
+	Writable bool   `cfg:"writable"`
+	MaxBytes Size   `cfg:"max_bytes"` // 0: as the disk allows
+}
+
+// Peer is a node to connect to.
+type Peer struct {
+	Name    string `cfg:"name"`
+	Address string `cfg:"address"`
+}
+
+// Security says who this node is and what it takes.
+type Security struct {
+	Identity string `cfg:"identity"` // directory; "": the user's
+	Policy   string `cfg:"policy"`   // file; "": that of the identity
+	Floor    string `cfg:"floor"`    // none, host, encrypted
+	Insecure bool   `cfg:"insecure"`
+}
+
+// Registry says where nodes find each other.
+type Registry struct {
+	URL    string        `cfg:"url"`
+	Prefix string        `cfg:"prefix"`
+	TTL    time.Duration `cfg:"ttl"`
+}
+
+// Application is something to do with the packets of an interface.
+type Application struct {
+	Name      string  `cfg:"name"`
+	Kind      string  `cfg:"kind"`      // count, echo, forward, sink
+	Interface string  `cfg:"interface"` // where packets come from
+	Queue     int     `cfg:"queue"`
+	To        string  `cfg:"to"` // forward: the interface
+	ToQueue   int     `cfg:"to_queue"`
+	CPUCore   int     `cfg:"cpu_core"`
+	Record    string  `cfg:"record"` // sink: a file
+	Format    string  `cfg:"format"` // raw, pcap, pcapng
+	Tensor    *Tensor `cfg:"tensor"` // sink: what peers get
+}
+
+// Tensor is a tensor that payloads are placed into, for peers of the node to get.
+type Tensor struct {
+	Name     string        `cfg:"name"`
+	DType    string        `cfg:"dtype"`
+	Shape    []int         `cfg:"shape"`  // rows first: one packet is one row
+	Offset   flow.Opt[int] `cfg:"offset"` // bytes of a packet before its payload; without: behind the UDP header of frames, 0 for sockets
+	Sequence *Sequence     `cfg:"sequence"`
+	Buffers  int           `cfg:"buffers"`
+	Flush    time.Duration `cfg:"flush"` // 0: only whole tensors, or when the next one begins
+}
+
+// Sequence is a number in each payload that says which row it is: the number modulo the rows.
+type Sequence struct {
+	Offset int `cfg:"offset"`
+	Width  int `cfg:"width"` // bytes, big-endian
+}
+
+// BenchRx is one receiver of a stream benchmark.
+type BenchRx struct {
+	Interface     string `cfg:"interface_name"`
+	Queue         int    `cfg:"queue_id"`
+	CPUCore       int    `cfg:"cpu_core"`
+	GPUDirect     bool   `cfg:"gpu_direct"`
+	SplitBoundary Size   `cfg:"split_boundary"`
+	BatchSize     int    `cfg:"batch_size"`
+	MaxPacketSize Size   `cfg:"max_packet_size"`
+	HeaderSize    Size   `cfg:"header_size"`
+}
+
+// BenchTx is one sender of a stream benchmark: UDP packets of one kind.
+type BenchTx struct {
+	Interface      string        `cfg:"interface_name"`
+	Queue          int           `cfg:"queue_id"`
+	CPUCore        int           `cfg:"cpu_core"`
+	BatchSize      int           `cfg:"batch_size"`
+	PayloadSize    Size          `cfg:"payload_size"`
+	HeaderSize     Size          `cfg:"header_size"`
+	GPUDirect      bool          `cfg:"gpu_direct"`
+	SplitBoundary  Size          `cfg:"split_boundary"`
+	EthSrc         packet.MAC    `cfg:"eth_src_addr"`
+	EthDst         packet.MAC    `cfg:"eth_dst_addr"`
+	IPSrc          netip.Addr    `cfg:"ip_src_addr"`
+	IPDst          netip.Addr    `cfg:"ip_dst_addr"`
+	UDPSrc         flow.Range    `cfg:"udp_src_port"` // cycled through, packet by packet
+	UDPDst         flow.Range    `cfg:"udp_dst_port"`
+	SequenceOffset flow.Opt[int] `cfg:"sequence_number_offset"` // in the payload
+	SequenceStart  int           `cfg:"sequence_number_start"`
+}
+
+// BenchSocket is one end of a benchmark of sockets or RDMA connections.
+type BenchSocket struct {
+	Server        bool       `cfg:"server"`
+	Send          bool       `cfg:"send"`
+	Receive       bool       `cfg:"receive"`
+	CPUCore       int        `cfg:"cpu_core"`
+	Iterations    int        `cfg:"iterations"` // 0: until the time is over
+	MessageSize   Size       `cfg:"message_size"`
+	ServerAddress netip.Addr `cfg:"server_address"`
+	ClientAddress netip.Addr `cfg:"client_address"`
+	ServerPort    int        `cfg:"server_port"`
+	RxDepth       int        `cfg:"rx_depth"`
+	TxDepth       int        `cfg:"tx_depth"`
+}
+
+// Quantize is what the benchmark of reordering with conversion checks.
+type Quantize struct {
+	Input         string `cfg:"input_type"`
+	Output        string `cfg:"output_type"`
+	Endianness    string `cfg:"endianness"`
+	VerifyBatches int    `cfg:"verify_batches"`
+	VerifyChunks  int    `cfg:"verify_chunks"`
+	ChunkElements int    `cfg:"chunk_elements"`
+}
+
+// BenchLatency is a benchmark of one packet at a time.
+type BenchLatency struct {
+	TxInterface string     `cfg:"tx_interface_name"`
+	RxInterface string     `cfg:"rx_interface_name"`
+	CPUCore     int        `cfg:"cpu_core"`
+	PayloadSize Size       `cfg:"payload_size"`
+	HeaderSize  Size       `cfg:"header_size"`
+	EthDst      packet.MAC `cfg:"eth_dst_addr"`
+	IPSrc       netip.Addr `cfg:"ip_src_addr"`
+	IPDst       netip.Addr `cfg:"ip_dst_addr"`
+	UDPSrc      flow.Range `cfg:"udp_src_port"`
+	UDPDst      flow.Range `cfg:"udp_dst_port"`
+	PTPDevice   string     `cfg:"ptp_device"`
+}

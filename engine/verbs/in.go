@@ -1,0 +1,164 @@
+package verbs
+
+import (
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/ibv"
+)
+
+// inLane is a lane of a connection at its receiver's end. The mutex of the queue guards it.
+type inLane struct {
+	q        *rxQueue
+	c        *conn
+	id       uint32
+	qpn      uint32
+	pair     pairInfo
+	x        *pair
+	chain    *ibv.SendChain // of one request: a credit
+	wc       [controlSend]ibv.WC
+	busy     int // credits that the device has
+	g        grants
+	ready    bool // it is connected
+	leaving  bool // it was taken back
+	numbered bool // messages carry their numbers, since some may be lost
+	probe    uint64
+}
+
+// newLane makes a lane for a connection. The caller holds the port's mutex.
+func (q *rxQueue) newLane(c *conn, id uint32) (*inLane, error) {
+	p := q.port
+	chain, err := ibv.NewSendChain(1, 1, 0)
+	if err != nil {
+		return nil, err
+	}
+	x, err := p.newPair(ibv.QPSpec{RecvCQ: q.cq, SRQ: q.srq, SendWRs: controlSend, SendSGEs: 1}, controlSend+2)
+	if err != nil {
+		chain.Close()
+		return nil, err
+	}
+	l := &inLane{q: q, c: c, id: id, qpn: x.mine.qpn, pair: x.mine, x: x, chain: chain, numbered: p.o.Transport != RC}
+	p.control.own(x.cq, l)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.lanes[l.qpn] = l
+	return l, nil
+}
+
+// connect connects a lane to the sender's queue pair, and says how many messages may come.
+func (q *rxQueue) connect(l *inLane, peer *pairInfo) (limit uint64, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if l.ready {
+		return 0, errOrder
+	}
+	if err := l.x.connect(q.port, peer); err != nil {
+		return 0, err
+	}
+	l.ready = true
+	if err := q.post(); err != nil {
+		return 0, err
+	}
+	l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
+	l.g.told = l.g.limit
+	return l.g.limit, nil
+}
+
+// leave takes a lane back: the sender will be told to send no more on it.
+func (q *rxQueue) leave(l *inLane) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.leaving = true
+}
+
+// remove gives a lane up. The caller holds q.mu.
+func (q *rxQueue) remove(l *inLane) {
+	if q.lanes[l.qpn] != l {
+		return
+	}
+	delete(q.lanes, l.qpn)
+	if q.last == l {
+		q.last = nil
+	}
+	q.port.control.disown(l.x.cq)
+	l.x.close()
+	l.chain.Close()
+}
+
+// grant tells the sender how many more messages may come, when it is time to. It never waits: what cannot be told now is told when the
+// device has done with what it was told before.
+func (q *rxQueue) grant(l *inLane) {
+	if !l.ready || l.leaving {
+		return
+	}
+	l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
+	if l.probe > 0 && q.n == 0 { // everything that came has been seen
+		if l.probe > l.g.received {
+			q.drops.Add(engine.DropNIC, l.probe-l.g.received)
+			l.g.received = l.probe
+			l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
+		}
+		if l.g.limit > l.g.received {
+			l.probe, l.g.told = 0, l.g.received // what it was told may be lost as well
+		}
+	}
+	if !l.g.due() {
+		return
+	}
+	if l.busy == controlSend {
+		l.reap()
+	}
+	if l.busy == controlSend {
+		l.x.cq.Arm(false)
+		if l.reap(); l.busy == controlSend {
+			return // the driver hears of it
+		}
+	}
+	l.chain.Reset()
+	l.chain.SendImm(0, ibv.Signaled, uint32(l.g.limit))
+	l.x.to(l.chain)
+	if _, err := l.x.qp.PostSend(l.chain); err != nil {
+		q.failed(l, err)
+		return
+	}
+	l.busy++
+	l.g.told = l.g.limit
+	q.port.counts.credits.Add(1)
+}
+
+// reap takes back credits that the device has done with.
+func (l *inLane) reap() {
+	n, err := l.x.cq.Poll(l.wc[:])
+	if err != nil {
+		l.q.failed(l, err)
+	}
+	for i := range n {
+		if s := l.wc[i].Status(); s != ibv.Success && s != ibv.WRFlushErr {
+			l.q.failed(l, l.wc[i].Err())
+		}
+	}
+	l.busy -= n
+}
+
+// event implements owner.
+func (l *inLane) event() {
+	q := l.q
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.lanes[l.qpn] != l {
+		return
+	}
+	l.x.cq.Ack()
+	l.reap()
+	q.grant(l)
+}
+
+// probed hears of a sender that waits how many messages it has sent: what did not arrive of them is lost.
+func (q *rxQueue) probed(l *inLane, count uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.probe = count
+	q.look()
+	if q.n == 0 {
+		q.again()
+	}
+	q.wake()
+}

@@ -1,0 +1,173 @@
+package verbs
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+)
+
+// meeting is how ports find each other and exchange records before there is a queue pair between them, and beside it. There is one
+// over TCP at the port's own address; one over the connection manager (rdma_cm) fits here as well.
+type meeting interface {
+	// listen accepts channels at an address. A port of 0 is chosen.
+	listen(at netip.AddrPort) (listener, error)
+	// dial makes a channel. from may be invalid, or have port 0.
+	dial(ctx context.Context, from, to netip.AddrPort) (channel, error)
+}
+
+// listener accepts channels.
+type listener interface {
+	accept() (channel, error)
+	addr() netip.AddrPort
+	close() error
+}
+
+// channel carries the records of one connection.
+type channel interface {
+	local() netip.AddrPort
+	remote() netip.AddrPort
+	// send leaves a record to be sent, in order. It does not wait.
+	send(r *record)
+	// receive waits for a record. One goroutine calls it.
+	receive() (record, error)
+	// close sends what was left, within reason, and ends the channel. receive returns with an error. It does not wait.
+	close()
+	// wait waits until close has done everything.
+	wait()
+}
+
+// overTCP is the meeting over TCP.
+type overTCP struct{}
+
+type tcpListener struct{ l *net.TCPListener }
+
+func (overTCP) listen(at netip.AddrPort) (listener, error) {
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
+	if err != nil {
+		return nil, failed(engine.ErrInUse, "listening at %v: %v", at, err)
+	}
+	return tcpListener{l}, nil
+}
+
+func (l tcpListener) accept() (channel, error) {
+	c, err := l.l.AcceptTCP()
+	if err != nil {
+		return nil, err
+	}
+	return newTCPChannel(c), nil
+}
+
+func (l tcpListener) addr() netip.AddrPort {
+	return unmapped(l.l.Addr().(*net.TCPAddr).AddrPort())
+}
+
+func (l tcpListener) close() error { return l.l.Close() }
+
+func (overTCP) dial(ctx context.Context, from, to netip.AddrPort) (channel, error) {
+	var d net.Dialer
+	if from.IsValid() {
+		d.LocalAddr = net.TCPAddrFromAddrPort(from)
+	}
+	c, err := d.DialContext(ctx, "tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	t := c.(*net.TCPConn)
+	if t.LocalAddr().String() == t.RemoteAddr().String() { // the port that nobody listens on was chosen as our own
+		t.Close()
+		return nil, errors.New("connection refused: nobody listens there")
+	}
+	return newTCPChannel(t), nil
+}
+
+func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
+
+const (
+	maxPending   = 1 << 20         // bytes of records that wait for the peer to read
+	farewellTime = 2 * time.Second // for what is left when a channel is closed
+)
+
+// tcpChannel is a channel over a TCP connection. A goroutine of its own writes.
+type tcpChannel struct {
+	c       *net.TCPConn
+	scratch [maxRecord]byte
+
+	mu      sync.Mutex
+	pending []byte
+	ending  bool
+	wake    chan struct{}
+	over    chan struct{}
+}
+
+func newTCPChannel(c *net.TCPConn) *tcpChannel {
+	t := &tcpChannel{c: c, wake: make(chan struct{}, 1), over: make(chan struct{})}
+	go t.write()
+	return t
+}
+
+func (t *tcpChannel) local() netip.AddrPort {
+	return unmapped(t.c.LocalAddr().(*net.TCPAddr).AddrPort())
+}
+
+func (t *tcpChannel) remote() netip.AddrPort {
+	return unmapped(t.c.RemoteAddr().(*net.TCPAddr).AddrPort())
+}
+
+func (t *tcpChannel) send(r *record) {
+	t.mu.Lock()
+	if !t.ending {
+		if t.pending = r.append(t.pending); len(t.pending) > maxPending { // a peer that does not read is as good as dead
+			t.c.CloseRead()
+		}
+	}
+	t.mu.Unlock()
+	t.stir()
+}
+
+func (t *tcpChannel) stir() {
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (t *tcpChannel) receive() (record, error) { return readRecord(t.c, t.scratch[:]) }
+
+func (t *tcpChannel) close() {
+	t.mu.Lock()
+	t.ending = true
+	t.mu.Unlock()
+	t.c.SetWriteDeadline(time.Now().Add(farewellTime))
+	t.c.CloseRead()
+	t.stir()
+}
+
+func (t *tcpChannel) wait() { <-t.over }
+
+// write sends what send has left.
+func (t *tcpChannel) write() {
+	defer close(t.over)
+	defer t.c.Close()
+	var out []byte
+	for range t.wake {
+		t.mu.Lock()
+		out, t.pending = t.pending, out[:0]
+		ending := t.ending
+		t.mu.Unlock()
+		if _, err := t.c.Write(out); err != nil {
+			t.c.CloseRead() // whoever receives ends the connection, and closes the channel
+			if ending {
+				return
+			}
+			continue
+		}
+		if ending {
+			return
+		}
+	}
+}

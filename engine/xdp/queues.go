@@ -1,0 +1,376 @@
+package xdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// What follows adds and removes queues. All of it runs with Port.mu held, on a thread in the port's namespace.
+
+// settleTime bounds the wait for packets that the kernel is sending when their queue of the interface is closed.
+const settleTime = time.Second
+
+// number chooses the number of a queue: that which is asked for, or the lowest that is free.
+func number(used []int, ask int) (int, error) {
+	if ask < engine.Auto || ask >= maxQueues {
+		return 0, fmt.Errorf("expected 0 to %d, or engine.Auto: %w", maxQueues-1, engine.ErrInvalid)
+	}
+	if ask != engine.Auto {
+		if slices.Contains(used, ask) {
+			return 0, engine.ErrExists
+		}
+		return ask, nil
+	}
+	for id := range maxQueues {
+		if !slices.Contains(used, id) {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d are in use: %w", maxQueues, engine.ErrExists)
+}
+
+// usable says why the port takes no queue.
+func (p *Port) usable() error {
+	switch {
+	case p.closed:
+		return engine.ErrClosed
+	case p.link.Gone():
+		return ErrRemoved
+	case p.broken.Load() != nil:
+		return *p.broken.Load()
+	}
+	return nil
+}
+
+// choose makes the port's memory around a pool, unless there is one.
+func (p *Port) choose(pool *mem.Pool) (err error) {
+	if p.memory != nil {
+		return nil
+	}
+	if m := p.o.Memory; m != nil {
+		if err := m.hold(); err != nil {
+			return err
+		}
+		p.memory = m
+		return nil
+	}
+	o := MemoryOptions{Spare: p.o.Spare}
+	if chunk, ok := usable(pool); ok {
+		o.Region, o.Chunk = pool.Region(), chunk
+	} else if o.Spare < 0 {
+		return fmt.Errorf("xdp: %s: pool %q: its slots are %d bytes apart from offset %d of memory of kind %v: expected 2048 or 4096 bytes, aligned to that, or Options.Spare: %w",
+			p.name, pool.Name(), pool.Stride(), pool.Span().Off, pool.Region().Kind(), engine.ErrUnsupported)
+	} else if p.longest() > 2048-sys.XDPHeadroom {
+		o.Chunk = 4096
+	}
+	p.memory, err = NewMemory(o)
+	return err
+}
+
+// unchoose gives the memory up when nothing uses it.
+func (p *Port) unchoose() error {
+	if p.memory == nil || len(p.rxs)+len(p.txs) > 0 {
+		return nil
+	}
+	err := p.shutQueues()
+	m := p.memory
+	p.memory = nil
+	return errors.Join(err, m.release())
+}
+
+// shutQueues closes the queues of the interface, on which there are no sockets any more.
+func (p *Port) shutQueues() error {
+	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	defer cancel()
+	var errs []error
+	for i, n := range p.nqs {
+		if n == nil {
+			continue
+		}
+		n.settle(ctx)
+		errs = append(errs, n.close())
+		p.nqs[i] = nil
+	}
+	p.feed = feed{}
+	return errors.Join(errs...)
+}
+
+// nq opens a queue of the interface, unless it is open.
+func (p *Port) nq(i int) (n *nicQueue, err error) {
+	if p.nqs[i] == nil {
+		if p.nqs[i], err = p.openQueue(p.o.Queues[i]); err != nil {
+			return nil, err
+		}
+	}
+	return p.nqs[i], nil
+}
+
+// chooseFeed says into which pool the kernel receives when q is the first receive queue: its own, or the spare one.
+func (p *Port) chooseFeed(q *rxQueue) error {
+	m := p.memory
+	switch {
+	case p.feed.pool != nil:
+		return nil
+	case m.fits(q.data()):
+		p.feed = feed{pool: q.data()}
+	case m.spare != nil:
+		p.feed = feed{pool: m.spare, base: m.home}
+	default:
+		return fmt.Errorf("xdp: %s: pool %q is not in the port's memory in slots of %d bytes, and there are no spare chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+			p.name, q.data().Name(), m.chunk, m.note, engine.ErrUnsupported)
+	}
+	for _, n := range p.nqs {
+		if n != nil {
+			n.mu.Lock()
+			n.feed = p.feed
+			n.mu.Unlock()
+		}
+	}
+	return nil
+}
+
+// setTargets says how many chunks each queue of the interface holds for receiving: as many as can wait for all receive queues, and a quarter more,
+// which may be missing until they come back. Some slots of the pool stay with who sends from it.
+func (p *Port) setTargets() {
+	need := 0
+	for _, q := range p.rxs {
+		need += q.spec.Depth
+	}
+	target := 0
+	if need > 0 {
+		pieces := (p.longest() + p.room() - 1) / p.room()
+		slots := p.feed.pool.Slots()
+		most := slots - slots/8
+		if p.feed.pool == p.memory.spare {
+			most = slots - slots/4
+		}
+		most = max(1, most/len(p.nqs))
+		need = min((need+rxBatch)*pieces, most)
+		target = min(need+need/4, most)
+	}
+	for _, n := range p.nqs {
+		if n != nil {
+			n.setTarget(target, target-need)
+		}
+	}
+}
+
+// set enters the sockets of a receive queue into the program's map.
+func (p *Port) set(q *rxQueue) error {
+	for _, in := range q.ins {
+		if err := p.prog.Set(in.nq.number, q.id, in.sock.FD()); err != nil {
+			return p.refusal(err)
+		}
+		in.wake()
+	}
+	return nil
+}
+
+// unset takes receive queues out of the program's map. When it returns nothing arrives in their sockets any more.
+func (p *Port) unset(qs ...*rxQueue) (err error) {
+	for _, q := range qs {
+		for _, in := range q.ins {
+			err = errors.Join(err, p.prog.Unset(in.nq.number, q.id))
+		}
+	}
+	if len(qs) > 0 {
+		err = errors.Join(err, p.prog.Wait())
+	}
+	return err
+}
+
+// admitRx adds a receive queue; rxs are all of them then.
+func (p *Port) admitRx(q *rxQueue, rxs []*rxQueue) (err error) {
+	if err := p.choose(q.data()); err != nil {
+		return err
+	}
+	before, had := p.rxs, p.had
+	defer func() {
+		if err != nil {
+			p.rxs, p.had = before, had
+			if len(q.ins) > 0 {
+				_ = p.unset(q)
+			}
+			_ = q.shut(engine.DropClosed, false)
+			if len(p.rxs) > 0 {
+				p.setTargets()
+			}
+			_ = p.unchoose()
+		}
+	}()
+	if err := p.openRx(q); err != nil {
+		return err
+	}
+	p.rxs = rxs
+	p.setTargets()
+	if err := p.set(q); err != nil {
+		return err
+	}
+	return p.isolate()
+}
+
+// openRx opens the sockets of a receive queue on all queues of the interface.
+func (p *Port) openRx(q *rxQueue) error {
+	if err := p.chooseFeed(q); err != nil {
+		return err
+	}
+	for i := range p.nqs {
+		if _, err := p.nq(i); err != nil {
+			return err
+		}
+	}
+	if frame, room := p.longest(), p.room(); !p.frags.Load() && frame > room {
+		return fmt.Errorf("xdp: %s: frames of the MTU %d have up to %d bytes, and a slot of %d takes %d: use slots of 4096 bytes or a smaller MTU, since packets of several slots are not to be had here (%v): %w",
+			p.name, p.link.MTU(), frame, p.memory.chunk, room, p.notes, engine.ErrUnsupported)
+	}
+	return q.open()
+}
+
+// dismissRx removes a receive queue.
+func (p *Port) dismissRx(q *rxQueue) error {
+	rest := slices.DeleteFunc(slices.Clone(p.rxs), func(o *rxQueue) bool { return o == q })
+	p.rxs = rest
+	err := p.isolate() // what no rule accepts goes elsewhere first
+	err = errors.Join(err, p.unset(q), q.shut(engine.DropClosed, false))
+	q.end()
+	var s engine.RxStats
+	q.Stats(&s)
+	p.pastRx.Add(&s)
+	lent := func(o *rxQueue) bool { return o.whole }
+	switch {
+	case len(rest)+len(p.txs) == 0:
+		return errors.Join(err, p.unchoose())
+	case q.whole && !slices.ContainsFunc(rest, lent):
+		// The kernel has slots of a pool that no queue uses any more, and gives them back only with the whole queue of the interface.
+		return errors.Join(err, p.restart())
+	}
+	p.setTargets()
+	return err
+}
+
+// admitTx adds a transmit queue.
+func (p *Port) admitTx(q *txQueue) (err error) {
+	if err := p.choose(q.spec.Pools[0]); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_ = p.unchoose()
+		}
+	}()
+	if err := p.openTx(q); err != nil {
+		return err
+	}
+	p.txs = append(p.txs, q)
+	return nil
+}
+
+func (p *Port) openTx(q *txQueue) error {
+	m := p.memory
+	for _, pool := range q.spec.Pools {
+		if s := pool.Span(); m.spare == nil && (s.Region != m.region || s.Off+s.Len > m.home) {
+			return fmt.Errorf("xdp: %s: pool %q is not in the port's memory, and there are no spare chunks%s: carve it from that memory (mem.PoolOptions.Region), or see Options.Spare: %w",
+				p.name, pool.Name(), m.note, engine.ErrUnsupported)
+		}
+	}
+	n, err := p.nq(q.id % len(p.nqs))
+	if err != nil {
+		return err
+	}
+	return q.open(n)
+}
+
+// dismissTx removes a transmit queue.
+func (p *Port) dismissTx(q *txQueue) error {
+	p.txs = slices.DeleteFunc(slices.Clone(p.txs), func(o *txQueue) bool { return o == q })
+	err := q.shut(engine.DropClosed)
+	p.gone = append(p.gone, q) // what is given to it from now on counts as well
+	if len(p.gone) > keepGone {
+		var s engine.TxStats
+		p.gone[0].Stats(&s)
+		p.pastTx.Add(&s)
+		p.gone = slices.Delete(p.gone, 0, 1)
+	}
+	return errors.Join(err, p.unchoose())
+}
+
+// restart closes all sockets, so that the kernel gives every chunk back, and opens them again. What waits in them is kept.
+func (p *Port) restart() error {
+	err := p.unset(p.rxs...)
+	for _, q := range p.rxs {
+		err = errors.Join(err, q.shut(engine.DropQueueFull, true))
+	}
+	for _, q := range p.txs {
+		err = errors.Join(err, q.shut(engine.DropRefused))
+	}
+	err = errors.Join(err, p.shutQueues())
+	m := p.memory
+	p.memory = nil
+	if err = errors.Join(err, m.release(), p.start()); err != nil {
+		err = fmt.Errorf("xdp: %s: it could not start anew: close it and open it again: %w", p.name, err)
+		p.broken.Store(&err)
+		for _, q := range p.rxs {
+			q.wake()
+		}
+	}
+	return err
+}
+
+// start opens the sockets of all queues.
+func (p *Port) start() error {
+	var pool *mem.Pool
+	for _, q := range slices.Backward(p.txs) {
+		pool = q.spec.Pools[0]
+	}
+	for _, q := range slices.Backward(p.rxs) {
+		pool = q.data()
+	}
+	if err := p.choose(pool); err != nil {
+		return err
+	}
+	for _, q := range p.txs {
+		if err := p.openTx(q); err != nil {
+			return err
+		}
+	}
+	for _, q := range p.rxs {
+		if err := p.openRx(q); err != nil {
+			return err
+		}
+	}
+	p.setTargets()
+	for _, q := range p.rxs {
+		if err := p.set(q); err != nil {
+			return err
+		}
+		q.wake() // it waits for sockets that are closed
+	}
+	return nil
+}
+
+// quit closes all queues for good.
+func (p *Port) quit() error {
+	err := p.unset(p.rxs...)
+	for _, q := range p.rxs {
+		err = errors.Join(err, q.shut(engine.DropClosed, false))
+		q.end()
+		var s engine.RxStats
+		q.Stats(&s)
+		p.pastRx.Add(&s)
+	}
+	p.rxs = nil
+	for _, q := range p.txs {
+		err = errors.Join(err, q.shut(engine.DropClosed))
+		p.gone = append(p.gone, q)
+	}
+	p.txs = nil
+	_ = p.prog.Counters(&p.counts)
+	return errors.Join(err, p.unchoose())
+}

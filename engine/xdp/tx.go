@@ -1,0 +1,583 @@
+package xdp
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/bits"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/xsk"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// txQueue is a transmit queue: a socket of its own on one queue of the interface. It implements engine.TxQueue.
+type txQueue struct {
+	port  *Port
+	id    int
+	spec  engine.TxSpec
+	slots *engine.TxSlots
+	out   *engine.Outbox
+	pacer *pace.Pacer // nil without a rate and times
+
+	closed    atomic.Bool
+	forwarded atomic.Uint64
+	lost      atomic.Uint64 // packets that the kernel had, and that nobody knows of whether they left
+	drops     engine.DropCounters
+	done      atomic.Uint64 // packets that the kernel has done with; under the mutex of its nicQueue
+	pacing    atomic.Bool   // the pacer is at work
+	owed      atomic.Int64  // packets that the outbox is not told of yet, with a pacer
+	busy      atomic.Uint64 // of which the device dropped
+
+	mu     sync.Mutex // of whoever transmits, opens or closes; the next fields
+	nq     *nicQueue  // nil while there is no socket
+	sender *sender
+	sock   *xsk.Socket
+	descs  []xsk.Desc
+	chunks []carried // of the packet that is being dealt with
+
+	bytes, copied, calls metrics.Counter
+}
+
+const (
+	// maxPieces is the number of descriptors of one packet: the kernel takes MAX_SKB_FRAGS and one more, which may be 18.
+	maxPieces = 16
+	// sendAgain is the pause when the kernel takes no more, or there is no spare chunk.
+	sendAgain = 50 * time.Microsecond
+	// keepGone is the number of closed queues whose late packets still count for the port.
+	keepGone = 16
+)
+
+// AddTxQueue implements engine.Port.
+func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	srcs, err := engine.CheckTx(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("xdp: transmit queue of %s: %w", p.name, err)
+	}
+	q := &txQueue{port: p, spec: spec}
+	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
+	if p.frags.Load() {
+		q.slots.Chain(burst.MaxSegments, p.link.MTU()+packet.EthernetLen+vlanRoom)
+	}
+	var sink engine.Sink = (*device)(q)
+	if spec.Rate > 0 || spec.SendAt {
+		o := pace.Options{Rate: spec.Rate, SendAt: spec.SendAt, Complete: func(n int) { q.out.Complete(n) }}
+		if q.pacer, err = pace.New(sink, o); err != nil {
+			return nil, err
+		}
+		sink = (*paced)(q)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.usable(); err != nil {
+		return nil, err
+	}
+	used := make([]int, len(p.txs))
+	for i, q := range p.txs {
+		used[i] = q.id
+	}
+	if q.id, err = number(used, spec.ID); err != nil {
+		return nil, fmt.Errorf("xdp: transmit queue %d of %s: %w", spec.ID, p.name, err)
+	}
+	if q.out, err = engine.NewOutbox(sink, spec.Depth, true); err != nil {
+		return nil, err
+	}
+	if err := p.ns.do(func() error { return p.admitTx(q) }); err != nil {
+		return nil, err
+	}
+	return q, nil
+}
+
+// open opens the socket of the queue on a queue of the interface. The caller holds port.mu and is in its namespace.
+func (q *txQueue) open(n *nicQueue) error {
+	size := min(max(64, 1<<bits.Len(uint(q.spec.Depth-1))), q.port.o.Ring)
+	s, err := n.queue.OpenSocket(xsk.SocketConfig{TxSize: size, BusyPoll: q.port.o.busyPoll()})
+	if err != nil {
+		return q.port.explain(err)
+	}
+	from, err := n.memory.addSender(q, n)
+	if err != nil {
+		return errors.Join(err, s.Close())
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.nq, q.sender, q.sock = n, from, s
+	q.descs = make([]xsk.Desc, 0, size)
+	n.mu.Lock()
+	n.txs = append(slices.Clone(n.txs), q)
+	n.mu.Unlock()
+	q.out.Kick()
+	return nil
+}
+
+// shut closes the socket. What the kernel has not begun to send is dropped for a reason; what it has begun comes back to the nicQueue.
+func (q *txQueue) shut(why engine.Drop) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	n := q.nq
+	if n == nil {
+		return nil
+	}
+	left, ring := 0, q.sock.Tx()
+	for tries := 0; ; tries++ {
+		q.push()
+		if left = ring.Pending(); left == 0 || tries == 64 || !q.port.link.Up() {
+			break
+		}
+	}
+	q.descs = q.descs[:0]
+	for i := range left { // the ring ends with the socket
+		q.descs = append(q.descs, ring.Recent(i))
+	}
+	err := q.sock.Close()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reap()
+	n.txs = slices.DeleteFunc(slices.Clone(n.txs), func(o *txQueue) bool { return o == q })
+	m := n.memory
+	for _, d := range q.descs {
+		at := d.Addr >> m.shift
+		if at >= uint64(len(m.table)) || m.sender(*m.senders.Load(), m.table[at], n) != q.sender {
+			continue // it was sent after all
+		}
+		last := m.table[at]&lastChunk != 0
+		c := m.unsend(at)
+		q.sender.gone(1)
+		one := [1]mem.Handle{c.handle}
+		m.put(c.src, one[:])
+		if last {
+			q.drops.Inc(why)
+			q.out.Complete(1)
+		}
+	}
+	q.sender.end()
+	n.later()
+	q.nq, q.sender, q.sock = nil, nil, nil
+	return err
+}
+
+// ID implements engine.TxQueue.
+func (q *txQueue) ID() int { return q.id }
+
+// Alloc implements engine.TxQueue.
+func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
+	if q.closed.Load() {
+		return 0, engine.ErrClosed
+	}
+	if q.out.Free() < n {
+		q.reap()
+	}
+	return q.slots.Alloc(q.out, b, n, length)
+}
+
+// reap takes back what was sent, unless somebody is transmitting, who does it.
+func (q *txQueue) reap() {
+	if !q.mu.TryLock() {
+		return
+	}
+	defer q.mu.Unlock()
+	if q.nq != nil {
+		q.nq.mu.Lock()
+		q.nq.reap()
+		q.nq.mu.Unlock()
+	}
+}
+
+// Forward implements engine.TxQueue. Packets in the port's memory are sent from where they lie; others are copied when they are sent.
+func (q *txQueue) Forward(b *burst.Burst) (int, error) {
+	if b != nil && q.out.Free() < b.Len() {
+		q.reap()
+	}
+	n, err := q.out.Claim(b)
+	if err == engine.ErrFull {
+		q.slots.CountFull()
+	}
+	q.forwarded.Add(uint64(n))
+	return n, err
+}
+
+// Send implements engine.TxQueue.
+func (q *txQueue) Send(b *burst.Burst) error { return q.out.Send(b) }
+
+// Drain implements engine.TxQueue.
+func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
+
+// Stats implements engine.TxQueue.
+func (q *txQueue) Stats(s *engine.TxStats) {
+	busy, lost := q.busy.Load(), q.lost.Load()
+	*s = engine.TxStats{Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(), Copied: q.copied.Load()}
+	s.Packets = q.done.Load()
+	s.Packets -= min(busy, s.Packets)
+	s.Queued = uint64(q.out.Queued())
+	s.Drops[engine.DropRefused] = busy
+	s.Drops[engine.DropUnattributed] = lost
+	q.slots.AddStats(s)
+	q.drops.AddTo(&s.Drops)
+	q.out.AddDrops(&s.Drops)
+	if q.pacer != nil {
+		q.pacer.AddStats(s)
+	}
+}
+
+// Close implements engine.TxQueue.
+func (q *txQueue) Close() error {
+	q.closed.Store(true)
+	q.out.Close()
+	p := q.port
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !slices.Contains(p.txs, q) {
+		return nil
+	}
+	return p.ns.do(func() error { return p.dismissTx(q) })
+}
+
+// complete counts packets that the kernel has done with. The caller holds the mutex of the nicQueue.
+func (q *txQueue) complete(n int) {
+	if n == 0 {
+		return
+	}
+	q.done.Add(uint64(n))
+	if q.pacer == nil {
+		q.out.Complete(n)
+	} else if q.owed.Add(int64(n)); !q.pacing.Load() {
+		q.out.Complete(int(q.owed.Swap(0)))
+	}
+}
+
+// paced is the pacer as the outbox sees it. What the pacer has passed on may be done before the pacer has counted it: the outbox hears of it
+// afterwards, so that the figures are whole when Drain returns.
+type paced txQueue
+
+// Transmit implements engine.Sink.
+func (d *paced) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	q := (*txQueue)(d)
+	q.pacing.Store(true)
+	next, again := q.pacer.Transmit(b, from, to)
+	q.pacing.Store(false)
+	if n := q.owed.Swap(0); n > 0 {
+		q.out.Complete(int(n))
+	}
+	return next, again
+}
+
+// device is the queue's end of the outbox.
+type device txQueue
+
+// Transmit implements engine.Sink.
+func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	q := (*txQueue)(d)
+	q.mu.Lock() // also for the counters: shut drops as well
+	defer q.mu.Unlock()
+	if !q.port.link.Up() || q.port.broken.Load() != nil {
+		n := b.LivePart(from, to)
+		q.drops.Add(engine.DropDown, uint64(n))
+		q.out.Complete(n)
+		return to, time.Time{}
+	}
+	if q.sock == nil {
+		return from, time.Now().Add(sendAgain) // the port is starting anew
+	}
+	for from < to {
+		next := q.post(b, from, to)
+		if next > from {
+			q.push()
+			from = next
+			continue
+		}
+		before := q.sock.Tx().Pending()
+		q.push()
+		if q.sock.Tx().Pending() == before {
+			return from, time.Now().Add(sendAgain)
+		}
+	}
+	return to, time.Time{}
+}
+
+// post gives packets from to to-1 to the kernel, as many as there is room for, and returns the number of the first that it has not
+// dealt with. The caller holds mu.
+func (q *txQueue) post(b *burst.Burst, from, to int) int {
+	n := q.nq
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.reap()
+	room := min(q.sock.Tx().Room(), cap(q.descs))
+	q.descs = q.descs[:0]
+	limit := q.port.link.MTU() + packet.EthernetLen
+	taken, bytes, dropped := from, 0, 0 // packets from taken on are in place, and forgotten together
+	i := from
+	for ; i < to; i++ {
+		k := b.Segments(i)
+		if k == 0 {
+			continue
+		}
+		had := len(q.descs)
+		if room-had < min(k, maxPieces) {
+			break
+		}
+		if k == 1 {
+			if size := q.pass(b, i, limit); size > 0 {
+				bytes += size
+				continue
+			}
+		}
+		size := b.PacketLen(i)
+		if size > limit && !tagged(b.Bytes(i, 0), size-limit) || size < packet.EthernetLen {
+			why := engine.DropTooLong
+			if size < packet.EthernetLen {
+				why = engine.DropBadFrame
+			}
+			q.drops.Inc(why)
+			dropped++
+			b.ForgetPart(taken, i)
+			taken = i + 1
+			continue
+		}
+		if q.spec.SourceMAC {
+			mac := q.port.link.MAC()
+			copy(b.Bytes(i, 0)[6:12], mac[:])
+		}
+		if q.gather(b, i) {
+			bytes += size
+			q.enter(had)
+			continue
+		}
+		q.descs = q.descs[:had]
+		pieces := (size + int(n.memory.chunk) - 1) / int(n.memory.chunk)
+		if why := q.cannotCopy(size, pieces); why != engine.NumDrops {
+			q.drops.Inc(why)
+			dropped++
+			b.ForgetPart(taken, i)
+			taken = i + 1
+			continue
+		}
+		if !q.copyOut(b, i, size, pieces, room-had) {
+			break
+		}
+		bytes += size
+		q.enter(had)
+		b.ForgetPart(taken, i)
+		taken = i + 1
+	}
+	b.ForgetPart(taken, i)
+	q.sock.Tx().Put(q.descs)
+	n.inFlight += len(q.descs)
+	q.sender.inFlight += len(q.descs)
+	q.bytes.Add(uint64(bytes))
+	if dropped > 0 {
+		q.out.Complete(dropped)
+	}
+	return i
+}
+
+// pass makes the descriptor of packet i, which has one segment, and enters its chunk, if that was received into this memory: what a forwarder
+// sends. It returns its length, or 0 where there is more to think about.
+func (q *txQueue) pass(b *burst.Burst, i, limit int) int {
+	m := q.nq.memory
+	src, h, off, size := b.Only(i)
+	if src != m.source || src == nil || h == burst.NoHandle || int(size) > limit || size < packet.EthernetLen || q.spec.SourceMAC {
+		return 0
+	}
+	at := off >> m.shift
+	if at >= uint64(len(m.table)) || (off+uint64(size)-1)>>m.shift != at || uint64(uint32(h)) != at {
+		return 0
+	}
+	e := m.table[at]
+	if e&^lanes != lentAs(h)&^lanes {
+		return 0
+	}
+	m.table[at] = e.sentBy(q.sender, passing, true)
+	q.descs = append(q.descs, xsk.Desc{Addr: off, Len: size})
+	return int(size)
+}
+
+// tagged reports whether a frame is only by its VLAN tags longer than the limit: by so many bytes.
+func tagged(b []byte, over int) bool {
+	tags := 0
+	for at := 12; at+4 <= len(b) && tags < 2; at += packet.VLANLen {
+		if t := packet.EtherType(uint16(b[at])<<8 | uint16(b[at+1])); t != packet.EtherTypeVLAN && t != packet.EtherTypeQinQ {
+			break
+		}
+		tags++
+	}
+	return over <= tags*packet.VLANLen
+}
+
+// gather makes descriptors of packet i where it lies. It is false when that cannot be: a part of it is elsewhere, or has no owner of its
+// own.
+func (q *txQueue) gather(b *burst.Burst, i int) bool {
+	m := q.nq.memory
+	if m.region == nil {
+		return false
+	}
+	first := len(q.descs)
+	q.chunks = q.chunks[:0]
+	for k := range b.Segments(i) {
+		p := b.Part(i, k)
+		if p.Len == 0 && p.Handle == burst.NoHandle {
+			continue
+		}
+		end := p.Off + uint64(p.Len)
+		if p.Source.Region() != m.region || end > m.home || p.Len == 0 || (end-1)>>m.shift != p.Off>>m.shift {
+			return false
+		}
+		if last := len(q.descs) - 1; last >= first { // the other view of the same chunk
+			d, c := &q.descs[last], &q.chunks[last-first]
+			if d.Addr+uint64(d.Len) == p.Off && (d.Addr>>m.shift) == p.Off>>m.shift && (c.handle == burst.NoHandle || p.Handle == burst.NoHandle) {
+				d.Len += p.Len
+				if c.handle == burst.NoHandle {
+					c.handle, c.src = p.Handle, p.Source
+				}
+				continue
+			}
+		}
+		if len(q.descs)-first == maxPieces || len(q.descs) > first && !q.port.frags.Load() {
+			return false
+		}
+		q.descs = append(q.descs, xsk.Desc{Addr: p.Off, Len: p.Len})
+		q.chunks = append(q.chunks, carried{p.Handle, p.Source})
+	}
+	if len(q.descs) == first {
+		return false
+	}
+	for k := first; k < len(q.descs); k++ {
+		at, c := q.descs[k].Addr>>m.shift, &q.chunks[k-first]
+		if c.handle == burst.NoHandle || !m.unused(at, c.src, c.handle) {
+			return false
+		}
+		for o := first; o < k; o++ {
+			if q.descs[o].Addr>>m.shift == at {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// enter enters the chunks of a packet, whose descriptors begin at first, in the table.
+func (q *txQueue) enter(first int) {
+	m := q.nq.memory
+	for k := first; k < len(q.descs); k++ {
+		last := k == len(q.descs)-1
+		if !last {
+			q.descs[k].Options = xsk.More
+		}
+		at, c := q.descs[k].Addr>>m.shift, &q.chunks[k-first]
+		e, state := &m.table[at], sending
+		if *e&stateMask == lent {
+			state = astray
+		}
+		if c.src == m.source && c.src != nil {
+			state = passing
+		} else {
+			m.loans[at].handle, m.loans[at].src = c.handle, c.src
+		}
+		*e = e.sentBy(q.sender, state, last)
+	}
+}
+
+// cannotCopy says why a packet of so many bytes, which would take so many spare chunks, cannot be copied at any time; NumDrops if it
+// can.
+func (q *txQueue) cannotCopy(size, pieces int) engine.Drop {
+	m := q.nq.memory
+	switch {
+	case m.spare == nil:
+		return engine.DropNoBuffers
+	case pieces > 1 && !q.port.frags.Load(), pieces > min(maxPieces, m.spare.Slots(), cap(q.descs)):
+		return engine.DropTooLong
+	}
+	return engine.NumDrops
+}
+
+// copyOut copies packet i into spare chunks, for which there is that much room, and makes their descriptors. It is false when there are not
+// enough.
+func (q *txQueue) copyOut(b *burst.Burst, i, size, pieces, room int) bool {
+	if pieces > room {
+		return false
+	}
+	m := q.nq.memory
+	q.chunks = q.chunks[:0]
+	var handles [maxPieces]mem.Handle
+	if k := m.spare.GetBatch(handles[:pieces]); k < pieces {
+		m.spare.PutBatch(handles[:k])
+		return false
+	}
+	k, off := 0, 0 // of the segment
+	for _, h := range handles[:pieces] {
+		a := m.home + m.spare.Offset(h)
+		to := m.bytes[a : a+min(m.chunk, uint64(size))]
+		size -= len(to)
+		q.descs = append(q.descs, xsk.Desc{Addr: a, Len: uint32(len(to))})
+		q.chunks = append(q.chunks, carried{handle: h})
+		for len(to) > 0 {
+			from := b.Bytes(i, k)[off:]
+			c := copy(to, from)
+			to = to[c:]
+			q.copied.Add(uint64(c))
+			if off += c; c == len(from) {
+				k, off = k+1, 0
+			}
+		}
+	}
+	return true
+}
+
+// push has the kernel send what is in the ring. The caller holds mu.
+func (q *txQueue) push() {
+	ring := q.sock.Tx()
+	before := -1
+	for {
+		if !q.sock.NeedWakeTx() {
+			break
+		}
+		e := q.sock.WakeTx()
+		q.calls.Inc()
+		if e == sys.EBUSY {
+			q.busy.Add(1)
+			continue
+		}
+		if e != sys.EAGAIN {
+			break
+		}
+		left := ring.Pending()
+		if left == 0 || left == before {
+			break
+		}
+		if before >= 0 {
+			q.nq.take()
+		}
+		before = left
+	}
+	q.nq.take()
+}
+
+// take takes what was sent, and has somebody look later if there is more to come.
+func (n *nicQueue) take() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.visits++
+	n.reap()
+	n.later()
+}
+
+// goOn has the kernel go on with what is in the ring, and the outbox with what is in front of it.
+func (q *txQueue) goOn() {
+	if q.mu.TryLock() { // otherwise somebody is at it
+		if q.sock != nil && q.sock.Tx().Pending() > 0 {
+			q.push()
+		}
+		q.mu.Unlock()
+	}
+	if q.out.Queued() > 0 {
+		q.out.Kick()
+	}
+}

@@ -1,0 +1,9 @@
+package cuda
+
+import (
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/testenv"
+)
+
+// slow says that this build does more than users' builds do, and allocates for it.
+const slow = testenv.Race || invariants.Enabled

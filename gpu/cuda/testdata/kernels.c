@@ -1,0 +1,132 @@
+/*
+ * The bodies, for the fake driver, of the kernels of internal/kernels: their OpenCL C text, compiled as C. A group has one item here, which every kernel allows
+ * (its result does not depend on the grid), so that barriers have nothing to do. This says nothing of the PTX, which is made of the same text.
+ */
+#include <stdint.h>
+#include <time.h>
+
+#include "fake.h"
+
+#pragma GCC diagnostic ignored "-Wunused-function"
+#pragma GCC diagnostic ignored "-Wunused-parameter"
+#pragma GCC diagnostic ignored "-Wsign-compare"
+
+typedef unsigned char uchar;
+typedef unsigned int uint;
+typedef unsigned long ulong;
+typedef uint uint4 __attribute__((vector_size(16)));
+
+#define __global
+#define __local
+#define __kernel
+#define CLK_LOCAL_MEM_FENCE 0
+#define CLK_GLOBAL_MEM_FENCE 0
+#define barrier(x) ((void)(x))
+#define mem_fence(x) __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define atomic_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
+
+static __thread uint group, groups;
+#define get_local_id(d) 0
+#define get_local_size(d) 1
+#define get_group_id(d) group
+#define get_num_groups(d) groups
+
+#include "penstock.h"
+#undef KERNEL
+#define KERNEL(name) static void cl_##name
+
+#include "checksum.cl"
+#include "copy.cl"
+#include "fill.cl"
+#include "gather.cl"
+#include "process.cl"
+#include "scatter.cl"
+
+#define BODY(name) __attribute__((visibility("default"))) void name(const penstock_fake_cuda_launch *l)
+#define ARG(type, i) (*(type *)l->params[i])
+
+/* The bytes behind argument i, from off. The pointer stands for the buffer's beginning. NULL ends the kernel, whose context has failed. */
+#define VIEW(to, i, off, n, write) \
+    static uchar none[1]; \
+    uchar *to = (n) == 0 ? none : l->view(l, ARG(uint64_t, i) + (off), (n), (write)); \
+    if (to == NULL) return; \
+    to -= (off)
+#define EACH_GROUP(call) \
+    do { \
+        groups = l->grid[0]; \
+        for (group = 0; group < groups; group++) call; \
+    } while (0)
+
+BODY(copy) {
+    ulong dst_off = ARG(ulong, 1), src_off = ARG(ulong, 3), n = ARG(ulong, 4);
+    VIEW(dst, 0, dst_off, n, 1);
+    {
+        VIEW(src, 2, src_off, n, 0);
+        EACH_GROUP(cl_copy(dst, dst_off, src, src_off, n));
+    }
+}
+
+BODY(fill) {
+    ulong off = ARG(ulong, 1), n = ARG(ulong, 2);
+    VIEW(dst, 0, off, n, 1);
+    EACH_GROUP(cl_fill(dst, off, n, ARG(ulong, 3)));
+}
+
+BODY(gather) {
+    VIEW(dst, 0, 0, ARG(ulong, 1), 1);
+    {
+        VIEW(src, 3, 0, ARG(ulong, 4), 0);
+        {
+            VIEW(pieces, 5, 0, 16 * (ulong)ARG(uint, 6), 0);
+            {
+                VIEW(refused, 7, 0, 4, 1);
+                EACH_GROUP(cl_gather(dst, ARG(ulong, 1), ARG(ulong, 2), src, ARG(ulong, 4), (const ps_piece *)(void *)pieces, ARG(uint, 6), (uint *)(void *)refused));
+            }
+        }
+    }
+}
+
+BODY(scatter) {
+    VIEW(dst, 0, 0, ARG(ulong, 1), 1);
+    {
+        VIEW(pieces, 2, 0, 16 * (ulong)ARG(uint, 3), 0);
+        {
+            VIEW(src, 4, 0, ARG(ulong, 5), 0);
+            {
+                VIEW(refused, 7, 0, 4, 1);
+                EACH_GROUP(cl_scatter(dst, ARG(ulong, 1), (const ps_piece *)(void *)pieces, ARG(uint, 3), src, ARG(ulong, 5), ARG(ulong, 6), (uint *)(void *)refused));
+            }
+        }
+    }
+}
+
+BODY(checksum) {
+    ulong count = ARG(uint, 4);
+    VIEW(sums, 0, 0, 4 * count, 1);
+    {
+        VIEW(src, 1, 0, ARG(ulong, 2), 0);
+        {
+            VIEW(pieces, 3, 0, 16 * count, 0);
+            EACH_GROUP(cl_checksum((uint *)(void *)sums, src, ARG(ulong, 2), (const ps_piece *)(void *)pieces, ARG(uint, 4)));
+        }
+    }
+}
+
+BODY(process) {
+    ulong stride = ARG(ulong, 2), count = ARG(uint, 3);
+    VIEW(results, 0, 0, 24 * count, 1);
+    {
+        VIEW(slots, 1, 0, stride * count, 0);
+        EACH_GROUP(cl_process((uint *)(void *)results, slots, stride, ARG(uint, 3)));
+    }
+}
+
+__attribute__((visibility("default"))) const int hold_resident = 1;
+
+/* By hand, since the fake asks a kernel that stays to look whether its context ends, and to leave the CPU to others meanwhile. */
+BODY(hold) {
+    VIEW(words, 0, 0, 8, 1);
+    uint32_t *w = (uint32_t *)(void *)words;
+    __atomic_store_n(w + 1, 1, __ATOMIC_RELEASE);
+    while (__atomic_load_n(w, __ATOMIC_ACQUIRE) == 0 && !l->stopping(l)) nanosleep(&(struct timespec){0, 20000}, NULL);
+}

@@ -1,0 +1,16 @@
+// Package cm makes reliable connections between queue pairs by the connection manager of RDMA (librdmacm): who has an IP address is found, what both
+// sides must agree on is exchanged, and the end of a connection is told. Nobody has to carry queue pair numbers and GIDs by other means.
+//
+// The library is found at run time. [Load] it, open a [Channel], which has a descriptor to wait for and gives one [Event] after the other, and make an
+// [ID] in it for each connection. Nothing blocks: each step ends in an event.
+//
+//	active side                                        passive side
+//	ResolveAddress  -> AddressResolved                 Bind, Listen
+//	ResolveRoute    -> RouteResolved                   -> ConnectRequest with an ID of its own
+//	make a queue pair on Device(), MoveQP to Init      make a queue pair, MoveQP to Init, ReadyToReceive, ReadyToSend
+//	Connect         -> ConnectResponse                 Accept (or Reject)
+//	MoveQP to ReadyToReceive, ReadyToSend, Establish   -> Established
+//	Disconnect      -> Disconnected                    -> Disconnected; Disconnect
+//
+// The queue pair is one of package ibv and stays the caller's. The library opens devices by itself, which is why an ID tells the name of its device only.
+package cm

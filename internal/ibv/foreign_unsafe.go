@@ -1,0 +1,27 @@
+package ibv
+
+import (
+	"unsafe"
+
+	"github.com/penstock-io/penstock/internal/dl"
+)
+
+// SizeQPAttr is the size of a C struct ibv_qp_attr in bytes, for [QP.ModifyAs].
+const SizeQPAttr = int((unsafe.Sizeof(cQPAttr{}) + 7) &^ 7) // C aligns it to 8
+
+// ModifyAs makes one transition with attributes that somebody else has filled: attr is a struct ibv_qp_attr of SizeQPAttr bytes in memory of
+// [dl.Alloc], mask says what of it counts, as rdma_init_qp_attr of librdmacm gives them. The rights of the peer are access instead, where the transition
+// sets them, since a connection manager grants more than was asked for. The transition must be legal, as with Init and its like.
+func (q *QP) ModifyAs(to QPState, attr []byte, mask int, access Access) error {
+	if len(attr) != SizeQPAttr {
+		return q.bad("attributes of %d bytes: expected %d", len(attr), SizeQPAttr)
+	}
+	if mask&^(1<<21-1) != 0 {
+		return q.bad("mask %#x of attributes: expected bits 0 to 20", mask)
+	}
+	return q.modify(to, func(c *cQPAttr) int {
+		*c = *dl.At[cQPAttr](dl.Address(attr))
+		c.access = uint32(access)
+		return mask &^ maskState
+	})
+}

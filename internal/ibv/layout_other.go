@@ -1,0 +1,8 @@
+//go:build !amd64 && !arm64
+
+package ibv
+
+//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+
+// mutexSize is that of most processors. The package builds on them, and internal/dl says that nothing can be called there.
+const mutexSize = 40

@@ -1,0 +1,186 @@
+package ibv
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+const grh = GRHLen
+
+// datagrams are two ends for datagrams, ready to send.
+func (w *world) datagrams(t *testing.T) (a, b *end, toB *AH) {
+	t.Helper()
+	ctx := w.open(t)
+	o := options{qp: QPSpec{Type: UD, Inline: 32}}
+	a, b = w.newEnd(t, ctx, o), w.newEnd(t, ctx, o)
+	for i, e := range []*end{a, b} {
+		if err := e.qp.ReadyToReceive(RTRAttr{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := e.qp.ReadyToSend(RTSAttr{PSN: uint32(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	toB = must(a.pd.CreateAH(AHSpec{To: Address{DGID: b.gid.Addr, SGIDIndex: uint8(a.gid.Index)}}))(t)
+	closing(t, toB)
+	return a, b, toB
+}
+
+func testDatagrams(t *testing.T, w *world) {
+	a, b, ah := w.datagrams(t)
+	fill(a.buf[:1000], 4)
+	b.postRecv(t, 5, b.mr.SGE(0, grh+1000))
+	a.send.SendImm(1, Signaled, 99, a.mr.SGE(0, 1000))
+	if !a.send.To(ah, b.qp.Num(), qkey) {
+		t.Fatal("no address")
+	}
+	a.post(t)
+	one(t, a.wait(t, 1)[0], 1, Success)
+	wc := b.wait(t, 1)[0]
+	one(t, wc, 5, Success)
+	if wc.Len() != grh+1000 || wc.SrcQP() != a.qp.Num() || wc.Flags() != FlagGRH|FlagImm || wc.Imm() != 99 {
+		t.Errorf("%d bytes from %#x, flags %v, value %d", wc.Len(), wc.SrcQP(), wc.Flags(), wc.Imm())
+	}
+	sameBytes(t, b.buf[grh:grh+1000], a.buf[:1000])
+	if h, err := ParseGRH(b.buf[:grh]); err != nil || h.Src != a.gid.Addr || h.Dst != b.gid.Addr || h.HopLimit == 0 {
+		t.Errorf("the header: %+v, %v", h, err)
+	}
+
+	// Inline, and two to two receivers in one chain.
+	toA := must(a.pd.CreateAH(AHSpec{To: Address{DGID: a.gid.Addr, SGIDIndex: uint8(a.gid.Index)}}))(t)
+	defer toA.Close()
+	b.postRecv(t, 6, b.mr.SGE(0, grh+100))
+	a.postRecv(t, 7, a.mr.SGE(2000, grh+100))
+	a.send.SendInline(2, Signaled, []byte("to b"))
+	a.send.To(ah, b.qp.Num(), qkey)
+	a.send.SendInline(3, Signaled, []byte("to myself"))
+	a.send.To(toA, a.qp.Num(), qkey)
+	a.post(t)
+	wc = b.wait(t, 1)[0]
+	one(t, wc, 6, Success)
+	if string(b.buf[grh:wc.Len()]) != "to b" {
+		t.Errorf("%q", b.buf[grh:wc.Len()])
+	}
+	for range 3 {
+		wc = a.wait(t, 1)[0]
+		if wc.Status() != Success {
+			t.Error(wc.Err())
+		}
+		if wc.Opcode() == OpRecv && string(a.buf[2000+grh:2000+wc.Len()]) != "to myself" {
+			t.Errorf("%q", a.buf[2000+grh:2000+wc.Len()])
+		}
+	}
+
+	// Without a receive it is dropped, and that is no error.
+	a.send.Send(8, Signaled, a.mr.SGE(0, 4))
+	a.send.To(ah, b.qp.Num(), qkey)
+	a.post(t)
+	one(t, a.wait(t, 1)[0], 8, Success)
+
+	// Nor does it arrive with a wrong key. What comes after it does; the one before may have been on its way for so long.
+	for range 3 {
+		b.postRecv(t, 9, b.mr.SGE(0, grh+100))
+	}
+	a.send.SendInline(10, Signaled, []byte("wrong"))
+	a.send.To(ah, b.qp.Num(), qkey+1)
+	a.send.SendInline(11, Signaled, []byte("right"))
+	a.send.To(ah, b.qp.Num(), qkey)
+	a.post(t)
+	a.wait(t, 2)
+	for text := ""; text != "right"; {
+		wc = b.wait(t, 1)[0]
+		one(t, wc, 9, Success)
+		if text = string(b.buf[grh:wc.Len()]); text == "wrong" {
+			t.Error("it arrived with a wrong key")
+		}
+	}
+}
+
+// testDatagramRefused: what datagrams cannot do. On the fake it is refused at post; Soft-RoCE takes some of it and fails the request.
+func testDatagramRefused(t *testing.T, w *world) {
+	a, b, ah := w.datagrams(t)
+	if w.fake {
+		a.send.Write(1, Signaled, b.mr.Addr(), b.mr.RKey(), a.mr.SGE(0, 8))
+		a.send.To(ah, b.qp.Num(), qkey)
+		if n, err := a.qp.PostSend(a.send); n != 0 || !errors.Is(err, ErrInvalid) {
+			t.Errorf("a write: %d, %v", n, err)
+		}
+		a.send.Reset()
+	}
+	mtu := must(a.ctx.Port(1))(t).ActiveMTU.Bytes()
+	b.postRecv(t, 2, b.mr.SGE(0, uint32(grh+mtu+1)))
+	a.send.Send(3, Signaled, a.mr.SGE(0, uint32(mtu+1)))
+	a.send.To(ah, b.qp.Num(), qkey)
+	// More than a packet is not sent, and that is no error either (C10-93.1.1 of the specification).
+	a.post(t)
+	a.wait(t, 1)
+	quiet(t, b.cq)
+
+	if a.send.Reset(); a.send.To(ah, 1, 1) || a.send.ToSRQ(1) {
+		t.Error("an address without a request")
+	}
+	if err := ah.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a.send.Send(4, 0)
+	if a.send.To(ah, b.qp.Num(), qkey) || a.send.To(nil, 1, 1) {
+		t.Error("a closed address was taken")
+	}
+	if _, err := a.pd.CreateAH(AHSpec{}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("an address of nobody: %v", err)
+	}
+	if _, err := a.pd.CreateAH(AHSpec{To: Address{DGID: netip.MustParseAddr("::ffff:10.0.0.1"), FlowLabel: 1 << 20}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a flow label of 21 bits: %v", err)
+	}
+}
+
+func TestGRH(t *testing.T) {
+	v6 := make([]byte, GRHLen)
+	copy(v6, []byte{0x6a, 0xb1, 0x23, 0x45, 0, 8, 17, 63})
+	src, dst := netip.MustParseAddr("2001:db8::1").As16(), netip.MustParseAddr("::ffff:10.0.0.2").As16()
+	copy(v6[8:], src[:])
+	copy(v6[24:], dst[:])
+	v4 := make([]byte, GRHLen)
+	copy(v4[20:], []byte{0x45, 7, 0, 60, 1, 2, 0x40, 0, 62, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2})
+	sum := ^ipChecksum(v4[20:])
+	v4[30], v4[31] = byte(sum>>8), byte(sum)
+	both := slices.Clone(v4)
+	both[0] = 0x60 // anything may be there
+	wrong := slices.Clone(both)
+	wrong[31]++ // then it is not IPv4
+	for name, c := range map[string]struct {
+		b    []byte
+		want GRH
+	}{
+		"IPv6": {v6, GRH{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("10.0.0.2"), 0xab, 63, 0x12345}},
+		"IPv4": {v4, GRH{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 7, 62, 0}},
+		"both": {both, GRH{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 7, 62, 0}},
+	} {
+		if got, err := ParseGRH(c.b); got != c.want || err != nil {
+			t.Errorf("%s: %+v, %v", name, got, err)
+		}
+	}
+	if got, err := ParseGRH(wrong); err != nil || got.Src.Is4() {
+		t.Errorf("a wrong checksum: %+v, %v", got, err)
+	}
+	for _, b := range [][]byte{nil, v6[:39], make([]byte, 40)} {
+		if _, err := ParseGRH(b); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%d bytes: %v", len(b), err)
+		}
+	}
+}
+
+// FuzzGRH: whatever arrives, there are two addresses or an error.
+func FuzzGRH(f *testing.F) {
+	f.Add(make([]byte, 40))
+	f.Add(append(make([]byte, 20), 0x45, 0, 0, 60, 1, 2, 0x40, 0, 62, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2))
+	f.Add(append([]byte{0x60}, make([]byte, 39)...))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		h, err := ParseGRH(b)
+		if ok := err == nil; ok != (h.Src.IsValid() && h.Dst.IsValid()) || ok && len(b) < GRHLen {
+			t.Errorf("%+v, %v", h, err)
+		}
+	})
+}

@@ -1,0 +1,108 @@
+package sys
+
+import (
+	"fmt"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Flags for opening files that somebody else may have prepared: the last component is not followed if it is a symbolic link,
+// and opening a FIFO or a device does not wait for anybody.
+const (
+	ONoFollow = unix.O_NOFOLLOW
+	ONonblock = unix.O_NONBLOCK
+	OCreat    = unix.O_CREAT
+	EDQUOT    = unix.EDQUOT
+	ELOOP     = unix.ELOOP
+	EFBIG     = unix.EFBIG
+	EEXIST    = unix.EEXIST
+)
+
+// Fallocate gives the file f blocks for its bytes 0 to size and extends it to size (man 2 fallocate), so that writing to them
+// later, also through a mapping, cannot fail for want of room. EOPNOTSUPP means that the file system cannot do that.
+func Fallocate(f *os.File, size int64) error {
+	if size == 0 {
+		return nil
+	}
+	for {
+		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		if err == EINTR {
+			continue
+		}
+		return callError("fallocate", fmt.Sprintf("%s to %d bytes", f.Name(), size), err)
+	}
+}
+
+// TryFileLock is FileLock without waiting; it returns false when somebody else holds the lock.
+func TryFileLock(f *os.File) (bool, error) {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch err {
+		case nil:
+			return true, nil
+		case EINTR:
+			continue
+		case unix.EWOULDBLOCK:
+			return false, nil
+		}
+		return false, callError("flock", f.Name(), err)
+	}
+}
+
+// Rename renames a name in one open directory to a name in another (man 2 renameat2). Unless replace is set, the new name must
+// not exist yet: EEXIST means that it does, EINVAL that the file system cannot rename so.
+func Rename(fromDir *os.File, from string, toDir *os.File, to string, replace bool) error {
+	flags := uint(unix.RENAME_NOREPLACE)
+	if replace {
+		flags = 0
+	}
+	return callError("renameat2", fmt.Sprintf("%s to %s", from, to), unix.Renameat2(int(fromDir.Fd()), from, int(toDir.Fd()), to, flags))
+}
+
+// FileIdentity is what stat(2) tells about a file beyond os.FileInfo.
+type FileIdentity struct {
+	Device, Inode uint64
+	Links         uint64
+	UID           uint32
+	ChangedNs     int64 // ctime, ns since 1970
+}
+
+// Identity reads the identity out of what Stat or Lstat returned; the zero value if there is none.
+func Identity(fi os.FileInfo) FileIdentity {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return FileIdentity{}
+	}
+	return FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, ChangedNs: st.Ctim.Nano()}
+}
+
+// FreeSpace is the number of bytes that this process may still write to the file system that holds f (man 2 statfs).
+func FreeSpace(f *os.File) (uint64, error) {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
+		return 0, callError("fstatfs", f.Name(), err)
+	}
+	return st.Bavail * uint64(st.Bsize), nil
+}
+
+// Allocated is the number of bytes that a file takes on its disk.
+func Allocated(fi os.FileInfo) uint64 {
+	st, ok := fi.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0
+	}
+	return uint64(st.Blocks) * 512
+}
+
+// IsOpen reports whether fd is an open descriptor of this process.
+func IsOpen(fd int) bool {
+	_, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	return err == nil
+}
+
+// SetNonblock makes reads of fd that have nothing fail with EAGAIN instead of waiting.
+func SetNonblock(fd int) error {
+	return callError("fcntl", "O_NONBLOCK", unix.SetNonblock(fd, true))
+}

@@ -1,0 +1,183 @@
+package penstock
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
+)
+
+// openIn opens a configuration in a host of the lab.
+func openIn(t *testing.T, h *netns.Host, text string) (s *System) {
+	t.Helper()
+	if err := h.Do(func() (err error) {
+		s, err = Open(t.Context(), mustLoad(t, text), Options{Logger: silent})
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// Flows change while packets go on, on real interfaces: packets of a flow that stays are neither lost nor doubled, and its counts go
+// on; another flow comes, moves to another queue, and goes. A set that the engine cannot do changes nothing.
+func TestReloadOnInterfaces(t *testing.T) {
+	for _, name := range []string{"afpacket", "xdp"} {
+		t.Run(name, func(t *testing.T) {
+			n := netns.New(t, netns.Topology{Neighbours: true})
+			text := func(flows string) string {
+				return fmt.Sprintf(`penstock:
+  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2KiB}]
+  interfaces:
+    - name: in
+      engine: %s
+      address: eth0
+      rx:
+        flow_isolation: true
+        queues: [{memory_regions: [m]}, {memory_regions: [m]}]
+        flows: [%s]
+`, name, flows)
+			}
+			const keep = "{name: keep, id: 7, match: {udp_dst: 7}, actions: [{type: queue, id: 0}]}"
+			in := openIn(t, n.Hosts[1], text(keep))
+			out := openIn(t, n.Hosts[0], fmt.Sprintf(`penstock:
+  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]
+  interfaces: [{name: out, engine: %s, address: eth0, tx: {queues: [{memory_regions: [m]}]}}]
+`, name))
+			x := startTraffic(t, out.Tx("out", 0), in.Rx("in", 0), 7, 7, false)
+			tx := out.Tx("out", 0)
+			other := burst.New(8)
+			for k, step := range []struct {
+				flows, want string
+				queue       bool // whether port 9 comes to queue 1
+			}{
+				{keep + ", {name: new, id: 9, match: {udp_dst: 9}, actions: [{type: queue, id: 1}]}", "in: added new; 1 unchanged", true},
+				{"{name: first, id: 3, match: {udp_dst: 9}, actions: [{type: drop}]}, " + keep + ", {name: new, id: 9, match: {udp_dst: 9-10}, actions: [{type: queue, id: 1}]}", "in: added first; changed new; 1 unchanged", false},
+				{keep + ", {name: first, id: 3, match: {udp_dst: 9}, actions: [{type: queue, id: 1}]}", "in: changed first; removed new; moved keep; 0 unchanged", true},
+				{keep, "in: removed first; 1 unchanged", false},
+			} {
+				c, err := in.Reload(mustLoad(t, text(step.flows)))
+				if err != nil || c.String() != step.want {
+					t.Fatalf("%v %v, expected %s", c, err, step.want)
+				}
+				sendFrames(t, tx, udpFrame(t, 9, uint32(k)))
+				if step.queue {
+					if err := in.Rx("in", 1).Recv(t.Context(), other); err != nil || other.Len() != 1 || numberOf(other.Bytes(0, 0)) != uint32(k) {
+						t.Fatalf("step %d: %v, %d packets", k, err, other.Len())
+					}
+					other.Release()
+				}
+				if strings.Contains(step.flows, "drop") { // it has met these flows, and not the next ones
+					until(t, "the packet that is dropped", func() bool {
+						return slices.ContainsFunc(in.Snapshot().Interfaces[0].Rules, func(r RuleSnapshot) bool { return r.Rule.Name == "first" && r.Packets == 1 })
+					})
+				}
+				x.pass()
+			}
+			if name == "xdp" { // its program changes no packets; the refusal leaves everything as it is
+				before := in.Port("in").Rules().List()
+				if c, err := in.Reload(mustLoad(t, text("{name: pop, match: {vlan: 5}, actions: [{type: vlan_pop}, {type: queue, id: 1}]}"))); err == nil {
+					t.Error(c)
+				}
+				if after := in.Port("in").Rules().List(); len(after) != 1 || !after[0].Equal(&before[0]) {
+					t.Errorf("%v", after)
+				}
+			}
+			sent := x.finish()
+			until(t, "the count of the flow", func() bool {
+				r := in.Snapshot().Interfaces[0].Rules
+				return len(r) == 1 && r[0].Packets == uint64(sent)
+			})
+		})
+	}
+}
+
+// Interfaces of the engine xdp that forward to each other get one memory, whatever their regions: nothing is copied.
+func TestSharedMemory(t *testing.T) {
+	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true}) // host 1 forwards from eth0 to eth1, whose other ends host 0 has
+	s := openIn(t, n.Hosts[1], `penstock:
+  memory_regions:
+    - {name: received, kind: host, num_bufs: 1024, buf_size: 2KiB}
+    - {name: sent, kind: host, num_bufs: 512, buf_size: 2KiB}
+    - {name: small, kind: host, num_bufs: 512, buf_size: 1KiB}
+  interfaces:
+    - {name: in, engine: xdp, address: eth0, rx: {flow_isolation: true, queues: [{memory_regions: [received]}], flows: [{match: {udp_dst: 7}, actions: [{type: queue, id: 0}]}]}, tx: {queues: [{memory_regions: [small]}]}}
+    - {name: out, engine: xdp, address: eth1, tx: {queues: [{memory_regions: [sent]}]}}
+  applications: [{kind: forward, interface: in, to: out}]
+`)
+	plan := s.Plan()
+	if plan.Interfaces[0].Memory != "xdp-in" || plan.Interfaces[1].Memory != "xdp-in" || plan.Regions[0].Area != "xdp-in" || plan.Regions[1].Area != "xdp-in" || plan.Regions[2].Area != "" ||
+		s.Region("received").Region() != s.Region("sent").Region() || len(plan.Notes) != 1 || plan.Notes[0].Path != "memory_regions[2].buf_size" {
+		t.Errorf("%s", plan.Text())
+	}
+	o := openIn(t, n.Hosts[0], `penstock:
+  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]
+  interfaces:
+    - {name: a, engine: xdp, address: eth0, tx: {queues: [{memory_regions: [m]}]}}
+    - {name: b, engine: xdp, address: eth1, rx: {flow_isolation: true, queues: [{memory_regions: [m]}], flows: [{match: {udp_dst: 7}, actions: [{type: queue, id: 0}]}]}}
+`)
+	if o.Plan().Interfaces[1].Memory != "xdp-a" { // they share a region
+		t.Errorf("%s", o.Plan().Text())
+	}
+	const rounds, each = 50, 8
+	b := burst.New(each)
+	for r := range rounds {
+		for k := range each {
+			sendFrames(t, o.Tx("a", 0), udpFrame(t, 7, uint32(r*each+k)))
+		}
+		for done := 0; done < each; {
+			if err := s.Rx("in", 0).Recv(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			k := b.Len()
+			if got, err := s.Tx("out", 0).Forward(b); got != k || err != nil {
+				t.Fatalf("%d of %d: %v", got, k, err)
+			}
+			if err := s.Tx("out", 0).Send(b); err != nil {
+				t.Fatal(err)
+			}
+			done += k
+		}
+		for got := 0; got < each; {
+			if err := o.Rx("b", 0).Recv(t.Context(), b); err != nil {
+				t.Fatal(err)
+			}
+			for i := range b.Len() {
+				if k := numberOf(b.Bytes(i, 0)); k != uint32(r*each+got) {
+					t.Fatalf("packet %d, expected %d", k, r*each+got)
+				}
+				got++
+			}
+			b.Release()
+		}
+	}
+	snap := s.Snapshot()
+	if rx, tx := snap.Interfaces[0].Rx[0].Stats, snap.Interfaces[1].Tx[0].Stats; rx.Copied != 0 || tx.Copied != 0 || tx.Forwarded != rounds*each {
+		t.Errorf("%+v\n%+v", rx, tx)
+	}
+	// What a transmit queue of the same memory allocates is not copied either.
+	if n, err := s.Tx("out", 0).Alloc(b, 1, 64); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	copy(b.Bytes(0, 0), udpFrame(t, 8, 0))
+	if err := s.Tx("out", 0).Send(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Tx("out", 0).Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var tx engine.TxStats
+	s.Tx("out", 0).Stats(&tx)
+	if tx.Copied != 0 || tx.Packets != rounds*each+1 {
+		t.Errorf("%+v", tx)
+	}
+}

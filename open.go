@@ -1,0 +1,380 @@
+package penstock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/xdp"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// Options are what a program adds to a configuration. The zero value is right for most.
+type Options struct {
+	// Engines are the engines that interfaces may name; nil: Engines().
+	Engines *engine.Table
+	// Logger hears of what is opened, closed and changed, never of single packets or transfers. nil: as the section logging says, to its
+	// file or to the standard error; silent if a program wrote the Config and left the level empty.
+	Logger *slog.Logger
+	// Regions is the memory of regions with owned: false, by name. It stays the program's, which closes it after the System.
+	Regions map[string]*mem.Pool
+	// Plan is called with the plan before anything is opened, also when something is missing. An error of it ends Open.
+	Plan func(*Plan) error
+	// OnPeer, OnTransfer and OnAccess are those of transfer.Options and share.Options.
+	OnPeer     func(*transfer.Peer)
+	OnTransfer func(transfer.Incoming)
+	OnAccess   func(share.Access)
+}
+
+// Receiver is where the packets of a receive queue come out. One goroutine at a time uses it; it goes on until the context of Recv
+// ends, or the System is closed, which is engine.ErrClosed. Recv waits for packets and delivers them in b, whose owner the caller is
+// until b.Release.
+type Receiver interface {
+	engine.Receiver
+	Recv(ctx context.Context, b *burst.Burst) error
+}
+
+// Interface is an open port with its queues, in the order of the configuration.
+type Interface struct {
+	Name string
+	Port engine.Port
+	Rx   []RxQueue
+	Tx   []TxQueue
+}
+
+// RxQueue is an open receive queue.
+type RxQueue struct {
+	Name     string
+	ID       int
+	Receiver Receiver
+	// Poller is the name of the poller that serves it; "" if the application polls.
+	Poller string
+
+	guard *guard
+}
+
+// TxQueue is an open transmit queue.
+type TxQueue struct {
+	Name  string
+	ID    int
+	Queue engine.TxQueue
+}
+
+// System is what a configuration describes, open. Its methods may be called from any goroutine.
+type System struct {
+	plan    *Plan
+	log     *slog.Logger
+	logFile io.Closer // nil: none
+
+	pools   map[string]*mem.Pool // all
+	regions []region             // those of the System, in the order in which they were made
+	areas   []*mem.Region
+	ifaces  []Interface
+	pollers []*engine.Poller
+	id      *identity.Identity // nil: none
+	node    *transfer.Node     // nil: none
+	share   *share.Server      // nil: none
+	links   map[string]*transfer.Link
+	metrics string // address of the page
+	stop    func() error
+
+	reload sync.Mutex // over Reload, and the next fields
+	cfg    *config.Config
+	rules  [][]rule // flows of each interface
+	closed bool
+
+	close sync.Once
+	err   error // of Close
+}
+
+// region is a pool of the System.
+type region struct {
+	name string
+	pool *mem.Pool
+}
+
+// Open opens what a configuration describes: memory, ports with their queues and flows, pollers, the node for transfers with what it
+// shares and whom it knows, and the page of metrics, in this order. It makes a plan first (MakePlan), and fails with a *MissingError,
+// which says all of it, when not everything is here. When a step fails, what was opened is closed again, and the error says what failed
+// and where in the file. The context bounds the opening only.
+//
+// Open completes and checks cfg (config.Config.Check), which nobody may change as long as the System is open. Interfaces are opened in
+// the network namespace of the calling thread.
+func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
+	p, err := MakePlan(cfg, o)
+	if err != nil {
+		return nil, err
+	}
+	if o.Plan != nil {
+		if err := o.Plan(p); err != nil {
+			return nil, err
+		}
+	}
+	if err := p.Err(); err != nil {
+		return nil, err
+	}
+	s := &System{plan: p, cfg: cfg, pools: map[string]*mem.Pool{}, links: map[string]*transfer.Link{}}
+	if err := s.openLog(); err != nil {
+		return nil, err
+	}
+	if err := s.open(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	s.tellNotes()
+	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "node", s.node != nil)
+	return s, nil
+}
+
+// tellNotes logs what differs from what was asked for.
+func (s *System) tellNotes() {
+	for _, r := range s.regions {
+		if n := r.pool.Region().Note(); n != "" {
+			s.log.Warn("memory", "region", r.name, "note", n)
+		}
+	}
+	for i := range s.ifaces {
+		for _, n := range s.ifaces[i].Port.Capabilities().Notes {
+			s.log.Info("port", "interface", s.ifaces[i].Name, "note", n)
+		}
+	}
+	for i := range s.plan.Notes {
+		s.log.Info("plan", "note", s.plan.Notes[i].String())
+	}
+}
+
+func (s *System) open(ctx context.Context) error {
+	if cpu := s.plan.core("master_core", s.plan.MasterCore); cpu != engine.Unpinned {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		if err := sys.PinThread(cpu); err != nil {
+			return s.at("master_core", fmt.Sprintf("staying on core %d", s.plan.MasterCore), err)
+		}
+		defer func() { _ = sys.UnpinThread() }() // it had the right to more before
+	}
+	if err := s.openRegions(); err != nil {
+		return err
+	}
+	if err := s.openPorts(ctx); err != nil {
+		return err
+	}
+	if err := s.openNode(ctx); err != nil {
+		return err
+	}
+	return s.openMetrics(ctx)
+}
+
+// at is an error of opening something that is described at a path of the file.
+func (s *System) at(path, what string, err error) error {
+	d := s.plan.cfg.Diagnose(config.Error, config.CodeHost, path, "", "", "")
+	where := d.Path
+	if !d.At.IsZero() {
+		where = fmt.Sprintf("%s:%d:%d", d.File, d.At.Line, d.At.Column)
+	}
+	return fmt.Errorf("penstock: %s: %s: %w", where, what, err)
+}
+
+func (s *System) openPorts(ctx context.Context) error {
+	memories, done, err := s.openGroups()
+	if err != nil {
+		return err
+	}
+	for i := range s.plan.cfg.Interfaces {
+		if err = s.openPort(ctx, i, memories[i]); err != nil {
+			break
+		}
+	}
+	if err := errors.Join(err, done()); err != nil { // the ports keep the memory
+		return err
+	}
+	for i := range s.plan.Pollers {
+		if err := s.openPoller(&s.plan.Pollers[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error {
+	c := &s.plan.cfg.Interfaces[i]
+	path := fmt.Sprintf("interfaces[%d]", i)
+	spec := c.PortSpec()
+	spec.Options = portOptions(c)
+	if o, ok := spec.Options.(xdp.Options); ok && memory != nil {
+		o.Memory = memory
+		spec.Options = o
+	}
+	port, err := s.plan.engines[i].OpenPort(ctx, spec)
+	if err != nil {
+		return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
+	}
+	s.ifaces = append(s.ifaces, Interface{Name: c.Name, Port: port})
+	f := &s.ifaces[len(s.ifaces)-1]
+	if c.Rx != nil {
+		for k := range c.Rx.Queues {
+			q := &c.Rx.Queues[k]
+			at := fmt.Sprintf("%s.rx.queues[%d]", path, k)
+			spec := c.RxSpec(k)
+			spec.Pools = s.poolsOf(q.Regions)
+			rx, err := port.AddRxQueue(spec)
+			if err != nil {
+				return s.at(at, fmt.Sprintf("interface %q: receive queue %d", c.Name, q.ID), err)
+			}
+			g := &guard{q: rx, in: rx}
+			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, engine.Batching{}), Poller: s.plan.Interfaces[i].Rx[k].Poller, guard: g})
+		}
+	}
+	if c.Tx != nil {
+		for k := range c.Tx.Queues {
+			q := &c.Tx.Queues[k]
+			spec := c.TxSpec(k)
+			spec.Pools = s.poolsOf(q.Regions)
+			tx, err := port.AddTxQueue(spec)
+			if err != nil {
+				return s.at(fmt.Sprintf("%s.tx.queues[%d]", path, k), fmt.Sprintf("interface %q: transmit queue %d", c.Name, q.ID), err)
+			}
+			f.Tx = append(f.Tx, TxQueue{Name: q.Name, ID: q.ID, Queue: tx})
+		}
+	}
+	return s.openRules(i, c, f, path)
+}
+
+// openRules puts the flows of an interface in force. What came before that went to the first queue, whatever it was: it is thrown away.
+func (s *System) openRules(i int, c *config.Interface, f *Interface, path string) error {
+	s.rules = append(s.rules, nil)
+	rules, err := portRules(c)
+	if err != nil || len(rules) == 0 {
+		return err
+	}
+	e := edit{s: s, at: i, f: f, ruleEdit: editRules(nil, wanted(rules, s.plan.cfg, path+".rx.flows"))}
+	if err := e.apply(); err != nil {
+		return s.at(path+".rx.flows", fmt.Sprintf("interface %q: flows", c.Name), err)
+	}
+	if len(f.Rx) > 0 && !c.Rx.FlowIsolation {
+		if _, err := f.Rx[0].guard.Discard(); err != nil {
+			return s.at(path+".rx", fmt.Sprintf("interface %q", c.Name), err)
+		}
+	}
+	return nil
+}
+
+func (s *System) poolsOf(regions []string) (out []*mem.Pool) {
+	for _, name := range regions {
+		out = append(out, s.pools[name])
+	}
+	return out
+}
+
+// openPoller starts a poller and gives it its queues.
+func (s *System) openPoller(p *PollerPlan) error {
+	o := engine.PollerOptions{Name: p.Name, CPU: p.cpu}
+	if p.Core >= 0 {
+		o.Mode = engine.Adaptive
+	}
+	poller, err := engine.NewPoller(o)
+	if err != nil {
+		return fmt.Errorf("penstock: %w", err)
+	}
+	s.pollers = append(s.pollers, poller)
+	for i := range s.ifaces {
+		for k := range s.ifaces[i].Rx {
+			q, r := &s.ifaces[i].Rx[k], &s.plan.Interfaces[i].Rx[k]
+			if q.Poller != p.Name {
+				continue
+			}
+			polled, err := poller.Add(q.guard.q, engine.PollOptions{Batching: engine.Batching{Packets: r.Burst, Timeout: r.Timeout}, Depth: r.HandOff})
+			if err != nil {
+				return s.at(fmt.Sprintf("interfaces[%d].rx.queues[%d]", i, k), "its poller", err)
+			}
+			q.guard.polled, q.guard.in = polled, polled
+		}
+	}
+	return nil
+}
+
+// Plan is what was opened. The caller must not change it.
+func (s *System) Plan() *Plan { return s.plan }
+
+// Config is the configuration in force: the one given to Open, or to the last Reload. The caller must not change it.
+func (s *System) Config() *config.Config {
+	s.reload.Lock()
+	defer s.reload.Unlock()
+	return s.cfg
+}
+
+// Region is the memory of that name, nil if there is none. It belongs to the System.
+func (s *System) Region(name string) *mem.Pool { return s.pools[name] }
+
+// Interfaces are all ports with their queues, in the order of the configuration.
+func (s *System) Interfaces() []Interface {
+	out := slices.Clone(s.ifaces)
+	for i := range out {
+		out[i].Rx, out[i].Tx = slices.Clone(out[i].Rx), slices.Clone(out[i].Tx)
+	}
+	return out
+}
+
+func (s *System) iface(name string) *Interface {
+	for i := range s.ifaces {
+		if s.ifaces[i].Name == name {
+			return &s.ifaces[i]
+		}
+	}
+	return nil
+}
+
+// Port is the port of an interface, nil if there is none of that name. It belongs to the System.
+func (s *System) Port(iface string) engine.Port {
+	if f := s.iface(iface); f != nil {
+		return f.Port
+	}
+	return nil
+}
+
+// Rx is the receive queue of that id of an interface, nil if there is none.
+func (s *System) Rx(iface string, id int) Receiver {
+	if f := s.iface(iface); f != nil {
+		for i := range f.Rx {
+			if f.Rx[i].ID == id {
+				return f.Rx[i].Receiver
+			}
+		}
+	}
+	return nil
+}
+
+// Tx is the transmit queue of that id of an interface, nil if there is none.
+func (s *System) Tx(iface string, id int) engine.TxQueue {
+	if f := s.iface(iface); f != nil {
+		for i := range f.Tx {
+			if f.Tx[i].ID == id {
+				return f.Tx[i].Queue
+			}
+		}
+	}
+	return nil
+}
+
+// Node is the node for transfers, nil without the section transfers.
+func (s *System) Node() *transfer.Node { return s.node }
+
+// Identity is who the node is, nil without one.
+func (s *System) Identity() *identity.Identity { return s.id }
+
+// Share is what serves files to peers, nil if nothing is shared.
+func (s *System) Share() *share.Server { return s.share }
+
+// Link is the connection to a peer of the configuration, nil if there is none of that name. It is dialed in the background, and again
+// when it was lost; Link.Peer waits for it.
+func (s *System) Link(name string) *transfer.Link { return s.links[name] }

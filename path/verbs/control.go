@@ -1,0 +1,203 @@
+package verbs
+
+import (
+	"fmt"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// clear says that a frame can be sent on a link: a slot, room and a credit beyond the reserve are there.
+func (l *link) clear(reserve uint32) bool {
+	return len(l.frames) > 0 && l.room() > 0 && l.out.left() > reserve
+}
+
+// send plans a frame on a link, if it is clear.
+func (p *Path) send(l *link, f *frame, reserve uint32, r record) bool {
+	if !l.clear(reserve) {
+		return false
+	}
+	slot := l.frames[len(l.frames)-1]
+	l.frames = l.frames[:len(l.frames)-1]
+	c := p.ctl
+	f.consumed = c.in.freed
+	b := f.append(p.arena.slot(int(slot))[:0])
+	if l == c {
+		c.in.said = c.in.freed
+	}
+	l.out.sent++
+	l.sent++
+	r.slot, r.local = slot, -1
+	l.add(request{record: r, sge: p.arena.sge(int(slot), len(b)), inline: len(b) <= p.inline})
+	return true
+}
+
+func plain(k kind) record { return record{kind: k, work: -1} }
+
+// control sends the frames of the protocol and the notifications, what others wait for first, as far as credits reach.
+func (p *Path) control() {
+	c, f := p.ctl, &p.frame
+	for _, l := range p.rails {
+		r := &l.rail
+		if r.sayOffer {
+			*f = frame{typ: frameRail, rail: uint8(l.index - 1), gen: l.gen, qpn: l.qp.Num(), psn: l.psn, delivered: l.received}
+			if !p.send(c, f, plainReserve, plain(kindFrame)) {
+				break
+			}
+			r.sayOffer, r.offered = false, true
+		}
+		if r.sayReady {
+			*f = frame{typ: frameReady, rail: uint8(l.index - 1), gen: l.gen}
+			if !p.send(c, f, plainReserve, plain(kindFrame)) {
+				break
+			}
+			r.sayReady = false
+		}
+	}
+	for len(p.revoked) > 0 {
+		*f = frame{typ: frameRevoked, key: p.revoked[0]}
+		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+			break
+		}
+		p.revoked = append(p.revoked[:0], p.revoked[1:]...)
+	}
+	for len(p.answers) > 0 {
+		if !c.clear(plainReserve) {
+			break
+		}
+		a := p.answers[0]
+		if a.given != nil {
+			p.grant(f, a.given)
+		} else {
+			*f = frame{typ: frameRefuse, key: a.key, status: a.status}
+		}
+		p.send(c, f, plainReserve, plain(kindFrame))
+		p.answers = append(p.answers[:0], p.answers[1:]...)
+	}
+	for len(p.asks) > 0 && p.asking < maxAsking {
+		*f = frame{typ: frameAttach, key: p.asks[0].key}
+		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+			break
+		}
+		p.asking++
+		p.asks = append(p.asks[:0], p.asks[1:]...)
+	}
+	for p.notes.n > 0 {
+		k := p.notes.head
+		w := &p.works[k]
+		f.typ, f.rail, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
+		if !p.send(c, f, plainReserve, record{kind: kindNotify, work: k}) {
+			break
+		}
+		p.dequeue(&p.notes)
+		w.pending++
+		w.noting = true
+	}
+	p.report2peer()
+	c.flush(1)
+}
+
+// report2peer tells the peer which receives are free again, when it is time and no other frame does.
+func (p *Path) report2peer() {
+	due := p.ctl.in.due()
+	for _, l := range p.rails {
+		due = due || l.rail.state == railUp && l.in.due()
+	}
+	if !due {
+		return
+	}
+	f := &p.frame
+	f.typ, f.rail, f.n = frameCredit, 0, len(p.rails)
+	for i, l := range p.rails {
+		f.credit[i] = railCredit{l.gen, l.in.freed}
+	}
+	if p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
+		for _, l := range p.rails {
+			l.in.said = l.in.freed
+		}
+	}
+}
+
+// arrived takes a message in. slot is the receive; the message is in its first n bytes, unless it is an immediate value.
+func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write bool) {
+	l.received++
+	l.held++
+	if write {
+		if l.index == 0 || !hasImm {
+			p.violated(malformed("a write with a value on the control connection, or a value that is none"))
+			return
+		}
+		p.noticed(l, slot, path.Event{Kind: path.EventNotify, Imm: uint64(imm), Bytes: uint64(n)})
+		return
+	}
+	f := &p.in
+	if err := f.parse(p.arena.slot(int(slot))[:n]); err != nil {
+		p.violated(err)
+		return
+	}
+	if l.index == 0 {
+		if err := p.ctl.out.told(f.consumed); err != nil {
+			p.violated(err)
+			return
+		}
+	} else if f.typ != frameNotify {
+		p.violated(malformed("a frame of type %d on a rail", f.typ))
+		return
+	}
+	if f.typ == frameNotify {
+		p.noticed(l, slot, path.Event{Kind: path.EventNotify, Imm: f.imm, Bytes: f.bytes, Msg: f.msg})
+		return
+	}
+	l.giveBack(slot)
+	if err := p.handle(f); err != nil {
+		p.violated(err)
+	}
+}
+
+func (p *Path) noticed(l *link, slot int32, e path.Event) {
+	p.st.NotifyReceived++
+	p.dirty = true
+	p.queue(queued{Event: e, work: -1, link: int32(l.index), slot: slot})
+}
+
+// handle acts on a frame of the protocol.
+func (p *Path) handle(f *frame) error {
+	if p.greeting != 0 && f.typ != frameHello {
+		return malformed("a frame of type %d before the hello", f.typ)
+	}
+	switch f.typ {
+	case frameHello:
+		if f.version != version || f.nonce != p.greeting || p.greeting == 0 {
+			return malformed("a hello that is not expected")
+		}
+		p.greeting = 0
+	case frameAttach:
+		if len(p.answers) > 2*maxAsking {
+			return malformed("more questions than are allowed at once")
+		}
+		p.attach(f.key)
+	case frameGrant, frameRefuse:
+		return p.answered(f)
+	case frameRevoked:
+		p.withdrawn(f.key)
+	case frameRail:
+		return p.offered(f)
+	case frameReady:
+		return p.peerReady(f)
+	case frameCredit:
+		if f.n != len(p.rails) {
+			return malformed("a report about %d rails of %d", f.n, len(p.rails))
+		}
+		for i, c := range f.credit[:f.n] {
+			if l := p.rails[i]; l.rail.state == railUp && c.gen == l.gen {
+				if err := l.out.told(c.consumed); err != nil {
+					return err
+				}
+			}
+		}
+	case frameBye:
+		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
+	default:
+		return malformed("a frame of type %d at this time", f.typ)
+	}
+	return nil
+}

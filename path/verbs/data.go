@@ -1,0 +1,277 @@
+package verbs
+
+import (
+	"errors"
+
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+const (
+	batchMax  = 64      // requests in one call of the library
+	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed: what a small one may wait for at the adapter
+	keepSmall = 32      // requests of a rail that bulk operations leave free
+	keepBinds = 8       // requests of a rail that all operations leave free: for windows
+)
+
+// local is a part of a local region that is registered because requests use it.
+type local struct {
+	region *mem.Region
+	part   uint64 // which granule
+	reg    mem.Registration
+	lkey   uint32
+	refs   int
+}
+
+// localsMax is how many parts of regions can be in use at once; an operation that needs another one waits.
+const localsMax = 128
+
+var errNoLocal = errors.New("verbs: too many regions in use at once")
+
+// localFor finds or makes the registration that a piece needs.
+func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
+	at := s.Off + off
+	part := at / granule
+	if i := p.lastLocal; i >= 0 && p.locals[i].region == s.Region && p.locals[i].part == part && p.locals[i].refs > 0 {
+		return i, nil
+	}
+	free := int32(-1)
+	for i := range p.locals {
+		l := &p.locals[i]
+		if l.refs == 0 {
+			if free < 0 {
+				free = int32(i)
+			}
+			continue
+		}
+		if l.region == s.Region && l.part == part {
+			p.lastLocal = int32(i)
+			return int32(i), nil
+		}
+	}
+	if free < 0 {
+		return -1, errNoLocal
+	}
+	access := mem.ReadAccess | mem.WriteAccess
+	if s.Region.ReadOnly() {
+		access = mem.ReadAccess
+	}
+	from := part * granule
+	reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
+	if err != nil {
+		return -1, err
+	}
+	h, err := reg.Handle()
+	if err != nil {
+		return -1, err
+	}
+	p.locals[free] = local{region: s.Region, part: part, reg: reg, lkey: h.(*ibv.MR).LKey()}
+	p.lastLocal = free
+	return free, nil
+}
+
+// dropLocal ends one use. A part that nobody uses goes back to the cache at once: the path must not be what keeps a region mapped.
+func (p *Path) dropLocal(i int32) {
+	if i < 0 {
+		return
+	}
+	l := &p.locals[i]
+	if l.refs--; l.refs == 0 {
+		l.reg.Release()
+		l.region = nil
+	}
+}
+
+// issue posts what the operations have left: small ones first, then one batch of each bulk operation in turn.
+func (p *Path) issue() {
+	for p.small.n > 0 && p.err == nil {
+		if !p.advance(p.small.head, keepBinds, 1<<62) {
+			break
+		}
+	}
+	for n := p.bulk.n; n > 0 && p.bulk.n > 0 && p.err == nil; n-- {
+		k := p.bulk.head
+		if p.ahead >= bulkAhead || !p.advance(k, keepSmall, bulkAhead-p.ahead) {
+			break
+		}
+		if p.bulk.head == k {
+			p.rotate(&p.bulk)
+		}
+	}
+	for _, l := range p.rails {
+		l.flush(int(p.tuner.knobs[knobSignal].value))
+	}
+}
+
+// advance posts pieces of an operation, up to a batch and so many bytes. false: there is no room, or no rail, for now.
+func (p *Path) advance(k int32, keep int, budget uint64) bool {
+	w := &p.works[k]
+	if w.again || w.cancel || w.err != nil {
+		p.remove(k)
+		p.settle(k)
+		return true
+	}
+	limit := p.tuner.knobs[knobPiece].value
+	for n := 0; n < batchMax && p.err == nil; n++ {
+		if w.cur.done(w.op.Copies) {
+			p.remove(k)
+			p.settle(k)
+			return true
+		}
+		if budget == 0 {
+			return true
+		}
+		c := &w.op.Copies[w.cur.block]
+		r := p.reachOf(c.Key)
+		if r == nil || !r.known {
+			w.again = true // the peer took the export back: what it is now shows when the operation begins anew
+			p.remove(k)
+			p.settle(k)
+			return true
+		}
+		l, stall := p.railFor(r, keep)
+		if l == nil {
+			if stall {
+				return false
+			}
+			p.remove(k)
+			p.enqueue(&p.waiting, k)
+			return true
+		}
+		before := w.cur
+		pc, _ := w.cur.next(w.op.Copies, min(limit, budget))
+		if err := p.piece(l, k, w, r, c, pc); err != nil {
+			w.cur = before
+			if errors.Is(err, errNoLocal) && w.pending+p.busyLocals() > 0 {
+				return false
+			}
+			w.err = err
+			p.remove(k)
+			p.settle(k)
+			return true
+		}
+		budget -= pc.n
+		if len(l.plan) >= batchMax {
+			l.flush(int(p.tuner.knobs[knobSignal].value))
+		}
+	}
+	return true
+}
+
+func (p *Path) busyLocals() int {
+	n := 0
+	for i := range p.locals {
+		n += p.locals[i].refs
+	}
+	return n
+}
+
+// piece plans the request for one piece, and the notification behind it where the order of the queue pair proves what is needed.
+func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
+	s := &c.Local
+	b := s.Region.All().Bytes()[s.Off+pc.off:]
+	req := request{record: record{kind: kindWrite, work: k, slot: -1, local: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rails[l.index-1].rkey}
+	req.sge = ibv.SGE{Addr: address(b), Length: uint32(pc.n)}
+	if w.op.Kind == path.Get {
+		req.kind = kindRead
+	}
+	if req.inline = req.kind == kindWrite && pc.n <= uint64(p.inline); !req.inline {
+		i, err := p.localFor(s, pc.off)
+		if err != nil {
+			return err
+		}
+		p.locals[i].refs++
+		req.local, req.sge.LKey = i, p.locals[i].lkey
+	}
+	alone := w.rails == 0 && w.pending == 0
+	w.rails |= 1 << l.index
+	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.rails == 1<<l.index && w.cur.done(w.op.Copies) && l.out.left() > 0
+	switch {
+	case last && alone && len(w.op.Msg) == 0 && w.op.Imm < 1<<32:
+		req.kind, req.imm, req.no = kindWriteImm, uint32(w.op.Imm), l.sent
+		l.out.sent++
+		l.sent++
+		w.noting = true
+	case last && l.room() >= 2 && len(l.frames) > 0:
+		p.post(l, w, &req)
+		f := &p.frame
+		f.typ, f.rail, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
+		no := l.sent
+		p.send(l, f, 0, record{kind: kindNotify, work: k, no: no})
+		w.pending++
+		w.noting = true
+		return nil
+	}
+	p.post(l, w, &req)
+	return nil
+}
+
+func (p *Path) post(l *link, w *work, req *request) {
+	l.add(*req)
+	w.pending++
+	if w.bulk {
+		req.bytes = uint64(req.sge.Length)
+		l.plan[len(l.plan)-1].bytes = req.bytes
+		p.ahead += req.bytes
+	}
+}
+
+// over takes in that a request succeeded.
+func (p *Path) over(l *link, r *record) {
+	p.release1(l, r)
+	switch r.kind {
+	case kindBind:
+		g := r.given
+		g.binding--
+		g.windows[l.index-1].bound = true
+		p.bound(g)
+		return
+	case kindFrame, kindMark:
+		return
+	}
+	p.repairs = 0
+	w := &p.works[r.work]
+	w.pending--
+	if r.kind == kindNotify || r.kind == kindWriteImm {
+		w.noted = true
+	}
+	if r.bytes > 0 {
+		p.completed += r.bytes
+	}
+	p.settle(r.work)
+}
+
+// lose takes in that a request came back unexecuted, or that nobody here knows whether it was executed.
+func (p *Path) lose(l *link, r *record) {
+	p.release1(l, r)
+	switch r.kind {
+	case kindBind:
+		g := r.given
+		g.binding--
+		w := &g.windows[l.index-1]
+		if w.mw != nil {
+			w.mw.Close()
+		}
+		*w = window{}
+		p.bound(g)
+		return
+	case kindFrame, kindMark:
+		return
+	}
+	w := &p.works[r.work]
+	w.pending--
+	w.lost |= 1 << l.index
+	if r.kind == kindNotify || r.kind == kindWriteImm {
+		w.noteLost, w.noteRail, w.noteNo = true, l.index, r.no
+	}
+}
+
+// release1 gives back what a request held.
+func (p *Path) release1(l *link, r *record) {
+	if r.slot >= 0 {
+		l.frames = append(l.frames, r.slot)
+	}
+	p.dropLocal(r.local)
+	p.ahead -= r.bytes
+}

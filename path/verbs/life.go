@@ -1,0 +1,227 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path"
+)
+
+// byeTime is how long Close waits until the peer's adapter has the goodbye. It comes back in microseconds unless the network is gone.
+const byeTime = 250 * time.Millisecond
+
+// violated takes the path down because of what the peer sent.
+func (p *Path) violated(err error) {
+	p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+}
+
+// down ends everything: all queue pairs are destroyed, so that neither side can write through this path any more, and then all
+// operations end.
+func (p *Path) down(err error) {
+	if p.err != nil {
+		return
+	}
+	p.err = err
+	if derr := p.dismantle(); derr != nil {
+		p.note(fmt.Sprintf("taking it down: %v", derr))
+	}
+	for k := range p.works {
+		w := &p.works[k]
+		if w.used && !w.done {
+			w.list = nil
+			p.finish(int32(k), err)
+		}
+	}
+	p.small, p.bulk, p.waiting, p.notes = newFIFO(), newFIFO(), newFIFO(), newFIFO()
+	p.queue(queued{Event: path.Event{Kind: path.EventDown, Err: err}, work: -1, link: -1, slot: -1})
+	p.dirty = true
+	if p.armed && !p.rung {
+		p.rung = true
+		sys.Ring(p.bell)
+	}
+}
+
+// dismantle gives everything back to the adapter but what events that were not polled may still hold.
+func (p *Path) dismantle() (err error) {
+	p.dev.leave(p)
+	for _, g := range p.givens { // windows before the queue pairs that they belong to
+		err = errors.Join(err, p.unwind(g))
+	}
+	clear(p.givens)
+	p.binds, p.answers, p.revoked, p.asks = nil, nil, nil, nil
+	for _, l := range p.links {
+		err = errors.Join(err, l.free())
+	}
+	for i := range p.locals {
+		if l := &p.locals[i]; l.refs > 0 {
+			l.reg.Release()
+			*l = local{}
+		}
+	}
+	return errors.Join(err, p.arena.unregister())
+}
+
+// release gives the rest back.
+func (p *Path) release() (err error) {
+	for _, l := range p.links {
+		err = errors.Join(err, l.free())
+	}
+	if p.ep != nil {
+		err = errors.Join(err, p.ep.Close())
+		p.ep = nil
+	}
+	if p.bell >= 0 {
+		err = errors.Join(err, sys.Close(p.bell))
+		p.bell = -1
+	}
+	if p.cq != nil {
+		err = errors.Join(err, p.cq.Close())
+	}
+	if p.channel != nil {
+		err = errors.Join(err, p.channel.Close())
+	}
+	err = errors.Join(err, p.arena.close())
+	if p.dom != nil {
+		err = errors.Join(err, p.dom.leave())
+	}
+	return errors.Join(err, p.dev.put())
+}
+
+// Close stops the peer's rails, says goodbye and destroys everything. See path.Path.
+func (p *Path) Close() error {
+	if p.closed {
+		return nil
+	}
+	if p.err == nil {
+		p.collect()
+	}
+	if p.err == nil {
+		p.goodbye()
+	}
+	p.down(errClosed)
+	p.closed = true
+	// Messages that were not polled are read from memory that goes now.
+	for i := range p.evCount {
+		q := &p.events[(p.evHead+i)%len(p.events)]
+		q.Msg = append([]byte(nil), q.Msg...)
+		q.link = -1
+	}
+	p.lent = p.lent[:0]
+	p.publish()
+	return p.release()
+}
+
+// goodbye stops the data queue pairs, so that the peer can write no more, and tells the peer.
+func (p *Path) goodbye() {
+	for _, l := range p.rails {
+		if !l.rail.failed {
+			l.rail.failed = true
+			l.qp.Err()
+		}
+	}
+	c := p.ctl
+	f := &p.frame
+	*f = frame{typ: frameBye}
+	if !p.send(c, f, byeReserve, plain(kindFrame)) {
+		return
+	}
+	c.flush(1)
+	last := c.head
+	for until := time.Now().Add(byeTime); p.err == nil && int32(c.tail-last) < 0; {
+		if p.collect() > 0 {
+			continue
+		}
+		left := time.Until(until)
+		if left <= 0 || p.err != nil {
+			return
+		}
+		if err := p.cq.Arm(false); err != nil || p.collect() > 0 {
+			continue
+		}
+		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.channel.FD()); err != nil {
+			return
+		}
+		for {
+			if _, ok, err := p.channel.Next(); !ok || err != nil {
+				break
+			}
+		}
+		p.cq.Ack()
+	}
+}
+
+// What Poll is told of the device by whoever took the event from it.
+const (
+	urgentDevice = 1 << iota
+	urgentCQ
+	urgentPort
+)
+
+// enter and leave keep the list of paths that want to know what happens to the device.
+func (dev *device) enter(p *Path) {
+	dev.mu.Lock()
+	dev.paths[p] = struct{}{}
+	dev.mu.Unlock()
+}
+
+func (dev *device) leave(p *Path) {
+	dev.mu.Lock()
+	delete(dev.paths, p)
+	dev.mu.Unlock()
+}
+
+// async takes the events of the device, which all paths share, and tells each path what concerns it.
+func (dev *device) async() {
+	if i, err := sys.PollIn(0, dev.ctx.AsyncFD()); err != nil || i < 0 {
+		return
+	}
+	for {
+		ev, ok, err := dev.ctx.NextAsync()
+		if !ok || err != nil {
+			return
+		}
+		dev.tell(ev)
+	}
+}
+
+func (dev *device) tell(ev ibv.AsyncEvent) {
+	bit := uint32(0)
+	switch ev.Type {
+	case ibv.EventDeviceFatal:
+		bit = urgentDevice
+	case ibv.EventCQErr:
+		bit = urgentCQ
+	case ibv.EventPortErr, ibv.EventPortActive:
+		bit = urgentPort
+	default:
+		return // a queue pair that failed gives its requests and receives back
+	}
+	dev.mu.Lock()
+	defer dev.mu.Unlock()
+	for p := range dev.paths {
+		if bit == urgentCQ && p.cq != ev.CQ || bit == urgentPort && ev.Port != dev.port.Port {
+			continue
+		}
+		p.urgent.Or(bit)
+		if bit == urgentPort {
+			p.note(fmt.Sprintf("port %d: %s", ev.Port, ev.Type))
+		}
+		sys.Ring(p.bell) // its owner may sleep; the bell is emptied with the next Poll
+	}
+}
+
+// alarm acts on what happened to the device.
+func (p *Path) alarm() {
+	u := p.urgent.Swap(0)
+	sys.Unring(p.bell)
+	switch {
+	case u&urgentDevice != 0:
+		p.down(fmt.Errorf("verbs: %w: the device failed", path.ErrDown))
+	case u&urgentCQ != 0:
+		p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, ibv.ErrOverrun))
+	}
+	// A port that is down may come back before the adapter has given up: its retries decide.
+}

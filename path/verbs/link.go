@@ -1,0 +1,234 @@
+package verbs
+
+import (
+	"fmt"
+
+	"github.com/penstock-io/penstock/internal/ibv"
+)
+
+// kind is what a request is for.
+type kind uint8
+
+const (
+	kindFrame  kind = iota + 1 // a frame of the protocol
+	kindNotify                 // a frame that notifies the peer for an operation
+	kindWrite
+	kindRead
+	kindWriteImm // the one write of an operation, which notifies the peer as well
+	kindBind     // a window for the peer
+	kindMark     // nothing: its completion shows that everything before it is over
+)
+
+// record is a request that is posted and whose end is not known. Requests of a queue pair end in order.
+type record struct {
+	kind  kind
+	work  int32  // -1: none
+	slot  int32  // of the frame; -1: none
+	local int32  // entry of Path.locals; -1: none
+	no    uint32 // of the message
+	bytes uint64 // of a bulk operation
+	given *given
+}
+
+// request is one to be posted.
+type request struct {
+	record
+	sge    ibv.SGE
+	inline bool
+	raddr  uint64
+	rkey   uint32
+	imm    uint32
+	mw     *ibv.MW
+	window ibv.Window
+}
+
+// link is one queue pair with its receives: number 0 is for control, the others are rails.
+type link struct {
+	p     *Path
+	index int
+	gen   uint32 // of the queue pair, as both sides count
+	epoch uint32 // counts the queue pairs of this side, for the numbers of requests
+	qp    *ibv.QP
+	psn   uint32
+
+	ring       []record // a power of two
+	head, tail uint32   // posted, ended
+	unmarked   bool     // the last request posted is not signalled
+	plan       []request
+	chain      *ibv.SendChain
+	out        credits
+	frames     []int32 // free slots for sending
+
+	recvs    []int32 // slots to be posted
+	rchain   *ibv.RecvChain
+	posted   int // slots at the queue pair
+	held     int // slots with a message that the owner has not given back
+	in       debt
+	received uint32 // messages that came, by all queue pairs of this rail
+	sent     uint32 // messages that went; corrected when a queue pair is replaced
+
+	rail rail
+}
+
+const (
+	recvBit    = 1 << 63
+	epochMask  = 1<<23 - 1
+	epochShift = 40
+	indexShift = 32
+)
+
+// id is the number of a request at the adapter: receive or not, which queue pair of which link, and a sequence or slot number.
+func (l *link) id(seq uint32) uint64 {
+	return uint64(l.epoch&epochMask)<<epochShift | uint64(l.index)<<indexShift | uint64(seq)
+}
+
+// room is how many requests can be posted, those of the plan not counted.
+func (l *link) room() int { return len(l.ring) - int(l.head-l.tail) - len(l.plan) }
+
+// add plans a request; there is room.
+func (l *link) add(r request) { l.plan = append(l.plan, r) }
+
+// flush posts the plan in one call of the library; every interval-th request and the last are signalled.
+func (l *link) flush(interval int) {
+	if len(l.plan) == 0 || l.qp == nil {
+		return
+	}
+	l.chain.Reset()
+	for i := range l.plan {
+		r := &l.plan[i]
+		var flags ibv.SendFlags
+		if i == len(l.plan)-1 || (i+1)%interval == 0 || r.kind == kindFrame || r.kind == kindNotify || r.kind == kindBind {
+			flags |= ibv.Signaled
+		}
+		if r.inline {
+			flags |= ibv.Inline
+		}
+		id := l.id(l.head + uint32(i))
+		switch r.kind {
+		case kindFrame, kindNotify:
+			l.chain.Send(id, flags, r.sge)
+		case kindWrite:
+			l.chain.Write(id, flags, r.raddr, r.rkey, r.sge)
+		case kindWriteImm:
+			l.chain.WriteImm(id, flags, r.imm, r.raddr, r.rkey, r.sge)
+		case kindRead:
+			l.chain.Read(id, flags, r.raddr, r.rkey, r.sge)
+		case kindBind:
+			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
+		}
+	}
+	n, err := l.qp.PostSend(l.chain)
+	for i := range l.plan[:n] {
+		l.ring[(l.head+uint32(i))&uint32(len(l.ring)-1)] = l.plan[i].record
+	}
+	l.head += uint32(n)
+	// What was not taken is lost in the same way as what a broken queue pair gives back.
+	rest := l.plan[n:]
+	if len(rest) > 0 {
+		l.unmarked = true
+	}
+	for i := range rest {
+		l.p.lose(l, &rest[i].record)
+	}
+	l.plan = l.plan[:0]
+	if err != nil {
+		l.p.broken(l, fmt.Errorf("posting %d requests: %w", len(rest), err))
+	}
+}
+
+// ended takes in the completion of the request with this number; those before it without one have ended as well.
+func (l *link) ended(seq uint32, wc *ibv.WC) {
+	if seq-l.tail >= l.head-l.tail {
+		l.p.broken(l, malformedID(wc))
+		return
+	}
+	ok := wc.Status() == ibv.Success
+	for l.tail != seq {
+		l.retire(!l.rail.failed)
+	}
+	if ok && !l.rail.failed {
+		l.retire(true)
+		return
+	}
+	if !l.rail.failed {
+		// The first that failed. Everything behind it comes back unexecuted, or nobody knows whether it was executed.
+		l.rail.failed = true
+		l.blame(wc)
+	}
+	l.retire(false)
+	l.p.broken(l, wc.Err())
+}
+
+func malformedID(wc *ibv.WC) error {
+	return fmt.Errorf("a completion with the number %#x, which belongs to no request", wc.ID())
+}
+
+// blame finds the operation whose request broke the queue pair.
+func (l *link) blame(wc *ibv.WC) {
+	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
+	if s := wc.Status(); r.work < 0 || s == ibv.WRFlushErr || s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr {
+		return
+	}
+	l.p.works[r.work].blamed = wc.Err()
+}
+
+// retire takes the oldest request out of the ring.
+func (l *link) retire(ok bool) {
+	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
+	l.tail++
+	if ok {
+		l.p.over(l, r)
+	} else {
+		l.p.lose(l, r)
+	}
+	r.given = nil
+}
+
+// restock posts the receives that are free; count says that the peer is to be told of them.
+func (l *link) restock(count bool) {
+	if len(l.recvs) == 0 || l.qp == nil || l.rail.failed {
+		return
+	}
+	l.rchain.Reset()
+	for _, s := range l.recvs {
+		l.rchain.Recv(l.id(uint32(s))|recvBit, l.p.arena.sge(int(s), frameSize))
+	}
+	n, err := l.qp.PostRecv(l.rchain)
+	l.posted += n
+	if count {
+		l.in.freed += uint32(n)
+	}
+	copy(l.recvs, l.recvs[n:])
+	l.recvs = l.recvs[:len(l.recvs)-n]
+	if err != nil {
+		l.p.broken(l, fmt.Errorf("posting receives: %w", err))
+	}
+}
+
+// giveBack takes the slot of a message back from the owner.
+func (l *link) giveBack(slot int32) {
+	l.held--
+	l.recvs = append(l.recvs, slot)
+}
+
+// idle says that the adapter knows of nothing on this link.
+func (l *link) idle() bool { return l.posted == 0 && l.head == l.tail }
+
+func (l *link) destroy() error {
+	if l.qp == nil {
+		return nil
+	}
+	err := l.qp.Close()
+	l.qp = nil
+	return err
+}
+
+func (l *link) free() error {
+	err := l.destroy()
+	if l.chain != nil {
+		l.chain.Close()
+		l.rchain.Close()
+	}
+	l.chain, l.rchain = nil, nil
+	return err
+}

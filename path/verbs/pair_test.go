@@ -1,0 +1,189 @@
+package verbs
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/penstock-io/penstock/internal/dl"
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/testenv"
+	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/pathtest"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func newToken() (t path.Token) {
+	rand.Read(t[:])
+	return t
+}
+
+// dialPair connects two ends inside this process; a dials.
+func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
+	t.Helper()
+	return dialWith(t, New(o), ca, cb)
+}
+
+func dialWith(t testing.TB, d *Driver, ca, cb path.Config) (*Path, *Path) {
+	t.Helper()
+	l, err := d.Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	tok := newToken()
+	type result struct {
+		p   path.Path
+		err error
+	}
+	acc := make(chan result, 1)
+	go func() {
+		p, err := l.Accept(ctx, tok, cb)
+		acc <- result{p, err}
+	}()
+	pa, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	if err != nil {
+		cancel()
+	}
+	r := <-acc
+	if err != nil || r.err != nil {
+		t.Fatalf("dial: %v; accept: %v", err, r.err)
+	}
+	return pa.(*Path), r.p.(*Path)
+}
+
+// world is the stand-in in this process: one state, which each test begins with.
+type world struct {
+	lib                         string
+	script, report, count, pump dl.Func
+}
+
+var loaded = sync.OnceValues(func() (*world, error) {
+	file, err := fake.Build()
+	if err != nil {
+		return nil, err
+	}
+	l, err := dl.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	w := &world{lib: file}
+	for name, f := range map[string]*dl.Func{"script": &w.script, "report": &w.report, "count": &w.count, "pump": &w.pump} {
+		if *f, err = l.Symbol("penstock_fake_" + name); err != nil {
+			return nil, err
+		}
+	}
+	return w, nil
+})
+
+// newWorld is the stand-in with a script. When the test ends, no object may be left and no rule may have been broken.
+func newWorld(t testing.TB, script string) *world {
+	t.Helper()
+	w, err := loaded()
+	if errors.Is(err, fake.ErrMissing) {
+		testenv.Missing(t, "a C compiler and the headers of libibverbs", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.do(t, "reset; mode post")
+	w.do(t, script)
+	t.Cleanup(func() {
+		w.clean(t)
+		w.do(t, "reset; mode post; limit max_mw 1024")
+	})
+	return w
+}
+
+// do adds lines to the script.
+func (w *world) do(t testing.TB, s string) {
+	t.Helper()
+	c, err := dl.CString(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if wrong := dl.GoString(w.script.Call1(cAddress(c))); wrong != "" {
+		t.Fatalf("script %q: %s", s, wrong)
+	}
+}
+
+// counted is how often a function of the library was called, or one of the stand-in's other counts.
+func (w *world) counted(t testing.TB, name string) int {
+	t.Helper()
+	c, err := dl.CString(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return int(int64(w.count.Call1(cAddress(c))))
+}
+
+// clean demands that nothing is left at the library, and that no rule was broken.
+func (w *world) clean(t testing.TB) {
+	t.Helper()
+	s := strings.TrimSpace(strings.TrimPrefix(strings.TrimSpace(dl.GoString(w.report.Call0())), "penstock fake verbs report:"))
+	if s != "" && s != "clean" && !t.Failed() {
+		t.Errorf("the stand-in reports:\n%s", s)
+	}
+}
+
+func factory(o Options, streams int) pathtest.Factory {
+	return pathtest.Factory{
+		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+			a.Streams, b.Streams = streams, streams
+			return dialPair(t, o, a, b)
+		},
+		Boundaries: []int{220, bulkBytes, 1 << 20, bulkAhead},
+		Registers:  true,
+		NoSparse:   true, // an adapter wants every page of a region, also the stand-in
+	}
+}
+
+// TestConformance runs the suite over every way of being set up: requests executed as they are posted, and by another thread after a
+// while; with windows and without; with one rail and with several; on Ethernet and on InfiniBand.
+func TestConformance(t *testing.T) {
+	const basic, access = "Sizes PartOfRegion Window Notify Refusals", "Cancel Fence FenceRead Close"
+	for _, c := range []struct {
+		name, script string
+		o            Options
+		rails        int
+		checks       string // "": all
+	}{
+		{"Post", "", Options{}, 1, ""},
+		{"WireThreeRails", "mode wire; delay 20us; seed 8", Options{Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
+			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
+		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := newWorld(t, c.script)
+			c.o.Library = w.lib
+			dev, err := New(c.o).device()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if is := dev.port.Link == ibv.LinkInfiniBand; is != strings.Contains(c.script, "infiniband") {
+				t.Errorf("the link of the port is %v", dev.port.Link)
+			}
+			dev.put()
+			f := factory(c.o, c.rails)
+			if c.checks != "" {
+				f.Checks = strings.Fields(c.checks)
+			}
+			pathtest.Run(t, f)
+		})
+	}
+}

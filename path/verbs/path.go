@@ -1,0 +1,559 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path"
+)
+
+// Sizes of queues. A control connection has as many receives as it may have to take messages from a peer that is ahead; rails take
+// notifications only.
+const (
+	ctlDepth  = 136
+	ctlSends  = 64
+	msgDepth  = 64
+	msgSends  = 32
+	pollBatch = 32
+	pollMax   = 8 // batches in one call
+	asyncTurn = 1024
+)
+
+// queued is an event that Poll has not reported yet, and what it gives back.
+type queued struct {
+	path.Event
+	work int32 // the operation, -1 for none
+	link int32 // the receive that holds the message, -1 for none
+	slot int32
+}
+
+// Path is one path over RDMA. It implements path.Path.
+type Path struct {
+	dev       *device
+	dom       *domain
+	peerReach path.Reach
+	peer      params // what the other side said of itself
+	window    int
+	o         *Options
+	began     time.Time
+
+	channel *ibv.Channel
+	cq      *ibv.CQ
+	ep      *sys.Epoll
+	bell    int
+	arena   arena
+	ctl     *link
+	rails   []*link
+	links   []*link // ctl and rails
+	inline  int
+	wc      [pollBatch]ibv.WC
+	frame   frame // being written
+	in      frame // being read
+
+	works     []work
+	freeWorks []int32
+	small     fifo
+	bulk      fifo
+	waiting   fifo // for an answer of the peer
+	notes     fifo // for a frame that notifies the peer
+
+	reaches map[path.Key]*reach
+	last    *reach
+	asks    []*reach
+	asking  int
+	givens  map[path.Key]*given
+	binds   []*given
+	answers []answer
+	revoked []path.Key
+
+	locals    [localsMax]local
+	lastLocal int32
+	ahead     uint64 // bytes of bulk operations at the adapter
+	completed uint64 // since the tuner was told
+	tuner     tuner
+	cost      costMeter
+
+	events  []queued // ring
+	evHead  int
+	evCount int
+	lent    []queued // whose messages the owner may still read
+
+	armed bool
+	rung  bool
+	polls uint
+	// greeting is what the dialer's first frame has to say, until it came; 0 afterwards, and on the dialing side.
+	greeting uint64
+	err      error
+	closed   bool
+	urgent   atomic.Uint32 // what happened to the device, for Poll
+
+	repairs  int // since an operation got on
+	replaced uint64
+	resumed  uint64
+	why      error
+
+	dirty   bool
+	st      path.Stats
+	mu      sync.Mutex // guards what other goroutines may read
+	pub     published
+	lines   []string
+	remarks []string
+}
+
+// published is what other goroutines may read.
+type published struct {
+	stats             path.Stats
+	cost              path.Cost
+	tuner             tuner
+	replaced, resumed uint64
+	why               error
+	granted           int
+}
+
+var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
+
+// newPath makes the queue pairs of one end, which know their peer only after start.
+func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Path, err error) {
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, began: time.Now(), lastLocal: -1,
+		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO()}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.release())
+		}
+	}()
+	if p.dom, err = dev.domainOf(); err != nil {
+		return nil, err
+	}
+	p.tuner = newTuner(o.Piece, o.Signal)
+	p.cost.init(dev.port.Speed)
+	depth := 1
+	for depth < o.depth() {
+		depth *= 2
+	}
+	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
+		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
+	}
+	if err = p.arena.open(p.dom, ctlDepth+ctlSends+rails*(msgDepth+msgSends)); err != nil {
+		return nil, err
+	}
+	if p.channel, err = dev.ctx.CreateChannel(); err != nil {
+		return nil, err
+	}
+	entries := ctlDepth + ctlSends + rails*(depth+1+msgDepth)
+	if p.cq, err = dev.ctx.CreateCQ(ibv.CQSpec{Entries: entries, Channel: p.channel}); err != nil {
+		return nil, err
+	}
+	if err = p.open(); err != nil {
+		return nil, err
+	}
+	for i := range rails + 1 {
+		recvs, sends, ring := msgDepth, msgSends, depth
+		if i == 0 {
+			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
+		}
+		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), in: debt{depth: uint32(recvs)}, plan: make([]request, 0, batchMax+keepSmall)}
+		p.links = append(p.links, l)
+		for s, first := 0, p.arena.slots(recvs); s < recvs; s++ {
+			l.recvs = append(l.recvs, int32(first+s))
+		}
+		for s, first := 0, p.arena.slots(sends); s < sends; s++ {
+			l.frames = append(l.frames, int32(first+s))
+		}
+		if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
+			return nil, err
+		}
+		if l.rchain, err = ibv.NewRecvChain(recvs, recvs); err != nil {
+			return nil, err
+		}
+		if err = p.makeQP(l); err != nil {
+			return nil, err
+		}
+		l.restock(false)
+	}
+	if p.err != nil {
+		return nil, p.err
+	}
+	p.ctl, p.rails = p.links[0], p.links[1:]
+	return p, nil
+}
+
+func (p *Path) open() (err error) {
+	if p.ep, err = sys.NewEpoll(); err != nil {
+		return err
+	}
+	if p.bell, err = sys.Eventfd(); err != nil {
+		return err
+	}
+	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD()} {
+		if err = p.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeQP makes a queue pair that can take receives.
+func (p *Path) makeQP(l *link) (err error) {
+	l.epoch++
+	l.head, l.tail, l.unmarked = 0, 0, false
+	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
+	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
+		if s.Inline = n; n > p.inline && p.inline > 0 {
+			continue
+		}
+		if l.qp, err = p.dom.pd.CreateQP(s); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if p.inline == 0 {
+		p.inline = s.Inline
+	}
+	l.psn = randomPSN()
+	a := ibv.InitAttr{Port: uint8(p.dev.port.Port)}
+	if l.index > 0 {
+		a.Access = ibv.RemoteRead | ibv.RemoteWrite
+	}
+	return l.qp.Init(a)
+}
+
+// join connects a queue pair to the peer's.
+func (p *Path) join(l *link, to endpoint) error {
+	mtu := min(p.dev.port.ActiveMTU, ibv.MTU(p.peer.mtu))
+	reads := min(p.dev.attr.MaxRdAtomic, 16)
+	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu, MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
+	if err != nil {
+		return err
+	}
+	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: 7, RNRRetry: 6,
+		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
+}
+
+// start connects all queue pairs to those of the peer.
+func (p *Path) start(peer params) error {
+	p.peer = peer
+	p.window = min(p.window, int(peer.window))
+	for i, l := range p.links {
+		to, depth := peer.control, uint32(peer.ctlDepth)
+		if i > 0 {
+			to, depth = peer.rail[i-1], uint32(peer.msgDepth)
+		}
+		l.out = credits{depth: depth}
+		if err := p.join(l, to); err != nil {
+			return err
+		}
+	}
+	p.works = make([]work, p.window)
+	for k := range p.works {
+		p.freeWorks = append(p.freeWorks, int32(p.window-1-k))
+	}
+	notices := ctlDepth + len(p.rails)*msgDepth
+	p.events = make([]queued, p.window+notices+1)
+	p.lent = make([]queued, 0, notices)
+	p.explain()
+	p.dev.enter(p)
+	return nil
+}
+
+// params are what this side says of itself.
+func (p *Path) params(window int) params {
+	d := p.dev
+	q := params{gid: d.raw, lid: d.port.LID, window: uint32(window), ctlDepth: ctlDepth, msgDepth: msgDepth, rails: uint8(len(p.rails)),
+		mtu: uint8(d.port.ActiveMTU), reads: uint8(min(d.attr.MaxRdAtomic, 16)), control: endpoint{p.ctl.qp.Num(), p.ctl.psn}}
+	for i, l := range p.rails {
+		q.rail[i] = endpoint{l.qp.Num(), l.psn}
+	}
+	return q
+}
+
+// Name is "verbs".
+func (p *Path) Name() string { return Name }
+
+// Capabilities are those of reliable connections. Nothing is encrypted: only what the adapter turns round stays on this machine.
+func (p *Path) Capabilities() path.Capabilities {
+	c := path.Capabilities{OneSided: true, Proof: path.ProofICRC, Window: p.window, MaxMessage: path.MaxMessage}
+	if p.peer.gid == p.dev.raw {
+		c.Security = path.SecurityHost
+	}
+	return c
+}
+
+// Reaches accepts every export: whether its memory can be registered, the peer's adapter says when it is used first.
+func (p *Path) Reaches(path.Desc) error { return nil }
+
+// FD is the epoll instance that holds the completion channel and the device's events; -1 after Close.
+func (p *Path) FD() int {
+	if p.closed {
+		return -1
+	}
+	return p.ep.FD()
+}
+
+// Post hands operations over and posts requests for them. See path.Path.
+func (p *Path) Post(ops []path.Op) (n int, err error) {
+	for n < len(ops) {
+		if p.err != nil {
+			err = p.err
+			break
+		}
+		if len(p.freeWorks) == 0 {
+			p.st.WindowFull++
+			p.dirty = true
+			err = path.ErrFull
+			break
+		}
+		if err = checkOp(&ops[n]); err != nil {
+			break
+		}
+		p.accept(&ops[n])
+		n++
+	}
+	if n > 0 {
+		p.cost.posted(p, ops[:n])
+		p.move()
+		p.ring()
+	}
+	p.publish()
+	return n, err
+}
+
+// move does what can be done without news: bindings, frames, requests.
+func (p *Path) move() {
+	if p.err != nil {
+		return
+	}
+	if len(p.binds) > 0 {
+		p.bind()
+	}
+	p.issue()
+	if p.err == nil {
+		p.control()
+	}
+}
+
+// ring makes FD readable if a call while armed left something for Poll.
+func (p *Path) ring() {
+	if p.armed && !p.rung && p.evCount > 0 {
+		p.rung = true
+		sys.Ring(p.bell)
+	}
+}
+
+// Poll makes progress and reports events. See path.Path.
+func (p *Path) Poll(events []path.Event) int {
+	if p.closed {
+		return p.report(events)
+	}
+	if p.armed {
+		p.disarm()
+	}
+	p.takeBack()
+	n := p.report(events)
+	if p.err == nil {
+		if p.polls++; p.polls%asyncTurn == 0 {
+			p.dev.async()
+		}
+		if u := p.urgent.Load(); u != 0 {
+			p.alarm()
+		}
+		p.collect()
+		if p.err == nil {
+			p.repair()
+			for _, l := range p.links {
+				l.restock(true)
+			}
+			p.move()
+		}
+		n += p.report(events[n:])
+	}
+	p.cost.reported(p, events[:n])
+	p.publish()
+	return n
+}
+
+// disarm empties what woke the owner.
+func (p *Path) disarm() {
+	p.armed = false
+	if p.rung {
+		p.rung = false
+		sys.Unring(p.bell)
+	}
+	for {
+		_, ok, err := p.channel.Next()
+		if err != nil {
+			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+			return
+		}
+		if !ok {
+			break
+		}
+	}
+	if p.err == nil {
+		p.cq.Ack()
+		p.dev.async()
+	}
+}
+
+// collect takes completions in, a bounded number in one call. It returns how many.
+func (p *Path) collect() (total int) {
+	for range pollMax {
+		n, err := p.cq.Poll(p.wc[:])
+		if err != nil {
+			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+			return total
+		}
+		for i := range p.wc[:n] {
+			p.completion(&p.wc[i])
+			if p.err != nil {
+				return total
+			}
+		}
+		total += n
+		if n < len(p.wc) {
+			break
+		}
+	}
+	if p.completed > 0 {
+		p.tuner.moved(p.completed, time.Since(p.began))
+		p.completed = 0
+	} else if p.ahead == 0 {
+		p.tuner.idle()
+	}
+	return total
+}
+
+// completion acts on one completion.
+func (p *Path) completion(wc *ibv.WC) {
+	id := wc.ID()
+	index, epoch := int(id>>indexShift&0xff), uint32(id>>epochShift)&epochMask
+	if index >= len(p.links) || p.links[index].epoch&epochMask != epoch {
+		p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, malformedID(wc)))
+		return
+	}
+	l := p.links[index]
+	if id&recvBit == 0 {
+		l.ended(uint32(id), wc)
+		return
+	}
+	slot := int32(uint32(id))
+	l.posted--
+	if wc.Status() != ibv.Success {
+		l.recvs = append(l.recvs, slot)
+		p.broken(l, wc.Err())
+		return
+	}
+	p.arrived(l, slot, wc.Len(), wc.Imm(), wc.Flags()&ibv.FlagImm != 0, wc.Opcode() == ibv.OpRecvWrite)
+}
+
+// queue keeps an event for the owner; there is room for all that can be.
+func (p *Path) queue(q queued) {
+	p.events[(p.evHead+p.evCount)%len(p.events)] = q
+	p.evCount++
+}
+
+// report hands events out.
+func (p *Path) report(events []path.Event) int {
+	n := 0
+	for ; n < len(events) && p.evCount > 0; n++ {
+		q := &p.events[p.evHead]
+		p.evHead = (p.evHead + 1) % len(p.events)
+		p.evCount--
+		events[n] = q.Event
+		if q.work >= 0 {
+			w := &p.works[q.work]
+			w.used, w.op.Copies = false, nil
+			p.freeWorks = append(p.freeWorks, q.work)
+		}
+		if q.link >= 0 {
+			p.lent = append(p.lent, *q)
+		}
+		q.Event = path.Event{}
+	}
+	return n
+}
+
+// takeBack takes the messages back that the owner was lent until now.
+func (p *Path) takeBack() {
+	for i := range p.lent {
+		p.links[p.lent[i].link].giveBack(p.lent[i].slot)
+	}
+	p.lent = p.lent[:0]
+}
+
+// Arm prepares for sleeping. See path.Path.
+func (p *Path) Arm() bool {
+	if p.err != nil || p.closed {
+		return p.evCount > 0
+	}
+	if p.evCount > 0 || len(p.lent) > 0 {
+		return true
+	}
+	if !p.armed {
+		if err := p.cq.Arm(false); err != nil {
+			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+			return true
+		}
+		p.armed = true
+	}
+	// What came before it was armed is not told.
+	n := p.collect()
+	if n > 0 || p.err != nil || p.unfinished() {
+		return true
+	}
+	return false
+}
+
+// unfinished says that Poll has something to do without any news.
+func (p *Path) unfinished() bool {
+	for _, l := range p.links {
+		if len(l.recvs) > 0 && !l.rail.failed && l.rail.state != railDrain {
+			return true
+		}
+		if l.index > 0 && l.rail.state == railDrain && l.idle() && l.held == 0 {
+			return true
+		}
+	}
+	return p.urgent.Load() != 0
+}
+
+// Cancel asks to end an operation early. See path.Path.
+func (p *Path) Cancel(token uint64) bool {
+	if p.err != nil && p.evCount == 0 || !p.cancelToken(token) {
+		return false
+	}
+	p.ring()
+	p.publish()
+	return true
+}
+
+// publish lets other goroutines see what changed.
+func (p *Path) publish() {
+	if !p.dirty {
+		return
+	}
+	p.dirty = false
+	p.mu.Lock()
+	p.pub = published{p.st, p.cost.cost, p.tuner, p.replaced, p.resumed, p.why, len(p.givens)}
+	p.mu.Unlock()
+}
+
+// Stats may be called from any goroutine.
+func (p *Path) Stats() path.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pub.stats
+}
+
+// Cost may be called from any goroutine.
+func (p *Path) Cost() path.Cost {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pub.cost
+}

@@ -1,0 +1,405 @@
+package verbs
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+func drawFrame(t *rapid.T) *frame {
+	f := &frame{typ: frameType(rapid.IntRange(1, int(frameEnd)-1).Draw(t, "type")), consumed: rapid.Uint32().Draw(t, "consumed"),
+		rail: uint8(rapid.IntRange(0, maxRails-1).Draw(t, "rail"))}
+	f.key = path.Key{Index: rapid.Uint32().Draw(t, "index"), Epoch: rapid.Uint32().Draw(t, "epoch"), Secret: rapid.Uint64().Draw(t, "secret")}
+	switch f.typ {
+	case frameHello:
+		f.version, f.nonce = rapid.Uint16().Draw(t, "version"), rapid.Uint64().Draw(t, "nonce")
+	case frameNotify:
+		f.imm, f.bytes = rapid.Uint64().Draw(t, "imm"), rapid.Uint64().Draw(t, "bytes")
+		f.msg = rapid.SliceOfN(rapid.Byte(), 0, path.MaxMessage).Draw(t, "msg")
+	case frameGrant:
+		f.addr, f.size = uint64(rapid.Uint32().Draw(t, "addr"))<<20, uint64(rapid.Uint32().Draw(t, "size"))
+		f.rights = path.Rights(rapid.IntRange(0, 3).Draw(t, "rights"))
+		f.n = rapid.IntRange(0, maxRails).Draw(t, "rails")
+		for i := range f.n {
+			f.rails[i] = grantRail{uint8(i), rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "rkey")}
+		}
+	case frameRefuse:
+		f.status = uint8(rapid.IntRange(1, len(refusals)-1).Draw(t, "status"))
+	case frameRail:
+		f.gen, f.delivered = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "delivered")
+		f.qpn, f.psn = rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")
+	case frameReady:
+		f.gen = rapid.Uint32().Draw(t, "gen")
+	case frameCredit:
+		f.n = rapid.IntRange(0, maxRails).Draw(t, "rails")
+		for i := range f.n {
+			f.credit[i] = railCredit{rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "consumed")}
+		}
+	case frameBye:
+		f.msg = rapid.SliceOfN(rapid.Byte(), 0, maxWords).Draw(t, "words")
+	}
+	return f
+}
+
+// TestFrames: what is written is read again, byte for byte, fits a receive, and does not parse when it is cut.
+func TestFrames(t *testing.T) {
+	seen := map[frameType]bool{}
+	rapid.Check(t, func(t *rapid.T) {
+		f := drawFrame(t)
+		seen[f.typ] = true
+		b := f.append(make([]byte, 0, frameSize))
+		if len(b) > frameSize {
+			t.Fatalf("type %d: %d bytes do not fit a receive of %d", f.typ, len(b), frameSize)
+		}
+		var g frame
+		if err := g.parse(b); err != nil {
+			t.Fatalf("type %d: %v", f.typ, err)
+		}
+		if again := g.append(nil); !bytes.Equal(again, b) {
+			t.Fatalf("type %d: %x became %x", f.typ, b, again)
+		}
+		if f.typ != frameRefuse && f.typ != frameAttach && f.typ != frameRevoked && f.typ != frameGrant && g.key != (path.Key{}) {
+			t.Fatalf("type %d carries a key", f.typ)
+		}
+		if cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut"); g.parse(b[:cut]) == nil {
+			t.Fatalf("type %d: %d of %d bytes parse", f.typ, cut, len(b))
+		}
+	})
+	if len(seen) != int(frameEnd)-1 {
+		t.Errorf("only %d types were drawn", len(seen))
+	}
+}
+
+func drawParams(t *rapid.T) params {
+	p := params{lid: rapid.Uint16().Draw(t, "lid"), udQPN: rapid.Uint32Range(0, 1<<24-1).Draw(t, "ud"), udQKey: rapid.Uint32().Draw(t, "qkey"),
+		window: rapid.Uint32Range(1, maxWindow).Draw(t, "window"), ctlDepth: rapid.Uint16Range(2*plainReserve+1, 999).Draw(t, "ctl"),
+		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"), rails: rapid.Uint8Range(1, maxRails).Draw(t, "rails"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
+		reads: rapid.Byte().Draw(t, "reads"), flags: rapid.Byte().Draw(t, "flags")}
+	copy(p.gid[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
+	e := func() endpoint {
+		return endpoint{rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")}
+	}
+	p.control = e()
+	for i := range p.rail {
+		p.rail[i] = e()
+	}
+	return p
+}
+
+// TestHellos: hello and welcome come back as they were, and only the secret they were made with opens them.
+func TestHellos(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var secret []byte
+		if rapid.Bool().Draw(t, "secret") {
+			secret = rapid.SliceOfN(rapid.Byte(), path.SecretSize, path.SecretSize).Draw(t, "bytes")
+		}
+		h := hello{nonce: rapid.Uint64().Draw(t, "nonce"), params: drawParams(t)}
+		copy(h.token[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "token"))
+		w := welcome{nonce: rapid.Uint64().Draw(t, "nonce"), params: drawParams(t), words: rapid.StringN(0, 40, maxWords).Draw(t, "words")}
+		hb, wb := h.append(nil, secret), w.append(nil, secret)
+		var h2 hello
+		var w2 welcome
+		if err := h2.parse(hb); err != nil || h2 != h {
+			t.Fatalf("hello: %v: %+v became %+v", err, h, h2)
+		}
+		if err := w2.parse(wb); err != nil || w2 != w {
+			t.Fatalf("welcome: %v: %+v became %+v", err, w, w2)
+		}
+		if len(hb) > minMTU || len(wb) > minMTU {
+			t.Fatalf("%d and %d bytes do not fit an MTU of %d", len(hb), len(wb), minMTU)
+		}
+		for _, b := range [][]byte{hb, wb} {
+			if !sealed(b, secret) {
+				t.Fatal("the seal does not hold")
+			}
+			if sealed(b, []byte("another secret")) {
+				t.Fatal("another secret opens it")
+			}
+			if secret != nil {
+				bad := bytes.Clone(b)
+				bad[rapid.IntRange(0, len(b)-1).Draw(t, "byte")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
+				if sealed(bad, secret) || sealed(bad, nil) {
+					t.Fatal("a changed datagram is taken for a good one")
+				}
+			}
+		}
+		a := place{gid: h.gid, lid: h.lid, qpn: h.udQPN, qkey: h.udQKey, mtu: h.mtu}
+		if got, err := parseAddress(a.String()); err != nil || got != a {
+			t.Fatalf("address %s: %+v became %+v: %v", a, a, got, err)
+		}
+	})
+}
+
+// TestCreditsNeverStop lets two ends exchange messages and reports in random order and at random pace. Nobody ever sends what the
+// other has no receive for, and when the owners take everything in, everything arrives.
+func TestCreditsNeverStop(t *testing.T) {
+	type message struct {
+		report bool
+		freed  uint32
+	}
+	type end struct {
+		out   credits
+		in    debt
+		line  []message // to the peer, in flight
+		held  int       // arrived, and not taken by the owner
+		todo  int
+		taken int
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		depth := rapid.Uint32Range(2*plainReserve+1, 40).Draw(t, "depth")
+		start := rapid.Uint32().Draw(t, "start") // counters wrap around
+		const total = 200
+		var e [2]end
+		for i := range e {
+			e[i].out, e[i].in, e[i].todo = credits{depth, start, start}, debt{depth, start, start}, total
+		}
+		send := func(i int, report bool) {
+			x := &e[i]
+			x.out.sent++
+			x.in.said = x.in.freed
+			x.line = append(x.line, message{report, x.in.freed})
+		}
+		// act does one thing at end i, and says whether there was something to do.
+		act := func(i, what int) bool {
+			x, y := &e[i], &e[1-i]
+			switch what {
+			case 0: // a plain message
+				if x.todo > 0 && x.out.left() > plainReserve {
+					x.todo--
+					send(i, false)
+					return true
+				}
+			case 1: // a report
+				if x.in.due() && x.out.left() > reportReserve {
+					send(i, true)
+					return true
+				}
+			case 2: // something arrives
+				if len(y.line) > 0 {
+					m := y.line[0]
+					y.line = y.line[1:]
+					if err := x.out.told(m.freed); err != nil {
+						t.Fatal(err)
+					}
+					if m.report {
+						x.in.freed++
+					} else {
+						x.held++
+					}
+					if uint32(x.held) > depth {
+						t.Fatalf("%d messages in %d receives", x.held, depth)
+					}
+					return true
+				}
+			case 3: // its owner takes one
+				if x.held > 0 {
+					x.held--
+					x.taken++
+					x.in.freed++
+					return true
+				}
+			}
+			if x.out.left() > depth {
+				t.Fatalf("%s left", &x.out)
+			}
+			return false
+		}
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 1))
+		lazy := rng.IntN(20)
+		for range 3000 {
+			what := rng.IntN(4)
+			if what == 3 && rng.IntN(20) < lazy {
+				continue
+			}
+			act(rng.IntN(2), what)
+		}
+		for busy := true; busy; {
+			busy = false
+			for i := range e {
+				for what := range 4 {
+					for act(i, what) {
+						busy = true
+					}
+				}
+			}
+		}
+		for i := range e {
+			if e[i].todo != 0 || e[i].taken != total {
+				t.Fatalf("end %d: %d messages not sent, %d of %d received; credits %s and %s", i, e[i].todo, e[i].taken, total, &e[0].out, &e[1].out)
+			}
+			if e[i].out.left() == 0 {
+				t.Fatalf("end %d cannot say goodbye", i)
+			}
+		}
+	})
+}
+
+// TestCreditsRefuseNonsense: a peer cannot claim to have taken more than was sent, nor take a claim back.
+func TestCreditsRefuseNonsense(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		start := rapid.Uint32().Draw(t, "start")
+		sent := rapid.Uint32Range(0, 100).Draw(t, "sent")
+		freed := rapid.Uint32Range(0, sent).Draw(t, "freed")
+		c := credits{100, start + sent, start + freed}
+		claim := rapid.Uint32().Draw(t, "claim")
+		good := claim-freed <= sent-freed
+		if err := c.told(start + claim); (err == nil) != good {
+			t.Fatalf("%d sent, %d freed, claim %d: %v", sent, freed, claim, err)
+		}
+		if c.left() > 100 || c.left() < 100-sent {
+			t.Fatalf("%d left", c.left())
+		}
+	})
+}
+
+// TestPieces: the pieces of an operation are its bytes, each once and in order, within their bounds.
+func TestPieces(t *testing.T) {
+	r, err := mem.Alloc(mem.Options{Name: "pieces", Size: 3 * granule, Lazy: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	rapid.Check(t, func(t *rapid.T) {
+		copies := make([]path.Copy, rapid.IntRange(0, 8).Draw(t, "blocks"))
+		var want uint64
+		for i := range copies {
+			n := rapid.OneOf(rapid.Just(uint64(0)), rapid.Uint64Range(0, 100_000), rapid.Uint64Range(0, 2*granule)).Draw(t, "bytes")
+			off := rapid.OneOf(rapid.Uint64Range(0, 3*granule-n), rapid.Just(min(3*granule-n, granule-1))).Draw(t, "off")
+			copies[i].Local = mem.Span{Region: r, Off: off, Len: n}
+			want += n
+		}
+		limit := rapid.Uint64Range(1000, 64<<20).Draw(t, "limit")
+		var c cursor
+		at := cursor{}
+		var total uint64
+		for {
+			wasDone := c.done(copies)
+			p, ok := c.next(copies, limit)
+			if ok == wasDone {
+				t.Fatalf("done is %v before a piece that is there: %v", wasDone, ok)
+			}
+			if !ok {
+				break
+			}
+			for at.block < p.block {
+				if at.off != copies[at.block].Local.Len {
+					t.Fatalf("block %d ends at %d of %d", at.block, at.off, copies[at.block].Local.Len)
+				}
+				at = cursor{block: at.block + 1}
+			}
+			s := copies[p.block].Local
+			if p.off != at.off || p.n == 0 || p.n > limit || p.off+p.n > s.Len || (s.Off+p.off)/granule != (s.Off+p.off+p.n-1)/granule {
+				t.Fatalf("piece %+v at %+v of a block of %d bytes at %d, limit %d", p, at, s.Len, s.Off, limit)
+			}
+			at.off += p.n
+			total += p.n
+		}
+		if total != want {
+			t.Fatalf("%d of %d bytes", total, want)
+		}
+	})
+}
+
+// TestTuner: on a machine whose best settings are known it gets near them, stays within its bounds, and does not wander in noise.
+func TestTuner(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
+		best := uint64(64<<10) << rapid.IntRange(0, 7).Draw(t, "best")
+		tn := newTuner(0, 0)
+		rate := func() float64 { // a factor of 1.3 for each step from the best piece; the other knob does nothing
+			f := 1e9
+			for v := min(best, tn.knobs[knobPiece].value); v < max(best, tn.knobs[knobPiece].value); v *= 2 {
+				f /= 1.3
+			}
+			return f * (1 + 0.02*(rng.Float64()-0.5))
+		}
+		var now time.Duration
+		for range 40_000 {
+			const n = 4 << 20
+			now += time.Duration(n / rate() * 1e9)
+			tn.moved(n, now)
+			for _, k := range tn.knobs {
+				if k.value < k.min || k.value > k.max {
+					t.Fatalf("%s is %d: expected %d to %d", k.name, k.value, k.min, k.max)
+				}
+			}
+		}
+		if v := tn.knobs[knobPiece].value; !tn.trial && v != best {
+			t.Fatalf("the piece is %d where %d is the best: %s", v, best, &tn)
+		}
+		if s := tn.knobs[knobSignal].value; !tn.trial && s != 16 {
+			t.Fatalf("the interval wandered to %d although it does not matter", s)
+		}
+		if tn.tried == 0 || tn.every < 64 {
+			t.Fatalf("it tries as often as in the beginning although nothing helps: pause %d, %d trials", tn.every, tn.tried)
+		}
+	})
+	// Strange clocks and idle times divide by nothing.
+	tn := newTuner(0, 0)
+	for range 100 {
+		tn.moved(1<<30, 0)
+		tn.idle()
+		tn.moved(0, 5)
+	}
+	off := newTuner(4096, 3)
+	for i := range 10_000 {
+		off.moved(1<<30, time.Duration(i)*time.Second)
+	}
+	if off.knobs[knobPiece].value != 4096 || off.knobs[knobSignal].value != 3 {
+		t.Error("what the user set was changed")
+	}
+}
+
+func FuzzFrame(f *testing.F) {
+	for typ := frameHello; typ < frameEnd; typ++ {
+		x := frame{typ: typ, status: 1, n: 2, msg: []byte("words")}
+		f.Add(x.append(nil))
+	}
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var x frame
+		if x.parse(b) == nil {
+			if again := x.append(nil); !bytes.Equal(again, b) {
+				t.Fatalf("%x became %x", b, again)
+			}
+		}
+	})
+}
+
+func FuzzHello(f *testing.F) {
+	h := hello{params: params{rails: 1, window: 8, ctlDepth: 64, msgDepth: 64, mtu: 5}}
+	w := welcome{params: h.params, words: "no"}
+	f.Add(h.append(nil, nil))
+	f.Add(w.append(nil, nil))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var h hello
+		var w welcome
+		if h.parse(b) == nil {
+			if again := h.append(nil, nil); !bytes.Equal(again[:helloSize-macSize], b[:helloSize-macSize]) && b[7] == 0 {
+				t.Fatalf("%x became %x", b, again)
+			}
+		}
+		if w.parse(b) == nil && w.status == statusWelcome && b[7] == 0 {
+			if again := w.append(nil, nil); !bytes.Equal(again[:len(b)-macSize], b[:len(b)-macSize]) {
+				t.Fatalf("%x became %x", b, again)
+			}
+		}
+	})
+}
+
+func FuzzAddress(f *testing.F) {
+	f.Add("fe80::1/0/17/0x1234/5")
+	f.Add("::ffff:192.0.2.1/1/1/1/1")
+	f.Fuzz(func(t *testing.T, s string) {
+		if a, err := parseAddress(s); err == nil {
+			if b, err := parseAddress(a.String()); err != nil || a != b {
+				t.Fatalf("%q: %+v became %+v: %v", s, a, b, err)
+			}
+		}
+	})
+}

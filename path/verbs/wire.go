@@ -1,0 +1,216 @@
+package verbs
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// version is that of everything in this file; both sides must have the same.
+const version = 1
+
+// frameType says what a frame on a queue pair is.
+type frameType uint8
+
+const (
+	frameHello   frameType = iota + 1 // the dialer's first: the listener's end is ready then
+	frameNotify                       // Imm, Bytes and a message for the owner of the peer's path
+	frameAttach                       // asks for the address and the keys of an export
+	frameGrant                        // the answer
+	frameRefuse                       // the other answer
+	frameRevoked                      // an export that was granted is no more
+	frameRail                         // a rail is replaced: number and sequence of the sender's new queue pair
+	frameReady                        // the sender's end of a replaced rail can receive
+	frameCredit                       // how many receives the sender has posted again, on all queue pairs
+	frameBye                          // the sender closes the path
+	frameEnd
+)
+
+const (
+	headerSize = 8
+	notifySize = headerSize + 16
+	maxRails   = 8
+	maxWords   = 200 // bytes of text for people
+	// frameSize is the size in bytes of the largest frame, and of each receive.
+	frameSize = notifySize + path.MaxMessage
+)
+
+// grantRail is what an export is on one rail.
+type grantRail struct {
+	rail uint8
+	gen  uint32 // of the rail's queue pair: the key is good on that one only
+	rkey uint32
+}
+
+// railCredit is how many receives of a rail were posted again.
+type railCredit struct{ gen, consumed uint32 }
+
+// frame is a message on a queue pair in parsed form. Which fields mean something depends on the type.
+type frame struct {
+	typ      frameType
+	consumed uint32 // receives of the control queue pair that the sender has posted again, since the beginning
+	rail     uint8
+
+	key        path.Key
+	imm, bytes uint64
+	msg        []byte // of the received bytes; words of a bye
+	rights     path.Rights
+	addr, size uint64
+	rails      [maxRails]grantRail
+	credit     [maxRails]railCredit
+	n          int // of rails or credit
+	status     uint8
+	gen        uint32
+	qpn, psn   uint32
+	delivered  uint32 // messages that came by the queue pair before the new one
+	version    uint16
+	nonce      uint64
+}
+
+func put16(b []byte, v uint16) []byte { return binary.BigEndian.AppendUint16(b, v) }
+func put32(b []byte, v uint32) []byte { return binary.BigEndian.AppendUint32(b, v) }
+func put64(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(b, v) }
+
+// append writes the frame behind b, which should have room for frameSize bytes more, so that nothing is allocated.
+func (f *frame) append(b []byte) []byte {
+	start := len(b)
+	b = append(b, byte(f.typ), f.rail, 0, 0)
+	b = put32(b, f.consumed)
+	switch f.typ {
+	case frameHello:
+		b = put16(b, f.version)
+		b = put64(b, f.nonce)
+	case frameNotify:
+		b = put64(b, f.imm)
+		b = put64(b, f.bytes)
+		b = append(b, f.msg...)
+	case frameAttach, frameRevoked:
+		b = f.key.Append(b)
+	case frameGrant:
+		b = f.key.Append(b)
+		b = put64(b, f.addr)
+		b = put64(b, f.size)
+		b = append(b, byte(f.rights), byte(f.n))
+		for _, r := range f.rails[:f.n] {
+			b = append(b, r.rail)
+			b = put32(b, r.gen)
+			b = put32(b, r.rkey)
+		}
+	case frameRefuse:
+		b = f.key.Append(b)
+		b = append(b, f.status)
+	case frameRail:
+		b = put32(b, f.gen)
+		b = put32(b, f.qpn)
+		b = put32(b, f.psn)
+		b = put32(b, f.delivered)
+	case frameReady:
+		b = put32(b, f.gen)
+	case frameCredit:
+		b = append(b, byte(f.n))
+		for _, c := range f.credit[:f.n] {
+			b = put32(b, c.gen)
+			b = put32(b, c.consumed)
+		}
+	case frameBye:
+		b = append(b, f.msg[:min(len(f.msg), maxWords)]...)
+	}
+	binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start-headerSize))
+	return b
+}
+
+func malformed(format string, args ...any) error {
+	return fmt.Errorf(format+": %w", append(args, path.ErrProtocol)...)
+}
+
+// parse reads a frame that came from the peer. What is valid in itself may still be nonsense in its place.
+func (f *frame) parse(b []byte) error {
+	if len(b) < headerSize {
+		return malformed("a frame of %d bytes: expected %d or more", len(b), headerSize)
+	}
+	f.typ, f.rail, f.consumed = frameType(b[0]), b[1], binary.BigEndian.Uint32(b[4:])
+	size := int(binary.BigEndian.Uint16(b[2:]))
+	if size != len(b)-headerSize {
+		return malformed("a frame of type %d says that it has %d bytes behind its header, and has %d", f.typ, size, len(b)-headerSize)
+	}
+	if f.rail >= maxRails {
+		return malformed("a frame of type %d for rail %d: there are at most %d", f.typ, f.rail, maxRails)
+	}
+	b = b[headerSize:]
+	fixed := func(n int) bool { return len(b) == n }
+	ok := true
+	switch f.typ {
+	case frameHello:
+		if ok = fixed(10); ok {
+			f.version, f.nonce = binary.BigEndian.Uint16(b), binary.BigEndian.Uint64(b[2:])
+		}
+	case frameNotify:
+		if ok = len(b) >= 16 && len(b) <= 16+path.MaxMessage; ok {
+			f.imm, f.bytes, f.msg = binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), b[16:]
+		}
+	case frameAttach, frameRevoked:
+		if ok = fixed(path.KeySize); ok {
+			f.key = path.ParseKey(b)
+		}
+	case frameGrant:
+		ok = f.parseGrant(b)
+	case frameRefuse:
+		if ok = fixed(path.KeySize + 1); ok {
+			f.key, f.status = path.ParseKey(b), b[path.KeySize]
+			ok = f.status > 0 && int(f.status) < len(refusals)
+		}
+	case frameRail:
+		if ok = fixed(16); ok {
+			f.gen, f.qpn = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])
+			f.psn, f.delivered = binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
+			ok = f.qpn < 1<<24 && f.psn < 1<<24
+		}
+	case frameReady:
+		if ok = fixed(4); ok {
+			f.gen = binary.BigEndian.Uint32(b)
+		}
+	case frameCredit:
+		if ok = len(b) > 0 && int(b[0]) <= maxRails && fixed(1+8*int(b[0])); ok {
+			f.n = int(b[0])
+			for i := range f.n {
+				c := b[1+8*i:]
+				f.credit[i] = railCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
+			}
+		}
+	case frameBye:
+		ok = len(b) <= maxWords
+		f.msg = b
+	default:
+		return malformed("a frame of unknown type %d", f.typ)
+	}
+	if !ok {
+		return malformed("a frame of type %d with %d bytes behind its header that make no sense", f.typ, len(b))
+	}
+	return nil
+}
+
+const grantFixed = path.KeySize + 18
+
+func (f *frame) parseGrant(b []byte) bool {
+	if len(b) < grantFixed {
+		return false
+	}
+	f.key = path.ParseKey(b)
+	f.addr, f.size = binary.BigEndian.Uint64(b[path.KeySize:]), binary.BigEndian.Uint64(b[path.KeySize+8:])
+	f.rights, f.n = path.Rights(b[path.KeySize+16]), int(b[path.KeySize+17])
+	if f.n > maxRails || len(b) != grantFixed+9*f.n || f.addr+f.size < f.addr || f.rights&^(path.Read|path.Write) != 0 {
+		return false
+	}
+	for i := range f.n {
+		c := b[grantFixed+9*i:]
+		f.rails[i] = grantRail{c[0], binary.BigEndian.Uint32(c[1:]), binary.BigEndian.Uint32(c[5:])}
+		if c[0] >= maxRails {
+			return false
+		}
+	}
+	return true
+}
+
+// refusals are the reasons of a refusal by their number on the wire.
+var refusals = [...]error{1: path.ErrKey, 2: path.ErrRevoked, 3: path.ErrRights, 4: path.ErrUnreachable, 5: path.ErrUnavailable}

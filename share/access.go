@@ -1,0 +1,281 @@
+package share
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// Access is a peer's reading or writing of one name, at its beginning or at its end (Options.OnAccess).
+//
+// Reads go one-sided into the peer's memory, so of a read this side knows what the reader says ([Fetch], [Stream] and [Mirror] do):
+// Good, Path and Whole are its word. That it may read, the name, the size and that it is gone are this side's own knowledge, and
+// of an upload all but Path.
+type Access struct {
+	Peer   *transfer.Peer
+	Name   string // as the peer calls it
+	Upload bool   // else it is a read
+	Size   uint64 // of the whole, bytes
+	From   uint64 // bytes from the beginning that an earlier attempt had left
+	Good   uint64 // bytes from the beginning that are in place now, as far as is known
+	Path   string // that the bytes took, such as "tcp"; "" if it is not known, or nothing had to be moved
+	Begun  time.Time
+	Ended  bool  // else it begins
+	Whole  bool  // it ended with all bytes in place and verified
+	Err    error // why it ended without; nil unless Ended
+}
+
+// ErrGaveUp means that a peer ended an upload or a read of its own accord before it was whole.
+var ErrGaveUp = errors.New("share: the peer gave up")
+
+// ReadSnapshot is a read under way.
+type ReadSnapshot struct {
+	Peer string `json:"peer"`
+	Name string `json:"name"`
+	Size uint64 `json:"size"` // bytes
+	Good uint64 `json:"good"` // bytes from the beginning that the peer says it has
+}
+
+// accesses are what peers do with a Server's files.
+type accesses struct {
+	mu      sync.Mutex // guards what follows
+	reads   map[*transfer.Peer]map[uint64]*access
+	n       int           // under way, uploads included
+	changed chan struct{} // closed and replaced when n gets smaller
+}
+
+// access is one under way.
+type access struct {
+	Access               // Good and Path are guarded by the mutex of accesses
+	told   chan struct{} // closed when the user has heard of its beginning
+}
+
+// maxReads bounds what is kept of one peer that begins to read and never ends.
+const maxReads = 1024
+
+// Readers say what they do by calls to the service "share/read/1", on the session that they read over. Numbers are big-endian;
+// the answers are empty.
+//
+//	begin  1, id u64 of the reader's choice, from u64 bytes that it has already, name (the rest)
+//	so far 2, id u64, good u64 bytes from the beginning that it has
+//	end    3, id u64, good u64, whole u8 (0 or 1), path (the rest): the read is over; whole: all is there, checked
+const readService = "share/read/1"
+
+const (
+	opReadBegin = 1
+	opReadSoFar = 2
+	opReadEnd   = 3
+
+	readFixed = 1 + 8 + 8
+	// maxVia is the longest name of a path in bytes.
+	maxVia = 32
+)
+
+type readRequest struct {
+	op    byte
+	id    uint64
+	good  uint64
+	whole bool
+	text  string // a name or a path
+}
+
+func (r *readRequest) append(b []byte) []byte {
+	b = append(b, r.op)
+	b = binary.BigEndian.AppendUint64(b, r.id)
+	b = binary.BigEndian.AppendUint64(b, r.good)
+	if r.op == opReadEnd {
+		whole := byte(0)
+		if r.whole {
+			whole = 1
+		}
+		b = append(b, whole)
+	}
+	return append(b, r.text...)
+}
+
+func parseRead(b []byte) (r readRequest, err error) {
+	bad := control.Errorf(control.BadRequest, "a reader's request of %d bytes that is none", len(b))
+	if len(b) < readFixed {
+		return r, bad
+	}
+	r.op, r.id, r.good = b[0], binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:])
+	rest := b[readFixed:]
+	least, most := 0, 0
+	switch r.op {
+	case opReadBegin:
+		least, most = 1, MaxName
+	case opReadSoFar:
+	case opReadEnd:
+		if len(rest) == 0 || rest[0] > 1 {
+			return r, bad
+		}
+		r.whole, rest, most = rest[0] == 1, rest[1:], maxVia
+	default:
+		return r, bad
+	}
+	if len(rest) < least || len(rest) > most || !utf8.Valid(rest) {
+		return r, bad
+	}
+	r.text = string(rest)
+	return r, nil
+}
+
+// read answers a reader's call.
+func (s *Server) read(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	r, err := parseRead(b)
+	if err != nil {
+		return nil, err
+	}
+	if r.op == opReadBegin {
+		return nil, s.readBegins(p, r)
+	}
+	s.access.mu.Lock()
+	x := s.access.reads[p][r.id]
+	switch {
+	case x == nil, r.good > x.Size, r.good < x.Good, r.whole && r.good < x.Size:
+		s.access.mu.Unlock()
+		return nil, control.Errorf(control.BadRequest, "no such read, or one that is not at %d bytes", r.good)
+	case r.op == opReadSoFar:
+		x.Good = r.good
+		s.access.mu.Unlock()
+		return nil, nil
+	}
+	delete(s.access.reads[p], r.id)
+	x.Good, x.Path = r.good, r.text
+	s.access.mu.Unlock()
+	err = nil
+	if !r.whole {
+		err = ErrGaveUp
+	}
+	s.ends(x, err)
+	return nil, nil
+}
+
+func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
+	if p.Rights()&identity.Read == 0 {
+		return control.Errorf(control.NotPermitted, "this node's policy does not let you read")
+	}
+	size, ok := s.sizeOf(r.text)
+	if !ok || r.good > size {
+		return control.Errorf(control.NotFound, "nothing of that name and size is served")
+	}
+	x := &access{Access: Access{Peer: p, Name: r.text, Size: size, From: r.good, Good: r.good}}
+	a := &s.access
+	a.mu.Lock()
+	own, known := a.reads[p]
+	switch {
+	case s.ctx.Err() != nil:
+		a.mu.Unlock()
+		return control.Errorf(control.Shutdown, "this share is closed")
+	case len(own) >= maxReads:
+		a.mu.Unlock()
+		return control.Errorf(control.Busy, "%d reads of yours have begun and not ended", maxReads)
+	case own[r.id] != nil:
+		a.mu.Unlock()
+		return control.Errorf(control.BadRequest, "a read with this id has begun already")
+	case !known:
+		own = map[uint64]*access{}
+		a.reads[p] = own
+		s.wg.Go(func() { s.watchReads(p) })
+	}
+	own[r.id] = x
+	s.enterAccess(x)
+	a.mu.Unlock()
+	s.begins(x)
+	return nil
+}
+
+// watchReads ends the reads of a peer when it is gone, or the share is closed.
+func (s *Server) watchReads(p *transfer.Peer) {
+	var err error
+	select {
+	case <-p.Gone():
+		err = p.Err()
+	case <-s.ctx.Done():
+		err = ErrClosed
+	}
+	s.access.mu.Lock()
+	var left []*access
+	for _, x := range s.access.reads[p] {
+		left = append(left, x)
+	}
+	delete(s.access.reads, p) // one that begins late is watched anew, and ends at once
+	s.access.mu.Unlock()
+	slices.SortFunc(left, func(a, b *access) int { return strings.Compare(a.Name, b.Name) })
+	for _, x := range left {
+		s.ends(x, err)
+	}
+}
+
+// enterAccess counts one that begins. s.access.mu is held.
+func (s *Server) enterAccess(x *access) {
+	x.Begun, x.told = time.Now(), make(chan struct{})
+	s.access.n++
+}
+
+// begins tells the user of one that was entered.
+func (s *Server) begins(x *access) {
+	if s.o.OnAccess != nil {
+		s.access.mu.Lock()
+		a := x.Access
+		s.access.mu.Unlock()
+		a.Good = a.From
+		s.o.OnAccess(a)
+	}
+	close(x.told)
+}
+
+// ends tells the user of the end, after the beginning. Nobody else has x any more.
+func (s *Server) ends(x *access, err error) {
+	<-x.told
+	x.Ended, x.Whole, x.Err = true, err == nil, err
+	if s.o.OnAccess != nil {
+		s.o.OnAccess(x.Access)
+	}
+	a := &s.access
+	a.mu.Lock()
+	a.n--
+	close(a.changed)
+	a.changed = make(chan struct{})
+	a.mu.Unlock()
+}
+
+// UnderWay is how many reads and uploads have begun and not ended, and a channel that is closed when one ends. Reads are only
+// known with Options.OnAccess.
+func (s *Server) UnderWay() (n int, changed <-chan struct{}) {
+	s.access.mu.Lock()
+	defer s.access.mu.Unlock()
+	return s.access.n, s.access.changed
+}
+
+// sizeOf is the size of what is served under a name.
+func (s *Server) sizeOf(name string) (uint64, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f := s.names[name]
+	if f == nil {
+		return 0, false
+	}
+	return f.exports[slices.Index(f.names, name)].Desc().Size, true
+}
+
+func (s *Server) readSnapshots() (out []ReadSnapshot) {
+	s.access.mu.Lock()
+	defer s.access.mu.Unlock()
+	for p, own := range s.access.reads {
+		for _, x := range own {
+			out = append(out, ReadSnapshot{p.Name(), x.Name, x.Size, x.Good})
+		}
+	}
+	slices.SortFunc(out, func(a, b ReadSnapshot) int { return strings.Compare(a.Name+"\x00"+a.Peer, b.Name+"\x00"+b.Peer) })
+	return out
+}

@@ -1,0 +1,221 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// Conn is the other side: where files are listed, fetched from and uploaded to. The zero value is not usable.
+type Conn struct {
+	peer *transfer.Peer
+	link *transfer.Link
+}
+
+// Over makes a Conn of a connected peer. What is under way when the peer is lost ends with an error.
+func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
+
+// OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next one, as the link's Retry
+// says, also after a restart of the other process.
+func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
+
+// askTime is how long is waited for what nothing depends on: what only makes an error clearer, or tells the other side something.
+const askTime = 2 * time.Second
+
+// do calls f with a session, over a link also with the next ones, as the link's Retry says.
+func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
+	switch {
+	case c.link != nil:
+		return c.link.Do(ctx, o, f)
+	case c.peer != nil:
+		return f(ctx, c.peer)
+	}
+	return errors.New("share: Conn is the zero value: use Over or OverLink")
+}
+
+// List is the catalog of the other node: what begins with prefix, in the order of the names' bytes. The names are whatever
+// the other side says: see PathOf and Printable.
+func List(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
+	var out []Entry
+	err := c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		rs, err := p.List(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		out = make([]Entry, len(rs))
+		for i, r := range rs {
+			out[i] = entryOf(r)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("share: list: %w", err)
+	}
+	return out, nil
+}
+
+// Find asks the other node for one name. The error matches control.NotFound when there is none.
+func Find(ctx context.Context, c Conn, name string) (Entry, error) {
+	r, err := c.lookup(ctx, name, nil)
+	if err != nil {
+		return Entry{}, fmt.Errorf("share: %w", err)
+	}
+	return entryOf(r), nil
+}
+
+// lookup asks for a name. was, if any, is what was found before: then the name may be missing for a while at a process that was
+// started anew.
+func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r *transfer.Remote, err error) {
+	restarted := false
+	o := transfer.DoOptions{Again: func(err error) bool {
+		return transfer.Retriable(err) || restarted && errors.Is(err, control.NotFound)
+	}}
+	err = c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
+		restarted = was != nil && was.Peer.Instance() != p.Instance()
+		r, err = p.Lookup(ctx, name)
+		return err
+	})
+	return r, err
+}
+
+func entryOf(r *transfer.Remote) Entry {
+	return Entry{Name: r.Name, Size: r.Size(), Tensor: r.Tensor, Tag: r.Tag, Generation: r.Generation}
+}
+
+// window is how many bytes are moved at once over a peer; two are in flight.
+const window = 16 << 20
+
+// moved says by what bytes came.
+type moved struct {
+	bytes uint64
+	path  string
+	proof path.Proof
+}
+
+func (m *moved) add(n uint64, e transfer.Explanation) {
+	m.bytes += n
+	if e.Path != "" {
+		m.path, m.proof = e.Path, e.Proof
+	}
+}
+
+// get brings the rest of a region, from offset from on, from the export r, and calls verified with how far it is, and session
+// with each session that it uses.
+func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), verified func(upTo uint64) error) (moved, error) {
+	if c.link == nil {
+		session(c.peer)
+		return pipeline(ctx, from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+			return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})}, transfer.PutOptions{})
+		}, verified)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	// In large pieces, few at a time: what counts is how much is there without a gap.
+	o := transfer.JobOptions{Piece: window, Window: 2, From: from, Tag: r.Tag, Restarts: -1, OnSession: session, OnVerified: func(upTo uint64) {
+		if err := verified(upTo); err != nil {
+			cancel(err)
+		}
+	}}
+	j, err := c.link.Fetch(ctx, r.Name, region.All(), o)
+	if err != nil {
+		return moved{}, err
+	}
+	<-j.Done() // nothing writes to the memory any more
+	m := moved{bytes: j.Verified() - min(from, j.Verified())}
+	e := j.Explain()
+	for _, a := range e.History {
+		if len(a.Paths) > 0 {
+			m.path, m.proof = a.Paths[len(a.Paths)-1], a.Proof
+		}
+	}
+	if cause := context.Cause(ctx); cause != nil {
+		return m, cause
+	}
+	if err := j.Err(); err != nil {
+		if errors.Is(err, transfer.ErrChanged) {
+			err = fmt.Errorf("%w: %w", ErrChanged, err)
+		}
+		return m, err
+	}
+	if j.Bytes() != region.Len() {
+		return m, fmt.Errorf("%w: it has %d bytes instead of %d", ErrChanged, j.Bytes(), region.Len())
+	}
+	return m, nil
+}
+
+// pipeline moves the bytes from offset from to size in order, two windows at once.
+func pipeline(ctx context.Context, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
+	type part struct {
+		t   *transfer.Transfer
+		end uint64
+	}
+	var flying []part
+	ctx, cancel := context.WithCancel(ctx) // ends what is in flight
+	defer func() {
+		cancel()
+		for _, x := range flying { // nothing writes to the memory any more
+			<-x.t.Done()
+		}
+	}()
+	for next := from; next < size || len(flying) > 0; {
+		if next < size && len(flying) < 2 {
+			n := min(window-next%window, size-next)
+			t, err := move(ctx, next, n)
+			if err != nil {
+				return m, err
+			}
+			next += n
+			flying = append(flying, part{t, next})
+			continue
+		}
+		x := flying[0]
+		<-x.t.Done()
+		flying = flying[1:]
+		if err := x.t.Err(); err != nil {
+			return m, err
+		}
+		m.add(x.t.Bytes(), x.t.Explain())
+		if err := verified(x.end); err != nil {
+			return m, err
+		}
+	}
+	return m, ctx.Err()
+}
+
+// stopped is err, or why ctx ended if that came first: what was under way only says that it was canceled.
+func stopped(ctx context.Context, err error) error {
+	if err == nil || ctx.Err() == nil {
+		return err
+	}
+	if cause := context.Cause(ctx); cause != ctx.Err() {
+		return fmt.Errorf("%w: %w", ctx.Err(), cause)
+	}
+	return ctx.Err()
+}
+
+// unchanged checks that a name still has the content that was looked up before: then all bytes were of that one content.
+func (c Conn) unchanged(ctx context.Context, was *transfer.Remote) error {
+	now, err := c.lookup(ctx, was.Name, was)
+	if err != nil {
+		return err
+	}
+	if !sameContent(was, now) {
+		return ErrChanged
+	}
+	return nil
+}
+
+// sameContent reports whether a name stands for the content that it stood for before.
+func sameContent(was, now *transfer.Remote) bool {
+	same := now.Generation == was.Generation
+	if was.Tag != ([16]byte{}) { // generations begin anew with the other process
+		same = now.Tag == was.Tag
+	}
+	return same && now.Size() == was.Size()
+}

@@ -1,0 +1,48 @@
+// Package share serves files to other nodes and fetches theirs: the library behind the commands serve, ls, get, put and
+// mirror.
+//
+//	node, err := transfer.Open(ctx, transfer.Options{Listen: []string{"tcp://127.0.0.1:7070"}})
+//	s, err := share.Serve(ctx, node, share.Options{Root: "models", Tensors: true})
+//
+//	peer, err := node.Dial(ctx, "tcp://127.0.0.1:7070")
+//	c := share.Over(peer)
+//	entries, err := share.List(ctx, c, "")
+//	f, err := share.Fetch(ctx, c, "llama/model.safetensors", share.FetchOptions{Output: "model.safetensors"})
+//	m, err := share.Mirror(ctx, c, "models", share.MirrorOptions{})
+//
+// # Serving
+//
+// Each file below the root is mapped and exported for reading under its relative path, with slashes. Links, devices, and
+// names that begin with a dot are left out; [Snapshot] says what was left out and why. A [Tag] identifies the content: it is
+// a hash of size, inode, modification and change time, or of the content itself (Options.Strong), so it is the same after a
+// restart of the server and another one when the file changes. A file is looked at again whenever a peer asks for its name,
+// so a changed, new or removed file is noticed then; a listing is as fresh as the last scan ([Server.Rescan],
+// Options.RescanEvery).
+//
+// # Fetching
+//
+// [Fetch] writes into OUTPUT.partial, whose blocks are allocated first, so that a full disk is an error at the start. The
+// bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
+// the partial file is and which chunks of it were verified, with a checksum of each. The state of a chunk is appended after
+// its bytes; neither is synced to the disk on the way, because nothing of it is believed: whoever resumes reads the chunks
+// and compares their checksums, and goes on behind the last good one, if the other side still has the same content. At the
+// end the data are synced (fsync), the file is renamed to OUTPUT and the directory is synced. So OUTPUT is whole whenever
+// it exists, after any crash of the process or the machine.
+//
+// # Connections
+//
+// [Over] takes one session: what is under way ends with it. [OverLink] takes a link, which dials again: everything here goes on
+// over the next session, as the link's Retry says, also when the other process was started anew.
+//
+// # Who reads
+//
+// The bytes of a read go one-sided into the reader's memory, so a server sees none of it. Readers of this package say what they
+// begin and end (Options.OnAccess, [Access]); programs that read exports by themselves do not. It is for people and for an orderly
+// end, not for accounting: what was really served is in the node's own counts.
+//
+// # Names
+//
+// A name from a peer is never a path. [PathOf] maps every name to a path of harmless components, and [NameOf] maps it back.
+// Files are created below an [os.Root], each directory on the way is checked not to be a symbolic link, and files are opened
+// such that links, pipes and devices are refused. [Printable] makes a peer's text fit for a terminal.
+package share

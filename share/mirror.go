@@ -1,0 +1,578 @@
+package share
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"math"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/vec"
+)
+
+// MirrorOptions say what is mirrored. The zero value mirrors everything and deletes nothing.
+type MirrorOptions struct {
+	Prefix string // only names that begin with it
+	// Delete removes files that an earlier Mirror into this directory made, under the same Prefix, and whose names are gone at
+	// the other side. Files that Mirror did not make are never removed.
+	Delete bool
+	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
+	MaxBytes uint64
+	Parallel int  // files fetched at once; 0 means 4, and there are at most 100
+	DryRun   bool // only says what would be done
+	// Parts also mirrors names inside other names ("model.safetensors/wq" beside "model.safetensors"), where it can; without it
+	// they are left out, because they are views of the file that is mirrored anyway.
+	Parts bool
+	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not block.
+	Progress func(MirrorProgress)
+	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a time. It must not block.
+	OnFile func(MirrorFile)
+}
+
+// MirrorProgress is how far a mirror is. Bytes are those of all files that are mirrored.
+type MirrorProgress struct {
+	Files, FilesDone int
+	Bytes, BytesDone uint64 // to fetch; done includes what earlier attempts had left, and what is there of files under way
+	Current          Progress
+}
+
+// MirrorAction says what became of one name.
+type MirrorAction string
+
+// What Mirror does with a name.
+const (
+	MirrorFetched MirrorAction = "fetched"
+	MirrorSkipped MirrorAction = "skipped" // it is there already
+	MirrorDeleted MirrorAction = "deleted"
+	MirrorFailed  MirrorAction = "failed"
+)
+
+// MirrorFile is what became of one name. In a dry run it is what would.
+type MirrorFile struct {
+	Name   string       `json:"name"`
+	Path   string       `json:"path"` // below the directory, with slashes
+	Size   uint64       `json:"size"` // bytes
+	Action MirrorAction `json:"action"`
+	Moved  uint64       `json:"moved"` // bytes
+	Err    error        `json:"-"`     // why it failed
+}
+
+// Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is each deleted file.
+type Mirrored struct {
+	Fetched, Skipped, Failed, Deleted int
+	Parts                             int    // names that were left out as parts of others
+	Moved                             uint64 // bytes moved now
+	Failures                          []MirrorFile
+	Duration                          time.Duration
+}
+
+// Mirror makes the directory dir, which is created if it is missing, hold what the other side has: each name at the path that
+// PathOf gives it. What is there with the size and tag that an earlier Mirror recorded, and was not changed since, is
+// skipped; what is partial is resumed. The record is the file .penstock-mirror in dir. A file that is in the way and was not
+// made by Mirror is not touched: that name fails.
+//
+// The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. When
+// ctx ends, files that are complete stay recorded. One Mirror at a time may work on a directory: ErrBusy.
+func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored, error) {
+	begin := time.Now()
+	if o.Parallel <= 0 {
+		o.Parallel = 4
+	}
+	o.Parallel = min(o.Parallel, maxParallel)
+	entries, err := List(ctx, c, o.Prefix)
+	if err != nil {
+		return nil, err
+	}
+	if o.DryRun {
+		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+			empty, terr := os.MkdirTemp("", "penstock-mirror")
+			if terr != nil {
+				return nil, fmt.Errorf("share: mirror: %w", terr)
+			}
+			defer os.Remove(empty)
+			dir = empty
+		}
+	} else if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, fmt.Errorf("share: mirror: %w", err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, fmt.Errorf("share: mirror: %w", err)
+	}
+	defer root.Close()
+	m := &mirror{c: c, o: o, root: root, dir: dir, flying: map[string]uint64{}}
+	if err := m.openRecord(); err != nil {
+		return nil, err
+	}
+	defer m.closeRecord()
+	m.plan(entries)
+	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {
+		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
+	}
+	m.run(ctx)
+	m.sum.Duration = time.Since(begin)
+	if err := ctx.Err(); err != nil {
+		return &m.sum, fmt.Errorf("share: mirror: %w", err)
+	}
+	if n := len(m.sum.Failures); n > 0 {
+		return &m.sum, fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(entries), m.sum.Failures[0].Err)
+	}
+	return &m.sum, nil
+}
+
+// maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
+const maxParallel = 100
+
+type mirror struct {
+	c    Conn
+	o    MirrorOptions
+	root *os.Root
+	dir  string
+	todo []Entry
+	gone []string // recorded names that are to be deleted
+
+	mu       sync.Mutex // guards what follows
+	sum      Mirrored
+	progress MirrorProgress
+	record   map[string]mirrored
+	begun    map[string]mirrored // fetches whose end is not recorded
+	file     *os.File            // of the record; nil in a dry run
+	broken   error               // why nothing can be recorded any more
+	flying   map[string]uint64   // bytes that are in progress.BytesDone of files under way
+	away     error               // why the other side is taken to be gone; nil: it is not
+}
+
+// mirrored is what is recorded of a file: what the other side had, and the file as it was when it was complete here.
+type mirrored struct {
+	size uint64
+	tag  Tag
+	id   fileID
+}
+
+// plan decides what is fetched, skipped and deleted.
+func (m *mirror) plan(entries []Entry) {
+	there := map[string]bool{}
+	for _, e := range entries {
+		there[e.Name] = true
+	}
+	for _, e := range entries {
+		if !m.o.Parts && insideAnother(e.Name, there) {
+			m.sum.Parts++
+			continue
+		}
+		m.todo = append(m.todo, e)
+		if m.progress.Bytes += e.Size; m.progress.Bytes < e.Size { // the other side says so
+			m.progress.Bytes = math.MaxUint64
+		}
+	}
+	m.progress.Files = len(m.todo)
+	for name := range m.record {
+		if m.o.Delete && strings.HasPrefix(name, m.o.Prefix) && !there[name] {
+			m.gone = append(m.gone, name)
+		}
+	}
+	slices.Sort(m.gone)
+}
+
+func insideAnother(name string, there map[string]bool) bool {
+	for i := range len(name) {
+		if name[i] == '/' && there[name[:i]] {
+			return true
+		}
+	}
+	return false
+}
+
+func (m *mirror) run(ctx context.Context) {
+	// What is gone goes first: it may be in the way ("a" was a file and is a directory now).
+	for _, name := range m.gone {
+		if ctx.Err() != nil {
+			return
+		}
+		m.done(m.delete(name))
+	}
+	work := make(chan Entry)
+	var wg sync.WaitGroup
+	for range min(m.o.Parallel, len(m.todo)) {
+		wg.Go(func() {
+			for e := range work {
+				m.done(m.one(ctx, e))
+			}
+		})
+	}
+	for _, e := range m.todo {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- e
+	}
+	close(work)
+	wg.Wait()
+}
+
+// one brings one name up to date.
+func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
+	f := MirrorFile{Name: e.Name, Size: e.Size}
+	fail := func(err error) MirrorFile {
+		f.Action, f.Err = MirrorFailed, fmt.Errorf("share: mirror %q: %w", Printable(e.Name), err)
+		return f
+	}
+	var err error
+	if f.Path, err = PathOf(e.Name); err != nil {
+		return fail(err)
+	}
+	m.mu.Lock()
+	was, recorded := m.record[e.Name]
+	begun, cut := m.begun[e.Name]
+	m.mu.Unlock()
+	now, err := m.look(f.Path)
+	complete := err == nil && recorded && idOf(now) == was.id
+	// A crash may have come between the end of a fetch and its record.
+	ours := complete || err == nil && cut && uint64(now.Size()) == begun.size && now.Mode().IsRegular()
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		return fail(err)
+	case err == nil && !ours:
+		return fail(fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, f.Path))
+	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
+		f.Action = MirrorSkipped
+		return f
+	}
+	f.Action = MirrorFetched
+	m.mu.Lock()
+	away := m.away
+	m.mu.Unlock()
+	if away != nil { // each name would wait as long as the one before
+		return fail(away)
+	}
+	if m.o.DryRun {
+		f.Moved = e.Size
+		return f
+	}
+	at, err := placeBelow(m.root, f.Path, m.dir)
+	if err != nil {
+		return fail(err)
+	}
+	defer at.dir.Close()
+	if err := m.begin(e); err != nil {
+		return fail(err)
+	}
+	// What is replaced is ours, or there is nothing.
+	o := FetchOptions{Overwrite: ours, Progress: m.advance}
+	if m.o.MaxBytes > 0 {
+		o.MaxSize = e.Size // what was counted
+	}
+	got, err := fetch(ctx, m.c, e.Name, at, o)
+	if isAway(err) {
+		m.mu.Lock()
+		m.away = err
+		m.mu.Unlock()
+	}
+	if err != nil {
+		return fail(err)
+	}
+	f.Moved, f.Size = got.Moved, got.Size
+	fi, err := at.dir.Lstat(at.base)
+	if err == nil {
+		err = m.note(e.Name, mirrored{got.Size, got.Tag, idOf(fi)})
+	}
+	if err != nil {
+		return fail(err)
+	}
+	return f
+}
+
+// isAway reports whether an error says that there is no other side any more, and that it was waited for long enough.
+func isAway(err error) bool {
+	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
+}
+
+// look is Lstat of a path below the root that follows no link.
+func (m *mirror) look(p string) (os.FileInfo, error) {
+	dir, err := walk(m.root, p, false)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
+}
+
+// delete removes a file that an earlier mirror made, unless it was changed since.
+func (m *mirror) delete(name string) MirrorFile {
+	was := m.record[name]
+	f := MirrorFile{Name: name, Size: was.size, Action: MirrorDeleted}
+	err := func() error {
+		var err error
+		if f.Path, err = PathOf(name); err != nil {
+			return err
+		}
+		now, err := m.look(f.Path)
+		if errors.Is(err, fs.ErrNotExist) { // somebody else did it
+			return m.forget(name)
+		}
+		if err != nil {
+			return err
+		}
+		if idOf(now) != was.id {
+			return fmt.Errorf("%w: %s was changed since it was mirrored, and is not deleted", ErrExists, f.Path)
+		}
+		if m.o.DryRun {
+			return nil
+		}
+		dir, err := walk(m.root, f.Path, false)
+		if err != nil {
+			return err
+		}
+		defer dir.Close()
+		if err := dir.Remove(f.Path[strings.LastIndexByte(f.Path, '/')+1:]); err != nil {
+			return err
+		}
+		for d := f.Path; strings.Contains(d, "/"); { // directories that are empty now
+			d = d[:strings.LastIndexByte(d, '/')]
+			if m.root.Remove(d) != nil {
+				break
+			}
+		}
+		return m.forget(name)
+	}()
+	if err != nil {
+		f.Action, f.Err = MirrorFailed, fmt.Errorf("share: mirror: delete %q: %w", Printable(name), err)
+	}
+	return f
+}
+
+// advance takes the progress of one file.
+func (m *mirror) advance(p Progress) {
+	if m.o.Progress == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.progress.Current = p
+	m.progress.BytesDone += p.Bytes - m.flying[p.Name] // it may be less than before
+	m.flying[p.Name] = p.Bytes
+	m.o.Progress(m.progress)
+}
+
+// done accounts for one name.
+func (m *mirror) done(f MirrorFile) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.sum.Moved += f.Moved
+	switch f.Action {
+	case MirrorFetched:
+		m.sum.Fetched++
+	case MirrorSkipped:
+		m.sum.Skipped++
+	case MirrorDeleted:
+		m.sum.Deleted++
+	case MirrorFailed:
+		m.sum.Failed++
+		m.sum.Failures = append(m.sum.Failures, f)
+	}
+	if f.Action != MirrorDeleted {
+		m.progress.FilesDone++
+		m.progress.BytesDone += f.Size - m.flying[f.Name]
+		delete(m.flying, f.Name)
+	}
+	if m.o.OnFile != nil {
+		m.o.OnFile(f)
+	}
+	if m.o.Progress != nil {
+		m.o.Progress(m.progress)
+	}
+}
+
+// The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is fetched, "+ NAME SIZE TAG INODE
+// MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted. Lines that are torn or damaged are ignored: the file is then taken as not
+// made by Mirror, and is not touched.
+const (
+	recordName  = ".penstock-mirror"
+	recordMagic = "penstock mirror 1\n"
+	// maxRecord bounds the record that is read, in bytes: some half a million files.
+	maxRecord = 256 << 20
+)
+
+func (m *mirror) openRecord() error {
+	m.record, m.begun = map[string]mirrored{}, map[string]mirrored{}
+	if m.o.DryRun {
+		f, err := openPlain(m.root, recordName, os.O_RDONLY, false)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		return m.readRecord(f)
+	}
+	f, err := openPlain(m.root, recordName, os.O_RDWR|os.O_CREATE|os.O_APPEND, true)
+	if err != nil {
+		return err
+	}
+	ok, err := sys.TryFileLock(f)
+	if err == nil && !ok {
+		err = fmt.Errorf("%w: another mirror works on %s", ErrBusy, m.dir)
+	}
+	if err == nil {
+		err = m.readRecord(f)
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	m.file = f
+	// A line that was torn off must not spoil the next one.
+	first := "\n"
+	if fi, err := f.Stat(); err == nil && fi.Size() == 0 {
+		first = recordMagic
+	}
+	if _, err := f.WriteString(first); err != nil {
+		f.Close()
+		m.file = nil
+		return spaceError(recordName, err)
+	}
+	return nil
+}
+
+func (m *mirror) readRecord(f io.Reader) error {
+	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
+	if err != nil {
+		return fmt.Errorf("share: mirror: %w", err)
+	}
+	m.record, m.begun = parseRecord(b)
+	return nil
+}
+
+func parseRecord(b []byte) (record, begun map[string]mirrored) {
+	record, begun = map[string]mirrored{}, map[string]mirrored{}
+	b, ok := bytes.CutPrefix(b, []byte(recordMagic))
+	if !ok {
+		return
+	}
+	s := bufio.NewScanner(bytes.NewReader(b))
+	for s.Scan() {
+		switch name, x, what := parseRecordLine(s.Text()); what {
+		case lineBegun:
+			begun[name] = x
+		case lineComplete:
+			record[name] = x
+			delete(begun, name)
+		case lineDeleted:
+			delete(record, name)
+			delete(begun, name)
+		}
+	}
+	return
+}
+
+// What a line of a record says.
+const (
+	lineBegun    = '='
+	lineComplete = '+'
+	lineDeleted  = '-'
+)
+
+func recordLine(name string, x mirrored, what byte) string {
+	b := fmt.Appendf(nil, "%c %q", what, name)
+	if what != lineDeleted {
+		b = fmt.Appendf(b, " %d %v", x.size, x.tag)
+	}
+	if what == lineComplete {
+		b = fmt.Appendf(b, " %d %d %d %d", x.id.inode, x.id.modified, x.id.changed, x.id.size)
+	}
+	return fmt.Sprintf("%s %08x\n", b, vec.CRC32C(0, b))
+}
+
+// parseRecordLine reads a line without its end; what is 0 if it is not one.
+func parseRecordLine(line string) (name string, x mirrored, what byte) {
+	if len(line) < 2 {
+		return
+	}
+	quoted, err := strconv.QuotedPrefix(line[2:])
+	if err != nil {
+		return
+	}
+	if name, err = strconv.Unquote(quoted); err != nil || name == "" || len(name) > MaxName {
+		return
+	}
+	f := strings.Fields(line[2+len(quoted):])
+	if len(f) >= 3 {
+		x.size, _ = strconv.ParseUint(f[0], 10, 64)
+		hex.Decode(x.tag[:], []byte(f[1][:min(len(f[1]), 32)]))
+	}
+	if len(f) == 7 {
+		x.id.inode, _ = strconv.ParseUint(f[2], 10, 64)
+		x.id.modified, _ = strconv.ParseInt(f[3], 10, 64)
+		x.id.changed, _ = strconv.ParseInt(f[4], 10, 64)
+		x.id.size, _ = strconv.ParseInt(f[5], 10, 64)
+	}
+	// One entry has one line: what is written again, checksum and all, has to be the same.
+	what = line[0]
+	if strings.IndexByte("=+-", what) < 0 || recordLine(name, x, what) != line+"\n" {
+		return "", mirrored{}, 0
+	}
+	return name, x, what
+}
+
+// begin records that a file is about to be fetched, such that it is known after a crash of the machine, too.
+func (m *mirror) begin(e Entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.begun[e.Name] == (mirrored{size: e.Size, tag: e.Tag}) {
+		return nil
+	}
+	m.begun[e.Name] = mirrored{size: e.Size, tag: e.Tag}
+	if err := m.append(recordLine(e.Name, m.begun[e.Name], lineBegun)); err != nil {
+		return err
+	}
+	return spaceError(recordName, m.file.Sync())
+}
+
+// note records a complete file.
+func (m *mirror) note(name string, x mirrored) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.record[name] = x
+	delete(m.begun, name)
+	return m.append(recordLine(name, x, lineComplete))
+}
+
+func (m *mirror) forget(name string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.record, name)
+	if m.file == nil {
+		return nil
+	}
+	return m.append(recordLine(name, mirrored{}, lineDeleted))
+}
+
+func (m *mirror) append(line string) error {
+	if m.broken != nil {
+		return m.broken
+	}
+	// A torn line would spoil the one behind it: after an error nothing more is recorded.
+	_, err := m.file.WriteString(line)
+	m.broken = spaceError(recordName, err)
+	return m.broken
+}
+
+func (m *mirror) closeRecord() {
+	if m.file != nil {
+		m.file.Sync()
+		m.file.Close()
+	}
+}

@@ -1,0 +1,464 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+// Options say what is served. Only Root is required.
+type Options struct {
+	// Root is a file, or a directory all files below which are served.
+	Root string
+	// Writable lets peers upload files below Root, which must be a directory then. They get what PathOf makes of their names.
+	Writable bool
+	// Tensors exports each tensor of a safetensors file as NAME/TENSOR, and the array of an npy file as NAME/array, beside the
+	// file itself. All are views of the one mapped file.
+	Tensors bool
+	// Hidden serves files and directories whose names begin with a dot, too.
+	Hidden bool
+	// Strong makes tags by SHA-256 of the content, which reads each file once when it is first served. Then a copy of a file on
+	// another machine has the same tag, and touching a file does not change it.
+	Strong bool
+	// MaxFiles bounds how many files are served, uploaded ones included; 0 means 50,000. The kernel allows a process some
+	// 65,000 mappings (vm.max_map_count), and each file takes one.
+	MaxFiles int
+	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in bytes; 0: only the disk does.
+	MaxBytes uint64
+	// MaxUpload bounds one uploaded file in bytes; 0: only MaxBytes does.
+	MaxUpload uint64
+	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of it came, so that it can be
+	// resumed; each Rescan removes what is older. 0: for ever. Until then it counts against MaxBytes.
+	KeepPartial time.Duration
+	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
+	// by Rescan. Files that peers ask for are looked at then in any case.
+	RescanEvery time.Duration
+	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and its text is told to the peer.
+	MayUpload func(p *transfer.Peer, name string, size uint64) error
+	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
+	OnUpload func(Uploaded)
+	// OnAccess, if any, is called when a peer begins to read or upload something and when that ends, of each first the one and
+	// then the other. Several goroutines may call it at a time; it must not block. Only one share of a node can have it.
+	OnAccess func(Access)
+	// Logger hears of files that come, go and are left out; nil is silent.
+	Logger *slog.Logger
+}
+
+// Uploaded is a file that a peer has put into a share.
+type Uploaded struct {
+	Peer *transfer.Peer
+	Name string // as the peer calls it
+	Path string // where it is, below Root, with slashes
+	Size uint64
+}
+
+// Server serves files of this node. Its methods may be called from any goroutine.
+type Server struct {
+	node   *transfer.Node
+	o      Options
+	log    *slog.Logger
+	root   *os.Root
+	only   string // the one file of root that is served; "": all
+	remove []func()
+	stop   context.CancelFunc
+	ctx    context.Context // ends with Close
+	wg     sync.WaitGroup
+
+	uploads uploads
+	access  accesses
+
+	work sync.Mutex // held while files are opened, exported and dropped; before mu
+
+	mu      sync.Mutex // guards what follows
+	closed  bool
+	files   map[string]*served // by path
+	names   map[string]*served // by name, those of tensors included
+	skipped map[string]string  // why, by path
+	bytes   uint64             // of all files
+	scans   uint64
+	changes uint64
+}
+
+const (
+	defaultMaxFiles = 50_000
+	// maxSkipped bounds how many reasons are kept.
+	maxSkipped = 1000
+	// revokeTime bounds how long a peer's confirmation is waited for. The memory stays mapped until it comes in any case.
+	revokeTime = 10 * time.Second
+)
+
+// Skipped is something below the root that is not served.
+type Skipped struct {
+	Path   string `json:"path"` // below Root, with slashes
+	Reason string `json:"reason"`
+}
+
+// Snapshot is what a Server serves at a moment.
+type Snapshot struct {
+	Root     string `json:"root"`
+	Writable bool   `json:"writable"`
+	Files    int    `json:"files"`
+	Tensors  int    `json:"tensors"` // exported beside their files
+	Bytes    uint64 `json:"bytes"`   // of all files
+	Scans    uint64 `json:"scans"`   // of the whole tree
+	Changes  uint64 `json:"changes"` // files that were added, replaced or dropped
+
+	Skipped []Skipped        `json:"skipped,omitempty"`
+	Uploads []UploadSnapshot `json:"uploads,omitempty"` // under way
+	Reads   []ReadSnapshot   `json:"reads,omitempty"`   // under way, as far as readers say so; only with Options.OnAccess
+}
+
+// Serve exports the files below o.Root until Close. It returns when all of them have been looked at. The Server belongs to the
+// caller, who closes it before the node.
+func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error) {
+	if o.MaxFiles == 0 {
+		o.MaxFiles = defaultMaxFiles
+	}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]*served{}, skipped: map[string]string{}}
+	if s.log == nil {
+		s.log = slog.New(slog.DiscardHandler)
+	}
+	fi, err := os.Stat(o.Root)
+	if err != nil {
+		return nil, fmt.Errorf("share: serve: %w", err)
+	}
+	dir := o.Root
+	switch {
+	case fi.Mode().IsRegular():
+		if o.Writable {
+			return nil, fmt.Errorf("share: serve %s: uploads need a directory to go to, and this is a file", o.Root)
+		}
+		dir, s.only = filepath.Split(o.Root)
+		if dir == "" {
+			dir = "."
+		}
+	case !fi.IsDir():
+		return nil, fmt.Errorf("%w: serve %s: it is %s, expected a file or a directory", ErrUnsafe, o.Root, kind(fi.Mode()))
+	}
+	if s.root, err = os.OpenRoot(dir); err != nil {
+		return nil, fmt.Errorf("share: serve: %w", err)
+	}
+	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})
+	if err := s.Rescan(ctx); err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	if reason := s.skipped[s.only]; s.only != "" && reason != "" {
+		return nil, errors.Join(fmt.Errorf("share: serve %s: %s", o.Root, reason), s.Close())
+	}
+	s.remove = append(s.remove, node.OnLookup(s.lookedUp))
+	if o.Writable {
+		s.uploads.active, s.uploads.idle = map[string]*upload{}, idleUpload
+		remove, err := node.Handle(uploadService, s.called)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("share: serve: only one writable share of a node: %w", err), s.Close())
+		}
+		s.remove = append(s.remove, remove)
+	}
+	if o.OnAccess != nil {
+		remove, err := node.Handle(readService, s.read)
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("share: serve: only one share of a node can have OnAccess: %w", err), s.Close())
+		}
+		s.remove = append(s.remove, remove)
+	}
+	if o.RescanEvery > 0 {
+		s.wg.Add(1)
+		go s.poll()
+	}
+	return s, nil
+}
+
+func (s *Server) poll() {
+	defer s.wg.Done()
+	t := time.NewTicker(s.o.RescanEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			if err := s.Rescan(s.ctx); err != nil && s.ctx.Err() == nil {
+				s.log.Warn("rescan", "error", err)
+			}
+		case <-s.ctx.Done():
+			return
+		}
+	}
+}
+
+// Close ends the share: every export is revoked, so that peers reach the files no more, and what they fetch right now ends
+// with an error. It waits for the peers' confirmations, for ten seconds at most; later ones only delay the unmapping. Partial
+// uploads stay for another time.
+func (s *Server) Close() error {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return nil
+	}
+	s.closed = true
+	s.mu.Unlock()
+	for _, f := range s.remove {
+		f()
+	}
+	s.uploads.mu.Lock() // no upload and no read begins any more
+	s.access.mu.Lock()
+	s.stop()
+	s.access.mu.Unlock()
+	s.uploads.mu.Unlock()
+	s.wg.Wait()
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.mu.Lock()
+	files := s.files
+	s.files, s.names = map[string]*served{}, map[string]*served{}
+	s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
+	defer cancel()
+	var wg sync.WaitGroup
+	todo := make(chan *served)
+	for range 16 {
+		wg.Go(func() {
+			for f := range todo {
+				f.end(ctx)
+			}
+		})
+	}
+	for _, f := range files {
+		todo <- f
+	}
+	close(todo)
+	wg.Wait()
+	return s.root.Close()
+}
+
+// Snapshot says what is served now, and what is not and why.
+func (s *Server) Snapshot() Snapshot {
+	uploads, reads := s.uploadSnapshots(), s.readSnapshots()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files), Bytes: s.bytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files)}
+	for p, r := range s.skipped {
+		n.Skipped = append(n.Skipped, Skipped{p, r})
+	}
+	slices.SortFunc(n.Skipped, func(a, b Skipped) int { return strings.Compare(a.Path, b.Path) })
+	return n
+}
+
+// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed ones revoked. One that fails
+// is left out and in Snapshot.Skipped; the error is only about the root itself, or ctx's.
+func (s *Server) Rescan(ctx context.Context) error {
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		return ErrClosed
+	}
+	s.skipped = map[string]string{}
+	s.mu.Unlock()
+	seen := map[string]bool{}
+	if s.only != "" {
+		seen[s.only] = true
+		s.refresh(ctx, s.root, s.only, s.only)
+	} else if err := s.scan(ctx, s.root, "", seen); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	var gone []*served
+	for p, f := range s.files {
+		if !seen[p] {
+			gone = append(gone, f)
+		}
+	}
+	s.scans++
+	s.mu.Unlock()
+	for _, f := range gone {
+		s.drop(f)
+	}
+	if s.o.Writable && s.o.KeepPartial > 0 {
+		s.removePartials(s.o.KeepPartial)
+	}
+	return nil
+}
+
+// scan refreshes everything in a directory. at is its path with a slash, "" for the root.
+func (s *Server) scan(ctx context.Context, dir *os.Root, at string, seen map[string]bool) error {
+	d, err := dir.Open(".")
+	if err != nil {
+		return fmt.Errorf("share: scan: %w", err)
+	}
+	entries, err := d.ReadDir(-1)
+	d.Close()
+	if err != nil {
+		return fmt.Errorf("share: scan: %w", err)
+	}
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	for _, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		p := at + e.Name()
+		switch {
+		case s.hidden(e.Name()):
+		case e.IsDir():
+			if strings.Count(p, "/") >= maxDepth {
+				s.skip(p, fmt.Sprintf("more than %d directories deep", maxDepth))
+				continue
+			}
+			next, err := step(dir, e.Name(), false)
+			if err == nil {
+				err = s.scan(ctx, next, p+"/", seen)
+				next.Close()
+			}
+			if ctx.Err() != nil {
+				return ctx.Err()
+			}
+			if err != nil {
+				s.skip(p, err.Error())
+			}
+		case !e.Type().IsRegular():
+			s.skip(p, "it is "+kind(e.Type()))
+		default:
+			seen[p] = true
+			s.refresh(ctx, dir, e.Name(), p)
+		}
+	}
+	return nil
+}
+
+// maxDepth is how deep directories are served: each takes a descriptor while it is scanned.
+const maxDepth = 64
+
+// hidden reports whether a component of a path is not served at all: what this package keeps beside its files, and what
+// begins with a dot unless that is asked for.
+func (s *Server) hidden(component string) bool {
+	return strings.HasPrefix(component, ".") && (!s.o.Hidden || component == stagingDir) ||
+		strings.HasSuffix(component, PartialSuffix) || strings.HasSuffix(component, StateSuffix)
+}
+
+// stagingDir is where uploads are until they are complete, below the root.
+const stagingDir = ".penstock-uploads"
+
+func (s *Server) skip(p, reason string) {
+	s.mu.Lock()
+	if len(s.skipped) < maxSkipped {
+		s.skipped[p] = reason
+	}
+	s.mu.Unlock()
+	s.log.Info("not served", "path", p, "reason", reason)
+}
+
+// lookedUp is called when a peer asks for a name, before it is answered.
+func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
+	for _, p := range s.pathsFor(name) {
+		dir, err := walk(s.root, p, false)
+		if err != nil {
+			s.lost(p)
+			continue
+		}
+		base := p[strings.LastIndexByte(p, '/')+1:]
+		if !s.current(dir, base, p) {
+			s.work.Lock()
+			s.mu.Lock()
+			closed := s.closed
+			s.mu.Unlock()
+			if !closed {
+				s.refresh(ctx, dir, base, p)
+			}
+			s.work.Unlock()
+		}
+		dir.Close()
+	}
+}
+
+// lost drops a file whose directory is gone.
+func (s *Server) lost(p string) {
+	s.work.Lock()
+	defer s.work.Unlock()
+	s.mu.Lock()
+	f := s.files[p]
+	s.mu.Unlock()
+	if f != nil {
+		s.drop(f)
+	}
+}
+
+// pathsFor are the paths below the root whose file may serve a name: the one that does now, or those that could.
+func (s *Server) pathsFor(name string) []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.names[name]; f != nil {
+		return []string{f.path}
+	}
+	var out []string
+	for i := 0; s.o.Tensors && i < len(name); i++ { // a tensor that a changed file may have now
+		if f := s.names[name[:i]]; name[i] == '/' && f != nil {
+			out = append(out, f.path)
+		}
+	}
+	if p, err := PathOf(name); err == nil {
+		out = append(out, p)
+	}
+	if fs.ValidPath(name) && name != "." && !slices.Contains(out, name) {
+		out = append(out, name)
+	}
+	return slices.DeleteFunc(out, func(p string) bool {
+		return s.only != "" && p != s.only || strings.Count(p, "/") > maxDepth || slices.ContainsFunc(strings.Split(p, "/"), s.hidden)
+	})
+}
+
+// serveName is the name under which the file at a path is served: the name whose path it is, or the path itself.
+func serveName(p string) string {
+	if name, err := NameOf(p); err == nil {
+		return name
+	}
+	return p
+}
+
+// served is a file that is exported.
+type served struct {
+	path    string
+	names   []string // the file's own first, then those of its tensors
+	id      fileID
+	tag     Tag
+	region  *mem.Region
+	exports []*transfer.Export
+}
+
+// end revokes all exports of a file and closes its region; the mapping goes when nobody reads it any more.
+func (f *served) end(ctx context.Context) {
+	for _, x := range f.exports {
+		x.Revoke(ctx) // an error only says that a peer has not confirmed yet: its lease keeps the memory
+	}
+	f.region.Close()
+}
+
+// drop ends a file. s.work is held.
+func (s *Server) drop(f *served) {
+	s.mu.Lock()
+	delete(s.files, f.path)
+	for _, n := range f.names {
+		delete(s.names, n)
+	}
+	s.bytes -= uint64(f.id.size)
+	s.changes++
+	s.mu.Unlock()
+	// The names are free at once, the peers' confirmations are not waited for.
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	f.end(ctx)
+	s.log.Info("no longer served", "path", f.path)
+}

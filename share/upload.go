@@ -1,0 +1,313 @@
+package share
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/vec"
+)
+
+// UploadOptions say how a file is uploaded. The zero value is usual.
+type UploadOptions struct {
+	// Overwrite replaces what the other side has under the name, at the very end and all at once.
+	Overwrite bool
+	// NoResume starts from the beginning even if the other side has a part of the same file.
+	NoResume bool
+	// Digest makes Upload sum up the file first, for Sent.SHA256, and the other side compare its own sum before the file gets its name.
+	Digest bool
+	// Expect, if not nil, is Digest, and nothing is sent unless the SHA-256 is this one: the error is a *DigestError.
+	Expect *[32]byte
+	// Progress, if any, is called at the beginning and as bytes are verified, by one goroutine at a time. It must not block.
+	Progress func(Progress)
+}
+
+// Sent is a file that was uploaded.
+type Sent struct {
+	Name     string
+	Size     uint64        // bytes
+	Tag      Tag           // of the local file
+	Resumed  uint64        // bytes that an earlier attempt had left there
+	Moved    uint64        // bytes that were moved now
+	Duration time.Duration // of all of it, syncing at the other side included
+	Path     string        // that the bytes took, such as "tcp"; "" if nothing had to be moved
+	Proof    path.Proof    // by what the transfer was verified
+	SHA256   *[32]byte     // nil if it was not asked for
+}
+
+// Upload copies the local file to the other side, under name. It returns when the file is complete there, verified, synced and
+// in its place. If it ends early, the other side keeps the part that was verified, and the next Upload of the same file goes
+// on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
+// and ErrNoSpace match what it says.
+func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
+	begin := time.Now()
+	if len(name) == 0 || len(name) > MaxName || !utf8.ValidString(name) {
+		return nil, fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(name), MaxName)
+	}
+	u := &uploader{c: c, o: o, file: file, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
+	rand.Read(u.token[:]) // never fails
+	if err := u.open(); err != nil {
+		return nil, err
+	}
+	defer u.region.Close()
+	defer u.f.Close()
+	if o.Digest || o.Expect != nil {
+		if err := u.sumUp(ctx); err != nil {
+			return nil, err
+		}
+	}
+	if err := u.run(ctx); err != nil {
+		err = fmt.Errorf("share: upload %q: %w", Printable(name), told(stopped(ctx, err)))
+		if u.good > 0 {
+			return nil, &PartialError{Name: name, Good: u.good, Size: u.size, Err: err}
+		}
+		return nil, err
+	}
+	return &Sent{Name: name, Size: u.size, Tag: u.tag, Resumed: u.start, Moved: u.moved.bytes,
+		Duration: time.Since(begin), Path: u.moved.path, Proof: u.moved.proof, SHA256: u.sha256}, nil
+}
+
+// uploader is one call of Upload.
+type uploader struct {
+	beginRequest
+	c      Conn
+	o      UploadOptions
+	file   string
+	f      *os.File
+	id     fileID
+	region *mem.Region
+	sums   []uint32 // of the chunks of the file here, as far as they were needed
+	good   uint64   // what the other side vouched for last
+	start  uint64
+	begun  bool
+	moved  moved
+	sha256 *[32]byte // nil: not asked for
+	node   uint64    // instance of the process at the other side that took the upload last
+}
+
+func (u *uploader) open() error {
+	fi, err := os.Stat(u.file) // a link is the user's own
+	if err != nil {
+		return fmt.Errorf("share: upload: %w", err)
+	}
+	if !fi.Mode().IsRegular() {
+		return fmt.Errorf("%w: %s is %s", ErrUnsafe, u.file, kind(fi.Mode()))
+	}
+	if u.f, err = os.OpenFile(u.file, os.O_RDONLY|sys.ONonblock, 0); err != nil {
+		return fmt.Errorf("share: upload: %w", err)
+	}
+	u.region, u.id, err = mapFile(u.f)
+	if err != nil {
+		u.f.Close()
+		return fmt.Errorf("share: upload %s: %w", u.file, err)
+	}
+	u.size, u.tag = uint64(u.id.size), u.id.tag()
+	return nil
+}
+
+// sumUp makes the SHA-256 of the file here and compares it with the expected one.
+func (u *uploader) sumUp(ctx context.Context) error {
+	l, err := u.region.Lease()
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	h := sha256.New()
+	for at := uint64(0); at < u.size; at += chunkSize {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := guard(u.file, func() { h.Write(l.Bytes()[at:u.end(at/chunkSize)]) }); err != nil {
+			return err
+		}
+	}
+	u.sha256 = (*[32]byte)(h.Sum(nil))
+	if u.o.Expect != nil && *u.sha256 != *u.o.Expect {
+		return &DigestError{Name: u.file, Want: *u.o.Expect, Got: *u.sha256}
+	}
+	return nil
+}
+
+// run brings the file to the other side, over as many sessions as the link's Retry allows.
+func (u *uploader) run(ctx context.Context) error {
+	restarted := false
+	far := uint64(0)
+	o := transfer.DoOptions{
+		Again: func(err error) bool {
+			switch {
+			case errors.Is(err, control.Busy), errors.Is(err, control.Internal), errors.Is(err, control.Integrity):
+				return false
+			case errors.Is(err, control.Unsupported): // it listens before it takes uploads
+				return restarted
+			}
+			return transfer.Retriable(err)
+		},
+		Progress: func() uint64 { far = max(far, u.good); return far },
+	}
+	return u.c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
+		restarted = u.begun && u.node != p.Instance()
+		u.anew = u.anew && !u.begun // what this upload has put there itself is good
+		return u.once(ctx, p)
+	})
+}
+
+// once tries with one session.
+func (u *uploader) once(ctx context.Context, p *transfer.Peer) error {
+	a, err := u.prepare(ctx, p)
+	if err != nil || a.state == stateComplete {
+		return err
+	}
+	err = u.bring(ctx, p, a)
+	if err != nil && p.Err() == nil { // so that the other side does not wait for more
+		short, cancel := context.WithTimeout(context.WithoutCancel(ctx), askTime)
+		defer cancel()
+		p.Call(short, uploadService, appendEnd(nil, a.id))
+	}
+	return err
+}
+
+// bring moves what is missing of a file, and has it put in its place.
+func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) error {
+	if !u.begun {
+		u.begun, u.start = true, a.good
+	}
+	u.node = p.Instance()
+	u.good = a.good
+	u.report()
+	if u.size > u.good {
+		r := p.Import(a.desc)
+		m, err := pipeline(ctx, u.good, u.size, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+			return p.Put(ctx, []path.Copy{r.At(off, mem.Span{Region: u.region, Off: off, Len: n})}, transfer.PutOptions{})
+		}, func(upTo uint64) error { return u.vouch(ctx, p, a.id, upTo) })
+		u.moved.bytes += m.bytes
+		if m.path != "" {
+			u.moved.path, u.moved.proof = m.path, m.proof
+		}
+		if err != nil {
+			return err
+		}
+	}
+	fi, err := u.f.Stat()
+	if err != nil {
+		return err
+	}
+	if idOf(fi) != u.id {
+		return fmt.Errorf("%w: %s", ErrChanged, u.file)
+	}
+	if err := u.checksums(claimChunks(u.size)); err != nil {
+		return err
+	}
+	commit := commitRequest{id: a.id, digest: digestOf(u.sums), sha256: u.sha256, via: u.moved.path}
+	if len(commit.via) > maxVia {
+		commit.via = ""
+	}
+	for {
+		b, err := p.Call(ctx, uploadService, commit.append(nil))
+		if err != nil {
+			return err
+		}
+		if len(b) == 1 && b[0] == 1 {
+			return nil
+		}
+		if len(b) != 1 || b[0] != 0 {
+			return fmt.Errorf("an answer to commit that is none: %w", path.ErrProtocol)
+		}
+	}
+}
+
+// prepare begins the upload at the other side and finds out how much of the file is there.
+func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, error) {
+	for {
+		b, err := p.Call(ctx, uploadService, u.append(nil))
+		if err != nil {
+			return beginAnswer{}, err
+		}
+		a, ok := parseBeginAnswer(b)
+		switch {
+		case !ok, a.state == stateReady && (a.good > u.size || a.good%chunkSize != 0 && a.good != u.size || u.size > 0 && a.desc.Size != u.size):
+			return a, fmt.Errorf("an answer to begin that is none: %w", path.ErrProtocol)
+		case a.state == statePending:
+			continue
+		case a.state == stateComplete:
+			return a, nil
+		}
+		// The tag says that it is a part of the same file; the bytes have to say so as well.
+		n := claimChunks(a.good)
+		if err := u.checksums(n); err != nil {
+			return a, err
+		}
+		if digestOf(u.sums[:n]) == a.digest {
+			return a, nil
+		}
+		if u.anew {
+			return a, fmt.Errorf("a part of a file that was begun anew is not of it: %w", path.ErrProtocol)
+		}
+		u.anew = true
+	}
+}
+
+func claimChunks(size uint64) int {
+	c := claim{size: size}
+	return int(c.chunks())
+}
+
+// checksums sums up the first n chunks of the file here.
+func (u *uploader) checksums(n int) error {
+	for i := uint64(len(u.sums)); i < uint64(n); i++ {
+		var crc uint32
+		l, err := u.region.Lease()
+		if err == nil {
+			err = guard(u.file, func() { crc = vec.CRC32C(0, l.Bytes()[i*chunkSize:u.end(i)]) })
+			l.Release()
+		}
+		if err != nil {
+			return err
+		}
+		u.sums = append(u.sums, crc)
+	}
+	return nil
+}
+
+// vouch tells the other side how much is in place.
+func (u *uploader) vouch(ctx context.Context, p *transfer.Peer, id, upTo uint64) error {
+	b, err := p.Call(ctx, uploadService, appendVerified(nil, id, upTo))
+	if err != nil {
+		return err
+	}
+	if len(b) != 8 || binary.BigEndian.Uint64(b) > upTo {
+		return fmt.Errorf("an answer to verified that is none: %w", path.ErrProtocol)
+	}
+	u.good = binary.BigEndian.Uint64(b)
+	u.report()
+	return nil
+}
+
+func (u *uploader) report() {
+	if u.o.Progress != nil {
+		u.o.Progress(Progress{Name: u.name, File: u.file, Bytes: u.good, Size: u.size, Start: u.start, Via: u.moved.path})
+	}
+}
+
+// told makes what the other side said match the errors of this package.
+func told(err error) error {
+	if errors.Is(err, control.Unsupported) {
+		return fmt.Errorf("%w: it takes no uploads: %w", ErrRefused, err)
+	}
+	for _, k := range refusals {
+		if k.err != ErrClosed && k.code != control.BadRequest && errors.Is(err, k.code) && !errors.Is(err, transfer.ErrPeerLost) {
+			return fmt.Errorf("%w: %w", k.err, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,120 @@
+package share
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/penstock-io/penstock/transfer"
+)
+
+func TestUpload(t *testing.T) {
+	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
+	var came []Uploaded
+	s := serve(t, Options{Root: root, Writable: true, OnUpload: func(u Uploaded) { came = append(came, u) }})
+	for name, b := range map[string][]byte{"empty": {}, "a/b/small": []byte("hello"), "../large": randomBytes(3, 2*window+chunkSize+7)} {
+		file := filepath.Join(local, "f")
+		write(t, file, b)
+		var last Progress
+		sent, err := Upload(ctx, s.c, file, name, UploadOptions{Progress: func(p Progress) { last = p }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sent.Moved != uint64(len(b)) || sent.Resumed != 0 || last.Bytes != uint64(len(b)) {
+			t.Errorf("%+v, %+v", sent, last)
+		}
+		p, _ := PathOf(name)
+		same(t, filepath.Join(root, filepath.FromSlash(p)), b)
+		e, err := Find(ctx, s.c, name)
+		if err != nil || e.Size != uint64(len(b)) {
+			t.Errorf("%+v, %v", e, err)
+		}
+		back := filepath.Join(t.TempDir(), "back")
+		if _, err := Fetch(ctx, s.c, name, FetchOptions{Output: back}); err != nil {
+			t.Fatal(err)
+		}
+		same(t, back, b)
+	}
+	if len(came) != 3 {
+		t.Errorf("%v", came)
+	}
+	only(t, filepath.Join(root, stagingDir))
+	only(t, root, "%2E%2E", stagingDir, "a", "empty")
+	file := filepath.Join(local, "f")
+	if _, err := Upload(ctx, s.c, file, "empty", UploadOptions{}); !errors.Is(err, ErrExists) {
+		t.Errorf("over a file: %v", err)
+	}
+	if _, err := Upload(ctx, s.c, file, "a", UploadOptions{Overwrite: true}); !errors.Is(err, ErrExists) {
+		t.Errorf("over a directory: %v", err)
+	}
+	if _, err := Upload(ctx, s.c, file, "empty/x", UploadOptions{}); err == nil {
+		t.Error("below a file")
+	}
+	write(t, file, []byte("other"))
+	if _, err := Upload(ctx, s.c, file, "empty", UploadOptions{Overwrite: true}); err != nil {
+		t.Error(err)
+	}
+	same(t, filepath.Join(root, "empty"), []byte("other"))
+	only(t, filepath.Join(root, stagingDir))
+}
+
+func TestUploadRefusals(t *testing.T) {
+	ctx, local := testCtx(t), t.TempDir()
+	file := filepath.Join(local, "f")
+	write(t, file, make([]byte, 5000))
+	refused := func(o Options, name string, want error) {
+		t.Helper()
+		o.Root = t.TempDir()
+		write(t, filepath.Join(o.Root, "there"), make([]byte, 1000))
+		s := serve(t, o)
+		_, err := Upload(ctx, s.c, file, name, UploadOptions{})
+		if !errors.Is(err, want) {
+			t.Errorf("%+v: %v, expected %v", o, err, want)
+		}
+		if _, err := os.Lstat(filepath.Join(o.Root, "x")); err == nil {
+			t.Errorf("%+v: the file is there", o)
+		}
+	}
+	refused(Options{}, "x", ErrRefused)
+	refused(Options{Writable: true, MaxUpload: 4999}, "x", ErrNoSpace)
+	refused(Options{Writable: true, MaxBytes: 5999}, "x", ErrNoSpace)
+	refused(Options{Writable: true, MaxFiles: 1}, "x", ErrNoSpace)
+	refused(Options{Writable: true, MayUpload: func(*transfer.Peer, string, uint64) error { return errors.New("not you") }}, "x", ErrRefused)
+	refused(Options{Writable: true}, "", ErrName)
+	refused(Options{Writable: true}, "\xff", ErrName)
+	ok := Options{Root: t.TempDir(), Writable: true, MaxUpload: 5000, MaxBytes: 6000, MaxFiles: 2}
+	write(t, filepath.Join(ok.Root, "there"), make([]byte, 1000))
+	s := serve(t, ok)
+	if _, err := Upload(ctx, s.c, file, "x", UploadOptions{}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestUploadOverLinksThatLeadOut(t *testing.T) {
+	ctx, root, out, local := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
+	file := filepath.Join(local, "f")
+	write(t, file, []byte("new"))
+	write(t, filepath.Join(out, "victim"), []byte("old"))
+	if err := errors.Join(os.Symlink(out, filepath.Join(root, "dir")), os.Symlink(filepath.Join(out, "victim"), filepath.Join(root, "file")),
+		os.Symlink("sub", filepath.Join(root, "inside")), os.Mkdir(filepath.Join(root, "sub"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	s := serve(t, Options{Root: root, Writable: true})
+	for _, name := range []string{"dir/victim", "dir/new", "file", "inside/x"} {
+		if _, err := Upload(ctx, s.c, file, name, UploadOptions{Overwrite: true}); err == nil {
+			t.Errorf("%s: uploaded", name)
+		}
+	}
+	same(t, filepath.Join(out, "victim"), []byte("old"))
+	only(t, out, "victim")
+	only(t, filepath.Join(root, "sub"))
+	// The staging directory itself is a link.
+	if err := errors.Join(os.RemoveAll(filepath.Join(root, stagingDir)), os.Symlink(out, filepath.Join(root, stagingDir))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Upload(ctx, s.c, file, "y", UploadOptions{}); err == nil {
+		t.Error("uploaded through a staging directory that is a link")
+	}
+	only(t, out, "victim")
+}

@@ -1,0 +1,570 @@
+package share
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+const (
+	// answerTime is how long a call waits for what takes long before it answers "not yet". It is well below the time after
+	// which a request is given up.
+	answerTime = 3 * time.Second
+	// maxUploads bounds the uploads under way at once, maxUploadsOfOne those of one peer, so that it cannot keep all others out;
+	// maxRecent is how many are remembered after their end.
+	maxUploads      = 256
+	maxUploadsOfOne = 64
+	maxRecent       = 256
+	// idleUpload is how long nothing may be heard of an upload before it has to give way to others that want its name or its room.
+	// A peer says how far it is after each window.
+	idleUpload = 5 * time.Minute
+)
+
+// uploads are those of a Server.
+type uploads struct {
+	idle time.Duration // see idleUpload
+
+	mu     sync.Mutex // guards what follows
+	active map[string]*upload
+	recent []*upload // that are over, the latest last
+}
+
+// upload is a file that a peer is putting here. A goroutine of its own owns it from beginning to end.
+type upload struct {
+	beginRequest
+	s      *Server
+	id     uint64
+	peer   *transfer.Peer
+	path   string // of the destination below the root
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	commit chan commitRequest // buffered
+	ready  chan struct{}      // closed when it was opened, or could not be
+	over   chan struct{}      // closed when nothing of it is left
+	heard  time.Time          // when its peer last said something of it; guarded by the mutex of uploads
+
+	mu     sync.Mutex // guards what follows
+	p      *partial   // nil before it is ready and when it ends
+	export *transfer.Export
+	err    error // why it could not begin, or how it ended; fixed when ready, then when over
+	done   bool  // the file is in its place
+}
+
+// called answers a call of a peer.
+func (s *Server) called(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	answer, err := s.answer(ctx, p, b)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	return answer, nil
+}
+
+// refusal is what a peer is told.
+func refusal(err error) error {
+	for _, k := range refusals {
+		if errors.Is(err, k.err) {
+			return control.Errorf(k.code, "%v", err)
+		}
+	}
+	return control.AsError(err)
+}
+
+var refusals = []struct {
+	err  error
+	code control.Code
+}{
+	{ErrExists, control.Exists}, {ErrBusy, control.Busy}, {ErrNoSpace, control.OverBudget}, {ErrRefused, control.NotPermitted},
+	{ErrUnsafe, control.BadRequest}, {ErrName, control.BadRequest}, {ErrClosed, control.Shutdown}, {ErrDigest, control.Integrity},
+}
+
+func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	switch {
+	case len(b) > 0 && b[0] == opBegin:
+		r, err := parseBegin(b)
+		if err != nil {
+			return nil, err
+		}
+		a, err := s.begin(ctx, p, r)
+		if err != nil {
+			return nil, err
+		}
+		return a.append(nil), nil
+	case len(b) == 17 && b[0] == opVerified:
+		u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:]))
+		if u == nil {
+			return nil, control.Errorf(control.NotFound, "no such upload")
+		}
+		good, err := u.verified(binary.BigEndian.Uint64(b[9:]))
+		if err != nil {
+			return nil, err
+		}
+		return binary.BigEndian.AppendUint64(nil, good), nil
+	case len(b) > 0 && b[0] == opCommit:
+		r, err := parseCommit(b)
+		if err != nil {
+			return nil, err
+		}
+		u := s.uploadOf(p, r.id)
+		if u == nil {
+			return nil, control.Errorf(control.NotFound, "no such upload")
+		}
+		select {
+		case u.commit <- r:
+		default: // asked before
+		}
+		return u.outcome(ctx)
+	}
+	if len(b) == 9 && b[0] == opEnd {
+		if u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:])); u != nil {
+			u.cancel(ErrGaveUp)
+			if _, err := u.outcome(ctx); !errors.Is(err, ErrGaveUp) {
+				return nil, err
+			}
+		}
+		return nil, nil
+	}
+	return nil, control.Errorf(control.BadRequest, "an upload's request of %d bytes that is none", len(b))
+}
+
+// uploadOf finds an upload of a peer by its id.
+func (s *Server) uploadOf(p *transfer.Peer, id uint64) *upload {
+	s.uploads.mu.Lock()
+	defer s.uploads.mu.Unlock()
+	for _, u := range s.uploads.active {
+		if u.id == id && u.peer == p {
+			u.heard = time.Now()
+			return u
+		}
+	}
+	for _, u := range s.uploads.recent {
+		if u.id == id && u.peer == p {
+			return u
+		}
+	}
+	return nil
+}
+
+// permitted checks what can be checked of a request by itself.
+func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
+	if p.Rights()&identity.Write == 0 {
+		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
+	}
+	if r.size > math.MaxInt64-chunkSize || s.o.MaxUpload > 0 && r.size > s.o.MaxUpload {
+		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, r.size, s.o.MaxUpload)
+	}
+	if s.o.MayUpload != nil {
+		if err := s.o.MayUpload(p, r.name, r.size); err != nil {
+			return fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+	}
+	return nil
+}
+
+// begin prepares an upload, or finds the one that the same call began before.
+func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*beginAnswer, error) {
+	if err := s.permitted(p, &r); err != nil {
+		return nil, err
+	}
+	at, err := PathOf(r.name)
+	if err != nil {
+		return nil, err
+	}
+	end := time.NewTimer(answerTime)
+	defer end.Stop()
+	for {
+		u, before, err := s.enter(p, at, r)
+		if err != nil {
+			return nil, err
+		}
+		if u == nil {
+			return &beginAnswer{state: stateComplete}, nil
+		}
+		wait := u.ready
+		var living <-chan struct{}
+		if before { // it has to end first: nothing of it may write when the next one begins
+			if wait = u.over; u.yields(p) {
+				u.cancel(ErrBusy)
+			} else {
+				living = u.peer.Gone()
+			}
+		}
+		select {
+		case <-wait:
+			if before {
+				continue
+			}
+			return u.answer()
+		case <-living:
+		case <-end.C:
+			if living != nil {
+				return nil, fmt.Errorf("%w: another peer is uploading the same file", ErrBusy)
+			}
+			return &beginAnswer{state: statePending}, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// enter returns the upload of this request, which it makes unless it is there; or, with before, one that has to give
+// way: of the same file, or of a peer that is stuck. Nil means that the upload of this token is complete.
+func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, before bool, err error) {
+	staged, err := s.staged()
+	if err != nil {
+		return nil, false, err
+	}
+	if err := s.free(at, r); err != nil && s.complete(r.token) == nil {
+		return nil, false, err
+	}
+	up := &s.uploads
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return nil, false, ErrClosed
+	}
+	for _, u := range up.recent {
+		if u.token == r.token && u.done {
+			return nil, false, nil
+		}
+	}
+	if u := up.active[at]; u != nil {
+		gone := false
+		select {
+		case <-u.peer.Gone():
+			gone = true
+		default:
+		}
+		switch {
+		case u.peer == p && u.token == r.token && u.anew == r.anew && !u.ended():
+			u.heard = time.Now()
+			return u, false, nil
+		case u.peer == p || gone || u.claim == r.claim || u.ended(): // perhaps the same one, after its connection was lost
+			return u, true, nil
+		case up.stuck(u):
+			return u, true, nil
+		}
+		return nil, false, fmt.Errorf("%w: another peer is uploading this name", ErrBusy)
+	}
+	if len(up.active) >= maxUploads {
+		for _, u := range up.active {
+			if up.stuck(u) {
+				return u, true, nil
+			}
+		}
+		return nil, false, fmt.Errorf("%w: %d uploads are under way", ErrBusy, maxUploads)
+	}
+	own := 0
+	var idle *upload
+	for _, u := range up.active {
+		if u.peer == p || u.peer.Name() == p.Name() {
+			own++
+			if up.stuck(u) {
+				idle = u
+			}
+		}
+	}
+	if own >= maxUploadsOfOne {
+		if idle != nil {
+			return idle, true, nil
+		}
+		return nil, false, fmt.Errorf("%w: %d uploads of this peer are under way", ErrBusy, own)
+	}
+	if err := s.quota(staged, &r); err != nil {
+		return nil, false, err
+	}
+	var id [8]byte
+	rand.Read(id[:]) // never fails
+	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, heard: time.Now(),
+		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{})}
+	u.ctx, u.cancel = context.WithCancelCause(s.ctx)
+	up.active[at] = u
+	s.wg.Add(1)
+	go u.run()
+	return u, false, nil
+}
+
+// stuck reports whether nothing was heard of an upload for so long that it has to give way. The mutex is held.
+func (up *uploads) stuck(u *upload) bool { return time.Since(u.heard) >= up.idle }
+
+// complete returns the upload of a token that is complete.
+func (s *Server) complete(t token) *upload {
+	s.uploads.mu.Lock()
+	defer s.uploads.mu.Unlock()
+	for _, u := range s.uploads.recent {
+		if u.token == t && u.done {
+			return u
+		}
+	}
+	return nil
+}
+
+// free says whether a file may be made at a path below the root.
+func (s *Server) free(at string, r beginRequest) error {
+	dir, err := walk(s.root, at, false)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, r.overwrite)
+}
+
+// run is the life of an upload.
+func (u *upload) run() {
+	s := u.s
+	defer s.wg.Done()
+	err := u.open()
+	var told *access
+	if err == nil {
+		told = &access{Access: Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start, Good: u.p.start}}
+		s.access.mu.Lock()
+		s.enterAccess(told)
+		s.access.mu.Unlock()
+		s.begins(told)
+	}
+	u.mu.Lock()
+	u.err = err
+	u.mu.Unlock()
+	close(u.ready)
+	if err == nil {
+		select {
+		case c := <-u.commit:
+			told.Path = c.via
+			err = u.finish(c)
+		case <-u.ctx.Done():
+			err = context.Cause(u.ctx)
+		case <-u.peer.Gone():
+			err = u.peer.Err()
+		}
+	}
+	// Nothing writes to the memory any more when the partial file is closed, and so its lock given up. The node gives up peers
+	// that do not confirm, so this ends.
+	u.mu.Lock()
+	p, x := u.p, u.export
+	u.p, u.export = nil, nil
+	u.err, u.done = err, err == nil
+	u.mu.Unlock()
+	if x != nil {
+		if rerr := x.Revoke(context.Background()); rerr != nil {
+			s.log.Warn("upload not fenced", "path", u.path, "error", rerr)
+		}
+	}
+	if told != nil {
+		if told.Good = u.size; p != nil { // else it was committed, or could not be
+			told.Good = p.good()
+		}
+	}
+	if p != nil {
+		var cerr error
+		if p.good() == 0 || errors.Is(err, ErrChanged) || errors.Is(err, ErrDigest) {
+			cerr = p.discard()
+		} else {
+			cerr = p.close()
+		}
+		if cerr != nil {
+			s.log.Warn("partial upload", "path", u.path, "error", cerr)
+		}
+		p.dir.Close()
+	}
+	if err != nil {
+		s.log.Info("upload ended", "peer", u.peer.Name(), "path", u.path, "error", err)
+	}
+	u.cancel(nil)
+	s.uploads.mu.Lock()
+	delete(s.uploads.active, u.path)
+	s.uploads.recent = append(s.uploads.recent, u)
+	if n := len(s.uploads.recent); n > maxRecent {
+		s.uploads.recent = slices.Clone(s.uploads.recent[n-maxRecent:])
+	}
+	s.uploads.mu.Unlock()
+	if told != nil {
+		s.ends(told, err)
+	}
+	close(u.over)
+}
+
+// yields reports whether an upload makes way for one that a peer begins: its own, or that of a node of the same name, which may
+// have lost the connection. That of another living node does so only when nothing was heard of it for long.
+func (u *upload) yields(to *transfer.Peer) bool {
+	up := &u.s.uploads
+	up.mu.Lock()
+	stuck := up.stuck(u)
+	up.mu.Unlock()
+	if stuck {
+		return true
+	}
+	select {
+	case <-u.peer.Gone():
+		return true
+	default:
+		return u.peer == to || u.peer.Name() == to.Name() || u.ended()
+	}
+}
+
+func (u *upload) ended() bool { return u.ctx.Err() != nil }
+
+// open prepares the memory that the peer puts into.
+func (u *upload) open() error {
+	dir, err := step(u.s.root, stagingDir, true)
+	if err != nil {
+		return err
+	}
+	p, err := openPartial(u.ctx, place{dir, stagedBase(u.name), u.path}, u.claim, !u.anew)
+	if err != nil {
+		dir.Close()
+		return err
+	}
+	var x *transfer.Export
+	if p.region != nil {
+		x, err = u.s.node.Export(p.region.All(), transfer.ExportOptions{Rights: path.Write, Peer: u.peer})
+	}
+	u.mu.Lock()
+	u.p, u.export = p, x
+	u.mu.Unlock()
+	return err
+}
+
+// answer is what the peer needs to go on.
+func (u *upload) answer() (*beginAnswer, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.err != nil {
+		return nil, u.err
+	}
+	if u.p == nil {
+		return nil, fmt.Errorf("%w: the upload has ended", ErrBusy)
+	}
+	a := &beginAnswer{state: stateReady, id: u.id, good: u.p.good(), digest: digestOf(u.p.sums)}
+	if u.export != nil {
+		a.desc = u.export.Desc()
+	}
+	return a, nil
+}
+
+// verified vouches for what the peer put: its checksums are those of the bytes that are here.
+func (u *upload) verified(upTo uint64) (uint64, error) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.p == nil {
+		return 0, fmt.Errorf("%w: the upload has ended", ErrBusy)
+	}
+	// A step is what the peer puts at once, so that a call does not take long.
+	if err := u.p.record(min(upTo, u.p.good()+4*window)); err != nil {
+		return 0, err
+	}
+	return u.p.good(), nil
+}
+
+// finish makes the file out of the partial one.
+func (u *upload) finish(c commitRequest) error {
+	u.mu.Lock()
+	p, x := u.p, u.export
+	u.p, u.export = nil, nil // no call reaches them now
+	u.mu.Unlock()
+	keep := func(err error) error {
+		u.mu.Lock()
+		u.p, u.export = p, x
+		u.mu.Unlock()
+		return err
+	}
+	if p.good() < p.size {
+		return keep(fmt.Errorf("%w: commit of an upload of which %d of %d bytes are there", ErrRefused, p.good(), p.size))
+	}
+	if x != nil { // the peer must not be able to write once the file is in its place
+		if err := x.Revoke(u.ctx); err != nil {
+			return keep(err)
+		}
+	}
+	if digestOf(p.sums) != c.digest {
+		return keep(fmt.Errorf("%w: the bytes that arrived are not those of the file", ErrChanged))
+	}
+	if c.sha256 != nil {
+		got, err := p.sha256(u.ctx)
+		if err == nil && *got != *c.sha256 {
+			err = fmt.Errorf("%w: that of the bytes that arrived is %x", ErrDigest, *got)
+		}
+		if err != nil {
+			return keep(err)
+		}
+	}
+	to, err := placeBelow(u.s.root, u.path, "")
+	if err != nil {
+		return keep(err)
+	}
+	defer to.dir.Close()
+	if err := p.commit(to, u.overwrite); err != nil { // closes it in any case
+		p.dir.Close()
+		return err
+	}
+	p.dir.Close()
+	u.s.arrived(u)
+	return nil
+}
+
+// arrived serves a file that has come.
+func (s *Server) arrived(u *upload) {
+	s.lookedUp(s.ctx, u.peer, u.name)
+	s.log.Info("uploaded", "peer", u.peer.Name(), "path", u.path, "bytes", u.size)
+	if s.o.OnUpload != nil {
+		s.o.OnUpload(Uploaded{u.peer, u.name, u.path, u.size})
+	}
+}
+
+// outcome waits for the end of an upload and says whether it came.
+func (u *upload) outcome(ctx context.Context) ([]byte, error) {
+	t := time.NewTimer(answerTime)
+	defer t.Stop()
+	select {
+	case <-u.over:
+		u.mu.Lock()
+		defer u.mu.Unlock()
+		if u.err != nil {
+			return nil, u.err
+		}
+		return []byte{1}, nil
+	case <-t.C:
+		return []byte{0}, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// UploadSnapshot is an upload under way.
+type UploadSnapshot struct {
+	Peer string `json:"peer"`
+	Name string `json:"name"`
+	Size uint64 `json:"size"` // bytes
+	Good uint64 `json:"good"` // bytes from the beginning that are verified
+}
+
+func (s *Server) uploadSnapshots() []UploadSnapshot {
+	s.uploads.mu.Lock()
+	defer s.uploads.mu.Unlock()
+	var out []UploadSnapshot
+	for _, u := range s.uploads.active {
+		x := UploadSnapshot{Peer: u.peer.Name(), Name: u.name, Size: u.size}
+		u.mu.Lock()
+		if u.p != nil {
+			x.Good = u.p.good()
+		}
+		u.mu.Unlock()
+		out = append(out, x)
+	}
+	slices.SortFunc(out, func(a, b UploadSnapshot) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}

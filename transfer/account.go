@@ -1,0 +1,554 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// This file counts. Every transfer that began is entered in its peer's account (transferBegun) and leaves it once
+// (transferEnded); a call that was refused before anything began is counted apart. Accounts are merged into the node's past
+// when their peer is gone and their last transfer has ended, so that the totals only grow and each transfer is in them once.
+//
+// The mutexes, in the order in which they may be taken: a peer's or a lane's, observer.mu, account.mu; then the leaves: those of
+// a cell, of the bus. Nothing here takes the mutex of a node, peer, lane or transfer while it holds one of its own.
+
+// The operations, as indexes.
+const (
+	opPut = iota
+	opGet
+	opNotify
+	numOps
+)
+
+var opNames = [numOps]string{"put", "get", "notify"}
+
+func opIndex(k path.OpKind) int {
+	switch k {
+	case path.Put:
+		return opPut
+	case path.Get:
+		return opGet
+	}
+	return opNotify
+}
+
+// failureReasons are the causes of failures as snapshots and metrics tell them apart; the first that matches counts. They are few and
+// fixed: a peer cannot make more of them.
+var failureReasons = [numReasons - 2]struct {
+	name string
+	err  error
+}{
+	{"closed", ErrClosed},
+	{"peer_lost", ErrPeerLost},
+	{"integrity", path.ErrIntegrity},
+	{"protocol", path.ErrProtocol},
+	{"path_down", path.ErrDown},
+	{"revoked", path.ErrRevoked},
+	{"not_permitted", path.ErrRights},
+	{"unknown_export", path.ErrKey},
+	{"bounds", path.ErrBounds},
+	{"too_large", path.ErrTooLarge},
+	{"unreachable", path.ErrUnreachable},
+	{"unavailable", path.ErrUnavailable},
+	{"bad_memory", mem.ErrBounds},
+	{"over_budget", control.OverBudget},
+	{"too_many", control.TooMany},
+	{"too_many_bytes", control.TooManyBytes},
+	{"transfer_too_large", control.TooLarge},
+	{"dtype", control.DType},
+	{"rate", control.OverRate},
+	{"busy", control.Busy},
+	{"timeout", context.DeadlineExceeded},
+	{"timeout", control.Timeout},
+	{"canceled", path.ErrCanceled},
+	{"canceled", context.Canceled},
+}
+
+const numReasons = 26 // those of the table, "refused" (by the peer, for another reason) and "other"
+
+// reasonOf is the index of what an error comes from.
+func reasonOf(err error) int {
+	for i := range failureReasons {
+		if errors.Is(err, failureReasons[i].err) {
+			return i
+		}
+	}
+	if errors.As(err, new(control.Code)) {
+		return numReasons - 2
+	}
+	return numReasons - 1
+}
+
+func reasonName(i int) string {
+	switch {
+	case i < len(failureReasons):
+		return failureReasons[i].name
+	case i == len(failureReasons):
+		return "refused"
+	}
+	return "other"
+}
+
+// opCounts count the transfers of one kind. They are guarded by the mutex of what holds them.
+type opCounts struct {
+	begun, completed, canceled uint64
+	failed                     [numReasons]uint64
+	rejected                   [numReasons]uint64 // calls that failed before a transfer began
+	bytes                      uint64             // of those that were completed
+	partial                    uint64             // known to be in place of those that were not
+	retries                    uint64             // attempts after the first, by whoever tries again
+	failovers                  uint64             // paths that were changed under way
+	fallbacks                  uint64             // not taken the best path, since it could not be set up
+	received                   uint64             // the peer's, completed and delivered here
+}
+
+type counts [numOps]opCounts
+
+func (c *opCounts) add(o *opCounts) {
+	c.begun += o.begun
+	c.completed += o.completed
+	c.canceled += o.canceled
+	for i := range c.failed {
+		c.failed[i] += o.failed[i]
+		c.rejected[i] += o.rejected[i]
+	}
+	c.bytes += o.bytes
+	c.partial += o.partial
+	c.retries += o.retries
+	c.failovers += o.failovers
+	c.fallbacks += o.fallbacks
+	c.received += o.received
+}
+
+func (c *counts) add(o *counts) {
+	for i := range c {
+		c[i].add(&o[i])
+	}
+}
+
+// account is what happened with one peer.
+type account struct {
+	since time.Time  // when it came up
+	paths path.Stats // of its paths that are gone; guarded by the mutex of the observer
+
+	mu      sync.Mutex // guards what follows
+	counts  counts
+	active  *Transfer // the transfers under way, a doubly linked list
+	open    int       // its length
+	gone    bool      // the peer is; the account is merged when open is 0
+	merged  bool      // its counts were moved to the node's past
+	refused uint64    // of what the peer asked for
+}
+
+// books locks the peer's account. One that was merged is opened again: a call of the application may come late.
+func (p *Peer) books() *account {
+	a := &p.account
+	a.mu.Lock()
+	for a.merged {
+		a.mu.Unlock()
+		p.node.obs.reopen(p)
+		a.mu.Lock()
+	}
+	return a
+}
+
+// closeBooks unlocks the account and merges it when nothing more is to come.
+func (p *Peer) closeBooks() {
+	last := p.account.gone && p.account.open == 0
+	p.account.mu.Unlock()
+	if last {
+		p.node.obs.merge(p)
+	}
+}
+
+// observer is what a node knows of itself for people and monitors.
+type observer struct {
+	started time.Time
+	bus     bus
+	loaded  atomic.Uint64 // of the identity, when it was last looked at
+	turned  atomic.Uint64 // connections turned away in the handshake
+	status  sync.Mutex    // held while an answer to a peer is made
+	cells   []cells       // one for each driver; fixed
+
+	mu          sync.Mutex      // guards what follows
+	peersUp     uint64          // that ever came up
+	peers       map[*Peer]bool  // accounts not yet merged into past; true: up
+	paths       map[any]*inUse  // by *lane or *Queue
+	past        counts          // of accounts that are gone
+	pastRefused uint64          // requests of peers that are gone
+	ended       map[string]*sum // of paths that are gone, by driver
+	setupBad    map[string]uint64
+}
+
+// inUse is a path that is up.
+type inUse struct {
+	peer  *Peer
+	p     path.Path
+	ln    *lane  // nil for a queue's
+	queue string // its name
+	id    uint64
+	since time.Time
+}
+
+// sum adds up paths of one driver.
+type sum struct {
+	paths uint64
+	stats path.Stats
+}
+
+func (o *observer) init(drivers []path.Driver, id *identity.Identity) {
+	if id != nil {
+		o.loaded.Store(id.Stats().Loaded)
+	}
+	o.cells = make([]cells, len(drivers))
+	for i, d := range drivers {
+		o.cells[i].path = d.Name()
+	}
+	o.started = time.Now()
+	o.peers = map[*Peer]bool{}
+	o.paths = map[any]*inUse{}
+	o.ended = map[string]*sum{}
+	o.setupBad = map[string]uint64{}
+}
+
+// opSetup is the histogram for the set-up of a path, beside those of its operations.
+const opSetup = numOps
+
+// cells are the histograms of one driver's paths. Most stay empty, and one takes 15 KiB: they are made when they are needed.
+type cells struct {
+	path string
+	of   [numOps + 1]atomic.Pointer[cell]
+}
+
+// cell is a histogram that several goroutines write, one after the other.
+type cell struct {
+	mu sync.Mutex // held by the writer
+	h  metrics.Histogram
+}
+
+// record enters a duration.
+func (o *observer) record(op int, path string, d time.Duration) {
+	for i := range o.cells {
+		if o.cells[i].path != path {
+			continue
+		}
+		at := &o.cells[i].of[op]
+		c := at.Load()
+		if c == nil {
+			at.CompareAndSwap(nil, new(cell))
+			c = at.Load()
+		}
+		c.mu.Lock()
+		c.h.Record(uint64(max(d, 0)))
+		c.mu.Unlock()
+		return
+	}
+}
+
+// transferBegun enters a transfer; transferEnded will be called for it exactly once.
+func (p *Peer) transferBegun(t *Transfer) {
+	a := p.books()
+	a.counts[opIndex(t.kind)].begun++
+	a.open++
+	t.nextOpen = a.active
+	if a.active != nil {
+		a.active.prevOpen = t
+	}
+	a.active = t
+	a.mu.Unlock()
+	if b := &p.node.obs.bus; b.on() {
+		b.emit(p.event(Event{Kind: EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes}))
+	}
+}
+
+// transferEnded takes a transfer out of the books. No mutex is held.
+func (p *Peer) transferEnded(t *Transfer, err error) {
+	t.mu.Lock()
+	via, took := t.explain.Path, t.explain.Times.Total
+	t.mu.Unlock()
+	op, moved := opIndex(t.kind), t.moved.Load()
+	o := &p.node.obs
+	if err == nil {
+		o.record(op, via, took) // before it is counted: no snapshot shows fewer latencies than completions
+	}
+	a := p.books()
+	c := &a.counts[op]
+	switch {
+	case err == nil:
+		c.completed++
+		c.bytes += moved
+	case errors.Is(err, path.ErrCanceled):
+		c.canceled++
+		c.partial += moved
+	default:
+		c.failed[reasonOf(err)]++
+		c.partial += moved
+	}
+	a.open--
+	if t.prevOpen != nil {
+		t.prevOpen.nextOpen = t.nextOpen
+	} else {
+		a.active = t.nextOpen
+	}
+	if t.nextOpen != nil {
+		t.nextOpen.prevOpen = t.prevOpen
+	}
+	t.prevOpen, t.nextOpen = nil, nil
+	p.closeBooks()
+	if o.bus.on() {
+		e := Event{Kind: EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved, Path: via}
+		if err != nil {
+			e.Reason = err.Error()
+		}
+		o.bus.emit(p.event(e))
+	}
+}
+
+// transferRejected counts a request of the application that failed before a transfer began.
+func (p *Peer) transferRejected(kind path.OpKind, err error) {
+	p.books().counts[opIndex(kind)].rejected[reasonOf(err)]++
+	p.closeBooks()
+}
+
+// transferPath counts the choice of a path: the first one may not be the best there is (index > 0), a later one is a failover.
+func (p *Peer) transferPath(t *Transfer, to string, index int) {
+	t.mu.Lock()
+	from := t.explain.Path
+	t.mu.Unlock()
+	if from == "" && index == 0 {
+		return
+	}
+	c := &p.books().counts[opIndex(t.kind)]
+	if from == "" {
+		c.fallbacks++
+	} else {
+		c.failovers++
+	}
+	p.closeBooks()
+	if b := &p.node.obs.bus; from != "" && b.on() {
+		b.emit(p.event(Event{Kind: EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes, Path: to, Reason: "before: " + from}))
+	}
+}
+
+// transferReceived counts a transfer of the peer that was delivered here.
+func (p *Peer) transferReceived(kind path.OpKind) {
+	p.books().counts[opIndex(kind)].received++
+	p.closeBooks()
+}
+
+// requestRefused counts a request of the peer that was not granted. What is an error for the peer may be usual: a name that
+// is not there.
+func (p *Peer) requestRefused(what string, err error) {
+	p.books().refused++
+	p.closeBooks()
+	p.node.log.Debug("request refused", "peer", p.info.Name, "method", what, "error", err)
+	if b := &p.node.obs.bus; b.on() {
+		b.emit(p.event(Event{Kind: EventRefused, Operation: what, Reason: err.Error()}))
+	}
+}
+
+// notifyRefused counts a notification of the peer that it cannot have meant.
+func (p *Peer) notifyRefused(why string) {
+	p.refused.Add(1)
+	p.books().refused++
+	p.closeBooks()
+	if b := &p.node.obs.bus; b.on() {
+		b.emit(p.event(Event{Kind: EventRefused, Operation: "notification", Reason: why}))
+	}
+}
+
+// event fills in who the peer is.
+func (p *Peer) event(e Event) Event {
+	e.Peer, e.PeerID = p.info.Name, p.number
+	return e
+}
+
+// peerUp opens the account of a peer whose handshake is done. The peer's mutex may be held.
+func (o *observer) peerUp(p *Peer) {
+	o.mu.Lock()
+	if o.peers[p] = true; p.account.gone { // it failed at this moment
+		delete(o.peers, p)
+		o.mu.Unlock()
+		return
+	}
+	o.peersUp++
+	p.account.since = time.Now()
+	o.mu.Unlock()
+	o.bus.emit(p.event(Event{Kind: EventPeerUp, Address: p.address(), Security: p.Security().String()}))
+}
+
+// peerDown closes the account of a peer, unless transfers are still under way: then the last of them does.
+func (o *observer) peerDown(p *Peer, err error) {
+	o.mu.Lock()
+	up := o.peers[p]
+	if up {
+		o.peers[p] = false
+	}
+	p.account.mu.Lock()
+	p.account.gone = true
+	o.mu.Unlock()
+	p.closeBooks()
+	if up {
+		o.bus.emit(p.event(Event{Kind: EventPeerDown, Reason: err.Error()}))
+	}
+}
+
+// merge moves the counts of a closed account to the past.
+func (o *observer) merge(p *Peer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	a := &p.account
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.open > 0 || a.merged {
+		return
+	}
+	delete(o.peers, p)
+	o.past.add(&a.counts)
+	o.pastRefused += a.refused
+	a.counts, a.refused, a.merged = counts{}, 0, true
+}
+
+// reopen undoes the closing of an account; who asked for it has to count something and close it again.
+func (o *observer) reopen(p *Peer) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	p.account.mu.Lock()
+	defer p.account.mu.Unlock()
+	if p.account.merged {
+		o.peers[p] = false
+		p.account.merged = false
+	}
+}
+
+// turnedAway tells of a connection that did not become a peer.
+func (o *observer) turnedAway(from net.Addr, err error) {
+	o.turned.Add(1)
+	if o.bus.on() {
+		o.bus.emit(Event{Kind: EventRefused, Operation: "connection", Address: from.Network() + "://" + from.String(), Reason: err.Error()})
+	}
+}
+
+// pathUp enters a path that is set up: a *lane or a *Queue. The peer's mutex may be held.
+func (o *observer) pathUp(key any, x inUse) {
+	x.since = time.Now()
+	o.mu.Lock()
+	o.paths[key] = &x
+	o.mu.Unlock()
+	if o.bus.on() {
+		o.bus.emit(x.peer.event(Event{Kind: EventPathUp, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Security: x.p.Capabilities().Security.String()}))
+	}
+}
+
+// pathDown keeps what a path counted.
+func (o *observer) pathDown(key any, err error) {
+	o.mu.Lock()
+	x := o.paths[key]
+	delete(o.paths, key)
+	if x != nil {
+		name := x.p.Name()
+		s := o.ended[name]
+		if s == nil {
+			s = new(sum)
+			o.ended[name] = s
+		}
+		s.paths++
+		st := x.p.Stats()
+		addStats(&s.stats, st)
+		addStats(&x.peer.account.paths, st)
+	}
+	o.mu.Unlock()
+	if x != nil && o.bus.on() {
+		e := Event{Kind: EventPathDown, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Reason: "closed"}
+		if err != nil {
+			e.Reason = err.Error()
+		}
+		o.bus.emit(x.peer.event(e))
+	}
+}
+
+// setUp notes how long it took to set a path up, or that it failed.
+func (o *observer) setUp(driver string, took time.Duration, err error) {
+	if err == nil {
+		o.record(opSetup, driver, took)
+		return
+	}
+	o.mu.Lock()
+	o.setupBad[driver]++
+	o.mu.Unlock()
+}
+
+func (o *observer) exportEvent(k EventKind, x *Export) {
+	if o.bus.on() {
+		o.bus.emit(Event{Kind: k, Name: x.name, Bytes: x.Span().Len})
+	}
+}
+
+func addStats(a *path.Stats, b path.Stats) {
+	a.OpsPosted += b.OpsPosted
+	a.OpsDone += b.OpsDone
+	a.OpsFailed += b.OpsFailed
+	a.BytesPut += b.BytesPut
+	a.BytesGot += b.BytesGot
+	a.BytesPlaced += b.BytesPlaced
+	a.BytesServed += b.BytesServed
+	a.BytesCopied += b.BytesCopied
+	a.NotifySent += b.NotifySent
+	a.NotifyReceived += b.NotifyReceived
+	a.WindowFull += b.WindowFull
+	a.Rejected += b.Rejected
+	a.Corrupt += b.Corrupt
+	a.Syscalls += b.Syscalls
+	a.Wakeups += b.Wakeups
+	a.ZeroCopySends += b.ZeroCopySends
+	a.ZeroCopyCopied += b.ZeroCopyCopied
+	a.HelpedBytes += b.HelpedBytes
+}
+
+// address is where the peer is, in the form of Dial, as far as the connection tells.
+func (p *Peer) address() string {
+	a := p.conn.RemoteAddr()
+	return a.Network() + "://" + a.String()
+}
+
+// why is why the queue's peer was lost, nil if it was not.
+func (q *Queue) why() error {
+	if err := q.dead.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// retried counts an attempt after the first, for whoever tries transfers again: it may be with another peer of the same address.
+func (o *observer) retried(kind path.OpKind) {
+	o.mu.Lock()
+	o.past[opIndex(kind)].retries++
+	o.mu.Unlock()
+}
+
+// plaintext tells that the node listens or dials in the clear beyond this machine.
+func (o *observer) plaintext(a address) {
+	o.bus.emit(Event{Kind: EventPlaintext, Address: a.String(), Security: path.SecurityNone.String()})
+}
+
+// lookAtIdentity tells when the identity has other certificates or rules than when it was last looked at. It is called at each
+// handshake and now and then while there are peers: it is they whom it concerns.
+func (o *observer) lookAtIdentity(id *identity.Identity) {
+	if id == nil {
+		return
+	}
+	now := id.Stats().Loaded
+	if old := o.loaded.Load(); now > old && o.loaded.CompareAndSwap(old, now) {
+		o.bus.emit(Event{Kind: EventIdentityReloaded, Name: id.Name()})
+	}
+}

@@ -1,0 +1,84 @@
+package transfer
+
+import (
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// BenchmarkSmallPut is one put of 64 bytes after the other, until both sides know of each.
+func BenchmarkSmallPut(b *testing.B) {
+	for _, name := range paths {
+		b.Run(name, func(b *testing.B) {
+			put := putter(b, newPair(b, Options{}), name, 1)
+			put()
+			b.ReportAllocs()
+			for b.Loop() {
+				put()
+			}
+		})
+	}
+}
+
+// BenchmarkAccount is what counting adds to one transfer: its begin, the choice of its path, its end and its latency, with and
+// without somebody who listens to events.
+func BenchmarkAccount(b *testing.B) {
+	for _, events := range []bool{false, true} {
+		b.Run(map[bool]string{false: "silent", true: "events"}[events], func(b *testing.B) {
+			p := newPair(b, Options{})
+			if events {
+				defer p.a.Events(b.Context(), 1).Close()
+			}
+			t := &Transfer{peer: p.ab, kind: path.Put, bytes: 64, id: p.a.nextID()}
+			t.moved.Store(64)
+			t.explain.Times.Total = 5000
+			once := func() {
+				t.explain.Path = ""
+				p.ab.transferBegun(t)
+				p.ab.transferPath(t, "shm", 0)
+				t.explain.Path = "shm"
+				p.ab.transferEnded(t, nil)
+			}
+			once()
+			b.ReportAllocs()
+			for b.Loop() {
+				once()
+			}
+		})
+	}
+}
+
+// Counting allocates nothing, whether or not somebody listens.
+func TestAccountAllocatesNothing(t *testing.T) {
+	if raceEnabled {
+		t.Skip("the race detector allocates")
+	}
+	p := newPair(t, Options{})
+	x := &Transfer{peer: p.ab, kind: path.Get, bytes: 64, id: p.a.nextID()}
+	once := func() {
+		x.explain.Path = ""
+		p.ab.transferBegun(x)
+		p.ab.transferPath(x, "tcp", 0)
+		x.explain.Path = "tcp"
+		p.ab.transferEnded(x, nil)
+		p.ab.transferReceived(path.Put)
+	}
+	once()
+	for range 2 {
+		if n := testing.AllocsPerRun(1000, once); n != 0 {
+			t.Errorf("%v allocations per transfer", n)
+		}
+		defer p.a.Events(t.Context(), 1).Close()
+	}
+}
+
+func BenchmarkSnapshot(b *testing.B) {
+	p := newPair(b, Options{})
+	for _, name := range paths {
+		putter(b, p, name, 1)()
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		p.a.Snapshot()
+	}
+}

@@ -1,0 +1,104 @@
+package control
+
+import (
+	"bytes"
+	"compress/flate"
+	"fmt"
+	"io"
+)
+
+// MaxStatus is the largest status in bytes, before it is compressed.
+const MaxStatus = 1 << 20
+
+// Status asks a node how it is: its peers, paths, exports and transfers. A node answers those who may know.
+type Status struct {
+	Rows uint32 // of each list in the answer, at most; 0 leaves it to the peer
+}
+
+// Method is MethodStatus.
+func (*Status) Method() Method { return MethodStatus }
+func (*Status) name() string   { return "status" }
+
+func (m *Status) fields(c *codec) { c.u32("rows", &m.Rows) }
+
+// StatusReport is the answer: a JSON document, compressed if that makes it smaller. NewStatusReport makes one, JSON reads it.
+type StatusReport struct {
+	Deflated bool   // Data is in the form of RFC 1951
+	Size     uint32 // bytes of the document; at most MaxStatus
+	Data     []byte // at most MaxBody bytes
+}
+
+func (*StatusReport) name() string { return "status report" }
+
+func (m *StatusReport) fields(c *codec) {
+	c.boolean("deflated", &m.Deflated)
+	at := c.off
+	c.u32("size", &m.Size)
+	if c.err == nil && m.Size > MaxStatus {
+		c.off = at
+		c.fail("size", "%d bytes, at most %d", m.Size, MaxStatus)
+	}
+	n := uint32(len(m.Data))
+	c.u32("stored", &n)
+	switch {
+	case c.err != nil:
+	case n > MaxBody:
+		c.fail("stored", "%d bytes, at most %d", n, MaxBody)
+	case c.encode:
+		c.b = append(c.b, m.Data...)
+	default:
+		m.Data = nil
+		if b := c.take("data", int(n)); len(b) > 0 {
+			m.Data = b
+		}
+	}
+}
+
+// reportOverhead is what a report takes beside its data.
+const reportOverhead = responseOverhead + 1 + 4 + 4
+
+// NewStatusReport packs a document into an answer whose frame body is at most body bytes (Session.MaxBody). The error matches
+// ErrTooLarge when it does not fit: make a shorter one.
+func NewStatusReport(document []byte, body int) (*StatusReport, error) {
+	if len(document) > MaxStatus {
+		return nil, fmt.Errorf("control: a status of %d bytes, at most %d: %w", len(document), MaxStatus, ErrTooLarge)
+	}
+	m := &StatusReport{Size: uint32(len(document)), Data: document}
+	var b bytes.Buffer
+	w, err := flate.NewWriter(&b, flate.BestSpeed)
+	if err != nil {
+		return nil, err
+	}
+	w.Write(document) // cannot fail: it goes to memory
+	w.Close()
+	if b.Len() < len(document) {
+		m.Deflated, m.Data = true, b.Bytes()
+	}
+	if room := body - reportOverhead; len(m.Data) > room {
+		return nil, fmt.Errorf("control: a status of %d bytes takes %d, the peer's answers have room for %d: %w", len(document), len(m.Data), room, ErrTooLarge)
+	}
+	return m, nil
+}
+
+// JSON is the document. Memory is taken for what is really there, at most MaxStatus bytes. The error matches BadRequest.
+func (m *StatusReport) JSON() ([]byte, error) {
+	if !m.Deflated {
+		if len(m.Data) != int(m.Size) {
+			return nil, Errorf(BadRequest, "status report: %d bytes, expected %d", len(m.Data), m.Size)
+		}
+		return m.Data, nil
+	}
+	var b bytes.Buffer
+	in := bytes.NewReader(m.Data)
+	r := flate.NewReader(in)
+	n, err := io.Copy(&b, io.LimitReader(r, int64(min(m.Size, MaxStatus))+1))
+	switch {
+	case err != nil:
+		return nil, Errorf(BadRequest, "status report: %v after %d of %d bytes", err, n, m.Size)
+	case n != int64(m.Size):
+		return nil, Errorf(BadRequest, "status report: %d bytes or more, expected %d", n, m.Size)
+	case in.Len() > 0:
+		return nil, Errorf(BadRequest, "status report: %d bytes left over", in.Len())
+	}
+	return b.Bytes(), nil
+}

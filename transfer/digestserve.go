@@ -1,0 +1,238 @@
+package transfer
+
+import (
+	"container/list"
+	"crypto/sha256"
+	"fmt"
+	"hash"
+	"runtime"
+	"sync"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
+// asked for longest is forgotten. Honest peers have fewer (digestsOpen), besides those that they gave up.
+const digestsKept = 256
+
+// digests is the state that digests need for one peer, on both sides.
+type digests struct {
+	asked  chan struct{} // holds one element for each request that the peer has not answered
+	opened chan struct{} // holds one element for each digest open at the peer
+
+	mu     sync.Mutex // guards what follows, which is about the peer's requests
+	busy   int
+	kept   map[ID]*list.Element // of *openDigest
+	recent list.List            // the last one was not asked for longest
+}
+
+func newDigests() digests {
+	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen), kept: map[ID]*list.Element{}}
+}
+
+// openDigest is a digest that a peer asks for. Whoever took it from the table owns it.
+type openDigest struct {
+	id    ID
+	h     hash.Hash
+	bytes uint64
+	key   path.Key // of the first block
+	whole bool     // the blocks follow one another from the start of one export
+}
+
+// take admits a request and hands out the digest that it continues, or a new one.
+func (s *digests) take(q *control.Digest) (*openDigest, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.busy >= digestsAsked {
+		return nil, control.Errorf(control.Busy, "%d requests for digests are being answered", digestsAsked)
+	}
+	e := s.kept[q.ID]
+	var d *openDigest
+	if e != nil {
+		d = e.Value.(*openDigest)
+		s.recent.Remove(e)
+		delete(s.kept, q.ID)
+	}
+	switch {
+	case q.At == 0:
+		d = &openDigest{id: q.ID, h: sha256.New(), whole: true}
+	case d == nil:
+		return nil, control.Errorf(control.NotFound, "no open digest %v", ID(q.ID))
+	case d.bytes != q.At:
+		return nil, control.Errorf(control.BadRequest, "digest %v is at byte %d, not %d", d.id, d.bytes, q.At)
+	}
+	s.busy++
+	return d, nil
+}
+
+// give ends a request; d, unless nil, is kept for the next one.
+func (s *digests) give(d *openDigest) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.busy--
+	if d == nil {
+		return
+	}
+	if old := s.kept[d.id]; old != nil { // the peer used the id for two at once
+		s.recent.Remove(old)
+	}
+	s.kept[d.id] = s.recent.PushFront(d)
+	for len(s.kept) > digestsKept {
+		old := s.recent.Remove(s.recent.Back()).(*openDigest)
+		delete(s.kept, old.id)
+	}
+}
+
+// hashers is the number of digests that a node computes for its peers at once.
+func hashers() int { return max(1, runtime.GOMAXPROCS(0)/2) }
+
+// answerDigest hashes what the peer may read. It runs on a goroutine of its own.
+func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
+	var total uint64
+	for i := range q.Blocks {
+		n := q.Blocks[i].Len
+		if n > digestMax-total {
+			return nil, control.Errorf(control.OverBudget, "more than %d bytes in one request for a digest", uint64(digestMax))
+		}
+		total += n
+	}
+	d, err := p.digests.take(q)
+	if err != nil {
+		return nil, err
+	}
+	var keep *openDigest // a request that fails ends its digest
+	defer func() { p.digests.give(keep) }()
+	select {
+	case p.node.hashing <- struct{}{}:
+		defer func() { <-p.node.hashing }()
+	case <-p.ctx.Done():
+		return nil, path.ErrCanceled
+	}
+	for _, b := range q.Blocks {
+		if err := p.hash(d, b); err != nil {
+			return nil, err
+		}
+	}
+	a := &control.DigestSum{Bytes: d.bytes}
+	d.h.Sum(a.Sum[:0])
+	if !q.Last {
+		keep = d
+	} else if q.Expect != ([32]byte{}) {
+		if err := p.node.settle(p, d, a.Sum, q.Expect); err != nil {
+			return nil, err
+		}
+	}
+	return a, nil
+}
+
+// hash adds a block. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
+func (p *Peer) hash(d *openDigest, b control.DigestBlock) error {
+	n := p.node
+	n.mu.Lock()
+	x := n.byKey[b.Key]
+	n.mu.Unlock()
+	done, ok := x.use()
+	if ok {
+		defer done()
+	}
+	mem, err := p.reach().Resolve(b.Key, b.Off, b.Len, path.Read)
+	if err == nil && !ok {
+		err = path.ErrRevoked
+	}
+	if err != nil {
+		return fmt.Errorf("transfer: digest: %w", err)
+	}
+	if d.bytes == 0 {
+		d.key = b.Key
+	}
+	d.whole = d.whole && b.Key == d.key && b.Off == d.bytes
+	for len(mem) > 0 {
+		if x.e.Revoked() {
+			return fmt.Errorf("transfer: digest: %w", path.ErrRevoked)
+		}
+		if p.ctx.Err() != nil {
+			return path.ErrCanceled
+		}
+		step := min(len(mem), digestStep)
+		if err := hashGuarded(d.h, mem[:step]); err != nil {
+			return fmt.Errorf("transfer: digest: %w", err)
+		}
+		mem = mem[step:]
+		d.bytes += uint64(step)
+	}
+	return nil
+}
+
+// reach is what the peer may reach on this node.
+func (p *Peer) reach() path.Reach {
+	c := p.pathConfig(0, 0, false)
+	return c.Reach()
+}
+
+// settle decides about a tensor that the peer offered with a digest: this is its last request.
+func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
+	n.mu.Lock()
+	in := n.offers[d.id]
+	if in == nil || in.rec.From != p || !in.digest {
+		n.mu.Unlock()
+		return nil // of something else: the peer compares
+	}
+	if d.bytes != in.rec.Span.Len || !d.whole || d.bytes > 0 && d.key != in.export.Key() {
+		n.mu.Unlock()
+		return control.Errorf(control.BadRequest, "the digest of tensor %q does not cover it", in.rec.Name)
+	}
+	if sum == expect {
+		in.rec.Digest, in.proven = sum, true
+		n.mu.Unlock()
+		return nil
+	}
+	delete(n.offers, d.id)
+	n.mu.Unlock()
+	n.discard(in, control.Errorf(control.Integrity, "tensor %q: SHA-256 of the %d bytes that came is %x, %s sent %x: they were damaged on the way",
+		in.rec.Name, d.bytes, sum, p, expect))
+	return nil // the answer says enough
+}
+
+// uses counts who reads an export without a path.
+type uses struct {
+	mu     sync.Mutex
+	n      int
+	ended  bool
+	closed chan struct{} // when it was ended and nobody uses it
+}
+
+// use keeps the export's memory until done is called; it fails when the export was revoked, or is nil.
+func (x *Export) use() (done func(), ok bool) {
+	if x == nil {
+		return nil, false
+	}
+	u := &x.uses
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.ended {
+		return nil, false
+	}
+	u.n++
+	return u.done, true
+}
+
+func (u *uses) done() {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if u.n--; u.n == 0 && u.ended {
+		close(u.closed)
+	}
+}
+
+// end refuses further uses and returns what to wait for until those under way have ended.
+func (u *uses) end() <-chan struct{} {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	u.ended = true
+	u.closed = make(chan struct{})
+	if u.n == 0 {
+		close(u.closed)
+	}
+	return u.closed
+}

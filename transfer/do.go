@@ -1,0 +1,218 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/pool"
+)
+
+// tries counts attempts that fail in a row against the limits of a Retry.
+type tries struct {
+	retry  Retry
+	failed int       // without progress in between, failed dials included
+	since  time.Time // from when Retry.Total counts: the last progress, the start, or the loss of the session that came first
+}
+
+func newTries(r Retry) *tries { return &tries{retry: r, since: time.Now()} }
+
+// progressed sets both limits back.
+func (t *tries) progressed(now time.Time) { t.failed, t.since = 0, now }
+
+// until is when the limit of time is reached; zero: never.
+func (t *tries) until() time.Time {
+	if t.retry.Total < 0 {
+		return time.Time{}
+	}
+	return t.since.Add(t.retry.Total)
+}
+
+// dials is how many may fail in a row until the limit of attempts is reached; 0: any number.
+func (t *tries) dials() int {
+	if t.retry.Attempts > 0 {
+		return t.retry.Attempts - t.failed
+	}
+	return 0
+}
+
+// again accounts for an attempt that failed with err: it says how long to wait before the next one, or with an error that there
+// is none. dials is how many failed in it, met whether it had a session, lost whether that or a path is gone.
+func (t *tries) again(now time.Time, dials int, met, lost bool, err error) (wait time.Duration, gaveUp error) {
+	if met && t.failed == 0 {
+		t.since = now // a session that moved bytes slowly was no wait for one
+	}
+	t.failed += max(dials, 1)
+	if t.retry.Attempts > 0 && t.failed >= t.retry.Attempts {
+		return 0, fmt.Errorf("%w: %s without progress: %w", ErrGaveUp, count(t.failed, "attempt"), err)
+	}
+	if lost && t.failed == 1 { // setting up the next one takes its time anyway
+		return 0, nil
+	}
+	wait = t.retry.backoff().Delay(t.failed)
+	if left := t.until(); !left.IsZero() && now.Add(wait).After(left) {
+		return 0, fmt.Errorf("%w: %v without progress: %w", ErrGaveUp, t.retry.Total, err)
+	}
+	return wait, nil
+}
+
+// pause waits before an attempt. It returns why ctx ended, if that came first.
+func pause(ctx context.Context, d time.Duration) error {
+	if d == 0 {
+		return context.Cause(ctx)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// DoOptions modify Link.Do. The zero value is usual.
+type DoOptions struct {
+	Retry Retry // what is 0 is taken from the link's
+	// Again, if any, says of errors whether they may pass, instead of Retriable. It is not asked about lost sessions.
+	Again func(error) bool
+	// Progress, if any, is a number that grows as f gets further, over all its calls: that sets the limits of Retry back.
+	Progress func() uint64
+}
+
+// Do calls f with a session, and again with another session or after a while, as Retry says, while f fails with an error that may
+// pass: for requests and for work that no Job does. The session is f's until it returns. The error is ctx's, the last one of f, or
+// wraps that and ErrGaveUp.
+func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *Peer) error) error {
+	if l.err != nil {
+		return l.err
+	}
+	retry, err := o.Retry.complete(l.retry)
+	if err != nil {
+		return err
+	}
+	progress := o.Progress
+	if progress == nil {
+		progress = func() uint64 { return 0 }
+	}
+	mayPass := o.Again
+	if mayPass == nil {
+		mayPass = Retriable
+	}
+	t := newTries(retry)
+	for best := progress(); ; {
+		try, err := l.once(ctx, t, f)
+		if err == nil || ctx.Err() != nil || l.ctx.Err() != nil {
+			return err
+		}
+		now := time.Now()
+		if n := progress(); n > best {
+			best = n
+			t.progressed(now)
+		}
+		if err != nil && !try.again && !(try.met && mayPass(err)) {
+			return err
+		}
+		wait, gaveUp := t.again(now, try.dials, try.met, try.lost, err)
+		if gaveUp != nil {
+			return gaveUp
+		}
+		if try.met { // dials were told one by one
+			l.retrying(try.peer, err)
+		}
+		if pause(ctx, wait) != nil {
+			return err
+		}
+	}
+}
+
+// try is what became of one attempt of Do.
+type try struct {
+	peer  *Peer
+	met   bool // there was a session
+	lost  bool // and is none any more
+	again bool // another attempt may go better, whatever f thinks of the error
+	dials int  // that failed
+}
+
+func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer) error) (try, error) {
+	wait, cancel := ctx, context.CancelFunc(func() {})
+	if until := t.until(); !until.IsZero() {
+		wait, cancel = context.WithDeadline(ctx, until)
+	}
+	s, err := l.lease(wait, t.dials())
+	cancel()
+	if err != nil {
+		var d *pool.DialError
+		if errors.As(err, &d) {
+			return try{again: Retriable(d.Last), dials: d.Failed}, err
+		}
+		return try{again: Retriable(err)}, err
+	}
+	defer s.Release()
+	p := s.Conn()
+	if err = f(ctx, p); err == nil {
+		s.Good()
+		return try{}, nil
+	}
+	x := try{peer: p, met: true}
+	if x.lost = p.Err() != nil; x.lost {
+		<-p.gone // then the node knows the session as lost
+		// What f says may be of its own making: it counts as an error of the session if it is one that could come from its loss.
+		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) && Retriable(p.Err())
+	}
+	return x, err
+}
+
+// retrying tells the user of the link about a failure that is tried again. p is the session that it came from, nil for a dial;
+// that a session was lost is told once, however many jobs it had.
+func (l *Link) retrying(p *Peer, err error) {
+	if l.onRetry == nil {
+		return
+	}
+	f := LinkFailure{Dial: p == nil, Err: err}
+	if p != nil {
+		if lost := p.Err(); lost != nil {
+			if !l.lostFirst(p.number) {
+				return
+			}
+			f.Lost, f.Err = true, lost
+		}
+	}
+	l.onRetry(f)
+}
+
+// maxTold bounds how many lost sessions are remembered.
+const maxTold = 64
+
+// lostFirst reports whether nobody was told of the loss of a session yet.
+func (l *Link) lostFirst(session uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if slices.Contains(l.told, session) {
+		return false
+	}
+	if len(l.told) == maxTold {
+		l.told = slices.Delete(l.told, 0, 1)
+	}
+	l.told = append(l.told, session)
+	return true
+}
+
+// Connect waits for a session as Peer does, but gives up with the error of the first dial that fails: for who wants to know at
+// once whether anybody is there.
+func (l *Link) Connect(ctx context.Context) (*Peer, error) {
+	s, err := l.lease(ctx, 1)
+	if err != nil {
+		var d *pool.DialError
+		if errors.As(err, &d) && d.Cause == nil {
+			return nil, d.Last
+		}
+		return nil, err
+	}
+	defer s.Release()
+	return s.Conn(), nil
+}

@@ -1,0 +1,120 @@
+package transfer_test
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"log"
+	"sync"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+// workers opens nodes with room for the weights and dials them.
+func workers(ctx context.Context, node *transfer.Node, n int) (peers []*transfer.Peer, stop func()) {
+	var all []*transfer.Node
+	for i := range n {
+		w, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("worker-%d", i), Listen: []string{"tcp://127.0.0.1:0"}})
+		if err != nil {
+			log.Fatal(err)
+		}
+		all = append(all, w)
+		r, _ := mem.Alloc(mem.Options{Size: 1 << 20})
+		w.Export(r.All(), transfer.ExportOptions{Name: "weights", Rights: path.Read | path.Write})
+		r.Close() // goes with its export
+		p, err := node.Dial(ctx, w.Addrs()[0])
+		if err != nil {
+			log.Fatal(err)
+		}
+		peers = append(peers, p)
+	}
+	return peers, func() {
+		for _, w := range all {
+			w.Close()
+		}
+	}
+}
+
+// New weights go to all workers; one of them has no room for them, which is its own error only.
+func ExamplePutAll() {
+	ctx := context.Background()
+	node, _ := transfer.Open(ctx, transfer.Options{Name: "trainer"})
+	defer node.Close()
+	peers, stop := workers(ctx, node, 3)
+	defer stop()
+	weights, _ := mem.Alloc(mem.Options{Size: 1 << 20})
+	defer weights.Close()
+
+	var targets []transfer.Target
+	for _, p := range peers {
+		targets = append(targets, transfer.Target{Peer: p, Name: "weights", Local: weights.All()})
+	}
+	targets[1].Name = "biases"
+	all, err := transfer.PutAll(ctx, targets, transfer.FanoutOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = all.Wait(ctx)
+	for _, l := range all.Legs() {
+		fmt.Println(l.Peer(), l.Progress(), l.Err() == nil)
+	}
+	fmt.Println(err)
+	// Output:
+	// "worker-0" 1 true
+	// "worker-1" 0 false
+	// "worker-2" 1 true
+	// transfer: put to "worker-1": transfer: lookup of "worker-1": peer: not found: no export "biases"
+}
+
+// Many readers of one tensor cause one read.
+func ExamplePeer_Share() {
+	ctx := context.Background()
+	node, _ := transfer.Open(ctx, transfer.Options{Name: "reader"})
+	defer node.Close()
+	peers, stop := workers(ctx, node, 1)
+	defer stop()
+	var wg sync.WaitGroup
+	for range 10 {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			s, err := peers[0].Share(ctx, "weights", transfer.ShareOptions{})
+			if err != nil {
+				log.Fatal(err)
+			}
+			defer s.Release()
+			if len(s.Bytes()) != 1<<20 {
+				log.Fatal("too short")
+			}
+		}()
+	}
+	wg.Wait()
+	fmt.Println(node.Shares().References, "references left")
+	// Output: 0 references left
+}
+
+// A put whose bytes are proven end to end: the peer reads its memory again.
+func ExamplePutOptions_digest() {
+	ctx := context.Background()
+	node, _ := transfer.Open(ctx, transfer.Options{Name: "trainer"})
+	defer node.Close()
+	peers, stop := workers(ctx, node, 1)
+	defer stop()
+	weights, _ := mem.Alloc(mem.Options{Size: 1 << 20})
+	defer weights.Close()
+	copy(weights.All().Bytes(), "weights")
+
+	remote, err := peers[0].Lookup(ctx, "weights")
+	if err != nil {
+		log.Fatal(err)
+	}
+	put, err := peers[0].Put(ctx, []path.Copy{remote.At(0, weights.All())}, transfer.PutOptions{Digest: true})
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = put.Wait(ctx)
+	fmt.Println(put.Explain().Digest == sha256.Sum256(weights.All().Bytes()), err)
+	// Output: true <nil>
+}

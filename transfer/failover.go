@@ -1,0 +1,235 @@
+package transfer
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+const (
+	// maxFailovers is how many paths may go down under one transfer before it fails.
+	maxFailovers = 4
+	// failoverPause is waited before the second failover, twice as long before the third, and so on: the first costs nothing.
+	failoverPause = 10 * time.Millisecond
+)
+
+// Failover is a change of path in the middle of a transfer.
+type Failover struct {
+	From  string // path that went down
+	Moved uint64 // bytes that were in place by then
+	Cause error
+}
+
+// interrupted decides about a transfer whose path is down: nothing of it is outstanding here. The lane's mutex is held.
+func (l *lane) interrupted(t *Transfer, end *ending) {
+	if t.leaving {
+		return // it has pieces that were not posted as well
+	}
+	if l.peer.ctx.Err() == nil { // also one that is not to go on: its end must not be told before the other side is fenced
+		t.leaving = true
+		end.moved = append(end.moved, t)
+		return
+	}
+	t.failed = firstError(t.failed, l.down)
+	end.add(t)
+}
+
+// failover lets transfers go on by another path, or end. Both ends of the old one are closed first, so that nothing that it still
+// carried can be written after what the new one brings, or after the transfer is said to have ended.
+func (p *Peer) failover(old *lane, ts []*Transfer) {
+	ctx, stop := context.WithTimeout(p.ctx, p.node.patience)
+	for _, t := range ts {
+		t.mu.Lock()
+		t.lane, t.abort = nil, nil // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
+		t.mu.Unlock()
+		t.tries++
+	}
+	p.node.log.Warn("transfers lose their path", "peer", p.info.Name, "from", old.p.Name(), "transfers", len(ts), "error", old.down)
+	go func() {
+		defer stop()
+		err := p.fenceRemote(ctx, old)
+		delivered := map[ID]bool{}
+		if err == nil {
+			delivered, err = p.askDelivered(ctx, ts)
+		}
+		if err != nil && p.ctx.Err() == nil {
+			// The other end may still write. A session that is lost is fenced before anything moves by a later one.
+			p.fail(fmt.Errorf("%w: it does not say that it closed the path %s: %w", path.ErrDown, old.p.Name(), err))
+			<-p.gone
+		}
+		for _, t := range ts {
+			switch {
+			case delivered[t.id]: // only the news was lost
+				t.complete(nil)
+			case t.failed != nil:
+				t.complete(t.failed)
+			case t.canceled.Load():
+				t.complete(path.ErrCanceled)
+			case t.tries > maxFailovers:
+				t.complete(old.down)
+			case err != nil:
+				t.complete(fmt.Errorf("%w; and going on by another path failed: %w", old.down, p.lostOr(err)))
+			default:
+				p.resume(t, old)
+			}
+		}
+	}()
+}
+
+// avoids reports whether a path of that name went down under the transfer.
+func (t *Transfer) avoids(name string) bool {
+	return slices.ContainsFunc(t.explain.Failovers, func(f Failover) bool { return f.From == name })
+}
+
+// avoidLast puts the candidates that went down under the transfer behind those that did not.
+func (t *Transfer) avoidLast(cs []Candidate) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.explain.Failovers) == 0 {
+		return
+	}
+	slices.SortStableFunc(cs, func(a, b Candidate) int {
+		switch x, y := t.avoids(a.Path), t.avoids(b.Path); {
+		case x == y:
+			return 0
+		case x:
+			return 1
+		}
+		return -1
+	})
+}
+
+// lostOr is why the peer was lost, if it was, else err.
+func (p *Peer) lostOr(err error) error {
+	if lost := p.Err(); lost != nil {
+		return lost
+	}
+	return err
+}
+
+// fenceRemote has the peer close its end of a path that is down here, and waits until nothing can come by it any more.
+func (p *Peer) fenceRemote(ctx context.Context, old *lane) error {
+	old.mu.Lock()
+	why := old.down
+	old.unlock()
+	if why == nil { // its peer was lost first, or the path is given up although it is up
+		why = path.ErrDown
+	}
+	_, err := p.request(ctx, &control.PathDown{PathID: old.id, Reason: clipReason(why)})
+	return err
+}
+
+func clipReason(err error) string {
+	s := err.Error()
+	return s[:min(len(s), control.MaxText/4)] // whatever becomes of its last character
+}
+
+// askDelivered asks which transfers the peer knows to be complete: their last operation was on its way when the path went
+// down. The path is fenced, so the answer does not change any more.
+func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[ID]bool, error) {
+	var doubt [][16]byte
+	for _, t := range ts {
+		if t.notified {
+			doubt = append(doubt, t.id)
+		}
+	}
+	out := map[ID]bool{}
+	for len(doubt) > 0 {
+		n := min(len(doubt), control.MaxIDs)
+		r, err := p.request(ctx, &control.Delivered{IDs: doubt[:n]})
+		if err != nil {
+			return nil, err
+		}
+		a, err := control.Parse[control.Outcomes](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		if len(a.Delivered) != n {
+			return nil, fmt.Errorf("transfer: %s says of %d transfers what was asked of %d: %w", p, len(a.Delivered), n, path.ErrProtocol)
+		}
+		for i, yes := range a.Delivered {
+			out[ID(doubt[i])] = yes
+		}
+		doubt = doubt[n:]
+	}
+	return out, nil
+}
+
+// resume posts what is left of a transfer by the best path that there is now.
+func (p *Peer) resume(t *Transfer, old *lane) {
+	t.rewind()
+	t.mu.Lock()
+	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{old.p.Name(), t.moved.Load(), old.down})
+	t.mu.Unlock()
+	ctx, stop := context.WithCancel(p.ctx)
+	t.mu.Lock()
+	t.abort = stop
+	t.mu.Unlock()
+	go func() {
+		defer stop()
+		if t.canceled.Load() {
+			stop()
+		}
+		if wait := failoverPause << (t.tries - 1) / 2; t.tries > 1 {
+			timer := time.NewTimer(wait)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+			case <-ctx.Done():
+			}
+		}
+		ln, err := p.choose(ctx, t, t.exports, t.allowed)
+		switch {
+		case t.canceled.Load():
+			err = path.ErrCanceled
+		case err != nil:
+			err = fmt.Errorf("%w; and going on by another path failed: %w", old.down, p.lostOr(err))
+		}
+		if err != nil {
+			t.complete(err)
+			return
+		}
+		p.launch(t, ln)
+	}()
+}
+
+// breaks notes that an operation of the transfer ended with its path. The lane's mutex is held.
+func (t *Transfer) breaks(part undone, notify bool) {
+	t.broken = true
+	if !notify {
+		t.undone = append(t.undone, part)
+	}
+}
+
+// rewind makes what is not in place all that is left of the transfer. It has no lane.
+func (t *Transfer) rewind() {
+	var rest []path.Copy
+	left := t.bytes - t.at.done
+	for _, u := range t.undone {
+		left += u.bytes
+		rest = appendCopies(rest, t.copies, &u.at, u.bytes)
+	}
+	rest = appendCopies(rest, t.copies, &t.at, t.bytes-t.at.done)
+	t.undone, t.broken, t.leaving, t.notified, t.posted = nil, false, false, false, time.Time{}
+	t.all = t.kind == path.Notify || left == 0 && t.bytes > 0
+	t.at = cursor{done: t.bytes - left}
+	if left < t.bytes { // otherwise nothing was in place, and the caller's list is still right
+		t.copies = rest
+	}
+}
+
+// deliveredHere answers which of the peer's transfers this node knows to be complete.
+func (p *Peer) deliveredHere(q control.Delivered) (control.Body, error) {
+	a := control.Outcomes{Delivered: make([]bool, len(q.IDs))}
+	for i, id := range q.IDs {
+		if ID(id).instance() != p.info.Instance {
+			return nil, control.Errorf(control.BadRequest, "transfer %v is not of this peer's making", ID(id))
+		}
+		a.Delivered[i] = p.seen.has(ID(id).number())
+	}
+	return &a, nil
+}

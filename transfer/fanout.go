@@ -1,0 +1,365 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// DefaultAtOnce is how many targets of a fan-out are served at once unless FanoutOptions say otherwise. One transfer at a time
+// leaves the machine idle while a target confirms; many share the same bandwidth, so that all of them are ready late instead of
+// some of them early (docs/measurements/sharing.md).
+const DefaultAtOnce = 2
+
+// stallAfter is how long a target may show no progress before the next one is begun beside it. Progress counts by pieces, so
+// a target that takes less than PieceSize in this time counts as one that stalls.
+const stallAfter = time.Second
+
+// Target is a receiver of PutAll: a peer, and what goes where in its memory.
+type Target struct {
+	Peer *Peer
+	// Copies are the blocks, as for Peer.Put. With nil Copies the target is the peer's export of a name:
+	Copies []path.Copy
+	Name   string   // looked up when it is this target's turn
+	Local  mem.Span // goes to the start of that export, which must have room for it
+}
+
+// FanoutOptions modify PutAll. The zero value is usual.
+type FanoutOptions struct {
+	Put         PutOptions // for every target: message, paths, digest
+	AtOnce      int        // targets served at once; 0 means DefaultAtOnce
+	StopOnError bool       // the first failure cancels all that are not done; otherwise they go on
+}
+
+// Fanout is a put to several peers under way. Its methods may be called from any goroutine.
+type Fanout struct {
+	opts   FanoutOptions
+	legs   []*Leg
+	bytes  uint64
+	hold   []*Transfer // leases and registrations of the local memory, one per node
+	ctx    context.Context
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
+// Leg is the part of a fan-out that goes to one target: a future. Its methods may be called from any goroutine.
+type Leg struct {
+	f      *Fanout
+	target Target
+	bytes  uint64
+	done   chan struct{}
+
+	mu     sync.Mutex // guards what follows
+	begun  bool
+	over   bool
+	t      *Transfer // nil until it was begun
+	cancel context.CancelFunc
+	err    error
+}
+
+// PutAll puts the same or different local memory into the memory of many peers, weights to workers for example. The targets are
+// begun in the order given, some at once; each has a future of its own, and one that is slow or dead holds the others up for
+// no more than a second. The local memory is leased and registered once for all of them. The targets' slices and spans belong
+// to the fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here, everything later by the legs.
+func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, error) {
+	if o.AtOnce < 0 {
+		return nil, fmt.Errorf("transfer: fan-out: AtOnce %d: expected 0 or more", o.AtOnce)
+	}
+	if o.AtOnce == 0 {
+		o.AtOnce = DefaultAtOnce
+	}
+	f := &Fanout{opts: o, done: make(chan struct{})}
+	local := map[*Node][]path.Copy{}
+	some := map[*Node]*Peer{}
+	seen := map[*Node]map[mem.Span]bool{}
+	for i, t := range targets {
+		l := &Leg{f: f, target: t, done: make(chan struct{})}
+		fail := func(err error) (*Fanout, error) {
+			return nil, fmt.Errorf("transfer: fan-out: target %d: %w", i, err)
+		}
+		copies := t.Copies
+		switch {
+		case t.Peer == nil:
+			return fail(errors.New("no peer"))
+		case copies == nil && t.Name == "":
+			return fail(errors.New("expected Copies, or the Name of an export"))
+		case copies != nil && t.Name != "":
+			return fail(errors.New("expected either Copies or the Name of an export"))
+		case copies == nil && !t.Local.Valid():
+			return fail(fmt.Errorf("export %q: the local span is not inside its region: %w", t.Name, mem.ErrBounds))
+		case copies == nil:
+			copies = []path.Copy{{Local: t.Local}}
+			l.bytes = t.Local.Len
+		default:
+			var x Transfer
+			if _, err := t.Peer.check(&x, path.Put, copies, o.Put.Digest); err != nil {
+				return fail(err)
+			}
+			l.bytes = x.bytes
+		}
+		n := t.Peer.node
+		if seen[n] == nil {
+			seen[n], some[n] = map[mem.Span]bool{}, t.Peer
+		}
+		for _, c := range copies {
+			if !seen[n][c.Local] {
+				seen[n][c.Local] = true
+				local[n] = append(local[n], path.Copy{Local: c.Local})
+			}
+		}
+		f.bytes += l.bytes
+		f.legs = append(f.legs, l)
+	}
+	for n, copies := range local {
+		h := &Transfer{}
+		f.hold = append(f.hold, h)
+		if err := some[n].pin(h, path.Put, copies); err != nil {
+			f.release()
+			return nil, fmt.Errorf("transfer: fan-out: %w", err)
+		}
+	}
+	f.ctx, f.cancel = context.WithCancel(ctx)
+	go f.run()
+	return f, nil
+}
+
+func (f *Fanout) release() {
+	for _, h := range f.hold {
+		h.unpin()
+	}
+	f.hold = nil
+}
+
+// run begins the legs in order, as turns come free.
+func (f *Fanout) run() {
+	turns := make(chan struct{}, f.opts.AtOnce)
+	for _, l := range f.legs {
+		select {
+		case <-l.done: // canceled
+			continue
+		case turns <- struct{}{}:
+			go l.run(sync.OnceFunc(func() { <-turns }))
+		case <-f.ctx.Done():
+			l.Cancel()
+		}
+	}
+	for _, l := range f.legs {
+		<-l.done
+	}
+	f.cancel()
+	f.release()
+	close(f.done)
+}
+
+// run serves one target. next lets another one begin.
+func (l *Leg) run(next func()) {
+	defer next()
+	ctx, cancel := context.WithCancel(l.f.ctx)
+	defer cancel()
+	l.mu.Lock()
+	if l.over {
+		l.mu.Unlock()
+		return
+	}
+	l.begun, l.cancel = true, cancel
+	l.mu.Unlock()
+	stop := l.watch(next)
+	defer stop()
+	err := l.put(ctx)
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		err = path.ErrCanceled
+	}
+	l.finish(err)
+}
+
+// watch calls next when the leg does not move for a while.
+func (l *Leg) watch(next func()) (stop func()) {
+	var mu sync.Mutex
+	var timer *time.Timer
+	var last float64
+	stopped := false
+	mu.Lock()
+	defer mu.Unlock()
+	timer = time.AfterFunc(stallAfter, func() {
+		now := l.Progress()
+		mu.Lock()
+		defer mu.Unlock()
+		if stopped {
+			return
+		}
+		if now == last {
+			next()
+			return
+		}
+		last = now
+		timer.Reset(stallAfter)
+	})
+	return func() {
+		mu.Lock()
+		defer mu.Unlock()
+		stopped = true
+		timer.Stop()
+	}
+}
+
+func (l *Leg) put(ctx context.Context) error {
+	p, copies := l.target.Peer, l.target.Copies
+	if copies == nil {
+		r, err := p.Lookup(ctx, l.target.Name)
+		if err != nil {
+			return err
+		}
+		if r.Size() < l.bytes {
+			return fmt.Errorf("transfer: export %q has %d bytes, %d were to go there: %w", r.Name, r.Size(), l.bytes, path.ErrBounds)
+		}
+		copies = []path.Copy{r.At(0, l.target.Local)}
+	}
+	t, err := p.Put(ctx, copies, l.f.opts.Put)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.t = t
+	l.mu.Unlock()
+	<-t.Done() // also after the end of ctx, which cancels it
+	return t.Err()
+}
+
+// finish ends the leg; only the first call counts.
+func (l *Leg) finish(err error) {
+	l.mu.Lock()
+	if l.over {
+		l.mu.Unlock()
+		return
+	}
+	l.over, l.err = true, err
+	l.mu.Unlock()
+	close(l.done)
+	if err != nil && l.f.opts.StopOnError {
+		l.f.Cancel()
+	}
+}
+
+// Peer is the target's peer.
+func (l *Leg) Peer() *Peer { return l.target.Peer }
+
+// Bytes is the number of bytes to move.
+func (l *Leg) Bytes() uint64 { return l.bytes }
+
+// Done is closed when the leg has ended.
+func (l *Leg) Done() <-chan struct{} { return l.done }
+
+// Err is nil while the leg waits or is under way, and after success; otherwise why it failed.
+func (l *Leg) Err() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
+}
+
+// Transfer is what moves the bytes, nil until it was begun.
+func (l *Leg) Transfer() *Transfer {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.t
+}
+
+// Progress is the share of the leg's bytes that are known to be in place, as that of a Transfer.
+func (l *Leg) Progress() float64 {
+	if t := l.Transfer(); t != nil {
+		return t.Progress()
+	}
+	return 0
+}
+
+// Explain is the account of the leg's transfer; of one that was not begun, only what was asked for and the error.
+func (l *Leg) Explain() Explanation {
+	if t := l.Transfer(); t != nil {
+		return t.Explain()
+	}
+	return Explanation{Kind: kindName(path.Put), Peer: l.target.Peer.String(), Bytes: l.bytes, Err: l.Err()}
+}
+
+// Cancel asks the leg to end early, as Transfer.Cancel does; the others go on. It returns false when it had ended already.
+func (l *Leg) Cancel() bool {
+	l.mu.Lock()
+	over, begun, cancel := l.over, l.begun, l.cancel
+	l.mu.Unlock()
+	switch {
+	case over:
+		return false
+	case begun:
+		cancel()
+	default:
+		l.finishUnbegun()
+	}
+	return true
+}
+
+// finishUnbegun ends a leg whose turn did not come.
+func (l *Leg) finishUnbegun() {
+	l.mu.Lock()
+	begun, cancel := l.begun, l.cancel // just now, perhaps
+	if !begun && !l.over {
+		l.over, l.err = true, path.ErrCanceled
+		close(l.done)
+	}
+	l.mu.Unlock()
+	if begun {
+		cancel()
+	}
+}
+
+// Legs are the parts, in the order of the targets. The slice is the fan-out's: do not change it.
+func (f *Fanout) Legs() []*Leg { return f.legs }
+
+// Bytes is the number of bytes to move to all targets together.
+func (f *Fanout) Bytes() uint64 { return f.bytes }
+
+// Progress is the share of all bytes that are known to be in place.
+func (f *Fanout) Progress() float64 {
+	if f.bytes == 0 {
+		select {
+		case <-f.done:
+			return 1
+		default:
+			return 0
+		}
+	}
+	var moved uint64
+	for _, l := range f.legs {
+		if t := l.Transfer(); t != nil {
+			moved += t.moved.Load()
+		}
+	}
+	return float64(moved) / float64(f.bytes)
+}
+
+// Done is closed when all legs have ended and the local memory is free.
+func (f *Fanout) Done() <-chan struct{} { return f.done }
+
+// Err joins the errors of the legs that failed until now, each with the name of its peer (errors.Join); nil if there are none.
+func (f *Fanout) Err() error {
+	var errs []error
+	for _, l := range f.legs {
+		if err := l.Err(); err != nil {
+			errs = append(errs, fmt.Errorf("transfer: put to %s: %w", l.target.Peer, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Wait waits for the end of all legs and returns Err, or ctx's error when that comes first; the fan-out goes on then.
+func (f *Fanout) Wait(ctx context.Context) error { return waitFor(ctx, f) }
+
+// Cancel asks all legs that have not ended to end early.
+func (f *Fanout) Cancel() {
+	f.cancel()
+	for _, l := range f.legs {
+		l.Cancel()
+	}
+}

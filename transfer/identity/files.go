@@ -1,0 +1,407 @@
+package identity
+
+import (
+	"crypto/ecdsa"
+	"crypto/sha256"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/binary"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// Names of the files of a directory.
+const (
+	NodeFile      = "node.pem"      // a node's certificate and key, 0600
+	CAFile        = "ca.pem"        // the roots that a node trusts, one or more
+	PolicyFile    = "policy"        // rights and denials, see Rules
+	AuthorityFile = "authority.pem" // certificate and key of the authority, 0600; only where certificates are issued
+	IssuedFile    = "issued"        // what the authority has issued
+)
+
+// maxFile is the most that is read of any file here.
+const maxFile = 1 << 20
+
+// Open reads the identity of a directory, which "penstock pair" has made or another tool: see [Options] for the names of files.
+// The key must not be readable, and nothing writable, for others. Without files the error wraps [ErrMissing] and says what
+// makes them.
+func Open(dir string, o Options) (*Identity, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	if err := checkDir(dir); err != nil {
+		return nil, err
+	}
+	at := func(name, otherwise string) string {
+		if name == "" {
+			name = otherwise
+		}
+		if !filepath.IsAbs(name) {
+			name = filepath.Join(dir, name)
+		}
+		return name
+	}
+	cert := at(o.Cert, NodeFile)
+	key := cert
+	if o.Key != "" {
+		key = at(o.Key, "")
+	}
+	w := &watch{dir: dir, turn: make(chan struct{}, 1)}
+	w.credentials.files = []*file{{path: cert, secret: key == cert}, {path: at(o.CA, CAFile)}}
+	if key != cert {
+		w.credentials.files = append(w.credentials.files, &file{path: key, secret: true})
+	}
+	w.rules.files = []*file{{path: at(o.Policy, PolicyFile), optional: o.Policy == ""}}
+	i := &Identity{opts: o, clock: clockOr(o.Clock), watch: w}
+	s, err := w.loadCredentials(i.clock())
+	if err != nil {
+		return nil, err
+	}
+	s.rules = o.Rules
+	if r, err := w.loadRules(); err != nil {
+		return nil, err
+	} else if r != nil {
+		s.rules, w.hadRules = r, true
+	}
+	i.now.Store(s)
+	w.next.Store(i.clock().UnixNano() + int64(i.interval()))
+	return i, nil
+}
+
+// checkDir refuses a directory in which others could replace files.
+func checkDir(dir string) error {
+	fi, err := os.Stat(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("identity: %s does not exist: %w; \"penstock pair\" makes one", dir, ErrMissing)
+	case err != nil:
+		return fmt.Errorf("identity: %w", err)
+	case !fi.IsDir():
+		return fmt.Errorf("identity: %s: expected a directory: %w", dir, ErrMissing)
+	case fi.Mode().Perm()&0o022 != 0:
+		return fmt.Errorf("identity: %s has mode %04o, so that others can replace what is in it: %w; mend it with: chmod go-w %s", dir, fi.Mode().Perm(), ErrPermissions, dir)
+	}
+	return nil
+}
+
+// readFile reads a small regular file whose permissions are narrow enough.
+func readFile(path string, secret bool) ([]byte, error) {
+	// Look before opening: opening a pipe would wait for its writer.
+	if fi, err := os.Stat(path); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil, fmt.Errorf("identity: %w: %w; \"penstock pair\" makes it", err, ErrMissing)
+		}
+		return nil, fmt.Errorf("identity: %w", err)
+	} else if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("identity: %s: expected a file: %w", path, ErrCredentials)
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	if mode := fi.Mode().Perm(); secret && mode&0o077 != 0 {
+		return nil, fmt.Errorf("identity: %s holds a key and has mode %04o, so that others can use it: %w; mend it with: chmod 600 %s", path, mode, ErrPermissions, path)
+	} else if mode&0o022 != 0 {
+		return nil, fmt.Errorf("identity: %s has mode %04o, so that others can change it: %w; mend it with: chmod go-w %s", path, mode, ErrPermissions, path)
+	}
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	if len(b) > maxFile {
+		return nil, fmt.Errorf("identity: %s has more than %d bytes: %w", path, maxFile, ErrCredentials)
+	}
+	return b, nil
+}
+
+// writeFile replaces a file as a whole: whoever reads sees the old content or the new one, also after a power failure.
+func writeFile(path string, b []byte, mode fs.FileMode) error {
+	return placeFile(path, b, mode, os.Rename)
+}
+
+// createFile makes a file with mode 0600 as a whole, unless it exists.
+func createFile(path string, b []byte) error {
+	return placeFile(path, b, 0o600, os.Link)
+}
+
+// placeFile writes a file beside path, and lets place give it its name when it is on the disk.
+func placeFile(path string, b []byte, mode fs.FileMode, place func(from, to string) error) error {
+	dir := filepath.Dir(path)
+	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".tmp-") // mode 0600
+	if err != nil {
+		return fmt.Errorf("identity: %w", err)
+	}
+	defer os.Remove(f.Name()) // nothing is there after a rename
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = place(f.Name(), path)
+	}
+	if err == nil {
+		err = syncDir(dir)
+	}
+	if err != nil {
+		return fmt.Errorf("identity: %w", err)
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	return d.Sync()
+}
+
+// blocks splits a PEM file. A block that is not whole, such as the last one of a file that is being written, is an error.
+func blocks(path string, b []byte) ([]*pem.Block, error) {
+	want := strings.Count(string(b), "-----BEGIN ")
+	var out []*pem.Block
+	for {
+		p, rest := pem.Decode(b)
+		if p == nil {
+			break
+		}
+		out = append(out, p)
+		b = rest
+	}
+	if len(out) != want || want == 0 {
+		return nil, fmt.Errorf("identity: %s: %d of %d PEM blocks can be read: %w", path, len(out), want, ErrCredentials)
+	}
+	return out, nil
+}
+
+// certificates are those of a PEM file, in order. Keys are skipped.
+func certificates(path string, b []byte) ([]*x509.Certificate, error) {
+	bs, err := blocks(path, b)
+	if err != nil {
+		return nil, err
+	}
+	var out []*x509.Certificate
+	for k, p := range bs {
+		if p.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(p.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("identity: %s: block %d: %w: %w", path, k+1, err, ErrCredentials)
+		}
+		out = append(out, c)
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("identity: %s holds no certificate: %w", path, ErrCredentials)
+	}
+	return out, nil
+}
+
+// parseCredentials makes credentials from the content of files.
+func parseCredentials(certPath, keyPath, caPath string, cert, key, ca []byte) (Credentials, error) {
+	var c Credentials
+	roots, err := certificates(caPath, ca)
+	if err != nil {
+		return c, err
+	}
+	if _, err := certificates(certPath, cert); err != nil {
+		return c, err
+	}
+	if _, err := blocks(keyPath, key); err != nil {
+		return c, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	if err != nil {
+		where := certPath
+		if keyPath != certPath {
+			where += " and " + keyPath
+		}
+		return c, fmt.Errorf("identity: %s: %w: %w", where, err, ErrCredentials)
+	}
+	return Credentials{Certificate: pair, Roots: roots}, nil
+}
+
+// encodeCertificates writes certificates as PEM.
+func encodeCertificates(cs ...*x509.Certificate) []byte {
+	var out []byte
+	for _, c := range cs {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Raw})...)
+	}
+	return out
+}
+
+// encodeNode writes a certificate chain and its key as PEM.
+func encodeNode(c tls.Certificate) ([]byte, error) {
+	var out []byte
+	for _, der := range c.Certificate {
+		out = append(out, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
+	}
+	key, ok := c.PrivateKey.(*ecdsa.PrivateKey)
+	if !ok {
+		return nil, fmt.Errorf("identity: a key of type %T cannot be written: %w", c.PrivateKey, ErrCredentials)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("identity: the key: %w", err)
+	}
+	return append(out, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der})...), nil
+}
+
+// watch knows the files of an identity and when they were looked at.
+type watch struct {
+	dir                string
+	next               atomic.Int64  // when to look again, in nanoseconds of the identity's clock
+	turn               chan struct{} // holds one token while somebody reads; guards the rest
+	credentials, rules group
+	hadRules           bool // there has been a file of rules
+}
+
+// group are files that only make sense together.
+type group struct {
+	files []*file
+	sum   [sha256.Size]byte // of the content that was last tried, good or bad
+	tried bool
+}
+
+type file struct {
+	path             string
+	secret, optional bool
+	stamp            fs.FileInfo // nil: did not exist
+	data             []byte      // content while it is parsed
+}
+
+// settled is how old a file must be for its time stamp to be believed: a write within one tick of the file system's clock
+// after we read does not change the stamp.
+const settled = 2 * time.Second
+
+// changed looks at the stamps of a group.
+func (g *group) changed() bool {
+	if !g.tried {
+		return true
+	}
+	for _, f := range g.files {
+		fi, err := os.Stat(f.path)
+		if err != nil {
+			if f.stamp != nil || !f.optional {
+				return true
+			}
+			continue
+		}
+		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) || fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() {
+			return true
+		}
+		if time.Since(fi.ModTime()) < settled {
+			return true
+		}
+	}
+	return false
+}
+
+// read reads all files of a group and reports whether their content is new.
+func (g *group) read() (fresh bool, err error) {
+	h := sha256.New()
+	for _, f := range g.files {
+		f.data = nil
+		f.stamp = nil
+		fi, serr := os.Stat(f.path) // before reading: a write in between shows at the next look
+		if serr == nil {
+			f.stamp = fi
+		}
+		var e error
+		if !(f.optional && errors.Is(serr, fs.ErrNotExist)) {
+			f.data, e = readFile(f.path, f.secret)
+		}
+		var head [16]byte
+		binary.BigEndian.PutUint64(head[:], uint64(len(f.data)))
+		if f.data != nil {
+			head[8] = 1
+		}
+		h.Write(head[:])
+		h.Write(f.data)
+		if e != nil {
+			err = errors.Join(err, e)
+			io.WriteString(h, e.Error())
+		}
+	}
+	sum := [sha256.Size]byte(h.Sum(nil))
+	fresh = !g.tried || sum != g.sum
+	g.sum, g.tried = sum, true
+	return fresh, err
+}
+
+// forget drops the content, which may hold a key.
+func (g *group) forget() {
+	for _, f := range g.files {
+		clear(f.data)
+		f.data = nil
+	}
+}
+
+// loadCredentials reads and checks the credentials.
+func (w *watch) loadCredentials(now time.Time) (*state, error) {
+	defer w.credentials.forget()
+	if _, err := w.credentials.read(); err != nil {
+		return nil, err
+	}
+	return w.parseCredentials(now)
+}
+
+func (w *watch) parseCredentials(now time.Time) (*state, error) {
+	fs := w.credentials.files
+	key := fs[0]
+	if len(fs) == 3 {
+		key = fs[2]
+	}
+	c, err := parseCredentials(fs[0].path, key.path, fs[1].path, fs[0].data, key.data, fs[1].data)
+	if err != nil {
+		return nil, err
+	}
+	s, err := newState(c, now)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", fs[0].path, err)
+	}
+	return s, nil
+}
+
+// loadRules reads the rules; nil without an error when there is no file and there need not be.
+func (w *watch) loadRules() (*Rules, error) {
+	defer w.rules.forget()
+	if _, err := w.rules.read(); err != nil {
+		return nil, err
+	}
+	return w.parseRules()
+}
+
+func (w *watch) parseRules() (*Rules, error) {
+	f := w.rules.files[0]
+	if f.data == nil {
+		return nil, nil
+	}
+	r, err := ParseRules(f.data)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", f.path, err)
+	}
+	return r, nil
+}
+
+func (i *Identity) interval() time.Duration {
+	return durationOr(i.opts.Interval, time.Second)
+}

@@ -1,0 +1,254 @@
+package identity
+
+import (
+	"crypto"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+)
+
+// ALPN is the protocol that the configurations of an [Identity] agree on (RFC 7301).
+const ALPN = "penstock/1"
+
+// Credentials are what a node proves its name with, and whom it believes.
+type Credentials struct {
+	Certificate tls.Certificate     // the leaf, intermediates if there are any, and the private key
+	Roots       []*x509.Certificate // at least one; several while a fleet moves from one authority to the next
+}
+
+// Options are the choices for an [Identity]. The zero value is good.
+type Options struct {
+	// Names of files, relative to the directory unless absolute. Cert and Key may be the same file. Policy need not exist
+	// unless it is named here: without it each peer has all rights.
+	Cert   string // "": node.pem
+	Key    string // "": the file of Cert
+	CA     string // "": ca.pem
+	Policy string // "": policy
+
+	Interval time.Duration    // how often at most files are looked at; 0: once per second; negative: each time
+	Rules    *Rules           // rights and denials while there is no file of rules; nil: all rights, nobody denied
+	Clock    func() time.Time // what certificates are checked against; nil: time.Now
+	// Notify is called when something was read again, in the goroutine that noticed: that of a handshake, or of a call of
+	// Rights, Denied, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
+	// nobody is told.
+	Notify func(Event)
+}
+
+// EventKind says what an [Event] is about.
+type EventKind uint8
+
+// The kinds of events.
+const (
+	CredentialsLoaded  EventKind = iota // a new certificate, key or bundle is in use
+	CredentialsRefused                  // the files changed but cannot be used; what was in use stays
+	RulesLoaded                         // new rules are in use: ask Denied again for each session that lives
+	RulesRefused                        // the file of rules changed but cannot be used; the rules that were in use stay
+)
+
+func (k EventKind) String() string {
+	switch k {
+	case CredentialsLoaded:
+		return "credentials loaded"
+	case CredentialsRefused:
+		return "credentials refused"
+	case RulesLoaded:
+		return "rules loaded"
+	case RulesRefused:
+		return "rules refused"
+	}
+	return fmt.Sprintf("EventKind(%d)", uint8(k))
+}
+
+// Event is a change of an identity while it is in use.
+type Event struct {
+	Kind EventKind
+	Self Peer  // what the certificate in use says
+	Err  error // why something was refused; never holds a secret
+}
+
+// Stats count what became of handshakes and files since the identity was made.
+type Stats struct {
+	Self       Peer        // what the certificate in use says; Self.NotAfter is when it must have been renewed
+	Roots      []time.Time // when each root of the bundle ends
+	Accepted   uint64      // handshakes in which the peer's certificate was accepted
+	Refused    uint64      // handshakes in which it was not
+	Loaded     uint64      // times that credentials or rules were replaced
+	LoadErrors uint64      // times that changed files could not be used
+	LoadError  string      // the last of these that has not been mended since; "": all is well
+}
+
+// Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
+// goroutines, and needs none of its own.
+type Identity struct {
+	opts  Options
+	clock func() time.Time
+	watch *watch // nil: lives in memory
+
+	now    atomic.Pointer[state]
+	closed atomic.Bool
+
+	accepted, refused, loaded, loadErrors atomic.Uint64
+	credentialsError, rulesError          atomic.Pointer[error]
+}
+
+// state is what handshakes and questions use; it is replaced as a whole, never changed.
+type state struct {
+	cert  *tls.Certificate
+	self  Peer
+	pool  *x509.CertPool
+	roots []*x509.Certificate
+	rules *Rules
+}
+
+// New makes an identity that lives in memory. It fails with an error that wraps [ErrCredentials], [ErrName], [ErrExpired] or
+// [ErrNotYetValid] where a peer with the same roots would refuse the certificate.
+func New(c Credentials, o Options) (*Identity, error) {
+	i := &Identity{opts: o, clock: clockOr(o.Clock)}
+	s, err := newState(c, i.clock())
+	if err != nil {
+		return nil, err
+	}
+	s.rules = o.Rules
+	i.now.Store(s)
+	return i, nil
+}
+
+// newState checks credentials as a peer with the same roots would.
+func newState(c Credentials, now time.Time) (*state, error) {
+	if len(c.Certificate.Certificate) == 0 || c.Certificate.PrivateKey == nil {
+		return nil, fmt.Errorf("identity: the certificate or its key is missing: %w", ErrCredentials)
+	}
+	if len(c.Roots) == 0 {
+		return nil, fmt.Errorf("identity: there is no root certificate: %w", ErrCredentials)
+	}
+	chain := make([]*x509.Certificate, len(c.Certificate.Certificate))
+	for k, der := range c.Certificate.Certificate {
+		x, err := x509.ParseCertificate(der)
+		if err != nil {
+			return nil, fmt.Errorf("identity: certificate %d of the chain: %w: %w", k+1, err, ErrCredentials)
+		}
+		chain[k] = x
+	}
+	leaf := chain[0]
+	key, ok := c.Certificate.PrivateKey.(crypto.Signer)
+	if !ok {
+		return nil, fmt.Errorf("identity: a key of type %T cannot sign: %w", c.Certificate.PrivateKey, ErrCredentials)
+	}
+	if public, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
+		return nil, fmt.Errorf("identity: the key is not that of the certificate: %w", ErrCredentials)
+	}
+	s := &state{pool: x509.NewCertPool(), roots: slices.Clone(c.Roots)}
+	for k, r := range s.roots {
+		if !r.IsCA || !r.BasicConstraintsValid {
+			return nil, fmt.Errorf("identity: root %d (%s) is not the certificate of an authority: %w", k+1, clip(r.Subject.String()), ErrCredentials)
+		}
+		s.pool.AddCert(r)
+	}
+	var err error
+	if s.self, err = peerOf(leaf); err != nil {
+		return nil, err
+	}
+	for _, use := range []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth} {
+		if err := checkChain(chain, s.pool, use, now); err != nil {
+			return nil, fmt.Errorf("identity: the node's own certificate %q: %w", s.self.Name, err)
+		}
+	}
+	cert := c.Certificate
+	cert.Leaf = leaf
+	s.cert = &cert
+	return s, nil
+}
+
+// Set replaces certificate, key and roots of an identity that lives in memory. New handshakes use them; sessions live on. An
+// error changes nothing.
+func (i *Identity) Set(c Credentials) error {
+	if i.watch != nil {
+		return fmt.Errorf("identity: this identity comes from files of %s; change these: %w", i.watch.dir, ErrCredentials)
+	}
+	s, err := newState(c, i.clock())
+	if err != nil {
+		return err
+	}
+	if name := i.Name(); s.self.Name != name {
+		return fmt.Errorf("identity: the certificate says %q and this node is %q: %w", s.self.Name, name, ErrCredentials)
+	}
+	i.change(func(old *state) { s.rules = old.rules }, s)
+	i.loaded.Add(1)
+	i.notify(Event{Kind: CredentialsLoaded, Self: s.self})
+	return nil
+}
+
+// SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives all rights to
+// everyone.
+func (i *Identity) SetRules(r *Rules) {
+	var s state
+	i.change(func(old *state) { s = *old; s.rules = r }, &s)
+	i.loaded.Add(1)
+	i.notify(Event{Kind: RulesLoaded, Self: s.self})
+}
+
+// change puts a new state in the place of the old one; merge fills in what stays.
+func (i *Identity) change(merge func(old *state), s *state) {
+	for {
+		old := i.now.Load()
+		merge(old)
+		if i.now.CompareAndSwap(old, s) {
+			return
+		}
+	}
+}
+
+func (i *Identity) notify(e Event) {
+	if i.opts.Notify != nil {
+		i.opts.Notify(e)
+	}
+}
+
+// Name is the node's name, which its certificate says. It is fixed while the identity lives: credentials with another name
+// are refused when files are read again.
+func (i *Identity) Name() string { return i.now.Load().self.Name }
+
+// Self is what the certificate in use says.
+func (i *Identity) Self() Peer { return i.now.Load().self }
+
+// Roots are the certificates that the identity trusts now. The caller must not change them.
+func (i *Identity) Roots() []*x509.Certificate { return slices.Clone(i.now.Load().roots) }
+
+// Rules are those in use now; nil gives all rights to everyone.
+func (i *Identity) Rules() *Rules { return i.now.Load().rules }
+
+// Rights are what the rules in use give to a name; it makes the identity a [Policy].
+func (i *Identity) Rights(name string) Rights {
+	i.look()
+	return i.now.Load().rules.Rights(name)
+}
+
+// Denied reports whether the rules in use deny a name or the serial number of a certificate, as [Peer] holds them. Denied
+// peers get no new handshake; a program that wants their sessions to end asks for each when [Options.Notify] says that rules
+// were loaded, and from time to time.
+func (i *Identity) Denied(name, serial string) bool {
+	i.look()
+	return i.now.Load().rules.Denied(name, serial)
+}
+
+// Stats are the counts so far.
+func (i *Identity) Stats() Stats {
+	s := i.now.Load()
+	out := Stats{Self: s.self, Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
+	for _, r := range s.roots {
+		out.Roots = append(out.Roots, r.NotAfter)
+	}
+	for _, p := range []*atomic.Pointer[error]{&i.credentialsError, &i.rulesError} {
+		if err := failure(p); err != nil {
+			out.LoadError = err.Error()
+			break
+		}
+	}
+	return out
+}
+
+// Close ends the use of the identity: handshakes fail with [ErrClosed] from now on. Sessions that live are not touched.
+func (i *Identity) Close() { i.closed.Store(true) }

@@ -1,0 +1,582 @@
+package identity
+
+import (
+	"crypto/x509"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+)
+
+// write replaces a file of a directory as a tool outside would.
+func write(t testing.TB, dir, name string, b []byte, mode fs.FileMode) {
+	t.Helper()
+	path := filepath.Join(dir, name)
+	if err := writeFile(path, b, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// node makes a directory with the files of a node.
+func node(t testing.TB, a *Authority, name string, roots ...*x509.Certificate) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "id")
+	if err := makeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	put(t, dir, a, name, roots...)
+	return dir
+}
+
+// put writes new files for a node into its directory.
+func put(t testing.TB, dir string, a *Authority, name string, roots ...*x509.Certificate) {
+	t.Helper()
+	c, err := a.Credentials(name, IssueOptions{Roots: roots})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := save(dir, c); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// log collects events.
+type eventLog struct {
+	mu     sync.Mutex
+	events []Event
+}
+
+func (l *eventLog) add(e Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.events = append(l.events, e)
+}
+
+func (l *eventLog) take() []Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := l.events
+	l.events = nil
+	return out
+}
+
+// kinds are those of the events since the last call, as one string.
+func (l *eventLog) kinds() string {
+	var out []string
+	for _, e := range l.take() {
+		out = append(out, e.Kind.String())
+	}
+	return strings.Join(out, ", ")
+}
+
+func open(t testing.TB, dir string, o Options) *Identity {
+	t.Helper()
+	i, err := Open(dir, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(i.Close)
+	return i
+}
+
+// always looks at the files each time it is asked.
+func always(l *eventLog) Options { return Options{Interval: -1, Notify: l.add} }
+
+func meet(t testing.TB, server, client *Identity) (Peer, error) {
+	t.Helper()
+	s, _, serr, cerr := shake(t, server.Server(), client.Client(server.Name()))
+	if err := errors.Join(serr, cerr); err != nil {
+		return Peer{}, err
+	}
+	return PeerOf(s)
+}
+
+func TestRotation(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	var log eventLog
+	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	config := a.Client("b") // kept, as a pool of connections would
+	first := a.Self()
+	if p, err := meet(t, b, a); err != nil || p != first {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	if k := log.kinds(); k != "" {
+		t.Errorf("events without a change: %s", k)
+	}
+	put(t, dir, ca, "a")
+	s, _, serr, cerr := shake(t, b.Server(), config)
+	if err := errors.Join(serr, cerr); err != nil {
+		t.Fatal(err)
+	}
+	p, err := PeerOf(s)
+	if err != nil || p == first || p != a.Self() || p.Name != "a" {
+		t.Errorf("after a change: %+v, %v", p, err)
+	}
+	if k := log.kinds(); k != "credentials loaded" {
+		t.Errorf("events: %q", k)
+	}
+	// The same content under a new time stamp is no change.
+	node, err := os.ReadFile(filepath.Join(dir, NodeFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, NodeFile, node, 0o600)
+	if _, err := meet(t, b, a); err != nil || log.kinds() != "" || a.Stats().Loaded != 1 {
+		t.Errorf("the same file again: %v, %+v", err, a.Stats())
+	}
+}
+
+// Files that cannot be used leave the identity as it is, tell once, and are taken when they are whole.
+func TestBadFilesChangeNothing(t *testing.T) {
+	ca, other := authority(t), authority(t)
+	dir := node(t, ca, "a")
+	good, err := os.ReadFile(filepath.Join(dir, NodeFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	goodCA, _ := os.ReadFile(filepath.Join(dir, CAFile))
+	b := issue(t, ca, "b", IssueOptions{})
+	var log eventLog
+	a := open(t, dir, always(&log))
+	self := a.Self()
+	mixed := func() []byte { // a certificate and the key of another
+		c, err := ca.Credentials("a", IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, _ := encodeNode(c.Certificate)
+		cut := strings.Index(string(x), "-----BEGIN PRIVATE")
+		return append(x[:cut:cut], good[strings.Index(string(good), "-----BEGIN PRIVATE"):]...)
+	}
+	of := func(a *Authority, name string, o IssueOptions) []byte {
+		c, err := a.Credentials(name, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := encodeNode(c.Certificate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	for _, c := range []struct {
+		what, file string
+		content    []byte
+		mode       fs.FileMode
+		want       error
+	}{
+		{"half written", NodeFile, good[:len(good)-40], 0o600, ErrCredentials},
+		{"without its key", NodeFile, good[:strings.Index(string(good), "-----BEGIN PRIVATE")], 0o600, ErrCredentials},
+		{"empty", NodeFile, nil, 0o600, ErrCredentials},
+		{"another one's key", NodeFile, mixed(), 0o600, ErrCredentials},
+		{"of another authority", NodeFile, of(other, "a", IssueOptions{}), 0o600, ErrUntrusted},
+		{"of another name", NodeFile, of(ca, "c", IssueOptions{}), 0o600, ErrCredentials},
+		{"over", NodeFile, of(ca, "a", IssueOptions{NotBefore: time.Now().Add(-2 * time.Hour), Valid: time.Hour}), 0o600, ErrExpired},
+		{"readable for all", NodeFile, of(ca, "a", IssueOptions{}), 0o640, ErrPermissions},
+		{"too large", NodeFile, append(make([]byte, maxFile), good...), 0o600, ErrCredentials},
+		{"no roots", CAFile, []byte("# none\n"), 0o644, ErrCredentials},
+		{"half a root", CAFile, append(goodCA[:len(goodCA):len(goodCA)], goodCA[:100]...), 0o644, ErrCredentials},
+		{"other roots", CAFile, encodeCertificates(other.cert), 0o644, ErrUntrusted},
+		{"writable for all", CAFile, goodCA, 0o666, ErrPermissions},
+	} {
+		before := a.Stats()
+		write(t, dir, c.file, c.content, c.mode)
+		for range 3 {
+			if p, err := meet(t, b, a); err != nil || p != self {
+				t.Errorf("%s: handshake with %+v, %v", c.what, p, err)
+			}
+		}
+		events := log.take()
+		s := a.Stats()
+		if len(events) != 1 || events[0].Kind != CredentialsRefused || !errors.Is(events[0].Err, c.want) || events[0].Self != self {
+			t.Errorf("%s: events %v, expected one: %v", c.what, events, c.want)
+		}
+		if s.LoadErrors != before.LoadErrors+1 || s.Loaded != before.Loaded || !strings.Contains(s.LoadError, dir) {
+			t.Errorf("%s: %+v", c.what, s)
+		}
+		if err := a.Reload(); !errors.Is(err, c.want) {
+			t.Errorf("%s: Reload: %v", c.what, err)
+		}
+		if strings.Contains(s.LoadError, "PRIVATE") {
+			t.Errorf("%s: the error shows the file: %s", c.what, s.LoadError)
+		}
+		write(t, dir, CAFile, goodCA, 0o644)
+		write(t, dir, NodeFile, good, 0o600)
+		if err := a.Reload(); err != nil || a.Stats().LoadError != "" {
+			t.Errorf("%s: mended: %v, %+v", c.what, err, a.Stats())
+		}
+		log.take()
+	}
+	// Also a file that is gone, or not a file.
+	os.Remove(filepath.Join(dir, NodeFile))
+	if err := a.Reload(); !errors.Is(err, ErrMissing) {
+		t.Errorf("removed: %v", err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, NodeFile), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reload(); !errors.Is(err, ErrCredentials) {
+		t.Errorf("a directory: %v", err)
+	}
+	if p, err := meet(t, b, a); err != nil || p != self {
+		t.Errorf("after all that: %+v, %v", p, err)
+	}
+}
+
+// Certificate and key may be two files, which no tool can replace in one step.
+func TestSeparateFiles(t *testing.T) {
+	ca := authority(t)
+	dir := filepath.Join(t.TempDir(), "id")
+	if err := makeDir(dir); err != nil {
+		t.Fatal(err)
+	}
+	split := func() (cert, key []byte) {
+		c, err := ca.Credentials("a", IssueOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		x, err := encodeNode(c.Certificate)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cut := strings.Index(string(x), "-----BEGIN PRIVATE")
+		return x[:cut], x[cut:]
+	}
+	cert, key := split()
+	write(t, dir, "tls.crt", cert, 0o644)
+	write(t, dir, "tls.key", key, 0o600)
+	write(t, dir, "ca.crt", encodeCertificates(ca.cert), 0o644)
+	var log eventLog
+	o := always(&log)
+	o.Cert, o.Key, o.CA = "tls.crt", "tls.key", "ca.crt"
+	a := open(t, dir, o)
+	b := issue(t, ca, "b", IssueOptions{})
+	cert, key = split()
+	write(t, dir, "tls.crt", cert, 0o644)
+	if _, err := meet(t, b, a); err != nil || log.kinds() != "credentials refused" {
+		t.Errorf("between the two: %v", err)
+	}
+	write(t, dir, "tls.key", key, 0o600)
+	if _, err := meet(t, b, a); err != nil || log.kinds() != "credentials loaded" {
+		t.Errorf("after both: %v", err)
+	}
+	if err := os.Chmod(filepath.Join(dir, "tls.key"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, o); !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), "chmod 600 ") {
+		t.Errorf("a key that all can read: %v", err)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	ca := authority(t)
+	if _, err := Open(filepath.Join(t.TempDir(), "none"), Options{}); !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), "penstock pair") {
+		t.Errorf("no directory: %v", err)
+	}
+	if _, err := Open(t.TempDir(), Options{}); !errors.Is(err, ErrMissing) {
+		t.Errorf("an empty directory: %v", err)
+	}
+	dir := node(t, ca, "a")
+	for _, c := range []struct {
+		path string
+		mode fs.FileMode
+		want string
+	}{{dir, 0o770, "chmod go-w"}, {filepath.Join(dir, NodeFile), 0o604, "chmod 600"}, {filepath.Join(dir, CAFile), 0o664, "chmod go-w"}} {
+		fi, err := os.Stat(c.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(c.path, c.mode); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Open(dir, Options{}); !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), c.want+" "+c.path) {
+			t.Errorf("%s with mode %o: %v", c.path, c.mode, err)
+		}
+		if err := os.Chmod(c.path, fi.Mode()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(t, dir, PolicyFile, []byte("allow a reed\n"), 0o644)
+	var at *SyntaxError
+	if _, err := Open(dir, Options{}); !errors.As(err, &at) || at.Line != 1 || !strings.Contains(err.Error(), filepath.Join(dir, PolicyFile)) {
+		t.Errorf("rules with a mistake: %v", err)
+	}
+	os.Remove(filepath.Join(dir, PolicyFile))
+	if _, err := Open(dir, Options{Policy: "elsewhere"}); !errors.Is(err, ErrMissing) {
+		t.Errorf("a file of rules that was asked for and is not there: %v", err)
+	}
+	if i, err := Open(dir, Options{}); err != nil || i.Rights("x") != All {
+		t.Errorf("without rules: %v", err)
+	}
+}
+
+func TestRulesChange(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	var log eventLog
+	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	if a.Rights("b") != All {
+		t.Error("without rules not all rights")
+	}
+	for _, c := range []struct {
+		text   string
+		rights Rights
+		denied bool
+		events string
+	}{
+		{"allow b read\n", Read, false, "rules loaded"},
+		{"allow b reed\n", Read, false, "rules refused"},
+		{"default list\ndeny name b\n", List, true, "rules loaded"},
+		{"default list\ndeny serial " + b.Self().Serial + "\n", List, true, "rules loaded"},
+		{"default write\n", Write, false, "rules loaded"},
+	} {
+		write(t, dir, PolicyFile, []byte(c.text), 0o600)
+		if r := a.Rights("b"); r != c.rights {
+			t.Errorf("%q: %v", c.text, r)
+		}
+		if d := a.Denied("b", b.Self().Serial); d != c.denied {
+			t.Errorf("%q: denied %v", c.text, d)
+		}
+		if _, err := meet(t, a, b); errors.Is(err, ErrDenied) != c.denied || err != nil != c.denied {
+			t.Errorf("%q: %v", c.text, err)
+		}
+		if k := log.kinds(); k != c.events {
+			t.Errorf("%q: events %q", c.text, k)
+		}
+	}
+	// A new certificate does not change what others may do.
+	put(t, dir, ca, "a")
+	if r, k := a.Rights("b"), log.kinds(); r != Write || k != "credentials loaded" {
+		t.Errorf("rights after a rotation: %v; events %q", r, k)
+	}
+	// A file that is gone does not open the door.
+	os.Remove(filepath.Join(dir, PolicyFile))
+	if r := a.Rights("b"); r != Write || log.kinds() != "rules refused" {
+		t.Errorf("without the file: %v", r)
+	}
+	// Mistakes in the rules do not keep new certificates out.
+	self := a.Self()
+	write(t, dir, PolicyFile, []byte("?"), 0o600)
+	put(t, dir, ca, "a")
+	if err := a.Reload(); !errors.Is(err, ErrPolicy) || a.Self() == self {
+		t.Errorf("%v, %+v", err, a.Self())
+	}
+	log.take()
+	r, err := NewRules(RuleSet{Default: Status})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.SetRules(r); a.Rights("b") != Status || a.Rules() != r || log.kinds() != "rules loaded" {
+		t.Error("SetRules")
+	}
+	if err := a.Set(Credentials{}); !errors.Is(err, ErrCredentials) {
+		t.Errorf("Set on files: %v", err)
+	}
+}
+
+// Files are looked at once per interval, not at each question.
+func TestInterval(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	var now atomic.Int64
+	start := time.Now()
+	clock := func() time.Time { return start.Add(time.Duration(now.Load())) }
+	a := open(t, dir, Options{Clock: clock})
+	write(t, dir, PolicyFile, []byte("default read\n"), 0o600)
+	for at, want := range map[time.Duration]Rights{time.Second - 1: All, 0: All} {
+		now.Store(int64(at))
+		if r := a.Rights("b"); r != want {
+			t.Errorf("after %v: %v", at, r)
+		}
+	}
+	now.Store(int64(time.Second))
+	if r := a.Rights("b"); r != Read {
+		t.Errorf("after a second: %v", r)
+	}
+	write(t, dir, PolicyFile, []byte("default write\n"), 0o600)
+	if r := a.Rights("b"); r != Read {
+		t.Errorf("in the same second: %v", r)
+	}
+	// A clock that is set back does not stop the looking.
+	now.Store(int64(-time.Minute))
+	if r := a.Rights("b"); r != Write {
+		t.Errorf("after the clock was set back: %v", r)
+	}
+}
+
+// A write that leaves size and time stamp as they were, within one tick of the file system's clock, is found: a time stamp is
+// believed only when it is old.
+func TestSameStamp(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	path := filepath.Join(dir, PolicyFile)
+	young, old := time.Now().Add(time.Hour), time.Now().Add(-time.Hour)
+	rewrite := func(text string, stamp time.Time) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil { // in place: the same inode
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, stamp, stamp); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rewrite("default read\n", young)
+	var log eventLog
+	a := open(t, dir, always(&log))
+	rewrite("default list\n", young)
+	if r := a.Rights("b"); r != List {
+		t.Errorf("a change under a young stamp is not seen: %v", r)
+	}
+	rewrite("default none\n", old)
+	if r := a.Rights("b"); r != 0 {
+		t.Errorf("a change of the stamp is not seen: %v", r)
+	}
+	// This is the price: a change that hides behind an old stamp is only seen by Reload.
+	rewrite("default read\n", old)
+	if r := a.Rights("b"); r != 0 {
+		t.Errorf("files are read although nothing changed: %v", r)
+	}
+	if err := a.Reload(); err != nil || a.Rights("b") != Read {
+		t.Errorf("Reload: %v", err)
+	}
+}
+
+// Handshakes go on while files change all the time; none fails and none sees half a change. The race detector looks on.
+func TestRotationUnderHandshakes(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	var log eventLog
+	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	const rounds = 12
+	var seen sync.Map
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	for k := range 4 {
+		wg.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				server, client := a, b
+				if k%2 == 1 {
+					server, client = b, a
+				}
+				s, c, serr, cerr := shake(t, server.Server(), client.Client(""))
+				if serr != nil || cerr != nil {
+					t.Errorf("handshake: %v, %v", serr, cerr)
+					return
+				}
+				if k%2 == 0 {
+					s = c
+				}
+				p, err := PeerOf(s)
+				if err != nil || p.Name != "a" {
+					t.Errorf("%+v, %v", p, err)
+				}
+				seen.Store(p.Serial, true)
+				a.Rights("b")
+				a.Stats()
+			}
+		})
+	}
+	good, err := os.ReadFile(filepath.Join(dir, NodeFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range rounds {
+		if n%3 == 2 {
+			write(t, dir, NodeFile, good[:len(good)/2], 0o600)
+		} else {
+			put(t, dir, ca, "a")
+		}
+		a.Reload()
+		if p, err := meet(t, b, a); err != nil || p != a.Self() {
+			t.Errorf("round %d: %+v, %v", n, p, err)
+		}
+		seen.Store(a.Self().Serial, true)
+	}
+	close(stop)
+	wg.Wait()
+	different := 0
+	seen.Range(func(any, any) bool { different++; return true })
+	if s := a.Stats(); different < 3 || s.Loaded < rounds/2 || s.LoadErrors < rounds/4 {
+		t.Errorf("%d certificates seen, %+v", different, s)
+	}
+}
+
+func TestSet(t *testing.T) {
+	ca, other := authority(t), authority(t)
+	var log eventLog
+	r, err := NewRules(RuleSet{Default: Read})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := issue(t, ca, "a", IssueOptions{Options: Options{Notify: log.add, Rules: r}})
+	b := issue(t, other, "b", IssueOptions{})
+	if _, err := meet(t, b, a); err == nil {
+		t.Fatal("two authorities meet")
+	}
+	c, err := other.Credentials("a", IssueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Set(Credentials{}); !errors.Is(err, ErrCredentials) {
+		t.Errorf("nothing: %v", err)
+	}
+	if c2, err := other.Credentials("z", IssueOptions{}); err != nil {
+		t.Fatal(err)
+	} else if err := a.Set(c2); !errors.Is(err, ErrCredentials) {
+		t.Errorf("another name: %v", err)
+	}
+	if err := a.Set(c); err != nil || log.kinds() != "credentials loaded" || a.Rights("b") != Read {
+		t.Errorf("Set: %v", err)
+	}
+	if _, err := meet(t, b, a); err != nil {
+		t.Error(err)
+	}
+	if err := a.Reload(); err != nil {
+		t.Error(err)
+	}
+}
+
+// A certificate that was installed too early is taken up when its time comes, without another change of the files.
+func TestEarlyCertificate(t *testing.T) {
+	ca := authority(t)
+	dir := node(t, ca, "a")
+	var off atomic.Int64
+	start := time.Now()
+	var log eventLog
+	o := always(&log)
+	o.Clock = func() time.Time { return start.Add(time.Duration(off.Load())) }
+	a := open(t, dir, o)
+	self := a.Self()
+	c, err := ca.Credentials("a", IssueOptions{NotBefore: start.Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := save(dir, c); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		a.Rights("b")
+	}
+	if k := log.kinds(); k != "credentials refused" || a.Self() != self || a.Stats().LoadErrors != 1 {
+		t.Errorf("too early: %q, %+v", k, a.Stats())
+	}
+	off.Store(int64(2 * time.Hour))
+	a.Rights("b")
+	if k := log.kinds(); k != "credentials loaded" || a.Self() == self || a.Stats().LoadError != "" {
+		t.Errorf("in time: %q, %+v", k, a.Stats())
+	}
+	if err := a.Reload(); err != nil || log.kinds() != "" {
+		t.Errorf("nothing new: %v", err)
+	}
+}

@@ -1,0 +1,125 @@
+package identity
+
+import (
+	"crypto/x509"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Trust adds the root certificates of a PEM file to the bundle of a directory, beside those that are there. Programs that run
+// take it up by themselves. That is how a fleet begins to move from one authority to the next.
+func Trust(dir string, bundle []byte) (Contents, error) {
+	cs, err := certificates("the file", bundle)
+	if err != nil {
+		return Contents{}, err
+	}
+	have, err := Inspect(dir)
+	if err != nil {
+		return Contents{}, err
+	}
+	roots := have.Roots
+	for k, c := range cs {
+		if !c.IsCA || !c.BasicConstraintsValid {
+			return Contents{}, fmt.Errorf("identity: certificate %d (%s) is not that of an authority: %w", k+1, clip(c.Subject.String()), ErrCredentials)
+		}
+		if !containsRoot(roots, c) {
+			roots = append(roots, c)
+		}
+	}
+	if len(roots) > maxRoots {
+		return Contents{}, fmt.Errorf("identity: %d roots, expected at most %d: %w", len(roots), maxRoots, ErrCredentials)
+	}
+	if err := writeFile(filepath.Join(dir, CAFile), encodeCertificates(roots...), 0o644); err != nil {
+		return Contents{}, err
+	}
+	return Inspect(dir)
+}
+
+func containsRoot(roots []*x509.Certificate, c *x509.Certificate) bool {
+	for _, r := range roots {
+		if r.Equal(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// Distrust removes a root certificate from the bundle of a directory: the one whose [Fingerprint] begins with the given
+// digits, of which there must be one, and at least 8 of them. It refuses to remove the root of the node's own certificate, and
+// that of an authority in the same directory, with [ErrCredentials].
+func Distrust(dir, fingerprint string) (Contents, error) {
+	have, err := Inspect(dir)
+	if err != nil {
+		return Contents{}, err
+	}
+	if len(fingerprint) < 8 {
+		return Contents{}, fmt.Errorf("identity: fingerprint %q: expected at least 8 digits of it: %w", clip(fingerprint), ErrCredentials)
+	}
+	var keep []*x509.Certificate
+	gone := ""
+	for _, r := range have.Roots {
+		f := Fingerprint(r)
+		if !strings.HasPrefix(f, fingerprint) {
+			keep = append(keep, r)
+			continue
+		}
+		switch {
+		case gone != "":
+			return Contents{}, fmt.Errorf("identity: two roots have a fingerprint that begins with %s: %w", fingerprint, ErrCredentials)
+		case f == have.Issuer:
+			return Contents{}, fmt.Errorf("identity: root %s issued this node's own certificate; give the node one of another authority first: %w", f, ErrCredentials)
+		case have.Authority != nil && have.Authority.Equal(r):
+			return Contents{}, fmt.Errorf("identity: root %s is that of the authority in %s: %w", f, dir, ErrCredentials)
+		}
+		gone = f
+	}
+	if gone == "" {
+		return Contents{}, fmt.Errorf("identity: no root has a fingerprint that begins with %s: %w", clip(fingerprint), ErrCredentials)
+	}
+	if err := writeFile(filepath.Join(dir, CAFile), encodeCertificates(keep...), 0o644); err != nil {
+		return Contents{}, err
+	}
+	return Inspect(dir)
+}
+
+// Deny adds a line to the file of rules of a directory that denies names, or the serial number of one certificate; exactly one
+// of pattern and serial is given. The rest of the file stays as it is. Where there is none, one is made that gives all rights to
+// everyone else, as it was before. Programs that run take it up by themselves.
+func Deny(dir, pattern, serial string) (*Rules, error) {
+	line := "deny name " + pattern
+	if serial != "" {
+		line = "deny serial " + serial
+	}
+	if (pattern == "") == (serial == "") || len(strings.Fields(line)) != 3 || strings.ContainsAny(line, "#\r\n") {
+		return nil, fmt.Errorf("identity: expected a name or a serial number to deny: %w", ErrPolicy)
+	}
+	have, err := Inspect(dir)
+	if err != nil {
+		return nil, err
+	}
+	if pattern != "" && match(pattern, have.Self.Name) {
+		return nil, fmt.Errorf("identity: %q is this node itself: %w", pattern, ErrPolicy)
+	}
+	path := filepath.Join(dir, PolicyFile)
+	text, mode := []byte("default all\n"), fs.FileMode(0o644)
+	if have.Rules != nil {
+		if text, err = readFile(path, false); err != nil {
+			return nil, err
+		}
+		if fi, err := os.Stat(path); err == nil {
+			mode = fi.Mode().Perm()
+		}
+	}
+	if len(text) > 0 && text[len(text)-1] != '\n' {
+		text = append(text, '\n')
+	}
+	text = append(text, line+"\n"...)
+	r, err := ParseRules(text)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return r, writeFile(path, text, mode)
+}

@@ -1,0 +1,204 @@
+package identity
+
+import (
+	"crypto/x509"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// The move of docs/security.md with the functions behind the commands, file by file.
+func TestMoveByCommands(t *testing.T) {
+	oldDir, newDirectory, away := newDir(t), newDir(t), newDir(t)
+	oldCA, newCA := setup(t, oldDir, "a"), setup(t, newDirectory, "a")
+	bundle, _, err := oldCA.Export("b", IssueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Import(away, bundle); err != nil {
+		t.Fatal(err)
+	}
+	var la, lb eventLog
+	a, b := open(t, oldDir, always(&la)), open(t, away, always(&lb))
+	works := func(when string) {
+		t.Helper()
+		if _, err := meet(t, a, b); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		if _, err := meet(t, b, a); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	works("before")
+	must := func(c Contents, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	pemOld, pemNew := encodeCertificates(oldCA.cert), encodeCertificates(newCA.cert)
+	must(Trust(oldDir, pemNew))
+	works("a trusts both")
+	must(Trust(away, pemNew))
+	must(Trust(newDirectory, pemOld))
+	works("all trust both")
+	again, err := Trust(away, append(pemNew, pemOld...))
+	if err != nil || len(again.Roots) != 2 {
+		t.Errorf("twice: %d roots, %v", len(again.Roots), err)
+	}
+	if _, err := Distrust(away, Fingerprint(oldCA.cert)); !errors.Is(err, ErrCredentials) {
+		t.Errorf("the root of the node's own certificate was removed: %v", err)
+	}
+	// b gets its certificate by pairing, a by a file.
+	v, done, _ := host(t, newCA, PairingOptions{Self: "a", For: "b"})
+	must(Join(t.Context(), v, away, "b"))
+	if o := <-done; o.err != nil {
+		t.Fatal(o.err)
+	}
+	works("b is of the new authority")
+	bundle, _, err = newCA.Export("a", IssueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Import(oldDir, bundle); !errors.Is(err, ErrExists) {
+		t.Errorf("an authority was given another identity: %v", err)
+	}
+	if err := os.Rename(filepath.Join(oldDir, AuthorityFile), filepath.Join(t.TempDir(), "away")); err != nil {
+		t.Fatal(err)
+	}
+	must(Import(oldDir, bundle))
+	works("both are of the new authority")
+	if _, err := Distrust(newDirectory, Fingerprint(newCA.cert)); !errors.Is(err, ErrCredentials) {
+		t.Errorf("an authority removed its own root: %v", err)
+	}
+	for _, dir := range []string{oldDir, away, newDirectory} {
+		c, err := Distrust(dir, Fingerprint(oldCA.cert)[:8])
+		if err != nil || len(c.Roots) != 1 || !c.Roots[0].Equal(newCA.cert) {
+			t.Errorf("%d roots, %v", len(c.Roots), err)
+		}
+	}
+	works("after")
+	if a.Stats().LoadErrors+b.Stats().LoadErrors != 0 {
+		t.Errorf("%+v, %+v", a.Stats(), b.Stats())
+	}
+	for _, f := range []string{"", "1234567", Fingerprint(oldCA.cert), strings.Repeat("0", 64)} {
+		if _, err := Distrust(away, f); !errors.Is(err, ErrCredentials) {
+			t.Errorf("%q: %v", f, err)
+		}
+	}
+	leaf, err := newCA.Credentials("c", IssueOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Trust(away, encodeCertificates(leaf.Certificate.Leaf)); !errors.Is(err, ErrCredentials) {
+		t.Errorf("a node as root: %v", err)
+	}
+	var many []byte
+	for range maxRoots {
+		many = append(many, encodeCertificates(authority(t).cert)...)
+	}
+	if _, err := Trust(away, many); !errors.Is(err, ErrCredentials) {
+		t.Errorf("too many roots: %v", err)
+	}
+}
+
+func TestDeny(t *testing.T) {
+	dir := newDir(t)
+	ca := setup(t, dir, "a")
+	var log eventLog
+	a, b, c := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{}), issue(t, ca, "c", IssueOptions{})
+	if _, err := Deny(dir, "b", ""); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := meet(t, a, b); !errors.Is(err, ErrDenied) {
+		t.Errorf("b: %v", err)
+	}
+	if _, err := meet(t, a, c); err != nil || a.Rights("c") != All {
+		t.Errorf("c: %v", err)
+	}
+	if _, err := Deny(dir, "", c.Self().Serial); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := meet(t, a, c); !errors.Is(err, ErrDenied) {
+		t.Errorf("c by serial number: %v", err)
+	}
+	// What people wrote stays, and the file stays what it is.
+	const mine = "# mine\nallow x read # why"
+	if err := os.WriteFile(filepath.Join(dir, PolicyFile), []byte(mine), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(filepath.Join(dir, PolicyFile), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Deny(dir, "old-*", ""); err != nil || !r.Denied("old-1", "") || r.Rights("x") != Read {
+		t.Errorf("%v, %v", r, err)
+	}
+	path := filepath.Join(dir, PolicyFile)
+	if text, err := os.ReadFile(path); err != nil || string(text) != mine+"\ndeny name old-*\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	before, _ := os.ReadFile(path)
+	for _, x := range [][2]string{{"", ""}, {"b", "1"}, {"a", ""}, {"*", ""}, {"old-2", ""}, {"b c", ""}, {"b#", ""}, {"b\nallow y all", ""}, {"B", ""}, {"", "XY"}, {"", "1 2"}} {
+		if _, err := Deny(dir, x[0], x[1]); !errors.Is(err, ErrPolicy) {
+			t.Errorf("%q: %v", x, err)
+		}
+	}
+	if after, _ := os.ReadFile(path); string(after) != string(before) {
+		t.Errorf("refused, but written: %q", after)
+	}
+}
+
+// A fleet moves from one authority to the next, one node and one step at a time, and all nodes can talk at each moment.
+func TestMoveToAnotherAuthority(t *testing.T) {
+	from, to := authority(t), authority(t)
+	names := []string{"a", "b", "c"}
+	dirs := make([]string, len(names))
+	nodes := make([]*Identity, len(names))
+	var logs [3]eventLog
+	for k, n := range names {
+		dirs[k] = node(t, from, n)
+		nodes[k] = open(t, dirs[k], always(&logs[k]))
+	}
+	all := func(when string) {
+		t.Helper()
+		for _, s := range nodes {
+			for _, c := range nodes {
+				if _, err := meet(t, s, c); err != nil {
+					t.Fatalf("%s: %s dials %s: %v", when, c.Name(), s.Name(), err)
+				}
+			}
+		}
+	}
+	steps := []struct {
+		what string
+		do   func(k int)
+	}{
+		{"trust both", func(k int) { write(t, dirs[k], CAFile, encodeCertificates(from.cert, to.cert), 0o644) }},
+		{"certificates of the new one", func(k int) { put(t, dirs[k], to, names[k], from.cert) }},
+		{"trust the new one only", func(k int) { write(t, dirs[k], CAFile, encodeCertificates(to.cert), 0o644) }},
+	}
+	all("before")
+	for _, s := range steps {
+		for k := range names {
+			s.do(k)
+			all(s.what + " at " + names[k])
+		}
+	}
+	for k := range logs {
+		for _, e := range logs[k].take() {
+			// Between ca.pem and node.pem nothing is ever wrong.
+			if e.Kind != CredentialsLoaded {
+				t.Errorf("%s: %v: %v", names[k], e.Kind, e.Err)
+			}
+		}
+	}
+	old := issue(t, from, "d", IssueOptions{Roots: []*x509.Certificate{to.cert}})
+	if _, err := meet(t, nodes[0], old); !errors.Is(err, ErrUntrusted) {
+		t.Errorf("a certificate of the old authority: %v", err)
+	}
+}

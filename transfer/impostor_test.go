@@ -1,0 +1,117 @@
+package transfer
+
+import (
+	"crypto/tls"
+	"errors"
+	"testing"
+
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/sched"
+)
+
+// TestClaimedName checks that a peer with a certificate is who the certificate says, whatever name its hello has.
+func TestClaimedName(t *testing.T) {
+	ca := authority(t)
+	asked := make(chan string, 1)
+	peers := make(chan *Peer, 1)
+	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, OnPeer: func(p *Peer) { peers <- p },
+		Limits: Limits{ForPeer: func(name string) (Quota, bool) { asked <- name; return Quota{Out: sched.Limits{}}, true }}})
+	a := open(t, Options{Identity: issue(t, ca, "guest"), Name: "trainer"})
+	if _, err := a.Dial(ctx(t), b.Addrs()[0]); err != nil {
+		t.Fatal(err)
+	}
+	p := <-peers
+	if name := <-asked; name != "guest" {
+		t.Errorf("the limits are those of %q", name)
+	}
+	if p.Name() != "guest" || p.String() != `"guest"` {
+		t.Errorf("it is called %q, %v", p.Name(), p)
+	}
+	if s := b.Snapshot(); len(s.Peers) != 1 || s.Peers[0].Name != "guest" {
+		t.Errorf("the snapshot has %+v", s.Peers)
+	}
+}
+
+// TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: what was lost with that one is
+// not settled by it, nor told to it.
+func TestImpostorSettlesNothing(t *testing.T) {
+	ca := authority(t)
+	victim := open(t, Options{Identity: issue(t, ca, "victim"), Listen: []string{loopback}})
+	impostor := open(t, Options{Identity: issue(t, ca, "impostor")})
+	impostor.id = victim.id
+	if err := impostor.listen(ctx(t), loopback); err != nil {
+		t.Fatal(err)
+	}
+	a := open(t, Options{Identity: issue(t, ca, "a")})
+	v, err := a.Dial(ctx(t), victim.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.fail(errors.New("test"))
+	if !v.unsettled() {
+		t.Fatal("the session is not remembered as lost")
+	}
+	i, err := a.Dial(ctx(t), impostor.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := i.settle(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	if !v.unsettled() {
+		t.Error("another node said that the lost session is ended, and was believed")
+	}
+}
+
+// TestEndByThief has a node with a certificate of its own name the session of another node: it is not ended.
+func TestEndByThief(t *testing.T) {
+	ca := authority(t)
+	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}})
+	a := open(t, Options{Identity: issue(t, ca, "a")})
+	p, err := a.Dial(ctx(t), b.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	thief := open(t, Options{Identity: issue(t, ca, "thief")})
+	thief.id = a.id
+	q, err := thief.Dial(ctx(t), b.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := q.request(ctx(t), &control.EndSessions{Sessions: [][16]byte{p.Session()}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.List(ctx(t), ""); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSessionsAreBounded checks that one certificate cannot have sessions without end, and that others come in meanwhile.
+func TestSessionsAreBounded(t *testing.T) {
+	ca := authority(t)
+	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}})
+	var many []*Peer
+	b.mu.Lock()
+	for range maxSessions {
+		p := &Peer{node: b, tls: new(tls.ConnectionState), cert: identity.Peer{Name: "many"}}
+		b.peers[p] = true
+		many = append(many, p)
+	}
+	b.mu.Unlock()
+	dial := func(name string) error {
+		_, err := open(t, Options{Identity: issue(t, ca, name)}).Dial(ctx(t), b.Addrs()[0])
+		return err
+	}
+	if err := dial("many"); !errors.Is(err, control.Busy) {
+		t.Errorf("one more: %v", err)
+	}
+	if err := dial("other"); err != nil {
+		t.Errorf("another one: %v", err)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range many {
+		delete(b.peers, p)
+	}
+}

@@ -1,0 +1,406 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// What cannot get better is not tried again.
+func TestJobRefusals(t *testing.T) {
+	s := newServer(t, 1<<20, ExportOptions{})
+	n := open(t, Options{})
+	l := link(t, n, s.addr(), LinkOptions{})
+	dst := region(t, 1<<20)
+	wo := region(t, 1<<20)
+	export(t, s.node, wo, "wo", path.Write)
+	for what, c := range map[string]struct {
+		begin func() (*Job, error)
+		want  error
+	}{
+		"no such name": {func() (*Job, error) { return l.Fetch(ctx(t), "y", dst.All(), JobOptions{}) }, control.NotFound},
+		"not writable": {func() (*Job, error) { return l.Store(ctx(t), "x", dst.All(), JobOptions{}) }, path.ErrRights},
+		"not readable": {func() (*Job, error) { return l.Fetch(ctx(t), "wo", dst.All(), JobOptions{}) }, path.ErrRights},
+		"no such path": {func() (*Job, error) {
+			return l.Fetch(ctx(t), "x", dst.All(), JobOptions{Transfer: PutOptions{Paths: []string{"none"}}})
+		}, path.ErrUnavailable},
+		"wrong address": {func() (*Job, error) {
+			return link(t, n, "tcp://192.0.2.1:1", LinkOptions{}).Fetch(ctx(t), "x", dst.All(), JobOptions{})
+		}, ErrPlaintext},
+	} {
+		j, err := c.begin()
+		if err == nil {
+			err = j.Wait(ctx(t))
+			if e := j.Explain(); e.Attempts != 1 {
+				t.Errorf("%s: tried again: %v", what, e)
+			}
+		}
+		if !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for what, o := range map[string]JobOptions{
+		"From":    {From: 1<<20 + 1},
+		"Window":  {Window: 257},
+		"Window-": {Window: -1},
+		"Stall":   {Stall: -1},
+		"Retry":   {Retry: Retry{Factor: 0.1}},
+		"Msg":     {Transfer: PutOptions{Msg: []byte{1}}},
+	} {
+		if j, err := l.Fetch(ctx(t), "x", dst.All(), o); err == nil {
+			t.Errorf("%s: accepted", what)
+			j.Cancel()
+		}
+	}
+	if _, err := l.Fetch(ctx(t), "", dst.All(), JobOptions{}); err == nil {
+		t.Error("a name of no bytes was accepted")
+	}
+	if _, err := l.Fetch(ctx(t), "x", mem.Span{Region: dst, Off: 1 << 20, Len: 1}, JobOptions{}); !errors.Is(err, mem.ErrBounds) {
+		t.Errorf("beyond the region: %v", err)
+	}
+	canceled, cancel := context.WithCancel(ctx(t))
+	cancel()
+	if _, err := l.Fetch(canceled, "x", dst.All(), JobOptions{}); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled before: %v", err)
+	}
+}
+
+// A server that is not there: the job fails once, says how often and why, and gives the memory back.
+func TestJobGivesUp(t *testing.T) {
+	s := newServer(t, 4096, ExportOptions{})
+	s.proxy.Refuse(true)
+	n := open(t, Options{})
+	l := link(t, n, s.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 2 * time.Millisecond}})
+	dst := region(t, 4096)
+	var ends atomic.Int64
+	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 5}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	called := make(chan struct{})
+	j.OnDone(func(*Job) { ends.Add(1); close(called) })
+	err = j.Wait(ctx(t))
+	if !errors.Is(err, ErrGaveUp) || !strings.Contains(err.Error(), "5 attempts") {
+		t.Errorf("%v", err)
+	}
+	if e := j.Explain(); e.History[0].Dials != 5 {
+		t.Errorf("%v", e)
+	}
+	soon(t, called, "the call of OnDone")
+	if j.Cancel() || ends.Load() != 1 {
+		t.Errorf("ended %d times", ends.Load())
+	}
+	dst.Close()
+	soon(t, dst.Unmapped(), "the return of the last lease")
+	// By time: the dials go on, the job does not.
+	dst2 := region(t, 4096)
+	j, err = l.Fetch(ctx(t), "x", dst2.All(), JobOptions{Retry: Retry{Attempts: -1, Total: 50 * time.Millisecond}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := j.Wait(ctx(t)); !errors.Is(err, ErrGaveUp) || !strings.Contains(err.Error(), "without progress") {
+		t.Errorf("%v", err)
+	}
+	if c := l.Snapshot(); c.Counts.Jobs != 2 || c.Counts.Failed != 2 || c.Jobs != 0 || c.Sessions.DialsFailed < 5 {
+		t.Errorf("%+v", c)
+	}
+}
+
+// A peer that goes again and again without a byte: the attempts are counted, and their list is bounded.
+func TestJobGivesUpOnLosses(t *testing.T) {
+	s := newServer(t, 4096, ExportOptions{})
+	d := over("tcp")
+	d.dial = func(ctx context.Context) error { // of a data connection
+		s.proxy.Cut()
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	l := link(t, open(t, Options{Paths: []path.Driver{d}}), s.addr(), LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
+	dst := region(t, 4096)
+	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 50}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = j.Wait(ctx(t))
+	var je *JobError
+	if !errors.Is(err, ErrGaveUp) || !errors.Is(err, ErrPeerLost) || !errors.As(err, &je) {
+		t.Fatalf("%v", err)
+	}
+	if je.Attempts < 50 || len(je.History) > maxHistory || je.History[0].Number != 1 || je.History[len(je.History)-1].Number != je.Attempts {
+		t.Errorf("%d attempts, %d listed", je.Attempts, len(je.History))
+	}
+	if n := len(err.Error()); n > 300*(maxHistory+3) {
+		t.Errorf("an error of %d bytes", n)
+	}
+	for _, a := range j.Explain().History {
+		if a.Err == nil || a.Moved > 0 {
+			t.Errorf("attempt %d: %d bytes, %v", a.Number, a.Moved, a.Err)
+		}
+	}
+	dst.Close()
+	soon(t, dst.Unmapped(), "the return of the last lease")
+}
+
+func TestJobCancel(t *testing.T) {
+	for what, cancel := range map[string]func(t *testing.T, m *midway, stop context.CancelFunc){
+		"Cancel":     func(t *testing.T, m *midway, _ context.CancelFunc) { m.job.Cancel() },
+		"context":    func(t *testing.T, m *midway, stop context.CancelFunc) { stop() },
+		"Link.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.l.Close() },
+		"Node.Close": func(t *testing.T, m *midway, _ context.CancelFunc) { m.n.Close() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
+			m.n = open(t, Options{Paths: []path.Driver{m.g.driver}})
+			m.l = m.n.Link(m.addr(), LinkOptions{})
+			c, stop := context.WithCancel(ctx(t))
+			defer stop()
+			var err error
+			if m.job, err = m.l.Fetch(c, "x", m.mem.All(), JobOptions{Piece: midwayPiece, Window: 2, OnVerified: m.offs.add}); err != nil {
+				t.Fatal(err)
+			}
+			soon(t, m.g.held, "the middle of the job")
+			go func() { // the operations that are under way come back, canceled or done
+				<-m.job.ctx.Done()
+				m.g.release(m.n)
+			}()
+			cancel(t, m, stop)
+			err = m.job.Wait(ctx(t))
+			want := path.ErrCanceled
+			if strings.HasSuffix(what, "Close") {
+				want = ErrClosed
+			}
+			if !errors.Is(err, want) {
+				t.Errorf("%v", err)
+			}
+			if v := m.job.Verified(); v < (midwayHeld-1)*midwayPiece || v >= midwaySize || !bytes.Equal(m.mem.All().Bytes()[:v], m.r.All().Bytes()[:v]) {
+				t.Errorf("%d bytes are verified", v)
+			}
+			if got := m.offs.get(); got[len(got)-1] != m.job.Verified() {
+				t.Errorf("told of %v, verified %d", got, m.job.Verified())
+			}
+			m.mem.Close()
+			soon(t, m.mem.Unmapped(), "the return of the last lease")
+			m.l.Close()
+			if _, err := m.l.Fetch(ctx(t), "x", m.mem.All(), JobOptions{}); err == nil {
+				t.Error("a closed link took a job")
+			}
+			if _, err := m.l.Peer(ctx(t)); !errors.Is(err, ErrClosed) {
+				t.Errorf("a closed link has a peer: %v", err)
+			}
+		})
+	}
+}
+
+// Cancel while nothing can be had: waiting for a session, and between attempts.
+func TestJobCancelWhileWaiting(t *testing.T) {
+	s := newServer(t, 4096, ExportOptions{})
+	s.proxy.Refuse(true)
+	l := link(t, open(t, Options{}), s.addr(), LinkOptions{Retry: Retry{First: time.Hour, Max: time.Hour}})
+	dst := region(t, 4096)
+	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: -1, Total: -1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for c := ctx(t); l.Snapshot().Sessions.DialsFailed == 0 && c.Err() == nil; {
+		j.Wait(shortly(t))
+	}
+	if !j.Cancel() {
+		t.Error("it had ended")
+	}
+	if err := j.Wait(ctx(t)); !errors.Is(err, path.ErrCanceled) {
+		t.Errorf("%v", err)
+	}
+}
+
+// Callbacks may close what they are called by.
+func TestCloseFromOnVerified(t *testing.T) {
+	for what, end := range map[string]func(n *Node, l *Link) error{
+		"node": func(n *Node, l *Link) error { return n.Close() },
+		"link": func(n *Node, l *Link) error { return l.Close() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newServer(t, 1<<20, ExportOptions{})
+			n := open(t, Options{})
+			l := n.Link(s.addr(), LinkOptions{})
+			dst := region(t, 1<<20)
+			var once sync.Once
+			closed := make(chan struct{})
+			j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Piece: 4096, Window: 1, OnVerified: func(uint64) {
+				once.Do(func() {
+					if err := end(n, l); err != nil {
+						t.Error(err)
+					}
+					close(closed)
+				})
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			soon(t, closed, "the end of Close")
+			if err := j.Wait(ctx(t)); err != nil && !errors.Is(err, ErrClosed) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// OnVerified that takes long holds up nobody, and is not called twice at a time; a new beginning waits for it.
+func TestSlowOnVerified(t *testing.T) {
+	m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
+	m.n = open(t, Options{Paths: []path.Driver{m.g.driver}})
+	m.l = link(t, m.n, m.addr(), LinkOptions{})
+	var inside atomic.Int64
+	block := make(chan struct{})
+	zero := false
+	var err error
+	m.job, err = m.l.Fetch(ctx(t), "x", m.mem.All(), JobOptions{Piece: midwayPiece, Window: 2, OnVerified: func(off uint64) {
+		if inside.Add(1) != 1 {
+			t.Error("called twice at a time")
+		}
+		<-block
+		if off == 0 {
+			zero = true
+			// Nothing of the new content is there yet.
+			if !bytes.Equal(m.mem.All().Bytes()[:midwayPiece], first(m.r)) {
+				t.Error("bytes were overwritten before the caller knew")
+			}
+		}
+		m.offs.add(off)
+		inside.Add(-1)
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon(t, m.g.held, "the middle of the job") // although the callback blocks
+	old := m.r
+	m.again(t, 4, midwaySize, ExportOptions{})
+	m.r = old // for the comparison
+	for c := ctx(t); m.job.Verified() != 0 && c.Err() == nil; {
+		m.job.Wait(shortly(t))
+	}
+	close(block)
+	if err := m.job.Wait(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	if !zero {
+		t.Error("not told of the new beginning")
+	}
+}
+
+func first(r *mem.Region) []byte { return r.All().Bytes()[:midwayPiece] }
+
+// A path that stands still although the peer lives is left after the time that the caller gives.
+func TestJobStall(t *testing.T) {
+	m := newMidway(t, path.Get, ExportOptions{}, JobOptions{Stall: 20 * time.Millisecond})
+	p := m.n.Peers()[0]
+	p.mu.Lock()
+	var ln *lane
+	for _, l := range p.paths {
+		ln = l
+	}
+	p.mu.Unlock()
+	// The pieces that stand still are canceled; their end comes when the gate opens.
+	canceled := func() bool {
+		ln.mu.Lock()
+		defer ln.mu.Unlock()
+		for _, s := range ln.slots {
+			if s.t != nil && s.t.canceled.Load() {
+				return true
+			}
+		}
+		return false
+	}
+	for c := ctx(t); !canceled(); {
+		if c.Err() != nil {
+			t.Fatal("nothing was canceled")
+		}
+		m.job.Wait(shortly(t))
+	}
+	m.g.release(m.n)
+	m.good(t, 0)
+	if err := m.job.Explain().History[0].Err; !errors.Is(err, errStalled) {
+		t.Errorf("the first attempt ended with %v", err)
+	}
+}
+
+// Many jobs share a link whose connection is cut again and again: each ends once, exactly.
+func TestJobsUnderCuts(t *testing.T) {
+	const jobs, size = 12, 512 << 10
+	s := newServer(t, size, ExportOptions{})
+	sink := make([]*mem.Region, jobs)
+	for i := range sink {
+		sink[i] = region(t, size)
+		export(t, s.node, sink[i], "sink"+string(rune('a'+i)), path.Write)
+	}
+	n := open(t, Options{})
+	l := link(t, n, s.addr(), LinkOptions{Max: 3, Retry: Retry{First: time.Millisecond, Max: 5 * time.Millisecond, Attempts: -1}})
+	stop := make(chan struct{})
+	var cutter sync.WaitGroup
+	cutter.Go(func() {
+		for tick := time.NewTicker(15 * time.Millisecond); ; {
+			select {
+			case <-stop:
+				tick.Stop()
+				return
+			case <-tick.C:
+				s.proxy.Cut()
+			}
+		}
+	})
+	src := region(t, size)
+	fill(src, 11)
+	var all []*Job
+	dsts := make([]*mem.Region, jobs)
+	var ends atomic.Int64
+	for i := range jobs {
+		dsts[i] = region(t, size)
+		o := JobOptions{Piece: 16 << 10, Transfer: PutOptions{Paths: []string{paths[i%2]}}}
+		j, err := l.Fetch(ctx(t), "x", dsts[i].All(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := l.Store(ctx(t), "sink"+string(rune('a'+i)), src.All(), o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, j := range []*Job{j, k} {
+			j.OnDone(func(*Job) { ends.Add(1) })
+			all = append(all, j)
+		}
+	}
+	for _, j := range all {
+		if err := j.Wait(ctx(t)); err != nil {
+			t.Errorf("%v", err)
+		}
+	}
+	close(stop)
+	cutter.Wait()
+	for i := range jobs {
+		if !bytes.Equal(dsts[i].All().Bytes(), s.r.All().Bytes()) {
+			t.Errorf("fetch %d: the bytes are not right", i)
+		}
+		if !bytes.Equal(sink[i].All().Bytes(), src.All().Bytes()) {
+			t.Errorf("store %d: the bytes are not right", i)
+		}
+	}
+	for c := ctx(t); ends.Load() < 2*jobs && c.Err() == nil; {
+		all[0].Wait(shortly(t))
+	}
+	if ends.Load() != 2*jobs {
+		t.Errorf("%d of %d ended", ends.Load(), 2*jobs)
+	}
+	c := l.Snapshot()
+	if c.Counts.Done != 2*jobs || c.Counts.Restarts != 0 {
+		t.Errorf("%+v", c)
+	}
+	t.Logf("%+v", c)
+}

@@ -1,0 +1,237 @@
+package transfer
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
+)
+
+// Limits bound what a node does at once and how fast, so that no peer can take what the others need. The zero value limits
+// nothing but the memory for pushed tensors (Options.Budget).
+//
+// What is refused is refused at once, with an error that matches one of sched.ErrTooMany, ErrTooManyBytes, ErrTooLarge,
+// ErrDType, ErrRate and ErrMemory, here and, for what a peer asked for, there too. It says which limit and whose. A refused
+// transfer has cost nothing and leaves nothing. Rates refuse nothing: they make wait.
+//
+// Queues are outside: their owners post as they like. So are the peer's puts and gets of exports, except for the rate: a
+// one-sided transfer asks nobody. What bounds these is the window of the path.
+type Limits struct {
+	Node Quota // for all peers together
+	Peer Quota // for each peer, all its sessions together
+	// ForPeer, if not nil, is asked for the quota of a peer when it connects for the first time; false leaves it at Peer. The
+	// name is that of its certificate, or what it calls itself where there is none.
+	ForPeer func(name string) (Quota, bool)
+}
+
+// Quota bounds the two directions.
+type Quota struct {
+	// Out bounds the transfers that this node begins: Put, Get, Notify and SendTensor. DTypes holds for SendTensor; Memory
+	// means nothing here. The rate counts the bytes of puts and gets alike.
+	Out sched.Limits
+	// In bounds what peers begin. Transfers, Bytes, Largest and DTypes hold for tensors that they push (Receive); Memory for the
+	// memory of those until they are released. The rate is that of all bytes that this side writes or reads for them: a peer that
+	// is faster is not polled for a while, so that its connections push back, which also delays transfers of this node's making
+	// on the same connections. A path by which a peer reaches memory without this side's doing cannot be held to a rate: with
+	// one, it is not opened, and the peer is told sched.ErrRate.
+	In sched.Limits
+}
+
+func (q *Quota) check(whose string) error {
+	if err := q.Out.Check(); err != nil {
+		return fmt.Errorf("transfer: limits of %s, outgoing: %w", whose, err)
+	}
+	if err := q.In.Check(); err != nil {
+		return fmt.Errorf("transfer: limits of %s, incoming: %w", whose, err)
+	}
+	return nil
+}
+
+// limits are the accounts and rates of a node or of a peer, whose parent is the node's.
+type limits struct {
+	begin           time.Time // of the clock of the rates
+	parent          *limits
+	out, in         *sched.Account
+	outRate, inRate *sched.Rate
+}
+
+func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
+	if err := q.check(whose); err != nil {
+		return nil, err
+	}
+	l := &limits{parent: parent}
+	var out, in *sched.Account
+	if parent != nil {
+		l.begin, out, in = parent.begin, parent.out, parent.in
+	} else {
+		l.begin = time.Now()
+	}
+	l.out, l.in = sched.NewAccount(whose, q.Out, out), sched.NewAccount(whose, q.In, in)
+	rate := func(s *sched.Limits) (r *sched.Rate, err error) {
+		if s.Rate > 0 {
+			r, err = sched.NewRate(s.Rate, s.Burst, l.now())
+		}
+		return r, err
+	}
+	var err error
+	if l.outRate, err = rate(&q.Out); err == nil {
+		l.inRate, err = rate(&q.In)
+	}
+	return l, err
+}
+
+// principal is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
+// one share its limits, so that more of them do not mean more.
+func (p *Peer) principal() (key, name string) {
+	if p.tls != nil {
+		return "certificate " + p.cert.Name, p.cert.Name
+	}
+	return "node " + string(p.info.Node[:]), p.info.Name
+}
+
+// limitsFor finds the limits of a peer that has just connected, or makes them.
+func (n *Node) limitsFor(p *Peer) (*limits, error) {
+	key, name := p.principal()
+	n.mu.Lock()
+	l := n.limitsOf[key]
+	n.mu.Unlock()
+	if l != nil {
+		return l, nil
+	}
+	q := n.opts.Limits.Peer
+	if f := n.opts.Limits.ForPeer; f != nil {
+		if own, ok := f(name); ok {
+			q = own
+		}
+	}
+	l, err := newLimits("peer "+strconv.Quote(name), q, n.limits)
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if other := n.limitsOf[key]; other != nil {
+		return other, nil
+	}
+	if len(n.limitsOf) >= maxPrincipals {
+		n.forgetLimits()
+	}
+	n.limitsOf[key] = l
+	return l, nil
+}
+
+// maxPrincipals is how many peers' limits are remembered before those that nobody uses are forgotten. They outlive sessions: a
+// peer that dials anew has the memory that it had, and the rate.
+const maxPrincipals = 1024
+
+// forgetLimits drops the limits of peers that are not connected and hold nothing. The node's mutex is held.
+func (n *Node) forgetLimits() {
+	used := map[*limits]bool{}
+	for p := range n.peers {
+		select {
+		case <-p.ready:
+			used[p.limits] = true
+		default: // it has none yet
+		}
+	}
+	for key, l := range n.limitsOf {
+		if in, out := l.in.Use(), l.out.Use(); !used[l] && in.Transfers+out.Transfers == 0 && in.Memory+out.Memory == 0 {
+			delete(n.limitsOf, key)
+		}
+	}
+}
+
+func (l *limits) now() int64 { return int64(time.Since(l.begin)) }
+
+// admit counts a transfer of this node's making in.
+func (l *limits) admit(bytes uint64) (sched.Grant, error) { return l.out.Admit(bytes) }
+
+// admitTensor does so for one that is to be pushed.
+func (l *limits) admitTensor(bytes uint64, d tensor.DType) (sched.Grant, error) {
+	if err := l.out.Fits(bytes, d); err != nil {
+		return sched.Grant{}, err
+	}
+	return l.out.Admit(bytes)
+}
+
+// send takes bytes from the rates and says how long they have to wait.
+func (l *limits) send(bytes uint64) time.Duration {
+	if bytes == 0 || l.outRate == nil && l.parent.outRate == nil {
+		return 0
+	}
+	return sched.Reserve(l.now(), bytes, l.outRate, l.parent.outRate)
+}
+
+// piece is the largest piece that keeps a rate smooth, 0 without a rate.
+func (l *limits) piece() (most uint64) {
+	for _, r := range [...]*sched.Rate{l.outRate, l.parent.outRate} {
+		if r != nil {
+			if b := max(r.Burst()/2, 4<<10); most == 0 || b < most {
+				most = b
+			}
+		}
+	}
+	return most
+}
+
+// heard counts bytes that the peer had written or read, and says how long it is to be left alone.
+func (l *limits) heard(bytes uint64) time.Duration {
+	now := l.now()
+	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))
+}
+
+// paced reports whether there is a rate for what peers do.
+func (l *limits) paced() bool { return l.inRate != nil || l.parent.inRate != nil }
+
+// cannotPace refuses a path that cannot be held to a rate.
+func (l *limits) cannotPace(traits path.Traits) error {
+	if !l.paced() || !traits.Whole {
+		return nil
+	}
+	return &sched.Refusal{Code: control.OverRate, Text: "a path by which the peer reaches memory by itself cannot be held to a rate", Whose: "this node"}
+}
+
+// meter counts what the peer did by this path since the last call.
+func (l *lane) meter() {
+	if !l.peer.limits.paced() {
+		return
+	}
+	s := l.p.Stats()
+	total := s.BytesPlaced + s.BytesServed
+	n := total - l.metered
+	l.metered = total
+	if n == 0 {
+		return
+	}
+	if wait := l.peer.limits.heard(n); wait > 0 {
+		l.heldTill = time.Now().Add(wait)
+	}
+}
+
+// overRate reports whether the peer was faster than it may be; the lane is then served again when it may go on.
+func (l *lane) overRate() bool {
+	if l.heldTill.IsZero() {
+		return false
+	}
+	wait := time.Until(l.heldTill)
+	if wait <= 0 {
+		l.heldTill = time.Time{}
+		return false
+	}
+	if l.resume != nil {
+		l.resume.Reset(wait)
+		return true
+	}
+	l.resume = time.AfterFunc(wait, func() {
+		l.mu.Lock()
+		if !l.gone {
+			l.peer.node.loop.kick(l)
+		}
+		l.unlock()
+	})
+	return true
+}

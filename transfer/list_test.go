@@ -1,0 +1,140 @@
+package transfer
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
+)
+
+// The index answers as a sorted list of all names would.
+func TestNameIndexModel(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var x nameIndex
+		model := map[string]bool{}
+		name := rapid.StringMatching(`[abc]{1,4}`)
+		t.Repeat(map[string]func(*rapid.T){
+			"insert": func(t *rapid.T) {
+				if s := name.Draw(t, "name"); !model[s] {
+					model[s] = true
+					x.insert(&Export{name: s})
+				}
+			},
+			"fill": func(t *rapid.T) { // enough to split runs, in order or against it
+				n, down := rapid.IntRange(1, 1200).Draw(t, "n"), rapid.Bool().Draw(t, "down")
+				for i := range n {
+					if down {
+						i = n - i
+					}
+					if s := fmt.Sprintf("b%05d", i); !model[s] {
+						model[s] = true
+						x.insert(&Export{name: s})
+					}
+				}
+			},
+			"remove": func(t *rapid.T) {
+				s := name.Draw(t, "name")
+				x.remove(s)
+				delete(model, s)
+			},
+			"clear": func(t *rapid.T) {
+				prefix := rapid.StringMatching(`b0{0,3}[0-9]?`).Draw(t, "prefix")
+				for s := range model {
+					if strings.HasPrefix(s, prefix) {
+						x.remove(s)
+						delete(model, s)
+					}
+				}
+			},
+			"": func(t *rapid.T) {
+				prefix := rapid.StringMatching(`[abc]{0,2}`).Draw(t, "prefix")
+				after := rapid.OneOf(rapid.Just(""), name, rapid.StringMatching(`b000[0-9]{2}`)).Draw(t, "after")
+				most := rapid.IntRange(1, 2000).Draw(t, "most")
+				var want, got []string
+				for s := range model {
+					if strings.HasPrefix(s, prefix) && s > after {
+						want = append(want, s)
+					}
+				}
+				slices.Sort(want)
+				want = want[:min(len(want), most)]
+				x.from(prefix, after, func(e *Export) bool {
+					got = append(got, e.name)
+					return len(got) < most
+				})
+				if !slices.Equal(got, want) {
+					t.Fatalf("prefix %q after %q: %d names %.60q, expected %d %.60q", prefix, after, len(got), got, len(want), want)
+				}
+				for i, r := range x.runs {
+					if len(r) == 0 || len(r) > runMax {
+						t.Fatalf("run %d has %d names", i, len(r))
+					}
+				}
+			},
+		})
+	})
+}
+
+// many exports n named tensors of one region.
+func many(t testing.TB, node *Node, n int) (names []string) {
+	t.Helper()
+	r := region(t, 4096)
+	d := tensor.Desc{DType: tensor.F32, Shape: []int64{4, 16}}
+	for i := range n {
+		name := fmt.Sprintf("model.layers.%d.weight", i)
+		names = append(names, name)
+		if _, err := node.Export(r.All(), ExportOptions{Name: name, Rights: path.Read, Tensor: &d}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+func TestListManyPages(t *testing.T) {
+	p := newPair(t, Options{})
+	n, deep := 10_000, 111 // deep: of layers.99, 99n and 99nn
+	if raceEnabled {
+		n, deep = 2000, 11
+	}
+	names := many(t, p.b, n)
+	all, err := p.ab.List(ctx(t), "model.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := make([]string, len(all))
+	for i, r := range all {
+		got[i] = r.Name
+		if r.Tensor == nil || len(r.Tensor.Shape) != 2 {
+			t.Fatalf("%q without its tensor", r.Name)
+		}
+	}
+	if !slices.Equal(got, names) {
+		t.Fatalf("%d names, expected %d", len(got), len(names))
+	}
+	// What a list showed can be used.
+	dst := region(t, 4096)
+	x, err := p.ab.Get(ctx(t), []path.Copy{all[1321].At(0, dst.All())}, PutOptions{})
+	wait(t, x, err)
+	if some, err := p.ab.List(ctx(t), "model.layers.99"); err != nil || len(some) != deep {
+		t.Fatalf("%d names, expected %d, %v", len(some), deep, err)
+	}
+}
+
+// BenchmarkList10000 lists ten thousand named tensors of a peer over its control connection.
+func BenchmarkList10000(b *testing.B) {
+	p := newPair(b, Options{})
+	many(b, p.b, 10_000)
+	b.ReportAllocs()
+	for b.Loop() {
+		all, err := p.ab.List(b.Context(), "")
+		if err != nil || len(all) != 10_000 {
+			b.Fatal(len(all), err)
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package transfer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// The paths of a peer: opened when they are wanted, by one goroutine for all who wait, and forgotten when they are down.
+
+// lane returns the peer's lane of a driver and sets it up first if there is none.
+func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
+	p.mu.Lock()
+	if p.lost != nil {
+		defer p.mu.Unlock()
+		return nil, p.lost
+	}
+	o := p.lanes[driver]
+	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
+		o = &opening{done: make(chan struct{})}
+		p.lanes[driver] = o
+		p.node.wg.Add(1)
+		go func() {
+			defer p.node.wg.Done()
+			p.open(o, driver)
+		}()
+	}
+	p.mu.Unlock()
+	select {
+	case <-o.done:
+		return o.ln, o.err
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+func (o *opening) failedBefore(t time.Time) bool {
+	select {
+	case <-o.done:
+		return o.err != nil && o.at.Before(t)
+	default:
+		return false
+	}
+}
+
+// openedLane returns the lane of a driver if it is set up, and the error if it could not be a moment ago.
+func (p *Peer) openedLane(driver string) (*lane, error) {
+	p.mu.Lock()
+	o := p.lanes[driver]
+	p.mu.Unlock()
+	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
+		return nil, nil
+	}
+	select {
+	case <-o.done:
+		return o.ln, o.err
+	default:
+		return nil, nil
+	}
+}
+
+func (p *Peer) open(o *opening, driver string) {
+	var ln *lane
+	start := time.Now()
+	pth, id, err := p.dialPath(p.ctx, driver, QueueOptions{Path: driver})
+	if err == nil {
+		ln, err = p.adopt(pth, id)
+	}
+	p.node.obs.setUp(driver, time.Since(start), err)
+	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it here.
+	p.mu.Lock()
+	if err == nil && p.paths[id] != ln {
+		err = fmt.Errorf("%w: as soon as it was set up", path.ErrDown)
+	}
+	if err != nil && p.lost != nil {
+		err = p.lost // that is why
+	}
+	if err == nil {
+		o.ln = ln
+	} else {
+		o.err, o.at = fmt.Errorf("set up %s: %w", driver, err), time.Now()
+	}
+	close(o.done)
+	p.mu.Unlock()
+	if err != nil {
+		p.node.log.Warn("path not set up", "peer", p.info.Name, "path", driver, "error", err)
+	}
+}
+
+// pathConfig is what this side gives to a path with the peer.
+func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
+	o := &p.node.opts
+	c := path.Config{Peer: p.number, Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum}
+	if streams > 0 {
+		c.Streams = streams
+	}
+	if window > 0 {
+		c.Window = window
+	}
+	if c.Window > 0 {
+		c.Window = max(c.Window, fenceRoom+1)
+	}
+	return c
+}
+
+// dialPath asks the peer to accept a path and dials it.
+func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, uint64, error) {
+	d := p.node.driver(driver)
+	if d == nil {
+		return nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
+	}
+	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
+	r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name})
+	if err != nil {
+		return nil, 0, err
+	}
+	offer, err := control.Parse[control.PathOffer](r.Body)
+	if err != nil {
+		return nil, 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	defer cancel()
+	if cfg.Secret, err = p.secret(offer.Offer.Token); err != nil {
+		return nil, 0, err
+	}
+	pth, err := d.Dial(ctx, offer.Offer, cfg)
+	return pth, offer.PathID, err
+}
+
+// adopt makes a lane of a path and gives it to the node's loop.
+func (p *Peer) adopt(pth path.Path, id uint64) (*lane, error) {
+	ln := newLane(p, id, pth)
+	p.mu.Lock()
+	err := p.lost
+	if w := ln.caps.Window; err == nil && w <= fenceRoom {
+		err = fmt.Errorf("transfer: %s agreed to a window of %d: expected at least %d, so that a fence has room: %w", p, w, fenceRoom+1, path.ErrProtocol)
+	}
+	if err == nil && p.paths[id] != nil {
+		err = fmt.Errorf("transfer: %s gave the path id %d twice", p, id)
+	}
+	if welcome, invited := p.coming[id]; err == nil && invited && !welcome {
+		err = fmt.Errorf("%w: before it was set up", path.ErrDown)
+	}
+	if err == nil {
+		p.paths[id] = ln
+		p.node.obs.pathUp(ln, inUse{peer: p, p: pth, ln: ln, id: id})
+	}
+	p.mu.Unlock()
+	if err == nil {
+		if err = p.node.loop.add(ln); err == nil {
+			p.node.log.Info("path up", "peer", p.info.Name, "path", pth.Name(), "security", ln.caps.Security.String())
+			return ln, nil
+		}
+	}
+	ln.shut(err)
+	p.forget(ln)
+	return nil, err
+}
+
+func (p *Peer) forget(ln *lane) {
+	p.mu.Lock()
+	if p.paths[ln.id] == ln {
+		delete(p.paths, ln.id)
+	}
+	for name, o := range p.lanes {
+		select {
+		case <-o.done:
+			if o.ln == ln {
+				delete(p.lanes, name)
+			}
+		default:
+		}
+	}
+	p.mu.Unlock()
+	p.node.loop.remove(ln)
+}
+
+// laneDown is called when a path ended; the peer stays as long as its control connection does.
+func (p *Peer) laneDown(ln *lane, err error) {
+	p.node.obs.pathDown(ln, err)
+	p.forget(ln)
+	if !errors.Is(err, ErrPeerLost) {
+		p.node.log.Warn("path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
+	}
+}
+
+// fence asks every path of the peer for a fence and returns what to wait for.
+func (p *Peer) fence(key path.Key) []<-chan error {
+	p.mu.Lock()
+	var lanes []*lane
+	for _, l := range p.paths {
+		lanes = append(lanes, l)
+	}
+	p.mu.Unlock()
+	var out []<-chan error
+	for _, l := range lanes {
+		out = append(out, l.fence(key))
+		p.node.loop.kick(l)
+	}
+	return out
+}
+
+func (p *Peer) addQueue(q *Queue) {
+	p.node.keepQueue(q)
+	p.mu.Lock()
+	lost := p.lost
+	if lost == nil {
+		p.queues[q] = true
+		p.node.obs.pathUp(q, inUse{peer: p, p: q.p, queue: q.name})
+	}
+	p.mu.Unlock()
+	if lost != nil {
+		q.fail(lost)
+	}
+}
+
+func (p *Peer) removeQueue(q *Queue) {
+	p.mu.Lock()
+	delete(p.queues, q)
+	p.mu.Unlock()
+	p.node.obs.pathDown(q, q.why())
+	p.node.dropQueue(q)
+}
+
+func (p *Peer) remote(k path.Key) (path.Desc, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d, ok := p.remotes[k]
+	return d, ok
+}

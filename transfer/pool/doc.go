@@ -1,0 +1,27 @@
+// Package pool keeps connections to one address: it dials when there is demand, keeps some alive, hands out the least used,
+// and closes those that nobody needs.
+//
+//	p, err := pool.New(pool.Options[net.Conn]{
+//		Dial:  func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "tcp", addr) },
+//		Close: func(c net.Conn) error { return c.Close() },
+//		Max:   8,
+//	})
+//	lease, err := p.Get(ctx)
+//	defer lease.Release()
+//	lease.Conn().Write(...)
+//
+// A [Lease] is the right to use a connection; it is given back by Release, once or more often. Several leases share one
+// connection where Options.Users allows it.
+//
+// # Rules
+//
+//   - Who waits is served in the order of coming, and leaves when its context ends.
+//   - A connection that is known to be dead is never handed out: its Done is looked at each time, and Check looks now and then.
+//   - A failed dial fails nobody by itself. After it the pool waits, with full jitter, up to a bound that grows with each
+//     failure in a row, and tries again, one dial at a time, for as long as somebody waits or Min is not reached. A waiter gives
+//     up when its context ends, when as many dials as it asked for have failed while it waited (Options.Fails), or when a dial
+//     fails in a way that Options.Permanent says will not mend; who comes later begins anew.
+//   - A connection that lived no longer than the next wait would be counts as a failed dial, so that a server which accepts and
+//     hangs up is not dialed in a loop; Lease.Good says that one was of use.
+//   - No lock is held while a function of Options runs.
+package pool

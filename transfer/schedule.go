@@ -1,0 +1,197 @@
+package transfer
+
+import (
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/sched"
+)
+
+// PieceSize is the largest number of bytes that a transfer hands to a path as one operation; Progress advances by it, or by less
+// while other transfers want the same path.
+const PieceSize = 32 << 20
+
+// ShareSize is the number of bytes that a transfer hands to a path at a time while others want the same path too, and the
+// size up to which a transfer counts as small.
+const ShareSize = 256 << 10
+
+const (
+	// wireRoom is how many bytes of large transfers are outstanding at least on a path over a wire while there is company: what is
+	// less leaves the wire idle, what is more makes others wait.
+	wireRoom = 1 << 20
+	// nearRoom is the same for paths that this side completes by itself.
+	nearRoom = 2 * ShareSize
+	// calmed is the number of bytes without company after which a large transfer is alone: pieces grow back to PieceSize with it.
+	calmed = 2 * PieceSize
+	// keepCopies is the longest list of blocks that a slot keeps for its next operation.
+	keepCopies = 1024
+)
+
+// Priority says how transfers of one peer share a path that all of them want. None starves: a transfer of a higher priority
+// gets more bytes in the same time, not all of them. The zero value is PriorityNormal.
+type Priority uint8
+
+const (
+	PriorityNormal Priority = iota // weight 4
+	PriorityHigh                   // weight 16
+	PriorityLow                    // weight 1
+	priorities     = iota
+)
+
+func (p Priority) String() string {
+	switch p {
+	case PriorityNormal:
+		return "normal"
+	case PriorityHigh:
+		return "high"
+	case PriorityLow:
+		return "low"
+	}
+	return "unknown"
+}
+
+var priorityWeights = [priorities]int{4, 16, 1}
+
+// The queue of a lane has two classes for each priority: one for small operations and one for the pieces of large transfers. So a
+// large one that may not have more outstanding for now does not hold small ones up, and neither can starve the other.
+const (
+	allClasses  = 1<<(2*priorities) - 1
+	bulkClasses = 1<<(2*priorities) - 1<<priorities
+)
+
+func lightClass(p Priority) int { return int(p) }
+func bulkClass(p Priority) int  { return priorities + int(p) }
+
+func newQueueOf() *sched.Queue[*Transfer] {
+	q, err := sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)
+	if err != nil {
+		panic(err) // cannot be: the constants are right
+	}
+	return q
+}
+
+// cursor is a place in the bytes of a transfer.
+type cursor struct {
+	block int    // of its copies
+	off   uint64 // bytes into that block
+	done  uint64 // bytes before it
+}
+
+// isBulk reports whether the transfer is large: its pieces take turns with those of other large ones.
+func (t *Transfer) isBulk() bool { return t.bytes > ShareSize }
+
+// flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and with it their order; a large one
+// has its own. A large one that only has its notification left is small.
+func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
+	switch {
+	case !t.isBulk():
+		return &l.light[t.priority], lightClass(t.priority)
+	case t.all:
+		return &t.flow, lightClass(t.priority)
+	}
+	return &t.flow, bulkClass(t.priority)
+}
+
+func (l *lane) enqueue(t *Transfer) {
+	if t.item.Queued() { // its digester was faster
+		return
+	}
+	t.item.Value = t
+	if !t.isBulk() && l.bulk > 0 && !l.caps.OneSided {
+		l.calm = 0 // it shares the wire with what is outstanding
+	}
+	f, class := l.flowOf(t)
+	l.queue.Push(f, class, &t.item)
+}
+
+// leave takes a transfer out of the queue.
+func (l *lane) leave(t *Transfer) {
+	l.queue.Remove(&t.item)
+	l.queue.Drop(&t.flow)
+}
+
+// room is how many bytes of large transfers may be outstanding before the next piece is posted.
+func (l *lane) room() uint64 {
+	if l.queue.Flows() <= 1 && l.calm >= calmed {
+		return 2 * PieceSize
+	}
+	r := uint64(nearRoom)
+	if !l.caps.OneSided {
+		r = max(wireRoom, l.cost.product())
+	}
+	return min(max(r, l.calm), 2*PieceSize)
+}
+
+// size is how many bytes the next operation of a transfer takes, which is granted so many.
+func (l *lane) size(t *Transfer, grant uint64) uint64 {
+	if t.all {
+		return 0
+	}
+	n := min(t.bytes-t.at.done, PieceSize)
+	if !t.isBulk() {
+		return n
+	}
+	if grant != sched.Unlimited {
+		l.calm = 0
+	} else if l.calm < calmed {
+		grant = max(l.calm/2&^(ShareSize-1), ShareSize)
+	}
+	if most := l.peer.limits.piece(); most > 0 {
+		grant = min(grant, most)
+	}
+	n = min(n, grant)
+	l.calm = min(l.calm+n, calmed)
+	return n
+}
+
+// pay takes an operation's bytes from the rates of the peer and the node; it returns how long they have to wait. They are taken
+// at once: then this lane has its turn among those that share the rate, whatever is posted when it comes.
+func (l *lane) pay(bytes uint64) time.Duration {
+	if need := bytes - min(l.prepaid, bytes); need > 0 {
+		if wait := l.peer.limits.send(need); wait > 0 {
+			l.payTill = time.Now().Add(wait)
+		}
+		l.prepaid += need
+	}
+	if !l.payTill.IsZero() {
+		if wait := time.Until(l.payTill); wait > 0 {
+			return wait
+		}
+		l.payTill = time.Time{}
+	}
+	l.prepaid -= bytes
+	return 0
+}
+
+// cut takes the next bytes of a transfer, and says where they are from and where they go. The list is valid until the slot is
+// released.
+func (t *Transfer) cut(bytes uint64, s *slot) []path.Copy {
+	if t.at == (cursor{}) && bytes == t.bytes {
+		t.at = cursor{len(t.copies), 0, bytes}
+		t.all = true
+		return t.copies
+	}
+	s.copies = appendCopies(s.copies, t.copies, &t.at, bytes)
+	t.all = t.at.done == t.bytes
+	return s.copies
+}
+
+// appendCopies appends what lies in the next bytes from a place on, and moves the place behind them.
+func appendCopies(out, copies []path.Copy, at *cursor, bytes uint64) []path.Copy {
+	for left := bytes; left > 0; {
+		c := copies[at.block]
+		take := min(c.Local.Len-at.off, left)
+		c.Local.Off += at.off
+		c.RemoteOff += at.off
+		c.Local.Len = take
+		if take > 0 {
+			out = append(out, c)
+		}
+		left -= take
+		at.done += take
+		if at.off += take; at.off == copies[at.block].Local.Len {
+			at.block, at.off = at.block+1, 0
+		}
+	}
+	return out
+}

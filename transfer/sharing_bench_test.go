@@ -1,0 +1,145 @@
+package transfer
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// BenchmarkDigest is a put with and without a digest; both sides hash on this machine.
+func BenchmarkDigest(b *testing.B) {
+	for _, size := range []int{64 << 10, 4 << 20, 256 << 20} {
+		for _, digest := range []bool{false, true} {
+			for _, name := range paths {
+				b.Run(fmt.Sprintf("%s/%dKiB/digest=%v", name, size>>10, digest), func(b *testing.B) {
+					p := newPair(b, Options{})
+					p.ignore(b)
+					src, dst := region(b, size), region(b, size)
+					export(b, p.b, dst, "dst", path.Read|path.Write)
+					copies := []path.Copy{lookup(b, p.ab, "dst").At(0, src.All())}
+					b.SetBytes(int64(size))
+					b.ReportAllocs()
+					for b.Loop() {
+						x, err := p.ab.Put(b.Context(), copies, PutOptions{Digest: digest, Paths: []string{name}})
+						wait(b, x, err)
+					}
+				})
+			}
+		}
+	}
+	b.Run("sha256 alone", func(b *testing.B) {
+		r := region(b, 4<<20)
+		b.SetBytes(4 << 20)
+		for b.Loop() {
+			sha256.Sum256(r.All().Bytes())
+		}
+	})
+}
+
+// BenchmarkFanout puts 16 MiB to eight peers: one put after the other, and with some at once.
+func BenchmarkFanout(b *testing.B) {
+	const size = 16 << 20
+	for _, name := range paths {
+		c := newCrowd(b, 8, nil)
+		c.room(b, "weights", size)
+		src := region(b, size)
+		fill(src, 1)
+		var targets []Target
+		for _, p := range c.peers {
+			targets = append(targets, Target{Peer: p, Copies: []path.Copy{lookup(b, p, "weights").At(0, src.All())}})
+		}
+		only := PutOptions{Paths: []string{name}}
+		b.Run(name+"/one after the other", func(b *testing.B) {
+			b.SetBytes(8 * size)
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, t := range targets {
+					x, err := t.Peer.Put(b.Context(), t.Copies, only)
+					wait(b, x, err)
+				}
+			}
+		})
+		for _, k := range []int{1, 2, 3, 4, 8} {
+			b.Run(fmt.Sprintf("%s/%d at once", name, k), func(b *testing.B) {
+				b.SetBytes(8 * size)
+				b.ReportAllocs()
+				for b.Loop() {
+					f, err := PutAll(b.Context(), targets, FanoutOptions{Put: only, AtOnce: k})
+					if err == nil {
+						err = f.Wait(b.Context())
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}
+
+// BenchmarkShare reads one tensor of 1 MiB for 100 readers: shared, and by a get for each.
+func BenchmarkShare(b *testing.B) {
+	const size, k = 1 << 20, 100
+	for _, name := range paths {
+		b.Run(name+"/shared", func(b *testing.B) {
+			p := newPair(b, Options{})
+			p.ignore(b)
+			export(b, p.b, region(b, size), "w", path.Read)
+			b.SetBytes(k * size)
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, s := range readers(b, p.ab, "w", k, ShareOptions{Copy: true, Paths: []string{name}}) {
+					s.Release()
+				}
+			}
+		})
+		b.Run(name+"/gets", func(b *testing.B) {
+			p := newPair(b, Options{})
+			p.ignore(b)
+			export(b, p.b, region(b, size), "w", path.Read)
+			var dst []*mem.Region
+			for range k {
+				dst = append(dst, region(b, size))
+			}
+			b.SetBytes(k * size)
+			b.ReportAllocs()
+			for b.Loop() {
+				var wg sync.WaitGroup
+				for i := range k {
+					wg.Add(1)
+					go func() {
+						defer wg.Done()
+						r, err := p.ab.Lookup(b.Context(), "w")
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						x, err := p.ab.Get(b.Context(), []path.Copy{r.At(0, dst[i].All())}, PutOptions{Paths: []string{name}})
+						if err == nil {
+							err = x.Wait(b.Context())
+						}
+						if err != nil {
+							b.Error(err)
+						}
+					}()
+				}
+				wg.Wait()
+			}
+		})
+	}
+	b.Run("borrowed", func(b *testing.B) {
+		p := newPair(b, Options{})
+		export(b, p.b, region(b, size), "w", path.Read)
+		b.SetBytes(k * size)
+		b.ReportAllocs()
+		for b.Loop() {
+			for _, s := range readers(b, p.ab, "w", k, ShareOptions{}) {
+				s.Release()
+			}
+		}
+	})
+}

@@ -1,0 +1,50 @@
+package transfer
+
+import (
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// slowToExplain is a path whose explanation takes its time.
+type slowToExplain struct {
+	path.Path
+	asked          atomic.Bool
+	entered, leave chan struct{}
+}
+
+func (p *slowToExplain) Explain() []string {
+	if !p.asked.Swap(true) {
+		close(p.entered)
+		<-p.leave
+	}
+	return p.Path.Explain()
+}
+
+// TestPutDuringSnapshot begins a put while a snapshot holds the lane: it is not left lying.
+func TestPutDuringSnapshot(t *testing.T) {
+	b := open(t, Options{Listen: []string{loopback}})
+	a := open(t, Options{})
+	p, err := a.Dial(ctx(t), b.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := p.Notify(ctx(t), nil, PutOptions{Paths: []string{"tcp"}})
+	wait(t, x, err)
+	ln := nodeLane(t, a, "tcp")
+	slow := &slowToExplain{entered: make(chan struct{}), leave: make(chan struct{})}
+	ln.mu.Lock()
+	slow.Path, ln.p = ln.p, slow
+	ln.unlock()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.Snapshot()
+	}()
+	soon(t, slow.entered, "the snapshot at the lane")
+	x, err = p.Notify(ctx(t), nil, PutOptions{Paths: []string{"tcp"}})
+	close(slow.leave)
+	<-done
+	wait(t, x, err)
+}

@@ -1,0 +1,250 @@
+package transfer
+
+import (
+	"bytes"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv/fault"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// TestNoZombieWrites stops the receiver in the middle of a put, until the sender gives it up, dials again and puts something
+// else to the same place. What the first put left in the receiver's sockets must not appear afterwards.
+func TestNoZombieWrites(t *testing.T) {
+	c := startChild(t, "server")
+	n := open(t, Options{HeartbeatEvery: 20 * time.Millisecond, DeadAfter: 60 * time.Millisecond})
+	const size = 4 << 20
+	src, back := region(t, size), region(t, size)
+	only := PutOptions{Paths: []string{"tcp"}}
+	put := func(p *Peer, rem *Remote, pattern byte) (*Transfer, error) {
+		b := src.All().Bytes()
+		for i := range b {
+			b[i] = pattern
+		}
+		return p.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, only)
+	}
+	for round := range 12 {
+		p, err := n.Dial(ctx(t), c.addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rem := lookup(t, p, "child")
+		old, now := byte(2*round+1), byte(2*round+2)
+		x, err := put(p, rem, old) // the path is there afterwards
+		wait(t, x, err)
+		c.Process.Signal(syscall.SIGSTOP)
+		if x, err = put(p, rem, old); err == nil {
+			<-x.Done()
+		}
+		soon(t, p.Gone(), "the end of a silent peer")
+		c.Process.Signal(syscall.SIGCONT)
+		q, err := n.Dial(ctx(t), c.addr)
+		for err != nil && ctx(t).Err() == nil { // it is slow to wake up
+			q, err = n.Dial(ctx(t), c.addr)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		q.Import(rem.Desc)
+		x, err = put(q, rem, now)
+		wait(t, x, err)
+		for range 3 {
+			x, err = q.Get(ctx(t), []path.Copy{rem.At(0, back.All())}, only)
+			wait(t, x, err)
+			if at := bytes.IndexByte(back.All().Bytes(), old); at >= 0 {
+				t.Fatalf("round %d: byte %d is that of the put that failed", round, at)
+			}
+		}
+		q.Close()
+	}
+}
+
+// lostQuietly makes two nodes with a session between them that one side has lost while the other one does not know: its control
+// connection is cut off without an end, and a put of it lies unread in the other side's socket.
+type lostQuietly struct {
+	a, b   *Node
+	r      *mem.Region // exported by b as rem
+	src    *mem.Region
+	rem    *Remote
+	theirs *Peer        // b's side of the lost session
+	living *Peer        // another session of the two nodes
+	hold   *atomic.Bool // b does not read its data connections
+}
+
+func newLostQuietly(t *testing.T) *lostQuietly {
+	s := &lostQuietly{hold: new(atomic.Bool), r: region(t, 1<<20), src: region(t, 1<<20)}
+	d := over("tcp")
+	d.poll = func(p path.Path, events []path.Event) int {
+		if s.hold.Load() {
+			return 0
+		}
+		return p.Poll(events)
+	}
+	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{d}, DeadAfter: time.Hour})
+	s.a = open(t, Options{Paths: []path.Driver{over("tcp")}, HeartbeatEvery: 20 * time.Millisecond, DeadAfter: 200 * time.Millisecond})
+	addr := s.b.Addrs()[0]
+	proxy, err := fault.NewProxy("tcp", strings.TrimPrefix(addr, "tcp://"), fault.Plan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { proxy.Close() })
+	export(t, s.b, s.r, "x", path.Read|path.Write)
+	s.living = s.dial(t, addr)
+	one := s.dial(t, "tcp://"+proxy.Addr())
+	s.rem = lookup(t, one, "x")
+	s.living.Import(s.rem.Desc)
+	for _, p := range []*Peer{one, s.living} {
+		x, err := s.put(t, p, 1)
+		wait(t, x, err)
+	}
+	for _, p := range s.b.Peers() {
+		if p.Session() == one.Session() {
+			s.theirs = p
+		}
+	}
+	if s.theirs == nil {
+		t.Fatal("the two ends name the session differently")
+	}
+	s.hold.Store(true)
+	stuck, err := s.put(t, one, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy.Stall(fault.Both)
+	soon(t, one.Gone(), "the end of a silent peer")
+	if err := stuck.Wait(ctx(t)); err == nil {
+		t.Fatal("a put of a lost session succeeded")
+	}
+	return s
+}
+
+func (s *lostQuietly) dial(t *testing.T, addr string) *Peer {
+	t.Helper()
+	p, err := s.a.Dial(ctx(t), addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func (s *lostQuietly) put(t *testing.T, p *Peer, pattern byte) (*Transfer, error) {
+	b := s.src.All().Bytes()
+	for i := range b {
+		b[i] = pattern
+	}
+	return p.Put(ctx(t), []path.Copy{s.rem.At(0, s.src.All())}, PutOptions{})
+}
+
+// ended checks that the lost session is ended at the other side by now, and that its bytes do not appear after others.
+func (s *lostQuietly) ended(t *testing.T, p *Peer) {
+	t.Helper()
+	select {
+	case <-s.theirs.Gone():
+	default:
+		t.Fatal("the lost session is not ended at the other side")
+	}
+	p.Import(s.rem.Desc)
+	x, err := s.put(t, p, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.release()
+	wait(t, x, nil)
+	if at := bytes.IndexByte(s.r.All().Bytes(), 2); at >= 0 {
+		t.Errorf("byte %d is that of the put that failed", at)
+	}
+	if p.unsettled() {
+		t.Error("the lost session is not forgotten")
+	}
+}
+
+// release lets b read what it held back.
+func (s *lostQuietly) release() {
+	s.hold.Store(false)
+	for _, p := range s.b.Peers() {
+		p.mu.Lock()
+		for _, l := range p.paths {
+			s.b.loop.kick(l)
+		}
+		p.mu.Unlock()
+	}
+}
+
+// TestDialEndsLostSessions checks that a node that lost a session has it ended at the other side by dialing again.
+func TestDialEndsLostSessions(t *testing.T) {
+	s := newLostQuietly(t)
+	s.ended(t, s.dial(t, s.b.Addrs()[0]))
+}
+
+// TestLivingSessionEndsLostOnes checks that a session that is there already moves nothing before the ones that were lost with
+// the same node are ended at the other side.
+func TestLivingSessionEndsLostOnes(t *testing.T) {
+	s := newLostQuietly(t)
+	if !s.living.unsettled() {
+		t.Fatal("the lost session is forgotten")
+	}
+	x, err := s.living.Notify(ctx(t), nil, PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon(t, s.theirs.Gone(), "the end of the lost session at the other side")
+	s.release()
+	wait(t, x, nil)
+	s.ended(t, s.living)
+}
+
+// TestEndSessionsOfOthers checks that nobody can end a session by guessing, or by naming one of another node.
+func TestEndSessionsOfOthers(t *testing.T) {
+	b := open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}})
+	var peers [2]*Peer
+	for i := range peers {
+		n := open(t, Options{})
+		p, err := n.Dial(ctx(t), b.Addrs()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		peers[i] = p
+	}
+	stolen := peers[0].Session()
+	if _, err := peers[1].request(ctx(t), &control.EndSessions{Sessions: [][16]byte{stolen, {1}, peers[1].Session()}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, p := range peers {
+		if _, err := p.List(ctx(t), ""); err != nil {
+			t.Errorf("session %d: %v", i, err)
+		}
+	}
+}
+
+// TestLostSessionsAreBounded checks that what a node remembers of lost sessions does not grow without end.
+func TestLostSessionsAreBounded(t *testing.T) {
+	n := open(t, Options{})
+	for i := range 2 * maxLostNodes {
+		p := &Peer{node: n, info: control.Identity{Node: [16]byte{byte(i), byte(i >> 8)}}}
+		for j := range 3 {
+			p.id = [16]byte{byte(j)}
+			n.lose(p)
+		}
+	}
+	if len(n.lost) > maxLostNodes {
+		t.Errorf("%d nodes are remembered, at most %d are expected", len(n.lost), maxLostNodes)
+	}
+	p := &Peer{node: n}
+	for j := range 2 * maxLost {
+		p.id = [16]byte{byte(j), 1}
+		n.lose(p)
+	}
+	if got := len(n.lostWith(party{})); got > maxLost {
+		t.Errorf("%d sessions with one node are remembered, at most %d are expected", got, maxLost)
+	}
+	n.settled(party{}, n.lostWith(party{}))
+	if p.unsettled() {
+		t.Error("settled sessions are remembered")
+	}
+}
