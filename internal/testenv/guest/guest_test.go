@@ -332,3 +332,17 @@ func TestGuestBootsAgain(t *testing.T) {
 		t.Errorf("a test was run once more %d times, failed %v; expected %d and a failure:\n%s", n, f.fail, maxAgain, f.text())
 	}
 }
+
+// TestGuestStuck: a pair of which one does not come to its program is booted again, whatever the other has printed.
+func TestGuestStuck(t *testing.T) {
+	skipUnlessGuests(t)
+	stuck := Profile{Name: "stuck", CPUs: 1, Memory: 256, Link: NIC{Model: "e1000e"}, Setup: "if grep -q penstock.id=2 /proc/cmdline; then sleep 1000; fi"}
+	s := Spec{Profile: stuck, Guests: 2, patience: 8 * time.Second}
+	r, err := Run(t.Context(), s, []string{"echo", "begun"}, func(id int, line string) { t.Errorf("guest %d: line %q", id, line) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r.Again != maxAgain || r.OK() || !r.emulator() {
+		t.Errorf("booted %d times more (%v); expected %d and an error", r.Again, r.Guests, maxAgain)
+	}
+}

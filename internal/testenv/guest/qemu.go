@@ -38,6 +38,7 @@ type machine struct {
 	boot  time.Duration
 	blank bool   // an empty line has not been passed on yet
 	last  string // the last line of init: "exit 0", "failed ..."
+	up    func()
 	lines func(line string)
 	begun time.Time
 }
@@ -144,16 +145,16 @@ func closeTaps(taps map[int][]*os.File) {
 	}
 }
 
-// start boots a guest. initrd, link and taps stay the caller's.
+// start boots a guest. initrd, link and taps stay the caller's. up is called when the program begins, lines with each line of it.
 func start(ctx context.Context, p Profile, k kernel, id int, initrd, link *os.File, taps map[int][]*os.File,
-	lines func(line string)) (*machine, error) {
+	up func(), lines func(line string)) (*machine, error) {
 	qemu, err := testenv.Tool("qemu-system-x86_64", "qemu-system-x86")
 	if err != nil {
 		return nil, err
 	}
 	tag := make([]byte, 12)
 	rand.Read(tag)
-	m := &machine{id: id, tag: hex.EncodeToString(tag), console: new(tail), stderr: new(tail), lines: lines, begun: time.Now()}
+	m := &machine{id: id, tag: hex.EncodeToString(tag), console: new(tail), stderr: new(tail), up: up, lines: lines, begun: time.Now()}
 	var farOut, farCon *os.File
 	if m.out, farOut, err = sys.SocketPairStream("guest output"); err != nil {
 		return nil, err
@@ -242,6 +243,7 @@ func (m *machine) line(s string) bool {
 		}
 	case strings.HasPrefix(word, "up "):
 		m.boot = time.Since(m.begun)
+		m.up()
 	default:
 		m.last = word
 		return true

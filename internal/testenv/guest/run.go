@@ -1,6 +1,7 @@
 package guest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -38,6 +39,8 @@ type Spec struct {
 	Timeout time.Duration // from the boot to the end; 0 is DefaultTimeout
 	Files   []File        // taken along for this run
 	Env     []string      // "NAME=value" for the program
+
+	patience time.Duration // how long a guest may take to boot; 0 is bootPatience
 }
 
 // File is a file of the host that a guest gets, with the libraries that it needs.
@@ -82,15 +85,24 @@ func (r Result) String() string {
 		r.Prepare.Seconds(), len(r.Guests), r.Kernel, again)
 }
 
+// bootPatience is how long a guest may take until its program begins. A guest boots in less than ten seconds, on a busy host in
+// some more; one that has not begun by then hangs in its kernel or before, and nothing but a new one helps.
+const bootPatience = 90 * time.Second
+
 // maxAgain is how often guests are booted once more after a fault of the emulator.
 const maxAgain = 2
 
 // emulator reports whether a guest's kernel died of the emulator rather than of what it ran. With a thread for each processor,
 // qemu before 8.1 may translate an instruction while another processor patches it, and keep what it saw: the breakpoint that
 // stands there meanwhile. The kernel then dies of an int3 that nobody has set any more, or of a patch that did not arrive.
+//
+// A guest may also stop before its program begins, without a word: no processor of it goes on. That is told by time alone.
 func (v Verdict) emulator() bool {
-	return errors.Is(v.Err, errNoVerdict) && emulatorFault.MatchString(v.Console)
+	return errors.Is(v.Err, errStuck) || errors.Is(v.Err, errNoVerdict) && emulatorFault.MatchString(v.Console)
 }
+
+// errStuck is the end of guests of which one did not come to its program.
+var errStuck = errors.New("a guest did not come so far that its program could begin")
 
 var emulatorFault = regexp.MustCompile(`Oops: int3|int3: 0000 \[#1\]|RIP: 0010:__text_poke`)
 
@@ -157,7 +169,8 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	}
 }
 
-// boot runs the guests once, and says in r how that went. Nobody hears a line any more when it returns.
+// boot runs the guests once, and says in r how that went. Nobody hears a line any more when it returns. What the programs print
+// is held back until all guests have come to their programs, and is forgotten when the emulator kept one from it.
 func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result, lines func(id int, line string)) error {
 	timeout := s.Timeout
 	if timeout == 0 {
@@ -179,13 +192,37 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 	}
 	started := time.Now()
 	var mu sync.Mutex
+	var held []func()
+	up := 0
+	patience := cmp.Or(s.patience, bootPatience)
+	defer time.AfterFunc(patience, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if up < guests {
+			cancel(fmt.Errorf("%w: %d of %d did within %v", errStuck, up, guests, patience))
+		}
+	}).Stop()
+	release := func() {
+		for _, f := range held {
+			f()
+		}
+		held = nil
+	}
 	ms := make([]*machine, guests)
 	for i := range ms {
 		var err error
-		ms[i], err = start(ctx, s.Profile, k, i+1, initrd, links[i], taps, func(line string) {
+		ms[i], err = start(ctx, s.Profile, k, i+1, initrd, links[i], taps, func() {
 			mu.Lock()
 			defer mu.Unlock()
-			lines(i+1, line)
+			if up++; up == guests {
+				release()
+			}
+		}, func(line string) {
+			mu.Lock()
+			defer mu.Unlock()
+			if held = append(held, func() { lines(i+1, line) }); up == guests {
+				release()
+			}
 		})
 		if err != nil {
 			cancel(err)
@@ -211,6 +248,9 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 	}
 	wg.Wait()
 	r.Total = time.Since(started)
+	if !r.emulator() {
+		release()
+	}
 	if !r.OK() && caller.Err() != nil {
 		return context.Cause(caller)
 	}
