@@ -25,6 +25,7 @@ type command struct {
 
 var commands = []command{
 	{"run", "[-require KIND:WHAT,...] -- COMMAND", "run a command; print what it used of the lab; fail if it left anything behind", run},
+	{"again", "-- go test ARGUMENTS", "run tests; one that fails is run once more, alone, and named where it passes then", again},
 	{"guest", "[-profile NAME -- COMMAND]", "list the guests, or run a command in one", inGuest},
 	{"netns", "[-hosts N] [-mtu N] [-queues N] [-rate N] -- COMMAND", "run a command in the first of several hosts in namespaces", inNamespace},
 	{"soak", "[-duration 1h] [-seed N] [-workers N] [-calm]", "random transfers under random faults, with exact accounting", soakFor},
