@@ -233,7 +233,7 @@ func sourceFor(to netip.Addr) netip.Addr {
 // choice is how well a GID fits: the first difference decides, higher is better.
 type choice struct {
 	gid  GID
-	rank [5]int
+	rank [6]int
 	why  string
 }
 
@@ -287,8 +287,8 @@ func unfit(g GID, want GIDWant, to netip.Addr) string {
 	return ""
 }
 
-// weigh compares, in this order: the way to the peer, RoCE v2 before v1, IPv4 before other addresses before link-local ones, as many equal leading
-// bits as possible, and the lowest index.
+// weigh compares, in this order: the way to the peer, RoCE v2 before v1, IPv4 before other addresses before link-local ones of either family, no VLAN
+// before a VLAN that nobody asked for, as many equal leading bits as possible, and the lowest index.
 func weigh(g GID, to, from netip.Addr, prefixes func(string) []netip.Prefix) choice {
 	c := choice{gid: g, why: "the best of the table"}
 	switch {
@@ -303,19 +303,23 @@ func weigh(g GID, to, from netip.Addr, prefixes func(string) []netip.Prefix) cho
 	}
 	c.rank[1] = int(g.Type)
 	switch {
+	case g.Addr.IsLinkLocalUnicast(): // 169.254.0.0/16 too: an interface that got no address gives itself one
 	case g.Addr.Is4():
 		c.rank[2] = 2
-	case !g.Addr.IsLinkLocalUnicast():
+	default:
 		c.rank[2] = 1
 	}
-	if to.IsValid() {
-		c.rank[3] = commonBits(g.Addr, to)
+	if g.VLAN == 0 {
+		c.rank[3] = 1
 	}
-	c.rank[4] = -g.Index
+	if to.IsValid() {
+		c.rank[4] = commonBits(g.Addr, to)
+	}
+	c.rank[5] = -g.Index
 	return c
 }
 
-func better(a, b [5]int) bool {
+func better(a, b [6]int) bool {
 	for i := range a {
 		if a[i] != b[i] {
 			return a[i] > b[i]

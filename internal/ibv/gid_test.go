@@ -80,6 +80,18 @@ func TestChooseGID(t *testing.T) {
 			}
 		}
 	}
+	for name, c := range map[string]struct {
+		gids  []GID
+		index int
+	}{
+		"IPv4 that an interface gave itself": {[]GID{{0, addrOf("169.254.3.4"), GIDRoCEv2, "eth0", 0}, {1, addrOf("2001:db8::1"), GIDRoCEv2, "eth0", 0}}, 1},
+		"nothing but link-local":             {[]GID{{0, addrOf("fe80::1"), GIDRoCEv2, "eth0", 0}, {1, addrOf("169.254.3.4"), GIDRoCEv2, "eth0", 0}}, 0},
+		"a VLAN that nobody asked for":       {[]GID{{0, addrOf("10.7.0.1"), GIDRoCEv2, "eth0.7", 7}, {1, addrOf("10.0.0.1"), GIDRoCEv2, "eth0", 0}}, 1},
+	} {
+		if g, _, err := chooseGID(c.gids, GIDWant{}, subnets, source); err != nil || g.Index != c.index {
+			t.Errorf("%s: %v, %v: expected %d", name, g, err, c.index)
+		}
+	}
 	// On InfiniBand an address tells nothing: the first entry serves.
 	ib := []GID{{0, addrOf("fe80::2:c903:1:2"), GIDInfiniBand, "", 0}, {1, addrOf("fec0::1"), GIDInfiniBand, "", 0}}
 	if g, _, err := chooseGID(ib, GIDWant{For: addrOf("10.0.0.1")}, subnets, source); err != nil || g.Type != GIDInfiniBand {
