@@ -22,6 +22,7 @@ func TestMemory(t *testing.T) {
 		Lose: func(t testing.TB, c *gpu.Context) {
 			ok(t, f.Script("sticky * CUDA_ERROR_ILLEGAL_ADDRESS"))
 		},
-		Idle: func(t testing.TB) { clean(t, f) },
+		Importer: []string{"GPU_CUDA_TEST_LIBRARY=" + library},
+		Idle:     func(t testing.TB) { clean(t, f) },
 	})
 }
