@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/internal/kernels"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/tensor/synth"
 )
 
 // mover moves the bytes of a row.
@@ -195,12 +194,12 @@ func (e *ends) pageable(way string) *mover {
 	m := &mover{way: way, how: "pageable", size: e.size}
 	all := e.dev.All()
 	once := func() error { return e.g.st.Write(all, e.heap) }
-	m.fill = func(seed uint64) error { synth.Fill(e.heap, seed); return nil }
+	m.fill = func(seed uint64) error { pattern(e.heap, seed); return nil }
 	m.check = func(seed uint64) (uint64, error) { return e.size, e.g.holds(all, seed) }
 	if way == fromDevice {
 		once = func() error { return e.g.st.Read(e.heap, all) }
 		m.fill = func(seed uint64) error { return e.g.fill(all, seed) }
-		m.check = func(seed uint64) (uint64, error) { return e.size, verify(e.heap, seed) }
+		m.check = func(seed uint64) (uint64, error) { return e.size, verify(e.heap, seed, 0) }
 	}
 	m.run = func(_ context.Context, n int) error {
 		for range n {

@@ -19,9 +19,9 @@ type Options struct {
 	Table   gpu.Table // the runtimes there are; nil: those of this build
 	Runtime string    // one of the table; "": the first that is here, and the report says what it was taken instead of
 	Device  int       // of the runtime, from 0
-	// Sizes are bytes of a copy; nil: 64 KiB, 1 MiB, 16 MiB, 256 MiB.
+	// Sizes are bytes of a copy; nil: 64 KiB, 1 MiB, 16 MiB, and 256 MiB of a card or 128 MiB.
 	Sizes []uint64
-	// Total is how many bytes go through a pipeline; 0: 256 MiB.
+	// Total is how many bytes go through a pipeline, rounded down to 64 KiB; 0: 256 MiB of a card, else 64 MiB.
 	Total   uint64
 	Pairs   int           // of each comparison; 0: paired.MinPairs
 	Samples int           // of each row without one; 0: paired.MinPairs
@@ -31,12 +31,6 @@ type Options struct {
 func (o *Options) complete() error {
 	if o.Table == nil {
 		o.Table = runtimes.Table()
-	}
-	if o.Sizes == nil {
-		o.Sizes = []uint64{64 << 10, 1 << 20, 16 << 20, 256 << 20}
-	}
-	if o.Total == 0 {
-		o.Total = 256 << 20
 	}
 	if o.Pairs == 0 {
 		o.Pairs = paired.MinPairs
@@ -52,9 +46,9 @@ func (o *Options) complete() error {
 	switch {
 	case o.Pairs < 0 || o.Samples < 0 || o.Budget < 0:
 		return fmt.Errorf("%w: %d pairs, %d samples of %v: expected numbers above 0", ErrOptions, o.Pairs, o.Samples, o.Budget)
-	case len(o.Sizes) == 0 || o.Sizes[0] < leastSize || o.Sizes[len(o.Sizes)-1] > mostSize:
+	case o.Sizes != nil && (len(o.Sizes) == 0 || o.Sizes[0] < leastSize || o.Sizes[len(o.Sizes)-1] > mostSize):
 		return fmt.Errorf("%w: copies of %v bytes: expected sizes from %d bytes to %s", ErrOptions, o.Sizes, leastSize, bench.FormatSize(mostSize))
-	case o.Total < leastTotal || o.Total > mostSize:
+	case o.Total != 0 && (o.Total < leastTotal || o.Total > mostSize):
 		return fmt.Errorf("%w: a pipeline of %d bytes: expected %s to %s", ErrOptions, o.Total, bench.FormatSize(leastTotal), bench.FormatSize(mostSize))
 	}
 	return nil

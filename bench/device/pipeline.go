@@ -9,7 +9,6 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/gpu"
-	"github.com/penstock-io/penstock/tensor/synth"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -160,15 +159,15 @@ func (p *pipe) mover(how string) *mover {
 	g, all, slots := p.e.g, p.e.dev.All(), uint64(len(p.slots))
 	switch {
 	case p.way == toDevice && p.hands > 0:
-		m.fill = func(seed uint64) error { synth.Fill(p.e.heap, seed); return nil }
+		m.fill = func(seed uint64) error { pattern(p.e.heap, seed); return nil }
 		m.check = func(seed uint64) (uint64, error) { return p.e.size, g.holds(all, seed) }
 	case p.hands > 0:
 		m.fill = func(seed uint64) error { return g.fill(all, seed) }
-		m.check = func(seed uint64) (uint64, error) { return p.e.size, verify(p.e.heap, seed) }
+		m.check = func(seed uint64) (uint64, error) { return p.e.size, verify(p.e.heap, seed, 0) }
 	case p.way == toDevice:
 		m.fill = func(seed uint64) error {
 			for i, s := range p.slots {
-				synth.Fill(s.Bytes(), seed+uint64(i))
+				pattern(s.Bytes(), seed+uint64(i))
 			}
 			return nil
 		}
@@ -185,8 +184,8 @@ func (p *pipe) mover(how string) *mover {
 		m.check = func(seed uint64) (uint64, error) {
 			count := p.e.size / p.piece
 			for i := count - min(count, slots); i < count; i++ {
-				if bad, ok := synth.Verify(p.slots[i%slots].Bytes(), seed, i*p.piece); !ok {
-					return 0, fmt.Errorf("%w: piece %d: byte %d of %d is wrong", paired.ErrFailed, i, bad, p.piece)
+				if err := verify(p.slots[i%slots].Bytes(), seed, i*p.piece); err != nil {
+					return 0, fmt.Errorf("piece %d: %w", i, err)
 				}
 			}
 			return min(count, slots) * p.piece, nil

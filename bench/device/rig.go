@@ -15,7 +15,6 @@ import (
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/internal/nvml"
-	"github.com/penstock-io/penstock/tensor/synth"
 )
 
 // rig is the device that is measured, and what is open on it.
@@ -52,6 +51,18 @@ func newRig(ctx context.Context, o *Options, dev *gpu.Device) (_ *rig, err error
 	}
 	if g.aux, err = g.c.NewStream(gpu.StreamOptions{Name: "bench, the other"}); err != nil {
 		return nil, err
+	}
+	if o.Sizes == nil {
+		o.Sizes = []uint64{64 << 10, 1 << 20, 16 << 20, 128 << 20}
+		if g.card {
+			o.Sizes[3] = 256 << 20
+		}
+	}
+	if o.Total == 0 {
+		o.Total = o.Sizes[len(o.Sizes)-1]
+		if !g.card {
+			o.Total = 64 << 20
+		}
 	}
 	for _, n := range append([]uint64{o.Total}, o.Sizes...) {
 		if g.fits(n) {
@@ -171,49 +182,6 @@ func (g *rig) alloc(kind gpu.Kind, n uint64) (*gpu.Memory, error) {
 // missing notes what is not measured.
 func (g *rig) missing(format string, a ...any) {
 	g.s.Missing = append(g.s.Missing, fmt.Sprintf(format, a...))
-}
-
-// fill puts the pattern of seed into memory of the device.
-func (g *rig) fill(to gpu.Span, seed uint64) error {
-	if b := to.Memory.Bytes(); b != nil {
-		synth.Fill(to.Bytes(), seed)
-		return nil
-	}
-	from, err := g.look.Span(0, to.Len)
-	if err != nil {
-		return err
-	}
-	synth.Fill(from.Bytes(), seed)
-	if err := g.aux.Copy(to, from); err != nil {
-		return err
-	}
-	return g.aux.Wait(context.Background())
-}
-
-// holds fails where memory does not hold the pattern of seed. Memory of the device is read back into bytes that were something else before.
-func (g *rig) holds(m gpu.Span, seed uint64) error {
-	if m.Memory.Bytes() != nil {
-		return verify(m.Bytes(), seed)
-	}
-	to, err := g.look.Span(0, m.Len)
-	if err != nil {
-		return err
-	}
-	clear(to.Bytes())
-	if err := g.aux.Copy(to, m); err != nil {
-		return err
-	}
-	if err := g.aux.Wait(context.Background()); err != nil {
-		return err
-	}
-	return verify(to.Bytes(), seed)
-}
-
-func verify(b []byte, seed uint64) error {
-	if bad, ok := synth.Verify(b, seed, 0); !ok {
-		return fmt.Errorf("%w: byte %d of %d is wrong", paired.ErrFailed, bad, len(b))
-	}
-	return nil
 }
 
 // seen asks until everything in the stream is done.
