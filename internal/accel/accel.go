@@ -100,16 +100,18 @@ type Near struct {
 
 // Card is a GPU on the PCI bus.
 type Card struct {
-	Bus     string   `json:"bus"`
-	Name    string   `json:"name"`
-	Driver  string   `json:"driver,omitempty"` // of the kernel; empty: none
-	Node    int      `json:"numa_node"`        // -1: not known
-	Link    *Link    `json:"link,omitempty"`
-	Window  uint64   `json:"window_bytes,omitempty"` // the largest BAR: how much of its memory others see at once; 0: not known
-	Near    []Near   `json:"near"`
-	UsedBy  []string `json:"used_by,omitempty"` // devices of runtimes, "cuda 0"; always nil of a recording
-	Missing string   `json:"missing,omitempty"` // why no runtime has it; empty: one has
-	Get     []string `json:"get,omitempty"`
+	Bus    string `json:"bus"`
+	Name   string `json:"name"`
+	Driver string `json:"driver,omitempty"` // of the kernel; empty: none
+	Node   int    `json:"numa_node"`        // -1: not known
+	Link   *Link  `json:"link,omitempty"`
+	Window uint64 `json:"window_bytes,omitempty"` // the largest BAR: how much of its memory others see at once; 0: not known
+	// Integrated: it shares the machine's memory.
+	Integrated bool     `json:"integrated,omitempty"`
+	Near       []Near   `json:"near"`
+	UsedBy     []string `json:"used_by,omitempty"` // devices of runtimes, "cuda 0"; always nil of a recording
+	Missing    string   `json:"missing,omitempty"` // why no runtime has it; empty: one has
+	Get        []string `json:"get,omitempty"`
 }
 
 // Look opens every runtime of the table, asks its devices, and closes it. A device that cannot be opened is an entry with its Error, and a runtime that is
@@ -156,7 +158,7 @@ func Of(f *host.Facts) *Report {
 		if p == nil {
 			continue
 		}
-		c := Card{Bus: g.Addr, Name: g.Name, Driver: p.Driver, Node: p.Node, Link: linkOf(p), Near: near(f, p)}
+		c := Card{Bus: g.Addr, Name: g.Name, Driver: p.Driver, Node: p.Node, Integrated: g.Integrated, Link: linkOf(p), Near: near(f, p)}
 		for _, b := range p.BARs {
 			c.Window = max(c.Window, b.Size)
 		}

@@ -1,6 +1,8 @@
 package accel
 
 import (
+	"cmp"
+
 	"github.com/penstock-io/penstock/internal/host"
 )
 
@@ -53,13 +55,12 @@ func getFor(driver string) []string {
 
 // get says how a runtime is had on the machine with these facts.
 func get(runtime string, f *host.Facts) (out []string) {
-	cards, nvidias := 0, 0
+	nvidias := 0
 	for i := range f.GPUs {
 		p := f.Device(f.GPUs[i].Addr)
 		if p == nil {
 			continue
 		}
-		cards++
 		if p.Vendor == nvidia {
 			nvidias++
 		}
@@ -73,6 +74,8 @@ func get(runtime string, f *host.Facts) (out []string) {
 		}
 	}
 	switch {
+	case runtime == "cuda" && len(f.PCI) == 0:
+		out = append(out, "it takes an NVIDIA card; whether there is one cannot be seen: "+cmp.Or(f.Why("/sys/bus/pci"), "no device is in /sys/bus/pci"))
 	case runtime == "cuda" && nvidias == 0:
 		out = append(out, "it takes an NVIDIA card, and there is none on this machine's PCI bus")
 	case runtime == "opencl" && nvidias > 0:

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"testing"
 
@@ -18,6 +19,9 @@ import (
 
 func TestMain(m *testing.M) {
 	cudatest.Child()
+	if os.Getenv(cliEnv) != "" {
+		os.Exit(asPenstock())
+	}
 	Main(m)
 }
 
