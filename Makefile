@@ -5,7 +5,7 @@ TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
 SHORT   := $(GO) run ./internal/lab again -- $(GO) test -count=1 -timeout 30m
 
-.PHONY: demo test tests check bench soak generate build deps fuzz gpu-test clean
+.PHONY: demo test tests check bench soak generate build deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -62,6 +62,10 @@ bench: build deps
 gpu-test:
 	CGO_ENABLED=0 $(GO) test -c -trimpath -ldflags "-X github.com/penstock-io/penstock/internal/gpucard.revision=$$(git describe --always --dirty)" -o bin/gpu-test ./internal/gpucard
 	bin/gpu-test -result bin/gpu-test.json
+
+# What the card does: copies, pipelines, launches, as one result file. The program is Penstock's own, which needs nothing but the driver (docs/gpu-test.md).
+gpu-bench: build
+	$(BIN) bench gpu --runtime cuda --json bin/gpu-bench.json
 
 # Real processes, random transfers, random faults, exact accounting. DURATION and SEED are the lab's options.
 DURATION ?= 10m

@@ -13,16 +13,16 @@ const (
 	// beyondCache is the size of an operation from which its ceiling is enforced: source and destination together are larger
 	// than the last-level caches of the servers that we know. Below it a figure says how warm they were.
 	beyondCache = 128 << 20
-	// ceilingMethod says how, for the report.
-	ceilingMethod = "two cores copy memory of that size and kind"
+	// CopyCeilingMethod says how, for the report.
+	CopyCeilingMethod = "two cores copy memory of that size and kind"
 )
 
-// enforced reports whether a figure above the ceiling of this size fails its row.
-func enforced(size uint64) bool { return size >= beyondCache }
+// CopyCeilingHolds reports whether a figure above the ceiling of this size fails its row.
+func CopyCeilingHolds(size uint64) bool { return size >= beyondCache }
 
-// ceiling copies memory with two cores and nothing else: what a put that both processes' cores share cannot exceed. It is
+// CopyCeiling copies memory with two cores and nothing else: what a put that both processes' cores share cannot exceed. It is
 // measured between the samples that it bounds, on memory of the same kind and size.
-type ceiling struct {
+type CopyCeiling struct {
 	src, dst *mem.Region
 	b        uint64
 	go2      chan int // asks the helper for a copy of its half, this many times
@@ -30,8 +30,10 @@ type ceiling struct {
 	pin      bool
 }
 
-func newCeiling(size uint64, huge, pin bool) (*ceiling, error) {
-	c := &ceiling{b: size, go2: make(chan int), done: make(chan struct{}), pin: pin}
+// NewCopyCeiling allocates twice size bytes, in huge pages with huge, and starts the second core's goroutine; with pin both keep to their
+// processors. The caller closes it.
+func NewCopyCeiling(size uint64, huge, pin bool) (*CopyCeiling, error) {
+	c := &CopyCeiling{b: size, go2: make(chan int), done: make(chan struct{}), pin: pin}
 	var err error
 	if c.src, err = allocate("ceiling source", size, huge); err != nil {
 		return nil, err
@@ -62,7 +64,8 @@ func newCeiling(size uint64, huge, pin bool) (*ceiling, error) {
 	return c, nil
 }
 
-func (c *ceiling) close() {
+// Close ends the goroutine and gives the memory back.
+func (c *CopyCeiling) Close() {
 	close(c.go2)
 	<-c.done
 	c.src.Close()
@@ -73,7 +76,7 @@ func (c *ceiling) close() {
 // would meet in the same sets of the caches and banks of the memory, and be a lower ceiling than there is.
 const ceilingChunk = 512 << 10
 
-func (c *ceiling) copyHalf(half, n int) {
+func (c *CopyCeiling) copyHalf(half, n int) {
 	s, d := c.src.All().Bytes()[:c.b], c.dst.All().Bytes()[:c.b]
 	chunk := uint64(ceilingChunk)
 	if c.b < 2*chunk {
@@ -90,9 +93,9 @@ func (c *ceiling) copyHalf(half, n int) {
 	}
 }
 
-// sample copies everything n times with both cores and returns GB/s. It is the better of both cores and one: for small sizes
+// Sample copies everything n times with both cores and returns GB/s. It is the better of both cores and one: for small sizes
 // starting a second core costs more than it brings.
-func (c *ceiling) sample(n int) (float64, error) {
+func (c *CopyCeiling) Sample(n int) (float64, error) {
 	var one, two time.Duration
 	err := pinned(c.pin, func() error {
 		// Once for the caches and the second core, which what ran before has left to something else.

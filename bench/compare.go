@@ -57,7 +57,7 @@ func (o *TransferOptions) open(ctx context.Context, l *link, c class, h shape) (
 }
 
 // classRow measures a class, beside theirs where there are any.
-func (o *TransferOptions) classRow(ctx context.Context, r *suite, c class, theirs []rival, versions map[string]string, note string) (err error) {
+func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, theirs []rival, versions map[string]string, note string) (err error) {
 	h := shape{class: c.name, what: c.kind, path: c.driver, mode: c.mode, size: c.size, peers: 1}
 	if c.kind == "blocks" {
 		h.what, h.blocks = "put", 1024
@@ -92,7 +92,7 @@ func (o *TransferOptions) classRow(ctx context.Context, r *suite, c class, their
 }
 
 // against measures every class beside all the ways to run the tools that were asked for and are here.
-func (o *TransferOptions) against(ctx context.Context, r *suite) error {
+func (o *TransferOptions) against(ctx context.Context, r *Suite) error {
 	versions, err := o.lookUp(ctx, r)
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (o *TransferOptions) against(ctx context.Context, r *suite) error {
 		if len(theirs) == 0 || !slices.Contains(o.Paths, c.driver) {
 			continue
 		}
-		o.Progress.say("%s, beside others", c.name)
+		o.Progress.Say("%s, beside others", c.name)
 		if err := o.classRow(ctx, r, c, theirs, versions, ""); err != nil {
 			return err
 		}
@@ -129,7 +129,7 @@ func (o *TransferOptions) classes() []class {
 
 // lookUp tells the report which of the tools that were asked for are here. It returns their versions by the names of
 // --against.
-func (o *TransferOptions) lookUp(ctx context.Context, r *suite) (map[string]string, error) {
+func (o *TransferOptions) lookUp(ctx context.Context, r *Suite) (map[string]string, error) {
 	found, lines, missing, err := findTools(ctx, o.Against)
 	if err != nil {
 		return nil, err
@@ -165,13 +165,13 @@ func Targets(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 			return nil, err
 		}
 	}
-	r := o.begin("targets", append(o.method(), "comparisons are with the peer that was fastest in a first look",
+	r := o.Begin("targets", append(o.method(), "comparisons are with the peer that was fastest in a first look",
 		"goals are figures of the machine that the targets were set on: elsewhere they are for orientation")...)
 	r.Method.Pairs, r.Method.Alone = o.Pairs, o.Pairs
-	return r.end(o.targets(ctx, r))
+	return r.End(o.targets(ctx, r))
 }
 
-func (o *TransferOptions) targets(ctx context.Context, r *suite) error {
+func (o *TransferOptions) targets(ctx context.Context, r *Suite) error {
 	versions, err := o.lookUp(ctx, r)
 	if err != nil {
 		return err
@@ -187,9 +187,9 @@ func (o *TransferOptions) targets(ctx context.Context, r *suite) error {
 		var theirs []rival
 		if best != nil {
 			theirs = []rival{*best}
-			o.Progress.say("%s, beside %s", c.name, best.name)
+			o.Progress.Say("%s, beside %s", c.name, best.name)
 		} else {
-			o.Progress.say("%s", c.name)
+			o.Progress.Say("%s", c.name)
 		}
 		if err := o.classRow(ctx, r, c, theirs, versions, note); err != nil {
 			return err
@@ -227,7 +227,7 @@ func (o *TransferOptions) scout(ctx context.Context, c class, versions map[strin
 	rivals, lower := here(c.rivals, versions), c.kind == "p50" || c.kind == "p99"
 	for i := range rivals {
 		v := &rivals[i]
-		o.Progress.say("%s: a first look at %s", c.name, v.name)
+		o.Progress.Say("%s: a first look at %s", c.name, v.name)
 		var seen []float64
 		for range looks {
 			x, err := v.run(ctx)
@@ -259,8 +259,8 @@ func (o *TransferOptions) scout(ctx context.Context, c class, versions map[strin
 }
 
 // isolated runs the classes with one congestion control for everybody: this program again, in a network of its own.
-func (o *TransferOptions) isolated(ctx context.Context, r *suite, network string) error {
-	o.Progress.say("everybody with %s, in a network namespace", network)
+func (o *TransferOptions) isolated(ctx context.Context, r *Suite, network string) error {
+	o.Progress.Say("everybody with %s, in a network namespace", network)
 	outside, err := os.Readlink("/proc/self/ns/net")
 	if err != nil {
 		return err

@@ -14,13 +14,13 @@ import (
 
 // deathRows measures how soon this side, waiting in event mode, learns that the second process was killed: while puts are
 // under way, and while nothing is.
-func (o *TransferOptions) deathRows(ctx context.Context, r *suite, driver string) error {
+func (o *TransferOptions) deathRows(ctx context.Context, r *Suite, driver string) error {
 	for _, busy := range []bool{true, false} {
 		h := shape{class: driver + " peer killed while idle, until the error", what: "peer killed", path: driver, mode: Event}
 		if busy {
 			h.class = driver + " peer killed midway, until the error"
 		}
-		o.Progress.say("%s", h.title())
+		o.Progress.Say("%s", h.title())
 		var cpu, wall time.Duration
 		run := func(ctx context.Context) (paired.Sample, error) {
 			d, c, w, err := o.death(ctx, driver, busy)
@@ -30,7 +30,7 @@ func (o *TransferOptions) deathRows(ctx context.Context, r *suite, driver string
 		// Nothing gets warm by being killed.
 		p := paired.Plan{Name: h.title(), Unit: paired.Milliseconds, Pairs: o.Pairs, Warmup: -1, Goal: 100,
 			Ours: paired.Contender{Name: "penstock", Unchecked: "the peer dies before it could tell", Run: run}}
-		err := r.measure(ctx, p, func(x *paired.Row) error {
+		err := r.Measure(ctx, p, func(x *paired.Row) error {
 			h.describe(x)
 			if !busy {
 				x.Note = fmt.Sprintf("CPU of the wait: %.1f %% of a core over %v", 100*cpu.Seconds()/wall.Seconds(), wall.Round(time.Millisecond))

@@ -57,7 +57,7 @@ func Fairness(ctx context.Context, o FairnessOptions) (*paired.Report, error) {
 		return nil, fmt.Errorf("bench: %d streams of %d bytes, %d puts of each, beside one of %d bytes: expected 1 to 10000 streams, 8 bytes to 1 MiB, and 1 MiB to 4 GiB",
 			o.Streams, o.Small, o.Puts, o.Large)
 	}
-	r := o.begin("fairness",
+	r := o.Begin("fairness",
 		fmt.Sprintf("two processes; %d streams put %s each, one put at a time per stream, from the call to the end of its future; p99 of all puts of a run", o.Streams, FormatSize(o.Small)),
 		fmt.Sprintf("loaded: beside one stream that puts %s again and again on the same path", FormatSize(o.Large)),
 		"after each run the receiver checks every byte of the last message of each stream")
@@ -69,7 +69,7 @@ func Fairness(ctx context.Context, o FairnessOptions) (*paired.Report, error) {
 	}
 	f := &fairness{o: o, l: l}
 	err = f.run(ctx, r)
-	return r.end(errors.Join(err, l.close()))
+	return r.End(errors.Join(err, l.close()))
 }
 
 // fairness is the memory of the load, on both sides.
@@ -82,7 +82,7 @@ type fairness struct {
 	number       uint64 // of the last message
 }
 
-func (f *fairness) run(ctx context.Context, r *suite) (err error) {
+func (f *fairness) run(ctx context.Context, r *Suite) (err error) {
 	if f.small, err = f.l.allocateNamed(ctx, "small", uint64(f.o.Streams)*f.o.Small); err != nil {
 		return err
 	}
@@ -102,12 +102,12 @@ func (f *fairness) run(ctx context.Context, r *suite) (err error) {
 }
 
 // row compares the loaded streams with the same streams alone.
-func (f *fairness) row(ctx context.Context, r *suite, driver string, pause time.Duration) error {
+func (f *fairness) row(ctx context.Context, r *Suite, driver string, pause time.Duration) error {
 	name := fmt.Sprintf("%s, %d x %s", driver, f.o.Streams, FormatSize(f.o.Small))
 	if pause > 0 {
 		name += fmt.Sprintf(", every %v", pause)
 	}
-	f.o.Progress.say("%s", name)
+	f.o.Progress.Say("%s", name)
 	puts := f.o.Puts
 	if puts == 0 {
 		puts = 200
@@ -130,7 +130,7 @@ func (f *fairness) row(ctx context.Context, r *suite, driver string, pause time.
 			return paired.Sample{Value: x.p99, Verified: x.checked}, nil
 		}}
 	}
-	return r.measure(ctx, paired.Plan{Name: name + ", p99", Unit: paired.Microseconds, Pairs: f.o.Pairs, Target: fairTarget,
+	return r.Measure(ctx, paired.Plan{Name: name + ", p99", Unit: paired.Microseconds, Pairs: f.o.Pairs, Target: fairTarget,
 		Ours: contender(1, "beside a large put"), Theirs: []paired.Contender{contender(0, "alone")}}, func(x *paired.Row) error {
 		shape{what: "small put beside a large one", path: driver, mode: Event, size: f.o.Small, peers: 1}.describe(x)
 		r.Notes = append(r.Notes, fmt.Sprintf("%s: p50 %.3g us beside the large put, %.3g us alone; the large one went at %.3g GB/s (medians of runs)",

@@ -32,29 +32,29 @@ func Mem(ctx context.Context, o MemOptions) (*paired.Report, error) {
 	if o.Size == 0 {
 		o.Size = 256 << 20
 	}
-	r := o.begin("mem", fmt.Sprintf("samples of about %v", o.Budget),
+	r := o.Begin("mem", fmt.Sprintf("samples of about %v", o.Budget),
 		"a warm pool or allocator has memory that was touched before; first touch, which registration pays, is a row of its own")
 	r.Method.Alone = o.Samples
-	for _, f := range []func(context.Context, *suite) error{o.pool, o.alloc, o.register, o.touch} {
+	for _, f := range []func(context.Context, *Suite) error{o.pool, o.alloc, o.register, o.touch} {
 		if err := f(ctx, r); err != nil {
-			return r.end(err)
+			return r.End(err)
 		}
 	}
-	return r.end(nil)
+	return r.End(nil)
 }
 
 // alone measures something that moves no bytes and has no rival.
-func (o *MemOptions) alone(ctx context.Context, r *suite, p paired.Plan, run func() (paired.Sample, error), fill func(*paired.Row) error) error {
-	o.Progress.say("%s", p.Name)
+func (o *MemOptions) alone(ctx context.Context, r *Suite, p paired.Plan, run func() (paired.Sample, error), fill func(*paired.Row) error) error {
+	o.Progress.Say("%s", p.Name)
 	if p.Pairs == 0 {
 		p.Pairs = o.Samples
 	}
 	p.Ours = paired.Contender{Name: "package mem", Unchecked: noBytes, Run: func(context.Context) (paired.Sample, error) { return run() }}
-	return r.measure(ctx, p, fill)
+	return r.Measure(ctx, p, fill)
 }
 
 // pool counts get+put pairs through a cache of one goroutine, and through one cache for each core at the same time.
-func (o *MemOptions) pool(ctx context.Context, r *suite) error {
+func (o *MemOptions) pool(ctx context.Context, r *Suite) error {
 	p, err := mem.NewPool(mem.PoolOptions{Name: "bench", SlotSize: 4096, Slots: 4096})
 	if err != nil {
 		return err
@@ -120,7 +120,7 @@ func (o *MemOptions) poolSample(p *mem.Pool, cores int) (n uint64, d time.Durati
 }
 
 // alloc times Alloc from an allocator that has free blocks of the class: the warm-up round touched the memory.
-func (o *MemOptions) alloc(ctx context.Context, r *suite) error {
+func (o *MemOptions) alloc(ctx context.Context, r *Suite) error {
 	a, err := mem.NewAllocator(mem.AllocatorOptions{Name: "bench", Budget: o.Size, Memory: o.memory()})
 	if err != nil {
 		return err
@@ -160,7 +160,7 @@ func (o *MemOptions) memory() mem.Options {
 }
 
 // register times a registration that is known (a hit) and one that is not (a miss), of 1 MiB.
-func (o *MemOptions) register(ctx context.Context, r *suite) error {
+func (o *MemOptions) register(ctx context.Context, r *Suite) error {
 	m := o.memory()
 	m.Name, m.Size = "bench registered", 1<<20
 	if o.Huge {
@@ -229,7 +229,7 @@ func (o *MemOptions) registerSample(region *mem.Region, hit bool) (float64, erro
 }
 
 // touch measures how fast memory comes into being.
-func (o *MemOptions) touch(ctx context.Context, r *suite) error {
+func (o *MemOptions) touch(ctx context.Context, r *Suite) error {
 	h := shape{what: "first touch", size: o.Size}
 	m := o.memory()
 	m.Name, m.Size = "bench first touch", int(o.Size)

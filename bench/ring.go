@@ -52,7 +52,7 @@ func Ring(ctx context.Context, o RingOptions) (*paired.Report, error) {
 	if o.Items == 0 {
 		o.Items = 200_000
 	}
-	r := o.begin("ring", fmt.Sprintf("one producer and one consumer goroutine pass %d items of 8 bytes through a ring of %d; "+
+	r := o.Begin("ring", fmt.Sprintf("one producer and one consumer goroutine pass %d items of 8 bytes through a ring of %d; "+
 		"the consumer checks every item and its order", o.Items, ringCapacity),
 		"a burst is what one call puts or gets; a queue that takes one item at a time is called once per item")
 	r.Method.Pairs = o.Pairs
@@ -63,13 +63,13 @@ func Ring(ctx context.Context, o RingOptions) (*paired.Report, error) {
 			for _, name := range v.theirs {
 				p.Theirs = append(p.Theirs, o.contender(name, burst))
 			}
-			o.Progress.say("%s", p.Name)
-			if err := r.measure(ctx, p, nil); err != nil {
-				return r.end(err)
+			o.Progress.Say("%s", p.Name)
+			if err := r.Measure(ctx, p, nil); err != nil {
+				return r.End(err)
 			}
 		}
 	}
-	return r.end(nil)
+	return r.End(nil)
 }
 
 func (o *RingOptions) contender(name string, burst int) paired.Contender {

@@ -246,7 +246,7 @@ func (o *TransferOptions) lendSubject(ctx context.Context, l *link, size uint64)
 		close: x.close}, nil
 }
 
-func (o *TransferOptions) borrowRows(ctx context.Context, r *suite, l *link, driver string) (err error) {
+func (o *TransferOptions) borrowRows(ctx context.Context, r *Suite, l *link, driver string) (err error) {
 	if err := l.openQueues(ctx, driver, Event, 1, 0); err != nil {
 		return err
 	}
@@ -266,7 +266,7 @@ func (o *TransferOptions) borrowRows(ctx context.Context, r *suite, l *link, dri
 		if s == nil {
 			return nil // this path cannot lend
 		}
-		o.Progress.say("%s", h.title())
+		o.Progress.Say("%s", h.title())
 		if err := o.row(ctx, r, l, h, s, paired.Plan{}); err != nil {
 			return err
 		}
@@ -275,7 +275,7 @@ func (o *TransferOptions) borrowRows(ctx context.Context, r *suite, l *link, dri
 }
 
 // apiRows measures the convenience interface: Peer.Put and its future, one at a time.
-func (o *TransferOptions) apiRows(ctx context.Context, r *suite, driver, mode string) (err error) {
+func (o *TransferOptions) apiRows(ctx context.Context, r *Suite, driver, mode string) (err error) {
 	n := nodeOptions{Congestion: o.Congestion}
 	if mode == Spin {
 		if runtime.NumCPU() < 4 {
@@ -291,7 +291,7 @@ func (o *TransferOptions) apiRows(ctx context.Context, r *suite, driver, mode st
 	defer func() { err = errors.Join(err, l.close()) }()
 	for _, size := range o.Sizes {
 		h := shape{what: "api put", path: driver, mode: mode, size: size, peers: 1}
-		o.Progress.say("%s", h.title())
+		o.Progress.Say("%s", h.title())
 		s, err := o.apiSubject(ctx, l, h)
 		if err != nil {
 			return fmt.Errorf("%s: %w", h.title(), err)

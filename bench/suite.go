@@ -20,8 +20,8 @@ type Conditions struct {
 	Progress Progress
 }
 
-// suite fills a report with rows.
-type suite struct {
+// Suite is a report that is filled with rows, one after the other: Conditions.Begin makes it, Suite.Measure adds a row, Suite.End closes it.
+type Suite struct {
 	*paired.Report
 	c     Conditions
 	seeds *rand.Rand
@@ -30,11 +30,12 @@ type suite struct {
 // seedBits are those of a number that every reader of JSON keeps exactly.
 const seedBits = 53
 
-func (c Conditions) begin(bench string, method ...string) *suite {
+// Begin starts the report of the benchmark called bench; method says in sentences how it measures.
+func (c Conditions) Begin(bench string, method ...string) *Suite {
 	if c.Seed == 0 {
 		c.Seed = rand.Uint64() >> (64 - seedBits)
 	}
-	s := &suite{paired.NewReport(bench), c, rand.New(rand.NewPCG(c.Seed, 0))}
+	s := &Suite{paired.NewReport(bench), c, rand.New(rand.NewPCG(c.Seed, 0))}
 	s.Method = paired.Method{Seed: c.Seed, Warmup: 1, Notes: method}
 	if c.Gate != nil {
 		m := c.Gate.Method()
@@ -43,9 +44,9 @@ func (c Conditions) begin(bench string, method ...string) *suite {
 	return s
 }
 
-// measure runs a plan and adds its row. fill completes what is not measured in rounds; it may be nil. A row that failed is
+// Measure runs a plan and adds its row. fill completes what is not measured in rounds; it may be nil. A row that failed is
 // added too, and Check ends the run with what is wrong with it.
-func (s *suite) measure(ctx context.Context, p paired.Plan, fill func(*paired.Row) error) error {
+func (s *Suite) Measure(ctx context.Context, p paired.Plan, fill func(*paired.Row) error) error {
 	p.Gate, p.Seed = s.c.Gate, s.seeds.Uint64()>>(64-seedBits)
 	x, err := paired.Run(ctx, p)
 	if x == nil {
@@ -60,9 +61,9 @@ func (s *suite) measure(ctx context.Context, p paired.Plan, fill func(*paired.Ro
 	return nil
 }
 
-// end closes the report: it comes with every error that was found after the first row, so that what was measured is not
+// End closes the report: it comes with every error that was found after the first row, so that what was measured is not
 // lost.
-func (s *suite) end(err error) (*paired.Report, error) {
+func (s *Suite) End(err error) (*paired.Report, error) {
 	s.Took = time.Since(s.Began).Seconds()
 	return s.Report, errors.Join(err, s.Check())
 }
@@ -106,7 +107,8 @@ func (h shape) describe(x *paired.Row) {
 // Progress hears what is being measured, one line each; nil is silent.
 type Progress func(line string)
 
-func (p Progress) say(format string, a ...any) {
+// Say tells one line; nil says nothing.
+func (p Progress) Say(format string, a ...any) {
 	if p != nil {
 		p(fmt.Sprintf(format, a...))
 	}

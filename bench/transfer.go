@@ -152,7 +152,7 @@ func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	r := o.begin("transfer", o.method()...)
+	r := o.Begin("transfer", o.method()...)
 	r.Method.Alone = o.Samples
 	vec.Calibrate()
 	l, err := o.dial(ctx, nodeOptions{Congestion: o.Congestion})
@@ -165,10 +165,10 @@ func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 		r.Method.Pairs = o.Pairs
 		err = o.against(ctx, r)
 	}
-	return r.end(err)
+	return r.End(err)
 }
 
-func (o *TransferOptions) transfer(ctx context.Context, r *suite, l *link) error {
+func (o *TransferOptions) transfer(ctx context.Context, r *Suite, l *link) error {
 	for _, driver := range o.Paths {
 		for _, mode := range o.Modes {
 			if err := o.pingRow(ctx, r, l, driver, mode); err != nil {
@@ -193,7 +193,7 @@ func (o *TransferOptions) transfer(ctx context.Context, r *suite, l *link) error
 }
 
 // sweep measures puts and gets of every size, and the list of blocks, over n peers.
-func (o *TransferOptions) sweep(ctx context.Context, r *suite, l *link, driver, mode string, n int) (err error) {
+func (o *TransferOptions) sweep(ctx context.Context, r *Suite, l *link, driver, mode string, n int) (err error) {
 	if err := l.openQueues(ctx, driver, mode, n, 0); err != nil {
 		return err
 	}
@@ -244,14 +244,14 @@ type subject struct {
 }
 
 // row measures a subject, beside theirs where there are any.
-func (o *TransferOptions) row(ctx context.Context, r *suite, l *link, h shape, s *subject, p paired.Plan) (err error) {
+func (o *TransferOptions) row(ctx context.Context, r *Suite, l *link, h shape, s *subject, p paired.Plan) (err error) {
 	defer func() { err = errors.Join(err, s.close()) }()
 	p.Name, p.Unit, p.Ceiling, p.Alone = h.title(), s.unit, s.ceiling, l.alone
 	p.Ours = paired.Contender{Name: "penstock", Run: s.run}
 	if p.Pairs == 0 {
 		p.Pairs = o.Samples
 	}
-	return r.measure(ctx, p, func(x *paired.Row) error {
+	return r.Measure(ctx, p, func(x *paired.Row) error {
 		h.describe(x)
 		if s.finish == nil {
 			return nil
@@ -328,23 +328,23 @@ func (o *TransferOptions) flowSubject(ctx context.Context, l *link, kind path.Op
 	if err != nil {
 		return nil, err
 	}
-	c, err := newCeiling(h.size, o.Huge, !o.NoPin)
+	c, err := NewCopyCeiling(h.size, o.Huge, !o.NoPin)
 	if err != nil {
 		return nil, errors.Join(err, s.x.close())
 	}
 	copies := ceilingCopies(h.size, o.Quick)
 	return &subject{unit: paired.GBs, run: s.sample,
-		ceiling: &paired.Ceiling{Method: ceilingMethod, Enforce: enforced(h.size),
-			Measure: func(context.Context) (float64, error) { return c.sample(copies) }},
+		ceiling: &paired.Ceiling{Method: CopyCeilingMethod, Enforce: CopyCeilingHolds(h.size),
+			Measure: func(context.Context) (float64, error) { return c.Sample(copies) }},
 		finish: func(x *paired.Row) error { x.Cost = s.cost(); return nil },
 		close: func() error {
-			c.close()
+			c.Close()
 			return s.x.close()
 		}}, nil
 }
 
-func (o *TransferOptions) moveRow(ctx context.Context, r *suite, l *link, kind path.OpKind, h shape) error {
-	o.Progress.say("%s", h.title())
+func (o *TransferOptions) moveRow(ctx context.Context, r *Suite, l *link, kind path.OpKind, h shape) error {
+	o.Progress.Say("%s", h.title())
 	s, err := o.flowSubject(ctx, l, kind, h)
 	if err != nil {
 		return fmt.Errorf("%s: %w", h.title(), err)
@@ -361,9 +361,9 @@ func ceilingCopies(size uint64, quick bool) int {
 	return int(max(1, total/max(size, 4<<10)))
 }
 
-func (o *TransferOptions) pingRow(ctx context.Context, r *suite, l *link, driver, mode string) error {
+func (o *TransferOptions) pingRow(ctx context.Context, r *Suite, l *link, driver, mode string) error {
 	h := shape{what: "put + seen, one way", path: driver, mode: mode, size: pingSize, peers: 1}
-	o.Progress.say("%s", h.title())
+	o.Progress.Say("%s", h.title())
 	s, err := o.pingSubject(ctx, l, driver, mode, 50)
 	if err != nil {
 		return fmt.Errorf("%s: %w", h.title(), err)

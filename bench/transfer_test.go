@@ -143,7 +143,7 @@ func TestAgainst(t *testing.T) {
 // From 128 MiB on a figure above the ceiling cannot be a cache's.
 func TestCeilingIsEnforced(t *testing.T) {
 	for size, want := range map[uint64]bool{1 << 20: false, beyondCache - 1: false, beyondCache: true, 256 << 20: true} {
-		if got := enforced(size); got != want {
+		if got := CopyCeilingHolds(size); got != want {
 			t.Errorf("%s: %v", FormatSize(size), got)
 		}
 	}
@@ -207,7 +207,7 @@ func TestNoFakeSuccess(t *testing.T) {
 			if name == "get" {
 				kind = path.Get
 			}
-			r := o.begin("transfer")
+			r := o.Begin("transfer")
 			err = o.moveRow(ctx, r, l, kind, shape{what: name, path: "liar", mode: Spin, size: 4096, peers: 1})
 			if !errors.Is(err, paired.ErrFailed) || len(r.Rows) != 0 {
 				t.Errorf("error %v, rows %v", err, r.Rows)
@@ -378,14 +378,14 @@ func encrypted(ctx context.Context, o TransferOptions, all []class) (*paired.Rep
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
-	r := o.begin("encrypted", o.method()...)
+	r := o.Begin("encrypted", o.method()...)
 	versions, err := o.lookUp(ctx, r)
 	for _, c := range all {
 		if err == nil && c.sealed {
 			err = o.classRow(ctx, r, c, here(c.rivals, versions), versions, "")
 		}
 	}
-	return r.end(err)
+	return r.End(err)
 }
 
 // BenchmarkEncrypted prints the classes with encryption beside OpenSSL, in 20 pairs.

@@ -38,22 +38,22 @@ func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	if o.Budget == 0 {
 		o.Budget = 10 * time.Millisecond
 	}
-	r := o.begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the destination is "+
+	r := o.Begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the destination is "+
 		"compared", o.Budget))
 	r.Method.Pairs = o.Pairs
 	vec.Calibrate()
 	r.Notes = append(r.Notes, splitLines(vec.Explain())...)
 	for _, size := range o.Sizes {
 		if err := o.size(ctx, r, size); err != nil {
-			return r.end(err)
+			return r.End(err)
 		}
 	}
-	return r.end(nil)
+	return r.End(nil)
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-func (o *VecOptions) size(ctx context.Context, r *suite, size int) error {
+func (o *VecOptions) size(ctx context.Context, r *Suite, size int) error {
 	src, err := mem.Alloc(mem.Options{Name: "bench source", Size: size})
 	if err != nil {
 		return err
@@ -76,7 +76,7 @@ func (o *VecOptions) size(ctx context.Context, r *suite, size int) error {
 		{"vec.CopyCRC32C", "copy, then CRC32C", func() { crc = vec.CopyCRC32C(d, s, 0) }, func() { copy(d, s); crc = vec.CRC32C(0, d) }, true},
 	} {
 		h := shape{what: c.name, size: uint64(size)}
-		o.Progress.say("%s", h.title())
+		o.Progress.Say("%s", h.title())
 		n := repeats(o.Budget, c.ours)
 		contender := func(name string, f func()) paired.Contender {
 			return paired.Contender{Name: name, Run: func(context.Context) (paired.Sample, error) {
@@ -96,7 +96,7 @@ func (o *VecOptions) size(ctx context.Context, r *suite, size int) error {
 				return paired.Sample{Value: gbs(uint64(size)*uint64(n), took), Verified: uint64(size)}, nil
 			}}
 		}
-		err := r.measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(c.name, c.ours),
+		err := r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(c.name, c.ours),
 			Theirs: []paired.Contender{contender(c.peer, c.theirs)}}, func(x *paired.Row) error { h.describe(x); return nil })
 		if err != nil {
 			return err

@@ -101,7 +101,7 @@ func Verbs(ctx context.Context, o VerbsOptions) (*paired.Report, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bench: %w", err)
 	}
-	r := o.begin("verbs", "two queue pairs (RC) of one device, in one process; perftest has two processes",
+	r := o.Begin("verbs", "two queue pairs (RC) of one device, in one process; perftest has two processes",
 		fmt.Sprintf("bandwidth: samples of about %v, %d requests under way, %d posted by one call, one of %d signaled; before each the source gets new bytes, after it "+
 			"every byte of the destination is compared", o.Budget, o.Depth, o.Chain, o.signal()),
 		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one way, which is taken twice", o.Trips))
@@ -126,10 +126,10 @@ func Verbs(ctx context.Context, o VerbsOptions) (*paired.Report, error) {
 	b := &verbsBench{o: &o, r: r, d: d, perftest: perftest}
 	for _, c := range o.Classes {
 		if err := b.class(ctx, c); err != nil {
-			return r.end(err)
+			return r.End(err)
 		}
 	}
-	return r.end(nil)
+	return r.End(nil)
 }
 
 // signal is how many requests have one completion together: a multiple of a chain. perftest has 100 of 128.
@@ -138,7 +138,7 @@ func (o *VerbsOptions) signal() int { return o.Chain * max(1, min(64, o.Depth/2)
 // verbsBench is a run of Verbs.
 type verbsBench struct {
 	o        *VerbsOptions
-	r        *suite
+	r        *Suite
 	d        *verbsDevice
 	perftest string // its version; "": it is not there
 }
@@ -270,6 +270,6 @@ func (b *verbsBench) measure(ctx context.Context, h shape, p paired.Plan) error 
 	if p.Pairs == 0 {
 		p.Pairs = b.o.Pairs
 	}
-	b.o.Progress.say("%s", p.Name)
-	return b.r.measure(ctx, p, func(x *paired.Row) error { h.describe(x); return nil })
+	b.o.Progress.Say("%s", p.Name)
+	return b.r.Measure(ctx, p, func(x *paired.Row) error { h.describe(x); return nil })
 }

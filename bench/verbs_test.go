@@ -101,7 +101,7 @@ func verbsOf(t *testing.T) (*verbsBench, *verbsDevice) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &verbsBench{o: &o, r: o.begin("verbs"), d: d}, d
+	return &verbsBench{o: &o, r: o.Begin("verbs"), d: d}, d
 }
 
 // Bytes that did not arrive, and a message that is another one, fail a run.

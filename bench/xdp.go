@@ -146,7 +146,7 @@ func XDP(ctx context.Context, o XDPOptions) (*paired.Report, error) {
 	if o.Wall {
 		clock = "the clock on the wall"
 	}
-	r := o.begin("xdp",
+	r := o.Begin("xdp",
 		"veth between two network namespaces, queue 0; load and sink: the program in C, on processor 0; under test: processor 1",
 		fmt.Sprintf("held: packets lie in the rings before and after, %d bursts, rate by %s", o.Bursts, clock),
 		fmt.Sprintf("live: all work at once for %v; receive by the load's clock, send by the side's own until all had left, forward from the load's start to the forwarder's end; testpmd sends by the sink's clock and forwards by the load's", o.Time),
@@ -157,11 +157,11 @@ func XDP(ctx context.Context, o XDPOptions) (*paired.Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r.end(o.measure(ctx, r, rivals))
+	return r.End(o.measure(ctx, r, rivals))
 }
 
 // rivals are the versions of those that are here.
-func (o *XDPOptions) rivals(ctx context.Context, r *suite) (map[string]string, error) {
+func (o *XDPOptions) rivals(ctx context.Context, r *Suite) (map[string]string, error) {
 	here := map[string]string{}
 	for _, name := range o.Against {
 		if name == "c" {
@@ -187,7 +187,7 @@ func (o *XDPOptions) rivals(ctx context.Context, r *suite) (map[string]string, e
 	return here, nil
 }
 
-func (o *XDPOptions) measure(ctx context.Context, r *suite, rivals map[string]string) error {
+func (o *XDPOptions) measure(ctx context.Context, r *Suite, rivals map[string]string) error {
 	for _, row := range o.rows() {
 		if err := o.measureRow(ctx, r, row, rivals); err != nil {
 			return fmt.Errorf("%s: %w", row.title(), err)
@@ -196,8 +196,8 @@ func (o *XDPOptions) measure(ctx context.Context, r *suite, rivals map[string]st
 	return nil
 }
 
-func (o *XDPOptions) measureRow(ctx context.Context, r *suite, row xdpRow, rivals map[string]string) (err error) {
-	o.Progress.say("%s", row.title())
+func (o *XDPOptions) measureRow(ctx context.Context, r *Suite, row xdpRow, rivals map[string]string) (err error) {
+	o.Progress.Say("%s", row.title())
 	g, err := openXDPRig(ctx, row, o.Huge)
 	if err != nil {
 		return err
@@ -224,7 +224,7 @@ func (o *XDPOptions) measureRow(ctx context.Context, r *suite, row xdpRow, rival
 			note = fmt.Sprintf("net_af_xdp has no multi-buffer: its largest packet is %d bytes", maxTestpmd)
 		}
 	}
-	return r.measure(ctx, p, func(x *paired.Row) error {
+	return r.Measure(ctx, p, func(x *paired.Row) error {
 		x.What, x.Size, x.Note = xdpOps[row.op], uint64(row.size), joinNotes(x.Note, note)
 		return nil
 	})

@@ -123,7 +123,7 @@ func AccountXDP(ctx context.Context, o XDPOptions, packets uint64) (a *XDPAccoun
 		}
 		if now := time.Now(); now.Sub(said) > 10*time.Second {
 			said = now
-			o.Progress.say("%d packets of %d, %d lost", a.Sent, packets, a.LostIn+a.LostOut)
+			o.Progress.Say("%d packets of %d, %d lost", a.Sent, packets, a.LostIn+a.LostOut)
 		}
 	}
 	after, err := g.cables()

@@ -29,7 +29,7 @@ and each timed run is verified byte by byte at the receiver. Comparisons are int
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchXDP(s), newBenchVerbs(s), newBenchStream(s), newBenchCompare(s), newBenchPeer(s))
+	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchXDP(s), newBenchVerbs(s), newBenchStream(s), newBenchGPU(s), newBenchCompare(s), newBenchPeer(s))
 	return c
 }
 

@@ -94,7 +94,7 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 	root.SetErr(errOut)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newStatus(s), newConfig(s), newDoctor(s),
-		newTopology(s), newTune(s),
+		newTopology(s), newDevices(s), newTune(s),
 		newMan(s), newVersion(s), newExitCodes(), newJSONHelp())
 	return root
 }

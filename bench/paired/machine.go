@@ -29,6 +29,8 @@ type Machine struct {
 	Turbo      string     `json:"turbo"`      // "on", "off" or "unknown"
 	Congestion string     `json:"congestion_control"`
 	Load       [3]float64 `json:"load"` // averages of 1, 5 and 15 minutes when the run began
+	// Accelerator is the device that was measured: runtime, name, architecture, driver, bus; empty where none took part.
+	Accelerator string `json:"accelerator,omitempty"`
 }
 
 // Cache is a cache of a processor.
@@ -214,6 +216,7 @@ func (m Machine) differences(o Machine) (lines []string) {
 	say("frequency governor", m.Governor, o.Governor)
 	say("turbo", m.Turbo, o.Turbo)
 	say("TCP congestion control", m.Congestion, o.Congestion)
+	say("accelerator", m.Accelerator, o.Accelerator)
 	return lines
 }
 

@@ -24,9 +24,12 @@ func (r *Report) Table(w io.Writer) error {
 	b := r.Build
 	fields := [][2]string{{"machine", fmt.Sprintf("%s, %s%s, %s, %s, %d MiB (%d available, %d huge pages free), Linux %s, governor %s, turbo %s, "+
 		"TCP %s, load %.2f", m.CPU, count(m.Cores, "core"), virtual, m.caches(), count(m.NUMANodes, "NUMA node"), m.MemoryMiB, m.FreeMiB,
-		m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0])},
-		{"program", strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags))},
-		{"method", r.Method.summary()}}
+		m.HugeFree, m.Kernel, m.Governor, m.Turbo, m.Congestion, m.Load[0])}}
+	if m.Accelerator != "" {
+		fields = append(fields, [2]string{"device", m.Accelerator})
+	}
+	fields = append(fields, [][2]string{{"program", strings.TrimSpace(fmt.Sprintf("penstock %s, commit %s, %s %s", b.Version, b.short(), b.Go, b.Flags))},
+		{"method", r.Method.summary()}}...)
 	for _, l := range r.Method.Notes {
 		fields = append(fields, [2]string{"", l})
 	}
