@@ -266,7 +266,6 @@ func (o *TransferOptions) haulRow(ctx context.Context, r *suite, l *link, kind p
 		x.Cost = ours.cost()
 		x.Memory = &paired.Memory{Local: o.Local.Kind.String(), Remote: o.Remote.Kind.String(), LocalDevice: local, RemoteDevice: ours.device,
 			UserCopies: ours.last.UserCopies, KernelCopies: ours.last.KernelCopies}
-		x.Note = fmt.Sprintf("copies per byte: %d in user space, %d in the kernel, %d by devices", x.Memory.UserCopies, x.Memory.KernelCopies, x.Memory.DeviceCopies)
 		return nil
 	})
 }
