@@ -18,6 +18,7 @@ import (
 func TestMain(m *testing.M) {
 	cudatest.Child()
 	gpumemtest.Child(func() (*gpu.Runtime, error) { return gpucuda.Open(gpucuda.Options{Library: library()}) })
+	loser()
 	Main(m)
 }
 
