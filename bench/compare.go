@@ -154,6 +154,9 @@ func Targets(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if o.Against == nil {
 		o.Against = []string{"ucx", "fi", "iperf3", "openssl"}
 	}
+	if o.placed() {
+		return nil, errors.New("bench: the table of targets is about host memory: call Transfer for the memory of an accelerator")
+	}
 	if o.Budget == 0 && !o.Quick {
 		o.Budget = 100 * time.Millisecond
 	}

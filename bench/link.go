@@ -34,6 +34,7 @@ type link struct {
 	driver Drivers
 
 	queues []*transfer.Queue
+	ground ground
 }
 
 // dial starts the second process and connects a node to it.
@@ -96,10 +97,11 @@ func (l *link) close() error {
 		n.Close()
 	}
 	l.in.Close() // the second process ends at the end of its input
-	if err := l.cmd.Wait(); err != nil {
-		return fmt.Errorf("bench: the second process: %w", err)
+	err := l.ground.close()
+	if werr := l.cmd.Wait(); werr != nil {
+		err = errors.Join(err, fmt.Errorf("bench: the second process: %w", werr))
 	}
-	return nil
+	return err
 }
 
 func (l *link) ask(q request) (reply, error) {

@@ -31,6 +31,7 @@ type server struct {
 	drivers Drivers
 	node    *transfer.Node
 	memory  map[string]*memory
+	ground  ground
 	session *session
 }
 
@@ -75,6 +76,7 @@ func (s *server) close() {
 	for _, m := range s.memory {
 		m.region.Close()
 	}
+	s.ground.close()
 }
 
 func (s *server) do(q *request, a *reply) (err error) {
@@ -88,7 +90,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 		return err
 	case "alloc":
 		m := &memory{}
-		if m.region, err = allocate(q.Name, q.Size, q.Huge); err != nil {
+		if m.region, err = s.ground.allocate(q.Name, q.Size, q.Huge, q.Place); err != nil {
 			return err
 		}
 		if m.export, err = s.node.Export(m.region.All(), transfer.ExportOptions{Name: q.Name, Rights: path.Read | path.Write}); err != nil {
@@ -97,6 +99,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 		}
 		s.memory[q.Name] = m
 		a.Note = m.region.Note()
+		a.Device, a.Why = s.ground.device(q.Place)
 		return nil
 	case "accept":
 		s.session = newSession(s, q)
@@ -133,9 +136,11 @@ func (s *server) do(q *request, a *reply) (err error) {
 	case "fill":
 		q.Area.fill(b)
 	case "scribble":
-		for i := range b {
-			b[i] = 0xEE
-		}
+		err = scribble(s.ctx, m.region)
+	case "draw":
+		err = q.Pattern.fill(s.ctx, m.region)
+	case "check":
+		a.Checked, err = q.Pattern.verify(s.ctx, &s.ground, m.region)
 	case "verify":
 		a.Checked, err = q.Area.verify(b)
 	default:

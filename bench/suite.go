@@ -80,6 +80,7 @@ type shape struct {
 	peers  int
 	size   uint64 // bytes of one operation
 	blocks int    // of one operation
+	memory string // "device to host"; "": host memory on both sides
 }
 
 // title names a row.
@@ -97,6 +98,7 @@ func (h shape) title() string {
 	if h.peers > 1 {
 		parts = append(parts, fmt.Sprintf("%d peers", h.peers))
 	}
+	parts = append(parts, h.memory)
 	return strings.Join(strings.Fields(strings.Join(parts, " ")), " ")
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/vec"
 )
@@ -34,6 +35,10 @@ type TransferOptions struct {
 	Quick      bool    // a smoke run of a few seconds; its figures mean nothing
 	Drivers    Drivers // nil except in tests
 
+	// Local and Remote are the memories of this process and of the second one. Where one is not host memory, Transfer measures
+	// puts and gets between these memories in pairs with the same ones between host memories, and nothing else.
+	Local, Remote Place
+
 	// For Targets. Isolated is the command line of this program that calls Targets again, prints the report as JSON, and takes
 	// the flags --network and --outside for the fields of those names; nil leaves that part out.
 	Isolated []string
@@ -50,8 +55,14 @@ func (o *TransferOptions) defaults() error {
 			return fmt.Errorf("bench: path %q: expected shm, tcp or verbs", p)
 		}
 	}
+	if err := errors.Join(o.Local.check(), o.Remote.check()); err != nil {
+		return err
+	}
 	if o.Modes == nil {
 		o.Modes = []string{Spin, Event}
+		if o.placed() {
+			o.Modes = []string{Event}
+		}
 	}
 	for _, m := range o.Modes {
 		if m != Spin && m != Event {
@@ -60,7 +71,12 @@ func (o *TransferOptions) defaults() error {
 	}
 	if o.Sizes == nil {
 		o.Sizes = []uint64{64, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20}
-		if o.Quick {
+		switch {
+		case o.placed() && o.Quick:
+			o.Sizes = []uint64{64 << 10, 1 << 20}
+		case o.placed(): // where staging costs what it does
+			o.Sizes = []uint64{64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 256 << 20}
+		case o.Quick:
 			o.Sizes = []uint64{64, 64 << 10, 1 << 20}
 		}
 	}
@@ -105,6 +121,9 @@ func (o *TransferOptions) defaults() error {
 	if o.Samples < 1 || o.Pairs < 1 {
 		return errors.New("bench: samples and pairs: expected at least 1")
 	}
+	if o.placed() && len(o.Against) > 0 {
+		return errors.New("bench: the peers' own tools are compared on host memory: leave out either them or the memory of an accelerator")
+	}
 	if slices.Contains(o.Modes, Spin) && runtime.GOMAXPROCS(0) < 2 {
 		return errors.New("bench: spinning on both sides needs two processors; use mode event")
 	}
@@ -125,6 +144,18 @@ func (o *TransferOptions) method() []string {
 		fmt.Sprintf("two processes, %s, %s, samples of about %v each", pages, pin, o.Budget),
 		"every message carries a stamp; after each sample the receiving side checks every byte of the last message of every slot, outside the timed part",
 		"ceiling: a figure above it fails the run from 128 MiB; smaller sizes fit the caches and say how warm they were",
+		"cost: from getrusage, the runtime and the path",
+	}
+}
+
+// placed reports whether a side uses other memory than the host's.
+func (o *TransferOptions) placed() bool { return o.Local.Kind != mem.Host || o.Remote.Kind != mem.Host }
+
+// haulMethod is method where a side uses other memory than the host's.
+func (o *TransferOptions) haulMethod() []string {
+	return []string{
+		fmt.Sprintf("two processes, Peer.Put and Peer.Get one at a time, samples of about %v each, in pairs with the same between host memories", o.Budget),
+		"two messages are sent in turn; after each sample the receiving side checks every byte of the last one, outside the timed part: memory of a device is read back, and summed by its own kernel",
 		"cost: from getrusage, the runtime and the path",
 	}
 }
@@ -151,6 +182,12 @@ func slotsFor(driver string, size uint64) int {
 func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
+	}
+	if o.placed() {
+		r := o.Begin("transfer", o.haulMethod()...)
+		r.Method.Pairs = o.Pairs
+		vec.Calibrate()
+		return r.End(o.hauls(ctx, r))
 	}
 	r := o.Begin("transfer", o.method()...)
 	r.Method.Alone = o.Samples

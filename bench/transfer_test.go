@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"go.uber.org/goleak"
 )
@@ -157,10 +158,15 @@ func TestBadOptions(t *testing.T) {
 		"peers":   {Peers: []int{0}},
 		"pairs":   {Pairs: -1},
 		"command": {},
+		"memory":  {Local: Place{Kind: mem.Foreign}},
+		"tools":   {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
 	} {
 		if r, err := Transfer(limit(t), o); err == nil {
 			t.Errorf("%s passed: %v", name, r)
 		}
+	}
+	if r, err := Targets(limit(t), TransferOptions{Local: Place{Kind: mem.Device}}); err == nil || !strings.Contains(err.Error(), "host memory") {
+		t.Errorf("targets on a device: %v, %v", r, err)
 	}
 }
 

@@ -11,11 +11,13 @@ type request struct {
 
 	Node *nodeOptions `json:"node,omitempty"` // "start"
 
-	Name string `json:"name,omitempty"` // "alloc", "free", "fill", "scribble", "verify": an export of the second process
-	Size uint64 `json:"size,omitempty"`
-	Huge bool   `json:"huge,omitempty"`
+	Name  string `json:"name,omitempty"` // "alloc", "free" and what reads or writes memory: an export of the second process
+	Size  uint64 `json:"size,omitempty"`
+	Huge  bool   `json:"huge,omitempty"`
+	Place Place  `json:"place,omitzero"` // "alloc"
 
-	Area area `json:"area,omitzero"` // "fill", "verify"
+	Area    area    `json:"area,omitzero"`    // "fill", "verify"
+	Pattern pattern `json:"pattern,omitzero"` // "draw", "check": the same for memory of any kind
 
 	Queues int    `json:"queues,omitempty"` // "accept": how many, named q0, q1 and so on
 	Mode   string `json:"mode,omitempty"`   // "accept": "spin" or "event"
@@ -27,11 +29,13 @@ type request struct {
 type reply struct {
 	Err      string        `json:"err,omitempty"`
 	Addr     string        `json:"addr,omitempty"`     // "start"
-	Checked  uint64        `json:"checked,omitempty"`  // "verify", "stop": bytes
+	Checked  uint64        `json:"checked,omitempty"`  // "verify", "check", "stop": bytes
 	CPU      time.Duration `json:"cpu,omitempty"`      // "usage"
 	Mallocs  uint64        `json:"mallocs,omitempty"`  // "usage"
 	Syscalls uint64        `json:"syscalls,omitempty"` // "usage"
 	Note     string        `json:"note,omitempty"`     // "alloc"
+	Device   string        `json:"device,omitempty"`   // "alloc": the accelerator's name
+	Why      string        `json:"why,omitempty"`      // "alloc": what it was taken instead of
 }
 
 // nodeOptions configure both processes' nodes alike.

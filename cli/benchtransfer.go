@@ -1,11 +1,13 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"strings"
 
 	"github.com/penstock-io/penstock/bench"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/spf13/cobra"
 )
 
@@ -27,10 +29,17 @@ func newBenchTransfer(s streams) *cobra.Command {
 	var o bench.TransferOptions
 	var sizes []string
 	var report bool
+	var memory, local, remote string
+	var device gpuFlags
 	c := &cobra.Command{
 		Use:   "transfer",
 		Short: "Puts, gets and borrows between two processes",
-		Args:  noArgs,
+		Long: `Measures puts, gets and borrows between two processes, over each path and in each way to wait.
+
+With --memory device (of an accelerator) or --memory pinned (page-locked for one), on both sides or on one, it measures puts and
+gets between those memories, each in interleaved pairs with the same one between host memories. A machine without a GPU uses
+what stands in for one, and says so: such figures say nothing about a card.`,
+		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			self, err := os.Executable()
 			if err != nil {
@@ -42,6 +51,15 @@ func newBenchTransfer(s streams) *cobra.Command {
 					return &usageError{err}
 				}
 				o.Sizes = append(o.Sizes, n)
+			}
+			if o.Local, err = device.place(memory, local); err != nil {
+				return err
+			}
+			if o.Remote, err = device.place(memory, remote); err != nil {
+				return err
+			}
+			if report && (o.Local.Kind != mem.Host || o.Remote.Kind != mem.Host) {
+				return &usageError{errors.New("--report is the table of targets between host memories: leave out either it or --memory")}
 			}
 			if o.Conditions, err = out.conditions(s); err != nil {
 				return err
@@ -76,6 +94,10 @@ func newBenchTransfer(s streams) *cobra.Command {
 	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3, openssl")
 	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: chosen by measurement)")
 	f.BoolVar(&report, "report", false, "the table of targets, each beside the best peer that is installed")
+	f.StringVar(&memory, "memory", "host", "memory on both sides: host, pinned, device")
+	f.StringVar(&local, "local-memory", "", "memory of this process (default that of --memory)")
+	f.StringVar(&remote, "remote-memory", "", "memory of the second process (default that of --memory)")
+	device.flags(f)
 	f.StringVar(&o.Network, "network", "", "")
 	f.StringVar(&o.Outside, "outside", "", "")
 	f.MarkHidden("network")

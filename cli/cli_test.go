@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/safetensors"
 	"github.com/penstock-io/penstock/tensor/synth"
@@ -141,6 +143,88 @@ func TestDemoPrints(t *testing.T) {
 	}
 }
 
+// The demo in memory that is page-locked for an accelerator: the same rows, each beside host memory. The runtime is the one that every machine has.
+func TestDemoPinned(t *testing.T) {
+	r := demoJSON(t, "--small", "--memory", "pinned", "--gpu-runtime", "host")
+	if len(r.Rows) != 7 || r.Memory != "pinned" || !strings.Contains(r.Device, "host 0: ") || !strings.Contains(r.Device, "a stand-in for a card") {
+		t.Fatalf("%+v", r)
+	}
+	for _, x := range r.Rows {
+		if x.Verified != x.Bytes || x.Refused != "" || x.DeviceCopies != 0 {
+			t.Errorf("%+v", x)
+		}
+		if moved := !x.Plain && x.What != "shm borrow"; moved != (x.HostTook > 0) || moved != (x.OfHost > 0) {
+			t.Errorf("%s: beside host memory %v, %v", x.What, x.HostTook, x.OfHost)
+		}
+	}
+}
+
+// The demo in memory that the CPU does not touch: everything is staged, read back and summed by a kernel; looking at it is refused with the reason.
+func TestDemoDevice(t *testing.T) {
+	for _, args := range [][]string{{"--gpu-runtime", "host"}, {"--gpu-runtime", "opencl"}} {
+		t.Run(args[1], func(t *testing.T) {
+			if args[1] == "opencl" {
+				peers.PoCL(t)
+			}
+			r := demoJSON(t, append([]string{"--small", "--memory", "device"}, args...)...)
+			if len(r.Rows) != 7 || r.Memory != "device" || !strings.Contains(r.Device, args[1]+" 0: ") || !r.ByKernel || len(r.Choice) != 3 {
+				t.Fatalf("%+v", r)
+			}
+			for _, x := range r.Rows {
+				if x.What == "shm borrow" {
+					if x.Refused == "" || x.Took != 0 || x.Verified != 0 {
+						t.Errorf("%+v", x)
+					}
+					continue
+				}
+				if x.Verified != x.Bytes || x.Refused != "" || x.DeviceCopies != 2 || x.Took <= 0 || x.Plain == (x.OfHost > 0) {
+					t.Errorf("%+v", x)
+				}
+				if put := strings.HasSuffix(x.What, "put"); put != strings.Contains(strings.Join(x.Explain, "\n"), "staged") {
+					t.Errorf("%s: %q", x.What, x.Explain)
+				}
+			}
+		})
+	}
+}
+
+// A file's tensors go by device memory as they go by the host's, and the table has what that costs.
+func TestDemoDevicePrints(t *testing.T) {
+	out, errOut, status := penstock(t, "demo", "--small", "--repeat", "1", "--memory", "device", "--gpu-runtime", "host")
+	if status != 0 {
+		t.Fatalf("exit status %d: %s", status, errOut)
+	}
+	for _, want := range []string{"Both hold them in device memory: host 0: this process, in Go, a stand-in for a card", "of host", "+ 2 device", "shm borrow: refused: ", "staged here",
+		"staged at the peer", "what device memory costs", "a kernel of the device summed the same bytes"} {
+		if !strings.Contains(out, want) {
+			t.Errorf("the output lacks %q:\n%s", want, out)
+		}
+	}
+	if n := strings.Count(out, "every byte"); n != 7 { // six rows, and the line that says how
+		t.Errorf("every byte %d times, expected 7:\n%s", n, out)
+	}
+}
+
+// The rows of the benchmark between memories, as JSON.
+func TestBenchTransferMemory(t *testing.T) {
+	out, errOut, status := penstock(t, "bench", "transfer", "--quick", "--json=-", "--size", "4KiB", "--local-memory", "device", "--gpu-runtime", "host")
+	if status != 0 {
+		t.Fatalf("exit status %d: %s", status, errOut)
+	}
+	r, err := paired.Read(strings.NewReader(out))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(r.Rows) != 4 || r.Rows[0].Name != "shm put 4 KiB event device to host" || r.Rows[3].Name != "tcp get 4 KiB event host to device" {
+		t.Errorf("%d rows, %q", len(r.Rows), r.Rows[0].Name)
+	}
+	for _, x := range r.Rows {
+		if m := x.Memory; m == nil || m.Local != "device" || m.Remote != "host" || !strings.HasPrefix(m.LocalDevice, "host 0: ") || m.RemoteDevice != "" || m.DeviceCopies != 1 {
+			t.Errorf("%s: %+v", x.Name, m)
+		}
+	}
+}
+
 // What is wrong is said once, on the standard error, with a status that tells misuse from failure.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
@@ -153,6 +237,13 @@ func TestMistakes(t *testing.T) {
 		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
 		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},
 		{[]string{"demo", "--file", "/nonexistent/x"}, 3, "/nonexistent/x"},
+		{[]string{"demo", "--memory", "disk"}, 2, `memory "disk": expected host, pinned or device`},
+		{[]string{"demo", "--memory", "device", "--gpu-runtime", "vulkan"}, 2, "--gpu-runtime vulkan: expected cuda, opencl, host"},
+		{[]string{"demo", "--memory", "device", "--gpu-runtime", "host", "--gpu", "3"}, 10, "no such device: there are: host 0: "},
+		{[]string{"demo", "--memory", "device", "--gpu", "-1"}, 2, "--gpu -1"},
+		{[]string{"bench", "transfer", "--quick", "--memory", "ram"}, 2, `memory "ram"`},
+		{[]string{"bench", "transfer", "--quick", "--report", "--remote-memory", "device"}, 2, "--report"},
+		{[]string{"bench", "transfer", "--quick", "--memory", "device", "--against", "iperf3"}, 1, "host memory"},
 		{[]string{"demo", "--file", "/dev/null"}, 1, "/dev/null"},
 	} {
 		out, errOut, status := penstock(t, c.args...)

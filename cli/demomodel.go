@@ -2,8 +2,10 @@ package cli
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/safetensors"
@@ -114,21 +116,42 @@ func (m *demoModel) region() (*mem.Region, error) {
 	return r, nil
 }
 
-// verify checks every byte of every tensor in b, the receiver's memory, and returns how many were right.
-func (m *demoModel) verify(b []byte) (checked uint64, err error) {
+// verify checks every byte of every tensor in the receiver's memory r and returns how many were right, and whether a kernel of the accelerator a saw the same.
+func (m *demoModel) verify(ctx context.Context, a *accel.Accelerator, r *mem.Region) (checked uint64, byKernel bool, err error) {
+	all, err := r.Span(0, m.size)
+	if err != nil {
+		return 0, false, err
+	}
+	byKernel, err = a.Inspect(ctx, all, func(b []byte, off uint64) error {
+		n, err := m.verifyPart(b, off)
+		checked += n
+		return err
+	})
+	return checked, byKernel, err
+}
+
+// verifyBytes is verify for memory that this process sees as a whole.
+func (m *demoModel) verifyBytes(b []byte) (uint64, error) { return m.verifyPart(b[:m.size], 0) }
+
+// verifyPart checks the parts of tensors in b, which lies at off of the receiver's memory, and returns how many of their bytes were right.
+func (m *demoModel) verifyPart(b []byte, off uint64) (checked uint64, err error) {
 	for _, t := range m.tensors {
-		got := b[t.off : t.off+t.size]
+		lo, hi := max(t.off, off), min(t.off+t.size, off+uint64(len(b)))
+		if lo >= hi {
+			continue
+		}
+		got, at := b[lo-off:hi-off], lo-t.off
 		if m.file == nil {
-			if bad, ok := synth.Verify(got, synth.Seed(t.name), 0); !ok {
-				return checked, fmt.Errorf("tensor %q: byte %d of %d is wrong", t.name, bad, t.size)
+			if bad, ok := synth.Verify(got, synth.Seed(t.name), at); !ok {
+				return checked, fmt.Errorf("tensor %q: byte %d of %d is wrong", t.name, at+uint64(bad), t.size)
 			}
 		} else {
 			want, ok := m.file.Tensor(t.name)
-			if !ok || !bytes.Equal(got, want.Bytes()) {
+			if !ok || !bytes.Equal(got, want.Bytes()[at:at+hi-lo]) {
 				return checked, fmt.Errorf("tensor %q differs from the file", t.name)
 			}
 		}
-		checked += t.size
+		checked += hi - lo
 	}
 	return checked, nil
 }

@@ -14,8 +14,16 @@ import (
 func (r *demoReport) print(w io.Writer) error {
 	fmt.Fprintf(w, "Copying memory on this machine, measured just now: %.1f GB/s with one core, %.1f GB/s with two.\n\n", r.CopyOneGBs, r.CopyGBs)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "path\tbytes\ttime\tGB/s\tof copy\tcopies/byte\tset-up\tverified\t")
+	placed := r.Memory != "host"
+	head := "path\tbytes\ttime\tGB/s\tof copy\tcopies/byte\tset-up\tverified\t"
+	if placed {
+		head = strings.Replace(head, "of copy\t", "of copy\tof host\t", 1)
+	}
+	fmt.Fprintln(t, head)
 	for _, x := range r.Rows {
+		if x.Refused != "" {
+			continue
+		}
 		gbs, share := "-", "-"
 		if x.GBs > 0 {
 			gbs, share = fmt.Sprintf("%.2f", x.GBs), fmt.Sprintf("%.0f %%", 100*x.Share)
@@ -24,13 +32,33 @@ func (r *demoReport) print(w io.Writer) error {
 		if x.Verified == x.Bytes {
 			verified = "every byte"
 		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d user + %d kernel\t%s\t%s\t\n", x.What, formatBytes(x.Bytes), formatTime(x.Took), gbs, share,
-			x.UserCopies, x.KernelCopies, formatTime(x.Setup), verified)
+		copies := fmt.Sprintf("%d user + %d kernel", x.UserCopies, x.KernelCopies)
+		if placed {
+			ofHost := "-"
+			if x.OfHost > 0 {
+				ofHost = fmt.Sprintf("%.0f %%", 100*x.OfHost)
+			}
+			share += "\t" + ofHost
+			copies += fmt.Sprintf(" + %d device", x.DeviceCopies)
+		}
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t\n", x.What, formatBytes(x.Bytes), formatTime(x.Took), gbs, share,
+			copies, formatTime(x.Setup), verified)
 	}
 	t.Flush()
+	for _, x := range r.Rows {
+		if x.Refused != "" {
+			fmt.Fprintf(w, "\n%s: refused: %s\n", x.What, x.Refused)
+		}
+	}
 	fmt.Fprint(w, "\ntime: median of one move of everything, after one to warm up and without the set-up, which is paid once per peer.\n"+
 		"of copy: share of the bandwidth that two cores reach copying memory here. plain Go: net.Conn, Write and io.ReadFull.\n"+
 		"put: this process writes into the other's memory; get: it reads from there; borrow: it looks at it, nothing is copied.\n")
+	if placed {
+		fmt.Fprintf(w, "of host: beside the same move between host memories, made in turn with it: what is missing to 100 %% is what %s memory costs.\n", r.Memory)
+		if r.ByKernel {
+			fmt.Fprint(w, "verified: the receiver read every byte back from the device, and a kernel of the device summed the same bytes.\n")
+		}
+	}
 	for _, x := range r.Rows {
 		if len(x.Explain) == 0 {
 			continue
@@ -60,7 +88,6 @@ func unavailable() []string {
 	return []string{
 		rdma,
 		"datagram (UDP, AF_XDP, DPDK): this version has no path over packets yet; for streams of packets see examples/",
-		"device memory (CUDA, OpenCL): this version moves no bytes to accelerators yet",
 	}
 }
 

@@ -2,11 +2,14 @@ package cli
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 
+	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -17,59 +20,79 @@ import (
 // demoRequest is a line that the sender writes to the receiver's standard input.
 type demoRequest struct {
 	Do      string // "clear", "verify", "accept" (a plain connection), "quit"
+	Memory  string `json:",omitempty"` // the export that it is about
 	Network string `json:",omitempty"`
 	Times   int    `json:",omitempty"`
 }
 
 // demoReply is a line of the receiver.
 type demoReply struct {
-	Addr    string `json:",omitempty"`
-	Checked uint64 `json:",omitempty"`
-	Err     string `json:",omitempty"`
-	PID     int    `json:",omitempty"`
+	Addr     string `json:",omitempty"`
+	Checked  uint64 `json:",omitempty"`
+	ByKernel bool   `json:",omitempty"` // a kernel of the device saw the same bytes
+	Err      string `json:",omitempty"`
 }
 
-// exportName is the name of the receiver's memory.
-const exportName = "demo"
-
 func newDemoReceiver(s streams) *cobra.Command {
-	var file string
-	var small bool
+	var o demoOptions
 	c := &cobra.Command{
 		Use:    "demo-receiver",
 		Short:  "The second process of the demo",
 		Hidden: true,
 		Args:   noArgs,
-		RunE: func(c *cobra.Command, _ []string) error {
-			m, err := loadDemoModel(file, small)
-			if err != nil {
-				return err
-			}
-			defer m.close()
-			vec.Calibrate() // so that it is not part of the first path's set-up time
-			node, err := transfer.Open(c.Context(), transfer.Options{Name: "receiver", Listen: []string{"tcp://127.0.0.1:0"}})
-			if err != nil {
-				return err
-			}
-			defer node.Close()
-			r, err := mem.Alloc(mem.Options{Name: "demo destination", Size: int(max(m.size, 1))})
-			if err != nil {
-				return err
-			}
-			defer r.Close()
-			if _, err := node.Export(r.All(), transfer.ExportOptions{Name: exportName, Rights: path.Read | path.Write}); err != nil {
-				return err
-			}
-			return serveDemo(s, m, r.All().Bytes(), node.Addrs()[0])
-		},
+		RunE:   func(c *cobra.Command, _ []string) error { return runDemoReceiver(c.Context(), s, o) },
 	}
-	c.Flags().StringVar(&file, "file", "", "")
-	c.Flags().BoolVar(&small, "small", false, "")
+	c.Flags().StringVar(&o.file, "file", "", "")
+	c.Flags().BoolVar(&o.small, "small", false, "")
+	c.Flags().StringVar(&o.memory, "memory", "host", "")
+	o.gpu.flags(c.Flags())
 	return c
 }
 
-// serveDemo answers the sender until it says quit or is gone.
-func serveDemo(s streams, m *demoModel, memory []byte, addr string) error {
+// demoReceiver is the second process of the demo.
+type demoReceiver struct {
+	m      *demoModel
+	ground demoGround
+	memory map[string]*mem.Region // by the name of its export
+}
+
+func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) {
+	m, err := loadDemoModel(o.file, o.small)
+	if err != nil {
+		return err
+	}
+	defer m.close()
+	r := &demoReceiver{m: m, memory: map[string]*mem.Region{}}
+	if r.ground, err = openDemoGround(o.memory, o.gpu); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, r.ground.close()) }()
+	vec.Calibrate() // so that it is not part of the first path's set-up time
+	node, err := transfer.Open(ctx, transfer.Options{Name: "receiver", Listen: []string{"tcp://127.0.0.1:0"}})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		node.Close()
+		for _, x := range r.memory {
+			err = errors.Join(err, x.Close())
+		}
+	}()
+	for _, name := range r.ground.names() {
+		x, err := r.ground.alloc(name, "demo destination", m.size)
+		if err != nil {
+			return err
+		}
+		r.memory[name] = x
+		if _, err := node.Export(x.All(), transfer.ExportOptions{Name: name, Rights: path.Read | path.Write}); err != nil {
+			return err
+		}
+	}
+	return r.serve(ctx, s, node.Addrs()[0])
+}
+
+// serve answers the sender until it says quit or is gone.
+func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error {
 	out := json.NewEncoder(s.out)
 	if err := out.Encode(demoReply{Addr: addr}); err != nil {
 		return err
@@ -82,17 +105,18 @@ func serveDemo(s streams, m *demoModel, memory []byte, addr string) error {
 		}
 		var a demoReply
 		var err error
-		switch q.Do {
-		case "clear":
-			for i := range memory {
-				memory[i] = 0xEE
-			}
-		case "verify":
-			a.Checked, err = m.verify(memory)
-		case "accept":
-			err = acceptPlain(out, q, memory[:m.size])
-		case "quit":
+		x := r.memory[q.Memory]
+		switch {
+		case q.Do == "quit":
 			return nil
+		case x == nil:
+			err = fmt.Errorf("%s: no memory %q", q.Do, q.Memory)
+		case q.Do == "clear":
+			err = scribble(ctx, x)
+		case q.Do == "verify":
+			a.Checked, a.ByKernel, err = r.m.verify(ctx, r.ground.a, x)
+		case q.Do == "accept":
+			err = acceptPlain(ctx, out, q, mem.Span{Region: x, Len: r.m.size})
 		default:
 			err = fmt.Errorf("unknown request %q", q.Do)
 		}
@@ -107,7 +131,7 @@ func serveDemo(s streams, m *demoModel, memory []byte, addr string) error {
 }
 
 // acceptPlain is the other half of what a Go program does without Penstock: one connection, io.ReadFull, one byte back.
-func acceptPlain(out *json.Encoder, q demoRequest, memory []byte) error {
+func acceptPlain(ctx context.Context, out *json.Encoder, q demoRequest, memory mem.Span) (err error) {
 	addr := "127.0.0.1:0"
 	if q.Network == "unix" {
 		addr = "@" // the kernel chooses an abstract name
@@ -125,8 +149,14 @@ func acceptPlain(out *json.Encoder, q demoRequest, memory []byte) error {
 		return err
 	}
 	defer c.Close()
+	w := accel.NewWindow()
+	defer func() { err = errors.Join(err, w.Close()) }()
 	for range q.Times {
-		if _, err := io.ReadFull(c, memory); err != nil {
+		err := w.Write(ctx, memory, func(b []byte, _ uint64) error {
+			_, err := io.ReadFull(c, b)
+			return err
+		})
+		if err != nil {
 			return err
 		}
 		if _, err := c.Write([]byte{1}); err != nil {

@@ -10,6 +10,7 @@ import (
 
 	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/share"
@@ -50,7 +51,7 @@ var exitStatuses = []struct {
 	{exitChanged, "the content changed while it was moved, or is not what was expected"},
 	{exitExists, "something is there already and was not to be overwritten"},
 	{exitBusy, "the peer has no room or too much to do: try later"},
-	{exitUnfit, "this machine is not fit for what was asked for: doctor found so, or what the file of run needs is not here, or the accelerator that was named"},
+	{exitUnfit, "this machine is not fit for what was asked for: doctor found so, or what the file of run or a flag needs is not here, or the accelerator that was named"},
 	{exitInterrupted, "interrupted by Ctrl-C or SIGTERM"},
 }
 
@@ -62,7 +63,7 @@ var exitRules = []struct {
 }{
 	{exitUsage, as[*usageError]},
 	{exitInterrupted, is(errInterrupted, context.Canceled)},
-	{exitUnfit, is(errUnfit, root.ErrMissing, gpu.ErrUnavailable)},
+	{exitUnfit, is(errUnfit, root.ErrMissing, gpu.ErrUnavailable, accel.ErrDevice)},
 	{exitChanged, is(share.ErrChanged, share.ErrDigest, control.Integrity, path.ErrIntegrity)},
 	{exitExists, is(share.ErrExists)},
 	// A refused certificate comes as an error of the connection, so it is looked for first.

@@ -15,6 +15,9 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 	if r.Desc.Rights&path.Read == 0 {
 		return path.View{}, fmt.Errorf("transfer: borrow: the export permits %v: %w", r.Desc.Rights, path.ErrRights)
 	}
+	if r.Desc.Device {
+		return path.View{}, fmt.Errorf("transfer: borrow from %s: the export is memory of a device, which the CPU cannot look at; use Get: %w", p, path.ErrUnreachable)
+	}
 	if !p.SameHost() {
 		return path.View{}, fmt.Errorf("transfer: borrow from %s: it does not share this machine's memory: %w", p, path.ErrUnreachable)
 	}

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -118,7 +119,8 @@ const (
 
 // candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
 // They are appended to out.
-func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string, floor path.Security) []Candidate {
+// devices are the local regions that the CPU cannot reach.
+func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string, floor path.Security, devices ...*mem.Region) []Candidate {
 	for _, d := range p.node.drivers {
 		c := Candidate{Path: d.Name()}
 		traits := d.Traits()
@@ -143,15 +145,15 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 		case traits.Whole && p.limits.paced():
 			c.err = p.limits.cannotPace(traits)
 			c.Usable, c.Reason = false, c.err.Error()
+		case !traits.Devices && needsDevices(exports, devices):
+			c.Usable, c.Reason, c.err = false, noDevices.Error(), noDevices
 		case ln != nil:
 			cost = ln.cost.get(cost, time.Now())
 			if c.err = below(ln.caps.Security, floor); c.err != nil {
 				c.Usable, c.Reason = false, c.err.Error()
 			}
-			for _, e := range exports {
-				if err := ln.p.Reaches(e); err != nil {
-					c.Usable, c.Reason = false, err.Error()
-				}
+			if err := ln.reaches(exports, devices); err != nil {
+				c.Usable, c.Reason = false, err.Error()
 			}
 			if c.Usable && cost.Measured {
 				c.Reason = measured
@@ -186,6 +188,34 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 	return out
 }
 
+// noDevices is why most paths are not taken for memory of devices.
+var noDevices = fmt.Errorf("it cannot reach memory of a device: %w", path.ErrUnreachable)
+
+// needsDevices reports whether a path has to reach memory of devices by itself.
+func needsDevices(exports []path.Desc, devices []*mem.Region) bool {
+	return len(devices) > 0 || slices.ContainsFunc(exports, func(e path.Desc) bool { return e.Device })
+}
+
+// reaches says whether the lane's path gets at exports of the peer, and at local regions that the CPU cannot reach.
+func (l *lane) reaches(exports []path.Desc, devices []*mem.Region) error {
+	d, ok := l.p.(path.DeviceReacher)
+	if !ok && needsDevices(exports, devices) {
+		return noDevices
+	}
+	var errs []error
+	for _, e := range exports {
+		if e.Device {
+			errs = append(errs, d.ReachesDevice(e))
+		} else if err := l.p.Reaches(e); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	for _, r := range devices {
+		errs = append(errs, d.ReachesRegion(r))
+	}
+	return errors.Join(errs...)
+}
+
 // below is the error of a path that gives less security than is asked for.
 func below(have, floor path.Security) error {
 	if have >= floor {
@@ -197,7 +227,7 @@ func below(have, floor path.Security) error {
 // choose returns the lane to take, opening paths as needed, and records in the transfer why.
 func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
 	var tried []error
-	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor)
+	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor, t.devices...)
 	t.avoidLast(cs)
 	for i := range cs {
 		c := &cs[i]
@@ -210,10 +240,7 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 		}
 		ln, err := p.lane(ctx, c.Path)
 		if err == nil {
-			err = below(ln.caps.Security, t.floor)
-			for _, e := range exports {
-				err = errors.Join(err, ln.p.Reaches(e))
-			}
+			err = errors.Join(below(ln.caps.Security, t.floor), ln.reaches(exports, t.devices))
 		}
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
@@ -233,7 +260,14 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 }
 
 func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {
-	t.peer.transferPath(t, cs[chosen].Path, chosen)
+	switch {
+	case t.carried && t.tries == 0: // only its notification goes this way
+		return
+	case t.part != nil:
+		defer t.part.chose(t, ln, cs, chosen) // runs last
+	default:
+		t.peer.transferPath(t, cs[chosen].Path, chosen)
+	}
 	caps := ln.caps
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -52,7 +52,7 @@ type remoteDigest struct {
 	id     ID
 	room   int    // blocks per request
 	at     uint64 // bytes that were answered
-	blocks []control.DigestBlock
+	blocks []control.Block
 	bytes  uint64 // in blocks
 	sum    [32]byte
 	open   bool // counts as one of digestsOpen
@@ -97,7 +97,7 @@ func (d *remoteDigest) add(ctx context.Context, key path.Key, off, n uint64) err
 		if adjacent {
 			d.blocks[last].Len += take
 		} else {
-			d.blocks = append(d.blocks, control.DigestBlock{Key: key, Off: off, Len: take})
+			d.blocks = append(d.blocks, control.Block{Key: key, Off: off, Len: take})
 		}
 		d.bytes += take
 		off, n = off+take, n-take
@@ -339,6 +339,12 @@ func (d *digester) local() (sum [32]byte, err error) {
 	h := sha256.New()
 	off := uint64(0)
 	for _, c := range d.copies {
+		if moverOf(c.Local) != nil {
+			if off, err = d.localDevice(h, c.Local, off); err != nil {
+				return sum, err
+			}
+			continue
+		}
 		b := c.Local.Bytes()
 		for len(b) > 0 {
 			if d.ctx.Err() != nil {
@@ -359,6 +365,44 @@ func (d *digester) local() (sum [32]byte, err error) {
 	}
 	h.Sum(sum[:0])
 	return sum, nil
+}
+
+// localDevice adds a span of memory that the CPU cannot reach: it is loaded once more. off is where in the transfer it begins;
+// the result is where it ends.
+func (d *digester) localDevice(h hash.Hash, s mem.Span, off uint64) (uint64, error) {
+	for s.Len > 0 {
+		if d.ctx.Err() != nil {
+			return off, path.ErrCanceled
+		}
+		n := min(s.Len, digestStep, d.t.peer.node.staging.pools[1].size)
+		off += n
+		if d.t.kind == path.Get {
+			if err := d.await(off); err != nil {
+				return off, err
+			}
+		}
+		step, _ := s.Sub(0, n)
+		if err := d.t.peer.node.hashDevice(d.ctx, h, step); err != nil {
+			return off, err
+		}
+		s.Off, s.Len = s.Off+n, s.Len-n
+	}
+	return off, nil
+}
+
+// hashDevice adds a span to h that fits into a small slot and that the CPU cannot reach.
+func (n *Node) hashDevice(ctx context.Context, h hash.Hash, s mem.Span) error {
+	pool := &n.staging.pools[1]
+	x, err := pool.take(ctx, s.Region.Mover())
+	if err != nil {
+		return err
+	}
+	defer pool.give(x)
+	if err := moveAll(false, x.span(s.Len), []mem.Span{s}); err != nil {
+		return fmt.Errorf("transfer: digest: %w", err)
+	}
+	h.Write(x.span(s.Len).Bytes()) // never fails
+	return nil
 }
 
 // remote has the peer hash its bytes: those of a get at once, those of a put as they are in place.

@@ -127,7 +127,7 @@ func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 }
 
 // hash adds a block. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
-func (p *Peer) hash(d *openDigest, b control.DigestBlock) error {
+func (p *Peer) hash(d *openDigest, b control.Block) error {
 	n := p.node
 	n.mu.Lock()
 	x := n.byKey[b.Key]
@@ -136,7 +136,7 @@ func (p *Peer) hash(d *openDigest, b control.DigestBlock) error {
 	if ok {
 		defer done()
 	}
-	mem, err := p.reach().Resolve(b.Key, b.Off, b.Len, path.Read)
+	span, err := p.reach().Locate(b.Key, b.Off, b.Len, path.Read)
 	if err == nil && !ok {
 		err = path.ErrRevoked
 	}
@@ -147,19 +147,25 @@ func (p *Peer) hash(d *openDigest, b control.DigestBlock) error {
 		d.key = b.Key
 	}
 	d.whole = d.whole && b.Key == d.key && b.Off == d.bytes
-	for len(mem) > 0 {
+	far := moverOf(span) != nil
+	for span.Len > 0 {
 		if x.e.Revoked() {
 			return fmt.Errorf("transfer: digest: %w", path.ErrRevoked)
 		}
 		if p.ctx.Err() != nil {
 			return path.ErrCanceled
 		}
-		step := min(len(mem), digestStep)
-		if err := hashGuarded(d.h, mem[:step]); err != nil {
+		step, _ := span.Sub(0, min(span.Len, digestStep))
+		if far {
+			step.Len = min(step.Len, n.staging.pools[1].size)
+			if err := n.hashDevice(p.ctx, d.h, step); err != nil {
+				return err
+			}
+		} else if err := hashGuarded(d.h, step.Bytes()); err != nil {
 			return fmt.Errorf("transfer: digest: %w", err)
 		}
-		mem = mem[step:]
-		d.bytes += uint64(step)
+		span.Off, span.Len = span.Off+step.Len, span.Len-step.Len
+		d.bytes += step.Len
 	}
 	return nil
 }

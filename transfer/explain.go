@@ -29,7 +29,10 @@ type Explanation struct {
 
 	UserCopies   int    // payload copies per byte in user space, by design of the path
 	KernelCopies int    // payload copies per byte in the kernel
-	Staged       uint64 // bytes copied once more, beyond the design
+	Staged       uint64 // bytes copied once more, beyond the design: those of Local and Remote together
+	// Local and Remote say how bytes got to and from memory that the CPU of this side, or of the peer, cannot reach. They are
+	// zero where the transfer has no such memory, or its path reaches it.
+	Local, Remote Staging
 
 	Proof path.Proof
 	// Digest is the SHA-256 of the local bytes where PutOptions.Digest asked for it; without an error that of the other side
@@ -37,6 +40,29 @@ type Explanation struct {
 	Digest [32]byte
 	Times  Times
 	Err    error
+}
+
+// Staging is what one side did to reach memory of a device that no path of the peer reaches: it copied the bytes between the
+// device and slots of pinned host memory, beside the path.
+type Staging struct {
+	Device   string // whose memory it is, for people; "" where nothing was staged
+	Bytes    uint64 // copied; each byte once
+	SlotSize uint64 // bytes
+	Slots    int    // pieces that were under way at once, at most
+}
+
+// add counts a piece that was copied while so many were under way.
+func (s *Staging) add(bytes, slot uint64, under int) {
+	s.Bytes += bytes
+	s.SlotSize = slot
+	s.Slots = max(s.Slots, under)
+}
+
+func (s *Staging) describe(b *strings.Builder, side string) {
+	if s.Device != "" {
+		fmt.Fprintf(b, "\n  staged %s: no path reaches memory of %s: %d bytes copied by way of up to %d slots of %d bytes of host memory",
+			side, s.Device, s.Bytes, s.Slots, s.SlotSize)
+	}
 }
 
 // Candidate is one path that was considered for a transfer.
@@ -105,6 +131,8 @@ func (e Explanation) String() string {
 	if e.Staged > 0 {
 		fmt.Fprintf(&b, "; %d bytes staged", e.Staged)
 	}
+	e.Local.describe(&b, "here")
+	e.Remote.describe(&b, "at the peer")
 	fmt.Fprintf(&b, "\n  proof: %v, security: %v (floor: %v)", e.Proof, e.Security, e.Floor)
 	if e.Digest != ([32]byte{}) {
 		fmt.Fprintf(&b, "; sha-256 %x", e.Digest)

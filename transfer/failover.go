@@ -162,6 +162,9 @@ func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[ID]bool, e
 // resume posts what is left of a transfer by the best path that there is now.
 func (p *Peer) resume(t *Transfer, old *lane) {
 	t.rewind()
+	if t.part != nil {
+		t.part.lost(old)
+	}
 	t.mu.Lock()
 	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{old.p.Name(), t.moved.Load(), old.down})
 	t.mu.Unlock()
@@ -184,6 +187,9 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 		}
 		ln, err := p.choose(ctx, t, t.exports, t.allowed)
 		switch {
+		case err != nil && ctx.Err() == nil && needsDevices(t.exports, t.devices): // no other path gets at its memory
+			p.stage(t)
+			return
 		case t.canceled.Load():
 			err = path.ErrCanceled
 		case err != nil:

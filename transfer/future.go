@@ -71,6 +71,13 @@ type Transfer struct {
 	leases   []mem.Lease
 	regs     []mem.Registration
 
+	part    *stager       // of which this is a piece; nil: a transfer of its own
+	large   bool          // a piece of a large one
+	devices []*mem.Region // local regions that the CPU cannot reach
+	staged  bool          // some of its bytes are in memory that a CPU cannot reach
+	hollow  bool          // only empty blocks are
+	carried bool          // staged pieces brought all its bytes
+
 	canceled atomic.Bool
 	digest   *digester // nil unless the digests of both sides are to be compared
 
@@ -218,6 +225,10 @@ func (t *Transfer) Explain() Explanation {
 // complete ends the transfer, and begins the next one of its stream. Only the first call counts. No lock of a lane or peer may
 // be held.
 func (t *Transfer) complete(err error) {
+	if t.part != nil {
+		t.endPart(err)
+		return
+	}
 	if t.digest != nil && t.digest.intercept(err) {
 		return // it comes back when the digester does not touch the memory any more
 	}

@@ -287,7 +287,7 @@ func (l *lane) gather(classes uint64, end *ending) int {
 			l.failedNow(t, end)
 			continue
 		}
-		if t.all && (t.inflight > 0 || t.notified || t.failed != nil || t.holds()) {
+		if t.all && (t.inflight > 0 || t.notified || t.failed != nil || t.holds() || t.part != nil) {
 			l.leave(t) // all posted: its completions bring it back if a notification is due, or its digester
 			if t.inflight == 0 && t.digest != nil {
 				if err := t.digest.finish(); err != nil || t.failed != nil {
@@ -313,7 +313,7 @@ func (l *lane) gather(classes uint64, end *ending) int {
 		s.t, s.start, s.bytes, s.bulk = t, t.at, bytes, t.isBulk() && !t.all
 		if !t.all {
 			op.Copies = t.cut(bytes, s)
-			if s.start == (cursor{}) && t.all && !t.holds() {
+			if s.start == (cursor{}) && t.all && t.part == nil && !t.holds() {
 				op.Notify, op.Msg, t.notified = true, t.msg, true
 			}
 		} else {
@@ -499,7 +499,7 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 	switch {
 	case t.broken: // also one that has failed: the other side is fenced before that is told
 		l.broken = append(l.broken, t)
-	case t.failed != nil, t.notified:
+	case t.failed != nil, t.notified, t.part != nil && t.all:
 		l.leave(t)
 		l.account(t)
 		end.add(t)
@@ -521,16 +521,18 @@ func (l *lane) account(t *Transfer) {
 	now := time.Now()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.explain.Pieces = t.ops
-	if t.ops > 1 && t.notified {
-		t.explain.Pieces-- // the notification
+	if !t.carried {
+		t.explain.Pieces = t.ops
+		if t.ops > 1 && t.notified {
+			t.explain.Pieces-- // the notification
+		}
 	}
 	x := &t.explain.Times
 	if !t.posted.IsZero() {
 		x.lap(&x.Queue, t.posted)
 		x.lap(&x.Transfer, now)
 		// Only a transfer that had the path for itself says something about it.
-		if t.failed == nil && t.alone && t.digest == nil && l.gathered-t.firstOp == uint64(t.ops) {
+		if t.failed == nil && t.alone && t.digest == nil && !t.carried && l.gathered-t.firstOp == uint64(t.ops) {
 			l.cost.observe(t.bytes, x.Transfer, now)
 		}
 	}

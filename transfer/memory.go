@@ -23,10 +23,11 @@ func (n *Node) openMemory() error {
 	if err != nil {
 		return fmt.Errorf("transfer: %w", err)
 	}
-	return nil
+	return n.staging.open(n.opts.Staging)
 }
 
 func (n *Node) closeMemory() error {
+	serr := n.staging.close()
 	err := n.regs.Close()
 	if errors.Is(err, mem.ErrInUse) { // a Put that began just now: it finds its peer lost and gives its registrations back
 		err = nil
@@ -35,7 +36,7 @@ func (n *Node) closeMemory() error {
 	if perr := n.pool.Close(); perr != nil && !errors.Is(perr, mem.ErrInUse) {
 		err = errors.Join(err, perr)
 	}
-	return err
+	return errors.Join(err, serr)
 }
 
 // maxRegistrations is how many scattered blocks of one transfer are registered one by one. Beyond it the pages that are
@@ -57,7 +58,7 @@ func (n *Node) register(t *Transfer, kind path.OpKind, copies []path.Copy) error
 			s := copies[i].Local
 			lo, hi, sum = min(lo, s.Off), max(hi, s.Off+s.Len), sum+s.Len
 		}
-		if sum == 0 {
+		if sum == 0 || copies[first].Local.Bytes() == nil { // what the CPU cannot reach is there already
 			continue
 		}
 		if hi-lo <= 4*sum+1<<20 {

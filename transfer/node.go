@@ -48,6 +48,10 @@ type Options struct {
 	Spin time.Duration
 	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See Node.Receive.
 	Budget uint64
+	// Staging is the pinned host memory in bytes for bytes on their way to and from memory of devices that no path reaches; as
+	// much again may be lent to peers. It is taken when first needed and kept until Close, so close the node before the devices.
+	// 0 means 64 MiB, the least is 512 KiB. See docs/staging.md.
+	Staging uint64
 	// RegistrationBudget bounds the bytes of local memory kept registered (populated) for transfers; 0 means 64 GiB.
 	RegistrationBudget uint64
 	// Identity proves who this node is and who its peers are. With it every tcp:// connection, in and out, is TLS 1.3 with
@@ -108,6 +112,7 @@ type Node struct {
 	regs     *mem.RegCache
 	pool     *mem.Allocator
 	exports  path.Exports
+	staging  staging
 	shares   shares
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty

@@ -41,6 +41,8 @@ type Peer struct {
 	inbox      inbox
 	seen       seen
 	digests    digests
+	lending    lending // of slots to the peer
+	leased     leased  // slots of the peer
 	refused    atomic.Uint64
 	unwelcome  atomic.Bool // nobody was told of it, nor will be
 	writing    sync.Mutex  // held while the connection is written
@@ -367,6 +369,7 @@ func (p *Peer) fail(cause error) {
 	}
 	p.mu.Unlock()
 	p.end(err)
+	finish := p.endLending()
 	p.raw.Close() // not a TLS close, which would wait for a peer that does not read: the goodbye says that this is the end
 	for _, c := range pending {
 		close(c)
@@ -389,6 +392,7 @@ func (p *Peer) fail(cause error) {
 		ln.shut(err)
 		p.forget(ln)
 	}
+	finish() // nothing of the peer moves on this side any more
 	p.node.peerLost(p, err)
 	close(p.gone)
 }

@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
@@ -91,6 +92,9 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, err
 	}
+	if t.hollow {
+		exports = t.leaveOut(exports)
+	}
 	t.msg = appendHeader(t.header[:0], kind, t.id, t.bytes)
 	t.msg = append(t.msg, o.Msg...)
 	t.all, t.exports = kind == path.Notify, exports
@@ -131,6 +135,10 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 
 // start chooses a path for a transfer whose turn in its stream has come, and hands it over.
 func (p *Peer) start(t *Transfer) {
+	if t.staged {
+		p.stage(t)
+		return
+	}
 	unsettled := p.unsettled()
 	if !unsettled {
 		if ln := p.quick(t, t.exports, t.allowed); ln != nil {
@@ -212,8 +220,9 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 		if kind == path.Get && c.Local.Region.ReadOnly() {
 			return nil, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
 		}
-		if digest && c.Local.Len > 0 && c.Local.Bytes() == nil {
-			return nil, fmt.Errorf("transfer: block %d: region %q cannot be read by the CPU, which a digest needs: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
+		device := c.Local.Bytes() == nil
+		if device && c.Local.Region.Mover() == nil {
+			return nil, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
 		}
 		if !known || cur.Key != c.Key {
 			r, ok := p.remote(c.Key)
@@ -229,13 +238,29 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 		if c.RemoteOff > cur.Size || c.Local.Len > cur.Size-c.RemoteOff {
 			return nil, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i, c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
 		}
+		if device && c.Local.Len > 0 && !slices.Contains(t.devices, c.Local.Region) {
+			t.devices = append(t.devices, c.Local.Region)
+		}
+		if device || cur.Device {
+			t.staged = t.staged || c.Local.Len > 0
+			t.hollow = t.hollow || c.Local.Len == 0
+		}
 		sum := t.bytes + c.Local.Len
 		if sum < t.bytes {
 			return nil, fmt.Errorf("transfer: block %d: the total overflows 64 bits: %w", i, path.ErrBounds)
 		}
 		t.bytes = sum
 	}
+	t.hollow = t.hollow && !t.staged
 	return exports, nil
+}
+
+// leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches, and their exports.
+func (t *Transfer) leaveOut(exports []path.Desc) []path.Desc {
+	t.copies = slices.DeleteFunc(slices.Clone(t.copies), func(c path.Copy) bool { return c.Local.Len == 0 })
+	return slices.DeleteFunc(exports, func(e path.Desc) bool {
+		return !slices.ContainsFunc(t.copies, func(c path.Copy) bool { return c.Key == e.Key })
+	})
 }
 
 // pin takes leases on the local regions and registers what is used of them.

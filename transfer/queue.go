@@ -94,7 +94,16 @@ func (q *Queue) Post(ops []path.Op) (int, error) {
 	if q.dead.Load() != nil {
 		return 0, q.lost()
 	}
-	return q.p.Post(ops)
+	n, err := q.p.Post(ops)
+	if err != nil && errors.Is(err, path.ErrUnreachable) {
+		err = q.unreachable(err)
+	}
+	return n, err
+}
+
+// unreachable says what helps with memory that the path does not reach: a queue is the bare path, and stages nothing.
+func (q *Queue) unreachable(err error) error {
+	return fmt.Errorf("transfer: queue %q: %w (memory of a device is moved by Peer.Put and Peer.Get)", q.name, err)
 }
 
 // Poll makes progress and fills events; see path.Path.
@@ -126,6 +135,9 @@ func (q *Queue) filter(events []path.Event, n int) int {
 		if e.Kind == path.EventDone && e.Token&fenceToken != 0 {
 			q.fenceDone(e.Token, e.Err)
 			continue
+		}
+		if e.Err != nil && errors.Is(e.Err, path.ErrUnreachable) {
+			e.Err = q.unreachable(e.Err)
 		}
 		if e.Kind == path.EventDown {
 			q.told = true

@@ -78,7 +78,7 @@ type cursor struct {
 }
 
 // isBulk reports whether the transfer is large: its pieces take turns with those of other large ones.
-func (t *Transfer) isBulk() bool { return t.bytes > ShareSize }
+func (t *Transfer) isBulk() bool { return t.bytes > ShareSize || t.large }
 
 // flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and with it their order; a large one
 // has its own. A large one that only has its notification left is small.
@@ -88,6 +88,8 @@ func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
 		return &l.light[t.priority], lightClass(t.priority)
 	case t.all:
 		return &t.flow, lightClass(t.priority)
+	case t.part != nil: // it has one turn with the other pieces of its transfer
+		return t.part.flow(l), bulkClass(t.priority)
 	}
 	return &t.flow, bulkClass(t.priority)
 }
@@ -108,6 +110,9 @@ func (l *lane) enqueue(t *Transfer) {
 func (l *lane) leave(t *Transfer) {
 	l.queue.Remove(&t.item)
 	l.queue.Drop(&t.flow)
+	if t.part != nil {
+		l.queue.Drop(t.part.flow(l))
+	}
 }
 
 // room is how many bytes of large transfers may be outstanding before the next piece is posted.

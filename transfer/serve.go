@@ -84,6 +84,30 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 			return nil, err
 		}
 		return p.answerDigest(&q)
+	case control.MethodStage:
+		q, err := control.Parse[control.Stage](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerStage(&q)
+	case control.MethodUnstage:
+		q, err := control.Parse[control.Unstage](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerUnstage(&q)
+	case control.MethodPlace:
+		q, err := control.Parse[control.Place](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerMove(true, q.Lease, q.Slot, q.Blocks)
+	case control.MethodFetch:
+		q, err := control.Parse[control.Fetch](r.Body)
+		if err != nil {
+			return nil, err
+		}
+		return p.answerMove(false, q.Lease, q.Slot, q.Blocks)
 	case control.MethodPathDown:
 		q, err := control.Parse[control.PathDown](r.Body)
 		if err != nil {

@@ -151,6 +151,10 @@ func incomparable(x, y *Row) string {
 		return "failed in A: " + x.Failed
 	case y.Failed != "":
 		return "failed in B: " + y.Failed
+	case (x.Memory == nil) != (y.Memory == nil):
+		return "memory of an accelerator in one of them only"
+	case x.Memory != nil && (x.Memory.LocalDevice != y.Memory.LocalDevice || x.Memory.RemoteDevice != y.Memory.RemoteDevice):
+		return fmt.Sprintf("memory of %s in A and of %s in B", x.Memory.devices(), y.Memory.devices())
 	}
 	return ""
 }

@@ -183,3 +183,19 @@ func TestCompareWarns(t *testing.T) {
 		t.Error("a margin below 0 passed")
 	}
 }
+
+// Figures of two devices, or of a device and of the host, are not compared, and the reason names them.
+func TestCompareOtherDevice(t *testing.T) {
+	for want, spoil := range map[string]func(*Memory) *Memory{
+		"memory of cuda 0: a card in A and of cuda 0: a card and opencl 0: another in B": func(m *Memory) *Memory { m.RemoteDevice = "opencl 0: another"; return m },
+		"memory of cuda 0: a card in A and of none in B":                                 func(m *Memory) *Memory { m.LocalDevice = ""; return m },
+		"memory of an accelerator in one of them only":                                   func(*Memory) *Memory { return nil },
+	} {
+		a, b := sample(t, 1), sample(t, 1)
+		b.Rows[0].Memory = spoil(b.Rows[0].Memory)
+		c, _ := compared(t, a, b, DefaultMargin)
+		if len(c.Rows) != 3 || len(c.Skipped) != 1 || !strings.Contains(c.Skipped[0], want) {
+			t.Errorf("%d rows; skipped %q, want %q", len(c.Rows), c.Skipped, want)
+		}
+	}
+}

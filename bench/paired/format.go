@@ -1,6 +1,7 @@
 package paired
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -64,6 +65,7 @@ type Row struct {
 	Latency *Latency `json:"latency,omitempty"` // of ours
 	Cost    *Cost    `json:"cost,omitempty"`    // of ours
 	Traffic *Traffic `json:"traffic,omitempty"` // of ours, where packets can be lost
+	Memory  *Memory  `json:"memory,omitempty"`  // of ours, where it is not host memory on both sides
 	Gate    *GateLog `json:"gate,omitempty"`
 
 	Seed     uint64 `json:"seed"`
@@ -134,6 +136,26 @@ type Traffic struct {
 	SendNS    float64 `json:"send_ns"`
 	ReceiveNS float64 `json:"receive_ns"`
 	Limit     string  `json:"limit,omitempty"` // what a higher rate fails by: "loss", "sender"
+}
+
+// Memory says between which memories ours moved bytes, and how often they were copied on the way.
+type Memory struct {
+	Local        string `json:"local"`                   // kind of this process's: "host", "host_pinned", "device"
+	Remote       string `json:"remote"`                  // of the other one's
+	LocalDevice  string `json:"local_device,omitempty"`  // that it belongs to, in words
+	RemoteDevice string `json:"remote_device,omitempty"` // of the other one's
+	// Payload copies per byte, as the transfer explained them: by processors in user space and in the kernel, and by devices between their memory and memory for staging.
+	UserCopies   int `json:"user_copies"`
+	KernelCopies int `json:"kernel_copies"`
+	DeviceCopies int `json:"device_copies"`
+}
+
+// devices names the accelerators, for messages.
+func (m *Memory) devices() string {
+	if m.LocalDevice == "" || m.RemoteDevice == "" || m.LocalDevice == m.RemoteDevice {
+		return cmp.Or(m.LocalDevice, m.RemoteDevice, "none")
+	}
+	return m.LocalDevice + " and " + m.RemoteDevice
 }
 
 // NewReport begins a report of this machine and program.
@@ -339,6 +361,9 @@ func (x *Row) validate() error {
 	}
 	if t := x.Traffic; t != nil && !(t.Received+t.Lost == t.Sent && t.Received <= t.Sent && t.Reordered <= t.Received && t.SendNS >= 0 && t.ReceiveNS >= 0) {
 		return fmt.Errorf("traffic: expected sent = received + lost, no more reordered than received, and no negative figure: %+v", *t)
+	}
+	if m := x.Memory; m != nil && (m.Local == "" || m.Remote == "" || m.UserCopies < 0 || m.KernelCopies < 0 || m.DeviceCopies < 0) {
+		return fmt.Errorf("memory: expected a kind on both sides, and no negative number of copies: %+v", *m)
 	}
 	if g := x.Gate; g != nil && !(g.Looks >= 0 && g.Median >= 0 && g.Max >= g.Median && g.Waited >= 0) {
 		return fmt.Errorf("gate: expected looks, processors and seconds: %+v", *g)

@@ -62,6 +62,7 @@ func sample(t testing.TB, speed float64) *Report {
 	add(Plan{Name: "shm put 1 MiB spin", Unit: GBs, Seed: 1, Goal: 16, Gate: gate, Ours: fake(nil, "penstock", wobble(17*speed)), Theirs: []Contender{ucx, bad},
 		Ceiling: &Ceiling{Method: "two cores copy", Measure: func(context.Context) (float64, error) { return 21.8, nil }}}, func(x *Row) {
 		x.What, x.Path, x.Mode, x.Peers, x.Size, x.Cost = "put", "shm", "spin", 1, 1<<20, &Cost{0.11, 5, 0, 0.25}
+		x.Memory = &Memory{Local: "device", Remote: "host", LocalDevice: "cuda 0: a card", UserCopies: 1, DeviceCopies: 1}
 	})
 	times := fake(nil, "penstock", wobble(0.135/speed))
 	once := times.Run
@@ -253,6 +254,8 @@ func TestWriteRefuses(t *testing.T) {
 		"10001 samples":                           func(r *Report) { r.Rows[3].Ours.Samples = make([]float64, maxSamples+1) },
 		"latency: expected percentiles in ascend": func(r *Report) { r.Rows[1].Latency.P90 = 1e6 },
 		"cost: expected no negative figure":       func(r *Report) { r.Rows[0].Cost.Allocs = -1 },
+		"memory: expected a kind on both sides":   func(r *Report) { r.Rows[0].Memory.Remote = "" },
+		"no negative number of copies":            func(r *Report) { r.Rows[0].Memory.DeviceCopies = -1 },
 		"gate: expected looks":                    func(r *Report) { r.Rows[0].Gate.Max = -1 },
 	} {
 		r := sample(t, 1)

@@ -151,6 +151,9 @@ func (x *Row) remarks() (lines []string) {
 			lines = append(lines, fmt.Sprintf("%s of %s failed; those rounds were made again", count(s.Failures, "run"), s.Name))
 		}
 	}
+	if m := x.Memory; m != nil {
+		lines = append(lines, fmt.Sprintf("copies per byte: %d in user space, %d in the kernel, %d by devices", m.UserCopies, m.KernelCopies, m.DeviceCopies))
+	}
 	if x.Note != "" {
 		lines = append(lines, x.Note)
 	}

@@ -14,6 +14,7 @@ type Info struct {
 	Arch         string // what kernels are made for: "sm_90", "opencl 3.0", "amd64"
 	Bus          string // PCI address as in /sys/bus/pci/devices ("0000:65:00.0"), "" where it is on no bus or that is not known
 	NUMANode     int    // of the host's memory that is nearest, -1 where that is not known
+	Processor    bool   // it is the host's own processor: nothing is on a bus, and its memory is the host's
 	Memory       uint64 // bytes of device memory in all
 	MaxAlloc     uint64 // bytes of the largest single allocation
 	Align        uint64 // bytes to which every allocation is aligned; a power of two

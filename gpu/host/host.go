@@ -59,7 +59,7 @@ const align = 4096
 
 func describe(index int, memory uint64) driver.Info {
 	f := driver.Info{
-		Runtime: "host", Index: index, Name: "this process, in Go", Driver: runtime.Version(), Arch: runtime.GOARCH, NUMANode: -1,
+		Runtime: "host", Index: index, Name: "this process, in Go", Driver: runtime.Version(), Arch: runtime.GOARCH, NUMANode: -1, Processor: true,
 		Memory: memory, MaxAlloc: min(memory, math.MaxInt64/2), Align: align, ArgAlign: 1, Units: runtime.GOMAXPROCS(0), MaxGroup: 1024, MaxGroups: math.MaxInt32,
 	}
 	c := &f.Capabilities

@@ -144,7 +144,7 @@ func (d *device) describe() error {
 	d.kind = word(ocl.DeviceType)
 	align := max(word(ocl.DeviceBaseAlign)/8, 1)
 	d.info = driver.Info{
-		Runtime: "opencl", Name: text(ocl.DeviceName), Driver: text(ocl.DriverVersion), NUMANode: -1,
+		Runtime: "opencl", Name: text(ocl.DeviceName), Driver: text(ocl.DriverVersion), NUMANode: -1, Processor: d.kind&ocl.TypeCPU != 0,
 		Memory: word(ocl.DeviceMemory), MaxAlloc: word(ocl.DeviceMaxAlloc), Align: align, ArgAlign: align, Units: int(word(ocl.DeviceUnits)),
 		MaxGroup: uint32(min(word(ocl.DeviceMaxGroup), math.MaxInt32)), MaxGroups: math.MaxInt32,
 	}

@@ -24,6 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(cliEnv) != "" {
 		os.Exit(asPenstock())
 	}
+	loser()
 	Main(m)
 }
 
