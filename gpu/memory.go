@@ -129,6 +129,9 @@ func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, err
 // Name is the name given at allocation.
 func (m *Memory) Name() string { return m.name }
 
+// Context is the context that it belongs to.
+func (m *Memory) Context() *Context { return m.ctx }
+
 // Kind says what memory it is.
 func (m *Memory) Kind() Kind { return m.kind }
 
