@@ -129,7 +129,7 @@ func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, err
 // Name is the name given at allocation.
 func (m *Memory) Name() string { return m.name }
 
-// Context is the context that it belongs to.
+// Context is the context that owns it.
 func (m *Memory) Context() *Context { return m.ctx }
 
 // Kind says what memory it is.

@@ -62,9 +62,10 @@ func (p *Port) Capabilities() engine.Capabilities {
 	return c
 }
 
-// staged reports whether a queue with these pools needs the stage. Only the last pool may be device memory.
+// staged reports whether a queue with these pools needs the stage: device memory that the CPU reaches is used as it is. Only the last pool may be
+// device memory.
 func (p *Port) staged(pools []*mem.Pool) (bool, error) {
-	is := func(x *mem.Pool) bool { return x != nil && x.Region().Kind() == mem.Device }
+	is := func(x *mem.Pool) bool { return x != nil && x.Region().Mover() != nil }
 	switch {
 	case !slices.ContainsFunc(pools, is) || !Needed(p.caps):
 		return false, nil
@@ -82,11 +83,8 @@ func (p *Port) staged(pools []*mem.Pool) (bool, error) {
 func deviceOf(pool *mem.Pool) (*gpu.Memory, mem.Provider, error) {
 	r := pool.Region()
 	m, ok := r.Handle().(*gpu.Memory)
-	if !ok {
-		return nil, nil, fmt.Errorf("pool %q is device memory that is not of a runtime of package gpu: %w", pool.Name(), engine.ErrUnsupported)
-	}
-	if r.Mover() == nil {
-		return nil, nil, fmt.Errorf("pool %q is device memory without a mem.Mover, which has the staging memory: %w", pool.Name(), engine.ErrUnsupported)
+	if !ok || r.Mover() == nil {
+		return nil, nil, fmt.Errorf("pool %q is not memory of a runtime of package gpu that the CPU cannot reach: %w", pool.Name(), engine.ErrUnsupported)
 	}
 	return m, r.Mover().Staging(), nil
 }
