@@ -31,7 +31,8 @@ type Port struct {
 	mu    sync.Mutex // guards what follows
 	rx    []*rxQueue // staged ones that are open
 	tx    []*txQueue
-	oldRx drift // of those that were
+	ended []*txQueue // closed ones, the newest: what is given to them later counts too
+	oldRx drift      // of all others that were
 	oldTx engine.TxStats
 }
 
@@ -57,6 +58,7 @@ func Needed(c engine.Capabilities) bool { return !slices.Contains(c.Memory, mem.
 func (p *Port) Capabilities() engine.Capabilities {
 	c := p.Port.Capabilities()
 	if Needed(c) && len(c.Memory) > 0 {
+		c.ZeroCopyForward = false // what goes to or comes from the device is copied
 		c.Memory = append(slices.Clone(c.Memory), mem.Device)
 	}
 	return c
@@ -194,17 +196,22 @@ func (p *Port) Stats(s *engine.PortStats) {
 	}
 	var tx engine.TxStats
 	tx.Add(&p.oldTx)
-	for _, q := range p.tx {
-		var one engine.TxStats
-		q.own(&one)
-		tx.Add(&one)
+	for _, l := range [][]*txQueue{p.tx, p.ended} {
+		for _, q := range l {
+			var one engine.TxStats
+			q.own(&one)
+			tx.Add(&one)
+		}
 	}
 	p.Port.Stats(s) // after the queues: what they took out of the engine is part of it
 	d.apply(&s.Rx)
 	s.Tx.Add(&tx)
 }
 
-// retire moves the counts of a closed queue to those that were.
+// keepEnded is the number of closed queues that are remembered apart.
+const keepEnded = 64
+
+// retireRx moves the counts of a closed queue to those that were; retireTx does so when it is one of the oldest.
 func (p *Port) retireRx(q *rxQueue) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -218,10 +225,13 @@ func (p *Port) retireTx(q *txQueue) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if i := slices.Index(p.tx, q); i >= 0 {
+		p.tx, p.ended = slices.Delete(p.tx, i, i+1), append(p.ended, q)
+	}
+	if len(p.ended) > keepEnded {
 		var one engine.TxStats
-		q.own(&one)
+		p.ended[0].own(&one)
 		p.oldTx.Add(&one)
-		p.tx = slices.Delete(p.tx, i, i+1)
+		p.ended = slices.Delete(p.ended, 0, 1)
 	}
 }
 

@@ -67,22 +67,29 @@ type flight struct {
 	dead  bool // its packets were thrown away
 }
 
-func newRxQueue(p *Port, spec engine.RxSpec) (q *rxQueue, err error) {
+func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	last := len(spec.Pools) - 1
 	pool := spec.Pools[last]
-	q = &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool), one: burst.NewSegmented(1, burst.MaxSegments),
+	q := &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool), one: burst.NewSegmented(1, burst.MaxSegments),
 		flights: make([]flight, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets)), ask: make(chan *gpu.Event, 1)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, q.free())
-		}
-	}()
 	if q.lossless {
 		q.rest = burst.NewSegmented(p.o.Packets, segmentsOf(p.o.Packets))
 	}
+	if last > 0 {
+		q.headers = spec.Pools[0].Region()
+	}
+	if err := q.open(spec, last); err != nil {
+		return nil, errors.Join(err, q.free())
+	}
+	return q, nil
+}
+
+// open makes what copies need, and the engine's queue. What it made is given back by free, also after an error.
+func (q *rxQueue) open(spec engine.RxSpec, last int) (err error) {
+	p, pool := q.port, q.pool
 	var provider mem.Provider
 	if q.dev, provider, err = deviceOf(pool); err != nil {
-		return nil, err
+		return err
 	}
 	depth := spec.Depth
 	if depth <= 0 {
@@ -94,11 +101,11 @@ func newRxQueue(p *Port, spec engine.RxSpec) (q *rxQueue, err error) {
 	}
 	slots := depth + p.o.Packets*(p.o.Bursts+1)
 	if q.staging, q.pin, err = stagingPool(name, provider, pool.SlotSize(), slots); err != nil {
-		return nil, err
+		return err
 	}
 	ctx := q.dev.Context()
 	if q.stream, err = ctx.NewStream(gpu.StreamOptions{Name: name}); err != nil {
-		return nil, err
+		return err
 	}
 	for i := range q.flights {
 		f := &q.flights[i]
@@ -106,15 +113,12 @@ func newRxQueue(p *Port, spec engine.RxSpec) (q *rxQueue, err error) {
 		f.b, f.ops = burst.NewSegmented(p.o.Packets, n), make([]gpu.Op, 0, n+1)
 		f.from, f.held = make([]*burst.Source, 0, n), make([]burst.Handle, 0, n)
 		if f.ev, err = ctx.NewEvent(gpu.EventOptions{Name: name}); err != nil {
-			return nil, err
+			return err
 		}
-	}
-	if last > 0 {
-		q.headers = spec.Pools[0].Region()
 	}
 	spec.Pools = append(append([]*mem.Pool(nil), spec.Pools[:last]...), q.staging)
 	q.inner, err = p.Port.AddRxQueue(spec)
-	return q, err
+	return err
 }
 
 // segmentsOf is the room in segments of a burst of so many packets: the longest chain fits at least once.

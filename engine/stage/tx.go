@@ -25,8 +25,10 @@ type txQueue struct {
 
 	dev     *gpu.Memory
 	staging *mem.Pool
+	src     *burst.Source // of staging, for segments behind those of the engine
 	pin     *gpu.Memory
 	stream  *gpu.Stream // of Transmit
+	chains  bool        // the engine sends packets of several segments
 
 	all    []*departure
 	idle   chan *departure
@@ -56,22 +58,27 @@ type departure struct {
 const again = 100 * time.Microsecond
 
 // newTxQueue makes a queue for memory of the device that pool is of.
-func newTxQueue(p *Port, spec engine.TxSpec, pool *mem.Pool) (q *txQueue, err error) {
-	q = &txQueue{port: p, idle: make(chan *departure, p.o.Bursts), under: make(chan *departure, p.o.Bursts)}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, q.free())
-		}
-	}()
+func newTxQueue(p *Port, spec engine.TxSpec, pool *mem.Pool) (*txQueue, error) {
+	q := &txQueue{port: p, idle: make(chan *departure, p.o.Bursts), under: make(chan *departure, p.o.Bursts)}
+	if err := q.open(spec, pool); err != nil {
+		return nil, errors.Join(err, q.free())
+	}
+	q.sender.Go(q.send)
+	return q, nil
+}
+
+// open makes what copies need, and the engine's queue. What it made is given back by free, also after an error.
+func (q *txQueue) open(spec engine.TxSpec, pool *mem.Pool) (err error) {
+	p := q.port
 	if len(spec.Pools) == 0 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil) {
-		return nil, fmt.Errorf("%d pools: expected one, or two for a header and a payload: %w", len(spec.Pools), engine.ErrInvalid)
+		return fmt.Errorf("%d pools: expected one, or two for a header and a payload: %w", len(spec.Pools), engine.ErrInvalid)
 	}
 	if spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
-		return nil, fmt.Errorf("headroom of %d bytes in slots of %d: %w", spec.Headroom, spec.Pools[0].SlotSize(), engine.ErrInvalid)
+		return fmt.Errorf("headroom of %d bytes in slots of %d: %w", spec.Headroom, spec.Pools[0].SlotSize(), engine.ErrInvalid)
 	}
 	var provider mem.Provider
 	if q.dev, provider, err = deviceOf(pool); err != nil {
-		return nil, err
+		return err
 	}
 	depth := spec.Depth
 	if depth == 0 {
@@ -85,34 +92,38 @@ func newTxQueue(p *Port, spec engine.TxSpec, pool *mem.Pool) (q *txQueue, err er
 	}
 	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	if q.box, err = engine.NewOutbox((*sink)(q), depth, true); err != nil {
-		return nil, err
+		return err
 	}
 	name := spec.Name
 	if name == "" {
 		name = pool.Name()
 	}
-	if q.staging, q.pin, err = stagingPool(name, provider, size, depth); err != nil {
-		return nil, err
+	slots := depth
+	if q.chains = p.caps.Chains; q.chains {
+		slots += burst.MaxSegments
 	}
+	if q.staging, q.pin, err = stagingPool(name, provider, size, slots); err != nil {
+		return err
+	}
+	q.src = burst.PoolSource(q.staging)
 	ctx := q.dev.Context()
 	if q.stream, err = ctx.NewStream(gpu.StreamOptions{Name: name}); err != nil {
-		return nil, err
+		return err
 	}
 	for range p.o.Bursts {
 		n := segmentsOf(p.o.Packets)
-		d := &departure{out: burst.New(p.o.Packets), held: burst.NewSegmented(p.o.Packets, n), ops: make([]gpu.Op, 0, n+1)}
+		d := &departure{out: burst.NewSegmented(p.o.Packets, n), held: burst.NewSegmented(p.o.Packets, n), ops: make([]gpu.Op, 0, n+burst.MaxSegments+1)}
 		q.all = append(q.all, d)
 		if d.ev, err = ctx.NewEvent(gpu.EventOptions{Name: name}); err != nil {
-			return nil, err
+			return err
 		}
 		q.idle <- d
 	}
 	spec.Pools, spec.Headroom = []*mem.Pool{q.staging}, 0
 	if q.inner, err = p.Port.AddTxQueue(spec); err != nil {
-		return nil, err
+		return err
 	}
-	q.sender.Go(q.send)
-	return q, nil
+	return nil
 }
 
 // free gives back what the queue has of the device and of its own memory.
@@ -263,7 +274,7 @@ func (q *txQueue) skip(b *burst.Burst, i int, why engine.Drop) {
 }
 
 // load takes packets from from on, as many as there is room for and up to an empty one, begins to copy them, and returns how many. If it took none,
-// why says why the first will never go; engine.NumDrops: the engine has no descriptor now.
+// why says why the first will never go; engine.NumDrops: the engine has no descriptor, or there is no memory, now.
 func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why engine.Drop) {
 	longest, segments := 0, 0
 	most := min(to-from, d.out.Cap())
@@ -274,13 +285,17 @@ func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why e
 		}
 		longest, segments = max(longest, size), segments+k
 	}
-	if n == 0 {
-		return 0, engine.DropTooLong
+	pieces := 1
+	if n == 0 { // the first is longer than a slot
+		slot := q.staging.SlotSize()
+		n, longest, pieces = 1, slot, (b.PacketLen(from)+slot-1)/slot
+		if !q.chains || pieces > burst.MaxSegments || b.Segments(from) > d.held.SegmentRoom() {
+			return 0, engine.DropTooLong
+		}
 	}
 	got, err := q.inner.Alloc(d.out, n, longest)
 	if got == 0 && n > 1 && !q.short(err) { // the longest of them may be too long for the engine
-		longest = b.PacketLen(from)
-		got, err = q.inner.Alloc(d.out, 1, longest)
+		got, err = q.inner.Alloc(d.out, 1, b.PacketLen(from))
 	}
 	switch {
 	case got > 0:
@@ -290,6 +305,10 @@ func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why e
 		return 0, engine.DropClosed
 	default:
 		return 0, engine.DropTooLong
+	}
+	if pieces > 1 && !q.lengthen(d.out, pieces) {
+		d.out.Release()
+		return 0, engine.NumDrops
 	}
 	d.ops, d.n = d.ops[:0], got
 	for j := range got {
@@ -306,6 +325,21 @@ func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why e
 	return got, 0
 }
 
+// lengthen makes the one packet of b a chain of so many slots, and reports whether there were so many.
+func (q *txQueue) lengthen(b *burst.Burst, pieces int) bool {
+	var slots [burst.MaxSegments]mem.Handle
+	more := slots[:pieces-1]
+	if got := q.staging.GetBatch(more); got < len(more) {
+		q.staging.PutBatch(more[:got])
+		return false
+	}
+	size := uint32(q.staging.SlotSize())
+	for _, h := range more {
+		b.AddSegment(q.src, burst.Segment{Handle: h, Off: q.staging.Offset(h), Len: size, Cap: size}) // there is room: MaxSegments and more
+	}
+	return true
+}
+
 // short reports whether an error of the engine's Alloc will pass, and counts it.
 func (q *txQueue) short(err error) bool {
 	switch {
@@ -319,27 +353,39 @@ func (q *txQueue) short(err error) bool {
 	return true
 }
 
-// copy has packet i of b become packet j of d, in one piece.
+// copy has packet i of b become packet j of d.
 func (q *txQueue) copy(d *departure, b *burst.Burst, i, j int) {
-	d.out.SetLen(j, 0, b.PacketLen(i))
+	left := b.PacketLen(i)
+	q.copied.Add(uint64(left))
+	for k := range d.out.Segments(j) {
+		n := min(left, q.staging.SlotSize())
+		d.out.SetLen(j, k, n)
+		left -= n
+	}
 	d.out.SetConn(j, b.Conn(i))
 	if ns, ok := b.Time(i); ok {
 		d.out.SetTime(j, ns)
 	}
-	to, at := d.out.Segment(j, 0), 0
+	at, used := 0, 0 // segment of the copy, and what of it is filled
 	for k := range b.Segments(i) {
 		from := b.Segment(i, k)
-		if from.Len == 0 {
-			continue
+		m, ok := from.Region.Handle().(*gpu.Memory)
+		onDevice := ok && from.Region.Mover() != nil
+		for done := 0; done < int(from.Len); {
+			to := d.out.Segment(j, at)
+			if used == int(to.Len) {
+				at, used = at+1, 0
+				continue
+			}
+			n := min(int(from.Len)-done, int(to.Len)-used)
+			if onDevice {
+				d.ops = append(d.ops, gpu.CopyOp(span(q.pin, to.Off+uint64(used), uint32(n)), span(m, from.Off+uint64(done), uint32(n))))
+			} else {
+				copy(d.out.Bytes(j, at)[used:], b.Bytes(i, k)[done:done+n])
+			}
+			done, used = done+n, used+n
 		}
-		if m, ok := from.Region.Handle().(*gpu.Memory); ok && from.Region.Kind() == mem.Device {
-			d.ops = append(d.ops, gpu.CopyOp(span(q.pin, to.Off+uint64(at), uint32(from.Len)), span(m, from.Off, uint32(from.Len))))
-		} else {
-			copy(d.out.Bytes(j, 0)[at:], b.Bytes(i, k))
-		}
-		at += int(from.Len)
 	}
-	q.copied.Add(uint64(at))
 	b.Take(d.held, i)
 }
 
