@@ -159,8 +159,8 @@ func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) 
 	return fmt.Sprintf("all of queue %s is copied once, from %s to pinned memory: the engine %s cannot read device memory", name, device, e.Name())
 }
 
-// forwards is the first region in device memory from which an application sends packets on by a transmit queue; "" if there is none.
-func (p *Plan) forwards(iface string, queue int) string {
+// forwards are the regions of the first queue with device memory whose packets an application sends on by a transmit queue; nil if there is none.
+func (p *Plan) forwards(iface string, queue int) []string {
 	for _, a := range p.cfg.Applications {
 		to := a.To
 		if a.Kind == "echo" {
@@ -178,12 +178,12 @@ func (p *Plan) forwards(iface string, queue int) string {
 			}
 			for _, q := range c.Rx.Queues {
 				if n := len(q.Regions); q.ID == a.Queue && n > 0 && p.hidden(q.Regions[n-1]) != nil {
-					return q.Regions[n-1]
+					return q.Regions
 				}
 			}
 		}
 	}
-	return ""
+	return nil
 }
 
 // staged reports whether a queue of the interface is staged.

@@ -253,8 +253,8 @@ func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error 
 			spec := c.TxSpec(k)
 			spec.Pools = s.poolsOf(q.Regions)
 			var tx engine.TxQueue
-			if from := s.plan.Interfaces[i].Tx[k].forwards; from != "" {
-				tx, err = staged.AddForwarder(spec, s.pools[from])
+			if from := s.plan.Interfaces[i].Tx[k].forwards; from != nil && staged != nil {
+				tx, err = staged.AddForwarder(spec, s.poolsOf(from))
 			} else {
 				tx, err = port.AddTxQueue(spec)
 			}

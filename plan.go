@@ -94,7 +94,7 @@ type TxPlan struct {
 	Offloads []string `json:"offloads,omitempty"`
 	Copies   string   `json:"copies,omitempty"` // what is copied on the way out, and why
 
-	forwards string // region in device memory whose packets an application sends here; "": none
+	forwards []string // regions of a receive queue with device memory whose packets an application sends here; nil: none
 }
 
 // FlowPlan is a steering rule.
@@ -307,9 +307,8 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			at := fmt.Sprintf("%s.tx.queues[%d]", path, k)
 			t := TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate), Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads,
 				Copies: p.staging(e, q.Name, q.Regions, false)}
-			if t.Copies == "" {
-				t.forwards = p.forwards(c.Name, q.ID)
-				t.Copies = p.staging(e, q.Name, []string{t.forwards}, false)
+			if t.forwards = p.forwards(c.Name, q.ID); t.Copies == "" {
+				t.Copies = p.staging(e, q.Name, t.forwards, false)
 			}
 			ip.Tx = append(ip.Tx, t)
 			if q.CPUCore >= 0 {

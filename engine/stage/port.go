@@ -159,20 +159,24 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if !staged {
 		return p.Port.AddTxQueue(spec)
 	}
-	return p.addTx(spec, spec.Pools[len(spec.Pools)-1])
+	return p.addTx(spec, spec.Pools[len(spec.Pools)-1:])
 }
 
-// AddForwarder adds a transmit queue whose Forward also takes packets in the memory of device, a pool of an accelerator, whatever memory the
-// queue's own pools are. It copies all that is sent on it.
-func (p *Port) AddForwarder(spec engine.TxSpec, device *mem.Pool) (engine.TxQueue, error) {
-	if staged, err := p.staged(spec.Pools); err != nil || staged || !Needed(p.caps) {
+// AddForwarder adds a transmit queue whose Forward also takes what a receive queue with the pools from receives, the last of which is device
+// memory, whatever memory the queue's own pools are. It copies all that is sent on it.
+func (p *Port) AddForwarder(spec engine.TxSpec, from []*mem.Pool) (engine.TxQueue, error) {
+	if _, err := p.staged(spec.Pools); err != nil {
+		return nil, p.failed("a transmit queue", spec.Name, err)
+	}
+	if staged, err := p.staged(from); err != nil || !staged {
 		return p.AddTxQueue(spec)
 	}
-	return p.addTx(spec, device)
+	return p.addTx(spec, from)
 }
 
-func (p *Port) addTx(spec engine.TxSpec, device *mem.Pool) (engine.TxQueue, error) {
-	q, err := newTxQueue(p, spec, device)
+// addTx adds a queue for packets of its own pools, and for those in pools from.
+func (p *Port) addTx(spec engine.TxSpec, from []*mem.Pool) (engine.TxQueue, error) {
+	q, err := newTxQueue(p, spec, from)
 	if err != nil {
 		return nil, p.failed("a transmit queue", spec.Name, err)
 	}

@@ -57,10 +57,10 @@ type departure struct {
 // again is after how long the engine's queue is asked for descriptors again, which it does not tell of.
 const again = 100 * time.Microsecond
 
-// newTxQueue makes a queue for memory of the device that pool is of.
-func newTxQueue(p *Port, spec engine.TxSpec, pool *mem.Pool) (*txQueue, error) {
+// newTxQueue makes a queue for packets of its own pools, and for those in pools from, the last of which is of the device.
+func newTxQueue(p *Port, spec engine.TxSpec, from []*mem.Pool) (*txQueue, error) {
 	q := &txQueue{port: p, idle: make(chan *departure, p.o.Bursts), under: make(chan *departure, p.o.Bursts)}
-	if err := q.open(spec, pool); err != nil {
+	if err := q.open(spec, from); err != nil {
 		return nil, errors.Join(err, q.free())
 	}
 	q.sender.Go(q.send)
@@ -68,8 +68,8 @@ func newTxQueue(p *Port, spec engine.TxSpec, pool *mem.Pool) (*txQueue, error) {
 }
 
 // open makes what copies need, and the engine's queue. What it made is given back by free, also after an error.
-func (q *txQueue) open(spec engine.TxSpec, pool *mem.Pool) (err error) {
-	p := q.port
+func (q *txQueue) open(spec engine.TxSpec, from []*mem.Pool) (err error) {
+	p, pool := q.port, from[len(from)-1]
 	if len(spec.Pools) == 0 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil) {
 		return fmt.Errorf("%d pools: expected one, or two for a header and a payload: %w", len(spec.Pools), engine.ErrInvalid)
 	}
@@ -84,12 +84,16 @@ func (q *txQueue) open(spec engine.TxSpec, pool *mem.Pool) (err error) {
 	if depth == 0 {
 		depth = 1024
 	}
-	size := 0
+	size, other := 0, 0
 	var srcs []*burst.Source
 	for _, x := range spec.Pools {
 		size += x.SlotSize()
 		srcs = append(srcs, burst.PoolSource(x))
 	}
+	for _, x := range from {
+		other += x.SlotSize()
+	}
+	size = max(size, other)
 	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	if q.box, err = engine.NewOutbox((*sink)(q), depth, true); err != nil {
 		return err
