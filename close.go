@@ -70,6 +70,7 @@ func (s *System) shut() error {
 	for _, a := range s.areas {
 		note("memory "+a.Name(), a.Close())
 	}
+	note("the accelerators", s.gpus.close())
 	err := errors.Join(errs...)
 	if err != nil {
 		s.log.Warn("closed", "error", err)

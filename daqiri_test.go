@@ -1,6 +1,7 @@
 package penstock
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -53,6 +56,11 @@ func TestPlansOfDAQIRI(t *testing.T) {
 		}
 		cores[n] = true
 	}
+	card, err := openRuntime("auto")
+	if err == nil {
+		card.Close()
+	}
+	noGPU := err != nil
 	for name, cfg := range daqiriFiles(t) {
 		want := map[string]bool{}
 		for _, d := range cfg.Needs() {
@@ -67,7 +75,7 @@ func TestPlansOfDAQIRI(t *testing.T) {
 		}
 		core("master_core", cfg.MasterCore)
 		for i, r := range cfg.Regions {
-			if r.Kind == "device" || r.Kind == "host_pinned" {
+			if r.OnGPU() && noGPU {
 				want[fmt.Sprintf("memory_regions[%d].kind", i)] = true
 			}
 			if !r.Owned {
@@ -121,6 +129,68 @@ func TestPlansOfDAQIRI(t *testing.T) {
 				t.Errorf("%s: a line of %d columns: %s", name, n, line)
 			}
 		}
+	}
+}
+
+// DAQIRI's loop through memory of GPUs opens as it is, with cores of any machine, and with the runtime host where there is no card: packets are made by
+// the device, sent from its memory, and arrive in it.
+func TestDAQIRIOpensOnDevices(t *testing.T) {
+	const name = "daqiri_bench_raw_sw_loopback.yaml"
+	cfg := daqiriFiles(t)[name]
+	if cfg == nil {
+		t.Fatalf("there is no %s", name)
+	}
+	cfg.MasterCore = -1
+	p := &cfg.Interfaces[0]
+	p.Rx.Queues[0].CPUCore = -1
+	for i := range cfg.Regions {
+		if r := &cfg.Regions[i]; r.Kind != "device" {
+			t.Fatalf("the region %s is of kind %s", r.Name, r.Kind)
+		}
+	}
+	s, err := Open(t.Context(), cfg, Options{Logger: silent, GPURuntime: "host"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	}()
+	stream, err := s.GPU(0).NewStream(gpu.StreamOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	const n = 200
+	out, in := burst.New(n), burst.New(n)
+	if k, err := s.Tx(p.Name, 0).Alloc(out, n, 1000); k != n || err != nil {
+		t.Fatal(k, err)
+	}
+	for i := range n {
+		to, err := gpumem.Span(out.Segment(i, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := stream.Write(to, frame(i, 1000)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Tx(p.Name, 0).Send(out); err != nil {
+		t.Fatal(err)
+	}
+	for got := 0; got < n; {
+		if err := s.Rx(p.Name, 0).Recv(t.Context(), in); err != nil {
+			t.Fatalf("after %d packets: %v", got, err)
+		}
+		for i := range in.Len() {
+			f := fetch(t, in.Segment(i, 0))
+			if want := frame(got, 1000); in.Bytes(i, 0) != nil || !bytes.Equal(f[12:], want[12:]) || !bytes.Equal(f[:6], want[:6]) { // the queue writes its own address
+				t.Fatalf("packet %d is another one", got)
+			}
+			got++
+		}
+		in.Release()
 	}
 }
 

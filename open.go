@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/stage"
 	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -30,6 +31,8 @@ type Options struct {
 	Logger *slog.Logger
 	// Regions is the memory of regions with owned: false, by name. It stays the program's, which closes it after the System.
 	Regions map[string]*mem.Pool
+	// GPURuntime is what memory of GPUs is of, in place of the file's gpu_runtime: auto, cuda, opencl or host; "": as the file says.
+	GPURuntime string
 	// Plan is called with the plan before anything is opened, also when something is missing. An error of it ends Open.
 	Plan func(*Plan) error
 	// OnPeer, OnTransfer and OnAccess are those of transfer.Options and share.Options.
@@ -81,6 +84,7 @@ type System struct {
 	pools   map[string]*mem.Pool // all
 	regions []region             // those of the System, in the order in which they were made
 	areas   []*mem.Region
+	gpus    *gpus // nil: none
 	ifaces  []Interface
 	pollers []*engine.Poller
 	id      *identity.Identity // nil: none
@@ -163,6 +167,9 @@ func (s *System) open(ctx context.Context) error {
 		}
 		defer func() { _ = sys.UnpinThread() }() // it had the right to more before
 	}
+	if err := s.openGPUs(); err != nil {
+		return err
+	}
 	if err := s.openRegions(); err != nil {
 		return err
 	}
@@ -219,6 +226,11 @@ func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error 
 	if err != nil {
 		return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 	}
+	var staged *stage.Port
+	if s.plan.staged(i) {
+		staged = stage.New(port, stage.Options{})
+		port = staged
+	}
 	s.ifaces = append(s.ifaces, Interface{Name: c.Name, Port: port})
 	f := &s.ifaces[len(s.ifaces)-1]
 	if c.Rx != nil {
@@ -240,7 +252,12 @@ func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error 
 			q := &c.Tx.Queues[k]
 			spec := c.TxSpec(k)
 			spec.Pools = s.poolsOf(q.Regions)
-			tx, err := port.AddTxQueue(spec)
+			var tx engine.TxQueue
+			if from := s.plan.Interfaces[i].Tx[k].forwards; from != nil && staged != nil {
+				tx, err = staged.AddForwarder(spec, s.poolsOf(from))
+			} else {
+				tx, err = port.AddTxQueue(spec)
+			}
 			if err != nil {
 				return s.at(fmt.Sprintf("%s.tx.queues[%d]", path, k), fmt.Sprintf("interface %q: transmit queue %d", c.Name, q.ID), err)
 			}

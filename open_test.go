@@ -329,9 +329,10 @@ func descriptors(t testing.TB) int {
 func TestMissing(t *testing.T) {
 	text := `penstock:
   master_core: 4095
+  gpu_runtime: host
   memory_regions:
     - {name: a, kind: host, num_bufs: 256, buf_size: 2KiB}
-    - {name: gpu, kind: device, num_bufs: 256, buf_size: 2KiB}
+    - {name: gpu, kind: device, gpu: 7, num_bufs: 256, buf_size: 2KiB}
     - {name: mine, kind: host, num_bufs: 256, buf_size: 2KiB, owned: false}
   interfaces:
     - name: one
@@ -360,10 +361,10 @@ func TestMissing(t *testing.T) {
 	if s != nil || !errors.As(err, &missing) || !errors.Is(err, ErrMissing) || !told {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"2:16: needs: this process cannot run on core 4095; expected one of 0", "5:25: needs: memory of kind device", "6:70: needs: the program gives no memory for the region \"mine\"",
-		"12:50: needs: this process cannot run on core 4094", "13:30: needs: the engine sim has no times", "15:19: needs: the reorder plan", "18:16: needs: flows of tx change packets that are sent, and the engine sim does not do that",
-		"19:27: needs: interface \"two\": the engine dpdk is not built", "20:29: needs: interface \"three\": engine: no engine is called \"afpacket\"", "21:24: needs: tcp://10.0.0.1:7450 is beyond this machine",
-		"21:62: needs: there is nothing to share", "22:13: needs: registries are not built", "23:21: needs: the page of metrics would be at 0.0.0.0:9095", "24:55: needs: recording into files"} {
+	for _, want := range []string{"2:16: needs: this process cannot run on core 4095; expected one of 0", "6:38: needs: the runtime host has no device 7; expected 0 to 0", "7:70: needs: the program gives no memory for the region \"mine\"",
+		"13:50: needs: this process cannot run on core 4094", "14:30: needs: the engine sim has no times", "16:19: needs: the reorder plan", "19:16: needs: flows of tx change packets that are sent, and the engine sim does not do that",
+		"20:27: needs: interface \"two\": the engine dpdk is not built", "21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"", "22:24: needs: tcp://10.0.0.1:7450 is beyond this machine",
+		"22:62: needs: there is nothing to share", "23:13: needs: registries are not built", "24:21: needs: the page of metrics would be at 0.0.0.0:9095", "25:55: needs: recording into files"} {
 		if !strings.Contains(err.Error(), "\n\ttest.yaml:"+want) {
 			t.Errorf("not said: %s", want)
 		}

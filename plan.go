@@ -27,6 +27,7 @@ type Plan struct {
 	Pollers    []PollerPlan    `json:"pollers"`
 	Node       *NodePlan       `json:"node,omitempty"`    // nil without transfers
 	Metrics    string          `json:"metrics,omitempty"` // address of the page; "": none
+	GPU        *GPUPlan        `json:"gpu,omitempty"`     // nil without memory of GPUs
 	// Missing is what the configuration asks for and this program or machine does not have, each with its place and how to go on. Open
 	// fails while there is anything in it.
 	Missing config.Diagnostics `json:"missing,omitempty"`
@@ -47,9 +48,10 @@ type RegionPlan struct {
 	Node     int    `json:"numa_node"` // -1: any
 	Slots    int    `json:"slots"`
 	SlotSize int    `json:"slot_bytes"`
-	Bytes    int64  `json:"bytes"`          // in whole pages
-	Given    bool   `json:"given"`          // by the program: owned is false
-	Area     string `json:"area,omitempty"` // of memory that it is carved from together with others; "": its own
+	Bytes    int64  `json:"bytes"`            // in whole pages
+	Given    bool   `json:"given"`            // by the program: owned is false
+	Area     string `json:"area,omitempty"`   // of memory that it is carved from together with others; "": its own
+	Device   string `json:"device,omitempty"` // of kinds device and host_pinned: the GPU
 }
 
 // InterfacePlan is a port.
@@ -76,7 +78,8 @@ type RxPlan struct {
 	Poller  string        `json:"poller,omitempty"` // "": the application polls
 	Burst   int           `json:"burst"`            // packets at most
 	Timeout time.Duration `json:"timeout_ns"`
-	HandOff int           `json:"hand_off"` // bursts between the poller and the application
+	HandOff int           `json:"hand_off"`         // bursts between the poller and the application
+	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
 }
 
 // TxPlan is a transmit queue.
@@ -89,6 +92,9 @@ type TxPlan struct {
 	Headroom int      `json:"headroom"` // bytes
 	Timed    bool     `json:"timed"`    // packets carry the time at which they leave
 	Offloads []string `json:"offloads,omitempty"`
+	Copies   string   `json:"copies,omitempty"` // what is copied on the way out, and why
+
+	forwards []string // regions of a receive queue with device memory whose packets an application sends here; nil: none
 }
 
 // FlowPlan is a steering rule.
@@ -190,6 +196,7 @@ func MakePlan(cfg *config.Config, o Options) (*Plan, error) {
 		return d.Code == config.CodeHost || slices.Contains(p.builtHere(), d.Path) // that is looked at anew
 	})
 	p.core("master_core", cfg.MasterCore)
+	p.planGPUs()
 	p.planPorts()
 	p.planRegions()
 	p.planNode()
@@ -275,7 +282,9 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 	if c.Rx != nil {
 		ip.Isolated = c.Rx.FlowIsolation
 		for k := range c.Rx.Queues {
-			ip.Rx = append(ip.Rx, p.planRx(c, k, fmt.Sprintf("%s.rx.queues[%d]", path, k)))
+			r := p.planRx(c, k, fmt.Sprintf("%s.rx.queues[%d]", path, k))
+			r.Copies = p.staging(e, r.Name, r.Regions, true)
+			ip.Rx = append(ip.Rx, r)
 		}
 		rules, err := portRules(c)
 		if err != nil && len(p.cfg.Needs()) == 0 {
@@ -296,7 +305,12 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 		for k := range c.Tx.Queues {
 			q := &c.Tx.Queues[k]
 			at := fmt.Sprintf("%s.tx.queues[%d]", path, k)
-			ip.Tx = append(ip.Tx, TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate), Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads})
+			t := TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate), Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads,
+				Copies: p.staging(e, q.Name, q.Regions, false)}
+			if t.forwards = p.forwards(c.Name, q.ID); t.Copies == "" {
+				t.Copies = p.staging(e, q.Name, t.forwards, false)
+			}
+			ip.Tx = append(ip.Tx, t)
 			if q.CPUCore >= 0 {
 				p.note(at+".cpu_core", fmt.Sprintf("cpu_core: %d of transmit queue %s has no effect: whoever calls Send sends", q.CPUCore, q.Name), "pin the application instead")
 			}
@@ -381,6 +395,9 @@ func (p *Plan) planRegions() {
 				p.need(config.CodeHost, path+".owned", fmt.Sprintf("the program's memory for the region %q has %d slots of %d bytes", r.Name, given.Slots(), given.SlotSize()),
 					fmt.Sprintf("%d of %d bytes, or more", r.NumBufs, int64(r.BufSize)), "")
 			}
+		}
+		if r.OnGPU() {
+			rp.Node, rp.Device = -1, p.GPU.name(r.GPU)
 		}
 		for _, g := range p.groups {
 			if slices.Contains(g.area, i) {

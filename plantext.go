@@ -27,6 +27,15 @@ func (p *Plan) Text() string {
 			t.line(1, p.Regions[i].text())
 		}
 	}
+	if g := p.GPU; g != nil {
+		t.line(0, "accelerators")
+		for _, d := range g.Devices {
+			t.line(1, d)
+		}
+		if g.Note != "" {
+			t.line(1, g.Note)
+		}
+	}
 	if len(p.Interfaces) > 0 {
 		t.line(0, "interfaces")
 		for i := range p.Interfaces {
@@ -110,6 +119,10 @@ func (r *RegionPlan) text() string {
 	case r.Area != "":
 		s += ", in the memory " + r.Area
 	}
+	if r.Device != "" {
+		device, _, _ := strings.Cut(r.Device, ":")
+		s += " of " + device
+	}
 	if r.Node >= 0 {
 		s += fmt.Sprintf(", NUMA node %d", r.Node)
 	}
@@ -146,6 +159,9 @@ func (p *InterfacePlan) text(t *planText) {
 			s += ", poller " + q.Poller
 		}
 		t.line(2, s)
+		if q.Copies != "" {
+			t.line(3, q.Copies)
+		}
 	}
 	for _, q := range p.Tx {
 		s := fmt.Sprintf("transmit queue %d (%s): %s, %d deep", q.ID, q.Name, strings.Join(q.Regions, " + "), q.Depth)
@@ -162,6 +178,9 @@ func (p *InterfacePlan) text(t *planText) {
 			s += ", " + strings.Join(q.Offloads, " ")
 		}
 		t.line(2, s)
+		if q.Copies != "" {
+			t.line(3, q.Copies)
+		}
 	}
 	for _, f := range p.Flows {
 		t.line(2, fmt.Sprintf("flow %s, id %d: %s", f.Name, f.ID, f.Rule))

@@ -219,6 +219,9 @@ func (p *Plan) planGroup(members []int) {
 	}
 	for _, k := range regions {
 		r := &p.cfg.Regions[k]
+		if p.hidden(r.Name) != nil {
+			continue // the kernel does not reach it
+		}
 		n, fit := chunkOf(r)
 		if !fit {
 			p.note(fmt.Sprintf("memory_regions[%d].buf_size", k), fmt.Sprintf("the slots of %s are %d bytes apart, so the engine xdp copies each packet", r.Name, n),
@@ -263,7 +266,9 @@ func (s *System) openRegions() error {
 		pool := s.plan.o.Regions[r.Name]
 		if r.Owned {
 			var err error
-			if pool, err = mem.NewPool(r.PoolOptions()); err != nil {
+			o := r.PoolOptions()
+			o.Memory.Provider = s.provider(r)
+			if pool, err = mem.NewPool(o); err != nil {
 				return s.at(fmt.Sprintf("memory_regions[%d]", i), fmt.Sprintf("region %q", r.Name), err)
 			}
 			s.regions = append(s.regions, region{r.Name, pool})

@@ -119,6 +119,10 @@ func newSink(o Tensor, frames, stream bool, c *counts) (*sink, error) {
 func (s *sink) handle(ctx context.Context, b *burst.Burst) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if i := b.Hidden(); i >= 0 {
+		s.c.drops[DropRefused].Add(uint64(b.Len()))
+		return fmt.Errorf("packet %d is in memory of an accelerator, and the processor makes the tensor: receive into host_pinned memory: %w", i, engine.ErrUnsupported)
+	}
 	b.Fetch()
 	for i := range b.Len() {
 		if s.err != nil {

@@ -165,6 +165,25 @@ func (b *Burst) Bytes(i, k int) []byte {
 	return m[s.off : s.off+uint64(s.len) : s.off+uint64(s.cap)]
 }
 
+// Hidden is the first packet with bytes that the CPU cannot reach, -1 if there is none.
+func (b *Burst) Hidden() int {
+	hidden := false
+	for s := range b.nsources {
+		hidden = hidden || b.sources[s].bytes == nil
+	}
+	if !hidden { // nearly always
+		return -1
+	}
+	for i := range b.n {
+		for k := b.first[i]; k < b.first[i+1]; k++ {
+			if g := &b.segs[k]; g.len > 0 && b.sources[g.src].bytes == nil {
+				return i
+			}
+		}
+	}
+	return -1
+}
+
 // Fetch reads the first byte of each packet, so that the processor has the front of all of them in its cache before the first is looked at: it
 // waits for many at the same time then, and otherwise for one after the other. It pays for bursts that were just received
 // and whose headers are to be read: the bytes were written by another processor, or by a card.

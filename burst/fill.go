@@ -238,6 +238,18 @@ func (b *Burst) Only(i int) (src *Source, h Handle, off uint64, length uint32) {
 	return b.sources[s.src], s.handle, s.off, s.len
 }
 
+// Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. Whoever calls it owns the old part, and has g's bytes
+// filled with what the segment held. It is false, and nothing has changed, when b has no room for another Source.
+func (b *Burst) Replace(i, k int, src *Source, g Segment) (old Part, ok bool) {
+	old = b.Part(i, k)
+	s, ok := b.source(src)
+	if !ok {
+		return Part{}, false
+	}
+	b.segment(i, k).set(s, g)
+	return old, true
+}
+
 // Reclaim gives the memory of a part back to its owner.
 func (p Part) Reclaim() {
 	if p.Handle != NoHandle {

@@ -57,6 +57,13 @@ func systemHost(f *host.Facts) *config.Host {
 	for _, c := range f.CPUs {
 		h.Cores = append(h.Cores, c.ID)
 	}
+	for i := range f.GPUs {
+		if g := &f.GPUs[i]; !g.Integrated {
+			h.GPUs++
+		} else if p := f.Device(g.Addr); p != nil && p.Driver == "nvidia" {
+			h.GPUs++
+		}
+	}
 	for _, n := range f.Nodes {
 		node := config.HostNode{ID: n.ID, Memory: config.Size(n.Free)}
 		for _, c := range n.CPUs {

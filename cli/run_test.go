@@ -289,6 +289,40 @@ func TestRunRefuses(t *testing.T) {
 	}
 }
 
+// Datagrams go into device memory and come back from there, with the runtime that the command line asks for by name; without one the file asks
+// for a GPU. The plan says what is copied, and pools are whole at the end.
+func TestRunDeviceMemory(t *testing.T) {
+	at := loopAt(5303)
+	file := confFile(t, "device.yaml", strings.ReplaceAll(`penstock:
+  memory_regions:
+    - {name: card, kind: device, num_bufs: 2048, buf_size: 2KiB}
+    - {name: pinned, kind: host_pinned, num_bufs: 512, buf_size: 2KiB}
+  interfaces:
+    - name: server
+      socket: {mode: server, local: "udp://AT"}
+      rx: {queues: [{memory_regions: [card], depth: 256}]}
+      tx: {queues: [{memory_regions: [pinned], depth: 256}]}
+  applications: [{kind: echo, interface: server}]
+`, "AT", at))
+	run(t, exitUsage, "expected auto, cuda, opencl or host", "run", file, "--gpu-runtime", "vulkan")
+	run(t, 0, "all of queue server-rx0 is copied once, from pinned memory to host 0", "run", file, "--gpu-runtime", "host", "--dry-run")
+	r := startRun(t, file, "--gpu-runtime", "host")
+	r.next("started")
+	ask(t, at, 100)
+	if err := r.p.Signal(sys.Interrupts()[1]); err != nil {
+		t.Fatal(err)
+	}
+	e := r.end(0)
+	if s := e.Interfaces[0]; s.In.Packets != 100 || s.Out.Packets != 100 || e.Applications[0].Sent != 100 || len(e.Drops) != 0 {
+		t.Errorf("%+v\n%+v\n%+v", s, e.Applications, e.Drops)
+	}
+	for _, p := range e.Pools {
+		if p.Used != 0 {
+			t.Errorf("slots are out at the end: %+v", p)
+		}
+	}
+}
+
 // An application that fails ends the run with its error: two kinds of packets cannot be forwarded into each other.
 func TestRunForwardKinds(t *testing.T) {
 	file := confFile(t, "kinds.yaml", `penstock:

@@ -236,9 +236,6 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 }
 
 func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
-	if r.Kind == "device" || r.Kind == "host_pinned" {
-		d.report(Needs, CodeNotBuilt, join(path, "kind"), fmt.Sprintf("memory of kind %s needs a runtime for GPUs, which is not built", r.Kind), "", "kind: huge and kind: host are memory of this machine")
-	}
 	if r.Kind != "" && r.BufSize > 0 && r.NumBufs > 0 && r.Bytes() > 1<<44 {
 		d.report(Error, CodeValue, join(path, "num_bufs"), fmt.Sprintf("the region takes %s", about(int64(r.Bytes()))), "at most 16 TiB", "")
 	}
@@ -276,6 +273,12 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 	}
 	if len(names) == 0 && p.Engine == RDMA && !d.broken[at] {
 		d.report(Needs, CodeMissingKey, path, "the queue names no memory_regions, and the names of the regions do not tell which is meant", "the name of a region of memory_regions", "")
+	}
+	if len(names) == 2 {
+		if r, i := d.region(names[0]); r != nil && r.Kind == "device" {
+			d.also(d.report(Error, CodeConflict, item(at, 0), fmt.Sprintf("headers would be in %s, which is device memory: the processor reads headers", names[0]), "a region of kind host, huge or host_pinned first, then the payload's",
+				"one region of kind device takes whole packets"), join(item("memory_regions", i), "kind"), "its kind is here")
+		}
 	}
 	for k, name := range names[:min(len(names), 16)] {
 		if name == "" || d.full() {

@@ -60,6 +60,33 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 	return p
 }
 
+// checkHidden finds applications that would read with the processor what lies in device memory.
+func (d *decoder) checkHidden(a *Application, p *Interface, path string) {
+	i := -1
+	if p.Rx != nil {
+		i = slices.IndexFunc(p.Rx.Queues, func(q RxQueue) bool { return q.ID == a.Queue })
+	}
+	if i < 0 || len(p.Rx.Queues[i].Regions) == 0 {
+		return
+	}
+	names := p.Rx.Queues[i].Regions
+	r, k := d.region(names[len(names)-1])
+	if r == nil || r.Kind != "device" {
+		return
+	}
+	what, hint := "", ""
+	switch {
+	case a.Kind == "sink" && a.Tensor != nil:
+		what, hint = "the sink puts payloads into a tensor with the processor", "kind: host_pinned is memory that both the processor and the GPU reach"
+	case a.Kind == "echo" && len(names) == 1 && p.Engine.frames():
+		what, hint = "echo changes the headers of frames", "two regions leave the headers in the first, on the host"
+	default:
+		return
+	}
+	d.also(d.report(Needs, CodeNotBuilt, join(path, "kind"), fmt.Sprintf("%s, and those of queue %d of %s are in %s, in device memory", what, a.Queue, a.Interface, r.Name), "", hint),
+		join(item("memory_regions", k), "kind"), "its kind is here")
+}
+
 func (d *decoder) checkApplications() {
 	type place struct {
 		iface string
@@ -78,6 +105,9 @@ func (d *decoder) checkApplications() {
 			} else {
 				owner[at] = i
 			}
+		}
+		if p != nil {
+			d.checkHidden(a, p, path)
 		}
 		switch a.Kind {
 		case "": // what it is could not be read

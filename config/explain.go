@@ -37,7 +37,7 @@ func (c *Config) Memory() []Use {
 		align := max(r.Align, 1)
 		u := Use{Region: r.Name, Kind: r.Kind, Slots: r.NumBufs, Slot: (r.BufSize + align - 1) / align * align, Bytes: r.Bytes(), Where: "any NUMA node"}
 		switch {
-		case r.Kind == "device" || r.Kind == "host_pinned":
+		case r.OnGPU():
 			u.Where = fmt.Sprintf("GPU %d", r.GPU)
 		case r.NUMA >= 0:
 			u.Where = fmt.Sprintf("NUMA node %d", r.NUMA)

@@ -64,7 +64,7 @@ func finishRoot(d *decoder, c *cursor) {
 
 func finishRegion(d *decoder, c *cursor) {
 	r := c.v.Addr().Interface().(*Region)
-	onGPU := r.Kind == "device" || r.Kind == "host_pinned"
+	onGPU := r.OnGPU()
 	if g := c.is("affinity"); g != nil && !d.both(c, "affinity", "numa") && !d.both(c, "affinity", "gpu") {
 		n := int(g.parsed.(int64))
 		switch {

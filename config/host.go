@@ -14,7 +14,7 @@ type Host struct {
 	Cores      []int           `json:"cores"` // online, ascending
 	Nodes      []HostNode      `json:"nodes"` // ascending
 	Interfaces []HostInterface `json:"interfaces"`
-	GPUs       int             `json:"gpus"`
+	GPUs       int             `json:"gpus"` // that a runtime may have; PCI devices, without those in processors
 }
 
 // HostNode is a NUMA node.
@@ -96,6 +96,14 @@ func (d *decoder) checkHost(h *Host) {
 		path := item("memory_regions", i)
 		if (r.Kind == "host" || r.Kind == "huge") && r.NUMA >= 0 && !slices.ContainsFunc(h.Nodes, func(n HostNode) bool { return n.ID == r.NUMA }) {
 			d.report(Needs, CodeHost, join(path, "numa"), fmt.Sprintf("this machine has no NUMA node %d", r.NUMA), nodesOf(h), "")
+		}
+		if r.OnGPU() && r.Owned && r.GPU >= h.GPUs && (c.GPURuntime == "auto" || c.GPURuntime == "cuda") {
+			expected := ""
+			if h.GPUs > 0 {
+				expected = fmt.Sprintf("0 to %d", h.GPUs-1)
+			}
+			d.report(Needs, CodeHost, join(path, "kind"), fmt.Sprintf("memory of kind %s is of GPU %d, and this machine has %s", r.Kind, r.GPU, plural(h.GPUs, "GPU")), expected,
+				"gpu_runtime: host tries the file without one; kind: huge and kind: host are memory of this machine")
 		}
 	}
 	for _, u := range c.cores() {

@@ -18,6 +18,7 @@ func rootSection() *section {
 		{name: "master_core", kind: core(), def: "-1", doc: "Core for starting up, so also the one whose NUMA node memory comes from unless it says another; -1 for any."},
 		{name: "stream_type", kind: word("raw", "socket", "pcie"), old: "the engine and the address of each interface", doc: "DAQIRI: what kind of stream all interfaces carry."},
 		{name: "engine", kind: engineWord(), def: "auto", doc: "Engine of the interfaces that name none. `auto` chooses by the address; see [engines](#engines)."},
+		{name: "gpu_runtime", ours: true, kind: word("auto", "cuda", "opencl", "host"), def: "auto", doc: "What memory of the kinds `device` and `host_pinned` is of. `auto`: CUDA, or else OpenCL where it has a device on the bus. `host` is this process as a device: for trying a file on a machine without a GPU."},
 		{name: "log_level", kind: word("trace", "debug", "info", "warn", "error", "critical", "off"), old: "logging: {level: ...}", doc: "DAQIRI: how much is logged."},
 		{name: "loopback", kind: word("", "sw", "hw"), old: "an interface with engine: sim and address: sim://NAME?loop", doc: "DAQIRI: `sw` is the engine sim with a port looped to itself; `hw` is a loop inside an NVIDIA card."},
 		{name: "debug", kind: boolean(), old: "logging: {level: debug}", idle: "the log level says how much is logged", doc: "DAQIRI: more messages."},
@@ -67,10 +68,10 @@ func metricsSection() *section {
 func regionSection() *section {
 	return &section{name: "region", title: "a memory region", doc: "Memory for packets: `num_bufs` slots of `buf_size` bytes, one packet or segment in each.", finish: finishRegion, keys: []key{
 		{name: "name", kind: text("a name"), needed: true, doc: "Unique; queues name it."},
-		{name: "kind", kind: word("host", "huge", "host_pinned", "device"), needed: true, doc: "`host`: pages of 4 KiB; `huge`: huge pages; `host_pinned`: host memory that a GPU reaches; `device`: memory of a GPU."},
+		{name: "kind", kind: word("host", "huge", "host_pinned", "device"), needed: true, doc: "`host`: pages of 4 KiB; `huge`: huge pages; `host_pinned`: host memory that a GPU reaches; `device`: memory of a GPU, which engines reach by a copy. See [docs/gpu.md](gpu.md)."},
 		{name: "affinity", kind: integer(0, 65535), old: "numa (host, huge) or gpu (host_pinned, device)", doc: "DAQIRI: NUMA node of host and huge memory, GPU of the other kinds."},
 		{name: "numa", ours: true, kind: integer(-1, 1023), def: "-1", doc: "NUMA node that the pages are bound to; -1 leaves it to the kernel."},
-		{name: "gpu", ours: true, kind: integer(0, 1023), def: "0", doc: "GPU, for `host_pinned` and `device`."},
+		{name: "gpu", ours: true, kind: integer(0, 1023), def: "0", doc: "Number of the GPU in its runtime (`gpu_runtime`), for `host_pinned` and `device`."},
 		{name: "access", kind: word("local", "rdma_write", "rdma_read"), list: true, uniq: true, def: "local", doc: "What remote peers may do over RDMA."},
 		{name: "num_bufs", kind: integer(1, most), needed: true, doc: "Number of slots."},
 		{name: "buf_size", kind: size(1, anyMem), needed: true, doc: "Bytes of a slot that packets can use."},

@@ -46,11 +46,16 @@ func (r *Region) MemKind() mem.Kind {
 	return mem.Host
 }
 
+// OnGPU reports whether the memory is that of a GPU's runtime: device or host_pinned.
+func (r *Region) OnGPU() bool { return r.Kind == "device" || r.Kind == "host_pinned" }
+
 // PoolOptions are the region as a pool for mem.NewPool. Kinds of GPUs still need a Provider.
 func (r *Region) PoolOptions() mem.PoolOptions {
 	o := mem.PoolOptions{Name: r.Name, SlotSize: int(r.BufSize), Slots: r.NumBufs, Align: int(r.Align)}
 	o.Memory.Kind = r.MemKind()
-	o.Memory.NUMANode = mem.OnNode(r.NUMA)
+	if !r.OnGPU() {
+		o.Memory.NUMANode = mem.OnNode(r.NUMA)
+	}
 	if r.Kind == "huge" {
 		o.Memory.PageSize, o.Memory.AllowFallback = int(r.PageSize), r.Fallback
 	}

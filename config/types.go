@@ -17,6 +17,7 @@ type Config struct {
 	Version      int           `cfg:"version"`
 	MasterCore   int           `cfg:"master_core"` // -1: none
 	Engine       Engine        `cfg:"engine"`      // of interfaces that name none
+	GPURuntime   string        `cfg:"gpu_runtime"` // auto, cuda, opencl, host
 	Logging      Logging       `cfg:"logging"`
 	Metrics      *Metrics      `cfg:"metrics"`
 	Regions      []Region      `cfg:"memory_regions"`

@@ -263,6 +263,10 @@ func (b *builder) region(i int) {
 	}
 	switch r.Kind {
 	case "device", "host_pinned":
+		if b.c.GPURuntime == "host" {
+			m.Kind = "host" // which stands in for a GPU
+			break
+		}
 		m.GPU = fmt.Sprint(r.GPU)
 		if !slices.Contains(b.n.GPUs, m.GPU) {
 			b.n.GPUs = append(b.n.GPUs, m.GPU)

@@ -142,6 +142,19 @@ func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
 	return n, err
 }
 
+// ClaimReached is Claim for devices that read what the CPU reads: packets of b in memory that it cannot reach are ErrUnsupported, and b is
+// released.
+func (o *Outbox) ClaimReached(b *burst.Burst) (n int, err error) {
+	if b == nil {
+		return 0, ErrNil
+	}
+	if i := b.Hidden(); i >= 0 {
+		b.Release()
+		return 0, fmt.Errorf("%w: Forward of packet %d of the burst, which is in memory that the CPU cannot reach: package engine/stage has queues that copy it", ErrUnsupported, i)
+	}
+	return o.Claim(b)
+}
+
 // Free is the number of descriptors that can be reserved now.
 func (o *Outbox) Free() int { return int(o.free.Load()) }
 

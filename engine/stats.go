@@ -12,30 +12,31 @@ type Drop uint8
 
 // The reasons. Each packet is counted once, by whoever dropped it.
 const (
-	DropNoBuffers    Drop = iota // the pool had no free slot
-	DropQueueFull                // the receive queue held as many packets as its depth: the consumer is too slow
-	DropKernel                   // the kernel's socket buffer or ring was full: the consumer is too slow
-	DropNIC                      // the NIC had no descriptor or buffer, or its link paused
-	DropTooLong                  // longer than the memory for one packet, or than the MTU
-	DropBadFrame                 // garbage: cut off or malformed headers
-	DropBadChecksum              // a checksum is wrong
-	DropNoRule                   // no steering rule matched, and the port is isolated: the kernel keeps it
-	DropRule                     // a rule says drop
-	DropNoQueue                  // a rule names a queue that is not there (any more)
-	DropFlushed                  // thrown away on request
-	DropClosed                   // the queue or port was closed
-	DropDown                     // the link or the peer was down
-	DropNoRoute                  // no route or no link address for the destination
-	DropRefused                  // the kernel or the device refused to send it
-	DropLate                     // its time to be sent had passed by more than the queue tolerates
-	DropTransform                // a rule's VLAN or tunnel action could not be done
-	DropInjected                 // the simulator lost it on purpose
-	DropUnattributed             // lost, and nobody knows why
+	DropNoBuffers       Drop = iota // the pool had no free slot
+	DropQueueFull                   // the receive queue held as many packets as its depth: the consumer is too slow
+	DropKernel                      // the kernel's socket buffer or ring was full: the consumer is too slow
+	DropNIC                         // the NIC had no descriptor or buffer, or its link paused
+	DropTooLong                     // longer than the memory for one packet, or than the MTU
+	DropBadFrame                    // garbage: cut off or malformed headers
+	DropBadChecksum                 // a checksum is wrong
+	DropNoRule                      // no steering rule matched, and the port is isolated: the kernel keeps it
+	DropRule                        // a rule says drop
+	DropNoQueue                     // a rule names a queue that is not there (any more)
+	DropFlushed                     // thrown away on request
+	DropClosed                      // the queue or port was closed
+	DropDown                        // the link, the peer or the accelerator was down
+	DropNoRoute                     // no route or no link address for the destination
+	DropRefused                     // the kernel or the device refused to send it
+	DropLate                        // its time to be sent had passed by more than the queue tolerates
+	DropTransform                   // a rule's VLAN or tunnel action could not be done
+	DropInjected                    // the simulator lost it on purpose
+	DropNoDeviceBuffers             // the pool in an accelerator's memory had no free slot
+	DropUnattributed                // lost, and nobody knows why
 	NumDrops
 )
 
 var dropNames = [NumDrops]string{"no-buffers", "queue-full", "kernel", "nic", "too-long", "bad-frame", "bad-checksum", "no-rule", "rule", "no-queue",
-	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "unattributed"}
+	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "no-device-buffers", "unattributed"}
 
 // String is the name as metrics and tables show it.
 func (d Drop) String() string {

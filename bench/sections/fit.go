@@ -17,7 +17,7 @@ type Change struct {
 func (c Change) String() string { return c.At + ": " + c.Text }
 
 // Fit changes a configuration so that a benchmark of it can run on a machine that is smaller than the one that it was written for,
-// and returns every change: memory of GPUs, which is not built, becomes host memory; huge pages that are missing become pages of
+// and returns every change: memory of GPUs becomes host memory, since the processor makes and checks what is sent; huge pages that are missing become pages of
 // 4 KiB; NUMA nodes and cores that are not there become any; a card that is named by its PCI address, for an engine that is not built,
 // is opened through its network interface with AF_XDP. What the benchmark then measures is another machine than the file's,
 // so whoever calls this shows the changes with the result. It changes nothing that decides which packets go where.
@@ -28,15 +28,15 @@ func Fit(c *config.Config, h *config.Host) []Change {
 		switch {
 		case d.Code == config.CodeHost && strings.HasPrefix(d.Path, "memory_regions") && strings.HasSuffix(d.Path, ".num_bufs"):
 			pages = true
-		case d.Code == config.CodeHost, d.Code == config.CodeNotBuilt && strings.HasPrefix(d.Path, "memory_regions"):
+		case d.Code == config.CodeHost:
 			absent[d.Path] = true
 		}
 	}
 	f := &fitter{c: c, absent: absent}
 	for i := range c.Regions {
 		r, path := &c.Regions[i], item("memory_regions", i)
-		if absent[path+".kind"] {
-			f.note(path+".kind", "memory %s: host memory in place of kind %s, which needs a runtime for GPUs", r.Name, r.Kind)
+		if r.OnGPU() {
+			f.note(path+".kind", "memory %s: host memory in place of kind %s: the processor makes and checks the packets of a benchmark", r.Name, r.Kind)
 			r.Kind = "host"
 		}
 		if pages && r.Kind == "huge" && !r.Fallback {
@@ -71,10 +71,10 @@ func (f *fitter) note(path, format string, args ...any) {
 	f.out = append(f.out, Change{Path: path, At: place(f.c, path), Text: fmt.Sprintf(format, args...)})
 }
 
-// gpu is for sections that ask for payload in memory of a GPU. Where no region was one's, the flag says nothing.
+// gpu is for sections that ask for payload in memory of a GPU.
 func (f *fitter) gpu(path string, on *bool) {
 	if *on {
-		f.note(path+".gpu_direct", "gpu_direct: payload stays in host memory, there is no runtime for GPUs")
+		f.note(path+".gpu_direct", "gpu_direct: payload stays in host memory: the processor makes and checks it")
 		*on = false
 	}
 }

@@ -3,6 +3,7 @@ package sections
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -265,6 +266,12 @@ func (x *planner) needs() {
 		}
 	}
 	all = append(all, x.c.Check(x.o.Host).Only(config.Needs)...)
+	for i := range x.c.Regions {
+		if r, path := &x.c.Regions[i], item("memory_regions", i)+".kind"; r.OnGPU() {
+			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return d.Path == path })
+			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark", r.Kind), "kind: host or kind: huge")
+		}
+	}
 	for _, d := range all {
 		if d.Code != config.CodePlaceholder && x.foreign(d.Path) {
 			continue

@@ -45,7 +45,7 @@ func (x *planner) sender(path string, b *config.BenchTx) {
 		return
 	}
 	if b.GPUDirect {
-		x.miss(path+".gpu_direct", "gpu_direct: memory of GPUs is not built", "gpu_direct: false leaves the payload in host memory")
+		x.miss(path+".gpu_direct", "gpu_direct: the processor makes and checks the packets of a benchmark", "gpu_direct: false leaves the payload in host memory")
 	}
 	if !frames(p.Engine) {
 		x.miss(path+".interface_name", fmt.Sprintf("bench_tx sends Ethernet frames, and the interface %s is of the engine %s", p.Name, p.Engine), "socket_bench_client sends messages over sockets")
@@ -161,7 +161,7 @@ func (x *planner) receiver(path string, b *config.BenchRx) {
 		return
 	}
 	if b.GPUDirect {
-		x.miss(path+".gpu_direct", "gpu_direct: memory of GPUs is not built", "gpu_direct: false leaves the payload in host memory")
+		x.miss(path+".gpu_direct", "gpu_direct: the processor makes and checks the packets of a benchmark", "gpu_direct: false leaves the payload in host memory")
 	}
 	if !frames(p.Engine) {
 		x.miss(path+".interface_name", fmt.Sprintf("bench_rx receives Ethernet frames, and the interface %s is of the engine %s", p.Name, p.Engine), "socket_bench_server receives messages over sockets")

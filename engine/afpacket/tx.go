@@ -94,7 +94,7 @@ func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
 
 // Forward implements engine.TxQueue. Nothing is copied: the kernel reads packets wherever they lie.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	n, err := q.out.Claim(b)
+	n, err := q.out.ClaimReached(b)
 	if err == engine.ErrFull {
 		q.slots.CountFull()
 	}

@@ -94,9 +94,9 @@ func checkExhausted(t testing.TB, h Harness) {
 	}
 	r.balance(sent, v)
 	if h.Buffered > 0 {
-		r.only(true, engine.DropNoBuffers, engine.DropQueueFull, engine.DropKernel, engine.DropNIC)
+		r.only(true, engine.DropNoBuffers, engine.DropNoDeviceBuffers, engine.DropQueueFull, engine.DropKernel, engine.DropNIC)
 	} else {
-		r.only(true, engine.DropNoBuffers)
+		r.only(true, engine.DropNoBuffers, engine.DropNoDeviceBuffers)
 	}
 }
 

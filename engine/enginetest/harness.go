@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/scope"
+	"github.com/penstock-io/penstock/mem"
 )
 
 // Harness says how to open the engine under test, and what cannot be asked of its ports. The zero value of every field but Open
@@ -43,6 +44,8 @@ type Harness struct {
 	// Rx and Tx change each specification that the suite makes before it is used, nil for nothing: the engine's own options.
 	Rx func(*engine.RxSpec)
 	Tx func(*engine.TxSpec)
+	// Memory is what the suite makes pools of, but those for headers; the zero value is host memory. The CPU reaches it.
+	Memory mem.Options
 	// Patience is how long nothing may happen before a wait counts as hung; 0 means 30 s. It is no part of any measurement.
 	Patience time.Duration
 

@@ -72,7 +72,7 @@ func checkTwoPools(t testing.TB, h Harness) {
 		return
 	}
 	const head = 64
-	heads, bodies := r.pool("headers", head, 64), r.pool("payload", slotSize, 64)
+	heads, bodies := r.hostPool("headers", head, 64), r.pool("payload", slotSize, 64)
 	q, err := r.tryTx(r.A, engine.TxSpec{Depth: 16, Pools: []*mem.Pool{heads, bodies}}, 0)
 	if err != nil {
 		if r.caps.Split || !errors.Is(err, engine.ErrInvalid) && !errors.Is(err, engine.ErrUnsupported) {

@@ -127,7 +127,18 @@ func (r *rig) breathe() {
 // pool makes a pool of n slots of size bytes, closed at the end.
 func (r *rig) pool(name string, size, n int) *mem.Pool {
 	r.t.Helper()
-	p, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: size, Slots: n})
+	return r.poolOf(r.h.Memory, name, size, n)
+}
+
+// hostPool is pool for what the engine's user always has in host memory.
+func (r *rig) hostPool(name string, size, n int) *mem.Pool {
+	r.t.Helper()
+	return r.poolOf(mem.Options{}, name, size, n)
+}
+
+func (r *rig) poolOf(o mem.Options, name string, size, n int) *mem.Pool {
+	r.t.Helper()
+	p, err := mem.NewPool(mem.PoolOptions{Name: name, SlotSize: size, Slots: n, Memory: o})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ func checkSplit(t testing.TB, h Harness) {
 		if at == 0 && !r.caps.Frames {
 			continue
 		}
-		heads, bodies := r.pool("headers", 128, 512), r.pool("payload", slotSize, 512)
+		heads, bodies := r.hostPool("headers", 128, 512), r.pool("payload", slotSize, 512)
 		v := r.rx(r.B, engine.RxSpec{Pools: []*mem.Pool{heads, bodies}, SplitAt: at}, 0)
 		s := r.tx(r.A, engine.TxSpec{ID: engine.Auto}, 256)
 		want := at
@@ -93,7 +93,7 @@ func checkChains(t testing.TB, h Harness) {
 		}
 	}
 	// Chains of the application's own making: what Alloc gave, and more behind it.
-	extra := r.pool("extra", 512, 64)
+	extra := r.hostPool("extra", 512, 64)
 	src := burst.PoolSource(extra)
 	small := max(100, r.minRecord())
 	for range 20 {

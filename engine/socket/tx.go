@@ -101,18 +101,7 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 
 // Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that is, so nothing is copied.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	if b == nil {
-		return 0, engine.ErrNil
-	}
-	for i := range b.Len() {
-		for k := range b.Segments(i) {
-			if b.Bytes(i, k) == nil {
-				b.Release()
-				return 0, failed(engine.ErrUnsupported, "packet %d of the burst is in memory that the kernel cannot read", i)
-			}
-		}
-	}
-	n, err := q.box.Claim(b)
+	n, err := q.box.ClaimReached(b)
 	if err == engine.ErrFull {
 		q.slots.CountFull()
 	}

@@ -197,7 +197,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b != nil && q.out.Free() < b.Len() {
 		q.reap()
 	}
-	n, err := q.out.Claim(b)
+	n, err := q.out.ClaimReached(b)
 	if err == engine.ErrFull {
 		q.slots.CountFull()
 	}

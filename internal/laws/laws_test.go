@@ -25,7 +25,7 @@ var floors = [][]string{
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "internal/accel"},
-	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs",
+	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs", "engine/stage",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
