@@ -25,6 +25,7 @@
 //	                              max_srq_sge max_qp_rd_atom max_inline
 //	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex)
 //	memlock 64M                   registrations beyond that fail with ENOMEM
+//	peer 0x700000000000 7 64M     addresses of a device, as nvidia-peermem knows them: descriptor 7, which stays open, from its beginning
 //	gid 0 5 2001:db8::7 v2        device, index, address, type (ib, v1, v2); tells by GID_CHANGE
 //	mode post                     requests are executed as they are posted (the default); or
 //	mode wire                     by a thread, "delay 50us" after posting; with "seed 7" after anything up to twice that; or
