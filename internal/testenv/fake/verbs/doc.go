@@ -8,7 +8,7 @@
 //
 // What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
 // requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
-// regions over any descriptor that can be mapped, completion channels and asynchronous events as real file descriptors,
+// regions over any descriptor that can be mapped (from its file position on), completion channels and asynchronous events as real file descriptors,
 // ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
 // What is absent, with EOPNOTSUPP: raw packet queue pairs, on-demand paging, multicast, device memory, flow steering, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:

@@ -166,15 +166,21 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 	if (!err && fd >= 0) {
 		uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = offset & ~(page - 1);
 		int prot = (access & ACCESS_WRITES) ? PROT_READ | PROT_WRITE : PROT_READ;
+		/* A buffer that stands for the middle of something begins at its descriptor's position. */
+		off_t at = peer ? 0 : lseek(fd, 0, SEEK_CUR), end = at >= 0 ? lseek(fd, 0, SEEK_END) : -1;
+		if (at < 0)
+			at = 0;
+		else if (!peer)
+			lseek(fd, at, SEEK_SET);
 		if (!peer && (config.absent & ABSENT_DMABUF))
 			err = EOPNOTSUPP;
 		else if (!peer && ((iova ^ offset) & (page - 1)))
 			err = EINVAL; /* the kernel: both must lie at one place in their pages */
-		else if (lseek(fd, 0, SEEK_END) >= 0 && (uint64_t)lseek(fd, 0, SEEK_END) < offset + len)
+		else if (at % (off_t)page || (end >= 0 && (uint64_t)(end - at) < offset + len))
 			err = EINVAL;
 		else {
 			map_len = len + (offset - from);
-			map = mmap(NULL, map_len ? map_len : 1, prot, MAP_SHARED, fd, (off_t)from);
+			map = mmap(NULL, map_len ? map_len : 1, prot, MAP_SHARED, fd, at + (off_t)from);
 			if (map == MAP_FAILED) {
 				err = errno == EBADF ? EBADF : EINVAL;
 				map = NULL;
