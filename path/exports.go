@@ -60,6 +60,9 @@ type Desc struct {
 	Rights Rights
 	// Whole says that the export is a whole memfd, which shared memory can hand over without handing over more.
 	Whole bool
+	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a DeviceReacher gets at it; over
+	// other paths package transfer stages it.
+	Device bool
 }
 
 // Export is memory of this node that peers can name by its key.
@@ -82,7 +85,8 @@ const (
 // Desc describes the export for peers.
 func (e *Export) Desc() Desc {
 	r := e.span.Region
-	return Desc{Key: e.key, Size: e.span.Len, Rights: e.rights, Whole: r.FD() >= 0 && e.span.Off == 0 && e.span.Len == r.Len()}
+	whole := r.FD() >= 0 && e.bytes != nil && e.span.Off == 0 && e.span.Len == r.Len()
+	return Desc{Key: e.key, Size: e.span.Len, Rights: e.rights, Whole: whole, Device: e.bytes == nil}
 }
 
 // Span is the exported memory.
@@ -174,14 +178,26 @@ func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 }
 
 func (e *Export) resolve(off, n uint64, want, have Rights) ([]byte, error) {
-	if have&want != want {
-		return nil, ErrRights
+	if err := e.check(off, n, want, have); err != nil {
+		return nil, err
 	}
-	size := uint64(len(e.bytes))
-	if off > size || n > size-off {
-		return nil, ErrBounds
+	if e.bytes == nil { // there is nothing to touch where there are no bytes
+		if n > 0 {
+			return nil, ErrUnreachable
+		}
+		return nil, nil
 	}
 	return e.bytes[off : off+n : off+n], nil
+}
+
+func (e *Export) check(off, n uint64, want, have Rights) error {
+	if have&want != want {
+		return ErrRights
+	}
+	if size := e.span.Len; off > size || n > size-off {
+		return ErrBounds
+	}
+	return nil
 }
 
 // Reach is a node's table of exports as one peer may use it.
@@ -205,7 +221,7 @@ func (r Reach) Lookup(k Key) (*Export, Rights, error) {
 }
 
 // Resolve checks a reference that came from the peer and returns the bytes it names. The errors are the bare ErrKey,
-// ErrRevoked, ErrRights and ErrBounds, so that refusing costs nothing. The bytes stay mapped until the export is retired,
+// ErrRevoked, ErrRights, ErrBounds and, for memory that the CPU cannot reach, ErrUnreachable, so that refusing costs nothing. The bytes stay mapped until the export is retired,
 // which happens only after every path was fenced.
 func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 	e, have, err := r.Lookup(k)
@@ -213,6 +229,19 @@ func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 		return nil, err
 	}
 	return e.resolve(off, n, want, have)
+}
+
+// Locate is Resolve for whoever needs no bytes: it returns the span that the reference names, also one of memory that the CPU
+// cannot reach. The span is the export's, which has to be kept from being retired in another way than by fencing paths.
+func (r Reach) Locate(k Key, off, n uint64, want Rights) (mem.Span, error) {
+	e, have, err := r.Lookup(k)
+	if err == nil {
+		err = e.check(off, n, want, have)
+	}
+	if err != nil {
+		return mem.Span{}, err
+	}
+	return e.span.Sub(off, n)
 }
 
 // Revoke makes the key invalid for every reference that is checked here from now on. On a path where the peer does the

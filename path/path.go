@@ -189,6 +189,16 @@ type Borrower interface {
 	Borrow(key Key, off, n uint64) (View, error)
 }
 
+// DeviceReacher is a path that gets at memory of devices by itself, where devices, adapters and the other side allow it. A path
+// that is none is never given such memory: package transfer stages it. Its driver has Traits.Devices. Both methods may be called
+// from any goroutine; their errors wrap ErrUnreachable and say why not.
+type DeviceReacher interface {
+	// ReachesRegion says whether operations of this side may name a local region that the CPU cannot reach.
+	ReachesRegion(r *mem.Region) error
+	// ReachesDevice says whether operations of this side may name an export of the peer that has Desc.Device.
+	ReachesDevice(d Desc) error
+}
+
 // View is borrowed memory. Bytes must not be written or used after Release. Release may be called from any goroutine.
 type View struct {
 	Bytes   []byte
@@ -296,6 +306,7 @@ type Traits struct {
 	Whole    bool // reaches only exports that are whole memfds (Desc.Whole)
 	Borrow   bool // its paths implement Borrower
 	Encrypts bool // with Config.Secret its paths reach SecurityEncrypted
+	Devices  bool // its paths implement DeviceReacher
 	Prior    Cost // what a path is taken to cost until something was measured; only the order of magnitude has to be right
 }
 

@@ -52,7 +52,7 @@ type remoteDigest struct {
 	id     ID
 	room   int    // blocks per request
 	at     uint64 // bytes that were answered
-	blocks []control.DigestBlock
+	blocks []control.Block
 	bytes  uint64 // in blocks
 	sum    [32]byte
 	open   bool // counts as one of digestsOpen
@@ -97,7 +97,7 @@ func (d *remoteDigest) add(ctx context.Context, key path.Key, off, n uint64) err
 		if adjacent {
 			d.blocks[last].Len += take
 		} else {
-			d.blocks = append(d.blocks, control.DigestBlock{Key: key, Off: off, Len: take})
+			d.blocks = append(d.blocks, control.Block{Key: key, Off: off, Len: take})
 		}
 		d.bytes += take
 		off, n = off+take, n-take

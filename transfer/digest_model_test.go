@@ -50,7 +50,7 @@ func TestDigestModel(t *testing.T) {
 				for range rapid.IntRange(0, 3).Draw(rt, "blocks") {
 					off := rapid.Uint64Range(0, 4096).Draw(rt, "off")
 					n := rapid.Uint64Range(0, 4096-off).Draw(rt, "len")
-					b := control.DigestBlock{Off: off, Len: n}
+					b := control.Block{Off: off, Len: n}
 					var bad error
 					switch rapid.IntRange(0, 9).Draw(rt, "export") {
 					case 0:

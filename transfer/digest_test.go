@@ -69,7 +69,7 @@ func TestDigest(t *testing.T) {
 func TestDigestOfManyBlocks(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)
-	const blocks, each = 3 * control.MaxDigestBlocks, 16
+	const blocks, each = 3 * control.MaxBlocks, 16
 	src, dst := region(t, 2*blocks*each), region(t, 2*blocks*each)
 	fill(src, 12)
 	export(t, p.b, dst, "dst", path.Read|path.Write)
@@ -202,8 +202,8 @@ func TestDigestRefusals(t *testing.T) {
 	forged := ro.Key()
 	forged.Secret++
 	id := func(n byte) [16]byte { return [16]byte{n} }
-	block := func(k path.Key, off, n uint64) []control.DigestBlock {
-		return []control.DigestBlock{{Key: k, Off: off, Len: n}}
+	block := func(k path.Key, off, n uint64) []control.Block {
+		return []control.Block{{Key: k, Off: off, Len: n}}
 	}
 	for name, c := range map[string]struct {
 		q    control.Digest
@@ -266,7 +266,7 @@ func TestDigestBusy(t *testing.T) {
 	for range cap(p.b.hashing) { // nobody hashes for now
 		p.b.hashing <- struct{}{}
 	}
-	q := &control.Digest{Last: true, Blocks: []control.DigestBlock{{Key: k, Len: 4096}}}
+	q := &control.Digest{Last: true, Blocks: []control.Block{{Key: k, Len: 4096}}}
 	done := make(chan error, digestsAsked+1)
 	for range digestsAsked + 1 {
 		go func() {
@@ -424,13 +424,13 @@ func TestSendWithoutPromisedDigest(t *testing.T) {
 			wait(t, x, err)
 			<-p.heard
 			sum := sha256.Sum256(src.All().Bytes())
-			q := &control.Digest{ID: id, Last: true, Expect: sum, Blocks: []control.DigestBlock{{Key: a.Desc.Key, Len: 4096}}}
+			q := &control.Digest{ID: id, Last: true, Expect: sum, Blocks: []control.Block{{Key: a.Desc.Key, Len: 4096}}}
 			var want error
 			switch how {
 			case "of a part":
 				q.Blocks[0].Len, want = 4095, control.BadRequest
 			case "in another order":
-				q.Blocks = []control.DigestBlock{{Key: a.Desc.Key, Off: 2048, Len: 2048}, {Key: a.Desc.Key, Len: 2048}}
+				q.Blocks = []control.Block{{Key: a.Desc.Key, Off: 2048, Len: 2048}, {Key: a.Desc.Key, Len: 2048}}
 				q.Expect = sha256.Sum256(append(bytes.Clone(src.All().Bytes()[2048:4096]), src.All().Bytes()[:2048]...))
 				want = control.BadRequest
 			case "of another export":

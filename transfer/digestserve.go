@@ -127,7 +127,7 @@ func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 }
 
 // hash adds a block. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
-func (p *Peer) hash(d *openDigest, b control.DigestBlock) error {
+func (p *Peer) hash(d *openDigest, b control.Block) error {
 	n := p.node
 	n.mu.Lock()
 	x := n.byKey[b.Key]

@@ -149,6 +149,9 @@ func (e *memoryEnd) check(op *path.Op) error {
 			if !op.Copies[i].Local.Valid() {
 				return mem.ErrBounds
 			}
+			if l := op.Copies[i].Local; l.Len > 0 && l.Bytes() == nil {
+				return path.ErrUnreachable
+			}
 		}
 	case path.Notify, path.Fence:
 	default:

@@ -1,6 +1,7 @@
 package pathtest
 
 import (
+	"errors"
 	"math"
 	"testing"
 
@@ -151,5 +152,32 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 			out = append(out, badOp{b.name, path.Op{Kind: k, Copies: []path.Copy{{Local: b.span, Key: good}}}, []error{mem.ErrBounds, path.ErrBounds}})
 		}
 	}
+
+	// Memory that the CPU cannot reach, at either side.
+	far := o.Export(opaque(t), both)
+	for _, k := range bothKinds {
+		out = append(out, badOp{"memory of a device here", path.Op{Kind: k, Copies: []path.Copy{{Local: opaque(t).All(), Key: good}}}, []error{path.ErrUnreachable}},
+			badOp{"memory of a device there", path.Op{Kind: k, Copies: at(far.Key(), 0, 100)}, []error{path.ErrUnreachable}},
+			badOp{"behind memory of a device", path.Op{Kind: k, Copies: at(far.Key(), 4000, 100)}, []error{path.ErrBounds, path.ErrUnreachable}})
+	}
 	return append(out, badOp{"unknown kind", path.Op{Kind: 99}, nil}, badOp{"kind 0", path.Op{}, nil})
 }
+
+// opaque is a region that the CPU cannot reach, and that nothing else reaches either.
+func opaque(t testing.TB) *mem.Region {
+	r, err := mem.AdoptMapping("opaque", mem.Mapping{Kind: mem.Device, Size: 4096, PageSize: 4096, FD: -1, NUMANode: -1, Mover: immovable{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	return r
+}
+
+type immovable struct{}
+
+var errImmovable = errors.New("pathtest: this memory does not move")
+
+func (immovable) Load(mem.Span, uint64) (mem.Move, error)  { return nil, errImmovable }
+func (immovable) Store(uint64, mem.Span) (mem.Move, error) { return nil, errImmovable }
+func (immovable) Staging() mem.Provider                    { return nil }
+func (immovable) Device() string                           { return "pathtest" }

@@ -296,6 +296,9 @@ func (p *Path) check(op *path.Op) (total uint64, err error) {
 			if !l.Valid() {
 				return 0, fmt.Errorf("path/shm: block %d of %d: local offset %d + %d bytes: %w", i, len(op.Copies), l.Off, l.Len, mem.ErrBounds)
 			}
+			if l.Len > 0 && l.Bytes() == nil {
+				return 0, fmt.Errorf("path/shm: block %d of %d: the CPU cannot reach region %q (%s): %w", i, len(op.Copies), l.Region.Name(), l.Region.Kind(), path.ErrUnreachable)
+			}
 			if op.Kind == path.Get && l.Region.ReadOnly() {
 				return 0, fmt.Errorf("path/shm: block %d of %d: get into region %q, which is read-only: %w", i, len(op.Copies), l.Region.Name(), path.ErrRights)
 			}

@@ -157,6 +157,9 @@ func (c *core) check(o *path.Op) error {
 		if k.RemoteOff+k.Local.Len < k.RemoteOff {
 			return fmt.Errorf("tcp: block %d: remote offset %d + %d bytes overflows: %w", i, k.RemoteOff, k.Local.Len, path.ErrBounds)
 		}
+		if k.Local.Len > 0 && k.Local.Bytes() == nil {
+			return fmt.Errorf("tcp: block %d: the CPU cannot reach region %q (%s): %w", i, k.Local.Region.Name(), k.Local.Region.Kind(), path.ErrUnreachable)
+		}
 		if o.Kind == path.Get && k.Local.Region.ReadOnly() {
 			return fmt.Errorf("tcp: block %d: region %q is read-only: %w", i, k.Local.Region.Name(), path.ErrRights)
 		}

@@ -235,6 +235,7 @@ const (
 	refusedBounds
 	refusedIntegrity
 	refusedCanceled
+	refusedUnreachable
 	reasons
 )
 
@@ -250,6 +251,8 @@ func reasonOf(err error) reason {
 		return refusedIntegrity
 	case path.ErrCanceled:
 		return refusedCanceled
+	case path.ErrUnreachable:
+		return refusedUnreachable
 	}
 	return refusedKey
 }
@@ -261,6 +264,8 @@ var reasonErrors = [reasons]error{
 	refusedBounds:    fmt.Errorf("tcp: refused by the peer: %w", path.ErrBounds),
 	refusedIntegrity: fmt.Errorf("tcp: damaged on the way to the peer: %w", path.ErrIntegrity),
 	refusedCanceled:  fmt.Errorf("tcp: %w", path.ErrCanceled),
+
+	refusedUnreachable: fmt.Errorf("tcp: refused by the peer, whose CPU cannot reach this memory: %w", path.ErrUnreachable),
 }
 
 var errDamagedHere = fmt.Errorf("tcp: damaged on the way from the peer: %w", path.ErrIntegrity)

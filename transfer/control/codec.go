@@ -260,4 +260,5 @@ func (c *codec) desc(d *path.Desc) {
 		c.fail("rights", "%d, expected 1 (read), 2 (write) or 3 (both)", uint8(d.Rights))
 	}
 	c.boolean("whole", &d.Whole)
+	c.boolean("device", &d.Device)
 }

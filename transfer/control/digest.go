@@ -2,18 +2,18 @@ package control
 
 import "github.com/penstock-io/penstock/path"
 
-// MaxDigestBlocks is the number of blocks that one Digest can name.
-const MaxDigestBlocks = 1024
+// MaxBlocks is the number of blocks that one Digest, Place or Fetch can name.
+const MaxBlocks = 1024
 
-// DigestBlock names bytes of an export of the side that is asked.
-type DigestBlock struct {
+// Block names bytes of an export of the side that is asked.
+type Block struct {
 	Key path.Key
 	Off uint64 // from the start of the export
 	Len uint64 // bytes
 }
 
-// digestBlock is the size of a block on the wire.
-const digestBlock = path.KeySize + 8 + 8
+// blockSize is the size of a block on the wire.
+const blockSize = path.KeySize + 8 + 8
 
 // Digest asks for the SHA-256 (FIPS 180-4) of memory that the other side exports for reading. More than one request can hash
 // takes several of the same ID, one after the other was answered: each continues where the one before it ended.
@@ -24,7 +24,7 @@ type Digest struct {
 	// Expect is what the asking side expects after this request; all zero: it does not say. The side that is asked answers
 	// alike; for an offered tensor it remembers whether the two were equal.
 	Expect [32]byte
-	Blocks []DigestBlock // at most MaxDigestBlocks, hashed in this order
+	Blocks []Block // at most MaxBlocks, hashed in this order
 }
 
 // Method is MethodDigest.
@@ -36,24 +36,33 @@ func (m *Digest) fields(c *codec) {
 	c.u64("at", &m.At)
 	c.boolean("last", &m.Last)
 	c.sum("expect", &m.Expect)
-	n := len(m.Blocks)
-	if c.count("blocks", &n, MaxDigestBlocks, digestBlock) {
-		if !c.encode && n > 0 {
-			m.Blocks = make([]DigestBlock, n)
+	c.blocks("blocks", &m.Blocks)
+}
+
+// blocks is a counted list of blocks.
+func (c *codec) blocks(field string, v *[]Block) {
+	n := len(*v)
+	if !c.count(field, &n, MaxBlocks, blockSize) {
+		return
+	}
+	if !c.encode {
+		*v = nil
+		if n > 0 {
+			*v = make([]Block, n)
 		}
-		for i := 0; i < n && c.err == nil; i++ {
-			b := &m.Blocks[i]
-			c.key("key", &b.Key)
-			c.u64("offset", &b.Off)
-			c.u64("length", &b.Len)
-		}
+	}
+	for i := 0; i < n && c.err == nil; i++ {
+		b := &(*v)[i]
+		c.key("key", &b.Key)
+		c.u64("offset", &b.Off)
+		c.u64("length", &b.Len)
 	}
 }
 
 // DigestRoom is the number of blocks of a Digest that fit into a request whose frame body is at most body bytes
 // (Session.MaxBody).
 func DigestRoom(body int) int {
-	return min((body-requestOverhead-(16+8+1+32+2))/digestBlock, MaxDigestBlocks)
+	return min((body-requestOverhead-(16+8+1+32+2))/blockSize, MaxBlocks)
 }
 
 // DigestSum answers a Digest.

@@ -20,10 +20,15 @@ const (
 	MethodEnd       Method = 8  // EndSessions -> Empty
 	MethodDelivered Method = 9  // Delivered -> Outcomes
 	MethodCall      Method = 12 // Call -> CallAnswer
+	MethodStage     Method = 13 // Stage -> Staging
+	MethodUnstage   Method = 14 // Unstage -> Empty
+	MethodPlace     Method = 15 // Place -> Empty
+	MethodFetch     Method = 16 // Fetch -> Empty
 )
 
 var methodNames = [...]string{MethodOpenPath: "open path", MethodLookup: "lookup", MethodList: "list", MethodOffer: "offer",
-	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions", MethodDelivered: "delivered", MethodCall: "call"}
+	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions", MethodDelivered: "delivered", MethodCall: "call",
+	MethodStage: "stage", MethodUnstage: "unstage", MethodPlace: "place", MethodFetch: "fetch"}
 
 // Body is the body of a request or a response: a pointer to one of the structs of this file.
 type Body interface {
@@ -32,7 +37,7 @@ type Body interface {
 }
 
 // Query is the body of a request: *OpenPath, *Lookup, *List, *Offer, *PathDown, *Status, *Digest,
-// *EndSessions, *Delivered or *Call.
+// *EndSessions, *Delivered, *Call, *Stage, *Unstage, *Place or *Fetch.
 type Query interface {
 	Body
 	Method() Method
@@ -116,7 +121,7 @@ func (m *Lookup) fields(c *codec) { c.text("name", &m.Name, 1, MaxName) }
 // Entry is one named export.
 type Entry struct {
 	Name       string    // 1 to MaxName bytes
-	Desc       path.Desc // key, size in bytes, rights, whether it is a whole memfd
+	Desc       path.Desc // key, size in bytes, rights, whether it is a whole memfd, whether a device's
 	Tensor     []byte    // a tensor.Desc in its binary form, or nothing; at most MaxTensor bytes
 	Generation uint64    // rises when the name is given to other memory
 	Tag        [16]byte  // names the content, also across restarts of the node; zero: unknown
@@ -133,7 +138,7 @@ func (m *Entry) fields(c *codec) {
 }
 
 // entryMin is the size of the smallest entry on the wire.
-const entryMin = (1 + 1) + (path.KeySize + 8 + 1 + 1) + 2 + 8 + 16
+const entryMin = (1 + 1) + (path.KeySize + 8 + 1 + 1 + 1) + 2 + 8 + 16
 
 func (m *Entry) wireSize() int { return entryMin - 1 + len(m.Name) + len(m.Tensor) }
 

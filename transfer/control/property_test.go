@@ -177,14 +177,30 @@ func TestDigestAtEveryLimit(t *testing.T) {
 	for _, limit := range []int{MinBody, MinBody + 1, MinBody + 31, MinBody + 32, MaxBody} {
 		n := DigestRoom(limit)
 		size := func(n int) int {
-			body, err := AppendBody(nil, &Digest{Blocks: make([]DigestBlock, n)})
+			body, err := AppendBody(nil, &Digest{Blocks: make([]Block, n)})
 			if err != nil {
 				t.Fatal(err)
 			}
 			return len(frameOf(t, &Request{ID: 1, Method: MethodDigest, Body: body})) - HeaderSize
 		}
-		if n < 1 || size(n) > limit || n < MaxDigestBlocks && size(n+1) <= limit {
-			t.Errorf("limit %d: %d blocks take %d bytes, one more %d", limit, n, size(n), size(n)+digestBlock)
+		if n < 1 || size(n) > limit || n < MaxBlocks && size(n+1) <= limit {
+			t.Errorf("limit %d: %d blocks take %d bytes, one more %d", limit, n, size(n), size(n)+blockSize)
+		}
+		n = StagedRoom(limit)
+		for method, make := range map[Method]func(n int) Body{
+			MethodPlace: func(n int) Body { return &Place{Blocks: make([]Block, n)} },
+			MethodFetch: func(n int) Body { return &Fetch{Blocks: make([]Block, n)} },
+		} {
+			size := func(n int) int {
+				body, err := AppendBody(nil, make(n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				return len(frameOf(t, &Request{ID: 1, Method: method, Body: body})) - HeaderSize
+			}
+			if n < 1 || size(n) > limit || n < MaxBlocks && size(n+1) <= limit {
+				t.Errorf("limit %d: %d blocks of %v take %d bytes", limit, n, method, size(n))
+			}
 		}
 	}
 }
@@ -193,19 +209,23 @@ func TestDigestAtEveryLimit(t *testing.T) {
 func TestBoundsOfFields(t *testing.T) {
 	long := func(n int) string { return strings.Repeat("x", n+1) }
 	for field, m := range map[string]Body{
-		"path ":   &OpenPath{Path: long(MaxPathName)},
-		"path":    &OpenPath{},
-		"queue":   &OpenPath{Path: "tcp", Queue: long(MaxName)},
-		"address": &PathOffer{Offer: path.Offer{Addr: long(MaxAddr)}},
-		"name":    &Lookup{},
-		"name ":   &Offer{Name: "\xff"},
-		"tensor":  &Offer{Name: "w", Tensor: make([]byte, MaxTensor+1)},
-		"rights":  &Accept{},
-		"rights ": &Entry{Name: "w", Desc: path.Desc{Rights: 4}},
-		"prefix":  &List{Prefix: long(MaxName)},
-		"entries": &Entries{Entries: make([]Entry, maxEntries+1)},
-		"reason":  &PathDown{Reason: long(MaxText)},
-		"blocks":  &Digest{Blocks: make([]DigestBlock, MaxDigestBlocks+1)},
+		"path ":     &OpenPath{Path: long(MaxPathName)},
+		"path":      &OpenPath{},
+		"queue":     &OpenPath{Path: "tcp", Queue: long(MaxName)},
+		"address":   &PathOffer{Offer: path.Offer{Addr: long(MaxAddr)}},
+		"name":      &Lookup{},
+		"name ":     &Offer{Name: "\xff"},
+		"tensor":    &Offer{Name: "w", Tensor: make([]byte, MaxTensor+1)},
+		"rights":    &Accept{},
+		"rights ":   &Entry{Name: "w", Desc: path.Desc{Rights: 4}},
+		"prefix":    &List{Prefix: long(MaxName)},
+		"entries":   &Entries{Entries: make([]Entry, maxEntries+1)},
+		"reason":    &PathDown{Reason: long(MaxText)},
+		"blocks":    &Digest{Blocks: make([]Block, MaxBlocks+1)},
+		"blocks ":   &Place{Blocks: make([]Block, MaxBlocks+1)},
+		"slots":     &Staging{Desc: path.Desc{Rights: path.Read}, SlotSize: 1, Slots: MaxSlots + 1},
+		"slot size": &Staging{Desc: path.Desc{Rights: path.Read}, SlotSize: MaxSlot + 1, Slots: 1},
+		"device":    &Staging{Desc: path.Desc{Rights: path.Read}, SlotSize: 1, Slots: 1, Device: long(MaxDevice)},
 	} {
 		b, err := AppendBody([]byte("kept"), m)
 		if !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), ": "+strings.TrimSpace(field)+":") || string(b) != "kept" {
@@ -236,7 +256,7 @@ func TestBoundsOfFields(t *testing.T) {
 		"empty name":       {parseAs[Lookup], "00", "name at byte 0 of 1"},
 		"rights 0":         {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
 		"rights 7":         {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
-		"too many entries": {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 54 bytes, 1 bytes left"},
+		"too many entries": {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 55 bytes, 1 bytes left"},
 		"count over max":   {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
 		"too many blocks":  {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63), "blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
 		"blocks over max":  {parseAs[Digest], strings.Repeat("00", 57) + "0401", "blocks at byte 57 of 59: length 1025"},
