@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"sync"
 	"time"
 	"weak"
@@ -243,18 +244,42 @@ func (a *Adapter) remember(r *mem.Region, x answer) {
 	a.answers[weak.Make(r)] = x
 }
 
-// Explain says how the device reaches a region of an accelerator, and what lies between both; "" where nothing is known.
-func (a *Adapter) Explain(r *mem.Region) string {
-	w := a.Way(r)
-	if w == None || w == Host {
-		return ""
-	}
-	s := fmt.Sprintf("region %q by %s", r.Name(), w)
-	if b := a.detours(r.Direct().Bus); b != "" {
-		s += "; between them: " + b
-	}
-	return s
+// Able reports whether the device may reach memory of accelerators at all: it takes dma-bufs, or a module for peer memory is loaded.
+func (a *Adapter) Able() bool {
+	attr, err := a.ctx.Attr()
+	return err == nil && attr.DMABuf == nil || a.peerModule()
 }
+
+// Explain says of regions of accelerators, of maxExplained at most, how the device reaches them, and what lies between both, or why it does not.
+func (a *Adapter) Explain() (out []string) {
+	a.mu.Lock()
+	known := map[*mem.Region]answer{}
+	for p, x := range a.answers {
+		if r := p.Value(); r != nil && !r.Closed() {
+			known[r] = x
+		}
+	}
+	a.mu.Unlock()
+	for r, x := range known {
+		if x.err != nil {
+			out = append(out, x.err.Error())
+			continue
+		}
+		s := fmt.Sprintf("region %q by %s", r.Name(), x.way)
+		if b := a.detours(r.Direct().Bus); b != "" {
+			s += "; between them: " + b
+		}
+		out = append(out, s)
+	}
+	slices.Sort(out)
+	if more := len(out) - maxExplained; more > 0 {
+		out = append(out[:maxExplained], fmt.Sprintf("and %d regions more", more))
+	}
+	return out
+}
+
+// maxExplained bounds what Explain says.
+const maxExplained = 8
 
 // card is the device's PCI address, "" where it is on no bus.
 func (a *Adapter) card() string {

@@ -81,6 +81,7 @@ func (p *Path) control() {
 		p.asking++
 		p.asks = append(p.asks[:0], p.asks[1:]...)
 	}
+	p.askFlush()
 	for p.notes.n > 0 {
 		k := p.notes.head
 		w := &p.works[k]
@@ -154,6 +155,9 @@ func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write boo
 }
 
 func (p *Path) noticed(l *link, slot int32, e path.Event) {
+	if !p.flushGiven() {
+		return
+	}
 	p.st.NotifyReceived++
 	p.dirty = true
 	p.queue(queued{Event: e, work: -1, link: int32(l.index), slot: slot})
@@ -194,6 +198,13 @@ func (p *Path) handle(f *frame) error {
 				}
 			}
 		}
+	case frameFlush:
+		if p.owed {
+			return malformed("a second question for a flush before the answer")
+		}
+		p.owed = p.flushGiven()
+	case frameFlushed:
+		return p.flushed()
 	case frameBye:
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:
