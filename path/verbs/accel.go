@@ -17,7 +17,8 @@ import (
 //   - when the peer asks for it, which it does when a put into such memory is complete at the adapters (frameFlush), and before it
 //     reports the put as done;
 //
-// and the side that gets flushes its own memory before it reports the get as done. Many puts share one question.
+// and the side that gets flushes its own memory before it reports the get as done. Many puts share one question. A flush that fails ends the
+// puts that wait for it; a notification that would not be true ends the path, since it does not say which memory it is about.
 
 // flusher is a flush that exports of this side need, with how many of them do.
 type flusher struct {
@@ -65,16 +66,14 @@ func (p *Path) unwatch(g *given) {
 	}
 }
 
-// flushGiven makes all that the peer wrote so far visible to this side's accelerators. false: it could not, and the path is down, because
-// nothing that the peer says of its writes would be true.
-func (p *Path) flushGiven() bool {
+// flushGiven makes all that the peer wrote so far visible to this side's accelerators.
+func (p *Path) flushGiven() error {
 	for i := range p.flushers {
 		if err := p.flushers[i].Flush(); err != nil {
-			p.down(fmt.Errorf("verbs: %w: an accelerator does not take what the peer wrote into its memory: %w", path.ErrDown, err))
-			return false
+			return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
 		}
 	}
-	return true
+	return nil
 }
 
 // flushOwn makes what was got visible to the accelerators whose memory the blocks are in.
@@ -97,7 +96,7 @@ func flushOwn(copies []path.Copy) error {
 func (p *Path) askFlush() {
 	f := &p.frame
 	if p.owed {
-		*f = frame{typ: frameFlushed}
+		*f = frame{typ: frameFlushed, status: p.verdict}
 		p.owed = !p.send(p.ctl, f, plainReserve, plain(kindFrame))
 	}
 	if p.unseen.n == 0 || p.asked {
@@ -114,18 +113,24 @@ func (p *Path) askFlush() {
 }
 
 // flushed takes in that the peer's accelerators see what was complete when they were asked.
-func (p *Path) flushed() error {
+func (p *Path) flushed(status uint8) error {
 	if !p.asked {
 		return malformed("a flush that was not asked for")
 	}
 	p.asked = false
 	for p.flushing.n > 0 {
 		k := p.dequeue(&p.flushing)
-		p.works[k].seen = true
+		w := &p.works[k]
+		if w.seen = true; status != 0 {
+			w.err = errUnseen
+		}
 		p.settle(k)
 	}
 	return nil
 }
+
+// errUnseen is the end of a put whose bytes are in the memory of an accelerator that does not see them.
+var errUnseen = fmt.Errorf("verbs: the peer's accelerator does not take what was written into its memory, its path says why: %w", path.ErrUnreachable)
 
 // maxClosed bounds what is remembered of exports that the peer's adapter cannot reach.
 const maxClosed = 1024

@@ -155,8 +155,11 @@ func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write boo
 }
 
 func (p *Path) noticed(l *link, slot int32, e path.Event) {
-	if !p.flushGiven() {
-		return
+	if err := p.flushGiven(); err != nil && p.untrue == nil {
+		p.untrue = fmt.Errorf("verbs: %w: a notification of what the card cannot see: %w", path.ErrDown, err)
+	}
+	if p.untrue != nil {
+		return // not in the middle of the completions: Poll ends it
 	}
 	p.st.NotifyReceived++
 	p.dirty = true
@@ -202,9 +205,13 @@ func (p *Path) handle(f *frame) error {
 		if p.owed {
 			return malformed("a second question for a flush before the answer")
 		}
-		p.owed = p.flushGiven()
+		p.owed, p.verdict = true, 0
+		if err := p.flushGiven(); err != nil {
+			p.verdict = flushFailed
+			p.note(err.Error())
+		}
 	case frameFlushed:
-		return p.flushed()
+		return p.flushed(f.status)
 	case frameBye:
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:

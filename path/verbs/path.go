@@ -75,6 +75,8 @@ type Path struct {
 
 	asked    bool      // the peer was asked for a flush, and has not answered
 	owed     bool      // it asked for one, and has no answer yet
+	verdict  uint8     // of the flush that it asked for
+	untrue   error     // why a notification cannot be reported: the path ends with it
 	flushers []flusher // of exports that the peer may write
 
 	locals    [localsMax]local
@@ -375,6 +377,10 @@ func (p *Path) Poll(events []path.Event) int {
 			p.alarm()
 		}
 		p.collect()
+		if p.untrue != nil && p.err == nil {
+			p.goodbye()
+			p.down(p.untrue)
+		}
 		if p.err == nil {
 			p.repair()
 			for _, l := range p.links {

@@ -25,7 +25,7 @@ const (
 	frameCredit                       // how many receives the sender has posted again, on all queue pairs
 	frameBye                          // the sender closes the path
 	frameFlush                        // what was written into memory of accelerators is to be made visible to them
-	frameFlushed                      // it is
+	frameFlushed                      // it is, or the status says that it cannot be
 	frameEnd
 )
 
@@ -112,6 +112,8 @@ func (f *frame) append(b []byte) []byte {
 		b = put32(b, f.qpn)
 		b = put32(b, f.psn)
 		b = put32(b, f.delivered)
+	case frameFlushed:
+		b = append(b, f.status)
 	case frameReady:
 		b = put32(b, f.gen)
 	case frameCredit:
@@ -185,8 +187,13 @@ func (f *frame) parse(b []byte) error {
 				f.credit[i] = railCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
 			}
 		}
-	case frameFlush, frameFlushed:
+	case frameFlush:
 		ok = fixed(0)
+	case frameFlushed:
+		if ok = fixed(1); ok {
+			f.status = b[0]
+			ok = f.status <= flushFailed
+		}
 	case frameBye:
 		ok = len(b) <= maxWords
 		f.msg = b
@@ -200,6 +207,9 @@ func (f *frame) parse(b []byte) error {
 }
 
 const grantFixed = path.KeySize + 18
+
+// flushFailed is the status of a frameFlushed that brings bad news; 0 is good.
+const flushFailed = 1
 
 // grantFlush is the bit beside the rights of a grant that stands for frame.flush.
 const grantFlush = 0x80
