@@ -21,6 +21,8 @@ type Info struct {
 	Units        int    // multiprocessors, compute units, cores
 	MaxGroup     uint32 // work-items of a group at most (CUDA: threads of a block)
 	MaxGroups    uint32 // groups of a launch at most
+	// FlushWrites: what network cards wrote into device memory is seen by work that begins afterwards only if Context.FlushWrites came between.
+	FlushWrites  bool
 	Capabilities Capabilities
 }
 
