@@ -456,3 +456,25 @@ func BenchmarkAccelerator(b *testing.B) {
 		})
 	}
 }
+
+// TestBeyondOneRegistration: a region that is registered in parts, as large ones are, has its bytes where they belong on both sides of a seam.
+func TestBeyondOneRegistration(t *testing.T) {
+	w := newWorld(t, "")
+	card := cardtest.New(t, cardtest.Options{DMABuf: true})
+	mine := card.Region("large", granule+1<<20) // hardly any of it is ever touched
+	r := newAccelRig(t, w, bare, Options{}, 1)
+	e := r.B.Export(r.B.Region(4096), both)
+	const at = granule - 700
+	pathtest.Fill(card.Written(mine)[at:at+4096], 9)
+	want := bytes.Clone(card.Written(mine)[at : at+4096])
+	cp := []path.Copy{{Local: mem.Span{Region: mine, Off: at, Len: 4096}, Key: e.Key()}}
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: cp})
+	if !bytes.Equal(e.Span().Bytes(), want) {
+		t.Error("what was put is not what the card had")
+	}
+	clear(card.Written(mine)[at : at+4096])
+	r.A.MustDo(path.Op{Kind: path.Get, Copies: cp})
+	if !bytes.Equal(card.Written(mine)[at:at+4096], want) {
+		t.Error("what was got is not in the card")
+	}
+}
