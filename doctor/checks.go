@@ -47,6 +47,7 @@ var checks = []Check{
 	{"rdma-library", "Libraries of RDMA", "libibverbs drives a device by a part of its own for each kind of card, which is installed apart.", checkRDMALibrary},
 	{"gpu", "GPU", "Without its driver a GPU is a card that draws current.", checkGPU},
 	{"gpu-direct", "GPU memory for network cards", "Without nvidia-peermem or dma-buf all bytes for the GPU go through the host's memory.", checkGPUDirect},
+	{"rdma-gpu", "RDMA device and GPU", "An RDMA device reaches the memory of a GPU by dma-buf or by peer memory, if drivers of both, the kernel and the way between them allow it.", checkRDMAGPU},
 	{"gpu-bar", "GPU's window", "A network card reaches only what the GPU's largest BAR shows of its memory.", checkBAR},
 	{"gpu-topology", "GPU near a network card", "Between devices below one PCI Express switch bytes do not touch the processor; elsewhere they share its lanes.", checkTopology},
 	{"gpu-clocks", "GPU's clocks", "A GPU that has slowed down, to save power or because it is hot, takes longer for the same kernel.", checkClocks},

@@ -106,6 +106,7 @@ func TestVerdicts(t *testing.T) {
 	one := func(i Interface) Needs { return Needs{Interfaces: []Interface{i}} }
 	const mlx, ice = "ens1f0np0", "ens2f0"
 	const gpuConfig = "0000:18:00.0/config : 4096 0=de10 6=1000 34=60 60=10000200 64=01000000 68=2020"
+	const redirects, straight = "100=0d0001005f001d00", "100=0d0001005f000100" // access control of the GPU's bridge
 	seen := map[string]map[Verdict]bool{}
 	machines := map[string]Machine{}
 	for _, x := range rdmaVerdicts {
@@ -261,6 +262,14 @@ func TestVerdicts(t *testing.T) {
 		{"gpu-direct", OK, "NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem"}},
 		{"gpu-direct", OK, "NVIDIA", Needs{}, []string{"UNIX x86_64 Kernel Module", "UNIX Open Kernel Module"}},
 		{"gpu-direct", Unknown, "NVIDIA", Needs{}, []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}},
+		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, nil},
+		{"rdma-gpu", Fail, "mlx5_0 and NVIDIA", Needs{GPUs: []string{AnyGPU}}, nil},
+		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem"}}, // by peer memory, but a bridge redirects
+		{"rdma-gpu", OK, "mlx5_0 and NVIDIA", Needs{}, []string{"UNIX x86_64 Kernel Module", "UNIX Open Kernel Module", redirects, straight}},
+		{"rdma-gpu", OK, "mlx5_1 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nv_peer_mem", redirects, straight}},
+		{"rdma-gpu", Warn, "mlx5_0 and NVIDIA", Needs{}, []string{"| nvidia_uvm", "| nvidia_peermem", redirects, straight, "{21-23,40}/type = identity", "{21-23,40}/type = DMA"}},
+		{"rdma-gpu", Unknown, "mlx5_0 and NVIDIA", Needs{}, []string{"bus/pci/drivers/nvidia\n", "bus/pci/drivers/nouveau\n"}},
+		{"rdma-gpu", NotApplicable, "", Needs{GPUs: []string{}}, nil},
 		{"gpu-bar", OK, "NVIDIA", Needs{}, nil},
 		{"gpu-bar", Warn, "NVIDIA", Needs{}, []string{"0x0000203fffffffff", "0x000020203fffffff"}}, // one GiB
 		{"gpu-bar", Unknown, "NVIDIA", Needs{}, []string{"0000:18:00.0/resource <", "0000:18:00.0/no_resource <"}},

@@ -83,21 +83,102 @@ func checkGPUDirect(x *exam) {
 	for _, g := range x.discrete("it shares the machine's memory: use the kind host_pinned") {
 		p := x.f.Device(g.Addr)
 		name := x.name(p)
-		major, minor, ok := version(x.f.Kernel)
-		dmaBuf := ok && (major > 5 || major == 5 && minor >= 12)
+		buf, peer := x.f.LacksDMABuf(g), x.f.LacksPeerMemory(g)
 		switch {
-		case slices.Contains(x.f.Modules, "nvidia_peermem") && p.Driver == "nvidia", slices.Contains(x.f.Modules, "nv_peer_mem") && p.Driver == "nvidia":
+		case len(peer) == 0:
 			x.ok(name, "nvidia-peermem is loaded")
-		case p.Driver == "nvidia" && g.Open && dmaBuf, p.Driver == "amdgpu" && dmaBuf:
+		case len(buf) == 0:
 			x.ok(name, "dma-buf: the driver and the kernel can")
-		case p.Driver == "nvidia":
-			x.add(Finding{Subject: name, Verdict: x.bad(x.n.GPUs != nil), Read: "nvidia-peermem is not loaded, and the driver's modules are not the open ones", Needed: "one of them", At: x.memoryOf(g),
-				Mend: []string{"modprobe nvidia-peermem", "or the open modules (nvidia-open), which can do dma-buf"}})
 		case p.Driver == "":
 			x.skipOf(name, "it has no driver")
+		case buf[0].Unknown:
+			x.unknown(name, buf[0].Read)
 		default:
-			x.unknown(name, "nothing is known here of driver "+p.Driver)
+			f := x.lacking(host.Pair{DMABuf: buf, Peer: peer})
+			f.Subject, f.Verdict, f.At = name, x.bad(x.n.GPUs != nil), x.memoryOf(g)
+			x.add(f)
 		}
+	}
+}
+
+// lacking says what is missing for both ways of a pair.
+func (x *exam) lacking(p host.Pair) (f Finding) {
+	var read, needed []string
+	for _, l := range slices.Concat(p.Peer, p.DMABuf) {
+		read = append(read, l.Read)
+		if l.Needed != "" {
+			needed = append(needed, l.Needed)
+		}
+		for _, m := range l.Mend {
+			if len(f.Mend) > 0 {
+				m = "or " + m
+			}
+			f.Mend = append(f.Mend, m)
+		}
+	}
+	f.Read, f.Needed = strings.Join(read, "; "), orNone(strings.Join(needed, "; or "))
+	if len(f.Mend) == 0 {
+		f.Mend = []string{"another adapter, or memory of kind host_pinned: what is for the GPU is copied there"}
+	}
+	return f
+}
+
+// checkRDMAGPU says for each RDMA device and GPU by which way one reaches the memory of the other.
+func checkRDMAGPU(x *exam) {
+	if x.n.Whole && !x.wantsRDMA() {
+		x.skip("nobody asks for it")
+		return
+	}
+	for _, g := range x.discrete("it shares the machine's memory: use the kind host_pinned") {
+		gp := x.f.Device(g.Addr)
+		if gp.Driver == "" {
+			continue
+		}
+		for _, d := range x.devices() {
+			refusal := ""
+			asked := x.f.Verbs.Asked.Device(d.Name)
+			if asked != nil {
+				refusal = asked.DMABuf
+			}
+			p := x.f.Pair(g, x.f.Device(d.PCI), refusal)
+			subject := d.Name + " and " + x.name(gp)
+			var way string
+			switch {
+			case len(p.DMABuf) == 0 && len(p.Peer) == 0:
+				way = "by dma-buf or peer memory"
+			case len(p.DMABuf) == 0:
+				way = "by dma-buf"
+			case len(p.Peer) == 0:
+				way = "by peer memory"
+			case p.DMABuf[0].Unknown:
+				x.unknown(subject, p.DMABuf[0].Read)
+				continue
+			default:
+				f := x.lacking(p)
+				f.Subject, f.Verdict, f.At = subject, x.bad(x.n.GPUs != nil && x.direct()), x.memoryOf(g)
+				x.add(f)
+				continue
+			}
+			if asked == nil || asked.Error != "" {
+				way += ", as far as the machine's files tell: the device was not asked"
+			}
+			if len(p.Detours) == 0 {
+				x.ok(subject, way)
+				continue
+			}
+			f := Finding{Subject: subject, Verdict: Warn, At: x.memoryOf(g)}
+			var read, needed []string
+			for _, l := range p.Detours {
+				read, needed, f.Mend = append(read, l.Read), append(needed, l.Needed), append(f.Mend, l.Mend...)
+			}
+			slices.Sort(needed)
+			slices.Sort(f.Mend)
+			f.Read, f.Needed, f.Mend = way+", but "+strings.Join(read, "; "), strings.Join(slices.Compact(needed), ", "), slices.Compact(f.Mend)
+			x.add(f)
+		}
+	}
+	if x.out == nil {
+		x.skip("there is no RDMA device beside a GPU with memory and a driver of its own")
 	}
 }
 

@@ -135,8 +135,8 @@ func checkACS(x *exam) {
 			if np == nil || g.Integrated || !x.f.Distance(gp, np).Direct() {
 				continue
 			}
-			for _, b := range slices.Concat(x.f.Above(gp), x.f.Above(np)) {
-				if done[b.Addr] || b.Port != host.PortDownstream || !b.Express {
+			for _, b := range x.f.Switches(gp, np) {
+				if done[b.Addr] {
 					continue
 				}
 				done[b.Addr] = true
@@ -161,9 +161,6 @@ func checkACS(x *exam) {
 	}
 	x.skip("no GPU and network card are below one switch")
 }
-
-// translates reports whether the IOMMU translates for a group of this type.
-func translates(kind string) bool { return strings.HasPrefix(kind, "DMA") }
 
 func checkIOMMU(x *exam) {
 	seen := false
@@ -193,7 +190,7 @@ func checkIOMMU(x *exam) {
 		case p.Group < 0:
 		case p.GroupType == "":
 			x.unknown(x.name(p), x.f.Why("/sys/kernel/iommu_groups"))
-		case translates(p.GroupType) && x.fast() && p.Driver != "vfio-pci":
+		case p.Translated() && x.fast() && p.Driver != "vfio-pci":
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: p.GroupType + ": each address is translated", Needed: "identity",
 				Mend: []string{"iommu=pt on the kernel's command line, and a reboot"}})
 		default:

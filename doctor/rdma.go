@@ -39,7 +39,7 @@ func RunRDMA(m Machine, n Needs, devices []string, skip ...string) Report {
 
 // rdmaChecks are the checks of what RDMA stands on.
 var rdmaChecks = []string{"rdma", "rdma-gid", "rdma-mtu", "rdma-counters", "rdma-flow-control", "pause", "rdma-modules", "rdma-files", "rdma-namespaces", "rdma-library",
-	"memlock", "kernel", "gpu-direct", "pcie-link", "pcie-payload", "pcie-read-request", "pcie-acs", "iommu"}
+	"memlock", "kernel", "gpu-direct", "rdma-gpu", "pcie-link", "pcie-payload", "pcie-read-request", "pcie-acs", "iommu"}
 
 // usedRDMA is an RDMA device to look at.
 type usedRDMA struct {

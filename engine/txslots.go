@@ -25,6 +25,16 @@ type TxSlots struct {
 // CheckTx checks the specification of a transmit queue that sends from pools in memory that the CPU reaches and has no options of its
 // own, fills in the Depth where it is 0, and returns a Source for each pool. The error wraps ErrInvalid or ErrUnsupported.
 func CheckTx(spec *TxSpec) (srcs []*burst.Source, err error) {
+	for _, pool := range spec.Pools {
+		if pool != nil && pool.Region().All().Bytes() == nil {
+			return nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach: %w", pool.Name(), ErrUnsupported)
+		}
+	}
+	return CheckTxFetched(spec)
+}
+
+// CheckTxFetched is CheckTx for an engine whose device fetches packets from any memory that it knows, also where the CPU does not reach it.
+func CheckTxFetched(spec *TxSpec) (srcs []*burst.Source, err error) {
 	bad := func(format string, args ...any) ([]*burst.Source, error) {
 		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrInvalid)
 	}
@@ -42,9 +52,6 @@ func CheckTx(spec *TxSpec) (srcs []*burst.Source, err error) {
 		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
 	}
 	for _, pool := range spec.Pools {
-		if pool.Region().All().Bytes() == nil {
-			return nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach: %w", pool.Name(), ErrUnsupported)
-		}
 		srcs = append(srcs, burst.PoolSource(pool))
 	}
 	return srcs, nil

@@ -54,6 +54,25 @@ func (c *Context) MemoryInfo() (free, total uint64, err error) {
 	return free, total, c.note(err)
 }
 
+// FlushWrites makes what network cards have written into memory of the device visible to work that begins afterwards. Where the device sees it without
+// (Info.FlushWrites is false) it does nothing. Any goroutine may call it, and it allocates nothing.
+func (c *Context) FlushWrites() error {
+	if !c.Info().FlushWrites {
+		return nil
+	}
+	if err := c.usable("flush writes of network cards"); err != nil {
+		return err
+	}
+	f, ok := c.drv.(driver.WriteFlusher)
+	if !ok {
+		return fmt.Errorf("gpu: %s: flush writes of network cards: %w: the runtime says that it must and cannot", c.dev, ErrDriver)
+	}
+	if err := f.FlushWrites(); err != nil {
+		return fmt.Errorf("gpu: %s: flush writes of network cards: %w", c.dev, c.note(err))
+	}
+	return nil
+}
+
 // Live is the number of objects of the context that are open.
 func (c *Context) Live() int {
 	c.mu.Lock()

@@ -42,8 +42,8 @@ func (r *Region) DMABuf(off, n uint64) (fd int, err error) {
 	if _, err := r.Span(off, n); err != nil {
 		return -1, err
 	}
-	if r.dmabuf == nil {
-		return -1, fmt.Errorf("mem: region %q: kind %s has no dma-buf: %w", r.name, r.kind, ErrUnavailable)
+	if err := r.HasDMABuf(); err != nil {
+		return -1, err
 	}
 	return r.dmabuf(off, n)
 }

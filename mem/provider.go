@@ -43,6 +43,7 @@ type Mapping struct {
 	Mover  Mover                                   // required where Bytes is nil
 	Handle any                                     // what the Provider knows the memory by
 	DMABuf func(off, n uint64) (fd int, err error) // a dma-buf of a part of it; nil: it has none
+	Direct Direct                                  // how other devices reach it, where Bytes is nil
 }
 
 // hostProvider makes Host and Huge memory.

@@ -88,6 +88,7 @@ type Region struct {
 	mover     Mover
 	handle    any
 	dmabuf    func(off, n uint64) (int, error)
+	direct    Direct
 	stack     []uintptr // who allocated it; only under -tags invariants
 
 	carved atomic.Int64 // pools and slabs that hand out parts of it
@@ -143,7 +144,7 @@ func newRegion(name string, m Mapping) *Region {
 	r := &Region{
 		name: name, kind: m.Kind, page: m.PageSize, size: m.Size, data: m.Bytes, fd: m.FD, node: m.NUMANode, note: m.Note,
 		populated: m.Populate, present: m.Present, readOnly: m.ReadOnly, unmap: m.Free, done: make(chan struct{}),
-		mover: m.Mover, handle: m.Handle, dmabuf: m.DMABuf,
+		mover: m.Mover, handle: m.Handle, dmabuf: m.DMABuf, direct: m.Direct,
 	}
 	if r.unmap == nil {
 		r.unmap = func() error { return nil }

@@ -122,6 +122,10 @@ func (d *driver) run() {
 			d.port.finish(t.c, t.err)
 		}
 		for _, w := range writes {
+			if err := d.port.flush(w.c); err != nil { // its word would not be true
+				d.port.finish(w.c, err)
+				continue
+			}
 			d.port.o.OnMemory(MemoryEvent{Conn: w.c.id, Kind: Written, Imm: w.imm})
 		}
 		if engine.Events.Arm(d.fds[0], d.waker) != nil || device && engine.Events.Arm(d.fds[1], d.async) != nil {

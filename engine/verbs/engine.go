@@ -3,6 +3,7 @@ package verbs
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"sync"
 
 	"github.com/penstock-io/penstock/engine"
@@ -13,6 +14,7 @@ import (
 // Engine opens ports of RDMA connections. Make it with New; any goroutine may use it.
 type Engine struct {
 	path string
+	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
 	mu  sync.Mutex
 	lib *ibv.Library // nil until it is needed

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -17,13 +18,16 @@ type registered struct {
 	region *mem.Region
 	lease  mem.Lease
 	mr     *ibv.MR
-	base   uint64 // address of its first byte
+	base   uint64 // address of its first byte, for requests
 	lkey   uint32
+	far    bool        // the processor does not reach it
+	flush  mem.Flusher // what its device needs to see what was received; nil: nothing
 }
 
 // registrations are the regions that a port has made known to its device, each once. Any goroutine may use them.
 type registrations struct {
 	pd  *ibv.PD
+	at  *ibvmem.Adapter
 	mu  sync.Mutex
 	all atomic.Pointer[[]*registered] // replaced under mu
 }
@@ -61,22 +65,26 @@ func (s *registrations) add(r *mem.Region) (_ *registered, err error) {
 			x.lease.Release()
 		}
 	}()
-	b := x.lease.Bytes()
-	if b == nil {
-		return nil, failed(engine.ErrUnsupported, "region %q is %v memory, which the processor cannot reach", r.Name(), r.Kind())
-	}
 	access := ibv.LocalWrite
 	if r.ReadOnly() {
 		access = 0
 	}
-	x.base = addressOf(b)
-	if x.mr, err = s.pd.RegMR(ibv.MRSpec{Addr: uintptr(x.base), Length: uint64(len(b)), Access: access}); err != nil {
-		return nil, fmt.Errorf("verbs: registering region %q of %d bytes: %w: %w", r.Name(), len(b), engine.ErrUnavailable, err)
+	if x.mr, err = s.at.Register(s.pd, r.All(), access); err != nil {
+		return nil, fmt.Errorf("verbs: registering region %q of %d bytes: %w: %w", r.Name(), r.Len(), refused(err), err)
 	}
-	x.lkey = x.mr.LKey()
+	x.base, x.lkey = x.mr.Addr(), x.mr.LKey()
+	x.far, x.flush = r.All().Bytes() == nil, r.Direct().Flush
 	have = append(have, x)
 	s.all.Store(&have)
 	return x, nil
+}
+
+// refused is the engine's error for memory that cannot be registered.
+func refused(err error) error {
+	if errors.Is(err, ibvmem.ErrNoWay) {
+		return engine.ErrUnsupported
+	}
+	return engine.ErrUnavailable
 }
 
 // swept gives up regions that were closed and that nobody but this list keeps mapped: no slot of them is under way.

@@ -3,6 +3,7 @@ package verbs
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/penstock-io/penstock/engine"
@@ -36,6 +37,7 @@ func (r Rights) String() string {
 type own struct {
 	mr    *ibv.MR
 	lease mem.Lease
+	flush mem.Flusher // before the peer's word of a write is passed on; nil: nothing
 }
 
 func (m *own) close() error {
@@ -92,17 +94,15 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	if err != nil {
 		return 0, err
 	}
-	b := span.Bytes()
-	if b == nil {
-		lease.Release()
-		return 0, failed(engine.ErrUnsupported, "region %q is %v memory, which the processor cannot reach", span.Region.Name(), span.Region.Kind())
-	}
-	mr, err := p.pd.RegMR(ibv.MRSpec{Addr: uintptr(addressOf(b)), Length: uint64(len(b)), Access: access})
+	mr, err := p.regs.at.Register(p.pd, span, access)
 	if err != nil {
 		lease.Release()
-		return 0, failed(engine.ErrUnavailable, "exposing %d bytes of region %q: %v", len(b), span.Region.Name(), err)
+		return 0, failed(refused(err), "exposing %d bytes of region %q: %v", span.Len, span.Region.Name(), err)
 	}
-	m := &own{mr, lease}
+	m := &own{mr: mr, lease: lease}
+	if rights&RemoteWrite != 0 {
+		m.flush = span.Region.Direct().Flush
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.conns[conn]
@@ -112,8 +112,26 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	for c.mines++; c.mine[c.mines] != nil || c.mines == 0; c.mines++ {
 	}
 	c.mine[c.mines] = m
-	c.ch.send(&record{kind: kindExpose, memory: exposed{id: c.mines, rights: rights, rkey: mr.RKey(), addr: addressOf(b), length: uint64(len(b))}})
+	c.ch.send(&record{kind: kindExpose, memory: exposed{id: c.mines, rights: rights, rkey: mr.RKey(), addr: mr.Addr(), length: span.Len}})
 	return c.mines, nil
+}
+
+// flush makes what the peer of a connection wrote visible to the accelerators whose memory it may write.
+func (p *Port) flush(c *conn) error {
+	p.mu.Lock()
+	var all []mem.Flusher
+	for _, m := range c.mine {
+		if m.flush != nil && !slices.Contains(all, m.flush) {
+			all = append(all, m.flush)
+		}
+	}
+	p.mu.Unlock()
+	for _, f := range all {
+		if err := f.Flush(); err != nil {
+			return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
+		}
+	}
+	return nil
 }
 
 // Retract takes exposed memory back. When it returns the peer cannot reach it any more; one that tries loses the connection.
@@ -204,6 +222,7 @@ type Transfer struct {
 	done  chan struct{}
 	err   error
 	lease mem.Lease
+	flush mem.Flusher // of what a Read fills
 }
 
 // Done is closed when the transfer has ended: with nil as its Err, every byte is in place.
@@ -216,6 +235,10 @@ func (t *Transfer) Err() error { return t.err }
 func (t *Transfer) finish(well bool, c *conn) {
 	if !well {
 		t.err = failed(engine.ErrDown, "connection %d ended before the transfer was done", c.id)
+	} else if t.flush != nil {
+		if err := t.flush.Flush(); err != nil {
+			t.err = fmt.Errorf("verbs: the accelerator does not take what was read into its memory: %w", err)
+		}
 	}
 	t.lease.Release()
 	close(t.done)
@@ -262,6 +285,9 @@ func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 		return nil, err
 	}
 	t := &Transfer{done: make(chan struct{}), lease: lease}
+	if s.Op == Read {
+		t.flush = s.Local.Region.Direct().Flush
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := c.transfer(t, &s, &m); err != nil {

@@ -260,7 +260,7 @@ func (o *outLane) give(s *txSink, b *burst.Burst, n int) int {
 	last := o.last
 	for k, i := range o.chosen[:n] {
 		o.sge = o.sge[:0]
-		total, pieces := uint32(0), uint32(0)
+		total, pieces, far := uint32(0), uint32(0), false
 		for m := range b.Segments(i) {
 			g := b.Part(i, m)
 			if g.Handle != burst.NoHandle {
@@ -274,13 +274,14 @@ func (o *outLane) give(s *txSink, b *burst.Burst, n int) int {
 			r, _ := p.regs.find(g.Source.Region())
 			o.sge = append(o.sge, ibv.SGE{Addr: r.base + g.Off, Length: g.Len, LKey: r.lkey})
 			total += g.Len
+			far = far || r.far
 		}
 		at := o.tail + uint64(k)
 		var flags ibv.SendFlags
 		if o.unsignaled++; o.unsignaled >= p.o.SignalEvery || k == n-1 {
 			flags, o.unsignaled = ibv.Signaled, 0
 		}
-		if int(total) <= o.inline {
+		if int(total) <= o.inline && !far { // the processor copies what goes inline
 			flags |= ibv.Inline
 		}
 		if p.o.Transport == RC {

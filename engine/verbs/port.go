@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -118,7 +119,7 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if p.pd, err = p.dev.AllocPD(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
-	p.regs.pd = p.pd
+	p.regs.pd, p.regs.at = p.pd, ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
 	if p.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}

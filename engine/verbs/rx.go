@@ -7,6 +7,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 )
 
@@ -37,6 +38,8 @@ type rxQueue struct {
 	retry    engine.Retry
 	over     chan struct{} // closed when it is closed and no sender can reach its memory
 	few      bool          // fewer buffers than an eighth are posted
+	flushers []mem.Flusher // of accelerators whose memory messages are received into
+	unseen   bool          // there are messages that they may not see yet
 
 	packets, bytes, polls, empty metrics.Counter
 	drops                        engine.DropCounters
@@ -163,6 +166,24 @@ func (q *rxQueue) take(wc *ibv.WC) {
 	}
 	q.arrived[(q.first+q.n)%len(q.arrived)] = a
 	q.n++
+	q.unseen = len(q.flushers) > 0
+}
+
+// show makes the messages that arrived visible to the accelerators whose memory they are in, once for all of them. Those that
+// cannot be shown are dropped.
+func (q *rxQueue) show() bool {
+	if !q.unseen {
+		return true
+	}
+	q.unseen = false
+	for _, f := range q.flushers {
+		if err := f.Flush(); err != nil {
+			q.err = failed(engine.ErrDown, "receive queue %d: an accelerator does not take what was received into its memory: %v", q.id, err)
+			q.throw(engine.DropDown)
+			return false
+		}
+	}
+	return true
 }
 
 // gap counts messages that were lost in front of one with that number, as far as numbers tell.
@@ -204,6 +225,9 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 				}
 				looked = true
 				continue
+			}
+			if !q.show() {
+				break
 			}
 			a := &q.arrived[q.first]
 			size, ok := q.give(b, a)

@@ -111,12 +111,15 @@ func (q *rxQueue) refused(what string, err error) error {
 func (q *rxQueue) arrange(spec engine.RxSpec, o RxOptions) (places []place, banks []*bank, skip uint32, err error) {
 	p := q.port
 	for _, pool := range spec.Pools {
-		if pool.Region().All().Bytes() == nil || pool.Region().ReadOnly() {
-			return nil, nil, 0, failed(engine.ErrUnsupported, "receive queue %d: pool %q is in memory that cannot be read and written", q.id, pool.Name())
+		if pool.Region().ReadOnly() {
+			return nil, nil, 0, failed(engine.ErrUnsupported, "receive queue %d: pool %q is in memory that cannot be written", q.id, pool.Name())
 		}
 		reg, err := p.regs.find(pool.Region())
 		if err != nil {
 			return nil, nil, 0, fmt.Errorf("verbs: receive queue %d: %w", q.id, err)
+		}
+		if f := reg.flush; f != nil && !slices.Contains(q.flushers, f) {
+			q.flushers = append(q.flushers, f)
 		}
 		banks = append(banks, &bank{pool: pool, src: burst.PoolSource(pool), reg: reg})
 	}

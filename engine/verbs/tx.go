@@ -73,7 +73,7 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 		return invalid("transmit queue %d: options of type %T: expected pace.Options", q.id, spec.Options)
 	}
 	spec.Options = nil
-	srcs, err := engine.CheckTx(&spec)
+	srcs, err := engine.CheckTxFetched(&spec)
 	if err != nil {
 		return failed(err, "transmit queue %d", q.id)
 	}

@@ -222,6 +222,9 @@ func (m *memory) ExportDMABuf(off, n uint64) (int, error) {
 	return fd, nil
 }
 
+// FlushWrites implements driver.WriteFlusher.
+func (c *cudaContext) FlushWrites() error { return translate(c.c.FlushWrites(cuda.OrderingOwner)) }
+
 // ipcSize is the length of what ExportIPC gives: the driver's handle, and where in the allocation the memory begins.
 const ipcSize = len(cuda.Handle{}) + 8
 

@@ -136,7 +136,19 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	offer(driver.CapIPC, d.Driver().Has(cuda.IPC) == nil && in.UnifiedAddressing, missing(d.Driver().Has(cuda.IPC), "the device shares no memory between processes"))
 	offer(driver.CapDMABuf, d.Driver().Has(cuda.DMABuf) == nil && in.DMABuf,
 		missing(d.Driver().Has(cuda.DMABuf), "the driver exports no dma-buf for this device: it takes NVIDIA's open kernel modules and Linux 5.12 or later"))
-	offer(driver.CapGPUDirect, in.GPUDirectRDMA, "the device or its driver has no GPUDirect RDMA: it takes a card for data centres or workstations")
+	// Where the device does not order what came past it, somebody must: else kernels may see less than cards have written.
+	f.FlushWrites = in.Ordering < cuda.OrderingOwner
+	flushable := in.FlushByHost && d.Driver().Has(cuda.FlushWrites) == nil
+	switch {
+	case !in.GPUDirectRDMA:
+		c.Missing(driver.CapGPUDirect, "the device or its driver has no GPUDirect RDMA: it takes a card for data centres or workstations")
+	case f.FlushWrites && !flushable:
+		f.FlushWrites = false
+		c.Missing(driver.CapGPUDirect, missing(d.Driver().Has(cuda.FlushWrites), "the device does not order what network cards write, and the driver cannot flush it for the CPU"))
+	default:
+		c.Set(driver.CapGPUDirect)
+	}
+	f.FlushWrites = f.FlushWrites && in.GPUDirectRDMA
 	offer(driver.CapAdoptAddress, in.UnifiedAddressing, "host and device have no addresses in common, so that the driver knows none of them")
 	return f, nil
 }

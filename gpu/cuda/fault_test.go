@@ -320,6 +320,7 @@ func TestCapabilities(t *testing.T) {
 		{"devices 1", gpu.CapPeer, "one device only"},
 		{"device 0 attribute DMA_BUF_SUPPORTED 0", gpu.CapDMABuf, "open kernel modules"},
 		{"device 0 attribute GPU_DIRECT_RDMA_SUPPORTED 0", gpu.CapGPUDirect, "GPUDirect"},
+		{"device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0; device 0 attribute GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS 0", gpu.CapGPUDirect, "does not order"},
 		{"", gpu.CapSource, "PTX"},
 		{"", gpu.CapGoKernels, "host"},
 		{"", gpu.CapDeviceBytes, "copy"},
@@ -329,6 +330,36 @@ func TestCapabilities(t *testing.T) {
 		got := rt.Devices()[0].Info().Capabilities
 		if got[c.lacks].OK || !strings.Contains(got[c.lacks].Why, c.says) {
 			t.Errorf("%s: %v: %+v", c.script, c.lacks, got[c.lacks])
+		}
+		ok(t, rt.Close())
+	}
+	start(t, "")
+}
+
+// Writes of network cards are flushed where the device does not order them, and only there.
+func TestFlushWrites(t *testing.T) {
+	for script, flushes := range map[string]bool{"": false, "device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0": true,
+		"device 0 attribute GPU_DIRECT_RDMA_WRITES_ORDERING 0; device 0 attribute GPU_DIRECT_RDMA_SUPPORTED 0": false} {
+		library, f := start(t, script)
+		rt := must[*gpu.Runtime](t)(Open(Options{Library: library}))
+		c := must[*gpu.Context](t)(rt.Devices()[0].Open())
+		if c.Info().FlushWrites != flushes {
+			t.Errorf("%q: flush %v", script, c.Info().FlushWrites)
+		}
+		before := f.Calls("cuFlushGPUDirectRDMAWrites")
+		ok(t, c.FlushWrites())
+		if n := f.Calls("cuFlushGPUDirectRDMAWrites") - before; (n == 1) != flushes {
+			t.Errorf("%q: %d calls", script, n)
+		}
+		if flushes {
+			ok(t, f.Script("fail cuFlushGPUDirectRDMAWrites CUDA_ERROR_UNKNOWN"))
+			if err := c.FlushWrites(); err == nil || !strings.Contains(err.Error(), "flush writes of network cards") {
+				t.Errorf("%v", err)
+			}
+		}
+		ok(t, c.Close())
+		if err := c.FlushWrites(); (err != nil) != flushes {
+			t.Errorf("%q: after the end: %v", script, err)
 		}
 		ok(t, rt.Close())
 	}

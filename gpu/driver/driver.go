@@ -146,6 +146,13 @@ type DMABufExporter interface {
 	ExportDMABuf(off, n uint64) (fd int, err error)
 }
 
+// WriteFlusher is a Context of a device whose Info says FlushWrites.
+type WriteFlusher interface {
+	// FlushWrites returns when what network cards have written into the memory of the context's device so far is seen by work that begins afterwards. It
+	// allocates nothing.
+	FlushWrites() error
+}
+
 // IPCExporter is a Memory of a runtime with the capability CapIPC.
 type IPCExporter interface {
 	// ExportIPC is a handle to be sent to another process of this machine, which opens the whole allocation with IPCOpener.

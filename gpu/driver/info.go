@@ -7,21 +7,23 @@ import (
 
 // Info is what a device is, as its runtime reports it.
 type Info struct {
-	Runtime      string // "cuda", "opencl", "host"
-	Index        int    // of the device in its runtime, from 0
-	Name         string // the maker's: "NVIDIA H200", "pthread-skylake-avx512"
-	Driver       string // version of the driver
-	Arch         string // what kernels are made for: "sm_90", "opencl 3.0", "amd64"
-	Bus          string // PCI address as in /sys/bus/pci/devices ("0000:65:00.0"), "" where it is on no bus or that is not known
-	NUMANode     int    // of the host's memory that is nearest, -1 where that is not known
-	Processor    bool   // it is the host's own processor: nothing is on a bus, and its memory is the host's
-	Memory       uint64 // bytes of device memory in all
-	MaxAlloc     uint64 // bytes of the largest single allocation
-	Align        uint64 // bytes to which every allocation is aligned; a power of two
-	ArgAlign     uint64 // bytes to which the offset of a span that is given to a kernel must be aligned; 1 where any will do
-	Units        int    // multiprocessors, compute units, cores
-	MaxGroup     uint32 // work-items of a group at most (CUDA: threads of a block)
-	MaxGroups    uint32 // groups of a launch at most
+	Runtime   string // "cuda", "opencl", "host"
+	Index     int    // of the device in its runtime, from 0
+	Name      string // the maker's: "NVIDIA H200", "pthread-skylake-avx512"
+	Driver    string // version of the driver
+	Arch      string // what kernels are made for: "sm_90", "opencl 3.0", "amd64"
+	Bus       string // PCI address as in /sys/bus/pci/devices ("0000:65:00.0"), "" where it is on no bus or that is not known
+	NUMANode  int    // of the host's memory that is nearest, -1 where that is not known
+	Processor bool   // it is the host's own processor: nothing is on a bus, and its memory is the host's
+	Memory    uint64 // bytes of device memory in all
+	MaxAlloc  uint64 // bytes of the largest single allocation
+	Align     uint64 // bytes to which every allocation is aligned; a power of two
+	ArgAlign  uint64 // bytes to which the offset of a span that is given to a kernel must be aligned; 1 where any will do
+	Units     int    // multiprocessors, compute units, cores
+	MaxGroup  uint32 // work-items of a group at most (CUDA: threads of a block)
+	MaxGroups uint32 // groups of a launch at most
+	// FlushWrites: what network cards wrote into device memory is seen by work that begins afterwards only if Context.FlushWrites came between.
+	FlushWrites  bool
 	Capabilities Capabilities
 }
 

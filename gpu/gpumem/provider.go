@@ -311,6 +311,10 @@ func (p *Provider) mapping(m *gpu.Memory, k mem.Kind, page int, end func() error
 	if x.Bytes == nil {
 		x.Mover = &mover{p: p, m: m}
 	}
+	x.Direct = p.direct(m)
+	if x.Direct.NoDMABuf != nil {
+		return x
+	}
 	x.DMABuf = func(off, n uint64) (int, error) {
 		if page := uint64(page); off%page != 0 || n%page != 0 {
 			return -1, fmt.Errorf("gpumem: %s: dma-buf of %d bytes from %d: expected multiples of %d: %w", p.o.Name, n, off, page, mem.ErrBounds)
@@ -320,6 +324,28 @@ func (p *Provider) mapping(m *gpu.Memory, k mem.Kind, page int, end func() error
 	}
 	return x
 }
+
+// direct is how network cards reach memory of the device.
+func (p *Provider) direct(m *gpu.Memory) (d mem.Direct) {
+	caps := &p.info.Capabilities
+	d.Bus = p.info.Bus
+	d.NoDMABuf = caps.Check(gpu.CapDMABuf)
+	if err := caps.Check(gpu.CapGPUDirect); err == nil {
+		d.Addr = m.Addr()
+	} else if d.NoDMABuf == nil {
+		d.NoDMABuf = err
+	}
+	if p.info.FlushWrites {
+		d.Flush = (*flusher)(p)
+	}
+	return d
+}
+
+// flusher flushes for all regions of a Provider.
+type flusher Provider
+
+// Flush implements mem.Flusher.
+func (f *flusher) Flush() error { return f.c.FlushWrites() }
 
 // unavailable adds the word of package mem for what package gpu does not support.
 func unavailable(err error) error {

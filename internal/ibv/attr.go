@@ -189,7 +189,7 @@ func (c *Context) probeDMABuf() (answer, err error) {
 		err = c.returned("dereg_mr", c.name, c.lib.f.deregMR, mr)
 	case e.Errno == sys.EBADF:
 	case e.Errno == sys.EOPNOTSUPP || e.Errno == sys.ENOSYS:
-		e.Kind, e.Hint = ErrUnsupported, "the device's driver cannot register dma-bufs; mlx5, irdma and efa can, from Linux 5.12"
+		e.Kind, e.Hint = ErrUnsupported, noDMABufs
 		answer = e
 	default:
 		answer = e

@@ -17,6 +17,8 @@ var (
 	ErrClosed      = errors.New("closed")
 	ErrUnsupported = errors.New("not supported by this device")
 	ErrMemlock     = errors.New("limit of locked memory reached")
+	ErrNoRoom      = errors.New("no room left for this registration")
+	ErrRefused     = errors.New("not permitted")
 	ErrFull        = errors.New("the queue is full")
 	ErrOverrun     = errors.New("completion queue overrun")
 	ErrNoGID       = errors.New("no fitting GID")

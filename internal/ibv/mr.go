@@ -60,9 +60,11 @@ type DMABuf struct {
 type MRSpec struct {
 	Addr   uintptr // first byte; memory outside the Go heap, which stays mapped until the region is closed. 0 with DMABuf.
 	Length uint64  // bytes
-	IOVA   uint64  // the address that requests use for the first byte; 0: Addr
+	IOVA   uint64  // the address that requests use for the first byte; 0: Addr. With DMABuf it lies in its page where the first byte does.
 	Access Access
-	DMABuf *DMABuf // nil: memory of this process
+	DMABuf *DMABuf // nil: memory of this process, or of a device by its address
+	// Peer says that Addr is an address of another device, which a module of the kernel knows (nvidia-peermem). The CPU need not reach it.
+	Peer bool
 }
 
 // MR is a registered region: the device may use its memory under two keys.
@@ -138,6 +140,10 @@ func (p *PD) checkMR(s MRSpec) error {
 		return bad("%d bytes at %#x are no memory", s.Length, s.Addr)
 	case s.DMABuf != nil && s.DMABuf.FD < 0:
 		return bad("descriptor %d: expected that of a dma-buf", s.DMABuf.FD)
+	case s.DMABuf != nil && (s.Addr != 0 || s.Peer):
+		return bad("a dma-buf and the address %#x at once: expected one of both", s.Addr)
+	case s.DMABuf != nil && (s.IOVA^s.DMABuf.Offset)%uint64(sys.PageSize) != 0:
+		return bad("offset %#x of a dma-buf at address %#x: expected both at one place in their pages of %d bytes", s.DMABuf.Offset, s.IOVA, sys.PageSize)
 	case s.Access&(RemoteWrite|RemoteAtomic) != 0 && s.Access&LocalWrite == 0:
 		return bad("%s: what others may write, its owner must be allowed to write: add local write", s.Access)
 	case s.Access&^knownAccess != 0:
@@ -162,6 +168,9 @@ func (p *PD) checkMR(s MRSpec) error {
 
 // regError explains a refusal by what is known about this machine.
 func (p *PD) regError(e *Error, s MRSpec) error {
+	if s.DMABuf != nil || s.Peer {
+		return deviceRegError(e, s)
+	}
 	switch e.Errno {
 	case sys.ENOMEM, sys.EAGAIN:
 		limit, err := sys.LockLimit()
@@ -172,18 +181,44 @@ func (p *PD) regError(e *Error, s MRSpec) error {
 		explainMemlock(e, s, limit, err == nil && capable)
 	case sys.EFAULT:
 		e.Hint = fmt.Sprintf("not all of %d bytes at %#x are mapped, or they may not be written (%s)", s.Length, s.Addr, s.Access)
-	case sys.EBADF:
-		e.Kind, e.Hint = ErrInvalid, "the descriptor is not a dma-buf"
 	case sys.EOPNOTSUPP:
 		e.Kind = ErrUnsupported
-		switch {
-		case s.DMABuf != nil:
-			e.Hint = "the device's driver cannot register dma-bufs; mlx5, irdma and efa can, from Linux 5.12"
-		case s.Access&OnDemand != 0:
+		if s.Access&OnDemand != 0 {
 			e.Hint = "the device has no paging on demand: register the memory pinned (without OnDemand)"
 		}
 	case sys.EINVAL:
 		e.Hint = fmt.Sprintf("the device does not take %d bytes at %#x with %s", s.Length, s.Addr, s.Access)
+	}
+	return e
+}
+
+// noDMABufs is what a device needs that refuses all of them.
+const noDMABufs = "the device's driver cannot register dma-bufs; mlx5, irdma, efa and bnxt_re can, from Linux 5.12"
+
+// deviceRegError explains a refusal of memory of another device. No limit of this process counts it: who has no room is a device.
+func deviceRegError(e *Error, s MRSpec) error {
+	switch e.Errno {
+	case sys.ENOMEM, sys.ENOSPC, sys.EAGAIN:
+		e.Kind = ErrNoRoom
+		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations (DeviceAttr.MaxMR, MaxMRSize)", s.Length)
+	case sys.EPERM, sys.EACCES:
+		e.Kind = ErrRefused
+		e.Hint = fmt.Sprintf("whoever gave the memory does not let other devices use it so (%s), or this process may not", s.Access)
+	case sys.EFAULT:
+		e.Kind = ErrUnsupported
+		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, which also needs a kernel whose RDMA part has peer memory", s.Addr)
+		if s.DMABuf != nil {
+			e.Hint = fmt.Sprintf("%d bytes at %d are not all in the dma-buf", s.Length, s.DMABuf.Offset)
+		}
+	case sys.EBADF:
+		e.Kind, e.Hint = ErrInvalid, "the descriptor is not a dma-buf"
+	case sys.EOPNOTSUPP, sys.ENOSYS:
+		e.Kind, e.Hint = ErrUnsupported, noDMABufs
+		if s.Peer {
+			e.Hint = "the kernel's RDMA part has no peer memory: it comes with NVIDIA's own drivers (DOCA-OFED) and with some kernels of distributions"
+		}
+	case sys.EINVAL:
+		e.Hint = fmt.Sprintf("the device does not take %d bytes of another device's memory with %s", s.Length, s.Access)
 	}
 	return e
 }

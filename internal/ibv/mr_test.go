@@ -2,6 +2,7 @@ package ibv
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -48,6 +49,22 @@ func TestDMABuf(t *testing.T) {
 	sameBytes(t, seen[4096+10:][:100], a.buf[:100])
 	if _, err := b.pd.RegMR(MRSpec{Length: 8192, DMABuf: &DMABuf{FD: -1}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no descriptor: %v", err)
+	}
+	// The length and the rights are those that were given: what goes beyond is refused at this end.
+	for name, at := range map[string]uint64{"write behind the end": 8192 - 99, "read": 0} {
+		x, y := w.pair(t, options{})
+		mr := must(y.pd.RegMR(MRSpec{Length: 8192, Access: LocalWrite | RemoteWrite, DMABuf: &DMABuf{FD: fd, Offset: 4096}, IOVA: 1 << 40}))(t)
+		closing(t, mr)
+		x.send.Reset()
+		if name == "read" {
+			x.send.Read(7, Signaled, mr.Addr()+at, mr.RKey(), x.mr.SGE(0, 100))
+		} else {
+			x.send.Write(7, Signaled, mr.Addr()+at, mr.RKey(), x.mr.SGE(0, 100))
+		}
+		x.post(t)
+		if wc := x.wait(t, 1)[0]; wc.Status() != RemAccessErr {
+			t.Errorf("%s: %v", name, wc.Status())
+		}
 	}
 	w.script(t, "absent dmabuf")
 	if _, err := b.pd.RegMR(MRSpec{Length: 8192, DMABuf: &DMABuf{FD: fd}}); !errors.Is(err, ErrUnsupported) || !strings.Contains(err.Error(), "Linux 5.12") {
@@ -151,5 +168,82 @@ func TestRelaxedOrdering(t *testing.T) {
 	ctx.lib = &other
 	if _, err := pd.RegMR(s); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("an address of its own with an old library: %v", err)
+	}
+}
+
+// TestDMABufRefused: each refusal of a device's memory says whose it is, and none blames the limit of locked memory.
+func TestDMABufRefused(t *testing.T) {
+	w := fakeWorld(t, "")
+	ctx := w.open(t)
+	pd := must(ctx.AllocPD())(t)
+	closing(t, pd)
+	fd := must(sys.MemfdCreate("dmabuf", 1<<16, 0))(t)
+	defer sys.Close(fd)
+	s := MRSpec{Length: 8192, Access: LocalWrite, DMABuf: &DMABuf{FD: fd}}
+	for errno, c := range map[string]struct {
+		is    error
+		errno sys.Errno
+		want  string
+	}{
+		"EOPNOTSUPP": {ErrUnsupported, sys.EOPNOTSUPP, "mlx5"},
+		"EPERM":      {ErrRefused, sys.EPERM, "does not let other devices"},
+		"EACCES":     {ErrRefused, sys.EACCES, "does not let other devices"},
+		"ENOMEM":     {ErrNoRoom, sys.ENOMEM, "window (BAR)"},
+		"ENOSPC":     {ErrNoRoom, sys.ENOSPC, "window (BAR)"},
+		"EBADF":      {ErrInvalid, sys.EBADF, "not a dma-buf"},
+		"EFAULT":     {ErrUnsupported, sys.EFAULT, "8192 bytes at 0"},
+	} {
+		w.script(t, "fail ibv_reg_dmabuf_mr 1 "+errno)
+		_, err := pd.RegMR(s)
+		if !errors.Is(err, c.is) || !errors.Is(err, c.errno) || !strings.Contains(err.Error(), c.want) || errors.Is(err, ErrMemlock) || strings.Contains(err.Error(), "MEMLOCK") {
+			t.Errorf("%s: %v", errno, err)
+		}
+	}
+	before := w.count(t, "ibv_reg_dmabuf_mr")
+	for name, s := range map[string]MRSpec{
+		"skewed":     {Length: 4096, DMABuf: &DMABuf{FD: fd, Offset: 100}, IOVA: 1 << 40},
+		"an address": {Length: 4096, DMABuf: &DMABuf{FD: fd}, Addr: 1 << 20},
+		"both ways":  {Length: 4096, DMABuf: &DMABuf{FD: fd}, Peer: true},
+	} {
+		if _, err := pd.RegMR(s); !errors.Is(err, ErrInvalid) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if n := w.count(t, "ibv_reg_dmabuf_mr"); n != before {
+		t.Errorf("the library was asked %d times", n-before)
+	}
+	mr := must(pd.RegMR(MRSpec{Length: 4096, DMABuf: &DMABuf{FD: fd, Offset: 4096 + 100}, IOVA: 1<<40 + 100, Access: LocalWrite}))(t)
+	closing(t, mr)
+}
+
+// TestPeerMemory: memory of a device by its address, which no page of this process has.
+func TestPeerMemory(t *testing.T) {
+	w := fakeWorld(t, "absent dmabuf")
+	a, b := w.pair(t, options{})
+	fd := must(sys.MemfdCreate("device", 1<<16, 0))(t)
+	defer sys.Close(fd)
+	seen := must(sys.Mmap(fd, 0, 1<<16, sys.ProtRead|sys.ProtWrite, sys.MapShared))(t)
+	defer sys.Munmap(seen)
+	const at = 0x6f00_0000_0000
+	s := MRSpec{Addr: at + 4100, Length: 8192, Access: LocalWrite | RemoteWrite, Peer: true}
+	if _, err := b.pd.RegMR(s); !errors.Is(err, ErrUnsupported) || !errors.Is(err, sys.EFAULT) || !strings.Contains(err.Error(), "modprobe nvidia-peermem") {
+		t.Errorf("without a module: %v", err)
+	}
+	w.script(t, fmt.Sprintf("peer %#x %d 64K", uint64(at), fd))
+	mr := must(b.pd.RegMR(s))(t)
+	closing(t, mr)
+	if mr.Addr() != at+4100 {
+		t.Errorf("%#x", mr.Addr())
+	}
+	fill(a.buf[:100], 3)
+	a.send.Write(1, Signaled, mr.Addr()+10, mr.RKey(), a.mr.SGE(0, 100))
+	a.post(t)
+	one(t, a.wait(t, 1)[0], 1, Success)
+	sameBytes(t, seen[4100+10:][:100], a.buf[:100])
+	for errno, is := range map[string]error{"ENOMEM": ErrNoRoom, "EPERM": ErrRefused, "EOPNOTSUPP": ErrUnsupported} {
+		w.script(t, "fail ibv_reg_mr 1 "+errno)
+		if _, err := b.pd.RegMR(s); !errors.Is(err, is) || errors.Is(err, ErrMemlock) {
+			t.Errorf("%s: %v", errno, err)
+		}
 	}
 }

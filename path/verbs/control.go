@@ -81,6 +81,7 @@ func (p *Path) control() {
 		p.asking++
 		p.asks = append(p.asks[:0], p.asks[1:]...)
 	}
+	p.askFlush()
 	for p.notes.n > 0 {
 		k := p.notes.head
 		w := &p.works[k]
@@ -154,6 +155,12 @@ func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write boo
 }
 
 func (p *Path) noticed(l *link, slot int32, e path.Event) {
+	if err := p.flushGiven(); err != nil && p.untrue == nil {
+		p.untrue = fmt.Errorf("verbs: %w: a notification of what the card cannot see: %w", path.ErrDown, err)
+	}
+	if p.untrue != nil {
+		return // not in the middle of the completions: Poll ends it
+	}
 	p.st.NotifyReceived++
 	p.dirty = true
 	p.queue(queued{Event: e, work: -1, link: int32(l.index), slot: slot})
@@ -194,6 +201,17 @@ func (p *Path) handle(f *frame) error {
 				}
 			}
 		}
+	case frameFlush:
+		if p.owed {
+			return malformed("a second question for a flush before the answer")
+		}
+		p.owed, p.verdict = true, 0
+		if err := p.flushGiven(); err != nil {
+			p.verdict = flushFailed
+			p.note(err.Error())
+		}
+	case frameFlushed:
+		return p.flushed(f.status)
 	case frameBye:
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:

@@ -21,6 +21,7 @@ type local struct {
 	part   uint64 // which granule
 	reg    mem.Registration
 	lkey   uint32
+	base   uint64 // address of the region's first byte, for requests; the first registered one may be another
 	refs   int
 }
 
@@ -66,7 +67,8 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 	if err != nil {
 		return -1, err
 	}
-	p.locals[free] = local{region: s.Region, part: part, reg: reg, lkey: h.(*ibv.MR).LKey()}
+	mr := h.(*ibv.MR)
+	p.locals[free] = local{region: s.Region, part: part, reg: reg, lkey: mr.LKey(), base: mr.Addr() - reg.Span().Off}
 	p.lastLocal = free
 	return free, nil
 }
@@ -170,19 +172,26 @@ func (p *Path) busyLocals() int {
 // piece plans the request for one piece, and the notification behind it where the order of the queue pair proves what is needed.
 func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
 	s := &c.Local
-	b := s.Region.All().Bytes()[s.Off+pc.off:]
+	b := s.Region.All().Bytes() // nil: memory of an accelerator
 	req := request{record: record{kind: kindWrite, work: k, slot: -1, local: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rails[l.index-1].rkey}
-	req.sge = ibv.SGE{Addr: address(b), Length: uint32(pc.n)}
+	req.sge.Length = uint32(pc.n)
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
 	}
-	if req.inline = req.kind == kindWrite && pc.n <= uint64(p.inline); !req.inline {
+	if req.inline = b != nil && req.kind == kindWrite && pc.n <= uint64(p.inline); req.inline {
+		req.sge.Addr = address(b[s.Off+pc.off:])
+	} else {
 		i, err := p.localFor(s, pc.off)
 		if err != nil {
 			return err
 		}
 		p.locals[i].refs++
-		req.local, req.sge.LKey = i, p.locals[i].lkey
+		req.local, req.sge.LKey, req.sge.Addr = i, p.locals[i].lkey, p.locals[i].base+s.Off+pc.off
+	}
+	if w.op.Kind == path.Put {
+		w.settles = w.settles || r.flush
+	} else {
+		w.foreign = w.foreign || b == nil
 	}
 	alone := w.rails == 0 && w.pending == 0
 	w.rails |= 1 << l.index

@@ -6,6 +6,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -20,6 +21,8 @@ type device struct {
 	gid   ibv.GID
 	why   string // why this GID
 	raw   [16]byte
+	// memory registers what paths read and write.
+	memory *ibvmem.Adapter
 	// shared is the domain of all paths where the device has memory windows; otherwise each path has its own.
 	shared *domain
 	noMW   string // why not
@@ -120,6 +123,7 @@ func openOne(d *Driver, x *ibv.Device) (_ *device, err error) {
 		return nil, err
 	}
 	dev.raw = dev.gid.Addr.As16()
+	dev.memory = ibvmem.New(ctx, ibvmem.Options{Tree: d.tree})
 	switch {
 	case d.o.NoWindows:
 		dev.noMW = "as configured"
@@ -141,7 +145,7 @@ func (dev *device) newDomain(windows bool) (*domain, error) {
 		return nil, err
 	}
 	d := &domain{dev: dev, pd: pd, windows: windows, exports: map[*path.Export]*exported{}}
-	if d.local, err = mem.NewRegCache(mem.RegCacheOptions{Name: "verbs " + dev.ctx.Name(), Registrar: registrar{pd}}); err != nil {
+	if d.local, err = mem.NewRegCache(mem.RegCacheOptions{Name: "verbs " + dev.ctx.Name(), Registrar: registrar{pd, dev.memory}}); err != nil {
 		return nil, errors.Join(err, pd.Close())
 	}
 	return d, nil
@@ -173,18 +177,26 @@ func (dev *device) close() error {
 }
 
 // registrar registers local memory for mem.RegCache: what requests of this side read and write. No peer can name it.
-type registrar struct{ pd *ibv.PD }
+type registrar struct {
+	pd     *ibv.PD
+	memory *ibvmem.Adapter
+}
 
 func (r registrar) Register(s mem.Span, a mem.Access) (any, error) {
-	b := s.Bytes()
-	if b == nil {
-		return nil, fmt.Errorf("memory of kind %s is not host memory: %w", s.Region.Kind(), mem.ErrUnavailable)
-	}
 	var access ibv.Access
 	if a&mem.WriteAccess != 0 {
 		access = ibv.LocalWrite
 	}
-	return r.pd.RegMR(ibv.MRSpec{Addr: uintptr(address(b)), Length: s.Len, Access: access})
+	mr, err := r.memory.Register(r.pd, s, access)
+	return mr, unreachable(err)
+}
+
+// unreachable makes a refusal of memory one of a path.
+func unreachable(err error) error {
+	if errors.Is(err, ibvmem.ErrNoWay) {
+		return fmt.Errorf("%w: %w", path.ErrUnreachable, err)
+	}
+	return err
 }
 
 func (r registrar) Deregister(h any) error { return h.(*ibv.MR).Close() }
@@ -216,14 +228,9 @@ func (d *domain) pin(e *path.Export, rights path.Rights) (*ibv.MR, error) {
 	} else {
 		access |= remote(rights)
 	}
-	b := s.Bytes()
-	switch {
-	case b == nil:
-		x.err = fmt.Errorf("verbs: region %q is not host memory: %w", s.Region.Name(), path.ErrUnreachable)
-	case s.Len == 0:
-		// Nothing to register: nobody moves a byte.
-	default:
-		x.mr, x.err = d.pd.RegMR(ibv.MRSpec{Addr: uintptr(address(b)), Length: s.Len, Access: access})
+	if s.Len > 0 { // else there is nothing to register: nobody moves a byte
+		x.mr, x.err = d.dev.memory.Register(d.pd, s, access)
+		x.err = unreachable(x.err)
 	}
 	close(x.done)
 	if x.err != nil {

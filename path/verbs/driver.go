@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"sync"
 	"time"
@@ -93,7 +94,8 @@ func (o *Options) check() error {
 
 // Driver makes paths over RDMA. It implements path.Driver. The device is open while a listener or a path of the driver is.
 type Driver struct {
-	o Options
+	o    Options
+	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
 	mu  sync.Mutex // guards what follows, and the device's count of users
 	lib *ibv.Library
@@ -105,6 +107,8 @@ var (
 	_ path.Prober   = (*Driver)(nil)
 	_ path.Listener = (*Listener)(nil)
 	_ path.Path     = (*Path)(nil)
+
+	_ path.DeviceReacher = (*Path)(nil)
 )
 
 // New makes a driver; bad options and a missing device show when it listens or dials.
@@ -115,7 +119,7 @@ func (d *Driver) Name() string { return Name }
 
 // Traits are those of an adapter that has no encryption. Shared memory comes before it, sockets behind it, until both were measured.
 func (d *Driver) Traits() path.Traits {
-	return path.Traits{Prior: path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 6e9}}
+	return path.Traits{Devices: true, Prior: path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 6e9}}
 }
 
 // Probe opens the device and closes it again. It makes the driver a path.Prober.

@@ -33,16 +33,23 @@ func (p *Path) explain() {
 		"peers are let in: " + guard,
 		"copies: none; integrity: the invariant CRC of the adapters; encryption: none",
 	}
+	if !p.dev.memory.Able() || p.peer.flags&flagDevices == 0 {
+		p.lines = append(p.lines, "memory of accelerators: "+p.noDevices())
+	}
 }
 
 // Explain may be called from any goroutine.
 func (p *Path) Explain() []string {
+	devices := p.dev.memory.Explain() // reads files
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := append([]string(nil), p.lines...)
 	out = append(out, "requests: "+p.pub.tuner.String())
 	if s := p.dom.local.Stats(); s.Misses > 0 {
 		out = append(out, fmt.Sprintf("local memory: %d registrations made (%v in all), %d uses of one that was there", s.Misses, s.Registering.Round(time.Microsecond), s.Hits+s.Shared))
+	}
+	for _, s := range devices {
+		out = append(out, "memory of accelerators: "+s)
 	}
 	if p.pub.replaced > 0 {
 		out = append(out, fmt.Sprintf("rails replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))

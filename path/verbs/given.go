@@ -20,6 +20,7 @@ type given struct {
 	inLine  bool // of Path.binds
 	told    bool // the peer was told of it
 	failed  bool // the adapter gave no window
+	watched bool // its flush is among those of the path
 	fences  []int32
 }
 
@@ -51,6 +52,7 @@ func (p *Path) attach(k path.Key) {
 			return
 		}
 		p.givens[k] = g
+		p.watch(g)
 	}
 	if g.answer {
 		p.violated(malformed("a second question for an export before the answer"))
@@ -173,6 +175,7 @@ func (p *Path) shut(g *given) {
 
 // unwind closes the windows and gives the registration back.
 func (p *Path) unwind(g *given) (err error) {
+	p.unwatch(g)
 	for i := range g.windows {
 		if w := &g.windows[i]; w.mw != nil {
 			err = errors.Join(err, w.mw.Close())
@@ -218,7 +221,7 @@ func (p *Path) refuse(k path.Key, err error) {
 // grant writes the answer for an export.
 func (p *Path) grant(f *frame, g *given) {
 	s := g.export.Span()
-	*f = frame{typ: frameGrant, key: g.key, rights: g.rights, size: s.Len}
+	*f = frame{typ: frameGrant, key: g.key, rights: g.rights, size: s.Len, flush: g.flushes() != nil}
 	if g.mr != nil {
 		f.addr = g.mr.Addr()
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -21,6 +22,7 @@ func TestGuestConformance(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
 	}
+	t.Run("Accelerators", softwareDevices)
 	for _, c := range []struct {
 		name  string
 		o     Options
@@ -36,6 +38,23 @@ func TestGuestConformance(t *testing.T) {
 			f.Checks = guestChecks
 			pathtest.Run(t, f)
 		})
+	}
+}
+
+// softwareDevices: Soft-RoCE takes no dma-bufs, and the refusal of such memory says so.
+func softwareDevices(t *testing.T) {
+	card := cardtest.New(t, cardtest.Options{DMABuf: true})
+	mine := card.Region("mine", 4096)
+	a, b := dialPair(t, Options{}, path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+	defer func() { a.Close(); b.Close() }()
+	for what, err := range map[string]error{"ReachesRegion": a.ReachesRegion(mine), "ReachesDevice": a.ReachesDevice(path.Desc{Device: true})} {
+		if !errors.Is(err, path.ErrUnreachable) {
+			t.Errorf("%s: %v", what, err)
+		}
+		t.Log(what, err)
+	}
+	if err := a.ReachesRegion(mine); err == nil || !strings.Contains(err.Error(), "cannot register dma-bufs") {
+		t.Errorf("it does not say what is missing: %v", err)
 	}
 }
 

@@ -33,6 +33,9 @@ const (
 	typWelcome = 2
 )
 
+// flagDevices, in params.flags: the adapter may reach memory of accelerators.
+const flagDevices = 1
+
 // endpoint is one queue pair as the other side must know it.
 type endpoint struct{ qpn, psn uint32 }
 

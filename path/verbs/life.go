@@ -35,7 +35,7 @@ func (p *Path) down(err error) {
 			p.finish(int32(k), err)
 		}
 	}
-	p.small, p.bulk, p.waiting, p.notes = newFIFO(), newFIFO(), newFIFO(), newFIFO()
+	p.small, p.bulk, p.waiting, p.notes, p.unseen, p.flushing = newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO()
 	p.queue(queued{Event: path.Event{Kind: path.EventDown, Err: err}, work: -1, link: -1, slot: -1})
 	p.dirty = true
 	if p.armed && !p.rung {

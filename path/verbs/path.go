@@ -61,6 +61,8 @@ type Path struct {
 	bulk      fifo
 	waiting   fifo // for an answer of the peer
 	notes     fifo // for a frame that notifies the peer
+	unseen    fifo // complete puts that the peer's accelerator does not see before a flush
+	flushing  fifo // of these, the ones for which the peer was asked
 
 	reaches map[path.Key]*reach
 	last    *reach
@@ -70,6 +72,12 @@ type Path struct {
 	binds   []*given
 	answers []answer
 	revoked []path.Key
+
+	asked    bool      // the peer was asked for a flush, and has not answered
+	owed     bool      // it asked for one, and has no answer yet
+	verdict  uint8     // of the flush that it asked for
+	untrue   error     // why a notification cannot be reported: the path ends with it
+	flushers []flusher // of exports that the peer may write
 
 	locals    [localsMax]local
 	lastLocal int32
@@ -97,12 +105,14 @@ type Path struct {
 	resumed  uint64
 	why      error
 
-	dirty   bool
-	st      path.Stats
-	mu      sync.Mutex // guards what other goroutines may read
-	pub     published
-	lines   []string
-	remarks []string
+	dirty bool
+	st    path.Stats
+	mu    sync.Mutex // guards what other goroutines may read
+	pub   published
+	lines []string
+	// closedKeys are exports that the peer's adapter could not reach.
+	closedKeys map[path.Key]struct{}
+	remarks    []string
 }
 
 // published is what other goroutines may read.
@@ -120,7 +130,7 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Path, err error) {
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, began: time.Now(), lastLocal: -1,
-		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO()}
+		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())
@@ -270,6 +280,9 @@ func (p *Path) params(window int) params {
 	for i, l := range p.rails {
 		q.rail[i] = endpoint{l.qp.Num(), l.psn}
 	}
+	if d.memory.Able() {
+		q.flags |= flagDevices
+	}
 	return q
 }
 
@@ -309,7 +322,7 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 			err = path.ErrFull
 			break
 		}
-		if err = checkOp(&ops[n]); err != nil {
+		if err = p.checkOp(&ops[n]); err != nil {
 			break
 		}
 		p.accept(&ops[n])
@@ -364,6 +377,10 @@ func (p *Path) Poll(events []path.Event) int {
 			p.alarm()
 		}
 		p.collect()
+		if p.untrue != nil && p.err == nil {
+			p.goodbye()
+			p.down(p.untrue)
+		}
 		if p.err == nil {
 			p.repair()
 			for _, l := range p.links {

@@ -24,13 +24,15 @@ func drawFrame(t *rapid.T) *frame {
 		f.msg = rapid.SliceOfN(rapid.Byte(), 0, path.MaxMessage).Draw(t, "msg")
 	case frameGrant:
 		f.addr, f.size = uint64(rapid.Uint32().Draw(t, "addr"))<<20, uint64(rapid.Uint32().Draw(t, "size"))
-		f.rights = path.Rights(rapid.IntRange(0, 3).Draw(t, "rights"))
+		f.rights, f.flush = path.Rights(rapid.IntRange(0, 3).Draw(t, "rights")), rapid.Bool().Draw(t, "flush")
 		f.n = rapid.IntRange(0, maxRails).Draw(t, "rails")
 		for i := range f.n {
 			f.rails[i] = grantRail{uint8(i), rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "rkey")}
 		}
 	case frameRefuse:
 		f.status = uint8(rapid.IntRange(1, len(refusals)-1).Draw(t, "status"))
+	case frameFlushed:
+		f.status = uint8(rapid.IntRange(0, flushFailed).Draw(t, "status"))
 	case frameRail:
 		f.gen, f.delivered = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "delivered")
 		f.qpn, f.psn = rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")

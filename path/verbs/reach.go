@@ -14,6 +14,7 @@ type reach struct {
 	err        error // it was refused
 	rights     path.Rights
 	addr, size uint64
+	flush      bool // what is written there is seen after a flush
 	rails      [maxRails]railKey
 	tried      [maxRails]uint32 // generations of the rails for which it was asked already
 }
@@ -100,11 +101,14 @@ func (p *Path) answered(f *frame) error {
 	r.asked = false
 	if f.typ == frameRefuse {
 		r.err, r.known = refusals[f.status], false
+		if r.err == path.ErrUnreachable {
+			p.closedTo(f.key)
+		}
 		p.readmit()
 		p.forget(r)
 		return nil
 	}
-	r.known, r.rights, r.addr, r.size = true, f.rights, f.addr, f.size
+	r.known, r.rights, r.addr, r.size, r.flush = true, f.rights, f.addr, f.size, f.flush
 	for _, g := range f.rails[:f.n] {
 		r.rails[g.rail] = railKey{g.gen, g.rkey, true}
 	}

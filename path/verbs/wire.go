@@ -8,7 +8,7 @@ import (
 )
 
 // version is that of everything in this file; both sides must have the same.
-const version = 1
+const version = 2
 
 // frameType says what a frame on a queue pair is.
 type frameType uint8
@@ -24,6 +24,8 @@ const (
 	frameReady                        // the sender's end of a replaced rail can receive
 	frameCredit                       // how many receives the sender has posted again, on all queue pairs
 	frameBye                          // the sender closes the path
+	frameFlush                        // what was written into memory of accelerators is to be made visible to them
+	frameFlushed                      // it is, or the status says that it cannot be
 	frameEnd
 )
 
@@ -56,6 +58,7 @@ type frame struct {
 	imm, bytes uint64
 	msg        []byte // of the received bytes; words of a bye
 	rights     path.Rights
+	flush      bool // of a grant: what is written there is seen after a flush
 	addr, size uint64
 	rails      [maxRails]grantRail
 	credit     [maxRails]railCredit
@@ -91,7 +94,11 @@ func (f *frame) append(b []byte) []byte {
 		b = f.key.Append(b)
 		b = put64(b, f.addr)
 		b = put64(b, f.size)
-		b = append(b, byte(f.rights), byte(f.n))
+		rights := byte(f.rights)
+		if f.flush {
+			rights |= grantFlush
+		}
+		b = append(b, rights, byte(f.n))
 		for _, r := range f.rails[:f.n] {
 			b = append(b, r.rail)
 			b = put32(b, r.gen)
@@ -105,6 +112,8 @@ func (f *frame) append(b []byte) []byte {
 		b = put32(b, f.qpn)
 		b = put32(b, f.psn)
 		b = put32(b, f.delivered)
+	case frameFlushed:
+		b = append(b, f.status)
 	case frameReady:
 		b = put32(b, f.gen)
 	case frameCredit:
@@ -178,6 +187,13 @@ func (f *frame) parse(b []byte) error {
 				f.credit[i] = railCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
 			}
 		}
+	case frameFlush:
+		ok = fixed(0)
+	case frameFlushed:
+		if ok = fixed(1); ok {
+			f.status = b[0]
+			ok = f.status <= flushFailed
+		}
 	case frameBye:
 		ok = len(b) <= maxWords
 		f.msg = b
@@ -192,13 +208,20 @@ func (f *frame) parse(b []byte) error {
 
 const grantFixed = path.KeySize + 18
 
+// flushFailed is the status of a frameFlushed that brings bad news; 0 is good.
+const flushFailed = 1
+
+// grantFlush is the bit beside the rights of a grant that stands for frame.flush.
+const grantFlush = 0x80
+
 func (f *frame) parseGrant(b []byte) bool {
 	if len(b) < grantFixed {
 		return false
 	}
 	f.key = path.ParseKey(b)
 	f.addr, f.size = binary.BigEndian.Uint64(b[path.KeySize:]), binary.BigEndian.Uint64(b[path.KeySize+8:])
-	f.rights, f.n = path.Rights(b[path.KeySize+16]), int(b[path.KeySize+17])
+	f.rights, f.n = path.Rights(b[path.KeySize+16]&^grantFlush), int(b[path.KeySize+17])
+	f.flush = b[path.KeySize+16]&grantFlush != 0
 	if f.n > maxRails || len(b) != grantFixed+9*f.n || f.addr+f.size < f.addr || f.rights&^(path.Read|path.Write) != 0 {
 		return false
 	}

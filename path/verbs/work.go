@@ -29,6 +29,10 @@ type work struct {
 	strikes int    // how often it broke a rail
 	blamed  error  // it did, since it began or began anew
 
+	foreign bool // it reads into memory of an accelerator of this side
+	settles bool // its writes are seen by the peer's accelerator after a flush
+	seen    bool // that is done
+
 	noted    bool   // the peer was notified
 	noting   bool   // the notification is posted
 	noteRail int    // lost with this rail: its number there
@@ -92,7 +96,7 @@ const (
 )
 
 // checkOp refuses mistakes of this side at once.
-func checkOp(op *path.Op) error {
+func (p *Path) checkOp(op *path.Op) error {
 	switch op.Kind {
 	case path.Put, path.Get:
 		for i := range op.Copies {
@@ -100,8 +104,10 @@ func checkOp(op *path.Op) error {
 			if !s.Valid() {
 				return fmt.Errorf("verbs: block %d of %d: its local span is not inside a region: %w", i, len(op.Copies), mem.ErrBounds)
 			}
-			if s.Len > 0 && s.Region.Kind() == mem.Device {
-				return fmt.Errorf("verbs: block %d of %d: region %q is not host memory: %w", i, len(op.Copies), s.Region.Name(), path.ErrUnreachable)
+			if s.Len > 0 && s.Bytes() == nil {
+				if err := p.dev.memory.Check(s.Region); err != nil {
+					return fmt.Errorf("verbs: block %d of %d: %w", i, len(op.Copies), unreachable(err))
+				}
 			}
 			if op.Kind == path.Get && s.Region.ReadOnly() {
 				return fmt.Errorf("verbs: block %d of %d: get into region %q, which is read-only: %w", i, len(op.Copies), s.Region.Name(), path.ErrRights)
@@ -127,7 +133,7 @@ func (p *Path) accept(op *path.Op) {
 	w.op.Msg = w.msg[:copy(w.msg[:], op.Msg)]
 	w.bulk, w.list = op.Bulk || len(op.Copies) > bulkBlocks, nil
 	w.strikes, w.blamed, w.noted, w.noting, w.noteLost = 0, nil, false, false, false
-	w.pending, w.lost, w.again = 0, 0, false
+	w.pending, w.lost, w.again, w.settles, w.foreign = 0, 0, false, false, false
 	w.rewind()
 	p.st.OpsPosted++
 	p.dirty = true
@@ -145,7 +151,7 @@ func (p *Path) accept(op *path.Op) {
 }
 
 func (w *work) rewind() {
-	w.checked, w.cur, w.rails, w.noting = 0, cursor{}, 0, false
+	w.checked, w.cur, w.rails, w.noting, w.seen = 0, cursor{}, 0, false, false
 }
 
 // admit sends an operation on its way: to the requests if everything that it names is known, else to those that wait.
@@ -199,6 +205,10 @@ func (p *Path) settle(k int32) {
 		if w.list == nil {
 			p.enqueue(&p.notes, k)
 		}
+	case w.settles && !w.seen:
+		if w.list == nil {
+			p.enqueue(&p.unseen, k)
+		}
 	default:
 		p.finish(k, nil)
 	}
@@ -212,6 +222,9 @@ func (p *Path) finish(k int32, err error) {
 	}
 	w.done = true
 	n := w.op.Bytes()
+	if err == nil && w.foreign {
+		err = flushOwn(w.op.Copies)
+	}
 	ev := path.Event{Kind: path.EventDone, Token: w.op.Token, Err: err}
 	if err != nil {
 		p.st.OpsFailed++

@@ -8,7 +8,7 @@
 //
 // What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
 // requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
-// regions over any descriptor that can be mapped, completion channels and asynchronous events as real file descriptors,
+// regions over any descriptor that can be mapped (from its file position on), completion channels and asynchronous events as real file descriptors,
 // ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
 // What is absent, with EOPNOTSUPP: raw packet queue pairs, on-demand paging, multicast, device memory, flow steering, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
@@ -25,6 +25,7 @@
 //	                              max_srq_sge max_qp_rd_atom max_inline
 //	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex)
 //	memlock 64M                   registrations beyond that fail with ENOMEM
+//	peer 0x700000000000 7 64M     addresses of a device, as nvidia-peermem knows them: descriptor 7, which stays open, from its beginning
 //	gid 0 5 2001:db8::7 v2        device, index, address, type (ib, v1, v2); tells by GID_CHANGE
 //	mode post                     requests are executed as they are posted (the default); or
 //	mode wire                     by a thread, "delay 50us" after posting; with "seed 7" after anything up to twice that; or

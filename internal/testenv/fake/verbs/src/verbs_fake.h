@@ -292,6 +292,8 @@ enum mode { MODE_POST, MODE_WIRE, MODE_PUMP };
 enum side { SIDE_SEND, SIDE_RECV };
 enum absent { ABSENT_DMABUF = 1, ABSENT_MW = 2, ABSENT_ATOMICS = 4, ABSENT_SRQ = 8, ABSENT_XRC = 16, ABSENT_UD = 32, ABSENT_EX = 64, ABSENT_DC = 128 };
 
+enum { MAX_PEERS = 8 };
+
 extern struct config {
 	int devices;
 	enum mode mode;
@@ -303,6 +305,7 @@ extern struct config {
 	bool report;             /* to stderr at exit */
 	struct ibv_device_attr attr;
 	int max_inline;
+	struct peer { uint64_t addr, len; int fd; } peers[MAX_PEERS]; /* memory of devices by its address; len 0: none */
 } config;
 
 int fake_call(enum call c);      /* counts it; an errno when the script fails it */

@@ -129,6 +129,18 @@ static int check_access(unsigned access)
 	return 0;
 }
 
+/* peer_memory finds who answers for a device's addresses, as nvidia-peermem does. */
+static const struct peer *peer_memory(const void *addr, size_t len)
+{
+	for (int i = 0; i < MAX_PEERS; i++) {
+		const struct peer *p = &config.peers[i];
+		uint64_t at = (uintptr_t)addr - p->addr;
+		if ((uintptr_t)addr >= p->addr && at <= p->len && len <= p->len - at)
+			return p;
+	}
+	return NULL;
+}
+
 static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t len, uint64_t iova, int access, int fd, uint64_t offset)
 {
 	struct fake_pd *pd = (struct fake_pd *)ibv;
@@ -146,16 +158,29 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 		err = EINVAL;
 	if (!err && config.memlock - locked < len)
 		err = ENOMEM;
+	const struct peer *peer = fd < 0 && len ? peer_memory(addr, len) : NULL;
+	if (peer) {
+		fd = peer->fd;
+		offset = (uintptr_t)addr - peer->addr;
+	}
 	if (!err && fd >= 0) {
 		uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from = offset & ~(page - 1);
 		int prot = (access & ACCESS_WRITES) ? PROT_READ | PROT_WRITE : PROT_READ;
-		if (config.absent & ABSENT_DMABUF)
+		/* A buffer that stands for the middle of something begins at its descriptor's position. */
+		off_t at = peer ? 0 : lseek(fd, 0, SEEK_CUR), end = at >= 0 ? lseek(fd, 0, SEEK_END) : -1;
+		if (at < 0)
+			at = 0;
+		else if (!peer)
+			lseek(fd, at, SEEK_SET);
+		if (!peer && (config.absent & ABSENT_DMABUF))
 			err = EOPNOTSUPP;
-		else if (lseek(fd, 0, SEEK_END) >= 0 && (uint64_t)lseek(fd, 0, SEEK_END) < offset + len)
+		else if (!peer && ((iova ^ offset) & (page - 1)))
+			err = EINVAL; /* the kernel: both must lie at one place in their pages */
+		else if (at % (off_t)page || (end >= 0 && (uint64_t)(end - at) < offset + len))
 			err = EINVAL;
 		else {
 			map_len = len + (offset - from);
-			map = mmap(NULL, map_len ? map_len : 1, prot, MAP_SHARED, fd, (off_t)from);
+			map = mmap(NULL, map_len ? map_len : 1, prot, MAP_SHARED, fd, at + (off_t)from);
 			if (map == MAP_FAILED) {
 				err = errno == EBADF ? EBADF : EINVAL;
 				map = NULL;
@@ -181,7 +206,7 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 		mr->ibv.handle = slot;
 		mr->ibv.lkey = slot << 8 | tag;
 		mr->ibv.rkey = slot << 8 | tag | 0x80;
-		mr->iova = (access & IBV_ACCESS_ZERO_BASED) && fd < 0 ? 0 : iova;
+		mr->iova = (access & IBV_ACCESS_ZERO_BASED) && (fd < 0 || peer) ? 0 : iova;
 		mr->host = host;
 		mr->access = (unsigned)access;
 		mr->locked = len;

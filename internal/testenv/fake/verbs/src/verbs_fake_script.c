@@ -314,6 +314,24 @@ static bool parse_gid(struct parser *s)
 	return true;
 }
 
+/* The descriptor stays the caller's, who keeps it open. */
+static bool parse_peer(struct parser *s)
+{
+	struct peer p;
+	uint64_t fd = 0;
+	int i = 0;
+	if (!number(s, "address", 4096, 1ull << 56, NULL, &p.addr) || !number(s, "descriptor", 0, 1 << 20, NULL, &fd) ||
+	    !number(s, "bytes", 1, 1ull << 40, sizes, &p.len))
+		return false;
+	p.fd = (int)fd;
+	while (i < MAX_PEERS && s->c->peers[i].len)
+		i++;
+	if (i == MAX_PEERS)
+		return fail(s, "there are %d pieces of peer memory already", MAX_PEERS);
+	s->c->peers[i] = p;
+	return true;
+}
+
 static bool parse_kill(struct parser *s)
 {
 	struct fake_device *d;
@@ -368,6 +386,8 @@ static bool parse_line(struct parser *s)
 		return number(s, "seed", 0, UINT64_MAX, NULL, &c->seed);
 	} else if (IS("memlock")) {
 		return number(s, "bytes", 0, UINT64_MAX, sizes, &c->memlock);
+	} else if (IS("peer")) {
+		return parse_peer(s);
 	} else if (IS("limit")) {
 		if (!need(s, "name of a limit"))
 			return false;
