@@ -195,6 +195,17 @@ func TestMoveWithoutAnEnd(t *testing.T) {
 	if b[0] != 0 || b[n-1] != 0 {
 		t.Error("the copy goes on")
 	}
+	for i := range b {
+		b[i] = 9
+	}
+	m := must[mem.Move](t)(dev.Mover().Load(mem.Span{Region: h, Len: n}, 0))
+	ok(t, f.Script("fail cuEventQuery CUDA_ERROR_INVALID_VALUE"))
+	if done, err := m.Done(); !done || !errors.Is(err, gpu.ErrDriver) {
+		t.Errorf("%v, %v", done, err)
+	}
+	if b[0] != 0 || b[n-1] != 0 {
+		t.Error("the copy goes on after its end")
+	}
 	ok(t, errors.Join(dev.Close(), h.Close(), p.Close(), c.Close()))
 }
 

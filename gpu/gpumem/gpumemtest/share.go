@@ -92,7 +92,7 @@ func checkAddress(r *rig) {
 		want       error
 	}{
 		"more than there is":       {addr, 8 * n, gpu.ErrBounds},
-		"from behind its end":      {theirs.Addr() + 64*n, 1, gpu.ErrArgument},
+		"a byte more":              {addr, 7*n + 1, gpu.ErrBounds},
 		"nothing":                  {0, 1, gpu.ErrArgument},
 		"no bytes":                 {addr, 0, gpu.ErrArgument},
 		"beyond what is numbered":  {addr, ^uint64(0), gpu.ErrArgument},
