@@ -230,7 +230,8 @@ func TestPutsShareFlushes(t *testing.T) {
 	e, x := r.B.Export(theirs, both), r.B.Export(shown, path.Read)
 	local := r.A.Region(64 << 10)
 	pathtest.Fill(local.All().Bytes(), 6)
-	r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(local, x, 0, 1)})
+	r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(local, x, 0, 1), Notify: true})
+	r.Drive("the notification", func() bool { return len(r.B.Notices) == 1 })
 	if n := card.Flushes(); n != 0 {
 		t.Errorf("%d flushes for reading", n)
 	}
@@ -476,5 +477,31 @@ func TestBeyondOneRegistration(t *testing.T) {
 	r.A.MustDo(path.Op{Kind: path.Get, Copies: cp})
 	if !bytes.Equal(card.Written(mine)[at:at+4096], want) {
 		t.Error("what was got is not in the card")
+	}
+}
+
+// TestOneQuestion: while the peer has not answered it is not asked again, which it would take for a violation.
+func TestOneQuestion(t *testing.T) {
+	w := newWorld(t, "")
+	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+	theirs := card.Region("theirs", 4096)
+	r := newAccelRig(t, w, bare, Options{}, 1)
+	x, local := r.B.Export(theirs, both), r.A.Region(4096)
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, x, 0, 1)})
+	var res []*pathtest.Result
+	for range 3 {
+		res = append(res, r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, x, 0, 100)})...)
+		for range 10 {
+			r.A.Poll()
+		}
+	}
+	if !r.a.asked || r.a.unseen.n != 2 || r.a.flushing.n != 1 {
+		t.Fatalf("asked: %v, %d puts wait for the answer and %d for the next question", r.a.asked, r.a.flushing.n, r.a.unseen.n)
+	}
+	r.Drive("the puts", func() bool { return res[0].Times+res[1].Times+res[2].Times == 3 })
+	for _, p := range res {
+		if p.Event.Err != nil {
+			t.Error(p.Event.Err)
+		}
 	}
 }

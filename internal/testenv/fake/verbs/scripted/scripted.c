@@ -272,11 +272,12 @@ static void dmabuf(void)
 	int fd = memfd_create("scripted", 0);
 	MUST(fd >= 0 && ftruncate(fd, 4 * page) == 0, "memfd");
 	char *p = mmap(NULL, 4 * (size_t)page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	/* From the middle of a page, with an address of its own. */
-	struct ibv_mr *mr = PTR(ibv_reg_dmabuf_mr(R.pd, (uint64_t)page + 100, (size_t)page, 0x500000, fd, ALL));
+	/* From the middle of a page, with an address of its own, which must be at the same place in its page. */
+	MUST(!ibv_reg_dmabuf_mr(R.pd, (uint64_t)page + 100, (size_t)page, 0x500000, fd, ALL) && errno == EINVAL, "skewed: %s", errname(errno));
+	struct ibv_mr *mr = PTR(ibv_reg_dmabuf_mr(R.pd, (uint64_t)page + 100, (size_t)page, 0x500000 + 100, fd, ALL));
 	close(fd);
 	memset(L.buf, 'f', 64);
-	ZERO(post_to(&L, IBV_WR_RDMA_WRITE, 1, sge(&L, 0, 64), 0x500000 + 8, mr->rkey, IBV_SEND_SIGNALED));
+	ZERO(post_to(&L, IBV_WR_RDMA_WRITE, 1, sge(&L, 0, 64), 0x500000 + 108, mr->rkey, IBV_SEND_SIGNALED));
 	want(L.cq, 1, IBV_WC_SUCCESS);
 	MUST(p[page + 100 + 8] == 'f' && p[page + 100 + 71] == 'f' && p[page + 100 + 72] == 0 && p[page + 107] == 0, "not where it should be");
 	ZERO(ibv_dereg_mr(mr));
