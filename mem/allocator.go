@@ -144,6 +144,9 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 		}
 		page = uint64(o.Memory.PageSize)
 	}
+	if g, ok := o.Memory.Provider.(Granular); ok {
+		page = max(page, uint64(g.Granularity(o.Memory.Kind)))
+	}
 	if o.Classes == nil {
 		o.Classes = DefaultClasses
 		if o.Dedicated && page > o.Classes[0] { // a region cannot be smaller than a page
@@ -156,7 +159,7 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 			return fail("class %d of %d bytes: expected a multiple of the page size, %d", i, c, sys.PageSize)
 		}
 		if o.Dedicated && c%page != 0 {
-			return fail("class %d of %d bytes: dedicated blocks are multiples of the huge page size, %d", i, c, page)
+			return fail("class %d of %d bytes: dedicated blocks are regions of their own, which are multiples of %d bytes", i, c, page)
 		}
 		if i > 0 && c <= o.Classes[i-1] {
 			return fail("class %d of %d bytes after %d: expected ascending sizes", i, c, o.Classes[i-1])

@@ -47,7 +47,7 @@ func TestAllocatorOptions(t *testing.T) {
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{1000}}, nil, "multiple of the page size"},
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{0}}, nil, "multiple of the page size"},
 		{AllocatorOptions{Budget: 1 << 20, Classes: []uint64{8192, 4096}}, nil, "ascending"},
-		{AllocatorOptions{Budget: 1 << 30, Classes: []uint64{4096}, Dedicated: true, Memory: Options{Kind: Huge, AllowFallback: true}}, nil, "huge page size"},
+		{AllocatorOptions{Budget: 1 << 30, Classes: []uint64{4096}, Dedicated: true, Memory: Options{Kind: Huge, AllowFallback: true}}, nil, "regions of their own"},
 		{AllocatorOptions{Budget: 1 << 45, Memory: Options{Kind: Huge}}, nil, "huge pages"},
 	} {
 		a, err := NewAllocator(c.o)

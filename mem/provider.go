@@ -17,6 +17,15 @@ type Provider interface {
 	Allocate(o Options) (Mapping, error)
 }
 
+// Granular is a Provider whose memory comes in multiples of more than the machine's pages. An Allocator counts its regions so.
+type Granular interface {
+	// Granularity is what the sizes of regions of a kind are multiples of, in bytes.
+	Granularity(Kind) int
+}
+
+// Pages is the Provider of this package, for Host and Huge: what other Providers build on.
+var Pages Provider = hostProvider{}
+
 // Mapping is memory as a Provider hands it over.
 type Mapping struct {
 	Kind     Kind

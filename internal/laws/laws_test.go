@@ -23,7 +23,7 @@ var floors = [][]string{
 	{"internal/invariants", "internal/netlink", "internal/sys", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
-	{"mem", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes"},
+	{"mem", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy"},
 	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "internal/testenv/fault"},
