@@ -91,10 +91,12 @@ func (p *Peer) stage(t *Transfer) {
 				direct, err = p.choose(ctx, t, nil, t.allowed)
 			}
 		}
-		if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
-			if err = p.Err(); err == nil {
-				err = path.ErrCanceled
-			}
+		switch lost := p.Err(); {
+		case err == nil:
+		case lost != nil && !t.canceled.Load() && (errors.Is(err, context.Canceled) || errors.Is(err, path.ErrCanceled)):
+			err = lost // that is why its pieces were canceled
+		case errors.Is(err, context.Canceled):
+			err = path.ErrCanceled
 		}
 		if err != nil {
 			t.complete(err)
