@@ -18,9 +18,10 @@ import (
 // fakeDevice stands in for a card: its memory is out of reach of everything but its Mover, whose copies run on goroutines of
 // their own, in any order, for a while. It finds whoever touches host memory that a copy is under way with.
 type fakeDevice struct {
-	t    testing.TB
-	name string
-	fd   bool // its staging memory is memfds, which shared memory reaches
+	t     testing.TB
+	name  string
+	plain bool // it only copies, at once and without looking
+	fd    bool // its staging memory is memfds, which shared memory reaches
 
 	live   atomic.Int64 // copies under way
 	most   atomic.Int64 // at once
@@ -31,11 +32,13 @@ type fakeDevice struct {
 
 	regions []*mem.Region
 
-	mu    sync.Mutex
-	rand  *rand.Rand
-	fail  func(n int64, store bool) error // the error of copy n, from 1
-	gate  chan struct{}                   // not nil: copies do not end before it is closed
-	begun chan struct{}                   // buffered; told of each copy
+	mu     sync.Mutex
+	rand   *rand.Rand
+	fail   func(n int64, store bool) error    // the error of copy n, from 1
+	gate   <-chan struct{}                    // not nil: copies do not end before it is closed
+	slow   func(bytes uint64) <-chan struct{} // gate of a copy of so many bytes
+	damage bool                               // a byte of every store is wrong
+	begun  chan struct{}                      // buffered; told of each copy
 }
 
 var errLost = errors.New("fake device: lost")
@@ -68,14 +71,20 @@ type fakeMemory struct {
 
 // region is memory of the device. The bytes are its own: look at them only while nothing moves.
 func (d *fakeDevice) region(size int) (*mem.Region, []byte) {
+	b := make([]byte, size)
+	return d.regionOf(b), b
+}
+
+// regionOf is memory of the device whose bytes are in b.
+func (d *fakeDevice) regionOf(b []byte) *mem.Region {
 	d.t.Helper()
-	m := &fakeMemory{d: d, b: make([]byte, size)}
-	r, err := mem.AdoptMapping("memory of "+d.name, mem.Mapping{Kind: mem.Device, Size: uint64(size), PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
+	m := &fakeMemory{d: d, b: b}
+	r, err := mem.AdoptMapping("memory of "+d.name, mem.Mapping{Kind: mem.Device, Size: uint64(len(b)), PageSize: 4096, FD: -1, NUMANode: -1, Mover: m})
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	d.regions = append(d.regions, r)
-	return r, m.b
+	return r
 }
 
 func (m *fakeMemory) Device() string        { return m.d.name }
@@ -124,8 +133,12 @@ func (m *fakeMemory) move(host mem.Span, off uint64, store bool) (mem.Move, erro
 		err = d.fail(n, store)
 	}
 	late := d.rand.IntN(2) == 0 // the error comes at once, or with the end of the copy
+	damage := d.damage
 	pause := time.Duration(d.rand.IntN(300)) * time.Microsecond
 	gate := d.gate
+	if d.slow != nil {
+		gate = d.slow(host.Len)
+	}
 	d.mu.Unlock()
 	if err != nil && !late {
 		return nil, err
@@ -144,6 +157,19 @@ func (m *fakeMemory) move(host mem.Span, off uint64, store bool) (mem.Move, erro
 	v := &fakeMove{over: make(chan struct{})}
 	b := host.Bytes()
 	sum := uint32(0)
+	if d.plain {
+		go func() {
+			if store {
+				copy(m.b[off:], b)
+			} else {
+				copy(b, m.b[off:])
+			}
+			d.live.Add(-1)
+			lease.Release()
+			close(v.over)
+		}()
+		return v, nil
+	}
 	if store {
 		sum = crc32.ChecksumIEEE(b)
 	} else {
@@ -165,6 +191,9 @@ func (m *fakeMemory) move(host mem.Span, off uint64, store bool) (mem.Move, erro
 		}
 		if err == nil && store {
 			copy(m.b[off:], b)
+			if damage {
+				m.b[off] ^= 1
+			}
 		} else if err == nil {
 			copy(b, m.b[off:])
 		}
