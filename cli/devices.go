@@ -10,7 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/gpu/runtimes"
-	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cards"
 	"github.com/penstock-io/penstock/internal/host"
 	"github.com/spf13/cobra"
 )
@@ -54,9 +54,9 @@ Exit status 0, also where nothing but the host is here: the host is always there
 	return c
 }
 
-func lookForDevices(ctx context.Context, s streams, from string) (*accel.Report, error) {
+func lookForDevices(ctx context.Context, s streams, from string) (*cards.Report, error) {
 	if from == "" {
-		r := accel.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
+		r := cards.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
 		return r, ctx.Err()
 	}
 	in := s.in
@@ -72,7 +72,7 @@ func lookForDevices(ctx context.Context, s streams, from string) (*accel.Report,
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", from, err)
 	}
-	return accel.Of(host.Read(ctx, rec)), nil
+	return cards.Of(host.Read(ctx, rec)), nil
 }
 
 const (
@@ -81,7 +81,7 @@ const (
 )
 
 // printDevices writes the report in lines of at most 80 columns, but for words that cannot be broken.
-func printDevices(w io.Writer, r *accel.Report) error {
+func printDevices(w io.Writer, r *cards.Report) error {
 	p := &paired.Lines{W: w, Label: deviceLabel, Width: deviceWidth}
 	field := func(name, text string) { p.Field("  "+name, escapeControls(text)) }
 	for i, x := range r.Runtimes {
@@ -141,7 +141,7 @@ func printDevices(w io.Writer, r *accel.Report) error {
 	return p.Err
 }
 
-func hasNVIDIA(r *accel.Report) bool {
+func hasNVIDIA(r *cards.Report) bool {
 	for _, c := range r.Cards {
 		if strings.HasPrefix(c.Name, "NVIDIA") {
 			return true
@@ -150,7 +150,7 @@ func hasNVIDIA(r *accel.Report) bool {
 	return false
 }
 
-func printDevice(field func(name, text string), d *accel.Device) {
+func printDevice(field func(name, text string), d *cards.Device) {
 	if d.Error != "" {
 		field("error", d.Error)
 	}
@@ -218,7 +218,7 @@ func deref[T any](p *T) (v T) {
 }
 
 // printBus writes where a card is, and which network cards are near.
-func printBus(field func(name, text string), bus string, node int, link *accel.Link, near []accel.Near) {
+func printBus(field func(name, text string), bus string, node int, link *cards.Link, near []cards.Near) {
 	if bus != "" {
 		if node >= 0 {
 			bus += fmt.Sprintf(", NUMA node %d", node)

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cards"
 )
 
 var updateDevices = flag.Bool("update-devices", false, "write testdata/devices-*.txt anew")
@@ -64,7 +64,7 @@ func TestDevices(t *testing.T) {
 	if status != 0 {
 		t.Fatalf("status %d: %s", status, errOut)
 	}
-	var r accel.Report
+	var r cards.Report
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		t.Fatal(err)
 	}

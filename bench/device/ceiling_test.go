@@ -6,12 +6,12 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/bench"
-	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cards"
 )
 
 // What bounds a card: its link each way, twice that both ways, half of its memory's rate within it, and nothing where nothing is known.
 func TestCeilingsOfACard(t *testing.T) {
-	g := &rig{card: true, bandwidth: 3350, cache: 50 << 20, is: accel.Device{Link: &accel.Link{Max: accel.Lane{GTs: 32, Lanes: 16}}}}
+	g := &rig{card: true, bandwidth: 3350, cache: 50 << 20, is: cards.Device{Link: &cards.Link{Max: cards.Lane{GTs: 32, Lanes: 16}}}}
 	amd64 := runtime.GOARCH == "amd64"
 	for _, x := range []struct {
 		way     string

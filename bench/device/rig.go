@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/gpu"
-	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cards"
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/internal/nvml"
@@ -26,7 +26,7 @@ type rig struct {
 	st   *gpu.Stream // what is timed goes here
 	aux  *gpu.Stream // what fills and checks, and the other direction
 	info gpu.Info
-	is   accel.Device
+	is   cards.Device
 	card bool // its memory is its own, behind a link
 
 	most      uint64 // bytes of the largest row
@@ -119,7 +119,7 @@ func (g *rig) describe(ctx context.Context) {
 	if g.card {
 		facts = host.Read(ctx, host.Live(ctx))
 	}
-	g.is = accel.Describe(&g.info, facts, lib)
+	g.is = cards.Describe(&g.info, facts, lib)
 	if g.info.Runtime != "cuda" {
 		return
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/cli"
-	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cards"
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
@@ -88,7 +88,7 @@ func TestBenchOnTheFake(t *testing.T) {
 
 // The devices of the driver are listed with what CUDA says of them.
 func TestDevicesOnTheFake(t *testing.T) {
-	var r accel.Report
+	var r cards.Report
 	if err := json.Unmarshal(penstock(t, "devices", "--json"), &r); err != nil {
 		t.Fatal(err)
 	}

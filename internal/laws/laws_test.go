@@ -29,7 +29,7 @@ var floors = [][]string{
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
-	{"app", "internal/accel", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
+	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
 	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab", "internal/gpucard"},
 }
 

@@ -1,11 +1,11 @@
-// Package accel finds out which accelerators a machine has: each runtime of package gpu and why it is not here, each of its devices with what it can do and
+// Package cards finds out which accelerators a machine has: each runtime of package gpu and why it is not here, each of its devices with what it can do and
 // what it cannot, its link, what the card says of itself, and the network cards that are near. It joins what the runtimes say with NVML and with the facts of
 // the machine (internal/host).
 //
-//	r := accel.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
+//	r := cards.Look(ctx, runtimes.Table(), host.Read(ctx, host.Live(ctx)))
 //
 // Of makes the same of facts alone, which is all that there is of a recorded machine.
-package accel
+package cards
 
 import (
 	"cmp"

@@ -1,4 +1,4 @@
-package accel
+package cards
 
 import (
 	"context"
