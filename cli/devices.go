@@ -26,6 +26,9 @@ driver, memory, bus and NUMA node, link, what the card says of its clocks and it
 capability whether the device has it or why not. A runtime that is not here has its reason and how to get it, and so has a GPU on the bus
 that no runtime uses. Nothing is changed; a context is opened on each device, for its free memory.
 
+Distances are those of "nvidia-smi topo": PIX and PXB are below one switch, so that a network card reaches the device without the processor;
+PHB and NODE are over the processor, SYS over the connection between processors.
+
 Exit status 0, also where nothing but the host is here: the host is always there.`,
 		Example: `  penstock devices
   penstock devices --json

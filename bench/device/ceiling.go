@@ -44,7 +44,7 @@ func (c *ceilings) close() {
 // not bound it; kernel that a kernel copies, which on a processor may use all of its cores.
 func (c *ceilings) of(way string, hot, kernel bool) *paired.Ceiling {
 	if c.cpu != nil {
-		n := int(max(1, 64<<20/c.size))
+		n := int(min(max(1, 16<<20/c.size), 256))
 		return &paired.Ceiling{Method: bench.CopyCeilingMethod, Enforce: bench.CopyCeilingHolds(c.size) && !hot && (!kernel || c.g.info.Units <= 2),
 			Measure: func(context.Context) (float64, error) { return c.cpu.Sample(n) }}
 	}

@@ -39,8 +39,8 @@ type usage struct {
 	cpu     time.Duration
 }
 
-// during counts what f costs, which does n operations.
-func (u *usage) during(n int, f func() error) error {
+// during counts what f costs.
+func (u *usage) during(f func() error) error {
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
 	c, err := sys.ProcessCPU()
@@ -52,7 +52,6 @@ func (u *usage) during(n int, f func() error) error {
 	}
 	d, err := sys.ProcessCPU()
 	runtime.ReadMemStats(&after)
-	u.ops += uint64(n)
 	u.mallocs += after.Mallocs - before.Mallocs
 	u.cpu += d - c
 	return err
@@ -62,35 +61,42 @@ func (u *usage) cost() *paired.Cost {
 	return &paired.Cost{Allocs: float64(u.mallocs) / float64(u.ops), CPUPerOp: u.cpu.Seconds() * 1e6 / float64(u.ops)}
 }
 
+// mostSingles is how many operations a sample has at most.
+const mostSingles = 10000
+
+// singles makes operations for the time of a sample, of which each does per things, and returns the time of one thing in microseconds, ascending. buf is used again.
+func (g *rig) singles(ctx context.Context, buf []float64, u *usage, per int, once func(context.Context) (time.Duration, error)) ([]float64, error) {
+	buf = buf[:0]
+	start := time.Now()
+	err := u.during(func() error {
+		for len(buf) < mostSingles && (len(buf) == 0 || time.Since(start) < g.o.Budget) {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			d, err := once(ctx)
+			if err != nil {
+				return err
+			}
+			buf = append(buf, max(float64(d), 1)/float64(per)/1e3)
+		}
+		return nil
+	})
+	u.ops += uint64(len(buf) * per)
+	slices.Sort(buf)
+	return buf, err
+}
+
 // timed is a row of single operations, whose value is their median time.
 func (g *rig) timed(ctx context.Context, name, what string, size uint64, once func() (time.Duration, error)) error {
-	const most = 10000
 	var u usage
-	single := make([]float64, 0, most)
-	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Unchecked: noBytes, Run: func(ctx context.Context) (paired.Sample, error) {
-		single = single[:0]
-		start := time.Now()
-		err := u.during(0, func() error {
-			for len(single) < most && (len(single) == 0 || time.Since(start) < g.o.Budget) {
-				if err := ctx.Err(); err != nil {
-					return err
-				}
-				d, err := once()
-				if err != nil {
-					return err
-				}
-				single = append(single, max(float64(d), 1)/1e3)
-			}
-			return nil
-		})
-		u.ops += uint64(len(single))
-		v := slices.Clone(single)
-		slices.Sort(v)
-		if err != nil {
+	single := make([]float64, 0, mostSingles)
+	run := func(ctx context.Context) (_ paired.Sample, err error) {
+		if single, err = g.singles(ctx, single, &u, 1, func(context.Context) (time.Duration, error) { return once() }); err != nil {
 			return paired.Sample{}, err
 		}
-		return paired.Sample{Value: paired.Percentile(v, 50), Single: v}, nil
-	}}}, func(x *paired.Row) error {
+		return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
+	}
+	return g.alone(ctx, paired.Plan{Name: name, Unit: paired.Microseconds, Ours: paired.Contender{Unchecked: noBytes, Run: run}}, func(x *paired.Row) error {
 		x.What, x.Size, x.Cost = what, size, u.cost()
 		return nil
 	})
@@ -209,29 +215,16 @@ func (g *rig) launches(ctx context.Context) (err error) {
 // launch is a row of launches, per of them in one operation.
 func (g *rig) launch(ctx context.Context, t *tiny, name string, per int, once func(context.Context) (time.Duration, error)) error {
 	var u usage
-	single := make([]float64, 0, 10000)
+	single := make([]float64, 0, mostSingles)
 	run := func(ctx context.Context) (paired.Sample, error) {
-		single = single[:0]
-		n, err := t.stores(func() error {
-			start := time.Now()
-			return u.during(0, func() error {
-				for len(single) < cap(single) && (len(single) == 0 || time.Since(start) < g.o.Budget) {
-					d, err := once(ctx)
-					if err != nil {
-						return err
-					}
-					u.ops += uint64(per)
-					single = append(single, max(float64(d), 1)/float64(per)/1e3)
-				}
-				return nil
-			})
+		n, err := t.stores(func() (err error) {
+			single, err = g.singles(ctx, single, &u, per, once)
+			return err
 		})
-		v := slices.Clone(single)
-		slices.Sort(v)
 		if err != nil {
 			return paired.Sample{}, err
 		}
-		return paired.Sample{Value: paired.Percentile(v, 50), Single: v, Verified: n}, nil
+		return paired.Sample{Value: paired.Percentile(single, 50), Single: single, Verified: n}, nil
 	}
 	// Once before anything is counted: queues of the runtime grow at their first use.
 	if _, err := run(ctx); err != nil {

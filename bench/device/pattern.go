@@ -12,9 +12,9 @@ import (
 	"github.com/penstock-io/penstock/tensor/synth"
 )
 
-// fill puts the pattern of seed into memory of the device.
+// fill puts the pattern of seed into memory. What is the device's gets it by a copy, also where the CPU sees it: so it is on a card.
 func (g *rig) fill(to gpu.Span, seed uint64) error {
-	if to.Memory.Bytes() != nil {
+	if to.Memory.Kind() != gpu.DeviceMemory {
 		pattern(to.Bytes(), seed)
 		return nil
 	}
@@ -29,9 +29,9 @@ func (g *rig) fill(to gpu.Span, seed uint64) error {
 	return g.aux.Wait(context.Background())
 }
 
-// holds fails where memory does not hold the pattern of seed. Memory of the device is read back into bytes that were something else before.
+// holds fails where memory does not hold the pattern of seed. What is the device's is read back into bytes that were something else before.
 func (g *rig) holds(m gpu.Span, seed uint64) error {
-	if m.Memory.Bytes() != nil {
+	if m.Memory.Kind() != gpu.DeviceMemory {
 		return verify(m.Bytes(), seed, 0)
 	}
 	to, err := g.look.Span(0, m.Len)
