@@ -681,8 +681,7 @@ func (l *line) round(q engine.RxQueue, tx engine.TxQueue, back engine.RxQueue) {
 }
 
 // loop is a line with queues for rounds; with send also back.
-func newLoop(t testing.TB, send bool) func() {
-	c := newCard(t, false)
+func newLoop(t testing.TB, c *card, send bool) func() {
 	l := newLine(t, stage.Options{})
 	body := c.pool(t, "body", 2048, 1024)
 	q := l.rx(body)
@@ -704,7 +703,7 @@ func TestNothingIsAllocated(t *testing.T) {
 	if testenv.Race || testenv.Invariants {
 		t.Skip("these builds allocate")
 	}
-	round := newLoop(t, true)
+	round := newLoop(t, newCard(t, false), true)
 	for range 100 {
 		round()
 	}
@@ -713,14 +712,14 @@ func TestNothingIsAllocated(t *testing.T) {
 	}
 }
 
-// BenchmarkReceive brings bursts of 64 packets of 1500 bytes into memory of the runtime host; an op is a packet. BenchmarkThereAndBack sends them
-// from there as well.
+// BenchmarkReceive brings bursts of 64 packets of 1500 bytes into memory of the runtime host; an op is a packet. BenchmarkThereAndBack sends them from there as
+// well.
 func BenchmarkReceive(b *testing.B) { benchmark(b, false) }
 
 func BenchmarkThereAndBack(b *testing.B) { benchmark(b, true) }
 
 func benchmark(b *testing.B, send bool) {
-	round := newLoop(b, send)
+	round := newLoop(b, newCard(b, false), send)
 	for range 100 {
 		round()
 	}
