@@ -64,6 +64,7 @@ const (
 	CapIPC           = driver.CapIPC
 	CapDMABuf        = driver.CapDMABuf
 	CapGPUDirect     = driver.CapGPUDirect
+	CapAdoptAddress  = driver.CapAdoptAddress
 )
 
 // What runtimes refuse; see package driver.

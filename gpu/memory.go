@@ -103,6 +103,30 @@ func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 	return c.newMemory(drv, name, kind, uint64(len(b)), 1)
 }
 
+// AdoptAddress makes memory of kind DeviceMemory of size bytes from addr on, which another library of this process has allocated on this device: a tensor of
+// PyTorch, say. The driver is asked what is there: an address that is not wholly in one allocation of this device is an error that wraps ErrBounds or
+// ErrArgument. Whoever allocated it must keep it until Close, which leaves it as it is, and is an error where that was not so. It needs CapAdoptAddress.
+func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) {
+	if err := c.Info().Capabilities.Check(CapAdoptAddress); err != nil {
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w", c.dev, name, addr, err)
+	}
+	if addr == 0 || size == 0 || addr+size < addr {
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: %d bytes from there", c.dev, name, addr, ErrArgument, size)
+	}
+	if err := c.usable("adopt memory"); err != nil {
+		return nil, err
+	}
+	a, ok := c.drv.(driver.AddressAdopter)
+	if !ok {
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime says that it can and cannot", c.dev, name, addr, ErrDriver)
+	}
+	drv, err := a.AdoptAddress(addr, size)
+	if err != nil {
+		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w", c.dev, name, addr, c.note(err))
+	}
+	return c.newMemory(drv, name, DeviceMemory, size, 1)
+}
+
 // OpenIPC opens memory of size bytes that another process of this machine has exported with Memory.ExportIPC, as DeviceMemory. It is the whole
 // allocation of the other process; that one must keep it until this one has closed it. It needs CapIPC.
 func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, error) {

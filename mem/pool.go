@@ -202,6 +202,7 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	if invariants.Enabled {
 		p.debug = newPoolDebug(p)
 	}
+	p.region.carved.Add(1)
 	live.hold(p)
 	return p, nil
 }
@@ -433,6 +434,7 @@ func (p *Pool) returned() error {
 		return nil
 	}
 	live.drop(p)
+	p.region.carved.Add(-1)
 	var err error
 	if p.owned {
 		err = p.region.Close()

@@ -102,6 +102,19 @@ func (c *cudaContext) allocDevice(o driver.MemorySpec) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
+	if pad > 0 && o.Size >= o.Align {
+		// The driver aligns large memory to what it is made of, commonly 2 MiB: then no padding is needed, which would double small multiples of that.
+		p, err := c.c.Alloc(o.Size)
+		if err != nil {
+			return nil, err
+		}
+		if uint64(p)%o.Align == 0 {
+			return &memory{c: c, kind: o.Kind, base: p, at: p, addr: p, end: func() error { return c.c.Free(p) }}, nil
+		}
+		if err := c.c.Free(p); err != nil {
+			return nil, err
+		}
+	}
 	p, err := c.c.Alloc(o.Size + pad)
 	if err != nil {
 		return nil, err
@@ -160,6 +173,35 @@ func (c *cudaContext) Adopt(b []byte) (driver.Memory, error) {
 		m.addr = d
 	}
 	return m, nil
+}
+
+// AdoptAddress asks the driver what is at an address.
+func (c *cudaContext) AdoptAddress(addr, size uint64) (driver.Memory, error) {
+	p := cuda.Pointer(addr)
+	in, err := c.c.Inspect(p)
+	switch {
+	case err != nil:
+		return nil, translate(err)
+	case in.Managed:
+		return nil, fmt.Errorf("%w: it is managed memory, whose pages move between host and device", gpu.ErrUnsupported)
+	case in.Type == cuda.MemoryHost:
+		return nil, fmt.Errorf("%w: it is pinned memory of the host: adopt its bytes", gpu.ErrArgument)
+	case in.Type != cuda.MemoryDevice:
+		return nil, fmt.Errorf("%w: it is %s", gpu.ErrArgument, in.Type)
+	case in.Device != c.info.Index:
+		return nil, fmt.Errorf("%w: it is memory of device %d", gpu.ErrArgument, in.Device)
+	}
+	off := uint64(p - in.Base)
+	if p < in.Base || off > in.Size || size > in.Size-off {
+		return nil, fmt.Errorf("%w: %d bytes from %d on, but the allocation there has %d", gpu.ErrBounds, size, off, in.Size)
+	}
+	return &memory{c: c, kind: driver.DeviceMemory, base: in.Base, at: p, addr: p, end: func() error {
+		now, err := c.c.Inspect(p)
+		if err == nil && now.BufferID != in.BufferID {
+			err = fmt.Errorf("%w: its owner gave it back while it was adopted", cuda.ErrDriver)
+		}
+		return err
+	}}, nil
 }
 
 func (m *memory) Addr() uint64  { return uint64(m.addr) }

@@ -137,6 +137,7 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	offer(driver.CapDMABuf, d.Driver().Has(cuda.DMABuf) == nil && in.DMABuf,
 		missing(d.Driver().Has(cuda.DMABuf), "the driver exports no dma-buf for this device: it takes NVIDIA's open kernel modules and Linux 5.12 or later"))
 	offer(driver.CapGPUDirect, in.GPUDirectRDMA, "the device or its driver has no GPUDirect RDMA: it takes a card for data centres or workstations")
+	offer(driver.CapAdoptAddress, in.UnifiedAddressing, "host and device have no addresses in common, so that the driver knows none of them")
 	return f, nil
 }
 

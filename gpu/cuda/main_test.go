@@ -9,6 +9,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/cuda"
@@ -18,6 +19,7 @@ func TestMain(m *testing.M) {
 	if role := os.Getenv("GPU_CUDA_TEST_ROLE"); role != "" {
 		os.Exit(roles[role]())
 	}
+	gpumemtest.Child(func() (*gpu.Runtime, error) { return Open(Options{Library: os.Getenv("GPU_CUDA_TEST_LIBRARY")}) })
 	goleak.VerifyTestMain(m)
 }
 

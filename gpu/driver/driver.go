@@ -132,6 +132,14 @@ type Adopter interface {
 	Adopt(b []byte) (Memory, error)
 }
 
+// AddressAdopter is a Context of a runtime with the capability CapAdoptAddress.
+type AddressAdopter interface {
+	// AdoptAddress is device memory of this context's device that another library of this process has allocated: size bytes from addr on, of kind DeviceMemory.
+	// It asks the driver what is there, and refuses what is not wholly that. Its Close leaves the memory as it is, and is an error where its owner has given it
+	// back before.
+	AdoptAddress(addr, size uint64) (Memory, error)
+}
+
 // DMABufExporter is a Memory of a runtime with the capability CapDMABuf.
 type DMABufExporter interface {
 	// ExportDMABuf is a descriptor of the range, which the caller closes. off and n are multiples of the page size.

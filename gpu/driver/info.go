@@ -44,12 +44,14 @@ const (
 	CapIPC                             // device memory can be opened by another process
 	CapDMABuf                          // device memory can be exported as a dma-buf
 	CapGPUDirect                       // network cards may reach device memory
+	CapAdoptAddress                    // device memory that another library allocated is known by its address
 
 	NumCapabilities // how many there are
 )
 
 var capabilityNames = [NumCapabilities]string{"mapped", "shared", "shared_atomics", "device_bytes", "addresses", "elapsed", "priorities", "source", "ptx",
-	"go_kernels", "resident", "adopt", "peer", "ipc", "dmabuf", "gpudirect"}
+	"go_kernels", "resident", "adopt", "peer", "ipc", "dmabuf", "gpudirect",
+	"adopt_address"}
 
 func (c Capability) String() string {
 	if c < NumCapabilities {

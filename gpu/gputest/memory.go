@@ -291,6 +291,26 @@ func checkExports(t testing.TB, h Harness) {
 		_, err := m.ExportDMABuf(0, 1<<17)
 		r.is("export more than there is", err, gpu.ErrBounds)
 	}
+	if !r.has(gpu.CapAdoptAddress) {
+		_, err := r.c.AdoptAddress("theirs", 1<<16, 1)
+		r.is("adopt an address", err, gpu.ErrUnsupported)
+	} else {
+		_, err := r.c.AdoptAddress("nothing", 0, 1)
+		r.is("adopt no address", err, gpu.ErrArgument)
+		_, err = r.c.AdoptAddress("more", m.Addr()+1, 1<<40)
+		r.is("adopt more than there is", err, gpu.ErrBounds)
+		part, err := r.c.AdoptAddress("part", m.Addr()+256, 1000)
+		r.ok(err)
+		r.closeLater(part)
+		s := r.stream()
+		r.write(s, part, noise(7, 1000))
+		if part.Kind() != gpu.DeviceMemory || part.Addr() != m.Addr()+256 || part.Size() != 1000 || part.Bytes() != nil && !r.has(gpu.CapDeviceBytes) {
+			t.Errorf("the adopted memory is %d bytes of kind %s at %#x", part.Size(), part.Kind(), part.Addr())
+		}
+		got := make([]byte, 1000)
+		r.ok(s.Read(got, gpu.Span{Memory: m, Off: 256, Len: 1000}))
+		r.same("what was written to the adopted memory", got, noise(7, 1000))
+	}
 	p := r.alloc(gpu.PinnedMemory, 1<<16)
 	if _, err := p.ExportIPC(); err == nil {
 		t.Error("memory of the host is exported as memory of the device")

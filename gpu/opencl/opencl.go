@@ -218,6 +218,7 @@ func (d *device) capabilities(compiler bool) {
 	c.Missing(driver.CapIPC, "OpenCL shares no memory with other processes")
 	c.Missing(driver.CapDMABuf, "OpenCL exports no memory as dma-buf")
 	c.Missing(driver.CapGPUDirect, "OpenCL exports no memory to network cards")
+	c.Missing(driver.CapAdoptAddress, "buffers of OpenCL have no addresses")
 }
 
 // bus is the PCI address of the device, "" where it does not say.

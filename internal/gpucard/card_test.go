@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	gpucuda "github.com/penstock-io/penstock/gpu/cuda"
+	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
 	"github.com/penstock-io/penstock/gpu/gputest"
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/cuda/cudatest"
@@ -16,6 +17,7 @@ import (
 
 func TestMain(m *testing.M) {
 	cudatest.Child()
+	gpumemtest.Child(func() (*gpu.Runtime, error) { return gpucuda.Open(gpucuda.Options{Library: library()}) })
 	Main(m)
 }
 
@@ -42,13 +44,22 @@ func TestDriver(t *testing.T) {
 // The runtime passes the suite of runtimes, with all its kernels against their reference in Go.
 func TestRuntime(t *testing.T) {
 	card(t)
-	gputest.Run(t, gputest.Harness{Open: func(t testing.TB) *gpu.Runtime {
-		rt, err := gpucuda.Open(gpucuda.Options{Library: library()})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return rt
-	}})
+	gputest.Run(t, gputest.Harness{Open: open})
+}
+
+func open(t testing.TB) *gpu.Runtime {
+	t.Helper()
+	rt, err := gpucuda.Open(gpucuda.Options{Library: library()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rt
+}
+
+// The card's memory as regions: pools, copies, adoption, another process, and whether the CPU reaches it (TestMemory/DMABuf says).
+func TestMemory(t *testing.T) {
+	card(t)
+	gpumemtest.Run(t, gpumemtest.Harness{Open: open, Importer: []string{libraryEnv + "=" + library()}})
 }
 
 // Every form of every kernel that is for the card or an older one is taken by the driver, also those that a newer form stands in front of.

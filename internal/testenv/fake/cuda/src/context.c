@@ -93,6 +93,7 @@ void context_destroy(context *x, const call *c) {
 }
 
 static void refuse_work(context *x, const call *c) {
+    if (x->pending != CUDA_SUCCESS || x->dev->sticky != CUDA_SUCCESS) return; /* nobody can wait for work of a device that has failed */
     int busy = 0;
     for (stream *s = x->streams; s != NULL; s = s->next) busy += !stream_idle(s);
     if (busy > 0) violation(c, "the context is destroyed while %d of its streams have work to do", busy);
