@@ -5,6 +5,7 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/stage"
 	"github.com/penstock-io/penstock/gpu"
@@ -119,6 +120,35 @@ func TestSend(t *testing.T) {
 	}
 	if n, err := plain.Forward(l.in); n != 0 || !errors.Is(err, engine.ErrUnsupported) || l.in.Len() != 0 {
 		t.Errorf("%d, %v", n, err)
+	}
+}
+
+// A part in memory of another device, which nobody can copy, has the burst dropped.
+func TestSendForeign(t *testing.T) {
+	l := newLine(t, stage.Options{})
+	own, other := newCard(t, false).pool(t, "own", 2048, 16), newCard(t, false).pool(t, "other", 2048, 16)
+	tx, err := l.b.AddTxQueue(engine.TxSpec{Depth: 64, Pools: []*mem.Pool{own}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := tx.Alloc(l.out, 1, 100); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	var slot [1]mem.Handle
+	other.GetBatch(slot[:])
+	l.out.AddSegment(burst.PoolSource(other), burst.Segment{Handle: slot[0], Off: other.Offset(slot[0]), Len: 100})
+	if err := tx.Send(l.out); err != nil {
+		t.Error(err)
+	}
+	var s engine.TxStats
+	if tx.Stats(&s); s.Drops[engine.DropRefused] != 1 || s.Queued != 0 {
+		t.Errorf("%+v", s)
+	}
+	if n := own.Stats().InUse + other.Stats().InUse; n != 0 {
+		t.Errorf("%d slots are out", n)
+	}
+	if err := tx.Close(); err != nil {
+		t.Error(err)
 	}
 }
 
