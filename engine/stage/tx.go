@@ -240,8 +240,14 @@ type sink txQueue
 // Transmit implements engine.Sink.
 func (s *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	q := (*txQueue)(s)
+	foreign := q.reaches(b) != nil // parts that somebody added to what Alloc gave
 	for from < to {
 		if b.Segments(from) == 0 {
+			from++
+			continue
+		}
+		if foreign {
+			q.skip(b, from, engine.DropRefused)
 			from++
 			continue
 		}

@@ -65,7 +65,7 @@ func TestOnTheFake(t *testing.T) {
 	if !r.Fake || r.Failed != 0 || r.Passed < 60 || len(r.Devices) != 2 || r.Exit != 0 || r.Driver != "CUDA 12.8" || r.NoNVML == "" {
 		t.Errorf("%+v", r)
 	}
-	for _, name := range []string{"TestDriver/Arguments", "TestDriver/Lost", "TestRuntime/device1/Kernels", "TestRuntime/device0/OutOfMemory", "TestMemory/device1/Process", "TestTransfer/Bytes", "TestTransfer/Lost", "TestFigures", "TestPTX/0/copy.sm_70"} {
+	for _, name := range []string{"TestDriver/Arguments", "TestDriver/Lost", "TestRuntime/device1/Kernels", "TestRuntime/device0/OutOfMemory", "TestMemory/device1/Process", "TestTransfer/Bytes", "TestTransfer/Lost", "TestFigures", "TestStream", "TestPTX/0/copy.sm_70"} {
 		if !slices.ContainsFunc(r.Tests, func(x Test) bool { return x.Name == name && x.Result == "PASS" }) {
 			t.Errorf("%s did not pass", name)
 		}
