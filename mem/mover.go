@@ -14,14 +14,16 @@ type Mover interface {
 	Load(dst Span, off uint64) (Move, error)
 	// Store begins to copy src into the region, from off. The bytes of src must not change before the Move is over.
 	Store(off uint64, src Span) (Move, error)
-	// Staging provides memory of kind HostPinned, or Host where nothing can be pinned: the right place for bytes on their way.
+	// Staging provides memory of kind HostPinned, the right place for bytes on their way; where nothing can be pinned it refuses with ErrUnavailable, and Host
+	// will do.
 	Staging() Provider
 	// Device names whose memory it is, for people: "cuda 0: NVIDIA H100 80GB HBM3".
 	Device() string
 }
 
 // Move is a copy under way. It ends once: after Done said true, or Wait returned anything but the error of its context, it must
-// not be used any more. One goroutine uses it. With an error the bytes of the destination are undefined.
+// not be used any more. One goroutine uses it. With an error the bytes of the destination are undefined, and nobody writes them any more. Who
+// drops a Move cannot know when the copy is over, and so cannot release its leases; nothing else is lost.
 type Move interface {
 	// Done reports whether the copy is over, without waiting. Over without an error means: every byte is in place, and seen by
 	// whoever looks at it from now on, CPU or device.

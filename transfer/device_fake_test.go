@@ -31,11 +31,13 @@ type fakeDevice struct {
 
 	regions []*mem.Region
 
-	mu    sync.Mutex
-	rand  *rand.Rand
-	fail  func(n int64, store bool) error // the error of copy n, from 1
-	gate  chan struct{}                   // not nil: copies do not end before it is closed
-	begun chan struct{}                   // buffered; told of each copy
+	mu     sync.Mutex
+	rand   *rand.Rand
+	fail   func(n int64, store bool) error    // the error of copy n, from 1
+	gate   <-chan struct{}                    // not nil: copies do not end before it is closed
+	slow   func(bytes uint64) <-chan struct{} // gate of a copy of so many bytes
+	damage bool                               // a byte of every store is wrong
+	begun  chan struct{}                      // buffered; told of each copy
 }
 
 var errLost = errors.New("fake device: lost")
@@ -124,8 +126,12 @@ func (m *fakeMemory) move(host mem.Span, off uint64, store bool) (mem.Move, erro
 		err = d.fail(n, store)
 	}
 	late := d.rand.IntN(2) == 0 // the error comes at once, or with the end of the copy
+	damage := d.damage
 	pause := time.Duration(d.rand.IntN(300)) * time.Microsecond
 	gate := d.gate
+	if d.slow != nil {
+		gate = d.slow(host.Len)
+	}
 	d.mu.Unlock()
 	if err != nil && !late {
 		return nil, err
@@ -165,6 +171,9 @@ func (m *fakeMemory) move(host mem.Span, off uint64, store bool) (mem.Move, erro
 		}
 		if err == nil && store {
 			copy(m.b[off:], b)
+			if damage {
+				m.b[off] ^= 1
+			}
 		} else if err == nil {
 			copy(b, m.b[off:])
 		}

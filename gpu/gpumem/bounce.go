@@ -175,7 +175,7 @@ func (b *bounce) put(h *half, dst, src gpu.Span) error {
 
 // finish waits for what the device still does, also after a failure: the halves are the next user's.
 func (b *bounce) finish(err error) error {
-	return errors.Join(err, b.s.Wait(context.Background()))
+	return errors.Join(err, settle(b.s))
 }
 
 // looks is how often a wait asks before it sleeps: the device is most often ahead of the CPU.

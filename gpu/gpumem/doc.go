@@ -28,6 +28,9 @@
 // asynchronous. Other memory goes through a pinned buffer in two halves, one of which the CPU fills while the device empties the other, and the copy is over
 // when Load or Store returns. In steady state nothing is allocated, but where Wait gets a context that can end before the copy does.
 //
+// Copies are in no order with each other or with other streams: who wants what a kernel makes waits for the kernel first, and launches those that
+// want what is stored when the Move is over.
+//
 // A Move that is over was seen by whoever asked; one that nobody asks any more costs an event until the garbage collector has found it, and its memory
 // is safe: a region is given back when the copies that were put in before are done.
 //

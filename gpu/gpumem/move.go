@@ -95,6 +95,7 @@ func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 	}
 	m.bytes = dst.Len
 	l := &p.lanes[int(p.next.Add(1))%len(p.lanes)]
+	m.s = l.s
 	l.mu.Lock()
 	l.ops = [2]gpu.Op{gpu.CopyOp(dst, src), gpu.RecordOp(m.ev)}
 	n, err := l.s.Enqueue(l.ops[:])
@@ -105,24 +106,35 @@ func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 	}
 	err = m.failed(err)
 	if n > 0 { // the copy may be under way, and nobody could know when it is over
-		err = errors.Join(err, l.s.Wait(context.Background()))
+		err = errors.Join(err, settle(l.s))
 	}
 	p.give(m)
 	return nil, err
 }
 
-// drain waits for the copies that are in the lanes now. Where the device is lost there are none.
+// drain waits for the copies that are under way now. Where the device is lost there are none.
 func (p *Provider) drain() {
 	for i := range p.lanes {
-		if err := p.lanes[i].s.Wait(context.Background()); err != nil {
-			return
-		}
+		settle(p.lanes[i].s)
 	}
+	for _, b := range p.bounces {
+		settle(b.s)
+	}
+}
+
+// settle waits for a stream, once more where that fails on a device that works: what is in use must not be given back for an event that could not be had.
+func settle(s *gpu.Stream) error {
+	err := s.Wait(context.Background())
+	if err != nil && !errors.Is(err, gpu.ErrDeviceLost) {
+		err = errors.Join(err, s.Wait(context.Background()))
+	}
+	return err
 }
 
 // move is a copy under way, and the event behind it.
 type move struct {
 	p     *Provider
+	s     *gpu.Stream
 	ev    *gpu.Event
 	bytes uint64
 	ended bool // only under -tags invariants
@@ -148,9 +160,12 @@ func (m *move) Wait(ctx context.Context) error {
 	return m.end(err)
 }
 
-// end makes the event another move's.
+// end makes the event another move's. A move that ends because nobody could ask for it must be over all the same: its bytes are the caller's again.
 func (m *move) end(err error) error {
 	if err != nil {
+		if !errors.Is(err, gpu.ErrDeviceLost) {
+			err = errors.Join(err, settle(m.s))
+		}
 		err = m.failed(err)
 	}
 	m.p.give(m)

@@ -18,7 +18,7 @@ import (
 
 // Options of a Provider. The zero value is right for most.
 type Options struct {
-	Name string // for messages; "" becomes "gpumem"
+	Name string // for messages; "" becomes "memory"
 	// Opaque hides the bytes of device memory from the CPU also where it could reach them. It makes the runtime host behave as a card does.
 	Opaque bool
 	// Streams is how many copies run side by side at most, 1 to 64; 0 means 4.
@@ -59,7 +59,7 @@ const shareUnit = 2 << 20
 // allocated behind a kernel that stays.
 func New(c *gpu.Context, o Options) (*Provider, error) {
 	if o.Name == "" {
-		o.Name = "gpumem"
+		o.Name = "memory"
 	}
 	if o.Streams == 0 {
 		o.Streams = 4

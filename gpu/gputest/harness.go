@@ -1,11 +1,8 @@
 package gputest
 
 import (
-	"runtime"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/internal/testenv"
@@ -115,21 +112,7 @@ func warm() { time.AfterFunc(time.Hour, func() {}).Stop() }
 
 // guarded runs the check and looks at what it has left.
 func (c check) guarded(t testing.TB, h Harness) {
-	running := goleak.IgnoreCurrent()
-	fds := scope.FDs(t)
-	scope.Run(t, func(t testing.TB) { c.run(t, h) })
-	if t.Failed() || t.Skipped() {
-		return
-	}
-	goleak.VerifyNone(t, running)
-	n := scope.FDs(t)
-	for start := time.Now(); n > fds && time.Since(start) < 5*time.Second; n = scope.FDs(t) {
-		runtime.Gosched() // a thread of the library may be about to close it
-	}
-	if n > fds {
-		t.Errorf("%d file descriptors before, %d after everything was closed", fds, n)
-	}
-	if h.Idle != nil {
+	if scope.Guarded(t, func(t testing.TB) { c.run(t, h) }) && h.Idle != nil {
 		h.Idle(t)
 	}
 }

@@ -3,11 +3,8 @@ package gpumemtest
 import (
 	"errors"
 	"fmt"
-	"runtime"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
@@ -84,23 +81,12 @@ func Run(t *testing.T, h Harness) {
 
 // guarded runs a check and looks at what it has left.
 func (c check) guarded(t testing.TB, h Harness) {
-	running := goleak.IgnoreCurrent()
-	fds := scope.FDs(t)
 	before := len(mem.LeakReport())
-	scope.Run(t, func(t testing.TB) { c.run(newRig(t, h)) })
-	if t.Failed() || t.Skipped() {
+	if !scope.Guarded(t, func(t testing.TB) { c.run(newRig(t, h)) }) {
 		return
 	}
-	goleak.VerifyNone(t, running)
 	if ls := mem.LeakReport(); len(ls) > before {
 		t.Errorf("memory is left:\n%s", ls)
-	}
-	n := scope.FDs(t)
-	for start := time.Now(); n > fds && time.Since(start) < 30*time.Second; n = scope.FDs(t) {
-		runtime.Gosched() // a thread of the library may be about to close it
-	}
-	if n > fds {
-		t.Errorf("%d file descriptors before, %d after everything was closed", fds, n)
 	}
 	if h.Idle != nil {
 		h.Idle(t)

@@ -92,7 +92,7 @@ func checkAddress(r *rig) {
 		want       error
 	}{
 		"more than there is":       {addr, 8 * n, gpu.ErrBounds},
-		"from behind its end":      {theirs.Addr() + 64*n, 1, gpu.ErrArgument},
+		"a byte more":              {addr, 7*n + 1, gpu.ErrBounds},
 		"nothing":                  {0, 1, gpu.ErrArgument},
 		"no bytes":                 {addr, 0, gpu.ErrArgument},
 		"beyond what is numbered":  {addr, ^uint64(0), gpu.ErrArgument},
@@ -170,8 +170,16 @@ func checkDMABuf(r *rig) {
 	if x.Leases() != 1 || c.Mover() != nil {
 		r.Errorf("%d leases on what is mapped, mover %v", x.Leases(), c.Mover())
 	}
+	at := fmt.Sprintf("%x-", sys.Address(l.Bytes()))
+	mapped := func() bool { return strings.Contains("\n"+string(must(os.ReadFile("/proc/self/maps"))(r)), "\n"+at) }
+	if !mapped() {
+		r.Error("the mapping is not where it is")
+	}
 	l.Release()
 	r.ok(c.Close())
+	if mapped() {
+		r.Error("the mapping is there after its end")
+	}
 	if x.Leases() != 0 {
 		r.Errorf("%d leases after the end of the mapping", x.Leases())
 	}

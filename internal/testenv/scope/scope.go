@@ -4,7 +4,11 @@ package scope
 import (
 	"context"
 	"os"
+	"runtime"
 	"testing"
+	"time"
+
+	"go.uber.org/goleak"
 )
 
 // scope is a testing.TB with its own cleanups and context.
@@ -33,6 +37,27 @@ func Run(t testing.TB, f func(t testing.TB)) {
 	defer s.close()
 	defer cancel()
 	f(s)
+}
+
+// Guarded is Run, after which the test fails when a goroutine or a file descriptor is left. It reports whether nothing is, and says nothing of parts that failed or
+// were skipped.
+func Guarded(t testing.TB, f func(t testing.TB)) bool {
+	t.Helper()
+	running := goleak.IgnoreCurrent()
+	fds := FDs(t)
+	Run(t, f)
+	if t.Failed() || t.Skipped() {
+		return false
+	}
+	goleak.VerifyNone(t, running)
+	n := FDs(t)
+	for start := time.Now(); n > fds && time.Since(start) < 5*time.Second; n = FDs(t) {
+		runtime.Gosched() // a thread of a library may be about to close it
+	}
+	if n > fds {
+		t.Errorf("%d file descriptors before, %d after everything was closed", fds, n)
+	}
+	return !t.Failed()
 }
 
 // FDs is how many file descriptors this process has open, the one that looks included.
