@@ -43,6 +43,9 @@
 // not wait for a large one and none starves. They have no order unless they are of one PutOptions.Stream. Options.Limits bounds
 // what is under way at once, and how fast.
 //
+// Devices: local spans and exports may be memory that the CPU cannot reach (mem.Device). Where no path reaches it either, the bytes
+// take the way through pinned host memory at that side; docs/staging.md says how, and Explanation what it was.
+//
 // [Queue] is the layer below for callers that count nanoseconds: one path of their own, batches in, events out, no
 // allocation, no lock, no goroutine.
 package transfer

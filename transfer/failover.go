@@ -185,11 +185,12 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 			case <-ctx.Done():
 			}
 		}
-		ln, err := p.choose(ctx, t, t.exports, t.allowed)
-		switch {
-		case err != nil && ctx.Err() == nil && needsDevices(t.exports, t.devices): // no other path gets at its memory
+		if needsDevices(t.exports, t.devices) && ctx.Err() == nil { // a path that reached its memory is gone
 			p.stage(t)
 			return
+		}
+		ln, err := p.choose(ctx, t, t.exports, t.allowed)
+		switch {
 		case t.canceled.Load():
 			err = path.ErrCanceled
 		case err != nil:

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/tcp"
 )
@@ -20,6 +21,8 @@ type fakeDriver struct {
 	post   func(p path.Path, ops []path.Op) (int, error)
 	poll   func(p path.Path, events []path.Event) int
 	dials  atomic.Int64
+
+	reaches func(r *mem.Region) error // not nil: its paths are path.DeviceReachers, for local memory
 }
 
 // over puts a fake on top of path/tcp.
@@ -29,6 +32,7 @@ func (d *fakeDriver) Name() string { return d.name }
 
 func (d *fakeDriver) Traits() path.Traits {
 	t := d.Driver.Traits()
+	t.Devices = d.reaches != nil
 	if d.level != nil {
 		t.Encrypts = *d.level == path.SecurityEncrypted
 	}
@@ -58,8 +62,18 @@ func (d *fakeDriver) wrap(p path.Path, err error) (path.Path, error) {
 	if err != nil {
 		return nil, err
 	}
+	if d.reaches != nil {
+		return &directPath{fakePath{p, d}}, nil
+	}
 	return &fakePath{p, d}, nil
 }
+
+// directPath reaches memory of devices, or says that it does.
+type directPath struct{ fakePath }
+
+func (p *directPath) ReachesRegion(r *mem.Region) error { return p.d.reaches(r) }
+
+func (p *directPath) ReachesDevice(path.Desc) error { return path.ErrUnreachable }
 
 type fakeListener struct {
 	path.Listener

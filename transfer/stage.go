@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -77,8 +78,8 @@ func (p *Peer) stage(t *Transfer) {
 			err = p.settle(ctx)
 		}
 		var direct *lane
-		if err == nil && p.mayReachDevices() {
-			direct, _ = p.choose(ctx, t, t.exports, t.allowed)
+		if allowed, ok := p.directPaths(t); ok && err == nil {
+			direct, _ = p.choose(ctx, t, t.exports, allowed)
 		}
 		if err == nil && direct == nil {
 			s := &stager{t: t, p: p, ctx: ctx, abort: abort, small: p.node.staging.small(t.bytes), at: t.at, far: map[path.Key]bool{},
@@ -90,10 +91,12 @@ func (p *Peer) stage(t *Transfer) {
 				direct, err = p.choose(ctx, t, nil, t.allowed)
 			}
 		}
-		if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
-			if err = p.Err(); err == nil {
-				err = path.ErrCanceled
-			}
+		switch lost := p.Err(); {
+		case err == nil:
+		case lost != nil && !t.canceled.Load() && (errors.Is(err, context.Canceled) || errors.Is(err, path.ErrCanceled)):
+			err = lost // that is why its pieces were canceled
+		case errors.Is(err, context.Canceled):
+			err = path.ErrCanceled
 		}
 		if err != nil {
 			t.complete(err)
@@ -103,14 +106,20 @@ func (p *Peer) stage(t *Transfer) {
 	}()
 }
 
-// mayReachDevices reports whether paths of this node may reach memory of devices by themselves.
-func (p *Peer) mayReachDevices() bool {
+// directPaths restricts the choice of a path that reaches memory of devices by itself: one that went down under the transfer is
+// not tried again, since there is staging. It returns false when there is none.
+func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	for _, d := range p.node.drivers {
-		if d.Traits().Devices {
-			return true
+		if d.Traits().Devices && !t.avoids(d.Name()) && (len(t.allowed) == 0 || slices.Contains(t.allowed, d.Name())) {
+			allowed = append(allowed, d.Name())
 		}
 	}
-	return false
+	if len(t.explain.Failovers) == 0 {
+		return t.allowed, len(allowed) > 0
+	}
+	return allowed, len(allowed) > 0
 }
 
 // run moves all pieces, and returns when nothing of them moves any more.
@@ -390,7 +399,7 @@ func (s *stager) flow(l *lane) *sched.Flow[*Transfer] {
 // chose is told which lane a piece takes.
 func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
 	s.mu.Lock()
-	first, changed := s.last == nil, s.last != nil && s.last != l && contains(s.gone, s.last)
+	first, changed := s.last == nil, s.last != nil && s.last != l && slices.Contains(s.gone, s.last)
 	if first || changed {
 		s.last = l
 	}
@@ -410,19 +419,10 @@ func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
 	e.Security, e.Floor, e.UserCopies, e.KernelCopies = x.Security, x.Floor, x.UserCopies, x.KernelCopies
 }
 
-func contains(ls []*lane, l *lane) bool {
-	for _, x := range ls {
-		if x == l {
-			return true
-		}
-	}
-	return false
-}
-
 // lost is told of a lane that went down under a piece.
 func (s *stager) lost(l *lane) {
 	s.mu.Lock()
-	known := contains(s.gone, l)
+	known := slices.Contains(s.gone, l)
 	if !known {
 		s.gone = append(s.gone, l)
 	}
@@ -433,7 +433,7 @@ func (s *stager) lost(l *lane) {
 	t := s.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.explain.Failovers = append(t.explain.Failovers[:len(t.explain.Failovers):len(t.explain.Failovers)], Failover{l.p.Name(), t.moved.Load(), l.down})
+	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{l.p.Name(), t.moved.Load(), l.down})
 }
 
 // endPart ends a transfer that is a piece of another one; only the first call counts. No lock may be held.
