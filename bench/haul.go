@@ -265,7 +265,7 @@ func (o *TransferOptions) haulRow(ctx context.Context, r *Suite, l *link, kind p
 		h.describe(x)
 		x.Cost = ours.cost()
 		x.Memory = &paired.Memory{Local: o.Local.Kind.String(), Remote: o.Remote.Kind.String(), LocalDevice: local, RemoteDevice: ours.device,
-			UserCopies: ours.last.UserCopies, KernelCopies: ours.last.KernelCopies}
+			UserCopies: ours.last.UserCopies, KernelCopies: ours.last.KernelCopies, DeviceCopies: ours.last.DeviceCopies()}
 		return nil
 	})
 }

@@ -320,7 +320,7 @@ func (d *demo) move(ctx context.Context, kind path.OpKind, name string) (err err
 			if i == 0 {
 				row.Setup = x.Times.Open
 			}
-			row.UserCopies, row.KernelCopies = x.UserCopies, x.KernelCopies
+			row.UserCopies, row.KernelCopies, row.DeviceCopies = x.UserCopies, x.KernelCopies, x.DeviceCopies()
 			row.Verified = m.checked
 			if i == d.o.repeat && kind == path.Put { // a get goes the same way
 				row.Explain = strings.Split(x.String(), "\n")

@@ -65,6 +65,16 @@ func (s *Staging) describe(b *strings.Builder, side string) {
 	}
 }
 
+// DeviceCopies is how often each byte was copied between memory of a device and host memory: once at each side that staged.
+func (e *Explanation) DeviceCopies() (n int) {
+	for _, s := range []Staging{e.Local, e.Remote} {
+		if s.Bytes > 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // Candidate is one path that was considered for a transfer.
 type Candidate struct {
 	Path     string

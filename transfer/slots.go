@@ -312,13 +312,19 @@ func newStagingSlot(m mem.Mover, size uint64) (*stagingSlot, error) {
 	return &stagingSlot{region: r, lease: l, device: m.Device()}, nil
 }
 
-// stagingRegion makes host memory where a device likes it: pinned, if it can pin any.
+// stagingRegion makes host memory where a device likes it: pinned, if it can pin any. Pinned memory of a runtime's own, which has no descriptor (OpenCL), would not
+// be reached over shared memory: ordinary pages are, and the Mover takes its own way to them.
 func stagingRegion(m mem.Mover, size uint64) (*mem.Region, error) {
 	o := mem.Options{Name: "staging", Size: int(size), Kind: mem.HostPinned, Provider: m.Staging()}
 	r, err := mem.Alloc(o)
 	if errors.Is(err, mem.ErrUnavailable) {
 		o.Kind = mem.Host
 		r, err = mem.Alloc(o)
+	}
+	if err == nil && r.FD() < 0 {
+		if err = r.Close(); err == nil {
+			r, err = mem.Alloc(mem.Options{Name: o.Name, Size: o.Size})
+		}
 	}
 	if err != nil {
 		return nil, fmt.Errorf("transfer: staging memory for %s: %w", m.Device(), err)

@@ -190,7 +190,8 @@ func TestStagedRevoke(t *testing.T) {
 		go func() { revoked <- p.x.Revoke(context.Background()) }()
 		select {
 		case err := <-revoked:
-			t.Errorf("revoked while a copy was under way: %v", err)
+			open()
+			t.Fatalf("revoked while a copy was under way: %v", err)
 		case <-time.After(20 * time.Millisecond):
 		}
 		open()
