@@ -56,7 +56,7 @@ func (r *demoReport) print(w io.Writer) error {
 	if placed {
 		fmt.Fprintf(w, "of host: beside the same move between host memories, made in turn with it: what is missing to 100 %% is what %s memory costs.\n", r.Memory)
 		if r.ByKernel {
-			fmt.Fprint(w, "verified: the receiver read every byte back from the device, and a kernel of the device summed the same bytes.\n")
+			fmt.Fprint(w, "verified: the receiver looked at every byte, read back where the CPU does not reach it, and a kernel of the device summed the same bytes.\n")
 		}
 	}
 	for _, x := range r.Rows {
