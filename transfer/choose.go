@@ -146,7 +146,7 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 			c.err = p.limits.cannotPace(traits)
 			c.Usable, c.Reason = false, c.err.Error()
 		case !traits.Devices && needsDevices(exports, devices):
-			c.Usable, c.Reason, c.err = false, noDevices.Error(), noDevices
+			c.Usable, c.Reason, c.err = false, errNoDevices.Error(), errNoDevices
 		case ln != nil:
 			cost = ln.cost.get(cost, time.Now())
 			if c.err = below(ln.caps.Security, floor); c.err != nil {
@@ -188,8 +188,8 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 	return out
 }
 
-// noDevices is why most paths are not taken for memory of devices.
-var noDevices = fmt.Errorf("it cannot reach memory of a device: %w", path.ErrUnreachable)
+// errNoDevices is why most paths are not taken for memory of devices.
+var errNoDevices = fmt.Errorf("it cannot reach memory of a device: %w", path.ErrUnreachable)
 
 // needsDevices reports whether a path has to reach memory of devices by itself.
 func needsDevices(exports []path.Desc, devices []*mem.Region) bool {
@@ -200,7 +200,7 @@ func needsDevices(exports []path.Desc, devices []*mem.Region) bool {
 func (l *lane) reaches(exports []path.Desc, devices []*mem.Region) error {
 	d, ok := l.p.(path.DeviceReacher)
 	if !ok && needsDevices(exports, devices) {
-		return noDevices
+		return errNoDevices
 	}
 	var errs []error
 	for _, e := range exports {

@@ -35,7 +35,7 @@ func again(ctx context.Context, args []string, out io.Writer) error {
 	}
 	argv := f.Args()
 	if len(argv) < 3 {
-		return errors.New("again: expected go test with its flags and packages after the options, as in: lab again -- go test -count=1 ./mem ./path/...")
+		return errors.New("again: expected go test with its flags and packages after the options, as in lab again -- go test -count=1 ./path/... ./mem")
 	}
 	var seen failures
 	failed := goTest(ctx, argv, out, &seen)
