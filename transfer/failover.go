@@ -221,7 +221,7 @@ func (t *Transfer) rewind() {
 		rest = appendCopies(rest, t.copies, &u.at, u.bytes)
 	}
 	rest = appendCopies(rest, t.copies, &t.at, t.bytes-t.at.done)
-	t.undone, t.broken, t.leaving, t.notified, t.posted = nil, false, false, false, time.Time{}
+	t.undone, t.broken, t.missing, t.leaving, t.notified, t.posted = nil, false, false, false, false, time.Time{}
 	t.all = t.kind == path.Notify || left == 0 && t.bytes > 0
 	t.at = cursor{done: t.bytes - left}
 	if left < t.bytes { // otherwise nothing was in place, and the caller's list is still right

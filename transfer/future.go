@@ -77,6 +77,8 @@ type Transfer struct {
 	staged  bool          // some of its bytes are in memory that a CPU cannot reach
 	hollow  bool          // only empty blocks are
 	carried bool          // staged pieces brought all its bytes
+	missing bool          // its path does not reach its memory, although it was to
+	missed  bool          // so it was with an earlier one: the rest is staged
 
 	canceled atomic.Bool
 	digest   *digester // nil unless the digests of both sides are to be compared

@@ -109,6 +109,7 @@ func newLane(peer *Peer, id uint64, p path.Path) *lane {
 type ending struct {
 	transfers []ended
 	moved     []*Transfer // to go on by another path
+	missed    []*Transfer // whose memory the path does not reach
 	closed    error       // the path went down
 }
 
@@ -126,6 +127,9 @@ func (e *ending) add(t *Transfer) {
 }
 
 func (e *ending) run(l *lane) {
+	for _, t := range e.missed {
+		l.peer.restage(t)
+	}
 	for _, x := range e.transfers {
 		x.t.complete(x.err)
 	}
@@ -378,6 +382,12 @@ func (l *lane) release(idx uint32) {
 
 // refuse ends a transfer whose operation the path did not accept.
 func (l *lane) refuse(t *Transfer, err error, end *ending) {
+	if t.misses(err) {
+		t.missing = true
+		l.leave(t)
+		l.missedNow(t, end)
+		return
+	}
 	t.failed = firstError(t.failed, err)
 	l.leave(t)
 	l.failedNow(t, end)
@@ -482,6 +492,10 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 	switch {
 	case errors.Is(e.Err, path.ErrDown): // the end of the path follows, and decides
 		t.breaks(part, s.notify)
+	case t.misses(e.Err):
+		t.missing = true
+		t.undone = append(t.undone, part)
+		l.leave(t)
 	case e.Err != nil:
 		t.failed = firstError(t.failed, e.Err)
 	case !s.notify:
@@ -499,6 +513,9 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 	switch {
 	case t.broken: // also one that has failed: the other side is fenced before that is told
 		l.broken = append(l.broken, t)
+	case t.missing && t.failed == nil:
+		l.leave(t)
+		l.missedNow(t, end)
 	case t.failed != nil, t.notified, t.part != nil && t.all:
 		l.leave(t)
 		l.account(t)

@@ -106,9 +106,40 @@ func (p *Peer) stage(t *Transfer) {
 	}()
 }
 
+// misses reports whether an operation ended because its path does not reach memory of devices that it was taken for: the peer knows only when
+// it is asked whether its adapter gets at an export. Nothing of the operation moved, and nothing will.
+func (t *Transfer) misses(err error) bool {
+	return errors.Is(err, path.ErrUnreachable) && t.part == nil && needsDevices(t.exports, t.devices)
+}
+
+// missedNow has a transfer that missed go on by staging if nothing of it is outstanding. The lane's mutex is held.
+func (l *lane) missedNow(t *Transfer, end *ending) {
+	switch {
+	case t.inflight > 0 || t.broken || t.over:
+	case t.canceled.Load():
+		t.failed = firstError(t.failed, path.ErrCanceled)
+		end.add(t)
+	default:
+		end.missed = append(end.missed, t)
+	}
+}
+
+// restage stages what is left of a transfer. Nothing of it is outstanding.
+func (p *Peer) restage(t *Transfer) {
+	t.rewind()
+	t.missed = true
+	t.mu.Lock()
+	t.lane, t.abort = nil, nil
+	t.mu.Unlock()
+	p.stage(t)
+}
+
 // directPaths restricts the choice of a path that reaches memory of devices by itself: one that went down under the transfer is
-// not tried again, since there is staging. It returns false when there is none.
+// not tried again, since there is staging. It returns false when there is none, or one did not reach it after all.
 func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
+	if t.missed {
+		return nil, false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, d := range p.node.drivers {

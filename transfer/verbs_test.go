@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/path"
@@ -13,8 +14,9 @@ import (
 	"github.com/penstock-io/penstock/path/verbs"
 )
 
-// TestVerbs moves bytes between two nodes over RDMA, on the stand-in for libibverbs, and takes an export back.
-func TestVerbs(t *testing.T) {
+// verbsPair is two nodes with RDMA between them, on the stand-in for libibverbs, and TCP.
+func verbsPair(t *testing.T) *pair {
+	t.Helper()
 	lib, err := fake.Build()
 	if errors.Is(err, fake.ErrMissing) {
 		testenv.Missing(t, "a C compiler and the headers of libibverbs", err)
@@ -22,8 +24,12 @@ func TestVerbs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := verbs.New(verbs.Options{Library: lib})
-	p := newPair(t, Options{Paths: []path.Driver{d, tcp.New(tcp.Options{})}})
+	return newPair(t, Options{Paths: []path.Driver{verbs.New(verbs.Options{Library: lib}), tcp.New(tcp.Options{})}})
+}
+
+// TestVerbs moves bytes between two nodes over RDMA, and takes an export back.
+func TestVerbs(t *testing.T) {
+	p := verbsPair(t)
 	const size = 3 << 20
 	src, dst, back := region(t, size), region(t, size), region(t, size)
 	fill(src, 7)
@@ -60,6 +66,91 @@ func TestVerbs(t *testing.T) {
 	}
 	if !errors.Is(err, path.ErrRevoked) && !errors.Is(err, path.ErrKey) {
 		t.Errorf("a put into what was revoked: %v", err)
+	}
+}
+
+// TestVerbsStaged: memory that neither CPU nor adapter reaches goes by way of slots over RDMA as over other paths.
+func TestVerbsStaged(t *testing.T) {
+	for _, where := range []string{"local", "remote", "both"} {
+		t.Run(where, func(t *testing.T) {
+			var da, db *fakeDevice
+			if where != "remote" {
+				da = newFakeDevice(t, "card of a")
+			}
+			if where != "local" {
+				db = newFakeDevice(t, "card of b")
+			}
+			p := verbsPair(t)
+			const size = 9<<20 + 12345
+			src, sb := anyMemory(t, da, size)
+			dst, rb := anyMemory(t, db, size)
+			back, bb := anyMemory(t, da, size)
+			fillBytes(sb, 3)
+			export(t, p.b, dst, "dst", path.Read|path.Write)
+			r := lookup(t, p.ab, "dst")
+			local, _ := src.Span(0, size)
+			x, err := p.ab.Put(ctx(t), []path.Copy{r.At(0, local)}, PutOptions{Paths: []string{verbs.Name}})
+			wait(t, x, err)
+			<-p.heard
+			e := x.Explain()
+			if e.Path != verbs.Name || e.Local.Bytes != size*b2u(da != nil) || e.Remote.Bytes != size*b2u(db != nil) || !bytes.Equal(rb[:size], sb[:size]) {
+				t.Errorf("put: %v", e)
+			}
+			local, _ = back.Span(0, size)
+			x, err = p.ab.Get(ctx(t), []path.Copy{r.At(0, local)}, PutOptions{Paths: []string{verbs.Name}})
+			wait(t, x, err)
+			<-p.heard
+			if e := x.Explain(); e.Path != verbs.Name || e.Staged != e.Local.Bytes+e.Remote.Bytes || e.Staged == 0 || !bytes.Equal(bb[:size], sb[:size]) {
+				t.Errorf("get: %v", e)
+			}
+		})
+	}
+}
+
+func b2u(b bool) uint64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// TestVerbsDirect: memory of cards that adapters reach, at both sides, is read and written by them, without a copy anywhere. Where the peer's card gives its memory to no
+// adapter, the same path brings it by staging.
+func TestVerbsDirect(t *testing.T) {
+	p := verbsPair(t)
+	const size = 3 << 20
+	a := cardtest.New(t, cardtest.Options{DMABuf: true})
+	src, back := a.Region("src", size), a.Region("back", size)
+	fillBytes(a.Written(src), 5)
+	for _, c := range []struct {
+		name   string
+		card   cardtest.Options
+		staged bool
+	}{
+		{"reached", cardtest.Options{DMABuf: true, Flush: true}, false},
+		{"not reached", cardtest.Options{}, true},
+	} {
+		b := cardtest.New(t, c.card)
+		dst := b.Region("dst", size)
+		x := export(t, p.b, dst, c.name, path.Read|path.Write)
+		r := lookup(t, p.ab, c.name)
+		put, err := p.ab.Put(ctx(t), []path.Copy{r.At(0, src.All())}, PutOptions{Paths: []string{verbs.Name}})
+		wait(t, put, err)
+		<-p.heard
+		e := put.Explain()
+		if e.Path != verbs.Name || (e.Staged > 0) != c.staged || e.UserCopies+e.KernelCopies != 0 || e.Proof != path.ProofICRC || !bytes.Equal(b.Seen(dst), a.Seen(src)) {
+			t.Errorf("%s: put: %v", c.name, e)
+		}
+		clear(a.Written(back))
+		get, err := p.ab.Get(ctx(t), []path.Copy{r.At(0, back.All())}, PutOptions{Paths: []string{verbs.Name}})
+		wait(t, get, err)
+		<-p.heard
+		if e := get.Explain(); e.Path != verbs.Name || (e.Staged > 0) != c.staged || !bytes.Equal(a.Seen(back), a.Seen(src)) {
+			t.Errorf("%s: get: %v", c.name, e)
+		}
+		if err := x.Revoke(ctx(t)); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
