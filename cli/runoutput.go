@@ -137,7 +137,11 @@ func (w *runOutput) missing(p *root.Plan, text []byte) error {
 }
 
 func (w *runOutput) missingError(p *root.Plan) error {
-	return &worded{fmt.Sprintf("%s is not here that %s needs", count(len(p.Missing), "thing", "things"), p.File), root.ErrMissing}
+	is := "is"
+	if len(p.Missing) > 1 {
+		is = "are"
+	}
+	return &worded{fmt.Sprintf("%s %s not here that %s needs", count(len(p.Missing), "thing", "things"), is, p.File), root.ErrMissing}
 }
 
 // plan says what will be opened.
