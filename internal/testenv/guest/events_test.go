@@ -155,14 +155,15 @@ func pipe(t *testing.T) (a, b *Meeting) {
 
 func TestLines(t *testing.T) {
 	var got []string
-	m := &machine{tag: "tag", lines: func(s string) { got = append(got, s) }}
+	ups := 0
+	m := &machine{tag: "tag", up: func() { ups++ }, lines: func(s string) { got = append(got, s) }}
 	for _, s := range []string{"tag up 1.5", "", "a", "", "", "b", ""} {
 		if m.line(s) {
 			t.Errorf("%q is taken for the last line", s)
 		}
 	}
-	if !m.line("tag exit 3") || m.last != "exit 3" || m.boot == 0 {
-		t.Errorf("last line %q, boot %v", m.last, m.boot)
+	if !m.line("tag exit 3") || m.last != "exit 3" || m.boot == 0 || ups != 1 {
+		t.Errorf("last line %q, boot %v, up %d times", m.last, m.boot, ups)
 	}
 	if want := []string{"", "a", "", "", "b"}; !slices.Equal(got, want) {
 		t.Errorf("%q, expected %q", got, want)
