@@ -405,3 +405,27 @@ func FuzzAddress(f *testing.F) {
 		}
 	})
 }
+
+// TestAskedBefore: the answer to a question that was asked before a rail was replaced has no key for the new queue pair. The key is asked for once
+// more, and only once.
+func TestAskedBefore(t *testing.T) {
+	p := &Path{reaches: map[path.Key]*reach{}}
+	l := &link{p: p, index: 1, gen: 2, ring: make([]record, 8)}
+	p.rails = []*link{l}
+	r := &reach{known: true, asked: true}
+	if best, stall := p.railFor(r, 0); best != nil || stall || len(p.asks) != 0 {
+		t.Errorf("with a question under way: %v, %v, %d more questions; expected to wait for its answer", best, stall, len(p.asks))
+	}
+	r.asked = false // the answer came, without a key
+	if best, stall := p.railFor(r, 0); best != nil || stall || len(p.asks) != 1 {
+		t.Errorf("after the answer: %v, %v, %d questions; expected one", best, stall, len(p.asks))
+	}
+	r.asked, p.asks = false, nil
+	if _, stall := p.railFor(r, 0); stall || len(p.asks) != 0 {
+		t.Errorf("after the second answer: %v, %d questions; expected none", stall, len(p.asks))
+	}
+	r.rails[0] = railKey{gen: 2, ok: true}
+	if best, _ := p.railFor(r, 0); best != l {
+		t.Error("a rail with a key is not taken")
+	}
+}

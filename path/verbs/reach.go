@@ -146,7 +146,8 @@ func (p *Path) railFor(r *reach, keep int) (best *link, stall bool) {
 		}
 		k := &r.rails[l.index-1]
 		if !k.ok || k.gen != l.gen {
-			if r.tried[l.index-1] != l.gen {
+			// A question that is under way may be older than the rail, and its answer then knows nothing of it.
+			if r.tried[l.index-1] != l.gen && !r.asked {
 				r.tried[l.index-1] = l.gen
 				p.ask(r)
 			}
