@@ -170,6 +170,36 @@ func TestDirectDevice(t *testing.T) {
 	idleStaging(t, p.a)
 }
 
+// TestDirectMissing: a path that says, again and again, that it reaches memory of a device, and refuses it when it is given it, is not given it twice by one
+// transfer: the bytes are staged, over that path too.
+func TestDirectMissing(t *testing.T) {
+	const size = 9 << 20
+	d := newFakeDevice(t, "card of a")
+	direct := over("direct")
+	direct.reaches = func(*mem.Region) error { return nil }
+	var refused atomic.Int64
+	direct.post = func(p path.Path, ops []path.Op) (int, error) {
+		n, err := p.Post(ops) // TCP, which reaches no such memory
+		if errors.Is(err, path.ErrUnreachable) {
+			refused.Add(1)
+		}
+		return n, err
+	}
+	p := newPair(t, Options{Paths: []path.Driver{direct}})
+	p.ignore(t)
+	src, b := d.region(size)
+	fillBytes(b, 6)
+	dst := region(t, size)
+	export(t, p.b, dst, "dst", path.Read|path.Write)
+	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "dst").At(0, src.All())}, PutOptions{Digest: true})
+	wait(t, x, err)
+	if e := x.Explain(); refused.Load() != 1 || e.Path != "direct" || e.Local.Bytes != size || len(e.Failovers) != 0 || !bytes.Equal(dst.All().Bytes()[:size], b) {
+		t.Errorf("refused %d times: %v", refused.Load(), e)
+	}
+	addsUp(t, x)
+	idleStaging(t, p.a)
+}
+
 // BenchmarkStaged puts 64 MiB into host memory and into memory of a device at either side, whose card is a goroutine that copies:
 // what staging costs beside the direct path.
 func BenchmarkStaged(b *testing.B) {
