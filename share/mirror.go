@@ -31,7 +31,7 @@ type MirrorOptions struct {
 	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
 	MaxBytes uint64
 	Parallel int  // files fetched at once; 0 means 4, and there are at most 100
-	DryRun   bool // only says what would be done
+	DryRun   bool // only says what would be done, in the order of the names
 	// Parts also mirrors names inside other names ("model.safetensors/wq" beside "model.safetensors"), where it can; without it
 	// they are left out, because they are views of the file that is mirrored anyway.
 	Parts bool
@@ -91,6 +91,9 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		o.Parallel = 4
 	}
 	o.Parallel = min(o.Parallel, maxParallel)
+	if o.DryRun {
+		o.Parallel = 1 // nothing is waited for, and what is said is in order
+	}
 	entries, err := List(ctx, c, o.Prefix)
 	if err != nil {
 		return nil, err

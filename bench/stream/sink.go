@@ -109,12 +109,24 @@ func (s *sink) serve(ctx context.Context) error {
 		if ctx.Err() == nil {
 			return err
 		}
-		for { // what had come before the end
-			n, err := s.rx.TryRecv(s.b)
-			if n == 0 {
-				return err
-			}
-			s.burst()
+		return s.rest()
+	}
+}
+
+// restTime is how long a sink takes what is there at the end while none of it is the trial's. A queue's worth is taken in less.
+const restTime = 100 * time.Millisecond
+
+// rest takes what had come before the end. Others may send without a pause: what comes meanwhile has no end.
+func (s *sink) rest() error {
+	for end := s.c.now() + int64(restTime); ; {
+		n, err := s.rx.TryRecv(s.b)
+		if n == 0 {
+			return err
+		}
+		before := s.counts.Received
+		s.burst()
+		if s.counts.Received == before && s.c.now() > end {
+			return nil
 		}
 	}
 }
