@@ -206,6 +206,14 @@ func (b *Burst) SetConns(ids []uint32) {
 	}
 }
 
+// AtOnce says that no packet has a time any more: what is sent leaves at once.
+func (b *Burst) AtOnce() {
+	for i := range b.meta[:b.n] {
+		m := &b.meta[i]
+		m.time, m.flags = 0, m.flags&^HasTime
+	}
+}
+
 // SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is
 // not the receiver's. Flow ids stay.
 func (b *Burst) SetAllReceived(flags Flags, ns int64) {
@@ -226,16 +234,45 @@ func (b *Burst) Part(i, k int) Part {
 	return Part{b.sources[s.src], Segment{s.handle, s.off, s.len, s.cap, s.head, s.role}}
 }
 
-// Only is what Part says of the one segment of packet i, without the rest, for those who look at every packet: its Source, its Handle, its Off
-// and its Len. The Source is nil if the packet has more segments or none.
-func (b *Burst) Only(i int) (src *Source, h Handle, off uint64, length uint32) {
-	b.check(i)
-	at := b.first[i]
-	if b.first[i+1] != at+1 {
-		return nil, NoHandle, 0, 0
+// Run is packets of a burst that follow each other, each of one segment in the same Source: see Burst.Run.
+type Run struct {
+	segs []segment
+}
+
+// Run gives the packets from from on, to to-1 at most, that each have one segment in src, for an engine that looks at every packet: Part of each
+// would take longer than the rest of its work. It has none if packet from is another one.
+func (b *Burst) Run(src *Source, from, to int) Run {
+	if from >= to {
+		return Run{}
 	}
-	s := &b.segs[at]
-	return b.sources[s.src], s.handle, s.off, s.len
+	b.check(from)
+	b.check(to - 1)
+	at := b.first[from]
+	if int(at) == len(b.segs) {
+		return Run{}
+	}
+	of := b.segs[at].src
+	if b.sources[of] != src {
+		return Run{}
+	}
+	n := uint32(0)
+	first, segs := b.first[from+1:to+1], b.segs[at:]
+	for i := range first {
+		if first[i] != at+n+1 || segs[n].src != of {
+			break
+		}
+		n++
+	}
+	return Run{segs[:n]}
+}
+
+// Len is the number of packets.
+func (r *Run) Len() int { return len(r.segs) }
+
+// At is the Handle, the Off and the Len of packet i of the run.
+func (r *Run) At(i int) (h Handle, off uint64, length uint32) {
+	s := &r.segs[i]
+	return s.handle, s.off, s.len
 }
 
 // Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. Whoever calls it owns the old part, and has g's bytes

@@ -136,9 +136,7 @@ func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
 	if n > 0 {
 		b.Reserve(o, n)
 	}
-	for i := range b.Len() {
-		b.SetTime(i, 0)
-	}
+	b.AtOnce()
 	return n, err
 }
 

@@ -48,6 +48,7 @@ type nicQueue struct {
 	visits   uint64              // of who sends
 	visited  uint64              // visits when the timer looked last
 	handles  [rxBatch]mem.Handle // for reap
+	addrs    [rxBatch]uint64     // for reap
 }
 
 // feed is where the chunks come from that the kernel receives into.

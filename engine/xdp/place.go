@@ -247,7 +247,7 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 			}
 			left -= k
 		}
-		q.copied.Add(uint64(copied))
+		q.copied += uint64(copied)
 		return true
 	}
 	skip := head
@@ -264,7 +264,7 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 		q.pieces = append(q.pieces, piece{m.source, -1, g})
 		skip = 0
 	}
-	q.copied.Add(uint64(copied))
+	q.copied += uint64(copied)
 	return true
 }
 

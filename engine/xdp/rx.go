@@ -13,7 +13,6 @@ import (
 	"github.com/penstock-io/penstock/engine/xdp/prog"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/metrics"
 )
 
 // rxQueue is a logical receive queue: a socket on each queue of the interface that the port uses. It implements engine.RxQueue.
@@ -38,9 +37,8 @@ type rxQueue struct {
 	closed  bool
 	past    xsk.Statistics // of sockets that were closed
 
-	packets, bytes, polls, empty, calls metrics.Counter
-	copied                              metrics.Counter
-	drops                               [engine.NumDrops]atomic.Uint64
+	packets, bytes, polls, empty, calls, copied uint64
+	drops                                       [engine.NumDrops]atomic.Uint64
 }
 
 // intake is one socket of a receive queue, and what was taken from its ring and not given to the owner yet.
@@ -176,7 +174,7 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.polls.Inc()
+	q.polls++
 	n := 0
 	q.sum = 0
 	if q.pending.Len() > 0 {
@@ -200,11 +198,11 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		}
 	}
 	if n > 0 {
-		q.packets.Add(uint64(n))
-		q.bytes.Add(q.sum)
+		q.packets += uint64(n)
+		q.bytes += q.sum
 		return n, nil
 	}
-	q.empty.Inc()
+	q.empty++
 	switch {
 	case q.pending.Len() > 0:
 	case q.closed:
@@ -254,15 +252,17 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 	busy := q.port.o.BusyPoll > 0
 	if busy {
 		in.sock.WakeRx()
-		q.calls.Inc()
+		q.calls++
 	}
 	n := in.nq
 	filled := false
-	for b.Room() > 0 {
+	for more := true; more && b.Room() > 0; {
 		some := in.next() > 0 || in.load()
 		if !some && !n.wants() {
 			break
 		}
+		// A ring that had less than a batch has no more, or little: its index, which the kernel writes elsewhere, is not fetched for that.
+		more = in.n == len(in.descs)
 		n.mu.Lock()
 		n.refill() // with what was released since the last time
 		filled = true
@@ -282,12 +282,10 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 		}
 		n.count()
 		n.mu.Unlock()
-		if !room || !some {
-			break
-		}
+		more = more && room && some
 	}
 	if filled && !busy && in.wake() {
-		q.calls.Inc()
+		q.calls++
 	}
 	return got
 }
@@ -476,8 +474,7 @@ func (q *rxQueue) Discard() (int, error) {
 func (q *rxQueue) Stats(s *engine.RxStats) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	*s = engine.RxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Polls: q.polls.Load(), Empty: q.empty.Load(), Copied: q.copied.Load(),
-		Calls: q.calls.Load()}
+	*s = engine.RxStats{Packets: q.packets, Bytes: q.bytes, Polls: q.polls, Empty: q.empty, Copied: q.copied, Calls: q.calls}
 	for i := range q.drops {
 		s.Drops[i] = q.drops[i].Load()
 	}

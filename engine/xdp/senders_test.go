@@ -129,8 +129,8 @@ func TestPassAnotherHandle(t *testing.T) {
 	}
 	b := burst.New(1)
 	b.Add(g.m.source, burst.Segment{Handle: handles[1], Off: at[0], Len: 60})
-	if n := q.pass(b, 0, 1500); n != 0 || len(q.descs) != 0 {
-		t.Errorf("%d bytes are passed on", n)
+	if k, n := q.pass(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
+		t.Errorf("%d packets are passed on", k)
 	}
 	b.Forget()
 	g.m.source.Reclaim(handles)

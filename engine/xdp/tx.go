@@ -16,7 +16,6 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -45,7 +44,7 @@ type txQueue struct {
 	descs  []xsk.Desc
 	chunks []carried // of the packet that is being dealt with
 
-	bytes, copied, calls metrics.Counter
+	bytes, copied, calls uint64
 }
 
 const (
@@ -214,7 +213,9 @@ func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
 	busy, lost := q.busy.Load(), q.lost.Load()
-	*s = engine.TxStats{Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(), Copied: q.copied.Load()}
+	q.mu.Lock() // for a call to the kernel, at most
+	*s = engine.TxStats{Bytes: q.bytes, Calls: q.calls, Forwarded: q.forwarded.Load(), Copied: q.copied}
+	q.mu.Unlock()
 	s.Packets = q.done.Load()
 	s.Packets -= min(busy, s.Packets)
 	s.Queued = uint64(q.out.Queued())
@@ -309,26 +310,26 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	n := q.nq
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.reap()
 	room := min(q.sock.Tx().Room(), cap(q.descs))
 	q.descs = q.descs[:0]
 	limit := q.port.link.MTU() + packet.EthernetLen
 	taken, bytes, dropped := from, 0, 0 // packets from taken on are in place, and forgotten together
 	i := from
 	for ; i < to; i++ {
+		had := len(q.descs)
+		if k, sum := q.pass(b, i, min(to, i+room-had), limit); k > 0 {
+			bytes += sum
+			if i += k; i == to {
+				break
+			}
+			had += k
+		}
 		k := b.Segments(i)
 		if k == 0 {
 			continue
 		}
-		had := len(q.descs)
 		if room-had < min(k, maxPieces) {
 			break
-		}
-		if k == 1 {
-			if size := q.pass(b, i, limit); size > 0 {
-				bytes += size
-				continue
-			}
 		}
 		size := b.PacketLen(i)
 		if size > limit && !tagged(b.Bytes(i, 0), size-limit) || size < packet.EthernetLen {
@@ -372,32 +373,40 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	q.sock.Tx().Put(q.descs)
 	n.inFlight += len(q.descs)
 	q.sender.inFlight += len(q.descs)
-	q.bytes.Add(uint64(bytes))
+	q.bytes += uint64(bytes)
 	if dropped > 0 {
 		q.out.Complete(dropped)
 	}
 	return i
 }
 
-// pass makes the descriptor of packet i, which has one segment, and enters its chunk, if that was received into this memory: what a forwarder
-// sends. It returns its length, or 0 where there is more to think about.
-func (q *txQueue) pass(b *burst.Burst, i, limit int) int {
+// pass makes the descriptors of packets from from on, to to-1 at most, that each lie in one chunk that was received into this memory, and enters the
+// chunks: what a forwarder sends. It returns how many, and their bytes; the next one takes more thought.
+func (q *txQueue) pass(b *burst.Burst, from, to, limit int) (packets, bytes int) {
 	m := q.nq.memory
-	src, h, off, size := b.Only(i)
-	if src != m.source || src == nil || h == burst.NoHandle || int(size) > limit || size < packet.EthernetLen || q.spec.SourceMAC {
-		return 0
+	if m.source == nil || q.spec.SourceMAC {
+		return 0, 0
 	}
-	at := off >> m.shift
-	if at >= uint64(len(m.table)) || (off+uint64(size)-1)>>m.shift != at || uint64(uint32(h)) != at {
-		return 0
+	run := b.Run(m.source, from, to)
+	table, shift, by := m.table, m.shift, q.sender.passes()
+	descs := q.descs[len(q.descs):][:run.Len()]
+	for k := range descs {
+		h, off, size := run.At(k)
+		at := off >> shift
+		if int(size) > limit || size < packet.EthernetLen || at >= uint64(len(table)) || (off+uint64(size)-1)>>shift != at || uint64(uint32(h)) != at {
+			break
+		}
+		e := table[at]
+		if h == burst.NoHandle || e&^lanes != lentAs(h)&^lanes {
+			break
+		}
+		table[at] = e&^low | by
+		descs[k] = xsk.Desc{Addr: off, Len: size}
+		packets++
+		bytes += int(size)
 	}
-	e := m.table[at]
-	if e&^lanes != lentAs(h)&^lanes {
-		return 0
-	}
-	m.table[at] = e.sentBy(q.sender, passing, true)
-	q.descs = append(q.descs, xsk.Desc{Addr: off, Len: size})
-	return int(size)
+	q.descs = q.descs[:len(q.descs)+packets]
+	return packets, bytes
 }
 
 // tagged reports whether a frame is only by its VLAN tags longer than the limit: by so many bytes.
@@ -507,8 +516,13 @@ func (q *txQueue) copyOut(b *burst.Burst, i, size, pieces, room int) bool {
 	m := q.nq.memory
 	q.chunks = q.chunks[:0]
 	var handles [maxPieces]mem.Handle
-	if k := m.spare.GetBatch(handles[:pieces]); k < pieces {
-		m.spare.PutBatch(handles[:k])
+	got := m.spare.GetBatch(handles[:pieces])
+	if got < pieces {
+		q.nq.reap() // some may have left
+		got += m.spare.GetBatch(handles[got:pieces])
+	}
+	if got < pieces {
+		m.spare.PutBatch(handles[:got])
 		return false
 	}
 	k, off := 0, 0 // of the segment
@@ -522,7 +536,7 @@ func (q *txQueue) copyOut(b *burst.Burst, i, size, pieces, room int) bool {
 			from := b.Bytes(i, k)[off:]
 			c := copy(to, from)
 			to = to[c:]
-			q.copied.Add(uint64(c))
+			q.copied += uint64(c)
 			if off += c; c == len(from) {
 				k, off = k+1, 0
 			}
@@ -540,7 +554,7 @@ func (q *txQueue) push() {
 			break
 		}
 		e := q.sock.WakeTx()
-		q.calls.Inc()
+		q.calls++
 		if e == sys.EBUSY {
 			q.busy.Add(1)
 			continue
