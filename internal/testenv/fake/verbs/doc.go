@@ -38,6 +38,7 @@
 //	port 0 down                   or up, with the event; cable 0 cut (or mend) is the same without telling anybody
 //	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
+//	overrun 0 0x11                a completion does not fit into the queue of its receives, and is lost: CQ_ERR, and QP_FATAL as well
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
 //	reset                         forgets rules, counts, violations and settings, and mends ports
 //

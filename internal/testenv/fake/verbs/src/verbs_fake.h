@@ -335,6 +335,7 @@ void fake_windows_of(struct fake_qp *qp);
 
 /* ---- verbs_fake_cq.c */
 void fake_push(struct fake_cq *cq, struct cqe *e, bool solicited);
+void fake_overrun(struct fake_cq *cq);
 void fake_cq_forget(struct fake_qp *qp, struct fake_srq *srq);
 int fake_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int fake_req_notify(struct ibv_cq *cq, int solicited_only);

@@ -332,14 +332,17 @@ static bool parse_peer(struct parser *s)
 	return true;
 }
 
-static bool parse_kill(struct parser *s)
+/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives. */
+static bool parse_kill(struct parser *s, bool overrun)
 {
 	struct fake_device *d;
 	uint64_t qpn = 0;
 	if (!device(s, &d) || !number(s, "queue pair number", 1, 0xffffff, NULL, &qpn))
 		return false;
 	struct fake_qp *qp = s->dry ? NULL : fake_qp_find(d, (uint32_t)qpn);
-	if (qp) {
+	if (qp && overrun && qp->rcq)
+		fake_overrun(qp->rcq);
+	if (qp && !overrun) {
 		fake_async(qp->o.ctx, qp, IBV_EVENT_QP_FATAL);
 		fake_qp_error(qp, IBV_QPS_ERR);
 	}
@@ -448,8 +451,8 @@ static bool parse_line(struct parser *s)
 			fake_device_event(d, (enum ibv_event_type)a);
 	} else if (IS("gid")) {
 		return parse_gid(s);
-	} else if (IS("kill")) {
-		return parse_kill(s);
+	} else if (IS("kill") || IS("overrun")) {
+		return parse_kill(s, IS("overrun"));
 	} else {
 		return fail(s, "there is no line \"%s\"", verb);
 	}
