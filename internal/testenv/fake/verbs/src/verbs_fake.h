@@ -224,7 +224,8 @@ struct fake_qp {
 	enum ibv_qp_state state; /* the true one; ibv.qp_base.state is what modify or query said last */
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
-	bool sig_all, est, last_wqe;
+	bool sig_all, est, last_wqe, partial;
+	uint64_t partial_id;     /* the receive that it had begun to fill */
 	unsigned async_events;
 	uint32_t sq_psn, rq_psn;
 	struct wqe *sq;
@@ -302,6 +303,7 @@ extern struct config {
 	unsigned absent;         /* enum absent */
 	bool infiniband;         /* LIDs; else RoCE */
 	bool instant;            /* retry timers end at once */
+	bool partial;            /* a queue pair that goes into error has begun to fill a shared receive */
 	bool report;             /* to stderr at exit */
 	struct ibv_device_attr attr;
 	int max_inline;

@@ -50,6 +50,7 @@ static const char *const mode_names[] = {[MODE_POST] = "post", [MODE_WIRE] = "wi
 static const char *const link_names[] = {"ethernet", "infiniband", NULL};
 static const char *const timer_names[] = {"real", "instant", NULL};
 static const char *const port_names[] = {"down", "up", NULL};
+static const char *const partial_names[] = {"off", "on", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
 static const char *const report_names[] = {"exit", NULL};
 static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", NULL};
@@ -434,6 +435,10 @@ static bool parse_line(struct parser *s)
 		if (!nth(s, &n) || !named(s, errnos, "errno", &b))
 			return false;
 		add_rule(s, FAIL, a, n, (uint64_t)b);
+	} else if (IS("partial")) {
+		if (!choice(s, partial_names, "partial receives", &a))
+			return false;
+		c->partial = a == 1;
 	} else if (IS("port")) {
 		if (!device(s, &d) || !choice(s, port_names, "state of the port", &a))
 			return false;
