@@ -104,9 +104,9 @@ type Path struct {
 	watchEvery time.Duration
 	lookAt     time.Duration // since began
 	heard      uint32        // messages of the control connection that had come at the last look
-	nudged     bool
-	lost       error  // a message that came: the path ends with it
-	probes     uint64 // requests that were made to see whether the adapter still ends them
+	waited     int           // looks since the peer owes an answer
+	lost       error         // a message that came: the path ends with it
+	probes     uint64        // requests that were made to see whether the adapter still ends them
 
 	repairs  int // since an operation got on
 	replaced uint64

@@ -20,6 +20,9 @@ const (
 	watchMost  = 60 // looks without any progress, after which a link is given up; a link that is merely slow is not that slow
 )
 
+// nudgeMost is after how many looks at most a peer that owes an answer is sent another message.
+const nudgeMost = 16
+
 // watched is what a link had done when it was last looked at.
 type watched struct {
 	tail   uint32
@@ -97,10 +100,11 @@ func (p *Path) look() {
 		}
 	}
 	if came := p.ctl.received; !p.waits() || came != p.heard {
-		p.heard, p.nudged = came, false
-	} else if !p.nudged {
-		// The question or the answer may have been lost at an adapter; one message more lets the other side see the gap.
-		p.nudged = p.nudge()
+		p.heard, p.waited = came, 0
+	} else if p.waited++; p.waited%nudgeMost == 0 || p.waited < nudgeMost && p.waited&(p.waited-1) == 0 {
+		// The question or the answer may have been lost at an adapter: one message more lets the other side see the gap. Or the
+		// peer is gone, which its adapter does not acknowledge.
+		p.nudge()
 	}
 }
 
