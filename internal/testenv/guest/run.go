@@ -233,6 +233,10 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			return err
 		}
 	}
+	if s.Cut > 0 { // the other one's cable is to lead nowhere, and not to somebody who does not read
+		links[0].Close()
+		links[1].Close()
+	}
 	r.Guests = make([]Verdict, guests)
 	var wg sync.WaitGroup
 	for i, m := range ms {
