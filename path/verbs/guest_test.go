@@ -77,10 +77,9 @@ func sh(t *testing.T, line string) {
 }
 
 // TestGuestLossyCable joins two machines by a cable that loses packets, more and more, and is cut in the end. Everything arrives until
-// then; afterwards both ends say that they are down. The link that comes back within the adapter's retries costs nothing. At last one machine
-// loses its power in the middle of transfers: the other one hears that, and everything that it had is over, once, and back.
+// then; afterwards both ends say that they are down.
 func TestGuestLossyCable(t *testing.T) {
-	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, Cut: 2}) {
+	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2}) {
 		return
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -110,32 +109,28 @@ func TestGuestLossyCable(t *testing.T) {
 	cfg := path.Config{Exports: x, Secret: make([]byte, path.SecretSize)}
 	var theirs meeting
 	var p path.Path
-	connect := func() {
-		t.Helper()
-		if listens {
-			l, err := d.Listen()
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer l.Close()
-			mine := meeting{l.Addr(), newToken(), e.Key()}
-			if err := errors.Join(m.Send(mine), m.Recv(&theirs)); err != nil {
-				t.Fatal(err)
-			}
-			if p, err = l.Accept(ctx, mine.Token, cfg); err != nil {
-				t.Fatal(err)
-			}
-		} else {
-			if err := errors.Join(m.Recv(&theirs), m.Send(meeting{Key: e.Key()})); err != nil {
-				t.Fatal(err)
-			}
-			if p, err = d.Dial(ctx, path.Offer{Addr: theirs.Addr, Token: theirs.Token}, cfg); err != nil {
-				t.Fatal(err)
-			}
+	if listens {
+		l, err := d.Listen()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		mine := meeting{l.Addr(), newToken(), e.Key()}
+		if err := errors.Join(m.Send(mine), m.Recv(&theirs)); err != nil {
+			t.Fatal(err)
+		}
+		if p, err = l.Accept(ctx, mine.Token, cfg); err != nil {
+			t.Fatal(err)
+		}
+	} else {
+		if err := errors.Join(m.Recv(&theirs), m.Send(meeting{Key: e.Key()})); err != nil {
+			t.Fatal(err)
+		}
+		if p, err = d.Dial(ctx, path.Offer{Addr: theirs.Addr, Token: theirs.Token}, cfg); err != nil {
+			t.Fatal(err)
 		}
 	}
-	connect()
-	defer func() { p.Close() }()
+	defer p.Close()
 	if s := p.Capabilities().Security; s != path.SecurityNone {
 		t.Errorf("the security of a path to another machine is %v", s)
 	}
@@ -195,16 +190,6 @@ func TestGuestLossyCable(t *testing.T) {
 	}
 	t.Logf("%s", strings.Join(p.Explain(), "\n"))
 	sh(t, "tc qdisc replace dev link0 root netem loss 0%")
-	flap(t, m, func() { // guest 1's link goes away while both put, and comes back
-		for i := range uint64(4) {
-			if n, err := p.Post([]path.Op{{Kind: path.Put, Copies: span(local), Notify: true, Imm: i}}); n != 1 {
-				t.Fatal(err)
-			}
-		}
-	})
-	serve(path.EventDone, 4)
-	serve(path.EventNotify, 4)
-	t.Logf("after the link was away: %s", strings.Join(p.Explain(), "\n"))
 	if err := m.Barrier("cut"); err != nil {
 		t.Fatal(err)
 	}
@@ -217,65 +202,4 @@ func TestGuestLossyCable(t *testing.T) {
 		t.Errorf("down: %v", down)
 	}
 	t.Logf("down: %v", down)
-	if err := p.Close(); err != nil {
-		t.Errorf("closing a path whose cable was cut: %v", err)
-	}
-
-	down, count = nil, map[path.EventKind]int{}
-	sh(t, "ip link set link0 up")
-	connect()
-	posted := 0
-	full := func() {
-		for {
-			n, err := p.Post([]path.Op{{Kind: path.Put, Copies: span(local), Notify: true}})
-			if posted += n; n == 0 || posted >= 32 {
-				if n == 0 && !errors.Is(err, path.ErrFull) {
-					t.Fatal(err)
-				}
-				return
-			}
-		}
-	}
-	full()
-	serve(path.EventDone, 2) // it is under way
-	if guest.ID() == 2 {
-		t.Fatal(guest.CutPower())
-	}
-	for down == nil {
-		k, err := w.Wait(ctx, p, events, 0)
-		if err != nil {
-			t.Fatalf("nobody says that the other machine is gone: %v; %+v", err, p.Stats())
-		}
-		for _, ev := range events[:k] {
-			count[ev.Kind]++
-			if ev.Kind == path.EventDown {
-				down = ev.Err
-			} else if ev.Kind == path.EventDone && ev.Err != nil && !errors.Is(ev.Err, path.ErrDown) {
-				t.Errorf("operation %d: %v", ev.Token, ev.Err)
-			}
-		}
-	}
-	t.Logf("the other machine lost its power: %v", down)
-	v := p.(*Path)
-	if done := count[path.EventDone] + 2; done != posted || len(v.freeWorks) != len(v.works) {
-		t.Errorf("%d of %d operations ended, %d of %d places for operations are free", done, posted, len(v.freeWorks), len(v.works))
-	}
-	if err := p.Close(); err != nil {
-		t.Errorf("closing a path whose peer lost its power: %v", err)
-	}
-	if err := errors.Join(local.Close(), shown.Close()); err != nil {
-		t.Errorf("the memory is not free: %v", err)
-	}
-}
-
-// flap takes the link of guest 1 down and brings it back, a part of a second later, in the middle of what act begins on both sides.
-func flap(t *testing.T, m *guest.Meeting, act func()) {
-	t.Helper()
-	if err := m.Barrier("flap"); err != nil {
-		t.Fatal(err)
-	}
-	act()
-	if guest.ID() == 1 {
-		sh(t, "ip link set link0 down; sleep 0.2; ip link set link0 up")
-	}
 }

@@ -73,7 +73,6 @@ func Enter[T Test[T]](t T, s Spec) bool {
 	var r Result
 	for again := 0; ; again++ {
 		rep = newReport(t, max(s.Guests, 1))
-		rep.cut = s.Cut
 		r, err = runReported(ctx, s, argv, rep)
 		if err != nil || again == maxAgain || !r.emulator() {
 			break
@@ -193,7 +192,6 @@ type report[T Test[T]] struct {
 	t      T
 	trees  []*testTree
 	single bool
-	cut    int // the guest that loses its power
 }
 
 func newReport[T Test[T]](t T, guests int) *report[T] {
@@ -263,9 +261,6 @@ func (r *report[T]) subtest(t T, id int, parent string, n *node) {
 		case actSkip:
 			skip(t)
 		case actRun, actLog:
-			if id == r.cut {
-				break // with its power
-			}
 			t.Errorf("did not end inside the guest")
 		}
 	})
@@ -298,10 +293,6 @@ func (r *report[T]) finish(res Result) {
 			}
 		}
 		switch {
-		case v.ID == r.cut && errors.Is(v.Err, errNoVerdict) && (top == nil || top.verdict != actFail):
-			continue // as it should be
-		case v.ID == r.cut && v.Err == nil:
-			failed(v, "still had power at the end")
 		case v.Err != nil:
 			failed(v, "%v", v.Err)
 		case top == nil:

@@ -175,27 +175,6 @@ func TestGuestVerdicts(t *testing.T) {
 	}
 }
 
-// TestPowerCut: where a guest is to lose its power it is no failure, and where it does not happen it is one.
-func TestPowerCut(t *testing.T) {
-	if err := CutPower(); err == nil {
-		t.Fatal("the power of this machine was cut")
-	}
-	for _, c := range []struct {
-		v    Verdict
-		says string // "": it passes
-	}{{Verdict{ID: 1, Exit: -1, Err: errNoVerdict}, ""}, {Verdict{ID: 1}, "still had power"}, {Verdict{ID: 1, Exit: -1, Err: errStuck}, errStuck.Error()}} {
-		f := newFake("TestX")
-		f.do(func(f *fake) {
-			r := newReport(f, 1)
-			r.cut = 1
-			r.finish(Result{Guests: []Verdict{c.v}})
-		})
-		if f.fail != (c.says != "") || !strings.Contains(f.text(), c.says) {
-			t.Errorf("%+v: failed %v\n%s", c.v, f.fail, f.text())
-		}
-	}
-}
-
 // TestGuestCommand runs a program of the host that needs libraries.
 func TestGuestCommand(t *testing.T) {
 	skipUnlessGuests(t)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"time"
 )
 
@@ -87,17 +86,6 @@ func (m *Meeting) Barrier(name string) error {
 		return fmt.Errorf("guest: at %q, while the other guest is at %q", name, got)
 	}
 	return nil
-}
-
-// CutPower ends the guest that it is called in as a loss of power does: at once, whatever is under way. Spec.Cut names that guest. It does not return.
-func CutPower() error {
-	if ID() == 0 {
-		return errors.New("guest: CutPower is for a guest, inside")
-	}
-	if err := os.WriteFile("/proc/sysrq-trigger", []byte("b"), 0); err != nil {
-		return fmt.Errorf("guest: the power cannot be cut: %w", err)
-	}
-	select {}
 }
 
 // Close ends the connection.

@@ -39,7 +39,6 @@ type Spec struct {
 	Timeout time.Duration // from the boot to the end; 0 is DefaultTimeout
 	Files   []File        // taken along for this run
 	Env     []string      // "NAME=value" for the program
-	Cut     int           // the guest that loses its power before it ends (CutPower); 0: none
 
 	patience time.Duration // how long a guest may take to boot; 0 is bootPatience
 }
@@ -233,10 +232,6 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			return err
 		}
 	}
-	if s.Cut > 0 { // the other one's cable is to lead nowhere, and not to somebody who does not read
-		links[0].Close()
-		links[1].Close()
-	}
 	r.Guests = make([]Verdict, guests)
 	var wg sync.WaitGroup
 	for i, m := range ms {
@@ -246,7 +241,7 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 				err = fmt.Errorf("guest %d: %w", m.id, context.Cause(ctx))
 			}
 			r.Guests[i] = Verdict{ID: m.id, Exit: exit, Err: err, Boot: m.boot, Console: m.console.String()}
-			if exit != 0 && m.id != s.Cut {
+			if exit != 0 {
 				time.AfterFunc(failGrace, func() { cancel(errors.New("it was killed because the other guest had failed")) })
 			}
 		})
