@@ -142,7 +142,7 @@ func TestGuestPair(t *testing.T) {
 func (c cable) lossy(tr Transport, netem string) {
 	const n = 400
 	c.meet(c.m.Barrier(tr.String() + netem))
-	p := c.open(Options{Transport: tr, AckTimeout: 8 * time.Millisecond})
+	p := c.open(Options{Transport: tr})
 	c.sh("tc qdisc replace dev link0 root netem " + netem)
 	defer c.sh("tc qdisc replace dev link0 root netem loss 0%")
 	if !c.sink {
@@ -197,7 +197,7 @@ func (c cable) lossy(tr Transport, netem string) {
 func (c cable) cut() {
 	c.meet(c.m.Barrier("cut"))
 	gone := newEnds()
-	p := c.open(Options{AckTimeout: 8 * time.Millisecond, OnConn: gone.on})
+	p := c.open(Options{OnConn: gone.on})
 	const n, before = 300, 100
 	if c.sink {
 		q := rx(c.T, p, engine.RxSpec{Depth: 64})
@@ -205,7 +205,7 @@ func (c cable) cut() {
 		c.sh("ip link set link0 down")
 		b := burst.New(32)
 		r := engine.NewRx(q, engine.Batching{})
-		for wait := time.Now().Add(3 * time.Second); time.Now().Before(wait); { // while the sender finds out
+		for wait := time.Now().Add(10 * time.Second); time.Now().Before(wait); { // while the sender finds out, which takes a fifth of it at most
 			k, _ := r.TryRecv(b)
 			got += k
 			b.Release()
