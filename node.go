@@ -13,6 +13,8 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/stage"
+	rdma "github.com/penstock-io/penstock/engine/verbs"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/metrics/prom"
@@ -182,16 +184,27 @@ func (s *System) openShare(ctx context.Context) (err error) {
 // Metrics is what everything in the System counts, in the form of exporters: a metrics.Source.
 func (s *System) Metrics() []metrics.Family {
 	ports := make(map[string]*engine.PortStats, len(s.ifaces))
+	counts := map[string]rdma.Counts{}
 	for i := range s.ifaces {
 		var p engine.PortStats
 		s.ifaces[i].Port.Stats(&p)
 		ports[s.ifaces[i].Name] = &p
+		port := s.ifaces[i].Port
+		if staged, ok := port.(*stage.Port); ok {
+			port = staged.Port
+		}
+		if r, ok := port.(*rdma.Port); ok {
+			counts[s.ifaces[i].Name] = r.Counts()
+		}
 	}
 	pools := make(map[string]mem.PoolStats, len(s.pools))
 	for name, p := range s.pools {
 		pools[name] = p.Stats()
 	}
 	out := engine.Families(ports)
+	if len(counts) > 0 {
+		out = append(out, rdma.Families(counts)...)
+	}
 	out = append(out, mem.PoolFamilies(pools)...)
 	out = append(out, mem.ReadStats().Families()...)
 	if s.node != nil {

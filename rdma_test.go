@@ -120,6 +120,18 @@ func TestDAQIRIOverRDMA(t *testing.T) {
 				send("server", received("server", long), "answer")
 				received("client", "answer")
 			}
+			shown := map[string]float64{}
+			for _, f := range s.Metrics() {
+				for _, x := range f.Samples {
+					shown[f.Name+" "+strings.Join(x.Values, " ")] = x.Value
+				}
+			}
+			for _, want := range []string{"connections_total " + names["client"] + " connected", "connections_total " + names["server"] + " accepted",
+				"queue_pairs_total " + names["client"], "queue_pairs_total " + names["server"]} {
+				if shown["penstock_rdma_"+want] < 1 {
+					t.Errorf("the metric %s is %v", want, shown["penstock_rdma_"+want])
+				}
+			}
 		})
 	}
 }

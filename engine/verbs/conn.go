@@ -39,7 +39,10 @@ type conn struct {
 	gone  []*outLane // lanes that the peer takes back and that have something under way
 	held  []held     // what waits to be sent, in order
 	spare spares
-	probe *time.Timer // of a sender that waits, where messages may be lost
+	probe *time.Timer // of a sender that waits
+
+	watchdog *time.Timer // of what the device has
+	guarded  bool        // it runs
 }
 
 // admit makes a connection of a channel. The caller holds p.mu.
@@ -239,6 +242,9 @@ func (p *Port) assign(c *conn) {
 	}
 	var to *rxQueue
 	for _, q := range p.rx {
+		if q.broken.Load() {
+			continue
+		}
 		if q.conn == c.id {
 			to = q
 			break

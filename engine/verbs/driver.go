@@ -26,6 +26,11 @@ type driver struct {
 	owners   map[*ibv.CQ]owner
 	troubles []trouble
 	writes   []write
+
+	news sync.Mutex           // of what comes from the device, whoever takes it
+	told []ibv.AsyncEvent     // for the goroutine
+	last map[*ibv.QP]struct{} // queue pairs that have taken their last receive
+	mute bool                 // the device does not tell of that
 }
 
 // trouble is a connection that has failed.
@@ -41,7 +46,7 @@ type write struct {
 }
 
 func newDriver(p *Port) (*driver, error) {
-	d := &driver{port: p, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}), owners: map[*ibv.CQ]owner{}}
+	d := &driver{port: p, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}), owners: map[*ibv.CQ]owner{}, last: map[*ibv.QP]struct{}{}}
 	for _, fd := range []int{p.events.FD(), p.dev.AsyncFD()} {
 		if err := engine.Events.Add(fd); err != nil {
 			d.forget()
@@ -161,12 +166,12 @@ func (d *driver) completions() {
 // asynchronous does what events of the device ask for.
 func (d *driver) asynchronous() {
 	p := d.port
-	for {
-		e, ok, err := p.dev.NextAsync()
-		if !ok || err != nil {
-			return
-		}
-		p.counts.async.Add(1)
+	d.hear()
+	d.news.Lock()
+	told := d.told
+	d.told = nil
+	d.news.Unlock()
+	for _, e := range told {
 		switch e.Type {
 		case ibv.EventPortErr, ibv.EventPortActive:
 			if up := e.Type == ibv.EventPortActive; e.Port == p.o.Port && p.active.Swap(up) != up {
@@ -178,6 +183,8 @@ func (d *driver) asynchronous() {
 			for _, c := range p.all() {
 				p.finish(c, fmt.Errorf("device %s has failed: close the port and open it again", p.dev.Name()))
 			}
+		case ibv.EventCQErr:
+			p.overran(e.CQ)
 		case ibv.EventQPFatal, ibv.EventQPReqErr, ibv.EventQPAccessErr:
 			p.broke(e)
 		}

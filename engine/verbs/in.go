@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
 )
 
@@ -15,7 +14,8 @@ type inLane struct {
 	x        *pair
 	chain    *ibv.SendChain // of one request: a credit
 	wc       [controlSend]ibv.WC
-	busy     int // credits that the device has
+	busy     int    // credits that the device has
+	tells    uint64 // that it was given
 	g        grants
 	ready    bool // it is connected
 	leaving  bool // it was taken back
@@ -74,12 +74,18 @@ func (q *rxQueue) remove(l *inLane) {
 	if q.lanes[l.qpn] != l {
 		return
 	}
+	d := q.port.control
+	if l.ready && l.x.qp.Err() == nil {
+		d.lastTaken(l.x.qp)
+		q.look()
+	}
 	delete(q.lanes, l.qpn)
 	if q.last == l {
 		q.last = nil
 	}
-	q.port.control.disown(l.x.cq)
+	d.disown(l.x.cq)
 	l.x.close()
+	d.gone(l.x.qp)
 	l.chain.Close()
 }
 
@@ -92,7 +98,7 @@ func (q *rxQueue) grant(l *inLane) {
 	l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
 	if l.probe > 0 && q.n == 0 { // everything that came has been seen
 		if l.probe > l.g.received {
-			q.drops.Add(engine.DropNIC, l.probe-l.g.received)
+			q.drops.Add(q.port.lossIs(), l.probe-l.g.received)
 			l.g.received = l.probe
 			l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
 		}
@@ -113,12 +119,13 @@ func (q *rxQueue) grant(l *inLane) {
 		}
 	}
 	l.chain.Reset()
-	l.chain.SendImm(0, ibv.Signaled, uint32(l.g.limit))
+	l.chain.SendImm(l.tells, ibv.Signaled, uint32(l.g.limit))
 	l.x.to(l.chain)
 	if _, err := l.x.qp.PostSend(l.chain); err != nil {
 		q.failed(l, err)
 		return
 	}
+	l.tells++
 	l.busy++
 	l.g.told = l.g.limit
 	q.port.counts.credits.Add(1)
@@ -135,7 +142,9 @@ func (l *inLane) reap() {
 			l.q.failed(l, l.wc[i].Err())
 		}
 	}
-	l.busy -= n
+	if n > 0 { // those before the last one are over, whether they told or not
+		l.busy = int(l.tells - l.wc[n-1].ID() - 1)
+	}
 }
 
 // event implements owner.

@@ -337,6 +337,7 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 	if s.Op == WriteImm {
 		o.w.sent++
 	}
+	c.guard()
 	c.watch(o)
 	return nil
 }

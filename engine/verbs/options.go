@@ -78,6 +78,15 @@ type Options struct {
 	// engine: they must not wait.
 	OnConn   func(ConnEvent)
 	OnMemory func(MemoryEvent)
+
+	every time.Duration // between two looks whether a lane gets on; 0: watchEvery. For tests.
+}
+
+func (o *Options) looks() time.Duration {
+	if o.every == 0 {
+		return watchEvery
+	}
+	return o.every
 }
 
 // RxOptions are the options of a receive queue (engine.RxSpec.Options).

@@ -23,6 +23,7 @@ type outLane struct {
 	armed   bool // there will be an event
 	dry     bool // it waits for the receiver's word that more may come
 	broken  bool
+	watched watched
 
 	depth, sges int
 	inline      int
@@ -60,10 +61,10 @@ const (
 // offered takes a lane that the peer offers: makes a queue pair of this side and connects it.
 func (c *conn) offered(r *record) error {
 	p := c.port
-	depth := min(p.o.SendDepth, p.attr.MaxQPWR)
+	depth := min(p.o.SendDepth, p.attr.MaxQPWR-1) // and one to see whether the device is still at work
 	sges := min(p.o.Segments, p.attr.MaxSGE, burst.MaxSegments)
-	spec := ibv.QPSpec{SendWRs: depth, RecvWRs: creditReads, SendSGEs: sges, RecvSGEs: 1, Inline: p.o.Inline}
-	o := &outLane{c: c, id: r.lane, longest: r.longest, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth),
+	spec := ibv.QPSpec{SendWRs: depth + 1, RecvWRs: creditReads, SendSGEs: sges, RecvSGEs: 1, Inline: p.o.Inline}
+	o := &outLane{c: c, id: r.lane, longest: r.longest, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth+1),
 		pieces: make([]piece, depth*sges), sge: make([]ibv.SGE, 0, sges), reclaim: make([]burst.Handle, 0, 64)}
 	var err error
 	if o.x, err = p.newPair(spec, depth+creditReads+2); err != nil && p.o.Inline > 0 {
@@ -238,9 +239,7 @@ func (o *outLane) starve() {
 	}
 	o.dry = true
 	o.c.port.counts.waits.Add(1)
-	if o.c.port.o.Transport != RC {
-		o.c.ask()
-	}
+	o.c.ask()
 }
 
 // reaches reports whether the device can reach all of a packet.
@@ -301,6 +300,7 @@ func (o *outLane) give(s *txSink, b *burst.Burst, n int) int {
 	}
 	o.tail += uint64(done)
 	o.w.sent += uint64(done)
+	o.c.guard()
 	s.flying.Add(int64(done))
 	return done
 }
@@ -482,13 +482,20 @@ func (o *outLane) close() {
 // probeAfter is how long a sender waits for word, where messages may be lost, until it says how many it has sent.
 const probeAfter = 20 * time.Millisecond
 
+func (c *conn) probeAfter() time.Duration {
+	if c.port.o.Transport == RC { // only a device that loses completions loses anything
+		return c.port.o.looks()
+	}
+	return probeAfter
+}
+
 // ask says to the receiver, after a while, how many messages were sent, if it has not told by then that more may come.
 func (c *conn) ask() {
 	if c.probe == nil {
-		c.probe = time.AfterFunc(probeAfter, c.asked)
+		c.probe = time.AfterFunc(c.probeAfter(), c.asked)
 		return
 	}
-	c.probe.Reset(probeAfter)
+	c.probe.Reset(c.probeAfter())
 }
 
 func (c *conn) asked() {
@@ -505,5 +512,5 @@ func (c *conn) asked() {
 	if o.flying() == 0 { // what the device still has is not lost
 		c.ch.send(&record{kind: kindSent, lane: o.id, count: o.w.sent})
 	}
-	c.probe.Reset(probeAfter)
+	c.probe.Reset(c.probeAfter())
 }

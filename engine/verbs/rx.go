@@ -3,6 +3,7 @@ package verbs
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -21,7 +22,8 @@ type rxQueue struct {
 	mu       sync.Mutex
 	closed   bool
 	buried   bool
-	err      error // why nothing more will come
+	err      error       // why nothing more will come
+	broken   atomic.Bool // its completion queue is of no use any more: connections go to others
 	events   *ibv.Channel
 	cq       *ibv.CQ
 	srq      *ibv.SRQ

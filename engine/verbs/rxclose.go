@@ -102,16 +102,20 @@ func (q *rxQueue) drained(l *inLane, count uint64) {
 		q.look()
 	}
 	if l.g.received < count {
-		why := engine.DropNIC
-		if q.port.o.Transport == RC {
-			why = engine.DropUnattributed
-		}
-		q.drops.Add(why, count-l.g.received)
+		q.drops.Add(q.port.lossIs(), count-l.g.received)
 	}
 	q.remove(l)
 	q.wake()
 	q.mu.Unlock()
 	q.port.bury(q)
+}
+
+// lossIs is what messages are counted as that were sent and did not arrive: with RC the device alone can have lost them.
+func (p *Port) lossIs() engine.Drop {
+	if p.o.Transport == RC {
+		return engine.DropUnattributed
+	}
+	return engine.DropNIC
 }
 
 // completionsLate is how long a completion may take to be seen after its message was acknowledged.
@@ -120,8 +124,6 @@ const completionsLate = 100 * time.Millisecond
 // cut gives up a lane at once: what was acknowledged by then has arrived, and nothing more will. The caller holds p.mu.
 func (q *rxQueue) cut(l *inLane) {
 	q.mu.Lock()
-	l.x.qp.Err()
-	q.look()
 	q.remove(l)
 	q.wake()
 	q.mu.Unlock()

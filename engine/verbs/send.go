@@ -123,6 +123,9 @@ func (c *conn) kill() {
 	if c.probe != nil {
 		c.probe.Stop()
 	}
+	if c.watchdog != nil {
+		c.watchdog.Stop()
+	}
 	for _, o := range append(c.gone, c.out) {
 		if o != nil {
 			o.close()

@@ -123,6 +123,19 @@ func testWindowSendInv(t *testing.T, w *world) {
 	one(t, a.wait(t, 1)[0], 2, RemAccessErr)
 }
 
+// TestWindowAfterImm: a binding takes a place in a chain that had a value before. The library of Soft-RoCE refuses one with a value, as does the stand-in.
+func TestWindowAfterImm(t *testing.T) {
+	w := fakeWorld(t, "")
+	a, b, mr, mw := w.window(t, MWType2)
+	b.send.WriteImm(1, Signaled, 7, a.mr.Addr(), a.mr.RKey(), b.mr.SGE(0, 8))
+	a.postRecv(t, 2, a.mr.SGE(8192, 64))
+	b.post(t)
+	one(t, b.wait(t, 1)[0], 1, Success)
+	b.send.BindMW(50, Signaled, mw, mw.NextKey(), Window{MR: mr, Addr: mr.Addr(), Length: 64, Access: RemoteWrite})
+	b.post(t)
+	one(t, b.wait(t, 1)[0], 50, Success)
+}
+
 // TestWindowBounds: a window shows its part alone, with its rights alone. Soft-RoCE of Linux 6.1 does not check bounds.
 func TestWindowBounds(t *testing.T) {
 	for name, c := range map[string]struct {

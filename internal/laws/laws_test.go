@@ -375,37 +375,51 @@ func TestNoPathsOfAMachine(t *testing.T) {
 	}
 }
 
-// Every test that docs/xdp.md names is there.
-func TestPageOfXDPNamesTests(t *testing.T) {
-	b, err := os.ReadFile("../../docs/xdp.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+// Every test that these pages name is there, and so is a subtest, as far as its name is written in the package's tests.
+func TestPagesNameTests(t *testing.T) {
 	have := map[string]bool{}
 	for _, s := range load(t) {
 		if !s.test {
 			continue
 		}
-		for _, d := range s.file.Decls {
-			if f, ok := d.(*ast.FuncDecl); ok && f.Recv == nil {
-				have[s.pkg+"."+f.Name.Name] = true
+		ast.Inspect(s.file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if n.Recv == nil {
+					have[s.pkg+"."+n.Name.Name] = true
+				}
+			case *ast.BasicLit:
+				if text, err := strconv.Unquote(n.Value); err == nil && n.Kind == token.STRING {
+					have[s.pkg+"/"+text] = true
+				}
 			}
-		}
+			return true
+		})
 	}
-	named := regexp.MustCompile("`(?:([a-z/]+)\\.)?((?:Test|Fuzz)[A-Za-z]+)(?:/[A-Za-z ]+)?`").FindAllStringSubmatch(string(b), -1)
-	if len(named) < 40 {
-		t.Fatalf("the page names %d tests", len(named))
-	}
-	for _, m := range named {
-		pkg := m[1]
-		switch {
-		case pkg == "":
-			pkg = "engine/xdp"
-		case !strings.Contains(pkg, "/"):
-			pkg = "engine/xdp/" + pkg
+	name := regexp.MustCompile("`(?:([a-z/]+)\\.)?((?:Test|Fuzz)[A-Za-z]+)(?:/([A-Za-z0-9 ]+))?`")
+	for _, page := range []struct {
+		file, pkg string
+		least     int
+	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/verbs", 0}} {
+		b, err := os.ReadFile("../../docs/" + page.file)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if !have[pkg+"."+m[2]] {
-			t.Errorf("docs/xdp.md names %s, and package %s has no such test", m[0], pkg)
+		named := name.FindAllStringSubmatch(string(b), -1)
+		if len(named) < page.least {
+			t.Errorf("docs/%s names %d tests", page.file, len(named))
+		}
+		for _, m := range named {
+			pkg := m[1]
+			switch {
+			case pkg == "":
+				pkg = page.pkg
+			case page.pkg == "engine/xdp" && !strings.Contains(pkg, "/"):
+				pkg = "engine/xdp/" + pkg
+			}
+			if !have[pkg+"."+m[2]] || m[3] != "" && !have[pkg+"/"+m[3]] {
+				t.Errorf("docs/%s names %s, and package %s has no such test", page.file, m[0], pkg)
+			}
 		}
 	}
 }

@@ -236,7 +236,7 @@ func (p *Path) over(l *link, r *record) {
 		g.windows[l.index-1].bound = true
 		p.bound(g)
 		return
-	case kindFrame, kindMark:
+	case kindFrame, kindProbe, kindMark:
 		return
 	}
 	p.repairs = 0
@@ -265,7 +265,7 @@ func (p *Path) lose(l *link, r *record) {
 		*w = window{}
 		p.bound(g)
 		return
-	case kindFrame, kindMark:
+	case kindFrame, kindProbe, kindMark:
 		return
 	}
 	w := &p.works[r.work]

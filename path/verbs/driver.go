@@ -37,6 +37,8 @@ type Options struct {
 	NoInline, NoWindows bool
 	// Insecure permits peers on other machines. RDMA is not encrypted: whoever is on the way can read and change what travels.
 	Insecure bool
+
+	looks time.Duration // between two looks whether links get on; 0: watchEvery. For tests.
 }
 
 // The values that the zero Options stand for.
@@ -61,6 +63,13 @@ func (o *Options) timeout() uint8 {
 		return DefaultTimeout
 	}
 	return uint8(o.Timeout)
+}
+
+func (o *Options) watch() time.Duration {
+	if o.looks == 0 {
+		return watchEvery
+	}
+	return o.looks
 }
 
 // inlines are the sizes to ask for, the best first.

@@ -69,6 +69,7 @@ func (p *Path) release() (err error) {
 	for _, l := range p.links {
 		err = errors.Join(err, l.free())
 	}
+	p.unguard()
 	if p.ep != nil {
 		err = errors.Join(err, p.ep.Close())
 		p.ep = nil

@@ -16,6 +16,7 @@ const (
 	kindRead
 	kindWriteImm // the one write of an operation, which notifies the peer as well
 	kindBind     // a window for the peer
+	kindProbe    // nothing: a write of no bytes, of an adapter that is still at work
 	kindMark     // nothing: its completion shows that everything before it is over
 )
 
@@ -60,6 +61,8 @@ type link struct {
 	frames     []int32 // free slots for sending
 
 	recvs    []int32 // slots to be posted
+	order    []int32 // slots at the queue pair as they were posted, a ring from first on
+	first    int
 	rchain   *ibv.RecvChain
 	posted   int // slots at the queue pair
 	held     int // slots with a message that the owner has not given back
@@ -67,7 +70,8 @@ type link struct {
 	received uint32 // messages that came, by all queue pairs of this rail
 	sent     uint32 // messages that went; corrected when a queue pair is replaced
 
-	rail rail
+	rail    rail
+	watched watched
 }
 
 const (
@@ -113,6 +117,8 @@ func (l *link) flush(interval int) {
 			l.chain.WriteImm(id, flags, r.imm, r.raddr, r.rkey, r.sge)
 		case kindRead:
 			l.chain.Read(id, flags, r.raddr, r.rkey, r.sge)
+		case kindProbe:
+			l.chain.Write(id, flags, 0, 0)
 		case kindBind:
 			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
 		}
@@ -194,7 +200,10 @@ func (l *link) restock(count bool) {
 		l.rchain.Recv(l.id(uint32(s))|recvBit, l.p.arena.sge(int(s), frameSize))
 	}
 	n, err := l.qp.PostRecv(l.rchain)
-	l.posted += n
+	for _, s := range l.recvs[:n] {
+		l.order[(l.first+l.posted)%len(l.order)] = s
+		l.posted++
+	}
 	if count {
 		l.in.freed += uint32(n)
 	}

@@ -100,6 +100,14 @@ type Path struct {
 	closed   bool
 	urgent   atomic.Uint32 // what happened to the device, for Poll
 
+	timer      int // of the next look, -1 for none
+	watchEvery time.Duration
+	lookAt     time.Duration // since began
+	heard      uint32        // messages of the control connection that had come at the last look
+	waited     int           // looks since the peer owes an answer
+	lost       error         // a message that came: the path ends with it
+	probes     uint64        // requests that were made to see whether the adapter still ends them
+
 	repairs  int // since an operation got on
 	replaced uint64
 	resumed  uint64
@@ -129,7 +137,7 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Path, err error) {
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, began: time.Now(), lastLocal: -1,
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, timer: -1, watchEvery: o.watch(), began: time.Now(), lastLocal: -1,
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
@@ -166,7 +174,7 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Pa
 		if i == 0 {
 			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
 		}
-		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), in: debt{depth: uint32(recvs)}, plan: make([]request, 0, batchMax+keepSmall)}
+		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), in: debt{depth: uint32(recvs)}, order: make([]int32, recvs), plan: make([]request, 0, batchMax+keepSmall)}
 		p.links = append(p.links, l)
 		for s, first := 0, p.arena.slots(recvs); s < recvs; s++ {
 			l.recvs = append(l.recvs, int32(first+s))
@@ -210,7 +218,7 @@ func (p *Path) open() (err error) {
 // makeQP makes a queue pair that can take receives.
 func (p *Path) makeQP(l *link) (err error) {
 	l.epoch++
-	l.head, l.tail, l.unmarked = 0, 0, false
+	l.head, l.tail, l.unmarked, l.first, l.watched = 0, 0, false, 0, watched{}
 	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
 	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
 		if s.Inline = n; n > p.inline && p.inline > 0 {
@@ -372,11 +380,17 @@ func (p *Path) Poll(events []path.Event) int {
 	if p.err == nil {
 		if p.polls++; p.polls%asyncTurn == 0 {
 			p.dev.async()
+			p.look()
 		}
 		if u := p.urgent.Load(); u != 0 {
 			p.alarm()
 		}
-		p.collect()
+		if p.err == nil {
+			p.collect()
+		}
+		if p.untrue == nil {
+			p.untrue = p.lost
+		}
 		if p.untrue != nil && p.err == nil {
 			p.goodbye()
 			p.down(p.untrue)
@@ -415,6 +429,9 @@ func (p *Path) disarm() {
 	if p.err == nil {
 		p.cq.Ack()
 		p.dev.async()
+		if p.timer >= 0 {
+			p.look()
+		}
 	}
 }
 
@@ -460,10 +477,17 @@ func (p *Path) completion(wc *ibv.WC) {
 		return
 	}
 	slot := int32(uint32(id))
-	l.posted--
+	inOrder := l.came(slot)
 	if wc.Status() != ibv.Success {
 		l.recvs = append(l.recvs, slot)
 		p.broken(l, wc.Err())
+		return
+	}
+	if !inOrder {
+		p.gap(l)
+	}
+	if p.lost != nil && l.index == 0 { // frames mean something in their order only
+		l.recvs = append(l.recvs, slot)
 		return
 	}
 	p.arrived(l, slot, wc.Len(), wc.Imm(), wc.Flags()&ibv.FlagImm != 0, wc.Opcode() == ibv.OpRecvWrite)
@@ -524,6 +548,7 @@ func (p *Path) Arm() bool {
 	if n > 0 || p.err != nil || p.unfinished() {
 		return true
 	}
+	p.guard()
 	return false
 }
 

@@ -53,7 +53,7 @@ func (p *Path) broken(l *link, why error) {
 		return
 	}
 	p.replaced++
-	p.why = why
+	p.why, p.dirty = why, true
 	r.state, r.failed, r.sayOffer, r.sayReady, r.offered = railDrain, true, false, false, false
 	for i := range l.plan { // what was not posted yet
 		p.lose(l, &l.plan[i].record)

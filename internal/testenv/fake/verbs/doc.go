@@ -36,8 +36,11 @@
 //	drop send 1                   its completion is lost; drop recv 1
 //	delay send 1 20ms             it is executed, its completion comes later, and so do the requests behind it
 //	port 0 down                   or up, with the event; cable 0 cut (or mend) is the same without telling anybody
+//	partial on                    a queue pair that goes into error has begun to fill a receive of its shared queue: it comes back flushed
+//	                              3 ms later, with LAST_WQE_REACHED; with the queue pair destroyed before, it is lost, as drops count
 //	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
+//	overrun 0 0x11                a completion does not fit into the queue of its receives, and is lost: CQ_ERR, and QP_FATAL as well
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
 //	reset                         forgets rules, counts, violations and settings, and mends ports
 //

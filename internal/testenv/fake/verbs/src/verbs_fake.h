@@ -224,7 +224,8 @@ struct fake_qp {
 	enum ibv_qp_state state; /* the true one; ibv.qp_base.state is what modify or query said last */
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
-	bool sig_all, est, last_wqe;
+	bool sig_all, est, last_wqe, partial;
+	uint64_t partial_id;     /* the receive that it had begun to fill */
 	unsigned async_events;
 	uint32_t sq_psn, rq_psn;
 	struct wqe *sq;
@@ -302,6 +303,7 @@ extern struct config {
 	unsigned absent;         /* enum absent */
 	bool infiniband;         /* LIDs; else RoCE */
 	bool instant;            /* retry timers end at once */
+	bool partial;            /* a queue pair that goes into error has begun to fill a shared receive */
 	bool report;             /* to stderr at exit */
 	struct ibv_device_attr attr;
 	int max_inline;
@@ -335,6 +337,7 @@ void fake_windows_of(struct fake_qp *qp);
 
 /* ---- verbs_fake_cq.c */
 void fake_push(struct fake_cq *cq, struct cqe *e, bool solicited);
+void fake_overrun(struct fake_cq *cq);
 void fake_cq_forget(struct fake_qp *qp, struct fake_srq *srq);
 int fake_poll_cq(struct ibv_cq *cq, int n, struct ibv_wc *wc);
 int fake_req_notify(struct ibv_cq *cq, int solicited_only);

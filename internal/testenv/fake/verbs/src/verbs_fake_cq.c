@@ -181,9 +181,11 @@ EXPORT int ibv_destroy_cq(struct ibv_cq *ibv)
 
 /* ---- in and out */
 
-/* overrun: a completion does not fit. The queue is broken for ever, and so are the queue pairs that use it. */
-static void overrun(struct fake_cq *cq)
+/* fake_overrun: a completion does not fit. The queue is broken for ever, and so are the queue pairs that use it. */
+void fake_overrun(struct fake_cq *cq)
 {
+	if (cq->overrun)
+		return;
 	cq->overrun = true;
 	fake_async(cq->o.ctx, cq, IBV_EVENT_CQ_ERR);
 	for (struct obj *o = fake_first(K_QP); o; o = o->next) {
@@ -200,8 +202,7 @@ void fake_push(struct fake_cq *cq, struct cqe *e, bool solicited)
 {
 	if (cq->overrun || cq->put - cq->got >= cq->size) {
 		fake_count(CALL_drops, 1);
-		if (!cq->overrun)
-			overrun(cq);
+		fake_overrun(cq);
 		return;
 	}
 	e->ts = now_ns();

@@ -298,6 +298,8 @@ static int check_values(struct fake_qp *qp, const struct ibv_qp_attr *a, int mas
 static void reset(struct fake_qp *qp)
 {
 	fake_unwire(qp);
+	fake_count(CALL_drops, qp->partial);
+	qp->partial = false;
 	fake_cq_forget(qp, NULL);
 	fake_windows_of(qp);
 	qp->sq_post = qp->sq_done = qp->sq_free = 0;

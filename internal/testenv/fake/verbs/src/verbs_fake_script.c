@@ -50,6 +50,7 @@ static const char *const mode_names[] = {[MODE_POST] = "post", [MODE_WIRE] = "wi
 static const char *const link_names[] = {"ethernet", "infiniband", NULL};
 static const char *const timer_names[] = {"real", "instant", NULL};
 static const char *const port_names[] = {"down", "up", NULL};
+static const char *const partial_names[] = {"off", "on", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
 static const char *const report_names[] = {"exit", NULL};
 static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", NULL};
@@ -332,14 +333,17 @@ static bool parse_peer(struct parser *s)
 	return true;
 }
 
-static bool parse_kill(struct parser *s)
+/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives. */
+static bool parse_kill(struct parser *s, bool overrun)
 {
 	struct fake_device *d;
 	uint64_t qpn = 0;
 	if (!device(s, &d) || !number(s, "queue pair number", 1, 0xffffff, NULL, &qpn))
 		return false;
 	struct fake_qp *qp = s->dry ? NULL : fake_qp_find(d, (uint32_t)qpn);
-	if (qp) {
+	if (qp && overrun && qp->rcq)
+		fake_overrun(qp->rcq);
+	if (qp && !overrun) {
 		fake_async(qp->o.ctx, qp, IBV_EVENT_QP_FATAL);
 		fake_qp_error(qp, IBV_QPS_ERR);
 	}
@@ -431,6 +435,10 @@ static bool parse_line(struct parser *s)
 		if (!nth(s, &n) || !named(s, errnos, "errno", &b))
 			return false;
 		add_rule(s, FAIL, a, n, (uint64_t)b);
+	} else if (IS("partial")) {
+		if (!choice(s, partial_names, "partial receives", &a))
+			return false;
+		c->partial = a == 1;
 	} else if (IS("port")) {
 		if (!device(s, &d) || !choice(s, port_names, "state of the port", &a))
 			return false;
@@ -448,8 +456,8 @@ static bool parse_line(struct parser *s)
 			fake_device_event(d, (enum ibv_event_type)a);
 	} else if (IS("gid")) {
 		return parse_gid(s);
-	} else if (IS("kill")) {
-		return parse_kill(s);
+	} else if (IS("kill") || IS("overrun")) {
+		return parse_kill(s, IS("overrun"));
 	} else {
 		return fail(s, "there is no line \"%s\"", verb);
 	}

@@ -103,9 +103,31 @@ void fake_qp_error(struct fake_qp *qp, enum ibv_qp_state state)
 	qp->not_before = 0;
 	fake_flush(qp);
 	if (state == IBV_QPS_ERR && qp->srq && !qp->last_wqe) {
+		struct rq *rq = &qp->srq->rq;
 		qp->last_wqe = true;
+		if (config.partial && rq->done != rq->post) { /* a message was in the middle of arriving */
+			qp->partial_id = rq->ring[rq->done++ % rq->size].wr_id;
+			qp->partial = true;
+			qp->not_before = now_ns() + 3000000;
+			fake_srq_taken(qp->srq);
+			activate(qp);
+			fake_wire_poke();
+			return;
+		}
 		fake_async(qp->o.ctx, qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 	}
+}
+
+/* give_up ends the receive that a queue pair in error had begun to fill, and says that it was the last one. */
+static void give_up(struct fake_qp *qp)
+{
+	struct cqe e = {.srq = qp->srq};
+	qp->partial = false;
+	e.wc.wr_id = qp->partial_id;
+	e.wc.status = IBV_WC_WR_FLUSH_ERR;
+	e.wc.qp_num = qp->ibv.qp_base.qp_num;
+	fake_push(qp->rcq, &e, true);
+	fake_async(qp->o.ctx, qp, IBV_EVENT_QP_LAST_WQE_REACHED);
 }
 
 static void complete(struct fake_qp *qp, struct wqe *w, enum ibv_wc_status status, uint32_t len)
@@ -140,6 +162,12 @@ static enum step step(struct fake_qp *qp, uint64_t now, bool force)
 {
 	uint32_t len = 0;
 	uint8_t rnr_timer = 0;
+	if (qp->partial) {
+		if (!force && qp->not_before > now)
+			return WAITING;
+		give_up(qp);
+		return DID;
+	}
 	if (qp->state != IBV_QPS_RTS || qp->sq_done == qp->sq_post)
 		return IDLE;
 	struct wqe *w = head(qp);

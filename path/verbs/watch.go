@@ -1,0 +1,171 @@
+package verbs
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path"
+)
+
+// An adapter ends every request, by success, by a refusal, or when its retries are used up. If one does not, because of a fault in it or in
+// its library, the operation would wait for ever. So while something is under way the path looks once a second whether each link gets on.
+// One that does not is given a request that moves nothing: requests of a queue pair end in order, so its completion shows that
+// those before it are over, whether they told or not. What does not even end that is taken out of service like a queue pair that
+// failed. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
+
+const (
+	watchEvery = time.Second
+	watchMost  = 60 // looks without any progress, after which a link is given up; a link that is merely slow is not that slow
+)
+
+// nudgeMost is after how many looks at most a peer that owes an answer is sent another message.
+const nudgeMost = 16
+
+// watched is what a link had done when it was last looked at.
+type watched struct {
+	tail   uint32
+	posted int
+	still  int // looks in a row that found no progress
+}
+
+var (
+	errSilent = errors.New("the adapter ends its requests no more")
+	errGap    = errors.New("the adapter lost the completion of a message that came")
+)
+
+// under says that something is under way that the adapter, or the peer, has to end.
+func (p *Path) under() bool {
+	for _, l := range p.links {
+		if l.busy() {
+			return true
+		}
+	}
+	return p.waits()
+}
+
+// busy says that the adapter has to end something on this link.
+func (l *link) busy() bool { return l.head != l.tail || l.rail.state == railDrain && l.posted > 0 }
+
+// waits says that the peer owes a frame on the control connection.
+func (p *Path) waits() bool {
+	if p.asking > 0 || p.asked {
+		return true
+	}
+	for _, l := range p.rails {
+		if l.rail.state == railOffer || l.rail.state == railConnect {
+			return true
+		}
+	}
+	return false
+}
+
+// guard makes sure that the owner, who is about to sleep, wakes up to look.
+func (p *Path) guard() {
+	if p.timer >= 0 || !p.under() {
+		return
+	}
+	fd, err := sys.Timerfd(p.watchEvery)
+	if err != nil {
+		return // no descriptors: the next time
+	}
+	if p.ep.Add(fd, sys.EventIn, uint64(fd)) != nil {
+		sys.Close(fd)
+		return
+	}
+	p.timer = fd
+}
+
+// unguard ends the timer; its descriptor leaves the epoll instance with that.
+func (p *Path) unguard() {
+	if p.timer >= 0 {
+		sys.Close(p.timer)
+		p.timer = -1
+	}
+}
+
+// look looks whether all links get on, if it is time to.
+func (p *Path) look() {
+	now := time.Since(p.began)
+	if now < p.lookAt {
+		return
+	}
+	p.lookAt = now + p.watchEvery
+	p.unguard()
+	for _, l := range p.links {
+		p.lookAtLink(l)
+		if p.err != nil {
+			return
+		}
+	}
+	if came := p.ctl.received; !p.waits() || came != p.heard {
+		p.heard, p.waited = came, 0
+	} else if p.waited++; p.waited%nudgeMost == 0 || p.waited < nudgeMost && p.waited&(p.waited-1) == 0 {
+		// The question or the answer may have been lost at an adapter: one message more lets the other side see the gap. Or the
+		// peer is gone, which its adapter does not acknowledge.
+		p.nudge()
+	}
+}
+
+func (p *Path) lookAtLink(l *link) {
+	w := &l.watched
+	if !l.busy() || l.tail != w.tail || l.rail.state == railDrain && l.posted != w.posted {
+		*w = watched{l.tail, l.posted, 0}
+		return
+	}
+	w.still++
+	switch {
+	case w.still >= watchMost && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
+		w.still = 0
+		l.unmarked = true
+		p.broken(l, errSilent)
+	case w.still >= watchMost:
+		p.down(fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errSilent))
+	case l.rail.failed:
+	case l.index == 0:
+		p.nudge()
+		l.flush(1)
+	case l.room() > 0:
+		l.add(request{record: record{kind: kindProbe, work: -1, slot: -1, local: -1}})
+		p.probes++
+		l.flush(1)
+	}
+}
+
+// nudge sends a report that says nothing new.
+func (p *Path) nudge() bool {
+	f := &p.frame
+	f.typ, f.rail, f.n = frameCredit, 0, len(p.rails)
+	for i, l := range p.rails {
+		f.credit[i] = railCredit{l.gen, l.in.freed}
+	}
+	if !p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
+		return false
+	}
+	p.probes++
+	return true
+}
+
+// came takes a receive out of those that the adapter has. Receives end in the order in which they were posted; those before this one that did not
+// were lost, and it is false.
+func (l *link) came(slot int32) bool {
+	for n := 0; l.posted > 0; n++ {
+		s := l.order[l.first]
+		l.first = (l.first + 1) % len(l.order)
+		l.posted--
+		if s == slot {
+			return n == 0
+		}
+		l.recvs = append(l.recvs, s)
+	}
+	return false
+}
+
+// gap ends the path because a message was lost at this side's adapter. Its sender believes that it came, so nothing sends it again. Poll ends it:
+// what else has come is told before.
+func (p *Path) gap(l *link) {
+	if p.lost == nil {
+		p.lost = fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errGap)
+	}
+}
