@@ -32,7 +32,7 @@ func TestConformance(t *testing.T) {
 	}{
 		{"post", "mode post", Options{}, 1500},
 		{"wire", "mode wire", Options{SendDepth: 7, Checksum: true}, 1500},
-		{"jumbo", "mode wire; absent wallclock", Options{}, 9000},
+		{"ticks", "mode wire; absent wallclock", Options{}, 1500},
 	} {
 		t.Run(c.name, func(t *testing.T) { enginetest.Run(t, harness(c.script, c.o, c.mtu)) })
 	}

@@ -46,8 +46,9 @@ type Port struct {
 	drops   [engine.NumDrops]atomic.Uint64
 	live    atomic.Pointer[[]*rxQueue] // receive queues by number; changed under mu and the lane's lock
 
-	events *ibv.Channel // of what was sent
-	waker  *engine.Waker
+	events *ibv.Channel  // of what was sent
+	waker  *engine.Waker // of events
+	async  *engine.Waker // of the device
 	end    chan struct{}
 	done   chan struct{}
 	fds    []int // that engine.Events knows
@@ -64,7 +65,7 @@ type Port struct {
 
 // open opens a port of an open device, which is closed when that fails.
 func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Options) (_ *Port, err error) {
-	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, waker: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
 		steered: map[ibv.FlowSpec]steered{}, byCQ: map[*ibv.CQ]*txQueue{}}
 	p.live.Store(new([]*rxQueue))
 	close(p.done) // nobody runs yet
@@ -163,12 +164,14 @@ func (p *Port) longest() int { return p.info.MTU + frameRoom }
 func (p *Port) run() {
 	defer close(p.done)
 	for {
-		for _, fd := range p.fds {
-			_ = engine.Events.Arm(fd, p.waker) // they stay until the goroutine has ended
-		}
+		_ = engine.Events.Arm(p.fds[0], p.waker) // they stay until the goroutine has ended
+		_ = engine.Events.Arm(p.fds[1], p.async)
 		select {
 		case <-p.end:
 			return
+		case <-p.async.C():
+			p.listen()
+			continue
 		case <-p.waker.C():
 		}
 		for {
@@ -184,13 +187,17 @@ func (p *Port) run() {
 				q.event()
 			}
 		}
-		for {
-			ev, ok, err := p.dev.NextAsync()
-			if !ok || err != nil {
-				break
-			}
-			p.happened(ev)
+	}
+}
+
+// listen takes what the device has told.
+func (p *Port) listen() {
+	for {
+		ev, ok, err := p.dev.NextAsync()
+		if !ok || err != nil {
+			return
 		}
+		p.happened(ev)
 	}
 }
 
