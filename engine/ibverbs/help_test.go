@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/mem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -22,6 +23,8 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type stand struct {
 	eng *Engine
 	lib *dl.Library
+
+	pools []*mem.Pool // of the test that runs
 }
 
 var loaded = sync.OnceValues(func() (*stand, error) {
@@ -30,7 +33,7 @@ var loaded = sync.OnceValues(func() (*stand, error) {
 		return nil, err
 	}
 	lib, err := dl.Open(path)
-	return &stand{New(path), lib}, err
+	return &stand{eng: New(path), lib: lib}, err
 })
 
 // onStand is the stand-in after a script. When the test ends nothing may be left, and no rule may have been broken.
@@ -48,6 +51,13 @@ func onStand(t testing.TB, script string) *stand {
 		return f.count(t, "raw_dry_"+strings.TrimPrefix(d.Name(), "fake")), true
 	}
 	t.Cleanup(func() {
+		for _, p := range f.pools {
+			if s := p.Stats(); s.InUse != 0 && !t.Failed() {
+				t.Errorf("%d slots are out", s.InUse)
+			}
+			p.Close()
+		}
+		f.pools = nil
 		s, err := f.lib.Symbol("penstock_fake_report")
 		if err != nil {
 			t.Fatal(err)
