@@ -150,6 +150,45 @@ func TestRevived(t *testing.T) {
 	}
 }
 
+// What the device will never tell of is taken back, and counted.
+func TestFault(t *testing.T) {
+	for _, lost := range []int{0, 2} {
+		t.Run(fmt.Sprint(lost), func(t *testing.T) {
+			e := newEnds(t, "mode pump", Options{}, engine.PortSpec{})
+			r := e.rx(engine.RxSpec{})
+			q := e.tx.(*txQueue)
+			f := udp(t, 5, 20)
+			for range 5 {
+				if n, err := q.Alloc(e.out, 1, len(f)); n != 1 {
+					t.Fatal(err)
+				}
+				copy(e.out.Bytes(0, 0), f)
+				if err := q.Send(e.out); err != nil {
+					t.Fatal(err)
+				}
+			}
+			q.mu.Lock()
+			if q.flying() != 5 {
+				t.Errorf("the device has %d frames, expected 5", q.flying())
+			}
+			for range lost { // completions that nobody sees
+				q.tail++
+				q.posts[(q.tail-1)%uint64(len(q.posts))].n = 0
+				q.out.Reserve(1)
+			}
+			q.fault()
+			q.mu.Unlock()
+			var s engine.TxStats
+			if q.Stats(&s); s.Drops[engine.DropDown] != uint64(5+lost) || s.Packets != 0 {
+				t.Errorf("%d sent, drops: %v", s.Packets, &s.Drops)
+			}
+			e.f.do(t, "mode post")
+			e.send(f)
+			e.wants(r, f)
+		})
+	}
+}
+
 // A device that fails ends the queues of its port with the reason, and closes.
 func TestDeviceFails(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})

@@ -289,6 +289,22 @@ func TestSleep(t *testing.T) {
 	}
 }
 
+// Whoever takes a frame of another queue off the device wakes its owner, also where the device's event was taken by then.
+func TestHandOverWakes(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	first, second := e.rx(engine.RxSpec{ID: 0}), e.rx(engine.RxSpec{ID: 1})
+	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
+	w := engine.NewWaker()
+	second.lane.mu.Lock()
+	second.waker = w // it sleeps, and the device has nothing to tell
+	second.lane.mu.Unlock()
+	f := udp(t, 9, 72)
+	e.send(f)
+	e.wants(first)
+	<-w.C()
+	e.wants(second, f)
+}
+
 // Headers end behind those of TCP or UDP, wherever the card has cut.
 func TestSplit(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})

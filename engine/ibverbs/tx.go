@@ -291,18 +291,21 @@ func (q *txQueue) reap() {
 	}
 }
 
-// fault takes back what the device has, whether it was sent or not.
+// fault takes back what the device has, whether it was sent or not, because it will not tell of all of it.
 func (q *txQueue) fault() {
 	_ = q.qp.Err() // ready says whether it can go on
-	q.reap()
-	for q.flying() > 0 {
-		q.settle(engine.DropDown)
+	q.broken = true
+	if q.reap(); q.flying() == 0 {
+		return // all came back, and it is ready again
 	}
-	q.giveBack()
 	q.broken = false
 	if err := q.port.ready(q.qp); err != nil {
 		q.port.fail(fmt.Errorf("ibverbs: %s: %w: %w", q.port.name, engine.ErrDown, err))
 	}
+	for q.flying() > 0 { // a queue pair that was reset reads nothing more
+		q.settle(engine.DropDown)
+	}
+	q.giveBack()
 }
 
 // giveBack gives the memory of frames that were settled to its owner, and then tells the box of them.
