@@ -27,7 +27,7 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 	if len(rx.Queues) == 0 && !rx.FlowIsolation && !d.broken[queues] {
 		d.report(Warning, CodeMissingKey, path, "rx has no queues", "", "nothing is received; with flow_isolation: true queues can come later")
 	}
-	if rx.HardwareTimestamps && p.Engine != AFXDP && p.Engine.Built() {
+	if rx.HardwareTimestamps && p.Engine != AFXDP && p.Engine != Verbs && p.Engine.Built() {
 		d.report(Needs, CodeNotBuilt, join(path, "hardware_timestamps"), fmt.Sprintf("the engine %s has no times of the network card", p.Engine), "", "engine: xdp has them where the driver does; timestamps: true are the kernel's")
 	}
 	if rx.DynamicFlowCapacity > 0 {

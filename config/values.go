@@ -250,8 +250,8 @@ const (
 	AFP       Engine = "afpacket"
 	AFXDP     Engine = "xdp"
 	DPDK      Engine = "dpdk"
-	Verbs     Engine = "verbs"
-	RDMA      Engine = "rdma" // connections over RDMA: roce:// addresses
+	Verbs     Engine = "verbs" // frames by raw packet queue pairs of a card
+	RDMA      Engine = "rdma"  // connections over RDMA: roce:// addresses
 	GPUNetIO  Engine = "gpunetio"
 	EFAFabric Engine = "efa"
 	PCIe      Engine = "pcie"
@@ -260,7 +260,6 @@ const (
 // missingEngine says of each engine that is not in this program why, and what to use until then.
 var missingEngine = map[Engine]string{
 	DPDK:      "is not built: with the name of a network interface as address, the engines xdp and afpacket do the same work through the kernel",
-	Verbs:     "is not built: with the name of a network interface as address, the engines xdp and afpacket do the same work through the kernel",
 	GPUNetIO:  "is not built: it needs NVIDIA's DOCA; the engines xdp and afpacket receive into host memory",
 	EFAFabric: "is not built: it needs libfabric and an AWS machine; the engine socket carries the same bytes over udp:// and tcp://",
 	PCIe:      "is not built: it needs the FPGA card and its driver",

@@ -29,6 +29,7 @@ type DeviceAttr struct {
 	LocalInvalidate                           bool // LocalInv and SendInv (memory management extensions)
 	RawPacket                                 bool // raw packet queue pairs, as far as the device tells
 	RawPacketCaps                             uint32
+	RawChecksum                               bool // raw packet queue pairs check and write checksums of IP, TCP and UDP
 	ODP                                       ODPCaps
 	Extended                                  bool   // the device told the following; otherwise they are zero
 	TimestampMask                             uint64 // of completion timestamps; 0: none
@@ -98,6 +99,8 @@ const (
 	capMemManagement = 1 << 21
 	capWindow2A      = 1 << 23
 	capWindow2B      = 1 << 24
+	capRawChecksum   = 1 << 26
+	rawCapChecksum   = 1 << 2 // of raw_packet_caps
 )
 
 // Attr is what the device can do. It is asked once; DMABuf is found by an attempt that registers nothing.
@@ -154,7 +157,7 @@ func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 		MaxSRQSGE: int(o.maxSRQSGE), MaxRdAtomic: int(o.maxQPRdAtomic), MaxInitRdAtomic: int(o.maxQPInitRdAtomic), MaxPKeys: int(o.maxPKeys),
 		AckDelay: o.ackDelay, Atomics: AtomicCap(o.atomics),
 		WindowType1: o.flags&capMemWindow != 0, WindowType2A: o.flags&capWindow2A != 0, WindowType2B: o.flags&capWindow2B != 0,
-		XRC: o.flags&capXRC != 0, LocalInvalidate: o.flags&capMemManagement != 0, RawPacket: o.maxRawPacketQP > 0}
+		XRC: o.flags&capXRC != 0, LocalInvalidate: o.flags&capMemManagement != 0, RawPacket: o.maxRawPacketQP > 0, RawChecksum: o.flags&capRawChecksum != 0}
 	if !extended {
 		return a
 	}
@@ -162,6 +165,7 @@ func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 	a.ODP = ODPCaps{Supported: x.odp&1 != 0, Implicit: x.odp&2 != 0, RC: ODPOps(x.odpRC), UC: ODPOps(x.odpUC), UD: ODPOps(x.odpUD), XRC: ODPOps(x.odpXRC)}
 	a.TimestampMask, a.ClockKHz, a.MaxDeviceMemory, a.RawPacketCaps = x.timestampMask, x.coreClock, x.maxDM, x.raw
 	a.RawPacket = a.RawPacket || x.raw != 0
+	a.RawChecksum = a.RawChecksum || x.raw&rawCapChecksum != 0
 	if x.portsEx != 0 {
 		a.Ports = int(x.portsEx)
 	}

@@ -17,6 +17,8 @@ const (
 	Signaled  SendFlags = 1 << 1 // has a completion also when it succeeds
 	Solicited SendFlags = 1 << 2 // wakes a peer whose queue is armed for solicited completions only
 	Inline    SendFlags = 1 << 3 // the bytes are copied while it is posted: they need no key, and may change right after
+	// IPChecksum has the device write the checksums of the IPv4, TCP or UDP header of a frame, on queue pairs of raw packets.
+	IPChecksum SendFlags = 1 << 4
 )
 
 // The opcodes of requests (enum ibv_wr_opcode).

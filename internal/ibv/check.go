@@ -80,7 +80,8 @@ func checkExtended(x *cExtended, compat uintptr, code executable) error {
 	if low, high := sizeOf[cContext]()+24, sizeOf[cContext]()+8192; x.sz < low || x.sz > high || x.sz%8 != 0 {
 		return layoutError("verbs_context.sz", x.sz, fmt.Sprintf("%d to %d", low, high))
 	}
-	for name, f := range map[string]dl.Func{"query_port": x.queryPortFn(), "query_device_ex": x.queryDeviceExFn(), "create_qp_ex": x.createQPExFn(),
+	for name, f := range map[string]dl.Func{"query_port": x.queryPortFn(), "query_rt_values": x.queryRTFn(), "create_cq_ex": x.createCQExFn(),
+		"query_device_ex": x.queryDeviceExFn(), "ibv_destroy_flow": x.destroyFlowFn(), "ibv_create_flow": x.createFlowFn(), "create_qp_ex": x.createQPExFn(),
 		"get_srq_num": x.getSRQNumFn(), "create_srq_ex": x.createSRQExFn(), "open_xrcd": x.openXRCDFn(), "close_xrcd": x.closeXRCDFn()} {
 		if f != 0 && !code.has(f) {
 			return layoutError("verbs_context."+name, hex(uintptr(f)), "the address of a function, or 0")
@@ -102,6 +103,18 @@ func (x *cExtended) queryPortFn() dl.Func {
 }
 func (x *cExtended) queryDeviceExFn() dl.Func {
 	return fnAt(x, offQueryDeviceEx, func() dl.Func { return x.queryDeviceEx })
+}
+func (x *cExtended) queryRTFn() dl.Func {
+	return fnAt(x, offQueryRT, func() dl.Func { return x.queryRTValues })
+}
+func (x *cExtended) createCQExFn() dl.Func {
+	return fnAt(x, offCreateCQEx, func() dl.Func { return x.createCQEx })
+}
+func (x *cExtended) destroyFlowFn() dl.Func {
+	return fnAt(x, offDestroyFlow, func() dl.Func { return x.destroyFlow })
+}
+func (x *cExtended) createFlowFn() dl.Func {
+	return fnAt(x, offCreateFlow, func() dl.Func { return x.createFlow })
 }
 func (x *cExtended) createQPExFn() dl.Func {
 	return fnAt(x, offCreateQPEx, func() dl.Func { return x.createQPEx })

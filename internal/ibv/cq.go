@@ -114,6 +114,7 @@ type CQSpec struct {
 	Entries int      // at least so many completions fit; more outstanding requests than that end the queue
 	Channel *Channel // where its events go; nil: it is polled only
 	Vector  int      // the interrupt, below Context.CompVectors
+	Times   Times    // of completions, for PollTimes; ErrUnsupported where the device does not take them
 }
 
 // CQ is a completion queue. One goroutine polls it at a time.
@@ -124,6 +125,9 @@ type CQ struct {
 	channel *Channel
 	unacked uint32 // events that Next returned; under the tree's lock
 	overrun atomic.Bool
+	times   Times
+	ex      *cCQEx // with Times; then it is polled by functions of its own
+	start   temp[cPollAttr]
 }
 
 // CreateCQ makes a completion queue. The caller closes it, after the queue pairs that use it.
@@ -149,23 +153,33 @@ func (c *Context) CreateCQ(s CQSpec) (*CQ, error) {
 		}
 		parents, channel = append(parents, &s.Channel.object), s.Channel.h
 	}
-	h, e := made(op, c.name, c.lib.f.createCQ, c.h, uintptr(s.Entries), 0, channel, uintptr(s.Vector))
+	var h uintptr
+	var e *Error
+	if s.Times != TimesNone {
+		h, e = c.createCQEx(s, channel)
+	} else {
+		h, e = made(op, c.name, c.lib.f.createCQ, c.h, uintptr(s.Entries), 0, channel, uintptr(s.Vector))
+	}
 	if e != nil {
-		if e.Errno == sys.EINVAL || e.Errno == sys.ENOMEM {
+		if s.Times == TimesNone && e.Errno == sys.EINVAL || e.Errno == sys.ENOMEM {
 			e.Hint = fmt.Sprintf("%d entries: the device has at most DeviceAttr.MaxCQE, and so many queues as MaxCQ", s.Entries)
 		}
 		return nil, e
 	}
 	cc := dl.At[cCQ](h)
-	cq := &CQ{ctx: c, entries: int(cc.cqe), channel: s.Channel}
+	cq := &CQ{ctx: c, entries: int(cc.cqe), channel: s.Channel, times: s.Times}
 	err := same(field{"ibv_cq.context", uint64(cc.context), uint64(c.h)}, field{"ibv_cq.channel", uint64(cc.channel), uint64(channel)})
 	if err == nil && cq.entries < s.Entries {
 		err = layoutError("ibv_cq.cqe", cq.entries, fmt.Sprintf("at least %d", s.Entries))
+	}
+	if err == nil && s.Times != TimesNone {
+		err = cq.extend(h)
 	}
 	if err == nil {
 		err = cq.open(&c.tree, "completion queue", fmt.Sprintf("completion queue %d of %s", cc.handle, c.name), h, cq, parents...)
 	}
 	if err != nil {
+		cq.start.free()
 		return nil, errors.Join(err, c.returned("destroy_cq", c.name, c.lib.f.destroyCQ, h))
 	}
 	return cq, nil
@@ -183,6 +197,9 @@ func (q *CQ) Poll(wc []WC) (int, error) {
 	}
 	if len(wc) == 0 {
 		return 0, nil
+	}
+	if q.ex != nil {
+		return q.pollEx(wc, nil)
 	}
 	n := poll(q.ctx.c.ops.pollCQ, q.h, wc)
 	if n < 0 || int(n) > len(wc) || n == 0 && q.overrun.Load() {
@@ -236,6 +253,11 @@ func (q *CQ) Ack() {
 func (q *CQ) Close() error {
 	return q.close("destroy_cq", func(h uintptr) error {
 		q.Ack() // the library waits for it
-		return q.ctx.returned("destroy_cq", q.name, q.ctx.lib.f.destroyCQ, h)
+		if err := q.ctx.returned("destroy_cq", q.name, q.ctx.lib.f.destroyCQ, h); err != nil {
+			return err
+		}
+		q.start.free()
+		q.start, q.ex = temp[cPollAttr]{}, nil
+		return nil
 	})
 }

@@ -59,7 +59,10 @@ type cExtended struct {
 	createCQEx    dl.Func     `c:"create_cq_ex"`
 	_             uintptr     // priv
 	queryDeviceEx dl.Func     `c:"query_device_ex"`
-	_             [4]uintptr  // ibv_destroy_flow to ABI_placeholder1
+	destroyFlow   dl.Func     `c:"ibv_destroy_flow"`
+	_             uintptr     // ABI_placeholder2
+	createFlow    dl.Func     `c:"ibv_create_flow"`
+	_             uintptr     // ABI_placeholder1
 	openQP        dl.Func     `c:"open_qp"`
 	createQPEx    dl.Func     `c:"create_qp_ex"`
 	getSRQNum     dl.Func     `c:"get_srq_num"`

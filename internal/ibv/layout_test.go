@@ -23,6 +23,10 @@ var layouts = map[string]any{
 	"ibv_qp_attr": cQPAttr{}, "ibv_srq_attr": cSRQAttr{}, "ibv_srq_init_attr": cSRQInit{}, "ibv_srq_init_attr_ex": cSRQInitEx{}, "ibv_send_wr": cSendWR{},
 	"ibv_mw_bind_info": cBind{}, "ibv_mw_bind": cMWBind{}, "ibv_recv_wr": cRecvWR{}, "ibv_sge": SGE{}, "ibv_wc": WC{},
 	"ibv_qp_ex": cQPEx{}, "mlx5dv_qp_init_attr": cMLX5Init{}, "mlx5dv_qp_ex": cMLX5Ex{},
+	"ibv_cq_ex": cCQEx{}, "ibv_cq_init_attr_ex": cCQInitEx{}, "ibv_poll_cq_attr": cPollAttr{}, "ibv_values_ex": cValuesEx{}, "ibv_flow_attr": cFlowAttr{}, "ibv_flow": cFlow{},
+	"ibv_flow_spec_eth": cFlowEth{}, "ibv_flow_spec_ipv4": cFlowIPv4{}, "ibv_flow_spec_ipv4_ext": cFlowIPv4Ext{}, "ibv_flow_spec_ipv6": cFlowIPv6{},
+	"ibv_flow_spec_tcp_udp": cFlowPorts{}, "ibv_flow_eth_filter": cEthFilter{}, "ibv_flow_ipv4_ext_filter": cIPv4ExtFilter{}, "ibv_flow_ipv4_filter": cIPv4Filter{},
+	"ibv_flow_ipv6_filter": cIPv6Filter{}, "ibv_flow_tcp_udp_filter": cPortsFilter{},
 }
 
 var partial = []string{"verbs_context", "ibv_cq", "ibv_srq", "ibv_qp", "ibv_qp_ex", "mlx5dv_qp_ex"}
@@ -34,6 +38,11 @@ var unions = map[string]uintptr{
 
 // constants are the values of the header that this package has.
 var constants = map[string]int64{
+	"IBV_FLOW_ATTR_NORMAL": flowNormal, "IBV_FLOW_ATTR_ALL_DEFAULT": flowAllDefault, "IBV_FLOW_SPEC_ETH": flowSpecEth, "IBV_FLOW_SPEC_IPV4": flowSpecIPv4,
+	"IBV_FLOW_SPEC_IPV4_EXT": flowSpecIPv4Ext, "IBV_FLOW_SPEC_IPV6": flowSpecIPv6, "IBV_FLOW_SPEC_TCP": flowSpecTCP, "IBV_FLOW_SPEC_UDP": flowSpecUDP,
+	"IBV_WC_EX_WITH_BYTE_LEN + IBV_WC_EX_WITH_QP_NUM": wcExStandard, "IBV_WC_EX_WITH_COMPLETION_TIMESTAMP": wcExDeviceTime,
+	"IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK": wcExWallTime, "IBV_VALUES_MASK_RAW_CLOCK": valuesRawClock, "IBV_SEND_IP_CSUM": int64(IPChecksum),
+	"IBV_DEVICE_RAW_IP_CSUM": capRawChecksum, "IBV_RAW_PACKET_CAP_IP_CSUM": rawCapChecksum,
 	"IBV_QPT_RC": int64(RC), "IBV_QPT_UC": int64(UC), "IBV_QPT_UD": int64(UD), "IBV_QPT_RAW_PACKET": int64(RawPacket), "IBV_QPT_XRC_SEND": int64(XRCSend),
 	"IBV_QPT_XRC_RECV": int64(XRCRecv),
 	"IBV_QPT_DRIVER":   int64(qpDriver), "MLX5DV_DCTYPE_DCT": dcTarget, "MLX5DV_DCTYPE_DCI": dcInitiator, "MLX5DV_QP_INIT_ATTR_MASK_DC": mlx5MaskDC,

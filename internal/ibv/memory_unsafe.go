@@ -86,7 +86,11 @@ func (x *cExtended) has(off uintptr) bool {
 // Offsets of the optional functions.
 const (
 	offQueryPort     = unsafe.Offsetof(cExtended{}.queryPort)
+	offQueryRT       = unsafe.Offsetof(cExtended{}.queryRTValues)
+	offCreateCQEx    = unsafe.Offsetof(cExtended{}.createCQEx)
 	offQueryDeviceEx = unsafe.Offsetof(cExtended{}.queryDeviceEx)
+	offDestroyFlow   = unsafe.Offsetof(cExtended{}.destroyFlow)
+	offCreateFlow    = unsafe.Offsetof(cExtended{}.createFlow)
 	offCreateQPEx    = unsafe.Offsetof(cExtended{}.createQPEx)
 	offGetSRQNum     = unsafe.Offsetof(cExtended{}.getSRQNum)
 	offCreateSRQEx   = unsafe.Offsetof(cExtended{}.createSRQEx)

@@ -25,7 +25,7 @@ var floors = [][]string{
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "internal/accel"},
-	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs", "engine/stage",
+	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs", "engine/ibverbs", "engine/stage",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
@@ -41,6 +41,7 @@ var apart = map[string][]string{
 	"engine/afpacket": {"engine/sim", "engine/socket"},
 	"engine/xdp":      {"engine/sim", "engine/socket", "engine/afpacket"},
 	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
+	"engine/ibverbs":  {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/verbs"},
 }
 
 // restricted says who alone may import a package from outside the module (tests are free to).

@@ -10,7 +10,9 @@
 // requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
 // regions over any descriptor that can be mapped (from its file position on), completion channels and asynchronous events as real file descriptors,
 // ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
-// What is absent, with EOPNOTSUPP: raw packet queue pairs, on-demand paging, multicast, device memory, flow steering, work
+// With the line "raw on" there are raw packet queue pairs: all devices are on one segment, a frame goes to the queue pairs of the best rule
+// (ibv_create_flow: Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one.
+// What is absent, with EOPNOTSUPP: on-demand paging, multicast, device memory, other rules, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
 // the functions that only drivers use, librdmacm (it needs a kernel), the rest of mlx5dv.
 //
@@ -23,7 +25,8 @@
 //	link infiniband               LIDs (device + 1) instead of RoCE
 //	limit max_sge 1               also max_qp max_qp_wr max_cq max_cqe max_mr max_mr_size max_pd max_mw max_ah max_srq max_srq_wr
 //	                              max_srq_sge max_qp_rd_atom max_inline
-//	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex)
+//	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex) wallclock (times of completions) flows
+//	raw on                        raw packet queue pairs, and rules; off is the default
 //	memlock 64M                   registrations beyond that fail with ENOMEM
 //	peer 0x700000000000 7 64M     addresses of a device, as nvidia-peermem knows them: descriptor 7, which stays open, from its beginning
 //	gid 0 5 2001:db8::7 v2        device, index, address, type (ib, v1, v2); tells by GID_CHANGE
@@ -48,6 +51,8 @@
 // ("violation ibv_post_send: ..."): use after destroy, posting in a wrong state, a region gone under its windows, events never
 // acknowledged. penstock_fake_count(name) says how often a function was called, or how many send_requests, recv_requests,
 // completions, bytes, rnr_naks, retries and drops there were.
+//
+// raw_kernel are frames for which a device had no rule, raw_dry_0 and raw_dry_1 those for which a queue pair of a device had no receive.
 //
 // # What it cannot show
 //

@@ -291,6 +291,6 @@ const struct check checks_script[] = {
 	{"drop", drop}, {"drop-keeps-slot", drop_keeps_slot}, {"delay-completion", delay_completion}, {"wire", wire}, {"memlock", memlock},
 	{"limits", limits}, {"absent", absences}, {"bare-absent-ex", absent_ex}, {"dmabuf", dmabuf}, {NULL, NULL}};
 
-extern const struct check checks_world[];
+extern const struct check checks_world[], checks_raw[];
 
-const struct check *const suites[] = {checks_script, checks_world, NULL};
+const struct check *const suites[] = {checks_script, checks_world, checks_raw, NULL};

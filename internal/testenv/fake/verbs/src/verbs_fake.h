@@ -41,7 +41,7 @@ enum {
 	MAX_MESSAGE = 1 << 30,
 };
 
-enum kind { K_CONTEXT, K_PD, K_MR, K_MW, K_CHANNEL, K_CQ, K_QP, K_SRQ, K_AH, K_XRCD, KINDS };
+enum kind { K_CONTEXT, K_PD, K_MR, K_MW, K_CHANNEL, K_CQ, K_QP, K_SRQ, K_AH, K_XRCD, K_FLOW, KINDS };
 
 struct obj {
 	uint32_t magic;
@@ -124,6 +124,7 @@ struct fake_channel {
 struct cqe {
 	struct ibv_wc wc;
 	uint64_t ts;             /* ns, CLOCK_MONOTONIC */
+	uint64_t wall;           /* ns, CLOCK_REALTIME */
 	struct fake_qp *qp;      /* whose slots polling it gives back; NULL: none */
 	uint64_t sq_upto;        /* send slots below this are free then */
 	bool rq;                 /* a receive slot of qp is */
@@ -182,6 +183,16 @@ struct fake_ah {
 	struct ibv_ah_attr attr;
 };
 
+/* A rule of a port: which frames come to a queue pair of raw packets. */
+struct fake_flow {
+	struct ibv_flow ibv;
+	struct obj o;
+	struct fake_qp *qp;
+	struct ibv_flow_attr attr;
+	uint32_t specs_len;
+	char specs[256];
+};
+
 /* What the script wants of one request's completion. */
 struct fate {
 	bool drop;
@@ -226,6 +237,7 @@ struct fake_qp {
 	struct ibv_qp_cap cap;
 	bool sig_all, est, last_wqe, partial;
 	uint64_t partial_id;     /* the receive that it had begun to fill */
+	int flows;
 	unsigned async_events;
 	uint32_t sq_psn, rq_psn;
 	struct wqe *sq;
@@ -277,10 +289,11 @@ bool fake_wait_acks(pthread_mutex_t *m, pthread_cond_t *c, uint32_t *acked, cons
 	X(ibv_resize_cq) X(ibv_destroy_cq) X(ibv_get_cq_event) X(ibv_ack_cq_events) X(ibv_poll_cq) X(ibv_req_notify_cq) \
 	X(ibv_create_srq) X(ibv_modify_srq) X(ibv_query_srq) X(ibv_destroy_srq) X(ibv_post_srq_recv) X(ibv_open_xrcd) \
 	X(ibv_close_xrcd) X(ibv_create_qp) X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_post_send) X(ibv_post_recv) \
-	X(ibv_create_ah) X(ibv_destroy_ah) X(ibv_attach_mcast) X(ibv_get_async_event) X(ibv_ack_async_event)
+	X(ibv_create_ah) X(ibv_destroy_ah) X(ibv_attach_mcast) X(ibv_create_flow) X(ibv_destroy_flow) X(ibv_get_async_event) X(ibv_ack_async_event)
 
 /* Not calls of the user, but counted by the same function. */
-#define FAKE_COUNTS(X) X(send_requests) X(recv_requests) X(completions) X(bytes) X(rnr_naks) X(retries) X(drops)
+#define FAKE_COUNTS(X) X(send_requests) X(recv_requests) X(completions) X(bytes) X(rnr_naks) X(retries) X(drops) X(raw_kernel) \
+	X(raw_dry_0) X(raw_dry_1)
 
 enum call {
 #define X(name) CALL_##name,
@@ -291,7 +304,8 @@ enum call {
 
 enum mode { MODE_POST, MODE_WIRE, MODE_PUMP };
 enum side { SIDE_SEND, SIDE_RECV };
-enum absent { ABSENT_DMABUF = 1, ABSENT_MW = 2, ABSENT_ATOMICS = 4, ABSENT_SRQ = 8, ABSENT_XRC = 16, ABSENT_UD = 32, ABSENT_EX = 64, ABSENT_DC = 128 };
+enum absent { ABSENT_DMABUF = 1, ABSENT_MW = 2, ABSENT_ATOMICS = 4, ABSENT_SRQ = 8, ABSENT_XRC = 16, ABSENT_UD = 32, ABSENT_EX = 64, ABSENT_DC = 128,
+	      ABSENT_WALLCLOCK = 256, ABSENT_FLOWS = 512 };
 
 enum { MAX_PEERS = 8 };
 
@@ -302,6 +316,7 @@ extern struct config {
 	uint64_t memlock;        /* bytes; UINT64_MAX: no limit */
 	unsigned absent;         /* enum absent */
 	bool infiniband;         /* LIDs; else RoCE */
+	bool raw;                /* queue pairs of raw packets, and steering rules */
 	bool instant;            /* retry timers end at once */
 	bool partial;            /* a queue pair that goes into error has begun to fill a shared receive */
 	bool report;             /* to stderr at exit */
@@ -378,6 +393,12 @@ void fake_wire_poke(void);
 enum { ST_RNR = 1000, ST_TIMEOUT, ST_SEQ };
 int fake_execute(struct fake_qp *qp, struct wqe *w, uint32_t *len, uint8_t *rnr_timer);
 uint64_t fake_rnr_ns(uint8_t timer);
+
+/* ---- verbs_fake_raw.c: frames */
+struct ibv_flow *fake_create_flow(struct ibv_qp *qp, struct ibv_flow_attr *a);
+int fake_destroy_flow(struct ibv_flow *f);
+int fake_raw_receivers(struct fake_device *dev, const uint8_t *frame, uint32_t len, struct fake_qp **out, int max);
+bool fake_raw_sums(uint8_t *frame, uint32_t len, bool write);
 
 /* ---- verbs_fake_dc.c */
 struct fake_qp *fake_dc_target(struct fake_qp *qp, struct wqe *w);

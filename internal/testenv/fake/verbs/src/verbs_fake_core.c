@@ -14,7 +14,7 @@ enum { ALIVE_MAGIC = 0x71fe1d5e, DEAD_MAGIC = 0x0dead0b1, QUARANTINE = 1024, MAX
 
 pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const char *const kind_names[KINDS] = {"context", "pd", "mr", "mw", "comp_channel", "cq", "qp", "srq", "ah", "xrcd"};
+static const char *const kind_names[KINDS] = {"context", "pd", "mr", "mw", "comp_channel", "cq", "qp", "srq", "ah", "xrcd", "flow"};
 
 static struct obj *objects[KINDS];
 static uint64_t serials;

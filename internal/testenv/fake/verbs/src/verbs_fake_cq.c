@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *c)
 {
@@ -205,7 +206,10 @@ void fake_push(struct fake_cq *cq, struct cqe *e, bool solicited)
 		fake_overrun(cq);
 		return;
 	}
+	struct timespec wall;
+	clock_gettime(CLOCK_REALTIME, &wall);
 	e->ts = now_ns();
+	e->wall = (uint64_t)wall.tv_sec * 1000000000u + (uint64_t)wall.tv_nsec;
 	if (e->wc.status != IBV_WC_SUCCESS) {
 		/* In a failed completion only wr_id, status, qp_num and vendor_err mean something. */
 		e->wc.opcode = (enum ibv_wc_opcode)0x5bad;
@@ -340,10 +344,12 @@ READER(uint32_t, slid, wc.slid)
 READER(uint8_t, sl, wc.sl)
 READER(uint8_t, dlid_path_bits, wc.dlid_path_bits)
 READER(uint64_t, completion_ts, ts)
+READER(uint64_t, completion_wallclock_ns, wall)
 
 struct ibv_cq_ex *fake_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_attr_ex *a)
 {
-	const uint64_t known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP;
+	const uint64_t known = IBV_WC_STANDARD_FLAGS | IBV_WC_EX_WITH_COMPLETION_TIMESTAMP |
+			       (config.absent & ABSENT_WALLCLOCK ? 0 : IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK);
 	if ((a->wc_flags & ~known) || (a->comp_mask & ~(uint32_t)IBV_CQ_INIT_ATTR_MASK_FLAGS) ||
 	    ((a->comp_mask & IBV_CQ_INIT_ATTR_MASK_FLAGS) && (a->flags & ~(uint32_t)IBV_CREATE_CQ_ATTR_SINGLE_THREADED))) {
 		errno = EOPNOTSUPP;
@@ -367,6 +373,8 @@ struct ibv_cq_ex *fake_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_at
 		x->read_sl = (a->wc_flags & IBV_WC_EX_WITH_SL) ? read_sl : NULL;
 		x->read_dlid_path_bits = (a->wc_flags & IBV_WC_EX_WITH_DLID_PATH_BITS) ? read_dlid_path_bits : NULL;
 		x->read_completion_ts = (a->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP) ? read_completion_ts : NULL;
+		x->read_completion_wallclock_ns =
+			(a->wc_flags & IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK) ? read_completion_wallclock_ns : NULL;
 	}
 	unlock();
 	return cq ? &cq->ibv : NULL;

@@ -169,6 +169,10 @@ static void device_attr(struct fake_device *d, struct ibv_device_attr *a)
 		a->max_srq = a->max_srq_wr = a->max_srq_sge = 0;
 	if (config.absent & ABSENT_XRC)
 		a->device_cap_flags &= ~(unsigned)IBV_DEVICE_XRC;
+	if (config.raw) {
+		a->max_raw_ethy_qp = 256;
+		a->device_cap_flags |= IBV_DEVICE_RAW_IP_CSUM;
+	}
 }
 
 EXPORT int ibv_query_device(struct ibv_context *c, struct ibv_device_attr *a)
@@ -192,6 +196,7 @@ int fake_query_device_ex(struct ibv_context *c, const struct ibv_query_device_ex
 	if (err)
 		return err;
 	x.device_cap_flags_ex = x.orig_attr.device_cap_flags;
+	x.raw_packet_caps = config.raw ? IBV_RAW_PACKET_CAP_IP_CSUM : 0;
 	memset(a, 0, n);
 	memcpy(a, &x, n < sizeof(x) ? n : sizeof(x));
 	return 0;
@@ -352,6 +357,10 @@ EXPORT struct ibv_context *ibv_open_device(struct ibv_device *ibv)
 			v->query_device_ex = fake_query_device_ex;
 			v->create_cq_ex = fake_create_cq_ex;
 			v->query_rt_values = query_rt_values;
+		}
+		if (!(config.absent & ABSENT_FLOWS)) {
+			v->ibv_create_flow = fake_create_flow;
+			v->ibv_destroy_flow = fake_destroy_flow;
 		}
 		v->create_qp_ex = fake_create_qp_ex;
 		v->create_srq_ex = fake_create_srq_ex;

@@ -5,6 +5,8 @@
 
 static bool allowed(const struct fake_qp *qp, enum ibv_wr_opcode op)
 {
+	if (qp->type == IBV_QPT_RAW_PACKET)
+		return op == IBV_WR_SEND;
 	switch (op) {
 	case IBV_WR_SEND:
 	case IBV_WR_SEND_WITH_IMM:

@@ -85,6 +85,12 @@ struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex 
 		if (!err && (config.absent & ABSENT_XRC))
 			err = EOPNOTSUPP;
 		break;
+	case IBV_QPT_RAW_PACKET:
+		if (!err && !config.raw)
+			err = EOPNOTSUPP;
+		else if (!err && config.infiniband)
+			err = EINVAL;
+		break;
 	case IBV_QPT_DRIVER:
 		if (!err && (!dc || (dc == DC_TARGET && !a->srq)))
 			err = dc ? EINVAL : EOPNOTSUPP;
@@ -211,6 +217,7 @@ struct transition {
 #define UD (1u << IBV_QPT_UD)
 #define XS (1u << IBV_QPT_XRC_SEND)
 #define XR (1u << IBV_QPT_XRC_RECV)
+#define RP (1u << IBV_QPT_RAW_PACKET)
 #define DT (1u << 30)
 #define DI (1u << 31)
 #define CONN (RC | UC | XS | XR)
@@ -255,8 +262,14 @@ static const struct transition transitions[] = {
 	{DI, IBV_QPS_RTR, IBV_QPS_RTS, RETRIES | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER},
 	{DI, IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_MIN_RNR_TIMER},
 	{DI, ANY, IBV_QPS_RESET, 0, 0},
-	{CONN | UD, ANY, IBV_QPS_RESET, 0, 0},
-	{CONN | UD | DI, ANY, IBV_QPS_ERR, 0, 0},
+	/* Raw packets, as drivers/infiniband/core/verbs.c has them. */
+	{RP, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PORT, 0},
+	{RP, IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PORT},
+	{RP, IBV_QPS_INIT, IBV_QPS_RTR, 0, 0},
+	{RP, IBV_QPS_RTR, IBV_QPS_RTS, 0, 0},
+	{RP, IBV_QPS_RTS, IBV_QPS_RTS, 0, 0},
+	{CONN | UD | RP, ANY, IBV_QPS_RESET, 0, 0},
+	{CONN | UD | DI | RP, ANY, IBV_QPS_ERR, 0, 0},
 };
 
 static int check_transition(struct fake_qp *qp, enum ibv_qp_state to, int mask)
@@ -401,6 +414,10 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	int err = fake_call(CALL_ibv_destroy_qp);
 	if (!err && !ALIVE(qp, K_QP, "ibv_destroy_qp"))
 		err = EINVAL;
+	if (!err && qp->flows) {
+		fake_violation("ibv_destroy_qp: qp 0x%x has %d flows", ibv->qp_num, qp->flows);
+		err = EBUSY;
+	}
 	if (err) {
 		unlock();
 		return err;

@@ -2,6 +2,7 @@
 #include "verbs_fake.h"
 
 #include <arpa/inet.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* fake_rnr_ns is the time that a value of min_rnr_timer stands for: InfiniBand specification, table 45. */
@@ -375,6 +376,62 @@ static void datagram(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 		fake_qp_error(resp, IBV_QPS_ERR);
 }
 
+/* ---- frames */
+
+/* frame_to puts a frame into the next receive of a queue pair. Without one it is lost, and counted by the device alone. */
+static void frame_to(struct fake_qp *resp, char *bytes, uint32_t len)
+{
+	struct cursor from = {.raw = bytes, .raw_len = len};
+	struct receive r = next_receive(resp, NULL);
+	if (!r.e) {
+		fake_count(resp->dev->index ? CALL_raw_dry_1 : CALL_raw_dry_0, 1);
+		return;
+	}
+	struct cursor to = {.pd = r.pd, .s = r.e->sge, .n = r.e->nsge, .write = true};
+	struct ibv_wc wc = {.opcode = IBV_WC_RECV, .byte_len = len};
+	if (fake_raw_sums((uint8_t *)bytes, len, false))
+		wc.wc_flags |= IBV_WC_IP_CSUM_OK;
+	if (room(r.e->sge, r.e->nsge) < len)
+		wc.status = IBV_WC_LOC_LEN_ERR;
+	else if (check(to, len) != IBV_WC_SUCCESS)
+		wc.status = IBV_WC_LOC_PROT_ERR;
+	else
+		copy(&to, &from, len);
+	if (taken(resp, &r, wc, false) != IBV_WC_SUCCESS)
+		fake_qp_error(resp, IBV_QPS_ERR);
+}
+
+/* frame sends one to the other devices: all are on one segment. */
+static int frame(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cursor *local)
+{
+	struct fake_qp *to[8];
+	if (len < 14)
+		return IBV_WC_LOC_LEN_ERR;
+	char *bytes = malloc(len);
+	if (!bytes)
+		return IBV_WC_LOC_QP_OP_ERR;
+	struct cursor flat = {.raw = bytes, .raw_len = len};
+	copy(&flat, local, len);
+	if (w->wr.send_flags & IBV_SEND_IP_CSUM)
+		fake_raw_sums((uint8_t *)bytes, len, true);
+	for (int i = 0; i < config.devices; i++) {
+		struct fake_device *d = &devices[i];
+		if (d == qp->dev)
+			continue;
+		if (qp->dev->port.state != IBV_PORT_ACTIVE || qp->dev->port.cut || d->port.state != IBV_PORT_ACTIVE || d->port.cut) {
+			fake_count(CALL_drops, 1);
+			continue;
+		}
+		int n = fake_raw_receivers(d, (uint8_t *)bytes, len, to, 8);
+		if (n == 0)
+			fake_count(CALL_raw_kernel, 1);
+		for (int k = 0; k < n; k++)
+			frame_to(to[k], bytes, len);
+	}
+	free(bytes);
+	return IBV_WC_SUCCESS;
+}
+
 /* fake_execute does what a request asks for. It returns a status, or ST_RNR, ST_TIMEOUT or ST_SEQ when the request must wait or be
  * tried again: then nothing has happened yet. */
 int fake_execute(struct fake_qp *qp, struct wqe *w, uint32_t *len, uint8_t *rnr_timer)
@@ -393,6 +450,8 @@ int fake_execute(struct fake_qp *qp, struct wqe *w, uint32_t *len, uint8_t *rnr_
 	if (st != IBV_WC_SUCCESS)
 		return st;
 	*len = (uint32_t)total;
+	if (qp->type == IBV_QPT_RAW_PACKET)
+		return frame(qp, w, *len, &local);
 	if (qp->type == IBV_QPT_UD) {
 		datagram(qp, w, *len, &local);
 		return IBV_WC_SUCCESS;

@@ -52,8 +52,9 @@ static const char *const timer_names[] = {"real", "instant", NULL};
 static const char *const port_names[] = {"down", "up", NULL};
 static const char *const partial_names[] = {"off", "on", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
+static const char *const raw_names[] = {"off", "on", NULL};
 static const char *const report_names[] = {"exit", NULL};
-static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", NULL};
+static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", "wallclock", "flows", NULL};
 static const char *const gid_types[] = {"ib", "v1", "v2", NULL};
 
 static const char *const status_list[] = {
@@ -417,6 +418,10 @@ static bool parse_line(struct parser *s)
 		if (!choice(s, link_names, "link layer", &a))
 			return false;
 		c->infiniband = a == 1;
+	} else if (IS("raw")) {
+		if (!choice(s, raw_names, "raw packets", &a))
+			return false;
+		c->raw = a == 1;
 	} else if (IS("timers")) {
 		if (!choice(s, timer_names, "timers", &a))
 			return false;

@@ -1,0 +1,369 @@
+package ibverbs
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/netif"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+const (
+	maxQueues = 64
+	// defaultMTU is that of a port of which nobody knows an interface.
+	defaultMTU = 1500
+	// frameRoom is what frames may be longer than the MTU: the Ethernet header and two VLAN tags.
+	frameRoom = packet.EthernetLen + 8
+)
+
+// Port is an open port of a card. It implements engine.Port.
+type Port struct {
+	spec  engine.PortSpec
+	o     Options
+	name  string
+	info  engine.PortInfo
+	dev   *ibv.Context
+	attr  ibv.DeviceAttr
+	pd    *ibv.PD
+	keys  keys
+	table *flow.Table
+	exact bool // the card counts frames for which there was no receive
+	dry   func() (uint64, bool)
+	dry0  uint64 // that count when it was looked at last; under mu
+
+	up      atomic.Bool
+	changes atomic.Uint64
+	failed  atomic.Pointer[error] // why nothing goes any more
+	revived atomic.Uint64         // queue pairs that were made ready again
+	drops   [engine.NumDrops]atomic.Uint64
+	live    atomic.Pointer[[]*rxQueue] // receive queues by number; changed under mu and the lane's lock
+
+	events *ibv.Channel  // of what was sent
+	waker  *engine.Waker // of events
+	async  *engine.Waker // of the device
+	end    chan struct{}
+	done   chan struct{}
+	fds    []int // that engine.Events knows
+
+	mu      sync.Mutex // taken before the lane's lock
+	closed  bool
+	lane    *lane // nil while there is no receive queue
+	steered map[ibv.FlowSpec]steered
+	txs     []*txQueue
+	gone    []*txQueue // the last that were closed
+	past    engine.PortStats
+	byCQ    map[*ibv.CQ]*txQueue
+}
+
+// open opens a port of an open device, which is closed when that fails.
+func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Options) (_ *Port, err error) {
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
+		steered: map[ibv.FlowSpec]steered{}, byCQ: map[*ibv.CQ]*txQueue{}}
+	p.live.Store(new([]*rxQueue))
+	close(p.done) // nobody runs yet
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.shut())
+		}
+	}()
+	if err := able(dev, o.Port); err != nil {
+		return nil, err
+	}
+	if p.attr, err = dev.Attr(); err != nil {
+		return nil, unavailable(err)
+	}
+	if o.Checksum && !p.attr.RawChecksum {
+		return nil, fmt.Errorf("ibverbs: %s does not write checksums: %w", dev.Name(), engine.ErrUnsupported)
+	}
+	if err := p.learn(netdev); err != nil {
+		return nil, err
+	}
+	p.dry = func() (uint64, bool) { return e.dry(dev.Device(), o.Port) }
+	p.dry0, p.exact = p.dry()
+	can := flow.Software
+	can.Engine, can.Queues, can.Tunnels = "raw packet queue pairs", maxQueues, nil
+	can.Actions = flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Drop)
+	if spec.Isolated {
+		can.Engine = "an isolated port of raw packet queue pairs, which takes from the kernel only what the card can tell apart,"
+		can.Fields, can.FlexOffset = cardFields, 0
+	}
+	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
+		return nil, err
+	}
+	if p.pd, err = dev.AllocPD(); err != nil {
+		return nil, unavailable(err)
+	}
+	p.keys.pd, p.keys.at = p.pd, ibvmem.New(dev, ibvmem.Options{})
+	if p.events, err = dev.CreateChannel(); err != nil {
+		return nil, unavailable(err)
+	}
+	for _, fd := range []int{p.events.FD(), dev.AsyncFD()} {
+		if err := engine.Events.Add(fd); err != nil {
+			return nil, err
+		}
+		p.fds = append(p.fds, fd)
+	}
+	p.done = make(chan struct{})
+	go p.run()
+	return p, nil
+}
+
+// learn finds out what Info tells.
+func (p *Port) learn(netdev string) error {
+	a, err := p.dev.Port(p.o.Port)
+	if err != nil {
+		return unavailable(err)
+	}
+	p.info = engine.PortInfo{MTU: defaultMTU, NUMA: -1}
+	if netdev != "" {
+		i, err := netif.Open(netdev, p.spec.MTU)
+		if err != nil {
+			return fmt.Errorf("ibverbs: %w", err)
+		}
+		p.info = i.Info()
+		if err := i.Close(); err != nil {
+			return err
+		}
+	}
+	if netdev == "" && p.spec.MTU > 0 {
+		p.info.MTU = p.spec.MTU
+	}
+	p.info.Engine, p.info.Address, p.info.Speed = Name, p.spec.Address, a.Speed
+	if p.info.Device == "" {
+		p.info.Device = p.dev.Name()
+	}
+	if p.info.MAC == (packet.MAC{}) {
+		if gids, err := p.dev.GIDs(p.o.Port); err == nil && len(gids) > 0 {
+			p.info.MAC = macOf(gids[0].Addr)
+		}
+	}
+	p.up.Store(a.State == ibv.PortActive)
+	return nil
+}
+
+// macOf is the Ethernet address that a link-local address was made of (RFC 4291, appendix A).
+func macOf(a netip.Addr) (m packet.MAC) {
+	if b := a.As16(); a.Is6() && a.IsLinkLocalUnicast() && b[11] == 0xff && b[12] == 0xfe {
+		m = packet.MAC{b[8] ^ 2, b[9], b[10], b[13], b[14], b[15]}
+	}
+	return m
+}
+
+// longest is the longest frame in bytes.
+func (p *Port) longest() int { return p.info.MTU + frameRoom }
+
+// run hears of what was sent and of what happens to the device.
+func (p *Port) run() {
+	defer close(p.done)
+	for {
+		_ = engine.Events.Arm(p.fds[0], p.waker) // they stay until the goroutine has ended
+		_ = engine.Events.Arm(p.fds[1], p.async)
+		select {
+		case <-p.end:
+			return
+		case <-p.async.C():
+			p.listen()
+			continue
+		case <-p.waker.C():
+		}
+		for {
+			cq, ok, err := p.events.Next()
+			if !ok || err != nil {
+				break
+			}
+			cq.Ack()
+			p.mu.Lock()
+			q := p.byCQ[cq]
+			p.mu.Unlock()
+			if q != nil {
+				q.event()
+			}
+		}
+	}
+}
+
+// listen takes what the device has told.
+func (p *Port) listen() {
+	for {
+		ev, ok, err := p.dev.NextAsync()
+		if !ok || err != nil {
+			return
+		}
+		p.happened(ev)
+	}
+}
+
+// happened deals with an event of the device. A queue pair that failed flushes what it has, and is made ready again by whoever sees that.
+func (p *Port) happened(ev ibv.AsyncEvent) {
+	switch ev.Type {
+	case ibv.EventPortActive, ibv.EventPortErr:
+		if up := ev.Type == ibv.EventPortActive; ev.Port == p.o.Port && p.up.Swap(up) != up {
+			p.changes.Add(1)
+		}
+	case ibv.EventDeviceFatal, ibv.EventCQErr:
+		p.fail(fmt.Errorf("ibverbs: %s: %v: close the port and open it again: %w", p.name, ev, engine.ErrDown))
+	}
+	p.wake()
+}
+
+// fail says that nothing goes any more, and why.
+func (p *Port) fail(err error) {
+	p.failed.CompareAndSwap(nil, &err)
+}
+
+// wake has all queues look again.
+func (p *Port) wake() {
+	for _, q := range *p.live.Load() {
+		q.wake()
+	}
+	p.mu.Lock()
+	txs := slices.Clone(p.txs)
+	p.mu.Unlock()
+	for _, q := range txs {
+		q.event()
+	}
+}
+
+// Name implements engine.Port.
+func (p *Port) Name() string { return p.name }
+
+// Revived is how often a queue pair that had failed was made ready again.
+func (p *Port) Revived() uint64 { return p.revived.Load() }
+
+// Info implements engine.Port.
+func (p *Port) Info() engine.PortInfo {
+	i := p.info
+	i.IPs, i.Up = slices.Clone(i.IPs), p.up.Load() && p.failed.Load() == nil
+	return i
+}
+
+// Capabilities implements engine.Port.
+func (p *Port) Capabilities() engine.Capabilities {
+	c := (&Engine{}).Capabilities()
+	c.MaxPacket, c.ExactDrops = p.info.MTU+packet.EthernetLen, p.exact
+	c.HardwareTime = p.attr.TimestampMask != 0
+	if !p.exact {
+		c.Notes = append(c.Notes, "the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
+	}
+	return c
+}
+
+// Rules implements engine.Port: it is a *Rules.
+func (p *Port) Rules() engine.Rules { return &Rules{p} }
+
+// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or DropNoBuffers if a
+// queue found no slots to post; the card counts it for all users of the device.
+func (p *Port) Stats(s *engine.PortStats) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.account()
+	*s = p.past
+	s.LinkChanges = p.changes.Load()
+	for i := range p.drops {
+		s.Drops[i] = p.drops[i].Load()
+	}
+	engine.SumRx(&s.Rx, *p.live.Load())
+	engine.SumTx(&s.Tx, p.txs, p.gone)
+}
+
+// account counts what the card has lost since it was asked last: for want of memory, if a queue found none meanwhile. p.mu is held.
+func (p *Port) account() {
+	n, ok := p.dry()
+	if !ok || n <= p.dry0 {
+		return
+	}
+	why := engine.DropNIC
+	if l := p.lane; l != nil {
+		l.mu.Lock()
+		for _, q := range *p.live.Load() {
+			if q.starved {
+				why, q.starved = engine.DropNoBuffers, q.posted == 0
+			}
+		}
+		l.mu.Unlock()
+	}
+	p.drops[why].Add(n - p.dry0)
+	p.dry0 = n
+}
+
+// Close implements engine.Port.
+func (p *Port) Close() error {
+	p.mu.Lock()
+	if p.closed {
+		p.mu.Unlock()
+		return nil
+	}
+	p.closed = true
+	rxs, txs := slices.Clone(*p.live.Load()), slices.Clone(p.txs)
+	p.mu.Unlock()
+	var errs []error
+	for _, q := range rxs {
+		errs = append(errs, q.Close())
+	}
+	for _, q := range txs {
+		errs = append(errs, q.Close())
+	}
+	return errors.Join(append(errs, p.shut())...)
+}
+
+// shut gives up what open has made.
+func (p *Port) shut() (err error) {
+	close(p.end)
+	<-p.done
+	for _, fd := range p.fds {
+		engine.Events.Remove(fd)
+	}
+	if p.events != nil {
+		err = p.events.Close()
+	}
+	if p.pd != nil {
+		err = errors.Join(err, p.keys.close(), p.pd.Close())
+	}
+	return errors.Join(err, p.dev.Close())
+}
+
+// ready brings a new queue pair, or one that has failed and flushed, to work.
+func (p *Port) ready(q *ibv.QP) error {
+	if s, err := q.State(); err != nil {
+		return err
+	} else if s != ibv.QPReset {
+		if err := q.Reset(); err != nil {
+			return err
+		}
+		p.revived.Add(1)
+	}
+	if err := q.Init(ibv.InitAttr{Port: uint8(p.o.Port)}); err != nil {
+		return err
+	}
+	if err := q.ReadyToReceive(ibv.RTRAttr{}); err != nil {
+		return err
+	}
+	return q.ReadyToSend(ibv.RTSAttr{})
+}
+
+// number chooses the number of a queue: that which is asked for, or the lowest that is free.
+func number[Q interface{ ID() int }](have []Q, ask int) (int, error) {
+	used := func(id int) bool { return slices.ContainsFunc(have, func(q Q) bool { return q.ID() == id }) }
+	switch {
+	case ask < engine.Auto || ask >= maxQueues:
+		return 0, fmt.Errorf("expected 0 to %d, or engine.Auto: %w", maxQueues-1, engine.ErrInvalid)
+	case ask != engine.Auto && used(ask):
+		return 0, engine.ErrExists
+	case ask != engine.Auto:
+		return ask, nil
+	}
+	for id := range maxQueues {
+		if !used(id) {
+			return id, nil
+		}
+	}
+	return 0, fmt.Errorf("all %d are in use: %w", maxQueues, engine.ErrExists)
+}
