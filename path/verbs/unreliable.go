@@ -206,6 +206,7 @@ func (p *Path) missed(u *unreliable, s shot, no uint32) {
 		w.err = fmt.Errorf("verbs: %d bytes were written %d times and never came: %w", s.n, s.tries, errStrikes)
 	}
 	if w.err != nil || w.cancel || w.again {
+		w.again = true // it is not complete without this piece
 		w.pending--
 		p.settle(s.work)
 		return
@@ -260,7 +261,8 @@ func (p *Path) rewriteOne(l *link, s *shot) bool {
 			}
 		}
 	}
-	w.pending-- // its parts count for themselves
+	w.again = w.again || s.n > 0 // not complete without the rest
+	w.pending--                  // its parts count for themselves
 	p.settle(s.work)
 	return true
 }
