@@ -274,7 +274,7 @@ func (c *SendChain) BindMW(id uint64, flags SendFlags, m *MW, rkey uint32, win W
 	}
 	w := c.add(id, wrBindMW, flags, nil)
 	if w != nil {
-		w.mw, w.mwKey = m.h, rkey
+		w.mw, w.mwKey, w.imm = m.h, rkey, 0 // Soft-RoCE refuses a binding with what the last user of this place has left
 		w.bind = cBind{mr: win.MR.h, addr: win.Addr, length: win.Length, access: uint32(win.Access)}
 		m.rkey.Store(rkey)
 	}

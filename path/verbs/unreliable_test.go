@@ -27,8 +27,8 @@ func (r *rig) asleep(t *testing.T, cond func() bool) {
 		if r.b.Arm() || ready {
 			continue
 		}
-		if _, err := sys.PollIn(20_000, r.a.FD(), r.b.FD()); err != nil {
-			t.Fatal(err)
+		if i, err := sys.PollIn(30_000, r.a.FD(), r.b.FD()); err != nil || i < 0 {
+			t.Fatalf("both ends sleep, and nobody is woken: %v\n%s", err, r.Dump())
 		}
 	}
 }

@@ -40,6 +40,8 @@ static int enqueue(struct fake_qp *qp, struct ibv_send_wr *wr, bool windows1)
 		struct fake_mw *mw = (struct fake_mw *)wr->bind_mw.mw;
 		if (!ALIVE(mw, K_MW, "ibv_post_send: bind") || (mw->ibv.type == IBV_MW_TYPE_1) != windows1)
 			return EINVAL;
+		if (wr->imm_data) /* as the library of Soft-RoCE has it */
+			return EINVAL;
 	}
 	struct wqe *w = &qp->sq[qp->sq_post % qp->cap.max_send_wr];
 	if (qp->type == IBV_QPT_UD) {
