@@ -178,18 +178,11 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
 		}
 		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
+		l.assign(rails)
 		first := 0
-		switch {
-		case i == 0:
-		case transport == RC:
-			l.serves = path.Read | path.Write
-		case i == rails:
-			l.serves = path.Read
-		default:
-			l.serves, l.uc = path.Write, newUnreliable()
+		if l.uc != nil { // it receives values only, and sends no frames
 			recvs, sends = ucDepth, 0
-		}
-		if l.uc == nil { // an unreliable one receives values only
+		} else {
 			first = p.arena.slots(recvs)
 		}
 		l.in = debt{depth: uint32(recvs)}
@@ -225,17 +218,13 @@ func (p *Path) open() (err error) {
 	if p.bell, err = sys.Eventfd(); err != nil {
 		return err
 	}
-	wakers := []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD()}
-	if p.transport == UC {
-		if p.timer, err = sys.Timerfd(0); err != nil {
-			return err
-		}
-		if err = sys.SetTimerfd(p.timer, 0); err != nil {
-			return err
-		}
-		wakers = append(wakers, p.timer)
+	if err = p.openTimer(); err != nil {
+		return err
 	}
-	for _, fd := range wakers {
+	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD(), p.timer} {
+		if fd < 0 { // a timer is for UC alone
+			continue
+		}
 		if err = p.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
 			return err
 		}
@@ -329,7 +318,7 @@ func (p *Path) params(window int) params {
 // Name is "verbs".
 func (p *Path) Name() string { return Name }
 
-// Capabilities are those of reliable connections. Nothing is encrypted: only what the adapter turns round stays on this machine.
+// Capabilities are those of the adapter, which places the bytes; over UC a put is done when the peer's Poll has confirmed it. Nothing is encrypted: only what the adapter turns round stays on this machine.
 func (p *Path) Capabilities() path.Capabilities {
 	c := path.Capabilities{OneSided: true, Proof: path.ProofICRC, Window: p.window, MaxMessage: path.MaxMessage}
 	if p.peer.gid == p.dev.raw {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/path"
 )
 
 // Transport is the service of the adapter that carries the puts of a path. Its control connection and its gets are always reliable.
@@ -36,6 +37,19 @@ func (t Transport) extra() int {
 		return 1
 	}
 	return 0
+}
+
+// assign gives a link of a path with so many rails its work: with UC the last rail has the gets.
+func (l *link) assign(rails int) {
+	switch {
+	case l.index == 0:
+	case l.p.transport == RC:
+		l.serves = path.Read | path.Write
+	case l.index == rails:
+		l.serves = path.Read
+	default:
+		l.serves, l.uc = path.Write, newUnreliable()
+	}
 }
 
 // kind is the service of a link's queue pair.

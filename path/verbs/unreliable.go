@@ -327,6 +327,16 @@ func (p *Path) probe() {
 	}
 }
 
+func (p *Path) openTimer() (err error) {
+	if p.transport != UC {
+		return nil
+	}
+	if p.timer, err = sys.Timerfd(0); err != nil {
+		return err
+	}
+	return sys.SetTimerfd(p.timer, 0)
+}
+
 // setTimer has the owner woken for the next probe.
 func (p *Path) setTimer() {
 	if p.transport != UC {
