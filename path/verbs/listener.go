@@ -159,6 +159,7 @@ func (l *Listener) accept(ctx context.Context, v *invitation, h *hello, cfg path
 		return refuse(fmt.Errorf("the dialer wants %s and this side has %s (Options.Transport): %w", transport, own, path.ErrUnavailable))
 	}
 	extra := transport.extra()
+	rails = min(rails, maxRails-extra)
 	if int(h.rails) != rails+extra && cfg.Streams == 0 {
 		rails = int(h.rails) - extra
 	}

@@ -175,12 +175,13 @@ func TestTransports(t *testing.T) {
 			}
 			defer l.Close()
 			tok := newToken()
+			cfg := path.Config{Exports: new(path.Exports), Streams: maxRails} // with UC one of them is for gets
 			got := make(chan path.Path, 1)
 			go func() {
-				p, _ := l.Accept(ctx, tok, path.Config{Exports: new(path.Exports)})
+				p, _ := l.Accept(ctx, tok, cfg)
 				got <- p
 			}()
-			p, err := New(Options{Library: w.lib, Transport: c.dials}).Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Exports: new(path.Exports)})
+			p, err := New(Options{Library: w.lib, Transport: c.dials}).Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, cfg)
 			if err != nil {
 				cancel()
 			}
