@@ -217,7 +217,7 @@ func (v View) Release() {
 
 // Capabilities are fixed when a path is set up.
 type Capabilities struct {
-	OneSided   bool  // puts and gets complete without the peer's CPU taking part
+	OneSided   bool  // puts and gets are placed without the peer's CPU, which at most confirms them (path/verbs over UC)
 	Borrow     bool  // implements Borrower
 	SameHost   bool  // both ends share this machine's memory
 	Proof      Proof // of a successful operation

@@ -17,15 +17,17 @@ import (
 func TestChaos(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3, uint64(time.Now().UnixNano())} {
 		for _, script := range []string{"mode post", fmt.Sprintf("mode wire; delay 20us; seed %d", seed%1000)} {
-			t.Run(fmt.Sprintf("%s/%d", script, seed), func(t *testing.T) { chaos(t, script, seed) })
+			t.Run(fmt.Sprintf("%s/%d", script, seed), func(t *testing.T) { chaos(t, script, seed, RC) })
 		}
+		script := fmt.Sprintf("mode wire; delay 20us; seed %d; loss 2%%", seed%1000)
+		t.Run(fmt.Sprintf("UC/%s/%d", script, seed), func(t *testing.T) { chaos(t, script, seed, UC) })
 	}
 }
 
-func chaos(t *testing.T, script string, seed uint64) {
+func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	w := newWorld(t, script)
-	r := newRig(t, w, Options{Piece: 64 << 10, NoWindows: seed%2 == 0}, 1+rng.IntN(3))
+	r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, NoWindows: seed%2 == 0}, 1+rng.IntN(3))
 	const count, room = 60, 300 << 10
 	type job struct {
 		op       path.Op

@@ -60,6 +60,7 @@ func (p *Path) control() {
 		}
 		p.revoked = append(p.revoked[:0], p.revoked[1:]...)
 	}
+	p.sayCame()
 	for len(p.answers) > 0 {
 		if !c.clear(plainReserve) {
 			break
@@ -120,6 +121,10 @@ func (p *Path) report2peer() {
 
 // arrived takes a message in. slot is the receive; the message is in its first n bytes, unless it is an immediate value.
 func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write bool) {
+	if l.uc != nil {
+		p.counted(l, slot, imm, hasImm, write, n)
+		return
+	}
 	l.received++
 	l.held++
 	if write {
@@ -212,6 +217,8 @@ func (p *Path) handle(f *frame) error {
 		}
 	case frameFlushed:
 		return p.flushed(f.status)
+	case frameCame:
+		return p.came(f)
 	case frameBye:
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:

@@ -87,6 +87,7 @@ func (p *Path) dropLocal(i int32) {
 
 // issue posts what the operations have left: small ones first, then one batch of each bulk operation in turn.
 func (p *Path) issue() {
+	p.rewrite()
 	for p.small.n > 0 && p.err == nil {
 		if !p.advance(p.small.head, keepBinds, 1<<62) {
 			break
@@ -132,7 +133,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 			p.settle(k)
 			return true
 		}
-		l, stall := p.railFor(r, keep)
+		l, stall := p.railFor(r, w.op.Kind, keep)
 		if l == nil {
 			if stall {
 				return false
@@ -142,7 +143,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 			return true
 		}
 		before := w.cur
-		pc, _ := w.cur.next(w.op.Copies, min(limit, budget))
+		pc, _ := w.cur.next(w.op.Copies, min(limit, budget, l.most()))
 		if err := p.piece(l, k, w, r, c, pc); err != nil {
 			w.cur = before
 			if errors.Is(err, errNoLocal) && w.pending+p.busyLocals() > 0 {
@@ -193,6 +194,12 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	} else {
 		w.foreign = w.foreign || b == nil
 	}
+	if l.uc != nil {
+		w.rails |= 1 << l.index
+		l.uc.shoot(l, &req, k, pc)
+		p.post(l, w, &req)
+		return nil
+	}
 	alone := w.rails == 0 && w.pending == 0
 	w.rails |= 1 << l.index
 	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.rails == 1<<l.index && w.cur.done(w.op.Copies) && l.out.left() > 0
@@ -236,7 +243,7 @@ func (p *Path) over(l *link, r *record) {
 		g.windows[l.index-1].bound = true
 		p.bound(g)
 		return
-	case kindFrame, kindProbe, kindMark:
+	case kindFrame, kindNudge, kindMark, kindShot, kindProbe: // a shot is over when the peer says what became of it
 		return
 	}
 	p.repairs = 0
@@ -265,7 +272,7 @@ func (p *Path) lose(l *link, r *record) {
 		*w = window{}
 		p.bound(g)
 		return
-	case kindFrame, kindProbe, kindMark:
+	case kindFrame, kindNudge, kindMark, kindShot, kindProbe: // broken gives up what an unreliable connection had
 		return
 	}
 	w := &p.works[r.work]

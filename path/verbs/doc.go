@@ -14,6 +14,9 @@
 // one of reads; lists go to the adapter in one call, and one in many requests is signalled (data.go). How large pieces are and how
 // many are signalled is found out by trying (tune.go). Nobody ever sends what the other has no receive for (credit.go).
 //
+// Puts may go by unreliable connections instead (Options.Transport, transport.go): then the receiver's path says what came, and what
+// did not is written again (unreliable.go).
+//
 // # What a peer can reach
 //
 // An export is registered as exactly its bytes when a peer asks for it first and the table of exports lets it (given.go). The

@@ -29,6 +29,8 @@ type Options struct {
 	// Rails is the number of data queue pairs of a path unless path.Config.Streams says otherwise; 0 means DefaultRails. Both sides have the same.
 	Rails int
 	Depth int // requests in the queue of a rail; 0 means DefaultDepth
+	// Transport is what carries puts. A listener whose Transport is AnyTransport takes the dialer's; otherwise both sides have the same.
+	Transport Transport
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 7 times; 0 means DefaultTimeout.
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
@@ -91,6 +93,8 @@ func (o *Options) check() error {
 		return bad("Options.Rails is %d: expected 0 for %d, or up to %d", o.Rails, DefaultRails, maxRails)
 	case o.Timeout < 0 || o.Timeout > 31:
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
+	case o.Transport > UC:
+		return bad("Options.Transport is %s: expected AnyTransport, RC or UC", o.Transport)
 	case o.Port < 0:
 		return bad("Options.Port is %d: expected 0 for the first active one, or a number from 1", o.Port)
 	case o.Piece > 1<<30:
@@ -246,7 +250,7 @@ func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.
 	if err := dev.permits(to.gid); err != nil {
 		return nil, errors.Join(err, dev.put())
 	}
-	p, err := newPath(dev, cfg, &d.o, window, rails)
+	p, err := newPath(dev, cfg, &d.o, window, rails, max(d.o.Transport, RC))
 	if err != nil {
 		return nil, err // which has given the device back
 	}
@@ -307,6 +311,9 @@ func (p *Path) meet(ctx context.Context, to place, h *hello, secret []byte) erro
 		}
 		if int(w.rails) != len(p.rails) {
 			return malformed("the listener has %d rails and this side %d", w.rails, len(p.rails))
+		}
+		if w.transport() != p.transport {
+			return malformed("the listener has %s and this side %s", w.transport(), p.transport)
 		}
 		if err := p.dev.permits(w.gid); err != nil {
 			return err

@@ -31,6 +31,7 @@ func (p *Path) explain() {
 			p.dev.way(&p.peer).DGID, len(p.rails), p.window, p.o.depth(), min(d.port.ActiveMTU, mtuOf(p.peer.mtu)), p.inline),
 		"address: " + d.why,
 		"peers are let in: " + guard,
+		"queue pairs for this peer: " + p.pairs(),
 		"copies: none; integrity: the invariant CRC of the adapters; encryption: none",
 	}
 	if !p.dev.memory.Able() || p.peer.flags&flagDevices == 0 {
@@ -50,6 +51,10 @@ func (p *Path) Explain() []string {
 	}
 	for _, s := range devices {
 		out = append(out, "memory of accelerators: "+s)
+	}
+	if p.transport == UC {
+		out = append(out, fmt.Sprintf("unreliable connections: pieces of up to %d KiB now; lost and written again: %d; questions into silence: %d",
+			p.pub.pieces>>10, p.pub.rewritten, p.pub.asked))
 	}
 	if p.pub.replaced > 0 {
 		out = append(out, fmt.Sprintf("rails replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))

@@ -92,7 +92,8 @@ func (p *Path) bindOne(g *given) bool {
 	}
 	for _, l := range p.rails {
 		w := &g.windows[l.index-1]
-		if l.rail.state != railUp || w.mw != nil || w.bound && w.gen == l.gen {
+		access := remote(g.rights & l.serves)
+		if access == 0 || l.rail.state != railUp || w.mw != nil || w.bound && w.gen == l.gen {
 			continue
 		}
 		if !p.dom.windows {
@@ -111,7 +112,7 @@ func (p *Path) bindOne(g *given) bool {
 		*w = window{mw: mw, rkey: mw.NextKey(), gen: l.gen}
 		g.binding++
 		l.add(request{record: record{kind: kindBind, work: -1, slot: -1, local: -1, given: g}, mw: mw, rkey: w.rkey,
-			window: ibv.Window{MR: g.mr, Addr: g.mr.Addr(), Length: g.mr.Length(), Access: remote(g.rights)}})
+			window: ibv.Window{MR: g.mr, Addr: g.mr.Addr(), Length: g.mr.Length(), Access: access}})
 	}
 	return true
 }

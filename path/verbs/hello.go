@@ -36,6 +36,16 @@ const (
 // flagDevices, in params.flags: the adapter may reach memory of accelerators.
 const flagDevices = 1
 
+// flagUC, in params.flags: all rails but the last, which is for gets, are unreliable connections.
+const flagUC = 1 << 7
+
+func (p *params) transport() Transport {
+	if p.flags&flagUC != 0 {
+		return UC
+	}
+	return RC
+}
+
 // endpoint is one queue pair as the other side must know it.
 type endpoint struct{ qpn, psn uint32 }
 

@@ -32,7 +32,7 @@ func TestHostilePeer(t *testing.T) {
 	w := newWorld(t, "timers instant") // an end that is down answers nothing: the other one's goodbye shall not wait for that
 	reasons := map[string]int{}
 	check := func(rt *rapid.T) {
-		r := newRig(t, w, Options{}, 2)
+		r := newRig(t, w, Options{Transport: rapid.SampledFrom([]Transport{RC, UC}).Draw(rt, "transport")}, 2)
 		local, mine := r.B.Region(1<<16), r.B.Region(1<<16)
 		e := r.A.Export(r.A.Region(1<<16), both)
 		secret := r.B.Export(mine, path.Read)
@@ -47,6 +47,7 @@ func TestHostilePeer(t *testing.T) {
 				if rapid.Bool().Draw(rt, "theirs") {
 					f.key = secret.Key()
 				}
+				f.upTo, f.freed = rapid.Uint32Range(0, 4).Draw(rt, "near number"), rapid.Uint32Range(0, 4).Draw(rt, "near count")
 				for i := range f.rails {
 					f.rails[i].gen = rapid.Uint32Range(1, 3).Draw(rt, "rail generation")
 				}
@@ -61,6 +62,9 @@ func TestHostilePeer(t *testing.T) {
 			}
 			if r.a.err == nil {
 				inject(l, b)
+			}
+			if r.a.err == nil && r.a.rails[0].uc != nil && rapid.IntRange(0, 9).Draw(rt, "any number") == 0 {
+				number(r.a.rails[0], rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 4)).Draw(rt, "number"))
 			}
 			for range rapid.IntRange(0, 3).Draw(rt, "polls") {
 				r.B.Poll()

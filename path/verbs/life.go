@@ -78,6 +78,10 @@ func (p *Path) release() (err error) {
 		err = errors.Join(err, sys.Close(p.bell))
 		p.bell = -1
 	}
+	if p.timer >= 0 {
+		err = errors.Join(err, sys.Close(p.timer))
+		p.timer = -1
+	}
 	if p.cq != nil {
 		err = errors.Join(err, p.cq.Close())
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/path"
 )
 
 // kind is what a request is for.
@@ -16,8 +17,10 @@ const (
 	kindRead
 	kindWriteImm // the one write of an operation, which notifies the peer as well
 	kindBind     // a window for the peer
-	kindProbe    // nothing: a write of no bytes, of an adapter that is still at work
+	kindNudge    // nothing: a write of no bytes, of an adapter that is still at work
 	kindMark     // nothing: its completion shows that everything before it is over
+	kindShot     // a numbered write on an unreliable connection; the peer says whether it came
+	kindProbe    // a number without bytes behind it
 )
 
 // record is a request that is posted and whose end is not known. Requests of a queue pair end in order.
@@ -51,6 +54,9 @@ type link struct {
 	epoch uint32 // counts the queue pairs of this side, for the numbers of requests
 	qp    *ibv.QP
 	psn   uint32
+	// serves is what operations of the peer may do by it: write, read, both, or nothing (control).
+	serves path.Rights
+	uc     *unreliable // nil for a reliable one
 
 	ring       []record // a power of two
 	head, tail uint32   // posted, ended
@@ -113,11 +119,15 @@ func (l *link) flush(interval int) {
 			l.chain.Send(id, flags, r.sge)
 		case kindWrite:
 			l.chain.Write(id, flags, r.raddr, r.rkey, r.sge)
+		case kindProbe:
+			l.chain.SendImm(id, flags, r.no)
+		case kindShot:
+			l.chain.WriteImm(id, flags, r.no, r.raddr, r.rkey, r.sge)
 		case kindWriteImm:
 			l.chain.WriteImm(id, flags, r.imm, r.raddr, r.rkey, r.sge)
 		case kindRead:
 			l.chain.Read(id, flags, r.raddr, r.rkey, r.sge)
-		case kindProbe:
+		case kindNudge:
 			l.chain.Write(id, flags, 0, 0)
 		case kindBind:
 			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
@@ -172,6 +182,9 @@ func malformedID(wc *ibv.WC) error {
 // blame finds the operation whose request broke the queue pair.
 func (l *link) blame(wc *ibv.WC) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
+	if r.kind == kindShot && !l.uc.flies(r.no) {
+		return // it is over: the peer said so before the adapter
+	}
 	if s := wc.Status(); r.work < 0 || s == ibv.WRFlushErr || s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr {
 		return
 	}
@@ -197,6 +210,10 @@ func (l *link) restock(count bool) {
 	}
 	l.rchain.Reset()
 	for _, s := range l.recvs {
+		if l.uc != nil {
+			l.rchain.Recv(l.id(uint32(s)) | recvBit)
+			continue
+		}
 		l.rchain.Recv(l.id(uint32(s))|recvBit, l.p.arena.sge(int(s), frameSize))
 	}
 	n, err := l.qp.PostRecv(l.rchain)

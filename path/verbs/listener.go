@@ -154,17 +154,23 @@ func (l *Listener) accept(ctx context.Context, v *invitation, h *hello, cfg path
 	if err := l.dev.permits(h.gid); err != nil {
 		return refuse(err)
 	}
-	if int(h.rails) != rails && cfg.Streams == 0 {
-		rails = int(h.rails)
+	transport := h.transport()
+	if own := l.d.o.Transport; own != AnyTransport && own != transport {
+		return refuse(fmt.Errorf("the dialer wants %s and this side has %s (Options.Transport): %w", transport, own, path.ErrUnavailable))
 	}
-	if int(h.rails) != rails {
-		return refuse(fmt.Errorf("the dialer wants %d rails and this side %d: %w", h.rails, rails, path.ErrUnavailable))
+	extra := transport.extra()
+	rails = min(rails, maxRails-extra)
+	if int(h.rails) != rails+extra && cfg.Streams == 0 {
+		rails = int(h.rails) - extra
+	}
+	if int(h.rails) != rails+extra || rails < 1 {
+		return refuse(fmt.Errorf("the dialer wants %d rails and this side %d: %w", int(h.rails)-extra, rails, path.ErrUnavailable))
 	}
 	dev, err := l.d.device()
 	if err != nil {
 		return refuse(err)
 	}
-	p, err := newPath(dev, cfg, &l.d.o, window, rails)
+	p, err := newPath(dev, cfg, &l.d.o, window, rails, transport)
 	if err != nil {
 		return refuse(err)
 	}

@@ -166,6 +166,10 @@ func TestConformance(t *testing.T) {
 		{"WireThreeRails", "mode wire; delay 20us; seed 8", Options{Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
 			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
+		{"Unreliable", "", Options{Transport: UC}, 1, ""},
+		{"UnreliableLossy", "mode wire; delay 20us; seed 8; loss 3%", Options{Transport: UC, Depth: 128}, 3,
+			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+		{"UnreliableDomains", "mode wire; loss 1%", Options{Transport: UC, NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -38,6 +38,7 @@ type Path struct {
 	dom       *domain
 	peerReach path.Reach
 	peer      params // what the other side said of itself
+	transport Transport
 	window    int
 	o         *Options
 	began     time.Time
@@ -91,6 +92,9 @@ type Path struct {
 	evCount int
 	lent    []queued // whose messages the owner may still read
 
+	timer   int       // descriptor that wakes the owner when silence is to be broken; -1 where there is no UC
+	timerAt time.Time // what it is set to; zero: nothing
+
 	armed bool
 	rung  bool
 	polls uint
@@ -100,13 +104,15 @@ type Path struct {
 	closed   bool
 	urgent   atomic.Uint32 // what happened to the device, for Poll
 
-	timer      int // of the next look, -1 for none
+	watchTimer int // of the next look, -1 for none
 	watchEvery time.Duration
 	lookAt     time.Duration // since began
 	heard      uint32        // messages of the control connection that had come at the last look
 	waited     int           // looks since the peer owes an answer
 	lost       error         // a message that came: the path ends with it
 	probes     uint64        // requests that were made to see whether the adapter still ends them
+	rewritten  uint64        // pieces that were lost, and written again
+	probed     uint64        // questions into silence
 
 	repairs  int // since an operation got on
 	replaced uint64
@@ -131,14 +137,18 @@ type published struct {
 	replaced, resumed uint64
 	why               error
 	granted           int
+	rewritten         uint64
+	asked             uint64
+	pieces            uint64
 }
 
 var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
-func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Path, err error) {
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, timer: -1, watchEvery: o.watch(), began: time.Now(), lastLocal: -1,
-		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
+func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transport Transport) (_ *Path, err error) {
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, transport: transport, bell: -1, timer: -1, watchTimer: -1, watchEvery: o.watch(), began: time.Now(),
+		lastLocal: -1,
+		reaches:   map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())
@@ -156,13 +166,14 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Pa
 	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
 		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
 	}
+	rails = min(rails, maxRails-transport.extra()) + transport.extra()
 	if err = p.arena.open(p.dom, ctlDepth+ctlSends+rails*(msgDepth+msgSends)); err != nil {
 		return nil, err
 	}
 	if p.channel, err = dev.ctx.CreateChannel(); err != nil {
 		return nil, err
 	}
-	entries := ctlDepth + ctlSends + rails*(depth+1+msgDepth)
+	entries := ctlDepth + ctlSends + rails*(depth+1+max(msgDepth, transport.extra()*ucDepth))
 	if p.cq, err = dev.ctx.CreateCQ(ibv.CQSpec{Entries: entries, Channel: p.channel}); err != nil {
 		return nil, err
 	}
@@ -174,9 +185,17 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int) (_ *Pa
 		if i == 0 {
 			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
 		}
-		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), in: debt{depth: uint32(recvs)}, order: make([]int32, recvs), plan: make([]request, 0, batchMax+keepSmall)}
+		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
+		l.assign(rails)
+		first := 0
+		if l.uc != nil { // it receives values only, and sends no frames
+			recvs, sends = ucDepth, 0
+		} else {
+			first = p.arena.slots(recvs)
+		}
+		l.in, l.order = debt{depth: uint32(recvs)}, make([]int32, recvs)
 		p.links = append(p.links, l)
-		for s, first := 0, p.arena.slots(recvs); s < recvs; s++ {
+		for s := range recvs {
 			l.recvs = append(l.recvs, int32(first+s))
 		}
 		for s, first := 0, p.arena.slots(sends); s < sends; s++ {
@@ -207,7 +226,13 @@ func (p *Path) open() (err error) {
 	if p.bell, err = sys.Eventfd(); err != nil {
 		return err
 	}
-	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD()} {
+	if err = p.openTimer(); err != nil {
+		return err
+	}
+	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD(), p.timer} {
+		if fd < 0 { // a timer is for UC alone
+			continue
+		}
 		if err = p.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
 			return err
 		}
@@ -219,7 +244,7 @@ func (p *Path) open() (err error) {
 func (p *Path) makeQP(l *link) (err error) {
 	l.epoch++
 	l.head, l.tail, l.unmarked, l.first, l.watched = 0, 0, false, 0, watched{}
-	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
+	s := ibv.QPSpec{Type: l.kind(), SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
 	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
 		if s.Inline = n; n > p.inline && p.inline > 0 {
 			continue
@@ -236,8 +261,9 @@ func (p *Path) makeQP(l *link) (err error) {
 	}
 	l.psn = randomPSN()
 	a := ibv.InitAttr{Port: uint8(p.dev.port.Port)}
-	if l.index > 0 {
-		a.Access = ibv.RemoteRead | ibv.RemoteWrite
+	a.Access = remote(l.serves)
+	if l.uc != nil {
+		l.uc.reset(p)
 	}
 	return l.qp.Init(a)
 }
@@ -261,7 +287,7 @@ func (p *Path) start(peer params) error {
 	for i, l := range p.links {
 		to, depth := peer.control, uint32(peer.ctlDepth)
 		if i > 0 {
-			to, depth = peer.rail[i-1], uint32(peer.msgDepth)
+			to, depth = peer.rail[i-1], l.depthOf(&peer)
 		}
 		l.out = credits{depth: depth}
 		if err := p.join(l, to); err != nil {
@@ -291,13 +317,16 @@ func (p *Path) params(window int) params {
 	if d.memory.Able() {
 		q.flags |= flagDevices
 	}
+	if p.transport == UC {
+		q.flags |= flagUC
+	}
 	return q
 }
 
 // Name is "verbs".
 func (p *Path) Name() string { return Name }
 
-// Capabilities are those of reliable connections. Nothing is encrypted: only what the adapter turns round stays on this machine.
+// Capabilities are those of the adapter, which places the bytes; over UC a put is done when the peer's Poll has confirmed it. Nothing is encrypted: only what the adapter turns round stays on this machine.
 func (p *Path) Capabilities() path.Capabilities {
 	c := path.Capabilities{OneSided: true, Proof: path.ProofICRC, Window: p.window, MaxMessage: path.MaxMessage}
 	if p.peer.gid == p.dev.raw {
@@ -400,6 +429,7 @@ func (p *Path) Poll(events []path.Event) int {
 			for _, l := range p.links {
 				l.restock(true)
 			}
+			p.probe()
 			p.move()
 		}
 		n += p.report(events[n:])
@@ -429,7 +459,7 @@ func (p *Path) disarm() {
 	if p.err == nil {
 		p.cq.Ack()
 		p.dev.async()
-		if p.timer >= 0 {
+		if p.watchTimer >= 0 {
 			p.look()
 		}
 	}
@@ -549,6 +579,7 @@ func (p *Path) Arm() bool {
 		return true
 	}
 	p.guard()
+	p.setTimer()
 	return false
 }
 
@@ -582,7 +613,7 @@ func (p *Path) publish() {
 	}
 	p.dirty = false
 	p.mu.Lock()
-	p.pub = published{p.st, p.cost.cost, p.tuner, p.replaced, p.resumed, p.why, len(p.givens)}
+	p.pub = published{p.st, p.cost.cost, p.tuner, p.replaced, p.resumed, p.why, len(p.givens), p.rewritten, p.probed, p.pieceLimit()}
 	p.mu.Unlock()
 }
 

@@ -43,6 +43,12 @@ func drawFrame(t *rapid.T) *frame {
 		for i := range f.n {
 			f.credit[i] = railCredit{rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "consumed")}
 		}
+	case frameCame:
+		f.gen, f.upTo, f.freed = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "up to"), rapid.Uint32().Draw(t, "freed")
+		f.n = rapid.IntRange(0, maxGaps).Draw(t, "gaps")
+		for i := range f.n {
+			f.gaps[i] = gap{rapid.Uint32().Draw(t, "first"), rapid.Uint32().Draw(t, "count")}
+		}
 	case frameBye:
 		f.msg = rapid.SliceOfN(rapid.Byte(), 0, maxWords).Draw(t, "words")
 	}
@@ -410,22 +416,22 @@ func FuzzAddress(f *testing.F) {
 // more, and only once.
 func TestAskedBefore(t *testing.T) {
 	p := &Path{reaches: map[path.Key]*reach{}}
-	l := &link{p: p, index: 1, gen: 2, ring: make([]record, 8)}
+	l := &link{p: p, index: 1, gen: 2, serves: both, ring: make([]record, 8)}
 	p.rails = []*link{l}
 	r := &reach{known: true, asked: true}
-	if best, stall := p.railFor(r, 0); best != nil || stall || len(p.asks) != 0 {
+	if best, stall := p.railFor(r, path.Put, 0); best != nil || stall || len(p.asks) != 0 {
 		t.Errorf("with a question under way: %v, %v, %d more questions; expected to wait for its answer", best, stall, len(p.asks))
 	}
 	r.asked = false // the answer came, without a key
-	if best, stall := p.railFor(r, 0); best != nil || stall || len(p.asks) != 1 {
+	if best, stall := p.railFor(r, path.Put, 0); best != nil || stall || len(p.asks) != 1 {
 		t.Errorf("after the answer: %v, %v, %d questions; expected one", best, stall, len(p.asks))
 	}
 	r.asked, p.asks = false, nil
-	if _, stall := p.railFor(r, 0); stall || len(p.asks) != 0 {
+	if _, stall := p.railFor(r, path.Put, 0); stall || len(p.asks) != 0 {
 		t.Errorf("after the second answer: %v, %d questions; expected none", stall, len(p.asks))
 	}
 	r.rails[0] = railKey{gen: 2, ok: true}
-	if best, _ := p.railFor(r, 0); best != l {
+	if best, _ := p.railFor(r, path.Put, 0); best != l {
 		t.Error("a rail with a key is not taken")
 	}
 }

@@ -47,13 +47,18 @@ func (p *Path) ask(r *reach) {
 	}
 }
 
+// need is the right that an operation takes.
+func need(op path.OpKind) path.Rights {
+	if op == path.Get {
+		return path.Read
+	}
+	return path.Write
+}
+
 // check looks at the blocks of an operation that were not looked at: true when the peer grants all of them. What is not known is
 // asked for; the operation waits.
 func (p *Path) check(w *work) (bool, error) {
-	want := path.Write
-	if w.op.Kind == path.Get {
-		want = path.Read
-	}
+	want := need(w.op.Kind)
 	for ; w.checked < len(w.op.Copies); w.checked++ {
 		c := &w.op.Copies[w.checked]
 		r := p.reachOf(c.Key)
@@ -137,9 +142,13 @@ func (p *Path) withdrawn(k path.Key) {
 
 // railFor chooses a rail for a piece of an operation: one that is up, has the key and room, the least loaded first. stall says
 // that there will be one without any doing; otherwise the peer is asked for a key.
-func (p *Path) railFor(r *reach, keep int) (best *link, stall bool) {
+func (p *Path) railFor(r *reach, op path.OpKind, keep int) (best *link, stall bool) {
 	lacking := false
+	want := need(op)
 	for _, l := range p.rails {
+		if l.serves&want == 0 {
+			continue
+		}
 		if l.rail.state != railUp {
 			stall = true
 			continue
@@ -155,6 +164,9 @@ func (p *Path) railFor(r *reach, keep int) (best *link, stall bool) {
 			continue
 		}
 		stall = true
+		if l.full() {
+			continue
+		}
 		if l.room() > keep && (best == nil || l.room() > best.room()) {
 			best = l
 		}

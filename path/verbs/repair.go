@@ -59,6 +59,9 @@ func (p *Path) broken(l *link, why error) {
 		p.lose(l, &l.plan[i].record)
 	}
 	l.plan = l.plan[:0]
+	if l.uc != nil {
+		l.uc.abandon(l)
+	}
 	if p.repairs++; p.repairs > maxRepairs {
 		p.down(fmt.Errorf("verbs: %w: rail %d was replaced %d times and nothing got on: %w", path.ErrDown, l.index, maxRepairs, why))
 		return
@@ -153,7 +156,7 @@ func (p *Path) connect(l *link) error {
 		return err
 	}
 	l.sent = o.delivered
-	l.out = credits{depth: uint32(p.peer.msgDepth)}
+	l.out = credits{depth: l.depthOf(&p.peer)}
 	l.rail.state, l.rail.sayReady = railConnect, true
 	bit := uint16(1) << l.index
 	for k := range p.works {

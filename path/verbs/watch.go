@@ -63,7 +63,7 @@ func (p *Path) waits() bool {
 
 // guard makes sure that the owner, who is about to sleep, wakes up to look.
 func (p *Path) guard() {
-	if p.timer >= 0 || !p.under() {
+	if p.watchTimer >= 0 || !p.under() {
 		return
 	}
 	fd, err := sys.Timerfd(p.watchEvery)
@@ -74,14 +74,14 @@ func (p *Path) guard() {
 		sys.Close(fd)
 		return
 	}
-	p.timer = fd
+	p.watchTimer = fd
 }
 
 // unguard ends the timer; its descriptor leaves the epoll instance with that.
 func (p *Path) unguard() {
-	if p.timer >= 0 {
-		sys.Close(p.timer)
-		p.timer = -1
+	if p.watchTimer >= 0 {
+		sys.Close(p.watchTimer)
+		p.watchTimer = -1
 	}
 }
 
@@ -127,7 +127,7 @@ func (p *Path) lookAtLink(l *link) {
 		p.nudge()
 		l.flush(1)
 	case l.room() > 0:
-		l.add(request{record: record{kind: kindProbe, work: -1, slot: -1, local: -1}})
+		l.add(request{record: record{kind: kindNudge, work: -1, slot: -1, local: -1}})
 		p.probes++
 		l.flush(1)
 	}

@@ -26,6 +26,7 @@ const (
 	frameBye                          // the sender closes the path
 	frameFlush                        // what was written into memory of accelerators is to be made visible to them
 	frameFlushed                      // it is, or the status says that it cannot be
+	frameCame                         // which numbers came on an unreliable rail
 	frameEnd
 )
 
@@ -45,6 +46,12 @@ type grantRail struct {
 	rkey uint32
 }
 
+// gap is a run of numbers that did not come, and never will.
+type gap struct{ first, count uint32 }
+
+// maxGaps is how many gaps a frame tells; more take another frame.
+const maxGaps = 32
+
 // railCredit is how many receives of a rail were posted again.
 type railCredit struct{ gen, consumed uint32 }
 
@@ -62,10 +69,13 @@ type frame struct {
 	addr, size uint64
 	rails      [maxRails]grantRail
 	credit     [maxRails]railCredit
-	n          int // of rails or credit
+	n          int // of rails, credit or gaps
 	status     uint8
 	gen        uint32
 	qpn, psn   uint32
+	upTo       uint32 // numbers before this one came or are lost
+	freed      uint32 // receives of the rail that were posted again, or never used
+	gaps       [maxGaps]gap
 	delivered  uint32 // messages that came by the queue pair before the new one
 	version    uint16
 	nonce      uint64
@@ -121,6 +131,15 @@ func (f *frame) append(b []byte) []byte {
 		for _, c := range f.credit[:f.n] {
 			b = put32(b, c.gen)
 			b = put32(b, c.consumed)
+		}
+	case frameCame:
+		b = put32(b, f.gen)
+		b = put32(b, f.upTo)
+		b = put32(b, f.freed)
+		b = append(b, byte(f.n))
+		for _, g := range f.gaps[:f.n] {
+			b = put32(b, g.first)
+			b = put32(b, g.count)
 		}
 	case frameBye:
 		b = append(b, f.msg[:min(len(f.msg), maxWords)]...)
@@ -185,6 +204,15 @@ func (f *frame) parse(b []byte) error {
 			for i := range f.n {
 				c := b[1+8*i:]
 				f.credit[i] = railCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
+			}
+		}
+	case frameCame:
+		if ok = len(b) >= 13 && int(b[12]) <= maxGaps && fixed(13+8*int(b[12])); ok {
+			f.gen, f.upTo, f.freed = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
+			f.n = int(b[12])
+			for i := range f.n {
+				g := b[13+8*i:]
+				f.gaps[i] = gap{binary.BigEndian.Uint32(g), binary.BigEndian.Uint32(g[4:])}
 			}
 		}
 	case frameFlush:

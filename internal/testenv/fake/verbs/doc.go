@@ -33,6 +33,7 @@
 //	mode post                     requests are executed as they are posted (the default); or
 //	mode wire                     by a thread, "delay 50us" after posting; with "seed 7" after anything up to twice that; or
 //	mode pump                     by penstock_fake_pump(n) alone, whatever the time; a retry counts as one
+//	loss 5%                       so many packets of UC and UD are lost; what came of a message before the first is in its place
 //	timers instant                retries follow each other at once, so that errors come without waiting
 //	fail ibv_reg_mr 3 ENOMEM      the third call from now; * instead of a number is every call
 //	status send 5 REM_OP_ERR      the fifth send request from now is not executed and ends so; recv: a receive, executed
@@ -56,7 +57,7 @@
 //
 // # What it cannot show
 //
-//   - More than one process, real networks, congestion, loss of single packets, packets of one request interleaved with others.
+//   - More than one process, real networks, congestion, loss of single packets of reliable connections, packets of one request interleaved with others.
 //   - Reordering inside a connection: it executes requests of a queue pair strictly in order, so a missing fence goes unseen;
 //     what a failed request wrote (nothing, here); the order in which the bytes of one request become visible.
 //   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a buffer that is reused too early

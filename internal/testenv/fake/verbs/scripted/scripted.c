@@ -40,6 +40,7 @@ static void errors(void)
 		{"delay send 1 20", "line 1, column 14: duration \"20\" has no unit"},
 		{"delay 20m", "line 1, column 7: duration \"20m\" ends with an unknown unit"},
 		{"delay recv 1 20ms", "only the completion of a send can be delayed"},
+		{"loss 101%", "line 1, column 6: share of packets 101% is out of range"},
 		{"memlock 64T", "line 1, column 9: bytes \"64T\" ends with an unknown unit"},
 		{"memlock -1", "line 1, column 9: bytes \"-1\" is not a number"},
 		{"limit max_nothing 1", "line 1, column 7: there is no limit \"max_nothing\""},
@@ -230,6 +231,38 @@ static void limits(void)
 	side_close(&L);
 }
 
+/* Of an unreliable message that loses a packet nobody hears; the packets before it are in place. */
+static void loss(void)
+{
+	int whole = 0, partial = 0;
+	opt.type = IBV_QPT_UC;
+	pair();
+	script("loss 100%");
+	ZERO(recv_at(&R, 1, 0, 64));
+	memset(L.buf, 'l', 64);
+	ZERO(post(&L, IBV_WR_RDMA_WRITE_WITH_IMM, 1, 0, 64, 0, IBV_SEND_SIGNALED));
+	want(L.cq, 1, IBV_WC_SUCCESS);
+	MUST(none(R.cq) && R.buf[0] == 0, "it came all the same");
+	counted("drops", 1);
+	script("loss 20%");
+	for (int i = 1; i < 200 && !(whole && partial); i++) {
+		memset(L.buf, i, 4096);
+		ZERO(post(&L, IBV_WR_RDMA_WRITE_WITH_IMM, 2, 0, 4096, 0, IBV_SEND_SIGNALED));
+		want(L.cq, 2, IBV_WC_SUCCESS);
+		struct ibv_wc wc;
+		if (ibv_poll_cq(R.cq, 1, &wc) == 0) {
+			MUST(R.buf[4095] != (char)i, "all of it is there, and nobody was told");
+			partial += R.buf[0] == (char)i;
+			continue;
+		}
+		MUST(wc.status == IBV_WC_SUCCESS && R.buf[0] == (char)i && R.buf[4095] == (char)i, "it was told of, and is not there");
+		ZERO(recv_at(&R, 1, 0, 64));
+		whole++;
+	}
+	MUST(whole && partial, "%d came whole and %d in part", whole, partial);
+	unpair();
+}
+
 static void absences(void)
 {
 	struct ibv_device_attr_ex x;
@@ -289,7 +322,7 @@ static void dmabuf(void)
 const struct check checks_script[] = {
 	{"errors", errors}, {"fail-nth", fail_nth}, {"fail-inline", fail_inline}, {"status-send", status_send}, {"status-recv", status_recv},
 	{"drop", drop}, {"drop-keeps-slot", drop_keeps_slot}, {"delay-completion", delay_completion}, {"wire", wire}, {"memlock", memlock},
-	{"limits", limits}, {"absent", absences}, {"bare-absent-ex", absent_ex}, {"dmabuf", dmabuf}, {NULL, NULL}};
+	{"limits", limits}, {"loss", loss}, {"absent", absences}, {"bare-absent-ex", absent_ex}, {"dmabuf", dmabuf}, {NULL, NULL}};
 
 extern const struct check checks_world[], checks_raw[];
 

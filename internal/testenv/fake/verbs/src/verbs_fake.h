@@ -313,6 +313,7 @@ extern struct config {
 	int devices;
 	enum mode mode;
 	uint64_t delay_ns, seed;
+	uint64_t loss, lottery;  /* of 100 packets of the unreliable transports; state of the generator that chooses them */
 	uint64_t memlock;        /* bytes; UINT64_MAX: no limit */
 	unsigned absent;         /* enum absent */
 	bool infiniband;         /* LIDs; else RoCE */

@@ -143,7 +143,8 @@ static struct fake_qp *peer_of(struct fake_qp *qp)
 	struct fake_device *dev = fake_route(qp->dev, &qp->attr.ah_attr);
 	struct fake_qp *p = dev ? fake_qp_find(dev, qp->attr.dest_qp_num) : NULL;
 	enum ibv_qp_type want = qp->type == IBV_QPT_XRC_SEND ? IBV_QPT_XRC_RECV : qp->type;
-	if (!p || p->type != want || (p->state != IBV_QPS_RTR && p->state != IBV_QPS_RTS && p->state != IBV_QPS_SQD))
+	if (!p || p->type != want || (p->state != IBV_QPS_RTR && p->state != IBV_QPS_RTS && p->state != IBV_QPS_SQD &&
+				      (p->state != IBV_QPS_SQE || p->type != IBV_QPT_UC)))
 		return NULL;
 	if (p->attr.dest_qp_num != qp->ibv.qp_base.qp_num || fake_route(p->dev, &p->attr.ah_attr) != qp->dev)
 		return NULL;
@@ -156,6 +157,19 @@ static uint32_t packets(struct fake_qp *qp, uint64_t len)
 {
 	uint32_t mtu = mtu_bytes(qp->attr.path_mtu);
 	return len == 0 ? 1 : (uint32_t)((len + mtu - 1) / mtu);
+}
+
+/* survivors is how many of the n packets of an unreliable message come before the first that the network loses; n: all. */
+static uint32_t survivors(uint32_t n)
+{
+	for (uint32_t i = 0; config.loss && i < n; i++) {
+		config.lottery ^= config.lottery << 13;
+		config.lottery ^= config.lottery >> 7;
+		config.lottery ^= config.lottery << 17;
+		if (config.lottery % 100 < config.loss)
+			return i;
+	}
+	return n;
 }
 
 /* refuse is what the responder does with a bad request: it stops, and says so to its user. */
@@ -274,6 +288,14 @@ static int connected(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 	}
 	int st = IBV_WC_SUCCESS;
 	struct cursor far = {.raw = remote, .raw_len = len};
+	uint32_t came = uc ? survivors(packets(qp, len)) : 0;
+	if (uc && came < packets(qp, len)) { /* nobody hears of it, but what came before is in its place */
+		if (write && len)
+			copy(&far, local, (uint64_t)came * mtu_bytes(qp->attr.path_mtu));
+		qp->sq_psn = (qp->sq_psn + packets(qp, len)) & 0xffffff;
+		fake_count(CALL_drops, 1);
+		return IBV_WC_SUCCESS;
+	}
 	if (write && len)
 		copy(&far, local, len);
 	if (read && len)
@@ -344,7 +366,7 @@ static void datagram(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 	qp->sq_psn = (qp->sq_psn + 1) & 0xffffff;
 	/* Whatever is wrong with a datagram, its sender is not told: InfiniBand specification, C10-93.1.1 for the length. */
 	if (len > mtu || !resp || resp->type != IBV_QPT_UD || (resp->state != IBV_QPS_RTR && resp->state != IBV_QPS_RTS &&
-	    resp->state != IBV_QPS_SQD && resp->state != IBV_QPS_SQE) || resp->attr.qkey != qkey) {
+	    resp->state != IBV_QPS_SQD && resp->state != IBV_QPS_SQE) || resp->attr.qkey != qkey || survivors(1) == 0) {
 		fake_count(CALL_drops, 1);
 		return;
 	}

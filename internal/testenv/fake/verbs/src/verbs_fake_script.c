@@ -12,6 +12,7 @@ static const struct config defaults = {
 	.devices = 2,
 	.memlock = UINT64_MAX,
 	.max_inline = 256,
+	.lottery = 88172645463325252u,
 	.attr = {
 		.fw_ver = "0.0.penstock-fake", .max_mr_size = 1ull << 40, .page_size_cap = 0x1000, .vendor_part_id = 0xfa4e, .max_qp = 16384,
 		.max_qp_wr = 16384,
@@ -237,6 +238,8 @@ static bool number(struct parser *s, const char *what, uint64_t min, uint64_t ma
 static const struct number times[] = {{"ns", 1}, {"us", 1000}, {"ms", 1000000}, {"s", 1000000000}, {NULL, 0}};
 static const struct number sizes[] = {{"K", 1 << 10}, {"M", 1 << 20}, {"G", 1 << 30}, {NULL, 0}};
 
+static const struct number percent[] = {{"%", 1}, {NULL, 0}};
+
 static bool duration(struct parser *s, uint64_t *out)
 {
 	return number(s, "duration", 0, 3600ull * 1000000000u, times, out) &&
@@ -389,6 +392,8 @@ static bool parse_line(struct parser *s)
 		add_rule(s, IS("delay") ? DELAY : IS("drop") ? DROP : STATUS, a, n, IS("status") ? (uint64_t)b : v);
 	} else if (IS("seed")) {
 		return number(s, "seed", 0, UINT64_MAX, NULL, &c->seed);
+	} else if (IS("loss")) {
+		return number(s, "share of packets", 0, 100, percent, &c->loss);
 	} else if (IS("memlock")) {
 		return number(s, "bytes", 0, UINT64_MAX, sizes, &c->memlock);
 	} else if (IS("peer")) {
