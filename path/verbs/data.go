@@ -10,7 +10,7 @@ import (
 
 const (
 	batchMax  = 64      // requests in one call of the library
-	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed: what a small one may wait for at the adapter
+	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed, in the beginning: what a small one may wait for at the adapter
 	keepSmall = 32      // requests of a rail that bulk operations leave free
 	keepBinds = 8       // requests of a rail that all operations leave free: for windows
 )
@@ -94,7 +94,8 @@ func (p *Path) issue() {
 	}
 	for n := p.bulk.n; n > 0 && p.bulk.n > 0 && p.err == nil; n-- {
 		k := p.bulk.head
-		if p.ahead >= bulkAhead || !p.advance(k, keepSmall, bulkAhead-p.ahead) {
+		most := p.tuner.knobs[knobAhead].value
+		if p.ahead >= most || !p.advance(k, keepSmall, most-p.ahead) {
 			break
 		}
 		if p.bulk.head == k {
@@ -178,7 +179,7 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
 	}
-	if req.inline = b != nil && req.kind == kindWrite && pc.n <= uint64(p.inline); req.inline {
+	if req.inline = b != nil && req.kind == kindWrite && pc.n <= p.inlineTuner.knobs[0].value; req.inline {
 		req.sge.Addr = address(b[s.Off+pc.off:])
 	} else {
 		i, err := p.localFor(s, pc.off)
@@ -223,6 +224,9 @@ func (p *Path) post(l *link, w *work, req *request) {
 		req.bytes = uint64(req.sge.Length)
 		l.plan[len(l.plan)-1].bytes = req.bytes
 		p.ahead += req.bytes
+	} else if req.kind != kindRead && uint64(req.sge.Length) <= p.inlineTuner.knobs[0].max {
+		l.plan[len(l.plan)-1].short = true
+		p.shortPosted(uint64(req.sge.Length))
 	}
 }
 
@@ -248,6 +252,9 @@ func (p *Path) over(l *link, r *record) {
 	if r.bytes > 0 {
 		p.completed += r.bytes
 	}
+	if r.short {
+		p.shortEnded(true)
+	}
 	p.settle(r.work)
 }
 
@@ -270,6 +277,9 @@ func (p *Path) lose(l *link, r *record) {
 	}
 	w := &p.works[r.work]
 	w.pending--
+	if r.short {
+		p.shortEnded(false)
+	}
 	w.lost |= 1 << l.index
 	if r.kind == kindNotify || r.kind == kindWriteImm {
 		w.noteLost, w.noteRail, w.noteNo = true, l.index, r.no

@@ -33,6 +33,7 @@ type Options struct {
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
 	Signal  uint64 // every so-manieth request is signalled; 0 lets the path find out
+	Tune    Tuning // between which values the path looks for those that are not given
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
 	NoInline, NoWindows bool
 	// Insecure permits peers on other machines. RDMA is not encrypted: whoever is on the way can read and change what travels.
@@ -89,7 +90,7 @@ func (o *Options) check() error {
 	case o.Signal > keepSmall:
 		return bad("Options.Signal is %d: expected at most %d", o.Signal, keepSmall)
 	}
-	return nil
+	return o.Tune.check()
 }
 
 // Driver makes paths over RDMA. It implements path.Driver. The device is open while a listener or a path of the driver is.
