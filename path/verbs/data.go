@@ -38,7 +38,7 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 		return i, nil
 	}
 	free := int32(-1)
-	for i := range p.locals {
+	for i := range p.locals[:p.localsTop] {
 		l := &p.locals[i]
 		if l.refs == 0 {
 			if free < 0 {
@@ -50,6 +50,9 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 			p.lastLocal = int32(i)
 			return int32(i), nil
 		}
+	}
+	if free < 0 && p.localsTop < len(p.locals) {
+		free = int32(p.localsTop)
 	}
 	if free < 0 {
 		return -1, errNoLocal
@@ -82,6 +85,9 @@ func (p *Path) dropLocal(i int32) {
 	if l.refs--; l.refs == 0 {
 		l.reg.Release()
 		l.region = nil
+		for p.localsTop > 0 && p.locals[p.localsTop-1].refs == 0 {
+			p.localsTop--
+		}
 	}
 }
 
@@ -164,7 +170,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 
 func (p *Path) busyLocals() int {
 	n := 0
-	for i := range p.locals {
+	for i := range p.locals[:p.localsTop] {
 		n += p.locals[i].refs
 	}
 	return n
@@ -187,6 +193,7 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 			return err
 		}
 		p.locals[i].refs++
+		p.localsTop = max(p.localsTop, int(i)+1)
 		req.local, req.sge.LKey, req.sge.Addr = i, p.locals[i].lkey, p.locals[i].base+s.Off+pc.off
 	}
 	if w.op.Kind == path.Put {

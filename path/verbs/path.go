@@ -82,6 +82,7 @@ type Path struct {
 
 	locals    [localsMax]local
 	lastLocal int32
+	localsTop int    // no entry of locals from here on is in use
 	ahead     uint64 // bytes of bulk operations at the adapter
 	completed uint64 // since the tuner was told
 	tuner     tuner  // of bulk operations

@@ -136,6 +136,16 @@ func TestTunerNoise(t *testing.T) {
 		if tn.tried == 0 || tn.anew > 0 {
 			t.Fatalf("%d trials, %d times anew", tn.tried, tn.anew)
 		}
+		// In another situation a change back is a change like any other.
+		for tn.phase != steady {
+			tn.judge(1e9)
+		}
+		tn.judge(1e12)
+		for i := range tn.knobs {
+			if k := &tn.knobs[i]; k.needs(1) != 1+tuneGain || k.needs(-1) != 1+tuneGain || tn.anew != 1 {
+				t.Fatalf("knob %d needs %.2f and %.2f in another situation (%d)", i, k.needs(1), k.needs(-1), tn.anew)
+			}
+		}
 	})
 }
 
