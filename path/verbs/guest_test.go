@@ -23,19 +23,22 @@ func TestGuestConformance(t *testing.T) {
 		return
 	}
 	t.Run("Accelerators", softwareDevices)
+	t.Run("Meetings", meetings)
 	for _, c := range []struct {
-		name  string
-		o     Options
-		rails int
+		name   string
+		o      Options
+		rails  int
+		checks []string
 	}{
-		{"Windows", Options{}, 1},
-		{"Domains", Options{NoWindows: true}, 2},
+		{"Windows", Options{}, 1, guestChecks},
+		{"Domains", Options{NoWindows: true}, 2, guestChecks},
+		{"ConnectionManager", Options{Meet: MeetCM}, cmRails, []string{"Sizes", "Notify", "Close", "PeerGone"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := factory(c.o, c.rails)
 			f.Large = 2 << 20
 			f.Patience = 3 * time.Minute
-			f.Checks = guestChecks
+			f.Checks = c.checks
 			pathtest.Run(t, f)
 		})
 	}
