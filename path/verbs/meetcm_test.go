@@ -43,6 +43,10 @@ func TestShortHello(t *testing.T) {
 		if err := got.parseCM(padded, h.gid); err != nil || got != h || !cmSealed(padded, h.gid, secret) {
 			t.Fatalf("%v: %+v became %+v", err, h, got)
 		}
+		padded[1]++
+		if got.parseCM(padded, h.gid) == nil {
+			t.Fatal("another version is taken")
+		}
 		at := rapid.IntRange(0, len(b)-1).Draw(t, "at")
 		bad := bytes.Clone(b)
 		bad[at] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
