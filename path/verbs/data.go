@@ -185,7 +185,9 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
 	}
-	if req.inline = b != nil && req.kind == kindWrite && pc.n <= p.inlineTuner.knobs[0].value; req.inline {
+	threshold := &p.inlineTuner.knobs[0]
+	req.short = b != nil && req.kind == kindWrite && pc.n <= threshold.max && !w.bulk
+	if req.inline = b != nil && req.kind == kindWrite && pc.n <= threshold.value; req.inline {
 		req.sge.Addr = address(b[s.Off+pc.off:])
 	} else {
 		i, err := p.localFor(s, pc.off)
@@ -231,8 +233,7 @@ func (p *Path) post(l *link, w *work, req *request) {
 		req.bytes = uint64(req.sge.Length)
 		l.plan[len(l.plan)-1].bytes = req.bytes
 		p.ahead += req.bytes
-	} else if req.kind != kindRead && uint64(req.sge.Length) <= p.inlineTuner.knobs[0].max {
-		l.plan[len(l.plan)-1].short = true
+	} else if req.short {
 		p.shortPosted(uint64(req.sge.Length))
 	}
 }
