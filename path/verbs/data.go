@@ -10,7 +10,7 @@ import (
 
 const (
 	batchMax  = 64      // requests in one call of the library
-	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed: what a small one may wait for at the adapter
+	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed, in the beginning: what a small one may wait for at the adapter
 	keepSmall = 32      // requests of a rail that bulk operations leave free
 	keepBinds = 8       // requests of a rail that all operations leave free: for windows
 )
@@ -38,7 +38,7 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 		return i, nil
 	}
 	free := int32(-1)
-	for i := range p.locals {
+	for i := range p.locals[:p.localsTop] {
 		l := &p.locals[i]
 		if l.refs == 0 {
 			if free < 0 {
@@ -50,6 +50,9 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 			p.lastLocal = int32(i)
 			return int32(i), nil
 		}
+	}
+	if free < 0 && p.localsTop < len(p.locals) {
+		free = int32(p.localsTop)
 	}
 	if free < 0 {
 		return -1, errNoLocal
@@ -82,6 +85,9 @@ func (p *Path) dropLocal(i int32) {
 	if l.refs--; l.refs == 0 {
 		l.reg.Release()
 		l.region = nil
+		for p.localsTop > 0 && p.locals[p.localsTop-1].refs == 0 {
+			p.localsTop--
+		}
 	}
 }
 
@@ -95,7 +101,8 @@ func (p *Path) issue() {
 	}
 	for n := p.bulk.n; n > 0 && p.bulk.n > 0 && p.err == nil; n-- {
 		k := p.bulk.head
-		if p.ahead >= bulkAhead || !p.advance(k, keepSmall, bulkAhead-p.ahead) {
+		most := p.tuner.knobs[knobAhead].value
+		if p.ahead >= most || !p.advance(k, keepSmall, most-p.ahead) {
 			break
 		}
 		if p.bulk.head == k {
@@ -164,7 +171,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 
 func (p *Path) busyLocals() int {
 	n := 0
-	for i := range p.locals {
+	for i := range p.locals[:p.localsTop] {
 		n += p.locals[i].refs
 	}
 	return n
@@ -179,7 +186,9 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
 	}
-	if req.inline = b != nil && req.kind == kindWrite && pc.n <= uint64(p.inline); req.inline {
+	threshold := &p.inlineTuner.knobs[0]
+	req.short = b != nil && req.kind == kindWrite && pc.n <= threshold.max && !w.bulk
+	if req.inline = b != nil && req.kind == kindWrite && pc.n <= threshold.value; req.inline {
 		req.sge.Addr = address(b[s.Off+pc.off:])
 	} else {
 		i, err := p.localFor(s, pc.off)
@@ -187,6 +196,7 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 			return err
 		}
 		p.locals[i].refs++
+		p.localsTop = max(p.localsTop, int(i)+1)
 		req.local, req.sge.LKey, req.sge.Addr = i, p.locals[i].lkey, p.locals[i].base+s.Off+pc.off
 	}
 	if w.op.Kind == path.Put {
@@ -230,6 +240,8 @@ func (p *Path) post(l *link, w *work, req *request) {
 		req.bytes = uint64(req.sge.Length)
 		l.plan[len(l.plan)-1].bytes = req.bytes
 		p.ahead += req.bytes
+	} else if req.short {
+		p.shortPosted(uint64(req.sge.Length))
 	}
 }
 
@@ -255,6 +267,9 @@ func (p *Path) over(l *link, r *record) {
 	if r.bytes > 0 {
 		p.completed += r.bytes
 	}
+	if r.short {
+		p.shortEnded(true)
+	}
 	p.settle(r.work)
 }
 
@@ -277,6 +292,9 @@ func (p *Path) lose(l *link, r *record) {
 	}
 	w := &p.works[r.work]
 	w.pending--
+	if r.short {
+		p.shortEnded(false)
+	}
 	w.lost |= 1 << l.index
 	if r.kind == kindNotify || r.kind == kindWriteImm {
 		w.noteLost, w.noteRail, w.noteNo = true, l.index, r.no

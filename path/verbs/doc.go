@@ -8,11 +8,12 @@
 //
 // # How it works
 //
-// Two ends find each other by datagrams (hello.go), and then have one reliable connection for control and one or more for data,
-// the rails (link.go). All of them complete into one queue, whose descriptor an owner can sleep on. Frames on the control
+// Two ends find each other by datagrams (hello.go) or by the connection manager (meetcm.go), and then have one reliable connection
+// for control and one or more for data, the rails (link.go). All of them complete into one queue, whose descriptor an owner can sleep on. Frames on the control
 // connection ask for exports, answer, notify, and replace what broke (wire.go, control.go). A put is a list of RDMA writes, a get
-// one of reads; lists go to the adapter in one call, and one in many requests is signalled (data.go). How large pieces are and how
-// many are signalled is found out by trying (tune.go). Nobody ever sends what the other has no receive for (credit.go).
+// one of reads; lists go to the adapter in one call, and one in many requests is signalled (data.go). How large pieces are, how
+// many are signalled, how much is at the adapter and what travels in the request itself is found out by trying (tune.go). Nobody ever
+// sends what the other has no receive for (credit.go).
 //
 // Puts may go by unreliable connections instead (Options.Transport, transport.go): then the receiver's path says what came, and what
 // did not is written again (unreliable.go).

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
@@ -35,6 +36,9 @@ type Options struct {
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
 	Signal  uint64 // every so-manieth request is signalled; 0 lets the path find out
+	Tune    Tuning // between which values the path looks for those that are not given
+	// Meet is how a listener of this driver meets its dialers.
+	Meet Meet
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
 	NoInline, NoWindows bool
 	// Insecure permits peers on other machines. RDMA is not encrypted: whoever is on the way can read and change what travels.
@@ -95,6 +99,8 @@ func (o *Options) check() error {
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
 	case o.Transport > UC:
 		return bad("Options.Transport is %s: expected AnyTransport, RC or UC", o.Transport)
+	case o.Meet > MeetCM:
+		return bad("Options.Meet is %d: expected MeetAuto, MeetUD or MeetCM", o.Meet)
 	case o.Port < 0:
 		return bad("Options.Port is %d: expected 0 for the first active one, or a number from 1", o.Port)
 	case o.Piece > 1<<30:
@@ -102,7 +108,7 @@ func (o *Options) check() error {
 	case o.Signal > keepSmall:
 		return bad("Options.Signal is %d: expected at most %d", o.Signal, keepSmall)
 	}
-	return nil
+	return o.Tune.check()
 }
 
 // Driver makes paths over RDMA. It implements path.Driver. The device is open while a listener or a path of the driver is.
@@ -110,9 +116,10 @@ type Driver struct {
 	o    Options
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
-	mu  sync.Mutex // guards what follows, and the device's count of users
-	lib *ibv.Library
-	dev *device
+	mu      sync.Mutex // guards what follows, and the device's count of users
+	lib     *ibv.Library
+	manager *cm.Library
+	dev     *device
 }
 
 var (
@@ -235,7 +242,11 @@ const (
 
 // Dial sets up the path that was offered: it repeats its hello until the listener answers.
 func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
-	to, err := parseAddress(o.Addr)
+	at, byCM, err := parseCMAddress(o.Addr)
+	to := place{gid: at.Addr().As16()}
+	if !byCM {
+		to, err = parseAddress(o.Addr)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -257,9 +268,13 @@ func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
 	h := hello{token: o.Token, nonce: random64() | 1, params: p.params(window)}
-	err = p.meet(ctx, to, &h, cfg.Secret)
+	if byCM {
+		err = p.meetCM(ctx, at, &h, cfg.Secret)
+	} else {
+		err = p.meet(ctx, to, &h, cfg.Secret)
+	}
 	if err != nil {
-		return nil, errors.Join(fmt.Errorf("verbs: dial %s: %w", to, err), p.abandon())
+		return nil, errors.Join(fmt.Errorf("verbs: dial %s: %w", o.Addr, err), p.abandon())
 	}
 	return p, nil
 }
@@ -309,20 +324,25 @@ func (p *Path) meet(ctx context.Context, to place, h *hello, secret []byte) erro
 		if w.status != statusWelcome {
 			return w.refusal()
 		}
-		if int(w.rails) != len(p.rails) {
-			return malformed("the listener has %d rails and this side %d", w.rails, len(p.rails))
-		}
-		if w.transport() != p.transport {
-			return malformed("the listener has %s and this side %s", w.transport(), p.transport)
-		}
-		if err := p.dev.permits(w.gid); err != nil {
-			return err
-		}
-		if err := p.start(w.params); err != nil {
-			return err
-		}
-		return p.greet(ctx, h.nonce)
+		return p.welcomed(ctx, h, &w)
 	}
+}
+
+// welcomed connects to a listener that took the hello.
+func (p *Path) welcomed(ctx context.Context, h *hello, w *welcome) error {
+	if int(w.rails) != len(p.rails) {
+		return malformed("the listener has %d rails and this side %d", w.rails, len(p.rails))
+	}
+	if w.transport() != p.transport {
+		return malformed("the listener has %s and this side %s", w.transport(), p.transport)
+	}
+	if err := p.dev.permits(w.gid); err != nil {
+		return err
+	}
+	if err := p.start(w.params); err != nil {
+		return err
+	}
+	return p.greet(ctx, h.nonce)
 }
 
 // greet sends the first frame of the control connection: the listener's end begins with it.

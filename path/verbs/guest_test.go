@@ -23,6 +23,7 @@ func TestGuestConformance(t *testing.T) {
 		return
 	}
 	t.Run("Accelerators", softwareDevices)
+	t.Run("Meetings", meetings)
 	for _, c := range []struct {
 		name   string
 		o      Options
@@ -32,6 +33,7 @@ func TestGuestConformance(t *testing.T) {
 		{"Windows", Options{}, 1, guestChecks},
 		{"Domains", Options{NoWindows: true}, 2, guestChecks},
 		{"Unreliable", Options{Transport: UC}, 1, strings.Fields("Notify Fence Wake")},
+		{"ConnectionManager", Options{Meet: MeetCM}, cmRails, []string{"Sizes", "Notify", "Close", "PeerGone"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := factory(c.o, c.rails)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// Two ends find each other by datagrams (UD): the dialer sends a hello with the token of the offer until a welcome comes. Both
+// Two ends find each other by datagrams (UD), unless the offer is one of the connection manager (meetcm.go): the dialer sends a hello with the token of the offer until a welcome comes. Both
 // hold what a reliable connection needs of the other side. Whatever is not a hello with a token that somebody waits for gets no
 // answer at all.
 

@@ -31,6 +31,7 @@ type record struct {
 	local int32  // entry of Path.locals; -1: none
 	no    uint32 // of the message
 	bytes uint64 // of a bulk operation
+	short bool   // a write that may travel in the request, of an operation that is none
 	given *given
 }
 

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -17,8 +18,9 @@ var ErrListenerClosed = errors.New("verbs: listener is closed")
 type Listener struct {
 	d    *Driver
 	dev  *device
-	u    *ud
-	addr place
+	u    *ud   // for dialers that come by datagrams, or
+	desk *desk // by the connection manager
+	addr string
 	done chan struct{} // closed when the goroutine is gone
 	stop chan struct{} // closed by Close
 	once sync.Once
@@ -29,35 +31,52 @@ type Listener struct {
 
 // invitation is one Accept.
 type invitation struct {
-	secret []byte
-	came   chan hello // capacity 1
-	taken  bool
-	hello  hello
-	answer []byte // the welcome, for a hello that is repeated
+	secret  []byte
+	came    chan hello // capacity 1
+	taken   bool
+	hello   hello
+	answer  []byte // the welcome, for a hello that is repeated
+	qpn     uint32 // of this side's control connection; 0 of a refusal
+	visitor *cm.ID // waits for the answer, at the connection manager
 }
 
-// Listen opens the device and a queue pair for datagrams.
+// Listen opens the device and a queue pair for datagrams, or the connection manager as Options.Meet says.
 func (d *Driver) Listen() (path.Listener, error) {
 	dev, err := d.device()
 	if err != nil {
 		return nil, err
 	}
-	u, err := openUD(dev, 64)
+	l := &Listener{d: d, dev: dev, done: make(chan struct{}), stop: make(chan struct{}), waiting: map[path.Token]*invitation{}}
+	if d.o.Meet != MeetCM {
+		if l.u, err = openUD(dev, 64); err == nil {
+			l.addr = place{dev.raw, dev.port.LID, l.u.qp.Num(), l.u.qkey, uint8(dev.port.ActiveMTU)}.String()
+		}
+	}
+	if d.o.Meet == MeetCM || d.o.Meet == MeetAuto && err != nil {
+		var other error
+		if l.desk, other = openDesk(dev); other == nil {
+			err, l.addr = nil, cmPrefix+l.desk.id.Local().String()
+		} else {
+			err = errors.Join(err, fmt.Errorf("by the connection manager: %w", other))
+		}
+	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("verbs: listen: %w: %w", path.ErrUnavailable, err), dev.put())
 	}
-	l := &Listener{d: d, dev: dev, u: u, done: make(chan struct{}), stop: make(chan struct{}), waiting: map[path.Token]*invitation{},
-		addr: place{dev.raw, dev.port.LID, u.qp.Num(), u.qkey, uint8(dev.port.ActiveMTU)}}
 	go l.serve()
 	return l, nil
 }
 
 // Addr is the address for an Offer.
-func (l *Listener) Addr() string { return l.addr.String() }
+func (l *Listener) Addr() string { return l.addr }
 
 // serve reads hellos until Close.
 func (l *Listener) serve() {
 	defer close(l.done)
+	if l.desk != nil {
+		l.desk.serve(l)
+		return
+	}
 	for {
 		select {
 		case <-l.stop:
@@ -81,23 +100,49 @@ func (l *Listener) hello(b []byte) {
 	if h.parse(b) != nil {
 		return
 	}
-	l.mu.Lock()
-	v := l.waiting[h.token]
-	if v == nil || !sealed(b, v.secret) {
-		l.mu.Unlock()
-		return
+	if _, again := l.take(&h, func(secret []byte) bool { return sealed(b, secret) }, nil); again != nil {
+		again(nil)
 	}
-	var again []byte
+}
+
+// take gives a hello to the Accept that waits for its token, if it is genuine. false: nobody wants it. again sends the answer once more,
+// where there is one.
+func (l *Listener) take(h *hello, genuine func(secret []byte) bool, visitor *cm.ID) (mine bool, again func(*cm.ID)) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	v := l.waiting[h.token]
+	if v == nil || !genuine(v.secret) {
+		return false, nil
+	}
 	switch {
 	case !v.taken:
-		v.taken, v.hello = true, h
-		v.came <- h
-	case h == v.hello:
-		again = v.answer
+		v.taken, v.hello, v.visitor = true, *h, visitor
+		v.came <- *h
+	case *h != v.hello:
+		return false, nil
+	case v.answer != nil:
+		answer, qpn := v.answer, v.qpn
+		return true, func(id *cm.ID) { l.send(h, id, answer, qpn) }
+	default:
+		visitor, v.visitor = v.visitor, visitor
+		if visitor != nil {
+			visitor.Close() // its dialer asks again
+		}
 	}
-	l.mu.Unlock()
-	if again != nil {
-		l.u.send(&h.params, again)
+	return true, nil
+}
+
+// send sends an answer the way that the hello came. Whether it arrives shows when the dialer begins.
+func (l *Listener) send(h *hello, id *cm.ID, b []byte, qpn uint32) {
+	switch {
+	case l.desk == nil:
+		l.u.send(&h.params, b)
+	case id == nil:
+	case qpn == 0:
+		id.Reject(b)
+		id.Close()
+	case id.Accept(cmParams(b, qpn)) != nil:
+		id.Close()
 	}
 }
 
@@ -128,7 +173,12 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 		l.mu.Lock()
 		delete(l.waiting, token)
 		clear(v.secret)
+		visitor := v.visitor
+		v.visitor = nil
 		l.mu.Unlock()
+		if visitor != nil {
+			visitor.Close()
+		}
 	}()
 	select {
 	case h := <-v.came:
@@ -190,10 +240,15 @@ func (l *Listener) accept(ctx context.Context, v *invitation, h *hello, cfg path
 // reply sends the answer, and keeps it for a hello that is repeated because it was lost.
 func (l *Listener) reply(v *invitation, h *hello, w welcome) {
 	b := w.append(nil, v.secret)
+	if w.status != statusWelcome && l.desk != nil {
+		b = w.appendRefusal(nil, h.gid, v.secret)
+	}
 	l.mu.Lock()
-	v.answer = b
+	v.answer, v.qpn = b, w.control.qpn
+	visitor := v.visitor
+	v.visitor = nil
 	l.mu.Unlock()
-	l.u.send(&h.params, b)
+	l.send(h, visitor, b, w.control.qpn)
 }
 
 // Close stops accepting: waiting Accepts return an error. Paths that are set up stay.
@@ -202,9 +257,16 @@ func (l *Listener) Close() (err error) {
 		l.mu.Lock()
 		close(l.stop)
 		l.mu.Unlock()
-		l.u.wake()
-		<-l.done
-		err = errors.Join(l.u.close(), l.dev.put())
+		if l.desk != nil {
+			l.desk.wake()
+			<-l.done
+			err = l.desk.close()
+		} else {
+			l.u.wake()
+			<-l.done
+			err = l.u.close()
+		}
+		err = errors.Join(err, l.dev.put())
 	})
 	return err
 }

@@ -3,6 +3,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -82,10 +83,14 @@ type Path struct {
 
 	locals    [localsMax]local
 	lastLocal int32
+	localsTop int    // no entry of locals from here on is in use
 	ahead     uint64 // bytes of bulk operations at the adapter
 	completed uint64 // since the tuner was told
-	tuner     tuner
+	tuner     tuner  // of bulk operations
 	cost      costMeter
+
+	inlineTuner tuner // of short writes
+	short       shortMeter
 
 	events  []queued // ring
 	evHead  int
@@ -133,7 +138,7 @@ type Path struct {
 type published struct {
 	stats             path.Stats
 	cost              path.Cost
-	tuner             tuner
+	tuned             Tuned
 	replaced, resumed uint64
 	why               error
 	granted           int
@@ -157,7 +162,7 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 	if p.dom, err = dev.domainOf(); err != nil {
 		return nil, err
 	}
-	p.tuner = newTuner(o.Piece, o.Signal)
+	p.tuner = newTuner(o)
 	p.cost.init(dev.port.Speed)
 	depth := 1
 	for depth < o.depth() {
@@ -215,6 +220,10 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 	if p.err != nil {
 		return nil, p.err
 	}
+	if p.inlineTuner = newInlineTuner(o, p.inline); p.inlineTuner.fixed() {
+		p.short.skip = math.MaxInt
+	}
+	p.pub.tuned = p.tuned()
 	p.ctl, p.rails = p.links[0], p.links[1:]
 	return p, nil
 }
@@ -613,7 +622,7 @@ func (p *Path) publish() {
 	}
 	p.dirty = false
 	p.mu.Lock()
-	p.pub = published{p.st, p.cost.cost, p.tuner, p.replaced, p.resumed, p.why, len(p.givens), p.rewritten, p.probed, p.pieceLimit()}
+	p.pub = published{p.st, p.cost.cost, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens), p.rewritten, p.probed, p.pieceLimit()}
 	p.mu.Unlock()
 }
 

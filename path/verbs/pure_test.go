@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"math/rand/v2"
 	"testing"
-	"time"
 
 	"pgregory.net/rapid"
 
@@ -312,56 +311,6 @@ func TestPieces(t *testing.T) {
 			t.Fatalf("%d of %d bytes", total, want)
 		}
 	})
-}
-
-// TestTuner: on a machine whose best settings are known it gets near them, stays within its bounds, and does not wander in noise.
-func TestTuner(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 2))
-		best := uint64(64<<10) << rapid.IntRange(0, 7).Draw(t, "best")
-		tn := newTuner(0, 0)
-		rate := func() float64 { // a factor of 1.3 for each step from the best piece; the other knob does nothing
-			f := 1e9
-			for v := min(best, tn.knobs[knobPiece].value); v < max(best, tn.knobs[knobPiece].value); v *= 2 {
-				f /= 1.3
-			}
-			return f * (1 + 0.02*(rng.Float64()-0.5))
-		}
-		var now time.Duration
-		for range 40_000 {
-			const n = 4 << 20
-			now += time.Duration(n / rate() * 1e9)
-			tn.moved(n, now)
-			for _, k := range tn.knobs {
-				if k.value < k.min || k.value > k.max {
-					t.Fatalf("%s is %d: expected %d to %d", k.name, k.value, k.min, k.max)
-				}
-			}
-		}
-		if v := tn.knobs[knobPiece].value; !tn.trial && v != best {
-			t.Fatalf("the piece is %d where %d is the best: %s", v, best, &tn)
-		}
-		if s := tn.knobs[knobSignal].value; !tn.trial && s != 16 {
-			t.Fatalf("the interval wandered to %d although it does not matter", s)
-		}
-		if tn.tried == 0 || tn.every < 64 {
-			t.Fatalf("it tries as often as in the beginning although nothing helps: pause %d, %d trials", tn.every, tn.tried)
-		}
-	})
-	// Strange clocks and idle times divide by nothing.
-	tn := newTuner(0, 0)
-	for range 100 {
-		tn.moved(1<<30, 0)
-		tn.idle()
-		tn.moved(0, 5)
-	}
-	off := newTuner(4096, 3)
-	for i := range 10_000 {
-		off.moved(1<<30, time.Duration(i)*time.Second)
-	}
-	if off.knobs[knobPiece].value != 4096 || off.knobs[knobSignal].value != 3 {
-		t.Error("what the user set was changed")
-	}
 }
 
 func FuzzFrame(f *testing.F) {
