@@ -212,7 +212,7 @@ func queueClosed(t *testing.T, w managers) {
 // manyPeers: one port connects several times, and each connection has its packets.
 func manyPeers(t *testing.T, w managers) {
 	s := w.server(t, Options{})
-	qs := []engine.RxQueue{rx(t, s, engine.RxSpec{Depth: 32}), rx(t, s, engine.RxSpec{Depth: 32})}
+	qs := []engine.RxQueue{rx(t, s, engine.RxSpec{Depth: 32}), rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 32})}
 	c := w.open(t, "roce://"+w.host+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 32})
 	out := tx(t, c, engine.TxSpec{})
