@@ -345,3 +345,22 @@ func closesEarly(t *testing.T, w managers) {
 	}
 	until(t, "the connections to end", func() bool { return len(c.all()) == 0 })
 }
+
+// TestNoManager: a machine without librdmacm, or without the kernel's part of it, is told so, and nothing stays behind.
+func TestNoManager(t *testing.T) {
+	f := onFake(t, "")
+	for _, path := range []string{"/nowhere/librdmacm.so.1", ""} {
+		e := New(f.engine.path)
+		e.cm = path
+		p, err := e.OpenPort(within(t), engine.PortSpec{Address: "roce://127.0.0.1:0?listen=1&device=fake0&connect=cm"})
+		if path == "" && (err == nil || !strings.Contains(err.Error(), "rdma_")) {
+			if err == nil {
+				p.Close()
+			}
+			t.Skip("this machine has RDMA connections, or no librdmacm: the guest's tests go on from here")
+		}
+		if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "connect=cm") {
+			t.Errorf("%q: %v", path, err)
+		}
+	}
+}

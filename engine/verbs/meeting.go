@@ -3,12 +3,14 @@ package verbs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // meeting is how ports find each other. There is one over TCP at the port's own address, for peers that exchange records before there is a queue
@@ -74,6 +76,9 @@ func (overTCP) dial(ctx context.Context, from, to netip.AddrPort) (channel, erro
 		d.LocalAddr = net.TCPAddrFromAddrPort(from)
 	}
 	c, err := d.DialContext(ctx, "tcp", to.String())
+	if errors.Is(err, sys.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w; a peer that is not Penstock listens by rdma_cm: connect=cm", err)
+	}
 	if err != nil {
 		return nil, err
 	}
