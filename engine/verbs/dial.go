@@ -74,7 +74,7 @@ func (p *Port) retryLater() {
 func (p *Port) redial() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.closed && p.dialing == nil && p.primary.Load() == nil {
+	if !p.closed && p.dialing == nil && p.primary.Load() == nil && !p.attempting() {
 		p.dial()
 	}
 }

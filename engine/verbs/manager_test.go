@@ -16,7 +16,7 @@ import (
 // managed has ports that connect by the connection manager at both ends.
 func managed(t *testing.T, e *Engine, host string) {
 	for name, f := range map[string]func(*testing.T, managers){
-		"both ways": bothWays, "few buffers": fewBuffers, "closed": closedBySide, "queue closed": queueClosed, "many": manyPeers, "refused": refusedByPeer,
+		"both ways": bothWays, "few buffers": fewBuffers, "closed": closedBySide, "queue closed": queueClosed, "queue of the client closed": clientQueueClosed, "many": manyPeers, "refused": refusedByPeer,
 		"refusals": plainRefusals, "reconnect": reconnects, "accepted while it closes": closesEarly,
 	} {
 		t.Run(name, func(t *testing.T) { f(t, managers{e, host}) })
@@ -91,6 +91,15 @@ func bothWays(t *testing.T, w managers) {
 	}
 	if i, ok := s.Conn(id); !ok || i.Queue != 0 || i.Room != -1 {
 		t.Errorf("%+v", i)
+	}
+	for _, p := range []*Port{s, c} { // not the connection manager's 655 ms
+		k := p.all()[0]
+		k.mu.Lock()
+		a, err := k.out.x.qp.Query()
+		k.mu.Unlock()
+		if err != nil || a.MinRNRTimer != 12 || a.RNRRetry != rnrForever || a.RetryCount != 7 {
+			t.Errorf("%+v, %v", a, err)
+		}
 	}
 	const rounds, each = 12, 20
 	bytes := 0
@@ -206,6 +215,31 @@ func queueClosed(t *testing.T, w managers) {
 		if e := events.next(t, false); e.Err != nil {
 			t.Errorf("%+v", e)
 		}
+	}
+}
+
+// clientQueueClosed: it is the same with a queue of the side that connects, which connects again with the next one.
+func clientQueueClosed(t *testing.T, w managers) {
+	s := w.server(t, Options{})
+	q := rx(t, s, engine.RxSpec{Depth: 16})
+	c := w.client(t, s, Options{Reconnect: true, BackoffMin: time.Millisecond})
+	out := tx(t, c, engine.TxSpec{})
+	for i := range 3 {
+		own := rx(t, c, engine.RxSpec{Depth: 16})
+		put(t, out, 0, fmt.Sprint("message ", i))
+		if m := got(t, q, 1); !strings.HasSuffix(m[0], fmt.Sprint("message ", i)) {
+			t.Errorf("received %q", m)
+		}
+		if err := out.Drain(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		if err := own.Close(); err != nil {
+			t.Fatal(err)
+		}
+		until(t, "the server's connection to end", func() bool { return len(s.all()) == 0 })
+	}
+	if n := s.Counts(); n.Accepted != 3 {
+		t.Errorf("%+v", n)
 	}
 }
 

@@ -87,6 +87,8 @@ func (l *link) follow(c *conn, ev cm.Event) error {
 	switch {
 	case ev.Type == cm.Disconnected:
 		return io.EOF
+	case ev.Type == cm.Rejected && c.met: // only this goroutine sets met
+		return io.EOF // the peer had accepted, and closed before it heard that this side is ready
 	case ev.Err != nil:
 		return reason(ev)
 	case ev.Type == cm.ConnectResponse && l.asked == nil:
@@ -136,20 +138,24 @@ func (c *conn) join() (*pair, error) {
 		o.armed = true
 		err = o.x.cq.Arm(false)
 	}
+	if err == nil {
+		c.q, c.in = q, q.plainLane(c, o.x)
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
 		o.close()
 		return nil, err
 	}
-	c.out, c.q = o, q
-	c.in = q.plainLane(c, o.x)
+	c.out = o
 	return o.x, nil
 }
 
-// plainLane is the receiving side of a plain connection. The caller holds p.mu, and perhaps that of the connection.
+// plainLane is the receiving side of a plain connection. The caller holds p.mu.
 func (q *rxQueue) plainLane(c *conn, x *pair) *inLane {
 	l := &inLane{q: q, c: c, qpn: x.mine.qpn, pair: x.mine, x: x, plain: true}
+	q.mu.Lock()
+	defer q.mu.Unlock()
 	q.lanes[l.qpn] = l
 	return l
 }
@@ -200,6 +206,9 @@ func (p *Port) begin() error {
 		return nil
 	case p.accepts == nil:
 		if p.dialing == nil && p.primary.Load() == nil && !p.gone.Load() && !p.attempting() {
+			if p.again != nil {
+				p.again.Stop()
+			}
 			p.opened = time.Now()
 			p.dial()
 		}
