@@ -55,6 +55,9 @@ func verbsOptions(c *config.Interface) verbs.Options {
 	if c.RoCE != nil && c.RoCE.Transport != "" {
 		o.Transport, _ = verbs.ParseTransport(c.RoCE.Transport) // package config knows the same ones
 	}
+	if c.RoCE != nil && c.RoCE.Connect != "" {
+		o.Connect, _ = verbs.ParseConnector(c.RoCE.Connect)
+	}
 	if s := c.Socket; s != nil && s.Mode == "client" {
 		o.Reconnect, o.BackoffMin, o.BackoffMax = s.ConnectRetry > 0, s.ConnectRetry, s.ConnectRetry
 		o.Background, o.ConnectTimeout = s.ConnectTimeout == 0, max(s.ConnectTimeout, 0)

@@ -30,8 +30,8 @@ receiver. docs/bench-stream.md says how, and what the packets look like.
 Without options both ends are in this process: over a network in memory and sockets on loopback, and as root packet sockets and
 AF_XDP over a veth pair too. With --serve this is the far end for another process, with --server the near end of one.
 
-With FILE it runs what the sections bench_tx, bench_rx, bench_latency, socket_bench_server and socket_bench_client of a configuration file
-say, DAQIRI's or ours, over the file's own interfaces, queues, memory and flows. What this machine does not have (memory of GPUs, cores,
+With FILE it runs what the sections bench_tx, bench_rx, bench_latency, socket_bench_* and rdma_bench_* of a configuration file say, DAQIRI's
+or ours, over the file's own interfaces, queues, memory and flows. What this machine does not have (memory of GPUs, cores,
 huge pages) is replaced by what it has, and listed; --strict refuses it. --address fills in the addresses of network interfaces.`,
 		Example: `  penstock bench stream --engine socket --size 64,1518 --burst 1,32
   penstock bench stream --serve --engine xdp --to eth0 --listen 192.0.2.2:7788

@@ -25,7 +25,7 @@ type streamFile struct {
 func (x *streamFile) flags(f *pflag.FlagSet) {
 	f.StringArrayVar(&x.addresses, "address", nil, "with FILE: NAME=ADDRESS opens the interface NAME there, such as tx_port=eth0 (repeat for more)")
 	f.StringArrayVar(&x.set, "set", nil, "with FILE: PATH=VALUE replaces a value of it, such as 'bench_tx[*].batch_size=64' (repeat for more)")
-	f.StringVar(&x.role, "role", "", "with FILE: which end of socket_bench_* this is: server or client (default all that it has)")
+	f.StringVar(&x.role, "role", "", "with FILE: which end of socket_bench_* or rdma_bench_* this is: server or client (default all that it has)")
 	f.DurationVar(&x.duration, "duration", 10*time.Second, "with FILE: how long to send, and to receive where nothing else ends it; 0: until interrupted")
 	f.Uint64Var(&x.packets, "packets", 0, "with FILE: packets of each sender, or without senders to receive in all (default as many as go in --duration)")
 	f.BoolVar(&x.dry, "dry-run", false, "with FILE: print what would run and what is missing, and open nothing")

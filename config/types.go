@@ -100,6 +100,7 @@ type Socket struct {
 // RoCE are the settings of RDMA connections.
 type RoCE struct {
 	Transport string `cfg:"transport"` // RC, UC, UD
+	Connect   string `cfg:"connect"`   // tcp, cm
 }
 
 // EFA are the settings of the engine efa.

@@ -3,6 +3,7 @@ package sections_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench/sections"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/verbs"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"go.uber.org/goleak"
 )
@@ -43,7 +46,9 @@ type job struct {
 	Samples  int
 	Duration time.Duration
 	Settle   time.Duration
-	Stop     bool // end when the standard input does
+	Stop     bool   // end when the standard input does
+	Verbs    string // libibverbs to use instead of the system's
+	Apart    bool   // each role is a run of its own, at the same time
 }
 
 // outcome is what such a run found.
@@ -72,6 +77,7 @@ func work(text string) error {
 		j.Text = string(b)
 	}
 	var co config.Options
+	var err error
 	for _, s := range j.Set {
 		x, err := config.ParseSetting(s)
 		if err != nil {
@@ -93,8 +99,26 @@ func work(text string) error {
 			cancel()
 		}()
 	}
+	if j.Verbs != "" {
+		if o.Engines, err = engine.NewTable(verbs.New(j.Verbs)); err != nil {
+			return err
+		}
+	}
+	server := make(chan error, 1)
+	if o.Role = j.Role; j.Apart {
+		so := o
+		o.Role, so.Role = "client", "server"
+		sc, _ := config.Load(filepath.Base(j.File), []byte(j.Text), co)
+		sections.Fit(sc, machine())
+		go func() {
+			_, err := sections.Run(ctx, sc, sections.MakePlan(sc, so), nil, so)
+			server <- err
+		}()
+	} else {
+		server <- nil
+	}
 	r, err := sections.Run(ctx, c, sections.MakePlan(c, o), changes, o)
-	if err != nil {
+	if err = errors.Join(err, <-server); err != nil {
 		return err
 	}
 	var b, table strings.Builder

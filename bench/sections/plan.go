@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -16,7 +17,7 @@ import (
 // Options say how the sections of a file are run. Zero values get defaults.
 type Options struct {
 	bench.Conditions
-	// Role says which end of socket_bench_* runs in this process: "server" or "client". "": all that the file has.
+	// Role says which end of socket_bench_* or rdma_bench_* runs in this process: "server" or "client". "": all that the file has.
 	Role string
 	// Duration ends sending, and receiving where nothing else does; 0: 10 s, as of DAQIRI's programs; negative: only Packets, iterations
 	// or the end of the context do.
@@ -30,6 +31,8 @@ type Options struct {
 	Samples, Warmup int
 	// Host is the machine, to find out that interfaces or cores are not there before anything is opened; nil: Run finds out.
 	Host *config.Host
+	// Engines are those that interfaces may name; nil: all of this build.
+	Engines *engine.Table
 }
 
 func (o *Options) complete() error {
@@ -135,19 +138,22 @@ type Receiver struct {
 	Regions []string      `json:"regions"`
 }
 
-// Socket is one end of socket_bench_*.
+// Socket is one end of socket_bench_* or rdma_bench_*.
 type Socket struct {
 	Place
-	Role       string         `json:"role"`
-	Protocol   string         `json:"protocol"` // udp, tcp
-	Send       bool           `json:"send"`
-	Receive    bool           `json:"receive"`
-	Iterations int            `json:"iterations"` // messages; 0: until the time is over
-	Size       int            `json:"message_size"`
-	Batch      int            `json:"batch"` // messages that are sent at once
-	Queues     []int          `json:"queues,omitempty"`
-	Peer       netip.AddrPort `json:"peer,omitzero"` // whom a server of UDP sends to before it has heard from it
-	piece      int            // bytes of a slot to send from
+	Role       string `json:"role"`
+	Protocol   string `json:"protocol"` // udp, tcp, rdma
+	Send       bool   `json:"send"`
+	Receive    bool   `json:"receive"`
+	Iterations int    `json:"iterations"` // messages; 0: until the time is over
+	Size       int    `json:"message_size"`
+	Batch      int    `json:"batch"` // messages that are sent at once
+	Queues     []int  `json:"queues,omitempty"`
+	// Peer is whom a server of UDP sends to before it has heard from it, or whom a client of RDMA connects to.
+	Peer  netip.AddrPort `json:"peer,omitzero"`
+	piece int            // bytes of a slot to send from
+
+	rxDepth, txDepth int // of the interface's queues; 0: as it has them
 }
 
 // Latency is bench_latency.
@@ -187,7 +193,7 @@ func MakePlan(c *config.Config, o Options) *Plan {
 	x.needs()
 	p := x.p
 	if len(p.sections) == 0 {
-		x.miss("", "the file has no bench section", "expected bench_rx, bench_tx, bench_latency, socket_bench_server or socket_bench_client")
+		x.miss("", "the file has no bench section", "expected bench_rx, bench_tx, bench_latency, socket_bench_server, socket_bench_client, rdma_bench_server or rdma_bench_client")
 	}
 	if c.Transfers != nil || c.Registry != nil || len(c.Applications) > 0 || c.Metrics != nil {
 		p.Notes = append(p.Notes, "transfers, registry, applications and metrics of the file are not part of a benchmark of streams: penstock run has them")
@@ -246,8 +252,6 @@ func (x *planner) notBuilt() {
 		text  string
 		hint  string
 	}{
-		{c.RDMAServer != nil, "rdma_bench_server", "benchmarks of RDMA connections are not built", "socket_bench_server over udp:// or tcp:// addresses carries the same messages"},
-		{c.RDMAClient != nil, "rdma_bench_client", "benchmarks of RDMA connections are not built", "socket_bench_client over udp:// or tcp:// addresses carries the same messages"},
 		{c.Quantize != nil, "bench_reorder_quantize", "reordering with conversion is not built", "without the section and rx.reorder_configs the packets are received as they come"},
 	} {
 		if s.there {

@@ -11,13 +11,22 @@ import (
 // maxDatagram is the longest payload of a UDP datagram over IPv4.
 const maxDatagram = 65507
 
-// sockets plans socket_bench_server and socket_bench_client, of those that the role is for.
+// sockets plans socket_bench_server and socket_bench_client, or rdma_bench_server and rdma_bench_client, of those that the role is for.
 func (x *planner) sockets() {
-	for _, b := range []struct {
-		role string
-		s    *config.BenchSocket
-	}{{"server", x.c.SocketServer}, {"client", x.c.SocketClient}} {
-		path := "socket_bench_" + b.role
+	kind := "socket_bench_"
+	ends := []*config.BenchSocket{x.c.SocketServer, x.c.SocketClient}
+	if x.c.RDMAServer != nil || x.c.RDMAClient != nil {
+		if ends[0] != nil || ends[1] != nil {
+			x.miss("", "the file has socket_bench_* and rdma_bench_*, which do not run at once", "leave one kind in the file")
+		}
+		kind, ends = "rdma_bench_", []*config.BenchSocket{x.c.RDMAServer, x.c.RDMAClient}
+	}
+	for i, role := range []string{"server", "client"} {
+		b := struct {
+			role string
+			s    *config.BenchSocket
+		}{role, ends[i]}
+		path := kind + role
 		switch {
 		case b.s != nil && (x.o.Role == "" || x.o.Role == b.role):
 			x.has(path)
@@ -33,8 +42,16 @@ func (x *planner) sockets() {
 // socket finds the interface of one end: the one of its mode with the server's address.
 func (x *planner) socket(path, role string, b *config.BenchSocket) {
 	want := netip.AddrPortFrom(b.ServerAddress.Unmap(), uint16(b.ServerPort))
+	rdma := b == x.c.RDMAServer || b == x.c.RDMAClient
 	var p *config.Interface
+	over := "udp:// or tcp://"
+	if rdma {
+		p, over = x.rdmaInterface(role, b, want), "roce://"
+	}
 	for i := range x.c.Interfaces {
+		if rdma {
+			break
+		}
 		q := &x.c.Interfaces[i]
 		if q.Engine == config.Sockets && q.Socket != nil && q.Socket.Mode == role {
 			e := q.Socket.Remote
@@ -48,7 +65,7 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 		}
 	}
 	if p == nil {
-		x.miss(path, fmt.Sprintf("%s: no interface is the %s of %v over udp:// or tcp://", path, role, want), "")
+		x.miss(path, fmt.Sprintf("%s: no interface is the %s of %v over %s", path, role, want, over), "")
 		return
 	}
 	e := p.Socket.Local
@@ -57,6 +74,9 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 	}
 	s := Socket{Place: Place{Path: path, At: place(x.c, path), Interface: p.Name, Engine: p.Engine, Address: p.Address, Core: b.CPUCore}, Role: role, Protocol: e.Scheme, Send: b.Send, Receive: b.Receive,
 		Iterations: b.Iterations, Size: int(b.MessageSize), Batch: 1}
+	if rdma {
+		x.rdma(path, &s, p, b, want)
+	}
 	if p.Rx != nil {
 		for _, q := range p.Rx.Queues {
 			s.Queues = append(s.Queues, q.ID)
@@ -103,7 +123,7 @@ func (x *planner) slot(path string, s *Socket, regions []string, what string) in
 	if r == nil {
 		return 0
 	}
-	if s.Protocol == "udp" && s.Size > int(r.BufSize) {
+	if s.Protocol != "tcp" && s.Size > int(r.BufSize) {
 		x.miss(path+".message_size", fmt.Sprintf("a message of %d bytes does not fit into the slots of %s (%s), which have %d", s.Size, r.Name, what, int(r.BufSize)), fmt.Sprintf("buf_size: %d or more", s.Size))
 	}
 	return int(r.BufSize)

@@ -82,7 +82,7 @@ func (x *runner) say(format string, args ...any) {
 
 // with opens the interfaces, calls f, and closes them.
 func (x *runner) with(ctx context.Context, c *config.Config, f func() error) error {
-	s, err := penstock.Open(ctx, x.part(c), penstock.Options{Logger: slog.New(slog.DiscardHandler)})
+	s, err := penstock.Open(ctx, x.part(c), penstock.Options{Logger: slog.New(slog.DiscardHandler), Engines: x.o.Engines})
 	if err != nil {
 		return err
 	}
@@ -106,6 +106,7 @@ func (x *runner) part(c *config.Config) *config.Config {
 			tx.Flows = nil
 			f.Tx = &tx
 		}
+		x.depths(&f)
 		out.Interfaces = append(out.Interfaces, f)
 	}
 	return &out

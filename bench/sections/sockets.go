@@ -14,10 +14,11 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/verbs"
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Messages is one direction between the sockets of socket_bench_*.
+// Messages is one direction between the sockets of socket_bench_* or rdma_bench_*.
 type Messages struct {
 	Section  string `json:"section"` // of the end that counted
 	From     string `json:"from"`    // server, client
@@ -45,14 +46,15 @@ type Messages struct {
 	Drops engine.Drops `json:"-"` // of the interface
 }
 
-// end is one end of socket_bench_*.
+// end is one end of socket_bench_* or rdma_bench_*.
 type end struct {
 	s    *Socket
 	o    *Options
 	port engine.Port
 	tx   engine.TxQueue
 	run  uint16
-	far  *end // nil: in another process
+	far  *end   // nil: in another process
+	conn uint32 // of a client that has connected itself; 0: none
 
 	peer chan uint32 // who wrote first, for a server of UDP
 
@@ -76,6 +78,7 @@ type inlet struct {
 	pieces  map[uint32][]byte  // of messages over TCP, by connection
 	ledgers map[uint16]*ledger // of senders, by run
 	latency metrics.Histogram
+	whole   []byte // a message that came in several segments
 	out     Messages
 }
 
@@ -102,6 +105,11 @@ func (x *runner) sockets(ctx context.Context) error {
 	if len(ends) == 2 {
 		ends[0].far, ends[1].far = ends[1], ends[0]
 	}
+	for _, e := range ends {
+		if err := e.meet(ctx); err != nil {
+			return err
+		}
+	}
 	unchecked := "nothing is received here"
 	for _, e := range ends {
 		if e.s.Receive {
@@ -111,7 +119,11 @@ func (x *runner) sockets(ctx context.Context) error {
 			}
 		}
 	}
-	row, err := x.measure(ctx, "socket_bench", "sockets", paired.MopsPerSec, unchecked, func(ctx context.Context) (paired.Sample, error) {
+	name := "socket_bench"
+	if ends[0].s.Protocol == overRDMA {
+		name = "rdma_bench"
+	}
+	row, err := x.measure(ctx, name, "sockets", paired.MopsPerSec, unchecked, func(ctx context.Context) (paired.Sample, error) {
 		err := x.talk(ctx, ends)
 		for _, e := range ends {
 			x.r.Sockets = append(x.r.Sockets, e.messages()...)
@@ -214,15 +226,20 @@ func (e *end) done(began int64) bool {
 		return true
 	case first == 0: // a server waits for its client
 		return e.s.Role == "client" && e.o.Duration > 0 && t-began > int64(e.o.Duration+e.o.Settle)
+	case e.s.Protocol == overRDMA:
+		return e.connections() == 0 || e.o.Duration > 0 && t-first > int64(e.o.Duration) && quiet > e.o.Settle
 	case e.s.Protocol == "tcp":
 		return e.over.Load() > 0 && e.connections() == 0 || e.o.Duration > 0 && t-first > int64(e.o.Duration) && quiet > e.o.Settle
 	}
 	return quiet > e.o.Settle
 }
 
-// connections is how many connections a port of TCP has.
+// connections is how many connections a port of TCP or RDMA has.
 func (e *end) connections() int {
-	if p, ok := e.port.(*socket.TCPPort); ok {
+	switch p := e.port.(type) {
+	case *socket.TCPPort:
+		return len(p.Conns())
+	case *verbs.Port:
 		return len(p.Conns())
 	}
 	return 0
@@ -231,6 +248,8 @@ func (e *end) connections() int {
 // partner is whom this end sends to: the id of a connection or of a peer, 0 where the port has only one.
 func (e *end) partner(ctx context.Context) (uint32, error) {
 	switch p := e.port.(type) {
+	case *verbs.Port:
+		return e.rdmaPartner(ctx, p)
 	case *socket.TCPPort:
 		if e.s.Role == "client" && e.o.Duration > 0 {
 			var cancel context.CancelFunc
@@ -325,7 +344,7 @@ func (e *end) send(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("sections: %s: messages have not left after %v: %w", e.s.At, stuckFor, err)
 	}
-	return nil
+	return e.undelivered()
 }
 
 // id tells the directions apart.
@@ -434,10 +453,17 @@ func (l *inlet) burst() {
 		case l.e.peer <- conn: // the first one counts
 		default:
 		}
+		if l.e.s.Protocol == overRDMA && l.b.Segments(i) > 1 {
+			l.whole = append(l.whole[:0], make([]byte, l.b.PacketLen(i))...)
+			l.b.CopyTo(l.whole, i)
+			l.out.Bytes += uint64(len(l.whole))
+			l.message(l.whole, t)
+			continue
+		}
 		for k := range l.b.Segments(i) {
 			p := l.b.Bytes(i, k)
 			l.out.Bytes += uint64(len(p))
-			if l.e.s.Protocol == "udp" {
+			if l.e.s.Protocol != "tcp" {
 				l.message(p, t)
 			} else {
 				l.piece(conn, p, t)

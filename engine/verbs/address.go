@@ -17,6 +17,7 @@ type address struct {
 	device string
 	gid    int // as in Options
 	how    *Transport
+	by     *Connector
 }
 
 // parseAddress reads an address. Hosts are IP addresses: a device is chosen by them.
@@ -66,12 +67,18 @@ func readAddress(s string) (a address, err error) {
 				return a, fmt.Errorf("transport is %q: expected RC, UC or UD", v[0])
 			}
 			a.how = &t
+		case "connect":
+			by, err := ParseConnector(v[0])
+			if err != nil {
+				return a, fmt.Errorf("connect is %q: expected tcp or cm", v[0])
+			}
+			a.by = &by
 		case "engine":
 			if v[0] != "ibverbs" {
 				return a, fmt.Errorf("engine is %q: expected ibverbs", v[0])
 			}
 		default:
-			return a, fmt.Errorf("%q is not known: expected listen, local, device, gid or transport", k)
+			return a, fmt.Errorf("%q is not known: expected listen, local, device, gid, transport or connect", k)
 		}
 	}
 	if local != "" {

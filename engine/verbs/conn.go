@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// conn is one connection: a channel for records, and lanes in both directions. A lane is a pair of queue pairs over which messages go one
+// conn is one connection: a channel, and lanes in both directions, which are one queue pair where the connection is plain (plain.go). A lane is a pair of queue pairs over which messages go one
 // way. Whoever receives makes it, for the receive queue that the connection belongs to, and takes it back when that queue goes; what
 // is to be sent waits meanwhile.
 type conn struct {
@@ -19,6 +19,7 @@ type conn struct {
 	ch            channel
 	local, remote netip.AddrPort
 	main          bool // of a port that connects to one peer
+	plain         bool // the peer takes no records: one queue pair in both directions
 
 	// Under the port's mutex:
 	met    bool        // the peer has said who it is
@@ -48,6 +49,7 @@ type conn struct {
 // admit makes a connection of a channel. The caller holds p.mu.
 func (p *Port) admit(ch channel, main bool) *conn {
 	c := &conn{port: p, ch: ch, local: ch.local(), remote: ch.remote(), main: main, mine: map[uint32]*own{}, theirs: map[uint32]exposed{}}
+	_, c.plain = ch.(*link)
 	for c.id == 0 || p.conns[c.id] != nil {
 		p.last++
 		c.id = p.last
@@ -69,17 +71,11 @@ func (p *Port) admit(ch channel, main bool) *conn {
 	return c
 }
 
-// serve reads the peer's records until the channel ends.
+// serve has the channel do what the peer asks for until it ends.
 func (c *conn) serve() {
 	p := c.port
 	defer p.running.Done()
-	var err error
-	for err == nil {
-		var r record
-		if r, err = c.ch.receive(); err == nil {
-			err = c.take(&r)
-		}
-	}
+	err := c.ch.serve(c)
 	if err == io.EOF || errors.Is(err, errBye) {
 		err = nil // the peer has closed
 	}
@@ -131,6 +127,12 @@ func (c *conn) hello(r *record) error {
 	if r.transport != p.o.Transport {
 		return failed(engine.ErrConnect, "the peer's transport is %v, this port's is %v", r.transport, p.o.Transport)
 	}
+	return c.meet()
+}
+
+// meet notes that there is a peer.
+func (c *conn) meet() error {
+	p := c.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if c.over {
@@ -139,6 +141,7 @@ func (c *conn) hello(r *record) error {
 	c.met = true
 	c.late.Stop()
 	if c.main {
+		p.backoff = 0
 		p.primary.Store(c)
 	}
 	p.assign(c)
@@ -183,16 +186,11 @@ func (p *Port) end(c *conn, err error) {
 		delete(p.byAddr, c.remote)
 	}
 	p.table.Unlock()
-	// First the receiving side: what it has acknowledged by then it has received, and nothing comes later.
-	for _, l := range append(c.leaves, c.in) {
-		if l != nil {
-			l.q.cut(l)
-		}
+	if c.plain {
+		c.part()
+	} else {
+		c.sever()
 	}
-	c.in, c.leaves = nil, nil
-	c.mu.Lock()
-	c.kill()
-	c.mu.Unlock()
 	for _, m := range c.mine {
 		m.close()
 	}
@@ -234,10 +232,24 @@ func (p *Port) end(c *conn, err error) {
 	}
 }
 
+// sever ends the lanes. The caller holds p.mu.
+func (c *conn) sever() {
+	// First the receiving side: what it has acknowledged by then it has received, and nothing comes later.
+	for _, l := range append(c.leaves, c.in) {
+		if l != nil {
+			l.q.cut(l)
+		}
+	}
+	c.in, c.leaves = nil, nil
+	c.mu.Lock()
+	c.kill()
+	c.mu.Unlock()
+}
+
 // assign gives a connection to a queue: the one that is bound to it, or else the one of the unbound that has the fewest. The caller
 // holds p.mu.
 func (p *Port) assign(c *conn) {
-	if !c.met || c.over { // it is given to a queue when its peer has said who it is
+	if !c.met || c.over || c.plain { // it is given to a queue when its peer has said who it is; a plain one has its queue from the beginning
 		return
 	}
 	var to *rxQueue
@@ -329,7 +341,7 @@ type ConnInfo struct {
 	Sends         bool // the peer has given a lane to send on
 	Waiting       int  // packets that wait to be sent
 	Flying        int  // packets that the device has
-	Room          int  // messages that the peer has room for now, as far as is known
+	Room          int  // messages that the peer has room for now, as far as is known; -1 where peers do not say (ByCM)
 }
 
 func (c *conn) info() ConnInfo {
@@ -344,6 +356,9 @@ func (c *conn) info() ConnInfo {
 	}
 	if o := c.out; o != nil {
 		i.Sends, i.Flying, i.Room = o.ready, o.flying(), o.w.room()
+	}
+	if c.plain {
+		i.Room = -1
 	}
 	return i
 }

@@ -13,6 +13,9 @@ import (
 
 // dial begins an attempt to connect to the port's peer. The caller holds p.mu.
 func (p *Port) dial() {
+	if p.o.Connect == ByCM && len(p.rx) == 0 {
+		return // AddRxQueue does
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.o.ConnectTimeout)
 	p.dialing = cancel
 	p.counts.attempts.Add(1)
@@ -31,7 +34,9 @@ func (p *Port) dial() {
 		case err != nil:
 			p.missed(err)
 		default:
-			p.backoff = 0
+			if p.o.Connect == ByTCP {
+				p.backoff = 0
+			}
 			p.counts.connected.Add(1)
 			p.admit(ch, true)
 		}
@@ -69,7 +74,7 @@ func (p *Port) retryLater() {
 func (p *Port) redial() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.closed && p.dialing == nil && p.primary.Load() == nil {
+	if !p.closed && p.dialing == nil && p.primary.Load() == nil && !p.attempting() {
 		p.dial()
 	}
 }
@@ -176,11 +181,13 @@ func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err e
 		return 0, invalid("Connect to %v: expected an IP address and a port", to)
 	}
 	p.mu.Lock()
-	closed, full := p.closed, len(p.conns) >= p.o.MaxConns
+	closed, full, early := p.closed, len(p.conns) >= p.o.MaxConns, p.o.Connect == ByCM && len(p.rx) == 0
 	p.mu.Unlock()
 	switch {
 	case closed:
 		return 0, engine.ErrClosed
+	case early:
+		return 0, failed(engine.ErrNotReady, "port %q connects by rdma_cm, and has no receive queue: AddRxQueue comes before Connect", p.name)
 	case full:
 		return 0, failed(engine.ErrFull, "port %q has %d connections, which MaxConns allows", p.name, p.o.MaxConns)
 	}

@@ -9,7 +9,7 @@
 //	roce://10.0.0.2                          connect from there, when Port.Connect says to whom
 //
 // The device is the one that has the IP address, unless device= names one, and gid= the place of the address in its table. transport= is RC, UC
-// or UD; rdma:// is the same as roce://. What an address cannot say is in Options. Ports are *Port, which can do more than
+// or UD; connect= is tcp or cm; rdma:// is the same as roce://. What an address cannot say is in Options. Ports are *Port, which can do more than
 // engine.Port.
 //
 // # Connections
@@ -17,6 +17,12 @@
 // Two ports meet over TCP at the address and exchange records: who they are, and queue pairs to send to. Each packet carries the id of the
 // connection that it came by (burst.Burst.Conn), and a packet to be sent goes to the connection that it names; a port that
 // connects to one peer takes 0 for that one. The end of the TCP connection, or of a queue pair, is the end of the connection.
+//
+// # Other programs
+//
+// With connect=cm (ByCM) ports meet by the connection manager of RDMA instead, and the peer may be any program that does: a connection is one queue
+// pair, used in both directions, whose messages are the packets and nothing else. There are no records, so no credits, and nothing of what
+// is below. It belongs to the receive queue that it began with, and a port accepts and connects when it has one.
 //
 // # Lanes and credits
 //

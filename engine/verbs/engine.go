@@ -14,7 +14,8 @@ import (
 // Engine opens ports of RDMA connections. Make it with New; any goroutine may use it.
 type Engine struct {
 	path string
-	tree fs.FS // the machine's files, nil: this machine's; tests have others
+	tree fs.FS  // the machine's files, nil: this machine's; tests have others
+	cm   string // file of librdmacm, "": the system's
 
 	mu  sync.Mutex
 	lib *ibv.Library // nil until it is needed
@@ -111,6 +112,9 @@ func (e *Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Por
 	}
 	if a.how != nil {
 		o.Transport = *a.how
+	}
+	if a.by != nil {
+		o.Connect = *a.by
 	}
 	if err := o.complete(); err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ type inLane struct {
 	ready    bool // it is connected
 	leaving  bool // it was taken back
 	numbered bool // messages carry their numbers, since some may be lost
+	plain    bool // the queue pair is the sending side's as well, which ends it, and the peer takes no credits: it is never ready
 	probe    uint64
 }
 
@@ -82,6 +83,9 @@ func (q *rxQueue) remove(l *inLane) {
 	delete(q.lanes, l.qpn)
 	if q.last == l {
 		q.last = nil
+	}
+	if l.plain {
+		return
 	}
 	d.disown(l.x.cq)
 	l.x.close()

@@ -3,19 +3,21 @@ package verbs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// meeting is how ports find each other and exchange records before there is a queue pair between them, and beside it. There is one
-// over TCP at the port's own address; one over the connection manager (rdma_cm) fits here as well.
+// meeting is how ports find each other. There is one over TCP at the port's own address, for peers that exchange records before there is a queue
+// pair between them, and beside it (overTCP); and one over the connection manager, for peers that do not (manager).
 type meeting interface {
-	// listen accepts channels at an address. A port of 0 is chosen.
-	listen(at netip.AddrPort) (listener, error)
+	// bind accepts channels at an address. A port of 0 is chosen.
+	bind(at netip.AddrPort) (listener, error)
 	// dial makes a channel. from may be invalid, or have port 0.
 	dial(ctx context.Context, from, to netip.AddrPort) (channel, error)
 }
@@ -33,9 +35,9 @@ type channel interface {
 	remote() netip.AddrPort
 	// send leaves a record to be sent, in order. It does not wait.
 	send(r *record)
-	// receive waits for a record. One goroutine calls it.
-	receive() (record, error)
-	// close sends what was left, within reason, and ends the channel. receive returns with an error. It does not wait.
+	// serve does for the connection what its peer asks for, until it ends; the error says why. One goroutine calls it.
+	serve(c *conn) error
+	// close sends what was left, within reason, and ends the channel. serve returns with an error. It does not wait.
 	close()
 	// wait waits until close has done everything.
 	wait()
@@ -46,7 +48,7 @@ type overTCP struct{}
 
 type tcpListener struct{ l *net.TCPListener }
 
-func (overTCP) listen(at netip.AddrPort) (listener, error) {
+func (overTCP) bind(at netip.AddrPort) (listener, error) {
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
 		return nil, failed(engine.ErrInUse, "listening at %v: %v", at, err)
@@ -74,6 +76,9 @@ func (overTCP) dial(ctx context.Context, from, to netip.AddrPort) (channel, erro
 		d.LocalAddr = net.TCPAddrFromAddrPort(from)
 	}
 	c, err := d.DialContext(ctx, "tcp", to.String())
+	if errors.Is(err, sys.ECONNREFUSED) {
+		return nil, fmt.Errorf("%w; a peer that is not Penstock listens by rdma_cm: connect=cm", err)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -133,6 +138,19 @@ func (t *tcpChannel) stir() {
 	select {
 	case t.wake <- struct{}{}:
 	default:
+	}
+}
+
+// serve reads the peer's records.
+func (t *tcpChannel) serve(c *conn) error {
+	for {
+		r, err := t.receive()
+		if err == nil {
+			err = c.take(&r)
+		}
+		if err != nil {
+			return err
+		}
 	}
 }
 

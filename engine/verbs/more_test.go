@@ -32,7 +32,7 @@ func TestLateHello(t *testing.T) {
 	}
 	ch.send(&record{kind: kindHello})
 	for _, want := range []kind{kindHello, kindOffer} {
-		if r, err := ch.receive(); err != nil || r.kind != want {
+		if r, err := ch.(*tcpChannel).receive(); err != nil || r.kind != want {
 			t.Fatalf("%+v, %v; expected %v", r, err, want)
 		}
 	}

@@ -85,6 +85,8 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	switch {
 	case rights == 0 || rights&^(RemoteRead|RemoteWrite) != 0:
 		return 0, invalid("rights %#x: expected RemoteRead, RemoteWrite or both", uint8(rights))
+	case p.o.Connect == ByCM:
+		return 0, errPlain()
 	case p.o.Transport == UD || p.o.Transport == UC && rights&RemoteRead != 0:
 		return 0, failed(engine.ErrUnsupported, "%v has no such operations", p.o.Transport)
 	case span.Region == nil || span.Len == 0:
@@ -114,6 +116,11 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	c.mine[c.mines] = m
 	c.ch.send(&record{kind: kindExpose, memory: exposed{id: c.mines, rights: rights, rkey: mr.RKey(), addr: mr.Addr(), length: span.Len}})
 	return c.mines, nil
+}
+
+// errPlain is the answer where a peer would have to be told of memory.
+func errPlain() error {
+	return failed(engine.ErrUnsupported, "connect=cm: the peer is a program that takes no records, so that neither side can tell the other of memory; connect=tcp can")
 }
 
 // flush makes what the peer of a connection wrote visible to the accelerators whose memory it may write.
@@ -250,6 +257,9 @@ func (t *Transfer) finish(well bool, c *conn) {
 func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 	if s.Op > WriteImm {
 		return nil, invalid("operation %d", s.Op)
+	}
+	if p.o.Connect == ByCM {
+		return nil, errPlain()
 	}
 	if s.Local.Region == nil || s.Local.Len > maxMessage {
 		return nil, invalid("a transfer of %d bytes: expected a region, and at most %d", s.Local.Len, maxMessage)

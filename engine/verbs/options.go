@@ -40,9 +40,42 @@ func ParseTransport(s string) (Transport, error) {
 	return 0, invalid("transport %q: expected RC, UC or UD", s)
 }
 
+// Connector is how the connections of a port are made.
+type Connector uint8
+
+// The connectors.
+const (
+	ByTCP Connector = iota // records over TCP at the port's address: the peer is a port of this engine, and has credits
+	ByCM                   // the connection manager of RDMA (rdma_cm), with RC: the peer is any program that uses it
+	numConnectors
+)
+
+var connectorNames = [numConnectors]string{"tcp", "cm"}
+
+// String is the name as configurations have it.
+func (c Connector) String() string {
+	if c < numConnectors {
+		return connectorNames[c]
+	}
+	return fmt.Sprintf("connector %d", uint8(c))
+}
+
+// ParseConnector reads a name as String writes it, in any case.
+func ParseConnector(s string) (Connector, error) {
+	for i, n := range connectorNames {
+		if strings.EqualFold(s, n) {
+			return Connector(i), nil
+		}
+	}
+	return 0, invalid("connect %q: expected tcp or cm", s)
+}
+
 // Options are the options of a port. The zero value is right for most.
 type Options struct {
 	Transport Transport
+	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both directions, which needs a receive queue: the
+	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections.
+	Connect Connector
 	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is the place in the device's table of the
 	// address to use, counted from 1 so that 0 leaves the choice to what fits the address; Port the device's port, 0 for 1.
 	Device string
@@ -57,7 +90,8 @@ type Options struct {
 	// Segments is the number of pieces that a message to be sent may have; 0 is 8, or as many as the device takes if that is less.
 	Segments int
 	// AckTimeout is how long the device waits for an acknowledgement, at least; it takes 4.096 us times a power of two. 0 is 67 ms.
-	// Retries is how often it tries again, 1 to 7; 0 is 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us.
+	// Retries is how often it tries again, 1 to 7; 0 is 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us,
+	// and 640 us with ByCM, whose peers know nothing of its buffers.
 	AckTimeout, MinRNR time.Duration
 	Retries            int
 	// MTU is the most that one packet on the wire carries, in bytes: 256, 512, 1024, 2048 or 4096; 0 is what the port has.
@@ -154,6 +188,9 @@ func (o *Options) complete() error {
 	orElse(&o.SignalEvery, 16)
 	orElse(&o.Segments, 8)
 	orElse(&o.AckTimeout, 67*time.Millisecond)
+	if o.Connect == ByCM {
+		orElse(&o.MinRNR, 640*time.Microsecond)
+	}
 	orElse(&o.MinRNR, 10*time.Microsecond)
 	orElse(&o.Retries, 7)
 	orElse(&o.ConnectTimeout, 10*time.Second)
@@ -164,6 +201,10 @@ func (o *Options) complete() error {
 	switch {
 	case o.Transport >= numTransports:
 		return invalid("Transport is %d: expected RC, UC or UD", o.Transport)
+	case o.Connect >= numConnectors:
+		return invalid("Connect is %d: expected ByTCP or ByCM", o.Connect)
+	case o.Connect == ByCM && o.Transport != RC:
+		return failed(engine.ErrUnsupported, "connect=cm with %v: the connection manager makes reliable connections (RC) here; connect=tcp has UC and UD", o.Transport)
 	case o.Port < 1 || o.Port > 255 || o.GID < 0:
 		return invalid("Port %d, GID %d: expected 1 to 255, and 0 or more", o.Port, o.GID)
 	case o.SendDepth < 1 || o.SendDepth > maxDepth:

@@ -14,7 +14,7 @@ import (
 func TestAddresses(t *testing.T) {
 	at := func(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
 	from := func(s string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(s), 0) }
-	uc := UC
+	uc, cm := UC, ByCM
 	for s, want := range map[string]address{
 		"roce://10.0.0.1:4096?listen=1":                          {listen: true, local: at("10.0.0.1:4096")},
 		"rdma://:4096?listen=true&device=mlx5_0&gid=0":           {listen: true, local: at("[::]:4096"), device: "mlx5_0", gid: 1},
@@ -22,6 +22,7 @@ func TestAddresses(t *testing.T) {
 		"roce://fe80::1":                                         {local: from("fe80::1")},
 		"roce://[fd00::1]:7":                                     {remote: at("[fd00::1]:7")},
 		"roce://10.0.0.2:4096?local=10.0.0.1&transport=uc":       {remote: at("10.0.0.2:4096"), local: from("10.0.0.1"), how: &uc},
+		"roce://10.0.0.2:4096?connect=CM":                        {remote: at("10.0.0.2:4096"), by: &cm},
 		"roce://10.0.0.2:1?engine=ibverbs":                       {remote: at("10.0.0.2:1")},
 		"roce://?local=10.0.0.1":                                 {local: from("10.0.0.1")},
 		"roce://[::ffff:10.0.0.2]:9?local=::ffff:10.0.0.1&gid=3": {remote: at("10.0.0.2:9"), local: from("10.0.0.1"), gid: 4},
@@ -36,7 +37,7 @@ func TestAddresses(t *testing.T) {
 		"tcp://10.0.0.1:1": "expected roce://", "eth0": "expected roce://", "roce://": "expected an IP address", "roce://host:1": `host "host"`, "roce://10.0.0.1:70000": `port "70000"`,
 		"roce://10.0.0.1:0": "a port to connect to", "roce://:1": "an address and a port", "roce://10.0.0.1?listen=1": "expected a port", "roce://10.0.0.1:1?listen=2": "listen",
 		"roce://10.0.0.1:1?x=1": `"x" is not known`, "roce://10.0.0.1:1?local=a": "local", "roce://10.0.0.1:1?listen=1&local=10.0.0.2": "of one who connects", "roce://10.0.0.1:1?gid=-1": "gid",
-		"roce://10.0.0.1:1?device=a/b": "device", "roce://10.0.0.1:1?transport=XRC": "RC, UC or UD", "roce://10.0.0.1:1?engine=dpdk": "ibverbs", "roce://10.0.0.1:1?gid=1&gid=2": "2 times",
+		"roce://10.0.0.1:1?device=a/b": "device", "roce://10.0.0.1:1?transport=XRC": "RC, UC or UD", "roce://10.0.0.1:1?connect=udp": "tcp or cm", "roce://10.0.0.1:1?engine=dpdk": "ibverbs", "roce://10.0.0.1:1?gid=1&gid=2": "2 times",
 		"roce://10.0.0.1:1?%zz": "query", "roce://10.0.0.1?local=10.0.0.2": "expected a port",
 	} {
 		if _, err := parseAddress(s); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), s) {
@@ -59,10 +60,22 @@ func FuzzAddress(f *testing.F) {
 }
 
 func TestOptions(t *testing.T) {
-	for _, o := range []Options{{Transport: 3}, {Port: -1}, {GID: -1}, {SendDepth: -1}, {SendDepth: maxDepth + 1}, {SignalEvery: -1}, {Segments: -1}, {Retries: 8}, {AckTimeout: -1},
+	for _, o := range []Options{{Transport: 3}, {Connect: 2}, {Port: -1}, {GID: -1}, {SendDepth: -1}, {SendDepth: maxDepth + 1}, {SignalEvery: -1}, {Segments: -1}, {Retries: 8}, {AckTimeout: -1},
 		{Linger: -1}, {MTU: 1500}, {MaxConns: -1}, {BackoffMin: 2, BackoffMax: 1}} {
 		if err := o.complete(); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	for by, pause := range map[Connector]time.Duration{ByTCP: 10 * time.Microsecond, ByCM: 640 * time.Microsecond} {
+		o := Options{Connect: by}
+		if err := o.complete(); err != nil || o.MinRNR != pause {
+			t.Errorf("%v: a pause of %v, %v; expected %v", by, o.MinRNR, err, pause)
+		}
+	}
+	for _, how := range []Transport{UC, UD} {
+		o := Options{Connect: ByCM, Transport: how}
+		if err := o.complete(); !errors.Is(err, engine.ErrUnsupported) {
+			t.Errorf("rdma_cm with %v: %v", how, err)
 		}
 	}
 	o := Options{SendDepth: 2}

@@ -61,21 +61,11 @@ const (
 // offered takes a lane that the peer offers: makes a queue pair of this side and connects it.
 func (c *conn) offered(r *record) error {
 	p := c.port
-	depth := min(p.o.SendDepth, p.attr.MaxQPWR-1) // and one to see whether the device is still at work
-	sges := min(p.o.Segments, p.attr.MaxSGE, burst.MaxSegments)
-	spec := ibv.QPSpec{SendWRs: depth + 1, RecvWRs: creditReads, SendSGEs: sges, RecvSGEs: 1, Inline: p.o.Inline}
-	o := &outLane{c: c, id: r.lane, longest: r.longest, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth+1),
-		pieces: make([]piece, depth*sges), sge: make([]ibv.SGE, 0, sges), reclaim: make([]burst.Handle, 0, 64)}
-	var err error
-	if o.x, err = p.newPair(spec, depth+creditReads+2); err != nil && p.o.Inline > 0 {
-		// How many bytes of inline data a device takes it does not tell.
-		spec.Inline, o.inline = 0, 0
-		o.x, err = p.newPair(spec, depth+creditReads+2)
-	}
-	if err != nil {
+	o := p.newOut(c)
+	o.id, o.longest = r.lane, r.longest
+	if err := o.make(ibv.QPSpec{RecvWRs: creditReads, RecvSGEs: 1}, creditReads); err != nil {
 		return err
 	}
-	p.control.own(o.x.cq, o)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err := o.open(&r.pair); err != nil || c.dead {
@@ -92,6 +82,29 @@ func (c *conn) offered(r *record) error {
 	c.out = o
 	c.ch.send(&record{kind: kindAccept, lane: o.id, pair: o.x.mine})
 	return nil
+}
+
+// newOut makes a lane that has no queue pair yet.
+func (p *Port) newOut(c *conn) *outLane {
+	depth := min(p.o.SendDepth, p.attr.MaxQPWR-1) // and one to see whether the device is still at work
+	sges := min(p.o.Segments, p.attr.MaxSGE, burst.MaxSegments)
+	return &outLane{c: c, depth: depth, sges: sges, inline: p.o.Inline, posts: make([]posted, depth+1), pieces: make([]piece, depth*sges),
+		sge: make([]ibv.SGE, 0, sges), reclaim: make([]burst.Handle, 0, 64)}
+}
+
+// make makes the queue pair. spec says where it receives, and reads is how many receives complete with what is sent.
+func (o *outLane) make(spec ibv.QPSpec, reads int) (err error) {
+	p := o.c.port
+	spec.SendWRs, spec.SendSGEs, spec.Inline = o.depth+1, o.sges, o.inline
+	if o.x, err = p.newPair(spec, o.depth+reads+2); err != nil && o.inline > 0 {
+		// How many bytes of inline data a device takes it does not tell.
+		spec.Inline, o.inline = 0, 0
+		o.x, err = p.newPair(spec, o.depth+reads+2)
+	}
+	if err == nil {
+		p.control.own(o.x.cq, o)
+	}
+	return err
 }
 
 // open connects the queue pair and lets credits come.

@@ -54,6 +54,7 @@ type Port struct {
 	old     engine.PortStats
 	change  chan struct{} // closed and replaced when a connection comes or goes
 	last    uint32        // id given last
+	begun   bool          // it listens, by the connection manager
 	notes   []string
 
 	table  sync.RWMutex // besides mu for writing
@@ -123,7 +124,13 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if p.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
-	p.control, err = newDriver(p)
+	if p.control, err = newDriver(p); err != nil || p.o.Connect == ByTCP {
+		return p, err
+	}
+	m, err := newManager(p, e.cm)
+	if err == nil {
+		p.meet = m
+	}
 	return p, err
 }
 
@@ -221,7 +228,7 @@ func list(names []string) string {
 func (p *Port) start(ctx context.Context) error {
 	p.control.start()
 	if p.a.listen {
-		l, err := p.meet.listen(p.a.local)
+		l, err := p.meet.bind(p.a.local)
 		if err != nil {
 			return err
 		}
@@ -238,7 +245,7 @@ func (p *Port) start(ctx context.Context) error {
 	p.mu.Lock()
 	p.dial()
 	p.mu.Unlock()
-	if p.o.Background {
+	if p.o.Background || p.o.Connect == ByCM {
 		return nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, p.o.ConnectTimeout)
@@ -361,8 +368,11 @@ func (p *Port) shut() (err error) {
 	if p.control != nil {
 		p.control.stop()
 	}
+	if m, ok := p.meet.(*manager); ok {
+		err = m.stop()
+	}
 	if p.pd != nil {
-		err = p.regs.close()
+		err = errors.Join(err, p.regs.close())
 	}
 	if p.scratchRegion != nil {
 		err = errors.Join(err, p.scratchRegion.Close())

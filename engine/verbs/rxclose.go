@@ -11,6 +11,7 @@ import (
 
 // Close implements engine.RxQueue. What senders have sent by the time they hear of it is dropped; what they send later is for another
 // queue, or waits for one. So Close waits for them to hear, for as long as Options.Linger; the queue's memory goes back when the last one has.
+// Connections by rdma_cm (ByCM) end with their queue.
 func (q *rxQueue) Close() error {
 	err := q.close()
 	late := time.NewTimer(q.port.o.Linger)
@@ -46,6 +47,10 @@ func (q *rxQueue) close() error {
 		if c.q == q {
 			if c.q = nil; p.closed {
 				continue // it ends
+			}
+			if c.plain {
+				p.end(c, failed(engine.ErrClosed, "receive queue %d, which a connection by rdma_cm stays with, was closed", q.id))
+				continue
 			}
 			p.move(c, nil)
 			p.assign(c)

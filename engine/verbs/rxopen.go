@@ -22,6 +22,9 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 		return nil, err
 	}
 	var bound *conn
+	if spec.Conn != 0 && p.o.Connect == ByCM {
+		return nil, failed(engine.ErrUnsupported, "receive queue %d: a connection by rdma_cm stays with the queue that it began with", id)
+	}
 	if spec.Conn != 0 {
 		if bound = p.conns[spec.Conn]; bound == nil || !bound.met {
 			return nil, failed(engine.ErrNotFound, "receive queue %d: connection %d", id, spec.Conn)
@@ -46,6 +49,12 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 	}
 	if p.gone.Load() {
 		q.fail(p.cause)
+	}
+	if p.o.Connect == ByCM {
+		if err := p.begin(); err != nil {
+			p.rx = p.rx[:len(p.rx)-1]
+			return nil, errors.Join(err, q.shut())
+		}
 	}
 	return q, nil
 }

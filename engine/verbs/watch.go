@@ -72,7 +72,7 @@ func (o *outLane) look() {
 		o.fail(errSilent)
 		return
 	}
-	if o.flying() > o.depth || o.c.port.o.Transport == UD { // there is one already, or it cannot be
+	if o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain { // there is one already, or it cannot be, or the peer may not let itself be written to
 		return
 	}
 	o.chain.Reset()

@@ -199,6 +199,18 @@ func (id *ID) InitQP(q *ibv.QP, access ibv.Access) error { return id.move(q, ibv
 // ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides agreed on. access is what the peer may do with it;
 // responder and initiator are the numbers of reads and atomics at once that go to Accept, or Agreed.
 func (id *ID) ReadyQP(q *ibv.QP, access ibv.Access, responder, initiator uint8) error {
+	return id.ReadyQPPaused(q, access, responder, initiator, Pauses{})
+}
+
+// Pauses are what happens when a message finds no buffer. The zero value is what the connection manager says: a receiver asks for 655 ms, and a
+// sender tries again as often as its peer has said.
+type Pauses struct {
+	MinRNR   uint8 // code of the pause that this side asks for, 1 to 31 (InfiniBand specification, table 45); 0: the connection manager's
+	RNRRetry uint8 // how often this side tries again, 1 to 7, which is for ever; 0: what the peer has said
+}
+
+// ReadyQPPaused is ReadyQP with other pauses than the connection manager's.
+func (id *ID) ReadyQPPaused(q *ibv.QP, access ibv.Access, responder, initiator uint8, pauses Pauses) error {
 	// Init once more: before the connection was asked for, less was known.
 	if err := id.move(q, ibv.QPInit, access, nil); err != nil {
 		return err
@@ -207,12 +219,18 @@ func (id *ID) ReadyQP(q *ibv.QP, access ibv.Access, responder, initiator uint8) 
 		if responder != Agreed {
 			a.maxDestAtomic = responder
 		}
+		if pauses.MinRNR != 0 {
+			a.minRNR = pauses.MinRNR
+		}
 	}); err != nil {
 		return err
 	}
 	return id.move(q, ibv.QPReadyToSend, access, func(a *qpAttr) {
 		if initiator != Agreed {
 			a.maxRdAtomic = initiator
+		}
+		if pauses.RNRRetry != 0 {
+			a.rnrRetry = pauses.RNRRetry
 		}
 	})
 }

@@ -37,6 +37,7 @@ func TestLayout(t *testing.T) {
 		"event.status": unsafe.Offsetof(e.status), "event.params": unsafe.Offsetof(e.params), "channel.fd": unsafe.Offsetof(ch.fd),
 		"device.name": deviceName, "context.device": 0,
 		"qp.state": unsafe.Offsetof(q.state), "qp.maxRdAtomic": unsafe.Offsetof(q.maxRdAtomic), "qp.maxDestAtomic": unsafe.Offsetof(q.maxDestAtomic),
+		"qp.minRNR": unsafe.Offsetof(q.minRNR), "qp.rnrRetry": unsafe.Offsetof(q.rnrRetry),
 		"qpAttr": uintptr(ibv.SizeQPAttr), "storage": storage, "TCP": portSpaceTCP,
 		"AddressResolved": uintptr(AddressResolved), "AddressError": uintptr(AddressError), "RouteResolved": uintptr(RouteResolved),
 		"RouteError": uintptr(RouteError), "ConnectRequest": uintptr(ConnectRequest), "ConnectResponse": uintptr(ConnectResponse),

@@ -56,6 +56,9 @@ type qpAttr struct {
 	_             [122]byte
 	maxRdAtomic   uint8
 	maxDestAtomic uint8
+	minRNR        uint8
+	_             [3]byte
+	rnrRetry      uint8
 }
 
 // deviceName is where the name is in an ibv_device, which is what the first word of an ibv_context points to.

@@ -38,6 +38,8 @@ int main(void) {
 	AT("qp.state", struct ibv_qp_attr, qp_state);
 	AT("qp.maxRdAtomic", struct ibv_qp_attr, max_rd_atomic);
 	AT("qp.maxDestAtomic", struct ibv_qp_attr, max_dest_rd_atomic);
+	AT("qp.minRNR", struct ibv_qp_attr, min_rnr_timer);
+	AT("qp.rnrRetry", struct ibv_qp_attr, rnr_retry);
 	printf("qpAttr %zu\n", sizeof(struct ibv_qp_attr));
 	printf("storage %zu\n", sizeof(struct sockaddr_storage));
 	printf("TCP %d\n", RDMA_PS_TCP);
