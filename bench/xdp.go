@@ -123,7 +123,7 @@ func (o *XDPOptions) row(op xdpref.Op, size int, touch, live bool) xdpRow {
 	r := xdpRow{op: op, size: size, touch: touch, live: live, burst: uint64(o.Burst), bursts: o.Bursts, time: o.Time, cpu: !o.Wall}
 	if r.burst == 0 {
 		r.burst = 8192
-		if (&sideSpec{size: size}).chains() {
+		if live || (&sideSpec{size: size}).chains() { // net_af_xdp's rings have 2,048 entries always: live, all have the same
 			r.burst = 2048
 		}
 	}
