@@ -59,7 +59,7 @@ func (o *XDPOptions) defaults() error {
 	if o.Against == nil {
 		o.Against = []string{"c", "testpmd"}
 	}
-	o.Pairs, o.Bursts, o.Time = orIf(o.Pairs, paired.MinPairs), orIf(o.Bursts, 8), orIf(o.Time, 300*time.Millisecond)
+	o.Pairs, o.Bursts, o.Time = orIf(o.Pairs, paired.MinPairs), orIf(o.Bursts, 8), orIf(o.Time, time.Second)
 	if xdpSides[o.Engine] == nil {
 		return fmt.Errorf("bench: engine %q: expected one of %s", o.Engine, strings.Join(XDPEngines(), ", "))
 	}

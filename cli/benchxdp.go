@@ -71,7 +71,7 @@ while all work at once.
 	f.StringSliceVar(&o.Against, "against", nil, "of c, testpmd (default both)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each row (default 20, the least that gets a verdict)")
 	f.IntVar(&o.Bursts, "bursts", 0, "bursts of a held sample (default 8)")
-	f.DurationVar(&o.Time, "time", 0, "of a live sample (default 300ms)")
+	f.DurationVar(&o.Time, "time", 0, "of a live sample (default 1s)")
 	f.BoolVar(&o.Wall, "wall", false, "held rows by the clock on the wall")
 	f.BoolVar(&o.Huge, "huge", false, "huge pages for everybody")
 	f.StringVar(&packets, "packets", "", "forward so many packets of the first size, such as 1e8, and account for each")
