@@ -17,7 +17,7 @@ const (
 	kindRead
 	kindWriteImm // the one write of an operation, which notifies the peer as well
 	kindBind     // a window for the peer
-	kindNudge    // nothing: a write of no bytes, of an adapter that is still at work
+	kindNudge    // nothing: a write or a read of no bytes, of an adapter that is still at work
 	kindMark     // nothing: its completion shows that everything before it is over
 	kindShot     // a numbered write on an unreliable connection; the peer says whether it came
 	kindProbe    // a number without bytes behind it
@@ -129,7 +129,11 @@ func (l *link) flush(interval int) {
 		case kindRead:
 			l.chain.Read(id, flags, r.raddr, r.rkey, r.sge)
 		case kindNudge:
-			l.chain.Write(id, flags, 0, 0)
+			if l.serves&path.Write != 0 { // on both sides
+				l.chain.Write(id, flags, 0, 0)
+			} else {
+				l.chain.Read(id, flags, 0, 0)
+			}
 		case kindBind:
 			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
 		}

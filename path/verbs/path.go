@@ -151,9 +151,9 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transport Transport) (_ *Path, err error) {
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, transport: transport, bell: -1, timer: -1, watchTimer: -1, watchEvery: o.watch(), began: time.Now(),
-		lastLocal: -1,
-		reaches:   map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, transport: transport, bell: -1, timer: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
+		began: time.Now(), lastLocal: -1,
+		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())

@@ -66,7 +66,7 @@ func TestLossOfPieces(t *testing.T) {
 				t.Errorf("%d notifications of %d; %s", len(r.B.Notices), puts, wrong)
 			}
 			if r.a.rewritten == 0 || r.a.replaced != 0 || r.b.replaced != 0 {
-				t.Errorf("%d pieces written again, %d and %d rails replaced: expected some, and none", r.a.rewritten, r.a.replaced, r.b.replaced)
+				t.Errorf("%d pieces written again, %d and %d rails replaced: expected some, and none: %v, %v", r.a.rewritten, r.a.replaced, r.b.replaced, r.a.why, r.b.why)
 			}
 			said := strings.Join(r.a.Explain(), "\n")
 			for _, want := range []string{"4: 1 for control (RC), 2 for puts (UC), 1 for gets (RC)", fmt.Sprintf("written again: %d", r.a.rewritten)} {

@@ -52,16 +52,21 @@ func TestLostCompletion(t *testing.T) {
 			return path.Op{Kind: path.Put, Copies: c, Notify: true, Msg: []byte("m")}
 		},
 		"Get":    func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
+		"UC/Get": func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} }, // by a rail that takes no writes
 		"Notify": func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
-			r := newRig(t, w, Options{looks: often}, 1)
+			o := Options{looks: often}
+			if strings.HasPrefix(name, "UC/") {
+				o.Transport = UC
+			}
+			r := newRig(t, w, o, 1)
 			local := r.A.Region(4096)
 			e := r.B.Export(r.B.Region(4096), both)
 			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
 			pathtest.Fill(local.All().Bytes(), 4)
-			if name == "Get" {
+			if strings.HasSuffix(name, "Get") {
 				pathtest.Fill(e.Span().Bytes(), 4)
 			}
 			x := op(r, copyTo(local, e, 0, 4096))
@@ -80,6 +85,9 @@ func TestLostCompletion(t *testing.T) {
 			r.Pump(20)
 			if res.Err != nil || res.Times != 1 || len(r.B.Notices) != notices || r.a.probes == 0 && name != "PutMessage" { // whose message shows that the write before it is over
 				t.Errorf("%v, ended %d times, %d notifications, %d probes", res.Err, res.Times, len(r.B.Notices), r.a.probes)
+			}
+			if r.a.replaced+r.b.replaced > 0 {
+				t.Errorf("a rail was replaced: %v, %v", r.a.why, r.b.why)
 			}
 			if x.Kind != path.Notify && (pathtest.Verify(e.Span().Bytes(), 4) >= 0 || pathtest.Verify(local.All().Bytes(), 4) >= 0) {
 				t.Error("wrong bytes")
