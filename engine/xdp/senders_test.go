@@ -133,6 +133,12 @@ func TestPassAnotherHandle(t *testing.T) {
 		t.Errorf("%d packets are passed on", k)
 	}
 	b.Forget()
+	before := handles[0] - mem.Handle(oneTime) // of the delivery before: the packet was released since
+	b.Add(g.m.source, burst.Segment{Handle: before, Off: at[0], Len: 60})
+	if k, n := q.pass(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
+		t.Errorf("%d packets are passed on that were released", k)
+	}
+	b.Forget()
 	g.m.source.Reclaim(handles)
 	g.takeBack()
 }
