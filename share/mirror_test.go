@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"unicode/utf8"
 
@@ -35,7 +36,13 @@ func TestMirror(t *testing.T) {
 		}
 		return m
 	}
-	mirror(MirrorOptions{DryRun: true}, 5, 0, 0, 0)
+	for range 100 { // in order, however the machine is scheduled
+		var names []string
+		mirror(MirrorOptions{DryRun: true, OnFile: func(f MirrorFile) { names = append(names, f.Name) }}, 5, 0, 0, 0)
+		if !slices.IsSorted(names) || len(names) != 5 {
+			t.Fatalf("a dry run says %q", names)
+		}
+	}
 	if _, err := os.Lstat(dir); err == nil {
 		t.Error("a dry run made the directory")
 	}
