@@ -14,7 +14,7 @@ import (
 )
 
 // VerbsClasses are the parts of Verbs, in their order.
-var VerbsClasses = []string{"cost", "write", "read", "send", "latency", "registration"}
+var VerbsClasses = []string{"cost", "write", "read", "send", "latency", "registration", "path"}
 
 // VerbsOptions describe a run of Verbs.
 type VerbsOptions struct {
@@ -104,7 +104,8 @@ func Verbs(ctx context.Context, o VerbsOptions) (*paired.Report, error) {
 	r := o.Begin("verbs", "two queue pairs (RC) of one device, in one process; perftest has two processes",
 		fmt.Sprintf("bandwidth: samples of about %v, %d requests under way, %d posted by one call, one of %d signaled; before each the source gets new bytes, after it "+
 			"every byte of the destination is compared", o.Budget, o.Depth, o.Chain, o.signal()),
-		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one way, which is taken twice", o.Trips))
+		fmt.Sprintf("latency: %d round trips of 8 bytes, each a number that both sides check; perftest tells one way, which is taken twice", o.Trips),
+		"path: operations of path/verbs between two ends in this process, one of which sleeps; done is what the path says is done")
 	r.Method.Pairs = o.Pairs
 	r.Notes = append(r.Notes, d.String())
 	perftest := ""
@@ -152,6 +153,8 @@ func (b *verbsBench) class(ctx context.Context, name string) error {
 		return b.latency(ctx)
 	case "registration":
 		return b.registration(ctx)
+	case "path":
+		return b.paths(ctx)
 	}
 	for _, size := range b.o.Sizes {
 		if err := b.flowRow(ctx, name, size); err != nil {

@@ -23,6 +23,7 @@ func TestGuestDevice(t *testing.T) {
 		return
 	}
 	l := must(Load(Options{}))(t)
+	t.Run("Perftest", func(t *testing.T) { testPerftest(t, &world{lib: l, device: "rxe0"}) })
 	for _, d := range deviceTests {
 		t.Run(d.name, func(t *testing.T) { d.run(t, &world{lib: l, device: "rxe0"}) })
 	}
