@@ -247,3 +247,36 @@ func TestPeerMemory(t *testing.T) {
 		}
 	}
 }
+
+// TestOnDemand: memory whose pages come when a request touches them. It is beyond the limit of locked memory, which does not count it.
+func TestOnDemand(t *testing.T) {
+	const size = 1 << 20
+	w := fakeWorld(t, "odp on; memlock 256K")
+	a, b := w.pair(t, options{})
+	attr := must(b.ctx.Attr())(t)
+	if o := attr.ODP; !o.Supported || o.Implicit || o.RC != ODPSend|ODPRecv|ODPWrite|ODPRead || o.UD != ODPSend || o.UC != 0 {
+		t.Errorf("%+v", o)
+	}
+	mem := memory(t, size)
+	s := MRSpec{Addr: start(mem), Length: size, Access: LocalWrite | RemoteWrite | RemoteRead}
+	if _, err := b.pd.RegMR(s); !errors.Is(err, sys.ENOMEM) {
+		t.Fatalf("pinned: %v", err)
+	}
+	s.Access |= OnDemand
+	mr := must(b.pd.RegMR(s))(t)
+	closing(t, mr)
+	fill(a.buf[:100], 3)
+	const at = size/2 - 50 // in two pages
+	a.send.Write(1, Signaled, mr.Addr()+at, mr.RKey(), a.mr.SGE(0, 100))
+	a.send.Read(2, Signaled, mr.Addr()+at, mr.RKey(), a.mr.SGE(200, 100))
+	a.post(t)
+	for i, wc := range a.wait(t, 2) {
+		one(t, wc, uint64(i+1), Success)
+	}
+	sameBytes(t, mem[at:][:100], a.buf[:100])
+	sameBytes(t, a.buf[200:300], a.buf[:100])
+	w.script(t, "odp off")
+	if _, err := b.pd.RegMR(s); err == nil {
+		t.Error("a device without paging on demand took the region")
+	}
+}

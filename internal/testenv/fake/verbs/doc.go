@@ -12,7 +12,8 @@
 // ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
 // With the line "raw on" there are raw packet queue pairs: all devices are on one segment, a frame goes to the queue pairs of the best rule
 // (ibv_create_flow: Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one.
-// What is absent, with EOPNOTSUPP: on-demand paging, multicast, device memory, other rules, work
+// With the line "odp on" regions may be registered on demand: nothing is pinned or counted.
+// What is absent, with EOPNOTSUPP: implicit regions on demand and advice for them, multicast, device memory, other rules, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
 // the functions that only drivers use, librdmacm (it needs a kernel), the rest of mlx5dv.
 //
@@ -26,6 +27,7 @@
 //	limit max_sge 1               also max_qp max_qp_wr max_cq max_cqe max_mr max_mr_size max_pd max_mw max_ah max_srq max_srq_wr
 //	                              max_srq_sge max_qp_rd_atom max_inline
 //	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex) wallclock (times of completions) flows
+//	odp on                        on-demand paging for RC and for sends of UD; off is the default
 //	raw on                        raw packet queue pairs, and rules; off is the default
 //	memlock 64M                   registrations beyond that fail with ENOMEM
 //	peer 0x700000000000 7 64M     addresses of a device, as nvidia-peermem knows them: descriptor 7, which stays open, from its beginning

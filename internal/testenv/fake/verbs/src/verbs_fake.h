@@ -317,6 +317,7 @@ extern struct config {
 	uint64_t memlock;        /* bytes; UINT64_MAX: no limit */
 	unsigned absent;         /* enum absent */
 	bool infiniband;         /* LIDs; else RoCE */
+	bool odp;                /* on-demand paging, of RC and UD */
 	bool raw;                /* queue pairs of raw packets, and steering rules */
 	bool instant;            /* retry timers end at once */
 	bool partial;            /* a queue pair that goes into error has begun to fill a shared receive */

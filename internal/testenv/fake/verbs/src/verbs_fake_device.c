@@ -197,6 +197,11 @@ int fake_query_device_ex(struct ibv_context *c, const struct ibv_query_device_ex
 		return err;
 	x.device_cap_flags_ex = x.orig_attr.device_cap_flags;
 	x.raw_packet_caps = config.raw ? IBV_RAW_PACKET_CAP_IP_CSUM : 0;
+	if (config.odp) { /* what cards with mlx5 have: no atomics, no UC */
+		x.odp_caps.general_caps = IBV_ODP_SUPPORT;
+		x.odp_caps.per_transport_caps.rc_odp_caps = IBV_ODP_SUPPORT_SEND | IBV_ODP_SUPPORT_RECV | IBV_ODP_SUPPORT_WRITE | IBV_ODP_SUPPORT_READ;
+		x.odp_caps.per_transport_caps.ud_odp_caps = IBV_ODP_SUPPORT_SEND;
+	}
 	memset(a, 0, n);
 	memcpy(a, &x, n < sizeof(x) ? n : sizeof(x));
 	return 0;

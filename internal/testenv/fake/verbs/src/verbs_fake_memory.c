@@ -119,9 +119,9 @@ enum {
 
 static int check_access(unsigned access)
 {
-	if (access & IBV_ACCESS_ON_DEMAND)
+	if ((access & IBV_ACCESS_ON_DEMAND) && !config.odp)
 		return EINVAL; /* the kernel's answer where the device has no on-demand paging */
-	if (access & ~(unsigned)(ACCESS_KNOWN | IBV_ACCESS_OPTIONAL_RANGE))
+	if (access & ~(unsigned)(ACCESS_KNOWN | IBV_ACCESS_ON_DEMAND | IBV_ACCESS_OPTIONAL_RANGE))
 		return EINVAL;
 	/* The kernel: whoever may write from afar must be able to write here. */
 	if ((access & (IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC)) && !(access & IBV_ACCESS_LOCAL_WRITE))
@@ -156,7 +156,9 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 		err = check_access((unsigned)access);
 	if (!err && (len > config.attr.max_mr_size || (uintptr_t)addr + len < (uintptr_t)addr || iova + len < iova))
 		err = EINVAL;
-	if (!err && config.memlock - locked < len)
+	/* Pages on demand are neither pinned nor counted: they are looked for when a request touches them. */
+	size_t counted = (access & IBV_ACCESS_ON_DEMAND) ? 0 : len;
+	if (!err && config.memlock - locked < counted)
 		err = ENOMEM;
 	const struct peer *peer = fd < 0 && len ? peer_memory(addr, len) : NULL;
 	if (peer) {
@@ -187,7 +189,7 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 			} else
 				host = (char *)map + (offset - from);
 		}
-	} else if (!err)
+	} else if (!err && counted)
 		err = pin(addr, len, (access & ACCESS_WRITES) != 0);
 	uint32_t slot = 0;
 	if (!err && !(mr = NEW(struct fake_mr, K_MR, pd->o.ctx)))
@@ -209,10 +211,10 @@ static struct ibv_mr *reg(enum call call, struct ibv_pd *ibv, void *addr, size_t
 		mr->iova = (access & IBV_ACCESS_ZERO_BASED) && (fd < 0 || peer) ? 0 : iova;
 		mr->host = host;
 		mr->access = (unsigned)access;
-		mr->locked = len;
+		mr->locked = counted;
 		mr->map = map;
 		mr->map_len = map_len;
-		locked += len;
+		locked += counted;
 		pd->mrs++;
 	} else if (map)
 		munmap(map, map_len ? map_len : 1);
@@ -263,6 +265,8 @@ EXPORT int ibv_rereg_mr(struct ibv_mr *ibv, int flags, struct ibv_pd *pd, void *
 		err = EINVAL;
 	if (!err && mr->windows)
 		err = EBUSY;
+	if (!err && ((mr->access | (unsigned)access) & IBV_ACCESS_ON_DEMAND))
+		err = EOPNOTSUPP; /* neither into it nor out of it */
 	unsigned now = (flags & IBV_REREG_MR_CHANGE_ACCESS) ? (unsigned)access : (err ? 0 : mr->access);
 	if (!err)
 		err = check_access(now);

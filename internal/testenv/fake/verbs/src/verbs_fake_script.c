@@ -53,7 +53,7 @@ static const char *const timer_names[] = {"real", "instant", NULL};
 static const char *const port_names[] = {"down", "up", NULL};
 static const char *const partial_names[] = {"off", "on", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
-static const char *const raw_names[] = {"off", "on", NULL};
+static const char *const raw_names[] = {"off", "on", NULL}; /* and of on-demand paging */
 static const char *const report_names[] = {"exit", NULL};
 static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", "wallclock", "flows", NULL};
 static const char *const gid_types[] = {"ib", "v1", "v2", NULL};
@@ -423,6 +423,10 @@ static bool parse_line(struct parser *s)
 		if (!choice(s, link_names, "link layer", &a))
 			return false;
 		c->infiniband = a == 1;
+	} else if (IS("odp")) {
+		if (!choice(s, raw_names, "on-demand paging", &a))
+			return false;
+		c->odp = a == 1;
 	} else if (IS("raw")) {
 		if (!choice(s, raw_names, "raw packets", &a))
 			return false;
