@@ -27,6 +27,7 @@ type manager struct {
 	mu     sync.Mutex
 	links  map[*cm.ID]*link
 	listen *managerListener
+	over   error          // why nothing more will be heard
 	ending sync.WaitGroup // links that are being closed
 }
 
@@ -84,12 +85,13 @@ func (m *manager) run() {
 	}
 }
 
-// lost tells all links that nothing more will be heard.
+// lost tells all links, and those to come, that nothing more will be heard.
 func (m *manager) lost(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.over = fmt.Errorf("the connection manager tells no more: %w", err)
 	for _, l := range m.links {
-		l.hear(cm.Event{Type: cm.ConnectError, ID: l.id, Err: fmt.Errorf("the connection manager tells no more: %w", err)})
+		l.hear(cm.Event{Type: cm.ConnectError, ID: l.id, Err: m.over})
 	}
 }
 
@@ -123,6 +125,9 @@ func (m *manager) link(id *cm.ID, asked *cm.Params) *link {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.links[id] = l
+	if m.over != nil {
+		l.hear(cm.Event{Type: cm.ConnectError, ID: id, Err: m.over})
+	}
 	return l
 }
 
