@@ -197,3 +197,19 @@ func TestManagerRejects(t *testing.T) {
 		t.Errorf("to a device that is gone: %v", err)
 	}
 }
+
+// TestManagerDeaf: a port whose connection manager tells no more says so to whoever connects, and does not wait.
+func TestManagerDeaf(t *testing.T) {
+	f, w := onManager(t, "")
+	s := w.server(t, Options{})
+	rx(t, s, engine.RxSpec{Depth: 16})
+	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{ConnectTimeout: time.Minute})
+	rx(t, c, engine.RxSpec{Depth: 16})
+	until(t, "the manager to listen", func() bool { return f.count(t, "rdma_get_cm_event") >= 2 }) // both ports' goroutines
+	f.run(t, "fail rdma_get_cm_event 1 ENOBUFS")
+	for range 2 {
+		if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "tells no more") {
+			t.Errorf("%v", err)
+		}
+	}
+}

@@ -167,6 +167,9 @@ func TestHostileRequests(t *testing.T) {
 	}()
 	h := hello{token: tok, nonce: 5, params: params{rails: 1, window: 8, mtu: 3, control: endpoint{qpn: 99}}}
 	h.rail[0] = endpoint{qpn: 98}
+	if err := new(hello).parseCM(h.appendCM(nil, nil), h.gid); err != nil {
+		t.Fatal(err) // what is wrong with it is its secret alone
+	}
 	datas := [][]byte{nil, {cmMark}, {cmMark, version}, make([]byte, cm.MaxConnectData), bytes.Repeat([]byte{0xff}, cm.MaxConnectData), h.appendCM(nil, nil), h.appendCM(nil, []byte("another"))}
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 100 {
@@ -216,7 +219,14 @@ func TestHostileAnswers(t *testing.T) {
 	}()
 	var nonce uint64
 	welcomed := func(secret []byte) []byte {
-		return (&welcome{nonce: nonce, params: params{rails: 1, window: 8, mtu: 3}}).append(nil, secret)
+		w := welcome{nonce: nonce, params: params{gid: netip.MustParseAddr("192.0.2.1").As16(), rails: 1, window: 8, ctlDepth: ctlDepth, msgDepth: msgDepth, mtu: 3,
+			control: endpoint{qpn: 9}}}
+		w.rail[0] = endpoint{qpn: 8}
+		b := w.append(nil, secret)
+		if err := new(welcome).parse(b); err != nil {
+			t.Fatal(err) // what is wrong with it is its secret alone
+		}
+		return b
 	}
 	r := rand.New(rand.NewPCG(3, 4))
 	answers := []func(*cm.ID) error{

@@ -343,6 +343,9 @@ func TestCloseWaits(t *testing.T) {
 			if ev, ok, err := c.Next(); ok || err != nil {
 				t.Errorf("%+v, %v of IDs that are closed", ev, err)
 			}
+			if n := len(c.ids); n > 0 {
+				t.Errorf("%d IDs are still known", n)
+			}
 		}
 		must(t, errors.Join(m.sc.Close(), m.cc.Close()))
 	}
@@ -359,5 +362,66 @@ func TestUnheardRequest(t *testing.T) {
 	must(t, lis.Close())
 	if ev := want(t, cc, Rejected); ev.ID != id || !errors.Is(ev.Err, ErrRejected) {
 		t.Errorf("%+v", ev)
+	}
+}
+
+// TestOrphan: a request that is heard while its listener is being closed is given up, which rejects it, and nothing of it stays.
+func TestOrphan(t *testing.T) {
+	f := onFake(t, "")
+	sc, cc := channel(t, f.l), channel(t, f.l)
+	lis, at := listener(t, sc, f.host)
+	id := newID(t, cc)
+	resolve(t, cc, id, netip.AddrPort{}, at)
+	must(t, id.Connect(Params{QPN: 3}))
+	sc.mu.Lock()
+	delete(sc.ids, lis.handle) // as far as Close has come when it waits for the library
+	sc.mu.Unlock()
+	if ev, ok, err := sc.Next(); ok || err != nil {
+		t.Errorf("%+v, %v", ev, err)
+	}
+	if ev := want(t, cc, Rejected); ev.ID != id {
+		t.Errorf("%+v", ev)
+	}
+	must(t, lis.Close())
+}
+
+// TestChannelWaits: a channel is not destroyed while an ID of it is being, which waits for an event that somebody has not given back.
+func TestChannelWaits(t *testing.T) {
+	f := onFake(t, "")
+	c := channel(t, f.l)
+	id := newID(t, c)
+	must(t, id.Bind(netip.AddrPortFrom(netip.MustParseAddr(f.host), 0)))
+	f.run(t, "cm timewait")
+	at, err := dl.Alloc(8)
+	must(t, err)
+	defer dl.Free(at)
+	if errno := c.l.call(c.l.f.getEvent, c.handle, dl.Address(at)); errno != 0 {
+		t.Fatal(errno)
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if err := id.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for f.called(t, "rdma_destroy_id") == 0 {
+		time.Sleep(time.Millisecond) // nobody tells that it waits
+	}
+	wg.Go(func() {
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	for range 50 { // it has the time to be wrong
+		if f.called(t, "rdma_destroy_event_channel") > 0 {
+			t.Error("the channel is destroyed before its ID")
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	c.l.f.ackEvent.Call1(*dl.At[uintptr](dl.Address(at)))
+	wg.Wait()
+	if n := f.called(t, "rdma_destroy_event_channel"); n != 1 {
+		t.Errorf("the channel was destroyed %d times", n)
 	}
 }

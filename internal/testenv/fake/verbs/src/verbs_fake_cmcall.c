@@ -310,9 +310,9 @@ EXPORT int rdma_disconnect(struct rdma_cm_id *id)
 	struct cm_id *i = ID(id);
 	lock();
 	int err = fake_cm_usable(i, CALL_rdma_disconnect, "rdma_disconnect");
-	if (!err && ((i->state != CM_UP && i->state != CM_DREQ_RCVD) || datagrams(i)))
+	if (!err && i->state != CM_UP && i->state != CM_DREQ_RCVD)
 		err = EINVAL;
-	if (!err) {
+	if (!err && !datagrams(i)) { /* of those nobody is told, and it is no error */
 		struct cm_id *to = fake_cm_reach(i) ? i->peer : NULL;
 		bool last = i->state == CM_DREQ_RCVD;
 		i->state = last ? CM_DOWN : CM_DREQ_SENT;
