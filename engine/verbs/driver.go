@@ -26,6 +26,7 @@ type driver struct {
 	owners   map[*ibv.CQ]owner
 	troubles []trouble
 	writes   []write
+	peers    []peer
 
 	news sync.Mutex           // of what comes from the device, whoever takes it
 	told []ibv.AsyncEvent     // for the goroutine
@@ -43,6 +44,12 @@ type trouble struct {
 type write struct {
 	c   *conn
 	imm uint32
+}
+
+// peer is the number of the queue pair of a connection's peer, which its first message has shown.
+type peer struct {
+	c   *conn
+	qpn uint32
 }
 
 func newDriver(p *Port) (*driver, error) {
@@ -100,6 +107,14 @@ func (d *driver) report(c *conn, err error) {
 	d.waker.Wake()
 }
 
+// learn leaves the number of a peer's queue pair to the goroutine.
+func (d *driver) learn(c *conn, qpn uint32) {
+	d.mu.Lock()
+	d.peers = append(d.peers, peer{c, qpn})
+	d.mu.Unlock()
+	d.waker.Wake()
+}
+
 // wrote leaves the news of a write to the goroutine.
 func (p *Port) wrote(c *conn, imm uint32) {
 	if p.o.OnMemory == nil {
@@ -120,9 +135,12 @@ func (d *driver) run() {
 			d.asynchronous()
 		}
 		d.mu.Lock()
-		troubles, writes := d.troubles, d.writes
-		d.troubles, d.writes = nil, nil
+		troubles, writes, peers := d.troubles, d.writes, d.peers
+		d.troubles, d.writes, d.peers = nil, nil, nil
 		d.mu.Unlock()
+		for _, x := range peers {
+			x.c.learned(x.qpn)
+		}
 		for _, t := range troubles {
 			d.port.finish(t.c, t.err)
 		}

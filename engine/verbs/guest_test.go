@@ -45,8 +45,9 @@ func TestGuestSoftRoCE(t *testing.T) {
 	t.Run("datagrams", func(t *testing.T) { datagrams(t, w) })
 	t.Run("last words", func(t *testing.T) { lastWords(t, w) })
 	t.Run("rdma_cm", func(t *testing.T) {
-		managed(t, w.e, "10.8.0.1")
-		t.Run("other programs", func(t *testing.T) { otherPrograms(t, managers{w.e, "10.8.0.1"}) })
+		m := managers{w.e, "10.8.0.1", "10.8.0.1"}
+		managed(t, m)
+		t.Run("other programs", func(t *testing.T) { otherPrograms(t, m) })
 	})
 	t.Run("device", func(t *testing.T) {
 		s, c, _ := w.pair(t, Options{}, Options{})

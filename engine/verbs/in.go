@@ -17,10 +17,12 @@ type inLane struct {
 	busy     int    // credits that the device has
 	tells    uint64 // that it was given
 	g        grants
-	ready    bool // it is connected
-	leaving  bool // it was taken back
-	numbered bool // messages carry their numbers, since some may be lost
-	plain    bool // the queue pair is the sending side's as well, which ends it, and the peer takes no credits: it is never ready
+	ready    bool   // it is connected
+	leaving  bool   // it was taken back
+	numbered bool   // messages carry their numbers, since some may be lost
+	choosy   bool   // it takes messages from one queue pair only, peer; 0: the first that comes
+	peer     uint32 // known by its number
+	plain    bool   // the queue pair is the sending side's as well, which ends it, and the peer takes no credits: it is never ready
 	probe    uint64
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv/cm"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // manager is the meeting over the connection manager of RDMA. Its peers may be any program: they take no records, so that a connection is one queue
@@ -26,6 +27,7 @@ type manager struct {
 	mu     sync.Mutex
 	links  map[*cm.ID]*link
 	listen *managerListener
+	over   error          // why nothing more will be heard
 	ending sync.WaitGroup // links that are being closed
 }
 
@@ -83,12 +85,13 @@ func (m *manager) run() {
 	}
 }
 
-// lost tells all links that nothing more will be heard.
+// lost tells all links, and those to come, that nothing more will be heard.
 func (m *manager) lost(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.over = fmt.Errorf("the connection manager tells no more: %w", err)
 	for _, l := range m.links {
-		l.hear(cm.Event{Type: cm.ConnectError, ID: l.id, Err: fmt.Errorf("the connection manager tells no more: %w", err)})
+		l.hear(cm.Event{Type: cm.ConnectError, ID: l.id, Err: m.over})
 	}
 }
 
@@ -122,6 +125,9 @@ func (m *manager) link(id *cm.ID, asked *cm.Params) *link {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.links[id] = l
+	if m.over != nil {
+		l.hear(cm.Event{Type: cm.ConnectError, ID: id, Err: m.over})
+	}
 	return l
 }
 
@@ -139,12 +145,12 @@ type managerListener struct {
 }
 
 func (m *manager) bind(at netip.AddrPort) (listener, error) {
-	id, err := m.ch.NewID()
-	if err != nil {
+	id, err := m.ch.NewIDAt(cmServices[m.port.o.Transport], at)
+	switch {
+	case errors.Is(err, sys.EADDRINUSE):
+		return nil, failed(engine.ErrInUse, "listening at %v: %v", at, err)
+	case err != nil:
 		return nil, failed(engine.ErrUnavailable, "listening at %v: %v", at, err)
-	}
-	if err := id.Bind(at); err != nil {
-		return nil, errors.Join(failed(engine.ErrInUse, "listening at %v: %v", at, err), id.Close())
 	}
 	l := &managerListener{m: m, id: id, at: unmapped(id.Local()), pending: make(chan *link, backlog), over: make(chan struct{})}
 	m.mu.Lock()
@@ -195,7 +201,7 @@ func (l *managerListener) close() (err error) {
 
 // dial finds the way to the peer. The connection is asked for when there is a queue pair.
 func (m *manager) dial(ctx context.Context, from, to netip.AddrPort) (_ channel, err error) {
-	id, err := m.ch.NewID()
+	id, err := m.newID(from, to)
 	if err != nil {
 		return nil, err
 	}
@@ -224,6 +230,23 @@ func (m *manager) dial(ctx context.Context, from, to netip.AddrPort) (_ channel,
 		return nil, err
 	}
 	return l, l.want(ctx, cm.RouteResolved)
+}
+
+var cmServices = [numTransports]cm.Service{RC: cm.RC, UC: cm.UC, UD: cm.UD}
+
+// newID is an ID to connect from an address to another one with.
+func (m *manager) newID(from, to netip.AddrPort) (*cm.ID, error) {
+	if m.port.o.Transport == RC {
+		return m.ch.NewID()
+	}
+	if !from.IsValid() {
+		any := netip.IPv4Unspecified()
+		if to.Addr().Is6() {
+			any = netip.IPv6Unspecified()
+		}
+		from = netip.AddrPortFrom(any, 0)
+	}
+	return m.ch.NewIDAt(cmServices[m.port.o.Transport], from)
 }
 
 // linkEvents is more than the events that one connection has in its life.
@@ -299,7 +322,11 @@ func (l *link) send(r *record) {
 	}
 	l.said = true
 	if l.asked != nil && !l.answered {
-		l.id.Reject([]byte(r.text[:min(len(r.text), cm.MaxRejectData)])) // close does it as well, without the reason
+		most := cm.MaxRejectData
+		if l.m.port.o.Transport == UD {
+			most = cm.MaxDatagramData
+		}
+		l.id.Reject([]byte(r.text[:min(len(r.text), most)])) // close does it as well, without the reason
 		return
 	}
 	l.id.Disconnect() // of one that is not connected: an error that means nothing here
@@ -336,7 +363,7 @@ func (l *link) wait() { <-l.ended }
 // reason is what a peer that rejects says with it, for people.
 func reason(ev cm.Event) error {
 	said := strings.TrimRight(string(ev.Params.PrivateData), "\x00")
-	if ev.Type != cm.Rejected || said == "" {
+	if !errors.Is(ev.Err, cm.ErrRejected) || said == "" {
 		return ev.Err
 	}
 	return fmt.Errorf("%w: it says %q", ev.Err, said)

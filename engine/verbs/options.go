@@ -46,7 +46,7 @@ type Connector uint8
 // The connectors.
 const (
 	ByTCP Connector = iota // records over TCP at the port's address: the peer is a port of this engine, and has credits
-	ByCM                   // the connection manager of RDMA (rdma_cm), with RC: the peer is any program that uses it
+	ByCM                   // the connection manager of RDMA (rdma_cm): the peer is any program that uses it
 	numConnectors
 )
 
@@ -74,7 +74,8 @@ func ParseConnector(s string) (Connector, error) {
 type Options struct {
 	Transport Transport
 	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both directions, which needs a receive queue: the
-	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections.
+	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections. With UC and UD, what
+	// finds no buffer at its receiver is lost. With UD nobody hears of a peer that closes, and who accepts can send when the peer's first message came.
 	Connect Connector
 	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is the place in the device's table of the
 	// address to use, counted from 1 so that 0 leaves the choice to what fits the address; Port the device's port, 0 for 1.
@@ -203,8 +204,6 @@ func (o *Options) complete() error {
 		return invalid("Transport is %d: expected RC, UC or UD", o.Transport)
 	case o.Connect >= numConnectors:
 		return invalid("Connect is %d: expected ByTCP or ByCM", o.Connect)
-	case o.Connect == ByCM && o.Transport != RC:
-		return failed(engine.ErrUnsupported, "connect=cm with %v: the connection manager makes reliable connections (RC) here; connect=tcp has UC and UD", o.Transport)
 	case o.Port < 1 || o.Port > 255 || o.GID < 0:
 		return invalid("Port %d, GID %d: expected 1 to 255, and 0 or more", o.Port, o.GID)
 	case o.SendDepth < 1 || o.SendDepth > maxDepth:

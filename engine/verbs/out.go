@@ -296,9 +296,13 @@ func (o *outLane) give(s *txSink, b *burst.Burst, n int) int {
 		if int(total) <= o.inline && !far { // the processor copies what goes inline
 			flags |= ibv.Inline
 		}
-		if p.o.Transport == RC {
+		switch {
+		case p.o.Transport == RC || o.c.plain && p.o.Transport == UC:
 			o.chain.Send(at, flags, o.sge...)
-		} else {
+		case o.c.plain:
+			o.chain.SendImm(at, flags, o.x.mine.qpn, o.sge...)
+			o.x.to(o.chain)
+		default:
 			o.chain.SendImm(at, flags, uint32(o.w.sent)+uint32(k), o.sge...)
 			o.x.to(o.chain)
 		}

@@ -36,8 +36,12 @@ func (l *link) serve(c *conn) error {
 // params are this side's of the connection. It starts no reads, but programs ask for them.
 func (l *link) params(c *conn, x *pair) cm.Params {
 	most := c.port.reads()
-	q := cm.Params{ResponderResources: min(1, most), InitiatorDepth: min(1, most), RetryCount: uint8(c.port.o.Retries), RNRRetryCount: rnrForever, SRQ: true, QPN: x.mine.qpn}
-	if l.asked != nil {
+	q := cm.Params{RetryCount: uint8(c.port.o.Retries), RNRRetryCount: rnrForever, SRQ: true, QPN: x.mine.qpn}
+	switch {
+	case c.port.o.Transport != RC: // no reads there
+	case l.asked == nil:
+		q.ResponderResources, q.InitiatorDepth = min(1, most), min(1, most)
+	default:
 		q.ResponderResources, q.InitiatorDepth = min(l.asked.ResponderResources, most), min(l.asked.InitiatorDepth, most)
 	}
 	return q
@@ -75,6 +79,9 @@ func (l *link) begin(c *conn) error {
 
 // ready makes the queue pair ready to receive and to send.
 func (l *link) ready(c *conn, x *pair, responder, initiator uint8) error {
+	if c.port.o.Transport == UD {
+		return l.readyUD(x)
+	}
 	err := l.id.ReadyQPPaused(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
 	if err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
@@ -91,6 +98,8 @@ func (l *link) follow(c *conn, ev cm.Event) error {
 		return io.EOF // the peer had accepted, and closed before it heard that this side is ready
 	case ev.Err != nil:
 		return reason(ev)
+	case ev.Type == cm.Established && l.asked == nil && c.port.o.Transport == UD:
+		return l.found(c, &ev.Params)
 	case ev.Type == cm.ConnectResponse && l.asked == nil:
 		c.port.mu.Lock()
 		in := c.in
@@ -108,7 +117,7 @@ func (l *link) follow(c *conn, ev cm.Event) error {
 			return err
 		}
 		c.allow()
-	case ev.Type == cm.Established:
+	case ev.Type == cm.Established && l.asked != nil && c.port.o.Transport != UD:
 		c.allow()
 	default:
 		return failed(engine.ErrConnect, "the connection manager says %q, which does not belong there", ev.Type)
@@ -133,6 +142,9 @@ func (c *conn) join() (*pair, error) {
 		return nil, err
 	}
 	o.longest, o.w.limit = maxMessage, noLimit
+	if p.o.Transport == UD {
+		o.longest = uint64(p.o.MTU)
+	}
 	var err error
 	if o.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*max(o.sges, 1), 0); err == nil {
 		o.armed = true
@@ -153,7 +165,7 @@ func (c *conn) join() (*pair, error) {
 
 // plainLane is the receiving side of a plain connection. The caller holds p.mu.
 func (q *rxQueue) plainLane(c *conn, x *pair) *inLane {
-	l := &inLane{q: q, c: c, qpn: x.mine.qpn, pair: x.mine, x: x, plain: true}
+	l := &inLane{q: q, c: c, qpn: x.mine.qpn, pair: x.mine, x: x, plain: true, choosy: q.port.o.Transport == UD}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.lanes[l.qpn] = l

@@ -117,6 +117,9 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if most := p.port.ActiveMTU.Bytes(); p.o.MTU == 0 || p.o.MTU > most {
 		p.o.MTU = most
 	}
+	if o.Connect == ByCM && o.Transport == UD && p.port.Link == ibv.LinkInfiniBand {
+		return nil, failed(engine.ErrUnsupported, "connect=cm with UD on InfiniBand: who accepts knows its peer by an IP address, which leads nowhere there: connect=tcp has UD, or take RC")
+	}
 	if p.pd, err = p.dev.AllocPD(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
@@ -303,6 +306,9 @@ func (p *Port) Info() engine.PortInfo {
 func (p *Port) Capabilities() engine.Capabilities {
 	c := capabilities()
 	c.ExactDrops = p.o.Transport == RC
+	if p.o.Connect == ByCM && p.o.Transport != RC { // no credits
+		c.Lossless = false
+	}
 	if p.o.Transport == UD {
 		c.MaxPacket = p.o.MTU
 	}

@@ -19,6 +19,8 @@ func otherPrograms(t *testing.T, w managers) {
 	t.Run("rdma_server", func(t *testing.T) { rdmaServer(t, w) })
 	t.Run("ucmatose connects", func(t *testing.T) { ucmatose(t, w, false) })
 	t.Run("ucmatose accepts", func(t *testing.T) { ucmatose(t, w, true) })
+	t.Run("udaddy connects", func(t *testing.T) { udaddy(t, w, false) })
+	t.Run("udaddy accepts", func(t *testing.T) { udaddy(t, w, true) })
 	t.Run("killed", func(t *testing.T) { killedProgram(t, w) })
 }
 
@@ -152,6 +154,47 @@ func ucmatose(t *testing.T, w managers, accepts bool) {
 	if e := events.next(t, false); e.ID != id || e.Err != nil {
 		t.Errorf("%+v", e)
 	}
+	if st := stats(us); st.Tx.Packets != n || st.Rx.Packets != n {
+		t.Errorf("%+v", st)
+	}
+}
+
+// udaddy sends datagrams: who connects sends all of its own, who accepts sends as many back. It knows one port only, and reads the number of our queue
+// pair from the immediate value of our first message.
+func udaddy(t *testing.T, w managers, accepts bool) {
+	const n, size, port = 30, 700, "7174"
+	args := []string{"-C", "30", "-S", "700"}
+	events := newEnds()
+	query := "connect=cm&transport=UD"
+	o := Options{OnConn: events.on, ConnectTimeout: time.Minute} // it comes to listen when it does
+	spec := engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool(t, 2048, 96)}}
+	var us *Port
+	var p *program
+	if accepts {
+		p = start(t, "udaddy", append(args, "-b", w.host)...)
+		us = w.open(t, "roce://"+w.host+":"+port+"?"+query, o)
+	} else {
+		us = w.open(t, "roce://"+w.host+":"+port+"?listen=1&"+query, o)
+	}
+	q := rx(t, us, spec)
+	out := tx(t, us, engine.TxSpec{})
+	if !accepts {
+		p = start(t, "udaddy", append(args, "-s", w.host)...)
+	}
+	id := events.next(t, true).ID
+	if !accepts {
+		messages(t, q, n, size, false)
+	}
+	for i := range n {
+		put(t, out, id, text(i, size))
+	}
+	if err := out.Drain(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if accepts {
+		messages(t, q, n, size, false)
+	}
+	p.well(t, "return status 0")
 	if st := stats(us); st.Tx.Packets != n || st.Rx.Packets != n {
 		t.Errorf("%+v", st)
 	}

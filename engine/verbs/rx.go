@@ -154,6 +154,11 @@ func (q *rxQueue) take(wc *ibv.WC) {
 		q.slots.free(id) // of a queue pair that is gone, and whose messages were counted then
 		return
 	}
+	if l.choosy && !l.from(wc.SrcQP()) {
+		q.slots.free(id)
+		q.drops.Inc(engine.DropNoRule)
+		return
+	}
 	a := arrival{lane: l, id: id, len: uint32(wc.Len()), imm: wc.Imm()}
 	l.g.received++
 	if wc.Opcode() == ibv.OpRecvWrite {

@@ -44,6 +44,7 @@ type Options struct {
 	// Insecure permits peers on other machines. RDMA is not encrypted: whoever is on the way can read and change what travels.
 	Insecure bool
 
+	cm    string        // file of librdmacm, "": the system's. For tests.
 	looks time.Duration // between two looks whether links get on; 0: watchEvery. For tests.
 }
 

@@ -23,7 +23,7 @@ func TestGuestConformance(t *testing.T) {
 		return
 	}
 	t.Run("Accelerators", softwareDevices)
-	t.Run("Meetings", meetings)
+	t.Run("Meetings", func(t *testing.T) { meetings(t, New(Options{Meet: MeetCM})) })
 	for _, c := range []struct {
 		name   string
 		o      Options

@@ -148,7 +148,7 @@ func (dev *device) cmChannel() (*cm.Channel, netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.manager == nil {
-		l, err := cm.Load(cm.Options{})
+		l, err := cm.Load(cm.Options{Path: d.o.cm})
 		if err != nil {
 			return nil, a, fmt.Errorf("%w: %w", path.ErrUnavailable, err)
 		}

@@ -170,9 +170,8 @@ func TestMeetUnavailable(t *testing.T) {
 	}
 }
 
-// meetings are made by the kernel's connection manager, in a guest.
-func meetings(t *testing.T) {
-	d := New(Options{Meet: MeetCM})
+// meetings are made by the kernel's connection manager in a guest, or by the stand-in.
+func meetings(t *testing.T, d *Driver) {
 	l, err := d.Listen()
 	if err != nil {
 		t.Fatal(err)

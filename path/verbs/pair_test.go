@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/path"
@@ -109,6 +110,15 @@ func newWorld(t testing.TB, script string) *world {
 	return w
 }
 
+// manager is the stand-in for librdmacm, which is the same file.
+func (w *world) manager(t testing.TB) string {
+	t.Helper()
+	if _, err := cm.Load(cm.Options{Path: w.lib}); err != nil {
+		testenv.Missing(t, "the headers of librdmacm", err)
+	}
+	return w.lib
+}
+
 // do adds lines to the script.
 func (w *world) do(t testing.TB, s string) {
 	t.Helper()
@@ -170,11 +180,15 @@ func TestConformance(t *testing.T) {
 		{"UnreliableLossy", "mode wire; delay 20us; seed 8; loss 3%", Options{Transport: UC, Depth: 128}, 3,
 			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"UnreliableDomains", "mode wire; loss 1%", Options{Transport: UC, NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
+		{"ConnectionManager", "mode wire", Options{Meet: MeetCM}, cmRails, basic + " " + access + " CloseDelivers PeerGone Wake Stats Leaks Program"},
 		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.script)
 			c.o.Library = w.lib
+			if c.o.Meet == MeetCM {
+				c.o.cm = w.manager(t)
+			}
 			dev, err := New(c.o).device()
 			if err != nil {
 				t.Fatal(err)

@@ -76,15 +76,11 @@ func (c *Channel) Next() (ev Event, ok bool, err error) {
 func (c *Channel) take(at uintptr) (Event, bool) {
 	e := dl.At[cmEvent](at)
 	ev := Event{Type: EventType(e.typ), Status: int(e.status), Err: failure(EventType(e.typ), int(e.status))}
-	switch ev.Type {
-	case ConnectRequest, ConnectResponse, Rejected, Established:
-		ev.Params = e.params.params()
-	}
 	handle, orphan := e.id, uintptr(0)
 	c.mu.Lock()
 	if ev.Type == ConnectRequest {
 		if ev.Listener = c.ids[e.listen]; ev.Listener != nil {
-			ev.ID = &ID{c: c, handle: handle}
+			ev.ID = &ID{c: c, service: ev.Listener.service, handle: handle}
 			c.ids[handle] = ev.ID
 			c.live.Add(1)
 		} else {
@@ -94,6 +90,12 @@ func (c *Channel) take(at uintptr) (Event, bool) {
 		ev.ID = c.ids[handle]
 	}
 	c.mu.Unlock()
+	if ev.ID != nil {
+		switch ev.Type {
+		case ConnectRequest, ConnectResponse, Rejected, Established, Unreachable:
+			ev.Params = e.given(ev.ID.service)
+		}
+	}
 	// From here on the ID can be destroyed by its owner, who waits for this in the library.
 	c.l.f.ackEvent.Call1(at)
 	if orphan != 0 {

@@ -64,6 +64,9 @@ func TestFailures(t *testing.T) {
 		{Rejected, 77, ErrRejected, 0, 77},
 		{Rejected, -111, ErrRejected, 111, 0},
 		{DeviceRemoved, 0, ErrGone, 0, 0},
+		{Unreachable, 1, ErrRefused, 0, 1},
+		{Unreachable, 2, ErrRejected, 0, 2},
+		{Unreachable, 9, ErrRejected, 0, 9},
 	} {
 		err := failure(c.t, c.status)
 		var e *Error

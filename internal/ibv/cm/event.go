@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -34,7 +35,7 @@ const (
 	ConnectError    EventType = 6  // ErrConnect
 	Unreachable     EventType = 7  // ErrUnreachable
 	Rejected        EventType = 8  // ErrRejected or ErrRefused
-	Established     EventType = 9  // the connection that was accepted is up
+	Established     EventType = 9  // the connection that was accepted is up; of UD: the peer accepted, and says where to send to
 	Disconnected    EventType = 10 // the peer disconnected, or this side did
 	DeviceRemoved   EventType = 11 // ErrGone: everything on the device is to be closed
 	AddressChanged  EventType = 14 // the address moved to another device; connections stay where they are
@@ -81,7 +82,7 @@ type Event struct {
 	ID       *ID
 	Listener *ID    // of a ConnectRequest: who listens
 	Status   int    // as the library has it: a negative error number, or the reason of a rejection
-	Params   Params // of ConnectRequest, ConnectResponse, Rejected and Established: what the peer gave along
+	Params   Params // of ConnectRequest, ConnectResponse, Rejected, Established and (UD) Unreachable: what the peer gave along
 	Err      error  // an *Error where the event is one, else nil
 }
 
@@ -95,7 +96,11 @@ type Params struct {
 	RetryCount         uint8  // 0 to 7; of who connects
 	RNRRetryCount      uint8  // 0 to 6; 7 is for ever
 	SRQ                bool   // the queue pair has a shared receive queue, which excludes FlowControl
-	QPN                uint32 // its number
+	QPN                uint32 // its number; a request for UD does not carry it
+
+	// Of UD, where the peer accepted: the key of its queue pair, and the way there.
+	QKey uint32
+	To   ibv.Address
 }
 
 // The most private data that the connection manager of InfiniBand and RoCE carries, in bytes.
@@ -103,6 +108,9 @@ const (
 	MaxConnectData = 56
 	MaxAcceptData  = 196
 	MaxRejectData  = 148
+
+	// UD answers with other messages.
+	MaxDatagramData = 136
 )
 
 // Agreed in place of a number of reads and atomics at once means as many as both sides said.
@@ -169,6 +177,13 @@ func failure(t EventType, status int) error {
 	case ConnectError:
 		e.Kind = ErrConnect
 	case Unreachable:
+		if status > 0 { // the answer of a service for datagrams
+			e.Kind, e.Reason, e.Hint = ErrRejected, status, datagramReason(status)
+			if status == datagramNoService {
+				e.Kind = ErrRefused
+			}
+			return e
+		}
 		e.Kind, e.Hint = ErrUnreachable, "is the peer up, and does its firewall let UDP port 4791 (RoCE) pass?"
 	case Rejected:
 		if status > 0 {
@@ -195,6 +210,21 @@ func failure(t EventType, status int) error {
 
 // Reasons of rejections (InfiniBand specification, volume 1, 12.6.7.2) that say more than their number.
 const reasonNoService = 8
+
+// datagramNoService is the status of a service for datagrams (InfiniBand specification, volume 1, 12.11.1.2) that is not there.
+const datagramNoService = 1
+
+func datagramReason(status int) string {
+	switch status {
+	case datagramNoService:
+		return "status 1: is the peer's program running, and is this its port for datagrams?"
+	case 2:
+		return "status 2: the program at the other side said no"
+	case 3:
+		return "status 3: the peer has no queue pair for it"
+	}
+	return fmt.Sprintf("status %d of the InfiniBand specification, volume 1, 12.11.1.2", status)
+}
 
 func reason(code int) string {
 	switch code {

@@ -17,21 +17,27 @@ func TestGuestConnections(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma}) {
 		return
 	}
-	for name, addr := range map[string]string{"IPv4": "10.8.0.1", "IPv6": device6(t).String()} {
-		t.Run(name, func(t *testing.T) { connection(t, addr) })
+	w := guestWorld(t)
+	connections(t, w, map[string]string{"IPv4": w.host, "IPv6": device6(t).String()})
+	t.Run("RpingServer", func(t *testing.T) { rpingServer(t, w) })
+	t.Run("RpingClient", func(t *testing.T) { rpingClient(t, w) })
+}
+
+// connections is what is asked of the stand-in and of the kernel alike.
+func connections(t *testing.T, w world, addresses map[string]string) {
+	for name, addr := range addresses {
+		t.Run(name, func(t *testing.T) { connection(t, w, addr) })
 	}
-	t.Run("Rejected", rejected)
-	t.Run("Refused", refused)
-	t.Run("NoDevice", noDevice)
-	t.Run("States", states)
-	t.Run("Closing", closing)
-	t.Run("RpingServer", rpingServer)
-	t.Run("RpingClient", rpingClient)
+	for name, f := range map[string]func(*testing.T, world){
+		"Rejected": rejected, "Refused": refused, "NoDevice": noDevice, "States": states, "Closing": closing, "Unreliable": unreliable, "Datagrams": datagrams,
+	} {
+		t.Run(name, func(t *testing.T) { f(t, w) })
+	}
 }
 
 // connection makes one, moves bytes in all ways over it, and ends it.
-func connection(t *testing.T, addr string) {
-	l, v := libraries(t)
+func connection(t *testing.T, w world, addr string) {
+	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
 	lis, at := listener(t, sc, addr)
 
@@ -45,7 +51,7 @@ func connection(t *testing.T, addr string) {
 	if id.Remote() != at || id.Local().Addr() != at.Addr() {
 		t.Errorf("from %s to %s, want %s", id.Local(), id.Remote(), at)
 	}
-	client := newSide(t, v, id)
+	client := newSide(t, w, id)
 	hello := bytes.Repeat([]byte("hello."), 9)
 	must(t, id.Connect(Params{PrivateData: hello, ResponderResources: 3, InitiatorDepth: 2, RetryCount: 7, RNRRetryCount: 7, QPN: client.qp.Num()}))
 
@@ -59,7 +65,7 @@ func connection(t *testing.T, addr string) {
 		p.InitiatorDepth != 3 || p.RetryCount != 7 || p.RNRRetryCount != 7 || p.SRQ {
 		t.Errorf("asked for with %+v", p)
 	}
-	server := newSide(t, v, ask.ID)
+	server := newSide(t, w, ask.ID)
 	must(t, ask.ID.ReadyQP(server.qp, access, p.ResponderResources, 1))
 	must(t, ask.ID.Accept(Params{PrivateData: []byte("welcome"), ResponderResources: p.ResponderResources, InitiatorDepth: 1, RNRRetryCount: 7, QPN: server.qp.Num()}))
 
@@ -137,14 +143,14 @@ func traffic(t *testing.T, a, b *side) {
 }
 
 // rejected has a peer that says no, with its reason; the listener goes on.
-func rejected(t *testing.T) {
-	l, v := libraries(t)
+func rejected(t *testing.T, w world) {
+	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
-	_, at := listener(t, sc, "10.8.0.1")
+	_, at := listener(t, sc, w.host)
 	for _, why := range [][]byte{nil, bytes.Repeat([]byte("no"), MaxRejectData/2)} {
 		id := newID(t, cc)
 		resolve(t, cc, id, netip.AddrPort{}, at)
-		s := newSide(t, v, id)
+		s := newSide(t, w, id)
 		must(t, id.Connect(Params{QPN: s.qp.Num()}))
 		ask := want(t, sc, ConnectRequest)
 		must(t, ask.ID.Reject(why))
@@ -160,7 +166,7 @@ func rejected(t *testing.T) {
 	// A request whose ID is closed without an answer is rejected as well.
 	id := newID(t, cc)
 	resolve(t, cc, id, netip.AddrPort{}, at)
-	s := newSide(t, v, id)
+	s := newSide(t, w, id)
 	must(t, id.Connect(Params{QPN: s.qp.Num()}))
 	must(t, want(t, sc, ConnectRequest).ID.Close())
 	if ev := want(t, cc, Rejected); !errors.Is(ev.Err, ErrRejected) {
@@ -169,14 +175,14 @@ func rejected(t *testing.T) {
 }
 
 // refused connects to a port at which nobody listens any more, and to one whose listener goes while requests wait for it.
-func refused(t *testing.T) {
-	l, v := libraries(t)
+func refused(t *testing.T, w world) {
+	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
-	lis, at := listener(t, sc, "10.8.0.1")
+	lis, at := listener(t, sc, w.host)
 	connect := func() {
 		id := newID(t, cc)
 		resolve(t, cc, id, netip.AddrPort{}, at)
-		s := newSide(t, v, id)
+		s := newSide(t, w, id)
 		must(t, id.Connect(Params{QPN: s.qp.Num()}))
 	}
 	for range 3 {
@@ -198,28 +204,28 @@ func refused(t *testing.T) {
 }
 
 // noDevice asks for addresses that no RDMA device leads to.
-func noDevice(t *testing.T) {
-	l, _ := libraries(t)
+func noDevice(t *testing.T, w world) {
+	l := w.l
 	c := channel(t, l)
 	id := newID(t, c)
-	if err := id.Bind(netip.MustParseAddrPort("192.0.2.1:1")); !errors.Is(err, ErrAddress) {
+	if err := id.Bind(netip.MustParseAddrPort("198.51.100.1:1")); !errors.Is(err, ErrAddress) {
 		t.Errorf("bound to an address of nobody: %v", err)
 	}
 	if err := id.Bind(netip.AddrPort{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("bound to nothing: %v", err)
 	}
 	// No route leads there.
-	err := id.ResolveAddress(netip.AddrPort{}, netip.MustParseAddrPort("192.0.2.1:1"), patience)
+	err := id.ResolveAddress(netip.AddrPort{}, netip.MustParseAddrPort("198.51.100.1:1"), patience)
 	if err == nil {
 		err = want(t, c, AddressError).Err
 	}
 	if !errors.Is(err, ErrAddress) {
 		t.Errorf("resolved an address without a route: %v", err)
 	}
-	if err := newID(t, c).ResolveAddress(netip.MustParseAddrPort("10.8.0.1:0"), netip.MustParseAddrPort("[fd00:8::1]:1"), patience); !errors.Is(err, ErrInvalid) {
+	if err := newID(t, c).ResolveAddress(netip.AddrPortFrom(netip.MustParseAddr(w.host), 0), netip.MustParseAddrPort("[fd00:8::1]:1"), patience); !errors.Is(err, ErrInvalid) {
 		t.Errorf("from IPv4 to IPv6: %v", err)
 	}
-	if err := newID(t, c).ResolveAddress(netip.AddrPort{}, netip.MustParseAddrPort("10.8.0.1:1"), 0); !errors.Is(err, ErrInvalid) {
+	if err := newID(t, c).ResolveAddress(netip.AddrPort{}, netip.AddrPortFrom(netip.MustParseAddr(w.host), 1), 0); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no time to resolve: %v", err)
 	}
 	if err := id.ResolveRoute(-1); !errors.Is(err, ErrInvalid) {
@@ -228,11 +234,11 @@ func noDevice(t *testing.T) {
 }
 
 // states does things too early, and uses what is closed.
-func states(t *testing.T) {
-	l, v := libraries(t)
+func states(t *testing.T, w world) {
+	l := w.l
 	c := channel(t, l)
 	id := newID(t, c)
-	_, at := listener(t, c, "10.8.0.1")
+	_, at := listener(t, c, w.host)
 	// Without a device the library would look at one all the same, and end the process; with one the kernel says no.
 	for _, device := range []bool{false, true} {
 		if device {
@@ -265,7 +271,7 @@ func states(t *testing.T) {
 	// A queue pair that is not in Reset.
 	id = newID(t, c)
 	resolve(t, c, id, netip.AddrPort{}, at)
-	s := newSide(t, v, id)
+	s := newSide(t, w, id)
 	if err := id.ReadyQP(s.qp, access, Agreed, Agreed); err == nil {
 		t.Error("a queue pair became ready without a connection")
 	}
@@ -287,14 +293,14 @@ func states(t *testing.T) {
 }
 
 // closing closes IDs and channels while events for them come, from several goroutines.
-func closing(t *testing.T) {
-	l, v := libraries(t)
+func closing(t *testing.T, w world) {
+	l := w.l
 	sc := channel(t, l)
-	_, at := listener(t, sc, "10.8.0.1")
+	_, at := listener(t, sc, w.host)
 	shared := channel(t, l)
 	first := newID(t, shared)
 	resolve(t, shared, first, netip.AddrPort{}, at)
-	s := newSide(t, v, first)
+	s := newSide(t, w, first)
 	for round := range 5 {
 		cc := channel(t, l)
 		var ids []*ID

@@ -1,6 +1,7 @@
 package cm
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"sync"
@@ -11,32 +12,131 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// portSpaceTCP is the port space of reliable connections. It has ports of its own: they do not meet those of TCP.
-const portSpaceTCP = 0x0106
+// Port spaces of the connection manager. Each has ports of its own, and that of TCP is not the one of the internet.
+const (
+	portSpaceTCP = 0x0106 // reliable connections
+	portSpaceUDP = 0x0111 // datagrams
+	portSpaceIB  = 0x013f // whatever the ID is made for
+)
+
+// passive asks for an ID that is bound and does no more (RAI_PASSIVE).
+const passive = 1
+
+// Service is what the queue pairs of an ID carry.
+type Service uint8
+
+// The services. An ID meets those of its own service only.
+const (
+	RC Service = iota // reliable connections, as every program with rdma_cm has them
+	UC                // unreliable connections, in the port space RDMA_PS_IB
+	UD                // datagrams: the peer's queue pair is found, and nothing is connected
+)
+
+func (s Service) String() string {
+	switch s {
+	case RC:
+		return "RC"
+	case UC:
+		return "UC"
+	case UD:
+		return "UD"
+	}
+	return fmt.Sprintf("service %d", uint8(s))
+}
+
+func (s Service) portSpace() uintptr {
+	switch s {
+	case UC:
+		return portSpaceIB
+	case UD:
+		return portSpaceUDP
+	}
+	return portSpaceTCP
+}
+
+func (s Service) qpType() int32 {
+	switch s {
+	case UC:
+		return int32(ibv.UC)
+	case UD:
+		return int32(ibv.UD)
+	}
+	return int32(ibv.RC)
+}
 
 // ID is one connection, or one listener. It may be used by several goroutines.
 type ID struct {
-	c      *Channel
-	mu     sync.Mutex
-	handle uintptr // 0: closed
+	c       *Channel
+	service Service
+	mu      sync.Mutex
+	handle  uintptr // 0: closed
 }
 
-// NewID makes an ID. The caller closes it.
+// NewID makes an ID for RC. The caller closes it.
 func (c *Channel) NewID() (*ID, error) {
-	c.next.RLock()
-	defer c.next.RUnlock()
-	if c.handle == 0 {
-		return nil, &Error{Op: "create_id", Kind: ErrClosed}
+	return c.newID("create_id", RC, func() (uintptr, error) { return c.create(RC) })
+}
+
+// NewIDAt makes an ID for a service that is bound to an address, as Bind says. The caller closes it.
+func (c *Channel) NewIDAt(s Service, a netip.AddrPort) (*ID, error) {
+	if s != UC {
+		id, err := c.newID("create_id", s, func() (uintptr, error) { return c.create(s) })
+		if err != nil {
+			return nil, err
+		}
+		if err := id.Bind(a); err != nil {
+			return nil, errors.Join(err, id.Close())
+		}
+		return id, nil
 	}
-	at, err := dl.Alloc(8)
+	b, err := sockaddr(a)
 	if err != nil {
 		return nil, err
 	}
-	defer dl.Free(at)
-	if errno := c.l.call(c.l.f.createID, c.handle, dl.Address(at), 0, portSpaceTCP); errno != 0 {
-		return nil, &Error{Op: "create_id", Errno: errno}
+	if b == nil {
+		return nil, errNoAddress("create_ep")
 	}
-	id := &ID{c: c, handle: *dl.At[uintptr](dl.Address(at))}
+	return c.newID("create_ep", s, func() (uintptr, error) {
+		handle, errno, err := c.l.endpoint(s, b)
+		if err != nil {
+			return 0, err
+		}
+		if errno != 0 {
+			return 0, callError("create_ep", errno)
+		}
+		if errno := c.l.call(c.l.f.migrate, handle, c.handle); errno != 0 {
+			c.l.f.destroyID.Call1(handle)
+			return 0, callError("migrate_id", errno)
+		}
+		return handle, nil
+	})
+}
+
+// create makes the library's ID.
+func (c *Channel) create(s Service) (uintptr, error) {
+	at, err := dl.Alloc(8)
+	if err != nil {
+		return 0, err
+	}
+	defer dl.Free(at)
+	if errno := c.l.call(c.l.f.createID, c.handle, dl.Address(at), 0, s.portSpace()); errno != 0 {
+		return 0, callError("create_id", errno)
+	}
+	return *dl.At[uintptr](dl.Address(at)), nil
+}
+
+// newID enters an ID that do makes.
+func (c *Channel) newID(op string, s Service, do func() (uintptr, error)) (*ID, error) {
+	c.next.RLock()
+	defer c.next.RUnlock()
+	if c.handle == 0 {
+		return nil, &Error{Op: op, Kind: ErrClosed}
+	}
+	handle, err := do()
+	if err != nil {
+		return nil, err
+	}
+	id := &ID{c: c, service: s, handle: handle}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ids[id.handle] = id
@@ -65,10 +165,13 @@ func (id *ID) locked(op string, f dl.Func, args ...uintptr) error {
 	if id.handle == 0 {
 		return &Error{Op: op, Kind: ErrClosed}
 	}
-	errno := id.c.l.call(f, append([]uintptr{id.handle}, args...)...)
-	if errno == 0 {
-		return nil
+	if errno := id.c.l.call(f, append([]uintptr{id.handle}, args...)...); errno != 0 {
+		return callError(op, errno)
 	}
+	return nil
+}
+
+func callError(op string, errno sys.Errno) error {
 	e := &Error{Op: op, Errno: errno}
 	switch errno {
 	case sys.EINVAL:
@@ -90,9 +193,13 @@ func (id *ID) Bind(a netip.AddrPort) error {
 		return err
 	}
 	if b == nil {
-		return &Error{Op: "bind_addr", Kind: ErrInvalid, Hint: "expected an IP address and a port"}
+		return errNoAddress("bind_addr")
 	}
 	return id.with(b, func(p uintptr) error { return id.do("bind_addr", id.c.l.f.bind, p) })
+}
+
+func errNoAddress(op string) error {
+	return &Error{Op: op, Kind: ErrInvalid, Hint: "expected an IP address and a port"}
 }
 
 // with calls f with a copy of b in C memory.
@@ -164,7 +271,11 @@ func (id *ID) Connect(p Params) error {
 // Accept takes a connection that was asked for. Its queue pair is ready to send (InitQP, ReadyQP) before this is called, since the peer may send at
 // once. It ends in Established, or in ConnectError or Unreachable where the peer does not answer any more.
 func (id *ID) Accept(p Params) error {
-	if err := p.check("accept", MaxAcceptData); err != nil {
+	most := MaxAcceptData
+	if id.service == UD {
+		most = MaxDatagramData
+	}
+	if err := p.check("accept", most); err != nil {
 		return err
 	}
 	return id.params("accept", id.c.l.f.accept, p)
@@ -181,8 +292,12 @@ func (id *ID) params(op string, f dl.Func, p Params) error {
 
 // Reject says no to a connection that was asked for, with a reason for the peer's program.
 func (id *ID) Reject(reason []byte) error {
-	if len(reason) > MaxRejectData {
-		return &Error{Op: "reject", Kind: ErrInvalid, Hint: fmt.Sprintf("%d bytes: expected at most %d", len(reason), MaxRejectData)}
+	most := MaxRejectData
+	if id.service == UD {
+		most = MaxDatagramData
+	}
+	if len(reason) > most {
+		return &Error{Op: "reject", Kind: ErrInvalid, Hint: fmt.Sprintf("%d bytes: expected at most %d", len(reason), most)}
 	}
 	return id.with(reason, func(p uintptr) error { return id.onDevice("reject", id.c.l.f.reject, p, uintptr(len(reason))) })
 }
@@ -193,7 +308,8 @@ func (id *ID) Establish() error { return id.onDevice("establish", id.c.l.f.estab
 // Disconnect ends the connection; both sides get Disconnected. The queue pair is the caller's to end (QP.Err).
 func (id *ID) Disconnect() error { return id.onDevice("disconnect", id.c.l.f.disconnect) }
 
-// InitQP moves the queue pair of this connection from Reset to Init, with the port and the partition of the connection. Receives may be posted then.
+// InitQP moves the queue pair of this connection from Reset to Init, with the port and the partition of the connection, and of UD with the key that the
+// connection manager has for all. Receives may be posted then. A queue pair for UD needs no more of the ID: it is made ready by its own functions.
 func (id *ID) InitQP(q *ibv.QP, access ibv.Access) error { return id.move(q, ibv.QPInit, access, nil) }
 
 // ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides agreed on. access is what the peer may do with it;

@@ -26,6 +26,8 @@ func TestLayout(t *testing.T) {
 	var e cmEvent
 	var ch cmChannel
 	var q qpAttr
+	var u udParams
+	var i addrInfo
 	ours := map[string]uintptr{
 		"id.verbs": unsafe.Offsetof(id.verbs), "id.channel": unsafe.Offsetof(id.channel), "id.context": unsafe.Offsetof(id.context),
 		"id.qp": unsafe.Offsetof(id.qp), "id.source": unsafe.Offsetof(id.source), "id.dest": unsafe.Offsetof(id.dest), "id.ib": unsafe.Offsetof(id.ib),
@@ -38,7 +40,12 @@ func TestLayout(t *testing.T) {
 		"device.name": deviceName, "context.device": 0,
 		"qp.state": unsafe.Offsetof(q.state), "qp.maxRdAtomic": unsafe.Offsetof(q.maxRdAtomic), "qp.maxDestAtomic": unsafe.Offsetof(q.maxDestAtomic),
 		"qp.minRNR": unsafe.Offsetof(q.minRNR), "qp.rnrRetry": unsafe.Offsetof(q.rnrRetry),
-		"qpAttr": uintptr(ibv.SizeQPAttr), "storage": storage, "TCP": portSpaceTCP,
+		"ud.private": unsafe.Offsetof(u.private), "ud.privateLen": unsafe.Offsetof(u.privateLen), "ud.way": unsafe.Offsetof(u.way), "ud.qpn": unsafe.Offsetof(u.qpn),
+		"ud.qkey": unsafe.Offsetof(u.qkey), "ud": unsafe.Sizeof(u), "event": unsafe.Sizeof(e), "ahAttr": uintptr(ibv.SizeAHAttr),
+		"info.flags": unsafe.Offsetof(i.flags), "info.family": unsafe.Offsetof(i.family), "info.qpType": unsafe.Offsetof(i.qpType), "info.space": unsafe.Offsetof(i.space),
+		"info.sourceLen": unsafe.Offsetof(i.sourceLen), "info.source": unsafe.Offsetof(i.source), "info.next": unsafe.Offsetof(i.next), "info": unsafe.Sizeof(i),
+		"qpAttr": uintptr(ibv.SizeQPAttr), "storage": storage, "TCP": RC.portSpace(), "UDP": UD.portSpace(), "IB": UC.portSpace(),
+		"type.RC": uintptr(RC.qpType()), "type.UC": uintptr(UC.qpType()), "type.UD": uintptr(UD.qpType()), "passive": passive,
 		"AddressResolved": uintptr(AddressResolved), "AddressError": uintptr(AddressError), "RouteResolved": uintptr(RouteResolved),
 		"RouteError": uintptr(RouteError), "ConnectRequest": uintptr(ConnectRequest), "ConnectResponse": uintptr(ConnectResponse),
 		"ConnectError": uintptr(ConnectError), "Unreachable": uintptr(Unreachable), "Rejected": uintptr(Rejected), "Established": uintptr(Established),

@@ -1,9 +1,12 @@
 package cm
 
 import (
+	"encoding/binary"
 	"unsafe"
 
 	"github.com/penstock-io/penstock/internal/dl"
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // Structures of rdma/rdma_cma.h and infiniband/verbs.h as far as they are read or written here; TestLayout asks a C compiler. They are the library's ABI,
@@ -40,12 +43,31 @@ type cmParams struct {
 	_          uint32
 }
 
+// udParams are in the place of cmParams in events of IDs for datagrams.
+type udParams struct {
+	private    uintptr
+	privateLen uint8
+	_          [7]byte
+	way        [ibv.SizeAHAttr]byte
+	qpn        uint32
+	qkey       uint32
+}
+
 type cmEvent struct {
 	id     uintptr
 	listen uintptr
 	typ    uint32
 	status int32
 	params cmParams
+	_      [unsafe.Sizeof(udParams{}) - unsafe.Sizeof(cmParams{})]byte
+}
+
+type addrInfo struct {
+	flags, family, qpType, space         int32
+	sourceLen, destLen                   uint32
+	source, dest, sourceName, destName   uintptr
+	routeLen, route, connectLen, connect uintptr
+	next                                 uintptr
 }
 
 type cmChannel struct{ fd int32 }
@@ -102,10 +124,40 @@ func (b block) address() uintptr { return dl.Address(b.b) }
 func (b block) free() { dl.Free(b.b) }
 
 func (c *cmParams) params() Params {
-	p := Params{ResponderResources: c.responder, InitiatorDepth: c.initiator, FlowControl: c.flow != 0, RetryCount: c.retry, RNRRetryCount: c.rnrRetry,
-		SRQ: c.srq != 0, QPN: c.qpn}
-	if c.private != 0 && c.privateLen > 0 {
-		p.PrivateData = append([]byte(nil), dl.Bytes(c.private, int(c.privateLen))...)
+	return Params{PrivateData: private(c.private, c.privateLen), ResponderResources: c.responder, InitiatorDepth: c.initiator, FlowControl: c.flow != 0,
+		RetryCount: c.retry, RNRRetryCount: c.rnrRetry, SRQ: c.srq != 0, QPN: c.qpn}
+}
+
+func private(at uintptr, n uint8) []byte {
+	if at == 0 || n == 0 {
+		return nil
 	}
-	return p
+	return append([]byte(nil), dl.Bytes(at, int(n))...)
+}
+
+// given is what the peer gave along with an event of an ID for that service.
+func (e *cmEvent) given(s Service) Params {
+	if s != UD {
+		return e.params.params()
+	}
+	u := (*udParams)(unsafe.Pointer(&e.params))
+	return Params{PrivateData: private(u.private, u.privateLen), QPN: u.qpn, QKey: u.qkey, To: ibv.AddressOf(&u.way)}
+}
+
+// endpoint makes the library's ID for a service, bound to a socket address, which is the only way to one for UC. It has a channel of its own, which
+// it loses when it is moved to another one.
+func (l *Library) endpoint(s Service, at []byte) (handle uintptr, errno sys.Errno, err error) {
+	const size = int(unsafe.Sizeof(addrInfo{}))
+	b, err := dl.Alloc(size + 8 + len(at))
+	if err != nil {
+		return 0, 0, err
+	}
+	defer dl.Free(b)
+	copy(b[size+8:], at)
+	info := dl.Address(b)
+	out := info + uintptr(size)
+	*dl.At[addrInfo](info) = addrInfo{flags: passive, family: int32(binary.NativeEndian.Uint16(at)), qpType: s.qpType(), space: int32(s.portSpace()),
+		sourceLen: uint32(len(at)), source: out + 8}
+	errno = l.call(l.f.createEP, out, info, 0, 0)
+	return *dl.At[uintptr](out), errno, nil
 }

@@ -26,7 +26,7 @@ type functions struct {
 	createChannel, destroyChannel, getEvent, ackEvent       dl.Func
 	createID, destroyID, bind, resolveAddress, resolveRoute dl.Func
 	listen, connect, accept, reject, disconnect, establish  dl.Func
-	initQPAttr, setOption                                   dl.Func
+	initQPAttr, setOption, createEP, migrate                dl.Func
 }
 
 // Load loads librdmacm. Errors wrap ErrUnavailable and name the package to install.
@@ -62,6 +62,8 @@ func Load(o Options) (*Library, error) {
 		{&f.establish, "rdma_establish", "RDMACM_1.2"},
 		{&f.initQPAttr, "rdma_init_qp_attr", "RDMACM_1.2"},
 		{&f.setOption, "rdma_set_option", "RDMACM_1.0"},
+		{&f.createEP, "rdma_create_ep", "RDMACM_1.0"},
+		{&f.migrate, "rdma_migrate_id", "RDMACM_1.0"},
 	} {
 		if *s.to, err = lib.SymbolVersion(s.name, s.version); err != nil {
 			err = fmt.Errorf("cm: %w: %s is too old: expected librdmacm of rdma-core 22 or later: %w", ErrUnavailable, lib.Name(), err)

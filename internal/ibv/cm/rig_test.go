@@ -88,13 +88,13 @@ const (
 )
 
 // newSide opens the device that an ID is bound to, and makes a queue pair in Init with 4 receives of 1 KiB posted at the end of the memory.
-func newSide(t *testing.T, lib *ibv.Library, id *ID) *side {
+func newSide(t *testing.T, w world, id *ID) *side {
 	t.Helper()
 	name, port := id.Device()
-	if name != "rxe0" || port != 1 {
+	if name != w.device || port != 1 {
 		t.Fatalf("the ID is on device %q, port %d", name, port)
 	}
-	devices, err := lib.Devices()
+	devices, err := w.v.Devices()
 	must(t, err)
 	s := &side{}
 	s.ctx, err = devices[0].Open()
@@ -112,7 +112,7 @@ func newSide(t *testing.T, lib *ibv.Library, id *ID) *side {
 	s.mr, err = s.pd.RegMR(ibv.MRSpec{Addr: dl.Address(s.mem), Length: room, Access: access})
 	must(t, err)
 	t.Cleanup(func() { must(t, s.mr.Close()) })
-	s.qp, err = s.pd.CreateQP(ibv.QPSpec{Type: ibv.RC, SendCQ: s.cq, RecvCQ: s.cq, SendWRs: 16, RecvWRs: 16, SendSGEs: 1, RecvSGEs: 1})
+	s.qp, err = s.pd.CreateQP(ibv.QPSpec{Type: ibv.QPType(id.service.qpType()), SendCQ: s.cq, RecvCQ: s.cq, SendWRs: 16, RecvWRs: 16, SendSGEs: 1, RecvSGEs: 1})
 	must(t, err)
 	t.Cleanup(func() { must(t, s.qp.Close()) })
 	s.send, err = ibv.NewSendChain(8, 8, 0)
@@ -202,14 +202,21 @@ func listener(t *testing.T, c *Channel, addr string) (*ID, netip.AddrPort) {
 	return id, id.Local()
 }
 
-// libraries are both libraries inside a guest, which has them.
-func libraries(t *testing.T) (*Library, *ibv.Library) {
+// world is where connections are made: on the stand-in, or on Soft-RoCE in a guest.
+type world struct {
+	l            *Library
+	v            *ibv.Library
+	host, device string
+}
+
+// guestWorld is the device of a guest.
+func guestWorld(t *testing.T) world {
 	t.Helper()
 	l, err := Load(Options{})
 	must(t, err)
 	v, err := ibv.Load(ibv.Options{})
 	must(t, err)
-	return l, v
+	return world{l, v, "10.8.0.1", "rxe0"}
 }
 
 // run runs a program of the guest.

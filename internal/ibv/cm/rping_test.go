@@ -47,17 +47,17 @@ func ended(t *testing.T, cmd *exec.Cmd, out *bytes.Buffer, prefix string) {
 }
 
 // rpingServer connects to the tool's server.
-func rpingServer(t *testing.T) {
-	l, v := libraries(t)
+func rpingServer(t *testing.T, w world) {
+	l := w.l
 	c := channel(t, l)
-	at := netip.MustParseAddrPort("10.8.0.1:7174")
+	at := netip.AddrPortFrom(netip.MustParseAddr(w.host), 7174)
 	cmd, out := rping(t, "-s", at)
 	var id *ID
 	var s *side
 	for connected := false; !connected; {
 		id = newID(t, c)
 		resolve(t, c, id, netip.AddrPort{}, at)
-		s = newSide(t, v, id)
+		s = newSide(t, w, id)
 		must(t, id.Connect(Params{ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 7, QPN: s.qp.Num()}))
 		switch ev := next(t, c); {
 		case ev.Type == ConnectResponse:
@@ -102,14 +102,14 @@ func rpingServer(t *testing.T) {
 }
 
 // rpingClient has the tool's client connect to a server here.
-func rpingClient(t *testing.T) {
-	l, v := libraries(t)
+func rpingClient(t *testing.T, w world) {
+	l := w.l
 	c := channel(t, l)
-	_, at := listener(t, c, "10.8.0.1")
+	_, at := listener(t, c, w.host)
 	cmd, out := rping(t, "-c", at)
 	ask := want(t, c, ConnectRequest)
 	id := ask.ID
-	s := newSide(t, v, id)
+	s := newSide(t, w, id)
 	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth))
 	must(t, id.Accept(Params{ResponderResources: ask.Params.ResponderResources, InitiatorDepth: ask.Params.InitiatorDepth, RNRRetryCount: 7, QPN: s.qp.Num()}))
 	want(t, c, Established)

@@ -63,7 +63,7 @@ var Rdma = Profile{
 	Modules: []string{"configfs", "crc32_generic", "crc32c_generic", "rdma_rxe", "ib_uverbs", "rdma_ucm", "sch_netem", "dummy", "virtio_pci", "virtio_net"},
 	Programs: append([]Program{
 		{"rdma", "iproute2"}, {"ibv_devinfo", "ibverbs-utils"}, {"rping", "rdmacm-utils"}, {"rdma_client", "rdmacm-utils"},
-		{"rdma_server", "rdmacm-utils"}, {"ucmatose", "rdmacm-utils"}, {"ib_write_bw", "perftest"}, {"ib_read_bw", "perftest"},
+		{"rdma_server", "rdmacm-utils"}, {"ucmatose", "rdmacm-utils"}, {"udaddy", "rdmacm-utils"}, {"ib_write_bw", "perftest"}, {"ib_read_bw", "perftest"},
 		{"ib_send_bw", "perftest"}, {"ib_write_lat", "perftest"}, {"ib_read_lat", "perftest"}, {"ib_send_lat", "perftest"}, {"ib_atomic_bw", "perftest"},
 		{"ib_atomic_lat", "perftest"}}, iproute...),
 	Files: []string{"/usr/lib/x86_64-linux-gnu/libibverbs/librxe-rdmav*.so", "/etc/libibverbs.d/rxe.driver",

@@ -41,13 +41,13 @@ enum {
 	MAX_MESSAGE = 1 << 30,
 };
 
-enum kind { K_CONTEXT, K_PD, K_MR, K_MW, K_CHANNEL, K_CQ, K_QP, K_SRQ, K_AH, K_XRCD, K_FLOW, KINDS };
+enum kind { K_CONTEXT, K_PD, K_MR, K_MW, K_CHANNEL, K_CQ, K_QP, K_SRQ, K_AH, K_XRCD, K_FLOW, K_CM_CHANNEL, K_CM_ID, K_CM_EVENT, KINDS };
 
 struct obj {
 	uint32_t magic;
 	enum kind kind;
 	uint64_t serial;         /* order of creation, for the report */
-	struct fake_context *ctx;
+	struct fake_context *ctx; /* NULL: of the connection manager */
 	struct obj *prev, *next; /* of the same kind; in the quarantine: next only */
 	void *memory;            /* what to free */
 };
@@ -289,7 +289,11 @@ bool fake_wait_acks(pthread_mutex_t *m, pthread_cond_t *c, uint32_t *acked, cons
 	X(ibv_resize_cq) X(ibv_destroy_cq) X(ibv_get_cq_event) X(ibv_ack_cq_events) X(ibv_poll_cq) X(ibv_req_notify_cq) \
 	X(ibv_create_srq) X(ibv_modify_srq) X(ibv_query_srq) X(ibv_destroy_srq) X(ibv_post_srq_recv) X(ibv_open_xrcd) \
 	X(ibv_close_xrcd) X(ibv_create_qp) X(ibv_modify_qp) X(ibv_query_qp) X(ibv_destroy_qp) X(ibv_post_send) X(ibv_post_recv) \
-	X(ibv_create_ah) X(ibv_destroy_ah) X(ibv_attach_mcast) X(ibv_create_flow) X(ibv_destroy_flow) X(ibv_get_async_event) X(ibv_ack_async_event)
+	X(ibv_create_ah) X(ibv_destroy_ah) X(ibv_attach_mcast) X(ibv_create_flow) X(ibv_destroy_flow) X(ibv_get_async_event) X(ibv_ack_async_event) \
+	X(rdma_create_event_channel) X(rdma_destroy_event_channel) X(rdma_get_cm_event) X(rdma_ack_cm_event) X(rdma_create_id) \
+	X(rdma_create_ep) X(rdma_migrate_id) X(rdma_destroy_id) X(rdma_bind_addr) X(rdma_resolve_addr) X(rdma_resolve_route) \
+	X(rdma_listen) X(rdma_connect) X(rdma_accept) X(rdma_reject) X(rdma_establish) X(rdma_disconnect) X(rdma_set_option) \
+	X(rdma_init_qp_attr) X(cm_address) X(cm_route) X(cm_connect) X(cm_accept)
 
 /* Not calls of the user, but counted by the same function. */
 #define FAKE_COUNTS(X) X(send_requests) X(recv_requests) X(completions) X(bytes) X(rnr_naks) X(retries) X(drops) X(raw_kernel) \
@@ -401,6 +405,11 @@ struct ibv_flow *fake_create_flow(struct ibv_qp *qp, struct ibv_flow_attr *a);
 int fake_destroy_flow(struct ibv_flow *f);
 int fake_raw_receivers(struct fake_device *dev, const uint8_t *frame, uint32_t len, struct fake_qp **out, int max);
 bool fake_raw_sums(uint8_t *frame, uint32_t len, bool write);
+
+/* ---- verbs_fake_cm.c: connections */
+void fake_cm_expire(void);
+void fake_cm_remove(struct fake_device *dev);
+void fake_cm_tell_all(int type);
 
 /* ---- verbs_fake_dc.c */
 struct fake_qp *fake_dc_target(struct fake_qp *qp, struct wqe *w);

@@ -14,7 +14,7 @@ enum { ALIVE_MAGIC = 0x71fe1d5e, DEAD_MAGIC = 0x0dead0b1, QUARANTINE = 1024, MAX
 
 pthread_mutex_t the_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const char *const kind_names[KINDS] = {"context", "pd", "mr", "mw", "comp_channel", "cq", "qp", "srq", "ah", "xrcd", "flow"};
+static const char *const kind_names[KINDS] = {"context", "pd", "mr", "mw", "comp_channel", "cq", "qp", "srq", "ah", "xrcd", "flow", "cm_channel", "cm_id", "cm_event"};
 
 static struct obj *objects[KINDS];
 static uint64_t serials;
@@ -256,7 +256,7 @@ EXPORT const char *penstock_fake_report(void)
 		fprintf(f, "violation and %llu more\n", (unsigned long long)(violations_all - (uint64_t)violations_len));
 	for (int k = 0; k < KINDS; k++)
 		for (struct obj *o = objects[k]; o; o = o->next)
-			fprintf(f, "leak %s #%llu of %s\n", kind_names[k], (unsigned long long)o->serial, o->ctx->dev->ibv.name);
+			fprintf(f, "leak %s #%llu of %s\n", kind_names[k], (unsigned long long)o->serial, o->ctx ? o->ctx->dev->ibv.name : "the process");
 	fclose(f);
 	free(report_text);
 	report_text = text;

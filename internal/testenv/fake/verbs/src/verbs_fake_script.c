@@ -56,6 +56,7 @@ static const char *const cable_names[] = {"mend", "cut", NULL};
 static const char *const raw_names[] = {"off", "on", NULL}; /* and of on-demand paging */
 static const char *const report_names[] = {"exit", NULL};
 static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", "wallclock", "flows", NULL};
+static const char *const cm_names[] = {"expire", "remove", "addr_change", "timewait", "odd", NULL};
 static const char *const gid_types[] = {"ib", "v1", "v2", NULL};
 
 static const char *const status_list[] = {
@@ -69,7 +70,8 @@ static const struct number errnos[] = {
 	{"EPERM", EPERM}, {"ENOENT", ENOENT}, {"EINTR", EINTR}, {"EIO", EIO}, {"ENXIO", ENXIO}, {"EBADF", EBADF}, {"EAGAIN", EAGAIN},
 	{"ENOMEM", ENOMEM}, {"EACCES", EACCES}, {"EFAULT", EFAULT}, {"EBUSY", EBUSY}, {"ENODEV", ENODEV}, {"EINVAL", EINVAL},
 	{"EMFILE", EMFILE}, {"ENOSPC", ENOSPC}, {"ENOSYS", ENOSYS}, {"EPROTONOSUPPORT", EPROTONOSUPPORT}, {"EOPNOTSUPP", EOPNOTSUPP},
-	{"ETIMEDOUT", ETIMEDOUT}, {"ENOBUFS", ENOBUFS}, {NULL, 0}};
+	{"ETIMEDOUT", ETIMEDOUT}, {"ENOBUFS", ENOBUFS}, {"EADDRINUSE", EADDRINUSE}, {"EADDRNOTAVAIL", EADDRNOTAVAIL},
+	{"ENETUNREACH", ENETUNREACH}, {"EHOSTUNREACH", EHOSTUNREACH}, {NULL, 0}};
 
 static const struct number device_events[] = {
 	{"DEVICE_FATAL", IBV_EVENT_DEVICE_FATAL}, {"LID_CHANGE", IBV_EVENT_LID_CHANGE}, {"PKEY_CHANGE", IBV_EVENT_PKEY_CHANGE},
@@ -354,6 +356,26 @@ static bool parse_kill(struct parser *s, bool overrun)
 	return true;
 }
 
+/* parse_cm is for what the connection manager does by itself. */
+static bool parse_cm(struct parser *s)
+{
+	/* RDMA_CM_EVENT_ADDR_CHANGE, RDMA_CM_EVENT_TIMEWAIT_EXIT, and RDMA_CM_EVENT_ESTABLISHED where nobody asked for it */
+	static const int types[] = {[2] = 14, [3] = 15, [4] = 9};
+	struct fake_device *d = NULL;
+	int a;
+	if (!choice(s, cm_names, "what the connection manager does", &a) || (a == 1 && !device(s, &d)))
+		return false;
+	if (s->dry)
+		return true;
+	if (a == 0)
+		fake_cm_expire();
+	else if (a == 1)
+		fake_cm_remove(d);
+	else
+		fake_cm_tell_all(types[a]);
+	return true;
+}
+
 static bool parse_line(struct parser *s)
 {
 	struct config *c = s->c;
@@ -470,6 +492,8 @@ static bool parse_line(struct parser *s)
 			fake_device_event(d, (enum ibv_event_type)a);
 	} else if (IS("gid")) {
 		return parse_gid(s);
+	} else if (IS("cm")) {
+		return parse_cm(s);
 	} else if (IS("kill") || IS("overrun")) {
 		return parse_kill(s, IS("overrun"));
 	} else {
