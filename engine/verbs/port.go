@@ -45,7 +45,7 @@ type Port struct {
 	accepts listener
 	dialing context.CancelFunc // ends the attempt that is under way; nil while there is none
 	again   *time.Timer
-	backoff time.Duration
+	backoff engine.Backoff
 	cause   error // why the last attempt or connection failed
 	rx      []*rxQueue
 	fading  []*rxQueue // closed ones whose connections are still being told
@@ -98,7 +98,8 @@ func (p *Port) Counts() Counts {
 
 // open finds the device and makes what all connections of the port share.
 func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
-	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{}}
+	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
+		backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.shut())
