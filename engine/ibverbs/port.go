@@ -33,7 +33,7 @@ type Port struct {
 	dev   *ibv.Context
 	attr  ibv.DeviceAttr
 	pd    *ibv.PD
-	keys  keys
+	regs  *ibvmem.Table
 	table *flow.Table
 	exact bool // the card counts frames for which there was no receive
 	dry   func() (uint64, bool)
@@ -101,7 +101,7 @@ func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Op
 	if p.pd, err = dev.AllocPD(); err != nil {
 		return nil, unavailable(err)
 	}
-	p.keys.pd, p.keys.at = p.pd, ibvmem.New(dev, ibvmem.Options{})
+	p.regs = ibvmem.New(dev, ibvmem.Options{}).NewTable(p.pd)
 	if p.events, err = dev.CreateChannel(); err != nil {
 		return nil, unavailable(err)
 	}
@@ -325,7 +325,7 @@ func (p *Port) shut() (err error) {
 		err = p.events.Close()
 	}
 	if p.pd != nil {
-		err = errors.Join(err, p.keys.close(), p.pd.Close())
+		err = errors.Join(err, p.regs.Close(), p.pd.Close())
 	}
 	return errors.Join(err, p.dev.Close())
 }

@@ -110,9 +110,9 @@ func (q *rxQueue) check() error {
 		return bad("split at %d: expected 0 to %d, the slot of the header pool, which has at least %d bytes", spec.SplitAt, spec.Pools[0].SlotSize(), splitAt)
 	}
 	add := func(pool *mem.Pool, skip, size uint32, role burst.Role, hand *[]mem.Handle) error {
-		mr, err := p.keys.of(pool.Region())
+		reg, err := p.registered(pool.Region())
 		if err == nil {
-			q.places = append(q.places, place{pool, burst.PoolSource(pool), mr, pool.Region().All().Bytes(), skip, size, role, hand})
+			q.places = append(q.places, place{pool, burst.PoolSource(pool), reg, pool.Region().All().Bytes(), skip, size, role, hand})
 		}
 		return err
 	}

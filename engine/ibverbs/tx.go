@@ -100,7 +100,7 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 		return err
 	}
 	for _, pool := range spec.Pools {
-		if _, err := p.keys.of(pool.Region()); err != nil {
+		if _, err := p.registered(pool.Region()); err != nil {
 			return err
 		}
 	}
@@ -164,7 +164,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
-			if _, err := q.port.keys.of(b.Segment(i, k).Region); err != nil {
+			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
 				b.Release()
 				return 0, fmt.Errorf("packet %d of the burst: %w", i, err)
 			}
@@ -479,12 +479,12 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	q.sges = q.sges[:0]
 	for s := range k {
 		g := b.Part(i, s)
-		mr, err := q.port.keys.of(b.Segment(i, s).Region)
+		reg, err := q.port.registered(b.Segment(i, s).Region)
 		if err != nil {
 			return engine.DropRefused
 		}
 		if g.Len > 0 {
-			q.sges = append(q.sges, mr.SGE(g.Off, g.Len))
+			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
 		}
 	}
 	if first := b.Bytes(i, 0); q.spec.SourceMAC && len(first) >= 12 {

@@ -31,8 +31,9 @@ type Port struct {
 	gid     ibv.GID
 	why     string // this GID was chosen
 	pd      *ibv.PD
-	regs    registrations
-	events  *ibv.Channel // of what is sent
+	memory  *ibvmem.Adapter
+	regs    *ibvmem.Table // of the pools
+	events  *ibv.Channel  // of what is sent
 	control *driver
 
 	active  atomic.Bool // the device's port is up
@@ -121,7 +122,8 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if p.pd, err = p.dev.AllocPD(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
-	p.regs.pd, p.regs.at = p.pd, ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
+	p.memory = ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
+	p.regs = p.memory.NewTable(p.pd)
 	if p.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
@@ -372,8 +374,8 @@ func (p *Port) shut() (err error) {
 	if m, ok := p.meet.(*manager); ok {
 		err = m.stop()
 	}
-	if p.pd != nil {
-		err = errors.Join(err, p.regs.close())
+	if p.regs != nil {
+		err = errors.Join(err, p.regs.Close())
 	}
 	if p.scratchRegion != nil {
 		err = errors.Join(err, p.scratchRegion.Close())
