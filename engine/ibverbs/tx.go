@@ -99,9 +99,13 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	if err != nil {
 		return err
 	}
-	for _, pool := range spec.Pools {
-		if _, err := p.registered(pool.Region()); err != nil {
+	for i, pool := range spec.Pools {
+		reg, err := p.registered(pool.Region())
+		if err != nil {
 			return err
+		}
+		if i == 0 && spec.SourceMAC && reg.Hidden() {
+			return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", pool.Name(), engine.ErrUnsupported)
 		}
 	}
 	sges := min(p.attr.MaxSGE, burst.MaxSegments)
@@ -487,7 +491,11 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
 		}
 	}
-	if first := b.Bytes(i, 0); q.spec.SourceMAC && len(first) >= 12 {
+	if q.spec.SourceMAC {
+		first := b.Bytes(i, 0)
+		if len(first) < 12 { // it is in memory that the CPU does not reach, or in pieces
+			return engine.DropRefused
+		}
 		copy(first[6:12], q.port.info.MAC[:])
 	}
 	return engine.NumDrops
