@@ -138,7 +138,7 @@ func (p *Plan) hidden(region string) *config.Region {
 
 // staging says how bytes get into or out of the regions of a queue which the engine cannot use, "" if it can.
 func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) string {
-	if len(regions) == 0 || e == nil || !stage.Needed(e.Capabilities()) {
+	if len(regions) == 0 || e == nil {
 		return ""
 	}
 	r := p.hidden(regions[len(regions)-1])
@@ -149,14 +149,20 @@ func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) 
 	if device == "" {
 		device = fmt.Sprintf("GPU %d", r.GPU)
 	}
+	cannot := func(what string) string {
+		if stage.Needed(e.Capabilities()) {
+			return fmt.Sprintf("the engine %s cannot %s device memory", e.Name(), what)
+		}
+		return fmt.Sprintf("unless the card of the engine %s can %s this memory itself, for such a queue", e.Name(), what)
+	}
 	if in {
 		what := "all"
 		if len(regions) == 2 {
 			what = "payload"
 		}
-		return fmt.Sprintf("%s of queue %s is copied once, from pinned memory to %s: the engine %s cannot write device memory", what, name, device, e.Name())
+		return fmt.Sprintf("%s of queue %s is copied once, from pinned memory to %s: %s", what, name, device, cannot("write"))
 	}
-	return fmt.Sprintf("all of queue %s is copied once, from %s to pinned memory: the engine %s cannot read device memory", name, device, e.Name())
+	return fmt.Sprintf("all of queue %s is copied once, from %s to pinned memory: %s", name, device, cannot("read"))
 }
 
 // forwards are the regions of the first queue with device memory whose packets an application sends on by a transmit queue; nil if there is none.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +138,27 @@ func TestPayloadInDeviceMemory(t *testing.T) {
 				t.Error(text)
 			}
 		})
+	}
+}
+
+// claiming is an engine some of whose cards reach device memory; that of its port does not.
+type claiming struct{ engine.Engine }
+
+func (c claiming) Capabilities() engine.Capabilities {
+	x := c.Engine.Capabilities()
+	x.Memory = append(slices.Clone(x.Memory), mem.Device)
+	return x
+}
+
+// What an engine may do by itself, the plan leaves open, and where the card does not reach the memory its packets are copied.
+func TestUnlessReached(t *testing.T) {
+	table, err := engine.NewTable(claiming{noted(t, &diary{}).Engines()[0]})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := mustOpen(t, fmt.Sprintf(splitFile, "claiming", "direct"), Options{Engines: table, Logger: silent})
+	if text := s.Plan().Interfaces[0].Rx[0].Copies; !strings.HasSuffix(text, "copied once, from pinned memory to host 0: unless the card of the engine sim can write this memory itself, for such a queue") {
+		t.Error(text)
 	}
 }
 

@@ -109,6 +109,13 @@ type Capabilities struct {
 	Notes []string
 }
 
+// DeviceReacher is a Port whose Capabilities.Memory has mem.Device, but whose card does not reach all such memory, or does so on some machines.
+type DeviceReacher interface {
+	// ReachesRegion is nil where queues take pools in that region; else the error wraps ErrUnsupported or ErrUnavailable and says what is
+	// missing. Any goroutine may ask.
+	ReachesRegion(r *mem.Region) error
+}
+
 // Auto asks for the lowest queue id that is free.
 const Auto = -1
 

@@ -5,15 +5,23 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
+	"github.com/penstock-io/penstock/mem"
 )
 
 // BenchmarkFrames sends bursts of 32 frames over the stand-in and takes them, without and with times of completions, which are polled one
-// by one. The stand-in's own work is in it.
+// by one, and with payload in memory of a card that takes a flush. The stand-ins' own work is in it.
 func BenchmarkFrames(b *testing.B) {
-	for _, times := range []bool{false, true} {
-		b.Run(map[bool]string{false: "plain", true: "times"}[times], func(b *testing.B) {
+	for _, kind := range []string{"plain", "times", "card"} {
+		b.Run(kind, func(b *testing.B) {
+			spec := engine.RxSpec{Depth: 48, HardwareTime: kind == "times"}
+			card := cardtest.New(b, cardtest.Options{DMABuf: true, Flush: true, Page: 4096})
+			body := card.Pool("payload", 64, 2048)
 			e := newEnds(b, "", Options{}, engine.PortSpec{})
-			q := e.rx(engine.RxSpec{Depth: 48, HardwareTime: times})
+			if kind == "card" {
+				spec.Pools, spec.SplitAt = []*mem.Pool{pool(b, 128, 64), body}, cut
+			}
+			q := e.rx(spec)
 			in := burst.New(64)
 			f := udp(b, 5, 100)
 			b.ReportAllocs()

@@ -11,6 +11,10 @@
 // header and a payload. All queues of a port share a completion queue, and a lock while they look at it: whoever polls takes what came for
 // all, in the order in which the device received it. For more processors than that serves, open another port of the same card with other rules.
 //
+// Payload may come into memory that the CPU does not reach, with RxSpec.SplitAt and two pools, and frames may be sent from there, where the card
+// reaches it: [Port.ReachesRegion]. Where the accelerator takes a flush before it sees what came, each burst is flushed once before it is handed
+// out; one that it refuses is dropped, and ends the queue.
+//
 // # Rules
 //
 // Every frame is classified by this process, as in other engines without a card, so that all fields, ranges, priorities and spreading mean the

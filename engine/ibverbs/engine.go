@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -31,6 +32,7 @@ var (
 // Engine opens ports of RDMA cards for frames. Make it with New; any goroutine may use it.
 type Engine struct {
 	path string
+	tree fs.FS // of the machine's files, nil for this machine's; tests have another
 	// dry is the device's count of frames for which there was no receive, and whether it has one; tests have another.
 	dry func(d *ibv.Device, port int) (uint64, bool)
 
@@ -140,7 +142,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
 		Rules: true, RulesIn: "software, in front of it the NIC",
 		Split: true, Chains: true, Timestamps: true, HardwareTime: true,
-		ZeroCopyForward: true, ExactDrops: true, Memory: []mem.Kind{mem.Host, mem.Huge},
+		ZeroCopyForward: true, ExactDrops: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device},
 		Notes: []string{"rates and times of sending are not here: the engines xdp and afpacket have them"},
 	}
 }

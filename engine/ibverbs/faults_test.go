@@ -182,10 +182,41 @@ func TestFault(t *testing.T) {
 			if q.Stats(&s); s.Drops[engine.DropDown] != uint64(5+lost) || s.Packets != 0 {
 				t.Errorf("%d sent, drops: %v", s.Packets, &s.Drops)
 			}
+			if free := q.out.Free(); free != q.spec.Depth {
+				t.Errorf("%d of %d descriptors are free", free, q.spec.Depth)
+			}
 			e.f.do(t, "mode post")
 			e.send(f)
 			e.wants(r, f)
 		})
+	}
+}
+
+// A device that takes a part of a chain alone, and cannot be brought back to work, keeps no memory and no descriptor: there is nothing later that
+// would give them back.
+func TestFaultIsTheLast(t *testing.T) {
+	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	q.mu.Lock()
+	q.depth, q.posts = 8, make([]posted, 8) // more than the queue pair holds
+	q.mu.Unlock()
+	e.f.do(t, "fail ibv_modify_qp * EIO")
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
+		t.Fatal(err)
+	}
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	var s engine.TxStats
+	if q.Stats(&s); s.Drops[engine.DropDown] != 6 || s.Packets != 0 || s.Queued != 0 || q.out.Free() != 16 {
+		t.Errorf("%d of 16 descriptors are free: %+v", q.out.Free(), s)
+	}
+	if n := slots.Stats().InUse; n != 0 {
+		t.Errorf("%d slots are out", n)
+	}
+	if e.a.Info().Up {
+		t.Error("the port is up")
 	}
 }
 

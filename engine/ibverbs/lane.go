@@ -185,6 +185,11 @@ func (l *lane) take(wc *ibv.WC, at uint64, snap *flow.Snapshot, live []*rxQueue,
 		src.free(id)
 		return false
 	}
+	if to.err != nil {
+		src.free(id)
+		to.drop(engine.DropDown, 1)
+		return false
+	}
 	var flags burst.Flags
 	if wc.Flags()&ibv.FlagCsumOK != 0 {
 		flags |= burst.ChecksumGood
@@ -217,6 +222,9 @@ func (l *lane) take(wc *ibv.WC, at uint64, snap *flow.Snapshot, live []*rxQueue,
 	case i == lost:
 		to.drop(engine.DropTooLong, 1)
 		return false
+	}
+	if src.remote {
+		to.hides(src, length)
 	}
 	dst.SetReceived(i, length, flags, ns)
 	if rule != 0 {

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -26,18 +27,19 @@ const (
 
 // Port is an open port of a card. It implements engine.Port.
 type Port struct {
-	spec  engine.PortSpec
-	o     Options
-	name  string
-	info  engine.PortInfo
-	dev   *ibv.Context
-	attr  ibv.DeviceAttr
-	pd    *ibv.PD
-	keys  keys
-	table *flow.Table
-	exact bool // the card counts frames for which there was no receive
-	dry   func() (uint64, bool)
-	dry0  uint64 // that count when it was looked at last; under mu
+	spec   engine.PortSpec
+	o      Options
+	name   string
+	info   engine.PortInfo
+	dev    *ibv.Context
+	attr   ibv.DeviceAttr
+	pd     *ibv.PD
+	memory *ibvmem.Adapter
+	regs   *ibvmem.Table
+	table  *flow.Table
+	exact  bool // the card counts frames for which there was no receive
+	dry    func() (uint64, bool)
+	dry0   uint64 // that count when it was looked at last; under mu
 
 	up      atomic.Bool
 	changes atomic.Uint64
@@ -101,7 +103,8 @@ func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Op
 	if p.pd, err = dev.AllocPD(); err != nil {
 		return nil, unavailable(err)
 	}
-	p.keys.pd, p.keys.at = p.pd, ibvmem.New(dev, ibvmem.Options{})
+	p.memory = ibvmem.New(dev, ibvmem.Options{Tree: e.tree})
+	p.regs = p.memory.NewTable(p.pd)
 	if p.events, err = dev.CreateChannel(); err != nil {
 		return nil, unavailable(err)
 	}
@@ -253,7 +256,19 @@ func (p *Port) Capabilities() engine.Capabilities {
 	if !p.exact {
 		c.Notes = append(c.Notes, "the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
 	}
+	if !p.memory.Able() {
+		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
+		c.Notes = append(c.Notes, "the card reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)")
+	}
 	return c
+}
+
+// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
+func (p *Port) ReachesRegion(r *mem.Region) error {
+	if err := p.memory.Reaches(p.pd, r); err != nil {
+		return refused(err)
+	}
+	return nil
 }
 
 // Rules implements engine.Port: it is a *Rules.
@@ -325,7 +340,7 @@ func (p *Port) shut() (err error) {
 		err = p.events.Close()
 	}
 	if p.pd != nil {
-		err = errors.Join(err, p.keys.close(), p.pd.Close())
+		err = errors.Join(err, p.regs.Close(), p.pd.Close())
 	}
 	return errors.Join(err, p.dev.Close())
 }

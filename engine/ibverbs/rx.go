@@ -27,6 +27,7 @@ type rxQueue struct {
 	chain   *ibv.RecvChain
 	places  []place
 	free42  bool // headers end where they end, not at a fixed place
+	remote  bool // some places are in memory whose accelerator is to be shown what came
 	slots   []mem.Handle
 	idle    []uint32 // receives that are not posted
 	order   []uint32 // of the chain's
@@ -37,6 +38,9 @@ type rxQueue struct {
 
 	pending *burst.Burst // packets that wait
 	one     *burst.Burst
+	unseen  []mem.Flusher // of accelerators that may not see yet what was received for this queue
+	showing []mem.Flusher // of which those that the owner is about to call
+	err     error         // why it has ended
 	waker   *engine.Waker
 	retry   engine.Retry
 	closed  bool
@@ -110,9 +114,10 @@ func (q *rxQueue) check() error {
 		return bad("split at %d: expected 0 to %d, the slot of the header pool, which has at least %d bytes", spec.SplitAt, spec.Pools[0].SlotSize(), splitAt)
 	}
 	add := func(pool *mem.Pool, skip, size uint32, role burst.Role, hand *[]mem.Handle) error {
-		mr, err := p.keys.of(pool.Region())
+		reg, err := p.registered(pool.Region())
 		if err == nil {
-			q.places = append(q.places, place{pool, burst.PoolSource(pool), mr, pool.Region().All().Bytes(), skip, size, role, hand})
+			q.remote = q.remote || reg.Flusher() != nil
+			q.places = append(q.places, place{pool, burst.PoolSource(pool), reg, pool.Region().All().Bytes(), skip, size, role, hand})
 		}
 		return err
 	}
@@ -283,14 +288,9 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		return 0, engine.ErrNil
 	}
 	q.polls.Inc()
-	q.lane.mu.Lock()
-	defer q.lane.mu.Unlock()
-	n := q.waiting(b)
-	if !q.closed && b.Room() > 0 && q.pending.Len() == 0 {
-		k, _ := q.lane.pump(q, b)
-		if n += k; n == 0 {
-			n = q.waiting(b) // those that b had no room for
-		}
+	n, err := q.collect(b)
+	if n > 0 && len(q.showing) > 0 {
+		n, err = q.show(b, n)
 	}
 	if n > 0 {
 		total := 0
@@ -302,13 +302,70 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		return n, nil
 	}
 	q.empty.Inc()
+	return 0, err
+}
+
+// collect adds what is there to b, and notes who is to be shown it.
+func (q *rxQueue) collect(b *burst.Burst) (n int, err error) {
+	q.lane.mu.Lock()
+	defer q.lane.mu.Unlock()
+	n = q.waiting(b)
+	if !q.closed && b.Room() > 0 && q.pending.Len() == 0 {
+		k, _ := q.lane.pump(q, b)
+		if n += k; n == 0 {
+			n = q.waiting(b) // those that b had no room for
+		}
+	}
+	if n > 0 {
+		q.unseen, q.showing = q.showing, q.unseen // with what still waits
+		return n, nil
+	}
 	switch failed := q.port.failed.Load(); {
 	case q.closed:
 		return 0, engine.ErrClosed
+	case q.err != nil:
+		return 0, q.err
 	case failed != nil && q.pending.Len() == 0:
 		return 0, *failed
 	}
 	return 0, nil
+}
+
+// show makes the last n packets of b visible to the accelerators whose memory they are in, by one flush of each, without the lane's lock: others
+// go on meanwhile. An accelerator that does not take what came for it is lost: the packets are dropped, with what waits, and the queue ends.
+func (q *rxQueue) show(b *burst.Burst, n int) (int, error) {
+	for _, f := range q.showing {
+		if err := f.Flush(); err != nil {
+			q.showing = q.showing[:0]
+			b.Truncate(b.Len() - n)
+			return 0, q.end(n, fmt.Errorf("ibverbs: receive queue %d of %s: an accelerator does not take what was received into its memory: %w: %w", q.id, q.port.name, engine.ErrDown, err))
+		}
+	}
+	q.showing = q.showing[:0]
+	return n, nil
+}
+
+// end ends the queue for a reason that no packet mends, after n packets were dropped for it.
+func (q *rxQueue) end(n int, err error) error {
+	q.lane.mu.Lock()
+	defer q.lane.mu.Unlock()
+	q.err = err
+	q.drop(engine.DropDown, uint64(n+q.pending.Len()))
+	q.pending.Release()
+	return err
+}
+
+// hides notes which accelerators have to be shown a frame that is for q and that src received.
+func (q *rxQueue) hides(src *rxQueue, length int) {
+	for i := range src.places {
+		p := &src.places[i]
+		if f := p.reg.Flusher(); f != nil && !slices.Contains(q.unseen, f) {
+			q.unseen = append(q.unseen, f)
+		}
+		if length -= int(p.size); length <= 0 {
+			return
+		}
+	}
 }
 
 // waiting moves packets that wait to b. One that an empty b cannot hold would hold up the others for ever.
@@ -329,7 +386,7 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 	l := q.lane
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	said := func() bool { return q.pending.Len() > 0 || q.closed || q.port.failed.Load() != nil }
+	said := func() bool { return q.pending.Len() > 0 || q.closed || q.err != nil || q.port.failed.Load() != nil }
 	if said() {
 		return true
 	}
@@ -374,6 +431,7 @@ func (q *rxQueue) Discard() (int, error) {
 			break
 		}
 	}
+	q.unseen = q.unseen[:0]
 	return total, nil
 }
 

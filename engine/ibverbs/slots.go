@@ -2,7 +2,7 @@ package ibverbs
 
 import (
 	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -27,7 +27,7 @@ const (
 type place struct {
 	pool  *mem.Pool
 	src   *burst.Source
-	mr    *ibv.MR
+	reg   *ibvmem.Registration
 	bytes []byte // of the region, nil where the CPU does not reach it
 	skip  uint32
 	size  uint32
@@ -115,7 +115,7 @@ func (q *rxQueue) fill() bool {
 			return false
 		}
 		held[i] = h
-		q.sges[i] = p.mr.SGE(p.pool.Offset(h)+uint64(p.skip), p.size)
+		q.sges[i] = p.reg.SGE(p.pool.Offset(h)+uint64(p.skip), p.size)
 	}
 	q.order[q.chain.Len()] = id
 	q.chain.Recv(uint64(id), q.sges...)

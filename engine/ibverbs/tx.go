@@ -99,9 +99,13 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	if err != nil {
 		return err
 	}
-	for _, pool := range spec.Pools {
-		if _, err := p.keys.of(pool.Region()); err != nil {
+	for i, pool := range spec.Pools {
+		reg, err := p.registered(pool.Region())
+		if err != nil {
 			return err
+		}
+		if i == 0 && spec.SourceMAC && reg.Hidden() {
+			return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", pool.Name(), engine.ErrUnsupported)
 		}
 	}
 	sges := min(p.attr.MaxSGE, burst.MaxSegments)
@@ -164,7 +168,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
-			if _, err := q.port.keys.of(b.Segment(i, k).Region); err != nil {
+			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
 				b.Release()
 				return 0, fmt.Errorf("packet %d of the burst: %w", i, err)
 			}
@@ -479,15 +483,19 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	q.sges = q.sges[:0]
 	for s := range k {
 		g := b.Part(i, s)
-		mr, err := q.port.keys.of(b.Segment(i, s).Region)
+		reg, err := q.port.registered(b.Segment(i, s).Region)
 		if err != nil {
 			return engine.DropRefused
 		}
 		if g.Len > 0 {
-			q.sges = append(q.sges, mr.SGE(g.Off, g.Len))
+			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
 		}
 	}
-	if first := b.Bytes(i, 0); q.spec.SourceMAC && len(first) >= 12 {
+	if q.spec.SourceMAC {
+		first := b.Bytes(i, 0)
+		if len(first) < 12 { // it is in memory that the CPU does not reach, or in pieces
+			return engine.DropRefused
+		}
 		copy(first[6:12], q.port.info.MAC[:])
 	}
 	return engine.NumDrops

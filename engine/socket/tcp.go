@@ -37,7 +37,7 @@ type TCPPort struct {
 	paused  *time.Timer // until connections are accepted again
 	dialing *dialing    // nil while none is made
 	again   *time.Timer // the next attempt
-	backoff time.Duration
+	backoff engine.Backoff
 	cause   error // why the last attempt or connection failed
 	rx      []*tcpRx
 	tx      []*txQueue
@@ -109,7 +109,7 @@ func openTCP(ctx context.Context, spec engine.PortSpec, a address, o TCPOptions)
 		o.Interface = a.device
 	}
 	p := &TCPPort{name: spec.Name, o: o, listen: a.listen, lfd: -1, conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
-		change: make(chan struct{}), opened: time.Now()}
+		change: make(chan struct{}), opened: time.Now(), backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
 	var err error
 	if !a.listen {
 		if p.remote, err = a.remote.resolve(ctx, netip.Addr{}); err != nil {

@@ -2,7 +2,6 @@ package socket
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
@@ -72,7 +71,7 @@ func (d *dialing) ready(uint32) {
 		return
 	}
 	d.stop(false)
-	p.backoff = 0
+	p.backoff.Reset()
 	p.counts.connected.Add(1)
 	p.admit(d.fd, p.remote)
 }
@@ -122,21 +121,12 @@ func (p *TCPPort) retryLater() {
 	if p.closed {
 		return
 	}
-	p.backoff = pause(p.backoff, p.o.BackoffMin, p.o.BackoffMax)
-	wait := p.backoff/2 + rand.N(p.backoff/2+1)
+	wait := p.backoff.Next()
 	if p.again == nil {
 		p.again = time.AfterFunc(wait, p.redial)
 	} else {
 		p.again.Reset(wait)
 	}
-}
-
-// pause is the longest pause after one of that length.
-func pause(last, least, most time.Duration) time.Duration {
-	if last <= 0 {
-		return least
-	}
-	return min(2*last, most)
 }
 
 func (p *TCPPort) redial() {

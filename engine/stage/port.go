@@ -64,18 +64,37 @@ func (p *Port) Capabilities() engine.Capabilities {
 	return c
 }
 
-// staged reports whether a queue with these pools needs the stage: device memory that the CPU reaches is used as it is. Only the last pool may be
-// device memory.
+// hidden reports whether a pool is in memory that the CPU does not reach.
+func hidden(x *mem.Pool) bool { return x != nil && x.Region().Mover() != nil }
+
+// reached reports whether the engine takes these pools as they are, as far as it tells.
+func (p *Port) reached(pools []*mem.Pool) bool {
+	if !slices.ContainsFunc(pools, hidden) {
+		return true
+	}
+	if Needed(p.caps) {
+		return false
+	}
+	card, some := p.Port.(engine.DeviceReacher)
+	return !some || !slices.ContainsFunc(pools, func(x *mem.Pool) bool { return hidden(x) && card.ReachesRegion(x.Region()) != nil })
+}
+
+// refused reports whether the engine's answer is that it does not take these pools, where a stage may do.
+func refused(pools []*mem.Pool, err error) bool {
+	return errors.Is(err, engine.ErrUnsupported) && slices.ContainsFunc(pools, hidden)
+}
+
+// staged reports whether a queue with these pools needs the stage: device memory that the CPU or the engine's card reaches is used as it is.
+// Only the last pool may be device memory.
 func (p *Port) staged(pools []*mem.Pool) (bool, error) {
-	is := func(x *mem.Pool) bool { return x != nil && x.Region().Mover() != nil }
 	switch {
-	case !slices.ContainsFunc(pools, is) || !Needed(p.caps):
+	case p.reached(pools):
 		return false, nil
 	case len(p.caps.Memory) == 0:
 		return false, fmt.Errorf("the engine has its own memory only: %w", engine.ErrUnsupported)
 	case len(pools) > 2 || slices.Contains(pools, nil):
 		return false, fmt.Errorf("%d pools: expected one, or two for headers and payload: %w", len(pools), engine.ErrInvalid)
-	case len(pools) == 2 && is(pools[0]):
+	case len(pools) == 2 && hidden(pools[0]):
 		return false, fmt.Errorf("pool %q for headers is device memory: headers are read by the CPU: give it host memory: %w", pools[0].Name(), engine.ErrUnsupported)
 	}
 	return true, nil
@@ -131,14 +150,17 @@ func span(m *gpu.Memory, off uint64, n uint32) gpu.Span {
 	return gpu.Span{Memory: m, Off: off, Len: uint64(n)}
 }
 
-// AddRxQueue adds a receive queue. Errors are those of the engine, and those of memory that cannot be had.
+// AddRxQueue adds a receive queue. Memory that the engine's card reaches itself goes to the engine (engine.DeviceReacher), and is staged
+// after all if it takes it in no such queue. Errors are those of the engine, and those of memory that cannot be had.
 func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	staged, err := p.staged(spec.Pools)
 	if err != nil {
 		return nil, p.failed("a receive queue", spec.Name, err)
 	}
 	if !staged {
-		return p.Port.AddRxQueue(spec)
+		if q, err := p.Port.AddRxQueue(spec); !refused(spec.Pools, err) {
+			return q, err
+		}
 	}
 	q, err := newRxQueue(p, spec)
 	if err != nil {
@@ -157,7 +179,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, p.failed("a transmit queue", spec.Name, err)
 	}
 	if !staged {
-		return p.Port.AddTxQueue(spec)
+		if q, err := p.Port.AddTxQueue(spec); !refused(spec.Pools, err) {
+			return q, err
+		}
 	}
 	return p.addTx(spec, spec.Pools[len(spec.Pools)-1:])
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
@@ -501,5 +502,75 @@ func TestSame(t *testing.T) {
 	h := staged(t, simHarness(), stage.Options{Bursts: 2, Packets: 5})
 	for seed := range uint64(3) {
 		enginetest.Same(t, enginetest.NewProgram(10+seed, 30), enginetest.FakeHarness(enginetest.Plain), h)
+	}
+}
+
+// errTaken is what a port answers that takes device memory itself.
+var errTaken = errors.New("the engine takes it")
+
+// reacher is a port whose card reaches device memory, if at all, and takes queues of it, if they split.
+type reacher struct {
+	engine.Port
+	why error
+}
+
+func (r reacher) Capabilities() engine.Capabilities {
+	c := r.Port.Capabilities()
+	c.Memory = append(slices.Clone(c.Memory), mem.Device)
+	return c
+}
+
+func (r reacher) ReachesRegion(*mem.Region) error { return r.why }
+
+func (r reacher) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
+	switch last := spec.Pools[len(spec.Pools)-1]; {
+	case last.Region().Mover() == nil:
+		return r.Port.AddRxQueue(spec)
+	case len(spec.Pools) < 2:
+		return nil, engine.ErrUnsupported
+	}
+	return nil, errTaken
+}
+
+func (r reacher) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	if spec.Pools[0].Region().Mover() == nil {
+		return r.Port.AddTxQueue(spec)
+	}
+	return nil, errTaken
+}
+
+// Device memory that the engine's card reaches itself is not staged, unless the engine does not take such a queue.
+func TestReached(t *testing.T) {
+	c := newCard(t, false)
+	l := newLine(t, stage.Options{})
+	body, heads := c.pool(t, "body", 2048, 16), newPool(t, mem.PoolOptions{Name: "heads", SlotSize: 128, Slots: 16})
+	for _, x := range []struct {
+		name           string
+		why            error
+		pools          []*mem.Pool
+		staged, alsoTx bool
+	}{
+		{"reached", nil, []*mem.Pool{heads, body}, false, false},
+		{"reached, but not by such a queue", nil, []*mem.Pool{body}, true, false},
+		{"not reached", engine.ErrUnsupported, []*mem.Pool{heads, body}, true, true},
+	} {
+		t.Run(x.name, func(t *testing.T) {
+			p := stage.New(reacher{l.b.Port, x.why}, stage.Options{})
+			rx, rxErr := p.AddRxQueue(engine.RxSpec{Depth: 16, Pools: x.pools})
+			tx, txErr := p.AddTxQueue(engine.TxSpec{ID: engine.Auto, Pools: []*mem.Pool{body}})
+			if x.staged != (rxErr == nil) || !x.staged && rxErr != errTaken || x.alsoTx != (txErr == nil) || !x.alsoTx && txErr != errTaken {
+				t.Errorf("receiving: %v, sending: %v", rxErr, txErr)
+			}
+			if rx != nil && rxErr == nil {
+				if err := rx.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+			if tx != nil && txErr == nil {
+				if err := tx.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
 	}
 }

@@ -14,22 +14,6 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// cardPool is a pool in memory of a card.
-func cardPool(t testing.TB, c *cardtest.Card, name string, slots, size int) (*mem.Pool, *mem.Region) {
-	t.Helper()
-	r := c.Region(name, slots*size)
-	p, err := mem.NewPool(mem.PoolOptions{Name: name, Region: r, Slots: slots, SlotSize: size})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	return p, r
-}
-
 // TestPayloadInCard receives headers into host memory and payload into memory of a card, which sees it when the packet is handed out, and
 // sends packets on whose payload it is, without the processor reaching it.
 func TestPayloadInCard(t *testing.T) {
@@ -42,8 +26,8 @@ func TestPayloadInCard(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			card := cardtest.New(t, c.card)
-			payload, region := cardPool(t, card, "payload", 64, 4096)
-			sent, from := cardPool(t, card, "sent", 16, 4096)
+			payload, sent := card.Pool("payload", 64, 4096), card.Pool("sent", 16, 4096)
+			region, from := payload.Region(), sent.Region()
 			f := onFake(t, c.script)
 			f.engine.tree = fstest.MapFS{}
 			s, cl, _ := f.pair(t, Options{}, Options{})
@@ -96,13 +80,13 @@ func TestPayloadInCard(t *testing.T) {
 // TestNoWayToCard: queues and exposures of memory that nothing reaches are refused, with what is missing.
 func TestNoWayToCard(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{Addr: 0x6a00_0000_0000})
-	payload, region := cardPool(t, card, "payload", 16, 4096)
+	payload := card.Pool("payload", 16, 4096)
 	f := onFake(t, "")
 	f.engine.tree = fstest.MapFS{}
 	s, c, id := f.pair(t, Options{}, Options{})
 	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
 	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
-	_, exErr := s.Expose(id, region.All(), RemoteWrite)
+	_, exErr := s.Expose(id, payload.Region().All(), RemoteWrite)
 	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr} {
 		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
 			t.Errorf("%s: %v", what, err)
@@ -162,7 +146,7 @@ func TestCardExposed(t *testing.T) {
 // TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
-	payload, _ := cardPool(t, card, "payload", 16, 4096)
+	payload := card.Pool("payload", 16, 4096)
 	f := onFake(t, "")
 	f.engine.tree = fstest.MapFS{}
 	s, c, _ := f.pair(t, Options{}, Options{})

@@ -141,7 +141,7 @@ func (c *conn) meet() error {
 	c.met = true
 	c.late.Stop()
 	if c.main {
-		p.backoff = 0
+		p.backoff.Reset()
 		p.primary.Store(c)
 	}
 	p.assign(c)

@@ -3,7 +3,6 @@ package verbs
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"time"
@@ -35,7 +34,7 @@ func (p *Port) dial() {
 			p.missed(err)
 		default:
 			if p.o.Connect == ByTCP {
-				p.backoff = 0
+				p.backoff.Reset()
 			}
 			p.counts.connected.Add(1)
 			p.admit(ch, true)
@@ -60,10 +59,7 @@ func (p *Port) retryLater() {
 	if p.closed {
 		return
 	}
-	if p.backoff = min(2*p.backoff, p.o.BackoffMax); p.backoff < p.o.BackoffMin {
-		p.backoff = p.o.BackoffMin
-	}
-	wait := p.backoff/2 + rand.N(p.backoff/2+1)
+	wait := p.backoff.Next()
 	if p.again == nil {
 		p.again = time.AfterFunc(wait, p.redial)
 	} else {

@@ -96,7 +96,7 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	if err != nil {
 		return 0, err
 	}
-	mr, err := p.regs.at.Register(p.pd, span, access)
+	mr, err := p.memory.Register(p.pd, span, access)
 	if err != nil {
 		lease.Release()
 		return 0, failed(refused(err), "exposing %d bytes of region %q: %v", span.Len, span.Region.Name(), err)
@@ -290,7 +290,7 @@ func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := p.regs.find(s.Local.Region); err != nil {
+	if _, err := p.registered(s.Local.Region); err != nil {
 		lease.Release()
 		return nil, err
 	}
@@ -322,11 +322,11 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 	if o.depth == o.flying() || s.Op == WriteImm && o.w.room() == 0 {
 		return engine.ErrFull
 	}
-	r, err := c.port.regs.find(s.Local.Region)
+	r, err := c.port.registered(s.Local.Region)
 	if err != nil {
 		return err
 	}
-	sge := ibv.SGE{Addr: r.base + s.Local.Off, Length: uint32(s.Local.Len), LKey: r.lkey}
+	sge := r.SGE(s.Local.Off, uint32(s.Local.Len))
 	o.chain.Reset()
 	at := m.addr + s.Offset
 	switch s.Op {

@@ -258,7 +258,7 @@ func (o *outLane) starve() {
 // reaches reports whether the device can reach all of a packet.
 func (o *outLane) reaches(b *burst.Burst, i, segments int) bool {
 	for k := range segments {
-		if _, err := o.c.port.regs.find(b.Segment(i, k).Region); err != nil {
+		if _, err := o.c.port.registered(b.Segment(i, k).Region); err != nil {
 			return false
 		}
 	}
@@ -283,10 +283,10 @@ func (o *outLane) give(s *txSink, b *burst.Burst, n int) int {
 			if g.Len == 0 {
 				continue
 			}
-			r, _ := p.regs.find(g.Source.Region())
-			o.sge = append(o.sge, ibv.SGE{Addr: r.base + g.Off, Length: g.Len, LKey: r.lkey})
+			r, _ := p.registered(g.Source.Region())
+			o.sge = append(o.sge, r.SGE(g.Off, g.Len))
 			total += g.Len
-			far = far || r.far
+			far = far || r.Hidden()
 		}
 		at := o.tail + uint64(k)
 		var flags ibv.SendFlags

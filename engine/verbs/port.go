@@ -31,8 +31,9 @@ type Port struct {
 	gid     ibv.GID
 	why     string // this GID was chosen
 	pd      *ibv.PD
-	regs    registrations
-	events  *ibv.Channel // of what is sent
+	memory  *ibvmem.Adapter
+	regs    *ibvmem.Table // of the pools
+	events  *ibv.Channel  // of what is sent
 	control *driver
 
 	active  atomic.Bool // the device's port is up
@@ -45,7 +46,7 @@ type Port struct {
 	accepts listener
 	dialing context.CancelFunc // ends the attempt that is under way; nil while there is none
 	again   *time.Timer
-	backoff time.Duration
+	backoff engine.Backoff
 	cause   error // why the last attempt or connection failed
 	rx      []*rxQueue
 	fading  []*rxQueue // closed ones whose connections are still being told
@@ -98,7 +99,8 @@ func (p *Port) Counts() Counts {
 
 // open finds the device and makes what all connections of the port share.
 func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
-	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{}}
+	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
+		backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.shut())
@@ -123,7 +125,8 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	if p.pd, err = p.dev.AllocPD(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
-	p.regs.pd, p.regs.at = p.pd, ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
+	p.memory = ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
+	p.regs = p.memory.NewTable(p.pd)
 	if p.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
 	}
@@ -377,8 +380,8 @@ func (p *Port) shut() (err error) {
 	if m, ok := p.meet.(*manager); ok {
 		err = m.stop()
 	}
-	if p.pd != nil {
-		err = errors.Join(err, p.regs.close())
+	if p.regs != nil {
+		err = errors.Join(err, p.regs.Close())
 	}
 	if p.scratchRegion != nil {
 		err = errors.Join(err, p.scratchRegion.Close())

@@ -123,11 +123,11 @@ func (q *rxQueue) arrange(spec engine.RxSpec, o RxOptions) (places []place, bank
 		if pool.Region().ReadOnly() {
 			return nil, nil, 0, failed(engine.ErrUnsupported, "receive queue %d: pool %q is in memory that cannot be written", q.id, pool.Name())
 		}
-		reg, err := p.regs.find(pool.Region())
+		reg, err := p.registered(pool.Region())
 		if err != nil {
 			return nil, nil, 0, fmt.Errorf("verbs: receive queue %d: %w", q.id, err)
 		}
-		if f := reg.flush; f != nil && !slices.Contains(q.flushers, f) {
+		if f := reg.Flusher(); f != nil && !slices.Contains(q.flushers, f) {
 			q.flushers = append(q.flushers, f)
 		}
 		banks = append(banks, &bank{pool: pool, src: burst.PoolSource(pool), reg: reg})

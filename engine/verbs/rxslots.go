@@ -3,6 +3,7 @@ package verbs
 import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -10,7 +11,7 @@ import (
 type bank struct {
 	pool *mem.Pool
 	src  *burst.Source
-	reg  *registered
+	reg  *ibvmem.Registration
 	free []mem.Handle // not posted
 }
 
@@ -102,7 +103,7 @@ func (r *receives) fill(c *ibv.RecvChain) bool {
 			return false
 		}
 		held[i] = h
-		r.sges[i] = ibv.SGE{Addr: p.bank.reg.base + p.bank.pool.Offset(h), Length: p.size, LKey: p.bank.reg.lkey}
+		r.sges[i] = p.bank.reg.SGE(p.bank.pool.Offset(h), p.size)
 	}
 	if _, ok := c.Recv(uint64(id), r.sges...); !ok {
 		r.back(held)

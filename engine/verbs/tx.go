@@ -78,7 +78,7 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 		return failed(err, "transmit queue %d", q.id)
 	}
 	for _, pool := range spec.Pools {
-		if _, err := p.regs.find(pool.Region()); err != nil {
+		if _, err := p.registered(pool.Region()); err != nil {
 			return failed(err, "transmit queue %d", q.id)
 		}
 	}
@@ -140,7 +140,7 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
-			if _, err := q.port.regs.find(b.Segment(i, k).Region); err != nil {
+			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
 				b.Release()
 				return 0, failed(err, "packet %d of the burst", i)
 			}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -166,4 +167,52 @@ func TestPlaceEmptyPiece(t *testing.T) {
 	}
 	b.Release()
 	g.takeBack()
+}
+
+// A packet that finds no spare chunk takes those whose packets have left by then, and does not wait for somebody else to look.
+func TestSpareAgain(t *testing.T) {
+	m, err := NewMemory(MemoryOptions{Spare: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := m.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	n := hosts(t, netns.LinkSpec{})
+	q := addTx(t, lone(t, n.Hosts[0], Options{Memory: m}), engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 4)}})
+	b := burst.New(1)
+	post := func() int {
+		if k, err := q.Alloc(b, 1, 60); k != 1 {
+			t.Fatal(err)
+		}
+		copy(b.Bytes(0, 0), udp(t, 7, 60, 1))
+		b.Unreserve() // as Send does
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		k := q.post(b, 0, 1)
+		q.sock.WakeTx() // and nobody takes what it completes
+		b.Release()
+		return k
+	}
+	if k := post(); k != 1 || m.spare.Stats().InUse != 1 {
+		t.Fatalf("%d packets, %d spare chunks in use", k, m.spare.Stats().InUse)
+	}
+	until(t, "the packet to leave", func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.nq.mu.Lock()
+		defer q.nq.mu.Unlock()
+		return q.nq.queue.Completion().Ready() == 1
+	})
+	if k := post(); k != 1 {
+		t.Fatal("the chunk of a packet that has left was not there for the next one")
+	}
+	var s engine.TxStats
+	until(t, "both to be counted", func() bool {
+		q.reap()
+		q.Stats(&s)
+		return s.Packets == 2
+	})
 }

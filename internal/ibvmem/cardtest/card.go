@@ -109,6 +109,24 @@ func (c *Card) Region(name string, size int) *mem.Region {
 	return r
 }
 
+// Pool is a pool in a region of its own. It is closed when the test ends, and all slots must be back by then.
+func (c *Card) Pool(name string, slots, size int) *mem.Pool {
+	c.t.Helper()
+	p, err := mem.NewPool(mem.PoolOptions{Name: name, Region: c.Region(name, slots*size), Slots: slots, SlotSize: size})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.t.Cleanup(func() {
+		if s := p.Stats(); s.InUse > 0 || s.Rejected > 0 {
+			c.t.Errorf("pool %q: %d slots are out, %d were released twice", name, s.InUse, s.Rejected)
+		}
+		if err := p.Close(); err != nil {
+			c.t.Error(err)
+		}
+	})
+	return p
+}
+
 // export is a descriptor whose file position is where the buffer begins, which is how the stand-in for libibverbs knows it.
 func (c *Card) export(m *memory, off, n uint64) (int, error) {
 	if off%uint64(c.o.Page) != 0 || n%uint64(c.o.Page) != 0 || n == 0 {
