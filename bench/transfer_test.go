@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
 	"go.uber.org/goleak"
 )
 
@@ -233,7 +234,7 @@ func TestNoFakeSuccess(t *testing.T) {
 	})
 }
 
-func liars(string, bool) []path.Driver { return []path.Driver{liarDriver{}} }
+func liars(drivers.Options) ([]path.Driver, error) { return []path.Driver{liarDriver{}}, nil }
 
 // liarDriver sets up paths whose operations are done at once and do nothing. Their notifications reach the other end in the
 // same way: an answer is invented for each.

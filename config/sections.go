@@ -259,10 +259,10 @@ func txQueueSection() *section {
 }
 
 func transfersSection() *section {
-	return &section{name: "transfers", title: "transfers", doc: "A node for transfers of tensors and files; see docs/protocol.md.", finish: finishTransfers, keys: []key{
+	return &section{name: "transfers", title: "transfers", doc: "A node for transfers of tensors and files; see docs/protocol.md.", keys: []key{
 		{name: "name", kind: text("a name"), doc: "For reports; without it the program's name."},
 		{name: "listen", kind: text("an address such as tcp://127.0.0.1:7450 or unix:///run/node.sock"), list: true, doc: "Where peers reach it. Beyond this machine it needs an identity (security)."},
-		{name: "paths", kind: word("shm", "tcp", "verbs"), list: true, uniq: true, def: "shm, tcp", doc: "Paths in order of preference. Without it `verbs` is one of them where there is a section `verbs`."},
+		{name: "paths", kind: word("shm", "tcp", "verbs"), list: true, uniq: true, def: "shm, tcp, verbs", doc: "Paths in order of preference, as far as this machine has them."},
 		{name: "budget", kind: size(1<<20, anyMem), def: "1GiB", doc: "Memory that tensors of peers may take."},
 		{name: "registration_budget", kind: size(1<<20, anyMem), def: "64GiB", doc: "Local memory that is kept ready for transfers."},
 		{name: "streams", kind: integer(0, 64), def: "0", doc: "Data connections of a path over the network; 0 leaves it to the path."},

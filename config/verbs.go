@@ -23,7 +23,7 @@ func verbsSection() *section {
 	}
 	return &section{name: "verbs", title: "verbs",
 		doc: "Paths over RDMA; see docs/verbs.md. On the command line `--verbs KEY=VALUE,...` takes the same keys and values. RDMA is not encrypted: between machines it needs `security: {insecure: true}`.", keys: []key{
-			{name: "device", kind: text("the name of an RDMA device, such as mlx5_0"), doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
+			{name: "device", kind: text("a device such as mlx5_0"), doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
 			{name: "port", kind: integer(0, 255), def: "0", doc: "Its port, counted from 1; 0 is the first that is active."},
 			{name: "gid", kind: integer(0, 65535), doc: "Index of the port's address (GID) in its table; without it the path chooses, and says why."},
 			{name: "for", kind: ipAddress(), doc: "IP address of a peer, for which the GID is chosen: one of the same network."},
@@ -210,14 +210,5 @@ func (d *decoder) checkVerbs(t *Transfers) {
 		if c.other != "" {
 			d.also(i, join(at, c.other), c.other+" is here")
 		}
-	}
-}
-
-// finishTransfers adds verbs to the paths where nothing but its section asks for it.
-func finishTransfers(d *decoder, c *cursor) {
-	t := c.v.Addr().Interface().(*Transfers)
-	if t.Verbs != nil && c.got["paths"] == nil {
-		t.Paths = append(t.Paths, verbs.Name)
-		d.cfg.note(join(c.path, "paths"), Source{Origin: FromRule, Why: "the section verbs"})
 	}
 }
