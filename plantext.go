@@ -211,7 +211,7 @@ func (n *NodePlan) text(t *planText) {
 	if len(n.Paths) > 0 {
 		t.line(1, "paths "+strings.Join(n.Paths, ", "))
 		if n.Verbs != "" {
-			t.line(2, "verbs "+n.Verbs)
+			t.line(1, "paths over RDMA: "+strings.ReplaceAll(n.Verbs, ",", ", "))
 		}
 	}
 	if x := n.Share; x != nil {

@@ -140,6 +140,23 @@ func (o *TransferOptions) node() nodeOptions {
 	return nodeOptions{Congestion: o.Congestion, Verbs: o.Verbs}
 }
 
+// probe says what this machine lacks for the paths that are measured, before anything is.
+func (o *TransferOptions) probe() error {
+	n := o.node()
+	all, err := n.drivers(o.Drivers)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	for _, d := range all {
+		if slices.Contains(o.Paths, d.Name()) {
+			if err := drivers.Probe(d); err != nil {
+				return fmt.Errorf("bench: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // method says how figures came about, for the report.
 func (o *TransferOptions) method() []string {
 	pages := "4 KiB pages"
@@ -191,6 +208,9 @@ func slotsFor(driver string, size uint64) int {
 // every error that was found after the first row, so that what was measured is not lost.
 func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	if err := o.probe(); err != nil {
 		return nil, err
 	}
 	if o.placed() {

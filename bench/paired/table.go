@@ -154,9 +154,6 @@ func (x *Row) remarks() (lines []string) {
 	if m := x.Memory; m != nil {
 		lines = append(lines, fmt.Sprintf("copies per byte: %d in user space, %d in the kernel, %d by devices", m.UserCopies, m.KernelCopies, m.DeviceCopies))
 	}
-	if x.Carrier != "" {
-		lines = append(lines, "carried by "+x.Carrier)
-	}
 	if x.Note != "" {
 		lines = append(lines, x.Note)
 	}
