@@ -168,6 +168,6 @@ func ExampleMakePlan() {
 	// plan of node.yaml
 	// node store
 	//   tcp://127.0.0.1:0: for this machine
-	//   paths shm, tcp
+	//   paths shm, tcp, verbs
 	// store 1
 }

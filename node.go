@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,8 +20,7 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/metrics/prom"
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/shm"
-	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
@@ -36,6 +36,9 @@ func (p *Plan) planNode() {
 		return
 	}
 	n := &NodePlan{Name: t.Name, Listen: []ListenPlan{}, Paths: t.Paths, Identity: p.planIdentity()}
+	if t.Verbs != nil {
+		n.Verbs = t.Verbs.String()
+	}
 	insecure := p.cfg.Security != nil && p.cfg.Security.Insecure
 	for i, a := range t.Listen {
 		l := ListenPlan{Address: a, Local: local(a)}
@@ -57,6 +60,7 @@ func (p *Plan) planNode() {
 		}
 	}
 	p.Node = n
+	p.planPaths()
 }
 
 // guarded refuses addresses beyond this machine where nobody proves who he is, as the node will.
@@ -112,6 +116,43 @@ func (p *Plan) planIdentity() string {
 	return ""
 }
 
+// pathOptions say which drivers the node has. Check has looked at what they are made of.
+func (p *Plan) pathOptions() drivers.Options {
+	t := p.cfg.Transfers
+	o := drivers.Options{Names: t.Paths, Insecure: p.cfg.Security != nil && p.cfg.Security.Insecure}
+	o.Beyond = o.Insecure || p.Node.Identity != ""
+	if len(t.Paths) == 0 {
+		o.Names = nil
+	}
+	if t.Verbs != nil {
+		o.Verbs = t.Verbs.Options()
+	}
+	return o
+}
+
+// planPaths looks whether this machine has the adapter that the section verbs names, or any where there is no other path.
+func (p *Plan) planPaths() {
+	t := p.cfg.Transfers
+	at := "transfers.verbs"
+	if t.Verbs == nil {
+		if at = "transfers.paths"; len(t.Paths) != 1 || t.Paths[0] != verbs.Name {
+			return
+		}
+	}
+	all, err := drivers.New(p.pathOptions())
+	if err != nil {
+		p.need(config.CodeValue, at, err.Error(), "", "")
+		return
+	}
+	i := slices.IndexFunc(all, func(d path.Driver) bool { return d.Name() == verbs.Name })
+	if i < 0 {
+		return
+	}
+	if err := drivers.Probe(all[i]); err != nil {
+		p.need(config.CodeHost, at, err.Error(), "", "penstock doctor rdma says what this machine has; without the section and with other paths the node goes on without RDMA")
+	}
+}
+
 var floors = map[string]path.Security{"": path.SecurityNone, "none": path.SecurityNone, "host": path.SecurityHost, "encrypted": path.SecurityEncrypted}
 
 // openNode opens the node, what it shares, and the links to peers.
@@ -122,15 +163,8 @@ func (s *System) openNode(ctx context.Context) (err error) {
 	}
 	o := transfer.Options{Name: t.Name, Listen: t.Listen, Budget: uint64(t.Budget), RegistrationBudget: uint64(t.RegistrationBudget), NoChecksum: !t.Checksum, Window: t.Window, Streams: t.Streams,
 		HeartbeatEvery: t.HeartbeatEvery, DeadAfter: t.DeadAfter, OnPeer: s.plan.o.OnPeer, OnTransfer: s.plan.o.OnTransfer, Logger: s.log}
-	for _, name := range t.Paths {
-		switch name {
-		case "shm":
-			o.Paths = append(o.Paths, shm.Driver{})
-		case "tcp":
-			o.Paths = append(o.Paths, tcp.New(tcp.Options{}))
-		case "verbs":
-			o.Paths = append(o.Paths, verbs.New(verbs.Options{Insecure: s.plan.cfg.Security != nil && s.plan.cfg.Security.Insecure}))
-		}
+	if o.Paths, err = drivers.New(s.plan.pathOptions()); err != nil {
+		return s.at("transfers", "the paths", err)
 	}
 	if sec := s.plan.cfg.Security; sec != nil {
 		o.Insecure, o.Security = sec.Insecure, floors[sec.Floor]

@@ -62,7 +62,8 @@ func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, their
 	if c.kind == "blocks" {
 		h.what, h.blocks = "put", 1024
 	}
-	n := nodeOptions{Congestion: o.Congestion, NoChecksum: !c.crc}
+	n := o.node()
+	n.NoChecksum = !c.crc
 	if c.network != "" {
 		n.Congestion = c.network
 	}

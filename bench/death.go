@@ -47,7 +47,7 @@ func (o *TransferOptions) deathRows(ctx context.Context, r *Suite, driver string
 // death lets a second process live for a moment and kills it. It returns the time from the kill to the error, and how much
 // processor time this process used over the whole wait.
 func (o *TransferOptions) death(ctx context.Context, driver string, busy bool) (late, cpu, wall time.Duration, err error) {
-	l, err := o.dial(ctx, nodeOptions{Congestion: o.Congestion})
+	l, err := o.dial(ctx, o.node())
 	if err != nil {
 		return 0, 0, 0, err
 	}

@@ -203,7 +203,7 @@ func between(kind path.OpKind, local, remote Place) string {
 func (o *TransferOptions) hauls(ctx context.Context, r *Suite) error {
 	for _, driver := range o.Paths {
 		for _, mode := range o.Modes {
-			n := nodeOptions{Congestion: o.Congestion}
+			n := o.node()
 			if mode == Spin {
 				if runtime.NumCPU() < 4 {
 					r.Missing = append(r.Missing, driver+" put and get, spin: both nodes' goroutines and both callers need 4 processors")
@@ -263,7 +263,7 @@ func (o *TransferOptions) haulRow(ctx context.Context, r *Suite, l *link, kind p
 		Ours: paired.Contender{Name: "penstock", Run: ours.sample}, Theirs: []paired.Contender{{Name: hostMemory, Run: theirs.sample}}}
 	return r.Measure(ctx, p, func(x *paired.Row) error {
 		h.describe(x)
-		x.Cost = ours.cost()
+		x.Cost, x.Carrier = ours.cost(), ours.last.Carrier
 		x.Memory = &paired.Memory{Local: o.Local.Kind.String(), Remote: o.Remote.Kind.String(), LocalDevice: local, RemoteDevice: ours.device,
 			UserCopies: ours.last.UserCopies, KernelCopies: ours.last.KernelCopies, DeviceCopies: ours.last.DeviceCopies()}
 		return nil

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
 )
 
 // onHost is memory of the runtime that every machine has.
@@ -157,8 +158,9 @@ func TestTheLastMessageCounts(t *testing.T) {
 func TestMemoryOverMissingPath(t *testing.T) {
 	o := quick(t, "")
 	o.Local, o.Sizes, o.Budget = onHost(mem.Device), []uint64{1000}, 200*time.Microsecond
-	o.Drivers = func(congestion string, noHelp bool) []path.Driver {
-		return append(ownDrivers(congestion, noHelp), liarDriver{}) // which the second process does not have
+	o.Drivers = func(o drivers.Options) ([]path.Driver, error) {
+		all, err := drivers.New(o)
+		return append(all, liarDriver{}), err // which the second process does not have
 	}
 	o.Paths = []string{"liar", "tcp"}
 	r, err := Transfer(limit(t), o)

@@ -43,9 +43,6 @@ func (o *TransferOptions) dial(ctx context.Context, n nodeOptions) (l *link, err
 		return nil, errors.New("bench: no command for the second process")
 	}
 	l = &link{cmd: exec.CommandContext(ctx, o.Command[0], o.Command[1:]...), opts: n, huge: o.Huge, pin: !o.NoPin, driver: o.Drivers}
-	if l.driver == nil {
-		l.driver = ownDrivers
-	}
 	l.cmd.Stderr = os.Stderr
 	if l.in, err = l.cmd.StdinPipe(); err != nil {
 		return nil, err
@@ -57,9 +54,10 @@ func (o *TransferOptions) dial(ctx context.Context, n nodeOptions) (l *link, err
 	if err := l.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("bench: start the second process: %w", err)
 	}
+	started := l // what is returned is nil by then
 	defer func() {
 		if err != nil {
-			l.close()
+			started.close()
 		}
 	}()
 	l.out = json.NewDecoder(bufio.NewReader(out))
@@ -76,7 +74,11 @@ func (o *TransferOptions) dial(ctx context.Context, n nodeOptions) (l *link, err
 
 // addPeer opens one more node of this process and connects it.
 func (l *link) addPeer(ctx context.Context) error {
-	node, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: withSecret(l.driver(l.opts.Congestion, l.opts.NoHelp), l.opts.Secret),
+	paths, err := l.opts.drivers(l.driver)
+	if err != nil {
+		return err
+	}
+	node, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: paths, Budget: budget,
 		NoChecksum: l.opts.NoChecksum, Spin: l.opts.Spin})
 	if err != nil {
 		return err

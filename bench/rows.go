@@ -276,7 +276,7 @@ func (o *TransferOptions) borrowRows(ctx context.Context, r *Suite, l *link, dri
 
 // apiRows measures the convenience interface: Peer.Put and its future, one at a time.
 func (o *TransferOptions) apiRows(ctx context.Context, r *Suite, driver, mode string) (err error) {
-	n := nodeOptions{Congestion: o.Congestion}
+	n := o.node()
 	if mode == Spin {
 		if runtime.NumCPU() < 4 {
 			r.Missing = append(r.Missing, driver+" api put, spin: both nodes' goroutines and both callers need 4 processors")
@@ -322,6 +322,7 @@ func (o *TransferOptions) apiSubject(ctx context.Context, l *link, h shape) (_ *
 	put := transfer.PutOptions{Paths: []string{h.path}}
 	a := newArea(h.size, 1)
 	n := uint64(0)
+	var last *transfer.Transfer
 	run := func(ctx context.Context, count int) (time.Duration, error) {
 		t := time.Now()
 		for range count {
@@ -334,6 +335,7 @@ func (o *TransferOptions) apiSubject(ctx context.Context, l *link, h shape) (_ *
 			if err := x.Wait(ctx); err != nil {
 				return 0, err
 			}
+			last = x
 		}
 		return time.Since(t), nil
 	}
@@ -376,5 +378,8 @@ func (o *TransferOptions) apiSubject(ctx context.Context, l *link, h shape) (_ *
 		v, err := l.ask(request{Do: "verify", Name: "memory", Area: a})
 		return paired.Sample{Value: gbs(uint64(count)*h.size, d), Verified: v.Checked}, err
 	}
-	return &subject{unit: paired.GBs, run: sample, close: b.free, finish: func(x *paired.Row) error { x.Cost = m.cost(); return nil }}, nil
+	return &subject{unit: paired.GBs, run: sample, close: b.free, finish: func(x *paired.Row) error {
+		x.Cost, x.Carrier = m.cost(), last.Explain().Carrier
+		return nil
+	}}, nil
 }

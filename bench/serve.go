@@ -12,18 +12,12 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/shm"
-	"github.com/penstock-io/penstock/path/tcp"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock.
-type Drivers func(congestion string, noHelp bool) []path.Driver
-
-func ownDrivers(congestion string, noHelp bool) []path.Driver {
-	return []path.Driver{shm.Driver{NoHelp: noHelp}, tcp.New(tcp.Options{CongestionControl: congestion}), verbs.New(verbs.Options{})}
-}
+// Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock: drivers.New.
+type Drivers func(drivers.Options) ([]path.Driver, error)
 
 // server is the second process of a benchmark.
 type server struct {
@@ -40,13 +34,10 @@ type memory struct {
 	export *transfer.Export
 }
 
-// ServePeer is the second process of a benchmark: it answers requests on in until that ends. drivers is nil except in
+// ServePeer is the second process of a benchmark: it answers requests on in until that ends. make is nil except in
 // tests of this package.
-func ServePeer(ctx context.Context, in io.Reader, out io.Writer, drivers Drivers) error {
-	if drivers == nil {
-		drivers = ownDrivers
-	}
-	s := &server{ctx: ctx, drivers: drivers, memory: map[string]*memory{}}
+func ServePeer(ctx context.Context, in io.Reader, out io.Writer, make Drivers) error {
+	s := &server{ctx: ctx, drivers: make, memory: map[string]*memory{}}
 	defer s.close()
 	enc, lines := json.NewEncoder(out), bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<20)
@@ -82,8 +73,12 @@ func (s *server) close() {
 func (s *server) do(q *request, a *reply) (err error) {
 	switch q.Do {
 	case "start":
+		paths, err := q.Node.drivers(s.drivers)
+		if err != nil {
+			return err
+		}
 		s.node, err = transfer.Open(s.ctx, transfer.Options{Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
-			Paths: withSecret(s.drivers(q.Node.Congestion, q.Node.NoHelp), q.Node.Secret), NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
+			Paths: paths, Budget: budget, NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
 		if err == nil {
 			a.Addr = s.node.Addrs()[0]
 		}

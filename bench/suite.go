@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/path"
 )
 
 // Conditions are what every benchmark of this package is run under.
@@ -81,6 +82,14 @@ type shape struct {
 	size   uint64 // bytes of one operation
 	blocks int    // of one operation
 	memory string // "device to host"; "": host memory on both sides
+}
+
+// carrierOf says what carries the bytes of a path, where it says that; "" otherwise.
+func carrierOf(p path.Path) string {
+	if c, ok := p.(path.Carrier); ok {
+		return c.Carrier()
+	}
+	return ""
 }
 
 // title names a row.

@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -32,8 +35,10 @@ type TransferOptions struct {
 	NoPin   bool          // leave spinning threads where the kernel puts them
 	// Congestion is the TCP congestion control of ours: "" lets package path/tcp choose by measurement.
 	Congestion string
-	Quick      bool    // a smoke run of a few seconds; its figures mean nothing
-	Drivers    Drivers // nil except in tests
+	// Verbs shapes paths over RDMA, on both sides.
+	Verbs   verbs.Options
+	Quick   bool    // a smoke run of a few seconds; its figures mean nothing
+	Drivers Drivers // nil except in tests
 
 	// Local and Remote are the memories of this process and of the second one. Where one is not host memory, Transfer measures
 	// puts and gets between these memories in pairs with the same ones between host memories, and nothing else.
@@ -51,8 +56,8 @@ func (o *TransferOptions) defaults() error {
 		o.Paths = []string{"shm", "tcp"}
 	}
 	for _, p := range o.Paths {
-		if p != "shm" && p != "tcp" && p != "verbs" && o.Drivers == nil {
-			return fmt.Errorf("bench: path %q: expected shm, tcp or verbs", p)
+		if all := drivers.Names(); !slices.Contains(all, p) && o.Drivers == nil {
+			return fmt.Errorf("bench: path %q: expected %s", p, strings.Join(all, " or "))
 		}
 	}
 	if err := errors.Join(o.Local.check(), o.Remote.check()); err != nil {
@@ -130,6 +135,28 @@ func (o *TransferOptions) defaults() error {
 	return nil
 }
 
+// node is what both processes' nodes have in common.
+func (o *TransferOptions) node() nodeOptions {
+	return nodeOptions{Congestion: o.Congestion, Verbs: o.Verbs}
+}
+
+// probe says what this machine lacks for the paths that are measured, before anything is.
+func (o *TransferOptions) probe() error {
+	n := o.node()
+	all, err := n.drivers(o.Drivers)
+	if err != nil {
+		return fmt.Errorf("bench: %w", err)
+	}
+	for _, d := range all {
+		if slices.Contains(o.Paths, d.Name()) {
+			if err := drivers.Probe(d); err != nil {
+				return fmt.Errorf("bench: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
 // method says how figures came about, for the report.
 func (o *TransferOptions) method() []string {
 	pages := "4 KiB pages"
@@ -183,6 +210,9 @@ func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	if err := o.defaults(); err != nil {
 		return nil, err
 	}
+	if err := o.probe(); err != nil {
+		return nil, err
+	}
 	if o.placed() {
 		r := o.Begin("transfer", o.haulMethod()...)
 		r.Method.Pairs = o.Pairs
@@ -192,7 +222,7 @@ func Transfer(ctx context.Context, o TransferOptions) (*paired.Report, error) {
 	r := o.Begin("transfer", o.method()...)
 	r.Method.Alone = o.Samples
 	vec.Calibrate()
-	l, err := o.dial(ctx, nodeOptions{Congestion: o.Congestion})
+	l, err := o.dial(ctx, o.node())
 	if err != nil {
 		return nil, err
 	}
@@ -290,6 +320,9 @@ func (o *TransferOptions) row(ctx context.Context, r *Suite, l *link, h shape, s
 	}
 	return r.Measure(ctx, p, func(x *paired.Row) error {
 		h.describe(x)
+		if len(l.queues) > 0 {
+			x.Carrier = carrierOf(l.queues[0].Path())
+		}
 		if s.finish == nil {
 			return nil
 		}

@@ -16,6 +16,8 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/verbs"
 	"go.uber.org/goleak"
 )
 
@@ -158,12 +160,18 @@ func TestBadOptions(t *testing.T) {
 		"peers":   {Peers: []int{0}},
 		"pairs":   {Pairs: -1},
 		"command": {},
+		"dead":    {Command: []string{"/bin/false"}},
+		"library": {Command: []string{"/bin/false"}, Paths: []string{"verbs"}, Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}},
+		"depth":   {Command: []string{"/bin/false"}, Verbs: verbs.Options{Depth: 5}},
 		"memory":  {Local: Place{Kind: mem.Foreign}},
 		"tools":   {Remote: Place{Kind: mem.Device}, Against: []string{"iperf3"}},
 	} {
 		if r, err := Transfer(limit(t), o); err == nil {
 			t.Errorf("%s passed: %v", name, r)
 		}
+	}
+	if _, err := Transfer(limit(t), TransferOptions{Command: []string{"/bin/false"}, Paths: []string{"tcp", "verbs"}, Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}}); err == nil || !strings.Contains(err.Error(), "libibverbs") {
+		t.Errorf("a path that is not here: %v", err)
 	}
 	if r, err := Targets(limit(t), TransferOptions{Local: Place{Kind: mem.Device}}); err == nil || !strings.Contains(err.Error(), "host memory") {
 		t.Errorf("targets on a device: %v, %v", r, err)
@@ -233,7 +241,7 @@ func TestNoFakeSuccess(t *testing.T) {
 	})
 }
 
-func liars(string, bool) []path.Driver { return []path.Driver{liarDriver{}} }
+func liars(drivers.Options) ([]path.Driver, error) { return []path.Driver{liarDriver{}}, nil }
 
 // liarDriver sets up paths whose operations are done at once and do nothing. Their notifications reach the other end in the
 // same way: an answer is invented for each.

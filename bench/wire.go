@@ -1,6 +1,14 @@
 package bench
 
-import "time"
+import (
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
+)
 
 // The two processes of a benchmark talk in JSON lines over the second one's standard input and output: a request, then its
 // reply. Nothing of this happens while a clock runs.
@@ -45,6 +53,19 @@ type nodeOptions struct {
 	Secret     []byte        `json:"secret,omitempty"`  // of this run, to encrypt with
 	NoHelp     bool          `json:"no_help,omitempty"` // shm.Driver.NoHelp
 	Spin       time.Duration `json:"spin,omitempty"`    // of the node's own goroutine
+	Verbs      verbs.Options `json:"verbs"`
+}
+
+// budget is the memory for tensors that peers push, of which benchmarks have none: machines with little memory run them too.
+const budget = 16 << 20
+
+// drivers are those of a node of this process, each by itself.
+func (n *nodeOptions) drivers(make Drivers) ([]path.Driver, error) {
+	if make == nil {
+		make = drivers.New
+	}
+	all, err := make(drivers.Options{SHM: shm.Driver{NoHelp: n.NoHelp}, TCP: tcp.Options{CongestionControl: n.Congestion}, Verbs: n.Verbs})
+	return withSecret(all, n.Secret), err
 }
 
 // area is memory made of equal slots, each of which holds the last message that was put there: a stamp of eight bytes that

@@ -8,6 +8,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/spf13/cobra"
 )
 
@@ -27,7 +29,7 @@ func newBenchPeer(s streams) *cobra.Command {
 func newBenchTransfer(s streams) *cobra.Command {
 	var out benchOutput
 	var o bench.TransferOptions
-	var sizes []string
+	var sizes, shape []string
 	var report bool
 	var memory, local, remote string
 	var device gpuFlags
@@ -38,7 +40,9 @@ func newBenchTransfer(s streams) *cobra.Command {
 
 With --memory device (of an accelerator) or --memory pinned (page-locked for one), on both sides or on one, it measures puts and
 gets between those memories, each in interleaved pairs with the same one between host memories. A machine without a GPU uses
-what stands in for one, and says so: such figures say nothing about a card.`,
+what stands in for one, and says so: such figures say nothing about a card.
+
+  penstock bench transfer --path verbs --verbs device=mlx5_0,transport=uc`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			self, err := os.Executable()
@@ -60,6 +64,15 @@ what stands in for one, and says so: such figures say nothing about a card.`,
 			}
 			if report && (o.Local.Kind != mem.Host || o.Remote.Kind != mem.Host) {
 				return &usageError{errors.New("--report is the table of targets between host memories: leave out either it or --memory")}
+			}
+			if report && shape != nil {
+				return &usageError{errors.New("--report is the table of targets of shm and tcp: leave out either it or --verbs")}
+			}
+			if shape != nil && o.Paths == nil {
+				o.Paths = []string{verbs.Name}
+			}
+			if o.Verbs, err = parseVerbs(o.Paths, shape); err != nil {
+				return err
 			}
 			if o.Conditions, err = out.conditions(s); err != nil {
 				return err
@@ -84,7 +97,9 @@ what stands in for one, and says so: such figures say nothing about a card.`,
 	f := c.Flags()
 	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
 	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
-	f.StringSliceVar(&o.Paths, "path", nil, "paths to measure (default shm,tcp)")
+	f.StringSliceVar(&o.Paths, "path", nil, "`PATHS` to measure: shm, tcp, verbs (default shm,tcp; with --verbs, verbs)")
+	complete(c, "path", drivers.Names()...)
+	verbsFlag(c, &shape)
 	f.StringSliceVar(&o.Modes, "mode", nil, "how both sides wait: spin, event (default both)")
 	f.StringSliceVar(&sizes, "size", nil, "sizes, such as 64,4KiB,1MiB (default 64 B to 256 MiB)")
 	f.IntSliceVar(&o.Peers, "peers", nil, "how many peers at once (default 1,16)")

@@ -11,10 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/shm"
-	"github.com/penstock-io/penstock/path/tcp"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -25,6 +22,7 @@ import (
 // nodeFlags are the flags of every command that opens a node.
 type nodeFlags struct {
 	paths    []string
+	verbs    []string
 	logLevel string
 	identity string
 	insecure bool
@@ -35,33 +33,18 @@ const noIdentity = "none"
 
 func (f *nodeFlags) add(c *cobra.Command) {
 	c.Flags().StringSliceVar(&f.paths, "path", nil, "move bytes only by these `PATHS`: shm, tcp, verbs (default: the best that both sides have)")
+	verbsFlag(c, &f.verbs)
 	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
 	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
 	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
 	_ = c.MarkFlagDirname("identity") // the flag exists
-	complete(c, "path", pathNames...)
+	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
 }
-
-var pathNames = []string{"shm", "tcp", "verbs"}
 
 // options are those of the node; log lines go through the display, so that they do not tear its line.
 func (f *nodeFlags) options(d *display) (transfer.Options, error) {
 	o := transfer.Options{Insecure: f.insecure}
-	for _, p := range f.paths {
-		var driver path.Driver
-		switch p {
-		case "shm":
-			driver = shm.Driver{}
-		case "tcp":
-			driver = tcp.New(tcp.Options{})
-		case "verbs":
-			driver = verbs.New(verbs.Options{Insecure: f.insecure})
-		default:
-			return o, &usageError{fmt.Errorf("--path %q: expected %s", p, strings.Join(pathNames, " or "))}
-		}
-		o.Paths = append(o.Paths, driver)
-	}
 	if f.logLevel != "off" {
 		var level slog.Level
 		if err := level.UnmarshalText([]byte(f.logLevel)); err != nil {
@@ -70,7 +53,10 @@ func (f *nodeFlags) options(d *display) (transfer.Options, error) {
 		o.Logger = slog.New(slog.NewTextHandler(logWriter{d}, &slog.HandlerOptions{Level: level}))
 	}
 	var err error
-	o.Identity, err = f.openIdentity("")
+	if o.Identity, err = f.openIdentity(""); err != nil {
+		return o, err
+	}
+	o.Paths, err = pathDrivers(drivers.Options{Names: f.paths, Beyond: o.Identity != nil || o.Insecure, Insecure: o.Insecure}, f.verbs)
 	return o, err
 }
 

@@ -388,6 +388,7 @@ func (d *decoder) checkNode() {
 	if t.Window == 1 {
 		d.report(Error, CodeValue, "transfers.window", "window: 1 is too small: one operation is kept for revocations", "0, or 2 to 65535", "")
 	}
+	d.checkVerbs(t)
 	insecure := c.Security != nil && c.Security.Insecure
 	known := c.Security != nil
 	address := func(path, a string, listens bool) {

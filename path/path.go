@@ -329,6 +329,13 @@ type Prober interface {
 	Probe() error
 }
 
+// Carrier is a Path over an adapter that was chosen among several.
+type Carrier interface {
+	// Carrier says in a few words what carries the bytes: the adapter, its port, and the service that is used, such as "mlx5_0 port 1, RC".
+	// It may be called from any goroutine.
+	Carrier() string
+}
+
 // Advertiser is a Driver whose listeners may be on all interfaces of the machine: their address then depends on the peer.
 type Advertiser interface {
 	// Advertise is the address for an Offer of a listener whose own is addr, to the peer at the other end of a control

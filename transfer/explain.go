@@ -19,6 +19,7 @@ type Explanation struct {
 	Blocks int    // copies it was given
 
 	Path       string      // the path taken; "" if none was
+	Carrier    string      // of a path over an adapter: which one, and how, such as "mlx5_0 port 1, RC"
 	Why        string      // one sentence
 	Failovers  []Failover  // paths that went down under it, in order
 	Candidates []Candidate // every path that was considered
@@ -119,7 +120,11 @@ func (e Explanation) String() string {
 	if e.Path == "" {
 		fmt.Fprintf(&b, ": no path")
 	} else {
-		fmt.Fprintf(&b, " over %s: %s", e.Path, e.Why)
+		fmt.Fprintf(&b, " over %s", e.Path)
+		if e.Carrier != "" {
+			fmt.Fprintf(&b, " (%s)", e.Carrier)
+		}
+		fmt.Fprintf(&b, ": %s", e.Why)
 	}
 	if e.Err != nil {
 		fmt.Fprintf(&b, "\n  failed after %d bytes: %v", e.Moved, e.Err)

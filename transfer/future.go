@@ -210,16 +210,20 @@ func (t *Transfer) Explain() Explanation {
 	ln := t.lane
 	t.mu.Unlock()
 	var setup []string
+	var carrier string
 	if ln != nil { // in words only when somebody asks: that costs more than a small transfer
 		ln.mu.Lock()
 		setup = ln.p.Explain()
+		if c, ok := ln.p.(path.Carrier); ok {
+			carrier = c.Carrier()
+		}
 		ln.unlock()
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	e := t.explain
 	e.Candidates = slices.Clone(e.Candidates)
-	e.Peer, e.Setup = t.peer.String(), setup
+	e.Peer, e.Setup, e.Carrier = t.peer.String(), setup, carrier
 	e.Err, e.Moved = t.err, t.moved.Load()
 	return e
 }

@@ -15,9 +15,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/path/shm"
-	"github.com/penstock-io/penstock/path/tcp"
-	"github.com/penstock-io/penstock/path/verbs"
+	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -41,7 +39,7 @@ const DefaultSpin = 100 * time.Microsecond
 type Options struct {
 	Name   string        // for reports; "" becomes the program's name and process id
 	Listen []string      // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
-	Paths  []path.Driver // in order of preference among equals; nil means shm, tcp, and verbs where this machine has an RDMA device
+	Paths  []path.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
 	// DefaultSpin; a negative value sleeps at once. An idle node costs no CPU either way.
@@ -162,11 +160,10 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		return nil, fmt.Errorf("transfer: node name of %d bytes: expected at most %d", len(o.Name), maxName)
 	}
 	if o.Paths == nil {
-		t := tcp.Options{Insecure: o.Insecure}
-		if o.Identity != nil || o.Insecure {
-			t.Addr = everywhere()
+		var err error
+		if o.Paths, err = drivers.New(drivers.Options{Beyond: o.Identity != nil || o.Insecure, Insecure: o.Insecure}); err != nil {
+			return nil, err
 		}
-		o.Paths = []path.Driver{shm.Driver{}, tcp.New(t), verbs.New(verbs.Options{Insecure: o.Insecure})}
 	}
 	if o.Budget == 0 {
 		o.Budget = 1 << 30
@@ -186,12 +183,12 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if o.DeadAfter < 2*o.HeartbeatEvery {
 		return nil, fmt.Errorf("transfer: DeadAfter %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
 	}
-	drivers, missing, err := present(o.Paths)
+	here, missing, err := present(o.Paths)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, drivers: drivers, missing: missing, log: o.Logger, host: hostID(),
+		opts: o, drivers: here, missing: missing, log: o.Logger, host: hostID(),
 		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
 		accepting: map[string]path.Listener{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[ID]*incomingTensor{}, withdrawn: map[ID]*Peer{},
@@ -231,32 +228,21 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 }
 
 // present parts the drivers that this machine can have from those that it lacks something for. Lacking all of them is an error.
-func present(all []path.Driver) (drivers []path.Driver, missing []Candidate, err error) {
+func present(all []path.Driver) (here []path.Driver, missing []Candidate, err error) {
 	var reasons []error
 	for _, d := range all {
-		if p, ok := d.(path.Prober); ok {
-			if err := p.Probe(); err != nil {
-				reasons = append(reasons, err)
-				// Not wrapped: what is missing does not come by trying again, whatever error number lies behind it.
-				missing = append(missing, Candidate{Path: d.Name(), Reason: err.Error(), err: fmt.Errorf("%v (%w)", err, path.ErrUnavailable)})
-				continue
-			}
+		if err := drivers.Probe(d); err != nil {
+			reasons = append(reasons, err)
+			// Not wrapped: what is missing does not come by trying again, whatever error number lies behind it.
+			missing = append(missing, Candidate{Path: d.Name(), Reason: err.Error(), err: fmt.Errorf("%v (%w)", err, path.ErrUnavailable)})
+			continue
 		}
-		drivers = append(drivers, d)
+		here = append(here, d)
 	}
-	if len(drivers) == 0 && len(all) > 0 {
+	if len(here) == 0 && len(all) > 0 {
 		return nil, nil, fmt.Errorf("transfer: none of the paths that were asked for is available: %w", errors.Join(reasons...))
 	}
-	return drivers, missing, nil
-}
-
-// everywhere is the address of a listener on all interfaces: for IPv4 and IPv6 if the machine has both.
-func everywhere() string {
-	if l, err := net.Listen("tcp", "[::]:0"); err == nil {
-		l.Close()
-		return "[::]:0"
-	}
-	return "0.0.0.0:0"
+	return here, missing, nil
 }
 
 func (n *Node) listen(ctx context.Context, s string) error {

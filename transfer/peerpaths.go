@@ -111,6 +111,11 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, uint64, error) {
 	d := p.node.driver(driver)
 	if d == nil {
+		for _, c := range p.node.missing {
+			if c.Path == driver {
+				return nil, 0, c.err
+			}
+		}
 		return nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)

@@ -41,7 +41,7 @@ func TestVerbs(t *testing.T) {
 	if in := <-p.heard; in.Path != verbs.Name || in.Bytes != size || string(in.Msg) != "over RDMA" {
 		t.Errorf("the receiver heard %+v", in)
 	}
-	if ex := x.Explain(); ex.Path != verbs.Name || ex.Proof != path.ProofICRC || ex.UserCopies+ex.KernelCopies != 0 || !bytes.Equal(src.All().Bytes(), dst.All().Bytes()) {
+	if ex := x.Explain(); ex.Path != verbs.Name || !strings.HasSuffix(ex.Carrier, " port 1, RC") || ex.Proof != path.ProofICRC || ex.UserCopies+ex.KernelCopies != 0 || !bytes.Equal(src.All().Bytes(), dst.All().Bytes()) {
 		t.Errorf("%v", ex)
 	}
 	x, err = p.ab.Get(ctx(t), []path.Copy{r.At(0, back.All())}, only)
@@ -172,6 +172,9 @@ func TestMissingPath(t *testing.T) {
 	}
 	if !errors.Is(err, path.ErrUnavailable) || Retriable(err) || !strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a put by a path that is missing: %v (to be tried again: %v)", err, Retriable(err))
+	}
+	if q, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: verbs.Name, Name: "q"}); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "libibverbs") {
+		t.Errorf("a queue on a path that is missing: %v, %v", q, err)
 	}
 	if n, err := Open(t.Context(), Options{Paths: []path.Driver{none}}); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("a node without any path: %v", err)

@@ -48,15 +48,17 @@ type Peer struct {
 
 // Row is one measured quantity.
 type Row struct {
-	Name   string    `json:"name"`           // unique in its report
-	What   string    `json:"what,omitempty"` // what was done: "put", "get", "borrow"
-	Path   string    `json:"path,omitempty"`
-	Mode   string    `json:"mode,omitempty"` // how both sides waited: "spin" or "event"
-	Peers  int       `json:"peers,omitempty"`
-	Size   uint64    `json:"size,omitempty"`   // bytes of one operation
-	Blocks int       `json:"blocks,omitempty"` // of one operation, where there are several
-	Unit   Unit      `json:"unit"`
-	Better Direction `json:"better"`
+	Name string `json:"name"`           // unique in its report
+	What string `json:"what,omitempty"` // what was done: "put", "get", "borrow"
+	Path string `json:"path,omitempty"`
+	// Carrier is what carried the bytes of a path over an adapter: which one, its port and the service, such as "mlx5_0 port 1, RC".
+	Carrier string    `json:"carrier,omitempty"`
+	Mode    string    `json:"mode,omitempty"` // how both sides waited: "spin" or "event"
+	Peers   int       `json:"peers,omitempty"`
+	Size    uint64    `json:"size,omitempty"`   // bytes of one operation
+	Blocks  int       `json:"blocks,omitempty"` // of one operation, where there are several
+	Unit    Unit      `json:"unit"`
+	Better  Direction `json:"better"`
 
 	Ours    Side     `json:"ours"`
 	Theirs  []Side   `json:"theirs,omitempty"`

@@ -1,0 +1,87 @@
+// Package drivers is the table of transfer paths of this build: it makes the drivers that a node has.
+//
+//	all, err := drivers.New(drivers.Options{Beyond: true})                                  // what the machine has, the best first
+//	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})
+//
+// Whoever opens a node lets New make the list, so that a path is the same thing on the command line, in a configuration and in a
+// benchmark. What the machine lacks is still in the list: Probe tells, and a node leaves it out with the reason.
+package drivers
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
+)
+
+// Options say which drivers are wanted and shape them.
+type Options struct {
+	Names []string // those that are wanted, in order of preference, each once; nil: all of Names()
+	// Beyond says that the node speaks with other machines. Its paths then listen where these reach them; without it, on this machine only.
+	Beyond bool
+	// Insecure permits paths to other machines that are not encrypted. Whoever is on the way can read and change everything.
+	Insecure bool
+
+	SHM   shm.Driver
+	TCP   tcp.Options   // New sets Insecure, and Addr where it is ""
+	Verbs verbs.Options // New sets Insecure
+}
+
+// Names are the names of all drivers, the preferred one first.
+func Names() []string { return []string{shm.Driver{}.Name(), tcp.Name, verbs.Name} }
+
+// New makes the drivers. Nothing is opened. A name that is not known or there twice, and options out of range are errors.
+func New(o Options) ([]path.Driver, error) {
+	if o.Names == nil {
+		o.Names = Names()
+	}
+	out := make([]path.Driver, 0, len(o.Names))
+	for i, name := range o.Names {
+		if slices.Contains(o.Names[:i], name) {
+			return nil, fmt.Errorf("path %q is there twice: name each path once", name)
+		}
+		switch name {
+		case shm.Driver{}.Name():
+			out = append(out, o.SHM)
+		case tcp.Name:
+			t := o.TCP
+			t.Insecure = o.Insecure
+			if t.Addr == "" && o.Beyond {
+				t.Addr = everywhere()
+			}
+			out = append(out, tcp.New(t))
+		case verbs.Name:
+			v := o.Verbs
+			v.Insecure = o.Insecure
+			if err := v.Check(); err != nil {
+				return nil, err
+			}
+			out = append(out, verbs.New(v))
+		default:
+			return nil, fmt.Errorf("path %q: expected %s", name, strings.Join(Names(), " or "))
+		}
+	}
+	return out, nil
+}
+
+// Probe says whether this machine can have paths of a driver now: nil, or what is missing and how to get it. It leaves nothing open.
+func Probe(d path.Driver) error {
+	if p, ok := d.(path.Prober); ok {
+		return p.Probe()
+	}
+	return nil
+}
+
+// everywhere is the address of a listener on all interfaces: for IPv4 and IPv6 if the machine has both.
+func everywhere() string {
+	if l, err := net.Listen("tcp", "[::]:0"); err == nil {
+		l.Close()
+		return "[::]:0"
+	}
+	return "0.0.0.0:0"
+}

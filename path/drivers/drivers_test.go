@@ -1,0 +1,164 @@
+package drivers_test
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/path/verbs"
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func names(all []path.Driver) (out []string) {
+	for _, d := range all {
+		out = append(out, d.Name())
+	}
+	return out
+}
+
+// The list has the drivers that were asked for, in that order, each by its own name.
+func TestNames(t *testing.T) {
+	all, err := drivers.New(drivers.Options{})
+	if err != nil || !slices.Equal(names(all), drivers.Names()) || len(all) != 3 {
+		t.Errorf("%v, %v", names(all), err)
+	}
+	all, err = drivers.New(drivers.Options{Names: []string{"verbs", "shm"}})
+	if err != nil || !slices.Equal(names(all), []string{"verbs", "shm"}) {
+		t.Errorf("%v, %v", names(all), err)
+	}
+	if all, err = drivers.New(drivers.Options{Names: []string{}}); err != nil || len(all) != 0 {
+		t.Errorf("%v, %v", names(all), err)
+	}
+	for want, o := range map[string]drivers.Options{
+		`path "rdma": expected shm or tcp or verbs`: {Names: []string{"tcp", "rdma"}},
+		`path "tcp" is there twice`:                 {Names: []string{"tcp", "shm", "tcp"}},
+		"Options.Depth is 5":                        {Verbs: verbs.Options{Depth: 5}},
+	} {
+		if all, err := drivers.New(o); err == nil || all != nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v", want, all, err)
+		}
+	}
+}
+
+// listening is the IP address where TCP paths of a node listen.
+func listening(t *testing.T, o drivers.Options) netip.Addr {
+	t.Helper()
+	o.Names = []string{"tcp"}
+	all, err := drivers.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l, err := all[0].Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	at, err := netip.ParseAddrPort(l.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return at.Addr()
+}
+
+// A node that speaks with other machines has paths that these reach, also where TCP was asked for by its name; one that does not, has none.
+func TestBeyond(t *testing.T) {
+	if a := listening(t, drivers.Options{}); !a.IsLoopback() {
+		t.Errorf("for this machine: %v", a)
+	}
+	if a := listening(t, drivers.Options{Beyond: true}); !a.IsUnspecified() {
+		t.Errorf("for other machines: %v", a)
+	}
+	if a := listening(t, drivers.Options{Beyond: true, TCP: tcp.Options{Addr: "127.0.0.1:0"}}); !a.IsLoopback() {
+		t.Errorf("where it was told: %v", a)
+	}
+}
+
+// dialRefused is what dialing another machine without encryption says, before anything is sent.
+func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) error {
+	t.Helper()
+	o.Names = []string{name}
+	all, err := drivers.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
+	defer cancel()
+	p, err := all[0].Dial(ctx, to, path.Config{Exports: new(path.Exports)})
+	if err == nil {
+		p.Close()
+		t.Fatal("somebody answered")
+	}
+	return err
+}
+
+// Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the driver's own options say.
+func TestInsecure(t *testing.T) {
+	away := path.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
+	if err := dialRefused(t, drivers.Options{Beyond: true, TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
+		t.Errorf("tcp: %v", err)
+	}
+	if err := dialRefused(t, drivers.Options{Beyond: true, Insecure: true}, "tcp", away); errors.Is(err, path.ErrUnavailable) {
+		t.Errorf("tcp, insecure: %v", err)
+	}
+	lib, err := fake.Build()
+	if errors.Is(err, fake.ErrMissing) {
+		testenv.Missing(t, "a C compiler and the headers of libibverbs", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	// An address as path/verbs has it, with the GID of another machine.
+	o := drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Library: lib}}
+	all, err := drivers.New(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := drivers.Probe(all[0]); err != nil {
+		t.Fatal(err)
+	}
+	l, err := all[0].Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr := l.Addr()
+	l.Close()
+	_, rest, ok := strings.Cut(addr, "/")
+	if !ok {
+		t.Fatal(addr)
+	}
+	elsewhere := path.Offer{Addr: "::ffff:198.51.100.9/" + rest} // TEST-NET-2
+	o.Verbs.Insecure = true                                      // which New does not listen to
+	if err := dialRefused(t, o, "verbs", elsewhere); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "not encrypted") {
+		t.Errorf("verbs: %v", err)
+	}
+	o.Insecure = true
+	if err := dialRefused(t, o, "verbs", elsewhere); strings.Contains(err.Error(), "not encrypted") {
+		t.Errorf("verbs, insecure: %v", err)
+	}
+}
+
+// Probe says what is missing; a driver that needs nothing is always there.
+func TestProbe(t *testing.T) {
+	all, err := drivers.New(drivers.Options{Verbs: verbs.Options{Library: "/nowhere/libibverbs.so.1"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range all {
+		if err := drivers.Probe(d); (err != nil) != (d.Name() == "verbs") {
+			t.Errorf("%s: %v", d.Name(), err)
+		} else if err != nil && !strings.Contains(err.Error(), "libibverbs") {
+			t.Error(err)
+		}
+	}
+}
