@@ -166,13 +166,8 @@ func (d *decoder) checkPort(p *Interface, path string, used map[string]bool) {
 			d.also(d.report(Warning, CodeNoEffect, join(path, own.key), fmt.Sprintf("the section %s says nothing to the engine %s", own.key, p.Engine), "", "remove it, or choose engine: "+string(own.e)), join(path, "engine"), "the engine is "+string(p.Engine))
 		}
 	}
-	if r := p.RoCE; r != nil && r.Connect == "cm" {
-		if r.Transport != "RC" {
-			d.also(d.report(Error, CodeConflict, join(path, "roce.connect"), fmt.Sprintf("connect: cm makes reliable connections, and the transport is %s", r.Transport), "transport: RC, or connect: tcp", ""), join(path, "roce.transport"), "the transport is here")
-		}
-		if p.Rx == nil || len(p.Rx.Queues) == 0 {
-			d.report(Error, CodeConflict, join(path, "roce.connect"), "connect: cm needs a receive queue: a queue pair that the connection manager connects has one", "a small one where nothing is received", "")
-		}
+	if r := p.RoCE; r != nil && r.Connect == "cm" && (p.Rx == nil || len(p.Rx.Queues) == 0) {
+		d.report(Error, CodeConflict, join(path, "roce.connect"), "connect: cm needs a receive queue: a queue pair that the connection manager connects has one", "a small one where nothing is received", "")
 	}
 	if x := p.XDP; x != nil {
 		if x.Ring&(x.Ring-1) != 0 {

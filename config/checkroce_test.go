@@ -40,8 +40,13 @@ func TestConnectManager(t *testing.T) {
 	if c, said := config.Load("roce.yaml", []byte(theirs), config.Options{}); c == nil || c.Interfaces[0].RoCE.Connect != "tcp" {
 		t.Errorf("DAQIRI's file as it is: %v", said.Err())
 	}
+	for _, how := range []string{"UC", "UD"} {
+		if c, said := config.Load("roce.yaml", []byte(strings.Replace(ours, "connect: cm", "connect: cm, transport: "+how, 1)), config.Options{}); c == nil ||
+			c.Interfaces[0].RoCE.Transport != how || said.Err() != nil {
+			t.Errorf("%s by rdma_cm: %v", how, said.Err())
+		}
+	}
 	for _, x := range []struct{ from, to, want string }{
-		{"connect: cm", "connect: cm, transport: UD", "makes reliable connections"},
 		{"rx: {queues: [{memory_regions: [m]}]}", "tx: {queues: [{memory_regions: [m]}]}", "needs a receive queue"},
 		{"connect: cm", "connect: udp", "tcp or cm"},
 	} {

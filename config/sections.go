@@ -121,7 +121,7 @@ func socketSection() *section {
 func roceSection() *section {
 	return &section{name: "roce", title: "roce", doc: "RDMA connections.", keys: []key{
 		{name: "transport", daqiri: "transport_mode", kind: word("RC", "UC", "UD"), def: "RC", doc: "Reliable connection, unreliable connection, unreliable datagrams."},
-		{name: "connect", ours: true, kind: word("tcp", "cm"), def: "tcp", doc: "`tcp`: the other side is Penstock, and tells how many messages it has room for. `cm`: it is any program that connects by the connection manager of RDMA (rdma_cm), DAQIRI's for instance; with RC."},
+		{name: "connect", ours: true, kind: word("tcp", "cm"), def: "tcp", doc: "`tcp`: the other side is Penstock, and tells how many messages it has room for. `cm`: it is any program that connects by the connection manager of RDMA (rdma_cm), DAQIRI's for instance; without credits, so that UC and UD lose what finds no buffer."},
 	}}
 }
 

@@ -22,7 +22,7 @@
 //
 // With connect=cm (ByCM) ports meet by the connection manager of RDMA instead, and the peer may be any program that does: a connection is one queue
 // pair, used in both directions, whose messages are the packets and nothing else. There are no records, so no credits, and nothing of what
-// is below. It belongs to the receive queue that it began with, and a port accepts and connects when it has one.
+// is below. With UC and UD what finds no buffer is lost, and with UD nobody hears of the end. It belongs to the receive queue that it began with, and a port accepts and connects when it has one.
 //
 // # Lanes and credits
 //

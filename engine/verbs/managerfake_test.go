@@ -213,3 +213,12 @@ func TestManagerDeaf(t *testing.T) {
 		}
 	}
 }
+
+// TestManagerInfiniBand: datagrams by the connection manager are refused where an IP address is no way to the peer.
+func TestManagerInfiniBand(t *testing.T) {
+	_, w := onManager(t, "link infiniband")
+	_, err := w.e.OpenPort(within(t), engine.PortSpec{Address: "roce://" + w.own + "?connect=cm&transport=UD"})
+	if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "InfiniBand") {
+		t.Errorf("%v", err)
+	}
+}

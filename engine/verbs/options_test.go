@@ -72,12 +72,6 @@ func TestOptions(t *testing.T) {
 			t.Errorf("%v: a pause of %v, %v; expected %v", by, o.MinRNR, err, pause)
 		}
 	}
-	for _, how := range []Transport{UC, UD} {
-		o := Options{Connect: ByCM, Transport: how}
-		if err := o.complete(); !errors.Is(err, engine.ErrUnsupported) {
-			t.Errorf("rdma_cm with %v: %v", how, err)
-		}
-	}
 	o := Options{SendDepth: 2}
 	if err := o.complete(); err != nil || o.SignalEvery != 1 || o.Retries != 7 {
 		t.Errorf("%+v, %v", o, err)

@@ -1,4 +1,4 @@
-// Package cm makes reliable connections between queue pairs by the connection manager of RDMA (librdmacm): who has an IP address is found, what both
+// Package cm makes connections between queue pairs by the connection manager of RDMA (librdmacm): who has an IP address is found, what both
 // sides must agree on is exchanged, and the end of a connection is told. Nobody has to carry queue pair numbers and GIDs by other means.
 //
 // The library is found at run time. [Load] it, open a [Channel], which has a descriptor to wait for and gives one [Event] after the other, and make an
@@ -11,6 +11,9 @@
 //	Connect         -> ConnectResponse                 Accept (or Reject)
 //	MoveQP to ReadyToReceive, ReadyToSend, Establish   -> Established
 //	Disconnect      -> Disconnected                    -> Disconnected; Disconnect
+//
+// That is RC, and UC by [Channel.NewIDAt]. With UD nothing is connected: the answer to Connect is Established, with the way to the peer's queue pair; who
+// accepts hears no more, and nobody hears of the end.
 //
 // The queue pair is one of package ibv and stays the caller's. The library opens devices by itself, which is why an ID tells the name of its device only.
 package cm

@@ -13,9 +13,12 @@
 // With the line "raw on" there are raw packet queue pairs: all devices are on one segment, a frame goes to the queue pairs of the best rule
 // (ibv_create_flow: Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one.
 // With the line "odp on" regions may be registered on demand: nothing is pinned or counted.
+// Where it is compiled with the headers of librdmacm, it stands in for librdmacm.so.1 too: event channels, ids in the port spaces TCP, UDP and IB, and
+// what they say to each other, with the kernel's lengths of private data. An IP address belongs to the device that has it as a GID, 192.0.2.1 to fake0.
+// What one side does is at once an event of the other.
 // What is absent, with EOPNOTSUPP: implicit regions on demand and advice for them, multicast, device memory, other rules, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
-// the functions that only drivers use, librdmacm (it needs a kernel), the rest of mlx5dv.
+// the functions that only drivers use, the rest of mlx5dv, and of librdmacm: queue pairs that it makes, synchronous ids, multicast, names of hosts.
 //
 // # The script
 //
@@ -47,6 +50,10 @@
 //	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
 //	overrun 0 0x11                a completion does not fit into the queue of its receives, and is lost: CQ_ERR, and QP_FATAL as well
+//	fail cm_address 1 ETIMEDOUT   the event of that step says so (also cm_route, cm_connect, and cm_accept, whose answer is lost)
+//	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and goodbyes
+//	cm remove 0                   the ids on a device hear that it is gone; cm addr_change, cm timewait and cm odd (an event that does not
+//	                              belong there) are told to all ids
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
 //	reset                         forgets rules, counts, violations and settings, and mends ports
 //
@@ -66,6 +73,7 @@
 //     shows only in the modes wire and pump. Memory that was unmapped while registered is a crash here, and silent on hardware.
 //   - DC as hardware has it: what a target answers to a wrong key (here a remote access error, without an event at the target), and the
 //     time that an initiator takes to turn to another target.
+//   - Of connections: time that a step takes, answers that cross each other, iWARP, and what a kernel does when it is short of memory.
 //   - Cost: neither time, nor cache effects, nor memory that really is pinned.
 //   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and Soft-RoCE differ is a table
 //     in this package's tests, with the reasons: the same conformance program ([Check]) runs on both.

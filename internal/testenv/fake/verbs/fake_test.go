@@ -210,7 +210,18 @@ func TestSymbols(t *testing.T) {
 		testenv.Missing(t, "libmlx5 itself", errors.New("no /usr/lib/*/libmlx5.so.1; on Debian: apt-get install ibverbs-providers"))
 	}
 	driver := symbols(t, mlx5[0])
+	cm, err := filepath.Glob("/usr/lib/*/librdmacm.so.1")
+	if err != nil || len(cm) == 0 {
+		testenv.Missing(t, "librdmacm itself", errors.New("no /usr/lib/*/librdmacm.so.1; on Debian: apt-get install librdmacm1"))
+	}
+	manager, calls := symbols(t, cm[0]), 0
 	for s, versions := range have {
+		if strings.HasPrefix(s, "rdma_") {
+			if calls++; !slices.Equal(versions, manager[s]) {
+				t.Errorf("%s is exported as %v, librdmacm has %v", s, versions, manager[s])
+			}
+			continue
+		}
 		if strings.HasPrefix(s, "mlx5dv_") {
 			if !slices.Equal(versions, driver[s]) {
 				t.Errorf("%s is exported as %v, libmlx5 has %v", s, versions, driver[s])
@@ -221,6 +232,9 @@ func TestSymbols(t *testing.T) {
 			!strings.HasPrefix(s, "mbps_to") && versions[0] != "PENSTOCK_FAKE_1" {
 			t.Errorf("%s is exported", s)
 		}
+	}
+	if calls == 0 {
+		testenv.Missing(t, "the headers of librdmacm", errors.New("no <rdma/rdma_cma.h>; on Debian: apt-get install librdmacm-dev"))
 	}
 	real, err := filepath.Glob("/usr/lib/*/libibverbs.so.1")
 	if err != nil || len(real) == 0 {
@@ -252,7 +266,7 @@ func symbols(t *testing.T, file string) map[string][]string {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if so, err := f.DynString(elf.DT_SONAME); err != nil || len(so) != 1 || so[0] != "libibverbs.so.1" && so[0] != "libmlx5.so.1" {
+	if so, err := f.DynString(elf.DT_SONAME); err != nil || len(so) != 1 || !slices.Contains([]string{"libibverbs.so.1", "libmlx5.so.1", "librdmacm.so.1"}, so[0]) {
 		t.Errorf("%s has the soname %v: %v", file, so, err)
 	}
 	all, err := f.DynamicSymbols()
