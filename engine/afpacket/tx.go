@@ -1,10 +1,7 @@
 package afpacket
 
 import (
-	"context"
 	"fmt"
-	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
@@ -16,15 +13,11 @@ import (
 
 // txQueue is a transmit queue. It implements engine.TxQueue.
 type txQueue struct {
+	engine.TxFront
 	port  *Port
-	id    int
 	spec  engine.TxSpec
-	slots *engine.TxSlots
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
-
-	closed    atomic.Bool
-	forwarded atomic.Uint64
 
 	// Of whoever transmits.
 	msgs                  *sys.Messages
@@ -40,8 +33,6 @@ const (
 	sendAgain = 100 * time.Microsecond
 	// sendTries is how often a packet is tried that the kernel refuses for want of room: a second or so.
 	sendTries = 10000
-	// keepGone is the number of closed queues whose late packets still count for the port.
-	keepGone = 16
 )
 
 // AddTxQueue implements engine.Port.
@@ -51,7 +42,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, fmt.Errorf("afpacket: transmit queue of %s: %w", p.name, err)
 	}
 	q := &txQueue{port: p, spec: spec, msgs: sys.NewMessages(sendBatch, sendPieces, 0)}
-	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	var sink engine.Sink = (*device)(q)
 	if spec.Rate > 0 || spec.SendAt {
 		if q.pacer, err = pace.New(sink, pace.Options{Rate: spec.Rate, SendAt: spec.SendAt}); err != nil {
@@ -69,52 +60,28 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	}
 	used := make([]int, len(p.txs))
 	for i, q := range p.txs {
-		used[i] = q.id
+		used[i] = q.ID()
 	}
-	if q.id, err = number(used, spec.ID); err != nil {
+	id, err := number(used, spec.ID)
+	if err != nil {
 		return nil, fmt.Errorf("afpacket: transmit queue %d of %s: %w", spec.ID, p.name, err)
 	}
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, false); err != nil {
 		return nil, err
 	}
+	q.Start(id, slots, q.out, nil)
 	p.txs = append(p.txs, q)
 	return q, nil
 }
 
-// ID implements engine.TxQueue.
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	return q.slots.Alloc(q.out, b, n, length)
-}
-
 // Forward implements engine.TxQueue. Nothing is copied: the kernel reads packets wherever they lie.
-func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	n, err := q.out.ClaimReached(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
-}
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.out.Send(b) }
-
-// Drain implements engine.TxQueue.
-func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
+func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load(), Forwarded: q.forwarded.Load(),
-		Queued: uint64(q.out.Queued())}
-	q.slots.AddStats(s)
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Calls: q.calls.Load()}
 	q.drops.AddTo(&s.Drops)
-	q.out.AddDrops(&s.Drops)
+	q.AddStats(s)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)
 	}
@@ -122,21 +89,11 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 
 // Close implements engine.TxQueue.
 func (q *txQueue) Close() error {
-	q.closed.Store(true)
-	q.out.Close()
+	q.Shut()
 	p := q.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := slices.Index(p.txs, q); i >= 0 {
-		p.txs = slices.Delete(p.txs, i, i+1)
-		p.gone = append(p.gone, q) // what is given to it from now on counts as well
-		if len(p.gone) > keepGone {
-			var s engine.TxStats
-			p.gone[0].Stats(&s)
-			p.pastTx.Add(&s)
-			p.gone = slices.Delete(p.gone, 0, 1)
-		}
-	}
+	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
 	return nil
 }
 

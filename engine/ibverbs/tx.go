@@ -1,13 +1,10 @@
 package ibverbs
 
 import (
-	"context"
 	"encoding/binary"
 	"fmt"
 	"runtime"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
@@ -17,23 +14,15 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-const (
-	// postAtOnce is the number of frames that are given to the device in one call, of which the last has a completion.
-	postAtOnce = 32
-	// keepGone is the number of closed queues whose late packets still count for the port.
-	keepGone = 16
-)
+// postAtOnce is the number of frames that are given to the device in one call, of which the last has a completion.
+const postAtOnce = 32
 
 // txQueue is a transmit queue: a queue pair that sends from where frames lie.
 type txQueue struct {
-	port  *Port
-	id    int
-	spec  engine.TxSpec
-	slots *engine.TxSlots
-	out   *engine.Outbox
-
-	shut      atomic.Bool
-	forwarded atomic.Uint64
+	engine.TxFront
+	port *Port
+	spec engine.TxSpec
+	out  *engine.Outbox
 
 	mu      sync.Mutex // of what follows
 	qp      *ibv.QP
@@ -81,9 +70,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err == nil && (spec.Rate > 0 || spec.SendAt) {
 		err = fmt.Errorf("a rate, or times of sending: the engines xdp and afpacket have them: %w", engine.ErrUnsupported)
 	}
-	q := &txQueue{port: p, id: id}
+	q := &txQueue{port: p}
 	if err == nil {
-		err = q.open(spec)
+		err = q.open(id, spec)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("ibverbs: transmit queue %d of %s: %w", spec.ID, p.name, err)
@@ -93,7 +82,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return q, nil
 }
 
-func (q *txQueue) open(spec engine.TxSpec) error {
+func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	p := q.port
 	srcs, err := engine.CheckTxFetched(&spec)
 	if err != nil {
@@ -110,8 +99,8 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	}
 	sges := min(p.attr.MaxSGE, burst.MaxSegments)
 	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.attr.MaxQPWR)
-	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.longest())
-	q.slots.Chain(sges, p.longest())
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.longest())
+	slots.Chain(sges, p.longest())
 	q.posts, q.sges, q.back = make([]posted, q.depth), make([]ibv.SGE, 0, sges), make([]burst.Handle, 0, 64)
 	if q.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*sges, 0); err != nil {
 		return err
@@ -128,15 +117,17 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	}
 	if err != nil {
 		q.give()
+		return err
 	}
-	return err
+	q.Start(id, slots, q.out, q.collect)
+	return nil
 }
 
 // give gives up what the device has of the queue.
 func (q *txQueue) give() {
 	if q.qp != nil {
 		if err := q.qp.Close(); err != nil {
-			q.port.fail(fmt.Errorf("ibverbs: %s: closing transmit queue %d: %w", q.port.name, q.id, err))
+			q.port.fail(fmt.Errorf("ibverbs: %s: closing transmit queue %d: %w", q.port.name, q.ID(), err))
 			return
 		}
 	}
@@ -144,20 +135,11 @@ func (q *txQueue) give() {
 	q.chain.Close()
 }
 
-// ID implements engine.TxQueue.
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.shut.Load() {
-		return 0, engine.ErrClosed
-	}
-	if q.out.Free() < n {
-		q.mu.Lock()
-		q.reap()
-		q.mu.Unlock()
-	}
-	return q.slots.Alloc(q.out, b, n, length)
+// collect takes what the device has done, for who needs descriptors now.
+func (q *txQueue) collect() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.reap()
 }
 
 // Forward implements engine.TxQueue. The device fetches frames from where they lie; memory that it does not know yet is registered when the
@@ -174,33 +156,20 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 			}
 		}
 	}
-	n, err := q.out.Claim(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
+	return q.ForwardAny(b)
 }
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.out.Send(b) }
-
-// Drain implements engine.TxQueue.
-func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Forwarded: q.forwarded.Load(), Queued: uint64(q.out.Queued())}
-	q.slots.AddStats(s)
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load()}
 	q.drops.AddTo(&s.Drops)
-	q.out.AddDrops(&s.Drops)
+	q.AddStats(s)
 }
 
 // Close implements engine.TxQueue. What the device has it still sends, for a while.
 func (q *txQueue) Close() error {
 	p := q.port
-	q.shut.Store(true)
-	q.out.Close()
+	q.Shut()
 	q.mu.Lock()
 	if q.closed {
 		q.mu.Unlock()
@@ -220,11 +189,7 @@ func (q *txQueue) Close() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.byCQ, q.cq)
-	p.txs = slices.DeleteFunc(p.txs, func(o *txQueue) bool { return o == q })
-	if p.gone = append(p.gone, q); len(p.gone) > keepGone { // what is given to it from now on counts as well
-		engine.SumTx(&p.past.Tx, p.gone[:1])
-		p.gone = slices.Delete(p.gone, 0, 1)
-	}
+	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.past.Tx)
 	return nil
 }
 

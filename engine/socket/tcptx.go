@@ -43,7 +43,7 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 			c.drop(engine.DropClosed, s)
 			c.mu.Unlock()
 		}
-		p.tx, p.ended = retire(q, p.tx, p.ended, &p.old.Tx)
+		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
 	}
 	p.tx = append(p.tx, q)
 	return q, nil

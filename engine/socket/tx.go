@@ -1,8 +1,6 @@
 package socket
 
 import (
-	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -13,17 +11,15 @@ import (
 
 // txQueue is the part of a transmit queue that UDP and TCP share: memory and descriptors. What sends is its sink.
 type txQueue struct {
-	id     int
-	box    *engine.Outbox
-	slots  *engine.TxSlots
-	sent   *sent
-	pace   pace.Options
-	pacer  *pace.Pacer // nil without a rate and times
-	closed atomic.Bool
-	end    func() // takes the queue off its port
-	once   sync.Once
-
-	forwarded atomic.Uint64
+	engine.TxFront
+	id    int
+	box   *engine.Outbox
+	slots *engine.TxSlots
+	sent  *sent
+	pace  pace.Options
+	pacer *pace.Pacer // nil without a rate and times
+	end   func()      // takes the queue off its port
+	once  sync.Once
 }
 
 // sent are the counts of a sink. Those of a TCP sink are written by several goroutines.
@@ -70,16 +66,6 @@ func newTxQueue(spec engine.TxSpec, id, most int, s *sent) (*txQueue, error) {
 	return q, nil
 }
 
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	return q.slots.Alloc(q.box, b, n, length)
-}
-
 // start makes the Outbox.
 func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err error) {
 	depth := spec.Depth
@@ -96,36 +82,20 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 		s = q.pacer
 	}
 	q.box, err = engine.NewOutbox(s, depth, async)
+	q.Start(q.id, q.slots, q.box, nil)
 	return err
 }
 
 // Forward implements engine.TxQueue. The kernel reads packets where they lie, whosever memory that is, so nothing is copied.
-func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	n, err := q.box.ClaimReached(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
-}
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.box.Send(b) }
-
-// Drain implements engine.TxQueue.
-func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
+func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{
-		Packets: q.sent.packets.Load(), Bytes: q.sent.bytes.Load(), Calls: q.sent.calls.Load(),
-		Forwarded: q.forwarded.Load(), Queued: uint64(q.box.Queued()),
-	}
+	*s = engine.TxStats{Packets: q.sent.packets.Load(), Bytes: q.sent.bytes.Load(), Calls: q.sent.calls.Load()}
 	for i := range q.sent.drops {
 		s.Drops[i] += q.sent.drops[i].Load()
 	}
-	q.slots.AddStats(s)
-	q.box.AddDrops(&s.Drops)
+	q.AddStats(s)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)
 	}
@@ -133,26 +103,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 
 // Close implements engine.TxQueue.
 func (q *txQueue) Close() error {
-	q.closed.Store(true)
-	q.box.Close()
+	q.Shut()
 	q.once.Do(q.end)
 	return nil
-}
-
-// keepEnded is the number of closed queues that a port remembers apart: what is given to them later counts too.
-const keepEnded = 64
-
-// retire moves a closed queue from those that are open to those that were; of the oldest only the counts remain.
-func retire(q *txQueue, open, ended []*txQueue, old *engine.TxStats) (stillOpen, wereOpen []*txQueue) {
-	if i := slices.Index(open, q); i >= 0 {
-		open = slices.Delete(open, i, i+1)
-		ended = append(ended, q)
-	}
-	if len(ended) > keepEnded {
-		var s engine.TxStats
-		ended[0].Stats(&s)
-		old.Add(&s)
-		ended = slices.Delete(ended, 0, 1)
-	}
-	return open, ended
 }

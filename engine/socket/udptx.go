@@ -73,7 +73,7 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		s.stop()
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.tx, p.ended = retire(q, p.tx, p.ended, &p.old.Tx)
+		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
 	}
 	p.tx = append(p.tx, q)
 	return q, nil

@@ -14,16 +14,13 @@ import (
 
 // txQueue is a transmit queue: memory and descriptors. Its packets go to the connections that they name.
 type txQueue struct {
-	port   *Port
-	id     int
-	box    *engine.Outbox
-	slots  *engine.TxSlots
-	sink   txSink
-	pacer  *pace.Pacer // nil without a rate and times
-	closed atomic.Bool
-	once   sync.Once
-
-	forwarded atomic.Uint64
+	engine.TxFront
+	port  *Port
+	id    int
+	box   *engine.Outbox
+	sink  txSink
+	pacer *pace.Pacer // nil without a rate and times
+	once  sync.Once
 }
 
 // txSink is what an Outbox passes packets to. Packets that a connection does not take at once wait with it, so that others go on. Several
@@ -86,11 +83,11 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	if p.o.Transport == UD {
 		most = p.o.MTU
 	}
-	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, most)
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, most)
 	if most == 0 {
 		most = maxMessage
 	}
-	q.slots.Chain(min(p.o.Segments, p.attr.MaxSGE), most)
+	slots.Chain(min(p.o.Segments, p.attr.MaxSGE), most)
 	var s engine.Sink = &q.sink
 	if spec.Rate > 0 || spec.SendAt {
 		paced.Rate, paced.SendAt = spec.Rate, spec.SendAt
@@ -102,21 +99,15 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	}
 	q.box, err = engine.NewOutbox(s, spec.Depth, true)
 	q.sink.box = q.box
+	q.Start(q.id, slots, q.box, q.reap)
 	return err
 }
 
-// ID implements engine.TxQueue.
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	if q.box.Free() < n && q.sink.flying.Load() > 0 {
+// reap takes what devices have done with this queue's packets and others, for one who needs descriptors now.
+func (q *txQueue) reap() {
+	if q.sink.flying.Load() > 0 {
 		q.port.reap()
 	}
-	return q.slots.Alloc(q.box, b, n, length)
 }
 
 // reap takes what devices have done, for one who needs descriptors now.
@@ -146,28 +137,16 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 			}
 		}
 	}
-	n, err := q.box.Claim(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
+	return q.ForwardAny(b)
 }
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.box.Send(b) }
-
-// Drain implements engine.TxQueue.
-func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.sink.packets.Load(), Bytes: q.sink.bytes.Load(), Forwarded: q.forwarded.Load(), Queued: uint64(q.box.Queued())}
+	*s = engine.TxStats{Packets: q.sink.packets.Load(), Bytes: q.sink.bytes.Load()}
 	for i := range q.sink.drops {
 		s.Drops[i] += q.sink.drops[i].Load()
 	}
-	q.slots.AddStats(s)
-	q.box.AddDrops(&s.Drops)
+	q.AddStats(s)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)
 	}
@@ -176,8 +155,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 // Close implements engine.TxQueue. It waits for what devices have, for as long as Options.Linger; connections that have not done with it by
 // then are ended.
 func (q *txQueue) Close() error {
-	q.closed.Store(true)
-	q.box.Close()
+	q.Shut()
 	q.once.Do(q.end)
 	return nil
 }
@@ -204,20 +182,8 @@ func (q *txQueue) end() {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if i := slices.Index(p.tx, q); i >= 0 {
-		p.tx = slices.Delete(p.tx, i, i+1)
-		p.ended = append(p.ended, q)
-	}
-	if len(p.ended) > keepEnded { // of the oldest only the counts remain
-		var s engine.TxStats
-		p.ended[0].Stats(&s)
-		p.old.Tx.Add(&s)
-		p.ended = slices.Delete(p.ended, 0, 1)
-	}
+	p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
 }
-
-// keepEnded is the number of closed queues that a port remembers apart: what is given to them later counts too.
-const keepEnded = 64
 
 // all are the connections now.
 func (p *Port) all() []*conn {

@@ -334,8 +334,7 @@ func (p *Port) Close() error {
 	p.mu.Unlock()
 	err := p.link.Close()
 	for _, q := range txs {
-		q.closed.Store(true)
-		q.out.Close()
+		q.Shut()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -280,7 +280,7 @@ func (p *Port) openTx(q *txQueue) error {
 				p.name, pool.Name(), m.note, engine.ErrUnsupported)
 		}
 	}
-	n, err := p.nq(q.id % len(p.nqs))
+	n, err := p.nq(q.ID() % len(p.nqs))
 	if err != nil {
 		return err
 	}
@@ -289,15 +289,8 @@ func (p *Port) openTx(q *txQueue) error {
 
 // dismissTx removes a transmit queue.
 func (p *Port) dismissTx(q *txQueue) error {
-	p.txs = slices.DeleteFunc(slices.Clone(p.txs), func(o *txQueue) bool { return o == q })
 	err := q.shut(engine.DropClosed)
-	p.gone = append(p.gone, q) // what is given to it from now on counts as well
-	if len(p.gone) > keepGone {
-		var s engine.TxStats
-		p.gone[0].Stats(&s)
-		p.pastTx.Add(&s)
-		p.gone = slices.Delete(p.gone, 0, 1)
-	}
+	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
 	return errors.Join(err, p.unchoose())
 }
 

@@ -1,7 +1,6 @@
 package xdp
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -21,21 +20,18 @@ import (
 
 // txQueue is a transmit queue: a socket of its own on one queue of the interface. It implements engine.TxQueue.
 type txQueue struct {
+	engine.TxFront
 	port  *Port
-	id    int
 	spec  engine.TxSpec
-	slots *engine.TxSlots
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
 
-	closed    atomic.Bool
-	forwarded atomic.Uint64
-	lost      atomic.Uint64 // packets that the kernel had, and that nobody knows of whether they left
-	drops     engine.DropCounters
-	done      atomic.Uint64 // packets that the kernel has done with; under the mutex of its nicQueue
-	pacing    atomic.Bool   // the pacer is at work
-	owed      atomic.Int64  // packets that the outbox is not told of yet, with a pacer
-	busy      atomic.Uint64 // of which the device dropped
+	lost   atomic.Uint64 // packets that the kernel had, and that nobody knows of whether they left
+	drops  engine.DropCounters
+	done   atomic.Uint64 // packets that the kernel has done with; under the mutex of its nicQueue
+	pacing atomic.Bool   // the pacer is at work
+	owed   atomic.Int64  // packets that the outbox is not told of yet, with a pacer
+	busy   atomic.Uint64 // of which the device dropped
 
 	mu     sync.Mutex // of whoever transmits, opens or closes; the next fields
 	nq     *nicQueue  // nil while there is no socket
@@ -52,8 +48,6 @@ const (
 	maxPieces = 16
 	// sendAgain is the pause when the kernel takes no more, or there is no spare chunk.
 	sendAgain = 50 * time.Microsecond
-	// keepGone is the number of closed queues whose late packets still count for the port.
-	keepGone = 16
 )
 
 // AddTxQueue implements engine.Port.
@@ -63,9 +57,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, fmt.Errorf("xdp: transmit queue of %s: %w", p.name, err)
 	}
 	q := &txQueue{port: p, spec: spec}
-	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	if p.frags.Load() {
-		q.slots.Chain(burst.MaxSegments, p.link.MTU()+packet.EthernetLen+vlanRoom)
+		slots.Chain(burst.MaxSegments, p.link.MTU()+packet.EthernetLen+vlanRoom)
 	}
 	var sink engine.Sink = (*device)(q)
 	if spec.Rate > 0 || spec.SendAt {
@@ -82,14 +76,16 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	}
 	used := make([]int, len(p.txs))
 	for i, q := range p.txs {
-		used[i] = q.id
+		used[i] = q.ID()
 	}
-	if q.id, err = number(used, spec.ID); err != nil {
+	id, err := number(used, spec.ID)
+	if err != nil {
 		return nil, fmt.Errorf("xdp: transmit queue %d of %s: %w", spec.ID, p.name, err)
 	}
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, true); err != nil {
 		return nil, err
 	}
+	q.Start(id, slots, q.out, q.reap)
 	if err := p.ns.do(func() error { return p.admitTx(q) }); err != nil {
 		return nil, err
 	}
@@ -164,20 +160,6 @@ func (q *txQueue) shut(why engine.Drop) error {
 	return err
 }
 
-// ID implements engine.TxQueue.
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	if q.out.Free() < n {
-		q.reap()
-	}
-	return q.slots.Alloc(q.out, b, n, length)
-}
-
 // reap takes back what was sent, unless somebody is transmitting, who does it.
 func (q *txQueue) reap() {
 	if !q.mu.TryLock() {
@@ -192,38 +174,20 @@ func (q *txQueue) reap() {
 }
 
 // Forward implements engine.TxQueue. Packets in the port's memory are sent from where they lie; others are copied when they are sent.
-func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	if b != nil && q.out.Free() < b.Len() {
-		q.reap()
-	}
-	n, err := q.out.ClaimReached(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
-}
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.out.Send(b) }
-
-// Drain implements engine.TxQueue.
-func (q *txQueue) Drain(ctx context.Context) error { return q.out.Drain(ctx) }
+func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
 	busy, lost := q.busy.Load(), q.lost.Load()
 	q.mu.Lock() // for a call to the kernel, at most
-	*s = engine.TxStats{Bytes: q.bytes, Calls: q.calls, Forwarded: q.forwarded.Load(), Copied: q.copied}
+	*s = engine.TxStats{Bytes: q.bytes, Calls: q.calls, Copied: q.copied}
 	q.mu.Unlock()
 	s.Packets = q.done.Load()
 	s.Packets -= min(busy, s.Packets)
-	s.Queued = uint64(q.out.Queued())
 	s.Drops[engine.DropRefused] = busy
 	s.Drops[engine.DropUnattributed] = lost
-	q.slots.AddStats(s)
 	q.drops.AddTo(&s.Drops)
-	q.out.AddDrops(&s.Drops)
+	q.AddStats(s)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)
 	}
@@ -231,8 +195,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 
 // Close implements engine.TxQueue.
 func (q *txQueue) Close() error {
-	q.closed.Store(true)
-	q.out.Close()
+	q.Shut()
 	p := q.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
