@@ -121,4 +121,15 @@ func TestRDMAIsMissing(t *testing.T) {
 			t.Errorf("%s: %v", c.text, p.Missing)
 		}
 	}
+	// Without the section only a node that has no other path needs RDMA.
+	gone := verbs.New(verbs.Options{}).Probe() != nil // of this machine
+	for text, want := range map[string]bool{"paths: [verbs]": gone, "paths: [shm, verbs]": false, "": false} {
+		p, err := MakePlan(mustLoad(t, "penstock: {transfers: {"+text+"}}"), Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := len(p.Missing) == 1 && p.Missing[0].Path == "transfers.paths"; got != want || len(p.Missing) > 1 {
+			t.Errorf("%s: %v", text, p.Missing)
+		}
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/path/verbs"
 )
 
@@ -82,7 +83,11 @@ func (r *demoReport) print(w io.Writer) error {
 // unavailable says which paths do not exist here, or are not shown, and why.
 func unavailable() []string {
 	rdma := "verbs (RDMA): a device is here, and the demo does not show it yet: penstock bench transfer --path verbs"
-	if err := verbs.New(verbs.Options{}).Probe(); err != nil {
+	all, err := drivers.New(drivers.Options{Names: []string{verbs.Name}})
+	if err == nil {
+		err = drivers.Probe(all[0])
+	}
+	if err != nil {
 		rdma = "verbs (RDMA): " + strings.TrimPrefix(err.Error(), "verbs: ")
 	}
 	return []string{

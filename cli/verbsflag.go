@@ -60,7 +60,7 @@ func parseVerbs(paths, settings []string) (verbs.Options, error) {
 	if err != nil {
 		return verbs.Options{}, &usageError{fmt.Errorf("--verbs: %w", err)}
 	}
-	if paths != nil && !slices.Contains(paths, verbs.Name) {
+	if len(paths) > 0 && !slices.Contains(paths, verbs.Name) {
 		return verbs.Options{}, &usageError{errors.New("--verbs shapes the path verbs, which --path leaves out: add it there, or leave out --verbs")}
 	}
 	return v.Options(), nil
@@ -68,6 +68,9 @@ func parseVerbs(paths, settings []string) (verbs.Options, error) {
 
 // pathDrivers are the drivers of a node. Who shapes paths over RDMA wants them: then it is an error if this machine cannot have them.
 func pathDrivers(o drivers.Options, settings []string) (all []path.Driver, err error) {
+	if len(o.Names) == 0 {
+		o.Names = nil
+	}
 	if o.Verbs, err = parseVerbs(o.Names, settings); err != nil {
 		return nil, err
 	}

@@ -187,7 +187,15 @@ func (v *VerbsPaths) conflict() *conflict {
 		return &conflict{"rails", "meet", fmt.Sprintf("a request of the connection manager (meet: cm) has no room for rails: %d", v.Rails),
 			fmt.Sprintf("%d at most with transport: %s, or meet: ud", verbs.MeetCMRails(o.Transport), v.Transport)}
 	}
-	if err := o.Check(); err != nil { // of a section that a program wrote
+	// A program may have written the section.
+	err := o.Check()
+	if _, wrong := verbs.ParseTransport(v.Transport); wrong != nil && v.Transport != "" {
+		err = wrong
+	}
+	if _, wrong := verbs.ParseMeet(v.Meet); wrong != nil && v.Meet != "" {
+		err = wrong
+	}
+	if err != nil {
 		return &conflict{"", "", err.Error(), "values as docs/config.md has them"}
 	}
 	return nil

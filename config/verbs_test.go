@@ -176,10 +176,19 @@ func TestVerbsIsAPath(t *testing.T) {
 		t.Errorf("%v", all)
 	}
 	// A program that writes the section itself is checked as well.
-	c := mustLoad(t, "penstock: {transfers: {verbs: {}}}")
-	c.Transfers.Verbs.Depth = 5
-	if err := c.Check(nil).Err(); err == nil || !strings.Contains(err.Error(), "Depth is 5") {
-		t.Errorf("%v", err)
+	for want, spoil := range map[string]func(v *config.VerbsPaths){
+		"Depth is 5":      func(v *config.VerbsPaths) { v.Depth = 5 },
+		`transport "xrc"`: func(v *config.VerbsPaths) { v.Transport = "xrc" },
+		`meet "tcp"`:      func(v *config.VerbsPaths) { v.Meet = "tcp" },
+	} {
+		c := mustLoad(t, "penstock: {transfers: {verbs: {}}}")
+		if err := c.Check(nil).Err(); err != nil {
+			t.Error(err)
+		}
+		spoil(c.Transfers.Verbs)
+		if err := c.Check(nil).Err(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
 	}
 }
 

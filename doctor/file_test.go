@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/internal/host"
 )
 
 // file reads a configuration of testdata/files, with some of its text replaced: "old" to "new".
@@ -270,6 +271,25 @@ func TestNeedsOf(t *testing.T) {
 	}
 	if n = NeedsOf(c); n.Interfaces != nil || len(n.Sockets) != 1 || n.Sockets[0].Local != "192.0.2.9" || n.Sockets[0].Name != "transfers.listen[0]" {
 		t.Errorf("%+v", n)
+	}
+}
+
+// Who shapes paths over RDMA needs a device, the one that is named.
+func TestNeedsOfVerbs(t *testing.T) {
+	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice}, "verbs: {device: mlx5_0, rails: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
+		c, problems := config.Load("t.yaml", []byte("penstock: {transfers: {"+text+"}}"), config.Options{})
+		if c == nil {
+			t.Fatal(problems)
+		}
+		n := NeedsOf(c)
+		if err := n.Check(); err != nil || !slices.Equal(n.RDMA, want) {
+			t.Errorf("%s: %q, %v", text, n.RDMA, err)
+		}
+	}
+	for memory, want := range map[uint64]string{391 << 20: "391 MiB", 1 << 30: "1 GiB", 0: ""} {
+		if got := summary(&host.Facts{Memory: memory}); want != "" && !strings.HasSuffix(got, ", "+want) || want == "" && strings.Contains(got, "iB") {
+			t.Errorf("%d bytes: %s", memory, got)
+		}
 	}
 }
 

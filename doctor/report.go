@@ -141,8 +141,11 @@ func summary(f *host.Facts) string {
 	if len(f.Nodes) > 1 {
 		add("%s", plural(len(f.Nodes), "NUMA node"))
 	}
-	if f.Memory > 0 {
+	switch {
+	case f.Memory >= 1<<30:
 		add("%d GiB", (f.Memory+1<<29)>>30)
+	case f.Memory > 0:
+		add("%d MiB", f.Memory>>20)
 	}
 	return strings.Join(parts, ", ")
 }
