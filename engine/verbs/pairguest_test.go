@@ -49,6 +49,7 @@ func (c cable) meet(err error) {
 // open opens this end's port, and is connected when it returns.
 func (c cable) open(o Options) *Port {
 	c.Helper()
+	o.AckTimeout = 500 * time.Millisecond // the machines are emulated, and stand still for a moment when the host is busy
 	port := func(address string) *Port {
 		p, err := c.e.OpenPort(within(c.T), engine.PortSpec{Address: address, Options: o})
 		c.meet(err)
@@ -68,8 +69,8 @@ func (c cable) open(o Options) *Port {
 
 const guestMessage = 1000
 
-// send sends n messages with their numbers.
-func (c cable) send(q engine.TxQueue, n int) {
+// send sends n messages with their numbers to a connection; 0 is that of a port that connects.
+func (c cable) send(q engine.TxQueue, conn uint32, n int) {
 	c.Helper()
 	b := burst.New(1)
 	for i := range n {
@@ -78,6 +79,7 @@ func (c cable) send(q engine.TxQueue, n int) {
 		for at := 0; at+8 <= len(data); at += 8 {
 			binary.BigEndian.PutUint64(data[at:], uint64(i)*1e6+uint64(at))
 		}
+		b.SetConn(0, conn)
 		if err := q.Send(b); err != nil {
 			c.Fatal(err)
 		}
@@ -149,7 +151,7 @@ func (c cable) lossy(tr Transport, netem string) {
 	if !c.sink {
 		slots := pool(c.T, 2048, 256)
 		q := tx(c.T, p, engine.TxSpec{Pools: []*mem.Pool{slots}})
-		c.send(q, n)
+		c.send(q, 0, n)
 		c.meet(q.Drain(within(c.T)))
 		st := stats(p)
 		c.meet(c.m.Send(told{Stats: st}))
@@ -223,7 +225,7 @@ func (c cable) cut() {
 	}
 	slots := pool(c.T, 2048, 512)
 	q := tx(c.T, p, engine.TxSpec{Depth: 512, Pools: []*mem.Pool{slots}})
-	c.send(q, n)
+	c.send(q, 0, n)
 	if v := gone.next(c.T, false); !errors.Is(v.Err, engine.ErrDown) {
 		c.Errorf("the end: %v", v.Err)
 	}
@@ -270,12 +272,15 @@ func (c cable) powerOff() {
 	buffers := pool(c.T, 2048, 128)
 	in := rx(c.T, p, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{buffers}})
 	if c.sink {
-		c.send(out, back)
+		c.send(out, p.Conns()[0].ID, back)
 		c.meet(out.Drain(within(c.T)))
+		if st := stats(p).Tx; st.Packets != back {
+			c.Fatalf("%+v", st)
+		}
 		c.receive(in, func(k int) bool { return k >= before })
 		c.Fatal(guest.PowerOff())
 	}
-	c.send(out, n)
+	c.send(out, 0, n)
 	v := gone.next(c.T, false)
 	c.Logf("the end: %v", v.Err)
 	var why *ConnError

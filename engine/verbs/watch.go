@@ -73,7 +73,14 @@ func (o *outLane) look() {
 		o.fail(errSilent)
 		return
 	}
-	if n := o.watched.still; n&(n-1) != 0 || o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain { // there is one already, or it cannot be, or the peer may not let itself be written to
+	if n := o.watched.still; n&(n-1) == 0 {
+		o.nudge()
+	}
+}
+
+// nudge writes no bytes, where that can be: it ends when what is before it has ended, or when the device finds the peer's gone.
+func (o *outLane) nudge() {
+	if o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain { // there is one already, or it cannot be, or the peer may not let itself be written to
 		return
 	}
 	o.chain.Reset()
