@@ -108,7 +108,7 @@ func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting, tr Transport
 // post posts an operation between all of the local memory and all of what the other end shows.
 func (c *cableEnd) post(op path.Op) {
 	c.Helper()
-	if op.Kind != path.Fence {
+	if op.Kind == path.Put || op.Kind == path.Get {
 		op.Copies = []path.Copy{{Local: c.local.All(), Key: c.key}}
 	}
 	op.Token = c.posted
@@ -221,7 +221,8 @@ func (c *cableEnd) close() {
 }
 
 // TestGuestLossyCable joins two machines by a cable that loses packets, more and more, and is cut in the end. Everything arrives until
-// then, once, and nothing behind a fence; afterwards both ends say that they are down.
+// then, once, and nothing behind a fence; afterwards both ends say that they are down, over RC and over UC. UC does not get through the loss:
+// docs/verbs.md says why.
 func TestGuestLossyCable(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, Timeout: 5 * time.Minute}) {
 		return
@@ -233,9 +234,7 @@ func TestGuestLossyCable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	for _, tr := range []Transport{RC, UC} {
-		t.Run(tr.String(), func(t *testing.T) { lossyCable(joinCable(t, ctx, m, tr), m) })
-	}
+	t.Run("lossy", func(t *testing.T) { lossyCable(joinCable(t, ctx, m, RC), m) })
 	t.Run("cut", func(t *testing.T) {
 		ends := []*cableEnd{joinCable(t, ctx, m, RC), joinCable(t, ctx, m, UC)}
 		if err := m.Barrier("cut"); err != nil {
@@ -280,21 +279,21 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 			c.Fatalf("loss %s: byte %d of what came back is wrong", loss, at)
 		}
 	}
-	fenced(c)
-	if !slices.Equal(c.notices[:notices], want) || len(c.notices) > notices+1 { // the put that is fenced may have been faster
-		c.Errorf("notifications %v, expected %v", c.notices, want)
+	fenced(c, m)
+	if rest := c.notices[notices:]; !slices.Equal(c.notices[:notices], want) || !slices.Equal(rest, []uint64{99}) && !slices.Equal(rest, []uint64{77, 99}) { // the put may have been faster than the fence
+		c.Errorf("notifications %v, expected %v and 99", c.notices, want)
 	}
 	c.accounts()
 	c.Logf("%s", strings.Join(c.p.Explain(), "\n"))
 	sh(c, "tc qdisc replace dev link0 root netem loss 0%")
-	if err := m.Barrier("over"); err != nil {
+	if err := m.Barrier("over"); err != nil { // a goodbye now would end what the other side does
 		c.Fatal(err)
 	}
 	c.close()
 }
 
 // fenced revokes on both sides what the other one writes into. Nothing lands behind the fence.
-func fenced(c *cableEnd) {
+func fenced(c *cableEnd, m *guest.Meeting) {
 	c.Helper()
 	shown := c.there.All().Bytes()
 	before := slices.Clone(shown[:64])
@@ -314,9 +313,35 @@ func fenced(c *cableEnd) {
 	if err := c.errs[put]; c.down != nil || err != nil && !errors.Is(err, path.ErrRevoked) && !errors.Is(err, path.ErrKey) {
 		c.Fatalf("a put into what is revoked: %v; down: %v", err, c.down)
 	}
+	c.do(path.Op{Kind: path.Notify, Imm: 99}, 0)
 	// Each side serves until the other one has come as far.
-	c.post(path.Op{Kind: path.Notify, Imm: 99})
-	serveCable("the other side's word", func() bool { return c.ended[c.posted-1] > 0 && slices.Contains(c.notices, 99) || c.down != nil }, c)
+	bell, err := sys.Eventfd()
+	if err != nil {
+		c.Fatal(err)
+	}
+	defer sys.Close(bell)
+	met := make(chan error, 1)
+	go func() {
+		err := m.Barrier("fenced")
+		sys.Ring(bell)
+		met <- err
+	}()
+	for over := false; !over; {
+		select {
+		case err := <-met:
+			if err != nil {
+				c.Fatal(err)
+			}
+			over = true
+		default:
+			if c.poll() || c.p.Arm() {
+				continue
+			}
+			if _, err := sys.PollIn(-1, c.p.FD(), bell); err != nil {
+				c.Fatal(err)
+			}
+		}
+	}
 	if c.down != nil || !slices.Equal(shown, after) {
 		c.Errorf("memory changed behind the fence: %v; down: %v", !slices.Equal(shown, after), c.down)
 	}
