@@ -99,7 +99,7 @@ func bothWays(t *testing.T, w managers) {
 		k.mu.Lock()
 		a, err := k.out.x.qp.Query()
 		k.mu.Unlock()
-		if err != nil || a.MinRNRTimer != 12 || a.RNRRetry != rnrForever || a.RetryCount != 7 {
+		if err != nil || a.MinRNRTimer != 12 || a.RNRRetry != rnrForever || a.RetryCount != 6 {
 			t.Errorf("%+v, %v", a, err)
 		}
 	}

@@ -341,7 +341,7 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 		o.fail(err)
 		return failed(engine.ErrDown, "connection %d: %v", c.id, err)
 	}
-	o.posts[o.tail%uint64(len(o.posts))] = posted{op: t}
+	o.posts[o.tail%uint64(len(o.posts))] = posted{op: t, bytes: uint32(s.Local.Len)}
 	o.tail++
 	o.unsignaled = 0
 	if s.Op == WriteImm {

@@ -91,7 +91,7 @@ type Options struct {
 	// Segments is the number of pieces that a message to be sent may have; 0 is 8, or as many as the device takes if that is less.
 	Segments int
 	// AckTimeout is how long the device waits for an acknowledgement, at least; it takes 4.096 us times a power of two. 0 is 67 ms.
-	// Retries is how often it tries again, 1 to 7; 0 is 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us,
+	// Retries is how often it tries again, 1 to 7; 0 is 6, because Soft-RoCE never gives up with 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us,
 	// and 640 us with ByCM, whose peers know nothing of its buffers.
 	AckTimeout, MinRNR time.Duration
 	Retries            int
@@ -193,7 +193,7 @@ func (o *Options) complete() error {
 		orElse(&o.MinRNR, 640*time.Microsecond)
 	}
 	orElse(&o.MinRNR, 10*time.Microsecond)
-	orElse(&o.Retries, 7)
+	orElse(&o.Retries, 6)
 	orElse(&o.ConnectTimeout, 10*time.Second)
 	orElse(&o.BackoffMin, 50*time.Millisecond)
 	orElse(&o.BackoffMax, max(5*time.Second, o.BackoffMin))

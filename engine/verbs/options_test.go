@@ -73,7 +73,7 @@ func TestOptions(t *testing.T) {
 		}
 	}
 	o := Options{SendDepth: 2}
-	if err := o.complete(); err != nil || o.SignalEvery != 1 || o.Retries != 7 {
+	if err := o.complete(); err != nil || o.SignalEvery != 1 || o.Retries != 6 {
 		t.Errorf("%+v, %v", o, err)
 	}
 }

@@ -528,6 +528,8 @@ func (c *conn) asked() {
 	}
 	if o.flying() == 0 { // what the device still has is not lost
 		c.ch.send(&record{kind: kindSent, lane: o.id, count: o.w.sent})
+		o.nudge() // the peer's machine may be gone: the device finds out long before TCP does
+		c.guard()
 	}
 	c.probe.Reset(c.probeAfter())
 }

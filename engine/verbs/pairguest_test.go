@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +49,7 @@ func (c cable) meet(err error) {
 // open opens this end's port, and is connected when it returns.
 func (c cable) open(o Options) *Port {
 	c.Helper()
+	o.AckTimeout = 500 * time.Millisecond // the machines are emulated, and stand still for a moment when the host is busy
 	port := func(address string) *Port {
 		p, err := c.e.OpenPort(within(c.T), engine.PortSpec{Address: address, Options: o})
 		c.meet(err)
@@ -67,8 +69,8 @@ func (c cable) open(o Options) *Port {
 
 const guestMessage = 1000
 
-// send sends n messages with their numbers.
-func (c cable) send(q engine.TxQueue, n int) {
+// send sends n messages with their numbers to a connection; 0 is that of a port that connects.
+func (c cable) send(q engine.TxQueue, conn uint32, n int) {
 	c.Helper()
 	b := burst.New(1)
 	for i := range n {
@@ -77,6 +79,7 @@ func (c cable) send(q engine.TxQueue, n int) {
 		for at := 0; at+8 <= len(data); at += 8 {
 			binary.BigEndian.PutUint64(data[at:], uint64(i)*1e6+uint64(at))
 		}
+		b.SetConn(0, conn)
 		if err := q.Send(b); err != nil {
 			c.Fatal(err)
 		}
@@ -148,7 +151,7 @@ func (c cable) lossy(tr Transport, netem string) {
 	if !c.sink {
 		slots := pool(c.T, 2048, 256)
 		q := tx(c.T, p, engine.TxSpec{Pools: []*mem.Pool{slots}})
-		c.send(q, n)
+		c.send(q, 0, n)
 		c.meet(q.Drain(within(c.T)))
 		st := stats(p)
 		c.meet(c.m.Send(told{Stats: st}))
@@ -222,7 +225,7 @@ func (c cable) cut() {
 	}
 	slots := pool(c.T, 2048, 512)
 	q := tx(c.T, p, engine.TxSpec{Depth: 512, Pools: []*mem.Pool{slots}})
-	c.send(q, n)
+	c.send(q, 0, n)
 	if v := gone.next(c.T, false); !errors.Is(v.Err, engine.ErrDown) {
 		c.Errorf("the end: %v", v.Err)
 	}
@@ -231,4 +234,69 @@ func (c cable) cut() {
 		c.Errorf("pool: %+v", slots.Stats())
 	}
 	c.meet(c.m.Send(told{Stats: stats(p)}))
+}
+
+// TestGuestPowerOff: the machine that receives loses its power in the middle of the traffic. The other one's connection ends within the retries of
+// its device, with the reason; it accounts for every packet that it sent, has received what came before, and nothing of its memory or at
+// its device is left.
+func TestGuestPowerOff(t *testing.T) {
+	testenv.Once(t)
+	if guest.ID() == 0 {
+		t.Parallel() // this process waits for another one
+	}
+	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, PowersOff: 2, Timeout: 4 * time.Minute}) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	m, err := guest.Meet(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	cable{t, m, New(""), guest.ID() == 2}.powerOff()
+	if guest.ID() == 1 {
+		out, err := exec.Command("rdma", "resource", "show").CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "ctx 0") {
+			t.Errorf("left at the device: %v\n%s", err, out)
+		}
+	}
+}
+
+func (c cable) powerOff() {
+	const n, before, back = 300, 100, 40
+	gone := newEnds()
+	p := c.open(Options{OnConn: gone.on})
+	slots := pool(c.T, 2048, 512)
+	out := tx(c.T, p, engine.TxSpec{Depth: 512, Pools: []*mem.Pool{slots}})
+	buffers := pool(c.T, 2048, 128)
+	in := rx(c.T, p, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{buffers}})
+	if c.sink {
+		c.send(out, p.Conns()[0].ID, back)
+		c.meet(out.Drain(within(c.T)))
+		if st := stats(p).Tx; st.Packets != back {
+			c.Fatalf("%+v", st)
+		}
+		c.receive(in, func(k int) bool { return k >= before })
+		c.Fatal(guest.PowerOff())
+	}
+	c.send(out, 0, n)
+	v := gone.next(c.T, false)
+	c.Logf("the end: %v", v.Err)
+	var why *ConnError
+	if !errors.Is(v.Err, engine.ErrDown) || !errors.As(v.Err, &why) || why.Err == nil {
+		c.Errorf("the end: %v", v.Err)
+	}
+	c.meet(out.Drain(within(c.T)))
+	st := stats(p)
+	c.Logf("sent %+v, received %+v", st.Tx, st.Rx)
+	if st.Tx.Packets+st.Tx.Drops[engine.DropDown] != n || st.Tx.Drops.Total() != st.Tx.Drops[engine.DropDown] || st.Tx.Drops[engine.DropDown] == 0 || slots.Stats().InUse != 0 {
+		c.Errorf("%d of %d messages left, drops %v, pool %+v", st.Tx.Packets, n, &st.Tx.Drops, slots.Stats())
+	}
+	got := c.receive(in, func(k int) bool { return k >= back })
+	c.meet(in.Close())
+	if st := stats(p).Rx; got != back || st.Packets != back || st.Drops.Total() != 0 || buffers.Stats().InUse != 0 {
+		c.Errorf("%d of %d messages were received, %d counted, drops %v, pool %+v", got, back, st.Packets, &st.Drops, buffers.Stats())
+	}
+	c.meet(p.Close())
 }

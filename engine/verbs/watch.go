@@ -9,15 +9,16 @@ import (
 
 // A device ends every request. If the completion of one is lost, by a fault of the device or of its library, the next one on the queue pair shows
 // that it is over, because requests end in order. Where there is no next one the lane makes one: while something is under way it is
-// looked at once a second, and where nothing got on since, a write of no bytes follows. A lane that does not get on all the same
-// is given up, and its connection with it.
+// looked at once a second, and where nothing got on since, a write of no bytes follows, at more and more distant looks. A lane that does not
+// get on all the same, for longer than a slow network needs for what is under way, is given up, and its connection with it.
 //
 // A message whose completion is lost at the receiver, or a credit at the sender, shows when the sender says how many messages it has
 // sent: with RC it does so when it has waited for a second, where nothing can be lost on the way.
 
 const (
 	watchEvery = time.Second
-	watchMost  = 60 // looks without any progress
+	watchMost  = 60       // looks without any progress, where nothing large is under way
+	watchPace  = 16 << 10 // bytes that the slowest network of all moves from one look to the next
 )
 
 var errSilent = errors.New("the device does not end its requests any more")
@@ -68,10 +69,17 @@ func (o *outLane) look() {
 		o.watched = watched{head: o.head}
 		return
 	}
-	if o.watched.still++; o.watched.still >= watchMost {
+	if o.watched.still++; o.watched.still >= watchMost && o.watched.still >= o.patience() {
 		o.fail(errSilent)
 		return
 	}
+	if n := o.watched.still; n&(n-1) == 0 {
+		o.nudge()
+	}
+}
+
+// nudge writes no bytes, where that can be: it ends when what is before it has ended, or when the device finds the peer's gone.
+func (o *outLane) nudge() {
 	if o.flying() > o.depth || o.c.port.o.Transport == UD || o.c.plain { // there is one already, or it cannot be, or the peer may not let itself be written to
 		return
 	}
@@ -84,4 +92,14 @@ func (o *outLane) look() {
 	o.posts[o.tail%uint64(len(o.posts))] = posted{}
 	o.tail++
 	o.reap()
+}
+
+// patience is after how many looks without progress the lane is given up. A chain of messages ends as one, and a transfer tells nothing
+// before its end.
+func (o *outLane) patience() int {
+	n := uint64(0)
+	for i := o.head; i != o.tail; i++ {
+		n += uint64(o.posts[i%uint64(len(o.posts))].bytes)
+	}
+	return watchMost + int(n/watchPace)
 }

@@ -250,3 +250,58 @@ func TestDeadDevice(t *testing.T) {
 		t.Errorf("%d packets left, drops %v", st.Packets, &st.Drops)
 	}
 }
+
+// TestPatience: a lane with much under way, of messages or of a transfer, has the time that a slow network needs for it.
+func TestPatience(t *testing.T) {
+	o := outLane{posts: make([]posted, 5)}
+	for _, c := range []struct{ head, tail, want int }{{0, 0, watchMost}, {3, 4, watchMost + 64}, {2, 6, watchMost + 64 + 2}, {12, 13, watchMost + 1}} {
+		o.head, o.tail = uint64(c.head), uint64(c.tail)
+		for i, n := range []uint32{watchPace, 5, watchPace, 1 << 20, watchPace - 5} {
+			o.posts[i].bytes = n
+		}
+		if n := o.patience(); n != c.want {
+			t.Errorf("requests %d to %d: given up after %d looks, expected %d", c.head, c.tail, n, c.want)
+		}
+	}
+}
+
+// TestSilentTransfer: a transfer that a device never ends is given up when a slow network would have carried it, not before.
+func TestSilentTransfer(t *testing.T) {
+	f := onFake(t, "")
+	theirs, shown := newEnds(), make(chan MemoryEvent, 1)
+	local, remote := region(t, 1<<20), region(t, 1<<20)
+	s, c, id := f.pair(t, Options{}, Options{every: time.Hour, OnConn: theirs.on, OnMemory: func(e MemoryEvent) { shown <- e }})
+	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
+	put(t, out, 0, "a")
+	got(t, in, 1)
+	m, err := s.Expose(id, remote.All(), RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-shown
+	k := c.primary.Load()
+	k.look() // what came before has ended
+	f.run(t, "drop send *")
+	x, err := c.Post(TransferSpec{Op: Write, Conn: k.id, Local: local.All(), Remote: m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	silent := func() bool { // the lane is given up, whether or not its connection has ended by now
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.out == nil || k.out.broken
+	}
+	looks := 0
+	for ; !silent() && looks < 1<<20; looks++ {
+		k.look()
+	}
+	if err := ended(t, x, nil); !errors.Is(err, engine.ErrDown) {
+		t.Errorf("the transfer: %v", err)
+	}
+	if v := theirs.next(t, false); !errors.Is(v.Err, errSilent) {
+		t.Errorf("the end of the connection: %v", v.Err)
+	}
+	if most := watchMost + 1<<20/watchPace; looks < most || looks > most+1 { // the first one may only see where it is
+		t.Errorf("given up after %d looks, expected %d", looks, most)
+	}
+}

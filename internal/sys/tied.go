@@ -35,7 +35,17 @@ func StartTied(cmd *exec.Cmd) (wait func() error, err error) {
 // SocketPairStream makes two connected stream sockets without a name, for a child to inherit one. Both are closed on exec and
 // belong to the caller.
 func SocketPairStream(name string) (a, b *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	return socketPair(name, unix.SOCK_STREAM)
+}
+
+// SocketPairDatagram makes two connected sockets like [SocketPairStream], for messages: what is sent when the far end is closed
+// everywhere is refused (ECONNREFUSED).
+func SocketPairDatagram(name string) (a, b *os.File, err error) {
+	return socketPair(name, unix.SOCK_DGRAM)
+}
+
+func socketPair(name string, kind int) (a, b *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, nil, callError("socketpair", name, err)
 	}

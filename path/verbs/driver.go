@@ -32,7 +32,7 @@ type Options struct {
 	Depth int // requests in the queue of a rail; 0 means DefaultDepth
 	// Transport is what carries puts. A listener whose Transport is AnyTransport takes the dialer's; otherwise both sides have the same.
 	Transport Transport
-	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 7 times; 0 means DefaultTimeout.
+	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
 	Signal  uint64 // every so-manieth request is signalled; 0 lets the path find out
@@ -54,6 +54,9 @@ const (
 	DefaultDepth   = 256
 	DefaultTimeout = 14 // 67 ms
 )
+
+// retries is how often an adapter sends again what nobody acknowledges. Soft-RoCE takes the 7 that fits into the field for "for ever".
+const retries = 6
 
 // maxDepth bounds Options.Depth.
 const maxDepth = 8192

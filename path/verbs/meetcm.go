@@ -172,7 +172,7 @@ func (dev *device) on(id *cm.ID) error {
 // cmParams go with what the manager carries. Its connection has no queue pair, but it wants a number that is no other's: that of the
 // control connection.
 func cmParams(data []byte, qpn uint32) cm.Params {
-	return cm.Params{PrivateData: data, ResponderResources: 1, InitiatorDepth: 1, RetryCount: 7, RNRRetryCount: 6, QPN: qpn}
+	return cm.Params{PrivateData: data, ResponderResources: 1, InitiatorDepth: 1, RetryCount: retries, RNRRetryCount: 6, QPN: qpn}
 }
 
 // desk is where a listener takes the requests of the connection manager.

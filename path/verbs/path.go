@@ -285,7 +285,7 @@ func (p *Path) join(l *link, to endpoint) error {
 	if err != nil {
 		return err
 	}
-	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: 7, RNRRetry: 6,
+	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: retries, RNRRetry: 6,
 		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
 }
 

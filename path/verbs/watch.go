@@ -13,15 +13,20 @@ import (
 // its library, the operation would wait for ever. So while something is under way the path looks once a second whether each link gets on.
 // One that does not is given a request that moves nothing: requests of a queue pair end in order, so its completion shows that
 // those before it are over, whether they told or not. What does not even end that is taken out of service like a queue pair that
-// failed. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
+// failed, once so much time has passed that a slow network would have carried what is under way. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
 
 const (
 	watchEvery = time.Second
-	watchMost  = 60 // looks without any progress, after which a link is given up; a link that is merely slow is not that slow
+	watchMost  = 60 // looks without any progress, after which a link is given up that has nothing large under way
+	// watchPace is how many bytes the slowest link of all moves from one look to the next. Its requests tell nothing before they end.
+	watchPace = 16 << 10
 )
 
-// nudgeMost is after how many looks at most a peer that owes an answer is sent another message.
+// nudgeMost is after how many looks at most another request, or another message, follows those that nothing came of.
 const nudgeMost = 16
+
+// sparse says at which looks: soon in the beginning, later now and then.
+func sparse(looks int) bool { return looks%nudgeMost == 0 || looks < nudgeMost && looks&(looks-1) == 0 }
 
 // watched is what a link had done when it was last looked at.
 type watched struct {
@@ -101,7 +106,7 @@ func (p *Path) look() {
 	}
 	if came := p.ctl.received; !p.waits() || came != p.heard {
 		p.heard, p.waited = came, 0
-	} else if p.waited++; p.waited%nudgeMost == 0 || p.waited < nudgeMost && p.waited&(p.waited-1) == 0 {
+	} else if p.waited++; sparse(p.waited) {
 		// The question or the answer may have been lost at an adapter: one message more lets the other side see the gap. Or the
 		// peer is gone, which its adapter does not acknowledge.
 		p.nudge()
@@ -115,14 +120,15 @@ func (p *Path) lookAtLink(l *link) {
 		return
 	}
 	w.still++
+	silent := w.still >= watchMost && w.still >= l.patience()
 	switch {
-	case w.still >= watchMost && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
+	case silent && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
 		w.still = 0
 		l.unmarked = true
 		p.broken(l, errSilent)
-	case w.still >= watchMost:
+	case silent:
 		p.down(fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errSilent))
-	case l.rail.failed:
+	case l.rail.failed || !sparse(w.still):
 	case l.index == 0:
 		p.nudge()
 		l.flush(1)
@@ -131,6 +137,19 @@ func (p *Path) lookAtLink(l *link) {
 		p.probes++
 		l.flush(1)
 	}
+}
+
+// patience is after how many looks without progress the link is given up. Of small operations many requests tell, of large ones one in
+// many: what they move may take its time on the way. A queue pair in error gives everything back at once.
+func (l *link) patience() int {
+	if l.rail.failed {
+		return watchMost
+	}
+	n := uint64(0)
+	for i := l.tail; i != l.head; i++ {
+		n += l.ring[i&uint32(len(l.ring)-1)].bytes
+	}
+	return watchMost + int(n/watchPace)
 }
 
 // nudge sends a report that says nothing new.

@@ -113,6 +113,52 @@ func TestDeadAdapter(t *testing.T) {
 	}
 }
 
+// TestSlowLink: a link that moves the fewest bytes of all from look to look is not given up, although it ends nothing for minutes. One that
+// moves nothing is, and is asked again and again before.
+func TestSlowLink(t *testing.T) {
+	w := newWorld(t, "")
+	r := pumped(t, w, Options{})
+	const size = bulkAhead
+	local := r.A.Region(size)
+	e := r.B.Export(r.B.Region(size), both)
+	first := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})[0]
+	r.drive(t, func() bool { return first.Times > 0 })
+	pathtest.Fill(local.All().Bytes(), 3)
+	rail := r.a.rails[0]
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size)})[0]
+	if n := rail.head - rail.tail; n != size>>20 {
+		t.Fatalf("%d requests are under way, expected one for each MiB", n)
+	}
+	looks := 0
+	for put.Times == 0 && r.a.replaced == 0 {
+		for range 1 << 20 / watchPace {
+			r.a.lookAtLink(rail)
+			looks++
+		}
+		w.pumps(1)
+		r.Pump(1)
+	}
+	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*watchMost {
+		t.Errorf("after %d looks: %v, ended %d times, %d rails replaced (%v)", looks, put.Err, put.Times, r.a.replaced, r.a.why)
+	}
+	if at := pathtest.Verify(e.Span().Bytes(), 3); at >= 0 {
+		t.Errorf("byte %d is wrong", at)
+	}
+	r.drive(t, func() bool { return rail.idle() || rail.head == rail.tail })
+
+	r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size)})
+	for looks = 0; r.a.replaced == 0 && looks < 1<<20; looks++ {
+		r.a.lookAtLink(rail)
+	}
+	if most := watchMost + size/watchPace + 1; looks != most { // the first one only sees where it is
+		t.Errorf("a dead link was given up after %d looks, expected %d", looks, most)
+	}
+	if r.a.probes < 10 || !errors.Is(r.a.why, errSilent) {
+		t.Errorf("%d probes; %v", r.a.probes, r.a.why)
+	}
+	r.end()
+}
+
 // TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender believes that it came, so the path ends and says
 // why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. All others are told.
 func TestLostMessage(t *testing.T) {
@@ -202,7 +248,7 @@ func TestPortFlaps(t *testing.T) {
 	for _, script := range []string{"port 0 down", "cable 0 cut"} {
 		t.Run(script, func(t *testing.T) {
 			w := newWorld(t, "mode wire; delay 50us")
-			r := newRig(t, w, Options{Piece: 64 << 10, Timeout: 18}, 2) // a second, seven times
+			r := newRig(t, w, Options{Piece: 64 << 10, Timeout: 18}, 2) // a second, six times
 			const size, n = 1 << 20, 8
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)

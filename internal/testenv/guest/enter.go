@@ -287,7 +287,7 @@ func (r *report[T]) finish(res Result) {
 		before := r.t.Failed()
 		tree := r.trees[v.ID-1]
 		top := tree.nodes[r.t.Name()]
-		if top != nil {
+		if top != nil && !v.Off {
 			for _, n := range top.children {
 				r.subtest(r.t, v.ID, r.t.Name(), n)
 			}
@@ -295,6 +295,7 @@ func (r *report[T]) finish(res Result) {
 		switch {
 		case v.Err != nil:
 			failed(v, "%v", v.Err)
+		case v.Off:
 		case top == nil:
 			failed(v, "the test %s did not run inside (exit status %d)", r.t.Name(), v.Exit)
 		case top.verdict == actFail:

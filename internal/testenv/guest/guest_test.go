@@ -346,3 +346,48 @@ func TestGuestStuck(t *testing.T) {
 		t.Errorf("booted %d times more (%v); expected %d and an error", r.Again, r.Guests, maxAgain)
 	}
 }
+
+// TestGuestPowersOff: a guest that was to lose its power may end without a word, and no other way; whose program ends instead has failed.
+func TestGuestPowersOff(t *testing.T) {
+	skipUnlessGuests(t)
+	run := func(program string) Verdict {
+		t.Helper()
+		r, err := Run(t.Context(), Spec{Profile: Numa, PowersOff: 1}, []string{"sh", "-c", program}, func(int, string) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Guests[0]
+	}
+	if v := run("echo b >/proc/sysrq-trigger"); !v.Off || v.Err != nil || v.Exit != 0 {
+		t.Errorf("a guest without power: %+v", v)
+	}
+	if v := run("exit 0"); v.Off || v.Err == nil || !strings.Contains(v.Err.Error(), "PowerOff") {
+		t.Errorf("a guest that goes on: %+v", v)
+	}
+	if err := PowerOff(); err == nil || ID() != 0 {
+		t.Errorf("this machine: %v", err)
+	}
+}
+
+// TestPowered: what counts as having lost its power.
+func TestPowered(t *testing.T) {
+	gone := fmt.Errorf("guest 1: %w", errNoVerdict)
+	for what, c := range map[string]struct {
+		v   Verdict
+		off bool
+	}{
+		"in its program":         {Verdict{Exit: -1, Err: gone, Boot: time.Second}, true},
+		"before it":              {Verdict{Exit: -1, Err: gone}, false},
+		"killed":                 {Verdict{Exit: -1, Err: errors.New("it was killed"), Boot: time.Second}, false},
+		"the emulator's fault":   {Verdict{Exit: -1, Err: gone, Boot: time.Second, Console: "Oops: int3: 0000 [#1]"}, false},
+		"its program ended":      {Verdict{Boot: time.Second}, false},
+		"its program had failed": {Verdict{Exit: 1, Boot: time.Second}, false},
+	} {
+		if c.v.powered(); c.v.Off != c.off || (c.v.Err == nil) != c.off || (c.v.Exit == 0) != c.off {
+			t.Errorf("%s: %+v", what, c.v)
+		}
+	}
+	if _, err := Run(t.Context(), Spec{Profile: Rdma, Guests: 2, PowersOff: 3}, nil, nil); err == nil || !strings.Contains(err.Error(), "up to 2") {
+		t.Errorf("a third guest of two: %v", err)
+	}
+}

@@ -351,7 +351,7 @@ func TestArguments(t *testing.T) {
 		t.Errorf("a link without a second guest: %s", args)
 	}
 	args = strings.Join(arguments(Net, kernel{}, 2, "tag", 3, 4, 5, 6, nil), " ")
-	if want := "stream,id=link,addr.type=fd,addr.str=6 -device e1000e,netdev=link,mac=52:54:00:71:00:02"; !strings.Contains(args, want) {
+	if want := "dgram,id=link,local.type=fd,local.str=6 -device e1000e,netdev=link,mac=52:54:00:71:00:02"; !strings.Contains(args, want) {
 		t.Errorf("no %q in %s", want, args)
 	}
 }

@@ -98,7 +98,9 @@ func arguments(p Profile, k kernel, id int, tag string, initrd, console, output,
 		args = append(args, "-device", device(n, fmt.Sprintf("n%d", i), nicMAC(i)))
 	}
 	if link > 0 {
-		args = append(args, "-netdev", fmt.Sprintf("stream,id=link,addr.type=fd,addr.str=%d", link))
+		// Datagrams, not a stream: what is sent to a machine that is gone is dropped, as by a real cable. A stream to it would stop the
+		// card with a packet half written, and the kernel would wait for ever for the packets in the card's queue.
+		args = append(args, "-netdev", fmt.Sprintf("dgram,id=link,local.type=fd,local.str=%d", link))
 		args = append(args, "-device", device(p.Link, "link", linkMAC(id)))
 	}
 	return args

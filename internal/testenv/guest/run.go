@@ -39,6 +39,9 @@ type Spec struct {
 	Timeout time.Duration // from the boot to the end; 0 is DefaultTimeout
 	Files   []File        // taken along for this run
 	Env     []string      // "NAME=value" for the program
+	// PowersOff is the number of the guest that calls PowerOff in the middle of the program, 0 for none. The program need not end
+	// there, and a guest that goes on until its program ends is an error.
+	PowersOff int
 
 	patience time.Duration // how long a guest may take to boot; 0 is bootPatience
 }
@@ -63,6 +66,7 @@ type Verdict struct {
 	ID      int           // 1 or 2
 	Exit    int           // of the program; -1 when the guest did not get that far
 	Err     error         // why it did not
+	Off     bool          // it was to lose its power, and did while its program ran
 	Boot    time.Duration // until the program was started
 	Console string        // the end of the kernel's log
 }
@@ -106,6 +110,16 @@ var errStuck = errors.New("a guest did not come so far that its program could be
 
 var emulatorFault = regexp.MustCompile(`Oops: int3|int3: 0000 \[#1\]|RIP: 0010:__text_poke`)
 
+// powered is the verdict about a guest that was to lose its power while its program ran.
+func (v *Verdict) powered() {
+	switch {
+	case v.Err == nil:
+		v.Exit, v.Err = -1, fmt.Errorf("guest %d: its program ended with exit status %d; expected that it calls PowerOff", v.ID, v.Exit)
+	case errors.Is(v.Err, errNoVerdict) && v.Boot > 0 && !v.emulator():
+		v.Off, v.Exit, v.Err = true, 0, nil
+	}
+}
+
 // emulator is true when that is what made the run fail.
 func (r Result) emulator() bool { return slices.ContainsFunc(r.Guests, Verdict.emulator) }
 
@@ -122,6 +136,9 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	guests := max(s.Guests, 1)
 	if guests > 2 || guests == 2 && s.Profile.Link.Model == "" {
 		return r, fmt.Errorf("guest: profile %s: %d guests; expected 1, or 2 of a profile with a link", s.Profile.Name, s.Guests)
+	}
+	if s.PowersOff < 0 || s.PowersOff > guests {
+		return r, fmt.Errorf("guest: guest %d is to lose its power; expected a number up to %d", s.PowersOff, guests)
 	}
 	if _, err := testenv.Tool("qemu-system-x86_64", "qemu-system-x86"); err != nil {
 		return r, err
@@ -184,7 +201,7 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 	var links [2]*os.File
 	if guests == 2 {
 		var err error
-		if links[0], links[1], err = sys.SocketPairStream("link"); err != nil {
+		if links[0], links[1], err = sys.SocketPairDatagram("link"); err != nil {
 			return err
 		}
 		defer links[0].Close()
@@ -232,6 +249,9 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			return err
 		}
 	}
+	// Only the machines hold the ends of the cable, so that it ends nowhere when one of them is gone.
+	links[0].Close()
+	links[1].Close()
 	r.Guests = make([]Verdict, guests)
 	var wg sync.WaitGroup
 	for i, m := range ms {
@@ -240,8 +260,12 @@ func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][
 			if err != nil && ctx.Err() != nil {
 				err = fmt.Errorf("guest %d: %w", m.id, context.Cause(ctx))
 			}
-			r.Guests[i] = Verdict{ID: m.id, Exit: exit, Err: err, Boot: m.boot, Console: m.console.String()}
-			if exit != 0 {
+			v := Verdict{ID: m.id, Exit: exit, Err: err, Boot: m.boot, Console: m.console.String()}
+			if m.id == s.PowersOff {
+				v.powered()
+			}
+			r.Guests[i] = v
+			if v.Exit != 0 {
 				time.AfterFunc(failGrace, func() { cancel(errors.New("it was killed because the other guest had failed")) })
 			}
 		})
