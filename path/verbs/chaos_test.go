@@ -76,7 +76,7 @@ func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 			case 0:
 				p := paths[rng.IntN(2)]
 				if l := p.rails[rng.IntN(len(p.rails))]; l.rail.state == railUp && kills < 10 {
-					w.do(t, fmt.Sprintf("kill 0 %#x", l.qp.Num()))
+					w.do(t, fmt.Sprintf("kill 0 %#x", l.num()))
 					kills++
 				}
 			case 1:

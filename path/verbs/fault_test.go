@@ -21,7 +21,7 @@ type rig struct {
 
 func newRig(t testing.TB, w *world, o Options, rails int) *rig {
 	t.Helper()
-	o.Library = w.lib
+	o.Library, o.mlx5 = w.lib, w.lib
 	f := factory(o, rails)
 	r := &rig{t: t, w: w}
 	make := f.New
@@ -44,7 +44,7 @@ const both = path.Read | path.Write
 // kill puts a queue pair of a rail into error, as an adapter may do.
 func (r *rig) kill(t testing.TB, p *Path, rail int) {
 	t.Helper()
-	r.w.do(t, fmt.Sprintf("kill 0 %#x", p.rails[rail].qp.Num()))
+	r.w.do(t, fmt.Sprintf("kill 0 %#x", p.rails[rail].num()))
 }
 
 // TestRailsAreReplaced breaks the data connection in every way that an adapter has, from either side, with operations under way:

@@ -174,7 +174,7 @@ func TestConformance(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.script)
-			c.o.Library = w.lib
+			c.o.Library, c.o.mlx5 = w.lib, w.lib
 			dev, err := New(c.o).device()
 			if err != nil {
 				t.Fatal(err)
