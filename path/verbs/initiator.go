@@ -177,6 +177,10 @@ func (q *pool) make(c *ibv.Channel) (*ibv.CQ, *ibv.DCInitiator, ibv.DCInitiatorS
 			}
 			return cq, dci, s, nil
 		}
+		var e *ibv.Error
+		if !errors.As(err, &e) || e.Op != "mlx5dv_create_qp" { // not for its size
+			break
+		}
 	}
 	return nil, nil, s, errors.Join(err, cq.Close())
 }

@@ -170,6 +170,11 @@ func TestConformance(t *testing.T) {
 		{"UnreliableLossy", "mode wire; delay 20us; seed 8; loss 3%", Options{Transport: UC, Depth: 128}, 3,
 			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"UnreliableDomains", "mode wire; loss 1%", Options{Transport: UC, NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
+		{"Dynamic", "", Options{Transport: DC}, 1, ""},
+		{"DynamicWireThreeRails", "mode wire; delay 20us; seed 8", Options{Transport: DC, Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
+			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+		{"DynamicOneInitiator", "", Options{Transport: DC, Initiators: 1}, 1, ""}, // both ends have the same device
+		{"DynamicInfiniBand", "link infiniband", Options{Transport: DC, Initiators: 2}, 2, basic + " " + access + " Wake"},
 		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
