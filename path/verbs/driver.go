@@ -185,6 +185,11 @@ func (d *Driver) device() (*device, error) {
 		if err != nil {
 			return nil, err
 		}
+		if d.o.Transport == DC { // who asks for it learns at once whether it can be had
+			if _, err := dev.openDynamic(); err != nil {
+				return nil, errors.Join(err, dev.close())
+			}
+		}
 		d.dev = dev
 	}
 	d.dev.users++

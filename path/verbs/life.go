@@ -276,6 +276,9 @@ func (p *Path) call() {
 func (p *Path) alarm() {
 	u := p.urgent.Swap(0)
 	sys.Unring(p.bell)
+	for _, s := range p.seats {
+		s.late = u&urgentSeat != 0 && s.called.Load()
+	}
 	switch {
 	case u&urgentDevice != 0:
 		p.down(fmt.Errorf("verbs: %w: the device failed", path.ErrDown))

@@ -436,7 +436,7 @@ func (p *Path) Poll(events []path.Event) int {
 // disarm empties what woke the owner.
 func (p *Path) disarm() {
 	p.armed = false
-	if p.rung {
+	if p.rung || p.seats != nil { // a call may ring after it was heard
 		p.rung = false
 		sys.Unring(p.bell)
 	}

@@ -20,6 +20,7 @@ type seat struct {
 	i      *initiator // nil: none. While not busy, it may be another's already.
 	busy   bool       // it is this seat's alone
 	waits  bool       // in line
+	late   bool       // called, before what the owner does now
 	gone   bool
 	out    int  // requests planned, or posted and not over
 	turn   int  // what was posted since busy
@@ -174,16 +175,17 @@ func (s *seat) calm() error {
 	if told {
 		s.i.cq.Ack()
 	}
-	s.stray = !told && (s.set || s.stray)
+	s.stray = s.set && s.stray || !told && (s.set || s.stray) // each arming tells once, at some time
 	s.set = false
 	return nil
 }
 
-// settle is the end of a Poll: what nobody needs is let go, also what came too late.
+// settle is the end of what the owner called: what nobody needs is let go, also what came too late to be needed.
 func (s *seat) settle() {
-	if s.waits && s.called.Load() {
+	if s.late && s.waits && s.called.Load() {
 		s.lease()
 	}
+	s.late = false
 	s.rest()
 }
 
