@@ -277,7 +277,53 @@ func TestDeadPeerHoldsNoInitiator(t *testing.T) {
 	if put.Err != nil || pathtest.Verify(to.Span().Bytes(), 3) >= 0 || !errors.Is(lost.Err, path.ErrDown) {
 		t.Errorf("the put that can: %v; the put that cannot: %v", put.Err, lost.Err)
 	}
+	next := rigOn(t, w, d, d, 1) // with what the dead path had for control and data
+	fine, to = next.A.Region(4096), next.B.Export(next.B.Region(4096), both)
+	next.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(fine, to, 0, 4096)})
 	w.do(t, "cable 1 mend")
+}
+
+// TestTurnEnds: a path that always has something under way lets another one in after its turn, and gets on behind it.
+func TestTurnEnds(t *testing.T) {
+	w := newWorld(t, "")
+	d := dynamicDriver(w, 1)
+	greedy, other := rigOn(t, w, d, d, 1), rigOn(t, w, d, d, 1)
+	op := func(r *rig) path.Op {
+		e := r.B.Export(r.B.Region(64<<10), both)
+		op := path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(64<<10), e, 0, 64<<10)}
+		r.A.MustDo(op)
+		return op
+	}
+	much, one := op(greedy), op(other)
+	w.do(t, "mode pump")
+	defer w.do(t, "mode post")
+	for range 4 {
+		greedy.A.Post(much)
+	}
+	put := other.A.Post(one)[0]
+	posted, ended := 4, 0
+	for i := 0; put.Times == 0; i++ {
+		if i > 100*turnMost {
+			t.Fatalf("%d operations of one path ended, and none of the other", ended)
+		}
+		w.pumps(1)
+		ended += greedy.A.Poll()
+		other.A.Poll()
+		for ; posted-ended < 4; posted++ {
+			greedy.A.Post(much)
+		}
+	}
+	if put.Err != nil || ended < turnMost/4 {
+		t.Errorf("%v; the other's turn came after %d operations: expected a whole turn", put.Err, ended)
+	}
+	for i := 0; ended < posted; i++ {
+		if i > 1000 {
+			t.Fatalf("the one that gave its turn up does not get on: %d of %d operations", ended, posted)
+		}
+		w.pumps(1)
+		ended += greedy.A.Poll()
+		other.A.Poll()
+	}
 }
 
 // TestUnservedPathKeepsNothing: an initiator that rests at a path whose owner does not come any more is taken by who needs it, and one that was kept

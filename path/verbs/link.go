@@ -102,7 +102,7 @@ func (l *link) id(seq uint32) uint64 {
 // room is how many requests can be posted, those of the plan not counted. With DC it asks for an initiator where there is none: call it when
 // nothing else is in the way.
 func (l *link) room() int {
-	n := len(l.ring) - int(l.head-l.tail) - len(l.plan)
+	n := len(l.ring) - l.queued()
 	if s := l.seat; s != nil {
 		if n <= 0 || !s.ready() {
 			return 0
@@ -111,6 +111,9 @@ func (l *link) room() int {
 	}
 	return n
 }
+
+// queued is how many requests are planned, or posted and not over.
+func (l *link) queued() int { return int(l.head-l.tail) + len(l.plan) }
 
 // add plans a request; there is room.
 func (l *link) add(r request) {
