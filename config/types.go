@@ -330,21 +330,22 @@ type Transfers struct {
 
 // VerbsPaths shapes paths over RDMA; VerbsPaths.Options are what package path/verbs makes of it.
 type VerbsPaths struct {
-	Device    string           `cfg:"device"` // "": the first that has an active port
-	Port      int              `cfg:"port"`   // 0: the first that is active
-	GID       flow.Opt[int]    `cfg:"gid"`    // not set: chosen
-	For       netip.Addr       `cfg:"for"`
-	Transport string           `cfg:"transport"` // a word that verbs.ParseTransport reads
-	Meet      string           `cfg:"meet"`      // and verbs.ParseMeet
-	Rails     int              `cfg:"rails"`
-	Depth     int              `cfg:"depth"`
-	Timeout   int              `cfg:"timeout"` // 4.096 us x 2^Timeout
-	Piece     flow.Opt[Bounds] `cfg:"piece"`   // bytes; not set: found out, as those below
-	Signal    flow.Opt[Bounds] `cfg:"signal"`  // requests
-	Ahead     flow.Opt[Bounds] `cfg:"ahead"`   // bytes
-	Inline    flow.Opt[Bounds] `cfg:"inline"`  // bytes
-	Windows   bool             `cfg:"windows"`
-	Library   string           `cfg:"library"` // "": the system's
+	Device     string           `cfg:"device"` // "": the first that has an active port
+	Port       int              `cfg:"port"`   // 0: the first that is active
+	GID        flow.Opt[int]    `cfg:"gid"`    // not set: chosen
+	For        netip.Addr       `cfg:"for"`
+	Transport  string           `cfg:"transport"` // a word that verbs.ParseTransport reads
+	Meet       string           `cfg:"meet"`      // and verbs.ParseMeet
+	Rails      int              `cfg:"rails"`
+	Depth      int              `cfg:"depth"`
+	Initiators int              `cfg:"initiators"` // with dc
+	Timeout    int              `cfg:"timeout"`    // 4.096 us x 2^Timeout
+	Piece      flow.Opt[Bounds] `cfg:"piece"`      // bytes; not set: found out, as those below
+	Signal     flow.Opt[Bounds] `cfg:"signal"`     // requests
+	Ahead      flow.Opt[Bounds] `cfg:"ahead"`      // bytes
+	Inline     flow.Opt[Bounds] `cfg:"inline"`     // bytes
+	Windows    bool             `cfg:"windows"`
+	Library    string           `cfg:"library"` // "": the system's
 }
 
 // Share is a file or a directory that peers can fetch.

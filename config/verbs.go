@@ -27,11 +27,12 @@ func verbsSection() *section {
 			{name: "port", kind: integer(0, 255), def: "0", doc: "Its port, counted from 1; 0 is the first that is active."},
 			{name: "gid", kind: integer(0, 65535), doc: "Index of the port's address (GID) in its table; without it the path chooses, and says why."},
 			{name: "for", kind: ipAddress(), doc: "IP address of a peer, for which the GID is chosen: one of the same network."},
-			{name: "transport", kind: word(transports...), def: "any", doc: "What carries puts: `rc` reliable connections, `uc` unreliable ones. `any`: `rc`, or what the side that dials has. Gets and control are reliable always."},
+			{name: "transport", kind: word(transports...), def: "any", doc: "What carries puts: `rc` reliable connections, `uc` unreliable ones, `dc` dynamic ones (cards with mlx5). `any`: `rc`, or what the side that dials has. Gets and control are reliable always."},
 			{name: "meet", kind: word(verbs.Meets()...), def: "auto", doc: "How peers find this node: `ud` by datagrams, `cm` by the connection manager of RDMA (3 rails at most). `auto`: by datagrams where the device has them."},
 			{name: "rails", kind: integer(1, 8), def: strconv.Itoa(verbs.DefaultRails), doc: "Queue pairs for data of each path, unless `streams` says otherwise. Both sides have the same."},
 			{name: "depth", kind: integer(128, 8192), def: strconv.Itoa(verbs.DefaultDepth), doc: "Requests in the queue of a rail."},
-			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout), doc: "How long the adapter waits for an acknowledgement before it sends again, 7 times: 4.096 us x 2^`timeout`, so 14 is 67 ms."},
+			{name: "initiators", kind: integer(1, verbs.MaxInitiators), def: strconv.Itoa(verbs.DefaultInitiators), doc: "With `transport: dc`, queue pairs by which all paths of the node send; a quarter as many more for control."},
+			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout), doc: "How long the adapter waits for an acknowledgement before it sends again, 6 times: 4.096 us x 2^`timeout`, so 14 is 67 ms."},
 			{name: "piece", kind: between(size(4<<10, 1<<30), "64KiB-8MiB"), derived: "found out", doc: "Bytes that one request moves at most: one size, or bounds between which the path looks for the best one."},
 			{name: "signal", kind: between(integer(1, 64), "4-64"), derived: "found out", doc: "Every so-manieth request is signalled: a number, or bounds."},
 			{name: "ahead", kind: between(size(64<<10, 1<<30), "1MiB-32MiB"), derived: "found out", doc: "Bytes of large operations at the adapter: one size, or bounds."},
@@ -83,7 +84,7 @@ func between(of *kind, such string) *kind {
 
 // Options are the settings for package path/verbs. Whether peers on other machines are permitted, the section security says.
 func (v *VerbsPaths) Options() verbs.Options {
-	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, Rails: v.Rails, Depth: v.Depth, Timeout: v.Timeout, NoWindows: !v.Windows}
+	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, Rails: v.Rails, Depth: v.Depth, Initiators: v.Initiators, Timeout: v.Timeout, NoWindows: !v.Windows}
 	if v.GID.Set {
 		o.GID = &v.GID.Value
 	}

@@ -15,7 +15,7 @@ import (
 
 // plainVerbs are the options of an empty section.
 func plainVerbs() verbs.Options {
-	return verbs.Options{Rails: verbs.DefaultRails, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
+	return verbs.Options{Rails: verbs.DefaultRails, Depth: verbs.DefaultDepth, Initiators: verbs.DefaultInitiators, Timeout: verbs.DefaultTimeout}
 }
 
 // sameOptions compares options; their own fields that are not exported are for tests of package verbs.
@@ -43,6 +43,9 @@ var verbsCases = []struct {
 	{"rails", "8", func(o *verbs.Options) { o.Rails = 8 }},
 	{"depth", "128", func(o *verbs.Options) { o.Depth = 128 }},
 	{"depth", "8192", func(o *verbs.Options) { o.Depth = 8192 }},
+	{"transport", "dc", func(o *verbs.Options) { o.Transport = verbs.DC }},
+	{"initiators", "1024", func(o *verbs.Options) { o.Initiators = 1024 }},
+	{"initiators", "1", func(o *verbs.Options) { o.Initiators = 1 }},
 	{"timeout", "31", func(o *verbs.Options) { o.Timeout = 31 }},
 	{"piece", "1MiB", func(o *verbs.Options) { o.Tune.Piece = bounds(1<<20, 1<<20) }},
 	{"piece", "4096-1GiB", func(o *verbs.Options) { o.Tune.Piece = bounds(4096, 1<<30) }},

@@ -106,6 +106,7 @@ func TestDCRequests(t *testing.T) {
 		DCRequest{Op: DCWrite, To: a, RemoteAddr: 10000, SGEs: []SGE{d.mr.SGE(0, 3000)}},
 		DCRequest{Op: DCRead, To: b, RemoteAddr: 3000, SGEs: []SGE{d.mr.SGE(20000, 100), d.mr.SGE(20100, 2000)}},
 		DCRequest{Op: DCWrite, To: b, RemoteAddr: 30000, Inline: []byte("inline")},
+		DCRequest{Op: DCWrite, To: b, RemoteAddr: 30100, Flags: Inline, SGEs: []SGE{{Addr: d.mr.Addr() + 200, Length: 50, LKey: 12345}}},
 		DCRequest{Op: DCSend, To: a, SGEs: []SGE{d.mr.SGE(100, 900)}},
 		DCRequest{Op: DCSendImm, To: b, Imm: 0x11223344, SGEs: []SGE{d.mr.SGE(500, 10), d.mr.SGE(510, 10)}},
 		DCRequest{Op: DCWriteImm, To: a, RemoteAddr: 31000, Imm: 5, SGEs: []SGE{d.mr.SGE(0, 8)}},
@@ -115,6 +116,7 @@ func TestDCRequests(t *testing.T) {
 	sameBytes(t, d.buf[10000:13000], d.buf[:3000])
 	sameBytes(t, d.buf[20000:22100], d.buf[3000:5100])
 	sameBytes(t, d.buf[30000:30006], []byte("inline"))
+	sameBytes(t, d.buf[30100:30150], d.buf[200:250])
 	sameBytes(t, d.buf[40000:40900], d.buf[100:1000])
 	sameBytes(t, d.buf[41000:41020], d.buf[500:520])
 	sameBytes(t, d.buf[31000:31008], d.buf[:8])
@@ -219,6 +221,10 @@ func TestDCBadRequests(t *testing.T) {
 		"no number":    {To: DCAddress{AH: d.ah}},
 		"large number": {To: DCAddress{AH: d.ah, Target: 1 << 24}},
 		"flag":         {To: to, Flags: Inline},
+		"flag, sges":   {To: to, Flags: Inline, SGEs: []SGE{sge, sge}},
+		"flag, long":   {To: to, Flags: Inline, SGEs: []SGE{d.mr.SGE(0, 600)}},
+		"flag, read":   {Op: DCRead, To: to, Flags: Inline, SGEs: []SGE{sge}},
+		"flag, both":   {To: to, Flags: Inline, SGEs: []SGE{sge}, Inline: make([]byte, 8)},
 		"sges":         {To: to, SGEs: []SGE{sge, sge, sge}},
 		"inline":       {To: to, Inline: make([]byte, 600)},
 		"both":         {To: to, Inline: make([]byte, 8), SGEs: []SGE{sge}},

@@ -32,13 +32,13 @@ const (
 type DCRequest struct {
 	ID            uint64
 	Op            DCOp
-	Flags         SendFlags // Signaled, Fence, Solicited
+	Flags         SendFlags // Signaled, Fence, Solicited, Inline
 	To            DCAddress
 	RemoteAddr    uint64
 	RKey          uint32
 	Imm           uint32
 	Operand, Swap uint64 // of atomics: what is added, or compared and stored
-	SGEs          []SGE
+	SGEs          []SGE  // with the flag Inline one, of a write or send: its bytes are taken when Post returns, and its key means nothing
 	Inline        []byte // in place of SGEs, of writes and sends: taken when Post returns
 }
 
@@ -60,7 +60,7 @@ func (i *DCInitiator) Post(reqs []DCRequest) error {
 	x.start.Call1(q)
 	for n := range reqs {
 		r := &reqs[n]
-		x.wrID, x.wrFlags = r.ID, uint32(r.Flags)
+		x.wrID, x.wrFlags = r.ID, uint32(r.Flags&^Inline)
 		switch r.Op {
 		case DCWrite:
 			x.write.Call3(q, uintptr(r.RKey), uintptr(r.RemoteAddr))
@@ -81,6 +81,9 @@ func (i *DCInitiator) Post(reqs []DCRequest) error {
 		switch {
 		case len(r.Inline) > 0:
 			x.setInline.Call3(q, uintptr(unsafe.Pointer(unsafe.SliceData(r.Inline))), uintptr(len(r.Inline)))
+		case len(r.SGEs) == 1 && r.Flags&Inline != 0:
+			s := r.SGEs[0]
+			x.setInline.Call3(q, uintptr(s.Addr), uintptr(s.Length))
 		case len(r.SGEs) == 1:
 			s := r.SGEs[0]
 			x.setSGE.Call4(q, uintptr(s.LKey), uintptr(s.Addr), uintptr(s.Length))
@@ -108,8 +111,8 @@ func (i *DCInitiator) check(r *DCRequest) error {
 		return i.qp.badPost("the way to the target: expected an open address handle of the same protection domain")
 	case r.To.Target == 0 || r.To.Target >= 1<<24:
 		return i.qp.badPost("target %#x: expected its number, 24 bits", r.To.Target)
-	case r.Flags&Inline != 0:
-		return i.qp.badPost("the flag Inline: expected the data in DCRequest.Inline")
+	case r.Flags&Inline != 0 && (len(r.SGEs) != 1 || int(r.SGEs[0].Length) > s.Inline || len(r.Inline) > 0 || r.Op == DCRead || r.Op >= DCFetchAdd):
+		return i.qp.badPost("the flag Inline: expected a write or send with one SGE of at most %d bytes", s.Inline)
 	case len(r.SGEs) > s.SendSGEs || len(r.Inline) > s.Inline:
 		return i.qp.badPost("%d SGEs, %d bytes inline: expected at most %d and %d", len(r.SGEs), len(r.Inline), s.SendSGEs, s.Inline)
 	case len(r.Inline) > 0 && (len(r.SGEs) > 0 || r.Op == DCRead || r.Op >= DCFetchAdd):

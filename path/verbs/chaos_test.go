@@ -21,13 +21,15 @@ func TestChaos(t *testing.T) {
 		}
 		script := fmt.Sprintf("mode wire; delay 20us; seed %d; loss 2%%", seed%1000)
 		t.Run(fmt.Sprintf("UC/%s/%d", script, seed), func(t *testing.T) { chaos(t, script, seed, UC) })
+		script = fmt.Sprintf("mode wire; delay 20us; seed %d; timers instant", seed%1000)
+		t.Run(fmt.Sprintf("DC/%s/%d", script, seed), func(t *testing.T) { chaos(t, script, seed, DC) })
 	}
 }
 
 func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	w := newWorld(t, script)
-	r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, NoWindows: seed%2 == 0}, 1+rng.IntN(3))
+	r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, NoWindows: seed%2 == 0, Initiators: 1 + int(seed%3)}, 1+rng.IntN(3))
 	const count, room = 60, 300 << 10
 	type job struct {
 		op       path.Op
@@ -76,7 +78,11 @@ func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 			case 0:
 				p := paths[rng.IntN(2)]
 				if l := p.rails[rng.IntN(len(p.rails))]; l.rail.state == railUp && kills < 10 {
-					w.do(t, fmt.Sprintf("kill 0 %#x", l.qp.Num()))
+					n := l.num()
+					if l.seat != nil && l.seat.busy && kills%2 == 0 {
+						n = l.seat.i.dci.Num()
+					}
+					w.do(t, fmt.Sprintf("kill 0 %#x", n))
 					kills++
 				}
 			case 1:

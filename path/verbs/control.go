@@ -8,7 +8,7 @@ import (
 
 // clear says that a frame can be sent on a link: a slot, room and a credit beyond the reserve are there.
 func (l *link) clear(reserve uint32) bool {
-	return len(l.frames) > 0 && l.room() > 0 && l.out.left() > reserve
+	return len(l.frames) > 0 && l.out.left() > reserve && l.room() > 0
 }
 
 // send plans a frame on a link, if it is clear.
@@ -27,7 +27,7 @@ func (p *Path) send(l *link, f *frame, reserve uint32, r record) bool {
 	l.out.sent++
 	l.sent++
 	r.slot, r.local = slot, -1
-	l.add(request{record: r, sge: p.arena.sge(int(slot), len(b)), inline: len(b) <= p.inline})
+	l.add(request{record: r, sge: p.arena.from(int(slot), len(b)), inline: len(b) <= p.inline})
 	return true
 }
 
@@ -36,10 +36,17 @@ func plain(k kind) record { return record{kind: k, work: -1} }
 // control sends the frames of the protocol and the notifications, what others wait for first, as far as credits reach.
 func (p *Path) control() {
 	c, f := p.ctl, &p.frame
+	if p.hello != 0 {
+		*f = frame{typ: frameHello, version: version, nonce: p.hello}
+		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+			return
+		}
+		p.hello = 0
+	}
 	for _, l := range p.rails {
 		r := &l.rail
 		if r.sayOffer {
-			*f = frame{typ: frameRail, rail: uint8(l.index - 1), gen: l.gen, qpn: l.qp.Num(), psn: l.psn, delivered: l.received}
+			*f = frame{typ: frameRail, rail: uint8(l.index - 1), gen: l.gen, qpn: l.num(), psn: l.psn, delivered: l.received}
 			if !p.send(c, f, plainReserve, plain(kindFrame)) {
 				break
 			}
@@ -220,6 +227,11 @@ func (p *Path) handle(f *frame) error {
 	case frameCame:
 		return p.came(f)
 	case frameBye:
+		if p.seats != nil { // what the peer knew to be over when it said so may not have been taken in
+			if p.ended(); p.err != nil {
+				return nil
+			}
+		}
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:
 		return malformed("a frame of type %d at this time", f.typ)

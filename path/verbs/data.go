@@ -62,7 +62,7 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 		access = mem.ReadAccess
 	}
 	from := part * granule
-	reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
+	reg, err := p.source.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
 	if err != nil {
 		return -1, err
 	}
@@ -224,9 +224,10 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 		f := &p.frame
 		f.typ, f.rail, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
 		no := l.sent
-		p.send(l, f, 0, record{kind: kindNotify, work: k, no: no})
-		w.pending++
-		w.noting = true
+		if p.send(l, f, 0, record{kind: kindNotify, work: k, no: no}) { // else, the turn at the initiator is over, it follows when all is complete
+			w.pending++
+			w.noting = true
+		}
 		return nil
 	}
 	p.post(l, w, &req)

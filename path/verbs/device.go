@@ -27,6 +27,9 @@ type device struct {
 	shared *domain
 	noMW   string // why not
 
+	dynMu sync.Mutex // guards dyn
+	dyn   *dynamic   // nil until a path with DC is made
+
 	users int // guarded by Driver.mu
 
 	mu    sync.Mutex // guards paths
@@ -153,12 +156,21 @@ func (dev *device) newDomain(windows bool) (*domain, error) {
 
 func (d *domain) close() error { return errors.Join(d.local.Close(), d.pd.Close()) }
 
-// domainOf is the domain of a new path; leave gives it back.
-func (dev *device) domainOf() (*domain, error) {
-	if dev.shared != nil {
-		return dev.shared, nil
+// domains are that of what the peer of a new path reaches, which leave gives back, and that of what the path itself reads and writes.
+func (p *Path) domains() (own, source *domain, err error) {
+	dev := p.dev
+	switch {
+	case p.transport == DC: // a target binds no windows
+		if p.dyn, err = dev.openDynamic(); err != nil {
+			return nil, nil, err
+		}
+		own, err = dev.newDomain(false)
+		return own, p.dyn.dom, err
+	case dev.shared != nil:
+		return dev.shared, dev.shared, nil
 	}
-	return dev.newDomain(false)
+	own, err = dev.newDomain(false)
+	return own, own, err
 }
 
 func (d *domain) leave() error {
@@ -170,8 +182,11 @@ func (d *domain) leave() error {
 
 func (dev *device) close() error {
 	var err error
+	if dev.dyn != nil {
+		err = dev.dyn.close()
+	}
 	if dev.shared != nil {
-		err = dev.shared.close()
+		err = errors.Join(err, dev.shared.close())
 	}
 	return errors.Join(err, dev.ctx.Close())
 }

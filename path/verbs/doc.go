@@ -16,14 +16,14 @@
 // sends what the other has no receive for (credit.go).
 //
 // Puts may go by unreliable connections instead (Options.Transport, transport.go): then the receiver's path says what came, and what
-// did not is written again (unreliable.go).
+// did not is written again (unreliable.go). With DC a path has only what receives for itself, and leases what sends (initiator.go, seat.go).
 //
 // # What a peer can reach
 //
 // An export is registered as exactly its bytes when a peer asks for it first and the table of exports lets it (given.go). The
 // region itself has no remote rights. The peer gets a memory window of type 2B, which is good on its own queue pair only, with
 // its own rights. Where the device has no windows, each peer has a protection domain for itself. A Fence closes the windows
-// before it completes. What was under way is then refused by the adapter, which ends the connection that carried it: that one
+// before it completes. With DC it is the registration that is closed, in a domain of the peer. What was under way is then refused by the adapter, which ends the connection that carried it: that one
 // rail is replaced (repair.go), and everything else that it carried begins anew.
 //
 // # What it is not

@@ -32,6 +32,9 @@ type Options struct {
 	Depth int // requests in the queue of a rail; 0 means DefaultDepth
 	// Transport is what carries puts. A listener whose Transport is AnyTransport takes the dialer's; otherwise both sides have the same.
 	Transport Transport
+	// Initiators bounds the queue pairs by which all paths with DC of a device send; for their control there are a quarter as many more. 0 means
+	// DefaultInitiators.
+	Initiators int
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
@@ -45,6 +48,7 @@ type Options struct {
 	Insecure bool
 
 	cm    string        // file of librdmacm, "": the system's. For tests.
+	mlx5  string        // file of libmlx5, ""  is the system's. For tests.
 	looks time.Duration // between two looks whether links get on; 0: watchEvery. For tests.
 }
 
@@ -66,6 +70,22 @@ func (o *Options) depth() int {
 		return DefaultDepth
 	}
 	return o.Depth
+}
+
+// ring is the depth as a power of two.
+func (o *Options) ring() int {
+	n := 1
+	for n < o.depth() {
+		n *= 2
+	}
+	return n
+}
+
+func (o *Options) initiators() int {
+	if o.Initiators == 0 {
+		return DefaultInitiators
+	}
+	return o.Initiators
 }
 
 func (o *Options) timeout() uint8 {
@@ -101,8 +121,10 @@ func (o *Options) check() error {
 		return bad("Options.Rails is %d: expected 0 for %d, or up to %d", o.Rails, DefaultRails, maxRails)
 	case o.Timeout < 0 || o.Timeout > 31:
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
-	case o.Transport > UC:
-		return bad("Options.Transport is %s: expected AnyTransport, RC or UC", o.Transport)
+	case o.Transport > DC:
+		return bad("Options.Transport is %s: expected AnyTransport, RC, UC or DC", o.Transport)
+	case o.Initiators < 0 || o.Initiators > MaxInitiators:
+		return bad("Options.Initiators is %d: expected 0 for %d, or up to %d", o.Initiators, DefaultInitiators, MaxInitiators)
 	case o.Meet > MeetCM:
 		return bad("Options.Meet is %d: expected MeetAuto, MeetUD or MeetCM", o.Meet)
 	case o.Port < 0:
@@ -166,6 +188,11 @@ func (d *Driver) device() (*device, error) {
 		dev, err := openDevice(d)
 		if err != nil {
 			return nil, err
+		}
+		if d.o.Transport == DC { // who asks for it learns at once whether it can be had
+			if _, err := dev.openDynamic(); err != nil {
+				return nil, errors.Join(err, dev.close())
+			}
 		}
 		d.dev = dev
 	}
@@ -271,7 +298,7 @@ func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()
-	h := hello{token: o.Token, nonce: random64() | 1, params: p.params(window)}
+	h := hello{token: o.Token, nonce: p.nonce, params: p.params(window)}
 	if byCM {
 		err = p.meetCM(ctx, at, &h, cfg.Secret)
 	} else {
@@ -351,10 +378,9 @@ func (p *Path) welcomed(ctx context.Context, h *hello, w *welcome) error {
 
 // greet sends the first frame of the control connection: the listener's end begins with it.
 func (p *Path) greet(ctx context.Context, nonce uint64) error {
-	p.frame = frame{typ: frameHello, version: version, nonce: nonce}
-	p.send(p.ctl, &p.frame, plainReserve, plain(kindFrame))
-	p.ctl.flush(1)
-	return p.until(ctx, func() bool { return p.ctl.tail == p.ctl.head })
+	p.hello = nonce
+	p.control()
+	return p.until(ctx, func() bool { return p.hello == 0 && p.ctl.tail == p.ctl.head })
 }
 
 // until serves the path until cond holds, before it has an owner.

@@ -24,7 +24,11 @@ func (p *Path) explain() {
 	d := p.dev
 	guard := "each export by a memory window (type 2B) for this peer's queue pairs, on a region of exactly its bytes"
 	if !p.dom.windows {
-		guard = fmt.Sprintf("each export by a region of exactly its bytes, in a protection domain for this peer alone (%s)", d.noMW)
+		noMW := d.noMW
+		if p.dyn != nil {
+			noMW = "targets of DC bind no windows"
+		}
+		guard = fmt.Sprintf("each export by a region of exactly its bytes, in a protection domain for this peer alone (%s)", noMW)
 	}
 	p.lines = []string{
 		fmt.Sprintf("verbs on %s port %d to %s: %d rails; window %d, queues of %d requests, MTU %s, inline up to %d bytes", d.ctx.Name(), d.port.Port,
@@ -46,7 +50,7 @@ func (p *Path) Explain() []string {
 	defer p.mu.Unlock()
 	out := append([]string(nil), p.lines...)
 	out = append(out, "requests: "+p.pub.tuned.String())
-	if s := p.dom.local.Stats(); s.Misses > 0 {
+	if s := p.source.local.Stats(); s.Misses > 0 {
 		out = append(out, fmt.Sprintf("local memory: %d registrations made (%v in all), %d uses of one that was there", s.Misses, s.Registering.Round(time.Microsecond), s.Hits+s.Shared))
 	}
 	for _, s := range devices {
@@ -55,6 +59,17 @@ func (p *Path) Explain() []string {
 	if p.transport == UC {
 		out = append(out, fmt.Sprintf("unreliable connections: pieces of up to %d KiB now; lost and written again: %d; questions into silence: %d",
 			p.pub.pieces>>10, p.pub.rewritten, p.pub.asked))
+	}
+	if p.dyn != nil {
+		for k, s := range p.seats {
+			n, most, waits, own, why := s.pool.counts(s)
+			line := fmt.Sprintf("initiators for %s: %d of %d at most, shared by %d paths of this device; a path had to wait %d times, this one %d",
+				[]string{"control", "puts and gets"}[k], n, most, p.dyn.paths.Load(), waits, own)
+			if why != nil {
+				line += fmt.Sprintf("; no more because: %v", why)
+			}
+			out = append(out, line)
+		}
 	}
 	if p.pub.replaced > 0 {
 		out = append(out, fmt.Sprintf("rails replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))

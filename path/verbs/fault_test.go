@@ -21,7 +21,7 @@ type rig struct {
 
 func newRig(t testing.TB, w *world, o Options, rails int) *rig {
 	t.Helper()
-	o.Library = w.lib
+	o.Library, o.mlx5 = w.lib, w.lib
 	f := factory(o, rails)
 	r := &rig{t: t, w: w}
 	make := f.New
@@ -41,10 +41,14 @@ func copyTo(local *mem.Region, e *path.Export, off, n int) []path.Copy {
 
 const both = path.Read | path.Write
 
-// kill puts a queue pair of a rail into error, as an adapter may do.
+// kill puts a queue pair of a rail into error, as an adapter may do: with DC the initiator of a, or the target of b.
 func (r *rig) kill(t testing.TB, p *Path, rail int) {
 	t.Helper()
-	r.w.do(t, fmt.Sprintf("kill 0 %#x", p.rails[rail].qp.Num()))
+	n := p.rails[rail].num()
+	if p == r.a && p.seats != nil {
+		n = p.seats[forData].i.dci.Num()
+	}
+	r.w.do(t, fmt.Sprintf("kill 0 %#x", n))
 }
 
 // TestRailsAreReplaced breaks the data connection in every way that an adapter has, from either side, with operations under way:
@@ -62,13 +66,16 @@ func TestRailsAreReplaced(t *testing.T) {
 			{"RemoteOperation", "status send 2 REM_OP_ERR", 0},
 			{"LocalProtection", "status send 5 LOC_PROT_ERR", 0},
 		} {
-			for _, rails := range []int{1, 3, -1, -3} {
-				t.Run(fmt.Sprintf("%s/%s/%d", mode, c.name, rails), func(t *testing.T) {
-					o := Options{Piece: 64 << 10}
-					if rails < 0 {
-						o.Transport, rails = UC, -rails
-					}
+			for _, kind := range []struct {
+				transport Transport
+				rails     int
+			}{{RC, 1}, {RC, 3}, {UC, 1}, {UC, 3}, {DC, 1}, {DC, 3}} {
+				t.Run(fmt.Sprintf("%s/%s/%s/%d", mode, c.name, kind.transport, kind.rails), func(t *testing.T) {
+					o, rails := Options{Piece: 64 << 10, Transport: kind.transport}, kind.rails
 					w := newWorld(t, mode)
+					if kind.transport == DC { // a target that is gone answers nothing
+						w.do(t, "timers instant")
+					}
 					r := newRig(t, w, o, rails)
 					const size = 4 << 20
 					local := r.A.Region(size)
@@ -147,7 +154,7 @@ func TestRailsAreReplaced(t *testing.T) {
 // fence is over, nothing of it may change any more, whatever the adapter still has to do; and an operation on another export that
 // was caught in the middle gets through.
 func TestNothingLandsBehindAFence(t *testing.T) {
-	for _, o := range []Options{{}, {NoWindows: true}, {Transport: UC}, {Transport: UC, NoWindows: true}} {
+	for _, o := range []Options{{}, {NoWindows: true}, {Transport: UC}, {Transport: UC, NoWindows: true}, {Transport: DC}} {
 		for steps := range 24 {
 			w := newWorld(t, "mode pump")
 			o.Piece = 64 << 10

@@ -39,14 +39,20 @@ const flagDevices = 1
 // flagUC, in params.flags: all rails but the last, which is for gets, are unreliable connections.
 const flagUC = 1 << 7
 
+// flagDC, in params.flags: all endpoints are DC targets with their keys.
+const flagDC = 1 << 6
+
 func (p *params) transport() Transport {
-	if p.flags&flagUC != 0 {
+	switch {
+	case p.flags&flagUC != 0:
 		return UC
+	case p.flags&flagDC != 0:
+		return DC
 	}
 	return RC
 }
 
-// endpoint is one queue pair as the other side must know it.
+// endpoint is one queue pair as the other side must know it, or a DC target: then psn is its key.
 type endpoint struct{ qpn, psn uint32 }
 
 // params are what one side says of itself.
@@ -112,15 +118,18 @@ func (p *params) parse(b []byte) error {
 	p.rails, p.mtu, p.reads, p.flags = b[34], b[35], b[36], b[37]
 	b = b[38:]
 	p.control = endpoint{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])}
-	ok := p.control.valid() && p.udQPN < 1<<24
+	t := p.transport()
+	ok := p.control.valid(t) && p.udQPN < 1<<24
 	for i := range p.rail {
 		c := b[8*(i+1):]
 		p.rail[i] = endpoint{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
-		ok = ok && p.rail[i].valid()
+		ok = ok && p.rail[i].valid(t)
 	}
 	switch {
 	case !ok:
 		return malformed("a queue pair or sequence number of more than 24 bits")
+	case p.flags&(flagUC|flagDC) == flagUC|flagDC:
+		return malformed("two transports at once")
 	case p.rails < 1 || p.rails > maxRails:
 		return malformed("%d rails: expected 1 to %d", p.rails, maxRails)
 	case p.window < 1 || p.window > maxWindow:
@@ -133,7 +142,7 @@ func (p *params) parse(b []byte) error {
 	return nil
 }
 
-func (e endpoint) valid() bool { return e.qpn < 1<<24 && e.psn < 1<<24 }
+func (e endpoint) valid(t Transport) bool { return e.qpn < 1<<24 && (e.psn < 1<<24 || t == DC) }
 
 // seal adds the code that shows that the sender has the secret of the session; zeros where there is none.
 func seal(b, secret []byte) []byte {

@@ -12,7 +12,7 @@ import (
 
 // inject sends any bytes on a link, as a peer that has another program would.
 func inject(l *link, b []byte) bool {
-	if l.qp == nil || l.index > 0 && l.rail.state != railUp || len(l.frames) == 0 || l.room() == 0 || l.out.left() <= byeReserve {
+	if l.p.err != nil || l.index > 0 && l.rail.state != railUp || len(l.frames) == 0 || l.room() == 0 || l.out.left() <= byeReserve {
 		return false
 	}
 	slot := l.frames[len(l.frames)-1]
@@ -20,7 +20,7 @@ func inject(l *link, b []byte) bool {
 	n := copy(l.p.arena.slot(int(slot)), b)
 	l.out.sent++
 	l.sent++
-	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot, local: -1}, sge: l.p.arena.sge(int(slot), n)})
+	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot, local: -1}, sge: l.p.arena.from(int(slot), n)})
 	l.flush(1)
 	return true
 }
@@ -32,7 +32,7 @@ func TestHostilePeer(t *testing.T) {
 	w := newWorld(t, "timers instant") // an end that is down answers nothing: the other one's goodbye shall not wait for that
 	reasons := map[string]int{}
 	check := func(rt *rapid.T) {
-		r := newRig(t, w, Options{Transport: rapid.SampledFrom([]Transport{RC, UC}).Draw(rt, "transport")}, 2)
+		r := newRig(t, w, Options{Transport: rapid.SampledFrom([]Transport{RC, UC, DC}).Draw(rt, "transport")}, 2)
 		local, mine := r.B.Region(1<<16), r.B.Region(1<<16)
 		e := r.A.Export(r.A.Region(1<<16), both)
 		secret := r.B.Export(mine, path.Read)

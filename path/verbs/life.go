@@ -47,6 +47,9 @@ func (p *Path) down(err error) {
 // dismantle gives everything back to the adapter but what events that were not polled may still hold.
 func (p *Path) dismantle() (err error) {
 	p.dev.leave(p)
+	for _, s := range p.seats { // before the memory that their requests read and write
+		err = errors.Join(err, s.leave())
+	}
 	for _, g := range p.givens { // windows before the queue pairs that they belong to
 		err = errors.Join(err, p.unwind(g))
 	}
@@ -54,6 +57,10 @@ func (p *Path) dismantle() (err error) {
 	p.binds, p.answers, p.revoked, p.asks = nil, nil, nil, nil
 	for _, l := range p.links {
 		err = errors.Join(err, l.free())
+	}
+	if p.ah != nil {
+		err = errors.Join(err, p.ah.Close())
+		p.ah = nil
 	}
 	for i := range p.locals {
 		if l := &p.locals[i]; l.refs > 0 {
@@ -66,6 +73,13 @@ func (p *Path) dismantle() (err error) {
 
 // release gives the rest back.
 func (p *Path) release() (err error) {
+	for _, s := range p.seats {
+		err = errors.Join(err, s.leave())
+	}
+	if p.seated {
+		p.dyn.paths.Add(-1)
+		p.seated = false
+	}
 	for _, l := range p.links {
 		err = errors.Join(err, l.free())
 	}
@@ -124,18 +138,29 @@ func (p *Path) goodbye() {
 	for _, l := range p.rails {
 		if !l.rail.failed {
 			l.rail.failed = true
-			l.qp.Err()
+			l.stop()
 		}
 	}
 	c := p.ctl
 	f := &p.frame
 	*f = frame{typ: frameBye}
-	if !p.send(c, f, byeReserve, plain(kindFrame)) {
-		return
+	if c.seat != nil {
+		c.seat.yields = false
+	}
+	until := time.Now().Add(byeTime)
+	for !p.send(c, f, byeReserve, plain(kindFrame)) {
+		left := time.Until(until)
+		if c.seat == nil || !c.seat.waits || left <= 0 {
+			return
+		}
+		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.bell); err != nil { // an initiator
+			return
+		}
+		sys.Unring(p.bell)
 	}
 	c.flush(1)
 	last := c.head
-	for until := time.Now().Add(byeTime); p.err == nil && int32(c.tail-last) < 0; {
+	for p.err == nil && int32(c.tail-last) < 0 {
 		if p.collect() > 0 {
 			continue
 		}
@@ -143,11 +168,25 @@ func (p *Path) goodbye() {
 		if left <= 0 || p.err != nil {
 			return
 		}
-		if err := p.cq.Arm(false); err != nil || p.collect() > 0 {
+		watch := p.channel
+		if err := p.cq.Arm(false); err != nil {
 			continue
 		}
-		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.channel.FD()); err != nil {
+		if c.seat != nil {
+			watch = c.seat.i.channel
+			if err := c.seat.i.cq.Arm(false); err != nil {
+				continue
+			}
+			c.seat.set = true
+		}
+		if p.collect() > 0 {
+			continue
+		}
+		if _, err := sys.PollIn(int(left/time.Millisecond)+1, watch.FD()); err != nil {
 			return
+		}
+		if c.seat != nil {
+			c.seat.calm()
 		}
 		for {
 			if _, ok, err := p.channel.Next(); !ok || err != nil {
@@ -163,6 +202,7 @@ const (
 	urgentDevice = 1 << iota
 	urgentCQ
 	urgentPort
+	urgentSeat // an initiator is there
 )
 
 // enter and leave keep the list of paths that want to know what happens to the device.
@@ -204,10 +244,18 @@ func (dev *device) tell(ev ibv.AsyncEvent) {
 	default:
 		return // a queue pair that failed gives its requests and receives back
 	}
+	var sender *Path // whose initiator the queue is of
+	if bit == urgentCQ {
+		dev.dynMu.Lock()
+		if dev.dyn != nil {
+			sender = dev.dyn.holder(ev.CQ)
+		}
+		dev.dynMu.Unlock()
+	}
 	dev.mu.Lock()
 	defer dev.mu.Unlock()
 	for p := range dev.paths {
-		if bit == urgentCQ && p.cq != ev.CQ || bit == urgentPort && ev.Port != dev.port.Port {
+		if bit == urgentCQ && p.cq != ev.CQ && p != sender || bit == urgentPort && ev.Port != dev.port.Port {
 			continue
 		}
 		p.urgent.Or(bit)
@@ -218,10 +266,19 @@ func (dev *device) tell(ev ibv.AsyncEvent) {
 	}
 }
 
+// call wakes the owner because an initiator is there. It may be called from any goroutine.
+func (p *Path) call() {
+	p.urgent.Or(urgentSeat)
+	sys.Ring(p.bell)
+}
+
 // alarm acts on what happened to the device.
 func (p *Path) alarm() {
 	u := p.urgent.Swap(0)
 	sys.Unring(p.bell)
+	for _, s := range p.seats {
+		s.late = u&urgentSeat != 0 && s.called.Load()
+	}
 	switch {
 	case u&urgentDevice != 0:
 		p.down(fmt.Errorf("verbs: %w: the device failed", path.ErrDown))

@@ -54,7 +54,13 @@ type link struct {
 	gen   uint32 // of the queue pair, as both sides count
 	epoch uint32 // counts the queue pairs of this side, for the numbers of requests
 	qp    *ibv.QP
-	psn   uint32
+	psn   uint32 // the first sequence number; of a target its key
+	// In place of qp, with DC:
+	seat   *seat
+	srq    *ibv.SRQ
+	target *ibv.DCTarget // nil when it is closed
+	shutAt uint64        // Path.looks then
+	to     ibv.DCAddress // the peer's
 	// serves is what operations of the peer may do by it: write, read, both, or nothing (control).
 	serves path.Rights
 	uc     *unreliable // nil for a reliable one
@@ -93,28 +99,104 @@ func (l *link) id(seq uint32) uint64 {
 	return uint64(l.epoch&epochMask)<<epochShift | uint64(l.index)<<indexShift | uint64(seq)
 }
 
-// room is how many requests can be posted, those of the plan not counted.
-func (l *link) room() int { return len(l.ring) - int(l.head-l.tail) - len(l.plan) }
+// room is how many requests can be posted, those of the plan not counted. With DC it asks for an initiator where there is none: call it when
+// nothing else is in the way.
+func (l *link) room() int {
+	n := len(l.ring) - l.queued()
+	if s := l.seat; s != nil {
+		if n <= 0 || !s.ready() {
+			return 0
+		}
+		n = min(n, s.pool.depth-s.out)
+	}
+	return n
+}
+
+// queued is how many requests are planned, or posted and not over.
+func (l *link) queued() int { return int(l.head-l.tail) + len(l.plan) }
 
 // add plans a request; there is room.
-func (l *link) add(r request) { l.plan = append(l.plan, r) }
+func (l *link) add(r request) {
+	l.plan = append(l.plan, r)
+	if s := l.seat; s != nil {
+		s.out++
+		s.turn += 1 + int(r.sge.Length>>16)
+		s.yields = s.turn >= turnMost && s.pool.waiting.Load() > 0
+	}
+}
+
+// unplan loses what is planned from the n-th request on.
+func (l *link) unplan(n int) {
+	for i := range l.plan[n:] {
+		l.p.lose(l, &l.plan[n+i].record)
+	}
+	if l.seat != nil {
+		l.seat.out -= len(l.plan) - n
+	}
+	l.plan = l.plan[:0]
+}
+
+// num is the number by which the peer names what receives here.
+func (l *link) num() uint32 {
+	if l.seat != nil {
+		return l.target.Num()
+	}
+	return l.qp.Num()
+}
+
+// stop has nothing of the peer land by this link any more.
+func (l *link) stop() error {
+	if l.seat != nil {
+		return l.shut()
+	}
+	return l.qp.Err()
+}
+
+// flags are those of a request of the plan.
+func (l *link) flags(i, interval int) (f ibv.SendFlags) {
+	r := &l.plan[i]
+	if i == len(l.plan)-1 || (i+1)%interval == 0 || r.kind == kindFrame || r.kind == kindNotify || r.kind == kindBind {
+		f |= ibv.Signaled
+	}
+	if r.inline {
+		f |= ibv.Inline
+	}
+	return f
+}
 
 // flush posts the plan in one call of the library; every interval-th request and the last are signalled.
 func (l *link) flush(interval int) {
-	if len(l.plan) == 0 || l.qp == nil {
+	if len(l.plan) == 0 || l.qp == nil && (l.seat == nil || !l.seat.busy) {
 		return
 	}
+	var n int
+	var err error
+	if l.seat != nil {
+		n, err = l.initiate(interval)
+	} else {
+		n, err = l.enchain(interval)
+	}
+	for i := range l.plan[:n] {
+		l.ring[(l.head+uint32(i))&uint32(len(l.ring)-1)] = l.plan[i].record
+	}
+	l.head += uint32(n)
+	// What was not taken is lost in the same way as what a broken queue pair gives back.
+	rest := len(l.plan) - n
+	if rest > 0 {
+		l.unmarked = true
+	}
+	l.unplan(n)
+	if err != nil {
+		l.p.broken(l, fmt.Errorf("posting %d requests: %w", rest, err))
+	}
+}
+
+// enchain posts the plan by the link's queue pair.
+func (l *link) enchain(interval int) (int, error) {
 	l.chain.Reset()
 	for i := range l.plan {
 		r := &l.plan[i]
-		var flags ibv.SendFlags
-		if i == len(l.plan)-1 || (i+1)%interval == 0 || r.kind == kindFrame || r.kind == kindNotify || r.kind == kindBind {
-			flags |= ibv.Signaled
-		}
-		if r.inline {
-			flags |= ibv.Inline
-		}
-		id := l.id(l.head + uint32(i))
+		flags, id := l.flags(i, interval), l.id(l.head+uint32(i))
 		switch r.kind {
 		case kindFrame, kindNotify:
 			l.chain.Send(id, flags, r.sge)
@@ -138,23 +220,7 @@ func (l *link) flush(interval int) {
 			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
 		}
 	}
-	n, err := l.qp.PostSend(l.chain)
-	for i := range l.plan[:n] {
-		l.ring[(l.head+uint32(i))&uint32(len(l.ring)-1)] = l.plan[i].record
-	}
-	l.head += uint32(n)
-	// What was not taken is lost in the same way as what a broken queue pair gives back.
-	rest := l.plan[n:]
-	if len(rest) > 0 {
-		l.unmarked = true
-	}
-	for i := range rest {
-		l.p.lose(l, &rest[i].record)
-	}
-	l.plan = l.plan[:0]
-	if err != nil {
-		l.p.broken(l, fmt.Errorf("posting %d requests: %w", len(rest), err))
-	}
+	return l.qp.PostSend(l.chain)
 }
 
 // ended takes in the completion of the request with this number; those before it without one have ended as well.
@@ -177,6 +243,9 @@ func (l *link) ended(seq uint32, wc *ibv.WC) {
 		l.blame(wc)
 	}
 	l.retire(false)
+	if l.seat != nil {
+		l.seat.i.failed = true
+	}
 	l.p.broken(l, wc.Err())
 }
 
@@ -200,6 +269,9 @@ func (l *link) blame(wc *ibv.WC) {
 func (l *link) retire(ok bool) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
 	l.tail++
+	if l.seat != nil {
+		l.seat.out--
+	}
 	if ok {
 		l.p.over(l, r)
 	} else {
@@ -210,7 +282,7 @@ func (l *link) retire(ok bool) {
 
 // restock posts the receives that are free; count says that the peer is to be told of them.
 func (l *link) restock(count bool) {
-	if len(l.recvs) == 0 || l.qp == nil || l.rail.failed {
+	if len(l.recvs) == 0 || l.qp == nil && l.srq == nil || l.rail.failed {
 		return
 	}
 	l.rchain.Reset()
@@ -221,7 +293,13 @@ func (l *link) restock(count bool) {
 		}
 		l.rchain.Recv(l.id(uint32(s))|recvBit, l.p.arena.sge(int(s), frameSize))
 	}
-	n, err := l.qp.PostRecv(l.rchain)
+	var n int
+	var err error
+	if l.srq != nil {
+		n, err = l.srq.PostRecv(l.rchain)
+	} else {
+		n, err = l.qp.PostRecv(l.rchain)
+	}
 	for _, s := range l.recvs[:n] {
 		l.order[(l.first+l.posted)%len(l.order)] = s
 		l.posted++
@@ -243,9 +321,12 @@ func (l *link) giveBack(slot int32) {
 }
 
 // idle says that the adapter knows of nothing on this link.
-func (l *link) idle() bool { return l.posted == 0 && l.head == l.tail }
+func (l *link) idle() bool { return l.head == l.tail && (l.posted == 0 || l.seen()) }
 
 func (l *link) destroy() error {
+	if l.seat != nil {
+		return l.destroyTarget()
+	}
 	if l.qp == nil {
 		return nil
 	}
@@ -258,8 +339,57 @@ func (l *link) free() error {
 	err := l.destroy()
 	if l.chain != nil {
 		l.chain.Close()
+	}
+	if l.rchain != nil {
 		l.rchain.Close()
 	}
 	l.chain, l.rchain = nil, nil
 	return err
+}
+
+// makeQP makes a queue pair that can take receives, or a target.
+func (p *Path) makeQP(l *link) (err error) {
+	l.epoch++
+	l.head, l.tail, l.unmarked, l.first, l.watched = 0, 0, false, 0, watched{}
+	if l.seat != nil {
+		p.inline = p.dyn.inline
+		return p.makeTarget(l)
+	}
+	s := ibv.QPSpec{Type: l.kind(), SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
+	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
+		if s.Inline = n; n > p.inline && p.inline > 0 {
+			continue
+		}
+		if l.qp, err = p.dom.pd.CreateQP(s); err == nil {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if p.inline == 0 {
+		p.inline = s.Inline
+	}
+	l.psn = randomPSN()
+	a := ibv.InitAttr{Port: uint8(p.dev.port.Port)}
+	a.Access = remote(l.serves)
+	if l.uc != nil {
+		l.uc.reset(p)
+	}
+	return l.qp.Init(a)
+}
+
+// join connects a queue pair to the peer's.
+func (p *Path) join(l *link, to endpoint) error {
+	if l.seat != nil {
+		return p.aim(l, to)
+	}
+	mtu := min(p.dev.port.ActiveMTU, ibv.MTU(p.peer.mtu))
+	reads := min(p.dev.attr.MaxRdAtomic, 16)
+	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu, MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
+	if err != nil {
+		return err
+	}
+	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: retries, RNRRetry: 6,
+		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
 }

@@ -56,6 +56,11 @@ func cmPSN(nonce uint64, link int) uint32 {
 	return uint32((nonce*0x9e3779b97f4a7c15 + uint64(link)*0xbf58476d1ce4e5b9) >> 40)
 }
 
+// cmKey is the key of a dialer's first DC targets, which has as many random bits as the nonce there.
+func cmKey(nonce uint64, link int) uint32 {
+	return uint32((uint64(uint32(nonce))*0x9e3779b97f4a7c15 + uint64(link)*0xbf58476d1ce4e5b9) >> 32)
+}
+
 func put24(b []byte, v uint32) []byte { return append(b, byte(v>>16), byte(v>>8), byte(v)) }
 
 func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
@@ -88,9 +93,13 @@ func (h *hello) parseCM(b []byte, gid [16]byte) error {
 	if h.rails > cmRails {
 		return malformed("%d rails: expected at most %d", h.rails, cmRails)
 	}
-	h.control = endpoint{get24(b[28:]), cmPSN(h.nonce, 0)}
+	second := cmPSN
+	if h.transport() == DC {
+		second = cmKey
+	}
+	h.control = endpoint{get24(b[28:]), second(h.nonce, 0)}
 	for i := range int(h.rails) {
-		h.rail[i] = endpoint{get24(b[31+3*i:]), cmPSN(h.nonce, i+1)}
+		h.rail[i] = endpoint{get24(b[31+3*i:]), second(h.nonce, i+1)}
 	}
 	return h.params.parse(h.params.append(nil)) // the same bounds as those of a long one
 }
@@ -283,7 +292,9 @@ func (p *Path) meetCM(ctx context.Context, to netip.AddrPort, h *hello, secret [
 	}()
 	h.nonce = uint64(uint32(h.nonce))
 	for i, l := range p.links {
-		l.psn = cmPSN(h.nonce, i)
+		if l.seat == nil { // a target has its key, which follows from the nonce, already
+			l.psn = cmPSN(h.nonce, i)
+		}
 	}
 	h.params = p.params(int(h.window))
 	data := h.appendCM(nil, secret)
@@ -341,7 +352,7 @@ func (p *Path) askCM(ctx context.Context, c *cm.Channel, bell int, from, to neti
 			}
 			err = id.ResolveRoute(handshakeTime)
 		case cm.RouteResolved:
-			err = id.Connect(cmParams(data, p.ctl.qp.Num()))
+			err = id.Connect(cmParams(data, p.ctl.num()))
 		case cm.Rejected:
 			if w.parseRefusal(ev.Params.PrivateData, p.dev.raw, nonce, secret) {
 				err = w.refusal()

@@ -22,9 +22,16 @@ func drawShort(t *rapid.T) hello {
 		mtu: uint8(u("mtu", 5)), reads: uint8(u("reads", 255)), flags: uint8(u("flags", 255))}}
 	copy(h.token[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "token"))
 	copy(h.gid[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
-	h.control = endpoint{uint32(u("qpn", 1<<24-1)), cmPSN(h.nonce, 0)}
+	second := cmPSN
+	if h.flags&flagUC != 0 {
+		h.flags &^= flagDC
+	}
+	if h.transport() == DC {
+		second = cmKey
+	}
+	h.control = endpoint{uint32(u("qpn", 1<<24-1)), second(h.nonce, 0)}
 	for i := range int(h.rails) {
-		h.rail[i] = endpoint{uint32(u("qpn", 1<<24-1)), cmPSN(h.nonce, i+1)}
+		h.rail[i] = endpoint{uint32(u("qpn", 1<<24-1)), second(h.nonce, i+1)}
 	}
 	return h
 }

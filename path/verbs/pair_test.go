@@ -181,11 +181,16 @@ func TestConformance(t *testing.T) {
 			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"UnreliableDomains", "mode wire; loss 1%", Options{Transport: UC, NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 		{"ConnectionManager", "mode wire", Options{Meet: MeetCM}, cmRails, basic + " " + access + " CloseDelivers PeerGone Wake Stats Leaks Program"},
+		{"Dynamic", "", Options{Transport: DC}, 1, ""},
+		{"DynamicWireThreeRails", "mode wire; delay 20us; seed 8", Options{Transport: DC, Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
+			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+		{"DynamicOneInitiator", "", Options{Transport: DC, Initiators: 1}, 1, ""}, // both ends have the same device
+		{"DynamicInfiniBand", "link infiniband", Options{Transport: DC, Initiators: 2}, 2, basic + " " + access + " Wake"},
 		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.script)
-			c.o.Library = w.lib
+			c.o.Library, c.o.mlx5 = w.lib, w.lib
 			if c.o.Meet == MeetCM {
 				c.o.cm = w.manager(t)
 			}

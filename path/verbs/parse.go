@@ -6,7 +6,7 @@ import (
 )
 
 // transports are those that can be asked for, in the order of their numbers.
-var transports = []Transport{AnyTransport, RC, UC}
+var transports = []Transport{AnyTransport, RC, UC, DC}
 
 // Transports are the words that ParseTransport reads, for help and completion.
 func Transports() []string {

@@ -44,8 +44,19 @@ type Path struct {
 	o         *Options
 	began     time.Time
 
+	// With DC: what the device has for it, the seats for control and data, the way to the peer.
+	dyn    *dynamic
+	seats  []*seat
+	seated bool // counted among the paths of dyn
+	ah     *ibv.AH
+	fault  error  // why there is no initiator: Poll ends the path with it
+	nonce  uint64 // of the hello
+
+	source  *domain // of what requests of this side read and write
 	channel *ibv.Channel
-	cq      *ibv.CQ
+	cq      *ibv.CQ // of receives, and of requests but with DC
+	looks   uint64  // into cq
+	emptyAt uint64  // the last one that found it empty
 	ep      *sys.Epoll
 	bell    int
 	arena   arena
@@ -103,6 +114,7 @@ type Path struct {
 	armed bool
 	rung  bool
 	polls uint
+	hello uint64 // the dialer's first frame is to be sent with it; 0: it was
 	// greeting is what the dialer's first frame has to say, until it came; 0 afterwards, and on the dialing side.
 	greeting uint64
 	err      error
@@ -152,27 +164,24 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transport Transport) (_ *Path, err error) {
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, transport: transport, bell: -1, timer: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
-		began: time.Now(), lastLocal: -1,
+		began: time.Now(), lastLocal: -1, nonce: random64() | 1,
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())
 		}
 	}()
-	if p.dom, err = dev.domainOf(); err != nil {
+	if p.dom, p.source, err = p.domains(); err != nil {
 		return nil, err
 	}
 	p.tuner = newTuner(o)
 	p.cost.init(dev.port.Speed)
-	depth := 1
-	for depth < o.depth() {
-		depth *= 2
-	}
+	depth := o.ring()
 	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
 		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
 	}
 	rails = min(rails, maxRails-transport.extra()) + transport.extra()
-	if err = p.arena.open(p.dom, ctlDepth+ctlSends+rails*(msgDepth+msgSends)); err != nil {
+	if err = p.arena.open(p.dom, p.source, ctlDepth+ctlSends+rails*(msgDepth+msgSends)); err != nil {
 		return nil, err
 	}
 	if p.channel, err = dev.ctx.CreateChannel(); err != nil {
@@ -185,6 +194,9 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 	if err = p.open(); err != nil {
 		return nil, err
 	}
+	if p.dyn != nil {
+		p.dyn.sit(p)
+	}
 	for i := range rails + 1 {
 		recvs, sends, ring := msgDepth, msgSends, depth
 		if i == 0 {
@@ -192,6 +204,9 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 		}
 		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
 		l.assign(rails)
+		if p.dyn != nil {
+			l.seat = p.seats[min(i, forData)]
+		}
 		first := 0
 		if l.uc != nil { // it receives values only, and sends no frames
 			recvs, sends = ucDepth, 0
@@ -206,8 +221,10 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 		for s, first := 0, p.arena.slots(sends); s < sends; s++ {
 			l.frames = append(l.frames, int32(first+s))
 		}
-		if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
-			return nil, err
+		if l.seat == nil { // others have the seat's requests
+			if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
+				return nil, err
+			}
 		}
 		if l.rchain, err = ibv.NewRecvChain(recvs, recvs); err != nil {
 			return nil, err
@@ -249,46 +266,6 @@ func (p *Path) open() (err error) {
 	return nil
 }
 
-// makeQP makes a queue pair that can take receives.
-func (p *Path) makeQP(l *link) (err error) {
-	l.epoch++
-	l.head, l.tail, l.unmarked, l.first, l.watched = 0, 0, false, 0, watched{}
-	s := ibv.QPSpec{Type: l.kind(), SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
-	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
-		if s.Inline = n; n > p.inline && p.inline > 0 {
-			continue
-		}
-		if l.qp, err = p.dom.pd.CreateQP(s); err == nil {
-			break
-		}
-	}
-	if err != nil {
-		return err
-	}
-	if p.inline == 0 {
-		p.inline = s.Inline
-	}
-	l.psn = randomPSN()
-	a := ibv.InitAttr{Port: uint8(p.dev.port.Port)}
-	a.Access = remote(l.serves)
-	if l.uc != nil {
-		l.uc.reset(p)
-	}
-	return l.qp.Init(a)
-}
-
-// join connects a queue pair to the peer's.
-func (p *Path) join(l *link, to endpoint) error {
-	mtu := min(p.dev.port.ActiveMTU, ibv.MTU(p.peer.mtu))
-	reads := min(p.dev.attr.MaxRdAtomic, 16)
-	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu, MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
-	if err != nil {
-		return err
-	}
-	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: retries, RNRRetry: 6,
-		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
-}
-
 // start connects all queue pairs to those of the peer.
 func (p *Path) start(peer params) error {
 	p.peer = peer
@@ -319,15 +296,18 @@ func (p *Path) start(peer params) error {
 func (p *Path) params(window int) params {
 	d := p.dev
 	q := params{gid: d.raw, lid: d.port.LID, window: uint32(window), ctlDepth: ctlDepth, msgDepth: msgDepth, rails: uint8(len(p.rails)),
-		mtu: uint8(d.port.ActiveMTU), reads: uint8(min(d.attr.MaxRdAtomic, 16)), control: endpoint{p.ctl.qp.Num(), p.ctl.psn}}
+		mtu: uint8(d.port.ActiveMTU), reads: uint8(min(d.attr.MaxRdAtomic, 16)), control: endpoint{p.ctl.num(), p.ctl.psn}}
 	for i, l := range p.rails {
-		q.rail[i] = endpoint{l.qp.Num(), l.psn}
+		q.rail[i] = endpoint{l.num(), l.psn}
 	}
 	if d.memory.Able() {
 		q.flags |= flagDevices
 	}
-	if p.transport == UC {
+	switch p.transport {
+	case UC:
 		q.flags |= flagUC
+	case DC:
+		q.flags |= flagDC
 	}
 	return q
 }
@@ -379,6 +359,7 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 		p.move()
 		p.ring()
 	}
+	p.settleSeats()
 	p.publish()
 	return n, err
 }
@@ -426,6 +407,9 @@ func (p *Path) Poll(events []path.Event) int {
 		if p.err == nil {
 			p.collect()
 		}
+		if p.fault != nil && p.err == nil {
+			p.down(p.fault)
+		}
 		if p.untrue == nil {
 			p.untrue = p.lost
 		}
@@ -441,6 +425,7 @@ func (p *Path) Poll(events []path.Event) int {
 			p.probe()
 			p.move()
 		}
+		p.settleSeats()
 		n += p.report(events[n:])
 	}
 	p.cost.reported(p, events[:n])
@@ -451,7 +436,7 @@ func (p *Path) Poll(events []path.Event) int {
 // disarm empties what woke the owner.
 func (p *Path) disarm() {
 	p.armed = false
-	if p.rung {
+	if p.rung || p.seats != nil { // a call may ring after it was heard
 		p.rung = false
 		sys.Unring(p.bell)
 	}
@@ -465,6 +450,12 @@ func (p *Path) disarm() {
 			break
 		}
 	}
+	for _, s := range p.seats {
+		if err := s.calm(); err != nil {
+			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+			return
+		}
+	}
 	if p.err == nil {
 		p.cq.Ack()
 		p.dev.async()
@@ -476,7 +467,13 @@ func (p *Path) disarm() {
 
 // collect takes completions in, a bounded number in one call. It returns how many.
 func (p *Path) collect() (total int) {
+	if p.seats != nil {
+		if total = p.ended(); p.err != nil {
+			return total
+		}
+	}
 	for range pollMax {
+		p.looks++
 		n, err := p.cq.Poll(p.wc[:])
 		if err != nil {
 			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
@@ -490,6 +487,7 @@ func (p *Path) collect() (total int) {
 		}
 		total += n
 		if n < len(p.wc) {
+			p.emptyAt = p.looks
 			break
 		}
 	}
@@ -581,6 +579,15 @@ func (p *Path) Arm() bool {
 			return true
 		}
 		p.armed = true
+		for _, s := range p.seats {
+			if !s.busy {
+				continue
+			}
+			if err := s.arm(); err != nil {
+				p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
+				return true
+			}
+		}
 	}
 	// What came before it was armed is not told.
 	n := p.collect()
@@ -602,7 +609,7 @@ func (p *Path) unfinished() bool {
 			return true
 		}
 	}
-	return p.urgent.Load() != 0
+	return p.urgent.Load() != 0 || p.fault != nil
 }
 
 // Cancel asks to end an operation early. See path.Path.
@@ -610,6 +617,7 @@ func (p *Path) Cancel(token uint64) bool {
 	if p.err != nil && p.evCount == 0 || !p.cancelToken(token) {
 		return false
 	}
+	p.settleSeats()
 	p.ring()
 	p.publish()
 	return true

@@ -34,7 +34,7 @@ func drawFrame(t *rapid.T) *frame {
 		f.status = uint8(rapid.IntRange(0, flushFailed).Draw(t, "status"))
 	case frameRail:
 		f.gen, f.delivered = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "delivered")
-		f.qpn, f.psn = rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")
+		f.qpn, f.psn = rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32().Draw(t, "psn")
 	case frameReady:
 		f.gen = rapid.Uint32().Draw(t, "gen")
 	case frameCredit:
@@ -89,8 +89,15 @@ func drawParams(t *rapid.T) params {
 		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"), rails: rapid.Uint8Range(1, maxRails).Draw(t, "rails"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
 		reads: rapid.Byte().Draw(t, "reads"), flags: rapid.Byte().Draw(t, "flags")}
 	copy(p.gid[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
+	second := uint32(1<<24 - 1)
+	if p.flags&flagUC != 0 {
+		p.flags &^= flagDC
+	}
+	if p.transport() == DC {
+		second = 1<<32 - 1
+	}
 	e := func() endpoint {
-		return endpoint{rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")}
+		return endpoint{rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, second).Draw(t, "psn")}
 	}
 	p.control = e()
 	for i := range p.rail {

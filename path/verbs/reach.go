@@ -167,7 +167,7 @@ func (p *Path) railFor(r *reach, op path.OpKind, keep int) (best *link, stall bo
 		if l.full() {
 			continue
 		}
-		if l.room() > keep && (best == nil || l.room() > best.room()) {
+		if l.room() > keep && (best == nil || l.queued() < best.queued()) {
 			best = l
 		}
 	}

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
@@ -11,6 +12,9 @@ import (
 // not take the path down. Both sides put their queue pair into error, wait until the adapter has given everything back, destroy it,
 // and only then offer a new one over the control connection. So when the offers have crossed, nothing that was under way on the
 // old one can land any more, and each side knows which of its notifications had arrived. What is left begins anew.
+//
+// With DC it is the target that is closed and offered anew, and the initiator that is stopped (seat.abort). Receives of a shared queue do not come back
+// by themselves: what had arrived is taken in until the queue of completions is empty, and the shared queue is closed with what it has left.
 
 type railState uint8
 
@@ -55,10 +59,7 @@ func (p *Path) broken(l *link, why error) {
 	p.replaced++
 	p.why, p.dirty = why, true
 	r.state, r.failed, r.sayOffer, r.sayReady, r.offered = railDrain, true, false, false, false
-	for i := range l.plan { // what was not posted yet
-		p.lose(l, &l.plan[i].record)
-	}
-	l.plan = l.plan[:0]
+	l.unplan(0) // what was not posted yet
 	if l.uc != nil {
 		l.uc.abandon(l)
 	}
@@ -66,15 +67,19 @@ func (p *Path) broken(l *link, why error) {
 		p.down(fmt.Errorf("verbs: %w: rail %d was replaced %d times and nothing got on: %w", path.ErrDown, l.index, maxRepairs, why))
 		return
 	}
-	if err := l.qp.Err(); err != nil {
+	err := l.stop()
+	if err == nil && l.seat != nil {
+		err = l.seat.abort(why)
+	}
+	if err != nil {
 		p.down(fmt.Errorf("verbs: %w: a failed queue pair cannot be stopped: %w", path.ErrDown, err))
 		return
 	}
-	if l.unmarked && l.head != l.tail {
+	if l.seat == nil && l.unmarked && l.head != l.tail {
 		// The last request may have succeeded without telling. What is posted now comes back and tells.
 		l.unmarked = false
 		l.chain.Reset()
-		l.chain.Send(l.id(l.head), ibv.Signaled, p.arena.sge(0, 1))
+		l.chain.Send(l.id(l.head), ibv.Signaled, p.arena.from(0, 1))
 		l.ring[l.head&uint32(len(l.ring)-1)] = record{kind: kindMark, work: -1, slot: -1, local: -1}
 		if n, err := l.qp.PostSend(l.chain); n == 1 {
 			l.head++
@@ -153,6 +158,10 @@ func (p *Path) connect(l *link) error {
 		return nil
 	}
 	if err := p.join(l, endpoint{o.qpn, o.psn}); err != nil {
+		if errors.Is(err, path.ErrProtocol) {
+			p.violated(err)
+			return nil
+		}
 		return err
 	}
 	l.sent = o.delivered
@@ -187,6 +196,8 @@ func (p *Path) offered(f *frame) error {
 	r := &l.rail
 	ahead := f.gen - l.gen
 	switch {
+	case !(endpoint{f.qpn, f.psn}).valid(p.transport):
+		return malformed("an offer of a sequence number of more than 24 bits for rail %d", l.index)
 	case ahead == 0 && r.state == railOffer || ahead > 0 && ahead < 1<<16:
 		r.offer = *f
 	case ahead > 1<<31: // it crossed with a newer one of ours

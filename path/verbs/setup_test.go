@@ -46,10 +46,19 @@ func try(t testing.TB, d *Driver, limit time.Duration) error {
 // TestSetupFails lets each call of the library fail that setting a path up makes, the first of its kind, the second and so on.
 // Nothing stays behind, and the next try works.
 func TestSetupFails(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		t.Run(transport.String(), func(t *testing.T) { setupFails(t, transport) })
+	}
+}
+
+func setupFails(t *testing.T, transport Transport) {
 	w := newWorld(t, "")
-	d := New(Options{Library: w.lib, Device: "fake0"})
+	d := New(Options{Library: w.lib, mlx5: w.lib, Device: "fake0", Transport: transport})
 	for _, call := range []string{"ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_reg_mr", "ibv_create_comp_channel", "ibv_create_cq",
-		"ibv_modify_qp", "ibv_create_ah"} {
+		"ibv_modify_qp", "ibv_create_ah", "ibv_create_srq"} {
+		if call == "ibv_create_srq" && transport != DC {
+			continue
+		}
 		failed, harmless := 0, 0
 		for k := 1; ; k++ {
 			before := w.counted(t, call)
@@ -273,13 +282,18 @@ func TestLimits(t *testing.T) {
 
 // TestDeviceFails: both ends go down and say so, also when their owners sleep.
 func TestDeviceFails(t *testing.T) {
-	for _, c := range []struct{ script, want string }{
-		{"event 0 DEVICE_FATAL", "device failed"},
-		{"timers instant; cable 0 cut", "retr"},
+	for _, c := range []struct {
+		script, want string
+		transport    Transport
+	}{
+		{"event 0 DEVICE_FATAL", "device failed", RC},
+		{"timers instant; cable 0 cut", "retr", RC},
+		{"event 0 DEVICE_FATAL", "device failed", DC},
+		{"timers instant; cable 0 cut", "retr", DC},
 	} {
-		t.Run(c.script, func(t *testing.T) {
+		t.Run(c.transport.String()+"/"+c.script, func(t *testing.T) {
 			w := newWorld(t, "")
-			r := newRig(t, w, Options{}, 1)
+			r := newRig(t, w, Options{Transport: c.transport}, 1)
 			e := r.B.Export(r.B.Region(4096), both)
 			local := r.A.Region(4096)
 			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})

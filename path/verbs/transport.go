@@ -17,6 +17,9 @@ const (
 	RC
 	// UC is unreliable connections: nothing is acknowledged on the way. The receiver's path says what came, and what did not is written again.
 	UC
+	// DC is reliable connections that an adapter makes and ends by itself, which NVIDIA's cards have: a peer costs targets, and the queue pairs that
+	// send are Options.Initiators for all peers.
+	DC
 )
 
 func (t Transport) String() string {
@@ -27,6 +30,8 @@ func (t Transport) String() string {
 		return "RC"
 	case UC:
 		return "UC"
+	case DC:
+		return "DC"
 	}
 	return fmt.Sprintf("transport(%d)", uint8(t))
 }
@@ -43,7 +48,7 @@ func (t Transport) extra() int {
 func (l *link) assign(rails int) {
 	switch {
 	case l.index == 0:
-	case l.p.transport == RC:
+	case l.p.transport != UC:
 		l.serves = path.Read | path.Write
 	case l.index == rails:
 		l.serves = path.Read
@@ -78,7 +83,10 @@ func (l *link) depthOf(peer *params) uint32 {
 
 // pairs says for people which queue pairs serve this one peer.
 func (p *Path) pairs() string {
-	if p.transport == UC {
+	switch p.transport {
+	case DC:
+		return fmt.Sprintf("none that sends; %d DC targets: 1 for control, %d for puts and gets", len(p.links), len(p.rails))
+	case UC:
 		return fmt.Sprintf("%d: 1 for control (RC), %d for puts (UC), 1 for gets (RC)", len(p.links), len(p.rails)-1)
 	}
 	return fmt.Sprintf("%d: 1 for control (RC), %d for puts and gets (RC)", len(p.links), len(p.rails))

@@ -165,11 +165,11 @@ func TestTransports(t *testing.T) {
 	w := newWorld(t, "")
 	for _, c := range []struct {
 		dials, listens, want Transport // want 0: refused
-	}{{AnyTransport, AnyTransport, RC}, {UC, AnyTransport, UC}, {UC, UC, UC}, {RC, UC, 0}, {AnyTransport, UC, 0}, {UC, RC, 0}} {
+	}{{AnyTransport, AnyTransport, RC}, {DC, AnyTransport, DC}, {DC, DC, DC}, {DC, UC, 0}, {RC, DC, 0}, {UC, AnyTransport, UC}, {UC, UC, UC}, {RC, UC, 0}, {AnyTransport, UC, 0}, {UC, RC, 0}} {
 		t.Run(c.dials.String()+" to "+c.listens.String(), func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			l, err := New(Options{Library: w.lib, Transport: c.listens}).Listen()
+			l, err := New(Options{Library: w.lib, mlx5: w.lib, Transport: c.listens}).Listen()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -181,7 +181,7 @@ func TestTransports(t *testing.T) {
 				p, _ := l.Accept(ctx, tok, cfg)
 				got <- p
 			}()
-			p, err := New(Options{Library: w.lib, Transport: c.dials}).Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, cfg)
+			p, err := New(Options{Library: w.lib, mlx5: w.lib, Transport: c.dials}).Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, cfg)
 			if err != nil {
 				cancel()
 			}
@@ -206,7 +206,7 @@ func TestTransports(t *testing.T) {
 
 // BenchmarkPut is a put until its completion, both ends polled by one goroutine.
 func BenchmarkPut(b *testing.B) {
-	for _, transport := range []Transport{RC, UC} {
+	for _, transport := range []Transport{RC, UC, DC} {
 		for _, size := range []int{8, 64 << 10} {
 			b.Run(fmt.Sprintf("%s/%d", transport, size), func(b *testing.B) {
 				w := newWorld(b, "")

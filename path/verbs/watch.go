@@ -47,11 +47,18 @@ func (p *Path) under() bool {
 			return true
 		}
 	}
+	for _, s := range p.seats {
+		if s.waits { // for who has its turn and may not come
+			return true
+		}
+	}
 	return p.waits()
 }
 
-// busy says that the adapter has to end something on this link.
-func (l *link) busy() bool { return l.head != l.tail || l.rail.state == railDrain && l.posted > 0 }
+// busy says that the adapter has to end something on this link. Receives of a shared queue it does not give back.
+func (l *link) busy() bool {
+	return l.head != l.tail || l.rail.state == railDrain && l.posted > 0 && l.srq == nil
+}
 
 // waits says that the peer owes a frame on the control connection.
 func (p *Path) waits() bool {
@@ -98,6 +105,11 @@ func (p *Path) look() {
 	}
 	p.lookAt = now + p.watchEvery
 	p.unguard()
+	for _, s := range p.seats {
+		if s.waits && !s.called.Load() {
+			s.pool.offer(true)
+		}
+	}
 	for _, l := range p.links {
 		p.lookAtLink(l)
 		if p.err != nil {
@@ -121,6 +133,9 @@ func (p *Path) lookAtLink(l *link) {
 	}
 	w.still++
 	silent := w.still >= watchMost && w.still >= l.patience()
+	if l.seat != nil {
+		l.seat.yields = false // a request more, although others wait
+	}
 	switch {
 	case silent && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
 		w.still = 0

@@ -51,15 +51,22 @@ func TestLostCompletion(t *testing.T) {
 		"PutMessage": func(_ *rig, c []path.Copy) path.Op {
 			return path.Op{Kind: path.Put, Copies: c, Notify: true, Msg: []byte("m")}
 		},
-		"Get":    func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
-		"UC/Get": func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} }, // by a rail that takes no writes
-		"Notify": func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
+		"Get":          func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
+		"DC/Put":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Put, Copies: c} },
+		"DC/PutNotify": func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Put, Copies: c, Notify: true} },
+		"DC/Get":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
+		"DC/Notify":    func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
+		"UC/Get":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} }, // by a rail that takes no writes
+		"Notify":       func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
 			o := Options{looks: often}
 			if strings.HasPrefix(name, "UC/") {
 				o.Transport = UC
+			}
+			if strings.HasPrefix(name, "DC/") {
+				o.Transport = DC
 			}
 			r := newRig(t, w, o, 1)
 			local := r.A.Region(4096)
@@ -100,8 +107,14 @@ func TestLostCompletion(t *testing.T) {
 // TestDeadAdapter: an adapter that ends nothing any more is given up: the rail that carries the operation first, then the path; the operation
 // ends once.
 func TestDeadAdapter(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		t.Run(transport.String(), func(t *testing.T) { deadAdapter(t, transport) })
+	}
+}
+
+func deadAdapter(t *testing.T, transport Transport) {
 	w := newWorld(t, "")
-	r := newRig(t, w, Options{looks: time.Millisecond}, 1)
+	r := newRig(t, w, Options{Transport: transport, looks: time.Millisecond}, 1)
 	local := r.A.Region(4096)
 	e := r.B.Export(r.B.Region(4096), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
@@ -162,9 +175,15 @@ func TestSlowLink(t *testing.T) {
 // TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender believes that it came, so the path ends and says
 // why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. All others are told.
 func TestLostMessage(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		t.Run(transport.String(), func(t *testing.T) { lostMessage(t, transport) })
+	}
+}
+
+func lostMessage(t *testing.T, transport Transport) {
 	t.Run("Rail", func(t *testing.T) {
 		w := newWorld(t, "")
-		r := newRig(t, w, Options{looks: often}, 1)
+		r := newRig(t, w, Options{Transport: transport, looks: often}, 1)
 		const n = 40
 		local := r.A.Region(n * 64)
 		e := r.B.Export(r.B.Region(n*64), both)
@@ -194,7 +213,7 @@ func TestLostMessage(t *testing.T) {
 	})
 	t.Run("Control", func(t *testing.T) {
 		w := newWorld(t, "")
-		r := newRig(t, w, Options{looks: often}, 1)
+		r := newRig(t, w, Options{Transport: transport, looks: often}, 1)
 		local := r.A.Region(4096)
 		e := r.B.Export(r.B.Region(4096), both)
 		w.do(t, "drop recv 1") // the question for the export
@@ -245,10 +264,11 @@ func TestOverrun(t *testing.T) {
 // TestPortFlaps: the link goes away in the middle of transfers and comes back before the adapter has given up: nothing is lost, nothing comes
 // twice, and both remember it.
 func TestPortFlaps(t *testing.T) {
-	for _, script := range []string{"port 0 down", "cable 0 cut"} {
-		t.Run(script, func(t *testing.T) {
+	for name, transport := range map[string]Transport{"port 0 down": RC, "cable 0 cut": RC, "port 0 down; ": DC} {
+		script := strings.TrimSuffix(name, "; ")
+		t.Run(transport.String()+"/"+script, func(t *testing.T) {
 			w := newWorld(t, "mode wire; delay 50us")
-			r := newRig(t, w, Options{Piece: 64 << 10, Timeout: 18}, 2) // a second, six times
+			r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, Timeout: 18}, 2) // a second, six times
 			const size, n = 1 << 20, 8
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)
