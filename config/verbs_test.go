@@ -99,8 +99,8 @@ func TestVerbsRefusals(t *testing.T) {
 	}{
 		{"transprt=uc", []string{"transprt", "did you mean transport?"}},
 		{"colour=red", []string{"colour", "device, port"}},
-		{"transport=ucx", []string{`"ucx" is not one of the words`, "any, rc or uc", "did you mean uc?"}},
-		{"transport=xrc", []string{`"xrc"`, "any, rc or uc"}},
+		{"transport=ucx", []string{`"ucx" is not one of the words`, "any, rc, uc or dc", "did you mean uc?"}},
+		{"transport=xrc", []string{`"xrc"`, "any, rc, uc or dc"}},
 		{"meet=tcp", []string{`"tcp"`, "auto, ud or cm"}},
 		{"port=256", []string{`"256" is out of range`, "0 to 255"}},
 		{"gid=-1", []string{"out of range", "0 to 65535"}},
