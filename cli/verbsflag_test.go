@@ -23,7 +23,7 @@ import (
 func TestVerbsFlag(t *testing.T) {
 	same := cmpopts.IgnoreUnexported(verbs.Options{})
 	got, err := parseVerbs(nil, strings.Split("device=mlx5_0,transport=uc,rails=2", ","))
-	want := verbs.Options{Device: "mlx5_0", Transport: verbs.UC, Rails: 2, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
+	want := verbs.Options{Device: "mlx5_0", Transport: verbs.UC, Rails: 2, Depth: verbs.DefaultDepth, Initiators: verbs.DefaultInitiators, Timeout: verbs.DefaultTimeout}
 	if d := cmp.Diff(want, got, same, cmpopts.EquateComparable(want.For)); err != nil || d != "" {
 		t.Errorf("%v\n%s", err, d)
 	}
