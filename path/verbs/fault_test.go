@@ -211,6 +211,38 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 	}
 }
 
+// TestNothingLandsBehindClose: a get that is under way when its path is closed writes no byte of this side any more, whatever the adapter had done of
+// it. With DC the initiator outlives the path.
+func TestNothingLandsBehindClose(t *testing.T) {
+	for _, o := range []Options{{}, {Transport: UC}, {Transport: DC}} {
+		for steps := range 6 {
+			w := newWorld(t, "mode pump")
+			o.Piece = 64 << 10
+			r := pumped(t, w, o)
+			const size = 512 << 10
+			local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
+			one := r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, 1)})[0]
+			r.drive(t, func() bool { return one.Times > 0 })
+			pathtest.Fill(e.Span().Bytes(), 5)
+			r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, size)})
+			if n := w.pumps(steps); n != steps {
+				t.Fatalf("%s: %d requests under way: expected %d", o.Transport, n, steps)
+			}
+			r.A.Close()
+			after := slices.Clone(local.All().Bytes())
+			if steps == 0 && slices.ContainsFunc(after, func(b byte) bool { return b != 0 }) {
+				t.Fatalf("%s: nothing was executed, and memory has bytes", o.Transport)
+			}
+			for w.pumps(1000) > 0 {
+			}
+			if string(after) != string(local.All().Bytes()) {
+				t.Fatalf("%s, %d requests executed before: memory changed behind Close", o.Transport, steps)
+			}
+			r.end()
+		}
+	}
+}
+
 // pumps has the stand-in execute up to n requests, and says how many it had.
 func (w *world) pumps(n int) int { return int(int32(w.pump.Call1(uintptr(n)))) }
 
