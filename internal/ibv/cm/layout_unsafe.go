@@ -1,5 +1,7 @@
 package cm
 
+//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+
 import (
 	"encoding/binary"
 	"unsafe"
