@@ -43,6 +43,46 @@ func (r *rig) sleepUntil(t testing.TB, what string, cond func() bool) {
 	}
 }
 
+// TestPostWhileArmed: an owner that sleeps is woken by the end of what another call of its posted meanwhile, and not only by the next look.
+func TestPostWhileArmed(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		for name, kind := range map[string]path.OpKind{"Put": path.Put, "Get": path.Get, "Notify": path.Notify} {
+			t.Run(transport.String()+"/"+name, func(t *testing.T) {
+				w := newWorld(t, "")
+				r := pumped(t, w, Options{Transport: transport, looks: time.Hour})
+				defer r.end()
+				const size = 256 << 10
+				local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
+				one := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})[0]
+				r.drive(t, func() bool { return one.Times > 0 })
+				asleep := func() bool { // and what was told of things that are taken in already is gone
+					i, err := sys.PollIn(0, r.a.FD())
+					return i < 0 && err == nil
+				}
+				for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll()+w.pumps(1) > 0 || r.a.Arm() || !asleep(); {
+					if time.Now().After(until) {
+						t.Fatalf("it does not come to rest\n%s", r.Dump())
+					}
+				}
+				op := path.Op{Kind: kind}
+				if kind != path.Notify {
+					op.Copies = copyTo(local, e, 0, size)
+				}
+				res := r.A.Post(op)[0]
+				if !asleep() {
+					t.Fatal("readable before anything was executed")
+				}
+				for w.pumps(1000) > 0 {
+				}
+				if i, err := sys.PollIn(30_000, r.a.FD()); i < 0 || err != nil {
+					t.Fatalf("all is executed, and the owner sleeps on: %v\n%s", err, r.Dump())
+				}
+				r.drive(t, func() bool { return res.Times > 0 })
+			})
+		}
+	}
+}
+
 // TestLostCompletion: the adapter executes a request and its completion is lost. The operation ends all the same, once, with all that it did.
 func TestLostCompletion(t *testing.T) {
 	for name, op := range map[string]func(*rig, []path.Copy) path.Op{
