@@ -44,7 +44,7 @@ func TestGuestBenchVerbs(t *testing.T) {
 		args         string
 		rows, beside int
 	}{
-		{"--alone", 16, 0},
+		{"--alone", 22, 0},
 		{"--classes write,read,send,latency --sizes 64KiB --pairs 1", 6, 6},
 	} {
 		file := filepath.Join(t.TempDir(), "verbs.json")

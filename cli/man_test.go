@@ -122,7 +122,7 @@ func TestCompletion(t *testing.T) {
 		{":16", []string{"mirror", addr, ""}},
 		{"shm tcp verbs :4", []string{"get", "--path", ""}},
 		{"transport= :6", []string{"get", "--verbs", "tr"}},
-		{"transport=any transport=rc transport=uc :4", []string{"get", "--verbs", "transport="}},
+		{"transport=any transport=rc transport=uc transport=dc :4", []string{"get", "--verbs", "transport="}},
 		{"rails=2,windows=true rails=2,windows=false :4", []string{"serve", "--verbs", "rails=2,windows="}},
 		{"piece=1MiB,rails=2,port= :6", []string{"bench", "transfer", "--verbs", "piece=1MiB,rails=2,p"}},
 		{":4", []string{"get", "--verbs", "rails="}},
