@@ -254,7 +254,7 @@ func doneOf(events []path.Event) (n int, err error) {
 }
 
 // pathPingRow measures one put of 8 bytes: until the adapter of the other side has acknowledged it, or, with a notification, until the other side has
-// put its answer. Both are beside two writes of perftest, there and back.
+// put its answer. Both are beside two writes of perftest, there and back; the first also beside its writes one at a time, each acknowledged.
 func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 	v, err := b.openPaths(ctx, 4096)
 	if err != nil {
@@ -275,6 +275,10 @@ func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 		return paired.Sample{Value: paired.Percentile(t, 50), Verified: pingBytes * uint64(len(t)), Single: t}, nil
 	}}
 	theirs := b.theirs(peers.RDMATest{Program: "ib_write_lat", Size: pingBytes, Iterations: max(b.o.Trips, 5), Inline: pingBytes}, func(r peers.RDMARow) float64 { return 2 * r.Typical })
+	if !notify { // what ib_write_lat does not wait for: the acknowledgement of each write, and its completion
+		one := b.theirs(peers.RDMATest{Program: "ib_write_bw", Size: pingBytes, Iterations: max(b.o.Trips, 5), Inline: pingBytes, Depth: 1}, func(r peers.RDMARow) float64 { return 1e6 / r.MessagesPerS })
+		theirs = append(theirs, one...)
+	}
 	return b.measure(ctx, shape{what: "ping", mode: Spin, size: pingBytes}, paired.Plan{Name: name, Unit: paired.Microseconds, Target: latencyTarget, Ours: ours, Theirs: theirs})
 }
 
