@@ -26,5 +26,5 @@
 // # Losses
 //
 // Frames for which no receive was posted are lost in the card, which counts them for all of its users (out_of_buffer): they are DropNIC of the
-// port. Where the card has no such count, Capabilities.ExactDrops is false.
+// port, or DropNoBuffers where a queue had fewer receives posted than its depth because its pools had no more slots. Where the card has no such count, Capabilities.ExactDrops is false.
 package ibverbs

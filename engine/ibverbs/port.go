@@ -274,8 +274,8 @@ func (p *Port) ReachesRegion(r *mem.Region) error {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or DropNoBuffers if a
-// queue found no slots to post; the card counts it for all users of the device.
+// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or DropNoBuffers if a queue had fewer
+// receives posted than its depth for want of slots, be they all in the card or not; the card counts it for all users of the device.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -300,7 +300,7 @@ func (p *Port) account() {
 		l.mu.Lock()
 		for _, q := range *p.live.Load() {
 			if q.starved {
-				why, q.starved = engine.DropNoBuffers, q.posted == 0
+				why, q.starved = engine.DropNoBuffers, q.short
 			}
 		}
 		l.mu.Unlock()

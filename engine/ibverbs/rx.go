@@ -34,7 +34,8 @@ type rxQueue struct {
 	sges    []ibv.SGE
 	posted  int
 	broken  bool // it has failed, and flushes
-	starved bool // it had no receives and found no slots, since the counts of the port were looked at
+	short   bool // fewer receives are posted than could be, for want of slots
+	starved bool // it was short at some time since the counts of the port were looked at
 
 	pending *burst.Burst // packets that wait
 	one     *burst.Burst

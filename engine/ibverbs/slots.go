@@ -80,6 +80,7 @@ func (q *rxQueue) refill() {
 		}
 		q.broken = false
 	}
+	q.short = false
 	for len(q.idle) > 0 && !q.closed {
 		q.chain.Reset()
 		for len(q.idle) > 0 && q.chain.Len() < q.chain.Cap() && q.fill() {
@@ -111,7 +112,7 @@ func (q *rxQueue) fill() bool {
 			for k := range i {
 				q.places[k].put(held[k])
 			}
-			q.starved = q.starved || q.posted == 0
+			q.short, q.starved = true, true
 			return false
 		}
 		held[i] = h
