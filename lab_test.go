@@ -2,7 +2,6 @@ package penstock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -74,26 +73,13 @@ func TestReloadOnInterfaces(t *testing.T) {
 				}
 				sendFrames(t, tx, udpFrame(t, 9, uint32(k)))
 				if step.queue {
-					// A busy machine may lose it among the others, whose queues are full: then it is sent again.
-					for until, got := time.Now().Add(2*time.Minute), false; !got; {
-						ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-						err := in.Rx("in", 1).Recv(ctx, other)
-						cancel()
-						for i := range other.Len() {
-							n := numberOf(other.Bytes(i, 0))
-							if got = got || n == uint32(k); n > uint32(k) {
-								t.Fatalf("step %d: packet %d", k, n)
-							}
-						}
-						other.Release()
-						switch {
-						case got:
-						case !errors.Is(err, context.DeadlineExceeded) && err != nil || time.Now().After(until):
-							t.Fatalf("step %d: %v: its packet does not come", k, err)
-						case err != nil:
-							sendFrames(t, tx, udpFrame(t, 9, uint32(k)))
-						}
+					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+					err := in.Rx("in", 1).Recv(ctx, other)
+					cancel()
+					if err != nil || other.Len() != 1 || numberOf(other.Bytes(0, 0)) != uint32(k) {
+						t.Fatalf("step %d: %v, %d packets", k, err, other.Len())
 					}
+					other.Release()
 				}
 				if strings.Contains(step.flows, "drop") { // it has met these flows, and not the next ones
 					until(t, "the packet that is dropped", func() bool {

@@ -239,22 +239,30 @@ func (p *Port) Capabilities() engine.Capabilities {
 }
 
 // Rules implements engine.Port: it is a *Rules.
-func (p *Port) Rules() engine.Rules { return &Rules{p.table} }
+func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
 // Rules are the steering rules of a port.
-type Rules struct{ table *flow.Table }
+type Rules struct{ port *Port }
 
 // List implements engine.Rules.
-func (r *Rules) List() []flow.Rule { return r.table.List() }
+func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 
 // Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken out of the ring afterwards.
-func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) { return r.table.Apply(changes...) }
+func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
+	res, err := r.port.table.Apply(changes...)
+	if err == nil {
+		for _, t := range r.port.taps {
+			t.leave()
+		}
+	}
+	return res, err
+}
 
 // Check implements engine.RuleChecker.
-func (r *Rules) Check(changes ...flow.Change) error { return r.table.Check(changes...) }
+func (r *Rules) Check(changes ...flow.Change) error { return r.port.table.Check(changes...) }
 
 // Stats are the packets that each rule matched.
-func (r *Rules) Stats() flow.Stats { return r.table.Stats() }
+func (r *Rules) Stats() flow.Stats { return r.port.table.Stats() }
 
 // Stats implements engine.Port.
 func (p *Port) Stats(s *engine.PortStats) {

@@ -178,6 +178,27 @@ func TestVLANAndIsolation(t *testing.T) {
 	}
 }
 
+// Rules are in force when Apply returns: who is dealing out packets by the rules from before has to be done by then.
+func TestRulesInForce(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	p := open(t, n.Hosts[1], n.Hosts[1].Link().Name, Options{})
+	done := make(chan error)
+	p.taps[0].mu.Lock() // as one that deals out
+	go func() {
+		_, err := p.Rules().Apply(rule(t, "udp dst 7 -> drop"))
+		done <- err
+	}()
+	select {
+	case <-done:
+		t.Fatal("Apply returned before")
+	case <-time.After(20 * time.Millisecond):
+	}
+	p.taps[0].mu.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 // A tagged frame that finds no room for its two segments stays in the ring as it is.
 func TestNoRoomForSegments(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})

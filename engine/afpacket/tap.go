@@ -158,6 +158,12 @@ func (t *tap) blocked() bool {
 	return t.out[last%t.ring.Frames()].Load()
 }
 
+// leave returns when whoever is at the ring now has left it: until then it may go by the rules from before.
+func (t *tap) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+}
+
 // account takes the kernel's count of what found no room. The caller holds mu.
 func (t *tap) account() {
 	if t.ring == nil || t.closed {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -107,6 +108,28 @@ func ruleRefused(t *testing.T, isolated bool) {
 		}
 		e.wants(second, one)
 		e.wants(first, two)
+	}
+}
+
+// Rules are in force when Apply returns: who is dealing out frames by the rules from before has to be done by then.
+func TestRulesInForce(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	e.rx(engine.RxSpec{})
+	drop := flow.Add(rule(t, "udp dst 1 -> drop"))
+	done := make(chan error)
+	e.b.lane.mu.Lock() // as one that deals out
+	go func() {
+		_, err := e.b.Rules().Apply(drop)
+		done <- err
+	}()
+	select {
+	case <-done:
+		t.Fatal("Apply returned before")
+	case <-time.After(20 * time.Millisecond):
+	}
+	e.b.lane.mu.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
 

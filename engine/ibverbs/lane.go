@@ -95,6 +95,12 @@ func (l *lane) close() error {
 	return errors.Join(l.cq.Close(), l.events.Close())
 }
 
+// leave returns when whoever is at the lane now has left it: until then it may go by the rules from before.
+func (l *lane) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+}
+
 // pump takes frames off the device: those of q go to b while there is room, all others to where they wait; with a nil b all do. It returns
 // how many were added to b, and reports whether the device has no more. The caller holds mu.
 func (l *lane) pump(q *rxQueue, b *burst.Burst) (n int, empty bool) {

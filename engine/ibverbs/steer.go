@@ -264,13 +264,17 @@ func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	if p.closed {
 		return flow.Result{}, engine.ErrClosed
 	}
-	return p.table.Install(func(next *flow.Snapshot) error {
+	res, err := p.table.Install(func(next *flow.Snapshot) error {
 		want, err := p.wants(next.Rules())
 		if err != nil {
 			return err
 		}
 		return p.install(want)
 	}, changes...)
+	if err == nil && p.lane != nil {
+		p.lane.leave()
+	}
+	return res, err
 }
 
 // Check implements engine.RuleChecker.
