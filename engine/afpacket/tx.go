@@ -145,8 +145,8 @@ func (d *device) gather(b *burst.Burst, from, to int) int {
 		if d.msgs.Room() < n || !d.msgs.Add(nil) {
 			return i
 		}
-		if first := b.Bytes(i, 0); d.spec.SourceMAC && len(first) >= 12 {
-			copy(first[6:12], mac[:])
+		if d.spec.SourceMAC {
+			engine.SetSource(b, i, mac)
 		}
 		for k := range n {
 			d.msgs.Append(b.Bytes(i, k))

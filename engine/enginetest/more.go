@@ -139,6 +139,29 @@ func checkSourceMAC(t testing.TB, h Harness) {
 	}
 	s.burstOf(8, r.minRecord())
 	v.want(8)
+	if !r.caps.Chains {
+		return
+	}
+	// Segments may end anywhere, also within the address.
+	extra := r.hostPool("pieces", 512, 8)
+	src := burst.PoolSource(extra)
+	b := r.burst(1)
+	for sent, cut := range []int{1, 6, 9, 12} {
+		s.alloc(b, 1, cut)
+		frame := s.next(max(100, r.minRecord()))
+		put(b, 0, frame[:cut])
+		var slot [1]burst.Handle
+		if extra.GetBatch(slot[:]) == 0 {
+			t.Fatal("the memory of frames that were sent does not come back")
+		}
+		b.AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(frame) - cut), Cap: 512})
+		copy(b.Bytes(0, 1), frame[cut:])
+		b.SetConn(0, s.conn)
+		if err := s.q.Send(b); err != nil {
+			t.Fatalf("Send of a frame in two segments, the first of %d bytes: %v", cut, err)
+		}
+		v.want(9 + sent)
+	}
 }
 
 // checkSendAt sends packets that carry times. None leaves early.

@@ -456,12 +456,8 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
 		}
 	}
-	if q.spec.SourceMAC {
-		first := b.Bytes(i, 0)
-		if len(first) < 12 { // it is in memory that the CPU does not reach, or in pieces
-			return engine.DropRefused
-		}
-		copy(first[6:12], q.port.info.MAC[:])
+	if q.spec.SourceMAC && !engine.SetSource(b, i, q.port.info.MAC) {
+		return engine.DropRefused // it is in memory that the CPU does not reach
 	}
 	return engine.NumDrops
 }

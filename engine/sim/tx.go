@@ -11,7 +11,6 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/packet"
 )
 
 // txQueue is a transmit queue: an Outbox whose device puts packets on the wire of the port.
@@ -210,7 +209,7 @@ func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum i
 				q.drops[engine.DropTooLong].Add(1)
 			default:
 				if q.spec.SourceMAC {
-					setSource(b, i, p.at.mac)
+					engine.SetSource(b, i, p.at.mac)
 				}
 				sum += n
 				c.longest = max(c.longest, n)
@@ -224,21 +223,4 @@ func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum i
 		start = i + 1
 	}
 	return came, sent, sum
-}
-
-// setSource writes the Ethernet source address of packet i, wherever its segments are.
-func setSource(b *burst.Burst, i int, mac packet.MAC) {
-	at := 0
-	for k := range b.Segments(i) {
-		p := b.Bytes(i, k)
-		for j := range p {
-			switch {
-			case at+j >= 12:
-				return
-			case at+j >= 6:
-				p[j] = mac[at+j-6]
-			}
-		}
-		at += len(p)
-	}
 }

@@ -307,8 +307,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 			continue
 		}
 		if q.spec.SourceMAC {
-			mac := q.port.link.MAC()
-			copy(b.Bytes(i, 0)[6:12], mac[:])
+			engine.SetSource(b, i, q.port.link.MAC())
 		}
 		if q.gather(b, i) {
 			bytes += size
