@@ -258,7 +258,7 @@ func (p *Port) Capabilities() engine.Capabilities {
 	}
 	if !p.memory.Able() {
 		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
-		c.Notes = append(c.Notes, "the card reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)")
+		c.Notes = append(c.Notes, ibvmem.Unable)
 	}
 	return c
 }

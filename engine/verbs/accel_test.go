@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -31,6 +33,9 @@ func TestPayloadInCard(t *testing.T) {
 			f := onFake(t, c.script)
 			f.engine.tree = fstest.MapFS{}
 			s, cl, _ := f.pair(t, Options{}, Options{})
+			if err := s.ReachesRegion(region); err != nil || !slices.Contains(s.Capabilities().Memory, mem.Device) {
+				t.Errorf("%v; memory %v", err, s.Capabilities().Memory)
+			}
 			in := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{pool(t, 256, 64), payload}, SplitAt: 16})
 			out := tx(t, cl, engine.TxSpec{Pools: []*mem.Pool{pool(t, 4096, 64)}})
 			direct := tx(t, cl, engine.TxSpec{ID: 1, Pools: []*mem.Pool{sent}})
@@ -87,10 +92,20 @@ func TestNoWayToCard(t *testing.T) {
 	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
 	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
 	_, exErr := s.Expose(id, payload.Region().All(), RemoteWrite)
-	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr} {
+	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr, "ask": s.ReachesRegion(payload.Region())} {
 		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
 			t.Errorf("%s: %v", what, err)
 		}
+	}
+}
+
+// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before anybody asks.
+func TestUnable(t *testing.T) {
+	f := onFake(t, "absent dmabuf")
+	f.engine.tree = fstest.MapFS{}
+	s, _, _ := f.pair(t, Options{}, Options{})
+	if c := s.Capabilities(); slices.Contains(c.Memory, mem.Device) || !slices.Contains(c.Notes, ibvmem.Unable) {
+		t.Errorf("memory %v, notes %q", c.Memory, c.Notes)
 	}
 }
 

@@ -78,7 +78,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
 		Connections: true, RxQueues: maxQueues, TxQueues: maxQueues, Split: true, Chains: true, Pacing: true, SendAt: true, SendAtIn: "software",
-		ZeroCopyForward: true, ExactDrops: true, Lossless: true, Memory: []mem.Kind{mem.Host, mem.Huge},
+		ZeroCopyForward: true, ExactDrops: true, Lossless: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device},
 	}
 }
 

@@ -318,7 +318,19 @@ func (p *Port) Capabilities() engine.Capabilities {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.Notes = append(slices.Clone(p.notes), p.GID())
+	if !p.memory.Able() {
+		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
+		c.Notes = append(c.Notes, ibvmem.Unable)
+	}
 	return c
+}
+
+// ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
+func (p *Port) ReachesRegion(r *mem.Region) error {
+	if err := p.memory.Reaches(p.pd, r); err != nil {
+		return fmt.Errorf("verbs: %w: %w", refused(err), err)
+	}
+	return nil
 }
 
 // Rules implements engine.Port: there are none.

@@ -244,6 +244,9 @@ func (a *Adapter) remember(r *mem.Region, x answer) {
 	a.answers[weak.Make(r)] = x
 }
 
+// Unable is what to tell users of a device that is not Able.
+const Unable = "the card reaches no memory of accelerators: it takes no dma-bufs, and no module for peer memory is loaded (modprobe nvidia-peermem)"
+
 // Able reports whether the device may reach memory of accelerators at all: it takes dma-bufs, or a module for peer memory is loaded.
 func (a *Adapter) Able() bool {
 	attr, err := a.ctx.Attr()
