@@ -124,7 +124,8 @@ func Verbs(ctx context.Context, o VerbsOptions) (*paired.Report, error) {
 			r.Notes = append(r.Notes, "perftest: "+v)
 		}
 	}
-	b := &verbsBench{o: &o, r: r, d: d, perftest: perftest}
+	b := &verbsBench{o: &o, r: r, d: d, perftest: perftest, clock: clockTakes()}
+	r.Notes = append(r.Notes, fmt.Sprintf("the clock takes %v, which is taken off each round trip", b.clock))
 	for _, c := range o.Classes {
 		if err := b.class(ctx, c); err != nil {
 			return r.End(err)
@@ -141,7 +142,8 @@ type verbsBench struct {
 	o        *VerbsOptions
 	r        *Suite
 	d        *verbsDevice
-	perftest string // its version; "": it is not there
+	perftest string        // its version; "": it is not there
+	clock    time.Duration // what it takes to read it
 }
 
 // class measures one of VerbsClasses.

@@ -261,7 +261,7 @@ func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.close()) }()
-	g := &pathPing{v: v}
+	g := &pathPing{v: v, clock: b.clock}
 	name, sample := "path: put 8 B and its acknowledgement", g.acknowledged
 	if notify {
 		name, sample = "path: put 8 B, notified, and one back", g.answered
@@ -284,8 +284,9 @@ func (b *verbsBench) pathPingRow(ctx context.Context, notify bool) (err error) {
 
 // pathPing is numbers that an end puts into the other's memory.
 type pathPing struct {
-	v    *verbsPaths
-	next uint64
+	v     *verbsPaths
+	clock time.Duration // what it takes to read it
+	next  uint64
 }
 
 // say puts number k into the other end's memory, from the middle of this one's.
@@ -335,7 +336,7 @@ func (g *pathPing) acknowledged(ctx context.Context, n int) (t []float64, err er
 			if err := errors.Join(g.v.say(0, g.next, false), g.v.until(ctx, 0, 1, 0)); err != nil {
 				return err
 			}
-			t = append(t, float64(time.Since(begin))/1e3)
+			t = append(t, microseconds(time.Since(begin), g.clock))
 			if got := loadWord(far); got != g.next {
 				return fmt.Errorf("%w: put %d is done, and its bytes are those of %d", paired.ErrFailed, g.next, got)
 			}
@@ -389,7 +390,7 @@ func (g *pathPing) answered(ctx context.Context, n int) (t []float64, err error)
 		if err = g.v.say(0, k, true); err == nil {
 			err = hear(0, k, 1)
 		}
-		t = append(t, float64(time.Since(begin))/1e3)
+		t = append(t, microseconds(time.Since(begin), g.clock))
 	}
 	if err != nil {
 		stop(err)
