@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
@@ -281,6 +282,56 @@ func TestDeadPeerHoldsNoInitiator(t *testing.T) {
 	fine, to = next.A.Region(4096), next.B.Export(next.B.Region(4096), both)
 	next.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(fine, to, 0, 4096)})
 	w.do(t, "cable 1 mend")
+}
+
+// TestInitiatorOverrun: a completion of the initiator that a path holds is lost. Nobody can say how its operations ended, so the path goes down, also
+// while its owner sleeps and another path hears of it first, and each operation ends once; the others go on with what it had.
+func TestInitiatorOverrun(t *testing.T) {
+	w := newWorld(t, "mode wire")
+	d := dynamicDriver(w, 1)
+	d.o.looks = time.Hour // no look helps
+	bad, good := rigOn(t, w, d, d, 1), rigOn(t, w, d, d, 1)
+	const size = 1 << 20
+	local, e := bad.A.Region(size), bad.B.Export(bad.B.Region(size), both)
+	fine, to := good.A.Region(size), good.B.Export(good.B.Region(size), both)
+	bad.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+	good.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(fine, to, 0, 1)})
+	pathtest.Fill(fine.All().Bytes(), 4)
+	w.do(t, "delay 60s")
+	var res []*pathtest.Result
+	for range 20 {
+		res = append(res, bad.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size), Notify: true})...)
+	}
+	seat := bad.a.seats[forData]
+	for asleep := false; !asleep; {
+		bad.A.Poll()
+		if !bad.a.Arm() {
+			i, err := sys.PollIn(0, bad.a.FD()) // what was told of things that are taken in already is gone
+			asleep = i < 0 && err == nil
+		}
+	}
+	w.do(t, fmt.Sprintf("overrun 0 %#x", seat.i.dci.Num()))
+	bad.a.dev.async() // as of another path
+	if i, err := sys.PollIn(20_000, bad.a.FD()); i < 0 || err != nil {
+		t.Errorf("nobody wakes its owner: %v", err)
+	}
+	bad.sleepUntil(t, "the end", func() bool { return bad.A.Down != nil })
+	if !errors.Is(bad.a.err, ibv.ErrOverrun) {
+		t.Errorf("down: %v", bad.a.err)
+	}
+	for i, x := range res {
+		if x.Times != 1 || x.Err != nil && !errors.Is(x.Err, path.ErrDown) {
+			t.Errorf("put %d ended %d times: %v", i, x.Times, x.Err)
+		}
+	}
+	if n := len(bad.a.freeWorks); n != len(bad.a.works) {
+		t.Errorf("%d of %d places for operations are free", n, len(bad.a.works))
+	}
+	w.do(t, "delay 0s")
+	good.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(fine, to, 0, size)})
+	if at := pathtest.Verify(to.Span().Bytes(), 4); at >= 0 {
+		t.Errorf("byte %d is wrong", at)
+	}
 }
 
 // TestTurnEnds: a path that always has something under way lets another one in after its turn, and gets on behind it.

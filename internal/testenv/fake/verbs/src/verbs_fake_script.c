@@ -339,7 +339,7 @@ static bool parse_peer(struct parser *s)
 	return true;
 }
 
-/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives. */
+/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives, or of its requests where it takes none. */
 static bool parse_kill(struct parser *s, bool overrun)
 {
 	struct fake_device *d;
@@ -347,8 +347,8 @@ static bool parse_kill(struct parser *s, bool overrun)
 	if (!device(s, &d) || !number(s, "queue pair number", 1, 0xffffff, NULL, &qpn))
 		return false;
 	struct fake_qp *qp = s->dry ? NULL : fake_qp_find(d, (uint32_t)qpn);
-	if (qp && overrun && qp->rcq)
-		fake_overrun(qp->rcq);
+	if (qp && overrun && (qp->rcq || qp->scq))
+		fake_overrun(qp->rcq ? qp->rcq : qp->scq);
 	if (qp && !overrun) {
 		fake_async(qp->o.ctx, qp, IBV_EVENT_QP_FATAL);
 		fake_qp_error(qp, IBV_QPS_ERR);
