@@ -306,3 +306,24 @@ func TestDry(t *testing.T) {
 		}
 	}
 }
+
+// Receives are posted again also by who takes no more than its burst holds: else the card would run dry under load.
+func TestFullBurst(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{Depth: 8})
+	f := udp(t, 5, 20)
+	b := burst.New(4)
+	for range 20 {
+		for range 4 {
+			e.send(f)
+		}
+		if n, err := q.TryRecv(b); n != 4 || err != nil {
+			t.Fatal(n, err)
+		}
+		b.Release()
+	}
+	var s engine.PortStats
+	if e.b.Stats(&s); s.Drops.Total() != 0 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+}

@@ -115,7 +115,7 @@ func (l *lane) pump(q *rxQueue, b *burst.Burst) (n int, empty bool) {
 			room = min(room, b.Room())
 		}
 		if room == 0 {
-			return n, false
+			break // what was taken is posted again all the same
 		}
 		k, err := l.poll(room)
 		if err != nil {
