@@ -166,3 +166,18 @@ func TestVerbsIsCalledOff(t *testing.T) {
 		}
 	}
 }
+
+// What the clock takes is taken off, and no time is less than nothing.
+func TestMicroseconds(t *testing.T) {
+	for _, c := range []struct {
+		d, clock time.Duration
+		want     float64
+	}{{10 * time.Microsecond, 4 * time.Microsecond, 6}, {1500, 0, 1.5}, {3, 4, 0}} {
+		if got := microseconds(c.d, c.clock); got != c.want {
+			t.Errorf("%v by a clock that takes %v: %v, expected %v", c.d, c.clock, got, c.want)
+		}
+	}
+	if d := clockTakes(); d <= 0 || d > time.Second {
+		t.Errorf("the clock takes %v", d)
+	}
+}

@@ -189,8 +189,9 @@ func TestRulesInForce(t *testing.T) {
 		done <- err
 	}()
 	select {
-	case <-done:
-		t.Fatal("Apply returned before")
+	case err := <-done:
+		p.taps[0].mu.Unlock()
+		t.Fatalf("Apply returned before: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	p.taps[0].mu.Unlock()

@@ -123,8 +123,9 @@ func TestRulesInForce(t *testing.T) {
 		done <- err
 	}()
 	select {
-	case <-done:
-		t.Fatal("Apply returned before")
+	case err := <-done:
+		e.b.lane.mu.Unlock()
+		t.Fatalf("Apply returned before: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
 	e.b.lane.mu.Unlock()
