@@ -123,13 +123,13 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 		return true
 	}
 	limit := p.tuner.knobs[knobPiece].value
-	for n := 0; n < batchMax && p.err == nil; n++ {
-		if w.cur.done(w.op.Copies) {
+	for n := 0; p.err == nil; n++ {
+		if w.cur.done(w.op.Copies) { // looked at first: who has nothing to post is in no list when the last piece ends
 			p.remove(k)
 			p.settle(k)
 			return true
 		}
-		if budget == 0 {
+		if n == batchMax || budget == 0 {
 			return true
 		}
 		c := &w.op.Copies[w.cur.block]

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -219,6 +220,9 @@ func (p *Path) finish(k int32, err error) {
 	w := &p.works[k]
 	if w.done {
 		return
+	}
+	if invariants.Enabled && w.list != nil {
+		panic("verbs: an operation ends while it is in a list, which its slot's next one would break")
 	}
 	w.done = true
 	n := w.op.Bytes()
