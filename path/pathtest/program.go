@@ -213,8 +213,8 @@ func (a *actor) invent() (op path.Op, ok bool) {
 		op.Notify = a.rng.IntN(4) == 0
 		fl.bad = a.rng.IntN(20) == 0
 		blocks := 1 + a.rng.IntN(8)
-		if a.rng.IntN(30) == 0 {
-			blocks = 200
+		if a.rng.IntN(20) == 0 { // whole batches, whatever a path takes for one, and one more or less
+			blocks = 32<<a.rng.IntN(4) + a.rng.IntN(3) - 1
 		}
 		if fl.bad {
 			blocks = 1 // nothing of it may be done

@@ -29,7 +29,11 @@ func TestChaos(t *testing.T) {
 func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 	rng := rand.New(rand.NewPCG(seed, 9))
 	w := newWorld(t, script)
-	r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, NoWindows: seed%2 == 0, Initiators: 1 + int(seed%3)}, 1+rng.IntN(3))
+	o := Options{Transport: transport, Piece: 64 << 10, NoWindows: seed%2 == 0, Initiators: 1 + int(seed%3)}
+	if seed%4 > 1 {
+		o.Piece, o.Tune = 0, tight
+	}
+	r := newRig(t, w, o, 1+rng.IntN(3))
 	const count, room = 60, 300 << 10
 	type job struct {
 		op       path.Op

@@ -249,6 +249,9 @@ func (p *Path) post(l *link, w *work, req *request) {
 // over takes in that a request succeeded.
 func (p *Path) over(l *link, r *record) {
 	p.release1(l, r)
+	if r.short {
+		p.shortEnded(true)
+	}
 	switch r.kind {
 	case kindBind:
 		g := r.given
@@ -268,15 +271,15 @@ func (p *Path) over(l *link, r *record) {
 	if r.bytes > 0 {
 		p.completed += r.bytes
 	}
-	if r.short {
-		p.shortEnded(true)
-	}
 	p.settle(r.work)
 }
 
 // lose takes in that a request came back unexecuted, or that nobody here knows whether it was executed.
 func (p *Path) lose(l *link, r *record) {
 	p.release1(l, r)
+	if r.short {
+		p.shortEnded(false)
+	}
 	switch r.kind {
 	case kindBind:
 		g := r.given
@@ -293,9 +296,6 @@ func (p *Path) lose(l *link, r *record) {
 	}
 	w := &p.works[r.work]
 	w.pending--
-	if r.short {
-		p.shortEnded(false)
-	}
 	w.lost |= 1 << l.index
 	if r.kind == kindNotify || r.kind == kindWriteImm {
 		w.noteLost, w.noteRail, w.noteNo = true, l.index, r.no

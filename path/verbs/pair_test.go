@@ -162,6 +162,9 @@ func factory(o Options, streams int) pathtest.Factory {
 	}
 }
 
+// tight has operations wait for each other: small pieces, and few of them under way.
+var tight = Tuning{Piece: Bounds{4096, 8192}, Ahead: Bounds{64 << 10, 128 << 10}}
+
 // TestConformance runs the suite over every way of being set up: requests executed as they are posted, and by another thread after a
 // while; with windows and without; with one rail and with several; on Ethernet and on InfiniBand.
 func TestConformance(t *testing.T) {
@@ -175,6 +178,11 @@ func TestConformance(t *testing.T) {
 		{"Post", "", Options{}, 1, ""},
 		{"WireThreeRails", "mode wire; delay 20us; seed 8", Options{Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
 			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tune: tight}, 2,
+			basic + " " + access + " Concurrent Wake Program"},
+		{"UnreliableTight", "mode wire; loss 1%", Options{Transport: UC, Depth: 128, Tune: tight}, 2, basic + " " + access + " Concurrent Wake Program"},
+		{"DynamicTight", "mode wire; delay 20us; seed 9", Options{Transport: DC, Initiators: 2, Depth: 128, Tune: tight}, 2,
+			basic + " " + access + " Concurrent Wake Program"},
 		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
 		{"Unreliable", "", Options{Transport: UC}, 1, ""},
 		{"UnreliableLossy", "mode wire; delay 20us; seed 8; loss 3%", Options{Transport: UC, Depth: 128}, 3,

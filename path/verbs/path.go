@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
@@ -361,6 +362,9 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 	}
 	p.settleSeats()
 	p.publish()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return n, err
 }
 
@@ -430,6 +434,9 @@ func (p *Path) Poll(events []path.Event) int {
 	}
 	p.cost.reported(p, events[:n])
 	p.publish()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return n
 }
 
@@ -620,6 +627,9 @@ func (p *Path) Cancel(token uint64) bool {
 	p.settleSeats()
 	p.ring()
 	p.publish()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return true
 }
 

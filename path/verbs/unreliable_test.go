@@ -229,3 +229,18 @@ func BenchmarkPut(b *testing.B) {
 		}
 	}
 }
+
+// TestShortShots: the tuner of the inline threshold learns of short writes over UC too, whose end the adapter and the peer both tell.
+func TestShortShots(t *testing.T) {
+	w := newWorld(t, "")
+	r := newRig(t, w, Options{Transport: UC}, 1)
+	local := r.A.Region(4096)
+	e := r.B.Export(r.B.Region(4096), both)
+	const n = 4 * shortEvery
+	for range n {
+		r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 8)})
+	}
+	if got := r.a.inlineTuner.done; got != n/shortEvery || r.a.short.under != 0 {
+		t.Errorf("of %d short writes it was told of %d, and %d are under way", n, got, r.a.short.under)
+	}
+}
