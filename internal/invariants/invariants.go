@@ -4,3 +4,12 @@
 // freed memory scribbled. Without the tag Enabled is a false constant and the compiler removes the checks, so they may be
 // as slow as they like.
 package invariants
+
+import "fmt"
+
+// Insist panics unless ok. It is for code that only runs where Enabled.
+func Insist(ok bool, format string, args ...any) {
+	if !ok {
+		panic("invariant broken: " + fmt.Sprintf(format, args...))
+	}
+}

@@ -27,9 +27,9 @@ type Factory struct {
 	// CloseRetires says that a peer which is in the middle of a copy when this side closes may still write: the path retires
 	// that memory instead of stopping the peer.
 	CloseRetires bool
-	// Registers says that operations use a mem.RegCache. With -tags invariants it remembers who took each registration, so that allocations
-	// are not counted there.
-	Registers bool
+	// Verifies says that with -tags invariants the path looks after itself with means that allocate: its own counts are compared after
+	// each call, or a mem.RegCache remembers who took each registration. Allocations are not counted in such builds.
+	Verifies bool
 	// NoSparse says that the path cannot serve an export of which only a few pages exist.
 	NoSparse bool
 	// Patience is how long nothing may happen before a wait counts as hung; 0 means 20 s. It is no part of any measurement.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/seal"
@@ -193,6 +194,9 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 	}
 	p.dirty = true
 	p.publish()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return n, err
 }
 
@@ -239,6 +243,9 @@ func (p *Path) Poll(events []path.Event) int {
 	}
 	p.cost.reported(events[:n])
 	p.publish()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return n
 }
 
@@ -332,6 +339,9 @@ func (p *Path) Cancel(token uint64) bool {
 		p.sendGuarded(false)
 	}
 	p.ring()
+	if invariants.Enabled {
+		p.verify()
+	}
 	return true
 }
 

@@ -157,7 +157,7 @@ func factory(o Options, streams int) pathtest.Factory {
 			return dialPair(t, o, a, b)
 		},
 		Boundaries: []int{220, bulkBytes, 1 << 20, bulkAhead},
-		Registers:  true,
+		Verifies:   true,
 		NoSparse:   true, // an adapter wants every page of a region, also the stand-in
 	}
 }

@@ -1,6 +1,6 @@
 package verbs
 
-import "fmt"
+import "github.com/penstock-io/penstock/internal/invariants"
 
 // verify demands that what is counted in two places agrees: lists and slots of operations, requests that are posted and what they hold.
 // Builds with -tags invariants look after each call; the first disagreement panics, near to what made it.
@@ -12,12 +12,6 @@ func (p *Path) verify() {
 	p.verifyRequests()
 }
 
-func insist(ok bool, format string, args ...any) {
-	if !ok {
-		panic("verbs: invariant broken: " + fmt.Sprintf(format, args...))
-	}
-}
-
 func (p *Path) verifyLists() {
 	listed := 0
 	for _, c := range []struct {
@@ -27,10 +21,10 @@ func (p *Path) verifyLists() {
 		n, last := int32(0), int32(-1)
 		for k := c.l.head; k >= 0 && n <= c.l.n; k = p.works[k].next {
 			w := &p.works[k]
-			insist(w.list == c.l && w.used && !w.done, "operation %d in list %s: listed there %t, used %t, done %t", k, c.name, w.list == c.l, w.used, w.done)
+			invariants.Insist(w.list == c.l && w.used && !w.done, "verbs: operation %d in list %s: listed there %t, used %t, done %t", k, c.name, w.list == c.l, w.used, w.done)
 			n, last = n+1, k
 		}
-		insist(n == c.l.n && last == c.l.tail, "list %s holds %d operations up to %d, and counts %d up to %d", c.name, n, last, c.l.n, c.l.tail)
+		invariants.Insist(n == c.l.n && last == c.l.tail, "verbs: list %s holds %d operations up to %d, and counts %d up to %d", c.name, n, last, c.l.n, c.l.tail)
 		listed += int(n)
 	}
 	for k := range p.works {
@@ -38,23 +32,23 @@ func (p *Path) verifyLists() {
 			listed--
 		}
 	}
-	insist(listed == 0, "%d operations are in lists that they do not know of", listed)
+	invariants.Insist(listed == 0, "verbs: %d operations are in lists that they do not know of", listed)
 
 	free := make([]bool, len(p.works))
 	for _, k := range p.freeWorks {
-		insist(!free[k] && !p.works[k].used, "slot %d is free twice, or used", k)
+		invariants.Insist(!free[k] && !p.works[k].used, "verbs: slot %d is free twice, or used", k)
 		free[k] = true
 	}
 	ended := make([]bool, len(p.works))
 	for i := range p.evCount {
 		if k := p.events[(p.evHead+i)%len(p.events)].work; k >= 0 {
-			insist(!ended[k] && p.works[k].done, "operation %d ended twice, or did not", k)
+			invariants.Insist(!ended[k] && p.works[k].done, "verbs: operation %d ended twice, or did not", k)
 			ended[k] = true
 		}
 	}
 	for k := range p.works {
 		w := &p.works[k]
-		insist(free[k] != w.used && ended[k] == (w.used && w.done), "slot %d: free %t, used %t, done %t, its end waits to be reported %t", k, free[k], w.used, w.done, ended[k])
+		invariants.Insist(free[k] != w.used && ended[k] == (w.used && w.done), "verbs: slot %d: free %t, used %t, done %t, its end waits to be reported %t", k, free[k], w.used, w.done, ended[k])
 	}
 	asked := 0
 	for _, r := range p.reaches {
@@ -62,7 +56,7 @@ func (p *Path) verifyLists() {
 			asked++
 		}
 	}
-	insist(asked == len(p.asks)+p.asking, "%d exports are asked for; %d in line, %d questions under way", asked, len(p.asks), p.asking)
+	invariants.Insist(asked == len(p.asks)+p.asking, "verbs: %d exports are asked for; %d in line, %d questions under way", asked, len(p.asks), p.asking)
 }
 
 func (p *Path) verifyRequests() {
@@ -100,7 +94,7 @@ func (p *Path) verifyRequests() {
 		case l.uc != nil:
 			sends = 0
 		}
-		insist(frames == sends, "link %d has %d of %d frames, free and under way", l.index, frames, sends)
+		invariants.Insist(frames == sends, "verbs: link %d has %d of %d frames, free and under way", l.index, frames, sends)
 		if u := l.uc; u != nil {
 			for no := u.acked; no != u.next; no++ {
 				if s := &u.flight[no%ucDepth]; s.work >= 0 {
@@ -114,15 +108,15 @@ func (p *Path) verifyRequests() {
 	}
 	for k := range p.works {
 		if w := &p.works[k]; w.used {
-			insist(w.pending == pending[k], "operation %d counts %d requests under way, there are %d", k, w.pending, pending[k])
-			insist(!w.done || w.pending == 0 && w.list == nil, "operation %d is done, and %d of its requests are not", k, w.pending)
+			invariants.Insist(w.pending == pending[k], "verbs: operation %d counts %d requests under way, there are %d", k, w.pending, pending[k])
+			invariants.Insist(!w.done || w.pending == 0 && w.list == nil, "verbs: operation %d is done, and %d of its requests are not", k, w.pending)
 		} else {
-			insist(pending[k] == 0, "%d requests are under way for slot %d, which is free", pending[k], k)
+			invariants.Insist(pending[k] == 0, "verbs: %d requests are under way for slot %d, which is free", pending[k], k)
 		}
 	}
 	for i := range p.locals {
-		insist(p.locals[i].refs == locals[i] && (locals[i] == 0 || i < p.localsTop), "registration %d: %d uses counted, %d in requests; the top is %d", i, p.locals[i].refs, locals[i], p.localsTop)
+		invariants.Insist(p.locals[i].refs == locals[i] && (locals[i] == 0 || i < p.localsTop), "verbs: registration %d: %d uses counted, %d in requests; the top is %d", i, p.locals[i].refs, locals[i], p.localsTop)
 	}
-	insist(ahead == p.ahead, "%d bytes of bulk operations are counted at the adapter, %d are in requests", p.ahead, ahead)
-	insist(short == p.short.under, "%d short writes are counted, %d are under way", p.short.under, short)
+	invariants.Insist(ahead == p.ahead, "verbs: %d bytes of bulk operations are counted at the adapter, %d are in requests", p.ahead, ahead)
+	invariants.Insist(short == p.short.under, "verbs: %d short writes are counted, %d are under way", p.short.under, short)
 }
