@@ -27,7 +27,7 @@ var ErrMissing = errors.New("missing on this machine")
 const TapEnv = "PENSTOCK_GUEST_TAP"
 
 // DefaultTimeout is how long a guest may run when Spec does not say.
-const DefaultTimeout = 3 * time.Minute
+const DefaultTimeout = 6 * time.Minute
 
 // failGrace is how long one guest of a pair may go on when the other has failed.
 const failGrace = 20 * time.Second

@@ -1,6 +1,7 @@
 /* Lock, time, objects and their quarantine, event queues, violations and the report. */
 #include "verbs_fake.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -164,38 +165,45 @@ void events_forget(struct events *q, const void *element)
 		if (q->last == &e->next)
 			q->last = p;
 		free(e);
-		/* Another thread may have read the count already and now waits for the lock: it will find the queue shorter
-		 * and read again. The descriptor may be blocking, hence the poll. */
-		struct pollfd pf = {.fd = q->fd, .events = POLLIN};
 		uint64_t one;
-		if (poll(&pf, 1, 0) == 1 && read(q->fd, &one, sizeof(one)) != sizeof(one))
+		if (read(q->fd, &one, sizeof(one)) != sizeof(one))
 			fake_violation("an event descriptor cannot be read: %s", strerror(errno));
 	}
 }
 
 /* events_get waits for an event, as the descriptor's mode says, and must be called without the lock. It returns with the lock
- * held when it is true. */
+ * held when it is true. The count of the descriptor is read under the lock only, so it is that of the queue. */
 bool events_get(struct events *q, struct event *out, int *err)
 {
+	int mode = fcntl(q->fd, F_GETFL);
+	if (mode < 0) {
+		*err = errno;
+		return false;
+	}
 	for (;;) {
-		uint64_t one;
-		ssize_t n = read(q->fd, &one, sizeof(one));
-		if (n != sizeof(one)) {
-			*err = n < 0 ? errno : EIO;
-			return false;
-		}
 		lock();
 		struct event *e = q->first;
-		if (!e) {
-			unlock();
-			continue;
+		if (e) {
+			uint64_t one;
+			if (read(q->fd, &one, sizeof(one)) != sizeof(one))
+				fake_violation("an event descriptor cannot be read: %s", strerror(errno));
+			q->first = e->next;
+			if (!q->first)
+				q->last = &q->first;
+			*out = *e;
+			free(e);
+			return true;
 		}
-		q->first = e->next;
-		if (!q->first)
-			q->last = &q->first;
-		*out = *e;
-		free(e);
-		return true;
+		unlock();
+		if (mode & O_NONBLOCK) {
+			*err = EAGAIN;
+			return false;
+		}
+		struct pollfd pf = {.fd = q->fd, .events = POLLIN};
+		if (poll(&pf, 1, -1) < 0) {
+			*err = errno;
+			return false;
+		}
 	}
 }
 
