@@ -8,6 +8,24 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
+// sleeps has the owner of a queue sleep, where the device's event was taken by somebody else.
+func sleeps(q *rxQueue) *engine.Waker {
+	w := engine.NewWaker()
+	q.lane.mu.Lock()
+	defer q.lane.mu.Unlock()
+	q.waker = w
+	return w
+}
+
+func woken(w *engine.Waker) bool {
+	select {
+	case <-w.C():
+		return true
+	default:
+		return false
+	}
+}
+
 // Queues that share a pool which is as large as both are deep together both have their receives.
 func TestSharedPool(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
@@ -26,5 +44,31 @@ func TestSharedPool(t *testing.T) {
 	e.wants(first) // who looks posts again for all
 	if first.posted != 16 || second.posted != 16 {
 		t.Errorf("%d and %d receives are posted, expected 16 each", first.posted, second.posted)
+	}
+}
+
+// A queue whose last receive another queue's owner has taken off the device, and whose pool is empty, hears when there are slots again: no frame
+// can wake it.
+func TestLastReceive(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	first, second := e.rx(engine.RxSpec{ID: 0, Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}}), e.rx(engine.RxSpec{ID: 1})
+	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
+	mine, far := udp(t, 9, 10), udp(t, 9, 72)
+	e.send(mine, mine, mine)
+	held := e.wants(first, mine, mine, mine)
+	w := sleeps(first)
+	e.send(far)
+	other := e.wants(second, far)
+	if first.posted != 0 {
+		t.Fatalf("%d receives are posted, expected none", first.posted)
+	}
+	held.Release()
+	other.Release()
+	until(t, "the owner to be woken", func() bool { return woken(w) })
+	if first.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	if first.posted != 4 {
+		t.Errorf("%d receives are posted, expected 4", first.posted)
 	}
 }

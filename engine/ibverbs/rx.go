@@ -408,9 +408,6 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 	if _, empty := l.pump(q, nil); !empty || said() {
 		return true
 	}
-	if q.posted == 0 {
-		q.retry.Arm(w) // nobody tells when there are slots again
-	}
 	return engine.Events.Arm(q.fd, w) != nil
 }
 
