@@ -3,6 +3,7 @@ package ibverbs
 import (
 	"testing"
 
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
@@ -71,4 +72,30 @@ func TestLastReceive(t *testing.T) {
 	if first.posted != 4 {
 		t.Errorf("%d receives are posted, expected 4", first.posted)
 	}
+}
+
+// Who takes the device's event, and does not get to all frames that it stands for, wakes those that sleep on it.
+func TestEventTaken(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	deep := engine.RxSpec{ID: 0, Depth: 2 * pumpOthers, Pools: []*mem.Pool{pool(t, 2048, 2*pumpOthers)}}
+	first, second := e.rx(deep), e.rx(engine.RxSpec{ID: 1, Depth: 2 * pumpOthers})
+	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
+	w := sleeps(first)
+	mine, far := udp(t, 9, 10), udp(t, 9, 72)
+	for range pumpOthers + pollAtOnce {
+		e.send(far)
+	}
+	e.send(mine)
+	if !second.Arm(engine.NewWaker()) {
+		t.Fatal("not ready, and there are frames")
+	}
+	if !woken(w) {
+		t.Error("the owner of the other queue sleeps, its frame is at the device, and the event is gone")
+	}
+	e.wants(first, mine)
+	b := burst.New(2 * pumpOthers)
+	if n, err := second.TryRecv(b); n != pumpOthers+pollAtOnce || err != nil {
+		t.Errorf("%d frames, %v", n, err)
+	}
+	b.Release()
 }

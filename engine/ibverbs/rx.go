@@ -392,10 +392,18 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		return true
 	}
 	q.waker = w
+	more := func() bool { // the event is taken, and not all that it stands for: the others look as well
+		for _, x := range *q.port.live.Load() {
+			if x != q {
+				x.wakeLocked()
+			}
+		}
+		return true
+	}
 	for { // whoever takes an event looks for all queues, since others may sleep on it
 		cq, ok, err := l.events.Next()
 		if err != nil {
-			return true
+			return more()
 		}
 		if !ok {
 			break
@@ -403,9 +411,12 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		cq.Ack()
 	}
 	if l.cq.Arm(false) != nil {
-		return true
+		return more()
 	}
-	if _, empty := l.pump(q, nil); !empty || said() {
+	if _, empty := l.pump(q, nil); !empty {
+		return more()
+	}
+	if said() {
 		return true
 	}
 	return engine.Events.Arm(q.fd, w) != nil
