@@ -99,3 +99,21 @@ func TestEventTaken(t *testing.T) {
 	}
 	b.Release()
 }
+
+// Frames that were lost for want of slots are counted so also where their queue is closed before anybody asks.
+func TestDryAndClosed(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{ID: 0, Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})
+	e.rx(engine.RxSpec{ID: 1})
+	f := udp(t, 5, 20)
+	e.send(f, f, f, f)
+	e.take(q)
+	e.send(f)
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var s engine.PortStats
+	if e.b.Stats(&s); s.Drops[engine.DropNoBuffers] != 1 || s.Drops.Total() != 1 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+}

@@ -470,9 +470,9 @@ func (q *rxQueue) Close() error {
 		}
 	}
 	l.mu.Unlock()
+	p.account() // while it is there to say that it found no slots
 	// From here on it has no rules; what it still gets, others are given.
 	p.live.Store(&rest)
-	p.account()
 	want, err := p.wants(p.table.Snapshot().Rules())
 	if err == nil {
 		err = p.install(want)
