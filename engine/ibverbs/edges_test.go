@@ -117,3 +117,37 @@ func TestDryAndClosed(t *testing.T) {
 		t.Errorf("drops: %v", &s.Drops)
 	}
 }
+
+// A frame of two segments whose memories do not fit behind what a burst holds comes with the next burst.
+func TestManyMemories(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{Pools: []*mem.Pool{pool(t, 128, 64), pool(t, 2048, 64)}})
+	b := burst.NewSegmented(64, 256)
+	defer b.Release()
+	for range burst.MaxSources - 1 {
+		other := pool(t, 2048, 1)
+		b.AddSlots(burst.PoolSource(other), other, []mem.Handle{first(t, other)}, nil, burst.Segment{Len: 60})
+	}
+	f := udp(t, 5, 300)
+	e.send(f, f)
+	if n, err := q.TryRecv(b); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	if !q.Arm(engine.NewWaker()) {
+		t.Error("not ready, and there are frames")
+	}
+	e.wants(q, f, f)
+	var s engine.RxStats
+	if q.Stats(&s); s.Drops.Total() != 0 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+}
+
+func first(t testing.TB, p *mem.Pool) mem.Handle {
+	t.Helper()
+	var h [1]mem.Handle
+	if p.GetBatch(h[:]) != 1 {
+		t.Fatal("no slot")
+	}
+	return h[0]
+}

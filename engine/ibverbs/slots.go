@@ -191,6 +191,11 @@ func (q *rxQueue) deliver(b *burst.Burst, id uint32, length, cut int) int {
 				return noRoom
 			}
 		case !b.AddSegment(p.src, g):
+			if at > 0 { // an empty burst has room for its memories
+				b.ForgetPart(at, at+1)
+				b.Truncate(at)
+				return noRoom
+			}
 			b.Truncate(at) // it lies in too many memories; what it took goes with it
 			for r := i; r < len(q.places); r++ {
 				q.places[r].put(held[r])
