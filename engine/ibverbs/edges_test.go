@@ -1,6 +1,7 @@
 package ibverbs
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/penstock-io/penstock/burst"
@@ -150,4 +151,33 @@ func first(t testing.TB, p *mem.Pool) mem.Handle {
 		t.Fatal("no slot")
 	}
 	return h[0]
+}
+
+// A port that fails in the hands of one queue wakes the owners of the others, and what waits for a device that takes no more is given up.
+func TestFailureIsTold(t *testing.T) {
+	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	r, err := e.a.AddRxQueue(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{slots}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := engine.NewWaker()
+	if r.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	q.mu.Lock()
+	q.depth, q.posts = 8, make([]posted, 8) // more than the queue pair holds: it takes a part of a chain, and fails
+	q.mu.Unlock()
+	e.f.do(t, "fail ibv_modify_qp * EIO")
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
+		t.Fatal(err)
+	}
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the receiver to be woken", func() bool { return woken(w) })
+	if _, err := r.TryRecv(burst.New(4)); !errors.Is(err, engine.ErrDown) {
+		t.Errorf("receiving: %v", err)
+	}
 }
