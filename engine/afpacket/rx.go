@@ -472,7 +472,7 @@ func (s *placer) add(q *rxQueue, t *tap, b *burst.Burst, bytes []byte, id uint32
 			return false, false
 		}
 		t.held.Add(1)
-		t.out[t.head].Store(true)
+		t.out[t.head].Store(lent)
 		s.note(b, i, f, flags, id)
 		t.pass()
 		return true, true

@@ -41,9 +41,17 @@ type tap struct {
 	region *mem.Region
 	src    *burst.Source
 	lease  mem.Lease
-	out    []atomic.Bool // by frame
-	held   atomic.Int64  // of them, and one for the tap itself until it is closed
+	out    []atomic.Uint32 // by frame: home, lent or leaving
+	held   atomic.Int64    // of them, and one for the tap itself until it is closed
 }
+
+// Where a frame is. The order of steps is what keeps one that is released from being read a second time: it is the kernel's before it is home, and
+// whoever reads asks whether it is home before it asks whether the kernel has filled it.
+const (
+	home    = iota // the ring's, the kernel's or to be read
+	lent           // with the application
+	leaving        // released, and not yet the kernel's
+)
 
 // accept makes the ring and begins to receive.
 func (t *tap) accept(o *Options, hardware bool) error {
@@ -74,7 +82,7 @@ func (t *tap) accept(o *Options, hardware bool) error {
 		}
 		t.bytes = b
 		t.src = burst.NewSource(t.region, b, t)
-		t.out = make([]atomic.Bool, t.ring.Frames())
+		t.out = make([]atomic.Uint32, t.ring.Frames())
 		t.held.Store(1)
 		t.counters = t.port.table.NewCounters()
 	}
@@ -125,13 +133,14 @@ func (t *tap) letGo(n int) {
 func (t *tap) Reclaim(frames []burst.Handle) {
 	n := 0
 	for _, h := range frames {
-		if !t.out[h].CompareAndSwap(true, false) {
+		if !t.out[h].CompareAndSwap(lent, leaving) {
 			if invariants.Enabled {
 				panic(fmt.Sprintf("afpacket: frame %d of %s was released twice", h, t.port.name))
 			}
 			continue
 		}
 		t.ring.Return(uint32(h))
+		t.out[h].Store(home)
 		n++
 	}
 	if n > 0 {
@@ -143,7 +152,7 @@ func (t *tap) Reclaim(frames []burst.Handle) {
 func (t *tap) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.ring != nil && !t.closed && t.ring.Status(t.head)&sys.FrameReady != 0 && !t.out[t.head].Load()
+	return t.ring != nil && !t.closed && t.out[t.head].Load() == home && t.ring.Status(t.head)&sys.FrameReady != 0
 }
 
 // blocked reports whether poll would say that the socket is readable although nothing new is there: it looks at the frame that was
@@ -155,7 +164,7 @@ func (t *tap) blocked() bool {
 		return false
 	}
 	last := t.head + t.ring.Frames() - 1
-	return t.out[last%t.ring.Frames()].Load()
+	return t.out[last%t.ring.Frames()].Load() != home
 }
 
 // leave returns when whoever is at the ring now has left it: until then it may go by the rules from before.
@@ -191,11 +200,11 @@ func (t *tap) discard() (n int) {
 
 // next looks at the next frame, if there is one.
 func (t *tap) next() bool {
-	if t.ring == nil {
+	if t.ring == nil || t.out[t.head].Load() != home {
 		return false
 	}
 	status := t.ring.Status(t.head)
-	if status&sys.FrameReady == 0 || t.out[t.head].Load() {
+	if status&sys.FrameReady == 0 {
 		return false
 	}
 	t.ring.Frame(t.head, status, &t.frame)
