@@ -1,6 +1,7 @@
 package afpacket
 
 import (
+	"bytes"
 	"testing"
 
 	"github.com/penstock-io/penstock/burst"
@@ -95,4 +96,48 @@ func TestReleasedWhileRead(t *testing.T) {
 	for i := range uint32(n) {
 		x.ring.Return(i)
 	}
+}
+
+// What another queue's owner has taken out of the ring is older than what still lies there, and comes first.
+func TestInOrder(t *testing.T) {
+	e := newEdge(t, Options{})
+	first, second := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	old, young := udp(t, 7, 100, 0), udp(t, 7, 0, 0)
+	e.arrive(old)
+	b := burst.NewSegmented(4, 4)
+	if n, err := first.TryRecv(b); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	e.arrive(young)
+	// It saw nothing there before the other brought it.
+	if e.p.taps[0].pump(second, b) != 2 || b.PacketLen(0) != len(old) || b.PacketLen(1) != len(young) {
+		t.Errorf("%d frames, the first of %d bytes", b.Len(), b.PacketLen(0))
+	}
+	b.Release()
+	// And where there is no room for it the younger one waits as well.
+	e.arrive(old)
+	first.TryRecv(b)
+	e.arrive(young, young)
+	small := burst.NewSegmented(2, 2)
+	small.AddSlots(burst.PoolSource(e.pool), e.pool, take(t, e.pool), nil, burst.Segment{Len: 60})
+	if n, err := second.TryRecv(small); n != 0 || err != nil {
+		t.Errorf("%d frames, %v", n, err)
+	}
+	small.Release()
+	got := receive(t, second, 3, nil)
+	if !bytes.Equal(got[0], old) {
+		t.Errorf("the first has %d bytes, expected %d", len(got[0]), len(old))
+	}
+}
+
+func take(t testing.TB, p *mem.Pool) []mem.Handle {
+	t.Helper()
+	h := make([]mem.Handle, 1)
+	if p.GetBatch(h) != 1 {
+		t.Fatal("no slot")
+	}
+	return h
 }

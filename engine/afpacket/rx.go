@@ -169,7 +169,7 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	if q.waiting.Load() > 0 {
 		n = q.takePending(b)
 	}
-	if !q.closed.Load() && b.Room() > 0 {
+	if !q.closed.Load() && b.Room() > 0 && q.waiting.Load() == 0 {
 		for _, t := range q.port.taps {
 			if q.reads(t) {
 				n += t.pump(q, b)

@@ -262,6 +262,11 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 	if t.closed || q.closed.Load() {
 		return 0
 	}
+	if q.waiting.Load() > 0 { // whoever was here before has brought it: it is older than what is here now
+		if n = q.takePending(b); q.waiting.Load() > 0 {
+			return n
+		}
+	}
 	live := *t.port.live.Load() // q is among them as long as we have the lock
 	snap := t.port.table.Snapshot()
 	rules := snap.Classifier().Len() > 0
