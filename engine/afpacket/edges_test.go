@@ -141,3 +141,28 @@ func take(t testing.TB, p *mem.Pool) []mem.Handle {
 	}
 	return h
 }
+
+// A frame of more segments than an empty burst has room for does not hold up the others, wherever it waits.
+func TestTooManySegments(t *testing.T) {
+	e := newEdge(t, Options{})
+	first, second := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	two, one := udp(t, 7, 100, 0), udp(t, 7, 0, 0)
+	b := burst.New(1)
+	for _, dealt := range []bool{false, true} {
+		e.arrive(two, one)
+		if dealt {
+			first.TryRecv(b)
+		}
+		if n, err := second.TryRecv(b); n != 1 || err != nil || b.PacketLen(0) != len(one) {
+			t.Fatalf("dealt out before: %v: %d frames, %v", dealt, n, err)
+		}
+		b.Release()
+	}
+	var s engine.RxStats
+	if second.Stats(&s); s.Drops[engine.DropTooLong] != 2 || s.Packets != 2 {
+		t.Errorf("%d frames, drops: %v", s.Packets, &s.Drops)
+	}
+}

@@ -30,6 +30,7 @@ type rxQueue struct {
 	mu      sync.Mutex   // over what others bring
 	placer  placer       // for that
 	pending *burst.Burst // packets that wait
+	one     *burst.Burst // of one packet, to drop the first that waits
 	waiting atomic.Int64 // of them
 	waker   *engine.Waker
 	retry   *time.Timer
@@ -152,7 +153,7 @@ func (p *Port) newRx(spec engine.RxSpec) (*rxQueue, error) {
 	}
 	q.direct.init(q)
 	q.placer.init(q)
-	q.pending = burst.NewSegmented(spec.Depth, 2*spec.Depth)
+	q.pending, q.one = burst.NewSegmented(spec.Depth, 2*spec.Depth), burst.NewSegmented(1, 2)
 	return q, nil
 }
 
@@ -214,9 +215,16 @@ func (q *rxQueue) count(b *burst.Burst, n int) {
 func (q *rxQueue) takePending(b *burst.Burst) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := q.pending.MoveTo(b)
-	q.waiting.Store(int64(q.pending.Len()))
-	return n
+	defer func() { q.waiting.Store(int64(q.pending.Len())) }()
+	for q.pending.Len() > 0 {
+		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
+			return n
+		}
+		q.pending.MoveTo(q.one) // an empty burst cannot hold it: it would hold up the others for ever
+		q.drop(engine.DropTooLong, uint64(q.one.Len()))
+		q.one.Release()
+	}
+	return 0
 }
 
 // enqueue puts the frame that t looks at where it waits for the owner. The caller holds t.mu.

@@ -291,6 +291,11 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 		if to == q {
 			got, ok := q.direct.add(q, t, b, bytes, id)
 			if !ok {
+				if b.Len() == 0 { // there will never be room for its segments: it would hold up the others for ever
+					q.drop(engine.DropTooLong, 1)
+					t.giveBack()
+					continue
+				}
 				if t.moved { // it cannot be looked at again
 					t.port.drops[engine.DropTransform].Add(1)
 					t.giveBack()
