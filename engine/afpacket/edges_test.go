@@ -166,3 +166,24 @@ func TestTooManySegments(t *testing.T) {
 		t.Errorf("%d frames, drops: %v", s.Packets, &s.Drops)
 	}
 }
+
+// A frame that waits for room is counted once by its rule.
+func TestCountedOnce(t *testing.T) {
+	e := newEdge(t, Options{})
+	q := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 0")); err != nil {
+		t.Fatal(err)
+	}
+	f := udp(t, 7, 100, 0)
+	e.arrive(f, f, f, f)
+	b := burst.New(3) // one frame of two segments, and half of the next
+	for range 4 {
+		if n, err := q.TryRecv(b); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		b.Release()
+	}
+	if c := e.p.Rules().Stats().Rules[0].Count; c.Packets != 4 {
+		t.Errorf("the rule has counted %d frames of 4", c.Packets)
+	}
+}

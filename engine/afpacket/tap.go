@@ -32,6 +32,7 @@ type tap struct {
 	closed   bool
 	restored bool // the VLAN tag of the frame at head is in it again
 	moved    bool // what a rule made of that frame is in its place
+	counted  bool // the rule that it matched has counted it
 
 	version uint64          // of the table whose actions these are
 	actions [][]flow.Action // of rules that transform
@@ -218,7 +219,7 @@ func (t *tap) giveBack() {
 }
 
 func (t *tap) pass() {
-	t.restored, t.moved = false, false
+	t.restored, t.moved, t.counted = false, false, false
 	if t.head++; t.head == t.ring.Frames() {
 		t.head = 0
 	}
@@ -323,7 +324,10 @@ func (t *tap) steer(snap *flow.Snapshot, frame []byte, live []*rxQueue, plain *r
 	} else {
 		d = snap.Classifier().Classify(frame, &t.layers)
 	}
-	t.counters.Count(snap, d, len(frame))
+	if !t.counted { // it may have been here before, and have found no room
+		t.counted = true
+		t.counters.Count(snap, d, len(frame))
+	}
 	switch d.Verdict {
 	case flow.Unmatched:
 		if p.spec.Isolated {
