@@ -187,3 +187,22 @@ func TestCountedOnce(t *testing.T) {
 		t.Errorf("the rule has counted %d frames of 4", c.Packets)
 	}
 }
+
+// Discard gets to what waits behind more frames of others than are dealt out at once.
+func TestDiscardBehindOthers(t *testing.T) {
+	e := newEdge(t, Options{Frames: 1024})
+	first := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}})
+	e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
+	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	f := udp(t, 7, 100, 0)
+	for range pumpOthers + 1 {
+		send(t, e.tx, f)
+	}
+	send(t, e.tx, udp(t, 5, 100, 0))
+	until(t, "the frames", func() bool { return e.frames() == pumpOthers+2 })
+	if n, err := first.Discard(); n != 1 || err != nil {
+		t.Errorf("%d frames were discarded, expected 1; %v", n, err)
+	}
+}
