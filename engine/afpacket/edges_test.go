@@ -206,3 +206,26 @@ func TestDiscardBehindOthers(t *testing.T) {
 		t.Errorf("%d frames were discarded, expected 1; %v", n, err)
 	}
 }
+
+// A queue that is added changes which queue reads which socket: those that sleep look again.
+func TestAddedWakes(t *testing.T) {
+	e := newEdge(t, Options{Fanout: FanoutHash, Sockets: 4})
+	var qs []*rxQueue
+	for range 2 {
+		qs = append(qs, e.rx(engine.RxSpec{ID: engine.Auto, Pools: []*mem.Pool{e.pool}}))
+	}
+	last := e.p.taps[3]
+	w := engine.NewWaker()
+	if qs[0].reads(last) || qs[0].Arm(w) {
+		t.Fatal("queue 0 reads the last socket, or is ready")
+	}
+	e.rx(engine.RxSpec{ID: engine.Auto, Pools: []*mem.Pool{e.pool}})
+	if !qs[0].reads(last) {
+		t.Fatal("queue 0 does not read the last socket")
+	}
+	select {
+	case <-w.C():
+	default:
+		t.Error("queue 0 has the last socket now, does not watch it, and was not woken")
+	}
+}

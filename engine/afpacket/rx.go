@@ -94,6 +94,11 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	live = append(slices.Clone(live), q)
 	slices.SortFunc(live, func(a, b *rxQueue) int { return a.id - b.id })
 	p.live.Store(&live)
+	for _, o := range live { // which reads which socket has changed: who sleeps may have to watch another one
+		if o != q {
+			o.wake()
+		}
+	}
 	return q, nil
 }
 
