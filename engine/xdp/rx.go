@@ -184,6 +184,9 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		}
 	}
 	for range q.ins {
+		if q.pending.Len() > 0 {
+			break // it is older than what the sockets have
+		}
 		in := q.ins[q.turn]
 		if q.turn++; q.turn == len(q.ins) {
 			q.turn = 0

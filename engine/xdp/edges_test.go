@@ -1,0 +1,56 @@
+package xdp
+
+import (
+	"bytes"
+	"testing"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// kept is a queue in whose pending burst wait frames of two segments and one, as they do after a port has started anew, and one that sends to it.
+func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
+	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	home := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	q = addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: []*mem.Pool{newPool(t, 128, 256), newPool(t, 2048, 256)}})
+	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	frames = [][]byte{udp(t, 7, 200, 1), udp(t, 7, 42, 0)}
+	send(t, tx, frames...)
+	until(t, "the frames", func() bool { return q.ins[0].sock.Rx().Ready() == 2 })
+	if err := home.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if q.pending.Len() != 2 {
+		t.Fatalf("%d frames were kept, expected 2", q.pending.Len())
+	}
+	return q, tx, frames
+}
+
+// What was kept while the port started anew comes before what came afterwards, also where a burst has no room for it.
+func TestKeptInOrder(t *testing.T) {
+	q, tx, frames := kept(t)
+	young := udp(t, 7, 42, 0)
+	send(t, tx, young)
+	until(t, "the frame", func() bool { return q.ins[0].sock.Rx().Ready() == 1 })
+	b, p := burst.New(2), newPool(t, 2048, 16)
+	slot := make([]mem.Handle, 1)
+	if p.GetBatch(slot) != 1 {
+		t.Fatal("no slot")
+	}
+	b.AddSlots(burst.PoolSource(p), p, slot, nil, burst.Segment{Len: 60})
+	if n, err := q.TryRecv(b); n != 0 || err != nil {
+		t.Errorf("%d frames came before an older one, %v", n, err)
+	}
+	b.Release()
+	for i, got := range receive(t, q, 3-int(q.packets), nil) {
+		if i < 2 && !bytes.Equal(got, frames[i]) {
+			t.Errorf("frame %d has %d bytes, expected %d", i, len(got), len(frames[i]))
+		}
+	}
+}
