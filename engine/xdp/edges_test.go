@@ -54,3 +54,16 @@ func TestKeptInOrder(t *testing.T) {
 		}
 	}
 }
+
+// A frame that was kept and has more segments than an empty burst has room for does not hold up the others.
+func TestKeptTooLong(t *testing.T) {
+	q, _, frames := kept(t)
+	b := burst.New(1)
+	defer b.Release()
+	if n, err := q.TryRecv(b); n != 1 || err != nil || b.PacketLen(0) != len(frames[1]) {
+		t.Fatalf("%d frames, %v", n, err)
+	}
+	if n := q.drops[engine.DropTooLong].Load(); n != 1 {
+		t.Errorf("%d frames were dropped as too long, expected 1", n)
+	}
+}

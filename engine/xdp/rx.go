@@ -28,6 +28,7 @@ type rxQueue struct {
 	turn    int  // of the one to ask first
 	whole   bool // packets, or payloads, are where the kernel put them
 	pending *burst.Burst
+	one     *burst.Burst // of one packet, to drop the first of pending
 	slots   [2]stash
 	pieces  []piece // of the packet that is being placed
 	sum     uint64  // bytes of the packets of this call
@@ -110,6 +111,7 @@ func (p *Port) newRx(spec engine.RxSpec) (*rxQueue, error) {
 	}
 	q.pieces = make([]piece, 0, burst.MaxSegments)
 	q.pending = burst.NewSegmented(2*spec.Depth+rxBatch, 4*spec.Depth+rxBatch)
+	q.one = burst.NewSegmented(1, burst.MaxSegments)
 	return q, nil
 }
 
@@ -178,7 +180,7 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	n := 0
 	q.sum = 0
 	if q.pending.Len() > 0 {
-		n = q.pending.MoveTo(b)
+		n = q.kept(b)
 		for i := b.Len() - n; i < b.Len(); i++ {
 			q.sum += uint64(b.PacketLen(i))
 		}
@@ -216,6 +218,20 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		return 0, *q.port.broken.Load()
 	}
 	return 0, nil
+}
+
+// kept moves packets to b that waited while the port started anew. One that an empty b cannot hold would hold up the others for ever. The caller
+// holds mu.
+func (q *rxQueue) kept(b *burst.Burst) int {
+	for q.pending.Len() > 0 {
+		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
+			return n
+		}
+		q.pending.MoveTo(q.one)
+		q.drop(engine.DropTooLong, uint64(q.one.Len()))
+		q.one.Release()
+	}
+	return 0
 }
 
 // hushed is the number of packets between two sleeps from which on the kernel need not tell of each: that costs it as much as the two
