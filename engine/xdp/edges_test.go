@@ -2,10 +2,13 @@ package xdp
 
 import (
 	"bytes"
+	"errors"
 	"testing"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/xdp/card"
+	"github.com/penstock-io/penstock/internal/ethtool"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -65,5 +68,33 @@ func TestKeptTooLong(t *testing.T) {
 	}
 	if n := q.drops[engine.DropTooLong].Load(); n != 1 {
 		t.Errorf("%d frames were dropped as too long, expected 1", n)
+	}
+}
+
+// A receive queue that is refused leaves nothing of its pool with the kernel where transmit queues stay, and the next one is received into in place.
+func TestRefusedLeavesNothing(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{Queues: 4})
+	f := newFakeDriver()
+	f.refuse = ethtool.ErrNotPermitted
+	b := open(t, n.Hosts[1], engine.PortSpec{Options: f.options(Options{Queues: []int{2, 3}}, t.TempDir())})
+	r, err := mem.Alloc(mem.Options{Name: "all", Size: 3 * 256 * 2048})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { r.Close() })
+	var pools [3]*mem.Pool
+	for i := range pools {
+		pools[i] = carve(t, r, i*256*2048, 2048, 256)
+	}
+	addTx(t, b, engine.TxSpec{Pools: []*mem.Pool{pools[0]}})
+	if _, err := b.AddRxQueue(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pools[1]}}); !errors.Is(err, card.ErrSpread) {
+		t.Fatal(err)
+	}
+	if s := pools[1].Stats(); s.InUse != 0 {
+		t.Errorf("the queue was refused, and %d slots of its pool are out", s.InUse)
+	}
+	f.refuse = nil
+	if q := addRx(t, b, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pools[2]}}); !q.whole {
+		t.Error("the next queue gets copies")
 	}
 }
