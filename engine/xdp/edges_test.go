@@ -98,3 +98,33 @@ func TestRefusedLeavesNothing(t *testing.T) {
 		t.Error("the next queue gets copies")
 	}
 }
+
+// Queues whose owners look at nothing fill their rings, and leave chunks for the others.
+func TestStalledShallow(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	slots := []*mem.Pool{newPool(t, 2048, 2048)}
+	q := addRx(t, b, engine.RxSpec{ID: 0, Depth: 1, Pools: slots})
+	for i := range 3 {
+		addRx(t, b, engine.RxSpec{ID: 1 + i, Depth: 1, Pools: slots})
+	}
+	for _, to := range []string{"udp dst 1 -> queue 1", "udp dst 2 -> queue 2", "udp dst 3 -> queue 3"} {
+		if _, err := b.Rules().Apply(rule(t, to)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for port := range uint16(3) {
+		for i := range 128 {
+			send(t, tx, udp(t, 1+port, 100, uint32(i)))
+		}
+	}
+	send(t, tx, udp(t, 7, 100, 1))
+	var s engine.PortStats
+	if b.Stats(&s); s.Rx.Drops[engine.DropNoBuffers] != 0 {
+		t.Errorf("drops: %v", &s.Rx.Drops)
+	}
+	if got := q.ins[0].sock.Rx().Ready(); got != 1 {
+		t.Errorf("%d frames came, expected 1", got)
+	}
+}

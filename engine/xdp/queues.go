@@ -141,7 +141,7 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 func (p *Port) setTargets() {
 	need := 0
 	for _, q := range p.rxs {
-		need += q.spec.Depth
+		need += q.ring()
 	}
 	target := 0
 	if need > 0 {

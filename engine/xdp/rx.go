@@ -123,10 +123,13 @@ func (q *rxQueue) data() *mem.Pool {
 	return q.pools[0]
 }
 
+// ring is the number of entries of the receive ring of each socket: so many packets can wait in it, whatever the Depth.
+func (q *rxQueue) ring() int { return max(64, 1<<bits.Len(uint(q.spec.Depth-1))) }
+
 // open opens the sockets of the queue. The caller holds port.mu and is in its namespace.
 func (q *rxQueue) open() error {
 	q.whole = q.port.feed.pool == q.data()
-	size := max(64, 1<<bits.Len(uint(q.spec.Depth-1)))
+	size := q.ring()
 	for _, n := range q.port.nqs {
 		s, err := n.queue.OpenSocket(xsk.SocketConfig{RxSize: size, BusyPoll: q.port.o.busyPoll()})
 		if err != nil {
