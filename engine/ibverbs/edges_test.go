@@ -181,3 +181,23 @@ func TestFailureIsTold(t *testing.T) {
 		t.Errorf("receiving: %v", err)
 	}
 }
+
+// A closed queue takes no packets of others, and registers none of their memory at a device that is given up.
+func TestForwardClosed(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	for _, end := range []func() error{e.tx.Close, e.a.Close} {
+		other := pool(t, 2048, 4)
+		b := burst.New(1)
+		b.AddSlots(burst.PoolSource(other), other, []mem.Handle{first(t, other)}, nil, burst.Segment{Len: 60})
+		if err := end(); err != nil {
+			t.Fatal(err)
+		}
+		before := e.f.count(t, "ibv_reg_mr")
+		if n, err := e.tx.Forward(b); n != 0 || !errors.Is(err, engine.ErrClosed) || b.Len() != 0 {
+			t.Errorf("%d, %v", n, err)
+		}
+		if n := e.f.count(t, "ibv_reg_mr") - before; n != 0 {
+			t.Errorf("%d regions were registered for it", n)
+		}
+	}
+}

@@ -148,6 +148,10 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
 	}
+	if q.IsShut() { // the device may be given up: nothing is registered any more
+		b.Release()
+		return 0, engine.ErrClosed
+	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
 			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
