@@ -201,3 +201,34 @@ func TestForwardClosed(t *testing.T) {
 		}
 	}
 }
+
+// The memory of frames stays where it is when the device does not give up the queue pair that reads it.
+func TestCloseRefused(t *testing.T) {
+	e := newEnds(t, "mode pump", Options{}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	if n, err := q.Alloc(e.out, 5, 60); n != 5 {
+		t.Fatal(err)
+	}
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	e.a.fail(errors.New("nobody waits for frames any more"))
+	e.f.do(t, "fail ibv_destroy_qp 1 EBUSY")
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if n := slots.Stats().InUse; n != 5 {
+		t.Errorf("%d slots are out, expected 5, which the device may read", n)
+	}
+	if err := q.Drain(t.Context()); err != nil || q.out.Free() != 16 {
+		t.Errorf("%v, %d descriptors are free", err, q.out.Free())
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.give()
+	for i := range 5 {
+		x := &q.posts[i]
+		x.parts[0].src.Reclaim([]burst.Handle{x.parts[0].h})
+	}
+}

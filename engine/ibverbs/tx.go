@@ -123,16 +123,17 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	return nil
 }
 
-// give gives up what the device has of the queue.
-func (q *txQueue) give() {
+// give gives up what the device has of the queue. It is false where the device does not let go, and may still read frames.
+func (q *txQueue) give() bool {
 	if q.qp != nil {
 		if err := q.qp.Close(); err != nil {
 			q.port.fail(fmt.Errorf("ibverbs: %s: closing transmit queue %d: %w", q.port.name, q.ID(), err))
-			return
+			return false
 		}
 	}
 	q.cq.Close()
 	q.chain.Close()
+	return true
 }
 
 // collect takes what the device has done, for who needs descriptors now.
@@ -184,8 +185,11 @@ func (q *txQueue) Close() error {
 		runtime.Gosched()
 	}
 	q.closed = true
-	q.give()
-	for q.flying() > 0 { // the queue pair is gone, and nobody reads them any more
+	gone := q.give()
+	for q.flying() > 0 {
+		if !gone { // the device may still read: their memory stays where it is
+			q.posts[q.head%uint64(len(q.posts))].n = 0
+		}
 		q.settle(engine.DropClosed)
 	}
 	q.giveBack()
