@@ -128,3 +128,50 @@ func TestStalledShallow(t *testing.T) {
 		t.Errorf("%d frames came, expected 1", got)
 	}
 }
+
+// A queue sleeps while another one takes the last chunk and looks no more: when there are slots again, it gives them to the kernel, because no packet
+// can wake it.
+func TestLastChunk(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	slots := []*mem.Pool{newPool(t, 2048, 64)}
+	sleeper, taker := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
+	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	w := engine.NewWaker()
+	if sleeper.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	x := burst.New(128)
+	defer x.Release()
+	for i := 0; x.Len() < 64; i++ {
+		send(t, tx, udp(t, 7, 100, uint32(i)))
+		if _, err := taker.TryRecv(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	x.Release()
+	// What comes before the slots are the kernel's again is dropped.
+	f := udp(t, 5, 100, 1)
+	for range 3000 {
+		send(t, tx, f)
+		select {
+		case <-w.C():
+		default:
+			continue
+		}
+		n, err := sleeper.TryRecv(x)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n > 0 {
+			return
+		}
+		if sleeper.Arm(w) {
+			w.Wake()
+		}
+	}
+	t.Error("the queue sleeps, and the kernel has nothing to receive its packets into")
+}

@@ -50,6 +50,8 @@ type intake struct {
 	at, n int
 	heard bool // the kernel tells engine.Events of each packet
 	since int  // packets since that was asked for
+
+	asleep *engine.Waker // of the owner, who sleeps as far as is known; under nq.mu
 }
 
 // AddRxQueue implements engine.Port.
@@ -155,6 +157,9 @@ func (q *rxQueue) shut(why engine.Drop, keep bool) error {
 			}
 		}
 		q.drop(why, uint64(q.discard(in)))
+		in.nq.mu.Lock()
+		in.nq.sleepers = slices.DeleteFunc(in.nq.sleepers, func(o *intake) bool { return o == in })
+		in.nq.mu.Unlock()
 		var s xsk.Statistics
 		if in.sock.Statistics(&s) == nil {
 			q.past.RxDropped += s.RxDropped
@@ -303,6 +308,7 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 			}
 		}
 		n.count()
+		n.rouse(in)
 		n.mu.Unlock()
 		more = more && room && some
 	}
@@ -442,7 +448,7 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		}
 	}
 	for _, in := range q.ins {
-		if in.nq.starving() {
+		if in.nq.starving(in, w) {
 			q.later()
 		}
 		in.wake()
