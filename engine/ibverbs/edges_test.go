@@ -1,8 +1,10 @@
 package ibverbs
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -231,4 +233,32 @@ func TestCloseRefused(t *testing.T) {
 		x := &q.posts[i]
 		x.parts[0].src.Reclaim([]burst.Handle{x.parts[0].h})
 	}
+}
+
+// A frame in memory that the device refused to learn of a moment ago, and then takes, has a completion as any other.
+func TestRegisteredLate(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{})
+	f, other := udp(t, 5, 100), pool(t, 2048, 4)
+	if n, err := e.tx.Alloc(e.out, 1, 42); n != 1 {
+		t.Fatal(err)
+	}
+	copy(e.out.Bytes(0, 0), f[:42])
+	h := first(t, other)
+	e.out.AddSegment(burst.PoolSource(other), burst.Segment{Handle: h, Off: other.Offset(h), Len: uint32(len(f) - 42)})
+	copy(e.out.Bytes(0, 1), f[42:])
+	e.f.do(t, "fail ibv_reg_mr 1 ENOMEM")
+	if err := e.tx.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := e.tx.Drain(ctx); err != nil {
+		t.Fatalf("the queue never hears that it was sent: %v", err)
+	}
+	var s engine.TxStats
+	if e.tx.Stats(&s); s.Packets+s.Drops[engine.DropRefused] != 1 {
+		t.Errorf("%+v", s)
+	}
+	e.take(q).Release()
 }

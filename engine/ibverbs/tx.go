@@ -371,7 +371,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 		flags = ibv.IPChecksum
 	}
 	var chosen [postAtOnce]int
-	n, last := 0, q.last(b, from, to, room)
+	n := 0
 	for next = from; next < to && (n < room || b.Segments(next) == 0); next++ {
 		k := b.Segments(next)
 		if k == 0 {
@@ -387,17 +387,14 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 			part0 := b.Part(next, i)
 			x.parts[i] = part{part0.Source, part0.Handle}
 		}
-		f := flags
-		if next == last {
-			f |= ibv.Signaled
-		}
-		q.chain.Send(q.tail+uint64(n), f, q.sges...)
+		q.chain.Send(q.tail+uint64(n), flags, q.sges...)
 		chosen[n] = next
 		n++
 	}
 	if n == 0 {
 		return next, room > 0
 	}
+	q.chain.Flag(n-1, ibv.Signaled)
 	done, err := q.qp.PostSend(q.chain)
 	for _, i := range chosen[:done] {
 		b.ForgetPart(i, i+1)
@@ -415,16 +412,6 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 		return chosen[0] + 1, true
 	}
 	return chosen[0], false
-}
-
-// last is the packet that will be the last of those that post chooses.
-func (q *txQueue) last(b *burst.Burst, from, to, room int) (at int) {
-	for at = -1; from < to && room > 0; from++ {
-		if b.Segments(from) > 0 && q.fit(b, from) == engine.NumDrops {
-			at, room = from, room-1
-		}
-	}
-	return at
 }
 
 // headerLen is the length of a frame's Ethernet header with its VLAN tags, of which there are two at most.
