@@ -262,3 +262,35 @@ func TestRegisteredLate(t *testing.T) {
 	}
 	e.take(q).Release()
 }
+
+// A frame that cannot be sent is dropped once, also where one in front of it has to be given to the device again.
+func TestRefusedOnce(t *testing.T) {
+	t.Run("none taken", func(t *testing.T) { refusedOnce(t, 16, "fail ibv_post_send 1 EIO") })
+	t.Run("some taken", func(t *testing.T) { refusedOnce(t, 2, "") })
+}
+
+func refusedOnce(t *testing.T, holds int, script string) {
+	e := newEnds(t, "", Options{SendDepth: holds}, engine.PortSpec{})
+	e.rx(engine.RxSpec{})
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{pool(t, 2048, 64)}}).(*txQueue)
+	q.mu.Lock()
+	q.depth, q.posts = 16, make([]posted, 16) // it may be more than the queue pair holds, which takes a part of a chain then
+	q.mu.Unlock()
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
+		t.Fatal(err)
+	}
+	for _, i := range []int{1, 4} {
+		e.out.SetLen(i, 0, 5) // shorter than an Ethernet header
+	}
+	e.f.do(t, script)
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var s engine.TxStats
+	if q.Stats(&s); s.Drops[engine.DropBadFrame] != 2 || s.Packets+s.Drops.Total() != 6 || s.Queued != 0 || q.out.Free() != 16 {
+		t.Errorf("%d sent, drops: %v, %d queued, %d of 16 descriptors are free", s.Packets, &s.Drops, s.Queued, q.out.Free())
+	}
+}

@@ -378,6 +378,9 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 			continue
 		}
 		if why := q.fit(b, next); why != engine.NumDrops {
+			if n > 0 {
+				break // those in front of it may come back from the device, and it would be refused a second time behind them
+			}
 			q.refuse(b, next, why)
 			continue
 		}
