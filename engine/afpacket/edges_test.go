@@ -229,3 +229,18 @@ func TestAddedWakes(t *testing.T) {
 		t.Error("queue 0 has the last socket now, does not watch it, and was not woken")
 	}
 }
+
+// A socket that could not be made ready for receiving does not keep those that were from it for ever: the next queue tries again.
+func TestAcceptedAgain(t *testing.T) {
+	e := newEdge(t, Options{Fanout: FanoutHash, Sockets: 2})
+	x := e.p.taps[1]
+	fd := x.fd
+	x.fd = -1 // as where there is no memory for its ring
+	if _, err := e.p.AddRxQueue(engine.RxSpec{}); err == nil {
+		t.Fatal("a queue without one of its sockets")
+	}
+	x.fd = fd
+	q := e.rx(engine.RxSpec{})
+	send(t, e.tx, udp(t, 1, 50, 0))
+	receive(t, q, 1, nil)
+}

@@ -21,6 +21,8 @@ type tap struct {
 	fd     int
 	number int
 
+	accepted bool // it receives; under port.mu
+
 	mu       sync.Mutex // over everything down to the next comment
 	ring     *sys.PacketRing
 	bytes    []byte
@@ -69,6 +71,9 @@ func (t *tap) accept(o *Options, hardware bool) error {
 			return fail(err)
 		}
 	}
+	if t.accepted { // another socket failed then: a member of a fan-out group cannot be bound again
+		return nil
+	}
 	var err error
 	if t.ring == nil {
 		if t.ring, err = sys.NewPacketRing(t.fd, o.Frames, o.FrameSize, 0); err != nil {
@@ -96,6 +101,7 @@ func (t *tap) accept(o *Options, hardware bool) error {
 	if err != nil {
 		return fail(err)
 	}
+	t.accepted = true
 	return nil
 }
 
