@@ -87,6 +87,9 @@ func (f *TxFront) Shut() {
 	f.box.Close()
 }
 
+// IsShut reports whether Shut was called.
+func (f *TxFront) IsShut() bool { return f.shut.Load() }
+
 // keepRetired is the number of closed queues that a port remembers apart.
 const keepRetired = 16
 

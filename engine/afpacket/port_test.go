@@ -210,12 +210,18 @@ func TestNoRoomForSegments(t *testing.T) {
 	f := udp(t, 1, 100, 77)
 	send(t, tx, f)
 	until(t, "the frame", func() bool { return b.taps[0].ready() })
-	small := burst.New(1)
+	small := burst.New(2)
+	slot := make([]mem.Handle, 1)
+	if pool.GetBatch(slot) != 1 {
+		t.Fatal("no slot")
+	}
+	small.AddSlots(burst.PoolSource(pool), pool, slot, nil, burst.Segment{Len: 60}) // an empty burst that has no room drops the frame
 	for range 3 {
 		if k, err := q.TryRecv(small); k != 0 || err != nil {
 			t.Fatalf("%d packets in a burst without room, %v", k, err)
 		}
 	}
+	small.Release()
 	if got := receive(t, q, 1, nil); !bytes.Equal(got[0], f) {
 		t.Errorf("it came as % x", got[0][:24])
 	}

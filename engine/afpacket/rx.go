@@ -30,6 +30,7 @@ type rxQueue struct {
 	mu      sync.Mutex   // over what others bring
 	placer  placer       // for that
 	pending *burst.Burst // packets that wait
+	one     *burst.Burst // of one packet, to drop the first that waits
 	waiting atomic.Int64 // of them
 	waker   *engine.Waker
 	retry   *time.Timer
@@ -93,6 +94,11 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	live = append(slices.Clone(live), q)
 	slices.SortFunc(live, func(a, b *rxQueue) int { return a.id - b.id })
 	p.live.Store(&live)
+	for _, o := range live { // which reads which socket has changed: who sleeps may have to watch another one
+		if o != q {
+			o.wake()
+		}
+	}
 	return q, nil
 }
 
@@ -152,7 +158,7 @@ func (p *Port) newRx(spec engine.RxSpec) (*rxQueue, error) {
 	}
 	q.direct.init(q)
 	q.placer.init(q)
-	q.pending = burst.NewSegmented(spec.Depth, 2*spec.Depth)
+	q.pending, q.one = burst.NewSegmented(spec.Depth, 2*spec.Depth), burst.NewSegmented(1, 2)
 	return q, nil
 }
 
@@ -169,7 +175,7 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	if q.waiting.Load() > 0 {
 		n = q.takePending(b)
 	}
-	if !q.closed.Load() && b.Room() > 0 {
+	if !q.closed.Load() && b.Room() > 0 && q.waiting.Load() == 0 {
 		for _, t := range q.port.taps {
 			if q.reads(t) {
 				n += t.pump(q, b)
@@ -214,9 +220,16 @@ func (q *rxQueue) count(b *burst.Burst, n int) {
 func (q *rxQueue) takePending(b *burst.Burst) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	n := q.pending.MoveTo(b)
-	q.waiting.Store(int64(q.pending.Len()))
-	return n
+	defer func() { q.waiting.Store(int64(q.pending.Len())) }()
+	for q.pending.Len() > 0 {
+		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
+			return n
+		}
+		q.pending.MoveTo(q.one) // an empty burst cannot hold it: it would hold up the others for ever
+		q.drop(engine.DropTooLong, uint64(q.one.Len()))
+		q.one.Release()
+	}
+	return 0
 }
 
 // enqueue puts the frame that t looks at where it waits for the owner. The caller holds t.mu.
@@ -309,19 +322,21 @@ func (q *rxQueue) Discard() (int, error) {
 	}
 	b := burst.NewSegmented(256, 512)
 	total := 0
-	for {
-		n := q.takePending(b)
+	for range 1 << 10 { // more keeps coming
+		n, more := q.takePending(b), false
 		for _, t := range q.port.taps {
 			if q.reads(t) {
 				n += t.pump(q, b)
+				more = more || t.ready() // behind so many for others that they were not all dealt out
 			}
 		}
 		b.Release()
 		q.drop(engine.DropFlushed, uint64(n))
-		if total += n; n == 0 {
-			return total, nil
+		if total += n; n == 0 && !more {
+			break
 		}
 	}
+	return total, nil
 }
 
 // counts fills s with the queue's own counts.
@@ -472,7 +487,7 @@ func (s *placer) add(q *rxQueue, t *tap, b *burst.Burst, bytes []byte, id uint32
 			return false, false
 		}
 		t.held.Add(1)
-		t.out[t.head].Store(true)
+		t.out[t.head].Store(lent)
 		s.note(b, i, f, flags, id)
 		t.pass()
 		return true, true

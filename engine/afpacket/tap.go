@@ -21,6 +21,8 @@ type tap struct {
 	fd     int
 	number int
 
+	accepted bool // it receives; under port.mu
+
 	mu       sync.Mutex // over everything down to the next comment
 	ring     *sys.PacketRing
 	bytes    []byte
@@ -32,6 +34,7 @@ type tap struct {
 	closed   bool
 	restored bool // the VLAN tag of the frame at head is in it again
 	moved    bool // what a rule made of that frame is in its place
+	counted  bool // the rule that it matched has counted it
 
 	version uint64          // of the table whose actions these are
 	actions [][]flow.Action // of rules that transform
@@ -41,9 +44,17 @@ type tap struct {
 	region *mem.Region
 	src    *burst.Source
 	lease  mem.Lease
-	out    []atomic.Bool // by frame
-	held   atomic.Int64  // of them, and one for the tap itself until it is closed
+	out    []atomic.Uint32 // by frame: home, lent or leaving
+	held   atomic.Int64    // of them, and one for the tap itself until it is closed
 }
+
+// Where a frame is. The order of steps is what keeps one that is released from being read a second time: it is the kernel's before it is home, and
+// whoever reads asks whether it is home before it asks whether the kernel has filled it.
+const (
+	home    = iota // the ring's, the kernel's or to be read
+	lent           // with the application
+	leaving        // released, and not yet the kernel's
+)
 
 // accept makes the ring and begins to receive.
 func (t *tap) accept(o *Options, hardware bool) error {
@@ -60,6 +71,9 @@ func (t *tap) accept(o *Options, hardware bool) error {
 			return fail(err)
 		}
 	}
+	if t.accepted { // another socket failed then: a member of a fan-out group cannot be bound again
+		return nil
+	}
 	var err error
 	if t.ring == nil {
 		if t.ring, err = sys.NewPacketRing(t.fd, o.Frames, o.FrameSize, 0); err != nil {
@@ -74,7 +88,7 @@ func (t *tap) accept(o *Options, hardware bool) error {
 		}
 		t.bytes = b
 		t.src = burst.NewSource(t.region, b, t)
-		t.out = make([]atomic.Bool, t.ring.Frames())
+		t.out = make([]atomic.Uint32, t.ring.Frames())
 		t.held.Store(1)
 		t.counters = t.port.table.NewCounters()
 	}
@@ -87,6 +101,7 @@ func (t *tap) accept(o *Options, hardware bool) error {
 	if err != nil {
 		return fail(err)
 	}
+	t.accepted = true
 	return nil
 }
 
@@ -125,13 +140,14 @@ func (t *tap) letGo(n int) {
 func (t *tap) Reclaim(frames []burst.Handle) {
 	n := 0
 	for _, h := range frames {
-		if !t.out[h].CompareAndSwap(true, false) {
+		if !t.out[h].CompareAndSwap(lent, leaving) {
 			if invariants.Enabled {
 				panic(fmt.Sprintf("afpacket: frame %d of %s was released twice", h, t.port.name))
 			}
 			continue
 		}
 		t.ring.Return(uint32(h))
+		t.out[h].Store(home)
 		n++
 	}
 	if n > 0 {
@@ -143,7 +159,7 @@ func (t *tap) Reclaim(frames []burst.Handle) {
 func (t *tap) ready() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.ring != nil && !t.closed && t.ring.Status(t.head)&sys.FrameReady != 0 && !t.out[t.head].Load()
+	return t.ring != nil && !t.closed && t.out[t.head].Load() == home && t.ring.Status(t.head)&sys.FrameReady != 0
 }
 
 // blocked reports whether poll would say that the socket is readable although nothing new is there: it looks at the frame that was
@@ -155,7 +171,7 @@ func (t *tap) blocked() bool {
 		return false
 	}
 	last := t.head + t.ring.Frames() - 1
-	return t.out[last%t.ring.Frames()].Load()
+	return t.out[last%t.ring.Frames()].Load() != home
 }
 
 // leave returns when whoever is at the ring now has left it: until then it may go by the rules from before.
@@ -191,11 +207,11 @@ func (t *tap) discard() (n int) {
 
 // next looks at the next frame, if there is one.
 func (t *tap) next() bool {
-	if t.ring == nil {
+	if t.ring == nil || t.out[t.head].Load() != home {
 		return false
 	}
 	status := t.ring.Status(t.head)
-	if status&sys.FrameReady == 0 || t.out[t.head].Load() {
+	if status&sys.FrameReady == 0 {
 		return false
 	}
 	t.ring.Frame(t.head, status, &t.frame)
@@ -209,7 +225,7 @@ func (t *tap) giveBack() {
 }
 
 func (t *tap) pass() {
-	t.restored, t.moved = false, false
+	t.restored, t.moved, t.counted = false, false, false
 	if t.head++; t.head == t.ring.Frames() {
 		t.head = 0
 	}
@@ -253,6 +269,11 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 	if t.closed || q.closed.Load() {
 		return 0
 	}
+	if q.waiting.Load() > 0 { // whoever was here before has brought it: it is older than what is here now
+		if n = q.takePending(b); q.waiting.Load() > 0 {
+			return n
+		}
+	}
 	live := *t.port.live.Load() // q is among them as long as we have the lock
 	snap := t.port.table.Snapshot()
 	rules := snap.Classifier().Len() > 0
@@ -277,6 +298,11 @@ func (t *tap) pump(q *rxQueue, b *burst.Burst) (n int) {
 		if to == q {
 			got, ok := q.direct.add(q, t, b, bytes, id)
 			if !ok {
+				if b.Len() == 0 { // there will never be room for its segments: it would hold up the others for ever
+					q.drop(engine.DropTooLong, 1)
+					t.giveBack()
+					continue
+				}
 				if t.moved { // it cannot be looked at again
 					t.port.drops[engine.DropTransform].Add(1)
 					t.giveBack()
@@ -304,7 +330,10 @@ func (t *tap) steer(snap *flow.Snapshot, frame []byte, live []*rxQueue, plain *r
 	} else {
 		d = snap.Classifier().Classify(frame, &t.layers)
 	}
-	t.counters.Count(snap, d, len(frame))
+	if !t.counted { // it may have been here before, and have found no room
+		t.counted = true
+		t.counters.Count(snap, d, len(frame))
+	}
 	switch d.Verdict {
 	case flow.Unmatched:
 		if p.spec.Isolated {

@@ -134,7 +134,9 @@ func (l *lane) pump(q *rxQueue, b *burst.Burst) (n int, empty bool) {
 		}
 	}
 	for _, x := range live {
-		x.refill()
+		if x.refill(); x.posted == 0 && x.waker != nil {
+			x.retry.Arm(x.waker) // its owner sleeps, and nobody tells when there are slots again: no frame can come
+		}
 	}
 	return n, empty
 }

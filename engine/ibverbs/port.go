@@ -173,7 +173,9 @@ func (p *Port) run() {
 		case <-p.end:
 			return
 		case <-p.async.C():
-			p.listen()
+			if p.listen(); p.failed.Load() != nil {
+				p.wake()
+			}
 			continue
 		case <-p.waker.C():
 		}
@@ -217,9 +219,11 @@ func (p *Port) happened(ev ibv.AsyncEvent) {
 	p.wake()
 }
 
-// fail says that nothing goes any more, and why.
+// fail says that nothing goes any more, and why. Whoever sleeps is woken by run: the caller may hold the lock of a queue.
 func (p *Port) fail(err error) {
-	p.failed.CompareAndSwap(nil, &err)
+	if p.failed.CompareAndSwap(nil, &err) {
+		p.async.Wake()
+	}
 }
 
 // wake has all queues look again.

@@ -392,10 +392,18 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		return true
 	}
 	q.waker = w
+	more := func() bool { // the event is taken, and not all that it stands for: the others look as well
+		for _, x := range *q.port.live.Load() {
+			if x != q {
+				x.wakeLocked()
+			}
+		}
+		return true
+	}
 	for { // whoever takes an event looks for all queues, since others may sleep on it
 		cq, ok, err := l.events.Next()
 		if err != nil {
-			return true
+			return more()
 		}
 		if !ok {
 			break
@@ -403,13 +411,13 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		cq.Ack()
 	}
 	if l.cq.Arm(false) != nil {
-		return true
+		return more()
 	}
-	if _, empty := l.pump(q, nil); !empty || said() {
-		return true
+	if _, empty := l.pump(q, nil); !empty {
+		return more()
 	}
-	if q.posted == 0 {
-		q.retry.Arm(w) // nobody tells when there are slots again
+	if said() {
+		return true
 	}
 	return engine.Events.Arm(q.fd, w) != nil
 }
@@ -462,9 +470,9 @@ func (q *rxQueue) Close() error {
 		}
 	}
 	l.mu.Unlock()
+	p.account() // while it is there to say that it found no slots
 	// From here on it has no rules; what it still gets, others are given.
 	p.live.Store(&rest)
-	p.account()
 	want, err := p.wants(p.table.Snapshot().Rules())
 	if err == nil {
 		err = p.install(want)

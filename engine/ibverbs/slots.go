@@ -35,10 +35,11 @@ type place struct {
 	hand  *[]mem.Handle // free slots; places of one pool share them
 }
 
-func (p *place) get() (h mem.Handle, ok bool) {
+// get takes a slot. The pool is asked for as many as are needed now, and no more: others may use it, who would find it empty while slots lie here.
+func (p *place) get(needed int) (h mem.Handle, ok bool) {
 	hand := *p.hand
 	if len(hand) == 0 {
-		hand = hand[:p.pool.GetBatch(hand[:min(cap(hand), slotsAtHand)])]
+		hand = hand[:p.pool.GetBatch(hand[:min(cap(hand), slotsAtHand, needed)])]
 	}
 	if n := len(hand) - 1; n >= 0 {
 		h, ok, hand = hand[n], true, hand[:n]
@@ -107,7 +108,11 @@ func (q *rxQueue) fill() bool {
 	held := q.held(id)
 	for i := range q.places {
 		p := &q.places[i]
-		h, ok := p.get()
+		needed := len(q.idle)
+		if len(q.spec.Pools) == 1 { // all places are of it
+			needed = needed*len(q.places) - i
+		}
+		h, ok := p.get(needed)
 		if !ok {
 			for k := range i {
 				q.places[k].put(held[k])
@@ -186,6 +191,11 @@ func (q *rxQueue) deliver(b *burst.Burst, id uint32, length, cut int) int {
 				return noRoom
 			}
 		case !b.AddSegment(p.src, g):
+			if at > 0 { // an empty burst has room for its memories
+				b.ForgetPart(at, at+1)
+				b.Truncate(at)
+				return noRoom
+			}
 			b.Truncate(at) // it lies in too many memories; what it took goes with it
 			for r := i; r < len(q.places); r++ {
 				q.places[r].put(held[r])

@@ -123,16 +123,17 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	return nil
 }
 
-// give gives up what the device has of the queue.
-func (q *txQueue) give() {
+// give gives up what the device has of the queue. It is false where the device does not let go, and may still read frames.
+func (q *txQueue) give() bool {
 	if q.qp != nil {
 		if err := q.qp.Close(); err != nil {
 			q.port.fail(fmt.Errorf("ibverbs: %s: closing transmit queue %d: %w", q.port.name, q.ID(), err))
-			return
+			return false
 		}
 	}
 	q.cq.Close()
 	q.chain.Close()
+	return true
 }
 
 // collect takes what the device has done, for who needs descriptors now.
@@ -147,6 +148,10 @@ func (q *txQueue) collect() {
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
+	}
+	if q.IsShut() { // the device may be given up: nothing is registered any more
+		b.Release()
+		return 0, engine.ErrClosed
 	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
@@ -180,8 +185,11 @@ func (q *txQueue) Close() error {
 		runtime.Gosched()
 	}
 	q.closed = true
-	q.give()
-	for q.flying() > 0 { // the queue pair is gone, and nobody reads them any more
+	gone := q.give()
+	for q.flying() > 0 {
+		if !gone { // the device may still read: their memory stays where it is
+			q.posts[q.head%uint64(len(q.posts))].n = 0
+		}
 		q.settle(engine.DropClosed)
 	}
 	q.giveBack()
@@ -363,13 +371,16 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 		flags = ibv.IPChecksum
 	}
 	var chosen [postAtOnce]int
-	n, last := 0, q.last(b, from, to, room)
+	n := 0
 	for next = from; next < to && (n < room || b.Segments(next) == 0); next++ {
 		k := b.Segments(next)
 		if k == 0 {
 			continue
 		}
 		if why := q.fit(b, next); why != engine.NumDrops {
+			if n > 0 {
+				break // those in front of it may come back from the device, and it would be refused a second time behind them
+			}
 			q.refuse(b, next, why)
 			continue
 		}
@@ -379,17 +390,14 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 			part0 := b.Part(next, i)
 			x.parts[i] = part{part0.Source, part0.Handle}
 		}
-		f := flags
-		if next == last {
-			f |= ibv.Signaled
-		}
-		q.chain.Send(q.tail+uint64(n), f, q.sges...)
+		q.chain.Send(q.tail+uint64(n), flags, q.sges...)
 		chosen[n] = next
 		n++
 	}
 	if n == 0 {
 		return next, room > 0
 	}
+	q.chain.Flag(n-1, ibv.Signaled)
 	done, err := q.qp.PostSend(q.chain)
 	for _, i := range chosen[:done] {
 		b.ForgetPart(i, i+1)
@@ -407,16 +415,6 @@ func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
 		return chosen[0] + 1, true
 	}
 	return chosen[0], false
-}
-
-// last is the packet that will be the last of those that post chooses.
-func (q *txQueue) last(b *burst.Burst, from, to, room int) (at int) {
-	for at = -1; from < to && room > 0; from++ {
-		if b.Segments(from) > 0 && q.fit(b, from) == engine.NumDrops {
-			at, room = from, room-1
-		}
-	}
-	return at
 }
 
 // headerLen is the length of a frame's Ethernet header with its VLAN tags, of which there are two at most.

@@ -303,13 +303,13 @@ func (q *txQueue) load(d *departure, b *burst.Burst, from, to int) (n int, why e
 			return 0, engine.DropTooLong
 		}
 	}
-	got, err := q.inner.Alloc(d.out, n, longest)
-	if got == 0 && n > 1 && !q.short(err) { // the longest of them may be too long for the engine
-		got, err = q.inner.Alloc(d.out, 1, b.PacketLen(from))
+	got, err := q.alloc(d.out, n, longest)
+	if got == 0 && n > 1 && !short(err) { // the longest of them may be too long for the engine
+		got, err = q.alloc(d.out, 1, b.PacketLen(from))
 	}
 	switch {
 	case got > 0:
-	case q.short(err):
+	case short(err):
 		return 0, engine.NumDrops
 	case errors.Is(err, engine.ErrClosed):
 		return 0, engine.DropClosed
@@ -350,17 +350,21 @@ func (q *txQueue) lengthen(b *burst.Burst, pieces int) bool {
 	return true
 }
 
-// short reports whether an error of the engine's Alloc will pass, and counts it.
-func (q *txQueue) short(err error) bool {
+// alloc is Alloc of the engine's queue. What that counts as a want of descriptors or memory, also where it had some, is counted here once.
+func (q *txQueue) alloc(b *burst.Burst, n, length int) (got int, err error) {
+	got, err = q.inner.Alloc(b, n, length)
 	switch {
 	case errors.Is(err, engine.ErrFull):
 		q.full.Add(1)
 	case errors.Is(err, engine.ErrNoBuffers):
 		q.noBuffers.Add(1)
-	default:
-		return false
 	}
-	return true
+	return got, err
+}
+
+// short reports whether an error of the engine's Alloc will pass.
+func short(err error) bool {
+	return errors.Is(err, engine.ErrFull) || errors.Is(err, engine.ErrNoBuffers)
 }
 
 // copy has packet i of b become packet j of d.

@@ -38,8 +38,8 @@
 // Header/data split with two pools copies the header into a slot of the first; the payload stays where it is if the second is the pool that the
 // kernel receives into. With one pool named twice, header and payload are two views of one slot, and nothing is copied.
 //
-// A pool gives up to 7/8 of its slots to the kernel: as many as can wait for the receive queues (RxSpec.Depth, times the chunks of the
-// longest frame), and a quarter more where there are so many. A packet that is released goes back to the kernel and not to the pool, unless the
+// A pool gives up to 7/8 of its slots to the kernel: as many as can wait for the receive queues (RxSpec.Depth, which is
+// rounded up to a power of two and at least 64, times the chunks of the longest frame), and a quarter more where there are so many. A packet that is released goes back to the kernel and not to the pool, unless the
 // kernel has enough. The pool gets all back when its last receive queue is closed. As long as other queues of the port are open, the port
 // starts anew for that: for some ten milliseconds packets are dropped as engine.DropNoQueue, while what waits is kept.
 //

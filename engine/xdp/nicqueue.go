@@ -42,6 +42,7 @@ type nicQueue struct {
 	faults   uint64   // addresses that the kernel cannot have got from us
 	closed   bool
 	txs      []*txQueue
+	sleepers []*intake // whose owners sleep, as far as is known
 	timer    *time.Timer
 	armed    bool
 	pause    time.Duration
@@ -190,15 +191,38 @@ func (n *nicQueue) fill(h mem.Handle) uint64 {
 }
 
 // starving reports whether packets may be lost because the kernel has no chunks, and the pool has none either: then nobody is woken by
-// a packet.
-func (n *nicQueue) starving() bool {
+// a packet. The owner of in is about to sleep until w wakes it.
+func (n *nicQueue) starving(in *intake, w *engine.Waker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || n.target == 0 {
 		return false
 	}
+	if in.asleep == nil {
+		n.sleepers = append(n.sleepers, in)
+	}
+	in.asleep = w
 	n.refill()
 	return n.starved.Load() && n.queue.Fill().Pending() < lowFill
+}
+
+// rouse wakes those that sleep, when whoever receives by in has taken the last chunks and there are no others: they look again after a while, which
+// that one perhaps does not. The caller holds mu.
+func (n *nicQueue) rouse(in *intake) {
+	if len(n.sleepers) == 0 || !n.short.Load() {
+		return
+	}
+	if n.refill(); !n.starved.Load() || n.queue.Fill().Pending() >= lowFill {
+		return
+	}
+	for _, s := range n.sleepers {
+		if s != in {
+			s.asleep.Wake()
+		}
+		s.asleep = nil
+	}
+	clear(n.sleepers)
+	n.sleepers = n.sleepers[:0]
 }
 
 // received reports whether the kernel can have this descriptor of a receive ring from us. The caller holds mu.

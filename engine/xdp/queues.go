@@ -141,7 +141,7 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 func (p *Port) setTargets() {
 	need := 0
 	for _, q := range p.rxs {
-		need += q.spec.Depth
+		need += q.ring()
 	}
 	target := 0
 	if need > 0 {
@@ -191,7 +191,7 @@ func (p *Port) admitRx(q *rxQueue, rxs []*rxQueue) (err error) {
 	if err := p.choose(q.data()); err != nil {
 		return err
 	}
-	before, had := p.rxs, p.had
+	before, had, fed, filled := p.rxs, p.had, p.feed, false
 	defer func() {
 		if err != nil {
 			p.rxs, p.had = before, had
@@ -199,22 +199,31 @@ func (p *Port) admitRx(q *rxQueue, rxs []*rxQueue) (err error) {
 				_ = p.unset(q)
 			}
 			_ = q.shut(engine.DropClosed, false)
-			if len(p.rxs) > 0 {
+			switch {
+			case len(before)+len(p.txs) == 0:
+				_ = p.unchoose()
+			case !filled:
+				p.feed = fed // the kernel has nothing of another one
+			case q.whole && !slices.ContainsFunc(before, whole):
+				err = errors.Join(err, p.restart()) // as when it is closed
+			default:
 				p.setTargets()
 			}
-			_ = p.unchoose()
 		}
 	}()
 	if err := p.openRx(q); err != nil {
 		return err
 	}
-	p.rxs = rxs
+	p.rxs, filled = rxs, true
 	p.setTargets()
 	if err := p.set(q); err != nil {
 		return err
 	}
 	return p.isolate()
 }
+
+// whole reports whether a queue delivers packets where the kernel put them.
+func whole(q *rxQueue) bool { return q.whole }
 
 // openRx opens the sockets of a receive queue on all queues of the interface.
 func (p *Port) openRx(q *rxQueue) error {
@@ -243,11 +252,10 @@ func (p *Port) dismissRx(q *rxQueue) error {
 	var s engine.RxStats
 	q.Stats(&s)
 	p.pastRx.Add(&s)
-	lent := func(o *rxQueue) bool { return o.whole }
 	switch {
 	case len(rest)+len(p.txs) == 0:
 		return errors.Join(err, p.unchoose())
-	case q.whole && !slices.ContainsFunc(rest, lent):
+	case q.whole && !slices.ContainsFunc(rest, whole):
 		// The kernel has slots of a pool that no queue uses any more, and gives them back only with the whole queue of the interface.
 		return errors.Join(err, p.restart())
 	}

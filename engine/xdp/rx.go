@@ -28,6 +28,7 @@ type rxQueue struct {
 	turn    int  // of the one to ask first
 	whole   bool // packets, or payloads, are where the kernel put them
 	pending *burst.Burst
+	one     *burst.Burst // of one packet, to drop the first of pending
 	slots   [2]stash
 	pieces  []piece // of the packet that is being placed
 	sum     uint64  // bytes of the packets of this call
@@ -49,6 +50,8 @@ type intake struct {
 	at, n int
 	heard bool // the kernel tells engine.Events of each packet
 	since int  // packets since that was asked for
+
+	asleep *engine.Waker // of the owner, who sleeps as far as is known; under nq.mu
 }
 
 // AddRxQueue implements engine.Port.
@@ -110,6 +113,7 @@ func (p *Port) newRx(spec engine.RxSpec) (*rxQueue, error) {
 	}
 	q.pieces = make([]piece, 0, burst.MaxSegments)
 	q.pending = burst.NewSegmented(2*spec.Depth+rxBatch, 4*spec.Depth+rxBatch)
+	q.one = burst.NewSegmented(1, burst.MaxSegments)
 	return q, nil
 }
 
@@ -121,10 +125,13 @@ func (q *rxQueue) data() *mem.Pool {
 	return q.pools[0]
 }
 
+// ring is the number of entries of the receive ring of each socket: so many packets can wait in it, whatever the Depth.
+func (q *rxQueue) ring() int { return max(64, 1<<bits.Len(uint(q.spec.Depth-1))) }
+
 // open opens the sockets of the queue. The caller holds port.mu and is in its namespace.
 func (q *rxQueue) open() error {
 	q.whole = q.port.feed.pool == q.data()
-	size := max(64, 1<<bits.Len(uint(q.spec.Depth-1)))
+	size := q.ring()
 	for _, n := range q.port.nqs {
 		s, err := n.queue.OpenSocket(xsk.SocketConfig{RxSize: size, BusyPoll: q.port.o.busyPoll()})
 		if err != nil {
@@ -150,6 +157,9 @@ func (q *rxQueue) shut(why engine.Drop, keep bool) error {
 			}
 		}
 		q.drop(why, uint64(q.discard(in)))
+		in.nq.mu.Lock()
+		in.nq.sleepers = slices.DeleteFunc(in.nq.sleepers, func(o *intake) bool { return o == in })
+		in.nq.mu.Unlock()
 		var s xsk.Statistics
 		if in.sock.Statistics(&s) == nil {
 			q.past.RxDropped += s.RxDropped
@@ -178,12 +188,15 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	n := 0
 	q.sum = 0
 	if q.pending.Len() > 0 {
-		n = q.pending.MoveTo(b)
+		n = q.kept(b)
 		for i := b.Len() - n; i < b.Len(); i++ {
 			q.sum += uint64(b.PacketLen(i))
 		}
 	}
 	for range q.ins {
+		if q.pending.Len() > 0 {
+			break // it is older than what the sockets have
+		}
 		in := q.ins[q.turn]
 		if q.turn++; q.turn == len(q.ins) {
 			q.turn = 0
@@ -213,6 +226,20 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 		return 0, *q.port.broken.Load()
 	}
 	return 0, nil
+}
+
+// kept moves packets to b that waited while the port started anew. One that an empty b cannot hold would hold up the others for ever. The caller
+// holds mu.
+func (q *rxQueue) kept(b *burst.Burst) int {
+	for q.pending.Len() > 0 {
+		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
+			return n
+		}
+		q.pending.MoveTo(q.one)
+		q.drop(engine.DropTooLong, uint64(q.one.Len()))
+		q.one.Release()
+	}
+	return 0
 }
 
 // hushed is the number of packets between two sleeps from which on the kernel need not tell of each: that costs it as much as the two
@@ -281,6 +308,7 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 			}
 		}
 		n.count()
+		n.rouse(in)
 		n.mu.Unlock()
 		more = more && room && some
 	}
@@ -420,7 +448,7 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		}
 	}
 	for _, in := range q.ins {
-		if in.nq.starving() {
+		if in.nq.starving(in, w) {
 			q.later()
 		}
 		in.wake()

@@ -190,6 +190,9 @@ func (c *SendChain) done(w *cSendWR) (int, bool) {
 	return c.n - 1, true
 }
 
+// Flag adds flags to request i, for who knows only at the end which one is the last.
+func (c *SendChain) Flag(i int, more SendFlags) { c.wrs[i].flags |= uint32(more) }
+
 // Send appends a message to the peer's next receive. Like all builders it returns the request's index, or false when the chain is full.
 func (c *SendChain) Send(id uint64, flags SendFlags, sges ...SGE) (int, bool) {
 	return c.done(c.add(id, wrSend, flags, sges))
