@@ -193,6 +193,7 @@ func (l *lane) take(end *ending) {
 		case t.canceled.Load(): // Cancel may have looked for it before it is in the queue
 			t.failed = path.ErrCanceled
 			end.add(t)
+			flush = true // it may have come together with the timer, which has nobody else to look at the queue
 		default:
 			l.enqueue(t)
 			if !l.batching || t.isBulk() {
