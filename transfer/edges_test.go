@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"bytes"
 	"testing"
 	"time"
 
@@ -49,4 +50,59 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 	ln.unlock()
 	soon(t, gone.Done(), "the end of the canceled transfer")
 	wait(t, x, nil)
+}
+
+// A path that the peer says is down before this side, which dialed it, has taken it up is not taken up: what it carried would be
+// written after the peer was told that nothing more comes by it.
+func TestPathDownWhileItIsDialed(t *testing.T) {
+	d := over("tcp")
+	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	d.dialed = func() {
+		held <- struct{}{}
+		<-hold
+	}
+	p := newPair(t, Options{Paths: []path.Driver{d}})
+	dst := region(t, 4096)
+	export(t, p.a, dst, "dst", path.Write)
+	rem := lookup(t, p.ba, "dst")
+	opened := make(chan error, 1)
+	go func() {
+		_, err := p.ab.lane(ctx(t), "tcp")
+		opened <- err
+	}()
+	<-held
+	var ln *lane
+	for end := ctx(t); ln == nil; time.Sleep(time.Millisecond) {
+		if end.Err() != nil {
+			t.Fatal("the accepting side has no path")
+		}
+		ln, _ = p.ba.openedLane("tcp")
+	}
+	src := region(t, 4096)
+	fill(src, 7)
+	x, err := p.ba.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the post", func() bool { return ln.p.Stats().OpsPosted > 0 })
+	ln.shut(path.ErrDown)
+	if err := p.ba.fenceRemote(ctx(t), ln); err != nil {
+		t.Fatal(err)
+	}
+	x.Cancel()
+	clear(dst.All().Bytes())
+	close(hold)
+	if err := <-opened; err == nil {
+		t.Error("a path was taken up that is down")
+	}
+	<-x.Done()
+	p.ab.mu.Lock()
+	left := len(p.ab.coming)
+	p.ab.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d paths are still on their way", left)
+	}
+	if !bytes.Equal(dst.All().Bytes(), make([]byte, 4096)) {
+		t.Error("bytes came by a path that the peer was told is closed")
+	}
 }

@@ -58,7 +58,7 @@ type Peer struct {
 	queues  map[*Queue]bool
 	remotes map[path.Key]path.Desc
 	nextID  uint64
-	coming  map[uint64]bool // paths that the peer was invited to dial; false: it says that they are down
+	coming  map[uint64]bool // paths that the peer was invited to dial, or this side is dialing; false: the peer says that they are down
 	lost    error
 }
 
