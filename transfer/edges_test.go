@@ -2,10 +2,14 @@ package transfer
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -104,5 +108,57 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 	}
 	if !bytes.Equal(dst.All().Bytes(), make([]byte, 4096)) {
 		t.Error("bytes came by a path that the peer was told is closed")
+	}
+}
+
+// offerOf is what a peer sends to push a tensor of n bytes.
+func offerOf(t testing.TB, id ID, name string, n uint64, digest bool) control.Offer {
+	t.Helper()
+	d := tensor.Desc{DType: tensor.U8, Shape: []int64{int64(n)}}
+	b, err := d.AppendBinary(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return control.Offer{ID: id, Name: name, Size: n, Tensor: b, Digest: digest}
+}
+
+// receiving has a node wait for a tensor; the result comes by the channel.
+func receiving(t testing.TB, c context.Context, n *Node, name string) <-chan error {
+	t.Helper()
+	before := waiters(n, name)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Receive(c, name)
+		done <- err
+	}()
+	until(t, "somebody who waits", func() bool { return waiters(n, name) > before })
+	return done
+}
+
+func waiters(n *Node, name string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.waiting[name])
+}
+
+// A peer offers a tensor and is gone before the offer is answered: the answer ends, and whoever waits for the tensor goes on waiting.
+func TestOfferOfAPeerThatIsGone(t *testing.T) {
+	p := newPair(t, Options{})
+	c, stop := context.WithCancel(ctx(t))
+	done := receiving(t, c, p.b, "w")
+	q := offerOf(t, newID(p.a.instance, 1<<20), "w", 4096, false)
+	p.ba.Close()
+	answered := make(chan struct{})
+	go func() {
+		p.ba.answerOffer(q)
+		close(answered)
+	}()
+	soon(t, answered, "the end of the answer")
+	if n := waiters(p.b, "w"); n != 1 {
+		t.Errorf("%d wait for the tensor, 1 should", n)
+	}
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
 	}
 }

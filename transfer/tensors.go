@@ -259,6 +259,10 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	defer cancel()
 	for {
 		n.mu.Lock()
+		if p.ctx.Err() != nil { // nobody is there to push it, and who waits would be given it again and again
+			n.mu.Unlock()
+			return nil, path.ErrCanceled
+		}
 		if n.withdrawn[id] == p {
 			n.mu.Unlock()
 			return nil, control.Errorf(control.Canceled, "transfer %v was withdrawn", id)
