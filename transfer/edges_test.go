@@ -162,3 +162,40 @@ func TestOfferOfAPeerThatIsGone(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A peer makes the same offer twice at once: one of them is refused. Both receptions would have one place in the table, so one of them
+// could not end any more.
+func TestSameOfferTwiceAtOnce(t *testing.T) {
+	const size = 32 << 20
+	p := newPair(t, Options{Budget: 1 << 30})
+	for i := range uint64(4) {
+		c, stop := context.WithCancel(ctx(t))
+		one, two := receiving(t, c, p.b, "w"), receiving(t, c, p.b, "w")
+		q := offerOf(t, newID(p.a.instance, 1<<20+i), "w", size, true) // a digest: then the memory is cleared first, which takes its time
+		errs := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := p.ba.answerOffer(q)
+				errs <- err
+			}()
+		}
+		a, b := <-errs, <-errs
+		if a == nil {
+			a, b = b, a
+		}
+		if !errors.Is(a, control.Exists) || b != nil {
+			t.Errorf("the same offer twice: %v and %v", a, b)
+		}
+		stop()
+		for _, done := range []<-chan error{one, two} {
+			select {
+			case err := <-done:
+				if !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("a Receive does not end although its context has")
+			}
+		}
+	}
+}

@@ -277,7 +277,8 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 			n.mu.Unlock()
 			in, err := n.prepare(p, &q, desc)
 			n.mu.Lock()
-			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil
+			// The same offer may have been accepted meanwhile: the next round says so.
+			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil || n.offers[id] != nil
 			if err == nil && !w.gone && !withdrawn {
 				n.offers[id] = in
 				w.offered <- in
