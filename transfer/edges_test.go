@@ -199,3 +199,49 @@ func TestSameOfferTwiceAtOnce(t *testing.T) {
 		}
 	}
 }
+
+// As many requests wait for their answers as a session can have, and a path goes down: its transfers go on by another one, and the
+// session stays.
+func TestPathDownWhileRequestsAreFull(t *testing.T) {
+	s := newTwoPaths(t, 4<<20)
+	release := make(chan struct{})
+	remove, err := s.b.Handle("slow", func(context.Context, *Peer, []byte) ([]byte, error) {
+		<-release
+		return nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	calls := make(chan error, control.MaxPendingRequests)
+	for range control.MaxPendingRequests {
+		go func() {
+			_, err := s.p.Call(ctx(t), "slow", nil)
+			calls <- err
+		}()
+	}
+	until(t, "the calls", func() bool {
+		s.p.mu.Lock()
+		defer s.p.mu.Unlock()
+		return s.p.session.Pending()+len(calls) == control.MaxPendingRequests
+	})
+	s.mode.Store(deaf)
+	x := s.put(t)
+	nodeLane(t, s.a, "alpha").shut(errCut)
+	wait(t, x, nil)
+	if err := s.p.Err(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	full := 0
+	for range control.MaxPendingRequests {
+		if err := <-calls; errors.Is(err, control.ErrPending) {
+			full++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if full != keptRequests {
+		t.Errorf("%d calls were not taken, expected %d", full, keptRequests)
+	}
+}
