@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -243,5 +245,77 @@ func TestPathDownWhileRequestsAreFull(t *testing.T) {
 	}
 	if full != keptRequests {
 		t.Errorf("%d calls were not taken, expected %d", full, keptRequests)
+	}
+}
+
+// exposing is a path whose peer may still reach an export after it was closed.
+type exposing struct {
+	path.Path
+	mu   sync.Mutex
+	keys []path.Key
+}
+
+func (x *exposing) Exposed() []path.Key {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.keys)
+}
+
+func (x *exposing) Forget() {}
+
+func (x *exposing) letGo() {
+	x.mu.Lock()
+	x.keys = nil
+	x.mu.Unlock()
+}
+
+// meanwhile is a path that is down, and something that happens when it is asked for a fence.
+type meanwhile func()
+
+func (f *meanwhile) fence(path.Key) <-chan error {
+	(*f)()
+	c := make(chan error, 1)
+	c <- nil
+	return c
+}
+
+func (f *meanwhile) exposing() bool { return false }
+
+func (f *meanwhile) forget() {}
+
+// A queue is closed while an export is revoked: the revocation waits for the peer that still has the memory mapped, wherever the queue
+// was found.
+func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
+	p := newPair(t, Options{})
+	e := export(t, p.b, region(t, 4096), "x", path.Read|path.Write)
+	c := make(chan *Queue, 1)
+	p.b.AcceptQueues("")
+	go func() {
+		q, _ := p.b.AcceptQueue(ctx(t), "")
+		c <- q
+	}()
+	theirs, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	q := <-c
+	x := &exposing{Path: q.p, keys: []path.Key{e.Key()}}
+	q.p = x
+	closes := meanwhile(func() { q.Close() })
+	p.b.mu.Lock()
+	p.b.exposed[&closes] = true
+	p.b.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- e.Revoke(ctx(t)) }()
+	select {
+	case err := <-done:
+		t.Errorf("the revocation did not wait: %v", err)
+		return
+	case <-time.After(200 * time.Millisecond): // what should not happen, does not happen in this time
+	}
+	x.letGo()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }
