@@ -316,3 +316,25 @@ func TestRateNeedsAPathThatCanKeepIt(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 }
+
+// A peer has pushed a tensor faster than it may, all at once: it is left alone for long then, but the fence of its memory does not wait
+// for that.
+func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
+	const size = 128 << 10
+	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	c := ctx(t)
+	done := make(chan error, 1)
+	go func() {
+		r, err := p.b.Receive(c, "w")
+		if err == nil {
+			r.Release()
+		}
+		done <- err
+	}()
+	src := region(t, size)
+	x, err := p.ab.SendTensor(c, "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(), PutOptions{})
+	wait(t, x, err)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
