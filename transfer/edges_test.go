@@ -63,9 +63,12 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 func TestPathDownWhileItIsDialed(t *testing.T) {
 	d := over("tcp")
 	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	var first sync.Once
 	d.dialed = func() {
-		held <- struct{}{}
-		<-hold
+		first.Do(func() {
+			held <- struct{}{}
+			<-hold
+		})
 	}
 	p := newPair(t, Options{Paths: []path.Driver{d}})
 	dst := region(t, 4096)
@@ -91,11 +94,11 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(t, "the post", func() bool { return ln.p.Stats().OpsPosted > 0 })
+	x.Cancel() // so that it does not go on by another path; what was sent of it is on its way
 	ln.shut(path.ErrDown)
 	if err := p.ba.fenceRemote(ctx(t), ln); err != nil {
 		t.Fatal(err)
 	}
-	x.Cancel()
 	clear(dst.All().Bytes())
 	close(hold)
 	if err := <-opened; err == nil {
