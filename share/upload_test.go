@@ -5,7 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
+	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -117,4 +119,68 @@ func TestUploadOverLinksThatLeadOut(t *testing.T) {
 		t.Error("uploaded through a staging directory that is a link")
 	}
 	only(t, out, "victim")
+}
+
+// An upload is ended while its commit waits until the peer can write to the file no more: its place is not free before that, for who
+// uploads the file next would have it written to under him.
+func TestUploadEndedWhileItIsFenced(t *testing.T) {
+	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
+	write(t, file, randomBytes(9, 100_000))
+	s := serve(t, Options{Root: t.TempDir(), Writable: true})
+	s.node.AcceptQueues("")
+	theirs, err := s.peer.OpenQueue(ctx, transfer.QueueOptions{Path: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	q, err := s.node.AcceptQueue(ctx, "") // it is not polled: by it the peer may write as long as it is not
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	failed := make(chan error, 1)
+	go func() {
+		_, err := Upload(ctx, s.c, file, "x", UploadOptions{})
+		failed <- err
+	}()
+	var u *upload
+	for fenced := false; !fenced; time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatal("the commit never came")
+		}
+		s.uploads.mu.Lock()
+		u = s.uploads.active["x"]
+		s.uploads.mu.Unlock()
+		if u == nil {
+			continue
+		}
+		u.mu.Lock()
+		fenced = u.p == nil && len(u.commit) == 0 && isClosed(u.ready)
+		u.mu.Unlock()
+	}
+	u.cancel(ErrGaveUp)
+	select {
+	case <-u.over:
+		t.Error("nothing is left of the upload, although its peer may still write")
+	case <-time.After(200 * time.Millisecond): // what should not happen, does not happen in this time
+	}
+	var events [4]path.Event
+	for !isClosed(u.over) {
+		q.Poll(events[:])
+		if ctx.Err() != nil {
+			t.Fatal("the upload does not end")
+		}
+	}
+	if err := <-failed; err == nil {
+		t.Error("the upload succeeded")
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }

@@ -485,10 +485,15 @@ func (u *upload) finish(c commitRequest) error {
 	if p.good() < p.size {
 		return keep(fmt.Errorf("%w: commit of an upload of which %d of %d bytes are there", ErrRefused, p.good(), p.size))
 	}
-	if x != nil { // the peer must not be able to write once the file is in its place
-		if err := x.Revoke(u.ctx); err != nil {
+	// The peer must not be able to write once the file is in its place, nor when its place is free for another upload. Only the first
+	// call of Revoke waits for that, so it is not cut short.
+	if x != nil {
+		if err := x.Revoke(context.Background()); err != nil {
 			return keep(err)
 		}
+	}
+	if u.ended() {
+		return keep(context.Cause(u.ctx))
 	}
 	if digestOf(p.sums) != c.digest {
 		return keep(fmt.Errorf("%w: the bytes that arrived are not those of the file", ErrChanged))

@@ -64,6 +64,16 @@ func (l *lane) endLate(t *Transfer, waited time.Duration) {
 		t.failed = firstError(t.failed, path.ErrCanceled)
 		l.failedNow(t, &end)
 	}
+	if late && l.muted && !l.gone { // it is this side that holds the path back: it is looked at once, and given as much time again
+		late = false
+		l.poll(&end)
+		if t.inflight > 0 && !l.gone {
+			t.mu.Lock()
+			t.late = nil
+			t.mu.Unlock()
+			l.expectEnd(t)
+		}
+	}
 	l.mu.Unlock()
 	end.run(l)
 	l.work()

@@ -134,8 +134,9 @@ func (x *Export) Revoke(ctx context.Context) error {
 			waits = append(waits, p.fence(x.Key())...)
 		}
 	}
-	waits = append(waits, n.fenceExposed(x.Key())...)
+	// Last those that are down: what goes down now was found above, or is found here.
 	waits = append(waits, n.fenceQueues(x)...)
+	waits = append(waits, n.fenceExposed(x.Key())...)
 	done := make(chan error, 1)
 	go func() {
 		<-unused // within a step of hashing

@@ -16,6 +16,7 @@ type fakeDriver struct {
 	name   string
 	cost   path.Cost // reported instead of the measured one, unless zero
 	dial   func(ctx context.Context) error
+	dialed func() // called when a path was dialed, before it is given to who wants it
 	listen error
 	level  *path.Security // what its paths say of themselves, if they are to say something else than they are
 	post   func(p path.Path, ops []path.Op) (int, error)
@@ -55,6 +56,9 @@ func (d *fakeDriver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (p
 		}
 	}
 	p, err := d.Driver.Dial(ctx, o, cfg)
+	if err == nil && d.dialed != nil {
+		d.dialed()
+	}
 	return d.wrap(p, err)
 }
 

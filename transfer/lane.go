@@ -193,6 +193,7 @@ func (l *lane) take(end *ending) {
 		case t.canceled.Load(): // Cancel may have looked for it before it is in the queue
 			t.failed = path.ErrCanceled
 			end.add(t)
+			flush = true // it may have come together with the timer, which has nobody else to look at the queue
 		default:
 			l.enqueue(t)
 			if !l.batching || t.isBulk() {
@@ -413,10 +414,11 @@ func (l *lane) serve(arm bool) (more bool) {
 		return false
 	}
 	l.take(&end)
-	if held && len(l.fences)+len(l.unfenced) > 0 && !l.peer.crowded() {
-		held = false // others wait for its fences, which end when it is polled
+	awaited := len(l.fences)+len(l.unfenced) > 0 // others wait for its fences, which end when it is polled
+	if held && awaited && !l.peer.crowded() {
+		held = false
 	}
-	held = held || l.overRate()
+	held = held || !awaited && l.overRate() // what it brings beyond its rate meanwhile is made up for afterwards
 	if held != l.muted {
 		// The descriptor of a lane that is not polled stays readable, and would keep the loop from sleeping.
 		l.peer.node.loop.watch(l, !held)

@@ -316,3 +316,63 @@ func TestRateNeedsAPathThatCanKeepIt(t *testing.T) {
 		t.Errorf("ended with %v", err)
 	}
 }
+
+// A peer has pushed a tensor faster than it may, all at once: it is left alone for long then, but the fence of its memory does not wait
+// for that.
+func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
+	const size = 128 << 10
+	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	c := ctx(t)
+	done := make(chan error, 1)
+	go func() {
+		r, err := p.b.Receive(c, "w")
+		if err == nil {
+			r.Release()
+		}
+		done <- err
+	}()
+	src := region(t, size)
+	x, err := p.ab.SendTensor(c, "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(), PutOptions{})
+	wait(t, x, err)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A transfer is canceled on a path that this side does not serve for a while, because its peer was too fast. That is no sign that the
+// path has stalled: the transfer ends, and the path stays.
+func TestCancelOnAPathThatIsHeld(t *testing.T) {
+	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	p.a.patience = 20 * time.Millisecond
+	export(t, p.a, region(t, 128<<10), "a", path.Write)
+	export(t, p.b, region(t, 4096), "b", path.Write)
+	there, here := lookup(t, p.ab, "b"), lookup(t, p.ba, "a")
+	src := region(t, 128<<10)
+	local, _ := src.Span(0, 64)
+	x, err := p.ab.Put(ctx(t), []path.Copy{there.At(0, local)}, PutOptions{})
+	wait(t, x, err)
+	ln := laneOf(t, p.ab, "tcp")
+	if _, err = p.ba.Put(ctx(t), []path.Copy{here.At(0, src.All())}, PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the end of serving", func() bool {
+		ln.mu.Lock()
+		defer ln.unlock()
+		return ln.muted
+	})
+	x, err = p.ab.Put(ctx(t), []path.Copy{there.At(0, local)}, PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Cancel()
+	soon(t, x.Done(), "the end of the canceled transfer")
+	if err := x.Err(); err != nil && !errors.Is(err, path.ErrCanceled) {
+		t.Error(err)
+	}
+	ln.mu.Lock()
+	down := ln.down
+	ln.unlock()
+	if down != nil {
+		t.Errorf("the path is down: %v", down)
+	}
+}

@@ -58,7 +58,7 @@ type Peer struct {
 	queues  map[*Queue]bool
 	remotes map[path.Key]path.Desc
 	nextID  uint64
-	coming  map[uint64]bool // paths that the peer was invited to dial; false: it says that they are down
+	coming  map[uint64]bool // paths that the peer was invited to dial, or this side is dialing; false: the peer says that they are down
 	lost    error
 }
 
@@ -421,7 +421,11 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 		defer p.mu.Unlock()
 		return nil, p.lost
 	}
-	id, err := p.session.Request(time.Now(), q)
+	var id uint64
+	err := p.roomFor(q)
+	if err == nil {
+		id, err = p.session.Request(time.Now(), q)
+	}
 	if err != nil {
 		defer p.mu.Unlock()
 		return nil, p.requestError(q, err)
@@ -443,6 +447,22 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
+}
+
+// keptRequests is how many of the requests that may wait for their answers are left to the change of paths: a path that goes down
+// while the others are taken must not cost the session, which is all that else keeps the peer from writing by it.
+const keptRequests = 8
+
+// roomFor refuses a request that would take what is left to others. The mutex is held.
+func (p *Peer) roomFor(q control.Query) error {
+	switch q.Method() {
+	case control.MethodPathDown, control.MethodDelivered, control.MethodOpenPath:
+		return nil
+	}
+	if n := p.session.Pending(); n >= control.MaxPendingRequests-keptRequests {
+		return fmt.Errorf("%d requests: %w", n, control.ErrPending)
+	}
+	return nil
 }
 
 // requestError is the error of a request that could not be made, or was answered by one. The mutex is held.

@@ -70,6 +70,7 @@ func (p *Peer) open(o *opening, driver string) {
 	if err == nil {
 		ln, err = p.adopt(pth, id)
 	}
+	p.arrived(id)
 	p.node.obs.setUp(driver, time.Since(start), err)
 	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it here.
 	p.mu.Lock()
@@ -107,7 +108,8 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 	return c
 }
 
-// dialPath asks the peer to accept a path and dials it.
+// dialPath asks the peer to accept a path and dials it. Unless the id is 0 the path is one of those that are coming until arrived is
+// called: the peer may use it, and say that it is down, before this side has it.
 func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, uint64, error) {
 	d := p.node.driver(driver)
 	if d == nil {
@@ -127,13 +129,31 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 	if err != nil {
 		return nil, 0, err
 	}
+	p.mu.Lock()
+	_, coming := p.coming[offer.PathID]
+	if known := coming || p.paths[offer.PathID] != nil; known || offer.PathID == 0 {
+		p.mu.Unlock()
+		return nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
+	}
+	p.coming[offer.PathID] = true
+	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if cfg.Secret, err = p.secret(offer.Offer.Token); err != nil {
-		return nil, 0, err
+		return nil, offer.PathID, err
 	}
 	pth, err := d.Dial(ctx, offer.Offer, cfg)
 	return pth, offer.PathID, err
+}
+
+// arrived ends what dialPath began: the path is a lane or a queue, or nothing became of it.
+func (p *Peer) arrived(id uint64) {
+	if id == 0 {
+		return
+	}
+	p.mu.Lock()
+	delete(p.coming, id)
+	p.mu.Unlock()
 }
 
 // adopt makes a lane of a path and gives it to the node's loop.
@@ -147,7 +167,7 @@ func (p *Peer) adopt(pth path.Path, id uint64) (*lane, error) {
 	if err == nil && p.paths[id] != nil {
 		err = fmt.Errorf("transfer: %s gave the path id %d twice", p, id)
 	}
-	if welcome, invited := p.coming[id]; err == nil && invited && !welcome {
+	if up, coming := p.coming[id]; err == nil && coming && !up {
 		err = fmt.Errorf("%w: before it was set up", path.ErrDown)
 	}
 	if err == nil {

@@ -115,7 +115,7 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		}
 		p.mu.Lock()
 		ln := p.paths[q.PathID]
-		if _, invited := p.coming[q.PathID]; invited {
+		if _, coming := p.coming[q.PathID]; coming {
 			p.coming[q.PathID] = false
 		}
 		p.mu.Unlock()
@@ -384,7 +384,8 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	}
 	var errs []error
 	for _, name := range names {
-		pth, _, err := p.dialPath(ctx, name, o)
+		pth, id, err := p.dialPath(ctx, name, o)
+		p.arrived(id)
 		if err == nil {
 			if err = below(pth.Capabilities().Security, p.floor(o.Security)); err != nil {
 				pth.Close()

@@ -259,6 +259,10 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	defer cancel()
 	for {
 		n.mu.Lock()
+		if p.ctx.Err() != nil { // nobody is there to push it, and who waits would be given it again and again
+			n.mu.Unlock()
+			return nil, path.ErrCanceled
+		}
 		if n.withdrawn[id] == p {
 			n.mu.Unlock()
 			return nil, control.Errorf(control.Canceled, "transfer %v was withdrawn", id)
@@ -273,7 +277,8 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 			n.mu.Unlock()
 			in, err := n.prepare(p, &q, desc)
 			n.mu.Lock()
-			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil
+			// The same offer may have been accepted meanwhile: the next round says so.
+			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil || n.offers[id] != nil
 			if err == nil && !w.gone && !withdrawn {
 				n.offers[id] = in
 				w.offered <- in

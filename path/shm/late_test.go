@@ -3,7 +3,9 @@ package shm
 import (
 	"errors"
 	"testing"
+	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -89,5 +91,38 @@ func TestPeerGoneAsAJobIsOffered(t *testing.T) {
 	n := u.p.Poll(ev[:])
 	if n != 2 || ev[0].Kind != path.EventDone || ev[0].Token != 7 || !errors.Is(ev[0].Err, path.ErrDown) || ev[1].Kind != path.EventDown {
 		t.Fatalf("%+v", ev[:n])
+	}
+}
+
+// A peer leaves garbage in the ring and is gone: the path reports its end all the same. What cannot be read any more is not waited for.
+func TestGarbageInTheRingOfAPeerThatIsGone(t *testing.T) {
+	u := newDuo(t, Driver{}, 0)
+	wordAt(u.q.ctl.mem, ringsAt+128).Store(1 << 40)
+	u.q.Close()
+	u.p.look = true // so that it reads the peer's last packet before it looks into the ring
+	var ev [4]path.Event
+	for range 100 {
+		for _, e := range ev[:u.p.Poll(ev[:])] {
+			if e.Kind == path.EventDown {
+				return
+			}
+		}
+	}
+	t.Error("the path does not report its end")
+}
+
+// A path that goes down inside a Post while its owner sleeps says so by its descriptor: the socket, which would have, is closed.
+func TestDownInsideAPostWhileAsleep(t *testing.T) {
+	u := newDuo(t, Driver{}, 0)
+	for u.p.Arm() {
+		u.p.Poll(u.buf[:])
+	}
+	u.q.Close()
+	u.p.ticks, u.p.lastLook = 1, time.Time{}
+	if n, err := u.p.Post([]path.Op{{Kind: path.Notify}}); n != 0 || !errors.Is(err, path.ErrDown) {
+		t.Fatalf("%d operations accepted, %v", n, err)
+	}
+	if ready, err := sys.PollIn(0, u.p.FD()); ready != 0 || err != nil {
+		t.Errorf("the descriptor is silent although there is an event (%v)", err)
 	}
 }

@@ -25,6 +25,9 @@ func (p *Path) fail(reason error, drain bool) {
 	}
 	p.downErr = fmt.Errorf("path/shm: %w: %w", path.ErrDown, reason)
 	p.drain = drain
+	if p.armed { // inside a Post: the socket, which would wake the owner, may be closed below
+		p.ringSelf()
+	}
 	peerLetGo := errors.Is(reason, errBye) || errors.Is(reason, errHangup)
 	p.job.active = false
 	p.helping = helpJob{}

@@ -408,6 +408,7 @@ func (p *Path) take(events []path.Event, n int) int {
 		ok, err := p.rx.Get(m)
 		if err != nil {
 			p.fail(fmt.Errorf("message ring: %w: %w", path.ErrProtocol, err), false)
+			p.drain = false // a path that was down already has nothing more to read either: the ring stays as it is
 			break
 		}
 		if !ok {

@@ -1,0 +1,324 @@
+package transfer
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
+)
+
+// The time of a transfer that waits for the rate has come while another one, canceled already, is on its way to the lane: the first
+// is posted all the same. Nothing is outstanding that would bring the lane back to it.
+func TestCanceledArrivalHidesNoTimer(t *testing.T) {
+	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}})
+	l, err := newLimits("test", Quota{Out: sched.Limits{Rate: 16 << 10, Burst: 4 << 10}}, p.a.limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	export(t, p.b, region(t, 16<<10), "dst", path.Write)
+	rem, src := lookup(t, p.ab, "dst"), region(t, 16<<10)
+	put := func(n uint64) *Transfer {
+		local, _ := src.Span(0, n)
+		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	wait(t, put(64), nil)
+	ln := laneOf(t, p.ab, "tcp")
+	ln.mu.Lock()
+	p.ab.limits = l
+	ln.unlock()
+	wait(t, put(4<<10), nil)
+	ln.mu.Lock()
+	slow := make(chan *Transfer)
+	go func() { slow <- put(16 << 10) }() // it is left to whoever holds the lane
+	x := <-slow
+	ln.unlock()
+	ln.mu.Lock()
+	if !x.item.Queued() || ln.inflight > 0 || ln.timer == nil || !ln.timer.Stop() {
+		ln.unlock()
+		t.Skip("the machine was too slow for the transfer to wait")
+	}
+	gone := put(64)
+	gone.canceled.Store(true)
+	ln.payTill = time.Time{} // the time has come
+	ln.again()               // as the timer does
+	ln.unlock()
+	soon(t, gone.Done(), "the end of the canceled transfer")
+	wait(t, x, nil)
+}
+
+// A path that the peer says is down before this side, which dialed it, has taken it up is not taken up: what it carried would be
+// written after the peer was told that nothing more comes by it.
+func TestPathDownWhileItIsDialed(t *testing.T) {
+	d := over("tcp")
+	hold, held := make(chan struct{}), make(chan struct{}, 1)
+	var first sync.Once
+	d.dialed = func() {
+		first.Do(func() {
+			held <- struct{}{}
+			<-hold
+		})
+	}
+	p := newPair(t, Options{Paths: []path.Driver{d}})
+	dst := region(t, 4096)
+	export(t, p.a, dst, "dst", path.Write)
+	rem := lookup(t, p.ba, "dst")
+	opened := make(chan error, 1)
+	go func() {
+		_, err := p.ab.lane(ctx(t), "tcp")
+		opened <- err
+	}()
+	<-held
+	var ln *lane
+	for end := ctx(t); ln == nil; time.Sleep(time.Millisecond) {
+		if end.Err() != nil {
+			t.Fatal("the accepting side has no path")
+		}
+		ln, _ = p.ba.openedLane("tcp")
+	}
+	src := region(t, 4096)
+	fill(src, 7)
+	x, err := p.ba.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the post", func() bool { return ln.p.Stats().OpsPosted > 0 })
+	x.Cancel() // so that it does not go on by another path; what was sent of it is on its way
+	ln.shut(path.ErrDown)
+	if err := p.ba.fenceRemote(ctx(t), ln); err != nil {
+		t.Fatal(err)
+	}
+	clear(dst.All().Bytes())
+	close(hold)
+	if err := <-opened; err == nil {
+		t.Error("a path was taken up that is down")
+	}
+	<-x.Done()
+	p.ab.mu.Lock()
+	left := len(p.ab.coming)
+	p.ab.mu.Unlock()
+	if left != 0 {
+		t.Errorf("%d paths are still on their way", left)
+	}
+	if !bytes.Equal(dst.All().Bytes(), make([]byte, 4096)) {
+		t.Error("bytes came by a path that the peer was told is closed")
+	}
+}
+
+// offerOf is what a peer sends to push a tensor of n bytes.
+func offerOf(t testing.TB, id ID, name string, n uint64, digest bool) control.Offer {
+	t.Helper()
+	d := tensor.Desc{DType: tensor.U8, Shape: []int64{int64(n)}}
+	b, err := d.AppendBinary(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return control.Offer{ID: id, Name: name, Size: n, Tensor: b, Digest: digest}
+}
+
+// receiving has a node wait for a tensor; the result comes by the channel.
+func receiving(t testing.TB, c context.Context, n *Node, name string) <-chan error {
+	t.Helper()
+	before := waiters(n, name)
+	done := make(chan error, 1)
+	go func() {
+		_, err := n.Receive(c, name)
+		done <- err
+	}()
+	until(t, "somebody who waits", func() bool { return waiters(n, name) > before })
+	return done
+}
+
+func waiters(n *Node, name string) int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.waiting[name])
+}
+
+// A peer offers a tensor and is gone before the offer is answered: the answer ends, and whoever waits for the tensor goes on waiting.
+func TestOfferOfAPeerThatIsGone(t *testing.T) {
+	p := newPair(t, Options{})
+	c, stop := context.WithCancel(ctx(t))
+	done := receiving(t, c, p.b, "w")
+	q := offerOf(t, newID(p.a.instance, 1<<20), "w", 4096, false)
+	p.ba.Close()
+	answered := make(chan struct{})
+	go func() {
+		p.ba.answerOffer(q)
+		close(answered)
+	}()
+	soon(t, answered, "the end of the answer")
+	if n := waiters(p.b, "w"); n != 1 {
+		t.Errorf("%d wait for the tensor, 1 should", n)
+	}
+	stop()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
+// A peer makes the same offer twice at once: one of them is refused. Both receptions would have one place in the table, so one of them
+// could not end any more.
+func TestSameOfferTwiceAtOnce(t *testing.T) {
+	const size = 32 << 20
+	p := newPair(t, Options{Budget: 1 << 30})
+	for i := range uint64(4) {
+		c, stop := context.WithCancel(ctx(t))
+		one, two := receiving(t, c, p.b, "w"), receiving(t, c, p.b, "w")
+		q := offerOf(t, newID(p.a.instance, 1<<20+i), "w", size, true) // a digest: then the memory is cleared first, which takes its time
+		errs := make(chan error, 2)
+		for range 2 {
+			go func() {
+				_, err := p.ba.answerOffer(q)
+				errs <- err
+			}()
+		}
+		a, b := <-errs, <-errs
+		if a == nil {
+			a, b = b, a
+		}
+		if !errors.Is(a, control.Exists) || b != nil {
+			t.Errorf("the same offer twice: %v and %v", a, b)
+		}
+		stop()
+		for _, done := range []<-chan error{one, two} {
+			select {
+			case err := <-done:
+				if !errors.Is(err, context.Canceled) {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Fatal("a Receive does not end although its context has")
+			}
+		}
+	}
+}
+
+// As many requests wait for their answers as a session can have, and a path goes down: its transfers go on by another one, and the
+// session stays.
+func TestPathDownWhileRequestsAreFull(t *testing.T) {
+	s := newTwoPaths(t, 4<<20)
+	release := make(chan struct{})
+	remove, err := s.b.Handle("slow", func(context.Context, *Peer, []byte) ([]byte, error) {
+		<-release
+		return nil, nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer remove()
+	calls := make(chan error, control.MaxPendingRequests)
+	for range control.MaxPendingRequests {
+		go func() {
+			_, err := s.p.Call(ctx(t), "slow", nil)
+			calls <- err
+		}()
+	}
+	until(t, "the calls", func() bool {
+		s.p.mu.Lock()
+		defer s.p.mu.Unlock()
+		return s.p.session.Pending()+len(calls) == control.MaxPendingRequests
+	})
+	s.mode.Store(deaf)
+	x := s.put(t)
+	nodeLane(t, s.a, "alpha").shut(errCut)
+	wait(t, x, nil)
+	if err := s.p.Err(); err != nil {
+		t.Error(err)
+	}
+	close(release)
+	full := 0
+	for range control.MaxPendingRequests {
+		if err := <-calls; errors.Is(err, control.ErrPending) {
+			full++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if full != keptRequests {
+		t.Errorf("%d calls were not taken, expected %d", full, keptRequests)
+	}
+}
+
+// exposing is a path whose peer may still reach an export after it was closed.
+type exposing struct {
+	path.Path
+	mu   sync.Mutex
+	keys []path.Key
+}
+
+func (x *exposing) Exposed() []path.Key {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.keys)
+}
+
+func (x *exposing) Forget() {}
+
+func (x *exposing) letGo() {
+	x.mu.Lock()
+	x.keys = nil
+	x.mu.Unlock()
+}
+
+// meanwhile is a path that is down, and something that happens when it is asked for a fence.
+type meanwhile func()
+
+func (f *meanwhile) fence(path.Key) <-chan error {
+	(*f)()
+	c := make(chan error, 1)
+	c <- nil
+	return c
+}
+
+func (f *meanwhile) exposing() bool { return false }
+
+func (f *meanwhile) forget() {}
+
+// A queue is closed while an export is revoked: the revocation waits for the peer that still has the memory mapped, wherever the queue
+// was found.
+func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
+	p := newPair(t, Options{})
+	e := export(t, p.b, region(t, 4096), "x", path.Read|path.Write)
+	c := make(chan *Queue, 1)
+	p.b.AcceptQueues("")
+	go func() {
+		q, _ := p.b.AcceptQueue(ctx(t), "")
+		c <- q
+	}()
+	theirs, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: "tcp"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer theirs.Close()
+	q := <-c
+	x := &exposing{Path: q.p, keys: []path.Key{e.Key()}}
+	q.p = x
+	closes := meanwhile(func() { q.Close() })
+	p.b.mu.Lock()
+	p.b.exposed[&closes] = true
+	p.b.mu.Unlock()
+	done := make(chan error, 1)
+	go func() { done <- e.Revoke(ctx(t)) }()
+	select {
+	case err := <-done:
+		t.Errorf("the revocation did not wait: %v", err)
+		return
+	case <-time.After(200 * time.Millisecond): // what should not happen, does not happen in this time
+	}
+	x.letGo()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
