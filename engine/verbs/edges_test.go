@@ -5,7 +5,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/mem"
 )
 
 // TestTransfersFull: the watchdog's own request lies in the last place of the device's queue, behind as many transfers as there may be: one
@@ -54,5 +56,68 @@ func TestTransfersFull(t *testing.T) {
 		if err := ended(t, x, nil); !errors.Is(err, engine.ErrDown) {
 			t.Errorf("a transfer of a connection that was closed: %v", err)
 		}
+	}
+}
+
+// taken is a pool of which all slots are out, and what brings them back.
+func taken(t *testing.T, slots int) (*mem.Pool, func()) {
+	t.Helper()
+	p := pool(t, 2048, slots)
+	all := make([]mem.Handle, slots)
+	if n := p.GetBatch(all); n != slots {
+		t.Fatalf("%d of %d slots", n, slots)
+	}
+	return p, func() { p.PutBatch(all) }
+}
+
+// TestCreditBeforeReady: a lane is ready when its receiver has no buffer, and a credit tells of the first ones. It can overtake the record
+// that says that the lane is ready, since they come by different ways. What waits is sent then, and somebody hears when it has left.
+func TestCreditBeforeReady(t *testing.T) {
+	f := onFake(t, "")
+	all := region(t, 4096).All()
+	gate, entered := make(chan struct{}), make(chan struct{}, 2)
+	s, c, id := f.pair(t, Options{}, Options{every: time.Hour, OnMemory: func(MemoryEvent) {
+		entered <- struct{}{}
+		<-gate
+	}})
+	defer close(gate)
+	expose := func() { // the client stops at this record
+		t.Helper()
+		if _, err := s.Expose(id, all, RemoteRead); err != nil {
+			t.Fatal(err)
+		}
+	}
+	slots, back := taken(t, 16)
+	out := tx(t, c, engine.TxSpec{})
+	expose()
+	<-entered
+	in := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}})
+	expose() // behind the offer of a lane
+	gate <- struct{}{}
+	<-entered
+	q := in.(*rxQueue)
+	until(t, "the lane to be ready", func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		for _, l := range q.lanes {
+			return l.ready
+		}
+		return false
+	})
+	back()
+	if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	k := c.primary.Load()
+	until(t, "the credit to be seen", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.out.w.limit == 16 && !k.out.armed
+	})
+	put(t, out, 0, "a", "b")
+	gate <- struct{}{}
+	got(t, in, 2)
+	if err := out.Drain(within(t)); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -156,8 +156,10 @@ func (c *conn) ready(r *record) error {
 	if o.ready {
 		return errOrder
 	}
-	o.ready, o.w.limit = true, r.count
+	// Credits come by the queue pair and may be here first: they have said more than this.
+	o.ready, o.w.limit = true, max(o.w.limit, r.count)
 	c.flush()
+	c.watch(o) // the event of an early credit is gone
 	return nil
 }
 
