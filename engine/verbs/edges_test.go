@@ -121,3 +121,35 @@ func TestCreditBeforeReady(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestFirstCreditLost: a sender that may not send anything yet loses the word that it may. It hears it once more.
+func TestFirstCreditLost(t *testing.T) {
+	for tr, script := range map[Transport]string{RC: "drop recv 1", UC: "loss 100%", UD: "loss 100%"} {
+		t.Run(tr.String(), func(t *testing.T) {
+			f := onFake(t, "")
+			s, c, _ := f.pair(t, Options{Transport: tr}, Options{Transport: tr, every: often})
+			slots, back := taken(t, 16)
+			in, out := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}}), tx(t, c, engine.TxSpec{})
+			k := c.primary.Load()
+			until(t, "the lane to be ready", func() bool {
+				k.mu.Lock()
+				defer k.mu.Unlock()
+				return k.out != nil && k.out.ready
+			})
+			f.run(t, script)
+			back()
+			if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
+				t.Fatal(n, err)
+			}
+			if n := s.Counts().Credits; n != 1 {
+				t.Fatalf("%d credits", n)
+			}
+			f.run(t, "loss 0%")
+			put(t, out, 0, "a")
+			got(t, in, 1)
+			if st := stats(s).Rx; st.Drops.Total() != 0 {
+				t.Errorf("drops: %v", &st.Drops)
+			}
+		})
+	}
+}
