@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -152,4 +153,28 @@ func TestFirstCreditLost(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestManagedOverran: a connection by rdma_cm does not go to a queue whose completion queue is of no use any more.
+func TestManagedOverran(t *testing.T) {
+	f, w := onManager(t, "mode wire")
+	gone := newEnds()
+	s := w.server(t, Options{OnConn: gone.on})
+	broken := rx(t, s, engine.RxSpec{Depth: 16})
+	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
+	rx(t, c, engine.RxSpec{Depth: 16})
+	out := tx(t, c, engine.TxSpec{})
+	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	gone.next(t, true)
+	f.run(t, fmt.Sprintf("overrun 0 %#x", receiving(broken).Num()))
+	gone.next(t, false)
+	in := rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 16})
+	id, err := c.Connect(within(t), s.LocalAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, out, id, "a")
+	got(t, in, 1)
 }
