@@ -155,6 +155,22 @@ func TestFirstCreditLost(t *testing.T) {
 	}
 }
 
+// TestSmallCQ: a device whose completion queues hold less than its shared receive queues gets no more buffers than their completions fit.
+func TestSmallCQ(t *testing.T) {
+	f := onFake(t, "mode wire; limit max_cqe 32")
+	s, c, _ := f.pair(t, Options{SendDepth: 8}, Options{SendDepth: 8})
+	in, out := rx(t, s, engine.RxSpec{Depth: 64}), tx(t, c, engine.TxSpec{Depth: 128})
+	for i := range 64 {
+		put(t, out, 0, fmt.Sprint(i))
+	}
+	k := c.primary.Load()
+	until(t, "the sender to stop", func() bool {
+		i, ok := c.Conn(k.id)
+		return !ok || i.Flying == 0 && i.Room == 0
+	})
+	got(t, in, 64)
+}
+
 // TestManagedOverran: a connection by rdma_cm does not go to a queue whose completion queue is of no use any more.
 func TestManagedOverran(t *testing.T) {
 	f, w := onManager(t, "mode wire")
