@@ -3,6 +3,7 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -152,6 +153,42 @@ func TestFirstCreditLost(t *testing.T) {
 				t.Errorf("drops: %v", &st.Drops)
 			}
 		})
+	}
+}
+
+// TestCloseShared: connections that share buffers may count on more than there are, and when their queue closes a message may wait for one.
+// It is dropped like the others: its sender is not kept waiting, and the connections go on with the next queue.
+func TestCloseShared(t *testing.T) {
+	f := onFake(t, "mode wire")
+	s, c, _ := f.pair(t, Options{}, Options{})
+	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
+	until(t, "both connections", func() bool { return len(s.Conns()) == 2 })
+	in := rx(t, s, engine.RxSpec{Depth: 8})
+	outs := []engine.TxQueue{tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})}
+	for i := range 8 {
+		for _, out := range outs {
+			put(t, out, 0, fmt.Sprint(i))
+		}
+	}
+	until(t, "a message to wait for a buffer", func() bool { return f.count(t, "rnr_naks") > 0 })
+	if err := in.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-in.(*rxQueue).over
+	for _, out := range outs {
+		if err := out.Drain(within(t)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 16 || st.Drops.Total() != 16 {
+		t.Errorf("drops: %v", &st.Drops)
+	}
+	in = rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 8})
+	for _, out := range outs {
+		put(t, out, 0, "next")
+		if g := got(t, in, 1); !strings.HasSuffix(g[0], " next") {
+			t.Errorf("%q", g)
+		}
 	}
 }
 
