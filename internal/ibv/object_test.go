@@ -219,3 +219,40 @@ func TestForeignLayout(t *testing.T) {
 		t.Errorf("not an address: %v", err)
 	}
 }
+
+// TestCloseWhileAsked: a queue pair that is closed while others ask for its state, or change it, answers or is closed; the library is asked
+// for nothing that it has destroyed.
+func TestCloseWhileAsked(t *testing.T) {
+	w := fakeWorld(t, "")
+	ctx := w.open(t)
+	pd := must(ctx.AllocPD())(t)
+	closing(t, pd)
+	cq := must(ctx.CreateCQ(CQSpec{Entries: 4}))(t)
+	closing(t, cq)
+	for range 300 {
+		qp := must(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1}))(t)
+		begun := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			close(begun)
+			for {
+				_, err := qp.State()
+				if err == nil {
+					err = qp.Reset()
+				}
+				if errors.Is(err, ErrClosed) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		<-begun
+		if err := qp.Close(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+	}
+}
