@@ -3,12 +3,14 @@ package verbs
 import (
 	"errors"
 	"fmt"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -230,4 +232,28 @@ func TestManagedOverran(t *testing.T) {
 	}
 	put(t, out, id, "a")
 	got(t, in, 1)
+}
+
+// TestManagedDatagramsClosed: a connection for datagrams ends while the way to its peer is asked for, which can take a while. The way goes as well:
+// else the port could not close.
+func TestManagedDatagramsClosed(t *testing.T) {
+	_, w := onManager(t, "mode wire")
+	s := w.open(t, "roce://"+w.host+":0?listen=1&connect=cm&transport=UD", Options{})
+	rx(t, s, engine.RxSpec{Depth: 16})
+	c := w.open(t, "roce://"+w.own+"?connect=cm&transport=UD", Options{})
+	rx(t, c, engine.RxSpec{Depth: 16})
+	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
+	k := s.all()[0]
+	k.mu.Lock()
+	x := k.out.x
+	k.mu.Unlock()
+	l, to := k.ch.(*link), ibv.Address{SGIDIndex: s.gidOf(k.local.Addr()), DGID: k.remote.Addr()}
+	if err := s.CloseConn(k.id); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.address(k, x, to, nil); !errors.Is(err, io.EOF) {
+		t.Errorf("the way of a connection that has ended: %v", err)
+	}
 }

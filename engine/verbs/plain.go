@@ -79,7 +79,7 @@ func (l *link) begin(c *conn) error {
 // ready makes the queue pair ready to receive and to send.
 func (l *link) ready(c *conn, x *pair, responder, initiator uint8) error {
 	if c.port.o.Transport == UD {
-		return l.readyUD(x)
+		return l.readyUD(c, x)
 	}
 	err := l.id.ReadyQPPaused(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
 	if err != nil {
