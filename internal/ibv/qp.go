@@ -241,7 +241,12 @@ func (p *PD) checkQP(s QPSpec) error {
 		}
 	}
 	if s.XRCD != nil {
-		return s.XRCD.usable("create_qp")
+		if err := s.XRCD.usable("create_qp"); err != nil {
+			return err
+		}
+		if s.XRCD.ctx != p.ctx {
+			return bad("%s is of another device", s.XRCD.name)
+		}
 	}
 	return nil
 }
