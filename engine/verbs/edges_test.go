@@ -1,9 +1,11 @@
 package verbs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -255,5 +257,37 @@ func TestManagedDatagramsClosed(t *testing.T) {
 	}
 	if err := l.address(k, x, to, nil); !errors.Is(err, io.EOF) {
 		t.Errorf("the way of a connection that has ended: %v", err)
+	}
+}
+
+// unanswered is a meeting in which a peer does not answer.
+type unanswered struct {
+	overTCP
+	begun chan struct{}
+}
+
+func (u unanswered) dial(ctx context.Context, _, _ netip.AddrPort) (channel, error) {
+	close(u.begun)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// TestCloseWhileConnecting: a port that closes does not leave those behind who wait in Connect for a peer that does not answer.
+func TestCloseWhileConnecting(t *testing.T) {
+	f := onFake(t, "")
+	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{ConnectTimeout: time.Hour})
+	u := unanswered{begun: make(chan struct{})}
+	c.meet = u
+	result := make(chan error, 1)
+	go func() {
+		_, err := c.Connect(within(t), netip.MustParseAddrPort("192.0.2.7:7"))
+		result <- err
+	}()
+	<-u.begun
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-result; !errors.Is(err, engine.ErrClosed) {
+		t.Errorf("%v", err)
 	}
 }
