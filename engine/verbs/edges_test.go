@@ -291,3 +291,28 @@ func TestCloseWhileConnecting(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// TestPeerDoesNotRead: a connection whose peer does not read what it is told ends for a fault, and not as one that the peer has closed.
+func TestPeerDoesNotRead(t *testing.T) {
+	f := onFake(t, "")
+	gone := newEnds()
+	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{OnConn: gone.on})
+	ch, err := overTCP{}.dial(within(t), s.a.remote, s.LocalAddr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ch.wait()
+	defer ch.close()
+	ch.send(&record{kind: kindHello})
+	gone.next(t, true)
+	k := s.all()
+	for more := true; more; {
+		k[0].ch.send(&record{kind: kindOffer, lane: 1, pair: pairInfo{mtu: 1024}})
+		s.mu.Lock()
+		more = !k[0].over
+		s.mu.Unlock()
+	}
+	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) || s.Counts().Broken != 1 {
+		t.Errorf("%v, %d broken", v.Err, s.Counts().Broken)
+	}
+}
