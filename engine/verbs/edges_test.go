@@ -316,3 +316,26 @@ func TestPeerDoesNotRead(t *testing.T) {
 		t.Errorf("%v, %d broken", v.Err, s.Counts().Broken)
 	}
 }
+
+// TestLostFailure: the completion of a request that failed is lost. Those behind it are flushed, which no other word comes to explain: the connection
+// ends, and what waits is dropped.
+func TestLostFailure(t *testing.T) {
+	f := onFake(t, "")
+	theirs := newEnds()
+	s, c, _ := f.pair(t, Options{}, Options{every: often, OnConn: theirs.on})
+	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
+	put(t, out, 0, "a")
+	got(t, in, 1)
+	until(t, "it to be over", func() bool { return stats(c).Tx.Packets == 1 })
+	f.run(t, "status send 1 REM_OP_ERR; drop send 1")
+	put(t, out, 0, "b", "c", "d")
+	if v := theirs.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "flushed") {
+		t.Errorf("the end of the connection: %v", v.Err)
+	}
+	if err := out.Drain(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	if st := stats(c).Tx; f.count(t, "drops") != 1 || st.Packets+st.Drops[engine.DropDown] != 4 {
+		t.Errorf("%d completions were lost; %d packets left, drops %v", f.count(t, "drops"), st.Packets, &st.Drops)
+	}
+}

@@ -23,6 +23,7 @@ type outLane struct {
 	armed   bool // there will be an event
 	dry     bool // it waits for the receiver's word that more may come
 	broken  bool
+	flushed error // why it is broken, where nobody has said more yet
 	watched watched
 
 	depth, sges int
@@ -366,8 +367,10 @@ func (o *outLane) take(wc *ibv.WC) {
 	if s := wc.Status(); s != ibv.Success {
 		if s != ibv.WRFlushErr {
 			o.fail(wc.Err())
+		} else if !o.broken { // what failed comes before, or an event of the device says it; the watchdog sees to it if neither does
+			o.broken, o.flushed = true, wc.Err()
+			o.c.guard()
 		}
-		o.broken = true
 		if id&creditID == 0 {
 			o.done(id, 1, false) // those before it have arrived
 		}
