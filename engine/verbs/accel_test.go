@@ -158,6 +158,49 @@ func TestCardExposed(t *testing.T) {
 	myCard.Refuse.Store(nil)
 }
 
+// TestCardTakenBack: a peer has written memory of a card, which is taken back, or whose connection ends, before the word of the write comes. The card
+// sees what was written all the same.
+func TestCardTakenBack(t *testing.T) {
+	for name, end := range map[string]func(s *Port, id, m uint32) error{
+		"retracted": func(s *Port, id, m uint32) error { return s.Retract(id, m) },
+		"closed":    func(s *Port, id, _ uint32) error { return s.CloseConn(id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := make(chan MemoryEvent, 100)
+			card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+			theirs, mine := card.Region("theirs", 1<<16), region(t, 1<<16)
+			f := onFake(t, "")
+			f.engine.tree = fstest.MapFS{}
+			s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
+			in := rx(t, s, engine.RxSpec{Depth: 8})
+			to := c.primary.Load().id
+			m, err := s.Expose(id, theirs.All(), RemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
+			local := mine.All()
+			for i := range local.Bytes() {
+				local.Bytes()[i] = byte(i * 7)
+			}
+			x, err := c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Imm: 9})
+			if err := ended(t, x, err); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(s, id, m); err != nil {
+				t.Fatal(err)
+			}
+			in.Discard()
+			if e := <-events; e.Kind != Written || e.Imm != 9 {
+				t.Fatalf("%+v", e)
+			}
+			if !bytes.Equal(card.Seen(theirs), local.Bytes()) {
+				t.Error("the card does not see what was written")
+			}
+		})
+	}
+}
+
 // TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
 func TestCardLost(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})

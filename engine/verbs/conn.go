@@ -33,6 +33,7 @@ type conn struct {
 	mine   map[uint32]*own // memory that the peer may reach, by number
 	theirs map[uint32]exposed
 	mines  uint32 // number given last
+	unseen error  // an accelerator did not take what the peer wrote, when the memory was taken back
 
 	mu    sync.Mutex // of what is sent
 	dead  bool

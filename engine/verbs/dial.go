@@ -178,6 +178,10 @@ func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err e
 	}
 	p.mu.Lock()
 	closed, full, early := p.closed, len(p.conns) >= p.o.MaxConns, p.o.Connect == ByCM && len(p.rx) == 0
+	if !closed { // Close waits for it, since it uses what Close gives up
+		p.running.Add(1)
+		defer p.running.Done()
+	}
 	p.mu.Unlock()
 	switch {
 	case closed:
@@ -190,9 +194,15 @@ func (p *Port) Connect(ctx context.Context, to netip.AddrPort) (id uint32, err e
 	ctx, cancel := context.WithTimeout(ctx, p.o.ConnectTimeout)
 	defer cancel()
 	p.counts.attempts.Add(1)
-	ch, err := p.meet.dial(ctx, p.a.local, to)
+	attempt, giveUp := context.WithCancel(ctx)
+	defer giveUp()
+	defer context.AfterFunc(p.life, giveUp)()
+	ch, err := p.meet.dial(attempt, p.a.local, to)
 	if err != nil {
 		p.counts.failures.Add(1)
+		if p.life.Err() != nil {
+			return 0, engine.ErrClosed
+		}
 		return 0, &ConnError{Remote: to, Err: err}
 	}
 	p.mu.Lock()

@@ -2,6 +2,8 @@ package verbs
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/engine"
@@ -27,6 +29,7 @@ type driver struct {
 	troubles []trouble
 	writes   []write
 	peers    []peer
+	ebbing   map[*rxQueue]struct{} // closed receive queues that senders still send to
 
 	news sync.Mutex           // of what comes from the device, whoever takes it
 	told []ibv.AsyncEvent     // for the goroutine
@@ -53,7 +56,7 @@ type peer struct {
 }
 
 func newDriver(p *Port) (*driver, error) {
-	d := &driver{port: p, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}), owners: map[*ibv.CQ]owner{}, last: map[*ibv.QP]struct{}{}}
+	d := &driver{port: p, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}), owners: map[*ibv.CQ]owner{}, ebbing: map[*rxQueue]struct{}{}, last: map[*ibv.QP]struct{}{}}
 	for _, fd := range []int{p.events.FD(), p.dev.AsyncFD()} {
 		if err := engine.Events.Add(fd); err != nil {
 			d.forget()
@@ -99,6 +102,20 @@ func (d *driver) disown(cq *ibv.CQ) {
 	delete(d.owners, cq)
 }
 
+// ebb leaves a closed receive queue to the goroutine, until ebbed.
+func (d *driver) ebb(q *rxQueue) {
+	d.mu.Lock()
+	d.ebbing[q] = struct{}{}
+	d.mu.Unlock()
+	d.waker.Wake()
+}
+
+func (d *driver) ebbed(q *rxQueue) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.ebbing, q)
+}
+
 // report leaves a connection that has failed to the goroutine, which can take the locks for it.
 func (d *driver) report(c *conn, err error) {
 	d.mu.Lock()
@@ -137,7 +154,11 @@ func (d *driver) run() {
 		d.mu.Lock()
 		troubles, writes, peers := d.troubles, d.writes, d.peers
 		d.troubles, d.writes, d.peers = nil, nil, nil
+		ebbing := slices.Collect(maps.Keys(d.ebbing))
 		d.mu.Unlock()
+		for _, q := range ebbing {
+			q.ebb(d.waker)
+		}
 		for _, x := range peers {
 			x.c.learned(x.qpn)
 		}

@@ -23,7 +23,8 @@ type inLane struct {
 	choosy   bool   // it takes messages from one queue pair only, peer; 0: the first that comes
 	peer     uint32 // known by its number
 	plain    bool   // the queue pair is the sending side's as well, which ends it, and the peer takes no credits: it is never ready
-	probe    uint64
+	probed   bool   // the sender waits, and has said so
+	probe    uint64 // messages that it had sent by then: none, where it never could
 }
 
 // newLane makes a lane for a connection. The caller holds the port's mutex.
@@ -102,14 +103,14 @@ func (q *rxQueue) grant(l *inLane) {
 		return
 	}
 	l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
-	if l.probe > 0 && q.n == 0 { // everything that came has been seen
+	if l.probed && q.n == 0 { // everything that came has been seen
 		if l.probe > l.g.received {
 			q.drops.Add(q.port.lossIs(), l.probe-l.g.received)
 			l.g.received = l.probe
 			l.g.raise(q.slots.posted, share(q.slots.posted, len(q.lanes)))
 		}
 		if l.g.limit > l.g.received {
-			l.probe, l.g.told = 0, l.g.received // what it was told may be lost as well
+			l.probed, l.g.told = false, l.g.received // what it was told may be lost as well
 		}
 	}
 	if !l.g.due() {
@@ -170,7 +171,7 @@ func (l *inLane) event() {
 func (q *rxQueue) probed(l *inLane, count uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.probe = count
+	l.probed, l.probe = true, count
 	q.look()
 	if q.n == 0 {
 		q.again()

@@ -105,6 +105,7 @@ type tcpChannel struct {
 	mu      sync.Mutex
 	pending []byte
 	ending  bool
+	deaf    bool // the peer does not read
 	wake    chan struct{}
 	over    chan struct{}
 }
@@ -127,6 +128,7 @@ func (t *tcpChannel) send(r *record) {
 	t.mu.Lock()
 	if !t.ending {
 		if t.pending = r.append(t.pending); len(t.pending) > maxPending { // a peer that does not read is as good as dead
+			t.deaf = true
 			t.c.CloseRead()
 		}
 	}
@@ -147,11 +149,22 @@ func (t *tcpChannel) serve(c *conn) error {
 		r, err := t.receive()
 		if err == nil {
 			err = c.take(&r)
+		} else if t.isDeaf() {
+			err = errDeaf // what was read is only the end that this side has made
 		}
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// errDeaf is how a connection ends whose peer does not read.
+var errDeaf = failed(engine.ErrDown, "the peer does not read what it is told: more than %d bytes wait", maxPending)
+
+func (t *tcpChannel) isDeaf() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.deaf
 }
 
 func (t *tcpChannel) receive() (record, error) { return readRecord(t.c, t.scratch[:]) }

@@ -35,15 +35,27 @@ func (r Rights) String() string {
 
 // own is memory of this side that a peer may reach.
 type own struct {
+	c     *conn
 	mr    *ibv.MR
 	lease mem.Lease
 	flush mem.Flusher // before the peer's word of a write is passed on; nil: nothing
 }
 
+// close takes the memory back. The peer's word of a write may come later, and what it wrote is seen by then.
 func (m *own) close() error {
 	err := m.mr.Close()
+	if m.flush != nil {
+		if e := m.flush.Flush(); e != nil {
+			m.c.unseen = cmp.Or(m.c.unseen, e)
+			err = errors.Join(err, notShown(e))
+		}
+	}
 	m.lease.Release()
 	return err
+}
+
+func notShown(err error) error {
+	return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
 }
 
 // RemoteMemory is memory that the peer of a connection has exposed.
@@ -102,14 +114,14 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 		return 0, failed(refused(err), "exposing %d bytes of region %q: %v", span.Len, span.Region.Name(), err)
 	}
 	m := &own{mr: mr, lease: lease}
-	if rights&RemoteWrite != 0 {
-		m.flush = span.Region.Direct().Flush
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c := p.conns[conn]
 	if c == nil || !c.met {
 		return 0, errors.Join(failed(engine.ErrNotFound, "connection %d", conn), m.close())
+	}
+	if m.c = c; rights&RemoteWrite != 0 {
+		m.flush = span.Region.Direct().Flush
 	}
 	for c.mines++; c.mine[c.mines] != nil || c.mines == 0; c.mines++ {
 	}
@@ -126,6 +138,7 @@ func errPlain() error {
 // flush makes what the peer of a connection wrote visible to the accelerators whose memory it may write.
 func (p *Port) flush(c *conn) error {
 	p.mu.Lock()
+	err := c.unseen
 	var all []mem.Flusher
 	for _, m := range c.mine {
 		if m.flush != nil && !slices.Contains(all, m.flush) {
@@ -134,9 +147,13 @@ func (p *Port) flush(c *conn) error {
 	}
 	p.mu.Unlock()
 	for _, f := range all {
-		if err := f.Flush(); err != nil {
-			return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
+		if err != nil {
+			break
 		}
+		err = f.Flush()
+	}
+	if err != nil {
+		return notShown(err)
 	}
 	return nil
 }
@@ -319,7 +336,8 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 		return failed(engine.ErrDown, "connection %d", c.id)
 	}
 	o.reap()
-	if o.depth == o.flying() || s.Op == WriteImm && o.w.room() == 0 {
+	// The watchdog may have a request behind as many as there may be.
+	if o.flying() >= o.depth || s.Op == WriteImm && o.w.room() == 0 {
 		return engine.ErrFull
 	}
 	r, err := c.port.registered(s.Local.Region)

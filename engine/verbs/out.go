@@ -23,6 +23,7 @@ type outLane struct {
 	armed   bool // there will be an event
 	dry     bool // it waits for the receiver's word that more may come
 	broken  bool
+	flushed error // why it is broken, where nobody has said more yet
 	watched watched
 
 	depth, sges int
@@ -156,8 +157,10 @@ func (c *conn) ready(r *record) error {
 	if o.ready {
 		return errOrder
 	}
-	o.ready, o.w.limit = true, r.count
+	// Credits come by the queue pair and may be here first: they have said more than this.
+	o.ready, o.w.limit = true, max(o.w.limit, r.count)
 	c.flush()
+	c.watch(o) // the event of an early credit is gone
 	return nil
 }
 
@@ -364,8 +367,10 @@ func (o *outLane) take(wc *ibv.WC) {
 	if s := wc.Status(); s != ibv.Success {
 		if s != ibv.WRFlushErr {
 			o.fail(wc.Err())
+		} else if !o.broken { // what failed comes before, or an event of the device says it; the watchdog sees to it if neither does
+			o.broken, o.flushed = true, wc.Err()
+			o.c.guard()
 		}
-		o.broken = true
 		if id&creditID == 0 {
 			o.done(id, 1, false) // those before it have arrived
 		}

@@ -3,7 +3,6 @@ package verbs
 import (
 	"context"
 	"io"
-	"slices"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
@@ -80,7 +79,7 @@ func (l *link) begin(c *conn) error {
 // ready makes the queue pair ready to receive and to send.
 func (l *link) ready(c *conn, x *pair, responder, initiator uint8) error {
 	if c.port.o.Transport == UD {
-		return l.readyUD(x)
+		return l.readyUD(c, x)
 	}
 	err := l.id.ReadyQPPaused(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
 	if err != nil {
@@ -133,10 +132,15 @@ func (c *conn) join() (*pair, error) {
 	if c.over {
 		return nil, io.EOF
 	}
-	if len(p.rx) == 0 {
+	var q *rxQueue
+	for _, x := range p.rx {
+		if !x.broken.Load() && (q == nil || x.load() < q.load()) {
+			q = x
+		}
+	}
+	if q == nil {
 		return nil, failed(engine.ErrNotReady, "no receive queue")
 	}
-	q := slices.MinFunc(p.rx, func(a, b *rxQueue) int { return a.load() - b.load() })
 	o := p.newOut(c)
 	if err := o.make(ibv.QPSpec{RecvCQ: q.cq, SRQ: q.srq}, 0); err != nil {
 		return nil, err

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"io"
 	"net/netip"
 
@@ -17,7 +18,7 @@ import (
 const managerKey = 0x01234567
 
 // readyUD makes a queue pair for datagrams ready to receive and to send.
-func (l *link) readyUD(x *pair) error {
+func (l *link) readyUD(c *conn, x *pair) error {
 	err := l.id.InitQP(x.qp, 0) // once more: now with the manager's key
 	if err == nil {
 		err = x.qp.ReadyToReceive(ibv.RTRAttr{})
@@ -31,13 +32,23 @@ func (l *link) readyUD(x *pair) error {
 	if l.asked == nil {
 		return nil // the peer's answer says where to send to
 	}
-	return l.address(x, ibv.Address{Port: uint8(l.m.port.o.Port), SGIDIndex: l.m.port.gidOf(l.local().Addr()), DGID: l.remote().Addr()})
+	to := ibv.Address{Port: uint8(l.m.port.o.Port), SGIDIndex: l.m.port.gidOf(l.local().Addr()), DGID: l.remote().Addr()}
+	return l.address(c, x, to, nil) // its first message says which queue pair it is
 }
 
-// address makes the way to the peer.
-func (l *link) address(x *pair, to ibv.Address) (err error) {
-	if x.ah, err = l.m.port.pd.CreateAH(ibv.AHSpec{To: to}); err != nil {
+// address makes the way to the peer, which can take a while. When the connection has ended meanwhile, nobody else closes it.
+func (l *link) address(c *conn, x *pair, to ibv.Address, peer *pairInfo) error {
+	ah, err := l.m.port.pd.CreateAH(ibv.AHSpec{To: to})
+	if err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.dead {
+		return cmp.Or(ah.Close(), io.EOF)
+	}
+	if x.ah = ah; peer != nil {
+		x.peers = *peer
 	}
 	return nil
 }
@@ -59,23 +70,12 @@ func (l *link) found(c *conn, p *cm.Params) error {
 	if err := l.ready(c, in.x, 0, 0); err != nil {
 		return err
 	}
-	// Under the locks, since both sides of the lane may end it meanwhile.
-	c.port.mu.Lock()
-	if c.in == nil {
-		c.port.mu.Unlock()
-		return io.EOF
+	if err := l.address(c, in.x, p.To, &pairInfo{qpn: p.QPN, qkey: p.QKey}); err != nil {
+		return err
 	}
-	c.mu.Lock()
-	err := l.address(in.x, p.To)
-	in.x.peers = pairInfo{qpn: p.QPN, qkey: p.QKey}
-	c.mu.Unlock()
 	in.q.mu.Lock()
 	in.peer = p.QPN
 	in.q.mu.Unlock()
-	c.port.mu.Unlock()
-	if err != nil {
-		return err
-	}
 	if err := c.meet(); err != nil {
 		return err
 	}

@@ -40,6 +40,8 @@ type Port struct {
 	opened  time.Time
 	primary atomic.Pointer[conn] // the connection of a port that connects to one peer
 	gone    atomic.Bool          // there will be no connection any more
+	life    context.Context      // ends with the port: what waits for others ends with it
+	die     context.CancelFunc
 
 	mu      sync.Mutex // taken before those of receive queues, and before those of connections
 	closed  bool
@@ -66,7 +68,7 @@ type Port struct {
 	scratchRegion *mem.Region
 	scratchErr    error
 
-	running sync.WaitGroup // goroutines of the port
+	running sync.WaitGroup // goroutines of the port, and those in Connect
 	counts  counters
 }
 
@@ -101,6 +103,7 @@ func (p *Port) Counts() Counts {
 func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
 		backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
+	p.life, p.die = context.WithCancel(context.Background())
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.shut())
@@ -353,6 +356,7 @@ func (p *Port) Close() error {
 		return nil
 	}
 	p.closed = true
+	p.die()
 	p.stopDialing()
 	var err error
 	if p.accepts != nil {

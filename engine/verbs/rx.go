@@ -314,6 +314,11 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 	if q.n > 0 || q.err != nil {
 		return true
 	}
+	return q.await(w)
+}
+
+// await has w woken when something comes, or is true when something is there. The caller holds q.mu.
+func (q *rxQueue) await(w *engine.Waker) (ready bool) {
 	if q.armed { // there may be an event of arrivals that were seen since
 		if _, _, err := q.events.Next(); err != nil {
 			return true

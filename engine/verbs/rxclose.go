@@ -33,9 +33,7 @@ func (q *rxQueue) close() error {
 		q.mu.Unlock()
 		return nil
 	}
-	if q.look(); q.watched {
-		engine.Events.Remove(q.events.FD())
-	}
+	q.look()
 	q.retry.Stop()
 	q.throw(engine.DropClosed)
 	q.closed = true
@@ -56,7 +54,18 @@ func (q *rxQueue) close() error {
 			p.assign(c)
 		}
 	}
+	p.control.ebb(q)
 	return p.bury(q)
+}
+
+// ebb drops what still comes to a closed queue, and gives its buffers to the device again. Connections that share buffers may have been told of
+// more than there are, and a message that finds none would wait for one for ever, and its sender with it. w is woken when more comes.
+func (q *rxQueue) ebb(w *engine.Waker) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.buried {
+		q.await(w)
+	}
 }
 
 // bury gives up a closed queue whose lanes are all gone. The caller holds p.mu.
@@ -67,6 +76,7 @@ func (p *Port) bury(q *rxQueue) error {
 		return nil
 	}
 	q.buried = true
+	p.control.ebbed(q)
 	defer close(q.over)
 	err := q.shut()
 	var s engine.RxStats
@@ -78,6 +88,10 @@ func (p *Port) bury(q *rxQueue) error {
 
 // shut gives up what open has made.
 func (q *rxQueue) shut() (err error) {
+	q.retry.Stop()
+	if q.watched {
+		engine.Events.Remove(q.events.FD())
+	}
 	if q.srq != nil {
 		err = q.srq.Close()
 	}

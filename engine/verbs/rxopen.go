@@ -59,6 +59,9 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 	return q, nil
 }
 
+// spareCQEs is the room of a completion queue beyond that of its buffers.
+const spareCQEs = 16
+
 // open checks a specification and makes what the queue needs.
 func (q *rxQueue) open(spec engine.RxSpec) (err error) {
 	p := q.port
@@ -92,7 +95,7 @@ func (q *rxQueue) open(spec engine.RxSpec) (err error) {
 	if err != nil {
 		return err
 	}
-	n := min(q.depth, p.attr.MaxSRQWR)
+	n := min(q.depth, p.attr.MaxSRQWR, max(p.attr.MaxCQE-spareCQEs, 1)) // all of them may have completions that nobody has taken
 	q.slots = newReceives(n, places, banks, skip, o.GRH)
 	q.wc, q.arrived = make([]ibv.WC, pollAtOnce), make([]arrival, n)
 	if q.chain, err = ibv.NewRecvChain(refill, refill*len(places)); err != nil {
@@ -101,8 +104,8 @@ func (q *rxQueue) open(spec engine.RxSpec) (err error) {
 	if q.events, err = p.dev.CreateChannel(); err != nil {
 		return q.refused("a completion channel", err)
 	}
-	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: min(n+16, p.attr.MaxCQE), Channel: q.events}); err != nil {
-		return q.refused(fmt.Sprintf("a completion queue of %d", n+16), err)
+	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: min(n+spareCQEs, p.attr.MaxCQE), Channel: q.events}); err != nil {
+		return q.refused(fmt.Sprintf("a completion queue of %d", n+spareCQEs), err)
 	}
 	if q.srq, err = p.pd.CreateSRQ(ibv.SRQSpec{WRs: n, SGEs: len(places)}); err != nil {
 		return q.refused(fmt.Sprintf("%d buffers of %d pieces", n, len(places)), err)

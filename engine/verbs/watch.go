@@ -31,7 +31,7 @@ type watched struct {
 
 // guard makes sure that a lane with something under way is looked at. The caller holds c.mu.
 func (c *conn) guard() {
-	if c.guarded {
+	if c.guarded || c.dead {
 		return
 	}
 	c.guarded = true
@@ -65,6 +65,9 @@ func (c *conn) look() {
 
 func (o *outLane) look() {
 	o.reap()
+	if o.flushed != nil { // and its connection lives, so that the device has kept to itself what failed
+		o.c.port.report(o.c, o.flushed)
+	}
 	if o.flying() == 0 || o.head != o.watched.head || o.broken {
 		o.watched = watched{head: o.head}
 		return

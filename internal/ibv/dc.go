@@ -241,6 +241,25 @@ func (d *DC) create(kind string, p *PD, s QPSpec, m cMLX5Init, ops ...uint64) (*
 	if p.ctx != d.ctx {
 		return nil, invalid(op, p.name, "it is of another device")
 	}
+	for _, cq := range []*CQ{s.SendCQ, s.RecvCQ} {
+		if cq == nil {
+			continue
+		}
+		if err := cq.usable(op); err != nil {
+			return nil, err
+		}
+		if cq.ctx != d.ctx {
+			return nil, invalid(op, p.name, "%s is of another device", cq.name)
+		}
+	}
+	if s.SRQ != nil {
+		if err := s.SRQ.usable(op); err != nil {
+			return nil, err
+		}
+		if s.SRQ.ctx != d.ctx {
+			return nil, invalid(op, p.name, "%s is of another device", s.SRQ.name)
+		}
+	}
 	q := &QP{pd: p, spec: s}
 	if err := q.memory(); err != nil {
 		return nil, err

@@ -219,3 +219,104 @@ func TestForeignLayout(t *testing.T) {
 		t.Errorf("not an address: %v", err)
 	}
 }
+
+// TestCloseWhileAsked: a queue pair that is closed while others ask for its state, or change it, answers or is closed; the library is asked
+// for nothing that it has destroyed.
+func TestCloseWhileAsked(t *testing.T) {
+	w := fakeWorld(t, "")
+	ctx := w.open(t)
+	pd := must(ctx.AllocPD())(t)
+	closing(t, pd)
+	cq := must(ctx.CreateCQ(CQSpec{Entries: 4}))(t)
+	closing(t, cq)
+	for range 300 {
+		qp := must(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SendWRs: 1, RecvWRs: 1, SendSGEs: 1, RecvSGEs: 1}))(t)
+		begun := make(chan struct{})
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			close(begun)
+			for {
+				_, err := qp.State()
+				if err == nil {
+					err = qp.Reset()
+				}
+				if errors.Is(err, ErrClosed) {
+					return
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+		<-begun
+		if err := qp.Close(); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+	}
+}
+
+// TestForeignDomains: objects of XRC and DC are of one device, too, and open.
+func TestForeignDomains(t *testing.T) {
+	d := newDC(t, "")
+	own, other := d.pd.ctx, d.w.openNamed(t, "fake1")
+	pd := must(other.AllocPD())(t)
+	closing(t, pd)
+	cq, gone := must(other.CreateCQ(CQSpec{Entries: 4}))(t), must(own.CreateCQ(CQSpec{Entries: 4}))(t)
+	closing(t, cq)
+	if err := gone.Close(); err != nil {
+		t.Fatal(err)
+	}
+	srq, noSRQ := must(pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t), must(d.pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t)
+	closing(t, srq)
+	if err := noSRQ.Close(); err != nil {
+		t.Fatal(err)
+	}
+	here, there := must(own.OpenXRCD())(t), must(other.OpenXRCD())(t)
+	closing(t, here)
+	closing(t, there)
+	initiator := func(q *CQ) func() error {
+		return func() error {
+			s := d.spec
+			s.CQ = q
+			_, err := d.dc.CreateInitiator(d.pd, s)
+			return err
+		}
+	}
+	target := func(q *CQ, r *SRQ) func() error {
+		return func() error {
+			s := d.targetSpec(1, 0)
+			s.CQ, s.SRQ = q, r
+			_, err := d.dc.CreateTarget(d.pd, s)
+			return err
+		}
+	}
+	shared := func(x *XRCD, q *CQ) func() error {
+		return func() error {
+			_, err := d.pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1, XRCD: x, CQ: q})
+			return err
+		}
+	}
+	for name, c := range map[string]struct {
+		do   func() error
+		want error
+	}{
+		"initiator, queue of another device":   {initiator(cq), ErrInvalid},
+		"initiator, closed queue":              {initiator(gone), ErrClosed},
+		"target, queue of another device":      {target(cq, d.srq), ErrInvalid},
+		"target, closed queue":                 {target(gone, d.srq), ErrClosed},
+		"target, buffers of another device":    {target(d.rcq, srq), ErrInvalid},
+		"target, closed buffers":               {target(d.rcq, noSRQ), ErrClosed},
+		"XRC buffers, domain elsewhere":        {shared(there, d.rcq), ErrInvalid},
+		"XRC buffers, queue of another device": {shared(here, cq), ErrInvalid},
+		"XRC receive, domain elsewhere": {func() error {
+			_, err := d.pd.CreateQP(QPSpec{Type: XRCRecv, XRCD: there})
+			return err
+		}, ErrInvalid},
+	} {
+		if err := c.do(); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}

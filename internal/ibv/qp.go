@@ -120,6 +120,14 @@ func (q *QP) free() {
 	q.attr, q.init = temp[cQPAttr]{}, temp[cQPInitEx]{}
 }
 
+// alive is the error of calls that need this memory, once the queue pair is closed. The caller holds q.mu.
+func (q *QP) alive(op string) error {
+	if q.attr.v == nil {
+		return &Error{Op: op, On: q.name, Kind: ErrClosed}
+	}
+	return nil
+}
+
 // create makes the C object out of init, which begins like the plain structure.
 func (q *QP) create(op string) (h uintptr, parents []*object, err error) {
 	s, p, c := q.spec, q.pd, q.pd.ctx
@@ -233,7 +241,12 @@ func (p *PD) checkQP(s QPSpec) error {
 		}
 	}
 	if s.XRCD != nil {
-		return s.XRCD.usable("create_qp")
+		if err := s.XRCD.usable("create_qp"); err != nil {
+			return err
+		}
+		if s.XRCD.ctx != p.ctx {
+			return bad("%s is of another device", s.XRCD.name)
+		}
 	}
 	return nil
 }
@@ -281,11 +294,11 @@ func (q *QP) PostRecv(c *RecvChain) (posted int, err error) {
 // Close ends the queue pair. What is outstanding has no completions any more: to have them, call Err and poll first.
 func (q *QP) Close() error {
 	return q.close("destroy_qp", func(h uintptr) error {
+		q.mu.Lock() // who changes or asks for the state just now is waited for, and whoever comes later finds the memory gone
+		defer q.mu.Unlock()
 		if err := q.pd.ctx.returned("destroy_qp", q.name, q.pd.ctx.lib.f.destroyQP, h); err != nil {
 			return err
 		}
-		q.mu.Lock()
-		defer q.mu.Unlock()
 		q.free()
 		return nil
 	})

@@ -193,7 +193,7 @@ func (q *QP) modify(to QPState, fill func(c *cQPAttr) (mask int)) error {
 	const op = "modify_qp"
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if err := q.usable(op); err != nil {
+	if err := q.alive(op); err != nil {
 		return err
 	}
 	if !slices.Contains(transitions[q.state], to) {
@@ -264,7 +264,7 @@ type QPAttr struct {
 func (q *QP) Query() (QPAttr, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if err := q.usable("query_qp"); err != nil {
+	if err := q.alive("query_qp"); err != nil {
 		return QPAttr{}, err
 	}
 	return q.query(maskAccess | maskPKeyIndex | maskPort | maskQKey | maskAV | maskPathMTU | maskTimeout | maskRetryCount | maskRNRRetry | maskRQPSN |
@@ -275,7 +275,7 @@ func (q *QP) Query() (QPAttr, error) {
 func (q *QP) State() (QPState, error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if err := q.usable("query_qp"); err != nil {
+	if err := q.alive("query_qp"); err != nil {
 		return QPUnknown, err
 	}
 	a, err := q.query(0)

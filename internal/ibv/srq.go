@@ -52,6 +52,9 @@ func (p *PD) CreateSRQ(s SRQSpec) (*SRQ, error) {
 		if err := errors.Join(s.XRCD.usable(op), s.CQ.usable(op)); err != nil {
 			return nil, err
 		}
+		if s.XRCD.ctx != c || s.CQ.ctx != c {
+			return nil, invalid(op, p.name, "the domain and the completion queue of XRC are of another device")
+		}
 		f := c.x.createSRQExFn()
 		if f == 0 {
 			return nil, unsupported(op, c.name, "the device has no XRC")
