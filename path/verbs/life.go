@@ -25,6 +25,9 @@ func (p *Path) down(err error) {
 		return
 	}
 	p.err = err
+	if p.events == nil {
+		return // it is being made: nobody has it yet, and newPath gives everything back
+	}
 	if derr := p.dismantle(); derr != nil {
 		p.note(fmt.Sprintf("taking it down: %v", derr))
 	}

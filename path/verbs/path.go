@@ -234,9 +234,12 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 			return nil, err
 		}
 		l.restock(false)
-	}
-	if p.err != nil {
-		return nil, p.err
+		if err = p.err; err == nil && l.rail.failed {
+			err = p.why
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	if p.inlineTuner = newInlineTuner(o, p.inline); p.inlineTuner.fixed() {
 		p.short.skip = math.MaxInt
