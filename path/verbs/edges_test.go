@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
 )
@@ -92,4 +94,83 @@ func TestOneAnswer(t *testing.T) {
 			t.Errorf("put %d: %v", i, x.Err)
 		}
 	}
+}
+
+// settled serves both ends until they sleep, armed, and nothing is left to wake them.
+func (r *rig) settled(t *testing.T) {
+	t.Helper()
+	quiet := func(p *Path) bool {
+		i, err := sys.PollIn(0, p.FD())
+		return i < 0 && err == nil
+	}
+	for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll() > 0 || r.a.Arm() || r.b.Arm() || !quiet(r.a) || !quiet(r.b); {
+		if time.Now().After(until) {
+			t.Fatalf("it does not come to rest\n%s", r.Dump())
+		}
+	}
+}
+
+// TestLostWhileArmed: an owner sleeps, with nothing under way, while another call of its posts an operation whose completion the adapter loses.
+// It is woken to look all the same.
+func TestLostWhileArmed(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		t.Run(transport.String(), func(t *testing.T) {
+			w := newWorld(t, "")
+			r := newRig(t, w, Options{Transport: transport, looks: often}, 1)
+			local := r.A.Region(4096)
+			e := r.B.Export(r.B.Region(4096), both)
+			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+			r.settled(t)
+			w.do(t, "drop send 1")
+			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+			if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
+				t.Errorf("nobody wakes its owner: %v", err)
+			}
+			r.sleepUntil(t, "the put", func() bool { return put.Times > 0 })
+			if put.Err != nil {
+				t.Error(put.Err)
+			}
+		})
+	}
+}
+
+// TestFaultWhileArmed: an owner sleeps while another call of its posts an operation, for which the adapter takes no request, or for which there is no
+// initiator. It is woken to mend that, or to end.
+func TestFaultWhileArmed(t *testing.T) {
+	for _, transport := range []Transport{RC, UC, DC} {
+		t.Run("Request/"+transport.String(), func(t *testing.T) {
+			w := newWorld(t, "")
+			r := newRig(t, w, Options{Transport: transport, looks: time.Hour}, 1)
+			local := r.A.Region(4096)
+			e := r.B.Export(r.B.Region(4096), both)
+			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+			r.settled(t)
+			w.do(t, "fail ibv_post_send 1 ENOMEM")
+			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+			if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
+				t.Errorf("nobody wakes its owner: %v", err)
+			}
+			r.sleepUntil(t, "the put", func() bool { return put.Times > 0 })
+			if put.Err != nil || r.a.replaced != 1 {
+				t.Errorf("%v; %d rails replaced", put.Err, r.a.replaced)
+			}
+		})
+	}
+	t.Run("Initiator", func(t *testing.T) {
+		w := newWorld(t, "")
+		r := newRig(t, w, Options{Transport: DC, Initiators: 1, looks: time.Hour}, 1)
+		local, back := r.A.Region(4096), r.B.Region(4096)
+		e, e2 := r.B.Export(r.B.Region(4096), both), r.A.Export(r.A.Region(4096), both)
+		r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+		r.B.MustDo(path.Op{Kind: path.Put, Copies: copyTo(back, e2, 0, 4096)}) // it rests here now
+		r.settled(t)
+		r.b.seats[forData].i.failed = true
+		w.do(t, "fail ibv_modify_qp * ENOMEM")
+		put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+		w.do(t, "fail ibv_modify_qp 1000000 ENOMEM")
+		if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
+			t.Errorf("nobody wakes its owner: %v", err)
+		}
+		r.sleepUntil(t, "the end", func() bool { return put.Times > 0 && r.A.Down != nil })
+	})
 }
