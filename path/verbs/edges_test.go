@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
@@ -173,4 +174,40 @@ func TestFaultWhileArmed(t *testing.T) {
 		}
 		r.sleepUntil(t, "the end", func() bool { return put.Times > 0 && r.A.Down != nil })
 	})
+}
+
+// TestToldWhilePolling: another path hears of something that concerns the device while the owner of this one polls. When that was heard, the owner
+// can sleep again.
+func TestToldWhilePolling(t *testing.T) {
+	w := newWorld(t, "")
+	r := newRig(t, w, Options{looks: time.Hour}, 1)
+	r.settled(t)
+	dev := r.a.dev
+	ev := ibv.AsyncEvent{Type: ibv.EventPortActive, Port: dev.port.Port}
+	told, tell := make(chan struct{}), make(chan struct{})
+	go func() {
+		for range tell {
+			dev.tell(ev)
+			told <- struct{}{}
+		}
+	}()
+	defer close(tell)
+	for round := range 20_000 {
+		tell <- struct{}{}
+		for over := false; !over; {
+			r.A.Poll()
+			select {
+			case <-told:
+				over = true
+			default:
+			}
+		}
+		for range 3 {
+			r.A.Poll()
+			r.a.Arm()
+		}
+		if i, err := sys.PollIn(0, r.a.FD()); i >= 0 || err != nil {
+			t.Fatalf("round %d: nothing has happened since, and its descriptor is readable: %v", round, err)
+		}
+	}
 }

@@ -277,8 +277,10 @@ func (p *Path) call() {
 
 // alarm acts on what happened to the device.
 func (p *Path) alarm() {
+	p.dev.mu.Lock() // tell is through: a bell that it rang after this would ring for ever
 	u := p.urgent.Swap(0)
 	sys.Unring(p.bell)
+	p.dev.mu.Unlock()
 	for _, s := range p.seats {
 		s.late = u&urgentSeat != 0 && s.called.Load()
 	}
