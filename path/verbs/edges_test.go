@@ -211,3 +211,109 @@ func TestToldWhilePolling(t *testing.T) {
 		}
 	}
 }
+
+// sharers are paths that share the one initiator for data of a device. What they post is executed when it is pumped.
+func sharers(t *testing.T, n int) (w *world, rigs []*rig, ops []path.Op) {
+	t.Helper()
+	w = newWorld(t, "")
+	d := dynamicDriver(w, 1)
+	d.o.looks = time.Hour
+	for range n {
+		r := rigOn(t, w, d, d, 1)
+		e := r.B.Export(r.B.Region(4096), both)
+		op := path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(4096), e, 0, 4096)}
+		r.A.MustDo(op)
+		rigs, ops = append(rigs, r), append(ops, op)
+	}
+	for _, r := range rigs {
+		r.settled(t)
+	}
+	w.do(t, "mode pump")
+	t.Cleanup(func() { w.do(t, "mode post") })
+	return w, rigs, ops
+}
+
+// leaveArmed closes the path while its initiator's queue of completions is armed, and will tell whoever has it next.
+func (r *rig) leaveArmed(t *testing.T, op path.Op) {
+	t.Helper()
+	r.A.Post(op)
+	if s := r.a.seats[forData]; r.a.Arm() || !s.busy || !s.set {
+		t.Fatal("it has nothing under way, or does not sleep")
+	}
+	if err := r.a.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sleeps says whether the owner of a path gets to sleep: nothing that it does not take in keeps its descriptor readable.
+func (r *rig) sleeps() bool {
+	for range 10 {
+		r.A.Poll()
+		if r.a.Arm() {
+			continue
+		}
+		if i, err := sys.PollIn(0, r.a.FD()); i < 0 && err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// alone has a put executed, by an owner that does not sleep meanwhile.
+func (r *rig) alone(t *testing.T, op path.Op) {
+	t.Helper()
+	r.A.Poll()
+	put := r.A.Post(op)[0]
+	for i := 0; put.Times == 0; i++ {
+		if i > 1000 {
+			t.Fatalf("the put does not end\n%s", r.Dump())
+		}
+		r.w.pumps(1)
+		r.A.Poll()
+	}
+}
+
+// TestRestingWhileAnotherIsTold: the initiator that rested at a path has been taken by another one, whose owner does not come for what it is told. The
+// owner of the first sleeps.
+func TestRestingWhileAnotherIsTold(t *testing.T) {
+	w, rigs, ops := sharers(t, 3)
+	rigs[0].leaveArmed(t, ops[0])
+	one, other := rigs[1], rigs[2]
+	one.alone(t, ops[1])
+	if !one.sleeps() || one.a.seats[forData].i == nil {
+		t.Fatal("it does not sleep, or has let go of the initiator")
+	}
+	other.A.Post(ops[2])
+	if other.a.Arm() {
+		t.Fatal("it has nothing under way")
+	}
+	for w.pumps(100) > 0 {
+	}
+	if !one.sleeps() {
+		t.Error("what the other one was told keeps it awake")
+	}
+}
+
+// TestLeasedWithEvents: an initiator comes from a path that had not taken in what it was told, and had asked to be told again. Neither keeps the
+// next one awake.
+func TestLeasedWithEvents(t *testing.T) {
+	w, rigs, ops := sharers(t, 3)
+	rigs[0].leaveArmed(t, ops[0])
+	rigs[1].alone(t, ops[1]) // told, and not taken in
+	rigs[1].leaveArmed(t, ops[1])
+	r := rigs[2]
+	if s := r.a.seats[forData]; !s.ready() {
+		t.Fatal("no initiator")
+	} else {
+		s.rest() // as who was in line for what it does not need any more
+	}
+	if !r.sleeps() {
+		t.Error("what the one before was told keeps it awake")
+	}
+	r.alone(t, ops[2])
+	for w.pumps(100) > 0 {
+	}
+	if !r.sleeps() {
+		t.Error("what the one before had asked for keeps it awake")
+	}
+}
