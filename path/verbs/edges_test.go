@@ -317,3 +317,33 @@ func TestLeasedWithEvents(t *testing.T) {
 		t.Error("what the one before had asked for keeps it awake")
 	}
 }
+
+// TestNewQueuePairBreaks: the queue pair that is to replace another one breaks as well, before the peer's offer for it is taken in. There is another
+// one behind it.
+func TestNewQueuePairBreaks(t *testing.T) {
+	for _, transport := range []Transport{RC, UC} {
+		t.Run(transport.String(), func(t *testing.T) {
+			w := newWorld(t, "")
+			r := newRig(t, w, Options{Transport: transport}, 1)
+			local := r.A.Region(4096)
+			e := r.B.Export(r.B.Region(4096), both)
+			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+			pathtest.Fill(local.All().Bytes(), 7)
+			l := r.a.rails[0]
+			r.kill(t, r.a, 0)
+			for l.rail.state != railOffer || l.rail.sayOffer {
+				r.A.Poll()
+			}
+			r.kill(t, r.a, 0)
+			for range 5 { // b takes the offer in and makes its own, which comes behind what breaks here
+				r.B.Poll()
+			}
+			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true})[0]
+			r.Drive("a put by the third queue pair", func() bool { return put.Times > 0 })
+			r.Pump(20)
+			if put.Err != nil || l.rail.state != railUp || pathtest.Verify(e.Span().Bytes(), 7) >= 0 || len(r.B.Notices) != 1 {
+				t.Errorf("%v; the rail is %s, %d notifications", put.Err, l.rail.state, len(r.B.Notices))
+			}
+		})
+	}
+}
