@@ -117,9 +117,10 @@ func (p *Path) bindOne(g *given) bool {
 	return true
 }
 
-// bound goes on with an export when all its windows are there or failed.
+// bound goes on with an export when all its windows are there or failed. One that waits for room is bound when bind is through with it, and not
+// before: it would be answered, or shut, a second time then.
 func (p *Path) bound(g *given) {
-	if g.binding > 0 {
+	if g.binding > 0 || g.inLine {
 		return
 	}
 	if len(g.fences) > 0 {

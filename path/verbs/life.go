@@ -25,6 +25,9 @@ func (p *Path) down(err error) {
 		return
 	}
 	p.err = err
+	if p.events == nil {
+		return // it is being made: nobody has it yet, and newPath gives everything back
+	}
 	if derr := p.dismantle(); derr != nil {
 		p.note(fmt.Sprintf("taking it down: %v", derr))
 	}
@@ -274,8 +277,10 @@ func (p *Path) call() {
 
 // alarm acts on what happened to the device.
 func (p *Path) alarm() {
+	p.dev.mu.Lock() // tell is through: a bell that it rang after this would ring for ever
 	u := p.urgent.Swap(0)
 	sys.Unring(p.bell)
+	p.dev.mu.Unlock()
 	for _, s := range p.seats {
 		s.late = u&urgentSeat != 0 && s.called.Load()
 	}

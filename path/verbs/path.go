@@ -234,9 +234,12 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 			return nil, err
 		}
 		l.restock(false)
-	}
-	if p.err != nil {
-		return nil, p.err
+		if err = p.err; err == nil && l.rail.failed {
+			err = p.why
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	if p.inlineTuner = newInlineTuner(o, p.inline); p.inlineTuner.fixed() {
 		p.short.skip = math.MaxInt
@@ -382,11 +385,15 @@ func (p *Path) move() {
 	}
 }
 
-// ring makes FD readable if a call while armed left something for Poll.
+// ring makes FD readable if a call while armed left something for Poll. The owner who sleeps is also to look whether what was posted gets on.
 func (p *Path) ring() {
-	if p.armed && !p.rung && p.evCount > 0 {
+	switch {
+	case !p.armed || p.rung:
+	case p.evCount > 0 || p.err == nil && p.unfinished():
 		p.rung = true
 		sys.Ring(p.bell)
+	case p.err == nil:
+		p.guard()
 	}
 }
 
@@ -612,7 +619,7 @@ func (p *Path) unfinished() bool {
 		if len(l.recvs) > 0 && !l.rail.failed && l.rail.state != railDrain {
 			return true
 		}
-		if l.index > 0 && l.rail.state == railDrain && l.idle() && l.held == 0 {
+		if l.index > 0 && l.rail.state == railDrain && l.held == 0 && (l.idle() || l.srq != nil && l.head == l.tail) { // idle when Poll finds no more
 			return true
 		}
 	}

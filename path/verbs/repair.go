@@ -198,7 +198,7 @@ func (p *Path) offered(f *frame) error {
 	switch {
 	case !(endpoint{f.qpn, f.psn}).valid(p.transport):
 		return malformed("an offer of a sequence number of more than 24 bits for rail %d", l.index)
-	case ahead == 0 && r.state == railOffer || ahead > 0 && ahead < 1<<16:
+	case ahead == 0 && (r.state == railOffer || r.state == railDrain) || ahead > 0 && ahead < 1<<16: // draining: what was to be joined to it broke first
 		r.offer = *f
 	case ahead > 1<<31: // it crossed with a newer one of ours
 		return nil

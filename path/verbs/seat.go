@@ -88,7 +88,10 @@ func (s *seat) lease() bool {
 	}
 	s.i, s.busy, s.turn, s.yields, s.set, s.stray = i, true, 0, false, false, true
 	fd := i.channel.FD()
-	err := s.p.ep.Add(fd, sys.EventIn, uint64(fd))
+	_, err := i.told() // what the one before was told and did not take in; it may have asked once more, which is stray
+	if err == nil {
+		err = s.p.ep.Add(fd, sys.EventIn, uint64(fd))
+	}
 	if err == nil && i.failed {
 		err = i.mend()
 	}
@@ -158,14 +161,27 @@ func (s *seat) arm() error {
 
 // calm takes what the queue of completions told. Only who has the initiator may: else it takes what another one waits for.
 func (s *seat) calm() error {
+	if s.i != nil && !s.busy && s.i.rests.Load() != s {
+		s.drop() // what another one does not take in would keep this owner awake
+	}
 	if s.i == nil || !s.set && !s.stray || !s.hold() {
 		return nil
 	}
-	told := false
+	told, err := s.i.told()
+	if err != nil {
+		return err
+	}
+	s.stray = s.set && s.stray || !told && (s.set || s.stray) // each arming tells once, at some time
+	s.set = false
+	return nil
+}
+
+// told takes what the queue of completions told, for who has the initiator.
+func (i *initiator) told() (told bool, err error) {
 	for {
-		_, ok, err := s.i.channel.Next()
+		_, ok, err := i.channel.Next()
 		if err != nil {
-			return err
+			return told, err
 		}
 		if !ok {
 			break
@@ -173,11 +189,9 @@ func (s *seat) calm() error {
 		told = true
 	}
 	if told {
-		s.i.cq.Ack()
+		i.cq.Ack()
 	}
-	s.stray = s.set && s.stray || !told && (s.set || s.stray) // each arming tells once, at some time
-	s.set = false
-	return nil
+	return told, nil
 }
 
 // settle is the end of what the owner called: what nobody needs is let go, also what came too late to be needed.
