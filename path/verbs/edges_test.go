@@ -347,3 +347,59 @@ func TestNewQueuePairBreaks(t *testing.T) {
 		})
 	}
 }
+
+// TestRefusedOnAllRails: operations that the peer's adapter refuses again and again, on every rail, are given up. The path goes on.
+func TestRefusedOnAllRails(t *testing.T) {
+	for _, c := range []struct{ rails, puts int }{{1, 1}, {maxRails, 1}, {1, 8}, {3, 8}} {
+		rails := c.rails
+		t.Run(fmt.Sprintf("%d/%d", rails, c.puts), func(t *testing.T) {
+			w := newWorld(t, "")
+			r := newRig(t, w, Options{Piece: 64 << 10}, rails)
+			const size = 2 << 20
+			local := r.A.Region(size)
+			e := r.B.Export(r.B.Region(size), both)
+			for _, l := range r.b.rails {
+				l.serves = path.Read // whatever it grants
+			}
+			var puts []*pathtest.Result
+			for range c.puts {
+				puts = append(puts, r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size)})...)
+			}
+			for _, put := range puts {
+				r.Drive("a put that is refused", func() bool { return put.Times > 0 })
+				if !errors.Is(put.Err, errStrikes) {
+					t.Fatalf("%v; expected %v", put.Err, errStrikes)
+				}
+			}
+			r.A.MustDo(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, size)})
+		})
+	}
+}
+
+// TestRailsOfOneThatOnlyServes: a rail is replaced again and again because exports are taken back in the middle of puts, which get on in between. The
+// side that only serves has no operation of its own that could get on, and lives as long as the other one.
+func TestRailsOfOneThatOnlyServes(t *testing.T) {
+	for _, transport := range []Transport{RC, DC} {
+		t.Run(transport.String(), func(t *testing.T) {
+			w := newWorld(t, "timers instant")
+			r := newRig(t, w, Options{Transport: transport}, 1)
+			local := r.A.Region(4096)
+			for range 3 * maxRepairs {
+				e := r.B.Export(r.B.Region(4096), both)
+				r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+				r.B.Exports.Revoke(e)
+				fence := r.B.Post(path.Op{Kind: path.Fence, Key: e.Key()})[0]
+				for fence.Times == 0 { // a does not hear of it
+					r.B.Poll()
+				}
+				put := r.A.Do(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+				if !errors.Is(put.Err, path.ErrRevoked) && !errors.Is(put.Err, path.ErrKey) {
+					t.Fatal(put.Err)
+				}
+			}
+			if r.a.replaced < 2*maxRepairs {
+				t.Errorf("%d rails were replaced", r.a.replaced)
+			}
+		})
+	}
+}

@@ -34,6 +34,9 @@ type window struct {
 
 // attach answers the question of the peer for an export.
 func (p *Path) attach(k path.Key) {
+	if len(p.freeWorks) == len(p.works) {
+		p.repairs = 0
+	}
 	e, have, err := p.peerReach.Lookup(k)
 	if err != nil {
 		p.st.Rejected++

@@ -40,7 +40,8 @@ type rail struct {
 	offer    frame  // the peer's last
 }
 
-// maxRepairs is how often rails may be replaced while no operation gets on.
+// maxRepairs is how often each rail may be replaced, on the average, while no operation gets on or is given up. A side that has none counts only until
+// the peer asks for an export, as it has to before it uses a new rail: it counts itself what comes of its operations, which shows here by nothing.
 const maxRepairs = 16
 
 // broken takes a link out of service whose queue pair failed.
@@ -63,8 +64,8 @@ func (p *Path) broken(l *link, why error) {
 	if l.uc != nil {
 		l.uc.abandon(l)
 	}
-	if p.repairs++; p.repairs > maxRepairs {
-		p.down(fmt.Errorf("verbs: %w: rail %d was replaced %d times and nothing got on: %w", path.ErrDown, l.index, maxRepairs, why))
+	if p.repairs++; p.repairs > maxRepairs*max(len(p.rails), 1) {
+		p.down(fmt.Errorf("verbs: %w: rails were replaced %d times, rail %d the last, and nothing got on: %w", path.ErrDown, p.repairs, l.index, why))
 		return
 	}
 	err := l.stop()
@@ -93,12 +94,13 @@ func (p *Path) broken(l *link, why error) {
 const maxStrikes = 3
 
 // strike counts the rails that an operation broke with all its requests at once as one, since several may carry it.
-func (w *work) strike() {
+func (p *Path) strike(w *work) {
 	if w.blamed == nil {
 		return
 	}
 	if w.strikes++; w.strikes >= maxStrikes {
 		w.err = fmt.Errorf("verbs: %w: %w", errStrikes, w.blamed)
+		p.repairs = 0 // the others get their chance without it
 	}
 	w.blamed = nil
 }

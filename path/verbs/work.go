@@ -183,7 +183,7 @@ func (p *Path) settle(k int32) {
 		return
 	}
 	if w.again {
-		w.strike()
+		p.strike(w)
 	}
 	complete := w.cur.done(w.op.Copies) && !w.again && w.checked == len(w.op.Copies)
 	switch {
