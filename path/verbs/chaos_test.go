@@ -80,14 +80,19 @@ func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 			tokens[i]++
 			switch rng.IntN(12) {
 			case 0:
-				p := paths[rng.IntN(2)]
-				if l := p.rails[rng.IntN(len(p.rails))]; l.rail.state == railUp && kills < 10 {
-					n := l.num()
-					if l.seat != nil && l.seat.busy && kills%2 == 0 {
-						n = l.seat.i.dci.Num()
+				for more := true; more && kills < 20; more = rng.IntN(3) > 0 { // also the queue pair that is to replace another one
+					p := paths[rng.IntN(2)]
+					if l := p.rails[rng.IntN(len(p.rails))]; l.qp != nil || l.target != nil {
+						n := l.num()
+						if l.seat != nil && l.seat.busy && kills%2 == 0 {
+							n = l.seat.i.dci.Num()
+						}
+						w.do(t, fmt.Sprintf("kill 0 %#x", n))
+						kills++
 					}
-					w.do(t, fmt.Sprintf("kill 0 %#x", n))
-					kills++
+					for range rng.IntN(4) {
+						sides[rng.IntN(2)].Poll()
+					}
 				}
 			case 1:
 				j.canceled = s.Path.Cancel(tokens[i])
@@ -114,6 +119,9 @@ func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 	}
 	r.Drive("all operations", ended)
 	r.Pump(100)
+	if r.A.Down != nil || r.B.Down != nil {
+		t.Fatalf("down: %v; %v", r.A.Down, r.B.Down)
+	}
 	for i, s := range sides {
 		seen := map[uint64]int{}
 		for _, n := range s.Other().Notices {

@@ -348,6 +348,47 @@ func TestNewQueuePairBreaks(t *testing.T) {
 	}
 }
 
+// TestNewQueuePairCannotBeJoined: the queue pair that is to replace another one has got into error just when it is joined to the peer's, and before its
+// receives have come back. There is another one behind it. Where that never ends, the path does.
+func TestNewQueuePairCannotBeJoined(t *testing.T) {
+	for _, transport := range []Transport{RC, UC} {
+		for _, fail := range []string{"1", "2", "*"} { // to receive, to send, whatever it is
+			t.Run(transport.String()+"/"+fail, func(t *testing.T) {
+				w := newWorld(t, "timers instant")
+				r := newRig(t, w, Options{Transport: transport}, 1)
+				local := r.A.Region(4096)
+				e := r.B.Export(r.B.Region(4096), both)
+				r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+				pathtest.Fill(local.All().Bytes(), 7)
+				l := r.a.rails[0]
+				r.kill(t, r.a, 0)
+				for l.rail.state != railOffer || !l.rail.offered || l.rail.offer.gen != l.gen {
+					r.A.Poll()
+					for r.b.rails[0].rail.state != railUp && !r.b.rails[0].rail.offered {
+						r.B.Poll()
+					}
+					r.B.Poll()
+					r.a.collect()
+				}
+				put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true})[0]
+				w.do(t, fmt.Sprintf("fail ibv_modify_qp %s EINVAL", fail))
+				r.Drive("the put", func() bool { return put.Times > 0 })
+				if fail == "*" {
+					w.do(t, "fail ibv_modify_qp 1000000 EINVAL")
+					if !errors.Is(put.Err, path.ErrDown) {
+						t.Error(put.Err)
+					}
+					return
+				}
+				r.Pump(20)
+				if put.Err != nil || l.rail.state != railUp || pathtest.Verify(e.Span().Bytes(), 7) >= 0 || len(r.B.Notices) != 1 {
+					t.Errorf("%v; the rail is %s, %d notifications", put.Err, l.rail.state, len(r.B.Notices))
+				}
+			})
+		}
+	}
+}
+
 // TestRefusedOnAllRails: operations that the peer's adapter refuses again and again, on every rail, are given up. The path goes on.
 func TestRefusedOnAllRails(t *testing.T) {
 	for _, c := range []struct{ rails, puts int }{{1, 1}, {maxRails, 1}, {1, 8}, {3, 8}} {

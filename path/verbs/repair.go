@@ -119,7 +119,7 @@ func (p *Path) repair() {
 			}
 		case railOffer:
 			if l.rail.offered && l.rail.offer.gen == l.gen {
-				err = p.connect(l)
+				p.connect(l)
 			}
 		case railConnect:
 			if l.rail.ready == l.gen && !l.rail.sayReady {
@@ -153,18 +153,19 @@ func (p *Path) renew(l *link) error {
 }
 
 // connect joins both queue pairs, and decides about what was under way on the old ones.
-func (p *Path) connect(l *link) error {
+func (p *Path) connect(l *link) {
 	o := &l.rail.offer
 	if undelivered := l.sent - o.delivered; undelivered > uint32(len(l.ring)) {
 		p.violated(malformed("it says that it received %d messages on rail %d, of %d that were sent", o.delivered, l.index, l.sent))
-		return nil
+		return
 	}
 	if err := p.join(l, endpoint{o.qpn, o.psn}); err != nil {
 		if errors.Is(err, path.ErrProtocol) {
 			p.violated(err)
-			return nil
+			return
 		}
-		return err
+		p.broken(l, err) // it may have got into error by itself: the next one
+		return
 	}
 	l.sent = o.delivered
 	l.out = credits{depth: l.depthOf(&p.peer)}
@@ -186,7 +187,6 @@ func (p *Path) connect(l *link) error {
 		p.resumed++
 		p.settle(int32(k))
 	}
-	return nil
 }
 
 // offered takes in that the peer has a new queue pair for a rail.
