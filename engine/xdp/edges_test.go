@@ -120,12 +120,10 @@ func TestStalledShallow(t *testing.T) {
 		}
 	}
 	send(t, tx, udp(t, 7, 100, 1))
+	until(t, "the frame", func() bool { return q.ins[0].sock.Rx().Ready() == 1 })
 	var s engine.PortStats
 	if b.Stats(&s); s.Rx.Drops[engine.DropNoBuffers] != 0 {
 		t.Errorf("drops: %v", &s.Rx.Drops)
-	}
-	if got := q.ins[0].sock.Rx().Ready(); got != 1 {
-		t.Errorf("%d frames came, expected 1", got)
 	}
 }
 
@@ -174,4 +172,40 @@ func TestLastChunk(t *testing.T) {
 		}
 	}
 	t.Error("the queue sleeps, and the kernel has nothing to receive its packets into")
+}
+
+// Where all slots are with the application, who looks and takes nothing wakes nobody: two that sleep would wake each other without end.
+func TestFindsNothing(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	slots := []*mem.Pool{newPool(t, 2048, 64)}
+	sleeper, taker := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
+	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	x, none := burst.New(128), burst.New(128)
+	defer x.Release()
+	for i := 0; x.Len() < 64; i++ {
+		send(t, tx, udp(t, 7, 100, uint32(i)))
+		if _, err := taker.TryRecv(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w := engine.NewWaker()
+	if sleeper.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	in := sleeper.ins[0]
+	for range 100 {
+		if n, err := taker.TryRecv(none); n != 0 || err != nil {
+			t.Fatal(n, err)
+		}
+		in.nq.mu.Lock()
+		asleep := in.asleep == w
+		in.nq.mu.Unlock()
+		if !asleep {
+			t.Fatal("who found nothing woke another one, who will find nothing either")
+		}
+	}
 }

@@ -206,10 +206,16 @@ func (n *nicQueue) starving(in *intake, w *engine.Waker) bool {
 	return n.starved.Load() && n.queue.Fill().Pending() < lowFill
 }
 
-// rouse wakes those that sleep, when whoever receives by in has taken the last chunks and there are no others: they look again after a while, which
-// that one perhaps does not. The caller holds mu.
-func (n *nicQueue) rouse(in *intake) {
-	if len(n.sleepers) == 0 || !n.short.Load() {
+// rouse wakes those that sleep, when whoever receives by in has just taken the last chunks and there are no others: they look again after a while,
+// which that one perhaps does not. Who took none wakes nobody, or two that find nothing would wake each other for ever. The caller holds mu.
+func (n *nicQueue) rouse(in *intake, took bool) {
+	if len(n.sleepers) == 0 {
+		return
+	}
+	if len(n.back) > 0 {
+		n.refill() // what it copied: it may be all that there is
+	}
+	if !took || !n.short.Load() {
 		return
 	}
 	if n.refill(); !n.starved.Load() || n.queue.Fill().Pending() >= lowFill {

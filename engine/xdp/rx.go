@@ -293,6 +293,7 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 		n.mu.Lock()
 		n.refill() // with what was released since the last time
 		filled = true
+		had := n.out
 		room := true
 		for k := in.next(); k > 0 && room; k = in.next() {
 			if k == 1 && q.whole && q.pools[1] == nil {
@@ -308,7 +309,7 @@ func (q *rxQueue) receive(in *intake, b *burst.Burst) (got int) {
 			}
 		}
 		n.count()
-		n.rouse(in)
+		n.rouse(in, n.out < had)
 		n.mu.Unlock()
 		more = more && room && some
 	}
