@@ -164,27 +164,57 @@ func TestFirstCreditLost(t *testing.T) {
 // It is dropped like the others: its sender is not kept waiting, and the connections go on with the next queue.
 func TestCloseShared(t *testing.T) {
 	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{}, Options{})
+	words := make(chan MemoryEvent, 100)
+	there, here := region(t, 64), region(t, 64)
+	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { words <- e }}, Options{OnMemory: func(e MemoryEvent) { words <- e }})
+	m, err := s.Expose(id, there.All(), RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-words
 	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	until(t, "both connections", func() bool { return len(s.Conns()) == 2 })
 	in := rx(t, s, engine.RxSpec{Depth: 8})
 	outs := []engine.TxQueue{tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})}
+	q := in.(*rxQueue)
 	for i := range 8 {
-		for _, out := range outs {
-			put(t, out, 0, fmt.Sprint(i))
-		}
+		put(t, outs[1], 0, fmt.Sprint(i))
+	}
+	until(t, "all buffers to be used", func() bool {
+		q.mu.Lock()
+		defer q.mu.Unlock()
+		q.look()
+		return q.n == 8
+	})
+	word, err := c.Post(TransferSpec{Op: WriteImm, Conn: c.primary.Load().id, Local: here.All(), Remote: m, Imm: 77})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 7 {
+		put(t, outs[0], 0, fmt.Sprint(i))
 	}
 	until(t, "a message to wait for a buffer", func() bool { return f.count(t, "rnr_naks") > 0 })
 	if err := in.Close(); err != nil {
 		t.Fatal(err)
 	}
-	<-in.(*rxQueue).over
+	<-q.over
 	for _, out := range outs {
 		if err := out.Drain(within(t)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 16 || st.Drops.Total() != 16 {
+	if err := ended(t, word, nil); err != nil {
+		t.Error(err)
+	}
+	select {
+	case e := <-words:
+		if e.Kind != Written || e.Imm != 77 {
+			t.Errorf("%+v", e)
+		}
+	case <-within(t).Done():
+		t.Error("a write ended well, and its word never came")
+	}
+	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 15 || st.Drops.Total() != 15 {
 		t.Errorf("drops: %v", &st.Drops)
 	}
 	in = rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 8})

@@ -217,6 +217,11 @@ func queueClosed(t *testing.T, w managers) {
 		if e := events.next(t, false); e.Err != nil {
 			t.Errorf("%+v", e)
 		}
+		s.control.mu.Lock()
+		if n := len(s.control.ebbing); n > 0 {
+			t.Errorf("%d queues that are gone are still looked after", n)
+		}
+		s.control.mu.Unlock()
 	}
 }
 

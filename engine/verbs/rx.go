@@ -168,7 +168,11 @@ func (q *rxQueue) take(wc *ibv.WC) {
 	}
 	if q.closed {
 		q.slots.free(id)
-		q.drops.Inc(engine.DropClosed)
+		if a.what == aWrite { // what was written is there
+			q.port.wrote(l.c, a.imm)
+		} else {
+			q.drops.Inc(engine.DropClosed)
+		}
 		return
 	}
 	q.arrived[(q.first+q.n)%len(q.arrived)] = a

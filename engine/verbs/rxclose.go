@@ -41,6 +41,7 @@ func (q *rxQueue) close() error {
 	q.mu.Unlock()
 	p.rx = slices.DeleteFunc(p.rx, func(o *rxQueue) bool { return o == q })
 	p.fading = append(p.fading, q)
+	p.control.ebb(q) // before the last lane goes, with which it is buried
 	for _, c := range p.conns {
 		if c.q == q {
 			if c.q = nil; p.closed {
@@ -54,7 +55,6 @@ func (q *rxQueue) close() error {
 			p.assign(c)
 		}
 	}
-	p.control.ebb(q)
 	return p.bury(q)
 }
 

@@ -55,7 +55,7 @@ func (c *conn) look() {
 			continue
 		}
 		o.look()
-		if o.flying() > 0 {
+		if o.flying() > 0 || o.flushed != nil {
 			c.guard()
 		}
 		c.settle(o)
@@ -64,10 +64,10 @@ func (c *conn) look() {
 }
 
 func (o *outLane) look() {
-	o.reap()
-	if o.flushed != nil { // and its connection lives, so that the device has kept to itself what failed
+	if o.flushed != nil { // since the last look, and its connection lives: the device has kept to itself what failed
 		o.c.port.report(o.c, o.flushed)
 	}
+	o.reap()
 	if o.flying() == 0 || o.head != o.watched.head || o.broken {
 		o.watched = watched{head: o.head}
 		return
