@@ -372,7 +372,12 @@ func TestNewQueuePairCannotBeJoined(t *testing.T) {
 				}
 				put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true})[0]
 				w.do(t, fmt.Sprintf("fail ibv_modify_qp %s EINVAL", fail))
-				r.Drive("the put", func() bool { return put.Times > 0 })
+				r.Drive("the put", func() bool {
+					if fail == "*" { // as if other rails got on
+						r.a.repairs, r.b.repairs = 0, 0
+					}
+					return put.Times > 0
+				})
 				if fail == "*" {
 					w.do(t, "fail ibv_modify_qp 1000000 EINVAL")
 					if !errors.Is(put.Err, path.ErrDown) {

@@ -38,6 +38,7 @@ type rail struct {
 	sayReady bool
 	ready    uint32 // generation that the peer says is ready
 	offer    frame  // the peer's last
+	unjoined int    // new queue pairs in a row that could not be joined to the peer's
 }
 
 // maxRepairs is how often each rail may be replaced, on the average, while no operation gets on or is given up. A side that has none counts only until
@@ -123,7 +124,7 @@ func (p *Path) repair() {
 			}
 		case railConnect:
 			if l.rail.ready == l.gen && !l.rail.sayReady {
-				l.rail.state = railUp
+				l.rail.state, l.rail.unjoined = railUp, 0
 				p.readmit()
 			}
 		}
@@ -162,6 +163,10 @@ func (p *Path) connect(l *link) {
 	if err := p.join(l, endpoint{o.qpn, o.psn}); err != nil {
 		if errors.Is(err, path.ErrProtocol) {
 			p.violated(err)
+			return
+		}
+		if l.rail.unjoined++; l.rail.unjoined > maxRepairs { // whatever the other rails do
+			p.down(fmt.Errorf("verbs: %w: rail %d cannot be replaced: %w", path.ErrDown, l.index, err))
 			return
 		}
 		p.broken(l, err) // it may have got into error by itself: the next one
