@@ -64,10 +64,14 @@ func (l *lane) endLate(t *Transfer, waited time.Duration) {
 		t.failed = firstError(t.failed, path.ErrCanceled)
 		l.failedNow(t, &end)
 	}
-	if late && l.muted && !l.gone { // it is this side that holds the path back: it is looked at once, and given as much time again
-		late = false
-		l.poll(&end)
-		if t.inflight > 0 && !l.gone {
+	if late && l.muted && !l.gone { // it is this side that holds the path back: the end may be there, behind notifications
+		for range inboxFenced / len(l.events) {
+			if t.inflight == 0 || l.gone || l.peer.crowded() || l.poll(&end) == 0 {
+				break
+			}
+		}
+		late = t.inflight > 0 && !l.gone && !l.overRate()
+		if t.inflight > 0 && !l.gone && !late { // the rate holds the peer back, and ends: it gets as much time again
 			t.mu.Lock()
 			t.late = nil
 			t.mu.Unlock()
