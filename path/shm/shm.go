@@ -516,18 +516,22 @@ func (p *Path) tend() {
 // wake undoes Arm.
 func (p *Path) wake() {
 	p.armed = false
-	if p.downErr != nil {
-		return
+	down := p.downErr != nil
+	if !down {
+		p.ownParked.Store(awake)
 	}
-	p.ownParked.Store(awake)
 	if p.rung.Load() {
 		// In one step, as far as ringSelf is concerned: a ring between the two would leave the flag set and the bell silent for good.
 		p.mu.Lock()
 		p.rung.Store(false)
-		sys.Unring(p.bell)
+		if !p.bellDead {
+			sys.Unring(p.bell)
+		}
 		p.mu.Unlock()
 	}
-	p.receive()
+	if !down {
+		p.receive()
+	}
 }
 
 // FD is an epoll descriptor that is readable when there is something to do after Arm.
