@@ -2,6 +2,7 @@ package afpacket
 
 import (
 	"bytes"
+	"runtime"
 	"testing"
 
 	"github.com/penstock-io/penstock/burst"
@@ -77,11 +78,14 @@ func TestReleasedWhileRead(t *testing.T) {
 		}
 		b.Forget()
 		back <- handles
-		for over := false; !over; {
+		for looks, over := 1, false; !over; looks++ {
 			select {
 			case <-done:
 				over = true
 			default:
+				if looks%64 == 0 { // there may be one processor only
+					runtime.Gosched()
+				}
 			}
 			if k, _ := q.TryRecv(none); k > 0 {
 				<-done

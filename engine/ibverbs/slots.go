@@ -174,8 +174,9 @@ func (q *rxQueue) deliver(b *burst.Burst, id uint32, length, cut int) int {
 		return noRoom
 	}
 	held := q.held(id)
+	moved := 0
 	if cut >= 0 {
-		k = q.mend(held, &lens, &offs, cut)
+		k, moved = q.mend(held, &lens, &offs, cut)
 	}
 	at := -1
 	for i := range q.places {
@@ -204,29 +205,33 @@ func (q *rxQueue) deliver(b *burst.Burst, id uint32, length, cut int) int {
 			return lost
 		}
 	}
+	if moved > 0 {
+		q.copied.Add(uint64(moved))
+	}
 	q.idle = append(q.idle, id)
 	return at
 }
 
-// mend moves the bytes between a header and its payload that the card has cut at the wrong place, and returns the number of segments.
-func (q *rxQueue) mend(held []mem.Handle, lens, offs *[burst.MaxSegments]uint32, cut int) int {
+// mend moves the bytes between a header and its payload that the card has cut at the wrong place, and returns the number of segments, and how many
+// bytes it moved. A frame that finds no room may be mended again.
+func (q *rxQueue) mend(held []mem.Handle, lens, offs *[burst.MaxSegments]uint32, cut int) (segments, moved int) {
 	total := lens[0] + lens[1]
 	head, body := &q.places[0], &q.places[1]
 	want := min(uint32(max(cut, minCut)), total, uint32(head.pool.SlotSize()))
 	switch have := lens[0]; {
 	case want > have: // a longer header: its end lies in front of the payload
 		head := head.at(held[0], 0, want)
-		q.copied.Add(uint64(copy(head[have:], body.at(held[1], 0, want-have))))
+		moved = copy(head[have:], body.at(held[1], 0, want-have))
 		offs[1] += want - have
 	case want < have:
 		n := have - want
 		off := body.pool.Offset(held[1]) + uint64(body.skip) - uint64(n)
-		q.copied.Add(uint64(copy(body.bytes[off:off+uint64(n)], head.at(held[0], want, have))))
+		moved = copy(body.bytes[off:off+uint64(n)], head.at(held[0], want, have))
 		offs[1] = body.skip - n
 	}
 	lens[0], lens[1] = want, total-want
 	if lens[1] == 0 {
-		return 1
+		return 1, moved
 	}
-	return 2
+	return 2, moved
 }
