@@ -68,10 +68,15 @@ func (p *Path) unwatch(g *given) {
 
 // flushGiven makes all that the peer wrote so far visible to this side's accelerators.
 func (p *Path) flushGiven() error {
+	err := p.unseenBefore
 	for i := range p.flushers {
-		if err := p.flushers[i].Flush(); err != nil {
-			return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
+		if err != nil {
+			break
 		}
+		err = p.flushers[i].Flush()
+	}
+	if err != nil {
+		return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
 	}
 	return nil
 }

@@ -396,6 +396,41 @@ func fenceOfAccelerator(t *testing.T, o Options) {
 	}
 }
 
+// TestFencedBeforeTheFlush: a put is in a card's memory, its export is fenced, and then comes the question for the flush. Where the put ends well, the
+// card sees it; where the card does not take it, the put fails.
+func TestFencedBeforeTheFlush(t *testing.T) {
+	for _, takes := range []bool{true, false} {
+		t.Run(fmt.Sprint(takes), func(t *testing.T) {
+			w := newWorld(t, "")
+			card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+			theirs := card.Region("theirs", 4096)
+			r := newAccelRig(t, w, bare, Options{}, 1)
+			host, x := r.A.Region(4096), r.B.Export(theirs, both)
+			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 1)}) // the export is known
+			pathtest.Fill(host.All().Bytes(), 3)
+			whole := host.All().Bytes()[:4096]
+			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(host, x, 0, 4096)})[0]
+			if !takes {
+				card.Refuse.Store(&errLost)
+			}
+			r.B.Exports.Revoke(x)
+			fence := r.B.Post(path.Op{Kind: path.Fence, Key: x.Key()})[0]
+			if !bytes.Equal(card.Written(theirs)[:4096], whole) || put.Times > 0 {
+				t.Fatal("the put is not where this test wants it")
+			}
+			r.Drive("both", func() bool { return put.Times > 0 && fence.Times > 0 })
+			switch {
+			case fence.Err != nil:
+				t.Error(fence.Err)
+			case takes && (put.Err != nil || !bytes.Equal(card.Seen(theirs)[:4096], whole)):
+				t.Errorf("%v; the card sees the bytes: %t", put.Err, bytes.Equal(card.Seen(theirs)[:4096], whole))
+			case !takes && !errors.Is(put.Err, path.ErrUnreachable):
+				t.Errorf("the put ended with %v, and the card did not take it", put.Err)
+			}
+		})
+	}
+}
+
 // TestAcceleratorAllocates: puts into a card's memory and gets into it, with all flushes, allocate nothing in steady state.
 func TestAcceleratorAllocates(t *testing.T) {
 	if invariants.Enabled || testenv.Race {

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 
@@ -154,8 +155,12 @@ func (p *Path) beginFence(k int32) {
 
 // shut takes an export from the peer: its windows are closed, which the adapter confirms, before anybody is told.
 func (p *Path) shut(g *given) {
+	watched := g.watched
 	err := p.unwind(g)
 	delete(p.givens, g.key)
+	if watched { // what landed before may be asked for only now
+		p.unseenBefore = cmp.Or(p.unseenBefore, g.flushes().Flush())
+	}
 	if g.answer {
 		for i := range p.answers {
 			if p.answers[i].given == g {

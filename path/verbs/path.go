@@ -92,6 +92,8 @@ type Path struct {
 	verdict  uint8     // of the flush that it asked for
 	untrue   error     // why a notification cannot be reported: the path ends with it
 	flushers []flusher // of exports that the peer may write
+	// unseenBefore is why an accelerator did not take what was written into an export that was fenced since.
+	unseenBefore error
 
 	locals    [localsMax]local
 	lastLocal int32
