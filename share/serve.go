@@ -197,8 +197,9 @@ func (s *Server) poll() {
 }
 
 // Close ends the share: every export is revoked, so that peers reach the files no more, and what they fetch right now ends
-// with an error. It waits for the peers' confirmations, for ten seconds at most; later ones only delay the unmapping. Partial
-// uploads stay for another time.
+// with an error. It waits for the peers' confirmations, for ten seconds at most; later ones only delay the unmapping. Uploads wait for
+// theirs without a limit, which the node sets: it gives up peers that do not confirm. A Queue of such a peer that its owner neither polls
+// nor closes holds that up. Partial uploads stay for another time.
 func (s *Server) Close() error {
 	s.mu.Lock()
 	if s.closed {
