@@ -7,9 +7,12 @@ package invariants
 
 import "fmt"
 
-// Insist panics unless ok. It is for code that only runs where Enabled.
+// Broken panics, for code that only runs where Enabled.
+func Broken(format string, args ...any) { panic("invariant broken: " + fmt.Sprintf(format, args...)) }
+
+// Insist panics unless ok. Its arguments may allocate, also where ok: what must not allocate asks first, and calls Broken.
 func Insist(ok bool, format string, args ...any) {
 	if !ok {
-		panic("invariant broken: " + fmt.Sprintf(format, args...))
+		Broken(format, args...)
 	}
 }

@@ -49,6 +49,8 @@ type core struct {
 	// settled, when set, may keep an operation from ending (MSG_ZEROCOPY: the kernel still reads its memory).
 	settled func(slot uint16) bool
 	held    fifo // operations kept by it
+
+	tallies []tally // of verify
 }
 
 // Sizes in bytes by which operations are cut; docs/measurements/tcp.md says why.

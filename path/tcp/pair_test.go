@@ -62,7 +62,6 @@ func sealedFactory(o Options, streams int) pathtest.Factory {
 
 func factory(o Options, streams int, noCRC bool) pathtest.Factory {
 	return pathtest.Factory{
-		Verifies: true,
 		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
 			a.Streams, b.Streams = streams, streams
 			a.NoChecksum = a.NoChecksum || noCRC
