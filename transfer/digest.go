@@ -461,6 +461,7 @@ func (l *lane) prove(t *Transfer) {
 		l.interrupted(t, &end)
 	default:
 		if !t.item.Queued() {
+			t.item.Value = t // it may not have been taken from the arrivals yet
 			l.queue.Push(&t.flow, lightClass(t.priority), &t.item)
 		}
 		l.pump(&end)

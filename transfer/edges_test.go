@@ -322,3 +322,37 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// The digester of a transfer that has nothing left to post may know the outcome before the lane has taken the transfer from its arrivals.
+func TestDigesterIsFaster(t *testing.T) {
+	for _, canceled := range []bool{false, true} {
+		p := newPair(t, Options{Paths: []path.Driver{over("tcp")}})
+		export(t, p.b, region(t, 4096), "dst", path.Write)
+		rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
+		local, _ := src.Span(0, 64)
+		first, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{})
+		wait(t, first, err)
+		ln := laneOf(t, p.ab, "tcp")
+		ln.mu.Lock()
+		slow := make(chan *Transfer)
+		go func() {
+			x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, local)}, PutOptions{})
+			if err != nil {
+				t.Error(err)
+			}
+			slow <- x
+		}()
+		x := <-slow // it is left to whoever holds the lane
+		x.all, x.digest = true, newDigester(x)
+		x.digest.settled = true
+		x.canceled.Store(canceled)
+		ln.mu.Unlock()
+		ln.prove(x)
+		ln.again()
+		soon(t, x.Done(), "the end of the transfer")
+		if err := x.Err(); err != nil && !(canceled && errors.Is(err, path.ErrCanceled)) {
+			t.Error(err)
+		}
+		x.digest.cancel()
+	}
+}

@@ -190,7 +190,8 @@ func (l *lane) take(end *ending) {
 		switch {
 		case l.down != nil:
 			l.interrupted(t, end)
-		case t.canceled.Load(): // Cancel may have looked for it before it is in the queue
+		case t.canceled.Load() && t.inflight == 0: // Cancel may have looked for it before it is in the queue; its digester may have put it there, or posted it
+			l.leave(t)
 			t.failed = path.ErrCanceled
 			end.add(t)
 			flush = true // it may have come together with the timer, which has nobody else to look at the queue
