@@ -4,6 +4,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -144,7 +145,7 @@ func TestUploadEndedWhileItIsFenced(t *testing.T) {
 		failed <- err
 	}()
 	var u *upload
-	for fenced := false; !fenced; time.Sleep(time.Millisecond) {
+	for fenced := false; !fenced; runtime.Gosched() {
 		if ctx.Err() != nil {
 			t.Fatal("the commit never came")
 		}

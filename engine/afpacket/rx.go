@@ -220,16 +220,12 @@ func (q *rxQueue) count(b *burst.Burst, n int) {
 func (q *rxQueue) takePending(b *burst.Burst) int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	defer func() { q.waiting.Store(int64(q.pending.Len())) }()
-	for q.pending.Len() > 0 {
-		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
-			return n
-		}
-		q.pending.MoveTo(q.one) // an empty burst cannot hold it: it would hold up the others for ever
-		q.drop(engine.DropTooLong, uint64(q.one.Len()))
-		q.one.Release()
+	n, dropped := engine.MoveKept(b, q.pending, q.one)
+	if dropped > 0 {
+		q.drop(engine.DropTooLong, uint64(dropped))
 	}
-	return 0
+	q.waiting.Store(int64(q.pending.Len()))
+	return n
 }
 
 // enqueue puts the frame that t looks at where it waits for the owner. The caller holds t.mu.

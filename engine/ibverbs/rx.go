@@ -369,17 +369,13 @@ func (q *rxQueue) hides(src *rxQueue, length int) {
 	}
 }
 
-// waiting moves packets that wait to b. One that an empty b cannot hold would hold up the others for ever.
+// waiting moves packets that wait to b.
 func (q *rxQueue) waiting(b *burst.Burst) int {
-	for q.pending.Len() > 0 {
-		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
-			return n
-		}
-		q.pending.MoveTo(q.one)
-		q.drop(engine.DropTooLong, uint64(q.one.Len()))
-		q.one.Release()
+	n, dropped := engine.MoveKept(b, q.pending, q.one)
+	if dropped > 0 {
+		q.drop(engine.DropTooLong, uint64(dropped))
 	}
-	return 0
+	return n
 }
 
 // Arm implements engine.RxQueue.

@@ -127,29 +127,40 @@ func TestStalledShallow(t *testing.T) {
 	}
 }
 
-// A queue sleeps while another one takes the last chunk and looks no more: when there are slots again, it gives them to the kernel, because no packet
-// can wake it.
-func TestLastChunk(t *testing.T) {
+// onePool is two queues with one pool of 64 slots; what is sent to UDP port 7 comes to the second.
+func onePool(t *testing.T) (tx engine.TxQueue, first, second *rxQueue) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
-	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	slots := []*mem.Pool{newPool(t, 2048, 64)}
-	sleeper, taker := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
+	first, second = addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
 	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
+	return tx, first, second
+}
+
+// takeAll has a queue receive until the application holds all slots.
+func takeAll(t *testing.T, tx engine.TxQueue, q *rxQueue, x *burst.Burst) {
+	for i := 0; x.Len() < 64; i++ {
+		send(t, tx, udp(t, 7, 100, uint32(i)))
+		if _, err := q.TryRecv(x); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A queue sleeps while another one takes the last chunk and looks no more: when there are slots again, it gives them to the kernel, because no packet
+// can wake it.
+func TestLastChunk(t *testing.T) {
+	tx, sleeper, taker := onePool(t)
 	w := engine.NewWaker()
 	if sleeper.Arm(w) {
 		t.Fatal("ready, and nothing has come")
 	}
 	x := burst.New(128)
 	defer x.Release()
-	for i := 0; x.Len() < 64; i++ {
-		send(t, tx, udp(t, 7, 100, uint32(i)))
-		if _, err := taker.TryRecv(x); err != nil {
-			t.Fatal(err)
-		}
-	}
+	takeAll(t, tx, taker, x)
 	x.Release()
 	// What comes before the slots are the kernel's again is dropped.
 	f := udp(t, 5, 100, 1)
@@ -176,22 +187,10 @@ func TestLastChunk(t *testing.T) {
 
 // Where all slots are with the application, who looks and takes nothing wakes nobody: two that sleep would wake each other without end.
 func TestFindsNothing(t *testing.T) {
-	n := hosts(t, netns.LinkSpec{})
-	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
-	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
-	slots := []*mem.Pool{newPool(t, 2048, 64)}
-	sleeper, taker := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
-	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
-		t.Fatal(err)
-	}
+	tx, sleeper, taker := onePool(t)
 	x, none := burst.New(128), burst.New(128)
 	defer x.Release()
-	for i := 0; x.Len() < 64; i++ {
-		send(t, tx, udp(t, 7, 100, uint32(i)))
-		if _, err := taker.TryRecv(x); err != nil {
-			t.Fatal(err)
-		}
-	}
+	takeAll(t, tx, taker, x)
 	w := engine.NewWaker()
 	if sleeper.Arm(w) {
 		t.Fatal("ready, and nothing has come")

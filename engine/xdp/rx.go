@@ -228,18 +228,13 @@ func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
 	return 0, nil
 }
 
-// kept moves packets to b that waited while the port started anew. One that an empty b cannot hold would hold up the others for ever. The caller
-// holds mu.
+// kept moves packets to b that waited while the port started anew. The caller holds mu.
 func (q *rxQueue) kept(b *burst.Burst) int {
-	for q.pending.Len() > 0 {
-		if n := q.pending.MoveTo(b); n > 0 || b.Len() > 0 || b.Room() == 0 {
-			return n
-		}
-		q.pending.MoveTo(q.one)
-		q.drop(engine.DropTooLong, uint64(q.one.Len()))
-		q.one.Release()
+	n, dropped := engine.MoveKept(b, q.pending, q.one)
+	if dropped > 0 {
+		q.drop(engine.DropTooLong, uint64(dropped))
 	}
-	return 0
+	return n
 }
 
 // hushed is the number of packets between two sleeps from which on the kernel need not tell of each: that costs it as much as the two
