@@ -125,4 +125,13 @@ func TestDownInsideAPostWhileAsleep(t *testing.T) {
 	if ready, err := sys.PollIn(0, u.p.FD()); ready != 0 || err != nil {
 		t.Errorf("the descriptor is silent although there is an event (%v)", err)
 	}
+	for down := false; !down; {
+		for _, e := range u.buf[:u.p.Poll(u.buf[:])] {
+			down = down || e.Kind == path.EventDown
+		}
+	}
+	u.p.Poll(u.buf[:])
+	if ready, err := sys.PollIn(0, u.p.FD()); ready == 0 || err != nil {
+		t.Errorf("the descriptor stays readable behind the last event (%v)", err)
+	}
 }
