@@ -3,9 +3,7 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-SHORT   := $(GO) run ./internal/lab again -- $(GO) test -count=1 -timeout 30m
-
-.PHONY: demo test tests check bench soak generate build deps fuzz gpu-test gpu-bench clean
+.PHONY: demo test tests plain checked nightly nights check bench soak generate build deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -21,34 +19,47 @@ LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:v
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
-# A test that fails is run once more, alone (go doc -u ./internal/lab again): one that passes then is named at the end, and is a fault to mend all the same.
-tests: check
-	CGO_ENABLED=0 $(SHORT) ./...
-	$(SHORT) -tags invariants ./...
-	$(SHORT) -race ./...
-	$(MAKE) build fuzz
+tests: check plain checked build
+	FUZZTIME=10000x ./scripts/fuzz.sh $(BASE)
 	$(MAKE) soak DURATION=10s
 	$(BIN) demo --small
 
-# Laws that are not tests: format, vet, static analysis, generated files, and that other architectures still compile.
+# A change fuzzes the packages that differ from BASE: from the commit that was the newest a day ago, where nobody says.
+BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
+
+# Every test, in the build that users have. Several packages run at a time: most of what tests do is to wait. The packages that take longest come first.
+GOTEST := $(GO) test -count=1 -vet=off -timeout 30m
+FIRST  := ./path/verbs ./transfer ./internal/testenv/guest ./engine/rdma ./cli ./engine/xdp
+plain:
+	CGO_ENABLED=0 $(GOTEST) -p 3 $(FIRST) ./...
+
+# The packages with goroutines, unsafe code or books that verify, once more with the race detector and invariants. Random tests draw fewer programs.
+checked:
+	$(GOTEST) -p 3 -race -tags invariants -short ./path/verbs ./transfer ./path/tcp $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
+
+# Everything in every build, and every fuzz target: before a large change is said to be done.
+nightly: deps
+	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) nights
+nights: check plain build
+	$(GO) vet -tags invariants ./...
+	GOARCH=arm64 $(GO) vet ./...
+	$(GOTEST) -p 3 -tags invariants ./...
+	$(GOTEST) -p 3 -race ./...
+	./scripts/fuzz.sh
+	$(MAKE) soak
+	$(BIN) demo
+
+# Laws that are not tests: format, vet, static analysis, generated files.
 check:
 	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "gofmt would change:"; echo "$$out"; exit 1; fi
 	$(GO) mod tidy -diff
 	$(GO) vet ./...
-	$(GO) vet -tags invariants ./...
-	GOARCH=arm64 $(GO) vet ./...
 	$(TOOLS) staticcheck ./...
 	$(GO) test -count=1 ./internal/laws
 
-# Each fuzz target for a while; a finding fails the run and leaves its input in testdata. The budget is a count of executions:
-# with a duration Go's coordinator can end a good run as "context deadline exceeded" (go.dev/issue/75804, mended in Go 1.27).
-FUZZTIME ?= 30000x
+# Each fuzz target for a while; a finding fails the run and leaves its input in testdata.
 fuzz:
-	@set -e; log=$$(mktemp); trap 'rm -f '$$log EXIT; for pkg in $$($(GO) list ./...); do \
-	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
-	    echo "fuzz $$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 20x $$pkg >$$log 2>&1 || { cat $$log; exit 1; }; \
-	    tail -1 $$log; \
-	  done; done
+	./scripts/fuzz.sh
 
 # The benchmark of the issue: every size, the copy ceiling, and the peers' own tools as interleaved pairs.
 bench: build deps

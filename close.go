@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Close closes everything in order: what applications see of receive queues (Recv says engine.ErrClosed), pollers, queues and ports, the
+// Close closes everything in order: what applications see of receive queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the
 // page of metrics, what is shared, the node with its links, memory. Packets that wait are dropped and counted as such. It does not wait
 // for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
 // are released. Errors are joined. Closing again returns the same.
@@ -40,7 +40,7 @@ func (s *System) shut() error {
 	for i := range s.ifaces {
 		f := &s.ifaces[i]
 		for k := range f.Rx {
-			note(fmt.Sprintf("receive queue %d of %q", f.Rx[k].ID, f.Name), f.Rx[k].guard.q.Close())
+			note(fmt.Sprintf("receive queue %d of %q", f.Rx[k].ID, f.Name), f.Rx[k].guard.closeQueue())
 		}
 		for k := range f.Tx {
 			note(fmt.Sprintf("transmit queue %d of %q", f.Tx[k].ID, f.Name), f.Tx[k].Queue.Close())

@@ -18,16 +18,18 @@
 //	}
 //	s, err := penstock.Open(ctx, cfg, penstock.Options{}) // or all that is missing here, at once
 //	defer s.Close()
-//	for b := burst.New(256); s.Rx("eth0", 0).Recv(ctx, b) == nil; b.Release() {
+//	rx, err := s.Rx("eth0", 0)
+//	for b := burst.New(256); rx.Recv(ctx, b) == nil; b.Release() {
 //		...
 //	}
 //
 // MakePlan says beforehand what would be opened, and Options.Plan hears it from Open. System.Reload puts the flows of a changed file in
 // force while packets go on, all or none; a Reloader does so when the file changes.
 //
-// A receive queue with poll_mode indirect has a poller: one for each cpu_core, pinned to it, which looks again for a while before it
-// sleeps; queues without cpu_core have one each, which sleeps until something comes. With direct the application's own goroutine polls.
-// Either way System.Rx is where packets come out.
+// A receive queue has a poller unless its poll_mode is direct: one for each cpu_core, pinned to it, which looks again for a while before it
+// sleeps; queues without cpu_core have one each, which sleeps until something comes. poll_mode chooses otherwise (event, adaptive, busy). With
+// direct the application's own goroutine polls. Between the queue and the poller stand its stages (engine.Stage). Either way System.Rx is where
+// packets come out, in bursts as batch_size and timeout say.
 //
 // ARCHITECTURE.md is the map of the packages and the laws that keep them apart; each law is a test in internal/laws.
 package penstock

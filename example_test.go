@@ -17,12 +17,13 @@ import (
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Two nodes, here in one process: one exports memory, the other puts bytes into it.
 func Example() {
 	ctx := context.Background()
-	worker, _ := transfer.Open(ctx, transfer.Options{Listen: []string{"tcp://127.0.0.1:0"}})
+	worker, _ := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
 	defer worker.Close()
 	inbox, _ := mem.Alloc(mem.Options{Size: 1 << 20})
 	defer inbox.Close()
@@ -107,11 +108,19 @@ func ExampleOpen() {
 		log.Fatal(err)
 	}
 	defer s.Close()
+	tx, err := s.Tx("loop", 0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	rx, err := s.Rx("loop", 0)
+	if err != nil {
+		log.Fatal(err)
+	}
 	b := burst.New(64)
-	s.Tx("loop", 0).Alloc(b, 1, 64)
+	tx.Alloc(b, 1, 64)
 	copy(b.Bytes(0, 0)[packet.EthernetLen:], "hello")
-	s.Tx("loop", 0).Send(b)
-	if err := s.Rx("loop", 0).Recv(ctx, b); err != nil {
+	tx.Send(b)
+	if err := rx.Recv(ctx, b); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("%d packet: %s\n", b.Len(), b.Bytes(0, 0)[packet.EthernetLen:][:5])
@@ -138,11 +147,19 @@ func ExampleSystem_Port() {
 	at := server.Port("server").Info().Address
 	client := open(`{name: client, socket: {mode: client, remote: "` + at + `"}, tx: {queues: [{memory_regions: [m]}]}}`)
 	defer client.Close()
+	tx, err := client.Tx("client", 0)
+	if err != nil {
+		log.Fatal(err)
+	}
+	rx, err := server.Rx("server", 0)
+	if err != nil {
+		log.Fatal(err)
+	}
 	b := burst.New(8)
-	client.Tx("client", 0).Alloc(b, 1, 5)
+	tx.Alloc(b, 1, 5)
 	copy(b.Bytes(0, 0), "hello")
-	client.Tx("client", 0).Send(b)
-	if err := server.Rx("server", 0).Recv(ctx, b); err != nil {
+	tx.Send(b)
+	if err := rx.Recv(ctx, b); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("%s\n", b.Bytes(0, 0))

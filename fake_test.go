@@ -139,6 +139,26 @@ type notingTx struct {
 func (q *notingTx) Close() error { q.d.note("close %s", q.name); return q.TxQueue.Close() }
 
 // mustLoad reads a configuration that must have no errors.
+// rxOf is a receive queue that is there.
+func rxOf(t testing.TB, s *System, iface string, id int) *engine.Rx {
+	t.Helper()
+	r, err := s.Rx(iface, id)
+	if err != nil {
+		t.Error(err)
+	}
+	return r
+}
+
+// txOf is a transmit queue that is there.
+func txOf(t testing.TB, s *System, iface string, id int) engine.TxQueue {
+	t.Helper()
+	q, err := s.Tx(iface, id)
+	if err != nil {
+		t.Error(err)
+	}
+	return q
+}
+
 func mustLoad(t testing.TB, text string) *config.Config {
 	t.Helper()
 	cfg, problems := config.Load("test.yaml", []byte(text), config.Options{})

@@ -7,7 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/stage"
+	"github.com/penstock-io/penstock/engine/bounce"
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/runtimes"
@@ -150,7 +150,7 @@ func (p *Plan) staging(e engine.Engine, name string, regions []string, in bool) 
 		device = fmt.Sprintf("GPU %d", r.GPU)
 	}
 	cannot := func(what string) string {
-		if stage.Needed(e.Capabilities()) {
+		if bounce.Needed(e.Capabilities()) {
 			return fmt.Sprintf("the engine %s cannot %s device memory", e.Name(), what)
 		}
 		return fmt.Sprintf("unless the card of the engine %s can %s this memory itself, for such a queue", e.Name(), what)

@@ -55,8 +55,8 @@ func TestReloadOnInterfaces(t *testing.T) {
   memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]
   interfaces: [{name: out, engine: %s, address: eth0, tx: {queues: [{memory_regions: [m]}]}}]
 `, name))
-			x := startTraffic(t, out.Tx("out", 0), in.Rx("in", 0), 7, 7, false)
-			tx := out.Tx("out", 0)
+			x := startTraffic(t, txOf(t, out, "out", 0), rxOf(t, in, "in", 0), 7, 7, false)
+			tx := txOf(t, out, "out", 0)
 			other := burst.New(8)
 			for k, step := range []struct {
 				flows, want string
@@ -74,7 +74,7 @@ func TestReloadOnInterfaces(t *testing.T) {
 				sendFrames(t, tx, udpFrame(t, 9, uint32(k)))
 				if step.queue {
 					ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-					err := in.Rx("in", 1).Recv(ctx, other)
+					err := rxOf(t, in, "in", 1).Recv(ctx, other)
 					cancel()
 					if err != nil || other.Len() != 1 || numberOf(other.Bytes(0, 0)) != uint32(k) {
 						t.Fatalf("step %d: %v, %d packets", k, err, other.Len())
@@ -137,23 +137,23 @@ func TestSharedMemory(t *testing.T) {
 	b := burst.New(each)
 	for r := range rounds {
 		for k := range each {
-			sendFrames(t, o.Tx("a", 0), udpFrame(t, 7, uint32(r*each+k)))
+			sendFrames(t, txOf(t, o, "a", 0), udpFrame(t, 7, uint32(r*each+k)))
 		}
 		for done := 0; done < each; {
-			if err := s.Rx("in", 0).Recv(t.Context(), b); err != nil {
+			if err := rxOf(t, s, "in", 0).Recv(t.Context(), b); err != nil {
 				t.Fatal(err)
 			}
 			k := b.Len()
-			if got, err := s.Tx("out", 0).Forward(b); got != k || err != nil {
+			if got, err := txOf(t, s, "out", 0).Forward(b); got != k || err != nil {
 				t.Fatalf("%d of %d: %v", got, k, err)
 			}
-			if err := s.Tx("out", 0).Send(b); err != nil {
+			if err := txOf(t, s, "out", 0).Send(b); err != nil {
 				t.Fatal(err)
 			}
 			done += k
 		}
 		for got := 0; got < each; {
-			if err := o.Rx("b", 0).Recv(t.Context(), b); err != nil {
+			if err := rxOf(t, o, "b", 0).Recv(t.Context(), b); err != nil {
 				t.Fatal(err)
 			}
 			for i := range b.Len() {
@@ -170,18 +170,18 @@ func TestSharedMemory(t *testing.T) {
 		t.Errorf("%+v\n%+v", rx, tx)
 	}
 	// What a transmit queue of the same memory allocates is not copied either.
-	if n, err := s.Tx("out", 0).Alloc(b, 1, 64); n != 1 || err != nil {
+	if n, err := txOf(t, s, "out", 0).Alloc(b, 1, 64); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	copy(b.Bytes(0, 0), udpFrame(t, 8, 0))
-	if err := s.Tx("out", 0).Send(b); err != nil {
+	if err := txOf(t, s, "out", 0).Send(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Tx("out", 0).Drain(t.Context()); err != nil {
+	if err := txOf(t, s, "out", 0).Drain(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	var tx engine.TxStats
-	s.Tx("out", 0).Stats(&tx)
+	txOf(t, s, "out", 0).Stats(&tx)
 	if tx.Copied != 0 || tx.Packets != rounds*each+1 {
 		t.Errorf("%+v", tx)
 	}

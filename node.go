@@ -14,8 +14,8 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/stage"
-	rdma "github.com/penstock-io/penstock/engine/verbs"
+	"github.com/penstock-io/penstock/engine/bounce"
+	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/metrics/prom"
@@ -120,7 +120,6 @@ func (p *Plan) planIdentity() string {
 func (p *Plan) pathOptions() drivers.Options {
 	t := p.cfg.Transfers
 	o := drivers.Options{Names: t.Paths, Insecure: p.cfg.Security != nil && p.cfg.Security.Insecure}
-	o.Beyond = o.Insecure || p.Node.Identity != ""
 	if len(t.Paths) == 0 {
 		o.Names = nil
 	}
@@ -163,11 +162,17 @@ func (s *System) openNode(ctx context.Context) (err error) {
 	}
 	o := transfer.Options{Name: t.Name, Listen: t.Listen, Budget: uint64(t.Budget), RegistrationBudget: uint64(t.RegistrationBudget), NoChecksum: !t.Checksum, Window: t.Window, Streams: t.Streams,
 		HeartbeatEvery: t.HeartbeatEvery, DeadAfter: t.DeadAfter, OnPeer: s.plan.o.OnPeer, OnTransfer: s.plan.o.OnTransfer, Logger: s.log}
+	if len(o.Listen) > 0 {
+		o.Anonymous = identity.All
+	}
 	if o.Paths, err = drivers.New(s.plan.pathOptions()); err != nil {
 		return s.at("transfers", "the paths", err)
 	}
 	if sec := s.plan.cfg.Security; sec != nil {
 		o.Insecure, o.Security = sec.Insecure, floors[sec.Floor]
+		if o.AllowUID, err = path.ParseUsers(sec.AllowUID); err != nil {
+			return s.at("security.allow_uid", "the users", err)
+		}
 		if np.Identity != "" {
 			rules := sec.Policy
 			if rules != "" {
@@ -224,7 +229,7 @@ func (s *System) Metrics() []metrics.Family {
 		s.ifaces[i].Port.Stats(&p)
 		ports[s.ifaces[i].Name] = &p
 		port := s.ifaces[i].Port
-		if staged, ok := port.(*stage.Port); ok {
+		if staged, ok := port.(*bounce.Port); ok {
 			port = staged.Port
 		}
 		if r, ok := port.(*rdma.Port); ok {
@@ -235,7 +240,7 @@ func (s *System) Metrics() []metrics.Family {
 	for name, p := range s.pools {
 		pools[name] = p.Stats()
 	}
-	out := engine.Families(ports)
+	out := append(engine.Families(ports), s.stageFamilies()...)
 	if len(counts) > 0 {
 		out = append(out, rdma.Families(counts)...)
 	}

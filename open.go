@@ -10,11 +10,9 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/stage"
-	"github.com/penstock-io/penstock/engine/xdp"
+	"github.com/penstock-io/penstock/engine/bounce"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/share"
@@ -26,6 +24,8 @@ import (
 type Options struct {
 	// Engines are the engines that interfaces may name; nil: Engines().
 	Engines *engine.Table
+	// Stages are the stages that receive queues may name; nil: Stages().
+	Stages []engine.StageKind
 	// Logger hears of what is opened, closed and changed, never of single packets or transfers. nil: as the section logging says, to its
 	// file or to the standard error; silent if a program wrote the Config and left the level empty.
 	Logger *slog.Logger
@@ -41,14 +41,6 @@ type Options struct {
 	OnAccess   func(share.Access)
 }
 
-// Receiver is where the packets of a receive queue come out. One goroutine at a time uses it; it goes on until the context of Recv
-// ends, or the System is closed, which is engine.ErrClosed. Recv waits for packets and delivers them in b, whose owner the caller is
-// until b.Release.
-type Receiver interface {
-	engine.Receiver
-	Recv(ctx context.Context, b *burst.Burst) error
-}
-
 // Interface is an open port with its queues, in the order of the configuration.
 type Interface struct {
 	Name string
@@ -59,9 +51,13 @@ type Interface struct {
 
 // RxQueue is an open receive queue.
 type RxQueue struct {
-	Name     string
-	ID       int
-	Receiver Receiver
+	Name string
+	ID   int
+	// Receiver is where its packets come out. One goroutine at a time uses it; it goes on until the context of Recv ends, or the System is
+	// closed, which is engine.ErrClosed.
+	Receiver *engine.Rx
+	// Stages are what packets pass before they come out of the Receiver, in this order.
+	Stages []string
 	// Poller is the name of the poller that serves it; "" if the application polls.
 	Poller string
 
@@ -193,7 +189,7 @@ func (s *System) at(path, what string, err error) error {
 }
 
 func (s *System) openPorts(ctx context.Context) error {
-	memories, done, err := s.openGroups()
+	memories, done, err := s.openShares()
 	if err != nil {
 		return err
 	}
@@ -213,22 +209,22 @@ func (s *System) openPorts(ctx context.Context) error {
 	return nil
 }
 
-func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error {
+func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory) error {
 	c := &s.plan.cfg.Interfaces[i]
 	path := fmt.Sprintf("interfaces[%d]", i)
 	spec := c.PortSpec()
-	spec.Options = portOptions(c)
-	if o, ok := spec.Options.(xdp.Options); ok && memory != nil {
-		o.Memory = memory
-		spec.Options = o
+	if memory != nil {
+		if err := memory.AddTo(&spec); err != nil {
+			return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
+		}
 	}
 	port, err := s.plan.engines[i].OpenPort(ctx, spec)
 	if err != nil {
 		return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 	}
-	var staged *stage.Port
+	var staged *bounce.Port
 	if s.plan.staged(i) {
-		staged = stage.New(port, stage.Options{})
+		staged = bounce.New(port, bounce.Options{})
 		port = staged
 	}
 	s.ifaces = append(s.ifaces, Interface{Name: c.Name, Port: port})
@@ -243,8 +239,15 @@ func (s *System) openPort(ctx context.Context, i int, memory *xdp.Memory) error 
 			if err != nil {
 				return s.at(at, fmt.Sprintf("interface %q: receive queue %d", c.Name, q.ID), err)
 			}
-			g := &guard{q: rx, in: rx}
-			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, engine.Batching{}), Poller: s.plan.Interfaces[i].Rx[k].Poller, guard: g})
+			g, r := &guard{q: rx, in: rx}, &s.plan.Interfaces[i].Rx[k]
+			var batching engine.Batching // a poller hands over whole bursts
+			if r.Poller == "" {
+				batching = r.batching()
+			}
+			f.Rx = append(f.Rx, RxQueue{Name: q.Name, ID: q.ID, Receiver: engine.NewRx(g, batching), Stages: r.Stages, Poller: r.Poller, guard: g})
+			if err := g.openStages(r.stages, engine.StageSpec{Queue: q.Name, Port: port.Capabilities()}); err != nil {
+				return s.at(at+".stages", fmt.Sprintf("interface %q: receive queue %d", c.Name, q.ID), err)
+			}
 		}
 	}
 	if c.Tx != nil {
@@ -279,7 +282,7 @@ func (s *System) openRules(i int, c *config.Interface, f *Interface, path string
 		return s.at(path+".rx.flows", fmt.Sprintf("interface %q: flows", c.Name), err)
 	}
 	if len(f.Rx) > 0 && !c.Rx.FlowIsolation {
-		if _, err := f.Rx[0].guard.Discard(); err != nil {
+		if _, err := f.Rx[0].guard.discard(); err != nil {
 			return s.at(path+".rx", fmt.Sprintf("interface %q", c.Name), err)
 		}
 	}
@@ -295,11 +298,7 @@ func (s *System) poolsOf(regions []string) (out []*mem.Pool) {
 
 // openPoller starts a poller and gives it its queues.
 func (s *System) openPoller(p *PollerPlan) error {
-	o := engine.PollerOptions{Name: p.Name, CPU: p.cpu}
-	if p.Core >= 0 {
-		o.Mode = engine.Adaptive
-	}
-	poller, err := engine.NewPoller(o)
+	poller, err := engine.NewPoller(engine.PollerOptions{Name: p.Name, CPU: p.cpu, Mode: p.mode})
 	if err != nil {
 		return fmt.Errorf("penstock: %w", err)
 	}
@@ -310,7 +309,7 @@ func (s *System) openPoller(p *PollerPlan) error {
 			if q.Poller != p.Name {
 				continue
 			}
-			polled, err := poller.Add(q.guard.q, engine.PollOptions{Batching: engine.Batching{Packets: r.Burst, Timeout: r.Timeout}, Depth: r.HandOff})
+			polled, err := poller.Add(q.guard.in, engine.PollOptions{Batching: r.batching(), Depth: r.HandOff})
 			if err != nil {
 				return s.at(fmt.Sprintf("interfaces[%d].rx.queues[%d]", i, k), "its poller", err)
 			}
@@ -359,28 +358,47 @@ func (s *System) Port(iface string) engine.Port {
 	return nil
 }
 
-// Rx is the receive queue of that id of an interface, nil if there is none.
-func (s *System) Rx(iface string, id int) Receiver {
-	if f := s.iface(iface); f != nil {
-		for i := range f.Rx {
-			if f.Rx[i].ID == id {
-				return f.Rx[i].Receiver
-			}
+// Rx is where the packets of a receive queue come out, by the name of its interface and its id. The error wraps engine.ErrNotFound, and says
+// what there is.
+func (s *System) Rx(iface string, id int) (*engine.Rx, error) {
+	f := s.iface(iface)
+	if f == nil {
+		return nil, s.noInterface(iface)
+	}
+	ids := make([]int, len(f.Rx))
+	for i := range f.Rx {
+		if ids[i] = f.Rx[i].ID; ids[i] == id {
+			return f.Rx[i].Receiver, nil
 		}
 	}
-	return nil
+	return nil, noQueue(iface, "receive", id, ids)
 }
 
-// Tx is the transmit queue of that id of an interface, nil if there is none.
-func (s *System) Tx(iface string, id int) engine.TxQueue {
-	if f := s.iface(iface); f != nil {
-		for i := range f.Tx {
-			if f.Tx[i].ID == id {
-				return f.Tx[i].Queue
-			}
+// Tx is the transmit queue of an id of an interface. The error is as of Rx.
+func (s *System) Tx(iface string, id int) (engine.TxQueue, error) {
+	f := s.iface(iface)
+	if f == nil {
+		return nil, s.noInterface(iface)
+	}
+	ids := make([]int, len(f.Tx))
+	for i := range f.Tx {
+		if ids[i] = f.Tx[i].ID; ids[i] == id {
+			return f.Tx[i].Queue, nil
 		}
 	}
-	return nil
+	return nil, noQueue(iface, "transmit", id, ids)
+}
+
+func (s *System) noInterface(name string) error {
+	names := make([]string, len(s.ifaces))
+	for i := range s.ifaces {
+		names[i] = s.ifaces[i].Name
+	}
+	return fmt.Errorf("penstock: there is no interface %q: expected one of %q: %w", name, names, engine.ErrNotFound)
+}
+
+func noQueue(iface, what string, id int, ids []int) error {
+	return fmt.Errorf("penstock: the interface %q has no %s queue %d: expected one of %d: %w", iface, what, id, ids, engine.ErrNotFound)
 }
 
 // Node is the node for transfers, nil without the section transfers.

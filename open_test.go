@@ -12,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
@@ -38,7 +40,7 @@ func sendNumbers(t testing.TB, q engine.TxQueue, first, n int) {
 }
 
 // wantNumbers receives n packets of sendNumbers.
-func wantNumbers(t testing.TB, r Receiver, first, n int) {
+func wantNumbers(t testing.TB, r *engine.Rx, first, n int) {
 	t.Helper()
 	b := burst.New(n)
 	for got := 0; got < n; {
@@ -75,16 +77,16 @@ func TestOpenCarriesPackets(t *testing.T) {
       address: "udp://127.0.0.1:0"
       rx: {queues: [{memory_regions: [a], poll_mode: `+poll+`}]}
 `, Options{})
-		sendNumbers(t, s.Tx("loop", 0), 1, 3)
-		wantNumbers(t, s.Rx("loop", 0), 1, 3)
+		sendNumbers(t, txOf(t, s, "loop", 0), 1, 3)
+		wantNumbers(t, rxOf(t, s, "loop", 0), 1, 3)
 		client := mustOpen(t, twoRegions+`
   interfaces:
     - name: client
       socket: {mode: client, remote: "`+s.Port("server").Info().Address+`"}
       tx: {queues: [{memory_regions: [b]}]}
 `, Options{})
-		sendNumbers(t, client.Tx("client", 0), 5, 4)
-		wantNumbers(t, s.Rx("server", 0), 5, 4)
+		sendNumbers(t, txOf(t, client, "client", 0), 5, 4)
+		wantNumbers(t, rxOf(t, s, "server", 0), 5, 4)
 
 		snap := s.Snapshot()
 		if len(snap.Interfaces) != 2 || len(snap.Regions) != 2 || snap.Node != nil {
@@ -102,16 +104,25 @@ func TestOpenCarriesPackets(t *testing.T) {
 				t.Errorf("%+v", r)
 			}
 		}
-		if s.Rx("loop", 1) != nil || s.Tx("server", 0) != nil || s.Port("x") != nil || s.Region("x") != nil || s.Region("a") == nil || s.Link("x") != nil || s.Node() != nil || s.Share() != nil {
+		if _, err := s.Rx("loop", 1); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `"loop" has no receive queue 1: expected one of [0]`) {
+			t.Error(err)
+		}
+		if _, err := s.Rx("x", 0); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `no interface "x": expected one of ["loop" `) {
+			t.Error(err)
+		}
+		if _, err := s.Tx("server", 0); !errors.Is(err, engine.ErrNotFound) || !strings.Contains(err.Error(), `"server" has no transmit queue 0: expected one of []`) {
+			t.Error(err)
+		}
+		if s.Port("x") != nil || s.Region("x") != nil || s.Region("a") == nil || s.Link("x") != nil || s.Node() != nil || s.Share() != nil {
 			t.Error("something is there that is not in the file")
 		}
-		if f := s.Interfaces(); len(f) != 2 || f[0].Name != "loop" || len(f[0].Rx) != 1 || len(f[0].Tx) != 1 || f[0].Rx[0].Name != "loop-rx0" || f[0].Rx[0].Receiver != s.Rx("loop", 0) {
+		if f := s.Interfaces(); len(f) != 2 || f[0].Name != "loop" || len(f[0].Rx) != 1 || len(f[0].Tx) != 1 || f[0].Rx[0].Name != "loop-rx0" || f[0].Rx[0].Receiver != rxOf(t, s, "loop", 0) {
 			t.Errorf("%+v", f)
 		}
 		if err := s.Close(); err != nil {
 			t.Error(err)
 		}
-		if err := s.Rx("loop", 0).Recv(t.Context(), burst.New(1)); !errors.Is(err, engine.ErrClosed) {
+		if err := rxOf(t, s, "loop", 0).Recv(t.Context(), burst.New(1)); !errors.Is(err, engine.ErrClosed) {
 			t.Errorf("Recv after Close: %v", err)
 		}
 	}
@@ -132,7 +143,7 @@ func TestCloseWhileReceiving(t *testing.T) {
 		go func() {
 			b := burst.New(4)
 			for n := 0; ; n++ {
-				if err := s.Rx("loop", 0).Recv(context.Background(), b); err != nil {
+				if err := rxOf(t, s, "loop", 0).Recv(context.Background(), b); err != nil {
 					ended <- err
 					return
 				}
@@ -143,7 +154,7 @@ func TestCloseWhileReceiving(t *testing.T) {
 			}
 		}()
 		other := make(chan error)
-		go func() { other <- s.Rx("loop", 1).Recv(context.Background(), burst.New(1)) }() // nothing comes here
+		go func() { other <- rxOf(t, s, "loop", 1).Recv(context.Background(), burst.New(1)) }() // nothing comes here
 		stop := make(chan struct{})
 		sent := make(chan struct{})
 		go func() {
@@ -155,8 +166,8 @@ func TestCloseWhileReceiving(t *testing.T) {
 					return
 				default:
 				}
-				if n, _ := s.Tx("loop", 0).Alloc(b, 4, 64); n > 0 {
-					_ = s.Tx("loop", 0).Send(b)
+				if n, _ := txOf(t, s, "loop", 0).Alloc(b, 4, 64); n > 0 {
+					_ = txOf(t, s, "loop", 0).Send(b)
 				}
 			}
 		}()
@@ -181,10 +192,10 @@ func TestCloseWithBurstsOut(t *testing.T) {
   interfaces:
     - {name: loop, engine: sim, address: "sim://out?loop", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}
 `)
-	sendNumbers(t, s.Tx("loop", 0), 0, 3)
+	sendNumbers(t, txOf(t, s, "loop", 0), 0, 3)
 	b := burst.New(8)
 	for b.Len() < 3 {
-		if err := s.Rx("loop", 0).Recv(t.Context(), b); err != nil {
+		if err := rxOf(t, s, "loop", 0).Recv(t.Context(), b); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -303,7 +314,7 @@ func TestFailureClosesAll(t *testing.T) {
 	if err == nil {
 		s.Close()
 		t.Log("this machine has pages of 1 GiB")
-	} else if !strings.Contains(err.Error(), `test.yaml:4:7: region "b"`) {
+	} else if !strings.Contains(err.Error(), "test.yaml:4:56: needs: the regions of kind huge ask for 1 of the pages of 1GiB") {
 		t.Error(err)
 	}
 	if after := descriptors(t); after > before {
@@ -385,7 +396,7 @@ func TestMissing(t *testing.T) {
 	if _, err := Open(t.Context(), nil, Options{}); !errors.Is(err, config.ErrInvalid) {
 		t.Error(err)
 	}
-	if _, err := Open(t.Context(), &config.Config{MasterCore: -1, Interfaces: []config.Interface{{Name: "x", Engine: config.Sim, Rx: &config.Rx{Queues: []config.RxQueue{{Regions: []string{"none"}}}}}}}, Options{}); !errors.Is(err, config.ErrInvalid) {
+	if _, err := Open(t.Context(), &config.Config{MasterCore: -1, Interfaces: []config.Interface{{Name: "x", Engine: "sim", Rx: &config.Rx{Queues: []config.RxQueue{{Regions: []string{"none"}}}}}}}, Options{}); !errors.Is(err, config.ErrInvalid) {
 		t.Error(err)
 	}
 }
@@ -405,8 +416,8 @@ func TestGivenRegion(t *testing.T) {
 	if s.Region("mine") != pool {
 		t.Error("it is another one")
 	}
-	sendNumbers(t, s.Tx("loop", 0), 0, 3)
-	wantNumbers(t, s.Rx("loop", 0), 0, 3)
+	sendNumbers(t, txOf(t, s, "loop", 0), 0, 3)
+	wantNumbers(t, rxOf(t, s, "loop", 0), 0, 3)
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -461,8 +472,8 @@ func TestNode(t *testing.T) {
 	if snap.Node == nil || len(snap.Links) != 1 || snap.Links[0].Name != "other" || snap.Links[0].Addr != a.Node().Addrs()[0] || a.Snapshot().Share.Files != 1 {
 		t.Errorf("%+v", snap)
 	}
-	sendNumbers(t, b.Tx("loop", 0), 0, 3)
-	wantNumbers(t, b.Rx("loop", 0), 0, 3)
+	sendNumbers(t, txOf(t, b, "loop", 0), 0, 3)
+	wantNumbers(t, rxOf(t, b, "loop", 0), 0, 3)
 	r, err := http.Get("http://" + b.MetricsAddr() + "/metrics")
 	if err != nil {
 		t.Fatal(err)
@@ -534,6 +545,9 @@ func TestIdentity(t *testing.T) {
 	if err := identity.Save(two, c); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.WriteFile(filepath.Join(one, identity.PolicyFile), []byte("allow reader list\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	came := make(chan *transfer.Peer, 1)
 	a := mustOpen(t, "penstock: {transfers: {listen: [\"tcp://127.0.0.1:0\"]}, security: {identity: "+one+", floor: encrypted}}", Options{OnPeer: func(p *transfer.Peer) { came <- p }})
 	if l := a.Plan().Node.Listen[0]; !l.Encrypted || a.Identity().Name() != "store" {
@@ -569,7 +583,7 @@ func TestReceiveAllocatesNothing(t *testing.T) {
 	b := burst.New(8)
 	w := engine.NewWaker()
 	for id := range 2 {
-		r := s.Rx("loop", id)
+		r := rxOf(t, s, "loop", id)
 		if n := testing.AllocsPerRun(100, func() {
 			if n, err := r.TryRecv(b); n != 0 || err != nil {
 				t.Error(n, err)
@@ -587,7 +601,7 @@ func TestEngineOfTheProgram(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := mustOpen(t, twoRegions+"  interfaces: [{name: x, engine: verbs, address: \"sim://x\", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}]\n", Options{Engines: table})
+	s := mustOpen(t, twoRegions+"  interfaces: [{name: x, engine: verbs, address: x, rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}]\n", Options{Engines: table})
 	if s.Port("x") == nil {
 		t.Error("it is not open")
 	}
@@ -606,9 +620,48 @@ func TestCloseTakesWhatWaits(t *testing.T) {
   interfaces:
     - {name: loop, engine: sim, address: "sim://waits?loop", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}
 `)
-	sendNumbers(t, s.Tx("loop", 0), 0, 3)
+	sendNumbers(t, txOf(t, s, "loop", 0), 0, 3)
 	until(t, "the poller", func() bool { return s.Snapshot().Interfaces[0].Rx[0].Polled.Packets == 3 })
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A queue that the application polls delivers bursts as batch_size and timeout say, like one with a poller.
+func TestDirectBatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := noted(t, &diary{})
+		s := mustOpen(t, `penstock:
+  memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://direct?loop
+      rx: {queues: [{memory_regions: [a], poll_mode: direct, batch_size: 4, timeout: 1s}]}
+      tx: {queues: [{memory_regions: [a]}]}
+`, Options{Engines: table})
+		if q := s.Plan().Interfaces[0].Rx[0]; q.Poller != "" || q.Burst != 4 || q.Timeout != time.Second {
+			t.Errorf("%+v", q)
+		}
+		b, came, rx := burst.New(16), make(chan error, 1), rxOf(t, s, "loop", 0)
+		sendNumbers(t, txOf(t, s, "loop", 0), 0, 3)
+		go func() { came <- rx.Recv(t.Context(), b) }()
+		synctest.Wait()
+		select {
+		case err := <-came:
+			t.Errorf("%d of 4 packets came before the timeout: %v", b.Len(), err)
+		default:
+			sendNumbers(t, txOf(t, s, "loop", 0), 3, 1)
+			if err := <-came; err != nil || b.Len() != 4 {
+				t.Errorf("%d packets, %v", b.Len(), err)
+			}
+		}
+		b.Release()
+		began := time.Now()
+		sendNumbers(t, txOf(t, s, "loop", 0), 4, 1)
+		if err := rx.Recv(t.Context(), b); err != nil || b.Len() != 1 || time.Since(began) != time.Second {
+			t.Errorf("%d packets after %v, %v", b.Len(), time.Since(began), err)
+		}
+		b.Release()
+	})
 }

@@ -34,22 +34,22 @@ func standIn(t *testing.T) string {
 func TestPathOptions(t *testing.T) {
 	lib := standIn(t)
 	for _, c := range []struct {
-		text             string
-		names            string
-		beyond, insecure bool
-		device           string
-		transport        verbs.Transport
+		text      string
+		names     string
+		insecure  bool
+		device    string
+		transport verbs.Transport
 	}{
-		{"transfers: {}", "shm tcp verbs", false, false, "", verbs.AnyTransport},
-		{"transfers: {paths: [tcp]}\n  security: {insecure: true}", "tcp", true, true, "", verbs.AnyTransport},
-		{"transfers: {paths: [verbs, shm], verbs: {transport: uc, library: " + lib + "}}", "verbs shm", false, false, "", verbs.UC},
+		{"transfers: {}", "shm tcp verbs", false, "", verbs.AnyTransport},
+		{"transfers: {paths: [tcp]}\n  security: {insecure: true}", "tcp", true, "", verbs.AnyTransport},
+		{"transfers: {paths: [verbs, shm], verbs: {transport: uc, library: " + lib + "}}", "verbs shm", false, "", verbs.UC},
 	} {
 		p, err := MakePlan(mustLoad(t, "penstock:\n  "+c.text+"\n"), Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		o := p.pathOptions()
-		if got := strings.Join(o.Names, " "); got != c.names || o.Beyond != c.beyond || o.Insecure != c.insecure || o.Verbs.Device != c.device || o.Verbs.Transport != c.transport {
+		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure || o.Verbs.Device != c.device || o.Verbs.Transport != c.transport {
 			t.Errorf("%s: %+v", c.text, o)
 		}
 		if err := p.Err(); err != nil {

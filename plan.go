@@ -38,7 +38,9 @@ type Plan struct {
 	o       Options
 	table   *engine.Table
 	engines []engine.Engine // of the interfaces
-	groups  []group         // of interfaces of the engine xdp
+	shares  []memoryShare   // of interfaces
+	uses    [][]string      // of regions: by engines
+	causes  []error         // of what is missing, as far as they are known
 }
 
 // RegionPlan is memory for packets.
@@ -52,6 +54,8 @@ type RegionPlan struct {
 	Given    bool   `json:"given"`            // by the program: owned is false
 	Area     string `json:"area,omitempty"`   // of memory that it is carved from together with others; "": its own
 	Device   string `json:"device,omitempty"` // of kinds device and host_pinned: the GPU
+	// Uses say what the engines do with it, see engine.MemoryUse: "xdp: carved".
+	Uses []string `json:"uses,omitempty"`
 }
 
 // InterfacePlan is a port.
@@ -62,7 +66,7 @@ type InterfacePlan struct {
 	MTU      int        `json:"mtu"` // bytes; 0: as it is
 	Isolated bool       `json:"isolated"`
 	Options  []string   `json:"options,omitempty"` // of the engine, those that are not zero: "Ring=2048"
-	Memory   string     `json:"memory,omitempty"`  // shared with other interfaces of the engine xdp
+	Memory   string     `json:"memory,omitempty"`  // shared with other interfaces of the engine, or carved for this one
 	Rx       []RxPlan   `json:"rx"`
 	Tx       []TxPlan   `json:"tx"`
 	Flows    []FlowPlan `json:"flows"`
@@ -75,11 +79,18 @@ type RxPlan struct {
 	Regions []string      `json:"regions"`
 	Depth   int           `json:"depth"`            // packets
 	SplitAt int           `json:"split_at"`         // bytes, with two regions
+	Stages  []string      `json:"stages,omitempty"` // from the queue to the application
 	Poller  string        `json:"poller,omitempty"` // "": the application polls
 	Burst   int           `json:"burst"`            // packets at most
 	Timeout time.Duration `json:"timeout_ns"`
-	HandOff int           `json:"hand_off"`         // bursts between the poller and the application
+	HandOff int           `json:"hand_off"`         // bursts between the poller and the application; 0 without a poller
 	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
+
+	stages []*engine.StageKind
+}
+
+func (r *RxPlan) batching() engine.Batching {
+	return engine.Batching{Packets: r.Burst, Timeout: r.Timeout}
 }
 
 // TxPlan is a transmit queue.
@@ -108,10 +119,12 @@ type FlowPlan struct {
 type PollerPlan struct {
 	Name   string   `json:"name"`
 	Core   int      `json:"core"`   // -1: any
-	Mode   string   `json:"mode"`   // event, adaptive
+	Mode   string   `json:"mode"`   // event, adaptive, busy
 	Queues []string `json:"queues"` // INTERFACE/QUEUE
 
-	cpu int // as engine.PollerOptions counts
+	cpu   int // as engine.PollerOptions counts
+	mode  engine.PollMode
+	asked bool // by a queue, for the mode
 }
 
 // NodePlan is the node for transfers.
@@ -149,8 +162,12 @@ type PeerPlan struct {
 // ErrMissing is what the error of a configuration wraps that asks for what is not here.
 var ErrMissing = errors.New("penstock: not everything that the configuration asks for is here")
 
-// MissingError is all that a configuration asks for and that is not here. It wraps ErrMissing.
-type MissingError struct{ Missing config.Diagnostics }
+// MissingError is all that a configuration asks for and that is not here. It wraps ErrMissing, and the errors of engines that say so.
+type MissingError struct {
+	Missing config.Diagnostics
+
+	causes []error
+}
 
 func (e *MissingError) Error() string {
 	var b strings.Builder
@@ -162,20 +179,32 @@ func (e *MissingError) Error() string {
 	return b.String()
 }
 
-// Unwrap makes it match ErrMissing.
-func (e *MissingError) Unwrap() error { return ErrMissing }
+// Unwrap makes it match ErrMissing and the errors of engines.
+func (e *MissingError) Unwrap() []error { return append([]error{ErrMissing}, e.causes...) }
 
 // Err is a *MissingError if something is missing, else nil.
 func (p *Plan) Err() error {
 	if len(p.Missing) == 0 {
 		return nil
 	}
-	return &MissingError{p.Missing}
+	return &MissingError{p.Missing, p.causes}
 }
 
-// MakePlan says what Open would open. It opens nothing but asks engines whether they can run here. The configuration is completed and
-// checked first (config.Config.Check); the error is that of a wrong one and wraps config.ErrInvalid.
+// MakePlan says what Open would open, and in Plan.Missing all that Open would refuse, as far as it is known without opening: engines are
+// asked about interfaces, queues and flows (engine.PortChecker, engine.QueueChecker, engine.RuleDescriber), and this machine about memory
+// and cores, in the network namespace of the calling thread. What others have in use is found out by opening alone. The configuration is
+// completed and checked first (config.Config.Check); the error is that of a wrong one and wraps config.ErrInvalid.
 func MakePlan(cfg *config.Config, o Options) (*Plan, error) {
+	p, err := makePlan(cfg, o)
+	if err == nil {
+		p.check()
+		p.sort()
+	}
+	return p, err
+}
+
+// makePlan is MakePlan without what engines and the memory of this machine are asked.
+func makePlan(cfg *config.Config, o Options) (*Plan, error) {
 	if cfg == nil {
 		return nil, fmt.Errorf("penstock: no configuration: %w", config.ErrInvalid)
 	}
@@ -208,12 +237,17 @@ func MakePlan(cfg *config.Config, o Options) (*Plan, error) {
 				"a loopback address such as 127.0.0.1:9095", "a server that authenticates can stand in front of it")
 		}
 	}
+	p.sort()
+	return p, nil
+}
+
+// sort puts findings in the order of the file.
+func (p *Plan) sort() {
 	for _, l := range []config.Diagnostics{p.Missing, p.Notes} {
 		slices.SortStableFunc(l, func(a, b config.Diagnostic) int {
 			return cmp.Or(cmp.Compare(a.At.Line, b.At.Line), cmp.Compare(a.At.Column, b.At.Column))
 		})
 	}
-	return p, nil
 }
 
 // builtHere are the paths of engines that package config does not know to be built, and that the table has.
@@ -251,7 +285,7 @@ func (p *Plan) core(path string, core int) int {
 	for i := range runtime.NumCPU() {
 		n, err := sys.Processor(i)
 		if err != nil {
-			p.need(config.CodeHost, path, fmt.Sprintf("nobody knows which cores this process may use: %v", err), "", "-1 leaves the choice to the system")
+			p.need(config.CodeHost, path, fmt.Sprintf("the cores that this process may use cannot be read: %v", err), "", "-1 leaves the choice to the system")
 			return engine.Unpinned
 		}
 		if n == core {
@@ -267,7 +301,7 @@ func (p *Plan) planPorts() {
 	for i := range p.cfg.Interfaces {
 		p.planPort(&p.cfg.Interfaces[i], fmt.Sprintf("interfaces[%d]", i))
 	}
-	p.planGroups()
+	p.planMemories()
 }
 
 func (p *Plan) planPort(c *config.Interface, path string) {
@@ -279,11 +313,13 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 		p.need(config.CodeHost, path+".engine", fmt.Sprintf("interface %q: %v", c.Name, err), "", "")
 	}
 	p.engines = append(p.engines, e)
-	ip.Options = settings(portOptions(c))
+	ip.Options = settings(c.PortSpec().Options)
 	if c.Rx != nil {
 		ip.Isolated = c.Rx.FlowIsolation
 		for k := range c.Rx.Queues {
-			r := p.planRx(c, k, fmt.Sprintf("%s.rx.queues[%d]", path, k))
+			at := fmt.Sprintf("%s.rx.queues[%d]", path, k)
+			r := p.planRx(c, k, at)
+			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
 			r.Copies = p.staging(e, r.Name, r.Regions, true)
 			ip.Rx = append(ip.Rx, r)
 		}
@@ -335,7 +371,10 @@ func handOff(slots, burst int) int { return min(max(slots/max(burst, 1)/2, minHa
 
 func (p *Plan) planRx(c *config.Interface, k int, path string) RxPlan {
 	q := &c.Rx.Queues[k]
-	r := RxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, SplitAt: q.SplitAt}
+	r := RxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, SplitAt: q.SplitAt, Burst: min(max(q.BatchSize, 1), maxBurst), Timeout: q.Timeout}
+	if q.BatchSize > maxBurst {
+		p.note(path+".batch_size", fmt.Sprintf("batch_size: bursts of %s have %d packets at most", q.Name, maxBurst), "")
+	}
 	if q.PollMode == "direct" {
 		return r
 	}
@@ -347,30 +386,12 @@ func (p *Plan) planRx(c *config.Interface, k int, path string) RxPlan {
 			}
 		}
 	}
-	r.Burst, r.Timeout, r.HandOff = min(max(q.BatchSize, 1), maxBurst), q.Timeout, handOff(slots, q.BatchSize)
-	if q.BatchSize > maxBurst {
-		p.note(path+".batch_size", fmt.Sprintf("batch_size: bursts of %s have %d packets at most", q.Name, maxBurst), "")
-	}
-	name := c.Name + "/" + q.Name // which no other queue has
-	cpu := p.core(path+".cpu_core", q.CPUCore)
-	if q.CPUCore >= 0 {
-		for i := range p.Pollers {
-			if o := &p.Pollers[i]; o.Core == q.CPUCore {
-				o.Queues, r.Poller = append(o.Queues, name), o.Name
-				return r
-			}
-		}
-	}
-	o := PollerPlan{Name: name, Core: -1, Mode: engine.Event.String(), Queues: []string{name}, cpu: cpu}
-	if q.CPUCore >= 0 {
-		o.Name, o.Core, o.Mode = fmt.Sprintf("core %d", q.CPUCore), q.CPUCore, engine.Adaptive.String()
-	}
-	p.Pollers = append(p.Pollers, o)
-	r.Poller = o.Name
+	r.HandOff = handOff(slots, q.BatchSize)
+	r.Poller = p.planPoller(q, c.Name+"/"+q.Name, path)
 	return r
 }
 
-// maxBurst is the most packets of a burst that a poller hands over.
+// maxBurst is the most packets of a burst that is waited for.
 const maxBurst = 1 << 16
 
 // portRules are the flows of an interface.
@@ -400,10 +421,9 @@ func (p *Plan) planRegions() {
 		if r.OnGPU() {
 			rp.Node, rp.Device = -1, p.GPU.name(r.GPU)
 		}
-		for _, g := range p.groups {
-			if slices.Contains(g.area, i) {
-				rp.Area = g.name
-			}
+		rp.Uses = p.uses[i]
+		if m := p.share(i); m != nil {
+			rp.Area = m.name
 		}
 		p.Regions = append(p.Regions, rp)
 	}

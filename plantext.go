@@ -113,20 +113,25 @@ func (t *planText) line(depth int, s string) {
 
 func (r *RegionPlan) text() string {
 	s := fmt.Sprintf("%s: %d slots of %s, %s", r.Name, r.Slots, config.Size(r.SlotSize), r.Kind)
-	switch {
-	case r.Given:
-		return s + ", of the program"
-	case r.Area != "":
+	if r.Area != "" {
 		s += ", in the memory " + r.Area
 	}
-	if r.Device != "" {
+	if r.Device != "" && !r.Given {
 		device, _, _ := strings.Cut(r.Device, ":")
 		s += " of " + device
 	}
-	if r.Node >= 0 {
-		s += fmt.Sprintf(", NUMA node %d", r.Node)
+	if r.Given {
+		s += ", of the program"
+	} else {
+		if r.Node >= 0 {
+			s += fmt.Sprintf(", NUMA node %d", r.Node)
+		}
+		s += fmt.Sprintf(", %.1f MiB", float64(r.Bytes)/(1<<20))
 	}
-	return s + fmt.Sprintf(", %.1f MiB", float64(r.Bytes)/(1<<20))
+	if len(r.Uses) > 0 {
+		s += " (" + strings.Join(r.Uses, ", ") + ")"
+	}
+	return s
 }
 
 func (p *InterfacePlan) text(t *planText) {
@@ -149,14 +154,17 @@ func (p *InterfacePlan) text(t *planText) {
 		if len(q.Regions) == 2 {
 			s += fmt.Sprintf(", split at %d", q.SplitAt)
 		}
+		s += fmt.Sprintf(", bursts of %d", q.Burst)
+		if q.Timeout > 0 {
+			s += fmt.Sprintf(" within %v", q.Timeout)
+		}
 		if q.Poller == "" {
 			s += ", the application polls"
 		} else {
-			s += fmt.Sprintf(", bursts of %d", q.Burst)
-			if q.Timeout > 0 {
-				s += fmt.Sprintf(" within %v", q.Timeout)
-			}
 			s += ", poller " + q.Poller
+		}
+		if len(q.Stages) > 0 {
+			s += ", stages " + strings.Join(q.Stages, ", ")
 		}
 		t.line(2, s)
 		if q.Copies != "" {

@@ -3,6 +3,7 @@ package penstock
 import (
 	"errors"
 	"fmt"
+	"net/url"
 	"reflect"
 	"strings"
 	"testing"
@@ -12,90 +13,146 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
+	"github.com/penstock-io/penstock/engine/drivers"
+	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/engine/xdp"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Every key of the sections socket, xdp and afpacket changes what the engine is told, and all of them together are exactly these options.
-func TestEveryKeyHasAnEffect(t *testing.T) {
-	for _, c := range []struct {
-		name    string
-		file    string // an interface
-		section func(p *config.Interface) any
-		values  map[string]string // a value for each key that is not in the file
-		want    any
-	}{
-		{"udp", "{name: p, socket: {mode: server, local: \"udp://127.0.0.1:5000\"}, rx: {queues: [{memory_regions: [a]}, {memory_regions: [a]}]}}", func(p *config.Interface) any { return p.Socket },
-			map[string]string{"max_payload_size": "1000", "receive_buffer": "1MiB", "send_buffer": "2MiB"},
-			socket.UDPOptions{MaxPayload: 1000, ReceiveBuffer: 1 << 20, SendBuffer: 2 << 20, Queues: 2}},
-		{"tcp", "{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\"}}", func(p *config.Interface) any { return p.Socket },
-			map[string]string{"max_payload_size": "1000", "receive_buffer": "1MiB", "send_buffer": "2MiB", "connect_retry": "3s", "connect_timeout": "4s"},
-			socket.TCPOptions{MaxPayload: 1000, ReceiveBuffer: 1 << 20, SendBuffer: 2 << 20, Reconnect: true, BackoffMin: 3 * time.Second, BackoffMax: 3 * time.Second, ConnectTimeout: 4 * time.Second}},
-		{"xdp", "{name: p, address: eth0, xdp: {}}", func(p *config.Interface) any { return p.XDP },
-			map[string]string{"queues": "[1, 2]", "bind": "copy", "attach": "generic", "ring": "4096", "spare": "100", "busy_poll": "50us", "chains": "false"},
-			xdp.Options{Queues: []int{1, 2}, Bind: xdp.BindCopy, Attach: xdp.AttachGeneric, Ring: 4096, Spare: 100, BusyPoll: 50 * time.Microsecond, NoChains: true}},
-		{"afpacket", "{name: p, engine: afpacket, address: eth0, afpacket: {fanout: hash}}", func(p *config.Interface) any { return p.AFPacket },
-			map[string]string{"frames": "128", "frame_size": "2KiB", "fanout": "cpu", "sockets": "3", "promiscuous": "true", "qdisc_bypass": "true"},
-			afpacket.Options{Frames: 128, FrameSize: 2048, Fanout: afpacket.FanoutCPU, Sockets: 3, Promiscuous: true, QdiscBypass: true}},
-	} {
-		// load reads the interface with keys besides.
-		load := func(keys string) *config.Interface {
-			t.Helper()
-			text := c.file
-			section := c.name
-			if section == "udp" || section == "tcp" {
-				section = "socket"
-			}
-			at := strings.Index(text, section+": {") + len(section) + 3
-			if keys != "" && text[at] != '}' {
-				keys += ", "
-			}
-			if key, _, _ := strings.Cut(keys, ":"); key == "fanout" || strings.Contains(keys, " fanout:") {
-				text = strings.Replace(text, "fanout: hash", "", 1)
-			}
-			text = text[:at] + keys + text[at:]
-			return &mustLoad(t, "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]\n  interfaces:\n    - "+text+"\n").Interfaces[0]
-		}
-		base := load("")
-		var all []string
-		v := reflect.TypeOf(c.section(base)).Elem()
-		for i := range v.NumField() {
-			key := v.Field(i).Tag.Get("cfg")
-			value, ok := c.values[key]
-			if !ok {
-				if key == "mode" || key == "local" || key == "remote" || c.name == "udp" && strings.HasPrefix(key, "connect_") { // they make the address; UDP does not connect
-					continue
-				}
-				t.Errorf("%s: this test does not know the key %s", c.name, key)
-				continue
-			}
-			all = append(all, key+": "+value)
-			if with := load(key + ": " + value); reflect.DeepEqual(portOptions(with), portOptions(base)) {
-				t.Errorf("%s: %s: %s has no effect: %+v", c.name, key, value, portOptions(with))
-			}
-		}
-		if got := portOptions(load(strings.Join(all, ", "))); !reflect.DeepEqual(got, c.want) {
-			t.Errorf("%s: %+v\nexpected %+v", c.name, got, c.want)
+// sample is a value of an option that is not its default.
+func sample(t *testing.T, o *engine.Option) string {
+	t.Helper()
+	for _, text := range append(append([]string(nil), o.Words...), "true", "false", "3", "4096", "2KiB", "3s", "1ms", "10.0.0.1", "02:00:00:00:00:01", "239.1.2.3", "1:2:3", "40 0 0 12", "eth7") {
+		if _, err := o.Value(text); err == nil && text != o.Default {
+			return text
 		}
 	}
+	t.Fatalf("no value for %s", o.Key)
+	return ""
+}
+
+// Every option of every engine is set by a file and by an address, and sets the same.
+func TestEveryOptionHasAnEffect(t *testing.T) {
+	addresses := map[string]string{"": "eth0", "udp": "udp://127.0.0.1:5000", "tcp": "tcp://127.0.0.1:5000", "sim": "sim://x", "roce": "roce://127.0.0.1:5000", "rdma": "rdma://127.0.0.1:5000"}
+	for _, s := range drivers.Table() {
+		for i := range s.Options {
+			o := &s.Options[i]
+			if o.Field == "" || o.Of != engine.OfPort {
+				continue
+			}
+			for _, scheme := range append([]string{""}, s.Schemes...) {
+				if s.Option(o.Key, scheme) != o || (scheme == "") != (s.Needs.Interface) {
+					continue
+				}
+				section := s.FileSection()
+				if o.Section != "" {
+					section = o.Section
+				}
+				value := sample(t, o)
+				written := value
+				if o.List {
+					written = "[\"" + value + "\"]"
+				}
+				load := func(text string) any {
+					t.Helper()
+					cfg, said := config.Load("x.yaml", []byte(text), config.Options{})
+					if cfg == nil {
+						if strings.Contains(said.Err().Error(), "unknown key") {
+							t.Errorf("%s: %v", text, said.Err())
+						}
+						return nil // by itself it does not make sense, and that was found: sockets without a fan-out, for instance
+					}
+					return cfg.Interfaces[0].PortSpec().Options
+				}
+				in := load(fmt.Sprintf("penstock: {interfaces: [{name: p, engine: %s, address: %q, %s: {%s: %s}}]}", s.Name, addresses[scheme], section, o.Key, written))
+				if in == nil {
+					continue
+				}
+				by := s.PortOptions(scheme)
+				if _, err := s.Read(addresses[scheme]+"?"+o.Key+"="+url.QueryEscape(value), by); err != nil {
+					t.Errorf("%s: %v", s.Name, err)
+				}
+				got := reflect.ValueOf(by).Elem()
+				if got.IsZero() || !reflect.DeepEqual(got.Interface(), in) {
+					t.Errorf("%s: %s=%s: in an address %+v, in a file %+v", s.Name, o.Key, value, got, in)
+				}
+			}
+		}
+	}
+}
+
+// What the options of a file become, where that is more than their value.
+func TestOptionsOfAFile(t *testing.T) {
 	for _, c := range []struct {
 		file string
 		want any
 	}{
-		{"{name: p, address: \"tcp://127.0.0.1:5000\"}", socket.TCPOptions{}},
-		{"{name: p, address: \"udp://127.0.0.1:5000\", tx: {queues: []}}", socket.UDPOptions{}},
-		{"{name: p, socket: {mode: server, local: \"tcp://127.0.0.1:5000\"}}", socket.TCPOptions{}},
+		{"{name: p, address: \"tcp://127.0.0.1:5000\"}", nil},
+		{"{name: p, address: \"udp://127.0.0.1:5000\", tx: {queues: []}}", nil},
+		{"{name: p, address: \"udp://127.0.0.1:5000?gro=1\", rx: {queues: [{memory_regions: [a]}, {memory_regions: [a]}]}}", socket.UDPOptions{Queues: 2}},
+		{"{name: p, socket: {mode: server, local: \"tcp://127.0.0.1:5000\"}}", nil},
+		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\"}}", socket.TCPOptions{Reconnect: true, BackoffMin: time.Second, BackoffMax: time.Second}},
 		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\", connect_timeout: 0s, connect_retry: 0s}}", socket.TCPOptions{Background: true}},
-		{"{name: p, address: eth0}", xdp.Options{}},
+		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\", connect_retry: 3s, connect_retry_max: 9s, connect_timeout: 4s}}",
+			socket.TCPOptions{Reconnect: true, BackoffMin: 3 * time.Second, BackoffMax: 9 * time.Second, ConnectTimeout: 4 * time.Second}},
+		{"{name: p, address: eth0}", nil},
 		{"{name: p, address: eth0, rx: {hardware_timestamps: true, queues: []}}", xdp.Options{HardwareTime: true}},
-		{"{name: p, address: eth0, xdp: {spare: 0, bind: zerocopy, attach: native}}", xdp.Options{Spare: -1, Ring: 2048, Bind: xdp.BindZeroCopy, Attach: xdp.AttachNative}},
-		{"{name: p, engine: afpacket, address: eth0}", afpacket.Options{}},
+		{"{name: p, address: eth0, xdp: {spare: 0, bind: zerocopy, attach: native}}", xdp.Options{Spare: -1, Bind: xdp.BindZeroCopy, Attach: xdp.AttachNative}},
+		{"{name: p, address: eth0, xdp: {chains: false, queues: [1, 2]}}", xdp.Options{Queues: []int{1, 2}, NoChains: true}},
+		{"{name: p, engine: afpacket, address: eth0, afpacket: {filter: [\"40 0 0 12\", \"6 0 0 0\"], fanout: cpu}}",
+			afpacket.Options{Filter: []afpacket.FilterInstruction{{Op: 40, K: 12}, {Op: 6}}, Fanout: afpacket.FanoutCPU}},
 		{"{name: p, engine: sim, address: x}", nil},
 	} {
-		cfg := mustLoad(t, "penstock:\n  interfaces: ["+c.file+"]\n")
-		if got := portOptions(&cfg.Interfaces[0]); !reflect.DeepEqual(got, c.want) {
+		cfg := mustLoad(t, "penstock:\n  memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 64KiB}]\n  interfaces: ["+c.file+"]\n")
+		if got := cfg.Interfaces[0].PortSpec().Options; !reflect.DeepEqual(got, c.want) {
 			t.Errorf("%s: %+v, expected %+v", c.file, got, c.want)
+		}
+	}
+}
+
+// Options of queues come from their own sections, and from the address for all of them.
+func TestOptionsOfQueues(t *testing.T) {
+	cfg := mustLoad(t, `penstock:
+  memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 4KiB}]
+  interfaces:
+    - name: p
+      engine: afpacket
+      address: eth0?keep_truncated=1
+      rx: {queues: [{memory_regions: [a]}, {memory_regions: [a], afpacket: {keep_truncated: false}}]}
+    - {name: q, address: "udp://127.0.0.1:5000", tx: {queues: [{memory_regions: [a], socket: {drop_late: true, late: 5us}}]}}
+`)
+	p, q := &cfg.Interfaces[0], &cfg.Interfaces[1]
+	if a, b, c := p.RxSpec(0).Options, p.RxSpec(1).Options, q.TxSpec(0).Options; a != any(afpacket.RxOptions{KeepTruncated: true}) || b != any(afpacket.RxOptions{}) ||
+		!reflect.DeepEqual(c, pace.Options{DropLate: true, Late: 5 * time.Microsecond}) {
+		t.Errorf("%+v, %+v, %+v", a, b, c)
+	}
+}
+
+// What an address or a section says wrongly is an error with its place, before anything is opened.
+func TestWrongOptions(t *testing.T) {
+	for file, want := range map[string][]string{
+		`{name: p, address: "tcp://127.0.0.1:5000?lisen=1"}`:                 {"3:24", "lisen", "did you mean listen?"},
+		`{name: p, address: "sim://p?lop"}`:                                  {"3:24", "lop", "did you mean loop?"},
+		`{name: p, address: "sim://p?loop=maybe"}`:                           {"maybe", "1 or 0"},
+		`{name: p, address: "udp://127.0.0.1:70000"}`:                        {"3:24", "70000", "0 to 65535"},
+		`{name: p, address: "udp://127.0.0.1"}`:                              {"3:24", "host:port"},
+		`{name: p, address: "udp://"}`:                                       {"host:port"},
+		`{name: p, address: "udp://:5?ttl=300"}`:                             {"ttl", "1 to 255"},
+		`{name: p, address: "udp://:5?nodelay=1"}`:                           {"nodelay", "no such key"},
+		`{name: p, address: "udp://:5", socket: {nodelay: true}}`:            {"nodelay says nothing to the engine socket with udp://"},
+		`{name: p, address: eth0, xdp: {rng: 64}}`:                           {"rng", "did you mean ring?"},
+		`{name: p, address: eth0, xdp: {ring: 1000}}`:                        {"power of two"},
+		`{name: p, address: eth0, engine: afpacket, xdp: {ring: 1024}}`:      {"the section xdp says nothing to the engine afpacket"},
+		`{name: p, address: eth0, engine: afpacket, afpacket: {sockets: 2}}`: {"Fanout"},
+		`{name: p, address: eth0, engine: socket}`:                           {"udp://host:port"},
+		`{name: p, address: eth0, engine: sim, sim: {mac: 7}}`:               {"mac"},
+	} {
+		cfg, said := config.Load("x.yaml", []byte("penstock:\n  interfaces:\n  - "+file+"\n"), config.Options{})
+		for _, w := range want {
+			if cfg != nil || !strings.Contains(said.Err().Error(), w) {
+				t.Errorf("%s: %v, expected %q", file, said.Err(), w)
+			}
 		}
 	}
 }
@@ -112,17 +169,17 @@ func TestMaxPayload(t *testing.T) {
 	short := mustOpen(t, text+`    - {name: c, socket: {mode: client, remote: "`+to+`", max_payload_size: 100}, tx: {queues: [{memory_regions: [m]}]}}
 `, Options{})
 	b := burst.New(4)
-	if n, err := short.Tx("c", 0).Alloc(b, 1, 101); n != 0 || !errors.Is(err, engine.ErrInvalid) && !errors.Is(err, engine.ErrUnsupported) {
+	if n, err := txOf(t, short, "c", 0).Alloc(b, 1, 101); n != 0 || !errors.Is(err, engine.ErrInvalid) && !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("101 bytes: %d, %v", n, err)
 	}
-	if n, err := short.Tx("c", 0).Alloc(b, 1, 100); n != 1 || err != nil {
+	if n, err := txOf(t, short, "c", 0).Alloc(b, 1, 100); n != 1 || err != nil {
 		t.Fatal(n, err)
 	}
 	clear(b.Bytes(0, 0))
-	if err := short.Tx("c", 0).Send(b); err != nil {
+	if err := txOf(t, short, "c", 0).Send(b); err != nil {
 		t.Fatal(err)
 	}
-	if err := plain.Rx("s", 0).Recv(t.Context(), b); err != nil || b.Len() != 1 || b.PacketLen(0) != 100 {
+	if err := rxOf(t, plain, "s", 0).Recv(t.Context(), b); err != nil || b.Len() != 1 || b.PacketLen(0) != 100 {
 		t.Fatal(err, b.Len())
 	}
 	b.Release()
@@ -157,8 +214,8 @@ func TestCores(t *testing.T) {
 	}
 	b := burst.New(4)
 	for port := range 4 {
-		sendFrames(t, s.Tx("a", 0), udpFrame(t, uint16(port), 1))
-		if err := s.Rx("a", port).Recv(t.Context(), b); err != nil || b.Len() != 1 {
+		sendFrames(t, txOf(t, s, "a", 0), udpFrame(t, uint16(port), 1))
+		if err := rxOf(t, s, "a", port).Recv(t.Context(), b); err != nil || b.Len() != 1 {
 			t.Fatal(port, err)
 		}
 		b.Release()

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/verbs"
+	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
@@ -40,7 +40,7 @@ func onFake(t *testing.T, script string) *engine.Table {
 			t.Fatalf("script %q: %s", s, wrong)
 		}
 	}
-	table, err := engine.NewTable(verbs.New(path))
+	table, err := engine.NewTable(rdma.New(path))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestDAQIRIOverRDMA(t *testing.T) {
 					t.Error(err)
 				}
 			}()
-			client := s.Port(names["client"]).(*verbs.Port)
+			client := s.Port(names["client"]).(*rdma.Port)
 			id, err := client.Connect(t.Context(), netip.AddrPortFrom(local, uint16(port)))
 			if err != nil {
 				t.Fatal(err)
@@ -94,18 +94,18 @@ func TestDAQIRIOverRDMA(t *testing.T) {
 			send := func(from string, conn uint32, text string) {
 				t.Helper()
 				b := burst.New(1)
-				if n, err := s.Tx(names[from], 0).Alloc(b, 1, len(text)); n != 1 {
+				if n, err := txOf(t, s, names[from], 0).Alloc(b, 1, len(text)); n != 1 {
 					t.Fatal(err)
 				}
 				copy(b.Bytes(0, 0), text)
 				b.SetConn(0, conn)
-				if err := s.Tx(names[from], 0).Send(b); err != nil {
+				if err := txOf(t, s, names[from], 0).Send(b); err != nil {
 					t.Fatal(err)
 				}
 			}
 			received := func(at, want string) (conn uint32) {
 				t.Helper()
-				if err := s.Rx(names[at], 0).Recv(t.Context(), in); err != nil {
+				if err := rxOf(t, s, names[at], 0).Recv(t.Context(), in); err != nil {
 					t.Fatal(err)
 				}
 				if got := string(in.Bytes(0, 0)); got != want {
@@ -149,7 +149,7 @@ func TestNoRDMA(t *testing.T) {
 	if cfg == nil {
 		t.Fatal(problems.Text(nil))
 	}
-	table, err := engine.NewTable(verbs.New("/nowhere/libibverbs.so.1"))
+	table, err := engine.NewTable(rdma.New("/nowhere/libibverbs.so.1"))
 	if err != nil {
 		t.Fatal(err)
 	}

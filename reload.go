@@ -3,7 +3,9 @@ package penstock
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
@@ -128,7 +130,7 @@ func (s *System) change(cfg *config.Config) (*Changes, error) {
 	if s.closed {
 		return nil, fmt.Errorf("penstock: reload: %w", engine.ErrClosed)
 	}
-	plan, err := MakePlan(cfg, s.plan.o)
+	plan, err := makePlan(cfg, s.plan.o) // what the System has in use must not count as missing
 	if err != nil {
 		return nil, err
 	}
@@ -259,11 +261,28 @@ func differences(was, is *config.Config) (out []Difference) {
 			for i := range a.Len() {
 				walk(fmt.Sprintf("%s[%d]", path, i), a.Index(i), b.Index(i))
 			}
+		case a.Kind() == reflect.Map:
+			keys := map[string]bool{}
+			for _, k := range append(a.MapKeys(), b.MapKeys()...) {
+				keys[k.String()] = true
+			}
+			for _, k := range slices.Sorted(maps.Keys(keys)) {
+				x, y := a.MapIndex(reflect.ValueOf(k)), b.MapIndex(reflect.ValueOf(k))
+				if x.IsValid() && y.IsValid() {
+					walk(path+"."+k, x, y)
+				} else {
+					report(path+"."+k, x, y)
+				}
+			}
 		case a.Kind() == reflect.Struct && keyed(a.Type()):
 			for i := range a.NumField() {
 				f := a.Type().Field(i)
 				key := f.Tag.Get("cfg")
 				if key == "" || a.Type() == reflect.TypeFor[config.Rx]() && (key == "flows" || key == "flex_items" || key == "dynamic_flow_capacity") {
+					continue
+				}
+				if key == "*" { // options of engines, by section and key
+					walk(path, a.Field(i), b.Field(i))
 					continue
 				}
 				at := key
@@ -293,9 +312,9 @@ func keyed(t reflect.Type) bool {
 // shown is a value for a message.
 func shown(v reflect.Value) string {
 	switch {
-	case v.Kind() == reflect.Pointer && v.IsNil():
+	case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
 		return "absent"
-	case v.Kind() == reflect.Pointer:
+	case v.Kind() == reflect.Pointer || v.Kind() == reflect.Map:
 		return "there"
 	case v.Kind() == reflect.Slice && v.Type().Elem().Kind() == reflect.Struct:
 		return fmt.Sprintf("%d of them", v.Len())

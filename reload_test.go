@@ -86,10 +86,10 @@ func TestReloadGivesTheList(t *testing.T) {
 			}
 			// A packet for each flow.
 			for _, p := range ports {
-				sendFrames(t, s.Tx("loop", 0), udpFrame(t, uint16(p), 1))
+				sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, uint16(p), 1))
 				k := slices.IndexFunc(cfg.Interfaces[0].Rx.Flows, func(f config.Flow) bool { return f.ID == p*100 })
 				queue := cfg.Interfaces[0].Rx.Flows[k].Actions[0].ID.Value
-				if err := s.Rx("loop", queue).Recv(t.Context(), in); err != nil {
+				if err := rxOf(t, s, "loop", queue).Recv(t.Context(), in); err != nil {
 					rt.Fatal(err)
 				}
 				if in.Len() != 1 || in.Flow(0) != uint32(p*100) {
@@ -299,7 +299,7 @@ func TestReloadChangesBack(t *testing.T) {
 		}
 		return nil
 	}
-	x := startTraffic(t, s.Tx("one", 0), s.Rx("one", 1), 1, 1, true)
+	x := startTraffic(t, txOf(t, s, "one", 0), rxOf(t, s, "one", 1), 1, 1, true)
 	before := s.Port("one").Rules().List()
 	for k := range 20 {
 		c, err := s.Reload(mustLoad(t, strings.Replace(text(fmt.Sprintf(", {name: new%d, match: {udp_dst: 7}, actions: [{type: drop}]}", k), ", {name: y, match: {udp_dst: 2}, actions: [{type: drop}]}"),

@@ -39,6 +39,7 @@ type RxSnapshot struct {
 	Name   string
 	ID     int
 	Stats  engine.RxStats
+	Stages []StageSnapshot     // from the queue to the application
 	Poller string              // "": the application polls
 	Polled *engine.PolledStats // of the hand-off; nil likewise
 }
@@ -113,7 +114,7 @@ func (f *Interface) snapshot() InterfaceSnapshot {
 	f.Port.Stats(&out.Stats)
 	for i := range f.Rx {
 		q := &f.Rx[i]
-		r := RxSnapshot{Name: q.Name, ID: q.ID, Poller: q.Poller}
+		r := RxSnapshot{Name: q.Name, ID: q.ID, Stages: q.stages(), Poller: q.Poller}
 		q.guard.q.Stats(&r.Stats)
 		if p := q.guard.polled; p != nil {
 			r.Polled = new(engine.PolledStats)

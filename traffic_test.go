@@ -69,7 +69,7 @@ type traffic struct {
 // startTraffic sends packets for a UDP port until the end of the test, or finish, and receives them as those of a flow. The
 // kernel changes the order of what a thread sends over a veth pair while it moves from one processor to another: ordered says whether it has
 // to be kept.
-func startTraffic(t *testing.T, tx engine.TxQueue, rx Receiver, port uint16, flow uint32, ordered bool) *traffic {
+func startTraffic(t *testing.T, tx engine.TxQueue, rx *engine.Rx, port uint16, flow uint32, ordered bool) *traffic {
 	x := &traffic{t: t, stop: make(chan struct{})}
 	ctx, cancel := context.WithCancel(context.Background())
 	x.cancel = cancel

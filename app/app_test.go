@@ -303,9 +303,7 @@ func (nowhere) Stats(s *engine.TxStats)             { *s = engine.TxStats{} }
 
 // No burst costs an allocation, whatever is done with it.
 func TestAllocs(t *testing.T) {
-	if testenv.Race || testenv.Invariants {
-		t.Skip("this build allocates for its checks")
-	}
+	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "this build allocates for its checks")
 	pool := newPool(t, 256)
 	src := burst.PoolSource(pool)
 	frame := udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", make([]byte, 100))
@@ -334,11 +332,12 @@ func TestAllocs(t *testing.T) {
 				binary.BigEndian.PutUint64(frame[42:], seq)
 				seq++
 				copy(slot.Bytes(), frame)
-				a.in.Add(src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off, Len: uint32(len(frame))})
+				a.in.Builder().Add(src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off, Len: uint32(len(frame))})
 			}
-			if err := a.handle(context.Background()); err != nil || a.in.Len() != 0 {
-				t.Fatal(err, a.in.Len())
+			if err := (counting{a}).Consume(context.Background(), a.in); err != nil {
+				t.Fatal(err)
 			}
+			a.in.Release()
 		}
 		if got := testing.AllocsPerRun(100, work); got != 0 {
 			t.Errorf("%s: %v allocations", name, got)
@@ -349,6 +348,62 @@ func TestAllocs(t *testing.T) {
 		if err := a.Close(limit(t)); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// every is a consumer from outside: it keeps every packet whose last byte is even until it is closed, and fails at 255.
+type every struct {
+	kept   *burst.Burst
+	closed *bool
+}
+
+var errLast = errors.New("that was the last one")
+
+func (c every) Consume(_ context.Context, b *burst.Burst) error {
+	for i := range b.Len() {
+		p := b.Bytes(i, 0)
+		if n := p[len(p)-1]; n == 255 {
+			return errLast
+		} else if n%2 == 0 {
+			b.Take(c.kept, i)
+		}
+	}
+	return nil
+}
+
+func (c every) Close() error {
+	*c.closed = true
+	c.kept.Release()
+	return nil
+}
+
+// A program adds a kind with one line. What its consumer leaves in a burst goes back, all of it is counted, and its error ends the application.
+func TestKindOfAProgram(t *testing.T) {
+	_, _, a, b := pair(t, sim.Options{}, 256)
+	closed := false
+	kinds := Kinds()
+	kinds["every"] = func(*Options) (engine.Consumer, error) { return every{burst.New(256), &closed}, nil }
+	x, err := New(Options{Name: "mine", Kind: "every", Kinds: kinds, Rx: rx(b), Frames: true, Core: -1, Burst: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []byte{1, 2, 3, 4, 255} {
+		a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", []byte{n}))
+	}
+	if err := x.Run(t.Context()); !errors.Is(err, errLast) || !strings.Contains(err.Error(), `"mine"`) {
+		t.Error(err)
+	}
+	if s := x.Snapshot(); s.Kind != "every" || s.Packets != 5 || s.Taken+s.Drops[DropRefused] != 5 || s.Drops[DropRefused] == 0 {
+		t.Errorf("%+v", s)
+	}
+	if n := b.pool.Stats().InUse; n == 0 || closed {
+		t.Errorf("%d slots are out, closed: %v", n, closed)
+	}
+	if err := x.Close(t.Context()); err != nil || !closed {
+		t.Error(err, closed)
+	}
+	if n := b.pool.Stats().InUse; n != 0 {
+		t.Errorf("%d slots are out", n)
 	}
 }
 

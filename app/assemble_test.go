@@ -107,7 +107,7 @@ func TestAssembleModel(t *testing.T) {
 		for i := 1; i < len(sent); i++ {
 			d := int64(sent[i].tensor) - int64(sent[i-1].tensor)
 			if d > int64(m.ahead) || -d > int64(m.back) {
-				t.Skip("a jump beyond what is tolerated")
+				return
 			}
 		}
 
@@ -140,7 +140,7 @@ func TestAssembleModel(t *testing.T) {
 			}
 		}
 		if ambiguous {
-			t.Skip("later than what is tolerated")
+			return // later than what is tolerated
 		}
 		r := &record{m: m, rows: map[uint64]bool{}}
 		for _, p := range sent {

@@ -51,12 +51,24 @@ const maxFlows = 256
 // sizeClasses are the upper ends of the classes of packet sizes in bytes; the last class has none.
 var sizeClasses = [...]int{64, 128, 256, 512, 1024, 2048, 4096}
 
-// counts are an application's; its goroutine writes them.
+// outcome is what became of packets; its consumer writes it.
+type outcome struct {
+	sent, sentBytes metrics.Counter
+	taken           metrics.Counter
+	drops           [NumDrops]metrics.Counter
+}
+
+// Report implements Reporter.
+func (c *outcome) Report(s *Snapshot) {
+	s.Sent, s.SentBytes, s.Taken = c.sent.Load(), c.sentBytes.Load(), c.taken.Load()
+	for i := range c.drops {
+		s.Drops[i] = c.drops[i].Load()
+	}
+}
+
+// counts are what an application received; its goroutine writes them.
 type counts struct {
 	bursts, packets, bytes metrics.Counter
-	sent, sentBytes        metrics.Counter
-	taken                  metrics.Counter
-	drops                  [NumDrops]metrics.Counter
 	sizes                  [len(sizeClasses) + 1]metrics.Counter
 	flows                  [maxFlows]flowCount
 	last                   int // flow of the last packet: most have the same

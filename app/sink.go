@@ -56,7 +56,7 @@ type sink struct {
 	frames, stream bool
 	rowBytes       int
 	st             *store
-	c              *counts
+	c              outcome
 
 	// mu is held by the application for each burst, and by the timer of Flush. Nobody else needs it.
 	mu    sync.Mutex
@@ -72,8 +72,8 @@ type sink struct {
 	filled                                   metrics.Gauge
 }
 
-func newSink(o Tensor, frames, stream bool, c *counts) (*sink, error) {
-	bad := func(format string, args ...any) (*sink, error) {
+func newSink(o Tensor, frames, stream bool) (engine.Consumer, error) {
+	bad := func(format string, args ...any) (engine.Consumer, error) {
 		return nil, fmt.Errorf("tensor %q: %s: %w", o.Name, fmt.Sprintf(format, args...), engine.ErrInvalid)
 	}
 	size, err := o.Desc.Bytes()
@@ -108,15 +108,15 @@ func newSink(o Tensor, frames, stream bool, c *counts) (*sink, error) {
 	if o.Width > 0 && o.Width < 8 && uint64(1)<<(8*o.Width) < 4*rows {
 		return bad("numbers of %d bytes begin again too soon to tell tensors of %d rows apart", o.Width, rows)
 	}
-	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]), c: c, asm: newAssembler(rows, o.Width)}
+	s := &sink{o: o, frames: frames, stream: stream, rowBytes: int(size / o.Desc.Shape[0]), asm: newAssembler(rows, o.Width)}
 	if s.st, err = newStore(o, int(size)); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-// handle places the packets of a burst, which it does not release.
-func (s *sink) handle(ctx context.Context, b *burst.Burst) error {
+// Consume implements engine.Consumer: it places the packets of a burst, which it does not release.
+func (s *sink) Consume(ctx context.Context, b *burst.Burst) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if i := b.Hidden(); i >= 0 {
@@ -342,6 +342,13 @@ func (s *sink) publish() error {
 	return nil
 }
 
+// Close implements engine.Consumer. It waits a while for peers to let go of tensors.
+func (s *sink) Close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return s.close(ctx)
+}
+
 func (s *sink) close(ctx context.Context) error {
 	s.mu.Lock()
 	if s.timer != nil {
@@ -352,7 +359,9 @@ func (s *sink) close(ctx context.Context) error {
 	return s.st.close(ctx)
 }
 
-func (s *sink) snapshot() *TensorSnapshot {
-	return &TensorSnapshot{Name: s.o.Name, Tensor: s.o.Desc.String(), Generations: s.published.Load(), Rows: s.placed.Load(), Missing: s.missing.Load(),
+// Report implements Reporter.
+func (s *sink) Report(out *Snapshot) {
+	s.c.Report(out)
+	out.Tensor = &TensorSnapshot{Name: s.o.Name, Tensor: s.o.Desc.String(), Generations: s.published.Load(), Rows: s.placed.Load(), Missing: s.missing.Load(),
 		Short: s.short.Load(), Bytes: s.bytes.Load(), Filled: s.filled.Load(), Of: s.o.Desc.Shape[0], Waits: s.st.waits.Load()}
 }

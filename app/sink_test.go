@@ -21,11 +21,12 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 func newNode(t testing.TB) *transfer.Node {
 	t.Helper()
-	n, err := transfer.Open(limit(t), transfer.Options{Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}})
+	n, err := transfer.Open(limit(t), transfer.Options{Anonymous: identity.All, Listen: []string{"unix://" + filepath.Join(t.TempDir(), "s")}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -27,17 +27,18 @@ func (a *App) Snapshot() Snapshot {
 	c := &a.c
 	s := Snapshot{Name: a.o.Name, Kind: a.o.Kind}
 	// What is derived is read before what it derives from, so that nothing seems to be sent that was not received.
-	s.Sent, s.SentBytes, s.Taken = c.sent.Load(), c.sentBytes.Load(), c.taken.Load()
-	for i := range c.drops {
-		if s.Drops[i] = c.drops[i].Load(); s.Drops[i] > 0 {
+	if a.reports != nil {
+		a.reports.Report(&s)
+	} else {
+		a.own.Report(&s)
+	}
+	for i, n := range s.Drops {
+		if n > 0 {
 			if s.Dropped == nil {
 				s.Dropped = map[string]uint64{}
 			}
-			s.Dropped[Drop(i).String()] = s.Drops[i]
+			s.Dropped[Drop(i).String()] = n
 		}
-	}
-	if a.sink != nil {
-		s.Tensor = a.sink.snapshot()
 	}
 	for i := range c.sizes {
 		if n := c.sizes[i].Load(); n > 0 {

@@ -35,10 +35,10 @@ type CopyCeiling struct {
 func NewCopyCeiling(size uint64, huge, pin bool) (*CopyCeiling, error) {
 	c := &CopyCeiling{b: size, go2: make(chan int), done: make(chan struct{}), pin: pin}
 	var err error
-	if c.src, err = allocate("ceiling source", size, huge); err != nil {
+	if c.src, err = Allocate("ceiling source", size, huge); err != nil {
 		return nil, err
 	}
-	if c.dst, err = allocate("ceiling destination", size, huge); err != nil {
+	if c.dst, err = Allocate("ceiling destination", size, huge); err != nil {
 		c.src.Close()
 		return nil, err
 	}
@@ -115,5 +115,5 @@ func (c *CopyCeiling) Sample(n int) (float64, error) {
 		one = time.Since(t)
 		return nil
 	})
-	return max(gbs(c.b*uint64(n), two), gbs(c.b*uint64(max(1, n/2)), one)), err
+	return max(GBps(c.b*uint64(n), two), GBps(c.b*uint64(max(1, n/2)), one)), err
 }

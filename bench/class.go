@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/bench/paired"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/peers"
 )
 
 // class is one line of the table of targets: what ours is measured by, what peers are measured by, what is to be reached.
@@ -103,17 +103,22 @@ func tcpRivals(size, bytes uint64) []rival {
 	return r
 }
 
-// openSSLRate sends with writes of 256 KiB. Its congestion control is one that does not pace, because ours is chosen for the
-// loopback device too.
-func openSSLRate(size, bytes uint64) rival {
+// openSSLRate sends with writes of 256 KiB. Its congestion control is one that does not pace, as ours on
+// loopback.
+func openSSLRate(size, bytes uint64, program func() (string, error)) rival {
 	o := peers.OpenSSLTest{Size: size, Messages: messagesFor(size, bytes), Chunk: 256 << 10, Congestion: "reno"}
 	return rival{"openssl", "OpenSSL TLS 1.3 AES-128-GCM", "openssl-stream client PORT CPU " + strings.Join(o.Args(), " "), "", 2 * size, // of two slots
-		func(ctx context.Context) (float64, error) { return openSSL(ctx, o) }}
+		func(ctx context.Context) (_ float64, err error) {
+			if o.Program, err = program(); err != nil {
+				return 0, err
+			}
+			return openSSL(ctx, o)
+		}}
 }
 
 // classes is the table of targets. network limits it to the classes for one forced congestion control, "" to those as
-// shipped. volume is how many bytes a run of a peer's tool moves.
-func classes(network string, volume uint64) []class {
+// shipped. volume is how many bytes a run of a peer's tool moves; openSSL is TransferOptions.OpenSSL.
+func classes(network string, volume uint64, openSSL func() (string, error)) []class {
 	var all []class
 	shm := func(size uint64, goal float64) {
 		all = append(all, class{name: "shm put " + FormatSize(size), driver: "shm", kind: "put", mode: Spin, size: size, goal: goal,
@@ -173,7 +178,7 @@ func classes(network string, volume uint64) []class {
 	}
 	for _, size := range []uint64{1 << 20, 16 << 20, 64 << 20, 256 << 20} {
 		all = append(all, class{name: "tcp put " + FormatSize(size) + ", encrypted", driver: "tcp", kind: "put", mode: Spin, size: size, sealed: true,
-			ratio: 0.9, rivals: []rival{openSSLRate(size, volume)}})
+			ratio: 0.9, rivals: []rival{openSSLRate(size, volume, openSSL)}})
 	}
 	all = append(all,
 		class{name: "shm put 1024 x 4 KiB", driver: "shm", kind: "blocks", mode: Spin, size: 4 << 20, goal: 15},

@@ -123,15 +123,15 @@ func here(all []rival, versions map[string]string) (out []rival) {
 
 func (o *TransferOptions) classes() []class {
 	if o.Quick {
-		return small(classes(o.Network, 16<<20))
+		return small(classes(o.Network, 16<<20, o.OpenSSL))
 	}
-	return classes(o.Network, 1<<30)
+	return classes(o.Network, 1<<30, o.OpenSSL)
 }
 
 // lookUp tells the report which of the tools that were asked for are here. It returns their versions by the names of
 // --against.
 func (o *TransferOptions) lookUp(ctx context.Context, r *Suite) (map[string]string, error) {
-	found, lines, missing, err := findTools(ctx, o.Against)
+	found, lines, missing, err := findTools(ctx, o.Against, o.OpenSSL != nil)
 	if err != nil {
 		return nil, err
 	}

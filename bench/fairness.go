@@ -230,7 +230,7 @@ func (f *fairness) begin(ctx context.Context, driver string) (*heavy, error) {
 func (h *heavy) end() (float64, error) {
 	h.stop.Store(true)
 	<-h.done
-	return gbs(h.moved, h.took), h.err
+	return GBps(h.moved, h.took), h.err
 }
 
 // streams has every stream make its puts, and returns how long each took in microseconds.

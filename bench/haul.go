@@ -173,7 +173,7 @@ func (x *haul) sample(ctx context.Context) (paired.Sample, error) {
 		return paired.Sample{}, err
 	}
 	n, err := x.verify(ctx)
-	return paired.Sample{Value: gbs(moved, d), Verified: n}, err
+	return paired.Sample{Value: GBps(moved, d), Verified: n}, err
 }
 
 // hostMemory is the contender that memory of other kinds is measured by.

@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // link is the second process and this process's node that is connected to it.
@@ -78,7 +79,7 @@ func (l *link) addPeer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	node, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: paths, Budget: budget,
+	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: fmt.Sprintf("bench-%d", len(l.nodes)), Paths: paths, Budget: budget,
 		NoChecksum: l.opts.NoChecksum, Spin: l.opts.Spin})
 	if err != nil {
 		return err
@@ -211,7 +212,7 @@ func (l *link) allocateNamed(ctx context.Context, name string, size uint64) (*bu
 	}
 	b := &buffers{l: l, name: name}
 	var err error
-	if b.local, err = allocate("local", size, l.huge); err != nil {
+	if b.local, err = Allocate("local", size, l.huge); err != nil {
 		return nil, errors.Join(err, b.free())
 	}
 	for _, p := range l.peers {

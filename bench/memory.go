@@ -239,7 +239,7 @@ func (o *MemOptions) touch(ctx context.Context, r *Suite) error {
 		if err != nil {
 			return paired.Sample{}, err
 		}
-		v := gbs(o.Size, time.Since(t))
+		v := GBps(o.Size, time.Since(t))
 		return paired.Sample{Value: v}, region.Close()
 	}, func(x *paired.Row) error { h.describe(x); return nil })
 }

@@ -33,7 +33,7 @@ func (g *ground) allocate(name string, size uint64, huge bool, p Place) (*mem.Re
 		return nil, err
 	}
 	if p.Kind == mem.Host {
-		return allocate(name, size, huge)
+		return Allocate(name, size, huge)
 	}
 	if g.a == nil {
 		var err error

@@ -52,10 +52,10 @@ func (o *TransferOptions) newPing(ctx context.Context, l *link, driver, mode str
 			g.freeLocal(ctx)
 		}
 	}()
-	if g.src, err = allocate("ping source", pingSize, false); err != nil {
+	if g.src, err = Allocate("ping source", pingSize, false); err != nil {
 		return nil, err
 	}
-	if g.pong, err = allocate("pong", pingSize, false); err != nil {
+	if g.pong, err = Allocate("pong", pingSize, false); err != nil {
 		return nil, err
 	}
 	if g.export, err = l.node.Export(g.pong.All(), transfer.ExportOptions{Name: "pong", Rights: path.Read | path.Write}); err != nil {
@@ -376,7 +376,7 @@ func (o *TransferOptions) apiSubject(ctx context.Context, l *link, h shape) (_ *
 			return paired.Sample{}, err
 		}
 		v, err := l.ask(request{Do: "verify", Name: "memory", Area: a})
-		return paired.Sample{Value: gbs(uint64(count)*h.size, d), Verified: v.Checked}, err
+		return paired.Sample{Value: GBps(uint64(count)*h.size, d), Verified: v.Checked}, err
 	}
 	return &subject{unit: paired.GBs, run: sample, close: b.free, finish: func(x *paired.Row) error {
 		x.Cost, x.Carrier = m.cost(), last.Explain().Carrier

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock: drivers.New.
@@ -77,7 +78,7 @@ func (s *server) do(q *request, a *reply) (err error) {
 		if err != nil {
 			return err
 		}
-		s.node, err = transfer.Open(s.ctx, transfer.Options{Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
+		s.node, err = transfer.Open(s.ctx, transfer.Options{Anonymous: identity.All, Name: "bench-peer", Listen: []string{"tcp://127.0.0.1:0"},
 			Paths: paths, Budget: budget, NoChecksum: q.Node.NoChecksum, Spin: q.Node.Spin})
 		if err == nil {
 			a.Addr = s.node.Addrs()[0]
@@ -144,7 +145,8 @@ func (s *server) do(q *request, a *reply) (err error) {
 	return err
 }
 
-func allocate(name string, size uint64, huge bool) (*mem.Region, error) {
+// Allocate makes memory for a benchmark: size bytes of the host, on huge pages if huge, where small sizes may get others. The caller closes it.
+func Allocate(name string, size uint64, huge bool) (*mem.Region, error) {
 	o := mem.Options{Name: "bench " + name, Size: int(size)}
 	if huge {
 		o.Kind = mem.Huge

@@ -195,7 +195,7 @@ func (x *session) echo(ctx context.Context) error {
 		return err
 	}
 	in := ping.region.All().Bytes()[:x.q.Size]
-	local, err := allocate("pong source", x.q.Size, x.q.Huge)
+	local, err := Allocate("pong source", x.q.Size, x.q.Huge)
 	if err != nil {
 		return err
 	}

@@ -138,7 +138,8 @@ func FormatSize(n uint64) string {
 	return fmt.Sprintf("%d B", n)
 }
 
-func gbs(bytes uint64, d time.Duration) float64 {
+// GBps is a rate in 1e9 bytes per second.
+func GBps(bytes uint64, d time.Duration) float64 {
 	return float64(bytes) / max(d.Seconds(), 1e-12) / 1e9
 }
 

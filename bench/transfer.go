@@ -31,8 +31,10 @@ type TransferOptions struct {
 	Pairs   int           // of each comparison; 0: paired.MinPairs
 	RowTime time.Duration // a comparison that takes longer for each of theirs ends with the pairs it has; 0: 45 s
 	Against []string      // the peers to compare with: "ucx", "fi", "iperf3", "openssl"
-	Huge    bool          // 2 MiB pages on both sides
-	NoPin   bool          // leave spinning threads where the kernel puts them
+	// OpenSSL returns the path of the program in C that streams with OpenSSL. nil: there is none, and a comparison with "openssl" is reported as missing.
+	OpenSSL func() (program string, err error)
+	Huge    bool // 2 MiB pages on both sides
+	NoPin   bool // leave spinning threads where the kernel puts them
 	// Congestion is the TCP congestion control of ours: "" lets package path/tcp choose by measurement.
 	Congestion string
 	// Verbs shapes paths over RDMA, on both sides.
@@ -389,7 +391,7 @@ func (s *sampler) sample(ctx context.Context) (paired.Sample, error) {
 		return paired.Sample{}, err
 	}
 	n, err := s.x.verify()
-	return paired.Sample{Value: gbs(moved, d), Verified: n}, err
+	return paired.Sample{Value: GBps(moved, d), Verified: n}, err
 }
 
 // flowSubject is a load over the open queues, with the ceiling of its size.

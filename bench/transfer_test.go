@@ -11,9 +11,10 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/bench/paired"
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
@@ -371,10 +372,10 @@ func TestFairness(t *testing.T) {
 
 // The classes with encryption, beside a stream with OpenSSL: both sides checked every byte that they say they checked.
 func TestEncrypted(t *testing.T) {
-	peers.Need(t, "openssl")
+	testpeers.Need(t, "openssl")
 	o := quick(t, "")
-	o.Against, o.Pairs = []string{"openssl"}, 2
-	r, err := encrypted(limit(t), o, small(classes("", 16<<20)))
+	o.Against, o.Pairs, o.OpenSSL = []string{"openssl"}, 2, testpeers.OpenSSLStream
+	r, err := encrypted(limit(t), o, small(classes("", 16<<20, o.OpenSSL)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -409,12 +410,12 @@ func BenchmarkEncrypted(b *testing.B) {
 		b.Fatal(err)
 	}
 	b.Setenv("PENSTOCK_BENCH_PEER", "")
-	for _, c := range classes("", 256<<20) {
+	for _, c := range classes("", 256<<20, testpeers.OpenSSLStream) {
 		if !c.sealed {
 			continue
 		}
 		b.Run(FormatSize(c.size), func(b *testing.B) {
-			r, err := encrypted(b.Context(), TransferOptions{Command: []string{self}, Against: []string{"openssl"}, Pairs: 20}, []class{c})
+			r, err := encrypted(b.Context(), TransferOptions{Command: []string{self}, Against: []string{"openssl"}, OpenSSL: testpeers.OpenSSLStream, Pairs: 20}, []class{c})
 			if err != nil {
 				b.Fatal(err)
 			}

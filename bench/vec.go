@@ -93,7 +93,7 @@ func (o *VecOptions) size(ctx context.Context, r *Suite, size int) error {
 				if want := crc32.Checksum(d, castagnoli); c.sum && crc != want {
 					return paired.Sample{}, fmt.Errorf("%w: the checksum is %#x: expected %#x", paired.ErrFailed, crc, want)
 				}
-				return paired.Sample{Value: gbs(uint64(size)*uint64(n), took), Verified: uint64(size)}, nil
+				return paired.Sample{Value: GBps(uint64(size)*uint64(n), took), Verified: uint64(size)}, nil
 			}}
 		}
 		err := r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(c.name, c.ours),

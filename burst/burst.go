@@ -14,7 +14,7 @@ const (
 	MaxSegments = 64
 )
 
-// NoHandle marks a segment that nobody takes back: another segment of the same packet carries the handle of its memory, as
+// NoHandle marks a segment that no Owner takes back: another segment of the same packet carries the handle of its memory, as
 // for a header and a payload that are two views of one slot.
 const NoHandle = ^Handle(0)
 
@@ -50,6 +50,17 @@ const (
 	HardwareTime                   // that time was taken by the NIC
 	VLANStripped                   // the NIC or the kernel took a VLAN tag off; Flow rules saw it
 	Last                           // last packet of a message or stream: the peer has ended its direction
+	HasHash                        // Hash holds the receive hash
+)
+
+// Requests of a packet that is to be sent, among its flags. The device does what it can, and software the rest, before the packet leaves:
+// engine.Capabilities say who. On ports whose packets are payloads the transport does the checksums, whether they are asked for or not.
+const (
+	ChecksumIPv4 Flags = 1 << (iota + 8) // compute the checksum of the IPv4 header
+	ChecksumL4                           // compute the checksum of TCP or UDP
+	Segmented                            // SegmentSize says how to cut the payload; by SetSegmentSize only
+
+	Requests = ChecksumIPv4 | ChecksumL4 | Segmented
 )
 
 // segment is one run of bytes. It holds no pointer.
@@ -63,12 +74,14 @@ type segment struct {
 	role   Role
 }
 
-// meta is what else is known of a packet.
+// meta is what else is known of a packet: 24 bytes, without a gap.
 type meta struct {
 	time  int64
 	conn  uint32
 	wire  uint32
+	hash  uint32 // with Segmented the segment size
 	flags Flags
+	typ   Type
 }
 
 // Burst is a batch of packets. Make it with New; it belongs to one goroutine at a time.
@@ -83,6 +96,8 @@ type Burst struct {
 	sources  [MaxSources]*Source
 	nsources int
 	scratch  []Handle
+
+	asked Flags // requests of packets that are here, and perhaps of some that were
 
 	reserver Reserver
 	reserved int
@@ -199,7 +214,7 @@ func (b *Burst) Fetch() {
 			}
 		}
 	}
-	b.fetched = sum // a load whose result nobody uses would not be made
+	b.fetched = sum // a load whose result is not used would not be made
 }
 
 // PacketLen is the number of bytes of packet i in all its segments.
@@ -210,6 +225,16 @@ func (b *Burst) PacketLen(i int) int {
 		return int(segs[0].len)
 	}
 	return total(segs)
+}
+
+// LenFrom is the number of bytes of packet i and those behind it.
+func (d *Builder) LenFrom(i int) int {
+	b := d.Burst()
+
+	if i >= b.n {
+		return 0
+	}
+	return total(b.segs[b.first[i]:])
 }
 
 func total(segs []segment) (n int) {
@@ -295,6 +320,16 @@ func (b *Burst) SetConn(i int, id uint32) { b.check(i); b.meta[i].conn = id }
 // Flags are the flags of packet i.
 func (b *Burst) Flags(i int) Flags { b.check(i); return b.meta[i].flags }
 
+// Hash is the receive hash of packet i, which is the same for all packets of one flow in one direction; ok is false where the
+// device gave none. Devices differ in the function, its key and the fields that it reads.
+func (b *Burst) Hash(i int) (hash uint32, ok bool) {
+	b.check(i)
+	return b.meta[i].hash, b.meta[i].flags&HasHash != 0
+}
+
+// Type says which headers packet i begins with, as far as the device knows; 0 where it does not.
+func (b *Burst) Type(i int) Type { b.check(i); return b.meta[i].typ }
+
 // WireLen is the length in bytes that packet i had on the wire, where the engine knows it; otherwise that of what is here.
 func (b *Burst) WireLen(i int) int {
 	b.check(i)
@@ -319,6 +354,43 @@ func (b *Burst) SetTime(i int, ns int64) {
 	if ns == 0 {
 		b.meta[i].flags &^= HasTime
 	}
+}
+
+// Ask asks for checksums of packet i, a frame that is to be sent: of ChecksumIPv4 and ChecksumL4 those in what. What the frame holds in their places
+// does not matter. A frame without the header in question, or a part of an IP packet, is sent without.
+func (b *Burst) Ask(i int, what Flags) {
+	b.check(i)
+	what &= ChecksumIPv4 | ChecksumL4
+	b.meta[i].flags |= what
+	b.asked |= what
+}
+
+// SetSegmentSize has packet i sent as several, each with size bytes of payload, and the last one with the rest. Of a frame it is the payload of TCP
+// or UDP: each segment gets the headers, with lengths, numbers and checksums of its own. There are up to 64 segments, and software needs a
+// descriptor and a slot of the queue's pools for each when the packet is given to Send. 0 takes the request back.
+func (b *Burst) SetSegmentSize(i, size int) {
+	b.check(i)
+	m := &b.meta[i]
+	m.flags &^= HasHash | Requests
+	if m.hash = uint32(max(size, 0)); size > 0 {
+		m.flags |= Requests
+		b.asked |= Requests
+	}
+}
+
+// SegmentSize is what SetSegmentSize has set; 0 for a packet that is to be sent as it is.
+func (b *Burst) SegmentSize(i int) int {
+	b.check(i)
+	if m := &b.meta[i]; m.flags&Segmented != 0 {
+		return int(m.hash)
+	}
+	return 0
+}
+
+// Asked are the requests of all packets together. Those of packets that have left may be among them.
+func (d *Builder) Asked() Flags {
+	b := d.Burst()
+	return b.asked
 }
 
 // Release gives everything back to its owners and empties the burst. An empty one is left as it is: what was sent or released
@@ -358,7 +430,7 @@ func (b *Burst) clear(how string) {
 	if invariants.Enabled {
 		b.debug.empty(b, how)
 	}
-	b.n = 0
+	b.n, b.asked = 0, 0
 	b.segs = b.segs[:0]
 	b.first[0] = 0
 	clear(b.sources[:b.nsources])

@@ -42,7 +42,7 @@ func fill(t testing.TB, b *Burst, p *mem.Pool, src *Source, n int) {
 		for k := range s.Bytes() {
 			s.Bytes()[k] = byte(i)
 		}
-		if b.Add(src, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 32, Len: 100, Cap: slotSize - 32, Headroom: 32}) < 0 {
+		if b.Builder().Add(src, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 32, Len: 100, Cap: slotSize - 32, Headroom: 32}) < 0 {
 			t.Fatal("no room")
 		}
 	}
@@ -52,15 +52,15 @@ func TestPool(t *testing.T) {
 	p := newPool(t, 8)
 	src := PoolSource(p)
 	b := New(8)
-	if b.Len() != 0 || b.Cap() != 8 || b.Room() != 8 || !b.Owned(src) {
+	if b.Len() != 0 || b.Cap() != 8 || b.Room() != 8 || !b.Builder().Owned(src) {
 		t.Errorf("a new burst: %d packets of %d, room for %d", b.Len(), b.Cap(), b.Room())
 	}
 	for range 3 {
 		fill(t, b, p, src, 8)
-		if p.Stats().InUse != 8 || b.Room() != 0 || !b.Owned(src) || b.Owned(PoolSource(p)) {
+		if p.Stats().InUse != 8 || b.Room() != 0 || !b.Builder().Owned(src) || b.Builder().Owned(PoolSource(p)) {
 			t.Error(p.Stats())
 		}
-		if b.Add(src, Segment{}) >= 0 || b.AddSegment(src, Segment{}) {
+		if b.Builder().Add(src, Segment{}) >= 0 || b.Builder().AddSegment(src, Segment{}) {
 			t.Error("added to a full burst")
 		}
 		for i := range 8 {
@@ -110,8 +110,8 @@ func TestChains(t *testing.T) {
 		want = append(want, s.Bytes()[:5]...)
 		g := Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()), Len: 5}
 		if i == 0 {
-			b.Add(chunks, g)
-		} else if !b.AddSegment(chunks, g) {
+			b.Builder().Add(chunks, g)
+		} else if !b.Builder().AddSegment(chunks, g) {
 			t.Fatal("no room")
 		}
 	}
@@ -119,13 +119,13 @@ func TestChains(t *testing.T) {
 	s, _ := p.Get()
 	copy(h.Bytes(), "HEADER")
 	copy(s.Bytes(), "PAYLOAD")
-	b.Add(headers, Segment{Handle: h.Handle(), Off: q.Offset(h.Handle()), Len: 6, Role: Header})
-	b.AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()), Len: 7, Role: Payload})
+	b.Builder().Add(headers, Segment{Handle: h.Handle(), Off: q.Offset(h.Handle()), Len: 6, Role: Header})
+	b.Builder().AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()), Len: 7, Role: Payload})
 	s, _ = p.Get()
 	copy(s.Bytes(), "HeaderPayload")
-	b.Add(chunks, Segment{Handle: NoHandle, Off: p.Offset(s.Handle()), Len: 6, Role: Header})
-	b.AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 6, Len: 7, Role: Payload})
-	if b.Room() != 0 || b.AddSegment(chunks, Segment{}) {
+	b.Builder().Add(chunks, Segment{Handle: NoHandle, Off: p.Offset(s.Handle()), Len: 6, Role: Header})
+	b.Builder().AddSegment(chunks, Segment{Handle: s.Handle(), Off: p.Offset(s.Handle()) + 6, Len: 7, Role: Payload})
+	if b.Room() != 0 || b.Builder().AddSegment(chunks, Segment{}) {
 		t.Error("room for an eighth segment")
 	}
 	var buf [64]byte
@@ -146,9 +146,9 @@ func TestChains(t *testing.T) {
 	}
 	// A chain that is too long.
 	b = NewSegmented(1, MaxSegments+1)
-	b.Add(chunks, Segment{Handle: NoHandle})
+	b.Builder().Add(chunks, Segment{Handle: NoHandle})
 	n := 1
-	for b.AddSegment(chunks, Segment{Handle: NoHandle}) {
+	for b.Builder().AddSegment(chunks, Segment{Handle: NoHandle}) {
 		n++
 	}
 	if n != MaxSegments {
@@ -167,7 +167,7 @@ func TestNoBytes(t *testing.T) {
 	o := &owner{name: "far", out: map[Handle]bool{}, errs: new([]string)}
 	src := NewSource(r, nil, o)
 	b := New(1)
-	b.Add(src, Segment{Handle: o.give(), Off: 64, Len: 100})
+	b.Builder().Add(src, Segment{Handle: o.give(), Off: 64, Len: 100})
 	if b.Bytes(0, 0) != nil || b.CopyTo(make([]byte, 10), 0) != 0 || b.Segment(0, 0) != (mem.Span{Region: r, Off: 64, Len: 100}) {
 		t.Error("bytes of memory without any")
 	}
@@ -192,12 +192,12 @@ func TestSources(t *testing.T) {
 	for k := range 3 {
 		for i := range MaxSources {
 			g := Segment{Handle: Handle(10*i + k)}
-			if i == 0 && b.Add(sources[i], g) < 0 || i > 0 && !b.AddSegment(sources[i], g) {
+			if i == 0 && b.Builder().Add(sources[i], g) < 0 || i > 0 && !b.Builder().AddSegment(sources[i], g) {
 				t.Fatal("no room for a source")
 			}
 		}
 	}
-	if b.Add(sources[MaxSources], Segment{}) >= 0 || b.AddSegment(sources[MaxSources], Segment{}) || b.Len() != 3 {
+	if b.Builder().Add(sources[MaxSources], Segment{}) >= 0 || b.Builder().AddSegment(sources[MaxSources], Segment{}) || b.Len() != 3 {
 		t.Error("one source too many")
 	}
 	b.Release()
@@ -208,7 +208,7 @@ func TestSources(t *testing.T) {
 		}
 	}
 	// The sources of before are forgotten.
-	if b.Add(sources[MaxSources], Segment{Handle: NoHandle}) != 0 {
+	if b.Builder().Add(sources[MaxSources], Segment{Handle: NoHandle}) != 0 {
 		t.Error("a source too many after Release")
 	}
 	b.Release()
@@ -219,14 +219,14 @@ func TestSources(t *testing.T) {
 	// A packet that brings a source too many stays where it is, whole.
 	c := NewSegmented(4, 40)
 	for i := range MaxSources {
-		b.Add(sources[i], Segment{Handle: NoHandle})
+		b.Builder().Add(sources[i], Segment{Handle: NoHandle})
 		b.MoveTo(c)
 		if c.Len() == c.Cap() {
 			c.Truncate(1)
 		}
 	}
-	b.Add(sources[0], Segment{Handle: NoHandle})
-	b.AddSegment(sources[MaxSources], Segment{Handle: 7})
+	b.Builder().Add(sources[0], Segment{Handle: NoHandle})
+	b.Builder().AddSegment(sources[MaxSources], Segment{Handle: 7})
 	if b.Take(c, 0) || b.MoveTo(c) != 0 || b.Segments(0) != 2 {
 		t.Error("a ninth source moved")
 	}
@@ -241,11 +241,11 @@ func TestSources(t *testing.T) {
 func TestMoveBehind(t *testing.T) {
 	x, y := NewSource(nil, nil, new(batches)), NewSource(nil, nil, new(batches))
 	b, c := New(4), New(4)
-	c.Add(x, Segment{Handle: 1})
+	c.Builder().Add(x, Segment{Handle: 1})
 	for i := range 4 {
-		b.Add(y, Segment{Handle: Handle(2 + i)})
+		b.Builder().Add(y, Segment{Handle: Handle(2 + i)})
 	}
-	if n := b.MoveTo(c); n != 3 || b.Len() != 1 || b.Part(0, 0).Handle != 5 {
+	if n := b.MoveTo(c); n != 3 || b.Len() != 1 || b.Builder().Part(0, 0).Handle != 5 {
 		t.Fatalf("%d moved", n)
 	}
 	for i := range 4 {
@@ -253,7 +253,7 @@ func TestMoveBehind(t *testing.T) {
 		if i == 0 {
 			want = x
 		}
-		if p := c.Part(i, 0); p.Source != want || p.Handle != Handle(1+i) {
+		if p := c.Builder().Part(i, 0); p.Source != want || p.Handle != Handle(1+i) {
 			t.Errorf("packet %d: handle %d", i, p.Handle)
 		}
 	}
@@ -265,11 +265,11 @@ func TestForget(t *testing.T) {
 	var o batches
 	b := New(2)
 	src := NewSource(nil, nil, &o)
-	b.Add(src, Segment{Handle: 3})
-	part := b.Part(0, 0)
+	b.Builder().Add(src, Segment{Handle: 3})
+	part := b.Builder().Part(0, 0)
 	d := &desk{out: 2}
-	b.Reserve(d, 2)
-	b.Forget()
+	b.Builder().Reserve(d, 2)
+	b.Builder().Forget()
 	if b.Len() != 0 || o != nil || d.out != 0 {
 		t.Errorf("%d packets, %v came back, %d reserved", b.Len(), o, d.out)
 	}
@@ -283,10 +283,10 @@ func TestForget(t *testing.T) {
 		t.Errorf("%v came back", o)
 	}
 	// Whoever sends uses the room: it is not given back.
-	b.Add(src, Segment{Handle: NoHandle})
+	b.Builder().Add(src, Segment{Handle: NoHandle})
 	d.out = 1
-	b.Reserve(d, 1)
-	b.Unreserve()
+	b.Builder().Reserve(d, 1)
+	b.Builder().Unreserve()
 	b.Release()
 	if d.out != 1 {
 		t.Error("room that was used came back")
@@ -299,11 +299,11 @@ func TestForgetPart(t *testing.T) {
 	b := NewSegmented(4, 6)
 	src := NewSource(nil, nil, &o)
 	for h := range Handle(4) {
-		b.Add(src, Segment{Handle: 10 * h, Len: 7})
+		b.Builder().Add(src, Segment{Handle: 10 * h, Len: 7})
 	}
-	b.AddSegment(src, Segment{Handle: 31, Len: 8})
-	b.ForgetPart(1, 1)
-	b.ForgetPart(1, 3)
+	b.Builder().AddSegment(src, Segment{Handle: 31, Len: 8})
+	b.Builder().ForgetPart(1, 1)
+	b.Builder().ForgetPart(1, 3)
 	if b.Len() != 4 || b.PacketLen(2) != 7 || b.PacketLen(3) != 15 || o != nil {
 		t.Errorf("%d packets, %v came back", b.Len(), o)
 	}
@@ -325,32 +325,32 @@ func TestReservedAfterTake(t *testing.T) {
 		d := &desk{out: 4}
 		b, c := New(4), New(1)
 		for i := range 4 {
-			b.Add(src[i%sources], Segment{Handle: NoHandle})
+			b.Builder().Add(src[i%sources], Segment{Handle: NoHandle})
 		}
-		b.Reserve(d, 4)
+		b.Builder().Reserve(d, 4)
 		b.Take(c, 0)
-		if b.Reserved(d) != 3 || c.Reserved(d) != 1 || b.Live() != 3 {
-			t.Fatalf("%d and %d reserved", b.Reserved(d), c.Reserved(d))
+		if b.Builder().Reserved(d) != 3 || c.Builder().Reserved(d) != 1 || b.Live() != 3 {
+			t.Fatalf("%d and %d reserved", b.Builder().Reserved(d), c.Builder().Reserved(d))
 		}
 		c.Release()
 		c = New(2)
-		if n := b.MoveTo(c); n != 2 || b.Reserved(d) != 2 || c.Reserved(d) != 1 || b.Len() != 2 {
-			t.Errorf("%d moved, %d and %d reserved", n, b.Reserved(d), c.Reserved(d))
+		if n := b.MoveTo(c); n != 2 || b.Builder().Reserved(d) != 2 || c.Builder().Reserved(d) != 1 || b.Len() != 2 {
+			t.Errorf("%d moved, %d and %d reserved", n, b.Builder().Reserved(d), c.Builder().Reserved(d))
 		}
 		c.Release()
 		b.Take(c, 1)
 		b.Truncate(1)
-		if b.Reserved(d) != 1 || d.out != 2 {
-			t.Errorf("%d reserved, %d out", b.Reserved(d), d.out)
+		if b.Builder().Reserved(d) != 1 || d.out != 2 {
+			t.Errorf("%d reserved, %d out", b.Builder().Reserved(d), d.out)
 		}
 		c.Release()
-		b.Add(src[0], Segment{Handle: NoHandle})
+		b.Builder().Add(src[0], Segment{Handle: NoHandle})
 		b.Take(c, 0)
-		b.Reserve(d, 1)
+		b.Builder().Reserve(d, 1)
 		d.out++
 		b.Truncate(1)
-		if b.Reserved(d) != 0 || d.out != 1 {
-			t.Errorf("%d reserved for a packet that is not there", b.Reserved(d))
+		if b.Builder().Reserved(d) != 0 || d.out != 1 {
+			t.Errorf("%d reserved for a packet that is not there", b.Builder().Reserved(d))
 		}
 		b.Release()
 		c.Release()
@@ -385,7 +385,7 @@ func TestOutside(t *testing.T) {
 	outside("SetConn", func() { b.SetConn(3, 1) })
 	outside("Take", func() { b.Take(New(1), 3) })
 	outside("PacketLen", func() { b.PacketLen(3) })
-	outside("ReleasePart", func() { b.ReleasePart(1, 4) })
+	outside("ReleasePart", func() { b.Builder().ReleasePart(1, 4) })
 	if b.Take(b, 0) || b.MoveTo(b) != 0 || b.Live() != 3 || b.SegmentCount() != 3 {
 		t.Error("a burst moved to itself")
 	}
@@ -428,9 +428,7 @@ func TestTwoGoroutines(t *testing.T) {
 }
 
 func TestAllocs(t *testing.T) {
-	if testenv.Race || testenv.Invariants {
-		t.Skip("this build allocates for its checks")
-	}
+	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "this build allocates for its checks")
 	p := newPool(t, 64)
 	src := PoolSource(p)
 	b, c := New(64), New(65)
@@ -438,15 +436,15 @@ func TestAllocs(t *testing.T) {
 	if n := testing.AllocsPerRun(100, func() {
 		p.GetBatch(hs[:])
 		for _, h := range hs {
-			b.Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64})
+			b.Builder().Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64})
 		}
 		b.Take(c, 5)
 		b.MoveTo(c)
-		c.ReleasePart(0, 3)
+		c.Builder().ReleasePart(0, 3)
 		c.Truncate(40)
-		part := c.Part(39, 0)
+		part := c.Builder().Part(39, 0)
 		c.Take(b, 39)
-		b.Forget()
+		b.Builder().Forget()
 		part.Reclaim()
 		c.Release()
 	}); n != 0 {
@@ -464,7 +462,7 @@ func BenchmarkFillRelease(b *testing.B) {
 	for b.Loop() {
 		p.GetBatch(hs[:])
 		for _, h := range hs {
-			bu.Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64, Cap: slotSize})
+			bu.Builder().Add(src, Segment{Handle: h, Off: p.Offset(h), Len: 64, Cap: slotSize})
 		}
 		bu.Release()
 	}
@@ -499,7 +497,7 @@ func TestAddSlots(t *testing.T) {
 	}
 	one, all := New(6), New(6)
 	for _, b := range []*Burst{one, all} {
-		if i := b.Add(src, Segment{Handle: NoHandle, Off: 5, Len: 3}); i != 0 {
+		if i := b.Builder().Add(src, Segment{Handle: NoHandle, Off: 5, Len: 3}); i != 0 {
 			t.Fatal(i)
 		}
 	}
@@ -508,29 +506,29 @@ func TestAddSlots(t *testing.T) {
 	for i, h := range hs[:5] {
 		at := g
 		at.Handle, at.Off, at.Len = h, p.Offset(h)+10, lens[i]
-		if one.Add(src, at) < 0 {
+		if one.Builder().Add(src, at) < 0 {
 			t.Fatal("no room")
 		}
 	}
-	if n := all.AddSlots(src, p, hs, lens, g); n != 5 {
+	if n := all.Builder().AddSlots(src, p, hs, lens, g); n != 5 {
 		t.Fatalf("%d of 6 slots added to a burst with room for 5", n)
 	}
-	if all.AddSlots(src, p, hs[5:], nil, g) != 0 || all.AddSlots(src, p, nil, nil, g) != 0 {
+	if all.Builder().AddSlots(src, p, hs[5:], nil, g) != 0 || all.Builder().AddSlots(src, p, nil, nil, g) != 0 {
 		t.Error("slots added where there is no room")
 	}
 	for i := range all.Len() {
-		if all.Segments(i) != 1 || all.Part(i, 0) != one.Part(i, 0) || all.Flow(i)|all.Conn(i) != 0 || all.Flags(i) != 0 {
-			t.Errorf("packet %d: %+v, expected %+v", i, all.Part(i, 0), one.Part(i, 0))
+		if all.Segments(i) != 1 || all.Builder().Part(i, 0) != one.Builder().Part(i, 0) || all.Flow(i)|all.Conn(i) != 0 || all.Flags(i) != 0 {
+			t.Errorf("packet %d: %+v, expected %+v", i, all.Builder().Part(i, 0), one.Builder().Part(i, 0))
 		}
 		all.SetConn(i, 7)
-		all.SetFlow(i, uint32(i))
-		all.SetReceived(i, 99, Truncated, 5)
+		all.Builder().SetFlow(i, uint32(i))
+		all.Builder().SetReceived(i, 99, Truncated, 5)
 	}
-	all.SetConns([]uint32{3, 4})
+	all.Builder().SetConns([]uint32{3, 4})
 	if all.Conn(3) != 7 || all.Conn(4) != 3 || all.Conn(5) != 4 {
 		t.Errorf("connections %d, %d, %d", all.Conn(3), all.Conn(4), all.Conn(5))
 	}
-	all.SetAllReceived(HasTime, 17)
+	all.Builder().SetAllReceived(HasTime, 17)
 	for i := range all.Len() {
 		at, ok := all.Time(i)
 		if at != 17 || !ok || all.Conn(i) != 0 || all.Flow(i) != uint32(i) || all.WireLen(i) != all.PacketLen(i) || all.Flags(i) != HasTime {
@@ -538,7 +536,7 @@ func TestAddSlots(t *testing.T) {
 				all.WireLen(i))
 		}
 	}
-	one.Forget()
+	one.Builder().Forget()
 	all.Release()
 	p.PutBatch(hs[5:])
 	if n := p.Stats().InUse; n != 0 {
@@ -546,12 +544,12 @@ func TestAddSlots(t *testing.T) {
 	}
 	full := New(2 * MaxSources)
 	for range MaxSources {
-		full.Add(NewSource(p.Region(), nil, nil), Segment{Handle: NoHandle})
+		full.Builder().Add(NewSource(p.Region(), nil, nil), Segment{Handle: NoHandle})
 	}
-	if full.AddSlots(src, p, hs, nil, g) != 0 {
+	if full.Builder().AddSlots(src, p, hs, nil, g) != 0 {
 		t.Error("slots added to a burst of too many sources")
 	}
-	full.Forget()
+	full.Builder().Forget()
 }
 
 // Fetch changes nothing, and takes packets that were taken, that are empty, and that the CPU cannot reach.
@@ -569,10 +567,10 @@ func TestFetch(t *testing.T) {
 	b, other := NewSegmented(8, 16), New(1)
 	b.Fetch()
 	for i, s := range []*Source{src, far, src, src} {
-		b.Add(s, Segment{Handle: NoHandle, Off: uint64(100 * i), Len: uint32(i)})
+		b.Builder().Add(s, Segment{Handle: NoHandle, Off: uint64(100 * i), Len: uint32(i)})
 	}
-	b.AddSegment(src, Segment{Handle: NoHandle, Off: 1 << 40, Len: 9})
-	b.Add(src, Segment{Handle: NoHandle, Off: 7, Len: 1})
+	b.Builder().AddSegment(src, Segment{Handle: NoHandle, Off: 1 << 40, Len: 9})
+	b.Builder().Add(src, Segment{Handle: NoHandle, Off: 7, Len: 1})
 	b.Take(other, 2)
 	b.Fetch()
 	if want := m[300] + m[7]; b.fetched != want { // 0 is empty, 1 is far, 2 was taken
@@ -592,83 +590,83 @@ func TestFetch(t *testing.T) {
 func TestRows(t *testing.T) {
 	a, c := NewSource(nil, nil, nil), NewSource(nil, nil, nil)
 	b := New(4)
-	b.Add(a, Segment{Handle: NoHandle})
-	b.SetFlow(0, 9)
-	b.SetReceived(0, 1, Truncated, 2)
-	b.Forget() // what it left is not to be seen
+	b.Builder().Add(a, Segment{Handle: NoHandle})
+	b.Builder().SetFlow(0, 9)
+	b.Builder().SetReceived(0, 1, Truncated, 2)
+	b.Builder().Forget() // what it left is not to be seen
 	like := Segment{Handle: 77, Off: 78, Len: 79, Cap: 1000, Headroom: 5, Role: Payload}
-	b.Add(a, Segment{Handle: NoHandle, Len: 3})
-	r := b.Rows(c, 9, like)
+	b.Builder().Add(a, Segment{Handle: NoHandle, Len: 3})
+	r := b.Builder().Rows(c, 9, like)
 	if r.Len() != 3 || b.Len() != 1 {
 		t.Fatalf("room for %d, %d packets", r.Len(), b.Len())
 	}
 	for i := range 3 {
 		r.Set(i, Handle(10+i), uint64(100*i), uint32(20+i))
 	}
-	b.AddRows(0)
-	b.AddRows(2)
+	b.Builder().AddRows(0)
+	b.Builder().AddRows(2)
 	if b.Len() != 3 || b.Room() != 1 || b.SegmentCount() != 3 {
 		t.Fatalf("%d packets", b.Len())
 	}
 	for i := range 2 {
 		want := Part{c, Segment{Handle: Handle(10 + i), Off: uint64(100 * i), Len: uint32(20 + i), Cap: 1000, Headroom: 5, Role: Payload}}
-		if p := b.Part(1+i, 0); p != want || b.Flow(1+i) != 0 || b.Flags(1+i) != 0 || b.WireLen(1+i) != 20+i {
+		if p := b.Builder().Part(1+i, 0); p != want || b.Flow(1+i) != 0 || b.Flags(1+i) != 0 || b.WireLen(1+i) != 20+i {
 			t.Errorf("%+v, flow %d, flags %v", p, b.Flow(1+i), b.Flags(1+i))
 		}
 	}
-	if r := b.Rows(c, 0, like); r.Len() != 0 {
+	if r := b.Builder().Rows(c, 0, like); r.Len() != 0 {
 		t.Errorf("room for %d, of 0", r.Len())
 	}
 	for range MaxSources {
 		b.source(NewSource(nil, nil, nil))
 	}
-	if r := b.Rows(NewSource(nil, nil, nil), 1, like); r.Len() != 0 {
+	if r := b.Builder().Rows(NewSource(nil, nil, nil), 1, like); r.Len() != 0 {
 		t.Error("room for one Source too many")
 	}
-	b.Forget()
+	b.Builder().Forget()
 }
 
 // A chain is one packet of several rows, or nothing.
 func TestChain(t *testing.T) {
 	a, c := NewSource(nil, nil, nil), NewSource(nil, nil, nil)
 	b := NewSegmented(3, 8)
-	b.Add(a, Segment{Handle: NoHandle})
-	b.AddSegment(a, Segment{Handle: NoHandle})
-	b.AddSegment(a, Segment{Handle: NoHandle})
-	b.SetFlow(0, 9)
-	b.Forget() // what it left is not to be seen
-	b.Add(a, Segment{Handle: NoHandle, Len: 3})
+	b.Builder().Add(a, Segment{Handle: NoHandle})
+	b.Builder().AddSegment(a, Segment{Handle: NoHandle})
+	b.Builder().AddSegment(a, Segment{Handle: NoHandle})
+	b.Builder().SetFlow(0, 9)
+	b.Builder().Forget() // what it left is not to be seen
+	b.Builder().Add(a, Segment{Handle: NoHandle, Len: 3})
 	like := Segment{Handle: 77, Off: 78, Len: 79, Cap: 1000, Headroom: 5}
-	if r := b.Chain(c, 8, like); r.Len() != 0 {
+	if r := b.Builder().Chain(c, 8, like); r.Len() != 0 {
 		t.Errorf("room for %d of 7 segments", r.Len())
 	}
-	r := b.Chain(c, 3, like)
+	r := b.Builder().Chain(c, 3, like)
 	if r.Len() != 3 || b.Len() != 1 {
 		t.Fatalf("room for %d, %d packets", r.Len(), b.Len())
 	}
 	for k := range 3 {
 		r.Set(k, Handle(10+k), uint64(100*k), uint32(20+k))
 	}
-	b.AddChain(3)
+	b.Builder().AddChain(3)
 	if b.Len() != 2 || b.Segments(1) != 3 || b.SegmentCount() != 4 || b.PacketLen(1) != 63 || b.Flow(1) != 0 {
 		t.Fatalf("%d packets, the last of %d segments and %d bytes", b.Len(), b.Segments(1), b.PacketLen(1))
 	}
 	for k := range 3 {
 		want := Part{c, Segment{Handle: Handle(10 + k), Off: uint64(100 * k), Len: uint32(20 + k), Cap: 1000, Headroom: 5}}
-		if p := b.Part(1, k); p != want {
+		if p := b.Builder().Part(1, k); p != want {
 			t.Errorf("segment %d: %+v", k, p)
 		}
 	}
-	if r := b.Run(a, 0, 2); r.Len() != 1 {
+	if r := b.Builder().Run(a, 0, 2); r.Len() != 1 {
 		t.Error("a chain is one segment")
 	}
-	b.Add(a, Segment{Handle: NoHandle})
-	if r := b.Chain(c, 1, like); r.Len() != 0 {
+	b.Builder().Add(a, Segment{Handle: NoHandle})
+	if r := b.Builder().Chain(c, 1, like); r.Len() != 0 {
 		t.Error("room for a packet too many")
 	}
 	big := NewSegmented(1, 2*MaxSegments)
-	if big.Chain(c, MaxSegments+1, like).segs != nil || len(big.Chain(c, MaxSegments, like).segs) != MaxSegments {
+	if big.Builder().Chain(c, MaxSegments+1, like).segs != nil || len(big.Builder().Chain(c, MaxSegments, like).segs) != MaxSegments {
 		t.Errorf("not %d segments at most", MaxSegments)
 	}
-	b.Forget()
+	b.Builder().Forget()
 }

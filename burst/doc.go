@@ -24,8 +24,14 @@
 // The burst is empty then and ready for the next use. Views from Bytes end with the ownership.
 //
 // Memory comes from a Source and goes back to the Source's Owner, in one call per burst, from whatever goroutine releases it.
-// The owner need not be a pool: a kernel block that holds many packets, a descriptor ring, and somebody else's buffers are
+// The owner need not be a pool: a kernel block that holds many packets, a descriptor ring, and another library's buffers are
 // owners as well.
+//
+// # Two consumers
+//
+// Shares.Clone makes a second burst of the same packets, without a copy. Each consumer releases, sends or forwards its own burst, and the memory
+// goes back with the last reference. The bytes are read-only then. The same counts serve a queue whose device puts several packets into one
+// buffer.
 //
 // # Finding mistakes
 //

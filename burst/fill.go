@@ -22,7 +22,9 @@ type Segment struct {
 
 // Add adds a packet with one segment in src and returns its index, or -1 when there is no room: the caller still owns the
 // segment then. Other properties of the packet are zero.
-func (b *Burst) Add(src *Source, g Segment) int {
+func (d *Builder) Add(src *Source, g Segment) int {
+	b := d.Burst()
+
 	if b.n == len(b.flow) || len(b.segs) == cap(b.segs) {
 		return -1
 	}
@@ -46,7 +48,9 @@ func (b *Burst) Add(src *Source, g Segment) int {
 // AddSlots adds a packet for each of pool's slots that handles stand for, as many as there is room for, and returns how many; src is of
 // that pool. Each has one segment like g, with the handle of its slot, g.Off counted from where the slot begins, and the length in lens,
 // which has one for each handle, or is nil.
-func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []uint32, g Segment) int {
+func (d *Builder) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []uint32, g Segment) int {
+	b := d.Burst()
+
 	n := min(len(handles), b.Room())
 	if n == 0 {
 		return 0
@@ -77,7 +81,7 @@ func (b *Burst) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens []u
 	return n
 }
 
-// Rows is room for packets of one segment each that an engine adds to a burst in one go: see Burst.Rows.
+// Rows is room for packets of one segment each that an engine adds to a burst in one go: see Builder.Rows.
 type Rows struct {
 	segs []segment
 	like segment
@@ -86,7 +90,9 @@ type Rows struct {
 // Rows gives room for up to n packets of one segment in src that differ in nothing but what Set says: the rest of each is like that of g, whose
 // Handle, Off and Len are not looked at. There is less room where the burst is full, and none where it has too many Sources. The caller sets the
 // rows from the first on and adds them by AddRows; until then the burst is as it was, and nothing else is added to it.
-func (b *Burst) Rows(src *Source, n int, g Segment) Rows {
+func (d *Builder) Rows(src *Source, n int, g Segment) Rows {
+	b := d.Burst()
+
 	s, ok := b.source(src)
 	if n = min(n, b.Room()); n <= 0 || !ok {
 		return Rows{}
@@ -96,7 +102,9 @@ func (b *Burst) Rows(src *Source, n int, g Segment) Rows {
 }
 
 // Chain is Rows for one packet of n segments, which AddChain adds. There is room for all of them or for none.
-func (b *Burst) Chain(src *Source, n int, g Segment) Rows {
+func (d *Builder) Chain(src *Source, n int, g Segment) Rows {
+	b := d.Burst()
+
 	if n > MaxSegments || n > b.SegmentRoom() || b.n == len(b.flow) {
 		return Rows{}
 	}
@@ -119,7 +127,9 @@ func (r *Rows) Set(i int, h Handle, off uint64, length uint32) {
 }
 
 // AddRows adds the first n rows, which are those that Rows gave last.
-func (b *Burst) AddRows(n int) {
+func (d *Builder) AddRows(n int) {
+	b := d.Burst()
+
 	if n <= 0 {
 		return
 	}
@@ -138,7 +148,9 @@ func (b *Burst) AddRows(n int) {
 }
 
 // AddChain adds a packet of the n rows that Chain gave last.
-func (b *Burst) AddChain(n int) {
+func (d *Builder) AddChain(n int) {
+	b := d.Burst()
+
 	if invariants.Enabled && b.n == 0 {
 		b.debug.fill(b)
 	}
@@ -151,7 +163,9 @@ func (b *Burst) AddChain(n int) {
 
 // AddSegment adds another segment to the last packet and reports whether there was room; the caller still owns the segment
 // otherwise.
-func (b *Burst) AddSegment(src *Source, g Segment) bool {
+func (d *Builder) AddSegment(src *Source, g Segment) bool {
+	b := d.Burst()
+
 	if b.n == 0 || len(b.segs) == cap(b.segs) || b.Segments(b.n-1) == MaxSegments {
 		return false
 	}
@@ -189,37 +203,90 @@ func (b *Burst) source(src *Source) (uint8, bool) {
 }
 
 // SetFlow sets the id of the rule that steered packet i.
-func (b *Burst) SetFlow(i int, id uint32) { b.check(i); b.flow[i] = id }
+func (d *Builder) SetFlow(i int, id uint32) {
+	b := d.Burst()
+	b.check(i)
+	b.flow[i] = id
+}
 
 // SetReceived sets what an engine knows of a packet that it received: its length on the wire, 0 for the length of what is
-// here, flags, and with HasTime among them the time in nanoseconds since 1970.
-func (b *Burst) SetReceived(i, wireLen int, flags Flags, ns int64) {
+// here, flags, and with HasTime among them the time in nanoseconds since 1970. HasHash is SetHash's.
+func (d *Builder) SetReceived(i, wireLen int, flags Flags, ns int64) {
+	b := d.Burst()
+
 	b.check(i)
 	m := &b.meta[i]
-	m.wire, m.flags, m.time = uint32(wireLen), flags, ns
+	m.wire, m.flags, m.time = uint32(wireLen), flags&^Requests, ns
+}
+
+// SetHash sets the receive hash of packet i. SetReceived comes before it.
+func (d *Builder) SetHash(i int, hash uint32) {
+	b := d.Burst()
+
+	b.check(i)
+	b.meta[i].hash = hash
+	b.meta[i].flags |= HasHash
+}
+
+// Answer says that what packet i asked for of these is done, or left to who sends it.
+func (d *Builder) Answer(i int, what Flags) {
+	b := d.Burst()
+
+	b.check(i)
+	b.meta[i].flags &^= what & Requests
+}
+
+// CopyRequests has packet i ask for what packet k of other asks for.
+func (d *Builder) CopyRequests(i int, other *Burst, k int) {
+	b := d.Burst()
+
+	if size := other.SegmentSize(k); size > 0 {
+		b.SetSegmentSize(i, size)
+	}
+	b.Ask(i, other.Flags(k))
+}
+
+// SetType says which headers packet i begins with.
+func (d *Builder) SetType(i int, t Type) {
+	b := d.Burst()
+	b.check(i)
+	b.meta[i].typ = t
 }
 
 // SetConns says for the last len(ids) packets to which connection or peer each goes, or where it came from.
-func (b *Burst) SetConns(ids []uint32) {
+func (d *Builder) SetConns(ids []uint32) {
+	b := d.Burst()
+
 	for i, id := range ids {
 		b.meta[b.n-len(ids)+i].conn = id
 	}
 }
 
-// AtOnce says that no packet has a time any more: what is sent leaves at once.
-func (b *Burst) AtOnce() {
+// AtOnce takes away what a device noted when it received the packets and what does not hold when they are sent: their times, hashes and
+// types. Requests go as well. What is sent leaves at once.
+func (d *Builder) AtOnce() {
+	b := d.Burst()
+
 	for i := range b.meta[:b.n] {
 		m := &b.meta[i]
-		m.time, m.flags = 0, m.flags&^HasTime
+		m.time, m.hash, m.flags, m.typ = 0, 0, m.flags&^(HasTime|HasHash|Requests), 0
 	}
+	b.asked = 0
 }
 
 // SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is
-// not the receiver's. Flow ids stay.
-func (b *Burst) SetAllReceived(flags Flags, ns int64) {
+// not the receiver's. Flow ids, hashes and types stay.
+func (d *Builder) SetAllReceived(flags Flags, ns int64) {
+	b := d.Burst()
+
 	for i := range b.meta[:b.n] {
-		b.meta[i] = meta{time: ns, flags: flags}
+		m := &b.meta[i]
+		if m.flags&HasHash == 0 {
+			m.hash = 0 // or a segment size
+		}
+		*m = meta{time: ns, flags: flags | m.flags&HasHash, hash: m.hash, typ: m.typ}
 	}
+	b.asked = 0
 }
 
 // Part is one segment of a packet with the Source that it is from, as an engine needs it to send and to give back.
@@ -229,19 +296,23 @@ type Part struct {
 }
 
 // Part describes segment k of packet i.
-func (b *Burst) Part(i, k int) Part {
+func (d *Builder) Part(i, k int) Part {
+	b := d.Burst()
+
 	s := b.segment(i, k)
 	return Part{b.sources[s.src], Segment{s.handle, s.off, s.len, s.cap, s.head, s.role}}
 }
 
-// Run is packets of a burst that follow each other, each of one segment in the same Source: see Burst.Run.
+// Run is packets of a burst that follow each other, each of one segment in the same Source: see Builder.Run.
 type Run struct {
 	segs []segment
 }
 
 // Run gives the packets from from on, to to-1 at most, that each have one segment in src, for an engine that looks at every packet: Part of each
 // would take longer than the rest of its work. It has none if packet from is another one.
-func (b *Burst) Run(src *Source, from, to int) Run {
+func (d *Builder) Run(src *Source, from, to int) Run {
+	b := d.Burst()
+
 	if from >= to {
 		return Run{}
 	}
@@ -275,10 +346,12 @@ func (r *Run) At(i int) (h Handle, off uint64, length uint32) {
 	return s.handle, s.off, s.len
 }
 
-// Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. Whoever calls it owns the old part, and has g's bytes
+// Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. The caller owns the old part, and has g's bytes
 // filled with what the segment held. It is false, and nothing has changed, when b has no room for another Source.
-func (b *Burst) Replace(i, k int, src *Source, g Segment) (old Part, ok bool) {
-	old = b.Part(i, k)
+func (d *Builder) Replace(i, k int, src *Source, g Segment) (old Part, ok bool) {
+	b := d.Burst()
+
+	old = b.Builder().Part(i, k)
 	s, ok := b.source(src)
 	if !ok {
 		return Part{}, false
@@ -301,12 +374,17 @@ func (p Part) Reclaim() {
 var ones = sync.Pool{New: func() any { return new([1]Handle) }}
 
 // Owned reports whether all memory of the burst is of src.
-func (b *Burst) Owned(src *Source) bool {
+func (d *Builder) Owned(src *Source) bool {
+	b := d.Burst()
+
 	return b.nsources == 0 || b.nsources == 1 && b.sources[0] == src
 }
 
-// Forget empties the burst without giving anything back: whoever calls it has taken over every part of it.
-func (b *Burst) Forget() { b.clear("Send") }
+// Forget empties the burst without giving anything back: the caller has taken over every part of it.
+func (d *Builder) Forget() {
+	b := d.Burst()
+	b.clear("Send")
+}
 
 // Take moves packet i to the end of dst, another burst, and reports whether there was room. In b an empty packet stays in its place, which has
 // no segments and is not sent.
@@ -380,10 +458,10 @@ func (b *Burst) moveMany(dst *Burst) int {
 		dst.debug.fill(dst)
 	}
 	if b.reserver != dst.reserver {
-		dst.Reserve(b.reserver, 0)
+		dst.Builder().Reserve(b.reserver, 0)
 	}
 	if b.reserved > 0 {
-		k := min(b.reserved, b.LivePart(0, n))
+		k := min(b.reserved, b.Builder().LivePart(0, n))
 		b.reserved -= k
 		dst.reserved += k
 	}
@@ -400,6 +478,7 @@ func (b *Burst) moveMany(dst *Burst) int {
 	copy(dst.flow[dst.n:], b.flow[:n])
 	copy(dst.meta[dst.n:], b.meta[:n])
 	dst.n += n
+	dst.asked |= b.asked
 	return n
 }
 
@@ -414,7 +493,7 @@ func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
 		if dst.n > 0 {
 			return false
 		}
-		dst.Reserve(b.reserver, 0)
+		dst.Builder().Reserve(b.reserver, 0)
 	}
 	for _, g := range b.segs[from:to] {
 		s, ok := dst.source(b.sources[g.src])
@@ -436,6 +515,7 @@ func (b *Burst) move(dst *Burst, i int, from, to uint32) bool {
 	dst.n++
 	dst.first[dst.n] = uint32(len(dst.segs))
 	dst.flow[k], dst.meta[k] = b.flow[i], b.meta[i]
+	dst.asked |= b.meta[i].flags & Requests
 	return true
 }
 
@@ -458,7 +538,9 @@ func (b *Burst) Truncate(n int) {
 }
 
 // TruncateLive releases all packets behind the first n that have segments.
-func (b *Burst) TruncateLive(n int) {
+func (d *Builder) TruncateLive(n int) {
+	b := d.Burst()
+
 	i := 0
 	for ; i < b.n && n > 0; i++ {
 		if b.first[i] != b.first[i+1] {
@@ -469,8 +551,10 @@ func (b *Burst) TruncateLive(n int) {
 }
 
 // ReleasePart gives the memory of packets from to to-1 back at once. They stay in b in their places and with their lengths, but
-// nobody may look at their bytes any more. It is for a queue that sends a burst piece by piece.
-func (b *Burst) ReleasePart(from, to int) {
+// their bytes must not be looked at any more. It is for a queue that sends a burst piece by piece.
+func (d *Builder) ReleasePart(from, to int) {
+	b := d.Burst()
+
 	if from >= to {
 		return
 	}
@@ -483,9 +567,11 @@ func (b *Burst) ReleasePart(from, to int) {
 	}
 }
 
-// ForgetPart says that the memory of packets from to to-1 has a new owner: it is given back by nobody but whoever calls this. They stay in b
+// ForgetPart says that the memory of packets from to to-1 has a new owner: the caller gives it back. They stay in b
 // in their places and with their lengths, as after ReleasePart.
-func (b *Burst) ForgetPart(from, to int) {
+func (d *Builder) ForgetPart(from, to int) {
+	b := d.Burst()
+
 	if from >= to {
 		return
 	}
@@ -505,7 +591,9 @@ type Reserver interface {
 
 // Reserve notes that r has kept room for that many packets of b, which Release gives back. Packets keep their room when they
 // move to another burst; bursts of two reservers do not mix.
-func (b *Burst) Reserve(r Reserver, packets int) {
+func (d *Builder) Reserve(r Reserver, packets int) {
+	b := d.Burst()
+
 	if b.reserver != r && b.reserved > 0 {
 		b.reserver.Unreserve(b.reserved)
 		b.reserved = 0
@@ -514,24 +602,30 @@ func (b *Burst) Reserve(r Reserver, packets int) {
 	b.reserved += packets
 }
 
-// Reserved is the number of packets for which r has kept room; 0 if somebody else has.
-func (b *Burst) Reserved(r Reserver) int {
+// Reserved is the number of packets for which r has kept room; 0 if another Reserver has.
+func (d *Builder) Reserved(r Reserver) int {
+	b := d.Burst()
+
 	if b.reserver != r {
 		return 0
 	}
 	return b.reserved
 }
 
-// Unreserve takes the room that was kept over: whoever calls it uses it now.
-func (b *Burst) Unreserve() {
+// Unreserve takes the room that was kept over: the caller uses it now.
+func (d *Builder) Unreserve() {
+	b := d.Burst()
+
 	b.reserver, b.reserved = nil, 0
 }
 
 // Live is the number of packets that have segments: all but those that Take has taken.
-func (b *Burst) Live() int { return b.LivePart(0, b.n) }
+func (b *Burst) Live() int { return b.Builder().LivePart(0, b.n) }
 
 // LivePart is Live of packets from to to-1.
-func (b *Burst) LivePart(from, to int) int {
+func (d *Builder) LivePart(from, to int) int {
+	b := d.Burst()
+
 	n := 0
 	for i := from; i < to; i++ {
 		if b.first[i] != b.first[i+1] {

@@ -28,7 +28,9 @@ func expectPanic(t *testing.T, f func(), words ...string) {
 // acquireHere and releaseHere are names to look for in stacks.
 //
 //go:noinline
-func acquireHere(b *Burst) { b.Add(NewSource(nil, nil, new(batches)), Segment{Handle: NoHandle}) }
+func acquireHere(b *Burst) {
+	b.Builder().Add(NewSource(nil, nil, new(batches)), Segment{Handle: NoHandle})
+}
 
 //go:noinline
 func releaseHere(b *Burst) { b.Release() }
@@ -55,7 +57,7 @@ func TestUseAfter(t *testing.T) {
 	acquireHere(b)
 	moveHere(b, c)
 	expectPanic(t, func() { b.Flow(0) }, "emptied by MoveTo", "moveHere")
-	c.Forget()
+	c.Builder().Forget()
 	expectPanic(t, func() { c.Flow(0) }, "emptied by Send", "TestUseAfter")
 }
 
@@ -98,9 +100,9 @@ func TestMemory(t *testing.T) {
 	b := New(2)
 	fill(t, b, p, src, 1)
 	view := b.Bytes(0, 0)
-	b.Add(src, Segment{Handle: b.Part(0, 0).Handle, Len: 1})
+	b.Builder().Add(src, Segment{Handle: b.Builder().Part(0, 0).Handle, Len: 1})
 	expectPanic(t, b.Release, "released twice", "released first by")
-	b.Forget()
+	b.Builder().Forget()
 	if view[0] != 0xDB {
 		t.Errorf("released memory is readable: %#x", view[0])
 	}

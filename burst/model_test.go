@@ -52,6 +52,8 @@ type model struct {
 type modelPacket struct {
 	segs             []modelSegment
 	flow, conn, wire uint32
+	hash             uint32
+	typ              Type
 	flags            Flags
 	time             int64
 }
@@ -182,11 +184,11 @@ func (s *machine) step(t *rapid.T) {
 		k, x := 0, rapid.IntRange(0, 1).Draw(t, "source")
 		for ; b.Room() > 0 && m.know(s.sources[x]); k++ {
 			g := Segment{Handle: s.owners[x].give(), Off: 100, Len: 1, Cap: 1}
-			b.Add(s.sources[x], g)
+			b.Builder().Add(s.sources[x], g)
 			m.packets = append(m.packets, modelPacket{segs: []modelSegment{{src: s.sources[x], Segment: g}}})
 		}
 		r.out += k
-		b.Reserve(r, k)
+		b.Builder().Reserve(r, k)
 		m.reserve(r, k)
 	case "add":
 		src, g := segment()
@@ -197,7 +199,7 @@ func (s *machine) step(t *rapid.T) {
 			g2.Cap = max(g2.Cap, g2.Len)
 			m.packets = append(m.packets, modelPacket{segs: []modelSegment{g2}})
 		}
-		if got := b.Add(src, g.Segment); got != want {
+		if got := b.Builder().Add(src, g.Segment); got != want {
 			t.Fatalf("Add is %d, want %d", got, want)
 		}
 		if want < 0 {
@@ -212,7 +214,7 @@ func (s *machine) step(t *rapid.T) {
 			g2.Cap = max(g2.Cap, g2.Len)
 			m.packets[k-1].segs = append(m.packets[k-1].segs, g2)
 		}
-		if got := b.AddSegment(src, g.Segment); got != want {
+		if got := b.Builder().AddSegment(src, g.Segment); got != want {
 			t.Fatalf("AddSegment is %v, want %v", got, want)
 		}
 		if !want {
@@ -241,7 +243,7 @@ func (s *machine) step(t *rapid.T) {
 	case "truncate":
 		to := rapid.IntRange(-1, 13).Draw(t, "to")
 		if rapid.Bool().Draw(t, "live") {
-			b.TruncateLive(to)
+			b.Builder().TruncateLive(to)
 			live := to
 			for to = 0; to < len(m.packets) && live > 0; to++ {
 				if len(m.packets[to].segs) > 0 {
@@ -265,7 +267,7 @@ func (s *machine) step(t *rapid.T) {
 	case "reserve":
 		r, k := s.desks[rapid.IntRange(0, 1).Draw(t, "desk")], rapid.IntRange(0, 5).Draw(t, "n")
 		r.out += k
-		b.Reserve(r, k)
+		b.Builder().Reserve(r, k)
 		m.reserve(r, k)
 	case "part":
 		from, ok := some()
@@ -273,7 +275,7 @@ func (s *machine) step(t *rapid.T) {
 			return
 		}
 		to := rapid.IntRange(from, len(m.packets)).Draw(t, "to")
-		b.ReleasePart(from, to)
+		b.Builder().ReleasePart(from, to)
 		for i := range m.packets[from:to] {
 			segs := m.packets[from+i].segs
 			for k := range segs {
@@ -288,9 +290,14 @@ func (s *machine) step(t *rapid.T) {
 		p := &m.packets[i]
 		p.flow, p.conn, p.wire = rapid.Uint32().Draw(t, "flow"), rapid.Uint32().Draw(t, "conn"), rapid.Uint32Range(0, 1<<20).Draw(t, "wire")
 		p.flags, p.time = Flags(rapid.Uint16().Draw(t, "flags")), rapid.Int64().Draw(t, "time")
-		b.SetFlow(i, p.flow)
+		b.Builder().SetFlow(i, p.flow)
 		b.SetConn(i, p.conn)
-		b.SetReceived(i, int(p.wire), p.flags, p.time)
+		p.flags &^= HasHash | Requests
+		b.Builder().SetReceived(i, int(p.wire), p.flags|Requests, p.time)
+		p.hash, p.typ = rapid.Uint32().Draw(t, "hash"), Type(rapid.Uint16().Draw(t, "type"))
+		p.flags |= HasHash
+		b.Builder().SetHash(i, p.hash)
+		b.Builder().SetType(i, p.typ)
 		if rapid.Bool().Draw(t, "send time") {
 			p.time = rapid.Int64Range(0, 1).Draw(t, "at")
 			p.flags |= HasTime
@@ -359,13 +366,16 @@ func (s *machine) check(t *rapid.T) {
 			if b.Segments(i) != len(p.segs) || b.Flow(i) != p.flow || b.Flows()[i] != p.flow || b.Conn(i) != p.conn || b.Flags(i) != p.flags {
 				t.Fatalf("burst %d packet %d differs from %+v", k, i, p)
 			}
+			if hash, ok := b.Hash(i); hash != p.hash || ok != (p.flags&HasHash != 0) || b.Type(i) != p.typ {
+				t.Fatalf("burst %d packet %d: hash %d, %v, type %v; want %+v", k, i, hash, ok, b.Type(i), p)
+			}
 			if ns, ok := b.Time(i); ns != p.time || ok != (p.flags&HasTime != 0) {
 				t.Fatalf("burst %d packet %d: time %d, %v", k, i, ns, ok)
 			}
 			length := 0
 			for j, g := range p.segs {
 				length += int(g.Len)
-				got := b.Part(i, j)
+				got := b.Builder().Part(i, j)
 				want := g.Segment
 				if g.gone {
 					want.Handle = NoHandle
@@ -402,7 +412,7 @@ func (s *machine) check(t *rapid.T) {
 			if m.r == d {
 				want = m.reserved
 			}
-			if got := b.Reserved(d); got != want {
+			if got := b.Builder().Reserved(d); got != want {
 				t.Fatalf("burst %d: %d reserved by desk %s, want %d", k, got, d.name, want)
 			}
 		}
@@ -418,7 +428,7 @@ func (s *machine) check(t *rapid.T) {
 		}
 	}
 	for _, d := range s.desks {
-		if want := s.b[0].Reserved(d) + s.b[1].Reserved(d); d.out != want {
+		if want := s.b[0].Builder().Reserved(d) + s.b[1].Builder().Reserved(d); d.out != want {
 			t.Fatalf("desk %s has given room for %d packets, bursts have %d", d.name, d.out, want)
 		}
 	}

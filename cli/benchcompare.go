@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/spf13/cobra"
 )
@@ -32,7 +33,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 			if err != nil {
 				return &usageError{err}
 			}
-			if err := writable(json); err != nil {
+			if err := bench.Writable(json); err != nil {
 				return err
 			}
 			a, errA := paired.ReadFile(args[0])
@@ -44,7 +45,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 			if err != nil {
 				return err
 			}
-			if err := output(s, json, x); err != nil {
+			if err := bench.WriteResult(s.out, json, x); err != nil {
 				return err
 			}
 			if n := x.Count(paired.Worse); failWorse && n > 0 {
@@ -56,7 +57,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 	f := c.Flags()
 	f.StringVar(&margin, "margin", fmt.Sprintf("%g%%", 100*paired.DefaultMargin), "within which both are the same")
 	f.BoolVar(&failWorse, "fail-worse", false, "exit with status 1 when a row is worse by more than the margin")
-	f.StringVar(&json, "json", "", jsonUsage)
+	f.StringVar(&json, "json", "", bench.JSONUsage)
 	return c
 }
 

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 )
 
@@ -133,7 +134,7 @@ func TestBenchFileFirst(t *testing.T) {
 	closed.Close()
 	defer w.Close()
 	file := filepath.Join(t.TempDir(), "x.json")
-	if err := output(streams{out: w}, file, a); err == nil {
+	if err := bench.WriteResult(w, file, a); err == nil {
 		t.Error("a table was printed into a closed pipe")
 	}
 	if _, err := paired.ReadFile(file); err != nil {

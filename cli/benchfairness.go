@@ -9,7 +9,7 @@ import (
 )
 
 func newBenchFairness(s streams) *cobra.Command {
-	var out benchOutput
+	var out bench.Output
 	var o bench.FairnessOptions
 	var small, large string
 	c := &cobra.Command{
@@ -29,17 +29,17 @@ the same streams alone. The target is a 99th percentile of at most three times t
 			if o.Large, err = parseSize(large); err != nil {
 				return &usageError{err}
 			}
-			if o.Conditions, err = out.conditions(s); err != nil {
+			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
-			if o.Command = []string{self, "bench", "bench-peer"}; out.quick {
+			if o.Command = []string{self, "bench", "bench-peer"}; out.Quick {
 				o.Pairs, o.Puts = 2, 20
 			}
 			r, err := bench.Fairness(c.Context(), o)
-			return out.print(s, r, err)
+			return out.Print(s.out, r, err)
 		},
 	}
-	out.flags(c)
+	out.Flags(c.Flags())
 	f := c.Flags()
 	f.StringSliceVar(&o.Paths, "path", nil, "paths to measure (default shm,tcp)")
 	f.IntVar(&o.Streams, "streams", 100, "streams of small puts")

@@ -8,13 +8,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/device"
 	"github.com/penstock-io/penstock/gpu/runtimes"
 	"github.com/spf13/cobra"
 )
 
 func newBenchGPU(s streams) *cobra.Command {
-	var out benchOutput
+	var out bench.Output
 	var o device.Options
 	var sizes []string
 	var total string
@@ -50,20 +51,20 @@ Exit status 10: the runtime or device that was named is not here, and nothing wa
 					return &usageError{fmt.Errorf("--total: %w", err)}
 				}
 			}
-			if o.Conditions, err = out.conditions(s); err != nil {
+			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
-			if out.quick {
+			if out.Quick {
 				quickGPU(&o)
 			}
 			r, err := device.Run(c.Context(), o)
 			if errors.Is(err, device.ErrOptions) {
 				err = &usageError{err}
 			}
-			return out.print(s, r, err)
+			return out.Print(s.out, r, err)
 		},
 	}
-	out.flags(c)
+	out.Flags(c.Flags())
 	f := c.Flags()
 	f.StringVar(&o.Runtime, "runtime", "", "of "+strings.Join(runtimes.Table().Names(), ", ")+" (default: the first that is here)")
 	f.IntVar(&o.Device, "device", 0, "number of the device in its runtime, as penstock devices counts them")

@@ -8,12 +8,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/spf13/cobra"
 )
 
 func newBenchStream(s streams) *cobra.Command {
-	var out benchOutput
+	var out bench.Output
 	var o stream.Options
 	var workloads []string
 	var sizes []string
@@ -27,8 +28,8 @@ func newBenchStream(s streams) *cobra.Command {
 verified), latency from the time at which a packet was due, loss at given rates, the longest burst. Each byte is compared at the
 receiver. docs/bench-stream.md says how, and what the packets look like.
 
-Without options both ends are in this process: over a network in memory and sockets on loopback, and as root packet sockets and
-AF_XDP over a veth pair too. With --serve this is the far end for another process, with --server the near end of one.
+Without options both ends are in this process: over a network in memory and sockets on loopback. Packet sockets and AF_XDP take
+two interfaces, --from and --to. With --serve this is the far end for another process, with --server the near end of one.
 
 With FILE it runs what the sections bench_tx, bench_rx, bench_latency, socket_bench_* and rdma_bench_* of a configuration file say, DAQIRI's
 or ours, over the file's own interfaces, queues, memory and flows. What this machine does not have (memory of GPUs, cores,
@@ -46,7 +47,7 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 				return runStreamFile(c, s, &file, args[0], o.Engines, o.Settle, o.Samples, &out)
 			}
 			if serve {
-				return serveStream(c, s, &o, listen, out.quiet)
+				return serveStream(c, s, &o, listen, out.Quiet)
 			}
 			if c.Flags().Changed("listen") {
 				return &usageError{errors.New("--listen is of --serve; a near end takes --server")}
@@ -74,20 +75,21 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 					return &usageError{fmt.Errorf("--rate %q: expected packets per second, such as 200000 or 2e5", rate)}
 				}
 			}
-			if o.Conditions, err = out.conditions(s); err != nil {
+			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
-			if out.quick {
+			if out.Quick {
 				quickStream(c, &o)
 			}
+			o.Cable = s.lab.Cable
 			r, err := stream.Run(c.Context(), o)
 			if r == nil {
 				return err
 			}
-			return errors.Join(err, output(s, out.json, r))
+			return errors.Join(err, bench.WriteResult(s.out, out.JSON, r))
 		},
 	}
-	out.flags(c)
+	out.Flags(c.Flags())
 	f := c.Flags()
 	file.flags(f)
 	f.StringSliceVar(&o.Engines, "engine", nil, "of "+strings.Join(stream.Engines(), ", ")+" (default all that can run here)")

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/sections"
 	"github.com/penstock-io/penstock/config"
 	"github.com/spf13/cobra"
@@ -81,7 +82,7 @@ func (x *streamFile) settings(engines []string) ([]config.Setting, error) {
 }
 
 // runStreamFile runs the bench sections of a file.
-func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engines []string, settle time.Duration, samples int, out *benchOutput) error {
+func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engines []string, settle time.Duration, samples int, out *bench.Output) error {
 	set, err := x.settings(engines)
 	if err != nil {
 		return err
@@ -90,22 +91,22 @@ func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engi
 		return &usageError{fmt.Errorf("--duration %v: expected a time, or 0 until interrupted", x.duration)}
 	}
 	o := sections.Options{Role: x.role, Duration: x.duration, Packets: x.packets, Settle: settle, Samples: samples}
-	if out.quick && !c.Flags().Changed("duration") {
+	if out.Quick && !c.Flags().Changed("duration") {
 		o.Duration = 100 * time.Millisecond
 	}
 	if o.Duration == 0 || x.packets > 0 && !c.Flags().Changed("duration") {
 		o.Duration = -1
 	}
-	if out.quick && samples == 0 {
+	if out.Quick && samples == 0 {
 		o.Samples, o.Warmup = 100, -1
 	}
 	if x.role != "" && x.role != "server" && x.role != "client" {
 		return &usageError{fmt.Errorf("--role %q: expected server or client", x.role)}
 	}
-	if x.dry && out.json != "" && out.json != "-" {
+	if x.dry && out.JSON != "" && out.JSON != "-" {
 		return &usageError{errors.New("--dry-run has no result for a file: --json - prints the plan as JSON")}
 	}
-	if o.Conditions, err = out.conditions(s); err != nil {
+	if o.Conditions, err = conditions(s, out); err != nil {
 		return err
 	}
 	name, text, err := readConfig(s, name)
@@ -124,14 +125,17 @@ func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engi
 		changes = sections.Fit(cfg, o.Host)
 	}
 	p := sections.MakePlan(cfg, o)
+	if err := p.Here(cfg, o); err != nil {
+		return err
+	}
 	if x.dry {
-		return dryStream(s, p, changes, out.json == "-")
+		return dryStream(s, p, changes, out.JSON == "-")
 	}
 	r, err := sections.Run(c.Context(), cfg, p, changes, o)
 	if r == nil {
 		return err
 	}
-	return errors.Join(err, output(s, out.json, r))
+	return errors.Join(err, bench.WriteResult(s.out, out.JSON, r))
 }
 
 // dryStream prints a plan. What cannot run is no success.

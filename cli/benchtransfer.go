@@ -27,7 +27,7 @@ func newBenchPeer(s streams) *cobra.Command {
 }
 
 func newBenchTransfer(s streams) *cobra.Command {
-	var out benchOutput
+	var out bench.Output
 	var o bench.TransferOptions
 	var sizes, shape []string
 	var report bool
@@ -74,26 +74,27 @@ what stands in for one, and says so: such figures say nothing about a card.
 			if o.Verbs, err = parseVerbs(o.Paths, shape); err != nil {
 				return err
 			}
-			if o.Conditions, err = out.conditions(s); err != nil {
+			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
-			o.Command, o.Quick = []string{self, "bench", "bench-peer"}, out.quick
+			o.OpenSSL = s.lab.OpenSSL
+			o.Command, o.Quick = []string{self, "bench", "bench-peer"}, out.Quick
 			if !report {
 				r, err := bench.Transfer(c.Context(), o)
-				return out.print(s, r, err)
+				return out.Print(s.out, r, err)
 			}
 			if o.Network == "" {
-				o.Isolated = []string{self, "bench", "transfer", "--report", "--json=-", fmt.Sprintf("--idle-wait=%v", out.idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
-					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge), fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.quiet)}
+				o.Isolated = []string{self, "bench", "transfer", "--report", "--json=-", fmt.Sprintf("--idle-wait=%v", out.Idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
+					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge), fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.Quiet)}
 				if o.Against != nil {
 					o.Isolated = append(o.Isolated, "--against="+strings.Join(o.Against, ","))
 				}
 			}
 			r, err := bench.Targets(c.Context(), o)
-			return out.print(s, r, err)
+			return out.Print(s.out, r, err)
 		},
 	}
-	out.flags(c)
+	out.Flags(c.Flags())
 	f := c.Flags()
 	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
 	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
@@ -106,8 +107,8 @@ what stands in for one, and says so: such figures say nothing about a card.
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 10)")
 	f.DurationVar(&o.Budget, "budget", 0, "time of one sample (default 50ms)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
-	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3, openssl")
-	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: chosen by measurement)")
+	f.StringSliceVar(&o.Against, "against", nil, "compare with the peers' own tools: ucx, fi, iperf3; openssl in the lab's tool (go run ./internal/lab bench transfer)")
+	f.StringVar(&o.Congestion, "congestion", "", "TCP congestion control of ours (default: the system's, not paced on loopback)")
 	f.BoolVar(&report, "report", false, "the table of targets, each beside the best peer that is installed")
 	f.StringVar(&memory, "memory", "host", "memory on both sides: host, pinned, device")
 	f.StringVar(&local, "local-memory", "", "memory of this process (default that of --memory)")

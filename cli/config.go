@@ -5,8 +5,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 
+	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
 	"github.com/spf13/cobra"
 )
@@ -61,7 +63,8 @@ func newConfigCheck(s streams) *cobra.Command {
 		Short: "Say everything that is wrong with configuration files",
 		Long: `Reads configuration files and prints all there is to say about each, in the order of the file: where, what is wrong, what was expected.
 An error is a mistake in the file. "needs" is something that the file may ask for and that is not here: a part that this program does not
-have, a placeholder that is still to be filled in, and with --here a device, core or page that this machine does not have.
+have, a placeholder that is still to be filled in, and with --here all that penstock run would miss on this machine: devices, cores, memory,
+rights, and what an engine does not do.
 
 Nothing is opened and nothing is changed. Without --here the result is the same on every machine.
 
@@ -85,7 +88,12 @@ The exit status is 1 if there is an error, with --here also if the file needs so
 				if err != nil {
 					return err
 				}
-				_, problems := config.Load(name, text, o)
+				cfg, problems := config.Load(name, text, o)
+				if here && cfg != nil {
+					if problems, err = withPlan(cfg, problems); err != nil {
+						return err
+					}
+				}
 				bad := problems.Count(config.Error) > 0 || here && problems.Count(config.Needs) > 0 || strict && problems.Count(config.Warning) > 0
 				failed = failed || bad
 				if asJSON {
@@ -112,10 +120,25 @@ The exit status is 1 if there is an error, with --here also if the file needs so
 		},
 	}
 	f := c.Flags()
-	f.BoolVar(&here, "here", false, "also compare with this machine: cores, memory, huge pages, network interfaces")
+	f.BoolVar(&here, "here", false, "also say what of it penstock run would miss on this machine")
 	f.BoolVar(&strict, "strict", false, "warnings make the exit status 1, too")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object for each file")
 	return c
+}
+
+// withPlan is what config.Load said of a file, with what Open would miss here in place of what Load found missing of it: Load alone knows of
+// applications and benchmarks.
+func withPlan(cfg *config.Config, problems config.Diagnostics) (config.Diagnostics, error) {
+	plan, err := root.MakePlan(cfg, root.Options{})
+	if err != nil {
+		return nil, err
+	}
+	problems = slices.DeleteFunc(slices.Clone(problems), func(d config.Diagnostic) bool {
+		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") || strings.HasPrefix(d.Path, "memory_regions") || d.Path == "master_core")
+	})
+	problems = append(problems, plan.Missing...)
+	problems.Sort()
+	return problems, nil
 }
 
 func newConfigExplain(s streams) *cobra.Command {
@@ -225,7 +248,7 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7450)")
 	f.StringVar(&p.Share, "share", "", "file or `DIR` that the node shares")
 	f.StringVar(&listen, "listen", "", "`ADDR` that the node is reached at (default 127.0.0.1)")
-	complete(c, "engine", "xdp", "afpacket")
+	complete(c, "engine", config.RawEngines()...)
 	complete(c, "transport", "udp", "tcp")
 	_ = c.MarkFlagDirname("share") // the flag exists
 	return c

@@ -46,7 +46,7 @@ func TestConfigCheck(t *testing.T) {
 		want   string
 	}{
 		{[]string{good}, 0, "good.yaml: nothing to say"},
-		{[]string{"--here", good}, 1, `this machine has no network interface "absent0"`},
+		{[]string{"--here", good}, 1, `there is no interface "absent0" here`},
 		{[]string{bad}, 1, "did you mean buf_size?"},
 		{[]string{bad}, 1, "  7 |     - {name: m, kind: host, affinity: 0, num_bufs: 4096, bufsize: 2048}\n    |                                                          ^~~~~~~"},
 		{[]string{good, bad}, 1, "bad.yaml: 1 error"},

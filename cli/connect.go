@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
@@ -26,6 +27,8 @@ type nodeFlags struct {
 	logLevel string
 	identity string
 	insecure bool
+	policy   string // a file of rules, for commands that have a flag for it; "": that of the identity
+	allowUID string
 }
 
 // noIdentity is the value of --identity that asks for none.
@@ -37,6 +40,7 @@ func (f *nodeFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
 	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
 	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
+	c.Flags().StringVar(&f.allowUID, "allow-uid", "", "`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as 1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
 	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
@@ -53,16 +57,19 @@ func (f *nodeFlags) options(d *display) (transfer.Options, error) {
 		o.Logger = slog.New(slog.NewTextHandler(logWriter{d}, &slog.HandlerOptions{Level: level}))
 	}
 	var err error
-	if o.Identity, err = f.openIdentity(""); err != nil {
+	if o.AllowUID, err = path.ParseUsers(f.allowUID); err != nil {
+		return o, &usageError{fmt.Errorf("--allow-uid: %w", err)}
+	}
+	if o.Identity, err = f.openIdentity(); err != nil {
 		return o, err
 	}
-	o.Paths, err = pathDrivers(drivers.Options{Names: f.paths, Beyond: o.Identity != nil || o.Insecure, Insecure: o.Insecure}, f.verbs)
+	o.Paths, err = pathDrivers(drivers.Options{Names: f.paths, Insecure: o.Insecure}, f.verbs)
 	return o, err
 }
 
-// openIdentity is the identity that the flags ask for, nil for none. policy is a file of rules, "" for that of the directory.
-func (f *nodeFlags) openIdentity(policy string) (*identity.Identity, error) {
-	dir := f.identity
+// openIdentity is the identity that the flags ask for, nil for none.
+func (f *nodeFlags) openIdentity() (*identity.Identity, error) {
+	dir, policy := f.identity, f.policy
 	switch {
 	case dir == noIdentity:
 		return nil, nil
@@ -166,6 +173,9 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 	c.wg.Go(func() { c.watch(ctx) })
 	if c.peer, err = c.link.Connect(ctx); err != nil {
 		c.close()
+		if refused(err) && strings.Contains(err.Error(), "certificate") {
+			err = &worded{fmt.Sprintf("%s refuses the certificate of this node: its rules deny it, or it has ended; see \"penstock pair show\" on both: %v", addr, err), err}
+		}
 		return nil, err
 	}
 	c.mu.Lock()

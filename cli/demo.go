@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/vec"
 	"github.com/spf13/cobra"
 )
@@ -143,7 +144,7 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	if err != nil {
 		return err
 	}
-	node, err := transfer.Open(ctx, transfer.Options{Name: "sender"})
+	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "sender"})
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/vec"
 	"github.com/spf13/cobra"
 )
@@ -68,7 +69,7 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 	}
 	defer func() { err = errors.Join(err, r.ground.close()) }()
 	vec.Calibrate() // so that it is not part of the first path's set-up time
-	node, err := transfer.Open(ctx, transfer.Options{Name: "receiver", Listen: []string{"tcp://127.0.0.1:0"}})
+	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "receiver", Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		return err
 	}

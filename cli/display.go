@@ -32,7 +32,7 @@ const (
 	eventEvery  = time.Second
 )
 
-// display shows the progress of a command. Its methods may be called from any goroutine. Whoever calls update and progress
+// display shows the progress of a command. Its methods may be called from any goroutine. A caller of update
 // never waits for a terminal that is stopped or a pipe that is full.
 type display struct {
 	mode  displayMode
@@ -122,9 +122,6 @@ func (d *display) update(f func(s *status)) {
 	defer d.mu.Unlock()
 	f(&d.s)
 }
-
-// progress says how many bytes are there.
-func (d *display) progress(done uint64) { d.update(func(s *status) { s.done = done }) }
 
 func (d *display) run(quit chan struct{}, every time.Duration) {
 	t := time.NewTicker(every)

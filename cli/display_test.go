@@ -18,7 +18,7 @@ func clocked(t *testing.T, mode displayMode, during func(second int, d *display)
 		d.begin(status{what: "w", name: "w", total: 600e6})
 		for i := range 60 {
 			time.Sleep(time.Second)
-			d.progress(uint64(i+1) * 10e6)
+			d.update(func(s *status) { s.done = uint64(i+1) * 10e6 })
 			synctest.Wait()
 			if during != nil {
 				during(i+1, d)
@@ -126,7 +126,7 @@ func TestDisplayDoesNotBlock(t *testing.T) {
 		d.begin(status{what: "w", total: 100})
 		time.Sleep(time.Second)
 		for i := range 100 {
-			d.progress(uint64(i + 1))
+			d.update(func(s *status) { s.done = uint64(i + 1) })
 		}
 		close(stop)
 		d.end()

@@ -50,7 +50,8 @@ Without FILE and flags the machine is looked at in general: then nothing fails, 
 you want of it; what cannot be had as the machine is fails. "unknown" is what could not be read, with the reason.
 
 FILE is a configuration, in our spelling or DAQIRI's (- is the standard input): then what it needs is looked at, and each finding names the
-place in the file. What is wrong with the file by itself comes first, as "penstock config check" says it.
+place in the file. What is wrong with the file by itself comes first, and what penstock run would miss here, as "penstock config check --here"
+says it.
 
 Exit status: 0 if nothing fails, 10 if something does, or if FILE asks for a part that is not built or has a placeholder; with --strict also if
 there is a warning. 1 if FILE has an error: the machine is not looked at then.
@@ -91,7 +92,7 @@ what is in it); --from looks at such a file instead of this machine.`,
 	f.StringVar(&d.record, "record", "", "also write what was read to `FILE`, which must not be there yet")
 	f.StringVar(&d.from, "from", "", "look at the recording `FILE` instead of this machine; -: the standard input")
 	f.StringSliceVar(&d.interfaces, "interface", nil, "network interface `IF` that is used, or the PCI address of its card; may be repeated")
-	f.StringVar(&d.engine, "engine", "", "engine of these interfaces: "+strings.Join(doctor.Engines, ", "))
+	f.StringVar(&d.engine, "engine", "", "engine of these interfaces: "+strings.Join(doctor.Engines(), ", "))
 	f.IntVar(&d.queues, "queues", 0, "receive queues of each interface; 0: as many as there are")
 	f.IntVar(&d.mtu, "mtu", 0, "MTU of each interface, in bytes, at least; 0: any")
 	f.IntVar(&d.rings, "rings", 0, "descriptors of each receive ring at least; 0: 2048 where the card can")
@@ -103,7 +104,7 @@ what is in it); --from looks at such a file instead of this machine.`,
 	f.StringSliceVar(&d.gpus, "gpu", nil, "GPU whose memory takes part: its PCI `ADDRESS`, or any")
 	f.BoolVar(&d.hardwareTime, "hardware-time", false, "the card takes the times of packets")
 	f.BoolVar(&d.clock, "clock", false, "the system's clock must be kept on time")
-	complete(c, "engine", doctor.Engines...)
+	complete(c, "engine", doctor.Engines()...)
 	var ids []string
 	for _, x := range doctor.Checks() {
 		ids = append(ids, x.ID)
@@ -213,8 +214,10 @@ func (d *examination) run(ctx context.Context, s streams) error {
 	var cfg *config.Config
 	var problems config.Diagnostics
 	said := ""
+	var text []byte
 	if d.file != "" {
-		name, text, err := readConfig(s, d.file)
+		var name string
+		name, text, err = readConfig(s, d.file)
 		if errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("%w; a network interface is looked at with --interface %s", err, d.file)
 		}
@@ -233,6 +236,12 @@ func (d *examination) run(ctx context.Context, s streams) error {
 	}
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	if cfg != nil && d.from == "" {
+		if problems, err = withPlan(cfg, problems); err != nil {
+			return err
+		}
+		said = problemsText(cfg.Name(), problems, text)
 	}
 	var r doctor.Report
 	switch {
@@ -256,7 +265,7 @@ func (d *examination) run(ctx context.Context, s streams) error {
 	}
 	if w := r.Worst(); w == doctor.Fail || d.strict && w == doctor.Warn {
 		if r.Count(doctor.Fail) == 0 && problems.Count(config.Needs) > 0 {
-			return fmt.Errorf("%w: %s asks for what this program does not have, or is not filled in", errUnfit, r.File)
+			return fmt.Errorf("%w: %s asks for what is not here, or is not filled in", errUnfit, r.File)
 		}
 		return errUnfit
 	}

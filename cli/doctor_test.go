@@ -21,7 +21,7 @@ func TestDoctorUsage(t *testing.T) {
 		{"doctor a.yaml --gpu any", "--gpu says what is needed"},
 		{"doctor - --from -", "not both"},
 		{"doctor --engine xdp", "go with --interface"},
-		{"doctor --interface a --engine ebpf", "expected one of socket"},
+		{"doctor --interface a --engine ebpf", "expected one of xdp"},
 		{"doctor --cores 3-1", "--cores"},
 		{"doctor --cores 1,999999", "--cores"},
 		{"doctor --hugepages 1GiB@x", `node "x"`},
@@ -155,7 +155,7 @@ func TestDoctorFile(t *testing.T) {
 	// What is not built, or not filled in, no machine gives it, however well it is.
 	part := write("penstock:\n  version: 1\n  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]\n  interfaces: [{name: a, engine: sim, address: \"sim://a\", rx: {queues: [{memory_regions: [m]}]}}]\n  registry: {url: \"file:///x\"}\n")
 	out, errOut, status = penstock(t, "doctor", part, "--from", serverRecording)
-	if status != exitUnfit || !strings.Contains(out, "registries are not built") || !strings.Contains(out, "0 fail, ") || !strings.Contains(errOut, "does not have, or is not filled in") {
+	if status != exitUnfit || !strings.Contains(out, "registries are not built") || !strings.Contains(out, "0 fail, ") || !strings.Contains(errOut, "asks for what is not here, or is not filled in") {
 		t.Errorf("status %d: %s%s", status, errOut, out)
 	}
 	if _, errOut, status := penstock(t, "doctor", "eth0"); status != exitNotFound || !strings.Contains(errOut, "--interface eth0") {

@@ -42,7 +42,7 @@ var exitStatuses = []struct {
 	words  string
 }{
 	{exitOK, "success; also of a server that was told to end"},
-	{exitFailure, "a failure that has no status of its own; of mirror also: files failed for different reasons"},
+	{exitFailure, "a failure that has no status of its own; of mirror also: files failed for different reasons, or --delete and an incomplete listing"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},
 	{exitNotPermitted, "not permitted: rights, certificates, or an address that needs an identity"},
@@ -67,7 +67,7 @@ var exitRules = []struct {
 	{exitChanged, is(share.ErrChanged, share.ErrDigest, control.Integrity, path.ErrIntegrity)},
 	{exitExists, is(share.ErrExists)},
 	// A refused certificate comes as an error of the connection, so it is looked for first.
-	{exitNotPermitted, as[tls.AlertError]},
+	{exitNotPermitted, refused},
 	{exitNotPermitted, as[*tls.CertificateVerificationError]},
 	{exitNotPermitted, as[x509.UnknownAuthorityError]},
 	{exitNotPermitted, as[x509.HostnameError]},
@@ -75,7 +75,7 @@ var exitRules = []struct {
 	{exitNotPermitted, is(transfer.ErrPlaintext, transfer.ErrSecurity, path.ErrRights, control.NotPermitted)},
 	{exitNotPermitted, as[tls.RecordHeaderError]},
 	{exitNotPermitted, is(identity.ErrWrongPeer, identity.ErrNoCertificate, identity.ErrUntrusted, identity.ErrExpired, identity.ErrNotYetValid,
-		identity.ErrDenied, identity.ErrMissing, identity.ErrPermissions, identity.ErrCredentials)},
+		identity.ErrDenied, identity.ErrMissing, identity.ErrPermissions, identity.ErrCredentials, identity.ErrNotConfirmed)},
 	{exitBusy, is(control.Busy, control.OverBudget)},
 	{exitNotPermitted, is(share.ErrRefused)},
 	{exitDisk, is(share.ErrNoSpace, share.ErrUnsafe, share.ErrBusy, sys.ENOSPC, sys.EDQUOT, sys.EROFS, sys.EFBIG)},
@@ -89,6 +89,12 @@ var exitRules = []struct {
 	{exitNotFound, is(tune.ErrInterface, tune.ErrNothing)},
 	{exitNotFound, is(control.NotFound, fs.ErrNotExist)},
 	{exitDisk, is(fs.ErrPermission)},
+}
+
+// refused reports whether the other side ended a TLS handshake with an alert, which crypto/tls marks so.
+func refused(err error) bool {
+	e, ok := errors.AsType[*net.OpError](err)
+	return ok && e.Op == "remote error"
 }
 
 // errInterrupted is the cause of a command that a signal ended.

@@ -39,7 +39,7 @@ func TestExitStatus(t *testing.T) {
 		{transfer.ErrSecurity, exitNotPermitted},
 		{fmt.Errorf("TLS handshake: %w", identity.ErrWrongPeer), exitNotPermitted},
 		{fmt.Errorf("x: %w", tls.RecordHeaderError{Msg: "x"}), exitNotPermitted},
-		{&net.OpError{Op: "remote error", Err: tls.AlertError(42)}, exitNotPermitted},
+		{&net.OpError{Op: "remote error", Err: errors.New("tls: bad certificate")}, exitNotPermitted},
 		{&tls.CertificateVerificationError{Err: errors.New("x")}, exitNotPermitted},
 		{&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", sys.ECONNREFUSED)}, exitUnreachable},
 		{&net.OpError{Op: "dial", Net: "unix", Err: os.NewSyscallError("connect", sys.ENOENT)}, exitUnreachable},

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/mem"
@@ -25,6 +26,7 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // program is the specification of the program penstock: this test binary, see TestMain.
@@ -180,7 +182,7 @@ func TestServeLsGet(t *testing.T) {
 	if err != nil || !e.OK() {
 		t.Errorf("serve ended: %v, %v", e, err)
 	}
-	for _, want := range []string{"serving " + dir + ": 2 files, 3.0 MB", "left out: link: it is a symbolic link", " is PLAINTEXT and asks nobody who he is: every user of this machine may list and read",
+	for _, want := range []string{"serving " + dir + ": 2 files, 3.0 MB", "left out: link: it is a symbolic link", addr + ": processes of this user may list and read",
 		"unix://" + sock + ": processes of this user may list and read", ": fetched model.bin, 3.0 MB in ", ": connected", ": gone", "ending"} {
 		if !strings.Contains(server.Output(), want) {
 			t.Errorf("serve does not say %q:\n%s", want, server.Output())
@@ -208,7 +210,7 @@ func TestGetTheOnlyOne(t *testing.T) {
 // hostile is a node of this process with names that no server of ours would have.
 func hostile(t *testing.T, o transfer.Options, names map[string][]byte) (*transfer.Node, string) {
 	t.Helper()
-	o.Listen = []string{"tcp://127.0.0.1:0"}
+	o.Listen, o.Anonymous = []string{"tcp://127.0.0.1:0"}, identity.All
 	n, err := transfer.Open(t.Context(), o)
 	if err != nil {
 		t.Fatal(err)
@@ -441,9 +443,7 @@ func TestServeTellsOfEach(t *testing.T) {
 
 // A get goes on by itself when its server was killed and comes back, with what it has.
 func TestGetSurvivesTheServer(t *testing.T) {
-	if testing.Short() {
-		t.Skip("moves some 100 MB")
-	}
+	testenv.LeaveOut(t, testenv.Short, "moves some 100 MB")
 	dir := t.TempDir()
 	b := content(64<<20, 6)
 	write(t, filepath.Join(dir, "big"), b)
@@ -520,6 +520,22 @@ func TestMirrorCommand(t *testing.T) {
 	same(t, filepath.Join(dst, "c"), []byte("mine"))
 }
 
+// TestMirrorOfIncompleteListing mirrors a directory with more files than are served: what is not listed is not removed.
+func TestMirrorOfIncompleteListing(t *testing.T) {
+	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	for _, n := range []string{"a", "b", "c"} {
+		write(t, filepath.Join(dir, n), []byte(n))
+	}
+	_, addr := serve(t, dir)
+	run(t, 0, "3 files fetched", "mirror", addr, dst)
+	_, addr = serve(t, dir, "--max-files", "1")
+	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst, "--delete")
+	run(t, 0, "penstock serve --max-files", "mirror", addr, dst)
+	for _, n := range []string{"a", "b", "c"} {
+		same(t, filepath.Join(dst, n), []byte(n))
+	}
+}
+
 func TestWrongUse(t *testing.T) {
 	file := write(t, filepath.Join(t.TempDir(), "f"), []byte("x"))
 	for _, c := range []struct {
@@ -540,6 +556,10 @@ func TestWrongUse(t *testing.T) {
 		{exitUsage, "--log-level \"loud\"", []string{"serve", file, "--log-level", "loud"}},
 		{exitUsage, "goes with --writable", []string{"serve", file, "--max-bytes", "1GiB"}},
 		{exitUsage, "--max-bytes: size \"much\"", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "much"}},
+		{exitUsage, "--max-bytes 0: expected more", []string{"serve", filepath.Dir(file), "--writable", "--max-bytes", "0"}},
+		{exitUsage, "--keep-free limits what peers put here", []string{"serve", file, "--keep-free", "1GiB"}},
+		{exitUsage, "--keep-partial \"0s\"", []string{"serve", filepath.Dir(file), "--writable", "--keep-partial", "0s"}},
+		{exitUsage, "--max-files", []string{"serve", file, "--max-files", "-1"}},
 		{exitFailure, "uploads need a directory", []string{"serve", file, "--writable", "--listen", "tcp://127.0.0.1:0"}},
 		{exitNotPermitted, "", []string{"serve", file, "--listen", "tcp://192.0.2.1:7070"}},
 		{exitUsage, "expected an address", []string{"ls"}},
@@ -553,7 +573,7 @@ func TestWrongUse(t *testing.T) {
 		{exitUsage, "--retry -1s", []string{"get", "127.0.0.1:1/a", "--retry", "-1s"}},
 		{exitUnreachable, "refused", []string{"get", "127.0.0.1:1/a"}},
 		{exitNotFound, "no such file", []string{"put", "/nonexistent", "127.0.0.1:1"}},
-		{exitDisk, "not a plain file", []string{"put", filepath.Dir(file), "127.0.0.1:1"}},
+		{exitDisk, "is not a plain file: put takes one file", []string{"put", filepath.Dir(file), "127.0.0.1:1"}},
 		{exitUsage, "--parallel 0", []string{"mirror", "127.0.0.1:1", "d", "--parallel", "0"}},
 		{exitUsage, "--prefix", []string{"mirror", "127.0.0.1:1/a", "d"}},
 		{exitUsage, "no command \"gte\"", []string{"man", "gte"}},

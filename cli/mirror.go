@@ -26,7 +26,8 @@ func newMirror(s streams) *cobra.Command {
 		Short: "Make a directory hold what a peer serves",
 		Long: `Fetches everything that the peer at ADDR serves into DIR, which is made if it is missing. What is there already and has not
 changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are never
-touched: a name that would need such a file's place fails.
+touched: a name that would need such a file's place fails. With --delete nothing is removed, and the command fails, unless the peer
+says that its listing is complete: a file that it could not look at, or that is one too many for it, is not gone.
 
 Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
 printed for each file that is fetched, removed or fails.`,
@@ -121,6 +122,9 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			text += fmt.Sprintf(", %d FAILED", m.Failed)
 		}
 		d.say("%s", text)
+		if m.Incomplete != nil && !o.remove { // with it, that is the error
+			d.warn("%v", m.Incomplete)
+		}
 	}
 	return mirrorError(err, m)
 }

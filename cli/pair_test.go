@@ -4,15 +4,20 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
@@ -40,7 +45,7 @@ func lines(t *testing.T, text string) (out []pairEvent) {
 
 // first is the first machine while it waits.
 type first struct {
-	lines  *bufio.Scanner
+	lines  chan string // with room for all: it does not wait for its reader
 	err    chan error
 	stderr bytes.Buffer
 	cancel context.CancelFunc
@@ -50,9 +55,19 @@ func listen(t *testing.T, args ...string) *first {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	r, w := io.Pipe()
-	f := &first{lines: bufio.NewScanner(r), err: make(chan error, 1), cancel: cancel}
+	f := &first{lines: make(chan string, 1000), err: make(chan error, 1), cancel: cancel}
 	root := New(strings.NewReader(""), w, &f.stderr)
-	root.SetArgs(append([]string{"pair", "--listen", "127.0.0.1:0"}, args...))
+	args = append([]string{"pair", "--listen", "127.0.0.1:0"}, args...)
+	if !slices.Contains(args, "--fingerprint") {
+		args = append(args, "--yes")
+	}
+	root.SetArgs(args)
+	go func() {
+		defer close(f.lines)
+		for in := bufio.NewScanner(r); in.Scan(); {
+			f.lines <- in.Text()
+		}
+	}()
 	go func() {
 		err := root.ExecuteContext(ctx)
 		w.Close()
@@ -65,24 +80,38 @@ func listen(t *testing.T, args ...string) *first {
 	return f
 }
 
-// invitation reads up to the line with the command for the second machine.
-func (f *first) invitation(t *testing.T) string {
+// invitation reads up to the address and the code for the second machine.
+func (f *first) invitation(t *testing.T) (address, code string) {
 	t.Helper()
-	for f.lines.Scan() {
-		if _, rest, ok := strings.Cut(f.lines.Text(), "penstock pair '"); ok {
-			link, _, _ := strings.Cut(rest, "'")
-			return link
+	for line := range f.lines {
+		line = strings.TrimSpace(line)
+		if words := strings.Fields(line); len(words) >= 3 && words[0] == "penstock" && words[1] == "pair" && strings.Contains(words[2], ":") {
+			address = words[2]
+		} else if identity.LooksLikeCode(line) && address != "" {
+			return address, line
 		}
 	}
 	t.Fatalf("no invitation: %v", <-f.err)
-	return ""
+	return "", ""
+}
+
+// join runs a command of the second machine, which gets the code on its standard input.
+func (f *first) join(t *testing.T, args ...string) (stdout, stderr string, status int) {
+	t.Helper()
+	address, code := f.invitation(t)
+	if args[0] == "renew" {
+		args = append([]string{"renew", address}, args[1:]...)
+	} else {
+		args = append([]string{address}, args...)
+	}
+	return inside(t, code+"\n", append([]string{"pair", "--code", "-"}, args...)...)
 }
 
 // rest is what it prints until its end.
 func (f *first) rest() (string, error) {
 	var b strings.Builder
-	for f.lines.Scan() {
-		b.WriteString(f.lines.Text() + "\n")
+	for line := range f.lines {
+		b.WriteString(line + "\n")
 	}
 	return b.String(), <-f.err
 }
@@ -90,8 +119,8 @@ func (f *first) rest() (string, error) {
 func TestPair(t *testing.T) {
 	home, away := filepath.Join(t.TempDir(), "id"), filepath.Join(t.TempDir(), "id")
 	f := listen(t, "--dir", home, "--name", "a")
-	link := f.invitation(t)
-	out, errOut, status := inside(t, "", "pair", link, "--dir", away, "--name", "b")
+	address, code := f.invitation(t)
+	out, errOut, status := inside(t, code+"\n", "pair", address, "--code", "-", "--dir", away, "--name", "b")
 	if status != 0 || errOut != "" {
 		t.Fatalf("status %d: %s", status, errOut)
 	}
@@ -107,22 +136,27 @@ func TestPair(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"Paired", b.Self.Serial, b.Self.Fingerprint, "Next: penstock serve"} {
+	key, err := identity.KeyFingerprint(publicKey(t, away))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"Paired: b at 127.0.0.1:", b.Self.Serial, b.Self.Fingerprint, grouped(key), "Next: penstock serve",
+		`b may do here: read,list (by the rule "allow b read,list")`, "penstock pair allow b RIGHTS --dir " + home} {
 		if !strings.Contains(rest, want) {
 			t.Errorf("the first machine does not print %q:\n%s", want, rest)
 		}
 	}
-	for _, want := range []string{"Paired", b.Self.Serial, a.Issuer, "node       b", "Next: penstock serve", "penstock ls tcp://"} {
+	for _, want := range []string{"Paired with a at " + address, b.Self.Serial, a.Issuer, grouped(key), "node       b", "Next: penstock serve", "penstock ls tcp://",
+		`a may do here: read,list (by the rule "allow a read,list")`} {
 		if !strings.Contains(out, want) {
 			t.Errorf("the second machine does not print %q:\n%s", want, out)
 		}
 	}
-	code := link[strings.Index(link, "#")+1:]
 	if strings.Contains(rest+out, code) {
 		t.Error("the code is printed after it was used")
 	}
 	// The code works once.
-	if _, errOut, status := inside(t, "", "pair", link, "--dir", filepath.Join(t.TempDir(), "x"), "--name", "c"); status != exitUnreachable || errOut == "" || strings.Contains(errOut, code) {
+	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"), "--name", "c"); status != exitUnreachable || errOut == "" || strings.Contains(errOut, code) {
 		t.Errorf("again: status %d, %s", status, errOut)
 	}
 	// What is there now.
@@ -130,7 +164,8 @@ func TestPair(t *testing.T) {
 	if n := strings.Count(out, "valid"); n != 2 || !strings.Contains(out, b.Self.Serial) {
 		t.Errorf("list:\n%s", out)
 	}
-	if out, _, status = inside(t, "", "pair", "show", "--dir", away); status != 0 || !strings.Contains(out, b.Self.Serial) || !strings.Contains(out, a.Issuer) {
+	if out, _, status = inside(t, "", "pair", "show", "--dir", away); status != 0 || !strings.Contains(out, b.Self.Serial) || !strings.Contains(out, a.Issuer) ||
+		!strings.Contains(out, "rules      allow a read,list\n           default none\n") {
 		t.Errorf("show: status %d\n%s", status, out)
 	}
 	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != 1 || !strings.Contains(errOut, "holds no authority") {
@@ -153,27 +188,40 @@ func TestPair(t *testing.T) {
 func TestPairJSONAndStandardInput(t *testing.T) {
 	home, away := filepath.Join(t.TempDir(), "id"), filepath.Join(t.TempDir(), "id")
 	f := listen(t, "--dir", home, "--name", "a", "--json", "--for", "b")
-	if !f.lines.Scan() {
+	line, ok := <-f.lines
+	if !ok {
 		t.Fatal(<-f.err)
 	}
-	e := lines(t, f.lines.Text())[0]
-	if e.Event != "listening" || e.Node.Name != "a" || !e.Authority || e.Invitation == "" || !strings.HasPrefix(e.Invitation, e.Listen+"#") {
+	e := lines(t, line)[0]
+	if e.Event != "listening" || e.Node.Name != "a" || !e.Authority || e.Address != e.Listen || !identity.LooksLikeCode(e.Code) {
 		t.Fatalf("%+v", e)
 	}
-	if _, errOut, status := inside(t, e.Invitation+"\n", "pair", "-", "--dir", away, "--name", "c"); status != 1 || !strings.Contains(errOut, "another name") {
+	file := write(t, filepath.Join(t.TempDir(), "code"), []byte(e.Code+"\n"))
+	if _, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name", "c"); status != 1 || !strings.Contains(errOut, "another name") {
 		t.Errorf("another name: status %d, %s", status, errOut)
 	}
-	out, errOut, status := inside(t, e.Invitation+"\n", "pair", "-", "--dir", away, "--name", "b", "--json")
-	if status != 0 {
-		t.Fatal(errOut)
+	if err := os.Chmod(file, 0o644); err != nil {
+		t.Fatal(err)
 	}
-	joined := lines(t, out)[0]
+	out, errOut, status := inside(t, "", "pair", e.Address, "--code", file, "--dir", away, "--name", "b", "--json", "--allow", "all")
+	if status != 0 || !strings.Contains(errOut, "others can read") {
+		t.Fatal(status, errOut)
+	}
+	waiting, joined := lines(t, out)[0], lines(t, out)[1]
 	rest, err := f.rest()
 	if err != nil {
 		t.Fatal(err)
 	}
-	paired := lines(t, rest)[0]
-	if joined.Event != "paired" || paired.Event != "paired" || *joined.Node != *paired.Peer || joined.Issuer != paired.Issuer || paired.Invitation != "" {
+	es := lines(t, rest)
+	refused, asked, paired := es[0], es[1], es[2]
+	if refused.Event != "refused" || refused.Candidate.Name != "c" || refused.Why == "" || asked.Event != "candidate" || asked.Candidate.Name != "b" {
+		t.Errorf("host %s", rest)
+	}
+	if waiting.Event != "waiting" || waiting.Key != asked.Candidate.Fingerprint || *paired.Candidate != *asked.Candidate {
+		t.Errorf("joiner %s, host %s", out, rest)
+	}
+	if joined.Event != "paired" || paired.Event != "paired" || *joined.Node != *paired.Peer || joined.Issuer != paired.Issuer || joined.Host != "a" ||
+		*joined.Allowed != (allowed{"a", "all"}) || *paired.Allowed != (allowed{"b", "read,list"}) || strings.Contains(out+rest, e.Code) {
 		t.Errorf("joiner %s, host %s", out, rest)
 	}
 }
@@ -181,7 +229,7 @@ func TestPairJSONAndStandardInput(t *testing.T) {
 func TestPairRenew(t *testing.T) {
 	home, away := filepath.Join(t.TempDir(), "id"), filepath.Join(t.TempDir(), "id")
 	f := listen(t, "--dir", home, "--name", "a", "--valid", "1h")
-	if _, errOut, status := inside(t, "", "pair", f.invitation(t), "--dir", away, "--name", "b"); status != 0 {
+	if _, errOut, status := f.join(t, "--dir", away, "--name", "b"); status != 0 {
 		t.Fatal(errOut)
 	}
 	f.rest()
@@ -198,19 +246,30 @@ func TestPairRenew(t *testing.T) {
 	}
 	// A name that has a certificate is not given away, unless the first machine says so.
 	f = listen(t, "--dir", home)
-	if _, errOut, status = inside(t, "", "pair", "renew", f.invitation(t), "--dir", away); status != 1 || !strings.Contains(errOut, "--for b") {
+	if _, errOut, status = f.join(t, "renew", "--dir", away); status != 1 || !strings.Contains(errOut, "--for b") {
 		t.Errorf("renewal that was not asked for: status %d, %s", status, errOut)
 	}
 	f.cancel()
 	if _, err := f.rest(); err == nil || !strings.Contains(err.Error(), "interrupted") {
 		t.Errorf("interrupted: %v", err)
 	}
+	// A renewal changes no rules, on neither side, and says what they are.
+	for _, dir := range []string{home, away} {
+		if err := os.WriteFile(filepath.Join(dir, identity.PolicyFile), []byte("default none\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	f = listen(t, "--dir", home, "--for", "b")
-	if out, errOut, status = inside(t, "", "pair", "renew", f.invitation(t), "--dir", away); status != 0 || !strings.Contains(out, "365 days") && !strings.Contains(out, "364 days") {
+	if out, errOut, status = f.join(t, "renew", "--dir", away); status != 0 || !strings.Contains(out, "365 days") && !strings.Contains(out, "364 days") {
 		t.Errorf("renewal: status %d, %s\n%s", status, errOut, out)
 	}
-	if _, err := f.rest(); err != nil {
-		t.Error(err)
+	if rest, err := f.rest(); err != nil || !strings.Contains(rest, "b may do here: none (no rule matches)") {
+		t.Errorf("%v\n%s", err, rest)
+	}
+	for _, dir := range []string{home, away} {
+		if text, err := os.ReadFile(filepath.Join(dir, identity.PolicyFile)); err != nil || string(text) != "default none\n" {
+			t.Errorf("renewal changed the rules: %q, %v", text, err)
+		}
 	}
 }
 
@@ -222,7 +281,8 @@ func TestPairExportAndImport(t *testing.T) {
 	f.rest()
 	file := filepath.Join(t.TempDir(), "b.pem")
 	out, errOut, status := inside(t, "", "pair", "export", "b", "-o", file, "--dir", home)
-	if status != 0 || !strings.Contains(errOut, "private key") || !strings.Contains(out, "pair import "+file) {
+	if status != 0 || !strings.Contains(errOut, "private key") || !strings.Contains(out, "pair import "+file) ||
+		!strings.Contains(out, "b may do here: ") || !strings.Contains(out, "pair allow b RIGHTS --dir "+home) {
 		t.Fatalf("status %d, %s\n%s", status, errOut, out)
 	}
 	if fi, err := os.Stat(file); err != nil || fi.Mode().Perm() != 0o600 {
@@ -283,18 +343,26 @@ func TestPairMistakes(t *testing.T) {
 	}{
 		{nil, 2, "--listen HOST:PORT on the first machine"},
 		{[]string{"a", "b"}, 2, `unexpected argument "b"`},
-		{[]string{"h:1#x", "--listen", ":0"}, 2, "one of them"},
-		{[]string{"h:1"}, 2, "no #"},
-		{[]string{"h:1#short"}, 2, "5 characters"},
-		{[]string{"-"}, 2, "no #"},
-		{[]string{"--listen", "7071"}, 2, "expected HOST:PORT"},
+		{[]string{"h:1", "--listen", ":0"}, 2, "one of them"},
+		{[]string{"h:1"}, 2, "no terminal"},
+		{[]string{"h:1", "--code", "-"}, 2, "0 characters"},
+		{[]string{"h:1", "--code", filepath.Join(home, "none")}, exitNotFound, "no such file"},
+		{[]string{"h", "--code", "-"}, 2, "expected HOST:PORT"},
+		{[]string{"h:1", "--allow", "everything"}, 2, "--allow"},
+		{[]string{"h:1", "--yes"}, 2, "first machine"},
+		{[]string{"h:1", "--fingerprint", "x"}, 2, "first machine"},
+		{[]string{"--listen", ":0", "--code", "-"}, 2, "second machine"},
+		{[]string{"--listen", ":0"}, 2, "there is no terminal on which"},
+		{[]string{"--listen", ":0", "--yes", "--fingerprint", "x"}, 2, "exclude"},
+		{[]string{"--listen", ":0", "--fingerprint", "x"}, 2, "64 hexadecimal"},
+		{[]string{"--listen", "7071", "--yes"}, 2, "expected HOST:PORT"},
 		{[]string{"--listen", ":0", "--name", "A"}, 2, "--name"},
 		{[]string{"--listen", ":0", "--for", "../x"}, 2, "--for"},
 		{[]string{"--listen", ":0", "--timeout", "0s"}, 2, "--timeout"},
 		{[]string{"--listen", ":0", "--valid", "-1h"}, 2, "--valid"},
-		{[]string{"--listen", "127.0.0.1:0", "--address", "a b"}, 2, "--address"},
-		{[]string{"--listen", "127.0.0.1:0", "--name", "a", "--for", "a"}, 1, "own name"},
-		{[]string{"--listen", ln.Addr().String()}, 1, "address already in use"},
+		{[]string{"--listen", "127.0.0.1:0", "--address", "a b", "--yes"}, 2, "--address"},
+		{[]string{"--listen", "127.0.0.1:0", "--name", "a", "--for", "a", "--yes"}, 1, "own name"},
+		{[]string{"--listen", ln.Addr().String(), "--yes"}, 1, "address already in use"},
 		{[]string{"show"}, exitNotPermitted, "penstock pair"},
 		{[]string{"show", "x"}, 2, `unexpected argument "x"`},
 		{[]string{"list"}, exitNotPermitted, "penstock pair"},
@@ -306,6 +374,165 @@ func TestPairMistakes(t *testing.T) {
 			t.Errorf("pair %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
 		}
 	}
+}
+
+// A code in an argument is refused before anything else, wherever it stands, and is not repeated.
+func TestPairRefusesCodesInArguments(t *testing.T) {
+	f := listen(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "a")
+	address, code := f.invitation(t)
+	away := filepath.Join(t.TempDir(), "id")
+	for _, args := range [][]string{{address + "#" + code}, {code}, {address, code}, {address, "--code", code}, {address, "--code", address + "#" + code},
+		{address + "#" + code[:20]}, {address, code[1:]}, {"renew", address, code}, {"renew", address + "#" + code}} {
+		out, errOut, status := inside(t, code, append(append([]string{"pair"}, args...), "--dir", away)...)
+		if status != exitUsage || out != "" || !strings.Contains(errOut, "burned") || !strings.Contains(errOut, "--code -") || strings.Contains(errOut, code[1:20]) {
+			t.Errorf("%d arguments: status %d, %q, %q", len(args), status, out, errOut)
+		}
+	}
+	if _, err := os.Stat(away); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("a refused command left something: %v", err)
+	}
+}
+
+// The host takes the key whose fingerprint is given, also where another machine knows the code.
+func TestPairByFingerprint(t *testing.T) {
+	home, away := filepath.Join(t.TempDir(), "id"), filepath.Join(t.TempDir(), "id")
+	out, errOut, status := inside(t, "", "pair", "key", "--dir", away)
+	if status != 0 || len(strings.TrimSpace(out)) != 64 {
+		t.Fatal(out, errOut)
+	}
+	f := listen(t, "--dir", home, "--name", "a", "--allow", "read,write", "--fingerprint", grouped(strings.TrimSpace(out)))
+	address, code := f.invitation(t)
+	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", filepath.Join(t.TempDir(), "x"), "--name", "b"); status != exitNotPermitted || !strings.Contains(errOut, "not confirmed") {
+		t.Errorf("another machine with the code: status %d, %s", status, errOut)
+	}
+	if _, errOut, status := inside(t, code, "pair", address, "--code", "-", "--dir", away, "--name", "b"); status != 0 {
+		t.Error(errOut)
+	}
+	rest, err := f.rest()
+	if err != nil || !strings.Contains(rest, "Refused b at 127.0.0.1:") || !strings.Contains(rest, `by the rule "allow b read,write"`) {
+		t.Errorf("%v\n%s", err, rest)
+	}
+	// Rights that are asked for are not given where another rule comes first: then nothing is.
+	if err := os.WriteFile(filepath.Join(home, identity.PolicyFile), []byte("allow gpu-* none\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f = listen(t, "--dir", home, "--allow", "all")
+	if _, _, status := f.join(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "gpu-1"); status == 0 {
+		t.Error("joined")
+	}
+	if _, err := f.rest(); err == nil || !strings.Contains(err.Error(), `gpu-1 gets none (by the rule "allow gpu-* none") here`) {
+		t.Errorf("a rule in the way: %v", err)
+	}
+	f = listen(t, "--dir", home)
+	if _, errOut, status := f.join(t, "--dir", filepath.Join(t.TempDir(), "id"), "--name", "gpu-1"); status != 0 {
+		t.Error(errOut)
+	}
+	if rest, err := f.rest(); err != nil || !strings.Contains(rest, `gpu-1 may do here: none (by the rule "allow gpu-* none")`) {
+		t.Errorf("%v\n%s", err, rest)
+	}
+}
+
+func TestPairAllow(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "id")
+	f := listen(t, "--dir", dir, "--name", "a")
+	f.invitation(t)
+	f.cancel()
+	f.rest()
+	if out, errOut, status := inside(t, "", "pair", "allow", "gpu-*", "read,list", "--dir", dir); status != 0 || !strings.HasSuffix(out, "allow gpu-* read,list\ndefault none\n") {
+		t.Errorf("status %d, %s\n%s", status, errOut, out)
+	}
+	out, errOut, status := inside(t, "", "pair", "allow", "gpu-*", "none", "--dir", dir, "--json")
+	if es := lines(t, out); status != 0 || len(es) != 1 || es[0].Rules != "allow gpu-* none\ndefault none\n" {
+		t.Errorf("status %d, %s\n%s", status, errOut, out)
+	}
+	for _, c := range []struct {
+		args   []string
+		status int
+		want   string
+	}{
+		{nil, 2, "expected the name"},
+		{[]string{"b"}, 2, "expected the name"},
+		{[]string{"b", "read", "x"}, 2, `unexpected argument "x"`},
+		{[]string{"b", "everything"}, 2, "not a right"},
+		{[]string{"B", "read"}, 2, "pattern"},
+		{[]string{"gpu-7", "read"}, 2, `"allow gpu-* none" stands above it`},
+	} {
+		out, errOut, status := inside(t, "", append(append([]string{"pair", "allow"}, c.args...), "--dir", dir)...)
+		if status != c.status || !strings.Contains(errOut, c.want) || out != "" {
+			t.Errorf("pair allow %v: status %d, %q and %q; expected %d and %q", c.args, status, out, errOut, c.status, c.want)
+		}
+	}
+}
+
+// Two people on two terminals: the code is not shown where it is typed, and the host takes only a machine that its person confirms.
+func TestPairOnTerminals(t *testing.T) {
+	dir := t.TempDir()
+	on := func(args ...string) *proc.Process {
+		spec := program(args...)
+		spec.Dir, spec.Columns, spec.Rows = dir, 160, 60
+		return proc.Start(t, spec)
+	}
+	shows := func(p *proc.Process, re string) []string {
+		t.Helper()
+		r := regexp.MustCompile(re)
+		text, err := p.Terminal().Wait(limit(t), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.FindStringSubmatch(text)
+	}
+	for _, yes := range []bool{false, true} {
+		host := on("pair", "--listen", "127.0.0.1:0", "--dir", "first", "--name", "a")
+		m := shows(host, `penstock pair (127\.0\.0\.1:\d+)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
+		joiner := on("pair", m[1], "--dir", "second", "--name", "b")
+		shows(joiner, `The code that .* printed \(it is not shown\):`)
+		joiner.Terminal().Type(m[2] + "\n")
+		there := shows(joiner, `fingerprint  ([0-9a-f ]{71})\n`)
+		here := shows(host, `fingerprint  ([0-9a-f ]{71})\n(?s:.*)\[y/N\]`)
+		if there[1] != here[1] {
+			t.Errorf("the joiner shows %s and the host %s", there[1], here[1])
+		}
+		// Another machine that knows the code does not get its fingerprint below the question.
+		if _, errOut, status := inside(t, m[2]+"\n", "pair", m[1], "--code", "-", "--dir", filepath.Join(dir, "rival"), "--name", "c"); status != exitNotPermitted {
+			t.Errorf("a rival: status %d, %s", status, errOut)
+		}
+		if again := shows(host, `Refused c at (?s:.*)about b:\n\n  fingerprint  ([0-9a-f ]{71})\n\s*Does [^\n]*\[y/N\] *\n*$`); again[1] != here[1] {
+			t.Errorf("the host asks about %s and then about %s", here[1], again[1])
+		}
+		answer, status := "n\n", exitFailure
+		if yes {
+			answer, status = "y\n", 0
+		}
+		host.Terminal().Type(answer)
+		h, err := host.Wait(limit(t))
+		j, err2 := joiner.Wait(limit(t))
+		if err != nil || err2 != nil || h.Code != status || (j.Code == 0) != yes {
+			t.Fatalf("host %v %v:\n%s\njoiner %v %v:\n%s", h, err, host.Output(), j, err2, joiner.Output())
+		}
+		if strings.Contains(joiner.Output(), m[2]) {
+			t.Errorf("the joiner's terminal shows the code:\n%s", joiner.Output())
+		}
+		if strings.Contains(joiner.Output(), "Paired") != yes || strings.Contains(host.Output(), "Paired") != yes {
+			t.Errorf("answer %q\n%s\n%s", answer, host.Output(), joiner.Output())
+		}
+	}
+	// Ctrl-C while the code is asked for ends the command and gives the terminal its echo back.
+	joiner := on("pair", "127.0.0.1:1", "--dir", "third", "--name", "c")
+	shows(joiner, `it is not shown`)
+	joiner.Terminal().Type("\x03")
+	if e, err := joiner.Wait(limit(t)); err != nil || e.Code != exitInterrupted {
+		t.Errorf("%v, %v: %s", e, err, joiner.Output())
+	}
+}
+
+// publicKey is the key of the node of a directory.
+func publicKey(t *testing.T, dir string) *ecdsa.PublicKey {
+	t.Helper()
+	c, err := tls.LoadX509KeyPair(filepath.Join(dir, identity.NodeFile), filepath.Join(dir, identity.NodeFile))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c.Leaf.PublicKey.(*ecdsa.PublicKey)
 }
 
 func TestPairFindsItsAddress(t *testing.T) {
@@ -370,7 +597,7 @@ func TestPairTrustAndDeny(t *testing.T) {
 		t.Errorf("distrust: status %d, %s\n%s", status, errOut, out)
 	}
 	out, errOut, status = inside(t, "", "pair", "deny", "gpu-*", "--dir", one)
-	if status != 0 || !strings.Contains(out, "default all\ndeny name gpu-*\n") {
+	if status != 0 || !strings.Contains(out, "default none\ndeny name gpu-*\n") {
 		t.Errorf("deny: status %d, %s\n%s", status, errOut, out)
 	}
 	if out, errOut, status = inside(t, "", "pair", "deny", "--serial", "ff", "--dir", one); status != 0 || !strings.Contains(out, "deny serial ff\n") {

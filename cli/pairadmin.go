@@ -88,15 +88,40 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 	return c
 }
 
+func newPairKey(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "key",
+		Short: "Make the key of this machine's next pairing beforehand, and show its fingerprint",
+		Long: `Prints the fingerprint of the key for which the next "penstock pair ADDRESS" or "penstock pair renew ADDRESS" on this machine asks
+a certificate: for "penstock pair --listen ADDR --fingerprint SHA256" on the other one. The key stays here.`,
+		Args: noArgs,
+		RunE: func(*cobra.Command, []string) error {
+			dir, err := p.directory()
+			if err != nil {
+				return err
+			}
+			f, err := identity.NewKey(dir)
+			if err != nil {
+				return err
+			}
+			return p.print(s, pairEvent{Event: "key", Dir: dir, Key: f}, f+"\n")
+		},
+	}
+	p.flags(c)
+	return c
+}
+
 func newPairRenew(s streams) *cobra.Command {
 	var p pairing
 	c := &cobra.Command{
-		Use:   "renew [INVITATION | -]",
+		Use:   "renew [ADDRESS]",
 		Short: "A new key and certificate for this machine, before the old one ends",
 		Long: `On the machine that has the authority: penstock pair renew.
 On any other: run "penstock pair --listen ADDR --for NAME" there, with the name of this machine, and then
-penstock pair renew 'ADDRESS#CODE' here. Programs that run take the new certificate up by themselves.`,
-		Args: func(_ *cobra.Command, args []string) error { return atMostOne(args) },
+penstock pair renew ADDRESS here, which asks for the code. Programs that run take the new certificate up by themselves. The rules
+stay as they are.`,
+		Args: func(_ *cobra.Command, args []string) error { return noCode(args) },
 		RunE: func(c *cobra.Command, args []string) error {
 			dir, have, err := p.contents()
 			if err != nil {
@@ -104,14 +129,14 @@ penstock pair renew 'ADDRESS#CODE' here. Programs that run take the new certific
 			}
 			if len(args) == 1 {
 				p.name = have.Self.Name
-				return p.join(c.Context(), s, args[0])
+				return p.join(c.Context(), s, args[0], grant{leave: true})
 			}
 			if p.valid <= 0 {
 				return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
 			}
 			a, err := identity.OpenAuthority(dir, nil)
 			if errors.Is(err, identity.ErrMissing) {
-				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" where it is, and give the invitation to this command", dir, have.Self.Name)}
+				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" where it is, and then \"penstock pair renew ADDRESS\" here", dir, have.Self.Name)}
 			}
 			if err != nil {
 				return err
@@ -126,7 +151,8 @@ penstock pair renew 'ADDRESS#CODE' here. Programs that run take the new certific
 		},
 	}
 	p.flags(c)
-	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid, "how long the new certificate is valid; without an invitation")
+	c.Flags().DurationVar(&p.valid, "valid", identity.LeafValid, "how long the new certificate is valid; without an address")
+	p.codeFlag(c)
 	return c
 }
 
@@ -139,7 +165,7 @@ func newPairExport(s streams) *cobra.Command {
 		Short: "A file that makes a machine without a connection a node of this name",
 		Long: `Makes a key and a certificate on this machine and writes them, with the authority's certificate, to one file for
 "penstock pair import" on the other. The file holds a private key: whoever reads it can be that node. Carry it by a way that
-you trust, and delete it afterwards. Where the machines can reach each other, use "penstock pair --listen" instead: then the
+you trust, and delete it afterwards. No rule is written: give NAME rights with "penstock pair allow". Where the machines can reach each other, use "penstock pair --listen" instead: then the
 key never travels.
 
   penstock pair export gpu-7 -o - | ssh gpu-7 penstock pair import -`,
@@ -170,6 +196,10 @@ key never travels.
 			} else if have && !again {
 				return fmt.Errorf("a node %q has a certificate already; --again gives it another one", args[0])
 			}
+			rule, err := grant{dir: dir, leave: true}.preview(args[0])
+			if err != nil {
+				return err
+			}
 			out := s.out
 			if file != "-" {
 				f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -194,9 +224,9 @@ key never travels.
 			if file == "-" {
 				return nil
 			}
-			e := pairEvent{Event: "exported", Dir: dir, Authority: true, Peer: peerJSON(peer), File: file}
-			return p.print(s, e, fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n\nNext, on that machine: penstock pair import %s\n",
-				peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, file))
+			e := pairEvent{Event: "exported", Dir: dir, Authority: true, Peer: peerJSON(peer), File: file, Allowed: allowedJSON(rule)}
+			return p.print(s, e, fmt.Sprintf("Exported %s, certificate %s, %s, to %s.\n%s\nNext, on that machine: penstock pair import %s\n",
+				peer.Name, peer.Serial, until(peer.NotAfter, time.Now()), file, p.mayHere(peer.Name, rule), file))
 		},
 	}
 	p.flags(c)
@@ -245,7 +275,9 @@ func newPairImport(s streams) *cobra.Command {
 				text += fmt.Sprintf("Next: rm %s   here and where it was made\n", args[0])
 				next = "     "
 			}
-			text += fmt.Sprintf("%s penstock ls tcp://HOST:7070%s   when a node of the same authority serves there\n", next, p.identityFlag())
+			text += fmt.Sprintf("%s penstock pair allow NAME RIGHTS%s   for what another node may do here\n", next, p.dirFlag())
+			next = "     "
+			text += fmt.Sprintf("%s penstock ls tcp://HOST:7070%s   when a node of the same authority serves there and allows it\n", next, p.identityFlag())
 			return p.print(s, contentsEvent("imported", c), text)
 		},
 	}

@@ -28,7 +28,8 @@ func newPairTrust(s streams) *cobra.Command {
 		Use:   "trust FILE",
 		Short: "Trust the nodes of another authority too",
 		Long: `Adds the root certificates of a file, such as another machine's ca.pem, to those that this machine trusts. This is how a
-fleet moves from one authority to the next without a break (docs/security.md). Programs that run take it up by themselves.`,
+fleet moves from one authority to the next without a break (docs/security.md). Programs that run take it up by themselves. The
+rules stay as they are and go by name, whichever of the authorities gave it.`,
 		Args: exactly("a file with root certificates, or - for standard input"),
 		RunE: func(_ *cobra.Command, args []string) error {
 			dir, err := p.directory()
@@ -43,7 +44,8 @@ fleet moves from one authority to the next without a break (docs/security.md). P
 			if err != nil {
 				return err
 			}
-			return p.print(s, contentsEvent("trusted", c), trust(c, time.Now()))
+			return p.print(s, contentsEvent("trusted", c), trust(c, time.Now())+
+				"\nThe rules go by name: a node of any of these authorities has what they give to its name.\n")
 		},
 	}
 	p.flags(c)
@@ -90,6 +92,53 @@ this machine's own certificate stays.`,
 				return err
 			}
 			return p.print(s, contentsEvent("distrusted", c), trust(c, time.Now()))
+		},
+	}
+	p.flags(c)
+	return c
+}
+
+func newPairAllow(s streams) *cobra.Command {
+	var p pairing
+	c := &cobra.Command{
+		Use:   "allow NAME RIGHTS",
+		Short: "Say what a node may do here",
+		Long: `Writes a rule to the file of rules of this machine: the node of this name may do what RIGHTS says, which is read, write, list, status
+with commas between them, or all, or none. A rule of exactly this name is changed, else one is added behind the others. NAME may be
+a pattern, in which one * stands for any characters. The first rule that matches a name holds, so a rule that another one above
+hides is refused. Programs that run take it up within a second.
+
+  penstock pair allow gpu-7 read,list
+  penstock pair allow 'gpu-*' all`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) < 2:
+				return &usageError{errors.New("expected the name of a node and its rights: read, write, list, status with commas between them; all; none")}
+			case len(args) > 2:
+				return &usageError{fmt.Errorf("unexpected argument %q", args[2])}
+			}
+			return nil
+		},
+		RunE: func(_ *cobra.Command, args []string) error {
+			dir, _, err := p.contents()
+			if err != nil {
+				return err
+			}
+			rights, err := identity.ParseRights(args[1])
+			if err == nil {
+				_, err = identity.Allow(dir, args[0], rights)
+			}
+			if errors.Is(err, identity.ErrPolicy) {
+				return &usageError{err}
+			}
+			if err != nil {
+				return err
+			}
+			c, err := identity.Inspect(dir)
+			if err != nil {
+				return err
+			}
+			return p.print(s, contentsEvent("allowed", c), fmt.Sprintf("The rules are now, and the first that matches holds:\n\n%v", c.Rules))
 		},
 	}
 	p.flags(c)

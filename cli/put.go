@@ -78,7 +78,7 @@ func runPut(ctx context.Context, s streams, o putOptions, file string, t target)
 			return err
 		}
 		if !fi.Mode().IsRegular() {
-			return fmt.Errorf("%s: %w", file, share.ErrUnsafe)
+			return &worded{fmt.Sprintf("%s is not a plain file: put takes one file at a time", share.Printable(file)), share.ErrUnsafe}
 		}
 		c, err := o.dial(ctx, d, t.addr)
 		if err != nil {

@@ -68,17 +68,34 @@ func TestReadmePairs(t *testing.T) {
 		spec.Dir, spec.Env = dir, append(spec.Env, "XDG_CONFIG_HOME="+filepath.Join(dir, machine))
 		return spec
 	}
-	host := proc.Start(t, on("first", commands[0], ":7071", "127.0.0.1:0 --name first"))
-	m, err := host.WaitLine(limit(t), regexp.MustCompile(`penstock pair '(.*)'`))
+	terminal := func(spec proc.Spec) *proc.Process {
+		spec.Columns, spec.Rows = 160, 60
+		return proc.Start(t, spec)
+	}
+	host := terminal(on("first", commands[0], ":7071", "127.0.0.1:0 --name first"))
+	shown := regexp.MustCompile(`penstock pair (127\.0\.0\.1:\d+)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
+	text, err := host.Terminal().Wait(limit(t), shown)
 	if err != nil {
 		t.Fatal(err)
 	}
-	runSpec(t, on("second", commands[1], "'ADDRESS#CODE'", m[1]+" --name second"))
-	if e, err := host.Wait(limit(t)); err != nil || !e.OK() {
-		t.Fatalf("%v, %v\n%s", e, err, host.Output())
+	code := shown.FindStringSubmatch(text)
+	joiner := terminal(on("second", commands[1], "ADDRESS", code[1]+" --name second"))
+	if _, err := joiner.Terminal().Wait(limit(t), regexp.MustCompile(`not shown`)); err != nil {
+		t.Fatal(err)
+	}
+	joiner.Terminal().Type(code[2] + "\n")
+	if _, err := host.Terminal().Wait(limit(t), regexp.MustCompile(`\[y/N\]`)); err != nil {
+		t.Fatal(err)
+	}
+	host.Terminal().Type("y\n")
+	for _, p := range []*proc.Process{host, joiner} {
+		if e, err := p.Wait(limit(t)); err != nil || !e.OK() {
+			t.Fatalf("%v, %v\n%s", e, err, p.Output())
+		}
 	}
 	server := proc.Start(t, on("first", commands[2], "HOST:7070", "127.0.0.1:0"))
-	if m, err = server.WaitLine(limit(t), regexp.MustCompile(`at tcp://first@(127\.0\.0\.1:\d+): TLS`)); err != nil {
+	m, err := server.WaitLine(limit(t), regexp.MustCompile(`at tcp://first@(127\.0\.0\.1:\d+): TLS`))
+	if err != nil {
 		t.Fatal(err)
 	}
 	if out := runSpec(t, on("second", commands[3], "HOST:7070", m[1])); !strings.Contains(out, "w\n") {

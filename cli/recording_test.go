@@ -123,7 +123,8 @@ var masks = []struct {
 	{regexp.MustCompile(`  (tcp|shm)\b`), ""},
 	{regexp.MustCompile(`AF_XDP +XDP of the driver +metadata`), "AF_XDP  XDP of the driver  metadata"}, // as wide as what this kernel's drivers declare
 	{regexp.MustCompile(`native +basic redirect.*`), "native  basic redirect"},
-	{regexp.MustCompile(`#[-\w]{20,}`), "#CODE"},
+	{regexp.MustCompile(`\b[0-9a-f]{8}( [0-9a-f]{8}){7}\b`), "FINGERPRINT"},
+	{regexp.MustCompile(`(?m)^  [-\w]{68}$`), "  CODE"},
 	{regexp.MustCompile(`\b[0-9a-f]{64}\b`), "SHA256"},
 	{regexp.MustCompile(`\b[0-9a-f]{32}\b`), "SERIAL"},
 	{regexp.MustCompile(`instance [0-9a-f]{16}`), "instance INSTANCE"},
@@ -237,7 +238,7 @@ func TestRecordingFiles(t *testing.T) {
 	r.say("Ctrl-C in the server's terminal:")
 	server.Terminal().Type("\x03")
 	text := r.end(server, "penstock serve models", 0)
-	for _, want := range []string{"fetched llama/weights.bin, 5.0 MB in", "PLAINTEXT", "ending"} {
+	for _, want := range []string{"fetched llama/weights.bin, 5.0 MB in", "processes of this user", "ending"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the server's terminal does not show %q", want)
 		}
@@ -381,25 +382,43 @@ func TestRecordingPair(t *testing.T) {
 	r := record(t)
 	write(t, filepath.Join(r.dir, "models/config.json"), []byte(`{"layers": 2}`+"\n"))
 	first := r.start("pair", "--listen", "127.0.0.1:0", "--dir", "id-first", "--name", "first")
-	text, err := first.Terminal().Wait(limit(t), regexp.MustCompile(`penstock pair '(127\.0\.0\.1:\d+#[-\w]+)'\n(.*\n)*.*Waiting on`))
+	shown := regexp.MustCompile(`penstock pair (127\.0\.0\.1:\d+)\s+and give[^\n]*\s+([-\w]{68})\s(?s:.*)Waiting on`)
+	text, err := first.Terminal().Wait(limit(t), shown)
 	if err != nil {
 		t.Fatal(err)
 	}
-	invitation := regexp.MustCompile(`penstock pair '(\S+)'`).FindStringSubmatch(text)[1]
+	m := shown.FindStringSubmatch(text)
+	address, code := m[1], m[2]
 	r.say("on the first machine (here all of them are one machine with several identities: else --dir and --identity can be left out):")
 	r.show("penstock pair --listen 127.0.0.1:0 --dir id-first --name first", text)
-	r.say("on the second machine:")
-	r.end(r.start("pair", invitation, "--dir", "id-second", "--name", "second"), "penstock pair '"+invitation+"' --dir id-second --name second", 0)
+	second := r.start("pair", address, "--dir", "id-second", "--name", "second")
+	if _, err := second.Terminal().Wait(limit(t), regexp.MustCompile(`not shown`)); err != nil {
+		t.Fatal(err)
+	}
+	second.Terminal().Type(code + "\n")
+	if _, err := second.Terminal().Wait(limit(t), regexp.MustCompile(`fingerprint`)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Terminal().Wait(limit(t), regexp.MustCompile(`\[y/N\]`)); err != nil {
+		t.Fatal(err)
+	}
+	first.Terminal().Type("y\n")
+	r.say("on the second machine, where somebody pastes the code:")
+	r.end(second, "penstock pair "+address+" --dir id-second --name second", 0)
 	r.say("and on the first one:")
 	e, err := first.Wait(limit(t))
 	if err != nil || !e.OK() {
 		t.Fatalf("%v, %v: %s", e, err, first.Output())
 	}
-	_, after, ok := strings.Cut(first.Output(), "\nPaired: ")
+	_, after, ok := strings.Cut(first.Output(), "\nA machine knows the code:")
 	if !ok {
 		t.Fatalf("not paired:\n%s", first.Output())
 	}
-	r.show("", "Paired: "+after)
+	r.show("", "A machine knows the code:"+after)
+	r.say("a third machine, which no network connects, gets a file by other ways:")
+	r.run(0, "pair", "export", "third", "-o", "third.pair", "--dir", "id-first")
+	r.run(0, "pair", "import", "third.pair", "--dir", "id-third")
+	r.run(0, "pair", "allow", "third", "read,list", "--dir", "id-first")
 	r.say("the first one serves:")
 	server := r.start("serve", "models", "--identity", "id-first", "--listen", "tcp://127.0.0.1:0")
 	screen, err := server.Terminal().Wait(limit(t), regexp.MustCompile(`tcp://first@127\.0\.0\.1:\d+: `))
@@ -410,9 +429,6 @@ func TestRecordingPair(t *testing.T) {
 	r.run(0, "ls", addr, "--identity", "id-second")
 	r.say("who is not paired:")
 	r.run(exitNotPermitted, "ls", strings.Replace(addr, "first@", "", 1), "--identity", "none")
-	r.say("a third machine, which no network connects, gets a file by other ways:")
-	r.run(0, "pair", "export", "third", "-o", "third.pair", "--dir", "id-first")
-	r.run(0, "pair", "import", "third.pair", "--dir", "id-third")
 	r.run(0, "ls", addr, "--identity", "id-third")
 	r.run(0, "pair", "list", "--dir", "id-first")
 	r.say("Ctrl-C in the server's terminal:")

@@ -17,15 +17,20 @@ import (
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
+	lab      Lab // of Bench
 }
 
 // Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong use of the command line,
 // and those of "penstock help exit-codes". The first interrupt asks the command to end in order, the second ends the process.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
+	return execute(args, streams{in, out, errOut, Lab{}})
+}
+
+func execute(args []string, s streams) int {
 	ctx, stop := signal.NotifyContext(context.Background(), sys.Interrupts()...)
 	defer stop()
 	defer context.AfterFunc(ctx, stop)()
-	root := New(in, out, errOut)
+	root := newRoot(s)
 	root.SetArgs(args)
 	err := interruption(ctx, root.ExecuteContext(ctx))
 	switch {
@@ -34,10 +39,10 @@ func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	case errors.Is(err, errReported):
 		return exitFailure
 	}
-	fmt.Fprintf(errOut, "penstock: %s\n", printableLines(err.Error()))
+	fmt.Fprintf(s.err, "penstock: %s\n", printableLines(err.Error()))
 	status := exitStatus(err)
 	if status == exitUsage {
-		fmt.Fprintf(errOut, "Run \"penstock help\" for the commands and their flags.\n")
+		fmt.Fprintf(s.err, "Run \"penstock help\" for the commands and their flags.\n")
 	}
 	return status
 }
@@ -64,7 +69,10 @@ func (e *usageError) Unwrap() error { return e.err }
 
 // New builds the command tree on the given streams.
 func New(in io.Reader, out, errOut io.Writer) *cobra.Command {
-	s := streams{in, out, errOut}
+	return newRoot(streams{in, out, errOut, Lab{}})
+}
+
+func newRoot(s streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "Bring bytes into the memory of another process, without copying them, and say by which path and why",
@@ -89,9 +97,9 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 		},
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	root.SetIn(in)
-	root.SetOut(out)
-	root.SetErr(errOut)
+	root.SetIn(s.in)
+	root.SetOut(s.out)
+	root.SetErr(s.err)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newStatus(s), newConfig(s), newDoctor(s),
 		newTopology(s), newDevices(s), newTune(s),

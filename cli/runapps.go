@@ -44,7 +44,7 @@ func (a *plannedApp) String() string {
 func planApps(cfg *config.Config) (apps []plannedApp, missing config.Diagnostics, warnings []string) {
 	taken := map[string]bool{}
 	for i, a := range cfg.Applications {
-		p := plannedApp{Name: a.Name, Kind: a.Kind, From: queueName(a.Interface, a.Queue), Core: a.CPUCore, cfg: a, index: -1}
+		p := plannedApp{Name: a.Name, Kind: a.Kind, From: queueName(a.Interface, a.Queue), Core: a.CPUCore, cfg: a, index: -1, burst: burstOf(cfg, a.Interface, a.Queue)}
 		taken[p.From] = true
 		to := a.Interface
 		if a.Kind == "forward" {
@@ -52,7 +52,9 @@ func planApps(cfg *config.Config) (apps []plannedApp, missing config.Diagnostics
 		}
 		if a.Kind == "forward" || a.Kind == "echo" {
 			p.To = queueName(to, a.ToQueue)
-			p.depth = depthOf(cfg, to, a.ToQueue)
+			if q := txQueue(cfg, to, a.ToQueue); q != nil {
+				p.depth, p.burst = q.Depth, min(p.burst, q.BatchSize)
+			}
 		}
 		if t := a.Tensor; t != nil {
 			if d, err := t.Desc(); err == nil {
@@ -64,7 +66,6 @@ func planApps(cfg *config.Config) (apps []plannedApp, missing config.Diagnostics
 				missing = append(missing, cfg.Diagnose(config.Needs, config.CodeHost, fmt.Sprintf("applications[%d].cpu_core", i), fmt.Sprintf("this process cannot run on core %d", a.CPUCore), "", "-1 leaves the choice to the system"))
 			}
 		}
-		p.burst = burstOf(cfg, a.Interface, a.Queue)
 		apps = append(apps, p)
 	}
 	for i := range cfg.Interfaces {
@@ -96,17 +97,18 @@ func processor(core int) int {
 	return -1
 }
 
-func depthOf(cfg *config.Config, iface string, id int) int {
+// txQueue is a transmit queue of the file, nil if there is none.
+func txQueue(cfg *config.Config, iface string, id int) *config.TxQueue {
 	for i := range cfg.Interfaces {
 		if f := &cfg.Interfaces[i]; f.Name == iface && f.Tx != nil {
-			for _, q := range f.Tx.Queues {
-				if q.ID == id {
-					return q.Depth
+			for k := range f.Tx.Queues {
+				if f.Tx.Queues[k].ID == id {
+					return &f.Tx.Queues[k]
 				}
 			}
 		}
 	}
-	return 0
+	return nil
 }
 
 func burstOf(cfg *config.Config, iface string, id int) int {
@@ -125,14 +127,21 @@ func burstOf(cfg *config.Config, iface string, id int) int {
 // open makes the application on the queues of an open system.
 func (p *plannedApp) open(s *root.System) (*app.App, error) {
 	a := &p.cfg
+	rx, err := s.Rx(a.Interface, a.Queue)
+	if err != nil {
+		return nil, err
+	}
 	caps := s.Port(a.Interface).Capabilities()
-	o := app.Options{Name: p.Name, Kind: app.Kind(p.Kind), Rx: s.Rx(a.Interface, a.Queue), Frames: caps.Frames, Stream: caps.Stream, Burst: min(p.burst, 1<<16), Core: p.index}
+	o := app.Options{Name: p.Name, Kind: app.Kind(p.Kind), Rx: rx, Frames: caps.Frames, Stream: caps.Stream, Burst: min(p.burst, 1<<16), Core: p.index}
 	if p.To != "" {
 		to := a.Interface
 		if p.Kind == "forward" {
 			to = a.To
 		}
-		o.Tx, o.Depth, o.OtherPort = s.Tx(to, a.ToQueue), p.depth, to != a.Interface
+		if o.Tx, err = s.Tx(to, a.ToQueue); err != nil {
+			return nil, err
+		}
+		o.Depth, o.OtherPort = p.depth, to != a.Interface
 		if other := s.Port(to).Capabilities(); other.Frames != caps.Frames || other.Stream != caps.Stream {
 			return nil, fmt.Errorf("application %q: packets of %s are %s, and those of %s are %s: nothing can be forwarded between them", p.Name, a.Interface, packetsOf(caps.Frames, caps.Stream),
 				to, packetsOf(other.Frames, other.Stream))

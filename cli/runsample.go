@@ -233,7 +233,18 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		}
 	}
 	p := m.planned(f.Name)
-	for _, q := range f.Rx {
+	for i, q := range f.Rx {
+		for k, x := range q.Stages {
+			for reason, n := range x.Stats.Drops {
+				if n > 0 {
+					var before uint64
+					if i < len(was.Rx) {
+						before = was.Rx[i].Stages[k].Stats.Drops[reason]
+					}
+					s.Drops = append(s.Drops, runDrop{fmt.Sprintf("%s/%d %s", f.Name, q.ID, x.Type), engine.Drop(reason).String(), n, per(n, before)})
+				}
+			}
+		}
 		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "in", Poller: q.Poller, Core: -1, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total()}
 		if q.Polled != nil {
 			r.Held, r.Stalls = uint64(q.Polled.Waiting), q.Polled.Stalls

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -32,12 +34,12 @@ func identities(t *testing.T, names ...string) (dirs map[string]string) {
 }
 
 func TestServeWithIdentity(t *testing.T) {
-	dirs := identities(t, "worker", "guest")
+	dirs := identities(t, "worker", "guest", "denied")
 	stranger := identities(t)["server"]
 	served := t.TempDir()
 	b := content(100_000, 10)
 	write(t, filepath.Join(served, "w"), b)
-	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,write,list\nallow guest list\n"))
+	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,write,list\nallow guest list\ndeny name denied\n"))
 	p := proc.Start(t, program("serve", served, "--writable", "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", policy))
 	m, err := p.WaitLine(limit(t), servedNamed)
 	if err != nil {
@@ -52,6 +54,7 @@ func TestServeWithIdentity(t *testing.T) {
 	run(t, exitNotPermitted, "may list on this node", "get", addr+"/w", "-o", out+"2", "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "does not let you write", "put", out, addr+"/newer", "--identity", dirs["guest"])
 	run(t, exitNotPermitted, "", "ls", "tcp://another@"+addr, "--identity", dirs["worker"])
+	run(t, exitNotPermitted, "refuses the certificate of this node", "ls", addr, "--identity", dirs["denied"])
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", stranger)
 	run(t, exitNotPermitted, "", "ls", addr, "--identity", "none")
 	run(t, exitNotPermitted, "there is no identity", "ls", addr, "--identity", t.TempDir())
@@ -65,5 +68,55 @@ func TestServeWithIdentity(t *testing.T) {
 	}
 	if strings.Contains(p.Output(), "PLAINTEXT") {
 		t.Errorf("serve warns of TLS:\n%s", p.Output())
+	}
+}
+
+// A file of rules that is wrong at the start is an error with its place, and serve and status report one that becomes wrong later.
+func TestBrokenRules(t *testing.T) {
+	dirs := identities(t, "worker")
+	policy := filepath.Join(dirs["server"], "policy")
+	serve := []string{"serve", t.TempDir(), "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"]}
+	write(t, policy, []byte("allow worker all\nallow guest reed\n"))
+	run(t, 1, policy+":2: rights \"reed\"", serve...)
+	run(t, 1, "elsewhere does not exist", append(serve, "--policy", "elsewhere")...)
+	write(t, policy, []byte("allow worker all\n"))
+	p := proc.Start(t, program(serve...))
+	m, err := p.WaitLine(limit(t), servedNamed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, policy, []byte("allow worker list\nallow guest reed\n"))
+	said := regexp.MustCompile("WARNING: .*" + regexp.QuoteMeta(policy+":2: rights \"reed\""))
+	said2 := regexp.MustCompile("ERROR: .*" + regexp.QuoteMeta(policy+":2: rights \"reed\""))
+	for { // it looks once per second
+		out, errOut, status := penstock(t, "status", m[1], "--identity", dirs["worker"])
+		if status != 0 {
+			t.Fatalf("exit status %d: %s", status, errOut)
+		}
+		if said2.MatchString(out) {
+			break
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-limit(t).Done():
+			t.Fatalf("the status does not say that the rules are wrong:\n%s", out)
+		}
+	}
+	if _, err := p.WaitLine(limit(t), said); err != nil {
+		t.Error(err)
+	}
+	if err := os.Remove(policy); err != nil {
+		t.Fatal(err)
+	}
+	for { // likewise
+		_, errOut, status := penstock(t, "status", m[1], "--identity", dirs["worker"])
+		if status == exitNotPermitted && strings.Contains(errOut, `"penstock pair allow worker RIGHTS"`) {
+			break
+		}
+		select {
+		case <-time.After(10 * time.Millisecond):
+		case <-limit(t).Done():
+			t.Fatalf("without rules: exit status %d\n%s", status, errOut)
+		}
 	}
 }

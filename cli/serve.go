@@ -32,7 +32,9 @@ type serveOptions struct {
 	grace    time.Duration
 	rescan   time.Duration
 	maxBytes string
-	policy   string
+	maxFiles int
+	keepFree string
+	keepPart string
 	metrics  string
 }
 
@@ -63,8 +65,11 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f := c.Flags()
 	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST:PORT or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
-	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows)")
-	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, everything)")
+	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows, less --keep-free)")
+	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
+	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that nobody goes on with is kept, such as 72h, or forever")
+	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable taken (default: 50000; each takes one of the mappings of vm.max_map_count)")
+	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, nobody may do anything)")
 	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095")
 	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
@@ -109,13 +114,16 @@ func runServe(ctx context.Context, s streams, o serveOptions, root string) error
 }
 
 func (v *server) run(ctx context.Context, root string) (err error) {
-	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, Strong: v.o.strong, RescanEvery: v.o.rescan,
+	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
 		OnAccess: v.accessed}
-	if so.MaxBytes, err = parseMaxBytes(v.o.maxBytes, v.o.writable); err != nil {
+	if err = v.o.limits(&so); err != nil {
 		return err
 	}
 	if v.o.grace < 0 || v.o.rescan < 0 {
 		return &usageError{errors.New("--grace and --rescan: expected 0 or more")}
+	}
+	if v.o.maxFiles < 0 {
+		return &usageError{errors.New("--max-files: expected 0 or more")}
 	}
 	if _, err := os.Stat(root); err != nil { // before anything is opened
 		return err
@@ -124,17 +132,17 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 	if err != nil {
 		return err
 	}
-	if v.o.policy != "" {
-		if no.Identity == nil {
-			return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an identity, see penstock pair")}
-		}
-		if no.Identity, err = v.o.openIdentity(v.o.policy); err != nil {
-			return err
-		}
+	if v.o.policy != "" && no.Identity == nil {
+		return &usageError{errors.New("--policy: the rules are about the names in certificates: it goes with an identity, see penstock pair")}
 	}
 	v.id = no.Identity
 	so.Logger = no.Logger
-	no.OnPeer = v.come
+	no.OnPeer, no.Anonymous = v.come, identity.All
+	no.OnEvent = func(e transfer.Event) {
+		if e.Kind == transfer.EventIdentityRefused {
+			v.d.warn("changed certificates or rules cannot be used: %s", share.Printable(e.Reason))
+		}
+	}
 	if no.Listen = v.o.listen; len(no.Listen) == 0 {
 		no.Listen = []string{defaultListen}
 	}
@@ -175,18 +183,40 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 	return nil
 }
 
-func parseMaxBytes(s string, writable bool) (uint64, error) {
-	if s == "" {
-		return 0, nil
+// limits reads the flags that say what uploads may take.
+func (o *serveOptions) limits(so *share.Options) (err error) {
+	bytes := func(flag, s string, none uint64) (uint64, error) {
+		if s == "" {
+			return 0, nil
+		}
+		n, err := parseSize(s)
+		switch {
+		case err != nil:
+			return 0, &usageError{fmt.Errorf("%s: %w", flag, err)}
+		case !o.writable:
+			return 0, &usageError{fmt.Errorf("%s limits what peers put here: it goes with --writable", flag)}
+		case n == 0:
+			return none, nil
+		}
+		return n, nil
 	}
-	n, err := parseSize(s)
-	switch {
-	case err != nil:
-		return 0, &usageError{fmt.Errorf("--max-bytes: %w", err)}
-	case !writable:
-		return 0, &usageError{errors.New("--max-bytes limits what peers put here: it goes with --writable")}
+	if so.MaxBytes, err = bytes("--max-bytes", o.maxBytes, 0); err != nil {
+		return err
 	}
-	return n, nil
+	if o.maxBytes != "" && so.MaxBytes == 0 {
+		return &usageError{errors.New("--max-bytes 0: expected more; without the flag the disk is the limit, less --keep-free")}
+	}
+	if so.KeepFree, err = bytes("--keep-free", o.keepFree, share.KeepNoneFree); err != nil {
+		return err
+	}
+	if o.keepPart == "forever" {
+		so.KeepPartial = share.KeepForever
+		return nil
+	}
+	if so.KeepPartial, err = time.ParseDuration(o.keepPart); err != nil || so.KeepPartial <= 0 {
+		return &usageError{fmt.Errorf("--keep-partial %q: expected a duration above 0, such as 24h, or forever", o.keepPart)}
+	}
+	return nil
 }
 
 // serveMetrics serves what the node and the memory of this process count until stop: also while the last transfers end.
@@ -227,6 +257,9 @@ func (v *server) announce(root, page string) {
 	if more := len(n.Skipped) - 10; more > 0 {
 		v.d.print("  left out: %d more", more)
 	}
+	if !n.Complete {
+		v.d.warn("not everything could be looked at: until it can, mirror --delete of peers deletes nothing")
+	}
 	may := "list and read"
 	if v.o.writable {
 		may = "list, read and add files"
@@ -236,15 +269,18 @@ func (v *server) announce(root, page string) {
 	}
 	if v.id == nil {
 		for _, a := range addrs {
-			if text := plaintext(a); text != "" {
-				v.d.warn("%s is PLAINTEXT and asks nobody who he is: %s may %s", a, text, may)
+			if text := v.plaintext(a); text != "" && text != ownUser {
+				v.d.warn("%s is PLAINTEXT and asks nobody for a certificate: %s may %s", a, text, may)
 			}
 		}
 	}
 	if page != "" {
 		v.d.print("metrics at %s", page)
 	}
-	if v.id != nil && v.id.Rules() != nil {
+	if v.id != nil {
+		if v.id.Rules() == nil {
+			v.d.warn("no certificate has rights here: there is no file of rules; \"penstock pair allow NAME RIGHTS\" makes one")
+		}
 		for line := range strings.Lines(v.id.Rules().String()) {
 			v.d.print("  %s", share.Printable(strings.TrimSpace(line)))
 		}
@@ -255,24 +291,35 @@ func (v *server) announce(root, page string) {
 func (v *server) who(addr, may string) string {
 	switch {
 	case strings.HasPrefix(addr, "unix://"):
-		return "processes of this user may " + may
+		return v.users() + " may " + may
 	case v.id == nil:
-		return fmt.Sprintf("%s may %s", plaintext(addr), may)
-	case v.id.Rules() != nil:
-		return "TLS; who has a certificate of the same authority may " + may + ", as far as these rules permit"
+		return fmt.Sprintf("%s may %s", v.plaintext(addr), may)
 	}
-	return "TLS; who has a certificate of the same authority may " + may
+	return "TLS; who has a certificate of the same authority may " + may + ", as far as the rules permit"
+}
+
+const ownUser = "processes of this user"
+
+// users says whom the kernel's word lets in.
+func (v *server) users() string {
+	switch v.o.allowUID {
+	case "":
+		return ownUser
+	case "any":
+		return "every user of this machine"
+	}
+	return ownUser + " and of the users " + v.o.allowUID
 }
 
 // plaintext says who reaches a tcp:// address that is not encrypted; "" for other addresses.
-func plaintext(addr string) string {
+func (v *server) plaintext(addr string) string {
 	hostPort, ok := strings.CutPrefix(addr, "tcp://")
 	if !ok {
 		return ""
 	}
 	host, _, err := net.SplitHostPort(hostPort)
 	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsLoopback() {
-		return "every user of this machine"
+		return v.users()
 	}
 	return "EVERYBODY who reaches this machine"
 }

@@ -204,6 +204,9 @@ func (c screen) print() {
 		fmt.Fprintf(c.w, "  listens on %s\n", safeText(a, 120))
 	}
 	fmt.Fprintf(c.w, "  peers %d now, %d ever, %d turned away; %d of their requests refused\n", len(s.Peers)+s.Omitted.Peers, s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
+	if id := s.Node.Identity; id != nil && id.LoadError != "" {
+		fmt.Fprintf(c.w, "  ERROR: changed certificates or rules cannot be used: %s\n", safeText(id.LoadError, 300))
+	}
 	m := s.Memory
 	fmt.Fprintf(c.w, "  memory for pushed tensors %s of %s; %s registered in %d ranges\n", formatBytes(m.LandingUsed), formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
 	c.totals()

@@ -13,13 +13,14 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"pgregory.net/rapid"
 )
 
 // busyNode is a node with an export and a peer that has put something.
 func busyNode(t *testing.T, name string) *transfer.Node {
 	t.Helper()
-	n, err := transfer.Open(t.Context(), transfer.Options{Name: name, Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: name, Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,9 +4,13 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/input"
+	"github.com/penstock-io/penstock/path"
 )
 
 // Check completes a Config that a program wrote (engines, names, depths; what Load does for a file) and says what is wrong with it.
@@ -15,7 +19,7 @@ func (c *Config) Check(host *Host) Diagnostics {
 	d := &decoder{cfg: c, broken: map[string]bool{}, around: map[string]bool{}}
 	c.derive(nil)
 	d.check(host)
-	d.diags.sort()
+	d.diags.Sort()
 	return d.diags
 }
 
@@ -134,14 +138,15 @@ func (d *decoder) checkStream() {
 	conflict := func(path, message, expected, hint string) {
 		d.related(d.report(Error, CodeConflict, path, message, expected, hint), posOf(s.value), "stream_type is here")
 	}
-	if e := c.Engine; stream == "socket" && (e == DPDK || e == GPUNetIO || e == AFXDP || e == AFP) || stream == "raw" && (e == Sockets || e == EFAFabric) {
-		conflict("engine", fmt.Sprintf("engine: %s does not carry stream_type: %s", e, stream), map[string]string{"socket": "default, socket or ibverbs", "raw": "default, ibverbs, dpdk, xdp or afpacket"}[stream], "")
+	// DAQIRI's engine ibverbs carries both: frames here (verbs), connections by addresses with roce://.
+	if e := c.Engine.Spec(); e != nil && (stream == "socket" && e.Capabilities.Frames && !e.Needs.RDMA || stream == "raw" && !e.Capabilities.Frames && !e.Needs.RDMA) {
+		conflict("engine", fmt.Sprintf("engine: %s does not carry stream_type: %s", e.Name, stream), map[string]string{"socket": "default, socket or ibverbs", "raw": "default, ibverbs, dpdk, xdp or afpacket"}[stream], "")
 	}
 	for i := range c.Interfaces {
 		p := &c.Interfaces[i]
 		path := item("interfaces", i)
 		switch {
-		case stream == "socket" && p.Socket == nil && p.EFA == nil && !d.broken[join(path, "socket")] && !strings.Contains(p.Address, "://"):
+		case stream == "socket" && p.Socket == nil && p.Sections == nil && !d.broken[join(path, "socket")] && !strings.Contains(p.Address, "://"):
 			conflict(path, fmt.Sprintf("stream_type is socket, and the interface %s has no socket_config", shown(p.Name)), "", "add it, or write stream_type: raw")
 		case stream == "raw" && p.Socket != nil:
 			conflict(join(path, "socket"), fmt.Sprintf("stream_type is raw, and the interface %s has a socket_config", shown(p.Name)), "", "remove it, or write stream_type: socket")
@@ -153,42 +158,8 @@ func (d *decoder) checkStream() {
 }
 
 func (d *decoder) checkPort(p *Interface, path string, used map[string]bool) {
-	if why := missingEngine[p.Engine]; why != "" {
-		d.report(Needs, CodeNotBuilt, join(path, "engine"), fmt.Sprintf("interface %s: the engine %s %s", shown(p.Name), p.Engine, why), "", "")
-	}
+	d.checkEngine(p, path)
 	d.checkSocket(p, path)
-	for _, own := range []struct {
-		there bool
-		key   string
-		e     Engine
-	}{{p.XDP != nil, "xdp", AFXDP}, {p.AFPacket != nil, "afpacket", AFP}, {p.EFA != nil, "efa", EFAFabric}, {p.RoCE != nil, "roce", RDMA}} {
-		if own.there && p.Engine != own.e {
-			d.also(d.report(Warning, CodeNoEffect, join(path, own.key), fmt.Sprintf("the section %s says nothing to the engine %s", own.key, p.Engine), "", "remove it, or choose engine: "+string(own.e)), join(path, "engine"), "the engine is "+string(p.Engine))
-		}
-	}
-	if r := p.RoCE; r != nil && r.Connect == "cm" && (p.Rx == nil || len(p.Rx.Queues) == 0) {
-		d.report(Error, CodeConflict, join(path, "roce.connect"), "connect: cm needs a receive queue: a queue pair that the connection manager connects has one", "a small one where nothing is received", "")
-	}
-	if x := p.XDP; x != nil {
-		if x.Ring&(x.Ring-1) != 0 {
-			d.report(Error, CodeValue, join(path, "xdp.ring"), fmt.Sprintf("ring: %d is not a power of two", x.Ring), "1024, 2048 or 4096, say", "")
-		}
-		if p.Rx != nil {
-			for k, q := range p.Rx.Queues {
-				if q.Depth > x.Ring && x.Ring > 0 {
-					d.also(d.report(Error, CodeConflict, join(path, item("rx.queues", k)+".depth"), fmt.Sprintf("depth %d is more than the ring of %d", q.Depth, x.Ring), fmt.Sprintf("at most %d", x.Ring), ""), join(path, "xdp.ring"), "the ring is here")
-				}
-			}
-		}
-	}
-	if a := p.AFPacket; a != nil {
-		if a.Sockets > 1 && a.Fanout == "none" {
-			d.report(Error, CodeConflict, join(path, "afpacket.sockets"), fmt.Sprintf("%d sockets, and fanout does not say how they share", a.Sockets), "fanout: hash, cpu or rollover", "")
-		}
-		if a.FrameSize != 0 && (a.FrameSize < 128 || a.FrameSize%16 != 0) {
-			d.report(Error, CodeValue, join(path, "afpacket.frame_size"), fmt.Sprintf("frame_size: %v is not a size of frames", a.FrameSize), "0, or a multiple of 16 from 128B to 1MiB", "")
-		}
-	}
 	if p.Rx != nil {
 		d.checkRx(p, join(path, "rx"), used)
 	}
@@ -200,9 +171,6 @@ func (d *decoder) checkPort(p *Interface, path string, used map[string]bool) {
 func (d *decoder) checkSocket(p *Interface, path string) {
 	s := p.Socket
 	if s == nil || s.Mode == "" {
-		if p.Engine == Sockets && s == nil && !strings.HasPrefix(p.Address, "udp://") && !strings.HasPrefix(p.Address, "tcp://") && p.Address != "" && !d.broken[join(path, "socket")] {
-			d.report(Error, CodeValue, join(path, "address"), fmt.Sprintf("the engine socket cannot open %s", shown(p.Address)), "udp://HOST:PORT, tcp://HOST:PORT, or a section socket", "")
-		}
 		return
 	}
 	path = join(path, "socket")
@@ -220,9 +188,9 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 	case broken:
 	case s.Mode == "server" && (s.Local.IsZero() || s.Local.Port == 0):
 		bad(local, fmt.Sprintf("the server %s has no port to be reached at", shown(p.Name)), names[0]+" with a port, such as udp://10.0.0.1:5000", "")
-	case s.Mode == "client" && p.Engine == RDMA && !s.Remote.IsZero() && d.cfg.dialect != Ours:
+	case s.Mode == "client" && p.Engine.needs().RDMA && !s.Remote.IsZero() && d.cfg.dialect != Ours:
 		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client is told the address when it connects", "remove it")
-	case s.Mode == "client" && p.Engine == Sockets && (s.Remote.Port == 0 || !s.Remote.Host.IsValid()):
+	case s.Mode == "client" && p.Engine.needs().Buffers && (s.Remote.Port == 0 || !s.Remote.Host.IsValid()):
 		bad(remote, fmt.Sprintf("the client %s does not know its server", shown(p.Name)), names[1]+" with a host and a port, such as udp://10.0.0.1:5000", "")
 	}
 	if s.Local.Host.IsValid() && s.Remote.Host.IsValid() && s.Local.Host.Unmap().Is4() != s.Remote.Host.Unmap().Is4() {
@@ -231,10 +199,8 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 	if a, err := netip.ParseAddr(p.Address); err == nil && d.cfg.dialect != Ours && s.Local.Host.IsValid() && a != s.Local.Host {
 		d.also(d.report(Warning, CodeConflict, join(path[:strings.LastIndexByte(path, '.')], "address"), fmt.Sprintf("address is %v, and %s is %v", a, names[0], s.Local.Host), "the same", ""), local, names[0]+" is here")
 	}
-	if s.Local.Scheme == "udp" || s.Remote.Scheme == "udp" {
-		if s.MaxPayload > 65507 {
-			d.report(Warning, CodeValue, join(path, "max_payload_size"), fmt.Sprintf("max_payload_size: no datagram has a payload of %d bytes", s.MaxPayload), "at most 65507", "longer ones are refused when they are sent")
-		}
+	if n, _ := strconv.Atoi(p.Sections[socketSectionName]["max_payload_size"]); n > 65507 && (s.Local.Scheme == "udp" || s.Remote.Scheme == "udp") {
+		d.report(Warning, CodeValue, join(path, "max_payload_size"), fmt.Sprintf("max_payload_size: no datagram has a payload of %d bytes", n), "at most 65507", "longer ones are refused when they are sent")
 	}
 }
 
@@ -245,6 +211,12 @@ func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
 	if !r.Owned && d.cfg.sources != nil {
 		d.report(Note, CodeMeaning, join(path, "owned"), fmt.Sprintf("the memory of %s is the program's: it gives it when it opens the configuration", shown(r.Name)), "", "")
 	}
+	for k, a := range r.Access {
+		if a != "local" && a != "" { // what cannot be read is empty
+			d.report(Needs, CodeNotBuilt, join(path, item("access", k)), fmt.Sprintf("access: %s of %s: no peer reads or writes the memory of streams over RDMA", a, shown(r.Name)), "local",
+				"remove it: a program exposes memory by Port.Expose of the engine rdma, and transfers export it by name")
+		}
+	}
 	if !used[r.Name] && r.Name != "" && len(d.cfg.Interfaces) > 0 && !d.connected() &&
 		!d.unread("interfaces", "interfaces.rx", "interfaces.tx", "interfaces.rx.queues", "interfaces.tx.queues", "interfaces.rx.queues.memory_regions", "interfaces.tx.queues.memory_regions") {
 		d.report(Warning, CodeReference, path, fmt.Sprintf("no queue uses the memory region %s", shown(r.Name)), "", "it would be allocated all the same: remove it, or name it in a queue")
@@ -253,12 +225,7 @@ func (d *decoder) checkRegion(r *Region, path string, used map[string]bool) {
 
 // connected reports whether an interface is for RDMA connections, whose memory is named when it is used.
 func (d *decoder) connected() bool {
-	for i := range d.cfg.Interfaces {
-		if d.cfg.Interfaces[i].Engine == RDMA || d.cfg.Interfaces[i].Engine == EFAFabric {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.cfg.Interfaces, func(p Interface) bool { return p.Engine.fabric() })
 }
 
 // regionsOf checks the regions that a queue names.
@@ -267,14 +234,14 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 	switch {
 	case len(names) > 2:
 		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")), "one, or two: headers and payload", "")
-	case len(names) == 0 && p.Engine != RDMA && p.Engine != EFAFabric && !d.broken[at]:
+	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at]:
 		if s, ok := d.cfg.sources[at]; !ok || s.At.IsZero() || d.cfg.sources == nil {
 			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions", "the name of a region of memory_regions", "")
 		} else {
 			d.report(Error, CodeMissingKey, at, "memory_regions is empty", "the name of a region", "")
 		}
 	}
-	if len(names) == 0 && p.Engine == RDMA && !d.broken[at] {
+	if len(names) == 0 && p.Engine.fabric() && p.Engine.Built() && !d.broken[at] {
 		d.report(Needs, CodeMissingKey, path, "the queue names no memory_regions, and the names of the regions do not tell which is meant", "the name of a region of memory_regions", "")
 	}
 	if len(names) == 2 {
@@ -295,7 +262,7 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 			}
 			known := d.regionNames()
 			hint := "add it below memory_regions"
-			if near := nearest(name, known); near != "" {
+			if near := input.Nearest(name, known); near != "" {
 				hint = fmt.Sprintf("did you mean %s?", near)
 				used[near] = true
 			}
@@ -320,7 +287,7 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 				"no burst can ever be full: make num_bufs larger, or batch_size smaller"), slots, "num_bufs is here")
 		}
 	}
-	if need := Size(p.MTU + 14); len(names) == 1 && p.MTU > 0 && p.Engine.frames() && p.Engine != AFXDP {
+	if need := Size(p.MTU + 14); len(names) == 1 && p.MTU > 0 && p.Engine.frames() && !p.Engine.needs().XDP {
 		if r, i := d.region(names[0]); r != nil && r.BufSize > 0 && r.BufSize < need {
 			d.also(d.report(Warning, CodeConflict, at, fmt.Sprintf("packets of the MTU %d have %d bytes with their Ethernet header, and a slot of %s has %d", p.MTU, need, names[0], r.BufSize), fmt.Sprintf("buf_size of %d or more", need),
 				"longer packets would be dropped"), join(item("memory_regions", i), "buf_size"), "buf_size is here")
@@ -357,6 +324,11 @@ func (d *decoder) checkShares() {
 
 // checkNode looks at transfers, security, registry and metrics.
 func (d *decoder) checkNode() {
+	if s := d.cfg.Security; s != nil {
+		if _, err := path.ParseUsers(s.AllowUID); err != nil {
+			d.report(Error, CodeValue, "security.allow_uid", err.Error(), "user numbers such as \"1000,1001\", or any", "")
+		}
+	}
 	c := d.cfg
 	if c.Metrics != nil && c.Metrics.Listen != "" {
 		if _, _, err := net.SplitHostPort(c.Metrics.Listen); err != nil {

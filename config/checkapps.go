@@ -2,6 +2,7 @@ package config
 
 import (
 	"fmt"
+	"github.com/penstock-io/penstock/internal/input"
 	"slices"
 )
 
@@ -24,7 +25,7 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 		if len(known) > 0 {
 			expected, hint = listed(known), ""
 		}
-		if near := nearest(name, known); near != "" {
+		if near := input.Nearest(name, known); near != "" {
 			hint = fmt.Sprintf("did you mean %s?", near)
 		}
 		d.report(Error, CodeReference, join(path, nameKey), fmt.Sprintf("there is no interface %s", shown(name)), expected, hint)
@@ -135,8 +136,11 @@ func (d *decoder) checkApplications() {
 				}
 				tensors[t.Name] = i
 			}
+		case "count":
+		default: // of the program
+			d.queueOf(path, "to", a.To, "to_queue", a.ToQueue, true)
 		}
-		if a.Kind != "forward" && a.Kind != "echo" && a.To != "" {
+		if (a.Kind == "count" || a.Kind == "sink") && a.To != "" {
 			d.report(Error, CodeConflict, join(path, "to"), fmt.Sprintf("%s has a to: it sends nothing", a.Kind), "", "remove it, or write kind: forward")
 		}
 		if a.Kind != "sink" && a.Record != "" {

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/input"
 )
 
 func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
@@ -19,15 +20,17 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		at := item(queues, k)
 		ids[q.ID] = true
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
-		d.direct(at, q.PollMode, "cpu_core", "batch_size", "timeout")
-		if len(q.Regions) == 2 && p.Engine == Sockets {
-			d.report(Needs, CodeNotBuilt, join(at, "memory_regions"), "the engine socket does not split headers from payload: it has no headers", "one region", "")
+		if core := join(at, "cpu_core"); q.PollMode == "direct" && d.cfg.given(core) {
+			d.also(d.report(Error, CodeConflict, core, "cpu_core with poll_mode: direct: the application polls this queue", "", "remove it, or write poll_mode: indirect"), join(at, "poll_mode"), "poll_mode is here")
+		}
+		if len(q.Regions) == 2 && p.Engine.Built() && !p.Engine.Spec().Capabilities.Split {
+			d.report(Needs, CodeNotBuilt, join(at, "memory_regions"), fmt.Sprintf("the engine %s does not split headers from payload", p.Engine), "one region", "")
 		}
 	}
 	if len(rx.Queues) == 0 && !rx.FlowIsolation && !d.broken[queues] {
 		d.report(Warning, CodeMissingKey, path, "rx has no queues", "", "nothing is received; with flow_isolation: true queues can come later")
 	}
-	if rx.HardwareTimestamps && p.Engine != AFXDP && p.Engine != Verbs && p.Engine.Built() {
+	if rx.HardwareTimestamps && p.Engine.Built() && !p.Engine.hardwareTime() {
 		d.report(Needs, CodeNotBuilt, join(path, "hardware_timestamps"), fmt.Sprintf("the engine %s has no times of the network card", p.Engine), "", "engine: xdp has them where the driver does; timestamps: true are the kernel's")
 	}
 	if rx.DynamicFlowCapacity > 0 {
@@ -64,18 +67,6 @@ func (d *decoder) checkFlows(all []Flow, items []FlexItem, path string, check fu
 		rules, sound, at = append(rules, r), append(sound, f), append(at, k)
 	}
 	d.problems(d.validate(rules, path), func(i int) string { return item(path, at[i]) }, sound)
-}
-
-// direct reports what a queue that the application polls must not have.
-func (d *decoder) direct(path, mode string, names ...string) {
-	if mode != "direct" {
-		return
-	}
-	for _, name := range names {
-		if at := join(path, name); d.cfg.given(at) {
-			d.also(d.report(Error, CodeConflict, at, fmt.Sprintf("%s with poll_mode: direct: the application polls this queue", name), "", "remove it, or write poll_mode: indirect"), join(path, "poll_mode"), "poll_mode is here")
-		}
-	}
 }
 
 func (d *decoder) checkFlex(rx *Rx, path string) {
@@ -182,7 +173,7 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	if r.Region != "" && reg == nil && !d.unread("memory_regions", "memory_regions.name") {
 		known := d.regionNames()
 		hint := ""
-		if near := nearest(r.Region, known); near != "" {
+		if near := input.Nearest(r.Region, known); near != "" {
 			hint = fmt.Sprintf("did you mean %s?", near)
 		}
 		d.report(Error, CodeReference, join(path, "memory_region"), fmt.Sprintf("there is no memory region %s", shown(r.Region)), listed(known), hint)
@@ -305,12 +296,8 @@ func (d *decoder) checkTx(p *Interface, path string, used map[string]bool) {
 		q := &tx.Queues[k]
 		at := item(queues, k)
 		d.regionsOf(p, q.Regions, at, q.Depth, q.BatchSize, used)
-		d.direct(at, q.PollMode, "cpu_core", "batch_size")
 		if len(q.Offloads) > 0 && !p.Engine.frames() {
 			d.report(Warning, CodeNoEffect, join(at, "offloads"), fmt.Sprintf("the engine %s writes no Ethernet headers of its own", p.Engine), "", "remove offloads")
-		}
-		if q.GPUNetIO != nil && p.Engine != GPUNetIO {
-			d.report(Warning, CodeNoEffect, join(at, "gpunetio"), fmt.Sprintf("the section gpunetio says nothing to the engine %s", p.Engine), "", "remove it")
 		}
 	}
 	if len(tx.Queues) == 0 && !d.broken[queues] {

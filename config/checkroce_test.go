@@ -33,16 +33,16 @@ func TestConnectManager(t *testing.T) {
 			o.Set = append(o.Set, x)
 		}
 		c, said := config.Load("roce.yaml", []byte(text), o)
-		if c == nil || c.Interfaces[0].RoCE == nil || c.Interfaces[0].RoCE.Connect != "cm" {
+		if c == nil || c.Interfaces[0].Sections["roce"]["connect"] != "cm" {
 			t.Errorf("%v: %v", sets, said.Err())
 		}
 	}
-	if c, said := config.Load("roce.yaml", []byte(theirs), config.Options{}); c == nil || c.Interfaces[0].RoCE.Connect != "tcp" {
+	if c, said := config.Load("roce.yaml", []byte(theirs), config.Options{}); c == nil || c.Interfaces[0].Sections["roce"]["connect"] != "" {
 		t.Errorf("DAQIRI's file as it is: %v", said.Err())
 	}
 	for _, how := range []string{"UC", "UD"} {
 		if c, said := config.Load("roce.yaml", []byte(strings.Replace(ours, "connect: cm", "connect: cm, transport: "+how, 1)), config.Options{}); c == nil ||
-			c.Interfaces[0].RoCE.Transport != how || said.Err() != nil {
+			c.Interfaces[0].Sections["roce"]["transport"] != how || said.Err() != nil {
 			t.Errorf("%s by rdma_cm: %v", how, said.Err())
 		}
 	}

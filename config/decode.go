@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/input"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -15,6 +17,8 @@ type Options struct {
 	Host *Host
 	// Set replaces values of the file, in this order. A place that is not there is an Error without a place.
 	Set []Setting
+	// Kinds are words for the kind of an application besides ours: those that the program adds to app.Kinds.
+	Kinds []string
 }
 
 // Load reads a configuration and checks all of it. name is the file's, for messages. It returns everything there is to say, sorted by
@@ -23,14 +27,14 @@ type Options struct {
 // Time and memory are bounded: text beyond 1 MiB is refused, aliases add 50,000 values at most, and after 1,000
 // diagnostics no more are kept.
 func Load(name string, text []byte, o Options) (*Config, Diagnostics) {
-	d := &decoder{cfg: &Config{name: name, sources: map[string]Source{}}, broken: map[string]bool{}, around: map[string]bool{}}
+	d := &decoder{cfg: &Config{name: name, sources: map[string]Source{}}, broken: map[string]bool{}, around: map[string]bool{}, kinds: o.Kinds}
 	if root := d.parse(text); root != nil {
 		if d.file(root, o.Set) {
 			d.cfg.derive(d)
 			d.check(o.Host)
 		}
 	}
-	d.diags.sort()
+	d.diags.Sort()
 	if d.more > 0 {
 		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: mend some of these first", d.more)})
 	}
@@ -57,6 +61,7 @@ type decoder struct {
 	regions map[string]int // places of regions and interfaces by name, the first of each; made by check
 	ifaces  map[string]int
 	pairs   int // of flows that were compared
+	kinds   []string
 }
 
 // full reports whether no more diagnostics are kept: then nobody needs to think about their words.
@@ -76,7 +81,9 @@ type cursor struct {
 	sec  *section
 	node *yaml.Node // nil where the section is not in the file
 	path string
-	v    reflect.Value // of the struct
+	v    reflect.Value          // of the struct
+	put  func(key, text string) // keeps an option of an engine
+	own  bool                   // there are keys that are no options
 	got  map[string]*given
 	typo map[string]bool // needed keys that an unknown key was probably meant to be
 }
@@ -251,11 +258,11 @@ func (d *decoder) noRoot(root *yaml.Node, all []entry) {
 	at, hint := Pos{root.Line, root.Column}, "penstock config generate writes one"
 	width := 1
 	for _, e := range all[:min(len(all), 50)] {
-		if n := nearest(e.key.Value, []string{"penstock", "daqiri"}); n != "" {
+		if n := input.Nearest(e.key.Value, []string{"penstock", "daqiri"}); n != "" {
 			at, width, hint = posOf(e.key), widthOf(e.key), fmt.Sprintf("did you mean %s?", n)
 			break
 		}
-		if n := nearest(e.key.Value, schema().names(Bare)); n != "" {
+		if n := input.Nearest(e.key.Value, schema().names(Bare)); n != "" {
 			at, width, hint = posOf(e.key), widthOf(e.key), fmt.Sprintf("did you mean %s?", n)
 			break
 		}
@@ -284,6 +291,7 @@ func (d *decoder) keys(c *cursor, all []entry, beside ...bool) {
 		}
 		g := &given{key: k, at: e.key, value: e.value, old: k.isOld(name)}
 		c.got[k.name] = g
+		c.own = c.own || k.opt == nil
 		d.spelling(c, g)
 		d.value(c, g)
 	}
@@ -319,7 +327,7 @@ func (d *decoder) unknown(c *cursor, e entry, outside bool) {
 	if c.path == "" && d.cfg.dialect != Bare {
 		names = slices.DeleteFunc(names, func(n string) bool { return c.sec.byName[n].beside != outside })
 	}
-	near := nearest(name, names)
+	near := input.Nearest(name, names)
 	if k := c.sec.byName[name]; k != nil {
 		where := "inside " + d.cfg.dialect.String() + ":"
 		if !outside {
@@ -409,18 +417,38 @@ func (d *decoder) value(c *cursor, g *given) {
 			return
 		}
 		d.source(path, n, 1)
-		d.section(n, k.sub, d.field(c, k), path)
+		if !k.sub.engines {
+			d.section(n, k.sub, d.field(c, k), path, nil)
+			return
+		}
+		all := sectionsOf(c.v)
+		v := reflect.New(k.sub.typ).Elem()
+		if k.index >= 0 {
+			v = d.field(c, k)
+		} else if *all == nil { // a section without keys counts as well
+			*all = map[string]engine.Settings{k.name: {}}
+		} else {
+			(*all)[k.name] = engine.Settings{}
+		}
+		in := d.section(n, k.sub, v, path, func(key, text string) { put(all, k.name, key, text) })
+		if k.index >= 0 && !in.own {
+			c.v.Field(k.index).SetZero()
+		}
 	default:
 		v, ok := d.scalar(n, k, path, g.at.Value, g.old)
 		if !ok {
 			g.unset = true
 			return
 		}
-		if k.index < 0 {
+		if k.opt == nil && k.index < 0 {
 			g.parsed = v
 			return
 		}
 		d.source(path, n, widthOf(n))
+		if k.opt != nil {
+			c.put(k.name, k.kind.formatOf(reflect.ValueOf(v)))
+			return
+		}
 		assign(c.v.Field(k.index), v)
 	}
 }
@@ -482,7 +510,10 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 		}
 	}
 	d.source(path, n, 1)
-	f := c.v.Field(k.index)
+	f := reflect.ValueOf(new([]string)).Elem() // of an option
+	if k.opt == nil {
+		f = c.v.Field(k.index)
+	}
 	if len(items) > 0 { // an empty list is nil, as one that is not there
 		f.Set(reflect.MakeSlice(f.Type(), 0, min(len(items), 4096)))
 	}
@@ -500,7 +531,7 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 				d.breaks(path)
 			} else {
 				d.source(at, x, 1)
-				d.section(x, k.sub, e, at)
+				d.section(x, k.sub, e, at, nil)
 			}
 		} else if v, ok := d.scalar(x, k, at, g.at.Value, g.old); ok {
 			text := fmt.Sprint(v)
@@ -509,11 +540,17 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 			}
 			seen[text] = posOf(x)
 			d.source(at, x, widthOf(x))
+			if k.opt != nil {
+				v = k.kind.formatOf(reflect.ValueOf(v))
+			}
 			assign(e, v)
 		} else {
 			d.breaks(path)
 		}
 		f.Set(reflect.Append(f, e))
+	}
+	if k.opt != nil && len(items) > 0 {
+		c.put(k.name, strings.Join(f.Interface().([]string), ","))
 	}
 	if len(items) == 0 && k.needed {
 		d.add(Error, CodeValue, posOf(n), 1, path, fmt.Sprintf("%s is an empty list", g.at.Value), k.expects(), "")
@@ -533,11 +570,14 @@ func (d *decoder) scalar(n *yaml.Node, k *key, path, name string, old bool) (any
 	}
 	s := scalar{text: n.Value, quoted: n.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle) != 0, loose: d.cfg.dialect != Ours, old: old}
 	v, wrong := k.kind.parse(s)
+	if k.added && slices.Contains(d.kinds, s.text) {
+		v, wrong = s.text, ""
+	}
 	if wrong == "" {
 		return v, true
 	}
 	hint := ""
-	if near := nearest(n.Value, k.kind.words); near != "" {
+	if near := input.Nearest(n.Value, k.kind.words); near != "" {
 		hint = fmt.Sprintf("did you mean %s?", near)
 	}
 	if n.Value == "rdma_config" || n.Value == "rdma" && k.name == "engine" {
@@ -560,13 +600,14 @@ func assign(f reflect.Value, v any) {
 }
 
 // section reads a map into the struct v.
-func (d *decoder) section(n *yaml.Node, s *section, v reflect.Value, path string) {
-	c := &cursor{sec: s, node: n, path: path, v: v, got: map[string]*given{}}
+func (d *decoder) section(n *yaml.Node, s *section, v reflect.Value, path string, put func(key, text string)) *cursor {
+	c := &cursor{sec: s, node: n, path: path, v: v, put: put, got: map[string]*given{}}
 	d.keys(c, d.entries(n, path, 0))
 	d.absent(c)
 	if s.finish != nil {
 		s.finish(d, c)
 	}
+	return c
 }
 
 // absent gives keys that are not there their defaults, and reports those that should be.
@@ -597,10 +638,13 @@ func (d *decoder) absent(c *cursor) {
 
 // byDefault sets a key that is not there.
 func (d *decoder) byDefault(c *cursor, k *key) {
+	path := join(c.path, k.name)
+	if k.opt != nil && k.def != "" && c.node != nil {
+		d.cfg.note(path, Source{Origin: FromDefault})
+	}
 	if k.index < 0 {
 		return
 	}
-	path := join(c.path, k.name)
 	f := c.v.Field(k.index)
 	if k.sub != nil {
 		if f.Kind() == reflect.Struct {

@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/penstock-io/penstock/engine"
 )
 
 // defaultDepth is that of engine.RxSpec and engine.TxSpec.
@@ -33,7 +35,7 @@ func (c *Config) derive(d *decoder) {
 		path := item("interfaces", i)
 		c.engineOf(p, path, d)
 		c.addressOf(p, path)
-		if p.Engine == RDMA {
+		if p.Engine.fabric() && p.Engine.Built() {
 			c.deriveRegions(p, path)
 		}
 		if p.Rx != nil {
@@ -187,31 +189,39 @@ func (c *Config) engineOf(p *Interface, path string, d *decoder) {
 		}
 	}
 	before, _, isURL := strings.Cut(scheme, "://")
+	stream := ""
+	if d != nil && d.legacy.stream != nil {
+		stream = d.legacy.stream.parsed.(string)
+	}
+	loops := func(s *engine.Spec) bool { return s.Option("loop", "") != nil }
+	onBus := func(s *engine.Spec) bool { return s.Bus }
+	named := find(func(s *engine.Spec) bool {
+		_, ok := p.Sections[s.FileSection()]
+		return ok && len(s.Schemes) == 0
+	})
 	switch {
-	case isURL && before == "roce":
-		set(RDMA, "the address %s", scheme)
-	case isURL && (before == "udp" || before == "tcp"):
-		set(Sockets, "the address %s", scheme)
-	case isURL && before == "sim":
-		set(Sim, "the address %s", scheme)
-	case p.EFA != nil:
-		set(EFAFabric, "the section efa")
+	case isURL && find(func(s *engine.Spec) bool { return slices.Contains(s.Schemes, before) }) != "":
+		set(find(func(s *engine.Spec) bool { return slices.Contains(s.Schemes, before) }), "the address %s", scheme)
+	case named != "" && !named.needs().Interface:
+		set(named, "the section %s", named.Spec().FileSection())
 	case loop == "sw":
-		set(Sim, "loopback: sw, which is a port of the engine sim that is looped to itself")
+		set(find(loops), "loopback: sw, which is a port of the engine %s that is looped to itself", find(loops))
 	case loop == "hw":
-		set(Verbs, "loopback: hw, which is made inside the card")
+		set(find(onBus), "loopback: hw, which is made inside the card")
 	case c.Engine != "" && c.Engine != Auto:
 		set(c.Engine, "engine of the configuration")
-	case d != nil && d.legacy.stream != nil && d.legacy.stream.parsed == "pcie":
-		set(PCIe, "stream_type: pcie")
-	case p.Socket != nil, d != nil && d.legacy.stream != nil && d.legacy.stream.parsed == "socket":
-		set(Sockets, "it is for sockets")
+	case stream != "" && stream != "raw":
+		set(Engine(stream), "stream_type: %s", stream)
+	case p.Socket != nil:
+		set(find(func(s *engine.Spec) bool { return s.FileSection() == socketSectionName }), "it is for sockets")
+	case named != "":
+		set(named, "the section %s", named.Spec().FileSection())
 	case pciAddress.MatchString(p.Address) && c.dialect != Ours:
-		set(Verbs, "the address is that of a card on the PCI bus, which DAQIRI opens with ibverbs")
+		set(find(onBus), "the address is that of a card on the PCI bus, which DAQIRI opens with ibverbs")
 	case pciAddress.MatchString(p.Address):
-		set(Verbs, "the address is that of a card on the PCI bus")
+		set(find(onBus), "the address is that of a card on the PCI bus")
 	default:
-		set(AFXDP, "the address is a network interface")
+		set(find(func(s *engine.Spec) bool { return s.Needs.Interface }), "the address is a network interface")
 	}
 }
 
@@ -219,7 +229,7 @@ func (c *Config) engineOf(p *Interface, path string, d *decoder) {
 func (c *Config) addressOf(p *Interface, path string) {
 	at := join(path, "address")
 	switch {
-	case p.Engine == Sim && !strings.Contains(p.Address, "://") && p.Name != "":
+	case p.Engine.plain() && !strings.Contains(p.Address, "://") && p.Name != "":
 		name := p.Address
 		if name == "loopback" || name == "" {
 			name = p.Name
@@ -227,13 +237,18 @@ func (c *Config) addressOf(p *Interface, path string) {
 		if p.Address == "loopback" {
 			name += "?loop"
 		}
-		p.Address = "sim://" + name
-		c.rule(at, "the engine sim")
-	case (p.Engine == Sockets || p.Engine == RDMA) && p.Socket != nil && p.Socket.Mode != "":
+		p.Address = p.Engine.Spec().Schemes[0] + "://" + name
+		c.rule(at, "the engine %s", p.Engine)
+	case p.Engine.needs().IP && p.Socket != nil && p.Socket.Mode != "":
 		if u := p.Socket.url(); u != "" {
 			p.Address = u
 			c.rule(at, "the section socket")
 		}
+	}
+	const retry = "connect_retry"
+	if s := p.Engine.Spec(); s != nil && p.Socket != nil && p.Socket.Mode == "client" && s.Option(retry, p.scheme()) != nil && p.Sections[socketSectionName][retry] == "" {
+		put(&p.Sections, socketSectionName, retry, "1s")
+		c.rule(join(path, join(socketSectionName, retry)), "mode: client")
 	}
 }
 

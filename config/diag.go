@@ -194,7 +194,8 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-func (d Diagnostics) sort() {
+// Sort puts them in the order of the file, the worst first at one place.
+func (d Diagnostics) Sort() {
 	slices.SortStableFunc(d, func(a, b Diagnostic) int {
 		return cmp.Or(a.At.compare(b.At), cmp.Compare(a.Severity, b.Severity), cmp.Compare(a.Code, b.Code), cmp.Compare(a.Message, b.Message),
 			cmp.Compare(a.Path, b.Path))

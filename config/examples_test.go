@@ -2,7 +2,6 @@ package config_test
 
 import (
 	"bytes"
-	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,8 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// files are the fixtures of this package and, where they are, DAQIRI's own examples, which lie outside the repository: a checkout has
-// shared/ in it or beside it.
+// files are the fixtures of this package and DAQIRI's own examples.
 func files(t *testing.T) map[string][]byte {
 	t.Helper()
 	out := map[string][]byte{}
@@ -36,31 +34,10 @@ func files(t *testing.T) map[string][]byte {
 	if read("testdata/good/*.yaml") < 5 {
 		t.Fatal("the fixtures are not there")
 	}
-	for _, dir := range examples {
-		read(dir + "/*.yaml")
+	if read("testdata/daqiri/*.yaml") < 20 {
+		t.Fatal("DAQIRI's examples are not there")
 	}
 	return out
-}
-
-// examples are the directories where DAQIRI's examples may be.
-var examples = []string{"../../shared/data/daqiri-examples", "../shared/data/daqiri-examples"}
-
-func TestExamplesOfDAQIRIAreThere(t *testing.T) {
-	var missing []error
-	n := 0
-	for _, dir := range examples {
-		all, err := os.ReadDir(dir)
-		if err != nil {
-			missing = append(missing, err)
-		}
-		n += len(all)
-	}
-	if len(missing) == len(examples) {
-		t.Skipf("DAQIRI's examples are not on this machine, the package's own fixtures stand for them: %v", errors.Join(missing...))
-	}
-	if n < 20 {
-		t.Errorf("only %d examples", n)
-	}
 }
 
 // Every file loads, says the same in our spelling, and says the same when it is printed and read again.

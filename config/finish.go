@@ -49,7 +49,7 @@ func finishRoot(d *decoder, c *cursor) {
 			d.from("logging.level", g)
 		}
 	}
-	if cfg.dialect != Ours && cfg.Engine == RDMA {
+	if cfg.dialect != Ours && cfg.Engine != Auto && cfg.Engine.fabric() && cfg.Engine.Built() {
 		d.report(Error, CodeRemovedKey, "engine", "engine: rdma is not read any more", "default, dpdk, ibverbs or socket", "addresses with roce:// choose it")
 		cfg.Engine = Auto
 	}
@@ -101,7 +101,7 @@ func finishRegion(d *decoder, c *cursor) {
 
 func finishInterface(d *decoder, c *cursor) {
 	i := c.v.Addr().Interface().(*Interface)
-	if c.got["address"] == nil && i.Socket == nil && c.got["socket"] == nil {
+	if c.got["address"] == nil && i.Socket == nil && !d.unread(join(c.path, "socket"), join(c.path, "socket.mode")) {
 		d.add(Error, CodeMissingKey, posOf(c.node), 1, join(c.path, "address"), "an interface has no address", "an address, or a section "+c.sec.byName["socket"].written(d.cfg.dialect), "add it")
 	}
 	if i.Rx == nil && i.Tx == nil && c.got["rx"] == nil && c.got["tx"] == nil {
@@ -111,6 +111,12 @@ func finishInterface(d *decoder, c *cursor) {
 
 func finishSocket(d *decoder, c *cursor) {
 	s := c.v.Addr().Interface().(*Socket)
+	if c.got["mode"] == nil && (d.cfg.dialect != Ours || slices.ContainsFunc([]string{"local", "remote", "local_ip", "local_port", "remote_ip", "remote_port"}, func(k string) bool { return c.got[k] != nil })) {
+		d.breaks(join(c.path, "mode"))
+		if !c.typo["mode"] {
+			d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path, "socket has no mode", "", "add it")
+		}
+	}
 	for _, side := range []struct {
 		to       string
 		e        *Endpoint
@@ -190,7 +196,7 @@ func (d *decoder) ethernet(c *cursor, m *Match, g *given) {
 	}
 	var e etherMatch
 	path := join(c.path, "ethernet")
-	d.section(n, etherSection(), reflect.ValueOf(&e).Elem(), path)
+	d.section(n, etherSection(), reflect.ValueOf(&e).Elem(), path, nil)
 	m.EthSrc, m.EthDst = e.Src, e.Dst
 	for _, from := range []string{"src", "dst"} {
 		to := "eth_" + from

@@ -6,6 +6,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/drivers"
 )
 
 // Plan is what Generate makes a file for. Empty fields are filled from the machine.
@@ -55,6 +58,16 @@ func Generate(p Plan, h *Host) ([]byte, error) {
 		return bad("%v", problems.Err())
 	}
 	return []byte(text), nil
+}
+
+// RawEngines are the engines of a raw pair: those that take whole frames from network interfaces.
+func RawEngines() (out []string) {
+	for _, s := range drivers.Table() {
+		if s.Built() && s.Needs.Interface && s.Needs.Frames {
+			out = append(out, s.Name)
+		}
+	}
+	return out
 }
 
 // pick deals out cores of a NUMA node, or of any when it has none left. Core 0 comes last: the system likes it.
@@ -145,12 +158,12 @@ func (p *Plan) raw(h *Host) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	engine, queues, payload := p.Engine, max(1, p.Queues), p.Payload
-	if engine == "" || engine == Auto {
-		engine = AFXDP
+	word, queues, payload := p.Engine, max(1, p.Queues), p.Payload
+	if word == "" || word == Auto {
+		word = find(func(s *engine.Spec) bool { return s.Needs.Interface })
 	}
-	if engine != AFXDP && engine != AFP {
-		return "", fmt.Errorf("a raw pair is of the engine xdp or afpacket, not %s", engine)
+	if s := word.Spec(); s == nil || !slices.Contains(RawEngines(), s.Name) {
+		return "", fmt.Errorf("a raw pair is of an engine of network interfaces such as xdp or afpacket, not %s", word)
 	}
 	const headers, inIP = 42, 28 // Ethernet, IPv4 and UDP; those within the MTU
 	mtu := min(tx.MTU, rx.MTU)
@@ -174,7 +187,7 @@ penstock:
   version: 1
   engine: %s
   memory_regions:
-`, tx.Name, rx.Name, engine)
+`, tx.Name, rx.Name, word)
 	for _, r := range []struct {
 		name string
 		on   *HostInterface

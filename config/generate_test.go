@@ -21,7 +21,7 @@ func upHost() *config.Host {
 func TestGenerate(t *testing.T) {
 	for name, p := range map[string]config.Plan{
 		"raw":        {Kind: "raw"},
-		"raw_queues": {Kind: "raw", Tx: "eth1", Rx: "eth0", Engine: config.AFP, Queues: 2, Payload: 1000},
+		"raw_queues": {Kind: "raw", Tx: "eth1", Rx: "eth0", Engine: "afpacket", Queues: 2, Payload: 1000},
 		"socket":     {Kind: "socket"},
 		"socket_tcp": {Kind: "socket", Transport: "tcp", Server: netip.MustParseAddr("fd00::1"), Client: netip.MustParseAddr("fd00::2"), Port: 7000, Payload: 60000},
 		"transfer":   {Kind: "transfer", Share: "/data", Listen: netip.MustParseAddr("10.1.0.1")},
@@ -77,7 +77,7 @@ func TestGenerateRefuses(t *testing.T) {
 		"named twice":                 {Kind: "raw", Tx: "eth0", Rx: "eth0"},
 		"2 receive queues, not 5":     {Kind: "raw", Queues: 5},
 		"does not fit into the MTU":   {Kind: "raw", Payload: 9000},
-		"xdp or afpacket, not dpdk":   {Kind: "raw", Engine: config.DPDK},
+		"xdp or afpacket, not dpdk":   {Kind: "raw", Engine: "dpdk"},
 		`transport "sctp"`:            {Kind: "socket", Transport: "sctp"},
 		"port 70000":                  {Kind: "socket", Port: 70000},
 		"a payload of 70000 bytes":    {Kind: "socket", Payload: 70000},

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -76,14 +77,14 @@ func (d *decoder) checkHost(h *Host) {
 	}
 	for i := range c.Interfaces {
 		p := &c.Interfaces[i]
-		if !p.Engine.onDevice() || p.Address == "" {
+		if !p.Engine.needs().Interface || p.Address == "" {
 			continue
 		}
 		path := item("interfaces", i)
 		x := h.Interface(p.Address)
 		if x == nil {
 			hint := ""
-			if near := nearest(p.Address, names); near != "" {
+			if near := input.Nearest(p.Address, names); near != "" {
 				hint = fmt.Sprintf("did you mean %s?", near)
 			}
 			d.report(Needs, CodeHost, join(path, "address"), fmt.Sprintf("this machine has no network interface %s", shown(p.Address)), listed(names), hint)
@@ -116,16 +117,14 @@ func (d *decoder) checkHost(h *Host) {
 
 func (d *decoder) checkInterface(h *Host, p *Interface, x *HostInterface, path string) {
 	if !x.Up {
-		d.report(Needs, CodeHost, join(path, "address"), fmt.Sprintf("the network interface %s is down", x.Name), "", fmt.Sprintf("ip link set %s up", x.Name))
+		d.report(Warning, CodeHost, join(path, "address"), fmt.Sprintf("the network interface %s is down", x.Name), "", fmt.Sprintf("ip link set %s up", x.Name))
 	}
 	if p.MTU > x.MTU && x.MTU > 0 {
 		d.report(Needs, CodeHost, join(path, "mtu"), fmt.Sprintf("the MTU of %s is %d", x.Name, x.MTU), fmt.Sprintf("%d", p.MTU), fmt.Sprintf("penstock tune nic %s --mtu %d shows how", x.Name, p.MTU))
 	}
-	if p.XDP != nil && x.Queues > 0 {
-		for k, q := range p.XDP.Queues {
-			if q >= x.Queues {
-				d.report(Needs, CodeHost, join(path, item("xdp.queues", k)), fmt.Sprintf("%s has no queue %d", x.Name, q), fmt.Sprintf("0 to %d", x.Queues-1), fmt.Sprintf("penstock tune nic %s --queues %d shows how to have more", x.Name, q+1))
-			}
+	for _, q := range p.Asked() {
+		if n, ok := q.Value.(int64); ok && q.What == "queues" && x.Queues > 0 && int(n) >= x.Queues {
+			d.report(Needs, CodeHost, join(path, q.Path), fmt.Sprintf("%s has no queue %d", x.Name, n), fmt.Sprintf("0 to %d", x.Queues-1), fmt.Sprintf("penstock tune nic %s --queues %d shows how to have more", x.Name, n+1))
 		}
 	}
 	if x.Node < 0 || len(h.Nodes) < 2 {

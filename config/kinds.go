@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -122,7 +123,7 @@ func parseInt(s scalar, lo, hi int64) (any, string) {
 			}
 			return nil, "is not a whole number"
 		}
-		if _, err := quantity(s.text, slices.Concat(sizeUnits, rateUnits, timeUnits), 0); err == nil {
+		if _, err := input.Quantity(s.text, slices.Concat(input.Sizes, input.Rates, input.Times), 0); err == nil {
 			return nil, "has a unit, and this is a plain number"
 		}
 		return nil, "is not a number"
@@ -186,27 +187,27 @@ func oneOf(words []string) string {
 }
 
 func size(lo, hi Size) *kind {
-	k := measured("size", "4096, 4KiB or 2MiB", int64(lo), int64(hi), sizeUnits, 1, 1, func(n int64) (any, string) { return Size(n), Size(n).String() })
+	k := measured("size", "4096, 4KiB or 2MiB", int64(lo), int64(hi), input.Sizes, 1, 1, func(n int64) (any, string) { return Size(n), Size(n).String() })
 	k.format = func(v reflect.Value) string { return Size(v.Int()).String() }
 	return k
 }
 
 // rate is in bits per second; bare is what a number without a unit counts under DAQIRI's name of the key.
 func rate(hi Rate, bare int64) *kind {
-	k := measured("rate", "10Gbps or 500Mbps", 0, int64(hi), rateUnits, 0, bare, func(n int64) (any, string) { return Rate(n), Rate(n).String() })
+	k := measured("rate", "10Gbps or 500Mbps", 0, int64(hi), input.Rates, 0, bare, func(n int64) (any, string) { return Rate(n), Rate(n).String() })
 	k.format = func(v reflect.Value) string { return Rate(v.Uint()).String() }
 	return k
 }
 
 func span(lo, hi time.Duration, bare time.Duration) *kind {
-	k := measured("time", "50us, 2ms or 1s", int64(lo), int64(hi), timeUnits, 0, int64(bare), func(n int64) (any, string) {
+	k := measured("time", "50us, 2ms or 1s", int64(lo), int64(hi), input.Times, 0, int64(bare), func(n int64) (any, string) {
 		return time.Duration(n), duration(time.Duration(n))
 	})
 	k.format = func(v reflect.Value) string { return duration(time.Duration(v.Int())) }
 	return k
 }
 
-func measured(name, such string, lo, hi int64, units []unit, bare, oldBare int64, value func(int64) (any, string)) *kind {
+func measured(name, such string, lo, hi int64, units []input.Unit, bare, oldBare int64, value func(int64) (any, string)) *kind {
 	_, least := value(lo)
 	_, most := value(hi)
 	k := &kind{name: fmt.Sprintf("%s, %s to %s", name, least, most), expect: fmt.Sprintf("a %s from %s to %s, such as %s", name, least, most, such)}
@@ -215,8 +216,8 @@ func measured(name, such string, lo, hi int64, units []unit, bare, oldBare int64
 		if s.old {
 			b = oldBare
 		}
-		n, err := quantity(s.text, units, b)
-		if err == errNoUnit {
+		n, err := input.Quantity(s.text, units, b)
+		if err == input.ErrNoUnit {
 			return nil, fmt.Sprintf("has no unit: write %s%s, say", s.text, map[bool]string{true: "us", false: "Mbps"}[name == "time"])
 		}
 		if err != nil {
@@ -230,7 +231,7 @@ func measured(name, such string, lo, hi int64, units []unit, bare, oldBare int64
 	}
 	var names []string
 	for _, u := range units {
-		names = append(names, regexp.QuoteMeta(u.name))
+		names = append(names, regexp.QuoteMeta(u.Name))
 	}
 	with := map[string]any{"type": "string", "pattern": `^[0-9]+(\.[0-9]+)? ?(` + strings.Join(names, "|") + `)?$`}
 	any1 := map[string]any{"anyOf": []any{map[string]any{"type": "integer", "minimum": 0}, with}}

@@ -1,13 +1,13 @@
 package config_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/flow"
@@ -152,10 +152,10 @@ func TestSpecs(t *testing.T) {
 	if s := p.PortSpec(); s.Name != "port" || s.Address != "eth0" || s.MTU != 1500 || !s.Isolated {
 		t.Errorf("%+v", s)
 	}
-	if s := p.RxSpec(0); s.Name != "split" || s.ID != 0 || s.SplitAt != 64 || s.Depth != 2048 || !s.Timestamps || !s.HardwareTime {
+	if s := p.RxSpec(0); s.Name != "split" || s.ID.Number() != 0 || s.SplitAt != 64 || s.Depth != 2048 || !s.Timestamps || !s.HardwareTime {
 		t.Errorf("%+v", s)
 	}
-	if s := p.RxSpec(1); s.ID != 4 || s.Depth != 1024 {
+	if s := p.RxSpec(1); s.ID.Number() != 4 || s.Depth != 1024 {
 		t.Errorf("%+v", s)
 	}
 	if s := p.TxSpec(0); s.Name != "out" || s.Headroom != 64 || s.Depth != 512 || s.Rate != 2_500_000_000 || !s.SendAt || !s.SourceMAC {
@@ -198,7 +198,7 @@ func TestSpecs(t *testing.T) {
 	if a := c.Interfaces[3].PortSpec().Address; a != "udp://[fd00::1]:5000?remote=[fd00::2]:5000" {
 		t.Error(a)
 	}
-	if x := p.XDP; x.BusyPoll != 50*time.Microsecond || x.Ring != 4096 || x.Chains {
+	if x := p.Sections["xdp"]; x["busy_poll"] != "50us" || x["ring"] != "4096" || x["chains"] != "false" {
 		t.Errorf("%+v", x)
 	}
 }
@@ -209,30 +209,30 @@ func TestEnginesByAddress(t *testing.T) {
 		want config.Engine
 		addr string
 	}{
-		{"penstock: {interfaces: [{name: a, address: eth0}]}", config.AFXDP, "eth0"},
-		{"penstock: {engine: afpacket, interfaces: [{name: a, address: eth0}]}", config.AFP, "eth0"},
-		{"penstock: {interfaces: [{name: a, engine: sim, address: a}]}", config.Sim, "sim://a"},
-		{"penstock: {interfaces: [{name: a, engine: sim, address: loopback}]}", config.Sim, "sim://a?loop"},
-		{"penstock: {interfaces: [{name: a, address: 'sim://b?loop'}]}", config.Sim, "sim://b?loop"},
-		{"penstock: {interfaces: [{name: a, address: 'udp://:5'}]}", config.Sockets, "udp://:5"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: server, local: 'tcp://:5'}}]}", config.Sockets, "tcp://:5?listen=1"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'tcp://10.0.0.1:5'}}]}", config.Sockets, "tcp://10.0.0.1:5"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'tcp://10.0.0.2:6', remote: 'tcp://10.0.0.1:5'}}]}", config.Sockets, "tcp://10.0.0.1:5?local=10.0.0.2:6"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'udp://10.0.0.1:5'}}]}", config.Sockets, "udp://:0?remote=10.0.0.1:5"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'roce://10.0.0.1'}}]}", config.RDMA, "roce://10.0.0.1"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'roce://10.0.0.1', remote: 'rdma://10.0.0.2:7'}}]}", config.RDMA, "roce://10.0.0.2:7?local=10.0.0.1"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'roce://[fd00::2]:7'}}]}", config.RDMA, "roce://[fd00::2]:7"},
-		{"penstock: {interfaces: [{name: a, socket: {mode: server, local: 'roce://10.0.0.1:7'}}]}", config.RDMA, "roce://10.0.0.1:7?listen=1"},
-		{"penstock: {interfaces: [{name: a, address: 'roce://10.0.0.1:7?listen=1&device=rxe0'}]}", config.RDMA, "roce://10.0.0.1:7?listen=1&device=rxe0"},
-		{"penstock: {interfaces: [{name: a, address: '0000:01:00.0'}]}", config.Verbs, "0000:01:00.0"},
-		{"{version: 1, stream_type: raw, loopback: sw, interfaces: [{name: a, address: loopback}]}", config.Sim, "sim://a?loop"},
-		{"{version: 1, stream_type: raw, loopback: hw, interfaces: [{name: a, address: mlx5_0}]}", config.Verbs, "mlx5_0"},
-		{"{version: 1, stream_type: raw, engine: dpdk, interfaces: [{name: a, address: eth0}]}", config.DPDK, "eth0"},
-		{"{version: 1, stream_type: raw, engine: ibverbs, interfaces: [{name: a, address: eth0}]}", config.Verbs, "eth0"},
-		{"{version: 1, stream_type: raw, engine: gpunetio, interfaces: [{name: a, address: eth0}]}", config.GPUNetIO, "eth0"},
-		{"{version: 1, stream_type: socket, engine: ibverbs, interfaces: [{name: a, address: 10.0.0.1, socket_config: {mode: client, local_addr: 'rdma://10.0.0.1'}}]}", config.RDMA, "roce://10.0.0.1"},
-		{"{version: 1, stream_type: socket, engine: efa, interfaces: [{name: a, address: 10.0.0.1, efa_config: {mode: client}}]}", config.EFAFabric, "10.0.0.1"},
-		{"{version: 1, stream_type: pcie, interfaces: [{name: a, address: '0000:01:00.0'}]}", config.PCIe, "0000:01:00.0"},
+		{"penstock: {interfaces: [{name: a, address: eth0}]}", "xdp", "eth0"},
+		{"penstock: {engine: afpacket, interfaces: [{name: a, address: eth0}]}", "afpacket", "eth0"},
+		{"penstock: {interfaces: [{name: a, engine: sim, address: a}]}", "sim", "sim://a"},
+		{"penstock: {interfaces: [{name: a, engine: sim, address: loopback}]}", "sim", "sim://a?loop"},
+		{"penstock: {interfaces: [{name: a, address: 'sim://b?loop'}]}", "sim", "sim://b?loop"},
+		{"penstock: {interfaces: [{name: a, address: 'udp://:5'}]}", "socket", "udp://:5"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: server, local: 'tcp://:5'}}]}", "socket", "tcp://:5?listen=1"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'tcp://10.0.0.1:5'}}]}", "socket", "tcp://10.0.0.1:5"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'tcp://10.0.0.2:6', remote: 'tcp://10.0.0.1:5'}}]}", "socket", "tcp://10.0.0.1:5?local=10.0.0.2:6"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'udp://10.0.0.1:5'}}]}", "socket", "udp://:0?remote=10.0.0.1:5"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'roce://10.0.0.1'}}]}", "rdma", "roce://10.0.0.1"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, local: 'roce://10.0.0.1', remote: 'rdma://10.0.0.2:7'}}]}", "rdma", "roce://10.0.0.2:7?local=10.0.0.1"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: client, remote: 'roce://[fd00::2]:7'}}]}", "rdma", "roce://[fd00::2]:7"},
+		{"penstock: {interfaces: [{name: a, socket: {mode: server, local: 'roce://10.0.0.1:7'}}]}", "rdma", "roce://10.0.0.1:7?listen=1"},
+		{"penstock: {interfaces: [{name: a, address: 'roce://10.0.0.1:7?listen=1&device=rxe0'}]}", "rdma", "roce://10.0.0.1:7?listen=1&device=rxe0"},
+		{"penstock: {interfaces: [{name: a, address: '0000:01:00.0'}]}", "verbs", "0000:01:00.0"},
+		{"{version: 1, stream_type: raw, loopback: sw, interfaces: [{name: a, address: loopback}]}", "sim", "sim://a?loop"},
+		{"{version: 1, stream_type: raw, loopback: hw, interfaces: [{name: a, address: mlx5_0}]}", "verbs", "mlx5_0"},
+		{"{version: 1, stream_type: raw, engine: dpdk, interfaces: [{name: a, address: eth0}]}", "dpdk", "eth0"},
+		{"{version: 1, stream_type: raw, engine: ibverbs, interfaces: [{name: a, address: eth0}]}", "verbs", "eth0"},
+		{"{version: 1, stream_type: raw, engine: gpunetio, interfaces: [{name: a, address: eth0}]}", "gpunetio", "eth0"},
+		{"{version: 1, stream_type: socket, engine: ibverbs, interfaces: [{name: a, address: 10.0.0.1, socket_config: {mode: client, local_addr: 'rdma://10.0.0.1'}}]}", "rdma", "roce://10.0.0.1"},
+		{"{version: 1, stream_type: socket, engine: efa, interfaces: [{name: a, address: 10.0.0.1, efa_config: {mode: client}}]}", "efa", "10.0.0.1"},
+		{"{version: 1, stream_type: pcie, interfaces: [{name: a, address: '0000:01:00.0'}]}", "pcie", "0000:01:00.0"},
 	} {
 		cfg := mustLoad(t, c.file)
 		if p := cfg.Interfaces[0]; p.Engine != c.want || p.Address != c.addr {
@@ -299,7 +299,7 @@ func TestCheckOfAProgramsConfig(t *testing.T) {
 	if d := c.Check(nil); len(d) != 0 {
 		t.Error(d.Text(nil))
 	}
-	if p := c.Interfaces[0]; p.Engine != config.AFXDP || p.Rx.Queues[0].Depth != 512 || p.Rx.Queues[0].Name != "p-rx0" {
+	if p := c.Interfaces[0]; p.Engine != "xdp" || p.Rx.Queues[0].Depth != 512 || p.Rx.Queues[0].Name != "p-rx0" {
 		t.Errorf("%+v", p)
 	}
 	c.Interfaces[0].Rx.Queues[0].Regions[0] = "n"
@@ -322,5 +322,25 @@ func TestPositions(t *testing.T) {
 	want := "f.yaml:2:32: error: unknown key \"levl\" in logging\n  2 |   logging: {file: \"übermäßig\", levl: info}\n    |                                ^~~~\n    = did you mean level?\n"
 	if got := d.Text([]byte(text)); got != want {
 		t.Errorf("got\n%s\nexpected\n%s", got, want)
+	}
+}
+
+// A program's own kinds of applications are words like ours, and only where it says so.
+func TestKindsOfAProgram(t *testing.T) {
+	text := []byte(`penstock:
+  memory_regions: [{name: m, kind: host, num_bufs: 4096, buf_size: 2KiB}]
+  interfaces: [{name: p, engine: sim, address: "sim://p", rx: {queues: [{memory_regions: [m]}]}, tx: {queues: [{memory_regions: [m]}]}}]
+  applications: [{kind: tee, interface: p, to: p}]
+`)
+	cfg, problems := config.Load("f", text, config.Options{Kinds: []string{"tap", "tee"}})
+	if cfg == nil || len(problems) > 0 || cfg.Applications[0].Kind != "tee" || cfg.Applications[0].To != "p" {
+		t.Error(problems.Text(text))
+	}
+	if cfg, problems := config.Load("f", text, config.Options{}); cfg != nil || !strings.Contains(problems.Text(text), "4:25") {
+		t.Error(problems.Text(text))
+	}
+	text = bytes.ReplaceAll(text, []byte("to: p"), []byte("to: q"))
+	if cfg, problems := config.Load("f", text, config.Options{Kinds: []string{"tee"}}); cfg != nil || !strings.Contains(problems.Text(text), "there is no interface") {
+		t.Error(problems.Text(text))
 	}
 }

@@ -1,9 +1,6 @@
 package config
 
-import (
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Diagnose makes a Diagnostic about the value at a path, in the manner of Load: its place is that of the value in the file, or of the
 // section around it. It is for those who open what a Config describes, and find there what this package cannot know.
@@ -15,6 +12,3 @@ func (c *Config) Diagnose(s Severity, code Code, path, message, expected, hint s
 // Needs are what Load found that the file asks for and that is not here, or that is still to be filled in, such as <0000:00:00.0>: its
 // diagnostics of this severity. There are none of a Config that a program wrote; Check says them.
 func (c *Config) Needs() Diagnostics { return slices.Clone(c.needs) }
-
-// Missing says why an engine is not part of this program, and what to use until then; "" for those that are.
-func (e Engine) Missing() string { return strings.TrimPrefix(missingEngine[e], "is not built: ") }

@@ -47,7 +47,7 @@ func TestSpecsOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer net.Close()
-	engines := map[config.Engine]engine.Engine{config.Sim: net, config.Sockets: socket.New()}
+	engines := map[config.Engine]engine.Engine{"sim": net, "socket": socket.New()}
 	for i := range c.Interfaces {
 		p := &c.Interfaces[i]
 		port, err := engines[p.Engine].OpenPort(t.Context(), p.PortSpec())

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/penstock-io/penstock/engine"
 )
 
 // YAML writes the configuration in our spelling, without what is the default anyway. Load of it gives an equal Config.
@@ -27,13 +29,13 @@ type printer struct {
 func (p *printer) file() {
 	root, v := schema(), reflect.ValueOf(p.cfg).Elem()
 	p.lines = nil
-	p.section(root, v, "", 1, func(k *key) bool { return !k.beside })
+	p.section(root, v, nil, "", 1, func(k *key) bool { return !k.beside })
 	p.b.WriteString("penstock:\n")
 	if len(p.lines) == 0 {
 		p.lines = append(p.lines, "  version: 1")
 	}
 	p.flush()
-	p.section(root, v, "", 0, func(k *key) bool { return k.beside })
+	p.section(root, v, nil, "", 0, func(k *key) bool { return k.beside })
 	p.flush()
 }
 
@@ -71,18 +73,74 @@ func (p *printer) origin(path string) string {
 	return s.Origin.String()
 }
 
-func (p *printer) section(s *section, v reflect.Value, path string, indent int, want func(*key) bool) {
+// ownOptions are options of engines as a section has them.
+type ownOptions struct {
+	engine.Settings
+	of *Interface // nil: of a queue
+}
+
+func (p *printer) section(s *section, v reflect.Value, own *ownOptions, path string, indent int, want func(*key) bool) {
 	for i := range s.keys {
-		if f := v.FieldByName("PollMode"); f.IsValid() && f.String() == "direct" && slices.Contains([]string{"cpu_core", "batch_size", "timeout"}, s.keys[i].name) {
+		if f := v.FieldByName("PollMode"); f.IsValid() && f.String() == "direct" && s.keys[i].name == "cpu_core" {
 			continue // the application's
 		}
 		if s.name == "action" && s.keys[i].name != "type" && !slices.Contains(uses[v.FieldByName("Type").String()], s.keys[i].name) {
 			continue // of other types
 		}
-		if k := &s.keys[i]; k.index >= 0 && (want == nil || want(k)) {
+		switch k := &s.keys[i]; {
+		case want != nil && !want(k):
+		case k.opt != nil:
+			p.option(k, own, join(path, k.name), indent)
+		case k.sub != nil && k.sub.engines:
+			p.engines(k, v, join(path, k.name), indent)
+		case k.index >= 0:
 			p.key(k, v.Field(k.index), join(path, k.name), indent)
 		}
 	}
+}
+
+// engines prints a section with options of engines.
+func (p *printer) engines(k *key, v reflect.Value, path string, indent int) {
+	settings, there := (*sectionsOf(v))[k.name]
+	own := &ownOptions{Settings: settings}
+	if v.Type() == reflect.TypeFor[Interface]() {
+		own.of = v.Addr().Interface().(*Interface)
+	}
+	fields := reflect.New(k.sub.typ).Elem()
+	if k.index >= 0 && !v.Field(k.index).IsNil() {
+		fields, there = v.Field(k.index).Elem(), true
+	}
+	if !there {
+		return
+	}
+	before := len(p.lines)
+	p.line(indent, k.name+":", "")
+	p.section(k.sub, fields, own, path, indent+1, nil)
+	if len(p.lines) == before+1 { // to be there says something
+		p.lines = p.lines[:before]
+		p.line(indent, k.name+": {}", "")
+	}
+}
+
+// option prints an option of an engine: as it is set, and where all is printed its default if the engine of the interface has it.
+func (p *printer) option(k *key, own *ownOptions, path string, indent int) {
+	text, given := own.Settings[k.name]
+	if !given {
+		if !p.all || k.def == "" || own.of != nil && (own.of.Engine.Spec() == nil || own.of.Engine.Spec().Option(k.name, own.of.scheme()) == nil) {
+			return
+		}
+		p.line(indent, k.name+": "+quoted(k.def), path)
+		return
+	}
+	if k.list {
+		var l []string
+		for part := range strings.SplitSeq(text, ",") {
+			l = append(l, quoted(part))
+		}
+		p.line(indent, k.name+": ["+strings.Join(l, ", ")+"]", path)
+		return
+	}
+	p.line(indent, k.name+": "+quoted(text), path)
 }
 
 func (p *printer) key(k *key, f reflect.Value, path string, indent int) {
@@ -105,7 +163,7 @@ func (p *printer) key(k *key, f reflect.Value, path string, indent int) {
 		}
 		before := len(p.lines)
 		p.line(indent, k.name+":", "")
-		p.section(k.sub, f, path, indent+1, nil)
+		p.section(k.sub, f, nil, path, indent+1, nil)
 		if len(p.lines) == before+1 {
 			p.lines = p.lines[:before]
 			if optional { // to be there says something
@@ -122,7 +180,7 @@ func (p *printer) key(k *key, f reflect.Value, path string, indent int) {
 // item is a map in a list: its first key follows the dash.
 func (p *printer) item(s *section, v reflect.Value, path string, indent int) {
 	before := len(p.lines)
-	p.section(s, v, path, indent+1, nil)
+	p.section(s, v, nil, path, indent+1, nil)
 	if len(p.lines) == before {
 		p.line(indent, "- {}", "")
 		return

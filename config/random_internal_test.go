@@ -1,10 +1,11 @@
 package config
 
 import (
+	"maps"
 	"reflect"
-	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/engine"
 	"pgregory.net/rapid"
 )
 
@@ -33,10 +34,37 @@ func randomValue(t *rapid.T, k *kind, f reflect.Value) {
 	assign(f, rapid.SampledFrom(fit).Draw(t, k.name))
 }
 
+// randomOptions sets options of an engine.
+func randomOptions(t *rapid.T, k *key, v reflect.Value) {
+	all := sectionsOf(v)
+	if k.index < 0 {
+		*all = maps.Clone(*all)
+		if *all == nil {
+			*all = map[string]engine.Settings{}
+		}
+		(*all)[k.name] = engine.Settings{}
+	}
+	for i := range k.sub.keys {
+		o := &k.sub.keys[i]
+		if o.opt == nil || !o.needed && rapid.IntRange(0, 2).Draw(t, o.name+"?") != 0 {
+			continue
+		}
+		for _, text := range append(append([]string(nil), o.kind.words...), candidates...) {
+			if x, wrong := o.kind.parse(scalar{text: text}); wrong == "" {
+				put(all, k.name, o.name, o.kind.formatOf(reflect.ValueOf(x)))
+				break
+			}
+		}
+	}
+}
+
 // random fills a section along the table: every key may have any value that it takes by itself.
 func random(t *rapid.T, s *section, v reflect.Value, depth int) {
 	for i := range s.keys {
 		k := &s.keys[i]
+		if k.sub != nil && k.sub.engines && rapid.IntRange(0, 2).Draw(t, k.name+"?") == 0 {
+			randomOptions(t, k, v)
+		}
 		if k.index < 0 {
 			continue
 		}
@@ -84,20 +112,18 @@ func TestPrintedConfigIsReadAsItWas(t *testing.T) {
 		c := &Config{}
 		random(t, schema(), reflect.ValueOf(c).Elem(), 0)
 		for i := range c.Interfaces { // keys that are not printed where the application polls, and those of other actions, mean nothing
+			if s := c.Interfaces[i].Socket; s != nil && *s == (Socket{}) { // as if it were not there
+				c.Interfaces[i].Socket = nil
+			}
 			if rx := c.Interfaces[i].Rx; rx != nil {
 				for k := range rx.Queues {
 					if q := &rx.Queues[k]; q.PollMode == "direct" {
-						q.CPUCore, q.BatchSize, q.Timeout = -1, 256, 0
+						q.CPUCore = -1
 					}
 				}
 				tidy(rx.Flows)
 			}
 			if tx := c.Interfaces[i].Tx; tx != nil {
-				for k := range tx.Queues {
-					if q := &tx.Queues[k]; q.PollMode == "direct" {
-						q.CPUCore, q.BatchSize = -1, 256
-					}
-				}
 				tidy(tx.Flows)
 			}
 		}
@@ -134,26 +160,5 @@ func tidy(flows []Flow) {
 			}
 			*a = fresh
 		}
-	}
-}
-
-func TestNearest(t *testing.T) {
-	words := []string{"num_bufs", "buf_size", "cpu_core", "memory_regions", "kind", "id", "rx", "tx"}
-	for w, want := range map[string]string{"num_buf": "num_bufs", "numbufs": "num_bufs", "Num-Bufs": "num_bufs", "bufsize": "buf_size", "cpucore": "cpu_core", "core": "cpu_core",
-		"memory_region": "memory_regions", "mermory_regions": "memory_regions", "knid": "kind", "dI": "id", "zzz": "", "": "", "something_else": "", strings.Repeat("a", 1000): ""} {
-		if got := nearest(w, words); got != want {
-			t.Errorf("%q: %q, expected %q", w, got, want)
-		}
-	}
-	for _, c := range []struct {
-		a, b string
-		want int
-	}{{"", "", 0}, {"a", "", 1}, {"ab", "ba", 1}, {"kitten", "sitting", 3}, {"abc", "abc", 0}} {
-		if got := distance(c.a, c.b, 10); got != c.want {
-			t.Errorf("%q %q: %d", c.a, c.b, got)
-		}
-	}
-	if distance("kitten", "sitting", 2) != 2 {
-		t.Error("beyond its limit it is the limit")
 	}
 }

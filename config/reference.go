@@ -4,6 +4,8 @@ import (
 	_ "embed" // the words in front of the tables
 	"fmt"
 	"strings"
+
+	"github.com/penstock-io/penstock/engine/drivers"
 )
 
 //go:generate go test -run ^TestGeneratedFiles$ -update .
@@ -14,7 +16,10 @@ var introduction string
 // Reference is docs/config.md: every key with its type, its default and its meaning, from the table.
 func Reference() []byte {
 	var b strings.Builder
-	b.WriteString(introduction)
+	before, after, _ := strings.Cut(introduction, "<!-- engines -->\n")
+	b.WriteString(before)
+	engineTable(&b)
+	b.WriteString(after)
 	for _, s := range allSections() {
 		fmt.Fprintf(&b, "\n### %s\n\n%s\n", s.name, s.doc)
 		if at := s.paths(); len(at) > 0 {
@@ -33,6 +38,32 @@ func Reference() []byte {
 		}
 	}
 	return []byte(b.String())
+}
+
+// engineTable lists the engines.
+func engineTable(b *strings.Builder) {
+	b.WriteString("| engine | addresses | | needs |\n|---|---|---|---|\n")
+	for _, s := range drivers.Table() {
+		var at, needs []string
+		for _, x := range s.Schemes {
+			at = append(at, "`"+x+"://`")
+		}
+		if s.Needs.Interface {
+			at = append(at, "a network interface")
+		}
+		if s.Bus {
+			at = append(at, "a place on the PCI bus")
+		}
+		needs = append(append(needs, s.Needs.Capabilities...), s.Needs.Libraries...)
+		if s.Needs.Kernel != [2]int{} {
+			needs = append(needs, fmt.Sprintf("Linux %d.%d", s.Needs.Kernel[0], s.Needs.Kernel[1]))
+		}
+		doc := s.Doc
+		if !s.Built() {
+			doc += " Not built: " + s.Absent + "."
+		}
+		fmt.Fprintf(b, "| `%s` | %s | %s | %s |\n", strings.Join(append([]string{s.Name}, s.Aliases...), "`, `"), strings.Join(at, ", "), doc, strings.Join(needs, ", "))
+	}
 }
 
 // paths are the places of a section.

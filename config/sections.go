@@ -3,6 +3,7 @@ package config
 import (
 	"math"
 
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/tensor"
 )
 
@@ -47,10 +48,6 @@ func rootSection() *section {
 	}}
 }
 
-func engineWord() *kind {
-	return word("auto", "xdp", "afpacket", "socket", "sim", "dpdk", "verbs", "rdma", "gpunetio", "efa", "pcie", "default=auto", "ibverbs=verbs")
-}
-
 func loggingSection() *section {
 	return &section{name: "logging", title: "logging", doc: "What the program says of itself.", keys: []key{
 		{name: "level", kind: word("trace", "debug", "info", "warn", "error", "critical", "off"), def: "warn", doc: "The least important messages that are written."},
@@ -72,7 +69,7 @@ func regionSection() *section {
 		{name: "affinity", kind: integer(0, 65535), old: "numa (host, huge) or gpu (host_pinned, device)", doc: "DAQIRI: NUMA node of host and huge memory, GPU of the other kinds."},
 		{name: "numa", ours: true, kind: integer(-1, 1023), def: "-1", doc: "NUMA node that the pages are bound to; -1 leaves it to the kernel."},
 		{name: "gpu", ours: true, kind: integer(0, 1023), def: "0", doc: "Number of the GPU in its runtime (`gpu_runtime`), for `host_pinned` and `device`."},
-		{name: "access", kind: word("local", "rdma_write", "rdma_read"), list: true, uniq: true, def: "local", doc: "What remote peers may do over RDMA."},
+		{name: "access", kind: word("local", "rdma_write", "rdma_read"), list: true, uniq: true, def: "local", doc: "What remote peers may do over RDMA. Only `local`: no peer reads or writes the memory of streams, and a file that asks for `rdma_write` or `rdma_read` is not opened. A program exposes memory with Port.Expose of the engine rdma, and transfers export it by name."},
 		{name: "num_bufs", kind: integer(1, most), needed: true, doc: "Number of slots."},
 		{name: "buf_size", kind: size(1, anyMem), needed: true, doc: "Bytes of a slot that packets can use."},
 		{name: "align", ours: true, kind: size(1, 1<<30), def: "64B", doc: "Alignment of slots, a power of two. The distance of slots is `buf_size` rounded up to it."},
@@ -83,77 +80,31 @@ func regionSection() *section {
 }
 
 func interfaceSection(flow *section) *section {
-	return &section{name: "interface", title: "an interface", doc: "A port: who brings the packets, from where, and which queues they come to and leave by.", finish: finishInterface, keys: []key{
+	return &section{name: "interface", title: "an interface", doc: "A port: who brings the packets, from where, and which queues they come to and leave by.", finish: finishInterface, keys: append([]key{
 		{name: "name", kind: text("a name"), needed: true, doc: "Unique; applications name it."},
 		{name: "engine", ours: true, kind: engineWord(), def: "auto", derived: "the address", doc: "Who brings the packets; see [engines](#engines)."},
-		{name: "address", kind: text("an address"), derived: "socket", doc: "Name of a network interface (`eth0`), PCI address (`0000:01:00.0`), `udp://` or `tcp://` URL, or `sim://NAME?loop`. For sockets it may be left out."},
+		{name: "address", kind: text("an address"), derived: "socket", doc: "Name of a network interface (`eth0`), PCI address (`0000:01:00.0`), `udp://` or `tcp://` URL, or `sim://NAME?loop`; options of the engine may stand behind it. With `mode` in the section socket it may be left out."},
 		{name: "mtu", ours: true, kind: integer(0, 1<<20), def: "0", doc: "The largest packet in bytes from its IP header on; 0 leaves the device's."},
 		{name: "socket", daqiri: "socket_config", sub: socketSection(), doc: "For sockets and RDMA connections."},
-		{name: "roce", daqiri: "roce_config", sub: roceSection(), doc: "For RDMA connections."},
-		{name: "efa", daqiri: "efa_config", sub: efaSection(), doc: "For the engine efa."},
-		{name: "xdp", ours: true, sub: xdpSection(), doc: "For the engine xdp."},
-		{name: "afpacket", ours: true, sub: afpacketSection(), doc: "For the engine afpacket."},
+	}, append(engineSections(engine.OfPort), []key{
 		{name: "rx", sub: rxSection(flow), doc: "Receiving."},
 		{name: "tx", sub: txSection(flow), doc: "Sending."},
-	}}
+	}...)...)}
 }
 
 func socketSection() *section {
 	mode := word("client", "server")
-	return &section{name: "socket", title: "socket", doc: "How the other side is reached, for `udp://`, `tcp://` and `roce://`.", finish: finishSocket, keys: []key{
-		{name: "mode", kind: mode, needed: true, doc: "A server waits for clients."},
+	return &section{name: "socket", title: "socket", doc: "How the other side is reached, for `udp://`, `tcp://` and `roce://`.", finish: finishSocket, engines: true, keys: append([]key{
+		{name: "mode", kind: mode, doc: "A server waits for clients. Without it `address` says where the other side is, and the section has options only."},
 		{name: "local", daqiri: "local_addr", kind: endpoint(), doc: "Address here, such as `udp://10.0.0.1:5000`. A server needs it, with a port."},
 		{name: "remote", daqiri: "remote_addr", kind: endpoint(), doc: "Address of the server, for clients over UDP and TCP."},
 		{name: "local_ip", kind: ipAddress(), old: "local", doc: "DAQIRI, older: the address of `local_addr` (UDP)."},
 		{name: "local_port", kind: integer(1, 65535), old: "local", doc: "DAQIRI, older: the port of `local_addr`."},
 		{name: "remote_ip", kind: ipAddress(), old: "remote", doc: "DAQIRI, older: the address of `remote_addr` (UDP)."},
 		{name: "remote_port", kind: integer(1, 65535), old: "remote", doc: "DAQIRI, older: the port of `remote_addr`."},
-		{name: "max_payload_size", kind: integer(1, 65535), derived: "the slots of the queue", doc: "The largest payload in bytes of one datagram or of one read."},
 		{name: "max_burst_interval_ms", kind: integer(0, most), old: "nothing", idle: "DAQIRI does not use it either; the rate of a transmit queue limits what is sent", doc: "DAQIRI: read and never used."},
 		{name: "min_ipg_ns", kind: integer(0, math.MaxUint32), old: "rate of the transmit queue", idle: "DAQIRI does not use it either; the rate of a transmit queue limits what is sent", doc: "DAQIRI: read and never used."},
-		{name: "connect_retry", daqiri: "retry_connect_s", kind: span(0, 3600e9, 1e9), def: "1s", doc: "Pause between attempts to connect (TCP)."},
-		{name: "connect_timeout", ours: true, kind: span(0, 3600e9, 1e9), def: "10s", doc: "How long opening waits for the first connection (TCP)."},
-		{name: "receive_buffer", ours: true, kind: size(0, 1<<30), def: "0B", doc: "Buffer of the kernel; 0: enough for the queue."},
-		{name: "send_buffer", ours: true, kind: size(0, 1<<30), def: "0B", doc: "Buffer of the kernel; 0: as the system has it."},
-	}}
-}
-
-func roceSection() *section {
-	return &section{name: "roce", title: "roce", doc: "RDMA connections.", keys: []key{
-		{name: "transport", daqiri: "transport_mode", kind: word("RC", "UC", "UD"), def: "RC", doc: "Reliable connection, unreliable connection, unreliable datagrams."},
-		{name: "connect", ours: true, kind: word("tcp", "cm"), def: "tcp", doc: "`tcp`: the other side is Penstock, and tells how many messages it has room for. `cm`: it is any program that connects by the connection manager of RDMA (rdma_cm), DAQIRI's for instance; without credits, so that UC and UD lose what finds no buffer."},
-	}}
-}
-
-func efaSection() *section {
-	return &section{name: "efa", title: "efa", doc: "The engine efa.", keys: []key{
-		{name: "mode", kind: word("client", "server"), needed: true, doc: "A server waits for clients."},
-		{name: "local_port", kind: integer(0, 65535), def: "0", doc: "Port here."},
-		{name: "remote_port", kind: integer(0, 65535), def: "0", doc: "Port of the server."},
-	}}
-}
-
-func xdpSection() *section {
-	return &section{name: "xdp", title: "xdp", doc: "The engine xdp (AF_XDP): whole frames past the kernel's network stack.", keys: []key{
-		{name: "queues", ours: true, kind: integer(0, 4095), list: true, uniq: true, doc: "Queues of the device to take; without it all. Packets of the others stay with the kernel."},
-		{name: "bind", ours: true, kind: word("auto", "zerocopy", "copy"), def: "auto", doc: "`auto` copies only where the driver cannot do without."},
-		{name: "attach", ours: true, kind: word("auto", "native", "generic"), def: "auto", doc: "Where the program runs: in the driver, or in the kernel's receive path."},
-		{name: "ring", ours: true, kind: integer(64, 1<<20), def: "2048", doc: "Entries of the rings of each queue of the device, a power of two."},
-		{name: "spare", ours: true, kind: integer(-1, 1<<20), def: "2048", doc: "Chunks for packets that are not in the port's memory; -1 for none."},
-		{name: "busy_poll", ours: true, kind: span(0, 1e9, 0), def: "0s", doc: "How long receiving does the card's work itself; 0 leaves that to interrupts."},
-		{name: "chains", ours: true, kind: boolean(), def: "true", doc: "Packets longer than a slot are chains of slots. `false`: some drivers have zero-copy only then."},
-	}}
-}
-
-func afpacketSection() *section {
-	return &section{name: "afpacket", title: "afpacket", doc: "The engine afpacket: whole frames on any interface.", keys: []key{
-		{name: "frames", ours: true, kind: integer(2, 1<<20), def: "4096", doc: "Frames of each receive ring."},
-		{name: "frame_size", ours: true, kind: size(0, 1<<20), def: "0B", doc: "Room for one packet in the ring, a multiple of 16; 0: enough for the MTU."},
-		{name: "fanout", ours: true, kind: word("none", "hash", "cpu", "rollover"), def: "none", doc: "How packets are shared among several sockets."},
-		{name: "sockets", ours: true, kind: integer(1, 64), def: "1", doc: "How many sockets share them."},
-		{name: "promiscuous", ours: true, kind: boolean(), def: "false", doc: "Also frames for other stations."},
-		{name: "qdisc_bypass", ours: true, kind: boolean(), def: "false", doc: "Sends past the queueing discipline."},
-	}}
+	}, optionKeys(engine.OfPort, socketSectionName)...)}
 }
 
 func rxSection(flow *section) *section {
@@ -170,17 +121,20 @@ func rxSection(flow *section) *section {
 }
 
 func rxQueueSection() *section {
-	return &section{name: "rx_queue", title: "a receive queue", doc: "A receive queue. It has one owner, which polls it.", keys: []key{
+	return &section{name: "rx_queue", title: "a receive queue", doc: "A receive queue. It has one owner, which polls it.", keys: append([]key{
 		{name: "name", kind: text("a name"), derived: "the interface and the id", doc: "For messages and statistics."},
 		{name: "id", kind: integer(0, 65535), derived: "the place in the list", doc: "Flows name it."},
-		{name: "poll_mode", kind: word("indirect", "direct"), def: "indirect", doc: "`indirect`: a poller of its own hands bursts over. `direct`: the application polls; then there is no `cpu_core`, `batch_size` or `timeout`."},
+		{name: "poll_mode", kind: word("indirect", "event", "adaptive", "busy", "direct"), def: "indirect", doc: "Who polls. A poller that hands bursts over: `event` sleeps until the queue wakes it, `adaptive` looks again for a while before it sleeps, `busy` never sleeps and keeps a processor for itself, `indirect` is `adaptive` with a `cpu_core` and `event` without. Or the application, in its own goroutine: `direct`; then there is no `cpu_core`."},
 		{name: "cpu_core", kind: core(), def: "-1", doc: "Core of the poller, which serves all queues with this core; -1 leaves it to the system, with a poller for each queue."},
 		{name: "batch_size", kind: integer(1, 1<<20), def: "256", doc: "Packets of a burst at most."},
 		{name: "depth", ours: true, kind: integer(1, 1<<20), derived: "1024, or the slots there are", doc: "Packets that wait for the application, at least; the ring."},
 		{name: "memory_regions", kind: text("the name of a memory region"), list: true, doc: "One region for whole packets, or two: headers into the first, payload into the second. RDMA connections need none."},
 		{name: "split_at", ours: true, kind: integer(0, 65535), derived: "with two regions, buf_size of the first", doc: "Length of the header segment in bytes with two regions."},
 		{name: "timeout", daqiri: "timeout_us", kind: span(0, 3600e9, 1e3), def: "0s", doc: "How long a burst that is not full waits for more. DAQIRI waits for ever with 0; here 0 does not wait."},
-	}}
+		{name: "stages", ours: true, list: true, doc: "What packets pass between the queue and the application, in this order. The poller runs them, or the application's goroutine.", sub: &section{name: "stage", title: "a stage", doc: "A stage of a receive queue; see docs/run.md.", keys: []key{
+			{name: "type", ours: true, kind: text("a name of a stage"), needed: true, doc: "`checksum`, or a stage that the program adds (`penstock.Options.Stages`)."},
+		}}},
+	}, engineSections(engine.OfRx)...)}
 }
 
 func flexItemSection() *section {
@@ -240,22 +194,19 @@ func txSection(flow *section) *section {
 }
 
 func txQueueSection() *section {
-	return &section{name: "tx_queue", title: "a transmit queue", doc: "A transmit queue. Any goroutine may send on it.", keys: []key{
+	return &section{name: "tx_queue", title: "a transmit queue", doc: "A transmit queue. Any goroutine may send on it.", keys: append([]key{
 		{name: "name", kind: text("a name"), derived: "the interface and the id", doc: "For messages and statistics."},
 		{name: "id", kind: integer(0, 65535), derived: "the place in the list", doc: "Its number."},
-		{name: "poll_mode", kind: word("indirect", "direct"), def: "indirect", doc: "As of receive queues."},
+		{name: "poll_mode", kind: word("indirect", "direct"), old: "nothing", idle: "whoever calls Send sends, there is no worker that polls", doc: "DAQIRI: who polls the queue."},
 		{name: "cpu_core", kind: core(), def: "-1", doc: "DAQIRI: core of its worker. Here whoever calls Send sends."},
-		{name: "batch_size", kind: integer(1, 1<<20), def: "256", doc: "Packets of a burst at most."},
+		{name: "batch_size", kind: integer(1, 1<<20), def: "256", doc: "Packets of a burst at most that applications and benchmarks of the file send; a program that calls Send decides itself."},
 		{name: "depth", ours: true, kind: integer(1, 1<<20), derived: "1024, or the slots there are", doc: "Descriptors: packets that are taken and not yet sent."},
 		{name: "memory_regions", kind: text("the name of a memory region"), list: true, doc: "One region for whole packets, or two for headers and payload."},
 		{name: "headroom", ours: true, kind: integer(0, 65535), def: "0", doc: "Bytes in front of each packet for headers that are added."},
 		{name: "offloads", kind: word("tx_eth_src"), list: true, uniq: true, doc: "`tx_eth_src`: the queue writes the interface's own address into each frame."},
 		{name: "rate", daqiri: "pacing_mbps", kind: rate(10e12, 1e6), def: "0bps", doc: "Limit of the queue; 0 for none."},
 		{name: "timeout_us", kind: integer(0, most), old: "nothing", idle: "packets leave when they are sent; DAQIRI does not use it either", doc: "DAQIRI: read and never used."},
-		{name: "gpunetio", sub: &section{name: "gpunetio", title: "gpunetio", doc: "The engine gpunetio.", keys: []key{
-			{name: "tx_kernel", kind: word("persistent", "per_burst"), def: "persistent", doc: "Whether the kernel on the GPU stays."},
-		}}, doc: "For the engine gpunetio."},
-	}}
+	}, engineSections(engine.OfTx)...)}
 }
 
 func transfersSection() *section {
@@ -274,7 +225,7 @@ func transfersSection() *section {
 		{name: "share", doc: "Files for peers.", sub: &section{name: "share", title: "share", doc: "A file or directory that peers can fetch.", keys: []key{
 			{name: "path", kind: text("a file or a directory"), needed: true, doc: "What is shared."},
 			{name: "writable", kind: boolean(), def: "false", doc: "Peers may also leave files there."},
-			{name: "max_bytes", kind: size(0, 1<<60), def: "0B", doc: "How much they may leave; 0: as the disk allows."},
+			{name: "max_bytes", kind: size(0, 1<<60), def: "0B", doc: "How much they may leave; 0: as the disk allows, of which 1 GiB stays free."},
 		}}},
 		{name: "peers", list: true, doc: "Nodes to connect to.", sub: &section{name: "peer", title: "a peer", doc: "A node to connect to.", keys: []key{
 			{name: "name", kind: text("a name"), needed: true, doc: "Unique."},
@@ -286,9 +237,10 @@ func transfersSection() *section {
 func securitySection() *section {
 	return &section{name: "security", title: "security", doc: "See docs/security.md.", keys: []key{
 		{name: "identity", kind: text("a directory"), doc: "Directory of the identity; without it the user's own (`penstock pair`)."},
-		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity."},
+		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity, and without these nobody has rights."},
 		{name: "floor", kind: word("none", "host", "encrypted"), def: "none", doc: "The least that any transfer takes."},
 		{name: "insecure", kind: boolean(), def: "false", doc: "Permits addresses beyond this machine without an identity. Whoever is on the way can read and change everything."},
+		{name: "allow_uid", kind: text("user numbers such as \"1000,1001\", or any"), doc: "Other users of this machine who may be at the other end of a connection without TLS. Without it the user of this process alone."},
 	}}
 }
 
@@ -303,7 +255,7 @@ func registrySection() *section {
 func applicationSection() *section {
 	return &section{name: "application", title: "an application", doc: "Something to do with the packets of a queue.", keys: []key{
 		{name: "name", kind: text("a name"), derived: "kind and interface", doc: "For messages and statistics."},
-		{name: "kind", kind: word("count", "echo", "forward", "sink"), needed: true, doc: "`count`: counts and releases; `echo`: sends back where it came from; `forward`: sends out of another interface; `sink`: takes everything, and records it if it is told where."},
+		{name: "kind", kind: word("count", "echo", "forward", "sink"), added: true, needed: true, doc: "`count`: counts and releases; `echo`: sends back where it came from; `forward`: sends out of another interface; `sink`: takes everything, and records it if it is told where."},
 		{name: "interface", kind: text("the name of an interface"), needed: true, doc: "Where packets come from."},
 		{name: "queue", kind: integer(0, 65535), def: "0", doc: "Receive queue."},
 		{name: "to", kind: text("the name of an interface"), doc: "`forward`: where they leave; `echo` uses its own interface."},

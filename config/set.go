@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-io/penstock/internal/input"
 	"go.yaml.in/yaml/v3"
 )
 
@@ -168,7 +169,7 @@ func (x *setter) set(n *yaml.Node, s *section, steps []step, value *yaml.Node) s
 	})
 	if i < 0 {
 		names := s.names(DAQIRI)
-		if near := nearest(first.key, names); near != "" {
+		if near := input.Nearest(first.key, names); near != "" {
 			return fmt.Sprintf("%s has no key %s: did you mean %s?", s.title, shown(first.key), near)
 		}
 		return fmt.Sprintf("%s has no key %s", s.title, shown(first.key))

@@ -70,7 +70,7 @@ func TestSet(t *testing.T) {
 		t.Errorf("regions: %+v", c.Regions)
 	}
 	tx, rx := c.Interfaces[0], c.Interfaces[1]
-	if tx.Address != "eth0" || rx.Address != "eth1" || tx.Engine != config.AFP || rx.Engine != config.AFP {
+	if tx.Address != "eth0" || rx.Address != "eth1" || tx.Engine != "afpacket" || rx.Engine != "afpacket" {
 		t.Errorf("%+v\n%+v", tx, rx)
 	}
 	if rx.Rx.Queues[0].CPUCore != 3 || rx.Rx.Queues[1].CPUCore != -1 || tx.Tx.Queues[1].CPUCore != 4 || c.Interfaces[2].Tx.Queues[1].CPUCore != 4 {

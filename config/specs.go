@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -60,24 +59,6 @@ func (r *Region) PoolOptions() mem.PoolOptions {
 		o.Memory.PageSize, o.Memory.AllowFallback = int(r.PageSize), r.Fallback
 	}
 	return o
-}
-
-// PortSpec is the interface for an engine, without the engine's own Options (Socket, XDP and AFPacket have what belongs there).
-func (p *Interface) PortSpec() engine.PortSpec {
-	return engine.PortSpec{Name: p.Name, Address: p.Address, MTU: p.MTU, Isolated: p.Rx != nil && p.Rx.FlowIsolation}
-}
-
-// RxSpec is the receive queue k of the interface for its engine, without its pools: those of RxQueue.Regions, in that order.
-func (p *Interface) RxSpec(k int) engine.RxSpec {
-	q := &p.Rx.Queues[k]
-	return engine.RxSpec{Name: q.Name, ID: q.ID, SplitAt: q.SplitAt, Depth: q.Depth, Timestamps: p.Rx.Timestamps, HardwareTime: p.Rx.HardwareTimestamps}
-}
-
-// TxSpec is the transmit queue k of the interface for its engine, without its pools.
-func (p *Interface) TxSpec(k int) engine.TxSpec {
-	q := &p.Tx.Queues[k]
-	return engine.TxSpec{Name: q.Name, ID: q.ID, Headroom: q.Headroom, Depth: q.Depth, Rate: uint64(q.Rate), SendAt: p.Tx.AccurateSend,
-		SourceMAC: slices.Contains(q.Offloads, "tx_eth_src")}
 }
 
 // Rules are the flows as rules, in their order: a table adds them as they are and gives them IDs, while packets carry the ids of the
@@ -227,5 +208,5 @@ func (t *Tensor) RowBytes() (int, error) {
 
 // stream reports that packets are pieces of a byte stream.
 func (p *Interface) stream() bool {
-	return p.Engine == Sockets && (strings.HasPrefix(p.Address, "tcp:") || p.Socket != nil && (p.Socket.Local.Scheme == "tcp" || p.Socket.Remote.Scheme == "tcp"))
+	return strings.HasPrefix(p.Address, "tcp:") || p.Socket != nil && (p.Socket.Local.Scheme == "tcp" || p.Socket.Remote.Scheme == "tcp")
 }

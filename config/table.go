@@ -5,6 +5,8 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+
+	"github.com/penstock-io/penstock/engine"
 )
 
 // key is one key of a section. The table of them is all there is to know of the schema.
@@ -19,6 +21,8 @@ type key struct {
 	one  bool // a list that may be written as its only element
 	uniq bool // values of the list are all different
 
+	added bool // a word that Options.Kinds adds to
+
 	def     string // default, as it would be written; "" for none
 	derived string // what the default follows from, in words
 	needed  bool   // must be there
@@ -32,17 +36,20 @@ type key struct {
 
 	doc string
 
+	opt *engine.Option // it is an option of an engine: its value is text, in the field Sections
+
 	index int // of the field in the section's struct, -1 for old keys
 }
 
 // section is a map with known keys.
 type section struct {
-	name   string // unique; of the definitions of the schema and of the parts of the reference
-	title  string // in messages: "a receive queue"
-	doc    string
-	keys   []key
-	open   bool // keys that are not known belong to somebody else
-	finish func(d *decoder, c *cursor)
+	name    string // unique; of the definitions of the schema and of the parts of the reference
+	title   string // in messages: "a receive queue"
+	doc     string
+	keys    []key
+	engines bool // has options of engines, and only those where there is no struct
+	open    bool // keys that are not known belong to another reader
+	finish  func(d *decoder, c *cursor)
 
 	typ     reflect.Type
 	byName  map[string]*key
@@ -101,7 +108,7 @@ func (s *section) resolve(t reflect.Type, names map[string]bool) {
 	s.typ, s.byName = t, map[string]*key{}
 	field := map[string]int{}
 	for i := range t.NumField() {
-		if tag := t.Field(i).Tag.Get("cfg"); tag != "" {
+		if tag := t.Field(i).Tag.Get("cfg"); tag != "" && tag != "*" {
 			field[tag] = i
 		}
 	}
@@ -120,7 +127,11 @@ func (s *section) resolve(t reflect.Type, names map[string]bool) {
 			s.missing = append(s.missing, k.name)
 		}
 		at, ok := field[k.name]
-		if ok == (k.old != "" || k.gone != "") {
+		if k.sub != nil && k.sub.engines && !ok {
+			k.sub.resolve(reflect.TypeFor[struct{}](), names)
+			continue
+		}
+		if ok == (k.old != "" || k.gone != "" || k.opt != nil) {
 			panic(fmt.Sprintf("config: section %s: key %s and its field disagree", s.name, k.name))
 		}
 		delete(field, k.name)
@@ -177,13 +188,17 @@ var (
 )
 
 func findPlaces() {
-	out := map[string][]string{}
+	out, options := map[string][]string{}, map[string][]string{}
 	var walk func(s *section, path string, depth int)
 	walk = func(s *section, path string, depth int) {
 		for i := range s.keys {
 			k := &s.keys[i]
 			for _, n := range append([]string{k.name, k.daqiri}, k.also...) {
 				if n != "" && k.gone == "" {
+					if k.opt != nil {
+						options[n] = append(options[n], path)
+						continue
+					}
 					out[n] = append(out[n], path)
 				}
 			}
@@ -200,6 +215,9 @@ func findPlaces() {
 		}
 	}
 	walk(schema(), "", 0)
+	for n, l := range options { // last, because many share a name with something common
+		out[n] = append(out[n], l...)
+	}
 	placesOf = out
 }
 

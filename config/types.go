@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -61,7 +62,7 @@ type Region struct {
 	Kind     string   `cfg:"kind"` // host, huge, host_pinned, device
 	NUMA     int      `cfg:"numa"` // -1: any
 	GPU      int      `cfg:"gpu"`
-	Access   []string `cfg:"access"` // local, rdma_write, rdma_read
+	Access   []string `cfg:"access"` // local; rdma_write and rdma_read are not built
 	NumBufs  int      `cfg:"num_bufs"`
 	BufSize  Size     `cfg:"buf_size"`
 	Align    Size     `cfg:"align"`
@@ -72,63 +73,23 @@ type Region struct {
 
 // Interface is a port of an engine.
 type Interface struct {
-	Name     string    `cfg:"name"`
-	Engine   Engine    `cfg:"engine"`
-	Address  string    `cfg:"address"`
-	MTU      int       `cfg:"mtu"` // 0: as it is
-	Socket   *Socket   `cfg:"socket"`
-	RoCE     *RoCE     `cfg:"roce"`
-	EFA      *EFA      `cfg:"efa"`
-	XDP      *XDP      `cfg:"xdp"`
-	AFPacket *AFPacket `cfg:"afpacket"`
-	Rx       *Rx       `cfg:"rx"`
-	Tx       *Tx       `cfg:"tx"`
+	Name    string  `cfg:"name"`
+	Engine  Engine  `cfg:"engine"`
+	Address string  `cfg:"address"`
+	MTU     int     `cfg:"mtu"` // 0: as it is
+	Socket  *Socket `cfg:"socket"`
+	// Sections are the options of engines as text, by the section of the file and by key: "xdp": {"ring": "4096"}. Which there are, package
+	// engine/drivers says; a list has commas between its values.
+	Sections map[string]engine.Settings `cfg:"*"`
+	Rx       *Rx                        `cfg:"rx"`
+	Tx       *Tx                        `cfg:"tx"`
 }
 
 // Socket is how an interface of the engine socket, or of RDMA connections, is reached.
 type Socket struct {
-	Mode           string        `cfg:"mode"` // client, server
-	Local          Endpoint      `cfg:"local"`
-	Remote         Endpoint      `cfg:"remote"`
-	MaxPayload     int           `cfg:"max_payload_size"` // 0: derived
-	ConnectRetry   time.Duration `cfg:"connect_retry"`
-	ReceiveBuffer  Size          `cfg:"receive_buffer"`
-	SendBuffer     Size          `cfg:"send_buffer"`
-	ConnectTimeout time.Duration `cfg:"connect_timeout"`
-}
-
-// RoCE are the settings of RDMA connections.
-type RoCE struct {
-	Transport string `cfg:"transport"` // RC, UC, UD
-	Connect   string `cfg:"connect"`   // tcp, cm
-}
-
-// EFA are the settings of the engine efa.
-type EFA struct {
-	Mode       string `cfg:"mode"` // client, server
-	LocalPort  int    `cfg:"local_port"`
-	RemotePort int    `cfg:"remote_port"`
-}
-
-// XDP are the settings of the engine xdp.
-type XDP struct {
-	Queues   []int         `cfg:"queues"` // of the device; none: all
-	Bind     string        `cfg:"bind"`   // auto, zerocopy, copy
-	Attach   string        `cfg:"attach"` // auto, native, generic
-	Ring     int           `cfg:"ring"`
-	Spare    int           `cfg:"spare"`
-	BusyPoll time.Duration `cfg:"busy_poll"`
-	Chains   bool          `cfg:"chains"`
-}
-
-// AFPacket are the settings of the engine afpacket.
-type AFPacket struct {
-	Frames      int    `cfg:"frames"`
-	FrameSize   Size   `cfg:"frame_size"` // 0: enough for the MTU
-	Fanout      string `cfg:"fanout"`     // none, hash, cpu, rollover
-	Sockets     int    `cfg:"sockets"`
-	Promiscuous bool   `cfg:"promiscuous"`
-	QdiscBypass bool   `cfg:"qdisc_bypass"`
+	Mode   string   `cfg:"mode"` // client, server
+	Local  Endpoint `cfg:"local"`
+	Remote Endpoint `cfg:"remote"`
 }
 
 // Rx is the receiving half of an interface.
@@ -147,13 +108,21 @@ type Rx struct {
 type RxQueue struct {
 	Name      string        `cfg:"name"`
 	ID        int           `cfg:"id"`
-	PollMode  string        `cfg:"poll_mode"` // indirect, direct
+	PollMode  string        `cfg:"poll_mode"` // indirect, event, adaptive, busy, direct
 	CPUCore   int           `cfg:"cpu_core"`  // of its poller; -1: not pinned
 	BatchSize int           `cfg:"batch_size"`
 	Depth     int           `cfg:"depth"`
 	Regions   []string      `cfg:"memory_regions"` // one, or two: headers and payload
 	SplitAt   int           `cfg:"split_at"`
 	Timeout   time.Duration `cfg:"timeout"`
+	Stages    []Stage       `cfg:"stages"` // from the queue to the application
+
+	Sections map[string]engine.Settings `cfg:"*"` // options of engines, as of the interface
+}
+
+// Stage is what packets pass between a receive queue and the application.
+type Stage struct {
+	Type string `cfg:"type"` // a word that engine.FindStage finds
 }
 
 // FlexItem names a place in UDP payloads that flows can match.
@@ -293,22 +262,16 @@ type Tx struct {
 
 // TxQueue is a transmit queue.
 type TxQueue struct {
-	Name      string     `cfg:"name"`
-	ID        int        `cfg:"id"`
-	PollMode  string     `cfg:"poll_mode"`
-	CPUCore   int        `cfg:"cpu_core"`
-	BatchSize int        `cfg:"batch_size"`
-	Depth     int        `cfg:"depth"`
-	Regions   []string   `cfg:"memory_regions"`
-	Headroom  int        `cfg:"headroom"`
-	Offloads  []string   `cfg:"offloads"` // tx_eth_src
-	Rate      Rate       `cfg:"rate"`     // 0: no limit
-	GPUNetIO  *GPUNetIOQ `cfg:"gpunetio"`
-}
-
-// GPUNetIOQ are the settings of a transmit queue of the engine gpunetio.
-type GPUNetIOQ struct {
-	TxKernel string `cfg:"tx_kernel"` // persistent, per_burst
+	Name      string                     `cfg:"name"`
+	ID        int                        `cfg:"id"`
+	CPUCore   int                        `cfg:"cpu_core"`
+	BatchSize int                        `cfg:"batch_size"`
+	Depth     int                        `cfg:"depth"`
+	Regions   []string                   `cfg:"memory_regions"`
+	Headroom  int                        `cfg:"headroom"`
+	Offloads  []string                   `cfg:"offloads"` // tx_eth_src
+	Rate      Rate                       `cfg:"rate"`     // 0: no limit
+	Sections  map[string]engine.Settings `cfg:"*"`        // options of engines, as of the interface
 }
 
 // Transfers makes this process a node that moves tensors and files.
@@ -352,7 +315,7 @@ type VerbsPaths struct {
 type Share struct {
 	Path     string `cfg:"path"`
 	Writable bool   `cfg:"writable"`
-	MaxBytes Size   `cfg:"max_bytes"` // 0: as the disk allows
+	MaxBytes Size   `cfg:"max_bytes"` // 0: as the disk allows, of which 1 GiB stays free
 }
 
 // Peer is a node to connect to.
@@ -367,6 +330,7 @@ type Security struct {
 	Policy   string `cfg:"policy"`   // file; "": that of the identity
 	Floor    string `cfg:"floor"`    // none, host, encrypted
 	Insecure bool   `cfg:"insecure"`
+	AllowUID string `cfg:"allow_uid"` // user numbers, or any
 }
 
 // Registry says where nodes find each other.

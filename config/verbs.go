@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/penstock-io/penstock/internal/input"
 	"github.com/penstock-io/penstock/path/verbs"
 )
 
@@ -21,7 +22,7 @@ func verbsSection() *section {
 			transports = append(transports, up+"="+w)
 		}
 	}
-	return &section{name: "verbs", title: "verbs",
+	return &section{name: "verbs_paths", title: "verbs",
 		doc: "Paths over RDMA; see docs/verbs.md. On the command line `--verbs KEY=VALUE,...` takes the same keys and values. RDMA is not encrypted: between machines it needs `security: {insecure: true}`.", keys: []key{
 			{name: "device", kind: text("a device such as mlx5_0"), doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
 			{name: "port", kind: integer(0, 255), def: "0", doc: "Its port, counted from 1; 0 is the first that is active."},
@@ -135,7 +136,7 @@ func ParseVerbs(settings []string) (*VerbsPaths, error) {
 			return nil, fmt.Errorf("%s: expected KEY=VALUE, such as device=mlx5_0; the keys are %s", shown(s), strings.Join(VerbsKeys(), ", "))
 		case k == nil:
 			hint := "expected " + oneOf(VerbsKeys())
-			if near := nearest(name, VerbsKeys()); near != "" {
+			if near := input.Nearest(name, VerbsKeys()); near != "" {
 				hint = fmt.Sprintf("did you mean %s?", near)
 			}
 			return nil, fmt.Errorf("unknown key %s: %s", shown(name), hint)
@@ -146,7 +147,7 @@ func ParseVerbs(settings []string) (*VerbsPaths, error) {
 		x, wrong := k.kind.parse(scalar{text: value})
 		if wrong != "" {
 			hint := ""
-			if near := nearest(value, k.kind.words); near != "" {
+			if near := input.Nearest(value, k.kind.words); near != "" {
 				hint = fmt.Sprintf("; did you mean %s?", near)
 			}
 			return nil, fmt.Errorf("%s: %s %s: expected %s%s", name, shown(value), wrong, k.kind.expect, hint)

@@ -353,7 +353,7 @@ func TestNeedsThatMakeNoSense(t *testing.T) {
 	}{
 		{Needs{Interfaces: []Interface{{}}}, "without a name"},
 		{Needs{Interfaces: []Interface{{Name: "a"}, {Name: "a"}}}, "twice"},
-		{Needs{Interfaces: []Interface{{Name: "a", Engine: "ebpf"}}}, "expected one of socket"},
+		{Needs{Interfaces: []Interface{{Name: "a", Engine: "ebpf"}}}, "expected one of xdp"},
 		{Needs{Interfaces: []Interface{{Name: "a", Queues: -1}}}, "queues"},
 		{Needs{Interfaces: []Interface{{Name: "a", MTU: 1 << 20}}}, "MTU"},
 		{Needs{Interfaces: []Interface{{Name: "a", Ring: -1}}}, "descriptors"},

@@ -55,10 +55,14 @@ func (x *exam) placeOf(subject string) (out []Place) {
 }
 
 // verbsPlaces are where a file asks for RDMA.
-func (x *exam) verbsPlaces() []Place {
-	out := x.enginePlaces("verbs")
+func (x *exam) verbsPlaces() (out []Place) {
+	for _, i := range x.n.Interfaces {
+		if wants(i.Engine).RDMA && i.At != (Place{}) {
+			out = append(out, i.At)
+		}
+	}
 	for i := range x.n.Sockets {
-		if s := &x.n.Sockets[i]; s.Engine == "verbs" && s.At != (Place{}) {
+		if s := &x.n.Sockets[i]; wants(s.Engine).RDMA && s.At != (Place{}) {
 			out = append(out, s.At)
 		}
 	}

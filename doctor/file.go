@@ -7,6 +7,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/penstock-io/penstock/config"
 )
@@ -57,42 +58,48 @@ func (b *builder) place(format string, args ...any) Place {
 	return Place{b.c.Name(), at.Line, at.Column, path}
 }
 
-// engineNames are the engines that checks know.
-var engineNames = map[config.Engine]string{config.AFP: "afpacket", config.AFXDP: "xdp", config.DPDK: "dpdk", config.Verbs: "verbs", config.RDMA: "verbs", config.Sockets: "socket"}
-
 func (b *builder) iface(i int) {
 	p := &b.c.Interfaces[i]
 	path := fmt.Sprintf("interfaces[%d]", i)
 	if p.Tx != nil && p.Tx.AccurateSend {
 		b.n.Timed = append(b.n.Timed, b.place("%s.tx.accurate_send", path))
 	}
-	switch p.Engine {
-	case config.AFP, config.AFXDP, config.DPDK, config.Verbs, config.GPUNetIO:
-		if p.Address == "" { // a placeholder
-			return
-		}
-	case config.Sockets, config.RDMA, config.EFAFabric:
+	switch w := wants(string(p.Engine)); {
+	case w.Interface && p.Address == "": // a placeholder
+		return
+	case w.Interface:
+	case slices.Contains(Engines(), string(p.Engine)):
 		b.socket(p, path)
 		return
 	default:
 		return
 	}
-	b.names[p.Name] = p.Address
-	x := Interface{Name: p.Address, Engine: engineNames[p.Engine], MTU: p.MTU, At: b.place("%s.address", path), Places: map[string]Place{}}
+	// The address may have options behind it.
+	name := p.Address
+	if a, err := p.Engine.Spec().Address(p.Address); err == nil {
+		name = a.Where
+	}
+	b.names[p.Name] = name
+	x := Interface{Name: name, Engine: string(p.Engine), MTU: p.MTU, At: b.place("%s.address", path), Places: map[string]Place{}}
 	if p.MTU > 0 {
 		x.Places["mtu"] = b.place("%s.mtu", path)
 	}
-	if d := p.XDP; d != nil && p.Engine == config.AFXDP {
-		for k, q := range d.Queues {
-			if q+1 > x.Queues {
-				x.Queues, x.Places["queues"] = q+1, b.place("%s.xdp.queues[%d]", path, k)
+	for _, q := range p.Asked() {
+		at := b.place("%s.%s", path, q.Path)
+		n, _ := q.Value.(int64)
+		switch q.What {
+		case "queues":
+			if int(n)+1 > x.Queues {
+				x.Queues, x.Places["queues"] = int(n)+1, at
 			}
-		}
-		x.BusyPoll, x.ZeroCopy, x.Native, x.Chains = d.BusyPoll > 0, d.Bind == "zerocopy", d.Attach == "native", d.Chains
-		for name, set := range map[string]bool{"zero_copy bind": x.ZeroCopy, "native attach": x.Native} {
-			if key, of, _ := strings.Cut(name, " "); set {
-				x.Places[key] = b.place("%s.xdp.%s", path, of)
-			}
+		case "busy_poll":
+			x.BusyPoll = q.Value != time.Duration(0)
+		case "zero_copy":
+			x.ZeroCopy, x.Places[q.What] = true, at
+		case "native":
+			x.Native, x.Places[q.What] = true, at
+		case "chains":
+			x.Chains = q.Value == true
 		}
 	}
 	if p.Rx != nil {
@@ -156,7 +163,7 @@ func (b *builder) slots(regions []string) (sum int) {
 
 func (b *builder) socket(p *config.Interface, path string) {
 	b.names[p.Name] = p.Name
-	x := Socket{Name: p.Name, Engine: engineNames[p.Engine], At: b.place("%s", path), Places: map[string]Place{}}
+	x := Socket{Name: p.Name, Engine: string(p.Engine), At: b.place("%s", path), Places: map[string]Place{}}
 	local := ownAddress(p.Address)
 	if local.IsValid() {
 		x.Places["local"] = b.place("%s.address", path)
@@ -166,18 +173,22 @@ func (b *builder) socket(p *config.Interface, path string) {
 		if s.Local.Host.IsValid() {
 			local, x.Places["local"] = s.Local.Host, b.place("%s.socket.local", path)
 		}
-		if x.Receive = uint64(max(s.ReceiveBuffer, 0)); x.Receive > 0 {
-			x.Places["receive_buffer_bytes"] = b.place("%s.socket.receive_buffer", path)
-		}
-		if x.Send = uint64(max(s.SendBuffer, 0)); x.Send > 0 {
-			x.Places["send_buffer_bytes"] = b.place("%s.socket.send_buffer", path)
-		}
-		if (udp || s.Local.Scheme == "udp" || s.Remote.Scheme == "udp") && s.MaxPayload > 0 {
+	}
+	for _, q := range p.Asked() {
+		n, _ := q.Value.(int64)
+		at := b.place("%s.%s", path, q.Path)
+		switch {
+		case n == 0:
+		case q.What == "receive_buffer_bytes":
+			x.Receive, x.Places[q.What] = uint64(n), at
+		case q.What == "send_buffer_bytes":
+			x.Send, x.Places[q.What] = uint64(n), at
+		case q.What == "packet_bytes" && udp:
 			headers := 20 + 8
-			if (local.IsValid() && local.Unmap().Is6()) || s.Remote.Host.IsValid() && s.Remote.Host.Unmap().Is6() {
+			if (local.IsValid() && local.Unmap().Is6()) || p.Socket != nil && p.Socket.Remote.Host.IsValid() && p.Socket.Remote.Host.Unmap().Is6() {
 				headers = 40 + 8
 			}
-			x.Packet, x.Places["packet_bytes"] = s.MaxPayload+headers, b.place("%s.socket.max_payload_size", path)
+			x.Packet, x.Places[q.What] = int(n)+headers, at
 		}
 	}
 	if local.IsValid() && !local.IsUnspecified() {
@@ -259,13 +270,13 @@ func (b *builder) region(i int) {
 			continue
 		}
 		named = true
-		m.Locked = m.Locked || pins(p.Engine)
+		m.Locked = m.Locked || wants(string(p.Engine)).Pins
 		if name := b.names[p.Name]; name != "" && !slices.Contains(m.Interfaces, name) {
 			m.Interfaces = append(m.Interfaces, name)
 		}
 	}
 	if !named { // connections over RDMA name their memory when they use it
-		m.Locked = slices.ContainsFunc(b.c.Interfaces, func(p config.Interface) bool { return p.Engine == config.RDMA })
+		m.Locked = slices.ContainsFunc(b.c.Interfaces, func(p config.Interface) bool { return wants(string(p.Engine)).RDMA && wants(string(p.Engine)).IP })
 	}
 	switch r.Kind {
 	case "device", "host_pinned":
@@ -284,11 +295,6 @@ func (b *builder) region(i int) {
 		m.Node = max(r.NUMA, AnyNode)
 	}
 	b.n.Memory = append(b.n.Memory, m)
-}
-
-// pins reports whether an engine locks the memory of its packets.
-func pins(e config.Engine) bool {
-	return e == config.AFXDP || e == config.Verbs || e == config.RDMA || e == config.GPUNetIO
 }
 
 // uses reports whether a queue of an interface, or a reorder plan, has its packets in a region.

@@ -376,7 +376,7 @@ func FuzzNeedsOf(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text []byte) {
 		c, problems := config.Load("f.yaml", text, config.Options{})
 		if c == nil {
-			t.Skip()
+			return
 		}
 		if err := NeedsOf(c).Check(); err != nil {
 			t.Fatalf("%v\n%s", err, text)

@@ -72,7 +72,7 @@ func (x *exam) wishes() (out []wish) {
 func checkHugePages(x *exam) {
 	all := x.wishes()
 	switch {
-	case all == nil && x.n.Whole && x.n.engine("dpdk") == nil:
+	case all == nil && x.n.Whole && x.n.engine(vfio) == nil:
 		x.skip("no memory is asked for in huge pages")
 	case all == nil:
 		x.hugeInGeneral()
@@ -165,7 +165,7 @@ func (x *exam) hugeInGeneral() {
 	if read == "" {
 		read = "none are reserved"
 	}
-	dpdk := x.n.engine("dpdk")
+	dpdk := x.n.engine(vfio)
 	switch {
 	case total >= leastHuge:
 		x.ok("", read)
@@ -269,7 +269,7 @@ func checkMemlock(x *exam) {
 		x.unknown("", x.f.Why("/proc/self"))
 		return
 	}
-	who := x.n.engine("xdp", "verbs")
+	who := x.n.engine(pins)
 	if x.n.RDMA != nil {
 		who = append(who, "RDMA")
 	}
@@ -340,15 +340,9 @@ func lockRulesText(rules []host.LockRule) string {
 	return strings.Join(parts, ", ")
 }
 
-// Capabilities by engine, as its package documents them.
-var capabilities = map[string][]struct {
-	bit  int
-	name string
-}{
-	"afpacket": {{host.CapNetRaw, "CAP_NET_RAW"}},
-	"xdp":      {{host.CapNetRaw, "CAP_NET_RAW"}, {host.CapNetAdmin, "CAP_NET_ADMIN"}, {host.CapBPF, "CAP_BPF"}, {host.CapPerfmon, "CAP_PERFMON"}},
-	"dpdk":     {{host.CapIPCLock, "CAP_IPC_LOCK"}, {host.CapSysRawIO, "CAP_SYS_RAWIO"}},
-}
+// capability is the number of a capability by its name.
+var capability = map[string]int{"CAP_NET_RAW": host.CapNetRaw, "CAP_NET_ADMIN": host.CapNetAdmin, "CAP_BPF": host.CapBPF, "CAP_PERFMON": host.CapPerfmon,
+	"CAP_IPC_LOCK": host.CapIPCLock, "CAP_SYS_RAWIO": host.CapSysRawIO, "CAP_SYS_ADMIN": host.CapSysAdmin}
 
 // enginePlaces are where a file uses an engine.
 func (x *exam) enginePlaces(engine string) (out []Place) {
@@ -357,15 +351,21 @@ func (x *exam) enginePlaces(engine string) (out []Place) {
 			out = append(out, i.At)
 		}
 	}
+	for _, s := range x.n.Sockets {
+		if s.Engine == engine && s.At != (Place{}) {
+			out = append(out, s.At)
+		}
+	}
 	return out
 }
 
 func checkCapabilities(x *exam) {
 	p := &x.f.Process
 	asked := false
-	for _, e := range Engines {
-		who := x.n.engine(e)
-		if who == nil || capabilities[e] == nil {
+	for _, e := range Engines() {
+		all := wants(e).Capabilities
+		who := x.n.of(e)
+		if who == nil || all == nil {
 			continue
 		}
 		asked = true
@@ -373,12 +373,12 @@ func checkCapabilities(x *exam) {
 			x.unknown("engine "+e, x.f.Why("/proc/self/status"))
 			continue
 		}
-		var lacks, all []string
-		for _, c := range capabilities[e] {
-			all = append(all, c.name)
+		var lacks []string
+		for _, name := range all {
 			// CAP_SYS_ADMIN was all of these before Linux 5.8, and still counts as CAP_BPF and CAP_PERFMON.
-			if !p.Can(c.bit) && !(c.bit >= host.CapPerfmon && p.Can(host.CapSysAdmin)) {
-				lacks = append(lacks, c.name)
+			bit, known := capability[name]
+			if known && !p.Can(bit) && !(bit >= host.CapPerfmon && p.Can(host.CapSysAdmin)) {
+				lacks = append(lacks, name)
 			}
 		}
 		if lacks == nil {

@@ -5,10 +5,38 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/drivers"
 )
 
-// Engines are the kinds of packet engines and transports that needs can name.
-var Engines = []string{"socket", "afpacket", "xdp", "verbs", "dpdk"}
+// Engines are the packet engines that needs can name: those of the table that need something of a machine.
+func Engines() (out []string) {
+	for _, s := range drivers.Table() {
+		if s.Needs.Interface || s.Needs.IP || len(s.Needs.Capabilities) > 0 || s.Needs.Kernel != [2]int{} {
+			out = append(out, s.Name)
+		}
+	}
+	return out
+}
+
+// wants is what an engine needs of a machine; nothing for names that are not in the table.
+func wants(name string) engine.Needs {
+	if s := drivers.Get(name); s != nil {
+		return s.Needs
+	}
+	return engine.Needs{}
+}
+
+// Properties of engines, for Needs.engine.
+var (
+	pins    = func(w engine.Needs) bool { return w.Pins }
+	vfio    = func(w engine.Needs) bool { return w.VFIO }
+	rdma    = func(w engine.Needs) bool { return w.RDMA }
+	buffers = func(w engine.Needs) bool { return w.Buffers }
+	// kernel says that packets come by the kernel's receive path, or by its interrupts.
+	kernel = func(w engine.Needs) bool { return w.Buffers || w.Frames }
+)
 
 // Needs is what somebody wants of a machine. The zero value wants nothing: the machine is looked at in general.
 type Needs struct {
@@ -25,8 +53,8 @@ type Needs struct {
 	// GPUs are the PCI addresses of GPUs whose memory takes part, or their numbers in the order of addresses; AnyGPU stands for any one. nil: all
 	// are looked at in general; empty and not nil: none takes part.
 	GPUs []string `json:"gpus,omitempty"`
-	// RDMA are the names of RDMA devices that are used, such as mlx5_0; AnyDevice stands for one with an active port. nil: those of Interfaces with
-	// the engine verbs.
+	// RDMA are the names of RDMA devices that are used, such as mlx5_0; AnyDevice stands for one with an active port. nil: those of Interfaces
+	// whose engine needs one.
 	RDMA []string `json:"rdma_devices,omitempty"`
 	// Clock: the system's clock has to be kept on time by somebody.
 	Clock bool `json:"clock,omitempty"`
@@ -78,10 +106,10 @@ type Memory struct {
 	At         Place    `json:"at,omitzero"`
 }
 
-// Socket is an end of a connection, or of datagrams, that is opened by an IP address.
+// Socket is an end of a connection, or of datagrams, that is opened by an IP address, or a port of an engine that needs no interface.
 type Socket struct {
 	Name   string `json:"name"`
-	Engine string `json:"engine"`          // socket, verbs
+	Engine string `json:"engine"`          // one of Engines
 	Local  string `json:"local,omitempty"` // IP address; empty: any
 	// Receive and Send are the kernel's buffers that are asked for, in bytes; 0: those that the engine chooses.
 	Receive uint64 `json:"receive_buffer_bytes,omitempty"`
@@ -150,8 +178,8 @@ func (n Needs) Check() error {
 			return bad("an interface without a name")
 		case seen[[2]string{i.Name, i.Engine}]:
 			return bad("interface %q is there twice", i.Name)
-		case i.Engine != "" && !slices.Contains(Engines, i.Engine):
-			return bad("no engine is called %q: expected one of %s", i.Engine, strings.Join(Engines, ", "))
+		case i.Engine != "" && !slices.Contains(Engines(), i.Engine):
+			return bad("no engine is called %q: expected one of %s", i.Engine, strings.Join(Engines(), ", "))
 		case i.Queues < 0 || i.Queues > 4096:
 			return bad("%d queues: expected 1 to 4096, or 0 for as many as there are", i.Queues)
 		case i.MTU < 0 || i.MTU > 65535:
@@ -188,15 +216,30 @@ func (n Needs) Check() error {
 	return nil
 }
 
-// engine are the interfaces and sockets that one of some engines uses, by name.
-func (n *Needs) engine(names ...string) (out []string) {
+// of are the interfaces and sockets of an engine, by name.
+func (n *Needs) of(name string) (out []string) {
 	for _, i := range n.Interfaces {
-		if slices.Contains(names, i.Engine) {
+		if i.Engine == name {
 			out = append(out, i.Name)
 		}
 	}
 	for _, s := range n.Sockets {
-		if slices.Contains(names, s.Engine) {
+		if s.Engine == name {
+			out = append(out, s.Name)
+		}
+	}
+	return out
+}
+
+// engine are the interfaces and sockets whose engine is as a function says, by name.
+func (n *Needs) engine(is func(engine.Needs) bool) (out []string) {
+	for _, i := range n.Interfaces {
+		if is(wants(i.Engine)) {
+			out = append(out, i.Name)
+		}
+	}
+	for _, s := range n.Sockets {
+		if is(wants(s.Engine)) {
 			out = append(out, s.Name)
 		}
 	}

@@ -15,7 +15,7 @@ func checkInterface(x *exam) {
 		switch {
 		case n == nil && x.f.Device(strings.ToLower(i.Name)) != nil:
 			p := x.f.Device(strings.ToLower(i.Name))
-			if i.Engine == "dpdk" {
+			if wants(i.Engine).VFIO {
 				x.ok(i.Name, fmt.Sprintf("%s, driver %s, no interface of the kernel", p.Name(), orNone(p.Driver)))
 				continue
 			}
@@ -156,7 +156,7 @@ func longest(iface string, sockets []Socket) (out *Socket) {
 
 // packet is the longest packet of IP that sockets on the interface send; 0: any.
 func (i *Interface) packet(sockets []Socket) int {
-	if s := longest(i.Name, sockets); s != nil && i.Engine == "socket" {
+	if s := longest(i.Name, sockets); s != nil && wants(i.Engine).Buffers {
 		return s.Packet
 	}
 	return 0
@@ -183,7 +183,7 @@ func checkQueues(x *exam) {
 		case u.Queues > e.RxQueues:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprint(u.Queues), At: u.at("queues"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues)}})
-		case u.Queues > 0 && u.Queues < e.RxQueues && u.Engine == "xdp":
+		case u.Queues > 0 && u.Queues < e.RxQueues && wants(u.Engine).XDP:
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(e.RxQueues), Needed: fmt.Sprintf("just %d", u.Queues), For: "AF_XDP gets only what arrives at its own queues", At: u.at("queues"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --queues %d --apply", u.Name, u.Queues), "or steer by rules: see docs/tune.md, N-tuple rules"}})
 		case u.Queues == 0 && e.RxQueues == 1 && e.MaxQueues > 1:
@@ -229,7 +229,7 @@ func checkRings(x *exam) {
 
 func checkOffloads(x *exam) {
 	for _, u := range x.nets() {
-		if u.Engine != "xdp" && u.Engine != "afpacket" {
+		if !wants(u.Engine).Frames {
 			continue
 		}
 		e := x.asked(u)
@@ -239,7 +239,7 @@ func checkOffloads(x *exam) {
 		var on, fixed []string
 		for _, name := range []string{"rx-lro", "rx-gro-hw", "rx-gro"} {
 			v := e.Features[name]
-			if name == "rx-gro" && u.Engine == "xdp" { // native XDP comes before it
+			if name == "rx-gro" && wants(u.Engine).XDP { // native XDP comes before it
 				continue
 			}
 			if strings.HasPrefix(v, "on") {
@@ -268,7 +268,7 @@ func checkOffloads(x *exam) {
 
 func checkXDP(x *exam) {
 	for _, u := range x.nets() {
-		if u.Engine != "xdp" {
+		if !wants(u.Engine).XDP {
 			continue
 		}
 		e := x.asked(u)
@@ -394,7 +394,7 @@ func checkIRQ(x *exam) {
 // interrupted are the processors on which a file polls, and which interrupts of the interface's queues take away. With busy polling the one who
 // polls does the work of its interrupts; engines in user space have none.
 func (x *exam) interrupted(u used, queues []host.IRQ) []int {
-	if u.BusyPoll || u.Engine != "xdp" && u.Engine != "afpacket" || x.n.Uses == nil {
+	if u.BusyPoll || !wants(u.Engine).Frames || x.n.Uses == nil {
 		return nil
 	}
 	polling := x.polling()

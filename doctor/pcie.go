@@ -168,7 +168,7 @@ func checkIOMMU(x *exam) {
 		seen = seen || p.Group >= 0
 	}
 	for _, i := range x.n.Interfaces {
-		if i.Engine != "dpdk" {
+		if !wants(i.Engine).VFIO {
 			continue
 		}
 		p := x.device(i.Name)
@@ -217,7 +217,7 @@ func (x *exam) device(name string) *host.PCI {
 
 func checkDriver(x *exam) {
 	for _, i := range x.n.Interfaces {
-		if i.Engine != "dpdk" {
+		if !wants(i.Engine).VFIO {
 			continue
 		}
 		p := x.device(i.Name)
@@ -236,6 +236,6 @@ func checkDriver(x *exam) {
 		}
 	}
 	if x.out == nil {
-		x.skip("the engine dpdk is not asked for")
+		x.skip("no engine with a driver in user space is asked for")
 	}
 }

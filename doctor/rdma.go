@@ -48,18 +48,18 @@ type usedRDMA struct {
 }
 
 // wantsRDMA reports whether somebody asks for RDMA at all.
-func (x *exam) wantsRDMA() bool { return x.n.RDMA != nil || x.n.engine("verbs") != nil }
+func (x *exam) wantsRDMA() bool { return x.n.RDMA != nil || x.n.engine(rdma) != nil }
 
 // devices are the RDMA devices to look at: those that are needed and here, or else all.
 func (x *exam) devices() (out []usedRDMA) {
 	if x.n.Whole && !x.wantsRDMA() {
 		return nil
 	}
-	all := !x.wantsRDMA() || slices.Contains(x.n.RDMA, AnyDevice) || x.n.engine("verbs") != nil && x.unlocated()
+	all := !x.wantsRDMA() || slices.Contains(x.n.RDMA, AnyDevice) || x.n.engine(rdma) != nil && x.unlocated()
 	for i := range x.f.RDMA {
 		r := &x.f.RDMA[i]
 		needed := slices.Contains(x.n.RDMA, r.Name) || slices.ContainsFunc(x.nets(), func(u used) bool {
-			return u.Engine == "verbs" && belongs(r, u.net)
+			return wants(u.Engine).RDMA && belongs(r, u.net)
 		})
 		if needed || all {
 			out = append(out, usedRDMA{r, needed})
@@ -73,7 +73,7 @@ func belongs(r *host.RDMA, n *host.Net) bool { return r.Net == n.Name || r.PCI !
 
 // unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then all devices are looked at.
 func (x *exam) unlocated() bool {
-	return slices.ContainsFunc(x.n.Sockets, func(s Socket) bool { return s.Engine == "verbs" && s.Interface == "" })
+	return slices.ContainsFunc(x.n.Sockets, func(s Socket) bool { return wants(s.Engine).RDMA && s.Interface == "" })
 }
 
 // ports calls each for the ports that are active, with a name for people. Without one it says why there is nothing to say.
@@ -161,7 +161,7 @@ func checkRDMA(x *exam) {
 				x.ok(portName(d.RDMA, p), read)
 				continue
 			}
-			if !d.needed && x.n.engine("verbs") == nil { // a port without a cable
+			if !d.needed && x.n.engine(rdma) == nil { // a port without a cable
 				x.skipOf(portName(d.RDMA, p), read)
 				continue
 			}
@@ -186,15 +186,15 @@ func checkRDMA(x *exam) {
 
 // absent finds what is asked for and not here.
 func (x *exam) absent() {
-	for _, name := range x.n.engine("verbs") {
+	for _, name := range x.n.engine(rdma) {
 		n := x.f.Net(name)
 		if n != nil && !slices.ContainsFunc(x.f.RDMA, func(r host.RDMA) bool { return belongs(&r, n) }) {
 			x.add(Finding{Subject: n.Name, Verdict: Fail, Read: "it has no RDMA device", Needed: "one", For: "engine verbs", Mend: x.bring(n.Name)})
 		}
 	}
 	for i := range x.n.Sockets {
-		if s := &x.n.Sockets[i]; s.Engine == "verbs" && len(x.f.RDMA) == 0 {
-			x.add(Finding{Subject: s.Name, Verdict: Fail, Read: "there is no RDMA device", Needed: "one that has " + orNone(s.Local), For: "engine verbs", At: s.at("local"), Mend: x.bring("")})
+		if s := &x.n.Sockets[i]; wants(s.Engine).RDMA && len(x.f.RDMA) == 0 {
+			x.add(Finding{Subject: s.Name, Verdict: Fail, Read: "there is no RDMA device", Needed: "one that has " + orNone(s.Local), For: "engine " + s.Engine, At: s.at("local"), Mend: x.bring("")})
 		}
 	}
 	var have []string

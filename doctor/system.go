@@ -36,11 +36,19 @@ func checkKernel(x *exam) {
 		}
 	}
 	for _, i := range x.n.Interfaces {
-		if i.Engine == "xdp" {
-			raise(5, 18, "AF_XDP")
+		if w := wants(i.Engine); w.Kernel != [2]int{} {
+			raise(w.Kernel[0], w.Kernel[1], "engine "+i.Engine)
+			if !w.XDP {
+				continue
+			}
 			if i.MTU > singleBuffer || i.Chains {
 				raise(6, 6, "AF_XDP with frames of several buffers")
 			}
+		}
+	}
+	for _, k := range x.n.Sockets {
+		if w := wants(k.Engine); w.Kernel != [2]int{} {
+			raise(w.Kernel[0], w.Kernel[1], "engine "+k.Engine)
 		}
 	}
 	if x.direct() {
@@ -81,7 +89,7 @@ const (
 )
 
 func checkBuffers(x *exam) {
-	who := x.n.engine("socket")
+	who := x.n.engine(buffers)
 	if x.n.Whole && who == nil {
 		x.skip("no socket is asked for")
 		return
@@ -118,7 +126,7 @@ func checkBuffers(x *exam) {
 	var receiveAt, sendAt []Place
 	for i := range x.n.Sockets {
 		s := &x.n.Sockets[i]
-		if s.Engine != "socket" {
+		if !wants(s.Engine).Buffers {
 			continue
 		}
 		if s.Receive > receive {
@@ -129,10 +137,10 @@ func checkBuffers(x *exam) {
 		}
 	}
 	for _, s := range x.n.Sockets {
-		if s.Engine == "socket" && receive == 0 {
+		if wants(s.Engine).Buffers && receive == 0 {
 			receiveAt = append(receiveAt, s.At)
 		}
-		if s.Engine == "socket" && send == 0 {
+		if wants(s.Engine).Buffers && send == 0 {
 			sendAt = append(sendAt, s.At)
 		}
 	}
@@ -141,7 +149,7 @@ func checkBuffers(x *exam) {
 }
 
 func checkSoftnet(x *exam) {
-	if x.n.Whole && x.n.Interfaces != nil && x.n.engine("socket", "afpacket", "xdp") == nil {
+	if x.n.Whole && x.n.Interfaces != nil && x.n.engine(kernel) == nil {
 		x.skip("nothing that is asked for receives by the kernel")
 		return
 	}

@@ -10,10 +10,15 @@
 //
 //	Rx       receives on one queue from the caller's own goroutine (direct polling): batches, time limits, spinning, sleeping
 //	Poller   one goroutine, pinned or not, that serves several queues and hands bursts over through rings
-//	Group    receives from any of several queues, ports or connections, in turn, and says from which
+//	Stage    what packets pass between a queue and the application; Rx and Poller take queues and stages alike, as a Receiver
+//	Consumer what an application does with packets; Consume gives them to it
+//	RxFront  the front half of a receive queue: all but the device (RxDevice); RxSet has the queues of a port
 //	Outbox   the front half of a transmit queue: descriptors, many senders, order, what the device does not take at once
 //	Reactor  wakes who sleeps until a descriptor is readable
 //	Table    the engines of a program by name
+//
+// What a port would refuse is asked before anything is opened, where an engine is a PortChecker (device, rights, options), a QueueChecker
+// and a RuleDescriber; Capabilities say the rest.
 //
 // # Receiving
 //

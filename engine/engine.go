@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"net/netip"
+	"strconv"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
@@ -89,15 +90,24 @@ type Capabilities struct {
 	Chains bool
 	// Timestamps says that receive times are taken in software, HardwareTime by the NIC.
 	Timestamps, HardwareTime bool
+	// Hash says that packets have a receive hash, and Types that they have a packet type: see burst.Burst.Hash and Type. Ports without
+	// either may still give them to some packets.
+	Hash, Types bool
 	// Pacing is a rate limit for each transmit queue. SendAt is sending at a given time; SendAtIn names who waits ("software",
 	// "qdisc etf").
 	Pacing, SendAt bool
 	SendAtIn       string
+	// TxChecksum and TxSegmentation say who computes the checksums that packets ask for (burst.Burst.Ask), and who cuts packets with a
+	// segment size: "device", "kernel" or "software"; "" where the port does not look at requests. Over a byte stream nothing is cut.
+	TxChecksum, TxSegmentation string
 	// ZeroCopyForward says that Forward copies nothing where both queues use the same memory.
 	ZeroCopyForward bool
-	// Memory are the kinds of memory that queues take. None means that the engine owns all its memory: to give a queue pools is
-	// ErrUnsupported then.
-	Memory []mem.Kind
+	// Memory are the kinds of memory that queues take, MemoryUse what they do with it (PlanMemory).
+	Memory    []mem.Kind
+	MemoryUse MemoryUse
+	// Pools says whether receive queues take the caller's pools; PoolsWhy says in a sentence why not, or what a queue without pools lends.
+	Pools    PoolUse
+	PoolsWhy string
 	// Lossless says that a receiver without room stops its senders, and loses nothing for want of memory: what waits for it holds
 	// descriptors of the sender's queue.
 	Lossless bool
@@ -116,19 +126,33 @@ type DeviceReacher interface {
 	ReachesRegion(r *mem.Region) error
 }
 
-// Auto asks for the lowest queue id that is free.
-const Auto = -1
+// QueueID says which number a queue gets. The zero value is the lowest that is free.
+type QueueID struct{ next int } // the number and 1
+
+// Queue is the QueueID of a number, 0 or more.
+func Queue(number int) QueueID { return QueueID{number + 1} }
+
+// Number is the number, -1 for the lowest that is free.
+func (q QueueID) Number() int { return q.next - 1 }
+
+// String is the number, or says that it is the next one.
+func (q QueueID) String() string {
+	if q.next == 0 {
+		return "next"
+	}
+	return strconv.Itoa(q.next - 1)
+}
 
 // RxSpec describes a receive queue.
 type RxSpec struct {
 	Name string
-	ID   int // steering rules name it; Auto for the next one. The zero value is queue 0.
+	ID   QueueID // steering rules name it; the zero value is the lowest that is free
 	// Pools is the memory: one pool for whole packets, or two for header/data split, headers first.
 	Pools []*mem.Pool
 	// SplitAt is the length of the header segment in bytes with two pools; 0 splits behind the L4 header.
 	SplitAt int
 	// Depth is the number of packets that wait for the application, at least; 0 means 1024. What comes on top is dropped as
-	// DropQueueFull or by whoever holds the packets (DropKernel, DropNIC).
+	// DropQueueFull, or by the kernel or card that holds the packets (DropKernel, DropNIC).
 	Depth int
 	// Timestamps asks for receive times; HardwareTime for those of the NIC.
 	Timestamps, HardwareTime bool
@@ -141,7 +165,7 @@ type RxSpec struct {
 // TxSpec describes a transmit queue.
 type TxSpec struct {
 	Name string
-	ID   int // Auto for the next one
+	ID   QueueID // the zero value is the lowest that is free
 	// Pools is the memory that Alloc takes packets from: one pool, or two for a header and a payload segment in each packet.
 	Pools []*mem.Pool
 	// Headroom is the number of bytes in front of each packet that Prepend can use.

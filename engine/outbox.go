@@ -28,11 +28,11 @@ type Sink interface {
 // Outbox is the front half of a transmit queue, the same for all engines: it keeps count of descriptors, takes bursts from any
 // number of goroutines, and passes them on to a Sink from one goroutine at a time, in order.
 //
-// A Send that finds nobody else sending does the work itself; others leave their packets to whoever is at it. When the device takes
+// A Send that finds no other one at work does the work itself; others leave their packets to the one that works. When the device takes
 // no more, a goroutine takes over, and ends when it has sent everything; until then Sends only leave their packets.
 //
 // Being busy is a right that passes from hand to hand: busy is true while anybody has it, and while the device takes no more it is
-// the goroutine that has it. So there is no moment in which packets wait and nobody is there to send them.
+// the goroutine that has it. So there is no moment in which packets wait and no goroutine is there to send them.
 type Outbox struct {
 	sink  Sink
 	async bool
@@ -43,7 +43,7 @@ type Outbox struct {
 	done   atomic.Uint64 // of which have left
 	closed atomic.Bool
 
-	busy  atomic.Bool  // somebody is sending; the fields up to the next comment are theirs
+	busy  atomic.Bool  // a goroutine is sending; the fields up to the next comment are its own
 	head  *burst.Burst // what is being sent, of which packets up to from are taken
 	from  int
 	again time.Time
@@ -130,13 +130,13 @@ func (o *Outbox) Claim(b *burst.Burst) (n int, err error) {
 	}
 	live := b.Live()
 	if n = o.Reserve(live); n < live {
-		b.TruncateLive(n)
+		b.Builder().TruncateLive(n)
 		err = ErrFull
 	}
 	if n > 0 {
-		b.Reserve(o, n)
+		b.Builder().Reserve(o, n)
 	}
-	b.AtOnce()
+	b.Builder().AtOnce()
 	return n, err
 }
 
@@ -148,7 +148,7 @@ func (o *Outbox) ClaimReached(b *burst.Burst) (n int, err error) {
 	}
 	if i := b.Hidden(); i >= 0 {
 		b.Release()
-		return 0, fmt.Errorf("%w: Forward of packet %d of the burst, which is in memory that the CPU cannot reach: package engine/stage has queues that copy it", ErrUnsupported, i)
+		return 0, fmt.Errorf("%w: Forward of packet %d of the burst, which is in memory that the CPU cannot reach: package engine/bounce has queues that copy it", ErrUnsupported, i)
 	}
 	return o.Claim(b)
 }
@@ -201,7 +201,7 @@ func (o *Outbox) Drain(ctx context.Context) error {
 	}
 	o.waiters[w] = until
 	o.waitMu.Unlock()
-	o.waiting.Add(1) // whoever completes after this looks at the waiters
+	o.waiting.Add(1) // a Complete after this looks at the waiters
 	defer o.waiting.Add(-1)
 	if o.done.Load() < until {
 		select {
@@ -226,7 +226,7 @@ func (o *Outbox) Send(b *burst.Burst) error {
 		return ErrNil
 	}
 	live := b.Live()
-	reserved := b.Reserved(o)
+	reserved := b.Builder().Reserved(o)
 	switch {
 	case reserved < live:
 		o.refused.Add(uint64(live))
@@ -240,7 +240,7 @@ func (o *Outbox) Send(b *burst.Burst) error {
 		b.Release()
 		return nil
 	}
-	b.Unreserve() // the descriptors are ours now, until the device has done with the packets
+	b.Builder().Unreserve() // the descriptors are ours now, until the device has done with the packets
 	if over := reserved - live; over > 0 {
 		o.Unreserve(over)
 	}
@@ -264,12 +264,12 @@ func (o *Outbox) Send(b *burst.Burst) error {
 				return nil
 			}
 		} else {
-			o.queue.Put(o.keep(b)) // behind a Put of somebody else that is half done, and perhaps one of ours
+			o.queue.Put(o.keep(b)) // behind a Put of another goroutine that is half done, and perhaps one of ours
 		}
 	} else {
 		o.queue.Put(o.keep(b)) // there is room: each burst in the queue holds a descriptor
 		if !o.busy.CompareAndSwap(false, true) {
-			return nil // whoever is busy looks again before it rests
+			return nil // the busy goroutine looks again before it rests
 		}
 		if !o.work(othersBursts) {
 			o.start()
@@ -303,9 +303,9 @@ func (o *Outbox) blocked(b *burst.Burst, from, next, live int, again time.Time) 
 	if next == from {
 		return
 	}
-	b.ReleasePart(from, next)
+	b.Builder().ReleasePart(from, next)
 	if !o.async {
-		if n := live - b.LivePart(next, b.Len()); n > 0 {
+		if n := live - b.Builder().LivePart(next, b.Len()); n > 0 {
 			o.Complete(n)
 		}
 	}
@@ -326,7 +326,7 @@ func (o *Outbox) keep(b *burst.Burst) *burst.Burst {
 func (o *Outbox) work(bursts int) bool {
 	for ; ; bursts-- {
 		if o.head == nil {
-			if bursts <= 0 && !o.closed.Load() { // what is closed drops, and leaves that to nobody
+			if bursts <= 0 && !o.closed.Load() { // what is closed drops itself
 				if o.queue.Len() == 0 {
 					return true
 				}
@@ -340,7 +340,7 @@ func (o *Outbox) work(bursts int) bool {
 			o.head, o.from, o.again = q, 0, time.Time{}
 		}
 		b := o.head
-		live, done := b.LivePart(o.from, b.Len()), 0
+		live, done := b.Builder().LivePart(o.from, b.Len()), 0
 		if o.closed.Load() {
 			o.drops.Add(DropClosed, uint64(live))
 			done = live
@@ -368,7 +368,7 @@ func (o *Outbox) work(bursts int) bool {
 func (o *Outbox) rest() bool {
 	for round := 0; ; round++ {
 		o.busy.Store(false)
-		// Whoever has put something before that, and found us busy, relies on this look.
+		// A Send that has put something before that, and found us busy, relies on this look.
 		if o.queue.Len() == 0 || !o.busy.CompareAndSwap(false, true) {
 			return true
 		}
@@ -431,9 +431,9 @@ func (o *Outbox) Close() {
 	}
 	o.kick.Wake()
 	for !o.busy.CompareAndSwap(false, true) {
-		runtime.Gosched() // nobody is busy for long: a Sink never waits, and the goroutine was kicked
+		runtime.Gosched() // no goroutine is busy for long: a Sink never waits, and the goroutine was kicked
 	}
-	// From here on nobody starts the goroutine: work drops everything.
+	// From here on no Send starts the goroutine: work drops everything.
 	o.work(0)
 	o.rest()
 	o.running.Wait()

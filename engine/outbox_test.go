@@ -118,12 +118,12 @@ func (p packets) alloc(o *Outbox, b *burst.Burst, n int, first uint64) int {
 	n = o.Reserve(min(n, len(hs)))
 	got := p.pool.GetBatch(hs[:n])
 	o.Unreserve(n - got)
-	b.Reserve(o, got)
+	b.Builder().Reserve(o, got)
 	mem := p.src.Region().All().Bytes()
 	for i, h := range hs[:got] {
 		off := p.pool.Offset(h)
 		binary.LittleEndian.PutUint64(mem[off:], first+uint64(i))
-		b.Add(p.src, burst.Segment{Handle: h, Off: off, Len: 8, Cap: 64})
+		b.Builder().Add(p.src, burst.Segment{Handle: h, Off: off, Len: 8, Cap: 64})
 	}
 	return got
 }
@@ -174,7 +174,7 @@ func TestOutboxDirect(t *testing.T) {
 		if o.Free() != 0 || o.Reserve(1) != 0 {
 			t.Error("more descriptors than the depth")
 		}
-		if err := o.Send(b); err != nil || b.Len() != 0 || b.Reserved(o) != 0 {
+		if err := o.Send(b); err != nil || b.Len() != 0 || b.Builder().Reserved(o) != 0 {
 			t.Fatal(err)
 		}
 		if async {
@@ -208,13 +208,13 @@ func TestOutboxRefuses(t *testing.T) {
 	// One packet more than descriptors.
 	p.alloc(o, b, 3, 0)
 	h, _ := p.pool.Get()
-	b.Add(p.src, burst.Segment{Handle: h.Handle(), Len: 8})
+	b.Builder().Add(p.src, burst.Segment{Handle: h.Handle(), Len: 8})
 	if err := o.Send(b); err != ErrUnreserved {
 		t.Error(err)
 	}
 	// More descriptors than packets: the others come back.
 	p.alloc(o, b, 4, 0)
-	b.Reserve(o, o.Reserve(5))
+	b.Builder().Reserve(o, o.Reserve(5))
 	if err := o.Send(b); err != nil || o.Free() != 16 || len(d.got) != 4 {
 		t.Errorf("%v, %d free, sent %v", err, o.Free(), d.got)
 	}
@@ -262,10 +262,10 @@ func TestOutboxClaim(t *testing.T) {
 	}
 	q.push(upTo(7)...)
 	q.TryRecv(b)
-	b.SetReceived(1, 8, burst.HasTime, 12345)
+	b.Builder().SetReceived(1, 8, burst.HasTime, 12345)
 	b.Take(c, 0)
-	if n, err := o.Claim(b); n != 4 || err != ErrFull || b.Live() != 4 || b.Reserved(o) != 4 || o.Free() != 0 {
-		t.Fatalf("%d, %v, %d packets, %d reserved", n, err, b.Live(), b.Reserved(o))
+	if n, err := o.Claim(b); n != 4 || err != ErrFull || b.Live() != 4 || b.Builder().Reserved(o) != 4 || o.Free() != 0 {
+		t.Fatalf("%d, %v, %d packets, %d reserved", n, err, b.Live(), b.Builder().Reserved(o))
 	}
 	if _, ok := b.Time(1); ok {
 		t.Error("the time of receipt is still there")
@@ -278,7 +278,7 @@ func TestOutboxClaim(t *testing.T) {
 	}
 	q.push(1, 2)
 	q.TryRecv(b)
-	if n, err := o.Claim(b); n != 2 || err != nil || b.Reserved(o) != 2 {
+	if n, err := o.Claim(b); n != 2 || err != nil || b.Builder().Reserved(o) != 2 {
 		t.Errorf("%d, %v", n, err)
 	}
 	b.Release()
@@ -472,7 +472,7 @@ func TestOutboxCloseMeanwhile(t *testing.T) {
 	// A burst of somebody else, who has put it into the queue and has not looked yet who sends.
 	b := burst.New(4)
 	p.alloc(o, b, 2, 0)
-	b.Unreserve()
+	b.Builder().Unreserve()
 	o.given.Add(2)
 	o.queue.Put(o.keep(b))
 	p.alloc(o, b, 3, 2)

@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/ring"
 )
 
-// PollOptions describe the hand-off of one queue.
+// PollOptions describe the hand-off of one Receiver.
 type PollOptions struct {
 	// Batching says when the poller hands a burst over; Packets 0 means 64, and 65536 is the most. Spin is how long Polled.Recv looks before it sleeps.
 	Batching
@@ -47,11 +47,11 @@ func (s PolledState) String() string {
 	return fmt.Sprintf("state %d", uint32(s))
 }
 
-// Polled is where what a Poller receives on one queue comes out. One goroutine at a time, its consumer, calls TryRecv, Recv, Arm
+// Polled is where what a Poller receives on one Receiver comes out. One goroutine at a time, its consumer, calls TryRecv, Recv, Arm
 // and Close; any goroutine the others.
 type Polled struct {
 	p    *Poller
-	q    RxQueue
+	q    Receiver
 	o    PollOptions
 	full *ring.SPSC[*burst.Burst] // from the poller to the consumer
 	free *ring.SPSC[*burst.Burst] // and back
@@ -61,7 +61,7 @@ type Polled struct {
 	deadline time.Time    // of cur, when it is partial
 	stuck    bool         // the queue said that there is something
 	stalled  bool         // no burst was free
-	leaving  atomic.Bool  // somebody wants the poller to end it
+	leaving  atomic.Bool  // the poller is asked to end it
 	detached chan struct{}
 
 	starved atomic.Bool           // the poller wants a Wake for the next free burst
@@ -77,7 +77,7 @@ type Polled struct {
 	bursts, packets, stalls metrics.Counter
 }
 
-func newPolled(p *Poller, q RxQueue, o PollOptions) (*Polled, error) {
+func newPolled(p *Poller, q Receiver, o PollOptions) (*Polled, error) {
 	if o.Packets <= 0 {
 		o.Packets = 64
 	}
@@ -85,10 +85,10 @@ func newPolled(p *Poller, q RxQueue, o PollOptions) (*Polled, error) {
 		o.Depth = 32
 	}
 	if o.Depth < 1 || o.Depth > maxHandOff {
-		return nil, fmt.Errorf("engine: poller %q: queue %d: depth of %d bursts: expected 1 to %d: %w", p.o.Name, q.ID(), o.Depth, maxHandOff, ErrInvalid)
+		return nil, fmt.Errorf("engine: poller %q: depth of %d bursts: expected 1 to %d: %w", p.o.Name, o.Depth, maxHandOff, ErrInvalid)
 	}
 	if o.Packets > maxHandOff || o.Segments > maxHandOff*burst.MaxSegments {
-		return nil, fmt.Errorf("engine: poller %q: queue %d: bursts of %d packets in %d segments: expected up to %d and %d: %w", p.o.Name, q.ID(), o.Packets, o.Segments,
+		return nil, fmt.Errorf("engine: poller %q: bursts of %d packets in %d segments: expected up to %d and %d: %w", p.o.Name, o.Packets, o.Segments,
 			maxHandOff, maxHandOff*burst.MaxSegments, ErrInvalid)
 	}
 	if o.Segments <= 0 {
@@ -105,12 +105,9 @@ func newPolled(p *Poller, q RxQueue, o PollOptions) (*Polled, error) {
 	for range o.Depth {
 		c.free.Put(burst.NewSegmented(o.Packets, o.Segments))
 	}
-	c.rx = newRx(c, Batching{Spin: o.Spin})
+	c.rx = NewRx(c, Batching{Spin: o.Spin})
 	return c, nil
 }
-
-// Queue is the receive queue.
-func (c *Polled) Queue() RxQueue { return c.q }
 
 // State is how far it is.
 func (c *Polled) State() PolledState {

@@ -48,8 +48,8 @@ type PollerOptions struct {
 	Spin time.Duration
 }
 
-// Poller is a goroutine that receives on any number of queues and hands bursts over to their consumers through rings. All its
-// methods may be called from any goroutine.
+// Poller is a goroutine that receives on any number of Receivers, which are queues or the stages behind them, and hands bursts over to
+// their consumers through rings. All its methods may be called from any goroutine.
 type Poller struct {
 	o     PollerOptions
 	waker *Waker
@@ -119,7 +119,7 @@ func (p *Poller) run(started chan<- error) {
 		p.spin.keep = true
 	}
 	started <- nil
-	for spinning, again := false, false; ; {
+	for spinning, again, short := false, false, false; ; {
 		p.iterations.Inc()
 		got, deadline := false, time.Time{}
 		for _, c := range *p.list.Load() {
@@ -132,15 +132,16 @@ func (p *Poller) run(started chan<- error) {
 		}
 		switch {
 		case got:
-			if spinning {
-				p.spin.hit()
+			if spinning || short {
+				p.spin.hit() // or looking again would have found it
 			}
-			spinning, again = false, false
+			spinning, again, short = false, false, false
 			continue
 		case p.stopping.Load() && len(*p.list.Load()) == 0:
 			return
 		}
 		p.empty.Inc()
+		short = false
 		switch p.o.Mode {
 		case Busy:
 			continue
@@ -167,12 +168,12 @@ func (p *Poller) run(started chan<- error) {
 			continue
 		}
 		again = false
-		p.sleep(deadline)
+		short = p.sleep(deadline) < p.o.Spin
 	}
 }
 
-// sleep waits for a Wake, or the deadline if there is one.
-func (p *Poller) sleep(deadline time.Time) {
+// sleep waits for a Wake, or the deadline if there is one, and returns how long.
+func (p *Poller) sleep(deadline time.Time) time.Duration {
 	start := time.Now()
 	var at <-chan time.Time
 	if !deadline.IsZero() {
@@ -192,14 +193,12 @@ func (p *Poller) sleep(deadline time.Time) {
 	p.sleeps.Inc()
 	d := time.Since(start)
 	p.asleep.Add(uint64(d))
-	if d < p.o.Spin {
-		p.spin.hit()
-	}
+	return d
 }
 
-// Add makes the poller the owner of q, and returns where to receive what comes on it. There is no limit to the number of queues.
-// The error is ErrClosed, or ErrExists for a queue that this poller has.
-func (p *Poller) Add(q RxQueue, o PollOptions) (*Polled, error) {
+// Add makes the poller the owner of q, and returns where to receive what comes on it. There is no limit to the number of Receivers.
+// The error is ErrClosed, or ErrExists for one that this poller has.
+func (p *Poller) Add(q Receiver, o PollOptions) (*Polled, error) {
 	if q == nil {
 		return nil, ErrNil
 	}
@@ -214,7 +213,7 @@ func (p *Poller) Add(q RxQueue, o PollOptions) (*Polled, error) {
 	case p.stopping.Load():
 		return nil, ErrClosed
 	case slices.ContainsFunc(list, func(c *Polled) bool { return c.q == q }):
-		return nil, fmt.Errorf("engine: poller %q has queue %d: %w", p.o.Name, q.ID(), ErrExists)
+		return nil, fmt.Errorf("engine: poller %q serves this queue already: %w", p.o.Name, ErrExists)
 	}
 	list = append(slices.Clone(list), c)
 	p.list.Store(&list)
@@ -223,8 +222,8 @@ func (p *Poller) Add(q RxQueue, o PollOptions) (*Polled, error) {
 }
 
 // Remove gives q back to the caller, who owns it then and may close it. What was received by then is still delivered, and then
-// the Polled ends with ErrClosed. A queue that the poller has not, or no more, is ErrNotFound.
-func (p *Poller) Remove(q RxQueue) error {
+// the Polled ends with ErrClosed. One that the poller has not, or no more, is ErrNotFound.
+func (p *Poller) Remove(q Receiver) error {
 	for _, c := range *p.list.Load() {
 		if c.q == q {
 			c.leaving.Store(true)

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Retry wakes a receive queue that found no free slot after a millisecond: nobody else tells it when there is one. It is for implementations of
+// Retry wakes a receive queue that found no free slot after a millisecond: no event says when there is one. It is for implementations of
 // engines; the zero value is ready. Its methods may be called from any goroutine.
 type Retry struct {
 	mu    sync.Mutex
@@ -37,7 +37,7 @@ func (r *Retry) fire() {
 	}
 }
 
-// Stop ends it: nobody is woken any more.
+// Stop ends it: no Waker is woken any more.
 func (r *Retry) Stop() {
 	r.mu.Lock()
 	defer r.mu.Unlock()

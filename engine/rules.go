@@ -16,7 +16,7 @@ type Rules interface {
 	Stats() flow.Stats
 }
 
-// RuleChecker is Rules that can say beforehand what Apply would say, as far as it is known without the device: whoever changes the rules
+// RuleChecker is Rules that can say beforehand what Apply would say, as far as it is known without the device: a caller that changes the rules
 // of several ports asks all of them before the first change.
 type RuleChecker interface {
 	Check(changes ...flow.Change) error

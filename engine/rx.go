@@ -8,8 +8,12 @@ import (
 	"github.com/penstock-io/penstock/burst"
 )
 
-// Receiver is what can be received from without waiting, and armed to be told when there is something: every RxQueue, *Rx and
-// *Polled. One goroutine at a time uses it. See RxQueue for what the methods promise.
+// Receiver is what can be received from without waiting, and armed to wake its owner when there is something: every RxQueue, Stage,
+// *Rx and *Polled. One goroutine at a time, its owner, uses it. RxQueue says what the methods promise.
+//
+// A Wake promises nothing: it may come for no reason, and as often as the Receiver likes. A device that is only polled, and has nothing
+// to sleep on, answers Arm with false and wakes the owner by a timer. ready is a promise: the next TryRecv of a burst with
+// room gives packets or an error, or its first packet finds no room there. Who makes no such promise wakes w and answers false.
 type Receiver interface {
 	TryRecv(b *burst.Burst) (int, error)
 	Arm(w *Waker) (ready bool)
@@ -27,21 +31,20 @@ type Batching struct {
 	Spin time.Duration
 }
 
-// Rx receives on one queue from the caller's own goroutine (direct polling). It belongs to one goroutine at a time, which owns
-// the queue through it.
+// Rx receives on one queue, or on stages behind it, from the caller's own goroutine (direct polling). It belongs to one goroutine at a
+// time, which owns the Receiver through it.
 type Rx struct {
 	q      Receiver
 	o      Batching
 	waker  *Waker
 	timer  *time.Timer // nil until it is needed
 	spin   spinner
+	short  bool  // the last sleep was shorter than a spin
 	failed error // what TryRecv said when there were packets to deliver first
 }
 
-// NewRx makes an Rx of a queue. Negative values of Batching count as 0.
-func NewRx(q RxQueue, o Batching) *Rx { return newRx(q, o) }
-
-func newRx(q Receiver, o Batching) *Rx {
+// NewRx makes an Rx of a Receiver. Negative values of Batching count as 0.
+func NewRx(q Receiver, o Batching) *Rx {
 	return &Rx{q: q, o: o, waker: NewWaker(), spin: newSpinner(o.Spin)}
 }
 
@@ -79,7 +82,7 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 		return ErrNil
 	}
 	if err := ctx.Err(); err != nil {
-		return err // also under load: whoever cancels wants an end
+		return err // also under load: a context that has ended ends Recv
 	}
 	want := b.Cap()
 	if r.o.Packets > 0 {
@@ -92,7 +95,10 @@ func (r *Rx) Recv(ctx context.Context, b *burst.Burst) error {
 		if b.Room() > 0 {
 			if n, err = r.TryRecv(b); n == 0 && err == nil {
 				n, err = r.look(ctx, b, deadline)
+			} else if r.short {
+				r.spin.hit() // looking again would have found it
 			}
+			r.short = false
 		}
 		if err != nil {
 			if b.Len() == 0 {
@@ -160,11 +166,7 @@ func (r *Rx) look(ctx context.Context, b *burst.Burst, deadline time.Time) (int,
 func (r *Rx) sleep(ctx context.Context, deadline time.Time) error {
 	if r.o.Spin > 0 {
 		start := time.Now()
-		defer func() {
-			if time.Since(start) < r.o.Spin {
-				r.spin.hit()
-			}
-		}()
+		defer func() { r.short = time.Since(start) < r.o.Spin }()
 	}
 	var at <-chan time.Time
 	if !deadline.IsZero() {

@@ -310,9 +310,7 @@ func TestRxSpinAdapts(t *testing.T) {
 }
 
 func TestRxAllocs(t *testing.T) {
-	if testenv.Race || testenv.Invariants {
-		t.Skip("this build allocates for its checks")
-	}
+	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "this build allocates for its checks")
 	q := newQueue(t, 64)
 	q.fifo = make([]uint64, 0, 1<<16)
 	r := NewRx(q, Batching{Packets: 2, Timeout: time.Microsecond, Spin: time.Microsecond})

@@ -17,7 +17,7 @@ func SetSource(b *burst.Burst, i int, mac packet.MAC) bool {
 	}
 	at := 0
 	for k := range b.Segments(i) {
-		n := int(b.Part(i, k).Len)
+		n := int(b.Builder().Part(i, k).Len)
 		if n > 0 && at < to && at+n > from && b.Bytes(i, k) == nil {
 			return false
 		}
@@ -29,7 +29,7 @@ func SetSource(b *burst.Burst, i int, mac packet.MAC) bool {
 	at = 0
 	for k := 0; at < to; k++ {
 		p := b.Bytes(i, k)
-		n := int(b.Part(i, k).Len)
+		n := int(b.Builder().Part(i, k).Len)
 		if begin := max(from, at); at+n > from {
 			copy(p[begin-at:], mac[begin-from:])
 		}

@@ -26,9 +26,9 @@ func TestSetSource(t *testing.T) {
 			}
 			s := burst.Segment{Handle: slot[0], Off: pool.Offset(slot[0]), Len: uint32(n), Cap: 64}
 			if k == 0 {
-				b.Add(src, s)
+				b.Builder().Add(src, s)
 			} else {
-				b.AddSegment(src, s)
+				b.Builder().AddSegment(src, s)
 			}
 			p := b.Bytes(0, k)
 			p = p[:cap(p)]

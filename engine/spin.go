@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// spinPoll is what one look is taken for at least. Where the clock stands still while somebody computes (virtual time), looks
+// spinPoll is what one look is taken for at least. Where the clock stands still while a goroutine computes (virtual time), looks
 // are counted instead of time.
 const spinPoll = 25 * time.Nanosecond
 
@@ -26,7 +26,7 @@ func newSpinner(most time.Duration) spinner {
 // begin begins to spin, for limit at most.
 func (s *spinner) begin(limit time.Duration) { s.limit, s.looks = min(s.budget, limit), 0 }
 
-// again says whether to look once more, and lets others run before that. A goroutine that is bound to its thread lets nobody run: to
+// again says whether to look once more, and lets others run before that. A goroutine that is bound to its thread lets no other run: to
 // yield it would have to wake another thread and wait for that one to wake it again, at each look, which disturbs all processors;
 // packets came at 0.83 of the rate (docs/measurements/afpacket.md).
 func (s *spinner) again() bool {

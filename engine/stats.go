@@ -10,7 +10,7 @@ import (
 // Drop is the reason why a packet went no further.
 type Drop uint8
 
-// The reasons. Each packet is counted once, by whoever dropped it.
+// The reasons. Each packet is counted once, by the queue or port that dropped it.
 const (
 	DropNoBuffers       Drop = iota // the pool had no free slot
 	DropQueueFull                   // the receive queue held as many packets as its depth: the consumer is too slow
@@ -31,7 +31,7 @@ const (
 	DropTransform                   // a rule's VLAN or tunnel action could not be done
 	DropInjected                    // the simulator lost it on purpose
 	DropNoDeviceBuffers             // the pool in an accelerator's memory had no free slot
-	DropUnattributed                // lost, and nobody knows why
+	DropUnattributed                // lost for a reason that is not known
 	NumDrops
 )
 

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"strings"
+
+	"github.com/penstock-io/penstock/internal/input"
 )
 
-// Table is the engines that a program has, by name. Whoever puts the program together makes it: there is no list that packages
+// Table is the engines that a program has, by name. The program's main package makes it: there is no list that packages
 // write themselves into.
 //
 //	t, err := engine.NewTable(sim.New(...), socket.New(), afpacket.New(), engine.NotBuilt("dpdk", "build with -tags dpdk"))
@@ -53,7 +55,11 @@ func (t *Table) Get(name string) (Engine, error) {
 	}
 	var s strings.Builder
 	fmt.Fprintf(&s, "engine: no engine is called %q", name)
-	if n := t.nearest(name); n != "" {
+	var names []string
+	for _, e := range t.engines {
+		names = append(names, e.Name())
+	}
+	if n := input.Nearest(name, names); n != "" {
 		fmt.Fprintf(&s, "; did you mean %q?", n)
 	}
 	var can, cannot []string
@@ -71,37 +77,6 @@ func (t *Table) Get(name string) (Engine, error) {
 		fmt.Fprintf(&s, "; not here: %s", strings.Join(cannot, ", "))
 	}
 	return nil, fmt.Errorf("%s: %w", s.String(), ErrNotFound)
-}
-
-// nearest is the name that is most like the given one, "" if none is.
-func (t *Table) nearest(name string) string {
-	best, nearest := len(name)/2+1, ""
-	for _, e := range t.engines {
-		if d := distance(strings.ToLower(name), strings.ToLower(e.Name())); d < best {
-			best, nearest = d, e.Name()
-		}
-	}
-	return nearest
-}
-
-// distance is the number of bytes to insert, delete or replace to make b of a (V. Levenshtein, 1966).
-func distance(a, b string) int {
-	row := make([]int, len(b)+1)
-	for j := range row {
-		row[j] = j
-	}
-	for i := range len(a) {
-		diagonal := row[0]
-		row[0] = i + 1
-		for j := range len(b) {
-			d := diagonal
-			if a[i] != b[j] {
-				d = 1 + min(diagonal, row[j], row[j+1])
-			}
-			diagonal, row[j+1] = row[j+1], d
-		}
-	}
-	return row[len(b)]
 }
 
 // NotBuilt stands in a Table for an engine that this build does not have; how says how to get a build that has it.

@@ -78,17 +78,6 @@ func TestTable(t *testing.T) {
 	}
 }
 
-func TestDistance(t *testing.T) {
-	for _, c := range []struct {
-		a, b string
-		d    int
-	}{{"", "", 0}, {"", "abc", 3}, {"abc", "", 3}, {"sim", "sim", 0}, {"kitten", "sitting", 3}, {"ab", "ba", 2}} {
-		if d := distance(c.a, c.b); d != c.d {
-			t.Errorf("%q and %q: %d, want %d", c.a, c.b, d, c.d)
-		}
-	}
-}
-
 // Every status is what some error says, and each error of this package has one.
 func TestStatusOf(t *testing.T) {
 	want := map[Status][]error{

@@ -15,13 +15,14 @@ type TxFront struct {
 	slots *TxSlots
 	box   *Outbox
 	reap  func()
+	off   offload
 
 	shut      atomic.Bool
 	forwarded atomic.Uint64
 }
 
 // Start gives it its parts, before anything else is called. reap takes back what the device has done with; it is called when there are fewer
-// descriptors than somebody wants, and may be nil.
+// descriptors than a caller wants, and may be nil.
 func (f *TxFront) Start(id int, slots *TxSlots, box *Outbox, reap func()) {
 	f.id, f.slots, f.box, f.reap = id, slots, box, reap
 }
@@ -67,9 +68,6 @@ func (f *TxFront) count(n int, err error) (int, error) {
 	return n, err
 }
 
-// Send implements TxQueue.
-func (f *TxFront) Send(b *burst.Burst) error { return f.box.Send(b) }
-
 // Drain implements TxQueue.
 func (f *TxFront) Drain(ctx context.Context) error { return f.box.Drain(ctx) }
 
@@ -79,6 +77,9 @@ func (f *TxFront) AddStats(s *TxStats) {
 	s.Queued += uint64(f.box.Queued())
 	f.slots.AddStats(s)
 	f.box.AddDrops(&s.Drops)
+	for i := range f.off.drops {
+		s.Drops[i] += f.off.drops[i].Load()
+	}
 }
 
 // Shut closes the Outbox: what is queued is dropped, and nothing more is taken.

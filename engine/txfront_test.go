@@ -37,7 +37,7 @@ func TestTxFront(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			in.Add(burst.PoolSource(pool), burst.Segment{Handle: h.Handle(), Off: pool.Offset(h.Handle()), Len: 10})
+			in.Builder().Add(burst.PoolSource(pool), burst.Segment{Handle: h.Handle(), Off: pool.Offset(h.Handle()), Len: 10})
 		}
 	}
 	alloc(4, 4, nil, 0)
@@ -83,7 +83,7 @@ func TestTxFront(t *testing.T) {
 type holdingSink struct{ taken int }
 
 func (s *holdingSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
-	s.taken += b.LivePart(from, to)
+	s.taken += b.Builder().LivePart(from, to)
 	return to, time.Time{}
 }
 

@@ -22,21 +22,15 @@ type TxSlots struct {
 	full, noBuffers atomic.Uint64
 }
 
-// CheckTx checks the specification of a transmit queue that sends from pools in memory that the CPU reaches and has no options of its
-// own, fills in the Depth where it is 0, and returns a Source for each pool. The error wraps ErrInvalid or ErrUnsupported.
-func CheckTx(spec *TxSpec) (srcs []*burst.Source, err error) {
-	for _, pool := range spec.Pools {
-		if pool != nil && pool.Region().All().Bytes() == nil {
-			return nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach: %w", pool.Name(), ErrUnsupported)
-		}
-	}
-	return CheckTxFetched(spec)
-}
-
-// CheckTxFetched is CheckTx for an engine whose device fetches packets from any memory that it knows, also where the CPU does not reach it.
-func CheckTxFetched(spec *TxSpec) (srcs []*burst.Source, err error) {
+// CheckTx checks what an engine's port is asked for in a transmit queue against what the port can do, fills in the Depth where it is 0, and
+// returns a Source for each pool. Options are the engine's own to check (pace.Of takes those of package pace): it clears them, or CheckTx refuses
+// them. The error wraps ErrInvalid for what no port can do, ErrUnsupported for what this one cannot.
+func CheckTx(spec *TxSpec, can *Capabilities) (srcs []*burst.Source, err error) {
 	bad := func(format string, args ...any) ([]*burst.Source, error) {
 		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrInvalid)
+	}
+	cannot := func(format string, args ...any) ([]*burst.Source, error) {
+		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrUnsupported)
 	}
 	if spec.Depth == 0 {
 		spec.Depth = defaultTxDepth
@@ -51,7 +45,18 @@ func CheckTxFetched(spec *TxSpec) (srcs []*burst.Source, err error) {
 	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
 		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
 	}
+	switch {
+	case spec.Rate > 0 && !can.Pacing:
+		return cannot("a rate of %d bit/s: the port does not pace", spec.Rate)
+	case spec.SendAt && !can.SendAt:
+		return cannot("times of sending: the port does not keep them")
+	case spec.SourceMAC && !can.Frames:
+		return cannot("SourceMAC: it is for frames, and the port sends payloads")
+	}
 	for _, pool := range spec.Pools {
+		if err := CheckMemory(pool, can); err != nil {
+			return nil, err
+		}
 		srcs = append(srcs, burst.PoolSource(pool))
 	}
 	return srcs, nil
@@ -114,7 +119,7 @@ func (s *TxSlots) Alloc(o *Outbox, b *burst.Burst, n, length int) (int, error) {
 	got := o.Reserve(n)
 	have := s.fill(b, got, length)
 	if have > 0 {
-		b.Reserve(o, have)
+		b.Builder().Reserve(o, have)
 	}
 	switch {
 	case have < got:
@@ -140,7 +145,7 @@ func (s *TxSlots) fill(b *burst.Burst, n, length int) (have int) {
 		want := min(n-have, len(slots))
 		k := s.pools[0].GetBatch(slots[:want])
 		if len(s.pools) == 1 {
-			b.AddSlots(s.srcs[0], s.pools[0], slots[:k], nil, g)
+			b.Builder().AddSlots(s.srcs[0], s.pools[0], slots[:k], nil, g)
 		} else {
 			k = s.split(b, slots[:k], data[:k], length)
 		}
@@ -165,9 +170,9 @@ func (s *TxSlots) fillChains(b *burst.Burst, n, k, length int) (have int) {
 			room := size - head
 			g := burst.Segment{Handle: h, Off: p.Offset(h) + uint64(head), Len: uint32(min(left, room)), Cap: uint32(room), Headroom: uint16(head)}
 			if i == 0 {
-				b.Add(s.srcs[0], g)
+				b.Builder().Add(s.srcs[0], g)
 			} else {
-				b.AddSegment(s.srcs[0], g)
+				b.Builder().AddSegment(s.srcs[0], g)
 			}
 			left, head = left-int(g.Len), 0
 		}
@@ -183,9 +188,9 @@ func (s *TxSlots) split(b *burst.Burst, slots, data []mem.Handle, length int) in
 	}
 	size := uint32(s.pools[0].SlotSize() - s.headroom)
 	for i, h := range slots[:n] {
-		b.Add(s.srcs[0], burst.Segment{Handle: h, Off: s.pools[0].Offset(h) + uint64(s.headroom), Len: size, Cap: size, Headroom: uint16(s.headroom),
+		b.Builder().Add(s.srcs[0], burst.Segment{Handle: h, Off: s.pools[0].Offset(h) + uint64(s.headroom), Len: size, Cap: size, Headroom: uint16(s.headroom),
 			Role: burst.Header})
-		b.AddSegment(s.srcs[1], burst.Segment{Handle: data[i], Off: s.pools[1].Offset(data[i]), Len: uint32(length),
+		b.Builder().AddSegment(s.srcs[1], burst.Segment{Handle: data[i], Off: s.pools[1].Offset(data[i]), Len: uint32(length),
 			Cap: uint32(s.pools[1].SlotSize()), Role: burst.Payload})
 	}
 	return n

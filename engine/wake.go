@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Waker wakes one goroutine that sleeps on C. A Wake that nobody waits for is kept, one at most.
+// Waker wakes one goroutine that sleeps on C. A Wake that no goroutine waits for is kept, one at most.
 type Waker struct{ c chan struct{} }
 
 // NewWaker makes a Waker.
@@ -116,7 +116,7 @@ func (r *Reactor) Arm(fd int, w *Waker) error {
 }
 
 // Quiet takes a registered descriptor off the kernel's list of who waits for it, until it is armed again, and reports whether it is off. One
-// that is armed stays on. Between Arm and Arm a descriptor is on that list although nobody waits, and the kernel looks through the list
+// that is armed stays on. Between Arm and Arm a descriptor is on that list although no goroutine waits, and the kernel looks through the list
 // for each packet: some 40 ns on a veth pair. A queue whose owner polls calls this, once in a while; it is a system call, and so
 // is arming anyway.
 func (r *Reactor) Quiet(fd int) bool {
@@ -129,7 +129,7 @@ func (r *Reactor) Quiet(fd int) bool {
 	r.on.mu.Lock()
 	_, armed := r.on.armed[x.id]
 	r.on.mu.Unlock()
-	if !armed { // nobody else arms: that takes r.mu
+	if !armed { // no other goroutine arms: that takes r.mu
 		x.quiet = r.on.epoll.Remove(fd) == nil
 	}
 	return x.quiet

@@ -332,9 +332,7 @@ func TestCacheFollowsTheClassifier(t *testing.T) {
 }
 
 func TestClassifyDoesNotAllocate(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	rules := flowtest.Rules(1, 500)
 	x := newTrial(t, rules)
 	frames := flowtest.NewTraffic(rules, flowtest.TrafficOptions{Seed: 5, Flows: 100}).Flows

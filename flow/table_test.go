@@ -435,9 +435,7 @@ func TestTableIsAList(t *testing.T) {
 }
 
 func TestTableDoesNotAllocate(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	table := mustTable(t, flow.TableOptions{})
 	var changes []flow.Change
 	rules := flowtest.Rules(1, 50)

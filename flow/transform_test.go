@@ -163,9 +163,7 @@ func TestTransformAnything(t *testing.T) {
 }
 
 func TestTransformDoesNotAllocate(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	frame, _ := frameFor(t, "vlan untagged ip src 10.0.0.0/8 udp dst 5")
 	actions := actionsOf(t, "vlan-push 3, vxlan-encap vni 7 "+outer+", vxlan-decap, vlan-pop")
 	buf := make([]byte, 100+len(frame))

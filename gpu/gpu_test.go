@@ -114,9 +114,7 @@ func panics(f func()) (text string) {
 
 // TestClosedUnderWork shows what -tags invariants finds: each case closes memory or a call, and says whether the end of the work that used it was seen.
 func TestClosedUnderWork(t *testing.T) {
-	if !testenv.Invariants {
-		t.Skip("only builds with -tags invariants follow the work")
-	}
+	testenv.LeaveOut(t, testenv.WithoutInvariants, "only builds with -tags invariants follow the work")
 	one := gpu.Grid{Groups: 1, Group: 1}
 	for _, x := range []struct {
 		name string
@@ -221,9 +219,7 @@ func TestClosedUnderWork(t *testing.T) {
 
 // TestTwoUsersOfAStream shows that -tags invariants finds them: one is in the middle of a Read.
 func TestTwoUsersOfAStream(t *testing.T) {
-	if !testenv.Invariants {
-		t.Skip("only builds with -tags invariants look")
-	}
+	testenv.LeaveOut(t, testenv.WithoutInvariants, "only builds with -tags invariants look")
 	d := newDesk(t)
 	m := d.alloc()
 	hold, begun := make(chan struct{}), make(chan struct{})

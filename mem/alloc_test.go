@@ -3,15 +3,13 @@ package mem
 import (
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // TestHotPathsDoNotAllocate counts heap allocations; builds with -tags invariants record stacks and so do allocate.
 func TestHotPathsDoNotAllocate(t *testing.T) {
-	if invariants.Enabled {
-		t.Skip("recording stacks allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithInvariants, "recording stacks allocates")
 	r := allocate(t, Options{Size: 64 * sys.PageSize})
 	p := newPool(t, PoolOptions{SlotSize: 64, Slots: 256})
 	c := p.Cache()

@@ -24,19 +24,13 @@ func (p *Pool) Offset(h Handle) uint64 { return p.base + uint64(h.index())*p.str
 // GetBatch takes up to len(dst) slots from the shared list into dst and returns how many there were. Fewer than asked for is
 // counted as one exhaustion. Any goroutine may call it; it does not allocate.
 func (p *Pool) GetBatch(dst []Handle) int {
-	var free [maxBatch]uint32
 	got := 0
 	for got < len(dst) {
-		n := p.pop(free[:min(maxBatch, len(dst)-got)])
+		n := p.popAll(dst[got:min(got+maxBatch, len(dst))])
 		if n == 0 {
 			break
 		}
-		for _, i := range free[:n] {
-			if s, ok := p.take(i); ok { // a slot that Close has marked stays where it is
-				dst[got] = s.Handle()
-				got++
-			}
-		}
+		got += n
 	}
 	if got > 0 {
 		p.gets.Add(uint64(got))
@@ -47,13 +41,55 @@ func (p *Pool) GetBatch(dst []Handle) int {
 	return got
 }
 
+// popAll is pop and take for many slots. A compare-and-swap for each slot would be most of the cost, so it writes their words without; Close waits
+// until no goroutine does that.
+func (p *Pool) popAll(dst []Handle) (n int) {
+	p.takers.Add(1)
+	defer p.takers.Add(-1)
+	if p.shut.Load() {
+		return 0
+	}
+	for tries := uint64(1); ; tries++ {
+		head := p.head.Load()
+		at := head & indexMask
+		for n = 0; n < len(dst) && at != 0; n++ { // see pop
+			w := p.meta[at-1].word.Load()
+			dst[n] = Handle(w>>32+1)<<32 | Handle(at-1)
+			at = w & (1<<32 - 1)
+		}
+		if n == 0 || p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|at) {
+			p.counted(tries)
+			break
+		}
+	}
+	p.takeAll(dst[:n])
+	return n
+}
+
+// takeAll marks slots as out under these handles. The caller is among the takers, and has got the slots off the list or out of its cache.
+func (p *Pool) takeAll(hs []Handle) {
+	for _, h := range hs {
+		store(&p.meta[h.index()].word, uint64(h)>>32<<32)
+		if invariants.Enabled {
+			p.debug.taken(p.Slot(h))
+		}
+	}
+}
+
 // PutBatch gives slots back to the shared list and returns how many were refused, because they were released before: those
 // change nothing, and err is the *SlotError of the first. Any goroutine may call it; without a refusal it does not allocate.
 func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	put := 0
 	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1
 	for _, h := range src {
-		if int(h.index()) < len(p.meta) {
+		if i := h.index(); int(i) < len(p.meta) {
+			if !invariants.Enabled && p.free(h, first) { // nearly always
+				put++
+				if first = i + 1; last == 0 {
+					last = first
+				}
+				continue
+			}
 			if free, closed := p.release(p.Slot(h), first); free && !closed { // nearly always
 				put++
 				if first = h.index() + 1; last == 0 {
@@ -90,17 +126,19 @@ func (c *Cache) GetBatch(dst []Handle) int {
 		defer c.leave()
 	}
 	got := 0
-	for got < len(dst) && len(c.free) > 0 {
-		last := len(c.free) - 1
-		s, ok := c.p.take(c.free[last])
-		if !ok {
-			break // the pool was closed
+	if len(c.free) > 0 {
+		c.p.takers.Add(1)
+		for !c.p.shut.Load() && got < len(dst) && len(c.free) > 0 {
+			last := len(c.free) - 1
+			i := c.free[last]
+			dst[got] = Handle(c.p.meta[i].gen()+1)<<32 | Handle(i)
+			c.free = c.free[:last]
+			got++
 		}
-		c.free = c.free[:last]
-		dst[got] = s.Handle()
-		got++
+		c.p.takeAll(dst[:got])
+		c.p.takers.Add(-1)
+		c.gets.Add(uint64(got))
 	}
-	c.gets.Add(uint64(got))
 	if got < len(dst) && !c.closed {
 		got += c.p.GetBatch(dst[got:])
 	}

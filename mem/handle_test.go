@@ -2,6 +2,7 @@ package mem
 
 import (
 	"errors"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -106,9 +107,7 @@ func TestBatchesRace(t *testing.T) {
 }
 
 func TestBatchAllocs(t *testing.T) {
-	if testenv.Race || testenv.Invariants {
-		t.Skip("this build allocates for its checks")
-	}
+	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "this build allocates for its checks")
 	p, err := NewPool(PoolOptions{Name: "batch", SlotSize: 8, Slots: 500})
 	if err != nil {
 		t.Fatal(err)
@@ -184,5 +183,53 @@ func TestCacheBatch(t *testing.T) {
 	}
 	if r := LeakReport(); len(r) != 0 {
 		t.Error(r)
+	}
+}
+
+// A handle of a slot that was never taken is refused like one that was released.
+func TestHandleNeverTaken(t *testing.T) {
+	p := newPool(t, PoolOptions{SlotSize: 64, Slots: 4})
+	if n, err := p.PutBatch([]Handle{0, 3}); n != 2 || !errors.Is(err, ErrReleased) {
+		t.Errorf("%d of 2 were refused, %v", n, err)
+	}
+	if err := p.Put(p.Slot(3)); !errors.Is(err, ErrReleased) {
+		t.Error(err)
+	}
+	if p.Slot(0).Check() == nil || p.Stats().InUse != 0 {
+		t.Errorf("%+v", p.Stats())
+	}
+}
+
+// Close waits for a batch that is being taken: its slots count as out.
+func TestCloseWaitsForBatch(t *testing.T) {
+	p, err := NewPool(PoolOptions{SlotSize: 64, Slots: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hs := []Handle{1 << 32, 1<<32 | 1} // as GetBatch has them before it marks them
+	p.takers.Add(1)
+	closed := make(chan error, 1)
+	go func() { closed <- p.Close() }()
+	for !p.shut.Load() {
+		runtime.Gosched()
+	}
+	for range 1000 {
+		runtime.Gosched()
+	}
+	select {
+	case err := <-closed:
+		t.Fatalf("Close returned before: %v", err)
+	default:
+	}
+	p.takeAll(hs)
+	p.takers.Add(-1)
+	if err := <-closed; !errors.Is(err, ErrInUse) || p.Stats().InUse != 2 {
+		t.Errorf("%v; %+v", err, p.Stats())
+	}
+	if n := p.GetBatch(make([]Handle, 4)); n != 0 {
+		t.Errorf("%d slots of a pool that is closed", n)
+	}
+	if n, err := p.PutBatch(hs); n != 0 || p.Region().Leases() != 0 {
+		t.Errorf("%d refused, %v; %d leases", n, err, p.Region().Leases())
 	}
 }

@@ -28,7 +28,7 @@ func TestDoubleLeaseReleaseIsReported(t *testing.T) {
 	defer other.Release()
 	l := must[Lease](t)(r.Lease())
 	l.Release()
-	text := mustPanic(t, l.Release)
+	text := mustPanic(t, func() { l.Release() })
 	if !strings.Contains(text, `"twice" released twice`) || strings.Count(text, "TestDoubleLeaseReleaseIsReported") < 2 {
 		t.Errorf("panic without both stacks: %s", text)
 	}

@@ -149,46 +149,40 @@ func ReadStats() Stats {
 	return s
 }
 
-// leases is the table of leases by number, filled only under -tags invariants.
+// leases is the table of leases, filled only under -tags invariants.
 var leases leaseTable
 
 type leaseTable struct {
 	mu   sync.Mutex // guards what follows
-	last uint64
-	held map[uint64]leaseRecord
+	held map[Lease][]uintptr
 	// past remembers the most recent releases, so that a second release can show the first one.
-	past map[uint64][]uintptr
-	ring [1024]uint64
+	past map[Lease][]uintptr
+	ring [1024]Lease
+	next int
 }
 
-type leaseRecord struct {
-	region *Region
-	stack  []uintptr
-}
-
-func (t *leaseTable) acquired(r *Region) uint64 {
+func (t *leaseTable) acquired(l Lease) {
 	stack := callers(2)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.held == nil {
-		t.held, t.past = map[uint64]leaseRecord{}, map[uint64][]uintptr{}
+		t.held, t.past = map[Lease][]uintptr{}, map[Lease][]uintptr{}
 	}
-	t.last++
-	t.held[t.last] = leaseRecord{r, stack}
-	return t.last
+	t.held[l] = stack
 }
 
 func (t *leaseTable) released(l Lease) {
 	stack := callers(2)
 	t.mu.Lock()
-	_, ok := t.held[l.id]
-	first := t.past[l.id]
+	_, ok := t.held[l]
+	first := t.past[l]
 	if ok {
-		delete(t.held, l.id)
-		slot := &t.ring[l.id%uint64(len(t.ring))]
-		delete(t.past, *slot)
-		*slot = l.id
-		t.past[l.id] = stack
+		delete(t.held, l)
+		old := &t.ring[t.next%len(t.ring)]
+		t.next++
+		delete(t.past, *old)
+		*old = l
+		t.past[l] = stack
 	}
 	t.mu.Unlock()
 	if !ok {
@@ -201,9 +195,9 @@ func (t *leaseTable) report(r *Region) []Leak {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var out []Leak
-	for _, rec := range t.held {
-		if rec.region == r {
-			out = append(out, Leak{What: "lease", Of: r.name, Count: 1, Bytes: r.Len(), Stack: format(rec.stack)})
+	for l, stack := range t.held {
+		if l.r == r {
+			out = append(out, Leak{What: "lease", Of: r.name, Count: 1, Bytes: r.Len(), Stack: format(stack)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Leak) int { return strings.Compare(a.Stack, b.Stack) })

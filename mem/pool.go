@@ -3,6 +3,7 @@ package mem
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +17,7 @@ var (
 	ErrExhausted  = errors.New("pool is exhausted")
 	ErrPoolClosed = errors.New("pool is closed")
 	ErrForeign    = errors.New("slot of another pool")
-	ErrReleased   = errors.New("slot was released already")
+	ErrReleased   = errors.New("released already") // a slot, a lease, or borrowed memory
 	ErrInUse      = errors.New("memory is still in use")
 )
 
@@ -85,7 +86,10 @@ type Pool struct {
 
 	_    [64]byte
 	head atomic.Uint64 // index+1 of the first free slot in the low bits, a count of changes above
-	_    [64]byte
+	// takers is the number of goroutines that take slots without a compare-and-swap of their words; once shut is set none begins.
+	takers atomic.Int64
+	shut   atomic.Bool
+	_      [64]byte
 
 	// Written by Get and Put of the pool itself, and on rare events.
 	gets, puts, exhausted, rejected atomic.Uint64
@@ -322,7 +326,10 @@ func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 		defer p.debug.mu.Unlock()
 		p.debug.scribble(s, stack)
 	}
-	for m := &p.meta[s.index].word; ; {
+	if p.free(s.Handle(), next) {
+		return true, false
+	}
+	for m := &p.meta[s.index].word; s.gen&1 != 0; {
 		w := m.Load()
 		gen := uint32(w >> 32)
 		if gen&^closing != s.gen {
@@ -333,6 +340,14 @@ func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 			return true, mark != 0
 		}
 	}
+	return false, false
+}
+
+// free is release of a slot whose word is that of take: it is out, and the pool is not being closed. A generation that is even is of no slot that
+// is out.
+func (p *Pool) free(h Handle, next uint32) bool {
+	w := uint64(h) >> 32 << 32
+	return w>>32&1 != 0 && p.meta[h.index()].word.CompareAndSwap(w, (w+1<<32)&^(closing<<32)|uint64(next))
 }
 
 // pop takes up to len(out) free slots off the shared list and returns how many; one change of head takes them all.
@@ -350,13 +365,18 @@ func (p *Pool) pop(out []uint32) int {
 			n++
 		}
 		if n == 0 || p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|at) {
-			if tries > 1 {
-				p.retries.Add(tries - 1)
-			}
-			p.attempts.Add(tries)
+			p.counted(tries)
 			return n
 		}
 	}
+}
+
+// counted counts how many attempts a change of head took.
+func (p *Pool) counted(tries uint64) {
+	if tries > 1 {
+		p.retries.Add(tries - 1)
+	}
+	p.attempts.Add(tries)
 }
 
 // push puts slots on the shared list with one change of head.
@@ -375,10 +395,7 @@ func (p *Pool) pushChain(first, last uint32) {
 		head := p.head.Load()
 		p.meta[last].link(uint32(head & indexMask))
 		if p.head.CompareAndSwap(head, (head&^indexMask+1<<indexBits)|uint64(first+1)) {
-			if tries > 1 {
-				p.retries.Add(tries - 1)
-			}
-			p.attempts.Add(tries)
+			p.counted(tries)
 			return
 		}
 	}
@@ -409,6 +426,9 @@ func (p *Pool) close() (out []uint32, err error) {
 		return nil, nil
 	}
 	p.closed = true
+	for p.shut.Store(true); p.takers.Load() > 0; {
+		runtime.Gosched()
+	}
 	// Marks every slot: a free one can then no more be taken, and of one that is out the release counts.
 	p.remaining = 1
 	for i := range p.meta {
@@ -512,7 +532,7 @@ func (s Slot) Check() error {
 	if s.pool == nil {
 		return ErrForeign
 	}
-	if s.pool.meta[s.index].gen()&^closing != s.gen {
+	if s.gen&1 == 0 || s.pool.meta[s.index].gen()&^closing != s.gen {
 		return ErrReleased
 	}
 	return nil

@@ -23,7 +23,7 @@ type RegCacheOptions struct {
 	Name      string
 	Registrar Registrar // required
 	// MaxBytes bounds the bytes that are registered at once, in use or kept. Where registering pins pages, the kernel's
-	// bound is LockLimit; 0 means no bound.
+	// bound is RLIMIT_MEMLOCK (ulimit -l); 0 means no bound.
 	MaxBytes uint64
 	MaxCount int // registrations at once; 0 means 4096
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/handles"
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 )
@@ -93,11 +94,12 @@ type Region struct {
 
 	carved atomic.Int64 // pools and slabs that hand out parts of it
 	// state holds the number of leases and the closed bit, so that the last one out unmaps exactly once.
-	state atomic.Int64
-	done  chan struct{} // closed once unmapped
-	mu    sync.Mutex    // guards hooks
-	hooks map[any]func()
-	gone  func() // called after unmapping; set before the region is shared
+	state  atomic.Int64
+	leases handles.Table // of those that were handed out
+	done   chan struct{} // closed once unmapped
+	mu     sync.Mutex    // guards hooks
+	hooks  map[any]func()
+	gone   func() // called after unmapping; set before the region is shared
 }
 
 const closedBit = 1 << 62
@@ -224,9 +226,6 @@ func (r *Region) SealWrites() error {
 	return nil
 }
 
-// WritesSealed reports whether SealWrites was done.
-func (r *Region) WritesSealed() bool { return r.sealed.Load() }
-
 // Span names n bytes from off. The error wraps ErrBounds when they are not all inside the region.
 func (r *Region) Span(off, n uint64) (Span, error) {
 	if off > r.Len() || n > r.Len()-off {
@@ -249,9 +248,9 @@ func (r *Region) Lease() (Lease, error) {
 			return Lease{}, fmt.Errorf("mem: region %q: %w", r.name, ErrClosed)
 		}
 		if r.state.CompareAndSwap(s, s+1) {
-			l := Lease{r: r}
+			l := Lease{r, r.leases.Take()}
 			if invariants.Enabled {
-				l.id = leases.acquired(r)
+				leases.acquired(l)
 			}
 			return l, nil
 		}
@@ -310,19 +309,10 @@ func (r *Region) onClose(key any, f func()) bool {
 // Unmapped is closed when the memory is gone: after Close and the release of the last lease.
 func (r *Region) Unmapped() <-chan struct{} { return r.done }
 
-// release gives one lease back and unmaps after the last one of a closed region.
+// release gives one lease back, which the caller has, and unmaps after the last one of a closed region.
 func (r *Region) release() error {
-	for {
-		s := r.state.Load()
-		if s&^closedBit == 0 {
-			return errNoLease
-		}
-		if r.state.CompareAndSwap(s, s-1) {
-			if s-1 != closedBit {
-				return nil
-			}
-			break
-		}
+	if r.state.Add(-1) != closedBit {
+		return nil
 	}
 	err := r.unmap()
 	live.remove(r)
@@ -332,8 +322,6 @@ func (r *Region) release() error {
 	}
 	return err
 }
-
-var errNoLease = errors.New("there is no lease to release")
 
 // callers records the stack of whoever called the function that calls it; format turns it into text.
 func callers(skip int) []uintptr {

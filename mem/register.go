@@ -66,11 +66,6 @@ func (populator) Register(s Span, a Access) (any, error) {
 
 func (populator) Deregister(any) error { return nil }
 
-// LockLimit is the number of bytes that the kernel lets this process pin (RLIMIT_MEMLOCK, ulimit -l), the largest uint64 where
-// there is no limit: the natural RegCacheOptions.MaxBytes for a Registrar that pins. A process with CAP_IPC_LOCK is not
-// bound by it.
-func LockLimit() (uint64, error) { return sys.LockLimit() }
-
 // touch reads one byte of each page, for kernels before 5.14. The pages of a memfd are then present too; only the first
 // write to each still costs a short fault.
 func touch(b []byte) error {

@@ -3,14 +3,15 @@ package mem
 import (
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/handles"
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Lease is the right to touch a region's bytes. Release it exactly once; copies of the value share that one release. The
-// zero Lease leases nothing.
+// Lease is the right to touch a region's bytes. Release it once; copies of the value share that one release. The zero Lease leases
+// nothing.
 type Lease struct {
-	r  *Region
-	id uint64 // in the table of leases, under -tags invariants; otherwise 0
+	r *Region
+	h handles.Handle
 }
 
 // Bytes are the region's bytes, valid until Release; nil for memory that the CPU cannot reach.
@@ -24,18 +25,20 @@ func (l Lease) Bytes() []byte {
 // Region is the leased region, nil for the zero Lease.
 func (l Lease) Region() *Region { return l.r }
 
-// Release ends the lease; the last one of a closed region unmaps it.
-//
-// Releasing a lease twice takes somebody else's lease away, and the memory may vanish under them. Builds with
-// -tags invariants find that and panic with both stacks; other builds notice only when no lease is left, and then do nothing.
-func (l Lease) Release() {
+// Release ends the lease; the last one of a closed region unmaps it. A second Release, of a copy as well, changes nothing and returns an
+// error that wraps ErrReleased; builds with -tags invariants panic with both stacks. The error is otherwise that of unmapping. The zero
+// Lease has nothing to release, and no error.
+func (l Lease) Release() error {
 	if l.r == nil {
-		return
+		return nil
 	}
 	if invariants.Enabled {
 		leases.released(l)
 	}
-	l.r.release()
+	if !l.r.leases.Give(l.h) {
+		return fmt.Errorf("mem: lease on region %q: %w", l.r.name, ErrReleased)
+	}
+	return l.r.release()
 }
 
 // Span names Len bytes of a region from Off. It holds no lease: whoever touches the bytes must hold one.

@@ -1,6 +1,7 @@
 package metrics
 
 import (
+	"errors"
 	"math"
 	"reflect"
 	"runtime"
@@ -12,7 +13,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // TestLayout: the whole cache line of a metric's word lies inside the metric.
@@ -109,11 +110,9 @@ func TestReadersSeeGrowth(t *testing.T) {
 
 // TestSecondWriterIsFound: the check of the rule of one writer works, where built in.
 func TestSecondWriterIsFound(t *testing.T) {
-	if !invariants.Enabled {
-		t.Skip("built without -tags invariants, which this test is about")
-	}
+	testenv.LeaveOut(t, testenv.WithoutInvariants, "built without -tags invariants, which this test is about")
 	if runtime.GOMAXPROCS(0) < 2 {
-		t.Skip("two writers at once need two processors; GOMAXPROCS is 1")
+		testenv.Missing(t, "two processors, for two writers at once", errors.New("GOMAXPROCS is 1"))
 	}
 	var c Counter
 	var g Gauge

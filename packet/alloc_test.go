@@ -9,9 +9,7 @@ import (
 
 // TestNoAllocation: nothing that runs per packet allocates, whether it succeeds or fails.
 func TestNoAllocation(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	check := func(name string, f func()) {
 		t.Helper()
 		if n := testing.AllocsPerRun(100, f); n != 0 {

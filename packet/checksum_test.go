@@ -109,7 +109,7 @@ func TestUpdateChecksum(t *testing.T) {
 		copy(p[at:], fresh)
 		want := Checksum(p)
 		if want == 0xffff || before == 0xffff {
-			t.Skip("sum of zeros")
+			return // sum of zeros
 		}
 		got := UpdateChecksumBytes(before, old, fresh)
 		if got != want {

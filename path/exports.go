@@ -20,6 +20,8 @@ const (
 
 func (r Rights) String() string {
 	switch r {
+	case 0:
+		return "none"
 	case Read:
 		return "read"
 	case Write:
@@ -53,11 +55,14 @@ func ParseKey(b []byte) Key {
 	return Key{binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint64(b[8:])}
 }
 
+// AllPeers, in the place of a peer's number, says that an export is for every peer. No peer has this number.
+const AllPeers = ^uint64(0)
+
 // Desc describes an export to a peer.
 type Desc struct {
-	Key    Key
+	Key    Key    // zero where the peer has no right to the export
 	Size   uint64 // bytes
-	Rights Rights
+	Rights Rights // 0: the peer sees that the export is there, and no more
 	// Whole says that the export is a whole memfd, which shared memory can hand over without handing over more.
 	Whole bool
 	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a DeviceReacher gets at it; over
@@ -70,7 +75,7 @@ type Export struct {
 	key    Key
 	span   mem.Span
 	rights Rights
-	peer   uint64 // the only one that may reach it; 0: all
+	peer   uint64 // the only one that may reach it, or AllPeers
 	lease  mem.Lease
 	bytes  []byte
 	state  atomic.Uint32 // live, revoked, retired
@@ -101,24 +106,41 @@ func (e *Export) Key() Key { return e.key }
 // Revoked reports whether Revoke was called.
 func (e *Export) Revoked() bool { return e.state.Load() != exportLive }
 
-// Exports is a node's table of exports. Lookups are lock-free; changes take a lock.
+// Exports is a node's table of exports. Lookups are lock-free; changes take a lock and cost the same however many exports there are.
 type Exports struct {
-	mu    sync.Mutex // guards changes of the table
-	table atomic.Pointer[[]*Export]
-	free  []uint32 // indexes to use again, with a new epoch
+	mu    sync.Mutex                          // guards changes of the table
+	table atomic.Pointer[[]*[block]exportRef] // grows by blocks, which stay where they are
+	used  uint32                              // indexes that were given out so far
+	free  []uint32                            // those of them to use again, with a new epoch
 	epoch uint32
 }
 
-// Add exports a span to all peers and holds a lease on its region until Retire.
-func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, 0) }
+type exportRef = atomic.Pointer[Export]
 
-// AddFor exports a span to the peer of that number only; to all if it is 0.
+// block is how many exports the table grows by.
+const block = 512
+
+// at is where the table keeps the export of an index; nil if it has never had that index.
+func (x *Exports) at(i uint32) *exportRef {
+	if p := x.table.Load(); p != nil && uint64(i/block) < uint64(len(*p)) {
+		return &(*p)[i/block][i%block]
+	}
+	return nil
+}
+
+// Add exports a span to all peers and holds a lease on its region until Retire.
+func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, AllPeers) }
+
+// AddFor exports a span to the peer of that number only, or to AllPeers. 0 is no peer and is refused.
 func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64) (*Export, error) {
 	if s.Region == nil {
 		return nil, fmt.Errorf("path: export of a span without a region: %w", mem.ErrBounds)
 	}
 	if r == 0 || r&^(Read|Write) != 0 {
 		return nil, fmt.Errorf("path: export of region %q: rights %d: expected read, write or both", s.Region.Name(), r)
+	}
+	if peer == 0 {
+		return nil, fmt.Errorf("path: export of region %q: peer 0: expected the number of a peer, or AllPeers", s.Region.Name())
 	}
 	if !s.Valid() {
 		return nil, fmt.Errorf("path: export of region %q: offset %d + %d bytes of %d: %w", s.Region.Name(), s.Off, s.Len, s.Region.Len(), mem.ErrBounds)
@@ -135,30 +157,31 @@ func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64) (*Export, error) {
 	e := &Export{span: s, rights: r, peer: peer, lease: lease, bytes: s.Bytes()}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	var old []*Export
-	if p := x.table.Load(); p != nil {
-		old = *p
-	}
 	x.epoch++
-	idx := uint32(len(old))
-	table := old
+	idx := x.used
 	if n := len(x.free); n > 0 {
 		idx, x.free = x.free[n-1], x.free[:n-1]
-		table = append([]*Export(nil), old...)
-		table[idx] = e
 	} else {
+		x.used++
+	}
+	if x.at(idx) == nil {
+		var table []*[block]exportRef
+		if p := x.table.Load(); p != nil {
+			table = *p
+		}
 		// Readers hold the old header: appending past its length is invisible to them.
-		table = append(old, e)
+		table = append(table, new([block]exportRef))
+		x.table.Store(&table)
 	}
 	e.key = Key{Index: idx, Epoch: x.epoch, Secret: binary.BigEndian.Uint64(secret[:])}
-	x.table.Store(&table)
+	x.at(idx).Store(e)
 	return e, nil
 }
 
 // Lookup finds an export by key alone. It fails with ErrKey or ErrRevoked.
 func (x *Exports) Lookup(k Key) (*Export, error) {
-	if p := x.table.Load(); p != nil && uint64(k.Index) < uint64(len(*p)) {
-		if e := (*p)[k.Index]; e != nil && e.key == k {
+	if p := x.at(k.Index); p != nil {
+		if e := p.Load(); e != nil && e.key == k {
 			if e.state.Load() != exportLive {
 				return nil, ErrRevoked
 			}
@@ -166,15 +189,6 @@ func (x *Exports) Lookup(k Key) (*Export, error) {
 		}
 	}
 	return nil, ErrKey
-}
-
-// Resolve is Reach.Resolve for a peer that may do everything that the exports permit.
-func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
-	e, err := x.Lookup(k)
-	if err != nil {
-		return nil, err
-	}
-	return e.resolve(off, n, want, e.rights)
 }
 
 func (e *Export) resolve(off, n uint64, want, have Rights) ([]byte, error) {
@@ -214,11 +228,14 @@ func (r Reach) Lookup(k Key) (*Export, Rights, error) {
 	if err != nil {
 		return nil, 0, err
 	}
-	if e.peer != 0 && e.peer != r.peer {
+	if e.peer != AllPeers && e.peer != r.peer {
 		return nil, 0, ErrKey
 	}
 	return e, e.rights & r.rights, nil
 }
+
+// Rights are what the peer may do with exports that permit everything.
+func (r Reach) Rights() Rights { return r.rights }
 
 // Resolve checks a reference that came from the peer and returns the bytes it names. The errors are the bare ErrKey,
 // ErrRevoked, ErrRights, ErrBounds and, for memory that the CPU cannot reach, ErrUnreachable, so that refusing costs nothing. The bytes stay mapped until the export is retired,
@@ -255,9 +272,7 @@ func (x *Exports) Retire(e *Export) {
 		return
 	}
 	x.mu.Lock()
-	table := append([]*Export(nil), *x.table.Load()...)
-	table[e.key.Index] = nil
-	x.table.Store(&table)
+	x.at(e.key.Index).Store(nil)
 	x.free = append(x.free, e.key.Index)
 	x.mu.Unlock()
 	e.lease.Release()
@@ -266,9 +281,13 @@ func (x *Exports) Retire(e *Export) {
 // All lists the live exports.
 func (x *Exports) All() []*Export {
 	var out []*Export
-	if p := x.table.Load(); p != nil {
-		for _, e := range *p {
-			if e != nil && e.state.Load() == exportLive {
+	p := x.table.Load()
+	if p == nil {
+		return nil
+	}
+	for _, b := range *p {
+		for i := range b {
+			if e := b[i].Load(); e != nil && e.state.Load() == exportLive {
 				out = append(out, e)
 			}
 		}

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
+	"net/netip"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
@@ -199,27 +199,35 @@ type DeviceReacher interface {
 	ReachesDevice(d Desc) error
 }
 
-// View is borrowed memory. Bytes must not be written or used after Release. Release may be called from any goroutine.
+// View is borrowed memory. Bytes must not be written or used after Release. Copies of the value share one release.
 type View struct {
-	Bytes   []byte
-	release func()
+	Bytes  []byte
+	lender Lender
+	handle uint64
 }
 
-// NewView is for implementations of Borrower.
-func NewView(b []byte, release func()) View { return View{b, release} }
+// Lender is what lent a view: an implementation of Borrower.
+type Lender interface {
+	// EndView ends the view of that handle. The error wraps mem.ErrReleased when it had ended already; nothing changes then. Any
+	// goroutine may call it.
+	EndView(handle uint64) error
+}
 
-// Release gives the view back; exactly once.
-func (v View) Release() {
-	if v.release != nil {
-		v.release()
+// NewView is for implementations of Borrower. No two views of a lender ever have the same handle.
+func NewView(b []byte, by Lender, handle uint64) View { return View{b, by, handle} }
+
+// Release gives the view back. A second Release, of a copy as well, changes nothing and returns an error that wraps mem.ErrReleased. Any
+// goroutine may call it. The zero View has nothing to release, and no error.
+func (v View) Release() error {
+	if v.lender == nil {
+		return nil
 	}
+	return v.lender.EndView(v.handle)
 }
 
 // Capabilities are fixed when a path is set up.
 type Capabilities struct {
 	OneSided   bool  // puts and gets are placed without the peer's CPU, which at most confirms them (path/verbs over UC)
-	Borrow     bool  // implements Borrower
-	SameHost   bool  // both ends share this machine's memory
 	Proof      Proof // of a successful operation
 	Security   Security
 	Window     int // operations outstanding, each direction
@@ -263,19 +271,26 @@ type Stats struct {
 type Config struct {
 	// Exports is what the peer may reach on this node; required. Rights and Peer narrow it: see Reach.
 	Exports *Exports
-	// Rights are what the peer may do at most, whatever an export permits; 0 means everything.
+	// Rights are what the peer may do at most, whatever an export permits; 0 means nothing.
 	Rights Rights
-	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it.
+	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it. 0 is nobody: it reaches what is
+	// for all peers.
 	Peer uint64
+	// Principal is who is charged for what the path takes of the process while it is used, such as mappings of the peer's memory: paths
+	// with the same principal share what one may have. "" is a principal like any other.
+	Principal string
 	// Secret is a secret of SecretSize bytes that only the two ends of this path know, from which a path derives the keys that
 	// it encrypts with. nil: the session has none, and nothing is encrypted. Both ends have it or neither. The path does not
 	// keep it and never shows it.
 	Secret []byte
+	// Users are the users of this machine who may be at the other end if there is no secret and the connection has a loopback address.
+	// The zero value is the user of this process.
+	Users Users
 	// Window is the number of operations outstanding in each direction; 0 means DefaultWindow. The smaller of both sides' holds.
 	Window int
 	// NoChecksum turns the payload checksum off where the path has one; it is on only if both sides leave this false.
 	NoChecksum bool
-	// Streams is the number of data connections of a wire path; 0 leaves it to the path.
+	// Streams is the number of data connections of a wire path; 0 leaves it to the path. A listener takes no more from a dialer.
 	Streams int
 }
 
@@ -283,13 +298,7 @@ type Config struct {
 const SecretSize = 32
 
 // Reach is what the peer of a path with this configuration may reach.
-func (c *Config) Reach() Reach {
-	r := c.Rights
-	if r == 0 {
-		r = Read | Write
-	}
-	return Reach{c.Exports, r, c.Peer}
-}
+func (c *Config) Reach() Reach { return Reach{c.Exports, c.Rights, c.Peer} }
 
 // Token binds a dialed path to the session that asked for it: 128 random bits, used once.
 type Token [16]byte
@@ -316,10 +325,28 @@ type Driver interface {
 	Name() string
 	// Traits are what is known before a path is set up.
 	Traits() Traits
-	// Listen opens the place to which peers come. One listener serves all peers of a node.
+	// Listen opens the place to which peers come. One listener serves all peers of a node, or see HostListener.
 	Listen() (Listener, error)
 	// Dial sets up the path that was offered. It checks the other side as far as the path can (user id, token, version).
 	Dial(ctx context.Context, o Offer, cfg Config) (Path, error)
+}
+
+// Checker is a Driver with options that can be wrong.
+type Checker interface {
+	// Check returns an error that names the option, its value and what was expected.
+	Check() error
+}
+
+// Needs are what one side of a path takes of its process from when it is set up until it is closed.
+type Needs struct {
+	Descriptors int
+	Memory      uint64 // bytes of buffers, also in the kernel
+}
+
+// Estimator is a Driver that says what its paths need. A node guesses for others, and not too little.
+type Estimator interface {
+	// Needs is for one path with this configuration, whatever its peer does.
+	Needs(cfg *Config) Needs
 }
 
 // Prober is a Driver that needs something which not every machine has.
@@ -336,11 +363,11 @@ type Carrier interface {
 	Carrier() string
 }
 
-// Advertiser is a Driver whose listeners may be on all interfaces of the machine: their address then depends on the peer.
-type Advertiser interface {
-	// Advertise is the address for an Offer of a listener whose own is addr, to the peer at the other end of a control
-	// connection whose address at this end is control.
-	Advertise(addr string, control net.Addr) (string, error)
+// HostListener is a Driver whose listeners have an IP address of this host. A node opens one for each of its addresses by which peers
+// came, so that data connections reach it where control connections do and nowhere else.
+type HostListener interface {
+	// ListenAt is Listen on that address. The zero value stands for peers that came by no IP address: they are on this host.
+	ListenAt(host netip.Addr) (Listener, error)
 }
 
 // Listener is the accepting side of a Driver.

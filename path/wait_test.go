@@ -14,7 +14,7 @@ import (
 
 func pair(t *testing.T) (a, b path.Path) {
 	t.Helper()
-	a, b, err := pathtest.NewMemory(path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+	a, b, err := pathtest.NewMemory(path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -30,16 +30,6 @@ func TestNoAllocation(t *testing.T) {
 			r.Len()
 		})
 	}
-	w, r, _ := sharedPair(t, 8, 64, 0)
-	out, in := make([]byte, 12*64), make([]byte, 12*64)
-	check("Shared", func() {
-		w.PutBatch(out)
-		w.Put(out[:64])
-		r.Ready()
-		r.Get(in[:64])
-		r.GetBatch(in)
-		r.GetBatch(in)
-	})
 	mw, mr, mem := messagesPair(t, 32, 0)
 	payload := make([]byte, MaxPayload)
 	var m Message

@@ -1,11 +1,14 @@
 package ring
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"testing"
 
 	"github.com/puzpuzpuz/xsync/v4"
+
+	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 // The benchmarks move uint64 items in bursts through a queue of benchCapacity. The
@@ -52,21 +55,6 @@ func queues(b *testing.B, burst int) []queue {
 			qs = append(qs, queue{name, r.PutBatch, r.GetBatch})
 		}
 	}
-	sw, sr, _ := sharedPair(b, benchCapacity, 64, 0)
-	out, in := make([]byte, 64*burst), make([]byte, 64*burst)
-	qs = append(qs, queue{"Shared64B", func(v []uint64) int {
-		n, err := sw.PutBatch(out[:64*len(v)])
-		if err != nil {
-			b.Error(err)
-		}
-		return n
-	}, func(v []uint64) int {
-		n, err := sr.GetBatch(in[:64*len(v)])
-		if err != nil {
-			b.Error(err)
-		}
-		return n
-	}})
 	mw, mr, _ := messagesPair(b, benchCapacity, 0)
 	var m Message
 	put, get := one(func(v uint64) bool {
@@ -193,7 +181,7 @@ func BenchmarkMessage(b *testing.B) {
 // goroutines; half of it is what one message takes to be put and seen.
 func BenchmarkMessageRoundTrip(b *testing.B) {
 	if runtime.GOMAXPROCS(0) < 2 {
-		b.Skip("two spinning goroutines need two processors; GOMAXPROCS is 1")
+		testenv.Missing(b, "two processors, for two goroutines that spin", errors.New("GOMAXPROCS is 1"))
 	}
 	w1, r1, _ := messagesPair(b, benchCapacity, 0)
 	w2, r2, _ := messagesPair(b, benchCapacity, 0)

@@ -6,8 +6,6 @@
 //	SPSC[T]                        one producer, one consumer, in this process
 //	MPSC[T]                        many producers, one consumer
 //	MPMC[T]                        many producers, many consumers
-//	SharedWriter, SharedReader     one producer, one consumer, cells of fixed
-//	                               size in memory shared by two processes
 //	MessagesWriter, MessagesReader one producer, one consumer, small messages in
 //	                               memory shared by two processes, for the lowest
 //	                               latency

@@ -2,9 +2,16 @@ package ring
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
+	"math/bits"
 	"sync/atomic"
 )
+
+// ErrCorrupt reports that the shared part of a ring holds a value that no honest
+// peer could have written. The side that saw it answers ErrCorrupt to every later
+// call; the mapping has to be given up. Match it with errors.Is.
+var ErrCorrupt = errors.New("ring: shared memory corrupt: peer wrote an impossible index or header")
 
 // Layout of the message ring in shared memory, in bytes from the start. Words are
 // 64-bit, in the machine's byte order.
@@ -297,3 +304,11 @@ func (r *MessagesReader) corrupt() error {
 
 // Cells returns how many cells the ring has.
 func (r *MessagesReader) Cells() int { return int(r.mask + 1) }
+
+// roundCells returns cells rounded up to a power of two that is at least low.
+func roundCells(cells, low int) int {
+	if cells <= low {
+		return low
+	}
+	return 1 << bits.Len(uint(cells-1))
+}

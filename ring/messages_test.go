@@ -10,6 +10,17 @@ import (
 	"pgregory.net/rapid"
 )
 
+// alignedBytes returns zeroed heap memory that starts on a cache line.
+func alignedBytes(n int) []byte {
+	b := make([]byte, n+shareAlign)
+	for i := range shareAlign {
+		if checkAligned("", b[i:]) == nil {
+			return b[i : i+n : i+n]
+		}
+	}
+	panic("unreachable: one of 64 neighbours is aligned")
+}
+
 // messagesPair returns both sides over fresh memory, with tickets from start on.
 func messagesPair(tb interface{ Fatal(...any) }, cells int, start uint64) (*MessagesWriter, *MessagesReader, []byte) {
 	mem := alignedBytes(MessagesSize(cells))

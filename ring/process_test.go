@@ -2,10 +2,8 @@ package ring
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"math/rand/v2"
 	"os"
@@ -25,8 +23,6 @@ const childMode = "PENSTOCK_RING_TEST_CHILD"
 
 // Both processes lay two rings out in the memory: one there, one back.
 const (
-	testCells    = 256
-	testCellSize = 128
 	testMessages = 256
 	halfSize     = 64 << 10 // of the memory; each ring takes less
 )
@@ -112,37 +108,6 @@ func child(mode string) error {
 	}()
 	in, out := mem[:halfSize], mem[halfSize:]
 	switch mode {
-	case "cells":
-		r, err := NewSharedReader(in[:SharedSize(testCells, testCellSize)], testCellSize)
-		if err != nil {
-			return err
-		}
-		w, err := NewSharedWriter(out[:SharedSize(testCells, testCellSize)], testCellSize)
-		if err != nil {
-			return err
-		}
-		buf := make([]byte, 16*testCellSize)
-		for !quit.Load() {
-			n, err := r.GetBatch(buf)
-			if err != nil {
-				return err
-			}
-			for i := range n {
-				cell := buf[i*testCellSize:][:testCellSize]
-				if err := checkCell(cell, cell[0]); err != nil {
-					return err
-				}
-			}
-			for b := buf[:n*testCellSize]; len(b) > 0 && !quit.Load(); {
-				k, err := w.PutBatch(b)
-				if err != nil {
-					return err
-				}
-				if b = b[k*testCellSize:]; k == 0 {
-					runtime.Gosched()
-				}
-			}
-		}
 	case "messages":
 		r, err := NewMessagesReader(in[:MessagesSize(testMessages)])
 		if err != nil {
@@ -176,23 +141,6 @@ func child(mode string) error {
 	return nil
 }
 
-// fillCell makes a cell that checkCell recognises.
-func fillCell(cell []byte, n byte) {
-	for i := range cell {
-		cell[i] = n + byte(i)
-	}
-	binary.NativeEndian.PutUint32(cell[len(cell)-4:], crc32.ChecksumIEEE(cell[:len(cell)-4]))
-}
-
-func checkCell(cell []byte, n byte) error {
-	want := make([]byte, len(cell))
-	fillCell(want, n)
-	if !bytes.Equal(cell, want) {
-		return fmt.Errorf("cell is % x, want % x", cell, want)
-	}
-	return nil
-}
-
 // spin calls step until it is done; it fails the test after a minute without.
 func spin(t *testing.T, what string, step func() (done bool)) {
 	t.Helper()
@@ -204,49 +152,6 @@ func spin(t *testing.T, what string, step func() (done bool)) {
 				t.Fatalf("%s: no end after a minute", what)
 			}
 		}
-	}
-}
-
-func TestSharedBetweenProcesses(t *testing.T) {
-	const total = 10_000
-	mem, f := sharedMemory(t)
-	size := SharedSize(testCells, testCellSize)
-	w, err := NewSharedWriter(mem[:size], testCellSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	r, err := NewSharedReader(mem[halfSize:][:size], testCellSize)
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, stop := startChild(t, "cells", f)
-	out := make([]byte, 24*testCellSize)
-	in := make([]byte, 24*testCellSize)
-	put, got := 0, 0
-	spin(t, "cells there and back", func() bool {
-		n := min(1+put%24, total-put)
-		for i := range n {
-			fillCell(out[i*testCellSize:][:testCellSize], byte(put+i))
-		}
-		k, err := w.PutBatch(out[:n*testCellSize])
-		if err != nil {
-			t.Fatal(err)
-		}
-		put += k
-		k, err = r.GetBatch(in)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range k {
-			if err := checkCell(in[i*testCellSize:][:testCellSize], byte(got+i)); err != nil {
-				t.Fatalf("cell %d came back wrong: %v", got+i, err)
-			}
-		}
-		got += k
-		return got == total
-	})
-	if err := stop(); err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -367,7 +272,7 @@ func scribble(mem []byte, stop func() bool) {
 	}
 }
 
-// TestHostilePeer uses all four sides while another process writes anything it
+// TestHostilePeer uses both sides while another process writes anything it
 // likes over the whole memory: indices, commit words, payload. Every answer is in
 // bounds, nothing faults or hangs, and what is noticed is ErrCorrupt.
 func TestHostilePeer(t *testing.T) {
@@ -393,47 +298,18 @@ func TestHostilePeer(t *testing.T) {
 }
 
 func hostile(t *testing.T, mem []byte) {
-	cells := mem[:SharedSize(testCells, testCellSize)]
 	messages := mem[halfSize:][:MessagesSize(testMessages)]
-	buf := make([]byte, 80*testCellSize)
 	payload := make([]byte, MaxPayload)
 	var m Message
-	var calls, corrupt [4]int
-	sides := [4]func(turn int) error{}
-	attach := [4]func(){
-		func() {
-			w, err := newSharedWriter(cells, testCellSize, wordAt(cells, sharedTail).Load())
-			if err != nil {
-				t.Fatal(err)
-			}
-			sides[0] = func(turn int) error {
-				n, err := w.PutBatch(buf[:turn%81*testCellSize])
-				if n < 0 || n > turn%81 {
-					t.Fatalf("PutBatch of %d took %d", turn%81, n)
-				}
-				return err
-			}
-		},
-		func() {
-			r, err := newSharedReader(cells, testCellSize, wordAt(cells, sharedHead).Load())
-			if err != nil {
-				t.Fatal(err)
-			}
-			sides[1] = func(turn int) error {
-				r.Ready()
-				n, err := r.GetBatch(buf[:turn%81*testCellSize])
-				if n < 0 || n > turn%81 {
-					t.Fatalf("GetBatch of %d got %d", turn%81, n)
-				}
-				return err
-			}
-		},
+	var calls, corrupt [2]int
+	sides := [2]func(turn int) error{}
+	attach := [2]func(){
 		func() {
 			w, err := newMessagesWriter(messages, wordAt(messages, messagesHead).Load())
 			if err != nil {
 				t.Fatal(err)
 			}
-			sides[2] = func(turn int) error {
+			sides[0] = func(turn int) error {
 				_, err := w.Put(uint8(turn), 1, 2, 3, 4, payload[:turn*7%(MaxPayload+1)])
 				return err
 			}
@@ -443,7 +319,7 @@ func hostile(t *testing.T, mem []byte) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sides[3] = func(turn int) error {
+			sides[1] = func(turn int) error {
 				r.Ready()
 				ok, err := r.Get(&m)
 				if ok && m.Len > MaxPayload {

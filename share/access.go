@@ -261,11 +261,11 @@ func (s *Server) UnderWay() (n int, changed <-chan struct{}) {
 func (s *Server) sizeOf(name string) (uint64, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	f := s.names[name]
-	if f == nil {
+	v, ok := s.names[name]
+	if !ok {
 		return 0, false
 	}
-	return f.exports[slices.Index(f.names, name)].Desc().Size, true
+	return v.export.Desc().Size, true
 }
 
 func (s *Server) readSnapshots() (out []ReadSnapshot) {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -30,6 +31,9 @@ const askTime = 2 * time.Second
 
 // do calls f with a session, over a link also with the next ones, as the link's Retry says.
 func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.Context, p *transfer.Peer) error) error {
+	if err := invariants.Context(ctx, "share.Conn"); err != nil {
+		return err
+	}
 	switch {
 	case c.link != nil:
 		return c.link.Do(ctx, o, f)
@@ -48,10 +52,7 @@ func List(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
 		if err != nil {
 			return err
 		}
-		out = make([]Entry, len(rs))
-		for i, r := range rs {
-			out[i] = entryOf(r)
-		}
+		out = entriesOf(rs)
 		return nil
 	})
 	if err != nil {
@@ -82,6 +83,14 @@ func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r 
 		return err
 	})
 	return r, err
+}
+
+func entriesOf(rs []*transfer.Remote) []Entry {
+	out := make([]Entry, len(rs))
+	for i, r := range rs {
+		out[i] = entryOf(r)
+	}
+	return out
 }
 
 func entryOf(r *transfer.Remote) Entry {

@@ -1,7 +1,7 @@
 // Package share serves files to other nodes and fetches theirs: the library behind the commands serve, ls, get, put and
 // mirror.
 //
-//	node, err := transfer.Open(ctx, transfer.Options{Listen: []string{"tcp://127.0.0.1:7070"}})
+//	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:7070"}})
 //	s, err := share.Serve(ctx, node, share.Options{Root: "models", Tensors: true})
 //
 //	peer, err := node.Dial(ctx, "tcp://127.0.0.1:7070")
@@ -18,6 +18,15 @@
 // restart of the server and another one when the file changes. A file is looked at again whenever a peer asks for its name,
 // so a changed, new or removed file is noticed then; a listing is as fresh as the last scan ([Server.Rescan],
 // Options.RescanEvery).
+//
+// Only what is seen to be gone or changed is unexported. A file that cannot be looked at, say because this process has no descriptor
+// left, stays as it is served; a listing that may lack names of files that are there says so, and a [Mirror] deletes nothing then.
+//
+// # Uploads
+//
+// An upload is written below a staging directory, into memory that is mapped over blocks of the disk. The blocks are allocated in
+// steps ahead of the bytes, so a full disk is an error and no fault, and a peer that announces a large file takes little. Uploads are
+// bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree; what they leave unfinished goes after Options.KeepPartial.
 //
 // # Fetching
 //

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -53,20 +54,24 @@ type Fetched struct {
 // error is a *PartialError then, and the next Fetch goes on from there if the content is still the same. Without a single
 // good chunk nothing is left behind. At most 32 MiB are in flight at once.
 func Fetch(ctx context.Context, c Conn, name string, o FetchOptions) (*Fetched, error) {
+	if err := invariants.Context(ctx, "share.Fetch"); err != nil {
+		return nil, err
+	}
 	at, err := outputPlace(o.Output)
 	if err != nil {
 		return nil, err
 	}
 	defer at.dir.Close()
 	for n := 0; ; n++ {
-		f, err := fetch(ctx, c, name, at, o)
+		f, err := fetch(ctx, c, name, at, o, nil)
 		if !errors.Is(err, ErrChanged) || n >= o.Restarts || ctx.Err() != nil {
 			return f, err
 		}
 	}
 }
 
-func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions) (*Fetched, error) {
+// fetch is Fetch to a place. may, if any, is asked last whether the file may take it.
+func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, may func() error) (*Fetched, error) {
 	begin := time.Now()
 	if err := writable(at, o.Overwrite); err != nil {
 		return nil, err
@@ -78,13 +83,16 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions) (
 	if o.MaxSize > 0 && r.Size() > o.MaxSize {
 		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(), o.MaxSize)
 	}
-	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume)
+	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume, true)
 	if err != nil {
 		return nil, err
 	}
 	tell := newTeller(ctx, name, p.size, p.start)
 	f := &Fetched{Entry: entryOf(r), Output: at.shown, Resumed: p.start}
 	err = f.bring(ctx, c, r, p, o, tell)
+	if err == nil && may != nil {
+		err = may()
+	}
 	if err == nil {
 		err = f.commit(p, at, o)
 	} else {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -89,64 +88,46 @@ func openQuiet(ctx context.Context, dir *os.Root, base string) (*os.File, fileID
 	return nil, fileID{}, errWritten
 }
 
-// current reports whether the file at a path is the one that is served already.
-func (s *Server) current(dir *os.Root, base, p string) bool {
-	fi, err := dir.Lstat(base)
-	if err != nil || !fi.Mode().IsRegular() {
-		return false
-	}
-	s.mu.Lock()
-	f := s.files[p]
-	s.mu.Unlock()
-	return f != nil && f.id == idOf(fi)
-}
-
 // refresh makes what is served of the path p what the file base of dir is now. s.work is held.
 func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
-	if s.current(dir, base, p) {
-		return
-	}
 	s.mu.Lock()
-	old := s.files[p]
-	full := old == nil && len(s.files) >= s.o.MaxFiles
+	old, files := s.files[p], len(s.files)
 	s.mu.Unlock()
-	if full {
-		s.skip(p, fmt.Sprintf("more than %d files: see Options.MaxFiles", s.o.MaxFiles))
+	if fi, err := dir.Lstat(base); err == nil && old != nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
 		return
 	}
-	f, id, err := openQuiet(ctx, dir, base)
+	var err error
+	if old == nil && files >= s.o.MaxFiles {
+		err = &errFull{s.o.MaxFiles}
+	}
+	var f *os.File
+	var id fileID
+	if err == nil {
+		f, id, err = openQuiet(ctx, dir, base)
+	}
+	if err == nil {
+		err = s.add(ctx, f, id, p, old)
+		f.Close()
+	}
 	if err != nil {
-		if old != nil {
-			s.drop(old)
-		}
-		if !errors.Is(err, fs.ErrNotExist) && ctx.Err() == nil {
-			s.skip(p, err.Error())
-		}
-		return
-	}
-	defer f.Close()
-	if old != nil {
-		s.drop(old)
-	}
-	if err := s.add(ctx, f, id, p); err != nil && ctx.Err() == nil {
-		s.skip(p, err.Error())
+		s.failed(ctx, p, err)
 	}
 }
 
-// add maps and exports a file.
-func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string) error {
+// add maps and exports a file, in the place of the old one if there is one. Names of both never are without an export.
+func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *served) error {
 	name := serveName(p)
 	switch {
 	case len(name) > MaxName:
-		return fmt.Errorf("its name has %d bytes, expected at most %d", len(name), MaxName)
+		return unservable(fmt.Sprintf("its name has %d bytes, expected at most %d", len(name), MaxName))
 	case !utf8.ValidString(name):
-		return errors.New("its name is not UTF-8")
+		return unservable("its name is not UTF-8")
 	}
 	s.mu.Lock()
-	taken := s.names[name]
+	taken := s.names[name].of
 	s.mu.Unlock()
-	if taken != nil {
-		return fmt.Errorf("its name is that of %s", taken.path)
+	if taken != old {
+		return unservable(fmt.Sprintf("its name is that of %s", taken.path))
 	}
 	x := &served{path: p, id: id, tag: id.tag()}
 	if s.o.Strong {
@@ -165,24 +146,25 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string) error
 		err = errors.New("it changed while it was opened")
 	}
 	if err == nil {
-		err = x.export(s.node, name, 0, uint64(id.size), nil, x.tag)
+		err = s.export(x, name, 0, uint64(id.size), nil, x.tag, old)
 	}
 	if err != nil {
 		x.region.Close()
 		return err
 	}
 	if s.o.Tensors && id.size > 0 {
-		s.addTensors(x, name)
+		s.addTensors(x, name, old)
 	}
 	s.mu.Lock()
 	s.files[p] = x
-	for _, n := range x.names {
-		s.names[n] = x
-	}
+	delete(s.unserved, p)
 	s.bytes += uint64(id.size)
 	s.changes++
 	s.mu.Unlock()
-	s.log.Info("served", "path", p, "bytes", id.size, "tensors", len(x.names)-1)
+	if old != nil {
+		s.drop(old)
+	}
+	s.log.Info("served", "path", p, "bytes", id.size, "tensors", len(x.views)-1)
 	return nil
 }
 
@@ -209,18 +191,28 @@ func mapFile(f *os.File) (*mem.Region, fileID, error) {
 	return r, id, err
 }
 
-func (f *served) export(n *transfer.Node, name string, off, size uint64, d *tensor.Desc, tag Tag) error {
-	x, err := n.Export(mem.Span{Region: f.region, Off: off, Len: size}, transfer.ExportOptions{Name: name, Rights: path.Read, Tensor: d, Tag: tag})
+// export exports a part of a file, which takes over the name from the old one.
+func (s *Server) export(f *served, name string, off, size uint64, d *tensor.Desc, tag Tag, old *served) error {
+	o := transfer.ExportOptions{Name: name, Rights: path.Read, Tensor: d, Tag: tag}
+	s.mu.Lock()
+	if v, ok := s.names[name]; ok && v.of == old {
+		o.Replaces = v.export
+	}
+	s.mu.Unlock()
+	x, err := s.node.Export(mem.Span{Region: f.region, Off: off, Len: size}, o)
 	if err != nil {
 		return err
 	}
-	f.exports = append(f.exports, x)
-	f.names = append(f.names, name)
+	v := view{f, x}
+	f.views = append(f.views, v)
+	s.mu.Lock()
+	s.names[name] = v
+	s.mu.Unlock()
 	return nil
 }
 
 // addTensors exports the tensors of a file one by one. What cannot be is left out, the file stays.
-func (s *Server) addTensors(x *served, name string) {
+func (s *Server) addTensors(x *served, name string, old *served) {
 	lease, err := x.region.Lease()
 	if err != nil {
 		return
@@ -251,8 +243,12 @@ func (s *Server) addTensors(x *served, name string) {
 			}
 		}
 	})
-	if err = errors.Join(err, perr); err != nil {
-		s.skip(x.path+"/", "its tensors: "+err.Error())
+	if err != nil {
+		s.leftOut(x.path+"/", fmt.Errorf("its tensors: %w", err), lackSome)
+		return
+	}
+	if perr != nil {
+		s.skip(x.path+"/", "its tensors: "+perr.Error())
 		return
 	}
 	for _, v := range views {
@@ -265,7 +261,10 @@ func (s *Server) addTensors(x *served, name string) {
 		case len(full) > MaxName:
 			err = fmt.Errorf("its name has %d bytes, expected at most %d", len(full), MaxName)
 		default:
-			err = x.export(s.node, full, uint64(v.off), uint64(size), &v.desc, x.tag.part(full))
+			if err = s.export(x, full, uint64(v.off), uint64(size), &v.desc, x.tag.part(full), old); err != nil {
+				s.leftOut(x.path+"/"+v.name, err, lackSome)
+			}
+			continue
 		}
 		if err != nil {
 			s.skip(x.path+"/"+v.name, err.Error())

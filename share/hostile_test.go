@@ -20,14 +20,18 @@ import (
 func FuzzUploadWire(f *testing.F) {
 	r := beginRequest{overwrite: true, token: token{1}, claim: claim{"a", 7, Tag{2}}}
 	f.Add(r.append(nil))
-	a := beginAnswer{state: stateReady, id: 1, good: 2, desc: path.Desc{Key: path.Key{Index: 1}, Size: 7}}
+	a := beginAnswer{state: stateReady, id: 1, good: 2}
 	f.Add(a.append(nil))
+	f.Add(appendRoomAnswer(nil, path.Desc{Key: path.Key{Index: 1}, Size: 7}))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if r, err := parseBegin(b); err == nil && !bytes.Equal(r.append(nil), b) {
 			t.Fatalf("%x is read as %+v", b, r)
 		}
-		if a, ok := parseBeginAnswer(b); ok && a.desc.Key != (path.Key{}) && !bytes.Equal(a.append(nil), b) {
+		if a, ok := parseBeginAnswer(b); ok && !bytes.Equal(a.append(nil), b) {
 			t.Fatalf("%x is read as %+v", b, a)
+		}
+		if d, ok := parseRoomAnswer(b); ok && !bytes.Equal(appendRoomAnswer(nil, d), b) {
+			t.Fatalf("%x is read as %+v", b, d)
 		}
 	})
 }
@@ -77,18 +81,28 @@ func TestHostileUploader(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer region.Close()
-	put := func(p *transfer.Peer, a beginAnswer) error {
-		t, err := p.Put(ctx, []path.Copy{p.Import(a.desc).At(0, mem.Span{Region: region, Len: size})}, transfer.PutOptions{})
+	room := func(p *transfer.Peer, a beginAnswer) path.Desc {
+		t.Helper()
+		b, err := call(p, appendRoom(nil, a.id, 0))
+		d, ok := parseRoomAnswer(b)
+		if err != nil || !ok || d.Size != size {
+			t.Fatalf("%x, %v", b, err)
+		}
+		return d
+	}
+	put := func(p *transfer.Peer, d path.Desc) error {
+		t, err := p.Put(ctx, []path.Copy{p.Import(d).At(0, mem.Span{Region: region, Len: size})}, transfer.PutOptions{})
 		if err != nil {
 			return err
 		}
 		return t.Wait(ctx)
 	}
 	// Another peer, which was told the key, can neither write there nor end it, nor take the name with another file.
-	if err := put(other, a); !errors.Is(err, path.ErrKey) {
+	d := room(s.peer, a)
+	if err := put(other, d); !errors.Is(err, path.ErrKey) {
 		t.Errorf("another peer's put: %v", err)
 	}
-	for _, b := range [][]byte{appendVerified(nil, a.id, size), (&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)} {
+	for _, b := range [][]byte{appendVerified(nil, a.id, size), appendRoom(nil, a.id, 0), (&commitRequest{id: a.id, digest: [16]byte{}}).append(nil)} {
 		if _, err := call(other, b); !errors.Is(err, control.NotFound) {
 			t.Errorf("another peer's request: %v", err)
 		}
@@ -104,6 +118,7 @@ func TestHostileUploader(t *testing.T) {
 	if a, err = begin(s.peer, r); err != nil {
 		t.Fatal(err)
 	}
+	room(s.peer, a)
 	if b, err := call(s.peer, appendVerified(nil, a.id, ^uint64(0))); err != nil || binary.BigEndian.Uint64(b) != size {
 		t.Fatalf("%x, %v", b, err)
 	}
@@ -117,7 +132,8 @@ func TestHostileUploader(t *testing.T) {
 	if a, err = begin(s.peer, r); err != nil {
 		t.Fatal(err)
 	}
-	if err := put(s.peer, a); err != nil {
+	d = room(s.peer, a)
+	if err := put(s.peer, d); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := call(s.peer, appendVerified(nil, a.id, size)); err != nil {
@@ -130,7 +146,7 @@ func TestHostileUploader(t *testing.T) {
 	if b, err := call(s.peer, (&commitRequest{id: a.id, digest: digestOf(u.sums)}).append(nil)); err != nil || len(b) != 1 || b[0] != 1 {
 		t.Fatalf("%x, %v", b, err)
 	}
-	if err := put(s.peer, a); err == nil {
+	if err := put(s.peer, d); err == nil {
 		t.Error("a put after the commit succeeded")
 	}
 	same(t, filepath.Join(root, "x"), make([]byte, size))

@@ -17,6 +17,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/vec"
@@ -26,7 +27,8 @@ import (
 type MirrorOptions struct {
 	Prefix string // only names that begin with it
 	// Delete removes files that an earlier Mirror into this directory made, under the same Prefix, and whose names are gone at
-	// the other side. Files that Mirror did not make are never removed.
+	// the other side. Files that Mirror did not make are never removed, and none is unless the other side says that its listing is
+	// complete: the error is ErrIncomplete then.
 	Delete bool
 	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
 	MaxBytes uint64
@@ -73,6 +75,8 @@ type MirrorFile struct {
 type Mirrored struct {
 	Fetched, Skipped, Failed, Deleted int
 	Parts                             int    // names that were left out as parts of others
+	Undeleted                         int    // files that Delete would have deleted, if Incomplete were nil
+	Incomplete                        error  // why the listing may lack names, with Delete also that nothing is said about it
 	Moved                             uint64 // bytes moved now
 	Failures                          []MirrorFile
 	Duration                          time.Duration
@@ -83,18 +87,25 @@ type Mirrored struct {
 // skipped; what is partial is resumed. The record is the file .penstock-mirror in dir. A file that is in the way and was not
 // made by Mirror is not touched: that name fails.
 //
-// The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. When
+// The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
+// ErrIncomplete if files were to be deleted and the listing does not say which. When
 // ctx ends, files that are complete stay recorded. One Mirror at a time may work on a directory: ErrBusy.
 func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored, error) {
+	if err := invariants.Context(ctx, "share.Mirror"); err != nil {
+		return nil, err
+	}
 	begin := time.Now()
-	if o.Parallel <= 0 {
+	if o.Parallel < 0 {
+		return nil, fmt.Errorf("share: mirror: MirrorOptions.Parallel is %d: expected at least 1, or 0 for 4", o.Parallel)
+	}
+	if o.Parallel == 0 {
 		o.Parallel = 4
 	}
 	o.Parallel = min(o.Parallel, maxParallel)
 	if o.DryRun {
 		o.Parallel = 1 // nothing is waited for, and what is said is in order
 	}
-	entries, err := List(ctx, c, o.Prefix)
+	entries, lacks, err := listing(ctx, c, o.Prefix)
 	if err != nil {
 		return nil, err
 	}
@@ -120,6 +131,9 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, err
 	}
 	defer m.closeRecord()
+	if o.Delete || lacks != lackUnsaid {
+		m.sum.Incomplete = lacks.err()
+	}
 	m.plan(entries)
 	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {
 		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
@@ -129,10 +143,14 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if err := ctx.Err(); err != nil {
 		return &m.sum, fmt.Errorf("share: mirror: %w", err)
 	}
+	var failed, kept error
 	if n := len(m.sum.Failures); n > 0 {
-		return &m.sum, fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(entries), m.sum.Failures[0].Err)
+		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(entries), m.sum.Failures[0].Err)
 	}
-	return &m.sum, nil
+	if o.Delete && m.sum.Incomplete != nil {
+		kept = fmt.Errorf("share: mirror: nothing was deleted (%d names are not listed): %w", m.sum.Undeleted, m.sum.Incomplete)
+	}
+	return &m.sum, errors.Join(failed, kept)
 }
 
 // maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
@@ -182,7 +200,11 @@ func (m *mirror) plan(entries []Entry) {
 	}
 	m.progress.Files = len(m.todo)
 	for name := range m.record {
-		if m.o.Delete && strings.HasPrefix(name, m.o.Prefix) && !there[name] {
+		switch {
+		case !m.o.Delete || !strings.HasPrefix(name, m.o.Prefix) || there[name]:
+		case m.sum.Incomplete != nil: // it may be there all the same
+			m.sum.Undeleted++
+		default:
 			m.gone = append(m.gone, name)
 		}
 	}
@@ -248,7 +270,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		return fail(err)
 	case err == nil && !ours:
-		return fail(fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, f.Path))
+		return fail(errNotOurs(f.Path))
 	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
 		f.Action = MirrorSkipped
 		return f
@@ -277,14 +299,19 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	if m.o.MaxBytes > 0 {
 		o.MaxSize = e.Size // what was counted
 	}
-	got, err := fetch(ctx, m.c, e.Name, at, o)
+	got, err := fetch(ctx, m.c, e.Name, at, o, func() error {
+		if fi, err := at.dir.Lstat(at.base); ours && err == nil && idOf(fi) != idOf(now) { // meanwhile
+			return errNotOurs(f.Path)
+		}
+		return nil
+	})
 	if isAway(err) {
 		m.mu.Lock()
 		m.away = err
 		m.mu.Unlock()
 	}
 	if err != nil {
-		return fail(err)
+		return fail(errors.Join(err, m.notMade(e.Name, f.Path)))
 	}
 	f.Moved, f.Size = got.Moved, got.Size
 	fi, err := at.dir.Lstat(at.base)
@@ -295,6 +322,10 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 		return fail(err)
 	}
 	return f
+}
+
+func errNotOurs(p string) error {
+	return fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, p)
 }
 
 // isAway reports whether an error says that there is no other side any more, and that it was waited for long enough.
@@ -399,7 +430,7 @@ func (m *mirror) done(f MirrorFile) {
 }
 
 // The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is fetched, "+ NAME SIZE TAG INODE
-// MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted. Lines that are torn or damaged are ignored: the file is then taken as not
+// MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted, or not made. Lines that are torn or damaged are ignored: the file is then taken as not
 // made by Mirror, and is not touched.
 const (
 	recordName  = ".penstock-mirror"
@@ -553,10 +584,25 @@ func (m *mirror) note(name string, x mirrored) error {
 	return m.append(recordLine(name, x, lineComplete))
 }
 
+// notMade records that a fetch has made no file, where that is certain: one of somebody else may come to be there.
+func (m *mirror) notMade(name, p string) error {
+	m.mu.Lock()
+	was, recorded := m.record[name]
+	m.mu.Unlock()
+	switch fi, err := m.look(p); {
+	case errors.Is(err, fs.ErrNotExist):
+		return m.forget(name)
+	case err == nil && recorded && idOf(fi) == was.id:
+		return m.note(name, was)
+	}
+	return nil
+}
+
 func (m *mirror) forget(name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.record, name)
+	delete(m.begun, name)
 	if m.file == nil {
 		return nil
 	}

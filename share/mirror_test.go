@@ -82,6 +82,59 @@ func TestMirror(t *testing.T) {
 	only(t, dir, "%2E%2E", recordName, "a", "b")
 }
 
+// TestMirrorOfAFileInUse has somebody change a file of the directory while its new content is fetched: what was written stays.
+func TestMirrorOfAFileInUse(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "a"), []byte("old"))
+	s := serve(t, Options{Root: root})
+	if _, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(root, "a"), []byte("new"))
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	at, mine := filepath.Join(dir, "a"), []byte("mine")
+	m, err := Mirror(ctx, s.c, dir, MirrorOptions{Progress: func(p MirrorProgress) {
+		if p.Current.Name == "a" {
+			write(t, at, mine)
+		}
+	}})
+	if !errors.Is(err, ErrExists) || m.Failed != 1 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	same(t, at, mine)
+}
+
+// TestMirrorAfterAFailedFetch has a fetch fail, and somebody else put a file of the same size there: it is not one that mirror made.
+func TestMirrorAfterAFailedFetch(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "a"), []byte("1234"))
+	write(t, filepath.Join(root, "b"), []byte("old"))
+	s := serve(t, Options{Root: root})
+	if _, err := Mirror(ctx, s.c, dir, MirrorOptions{Prefix: "b"}); err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(root, "b"), []byte("newer"))
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	short, cancel := context.WithCancel(ctx)
+	if m, err := Mirror(short, s.c, dir, MirrorOptions{Parallel: 2, Progress: func(p MirrorProgress) {
+		if p.Current.Name != "" {
+			cancel()
+		}
+	}}); !errors.Is(err, context.Canceled) || m.Fetched != 0 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	write(t, filepath.Join(dir, "a"), []byte("mine"))
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); !errors.Is(err, ErrExists) || m.Failed != 1 || m.Fetched != 1 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	same(t, filepath.Join(dir, "a"), []byte("mine"))
+	same(t, filepath.Join(dir, "b"), []byte("newer"))
+}
+
 func TestMirrorFollowsNoLinks(t *testing.T) {
 	ctx, root, dir, out := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
 	for _, n := range []string{"a", "b/c", "d"} {

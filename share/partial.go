@@ -9,20 +9,25 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"runtime/debug"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/vec"
 )
 
-// partial is a file that is being written: mapped, locked, with its blocks allocated. One goroutine uses it.
+// partial is a file that is being written: mapped and locked. One goroutine uses it.
+//
+// A write through a mapping into a block that the disk has no room for kills the process. So what may be written to has its blocks
+// before: the whole file where it is opened whole, with a mapping for writing, else what allocate was called for, and the mapping is
+// for reading.
 type partial struct {
 	place
 	claim
 	data, state *os.File
 	head        uint32
 	headLen     int
+	whole       bool        // opened whole
+	filled      uint64      // bytes from the beginning that the file on the disk has
 	fresh       bool        // nothing in it was vouched for when it was opened
 	sums        []uint32    // of the chunks that are good, from the first on
 	start       uint64      // good bytes that were there when it was opened
@@ -31,8 +36,9 @@ type partial struct {
 }
 
 // openPartial locks the partial file of a place, makes it what the claim says, and finds out how much of it is good
-// already: nothing unless resume is set and its state claims the same name, size and tag, and the bytes are as it says.
-func openPartial(ctx context.Context, at place, c claim, resume bool) (*partial, error) {
+// already: nothing unless resume is set and its state claims the same name, size and tag, and the bytes are as it says. If whole is
+// set the disk has room for all of it from now on.
+func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*partial, error) {
 	if c.size > math.MaxInt64-chunkSize {
 		return nil, fmt.Errorf("share: %s: %d bytes are more than a file can have: %w", at.shown, c.size, ErrNoSpace)
 	}
@@ -40,7 +46,7 @@ func openPartial(ctx context.Context, at place, c claim, resume bool) (*partial,
 	if err != nil {
 		return nil, err
 	}
-	p := &partial{place: at, claim: c, data: f}
+	p := &partial{place: at, claim: c, data: f, whole: whole}
 	err = p.prepare(ctx, resume)
 	if err != nil {
 		if p.fresh {
@@ -85,7 +91,13 @@ func lockPartial(at place) (*os.File, error) {
 }
 
 func (p *partial) prepare(ctx context.Context, resume bool) error {
-	var err error
+	fi, err := p.data.Stat()
+	if err != nil {
+		return fmt.Errorf("share: %w", err)
+	}
+	if _, err := p.dir.Lstat(p.base + StateSuffix); p.whole && fi.Size() > 0 && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s, which is not of a fetch, for there is no %s: move or remove it", ErrExists, p.shown+PartialSuffix, p.base+StateSuffix)
+	}
 	if p.state, err = openPlain(p.dir, p.base+StateSuffix, os.O_RDWR|os.O_CREATE, true); err != nil {
 		return err
 	}
@@ -107,8 +119,27 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 			return fmt.Errorf("share: %w", err)
 		}
 	}
-	if err := p.allocate(ctx); err != nil {
-		return err
+	if fi, err = p.data.Stat(); err != nil {
+		return fmt.Errorf("share: %w", err)
+	}
+	p.filled = min(uint64(fi.Size()), p.size)
+	if uint64(fi.Size()) > p.size {
+		if err := p.data.Truncate(int64(p.size)); err != nil {
+			return fmt.Errorf("share: %w", err)
+		}
+	}
+	if p.whole {
+		if _, err := p.dir.Lstat(p.base); err == nil { // nobody reads here what may not be read there
+			if err := p.data.Chmod(0o600); err != nil {
+				return fmt.Errorf("share: %w", err)
+			}
+		}
+		if err := p.allocate(ctx, 0, p.size, 0); err != nil {
+			return err
+		}
+	}
+	for len(sums) > 0 && p.end(uint64(len(sums)-1)) > p.filled { // somebody cut it off
+		sums = sums[:len(sums)-1]
 	}
 	if err := p.mapData(); err != nil {
 		return err
@@ -129,39 +160,58 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	return nil
 }
 
-// allocate gives the file its size and all its blocks.
-func (p *partial) allocate(ctx context.Context) error {
-	fi, err := p.data.Stat()
-	if err != nil {
-		return fmt.Errorf("share: %w", err)
+// allocate gives the file all its blocks from one offset to another, unless less than keep bytes of the disk would be free then.
+func (p *partial) allocate(ctx context.Context, from, to, keep uint64) error {
+	done, err := p.fallocate(from, to, keep)
+	if err == nil && !done {
+		err = p.zero(ctx, to)
 	}
-	size := int64(p.size)
-	if fi.Size() > size {
-		if err := p.data.Truncate(size); err != nil {
-			return fmt.Errorf("share: %w", err)
-		}
+	return err
+}
+
+// fallocate is allocate on a file system that can do it at once.
+func (p *partial) fallocate(from, to, keep uint64) (done bool, err error) {
+	if err := roomFor(p.data, p.shown, to-min(to, p.filled), keep); err != nil {
+		return false, err
 	}
-	// A size that cannot be is refused before a file system takes all that it has for it. One that says that it has no size at
-	// all (ramfs) is not asked.
-	if free, err := sys.FreeSpace(p.data); err == nil && free > 0 && p.size > free && p.size-free > sys.Allocated(fi) {
-		return fmt.Errorf("%w: %s: %d bytes, of which %d are there, and %d are free", ErrNoSpace, p.shown, p.size, sys.Allocated(fi), free)
+	err = sys.Fallocate(p.data, int64(from), int64(to-from))
+	if sys.IsErrno(err, sys.EOPNOTSUPP) || sys.IsErrno(err, sys.ENOSYS) {
+		return false, nil
 	}
-	err = sys.Fallocate(p.data, size)
-	if !sys.IsErrno(err, sys.EOPNOTSUPP) && !sys.IsErrno(err, sys.ENOSYS) {
-		return spaceError(p.shown, err)
+	if err == nil {
+		p.filled = max(p.filled, to)
 	}
-	// A file system without fallocate: zeros are written, from the present end on, for a block that was never written can
-	// be missing when the mapping needs it.
+	return true, spaceError(p.shown, err)
+}
+
+// zero is allocate on one that cannot: zeros are written, from the present end on, for a block that was never written can be missing
+// when the mapping needs it.
+func (p *partial) zero(ctx context.Context, to uint64) error {
 	zeros := make([]byte, 1<<20)
-	for at := min(fi.Size(), size); at < size; at += int64(len(zeros)) {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if _, err := p.data.WriteAt(zeros[:min(int64(len(zeros)), size-at)], at); err != nil {
+	for p.filled < to { // who comes again and again gets there
+		n := min(uint64(len(zeros)), to-p.filled)
+		if _, err := p.data.WriteAt(zeros[:n], int64(p.filled)); err != nil {
 			return spaceError(p.shown, err)
+		}
+		p.filled += n
+		if err := ctx.Err(); err != nil && p.filled < to {
+			return err
 		}
 	}
 	return nil
+}
+
+// roomFor refuses to take so many bytes more of the disk that holds f that it would have less than keep left: before a file system
+// takes all that it has for a size that cannot be. One that says that it has no size at all (ramfs) is not asked.
+func roomFor(f *os.File, shown string, bytes, keep uint64) error {
+	free, total, err := sys.DiskSpace(f)
+	if err != nil || total == 0 || bytes == 0 || bytes <= free && free-bytes >= keep {
+		return nil
+	}
+	if keep > 0 {
+		return fmt.Errorf("%w: %s: it needs %d bytes more, %d are free, and %d of them are kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, shown, bytes, free, keep)
+	}
+	return fmt.Errorf("%w: %s: it needs %d bytes more, and %d are free", ErrNoSpace, shown, bytes, free)
 }
 
 func spaceError(shown string, err error) error {
@@ -178,7 +228,11 @@ func (p *partial) mapData() error {
 	if p.size == 0 {
 		return nil
 	}
-	b, err := sys.Mmap(int(p.data.Fd()), 0, int(p.size), sys.ProtRead|sys.ProtWrite, sys.MapShared)
+	prot := sys.ProtRead
+	if p.whole {
+		prot |= sys.ProtWrite
+	}
+	b, err := sys.Mmap(int(p.data.Fd()), 0, int(p.size), prot, sys.MapShared)
 	if err != nil {
 		return fmt.Errorf("share: %s: %w", p.shown, err)
 	}
@@ -227,17 +281,10 @@ func (p *partial) sha256(ctx context.Context) (*[32]byte, error) {
 }
 
 // guard calls f, which touches the mapping of a file, and makes an error of it when bytes are gone from under it.
-func guard(shown string, f func()) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer func() {
-		if v := recover(); v != nil {
-			if _, fault := v.(interface{ Addr() uintptr }); !fault {
-				panic(v)
-			}
-			err = fmt.Errorf("share: %s was truncated by somebody else: %w", shown, mem.ErrFault)
-		}
-	}()
-	f()
+func guard(shown string, f func()) error {
+	if err := mem.Guard(f); err != nil {
+		return fmt.Errorf("share: %s was truncated while it was read or written: %w", shown, err)
+	}
 	return nil
 }
 
@@ -300,10 +347,44 @@ func (p *partial) discard() error {
 	return errors.Join(err, p.close())
 }
 
-// commit makes the complete file durable and gives it its name, at a place on the same file system. After an error the
-// partial file is still there.
+// takeMode gives the file the permissions of the one that it replaces at a place, if there is one. When it is in its place, own gives it
+// the owner as well, where this process may. A group that it does not belong to gets no more than everybody.
+func (p *partial) takeMode(to place) (own func(), err error) {
+	own = func() {}
+	fi, err := to.dir.Lstat(to.base)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !fi.Mode().IsRegular() {
+		return own, nil
+	}
+	now, serr := p.data.Stat()
+	if err = errors.Join(err, serr); err != nil {
+		return own, fmt.Errorf("share: %w", err)
+	}
+	mode, was, mine := fi.Mode().Perm(), sys.Identity(fi), sys.Identity(now)
+	narrow, uid := mode, -1
+	if was.GID != mine.GID {
+		narrow &^= 0o070 &^ (mode & 0o007 << 3)
+	}
+	if sys.EffectiveUID() == 0 {
+		uid = int(was.UID)
+	}
+	if err := p.data.Chmod(narrow); err != nil {
+		return own, fmt.Errorf("share: %w", err)
+	}
+	return func() {
+		if p.data.Chown(uid, int(was.GID)) == nil {
+			p.data.Chmod(mode)
+		}
+	}, nil
+}
+
+// commit makes the complete file durable and gives it its name, at a place on the same file system, with the permissions of the file
+// that it replaces. After an error the partial file is still there.
 func (p *partial) commit(to place, overwrite bool) error {
 	err := p.unmap()
+	own := func() {}
+	if err == nil && overwrite {
+		own, err = p.takeMode(to)
+	}
 	if err == nil {
 		err = spaceError(p.shown, p.data.Sync())
 	}
@@ -316,8 +397,9 @@ func (p *partial) commit(to place, overwrite bool) error {
 		err = p.rename(to, overwrite)
 	}
 	if err != nil {
-		return errors.Join(err, p.close())
+		return errors.Join(err, p.data.Chmod(0o600), p.close()) // to be opened again
 	}
+	own()
 	if rerr := p.dir.Remove(p.base + StateSuffix); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 		err = rerr
 	}

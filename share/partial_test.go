@@ -76,7 +76,7 @@ func openAt(t *testing.T, output string, c claim, resume bool) (*partial, error)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { at.dir.Close() })
-	return openPartial(testCtx(t), at, c, resume)
+	return openPartial(testCtx(t), at, c, resume, true)
 }
 
 func mustOpen(t *testing.T, output string, c claim) *partial {
@@ -145,6 +145,7 @@ func TestPartialNeverLies(t *testing.T) {
 				case 2:
 					clear(b[at:]) // blocks that never reached the disk
 				case 3:
+					os.Remove(output + PartialSuffix) // without its state it would be somebody else's
 					os.Remove(path)
 					return
 				}
@@ -168,6 +169,30 @@ func TestPartialNeverLies(t *testing.T) {
 		os.Remove(output)
 	})
 	only(t, dir)
+}
+
+// TestPartialOfSomebodyElse has a file lie where a partial one would, which no fetch has made: it stays as it is.
+func TestPartialOfSomebodyElse(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "x"), []byte("new"))
+	s := serve(t, Options{Root: root})
+	out, mine := filepath.Join(dir, "x"), []byte("mine")
+	write(t, out+PartialSuffix, mine)
+	for _, o := range []FetchOptions{{}, {NoResume: true}, {Overwrite: true}} {
+		o.Output = out
+		if _, err := Fetch(ctx, s.c, "x", o); !errors.Is(err, ErrExists) || !strings.Contains(err.Error(), "x"+PartialSuffix) {
+			t.Errorf("%+v: %v", o, err)
+		}
+	}
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); !errors.Is(err, ErrExists) || m.Failed != 1 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	same(t, out+PartialSuffix, mine)
+	only(t, dir, recordName, "x"+PartialSuffix)
+	write(t, out+PartialSuffix, nil) // so a fetch that is killed at its very beginning leaves it
+	if _, err := Fetch(ctx, s.c, "x", FetchOptions{Output: out}); err != nil {
+		t.Error(err)
+	}
 }
 
 func TestPartialIsLocked(t *testing.T) {
@@ -286,4 +311,21 @@ func TestFileSystemWithoutFallocate(t *testing.T) {
 		t.Error(err)
 	}
 	only(t, dir, "probe", "x")
+	// An upload gets its room by being asked for again and again.
+	up := serve(t, Options{Root: dir, Writable: true})
+	up.uploads.patience = 0
+	if _, err := Upload(ctx, up.c, out, "y", UploadOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	same(t, filepath.Join(dir, "y"), content)
+	a, err := begun(t, up.peer, "zz", 3<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		b, err := up.peer.Call(ctx, uploadService, appendRoom(nil, a.id, 0))
+		if err != nil || (len(b) > 0) != (i == 2) {
+			t.Errorf("room, asked for %d times: %x, %v", i+1, b, err)
+		}
+	}
 }

@@ -66,9 +66,17 @@ func walk(root *os.Root, p string, create bool) (*os.Root, error) {
 
 // step opens the directory c of dir.
 func step(dir *os.Root, c string, create bool) (*os.Root, error) {
+	if create {
+		return stepMaking(dir, c, 0o777)
+	}
+	return stepMaking(dir, c, 0)
+}
+
+// stepMaking opens the directory c of dir, and makes it with a mode unless that is 0.
+func stepMaking(dir *os.Root, c string, mode fs.FileMode) (*os.Root, error) {
 	fi, err := dir.Lstat(c)
-	if create && errors.Is(err, fs.ErrNotExist) {
-		if err = dir.Mkdir(c, 0o777); err == nil || errors.Is(err, fs.ErrExist) {
+	if mode != 0 && errors.Is(err, fs.ErrNotExist) {
+		if err = dir.Mkdir(c, mode); err == nil || errors.Is(err, fs.ErrExist) {
 			fi, err = dir.Lstat(c)
 		}
 	}
@@ -85,7 +93,7 @@ func step(dir *os.Root, c string, create bool) (*os.Root, error) {
 	// A link may have taken the directory's place in between. It cannot lead out of the root, but is not followed at all.
 	now, err := next.Stat(".")
 	if err == nil && !os.SameFile(fi, now) {
-		err = fmt.Errorf("%w: %s was replaced while it was opened", ErrUnsafe, c)
+		err = fmt.Errorf("%w: %s %w", ErrUnsafe, c, errReplaced)
 	}
 	if err != nil {
 		next.Close()
@@ -93,6 +101,9 @@ func step(dir *os.Root, c string, create bool) (*os.Root, error) {
 	}
 	return next, nil
 }
+
+// errReplaced says nothing about what is there now.
+var errReplaced = errors.New("was replaced while it was opened")
 
 func kind(m fs.FileMode) string {
 	switch {
@@ -118,7 +129,7 @@ func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error)
 	if lerr == nil && !before.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, base, kind(before.Mode()))
 	}
-	if lerr != nil && !errors.Is(lerr, fs.ErrNotExist) {
+	if lerr != nil && (flags&os.O_CREATE == 0 || !errors.Is(lerr, fs.ErrNotExist)) {
 		return nil, fmt.Errorf("share: %w", lerr)
 	}
 	if lerr != nil && flags&os.O_CREATE != 0 {
@@ -133,7 +144,7 @@ func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error)
 		id := sys.Identity(fi)
 		switch {
 		case !fi.Mode().IsRegular() || lerr == nil && !os.SameFile(before, fi):
-			err = fmt.Errorf("%w: %s was replaced while it was opened", ErrUnsafe, base)
+			err = fmt.Errorf("%w: %s %w", ErrUnsafe, base, errReplaced)
 		case own && id.Links > 1:
 			err = fmt.Errorf("%w: %s has %d links: what is written to it would appear elsewhere", ErrUnsafe, base, id.Links)
 		case own && int(id.UID) != sys.EffectiveUID():

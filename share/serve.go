@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -34,12 +37,17 @@ type Options struct {
 	// MaxFiles bounds how many files are served, uploaded ones included; 0 means 50,000. The kernel allows a process some
 	// 65,000 mappings (vm.max_map_count), and each file takes one.
 	MaxFiles int
-	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in bytes; 0: only the disk does.
+	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in bytes, with partial uploads and
+	// what uploads under way have announced; 0: only the disk does, of which KeepFree stays free.
 	MaxBytes uint64
 	// MaxUpload bounds one uploaded file in bytes; 0: only MaxBytes does.
 	MaxUpload uint64
+	// KeepFree is how many bytes of the disk uploads leave free; 0: 1 GiB, or the twentieth part of a disk of less than 20 GiB.
+	// KeepNoneFree lets them fill it.
+	KeepFree uint64
 	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of it came, so that it can be
-	// resumed; each Rescan removes what is older. 0: for ever. Until then it counts against MaxBytes.
+	// resumed; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until somebody removes it.
+	// Until then it counts against MaxBytes.
 	KeepPartial time.Duration
 	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
 	// by Rescan. Files that peers ask for are looked at then in any case.
@@ -49,10 +57,27 @@ type Options struct {
 	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
 	OnUpload func(Uploaded)
 	// OnAccess, if any, is called when a peer begins to read or upload something and when that ends, of each first the one and
-	// then the other. Several goroutines may call it at a time; it must not block. Only one share of a node can have it.
+	// then the other. Several goroutines may call it at a time; it must not block.
 	OnAccess func(Access)
 	// Logger hears of files that come, go and are left out; nil is silent.
 	Logger *slog.Logger
+}
+
+// check returns an error if a field has a value that it cannot have, or one that contradicts another.
+func (o *Options) check() error {
+	switch {
+	case o.Root == "":
+		return errors.New("Options.Root is empty: expected a file or a directory")
+	case o.MaxFiles < 0:
+		return fmt.Errorf("Options.MaxFiles is %d: expected at least 1, or 0 for %d", o.MaxFiles, defaultMaxFiles)
+	case o.KeepPartial < 0 && o.KeepPartial != KeepForever:
+		return fmt.Errorf("Options.KeepPartial is %v: expected a positive time, 0 for a day, or KeepForever", o.KeepPartial)
+	case o.RescanEvery < 0:
+		return fmt.Errorf("Options.RescanEvery is %v: expected a positive time, or 0 for never", o.RescanEvery)
+	case o.MaxBytes > 0 && o.MaxUpload > o.MaxBytes:
+		return fmt.Errorf("Options.MaxUpload is %d: expected at most MaxBytes (%d), of which each upload is a part", o.MaxUpload, o.MaxBytes)
+	}
+	return nil
 }
 
 // Uploaded is a file that a peer has put into a share.
@@ -83,22 +108,35 @@ type Server struct {
 	mu      sync.Mutex // guards what follows
 	closed  bool
 	files   map[string]*served // by path
-	names   map[string]*served // by name, those of tensors included
+	names   map[string]view    // by name, those of tensors included
 	skipped map[string]string  // why, by path
-	bytes   uint64             // of all files
-	scans   uint64
-	changes uint64
+	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
+	unserved map[string]int64
+	lack     lack   // of listings
+	found    lack   // by the scan under way
+	lacked   uint64 // times that something could not be looked at
+	bytes    uint64 // of all files
+	scans    uint64
+	changes  uint64
 }
 
+// Values of Options that lift a limit.
 const (
-	defaultMaxFiles = 50_000
+	KeepForever  time.Duration = -1             // of KeepPartial
+	KeepNoneFree uint64        = math.MaxUint64 // of KeepFree
+)
+
+const (
+	defaultMaxFiles    = 50_000
+	defaultKeepPartial = 24 * time.Hour
+	defaultKeepFree    = 1 << 30
 	// maxSkipped bounds how many reasons are kept.
 	maxSkipped = 1000
 	// revokeTime bounds how long a peer's confirmation is waited for. The memory stays mapped until it comes in any case.
 	revokeTime = 10 * time.Second
 )
 
-// Skipped is something below the root that is not served.
+// Skipped is something below the root that is not served, or not as it is now.
 type Skipped struct {
 	Path   string `json:"path"` // below Root, with slashes
 	Reason string `json:"reason"`
@@ -113,6 +151,9 @@ type Snapshot struct {
 	Bytes    uint64 `json:"bytes"`   // of all files
 	Scans    uint64 `json:"scans"`   // of the whole tree
 	Changes  uint64 `json:"changes"` // files that were added, replaced or dropped
+	// Complete says that everything could be looked at and is served that is not left out by its nature: a name that is not
+	// listed is not there. A Mirror deletes nothing otherwise.
+	Complete bool `json:"complete"`
 
 	Skipped []Skipped        `json:"skipped,omitempty"`
 	Uploads []UploadSnapshot `json:"uploads,omitempty"` // under way
@@ -120,12 +161,24 @@ type Snapshot struct {
 }
 
 // Serve exports the files below o.Root until Close. It returns when all of them have been looked at. The Server belongs to the
-// caller, who closes it before the node.
+// caller, who closes it before the node. A node has one share at a time.
 func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error) {
+	if err := invariants.Context(ctx, "share.Serve"); err != nil {
+		return nil, err
+	}
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("share: serve: %w", err)
+	}
+	if node == nil {
+		return nil, errors.New("share: serve: the node is nil: expected one of transfer.Open")
+	}
 	if o.MaxFiles == 0 {
 		o.MaxFiles = defaultMaxFiles
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]*served{}, skipped: map[string]string{}}
+	if o.KeepPartial == 0 {
+		o.KeepPartial = defaultKeepPartial
+	}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, unserved: map[string]int64{}, lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -151,6 +204,17 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})
+	handle := func(service string, h transfer.Handler) error {
+		remove, err := node.Handle(service, h)
+		if err != nil {
+			return errors.Join(fmt.Errorf("share: serve: only one share of a node: %w", err), s.Close())
+		}
+		s.remove = append(s.remove, remove)
+		return nil
+	}
+	if err := handle(listingService, s.listed); err != nil {
+		return nil, err
+	}
 	if err := s.Rescan(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
@@ -159,19 +223,15 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	}
 	s.remove = append(s.remove, node.OnLookup(s.lookedUp))
 	if o.Writable {
-		s.uploads.active, s.uploads.idle = map[string]*upload{}, idleUpload
-		remove, err := node.Handle(uploadService, s.called)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("share: serve: only one writable share of a node: %w", err), s.Close())
+		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
+		if err := handle(uploadService, s.called); err != nil {
+			return nil, err
 		}
-		s.remove = append(s.remove, remove)
 	}
 	if o.OnAccess != nil {
-		remove, err := node.Handle(readService, s.read)
-		if err != nil {
-			return nil, errors.Join(fmt.Errorf("share: serve: only one share of a node can have OnAccess: %w", err), s.Close())
+		if err := handle(readService, s.read); err != nil {
+			return nil, err
 		}
-		s.remove = append(s.remove, remove)
 	}
 	if o.RescanEvery > 0 {
 		s.wg.Add(1)
@@ -221,7 +281,7 @@ func (s *Server) Close() error {
 	defer s.work.Unlock()
 	s.mu.Lock()
 	files := s.files
-	s.files, s.names = map[string]*served{}, map[string]*served{}
+	s.files, s.names = map[string]*served{}, map[string]view{}
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
@@ -247,7 +307,7 @@ func (s *Server) Snapshot() Snapshot {
 	uploads, reads := s.uploadSnapshots(), s.readSnapshots()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files), Bytes: s.bytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files)}
+	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files), Bytes: s.bytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files), Complete: s.lack == lackNothing}
 	for p, r := range s.skipped {
 		n.Skipped = append(n.Skipped, Skipped{p, r})
 	}
@@ -255,9 +315,12 @@ func (s *Server) Snapshot() Snapshot {
 	return n
 }
 
-// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed ones revoked. One that fails
-// is left out and in Snapshot.Skipped; the error is only about the root itself, or ctx's.
+// Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed ones revoked. One that cannot be
+// looked at stays as it is served, or is left out, and is in Snapshot.Skipped; the error is only about the root itself, or ctx's.
 func (s *Server) Rescan(ctx context.Context) error {
+	if err := invariants.Context(ctx, "share.Server.Rescan"); err != nil {
+		return err
+	}
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.mu.Lock()
@@ -265,32 +328,45 @@ func (s *Server) Rescan(ctx context.Context) error {
 		s.mu.Unlock()
 		return ErrClosed
 	}
-	s.skipped = map[string]string{}
+	s.skipped, s.found = map[string]string{}, lackNothing
 	s.mu.Unlock()
 	seen := map[string]bool{}
 	if s.only != "" {
 		seen[s.only] = true
 		s.refresh(ctx, s.root, s.only, s.only)
 	} else if err := s.scan(ctx, s.root, "", seen); err != nil {
+		if ctx.Err() == nil {
+			s.leftOut(".", err, lackSome)
+		}
 		return err
+	}
+	s.mu.Lock()
+	var unseen []string
+	for p := range s.files {
+		if !seen[p] {
+			unseen = append(unseen, p)
+		}
+	}
+	for p := range s.unserved {
+		if !seen[p] {
+			unseen = append(unseen, p)
+		}
+	}
+	s.mu.Unlock()
+	for _, p := range unseen { // that a scan did not see a file does not say that it is gone
+		s.lookAt(ctx, p)
 	}
 	if err := ctx.Err(); err != nil {
 		return err
 	}
 	s.mu.Lock()
-	var gone []*served
-	for p, f := range s.files {
-		if !seen[p] {
-			gone = append(gone, f)
-		}
-	}
 	s.scans++
+	s.lack = s.found
 	s.mu.Unlock()
-	for _, f := range gone {
-		s.drop(f)
-	}
-	if s.o.Writable && s.o.KeepPartial > 0 {
-		s.removePartials(s.o.KeepPartial)
+	if s.o.Writable {
+		if _, err := s.staged(); err != nil {
+			s.log.Warn("partial uploads", "error", err)
+		}
 	}
 	return nil
 }
@@ -328,7 +404,7 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, seen map[str
 				return ctx.Err()
 			}
 			if err != nil {
-				s.skip(p, err.Error())
+				s.failed(ctx, p, err)
 			}
 		case !e.Type().IsRegular():
 			s.skip(p, "it is "+kind(e.Type()))
@@ -351,7 +427,10 @@ func (s *Server) hidden(component string) bool {
 }
 
 // stagingDir is where uploads are until they are complete, below the root.
-const stagingDir = ".penstock-uploads"
+const (
+	stagingDir  = ".penstock-uploads"
+	stagingMode = 0o700 // what is not complete has not the mode of the file that it replaces yet
+)
 
 func (s *Server) skip(p, reason string) {
 	s.mu.Lock()
@@ -359,41 +438,27 @@ func (s *Server) skip(p, reason string) {
 		s.skipped[p] = reason
 	}
 	s.mu.Unlock()
-	s.log.Info("not served", "path", p, "reason", reason)
+	s.log.Info("left out", "path", p, "reason", reason)
 }
 
 // lookedUp is called when a peer asks for a name, before it is answered.
 func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
 	for _, p := range s.pathsFor(name) {
-		dir, err := walk(s.root, p, false)
-		if err != nil {
-			s.lost(p)
-			continue
+		if !s.settled(p) {
+			s.lookNow(ctx, p)
 		}
-		base := p[strings.LastIndexByte(p, '/')+1:]
-		if !s.current(dir, base, p) {
-			s.work.Lock()
-			s.mu.Lock()
-			closed := s.closed
-			s.mu.Unlock()
-			if !closed {
-				s.refresh(ctx, dir, base, p)
-			}
-			s.work.Unlock()
-		}
-		dir.Close()
 	}
 }
 
-// lost drops a file whose directory is gone.
-func (s *Server) lost(p string) {
+// lookNow is lookAt of a Server that may be closed.
+func (s *Server) lookNow(ctx context.Context, p string) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.mu.Lock()
-	f := s.files[p]
+	closed := s.closed
 	s.mu.Unlock()
-	if f != nil {
-		s.drop(f)
+	if !closed {
+		s.lookAt(ctx, p)
 	}
 }
 
@@ -401,13 +466,13 @@ func (s *Server) lost(p string) {
 func (s *Server) pathsFor(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.names[name]; f != nil {
-		return []string{f.path}
+	if v, ok := s.names[name]; ok {
+		return []string{v.of.path}
 	}
 	var out []string
 	for i := 0; s.o.Tensors && i < len(name); i++ { // a tensor that a changed file may have now
-		if f := s.names[name[:i]]; name[i] == '/' && f != nil {
-			out = append(out, f.path)
+		if v, ok := s.names[name[:i]]; name[i] == '/' && ok {
+			out = append(out, v.of.path)
 		}
 	}
 	if p, err := PathOf(name); err == nil {
@@ -431,35 +496,47 @@ func serveName(p string) string {
 
 // served is a file that is exported.
 type served struct {
-	path    string
-	names   []string // the file's own first, then those of its tensors
-	id      fileID
-	tag     Tag
-	region  *mem.Region
-	exports []*transfer.Export
+	path   string
+	id     fileID
+	tag    Tag
+	region *mem.Region
+	views  []view // the file itself first, then its tensors
+}
+
+// view is one export of a file.
+type view struct {
+	of     *served
+	export *transfer.Export
 }
 
 // end revokes all exports of a file and closes its region; the mapping goes when nobody reads it any more.
 func (f *served) end(ctx context.Context) {
-	for _, x := range f.exports {
-		x.Revoke(ctx) // an error only says that a peer has not confirmed yet: its lease keeps the memory
+	for _, v := range f.views {
+		v.export.Revoke(ctx) // an error only says that a peer has not confirmed yet: its lease keeps the memory
 	}
 	f.region.Close()
 }
 
-// drop ends a file. s.work is held.
+// drop ends a file, and frees the names that no newer one has taken over. s.work is held.
 func (s *Server) drop(f *served) {
 	s.mu.Lock()
-	delete(s.files, f.path)
-	for _, n := range f.names {
-		delete(s.names, n)
+	replaced := s.files[f.path] != f
+	if !replaced {
+		delete(s.files, f.path)
+		s.changes++
+	}
+	for _, v := range f.views {
+		if n := v.export.Name(); s.names[n].of == f {
+			delete(s.names, n)
+		}
 	}
 	s.bytes -= uint64(f.id.size)
-	s.changes++
 	s.mu.Unlock()
 	// The names are free at once, the peers' confirmations are not waited for.
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	f.end(ctx)
-	s.log.Info("no longer served", "path", f.path)
+	if !replaced {
+		s.log.Info("no longer served", "path", f.path)
+	}
 }

@@ -13,12 +13,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 func TestMain(m *testing.M) {
-	if raceEnabled { // it is for races, the other runs are for the models
+	if testenv.Race { // it is for races, the other runs are for the models
 		flag.Set("rapid.checks", "25")
 	}
 	goleak.VerifyTestMain(m)
@@ -35,6 +37,9 @@ func testCtx(t testing.TB) context.Context {
 
 func testNode(t testing.TB, o transfer.Options) *transfer.Node {
 	t.Helper()
+	if o.Anonymous == 0 {
+		o.Anonymous = identity.All
+	}
 	n, err := transfer.Open(testCtx(t), o)
 	if err != nil {
 		t.Fatal(err)

@@ -5,91 +5,133 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
+	"math"
+	"os"
 	"strings"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// quota checks the bounds of what uploads may bring the share to. s.uploads.mu is held.
-func (s *Server) quota(staged map[string]uint64, r *beginRequest) error {
+// staging is what lies in the staging directory, and what its disk has.
+type staging struct {
+	partial     map[string]uint64 // bytes of partial uploads, by their base
+	free, total uint64            // bytes of the disk; total is 0 if it has no size
+}
+
+// keepFree is how many bytes of a disk of that size uploads leave free.
+func (o *Options) keepFree(total uint64) uint64 {
+	switch o.KeepFree {
+	case 0:
+		return min(defaultKeepFree, total/20)
+	case KeepNoneFree:
+		return 0
+	}
+	return o.KeepFree
+}
+
+func (s *Server) keepFree(f *os.File) uint64 {
+	_, total, err := sys.DiskSpace(f)
+	if err != nil {
+		return s.o.keepFree(math.MaxUint64)
+	}
+	return s.o.keepFree(total)
+}
+
+// quota checks the bounds of what uploads may bring the share to: files that are there and partial ones count with their bytes, uploads
+// under way with those that were announced. s.uploads.mu is held.
+func (s *Server) quota(st staging, r *beginRequest) error {
 	s.mu.Lock()
 	files, sum := len(s.files), s.bytes
-	s.mu.Unlock()
-	delete(staged, stagedBase(r.name)) // what is resumed, or replaced by this
-	for _, u := range s.uploads.active {
-		files++
-		sum += u.size
-		delete(staged, stagedBase(u.name))
+	for _, n := range s.unserved {
+		files, sum = files+1, plus(sum, uint64(n))
 	}
-	for _, n := range staged { // a partial file takes its place among the files, too
-		files++
-		sum += n
+	s.mu.Unlock()
+	want := r.size - min(r.size, st.partial[stagedBase(r.name)]) // of the disk
+	delete(st.partial, stagedBase(r.name))                       // what is resumed, or replaced by this
+	for _, u := range s.uploads.active {
+		files, sum = files+1, plus(sum, u.size)
+		want = plus(want, u.size-min(u.size, u.filled.Load()))
+		delete(st.partial, stagedBase(u.name))
+	}
+	for _, n := range st.partial { // a partial file takes its place among the files, too
+		files, sum = files+1, plus(sum, n)
 	}
 	if files >= s.o.MaxFiles {
 		return fmt.Errorf("%w: the share holds %d files, the most that it takes", ErrNoSpace, files)
 	}
 	if most := s.o.MaxBytes; most > 0 && (sum > most || r.size > most-sum) {
-		return fmt.Errorf("%w: %d bytes are taken, with partial uploads, of %d", ErrNoSpace, sum, most)
+		return fmt.Errorf("%w: %d bytes are taken, with partial uploads and what those under way announced, of %d", ErrNoSpace, sum, most)
+	}
+	if keep := s.o.keepFree(st.total); st.total > 0 && (want > st.free || st.free-want < keep) {
+		return fmt.Errorf("%w: uploads under way and this one need %d bytes more, %d are free, and %d of them are kept free (Options.KeepFree, penstock serve --keep-free)", ErrNoSpace, want, st.free, keep)
 	}
 	return nil
 }
 
-// staged are the sizes of the partial uploads, by their base.
-func (s *Server) staged() (map[string]uint64, error) {
-	out := map[string]uint64{}
-	dir, err := step(s.root, stagingDir, true)
+func plus(a, b uint64) uint64 {
+	if a+b < a {
+		return math.MaxUint64
+	}
+	return a + b
+}
+
+// staged looks at the staging directory. Partial uploads that nobody has gone on with for Options.KeepPartial are removed.
+func (s *Server) staged() (st staging, err error) {
+	st.partial = map[string]uint64{}
+	dir, err := stepMaking(s.root, stagingDir, stagingMode)
 	if err != nil {
-		return nil, err
+		return st, err
 	}
 	defer dir.Close()
 	d, err := dir.Open(".")
 	if err != nil {
-		return nil, err
+		return st, err
 	}
 	defer d.Close()
+	if st.free, st.total, err = sys.DiskSpace(d); err != nil {
+		return st, err
+	}
 	names, err := d.Readdirnames(-1)
 	if err != nil {
-		return nil, err
+		return st, err
 	}
 	for _, n := range names {
-		if base, ok := strings.CutSuffix(n, PartialSuffix); ok {
-			if fi, err := dir.Lstat(n); err == nil {
-				out[base] = uint64(max(fi.Size(), 0))
+		base, ok := strings.CutSuffix(n, PartialSuffix)
+		if !ok {
+			continue
+		}
+		fi, err := dir.Lstat(n)
+		if err == nil && s.o.KeepPartial >= 0 && s.expired(dir, base, fi) {
+			if err := removePartial(dir, base); err == nil {
+				s.log.Info("partial upload removed: nobody went on with it", "file", base, "bytes", fi.Size())
+				continue
+			} else if !errors.Is(err, ErrBusy) {
+				s.log.Warn("partial upload", "file", base, "error", err)
 			}
 		}
-	}
-	return out, nil
-}
-
-// removePartials removes partial uploads that nobody has gone on with for so long.
-func (s *Server) removePartials(old time.Duration) {
-	staged, err := s.staged()
-	if err != nil {
-		s.log.Warn("partial uploads", "error", err)
-		return
-	}
-	for base := range staged {
-		if err := s.removePartial(base, old); err != nil && !errors.Is(err, ErrBusy) {
-			s.log.Warn("partial upload", "file", base, "error", err)
+		switch {
+		case err == nil:
+			st.partial[base] = uint64(max(fi.Size(), 0))
+		case !errors.Is(err, fs.ErrNotExist):
+			return st, err
 		}
 	}
+	return st, nil
 }
 
-func (s *Server) removePartial(base string, old time.Duration) error {
-	dir, err := step(s.root, stagingDir, false)
-	if err != nil {
-		return err
+// expired reports whether nothing came to a partial upload for long. Writes through the mapping may not show, but records do.
+func (s *Server) expired(dir *os.Root, base string, fi os.FileInfo) bool {
+	last := fi.ModTime()
+	if fi, err := dir.Lstat(base + StateSuffix); err == nil && fi.ModTime().After(last) {
+		last = fi.ModTime()
 	}
+	return time.Since(last) >= s.o.KeepPartial
+}
+
+func removePartial(dir *os.Root, base string) error {
 	at := place{dir, base, base}
-	defer dir.Close()
-	var last time.Time
-	for _, suffix := range []string{PartialSuffix, StateSuffix} { // writes through the mapping may not show, but records do
-		if fi, err := dir.Lstat(base + suffix); err == nil && fi.ModTime().After(last) {
-			last = fi.ModTime()
-		}
-	}
-	if time.Since(last) < old {
-		return nil
-	}
 	f, err := lockPartial(at)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -32,6 +33,9 @@ type StreamOptions struct {
 // where it was, if the content is still the same (ErrChanged); it cannot begin anew, for what was written is written. It keeps 16
 // MiB of memory.
 func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptions) (*Fetched, error) {
+	if err := invariants.Context(ctx, "share.Stream"); err != nil {
+		return nil, err
+	}
 	begin := time.Now()
 	m, err := mem.Alloc(mem.Options{Name: "stream", Size: 2 * streamWindow, Lazy: true})
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // TestTruncatedWhileServed truncates a file that is being served, in the middle of a fetch: the server, a process of its own,
@@ -77,7 +78,7 @@ func serveChild(t *testing.T) bool {
 	if listen == "" {
 		listen = "tcp://127.0.0.1:0"
 	}
-	n, err := transfer.Open(context.Background(), transfer.Options{Name: "child", Listen: []string{listen}})
+	n, err := transfer.Open(context.Background(), transfer.Options{Anonymous: identity.All, Name: "child", Listen: []string{listen}})
 	if err != nil {
 		t.Fatal(err)
 	}

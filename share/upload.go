@@ -11,6 +11,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -51,6 +52,9 @@ type Sent struct {
 // on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
 // and ErrNoSpace match what it says.
 func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
+	if err := invariants.Context(ctx, "share.Upload"); err != nil {
+		return nil, err
+	}
 	begin := time.Now()
 	if len(name) == 0 || len(name) > MaxName || !utf8.ValidString(name) {
 		return nil, fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(name), MaxName)
@@ -186,9 +190,17 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	u.good = a.good
 	u.report()
 	if u.size > u.good {
-		r := p.Import(a.desc)
+		var r *transfer.Remote // of the step that is being filled
+		at := uint64(0)
 		m, err := pipeline(ctx, u.good, u.size, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
-			return p.Put(ctx, []path.Copy{r.At(off, mem.Span{Region: u.region, Off: off, Len: n})}, transfer.PutOptions{})
+			if step := off / stepSize; r == nil || step != at {
+				var err error
+				if r, err = u.ask(ctx, p, a.id, step); err != nil {
+					return nil, err
+				}
+				at = step
+			}
+			return p.Put(ctx, []path.Copy{r.At(off-at*stepSize, mem.Span{Region: u.region, Off: off, Len: n})}, transfer.PutOptions{})
 		}, func(upTo uint64) error { return u.vouch(ctx, p, a.id, upTo) })
 		u.moved.bytes += m.bytes
 		if m.path != "" {
@@ -226,6 +238,22 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	}
 }
 
+// ask asks for room for a step of the file.
+func (u *uploader) ask(ctx context.Context, p *transfer.Peer, id, step uint64) (*transfer.Remote, error) {
+	var b []byte
+	for len(b) == 0 { // not yet
+		var err error
+		if b, err = p.Call(ctx, uploadService, appendRoom(nil, id, step)); err != nil {
+			return nil, err
+		}
+	}
+	d, ok := parseRoomAnswer(b)
+	if !ok || d.Size != u.stepLen(step) {
+		return nil, fmt.Errorf("an answer to room that is none: %w", path.ErrProtocol)
+	}
+	return p.Import(d), nil
+}
+
 // prepare begins the upload at the other side and finds out how much of the file is there.
 func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, error) {
 	for {
@@ -235,7 +263,7 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 		}
 		a, ok := parseBeginAnswer(b)
 		switch {
-		case !ok, a.state == stateReady && (a.good > u.size || a.good%chunkSize != 0 && a.good != u.size || u.size > 0 && a.desc.Size != u.size):
+		case !ok, a.state == stateReady && (a.good > u.size || a.good%chunkSize != 0 && a.good != u.size):
 			return a, fmt.Errorf("an answer to begin that is none: %w", path.ErrProtocol)
 		case a.state == statePending:
 			continue

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
@@ -28,14 +29,16 @@ const (
 	maxUploads      = 256
 	maxUploadsOfOne = 64
 	maxRecent       = 256
-	// idleUpload is how long nothing may be heard of an upload before it has to give way to others that want its name or its room.
-	// A peer says how far it is after each window.
+	// idleUpload is how long an upload may not come on before it has to give way to others that want its name or its room. A peer
+	// says how far it is after each window.
 	idleUpload = 5 * time.Minute
 )
 
 // uploads are those of a Server.
 type uploads struct {
-	idle time.Duration // see idleUpload
+	idle     time.Duration // see idleUpload
+	patience time.Duration // see answerTime; of room
+	disk     sync.Mutex    // held while blocks are counted and allocated
 
 	mu     sync.Mutex // guards what follows
 	active map[string]*upload
@@ -54,14 +57,19 @@ type upload struct {
 	commit chan commitRequest // buffered
 	ready  chan struct{}      // closed when it was opened, or could not be
 	over   chan struct{}      // closed when nothing of it is left
-	heard  time.Time          // when its peer last said something of it; guarded by the mutex of uploads
+	heard  time.Time          // when it last came on; guarded by the mutex of uploads
+	fences sync.WaitGroup     // of steps that were taken back
+	filled atomic.Uint64      // bytes that it has of the disk
 
-	mu     sync.Mutex // guards what follows
-	p      *partial   // nil before it is ready and when it ends
-	export *transfer.Export
-	err    error // why it could not begin, or how it ended; fixed when ready, then when over
-	done   bool  // the file is in its place
+	mu       sync.Mutex             // guards what follows
+	p        *partial               // nil before it is ready and when it ends
+	steps    map[uint64]*uploadStep // by number; nil when they were taken back
+	unfenced error                  // why it is not sure that the peer cannot write any more
+	err      error                  // why it could not begin, or how it ended; fixed when ready, then when over
+	done     bool                   // the file is in its place
 }
+
+var errEnded = fmt.Errorf("%w: the upload has ended", ErrBusy)
 
 // called answers a call of a peer.
 func (s *Server) called(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
@@ -102,6 +110,19 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 			return nil, err
 		}
 		return a.append(nil), nil
+	case len(b) == 17 && b[0] == opRoom:
+		u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:]))
+		if u == nil {
+			return nil, control.Errorf(control.NotFound, "no such upload")
+		}
+		d, err := u.room(binary.BigEndian.Uint64(b[9:]))
+		if err != nil {
+			return nil, err
+		}
+		if d.Key == (path.Key{}) {
+			return nil, nil
+		}
+		return appendRoomAnswer(nil, d), nil
 	case len(b) == 17 && b[0] == opVerified:
 		u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:]))
 		if u == nil {
@@ -121,6 +142,7 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 		if u == nil {
 			return nil, control.Errorf(control.NotFound, "no such upload")
 		}
+		u.cameOn()
 		select {
 		case u.commit <- r:
 		default: // asked before
@@ -145,7 +167,6 @@ func (s *Server) uploadOf(p *transfer.Peer, id uint64) *upload {
 	defer s.uploads.mu.Unlock()
 	for _, u := range s.uploads.active {
 		if u.id == id && u.peer == p {
-			u.heard = time.Now()
 			return u
 		}
 	}
@@ -157,13 +178,26 @@ func (s *Server) uploadOf(p *transfer.Peer, id uint64) *upload {
 	return nil
 }
 
+// cameOn keeps an upload from giving way.
+func (u *upload) cameOn() {
+	u.s.uploads.mu.Lock()
+	u.heard = time.Now()
+	u.s.uploads.mu.Unlock()
+}
+
 // permitted checks what can be checked of a request by itself.
 func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
 	if p.Rights()&identity.Write == 0 {
 		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
 	}
-	if r.size > math.MaxInt64-chunkSize || s.o.MaxUpload > 0 && r.size > s.o.MaxUpload {
-		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, r.size, s.o.MaxUpload)
+	most := uint64(math.MaxInt64 - chunkSize)
+	for _, n := range []uint64{s.o.MaxUpload, s.o.MaxBytes} {
+		if n > 0 {
+			most = min(most, n)
+		}
+	}
+	if r.size > most {
+		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, r.size, most)
 	}
 	if s.o.MayUpload != nil {
 		if err := s.o.MayUpload(p, r.name, r.size); err != nil {
@@ -181,6 +215,9 @@ func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*
 	at, err := PathOf(r.name)
 	if err != nil {
 		return nil, err
+	}
+	if n := strings.Count(at, "/"); n > maxDepth { // it would be neither served nor counted
+		return nil, fmt.Errorf("%w: %d directories deep, expected at most %d", ErrName, n, maxDepth)
 	}
 	end := time.NewTimer(answerTime)
 	defer end.Stop()
@@ -249,7 +286,11 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 		}
 		switch {
 		case u.peer == p && u.token == r.token && u.anew == r.anew && !u.ended():
-			u.heard = time.Now()
+			select {
+			case <-u.ready: // then only what comes counts
+			default:
+				u.heard = time.Now()
+			}
 			return u, false, nil
 		case u.peer == p || gone || u.claim == r.claim || u.ended(): // perhaps the same one, after its connection was lost
 			return u, true, nil
@@ -269,7 +310,7 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	own := 0
 	var idle *upload
 	for _, u := range up.active {
-		if u.peer == p || u.peer.Name() == p.Name() {
+		if u.peer.Name() == p.Name() { // the proven name, where one was proven
 			own++
 			if up.stuck(u) {
 				idle = u
@@ -283,12 +324,17 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 		return nil, false, fmt.Errorf("%w: %d uploads of this peer are under way", ErrBusy, own)
 	}
 	if err := s.quota(staged, &r); err != nil {
+		for _, u := range up.active {
+			if up.stuck(u) {
+				return u, true, nil
+			}
+		}
 		return nil, false, err
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
 	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, heard: time.Now(),
-		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{})}
+		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{}), steps: map[uint64]*uploadStep{}}
 	u.ctx, u.cancel = context.WithCancelCause(s.ctx)
 	up.active[at] = u
 	s.wg.Add(1)
@@ -296,7 +342,7 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	return u, false, nil
 }
 
-// stuck reports whether nothing was heard of an upload for so long that it has to give way. The mutex is held.
+// stuck reports whether an upload has not come on for so long that it has to give way. The mutex is held.
 func (up *uploads) stuck(u *upload) bool { return time.Since(u.heard) >= up.idle }
 
 // complete returns the upload of a token that is complete.
@@ -321,6 +367,12 @@ func (s *Server) free(at string, r beginRequest) error {
 		return err
 	}
 	defer dir.Close()
+	s.mu.Lock()
+	other := s.names[r.name].of
+	s.mu.Unlock()
+	if other != nil && other.path != at { // it could not be served under its name
+		return fmt.Errorf("%w: %s has this name", ErrExists, other.path)
+	}
 	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, r.overwrite)
 }
 
@@ -354,16 +406,13 @@ func (u *upload) run() {
 	}
 	// Nothing writes to the memory any more when the partial file is closed, and so its lock given up. The node gives up peers
 	// that do not confirm, so this ends.
+	p, rerr := u.fence()
+	if rerr != nil {
+		s.log.Warn("upload not fenced", "path", u.path, "error", rerr)
+	}
 	u.mu.Lock()
-	p, x := u.p, u.export
-	u.p, u.export = nil, nil
 	u.err, u.done = err, err == nil
 	u.mu.Unlock()
-	if x != nil {
-		if rerr := x.Revoke(context.Background()); rerr != nil {
-			s.log.Warn("upload not fenced", "path", u.path, "error", rerr)
-		}
-	}
 	if told != nil {
 		if told.Good = u.size; p != nil { // else it was committed, or could not be
 			told.Good = p.good()
@@ -412,7 +461,7 @@ func (u *upload) yields(to *transfer.Peer) bool {
 	case <-u.peer.Gone():
 		return true
 	default:
-		return u.peer == to || u.peer.Name() == to.Name() || u.ended()
+		return u.peer.Name() == to.Name() || u.ended()
 	}
 }
 
@@ -420,23 +469,20 @@ func (u *upload) ended() bool { return u.ctx.Err() != nil }
 
 // open prepares the memory that the peer puts into.
 func (u *upload) open() error {
-	dir, err := step(u.s.root, stagingDir, true)
+	dir, err := stepMaking(u.s.root, stagingDir, stagingMode)
 	if err != nil {
 		return err
 	}
-	p, err := openPartial(u.ctx, place{dir, stagedBase(u.name), u.path}, u.claim, !u.anew)
+	p, err := openPartial(u.ctx, place{dir, stagedBase(u.name), u.path}, u.claim, !u.anew, false)
 	if err != nil {
 		dir.Close()
 		return err
 	}
-	var x *transfer.Export
-	if p.region != nil {
-		x, err = u.s.node.Export(p.region.All(), transfer.ExportOptions{Rights: path.Write, Peer: u.peer})
-	}
+	u.filled.Store(p.filled)
 	u.mu.Lock()
-	u.p, u.export = p, x
+	u.p = p
 	u.mu.Unlock()
-	return err
+	return nil
 }
 
 // answer is what the peer needs to go on.
@@ -447,50 +493,44 @@ func (u *upload) answer() (*beginAnswer, error) {
 		return nil, u.err
 	}
 	if u.p == nil {
-		return nil, fmt.Errorf("%w: the upload has ended", ErrBusy)
+		return nil, errEnded
 	}
-	a := &beginAnswer{state: stateReady, id: u.id, good: u.p.good(), digest: digestOf(u.p.sums)}
-	if u.export != nil {
-		a.desc = u.export.Desc()
-	}
-	return a, nil
+	return &beginAnswer{state: stateReady, id: u.id, good: u.p.good(), digest: digestOf(u.p.sums)}, nil
 }
 
 // verified vouches for what the peer put: its checksums are those of the bytes that are here.
 func (u *upload) verified(upTo uint64) (uint64, error) {
 	u.mu.Lock()
-	defer u.mu.Unlock()
 	if u.p == nil {
-		return 0, fmt.Errorf("%w: the upload has ended", ErrBusy)
+		u.mu.Unlock()
+		return 0, errEnded
 	}
-	// A step is what the peer puts at once, so that a call does not take long.
-	if err := u.p.record(min(upTo, u.p.good()+4*window)); err != nil {
-		return 0, err
+	was := u.p.good()
+	// Not more than the peer puts at once, so that a call does not take long.
+	err := u.p.record(min(upTo, was+4*window, u.p.filled))
+	good := u.p.good()
+	u.mu.Unlock()
+	if good > was {
+		u.cameOn()
 	}
-	return u.p.good(), nil
+	return good, err
 }
 
 // finish makes the file out of the partial one.
 func (u *upload) finish(c commitRequest) error {
-	u.mu.Lock()
-	p, x := u.p, u.export
-	u.p, u.export = nil, nil // no call reaches them now
-	u.mu.Unlock()
+	// The peer must not be able to write once the file is in its place, nor when its place is free for another upload.
+	p, err := u.fence()
 	keep := func(err error) error {
 		u.mu.Lock()
-		u.p, u.export = p, x
+		u.p = p
 		u.mu.Unlock()
 		return err
 	}
+	if err != nil {
+		return keep(err)
+	}
 	if p.good() < p.size {
 		return keep(fmt.Errorf("%w: commit of an upload of which %d of %d bytes are there", ErrRefused, p.good(), p.size))
-	}
-	// The peer must not be able to write once the file is in its place, nor when its place is free for another upload. Only the first
-	// call of Revoke waits for that, so it is not cut short.
-	if x != nil {
-		if err := x.Revoke(context.Background()); err != nil {
-			return keep(err)
-		}
 	}
 	if u.ended() {
 		return keep(context.Cause(u.ctx))
@@ -501,7 +541,7 @@ func (u *upload) finish(c commitRequest) error {
 	if c.sha256 != nil {
 		got, err := p.sha256(u.ctx)
 		if err == nil && *got != *c.sha256 {
-			err = fmt.Errorf("%w: that of the bytes that arrived is %x", ErrDigest, *got)
+			err = fmt.Errorf("%w: the bytes that arrived have another", ErrDigest) // which one would tell a peer that may not read what others uploaded
 		}
 		if err != nil {
 			return keep(err)
@@ -523,7 +563,7 @@ func (u *upload) finish(c commitRequest) error {
 
 // arrived serves a file that has come.
 func (s *Server) arrived(u *upload) {
-	s.lookedUp(s.ctx, u.peer, u.name)
+	s.lookNow(s.ctx, u.path) // it counts from now on, served or not
 	s.log.Info("uploaded", "peer", u.peer.Name(), "path", u.path, "bytes", u.size)
 	if s.o.OnUpload != nil {
 		s.o.OnUpload(Uploaded{u.peer, u.name, u.path, u.size})

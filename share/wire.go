@@ -9,27 +9,30 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/1"; the bytes go by puts into the export
-// that the answer to "begin" describes. Numbers are big-endian, the first byte of a request says what it is. A refusal is a
+// Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/2"; the bytes go by puts into the exports
+// that the answers to "room" describe. Numbers are big-endian, the first byte of a request says what it is. A refusal is a
 // control.Error.
 //
 //	begin     1, flags u8 (1: overwrite, 2: start anew), token [16], size u64, tag [16], name (the rest)
-//	          -> pending u8 0, or 1, id u64, good u64, digest [16] of the good chunks, and unless size is 0:
-//	             key [16], size u64 of an export for this peer alone, writable;
+//	          -> pending u8 0, or 1, id u64, good u64, digest [16] of the good chunks;
 //	             or 2: the upload of this token is complete
 //	verified  2, id u64, bytes u64 from the beginning that are in place -> good u64
 //	commit    3, id u64, digest [16] of all chunks, flags u8 (1: a SHA-256 of the whole file [32] follows, which is checked),
 //	          the path that the bytes took (the rest) -> 0: not yet, ask again; 1: the file is in its place, synced
 //	end       4, id u64: the peer gives up -> empty, once the partial file is closed, or soon after
+//	room      5, id u64, n u64: the step of 64 MiB that the first byte that is not verified is in, counted from 0, or the next
+//	          -> key [16], size u64 of an export of that step for this peer alone, writable: until all of it is verified and another
+//	             one is asked for; empty: not yet, ask again
 //
 // The token is random, one for each call of Upload: by it a repeated begin is known after an answer was lost.
-const uploadService = "share/upload/1"
+const uploadService = "share/upload/2"
 
 const (
 	opBegin    = 1
 	opVerified = 2
 	opCommit   = 3
 	opEnd      = 4
+	opRoom     = 5
 
 	flagOverwrite = 1
 	flagAnew      = 2
@@ -67,7 +70,7 @@ func (r *beginRequest) append(b []byte) []byte {
 }
 
 func parseBegin(b []byte) (r beginRequest, err error) {
-	if len(b) <= beginFixed || b[0] != opBegin || b[1]&^(flagOverwrite|flagAnew) != 0 {
+	if len(b) <= beginFixed || b[0] != opBegin || b[1]&^(flagOverwrite|flagAnew) != 0 || !utf8.Valid(b[beginFixed:]) {
 		return r, control.Errorf(control.BadRequest, "begin of an upload: %d bytes that are not one", len(b))
 	}
 	r.overwrite, r.anew = b[1]&flagOverwrite != 0, b[1]&flagAnew != 0
@@ -83,7 +86,6 @@ type beginAnswer struct {
 	id     uint64
 	good   uint64
 	digest [16]byte
-	desc   path.Desc // its key is zero if there is no export
 }
 
 const readySize = 1 + 8 + 8 + 16
@@ -95,28 +97,35 @@ func (a *beginAnswer) append(b []byte) []byte {
 	}
 	b = binary.BigEndian.AppendUint64(b, a.id)
 	b = binary.BigEndian.AppendUint64(b, a.good)
-	b = append(b, a.digest[:]...)
-	if a.desc.Key != (path.Key{}) {
-		b = a.desc.Key.Append(b)
-		b = binary.BigEndian.AppendUint64(b, a.desc.Size)
-	}
-	return b
+	return append(b, a.digest[:]...)
 }
 
 func parseBeginAnswer(b []byte) (a beginAnswer, ok bool) {
 	if len(b) == 1 && (b[0] == statePending || b[0] == stateComplete) {
 		return beginAnswer{state: b[0]}, true
 	}
-	if len(b) != readySize && len(b) != readySize+path.KeySize+8 || b[0] != stateReady {
+	if len(b) != readySize || b[0] != stateReady {
 		return a, false
 	}
 	a.state = stateReady
 	a.id, a.good = binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:])
 	copy(a.digest[:], b[17:])
-	if b = b[readySize:]; len(b) > 0 {
-		a.desc = path.Desc{Key: path.ParseKey(b), Size: binary.BigEndian.Uint64(b[path.KeySize:]), Rights: path.Write}
-	}
 	return a, true
+}
+
+func appendRoom(b []byte, id, n uint64) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(append(b, opRoom), id), n)
+}
+
+func appendRoomAnswer(b []byte, d path.Desc) []byte {
+	return binary.BigEndian.AppendUint64(d.Key.Append(b), d.Size)
+}
+
+func parseRoomAnswer(b []byte) (d path.Desc, ok bool) {
+	if len(b) != path.KeySize+8 {
+		return d, false
+	}
+	return path.Desc{Key: path.ParseKey(b), Size: binary.BigEndian.Uint64(b[path.KeySize:]), Rights: path.Write}, true
 }
 
 func appendVerified(b []byte, id, upTo uint64) []byte {

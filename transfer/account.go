@@ -176,6 +176,7 @@ type observer struct {
 	started time.Time
 	bus     bus
 	loaded  atomic.Uint64 // of the identity, when it was last looked at
+	broken  complaint     // about files of the identity
 	turned  atomic.Uint64 // connections turned away in the handshake
 	status  sync.Mutex    // held while an answer to a peer is made
 	cells   []cells       // one for each driver; fixed
@@ -539,16 +540,4 @@ func (o *observer) retried(kind path.OpKind) {
 // plaintext tells that the node listens or dials in the clear beyond this machine.
 func (o *observer) plaintext(a address) {
 	o.bus.emit(Event{Kind: EventPlaintext, Address: a.String(), Security: path.SecurityNone.String()})
-}
-
-// lookAtIdentity tells when the identity has other certificates or rules than when it was last looked at. It is called at each
-// handshake and now and then while there are peers: it is they whom it concerns.
-func (o *observer) lookAtIdentity(id *identity.Identity) {
-	if id == nil {
-		return
-	}
-	now := id.Stats().Loaded
-	if old := o.loaded.Load(); now > old && o.loaded.CompareAndSwap(old, now) {
-		o.bus.emit(Event{Kind: EventIdentityReloaded, Name: id.Name()})
-	}
 }

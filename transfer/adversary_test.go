@@ -95,7 +95,7 @@ func (a *arena) untouched(after string) {
 // rawPath is a path of a session, to be used without the node.
 func (a *arena) rawPath(p *Peer, driver string) path.Path {
 	a.t.Helper()
-	pth, _, err := p.dialPath(ctx(a.t), driver, QueueOptions{})
+	pth, _, _, err := p.dialPath(ctx(a.t), driver, QueueOptions{})
 	if err != nil {
 		a.t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -25,7 +26,7 @@ func TestPutAllocatesLittle(t *testing.T) {
 				<-p.heard
 			}
 			put()
-			if n := testing.AllocsPerRun(200, put); !raceEnabled && n > putAllocs {
+			if n := testing.AllocsPerRun(200, put); !testenv.Race && n > putAllocs {
 				t.Errorf("%v allocations per put, expected at most %d", n, putAllocs)
 			} else {
 				t.Logf("%v allocations per put", n)

@@ -54,14 +54,6 @@ func (j *Job) run() error {
 	}
 }
 
-// canceledBy makes the error of a job whose context ended.
-func canceledBy(cause error) error {
-	if errors.Is(cause, ErrClosed) || errors.Is(cause, path.ErrCanceled) {
-		return cause
-	}
-	return fmt.Errorf("%w: %w", path.ErrCanceled, cause)
-}
-
 // attempt gets a session, looks the name up, and moves what is missing.
 func (j *Job) attempt(a *Attempt, t *tries) (outcome, error) {
 	ctx, cancel := j.ctx, context.CancelFunc(func() {})
@@ -94,6 +86,7 @@ func (j *Job) attempt(a *Attempt, t *tries) (outcome, error) {
 		if errors.Is(err, path.ErrUnavailable) {
 			again = Retriable(p.Err()) // no wonder
 		}
+		again = again || j.link.cutOff(p, err)
 	}
 	return outcome{p, again, lost || errors.Is(err, path.ErrDown)}, err
 }

@@ -3,6 +3,7 @@ package transfer
 import (
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -50,9 +51,7 @@ func BenchmarkAccount(b *testing.B) {
 
 // Counting allocates nothing, whether or not somebody listens.
 func TestAccountAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	p := newPair(t, Options{})
 	x := &Transfer{peer: p.ab, kind: path.Get, bytes: 64, id: p.a.nextID()}
 	once := func() {

@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 )
 
 // Borrow shows n bytes of a peer's export at off without copying them, which only shared memory can. The bytes are the
-// peer's memory itself: they change when somebody writes there. Release the view before the export can be revoked to the
-// end. The first borrow of an export maps it; later ones take a fraction of a microsecond, whatever n is.
+// peer's memory itself: they change when somebody writes there. Release the view once, before the export can be revoked to the
+// end; a second Release changes nothing and returns an error that wraps mem.ErrReleased. The first borrow of an export maps it; later ones take a fraction of a microsecond, whatever n is.
 func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View, error) {
+	if err := invariants.Context(ctx, "transfer.Peer.Borrow"); err != nil {
+		return path.View{}, err
+	}
 	if r.Desc.Rights&path.Read == 0 {
 		return path.View{}, fmt.Errorf("transfer: borrow: the export permits %v: %w", r.Desc.Rights, path.ErrRights)
 	}
@@ -21,17 +25,22 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 	if !p.SameHost() {
 		return path.View{}, fmt.Errorf("transfer: borrow from %s: it does not share this machine's memory: %w", p, path.ErrUnreachable)
 	}
+	v, err := p.borrow(ctx, r, off, n)
+	if err != nil {
+		return path.View{}, fmt.Errorf("transfer: borrow from %s: %w", p, p.verdict(ctx, err, r.Desc.Key))
+	}
+	return v, nil
+}
+
+func (p *Peer) borrow(ctx context.Context, r *Remote, off, n uint64) (path.View, error) {
 	ln, err := p.lender(ctx)
 	if err != nil {
-		return path.View{}, fmt.Errorf("transfer: borrow from %s: %w", p, err)
+		return path.View{}, err
 	}
 	for kicked := false; ; {
 		v, wait, err := ln.borrow(r, off, n)
 		if wait == nil {
-			if err != nil {
-				return path.View{}, fmt.Errorf("transfer: borrow from %s: %w", p, err)
-			}
-			return v, nil
+			return v, err
 		}
 		if !kicked { // the request is on its way then, and the answer wakes the loop
 			kicked = true
@@ -40,7 +49,7 @@ func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View,
 		select {
 		case <-wait:
 		case <-ctx.Done():
-			return path.View{}, ctx.Err()
+			return path.View{}, endOf(ctx)
 		}
 	}
 }

@@ -9,13 +9,14 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 func callPair(t *testing.T) (ctx context.Context, n *Node, p *Peer) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	t.Cleanup(cancel)
-	n, err := Open(ctx, Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // settled checks how many leases a region has.
@@ -90,11 +91,16 @@ func TestDigestOfManyBlocks(t *testing.T) {
 
 // A path that damages a byte and says that all is well is caught, whichever side the bytes land on.
 func TestDigestCatchesDamage(t *testing.T) {
-	for _, kind := range []string{"put", "get", "send"} {
+	for _, kind := range []string{"put", "get", "send", "send by a writer"} {
 		for _, size := range []uint64{1, PieceSize + 999} {
 			t.Run(fmt.Sprintf("%s/%d", kind, size), func(t *testing.T) {
 				d := over("liar")
-				p := newPair(t, Options{Paths: []path.Driver{d}})
+				o := Options{Paths: []path.Driver{d}}
+				send := strings.HasPrefix(kind, "send")
+				if send && kind != "send" {
+					o.Anonymous = identity.Write
+				}
+				p := newPair(t, o)
 				p.ignore(t)
 				src, dst := region(t, int(size)), region(t, int(size))
 				fill(src, 13)
@@ -124,7 +130,7 @@ func TestDigestCatchesDamage(t *testing.T) {
 					export(t, p.b, src, "src", path.Read)
 					local, _ = dst.Span(0, size)
 					x, err = p.ab.Get(ctx(t), []path.Copy{lookup(t, p.ab, "src").At(0, local)}, PutOptions{Digest: true})
-				case "send":
+				default:
 					got = receive(ctx(t), p.b, "w")
 					victim = func() []byte {
 						p.b.mu.Lock()
@@ -146,7 +152,7 @@ func TestDigestCatchesDamage(t *testing.T) {
 				if e := x.Explain(); e.Digest == [32]byte{} || strings.Contains(e.String(), "both sides") {
 					t.Errorf("%v", e)
 				}
-				if kind == "send" {
+				if send {
 					a := arrived(t, got)
 					if !errors.Is(a.err, path.ErrIntegrity) {
 						t.Errorf("the receiver was told %v", a.err)
@@ -163,25 +169,28 @@ func TestDigestCatchesDamage(t *testing.T) {
 	}
 }
 
+// A tensor is pushed with a digest also by a peer that may only write.
 func TestSendWithDigest(t *testing.T) {
-	for _, size := range []int64{0, 7, PieceSize + 1} {
-		p := newPair(t, Options{})
-		src := region(t, int(size)+1)
-		fill(src, 14)
-		got := receive(ctx(t), p.b, "w")
-		x, err := p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(), PutOptions{Digest: true})
-		wait(t, x, err)
-		a := arrived(t, got)
-		if a.err != nil {
-			t.Fatal(a.err)
+	for _, rights := range []identity.Rights{identity.All, identity.Write} {
+		for _, size := range []int64{0, 7, PieceSize + 1} {
+			p := newPair(t, Options{Anonymous: rights})
+			src := region(t, int(size)+1)
+			fill(src, 14)
+			got := receive(ctx(t), p.b, "w")
+			x, err := p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{size}}, src.All(), PutOptions{Digest: true})
+			wait(t, x, err)
+			a := arrived(t, got)
+			if a.err != nil {
+				t.Fatal(a.err)
+			}
+			want := sha256.Sum256(src.All().Bytes()[:size])
+			if a.r.Digest != want || x.Explain().Digest != want || sha256.Sum256(a.r.Span.Bytes()) != want {
+				t.Errorf("%d bytes: received %x, sent %x, expected %x", size, a.r.Digest, x.Explain().Digest, want)
+			}
+			a.r.Release()
+			nothingReceived(t, p.b)
+			unleased(t, src)
 		}
-		want := sha256.Sum256(src.All().Bytes()[:size])
-		if a.r.Digest != want || x.Explain().Digest != want || sha256.Sum256(a.r.Span.Bytes()) != want {
-			t.Errorf("%d bytes: received %x, sent %x, expected %x", size, a.r.Digest, x.Explain().Digest, want)
-		}
-		a.r.Release()
-		nothingReceived(t, p.b)
-		unleased(t, src)
 	}
 }
 

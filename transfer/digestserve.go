@@ -6,10 +6,12 @@ import (
 	"fmt"
 	"hash"
 	"runtime"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
@@ -87,8 +89,30 @@ func (s *digests) give(d *openDigest) {
 // hashers is the number of digests that a node computes for its peers at once.
 func hashers() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
-// answerDigest hashes what the peer may read. It runs on a goroutine of its own.
+// pushed reports whether a request is about nothing but a tensor that the peer is pushing and has promised a digest of. That memory was
+// cleared, and nobody but the peer has written there since. Of any other memory this node cannot know which bytes the peer wrote: over shared
+// memory it writes them itself. A peer could then find a byte by comparing digests of bytes that it wrote around it.
+func (p *Peer) pushed(q *control.Digest) bool {
+	n := p.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	in := n.offers[q.ID]
+	if in == nil || in.rec.From != p || !in.digest {
+		return false
+	}
+	return !slices.ContainsFunc(q.Blocks, func(b control.Block) bool { return b.Key != in.export.Key() })
+}
+
+// answerDigest hashes what the peer may read, or is pushing. A peer without the right to read learns whether the sum is the one that it
+// expects, and no other. It runs on a goroutine of its own.
 func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
+	reads := p.Rights()&identity.Read != 0
+	want := path.Read
+	if p.pushed(q) {
+		want = path.Write
+	} else if !reads {
+		return nil, control.Errorf(control.NotPermitted, "%s may %v on this node, not read: a digest tells what bytes are; without that right only a tensor that is pushed with a digest is compared", p.who(), p.Rights())
+	}
 	var total uint64
 	for i := range q.Blocks {
 		n := q.Blocks[i].Len
@@ -110,24 +134,28 @@ func (p *Peer) answerDigest(q *control.Digest) (control.Body, error) {
 		return nil, path.ErrCanceled
 	}
 	for _, b := range q.Blocks {
-		if err := p.hash(d, b); err != nil {
+		if err := p.hash(d, b, want); err != nil {
 			return nil, err
 		}
 	}
 	a := &control.DigestSum{Bytes: d.bytes}
-	d.h.Sum(a.Sum[:0])
+	var sum [32]byte
+	d.h.Sum(sum[:0])
 	if !q.Last {
 		keep = d
 	} else if q.Expect != ([32]byte{}) {
-		if err := p.node.settle(p, d, a.Sum, q.Expect); err != nil {
+		if err := p.node.settle(p, d, sum, q.Expect); err != nil {
 			return nil, err
 		}
+	}
+	if reads || sum == q.Expect {
+		a.Sum = sum
 	}
 	return a, nil
 }
 
-// hash adds a block. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
-func (p *Peer) hash(d *openDigest, b control.Block) error {
+// hash adds a block of an export that permits the peer what is wanted. The export cannot be taken away meanwhile, and a revocation waits for no more than a step.
+func (p *Peer) hash(d *openDigest, b control.Block, want path.Rights) error {
 	n := p.node
 	n.mu.Lock()
 	x := n.byKey[b.Key]
@@ -136,7 +164,7 @@ func (p *Peer) hash(d *openDigest, b control.Block) error {
 	if ok {
 		defer done()
 	}
-	span, err := p.reach().Locate(b.Key, b.Off, b.Len, path.Read)
+	span, err := p.reach().Locate(b.Key, b.Off, b.Len, want)
 	if err == nil && !ok {
 		err = path.ErrRevoked
 	}

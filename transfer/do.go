@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
@@ -16,12 +17,13 @@ type tries struct {
 	retry  Retry
 	failed int       // without progress in between, failed dials included
 	since  time.Time // from when Retry.Total counts: the last progress, the start, or the loss of the session that came first
+	lost   error     // the loss of a session, after the last progress
 }
 
 func newTries(r Retry) *tries { return &tries{retry: r, since: time.Now()} }
 
 // progressed sets both limits back.
-func (t *tries) progressed(now time.Time) { t.failed, t.since = 0, now }
+func (t *tries) progressed(now time.Time) { t.failed, t.since, t.lost = 0, now, nil }
 
 // until is when the limit of time is reached; zero: never.
 func (t *tries) until() time.Time {
@@ -46,6 +48,11 @@ func (t *tries) again(now time.Time, dials int, met, lost bool, err error) (wait
 		t.since = now // a session that moved bytes slowly was no wait for one
 	}
 	t.failed += max(dials, 1)
+	if errors.Is(err, ErrPeerLost) {
+		t.lost = err
+	} else if t.lost != nil { // what came then, such as dials that are refused
+		err = fmt.Errorf("%w; after %w", err, t.lost)
+	}
 	if t.retry.Attempts > 0 && t.failed >= t.retry.Attempts {
 		return 0, fmt.Errorf("%w: %s without progress: %w", ErrGaveUp, count(t.failed, "attempt"), err)
 	}
@@ -87,6 +94,9 @@ type DoOptions struct {
 // pass: for requests and for work that no Job does. The session is f's until it returns. The error is ctx's, the last one of f, or
 // wraps that and ErrGaveUp.
 func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, p *Peer) error) error {
+	if err := invariants.Context(ctx, "transfer.Link.Do"); err != nil {
+		return err
+	}
 	if l.err != nil {
 		return l.err
 	}
@@ -162,9 +172,14 @@ func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer
 	if x.lost = p.Err() != nil; x.lost {
 		<-p.gone // then the node knows the session as lost
 		// What f says may be of its own making: it counts as an error of the session if it is one that could come from its loss.
-		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) && Retriable(p.Err())
+		x.again = errors.Is(err, ErrPeerLost) && Retriable(err) || errors.Is(err, path.ErrUnavailable) && Retriable(p.Err()) || l.cutOff(p, err)
 	}
 	return x, err
+}
+
+// cutOff reports whether an error comes from a session that was closed by this side, but not with the link: there can be another one.
+func (l *Link) cutOff(p *Peer, err error) bool {
+	return errors.Is(err, ErrClosed) && errors.Is(p.Err(), ErrClosed) && l.ctx.Err() == nil
 }
 
 // retrying tells the user of the link about a failure that is tried again. p is the session that it came from, nil for a dial;

@@ -39,6 +39,31 @@
 // Proof: with PutOptions.Digest the SHA-256 of a whole transfer is compared end to end, from memory to memory, whatever the
 // paths between check themselves.
 //
+// Errors: everything that is asked of a peer (a transfer, a borrow, a queue, a look-up, a list, a call, a tensor, a job) ends with an error by
+// the same rule, which one function applies (Peer.outcome). Match with errors.Is; what caused the error is wrapped by it as well.
+//
+//	what happened                                       errors.Is(err, ...)                          Retriable
+//	the peer's process died or was stopped, its         ErrPeerLost                                  yes
+//	  machine went, the control connection was lost,
+//	  or the peer closed the session
+//	this side called Node.Close or Peer.Close           ErrClosed, never ErrPeerLost                 no
+//	the context of a transfer or job met its deadline   path.ErrCanceled, context.DeadlineExceeded   no
+//	the context of anything else met its deadline       context.DeadlineExceeded                     yes
+//	that context was canceled                           context.Canceled, its cause; transfers and   no
+//	                                                    jobs also path.ErrCanceled
+//	Transfer.Cancel, Job.Cancel                         path.ErrCanceled, context.Canceled           no
+//	the peer revoked the export, before the transfer    path.ErrRevoked                              yes
+//	  or during it
+//	the key is not of an export that the peer named     path.ErrKey                                  no
+//	paths went down, and the peer lives                 path.ErrDown, never ErrPeerLost              yes
+//	a job gave up                                       ErrGaveUp, the last error, and ErrPeerLost   as those
+//	                                                    if a session was lost since the progress
+//
+// When a process dies its paths may be seen to go down before the session: then the peer is asked for a sign of life before the error is
+// given. So a [Queue] reports the end of its path when the answer, or its absence, is known; until then Post fails with path.ErrDown. An
+// error of the request itself (rights, bounds, integrity) stays what it is when the peer is lost as well. Wait of a future returns the error
+// of its own context while what it waits for goes on.
+//
 // Turns: transfers of a peer that want the same path take turns, by bytes and by PutOptions.Priority, so that a small one does
 // not wait for a large one and none starves. They have no order unless they are of one PutOptions.Stream. Options.Limits bounds
 // what is under way at once, and how fast.

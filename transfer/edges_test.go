@@ -267,7 +267,8 @@ func (x *exposing) Exposed() []path.Key {
 	return slices.Clone(x.keys)
 }
 
-func (x *exposing) Forget() {}
+func (x *exposing) Forget()        {}
+func (x *exposing) ExposedFD() int { return -1 }
 
 func (x *exposing) letGo() {
 	x.mu.Lock()
@@ -288,6 +289,8 @@ func (f *meanwhile) fence(path.Key) <-chan error {
 func (f *meanwhile) exposing() bool { return false }
 
 func (f *meanwhile) forget() {}
+
+func (f *meanwhile) refund() {}
 
 // A queue is closed while an export is revoked: the revocation waits for the peer that still has the memory mapped, wherever the queue
 // was found.
@@ -310,7 +313,7 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 	q.p = x
 	closes := meanwhile(func() { q.Close() })
 	p.b.mu.Lock()
-	p.b.exposed[&closes] = true
+	p.b.exposed[&closes] = 0
 	p.b.mu.Unlock()
 	done := make(chan error, 1)
 	go func() { done <- e.Revoke(ctx(t)) }()

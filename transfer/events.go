@@ -9,6 +9,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/invariants"
 )
 
 // EventKind says what an event reports.
@@ -27,14 +29,16 @@ const (
 	EventExportRevoked                           // Name, Bytes: peers cannot name it any more
 	EventRefused                                 // something that a peer asked for was refused: Operation, Reason
 	EventIdentityReloaded                        // the node uses other certificates from now on: Name
+	EventIdentityRefused                         // changed certificates or rules cannot be used: Name, Reason; again each minute until they can
 	EventPlaintext                               // the node listens or dials without encryption beyond this machine: Address
+	EventNodeFailed                              // the node moves nothing any more, and every peer is ended: Name, Reason
 	eventKinds
 )
 
 var eventNames = [eventKinds]string{EventPeerUp: "peer_up", EventPeerDown: "peer_down", EventPathUp: "path_up", EventPathDown: "path_down",
 	EventTransferBegun: "transfer_begun", EventTransferEnded: "transfer_ended", EventTransferFailedOver: "transfer_failed_over",
 	EventExportAdded: "export_added", EventExportRevoked: "export_revoked", EventRefused: "refused",
-	EventIdentityReloaded: "identity_reloaded", EventPlaintext: "plaintext"}
+	EventIdentityReloaded: "identity_reloaded", EventIdentityRefused: "identity_refused", EventPlaintext: "plaintext", EventNodeFailed: "node_failed"}
 
 func (k EventKind) String() string {
 	if k > 0 && k < eventKinds {
@@ -110,6 +114,10 @@ type Subscription struct {
 func (n *Node) Events(ctx context.Context, size int) *Subscription {
 	s := &Subscription{bus: &n.obs.bus, c: make(chan Event, min(max(size, 1), maxEventBuffer))}
 	n.obs.bus.add(s)
+	if invariants.Context(ctx, "transfer.Node.Events") != nil {
+		s.Close()
+		return s
+	}
 	stop := context.AfterFunc(ctx, s.Close)
 	s.bus.mu.Lock()
 	s.stop = stop

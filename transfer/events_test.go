@@ -93,7 +93,7 @@ func TestEvents(t *testing.T) {
 	if e := got[5]; e.Transfer != bad.ID() || e.Bytes != 0 || e.Reason != bad.Err().Error() {
 		t.Errorf("%+v", e)
 	}
-	if !strings.Contains(got[7].Reason, "closed by the other side") && !strings.Contains(got[7].Reason, "shutdown") {
+	if !strings.Contains(got[7].Reason, "closed by this side") {
 		t.Errorf("%+v", got[7])
 	}
 

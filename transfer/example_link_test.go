@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A fetch that goes on when the connection is lost, and says how far it is.
@@ -19,7 +20,7 @@ func ExampleLink_Fetch() {
 	}
 	defer weights.Close()
 	copy(weights.All().Bytes(), bytes.Repeat([]byte("penstock"), 1<<17))
-	server, err := transfer.Open(ctx, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -10,13 +10,14 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // workers opens nodes with room for the weights and dials them.
 func workers(ctx context.Context, node *transfer.Node, n int) (peers []*transfer.Peer, stop func()) {
 	var all []*transfer.Node
 	for i := range n {
-		w, err := transfer.Open(ctx, transfer.Options{Name: fmt.Sprintf("worker-%d", i), Listen: []string{"tcp://127.0.0.1:0"}})
+		w, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: fmt.Sprintf("worker-%d", i), Listen: []string{"tcp://127.0.0.1:0"}})
 		if err != nil {
 			log.Fatal(err)
 		}

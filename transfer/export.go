@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
@@ -74,7 +75,7 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if o.Name != "" && old != nil && old != o.Replaces {
 		return nil, fmt.Errorf("transfer: export %q: the name is taken", o.Name)
 	}
-	var only uint64
+	only := path.AllPeers
 	if o.Peer != nil {
 		only = o.Peer.number
 	}
@@ -113,6 +114,9 @@ func (x *Export) Desc() path.Desc { return x.e.Desc() }
 // If ctx ends first the key is invalid all the same, but a peer that maps the memory may not have confirmed yet; the region then
 // stays leased until it has, or is dead. A second call does nothing.
 func (x *Export) Revoke(ctx context.Context) error {
+	if err := invariants.Context(ctx, "transfer.Export.Revoke"); err != nil {
+		return err
+	}
 	if x.closing.Swap(true) {
 		return nil
 	}

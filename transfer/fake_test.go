@@ -18,7 +18,8 @@ type fakeDriver struct {
 	dial   func(ctx context.Context) error
 	dialed func() // called when a path was dialed, before it is given to who wants it
 	listen error
-	level  *path.Security // what its paths say of themselves, if they are to say something else than they are
+	opens  func(listen func() (path.Listener, error)) (path.Listener, error) // in the place of listen, which is the real one
+	level  *path.Security                                                    // what its paths say of themselves, if they are to say something else than they are
 	post   func(p path.Path, ops []path.Op) (int, error)
 	poll   func(p path.Path, events []path.Event) int
 	dials  atomic.Int64
@@ -44,7 +45,11 @@ func (d *fakeDriver) Listen() (path.Listener, error) {
 	if d.listen != nil {
 		return nil, d.listen
 	}
-	l, err := d.Driver.Listen()
+	listen := d.Driver.Listen
+	if d.opens != nil {
+		listen = func() (path.Listener, error) { return d.opens(d.Driver.Listen) }
+	}
+	l, err := listen()
 	return fakeListener{l, d}, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -67,6 +68,9 @@ type Leg struct {
 // no more than a second. The local memory is leased and registered once for all of them. The targets' slices and spans belong
 // to the fan-out until it is done. It ends early when ctx does. Requests that are wrong fail here, everything later by the legs.
 func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, error) {
+	if err := invariants.Context(ctx, "transfer.PutAll"); err != nil {
+		return nil, err
+	}
 	if o.AtOnce < 0 {
 		return nil, fmt.Errorf("transfer: fan-out: AtOnce %d: expected 0 or more", o.AtOnce)
 	}

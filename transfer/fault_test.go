@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 const faultSeeds = 20
@@ -66,7 +67,7 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 	c, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	heard := hearing{seen: map[ID]int{}}
-	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{drivers()}, OnTransfer: heard.hear,
+	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All, Paths: []path.Driver{drivers()}, OnTransfer: heard.hear,
 		HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second}
 	b, err := Open(c, o)
 	if err != nil {
@@ -429,7 +430,7 @@ func (p *Peer) waiting() int {
 	return len(p.inbox.queue)
 }
 
-// A put on a node that is closed fails because its peer is lost, not because of what was closed with it.
+// A put on a node that is closed fails because of that, not because of what was closed with it.
 func TestPutAfterClose(t *testing.T) {
 	p := newPair(t, Options{})
 	export(t, p.b, region(t, 4096), "x", path.Write)
@@ -437,7 +438,7 @@ func TestPutAfterClose(t *testing.T) {
 	if err := p.a.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{}); !errors.Is(err, ErrPeerLost) {
+	if _, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{}); !errors.Is(err, ErrClosed) {
 		t.Errorf("error %v", err)
 	}
 }

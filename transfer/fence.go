@@ -47,7 +47,8 @@ func (l *lane) postFences() {
 // exposer is a path whose peer may go on reaching memory after the path has ended; see shm.Path.Exposed.
 type exposer interface {
 	Exposed() []path.Key
-	Forget() // nobody will ask any more
+	ExposedFD() int // readable when Exposed may have shrunk; -1: it does not shrink any more
+	Forget()        // nobody will ask any more
 }
 
 // exposes reports whether the peer of a path that is down may still reach an export.
@@ -89,6 +90,7 @@ type closedPath interface {
 	fence(key path.Key) <-chan error
 	exposing() bool // its peer may still reach exports
 	forget()        // and nobody asks any more
+	refund()        // nothing of it is left: gives back what was charged for it
 }
 
 func (l *lane) exposing() bool {
@@ -97,26 +99,45 @@ func (l *lane) exposing() bool {
 	return len(l.p.(exposer).Exposed()) > 0
 }
 
+func (l *lane) refund() { l.grant.release() }
+
 func (l *lane) forget() {
 	l.mu.Lock()
 	defer l.unlock()
 	l.p.(exposer).Forget()
 }
 
-// keepExposed remembers a path that was closed although its peer may still reach exports. Its owner calls it. A node that has
-// ended remembers nothing.
+// keepExposed remembers a path that was closed although its peer may still reach exports, until the peer has let go; of any other nothing is left. Its owner calls
+// it. A node that has ended remembers nothing.
 func (n *Node) keepExposed(c closedPath, p path.Path) {
 	x, ok := p.(exposer)
 	if !ok || len(x.Exposed()) == 0 {
+		c.refund()
 		return
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.exposed == nil {
 		x.Forget()
+		c.refund()
 		return
 	}
-	n.exposed[c] = true
+	n.exposed[c] = n.loop.addClosed(x.ExposedFD(), func() { n.lookExposed(c) })
+}
+
+// lookExposed forgets a closed path whose peer has let go.
+func (n *Node) lookExposed(c closedPath) {
+	if c.exposing() {
+		return
+	}
+	n.mu.Lock()
+	tag, kept := n.exposed[c]
+	delete(n.exposed, c)
+	n.mu.Unlock()
+	n.loop.removeClosed(tag)
+	if kept {
+		c.refund()
+	}
 }
 
 // forgetExposed is the end of it: who keeps a closed node does not keep the sockets of paths whose peers hang.
@@ -127,6 +148,7 @@ func (n *Node) forgetExposed() {
 	n.mu.Unlock()
 	for c := range all {
 		c.forget()
+		c.refund()
 	}
 }
 
@@ -141,11 +163,7 @@ func (n *Node) fenceExposed(key path.Key) []<-chan error {
 	var out []<-chan error
 	for _, c := range all {
 		out = append(out, c.fence(key))
-		if !c.exposing() {
-			n.mu.Lock()
-			delete(n.exposed, c)
-			n.mu.Unlock()
-		}
+		n.lookExposed(c)
 	}
 	return out
 }

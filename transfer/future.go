@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -81,7 +82,8 @@ type Transfer struct {
 	missed  bool          // so it was with an earlier one: the rest is staged
 
 	canceled atomic.Bool
-	digest   *digester // nil unless the digests of both sides are to be compared
+	because  atomic.Pointer[error] // why it was canceled
+	digest   *digester             // nil unless the digests of both sides are to be compared
 
 	// Room for the usual case, so that beginning a transfer takes few allocations.
 	oneExport  [1]path.Desc
@@ -141,6 +143,9 @@ func waitFor(ctx context.Context, x interface {
 		return x.Err()
 	default:
 	}
+	if err := invariants.Context(ctx, "transfer: Wait"); err != nil {
+		return err
+	}
 	select {
 	case <-x.Done():
 		return x.Err()
@@ -164,14 +169,18 @@ func (t *Transfer) Progress() float64 {
 }
 
 // Cancel asks the transfer to end early and returns false when it had ended already. Done is closed when no further byte
-// will be written at either end; Err is then path.ErrCanceled, or nil if the last byte was faster. A path on which that cannot be
-// had in ten seconds, and the time for what is in its buffers, has stalled and is closed; other transfers go on by another one.
-func (t *Transfer) Cancel() bool {
+// will be written at either end; Err then wraps path.ErrCanceled and context.Canceled, or is nil if the last byte was faster. A path on
+// which that cannot be had in ten seconds, and the time for what is in its buffers, has stalled and is closed; other transfers go on by
+// another one.
+func (t *Transfer) Cancel() bool { return t.cancel(context.Canceled) }
+
+func (t *Transfer) cancel(because error) bool {
 	select {
 	case <-t.done:
 		return false
 	default:
 	}
+	t.because.CompareAndSwap(nil, &because)
 	if t.canceled.Swap(true) {
 		return true
 	}
@@ -243,7 +252,20 @@ func (t *Transfer) complete(err error) {
 	}
 }
 
+// finish is where every transfer ends, and where its error is made.
 func (t *Transfer) finish(err error) bool {
+	if err != nil {
+		var because error
+		if b := t.because.Load(); b != nil {
+			because = *b
+		}
+		var named [4]path.Key
+		keys := named[:0]
+		for i := range t.exports {
+			keys = append(keys, t.exports[i].Key)
+		}
+		err = t.peer.outcome(err, because, keys...)
+	}
 	t.mu.Lock()
 	if t.finished {
 		t.mu.Unlock()

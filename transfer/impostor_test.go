@@ -1,12 +1,10 @@
 package transfer
 
 import (
-	"crypto/tls"
 	"errors"
 	"testing"
 
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -84,34 +82,5 @@ func TestEndByThief(t *testing.T) {
 	}
 	if _, err := p.List(ctx(t), ""); err != nil {
 		t.Error(err)
-	}
-}
-
-// TestSessionsAreBounded checks that one certificate cannot have sessions without end, and that others come in meanwhile.
-func TestSessionsAreBounded(t *testing.T) {
-	ca := authority(t)
-	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}})
-	var many []*Peer
-	b.mu.Lock()
-	for range maxSessions {
-		p := &Peer{node: b, tls: new(tls.ConnectionState), cert: identity.Peer{Name: "many"}}
-		b.peers[p] = true
-		many = append(many, p)
-	}
-	b.mu.Unlock()
-	dial := func(name string) error {
-		_, err := open(t, Options{Identity: issue(t, ca, name)}).Dial(ctx(t), b.Addrs()[0])
-		return err
-	}
-	if err := dial("many"); !errors.Is(err, control.Busy) {
-		t.Errorf("one more: %v", err)
-	}
-	if err := dial("other"); err != nil {
-		t.Errorf("another one: %v", err)
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, p := range many {
-		delete(b.peers, p)
 	}
 }

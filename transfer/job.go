@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -138,6 +139,9 @@ func (l *Link) Store(ctx context.Context, name string, src mem.Span, o JobOption
 }
 
 func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local mem.Span, o JobOptions) (*Job, error) {
+	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
+		return nil, err
+	}
 	if l.err != nil {
 		return nil, l.err
 	}
@@ -145,8 +149,8 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 	if err := j.check(); err != nil {
 		return nil, fmt.Errorf("transfer: %s %q: %w", j.verb(), name, err)
 	}
-	if err := ctx.Err(); err != nil {
-		return nil, err
+	if ctx.Err() != nil {
+		return nil, canceledBy(endOf(ctx))
 	}
 	j.have.add(0, o.From)
 	j.high = o.From
@@ -171,7 +175,7 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 	l.counts.Jobs++
 	l.wg.Add(1)
 	l.mu.Unlock()
-	stop := context.AfterFunc(ctx, func() { j.cancel(context.Cause(ctx)) })
+	stop := context.AfterFunc(ctx, func() { j.cancel(endOf(ctx)) })
 	go func() {
 		err := j.run()
 		stop()
@@ -274,7 +278,7 @@ func (j *Job) Err() error {
 // Wait waits for the end and returns Err, or ctx's error when that comes first; the job goes on then.
 func (j *Job) Wait(ctx context.Context) error { return waitFor(ctx, j) }
 
-// Cancel asks the job to end and returns false when it had ended already. Err is path.ErrCanceled then, or nil if the last
+// Cancel asks the job to end and returns false when it had ended already. Err wraps path.ErrCanceled then, or is nil if the last
 // byte was faster. What was verified stays verified: Verified says how much a later job may take as its From.
 func (j *Job) Cancel() bool {
 	select {
@@ -282,7 +286,7 @@ func (j *Job) Cancel() bool {
 		return false
 	default:
 	}
-	j.cancel(path.ErrCanceled)
+	j.cancel(canceledBy(context.Canceled))
 	return true
 }
 

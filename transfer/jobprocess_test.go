@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/shm"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Jobs against processes that are killed, stopped and started again for real.
@@ -51,7 +52,7 @@ func runJobChild(role string) error {
 	if err != nil {
 		return err
 	}
-	n, err := Open(ctx, Options{Name: "child", Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func newDistant(t *testing.T, via, name string) *distant {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { x.proxy.Close() })
-	x.n = open(t, Options{Name: "parent", Paths: []path.Driver{d}, HeartbeatEvery: 50 * time.Millisecond, DeadAfter: 250 * time.Millisecond})
+	x.n = open(t, Options{Name: "parent", Paths: []path.Driver{d}, DeadAfter: never})
 	l := link(t, x.n, "tcp://"+x.proxy.Addr(), LinkOptions{Retry: Retry{Max: 50 * time.Millisecond, Attempts: -1}})
 	o := JobOptions{Piece: jobPiece, Window: 3, Restarts: -1}
 	if name == "x" {
@@ -187,10 +188,9 @@ func TestJobsWithFrozenServer(t *testing.T) {
 			t.Run(via+"/"+name, func(t *testing.T) {
 				x := newDistant(t, via, name)
 				lost := x.n.Peers()
-				if err := x.c.Process.Signal(syscall.SIGSTOP); err != nil {
-					t.Fatal(err)
-				}
+				x.c.stop(t)
 				for _, p := range lost {
+					giveUp(p)
 					soon(t, p.Gone(), "the loss of the peer")
 				}
 				x.g.release(x.n)

@@ -24,6 +24,8 @@ type lane struct {
 	tag  uint64 // in the loop
 	caps path.Capabilities
 
+	grant *grant // of what the path takes
+
 	arrivals arrivals
 	cost     costs
 
@@ -92,10 +94,10 @@ type fenceWait struct {
 	done chan error
 }
 
-func newLane(peer *Peer, id uint64, p path.Path) *lane {
+func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	l := &lane{peer: peer, id: id, p: p, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, queue: newQueueOf(), calm: calmed}
+	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, queue: newQueueOf(), calm: calmed}
 	for i := range l.free {
 		l.free[i] = uint32(n - 1 - i)
 	}

@@ -116,9 +116,11 @@ func (p *Peer) deviceExport(k path.Key) (x *Export, done func(), err error) {
 	x = p.node.byKey[k]
 	p.node.mu.Unlock()
 	done, ok := x.use()
-	_, _, err = p.reach().Lookup(k)
+	_, have, err := p.reach().Lookup(k)
 	switch {
 	case err != nil:
+	case have == 0:
+		err = path.ErrRights
 	case !ok:
 		err = path.ErrRevoked
 	case !x.Desc().Device:
@@ -189,9 +191,12 @@ func (p *Peer) answerUnstage(q *control.Unstage) (control.Body, error) {
 
 // answerMove copies between a slot and device memory; it answers when nothing moves any more.
 func (p *Peer) answerMove(store bool, key path.Key, slot uint32, blocks []control.Block) (control.Body, error) {
-	verb, want := "fetch", path.Read
+	verb, want, right := "fetch", path.Read, identity.Read
 	if store {
-		verb, want = "place", path.Write
+		verb, want, right = "place", path.Write, identity.Write
+	}
+	if err := p.may(right); err != nil {
+		return nil, err
 	}
 	s := &p.lending
 	s.mu.Lock()

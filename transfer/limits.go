@@ -84,9 +84,9 @@ func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
 	return l, err
 }
 
-// principal is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
+// limitsKey is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
 // one share its limits, so that more of them do not mean more.
-func (p *Peer) principal() (key, name string) {
+func (p *Peer) limitsKey() (key, name string) {
 	if p.tls != nil {
 		return "certificate " + p.cert.Name, p.cert.Name
 	}
@@ -95,7 +95,7 @@ func (p *Peer) principal() (key, name string) {
 
 // limitsFor finds the limits of a peer that has just connected, or makes them.
 func (n *Node) limitsFor(p *Peer) (*limits, error) {
-	key, name := p.principal()
+	key, name := p.limitsKey()
 	n.mu.Lock()
 	l := n.limitsOf[key]
 	n.mu.Unlock()

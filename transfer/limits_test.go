@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -154,10 +155,21 @@ func TestMemoryIsHeldUntilRelease(t *testing.T) {
 	if _, err := send("b"); !errors.Is(err, sched.ErrMemory) {
 		t.Fatalf("refused with %v", err)
 	}
-	a.Release()
+	again := *a
+	if err := a.Release(); err != nil {
+		t.Error(err)
+	}
 	b, err := send("b")
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, r := range []*Received{a, &again} { // that does not give back what b holds
+		if err := r.Release(); !errors.Is(err, mem.ErrReleased) {
+			t.Errorf("a second release: %v", err)
+		}
+	}
+	if _, err := send("c"); !errors.Is(err, sched.ErrMemory) {
+		t.Errorf("after a second release of another tensor: %v", err)
 	}
 	b.Release()
 	nothingInUse(t, p.a, p.b)

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer/pool"
 )
 
@@ -212,6 +213,9 @@ func (l *Link) Acquire(ctx context.Context) (p *Peer, release func(), err error)
 
 // lease waits for a session, and gives up when so many dials have failed; 0 means never.
 func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error) {
+	if err := invariants.Context(ctx, "transfer.Link"); err != nil {
+		return nil, err
+	}
 	if l.err != nil {
 		return nil, l.err
 	}

@@ -8,6 +8,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -99,7 +100,7 @@ func many(t testing.TB, node *Node, n int) (names []string) {
 func TestListManyPages(t *testing.T) {
 	p := newPair(t, Options{})
 	n, deep := 10_000, 111 // deep: of layers.99, 99n and 99nn
-	if raceEnabled {
+	if testenv.Race {
 		n, deep = 2000, 11
 	}
 	names := many(t, p.b, n)

@@ -12,13 +12,21 @@ import (
 
 // loop is the owner of a node's lanes when nobody else is: one goroutine that sleeps in epoll over the descriptors of all
 // paths and serves those that are ready. After activity it keeps polling for the node's spin time before it sleeps again.
+//
+// While it polls it gives its processor away all the time. After a round that did something it yields to the goroutines of this
+// process: the one whose transfer has just ended runs next, on this thread, without a wake-up by the kernel. After a round in
+// vain it yields to other threads and processes, such as the one at the other end. With nobody else to run both return at once,
+// so the same loop does for two processors and for many (docs/measurements/transfer.md).
 type loop struct {
-	ep   *sys.Epoll
-	wake int // eventfd
-	spin time.Duration
+	ep     *sys.Epoll
+	wake   int // eventfd
+	spin   time.Duration
+	failed func(error) // called once, if the loop ends by itself
 
-	mu     sync.Mutex // guards lanes and kicked
+	mu     sync.Mutex // guards lanes, closed, kicked and err
+	err    error      // why the loop has ended: its descriptors are not used any more, their numbers may be other files'
 	lanes  map[uint64]*lane
+	closed map[uint64]func() // what to call when the descriptor of a closed path is ready; nil: the loop has ended
 	next   uint64
 	kicked []*lane // to be served although their descriptors may be silent
 
@@ -28,7 +36,7 @@ type loop struct {
 
 const wakeTag = 0
 
-func newLoop(spin time.Duration) (*loop, error) {
+func newLoop(spin time.Duration, failed func(error)) (*loop, error) {
 	ep, err := sys.NewEpoll()
 	if err != nil {
 		return nil, err
@@ -43,7 +51,7 @@ func newLoop(spin time.Duration) (*loop, error) {
 		sys.Close(wake)
 		return nil, err
 	}
-	l := &loop{ep: ep, wake: wake, spin: spin, lanes: map[uint64]*lane{}, exited: make(chan struct{})}
+	l := &loop{ep: ep, wake: wake, spin: spin, failed: failed, lanes: map[uint64]*lane{}, closed: map[uint64]func(){}, exited: make(chan struct{})}
 	go l.run()
 	return l, nil
 }
@@ -57,6 +65,9 @@ func (l *loop) add(ln *lane) error {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.err != nil {
+		return l.err
+	}
 	l.next++
 	ln.tag = l.next
 	if err := l.ep.Add(ln.p.FD(), sys.EventIn, ln.tag); err != nil {
@@ -75,20 +86,50 @@ func (l *loop) remove(ln *lane) {
 	l.mu.Unlock()
 }
 
+// addClosed has look called on the loop's goroutine each time that the descriptor of a closed path is readable. It returns a tag for
+// removeClosed. The owner of the path calls it.
+func (l *loop) addClosed(fd int, look func()) (tag uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed == nil {
+		return 0
+	}
+	l.next++
+	if l.ep.Add(fd, sys.EventIn, l.next) != nil {
+		return 0 // the next fence looks
+	}
+	l.closed[l.next] = look
+	return l.next
+}
+
+// removeClosed undoes addClosed. The closed descriptor has left the epoll set by itself.
+func (l *loop) removeClosed(tag uint64) {
+	l.mu.Lock()
+	delete(l.closed, tag)
+	l.mu.Unlock()
+}
+
 // watch turns the readiness of a lane's descriptor on or off. The lane's mutex is held.
 func (l *loop) watch(ln *lane, on bool) {
 	var events uint32
 	if on {
 		events = sys.EventIn
 	}
-	l.ep.Set(ln.p.FD(), events, ln.tag)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err == nil {
+		l.ep.Set(ln.p.FD(), events, ln.tag)
+	}
 }
 
 // kick has the loop serve a lane soon although its descriptor may be silent.
 func (l *loop) kick(ln *lane) {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil {
+		return
+	}
 	l.kicked = append(l.kicked, ln)
-	l.mu.Unlock()
 	sys.Ring(l.wake)
 }
 
@@ -96,33 +137,54 @@ func (l *loop) close() {
 	l.stop.Store(true)
 	sys.Ring(l.wake)
 	<-l.exited
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = nil
+	if l.err == nil {
+		l.err = ErrClosed
+	}
 	l.ep.Close()
 	sys.Close(l.wake)
 }
 
+// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and the node is told.
 func (l *loop) run() {
 	defer close(l.exited)
-	if l.spin > 0 {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
+	if err := l.serve(); err != nil {
+		err = fmt.Errorf("%w: its loop cannot wait for events any more: %w", ErrFailed, err)
+		l.mu.Lock()
+		l.err, l.closed = err, nil
+		l.mu.Unlock()
+		l.failed(err)
 	}
+}
+
+// lookRounds is how many rounds pass between two looks at the kernel, and two turns of other goroutines, while lanes are hot: both
+// are the expensive part of a round.
+const lookRounds = 16
+
+func (l *loop) serve() error {
 	var events [64]sys.EpollEvent
 	hot := map[*lane]bool{} // lanes that had something to do a moment ago
 	var active time.Time    // when a lane last had something to do
 	spinning := false
 	for round := 0; !l.stop.Load(); round++ {
-		// While lanes are hot the kernel is asked only now and then: that is the expensive part of a round.
-		if look := round%16 == 0; look || len(hot) == 0 {
+		look := round%lookRounds == 0
+		if look || len(hot) == 0 {
 			timeout := -1
 			if len(hot) > 0 {
 				timeout = 0
 			}
 			n, err := l.ep.Wait(events[:], timeout)
 			if err != nil {
-				return // the descriptor is gone: the node is closing
+				return err
 			}
-			if l.collect(events[:n], hot) {
+			any, closed := l.collect(events[:n], hot)
+			if any {
 				active = time.Now()
+			}
+			for _, look := range closed {
+				look()
 			}
 			spinning = l.spin > 0 && time.Since(active) < l.spin
 		}
@@ -137,11 +199,21 @@ func (l *loop) run() {
 		if busy && l.spin > 0 {
 			active = time.Now()
 		}
+		if spinning {
+			if busy || look {
+				runtime.Gosched()
+			}
+			if !busy {
+				sys.Yield()
+			}
+		}
 	}
+	return nil
 }
 
-// collect adds the lanes that are ready, or were kicked, to hot and reports whether there were any.
-func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool) {
+// collect adds the lanes that are ready, or were kicked, to hot and reports whether there were any. It returns what is to be called for
+// closed paths.
+func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool, closed []func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, e := range events {
@@ -152,10 +224,13 @@ func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool) {
 		if ln := l.lanes[e.Tag]; ln != nil {
 			hot[ln], any = true, true
 		}
+		if look := l.closed[e.Tag]; look != nil {
+			closed = append(closed, look)
+		}
 	}
 	for _, ln := range l.kicked {
 		hot[ln], any = true, true
 	}
 	l.kicked = l.kicked[:0]
-	return any
+	return any, closed
 }

@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/budget"
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
@@ -20,19 +23,11 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// Errors of this package; match them with errors.Is. Errors of paths and of the peer (control.Error) come through as well.
-var (
-	ErrClosed    = errors.New("transfer: node is closed")
-	ErrPeerLost  = errors.New("transfer: peer is lost")
-	ErrPlaintext = errors.New("no protection beyond this machine")
-	ErrSecurity  = errors.New("below the security floor")
-)
-
 // maxName is the largest length of a name in bytes.
 const maxName = 255
 
-// DefaultSpin is long enough to bridge the gaps of a transfer that is under way: a wake-up costs 5 to 40 us, and with this
-// the demo's puts over TCP went at 7.6 to 8.2 GB/s instead of 5.4 to 6.0 (docs/measurements/transfer.md).
+// DefaultSpin is long enough to bridge the gaps of a transfer that is under way, in which a wake-up costs 5 to 40 us
+// (docs/measurements/transfer.md).
 const DefaultSpin = 100 * time.Microsecond
 
 // Options describe a node. The zero value is a node that only dials.
@@ -42,7 +37,8 @@ type Options struct {
 	Paths  []path.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
-	// DefaultSpin; a negative value sleeps at once. An idle node costs no CPU either way.
+	// DefaultSpin; a negative value sleeps at once. Whoever else can run on the processor goes first meanwhile, so that polling
+	// serves on a machine of two processors as well. An idle node costs no CPU either way.
 	Spin time.Duration
 	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See Node.Receive.
 	Budget uint64
@@ -55,12 +51,18 @@ type Options struct {
 	// Identity proves who this node is and who its peers are. With it every tcp:// connection, in and out, is TLS 1.3 with
 	// certificates on both sides, and what leaves the machine is encrypted. nil: loopback and unix addresses only.
 	Identity *identity.Identity
-	// Policy says what peers may do, by the name in their certificate, "" for peers without one. nil: the rules of the Identity
-	// for peers with a certificate, all rights for those without, which are on this machine (or permitted by Insecure).
+	// Policy says what peers may do, by the name in their certificate. nil: the rules of the Identity.
 	Policy identity.Policy
+	// Anonymous is what peers may do that have no certificate: those of unix sockets, and without an Identity those of loopback addresses and
+	// what Insecure permits. 0: nothing, and to listen where all peers are such is an error.
+	Anonymous identity.Rights
 	// Insecure permits addresses beyond this machine without an Identity. Whoever is on the way can read and change everything.
 	// Each such address is announced in the log.
 	Insecure bool
+	// AllowUID says which users of this machine, beside the one of this process, may be at the other end of a connection that proves no
+	// identity: unix:// addresses, and without an Identity those with a loopback address. It holds for both directions: a node
+	// dials no server of another user. root is such another user.
+	AllowUID path.Users
 	// Security is the least that transfers of this node take; single ones may ask for more (PutOptions.Security). A session
 	// with TLS never takes less than path.SecurityHost.
 	Security   path.Security
@@ -115,6 +117,8 @@ type Node struct {
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty
 	services services
+	budget   *budget.Budget // of the process
+	granted  atomic.Int64   // grants to peers that are not given back
 	limits   *limits
 	limitsOf map[string]*limits // of peers; guarded by mu
 	patience time.Duration      // see cancelPatience
@@ -127,6 +131,7 @@ type Node struct {
 
 	mu         sync.Mutex // guards what follows
 	closed     bool
+	failed     error // wraps ErrFailed: nothing moves any more
 	names      map[string]*Export
 	sorted     nameIndex // of the same exports
 	byKey      map[path.Key]*Export
@@ -135,33 +140,36 @@ type Node struct {
 	links      map[*Link]bool
 	peerCount  uint64 // peers so far
 	strangers  strangers
-	dialed     map[string]party         // who answered at an address
-	lost       map[party][][16]byte     // sessions that were lost: see takeover.go
-	accepting  map[string]path.Listener // by driver
+	dialed     map[string]party     // who answered at an address
+	lost       map[party][][16]byte // sessions that were lost: see takeover.go
+	accepting  map[place]*acceptor
 	queues     map[string]chan *Queue
 	waiting    map[string][]*tensorWaiter // who waits for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
 	offers     map[ID]*incomingTensor
-	withdrawn  map[ID]*Peer        // offers that the peer took back before they were answered
-	exposed    map[closedPath]bool // down, but the peer may still reach exports; nil when the node has ended
-	owned      map[*Queue]bool     // not closed
-	retire     []*Export           // at Close: when the last queue is closed
+	withdrawn  map[ID]*Peer          // offers that the peer took back before they were answered
+	exposed    map[closedPath]uint64 // down, but the peer may still reach exports, with the tag in the loop; nil when the node has ended
+	owned      map[*Queue]bool       // not closed
+	retire     []*Export             // at Close: when the last queue is closed
 }
 
 // Open starts a node and listens on its addresses.
 func Open(ctx context.Context, o Options) (*Node, error) {
+	if err := invariants.Context(ctx, "transfer.Open"); err != nil {
+		return nil, err
+	}
 	if o.Name == "" && o.Identity != nil {
 		o.Name = o.Identity.Name()
 	}
 	if o.Name == "" {
 		o.Name = fmt.Sprintf("%s-%d", shortProgram(), os.Getpid())
 	}
-	if len(o.Name) > maxName {
-		return nil, fmt.Errorf("transfer: node name of %d bytes: expected at most %d", len(o.Name), maxName)
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("transfer: %w", err)
 	}
 	if o.Paths == nil {
 		var err error
-		if o.Paths, err = drivers.New(drivers.Options{Beyond: o.Identity != nil || o.Insecure, Insecure: o.Insecure}); err != nil {
+		if o.Paths, err = drivers.New(drivers.Options{Insecure: o.Insecure}); err != nil {
 			return nil, err
 		}
 	}
@@ -181,18 +189,18 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		o.DeadAfter = 1500 * time.Millisecond
 	}
 	if o.DeadAfter < 2*o.HeartbeatEvery {
-		return nil, fmt.Errorf("transfer: DeadAfter %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
+		return nil, fmt.Errorf("transfer: Options.DeadAfter is %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
 	}
 	here, missing, err := present(o.Paths)
 	if err != nil {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, drivers: here, missing: missing, log: o.Logger, host: hostID(),
+		opts: o, drivers: here, missing: missing, log: o.Logger, host: hostID(), budget: budget.Process(),
 		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
-		accepting: map[string]path.Listener{}, queues: map[string]chan *Queue{},
+		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[ID]*incomingTensor{}, withdrawn: map[ID]*Peer{},
-		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]bool{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
+		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
 		hashing: make(chan struct{}, hashers()), patience: cancelPatience,
 	}
 	if n.log == nil {
@@ -212,11 +220,14 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if err = n.openMemory(); err != nil {
 		return nil, err
 	}
-	if n.loop, err = newLoop(max(o.Spin, 0)); err != nil {
+	if n.loop, err = newLoop(max(o.Spin, 0), n.fail); err != nil {
 		return nil, errors.Join(err, n.closeMemory())
 	}
 	if o.OnEvent != nil {
 		n.callOnEvent(o.OnEvent)
+	}
+	if o.Identity != nil && o.Policy == nil && o.Identity.Rules() == nil && len(o.Listen) > 0 {
+		n.log.Warn("no peer with a certificate has rights on this node: there is no policy file; \"penstock pair allow NAME RIGHTS\" makes one", "node", o.Identity.Name())
 	}
 	for _, s := range o.Listen {
 		if err := n.listen(ctx, s); err != nil {
@@ -225,6 +236,26 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		}
 	}
 	return n, nil
+}
+
+// fail ends every peer, and with it every transfer, because the node cannot move bytes any more. No peer comes after it.
+func (n *Node) fail(err error) {
+	n.mu.Lock()
+	n.failed = err
+	n.mu.Unlock()
+	n.log.Error("node failed", "error", err)
+	n.obs.bus.emit(Event{Kind: EventNodeFailed, Name: n.opts.Name, Reason: err.Error()})
+	for _, p := range n.Peers() {
+		p.fail(err)
+	}
+}
+
+// usable returns why the node takes no more peers, nil if it does. The mutex is held.
+func (n *Node) usable() error {
+	if n.closed {
+		return ErrClosed
+	}
+	return n.failed
 }
 
 // present parts the drivers that this machine can have from those that it lacks something for. Lacking all of them is an error.
@@ -256,8 +287,15 @@ func (n *Node) listen(ctx context.Context, s string) error {
 	if a.expect != "" {
 		return fmt.Errorf("transfer: listen on %s: a name is for dialing; Options.Policy says who may do what", s)
 	}
+	if n.opts.Anonymous == 0 && (a.network == "unix" || n.opts.Identity == nil) {
+		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives these no rights: %w", s, ErrNoRights)
+	}
 	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, a.network, a.addr)
+	network := a.network
+	if ap, err := netip.ParseAddrPort(a.addr); err == nil && ap.Addr().Is4() {
+		network = "tcp4" // else 0.0.0.0 is [::] to package net
+	}
+	l, err := lc.Listen(ctx, network, a.addr)
 	if err != nil {
 		return fmt.Errorf("transfer: listen on %s: %w", s, err)
 	}
@@ -289,9 +327,14 @@ func (n *Node) accept(l net.Listener) {
 				return
 			}
 		}
+		// Here and not in the goroutine, so that they count from when they are accepted, in the order in which they came.
+		p, err := n.arrived(c, control.Acceptor)
+		if err != nil { // closed: so is the listener
+			continue
+		}
 		n.wg.Add(1)
 		go func() {
-			p, err := n.connect(context.Background(), c, control.Acceptor, address{}, nil)
+			p, err := n.connect(context.Background(), p, address{}, nil)
 			n.wg.Done() // OnPeer may call Close
 			if err != nil {
 				n.log.Info("peer refused", "from", c.RemoteAddr(), "error", err)
@@ -320,6 +363,9 @@ func (n *Node) Name() string { return n.opts.Name }
 
 // Dial connects to a node. The peer belongs to this node until either closes it.
 func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
+	if err := invariants.Context(ctx, "transfer.Node.Dial"); err != nil {
+		return nil, err
+	}
 	a, err := parseAddress(addr)
 	if err == nil {
 		err = n.allows(a)
@@ -336,7 +382,10 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	before := n.dialed[addr]
 	n.mu.Unlock()
 	replaces := n.lostWith(before)
-	p, err := n.connect(ctx, c, control.Dialer, a, replaces)
+	p, err := n.arrived(c, control.Dialer)
+	if err == nil {
+		p, err = n.connect(ctx, p, a, replaces)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
 	}
@@ -376,8 +425,10 @@ func (n *Node) Close() error {
 	close(n.closing)
 	n.strangers.cut()
 	var listeners []path.Listener
-	for _, l := range n.accepting {
-		listeners = append(listeners, l)
+	for _, a := range n.accepting {
+		if a.l != nil {
+			listeners = append(listeners, a.l)
+		}
 	}
 	exports := n.byKey
 	n.byKey = map[path.Key]*Export{}
@@ -401,8 +452,26 @@ func (n *Node) Close() error {
 	}
 	n.closeQueues(exports)
 	n.forgetExposed()
+	if invariants.Enabled {
+		n.mu.Lock()
+		queues := len(n.owned) // which their owners close
+		n.mu.Unlock()
+		if g := n.granted.Load(); g > int64(queues) {
+			invariants.Broken("transfer: %d grants of a closed node are not given back, %d queues are open", g, queues)
+		}
+	}
 	n.obs.bus.close()
 	return errors.Join(err, n.closeMemory())
+}
+
+// isClosing reports whether Close was called.
+func (n *Node) isClosing() bool {
+	select {
+	case <-n.closing:
+		return true
+	default:
+		return false
+	}
 }
 
 func (n *Node) nextID() ID { return newID(n.instance, n.numbers.Add(1)) }
@@ -416,20 +485,86 @@ func (n *Node) driver(name string) path.Driver {
 	return nil
 }
 
-// listener opens the accepting side of a driver when a peer first asks for it.
-func (n *Node) listener(d path.Driver) (path.Listener, error) {
+// acceptor is the accepting side of a driver, once done is closed; err is why there is none.
+type acceptor struct {
+	done chan struct{}
+	l    path.Listener
+	err  error
+}
+
+// place is where peers dial paths of a driver: on an address of this host, if the driver has listeners for each.
+type place struct {
+	driver string
+	host   netip.Addr
+}
+
+// The listeners of a node are bounded: a host may answer to more addresses than it has descriptors. Any peer on this machine can come by any
+// address of 127.0.0.0/8, so few of these take the place of others.
+const (
+	maxPlaces   = 64
+	maxLoopback = 4 // of these, in 127.0.0.0/8 beside 127.0.0.1
+)
+
+// chosen reports whether the place is at an address that a peer on this machine chose among 127.0.0.0/8.
+func (at place) chosen() bool {
+	return at.host.Is4() && at.host.IsLoopback() && at.host != netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}
+
+// full reports whether the node listens at as many places as it may. The mutex is held.
+func (n *Node) full(at place) bool {
+	chosen := 0
+	for other := range n.accepting {
+		if other.chosen() {
+			chosen++
+		}
+	}
+	return len(n.accepting) >= maxPlaces || at.chosen() && chosen >= maxLoopback
+}
+
+// listener opens the accepting side of a driver when a peer first asks for it. local is the address at this end of the
+// connection with that peer, which has shown that the peer reaches it. To open devices may take long, so it delays only those that
+// ask for the same place meanwhile. A failure is for them; the next one that asks tries again.
+func (n *Node) listener(d path.Driver, local net.Addr) (path.Listener, error) {
+	at := place{driver: d.Name()}
+	h, each := d.(path.HostListener)
+	if t, ok := local.(*net.TCPAddr); ok && each {
+		at.host = t.AddrPort().Addr().Unmap()
+	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	if n.closed {
+		n.mu.Unlock()
 		return nil, ErrClosed
 	}
-	if l := n.accepting[d.Name()]; l != nil {
-		return l, nil
+	if a := n.accepting[at]; a != nil {
+		n.mu.Unlock()
+		<-a.done
+		return a.l, a.err
 	}
-	l, err := d.Listen()
+	if n.full(at) {
+		n.mu.Unlock()
+		return nil, control.Errorf(control.Busy, "peers came to too many other addresses of this node: dial one of those, or 127.0.0.1")
+	}
+	a := &acceptor{done: make(chan struct{})}
+	n.accepting[at] = a
+	n.mu.Unlock()
+	defer close(a.done)
+	var l path.Listener
+	var err error
+	if each {
+		l, err = h.ListenAt(at.host)
+	} else {
+		l, err = d.Listen()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err == nil && n.closed { // Close has not seen it
+		err = errors.Join(ErrClosed, l.Close())
+	}
 	if err != nil {
+		a.err = err
+		delete(n.accepting, at)
 		return nil, err
 	}
-	n.accepting[d.Name()] = l
+	a.l = l
 	return l, nil
 }

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -29,6 +30,7 @@ type Peer struct {
 	raw        net.Conn
 	tls        *tls.ConnectionState // nil: no TLS
 	cert       identity.Peer        // with TLS
+	user       user                 // without TLS, on this machine
 	rights     identity.Rights      // when the session began; see holds
 	local      bool                 // the other end is on this machine
 	info       control.Identity
@@ -45,21 +47,24 @@ type Peer struct {
 	leased     leased  // slots of the peer
 	refused    atomic.Uint64
 	unwelcome  atomic.Bool // nobody was told of it, nor will be
+	closed     atomic.Bool // by Close
 	writing    sync.Mutex  // held while the connection is written
 	account    account     // what snapshots tell of it
 	limits     *limits     // set before ready is closed
+	grant      *grant      // of the session; set in its handshake
 	streams    streams
 
-	mu      sync.Mutex // guards what follows
-	session *control.Session
-	pending map[uint64]chan *control.Response
-	lanes   map[string]*opening
-	paths   map[uint64]*lane // by path id
-	queues  map[*Queue]bool
-	remotes map[path.Key]path.Desc
-	nextID  uint64
-	coming  map[uint64]bool // paths that the peer was invited to dial, or this side is dialing; false: the peer says that they are down
-	lost    error
+	mu        sync.Mutex // guards what follows
+	session   *control.Session
+	pending   map[uint64]chan *control.Response
+	lanes     map[string]*opening
+	paths     map[uint64]*lane // by path id
+	queues    map[*Queue]bool
+	remotes   map[path.Key]remote
+	revokedTo map[uint32]uint32 // by the index of a key: the last epoch in which the peer revoked an export that this node knew
+	nextID    uint64
+	coming    map[uint64]bool // paths that the peer was invited to dial, or this side is dialing; false: the peer says that they are down
+	lost      error
 }
 
 // opening is a lane that is being set up, is set up, or could not be.
@@ -73,17 +78,13 @@ type opening struct {
 // retryAfter is how long a path that could not be set up is not tried again.
 const retryAfter = time.Second
 
-// connect runs the handshake on a fresh connection.
-func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role, a address, replaces [][16]byte) (*Peer, error) {
-	paths := make([]string, len(n.drivers))
-	for i, d := range n.drivers {
-		paths[i] = d.Name()
-	}
+// arrived takes a fresh connection among those whose handshake is under way; connect is called next.
+func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
 		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
 		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
-		queues: map[*Queue]bool{}, coming: map[uint64]bool{}, remotes: map[path.Key]path.Desc{}, digests: newDigests(),
+		queues: map[*Queue]bool{}, coming: map[uint64]bool{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),
 	}
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails
@@ -92,7 +93,17 @@ func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role, a add
 		c.Close()
 		return nil, err
 	}
+	return p, nil
+}
+
+// connect runs the handshake of a connection.
+func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]byte) (*Peer, error) {
 	defer n.met(p)
+	c, role := p.raw, p.role
+	paths := make([]string, len(n.drivers))
+	for i, d := range n.drivers {
+		paths[i] = d.Name()
+	}
 	err := p.secure(ctx, a)
 	if err != nil {
 		c.Close()
@@ -111,16 +122,23 @@ func (n *Node) connect(ctx context.Context, c net.Conn, role control.Role, a add
 	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
 	n.mu.Lock()
-	if n.closed {
+	if err = n.usable(); err != nil {
 		n.mu.Unlock()
 		c.Close()
-		return nil, ErrClosed
+		return nil, err
 	}
 	n.peers[p] = true
 	n.peerCount++
 	p.number = n.peerCount
 	n.wg.Add(2)
 	n.mu.Unlock()
+	if role == control.Dialer {
+		p.mu.Lock()
+		if p.lost == nil {
+			p.grant = n.own(sessionNeeds)
+		}
+		p.mu.Unlock()
+	}
 	go p.read()
 	go p.write()
 	if err = p.introduction(ctx); err == nil {
@@ -183,7 +201,7 @@ func (p *Peer) String() string {
 // Gone is closed when the peer was closed or lost; Err says why.
 func (p *Peer) Gone() <-chan struct{} { return p.gone }
 
-// Err is nil while the peer is connected. Afterwards it wraps ErrPeerLost and says why.
+// Err is nil while the peer is connected. Afterwards it wraps ErrPeerLost, or ErrClosed after a Close of this side, and says why.
 func (p *Peer) Err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -199,6 +217,7 @@ func (p *Peer) RoundTrip() time.Duration {
 
 // Close says goodbye, ends every transfer with the peer and waits until nothing of it is left.
 func (p *Peer) Close() error {
+	p.closed.Store(true)
 	p.goodbye(control.Shutdown, "closed by the other side")
 	<-p.gone
 	return nil
@@ -297,7 +316,14 @@ func (p *Peer) write() {
 		for _, m := range messages {
 			p.handle(m)
 		}
-		if werr := p.flush(); werr != nil && err == nil {
+		werr := p.flush()
+		if werr != nil && err == nil && !p.wasReady() {
+			// A peer that refuses this one says why and closes: that is still to be read.
+			p.conn.SetReadDeadline(time.Now().Add(p.node.opts.DeadAfter))
+			<-p.ctx.Done()
+			return
+		}
+		if werr != nil && err == nil {
 			p.mu.Lock()
 			err = p.session.Disconnected(werr)
 			p.mu.Unlock()
@@ -313,7 +339,7 @@ func (p *Peer) write() {
 		}
 		if !deadline.IsZero() {
 			wait := time.Until(deadline)
-			if p.tls != nil || p.node.opts.Policy != nil { // somebody may take rights away meanwhile
+			if p.tls != nil { // somebody may take rights away meanwhile
 				wait = min(wait, lookEvery)
 			}
 			timer.Reset(wait)
@@ -355,6 +381,9 @@ func (p *Peer) fail(cause error) {
 		cause = control.Shutdown
 	}
 	err := fmt.Errorf("%w: %s: %w", ErrPeerLost, p, cause)
+	if p.closed.Load() || p.node.isClosing() { // the cause is what this side said to the other
+		err = fmt.Errorf("%w: %s", ErrClosed, p)
+	}
 	p.mu.Lock()
 	if p.lost != nil {
 		p.mu.Unlock()
@@ -394,6 +423,10 @@ func (p *Peer) fail(cause error) {
 	}
 	finish() // nothing of the peer moves on this side any more
 	p.node.peerLost(p, err)
+	p.mu.Lock()
+	g := p.grant
+	p.mu.Unlock()
+	g.release()
 	close(p.gone)
 }
 
@@ -415,6 +448,9 @@ func (n *Node) peerLost(p *Peer, err error) {
 
 // request asks the peer and waits for the answer.
 func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response, error) {
+	if err := invariants.Context(ctx, "transfer.Peer"); err != nil {
+		return nil, err
+	}
 	c := make(chan *control.Response, 1)
 	p.mu.Lock()
 	if p.lost != nil {
@@ -445,7 +481,10 @@ func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response,
 		}
 		return r, nil
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		if lost := p.Err(); lost != nil { // perhaps ctx ends with the peer
+			return nil, lost
+		}
+		return nil, fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, endOf(ctx))
 	}
 }
 
@@ -467,7 +506,7 @@ func (p *Peer) roomFor(q control.Query) error {
 
 // requestError is the error of a request that could not be made, or was answered by one. The mutex is held.
 func (p *Peer) requestError(q control.Query, err error) error {
-	if s := p.session.State(); s == control.Closed || s == control.Failed { // that is why, and the peer is about to be given up
+	if s := p.session.State(); s == control.Closing || s == control.Closed || s == control.Failed { // that is why, and the peer is about to be given up
 		p.mu.Unlock()
 		<-p.ctx.Done()
 		p.mu.Lock()
@@ -510,7 +549,7 @@ func (p *Peer) handle(m control.Message) {
 		}()
 	case *control.KeyRevoked:
 		p.mu.Lock()
-		delete(p.remotes, m.Key)
+		p.forgetRemote(m.Key)
 		p.mu.Unlock()
 		p.node.shares.revoked(p, m.Key)
 	case *control.Complete:

@@ -34,7 +34,7 @@ func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
 	case <-o.done:
 		return o.ln, o.err
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		return nil, endOf(ctx)
 	}
 }
 
@@ -66,36 +66,37 @@ func (p *Peer) openedLane(driver string) (*lane, error) {
 func (p *Peer) open(o *opening, driver string) {
 	var ln *lane
 	start := time.Now()
-	pth, id, err := p.dialPath(p.ctx, driver, QueueOptions{Path: driver})
+	pth, g, id, err := p.dialPath(p.ctx, driver, QueueOptions{Path: driver})
 	if err == nil {
-		ln, err = p.adopt(pth, id)
+		ln, err = p.adopt(pth, g, id)
 	}
 	p.arrived(id)
+	err = p.verdict(p.ctx, err)
 	p.node.obs.setUp(driver, time.Since(start), err)
 	// Under the mutex, so that a lane that went down meanwhile is not kept: forget did not find it here.
 	p.mu.Lock()
-	if err == nil && p.paths[id] != ln {
-		err = fmt.Errorf("%w: as soon as it was set up", path.ErrDown)
+	up := err == nil && p.paths[id] == ln
+	if up {
+		o.ln = ln
+		close(o.done)
 	}
-	if err != nil && p.lost != nil {
-		err = p.lost // that is why
+	p.mu.Unlock()
+	if up {
+		return
 	}
 	if err == nil {
-		o.ln = ln
-	} else {
-		o.err, o.at = fmt.Errorf("set up %s: %w", driver, err), time.Now()
+		err = p.verdict(p.ctx, fmt.Errorf("%w: as soon as it was set up", path.ErrDown))
 	}
+	o.err, o.at = fmt.Errorf("set up %s: %w", driver, err), time.Now()
 	close(o.done)
-	p.mu.Unlock()
-	if err != nil {
-		p.node.log.Warn("path not set up", "peer", p.info.Name, "path", driver, "error", err)
-	}
+	p.node.log.Warn("path not set up", "peer", p.info.Name, "path", driver, "error", err)
 }
 
 // pathConfig is what this side gives to a path with the peer.
 func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 	o := &p.node.opts
-	c := path.Config{Peer: p.number, Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum}
+	c := path.Config{Peer: p.number, Principal: p.principal(), Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum,
+		Users: p.users()}
 	if streams > 0 {
 		c.Streams = streams
 	}
@@ -110,40 +111,52 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 
 // dialPath asks the peer to accept a path and dials it. Unless the id is 0 the path is one of those that are coming until arrived is
 // called: the peer may use it, and say that it is down, before this side has it.
-func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, uint64, error) {
+func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, *grant, uint64, error) {
 	d := p.node.driver(driver)
 	if d == nil {
 		for _, c := range p.node.missing {
 			if c.Path == driver {
-				return nil, 0, c.err
+				return nil, nil, 0, c.err
 			}
 		}
-		return nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
+		return nil, nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
-	r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name})
+	ask := func() (*control.Response, error) {
+		return p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name})
+	}
+	r, err := ask()
+	for errors.Is(err, control.Busy) && cfg.Streams != 1 { // it may have room for fewer
+		cfg.Streams = max(cfg.Streams/2, 1)
+		r, err = ask()
+	}
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, 0, err
 	}
 	offer, err := control.Parse[control.PathOffer](r.Body)
 	if err != nil {
-		return nil, 0, err
+		return nil, nil, 0, err
 	}
 	p.mu.Lock()
 	_, coming := p.coming[offer.PathID]
 	if known := coming || p.paths[offer.PathID] != nil; known || offer.PathID == 0 {
 		p.mu.Unlock()
-		return nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
+		return nil, nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
 	}
 	p.coming[offer.PathID] = true
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	if cfg.Secret, err = p.secret(offer.Offer.Token); err != nil {
-		return nil, offer.PathID, err
+		return nil, nil, offer.PathID, err
 	}
+	g := p.node.own(pathNeeds(d, &cfg))
 	pth, err := d.Dial(ctx, offer.Offer, cfg)
-	return pth, offer.PathID, err
+	if err != nil {
+		g.release()
+		return nil, nil, offer.PathID, err
+	}
+	return pth, g, offer.PathID, nil
 }
 
 // arrived ends what dialPath began: the path is a lane or a queue, or nothing became of it.
@@ -157,8 +170,8 @@ func (p *Peer) arrived(id uint64) {
 }
 
 // adopt makes a lane of a path and gives it to the node's loop.
-func (p *Peer) adopt(pth path.Path, id uint64) (*lane, error) {
-	ln := newLane(p, id, pth)
+func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*lane, error) {
+	ln := newLane(p, id, pth, g)
 	p.mu.Lock()
 	err := p.lost
 	if w := ln.caps.Window; err == nil && w <= fenceRoom {
@@ -251,9 +264,15 @@ func (p *Peer) removeQueue(q *Queue) {
 	p.node.dropQueue(q)
 }
 
-func (p *Peer) remote(k path.Key) (path.Desc, bool) {
+// remote is what this node knows of an export of the peer.
+func (p *Peer) remote(k path.Key) (path.Desc, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	d, ok := p.remotes[k]
-	return d, ok
+	if r, ok := p.remotes[k]; ok {
+		return r.Desc, nil
+	}
+	if p.wasRevoked(k) {
+		return path.Desc{}, fmt.Errorf("the peer has revoked it: %w", path.ErrRevoked)
+	}
+	return path.Desc{}, fmt.Errorf("unknown export, or one that this node has no right to: Lookup, List or Import it first: %w", path.ErrKey)
 }

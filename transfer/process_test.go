@@ -18,8 +18,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"go.uber.org/goleak"
 )
 
@@ -34,10 +36,34 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if raceEnabled { // it is for races, the other runs are for the models
+	if testenv.Race { // it is for races, the other runs are for the models
 		flag.Set("rapid.checks", "25")
 	}
 	goleak.VerifyTestMain(m)
+}
+
+// never is a DeadAfter that nobody reaches, however busy the machine is: a peer is given up by giveUp.
+const never = 10 * time.Minute
+
+// giveUp makes p give its peer up as it does when nothing comes for DeadAfter, without that time passing.
+func giveUp(p *Peer) {
+	p.mu.Lock()
+	for now := time.Now(); p.session.Tick(now) == nil; now = p.session.Deadline() {
+	}
+	p.mu.Unlock()
+	p.wake()
+}
+
+// stop stops the child's threads, and returns when they stand.
+func (c *child) stop(t testing.TB) {
+	t.Helper()
+	if err := c.Process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	var status syscall.WaitStatus
+	if _, err := syscall.Wait4(c.Process.Pid, &status, syscall.WUNTRACED, nil); err != nil || !status.Stopped() {
+		t.Fatalf("the child did not stop: %#x, %v", status, err)
+	}
 }
 
 // childSize is the size of the memory that the child exports as "child", for reading and writing.
@@ -49,27 +75,41 @@ const hostRole = "host "
 // runChild is the other process. It exports memory, prints its address, and obeys its standard input until that ends.
 //
 //	server       waits
+//	verbs        answers every verb: takes queues and tensors, has a service
 //	putter ADDR  dials and puts into the export "parent" for ever
 //	host ROLE    see runInHost
 //	job ROLE     see runJobChild
+//	budget ...   see runBudgetChild
+//	user ROLE    see runUserChild
 func runChild(role string) error {
 	if r, ok := strings.CutPrefix(role, hostRole); ok {
 		return runInHost(r)
 	}
+	if r, ok := strings.CutPrefix(role, budgetRole); ok {
+		return runBudgetChild(r)
+	}
 	if r, ok := strings.CutPrefix(role, jobRole); ok {
 		return runJobChild(r)
+	}
+	if r, ok := strings.CutPrefix(role, userRole); ok {
+		return runUserChild(r)
 	}
 	ctx := context.Background()
 	r, err := mem.Alloc(mem.Options{Name: "child", Size: childSize, Lazy: true})
 	if err != nil {
 		return err
 	}
-	n, err := Open(ctx, Options{Name: "child", Listen: []string{"tcp://127.0.0.1:0"}})
+	n, err := Open(ctx, Options{Anonymous: identity.All, Name: "child", Listen: []string{"tcp://127.0.0.1:0"}, DeadAfter: never})
 	if err != nil {
 		return err
 	}
 	if _, err := n.Export(r.All(), ExportOptions{Name: "child", Rights: path.Read | path.Write}); err != nil {
 		return err
+	}
+	if role == "verbs" {
+		if err := answerVerbs(ctx, n); err != nil {
+			return err
+		}
 	}
 	if err := json.NewEncoder(os.Stdout).Encode(n.Addrs()[0]); err != nil {
 		return err
@@ -154,7 +194,7 @@ func TestKilledReceiver(t *testing.T) {
 		for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 			t.Run(fmt.Sprintf("%s/%v", name, sig), func(t *testing.T) {
 				c := startChild(t, "server")
-				n := open(t, Options{Name: "parent", HeartbeatEvery: 100 * time.Millisecond, DeadAfter: 500 * time.Millisecond})
+				n := open(t, Options{Name: "parent", DeadAfter: never})
 				p, err := n.Dial(ctx(t), c.addr)
 				if err != nil {
 					t.Fatal(err)
@@ -176,6 +216,21 @@ func TestKilledReceiver(t *testing.T) {
 					}
 					return err
 				}
+				if name == "shm" && sig == syscall.SIGSTOP {
+					// Copies into the memory of a stopped peer succeed until the node gives the peer up. They are below the
+					// size from which the peer copies too: a peer that stops inside a chunk of its own keeps that operation.
+					small := func(do func(context.Context, []path.Copy, PutOptions) (*Transfer, error)) {
+						x, err := do(ctx(t), []path.Copy{rem.At(0, mem.Span{Region: src, Len: 1 << 20})}, PutOptions{Paths: []string{name}})
+						wait(t, x, err)
+					}
+					small(p.Put) // the peer has answered, and the path has its memory mapped
+					c.stop(t)
+					for range 3 {
+						small(p.Put)
+						small(p.Get)
+					}
+					c.Process.Signal(syscall.SIGCONT)
+				}
 				for range 8 {
 					if err := begin(); err != nil {
 						t.Fatal(err)
@@ -184,8 +239,12 @@ func TestKilledReceiver(t *testing.T) {
 				for all[0].Progress() == 0 && all[0].Err() == nil {
 					runtime.Gosched()
 				}
-				c.Process.Signal(sig)
-				// One-sided copies into memory that is still there go on succeeding, until the loss is known.
+				if sig == syscall.SIGSTOP {
+					c.stop(t)
+					giveUp(p)
+				} else {
+					c.Process.Signal(sig)
+				}
 				for p.Err() == nil {
 					if begin() != nil || all[len(all)-1].Wait(ctx(t)) != nil {
 						break
@@ -346,7 +405,7 @@ func TestThousandPeers(t *testing.T) {
 	n := open(t, Options{Name: "parent"})
 	const maxKB = 256
 	count := 1000
-	if raceEnabled {
+	if testenv.Race {
 		count = 200
 	}
 	before, beforeChild := memoryKB(t, os.Getpid(), "VmRSS"), memoryKB(t, c.Process.Pid, "VmRSS")
@@ -371,7 +430,7 @@ func TestThousandPeers(t *testing.T) {
 	theirs := (memoryKB(t, c.Process.Pid, "VmRSS") - beforeChild) / count
 	t.Logf("%d KiB per peer here, %d KiB there", mine, theirs)
 	// The race detector multiplies memory, so the bound is for ordinary builds.
-	if !raceEnabled && (mine > maxKB || theirs > maxKB) {
+	if !testenv.Race && (mine > maxKB || theirs > maxKB) {
 		t.Errorf("%d and %d KiB per idle peer: expected at most %d", mine, theirs, maxKB)
 	}
 	c.Process.Kill()
@@ -400,7 +459,11 @@ func TestClosedNodeForgets(t *testing.T) {
 			before := sockets()
 			heard := make(chan Incoming, 1024)
 			peers := make(chan *Peer, 1)
-			n := open(t, Options{Name: "parent", Listen: []string{"tcp://127.0.0.1:0"}, HeartbeatEvery: 50 * time.Millisecond, DeadAfter: 300 * time.Millisecond,
+			dead := never
+			if lost == "closed" {
+				dead = 3 * time.Second // as long as Close waits for an answer
+			}
+			n := open(t, Options{Name: "parent", Listen: []string{"tcp://127.0.0.1:0"}, DeadAfter: dead,
 				OnPeer: func(p *Peer) { peers <- p }, OnTransfer: func(i Incoming) {
 					select {
 					case heard <- i:
@@ -410,10 +473,9 @@ func TestClosedNodeForgets(t *testing.T) {
 			export(t, n, region(t, 64<<20), "parent", path.Write)
 			c := startChild(t, "putter "+n.Addrs()[0]+" shm")
 			<-heard // it has the memory mapped
-			if err := c.Process.Signal(syscall.SIGSTOP); err != nil {
-				t.Fatal(err)
-			}
+			c.stop(t)
 			if p := <-peers; lost != "closed" {
+				giveUp(p)
 				soon(t, p.Gone(), "the loss of the peer")
 			}
 			if err := n.Close(); err != nil {

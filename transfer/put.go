@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -75,7 +76,11 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, fmt.Errorf("transfer: priority %d: expected PriorityNormal, PriorityHigh or PriorityLow", o.Priority)
 	}
-	if err := ctx.Err(); err != nil {
+	err := invariants.Context(ctx, "transfer.Peer")
+	if err == nil && ctx.Err() != nil {
+		err = canceledBy(endOf(ctx))
+	}
+	if err != nil {
 		o.grant.Release()
 		return nil, err
 	}
@@ -124,7 +129,7 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 	}
 	if ctx.Done() != nil {
 		t.mu.Lock()
-		t.stopCtx = context.AfterFunc(ctx, func() { t.Cancel() })
+		t.stopCtx = context.AfterFunc(ctx, func() { t.cancel(endOf(ctx)) })
 		t.mu.Unlock()
 	}
 	if t.stream == 0 || p.streams.enter(t) {
@@ -206,7 +211,7 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 	need := path.Write
 	if kind == path.Get {
 		need = path.Read
-	} else if digest {
+	} else if digest && !t.offered {
 		need |= path.Read
 	}
 	exports := t.oneExport[:0]
@@ -225,9 +230,9 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 			return nil, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
 		}
 		if !known || cur.Key != c.Key {
-			r, ok := p.remote(c.Key)
-			if !ok {
-				return nil, fmt.Errorf("transfer: block %d: unknown export: Lookup, List or Import it first: %w", i, path.ErrKey)
+			r, err := p.remote(c.Key)
+			if err != nil {
+				return nil, fmt.Errorf("transfer: block %d: %w", i, err)
 			}
 			if r.Rights&need != need {
 				return nil, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i, r.Rights, need, path.ErrRights)

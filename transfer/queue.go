@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -20,11 +22,15 @@ type Queue struct {
 	name   string
 	p      path.Path
 	waiter *path.Waiter
+	grant  *grant                // of what the path takes
 	dead   atomic.Pointer[error] // set by the peer when it is lost
 	closed atomic.Bool
-	told   bool        // the path has reported EventDown
-	again  bool        // a fence found the window full
-	user   atomic.Bool // Interrupt was called
+	held   []path.Event  // not reported before the peer's session is known to live or to be lost
+	judged atomic.Bool   // it is
+	told   bool          // the path has reported EventDown
+	again  bool          // a fence found the window full
+	user   atomic.Bool   // Interrupt was called
+	inside atomic.Uint32 // the method that runs now, from 1; only in builds with -tags invariants
 
 	after sync.Mutex // owns the path once closed is set
 
@@ -58,13 +64,14 @@ type QueueOptions struct {
 	NoChecksum bool
 }
 
-func newQueue(peer *Peer, name string, p path.Path, state queueState) (*Queue, error) {
+func newQueue(peer *Peer, name string, p path.Path, g *grant, state queueState) (*Queue, error) {
 	w, err := path.NewWaiter()
 	if err != nil {
 		p.Close()
+		g.release()
 		return nil, err
 	}
-	q := &Queue{peer: peer, name: name, p: p, waiter: w, state: state}
+	q := &Queue{peer: peer, name: name, p: p, grant: g, waiter: w, state: state}
 	peer.addQueue(q)
 	return q, nil
 }
@@ -89,8 +96,13 @@ func (q *Queue) Name() string { return q.name }
 // Path is the path below, for its Capabilities, Stats, Explain, Cost and Borrow. Its owner is the caller of this Queue.
 func (q *Queue) Path() path.Path { return q.p }
 
-// Post hands over operations; see path.Path. Tokens must be below 1<<63.
+// Post hands over operations; see path.Path. Tokens must be below 1<<63. When the path is down the error wraps path.ErrDown; whether the
+// peer is lost is known when Poll reports path.EventDown.
 func (q *Queue) Post(ops []path.Op) (int, error) {
+	if invariants.Enabled {
+		q.own(inPost)
+		defer q.leave()
+	}
 	if q.dead.Load() != nil {
 		return 0, q.lost()
 	}
@@ -108,10 +120,44 @@ func (q *Queue) unreachable(err error) error {
 
 // Poll makes progress and fills events; see path.Path.
 func (q *Queue) Poll(events []path.Event) int {
+	if invariants.Enabled {
+		q.own(inPoll)
+		defer q.leave()
+	}
+	return q.poll(events)
+}
+
+// The methods of a queue's owner, as own knows them.
+const (
+	inPost = iota + 1
+	inPoll
+	inWait
+	inCancel
+)
+
+var ownerMethods = [...]string{inPost: "Post", inPoll: "Poll", inWait: "Wait", inCancel: "Cancel"}
+
+// own panics if another goroutine is inside a method of the owner's; leave follows at the end of this one.
+func (q *Queue) own(method uint32) {
+	if !q.inside.CompareAndSwap(0, method) {
+		invariants.Broken("transfer: queue %q: %s while another goroutine is inside %s: a queue has one owner, one goroutine at a time",
+			q.name, ownerMethods[method], ownerMethods[max(q.inside.Load(), inPost)])
+	}
+}
+
+func (q *Queue) leave() { q.inside.Store(0) }
+
+func (q *Queue) poll(events []path.Event) int {
 	if q.closed.Load() { // others may ask the path whether its peer has let go of memory
 		q.after.Lock()
 		defer q.after.Unlock()
+		if len(q.held) > 0 {
+			return q.release(events)
+		}
 		return q.filter(events, q.p.Poll(events))
+	}
+	if len(q.held) > 0 {
+		return q.release(events)
 	}
 	if q.pending.Load() {
 		q.postFences()
@@ -136,14 +182,18 @@ func (q *Queue) filter(events []path.Event, n int) int {
 			q.fenceDone(e.Token, e.Err)
 			continue
 		}
-		if e.Err != nil && errors.Is(e.Err, path.ErrUnreachable) {
+		switch {
+		case e.Err == nil:
+		case errors.Is(e.Err, path.ErrUnreachable):
 			e.Err = q.unreachable(e.Err)
+		case errors.Is(e.Err, path.ErrDown) && !q.verdict():
+			q.held = slices.Clone(events[i:n]) // the path is not polled meanwhile, so their messages stay
+			return k
+		default:
+			e.Err = q.peer.outcome(e.Err, nil)
 		}
 		if e.Kind == path.EventDown {
 			q.told = true
-			if err := q.dead.Load(); err != nil {
-				e.Err = *err
-			}
 			if !q.closed.Load() {
 				q.p.Close()
 				q.pending.Store(true)
@@ -158,15 +208,56 @@ func (q *Queue) filter(events []path.Event, n int) int {
 	return k
 }
 
+// verdict reports whether it is known that the session is lost or lives on. Otherwise it has the peer asked: when a process dies, the path may
+// go down before the session does.
+func (q *Queue) verdict() bool {
+	if q.closed.Load() || q.dead.Load() != nil || q.judged.Load() {
+		return true
+	}
+	p := q.peer
+	p.mu.Lock()
+	lost := p.lost != nil
+	if !lost {
+		p.node.wg.Add(1)
+	}
+	p.mu.Unlock()
+	if !lost {
+		go func() {
+			defer p.node.wg.Done()
+			p.verdict(p.ctx, path.ErrDown)
+			q.judged.Store(true)
+			q.waiter.Interrupt()
+		}()
+	}
+	return lost
+}
+
+// release reports what was held back.
+func (q *Queue) release(events []path.Event) int {
+	if !q.closed.Load() && q.dead.Load() == nil && !q.judged.Load() {
+		return 0
+	}
+	n := copy(events, q.held)
+	q.held = q.held[n:]
+	return q.filter(events, n)
+}
+
 // Wait polls for up to spin and then sleeps until there are events, ctx ends, or Interrupt is called (0, nil). After
 // path.EventDown it fails with path.ErrDown.
 func (q *Queue) Wait(ctx context.Context, events []path.Event, spin time.Duration) (int, error) {
+	if err := invariants.Context(ctx, "transfer.Queue.Wait"); err != nil {
+		return 0, err
+	}
+	if invariants.Enabled {
+		q.own(inWait)
+		defer q.leave()
+	}
 	for {
 		if q.told || q.closed.Load() {
-			if n := q.Poll(events); n > 0 {
+			if n := q.poll(events); n > 0 {
 				return n, nil
 			}
-			return 0, fmt.Errorf("transfer: queue %q: %w", q.name, path.ErrDown)
+			return 0, fmt.Errorf("transfer: queue %q: %w", q.name, q.peer.outcome(path.ErrDown, nil))
 		}
 		n, err := q.waiter.Wait(ctx, (*queuePath)(q), events, spin)
 		if err != nil || n > 0 {
@@ -181,7 +272,7 @@ func (q *Queue) Wait(ctx context.Context, events []path.Event, spin time.Duratio
 // queuePath is the queue seen as the path that a Waiter drives.
 type queuePath Queue
 
-func (p *queuePath) Poll(events []path.Event) int { return (*Queue)(p).Poll(events) }
+func (p *queuePath) Poll(events []path.Event) int { return (*Queue)(p).poll(events) }
 func (p *queuePath) Arm() bool                    { return p.pending.Load() || p.p.Arm() }
 func (p *queuePath) FD() int                      { return p.p.FD() }
 
@@ -192,7 +283,13 @@ func (q *Queue) Interrupt() {
 }
 
 // Cancel ends an operation early; see path.Path.
-func (q *Queue) Cancel(token uint64) bool { return q.p.Cancel(token) }
+func (q *Queue) Cancel(token uint64) bool {
+	if invariants.Enabled {
+		q.own(inCancel)
+		defer q.leave()
+	}
+	return q.p.Cancel(token)
+}
 
 // Close ends the queue. Poll it afterwards until path.EventDown to see what became of outstanding operations, or forget it.
 func (q *Queue) Close() error {
@@ -233,7 +330,7 @@ func (q *Queue) fail(err error) {
 }
 
 func (q *Queue) lost() error {
-	return fmt.Errorf("transfer: queue %q: %w", q.name, *q.dead.Load())
+	return fmt.Errorf("transfer: queue %q: %w (%w)", q.name, *q.dead.Load(), path.ErrDown)
 }
 
 // fence asks the owner to fence an export; the owner does it at its next Poll or Wait.
@@ -264,6 +361,8 @@ func (q *Queue) exposing() bool {
 	defer q.after.Unlock()
 	return len(q.p.(exposer).Exposed()) > 0
 }
+
+func (q *Queue) refund() { q.grant.release() }
 
 func (q *Queue) forget() {
 	q.after.Lock()

@@ -86,7 +86,7 @@ func Retriable(err error) bool {
 		return false
 	}
 	// These say no, whatever else the error wraps. A lost peer wraps why it was lost.
-	for _, never := range []error{ErrClosed, ErrPlaintext, ErrSecurity, ErrChanged, control.NotPermitted, control.Version, path.ErrRights} {
+	for _, never := range []error{ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled} {
 		if errors.Is(err, never) {
 			return false
 		}
@@ -114,7 +114,7 @@ func Retriable(err error) bool {
 		}
 		return false
 	}
-	for _, never := range []error{path.ErrCanceled, context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable} {
+	for _, never := range []error{context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable} {
 		if errors.Is(err, never) {
 			return false
 		}

@@ -167,7 +167,7 @@ func TestNoSecretsGetOut(t *testing.T) {
 				t.Fatal(err)
 			}
 			s.add("private scalar", der)
-			id, err := identity.New(c, identity.Options{})
+			id, err := identity.New(c, identity.Options{Rules: everyone(t)})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -5,11 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"slices"
+	"strconv"
+	"sync"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -22,21 +24,25 @@ const exporterLabel = "EXPORTER-penstock-path"
 const (
 	// handshakeTimeout bounds the TLS handshake of a connection that came in.
 	handshakeTimeout = 2 * time.Second
-	// maxStrangers is the number of connections whose handshake is under way; the one that has waited longest makes room.
-	maxStrangers = 256
 	// lookEvery is how often it is looked whether a peer's certificate or rights still hold.
 	lookEvery = time.Second
 )
 
 // secure finds out who is at the other end of a fresh connection: by TLS with certificates on both sides when the node has an
-// identity and the connection is TCP, by the kernel's word when it is a unix socket.
+// identity and the connection is TCP, else by the kernel's word.
 func (p *Peer) secure(ctx context.Context, a address) error {
 	id := p.node.opts.Identity
-	if u, ok := p.conn.(*net.UnixConn); ok {
-		return p.sameUser(u)
-	}
-	if id == nil {
-		return nil
+	if _, unix := p.conn.(*net.UnixConn); unix || id == nil {
+		err := p.findUser()
+		switch {
+		case errors.Is(err, path.ErrUser) && p.role == control.Acceptor:
+			p.turnAway(p.conn, "the user of this node lets only its own user in, and those of --allow-uid (Options.AllowUID)")
+		case errors.Is(err, path.ErrDown) && p.role == control.Dialer:
+			if why := p.turnedAway(); why != nil {
+				return why
+			}
+		}
+		return err
 	}
 	var c *tls.Conn
 	if p.role == control.Dialer {
@@ -46,13 +52,12 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
 	defer cancel()
+	defer p.node.lookAtIdentity()
 	if err := c.HandshakeContext(ctx); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) {
 			if plain.Conn != nil && p.role == control.Acceptor { // in the clear, which is what it understands
-				b, _ := control.AppendFrame(nil, &control.Goodbye{Code: control.NotPermitted, Reason: "this node talks TLS only: give yours an identity of its authority (penstock pair)"})
-				plain.Conn.SetWriteDeadline(time.Now().Add(handshakeTimeout))
-				plain.Conn.Write(b)
+				p.turnAway(plain.Conn, "this node talks TLS only: give yours an identity of its authority (penstock pair)")
 			}
 			return fmt.Errorf("the other side does not speak TLS: it needs an identity of the same authority (penstock pair): %w", err)
 		}
@@ -67,24 +72,21 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	return nil
 }
 
-// sameUser refuses a unix socket whose other end belongs to another user: on an abstract socket anybody may connect. Root may
-// connect to everybody, not everybody to root.
-func (p *Peer) sameUser(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var uid int
-	var cerr error
-	if err := raw.Control(func(fd uintptr) { _, uid, cerr = sys.PeerCred(int(fd)) }); err != nil {
-		return err
-	}
-	if cerr != nil {
-		return cerr
-	}
-	own := sys.EffectiveUID()
-	if trusted := uid == own || uid == 0 || own == 0 && p.role == control.Dialer; !trusted && !p.node.opts.Insecure {
-		return fmt.Errorf("the other end of the unix socket belongs to user %d, this process to user %d: %w", uid, own, control.NotPermitted)
+// turnAway says why to a peer that gets no session, in the clear.
+func (p *Peer) turnAway(c net.Conn, reason string) {
+	b, _ := control.AppendFrame(nil, &control.Goodbye{Code: control.NotPermitted, Reason: reason})
+	c.SetWriteDeadline(time.Now().Add(handshakeTimeout))
+	c.Write(b)
+}
+
+// turnedAway is the reason that the other side gave before it closed the connection; nil if it gave none.
+func (p *Peer) turnedAway() error {
+	b := make([]byte, 2*control.MaxText)
+	p.conn.SetReadDeadline(time.Now().Add(handshakeTimeout))
+	n, _ := io.ReadFull(p.conn, b)
+	m, _, _ := control.ParseFrame(b[:n])
+	if g, ok := m.(*control.Goodbye); ok {
+		return &control.Error{Code: g.Code, Text: g.Reason, Remote: true}
 	}
 	return nil
 }
@@ -111,16 +113,28 @@ func (p *Peer) Security() path.Security {
 	return path.SecurityNone
 }
 
-// Rights are what the peer may do on this node, as the policy says now.
+// Rights are what the peer may do on this node, as the policy says now: the one place where rights come from.
 func (p *Peer) Rights() identity.Rights {
 	o := &p.node.opts
 	switch {
+	case p.tls == nil:
+		return o.Anonymous
 	case o.Policy != nil:
 		return o.Policy.Rights(p.cert.Name)
-	case p.tls != nil:
-		return o.Identity.Rights(p.cert.Name)
 	}
-	return identity.All
+	return o.Identity.Rights(p.cert.Name)
+}
+
+// mayEnter refuses a peer that has no rights here and dialed this node. One that this node dialed needs none.
+func (p *Peer) mayEnter() error {
+	if p.rights != 0 {
+		return nil
+	}
+	if p.tls == nil {
+		return control.Errorf(control.NotPermitted, "%s has no rights on the node %q (Options.Anonymous)", p.who(), p.node.opts.Name)
+	}
+	return control.Errorf(control.NotPermitted, "%s has no rights on the node %q; on that node, \"penstock pair allow %s RIGHTS\" gives it some",
+		p.who(), p.node.opts.Identity.Name(), p.cert.Name)
 }
 
 // may refuses what the policy does not permit the peer.
@@ -161,7 +175,7 @@ func pathRights(r identity.Rights) (out path.Rights) {
 // holds says why the session must end, if the policy or the certificates say so now. The rights of open paths cannot change:
 // a peer whose rights did has to dial again.
 func (p *Peer) holds() error {
-	p.node.obs.lookAtIdentity(p.node.opts.Identity)
+	defer p.node.lookAtIdentity() // what is asked below reads files again
 	if p.tls != nil {
 		if p.node.opts.Identity.Denied(p.cert.Name, p.cert.Serial) {
 			return control.Errorf(control.NotPermitted, "%s is denied", p.who())
@@ -174,6 +188,47 @@ func (p *Peer) holds() error {
 		return control.Errorf(control.Shutdown, "the rights of %s changed from %v to %v: dial again", p.who(), p.rights, now)
 	}
 	return nil
+}
+
+// complainEvery is how often it is said again that files of the identity cannot be used.
+const complainEvery = time.Minute
+
+// complaint is what is said again until it is mended.
+type complaint struct {
+	mu   sync.Mutex // guards what follows
+	said string
+	at   time.Time
+}
+
+// due reports whether it is time to say what is wrong; "" is nothing.
+func (c *complaint) due(what string, now time.Time) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if what == "" || what == c.said && now.Sub(c.at) < complainEvery {
+		if what == "" {
+			c.said = ""
+		}
+		return false
+	}
+	c.said, c.at = what, now
+	return true
+}
+
+// lookAtIdentity tells when the identity has other certificates or rules than when it was last looked at, and when changed files cannot be
+// used. It is called at each handshake and each second for each peer: it is they whom it concerns.
+func (n *Node) lookAtIdentity() {
+	id := n.opts.Identity
+	if id == nil {
+		return
+	}
+	o, s := &n.obs, id.Stats()
+	if old := o.loaded.Load(); s.Loaded > old && o.loaded.CompareAndSwap(old, s.Loaded) {
+		o.bus.emit(Event{Kind: EventIdentityReloaded, Name: id.Name()})
+	}
+	if o.broken.due(s.LoadError, time.Now()) {
+		n.log.Error("changed certificates or rules cannot be used", "node", id.Name(), "error", s.LoadError)
+		o.bus.emit(Event{Kind: EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
+	}
 }
 
 // potential is the security that a path of a driver would have.
@@ -211,50 +266,63 @@ func isLocal(a net.Addr) bool {
 
 // meet takes a connection among those whose handshake is under way. It is theirs until met.
 func (n *Node) meet(p *Peer) error {
+	source := ""
+	if p.role == control.Acceptor {
+		source = p.source()
+	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed {
 		return ErrClosed
 	}
 	if p.role == control.Dialer {
-		n.strangers.mine = append(n.strangers.mine, p)
-	} else if old := n.strangers.add(p); old != nil {
+		n.strangers.bounded = append(n.strangers.bounded, p)
+	} else if old, full := n.strangers.pending.Add(source, p); full {
 		old.raw.Close()
 	}
 	return nil
 }
 
+// source is where a connection comes from as far as that is known before its handshake: the user on this machine, or the address.
+func (p *Peer) source() string {
+	if isLocal(p.raw.RemoteAddr()) {
+		if uid, err := userAt(p.raw); err == nil {
+			return "uid:" + strconv.Itoa(uid)
+		}
+	}
+	if a, ok := p.raw.RemoteAddr().(*net.TCPAddr); ok {
+		return path.Source(a.AddrPort().Addr())
+	}
+	return p.principal()
+}
+
+// charged is called when a peer's session has been charged to its principal, whose budget bounds it from then on: it does not make room for
+// others any more, although its handshake is not over.
+func (n *Node) charged(p *Peer) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.strangers.pending.Remove(p) {
+		n.strangers.bounded = append(n.strangers.bounded, p)
+	}
+}
+
 func (n *Node) met(p *Peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.strangers.remove(p)
-}
-
-// strangers are the peers whose handshake is under way, in the order in which they came.
-type strangers struct {
-	list []*Peer // that dialed this node
-	mine []*Peer // that this node dialed
-}
-
-// add returns the stranger that makes room, if one has to.
-func (s *strangers) add(p *Peer) (out *Peer) {
-	if len(s.list) >= maxStrangers {
-		out = s.list[0]
-		s.list = s.list[1:]
+	if !n.strangers.pending.Remove(p) {
+		n.strangers.bounded = slices.DeleteFunc(n.strangers.bounded, func(x *Peer) bool { return x == p })
 	}
-	s.list = append(s.list, p)
-	return out
 }
 
-func (s *strangers) remove(p *Peer) {
-	is := func(x *Peer) bool { return x == p }
-	s.list = slices.DeleteFunc(s.list, is)
-	s.mine = slices.DeleteFunc(s.mine, is)
+// strangers are the peers whose handshake is under way.
+type strangers struct {
+	pending path.Pending[*Peer] // that dialed this node, and are charged to nobody yet
+	bounded []*Peer             // the others
 }
 
 // cut ends all handshakes.
 func (s *strangers) cut() {
-	for _, p := range slices.Concat(s.list, s.mine) {
+	for _, p := range slices.Concat(s.pending.All(), s.bounded) {
 		p.raw.Close()
 	}
 }

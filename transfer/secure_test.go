@@ -5,7 +5,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -29,9 +28,20 @@ func authority(t testing.TB) *identity.Authority {
 	return ca
 }
 
+// everyone are rules that give all rights to each node of the authority.
+func everyone(t testing.TB) *identity.Rules {
+	t.Helper()
+	r, err := identity.NewRules(identity.RuleSet{Default: identity.All})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// issue makes an identity on whose node everyone may do everything.
 func issue(t testing.TB, ca *identity.Authority, name string) *identity.Identity {
 	t.Helper()
-	id, err := ca.Issue(name, identity.IssueOptions{})
+	id, err := ca.Issue(name, identity.IssueOptions{Options: identity.Options{Rules: everyone(t)}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,57 +144,6 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 	if n := len(b.Peers()); n != 0 {
 		t.Errorf("%d peers", n)
-	}
-}
-
-// TestRights checks what each right permits, and that nothing else goes, also for a peer that does not keep to the rules.
-func TestRights(t *testing.T) {
-	ca := authority(t)
-	pol := &policy{by: map[string]identity.Rights{}}
-	r := region(t, 4096)
-	b := open(t, Options{Identity: issue(t, ca, "server"), Listen: []string{loopback}, Policy: pol})
-	export(t, b, r, "x", path.Read|path.Write)
-	desc := func() path.Desc {
-		for _, e := range b.exports.All() {
-			return e.Desc()
-		}
-		panic("no export")
-	}()
-	local := region(t, 4096)
-	for rights := range identity.All + 1 {
-		name := fmt.Sprintf("n%d", rights)
-		pol.set(name, rights)
-		a := open(t, Options{Identity: issue(t, ca, name)})
-		p, err := a.Dial(ctx(t), b.Addrs()[0])
-		if err != nil {
-			t.Fatal(err)
-		}
-		has := func(r identity.Rights) bool { return rights&r != 0 }
-		check := func(what string, err error, allowed bool) {
-			t.Helper()
-			if allowed != (err == nil) {
-				t.Errorf("rights %v: %s: %v", rights, what, err)
-			}
-			if !allowed && err != nil && !errors.Is(err, control.NotPermitted) && !errors.Is(err, path.ErrRights) {
-				t.Errorf("rights %v: %s: %v: expected a refusal for want of rights", rights, what, err)
-			}
-		}
-		_, err = p.Lookup(ctx(t), "x")
-		check("lookup", err, has(identity.Read|identity.Write))
-		_, err = p.List(ctx(t), "")
-		check("list", err, has(identity.List))
-		// As if it had the key from somewhere else.
-		rem := p.Import(desc)
-		for _, via := range paths {
-			for kind, right := range map[path.OpKind]identity.Rights{path.Put: identity.Write, path.Get: identity.Read} {
-				x, err := p.begin(ctx(t), kind, []path.Copy{rem.At(0, local.All())}, PutOptions{Paths: []string{via}})
-				if err == nil {
-					err = x.Wait(ctx(t))
-				}
-				check(fmt.Sprintf("%s over %s", kindName(kind), via), err, has(right))
-			}
-		}
-		p.Close()
 	}
 }
 
@@ -339,7 +298,7 @@ func TestManyStrangers(t *testing.T) {
 		ob.Listen = []string{loopback}
 		b := open(t, ob)
 		var conns []net.Conn
-		for range maxStrangers + 50 {
+		for range path.MaxPending() + 50 {
 			c, err := net.Dial("tcp", strings.TrimPrefix(b.Addrs()[0], "tcp://"))
 			if err != nil {
 				t.Fatal(err)
@@ -362,9 +321,9 @@ func TestManyStrangers(t *testing.T) {
 		}
 		p.Close()
 		b.mu.Lock()
-		n := len(b.strangers.list)
+		n := b.strangers.pending.Len()
 		b.mu.Unlock()
-		if n > maxStrangers {
+		if n > path.MaxPending() {
 			t.Errorf("%d strangers are kept", n)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -59,6 +60,9 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 			return nil, control.Errorf(control.NotFound, "no export %q", q.Name)
 		}
 		e := x.entryFor(p)
+		if e.Desc.Rights == 0 {
+			return nil, control.Errorf(control.NotPermitted, "the export %q permits %v, and %s may %v on this node", q.Name, x.e.Rights(), p.who(), p.rights)
+		}
 		return &e, nil
 	case control.MethodList:
 		q, err := control.Parse[control.List](r.Body)
@@ -144,6 +148,9 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		return &control.Empty{}, nil
 	case control.MethodCall:
 		q, err := control.Parse[control.Call](r.Body)
+		if err == nil {
+			err = p.mayAny(identity.All)
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -189,18 +196,21 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 			return nil, err
 		}
 	}
-	l, err := p.node.listener(d)
+	l, err := p.node.listener(d, p.raw.LocalAddr())
 	if err != nil {
 		return nil, err
 	}
-	addr := l.Addr()
-	if a, ok := d.(path.Advertiser); ok {
-		if addr, err = a.Advertise(addr, p.raw.LocalAddr()); err != nil {
-			return nil, err
-		}
-	}
 	var token path.Token
 	rand.Read(token[:])
+	cfg := p.pathConfig(0, int(q.Window), q.NoChecksum)
+	cfg.Streams = int(q.Streams) // whatever this side would dial with
+	if cfg.Secret, err = p.secret(token); err != nil {
+		return nil, err
+	}
+	g, err := p.charge(pathNeeds(d, &cfg))
+	if err != nil {
+		return nil, err
+	}
 	// Both sides choose ids for what they accept: the dialer of the session odd ones, the other even ones.
 	p.mu.Lock()
 	p.nextID += 2
@@ -214,11 +224,8 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	}
 	p.mu.Unlock()
 	if crowded {
+		g.release()
 		return nil, control.Errorf(control.Busy, "this peer has %d paths, open or invited", maxPaths)
-	}
-	cfg := p.pathConfig(int(q.Streams), int(q.Window), q.NoChecksum)
-	if cfg.Secret, err = p.secret(token); err != nil {
-		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout)
 	p.node.wg.Add(1)
@@ -232,22 +239,24 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		}()
 		pth, err := l.Accept(ctx, token, cfg) // a peer that comes before this is held by the listener
 		if err != nil {
+			g.release()
 			p.node.log.Warn("path not accepted", "peer", p.info.Name, "path", q.Path, "error", err)
 			return
 		}
 		if q.Queue != "" {
 			err := p.settle(ctx)
 			if err == nil {
-				err = p.node.offerQueue(p, q.Queue, pth)
+				err = p.node.offerQueue(p, q.Queue, pth, g)
 			} else {
 				pth.Close()
+				g.release()
 			}
 			if err != nil {
 				p.node.log.Warn("queue not accepted", "peer", p.info.Name, "queue", q.Queue, "error", err)
 			}
 			return
 		}
-		ln, err := p.adopt(pth, id)
+		ln, err := p.adopt(pth, g, id)
 		if err != nil {
 			return
 		}
@@ -260,23 +269,20 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		}
 		p.mu.Unlock()
 	}()
-	return &control.PathOffer{Offer: path.Offer{Addr: addr, Token: token}, PathID: id}, nil
+	return &control.PathOffer{Offer: path.Offer{Addr: l.Addr(), Token: token}, PathID: id}, nil
 }
 
 // visible reports whether a peer may know of the export.
 func (x *Export) visible(p *Peer) bool { return x.only == nil || x.only == p }
 
-// entryFor describes the export with the rights that the peer has of those that it gives.
+// entryFor describes the export with the rights that the peer has of those that it gives. A peer that has none of them gets no key, and no
+// tag, which may be made of the content.
 func (x *Export) entryFor(p *Peer) control.Entry {
-	e := x.entry()
-	if r := e.Desc.Rights & pathRights(p.rights); r != 0 { // a peer that may only list sees what others may
-		e.Desc.Rights = r
+	e := control.Entry{Name: x.name, Desc: x.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
+	if e.Desc.Rights &= pathRights(p.rights); e.Desc.Rights == 0 {
+		e.Desc.Key, e.Tag = path.Key{}, [16]byte{}
 	}
 	return e
-}
-
-func (x *Export) entry() control.Entry {
-	return control.Entry{Name: x.name, Desc: x.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
 }
 
 func (p *Peer) known(e *control.Entry) (*Remote, error) {
@@ -291,16 +297,20 @@ func (p *Peer) known(e *control.Entry) (*Remote, error) {
 		}
 		r.Tensor = &d
 	}
-	p.mu.Lock()
-	p.remotes[e.Desc.Key] = e.Desc
-	p.mu.Unlock()
+	if e.Desc.Rights != 0 {
+		p.mu.Lock()
+		p.remotes[e.Desc.Key] = remote{e.Desc, true}
+		p.mu.Unlock()
+	}
 	return r, nil
 }
 
 // Import makes an export known that was described by other means than Lookup and List.
 func (p *Peer) Import(d path.Desc) *Remote {
 	p.mu.Lock()
-	p.remotes[d.Key] = d
+	if _, ok := p.remotes[d.Key]; !ok && !p.wasRevoked(d.Key) {
+		p.remotes[d.Key] = remote{d, false}
+	}
 	p.mu.Unlock()
 	return &Remote{Peer: p, Desc: d}
 }
@@ -367,8 +377,14 @@ const defaultQueue = "default"
 
 // OpenQueue sets up a path that the caller owns. The peer's side is handed out by Node.AcceptQueue for the same name.
 func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
+	if err := invariants.Context(ctx, "transfer.Peer.OpenQueue"); err != nil {
+		return nil, err
+	}
 	if o.Name == "" {
 		o.Name = defaultQueue
+	}
+	if err := o.check(); err != nil {
+		return nil, fmt.Errorf("transfer: open queue to %s: %w", p, err)
 	}
 	if err := p.settle(ctx); err != nil {
 		return nil, err
@@ -384,19 +400,20 @@ func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
 	}
 	var errs []error
 	for _, name := range names {
-		pth, id, err := p.dialPath(ctx, name, o)
+		pth, g, id, err := p.dialPath(ctx, name, o)
 		p.arrived(id)
 		if err == nil {
 			if err = below(pth.Capabilities().Security, p.floor(o.Security)); err != nil {
 				pth.Close()
+				g.release()
 			}
 		}
 		if err == nil {
-			return newQueue(p, o.Name, pth, queueOwned)
+			return newQueue(p, o.Name, pth, g, queueOwned)
 		}
 		errs = append(errs, fmt.Errorf("%s: %w", name, err))
 	}
-	return nil, fmt.Errorf("transfer: open queue %q to %s: %w", o.Name, p, errors.Join(errs...))
+	return nil, p.verdict(ctx, fmt.Errorf("transfer: open queue %q to %s: %w", o.Name, p, errors.Join(errs...)))
 }
 
 // maxUnaccepted is the number of queues that peers may open under one name before the node accepts them.
@@ -413,15 +430,16 @@ func (n *Node) queueChan(name string) chan *Queue {
 	return c
 }
 
-func (n *Node) offerQueue(p *Peer, name string, pth path.Path) error {
+func (n *Node) offerQueue(p *Peer, name string, pth path.Path, g *grant) error {
 	n.mu.Lock()
 	c := n.queues[name]
 	n.mu.Unlock()
 	if c == nil {
 		pth.Close()
+		g.release()
 		return fmt.Errorf("nobody accepts queues named %q", name)
 	}
-	q, err := newQueue(p, name, pth, queueOffered)
+	q, err := newQueue(p, name, pth, g, queueOffered)
 	if err != nil {
 		return err
 	}
@@ -496,6 +514,9 @@ func (n *Node) AcceptQueues(name string) {
 
 // AcceptQueue waits for a queue of that name ("" for the default queue) that a peer opens.
 func (n *Node) AcceptQueue(ctx context.Context, name string) (*Queue, error) {
+	if err := invariants.Context(ctx, "transfer.Node.AcceptQueue"); err != nil {
+		return nil, err
+	}
 	if name == "" {
 		name = defaultQueue
 	}

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/shm"
@@ -413,9 +413,7 @@ func TestShareKeeps(t *testing.T) {
 
 // Writers of shared bytes are found in builds that check.
 func TestShareFindsWriters(t *testing.T) {
-	if !invariants.Enabled {
-		t.Skip("needs -tags invariants")
-	}
+	testenv.LeaveOut(t, testenv.WithoutInvariants, "needs -tags invariants")
 	p := newPair(t, Options{})
 	export(t, p.b, region(t, 4096), "w", path.Read)
 	s, err := p.ab.Share(ctx(t), "w", ShareOptions{Copy: true})

@@ -53,6 +53,7 @@ type NodeStatus struct {
 	SetupFailures    map[string]uint64 `json:"setup_failures"`    // paths that could not be set up from here, by driver
 	EventsMissed     map[string]uint64 `json:"events_missed"`     // by subscribers that were too slow, by kind of event
 	TransfersRunning int               `json:"transfers_running"` // also those that Transfers omits
+	Failed           string            `json:"failed,omitempty"`  // why the node moves nothing any more; see ErrFailed
 	Insecure         bool              `json:"insecure"`          // Options.Insecure: plaintext beyond this machine is permitted
 	Identity         *IdentityStatus   `json:"identity,omitempty"`
 }
@@ -243,6 +244,11 @@ func (n *Node) Snapshot() Snapshot {
 		}
 	}
 	s.Node.Insecure = n.opts.Insecure
+	n.mu.Lock()
+	if n.failed != nil {
+		s.Node.Failed = n.failed.Error()
+	}
+	n.mu.Unlock()
 	if id := n.opts.Identity; id != nil {
 		st := id.Stats()
 		s.Node.Identity = &IdentityStatus{Name: id.Name(), NotAfter: st.Self.NotAfter, Accepted: st.Accepted, Refused: st.Refused, Loaded: st.Loaded,

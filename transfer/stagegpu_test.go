@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // TestStagedGPU moves bytes between the memories of two devices of the reference runtime, which hides them from the CPU, through two
@@ -65,7 +66,7 @@ func TestStagedGPU(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	server, err := transfer.Open(ctx, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	server, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -106,7 +106,7 @@ func TestStatusOfManyExports(t *testing.T) {
 }
 
 func TestStatusIsRefused(t *testing.T) {
-	p := newPair(t, Options{Policy: identity.Everyone(identity.All &^ identity.Status)})
+	p := newPair(t, Options{Anonymous: identity.All &^ identity.Status})
 	if s, err := p.ab.Status(ctx(t)); !errors.Is(err, control.NotPermitted) || len(s.Peers) > 0 {
 		t.Errorf("%+v, error %v", s, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -85,9 +86,7 @@ func putter(t testing.TB, p *pair, name string, k int) func() {
 }
 
 func TestQueueAllocatesNothing(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	for _, name := range paths {
 		move := mover(t, newPair(t, Options{}), name)
 		move()
@@ -111,7 +110,7 @@ func TestSteadyState(t *testing.T) {
 	count := 100_000
 	if os.Getenv("PENSTOCK_LONG") != "" {
 		count *= 10
-	} else if raceEnabled {
+	} else if testenv.Race {
 		count /= 20
 	}
 	for _, name := range paths {
@@ -171,7 +170,7 @@ func TestConcurrentModel(t *testing.T) {
 	rem := lookup(t, p.ab, "dst")
 	p.ignore(t)
 	rounds := 150
-	if raceEnabled {
+	if testenv.Race {
 		rounds = 50
 	}
 	var wg sync.WaitGroup

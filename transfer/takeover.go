@@ -16,8 +16,6 @@ import (
 const (
 	maxLostNodes = 1024 // nodes whose lost sessions are remembered
 	maxLost      = control.MaxReplaced
-	// maxSessions is how many sessions one certificate's name may have with a node: nobody with one can take all descriptors.
-	maxSessions = 1024
 )
 
 // Instance tells the processes of a node apart: it is another one after the peer's process was started anew.
@@ -42,24 +40,22 @@ func (a party) is(b party) bool {
 }
 
 // admit decides about a peer that dialed. It runs in the peer's handshake, under its mutex; nobody else uses the peer yet.
-func (p *Peer) admit(h *control.Hello) error {
+func (p *Peer) admit(h *control.Hello) (err error) {
+	if p.lost != nil { // what is charged now would not come back
+		return p.lost
+	}
 	if h.Session == ([16]byte{}) {
 		return control.Errorf(control.BadRequest, "a session without a name")
 	}
+	if err := p.mayEnter(); err != nil {
+		return err
+	}
 	p.id = h.Session
 	p.endSessions(party{h.Node, p.cert.Name}, h.Replaces)
-	if p.tls != nil {
-		n := 0
-		for _, other := range p.node.Peers() {
-			if other != p && other.tls != nil && other.cert.Name == p.cert.Name {
-				n++
-			}
-		}
-		if n >= maxSessions {
-			return control.Errorf(control.Busy, "%s has %d sessions with this node already", p.who(), n)
-		}
+	if p.grant, err = p.charge(sessionNeeds); err == nil {
+		p.node.charged(p)
 	}
-	return nil
+	return err
 }
 
 // endSessions ends sessions that a node had with this one before, and waits until nothing of them is left. A session's name is

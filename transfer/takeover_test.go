@@ -2,6 +2,9 @@ package transfer
 
 import (
 	"bytes"
+	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -18,7 +21,7 @@ import (
 // else to the same place. What the first put left in the receiver's sockets must not appear afterwards.
 func TestNoZombieWrites(t *testing.T) {
 	c := startChild(t, "server")
-	n := open(t, Options{HeartbeatEvery: 20 * time.Millisecond, DeadAfter: 60 * time.Millisecond})
+	n := open(t, Options{DeadAfter: never})
 	const size = 4 << 20
 	src, back := region(t, size), region(t, size)
 	only := PutOptions{Paths: []string{"tcp"}}
@@ -38,16 +41,20 @@ func TestNoZombieWrites(t *testing.T) {
 		old, now := byte(2*round+1), byte(2*round+2)
 		x, err := put(p, rem, old) // the path is there afterwards
 		wait(t, x, err)
-		c.Process.Signal(syscall.SIGSTOP)
-		if x, err = put(p, rem, old); err == nil {
-			<-x.Done()
+		c.stop(t)
+		if x, err = put(p, rem, old); err != nil {
+			t.Fatal(err)
 		}
+		for end := ctx(t); c.unread(t) < 64<<10; <-time.After(time.Millisecond) { // of the put; the control connection has less
+			if end.Err() != nil {
+				t.Fatal("the put does not reach the receiver's sockets")
+			}
+		}
+		giveUp(p)
+		soon(t, x.Done(), "the end of a put to a silent peer")
 		soon(t, p.Gone(), "the end of a silent peer")
 		c.Process.Signal(syscall.SIGCONT)
 		q, err := n.Dial(ctx(t), c.addr)
-		for err != nil && ctx(t).Err() == nil { // it is slow to wake up
-			q, err = n.Dial(ctx(t), c.addr)
-		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -63,6 +70,39 @@ func TestNoZombieWrites(t *testing.T) {
 		}
 		q.Close()
 	}
+}
+
+// unread is how many bytes lie in the TCP sockets of the child, which it has not read.
+func (c *child) unread(t *testing.T) (n int) {
+	t.Helper()
+	fds := fmt.Sprintf("/proc/%d/fd/", c.Process.Pid)
+	all, err := os.ReadDir(fds)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := map[string]bool{}
+	for _, d := range all {
+		if to, err := os.Readlink(fds + d.Name()); err == nil {
+			sockets[to] = true
+		}
+	}
+	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/tcp", c.Process.Pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(table)) { // sl local remote state tx_queue:rx_queue tr:when retransmits uid timeout inode
+		f := strings.Fields(line)
+		if len(f) < 10 || !sockets["socket:["+f[9]+"]"] {
+			continue
+		}
+		_, rx, _ := strings.Cut(f[4], ":")
+		k, err := strconv.ParseInt(rx, 16, 64)
+		if err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		n += int(k)
+	}
+	return n
 }
 
 // lostQuietly makes two nodes with a session between them that one side has lost while the other one does not know: its control
@@ -86,8 +126,8 @@ func newLostQuietly(t *testing.T) *lostQuietly {
 		}
 		return p.Poll(events)
 	}
-	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{d}, DeadAfter: time.Hour})
-	s.a = open(t, Options{Paths: []path.Driver{over("tcp")}, HeartbeatEvery: 20 * time.Millisecond, DeadAfter: 200 * time.Millisecond})
+	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{d}, DeadAfter: never})
+	s.a = open(t, Options{Paths: []path.Driver{over("tcp")}, DeadAfter: never})
 	addr := s.b.Addrs()[0]
 	proxy, err := fault.NewProxy("tcp", strings.TrimPrefix(addr, "tcp://"), fault.Plan{})
 	if err != nil {
@@ -117,6 +157,7 @@ func newLostQuietly(t *testing.T) *lostQuietly {
 		t.Fatal(err)
 	}
 	proxy.Stall(fault.Both)
+	giveUp(one)
 	soon(t, one.Gone(), "the end of a silent peer")
 	if err := stuck.Wait(ctx(t)); err == nil {
 		t.Fatal("a put of a lost session succeeded")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
@@ -42,6 +43,9 @@ func (p *Peer) GetTensor(ctx context.Context, name string, dst mem.Span) (tensor
 // the peer prepares memory of its own, and the bytes go straight there. With o.Digest the peer hands the tensor out only if the
 // SHA-256 of what came is that of what was sent; both sides are told otherwise (path.ErrIntegrity).
 func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src mem.Span, o PutOptions) (*Transfer, error) {
+	if err := invariants.Context(ctx, "transfer.Peer.SendTensor"); err != nil {
+		return nil, err
+	}
 	size, err := tensorSize(d)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: send %q: %w", name, err)
@@ -138,10 +142,14 @@ func (r *Received) Tensor() tensor.Tensor {
 	return t
 }
 
-// Release gives the memory back; exactly once.
-func (r *Received) Release() {
-	r.node.pool.Free(r.block)
+// Release gives the memory back. A second Release, of a copy as well, changes nothing and returns an error that wraps mem.ErrReleased.
+func (r *Received) Release() error {
+	err := r.node.pool.Free(r.block)
+	if errors.Is(err, mem.ErrFreed) {
+		return fmt.Errorf("transfer: tensor %q: %w", r.Name, mem.ErrReleased)
+	}
 	r.space.Release()
+	return err
 }
 
 // incomingTensor is a tensor that is being received.
@@ -164,6 +172,9 @@ func (in *incomingTensor) end(err error) {
 // taken from the node's budget when the offer comes; a tensor that does not fit is refused, and the sender told so. If the
 // sender asked for a digest, it was compared, and Received.Digest is set.
 func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
+	if err := invariants.Context(ctx, "transfer.Node.Receive"); err != nil {
+		return nil, err
+	}
 	w := &tensorWaiter{offered: make(chan *incomingTensor, 1)}
 	n.mu.Lock()
 	if n.closed {
@@ -324,12 +335,10 @@ func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTenso
 		return nil, control.Errorf(control.OverBudget, "tensor %q: %v", name, err)
 	}
 	// The whole block is exported where it is a region of its own, so that shared memory can reach it too.
-	rights := path.Write
-	if q.Digest { // the digest is asked for as those of other exports are
-		rights |= path.Read
-		clear(block.Whole().Bytes()) // of what others left there
+	if q.Digest {
+		clear(block.Whole().Bytes()) // of what others left there: the digest is of bytes of this peer alone
 	}
-	x, err := n.Export(block.Whole(), ExportOptions{Rights: rights, Peer: p})
+	x, err := n.Export(block.Whole(), ExportOptions{Rights: path.Write, Peer: p})
 	if err != nil {
 		n.pool.Free(block)
 		grant.Release()

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // pair is two nodes of this process that are connected: a dialed b.
@@ -67,8 +68,12 @@ func (p *pair) ignore(t testing.TB) {
 	}()
 }
 
+// open opens a node; peers without a certificate may do everything there, unless the options say what they may.
 func open(t testing.TB, o Options) *Node {
 	t.Helper()
+	if o.Anonymous == 0 {
+		o.Anonymous = identity.All
+	}
 	n, err := Open(ctx(t), o)
 	if err != nil {
 		t.Fatal(err)

@@ -73,46 +73,45 @@ type table struct {
 var (
 	current     atomic.Pointer[table]
 	calibrating sync.Mutex
+	begun       atomic.Bool // a large copy has begun a calibration
+	measured    = measure   // tests hold it
 )
 
 // Calibrate measures the kernels of this machine and replaces the choice of Copy, and returns that choice. It takes less than
-// 60 ms and 32 MiB of memory, which it gives back. The first large Copy does the same where nobody has called Calibrate; call
-// it at start, or again when the machine was busy the first time. Concurrent copies go on with what was chosen before.
+// 60 ms and 32 MiB of memory, which it gives back. The first large Copy begins the same in the background where nobody has called
+// Calibrate; call it at start, or again when the machine was busy the first time. Concurrent copies go on with what was chosen
+// before.
 func Calibrate() []Choice {
 	calibrating.Lock()
 	defer calibrating.Unlock()
-	t := measure(Kernels(), calibrationTime)
-	current.Store(t)
+	current.Store(measured(Kernels(), calibrationTime))
 	return Choices()
 }
 
-// chosen is the table in force. The first caller measures it; whoever comes meanwhile gets nil and does not wait.
-func chosen() *table {
-	if t := current.Load(); t != nil {
+// chosen is the table in force for a copy of n bytes, nil before there is one. The first large copy begins a calibration in the
+// background; no copy waits for it.
+func chosen(n int) *table {
+	if t := current.Load(); t != nil || n <= LargeCopy || begun.Swap(true) {
 		return t
 	}
-	if !calibrating.TryLock() {
-		return nil
-	}
-	defer calibrating.Unlock()
-	if t := current.Load(); t != nil {
-		return t
-	}
-	t := measure(Kernels(), calibrationTime)
-	current.Store(t)
-	return t
+	go func() {
+		calibrating.Lock()
+		defer calibrating.Unlock()
+		if current.Load() == nil {
+			current.Store(measured(Kernels(), calibrationTime))
+		}
+	}()
+	return nil
 }
 
 // copyLarge copies with the kernel for copies of total bytes, or of the size of this one where that is larger.
 func copyLarge(dst, src []byte, total int) int {
-	t := current.Load()
-	if t == nil && max(total, min(len(dst), len(src))) > LargeCopy {
-		t = chosen()
-	}
+	n := max(total, min(len(dst), len(src)))
+	t := chosen(n)
 	if t == nil {
 		return copy(dst, src)
 	}
-	return t.kernels[classOf(max(total, min(len(dst), len(src))))].Copy(dst, src)
+	return t.kernels[classOf(n)].Copy(dst, src)
 }
 
 func classOf(n int) int {
@@ -156,7 +155,7 @@ func Choices() []Choice {
 func Explain() string {
 	t := current.Load()
 	if t == nil {
-		return fmt.Sprintf("copy: built-in up to %s; larger sizes are measured at the first large copy (kernels: %v)\n", size(ChosenCopy), Kernels())
+		return fmt.Sprintf("copy: built-in up to %s; larger sizes are measured beside the first large copy (kernels: %v)\n", size(ChosenCopy), Kernels())
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "copy: built-in up to %s; above that chosen by a measurement of %s\n", size(ChosenCopy), t.took.Round(time.Millisecond))

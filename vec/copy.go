@@ -4,7 +4,7 @@ package vec
 // been measured. Up to it Copy is the built-in copy.
 const ChosenCopy = 32 << 10
 
-// LargeCopy is the size in bytes above which Copy measures the kernels first where nobody has called Calibrate.
+// LargeCopy is the size in bytes above which Copy has the kernels measured where nobody has called Calibrate.
 const LargeCopy = 256 << 10
 
 // PartAlign is the alignment in bytes, as offsets into the destination, at which a copy that several cores or processes
@@ -14,8 +14,8 @@ const PartAlign = 4096
 // Copy copies min(len(dst), len(src)) bytes from src to dst and returns that number, like the built-in copy.
 //
 // Copies of at most ChosenCopy bytes are the built-in copy. Larger ones use the kernel that was fastest on this machine for
-// their size class: the first copy above LargeCopy in the process measures that (see Calibrate), so call Calibrate beforehand where
-// the first transfer must not pay for it. Overlapping slices are legal and go to the built-in copy at any size.
+// their size class, which is measured in the background from the first copy above LargeCopy in the process on (see Calibrate). Until
+// that is known, copies of all sizes are the built-in copy, and none waits. Overlapping slices are legal and go to the built-in copy at any size.
 //
 // When Copy returns, its stores are ordered before any later store of this goroutine, whichever kernel ran: a flag written
 // afterwards with sync/atomic is seen by another core or process only after the data.

@@ -78,7 +78,7 @@ func foldedCRC32C(crc uint32, p []byte) uint32 {
 func foldedCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	past := false
 	if len(src) > LargeCopy {
-		if t := chosen(); t != nil && t.kernels[classOf(len(src))].NonTemporal() {
+		if t := chosen(len(src)); t != nil && t.kernels[classOf(len(src))].NonTemporal() {
 			h := misalignment(dst, 64)
 			copy(dst[:h], src[:h])
 			crc = update(crc, dst[:h])

@@ -1,8 +1,8 @@
 // Package vec moves and checks bytes at the speed of the machine: copies with kernels chosen by measurement, and CRC-32C.
 //
-// Copy is the built-in copy up to LargeCopy bytes. Above it the first call in the process measures, in less than 60 ms, which
-// of the machine's kernels is fastest for each size class, and keeps the built-in copy wherever nothing is at least 3 % faster.
-// Calibrate measures at a moment of the caller's choice; Explain prints what was measured and chosen:
+// Copy is the built-in copy up to LargeCopy bytes. The first call above it in the process begins a measurement in the background,
+// of less than 60 ms, of which of the machine's kernels is fastest for each size class. Copy keeps the built-in copy until then,
+// and wherever nothing is at least 3 % faster. Calibrate measures at a moment of the caller's choice; Explain prints what was measured and chosen:
 //
 //	vec.Calibrate()
 //	vec.Copy(dst, src)

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine/drivers"
 )
 
 // Change is something that a file asks for and this machine has not, and what stands in for it.
@@ -81,13 +82,25 @@ func (f *fitter) gpu(path string, on *bool) {
 
 // card opens a card that the file names by its PCI address, for an engine that is not built, through its network interface.
 func (f *fitter) card(h *config.Host, p *config.Interface, path string) {
-	if p.Engine != config.Verbs && p.Engine != config.DPDK || h == nil || p.Address == "" {
+	s := p.Engine.Spec()
+	if s == nil || !s.Needs.VFIO && !s.Bus || h == nil || p.Address == "" {
 		return
 	}
 	if x := h.Interface(p.Address); x != nil {
-		f.note(path+".address", "interface %s: %s over the engine %s, in place of the card %s over %s, which is not built", p.Name, x.Name, config.AFXDP, p.Address, p.Engine)
-		p.Address, p.Engine = x.Name, config.AFXDP
+		stand := byName()
+		f.note(path+".address", "interface %s: %s over the engine %s, in place of the card %s over %s, which is not built", p.Name, x.Name, stand, p.Address, p.Engine)
+		p.Address, p.Engine = x.Name, stand
 	}
+}
+
+// byName is the engine that opens network interfaces if none is named.
+func byName() config.Engine {
+	for _, s := range drivers.Table() {
+		if s.Needs.Interface {
+			return config.Engine(s.Name)
+		}
+	}
+	return config.Auto
 }
 
 // cores unpins what is on cores that are not there.

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/penstock-io/penstock/burst"
@@ -32,7 +31,7 @@ type LatencyResult struct {
 // way is one direction of bench_latency.
 type way struct {
 	tx  engine.TxQueue
-	rx  penstock.Receiver
+	rx  *engine.Rx
 	t   *template
 	b   *burst.Burst // to send
 	got *burst.Burst
@@ -67,11 +66,15 @@ func (x *runner) latency(ctx context.Context) error {
 
 // way opens one direction: back has the addresses the other way round.
 func (x *runner) way(l *Latency, payload int, from, to Place, back bool) (*way, error) {
-	w := &way{tx: x.sys.Tx(from.Interface, from.Queue), rx: x.sys.Rx(to.Interface, to.Queue), at: l.At}
-	out, in := x.sys.Port(from.Interface), x.sys.Port(to.Interface)
-	if w.tx == nil || w.rx == nil || out == nil || in == nil {
-		return nil, fmt.Errorf("sections: %s: %s or %s was not opened", l.At, from.name(), to.name())
+	w := &way{at: l.At}
+	var err error
+	if w.tx, err = x.sys.Tx(from.Interface, from.Queue); err != nil {
+		return nil, fmt.Errorf("sections: %s: %w", l.At, err)
 	}
+	if w.rx, err = x.sys.Rx(to.Interface, to.Queue); err != nil {
+		return nil, fmt.Errorf("sections: %s: %w", l.At, err)
+	}
+	out, in := x.sys.Port(from.Interface), x.sys.Port(to.Interface)
 	s := Sender{Place: from, Batch: 1, Header: l.Header, Payload: payload, EthDst: l.EthDst, Src: l.Src, Dst: l.Dst, SrcPorts: flow.One(l.SrcPort), DstPorts: flow.One(l.DstPort), Sequence: -1}
 	if back || s.EthDst == (packet.MAC{}) {
 		s.EthDst = in.Info().MAC
@@ -80,7 +83,6 @@ func (x *runner) way(l *Latency, payload int, from, to Place, back bool) (*way, 
 		s.Src, s.Dst, s.SrcPorts, s.DstPorts = l.Dst, l.Src, s.DstPorts, s.SrcPorts
 	}
 	s.Number = room(payload, -1)
-	var err error
 	if w.t, err = newTemplate(&s, out.Info().MAC); err != nil {
 		return nil, fmt.Errorf("sections: %s: %w", l.At, err)
 	}

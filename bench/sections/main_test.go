@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/bench/sections"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/verbs"
+	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"go.uber.org/goleak"
 )
@@ -100,7 +100,7 @@ func work(text string) error {
 		}()
 	}
 	if j.Verbs != "" {
-		if o.Engines, err = engine.NewTable(verbs.New(j.Verbs)); err != nil {
+		if o.Engines, err = engine.NewTable(rdma.New(j.Verbs)); err != nil {
 			return err
 		}
 	}

@@ -280,7 +280,7 @@ func (x *planner) needs() {
 		if d.Code != config.CodePlaceholder && x.foreign(d.Path) {
 			continue
 		}
-		m := Missing{Path: d.Path, At: fmt.Sprintf("%s:%d:%d", d.File, d.At.Line, d.At.Column), Text: d.Message, Hint: d.Hint}
+		m := Missing{Path: d.Path, At: fmt.Sprintf("%s:%d:%d", d.File, d.At.Line, d.At.Column), Text: textOf(&d), Hint: d.Hint}
 		if d.At.IsZero() {
 			m.At = place(x.c, d.Path)
 		}
@@ -301,7 +301,8 @@ func (x *planner) needs() {
 func (x *planner) device(path string) bool {
 	for i := range x.c.Interfaces {
 		if e := x.c.Interfaces[i].Engine; path == item("interfaces", i)+".engine" {
-			return e == config.Verbs || e == config.DPDK || e == config.GPUNetIO
+			s := e.Spec()
+			return s != nil && s.Needs.Interface && !s.Needs.Frames
 		}
 	}
 	return false

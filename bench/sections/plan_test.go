@@ -19,9 +19,9 @@ func TestPlans(t *testing.T) {
 	if err != nil || len(ours) == 0 {
 		t.Fatal(ours, err)
 	}
-	theirs, err := filepath.Glob("../../../shared/data/daqiri-examples/*.yaml")
-	if err != nil {
-		t.Fatal(err)
+	theirs, err := filepath.Glob("../../config/testdata/daqiri/*.yaml")
+	if err != nil || len(theirs) == 0 {
+		t.Fatal(theirs, err)
 	}
 	for _, name := range append(ours, theirs...) {
 		base := strings.TrimSuffix(filepath.Base(name), ".yaml")
@@ -131,7 +131,7 @@ func TestFitCard(t *testing.T) {
 		t.Errorf("without Fit: %v", p.Missing)
 	}
 	changes := sections.Fit(c, h)
-	if len(changes) != 2 || c.Interfaces[0].Address != "eth8" || c.Interfaces[1].Address != "eth7" || c.Interfaces[1].Engine != config.AFXDP {
+	if len(changes) != 2 || c.Interfaces[0].Address != "eth8" || c.Interfaces[1].Address != "eth7" || c.Interfaces[1].Engine != "xdp" {
 		t.Fatalf("%v, %+v", changes, c.Interfaces)
 	}
 	p := sections.MakePlan(c, sections.Options{Host: h})

@@ -18,7 +18,8 @@ const (
 
 // frames reports whether an engine carries whole Ethernet frames.
 func frames(e config.Engine) bool {
-	return !slices.Contains([]config.Engine{config.Sockets, config.RDMA, config.EFAFabric, config.PCIe}, e)
+	s := e.Spec()
+	return s == nil || s.Capabilities.Frames
 }
 
 // raw plans bench_tx and bench_rx.

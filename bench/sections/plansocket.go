@@ -53,7 +53,7 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 			break
 		}
 		q := &x.c.Interfaces[i]
-		if q.Engine == config.Sockets && q.Socket != nil && q.Socket.Mode == role {
+		if buffered(q.Engine) && q.Socket != nil && q.Socket.Mode == role {
 			e := q.Socket.Remote
 			if role == "server" {
 				e = q.Socket.Local
@@ -96,7 +96,8 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 	if !s.Send && !s.Receive {
 		x.miss(path, path+" neither sends nor receives", "send: true or receive: true")
 	}
-	if most := p.Socket.MaxPayload; s.Protocol == "udp" && (s.Size > maxDatagram || most > 0 && s.Size > most) {
+	most := maxPayload(p)
+	if s.Protocol == "udp" && (s.Size > maxDatagram || most > 0 && s.Size > most) {
 		if most == 0 || most > maxDatagram {
 			most = maxDatagram
 		}
@@ -112,6 +113,22 @@ func (x *planner) socket(path, role string, b *config.BenchSocket) {
 		}
 	}
 	x.p.Sockets = append(x.p.Sockets, s)
+}
+
+// buffered reports whether ports of an engine are sockets of the kernel.
+func buffered(e config.Engine) bool {
+	s := e.Spec()
+	return s != nil && s.Needs.Buffers
+}
+
+// maxPayload is the longest payload that the file gives an interface, 0 without a limit.
+func maxPayload(p *config.Interface) int {
+	for _, q := range p.Asked() {
+		if n, ok := q.Value.(int64); ok && q.What == "packet_bytes" {
+			return int(n)
+		}
+	}
+	return 0
 }
 
 // slot compares messages with the memory of a queue, and returns the bytes of a slot.

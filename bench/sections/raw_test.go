@@ -96,21 +96,13 @@ func check(t *testing.T, r *sections.Result) {
 	}
 }
 
-// examples is where DAQIRI's own files are, if they are here.
-func example(name string) (string, bool) {
-	p := filepath.Join("../../../shared/data/daqiri-examples", name)
-	_, err := os.Stat(p)
-	return p, err == nil
-}
+// example is one of DAQIRI's own files.
+func example(name string) string { return filepath.Join("../../config/testdata/daqiri", name) }
 
 // The loopback file runs as it is, and every packet that was sent came or was dropped for a reason that is known. What the machine does
 // not have is replaced, and each of that is said.
 func TestLoopback(t *testing.T) {
-	files := []string{"testdata/loopback.yaml"}
-	if p, ok := example("daqiri_bench_raw_sw_loopback.yaml"); ok {
-		files = append(files, p)
-	}
-	for _, name := range files {
+	for _, name := range []string{"testdata/loopback.yaml", example("daqiri_bench_raw_sw_loopback.yaml")} {
 		t.Run(filepath.Base(name), func(t *testing.T) {
 			const packets = 50_000
 			r := run(t, name, sections.Options{Packets: packets})

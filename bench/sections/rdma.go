@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/verbs"
+	"github.com/penstock-io/penstock/engine/rdma"
 )
 
 // overRDMA is the protocol of rdma_bench_*: each message is one of an RDMA connection.
@@ -20,7 +20,7 @@ const overRDMA = "rdma"
 func (x *planner) rdmaInterface(role string, b *config.BenchSocket, want netip.AddrPort) *config.Interface {
 	for i := range x.c.Interfaces {
 		p := &x.c.Interfaces[i]
-		if p.Engine != config.RDMA || p.Socket == nil || p.Socket.Mode != role {
+		if e := p.Engine.Spec(); e != &rdma.Spec || p.Socket == nil || p.Socket.Mode != role {
 			continue
 		}
 		local, remote := p.Socket.Local, p.Socket.Remote
@@ -44,7 +44,7 @@ func (x *planner) rdma(path string, s *Socket, p *config.Interface, b *config.Be
 	if s.Role == "client" && p.Socket.Remote.IsZero() {
 		s.Peer = server
 	}
-	if r := p.RoCE; r != nil && r.Transport == "UD" {
+	if o, ok := p.PortSpec().Options.(rdma.Options); ok && o.Transport == rdma.UD {
 		x.miss(path, fmt.Sprintf("%s: datagrams (transport UD) carry no more than the MTU of a device that nobody knows yet", path), "transport: RC")
 	}
 }
@@ -79,7 +79,7 @@ const meetFor = 10 * time.Second
 
 // meet connects a client whose interface does not say to whom. The server may begin later.
 func (e *end) meet(ctx context.Context) error {
-	p, ok := e.port.(*verbs.Port)
+	p, ok := e.port.(*rdma.Port)
 	if !ok || !e.s.Peer.IsValid() {
 		return nil
 	}
@@ -108,7 +108,7 @@ func (e *end) meet(ctx context.Context) error {
 }
 
 // rdmaPartner is the connection that this end sends to.
-func (e *end) rdmaPartner(ctx context.Context, p *verbs.Port) (uint32, error) {
+func (e *end) rdmaPartner(ctx context.Context, p *rdma.Port) (uint32, error) {
 	if e.conn != 0 {
 		return e.conn, nil
 	}

@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -164,7 +163,7 @@ func (o *office) stranger(h *stream.Header) *ledger {
 // receiver receives on one queue.
 type receiver struct {
 	r       *Receiver
-	in      penstock.Receiver
+	in      *engine.Rx
 	o       *office
 	b       *burst.Burst
 	out     Received
@@ -178,7 +177,7 @@ type receiver struct {
 	found int           // where our header was in the last packet of another process; 0: nowhere yet
 }
 
-func newReceiver(r *Receiver, in penstock.Receiver, o *office) *receiver {
+func newReceiver(r *Receiver, in *engine.Rx, o *office) *receiver {
 	return &receiver{r: r, in: in, o: o, b: burst.NewSegmented(r.Batch, 4*r.Batch+burst.MaxSegments), out: Received{Receiver: r.Path, Name: r.name()},
 		highs: map[*ledger]uint32{}}
 }

@@ -154,19 +154,19 @@ func (x *runner) raw(ctx context.Context) error {
 	var senders []*sender
 	for i := range x.p.Receivers {
 		r := &x.p.Receivers[i]
-		in := x.sys.Rx(r.Interface, r.Queue)
-		if in == nil {
-			return fmt.Errorf("sections: %s: %s was not opened", r.At, r.name())
+		in, err := x.sys.Rx(r.Interface, r.Queue)
+		if err != nil {
+			return fmt.Errorf("sections: %s: %w", r.At, err)
 		}
 		receivers = append(receivers, newReceiver(r, in, o))
 	}
 	for i := range x.p.Senders {
 		s := &x.p.Senders[i]
-		tx, port := x.sys.Tx(s.Interface, s.Queue), x.sys.Port(s.Interface)
-		if tx == nil || port == nil {
-			return fmt.Errorf("sections: %s: %s was not opened", s.At, s.name())
+		tx, err := x.sys.Tx(s.Interface, s.Queue)
+		if err != nil {
+			return fmt.Errorf("sections: %s: %w", s.At, err)
 		}
-		t, err := newTemplate(s, port.Info().MAC)
+		t, err := newTemplate(s, x.sys.Port(s.Interface).Info().MAC)
 		if err != nil {
 			return fmt.Errorf("sections: %s: %w", s.At, err)
 		}

@@ -8,13 +8,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/engine/socket"
-	"github.com/penstock-io/penstock/engine/verbs"
 	"github.com/penstock-io/penstock/metrics"
 )
 
@@ -72,7 +71,7 @@ type end struct {
 // inlet is what comes in on one queue of an end.
 type inlet struct {
 	e       *end
-	in      penstock.Receiver
+	in      *engine.Rx
 	b       *burst.Burst
 	wanted  []byte             // behind our header
 	pieces  map[uint32][]byte  // of messages over TCP, by connection
@@ -91,13 +90,18 @@ func (x *runner) sockets(ctx context.Context) error {
 			return fmt.Errorf("sections: %s: the interface %s was not opened", s.At, s.Interface)
 		}
 		if s.Send {
-			if e.tx = x.sys.Tx(s.Interface, s.Queue); e.tx == nil {
-				return fmt.Errorf("sections: %s: %s was not opened", s.At, s.name())
+			var err error
+			if e.tx, err = x.sys.Tx(s.Interface, s.Queue); err != nil {
+				return fmt.Errorf("sections: %s: %w", s.At, err)
 			}
 			e.sending.Store(true)
 		}
 		for _, id := range s.Queues {
-			e.lanes = append(e.lanes, newInlet(e, x.sys.Rx(s.Interface, id)))
+			in, err := x.sys.Rx(s.Interface, id)
+			if err != nil {
+				return fmt.Errorf("sections: %s: %w", s.At, err)
+			}
+			e.lanes = append(e.lanes, newInlet(e, in))
 		}
 		e.port.Stats(&e.before)
 		ends[i] = e
@@ -239,7 +243,7 @@ func (e *end) connections() int {
 	switch p := e.port.(type) {
 	case *socket.TCPPort:
 		return len(p.Conns())
-	case *verbs.Port:
+	case *rdma.Port:
 		return len(p.Conns())
 	}
 	return 0
@@ -248,7 +252,7 @@ func (e *end) connections() int {
 // partner is whom this end sends to: the id of a connection or of a peer, 0 where the port has only one.
 func (e *end) partner(ctx context.Context) (uint32, error) {
 	switch p := e.port.(type) {
-	case *verbs.Port:
+	case *rdma.Port:
 		return e.rdmaPartner(ctx, p)
 	case *socket.TCPPort:
 		if e.s.Role == "client" && e.o.Duration > 0 {
@@ -405,7 +409,7 @@ func put(b *burst.Burst, i int, p []byte) {
 	}
 }
 
-func newInlet(e *end, in penstock.Receiver) *inlet {
+func newInlet(e *end, in *engine.Rx) *inlet {
 	l := &inlet{e: e, in: in, b: burst.NewSegmented(64, 128), pieces: map[uint32][]byte{}, ledgers: map[uint16]*ledger{}}
 	l.wanted = message(e.s.Size)
 	if len(l.wanted) >= stream.HeaderLen {

@@ -8,13 +8,11 @@ import (
 	"github.com/penstock-io/penstock/bench/sections"
 )
 
-// files are ours, and DAQIRI's where they are.
+// files are ours, and DAQIRI's.
 func files(own string, theirs ...string) []string {
 	out := []string{own}
 	for _, name := range theirs {
-		if p, ok := example(name); ok {
-			out = append(out, p)
-		}
+		out = append(out, example(name))
 	}
 	return out
 }

@@ -38,9 +38,9 @@ func slots(t *testing.T, roles []burst.Role, pools ...*mem.Pool) *burst.Burst {
 		h := slot.Handle()
 		g := burst.Segment{Handle: h, Off: p.Offset(h), Len: uint32(p.SlotSize()), Cap: uint32(p.SlotSize()), Role: roles[i]}
 		if i == 0 {
-			b.Add(burst.PoolSource(p), g)
+			b.Builder().Add(burst.PoolSource(p), g)
 		} else {
-			b.AddSegment(burst.PoolSource(p), g)
+			b.Builder().AddSegment(burst.PoolSource(p), g)
 		}
 	}
 	return b

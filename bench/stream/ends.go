@@ -11,10 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/afpacket"
-	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/engine/socket"
-	"github.com/penstock-io/penstock/engine/xdp"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -22,7 +19,7 @@ import (
 
 // cell is one place of the grid: what both ends are opened for.
 type cell struct {
-	Engine   string        `json:"engine"` // sim, socket, afpacket, xdp
+	Engine   string        `json:"engine"` // one of Engines()
 	Protocol string        `json:"protocol"`
 	Size     int           `json:"size"`
 	Burst    int           `json:"burst"`
@@ -35,8 +32,11 @@ type cell struct {
 }
 
 func (c *cell) streams() int { return c.Queues * c.Flows }
-func (c *cell) frames() bool { return c.Engine != "socket" }
-func (c *cell) bytes() bool  { return c.Protocol == "tcp" }
+func (c *cell) frames() bool {
+	s := drivers.Get(c.Engine)
+	return s == nil || s.Capabilities.Frames
+}
+func (c *cell) bytes() bool { return c.Protocol == "tcp" }
 
 // inMemory is the number of bytes of a packet as the engine sees it, and where in it the Header is.
 func (c *cell) inMemory() (size, at int) {
@@ -105,14 +105,22 @@ var (
 	farIP  = netip.MustParseAddr("198.18.0.2")
 )
 
-// Engines are the words that Options.Engines takes.
-func Engines() []string { return []string{"sim", "socket", "afpacket", "xdp"} }
+// Engines are the words that Options.Engines takes: engines with frames on network interfaces, with UDP, and those that make a pair of ports by
+// themselves.
+func Engines() (out []string) {
+	for _, s := range drivers.Table() {
+		if s.Built() && (s.Pair != nil || s.Capabilities.Frames && s.Needs.Interface || slices.Contains(s.Schemes, "udp")) {
+			out = append(out, s.Name)
+		}
+	}
+	return out
+}
 
 // place is where an end is opened: an address, and who opens it.
 type place struct {
 	address string
 	do      func(func() error) error // in another network namespace; nil: here
-	network *sim.Network             // of the simulator
+	engine  engine.Engine            // nil: one of the cell's
 }
 
 func (p *place) in(f func() error) error {
@@ -165,7 +173,11 @@ func (e *parts) drops() (in, out engine.Drops) {
 	return in, out
 }
 
-func (e *parts) open(ctx context.Context, at *place, eng engine.Engine, spec engine.PortSpec) (engine.Port, error) {
+func (e *parts) open(ctx context.Context, at *place, c *cell, spec engine.PortSpec) (engine.Port, error) {
+	eng := at.engine
+	if eng == nil {
+		eng = drivers.Get(c.Engine).New()
+	}
 	if err := eng.Available(); err != nil {
 		return nil, err
 	}
@@ -190,56 +202,52 @@ func (e *parts) pool(o mem.PoolOptions) (*mem.Pool, error) {
 }
 
 // frameMemory is the pools of an end of frames: to receive into, and to send from.
-func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, memory *xdp.Memory, err error) {
+func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err error) {
 	size, _ := c.inMemory()
 	send := max(1024, 2*c.Burst) * c.Queues
-	if c.Engine != "xdp" {
+	if drivers.Get(c.Engine).Slots == nil {
 		slots := send
 		if receives {
 			slots += (depth + 2*MaxBurst) * c.Queues
 		}
 		in, err = e.pool(mem.PoolOptions{Name: "stream", SlotSize: size + 64, Slots: slots})
-		return in, in, nil, err
+		return in, in, err
 	}
-	// One memory that the kernel knows, in two parts, so that nothing is copied here.
+	// One memory in two parts, in slots that the engine uses in place, so that nothing is copied here.
 	chunk, segments := c.chunk()
 	slots := []int{(depth*segments*5)/4 + 512, send * segments}
 	region, err := mem.Alloc(mem.Options{Name: "stream", Size: (slots[0] + slots[1]) * chunk})
 	if err != nil {
-		return nil, nil, nil, err
+		return nil, nil, err
 	}
 	e.more = append(e.more, region.Close)
-	if memory, err = xdp.NewMemory(xdp.MemoryOptions{Region: region, Chunk: chunk, Spare: -1}); err != nil {
-		return nil, nil, nil, err
-	}
-	e.more = append([]func() error{memory.Close}, e.more...)
 	at := 0
 	for i, p := range []**mem.Pool{&in, &out} {
 		if *p, err = e.pool(mem.PoolOptions{Name: []string{"received", "to send"}[i], SlotSize: chunk, Align: chunk, Slots: slots[i], Region: region, Offset: at}); err != nil {
-			return nil, nil, nil, err
+			return nil, nil, err
 		}
 		at += slots[i] * chunk
 	}
-	return in, out, memory, nil
+	return in, out, nil
 }
 
 // framePort opens a port for frames that takes what the rules match and leaves the rest to the kernel.
-func (e *parts) framePort(ctx context.Context, at *place, c *cell, memory *xdp.Memory) (engine.Port, error) {
+func (e *parts) framePort(ctx context.Context, at *place, c *cell) (engine.Port, error) {
 	spec := engine.PortSpec{Address: at.address, Isolated: true}
-	switch c.Engine {
-	case "sim":
-		return e.open(ctx, at, at.network, spec)
-	case "afpacket":
-		spec.Options = afpacket.Options{Frames: depth}
-		return e.open(ctx, at, afpacket.New(), spec)
+	s := drivers.Get(c.Engine)
+	if s.Rings != nil {
+		packets := depth
+		if s.Slots != nil {
+			_, segments := c.chunk()
+			packets *= segments
+		}
+		o, err := s.Port(at.address, s.Rings(packets))
+		if err != nil {
+			return nil, err
+		}
+		spec.Options = o
 	}
-	_, segments := c.chunk()
-	ring := 2048
-	for ring < 2*depth*segments {
-		ring *= 2
-	}
-	spec.Options = xdp.Options{Memory: memory, Ring: ring, Spare: -1, Wait: 20 * time.Second}
-	return e.open(ctx, at, xdp.New(), spec)
+	return e.open(ctx, at, c, spec)
 }
 
 func applyRules(p engine.Port, rules []string) error {
@@ -264,53 +272,59 @@ func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t targ
 		}
 	}()
 	if c.frames() {
-		in, out, memory, err := h.frameMemory(c, true)
+		in, out, err := h.frameMemory(c, true)
 		if err != nil {
 			return h, t, err
 		}
-		p, err := h.framePort(ctx, at, c, memory)
+		p, err := h.framePort(ctx, at, c)
 		if err != nil {
 			return h, t, err
 		}
 		t.MAC = p.Info().MAC
 		var rules []string
 		for q := range c.Queues {
-			rx, err := p.AddRxQueue(engine.RxSpec{ID: q, Pools: []*mem.Pool{in}, Depth: depth})
+			rx, err := p.AddRxQueue(engine.RxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{in}, Depth: depth})
 			if err != nil {
 				return h, t, fmt.Errorf("stream: receive queue %d of %s: %w", q, at.address, err)
 			}
 			s := h.add(c, rx)
 			rules = append(rules, fmt.Sprintf("udp dst %d -> queue %d", basePort+q, q))
 			if c.Reflect {
-				if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: q, Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)}); err != nil {
+				if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)}); err != nil {
 					return h, t, fmt.Errorf("stream: transmit queue %d of %s: %w", q, at.address, err)
 				}
 			}
 		}
 		return h, t, applyRules(p, rules)
 	}
-	o := any(socket.UDPOptions{Queues: c.Queues})
+	address := at.address
 	slot, slots := PayloadLen(c.Size)+64, depth
 	if c.bytes() {
-		o, slot, slots = socket.TCPOptions{}, 64<<10, 64
+		slot, slots = 64<<10, 64
+	} else {
+		address += fmt.Sprintf("?queues=%d", c.Queues)
 	}
-	p, err := h.open(ctx, at, socket.New(), engine.PortSpec{Address: at.address, Options: o})
+	p, err := h.open(ctx, at, c, engine.PortSpec{Address: address})
 	if err != nil {
 		return h, t, err
 	}
-	t.Address = p.(interface{ LocalAddr() netip.AddrPort }).LocalAddr().String()
+	l, ok := p.(interface{ LocalAddr() netip.AddrPort })
+	if !ok {
+		return h, t, fmt.Errorf("%w: stream: ports of the engine %s have no LocalAddr", engine.ErrUnsupported, c.Engine)
+	}
+	t.Address = l.LocalAddr().String()
 	for q := range c.Queues {
 		pool, err := h.pool(mem.PoolOptions{Name: fmt.Sprintf("received %d", q), SlotSize: slot, Slots: slots})
 		if err != nil {
 			return h, t, err
 		}
-		rx, err := p.AddRxQueue(engine.RxSpec{ID: q, Pools: []*mem.Pool{pool}, Depth: depth})
+		rx, err := p.AddRxQueue(engine.RxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{pool}, Depth: depth})
 		if err != nil {
 			return h, t, fmt.Errorf("stream: receive queue %d of %s: %w", q, at.address, err)
 		}
 		s := h.add(c, rx)
 		if c.Reflect {
-			if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: q, Pools: []*mem.Pool{pool}, Depth: 1024}); err != nil {
+			if s.tx, err = p.AddTxQueue(engine.TxSpec{ID: engine.Queue(q), Pools: []*mem.Pool{pool}, Depth: 1024}); err != nil {
 				return h, t, fmt.Errorf("stream: transmit queue %d of %s: %w", q, at.address, err)
 			}
 		}
@@ -358,17 +372,17 @@ func openNear(ctx context.Context, at *place, to target, c *cell, k *clock, send
 }
 
 func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) error {
-	in, out, memory, err := n.frameMemory(c, c.Reflect)
+	in, out, err := n.frameMemory(c, c.Reflect)
 	if err != nil {
 		return err
 	}
-	p, err := n.framePort(ctx, at, c, memory)
+	p, err := n.framePort(ctx, at, c)
 	if err != nil {
 		return err
 	}
 	var txs []engine.TxQueue
 	for i := range n.gens {
-		tx, err := p.AddTxQueue(engine.TxSpec{ID: i, Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)})
+		tx, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(i), Pools: []*mem.Pool{out}, Depth: max(1024, 2*c.Burst)})
 		if err != nil {
 			return fmt.Errorf("stream: transmit queue %d of %s: %w", i, at.address, err)
 		}
@@ -409,7 +423,7 @@ func (n *near) socketLanes(ctx context.Context, at *place, to target, c *cell) e
 			// Each flow has a port number of its own, by which the kernel spreads them.
 			spec.Address = "udp://" + at.address + "?remote=" + to.Address
 		}
-		p, err := n.open(ctx, at, socket.New(), spec)
+		p, err := n.open(ctx, at, c, spec)
 		if err != nil {
 			return err
 		}

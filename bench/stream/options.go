@@ -10,7 +10,6 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/sim"
 )
 
 // The tests that Options.Tests names.
@@ -29,14 +28,16 @@ func Tests() []string { return []string{Throughput, Latency, LossTest, Burst, Fl
 // defaults.
 type Options struct {
 	bench.Conditions
-	// Engines are of Engines(). nil: sim and socket, and as root afpacket and xdp.
+	// Engines are of Engines(). nil: all that can run here, those of network interfaces where there is a Cable.
 	Engines []string
-	// Protocols of the engine socket, of udp and tcp; nil: udp.
+	// Protocols of engines without frames, of udp and tcp; nil: udp.
 	Protocols []string
 	// From and To are the addresses of the sending and the receiving end, as the engine names them: an interface for afpacket and xdp,
-	// host:port for socket, a name for sim. "" makes both: loopback, a network in memory, or a veth pair between two network namespaces
-	// (which takes root). Frames need both or none, and with Server From alone.
+	// host:port for socket, a name for sim. "" makes both: loopback, a network in memory, or a Cable. Frames need both or none, and with Server From alone.
 	From, To string
+	// Cable joins two hosts whose interfaces are called eth0 and carry packets of mtu bytes: near and far run a function in the one that sends and
+	// the one that receives. Run calls close once. nil: there is no cable, and frames need From and To.
+	Cable func(mtu int) (near, far func(func() error) error, close func() error, err error)
 	// Server is the control address of Serve, host:port, which is the far end then. "" is this process.
 	Server string
 	// Sizes of packets in bytes, as Ethernet frames with their check sequence; nil: 64, 512, 1518.
@@ -72,8 +73,6 @@ type Options struct {
 	Against []string
 	Pairs   int // of such a row; 0: paired.MinPairs
 
-	// network is the simulator's, for tests; nil: one for each cell.
-	network *sim.Network
 }
 
 func orIf[T comparable](v *T, otherwise T) {
@@ -183,7 +182,7 @@ func distinct[T comparable](what string, v []T) error {
 func (o *Options) cells(engines []string) (out []cell, missing []string, err error) {
 	for _, name := range engines {
 		protocols := o.Protocols
-		if name != "socket" {
+		if frames := (&cell{Engine: name}).frames(); frames {
 			protocols = []string{"udp"}
 		}
 		for _, protocol := range protocols {
@@ -193,7 +192,7 @@ func (o *Options) cells(engines []string) (out []cell, missing []string, err err
 						for _, q := range o.Queues {
 							c := cell{Engine: name, Protocol: protocol, Size: size, Burst: b, Queues: q, Flows: o.Flows, Workload: w, Reflect: o.RoundTrip, Spin: o.Spin}
 							if c.Flows == 0 {
-								if c.Flows = 1; name == "socket" && q > 1 {
+								if c.Flows = 1; !c.frames() && q > 1 {
 									c.Flows = 4
 								}
 							}
@@ -216,8 +215,8 @@ func (o *Options) cells(engines []string) (out []cell, missing []string, err err
 
 // name is the engine's, with the protocol where there are several.
 func (c *cell) name() string {
-	if c.Engine == "socket" {
-		return c.Protocol + " socket"
+	if !c.frames() {
+		return c.Protocol + " " + c.Engine
 	}
 	return c.Engine
 }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/metrics"
 )
 
@@ -300,7 +300,7 @@ func (y *measured) flood(ctx context.Context) error {
 		sum.add(t)
 		return paired.Sample{Value: t.Came() / 1e6, Verified: t.Checked}, nil
 	}
-	if y.iperf3 != "" && c.Engine == "socket" && c.Queues == 1 && c.Workload == NoWork && !c.Reflect && y.client == nil && y.o.To == "" {
+	if y.iperf3 != "" && !c.frames() && c.Queues == 1 && c.Workload == NoWork && !c.Reflect && y.client == nil && y.o.To == "" {
 		p.Pairs, p.Warmup = y.o.Pairs, 0
 		size := uint64(PayloadLen(c.Size))
 		p.Theirs = []paired.Contender{{Name: "iperf3", Version: y.iperf3, Unchecked: "iperf3 looks at numbers of datagrams, and at no other byte",

@@ -11,9 +11,8 @@ import (
 
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/engine/drivers"
+	"github.com/penstock-io/penstock/internal/peers"
 )
 
 // seedBits are those of a number that every reader of JSON keeps exactly.
@@ -24,7 +23,7 @@ type runner struct {
 	o       *Options
 	r       *Result
 	seeds   *rand.Rand
-	nets    map[int]*netns.Net // by MTU
+	cables  map[int]*cable     // by MTU
 	client  *client            // to the server; nil: the far end is here
 	iperf3  string             // its version; "" where it is not asked for or not here
 	unpaced map[string]float64 // what the sender of a cell reached, packets per second
@@ -35,7 +34,7 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
 	}
-	x := &runner{o: &o, nets: map[int]*netns.Net{}, unpaced: map[string]float64{}}
+	x := &runner{o: &o, cables: map[int]*cable{}, unpaced: map[string]float64{}}
 	if o.Seed == 0 {
 		o.Seed = rand.Uint64() >> (64 - seedBits)
 	}
@@ -54,8 +53,8 @@ func Run(ctx context.Context, o Options) (*Result, error) {
 		m.Gate = &g
 	}
 	err := x.all(ctx)
-	for _, n := range x.nets {
-		err = errors.Join(err, n.Close())
+	for _, l := range x.cables {
+		err = errors.Join(err, l.close())
 	}
 	if x.client != nil {
 		err = errors.Join(err, x.client.hangUp())
@@ -96,7 +95,7 @@ func (x *runner) all(ctx context.Context) error {
 			continue
 		}
 		err := x.cell(ctx, c)
-		if err != nil && !asked && ctx.Err() == nil && unavailable(err) {
+		if err != nil && !asked && ctx.Err() == nil && errors.Is(err, engine.ErrUnavailable) {
 			gone[c.Engine] = true
 			x.r.Missing = append(x.r.Missing, fmt.Sprintf("engine %s: %v", c.Engine, err))
 			continue
@@ -106,11 +105,6 @@ func (x *runner) all(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// unavailable says whether an engine cannot run here.
-func unavailable(err error) bool {
-	return errors.As(err, new(*netns.MissingError)) || errors.Is(err, engine.ErrUnavailable)
 }
 
 // lookUp looks for iperf3.
@@ -139,43 +133,35 @@ func (x *runner) lookUp(ctx context.Context) error {
 func (x *runner) places(c *cell) (from, to *place, more []func() error, err error) {
 	o := x.o
 	from, to = &place{address: o.From}, &place{address: o.To}
-	switch c.Engine {
-	case "socket":
+	spec := drivers.Get(c.Engine)
+	switch {
+	case !c.frames():
 		if from.address == "" {
 			from.address = ":0"
 		}
 		to.address = socketAddress(c, o.To)
 		return from, to, nil, nil
-	case "sim":
-		orIf(&from.address, "from")
-		orIf(&to.address, "to")
-		n := o.network
-		if n == nil {
-			if n, err = sim.NewNetwork(sim.Options{Seed: o.Seed}); err != nil {
-				return nil, nil, nil, err
-			}
-			more = append(more, n.Close)
-			if _, err = n.Link(from.address, to.address); err != nil {
-				return nil, nil, more, err
-			}
+	case spec.Pair != nil && o.From == "" && o.To == "":
+		e, a, b, done, err := spec.Pair(o.Seed)
+		if err != nil {
+			return nil, nil, nil, err
 		}
-		from.network, to.network = n, n
-		return from, to, more, nil
+		return &place{address: a, engine: e}, &place{address: b, engine: e}, append(more, done), nil
 	}
 	switch {
 	case x.client != nil && o.From == "":
 		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s: expected the interface to send from", engine.ErrInvalid, c.Engine)
 	case x.client == nil && (o.From == "") != (o.To == ""):
-		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s from %q to %q: expected both interfaces, or none of them for a veth pair", engine.ErrInvalid, c.Engine, o.From, o.To)
+		return nil, nil, nil, fmt.Errorf("%w: stream: engine %s from %q to %q: expected both interfaces, or none of them", engine.ErrInvalid, c.Engine, o.From, o.To)
 	}
 	if o.From != "" {
 		return from, to, nil, nil
 	}
-	n, err := x.net(c)
+	l, err := x.cable(c)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return &place{address: "eth0", do: n.Hosts[0].Do}, &place{address: "eth0", do: n.Hosts[1].Do}, nil, nil
+	return &place{address: "eth0", do: l.near}, &place{address: "eth0", do: l.far}, nil, nil
 }
 
 // socketAddress is that of a receiving socket.
@@ -187,26 +173,31 @@ func socketAddress(c *cell, at string) string {
 	return "udp://" + at
 }
 
-// net is two hosts on a cable that carries packets of a cell.
-func (x *runner) net(c *cell) (*netns.Net, error) {
+// cable is two hosts that Options.Cable joined.
+type cable struct {
+	near, far func(func() error) error
+	close     func() error
+}
+
+// cable joins two hosts so that packets of a cell fit.
+func (x *runner) cable(c *cell) (_ *cable, err error) {
+	if x.o.Cable == nil {
+		return nil, fmt.Errorf("%w: stream: engine %s: expected the interfaces to send from and to receive at; `go run ./internal/lab bench stream` makes a veth pair",
+			engine.ErrUnavailable, c.Engine)
+	}
 	mtu := 1500
 	if c.Size > 1518 {
 		mtu = 9000
 	}
-	if n := x.nets[mtu]; n != nil {
-		return n, nil
+	if l := x.cables[mtu]; l != nil {
+		return l, nil
 	}
-	n, err := netns.Open(netns.Topology{Neighbours: true, Link: netns.LinkSpec{MTU: mtu}})
-	if err != nil {
-		return nil, err
+	l := &cable{}
+	if l.near, l.far, l.close, err = x.o.Cable(mtu); err != nil {
+		return nil, fmt.Errorf("%w: stream: engine %s: %w", engine.ErrUnavailable, c.Engine, err)
 	}
-	x.nets[mtu] = n
-	for _, h := range n.Hosts { // no stack of the kernel's says anything by itself
-		if err := h.Sysctl("net.ipv6.conf.eth0.disable_ipv6", "1"); err != nil {
-			return nil, err
-		}
-	}
-	return n, nil
+	x.cables[mtu] = l
+	return l, nil
 }
 
 // open opens both ends of a cell.

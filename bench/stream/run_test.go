@@ -109,13 +109,16 @@ func TestTCPAndQueues(t *testing.T) {
 // Frames over a veth pair: packet sockets and AF_XDP, one way and there and back, small and jumbo, with the queue chosen by rules.
 func TestFrames(t *testing.T) {
 	testenv.Once(t)
-	n, err := netns.Open(netns.Topology{})
+	_, _, stop, err := netns.Cable(1500)
 	if err != nil {
 		testenv.Missing(t, "network namespaces", err)
 	}
-	n.Close()
+	if err := stop(); err != nil {
+		t.Fatal(err)
+	}
 	for size, back := range map[int]bool{64: false, 9000: true} {
 		o := smoke("afpacket", "xdp")
+		o.Cable = netns.Cable
 		o.Tests, o.Sizes, o.Queues, o.Rate, o.RoundTrip = []string{Latency}, []int{size}, []int{2}, 3000, back
 		r, err := Run(limit(t), o)
 		if err != nil {

@@ -8,16 +8,19 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/drivers"
 )
 
 // ServeOptions are those of the far end in a process of its own.
 type ServeOptions struct {
-	// Engine is socket, afpacket or xdp.
+	// Engine is one of Engines() that reaches other machines.
 	Engine string
 	// Listen is where control connections come, host:port. The connection is not encrypted and asks nobody who he is: whoever reaches it
 	// can have this process open queues of Engine at Address and count packets there, and nothing else.
@@ -37,9 +40,11 @@ func Serve(ctx context.Context, o ServeOptions) error {
 		return fmt.Errorf("%w: stream: serve: %s", engine.ErrInvalid, fmt.Sprintf(format, a...))
 	}
 	switch {
-	case o.Engine != "socket" && o.Engine != "afpacket" && o.Engine != "xdp":
-		return bad("engine %q: expected socket, afpacket or xdp", o.Engine)
-	case o.Engine != "socket" && o.Address == "":
+	case !slices.Contains(Engines(), o.Engine):
+		return bad("engine %q: expected %s", o.Engine, strings.Join(Engines(), ", "))
+	case drivers.Get(o.Engine).Pair != nil:
+		return bad("engine %s: it is within one process", o.Engine)
+	case drivers.Get(o.Engine).Capabilities.Frames && o.Address == "":
 		return bad("engine %s: expected the interface that packets come to", o.Engine)
 	case o.Listen == "":
 		return bad("expected an address for control connections, host:port")
@@ -165,7 +170,7 @@ func (s *session) do(ctx context.Context, q *request, a *reply) error {
 			return fmt.Errorf("%w: stream: engine %s: this end serves %s", engine.ErrInvalid, q.Cell.Engine, s.o.Engine)
 		}
 		at := s.o.Address
-		if s.o.Engine == "socket" {
+		if !q.Cell.frames() {
 			if at == "" {
 				host, _, err := net.SplitHostPort(s.conn.LocalAddr().String())
 				if err != nil {

@@ -12,7 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"go.uber.org/goleak"
 )
 
@@ -36,7 +36,7 @@ func virtual(t *testing.T, c cell, f sim.Faults, do func(t *testing.T, g *rig, c
 		if err != nil {
 			t.Fatal(err)
 		}
-		g := openBoth(t, c, &place{address: "from", network: n}, &place{address: "to", network: n}, 2)
+		g := openBoth(t, c, &place{address: "from", engine: n}, &place{address: "to", engine: n}, 2)
 		g.settle = 20 * time.Millisecond
 		do(t, g, cable, n)
 		l := n.Ledger()
@@ -168,7 +168,7 @@ func TestSearchFindsABottleneck(t *testing.T) {
 		}
 		before := wire(t, n).Drops[engine.DropQueueFull]
 		x := g.must(t, order{rate: 40000, duration: 200 * time.Millisecond})
-		if lost := wire(t, n).Drops[engine.DropQueueFull] - before; x.Lost != lost || math.Abs(x.LossRatio()-0.5) > 0.01 {
+		if lost := wire(t, n).Drops[engine.DropQueueFull] - before; x.Lost != lost || math.Abs(float64(x.Lost)/float64(x.Sent)-0.5) > 0.01 {
 			t.Errorf("lost %d of %d at twice the rate, the wire %d", x.Lost, x.Sent, lost)
 		}
 		var sum tally
@@ -320,9 +320,7 @@ func (*full) Alloc(burstOf, int, int) (int, error) { return 0, engine.ErrFull }
 
 // The loops allocate nothing for a packet: a trial of ten times as many costs the same.
 func TestPacketsDoNotAllocate(t *testing.T) {
-	if invariants.Enabled {
-		t.Skip("with -tags invariants each burst notes who has it")
-	}
+	testenv.LeaveOut(t, testenv.WithInvariants, "with -tags invariants each burst notes who has it")
 	n, err := sim.NewNetwork(sim.Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -333,7 +331,7 @@ func TestPacketsDoNotAllocate(t *testing.T) {
 	}
 	c := simCell(512, 16)
 	c.Workload, c.Reflect = FFT, true
-	g := openBoth(t, c, &place{address: "from", network: n}, &place{address: "to", network: n}, 1)
+	g := openBoth(t, c, &place{address: "from", engine: n}, &place{address: "to", engine: n}, 1)
 	defer func() {
 		if err := g.close(); err != nil {
 			t.Error(err)

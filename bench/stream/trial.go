@@ -40,9 +40,6 @@ func (t *Trial) Offered() float64 { return perSecond(t.Sent, t.Took) }
 // Came is the rate at which whole packets came, per second: the receiver's count over the time of the sender, or of the receiver if it took longer.
 func (t *Trial) Came() float64 { return perSecond(t.Received, max(t.Took, t.Span)) }
 
-// LossRatio is Lost over Sent.
-func (t *Trial) LossRatio() float64 { return float64(t.Lost) / float64(max(t.Sent, 1)) }
-
 func perSecond(n uint64, d time.Duration) float64 { return float64(n) / max(d.Seconds(), 1e-9) }
 
 // L2 and L1 are a rate in bits per second: of frames with their check sequence, and with preamble and gap on top.

@@ -11,16 +11,17 @@
 // The kernel copies each frame into a ring that is mapped into this process, without a system call (PACKET_RX_RING with
 // TPACKET_V2, in which every frame has its own owner; docs/measurements/afpacket.md says why not TPACKET_V3 or recvmmsg).
 // A queue with pools has each packet copied once more, into a slot of the first pool, or header and payload into one of each; the
-// bytes are counted in engine.RxStats.Copied. A queue without pools delivers the packets where they lie (they are borrowed), and each
+// bytes are counted in engine.RxStats.Copied. A queue without pools lends the packets where they lie, and each
 // frame goes back to the kernel when its packet is released. The kernel fills the ring strictly in order and stops at a frame that
-// is still out, so borrow only where packets are released soon: within the time in which the ring fills once.
+// is still out, so leave the pools out only where packets are released soon: within the time in which the ring fills once.
 //
-// All queues of a port share one ring unless Options.Fanout says otherwise. Whoever calls TryRecv deals out what is there:
-// what a rule gives to another queue waits there, up to its Depth, and above that is counted as engine.DropQueueFull. What
+// All queues of a port share one ring unless Options.Fanout says otherwise. TryRecv of any of them takes out what is there:
+// what a rule gives to another queue waits for its owner, up to its Depth, and above that is counted as engine.DropQueueFull. What
 // finds the ring full is engine.DropKernel, exactly: the kernel counts it. It is counted by the queue if the port has only one,
 // otherwise by the port. A packet for which the pool has no slot is engine.DropNoBuffers.
 //
-// VLAN tags that the kernel took off are put back before anybody looks, so rules see them. Receive times are the kernel's.
+// VLAN tags that the kernel took off are put back first, so rules see them. Receive times are the kernel's, or, for a queue with
+// RxSpec.HardwareTime, those of the NIC where its driver takes them of all packets (burst.HardwareTime marks them).
 //
 // # Rules
 //

@@ -32,9 +32,9 @@ func (e *edge) rx(spec engine.RxSpec) *rxQueue { return addRx(e.t, e.p, spec).(*
 
 // frames is how many frames lie in the first ring and were not looked at.
 func (e *edge) frames() (n int) {
-	t := e.p.taps[0]
+	t := e.p.sockets[0]
 	for i := range t.ring.Frames() {
-		if t.ring.Status(i)&sys.FrameReady != 0 && t.out[i].Load() == home {
+		if t.ring.Status(i)&sys.FrameReady != 0 && t.out[i].Load() == inRing {
 			n++
 		}
 	}
@@ -53,7 +53,7 @@ func (e *edge) arrive(frames ...[]byte) {
 func TestReleasedWhileRead(t *testing.T) {
 	e := newEdge(t, Options{Frames: 16})
 	q := e.rx(engine.RxSpec{Depth: 4})
-	x := e.p.taps[0]
+	x := e.p.sockets[0]
 	n := int(x.ring.Frames())
 	b, none := burst.New(n), burst.New(n)
 	for range n {
@@ -74,9 +74,9 @@ func TestReleasedWhileRead(t *testing.T) {
 		}
 		handles = handles[:0]
 		for i := range n {
-			handles = append(handles, b.Part(i, 0).Handle)
+			handles = append(handles, b.Builder().Part(i, 0).Handle)
 		}
-		b.Forget()
+		b.Builder().Forget()
 		back <- handles
 		for looks, over := 1, false; !over; looks++ {
 			select {
@@ -105,7 +105,7 @@ func TestReleasedWhileRead(t *testing.T) {
 // What another queue's owner has taken out of the ring is older than what still lies there, and comes first.
 func TestInOrder(t *testing.T) {
 	e := newEdge(t, Options{})
-	first, second := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,10 @@ func TestInOrder(t *testing.T) {
 	}
 	e.arrive(young)
 	// It saw nothing there before the other brought it.
-	if e.p.taps[0].pump(second, b) != 2 || b.PacketLen(0) != len(old) || b.PacketLen(1) != len(young) {
+	if second.Harvest(b); b.Len() != 0 {
+		t.Errorf("%d younger frames came first", b.Len())
+	}
+	if n, err := second.TryRecv(b); n != 2 || err != nil || b.PacketLen(0) != len(old) || b.PacketLen(1) != len(young) {
 		t.Errorf("%d frames, the first of %d bytes", b.Len(), b.PacketLen(0))
 	}
 	b.Release()
@@ -126,7 +129,7 @@ func TestInOrder(t *testing.T) {
 	first.TryRecv(b)
 	e.arrive(young, young)
 	small := burst.NewSegmented(2, 2)
-	small.AddSlots(burst.PoolSource(e.pool), e.pool, take(t, e.pool), nil, burst.Segment{Len: 60})
+	small.Builder().AddSlots(burst.PoolSource(e.pool), e.pool, take(t, e.pool), nil, burst.Segment{Len: 60})
 	if n, err := second.TryRecv(small); n != 0 || err != nil {
 		t.Errorf("%d frames, %v", n, err)
 	}
@@ -149,7 +152,7 @@ func take(t testing.TB, p *mem.Pool) []mem.Handle {
 // A frame of more segments than an empty burst has room for does not hold up the others, wherever it waits.
 func TestTooManySegments(t *testing.T) {
 	e := newEdge(t, Options{})
-	first, second := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -174,7 +177,7 @@ func TestTooManySegments(t *testing.T) {
 // A frame that waits for room is counted once by its rule.
 func TestCountedOnce(t *testing.T) {
 	e := newEdge(t, Options{})
-	q := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
+	q := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{newPool(t, 128, 64), e.pool}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 0")); err != nil {
 		t.Fatal(err)
 	}
@@ -195,8 +198,8 @@ func TestCountedOnce(t *testing.T) {
 // Discard gets to what waits behind more frames of others than are dealt out at once.
 func TestDiscardBehindOthers(t *testing.T) {
 	e := newEdge(t, Options{Frames: 1024})
-	first := e.rx(engine.RxSpec{ID: 0, Pools: []*mem.Pool{e.pool}})
-	e.rx(engine.RxSpec{ID: 1, Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
+	first := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: []*mem.Pool{e.pool}})
+	e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
 	if _, err := e.p.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -216,14 +219,14 @@ func TestAddedWakes(t *testing.T) {
 	e := newEdge(t, Options{Fanout: FanoutHash, Sockets: 4})
 	var qs []*rxQueue
 	for range 2 {
-		qs = append(qs, e.rx(engine.RxSpec{ID: engine.Auto, Pools: []*mem.Pool{e.pool}}))
+		qs = append(qs, e.rx(engine.RxSpec{Pools: []*mem.Pool{e.pool}}))
 	}
-	last := e.p.taps[3]
+	last := e.p.sockets[3]
 	w := engine.NewWaker()
 	if qs[0].reads(last) || qs[0].Arm(w) {
 		t.Fatal("queue 0 reads the last socket, or is ready")
 	}
-	e.rx(engine.RxSpec{ID: engine.Auto, Pools: []*mem.Pool{e.pool}})
+	e.rx(engine.RxSpec{Pools: []*mem.Pool{e.pool}})
 	if !qs[0].reads(last) {
 		t.Fatal("queue 0 does not read the last socket")
 	}
@@ -237,7 +240,7 @@ func TestAddedWakes(t *testing.T) {
 // A socket that could not be made ready for receiving does not keep those that were from it for ever: the next queue tries again.
 func TestAcceptedAgain(t *testing.T) {
 	e := newEdge(t, Options{Fanout: FanoutHash, Sockets: 2})
-	x := e.p.taps[1]
+	x := e.p.sockets[1]
 	fd := x.fd
 	x.fd = -1 // as where there is no memory for its ring
 	if _, err := e.p.AddRxQueue(engine.RxSpec{}); err == nil {
@@ -247,4 +250,57 @@ func TestAcceptedAgain(t *testing.T) {
 	q := e.rx(engine.RxSpec{})
 	send(t, e.tx, udp(t, 1, 50, 0))
 	receive(t, q, 1, nil)
+}
+
+// Each of two ports with several sockets on one interface, as of two processes, gets every packet: their fan-out groups are not one.
+func TestFanoutGroupsOfPorts(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	pool := newPool(t, 2048, 1024)
+	tx := addTx(t, open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), engine.TxSpec{Pools: []*mem.Pool{pool}})
+	var qs []engine.RxQueue
+	for range 2 {
+		p := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6, Fanout: FanoutHash, Sockets: 2})
+		qs = append(qs, addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool}}))
+	}
+	for i := range 64 {
+		send(t, tx, udp(t, uint16(1+i), 100, 0))
+	}
+	for _, q := range qs {
+		receive(t, q, 64, nil)
+	}
+}
+
+// A frame that the ring cuts off, as one of segments that the kernel has merged, goes by its headers: it is a drop of the queue that a rule says,
+// and the kernel's only if no rule matches.
+func TestIsolatedCutOff(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	pool := newPool(t, 2048, 64)
+	tx := addTx(t, open(t, n.Hosts[0], "eth0", Options{Filter: noIPv6}), engine.TxSpec{Pools: []*mem.Pool{pool}})
+	var p *Port
+	if err := n.Hosts[1].Do(func() error {
+		x, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "eth0", Isolated: true, Options: Options{Filter: noIPv6, FrameSize: 1024}})
+		p, _ = x.(*Port)
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	q, kept := addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool}}), addRx(t, p, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}, Options: RxOptions{KeepTruncated: true}})
+	if _, err := p.Rules().Apply(rule(t, "udp dst 7 -> queue 0"), rule(t, "ip len 1328 udp dst 8 -> queue 1")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tag := range []uint16{0, 5} {
+		send(t, tx, udp(t, 7, 1300, tag), udp(t, 8, 1300, tag), udp(t, 9, 1300, tag), udp(t, 7, 100, tag))
+	}
+	for i, got := range receive(t, kept, 2, nil) { // in order, cut off, and nothing in them is changed
+		if whole := udp(t, 8, 1300, uint16(5*i)); len(got) < 500 || len(got) >= len(whole) || !bytes.Equal(got, whole[:len(got)]) {
+			t.Errorf("%d of %d bytes came, % x: expected % x", len(got), len(whole), got[:min(len(got), 64)], whole[:64])
+		}
+	}
+	receive(t, q, 2, nil)
+	var s engine.PortStats
+	p.Stats(&s)
+	if s.Kernel != 2 || s.Rx.Drops[engine.DropTooLong] != 2 {
+		t.Errorf("%d of the kernel, %d too long; expected 2 and 2; %+v", s.Kernel, s.Rx.Drops[engine.DropTooLong], s)
+	}
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
-	"sync"
-	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/netif"
@@ -72,45 +69,47 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
 		Rules: true, RulesIn: "software",
 		Split: true, Timestamps: true,
-		Pacing: true, SendAt: true, SendAtIn: "software",
+		HardwareTime: true,
+		Pacing:       true, SendAt: true, SendAtIn: "software", TxChecksum: "software", TxSegmentation: "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge},
+		MemoryUse:       engine.UseCopied,
+		Pools:           engine.PoolsOptional,
+		PoolsWhy:        "a queue without pools lends the frames of the kernel's ring",
 		ExactDrops:      true,
 		Notes: []string{
 			"receiving copies each packet from the ring into the pool (RxStats.Copied); a queue without pools does not: it lends the ring's frames",
 			"isolation cannot keep packets from the kernel: a packet socket gets copies",
-			"hardware times come where the NIC was told to take them (hwstamp_ctl); burst.HardwareTime marks them",
+			"HardwareTime needs an interface whose driver takes times of all packets",
 		},
 	}
 }
 
 // Port is an open interface. It implements engine.Port.
 type Port struct {
-	spec  engine.PortSpec
-	o     Options
-	name  string
-	link  *netif.Interface
-	table *flow.Table
-	taps  []*tap
-	tx    int // socket that sends
+	spec   engine.PortSpec
+	device string // name of the interface
+	o      Options
+	name   string
+	link   *netif.Interface
+	table  *flow.Table
+	tx     int // socket that sends
 
-	kernel atomic.Uint64
-	drops  [engine.NumDrops]atomic.Uint64 // of packets that reached no queue
-	live   atomic.Pointer[[]*rxQueue]     // receive queues by number
+	hardwareTime bool // the driver takes receive times of all packets
 
-	mu      sync.Mutex // over queues that come and go, and the next fields
-	open    bool       // the rings are there
-	closed  bool
+	counts engine.SteerCounts
+
+	// rx are the receive queues. Its lock also guards the next fields.
+	rx      engine.RxSet[*rxQueue]
+	sockets []*socket // set by OpenPort
+	open    bool      // the rings are there
 	txs     []*txQueue
-	gone    []*txQueue     // the last that were closed
-	pastRx  engine.RxStats // of queues that were closed
+	gone    []*txQueue // the last that were closed
 	pastTx  engine.TxStats
-	fanout  uint16
+	fanout  uint16 // the fan-out group, if grouped: the kernel chose a free one for the first socket
+	grouped bool
 	toClose []int
 }
-
-// fanouts numbers the fan-out groups of this process.
-var fanouts atomic.Uint32
 
 // OpenPort implements engine.Engine. spec.Address is the name of an interface, and spec.Options an Options or a pointer to one.
 // Without CAP_NET_RAW the error is ErrCapability.
@@ -131,43 +130,37 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 
 func newPort(spec engine.PortSpec) (*Port, error) {
 	p := &Port{spec: spec, tx: -1}
-	switch o := spec.Options.(type) {
-	case nil:
-	case Options:
-		p.o = o
-	case *Options:
-		p.o = *o
-	default:
-		return nil, fmt.Errorf("afpacket: options of type %T: expected afpacket.Options: %w", o, engine.ErrInvalid)
-	}
-	if err := p.o.complete(); err != nil {
+	a, o, err := settle(spec)
+	if err != nil {
 		return nil, err
 	}
+	p.o, p.device = o, a.Where
 	if p.name = spec.Name; p.name == "" {
 		p.name = spec.Address
 	}
-	p.live.Store(new([]*rxQueue))
 	can := flow.Software
 	can.Engine = "packet sockets"
 	can.Queues = maxQueues
-	var err error
 	p.table, err = flow.NewTable(flow.TableOptions{Engine: &can})
 	return p, err
 }
 
 // openSockets opens everything that belongs to the calling thread's network namespace.
 func (p *Port) openSockets() (err error) {
-	if p.link, err = netif.Open(p.spec.Address, p.spec.MTU); err != nil {
+	if p.link, err = netif.Open(p.device, p.spec.MTU); err != nil {
 		return fmt.Errorf("afpacket: %w", err)
 	}
 	if p.o.FrameSize == 0 {
 		p.o.FrameSize = (p.link.MTU() + packet.EthernetLen + vlanRoom + frameOverhead + 63) &^ 63
 	}
-	if p.tx, err = p.socket(); err != nil {
+	if p.tx, err = p.openSocket(); err != nil {
 		return err
 	}
 	if err := sys.BindPacket(p.tx, p.link.Index(), false); err != nil {
 		return fmt.Errorf("afpacket: %w", err)
+	}
+	if p.hardwareTime, err = sys.HardwareReceiveTimes(p.tx, p.link.Info().Device); err != nil {
+		p.hardwareTime = false // the driver has no ethtool operations
 	}
 	if p.o.QdiscBypass {
 		if err := sys.SetOption(p.tx, sys.SolPacket, sys.PacketQdiscBypass, 1); err != nil {
@@ -184,18 +177,27 @@ func (p *Port) openSockets() (err error) {
 			return fmt.Errorf("afpacket: %w", err)
 		}
 	}
-	p.fanout = uint16(os.Getpid()<<4) + uint16(fanouts.Add(1))
 	for i := range p.o.Sockets {
-		fd, err := p.socket()
+		fd, err := p.openSocket()
 		if err != nil {
 			return err
 		}
-		p.taps = append(p.taps, &tap{port: p, fd: fd, number: i})
+		p.sockets = append(p.sockets, &socket{port: p, fd: fd, number: i})
 	}
-	return p.link.Watch(p.tell)
+	return p.link.Watch(p.linkChanged)
 }
 
-func (p *Port) socket() (int, error) {
+// join makes a bound socket a member of the port's fan-out group. The caller holds mu.
+func (p *Port) join(fd int) (err error) {
+	if p.grouped {
+		return sys.PacketFanout(fd, p.fanout, p.o.Fanout.mode())
+	}
+	p.fanout, err = sys.NewPacketFanout(fd, p.o.Fanout.mode())
+	p.grouped = err == nil
+	return err
+}
+
+func (p *Port) openSocket() (int, error) {
 	fd, err := packetSocket()
 	if err == nil {
 		p.toClose = append(p.toClose, fd)
@@ -203,12 +205,10 @@ func (p *Port) socket() (int, error) {
 	return fd, err
 }
 
-// tell tells the queues that the interface has changed.
-func (p *Port) tell() {
+// linkChanged wakes the queues that wait for the interface.
+func (p *Port) linkChanged() {
 	if p.link.Gone() {
-		for _, q := range *p.live.Load() {
-			q.wake()
-		}
+		p.wakeAll()
 	}
 	for _, q := range p.senders() {
 		q.out.Kick()
@@ -216,8 +216,8 @@ func (p *Port) tell() {
 }
 
 func (p *Port) senders() []*txQueue {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	return slices.Clone(p.txs)
 }
 
@@ -234,7 +234,7 @@ func (p *Port) Info() engine.PortInfo {
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
 	c := (&Engine{}).Capabilities()
-	c.MaxPacket = p.link.MTU() + packet.EthernetLen
+	c.MaxPacket, c.HardwareTime = p.link.MTU()+packet.EthernetLen, p.hardwareTime
 	return c
 }
 
@@ -251,8 +251,8 @@ func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	res, err := r.port.table.Apply(changes...)
 	if err == nil {
-		for _, t := range r.port.taps {
-			t.leave()
+		for _, s := range r.port.sockets {
+			s.barrier()
 		}
 	}
 	return res, err
@@ -266,45 +266,33 @@ func (r *Rules) Stats() flow.Stats { return r.port.table.Stats() }
 
 // Stats implements engine.Port.
 func (p *Port) Stats(s *engine.PortStats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	live := *p.live.Load()
-	for _, t := range p.taps {
-		t.mu.Lock()
-		t.account()
-		if len(live) == 0 && p.open && !p.closed {
-			n := t.discard()
-			p.drops[engine.DropNoQueue].Add(uint64(n))
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	for _, x := range p.sockets {
+		x.mu.Lock()
+		x.account()
+		if len(p.rx.Live()) == 0 && p.open && !p.rx.Closed() {
+			p.counts.Drop(engine.DropNoQueue, x.discard())
 		}
-		t.mu.Unlock()
+		x.mu.Unlock()
 	}
-	*s = engine.PortStats{Rx: p.pastRx, Tx: p.pastTx, Kernel: p.kernel.Load(), LinkChanges: p.link.Changes()}
-	for i := range p.drops {
-		s.Drops[i] = p.drops[i].Load()
-	}
-	for _, q := range live {
-		var one engine.RxStats
-		q.counts(&one)
-		s.Rx.Add(&one)
-	}
+	*s = engine.PortStats{Tx: p.pastTx, LinkChanges: p.link.Changes()}
+	p.rx.Sum(&s.Rx)
+	p.counts.AddTo(s)
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
-// Close implements engine.Port. Packets that were borrowed from the ring keep it mapped until they are released.
+// Close implements engine.Port. The rings of which packets are lent stay mapped until those are released.
 func (p *Port) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	rxs, first := p.rx.End()
+	if !first {
 		return nil
 	}
-	p.closed = true
-	rxs, txs := slices.Clone(*p.live.Load()), slices.Clone(p.txs)
-	p.mu.Unlock()
 	err := p.link.Close()
 	for _, q := range rxs {
 		q.Close()
 	}
-	for _, q := range txs {
+	for _, q := range p.senders() {
 		q.Close()
 	}
 	return errors.Join(err, p.release())
@@ -313,8 +301,8 @@ func (p *Port) Close() error {
 // release closes what is open.
 func (p *Port) release() error {
 	var errs []error
-	for _, t := range p.taps {
-		errs = append(errs, t.close())
+	for _, s := range p.sockets {
+		errs = append(errs, s.close())
 	}
 	for _, fd := range p.toClose {
 		errs = append(errs, sys.Close(fd))

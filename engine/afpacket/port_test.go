@@ -18,9 +18,10 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/neigh"
 	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -140,7 +141,7 @@ func TestVLANAndIsolation(t *testing.T) {
 	pool := newPool(t, 2048, 512)
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
 	q0 := addRx(t, p.(*Port), engine.RxSpec{Pools: []*mem.Pool{pool}})
-	q1 := addRx(t, p.(*Port), engine.RxSpec{ID: 1, Options: RxOptions{}})
+	q1 := addRx(t, p.(*Port), engine.RxSpec{ID: engine.Queue(1), Options: RxOptions{}})
 	res, err := p.Rules().Apply(rule(t, "vlan 100 -> queue 1"), rule(t, "udp dst 7 -> queue 0"), rule(t, "udp dst 8 -> drop"), rule(t, "udp dst 9 -> queue 5"))
 	if err != nil {
 		t.Fatal(err)
@@ -183,18 +184,18 @@ func TestRulesInForce(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	p := open(t, n.Hosts[1], n.Hosts[1].Link().Name, Options{})
 	done := make(chan error)
-	p.taps[0].mu.Lock() // as one that deals out
+	p.sockets[0].mu.Lock() // as one that deals out
 	go func() {
 		_, err := p.Rules().Apply(rule(t, "udp dst 7 -> drop"))
 		done <- err
 	}()
 	select {
 	case err := <-done:
-		p.taps[0].mu.Unlock()
+		p.sockets[0].mu.Unlock()
 		t.Fatalf("Apply returned before: %v", err)
 	case <-time.After(20 * time.Millisecond):
 	}
-	p.taps[0].mu.Unlock()
+	p.sockets[0].mu.Unlock()
 	if err := <-done; err != nil {
 		t.Error(err)
 	}
@@ -209,13 +210,13 @@ func TestNoRoomForSegments(t *testing.T) {
 	q := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{heads, pool}})
 	f := udp(t, 1, 100, 77)
 	send(t, tx, f)
-	until(t, "the frame", func() bool { return b.taps[0].ready() })
+	until(t, "the frame", func() bool { return b.sockets[0].ready() })
 	small := burst.New(2)
 	slot := make([]mem.Handle, 1)
 	if pool.GetBatch(slot) != 1 {
 		t.Fatal("no slot")
 	}
-	small.AddSlots(burst.PoolSource(pool), pool, slot, nil, burst.Segment{Len: 60}) // an empty burst that has no room drops the frame
+	small.Builder().AddSlots(burst.PoolSource(pool), pool, slot, nil, burst.Segment{Len: 60}) // an empty burst that has no room drops the frame
 	for range 3 {
 		if k, err := q.TryRecv(small); k != 0 || err != nil {
 			t.Fatalf("%d packets in a burst without room, %v", k, err)
@@ -347,7 +348,7 @@ func TestBorrowed(t *testing.T) {
 	b := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6, Frames: 64})
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 1024)}})
 	q := addRx(t, b, engine.RxSpec{})
-	ring := int(b.taps[0].ring.Frames())
+	ring := int(b.sockets[0].ring.Frames())
 	for range 3 {
 		held := burst.New(4 * ring)
 		var before, s engine.RxStats
@@ -433,7 +434,7 @@ func TestRemoved(t *testing.T) {
 	if tx.Stats(&s); s.Drops[engine.DropDown] != 1 {
 		t.Errorf("%v", &s.Drops)
 	}
-	if _, err := p.AddTxQueue(engine.TxSpec{ID: 1, Pools: []*mem.Pool{pool}}); !errors.Is(err, ErrRemoved) {
+	if _, err := p.AddTxQueue(engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}}); !errors.Is(err, ErrRemoved) {
 		t.Error(err)
 	}
 	if p.Info().Up {
@@ -449,7 +450,7 @@ func TestFanout(t *testing.T) {
 		b := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6, Fanout: mode, Sockets: 4})
 		pool := newPool(t, 2048, 2048)
 		tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{pool}})
-		qs := []engine.RxQueue{addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}}), addRx(t, b, engine.RxSpec{ID: 1, Pools: []*mem.Pool{pool}})}
+		qs := []engine.RxQueue{addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{pool}}), addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{pool}})}
 		where, got := map[uint16]int{}, 0
 		for i := range 320 {
 			send(t, tx, udp(t, uint16(1+i%32), 100, 0))
@@ -534,10 +535,13 @@ func TestBadSpecs(t *testing.T) {
 		})
 	}
 	p, pool := open(t, h, "eth0", Options{}), newPool(t, 512, 8)
-	for _, s := range []engine.RxSpec{{Depth: 5000}, {SplitAt: 5, Pools: []*mem.Pool{pool}}, {Pools: []*mem.Pool{nil}}, {Conn: 1}, {ID: 64}, {Options: 1}} {
+	for _, s := range []engine.RxSpec{{Depth: 5000}, {SplitAt: 5, Pools: []*mem.Pool{pool}}, {Pools: []*mem.Pool{nil}}, {ID: engine.Queue(64)}, {Options: 1}} {
 		if _, err := p.AddRxQueue(s); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", s, err)
 		}
+	}
+	if _, err := p.AddRxQueue(engine.RxSpec{Conn: 1}); !errors.Is(err, engine.ErrUnsupported) {
+		t.Errorf("a connection: %v", err)
 	}
 	for _, s := range []engine.TxSpec{{}, {Headroom: 512, Pools: []*mem.Pool{pool}}, {Options: 1, Pools: []*mem.Pool{pool}}} {
 		if _, err := p.AddTxQueue(s); !errors.Is(err, engine.ErrInvalid) {
@@ -567,7 +571,7 @@ func TestSourceAndRate(t *testing.T) {
 
 // What tcpreplay sends arrives byte for byte.
 func TestAgainstTCPReplay(t *testing.T) {
-	peers.Need(t, "tcpreplay")
+	testpeers.Need(t, "tcpreplay")
 	n := hosts(t, netns.LinkSpec{})
 	b := open(t, n.Hosts[1], "eth0", Options{Filter: noIPv6})
 	q := addRx(t, b, engine.RxSpec{Pools: []*mem.Pool{newPool(t, 2048, 2048)}, Timestamps: true})

@@ -37,34 +37,38 @@ const (
 
 // AddTxQueue implements engine.Port.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	srcs, err := engine.CheckTx(&spec)
+	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
+		return nil, err
+	}
+	o, paced, err := pace.Of(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("afpacket: transmit queue of %s: %w", p.name, err)
+	}
+	can := p.Capabilities()
+	srcs, err := engine.CheckTx(&spec, &can)
 	if err != nil {
 		return nil, fmt.Errorf("afpacket: transmit queue of %s: %w", p.name, err)
 	}
 	q := &txQueue{port: p, spec: spec, msgs: sys.NewMessages(sendBatch, sendPieces, 0)}
 	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0)
 	var sink engine.Sink = (*device)(q)
-	if spec.Rate > 0 || spec.SendAt {
-		if q.pacer, err = pace.New(sink, pace.Options{Rate: spec.Rate, SendAt: spec.SendAt}); err != nil {
+	if paced {
+		if q.pacer, err = pace.New(sink, o); err != nil {
 			return nil, err
 		}
 		sink = q.pacer
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
 		return nil, engine.ErrClosed
 	}
 	if p.link.Gone() {
 		return nil, ErrRemoved
 	}
-	used := make([]int, len(p.txs))
-	for i, q := range p.txs {
-		used[i] = q.ID()
-	}
-	id, err := number(used, spec.ID)
+	id, err := engine.TxID(spec.ID, maxQueues, p.txs)
 	if err != nil {
-		return nil, fmt.Errorf("afpacket: transmit queue %d of %s: %w", spec.ID, p.name, err)
+		return nil, fmt.Errorf("afpacket: %s: %w", p.name, err)
 	}
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, false); err != nil {
 		return nil, err
@@ -91,8 +95,8 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 func (q *txQueue) Close() error {
 	q.Shut()
 	p := q.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
 	return nil
 }
@@ -104,7 +108,7 @@ type device txQueue
 func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	for from < to {
 		if !d.port.link.Up() {
-			d.drops.Add(engine.DropDown, uint64(b.LivePart(from, to)))
+			d.drops.Add(engine.DropDown, uint64(b.Builder().LivePart(from, to)))
 			return to, time.Time{}
 		}
 		end := d.gather(b, from, to)

@@ -175,9 +175,9 @@ func checkAfterClose(t testing.TB, h Harness) {
 	if got := st.Tx.Packets + st.Tx.Drops.Total(); got != 12 {
 		t.Errorf("the port's sums count %d packets given to queues that are closed, expected 12", got)
 	}
-	_, err = r.tryRx(r.A, engine.RxSpec{ID: engine.Auto}, 64)
+	_, err = r.tryRx(r.A, engine.RxSpec{}, 64)
 	closed("AddRxQueue", err)
-	_, err = r.tryTx(r.A, engine.TxSpec{ID: engine.Auto}, 64)
+	_, err = r.tryTx(r.A, engine.TxSpec{}, 64)
 	closed("AddTxQueue", err)
 	// What was closed can be opened again.
 	r.end()
@@ -250,7 +250,7 @@ func closeUnderLoad(t testing.TB, h Harness, what string) {
 			if n > 0 {
 				v.take(v.b)
 				v.b.Release()
-				if !seen && v.n > 50 {
+				if !seen && v.total > 50 {
 					seen = true
 					close(running)
 				}

@@ -90,7 +90,7 @@ func (x *execution) change(c Change, k int) {
 			x.rx[k] = nil
 			return
 		}
-		x.rx[k] = r.rx(r.B, engine.RxSpec{ID: k, Depth: 256}, 640)
+		x.rx[k] = r.rx(r.B, engine.RxSpec{ID: engine.Queue(k), Depth: 256}, 640)
 		x.watch(x.rx[k], false)
 		if rules != nil && r.caps.Frames {
 			res, err := rules.Apply(flow.Add(classRule(uint16(k), uint16(k))))
@@ -113,7 +113,7 @@ func (x *execution) change(c Change, k int) {
 			}
 			return
 		}
-		q, err := r.tryTx(r.A, engine.TxSpec{ID: k, Depth: 64}, 256)
+		q, err := r.tryTx(r.A, engine.TxSpec{ID: engine.Queue(k), Depth: 64}, 256)
 		if err != nil {
 			t.Fatalf("adding transmit queue %d: %v", k, err)
 		}
@@ -125,7 +125,7 @@ func (x *execution) change(c Change, k int) {
 		if err := x.echo.q.Close(); err != nil {
 			t.Fatalf("closing the echo's queue: %v", err)
 		}
-		x.echo = r.tx(r.B, engine.TxSpec{ID: 0, Depth: 256}, 640)
+		x.echo = r.tx(r.B, engine.TxSpec{ID: engine.Queue(0), Depth: 256}, 640)
 	case Unsent:
 		b := x.senders[0].b
 		x.senders[0].alloc(b, 16, r.minRecord())

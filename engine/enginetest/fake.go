@@ -107,9 +107,13 @@ func (f *Fake) Capabilities() engine.Capabilities {
 		Memory:          []mem.Kind{mem.Host, mem.Huge},
 		ExactDrops:      true,
 		MaxPacket:       maxFake,
+		Pacing:          f.flaw == ignoresRate,
 	}
-	if f.shape == Foreign {
-		c.Memory = nil
+	switch f.shape {
+	case Foreign:
+		c.Memory, c.Pools, c.PoolsWhy = nil, engine.PoolsRefused, "its packets are in memory of its own"
+	case Blocks:
+		c.Pools, c.PoolsWhy = engine.PoolsRefused, "its packets are in memory of its own"
 	}
 	return c
 }
@@ -206,7 +210,10 @@ func (p *fakePort) Info() engine.PortInfo {
 
 // queueID chooses an id among those in use.
 func queueID[Q any](id int, used map[int]Q, what string) (int, error) {
-	if id == engine.Auto {
+	if id == next {
+		if len(used) == 16 {
+			return 0, fmt.Errorf("%w: fake: all 16 %s queues", engine.ErrInUse, what)
+		}
 		for id = 0; ; id++ {
 			if _, ok := used[id]; !ok {
 				break
@@ -228,7 +235,7 @@ func (p *fakePort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	if p.closed {
 		return nil, engine.ErrClosed
 	}
-	id, err := queueID(spec.ID, p.rx, "receive")
+	id, err := queueID(spec.ID.Number(), p.rx, "receive")
 	if err != nil {
 		if p.eng.flaw != acceptsDuplicates {
 			return nil, err
@@ -259,7 +266,7 @@ func (p *fakePort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if p.closed {
 		return nil, engine.ErrClosed
 	}
-	id, err := queueID(spec.ID, p.tx, "transmit")
+	id, err := queueID(spec.ID.Number(), p.tx, "transmit")
 	if err != nil {
 		return nil, err
 	}

@@ -37,14 +37,20 @@ type fakeRx struct {
 }
 
 func newFakeRx(p *fakePort, id int, spec engine.RxSpec) (*fakeRx, error) {
-	if spec.Depth == 0 {
+	can := p.Capabilities()
+	if p.eng.flaw != takesAnything {
+		if err := engine.CheckRx(&spec, &can, 0); err != nil {
+			return nil, fmt.Errorf("fake: %w", err)
+		}
+		if spec.Conn > streamConn {
+			return nil, fmt.Errorf("%w: fake: connection %d", engine.ErrNotFound, spec.Conn)
+		}
+	} else if spec.Depth == 0 {
 		spec.Depth = 1024
 	}
 	q := &fakeRx{port: p, id: id, spec: spec, pools: spec.Pools, random: uint64(id + 1)}
 	segments := spec.Depth
 	switch shape := p.eng.shape; {
-	case shape == Foreign && len(spec.Pools) > 0:
-		return nil, fmt.Errorf("%w: fake-foreign: its packets are in memory of its own: give no Pools", engine.ErrUnsupported)
 	case shape == Foreign:
 		own, err := mem.NewPool(mem.PoolOptions{Name: "foreign rx", SlotSize: maxFake, Slots: spec.Depth + 64,
 			Memory: mem.Options{Lazy: true}})
@@ -59,8 +65,6 @@ func newFakeRx(p *fakePort, id int, spec engine.RxSpec) (*fakeRx, error) {
 			return nil, err
 		}
 		q.ring = ring
-	case len(spec.Pools) == 0 || len(spec.Pools) > 2 || len(spec.Pools) == 2 && shape != Plain:
-		return nil, fmt.Errorf("%w: fake: %d pools: expected one, or two in a plain fake", engine.ErrInvalid, len(spec.Pools))
 	default:
 		for _, pool := range spec.Pools {
 			q.srcs = append(q.srcs, burst.PoolSource(pool))
@@ -209,7 +213,7 @@ func (q *fakeRx) Close() error {
 	q.closed = true
 	q.stats.Drops[engine.DropClosed] += uint64(q.wire.Len())
 	if q.port.eng.flaw == leaksOnClose {
-		q.wire.Forget()
+		q.wire.Builder().Forget()
 	} else {
 		q.wire.Release()
 	}
@@ -244,7 +248,7 @@ func (q *fakeRx) deliver(data []byte, rule uint32, done *int) bool {
 		}
 		return true
 	}
-	q.wire.SetFlow(q.wire.Len()-1, rule)
+	q.wire.Builder().SetFlow(q.wire.Len()-1, rule)
 	q.wake()
 	return true
 }
@@ -262,7 +266,7 @@ func (q *fakeRx) place(data []byte) (engine.Drop, bool) {
 			return engine.DropKernel, false
 		}
 		copy(q.ring.bytes[at:], data)
-		b.Add(q.ring.src, burst.Segment{Handle: h, Off: at, Len: uint32(len(data))})
+		b.Builder().Add(q.ring.src, burst.Segment{Handle: h, Off: at, Len: uint32(len(data))})
 	case q.port.eng.shape == Chunks:
 		if drop, ok := q.placeChunks(data); !ok {
 			return drop, false
@@ -289,7 +293,7 @@ func (q *fakeRx) place(data []byte) (engine.Drop, bool) {
 	if q.spec.Timestamps {
 		flags, now = burst.HasTime, q.now()
 	}
-	b.SetReceived(b.Len()-1, len(data), flags, now)
+	b.Builder().SetReceived(b.Len()-1, len(data), flags, now)
 	return 0, true
 }
 
@@ -305,7 +309,7 @@ func (q *fakeRx) now() int64 {
 // add adds a packet in one slot of pool k.
 func (q *fakeRx) add(k int, h burst.Handle, data []byte, role burst.Role) {
 	g := q.segment(k, h, data, role)
-	if q.wire.Add(q.srcs[k], g) < 0 {
+	if q.wire.Builder().Add(q.srcs[k], g) < 0 {
 		panic("fake: no room in the queue")
 	}
 }
@@ -335,7 +339,7 @@ func (q *fakeRx) placeChunks(data []byte) (engine.Drop, bool) {
 	q.add(0, q.slots[0], data[:min(size, len(data))], burst.Frame)
 	for k := 1; k < n; k++ {
 		part := data[k*size : min((k+1)*size, len(data))]
-		if !q.wire.AddSegment(q.srcs[0], q.segment(0, q.slots[k], part, burst.Frame)) {
+		if !q.wire.Builder().AddSegment(q.srcs[0], q.segment(0, q.slots[k], part, burst.Frame)) {
 			panic("fake: no room in the queue")
 		}
 	}
@@ -365,7 +369,7 @@ func (q *fakeRx) placeSplit(data []byte) (engine.Drop, bool) {
 		return engine.DropNoBuffers, false
 	}
 	q.add(0, q.slots[0], data[:at], burst.Header)
-	if !q.wire.AddSegment(q.srcs[1], q.segment(1, q.slots[1], data[at:], burst.Payload)) {
+	if !q.wire.Builder().AddSegment(q.srcs[1], q.segment(1, q.slots[1], data[at:], burst.Payload)) {
 		panic("fake: no room in the queue")
 	}
 	return 0, true

@@ -45,8 +45,16 @@ type fakeTx struct {
 }
 
 func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
-	if spec.Depth == 0 {
+	can := p.Capabilities()
+	if p.eng.shape != Foreign && p.eng.flaw != takesAnything {
+		if _, err := engine.CheckTx(&spec, &can); err != nil {
+			return nil, fmt.Errorf("fake: %w", err)
+		}
+	} else if spec.Depth == 0 {
 		spec.Depth = 1024
+	}
+	if p.eng.shape == Foreign && (spec.Rate > 0 || spec.SendAt) {
+		return nil, fmt.Errorf("%w: fake-foreign: it does not pace", engine.ErrUnsupported)
 	}
 	q := &fakeTx{port: p, id: id, spec: spec, data: make([]byte, maxFake), tmp: burst.NewSegmented(256, 1024)}
 	switch shape := p.eng.shape; {
@@ -65,8 +73,6 @@ func newFakeTx(p *fakePort, id int, spec engine.TxSpec) (*fakeTx, error) {
 		q.hsrc, q.src = burst.PoolSource(q.head), burst.PoolSource(q.pool)
 	case len(spec.Pools) == 2:
 		return nil, fmt.Errorf("%w: fake: two pools to send from: expected one", engine.ErrUnsupported)
-	case len(spec.Pools) != 1:
-		return nil, fmt.Errorf("%w: fake: %d pools to send from: expected one", engine.ErrInvalid, len(spec.Pools))
 	default:
 		q.pool = spec.Pools[0]
 		q.src = burst.PoolSource(q.pool)
@@ -100,17 +106,17 @@ func (q *fakeTx) Alloc(b *burst.Burst, n, length int) (int, error) {
 		return 0, fmt.Errorf("%w: Alloc of packets of %d bytes: expected at most %d", engine.ErrInvalid, length, q.pool.SlotSize()-q.spec.Headroom)
 	}
 	got := q.box.Reserve(n)
-	b.Reserve(q.box, got)
+	b.Builder().Reserve(q.box, got)
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for i := range got {
 		if !q.add(b, length) {
-			b.Unreserve()
+			b.Builder().Unreserve()
 			q.box.Unreserve(got - i)
 			if q.port.eng.flaw == losesReservations {
 				q.box.Reserve(got - i)
 			}
-			b.Reserve(q.box, i)
+			b.Builder().Reserve(q.box, i)
 			q.noBuffers.Add(1)
 			return i, engine.ErrNoBuffers
 		}
@@ -157,9 +163,9 @@ func (q *fakeTx) add(b *burst.Burst, length int) bool {
 			Cap: uint32(room), Headroom: uint16(head)}
 		length -= int(g.Len)
 		if k == 0 {
-			b.Add(q.src, g)
+			b.Builder().Add(q.src, g)
 		} else {
-			b.AddSegment(q.src, g)
+			b.Builder().AddSegment(q.src, g)
 		}
 	}
 	return true
@@ -175,9 +181,9 @@ func (q *fakeTx) addTwo(b *burst.Burst, length int) bool {
 		return false
 	}
 	room, front := q.head.SlotSize(), q.spec.Headroom
-	b.Add(q.hsrc, burst.Segment{Handle: q.slots[0], Off: q.head.Offset(q.slots[0]) + uint64(front), Len: uint32(room - front),
+	b.Builder().Add(q.hsrc, burst.Segment{Handle: q.slots[0], Off: q.head.Offset(q.slots[0]) + uint64(front), Len: uint32(room - front),
 		Headroom: uint16(front), Role: burst.Header})
-	b.AddSegment(q.src, burst.Segment{Handle: q.slots[1], Off: q.pool.Offset(q.slots[1]), Len: uint32(length),
+	b.Builder().AddSegment(q.src, burst.Segment{Handle: q.slots[1], Off: q.pool.Offset(q.slots[1]), Len: uint32(length),
 		Cap: uint32(q.pool.SlotSize()), Role: burst.Payload})
 	return true
 }
@@ -196,10 +202,10 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 	var err error
 	if got < live {
 		q.full.Add(1)
-		b.TruncateLive(got)
+		b.Builder().TruncateLive(got)
 		err = engine.ErrFull
 	}
-	if q.port.eng.shape == Foreign || q.port.eng.flaw == copiesForwarded || !b.Owned(q.src) && !q.reaches(b) {
+	if q.port.eng.shape == Foreign || q.port.eng.flaw == copiesForwarded || !b.Builder().Owned(q.src) && !q.reaches(b) {
 		n := q.copyOver(b)
 		if n < got {
 			q.noBuffers.Add(1)
@@ -207,7 +213,7 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 			got, err = n, engine.ErrNoBuffers
 		}
 	}
-	b.Reserve(q.box, got)
+	b.Builder().Reserve(q.box, got)
 	for i := range b.Len() {
 		b.SetTime(i, 0)
 	}
@@ -249,7 +255,7 @@ func (q *fakeTx) copyOver(b *burst.Burst) int {
 			at += copyFrom(q.tmp.Bytes(to, k), b, i, at)
 		}
 		q.tmp.SetConn(to, b.Conn(i))
-		q.tmp.SetFlow(to, b.Flow(i))
+		q.tmp.Builder().SetFlow(to, b.Flow(i))
 		if q.port.eng.flaw != copiesUncounted {
 			q.copied.Add(uint64(n))
 		}

@@ -48,6 +48,8 @@ const (
 	oneTooMany
 	copiesForwarded
 	corruptsSizes
+	takesAnything
+	ignoresRate
 )
 
 // garbage keeps what a flaw allocates from being optimized away.
@@ -76,7 +78,7 @@ func (q *fakeRx) flawReceived(b *burst.Burst, before, n int) error {
 	}
 	switch q.port.eng.flaw {
 	case releasesTwice:
-		p := b.Part(before, 0)
+		p := b.Builder().Part(before, 0)
 		p.Reclaim()
 	case corrupts:
 		last := b.Bytes(b.Len()-1, b.Segments(b.Len()-1)-1)
@@ -132,7 +134,7 @@ func (q *fakeRx) flawDeliver(data []byte) bool {
 func (q *fakeTx) flawSend(b *burst.Burst) bool {
 	switch q.port.eng.flaw {
 	case keepsUnreserved:
-		return b.Len() > 0 && b.Reserved(q.box) < b.Live()
+		return b.Len() > 0 && b.Builder().Reserved(q.box) < b.Live()
 	case keepsAfterSend:
 		if b.Len() > 1 {
 			rest := burst.New(b.Cap())

@@ -86,6 +86,9 @@ func TestFlaws(t *testing.T) {
 		{"applies half a batch of rules", halfBatch, Plain, []string{"Rules"}, "a batch that was refused", []string{"Order"}},
 		{"has one descriptor too many", oneTooMany, Plain, []string{"Alloc", "Reservations"}, "expected", []string{"Order"}},
 		{"copies what it forwards", copiesForwarded, Plain, []string{"Forward"}, "ZeroCopyForward", []string{"Order"}},
+		{"takes what it cannot do", takesAnything, Plain, []string{"Refusals"}, "RxSpec.Conn", []string{"Order"}},
+		{"binds a queue to any connection", takesAnything, Stream, []string{"Conn"}, "RxSpec.Conn of no connection", []string{"Order"}},
+		{"ignores a rate", ignoresRate, Plain, []string{"Rate"}, "expected at least", []string{"Order"}},
 		{"keeps what a burst returns of a block", keepsBlock, Blocks, []string{"Order"}, "buffers of the engine are out", []string{"Empty"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

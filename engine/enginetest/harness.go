@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"runtime"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,6 +35,9 @@ type Harness struct {
 	MinPacket, MaxPacket int
 	// Boundaries are sizes in bytes where the implementation changes its way. Each is probed at -1, 0 and +1.
 	Boundaries []int
+	// Alone says that the ports reach no other: packets that are sent are dropped there, and receive queues make packets as long as they have
+	// memory. The suite asks what does not depend on the way between two ports then: specifications, descriptors, counts, closing.
+	Alone bool
 	// Window is how many packets of up to 2048 bytes may be under way without loss; 0 means 32.
 	Window int
 	// Spread says that several receive queues of a port without rules share its packets; otherwise its first queue gets them all.
@@ -105,6 +109,10 @@ var checks = []check{
 	{"TwoPools", checkTwoPools},
 	{"SourceMAC", checkSourceMAC},
 	{"SendAt", checkSendAt},
+	{"Requests", checkRequests},
+	{"Rate", checkRate},
+	{"Conn", checkConn},
+	{"Refusals", checkRefusals},
 	{"TooLong", checkTooLong},
 	{"Timestamps", checkTimestamps},
 	{"Stats", checkStats},
@@ -126,11 +134,18 @@ var checks = []check{
 	{"Allocations", checkAllocations},
 }
 
+// alone are the checks that make sense for Harness.Alone.
+var alone = []string{"Alloc", "Reservations", "Unreserved", "Conn", "Refusals", "Stats", "Drain", "Senders", "QueueIDs", "ComeAndGo", "BurstsOut", "AfterClose",
+	"CloseUnderLoad", "Allocations"}
+
 // Run tests an engine. Each check is a sub-test, which also fails when a goroutine, a file descriptor or packet memory is left.
 func Run(t *testing.T, h Harness) {
 	h = h.defaults()
 	warm(t, h)
 	for _, c := range checks {
+		if h.Alone && !slices.Contains(alone, c.name) {
+			continue
+		}
 		t.Run(c.name, func(t *testing.T) {
 			c.guarded(t, h, func(run func(testing.TB)) {
 				if h.Virtual {

@@ -154,7 +154,7 @@ func checkSourceMAC(t testing.TB, h Harness) {
 		if extra.GetBatch(slot[:]) == 0 {
 			t.Fatal("the memory of frames that were sent does not come back")
 		}
-		b.AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(frame) - cut), Cap: 512})
+		b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(frame) - cut), Cap: 512})
 		copy(b.Bytes(0, 1), frame[cut:])
 		b.SetConn(0, s.conn)
 		if err := s.q.Send(b); err != nil {

@@ -65,7 +65,7 @@ func checkAlloc(t testing.TB, h Harness) {
 	if h.OwnTx || r.caps.TxQueues < 2 {
 		return
 	}
-	few := r.tx(r.A, engine.TxSpec{ID: engine.Auto, Depth: 16, Pools: []*mem.Pool{r.pool("few", slotSize, 4)}}, 0)
+	few := r.tx(r.A, engine.TxSpec{Depth: 16, Pools: []*mem.Pool{r.pool("few", slotSize, 4)}}, 0)
 	for range 10 { // descriptors that found no memory must have come back
 		few.wantAlloc(b, 6, 4, engine.ErrNoBuffers)
 		few.wantAlloc(c, 1, 0, engine.ErrNoBuffers)
@@ -161,7 +161,7 @@ func checkUnreserved(t testing.TB, h Harness) {
 		var slots [5]burst.Handle
 		n := pool.GetBatch(slots[:])
 		for _, x := range slots[:n] {
-			b.Add(src, burst.Segment{Handle: x, Off: pool.Offset(x), Len: uint32(r.minRecord())})
+			b.Builder().Add(src, burst.Segment{Handle: x, Off: pool.Offset(x), Len: uint32(r.minRecord())})
 		}
 		refused("packets of the application's own making", b)
 		if s := pool.Stats(); s.InUse != 0 {
@@ -175,7 +175,7 @@ func checkUnreserved(t testing.TB, h Harness) {
 	}
 	refused("received packets without Forward", b)
 	if r.caps.TxQueues >= 2 {
-		other := r.tx(r.A, engine.TxSpec{ID: engine.Auto, Depth: 8}, 32)
+		other := r.tx(r.A, engine.TxSpec{Depth: 8}, 32)
 		for range 3 {
 			other.wantAlloc(b, 8, 8, nil)
 			refused("packets of another queue's Alloc", b)
@@ -348,7 +348,7 @@ func (r *rig) forwardShort(s *sender, v, back *receiver) {
 	if r.caps.Stream || r.h.Lossy || r.caps.TxQueues < 2 {
 		return
 	}
-	few := r.tx(r.B, engine.TxSpec{ID: engine.Auto, Depth: 4}, 64)
+	few := r.tx(r.B, engine.TxSpec{Depth: 4}, 64)
 	s.burstOf(10, r.minRecord())
 	b := r.burst(16)
 	for b.Len() < 10 {

@@ -9,6 +9,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
+// next asks for the lowest number that is free.
+const next = -1
+
 // checkQueueIDs adds queues with given ids, with chosen ones, and with ids that are in use.
 func checkQueueIDs(t testing.TB, h Harness) {
 	r := newRig(t, h)
@@ -24,13 +27,13 @@ func checkQueueIDs(t testing.TB, h Harness) {
 			ID() int
 			Close() error
 		}, error) {
-			return r.tryRx(r.B, engine.RxSpec{ID: id, Depth: 8}, 128)
+			return r.tryRx(r.B, engine.RxSpec{ID: engine.Queue(id), Depth: 8}, 128)
 		}},
 		{"transmit", r.caps.TxQueues, func(id int) (interface {
 			ID() int
 			Close() error
 		}, error) {
-			return r.tryTx(r.B, engine.TxSpec{ID: id, Depth: 8}, 128)
+			return r.tryTx(r.B, engine.TxSpec{ID: engine.Queue(id), Depth: 8}, 128)
 		}},
 	} {
 		want := func(ask, id int) (close func() error) {
@@ -53,28 +56,28 @@ func checkQueueIDs(t testing.TB, h Harness) {
 		if k.most < 1 {
 			continue
 		}
-		zero := want(engine.Auto, 0)
+		zero := want(next, 0)
 		refused(0, engine.ErrExists)
-		refused(-7, nil)
+		refused(-7, engine.ErrInvalid)
 		var others []func() error
 		if k.most >= 3 {
-			others = append(others, want(2, 2), want(engine.Auto, 1))
+			others = append(others, want(2, 2), want(next, 1))
 			refused(1, engine.ErrExists)
 			refused(2, engine.ErrExists)
 		}
 		if err := zero(); err != nil {
 			t.Fatalf("closing %s queue 0: %v", k.what, err)
 		}
-		others = append(others, want(engine.Auto, 0))
+		others = append(others, want(next, 0))
 		if room := k.most - len(others); room <= 64 { // as many as it says, and no more
 			for range room {
-				q, err := k.add(engine.Auto)
+				q, err := k.add(next)
 				if err != nil {
 					t.Fatalf("adding %s queue %d of the %d that Capabilities promises: %v", k.what, len(others)+1, k.most, err)
 				}
 				others = append(others, q.Close)
 			}
-			refused(engine.Auto, nil)
+			refused(next, engine.ErrInUse)
 		}
 		for _, c := range others {
 			if err := c(); err != nil {
@@ -87,10 +90,10 @@ func checkQueueIDs(t testing.TB, h Harness) {
 		return
 	}
 	pool := []*mem.Pool{r.pool("refused", slotSize, 8)}
-	if _, err := r.B.AddRxQueue(engine.RxSpec{ID: engine.Auto, Pools: pool}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := r.B.AddRxQueue(engine.RxSpec{Pools: pool}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("a pool for an engine whose Capabilities.Memory is empty: %v, expected engine.ErrUnsupported", err)
 	}
-	if _, err := r.B.AddTxQueue(engine.TxSpec{ID: engine.Auto, Pools: pool}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := r.B.AddTxQueue(engine.TxSpec{Pools: pool}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Errorf("a pool for an engine whose Capabilities.Memory is empty: %v, expected engine.ErrUnsupported", err)
 	}
 }
@@ -104,12 +107,12 @@ func checkQueues(t testing.TB, h Harness) {
 	}
 	var rx []*receiver
 	for range min(3, r.caps.RxQueues) {
-		rx = append(rx, r.rx(r.B, engine.RxSpec{ID: engine.Auto, Depth: 256}, 512))
+		rx = append(rx, r.rx(r.B, engine.RxSpec{Depth: 256}, 512))
 		rx[len(rx)-1].next = rx[0].next // a sender's packets all come to one queue
 	}
 	var tx []*sender
 	for i := range min(3, r.caps.TxQueues) {
-		s := r.tx(r.A, engine.TxSpec{ID: engine.Auto, Depth: 64}, 256)
+		s := r.tx(r.A, engine.TxSpec{Depth: 64}, 256)
 		tx = append(tx, s.as(uint16(i), uint16(i)))
 	}
 	sent := 0
@@ -195,13 +198,13 @@ func checkComeAndGo(t testing.TB, h Harness) {
 		id, pools := uint16(1+i), len(r.pools)
 		var rx engine.RxQueue
 		if !h.Spread && !r.caps.Stream && r.caps.RxQueues > 1 {
-			q, err := r.tryRx(r.B, engine.RxSpec{ID: 1, Depth: 16}, 128)
+			q, err := r.tryRx(r.B, engine.RxSpec{ID: engine.Queue(1), Depth: 16}, 128)
 			if err != nil {
 				t.Fatalf("adding a receive queue under load: %v", err)
 			}
 			rx = q
 		}
-		q, err := r.tryTx(r.A, engine.TxSpec{ID: engine.Auto, Depth: 16}, 32)
+		q, err := r.tryTx(r.A, engine.TxSpec{Depth: 16}, 32)
 		if err != nil {
 			t.Fatalf("adding a transmit queue under load: %v", err)
 		}

@@ -33,7 +33,7 @@ func checkRules(t testing.TB, h Harness) {
 	x := &steering{r: r, t: t}
 	x.rules = r.B.Rules()
 	for id := range 3 {
-		v := r.rx(r.B, engine.RxSpec{ID: id, Depth: 128}, 512)
+		v := r.rx(r.B, engine.RxSpec{ID: engine.Queue(id), Depth: 128}, 512)
 		v.gaps = true
 		v.see = func(b *burst.Burst, i int, _ record) { x.flow = b.Flow(i) }
 		x.rx = append(x.rx, v)

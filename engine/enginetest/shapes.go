@@ -21,7 +21,7 @@ func checkSplit(t testing.TB, h Harness) {
 		}
 		heads, bodies := r.hostPool("headers", 128, 512), r.pool("payload", slotSize, 512)
 		v := r.rx(r.B, engine.RxSpec{Pools: []*mem.Pool{heads, bodies}, SplitAt: at}, 0)
-		s := r.tx(r.A, engine.TxSpec{ID: engine.Auto}, 256)
+		s := r.tx(r.A, engine.TxSpec{}, 256)
 		want := at
 		if at == 0 {
 			want = frameHeader
@@ -105,7 +105,7 @@ func checkChains(t testing.TB, h Harness) {
 			if extra.GetBatch(slot[:]) == 0 {
 				t.Fatal("released memory of chains does not come back")
 			}
-			b.AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(part)), Cap: 512})
+			b.Builder().AddSegment(src, burst.Segment{Handle: slot[0], Off: extra.Offset(slot[0]), Len: uint32(len(part)), Cap: 512})
 			copy(b.Bytes(0, b.Segments(0)-1), part)
 		}
 		b.SetConn(0, s.conn)

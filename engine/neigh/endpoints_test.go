@@ -51,11 +51,11 @@ func TestFill(t *testing.T) {
 						slot, _ := p.Get()
 						room := burst.Segment{Handle: slot.Handle(), Off: p.Offset(slot.Handle()) + 128, Cap: 1900, Headroom: 128}
 						if two {
-							b.Add(src, burst.Segment{Handle: head.Handle(), Off: p.Offset(head.Handle()), Len: 2048, Role: burst.Header})
-							b.AddSegment(src, room)
+							b.Builder().Add(src, burst.Segment{Handle: head.Handle(), Off: p.Offset(head.Handle()), Len: 2048, Role: burst.Header})
+							b.Builder().AddSegment(src, room)
 						} else {
 							head.Release()
-							b.Add(src, room)
+							b.Builder().Add(src, room)
 						}
 						k := b.Segments(0) - 1
 						b.SetLen(0, k, n)
@@ -151,9 +151,7 @@ func TestEndpoints(t *testing.T) {
 }
 
 func TestFillAllocations(t *testing.T) {
-	if testenv.Race {
-		t.Skip("the race detector allocates")
-	}
+	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	p, err := mem.NewPool(mem.PoolOptions{Name: "fill", SlotSize: 2048, Slots: 4})
 	if err != nil {
 		t.Fatal(err)
@@ -168,7 +166,7 @@ func TestFillAllocations(t *testing.T) {
 	if n := testing.AllocsPerRun(200, func() {
 		var h [1]mem.Handle
 		p.GetBatch(h[:])
-		b.Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]) + 64, Cap: 1900, Headroom: 64})
+		b.Builder().Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]) + 64, Cap: 1900, Headroom: 64})
 		if e, _ = table.Get(e.ID()); e.Fill(b, 0, 1000) != nil {
 			t.Fatal("Fill")
 		}
@@ -199,11 +197,11 @@ func TestFillChecksumZero(t *testing.T) {
 			p.GetBatch(h[:])
 			data := burst.Segment{Handle: h[1], Off: p.Offset(h[1]) + 64, Cap: 300, Headroom: 64}
 			if two {
-				b.Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]), Cap: 100, Role: burst.Header})
-				b.AddSegment(src, data)
+				b.Builder().Add(src, burst.Segment{Handle: h[0], Off: p.Offset(h[0]), Cap: 100, Role: burst.Header})
+				b.Builder().AddSegment(src, data)
 			} else {
 				p.PutBatch(h[:1])
-				b.Add(src, data)
+				b.Builder().Add(src, data)
 			}
 			k := b.Segments(0) - 1
 			b.SetLen(0, k, 4)

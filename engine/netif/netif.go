@@ -3,6 +3,7 @@ package netif
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -62,6 +63,9 @@ func (i *Interface) open(name string, mtu int) (err error) {
 		return err
 	}
 	l, err := i.ask.Link(name)
+	if errors.Is(err, engine.ErrNotFound) {
+		return fmt.Errorf("%w; there is %s", err, names())
+	}
 	if err != nil {
 		return err
 	}
@@ -76,6 +80,19 @@ func (i *Interface) open(name string, mtu int) (err error) {
 	}
 	i.hardware(l.Name)
 	return nil
+}
+
+// names are the interfaces of the calling thread's network namespace.
+func names() string {
+	all, err := net.Interfaces()
+	if err != nil {
+		return "nothing that can be listed: " + err.Error()
+	}
+	out := make([]string, len(all))
+	for k := range all {
+		out[k] = all[k].Name
+	}
+	return strings.Join(out, ", ")
 }
 
 // hardware finds out what does not change, or what nobody tells of when it does.

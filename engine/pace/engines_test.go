@@ -68,7 +68,7 @@ func paces(t *testing.T, p engine.Port) {
 		t.Fatal(err)
 	}
 	const rate, bytes = 8e6, 1000 // a packet each millisecond
-	tx, err := p.AddTxQueue(engine.TxSpec{ID: engine.Auto, Pools: []*mem.Pool{pool}, Rate: rate, SendAt: true})
+	tx, err := p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}, Rate: rate, SendAt: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -66,6 +66,20 @@ type Options struct {
 	Complete func(n int)
 }
 
+// Of takes the Options of a transmit queue, which are spec.Options or the zero value, with the queue's Rate and SendAt, and clears spec.Options.
+// paced says whether the queue needs a Pacer. Options of another type are engine.ErrInvalid.
+func Of(spec *engine.TxSpec) (o Options, paced bool, err error) {
+	switch x := spec.Options.(type) {
+	case nil:
+	case Options:
+		o = x
+	default:
+		return o, false, fmt.Errorf("options of type %T: expected pace.Options: %w", x, engine.ErrInvalid)
+	}
+	o.Rate, o.SendAt, spec.Options = spec.Rate, spec.SendAt, nil
+	return o, o.Rate > 0 || o.SendAt, nil
+}
+
 // Pacer is an engine.Sink that lets packets through to another one when they may leave.
 type Pacer struct {
 	inner engine.Sink

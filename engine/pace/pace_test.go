@@ -108,10 +108,10 @@ func (r *rig) add(bytes int, at time.Time) {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	r.b.Reserve(r.out, 1)
+	r.b.Builder().Reserve(r.out, 1)
 	binary.LittleEndian.PutUint64(s.Bytes(), r.next)
 	r.next++
-	i := r.b.Add(r.src, burst.Segment{Handle: s.Handle(), Off: r.pool.Offset(s.Handle()), Len: uint32(bytes)})
+	i := r.b.Builder().Add(r.src, burst.Segment{Handle: s.Handle(), Off: r.pool.Offset(s.Handle()), Len: uint32(bytes)})
 	if !at.IsZero() {
 		r.b.SetTime(i, at.UnixNano())
 	}
@@ -350,7 +350,7 @@ func TestLongBurst(t *testing.T) {
 	b := burst.New(2 * run)
 	src := burst.NewSource(nil, nil, nil)
 	for i := range 2 * run {
-		b.Add(src, burst.Segment{Handle: burst.NoHandle, Len: 1})
+		b.Builder().Add(src, burst.Segment{Handle: burst.NoHandle, Len: 1})
 		if i >= run {
 			b.SetTime(i, time.Unix(1e9, 0).Add(3*time.Millisecond).UnixNano()) // after New and two looks
 		}

@@ -158,7 +158,7 @@ func Example_fanOut() {
 	tx := must(port.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}}))
 	var queues []engine.RxQueue
 	for id := range 4 {
-		queues = append(queues, must(port.AddRxQueue(engine.RxSpec{ID: id, Pools: []*mem.Pool{pool}})))
+		queues = append(queues, must(port.AddRxQueue(engine.RxSpec{ID: engine.Queue(id), Pools: []*mem.Pool{pool}})))
 	}
 	must(port.Rules().Apply(flow.Add(must(flow.ParseRule("name video udp dst 5000 -> rss 0-3")))))
 

@@ -93,7 +93,7 @@ type books struct {
 
 // add adds the books of a port, whose receive queues are closed. The caller holds Network.mu for writing.
 func (b *books) add(p *Port) {
-	b.rx.Add(&p.past.rx)
+	b.rx.Add(p.rx.Past())
 	b.rxCame += p.past.rxCame
 	for _, q := range p.old {
 		b.txCame += q.came.Load()
@@ -176,24 +176,20 @@ func (s *station) entries() (tx, port, rx Entry, offered uint64) {
 	if p := s.port; p != nil {
 		b.add(p)
 		for _, q := range p.tx {
-			if q != nil {
-				b.txCame += q.came.Load()
-				b.txOut += q.packets.Load()
-				addDrops(&b.txDrops, &q.drops)
-			}
+			b.txCame += q.came.Load()
+			b.txOut += q.packets.Load()
+			addDrops(&b.txDrops, &q.drops)
 		}
-		for _, q := range p.rx {
-			if q == nil {
-				continue
-			}
-			q.out.Lock()
-			q.in.Lock()
-			b.rx.Add(&q.stats)
-			b.rx.Drops.Add(&q.drops)
-			b.rxCame += q.came
-			held += q.waiting()
-			q.in.Unlock()
-			q.out.Unlock()
+		for _, q := range p.rx.Live() {
+			q.Do(func() {
+				q.in.Lock()
+				defer q.in.Unlock()
+				var s engine.RxStats
+				q.Counts(&s)
+				b.rx.Add(&s)
+				b.rxCame += q.came
+				held += q.waiting()
+			})
 		}
 	}
 	tx = Entry{Kind: "transmit", Name: s.name, In: b.txCame, Out: b.txOut, Drops: b.txDrops}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"maps"
-	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +36,9 @@ type Options struct {
 	// Shared lets any name be opened as a port: names that are on no link are on one common segment, where what one sends all
 	// others receive. Without it a port must be on a link, a switch or a loop before it is opened.
 	Shared bool
+	// Hash has ports read the headers of each packet and note its type and receive hash, the Toeplitz hash with packet.MicrosoftKey, as
+	// network cards do for RSS. Without it only packets that rules steer have a type.
+	Hash bool
 }
 
 // Network is an engine.Engine whose ports are joined in memory. All methods may be called from any goroutine.
@@ -101,9 +103,9 @@ func (n *Network) Available() error { return nil }
 func (n *Network) Now() time.Time { return time.Now() }
 
 // Capabilities implements engine.Engine.
-func (n *Network) Capabilities() engine.Capabilities { return capabilities(MaxMTU) }
+func (n *Network) Capabilities() engine.Capabilities { return n.capabilities(MaxMTU) }
 
-func capabilities(mtu int) engine.Capabilities {
+func (n *Network) capabilities(mtu int) engine.Capabilities {
 	return engine.Capabilities{
 		Frames:          true,
 		RxQueues:        MaxQueues,
@@ -112,11 +114,16 @@ func capabilities(mtu int) engine.Capabilities {
 		RulesIn:         "software",
 		Split:           true,
 		Timestamps:      true,
+		Hash:            n.opts.Hash,
+		Types:           n.opts.Hash,
 		Pacing:          true,
 		SendAt:          true,
 		SendAtIn:        "software",
+		TxChecksum:      "software",
+		TxSegmentation:  "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.HostPinned, mem.Foreign},
+		MemoryUse:       engine.UseInPlace,
 		ExactDrops:      true,
 		MaxPacket:       mtu + packet.EthernetLen,
 	}
@@ -172,57 +179,26 @@ func (n *Network) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Po
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	name, loop, err := parseAddress(spec.Address)
+	name, o, err := n.complete(&spec)
 	if err != nil {
 		return nil, err
 	}
-	var o PortOptions
-	switch v := spec.Options.(type) {
-	case nil:
-	case PortOptions:
-		o = v
-	case *PortOptions:
-		if v != nil {
-			o = *v
-		}
-	default:
-		return nil, fmt.Errorf("%w: sim: port %q: options of type %T: expected sim.PortOptions", engine.ErrInvalid, name, spec.Options)
-	}
-	if o.MAC.IsMulticast() {
-		return nil, fmt.Errorf("%w: sim: port %q: address %v is one of a group: expected an even first byte", engine.ErrInvalid, name, o.MAC)
-	}
-	if spec.MTU == 0 {
-		spec.MTU = n.opts.MTU
-	}
-	if err := checkMTU(spec.MTU); err != nil {
-		return nil, fmt.Errorf("port %q: %w", name, err)
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.closed {
-		return nil, engine.ErrClosed
+	if err := n.vacant(name, o.Loop); err != nil {
+		return nil, err
 	}
 	s := n.stations[name]
 	if s == nil || s.out == nil {
-		switch {
-		case loop || o.Loop:
-			s = n.station(name)
+		s = n.station(name)
+		if o.Loop {
 			n.loop(s)
-		case n.opts.Shared:
+		} else {
 			if n.segment == nil {
 				n.segment = n.newSwitch("segment", true)
 			}
-			s = n.station(name)
 			n.attach(n.segment, s)
-		default:
-			return nil, fmt.Errorf("%w: sim: network %q has no port %q: join it with Link, Switch or Loop; there are %s", engine.ErrNotFound,
-				n.opts.Name, name, list(n.stations))
 		}
-	} else if (loop || o.Loop) && s.out.port != s {
-		return nil, fmt.Errorf("%w: sim: port %q is not looped to itself but on %v", engine.ErrInUse, name, s.out)
-	}
-	if s.port != nil {
-		return nil, fmt.Errorf("%w: sim: port %q is open", engine.ErrInUse, name)
 	}
 	if o.MAC != (packet.MAC{}) {
 		s.mac = o.MAC
@@ -237,39 +213,6 @@ func list[V any](m map[string]V) string {
 		return "none"
 	}
 	return strings.Join(slices.Sorted(maps.Keys(m)), ", ")
-}
-
-// parseAddress takes "a", "sim://a" and "sim://a?loop".
-func parseAddress(address string) (name string, loop bool, err error) {
-	bad := func(why string) error {
-		return fmt.Errorf("%w: sim: address %q: %s: expected a name, sim://name or sim://name?loop", engine.ErrInvalid, address, why)
-	}
-	name = address
-	if strings.Contains(address, "://") || strings.ContainsRune(address, '?') {
-		u, e := url.Parse(address)
-		switch {
-		case e != nil:
-			return "", false, bad("not a URL")
-		case u.Scheme != "sim" && u.Scheme != "":
-			return "", false, bad("scheme " + u.Scheme)
-		case u.Host != "" && u.Path != "" && u.Path != "/":
-			return "", false, bad("has a path")
-		}
-		name = u.Host
-		if name == "" {
-			name = u.Path
-		}
-		for k := range u.Query() {
-			if k != "loop" {
-				return "", false, bad("unknown parameter " + k)
-			}
-			loop = true
-		}
-	}
-	if name == "" {
-		return "", false, bad("no name")
-	}
-	return name, loop, nil
 }
 
 // Partition makes groups of ports that do not reach each other, whatever joins them, in place of the groups before. Ports in no

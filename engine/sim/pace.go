@@ -9,11 +9,11 @@ import (
 )
 
 // newBox makes the front half of the queue, with a pacer before the wire where packets do not leave at once.
-func (q *txQueue) newBox() (*engine.Outbox, error) {
-	if q.spec.Rate == 0 && !q.spec.SendAt {
+func (q *txQueue) newBox(paced bool, o pace.Options) (*engine.Outbox, error) {
+	if !paced {
 		return engine.NewOutbox((*sink)(q), q.spec.Depth, false)
 	}
-	p, err := pace.New((*sink)(q), pace.Options{Rate: q.spec.Rate, SendAt: q.spec.SendAt})
+	p, err := pace.New((*sink)(q), o)
 	if err != nil {
 		return nil, err
 	}

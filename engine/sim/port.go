@@ -3,7 +3,7 @@ package sim
 import (
 	"encoding/binary"
 	"fmt"
-	"sync"
+	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
@@ -20,16 +20,14 @@ type Port struct {
 	limit int // bytes of the longest untagged frame
 	rules *rules
 
-	adding sync.Mutex // one at a time adds a queue
+	// rx has a lock that comes before Network.mu: one goroutine at a time adds a queue. Queues are added and removed with Network.mu held.
+	rx engine.RxSet[*rxQueue]
 
 	// Guarded by Network.mu.
-	closed  bool // no queue may be added
-	gone    bool // Close has done its work
-	rx      [MaxQueues]*rxQueue
-	tx      [MaxQueues]*txQueue
-	first   *rxQueue // of the lowest number
-	old     []*txQueue
-	past    books // of closed receive queues
+	gone    bool                    // Close has done its work
+	tx      []*txQueue              // open ones
+	old     []*txQueue              // closed ones
+	past    struct{ rxCame uint64 } // of closed receive queues
 	changes uint64
 	// What was lost on the way to and from the station until the port was opened, and until it was closed.
 	before, after engine.Drops
@@ -56,7 +54,7 @@ func newPort(s *station, spec engine.PortSpec) *Port {
 func (p *Port) Name() string { return p.name }
 
 // Capabilities implements engine.Port.
-func (p *Port) Capabilities() engine.Capabilities { return capabilities(p.spec.MTU) }
+func (p *Port) Capabilities() engine.Capabilities { return p.net.capabilities(p.spec.MTU) }
 
 // Rules implements engine.Port.
 func (p *Port) Rules() engine.Rules { return p.rules }
@@ -69,62 +67,42 @@ func (p *Port) SetIsolation(i flow.Isolation) error {
 
 // Info implements engine.Port. Up is the state of the link.
 func (p *Port) Info() engine.PortInfo {
-	p.net.mu.RLock()
-	defer p.net.mu.RUnlock()
-	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.closed && p.at.out.up.Load(),
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.rx.Closed() && p.at.out.up.Load(),
 		Speed: p.net.opts.Speed, NUMA: -1}
-}
-
-// queueID chooses an id.
-func queueID[Q any](p *Port, id int, used *[MaxQueues]*Q, what string) (int, error) {
-	p.net.mu.RLock()
-	defer p.net.mu.RUnlock()
-	if p.closed {
-		return 0, engine.ErrClosed
-	}
-	if id == engine.Auto {
-		for id = 0; id < MaxQueues && used[id] != nil; id++ {
-		}
-	}
-	switch {
-	case id < 0 || id >= MaxQueues:
-		return 0, fmt.Errorf("%w: sim: port %q: %s queue %d: expected 0 to %d", engine.ErrInvalid, p.name, what, id, MaxQueues-1)
-	case used[id] != nil:
-		return 0, fmt.Errorf("%w: sim: port %q: %s queue %d: use engine.Auto for one that is free", engine.ErrExists, p.name, what, id)
-	}
-	return id, nil
 }
 
 // AddRxQueue implements engine.Port.
 func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
-	p.adding.Lock()
-	defer p.adding.Unlock()
-	id, err := queueID(p, spec.ID, &p.rx, "receive")
-	if err != nil {
-		return nil, err
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	can := p.Capabilities()
+	if err := p.rx.Admit(&spec, &can, 0); err != nil {
+		return nil, fmt.Errorf("sim: port %q: %w", p.name, err)
 	}
-	q, err := newRxQueue(p, id, spec)
+	q, err := newRxQueue(p, spec)
 	if err != nil {
 		return nil, err
 	}
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()
-	if p.closed {
-		releaseSources(q.pools)
-		return nil, engine.ErrClosed
-	}
-	p.rx[id] = q
-	p.pick()
+	p.rx.Add(q)
 	return q, nil
 }
 
 // AddTxQueue implements engine.Port.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	p.adding.Lock()
-	defer p.adding.Unlock()
-	id, err := queueID(p, spec.ID, &p.tx, "transmit")
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
+		return nil, engine.ErrClosed
+	}
+	p.net.mu.RLock()
+	id, err := engine.TxID(spec.ID, MaxQueues, p.tx)
+	p.net.mu.RUnlock()
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("sim: port %q: %w", p.name, err)
 	}
 	q, err := newTxQueue(p, id, spec)
 	if err != nil {
@@ -132,23 +110,16 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	}
 	p.net.mu.Lock()
 	defer p.net.mu.Unlock()
-	if p.closed {
-		releaseSources(q.pools)
-		return nil, engine.ErrClosed
-	}
-	p.tx[id] = q
+	p.tx = append(p.tx, q)
 	return q, nil
 }
 
-// pick finds the first receive queue. The caller holds Network.mu for writing.
-func (p *Port) pick() {
-	p.first = nil
-	for _, q := range p.rx {
-		if q != nil {
-			p.first = q
-			return
-		}
+// first is the queue of packets that no rule steers, nil where there is none.
+func (p *Port) first() *rxQueue {
+	if live := p.rx.Live(); len(live) > 0 {
+		return live[0]
 	}
+	return nil
 }
 
 // fits reports whether a frame of n bytes is allowed: VLAN tags come on top of the MTU.
@@ -184,17 +155,24 @@ func (p *Port) carry(c *cargo, from, to int) {
 	}
 }
 
+// steers reports whether the headers of packets have to be read.
+func (p *Port) steers() bool {
+	s := p.rules.Snapshot()
+	return s.Classifier().Len() > 0 || s.Isolation() != p.rules.open || p.net.opts.Hash
+}
+
 // sort sends packets to their queues.
 func (p *Port) sort(c *cargo, from, to int) {
-	if s := p.rules.Snapshot(); s.Classifier().Len() > 0 || s.Isolation() != p.rules.open {
+	if p.steers() {
 		p.steer.carry(c, from, to)
 		return
 	}
-	if p.first == nil {
+	q := p.first()
+	if q == nil {
 		p.drop(engine.DropNoQueue, to-from)
 		return
 	}
-	p.first.put(c, from, to, false)
+	q.put(c, from, to, false)
 }
 
 // frame takes one frame off the wire, which it does not change. The caller holds Network.mu for reading.
@@ -204,21 +182,23 @@ func (p *Port) frame(frame []byte, now int64) {
 		p.drop(engine.DropTooLong, 1)
 		return
 	}
-	if s := p.rules.Snapshot(); s.Classifier().Len() > 0 || s.Isolation() != p.rules.open {
+	if p.steers() {
 		p.steer.frame(frame, now)
 		return
 	}
-	if p.first == nil {
+	q := p.first()
+	if q == nil {
 		p.drop(engine.DropNoQueue, 1)
 		return
 	}
-	p.first.frame(frame, 0, now)
+	q.frame(frame, headers{}, now)
 }
 
 // Stats implements engine.Port. Drops are also those of the wires to and from the port, where they count here.
 func (p *Port) Stats(s *engine.PortStats) {
 	p.net.mu.RLock()
-	*s = engine.PortStats{Rx: p.past.rx, Kernel: p.kernel.Load(), LinkChanges: p.changes}
+	defer p.net.mu.RUnlock()
+	*s = engine.PortStats{Kernel: p.kernel.Load(), LinkChanges: p.changes}
 	for i := range p.drops {
 		s.Drops[i] = p.drops[i].Load()
 	}
@@ -229,47 +209,27 @@ func (p *Port) Stats(s *engine.PortStats) {
 	for i, n := range after {
 		s.Drops[i] += n - p.before[i]
 	}
-	queues, old := p.rx, p.tx
-	senders := append([]*txQueue(nil), p.old...)
-	p.net.mu.RUnlock() // a queue that is closed from here on keeps its counts
-	var rx engine.RxStats
-	var tx engine.TxStats
-	for _, q := range queues {
-		if q != nil {
-			q.Stats(&rx)
-			s.Rx.Add(&rx)
-		}
-	}
-	for _, q := range append(senders, old[:]...) {
-		if q != nil {
-			q.Stats(&tx)
-			s.Tx.Add(&tx)
-		}
-	}
+	p.rx.Sum(&s.Rx)
+	engine.SumTx(&s.Tx, p.tx, p.old)
 }
 
 // Close implements engine.Port. It waits for the goroutines of the transmit queues.
 func (p *Port) Close() error {
 	n := p.net
-	n.mu.Lock()
-	if p.closed {
-		n.mu.Unlock()
+	rx, first := p.rx.End()
+	if !first {
 		<-p.ended
 		return nil
 	}
-	p.closed = true
-	rx, tx := p.rx, p.tx
+	n.mu.Lock()
+	tx := slices.Clone(p.tx)
 	n.mu.Unlock()
 	defer close(p.ended)
 	for _, q := range tx {
-		if q != nil {
-			q.Close()
-		}
+		q.Close()
 	}
 	for _, q := range rx {
-		if q != nil {
-			q.Close()
-		}
+		q.Close()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"math/bits"
 	"sync"
 	"sync/atomic"
@@ -19,21 +18,25 @@ type item struct {
 	handle, handle2 burst.Handle
 	time            int64
 	len, len2, cap  uint32
-	flow            uint32
-	head            uint16
-	flags           burst.Flags
+	headers
+	head  uint16
+	flags burst.Flags
 }
 
 func (it *item) take(p burst.Part) {
 	it.off, it.handle, it.len, it.cap, it.head = p.Off, p.Handle, p.Len, p.Cap, p.Headroom
 }
 
-// rxQueue is a ring of items. Senders write it, one at a time under in; the owner reads it under out, which nobody else wants but
-// Stats and Close. So a sender and the owner share nothing but the two ends of the ring.
+// set says when the packet came, and with which flags, and forgets what is known of the packet that had its place before.
+func (it *item) set(now int64, flags burst.Flags) {
+	it.time, it.flags, it.headers = now, flags, headers{}
+}
+
+// rxQueue is a ring of items, and implements engine.RxDevice. Senders write it, one at a time under in; the owner reads it under the queue's
+// own lock. So a sender and the owner share nothing but the two ends of the ring.
 type rxQueue struct {
+	engine.RxFront
 	port  *Port
-	id    int
-	spec  engine.RxSpec
 	pools []*mem.Pool
 	srcs  []*burst.Source
 	bytes [][]byte
@@ -45,28 +48,22 @@ type rxQueue struct {
 	bulk  []*burst.Burst
 	spare *ring.SPSC[*burst.Burst] // empty ones, from the owner back to the senders
 
-	waker  atomic.Pointer[engine.Waker]
-	closed atomic.Bool
+	waker atomic.Pointer[engine.Waker]
 
 	_     [64]byte
 	in    sync.Mutex    // guards what follows
 	tail  atomic.Uint64 // items ever put
 	holds atomic.Uint64 // and packets in them
 	came  uint64        // packets that were offered
-	drops engine.Drops
 	data  []byte
 	slots [2][64]burst.Handle
 
 	_     [64]byte
-	out   sync.Mutex    // guards what follows
-	head  atomic.Uint64 // items ever taken
+	head  atomic.Uint64 // items ever taken; the owner's, as what follows
 	taken atomic.Uint64 // and packets in them, stored after head, so that a sender that sees room finds an item free
-	stats engine.RxStats
-	stage *burst.Burst // with split: taken off the ring, and no room in the owner's burst yet
+	stage *burst.Burst  // with split: taken off the ring, and no room in the owner's burst yet
 	_     [64]byte
 }
-
-const defaultDepth = 1024
 
 const (
 	// whole marks an item that is a burst. It is no flag of a packet.
@@ -75,33 +72,9 @@ const (
 	bulkBurst, leastBulk = 64, 8
 )
 
-// maxDepth bounds the memory of a ring.
-const maxDepth = 1 << 24
-
-func newRxQueue(p *Port, id int, spec engine.RxSpec) (*rxQueue, error) {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: sim: port %q: receive queue %d: %s", engine.ErrInvalid, p.name, id, fmt.Sprintf(format, args...))
-	}
-	switch {
-	case len(spec.Pools) < 1 || len(spec.Pools) > 2:
-		return nil, bad("%d pools: expected one, or two for header/data split, headers first", len(spec.Pools))
-	case spec.Depth < 0 || spec.Depth > maxDepth:
-		return nil, bad("Depth is %d: expected 0 to %d packets", spec.Depth, maxDepth)
-	case spec.SplitAt < 0 || spec.SplitAt > 0 && len(spec.Pools) < 2:
-		return nil, bad("SplitAt is %d with %d pools: expected 0, or two pools", spec.SplitAt, len(spec.Pools))
-	case spec.Conn != 0:
-		return nil, fmt.Errorf("%w: sim: port %q: receive queue %d of connection %d: the simulator carries frames, which have none",
-			engine.ErrUnsupported, p.name, id, spec.Conn)
-	case spec.HardwareTime:
-		return nil, fmt.Errorf("%w: sim: port %q: receive queue %d with HardwareTime: ask for Timestamps", engine.ErrUnsupported, p.name, id)
-	case spec.Options != nil:
-		return nil, bad("options of type %T: there are none", spec.Options)
-	}
-	if spec.Depth == 0 {
-		spec.Depth = defaultDepth
-	}
+func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	n := 1 << bits.Len(uint(spec.Depth-1))
-	q := &rxQueue{port: p, id: id, spec: spec, depth: uint64(spec.Depth), split: len(spec.Pools) == 2,
+	q := &rxQueue{port: p, depth: uint64(spec.Depth), split: len(spec.Pools) == 2,
 		items: make([]item, n), mask: uint64(n - 1)}
 	if q.split {
 		q.stage = burst.NewSegmented(64, 128)
@@ -112,23 +85,13 @@ func newRxQueue(p *Port, id int, spec engine.RxSpec) (*rxQueue, error) {
 		}
 		q.bulk = make([]*burst.Burst, n)
 	}
-	for i, pool := range spec.Pools {
-		if pool == nil {
-			releaseSources(q.pools)
-			return nil, bad("pool %d is nil", i)
-		}
-		src, bytes, err := acquireSource(pool)
-		if err != nil {
-			releaseSources(q.pools)
-			return nil, fmt.Errorf("sim: port %q: receive queue %d: %w", p.name, id, err)
-		}
+	for _, pool := range spec.Pools {
+		src, bytes := acquireSource(pool)
 		q.pools, q.srcs, q.bytes = append(q.pools, pool), append(q.srcs, src), append(q.bytes, bytes)
 	}
+	q.Start(spec, q)
 	return q, nil
 }
-
-// ID implements engine.RxQueue.
-func (q *rxQueue) ID() int { return q.id }
 
 // put takes packets from to to-1 of a burst, for which the flow ids are set if steered. Packets that lie in the queue's own pool it takes
 // over, and notes in c; others it copies. The caller holds Network.mu for reading.
@@ -140,7 +103,7 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	q.came += uint64(to - from)
 	var now int64
 	var flags burst.Flags
-	if q.spec.Timestamps {
+	if q.Spec().Timestamps {
 		now, flags = c.now(), burst.HasTime
 	}
 	b, src := c.b, q.srcs[0]
@@ -148,7 +111,7 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	switch n := to - from; {
 	case c.only != src || q.split:
 	case c.bulk && n == b.Len() && n >= leastBulk && n <= bulkBurst && uint64(n) <= room:
-		b.SetAllReceived(flags, now)
+		b.Builder().SetAllReceived(flags, now)
 		if !steered {
 			clear(b.Flows())
 		}
@@ -161,10 +124,10 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	default:
 		for end := from + int(min(uint64(to-from), room)); i < end; i++ {
 			it := &q.items[tail&q.mask]
-			it.take(b.Part(i, 0))
-			it.flow, it.time, it.flags = 0, now, flags
+			it.take(b.Builder().Part(i, 0))
+			it.set(now, flags)
 			if steered {
-				it.flow = b.Flow(i)
+				it.headers = read(b, i)
 			}
 			c.taken = append(c.taken, i)
 			tail++
@@ -174,16 +137,16 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 	kept := 0 // slots that are had and not used yet
 	for ; i < to; i++ {
 		if room == 0 {
-			q.drops[engine.DropQueueFull] += uint64(to - i)
+			q.Drop(engine.DropQueueFull, uint64(to-i))
 			break
 		}
 		it := &q.items[tail&q.mask]
 		if !q.split && b.Segments(i) == 1 {
-			if part := b.Part(i, 0); part.Source == src {
+			if part := b.Builder().Part(i, 0); part.Source == src {
 				it.take(part)
-				it.flow, it.time, it.flags = 0, now, flags
+				it.set(now, flags)
 				if steered {
-					it.flow = b.Flow(i)
+					it.headers = read(b, i)
 				}
 				c.taken = append(c.taken, i)
 				tail++
@@ -193,18 +156,18 @@ func (q *rxQueue) put(c *cargo, from, to int, steered bool) {
 		}
 		if kept == 0 {
 			if kept = q.get(int(min(uint64(to-i), room, 64))); kept == 0 {
-				q.drops[engine.DropNoBuffers]++
+				q.Drop(engine.DropNoBuffers, 1)
 				continue
 			}
 		}
 		if !q.write(it, kept-1, view(&q.data, b, i)) {
-			q.drops[engine.DropTooLong]++
+			q.Drop(engine.DropTooLong, 1)
 			continue
 		}
 		kept--
-		it.flow, it.time, it.flags = 0, now, flags
+		it.set(now, flags)
 		if steered {
-			it.flow = b.Flow(i)
+			it.headers = read(b, i)
 		}
 		tail++
 		room--
@@ -224,30 +187,30 @@ func (q *rxQueue) keep(b *burst.Burst) *burst.Burst {
 	return k
 }
 
-// frame takes one frame, which it copies. The caller holds Network.mu for reading.
-func (q *rxQueue) frame(frame []byte, flow uint32, now int64) {
+// frame takes one frame, which it copies, with what is known of its headers. The caller holds Network.mu for reading.
+func (q *rxQueue) frame(frame []byte, h headers, now int64) {
 	q.in.Lock()
 	defer q.in.Unlock()
 	q.came++
 	tail := q.tail.Load()
 	if q.holds.Load()-q.taken.Load() >= q.depth {
-		q.drops[engine.DropQueueFull]++
+		q.Drop(engine.DropQueueFull, 1)
 		return
 	}
 	if q.get(1) == 0 {
-		q.drops[engine.DropNoBuffers]++
+		q.Drop(engine.DropNoBuffers, 1)
 		return
 	}
 	it := &q.items[tail&q.mask]
 	if !q.write(it, 0, frame) {
-		q.drops[engine.DropTooLong]++
+		q.Drop(engine.DropTooLong, 1)
 		q.giveBack(1)
 		return
 	}
-	it.flow, it.time, it.flags = flow, 0, 0
-	if q.spec.Timestamps {
-		it.time, it.flags = now, burst.HasTime
+	if it.set(0, 0); q.Spec().Timestamps {
+		it.set(now, burst.HasTime)
 	}
+	it.headers = h
 	q.publish(tail, tail+1, 1)
 }
 
@@ -295,7 +258,7 @@ func (q *rxQueue) write(it *item, k int, frame []byte) bool {
 
 // cut divides a frame into header and payload.
 func (q *rxQueue) cut(frame []byte) (head, rest []byte) {
-	at := q.spec.SplitAt
+	at := q.Spec().SplitAt
 	if at == 0 {
 		var l packet.Layers
 		packet.Parse(frame, &l)
@@ -323,57 +286,40 @@ func (q *rxQueue) wake() {
 	}
 }
 
-// TryRecv implements engine.RxQueue.
-func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
-	if b == nil {
-		return 0, engine.ErrNil
-	}
-	q.out.Lock()
-	defer q.out.Unlock()
-	q.stats.Polls++
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	before := b.Len()
+// Harvest implements engine.RxDevice.
+func (q *rxQueue) Harvest(b *burst.Burst) error {
 	if q.split {
 		q.moveSplit(b)
 	} else {
-		q.stats.Bytes += q.move(b)
+		q.move(b)
 	}
-	n := b.Len() - before
-	if n == 0 {
-		q.stats.Empty++
-		return 0, nil
-	}
-	q.stats.Packets += uint64(n)
-	return n, nil
+	return nil
 }
 
-// move adds packets to b and returns the sum of their bytes. The caller holds out.
-func (q *rxQueue) move(b *burst.Burst) (bytes uint64) {
+// move adds packets to b.
+func (q *rxQueue) move(b *burst.Burst) {
 	head, tail := q.head.Load(), q.tail.Load()
 	start, before := head, b.Len()
 	src := q.srcs[0]
 	for head != tail {
 		it := &q.items[head&q.mask]
 		if it.flags == whole {
-			if !q.moveBulk(b, head, it, &bytes) {
+			if !q.moveBulk(b, head) {
 				break
 			}
 			head++
 			continue
 		}
-		i := b.Add(src, burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Headroom: it.head})
+		i := b.Builder().Add(src, burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Headroom: it.head})
 		if i < 0 {
 			break
 		}
 		if it.flags != 0 {
-			b.SetReceived(i, 0, it.flags, it.time)
+			b.Builder().SetReceived(i, 0, it.flags, it.time)
 		}
-		if it.flow != 0 {
-			b.SetFlow(i, it.flow)
+		if it.headers != (headers{}) {
+			it.headers.set(b, i)
 		}
-		bytes += uint64(it.len)
 		head++
 	}
 	if head != start {
@@ -382,26 +328,21 @@ func (q *rxQueue) move(b *burst.Burst) (bytes uint64) {
 	if n := b.Len() - before; n > 0 {
 		q.taken.Store(q.taken.Load() + uint64(n))
 	}
-	return bytes
 }
 
-// moveBulk moves the packets of a burst, and reports whether it is empty now. The caller holds out.
-func (q *rxQueue) moveBulk(b *burst.Burst, head uint64, it *item, bytes *uint64) bool {
+// moveBulk moves the packets of a burst, and reports whether it is empty now.
+func (q *rxQueue) moveBulk(b *burst.Burst, head uint64) bool {
 	k := q.bulk[head&q.mask]
 	k.MoveTo(b)
 	if k.Len() > 0 {
-		left := uint32(k.TotalLen())
-		*bytes += uint64(it.len - left)
-		it.len = left
 		return false
 	}
-	*bytes += uint64(it.len)
 	q.bulk[head&q.mask] = nil
 	q.spare.Put(k)
 	return true
 }
 
-// moveSplit is move by way of stage, as a packet takes two segments or none. The caller holds out.
+// moveSplit is move by way of stage, as a packet takes two segments or none.
 func (q *rxQueue) moveSplit(b *burst.Burst) {
 	for {
 		if q.stage.Len() == 0 {
@@ -412,25 +353,23 @@ func (q *rxQueue) moveSplit(b *burst.Burst) {
 			}
 			for ; head < end; head++ {
 				it := &q.items[head&q.mask]
-				i := q.stage.Add(q.srcs[0], burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Role: burst.Header})
-				q.stage.AddSegment(q.srcs[1], burst.Segment{Handle: it.handle2, Off: q.pools[1].Offset(it.handle2), Len: it.len2,
+				i := q.stage.Builder().Add(q.srcs[0], burst.Segment{Handle: it.handle, Off: it.off, Len: it.len, Cap: it.cap, Role: burst.Header})
+				q.stage.Builder().AddSegment(q.srcs[1], burst.Segment{Handle: it.handle2, Off: q.pools[1].Offset(it.handle2), Len: it.len2,
 					Cap: uint32(q.pools[1].SlotSize()), Role: burst.Payload})
-				q.stage.SetReceived(i, 0, it.flags, it.time)
-				q.stage.SetFlow(i, it.flow)
+				q.stage.Builder().SetReceived(i, 0, it.flags, it.time)
+				it.headers.set(q.stage, i)
 			}
 			q.head.Store(head)
 			q.taken.Store(q.taken.Load() + uint64(q.stage.Len())) // what is in stage does not count
 		}
-		before := b.TotalLen()
 		q.stage.MoveTo(b)
-		q.stats.Bytes += uint64(b.TotalLen() - before)
 		if q.stage.Len() > 0 {
 			return
 		}
 	}
 }
 
-// waiting is the number of packets that the owner has not taken. The caller holds out.
+// waiting is the number of packets that the owner has not taken.
 func (q *rxQueue) waiting() uint64 {
 	n := q.holds.Load() - q.taken.Load()
 	if q.stage != nil {
@@ -439,81 +378,49 @@ func (q *rxQueue) waiting() uint64 {
 	return n
 }
 
-// empty reports whether TryRecv would find nothing. The caller holds out.
+// empty reports whether Harvest would find nothing.
 func (q *rxQueue) empty() bool {
 	return q.tail.Load() == q.head.Load() && (q.stage == nil || q.stage.Len() == 0)
 }
 
-// Arm implements engine.RxQueue.
-func (q *rxQueue) Arm(w *engine.Waker) bool {
-	q.out.Lock()
-	defer q.out.Unlock()
+// Watch implements engine.RxDevice.
+func (q *rxQueue) Watch(w *engine.Waker) engine.Armed {
 	q.waker.Store(w)
-	if !q.closed.Load() && q.empty() {
-		return false
+	if q.empty() {
+		return engine.ArmedWake
 	}
-	// If a sender was faster, its Wake is the one that was asked for.
-	return q.waker.CompareAndSwap(w, nil)
+	if q.waker.CompareAndSwap(w, nil) {
+		return engine.ArmedReady
+	}
+	return engine.ArmedWake // a sender was faster: its Wake is the one that was asked for
 }
 
-// Discard implements engine.RxQueue.
-func (q *rxQueue) Discard() (int, error) {
-	q.out.Lock()
-	defer q.out.Unlock()
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	return q.throw(engine.DropFlushed), nil
-}
-
-// throw releases what waits. The caller holds out.
-func (q *rxQueue) throw(why engine.Drop) int {
-	bytes, n := q.stats.Bytes, 0
+// Flush implements engine.RxDiscarder.
+func (q *rxQueue) Flush() (n int) {
 	junk := burst.NewSegmented(64, 128)
 	for !q.empty() {
-		if q.split {
-			q.moveSplit(junk)
-		} else {
-			q.move(junk)
-		}
+		_ = q.Harvest(junk)
 		n += junk.Len() // what came meanwhile, too
 		junk.Release()
 	}
-	q.stats.Bytes = bytes
-	q.stats.Drops[why] += uint64(n)
 	return n
 }
 
-// Stats implements engine.RxQueue.
-func (q *rxQueue) Stats(s *engine.RxStats) {
-	q.out.Lock()
-	*s = q.stats
-	q.out.Unlock()
-	q.in.Lock()
-	s.Drops.Add(&q.drops)
-	q.in.Unlock()
+// Stop implements engine.RxDevice.
+func (q *rxQueue) Stop(why engine.Drop) error {
+	q.Drop(why, uint64(q.Flush()))
+	return nil
 }
 
 // Close implements engine.RxQueue.
 func (q *rxQueue) Close() error {
 	p := q.port
 	p.net.mu.Lock() // no sender is in put
-	if q.closed.Load() {
-		p.net.mu.Unlock()
-		return nil
+	defer p.net.mu.Unlock()
+	removed, err := p.rx.Remove(q)
+	if removed {
+		p.past.rxCame += q.came
+		releaseSources(q.pools)
 	}
-	p.rx[q.id] = nil
-	p.pick()
-	q.out.Lock()
-	q.closed.Store(true)
-	q.throw(engine.DropClosed)
-	q.out.Unlock()
-	var s engine.RxStats
-	q.Stats(&s)
-	p.past.rx.Add(&s)
-	p.past.rxCame += q.came
-	releaseSources(q.pools)
-	p.net.mu.Unlock()
-	q.wake()
-	return nil
+	return err
 }

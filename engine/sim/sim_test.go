@@ -20,13 +20,13 @@ func TestAddresses(t *testing.T) {
 		address, name string
 		loop          bool
 	}{{"a", "a", false}, {"sim://port-a", "port-a", false}, {"sim://a?loop", "a", true}, {"a?loop", "a", true}, {"Ünï code", "Ünï code", false}} {
-		name, loop, err := parseAddress(c.address)
-		if name != c.name || loop != c.loop || err != nil {
-			t.Errorf("%q: %q, %v, %v", c.address, name, loop, err)
+		name, o, err := settle(engine.PortSpec{Address: c.address})
+		if name != c.name || o.Loop != c.loop || err != nil {
+			t.Errorf("%q: %q, %v, %v", c.address, name, o.Loop, err)
 		}
 	}
-	for _, bad := range []string{"", "sim://", "udp://a", "sim://a/b", "a?lop", "sim://a?loop&x=1", "sim://%zz", "?loop"} {
-		if name, _, err := parseAddress(bad); !errors.Is(err, engine.ErrInvalid) {
+	for _, bad := range []string{"", "sim://", "udp://a", "sim://a/b", "a?lop", "sim://a?loop&x=1", "?loop", "sim://a?loop=maybe", "sim://a?plop", "sim://a?loop&loop"} {
+		if name, _, err := settle(engine.PortSpec{Address: bad}); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%q: %q, %v; expected ErrInvalid", bad, name, err)
 		}
 	}
@@ -88,7 +88,7 @@ func TestQueueMistakes(t *testing.T) {
 		"connection": {engine.RxSpec{Pools: []*mem.Pool{m}, Conn: 1}, engine.ErrUnsupported},
 		"NIC time":   {engine.RxSpec{Pools: []*mem.Pool{m}, HardwareTime: true}, engine.ErrUnsupported},
 		"options":    {engine.RxSpec{Pools: []*mem.Pool{m}, Options: 1}, engine.ErrInvalid},
-		"id":         {engine.RxSpec{Pools: []*mem.Pool{m}, ID: MaxQueues}, engine.ErrInvalid},
+		"id":         {engine.RxSpec{Pools: []*mem.Pool{m}, ID: engine.Queue(MaxQueues)}, engine.ErrInvalid},
 	} {
 		if _, err := p.AddRxQueue(c.spec); !errors.Is(err, c.want) {
 			t.Errorf("receive queue, %s: %v, expected %v", what, err, c.want)
@@ -96,7 +96,7 @@ func TestQueueMistakes(t *testing.T) {
 	}
 	for what, spec := range map[string]engine.TxSpec{
 		"no pool": {}, "nil pool": {Pools: []*mem.Pool{nil}}, "depth": {Pools: []*mem.Pool{m}, Depth: -1},
-		"headroom": {Pools: []*mem.Pool{m}, Headroom: 2048}, "options": {Pools: []*mem.Pool{m}, Options: 1}, "id": {Pools: []*mem.Pool{m}, ID: -2},
+		"headroom": {Pools: []*mem.Pool{m}, Headroom: 2048}, "options": {Pools: []*mem.Pool{m}, Options: 1}, "id": {Pools: []*mem.Pool{m}, ID: engine.Queue(-2)},
 	} {
 		if _, err := p.AddTxQueue(spec); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("transmit queue, %s: %v", what, err)
@@ -163,7 +163,7 @@ func TestWholeBursts(t *testing.T) {
 		for i := range k {
 			b.SetLen(i, 0, 60+i)
 			b.SetConn(i, 5)
-			b.SetFlow(i, 6)
+			b.Builder().SetFlow(i, 6)
 			b.SetTime(i, 7)
 		}
 		if err := tx.Send(b); err != nil || b.Len() != 0 {
@@ -225,7 +225,7 @@ func TestSteering(t *testing.T) {
 	m := pool(t, "rx", 2048, 256)
 	var qs []*end
 	for i := range 6 {
-		qs = append(qs, &end{rx: addRx(t, p, engine.RxSpec{ID: i, Pools: []*mem.Pool{m}})})
+		qs = append(qs, &end{rx: addRx(t, p, engine.RxSpec{ID: engine.Queue(i), Pools: []*mem.Pool{m}})})
 	}
 	rules, err := flow.ParseRules(`udp dst 1 -> queue 1
 		udp dst 2 -> drop
@@ -293,7 +293,7 @@ func TestSplit(t *testing.T) {
 	a := newEnd(t, n, "a", 64)
 	p := open(t, n, "b")
 	for i, at := range []int{0, 20} {
-		q := addRx(t, p, engine.RxSpec{ID: i, SplitAt: at, Pools: []*mem.Pool{pool(t, "heads", 64, 64), pool(t, "data", 100, 64)}})
+		q := addRx(t, p, engine.RxSpec{ID: engine.Queue(i), SplitAt: at, Pools: []*mem.Pool{pool(t, "heads", 64, 64), pool(t, "data", 100, 64)}})
 		long, longer := udp(1, 2, 3, 4, strings.Repeat("y", 70)), udp(1, 2, 3, 4, strings.Repeat("z", 101+at))
 		a.send(t, udp(1, 2, 3, 4, "hello"), long, longer, []byte("garbage"))
 		cut := 42

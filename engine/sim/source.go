@@ -1,11 +1,9 @@
 package sim
 
 import (
-	"fmt"
 	"sync"
 
 	"github.com/penstock-io/penstock/burst"
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -22,26 +20,20 @@ type sourceOf struct {
 	users int
 }
 
-// acquireSource returns the Source of a pool and what the CPU sees of its memory. The error is ErrUnsupported for memory that the CPU
-// cannot reach.
-func acquireSource(p *mem.Pool) (*burst.Source, []byte, error) {
+// acquireSource returns the Source of a pool and what the CPU sees of its memory.
+func acquireSource(p *mem.Pool) (*burst.Source, []byte) {
 	sources.Lock()
 	defer sources.Unlock()
 	s := sources.of[p]
 	if s == nil {
-		bytes := p.Region().All().Bytes()
-		if bytes == nil {
-			return nil, nil, fmt.Errorf("%w: sim: pool %q: the CPU cannot reach memory of kind %v: use Host or Huge", engine.ErrUnsupported, p.Name(),
-				p.Region().Kind())
-		}
-		s = &sourceOf{src: burst.PoolSource(p), bytes: bytes}
+		s = &sourceOf{src: burst.PoolSource(p), bytes: p.Region().All().Bytes()}
 		if sources.of == nil {
 			sources.of = map[*mem.Pool]*sourceOf{}
 		}
 		sources.of[p] = s
 	}
 	s.users++
-	return s.src, s.bytes, nil
+	return s.src, s.bytes
 }
 
 func releaseSources(pools []*mem.Pool) {

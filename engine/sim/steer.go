@@ -3,6 +3,7 @@ package sim
 import (
 	"sync"
 
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
@@ -101,7 +102,7 @@ func (s *steering) carry(c *cargo, from, to int) {
 			k := i + 1
 			if s.out[i].Transform && q != nil {
 				var at int64
-				if q.spec.Timestamps {
+				if q.Spec().Timestamps {
 					at = c.now()
 				}
 				s.transform(q, &s.out[i], s.frames[i], &s.layers[i], at)
@@ -116,7 +117,8 @@ func (s *steering) carry(c *cargo, from, to int) {
 				s.refuse(&s.out[i], k-i)
 			} else {
 				for j := i; j < k; j++ {
-					c.b.SetFlow(from+j, s.out[j].ID)
+					h := s.headers(s.out[j].ID, s.frames[j], &s.layers[j])
+					h.set(c.b, from+j)
 				}
 				q.put(c, from+i, from+k, true)
 			}
@@ -126,17 +128,50 @@ func (s *steering) carry(c *cargo, from, to int) {
 	}
 }
 
+// headers are what was read of the headers of a packet.
+type headers struct {
+	flow, hash uint32
+	typ        burst.Type
+	hashed     bool
+}
+
+// read returns what set has noted of packet i of b.
+func read(b *burst.Burst, i int) headers {
+	h := headers{flow: b.Flow(i), typ: b.Type(i)}
+	h.hash, h.hashed = b.Hash(i)
+	return h
+}
+
+// set notes of packet i of b what was read of its headers.
+func (h *headers) set(b *burst.Burst, i int) {
+	b.Builder().SetFlow(i, h.flow)
+	b.Builder().SetType(i, h.typ)
+	if h.hashed {
+		b.Builder().SetHash(i, h.hash)
+	}
+}
+
+// headers are those of a frame that a rule sends on with that flow id.
+func (s *steering) headers(id uint32, frame []byte, l *packet.Layers) headers {
+	h := headers{flow: id, typ: engine.TypeOf(l)}
+	if s.port.net.opts.Hash && l.IPVersion != 0 {
+		h.hash, h.hashed = toeplitz().Frame(frame, l), true
+	}
+	return h
+}
+
+// toeplitz makes the tables of the receive hash when they are needed first.
+var toeplitz = sync.OnceValue(func() *packet.Toeplitz { return packet.NewToeplitz(&packet.MicrosoftKey) })
+
 // queue is where a decision sends packets; nil for nowhere.
 func (s *steering) queue(d *flow.Decision) *rxQueue {
 	switch {
 	case d.Verdict != flow.Deliver:
 		return nil
 	case d.Rule < 0 && d.Queue == 0:
-		return s.port.first
-	case int(d.Queue) >= MaxQueues:
-		return nil
+		return s.port.first()
 	}
-	return s.port.rx[d.Queue]
+	return s.port.rx.Find(int(d.Queue))
 }
 
 // refuse counts packets that go to no queue.
@@ -164,7 +199,7 @@ func (s *steering) transform(q *rxQueue, d *flow.Decision, frame []byte, l *pack
 		s.port.drop(engine.DropTransform, 1)
 		return
 	}
-	q.frame(out, d.ID, now)
+	q.frame(out, headers{flow: d.ID}, now)
 }
 
 // frame steers one frame.
@@ -183,6 +218,6 @@ func (s *steering) frame(frame []byte, now int64) {
 	case d.Transform:
 		s.transform(q, &d, frame, l, now)
 	default:
-		q.frame(frame, d.ID, now)
+		q.frame(frame, s.headers(d.ID, frame, l), now)
 	}
 }

@@ -1,8 +1,8 @@
 package sim
 
 import (
-	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,17 +15,14 @@ import (
 
 // txQueue is a transmit queue: an Outbox whose device puts packets on the wire of the port.
 type txQueue struct {
+	engine.TxFront
 	port   *Port
-	id     int
 	spec   engine.TxSpec
 	pools  []*mem.Pool
 	srcs   []*burst.Source
-	slots  *engine.TxSlots
 	box    *engine.Outbox
 	pacer  *pace.Pacer // nil without Rate and SendAt
 	pacing sync.Mutex  // over pacer; comes before Network.mu
-
-	forwarded atomic.Uint64
 
 	// Of Transmit, which runs in one goroutine at a time.
 	cargo              cargo
@@ -33,79 +30,40 @@ type txQueue struct {
 	came, packets, sum atomic.Uint64
 	drops              [engine.NumDrops]atomic.Uint64
 
-	closed atomic.Bool
-	ended  chan struct{} // closed when Close has done its work
+	once sync.Once
 }
 
 func newTxQueue(p *Port, id int, spec engine.TxSpec) (*txQueue, error) {
-	bad := func(format string, args ...any) error {
-		return fmt.Errorf("%w: sim: port %q: transmit queue %d: %s", engine.ErrInvalid, p.name, id, fmt.Sprintf(format, args...))
+	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
+		return nil, err
 	}
-	switch {
-	case len(spec.Pools) < 1 || len(spec.Pools) > 2:
-		return nil, bad("%d pools: expected one, or two for headers and payload", len(spec.Pools))
-	case spec.Depth < 0 || spec.Depth > maxDepth:
-		return nil, bad("Depth is %d: expected 0 to %d packets", spec.Depth, maxDepth)
-	case spec.Options != nil:
-		return nil, bad("options of type %T: there are none", spec.Options)
+	o, paced, err := pace.Of(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("sim: port %q: transmit queue %d: %w", p.name, id, err)
 	}
-	if spec.Depth == 0 {
-		spec.Depth = defaultDepth
+	can := p.Capabilities()
+	srcs, err := engine.CheckTx(&spec, &can)
+	if err != nil {
+		return nil, fmt.Errorf("sim: port %q: transmit queue %d: %w", p.name, id, err)
 	}
-	q := &txQueue{port: p, id: id, spec: spec, attic: burst.New(64), ended: make(chan struct{})}
+	q := &txQueue{port: p, spec: spec, attic: burst.New(64)}
 	q.cargo.from = p.at
 	for i, pool := range spec.Pools {
-		if pool == nil {
-			releaseSources(q.pools)
-			return nil, bad("pool %d is nil", i)
-		}
-		src, _, err := acquireSource(pool)
-		if err != nil {
-			releaseSources(q.pools)
-			return nil, fmt.Errorf("sim: port %q: transmit queue %d: %w", p.name, id, err)
-		}
-		q.pools, q.srcs = append(q.pools, pool), append(q.srcs, src)
+		srcs[i], _ = acquireSource(pool)
 	}
-	var err error
-	if spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
-		err = bad("headroom of %d bytes: expected less than the slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
-	} else {
-		q.slots = engine.NewTxSlots(q.pools, q.srcs, spec.Headroom, 0)
-		q.box, err = q.newBox()
-	}
+	q.pools, q.srcs = spec.Pools, srcs
+	box, err := q.newBox(paced, o)
 	if err != nil {
 		releaseSources(q.pools)
 		return nil, err
 	}
+	q.box = box
+	q.Start(id, engine.NewTxSlots(q.pools, q.srcs, spec.Headroom, 0), box, nil)
 	return q, nil
 }
 
-// ID implements engine.TxQueue.
-func (q *txQueue) ID() int { return q.id }
-
-// Alloc implements engine.TxQueue.
-func (q *txQueue) Alloc(b *burst.Burst, n, length int) (int, error) {
-	if q.closed.Load() {
-		return 0, engine.ErrClosed
-	}
-	return q.slots.Alloc(q.box, b, n, length)
-}
-
 // Forward implements engine.TxQueue. It copies nothing: the wire reads packets where they lie.
-func (q *txQueue) Forward(b *burst.Burst) (int, error) {
-	n, err := q.box.ClaimReached(b)
-	if err == engine.ErrFull {
-		q.slots.CountFull()
-	}
-	q.forwarded.Add(uint64(n))
-	return n, err
-}
-
-// Send implements engine.TxQueue.
-func (q *txQueue) Send(b *burst.Burst) error { return q.box.Send(b) }
-
-// Drain implements engine.TxQueue. What is late on a wire has left.
-func (q *txQueue) Drain(ctx context.Context) error { return q.box.Drain(ctx) }
+func (q *txQueue) Forward(b *burst.Burst) (int, error) { return q.ForwardReached(b) }
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
@@ -113,13 +71,11 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 		q.pacing.Lock()
 		defer q.pacing.Unlock()
 	}
-	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.sum.Load(), Forwarded: q.forwarded.Load(),
-		Queued: uint64(q.box.Queued())}
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.sum.Load()}
 	for i := range q.drops {
 		s.Drops[i] = q.drops[i].Load()
 	}
-	q.slots.AddStats(s)
-	q.box.AddDrops(&s.Drops)
+	q.AddStats(s)
 	if q.pacer != nil {
 		q.pacer.AddStats(s)
 	}
@@ -127,18 +83,15 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 
 // Close implements engine.TxQueue.
 func (q *txQueue) Close() error {
-	if q.closed.Swap(true) {
-		<-q.ended
-		return nil
-	}
-	defer close(q.ended)
-	q.box.Close() // takes Network.mu for reading
-	p := q.port
-	p.net.mu.Lock()
-	defer p.net.mu.Unlock()
-	p.tx[q.id] = nil
-	p.old = append(p.old, q)
-	releaseSources(q.pools)
+	q.Shut() // takes Network.mu for reading
+	q.once.Do(func() {
+		p := q.port
+		p.net.mu.Lock()
+		defer p.net.mu.Unlock()
+		p.tx = slices.DeleteFunc(slices.Clone(p.tx), func(o *txQueue) bool { return o == q })
+		p.old = append(p.old, q)
+		releaseSources(q.pools)
+	})
 	return nil
 }
 
@@ -172,23 +125,23 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	p.net.mu.RUnlock()
 	c.b = nil
 	if whole {
-		b.Forget() // the receivers own all of it
+		b.Builder().Forget() // the receivers own all of it
 		return to, time.Time{}
 	}
 	for n := len(c.taken) - 1; n >= 0; n-- { // from the end: Take moves what is behind
 		if !b.Take(q.attic, c.taken[n]) {
-			q.attic.Forget()
+			q.attic.Builder().Forget()
 			b.Take(q.attic, c.taken[n])
 		}
 	}
-	q.attic.Forget()
+	q.attic.Builder().Forget()
 	return to, time.Time{}
 }
 
 // uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own memory, none of which is too long
 // or needs to be changed.
 func (q *txQueue) uniform(b *burst.Burst, from, to int) bool {
-	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Owned(q.srcs[0]) && b.Live() == to && !q.spec.SourceMAC &&
+	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Builder().Owned(q.srcs[0]) && b.Live() == to && !q.spec.SourceMAC &&
 		q.pools[0].SlotSize() <= q.port.limit
 }
 

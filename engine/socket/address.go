@@ -3,11 +3,8 @@ package socket
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
-	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -19,8 +16,6 @@ type address struct {
 	scheme string // udp or tcp
 	local  endpoint
 	remote endpoint // where host and port are "" there is none
-	device string
-	groups []netip.Addr
 	listen bool
 }
 
@@ -39,57 +34,35 @@ func parseAddress(s string) (a address, err error) {
 	bad := func(format string, args ...any) (address, error) {
 		return address{}, fmt.Errorf("socket: address %q: %s: %w", s, fmt.Sprintf(format, args...), engine.ErrInvalid)
 	}
-	scheme, rest, ok := strings.Cut(s, "://")
-	if !ok || scheme != "udp" && scheme != "tcp" {
+	read, err := Spec.Address(s)
+	if err != nil {
+		return a, err
+	}
+	a.scheme = read.Scheme
+	if a.scheme == "" {
 		return bad("expected udp://host:port or tcp://host:port")
 	}
-	a.scheme = scheme
-	where, query, _ := strings.Cut(rest, "?")
-	if where == "" && scheme == "udp" {
-		where = ":0"
+	if read.Where == "" && read.Settings["remote"] != "" {
+		read.Where = ":0" // a sender needs no number that others know
 	}
-	at, err := parseEndpoint(where)
+	at, err := parseEndpoint(read.Where)
 	if err != nil {
 		return bad("%v", err)
 	}
-	values, err := url.ParseQuery(query)
+	if v, ok := read.Settings["remote"]; ok {
+		if a.remote, err = parseEndpoint(v); err == nil && (a.remote.host == "" || a.remote.port == 0) {
+			err = fmt.Errorf("remote %q: expected host:port", v)
+		}
+	}
+	if v, ok := read.Settings["local"]; ok && err == nil {
+		a.local, err = parseEndpoint(v)
+	}
 	if err != nil {
 		return bad("%v", err)
 	}
-	for _, key := range slices.Sorted(maps.Keys(values)) {
-		vs := values[key]
-		if len(vs) != 1 && key != "group" {
-			return bad("%s is given %d times: expected once", key, len(vs))
-		}
-		v := vs[0]
-		switch {
-		case key == "interface":
-			a.device = v
-		case key == "remote" && scheme == "udp":
-			if a.remote, err = parseEndpoint(v); err == nil && (a.remote.host == "" || a.remote.port == 0) {
-				err = fmt.Errorf("remote %q: expected host:port", v)
-			}
-		case key == "local" && scheme == "tcp":
-			a.local, err = parseEndpoint(v)
-		case key == "listen" && scheme == "tcp":
-			a.listen, err = strconv.ParseBool(v)
-		case key == "group" && scheme == "udp":
-			for _, v := range vs {
-				g, err := netip.ParseAddr(v)
-				if err != nil || !g.IsMulticast() {
-					return bad("group %q: expected a multicast address", v)
-				}
-				a.groups = append(a.groups, g)
-			}
-		default:
-			return bad("unknown key %q: expected interface%s", key, map[string]string{"udp": ", remote, group", "tcp": ", local, listen"}[scheme])
-		}
-		if err != nil {
-			return bad("%v", err)
-		}
-	}
+	a.listen = read.Settings["listen"] == "true"
 	switch {
-	case scheme == "udp" || a.listen:
+	case a.scheme == "udp" || a.listen:
 		if a.local.given() {
 			return bad("local is for tcp addresses that connect")
 		}

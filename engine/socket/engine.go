@@ -34,44 +34,21 @@ func (*Engine) Capabilities() engine.Capabilities {
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
 		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true,
-		Memory: []mem.Kind{mem.Host, mem.Huge},
+		Memory: []mem.Kind{mem.Host, mem.Huge}, MemoryUse: engine.UseInPlace, TxChecksum: "kernel",
 	}
 }
 
 // OpenPort implements engine.Engine. Options are nil, a UDPOptions or a TCPOptions, or a pointer to one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
-	a, err := parseAddress(spec.Address)
+	a, udp, tcp, err := settle(spec)
 	if err != nil {
 		return nil, err
-	}
-	if spec.Isolated {
-		return nil, failed(engine.ErrUnsupported, "port %q: a socket gets what is sent to its address, and has no rules: Isolated must be false", spec.Address)
 	}
 	if spec.Name == "" {
 		spec.Name = spec.Address
 	}
-	switch o := spec.Options.(type) {
-	case nil:
-		if a.scheme == "udp" {
-			return openUDP(ctx, spec, a, UDPOptions{})
-		}
-		return openTCP(ctx, spec, a, TCPOptions{})
-	case UDPOptions:
-		if a.scheme == "udp" {
-			return openUDP(ctx, spec, a, o)
-		}
-	case *UDPOptions:
-		if a.scheme == "udp" && o != nil {
-			return openUDP(ctx, spec, a, *o)
-		}
-	case TCPOptions:
-		if a.scheme == "tcp" {
-			return openTCP(ctx, spec, a, o)
-		}
-	case *TCPOptions:
-		if a.scheme == "tcp" && o != nil {
-			return openTCP(ctx, spec, a, *o)
-		}
+	if a.scheme == "udp" {
+		return openUDP(ctx, spec, a, udp)
 	}
-	return nil, invalid("port %q: options of type %T: expected those of %s", spec.Address, spec.Options, a.scheme)
+	return openTCP(ctx, spec, a, tcp)
 }

@@ -32,7 +32,7 @@ func FuzzAddress(f *testing.F) {
 		}
 		switch {
 		case a.scheme == "udp" && !a.listen && !(a.remote.given() && (a.remote.host == "" || a.remote.port == 0)):
-		case a.scheme == "tcp" && len(a.groups) == 0 && (a.listen && !a.remote.given() || !a.listen && a.remote.host != "" && a.remote.port > 0):
+		case a.scheme == "tcp" && (a.listen && !a.remote.given() || !a.listen && a.remote.host != "" && a.remote.port > 0):
 		default:
 			t.Errorf("%q is %+v", s, a)
 		}

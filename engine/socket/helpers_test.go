@@ -103,7 +103,6 @@ func newWriter(t testing.TB, p engine.Port, spec engine.TxSpec) *writer {
 	if spec.Pools == nil {
 		spec.Pools = []*mem.Pool{newPool(t, 2048, 512)}
 	}
-	spec.ID = engine.Auto
 	q, err := p.AddTxQueue(spec)
 	if err != nil {
 		t.Fatal(err)

@@ -33,9 +33,9 @@ func (p *UDPPort) unwatchLink() {
 // ready implements watcher.
 func (w *linkWatch) ready(uint32) {
 	p := (*UDPPort)(w)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.links == nil {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() || p.links == nil {
 		return
 	}
 	p.links.Drain()

@@ -16,33 +16,32 @@ import (
 
 // TCPPort is a port with a tcp:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections.
 type TCPPort struct {
-	name   string
-	o      TCPOptions
-	listen bool
-	ipv6   bool
-	zone   uint32
-	local  netip.AddrPort // to bind to
-	remote netip.AddrPort // to connect to
-	addr   netip.AddrPort // of the listener, IPv4 as IPv4
-	opened time.Time
+	address string // as it was opened
+	name    string
+	o       TCPOptions
+	listen  bool
+	ipv6    bool
+	zone    uint32
+	local   netip.AddrPort // to bind to
+	remote  netip.AddrPort // to connect to
+	addr    netip.AddrPort // of the listener, IPv4 as IPv4
+	opened  time.Time
 
 	// current is the connection of a port that connects, nil while there is none; gone says that there will be no other.
 	current atomic.Pointer[conn]
 	gone    atomic.Bool
 
-	mu      sync.Mutex // guards what follows; taken before those of queues, and those before those of connections
-	closed  bool
-	lfd     int // of the listener, -1 for none
+	rx      engine.RxSet[*tcpRx] // its lock guards what follows; taken before those of queues, and those before those of connections
+	lfd     int                  // of the listener, -1 for none
 	ltag    uint64
 	paused  *time.Timer // until connections are accepted again
 	dialing *dialing    // nil while none is made
 	again   *time.Timer // the next attempt
 	backoff engine.Backoff
 	cause   error // why the last attempt or connection failed
-	rx      []*tcpRx
 	tx      []*txQueue
 	ended   []*txQueue // closed ones, the latest
-	old     engine.PortStats
+	pastTx  engine.TxStats
 	change  chan struct{} // closed and replaced when a connection comes or goes
 	notes   []string
 	last    uint32 // id given last
@@ -102,13 +101,7 @@ type TCPCounts struct {
 }
 
 func openTCP(ctx context.Context, spec engine.PortSpec, a address, o TCPOptions) (*TCPPort, error) {
-	if err := o.complete(); err != nil {
-		return nil, err
-	}
-	if a.device != "" {
-		o.Interface = a.device
-	}
-	p := &TCPPort{name: spec.Name, o: o, listen: a.listen, lfd: -1, conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
+	p := &TCPPort{name: spec.Name, address: spec.Address, o: o, listen: a.listen, lfd: -1, conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
 		change: make(chan struct{}), opened: time.Now(), backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
 	var err error
 	if !a.listen {
@@ -134,9 +127,9 @@ func openTCP(ctx context.Context, spec engine.PortSpec, a address, o TCPOptions)
 		}
 		return p, nil
 	}
-	p.mu.Lock()
+	p.rx.Lock()
 	err = p.dial()
-	p.mu.Unlock()
+	p.rx.Unlock()
 	if err == nil && !o.Background {
 		bounded, cancel := context.WithTimeout(ctx, o.ConnectTimeout)
 		defer cancel()
@@ -227,8 +220,8 @@ func (p *TCPPort) startListening() error {
 		return fail(err)
 	}
 	p.addr = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	p.lfd = fd
 	if p.ltag, err = events.add(fd, sys.EventIn|sys.EventOneShot, (*acceptor)(p)); err != nil {
 		p.lfd = -1
@@ -248,9 +241,9 @@ const (
 // ready implements watcher.
 func (a *acceptor) ready(uint32) {
 	p := (*TCPPort)(a)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.lfd < 0 {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() || p.lfd < 0 {
 		return
 	}
 	for range acceptBatch {
@@ -277,14 +270,14 @@ func (a *acceptor) ready(uint32) {
 }
 
 func (p *TCPPort) listenAgain() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if !p.closed && p.lfd >= 0 {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if !p.rx.Closed() && p.lfd >= 0 {
 		events.set(p.lfd, sys.EventIn|sys.EventOneShot, p.ltag)
 	}
 }
 
-// admit makes a connection of a descriptor. The caller holds p.mu.
+// admit makes a connection of a descriptor. The caller holds p.rx.
 func (p *TCPPort) admit(fd int, from netip.AddrPort) {
 	c := &conn{port: p, fd: fd, remote: netip.AddrPortFrom(from.Addr().Unmap(), from.Port())}
 	at, err := sys.LocalAddr(fd)
@@ -325,7 +318,7 @@ func (p *TCPPort) tell(c *conn, up bool, err error) {
 	}
 }
 
-// changed wakes those who wait for a connection, and what waits to be sent. The caller holds p.mu.
+// changed wakes those who wait for a connection, and what waits to be sent. The caller holds p.rx.
 func (p *TCPPort) changed() {
 	close(p.change)
 	p.change = make(chan struct{})
@@ -335,15 +328,15 @@ func (p *TCPPort) changed() {
 }
 
 // assign gives a connection to a queue: the one that is bound to it, or else the one of the unbound that has the fewest. The caller
-// holds p.mu.
+// holds p.rx.
 func (p *TCPPort) assign(c *conn) {
 	var to *tcpRx
-	for _, q := range p.rx {
-		if q.conn == c.id {
+	for _, q := range p.rx.Live() {
+		if q.Spec().Conn == c.id {
 			to = q
 			break
 		}
-		if q.conn == 0 && (to == nil || q.load() < to.load()) {
+		if q.Spec().Conn == 0 && (to == nil || q.load() < to.load()) {
 			to = q
 		}
 	}
@@ -354,12 +347,12 @@ func (p *TCPPort) assign(c *conn) {
 
 // finish ends a connection and closes it. What waits to be sent on it is dropped.
 func (p *TCPPort) finish(c *conn, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	p.end(c, err)
 }
 
-// end is finish for those who hold p.mu.
+// end is finish for those who hold p.rx.
 func (p *TCPPort) end(c *conn, err error) {
 	if p.conns[c.id] != c {
 		return
@@ -384,12 +377,12 @@ func (p *TCPPort) end(c *conn, err error) {
 	sys.Close(c.fd)
 	c.mu.Unlock()
 	failure := &ConnError{ID: c.id, Remote: c.remote, Err: err}
-	for _, q := range p.rx {
-		if q.conn == c.id {
+	for _, q := range p.rx.Live() {
+		if q.Spec().Conn == c.id {
 			q.fail(failure)
 		}
 	}
-	if p.current.CompareAndSwap(c, nil) && !p.closed {
+	if p.current.CompareAndSwap(c, nil) && !p.rx.Closed() {
 		p.cause = failure
 		if p.o.Reconnect {
 			p.retryLater()
@@ -405,10 +398,10 @@ func (p *TCPPort) end(c *conn, err error) {
 	}
 }
 
-// giveUp says that there will be no other connection. The caller holds p.mu.
+// giveUp says that there will be no other connection. The caller holds p.rx.
 func (p *TCPPort) giveUp(err error) {
 	p.gone.Store(true)
-	for _, q := range p.rx {
+	for _, q := range p.rx.Live() {
 		q.fail(err)
 	}
 	p.changed()
@@ -437,19 +430,24 @@ func (p *TCPPort) Info() engine.PortInfo {
 	if a := p.LocalAddr(); a.IsValid() {
 		i.IPs = []netip.Prefix{netip.PrefixFrom(a.Addr(), a.Addr().BitLen())}
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i.Up = !p.closed && (p.listen || p.current.Load() != nil)
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	i.Up = !p.rx.Closed() && (p.listen || p.current.Load() != nil)
 	return i
 }
 
 // Capabilities implements engine.Port.
 func (p *TCPPort) Capabilities() engine.Capabilities {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	return p.can()
+}
+
+// can are the port's Capabilities. The caller holds the set's lock.
+func (p *TCPPort) can() engine.Capabilities {
 	c := capabilities()
 	c.Stream, c.RxQueues = true, maxQueues
 	c.Pacing, c.SendAt, c.SendAtIn = true, true, "software"
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	c.Notes = append(slices.Clone(p.notes), "the kernel takes no receive times of a byte stream")
 	return c
 }
@@ -464,41 +462,40 @@ func (p *TCPPort) Counts() TCPCounts {
 
 // Stats implements engine.Port.
 func (p *TCPPort) Stats(s *engine.PortStats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	*s = p.old
-	engine.SumRx(&s.Rx, p.rx)
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	*s = engine.PortStats{Tx: p.pastTx}
+	p.rx.Sum(&s.Rx)
 	engine.SumTx(&s.Tx, p.tx, p.ended)
 }
 
 // Close implements engine.Port. What the kernel has taken to send it still sends.
 func (p *TCPPort) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	rx, first := p.rx.End()
+	if !first {
 		return nil
 	}
-	p.closed = true
+	p.rx.Lock()
 	p.stopDialing()
 	if p.paused != nil {
 		p.paused.Stop()
 	}
-	rx, tx := slices.Clone(p.rx), slices.Clone(p.tx)
+	tx := slices.Clone(p.tx)
 	var err error
 	if p.lfd >= 0 {
 		events.remove(p.lfd, p.ltag)
 		err = sys.Close(p.lfd)
 		p.lfd = -1
 	}
-	p.mu.Unlock()
+	p.rx.Unlock()
 	for _, q := range tx {
 		err = errors.Join(err, q.Close())
 	}
 	for _, q := range rx {
 		err = errors.Join(err, q.Close())
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	for _, c := range p.conns {
 		p.end(c, engine.ErrClosed)
 	}

@@ -56,17 +56,17 @@ func TestTCPManyConnections(t *testing.T) {
 	only := map[*reader]uint32{}
 	owner := map[uint32]*reader{}
 	for range 2 {
-		readers = append(readers, newReader(t, p, engine.RxSpec{ID: engine.Auto}))
+		readers = append(readers, newReader(t, p, engine.RxSpec{}))
 	}
 	for i := range bound {
 		id := p.Find(conns[i].LocalAddr().(*net.TCPAddr).AddrPort())
-		r := newReader(t, p, engine.RxSpec{ID: engine.Auto, Conn: id})
+		r := newReader(t, p, engine.RxSpec{Conn: id})
 		only[r], owner[id] = id, r
 		readers = append(readers, r)
 		if info, ok := p.Conn(id); !ok || info.Queue != r.q.ID() || info.Remote != conns[i].LocalAddr().(*net.TCPAddr).AddrPort() {
 			t.Errorf("connection %d: %+v, %v", id, info, ok)
 		}
-		_, err := p.AddRxQueue(engine.RxSpec{ID: engine.Auto, Conn: id, Pools: []*mem.Pool{newPool(t, 64, 4)}})
+		_, err := p.AddRxQueue(engine.RxSpec{Conn: id, Pools: []*mem.Pool{newPool(t, 64, 4)}})
 		if !errors.Is(err, engine.ErrInUse) {
 			t.Errorf("binding a connection twice: %v", err)
 		}
@@ -191,7 +191,7 @@ func TestTCPReset(t *testing.T) {
 	if b := r.more(); string(b.Bytes(0, 0)) != "unfinished" {
 		t.Fatalf("%q", b.Bytes(0, 0))
 	}
-	bound := newReader(t, p, engine.RxSpec{ID: engine.Auto, Conn: id})
+	bound := newReader(t, p, engine.RxSpec{Conn: id})
 	c.SetLinger(0)
 	c.Close()
 	if got, flags := bound.ends(id); len(got) != 0 || flags != burst.Last|burst.Truncated {

@@ -52,7 +52,7 @@ func (c *conn) send(s *tcpSink, b *burst.Burst, from, to int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.dead || c.shut || c.after {
-		s.lose(engine.DropDown, uint64(b.LivePart(from, to)))
+		s.lose(engine.DropDown, uint64(b.Builder().LivePart(from, to)))
 		return
 	}
 	off := 0
@@ -60,7 +60,7 @@ func (c *conn) send(s *tcpSink, b *burst.Burst, from, to int) {
 		for from < to {
 			next, rest, again := c.write(s, b, from, to, off)
 			if c.shut {
-				s.lose(engine.DropDown, uint64(b.LivePart(next, to)))
+				s.lose(engine.DropDown, uint64(b.Builder().LivePart(next, to)))
 				return
 			}
 			if from, off = next, rest; !again {
@@ -170,7 +170,7 @@ func (c *conn) flush() (leave bool) {
 			break
 		}
 		if next < h.b.Len() {
-			h.b.ReleasePart(h.from, next)
+			h.b.Builder().ReleasePart(h.from, next)
 			h.from, h.off = next, off
 			if !again {
 				return false
@@ -211,7 +211,7 @@ func (c *conn) drop(why engine.Drop, of *tcpSink) {
 			n++
 			continue
 		}
-		h.s.lose(why, uint64(h.b.LivePart(h.from, h.b.Len())))
+		h.s.lose(why, uint64(h.b.Builder().LivePart(h.from, h.b.Len())))
 		if i == 0 && h.off > 0 && !c.dead && !c.shut {
 			c.fail(fmt.Errorf("socket: the transmit queue was closed in the middle of a packet: %w", engine.ErrClosed))
 		}
@@ -234,8 +234,8 @@ func (c *conn) ready(es uint32) {
 	if es&(sys.EventErr|sys.EventHup) == 0 {
 		return
 	}
-	c.port.mu.Lock()
-	defer c.port.mu.Unlock()
+	c.port.rx.Lock()
+	defer c.port.rx.Unlock()
 	if c.q == nil { // nobody reads it who would notice
 		c.port.end(c, sys.SocketError(c.fd))
 	}
@@ -253,23 +253,21 @@ type ConnInfo struct {
 func (c *conn) info() ConnInfo {
 	i := ConnInfo{ID: c.id, Local: c.local, Remote: c.remote, Queue: -1}
 	if c.q != nil {
-		i.Queue = c.q.id
-		c.q.mu.Lock()
-		i.Ended = c.ended
-		c.q.mu.Unlock()
+		i.Queue = c.q.ID()
+		c.q.Do(func() { i.Ended = c.ended })
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, h := range c.out {
-		i.Waiting += h.b.LivePart(h.from, h.b.Len())
+		i.Waiting += h.b.Builder().LivePart(h.from, h.b.Len())
 	}
 	return i
 }
 
 // Conn is what is known of a connection; false when there is none of that id (any more).
 func (p *TCPPort) Conn(id uint32) (ConnInfo, bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	c := p.conns[id]
 	if c == nil {
 		return ConnInfo{}, false
@@ -279,8 +277,8 @@ func (p *TCPPort) Conn(id uint32) (ConnInfo, bool) {
 
 // Conns are the connections, in no order.
 func (p *TCPPort) Conns() []ConnInfo {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	out := make([]ConnInfo, 0, len(p.conns))
 	for _, c := range p.conns {
 		out = append(out, c.info())
@@ -297,8 +295,8 @@ func (p *TCPPort) Find(remote netip.AddrPort) uint32 {
 }
 
 func (p *TCPPort) with(id uint32, do func(c *conn) error) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	c := p.conns[id]
 	if c == nil {
 		return failed(engine.ErrNotFound, "connection %d", id)

@@ -16,7 +16,7 @@ type dialing struct {
 	limit *time.Timer
 }
 
-// dial begins an attempt. The caller holds p.mu. The error is one that no other attempt would mend; others lead to the next attempt.
+// dial begins an attempt. The caller holds p.rx. The error is one that no other attempt would mend; others lead to the next attempt.
 func (p *TCPPort) dial() error {
 	fd, err := p.socket()
 	if err != nil {
@@ -51,8 +51,8 @@ func (p *TCPPort) dial() error {
 // ready implements watcher: the attempt is decided.
 func (d *dialing) ready(uint32) {
 	p := d.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	if p.dialing != d {
 		return
 	}
@@ -86,8 +86,8 @@ func (p *TCPPort) self(fd int) bool {
 // expire ends an attempt that takes too long.
 func (d *dialing) expire() {
 	p := d.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	if p.dialing == d {
 		d.stop(true)
 		p.missed(sys.ETIMEDOUT)
@@ -104,7 +104,7 @@ func (d *dialing) stop(hang bool) {
 	}
 }
 
-// missed notes that an attempt has failed. The caller holds p.mu.
+// missed notes that an attempt has failed. The caller holds p.rx.
 func (p *TCPPort) missed(err error) {
 	p.counts.failures.Add(1)
 	failure := &ConnError{Remote: p.remote, Err: err}
@@ -116,9 +116,9 @@ func (p *TCPPort) missed(err error) {
 	p.retryLater()
 }
 
-// retryLater sets the time of the next attempt. The caller holds p.mu.
+// retryLater sets the time of the next attempt. The caller holds p.rx.
 func (p *TCPPort) retryLater() {
-	if p.closed {
+	if p.rx.Closed() {
 		return
 	}
 	wait := p.backoff.Next()
@@ -130,9 +130,9 @@ func (p *TCPPort) retryLater() {
 }
 
 func (p *TCPPort) redial() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed || p.dialing != nil || p.current.Load() != nil {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() || p.dialing != nil || p.current.Load() != nil {
 		return
 	}
 	if err := p.dial(); err != nil { // out of descriptors, say: later there may be some
@@ -140,7 +140,7 @@ func (p *TCPPort) redial() {
 	}
 }
 
-// stopDialing ends all attempts. The caller holds p.mu.
+// stopDialing ends all attempts. The caller holds p.rx.
 func (p *TCPPort) stopDialing() {
 	if p.again != nil {
 		p.again.Stop()
@@ -153,9 +153,9 @@ func (p *TCPPort) stopDialing() {
 // WaitConnected waits until the port has a connection, or will have none, or the context ends. A port that accepts waits for one, too.
 func (p *TCPPort) WaitConnected(ctx context.Context) error {
 	for {
-		p.mu.Lock()
-		change, n, cause, closed := p.change, len(p.conns), p.cause, p.closed
-		p.mu.Unlock()
+		p.rx.Lock()
+		change, n, cause, closed := p.change, len(p.conns), p.cause, p.rx.Closed()
+		p.rx.Unlock()
 		switch {
 		case closed:
 			return engine.ErrClosed
@@ -167,9 +167,9 @@ func (p *TCPPort) WaitConnected(ctx context.Context) error {
 		select {
 		case <-change:
 		case <-ctx.Done():
-			p.mu.Lock()
+			p.rx.Lock()
 			cause = p.cause
-			p.mu.Unlock()
+			p.rx.Unlock()
 			if cause == nil {
 				cause = &ConnError{Remote: p.remote, Err: sys.ETIMEDOUT}
 			}

@@ -1,69 +1,53 @@
 package socket
 
 import (
-	"sync"
+	"fmt"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/metrics"
 )
 
-// tcpRx is a receive queue of a TCPPort: it reads the connections that were given to it.
+// tcpRx is a receive queue of a TCPPort: it reads the connections that were given to it. It implements engine.RxDevice.
 type tcpRx struct {
+	engine.RxFront
 	port *TCPPort
-	id   int
-	conn uint32 // that it is bound to, 0 for any
 
-	mu      sync.Mutex
-	closed  bool
 	err     error // why nothing more will come
 	epoll   *sys.Epoll
 	members map[uint32]*conn
 	active  []*conn // that may have something, in turn
-	done    []*conn // that were read to their end in this call
+	done    []*conn // that were read to their end in this call; the owner's
 	slots   slots
 	pieces  []sys.Iovec
-	waker   *engine.Waker // that Arm was given last
-	watched bool          // engine.Events knows the epoll instance
-	retry   engine.Retry
-
-	packets, bytes, polls, empty, calls metrics.Counter
-	drops                               engine.DropCounters
-	fresh                               [64]sys.EpollEvent
-	flushed                             struct{ packets, bytes uint64 } // that Discard threw away
+	watched bool    // engine.Events knows the epoll instance
+	orphans []*conn // that Stop leaves to others
+	fresh   [64]sys.EpollEvent
 }
 
 var _ engine.RxQueue = (*tcpRx)(nil)
 
 // AddRxQueue implements engine.Port. A queue that is bound to a connection (RxSpec.Conn) takes it over from any other that is not.
 func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, engine.ErrClosed
-	}
-	id, err := freeID(spec.ID, maxQueues, p.rx)
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	can := p.can()
+	err := p.rx.Admit(&spec, &can, 0)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("socket: %s: %w", p.name, err)
 	}
-	if err := checkRx(spec, id); err != nil {
-		return nil, err
-	}
-	if spec.Timestamps || spec.HardwareTime {
-		return nil, failed(engine.ErrUnsupported, "receive queue %d: a byte stream has no receive times", id)
-	}
+	id := spec.ID.Number()
 	var bound *conn
 	if spec.Conn != 0 {
 		if bound = p.conns[spec.Conn]; bound == nil {
 			return nil, failed(engine.ErrNotFound, "receive queue %d: connection %d", id, spec.Conn)
 		}
-		if bound.q != nil && bound.q.conn != 0 {
-			return nil, failed(engine.ErrInUse, "receive queue %d: connection %d is bound to queue %d", id, spec.Conn, bound.q.id)
+		if bound.q != nil && bound.q.Spec().Conn != 0 {
+			return nil, failed(engine.ErrInUse, "receive queue %d: connection %d is bound to queue %d", id, spec.Conn, bound.q.ID())
 		}
 	}
 	pool := spec.Pools[0]
-	q := &tcpRx{port: p, id: id, conn: spec.Conn, members: map[uint32]*conn{}}
+	q := &tcpRx{port: p, members: map[uint32]*conn{}}
 	n := min(p.o.Batch, max(pool.Slots()/4, 1))
 	q.pieces = make([]sys.Iovec, n)
 	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) }, func(to, from int) { q.pieces[to] = q.pieces[from] })
@@ -71,7 +55,8 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	if q.epoll, err = sys.NewEpoll(); err != nil {
 		return nil, err
 	}
-	p.rx = append(p.rx, q)
+	q.Start(spec, q)
+	p.rx.Add(q)
 	if bound != nil {
 		if bound.q != nil {
 			bound.q.lose(bound)
@@ -90,19 +75,16 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	return q, nil
 }
 
-func (q *tcpRx) ID() int { return q.id }
-
 // load is the number of connections.
-func (q *tcpRx) load() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.members)
+func (q *tcpRx) load() (n int) {
+	q.Do(func() { n = len(q.members) })
+	return n
 }
 
-// adopt takes a connection over. The caller holds the port's mutex.
-func (q *tcpRx) adopt(c *conn) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
+// adopt takes a connection over. The caller holds the set's lock.
+func (q *tcpRx) adopt(c *conn) { q.Do(func() { q.join(c) }) }
+
+func (q *tcpRx) join(c *conn) {
 	c.q = q
 	q.members[c.id] = c
 	c.active = false
@@ -112,17 +94,13 @@ func (q *tcpRx) adopt(c *conn) {
 	if q.epoll.Add(c.fd, sys.EventIn|sys.EventRdH|sys.EventEdge, uint64(c.id)) != nil {
 		q.push(c) // then it is looked at without being asked for
 	}
-	if q.waker != nil && len(q.members) == 1 {
-		q.waker.Wake()
+	if len(q.members) == 1 {
+		q.Wake()
 	}
 }
 
-// lose gives a connection up. The caller holds the port's mutex.
-func (q *tcpRx) lose(c *conn) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.forget(c)
-}
+// lose gives a connection up. The caller holds the set's lock.
+func (q *tcpRx) lose(c *conn) { q.Do(func() { q.forget(c) }) }
 
 func (q *tcpRx) forget(c *conn) {
 	if q.members[c.id] != c {
@@ -143,14 +121,12 @@ func (q *tcpRx) forget(c *conn) {
 
 // fail ends the queue when everything was taken.
 func (q *tcpRx) fail(err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.err == nil {
-		q.err = err
-	}
-	if q.waker != nil {
-		q.waker.Wake()
-	}
+	q.Do(func() {
+		if q.err == nil {
+			q.err = err
+		}
+	})
+	q.Wake()
 }
 
 func (q *tcpRx) push(c *conn) {
@@ -160,44 +136,37 @@ func (q *tcpRx) push(c *conn) {
 
 // TryRecv implements engine.RxQueue.
 func (q *tcpRx) TryRecv(b *burst.Burst) (int, error) {
-	if b == nil {
-		return 0, engine.ErrNil
-	}
-	q.mu.Lock()
-	q.polls.Inc()
-	n, bytes := 0, 0
-	if b.Room() > 0 && !q.closed && q.admits(b) {
-		n, bytes = q.gather(b)
-	}
-	var err error
-	switch {
-	case n > 0:
-		q.packets.Add(uint64(n))
-		q.bytes.Add(uint64(bytes))
-	case q.closed:
-		err = engine.ErrClosed
-	case b.Room() > 0 && len(q.active) == 0:
-		err = q.err
-	}
-	if n == 0 {
-		q.empty.Inc()
-	}
-	done := q.done
-	q.done = nil
-	q.mu.Unlock()
-	for _, c := range done {
+	n, err := q.RxFront.TryRecv(b)
+	q.readOut()
+	return n, err
+}
+
+// readOut ends connections that were read to their end, which takes the port's lock.
+func (q *tcpRx) readOut() {
+	for _, c := range q.done {
 		q.port.readOut(c)
 	}
-	return n, err
+	q.done = nil
+}
+
+// Harvest implements engine.RxDevice.
+func (q *tcpRx) Harvest(b *burst.Burst) error {
+	if q.admits(b) {
+		q.gather(b)
+	}
+	if len(q.active) == 0 {
+		return q.err
+	}
+	return nil
 }
 
 // admits reports whether packets of this queue can be added to b: there is a limit to the memories of one burst.
 func (q *tcpRx) admits(b *burst.Burst) bool {
-	if b.Owned(q.slots.src) {
+	if b.Builder().Owned(q.slots.src) {
 		return true
 	}
 	n := b.Len()
-	if b.Add(q.slots.src, burst.Segment{Handle: burst.NoHandle}) < 0 {
+	if b.Builder().Add(q.slots.src, burst.Segment{Handle: burst.NoHandle}) < 0 {
 		return false
 	}
 	b.Truncate(n)
@@ -205,7 +174,7 @@ func (q *tcpRx) admits(b *burst.Burst) bool {
 }
 
 // gather reads from those connections that have something, in turn.
-func (q *tcpRx) gather(b *burst.Burst) (n, bytes int) {
+func (q *tcpRx) gather(b *burst.Burst) {
 	if len(q.active) == 0 {
 		q.look()
 	}
@@ -217,14 +186,10 @@ func (q *tcpRx) gather(b *burst.Burst) (n, bytes int) {
 		}
 		q.active = q.active[:copy(q.active, q.active[1:])]
 		c.active = false
-		k, size, more := q.read(b, c, have)
-		n += k
-		bytes += size
-		if more {
+		if q.read(b, c, have) {
 			q.push(c)
 		}
 	}
-	return n, bytes
 }
 
 // look asks which connections have something. One alone is read without asking.
@@ -238,7 +203,7 @@ func (q *tcpRx) look() {
 		return
 	}
 	n, err := q.epoll.Wait(q.fresh[:], 0)
-	q.calls.Inc()
+	q.Calls(1)
 	if err != nil {
 		return
 	}
@@ -257,30 +222,30 @@ func (q *tcpRx) look() {
 }
 
 // read reads once from a connection, into at most have slots, and reports whether there may be more.
-func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (n, bytes int, more bool) {
+func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 	have = min(have, b.Room())
 	if c.cut == nil && have > 0 {
 		got, e := sys.Recvv(c.fd, q.pieces[:have])
-		q.calls.Inc()
+		q.Calls(1)
 		switch {
 		case e == sys.EAGAIN:
-			return 0, 0, false
+			return false
 		case e == sys.EINTR:
-			return 0, 0, true
+			return true
 		case e != 0:
 			c.cut = e
 		case got > 0:
-			size := int(q.slots.size)
+			n, bytes, size := 0, 0, int(q.slots.size)
 			for bytes < got {
 				k := min(size, got-bytes)
 				h := q.slots.take(n)
-				i := b.Add(q.slots.src, burst.Segment{Handle: h, Off: q.slots.pool.Offset(h), Len: uint32(k), Cap: q.slots.size})
+				i := b.Builder().Add(q.slots.src, burst.Segment{Handle: h, Off: q.slots.pool.Offset(h), Len: uint32(k), Cap: q.slots.size})
 				b.SetConn(i, c.id)
 				bytes += k
 				n++
 			}
 			q.slots.used = n
-			return n, bytes, got == have*size || c.hup
+			return got == have*size || c.hup
 		}
 	}
 	// The end, in order behind the last byte.
@@ -293,13 +258,13 @@ func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (n, bytes int, more bool
 	if c.cut != nil {
 		flags |= burst.Truncated
 	}
-	i := b.Add(q.slots.src, burst.Segment{Handle: burst.NoHandle})
+	i := b.Builder().Add(q.slots.src, burst.Segment{Handle: burst.NoHandle})
 	b.SetConn(i, c.id)
-	b.SetReceived(i, 0, flags, 0)
+	b.Builder().SetReceived(i, 0, flags, 0)
 	q.epoll.Remove(c.fd)
 	c.ended = true
 	q.done = append(q.done, c)
-	return 1, 0, false
+	return false
 }
 
 // readOut says what becomes of a connection that was read to its end.
@@ -314,115 +279,69 @@ func (p *TCPPort) readOut(c *conn) {
 	p.sweep(c.id)
 }
 
-// Arm implements engine.RxQueue.
-func (q *tcpRx) Arm(w *engine.Waker) (ready bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return true
-	}
-	q.waker = w
+// Watch implements engine.RxDevice.
+func (q *tcpRx) Watch(w *engine.Waker) engine.Armed {
 	if q.slots.fill() == 0 {
-		q.retry.Arm(w)
-		return false
+		return engine.ArmedPoll
 	}
 	if len(q.active) > 0 || q.err != nil {
-		return true
+		return engine.ArmedReady
 	}
-	if readable(q.epoll.FD()) {
-		return true
-	}
-	if !q.watched {
-		if engine.Events.Add(q.epoll.FD()) != nil {
-			return true
-		}
-		q.watched = true
-	}
-	return engine.Events.Arm(q.epoll.FD(), w) != nil
+	return watch(q.epoll.FD(), &q.watched, w)
 }
 
 // Discard implements engine.RxQueue. Pieces of streams are counted, as they were read.
 func (q *tcpRx) Discard() (int, error) {
+	n, err := q.RxFront.Discard()
+	q.readOut()
+	return n, err
+}
+
+// Flush implements engine.RxDiscarder.
+func (q *tcpRx) Flush() (n int) {
 	b := burst.New(heldBurst)
-	total := 0
 	for range 1 << 12 {
-		n, err := q.TryRecv(b)
-		if n == 0 {
-			if total > 0 {
-				err = nil
-			}
-			return total, err
+		q.gather(b)
+		if b.Len() == 0 {
+			break
 		}
-		q.mu.Lock()
-		for i := range n {
-			if b.PacketLen(i) > 0 {
-				total++
-				q.drops.Inc(engine.DropFlushed)
+		for i := range b.Len() {
+			if b.PacketLen(i) > 0 { // the end of a stream is no piece
+				n++
 			}
 		}
-		q.flushed.packets += uint64(n)
-		q.flushed.bytes += uint64(b.TotalLen())
-		q.mu.Unlock()
 		b.Release()
 	}
-	return total, nil
-}
-
-// Stats implements engine.RxQueue.
-func (q *tcpRx) Stats(s *engine.RxStats) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.stats(s)
-}
-
-func (q *tcpRx) stats(s *engine.RxStats) {
-	*s = engine.RxStats{Packets: q.packets.Load() - q.flushed.packets, Bytes: q.bytes.Load() - q.flushed.bytes,
-		Polls: q.polls.Load(), Empty: q.empty.Load(), Calls: q.calls.Load()}
-	q.drops.AddTo(&s.Drops)
+	return n
 }
 
 // Close implements engine.RxQueue. The bytes that the kernel has are for another queue, or wait for one.
 func (q *tcpRx) Close() error {
 	p := q.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	q.mu.Lock()
-	if q.closed {
-		q.mu.Unlock()
-		return nil
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	removed, err := p.rx.Remove(q)
+	if removed && !p.rx.Closed() {
+		for _, c := range q.orphans {
+			p.assign(c)
+		}
 	}
-	q.closed = true
+	q.orphans = nil
+	return err
+}
+
+// Stop implements engine.RxDevice.
+func (q *tcpRx) Stop(engine.Drop) error {
 	if q.watched {
 		engine.Events.Remove(q.epoll.FD())
 	}
-	q.retry.Stop()
-	orphans := make([]*conn, 0, len(q.members))
 	for _, c := range q.members {
-		orphans = append(orphans, c)
+		q.orphans = append(q.orphans, c)
 	}
-	for _, c := range orphans {
+	for _, c := range q.orphans {
 		q.forget(c)
 		c.q = nil
 	}
 	q.slots.close()
-	err := q.epoll.Close()
-	if q.waker != nil {
-		q.waker.Wake()
-	}
-	var s engine.RxStats
-	q.stats(&s)
-	q.mu.Unlock()
-	p.old.Rx.Add(&s)
-	for i, o := range p.rx {
-		if o == q {
-			p.rx = append(p.rx[:i], p.rx[i+1:]...)
-			break
-		}
-	}
-	if !p.closed {
-		for _, c := range orphans {
-			p.assign(c)
-		}
-	}
-	return err
+	return q.epoll.Close()
 }

@@ -17,17 +17,17 @@ type tcpSink struct {
 
 // AddTxQueue implements engine.Port.
 func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
 		return nil, engine.ErrClosed
 	}
-	id, err := freeID(spec.ID, maxQueues, p.tx)
+	id, err := engine.TxID(spec.ID, maxQueues, p.tx)
 	if err != nil {
 		return nil, err
 	}
 	s := &tcpSink{port: p}
-	q, err := newTxQueue(spec, id, 0, &s.sent)
+	q, err := newTxQueue(p.address, &spec, p.can(), id, 0, burst.Segmented, &s.sent)
 	if err != nil {
 		return nil, err
 	}
@@ -36,14 +36,14 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	}
 	s.box = q.box
 	q.end = func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		p.rx.Lock()
+		defer p.rx.Unlock()
 		for _, c := range p.conns {
 			c.mu.Lock()
 			c.drop(engine.DropClosed, s)
 			c.mu.Unlock()
 		}
-		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
+		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.pastTx)
 	}
 	p.tx = append(p.tx, q)
 	return q, nil
@@ -76,7 +76,7 @@ func (s *tcpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		case why == wait:
 			return i, time.Time{}
 		default:
-			s.lose(why, uint64(b.LivePart(i, j)))
+			s.lose(why, uint64(b.Builder().LivePart(i, j)))
 		}
 		i = j
 	}

@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"fmt"
 	"sync"
 	"sync/atomic"
 
@@ -17,6 +18,7 @@ type txQueue struct {
 	slots *engine.TxSlots
 	sent  *sent
 	pace  pace.Options
+	paced bool
 	pacer *pace.Pacer // nil without a rate and times
 	end   func()      // takes the queue off its port
 	once  sync.Once
@@ -28,51 +30,30 @@ type sent struct {
 	drops                 [engine.NumDrops]atomic.Uint64
 }
 
-const defaultDepth = 1024
-
-// newTxQueue checks a specification; the sink comes with start. most is the length of the longest packet, 0 for any.
-func newTxQueue(spec engine.TxSpec, id, most int, s *sent) (*txQueue, error) {
-	switch {
-	case len(spec.Pools) < 1 || len(spec.Pools) > 2:
-		return nil, invalid("transmit queue %d has %d pools: expected 1, or 2 for headers and payload", id, len(spec.Pools))
-	case spec.Depth < 0 || spec.Headroom < 0:
-		return nil, invalid("transmit queue %d: Depth %d and Headroom %d: expected no negative number", id, spec.Depth, spec.Headroom)
-	case spec.SourceMAC:
-		return nil, failed(engine.ErrUnsupported, "transmit queue %d: SourceMAC is for frames, and these are payloads", id)
-	}
+// newTxQueue checks a specification; the sink comes with start. most is the length of the longest packet, 0 for any; does is what the kernel does
+// of burst.Requests.
+func newTxQueue(address string, spec *engine.TxSpec, can engine.Capabilities, id, most int, does burst.Flags, s *sent) (*txQueue, error) {
 	q := &txQueue{id: id, sent: s}
-	switch o := spec.Options.(type) {
-	case nil:
-	case pace.Options:
-		q.pace = o
-	default:
-		return nil, invalid("transmit queue %d: options of type %T: expected pace.Options", id, spec.Options)
+	err := Spec.TxDefaults(address, spec)
+	if err == nil {
+		q.pace, q.paced, err = pace.Of(spec)
 	}
-	var srcs []*burst.Source
-	for _, p := range spec.Pools {
-		if p == nil {
-			return nil, failed(engine.ErrNil, "transmit queue %d: a pool is nil", id)
-		}
-		src := burst.PoolSource(p)
-		if p.Region().All().Bytes() == nil {
-			return nil, failed(engine.ErrUnsupported, "transmit queue %d: pool %q is in memory that the kernel cannot read", id, p.Name())
-		}
-		srcs = append(srcs, src)
+	if err != nil {
+		return nil, fmt.Errorf("socket: transmit queue %d: %w", id, err)
 	}
-	if spec.Headroom > spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1 {
-		return nil, invalid("transmit queue %d: Headroom is %d: expected at most %d, the slots of pool %q", id, spec.Headroom, min(spec.Pools[0].SlotSize(), 1<<16-1), spec.Pools[0].Name())
+	srcs, err := engine.CheckTx(spec, &can)
+	if err != nil {
+		return nil, fmt.Errorf("socket: transmit queue %d: %w", id, err)
 	}
 	q.slots = engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, most)
+	q.Offload(does, true)
 	return q, nil
 }
 
 // start makes the Outbox.
 func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err error) {
-	depth := spec.Depth
-	orElse(&depth, defaultDepth)
-	if spec.Rate > 0 || spec.SendAt {
+	if q.paced {
 		o := q.pace
-		o.Rate, o.SendAt = spec.Rate, spec.SendAt
 		if async {
 			o.Complete = func(n int) { q.box.Complete(n) }
 		}
@@ -81,7 +62,7 @@ func (q *txQueue) start(spec engine.TxSpec, s engine.Sink, async bool) (err erro
 		}
 		s = q.pacer
 	}
-	q.box, err = engine.NewOutbox(s, depth, async)
+	q.box, err = engine.NewOutbox(s, spec.Depth, async)
 	q.Start(q.id, q.slots, q.box, nil)
 	return err
 }

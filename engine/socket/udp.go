@@ -20,16 +20,17 @@ import (
 // The first receive queue uses the socket that the port was opened with and that it sends from; others have one of their own on the
 // same address.
 type UDPPort struct {
-	name   string
-	o      UDPOptions
-	local  netip.AddrPort // as bound, IPv4 as IPv4
-	remote netip.AddrPort // of a connected port
-	ipv6   bool
-	device string
-	zone   uint32
-	peers  *peers // nil without ids
-	errs   errorCounters
-	hw     bool // the device takes receive times
+	address string // as it was opened
+	name    string
+	o       UDPOptions
+	local   netip.AddrPort // as bound, IPv4 as IPv4
+	remote  netip.AddrPort // of a connected port
+	ipv6    bool
+	device  string
+	zone    uint32
+	peers   *peers // nil without ids
+	errs    errorCounters
+	hw      bool // the device takes receive times
 	// down says that the interface is, as links told; nil where the port is on none.
 	down  atomic.Bool
 	links *sys.LinkEvents
@@ -41,16 +42,14 @@ type UDPPort struct {
 	sendMu sync.RWMutex // held to read while fd is used for sending, to write when it changes
 	fd     int          // to send from
 
-	mu     sync.Mutex // guards what follows; taken before sendMu and before a queue's
-	closed bool
-	base   udpSocket  // where no queue is
-	idle   bool       // base is one that belongs to the port, with no queue
-	rx     []*udpRx   // open ones, in the order in which they came
-	tx     []*txQueue // likewise
-	ended  []*txQueue // closed ones, the latest
-	groups []Group    // joined
-	notes  []string   // for Capabilities
-	old    engine.PortStats
+	rx     engine.RxSet[*udpRx] // its lock guards what follows; taken before sendMu and before a queue's
+	base   udpSocket            // where no queue is
+	idle   bool                 // base is one that belongs to the port, with no queue
+	tx     []*txQueue           // open ones, in the order in which they came
+	ended  []*txQueue           // closed ones, the latest
+	groups []Group              // joined
+	notes  []string             // for Capabilities
+	pastTx engine.TxStats
 	sum    engine.PortStats // of the port itself: Drops
 }
 
@@ -73,19 +72,7 @@ func (s *udpSocket) lately() uint64 {
 }
 
 func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions) (*UDPPort, error) {
-	if err := o.complete(); err != nil {
-		return nil, err
-	}
-	if a.device != "" {
-		o.Interface = a.device
-	}
-	for _, g := range a.groups {
-		o.Groups = append(slices.Clip(o.Groups), Group{Addr: g})
-	}
-	p := &UDPPort{name: spec.Name, o: o, device: o.Interface}
-	if a.remote.given() && o.Queues > 1 {
-		return nil, invalid("port %q: a port with one peer has one receive queue, Queues is %d", spec.Address, o.Queues)
-	}
+	p := &UDPPort{name: spec.Name, address: spec.Address, o: o, device: o.Interface}
 	var err error
 	var like netip.Addr // what decides between IPv4 and IPv6 where the address does not
 	if a.remote.given() {
@@ -115,9 +102,8 @@ func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions)
 	}
 	p.base, p.fd, p.idle = udpSocket{fd: fd}, fd, true
 	if err := p.start(spec); err != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.closed = true
+		p.rx.Lock()
+		defer p.rx.Unlock()
 		p.unwatchLink()
 		sys.Close(fd)
 		return nil, err
@@ -324,10 +310,10 @@ func (p *UDPPort) Info() engine.PortInfo {
 	i := engine.PortInfo{Engine: "socket", Address: "udp://" + p.local.String(), Device: p.device, Up: true, NUMA: -1}
 	i.IPs = []netip.Prefix{netip.PrefixFrom(p.local.Addr(), p.local.Addr().BitLen())}
 	if p.device != "" {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		p.rx.Lock()
+		defer p.rx.Unlock()
 		i.Up = false
-		if !p.closed {
+		if !p.rx.Closed() {
 			_, i.MTU, _ = sys.InterfaceState(p.fd, p.device)
 			i.Up = !p.down.Load()
 		}
@@ -337,13 +323,22 @@ func (p *UDPPort) Info() engine.PortInfo {
 
 // Capabilities implements engine.Port.
 func (p *UDPPort) Capabilities() engine.Capabilities {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	return p.can()
+}
+
+// can are the port's Capabilities. The caller holds the set's lock.
+func (p *UDPPort) can() engine.Capabilities {
 	c := capabilities()
 	c.Chains = false
 	c.Connections = p.peers != nil || p.remote.IsValid()
 	c.RxQueues, c.Timestamps, c.HardwareTime, c.ExactDrops, c.MaxPacket = p.o.Queues, true, p.hw, !p.o.GRO, maxPayload
+	c.TxSegmentation = "kernel"
+	if p.o.NoGSO {
+		c.TxSegmentation = "software"
+	}
 	p.support.Describe(&c)
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	c.Notes = append(c.Notes, p.notes...)
 	if p.o.GRO {
 		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
@@ -354,57 +349,37 @@ func (p *UDPPort) Capabilities() engine.Capabilities {
 // Rules implements engine.Port: there are none.
 func (p *UDPPort) Rules() engine.Rules { return nil }
 
-// freeID finds an id for a queue, or checks the one that was asked for.
-func freeID[Q interface{ ID() int }](id, most int, open []Q) (int, error) {
-	used := func(id int) bool { return slices.ContainsFunc(open, func(q Q) bool { return q.ID() == id }) }
-	switch {
-	case id < engine.Auto || id >= 1<<16:
-		return 0, invalid("queue id %d: expected 0 to 65535, or engine.Auto", id)
-	case id != engine.Auto && used(id):
-		return 0, failed(engine.ErrExists, "queue %d is open", id)
-	case len(open) >= most:
-		return 0, failed(engine.ErrUnsupported, "the port has %d queues of that kind and can have no more", most)
-	case id == engine.Auto:
-		for id = 0; used(id); id++ {
-		}
-	}
-	return id, nil
-}
-
 // Stats implements engine.Port.
 func (p *UDPPort) Stats(s *engine.PortStats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	p.look()
-	if t := p.timed.Load(); t != nil && !p.closed {
+	if t := p.timed.Load(); t != nil && !p.rx.Closed() {
 		t.ReadReports(p.fd)
 	}
-	*s = p.old
-	s.Drops.Add(&p.sum.Drops)
-	s.LinkChanges = p.sum.LinkChanges
-	engine.SumRx(&s.Rx, p.rx)
+	*s = engine.PortStats{Tx: p.pastTx, Drops: p.sum.Drops, LinkChanges: p.sum.LinkChanges}
+	p.rx.Sum(&s.Rx)
 	engine.SumTx(&s.Tx, p.tx, p.ended)
 }
 
-// look counts what came while there was no queue. The caller holds p.mu.
+// look counts what came while there was no queue. The caller holds p.rx.
 func (p *UDPPort) look() {
-	if p.idle && !p.closed {
+	if p.idle {
 		p.sum.Drops[engine.DropNoQueue] += p.base.lately()
 	}
 }
 
 // Close implements engine.Port.
 func (p *UDPPort) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	rx, first := p.rx.End()
+	if !first {
 		return nil
 	}
+	p.rx.Lock()
 	p.look()
-	p.closed = true
 	p.unwatchLink()
-	rx, tx := slices.Clone(p.rx), slices.Clone(p.tx)
-	p.mu.Unlock()
+	tx := slices.Clone(p.tx)
+	p.rx.Unlock()
 	var err error
 	for _, q := range tx {
 		err = errors.Join(err, q.Close())
@@ -412,8 +387,8 @@ func (p *UDPPort) Close() error {
 	for _, q := range rx {
 		err = errors.Join(err, q.Close())
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	p.sendMu.Lock()
 	defer p.sendMu.Unlock()
 	if p.idle {
@@ -431,16 +406,16 @@ func (p *UDPPort) SetOption(level, name, value int) error {
 
 // each does something to all sockets, and then what keeps it.
 func (p *UDPPort) each(do func(fd int) error, keep func()) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
 		return engine.ErrClosed
 	}
 	fds := []int{}
 	if p.idle {
 		fds = append(fds, p.base.fd)
 	}
-	for _, q := range p.rx {
+	for _, q := range p.rx.Live() {
 		fds = append(fds, q.sock.fd)
 	}
 	for _, fd := range fds {
@@ -454,10 +429,10 @@ func (p *UDPPort) each(do func(fd int) error, keep func()) error {
 
 // Join joins a multicast group, and Leave leaves it. Its packets come to the first receive queue.
 func (p *UDPPort) Join(g Group) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	switch {
-	case p.closed:
+	case p.rx.Closed():
 		return engine.ErrClosed
 	case slices.Contains(p.groups, g):
 		return failed(engine.ErrExists, "group %s is joined", g.Addr)
@@ -471,11 +446,11 @@ func (p *UDPPort) Join(g Group) error {
 
 // Leave leaves a group, which must be one that was joined.
 func (p *UDPPort) Leave(g Group) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
 	i := slices.Index(p.groups, g)
 	switch {
-	case p.closed:
+	case p.rx.Closed():
 		return engine.ErrClosed
 	case i < 0:
 		return failed(engine.ErrNotFound, "group %s is not joined", g.Addr)
@@ -556,10 +531,11 @@ func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
 	if _, known := p.PeerAddr(id); !known {
 		return 0, false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if len(p.rx) == 0 {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	live := p.rx.Live()
+	if len(live) == 0 {
 		return 0, false
 	}
-	return p.rx[0].id, true
+	return live[0].ID(), true
 }

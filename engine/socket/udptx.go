@@ -36,12 +36,12 @@ type udpSink struct {
 
 // AddTxQueue implements engine.Port.
 func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
 		return nil, engine.ErrClosed
 	}
-	id, err := freeID(spec.ID, maxQueues, p.tx)
+	id, err := engine.TxID(spec.ID, maxQueues, p.tx)
 	if err != nil {
 		return nil, err
 	}
@@ -49,7 +49,11 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if p.o.NoGSO {
 		s.most = 0
 	}
-	q, err := newTxQueue(spec, id, p.o.longest(), &s.sent)
+	does := burst.Segmented
+	if p.o.NoGSO {
+		does = 0
+	}
+	q, err := newTxQueue(p.address, &spec, p.can(), id, p.o.longest(), does, &s.sent)
 	if err != nil {
 		return nil, err
 	}
@@ -71,9 +75,9 @@ func (p *UDPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	s.box = q.box
 	q.end = func() {
 		s.stop()
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
+		p.rx.Lock()
+		defer p.rx.Unlock()
+		p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.pastTx)
 	}
 	p.tx = append(p.tx, q)
 	return q, nil
@@ -85,7 +89,7 @@ func (s *udpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	defer s.port.sendMu.RUnlock()
 	fd := s.port.fd
 	if s.port.down.Load() {
-		s.sent.drops[engine.DropDown].Add(uint64(b.LivePart(from, to)))
+		s.sent.drops[engine.DropDown].Add(uint64(b.Builder().LivePart(from, to)))
 		return to, time.Time{}
 	}
 	failed := -1 // the packet at which the last call failed
@@ -160,9 +164,12 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			continue
 		}
 		k := s.msgs.Count()
-		length := b.PacketLen(i)
+		length, cut := b.PacketLen(i), b.SegmentSize(i)
+		if cut >= length {
+			cut = 0
+		}
 		to := b.Conn(i)
-		if open && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() && (s.kernel == nil || s.at(b, i) == when) {
+		if open && cut == 0 && to == last && length <= size && length > 0 && all+length <= maxPayload && s.num[k-1] < maxSegments && b.Segments(i) <= s.msgs.Room() && (s.kernel == nil || s.at(b, i) == when) {
 			if s.num[k-1] == 1 {
 				s.msgs.SetSegment(uint16(size))
 			}
@@ -200,7 +207,7 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 			}
 			addr = &s.to[0]
 		}
-		if length > longest || b.Segments(i) > s.msgs.Room() {
+		if longestOf(length, cut) > longest || length > maxPayload+20 || length > cut*maxSegments && cut > 0 || b.Segments(i) > s.msgs.Room() {
 			if k > 0 {
 				break
 			}
@@ -218,12 +225,23 @@ func (s *udpSink) gather(b *burst.Burst, from, to int) (start int) {
 		}
 		s.num[k], s.len[k], s.size[k], s.end[k] = 1, length, length, i+1
 		last, size, all = to, length, length
-		open = length > 0 && length <= s.most
+		open = length > 0 && length <= s.most && cut == 0
+		if cut > 0 {
+			s.msgs.SetSegment(uint16(cut))
+		}
 	}
 	if locked {
 		p.peers.mu.Unlock()
 	}
 	return start
+}
+
+// longestOf is the length of the longest datagram of a packet that the kernel cuts, or of one that it does not when cut is 0.
+func longestOf(length, cut int) int {
+	if cut > 0 {
+		return cut
+	}
+	return length
 }
 
 // at is the time of a packet, 0 for none.

@@ -7,28 +7,19 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 )
 
-// harness is connected ports of the fake's devices.
-func harness(script string, o Options) enginetest.Harness {
-	most := 9000
-	if o.Transport == UD {
-		most = 0 // what the port says
-	}
+// harness is two ports of the stand-in's, on one segment.
+func harness(script string, o Options, mtu int) enginetest.Harness {
 	return enginetest.Harness{
-		MaxPacket:  most,
-		Boundaries: []int{64, 1024, 2048, 4096},
+		MinPacket: 60,
 		Open: func(t testing.TB) enginetest.Pair {
-			s, c, id := onFake(t, script).pair(t, o, o)
-			return enginetest.Pair{A: c, B: s, Conn: func(from engine.Port) uint32 {
-				if from == engine.Port(s) {
-					return id
-				}
-				return 0
+			f := onStand(t, "raw on; "+script)
+			a := f.port(t, engine.PortSpec{Address: "fake0", MTU: mtu, Options: o})
+			b := f.port(t, engine.PortSpec{Address: "fake1", MTU: mtu, Options: &o})
+			return enginetest.Pair{A: a, B: b, SetLink: func(up bool) {
+				word := map[bool]string{true: "up", false: "down"}[up]
+				f.do(t, "port 0 "+word+"; port 1 "+word)
+				until(t, "the ports to know", func() bool { return a.Info().Up == up && b.Info().Up == up })
 			}}
-		},
-		Rx: func(spec *engine.RxSpec) {
-			if len(spec.Pools) == 1 && spec.Pools[0].SlotSize() == 512 { // packets are longer than slots there
-				spec.Options = RxOptions{MaxMessage: 2048}
-			}
 		},
 	}
 }
@@ -37,11 +28,12 @@ func TestConformance(t *testing.T) {
 	for _, c := range []struct {
 		name, script string
 		o            Options
+		mtu          int
 	}{
-		{"post", "mode post", Options{}},
-		{"UC", "mode wire", Options{Transport: UC}},
-		{"wire", "mode wire", Options{SendDepth: 7, SignalEvery: 3, Inline: -1}},
+		{"post", "mode post", Options{}, 1500},
+		{"wire", "mode wire", Options{SendDepth: 7, Checksum: true}, 1500},
+		{"ticks", "mode wire; absent wallclock", Options{}, 1500},
 	} {
-		t.Run(c.name, func(t *testing.T) { enginetest.Run(t, harness(c.script, c.o)) })
+		t.Run(c.name, func(t *testing.T) { enginetest.Run(t, harness(c.script, c.o, c.mtu)) })
 	}
 }

@@ -1,42 +1,30 @@
-// Package verbs is the packet engine over RDMA queue pairs: each packet is a message that the device of one side fetches from a slot and the
-// device of the other side puts into a slot. Neither this process nor the kernel touches its bytes. docs/verbs-engine.md has it all.
+// Package verbs is the engine "verbs": whole Ethernet frames by queue pairs of raw packets, past the kernel's network stack, on RDMA cards
+// whose Ethernet ports offer them (mlx4, mlx5). The card writes frames into slots of the pools and fetches them from there; the application
+// posts and polls by libibverbs, which is found at run time. Soft-RoCE and InfiniBand have no such queue pairs: OpenPort says so.
 //
-// # Addresses
+//	eng := verbs.New("")
+//	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "mlx5_0"}) // or its interface, or its place on the PCI bus
 //
-//	roce://10.0.0.1:4096?listen=1            accept connections
-//	roce://10.0.0.1:4096                     connect, again and again if told so
-//	roce://10.0.0.1:4096?local=10.0.0.2      from that address
-//	roce://10.0.0.2                          connect from there, when Port.Connect says to whom
+// # Receiving
 //
-// The device is the one that has the IP address, unless device= names one, and gid= the place of the address in its table. transport= is RC, UC
-// or UD; connect= is tcp or cm; rdma:// is the same as roce://. What an address cannot say is in Options. Ports are *Port, which can do more than
-// engine.Port.
+// Each receive queue has a queue pair, whose receives are slots of its own pools: one slot, several where frames are longer than one, or a
+// header and a payload. All queues of a port share a completion queue, and a lock while they look at it: the owner of one that polls takes what came for
+// all, in the order in which the device received it. For more processors than that serves, open another port of the same card with other rules.
 //
-// # Connections
+// Payload may come into memory that the CPU does not reach, with RxSpec.SplitAt and two pools, and frames may be sent from there, where the card
+// reaches it: [Port.ReachesRegion]. Where the accelerator takes a flush before it sees what came, each burst is flushed once before it is handed
+// out; one that it refuses is dropped, and ends the queue.
 //
-// Two ports meet over TCP at the address and exchange records: who they are, and queue pairs to send to. Each packet carries the id of the
-// connection that it came by (burst.Burst.Conn), and a packet to be sent goes to the connection that it names; a port that
-// connects to one peer takes 0 for that one. The end of the TCP connection, or of a queue pair, is the end of the connection.
+// # Rules
 //
-// # Other programs
+// Every frame is classified by this process, as in other engines without a card, so that all fields, ranges, priorities and spreading mean the
+// same. Rules of the card (ibv_create_flow) say which frames come at all, and into whose memory. A port takes everything that no other
+// rule of the card sends elsewhere; rules that the card can match, also ranges of ports, are given to it so that frames land in the memory
+// of their queue, and others are handed over between queues without a copy. A port that is isolated takes what its rules say and nothing else:
+// there a rule that the card cannot match is an error.
 //
-// With connect=cm (ByCM) ports meet by the connection manager of RDMA instead, and the peer may be any program that does: a connection is one queue
-// pair, used in both directions, whose messages are the packets and nothing else. There are no records, so no credits, and nothing of what
-// is below. With UC and UD what finds no buffer is lost, and with UD nobody hears of the end. It belongs to the receive queue that it began with, and a port accepts and connects when it has one.
+// # Losses
 //
-// # Lanes and credits
-//
-// Whoever receives makes a queue pair for each connection, a lane, whose buffers are those of the receive queue that the connection
-// belongs to: one shared receive queue for all connections, refilled in chains. When that queue closes, lanes are taken back in order,
-// and the next queue has new ones; nothing is lost but what was sent before its sender knew. A sender knows how many messages may come. So no
-// message finds its receiver without a buffer, which would stop the connection for a pause of the device's choice; where several
-// connections share buffers they may count on twice as many as there are, and then a pause is 10 us and not 655 ms.
-//
-// A receiver that stands still therefore stops its senders and loses nothing (engine.Capabilities.Lossless). What waits for it holds
-// descriptors of the sender's queue.
-//
-// # Memory of the peer
-//
-// Port.Expose gives the peer of a connection rights to memory, Port.Retract takes them back; Port.Post reads or writes memory that was
-// exposed, between the packets of the connection. Keys come over the connection and from nowhere else.
+// Frames for which no receive was posted are lost in the card, which counts them for all of its users (out_of_buffer): they are DropNIC of the
+// port, or DropNoBuffers where a queue had fewer receives posted than its depth because its pools had no more slots. Where the card has no such count, Capabilities.ExactDrops is false.
 package verbs

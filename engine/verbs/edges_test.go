@@ -3,369 +3,304 @@ package verbs
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
-	"net/netip"
-	"strings"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// TestTransfersFull: the watchdog's own request lies in the last place of the device's queue, behind as many transfers as there may be: one
-// more is refused, and those before it end.
-func TestTransfersFull(t *testing.T) {
-	f := onFake(t, "")
-	shown := make(chan MemoryEvent, 1)
-	local, remote := region(t, 4096), region(t, 4096)
-	s, c, id := f.pair(t, Options{}, Options{SendDepth: 2, every: time.Hour, OnMemory: func(e MemoryEvent) { shown <- e }})
-	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
-	put(t, out, 0, "a")
-	got(t, in, 1)
-	until(t, "it to be over", func() bool { return stats(c).Tx.Packets == 1 })
-	m, err := s.Expose(id, remote.All(), RemoteWrite)
-	if err != nil {
+// sleeps has the owner of a queue sleep, where another queue's owner has taken the device's event.
+func sleeps(t testing.TB, q *rxQueue) *engine.Waker {
+	t.Helper()
+	w := engine.NewWaker()
+	if q.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	engine.Events.Remove(q.fd)
+	if err := engine.Events.Add(q.fd); err != nil {
 		t.Fatal(err)
 	}
-	<-shown
-	k := c.primary.Load()
-	write := func() (*Transfer, error) {
-		return c.Post(TransferSpec{Op: Write, Conn: k.id, Local: local.All(), Remote: m})
-	}
-	f.run(t, "drop send *")
-	var under []*Transfer
-	for range 2 {
-		x, err := write()
-		if err != nil {
-			t.Fatal(err)
-		}
-		under = append(under, x)
-	}
-	k.look()
-	k.look() // nothing got on since: it asks the device
-	k.mu.Lock()
-	if n := k.out.flying(); n != 3 {
-		t.Errorf("%d requests are under way, expected two transfers and the watchdog's", n)
-	}
-	k.mu.Unlock()
-	if _, err := write(); !errors.Is(err, engine.ErrFull) {
-		t.Errorf("a third transfer: %v", err)
-	}
-	if err := c.CloseConn(k.id); err != nil {
-		t.Errorf("the connection is gone: %v", err)
-	}
-	for _, x := range under {
-		if err := ended(t, x, nil); !errors.Is(err, engine.ErrDown) {
-			t.Errorf("a transfer of a connection that was closed: %v", err)
-		}
-	}
+	return w
 }
 
-// taken is a pool of which all slots are out, and what brings them back.
-func taken(t *testing.T, slots int) (*mem.Pool, func()) {
-	t.Helper()
-	p := pool(t, 2048, slots)
-	all := make([]mem.Handle, slots)
-	if n := p.GetBatch(all); n != slots {
-		t.Fatalf("%d of %d slots", n, slots)
-	}
-	return p, func() { p.PutBatch(all) }
-}
-
-// TestCreditBeforeReady: a lane is ready when its receiver has no buffer, and a credit tells of the first ones. It can overtake the record
-// that says that the lane is ready, since they come by different ways. What waits is sent then, and somebody hears when it has left.
-func TestCreditBeforeReady(t *testing.T) {
-	f := onFake(t, "")
-	all := region(t, 4096).All()
-	gate, entered := make(chan struct{}), make(chan struct{}, 2)
-	s, c, id := f.pair(t, Options{}, Options{every: time.Hour, OnMemory: func(MemoryEvent) {
-		entered <- struct{}{}
-		<-gate
-	}})
-	defer close(gate)
-	expose := func() { // the client stops at this record
-		t.Helper()
-		if _, err := s.Expose(id, all, RemoteRead); err != nil {
-			t.Fatal(err)
-		}
-	}
-	slots, back := taken(t, 16)
-	out := tx(t, c, engine.TxSpec{})
-	expose()
-	<-entered
-	in := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}})
-	expose() // behind the offer of a lane
-	gate <- struct{}{}
-	<-entered
-	q := in.(*rxQueue)
-	until(t, "the lane to be ready", func() bool {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		for _, l := range q.lanes {
-			return l.ready
-		}
+func woken(w *engine.Waker) bool {
+	select {
+	case <-w.C():
+		return true
+	default:
 		return false
-	})
-	back()
-	if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
+	}
+}
+
+// Queues that share a pool which is as large as both are deep together both have their receives.
+func TestSharedPool(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	slots := []*mem.Pool{pool(t, 2048, 32)}
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Pools: slots}), e.rx(engine.RxSpec{ID: engine.Queue(1), Pools: slots})
+	if first.recvs.Posted() != 16 || second.recvs.Posted() != 16 {
+		t.Fatalf("%d and %d receives are posted, expected 16 each", first.recvs.Posted(), second.recvs.Posted())
+	}
+	e.apply(flow.Add(rule(t, "udp dst 7 -> queue 1")))
+	for range 40 {
+		f, g := udp(t, 5, 20), udp(t, 7, 20)
+		e.send(f, g)
+		e.wants(first, f).Release()
+		e.wants(second, g).Release()
+	}
+	e.wants(first) // who looks posts again for all
+	if first.recvs.Posted() != 16 || second.recvs.Posted() != 16 {
+		t.Errorf("%d and %d receives are posted, expected 16 each", first.recvs.Posted(), second.recvs.Posted())
+	}
+}
+
+// A queue whose last receive another queue's owner has taken off the device, and whose pool is empty, hears when there are slots again: no frame
+// can wake it.
+func TestLastReceive(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
+	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
+	mine, far := udp(t, 9, 10), udp(t, 9, 72)
+	e.send(mine, mine, mine)
+	held := e.wants(first, mine, mine, mine)
+	w := sleeps(t, first)
+	e.send(far)
+	other := e.wants(second, far)
+	if first.recvs.Posted() != 0 {
+		t.Fatalf("%d receives are posted, expected none", first.recvs.Posted())
+	}
+	until(t, "the owner to be woken", func() bool { return woken(w) })
+	if first.Arm(w) {
+		t.Fatal("ready, and there are no slots")
+	}
+	held.Release()
+	other.Release()
+	until(t, "the owner to be woken again", func() bool { return woken(w) })
+	if first.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	if first.recvs.Posted() != 4 {
+		t.Errorf("%d receives are posted, expected 4", first.recvs.Posted())
+	}
+}
+
+// Who takes the device's event, and does not get to all frames that it stands for, wakes those that sleep on it.
+func TestEventTaken(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	deep := engine.RxSpec{ID: engine.Queue(0), Depth: 2 * dealAtOnce, Pools: []*mem.Pool{pool(t, 2048, 2*dealAtOnce)}}
+	first, second := e.rx(deep), e.rx(engine.RxSpec{ID: engine.Queue(1), Depth: 2 * dealAtOnce})
+	e.apply(flow.Add(rule(t, "ip len 100 -> queue 1")))
+	w := sleeps(t, first)
+	mine, far := udp(t, 9, 10), udp(t, 9, 72)
+	for range dealAtOnce + pollAtOnce {
+		e.send(far)
+	}
+	e.send(mine)
+	if !second.Arm(engine.NewWaker()) {
+		t.Fatal("not ready, and there are frames")
+	}
+	if !woken(w) {
+		t.Error("the owner of the other queue sleeps, its frame is at the device, and the event is gone")
+	}
+	e.wants(first) // so many frames are for the other queue
+	e.wants(first, mine)
+	b := burst.New(2 * dealAtOnce)
+	if n, err := second.TryRecv(b); n != dealAtOnce+pollAtOnce || err != nil {
+		t.Errorf("%d frames, %v", n, err)
+	}
+	b.Release()
+}
+
+// Frames that were lost for want of slots are counted so also where their queue is closed before anybody asks.
+func TestDryAndClosed(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})
+	e.rx(engine.RxSpec{ID: engine.Queue(1)})
+	f := udp(t, 5, 20)
+	e.send(f, f, f, f)
+	e.take(q)
+	e.send(f)
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	var s engine.PortStats
+	if e.b.Stats(&s); s.Drops[engine.DropNoBuffers] != 1 || s.Drops.Total() != 1 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+}
+
+// A frame of two segments whose memories do not fit behind what a burst holds comes with the next burst.
+func TestManyMemories(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{Pools: []*mem.Pool{pool(t, 128, 64), pool(t, 2048, 64)}})
+	b := burst.NewSegmented(64, 256)
+	defer b.Release()
+	for range burst.MaxSources - 1 {
+		other := pool(t, 2048, 1)
+		b.Builder().AddSlots(burst.PoolSource(other), other, []mem.Handle{first(t, other)}, nil, burst.Segment{Len: 60})
+	}
+	f := udp(t, 5, 300)
+	e.send(f, f)
+	if n, err := q.TryRecv(b); n != 0 || err != nil {
 		t.Fatal(n, err)
 	}
-	k := c.primary.Load()
-	until(t, "the credit to be seen", func() bool {
-		k.mu.Lock()
-		defer k.mu.Unlock()
-		return k.out.w.limit == 16 && !k.out.armed
-	})
-	put(t, out, 0, "a", "b")
-	gate <- struct{}{}
-	got(t, in, 2)
-	if err := out.Drain(within(t)); err != nil {
-		t.Fatal(err)
+	if !q.Arm(engine.NewWaker()) {
+		t.Error("not ready, and there are frames")
+	}
+	e.wants(q, f, f)
+	var s engine.RxStats
+	if q.Stats(&s); s.Drops.Total() != 0 {
+		t.Errorf("drops: %v", &s.Drops)
 	}
 }
 
-// TestFirstCreditLost: a sender that may not send anything yet loses the word that it may. It hears it once more.
-func TestFirstCreditLost(t *testing.T) {
-	for tr, script := range map[Transport]string{RC: "drop recv 1", UC: "loss 100%", UD: "loss 100%"} {
-		t.Run(tr.String(), func(t *testing.T) {
-			f := onFake(t, "")
-			s, c, _ := f.pair(t, Options{Transport: tr}, Options{Transport: tr, every: often})
-			slots, back := taken(t, 16)
-			in, out := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}}), tx(t, c, engine.TxSpec{})
-			k := c.primary.Load()
-			until(t, "the lane to be ready", func() bool {
-				k.mu.Lock()
-				defer k.mu.Unlock()
-				return k.out != nil && k.out.ready
-			})
-			f.run(t, script)
-			back()
-			if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
-				t.Fatal(n, err)
-			}
-			if n := s.Counts().Credits; n != 1 {
-				t.Fatalf("%d credits", n)
-			}
-			f.run(t, "loss 0%")
-			put(t, out, 0, "a")
-			got(t, in, 1)
-			if st := stats(s).Rx; st.Drops.Total() != 0 {
-				t.Errorf("drops: %v", &st.Drops)
-			}
-		})
+func first(t testing.TB, p *mem.Pool) mem.Handle {
+	t.Helper()
+	var h [1]mem.Handle
+	if p.GetBatch(h[:]) != 1 {
+		t.Fatal("no slot")
+	}
+	return h[0]
+}
+
+// A port that fails in the hands of one queue wakes the owners of the others, and what waits for a device that takes no more is given up.
+func TestFailureIsTold(t *testing.T) {
+	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	r, err := e.a.AddRxQueue(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{slots}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := engine.NewWaker()
+	if r.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	q.mu.Lock()
+	q.depth, q.posts = 8, make([]posted, 8) // more than the queue pair holds: it takes a part of a chain, and fails
+	q.mu.Unlock()
+	e.f.do(t, "fail ibv_modify_qp * EIO")
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
+		t.Fatal(err)
+	}
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the receiver to be woken", func() bool { return woken(w) })
+	if _, err := r.TryRecv(burst.New(4)); !errors.Is(err, engine.ErrDown) {
+		t.Errorf("receiving: %v", err)
 	}
 }
 
-// TestCloseShared: connections that share buffers may count on more than there are, and when their queue closes a message may wait for one.
-// It is dropped like the others: its sender is not kept waiting, and the connections go on with the next queue.
-func TestCloseShared(t *testing.T) {
-	f := onFake(t, "mode wire")
-	words := make(chan MemoryEvent, 100)
-	there, here := region(t, 64), region(t, 64)
-	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { words <- e }}, Options{OnMemory: func(e MemoryEvent) { words <- e }})
-	m, err := s.Expose(id, there.All(), RemoteWrite)
-	if err != nil {
-		t.Fatal(err)
-	}
-	<-words
-	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
-	until(t, "both connections", func() bool { return len(s.Conns()) == 2 })
-	in := rx(t, s, engine.RxSpec{Depth: 8})
-	outs := []engine.TxQueue{tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})}
-	q := in.(*rxQueue)
-	for i := range 8 {
-		put(t, outs[1], 0, fmt.Sprint(i))
-	}
-	until(t, "all buffers to be used", func() bool {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.look()
-		return q.n == 8
-	})
-	word, err := c.Post(TransferSpec{Op: WriteImm, Conn: c.primary.Load().id, Local: here.All(), Remote: m, Imm: 77})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i := range 7 {
-		put(t, outs[0], 0, fmt.Sprint(i))
-	}
-	until(t, "a message to wait for a buffer", func() bool { return f.count(t, "rnr_naks") > 0 })
-	if err := in.Close(); err != nil {
-		t.Fatal(err)
-	}
-	<-q.over
-	for _, out := range outs {
-		if err := out.Drain(within(t)); err != nil {
+// A closed queue takes no packets of others, and registers none of their memory at a device that is given up.
+func TestForwardClosed(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	for _, end := range []func() error{e.tx.Close, e.a.Close} {
+		other := pool(t, 2048, 4)
+		b := burst.New(1)
+		b.Builder().AddSlots(burst.PoolSource(other), other, []mem.Handle{first(t, other)}, nil, burst.Segment{Len: 60})
+		if err := end(); err != nil {
 			t.Fatal(err)
 		}
-	}
-	if err := ended(t, word, nil); err != nil {
-		t.Error(err)
-	}
-	select {
-	case e := <-words:
-		if e.Kind != Written || e.Imm != 77 {
-			t.Errorf("%+v", e)
+		before := e.f.count(t, "ibv_reg_mr")
+		if n, err := e.tx.Forward(b); n != 0 || !errors.Is(err, engine.ErrClosed) || b.Len() != 0 {
+			t.Errorf("%d, %v", n, err)
 		}
-	case <-within(t).Done():
-		t.Error("a write ended well, and its word never came")
-	}
-	if st := stats(s).Rx; st.Drops[engine.DropClosed] != 15 || st.Drops.Total() != 15 {
-		t.Errorf("drops: %v", &st.Drops)
-	}
-	in = rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 8})
-	for _, out := range outs {
-		put(t, out, 0, "next")
-		if g := got(t, in, 1); !strings.HasSuffix(g[0], " next") {
-			t.Errorf("%q", g)
+		if n := e.f.count(t, "ibv_reg_mr") - before; n != 0 {
+			t.Errorf("%d regions were registered for it", n)
 		}
 	}
 }
 
-// TestSmallCQ: a device whose completion queues hold less than its shared receive queues gets no more buffers than their completions fit.
-func TestSmallCQ(t *testing.T) {
-	f := onFake(t, "mode wire; limit max_cqe 32")
-	s, c, _ := f.pair(t, Options{SendDepth: 8}, Options{SendDepth: 8})
-	in, out := rx(t, s, engine.RxSpec{Depth: 64}), tx(t, c, engine.TxSpec{Depth: 128})
-	for i := range 64 {
-		put(t, out, 0, fmt.Sprint(i))
-	}
-	k := c.primary.Load()
-	until(t, "the sender to stop", func() bool {
-		i, ok := c.Conn(k.id)
-		return !ok || i.Flying == 0 && i.Room == 0
-	})
-	got(t, in, 64)
-}
-
-// TestManagedOverran: a connection by rdma_cm does not go to a queue whose completion queue is of no use any more.
-func TestManagedOverran(t *testing.T) {
-	f, w := onManager(t, "mode wire")
-	gone := newEnds()
-	s := w.server(t, Options{OnConn: gone.on})
-	broken := rx(t, s, engine.RxSpec{Depth: 16})
-	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
-	rx(t, c, engine.RxSpec{Depth: 16})
-	out := tx(t, c, engine.TxSpec{})
-	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
+// The memory of frames stays where it is when the device does not give up the queue pair that reads it.
+func TestCloseRefused(t *testing.T) {
+	e := newEnds(t, "mode pump", Options{}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	if n, err := q.Alloc(e.out, 5, 60); n != 5 {
 		t.Fatal(err)
 	}
-	gone.next(t, true)
-	f.run(t, fmt.Sprintf("overrun 0 %#x", receiving(broken).Num()))
-	gone.next(t, false)
-	in := rx(t, s, engine.RxSpec{ID: engine.Auto, Depth: 16})
-	id, err := c.Connect(within(t), s.LocalAddr())
-	if err != nil {
+	if err := q.Send(e.out); err != nil {
 		t.Fatal(err)
 	}
-	put(t, out, id, "a")
-	got(t, in, 1)
-}
-
-// TestManagedDatagramsClosed: a connection for datagrams ends while the way to its peer is asked for, which can take a while. The way goes as well:
-// else the port could not close.
-func TestManagedDatagramsClosed(t *testing.T) {
-	_, w := onManager(t, "mode wire")
-	s := w.open(t, "roce://"+w.host+":0?listen=1&connect=cm&transport=UD", Options{})
-	rx(t, s, engine.RxSpec{Depth: 16})
-	c := w.open(t, "roce://"+w.own+"?connect=cm&transport=UD", Options{})
-	rx(t, c, engine.RxSpec{Depth: 16})
-	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
+	e.a.fail(errors.New("the test wants no wait"))
+	e.f.do(t, "fail ibv_destroy_qp 1 EBUSY")
+	if err := q.Close(); err != nil {
 		t.Fatal(err)
 	}
-	k := s.all()[0]
-	k.mu.Lock()
-	x := k.out.x
-	k.mu.Unlock()
-	l, to := k.ch.(*link), ibv.Address{SGIDIndex: s.gidOf(k.local.Addr()), DGID: k.remote.Addr()}
-	if err := s.CloseConn(k.id); err != nil {
-		t.Fatal(err)
+	if n := slots.Stats().InUse; n != 5 {
+		t.Errorf("%d slots are out, expected 5, which the device may read", n)
 	}
-	if err := l.address(k, x, to, nil); !errors.Is(err, io.EOF) {
-		t.Errorf("the way of a connection that has ended: %v", err)
+	if err := q.Drain(t.Context()); err != nil || q.out.Free() != 16 {
+		t.Errorf("%v, %d descriptors are free", err, q.out.Free())
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.give()
+	for i := range 5 {
+		x := &q.posts[i]
+		x.parts[0].src.Reclaim([]burst.Handle{x.parts[0].h})
 	}
 }
 
-// unanswered is a meeting in which a peer does not answer.
-type unanswered struct {
-	overTCP
-	begun chan struct{}
-}
-
-func (u unanswered) dial(ctx context.Context, _, _ netip.AddrPort) (channel, error) {
-	close(u.begun)
-	<-ctx.Done()
-	return nil, ctx.Err()
-}
-
-// TestCloseWhileConnecting: a port that closes does not leave those behind who wait in Connect for a peer that does not answer.
-func TestCloseWhileConnecting(t *testing.T) {
-	f := onFake(t, "")
-	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{ConnectTimeout: time.Hour})
-	u := unanswered{begun: make(chan struct{})}
-	c.meet = u
-	result := make(chan error, 1)
-	go func() {
-		_, err := c.Connect(within(t), netip.MustParseAddrPort("192.0.2.7:7"))
-		result <- err
-	}()
-	<-u.begun
-	if err := c.Close(); err != nil {
+// A frame in memory that the device refused to learn of a moment ago, and then takes, has a completion as any other.
+func TestRegisteredLate(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{})
+	f, other := udp(t, 5, 100), pool(t, 2048, 4)
+	if n, err := e.tx.Alloc(e.out, 1, 42); n != 1 {
 		t.Fatal(err)
 	}
-	if err := <-result; !errors.Is(err, engine.ErrClosed) {
-		t.Errorf("%v", err)
-	}
-}
-
-// TestPeerDoesNotRead: a connection whose peer does not read what it is told ends for a fault, and not as one that the peer has closed.
-func TestPeerDoesNotRead(t *testing.T) {
-	f := onFake(t, "")
-	gone := newEnds()
-	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{OnConn: gone.on})
-	ch, err := overTCP{}.dial(within(t), s.a.remote, s.LocalAddr())
-	if err != nil {
+	copy(e.out.Bytes(0, 0), f[:42])
+	h := first(t, other)
+	e.out.Builder().AddSegment(burst.PoolSource(other), burst.Segment{Handle: h, Off: other.Offset(h), Len: uint32(len(f) - 42)})
+	copy(e.out.Bytes(0, 1), f[42:])
+	e.f.do(t, "fail ibv_reg_mr 1 ENOMEM")
+	if err := e.tx.Send(e.out); err != nil {
 		t.Fatal(err)
 	}
-	defer ch.wait()
-	defer ch.close()
-	ch.send(&record{kind: kindHello})
-	gone.next(t, true)
-	k := s.all()
-	for more := true; more; {
-		k[0].ch.send(&record{kind: kindOffer, lane: 1, pair: pairInfo{mtu: 1024}})
-		s.mu.Lock()
-		more = !k[0].over
-		s.mu.Unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := e.tx.Drain(ctx); err != nil {
+		t.Fatalf("the queue never hears that it was sent: %v", err)
 	}
-	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) || s.Counts().Broken != 1 {
-		t.Errorf("%v, %d broken", v.Err, s.Counts().Broken)
+	var s engine.TxStats
+	if e.tx.Stats(&s); s.Packets+s.Drops[engine.DropRefused] != 1 {
+		t.Errorf("%+v", s)
 	}
+	e.take(q).Release()
 }
 
-// TestLostFailure: the completion of a request that failed is lost. Those behind it are flushed, which no other word comes to explain: the connection
-// ends, and what waits is dropped.
-func TestLostFailure(t *testing.T) {
-	f := onFake(t, "")
-	theirs := newEnds()
-	s, c, _ := f.pair(t, Options{}, Options{every: often, OnConn: theirs.on})
-	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
-	put(t, out, 0, "a")
-	got(t, in, 1)
-	until(t, "it to be over", func() bool { return stats(c).Tx.Packets == 1 })
-	f.run(t, "status send 1 REM_OP_ERR; drop send 1")
-	put(t, out, 0, "b", "c", "d")
-	if v := theirs.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "flushed") {
-		t.Errorf("the end of the connection: %v", v.Err)
-	}
-	if err := out.Drain(within(t)); err != nil {
+// A frame that cannot be sent is dropped once, also where one in front of it has to be given to the device again.
+func TestRefusedOnce(t *testing.T) {
+	t.Run("none taken", func(t *testing.T) { refusedOnce(t, 16, "fail ibv_post_send 1 EIO") })
+	t.Run("some taken", func(t *testing.T) { refusedOnce(t, 2, "") })
+}
+
+func refusedOnce(t *testing.T, holds int, script string) {
+	e := newEnds(t, "", Options{SendDepth: holds}, engine.PortSpec{})
+	e.rx(engine.RxSpec{})
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{pool(t, 2048, 64)}}).(*txQueue)
+	q.mu.Lock()
+	q.depth, q.posts = 16, make([]posted, 16) // it may be more than the queue pair holds, which takes a part of a chain then
+	q.mu.Unlock()
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
 		t.Fatal(err)
 	}
-	if st := stats(c).Tx; f.count(t, "drops") != 1 || st.Packets+st.Drops[engine.DropDown] != 4 {
-		t.Errorf("%d completions were lost; %d packets left, drops %v", f.count(t, "drops"), st.Packets, &st.Drops)
+	for _, i := range []int{1, 4} {
+		e.out.SetLen(i, 0, 5) // shorter than an Ethernet header
+	}
+	e.f.do(t, script)
+	if err := q.Send(e.out); err != nil {
+		t.Fatal(err)
+	}
+	if err := q.Drain(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	var s engine.TxStats
+	if q.Stats(&s); s.Drops[engine.DropBadFrame] != 2 || s.Packets+s.Drops.Total() != 6 || s.Queued != 0 || q.out.Free() != 16 {
+		t.Errorf("%d sent, drops: %v, %d queued, %d of 16 descriptors are free", s.Packets, &s.Drops, s.Queued, q.out.Free())
 	}
 }

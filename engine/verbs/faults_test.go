@@ -3,349 +3,328 @@ package verbs
 import (
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// ends collects how connections end.
-type ends struct{ c chan ConnEvent }
-
-func newEnds() ends { return ends{make(chan ConnEvent, 4096)} }
-
-func (e ends) on(v ConnEvent) { e.c <- v }
-
-// next is the next event that says that a connection has come, or has gone.
-func (e ends) next(t testing.TB, up bool) ConnEvent {
-	t.Helper()
-	for {
-		select {
-		case v := <-e.c:
-			if v.Up == up {
-				return v
-			}
-		case <-within(t).Done():
-			t.Fatalf("no event: up %v", up)
-		}
-	}
-}
-
-func stats(p *Port) (s engine.PortStats) {
-	p.Stats(&s)
-	return s
-}
-
-// TestKilled: a queue pair that goes into error ends its connection on both sides, with the reason, and no other.
-func TestKilled(t *testing.T) {
-	gone, theirs := newEnds(), newEnds()
-	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{OnConn: gone.on}, Options{OnConn: theirs.on})
-	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
-	in := rx(t, s, engine.RxSpec{Depth: 64})
-	out, rest := tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})
-	put(t, out, 0, "a")
-	put(t, rest, 0, "b")
-	got(t, in, 2)
-	c.mu.Lock()
-	peer := c.primary.Load()
-	c.mu.Unlock()
-	peer.mu.Lock()
-	qpn := peer.out.x.qp.Num()
-	peer.mu.Unlock()
-	f.run(t, fmt.Sprintf("kill 1 %#x", qpn))
-	v := theirs.next(t, false)
-	var e *ConnError
-	if !errors.As(v.Err, &e) || !errors.Is(v.Err, engine.ErrDown) || e.Err == nil {
-		t.Errorf("the end of a connection whose queue pair was killed: %v", v.Err)
-	}
-	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "gave the connection up") {
-		t.Errorf("what the other side hears: %v", v.Err)
-	}
-	put(t, rest, 0, "still here")
-	if s := got(t, in, 1); !strings.HasSuffix(s[0], " still here") {
-		t.Errorf("%q", s)
-	}
-	if n := c.Counts().Broken; n != 1 {
-		t.Errorf("%d broken connections, expected 1", n)
-	}
-	// What is sent on it now is counted as dropped, not lost.
-	put(t, out, 0, "x", "y")
-	until(t, "drops", func() bool { return stats(c).Tx.Drops[engine.DropDown] == 2 })
-}
-
-// TestCableCut: a peer that does not answer any more ends the connection when the retries are used up, and every packet is accounted for.
-func TestCableCut(t *testing.T) {
-	theirs := newEnds()
-	f := onFake(t, "mode wire; timers instant")
-	s, c, _ := f.pair(t, Options{}, Options{OnConn: theirs.on})
-	in := rx(t, s, engine.RxSpec{Depth: 64})
-	out := tx(t, c, engine.TxSpec{Depth: 128})
-	put(t, out, 0, "a", "b", "c")
-	got(t, in, 3)
-	f.run(t, "cable 1 cut")
-	for range 40 {
-		put(t, out, 0, "lost")
-	}
-	v := theirs.next(t, false)
-	if !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "retries") {
-		t.Errorf("the end of a connection without a cable: %v", v.Err)
-	}
-	if err := out.Drain(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	if st := stats(c).Tx; st.Packets != 3 || st.Drops[engine.DropDown] != 40 {
-		t.Errorf("%d packets left, drops: %v; expected 3 and 40 times down", st.Packets, &st.Drops)
-	}
-	f.run(t, "cable 1 mend")
-}
-
-// TestPortDown: the port tells that its link is down, and when it is up again.
-func TestPortDown(t *testing.T) {
-	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{}, Options{})
-	if !s.Info().Up || !c.Info().Up {
-		t.Fatal("the ports are not up")
-	}
-	f.run(t, "port 0 down")
-	until(t, "the port to be down", func() bool { return !s.Info().Up })
-	f.run(t, "port 0 up")
-	until(t, "the port to be up", func() bool { return s.Info().Up })
-	if st := stats(s); st.LinkChanges != 2 {
-		t.Errorf("%d changes of the link, expected 2", st.LinkChanges)
-	}
-}
-
-// TestStalled: a consumer that stands still stops its sender, without a single request that finds no receive; when it goes on, everything comes.
-func TestStalled(t *testing.T) {
-	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{}, Options{})
-	in := rx(t, s, engine.RxSpec{Depth: 16})
-	out := tx(t, c, engine.TxSpec{Depth: 256})
-	before := f.count(t, "rnr_naks")
-	const n = 200
-	for i := range n {
-		put(t, out, 0, fmt.Sprint(i))
-	}
-	until(t, "the sender to stop", func() bool {
-		i, ok := c.Conn(c.primary.Load().id)
-		return ok && i.Flying == 0 && i.Waiting == n-16 && i.Room == 0
-	})
-	if w := c.Counts().Waits; w == 0 {
-		t.Error("the sender waits, and it is not counted")
-	}
-	for i, text := range got(t, in, n) {
-		if !strings.HasSuffix(text, fmt.Sprint(" ", i)) {
-			t.Fatalf("packet %d: %q", i, text)
-		}
-	}
-	if k := f.count(t, "rnr_naks") - before; k != 0 {
-		t.Errorf("%d messages found no receive", k)
-	}
-	if low := s.Counts().Low; low == 0 {
-		t.Error("the receive queue ran dry, and it is not counted")
-	}
-	if st := stats(c).Tx; st.Drops.Total() != 0 {
-		t.Errorf("drops: %v", &st.Drops)
-	}
-}
-
-// TestTooLong: a message that the receiver's buffers do not hold is dropped where it is sent, and the connection lives.
-func TestTooLong(t *testing.T) {
-	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{}, Options{})
-	in := rx(t, s, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 64, 32)}})
-	out := tx(t, c, engine.TxSpec{})
-	put(t, out, 0, strings.Repeat("x", 64), strings.Repeat("y", 65), strings.Repeat("z", 2048), "end")
-	if g := got(t, in, 2); !strings.HasSuffix(g[1], " end") || !strings.HasSuffix(g[0], strings.Repeat("x", 64)) {
-		t.Errorf("%q", g)
-	}
-	until(t, "the drops", func() bool { return stats(c).Tx.Drops[engine.DropTooLong] == 2 })
-}
-
-// TestRefusals: what cannot be had is an error that says what and why, and nothing is left of the attempt.
+// What a port cannot be opened for says why, and what else there is.
 func TestRefusals(t *testing.T) {
-	opened := func(address string, o Options) func(*testing.T, *fake) error {
-		return func(t *testing.T, f *fake) error {
-			o.ConnectTimeout = 1 << 40
-			p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: address, Options: o})
-			if err == nil {
-				p.Close()
-			}
-			return err
+	for _, c := range []struct {
+		script, address string
+		want            error
+		text            string
+	}{
+		{"", "fake0", ErrNoRaw, "mlx5"},
+		{"raw on; fail ibv_create_qp * EPERM", "fake0", ErrCapability, "setcap cap_net_raw+ep"},
+		{"raw on; link infiniband", "fake0", ErrNoRaw, "LINK_TYPE_P1=2"},
+		{"raw on", "eth7", engine.ErrNotFound, "fake1 (port 1: "},
+		{"raw on; fail ibv_create_qp * ENOMEM", "fake0", engine.ErrUnavailable, "fake0"},
+		{"raw on; fail ibv_open_device * EACCES", "fake0", engine.ErrUnavailable, "run as root"},
+	} {
+		f := onStand(t, c.script)
+		_, err := f.eng.OpenPort(t.Context(), engine.PortSpec{Address: c.address})
+		if !errors.Is(err, c.want) || !strings.Contains(fmt.Sprint(err), c.text) {
+			t.Errorf("%q: %v, expected %q of %v", c.script, err, c.text, c.want)
+		}
+		if a := f.eng.Available(); (a == nil) != (c.want == engine.ErrNotFound) || a != nil && !errors.Is(a, engine.ErrUnavailable) {
+			t.Errorf("%q: Available says %v", c.script, a)
 		}
 	}
-	queue := func(t *testing.T, f *fake) error {
-		s, _, _ := f.pair(t, Options{}, Options{})
-		_, err := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{pool(t, 2048, 64)}})
-		return err
+	if err := New("/nowhere/libibverbs.so.1").Available(); !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "apt-get install") {
+		t.Errorf("without the library: %v", err)
 	}
-	for _, c := range []struct {
-		name, script string
-		do           func(*testing.T, *fake) error
-		is           error
-		want         []string
-	}{
-		{"GID", "", opened("roce://127.0.0.1:0?listen=1&device=fake0&gid=77", Options{}), engine.ErrUnavailable, []string{"no GID at place 77", "fake0"}},
-		{"device", "", opened("roce://127.0.0.1:0?listen=1&device=mlx5_9", Options{}), engine.ErrNotFound, []string{`"mlx5_9"`, "fake0, fake1"}},
-		{"address", "", opened("roce://127.0.0.1:0?listen=1", Options{}), engine.ErrUnavailable, []string{"127.0.0.1", "fake0", "fake1", "device="}},
-		{"port", "", opened("roce://127.0.0.1:0?listen=1&device=fake0", Options{Port: 9}), engine.ErrUnavailable, []string{"fake0"}},
-		{"memlock", "memlock 8K", queue, engine.ErrUnavailable, []string{"RLIMIT_MEMLOCK"}},
-		{"SRQ", "absent srq", queue, engine.ErrUnavailable, []string{"receive queue 0"}},
-		{"CQ", "fail ibv_create_cq * ENOMEM", queue, engine.ErrUnavailable, []string{"completion queue"}},
-		{"PD", "fail ibv_alloc_pd * ENOMEM", opened("roce://127.0.0.1:0?listen=1&device=fake0", Options{}), engine.ErrUnavailable, []string{"fake0"}},
+	if err := refusal("rxe0", fmt.Errorf("create_qp: %w", ibv.ErrUnsupported)); !strings.Contains(err.Error(), "Soft-RoCE has none") {
+		t.Error(err)
+	}
+	f := onStand(t, "raw on; absent flows")
+	p := f.port(t, engine.PortSpec{Address: "fake0"})
+	if _, err := p.AddRxQueue(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 8)}}); !errors.Is(err, engine.ErrUnsupported) {
+		t.Errorf("a device without steering rules: %v", err)
+	}
+}
+
+// Every call that making a queue takes fails once; nothing is left of it, and it works afterwards.
+func TestSetupFails(t *testing.T) {
+	for _, call := range []string{"ibv_create_cq", "ibv_create_qp", "ibv_modify_qp", "ibv_create_comp_channel", "ibv_reg_mr", "ibv_create_flow", "ibv_query_qp"} {
+		for n := 1; n <= 3; n++ {
+			t.Run(fmt.Sprint(call, n), func(t *testing.T) { setupFails(t, call, n) })
+		}
+	}
+}
+
+func setupFails(t *testing.T, call string, n int) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	e.f.do(t, fmt.Sprintf("fail %s %d ENOMEM", call, n))
+	slots := pool(t, 2048, 64)
+	spec := engine.RxSpec{Depth: 8, Pools: []*mem.Pool{slots}}
+	q, err := e.b.AddRxQueue(spec)
+	if err != nil {
+		if s := slots.Stats(); s.InUse != 0 {
+			t.Fatalf("%s %d: %d slots are out after %v", call, n, s.InUse, err)
+		}
+		e.f.do(t, "reset; raw on")
+		if q, err = e.b.AddRxQueue(spec); err != nil {
+			t.Fatalf("%s %d, and then: %v", call, n, err)
+		}
+	} else if n == 1 {
+		t.Errorf("%s fails, and a queue can be made", call)
+	}
+	f := udp(t, 5, 20)
+	e.send(f)
+	e.wants(q.(*rxQueue), f)
+}
+
+// A rule that the card refuses changes nothing on an isolated port; elsewhere this process does its work.
+func TestRuleRefused(t *testing.T) {
+	for _, isolated := range []bool{true, false} {
+		t.Run(fmt.Sprint("isolated ", isolated), func(t *testing.T) { ruleRefused(t, isolated) })
+	}
+}
+
+func ruleRefused(t *testing.T, isolated bool) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{Isolated: isolated})
+	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0)}), e.rx(engine.RxSpec{ID: engine.Queue(1)})
+	e.apply(flow.Add(rule(t, "name a udp dst 1 -> queue 1")), flow.Add(rule(t, "name b udp dst 2 -> queue 0")))
+	id := e.b.Rules().List()[0].ID
+	for n := 1; n <= 2; n++ {
+		e.f.do(t, fmt.Sprintf("fail ibv_create_flow %d EINVAL", n))
+		_, err := e.b.Rules().Apply(flow.Replace(id, rule(t, "name a udp dst 1 -> queue 0")), flow.Add(rule(t, "name c udp dst 3 -> queue 1")), flow.Delete(id+1))
+		if isolated != errors.Is(err, engine.ErrUnsupported) {
+			t.Fatalf("isolated %v: %v", isolated, err)
+		}
+		one, two, three := udp(t, 1, 10), udp(t, 2, 20), udp(t, 3, 30)
+		e.send(one, two, three)
+		if !isolated {
+			e.wants(first, one, two)
+			e.wants(second, three)
+			break
+		}
+		e.wants(second, one)
+		e.wants(first, two)
+	}
+}
+
+// Rules are in force when Apply returns: who is dealing out frames by the rules from before has to be done by then.
+func TestRulesInForce(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	e.rx(engine.RxSpec{})
+	drop := flow.Add(rule(t, "udp dst 1 -> drop"))
+	done := make(chan error)
+	e.b.cq.mu.Lock() // as one that deals out
+	go func() {
+		_, err := e.b.Rules().Apply(drop)
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		e.b.cq.mu.Unlock()
+		t.Fatalf("Apply returned before: %v", err)
+	case <-time.After(20 * time.Millisecond):
+	}
+	e.b.cq.mu.Unlock()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A queue pair that fails flushes, is made ready again, and goes on; what was lost is counted.
+func TestRevived(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{})
+	f := udp(t, 5, 20)
+	for _, kill := range []string{
+		fmt.Sprintf("kill 1 %d", q.qp.Num()), "status recv 1 LOC_PROT_ERR", fmt.Sprintf("kill 0 %d", e.tx.(*txQueue).qp.Num()), "status send 1 LOC_QP_OP_ERR",
+		"fail ibv_post_send 1 EIO",
 	} {
-		t.Run(c.name, func(t *testing.T) {
-			err := c.do(t, onFake(t, c.script))
-			if !errors.Is(err, c.is) {
-				t.Errorf("%v: expected %v", err, c.is)
+		e.f.do(t, kill)
+		e.send(f) // this one may be lost
+		before := burst.NewSegmented(64, 64)
+		until(t, "frames to come again after "+kill, func() bool {
+			if _, err := q.TryRecv(before); err != nil {
+				t.Fatal(err)
 			}
-			for _, w := range c.want {
-				if err != nil && !strings.Contains(err.Error(), w) {
-					t.Errorf("%v: expected %q in it", err, w)
+			before.Release()
+			e.send(f)
+			n, err := q.TryRecv(before)
+			if err != nil {
+				t.Fatal(err)
+			}
+			before.Release()
+			return n > 0
+		})
+	}
+	if e.a.Revived() < 2 || e.b.Revived() < 2 {
+		t.Errorf("%d and %d queue pairs were made ready again", e.a.Revived(), e.b.Revived())
+	}
+	var tx, rx engine.PortStats
+	e.a.Stats(&tx)
+	e.b.Stats(&rx)
+	if tx.Tx.Drops.Total() < 2 || tx.Tx.Queued != 0 {
+		t.Errorf("the sender: %+v", tx.Tx)
+	}
+	if rx.Rx.Drops[engine.DropBadFrame] != 1 {
+		t.Errorf("the receiver: %v", &rx.Rx.Drops)
+	}
+}
+
+// What the device will never tell of is taken back, and counted.
+func TestFault(t *testing.T) {
+	for _, lost := range []int{0, 2} {
+		t.Run(fmt.Sprint(lost), func(t *testing.T) {
+			e := newEnds(t, "mode pump", Options{}, engine.PortSpec{})
+			r := e.rx(engine.RxSpec{})
+			q := e.tx.(*txQueue)
+			f := udp(t, 5, 20)
+			for range 5 {
+				if n, err := q.Alloc(e.out, 1, len(f)); n != 1 {
+					t.Fatal(err)
+				}
+				copy(e.out.Bytes(0, 0), f)
+				if err := q.Send(e.out); err != nil {
+					t.Fatal(err)
 				}
 			}
+			q.mu.Lock()
+			if q.flying() != 5 {
+				t.Errorf("the device has %d frames, expected 5", q.flying())
+			}
+			for range lost { // completions that are lost
+				q.tail++
+				q.posts[(q.tail-1)%uint64(len(q.posts))].n = 0
+				q.out.Reserve(1)
+			}
+			q.fault()
+			q.mu.Unlock()
+			var s engine.TxStats
+			if q.Stats(&s); s.Drops[engine.DropDown] != uint64(5+lost) || s.Packets != 0 {
+				t.Errorf("%d sent, drops: %v", s.Packets, &s.Drops)
+			}
+			if free := q.out.Free(); free != q.spec.Depth {
+				t.Errorf("%d of %d descriptors are free", free, q.spec.Depth)
+			}
+			e.f.do(t, "mode post")
+			e.send(f)
+			e.wants(r, f)
 		})
 	}
 }
 
-// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side hears why.
-func TestNoQueuePair(t *testing.T) {
-	gone, theirs := newEnds(), newEnds()
-	f := onFake(t, "")
-	s, _, _ := f.pair(t, Options{OnConn: gone.on}, Options{OnConn: theirs.on})
-	f.run(t, "fail ibv_create_qp * ENOMEM")
-	rx(t, s, engine.RxSpec{Depth: 8})
-	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrUnavailable) || !strings.Contains(v.Err.Error(), "queue pair") {
-		t.Errorf("the one who cannot: %v", v.Err)
-	}
-	if v := theirs.next(t, false); !errors.Is(v.Err, engine.ErrDown) || !strings.Contains(v.Err.Error(), "queue pair") {
-		t.Errorf("the other one: %v", v.Err)
-	}
-}
-
-// TestStrangers: whoever speaks something else at the port's address is turned away, and the others go on.
-func TestStrangers(t *testing.T) {
-	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{MaxConns: 3}, Options{})
-	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
-	hello := (&record{kind: kindHello}).append(nil)
-	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello), (&record{kind: kindReady, lane: 1}).append(nil), nil,
-		slices.Concat(hello, (&record{kind: kindWithdraw, lane: 9}).append(nil)), (&record{kind: kindHello, transport: UC}).append(nil),
-		slices.Concat(hello, (&record{kind: kindOffer, lane: 1, pair: pairInfo{mtu: 1024}}).append(nil)),
-		slices.Concat(hello, (&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil), (&record{kind: kindExpose, memory: exposed{id: 1, rights: 1, length: 1}}).append(nil))} {
-		x, err := net.Dial("tcp", s.LocalAddr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		x.Write(say)
-		x.(*net.TCPConn).CloseWrite()
-		if _, err := x.Read(make([]byte, 1)); err == nil { // a hello of the server
-			for err == nil {
-				_, err = x.Read(make([]byte, 512))
-			}
-		}
-		x.Close()
-		put(t, out, 0, fmt.Sprint(i))
-		got(t, in, 1)
-	}
-	until(t, "strangers to be forgotten", func() bool { return len(s.all()) == 1 })
-	// Beyond MaxConns they are refused.
-	for range 2 {
-		f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
-	}
-	o := Options{ConnectTimeout: 1 << 28}
-	if p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: o}); !errors.Is(err, engine.ErrConnect) ||
-		!strings.Contains(err.Error(), "too many connections") {
-		t.Errorf("a connection beyond MaxConns: %v, %v", p, err)
-	}
-	if s.Counts().Refused == 0 {
-		t.Error("no connection is counted as refused")
-	}
-}
-
-// TestSilent: who connects and says nothing does not stay.
-func TestSilent(t *testing.T) {
-	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{ConnectTimeout: 1 << 20})
-	x, err := net.Dial("tcp", s.LocalAddr().String())
-	if err != nil {
+// A device that takes a part of a chain alone, and cannot be brought back to work, keeps no memory and no descriptor: there is nothing later that
+// would give them back.
+func TestFaultIsTheLast(t *testing.T) {
+	e := newEnds(t, "", Options{SendDepth: 4}, engine.PortSpec{})
+	slots := pool(t, 2048, 64)
+	q := e.sender(engine.TxSpec{Depth: 16, Pools: []*mem.Pool{slots}}).(*txQueue)
+	q.mu.Lock()
+	q.depth, q.posts = 8, make([]posted, 8) // more than the queue pair holds
+	q.mu.Unlock()
+	e.f.do(t, "fail ibv_modify_qp * EIO")
+	if n, err := q.Alloc(e.out, 6, 60); n != 6 {
 		t.Fatal(err)
 	}
-	defer x.Close()
-	b, err := io.ReadAll(x)
-	if err != nil || !strings.Contains(string(b), "said nothing") {
-		t.Errorf("%q, %v", b, err)
-	}
-	until(t, "it to be forgotten", func() bool { return len(s.all()) == 0 })
-}
-
-// TestTransportsDiffer: peers with different transports do not connect, and are told why.
-func TestTransportsDiffer(t *testing.T) {
-	f := onFake(t, "")
-	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0&transport=UC", Options{})
-	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: Options{ConnectTimeout: 1 << 28}})
-	if !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "transport") {
-		t.Errorf("%v, %v", p, err)
-	}
-}
-
-// TestReconnect: a client that is told to connects again when its server has gone, and what was sent meanwhile arrives.
-func TestReconnect(t *testing.T) {
-	mine := newEnds()
-	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{}, Options{Reconnect: true, BackoffMin: 1 << 20, BackoffMax: 1 << 22, OnConn: mine.on})
-	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
-	put(t, out, 0, "one")
-	got(t, in, 1)
-	first := mine.next(t, true)
-	at := s.LocalAddr().String()
-	if err := s.Close(); err != nil {
+	if err := q.Send(e.out); err != nil {
 		t.Fatal(err)
 	}
-	if v := mine.next(t, false); v.ID != first.ID || v.Err != nil {
-		t.Errorf("the end of connection %d: %+v", first.ID, v)
+	var s engine.TxStats
+	if q.Stats(&s); s.Drops[engine.DropDown] != 6 || s.Packets != 0 || s.Queued != 0 || q.out.Free() != 16 {
+		t.Errorf("%d of 16 descriptors are free: %+v", q.out.Free(), s)
 	}
-	put(t, out, 0, "two")
-	again := f.open(t, "roce://"+at+"?listen=1&device=fake0", Options{})
-	in = rx(t, again, engine.RxSpec{})
-	if g := got(t, in, 1); !strings.HasSuffix(g[0], " two") {
-		t.Errorf("%q", g)
+	if n := slots.Stats().InUse; n != 0 {
+		t.Errorf("%d slots are out", n)
 	}
-	if v := mine.next(t, true); v.ID == first.ID {
-		t.Error("the new connection has the id of the old one")
+	if e.a.Info().Up {
+		t.Error("the port is up")
 	}
 }
 
-// TestManyPieces: a packet of more segments than the device takes is dropped and counted.
-func TestManyPieces(t *testing.T) {
-	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{}, Options{Segments: 2})
-	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
-	extra := pool(t, 64, 8)
-	src := burst.PoolSource(extra)
-	b := burst.NewSegmented(1, 8)
-	for pieces := range 4 {
-		if n, err := out.Alloc(b, 1, 4); n != 1 {
-			t.Fatal(err)
-		}
-		copy(b.Bytes(0, 0), "head")
-		for range pieces {
-			var h [1]burst.Handle
-			extra.GetBatch(h[:])
-			b.AddSegment(src, burst.Segment{Handle: h[0], Off: extra.Offset(h[0]), Len: 1})
-			b.Bytes(0, b.Segments(0)-1)[0] = '+'
-		}
-		if err := out.Send(b); err != nil {
-			t.Fatal(err)
+// A device that fails ends the queues of its port with the reason, and closes.
+func TestDeviceFails(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{})
+	w := engine.NewWaker()
+	if q.Arm(w) {
+		t.Fatal("ready, and nothing has come")
+	}
+	e.f.do(t, "event 1 DEVICE_FATAL; event 0 DEVICE_FATAL")
+	<-w.C()
+	if _, err := q.TryRecv(burst.New(4)); !errors.Is(err, engine.ErrDown) {
+		t.Errorf("receiving: %v", err)
+	}
+	until(t, "the sender to know", func() bool { return !e.a.Info().Up })
+	e.send(udp(t, 5, 20))
+	var s engine.PortStats
+	if e.a.Stats(&s); s.Tx.Drops[engine.DropDown] != 1 || e.b.Info().Up {
+		t.Errorf("drops: %v", &s.Tx.Drops)
+	}
+}
+
+// Frames without a receive are the card's losses; those without memory say so.
+func TestDry(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{Depth: 4})
+	f := udp(t, 5, 20)
+	for range 10 {
+		e.send(f)
+	}
+	var s engine.PortStats
+	if e.b.Stats(&s); s.Drops[engine.DropNIC] != 6 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+	e.take(q)
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	e.rx(engine.RxSpec{Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})
+	q = e.b.rx.Live()[0]
+	for range 4 {
+		e.send(f)
+	}
+	held := e.take(q)
+	e.send(f)
+	if e.b.Stats(&s); s.Drops[engine.DropNoBuffers] != 1 || s.Drops[engine.DropNIC] != 6 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
+	held.Release()
+	e.take(q)
+	e.send(f)
+	e.wants(q, f)
+	if err := q.Close(); err != nil {
+		t.Fatal(err)
+	}
+	// A pool that is smaller than the queue is deep: all of it is in the card, and nothing was asked of it in vain since.
+	e.rx(engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 2048, 4)}})
+	for i := range 6 {
+		e.send(f)
+		if e.b.Stats(&s); s.Drops[engine.DropNoBuffers] != 1+uint64(max(i-3, 0)) || s.Drops[engine.DropNIC] != 6 {
+			t.Errorf("drops of a pool that is too small, after %d frames: %v", i+1, &s.Drops)
 		}
 	}
-	if g := got(t, in, 2); !strings.HasSuffix(g[0], " head") || !strings.HasSuffix(g[1], " head+") {
-		t.Errorf("%q", g)
+}
+
+// Receives are posted again also by who takes no more than its burst holds: else the card would run dry under load.
+func TestFullBurst(t *testing.T) {
+	e := newEnds(t, "", Options{}, engine.PortSpec{})
+	q := e.rx(engine.RxSpec{Depth: 8})
+	f := udp(t, 5, 20)
+	b := burst.New(4)
+	for range 20 {
+		for range 4 {
+			e.send(f)
+		}
+		if n, err := q.TryRecv(b); n != 4 || err != nil {
+			t.Fatal(n, err)
+		}
+		b.Release()
 	}
-	until(t, "the drops", func() bool { return stats(c).Tx.Drops[engine.DropRefused] == 2 })
+	var s engine.PortStats
+	if e.b.Stats(&s); s.Drops.Total() != 0 {
+		t.Errorf("drops: %v", &s.Drops)
+	}
 }

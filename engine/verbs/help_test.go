@@ -1,43 +1,44 @@
 package verbs
 
 import (
-	"context"
 	"errors"
 	"strings"
 	"sync"
 	"testing"
+	"testing/fstest"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/dl"
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/fake/verbs"
+	"github.com/penstock-io/penstock/mem"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// fake is the stand-in for libibverbs. It has one state for the whole process, which each test resets.
-type fake struct {
-	engine *Engine
-	lib    *dl.Library
+// stand is the stand-in for libibverbs, which has one state for the whole process.
+type stand struct {
+	eng *Engine
+	lib *dl.Library
+
+	pools []*mem.Pool // of the test that runs
 }
 
-var loaded = sync.OnceValues(func() (*fake, error) {
+var loaded = sync.OnceValues(func() (*stand, error) {
 	path, err := verbs.Build()
 	if err != nil {
 		return nil, err
 	}
 	lib, err := dl.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	return &fake{engine: New(path), lib: lib}, nil
+	return &stand{eng: New(path), lib: lib}, err
 })
 
-// onFake is the fake with a script. When the test ends nothing may be left, and no rule may have been broken.
-func onFake(t testing.TB, script string) *fake {
+// onStand is the stand-in after a script. When the test ends nothing may be left, and no rule may have been broken.
+func onStand(t testing.TB, script string) *stand {
 	t.Helper()
 	f, err := loaded()
 	if errors.Is(err, verbs.ErrMissing) {
@@ -46,57 +47,56 @@ func onFake(t testing.TB, script string) *fake {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.run(t, "reset")
-	if script != "" {
-		f.run(t, script)
+	f.do(t, "reset; "+script)
+	f.eng.tree = fstest.MapFS{} // without modules, whatever this machine has
+	f.eng.dry = func(d *ibv.Device, _ int) (uint64, bool) {
+		return f.count(t, "raw_dry_"+strings.TrimPrefix(d.Name(), "fake")), true
 	}
 	t.Cleanup(func() {
-		if r := f.report(t); r != "" && !t.Failed() {
-			t.Errorf("the fake reports:\n%s", r)
+		for _, p := range f.pools {
+			if s := p.Stats(); s.InUse != 0 && !t.Failed() {
+				t.Errorf("%d slots are out", s.InUse)
+			}
+			p.Close()
+		}
+		f.pools = nil
+		s, err := f.lib.Symbol("penstock_fake_report")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r := dl.GoString(s.Call0()); r != "" && !t.Failed() {
+			t.Errorf("the stand-in reports:\n%s", r)
 		}
 	})
 	return f
 }
 
-func (f *fake) symbol(t testing.TB, name string) dl.Func {
+// do adds lines to the script.
+func (f *stand) do(t testing.TB, lines string) {
 	t.Helper()
-	s, err := f.lib.Symbol(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// run adds lines to the script.
-func (f *fake) run(t testing.TB, lines string) {
-	t.Helper()
-	if wrong := dl.GoString(callString(t, f.symbol(t, "penstock_fake_script"), lines)); wrong != "" {
+	if wrong := dl.GoString(ask(t, f.lib, "penstock_fake_script", lines)); wrong != "" {
 		t.Fatalf("script %q: %s", lines, wrong)
 	}
 }
 
-// count is how often a function of the fake was called, or how many things of that kind there were.
-func (f *fake) count(t testing.TB, name string) int {
-	t.Helper()
-	return int(int64(callString(t, f.symbol(t, "penstock_fake_count"), name)))
+// count is how often a function was called, or how many things of that kind there were.
+func (f *stand) count(t testing.TB, name string) uint64 {
+	return uint64(ask(t, f.lib, "penstock_fake_count", name))
 }
 
-// report is what the fake says of leaks and of broken rules; "" when there is nothing.
-func (f *fake) report(t testing.TB) string {
+// port opens a port, and closes it at the end.
+func (f *stand) port(t testing.TB, spec engine.PortSpec) *Port {
 	t.Helper()
-	s := strings.TrimSpace(dl.GoString(f.symbol(t, "penstock_fake_report").Call0()))
-	s = strings.TrimSpace(strings.TrimPrefix(s, "penstock fake verbs report:"))
-	if s == "clean" {
-		return ""
+	p, err := f.eng.OpenPort(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
 	}
-	return s
-}
-
-// within is a context that ends only when something hangs.
-func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
+	t.Cleanup(func() {
+		if err := p.Close(); err != nil {
+			t.Errorf("closing %s: %v", p.Name(), err)
+		}
+	})
+	return p.(*Port)
 }
 
 // until waits until something holds.
@@ -109,36 +109,4 @@ func until(t testing.TB, what string, holds func() bool) {
 		}
 		<-time.After(pause)
 	}
-}
-
-// world is where ports are: on the fake, or on a real device in a guest.
-type world interface {
-	// pair is a server and a client, connected. id is the server's for the client.
-	pair(t testing.TB, server, client Options) (s, c *Port, id uint32)
-}
-
-// open opens a port.
-func (f *fake) open(t testing.TB, address string, o Options) *Port {
-	t.Helper()
-	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: address, Options: o})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := p.Close(); err != nil {
-			t.Errorf("closing %s: %v", address, err)
-		}
-	})
-	return p.(*Port)
-}
-
-// pair is a server and a client on two devices, connected. id is the server's for the client.
-func (f *fake) pair(t testing.TB, server, client Options) (s, c *Port, id uint32) {
-	t.Helper()
-	s = f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", server)
-	c = f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", client)
-	if err := s.WaitConnected(within(t)); err != nil {
-		t.Fatal(err)
-	}
-	return s, c, s.Find(c.LocalAddr())
 }

@@ -7,9 +7,13 @@ import (
 	"github.com/penstock-io/penstock/internal/dl"
 )
 
-// callString calls a function with a C string.
-func callString(t testing.TB, f dl.Func, s string) uintptr {
+// ask calls a function of a library with a C string.
+func ask(t testing.TB, lib *dl.Library, name, s string) uintptr {
 	t.Helper()
+	f, err := lib.Symbol(name)
+	if err != nil {
+		t.Fatal(err)
+	}
 	c, err := dl.CString(s)
 	if err != nil {
 		t.Fatal(err)

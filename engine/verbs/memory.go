@@ -5,7 +5,6 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -14,32 +13,16 @@ import (
 func (p *Port) registered(r *mem.Region) (*ibvmem.Registration, error) {
 	x, err := p.regs.Find(r)
 	if err != nil {
-		return nil, fmt.Errorf("verbs: %w: %w", refused(err), err)
+		return nil, refused(err)
 	}
 	return x, nil
 }
 
-// refused is the engine's error for memory that cannot be registered.
+// refused makes an error of the engine of why memory cannot be registered.
 func refused(err error) error {
+	kind := engine.ErrUnavailable
 	if errors.Is(err, ibvmem.ErrNoWay) {
-		return engine.ErrUnsupported
+		kind = engine.ErrUnsupported
 	}
-	return engine.ErrUnavailable
-}
-
-// scratch is where the device puts the routing headers of datagrams that bring nothing else.
-func (p *Port) scratch() (ibv.SGE, error) {
-	p.scratchOnce.Do(func() {
-		if p.scratchRegion, p.scratchErr = mem.Alloc(mem.Options{Name: "routing headers", Size: grhLen}); p.scratchErr == nil {
-			_, p.scratchErr = p.registered(p.scratchRegion)
-		}
-	})
-	if p.scratchErr != nil {
-		return ibv.SGE{}, p.scratchErr
-	}
-	r, err := p.registered(p.scratchRegion)
-	if err != nil {
-		return ibv.SGE{}, err
-	}
-	return r.SGE(0, grhLen), nil
+	return fmt.Errorf("verbs: %w: %w", kind, err)
 }

@@ -1,326 +1,259 @@
 package verbs
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/netif"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 )
 
-// Port is a port with a roce:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections, and
-// the memory that their peers expose.
+const (
+	maxQueues = 64
+	// defaultMTU is that of a port without an interface.
+	defaultMTU = 1500
+	// frameRoom is what frames may be longer than the MTU: the Ethernet header and two VLAN tags.
+	frameRoom = packet.EthernetLen + 8
+)
+
+// Port is an open port of a card. It implements engine.Port.
 type Port struct {
-	name string
-	a    address
-	o    Options
-	meet meeting
+	spec   engine.PortSpec
+	o      Options
+	name   string
+	info   engine.PortInfo
+	dev    *ibv.Context
+	attr   ibv.DeviceAttr
+	pd     *ibv.PD
+	memory *ibvmem.Adapter
+	regs   *ibvmem.Table
+	table  *flow.Table
+	exact  bool // the card counts frames for which there was no receive
+	dry    func() (uint64, bool)
+	dry0   uint64 // that count when it was looked at last; under the lock of rx
 
-	dev     *ibv.Context
-	attr    ibv.DeviceAttr
-	port    ibv.PortAttr
-	gid     ibv.GID
-	why     string // this GID was chosen
-	pd      *ibv.PD
-	memory  *ibvmem.Adapter
-	regs    *ibvmem.Table // of the pools
-	events  *ibv.Channel  // of what is sent
-	control *driver
+	up      atomic.Bool
+	changes atomic.Uint64
+	failed  atomic.Pointer[error] // why nothing goes any more
+	revived atomic.Uint64         // queue pairs that were made ready again
+	counts  engine.SteerCounts    // of frames that reached no queue
 
-	active  atomic.Bool // the device's port is up
-	opened  time.Time
-	primary atomic.Pointer[conn] // the connection of a port that connects to one peer
-	gone    atomic.Bool          // there will be no connection any more
-	life    context.Context      // ends with the port: what waits for others ends with it
-	die     context.CancelFunc
+	events *ibv.Channel  // of what was sent
+	waker  *engine.Waker // of events
+	async  *engine.Waker // of the device
+	end    chan struct{}
+	done   chan struct{}
+	fds    []int // that engine.Events knows
 
-	mu      sync.Mutex // taken before those of receive queues, and before those of connections
-	closed  bool
-	accepts listener
-	dialing context.CancelFunc // ends the attempt that is under way; nil while there is none
-	again   *time.Timer
-	backoff engine.Backoff
-	cause   error // why the last attempt or connection failed
-	rx      []*rxQueue
-	fading  []*rxQueue // closed ones whose connections are still being told
-	tx      []*txQueue
-	ended   []*txQueue
-	old     engine.PortStats
-	change  chan struct{} // closed and replaced when a connection comes or goes
-	last    uint32        // id given last
-	begun   bool          // it listens, by the connection manager
-	notes   []string
-
-	table  sync.RWMutex // besides mu for writing
-	conns  map[uint32]*conn
-	byAddr map[netip.AddrPort]uint32
-
-	scratchOnce   sync.Once // of datagrams' routing headers
-	scratchRegion *mem.Region
-	scratchErr    error
-
-	running sync.WaitGroup // goroutines of the port, and those in Connect
-	counts  counters
+	// The lock of rx guards what follows. It is taken before that of a queue, and that one before the completion queue's.
+	rx      engine.RxSet[*rxQueue]
+	cq      *rxCQ // nil while there is no receive queue
+	steered map[ibv.FlowSpec]steered
+	txs     []*txQueue
+	gone    []*txQueue // the last that were closed
+	past    engine.TxStats
+	byCQ    map[*ibv.CQ]*txQueue
 }
 
-// counters are the counts of a port that are no packets.
-type counters struct {
-	accepted, connected, refused, attempts, failures atomic.Uint64
-	lanes, credits, waits, low, async                atomic.Uint64
-	broken                                           atomic.Uint64
-}
-
-// Counts are counts of a port since it was opened.
-type Counts struct {
-	Accepted, Connected uint64 // connections
-	Refused             uint64 // beyond MaxConns
-	Attempts, Failures  uint64 // to connect
-	Broken              uint64 // connections that ended for a fault
-	QueuePairs          uint64 // that were made
-	Credits             uint64 // messages that told a sender how many more may come
-	Waits               uint64 // times that a sender had to wait for such a message: its receiver is too slow
-	Low                 uint64 // times that a receive queue had fewer than an eighth of its buffers left
-	Async               uint64 // events of the device
-}
-
-// Counts are the port's counts.
-func (p *Port) Counts() Counts {
-	c := &p.counts
-	return Counts{Accepted: c.accepted.Load(), Connected: c.connected.Load(), Refused: c.refused.Load(), Attempts: c.attempts.Load(), Failures: c.failures.Load(),
-		Broken: c.broken.Load(), QueuePairs: c.lanes.Load(), Credits: c.credits.Load(), Waits: c.waits.Load(), Low: c.low.Load(), Async: c.async.Load()}
-}
-
-// open finds the device and makes what all connections of the port share.
-func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
-	p := &Port{name: name, a: a, o: o, meet: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
-		backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
-	p.life, p.die = context.WithCancel(context.Background())
+// open opens a port of an open device, which is closed when that fails.
+func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Options) (_ *Port, err error) {
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
+		steered: map[ibv.FlowSpec]steered{}, byCQ: map[*ibv.CQ]*txQueue{}}
+	close(p.done) // run does not run yet
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.shut())
 		}
 	}()
-	if err := p.choose(e); err != nil {
+	if err := able(dev, o.Port); err != nil {
 		return nil, err
 	}
-	if p.attr, err = p.dev.Attr(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
+	if p.attr, err = dev.Attr(); err != nil {
+		return nil, unavailable(err)
 	}
-	if p.port, err = p.dev.Port(o.Port); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
+	if o.Checksum && !p.attr.RawChecksum {
+		return nil, fmt.Errorf("verbs: %s does not write checksums: %w", dev.Name(), engine.ErrUnsupported)
 	}
-	p.active.Store(p.port.State == ibv.PortActive)
-	if most := p.port.ActiveMTU.Bytes(); p.o.MTU == 0 || p.o.MTU > most {
-		p.o.MTU = most
+	if err := p.learn(netdev); err != nil {
+		return nil, err
 	}
-	if o.Connect == ByCM && o.Transport == UD && p.port.Link == ibv.LinkInfiniBand {
-		return nil, failed(engine.ErrUnsupported, "connect=cm with UD on InfiniBand: who accepts knows its peer by an IP address, which leads nowhere there: connect=tcp has UD, or take RC")
+	p.dry = func() (uint64, bool) { return e.dry(dev.Device(), o.Port) }
+	p.dry0, p.exact = p.dry()
+	can := e.RuleCapabilities(spec)
+	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
+		return nil, err
 	}
-	if p.pd, err = p.dev.AllocPD(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
+	if p.pd, err = dev.AllocPD(); err != nil {
+		return nil, unavailable(err)
 	}
-	p.memory = ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
+	p.memory = ibvmem.New(dev, ibvmem.Options{Tree: e.tree})
 	p.regs = p.memory.NewTable(p.pd)
-	if p.events, err = p.dev.CreateChannel(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
+	if p.events, err = dev.CreateChannel(); err != nil {
+		return nil, unavailable(err)
 	}
-	if p.control, err = newDriver(p); err != nil || p.o.Connect == ByTCP {
-		return p, err
+	for _, fd := range []int{p.events.FD(), dev.AsyncFD()} {
+		if err := engine.Events.Add(fd); err != nil {
+			return nil, err
+		}
+		p.fds = append(p.fds, fd)
 	}
-	m, err := newManager(p, e.cm)
-	if err == nil {
-		p.meet = m
-	}
-	return p, err
+	p.done = make(chan struct{})
+	go p.run()
+	return p, nil
 }
 
-// choose finds the device and the GID: those that were named, or those that have the port's IP address.
-func (p *Port) choose(e *Engine) error {
-	all, err := e.devices()
+// learn finds out what Info tells.
+func (p *Port) learn(netdev string) error {
+	a, err := p.dev.Port(p.o.Port)
 	if err != nil {
-		return err
+		return unavailable(err)
 	}
-	want := p.a.local.Addr()
-	if p.a.local.IsValid() && want.IsUnspecified() || !p.a.local.IsValid() {
-		want = netip.Addr{}
-	}
-	if !want.IsValid() && p.a.remote.IsValid() {
-		if want, err = sourceFor(p.a.remote); err != nil {
-			return failed(engine.ErrConnect, "no route to %v: %v", p.a.remote, err)
-		}
-	}
-	var have []string
-	for _, d := range all {
-		if p.o.Device != "" && d.Name() != p.o.Device {
-			have = append(have, d.Name())
-			continue
-		}
-		c, err := d.Open()
+	p.info = engine.PortInfo{MTU: defaultMTU, NUMA: -1}
+	if netdev != "" {
+		i, err := netif.Open(netdev, p.spec.MTU)
 		if err != nil {
-			if p.o.Device != "" {
-				return failed(engine.ErrUnavailable, "device %s: %v", d.Name(), err)
-			}
-			have = append(have, fmt.Sprintf("%s (%v)", d.Name(), err))
-			continue
+			return fmt.Errorf("verbs: %w", err)
 		}
-		gids, err := c.GIDs(p.o.Port)
-		if err == nil {
-			if p.gid, p.why, err = p.pick(c, gids, want); err == nil {
-				p.dev = c
-				return nil
-			}
-		}
-		have = append(have, fmt.Sprintf("%s (%v)", d.Name(), err))
-		if err := c.Close(); err != nil {
+		p.info = i.Info()
+		if err := i.Close(); err != nil {
 			return err
 		}
 	}
-	if p.o.Device != "" && len(have) == len(all) && !slices.ContainsFunc(all, func(d *ibv.Device) bool { return d.Name() == p.o.Device }) {
-		return failed(engine.ErrNotFound, "RDMA device %q: there is %s", p.o.Device, list(have))
+	if netdev == "" && p.spec.MTU > 0 {
+		p.info.MTU = p.spec.MTU
 	}
-	who := "an address"
-	if want.IsValid() {
-		who = "the address " + want.String()
+	p.info.Engine, p.info.Address, p.info.Speed = Name, p.spec.Address, a.Speed
+	if p.info.Device == "" {
+		p.info.Device = p.dev.Name()
 	}
-	return failed(engine.ErrUnavailable, "no RDMA device has %s: %s; name one with device=", who, list(have))
+	if p.info.MAC == (packet.MAC{}) {
+		if gids, err := p.dev.GIDs(p.o.Port); err == nil && len(gids) > 0 {
+			p.info.MAC = macOf(gids[0].Addr)
+		}
+	}
+	p.up.Store(a.State == ibv.PortActive)
+	return nil
 }
 
-// pick chooses a GID of a device. A device that is named may have any address.
-func (p *Port) pick(c *ibv.Context, gids []ibv.GID, want netip.Addr) (ibv.GID, string, error) {
-	if p.o.GID > 0 {
-		for _, g := range gids {
-			if g.Index == p.o.GID-1 {
-				return g, "it was asked for", nil
+// macOf is the Ethernet address that a link-local address was made of (RFC 4291, appendix A).
+func macOf(a netip.Addr) (m packet.MAC) {
+	if b := a.As16(); a.Is6() && a.IsLinkLocalUnicast() && b[11] == 0xff && b[12] == 0xfe {
+		m = packet.MAC{b[8] ^ 2, b[9], b[10], b[13], b[14], b[15]}
+	}
+	return m
+}
+
+// longest is the longest frame in bytes.
+func (p *Port) longest() int { return p.info.MTU + frameRoom }
+
+// run hears of what was sent and of what happens to the device.
+func (p *Port) run() {
+	defer close(p.done)
+	for {
+		_ = engine.Events.Arm(p.fds[0], p.waker) // they stay until the goroutine has ended
+		_ = engine.Events.Arm(p.fds[1], p.async)
+		select {
+		case <-p.end:
+			return
+		case <-p.async.C():
+			if p.listen(); p.failed.Load() != nil {
+				p.wake()
+			}
+			continue
+		case <-p.waker.C():
+		}
+		for {
+			cq, ok, err := p.events.Next()
+			if !ok || err != nil {
+				break
+			}
+			cq.Ack()
+			p.rx.Lock()
+			q := p.byCQ[cq]
+			p.rx.Unlock()
+			if q != nil {
+				q.event()
 			}
 		}
-		return ibv.GID{}, "", fmt.Errorf("port %d has no GID at place %d", p.o.Port, p.o.GID-1)
 	}
-	if want.IsValid() {
-		var best *ibv.GID
-		for i := range gids {
-			if g := &gids[i]; g.Addr.Unmap() == want && (best == nil || g.Type == ibv.GIDRoCEv2) {
-				best = g
-			}
-		}
-		if best != nil {
-			return *best, "it is " + want.String(), nil
-		}
-		if p.o.Device == "" {
-			return ibv.GID{}, "", fmt.Errorf("it does not have %v", want)
-		}
-	}
-	return c.ChooseGID(p.o.Port, ibv.GIDWant{})
 }
 
-// list is for messages.
-func list(names []string) string {
-	if len(names) == 0 {
-		return "none"
+// listen takes what the device has told.
+func (p *Port) listen() {
+	for {
+		ev, ok, err := p.dev.NextAsync()
+		if !ok || err != nil {
+			return
+		}
+		p.happened(ev)
 	}
-	s := names[0]
-	for _, n := range names[1:] {
-		s += ", " + n
-	}
-	return s
 }
 
-// start begins to accept or to connect.
-func (p *Port) start(ctx context.Context) error {
-	p.control.start()
-	if p.a.listen {
-		l, err := p.meet.bind(p.a.local)
-		if err != nil {
-			return err
+// happened deals with an event of the device. A queue pair that failed flushes what it has, and the queue that sees that makes it ready again.
+func (p *Port) happened(ev ibv.AsyncEvent) {
+	switch ev.Type {
+	case ibv.EventPortActive, ibv.EventPortErr:
+		if up := ev.Type == ibv.EventPortActive; ev.Port == p.o.Port && p.up.Swap(up) != up {
+			p.changes.Add(1)
 		}
-		p.mu.Lock()
-		p.accepts = l
-		p.mu.Unlock()
-		p.running.Add(1)
-		go p.acceptAll(l)
-		return nil
+	case ibv.EventDeviceFatal, ibv.EventCQErr:
+		p.fail(fmt.Errorf("verbs: %s: %v: close the port and open it again: %w", p.name, ev, engine.ErrDown))
 	}
-	if !p.a.remote.IsValid() {
-		return nil
+	p.wake()
+}
+
+// fail says that nothing goes any more, and why. run wakes the owners: the caller may hold the lock of a queue.
+func (p *Port) fail(err error) {
+	if p.failed.CompareAndSwap(nil, &err) {
+		p.async.Wake()
 	}
-	p.mu.Lock()
-	p.dial()
-	p.mu.Unlock()
-	if p.o.Background || p.o.Connect == ByCM {
-		return nil
+}
+
+// wake has all queues look again.
+func (p *Port) wake() {
+	for _, q := range p.rx.Live() {
+		q.Wake()
 	}
-	bounded, cancel := context.WithTimeout(ctx, p.o.ConnectTimeout)
-	defer cancel()
-	return p.WaitConnected(bounded)
+	p.rx.Lock()
+	txs := slices.Clone(p.txs)
+	p.rx.Unlock()
+	for _, q := range txs {
+		q.event()
+	}
 }
 
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
 
-// Device is the name of the RDMA device, GID its address there and why that one was chosen.
-func (p *Port) Device() string { return p.dev.Name() }
+// Revived is how often a queue pair that had failed was made ready again.
+func (p *Port) Revived() uint64 { return p.revived.Load() }
 
-// GID is the device's address that the port uses, in words, and why that one was chosen.
-func (p *Port) GID() string {
-	return fmt.Sprintf("GID %d, %v, %v: %s", p.gid.Index, p.gid.Type, p.gid.Addr, p.why)
-}
-
-// LocalAddr is the address that the port accepts at, or that of its connection; one that is not valid while there is none.
-func (p *Port) LocalAddr() netip.AddrPort {
-	p.mu.Lock()
-	l := p.accepts
-	p.mu.Unlock()
-	if l != nil {
-		return l.addr()
-	}
-	if c := p.primary.Load(); c != nil {
-		return c.local
-	}
-	return netip.AddrPort{}
-}
-
-// Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.
+// Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
-	i := engine.PortInfo{Engine: "rdma", Address: "roce://" + p.a.remote.String(), Device: p.dev.Name(), MTU: p.o.MTU, NUMA: -1, Speed: p.port.Speed}
-	local := p.LocalAddr()
-	if p.a.listen {
-		i.Address = "roce://" + local.String() + "?listen=1"
-	} else if !p.a.remote.IsValid() {
-		i.Address = "roce://" + p.a.local.Addr().String()
-	}
-	if p.gid.Netdev != "" {
-		i.Device = p.gid.Netdev
-	}
-	if local.IsValid() {
-		i.IPs = []netip.Prefix{netip.PrefixFrom(local.Addr(), local.Addr().BitLen())}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	i.Up = !p.closed && p.active.Load() && (p.a.listen || len(p.conns) > 0)
+	i := p.info
+	i.IPs, i.Up = slices.Clone(i.IPs), p.up.Load() && p.failed.Load() == nil
 	return i
 }
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
-	c := capabilities()
-	c.ExactDrops = p.o.Transport == RC
-	if p.o.Connect == ByCM && p.o.Transport != RC { // no credits
-		c.Lossless = false
+	c := (&Engine{}).Capabilities()
+	c.MaxPacket, c.ExactDrops = p.info.MTU+packet.EthernetLen, p.exact
+	c.HardwareTime = p.attr.TimestampMask != 0
+	if p.attr.RawChecksum {
+		c.TxChecksum = "device"
 	}
-	if p.o.Transport == UD {
-		c.MaxPacket = p.o.MTU
+	if !p.exact {
+		c.Notes = append(c.Notes, "the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c.Notes = append(slices.Clone(p.notes), p.GID())
 	if !p.memory.Able() {
 		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
 		c.Notes = append(c.Notes, ibvmem.Unable)
@@ -331,95 +264,97 @@ func (p *Port) Capabilities() engine.Capabilities {
 // ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
 func (p *Port) ReachesRegion(r *mem.Region) error {
 	if err := p.memory.Reaches(p.pd, r); err != nil {
-		return fmt.Errorf("verbs: %w: %w", refused(err), err)
+		return refused(err)
 	}
 	return nil
 }
 
-// Rules implements engine.Port: there are none.
-func (p *Port) Rules() engine.Rules { return nil }
+// Rules implements engine.Port: it is a *Rules.
+func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Stats implements engine.Port.
+// Stats implements engine.Port. What the card lost for want of a receive is DropNIC, or DropNoBuffers if a queue had fewer
+// receives posted than its depth for want of slots, be they all in the card or not; the card counts it for all users of the device.
 func (p *Port) Stats(s *engine.PortStats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	*s = p.old
-	engine.SumRx(&s.Rx, p.rx, p.fading)
-	engine.SumTx(&s.Tx, p.tx, p.ended)
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	p.account()
+	*s = engine.PortStats{Tx: p.past, LinkChanges: p.changes.Load()}
+	p.counts.AddTo(s)
+	p.rx.Sum(&s.Rx)
+	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
-// Close implements engine.Port. What the device has been given it still sends, for as long as Options.Linger.
+// account counts what the card has lost since it was asked last: for want of memory, if the pools of a queue had none meanwhile. The caller holds
+// the set's lock.
+func (p *Port) account() {
+	n, ok := p.dry()
+	if !ok || n <= p.dry0 {
+		return
+	}
+	why := engine.DropNIC
+	if c := p.cq; c != nil {
+		c.mu.Lock()
+		for _, q := range p.rx.Live() {
+			if q.starved {
+				why, q.starved = engine.DropNoBuffers, q.recvs.Short()
+			}
+		}
+		c.mu.Unlock()
+	}
+	p.counts.Drop(why, int(n-p.dry0))
+	p.dry0 = n
+}
+
+// Close implements engine.Port.
 func (p *Port) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	rxs, first := p.rx.End()
+	if !first {
 		return nil
 	}
-	p.closed = true
-	p.die()
-	p.stopDialing()
-	var err error
-	if p.accepts != nil {
-		err = p.accepts.close()
+	p.rx.Lock()
+	txs := slices.Clone(p.txs)
+	p.rx.Unlock()
+	var errs []error
+	for _, q := range rxs {
+		errs = append(errs, q.Close())
 	}
-	rx, tx := slices.Clone(p.rx), slices.Clone(p.tx)
-	p.mu.Unlock()
-	for _, q := range tx {
-		err = errors.Join(err, q.Close())
+	for _, q := range txs {
+		errs = append(errs, q.Close())
 	}
-	for _, q := range rx {
-		err = errors.Join(err, q.close())
-	}
-	p.mu.Lock()
-	all := make([]*conn, 0, len(p.conns))
-	for _, c := range p.conns {
-		all = append(all, c)
-	}
-	for _, c := range all {
-		p.end(c, engine.ErrClosed)
-	}
-	for _, q := range slices.Clone(p.fading) {
-		p.bury(q)
-	}
-	p.changed()
-	p.mu.Unlock()
-	p.control.stop()
-	p.running.Wait()
-	return errors.Join(err, p.shut())
+	return errors.Join(append(errs, p.shut())...)
 }
 
 // shut gives up what open has made.
 func (p *Port) shut() (err error) {
-	if p.control != nil {
-		p.control.stop()
-	}
-	if m, ok := p.meet.(*manager); ok {
-		err = m.stop()
-	}
-	if p.regs != nil {
-		err = errors.Join(err, p.regs.Close())
-	}
-	if p.scratchRegion != nil {
-		err = errors.Join(err, p.scratchRegion.Close())
+	close(p.end)
+	<-p.done
+	for _, fd := range p.fds {
+		engine.Events.Remove(fd)
 	}
 	if p.events != nil {
-		err = errors.Join(err, p.events.Close())
+		err = p.events.Close()
 	}
 	if p.pd != nil {
-		err = errors.Join(err, p.pd.Close())
+		err = errors.Join(err, p.regs.Close(), p.pd.Close())
 	}
-	if p.dev != nil {
-		err = errors.Join(err, p.dev.Close())
-	}
-	return err
+	return errors.Join(err, p.dev.Close())
 }
 
-// sourceFor is the address from which this machine would send to another one.
-func sourceFor(to netip.AddrPort) (netip.Addr, error) {
-	c, err := net.Dial("udp", to.String()) // which sends nothing
-	if err != nil {
-		return netip.Addr{}, err
+// ready brings a new queue pair, or one that has failed and flushed, to work.
+func (p *Port) ready(q *ibv.QP) error {
+	if s, err := q.State(); err != nil {
+		return err
+	} else if s != ibv.QPReset {
+		if err := q.Reset(); err != nil {
+			return err
+		}
+		p.revived.Add(1)
 	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
+	if err := q.Init(ibv.InitAttr{Port: uint8(p.o.Port)}); err != nil {
+		return err
+	}
+	if err := q.ReadyToReceive(ibv.RTRAttr{}); err != nil {
+		return err
+	}
+	return q.ReadyToSend(ibv.RTSAttr{})
 }

@@ -1,388 +1,335 @@
 package verbs
 
 import (
+	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
+	"runtime"
+	"slices"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/rdma"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/metrics"
 )
-
-// rxQueue is a receive queue: a completion queue, and buffers (a shared receive queue) for all connections that belong to it.
-type rxQueue struct {
-	port  *Port
-	id    int
-	conn  uint32 // that it is bound to, 0 for any
-	depth int
-
-	mu       sync.Mutex
-	closed   bool
-	buried   bool
-	err      error       // why nothing more will come
-	broken   atomic.Bool // its completion queue is of no use any more: connections go to others
-	events   *ibv.Channel
-	cq       *ibv.CQ
-	srq      *ibv.SRQ
-	chain    *ibv.RecvChain
-	slots    *receives
-	lanes    map[uint32]*inLane // by queue pair number
-	last     *inLane            // whose message was the last one
-	wc       []ibv.WC
-	arrived  []arrival // messages that the application has not taken: a ring
-	first, n int
-	watched  bool // engine.Events knows the channel
-	armed    bool // the completion queue was, and its event was not taken
-	waker    *engine.Waker
-	retry    engine.Retry
-	over     chan struct{} // closed when it is closed and no sender can reach its memory
-	few      bool          // fewer buffers than an eighth are posted
-	flushers []mem.Flusher // of accelerators whose memory messages are received into
-	unseen   bool          // there are messages that they may not see yet
-
-	packets, bytes, polls, empty metrics.Counter
-	drops                        engine.DropCounters
-}
-
-// arrival is a message in a buffer.
-type arrival struct {
-	lane *inLane
-	id   uint32 // of the receive
-	len  uint32 // with what is in front of the message
-	imm  uint32
-	what uint8
-}
 
 const (
-	anArrival    = iota
-	aWrite       // the peer wrote to memory of this side, and says so: the buffer is empty
-	pollAtOnce   = 64
-	defaultDepth = 1024
+	// splitAt is where the card cuts frames whose headers are to end where they end: behind Ethernet, IPv4 and UDP. Of others bytes are moved.
+	splitAt = 42
+	// splitRoom is what stays free in front of a payload then, for bytes that were cut off with the header.
+	splitRoom = 32
+	// minCut is the shortest header of a frame that is split so.
+	minCut = splitAt - splitRoom
+	// flushing is how long Close waits for the device to give receives back.
+	flushing = 2 * time.Second
 )
 
-var _ engine.RxQueue = (*rxQueue)(nil)
+// rxQueue is a receive queue: a queue pair whose receives are slots of the queue's pools. It implements engine.RxDevice.
+type rxQueue struct {
+	engine.RxFront
+	port *Port
+	cq   *rxCQ
+	fd   int // a duplicate of the completion channel's, so that each queue is woken by itself
 
-// ID implements engine.RxQueue.
-func (q *rxQueue) ID() int { return q.id }
-
-// load is the number of connections.
-func (q *rxQueue) load() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	return len(q.lanes)
+	// The lock of cq guards what follows.
+	qp      *ibv.QP
+	recvs   *rdma.Receives
+	parsed  bool          // headers end where they end, not at a fixed place
+	remote  bool          // some places are in memory of an accelerator that takes a flush
+	broken  bool          // the queue pair has failed, and flushes
+	dry     bool          // no receive is posted, and the owner knows
+	starved bool          // the pools had too few slots at some time since the counts of the port were looked at
+	unseen  []mem.Flusher // of accelerators that may not see yet what was received for this queue
+	showing []mem.Flusher // of which those that Finish calls
+	err     error         // why the queue has ended
 }
 
-// fail says that nothing more will come, and why.
-func (q *rxQueue) fail(err error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.err == nil {
-		q.err = err
+var (
+	_ engine.RxQueue    = (*rxQueue)(nil)
+	_ engine.RxDevice   = (*rxQueue)(nil)
+	_ engine.RxFinisher = (*rxQueue)(nil)
+)
+
+// AddRxQueue implements engine.Port. The first queue decides whether the device notes the times of frames.
+func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	can := p.Capabilities()
+	if err := p.rx.Admit(&spec, &can, p.attr.MaxQPWR); err != nil {
+		return nil, fmt.Errorf("verbs: %s: %w", p.name, err)
 	}
-	q.wake()
-}
-
-func (q *rxQueue) wake() {
-	if q.waker != nil {
-		q.waker.Wake()
+	q, err := p.addRx(spec)
+	if err != nil {
+		return nil, fmt.Errorf("verbs: %s: receive queue %v: %w", p.name, spec.ID, err)
 	}
+	return q, nil
 }
 
-// post gives the device buffers, as many as there are slots and room, in as few calls as there can be.
-func (q *rxQueue) post() error {
-	for {
-		q.chain.Reset()
-		for q.chain.Len() < refill && q.slots.fill(q.chain) {
-		}
-		n := q.chain.Len()
-		if n == 0 {
-			return nil
-		}
-		if _, err := q.srq.PostRecv(q.chain); err != nil {
-			return q.refused("posting buffers", err) // nothing of the kind is due: the chain is no longer than the room
-		}
-		if n < refill {
-			return nil
-		}
+func (p *Port) addRx(spec engine.RxSpec) (_ *rxQueue, err error) {
+	q := &rxQueue{port: p, fd: -1}
+	pools, places, err := q.arrange(&spec)
+	if err != nil {
+		return nil, err
 	}
-}
-
-// look takes what has arrived off the device, and reports whether there was anything.
-func (q *rxQueue) look() bool {
-	some := false
-	for q.n < len(q.arrived) {
-		n, err := q.cq.Poll(q.wc[:min(len(q.wc), len(q.arrived)-q.n)])
+	if p.cq == nil {
+		c, err := newRxCQ(p, spec.HardwareTime)
 		if err != nil {
-			q.failed(nil, err)
-			return some
+			return nil, err
 		}
-		for i := range n {
-			q.take(&q.wc[i])
-		}
-		some = some || n > 0
-		if n < len(q.wc) {
-			break
-		}
+		p.cq = c
 	}
-	return some
+	q.cq = p.cq
+	q.Start(spec, q)
+	q.Inbox(spec.Depth, spec.Depth*max(len(places), 2))
+	if err = q.open(pools, places); err == nil {
+		p.rx.Add(q)
+		if err = p.steer(); err == nil {
+			return q, nil
+		}
+		_, _ = p.rx.Remove(q) // which counts nothing
+	} else {
+		_ = q.Shut()
+	}
+	return nil, errors.Join(err, p.unused())
 }
 
-// take takes one completion.
-func (q *rxQueue) take(wc *ibv.WC) {
-	l := q.last
-	if l == nil || l.qpn != wc.QPN() {
-		if l = q.lanes[wc.QPN()]; l != nil {
-			q.last = l
+// arrange lays out the receives of a specification.
+func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma.Place, err error) {
+	p := q.port
+	bad := func(format string, args ...any) ([]rdma.Pool, []rdma.Place, error) {
+		return nil, nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), engine.ErrInvalid)
+	}
+	first := spec.Pools[0]
+	split := len(spec.Pools) == 2
+	switch {
+	case split && first.SlotSize() < splitAt:
+		return bad("pool %q has slots of %d bytes: headers take at least %d", first.Name(), first.SlotSize(), splitAt)
+	case first.Region().All().Bytes() == nil:
+		return nil, nil, fmt.Errorf("pool %q, where headers come, is in memory that the CPU cannot reach: %w", first.Name(), engine.ErrUnsupported)
+	case split && spec.SplitAt == 0 && spec.Pools[1].Region().All().Bytes() == nil:
+		return nil, nil, fmt.Errorf("pool %q is in memory that the CPU cannot reach, and the card cuts headers off at a fixed place: expected split_at: %w", spec.Pools[1].Name(), engine.ErrUnsupported)
+	}
+	if split {
+		at, skip := uint32(spec.SplitAt), uint32(0)
+		if at == 0 {
+			q.parsed, at, skip = true, splitAt, splitRoom
 		}
-	}
-	id := uint32(wc.ID())
-	q.slots.came()
-	if s := wc.Status(); s != ibv.Success {
-		q.slots.free(id)
-		if s != ibv.WRFlushErr && l != nil {
-			if s == ibv.LocLenErr {
-				q.drops.Inc(engine.DropTooLong)
-			}
-			q.failed(l, fmt.Errorf("receiving: %w", wc.Err()))
+		body := spec.Pools[1].SlotSize() - int(skip)
+		if body+int(at) < p.longest() {
+			return bad("headers of %d bytes and payloads of %d: the longest frame has %d", at, body, p.longest())
 		}
-		return
-	}
-	if l == nil {
-		q.slots.free(id) // of a queue pair that is gone, and whose messages were counted then
-		return
-	}
-	if l.choosy && !l.from(wc.SrcQP()) {
-		q.slots.free(id)
-		q.drops.Inc(engine.DropNoRule)
-		return
-	}
-	a := arrival{lane: l, id: id, len: uint32(wc.Len()), imm: wc.Imm()}
-	l.g.received++
-	if wc.Opcode() == ibv.OpRecvWrite {
-		a.what, a.len = aWrite, 0
-	} else if l.numbered {
-		q.gap(l, a.imm)
-	}
-	if q.closed {
-		q.slots.free(id)
-		if a.what == aWrite { // what was written is there
-			q.port.wrote(l.c, a.imm)
-		} else {
-			q.drops.Inc(engine.DropClosed)
+		places = []rdma.Place{{Pool: 0, Size: at, Role: burst.Header}, {Pool: 1, Skip: skip, Size: uint32(body), Role: burst.Payload}}
+	} else {
+		n, most := (p.longest()+first.SlotSize()-1)/first.SlotSize(), min(p.attr.MaxSGE, burst.MaxSegments)
+		if n > most {
+			return bad("slots of %d bytes: the longest frame has %d, and at most %d slots make one", first.SlotSize(), p.longest(), most)
 		}
-		return
+		places = slices.Repeat([]rdma.Place{{Size: uint32(first.SlotSize()), Role: burst.Frame}}, n)
 	}
-	q.arrived[(q.first+q.n)%len(q.arrived)] = a
-	q.n++
-	q.unseen = len(q.flushers) > 0
+	for _, pool := range spec.Pools {
+		reg, err := p.registered(pool.Region())
+		if err != nil {
+			return nil, nil, err
+		}
+		q.remote = q.remote || reg.Flusher() != nil
+		pools = append(pools, rdma.Pool{Slots: pool, Reg: reg})
+	}
+	return pools, places, nil
 }
 
-// show makes the messages that arrived visible to the accelerators whose memory they are in, once for all of them. Those that
-// cannot be shown are dropped.
-func (q *rxQueue) show() bool {
-	if !q.unseen {
-		return true
+// open makes the queue pair. The caller holds the set's lock.
+func (q *rxQueue) open(pools []rdma.Pool, places []rdma.Place) (err error) {
+	p, c, n := q.port, q.cq, q.Spec().Depth
+	if q.Spec().HardwareTime && c.clock.kind == ibv.TimesNone {
+		return fmt.Errorf("times of the card: the port's first receive queue did not ask for them: %w", engine.ErrUnsupported)
 	}
-	q.unseen = false
-	for _, f := range q.flushers {
+	if most := c.cq.Entries(); c.receives+n > most {
+		return fmt.Errorf("depth of %d packets: %d receives of other queues are posted, and %d are allowed (Options.Receives): %w", n, c.receives, most, engine.ErrInvalid)
+	}
+	qp, err := p.pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: c.cq, RecvCQ: c.cq, RecvWRs: n, RecvSGEs: len(places)})
+	if err != nil {
+		return refusal(p.dev.Name(), err)
+	}
+	q.qp = qp
+	c.mu.Lock()
+	c.byQPN[qp.Num()] = q
+	c.receives += n
+	c.mu.Unlock()
+	if q.recvs, err = rdma.NewReceives(n, pools, places); err != nil {
+		return err
+	}
+	if err := p.ready(q.qp); err != nil {
+		return err
+	}
+	fd, err := sys.Dup(c.events.FD())
+	if err != nil {
+		return err
+	}
+	if err := engine.Events.Add(fd); err != nil {
+		sys.Close(fd)
+		return err
+	}
+	q.fd = fd
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	q.refill()
+	return nil
+}
+
+// refill posts receives, as many as there are slots and room for. The caller holds the completion queue's lock.
+func (q *rxQueue) refill() {
+	if q.broken {
+		if q.recvs.Posted() > 0 {
+			return // what it had is still being flushed
+		}
+		if err := q.port.ready(q.qp); err != nil {
+			q.port.fail(err)
+			return
+		}
+		q.broken = false
+	}
+	_ = q.recvs.Post(q.qp) // a queue pair that has failed says so by what it flushes
+	q.starved = q.starved || q.recvs.Short()
+}
+
+// Harvest implements engine.RxDevice.
+func (q *rxQueue) Harvest(b *burst.Burst) error {
+	c := q.cq
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.deal(q, b)
+	if q.err != nil {
+		return q.err
+	}
+	if failed := q.port.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
+}
+
+// Finish implements engine.RxFinisher: it makes packets visible to the accelerators whose memory they are in, by one flush of each. Others
+// use the completion queue meanwhile.
+func (q *rxQueue) Finish(*burst.Burst, int) error {
+	q.cq.mu.Lock()
+	q.unseen, q.showing = q.showing[:0], q.unseen // with what still waits
+	q.cq.mu.Unlock()
+	for _, f := range q.showing {
 		if err := f.Flush(); err != nil {
-			q.err = failed(engine.ErrDown, "receive queue %d: an accelerator does not take what was received into its memory: %v", q.id, err)
-			q.throw(engine.DropDown)
-			return false
+			err = fmt.Errorf("verbs: %s: receive queue %d: an accelerator does not take what was received into its memory: %w: %w", q.port.name, q.ID(), engine.ErrDown, err)
+			q.cq.mu.Lock()
+			defer q.cq.mu.Unlock()
+			q.err = err
+			return err
 		}
 	}
-	return true
+	return nil
 }
 
-// gap counts messages that were lost in front of one with that number, as far as numbers tell.
-func (q *rxQueue) gap(l *inLane, number uint32) {
-	if missing := int32(number + 1 - uint32(l.g.received)); missing > 0 {
-		q.drops.Add(engine.DropNIC, uint64(missing))
-		l.g.received += uint64(missing)
-	} else if missing < 0 {
-		l.g.received-- // it was given up, and comes after all
-	}
-}
-
-// failed has the driver end a connection that failed; all of them if l is nil.
-func (q *rxQueue) failed(l *inLane, err error) {
-	if l != nil {
-		q.port.report(l.c, err)
-		return
-	}
-	for _, l := range q.lanes {
-		q.port.report(l.c, err)
+// hides notes which accelerators need a flush for a frame of that many bytes that is for q and that src received.
+func (q *rxQueue) hides(src *rxQueue, length int) {
+	for i, p := range src.recvs.Places() {
+		if f := src.recvs.Flusher(i); f != nil && !slices.Contains(q.unseen, f) {
+			q.unseen = append(q.unseen, f)
+		}
+		if length -= int(p.Size); length <= 0 {
+			return
+		}
 	}
 }
 
-// TryRecv implements engine.RxQueue.
-func (q *rxQueue) TryRecv(b *burst.Burst) (int, error) {
-	if b == nil {
-		return 0, engine.ErrNil
+// Watch implements engine.RxDevice.
+func (q *rxQueue) Watch(w *engine.Waker) engine.Armed {
+	c := q.cq
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q.err != nil || q.port.failed.Load() != nil {
+		return engine.ArmedReady
 	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	q.polls.Inc()
-	n, bytes := 0, 0
-	if !q.closed && b.Room() > 0 {
-		looked := false
-		for b.Room() > 0 {
-			if q.n == 0 {
-				if looked || !q.look() {
-					break
-				}
-				looked = true
-				continue
-			}
-			if !q.show() {
-				break
-			}
-			a := &q.arrived[q.first]
-			size, ok := q.give(b, a)
-			if !ok {
-				break
-			}
-			q.first = (q.first + 1) % len(q.arrived)
-			q.n--
-			if size >= 0 {
-				n, bytes = n+1, bytes+size
+	if c.arm() { // the event is taken, and there is more: the other owners look as well
+		for _, x := range q.port.rx.Live() {
+			if x != q {
+				x.Wake()
 			}
 		}
-		q.again()
+		return engine.ArmedReady
 	}
-	var err error
+	q.refill()
+	q.dry = q.recvs.Posted() == 0
 	switch {
-	case n > 0:
-		q.packets.Add(uint64(n))
-		q.bytes.Add(uint64(bytes))
-	case q.closed:
-		err = engine.ErrClosed
-	case b.Room() > 0 && q.n == 0:
-		err = q.err
+	case engine.Events.Arm(q.fd, w) != nil:
+		return engine.ArmedReady
+	case q.dry: // no frame can come
+		return engine.ArmedPoll
 	}
-	if n == 0 {
-		q.empty.Inc()
-	}
-	return n, err
+	return engine.ArmedWake
 }
 
-// give adds a message to b, and returns its length; a negative one if it was no packet, or was dropped. It is false when there is no room.
-func (q *rxQueue) give(b *burst.Burst, a *arrival) (int, bool) {
-	if a.what == aWrite {
-		q.slots.free(a.id)
-		q.port.wrote(a.lane.c, a.imm)
-		return -1, true
+// Close implements engine.RxQueue. What the device has received for other queues goes to them.
+func (q *rxQueue) Close() error {
+	p := q.port
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if !slices.Contains(p.rx.Live(), q) {
+		return nil
 	}
-	i := q.slots.deliver(b, a.id, a.len)
-	switch {
-	case i >= 0:
-		b.SetConn(i, a.lane.c.id)
-		return b.PacketLen(i), true
-	case i == lostInBurst:
-		q.drops.Inc(engine.DropTooLong)
-		return -1, true
-	case b.Len() == 0:
-		q.slots.free(a.id)
-		q.drops.Inc(engine.DropTooLong)
-		return -1, true
-	}
-	return 0, false
-}
-
-// again gives the device new buffers and tells senders of them.
-func (q *rxQueue) again() {
-	few := q.slots.posted < len(q.arrived)/8
-	if few && !q.few {
-		q.port.counts.low.Add(1)
-	}
-	q.few = few
-	if err := q.post(); err != nil {
-		q.failed(nil, err)
-	}
-	for _, l := range q.lanes {
-		q.grant(l)
-	}
-}
-
-// Arm implements engine.RxQueue.
-func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return true
-	}
-	q.waker = w
-	if q.n > 0 || q.err != nil {
-		return true
-	}
-	return q.await(w)
-}
-
-// await has w woken when something comes, or is true when something is there. The caller holds q.mu.
-func (q *rxQueue) await(w *engine.Waker) (ready bool) {
-	if q.armed { // there may be an event of arrivals that were seen since
-		if _, _, err := q.events.Next(); err != nil {
-			return true
-		}
-	}
-	if err := q.cq.Arm(false); err != nil {
-		return true
-	}
-	q.armed = true
-	if q.look(); q.n > 0 {
-		return true
-	}
-	if q.again(); q.slots.posted == 0 {
-		q.retry.Arm(w) // nobody tells when there are slots again
-	}
-	if !q.watched {
-		if engine.Events.Add(q.events.FD()) != nil {
-			return true
-		}
-		q.watched = true
-	}
-	return engine.Events.Arm(q.events.FD(), w) != nil
-}
-
-// Discard implements engine.RxQueue.
-func (q *rxQueue) Discard() (int, error) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if q.closed {
-		return 0, engine.ErrClosed
-	}
-	n := 0
-	for range 1 << 8 { // more keeps coming
-		if q.look(); q.n == 0 {
+	p.account() // while the queue can say that its pools had no slots
+	q.cq.mu.Lock()
+	for range 1 << 8 { // what came while it was there
+		if q.cq.deal(nil, nil) {
 			break
 		}
-		n += q.throw(engine.DropFlushed)
-		q.again()
 	}
-	return n, nil
+	q.cq.mu.Unlock()
+	_, err := p.rx.Remove(q)
+	return errors.Join(err, p.unused())
 }
 
-// throw throws away what has arrived.
-func (q *rxQueue) throw(why engine.Drop) (n int) {
-	for ; q.n > 0; q.n-- {
-		a := &q.arrived[q.first]
-		q.first = (q.first + 1) % len(q.arrived)
-		q.slots.free(a.id)
-		if a.what == aWrite {
-			q.port.wrote(a.lane.c, a.imm)
-			continue
+// unused gives up the completion queue where no receive queue is left. The caller holds the set's lock.
+func (p *Port) unused() error {
+	if len(p.rx.Live()) > 0 {
+		return nil
+	}
+	c := p.cq
+	p.cq = nil
+	return c.close()
+}
+
+// Stop implements engine.RxDevice. The queue is not live any more: what its queue pair still gets is for others.
+func (q *rxQueue) Stop(engine.Drop) error {
+	p, c := q.port, q.cq
+	err := p.steer()
+	if err != nil { // its rules must go whatever becomes of the others
+		for s, x := range p.steered {
+			if x.to == q && (x.flow == nil || x.flow.Close() == nil) {
+				delete(p.steered, s)
+			}
 		}
-		q.drops.Inc(why)
-		n++
 	}
-	return n
-}
-
-// Stats implements engine.RxQueue.
-func (q *rxQueue) Stats(s *engine.RxStats) {
-	*s = engine.RxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Polls: q.polls.Load(), Empty: q.empty.Load()}
-	q.drops.AddTo(&s.Drops)
+	if q.fd >= 0 {
+		engine.Events.Remove(q.fd)
+		sys.Close(q.fd)
+	}
+	if q.qp == nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if q.recvs != nil && q.qp.Err() == nil {
+		for end := time.Now().Add(flushing); q.recvs.Posted() > 0 && time.Now().Before(end) && p.failed.Load() == nil; {
+			if c.deal(nil, nil) {
+				runtime.Gosched()
+			}
+		}
+	}
+	if err := q.qp.Close(); err != nil {
+		p.fail(fmt.Errorf("verbs: %s: receive queue %d: closing: %w", p.name, q.ID(), err))
+		return err // the device may still write: its memory stays where it is
+	}
+	c.forget(q)
+	if q.recvs != nil {
+		q.recvs.Close()
+	}
+	return err
 }

@@ -1,139 +1,164 @@
 package verbs
 
 import (
-	"context"
-	"slices"
+	"encoding/binary"
+	"fmt"
+	"runtime"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet"
 )
 
-// txQueue is a transmit queue: memory and descriptors. Its packets go to the connections that they name.
+// postAtOnce is the number of frames that are given to the device in one call, of which the last has a completion.
+const postAtOnce = 32
+
+// txQueue is a transmit queue: a queue pair that sends from where frames lie.
 type txQueue struct {
 	engine.TxFront
-	port  *Port
-	id    int
-	box   *engine.Outbox
-	sink  txSink
-	pacer *pace.Pacer // nil without a rate and times
-	once  sync.Once
+	port *Port
+	spec engine.TxSpec
+	out  *engine.Outbox
+
+	mu      sync.Mutex // of what follows
+	qp      *ibv.QP
+	cq      *ibv.CQ
+	chain   *ibv.SendChain
+	depth   int
+	posts   []posted // frames that the device has, a ring
+	head    uint64
+	tail    uint64
+	settled int // frames that the box is to be told of
+	armed   bool
+	broken  bool // it has failed, and flushes
+	closed  bool
+	wc      [postAtOnce]ibv.WC
+	sges    []ibv.SGE
+	back    []burst.Handle // memory of src that is to go back
+	src     *burst.Source
+
+	packets, bytes metrics.Counter
+	drops          engine.DropCounters
 }
 
-// txSink is what an Outbox passes packets to. Packets that a connection does not take at once wait with it, so that others go on. Several
-// goroutines write its counts.
-type txSink struct {
-	port           *Port
-	box            *engine.Outbox
-	flying         atomic.Int64 // packets that devices have
-	pacing         atomic.Bool  // the pacer is at work
-	owed           atomic.Int64 // packets that the box is not told of yet, with a pacer
-	packets, bytes atomic.Uint64
-	drops          [engine.NumDrops]atomic.Uint64
+// posted is a frame that the device has.
+type posted struct {
+	parts [burst.MaxSegments]part
+	n     int
+	bytes int
+}
+
+type part struct {
+	src *burst.Source
+	h   burst.Handle
 }
 
 var _ engine.TxQueue = (*txQueue)(nil)
 
 // AddTxQueue implements engine.Port.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
 		return nil, engine.ErrClosed
 	}
-	id, err := freeID(spec.ID, p.tx)
+	id, err := engine.TxID(spec.ID, maxQueues, p.txs)
+	q := &txQueue{port: p}
+	if err == nil {
+		err = q.open(id, spec)
+	}
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("verbs: transmit queue %v of %s: %w", spec.ID, p.name, err)
 	}
-	q := &txQueue{port: p, id: id, sink: txSink{port: p}}
-	if err := q.open(spec); err != nil {
-		return nil, err
-	}
-	p.tx = append(p.tx, q)
+	p.txs = append(p.txs, q)
+	p.byCQ[q.cq] = q
 	return q, nil
 }
 
-func (q *txQueue) open(spec engine.TxSpec) error {
+func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	p := q.port
-	if spec.SourceMAC {
-		return failed(engine.ErrUnsupported, "transmit queue %d: SourceMAC is for frames, and these are messages", q.id)
-	}
-	var paced pace.Options
-	switch o := spec.Options.(type) {
-	case nil:
-	case pace.Options:
-		paced = o
-	default:
-		return invalid("transmit queue %d: options of type %T: expected pace.Options", q.id, spec.Options)
-	}
-	spec.Options = nil
-	srcs, err := engine.CheckTxFetched(&spec)
+	can := p.Capabilities()
+	srcs, err := engine.CheckTx(&spec, &can)
 	if err != nil {
-		return failed(err, "transmit queue %d", q.id)
+		return err
 	}
-	for _, pool := range spec.Pools {
-		if _, err := p.registered(pool.Region()); err != nil {
-			return failed(err, "transmit queue %d", q.id)
-		}
-	}
-	most := 0
-	if p.o.Transport == UD {
-		most = p.o.MTU
-	}
-	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, most)
-	if most == 0 {
-		most = maxMessage
-	}
-	slots.Chain(min(p.o.Segments, p.attr.MaxSGE), most)
-	var s engine.Sink = &q.sink
-	if spec.Rate > 0 || spec.SendAt {
-		paced.Rate, paced.SendAt = spec.Rate, spec.SendAt
-		paced.Complete = q.sink.complete
-		if q.pacer, err = pace.New(s, paced); err != nil {
+	for i, pool := range spec.Pools {
+		reg, err := p.registered(pool.Region())
+		if err != nil {
 			return err
 		}
-		s = pacedSink{q}
-	}
-	q.box, err = engine.NewOutbox(s, spec.Depth, true)
-	q.sink.box = q.box
-	q.Start(q.id, slots, q.box, q.reap)
-	return err
-}
-
-// reap takes what devices have done with this queue's packets and others, for one who needs descriptors now.
-func (q *txQueue) reap() {
-	if q.sink.flying.Load() > 0 {
-		q.port.reap()
-	}
-}
-
-// reap takes what devices have done, for one who needs descriptors now.
-func (p *Port) reap() {
-	p.table.RLock()
-	defer p.table.RUnlock()
-	for _, c := range p.conns {
-		c.mu.Lock()
-		if o := c.out; o != nil && o.flying() > 0 && o.reap() {
-			c.flush()
+		if i == 0 && spec.SourceMAC && reg.Hidden() {
+			return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", pool.Name(), engine.ErrUnsupported)
 		}
-		c.mu.Unlock()
 	}
+	sges := min(p.attr.MaxSGE, burst.MaxSegments)
+	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.attr.MaxQPWR)
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.longest())
+	slots.Chain(sges, p.longest())
+	q.posts, q.sges, q.back = make([]posted, q.depth), make([]ibv.SGE, 0, sges), make([]burst.Handle, 0, 64)
+	if q.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*sges, 0); err != nil {
+		return err
+	}
+	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: q.depth + 1, Channel: p.events}); err != nil {
+		q.chain.Close()
+		return unavailable(err)
+	}
+	q.qp, err = p.pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: q.cq, RecvCQ: q.cq, SendWRs: q.depth, SendSGEs: sges})
+	if err != nil {
+		err = refusal(p.dev.Name(), err)
+	} else if err = p.ready(q.qp); err == nil {
+		q.out, err = engine.NewOutbox((*device)(q), spec.Depth, true)
+	}
+	if err != nil {
+		q.give()
+		return err
+	}
+	if p.attr.RawChecksum {
+		q.Offload(burst.ChecksumIPv4|burst.ChecksumL4, false)
+	}
+	q.Start(id, slots, q.out, q.collect)
+	return nil
 }
 
-// Forward implements engine.TxQueue. The device fetches packets from where they lie, whosever memory that is, so nothing is copied: memory that
-// it does not know yet is registered when the first packet of it comes.
+// give gives up what the device has of the queue. It is false where the device does not let go, and may still read frames.
+func (q *txQueue) give() bool {
+	if q.qp != nil {
+		if err := q.qp.Close(); err != nil {
+			q.port.fail(fmt.Errorf("verbs: %s: closing transmit queue %d: %w", q.port.name, q.ID(), err))
+			return false
+		}
+	}
+	q.cq.Close()
+	q.chain.Close()
+	return true
+}
+
+// collect takes what the device has done, for who needs descriptors now.
+func (q *txQueue) collect() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.reap()
+}
+
+// Forward implements engine.TxQueue. The device fetches frames from where they lie; memory that it does not know yet is registered when the
+// first frame of it comes.
 func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
+	}
+	if q.IsShut() { // the device may be given up: nothing is registered any more
+		b.Release()
+		return 0, engine.ErrClosed
 	}
 	for i := range b.Len() {
 		for k := range b.Segments(i) {
 			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
 				b.Release()
-				return 0, failed(err, "packet %d of the burst", i)
+				return 0, fmt.Errorf("packet %d of the burst: %w", i, err)
 			}
 		}
 	}
@@ -142,179 +167,296 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 
 // Stats implements engine.TxQueue.
 func (q *txQueue) Stats(s *engine.TxStats) {
-	*s = engine.TxStats{Packets: q.sink.packets.Load(), Bytes: q.sink.bytes.Load()}
-	for i := range q.sink.drops {
-		s.Drops[i] += q.sink.drops[i].Load()
-	}
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load()}
+	q.drops.AddTo(&s.Drops)
 	q.AddStats(s)
-	if q.pacer != nil {
-		q.pacer.AddStats(s)
-	}
 }
 
-// Close implements engine.TxQueue. It waits for what devices have, for as long as Options.Linger; connections that have not done with it by
-// then are ended.
+// Close implements engine.TxQueue. What the device has it still sends, for a while.
 func (q *txQueue) Close() error {
+	p := q.port
 	q.Shut()
-	q.once.Do(q.end)
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return nil
+	}
+	for end := time.Now().Add(flushing); q.flying() > 0 && time.Now().Before(end) && p.failed.Load() == nil; {
+		q.reap()
+		runtime.Gosched()
+	}
+	q.closed = true
+	gone := q.give()
+	for q.flying() > 0 {
+		if !gone { // the device may still read: their memory stays where it is
+			q.posts[q.head%uint64(len(q.posts))].n = 0
+		}
+		q.settle(engine.DropClosed)
+	}
+	q.giveBack()
+	q.mu.Unlock()
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	delete(p.byCQ, q.cq)
+	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.past)
 	return nil
 }
 
-// end takes the queue off its port.
-func (q *txQueue) end() {
-	p := q.port
-	for _, c := range p.all() {
-		c.mu.Lock()
-		c.drop(engine.DropClosed, &q.sink)
-		c.mu.Unlock()
+func (q *txQueue) flying() int { return int(q.tail - q.head) }
+
+// event hears that the device has done something.
+func (q *txQueue) event() {
+	q.mu.Lock()
+	if !q.closed {
+		q.armed = false
+		q.reap()
+		q.watch()
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.o.Linger)
-	defer cancel()
-	if q.box.Drain(ctx) != nil {
-		for _, c := range p.all() {
-			c.mu.Lock()
-			ours := c.carries(&q.sink)
-			c.mu.Unlock()
-			if ours {
-				p.finish(c, failed(engine.ErrClosed, "transmit queue %d was closed, and %v later the peer had not taken what was sent", q.id, p.o.Linger))
-			}
-		}
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
+	q.mu.Unlock()
+	q.out.Kick()
 }
 
-// all are the connections now.
-func (p *Port) all() []*conn {
-	p.table.RLock()
-	defer p.table.RUnlock()
-	out := make([]*conn, 0, len(p.conns))
-	for _, c := range p.conns {
-		out = append(out, c)
-	}
-	return out
-}
-
-// carries reports whether the device has packets of that sink for the connection.
-func (c *conn) carries(s *txSink) bool {
-	for _, o := range append(slices.Clone(c.gone), c.out) {
-		if o == nil {
-			continue
-		}
-		for at := o.head; at < o.tail; at++ {
-			if o.posts[at%uint64(len(o.posts))].s == s {
-				return true
-			}
-		}
-	}
-	return false
-}
-
-// settle counts packets that a device has done with.
-func (s *txSink) settle(n, bytes int, left bool) {
-	s.flying.Add(int64(-n))
-	if left {
-		s.packets.Add(uint64(n))
-		s.bytes.Add(uint64(bytes))
-		s.complete(n)
+// watch asks for an event, where the device still has frames and was not asked.
+func (q *txQueue) watch() {
+	if q.armed || q.flying() == 0 {
 		return
 	}
-	s.lose(engine.DropDown, n)
-}
-
-// complete tells the box of packets that are done. A pacer counts packets after it has passed them on, and whoever waits in Drain finds its
-// figures whole: so while it is at work the box is told later.
-func (s *txSink) complete(n int) {
-	s.owed.Add(int64(n))
-	if !s.pacing.Load() {
-		s.settleUp()
+	if q.armed = q.cq.Arm(false) == nil; q.armed {
+		q.reap() // what came before that is not told
 	}
 }
 
-func (s *txSink) settleUp() {
-	if n := s.owed.Swap(0); n > 0 {
-		s.box.Complete(int(n))
+// reap takes what the device has done.
+func (q *txQueue) reap() {
+	if q.closed || q.flying() == 0 {
+		return
+	}
+	for {
+		n, err := q.cq.Poll(q.wc[:])
+		if err != nil {
+			q.port.fail(fmt.Errorf("verbs: %s: %w: %w", q.port.name, engine.ErrDown, err))
+			break
+		}
+		for i := range n {
+			wc := &q.wc[i]
+			ok := wc.Status() == ibv.Success
+			// One completion stands for those in front of it, which had none because they succeeded.
+			for q.head < wc.ID() && q.flying() > 0 {
+				q.settle(engine.NumDrops)
+			}
+			if q.head == wc.ID() && q.flying() > 0 {
+				why := engine.NumDrops
+				if !ok {
+					why, q.broken = engine.DropDown, true
+					if wc.Status() != ibv.WRFlushErr {
+						why = engine.DropRefused
+					}
+				}
+				q.settle(why)
+			}
+		}
+		if n < len(q.wc) {
+			break
+		}
+	}
+	q.giveBack()
+	if q.broken && q.flying() == 0 {
+		if err := q.port.ready(q.qp); err != nil {
+			q.port.fail(fmt.Errorf("verbs: %s: %w: %w", q.port.name, engine.ErrDown, err))
+			return
+		}
+		q.broken = false
 	}
 }
 
-// pacedSink is the pacer of a queue as its Outbox sees it.
-type pacedSink struct{ q *txQueue }
-
-// Transmit implements engine.Sink.
-func (p pacedSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
-	s := &p.q.sink
-	s.pacing.Store(true)
-	next, again := p.q.pacer.Transmit(b, from, to)
-	s.pacing.Store(false)
-	s.settleUp()
-	return next, again
+// fault takes back what the device has, whether it was sent or not, because it will not tell of all of it.
+func (q *txQueue) fault() {
+	_ = q.qp.Err() // ready says whether it can go on
+	q.broken = true
+	if q.reap(); q.flying() == 0 {
+		return // all came back, and it is ready again
+	}
+	q.broken = false
+	if err := q.port.ready(q.qp); err != nil {
+		q.port.fail(fmt.Errorf("verbs: %s: %w: %w", q.port.name, engine.ErrDown, err))
+	}
+	for q.flying() > 0 { // a queue pair that was reset reads nothing more
+		q.settle(engine.DropDown)
+	}
+	q.giveBack()
 }
 
-// lose counts packets that will not be sent.
-func (s *txSink) lose(why engine.Drop, n int) {
-	if n > 0 {
-		s.drops[why].Add(uint64(n))
-		s.complete(n)
+// giveBack gives the memory of frames that were settled to its owner, and then tells the box of them.
+func (q *txQueue) giveBack() {
+	if len(q.back) > 0 {
+		q.src.Reclaim(q.back)
+		q.back = q.back[:0]
+	}
+	if q.settled > 0 {
+		q.out.Complete(q.settled)
+		q.settled = 0
 	}
 }
 
-// refuse gives up one packet.
-func (s *txSink) refuse(b *burst.Burst, i int, why engine.Drop) {
-	b.ReleasePart(i, i+1)
-	s.lose(why, 1)
-}
-
-// Transmit implements engine.Sink.
-func (s *txSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
-	for i := from; i < to; {
-		if b.Segments(i) == 0 {
-			i++
+// settle counts the oldest frame that the device has as sent, or dropped. Its memory goes back with the next giveBack.
+func (q *txQueue) settle(why engine.Drop) {
+	x := &q.posts[q.head%uint64(len(q.posts))]
+	q.head++
+	for _, t := range x.parts[:x.n] {
+		if t.h == burst.NoHandle {
 			continue
 		}
-		id := b.Conn(i)
-		j := i + 1
-		for j < to && b.Conn(j) == id {
-			j++
+		if t.src != q.src || len(q.back) == cap(q.back) {
+			q.giveBack()
+			q.src = t.src
 		}
-		c, why := s.port.find(id)
-		switch {
-		case c != nil:
-			c.send(s, b, i, j)
-		case why == wait:
-			return i, time.Time{}
-		default:
-			n := b.LivePart(i, j)
-			b.ReleasePart(i, j)
-			s.lose(why, n)
+		q.back = append(q.back, t.h)
+	}
+	if why == engine.NumDrops {
+		q.packets.Inc()
+		q.bytes.Add(uint64(x.bytes))
+	} else {
+		q.drops.Inc(why)
+	}
+	q.settled++
+}
+
+// device is the sink of a queue.
+type device txQueue
+
+// Transmit implements engine.Sink.
+func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	q := (*txQueue)(d)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.flying() > 0 {
+		q.reap()
+	}
+	for from < to {
+		if !q.port.up.Load() || q.port.failed.Load() != nil {
+			for ; from < to; from++ {
+				q.refuse(b, from, engine.DropDown)
+			}
+			break
 		}
-		i = j
+		next, more := q.post(b, from, to)
+		q.watch()
+		if from = next; !more && from < to {
+			if q.flying() == 0 {
+				continue // it has all come back meanwhile
+			}
+			return from, time.Time{}
+		}
 	}
 	return to, time.Time{}
 }
 
-// wait is no reason to drop a packet: there will be a connection.
-const wait = engine.NumDrops
+// refuse gives up one packet.
+func (q *txQueue) refuse(b *burst.Burst, i int, why engine.Drop) {
+	if b.Segments(i) > 0 {
+		b.Builder().ReleasePart(i, i+1)
+		q.drops.Inc(why)
+		q.out.Complete(1)
+	}
+}
 
-// find is the connection of an id, or why there is none. A port that connects to one peer takes 0, and what is no id of its, for that one.
-func (p *Port) find(id uint32) (*conn, engine.Drop) {
-	p.table.RLock()
-	c := p.conns[id]
-	p.table.RUnlock()
+// post gives up to postAtOnce frames to the device, and returns the first that it did not get, and whether the device takes more.
+func (q *txQueue) post(b *burst.Burst, from, to int) (next int, more bool) {
+	room := min(q.depth-q.flying(), postAtOnce)
+	if q.broken {
+		room = 0 // until all is back
+	}
+	q.chain.Reset()
+	var chosen [postAtOnce]int
+	n := 0
+	for next = from; next < to && (n < room || b.Segments(next) == 0); next++ {
+		k := b.Segments(next)
+		if k == 0 {
+			continue
+		}
+		if why := q.fit(b, next); why != engine.NumDrops {
+			if n > 0 {
+				break // those in front of it may come back from the device, and it would be refused a second time behind them
+			}
+			q.refuse(b, next, why)
+			continue
+		}
+		x := &q.posts[(q.tail+uint64(n))%uint64(len(q.posts))]
+		x.n, x.bytes = k, b.PacketLen(next)
+		for i := range k {
+			part0 := b.Builder().Part(next, i)
+			x.parts[i] = part{part0.Source, part0.Handle}
+		}
+		flags := ibv.SendFlags(0)
+		if q.port.o.Checksum || b.Flags(next)&burst.Requests != 0 {
+			flags = ibv.IPChecksum
+		}
+		q.chain.Send(q.tail+uint64(n), flags, q.sges...)
+		chosen[n] = next
+		n++
+	}
+	if n == 0 {
+		return next, room > 0
+	}
+	q.chain.Flag(n-1, ibv.Signaled)
+	done, err := q.qp.PostSend(q.chain)
+	for _, i := range chosen[:done] {
+		b.Builder().ForgetPart(i, i+1)
+	}
+	q.tail += uint64(done)
 	switch {
-	case c != nil:
-		return c, 0
-	case !p.a.remote.IsValid() && id == 0:
-		return nil, engine.DropNoRoute // a packet to nobody
-	case !p.a.remote.IsValid():
-		return nil, engine.DropDown
+	case done == n:
+		return next, true
+	case done > 0: // the last of them has no completion
+		q.fault()
+		return chosen[done], true
 	}
-	gone := p.gone.Load() // first: the other way round it might be set in between
-	if c := p.primary.Load(); c != nil {
-		return c, 0
+	if err != nil && q.flying() == 0 { // nothing will change that
+		q.refuse(b, chosen[0], engine.DropRefused)
+		return chosen[0] + 1, true
 	}
-	if gone {
-		return nil, engine.DropDown
+	return chosen[0], false
+}
+
+// headerLen is the length of a frame's Ethernet header with its VLAN tags, of which there are two at most.
+func headerLen(frame []byte) int {
+	n := packet.EthernetLen
+	for range 2 {
+		if len(frame) < n {
+			break
+		}
+		if t := packet.EtherType(binary.BigEndian.Uint16(frame[n-2:])); t != packet.EtherTypeVLAN && t != packet.EtherTypeQinQ {
+			break
+		}
+		n += packet.VLANLen
 	}
-	return nil, wait
+	return n
+}
+
+// fit says why a packet cannot be sent, NumDrops if it can; its pieces are in q.sges then.
+func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
+	k, n := b.Segments(i), b.PacketLen(i)
+	switch {
+	case n > q.port.info.MTU+headerLen(b.Bytes(i, 0)):
+		return engine.DropTooLong
+	case n < packet.EthernetLen:
+		return engine.DropBadFrame
+	case k > cap(q.sges):
+		return engine.DropRefused
+	}
+	q.sges = q.sges[:0]
+	for s := range k {
+		g := b.Builder().Part(i, s)
+		reg, err := q.port.registered(b.Segment(i, s).Region)
+		if err != nil {
+			return engine.DropRefused
+		}
+		if g.Len > 0 {
+			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
+		}
+	}
+	if q.spec.SourceMAC && !engine.SetSource(b, i, q.port.info.MAC) {
+		return engine.DropRefused // it is in memory that the CPU does not reach
+	}
+	return engine.NumDrops
 }

@@ -109,14 +109,11 @@ func benchThere(t *testing.B, size int, back bool) {
 func BenchmarkPlace(b *testing.B) {
 	g := newGround(b, 2048)
 	g.port.o.Ring = 2048
-	q, err := g.port.newRx(engine.RxSpec{Pools: []*mem.Pool{g.home}})
-	if err != nil {
-		b.Fatal(err)
-	}
+	q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 	q.whole = true
 	const batch = 32
 	x := burst.New(batch)
-	in := &intake{nq: g.n}
+	in := &rxSocket{nq: g.n}
 	for k := range batch {
 		h, err := g.home.Get()
 		if err != nil {

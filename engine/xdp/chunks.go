@@ -16,21 +16,21 @@ import (
 
 // entry says who has a chunk, in one word, because each packet changes it several times, and thousands of them must fit into the processor's
 // cache beside the packets: the state in the low half, with the number of the sender while it is sent, above it the number of the nicQueue that
-// received into it (1 to maxLanes, 0 for none), and at the top how often it was delivered.
+// received into it (1 to maxNICQueues, 0 for none), and at the top how often it was delivered.
 //
-// An entry is changed under the mutex of the nicQueue that has the chunk; one that is idle or lent, by whoever gets it from the
-// application. Nobody looks at another one's, but leave, which holds all these mutexes.
+// An entry is changed under the mutex of the nicQueue that has the chunk; one that is idle or lent, by the queue that gets it from the
+// application. No nicQueue looks at the entries of another one, but Memory.leave, which holds all these mutexes.
 type entry uint64
 
 const (
-	laneBits = 10
-	maxLanes = 1<<laneBits - 1
+	queueBits    = 10
+	maxNICQueues = 1<<queueBits - 1
 
-	onePlace entry = 1 << 32 // of the number of the nicQueue
-	lanes    entry = maxLanes * onePlace
-	oneTime  entry = onePlace << laneBits // of the count of deliveries
+	oneQueue    entry = 1 << 32 // of the number of the nicQueue
+	queueMask   entry = maxNICQueues * oneQueue
+	oneDelivery entry = oneQueue << queueBits // of the count of deliveries
 
-	low       entry = onePlace - 1 // what a handle has the number of the chunk in place of
+	low       entry = oneQueue - 1 // what a handle has the number of the chunk in place of
 	stateMask entry = 1<<3 - 1
 
 	// While it is sent:
@@ -42,13 +42,13 @@ const (
 
 // The states of a chunk.
 const (
-	idle    entry = iota
-	filled        // given to the kernel to receive into, and not given to anybody yet
-	spent         // to be given to the kernel again to receive into
-	lent          // delivered, and not released yet
-	sending       // given to the kernel to send, from idle
-	astray        // the same, from lent: it had gone home behind the back of its queue, and somebody has it from the pool
-	passing       // given to the kernel to send by whoever it was delivered to: the entry says what takes it back
+	idle        entry = iota
+	filled            // given to the kernel to receive into, and not delivered yet
+	toRefill          // to be given to the kernel again to receive into
+	lent              // delivered, and not released yet
+	sending           // given to the kernel to send, from idle
+	sendingLent       // the same, from lent: it had gone back to its pool past its queue, and the application has it from there
+	forwarding        // given to the kernel to send by the one that it was delivered to: the entry says what takes it back
 )
 
 // handle is what a packet carries in which chunk i was delivered: the entry, with the number of the chunk in the place of the state. That of
@@ -56,7 +56,7 @@ const (
 func (e entry) handle(i uint64) mem.Handle { return mem.Handle(e&^low | entry(i)) }
 
 // delivered is the entry after the delivery of a chunk that is filled.
-func (e entry) delivered() entry { return e + oneTime + lent - filled }
+func (e entry) delivered() entry { return e + oneDelivery + lent - filled }
 
 // sent is the entry after a chunk was sent.
 func (e entry) sent() entry {
@@ -85,17 +85,17 @@ func (e entry) sentBy(s *sender, state entry, last bool) entry {
 }
 
 // unused reports whether chunk i can be sent for an owner who has it from src by this handle: not if the kernel has it, nor if it was released. The
-// entry of one that went home behind the back of its queue still says that it is lent: that is nothing to who has it from the pool.
+// entry of one that went back to its pool past its queue still says that it is lent: that does not matter to an owner that has it from the pool.
 func (m *Memory) unused(i uint64, src *burst.Source, h mem.Handle) bool {
 	e := m.table[i]
 	if src == m.source {
-		return e&^lanes == lentAs(h)&^lanes && uint64(uint32(h)) == i
+		return e&^queueMask == lentAs(h)&^queueMask && uint64(uint32(h)) == i
 	}
 	return e&stateMask == idle || e&stateMask == lent
 }
 
-// loan is what else is to be known of a chunk that somebody has.
-type loan struct {
+// origin is what else is to be known of a chunk that the application has.
+type origin struct {
 	home mem.Handle // of the pool that it was taken from to receive into
 	pool *mem.Pool
 
@@ -112,24 +112,24 @@ type recycler struct{ m *Memory }
 func (r *recycler) Reclaim(handles []mem.Handle) {
 	m := r.m
 	for len(handles) > 0 {
-		of := entry(handles[0]) & lanes
+		of := entry(handles[0]) & queueMask
 		k := 1
-		for k < len(handles) && entry(handles[k])&lanes == of {
+		for k < len(handles) && entry(handles[k])&queueMask == of {
 			k++
 		}
-		if n := m.lane(of); invariants.Enabled || n == nil || !n.returns.add(handles[:k]) {
-			m.sendHome(handles[:k])
+		if n := m.nicQueue(of); invariants.Enabled || n == nil || !n.returns.add(handles[:k]) {
+			m.giveBack(handles[:k])
 		}
 		handles = handles[k:]
 	}
 }
 
-// sendHome gives chunks back to their pools whose nicQueue is gone. Their entries stay: nobody but their new owner looks at them.
-func (m *Memory) sendHome(handles []mem.Handle) {
-	var batch homecoming
+// giveBack gives chunks back to their pools whose nicQueue is gone. Their entries stay: only their new owner looks at them.
+func (m *Memory) giveBack(handles []mem.Handle) {
+	var batch poolBatch
 	for _, h := range handles {
-		l := &m.loans[uint32(h)]
-		if invariants.Enabled && (m.table[uint32(h)]^lentAs(h))&^lanes != 0 {
+		l := &m.origins[uint32(h)]
+		if invariants.Enabled && (m.table[uint32(h)]^lentAs(h))&^queueMask != 0 {
 			panic(fmt.Sprintf("xdp: released twice: chunk %d", uint32(h)))
 		}
 		batch.add(l.pool, l.home)
@@ -137,14 +137,14 @@ func (m *Memory) sendHome(handles []mem.Handle) {
 	batch.end()
 }
 
-// homecoming gives slots back to pools, many at once.
-type homecoming struct {
+// poolBatch gives slots back to pools, many at once.
+type poolBatch struct {
 	pool    *mem.Pool
 	n       int
 	handles [rxBatch]mem.Handle
 }
 
-func (b *homecoming) add(p *mem.Pool, h mem.Handle) {
+func (b *poolBatch) add(p *mem.Pool, h mem.Handle) {
 	if p != b.pool || b.n == len(b.handles) {
 		b.end()
 		b.pool = p
@@ -153,7 +153,7 @@ func (b *homecoming) add(p *mem.Pool, h mem.Handle) {
 	b.n++
 }
 
-func (b *homecoming) end() {
+func (b *poolBatch) end() {
 	if b.n > 0 {
 		if _, err := b.pool.PutBatch(b.handles[:b.n]); err != nil && invariants.Enabled {
 			panic(fmt.Sprintf("xdp: released twice: %v", err))
@@ -162,7 +162,7 @@ func (b *homecoming) end() {
 	}
 }
 
-// returns are the chunks that were released and that their nicQueue has not taken yet. Its mutex is the last that anybody takes.
+// returns are the chunks that were released and that their nicQueue has not taken yet. Its mutex is taken last.
 type returns struct {
 	some atomic.Bool
 
@@ -219,13 +219,13 @@ func (n *nicQueue) recycle() {
 	for len(in) > 0 && n.out < n.target {
 		room := fill.Reserve(min(len(in), n.target-n.out))
 		if len(room) == 0 {
-			break // the kernel tells late what it has taken
+			break // the kernel says late what it has taken
 		}
 		k := 0
 		for i, h := range in[:len(room)] {
 			at := uint64(uint32(h))
 			if at >= uint64(len(table)) || table[at] != lentAs(h) {
-				n.stray(in[i : i+1])
+				n.toPools(in[i : i+1])
 				continue
 			}
 			table[at] -= lent - filled
@@ -236,21 +236,21 @@ func (n *nicQueue) recycle() {
 		n.out += k
 		in = in[len(room):]
 	}
-	n.stray(in)
+	n.toPools(in)
 }
 
-// stray gives chunks that were released to their pools, or refuses what was released before. The caller holds mu.
-func (n *nicQueue) stray(handles []mem.Handle) {
+// toPools gives chunks that were released to their pools, or refuses what was released before. The caller holds mu.
+func (n *nicQueue) toPools(handles []mem.Handle) {
 	m := n.memory
-	var batch homecoming
+	var batch poolBatch
 	for _, h := range handles {
 		at := uint64(uint32(h))
 		if at >= uint64(len(m.table)) {
 			continue
 		}
-		l := &m.loans[at]
+		l := &m.origins[at]
 		switch m.table[at] {
-		case lentAs(h), lentAs(h) &^ lanes: // that of a queue that was closed, and whose number this one has now
+		case lentAs(h), lentAs(h) &^ queueMask: // that of a queue that was closed, and whose number this one has now
 			m.table[at] -= lent - idle
 			batch.add(l.pool, l.home)
 		default:

@@ -154,10 +154,10 @@ func TestRound(t *testing.T) {
 	}
 }
 
-// A queue that is polled is on nobody's list of sleepers, and one that slept comes off it after a while; a Wake comes all the same.
-func TestHushed(t *testing.T) {
+// A queue that is polled is on no list of sleepers, and one that slept comes off it after a while; a Wake comes all the same.
+func TestQuiet(t *testing.T) {
 	r := newRoad(t, 256, 1024)
-	fd := strconv.Itoa(r.rx.ins[0].sock.FD())
+	fd := strconv.Itoa(r.rx.sockets[0].sock.FD())
 	listed := func() bool {
 		t.Helper()
 		files, err := filepath.Glob("/proc/self/fdinfo/*")
@@ -175,12 +175,12 @@ func TestHushed(t *testing.T) {
 		return false
 	}
 	if listed() {
-		t.Error("nobody has waited, and it is on a list")
+		t.Error("no owner has waited, and it is on a list")
 	}
 	b, w := burst.New(64), engine.NewWaker()
 	for range 3 {
 		if r.rx.Arm(w) || !listed() {
-			t.Error("armed, and on no list, or with packets that nobody sent")
+			t.Error("armed, and on no list, or with packets that were not sent")
 		}
 		send(t, r.tx, udp(t, 7, 100, 0))
 		select {
@@ -188,7 +188,7 @@ func TestHushed(t *testing.T) {
 		case <-t.Context().Done():
 			t.Fatal("no Wake")
 		}
-		for got := 0; got < hushed; got += b.Len() {
+		for got := 0; got < quietAfter; got += b.Len() {
 			if !listed() {
 				t.Fatalf("off the list after %d packets", got)
 			}
@@ -197,7 +197,7 @@ func TestHushed(t *testing.T) {
 		}
 		b.Release()
 		if listed() {
-			t.Errorf("%d packets without a sleep, and still on a list", hushed)
+			t.Errorf("%d packets without a sleep, and still on a list", quietAfter)
 		}
 	}
 }
@@ -224,20 +224,20 @@ func TestReleasedTwice(t *testing.T) {
 		g.m.table[a>>11] = g.m.table[a>>11].delivered()
 		g.n.out--
 		g.m.source.Reclaim(was[:len(was)-1])
-		g.n.stray(g.n.returns.take())
+		g.n.toPools(g.n.returns.take())
 		if s := pool.Stats(); s.InUse != 1 {
 			t.Errorf("the handle of a delivery before takes a packet away: %+v", s)
 		}
 		for range 2 {
 			g.m.source.Reclaim(was) // one that is out, and all that were
 		}
-		g.n.stray(g.n.returns.take())
+		g.n.toPools(g.n.returns.take())
 	}
 	if s := pool.Stats(); s.InUse != 0 || s.Puts != 3 || s.Rejected != 1+(1+3)+(2+5) {
 		t.Errorf("%+v", s)
 	}
-	g.m.source.Reclaim([]mem.Handle{mem.Handle(g.n.lane) | 1<<31}) // a chunk that is none
-	g.n.stray(g.n.returns.take())
+	g.m.source.Reclaim([]mem.Handle{mem.Handle(g.n.tag) | 1<<31}) // a chunk that is none
+	g.n.toPools(g.n.returns.take())
 	if err := pool.Close(); err != nil {
 		t.Error(err)
 	}
@@ -265,9 +265,9 @@ func TestLeave(t *testing.T) {
 			g.n.out--
 		}
 	}
-	g.n.again(addrs[0])
+	g.n.reuse(addrs[0])
 	g.m.source.Reclaim(handles[:2])
-	if left := g.m.leave(g.n); len(left) != 0 || g.home.Stats().InUse != 2 || g.m.lane(g.n.lane) != nil {
+	if left := g.m.leave(g.n); len(left) != 0 || g.home.Stats().InUse != 2 || g.m.nicQueue(g.n.tag) != nil {
 		t.Errorf("%d chunks were being sent, %d slots are out", len(left), g.home.Stats().InUse)
 	}
 	g.m.source.Reclaim(handles[2:])
@@ -275,8 +275,8 @@ func TestLeave(t *testing.T) {
 		t.Errorf("%d slots are out", n)
 	}
 	n := &nicQueue{memory: g.m, feed: g.n.feed} // the next one has its number
-	if err := g.m.enter(n); err != nil || n.lane != g.n.lane {
-		t.Errorf("lane %#x, %v", n.lane, err)
+	if err := g.m.enter(n); err != nil || n.tag != g.n.tag {
+		t.Errorf("number %#x, %v", n.tag, err)
 	}
 }
 
@@ -327,7 +327,7 @@ func TestReleasedLate(t *testing.T) {
 		r.bring(y, 24)
 		held = append(held, y)
 		r.bring(x, 8)
-		x.Release() // and nobody looks before the end
+		x.Release() // and no queue looks before the end
 		if round%2 == 0 {
 			if err := r.rx.Close(); err != nil {
 				t.Fatal(err)

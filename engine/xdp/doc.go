@@ -26,7 +26,7 @@
 //   - The pool of the first receive queue is what the kernel receives into: a chunk is a slot. Packets are delivered where the kernel
 //     put them, with 256 bytes of headroom. A frame that is longer than a chunk less 256 bytes is a chain of slots.
 //   - All receive queues that have the same pool deliver from there as well. One with another pool gets copies in its own slots
-//     (RxStats.Copied): the kernel chooses the chunk before anybody knows for whom the packet is.
+//     (RxStats.Copied): the kernel chooses the chunk before the program knows which queue the packet is for.
 //   - Packets that lie in the port's memory are sent from there, whatever pool they are of, and those that were received are forwarded
 //     so. What lies elsewhere is copied into spare chunks when it is sent (TxStats.Copied).
 //
@@ -52,7 +52,7 @@
 //
 // The sockets on one queue of the interface share its fill and its completion ring, under a mutex that is taken once for a batch of up to 64 packets and
 // never during a system call. Nothing is locked or allocated for a packet, and there is no goroutine but the one that watches the link;
-// while packets are being sent and nobody sends more, a timer looks for their return.
+// while packets are being sent and no more are given to Send, a timer looks for their return.
 //
 // # Rules
 //

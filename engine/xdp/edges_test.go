@@ -13,24 +13,24 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// kept is a queue in whose pending burst wait frames of two segments and one, as they do after a port has started anew, and one that sends to it.
+// kept is a queue in whose inbox wait frames of two segments and one, as they do after a port has started anew, and one that sends to it.
 func kept(t *testing.T) (q *rxQueue, tx engine.TxQueue, frames [][]byte) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
-	home := addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 256)}})
-	q = addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: []*mem.Pool{newPool(t, 128, 256), newPool(t, 2048, 256)}})
+	home := addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	q = addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: []*mem.Pool{newPool(t, 128, 256), newPool(t, 2048, 256)}})
 	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
 	frames = [][]byte{udp(t, 7, 200, 1), udp(t, 7, 42, 0)}
 	send(t, tx, frames...)
-	until(t, "the frames", func() bool { return q.ins[0].sock.Rx().Ready() == 2 })
+	until(t, "the frames", func() bool { return q.sockets[0].sock.Rx().Ready() == 2 })
 	if err := home.Close(); err != nil {
 		t.Fatal(err)
 	}
-	if q.pending.Len() != 2 {
-		t.Fatalf("%d frames were kept, expected 2", q.pending.Len())
+	if q.Waiting() != 2 {
+		t.Fatalf("%d frames were kept, expected 2", q.Waiting())
 	}
 	return q, tx, frames
 }
@@ -40,18 +40,20 @@ func TestKeptInOrder(t *testing.T) {
 	q, tx, frames := kept(t)
 	young := udp(t, 7, 42, 0)
 	send(t, tx, young)
-	until(t, "the frame", func() bool { return q.ins[0].sock.Rx().Ready() == 1 })
+	until(t, "the frame", func() bool { return q.sockets[0].sock.Rx().Ready() == 1 })
 	b, p := burst.New(2), newPool(t, 2048, 16)
 	slot := make([]mem.Handle, 1)
 	if p.GetBatch(slot) != 1 {
 		t.Fatal("no slot")
 	}
-	b.AddSlots(burst.PoolSource(p), p, slot, nil, burst.Segment{Len: 60})
+	b.Builder().AddSlots(burst.PoolSource(p), p, slot, nil, burst.Segment{Len: 60})
 	if n, err := q.TryRecv(b); n != 0 || err != nil {
 		t.Errorf("%d frames came before an older one, %v", n, err)
 	}
 	b.Release()
-	for i, got := range receive(t, q, 3-int(q.packets), nil) {
+	var s engine.RxStats
+	q.Stats(&s)
+	for i, got := range receive(t, q, 3-int(s.Packets), nil) {
 		if i < 2 && !bytes.Equal(got, frames[i]) {
 			t.Errorf("frame %d has %d bytes, expected %d", i, len(got), len(frames[i]))
 		}
@@ -66,7 +68,9 @@ func TestKeptTooLong(t *testing.T) {
 	if n, err := q.TryRecv(b); n != 1 || err != nil || b.PacketLen(0) != len(frames[1]) {
 		t.Fatalf("%d frames, %v", n, err)
 	}
-	if n := q.drops[engine.DropTooLong].Load(); n != 1 {
+	var s engine.RxStats
+	if q.Stats(&s); s.Drops[engine.DropTooLong] != 1 {
+		n := s.Drops[engine.DropTooLong]
 		t.Errorf("%d frames were dropped as too long, expected 1", n)
 	}
 }
@@ -105,9 +109,9 @@ func TestStalledShallow(t *testing.T) {
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	slots := []*mem.Pool{newPool(t, 2048, 2048)}
-	q := addRx(t, b, engine.RxSpec{ID: 0, Depth: 1, Pools: slots})
+	q := addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 1, Pools: slots})
 	for i := range 3 {
-		addRx(t, b, engine.RxSpec{ID: 1 + i, Depth: 1, Pools: slots})
+		addRx(t, b, engine.RxSpec{ID: engine.Queue(1 + i), Depth: 1, Pools: slots})
 	}
 	for _, to := range []string{"udp dst 1 -> queue 1", "udp dst 2 -> queue 2", "udp dst 3 -> queue 3"} {
 		if _, err := b.Rules().Apply(rule(t, to)); err != nil {
@@ -120,7 +124,7 @@ func TestStalledShallow(t *testing.T) {
 		}
 	}
 	send(t, tx, udp(t, 7, 100, 1))
-	until(t, "the frame", func() bool { return q.ins[0].sock.Rx().Ready() == 1 })
+	until(t, "the frame", func() bool { return q.sockets[0].sock.Rx().Ready() == 1 })
 	var s engine.PortStats
 	if b.Stats(&s); s.Rx.Drops[engine.DropNoBuffers] != 0 {
 		t.Errorf("drops: %v", &s.Rx.Drops)
@@ -133,7 +137,7 @@ func onePool(t *testing.T) (tx engine.TxQueue, first, second *rxQueue) {
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx = addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	slots := []*mem.Pool{newPool(t, 2048, 64)}
-	first, second = addRx(t, b, engine.RxSpec{ID: 0, Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: slots})
+	first, second = addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: slots}), addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: slots})
 	if _, err := b.Rules().Apply(rule(t, "udp dst 7 -> queue 1")); err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +189,7 @@ func TestLastChunk(t *testing.T) {
 	t.Error("the queue sleeps, and the kernel has nothing to receive its packets into")
 }
 
-// Where all slots are with the application, who looks and takes nothing wakes nobody: two that sleep would wake each other without end.
+// Where all slots are with the application, an owner that looks and takes nothing wakes no other: two that sleep would wake each other without end.
 func TestFindsNothing(t *testing.T) {
 	tx, sleeper, taker := onePool(t)
 	x, none := burst.New(128), burst.New(128)
@@ -195,16 +199,54 @@ func TestFindsNothing(t *testing.T) {
 	if sleeper.Arm(w) {
 		t.Fatal("ready, and nothing has come")
 	}
-	in := sleeper.ins[0]
+	in := sleeper.sockets[0]
 	for range 100 {
 		if n, err := taker.TryRecv(none); n != 0 || err != nil {
 			t.Fatal(n, err)
 		}
 		in.nq.mu.Lock()
-		asleep := in.asleep == w
+		asleep := in.waker == w
 		in.nq.mu.Unlock()
 		if !asleep {
-			t.Fatal("who found nothing woke another one, who will find nothing either")
+			t.Fatal("an owner that found nothing woke another one, which will find nothing either")
 		}
 	}
+}
+
+// The owner of a queue receives while the port starts anew: it sees the sockets before, none, or all that come then.
+func TestRestartWhilePolled(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{Queues: 3})
+	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
+	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
+	home := addRx(t, b, engine.RxSpec{ID: engine.Queue(0), Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 512)}})
+	q := addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: []*mem.Pool{newPool(t, 2048, 512)}})
+	before, was := q.sockets[0], q.whole
+	stop, done := make(chan struct{}), make(chan error, 1)
+	go func() {
+		x, w := burst.New(16), engine.NewWaker()
+		for {
+			select {
+			case <-stop:
+				done <- nil
+				return
+			default:
+			}
+			if _, err := q.TryRecv(x); err != nil {
+				done <- err
+				return
+			}
+			x.Release()
+			q.Arm(w)
+		}
+	}()
+	err := home.Close()
+	close(stop)
+	if err := errors.Join(err, <-done); err != nil {
+		t.Fatal(err)
+	}
+	if was || !q.whole || len(q.sockets) != 3 || q.sockets[0] == before {
+		t.Errorf("in place: %v before, %v now; %d sockets", was, q.whole, len(q.sockets))
+	}
+	send(t, tx, udp(t, 9, 42, 0))
+	receive(t, q, 1, nil)
 }

@@ -69,9 +69,10 @@ func (*Engine) Capabilities() engine.Capabilities {
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
 		Rules: true, RulesIn: "XDP program",
 		Split: true, Chains: true,
-		Pacing: true, SendAt: true, SendAtIn: "software",
+		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "software", TxSegmentation: "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.Foreign},
+		MemoryUse:       engine.UseCarved,
 		ExactDrops:      true,
 		Notes:           []string{noTimes},
 	}
@@ -79,13 +80,14 @@ func (*Engine) Capabilities() engine.Capabilities {
 
 // Port is an open interface. It implements engine.Port.
 type Port struct {
-	spec  engine.PortSpec
-	o     Options
-	name  string
-	link  *netif.Interface
-	ns    *namespace
-	table *flow.Table
-	prog  *prog.Program
+	spec   engine.PortSpec
+	device string // name of the interface
+	o      Options
+	name   string
+	link   *netif.Interface
+	ns     *namespace
+	table  *flow.Table
+	prog   *prog.Program
 
 	driver driver     // of the card; nil where there is none to ask
 	card   *card.Card // what it does of the rules; under rules
@@ -94,23 +96,21 @@ type Port struct {
 	frags atomic.Bool // packets may take several chunks
 	times bool        // the NIC is asked for receive times; the program is bound to the interface then
 	notes []string
-	tells atomic.Bool // there may be something in front of a packet: there are, or were, rules, or the NIC tells times
+	meta  atomic.Bool // there may be something in front of a packet: there are, or were, rules, or the NIC tells times
 
 	broken atomic.Pointer[error] // why the port could not start anew; its queues have no sockets then
 
-	rules sync.Mutex     // over changes of the table and of what the program does; taken after mu
-	told  flow.Isolation // what the program does with packets that no rule accepts
+	rules   sync.Mutex     // over changes of the table and of what the program does; taken after the lock of rxs
+	applied flow.Isolation // what the program does with packets that no rule accepts
 
-	mu     sync.Mutex // over queues that come and go, and the next fields
-	closed bool
+	rxs engine.RxSet[*rxQueue] // its lock is over queues of both directions that come and go, and the next fields
+
 	memory *Memory     // nil while no queue needs it
 	feed   feed        // of the receive queues; none while there are none
 	nqs    []*nicQueue // by place in o.Queues; nil where none is open
-	rxs    []*rxQueue  // by id
 	txs    []*txQueue
-	gone   []*txQueue     // the last that were closed
-	had    int            // id of the first receive queue, or the one that was it; -1 before there was one
-	pastRx engine.RxStats // of queues that were closed
+	gone   []*txQueue // the last that were closed
+	had    int        // id of the first receive queue, or the one that was it; -1 before there was one
 	pastTx engine.TxStats
 	counts prog.Counts // the last
 }
@@ -132,18 +132,11 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 
 func newPort(spec engine.PortSpec) (*Port, error) {
 	p := &Port{spec: spec, had: -1}
-	switch o := spec.Options.(type) {
-	case nil:
-	case Options:
-		p.o = o
-	case *Options:
-		p.o = *o
-	default:
-		return nil, fmt.Errorf("xdp: options of type %T: expected xdp.Options: %w", o, engine.ErrInvalid)
-	}
-	if err := p.o.complete(); err != nil {
+	a, o, err := settle(spec)
+	if err != nil {
 		return nil, err
 	}
+	p.o, p.device = o, a.Where
 	if p.name = spec.Name; p.name == "" {
 		p.name = spec.Address
 	}
@@ -152,9 +145,7 @@ func newPort(spec engine.PortSpec) (*Port, error) {
 			return nil, err
 		}
 	}
-	can := prog.Capabilities
-	can.Queues = maxQueues
-	var err error
+	can := (&Engine{}).RuleCapabilities(spec)
 	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
 		return nil, errors.Join(err, p.release())
 	}
@@ -169,10 +160,10 @@ func (p *Port) open() (err error) {
 	if p.ns, err = enter(); err != nil {
 		return fmt.Errorf("xdp: %w", err)
 	}
-	if p.link, err = netif.Open(p.spec.Address, p.spec.MTU); err != nil {
+	if p.link, err = netif.Open(p.device, p.spec.MTU); err != nil {
 		return fmt.Errorf("xdp: %w", err)
 	}
-	if err := p.chooseQueues(); err != nil {
+	if p.o.Queues, err = p.o.queuesOf(p.link); err != nil {
 		return err
 	}
 	p.nqs = make([]*nicQueue, len(p.o.Queues))
@@ -180,29 +171,14 @@ func (p *Port) open() (err error) {
 		return err
 	}
 	p.openCard()
-	return p.link.Watch(p.tell)
-}
-
-// chooseQueues finds out which queues of the interface to use.
-func (p *Port) chooseQueues() error {
-	n := p.link.RxQueues()
-	if p.o.Queues == nil {
-		for i := range max(n, 1) {
-			p.o.Queues = append(p.o.Queues, i)
-		}
-		return nil
-	}
-	if last := p.o.Queues[len(p.o.Queues)-1]; n > 0 && last >= n {
-		return fmt.Errorf("xdp: queue %d of %s: it has queues 0 to %d: \"ethtool -L\" changes their number: %w", last, p.link.Name(), n-1, engine.ErrInvalid)
-	}
-	return nil
+	return p.link.Watch(p.changed)
 }
 
 // attach loads the program and puts it on the interface.
 func (p *Port) attach() error {
-	s := prog.Spec{Name: p.spec.Address, Interface: p.link.Index(), Queues: p.o.Queues[len(p.o.Queues)-1] + 1, Slots: maxQueues, Frags: !p.o.NoChains, Metadata: true, Sparse: true, Uncounted: true,
-		Time: p.o.HardwareTime, Isolation: p.isolation()}
-	p.told = s.Isolation
+	s := prog.Spec{Name: p.device, Interface: p.link.Index(), Queues: p.o.Queues[len(p.o.Queues)-1] + 1, Slots: maxQueues, Frags: !p.o.NoChains, Metadata: true, Sparse: true, Uncounted: true,
+		Time: p.o.HardwareTime, Isolation: p.isolation(nil)}
+	p.applied = s.Isolation
 	p.frags.Store(s.Frags)
 	load := func() (err error) {
 		if p.prog, err = prog.Load(s); err != nil {
@@ -226,7 +202,7 @@ func (p *Port) attach() error {
 	}
 	i := p.prog.Info()
 	p.times = i.Time
-	p.tells.Store(i.Time)
+	p.meta.Store(i.Time)
 	p.notes = append(p.notes, i.Notes...)
 	if i.Fallback != "" {
 		p.notes = append(p.notes, "the XDP program runs in generic mode: "+i.Fallback)
@@ -249,19 +225,19 @@ func (p *Port) refusal(err error) error {
 	return fmt.Errorf("xdp: %s: %w", p.name, err)
 }
 
-// tell tells the queues that the interface has changed.
-func (p *Port) tell() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// changed has the queues look at the interface again.
+func (p *Port) changed() {
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
 	for _, q := range p.txs {
 		if p.link.Gone() {
-			q.shut(engine.DropDown) // nobody sends what is in the ring any more
+			q.shut(engine.DropDown) // what is in the ring is not sent any more
 		}
 		q.out.Kick()
 	}
 	if p.link.Gone() {
-		for _, q := range p.rxs {
-			q.wake()
+		for _, q := range p.rxs.Live() {
+			q.Wake()
 		}
 	}
 }
@@ -279,10 +255,14 @@ func (p *Port) Info() engine.PortInfo {
 // Capabilities implements engine.Port. Notes say what the interface refused, and why; what depends on its queues is known when there
 // is one.
 func (p *Port) Capabilities() engine.Capabilities {
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
+	return p.capabilities()
+}
+
+func (p *Port) capabilities() engine.Capabilities {
 	c := (&Engine{}).Capabilities()
 	c.MaxPacket = p.link.MTU() + packet.EthernetLen
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	c.Chains, c.HardwareTime = p.frags.Load(), p.times
 	c.Notes = append(c.Notes, p.notes...)
 	if r := p.report.Load(); r != nil {
@@ -299,7 +279,7 @@ func (p *Port) Capabilities() engine.Capabilities {
 			continue
 		}
 		yes, why := n.queue.ZeroCopy()
-		if yes { // what the card drops when sending it tells nobody here
+		if yes { // the card does not say what it drops when sending
 			c.ExactDrops = false
 		} else if why != nil {
 			c.Notes = append(c.Notes, "the kernel copies each packet once: "+why.Error())
@@ -311,33 +291,31 @@ func (p *Port) Capabilities() engine.Capabilities {
 
 // Stats implements engine.Port.
 func (p *Port) Stats(s *engine.PortStats) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
 	_ = p.prog.Counters(&p.counts) // once it is closed they stay as they are
-	*s = engine.PortStats{Rx: p.pastRx, Tx: p.pastTx, Kernel: p.counts.Kernel.Packets, LinkChanges: p.link.Changes()}
+	*s = engine.PortStats{Tx: p.pastTx, Kernel: p.counts.Kernel.Packets, LinkChanges: p.link.Changes()}
 	s.Drops[engine.DropNoQueue] = p.counts.NoSocket.Packets
 	s.Drops[engine.DropRule] = p.counts.Discarded.Packets
 	s.Drops[engine.DropUnattributed] = p.counts.Faults.Packets
-	engine.SumRx(&s.Rx, p.rxs)
+	p.rxs.Sum(&s.Rx)
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 }
 
 // Close implements engine.Port. The interface is as it was before when it returns.
 func (p *Port) Close() error {
-	p.mu.Lock()
-	if p.closed {
-		p.mu.Unlock()
+	if _, first := p.rxs.End(); !first {
 		return nil
 	}
-	p.closed = true
+	p.rxs.Lock()
 	txs := slices.Clone(p.txs)
-	p.mu.Unlock()
+	p.rxs.Unlock()
 	err := p.link.Close()
 	for _, q := range txs {
 		q.Shut()
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
 	return errors.Join(err, p.ns.do(p.quit), p.release())
 }
 

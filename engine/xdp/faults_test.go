@@ -111,7 +111,7 @@ func TestRemoved(t *testing.T) {
 		if s.Packets+s.Drops.Total() != uint64(given) || s.Drops[engine.DropDown] == 0 {
 			t.Errorf("%d packets were given: %+v", given, s)
 		}
-		if _, err := a.AddRxQueue(engine.RxSpec{ID: 5, Pools: pools}); !errors.Is(err, ErrRemoved) {
+		if _, err := a.AddRxQueue(engine.RxSpec{ID: engine.Queue(5), Pools: pools}); !errors.Is(err, ErrRemoved) {
 			t.Errorf("a queue of an interface that is gone: %v", err)
 		}
 		for _, p := range []*Port{a, b} {
@@ -183,7 +183,7 @@ func TestChanged(t *testing.T) {
 		got += k
 		return k == 0
 	})
-	chains := addTx(t, a, engine.TxSpec{ID: 1, Pools: []*mem.Pool{mine}})
+	chains := addTx(t, a, engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{mine}})
 	send(t, chains, long)
 	if f := receive(t, q, 1, nil); len(f[0]) != len(long) {
 		t.Errorf("%d of %d bytes", len(f[0]), len(long))
@@ -341,7 +341,7 @@ func TestFirst(t *testing.T) {
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
 	tx := addTx(t, a, engine.TxSpec{Pools: []*mem.Pool{newPool(t, 2048, 256)}})
 	pools := []*mem.Pool{newPool(t, 2048, 1024)}
-	two := addRx(t, b, engine.RxSpec{ID: 2, Depth: 64, Pools: pools})
+	two := addRx(t, b, engine.RxSpec{ID: engine.Queue(2), Depth: 64, Pools: pools})
 	goes := func(q *rxQueue) {
 		t.Helper()
 		send(t, tx, udp(t, 7, 100, 1))
@@ -349,7 +349,7 @@ func TestFirst(t *testing.T) {
 	}
 	goes(two)
 	for range 2 {
-		one := addRx(t, b, engine.RxSpec{ID: 1, Depth: 64, Pools: pools})
+		one := addRx(t, b, engine.RxSpec{ID: engine.Queue(1), Depth: 64, Pools: pools})
 		goes(one)
 		if err := one.Close(); err != nil {
 			t.Fatal(err)
@@ -358,7 +358,7 @@ func TestFirst(t *testing.T) {
 	}
 }
 
-// The application keeps all slots, goes to sleep, and somebody else releases them: it is woken by the next packet.
+// The application keeps all slots, goes to sleep, and another goroutine releases them: it is woken by the next packet.
 func TestStarved(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	a, b := open(t, n.Hosts[0], engine.PortSpec{}), open(t, n.Hosts[1], engine.PortSpec{})
@@ -383,7 +383,7 @@ func TestStarved(t *testing.T) {
 			t.Fatal("there is something, in a pool without slots")
 		}
 		x.Release()
-		// Packets that come before somebody has given the slots to the kernel are dropped: so send until one comes.
+		// Packets that come before the queue has given the slots to the kernel are dropped: so send until one comes.
 		until(t, "a Wake for a packet", func() bool {
 			send(t, tx, udp(t, 7, 100, 1))
 			select {

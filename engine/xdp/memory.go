@@ -30,22 +30,22 @@ type MemoryOptions struct {
 // own behind it. A packet that was received into a Memory is sent from there by every port that uses it. Its pages are locked as long as
 // a port has a queue.
 type Memory struct {
-	region *mem.Region // nil if all is spare
-	lease  mem.Lease
-	bytes  []byte // as the kernel sees it: address 0 of a ring is the first byte
-	home   uint64 // bytes of the region's, at the front
-	unmap  func() error
-	spare  *mem.Pool // of chunks at addresses from home on; nil if there are none
-	umem   *xsk.Umem
-	chunk  uint64
-	shift  uint
-	table  []entry
-	loans  []loan
-	source *burst.Source // of what was received, whose owner is a recycler; nil without a region
-	note   string        // why there are no spare chunks, although they were asked for
+	region  *mem.Region // nil if all is spare
+	lease   mem.Lease
+	bytes   []byte // as the kernel sees it: address 0 of a ring is the first byte
+	home    uint64 // bytes of the region's, at the front
+	unmap   func() error
+	spare   *mem.Pool // of chunks at addresses from home on; nil if there are none
+	umem    *xsk.Umem
+	chunk   uint64
+	shift   uint
+	table   []entry
+	origins []origin
+	source  *burst.Source // of what was received, whose owner is a recycler; nil without a region
+	note    string        // why there are no spare chunks, although they were asked for
 
 	nqs     atomic.Pointer[[]*nicQueue] // whose rings chunks are in, by their number; changed under mu
-	senders atomic.Pointer[[]*sender]   // who sends, by their number; changed under sendersMu
+	senders atomic.Pointer[[]*sender]   // by their number; changed under sendersMu
 
 	sendersMu sync.Mutex // taken last
 
@@ -71,7 +71,7 @@ func newMemory(o MemoryOptions) (_ *Memory, err error) {
 	if o.Spare == 0 {
 		o.Spare = defaultSpare
 	}
-	if o.Chunk != 2048 && o.Chunk != 4096 {
+	if !isChunk(o.Chunk) {
 		return nil, fmt.Errorf("chunks of %d bytes: expected 2048 or 4096: %w", o.Chunk, engine.ErrInvalid)
 	}
 	m := &Memory{region: o.Region, chunk: uint64(o.Chunk), shift: 11, refs: 1, unmap: func() error { return nil }}
@@ -109,7 +109,7 @@ func newMemory(o MemoryOptions) (_ *Memory, err error) {
 		return nil, fmt.Errorf("%w: %w", err, engine.ErrUnsupported)
 	}
 	m.table = make([]entry, len(m.bytes)>>m.shift)
-	m.loans = make([]loan, len(m.table))
+	m.origins = make([]origin, len(m.table))
 	if m.region != nil {
 		m.source = burst.NewSource(m.region, m.region.All().Bytes(), &recycler{m})
 	}
@@ -144,7 +144,7 @@ func (m *Memory) addSpare(n int) error {
 	return nil
 }
 
-// hold adds a user. It fails once the Memory is closed and nobody uses it any more.
+// hold adds a user. It fails once the Memory is closed and has no user any more.
 func (m *Memory) hold() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -200,28 +200,28 @@ func (m *Memory) enter(n *nicQueue) error {
 	for at < len(all) && all[at] != nil {
 		at++
 	}
-	if at > maxLanes {
-		return fmt.Errorf("%d queues of interfaces use one memory: expected at most that many: %w", maxLanes, engine.ErrUnsupported)
+	if at > maxNICQueues {
+		return fmt.Errorf("%d queues of interfaces use one memory: expected at most that many: %w", maxNICQueues, engine.ErrUnsupported)
 	}
 	if at == len(all) {
 		all = append(all, nil)
 	}
 	all[at] = n
-	n.lane = entry(at) * onePlace
+	n.tag = entry(at) * oneQueue
 	m.nqs.Store(&all)
 	return nil
 }
 
-// lane is the queue of that number, nil if there is none.
-func (m *Memory) lane(of entry) *nicQueue {
-	if all := *m.nqs.Load(); uint64(of/onePlace) < uint64(len(all)) {
-		return all[of/onePlace]
+// nicQueue is the queue of that number, nil if there is none.
+func (m *Memory) nicQueue(of entry) *nicQueue {
+	if all := *m.nqs.Load(); uint64(of/oneQueue) < uint64(len(all)) {
+		return all[of/oneQueue]
 	}
 	return nil
 }
 
-// leave takes a queue of an interface out, and returns what the kernel had of its chunks to send. Those to receive into go to their pools. Nobody
-// changes the table meanwhile: nobody but this holds two of those mutexes.
+// leave takes a queue of an interface out, and returns what the kernel had of its chunks to send. Those to receive into go to their pools. The
+// table does not change meanwhile; only leave holds two of those mutexes.
 func (m *Memory) leave(n *nicQueue) (left []unsent) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -232,24 +232,24 @@ func (m *Memory) leave(n *nicQueue) (left []unsent) {
 			defer o.mu.Unlock()
 		}
 	}
-	all[n.lane/onePlace] = nil
+	all[n.tag/oneQueue] = nil
 	m.nqs.Store(&all)
-	n.stray(n.returns.close())
-	var batch homecoming
+	n.toPools(n.returns.close())
+	var batch poolBatch
 	senders := *m.senders.Load()
 	for i := range m.table {
-		e, l := &m.table[i], &m.loans[i]
+		e, l := &m.table[i], &m.origins[i]
 		if s := m.sender(senders, *e, n); s != nil {
 			last := *e&lastChunk != 0
 			left = append(left, unsent{m.unsend(uint64(i)), s.tx, last})
 			s.gone(1)
 		}
 		state := *e & stateMask
-		if *e&lanes != n.lane {
+		if *e&queueMask != n.tag {
 			continue
 		}
-		*e &^= lanes // what comes from there is no more this queue's
-		if state == filled || state == spent {
+		*e &^= queueMask // what comes from there is no more this queue's
+		if state == filled || state == toRefill {
 			*e &^= stateMask // idle
 			batch.add(l.pool, l.home)
 		}
@@ -269,7 +269,7 @@ func (m *Memory) fits(p *mem.Pool) bool {
 func usable(p *mem.Pool) (chunk int, ok bool) {
 	n, r := p.Stride(), p.Region()
 	b := r.All().Bytes()
-	return n, (n == 2048 || n == 4096) && b != nil && !r.ReadOnly() && p.Span().Off%uint64(n) == 0 && sys.Address(b)%uintptr(sys.PageSize) == 0
+	return n, isChunk(n) && b != nil && !r.ReadOnly() && p.Span().Off%uint64(n) == 0 && sys.Address(b)%uintptr(sys.PageSize) == 0
 }
 
 // put gives handles back, to the spare pool without a source.

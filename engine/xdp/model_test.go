@@ -86,7 +86,7 @@ func (g *ground) arrives(data []byte, offset int) (d []xsk.Desc, ok bool) {
 // leaves gives a chunk that the kernel has back to the pool.
 func (g *ground) leaves(addr uint64) {
 	i := addr >> g.m.shift
-	g.home.PutBatch([]mem.Handle{g.m.loans[i].home})
+	g.home.PutBatch([]mem.Handle{g.m.origins[i].home})
 	g.m.table[i] = idle
 	g.n.out--
 }
@@ -97,7 +97,7 @@ func (g *ground) takeBack() {
 		g.leaves(a)
 	}
 	g.n.back = g.n.back[:0]
-	g.n.stray(g.n.returns.take())
+	g.n.toPools(g.n.returns.take())
 }
 
 // Whatever the lengths, the pools and the room in a burst: a packet is delivered byte for byte, or dropped for a reason, or stays where it is,
@@ -133,10 +133,7 @@ func TestPlaceModel(t *testing.T) {
 			spec.SplitAt = rapid.IntRange(0, spec.Pools[0].SlotSize()).Draw(rt, "split")
 		}
 		g.port.o.Ring = 2048
-		q, err := g.port.newRx(spec)
-		if err != nil {
-			rt.Fatal(err)
-		}
+		q := g.port.newRx(spec)
 		q.whole = q.data() == g.home
 		rnd := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 1))
 		var held []*burst.Burst
@@ -153,7 +150,7 @@ func TestPlaceModel(t *testing.T) {
 			b := burst.NewSegmented(1, rapid.SampledFrom([]int{1, 2, 3, 8, 64}).Draw(rt, "room"))
 			if rapid.IntRange(0, 3).Draw(rt, "full") == 0 { // there is something in it
 				b = burst.NewSegmented(2, rapid.SampledFrom([]int{1, 2, 3, 8, 64}).Draw(rt, "room"))
-				b.Add(burst.NewSource(nil, nil, nil), burst.Segment{Handle: burst.NoHandle})
+				b.Builder().Add(burst.NewSource(nil, nil, nil), burst.Segment{Handle: burst.NoHandle})
 			}
 			had, out, backs := b.Len(), g.n.out, len(g.n.back)
 			drops := q.total()
@@ -186,7 +183,7 @@ func TestPlaceModel(t *testing.T) {
 			at := b.Len() - 1
 			got := make([]byte, b.PacketLen(at))
 			for k := range b.Segments(at) { // no segment may grow beyond its chunk
-				if x := b.Part(at, k); q.whole && x.Source == g.m.source && x.Off%g.m.chunk+uint64(x.Cap) > g.m.chunk {
+				if x := b.Builder().Part(at, k); q.whole && x.Source == g.m.source && x.Off%g.m.chunk+uint64(x.Cap) > g.m.chunk {
 					rt.Fatalf("segment %d at %d may have %d bytes in chunks of %d", k, x.Off, x.Cap, g.m.chunk)
 				}
 			}
@@ -200,8 +197,8 @@ func TestPlaceModel(t *testing.T) {
 			b.Release()
 		}
 		g.takeBack()
-		for i := range q.slots[:len(spec.Pools)] {
-			q.slots[i].close()
+		if err := q.Shut(); err != nil {
+			rt.Fatal(err)
 		}
 		for _, p := range spec.Pools {
 			if s := p.Stats(); s.InUse != 0 || s.Rejected != 0 {
@@ -221,10 +218,9 @@ func TestPlaceModel(t *testing.T) {
 
 // total is the number of packets that the queue has dropped.
 func (q *rxQueue) total() (n uint64) {
-	for i := range q.drops {
-		n += q.drops[i].Load()
-	}
-	return n
+	var s engine.RxStats
+	q.Stats(&s)
+	return s.Drops.Total()
 }
 
 // FuzzDescriptors has a kernel that writes nonsense into the receive ring: nothing outside of the memory is touched.
@@ -236,10 +232,7 @@ func FuzzDescriptors(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a1 uint64, l1, o1 uint32, a2 uint64, l2, o2 uint32) {
 		g := newGround(t, 2048)
 		g.port.o.Ring = 2048
-		q, err := g.port.newRx(engine.RxSpec{Pools: []*mem.Pool{g.home}})
-		if err != nil {
-			t.Fatal(err)
-		}
+		q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 		q.whole = true
 		if _, ok := g.arrives(make([]byte, 3000), 256); !ok {
 			t.Fatal("no chunks")
@@ -287,9 +280,9 @@ func TestGatherModel(t *testing.T) {
 			var whole []byte
 			add := func(s *burst.Source, x burst.Segment) {
 				if whole == nil {
-					b.Add(s, x)
+					b.Builder().Add(s, x)
 				} else {
-					b.AddSegment(s, x)
+					b.Builder().AddSegment(s, x)
 				}
 				p := s.Region().All().Bytes()[x.Off:][:x.Len]
 				for i := range p {
@@ -350,13 +343,13 @@ func TestGatherModel(t *testing.T) {
 			copied := q.copied
 			passed := 0
 			if b.Segments(i) == 1 {
-				_, passed = q.pass(b, i, i+1, 1<<16)
+				_, passed = q.forwardRun(b, i, i+1, 1<<16)
 			}
 			if passed > 0 {
 				if passed != len(data) {
 					rt.Fatalf("%d of %d bytes are passed on", passed, len(data))
 				}
-				b.ForgetPart(i, i+1)
+				b.Builder().ForgetPart(i, i+1)
 			} else if in := q.gather(b, i); !in {
 				q.descs = q.descs[:had]
 				pieces := (len(data) + 2047) / 2048
@@ -370,7 +363,7 @@ func TestGatherModel(t *testing.T) {
 					rt.Fatalf("%d of %d bytes are counted as copied", q.copied-copied, len(data))
 				}
 			} else {
-				b.ForgetPart(i, i+1)
+				b.Builder().ForgetPart(i, i+1)
 			}
 			if passed == 0 {
 				q.enter(had)

@@ -92,7 +92,7 @@ func TestMoved(t *testing.T) {
 	}
 }
 
-// The interface is deleted and made again under its name, before anybody has closed the port: that one stays gone, and a new one is had at once.
+// The interface is deleted and made again under its name, before the port is closed: that one stays gone, and a new one is had at once.
 func TestMadeAgain(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	old := open(t, n.Hosts[0], engine.PortSpec{})
@@ -153,9 +153,9 @@ func TestEmptySegments(t *testing.T) {
 			}
 			s := burst.Segment{Handle: h.Handle(), Off: pool.Offset(h.Handle()), Len: uint32(k), Cap: 2048}
 			if i == 0 {
-				x.Add(src, s)
+				x.Builder().Add(src, s)
 			} else {
-				x.AddSegment(src, s)
+				x.Builder().AddSegment(src, s)
 			}
 			left = left[copy(x.Bytes(0, i), left):]
 		}

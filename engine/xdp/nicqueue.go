@@ -18,7 +18,7 @@ import (
 
 // nicQueue is a queue of the interface: the fill and the completion ring, which all sockets on it share.
 //
-// Whoever comes does the work for all: the owner of any receive queue refills, whoever sends takes completions. They agree by one
+// Each caller does the work for all: the owner of any receive queue refills, each sender takes completions. They agree by one
 // mutex, taken once for a batch and held for the microsecond that it takes to move some entries between rings, never during a system
 // call. One that finds the work done finds nothing to do. A single owner that others must ask would need to be awake when they are.
 type nicQueue struct {
@@ -26,7 +26,7 @@ type nicQueue struct {
 	number  int
 	memory  *Memory
 	queue   *xsk.Queue
-	lane    entry   // its number in the memory, in the place of an entry's
+	tag     entry   // its number in the memory, in the place of an entry's
 	returns returns // chunks that were released
 
 	short   atomic.Bool // more chunks than the slack are missing since packets came; written under mu
@@ -42,11 +42,11 @@ type nicQueue struct {
 	faults   uint64   // addresses that the kernel cannot have got from us
 	closed   bool
 	txs      []*txQueue
-	sleepers []*intake // whose owners sleep, as far as is known
+	sleepers []*rxSocket // whose owners sleep, as far as is known
 	timer    *time.Timer
 	armed    bool
 	pause    time.Duration
-	visits   uint64              // of who sends
+	visits   uint64              // of senders
 	visited  uint64              // visits when the timer looked last
 	handles  [rxBatch]mem.Handle // for reap
 	addrs    [rxBatch]uint64     // for reap
@@ -61,9 +61,9 @@ type feed struct {
 const (
 	// rxBatch is the number of descriptors that are taken from a ring at once.
 	rxBatch = 64
-	// The pauses between two looks at what is being sent while nobody sends.
+	// The pauses between two looks at what is being sent while no queue sends.
 	firstLook, lastLook = 50 * time.Microsecond, 2 * time.Millisecond
-	// busyLook is the pause while somebody sends.
+	// busyLook is the pause while one sends.
 	busyLook = 500 * time.Microsecond
 	// lowFill is the number of chunks below which the kernel may be short of them: one packet can take so many.
 	lowFill = 20
@@ -115,11 +115,11 @@ func (p *Port) longest() int { return p.link.MTU() + packet.EthernetLen + vlanRo
 func (p *Port) room() int { return int(p.memory.chunk) - sys.XDPHeadroom }
 
 // wake has the driver take chunks from the fill ring, if it asks for that.
-func (in *intake) wake() bool {
-	if !in.nq.queue.Fill().NeedWakeup() {
+func (s *rxSocket) wake() bool {
+	if !s.nq.queue.Fill().NeedWakeup() {
 		return false
 	}
-	in.sock.WakeRx()
+	s.sock.WakeRx()
 	return true
 }
 
@@ -139,7 +139,7 @@ func (n *nicQueue) refill() {
 	if len(n.back) > 0 {
 		k := fill.Put(n.back) // nearly always all: they are among those that are out
 		for _, a := range n.back[:k] {
-			n.memory.table[a>>n.memory.shift] -= spent - filled
+			n.memory.table[a>>n.memory.shift] -= toRefill - filled
 		}
 		n.back = n.back[:copy(n.back, n.back[k:])]
 	}
@@ -183,32 +183,33 @@ func (n *nicQueue) count() {
 func (n *nicQueue) fill(h mem.Handle) uint64 {
 	m := n.memory
 	a := n.feed.base + n.feed.pool.Offset(h)
-	e, l := &m.table[a>>m.shift], &m.loans[a>>m.shift]
-	*e = *e&^(lanes|low) | n.lane | filled
+	e, l := &m.table[a>>m.shift], &m.origins[a>>m.shift]
+	*e = *e&^(queueMask|low) | n.tag | filled
 	l.home, l.pool = h, n.feed.pool
 	n.out++
 	return a
 }
 
-// starving reports whether packets may be lost because the kernel has no chunks, and the pool has none either: then nobody is woken by
-// a packet. The owner of in is about to sleep until w wakes it.
-func (n *nicQueue) starving(in *intake, w *engine.Waker) bool {
+// starving reports whether packets may be lost because the kernel has no chunks, and the pool has none either: then no owner is woken by
+// a packet. The owner of s is about to sleep until w wakes it.
+func (n *nicQueue) starving(s *rxSocket, w *engine.Waker) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || n.target == 0 {
 		return false
 	}
-	if in.asleep == nil {
-		n.sleepers = append(n.sleepers, in)
+	if s.waker == nil {
+		n.sleepers = append(n.sleepers, s)
 	}
-	in.asleep = w
+	s.waker = w
 	n.refill()
 	return n.starved.Load() && n.queue.Fill().Pending() < lowFill
 }
 
-// rouse wakes those that sleep, when whoever receives by in has just taken the last chunks and there are no others: they look again after a while,
-// which that one perhaps does not. Who took none wakes nobody, or two that find nothing would wake each other for ever. The caller holds mu.
-func (n *nicQueue) rouse(in *intake, took bool) {
+// wakeSleepers wakes the owners that sleep, when the owner of s has just taken the last chunks and there are no others: they look again after a
+// pause, which that one perhaps does not. An owner that took none wakes no other, or two that find nothing would wake each other for ever. The caller
+// holds mu.
+func (n *nicQueue) wakeSleepers(s *rxSocket, took bool) {
 	if len(n.sleepers) == 0 {
 		return
 	}
@@ -221,11 +222,11 @@ func (n *nicQueue) rouse(in *intake, took bool) {
 	if n.refill(); !n.starved.Load() || n.queue.Fill().Pending() >= lowFill {
 		return
 	}
-	for _, s := range n.sleepers {
-		if s != in {
-			s.asleep.Wake()
+	for _, o := range n.sleepers {
+		if o != s {
+			o.waker.Wake()
 		}
-		s.asleep = nil
+		o.waker = nil
 	}
 	clear(n.sleepers)
 	n.sleepers = n.sleepers[:0]
@@ -234,20 +235,20 @@ func (n *nicQueue) rouse(in *intake, took bool) {
 // received reports whether the kernel can have this descriptor of a receive ring from us. The caller holds mu.
 func (n *nicQueue) received(d *xsk.Desc) bool {
 	m := n.memory
-	if i := d.Addr >> m.shift; i < uint64(len(m.table)) && m.table[i]&(lanes|stateMask) == n.lane|filled && d.Addr&(m.chunk-1)+uint64(d.Len) <= m.chunk {
+	if i := d.Addr >> m.shift; i < uint64(len(m.table)) && m.table[i]&(queueMask|stateMask) == n.tag|filled && d.Addr&(m.chunk-1)+uint64(d.Len) <= m.chunk {
 		return true
 	}
 	n.faults++
 	return false
 }
 
-// again gives the chunk of a packet that was copied or dropped back to the kernel with the next refill. The caller holds mu.
-func (n *nicQueue) again(addr uint64) {
-	n.memory.table[addr>>n.memory.shift] += spent - filled
+// reuse gives the chunk of a packet that was copied or dropped back to the kernel with the next refill. The caller holds mu.
+func (n *nicQueue) reuse(addr uint64) {
+	n.memory.table[addr>>n.memory.shift] += toRefill - filled
 	n.back = append(n.back, addr&^(n.memory.chunk-1))
 }
 
-// later has somebody look after a while at what is being sent. The caller holds mu.
+// later has the timer look after a pause at what is being sent. The caller holds mu.
 func (n *nicQueue) later() {
 	if n.armed || n.closed || n.inFlight == 0 {
 		return
@@ -280,7 +281,7 @@ func (n *nicQueue) look() {
 	txs := n.txs
 	n.mu.Unlock()
 	for _, t := range txs {
-		t.goOn()
+		t.resume()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -301,8 +302,8 @@ func (n *nicQueue) look() {
 	n.timer.Reset(n.pause)
 }
 
-// settle waits until everything that the kernel has taken to send has left, for as long as the context lasts.
-func (n *nicQueue) settle(ctx context.Context) {
+// drain waits until everything that the kernel has taken to send has left, for as long as the context lasts.
+func (n *nicQueue) drain(ctx context.Context) {
 	t := time.NewTimer(0)
 	defer t.Stop()
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {

@@ -58,7 +58,7 @@ type Options struct {
 	// LeaveCard changes nothing on the card itself. Otherwise the port gives it rules as n-tuple rules, and sets its table of RSS where
 	// packets would miss the port's Queues; both end with the port. See package card.
 	LeaveCard bool
-	// Wait is how long to wait for a queue of the interface that somebody has, or had until just now: the kernel frees it some time
+	// Wait is how long to wait for a queue of the interface that another process has, or had until just now: the kernel frees it some time
 	// after its last socket is closed. 0 for 5 seconds.
 	Wait time.Duration
 

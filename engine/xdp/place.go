@@ -1,101 +1,52 @@
 package xdp
 
 import (
+	"slices"
+
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
 	"github.com/penstock-io/penstock/internal/xsk"
-	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
 
-// stash is a few free slots of a pool at hand.
-type stash struct {
-	pool *mem.Pool
-	all  []byte
-	size int
-	free []mem.Handle
-	n    int
-}
-
-// stashed is the number of slots at hand, at most.
-const stashed = 32
-
-func (s *stash) init(p *mem.Pool) {
-	s.pool, s.all, s.size = p, p.Region().All().Bytes(), p.SlotSize()
-	s.free = make([]mem.Handle, max(1, min(stashed, p.Slots()/16)))
-}
-
-func (s *stash) get() (h mem.Handle, b []byte, ok bool) {
-	if s.n == 0 {
-		if s.n = s.pool.GetBatch(s.free); s.n == 0 {
-			return 0, nil, false
-		}
-	}
-	s.n--
-	h = s.free[s.n]
-	off := s.pool.Offset(h)
-	return h, s.all[off : off+uint64(s.size) : off+uint64(s.size)], true
-}
-
-func (s *stash) close() {
-	if s.n > 0 {
-		s.pool.PutBatch(s.free[:s.n])
-		s.n = 0
-	}
-}
-
-// put puts a slot back at hand, which get has just taken.
-func (s *stash) put(h mem.Handle) {
-	if s.n == len(s.free) { // it was filled in between
-		one := [1]mem.Handle{h}
-		s.pool.PutBatch(one[:])
-		return
-	}
-	s.free[s.n] = h
-	s.n++
-}
-
 // piece is a segment to be, and the pool that its slot was taken from; -1 for a chunk of the kernel's.
 type piece struct {
-	src   *burst.Source
-	stash int
-	seg   burst.Segment
+	src  *burst.Source
+	pool int
+	seg  burst.Segment
 }
 
 // placeChain adds a packet of several chunks that are all filled from the same place on, as the kernel fills them, where it put them. It is false, and
 // nothing has happened, when there is more to think about. The caller holds n.mu.
 func (q *rxQueue) placeChain(n *nicQueue, b *burst.Burst, d []xsk.Desc) bool {
 	m := n.memory
-	table, shift, inside, mine := m.table, m.shift, m.chunk-1, n.lane|filled
+	table, shift, inside, mine := m.table, m.shift, m.chunk-1, n.tag|filled
 	off := d[0].Addr & inside
 	room := m.chunk - off
-	rows := b.Chain(m.source, len(d), burst.Segment{Cap: uint32(room), Headroom: uint16(off)})
+	rows := b.Builder().Chain(m.source, len(d), burst.Segment{Cap: uint32(room), Headroom: uint16(off)})
 	if rows.Len() < len(d) {
 		return false
 	}
-	total := uint64(0)
 	for k := range d {
 		a, length := d[k].Addr, uint64(d[k].Len)
 		at := a >> shift
-		if at >= uint64(len(table)) || table[at]&(lanes|stateMask) != mine || a&inside != off || length == 0 || length > room {
+		if at >= uint64(len(table)) || table[at]&(queueMask|stateMask) != mine || a&inside != off || length == 0 || length > room {
 			return false
 		}
 		rows.Set(k, table[at].delivered().handle(at), a, d[k].Len)
-		total += length
 	}
 	for k := range d {
 		at := d[k].Addr >> shift
 		table[at] = table[at].delivered()
 	}
-	b.AddChain(len(d))
-	if a := d[0].Addr; q.port.tells.Load() {
+	b.Builder().AddChain(len(d))
+	if a := d[0].Addr; q.port.meta.Load() {
 		if t, ok := prog.TakeMeta(m.bytes[a-off : a]); ok {
 			q.note(b, b.Len()-1, &t)
 		}
 	}
 	n.out -= len(d)
-	q.sum += total
 	return true
 }
 
@@ -105,10 +56,10 @@ func (q *rxQueue) placeMore(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added in
 	drop := func(why engine.Drop) (int, bool) {
 		for i := range d {
 			if n.received(&d[i]) {
-				n.again(d[i].Addr)
+				n.reuse(d[i].Addr)
 			}
 		}
-		q.drop(why, 1)
+		q.Drop(why, 1)
 		return 0, true
 	}
 	total := 0
@@ -129,30 +80,25 @@ func (q *rxQueue) placeMore(n *nicQueue, b *burst.Burst, d []xsk.Desc) (added in
 	if segments > b.SegmentRoom() && b.Len() > 0 {
 		return 0, false
 	}
-	if segments > min(b.SegmentRoom(), burst.MaxSegments) || q.pools[1] != nil && !q.views() && head > q.slots[0].size {
+	if segments > min(b.SegmentRoom(), burst.MaxSegments) || q.pools[1] != nil && !q.views() && head > q.pools[0].SlotSize() {
 		return drop(engine.DropTooLong)
 	}
 	if !q.cut(n, d, total, head) {
 		return drop(engine.DropNoBuffers)
 	}
 	if !q.add(b) {
-		for i := len(q.pieces) - 1; i >= 0; i-- {
-			if g := &q.pieces[i]; g.stash >= 0 {
-				q.slots[g.stash].put(g.seg.Handle)
-			}
-		}
+		q.putBack()
 		if b.Len() > 0 { // its packets have too many sources
 			return 0, false
 		}
 		return drop(engine.DropTooLong)
 	}
-	if a := d[0].Addr; q.port.tells.Load() {
+	if a := d[0].Addr; q.port.meta.Load() {
 		if t, ok := prog.TakeMeta(n.memory.bytes[a&^(n.memory.chunk-1) : a]); ok {
 			q.note(b, b.Len()-1, &t)
 		}
 	}
-	q.sum += uint64(total)
-	q.settle(n, d, head)
+	q.mark(n, d, head)
 	return 1, true
 }
 
@@ -161,7 +107,7 @@ func (q *rxQueue) views() bool { return q.whole && q.pools[0] == q.pools[1] }
 
 // headLen is the length of the header segment.
 func (q *rxQueue) headLen(n *nicQueue, d []xsk.Desc, total int) int {
-	at := q.spec.SplitAt
+	at := q.Spec().SplitAt
 	if at == 0 {
 		frame := n.memory.bytes[d[0].Addr : d[0].Addr+uint64(d[0].Len)]
 		if total > len(frame) { // the parser wants to see its length
@@ -187,9 +133,9 @@ func (q *rxQueue) count(d []xsk.Desc, total, head int) (n int) {
 		n, total = 1, total-head
 	}
 	if !q.whole {
-		size := q.slots[0].size
+		size := q.pools[0].SlotSize()
 		if q.pools[1] != nil {
-			size = q.slots[1].size
+			size = q.pools[1].SlotSize()
 		}
 		return n + (total+size-1)/size
 	}
@@ -210,18 +156,16 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 	from := reader{n.memory.bytes, d, 0}
 	copied := 0
 	take := func(s, length int, role burst.Role) bool {
-		h, slot, ok := q.slots[s].get()
-		if !ok {
-			for i := len(q.pieces) - 1; i >= 0; i-- {
-				if g := &q.pieces[i]; g.stash >= 0 {
-					q.slots[g.stash].put(g.seg.Handle)
-				}
-			}
+		slot, err := q.caches[s].Get()
+		if err != nil {
+			q.putBack()
 			return false
 		}
-		from.read(slot[:length])
+		h := slot.Handle()
+		off := q.pools[s].Offset(h)
+		from.read(q.bytes[s][off : off+uint64(length)])
 		copied += length
-		q.pieces = append(q.pieces, piece{q.srcs[s], s, burst.Segment{Handle: h, Off: q.pools[s].Offset(h), Len: uint32(length), Cap: uint32(len(slot)), Role: role}})
+		q.pieces = append(q.pieces, piece{q.srcs[s], s, burst.Segment{Handle: h, Off: off, Len: uint32(length), Cap: uint32(q.pools[s].SlotSize()), Role: role}})
 		return true
 	}
 	role, data := burst.Frame, 0
@@ -241,13 +185,13 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 	}
 	if !q.whole {
 		for left := total - head; left > 0; {
-			k := min(left, q.slots[data].size)
+			k := min(left, q.pools[data].SlotSize())
 			if !take(data, k, role) {
 				return false
 			}
 			left -= k
 		}
-		q.copied += uint64(copied)
+		q.Copied(copied)
 		return true
 	}
 	skip := head
@@ -264,19 +208,28 @@ func (q *rxQueue) cut(n *nicQueue, d []xsk.Desc, total, head int) bool {
 		q.pieces = append(q.pieces, piece{m.source, -1, g})
 		skip = 0
 	}
-	q.copied += uint64(copied)
+	q.Copied(copied)
 	return true
+}
+
+// putBack gives the slots of q.pieces back, the last one first.
+func (q *rxQueue) putBack() {
+	for _, g := range slices.Backward(q.pieces) {
+		if g.pool >= 0 {
+			_ = q.caches[g.pool].Put(q.pools[g.pool].Slot(g.seg.Handle))
+		}
+	}
 }
 
 // add adds the packet of q.pieces to b. It is false when there is no room, and b is as it was.
 func (q *rxQueue) add(b *burst.Burst) bool {
-	i := b.Add(q.pieces[0].src, q.pieces[0].seg)
+	i := b.Builder().Add(q.pieces[0].src, q.pieces[0].seg)
 	if i < 0 {
 		return false
 	}
 	for k := 1; k < len(q.pieces); k++ {
-		if !b.AddSegment(q.pieces[k].src, q.pieces[k].seg) {
-			b.ForgetPart(i, i+1)
+		if !b.Builder().AddSegment(q.pieces[k].src, q.pieces[k].seg) {
+			b.Builder().ForgetPart(i, i+1)
 			b.Truncate(i)
 			return false
 		}
@@ -284,13 +237,13 @@ func (q *rxQueue) add(b *burst.Burst) bool {
 	return true
 }
 
-// settle says where the chunks of a packet that was added are now.
-func (q *rxQueue) settle(n *nicQueue, d []xsk.Desc, head int) {
+// mark says where the chunks of a packet that was added are now.
+func (q *rxQueue) mark(n *nicQueue, d []xsk.Desc, head int) {
 	m := n.memory
 	for i := range d {
 		k := int(d[i].Len)
 		if !q.whole || k <= head && !q.views() {
-			n.again(d[i].Addr)
+			n.reuse(d[i].Addr)
 		} else {
 			e := &m.table[d[i].Addr>>m.shift]
 			*e = e.delivered()

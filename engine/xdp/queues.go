@@ -12,41 +12,17 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// What follows adds and removes queues. All of it runs with Port.mu held, on a thread in the port's namespace.
+// What follows adds and removes queues. All of it runs with the lock of Port.rxs held, on a thread in the port's namespace.
 
-// settleTime bounds the wait for packets that the kernel is sending when their queue of the interface is closed.
-const settleTime = time.Second
-
-// number chooses the number of a queue: that which is asked for, or the lowest that is free.
-func number(used []int, ask int) (int, error) {
-	if ask < engine.Auto || ask >= maxQueues {
-		return 0, fmt.Errorf("expected 0 to %d, or engine.Auto: %w", maxQueues-1, engine.ErrInvalid)
-	}
-	if ask != engine.Auto {
-		if slices.Contains(used, ask) {
-			return 0, engine.ErrExists
-		}
-		return ask, nil
-	}
-	for id := range maxQueues {
-		if !slices.Contains(used, id) {
-			return id, nil
-		}
-	}
-	return 0, fmt.Errorf("all %d are in use: %w", maxQueues, engine.ErrExists)
-}
+// drainTime bounds the wait for packets that the kernel is sending when their queue of the interface is closed.
+const drainTime = time.Second
 
 // usable says why the port takes no queue.
 func (p *Port) usable() error {
-	switch {
-	case p.closed:
+	if p.rxs.Closed() {
 		return engine.ErrClosed
-	case p.link.Gone():
-		return ErrRemoved
-	case p.broken.Load() != nil:
-		return *p.broken.Load()
 	}
-	return nil
+	return p.failed()
 }
 
 // choose makes the port's memory around a pool, unless there is one.
@@ -74,9 +50,9 @@ func (p *Port) choose(pool *mem.Pool) (err error) {
 	return err
 }
 
-// unchoose gives the memory up when nothing uses it.
-func (p *Port) unchoose() error {
-	if p.memory == nil || len(p.rxs)+len(p.txs) > 0 {
+// dropMemory gives the memory up when nothing uses it.
+func (p *Port) dropMemory() error {
+	if p.memory == nil || len(p.rxs.Live())+len(p.txs) > 0 {
 		return nil
 	}
 	err := p.shutQueues()
@@ -87,14 +63,14 @@ func (p *Port) unchoose() error {
 
 // shutQueues closes the queues of the interface, on which there are no sockets any more.
 func (p *Port) shutQueues() error {
-	ctx, cancel := context.WithTimeout(context.Background(), settleTime)
+	ctx, cancel := context.WithTimeout(context.Background(), drainTime)
 	defer cancel()
 	var errs []error
 	for i, n := range p.nqs {
 		if n == nil {
 			continue
 		}
-		n.settle(ctx)
+		n.drain(ctx)
 		errs = append(errs, n.close())
 		p.nqs[i] = nil
 	}
@@ -137,10 +113,10 @@ func (p *Port) chooseFeed(q *rxQueue) error {
 }
 
 // setTargets says how many chunks each queue of the interface holds for receiving: as many as can wait for all receive queues, and a quarter more,
-// which may be missing until they come back. Some slots of the pool stay with who sends from it.
+// which may be missing until they come back. Some slots of the pool stay with the senders.
 func (p *Port) setTargets() {
 	need := 0
-	for _, q := range p.rxs {
+	for _, q := range p.rxs.Live() {
 		need += q.ring()
 	}
 	target := 0
@@ -164,11 +140,11 @@ func (p *Port) setTargets() {
 
 // set enters the sockets of a receive queue into the program's map.
 func (p *Port) set(q *rxQueue) error {
-	for _, in := range q.ins {
-		if err := p.prog.Set(in.nq.number, q.id, in.sock.FD()); err != nil {
+	for _, s := range q.sockets {
+		if err := p.prog.Set(s.nq.number, q.ID(), s.sock.FD()); err != nil {
 			return p.refusal(err)
 		}
-		in.wake()
+		s.wake()
 	}
 	return nil
 }
@@ -176,8 +152,8 @@ func (p *Port) set(q *rxQueue) error {
 // unset takes receive queues out of the program's map. When it returns nothing arrives in their sockets any more.
 func (p *Port) unset(qs ...*rxQueue) (err error) {
 	for _, q := range qs {
-		for _, in := range q.ins {
-			err = errors.Join(err, p.prog.Unset(in.nq.number, q.id))
+		for _, s := range q.sockets {
+			err = errors.Join(err, p.prog.Unset(s.nq.number, q.ID()))
 		}
 	}
 	if len(qs) > 0 {
@@ -186,22 +162,20 @@ func (p *Port) unset(qs ...*rxQueue) (err error) {
 	return err
 }
 
-// admitRx adds a receive queue; rxs are all of them then.
-func (p *Port) admitRx(q *rxQueue, rxs []*rxQueue) (err error) {
-	if err := p.choose(q.data()); err != nil {
-		return err
-	}
-	before, had, fed, filled := p.rxs, p.had, p.feed, false
+// admitRx adds a receive queue.
+func (p *Port) admitRx(q *rxQueue) (err error) {
+	before, had, fed := p.rxs.Live(), p.had, p.feed
 	defer func() {
 		if err != nil {
-			p.rxs, p.had = before, had
-			if len(q.ins) > 0 {
+			p.had = had
+			if len(q.sockets) > 0 {
 				_ = p.unset(q)
 			}
-			_ = q.shut(engine.DropClosed, false)
+			filled, _ := p.rxs.Remove(q)
+			_ = q.Shut()
 			switch {
 			case len(before)+len(p.txs) == 0:
-				_ = p.unchoose()
+				_ = p.dropMemory()
 			case !filled:
 				p.feed = fed // the kernel has nothing of another one
 			case q.whole && !slices.ContainsFunc(before, whole):
@@ -211,15 +185,18 @@ func (p *Port) admitRx(q *rxQueue, rxs []*rxQueue) (err error) {
 			}
 		}
 	}()
+	if err := p.choose(q.data()); err != nil {
+		return err
+	}
 	if err := p.openRx(q); err != nil {
 		return err
 	}
-	p.rxs, filled = rxs, true
+	p.rxs.Add(q)
 	p.setTargets()
 	if err := p.set(q); err != nil {
 		return err
 	}
-	return p.isolate()
+	return p.isolate(p.rxs.Live())
 }
 
 // whole reports whether a queue delivers packets where the kernel put them.
@@ -244,17 +221,14 @@ func (p *Port) openRx(q *rxQueue) error {
 
 // dismissRx removes a receive queue.
 func (p *Port) dismissRx(q *rxQueue) error {
-	rest := slices.DeleteFunc(slices.Clone(p.rxs), func(o *rxQueue) bool { return o == q })
-	p.rxs = rest
-	err := p.isolate() // what no rule accepts goes elsewhere first
-	err = errors.Join(err, p.unset(q), q.shut(engine.DropClosed, false))
-	q.end()
-	var s engine.RxStats
-	q.Stats(&s)
-	p.pastRx.Add(&s)
+	rest := slices.DeleteFunc(slices.Clone(p.rxs.Live()), func(o *rxQueue) bool { return o == q })
+	err := p.isolate(rest) // what no rule accepts goes elsewhere first
+	err = errors.Join(err, p.unset(q))
+	_, failed := p.rxs.Remove(q)
+	err = errors.Join(err, failed)
 	switch {
 	case len(rest)+len(p.txs) == 0:
-		return errors.Join(err, p.unchoose())
+		return errors.Join(err, p.dropMemory())
 	case q.whole && !slices.ContainsFunc(rest, whole):
 		// The kernel has slots of a pool that no queue uses any more, and gives them back only with the whole queue of the interface.
 		return errors.Join(err, p.restart())
@@ -270,7 +244,7 @@ func (p *Port) admitTx(q *txQueue) (err error) {
 	}
 	defer func() {
 		if err != nil {
-			_ = p.unchoose()
+			_ = p.dropMemory()
 		}
 	}()
 	if err := p.openTx(q); err != nil {
@@ -299,14 +273,14 @@ func (p *Port) openTx(q *txQueue) error {
 func (p *Port) dismissTx(q *txQueue) error {
 	err := q.shut(engine.DropClosed)
 	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
-	return errors.Join(err, p.unchoose())
+	return errors.Join(err, p.dropMemory())
 }
 
 // restart closes all sockets, so that the kernel gives every chunk back, and opens them again. What waits in them is kept.
 func (p *Port) restart() error {
-	err := p.unset(p.rxs...)
-	for _, q := range p.rxs {
-		err = errors.Join(err, q.shut(engine.DropQueueFull, true))
+	err := p.unset(p.rxs.Live()...)
+	for _, q := range p.rxs.Live() {
+		err = errors.Join(err, q.suspend())
 	}
 	for _, q := range p.txs {
 		err = errors.Join(err, q.shut(engine.DropRefused))
@@ -317,8 +291,8 @@ func (p *Port) restart() error {
 	if err = errors.Join(err, m.release(), p.start()); err != nil {
 		err = fmt.Errorf("xdp: %s: it could not start anew: close it and open it again: %w", p.name, err)
 		p.broken.Store(&err)
-		for _, q := range p.rxs {
-			q.wake()
+		for _, q := range p.rxs.Live() {
+			q.Wake()
 		}
 	}
 	return err
@@ -330,7 +304,7 @@ func (p *Port) start() error {
 	for _, q := range slices.Backward(p.txs) {
 		pool = q.spec.Pools[0]
 	}
-	for _, q := range slices.Backward(p.rxs) {
+	for _, q := range slices.Backward(p.rxs.Live()) {
 		pool = q.data()
 	}
 	if err := p.choose(pool); err != nil {
@@ -341,37 +315,34 @@ func (p *Port) start() error {
 			return err
 		}
 	}
-	for _, q := range p.rxs {
+	for _, q := range p.rxs.Live() {
 		if err := p.openRx(q); err != nil {
 			return err
 		}
 	}
 	p.setTargets()
-	for _, q := range p.rxs {
+	for _, q := range p.rxs.Live() {
 		if err := p.set(q); err != nil {
 			return err
 		}
-		q.wake() // it waits for sockets that are closed
+		q.Wake() // it waits for sockets that are closed
 	}
 	return nil
 }
 
 // quit closes all queues for good.
 func (p *Port) quit() error {
-	err := p.unset(p.rxs...)
-	for _, q := range p.rxs {
-		err = errors.Join(err, q.shut(engine.DropClosed, false))
-		q.end()
-		var s engine.RxStats
-		q.Stats(&s)
-		p.pastRx.Add(&s)
+	live := p.rxs.Live()
+	err := p.unset(live...)
+	for _, q := range live {
+		_, failed := p.rxs.Remove(q)
+		err = errors.Join(err, failed)
 	}
-	p.rxs = nil
 	for _, q := range p.txs {
 		err = errors.Join(err, q.shut(engine.DropClosed))
 		p.gone = append(p.gone, q)
 	}
 	p.txs = nil
 	_ = p.prog.Counters(&p.counts)
-	return errors.Join(err, p.unchoose())
+	return errors.Join(err, p.dropMemory())
 }

@@ -33,17 +33,17 @@ func (r *Rules) apply(changes []flow.Change) (flow.Result, error) {
 	return p.table.Install(func(next *flow.Snapshot) error {
 		rules := next.Rules()
 		if len(rules) > 0 {
-			p.tells.Store(true)
+			p.meta.Store(true)
 		}
 		// Wherever the card puts a packet, the program does what the rules say. So the card comes first: it may refuse.
-		err := p.steer(rules, p.told)
+		err := p.steer(rules, p.applied)
 		if err == nil {
-			if err = p.prog.Apply(rules, p.told); err == nil {
+			if err = p.prog.Apply(rules, p.applied); err == nil {
 				return nil
 			}
 			err = p.refusal(err)
 		}
-		_ = p.steer(before, p.told)
+		_ = p.steer(before, p.applied)
 		return err
 	}, changes...)
 }
@@ -74,13 +74,13 @@ func (r *Rules) Stats() flow.Stats {
 }
 
 // isolation is what happens to packets that no rule accepts: the kernel gets them, or the first receive queue, or, where that was
-// closed and there is no other, they are dropped. The caller holds mu.
-func (p *Port) isolation() flow.Isolation {
+// closed and there is no other, they are dropped. rxs are the receive queues. The caller holds their lock.
+func (p *Port) isolation(rxs []*rxQueue) flow.Isolation {
 	if p.spec.Isolated {
 		return flow.Isolation{Unmatched: flow.Kernel}
 	}
-	if len(p.rxs) > 0 {
-		p.had = p.rxs[0].id
+	if len(rxs) > 0 {
+		p.had = rxs[0].ID()
 	}
 	if p.had < 0 {
 		return flow.Isolation{Unmatched: flow.Kernel}
@@ -88,12 +88,12 @@ func (p *Port) isolation() flow.Isolation {
 	return flow.Isolation{Unmatched: flow.Deliver, Queue: uint16(p.had)}
 }
 
-// isolate tells the program, if the first receive queue is another one now. The caller holds mu.
-func (p *Port) isolate() error {
-	i := p.isolation()
+// isolate changes the program, if the first of the receive queues is another one now. The caller holds their lock.
+func (p *Port) isolate(rxs []*rxQueue) error {
+	i := p.isolation(rxs)
 	p.rules.Lock()
 	defer p.rules.Unlock()
-	if i == p.told {
+	if i == p.applied {
 		return nil
 	}
 	rules := p.table.Snapshot().Rules()
@@ -104,9 +104,9 @@ func (p *Port) isolate() error {
 		}
 	}
 	if err != nil {
-		_ = p.steer(rules, p.told)
+		_ = p.steer(rules, p.applied)
 		return err
 	}
-	p.told = i
+	p.applied = i
 	return nil
 }

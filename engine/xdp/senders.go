@@ -58,7 +58,7 @@ func (s *sender) end() {
 }
 
 // passes is what the low half of an entry becomes whose chunk, a whole packet, the sender passes on.
-func (s *sender) passes() entry { return passing | lastChunk | entry(s.number)*oneSender }
+func (s *sender) forwards() entry { return forwarding | lastChunk | entry(s.number)*oneSender }
 
 // gone counts chunks that the kernel has no more. The caller holds via.mu.
 func (s *sender) gone(chunks int) {
@@ -69,7 +69,7 @@ func (s *sender) gone(chunks int) {
 	}
 }
 
-// sender is who sends the chunk of this entry by the queue n, nil if nobody does.
+// sender is the one that sends the chunk of this entry by the queue n, nil if none does.
 func (m *Memory) sender(all []*sender, e entry, n *nicQueue) *sender {
 	at := int(e & senders / oneSender)
 	if e&stateMask < sending || at >= len(all) || all[at] == nil || all[at].via != n {
@@ -82,10 +82,10 @@ func (m *Memory) sender(all []*sender, e entry, n *nicQueue) *sender {
 func (m *Memory) unsend(i uint64) carried {
 	e := m.table[i]
 	m.table[i] = e.sent()
-	if e&stateMask == passing {
+	if e&stateMask == forwarding {
 		return carried{m.table[i].handle(i), m.source}
 	}
-	l := &m.loans[i]
+	l := &m.origins[i]
 	return carried{l.handle, l.src}
 }
 
@@ -109,7 +109,7 @@ func (n *nicQueue) reap() {
 				continue
 			}
 			e := m.table[i]
-			if from != nil && src == m.source && e&(stateMask|senders) == passing|entry(from.number)*oneSender { // nearly always
+			if from != nil && src == m.source && e&(stateMask|senders) == forwarding|entry(from.number)*oneSender { // nearly always
 				chunks++
 				if e&lastChunk != 0 {
 					packets++

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// A sender keeps its number until the kernel has nothing of it, and then somebody else may have it.
+// A sender keeps its number until the kernel has nothing of it, and then another one may have it.
 func TestSenders(t *testing.T) {
 	g := newGround(t, 2048)
 	q := &txQueue{port: g.port, nq: g.n}
@@ -25,19 +25,19 @@ func TestSenders(t *testing.T) {
 	send := func(s *sender, state entry) entry {
 		s.inFlight++
 		g.n.inFlight++
-		return entry(5*oneTime).sentBy(s, state, true)
+		return entry(5*oneDelivery).sentBy(s, state, true)
 	}
 	who := func(e entry, n *nicQueue) *sender { return g.m.sender(*g.m.senders.Load(), e, n) }
 	a, b := add(), add()
 	if a.number == b.number || a.number == 0 || b.number == 0 {
 		t.Fatalf("numbers %d and %d", a.number, b.number)
 	}
-	ea, eb := send(a, sending), send(b, passing)
+	ea, eb := send(a, sending), send(b, forwarding)
 	if who(ea, g.n) != a || who(eb, g.n) != b {
-		t.Error("not who sends it")
+		t.Error("not the one that sends it")
 	}
 	if who(ea, &nicQueue{}) != nil || who(ea.sent(), g.n) != nil || who(entry(9)*oneSender|sending, g.n) != nil || who(sending, g.n) != nil {
-		t.Error("a sender of a chunk that nobody sends here")
+		t.Error("a sender of a chunk that is not sent here")
 	}
 	g.n.mu.Lock()
 	defer g.n.mu.Unlock()
@@ -63,7 +63,7 @@ func TestSenders(t *testing.T) {
 	}
 }
 
-// What takes a chunk back after it was sent: whoever it was delivered to, or whoever sent it.
+// What takes a chunk back after it was sent: the owner that it was delivered to, or the one that sent it.
 func TestUnsend(t *testing.T) {
 	g := newGround(t, 2048)
 	s, err := g.m.addSender(&txQueue{port: g.port, nq: g.n}, g.n)
@@ -80,7 +80,7 @@ func TestUnsend(t *testing.T) {
 	g.m.table[i] = g.m.table[i].delivered()
 	g.n.out--
 	before := g.m.table[i]
-	g.m.table[i] = before.sentBy(s, passing, false)
+	g.m.table[i] = before.sentBy(s, forwarding, false)
 	if g.m.unused(i, g.m.source, carry) {
 		t.Error("a chunk that is sent is unused")
 	}
@@ -88,12 +88,12 @@ func TestUnsend(t *testing.T) {
 		t.Errorf("%x by %p, entry %x; expected %x by %p, %x", c.handle, c.src, g.m.table[i], carry, g.m.source, before)
 	}
 	own := burst.PoolSource(g.home)
-	for _, state := range []entry{sending, astray} {
+	for _, state := range []entry{sending, sendingLent} {
 		was := before
 		if state == sending {
 			was = before - lent + idle
 		}
-		g.m.loans[i].handle, g.m.loans[i].src = 77, own
+		g.m.origins[i].handle, g.m.origins[i].src = 77, own
 		g.m.table[i] = was.sentBy(s, state, true)
 		if c := g.m.unsend(i); c.handle != 77 || c.src != own || g.m.table[i] != was {
 			t.Errorf("%x by %p, entry %x; expected %x by %p, %x", c.handle, c.src, g.m.table[i], 77, own, was)
@@ -129,17 +129,17 @@ func TestPassAnotherHandle(t *testing.T) {
 		g.n.out--
 	}
 	b := burst.New(1)
-	b.Add(g.m.source, burst.Segment{Handle: handles[1], Off: at[0], Len: 60})
-	if k, n := q.pass(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
+	b.Builder().Add(g.m.source, burst.Segment{Handle: handles[1], Off: at[0], Len: 60})
+	if k, n := q.forwardRun(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
 		t.Errorf("%d packets are passed on", k)
 	}
-	b.Forget()
-	before := handles[0] - mem.Handle(oneTime) // of the delivery before: the packet was released since
-	b.Add(g.m.source, burst.Segment{Handle: before, Off: at[0], Len: 60})
-	if k, n := q.pass(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
+	b.Builder().Forget()
+	before := handles[0] - mem.Handle(oneDelivery) // of the delivery before: the packet was released since
+	b.Builder().Add(g.m.source, burst.Segment{Handle: before, Off: at[0], Len: 60})
+	if k, n := q.forwardRun(b, 0, 1, 1500); k != 0 || n != 0 || len(q.descs) != 0 {
 		t.Errorf("%d packets are passed on that were released", k)
 	}
-	b.Forget()
+	b.Builder().Forget()
 	g.m.source.Reclaim(handles)
 	g.takeBack()
 }
@@ -148,10 +148,7 @@ func TestPassAnotherHandle(t *testing.T) {
 func TestPlaceEmptyPiece(t *testing.T) {
 	g := newGround(t, 2048)
 	g.port.o.Ring = 2048
-	q, err := g.port.newRx(engine.RxSpec{Pools: []*mem.Pool{g.home}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	q := g.port.newRx(engine.RxSpec{Depth: 64, Pools: []*mem.Pool{g.home}})
 	q.whole = true
 	d, ok := g.arrives(make([]byte, 5000), 256)
 	if !ok || len(d) != 3 {
@@ -169,7 +166,7 @@ func TestPlaceEmptyPiece(t *testing.T) {
 	g.takeBack()
 }
 
-// A packet that finds no spare chunk takes those whose packets have left by then, and does not wait for somebody else to look.
+// A packet that finds no spare chunk takes those whose packets have left by then, and does not wait for another sender to look.
 func TestSpareAgain(t *testing.T) {
 	m, err := NewMemory(MemoryOptions{Spare: 1})
 	if err != nil {
@@ -188,11 +185,11 @@ func TestSpareAgain(t *testing.T) {
 			t.Fatal(err)
 		}
 		copy(b.Bytes(0, 0), udp(t, 7, 60, 1))
-		b.Unreserve() // as Send does
+		b.Builder().Unreserve() // as Send does
 		q.mu.Lock()
 		defer q.mu.Unlock()
 		k := q.post(b, 0, 1)
-		q.sock.WakeTx() // and nobody takes what it completes
+		q.sock.WakeTx() // and no one takes what it completes
 		b.Release()
 		return k
 	}

@@ -167,11 +167,11 @@ func TestNotSteered(t *testing.T) {
 	if !errors.Is(err, card.ErrSpread) || !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "ethtool -X eth0 weight 0 0 1 1") {
 		t.Fatal(err)
 	}
-	if b.told != (b.isolation()) || b.had != -1 || b.memory != nil {
-		t.Errorf("a refused queue has left %+v, %d", b.told, b.had)
+	if b.applied != (b.isolation(b.rxs.Live())) || b.had != -1 || b.memory != nil {
+		t.Errorf("a refused queue has left %+v, %d", b.applied, b.had)
 	}
 	f.refuse = nil
-	if q := addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools}); f.table[0] != 2 || q.id != 0 {
+	if q := addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools}); f.table[0] != 2 || q.ID() != 0 {
 		t.Errorf("%v", f)
 	}
 	if err := b.Close(); err != nil {
@@ -192,7 +192,7 @@ func TestNotSteered(t *testing.T) {
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// Or nobody touches the card, and it is said.
+	// Or the port leaves the card as it is, and says so.
 	b = open(t, n.Hosts[1], engine.PortSpec{Options: f.options(Options{Queues: []int{2, 3}, LeaveCard: true}, t.TempDir())})
 	addRx(t, b, engine.RxSpec{Depth: 64, Pools: pools})
 	if said := strings.Join(b.Capabilities().Notes, "\n"); !strings.Contains(said, "ethtool -X eth0 weight 0 0 1 1") || len(f.rules) != 0 {

@@ -26,14 +26,14 @@ type txQueue struct {
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
 
-	lost   atomic.Uint64 // packets that the kernel had, and that nobody knows of whether they left
+	lost   atomic.Uint64 // packets that the kernel had, and of which it is not known whether they left
 	drops  engine.DropCounters
 	done   atomic.Uint64 // packets that the kernel has done with; under the mutex of its nicQueue
 	pacing atomic.Bool   // the pacer is at work
-	owed   atomic.Int64  // packets that the outbox is not told of yet, with a pacer
+	owed   atomic.Int64  // packets that the outbox does not know of yet, with a pacer
 	busy   atomic.Uint64 // of which the device dropped
 
-	mu     sync.Mutex // of whoever transmits, opens or closes; the next fields
+	mu     sync.Mutex // of those that transmit, open or close; the next fields
 	nq     *nicQueue  // nil while there is no socket
 	sender *sender
 	sock   *xsk.Socket
@@ -52,7 +52,15 @@ const (
 
 // AddTxQueue implements engine.Port.
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
-	srcs, err := engine.CheckTx(&spec)
+	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
+		return nil, err
+	}
+	o, pacing, err := pace.Of(&spec)
+	if err != nil {
+		return nil, fmt.Errorf("xdp: transmit queue of %s: %w", p.name, err)
+	}
+	can := p.Capabilities()
+	srcs, err := engine.CheckTx(&spec, &can)
 	if err != nil {
 		return nil, fmt.Errorf("xdp: transmit queue of %s: %w", p.name, err)
 	}
@@ -62,25 +70,21 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		slots.Chain(burst.MaxSegments, p.link.MTU()+packet.EthernetLen+vlanRoom)
 	}
 	var sink engine.Sink = (*device)(q)
-	if spec.Rate > 0 || spec.SendAt {
-		o := pace.Options{Rate: spec.Rate, SendAt: spec.SendAt, Complete: func(n int) { q.out.Complete(n) }}
+	if pacing {
+		o.Complete = func(n int) { q.out.Complete(n) }
 		if q.pacer, err = pace.New(sink, o); err != nil {
 			return nil, err
 		}
 		sink = (*paced)(q)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
 	if err := p.usable(); err != nil {
 		return nil, err
 	}
-	used := make([]int, len(p.txs))
-	for i, q := range p.txs {
-		used[i] = q.ID()
-	}
-	id, err := number(used, spec.ID)
+	id, err := engine.TxID(spec.ID, maxQueues, p.txs)
 	if err != nil {
-		return nil, fmt.Errorf("xdp: transmit queue %d of %s: %w", spec.ID, p.name, err)
+		return nil, fmt.Errorf("xdp: %s: %w", p.name, err)
 	}
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, true); err != nil {
 		return nil, err
@@ -92,7 +96,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return q, nil
 }
 
-// open opens the socket of the queue on a queue of the interface. The caller holds port.mu and is in its namespace.
+// open opens the socket of the queue on a queue of the interface. The caller holds the lock of port.rxs and is in the port's namespace.
 func (q *txQueue) open(n *nicQueue) error {
 	size := min(max(64, 1<<bits.Len(uint(q.spec.Depth-1))), q.port.o.Ring)
 	s, err := n.queue.OpenSocket(xsk.SocketConfig{TxSize: size, BusyPoll: q.port.o.busyPoll()})
@@ -160,7 +164,7 @@ func (q *txQueue) shut(why engine.Drop) error {
 	return err
 }
 
-// reap takes back what was sent, unless somebody is transmitting, who does it.
+// reap takes back what was sent, unless another goroutine is transmitting, which does it.
 func (q *txQueue) reap() {
 	if !q.mu.TryLock() {
 		return
@@ -197,8 +201,8 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 func (q *txQueue) Close() error {
 	q.Shut()
 	p := q.port
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.rxs.Lock()
+	defer p.rxs.Unlock()
 	if !slices.Contains(p.txs, q) {
 		return nil
 	}
@@ -243,7 +247,7 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	q.mu.Lock() // also for the counters: shut drops as well
 	defer q.mu.Unlock()
 	if !q.port.link.Up() || q.port.broken.Load() != nil {
-		n := b.LivePart(from, to)
+		n := b.Builder().LivePart(from, to)
 		q.drops.Add(engine.DropDown, uint64(n))
 		q.out.Complete(n)
 		return to, time.Time{}
@@ -280,7 +284,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	i := from
 	for ; i < to; i++ {
 		had := len(q.descs)
-		if k, sum := q.pass(b, i, min(to, i+room-had), limit); k > 0 {
+		if k, sum := q.forwardRun(b, i, min(to, i+room-had), limit); k > 0 {
 			bytes += sum
 			if i += k; i == to {
 				break
@@ -302,7 +306,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 			}
 			q.drops.Inc(why)
 			dropped++
-			b.ForgetPart(taken, i)
+			b.Builder().ForgetPart(taken, i)
 			taken = i + 1
 			continue
 		}
@@ -319,7 +323,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 		if why := q.cannotCopy(size, pieces); why != engine.NumDrops {
 			q.drops.Inc(why)
 			dropped++
-			b.ForgetPart(taken, i)
+			b.Builder().ForgetPart(taken, i)
 			taken = i + 1
 			continue
 		}
@@ -328,10 +332,10 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 		}
 		bytes += size
 		q.enter(had)
-		b.ForgetPart(taken, i)
+		b.Builder().ForgetPart(taken, i)
 		taken = i + 1
 	}
-	b.ForgetPart(taken, i)
+	b.Builder().ForgetPart(taken, i)
 	q.sock.Tx().Put(q.descs)
 	n.inFlight += len(q.descs)
 	q.sender.inFlight += len(q.descs)
@@ -342,15 +346,15 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 	return i
 }
 
-// pass makes the descriptors of packets from from on, to to-1 at most, that each lie in one chunk that was received into this memory, and enters the
+// forwardRun makes the descriptors of packets from from on, to to-1 at most, that each lie in one chunk that was received into this memory, and enters the
 // chunks: what a forwarder sends. It returns how many, and their bytes; the next one takes more thought.
-func (q *txQueue) pass(b *burst.Burst, from, to, limit int) (packets, bytes int) {
+func (q *txQueue) forwardRun(b *burst.Burst, from, to, limit int) (packets, bytes int) {
 	m := q.nq.memory
 	if m.source == nil || q.spec.SourceMAC {
 		return 0, 0
 	}
-	run := b.Run(m.source, from, to)
-	table, shift, by := m.table, m.shift, q.sender.passes()
+	run := b.Builder().Run(m.source, from, to)
+	table, shift, by := m.table, m.shift, q.sender.forwards()
 	descs := q.descs[len(q.descs):][:run.Len()]
 	for k := range descs {
 		h, off, size := run.At(k)
@@ -359,7 +363,7 @@ func (q *txQueue) pass(b *burst.Burst, from, to, limit int) (packets, bytes int)
 			break
 		}
 		e := table[at]
-		if h == burst.NoHandle || e&^lanes != lentAs(h)&^lanes {
+		if h == burst.NoHandle || e&^queueMask != lentAs(h)&^queueMask {
 			break
 		}
 		table[at] = e&^low | by
@@ -393,12 +397,12 @@ func (q *txQueue) gather(b *burst.Burst, i int) bool {
 	first := len(q.descs)
 	q.chunks = q.chunks[:0]
 	for k := range b.Segments(i) {
-		p := b.Part(i, k)
+		p := b.Builder().Part(i, k)
 		if p.Len == 0 && p.Handle == burst.NoHandle {
 			continue
 		}
 		end := p.Off + uint64(p.Len)
-		if p.Source.Region() != m.region || end > m.home || p.Len == 0 || (end-1)>>m.shift != p.Off>>m.shift {
+		if p.Source.Region() != m.region || p.Source.Shared() || end > m.home || p.Len == 0 || (end-1)>>m.shift != p.Off>>m.shift {
 			return false
 		}
 		if last := len(q.descs) - 1; last >= first { // the other view of the same chunk
@@ -445,12 +449,12 @@ func (q *txQueue) enter(first int) {
 		at, c := q.descs[k].Addr>>m.shift, &q.chunks[k-first]
 		e, state := &m.table[at], sending
 		if *e&stateMask == lent {
-			state = astray
+			state = sendingLent
 		}
 		if c.src == m.source && c.src != nil {
-			state = passing
+			state = forwarding
 		} else {
-			m.loans[at].handle, m.loans[at].src = c.handle, c.src
+			m.origins[at].handle, m.origins[at].src = c.handle, c.src
 		}
 		*e = e.sentBy(q.sender, state, last)
 	}
@@ -536,7 +540,7 @@ func (q *txQueue) push() {
 	q.nq.take()
 }
 
-// take takes what was sent, and has somebody look later if there is more to come.
+// take takes what was sent, and has the timer look later if there is more to come.
 func (n *nicQueue) take() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -545,9 +549,9 @@ func (n *nicQueue) take() {
 	n.later()
 }
 
-// goOn has the kernel go on with what is in the ring, and the outbox with what is in front of it.
-func (q *txQueue) goOn() {
-	if q.mu.TryLock() { // otherwise somebody is at it
+// resume has the kernel go on with what is in the ring, and the outbox with what is in front of it.
+func (q *txQueue) resume() {
+	if q.mu.TryLock() { // otherwise another goroutine is at it
 		if q.sock != nil && q.sock.Tx().Pending() > 0 {
 			q.push()
 		}

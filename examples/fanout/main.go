@@ -78,7 +78,7 @@ func fanout(ctx context.Context, out io.Writer, address, name string, packets in
 	var count [queues]int
 	var seen [queues]map[uint32]bool // flows
 	for i := range queues {
-		q, err := port.AddRxQueue(engine.RxSpec{ID: i, Pools: []*mem.Pool{pool}})
+		q, err := port.AddRxQueue(engine.RxSpec{ID: engine.Queue(i), Pools: []*mem.Pool{pool}})
 		if err != nil {
 			return err
 		}

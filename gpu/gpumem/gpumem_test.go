@@ -16,8 +16,8 @@ import (
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/gpumem/gpumemtest"
 	"github.com/penstock-io/penstock/gpu/host"
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -174,9 +174,7 @@ func TestTruncatedSource(t *testing.T) {
 
 // In builds that check ownership, a Move that is used after its end is found.
 func TestMoveAfterItsEnd(t *testing.T) {
-	if !invariants.Enabled {
-		t.Skip("builds with -tags invariants find it")
-	}
+	testenv.LeaveOut(t, testenv.WithoutInvariants, "builds with -tags invariants find it")
 	p := provider(t, gpumem.Options{})
 	x, h := region(t, mem.Device, 1, p), region(t, mem.HostPinned, 1, p)
 	m, err := x.Mover().Store(0, mem.Span{Region: h, Len: 1})

@@ -224,7 +224,7 @@ func checkAdopt(t testing.TB, h Harness) {
 	r.closeLater(region)
 	lease, err := region.Lease()
 	r.ok(err)
-	t.Cleanup(lease.Release)
+	t.Cleanup(func() { lease.Release() })
 	page := lease.Bytes()[:1<<16]
 	if !r.has(gpu.CapAdopt) {
 		_, err := r.c.Adopt("theirs", page)

@@ -188,7 +188,8 @@ func noise(seed uint64, n int) []byte {
 	return b
 }
 
-// block puts work into s that is not done until release is called; ok is false where that cannot be had.
+// block puts work into s that is not done until release is called. ok is false for a device that lacks a capability for it, which the log names: a
+// check that is about nothing else ends.
 func (r *rig) block(s *gpu.Stream) (release func(), ok bool) {
 	r.Helper()
 	if r.h.Block != nil {
@@ -197,6 +198,7 @@ func (r *rig) block(s *gpu.Stream) (release func(), ok bool) {
 		return release, true
 	}
 	if r.h.NoKernels || !r.has(gpu.CapResident) || !r.has(gpu.CapSharedAtomics) {
+		r.Logf("%s cannot hold a stream: no kernels: %v, resident: %+v, shared atomics: %+v", r.c.Device(), r.h.NoKernels, r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
 		return nil, false
 	}
 	kind := gpu.MappedMemory
@@ -221,14 +223,4 @@ func (r *rig) block(s *gpu.Stream) (release func(), ok bool) {
 		runtime.Gosched()
 	}
 	return release, true
-}
-
-// blocked is block, or the end of a check that is about nothing else.
-func (r *rig) blocked(s *gpu.Stream) (release func()) {
-	r.Helper()
-	release, ok := r.block(s)
-	if !ok {
-		r.Skipf("%s cannot hold a stream: resident: %+v, shared atomics: %+v", r.c.Device(), r.info.Capabilities[gpu.CapResident], r.info.Capabilities[gpu.CapSharedAtomics])
-	}
-	return release
 }

@@ -88,9 +88,6 @@ func (a *Accelerator) Close() error {
 // Context is the open context of the device.
 func (a *Accelerator) Context() *gpu.Context { return a.ctx }
 
-// Provider allocates memory of the kinds mem.Device and mem.HostPinned.
-func (a *Accelerator) Provider() *gpumem.Provider { return a.mem }
-
 // Alloc makes memory of a kind that the provider has. The caller closes it.
 func (a *Accelerator) Alloc(name string, kind mem.Kind, size int) (*mem.Region, error) {
 	return mem.Alloc(mem.Options{Name: name, Kind: kind, Size: size, Provider: a.mem})

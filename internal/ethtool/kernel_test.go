@@ -182,7 +182,7 @@ func TestXDPOf(t *testing.T) {
 	if got := veth.Lacks(XDPBasic | XDPRedirect); got != "" {
 		t.Error(got)
 	}
-	if !veth.RxMetadata.Has(XDPHash|XDPTimestamp) || veth.ZCSegments != 0 {
+	if veth.RxMetadata&(XDPHash|XDPTimestamp) != XDPHash|XDPTimestamp || veth.ZCSegments != 0 {
 		t.Errorf("%+v", veth)
 	}
 	if err2 != nil || lo.Features != 0 || !strings.HasSuffix(lo.Lacks(XDPBasic), "declares: nothing)") {

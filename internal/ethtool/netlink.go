@@ -242,9 +242,6 @@ const (
 
 var metadataNames = []string{"timestamp", "hash", "vlan-tag"}
 
-// Has reports whether all of o are there.
-func (m XDPMetadata) Has(o XDPMetadata) bool { return m&o == o }
-
 func (m XDPMetadata) String() string { return bitNames(uint64(m), metadataNames) }
 
 func bitNames(bits uint64, names []string) string {

@@ -26,7 +26,7 @@ type DeviceAttr struct {
 	Atomics                                   AtomicCap
 	WindowType1, WindowType2A, WindowType2B   bool
 	XRC                                       bool
-	LocalInvalidate                           bool // LocalInv and SendInv (memory management extensions)
+	LocalInvalidate                           bool // LocalInv (memory management extensions)
 	RawPacket                                 bool // raw packet queue pairs, as far as the device tells
 	RawPacketCaps                             uint32
 	RawChecksum                               bool // raw packet queue pairs check and write checksums of IP, TCP and UDP

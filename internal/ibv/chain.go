@@ -207,15 +207,6 @@ func (c *SendChain) SendImm(id uint64, flags SendFlags, imm uint32, sges ...SGE)
 	return c.done(w)
 }
 
-// SendInv is Send that also ends the peer's window or region with this key.
-func (c *SendChain) SendInv(id uint64, flags SendFlags, rkey uint32, sges ...SGE) (int, bool) {
-	w := c.add(id, wrSendInv, flags, sges)
-	if w != nil {
-		w.imm = rkey
-	}
-	return c.done(w)
-}
-
 // Write appends a write to the peer's memory at raddr, under the key rkey.
 func (c *SendChain) Write(id uint64, flags SendFlags, raddr uint64, rkey uint32, sges ...SGE) (int, bool) {
 	return c.done(c.remote(c.add(id, wrWrite, flags, sges), raddr, rkey))

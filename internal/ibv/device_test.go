@@ -26,7 +26,6 @@ var deviceTests = []struct {
 	{"SRQ", testSRQ},
 	{"Window1", testWindow1},
 	{"Window2", testWindow2},
-	{"WindowSendInv", testWindowSendInv},
 	{"Addresses", testAddresses},
 	{"Transitions", testTransitions},
 	{"Query", testQuery},

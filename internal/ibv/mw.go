@@ -13,7 +13,7 @@ type MWType uint32
 
 // A window of type 1 is bound by QP.BindMW, which chooses a new key. One of type 2 is bound by a request in a chain
 // (SendChain.BindMW) to a key of the caller's choice (MW.NextKey), belongs to that queue pair (2B), and ends by SendChain.LocalInv or a peer's
-// SendInv.
+// request.
 const (
 	MWType1 MWType = 1
 	MWType2 MWType = 2

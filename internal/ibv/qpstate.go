@@ -27,14 +27,14 @@ func (s QPState) String() string {
 	return oneOf(uint32(s), "reset", "init", "ready to receive", "ready to send", "send queue drained", "send queue error", "error", "unknown")
 }
 
-// transitions are the legal ones: those of the specification, figure 124, as the Linux kernel has them. A queue pair goes into QPError and
-// QPSQError by itself as well.
+// transitions are the legal ones: those of the specification, figure 124, as the Linux kernel has them, but for those into QPSQDrained, which no call here makes. A queue pair goes into
+// QPError and QPSQError by itself as well.
 var transitions = [...][]QPState{
 	QPReset:          {QPReset, QPInit},
 	QPInit:           {QPReset, QPInit, QPReadyToReceive, QPError},
 	QPReadyToReceive: {QPReset, QPReadyToSend, QPError},
-	QPReadyToSend:    {QPReset, QPReadyToSend, QPSQDrained, QPError},
-	QPSQDrained:      {QPReset, QPReadyToSend, QPSQDrained, QPError},
+	QPReadyToSend:    {QPReset, QPReadyToSend, QPError},
+	QPSQDrained:      {QPReset, QPReadyToSend, QPError},
 	QPSQError:        {QPReset, QPReadyToSend, QPError},
 	QPError:          {QPReset, QPError},
 }
@@ -164,17 +164,6 @@ func (q *QP) ReadyToSend(a RTSAttr) error {
 			return maskSQPSN | maskTimeout
 		}
 		return maskSQPSN
-	})
-}
-
-// SQDrain stops the send queue after the requests that have begun; EventSQDrained tells when. ReadyToSend goes on.
-func (q *QP) SQDrain() error {
-	return q.modify(QPSQDrained, func(c *cQPAttr) int {
-		if q.state != QPReadyToSend {
-			return 0
-		}
-		c.sqdNotify = 1
-		return maskSQDNotify
 	})
 }
 

@@ -9,7 +9,7 @@ import (
 )
 
 // states are those that a queue pair can be brought to.
-var states = []QPState{QPReset, QPInit, QPReadyToReceive, QPReadyToSend, QPSQDrained, QPError}
+var states = []QPState{QPReset, QPInit, QPReadyToReceive, QPReadyToSend, QPError}
 
 // step asks for one transition.
 func (e *end) step(to QPState, peer *end) error {
@@ -26,8 +26,6 @@ func (e *end) step(to QPState, peer *end) error {
 			MaxDestRdAtomic: 1, MinRNRTimer: 12})
 	case QPReadyToSend:
 		return e.qp.ReadyToSend(RTSAttr{PSN: 7, Timeout: 14, RetryCount: 7, RNRRetry: 7, MaxRdAtomic: 1})
-	case QPSQDrained:
-		return e.qp.SQDrain()
 	}
 	return e.qp.Err()
 }
@@ -35,16 +33,16 @@ func (e *end) step(to QPState, peer *end) error {
 // ways are how to come to each state from the reset one.
 var ways = map[QPState][]QPState{
 	QPReset: {}, QPInit: {QPInit}, QPReadyToReceive: {QPInit, QPReadyToReceive}, QPReadyToSend: {QPInit, QPReadyToReceive, QPReadyToSend},
-	QPSQDrained: {QPInit, QPReadyToReceive, QPReadyToSend, QPSQDrained}, QPError: {QPInit, QPError},
+	QPError: {QPInit, QPError},
 }
 
 // legalPairs is the specification once more, written as it is read: which states may follow.
 var legalPairs = map[QPState]string{
-	QPReset: "reset init", QPInit: "reset init rtr err", QPReadyToReceive: "reset rts err", QPReadyToSend: "reset rts sqd err",
-	QPSQDrained: "reset rts sqd err", QPError: "reset err",
+	QPReset: "reset init", QPInit: "reset init rtr err", QPReadyToReceive: "reset rts err", QPReadyToSend: "reset rts err",
+	QPError: "reset err",
 }
 
-var short = map[QPState]string{QPReset: "reset", QPInit: "init", QPReadyToReceive: "rtr", QPReadyToSend: "rts", QPSQDrained: "sqd", QPError: "err"}
+var short = map[QPState]string{QPReset: "reset", QPInit: "init", QPReadyToReceive: "rtr", QPReadyToSend: "rts", QPError: "err"}
 
 // testTransitions walks all pairs of states, for all types: the legal ones happen, the others are errors before any call.
 func testTransitions(t *testing.T, w *world) {
@@ -54,9 +52,6 @@ func testTransitions(t *testing.T, w *world) {
 		e := w.newEnd(t, ctx, options{qp: QPSpec{Type: typ}})
 		for _, from := range states {
 			for _, to := range states {
-				if !w.fake && (from == QPSQDrained || to == QPSQDrained) {
-					continue // Soft-RoCE of Linux 6.1 takes it and does not keep it
-				}
 				name := fmt.Sprintf("%v: %v to %v", typ, from, to)
 				if err := e.qp.Reset(); err != nil {
 					t.Fatal(name, err)
@@ -106,7 +101,7 @@ func TestTransitionsComplete(t *testing.T) {
 		for to := range QPUnknown {
 			legal := slices.Contains(transitions[from], to)
 			want := slices.Contains(strings.Fields(legalPairs[from]), short[to])
-			if from == QPSQError {
+			if from == QPSQError || from == QPSQDrained {
 				want = to == QPReset || to == QPReadyToSend || to == QPError
 			}
 			if legal != want {
@@ -123,40 +118,16 @@ func TestStateByItself(t *testing.T) {
 	a.send.Write(1, Signaled, b.mr.Addr(), b.mr.RKey()+1, a.mr.SGE(0, 8))
 	a.post(t)
 	one(t, a.wait(t, 1)[0], 1, RemAccessErr)
-	err := a.qp.SQDrain() // known to be ready to send
+	err := a.qp.ReadyToSend(RTSAttr{}) // known to be ready to send
 	if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), `went into "error" by itself`) {
-		t.Errorf("drain: %v", err)
+		t.Errorf("once more: %v", err)
 	}
-	if err := a.qp.SQDrain(); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), `in state "error"`) {
-		t.Errorf("drain again: %v", err)
+	if err := a.qp.ReadyToSend(RTSAttr{}); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), `in state "error"`) {
+		t.Errorf("and again: %v", err)
 	}
 	if err := a.qp.Reset(); err != nil {
 		t.Error(err)
 	}
-}
-
-// TestSQDrain: requests stop after those that have begun, with an event, and go on.
-func TestSQDrain(t *testing.T) {
-	w := fakeWorld(t, "")
-	a, b := w.pair(t, options{})
-	for {
-		if _, ok, err := a.ctx.NextAsync(); !ok || err != nil {
-			break
-		}
-	}
-	if err := a.qp.SQDrain(); err != nil {
-		t.Fatal(err)
-	}
-	if ev := nextAsync(t, a.ctx); ev.Type != EventSQDrained || ev.QP != a.qp {
-		t.Errorf("%v", ev)
-	}
-	a.send.Write(1, Signaled, b.mr.Addr(), b.mr.RKey(), a.mr.SGE(0, 8))
-	a.post(t)
-	quiet(t, a.cq)
-	if err := a.qp.ReadyToSend(RTSAttr{}); err != nil {
-		t.Fatal(err)
-	}
-	one(t, a.wait(t, 1)[0], 1, Success)
 }
 
 // testQuery: what was set is what the device tells.

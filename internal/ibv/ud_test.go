@@ -3,7 +3,6 @@ package ibv
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"testing"
 )
 
@@ -44,9 +43,6 @@ func testDatagrams(t *testing.T, w *world) {
 		t.Errorf("%d bytes from %#x, flags %v, value %d", wc.Len(), wc.SrcQP(), wc.Flags(), wc.Imm())
 	}
 	sameBytes(t, b.buf[grh:grh+1000], a.buf[:1000])
-	if h, err := ParseGRH(b.buf[:grh]); err != nil || h.Src != a.gid.Addr || h.Dst != b.gid.Addr || h.HopLimit == 0 {
-		t.Errorf("the header: %+v, %v", h, err)
-	}
 
 	// Inline, and two to two receivers in one chain.
 	toA := must(a.pd.CreateAH(AHSpec{To: Address{DGID: a.gid.Addr, SGIDIndex: uint8(a.gid.Index)}}))(t)
@@ -134,53 +130,4 @@ func testDatagramRefused(t *testing.T, w *world) {
 	if _, err := a.pd.CreateAH(AHSpec{To: Address{DGID: netip.MustParseAddr("::ffff:10.0.0.1"), FlowLabel: 1 << 20}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a flow label of 21 bits: %v", err)
 	}
-}
-
-func TestGRH(t *testing.T) {
-	v6 := make([]byte, GRHLen)
-	copy(v6, []byte{0x6a, 0xb1, 0x23, 0x45, 0, 8, 17, 63})
-	src, dst := netip.MustParseAddr("2001:db8::1").As16(), netip.MustParseAddr("::ffff:10.0.0.2").As16()
-	copy(v6[8:], src[:])
-	copy(v6[24:], dst[:])
-	v4 := make([]byte, GRHLen)
-	copy(v4[20:], []byte{0x45, 7, 0, 60, 1, 2, 0x40, 0, 62, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2})
-	sum := ^ipChecksum(v4[20:])
-	v4[30], v4[31] = byte(sum>>8), byte(sum)
-	both := slices.Clone(v4)
-	both[0] = 0x60 // anything may be there
-	wrong := slices.Clone(both)
-	wrong[31]++ // then it is not IPv4
-	for name, c := range map[string]struct {
-		b    []byte
-		want GRH
-	}{
-		"IPv6": {v6, GRH{netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("10.0.0.2"), 0xab, 63, 0x12345}},
-		"IPv4": {v4, GRH{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 7, 62, 0}},
-		"both": {both, GRH{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2"), 7, 62, 0}},
-	} {
-		if got, err := ParseGRH(c.b); got != c.want || err != nil {
-			t.Errorf("%s: %+v, %v", name, got, err)
-		}
-	}
-	if got, err := ParseGRH(wrong); err != nil || got.Src.Is4() {
-		t.Errorf("a wrong checksum: %+v, %v", got, err)
-	}
-	for _, b := range [][]byte{nil, v6[:39], make([]byte, 40)} {
-		if _, err := ParseGRH(b); !errors.Is(err, ErrInvalid) {
-			t.Errorf("%d bytes: %v", len(b), err)
-		}
-	}
-}
-
-// FuzzGRH: whatever arrives, there are two addresses or an error.
-func FuzzGRH(f *testing.F) {
-	f.Add(make([]byte, 40))
-	f.Add(append(make([]byte, 20), 0x45, 0, 0, 60, 1, 2, 0x40, 0, 62, 17, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2))
-	f.Add(append([]byte{0x60}, make([]byte, 39)...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		h, err := ParseGRH(b)
-		if ok := err == nil; ok != (h.Src.IsValid() && h.Dst.IsValid()) || ok && len(b) < GRHLen {
-			t.Errorf("%+v, %v", h, err)
-		}
-	})
 }

@@ -102,27 +102,6 @@ func testWindow2(t *testing.T, w *world) {
 	}
 }
 
-// testWindowSendInv: the peer ends the window that it was given.
-func testWindowSendInv(t *testing.T, w *world) {
-	a, b, mr, mw := w.window(t, MWType2)
-	key := mw.NextKey()
-	b.send.BindMW(50, Signaled, mw, key, Window{MR: mr, Addr: mr.Addr(), Length: 64, Access: RemoteWrite})
-	b.post(t)
-	one(t, b.wait(t, 1)[0], 50, Success)
-	b.postRecv(t, 60, b.mr.SGE(8192, 64))
-	a.send.SendInv(1, Signaled, key, a.mr.SGE(0, 8))
-	a.post(t)
-	one(t, a.wait(t, 1)[0], 1, Success)
-	wc := b.wait(t, 1)[0]
-	one(t, wc, 60, Success)
-	if w.fake && (wc.Flags()&FlagInv == 0 || wc.Imm() != key) { // Soft-RoCE gives another flag, see the fake's differences
-		t.Errorf("flags %v, key %#x", wc.Flags(), wc.Imm())
-	}
-	a.send.Write(2, Signaled, mr.Addr(), key, a.mr.SGE(0, 8))
-	a.post(t)
-	one(t, a.wait(t, 1)[0], 2, RemAccessErr)
-}
-
 // TestWindowAfterImm: a binding takes a place in a chain that had a value before. The library of Soft-RoCE refuses one with a value, as does the stand-in.
 func TestWindowAfterImm(t *testing.T) {
 	w := fakeWorld(t, "")

@@ -1,5 +1,5 @@
-// Lab is the tool of the lab for contributors: it runs a command in a guest or between namespaces, says which of the peers'
-// tools are here, soaks, and runs the tests while it watches that they leave nothing behind.
+// Lab is the tool of the lab for contributors: it runs a command in a guest or between namespaces, measures beside programs in C, says which of
+// the peers' tools are here, soaks, and runs the tests while it watches that they leave nothing behind.
 //
 //	go run ./internal/lab run -require guest:net -- go test ./...
 package main
@@ -25,10 +25,10 @@ type command struct {
 
 var commands = []command{
 	{"run", "[-require KIND:WHAT,...] -- COMMAND", "run a command; print what it used of the lab; fail if it left anything behind", run},
-	{"again", "-- go test ARGUMENTS", "run tests; one that fails is run once more, alone, and named where it passes then", again},
 	{"guest", "[-profile NAME -- COMMAND]", "list the guests, or run a command in one", inGuest},
 	{"netns", "[-hosts N] [-mtu N] [-queues N] [-rate N] -- COMMAND", "run a command in the first of several hosts in namespaces", inNamespace},
 	{"soak", "[-duration 1h] [-seed N] [-workers N] [-calm]", "random transfers under random faults, with exact accounting", soakFor},
+	{"bench", "xdp|verbs|transfer|stream|... [FLAGS]", "measure beside programs in C and with hosts in namespaces; -h after the word lists its flags", benchmark},
 	{"peers", "", "list other people's tools: version, or how to get them", listPeers},
 }
 
@@ -38,6 +38,9 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	err := dispatch(ctx, os.Args[1:], os.Stdout)
 	stop()
+	if status := exitStatus(0); errors.As(err, &status) {
+		os.Exit(int(status)) // the command said why
+	}
 	if err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "lab:", err)
 		os.Exit(1)

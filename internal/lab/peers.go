@@ -4,7 +4,7 @@ import (
 	"context"
 	"io"
 
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/peers"
 )
 
 // listPeers prints which of other people's tools are here.

@@ -150,7 +150,7 @@ func printLedger(out io.Writer, file string, required []testenv.Use) error {
 		if err != nil {
 			return err
 		}
-		uses = testenv.Uses(forgive(entries))
+		uses = testenv.Uses(entries)
 	} else if !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
@@ -175,23 +175,6 @@ func printLedger(out io.Writer, file string, required []testenv.Use) error {
 	}
 	fmt.Fprintf(out, "lab: %v\nlab: the tests that use them said why they were skipped (go test -v)\n", err)
 	return nil
-}
-
-// forgive counts tests as passed that failed and passed when they were run again.
-func forgive(entries []testenv.Entry) []testenv.Entry {
-	again := map[string]bool{}
-	for _, e := range entries {
-		if e.Kind == kindAgain {
-			again[e.Test] = true
-		}
-	}
-	for i := range entries {
-		top, _, _ := strings.Cut(entries[i].Test, "/")
-		if again[top] {
-			entries[i].Failed = false
-		}
-	}
-	return entries
 }
 
 func first(tests []string) string {

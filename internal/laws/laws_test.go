@@ -6,6 +6,7 @@ import (
 	"go/token"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,17 +21,17 @@ const module = "github.com/penstock-io/penstock"
 // floors is the table of DESIGN section 1: a package may import packages of lower floors, and packages listed before it on
 // its own floor. Packages under internal/ that any floor may use are in base.
 var floors = [][]string{
-	{"internal/invariants", "internal/netlink", "internal/sys", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
+	{"internal/handles", "internal/input", "internal/invariants", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
-	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "internal/accel"},
-	{"engine", "engine/enginetest", "engine/pace", "engine/neigh", "engine/netif", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/verbs", "engine/ibverbs", "engine/stage",
+	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "internal/accel", "internal/rdma"},
+	{"engine", "engine/enginetest", "engine/checksum", "engine/pace", "engine/neigh", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/drivers", "engine/bounce",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
 	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab", "internal/gpucard"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
@@ -40,8 +41,8 @@ var apart = map[string][]string{
 	"engine/socket":   {"engine/sim"},
 	"engine/afpacket": {"engine/sim", "engine/socket"},
 	"engine/xdp":      {"engine/sim", "engine/socket", "engine/afpacket"},
-	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
-	"engine/ibverbs":  {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/verbs"},
+	"engine/rdma":     {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp"},
+	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
 }
 
 // restricted says who alone may import a package from outside the module (tests are free to).
@@ -204,42 +205,33 @@ func TestImportsGoDown(t *testing.T) {
 	}
 }
 
-// ofTheLab are the packages for tests that the program may link: bench finds the peers' tools with them and runs both sides in namespaces.
-var ofTheLab = []string{"internal/testenv", "internal/testenv/netns", "internal/testenv/peers", "internal/testenv/peers/xdp"}
+// forTests are packages that tests alone may link, with all below them.
+var forTests = []string{"internal/testenv", "internal/lab", "engine/enginetest", "path/pathtest", "gpu/gputest", "gpu/gpumem/gpumemtest", "flow/flowtest", "internal/cuda/cudatest", "internal/ibvmem/cardtest"}
 
-func TestProgramLinksLittleOfTheLab(t *testing.T) {
-	sources := load(t)
-	linked := map[string]string{} // a package, and who imports it
-	todo := []string{"cmd/penstock"}
-	for len(todo) > 0 {
-		pkg := todo[0]
-		todo = todo[1:]
-		for _, s := range sources {
-			if s.pkg != pkg || s.test {
-				continue
+// The shipped program links no package for tests and embeds no C.
+func TestProgramLinksNothingOfTheLab(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "-f", "{{.ImportPath}}{{range .EmbedFiles}} {{.}}{{end}}", "./cmd/penstock")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v: expected the Go toolchain that runs this test", err)
+	}
+	linked := map[string]bool{}
+	for line := range strings.Lines(string(out)) {
+		f := strings.Fields(line)
+		pkg := strings.TrimPrefix(f[0], module+"/")
+		linked[pkg] = true
+		if pkg == "testing" || slices.ContainsFunc(forTests, func(of string) bool { return pkg == of || strings.HasPrefix(pkg, of+"/") }) {
+			t.Errorf("cmd/penstock links %s, which is for tests", pkg)
+		}
+		for _, file := range f[1:] {
+			if strings.HasPrefix(f[0], module) && filepath.Ext(file) == ".c" {
+				t.Errorf("cmd/penstock embeds %s of %s: C belongs into internal/testenv", file, pkg)
 			}
-			for _, i := range imports(s) {
-				target, ours := strings.CutPrefix(i, module+"/")
-				if !ours || linked[target] != "" {
-					continue
-				}
-				linked[target] = s.rel
-				todo = append(todo, target)
-			}
 		}
 	}
-	if linked["engine/xdp"] == "" {
-		t.Fatal("the program does not link engine/xdp: this test does not follow imports")
-	}
-	for pkg, who := range linked {
-		if strings.HasPrefix(pkg, "internal/testenv") && !slices.Contains(ofTheLab, pkg) {
-			t.Errorf("%s: imports %s, which makes it a part of cmd/penstock", who, pkg)
-		}
-	}
-	for _, pkg := range ofTheLab {
-		if linked[pkg] == "" {
-			t.Errorf("the program does not link %s any more: take it out of ofTheLab", pkg)
-		}
+	if !linked["engine/xdp"] {
+		t.Fatalf("the program does not link engine/xdp: this test does not see what go list prints:\n%.300s", out)
 	}
 }
 
@@ -401,7 +393,7 @@ func TestPagesNameTests(t *testing.T) {
 	for _, page := range []struct {
 		file, pkg string
 		least     int
-	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/verbs", 0}} {
+	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0}, {"security.md", "transfer/identity", 60}} {
 		b, err := os.ReadFile("../../docs/" + page.file)
 		if err != nil {
 			t.Fatal(err)
@@ -422,5 +414,30 @@ func TestPagesNameTests(t *testing.T) {
 				t.Errorf("docs/%s names %s, and package %s has no such test", page.file, m[0], pkg)
 			}
 		}
+	}
+}
+
+// Every line of the tables of docs/security.md that say what holds names a test.
+func TestSecurityNamesTests(t *testing.T) {
+	b, err := os.ReadFile("../../docs/security.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rows, header := 0, ""
+	for line := range strings.Lines(string(b)) {
+		switch line = strings.TrimSpace(line); {
+		case !strings.HasPrefix(line, "|"):
+			header = ""
+		case header == "":
+			header = line
+		case strings.HasSuffix(header, "| test |") && !strings.HasPrefix(line, "|---"):
+			rows++
+			if cells := strings.Split(line, "|"); !strings.Contains(cells[len(cells)-2], "Test") {
+				t.Errorf("docs/security.md: no test attacks this line: %s", line)
+			}
+		}
+	}
+	if rows < 60 {
+		t.Errorf("docs/security.md has %d lines that name a test, expected those of both tables", rows)
 	}
 }

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // TestNumbers compares every number of the standard in this package with the headers of OpenCL.
@@ -76,7 +77,7 @@ func TestLoad(t *testing.T) {
 
 // TestDevices compares what this package reads with what clinfo reads.
 func TestDevices(t *testing.T) {
-	platform := peers.PoCL(t)
+	platform := testpeers.PoCL(t)
 	theirs, err := peers.OpenCLDevices(t.Context())
 	if err != nil {
 		t.Fatal(err)

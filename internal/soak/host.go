@@ -103,7 +103,7 @@ func (w *worker) open(seed uint64) (*host, error) {
 	plain := fmt.Sprintf("@penstock-soak-%d-%d", os.Getpid(), w.lives)
 	h.n, err = transfer.Open(h.living, transfer.Options{
 		Name: h.name, Listen: []string{"tcp://127.0.0.1:0", "unix://" + plain}, Paths: drivers, OnTransfer: h.heard,
-		Identity: h.id, Policy: &h.rights, Limits: w.limits(),
+		Identity: h.id, Policy: &h.rights, Anonymous: identity.All, Limits: w.limits(),
 		Budget: max(w.c.MaxBytes/8*budget, 256<<10), HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second,
 	})
 	if err != nil {

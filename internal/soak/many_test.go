@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // An acknowledgement may fail although its peer lives. That must not look like a transfer that does not end.
@@ -38,7 +39,7 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 	a, src := open(transfer.Options{}), memory(2*w.c.MaxBytes)
 	peers := map[int]*transfer.Remote{}
 	for i := range 2 {
-		b := open(transfer.Options{Listen: []string{"tcp://127.0.0.1:0"}}) // it acknowledges nothing
+		b := open(transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}}) // it acknowledges nothing
 		if _, err := b.Export(memory(size).All(), transfer.ExportOptions{Name: inName(0), Rights: path.Read | path.Write}); err != nil {
 			t.Fatal(err)
 		}

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -195,7 +196,7 @@ func TestLedger(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		b, err := transfer.Open(t.Context(), transfer.Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
+		b, err := transfer.Open(t.Context(), transfer.Options{Anonymous: identity.All, Name: "b", Listen: []string{"tcp://127.0.0.1:0"}})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -57,6 +57,16 @@ func PacketFanout(fd int, id uint16, mode int) error {
 	return SetOption(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, int(id)|mode<<16)
 }
 
+// NewPacketFanout makes a bound socket the first member of a new fan-out group of its network namespace, and returns the group's id, which no other
+// process has (Linux 4.12). The group ends with its last member.
+func NewPacketFanout(fd, mode int) (id uint16, err error) {
+	if err := SetOption(fd, unix.SOL_PACKET, unix.PACKET_FANOUT, (mode|unix.PACKET_FANOUT_FLAG_UNIQUEID)<<16); err != nil {
+		return 0, err
+	}
+	v, err := unix.GetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_FANOUT)
+	return uint16(v), callError("getsockopt", "PACKET_FANOUT", err)
+}
+
 // PacketStatistics takes the counts since the last call: frames that passed the filter, and of them those that found no room.
 func PacketStatistics(fd int) (packets, drops uint32, err error) {
 	s, err := unix.GetsockoptTpacketStats(fd, unix.SOL_PACKET, unix.PACKET_STATISTICS)

@@ -26,6 +26,29 @@ func DieWithThread(cmd *exec.Cmd) {
 	cmd.SysProcAttr.Pdeathsig = SIGKILL
 }
 
+// AsUser makes cmd start as another user, whose group has the same number. Starting fails with EPERM unless this process is root.
+func AsUser(cmd *exec.Cmd, uid int) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(unix.SysProcAttr)
+	}
+	cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(uid), Gid: uint32(uid)}
+}
+
+// OwnUsers makes cmd start in a user namespace of its own (man 7 user_namespaces): as its root, who is the user uid outside, or for a
+// negative uid as a user who has no number there, like all others.
+func OwnUsers(cmd *exec.Cmd, uid int) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = new(unix.SysProcAttr)
+	}
+	a := cmd.SysProcAttr
+	a.Cloneflags |= unix.CLONE_NEWUSER
+	if uid >= 0 {
+		one := []syscall.SysProcIDMap{{ContainerID: 0, HostID: uid, Size: 1}}
+		a.UidMappings, a.GidMappings = one, one
+		a.Credential = &syscall.Credential{NoSetGroups: true}
+	}
+}
+
 // OwnGroup are attributes of a child that leads a process group of its own and outlives whoever started it.
 func OwnGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 

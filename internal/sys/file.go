@@ -20,18 +20,18 @@ const (
 	EEXIST    = unix.EEXIST
 )
 
-// Fallocate gives the file f blocks for its bytes 0 to size and extends it to size (man 2 fallocate), so that writing to them
+// Fallocate gives the file f blocks for its n bytes from off on and extends it to them (man 2 fallocate), so that writing to them
 // later, also through a mapping, cannot fail for want of room. EOPNOTSUPP means that the file system cannot do that.
-func Fallocate(f *os.File, size int64) error {
-	if size == 0 {
+func Fallocate(f *os.File, off, n int64) error {
+	if n == 0 {
 		return nil
 	}
 	for {
-		err := unix.Fallocate(int(f.Fd()), 0, 0, size)
+		err := unix.Fallocate(int(f.Fd()), 0, off, n)
 		if err == EINTR {
 			continue
 		}
-		return callError("fallocate", fmt.Sprintf("%s to %d bytes", f.Name(), size), err)
+		return callError("fallocate", fmt.Sprintf("%s from %d to %d bytes", f.Name(), off, off+n), err)
 	}
 }
 
@@ -65,7 +65,7 @@ func Rename(fromDir *os.File, from string, toDir *os.File, to string, replace bo
 type FileIdentity struct {
 	Device, Inode uint64
 	Links         uint64
-	UID           uint32
+	UID, GID      uint32
 	ChangedNs     int64 // ctime, ns since 1970
 }
 
@@ -75,25 +75,17 @@ func Identity(fi os.FileInfo) FileIdentity {
 	if !ok {
 		return FileIdentity{}
 	}
-	return FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, ChangedNs: st.Ctim.Nano()}
+	return FileIdentity{Device: uint64(st.Dev), Inode: st.Ino, Links: uint64(st.Nlink), UID: st.Uid, GID: st.Gid, ChangedNs: st.Ctim.Nano()}
 }
 
-// FreeSpace is the number of bytes that this process may still write to the file system that holds f (man 2 statfs).
-func FreeSpace(f *os.File) (uint64, error) {
+// DiskSpace is the number of bytes that this process may still write to the file system that holds f, and how many it has in all; a
+// file system without a size, such as ramfs, has 0 (man 2 statfs).
+func DiskSpace(f *os.File) (free, total uint64, err error) {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(int(f.Fd()), &st); err != nil {
-		return 0, callError("fstatfs", f.Name(), err)
+		return 0, 0, callError("fstatfs", f.Name(), err)
 	}
-	return st.Bavail * uint64(st.Bsize), nil
-}
-
-// Allocated is the number of bytes that a file takes on its disk.
-func Allocated(fi os.FileInfo) uint64 {
-	st, ok := fi.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0
-	}
-	return uint64(st.Blocks) * 512
+	return st.Bavail * uint64(st.Bsize), st.Blocks * uint64(st.Bsize), nil
 }
 
 // IsOpen reports whether fd is an open descriptor of this process.

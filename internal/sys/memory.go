@@ -90,6 +90,27 @@ func Munmap(b []byte) error {
 	return callError("munmap", fmt.Sprintf("%d bytes", len(b)), unix.Munmap(b))
 }
 
+// AllocatedSize is the number of bytes for which the file fd has pages or blocks; less than its size if it is sparse.
+func AllocatedSize(fd int) (uint64, error) {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, callError("fstat", fmt.Sprintf("fd %d", fd), err)
+	}
+	return uint64(st.Blocks) * 512, nil
+}
+
+// Pread reads from the file fd at an offset into b, which may be a part of a mapping. A hole of a memfd reads as zeros, and stays a
+// hole; EFAULT if b cannot be written.
+func Pread(fd int, b []byte, off int64) (int, error) {
+	for {
+		n, err := unix.Pread(fd, b, off)
+		if err == EINTR {
+			continue
+		}
+		return max(n, 0), callError("pread", fmt.Sprintf("%d bytes at %d", len(b), off), err)
+	}
+}
+
 // Close closes a file descriptor.
 func Close(fd int) error { return callError("close", fmt.Sprintf("fd %d", fd), unix.Close(fd)) }
 

@@ -12,10 +12,13 @@ import (
 type HugePages struct {
 	Size  int // bytes of one page
 	Total int // pages that exist
-	Free  int // pages that a new mapping can have: free and not reserved by somebody else
+	// Surplus is how many of Total the kernel gives up as soon as no mapping uses them: it added them by itself, or a process took them from the pool
+	// while they were in use. 0 for a node.
+	Surplus int
+	Free    int // pages that a new mapping can have: free and not reserved by another mapping
 	// More is the number of pages the kernel may add by itself when asked (nr_overcommit_hugepages), if it finds memory.
 	More int
-	// Knob is the file that sets Total.
+	// Knob is the file that sets Total without Surplus: the kernel makes pages of the surplus permanent before it adds others.
 	Knob string
 }
 
@@ -68,12 +71,11 @@ func hugePageState(root string, size int, perNode bool) (HugePages, error) {
 		return h, err
 	}
 	h.Free = max(h.Free-reserved, 0)
-	surplus, err := read("surplus_hugepages")
-	if err != nil {
+	if h.Surplus, err = read("surplus_hugepages"); err != nil {
 		return h, err
 	}
 	more, err := read("nr_overcommit_hugepages")
-	h.More = max(more-surplus, 0)
+	h.More = max(more-h.Surplus, 0)
 	return h, err
 }
 

@@ -46,13 +46,7 @@ func parseMemAvailable(b []byte) (uint64, error) {
 
 // LockLimit is the number of bytes that this process may lock in memory (RLIMIT_MEMLOCK), or the largest uint64 when that
 // is unlimited. A process with CAP_IPC_LOCK is not bound by it.
-func LockLimit() (uint64, error) {
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_MEMLOCK, &l); err != nil {
-		return 0, callError("getrlimit", "RLIMIT_MEMLOCK", err)
-	}
-	return l.Cur, nil
-}
+func LockLimit() (uint64, error) { return limit(unix.RLIMIT_MEMLOCK, "RLIMIT_MEMLOCK") }
 
 // Allocate gives the file fd its pages now (man 2 fallocate); ENOSPC when there are not enough. Pages are zero.
 func Allocate(fd int, size int64) error {

@@ -53,7 +53,7 @@ func TestHugePageState(t *testing.T) {
 		}
 	}
 	h, err := hugePageState(root, 2<<20, false)
-	if err != nil || h.Total != 10 || h.Free != 4 || h.More != 3 {
+	if err != nil || h.Total != 10 || h.Surplus != 1 || h.Free != 4 || h.More != 3 {
 		t.Errorf("%+v, %v", h, err)
 	}
 	if got, want := h.Command(9), "echo 15 > "+filepath.Join(dir, "nr_hugepages"); got != want {
@@ -62,7 +62,7 @@ func TestHugePageState(t *testing.T) {
 	if got := h.Command(3); !strings.HasPrefix(got, "echo 10 ") {
 		t.Errorf("%q takes pages away", got)
 	}
-	if h, err := hugePageState(root, 2<<20, true); err != nil || h.Free != 6 || h.More != 0 {
+	if h, err := hugePageState(root, 2<<20, true); err != nil || h.Free != 6 || h.Surplus != 0 || h.More != 0 {
 		t.Errorf("of a node: %+v, %v", h, err)
 	}
 	if _, err := hugePageState(root, 1<<30, false); err == nil || !strings.Contains(err.Error(), "it has 2048kB") {
@@ -74,61 +74,5 @@ func TestHugePageState(t *testing.T) {
 	os.WriteFile(filepath.Join(dir, "free_hugepages"), []byte("many"), 0o600)
 	if _, err := hugePageState(root, 2<<20, false); err == nil || !strings.Contains(err.Error(), "free_hugepages") {
 		t.Errorf("nonsense: %v", err)
-	}
-}
-
-func TestPopulate(t *testing.T) {
-	fd, err := MemfdCreate("populate", int64(8*PageSize), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer Close(fd)
-	b, err := Mmap(fd, 0, 8*PageSize, ProtRead|ProtWrite, MapShared)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer Munmap(b)
-	nodes := make([]int32, 8)
-	present := func() (n int) {
-		if err := PageNodes(b, PageSize, nodes); err != nil {
-			t.Skip("the kernel does not say: ", err)
-		}
-		for _, v := range nodes {
-			if v >= 0 {
-				n++
-			}
-		}
-		return n
-	}
-	if n := present(); n != 0 {
-		t.Fatalf("%d pages present at first", n)
-	}
-	// Two bytes in two pages: both pages, and no other.
-	if err := Populate(b[PageSize-1:PageSize+1], true); err != nil {
-		t.Fatal(err)
-	}
-	if n := present(); n != 2 || nodes[0] < 0 || nodes[1] < 0 {
-		t.Errorf("%d pages present, nodes %v", n, nodes)
-	}
-	if err := Populate(b, false); err != nil || present() != 8 {
-		t.Errorf("%v, nodes %v", err, nodes)
-	}
-	if err := Populate(nil, true); err != nil {
-		t.Error(err)
-	}
-	if err := Ftruncate(fd, int64(PageSize)); err != nil {
-		t.Fatal(err)
-	}
-	if err := Populate(b, true); err == nil {
-		t.Error("populated pages beyond the end of the file")
-	}
-	if err := PageNodes(b[:PageSize], PageSize, nodes); !IsErrno(err, EINVAL) {
-		t.Errorf("8 pages of 1: %v", err)
-	}
-	if err := BindNode(b, -1); !IsErrno(err, EINVAL) {
-		t.Errorf("node -1: %v", err)
-	}
-	if err := BindNode(b, 5000); !IsErrno(err, EINVAL) {
-		t.Errorf("node 5000: %v", err)
 	}
 }

@@ -26,7 +26,7 @@ func NetlinkRoute(groups uint32) (int, error) {
 
 // NetlinkSend sends requests to the kernel.
 func NetlinkSend(fd int, b []byte) error {
-	return callError("sendto", "NETLINK_ROUTE", unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	return callError("sendto", "netlink", unix.Sendto(fd, b, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 }
 
 // NetlinkRecv receives a message of the kernel's and returns its length, which is more than len(b) if it was cut off. What other

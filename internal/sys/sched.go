@@ -29,6 +29,10 @@ func PinThread(cpu int) error {
 	return nil
 }
 
+// Yield lets another thread that waits for this processor run first (man 2 sched_yield). With none it returns at once. The
+// scheduler of Go does not learn of it: other goroutines run by runtime.Gosched.
+func Yield() { syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0) }
+
 // UnpinThread gives the calling thread every processor back that the process may use.
 func UnpinThread() error {
 	cpus, err := processors()

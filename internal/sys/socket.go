@@ -28,11 +28,8 @@ const (
 	SoBusyPoll  = unix.SO_BUSY_POLL
 	SoZeroCopy  = unix.SO_ZEROCOPY
 
-	TCPNoDelay         = unix.TCP_NODELAY
-	TCPQuickAck        = unix.TCP_QUICKACK
-	TCPFastOpen        = unix.TCP_FASTOPEN
-	TCPFastOpenConnect = unix.TCP_FASTOPEN_CONNECT
-	TCPCongestion      = unix.TCP_CONGESTION
+	TCPNoDelay    = unix.TCP_NODELAY
+	TCPCongestion = unix.TCP_CONGESTION
 )
 
 // MsgZeroCopy asks the kernel to send from the pages themselves; see ZeroCopyDone.
@@ -149,10 +146,4 @@ func Congestion(fd int) (string, error) {
 // ResetOnClose makes Close cut the connection at once (RST): what is queued for sending is dropped.
 func ResetOnClose(fd int) error {
 	return callError("setsockopt", "SO_LINGER 0", unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
-}
-
-// Sendfile sends up to n bytes of the file from offset through the socket, without a copy in user space (man 2 sendfile).
-// The transfer path does not use it, because sending the mapped memory is faster (docs/measurements/tcp.md).
-func Sendfile(socket, file int, offset int64, n int) (int, error) {
-	return unix.Sendfile(socket, file, &offset, n)
 }

@@ -95,6 +95,30 @@ func SingleKeys(fd uintptr) (restore func() error, err error) {
 	}, nil
 }
 
+// LineInput makes the terminal that fd is give out whole lines, until restore, and drops what was typed before, so that it does not
+// answer a question that comes now. Without echo it shows only the end of a line, as for a password.
+func LineInput(fd uintptr, echo bool) (restore func() error, err error) {
+	was, err := unix.IoctlGetTermios(int(fd), unix.TCGETS)
+	if err != nil {
+		return nil, callError("ioctl", "TCGETS", err)
+	}
+	now := *was
+	now.Lflag |= unix.ICANON | unix.ISIG
+	if !echo {
+		now.Lflag &^= unix.ECHO
+		now.Lflag |= unix.ECHONL
+	}
+	if err := unix.IoctlSetTermios(int(fd), unix.TCSETSF, &now); err != nil {
+		return nil, callError("ioctl", "TCSETSF", err)
+	}
+	return func() error {
+		if err := unix.IoctlSetTermios(int(fd), unix.TCSETS, was); err != nil {
+			return callError("ioctl", "TCSETS", err)
+		}
+		return nil
+	}, nil
+}
+
 // ControllingTerminal adds to the attributes of a command that it leads a session of its own whose controlling terminal is
 // its standard input: keys such as Ctrl-C become signals to it, and the end of the terminal a hang-up.
 func ControllingTerminal(cmd *exec.Cmd) {

@@ -47,6 +47,46 @@ func TestTerminal(t *testing.T) {
 	}
 }
 
+// A line that was typed before the question is not its answer, and one without echo is not shown.
+func TestLineInput(t *testing.T) {
+	user, program, err := OpenTerminal(80, 24)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer user.Close()
+	defer program.Close()
+	shown := bufio.NewReader(user)
+	if _, err := user.WriteString("early\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := shown.ReadString('\n'); err != nil || line != "early\r\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	restore, err := LineInput(program.Fd(), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := bufio.NewReader(program)
+	if _, err := user.WriteString("hidden\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := in.ReadString('\n'); err != nil || line != "hidden\n" {
+		t.Errorf("the program reads %q, %v", line, err)
+	}
+	if err := restore(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := user.WriteString("open\n"); err != nil {
+		t.Fatal(err)
+	}
+	if line, err := shown.ReadString('n'); err != nil || line != "\r\nopen" {
+		t.Errorf("the terminal shows %q, %v", line, err)
+	}
+	if _, err := LineInput(^uintptr(0)>>1, true); err == nil {
+		t.Error("no terminal")
+	}
+}
+
 func TestTermSizeOfAFile(t *testing.T) {
 	f, err := os.Open(os.DevNull)
 	if err != nil {

@@ -11,13 +11,15 @@ import (
 const MaxPacketFDs = 4
 
 // PeerCred tells which process is at the other end of a connected unix socket, as the kernel recorded it when that process
-// connected or listened (man 7 unix, SO_PEERCRED). The peer cannot forge it.
+// connected or listened (man 7 unix, SO_PEERCRED). The peer cannot forge it. The error wraps ErrNoOwner if the user namespace of
+// this process has no number for that process's user.
 func PeerCred(fd int) (pid, uid int, err error) {
 	c, err := unix.GetsockoptUcred(fd, unix.SOL_SOCKET, unix.SO_PEERCRED)
 	if err != nil {
 		return 0, 0, callError("getsockopt", "SO_PEERCRED", err)
 	}
-	return int(c.Pid), int(c.Uid), nil
+	uid, err = oneUser(int(c.Uid))
+	return int(c.Pid), uid, err
 }
 
 // RightsMessage is a control message that passes descriptors over a unix socket (SCM_RIGHTS). The sender keeps its own.

@@ -1,7 +1,6 @@
 package sys
 
 import (
-	"errors"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -131,15 +130,4 @@ func HasCapability(c int) (bool, error) {
 		return false, callError("capget", "", err)
 	}
 	return d[c/32].Effective>>(c%32)&1 != 0, nil
-}
-
-// PollOut blocks the calling thread until fd is writable or in error, for up to timeout milliseconds (-1: for ever). It reports
-// whether it is.
-func PollOut(fd, timeout int) (bool, error) {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	n, err := unix.Poll(p, timeout)
-	if errors.Is(err, EINTR) {
-		return false, nil
-	}
-	return n > 0, callError("poll", "", err)
 }

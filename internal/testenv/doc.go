@@ -10,7 +10,7 @@
 //   - peers: other people's tools at the far end.
 //
 // Two rules hold for all of them. A test skips only for a reason that an attempt proved, and does not skip at all where CI is
-// set: [Missing]. And nothing stays behind, also when the test process is killed: what lives in the kernel is held by
+// set: [Missing]; or because of how it was built, which [LeaveOut] looks up. Nothing else in the repository skips a test. And nothing stays behind, also when the test process is killed: what lives in the kernel is held by
 // descriptors and threads, which end with the process, and what lives in files is in one cache directory, by content.
 //
 // The package does not import testing, so that the benchmarks, which are part of the product, can use the same wrappers.

@@ -1,51 +1,128 @@
 package testenv
 
 import (
+	"errors"
+	"fmt"
 	"os"
 	"strconv"
+	"sync"
 
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // HugePages has the kernel add n huge pages of size bytes for the test, and takes them away with the test. Where it cannot, and fewer are
-// free, the test is skipped with the kernel's answer. Tests of several processes may do so at once.
+// free, the test ends with the kernel's answer as the proof: see [Missing]. Until the test ends no other process of the lab changes the pool or
+// counts on its free pages; with n = 0 that is all.
 func HugePages(t TB, size, n int) {
 	t.Helper()
-	before, err := sys.HugePageState(size, -1)
-	if err != nil {
-		Record(t, "skip", "huge pages", err.Error())
-		t.Skipf("%v", err)
+	if err := poolLock.take(); err != nil {
+		t.Fatalf("%v", err)
 		return
 	}
-	added, err := addHuge(size, n)
+	t.Cleanup(poolLock.leave)
+	p := kernelPool(size)
+	before, err := p.state()
+	if err != nil {
+		Missing(t, "huge pages", err)
+		return
+	}
+	added, err := p.add(n)
 	t.Cleanup(func() {
-		if _, err := addHuge(size, -added); err != nil && added > 0 {
+		if err := p.takeAway(added); err != nil {
 			t.Errorf("testenv: huge pages are left: %v", err)
 		}
 	})
-	if added == n {
-		return
-	}
-	if h, e := sys.HugePageState(size, -1); e != nil || h.Free < n {
-		Record(t, "skip", "huge pages", "memory")
-		t.Skipf("%d huge pages of %d bytes were free, the test needs %d, and the kernel added %d: %v, %v", before.Free, size, n, added, err, e)
+	if h, e := p.state(); e != nil || h.Free < n {
+		Missing(t, "huge pages", fmt.Errorf("%d of %d bytes were free, the test needs %d, and %d are free after the kernel was asked for them: %w", before.Free, size, n, h.Free,
+			errors.Join(err, e, errFewPages)))
 	}
 }
 
-// addHuge changes how many huge pages there are by n, and says by how many it did. Nobody else of the lab does so meanwhile.
-func addHuge(size, n int) (int, error) {
-	unlock, err := Lock("hugepages")
-	if err != nil {
-		return 0, err
+var errFewPages = errors.New("the kernel has no memory for huge pages")
+
+// poolLock is held by one process at a time, by any number of its tests.
+var poolLock sharedLock
+
+type sharedLock struct {
+	mu     sync.Mutex
+	users  int
+	unlock func()
+}
+
+func (l *sharedLock) take() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users == 0 {
+		unlock, err := Lock("hugepages")
+		if err != nil {
+			return err
+		}
+		l.unlock = unlock
 	}
-	defer unlock()
-	before, err := sys.HugePageState(size, -1)
+	l.users++
+	return nil
+}
+
+func (l *sharedLock) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.users--; l.users == 0 {
+		l.unlock()
+	}
+}
+
+// pool is the kernel's pool of huge pages of one size. Its methods are called one after the other.
+type pool struct {
+	state func() (sys.HugePages, error)
+	set   func(n int) error // how many are permanent
+}
+
+func kernelPool(size int) pool {
+	return pool{
+		state: func() (sys.HugePages, error) { return sys.HugePageState(size, -1) },
+		set: func(n int) error {
+			h, err := sys.HugePageState(size, -1)
+			if err != nil {
+				return err
+			}
+			return os.WriteFile(h.Knob, []byte(strconv.Itoa(n)), 0)
+		},
+	}
+}
+
+// poolMutex is for changes of the pool by tests of one process.
+var poolMutex sync.Mutex
+
+// add makes n pages more, and returns by how many the permanent ones are more: also pages of the surplus, which the kernel makes permanent
+// before it adds any. Pages that are permanent stay when whoever uses them ends, so all of them are to be taken away.
+func (p pool) add(n int) (int, error) {
+	poolMutex.Lock()
+	defer poolMutex.Unlock()
+	before, err := p.state()
 	if err != nil || n == 0 {
 		return 0, err
 	}
-	if err := os.WriteFile(before.Knob, []byte(strconv.Itoa(max(0, before.Total+n))), 0); err != nil {
+	if err := p.set(before.Total + n); err != nil {
 		return 0, err
 	}
-	after, err := sys.HugePageState(size, -1)
-	return after.Total - before.Total, err
+	after, err := p.state()
+	return after.Total - after.Surplus - (before.Total - before.Surplus), err
+}
+
+// takeAway undoes an add. Pages that are still in use become surplus, which the kernel gives up when their user ends.
+func (p pool) takeAway(added int) error {
+	poolMutex.Lock()
+	defer poolMutex.Unlock()
+	h, err := p.state()
+	if err != nil || added == 0 {
+		return err
+	}
+	want := max(0, h.Total-h.Surplus-added)
+	if err := p.set(want); err != nil {
+		return err
+	}
+	if h, err = p.state(); err == nil && h.Total-h.Surplus > want {
+		err = fmt.Errorf("%d of %d bytes are permanent, expected %d", h.Total-h.Surplus, h.Size, want)
+	}
+	return err
 }

@@ -1,12 +1,12 @@
 package testenv
 
 import (
-	"errors"
+	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
+
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // TB is the part of *testing.T that the lab needs.
@@ -63,28 +63,53 @@ func Root() (string, error) {
 	}
 }
 
-// Tool finds a program by name, also in the directories that hold programs for root. The error names the Debian package that
-// brings it.
-func Tool(name, pkg string) (string, error) {
-	p, err := exec.LookPath(name)
-	if err == nil {
-		return filepath.Abs(p)
+// Tool is [sys.Program] for tests and the lab.
+func Tool(name, pkg string) (string, error) { return sys.Program(name, pkg) }
+
+// A Build is a property of this test binary or of its run, which [LeaveOut] looks up itself. Several are joined by |.
+type Build int
+
+const (
+	WithRace          Build = 1 << iota // built with the race detector
+	WithInvariants                      // built with -tags invariants
+	WithoutInvariants                   // built without them
+	Short                               // run with -test.short
+)
+
+// here is what this run is.
+func here() Build {
+	b := WithoutInvariants
+	if Invariants {
+		b = WithInvariants
 	}
-	if !strings.Contains(name, "/") && errors.Is(err, exec.ErrNotFound) {
-		for _, dir := range []string{"/usr/sbin", "/sbin", "/usr/local/sbin"} {
-			if p, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
-				return p, nil
-			}
-		}
+	if Race {
+		b |= WithRace
 	}
-	return "", fmt.Errorf("testenv: %w; on Debian: apt-get install %s", err, pkg)
+	if f := flag.Lookup("test.short"); f != nil && f.Value.String() == "true" {
+		b |= Short
+	}
+	return b
 }
 
-// Once skips a test that is mostly the work of other programs (a guest, a browser) in builds with the race detector or with
-// invariants: the plain build of the same run has it.
+// LeaveOut skips a test, for the reason why, when this run has one of the properties. It returns when the run has none of them. A test
+// that no run could have, because it leaves out builds with invariants and those without, fails.
+func LeaveOut(t TB, in Build, why string) {
+	t.Helper()
+	leaveOut(t, here(), in, why)
+}
+
+func leaveOut(t TB, run, in Build, why string) {
+	t.Helper()
+	switch {
+	case in&(WithInvariants|WithoutInvariants) == WithInvariants|WithoutInvariants || in <= 0 || in >= Short<<1 || why == "":
+		t.Fatalf("testenv: LeaveOut(%#x, %q): expected builds that leave the test to others, and a reason", int(in), why)
+	case run&in != 0:
+		t.Skipf("left out of this build: %s", why)
+	}
+}
+
+// Once leaves a test that is mostly the work of other programs (a guest, a browser) to the plain build of the same run.
 func Once(t TB) {
 	t.Helper()
-	if Race || Invariants {
-		t.Skipf("the plain build runs this test; another build of it would try the same programs again")
-	}
+	LeaveOut(t, WithRace|WithInvariants, "the plain build runs this test; another build of it would try the same programs again")
 }

@@ -70,6 +70,37 @@ func TestMissingSkipsOnALaptopAndFailsInCI(t *testing.T) {
 	}
 }
 
+// LeaveOut skips only in a run that has one of the properties, and refuses what would leave a test out of every run.
+func TestLeaveOut(t *testing.T) {
+	for _, c := range []struct {
+		run, in   Build
+		why, want string
+	}{
+		{WithoutInvariants, WithRace, "it allocates", ""},
+		{WithoutInvariants, WithRace | WithInvariants, "it allocates", ""},
+		{WithoutInvariants | WithRace, WithRace, "it allocates", "skip: left out of this build: it allocates"},
+		{WithInvariants, WithRace | WithInvariants, "it allocates", "skip: left out of this build: it allocates"},
+		{WithoutInvariants, WithoutInvariants, "about invariants", "skip: left out of this build: about invariants"},
+		{WithInvariants, WithoutInvariants, "about invariants", ""},
+		{WithoutInvariants | Short, Short, "long", "skip: left out of this build: long"},
+		{WithoutInvariants, Short, "long", ""},
+		{WithoutInvariants, WithInvariants | WithoutInvariants, "never", "fail: "},
+		{WithoutInvariants, 0, "nothing", "fail: "},
+		{WithoutInvariants, 1 << 10, "unknown", "fail: "},
+		{WithoutInvariants | WithRace, WithRace, "", "fail: "},
+	} {
+		var f fakeTB
+		f.run(func() { leaveOut(&f, c.run, c.in, c.why) })
+		if c.want == "" && f.end != "" || !strings.HasPrefix(f.end, c.want) {
+			t.Errorf("%#x of %#x, %q: %q, want %q", int(c.in), int(c.run), c.why, f.end, c.want)
+		}
+	}
+	now := here()
+	if now&WithRace != 0 != Race || now&WithInvariants != 0 != Invariants || now&WithoutInvariants != 0 == Invariants || now&Short != 0 != testing.Short() {
+		t.Errorf("this run is %#x", int(now))
+	}
+}
+
 func TestToolNamesThePackage(t *testing.T) {
 	if _, err := Tool("penstock-no-such-program", "some-package"); err == nil || !strings.Contains(err.Error(), "apt-get install some-package") {
 		t.Errorf("error %v does not say what to install", err)

@@ -18,6 +18,7 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -125,8 +126,25 @@ var ErrNotLoopback = errors.New("metrics are served on loopback addresses only: 
 // shutdownTimeout is how long scrapes that are under way may take when the server ends.
 const shutdownTimeout = 2 * time.Second
 
+// byAddress refuses requests for a host that is neither an IP address nor localhost. A page of somebody else's, open in a browser on this
+// machine, gets at a loopback address only by a name of its own that leads there (DNS rebinding).
+func byAddress(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil { // without a port
+			host = strings.TrimSuffix(strings.TrimPrefix(r.Host, "["), "]")
+		}
+		if _, err := netip.ParseAddr(host); err != nil && !strings.EqualFold(host, "localhost") {
+			http.Error(w, fmt.Sprintf("this page is for http://127.0.0.1, http://[::1] and http://localhost, not for the host %q: a proxy in front of it sends one of them as Host", r.Host), http.StatusMisdirectedRequest)
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
 // Serve answers GET /metrics on a loopback address (127.0.0.1:9095, [::1]:0, localhost:9095) until ctx ends or stop is called, which
-// returns when the server has ended. addr is the address with the port that the kernel chose.
+// returns when the server has ended. addr is the address with the port that the kernel chose. The Host of a request is an IP address
+// or localhost; others are refused.
 func Serve(ctx context.Context, address string, sources ...metrics.Source) (stop func() error, addr string, err error) {
 	host, _, err := net.SplitHostPort(address)
 	if err != nil {
@@ -146,7 +164,7 @@ func Serve(ctx context.Context, address string, sources ...metrics.Source) (stop
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", Handler(sources...))
-	srv := &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	srv := &http.Server{Handler: byAddress(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()
 	done := make(chan struct{})

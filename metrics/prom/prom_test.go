@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -103,6 +104,39 @@ penstock_good_total 1
 	}
 	if n, err := testutil.GatherAndCount(r, "penstock_flood_total"); err != nil || n != MaxSamples {
 		t.Errorf("%d samples of a flood, %v", n, err)
+	}
+}
+
+// TestHost asks for the page under names that lead to this machine, as a browser does for a page of somebody else's.
+func TestHost(t *testing.T) {
+	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", source())
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(addr)
+	for host, want := range map[string]int{
+		addr: http.StatusOK, "127.0.0.1": http.StatusOK, "localhost:" + port: http.StatusOK, "LocalHost": http.StatusOK, "[::1]:" + port: http.StatusOK, "[::1]": http.StatusOK,
+		"attacker.example": http.StatusMisdirectedRequest, "attacker.example:" + port: http.StatusMisdirectedRequest,
+		"127.0.0.1.attacker.example": http.StatusMisdirectedRequest, "localhost.attacker.example": http.StatusMisdirectedRequest, "localhost.": http.StatusMisdirectedRequest,
+	} {
+		r, err := http.NewRequest(http.MethodGet, "http://"+addr+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Host = host
+		a, err := http.DefaultClient.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(a.Body)
+		a.Body.Close()
+		if a.StatusCode != want || (want == http.StatusOK) != strings.Contains(string(body), "penstock_export") || want != http.StatusOK && !strings.Contains(string(body), "localhost") {
+			t.Errorf("Host %s: %s %q", host, a.Status, body)
+		}
+	}
+	http.DefaultClient.CloseIdleConnections()
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -1,6 +1,6 @@
 // Package drivers is the table of transfer paths of this build: it makes the drivers that a node has.
 //
-//	all, err := drivers.New(drivers.Options{Beyond: true})                                  // what the machine has, the best first
+//	all, err := drivers.New(drivers.Options{})                                              // what the machine has, the best first
 //	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})
 //
 // Whoever opens a node lets New make the list, so that a path is the same thing on the command line, in a configuration and in a
@@ -9,7 +9,6 @@ package drivers
 
 import (
 	"fmt"
-	"net"
 	"slices"
 	"strings"
 
@@ -22,13 +21,11 @@ import (
 // Options say which drivers are wanted and shape them.
 type Options struct {
 	Names []string // those that are wanted, in order of preference, each once; nil: all of Names()
-	// Beyond says that the node speaks with other machines. Its paths then listen where these reach them; without it, on this machine only.
-	Beyond bool
 	// Insecure permits paths to other machines that are not encrypted. Whoever is on the way can read and change everything.
 	Insecure bool
 
 	SHM   shm.Driver
-	TCP   tcp.Options   // New sets Insecure, and Addr where it is ""
+	TCP   tcp.Options   // New sets Insecure
 	Verbs verbs.Options // New sets Insecure
 }
 
@@ -51,8 +48,8 @@ func New(o Options) ([]path.Driver, error) {
 		case tcp.Name:
 			t := o.TCP
 			t.Insecure = o.Insecure
-			if t.Addr == "" && o.Beyond {
-				t.Addr = everywhere()
+			if err := t.Check(); err != nil {
+				return nil, err
 			}
 			out = append(out, tcp.New(t))
 		case verbs.Name:
@@ -75,13 +72,4 @@ func Probe(d path.Driver) error {
 		return p.Probe()
 	}
 	return nil
-}
-
-// everywhere is the address of a listener on all interfaces: for IPv4 and IPv6 if the machine has both.
-func everywhere() string {
-	if l, err := net.Listen("tcp", "[::]:0"); err == nil {
-		l.Close()
-		return "[::]:0"
-	}
-	return "0.0.0.0:0"
 }

@@ -3,7 +3,6 @@ package drivers_test
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -51,39 +50,6 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// listening is the IP address where TCP paths of a node listen.
-func listening(t *testing.T, o drivers.Options) netip.Addr {
-	t.Helper()
-	o.Names = []string{"tcp"}
-	all, err := drivers.New(o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	l, err := all[0].Listen()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	at, err := netip.ParseAddrPort(l.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return at.Addr()
-}
-
-// A node that speaks with other machines has paths that these reach, also where TCP was asked for by its name; one that does not, has none.
-func TestBeyond(t *testing.T) {
-	if a := listening(t, drivers.Options{}); !a.IsLoopback() {
-		t.Errorf("for this machine: %v", a)
-	}
-	if a := listening(t, drivers.Options{Beyond: true}); !a.IsUnspecified() {
-		t.Errorf("for other machines: %v", a)
-	}
-	if a := listening(t, drivers.Options{Beyond: true, TCP: tcp.Options{Addr: "127.0.0.1:0"}}); !a.IsLoopback() {
-		t.Errorf("where it was told: %v", a)
-	}
-}
-
 // dialRefused is what dialing another machine without encryption says, before anything is sent.
 func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) error {
 	t.Helper()
@@ -94,7 +60,7 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) er
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	p, err := all[0].Dial(ctx, to, path.Config{Exports: new(path.Exports)})
+	p, err := all[0].Dial(ctx, to, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err == nil {
 		p.Close()
 		t.Fatal("somebody answered")
@@ -105,10 +71,10 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) er
 // Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the driver's own options say.
 func TestInsecure(t *testing.T) {
 	away := path.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
-	if err := dialRefused(t, drivers.Options{Beyond: true, TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
+	if err := dialRefused(t, drivers.Options{TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("tcp: %v", err)
 	}
-	if err := dialRefused(t, drivers.Options{Beyond: true, Insecure: true}, "tcp", away); errors.Is(err, path.ErrUnavailable) {
+	if err := dialRefused(t, drivers.Options{Insecure: true}, "tcp", away); errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("tcp, insecure: %v", err)
 	}
 	lib, err := fake.Build()

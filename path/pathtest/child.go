@@ -173,7 +173,7 @@ func connect(t testing.TB, d path.Driver, childListens bool) (*Side, *Child) {
 	p := &Pair{t: t, f: f}
 	s := &Side{Name: "parent", Exports: new(path.Exports), t: t, pair: p, ops: map[uint64]*Result{}}
 	p.A = s
-	cfg := path.Config{Exports: s.Exports}
+	cfg := path.Config{Rights: path.Read | path.Write, Exports: s.Exports}
 	ctx, cancel := context.WithTimeout(t.Context(), f.Patience)
 	defer cancel()
 	offer := path.Offer{}
@@ -295,7 +295,7 @@ func (c *childSide) handle(q request) {
 
 func (c *childSide) do(q request) (r reply, later bool, err error) {
 	r.Bad = -1
-	cfg := path.Config{Exports: &c.exports}
+	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if c.path == nil && q.Do != "listen" && q.Do != "accept" && q.Do != "dial" {

@@ -70,7 +70,7 @@ func (e *memoryEnd) flawPosted(s *memoryOp) {
 
 // resolve is what the peer's table says about a block, or what a broken variant makes of it.
 func (e *memoryEnd) resolve(s *memoryOp, c *path.Copy, want path.Rights) ([]byte, error) {
-	x := e.peer.exports
+	x := e.peer.reach
 	off, n := c.RemoteOff, c.Local.Len
 	switch e.link.flaw {
 	case ignoresRights:
@@ -106,7 +106,7 @@ func (e *memoryEnd) copy(s *memoryOp, to, from []byte) {
 		}
 	case writesBeyond:
 		c := &s.op.Copies[s.block]
-		if x, err := e.peer.exports.Lookup(c.Key); err == nil && s.op.Kind == path.Put {
+		if x, _, err := e.peer.reach.Lookup(c.Key); err == nil && s.op.Kind == path.Put {
 			if end := c.RemoteOff + c.Local.Len; end < x.Span().Len {
 				x.Span().Bytes()[end] ^= 1
 			}
@@ -184,7 +184,7 @@ func (e *memoryEnd) flawPoll() {
 func (e *memoryEnd) flawCancel(s *memoryOp) {
 	if (e.link.flaw == writesAfterCancel || e.link.flaw == writesAfterClose) && e.flawed.late == nil && s.block < len(s.op.Copies) {
 		c := &s.op.Copies[s.block]
-		b, err := e.peer.exports.Resolve(c.Key, c.RemoteOff, c.Local.Len, 0)
+		b, err := e.peer.reach.Resolve(c.Key, c.RemoteOff, c.Local.Len, 0)
 		if err == nil && s.op.Kind == path.Put {
 			e.flawed.late, e.flawed.lateFrom = b[s.off:], c.Local.Bytes()[s.off:]
 		}

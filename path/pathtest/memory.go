@@ -36,7 +36,7 @@ func newMemory(a, b path.Config, f flaw) (pa, pb path.Path, err error) {
 			}
 			return nil, nil, err
 		}
-		e := &memoryEnd{link: link, exports: c.Exports, fd: fd}
+		e := &memoryEnd{link: link, reach: c.Reach(), fd: fd}
 		e.slots = make([]memoryOp, link.window)
 		e.notes = make([][path.MaxMessage]byte, link.window)
 		for k := range e.slots {
@@ -71,12 +71,12 @@ type memoryLink struct {
 // note at the receiver until the Poll after the one that reported it; so nothing is ever allocated, and a sender whose
 // peer does not poll waits.
 type memoryEnd struct {
-	link    *memoryLink
-	peer    *memoryEnd
-	exports *path.Exports
-	fd      int // eventfd
-	armed   bool
-	closed  bool
+	link   *memoryLink
+	peer   *memoryEnd
+	reach  path.Reach
+	fd     int // eventfd
+	armed  bool
+	closed bool
 
 	slots     []memoryOp
 	freeSlots []int
@@ -104,7 +104,7 @@ type memoryEvent struct {
 func (e *memoryEnd) Name() string { return "memory" }
 
 func (e *memoryEnd) Capabilities() path.Capabilities {
-	return path.Capabilities{OneSided: true, SameHost: true, Proof: path.ProofMemory, Window: e.link.window,
+	return path.Capabilities{OneSided: true, Proof: path.ProofMemory, Window: e.link.window,
 		MaxMessage: path.MaxMessage, UserCopies: 1}
 }
 

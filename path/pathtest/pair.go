@@ -70,6 +70,7 @@ func newPairConfig(t testing.TB, f Factory, ca, cb path.Config) *Pair {
 	t.Helper()
 	p := &Pair{t: t, f: f}
 	ca.Exports, cb.Exports = new(path.Exports), new(path.Exports)
+	ca.Rights, cb.Rights = path.Read|path.Write, path.Read|path.Write
 	p.A = &Side{Name: "a", Exports: ca.Exports, t: t, pair: p, ops: map[uint64]*Result{}}
 	p.B = &Side{Name: "b", Exports: cb.Exports, t: t, pair: p, ops: map[uint64]*Result{}}
 	pa, pb := f.New(t, ca, cb)

@@ -6,8 +6,10 @@ import (
 	"slices"
 	"sync/atomic"
 
-	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/budget"
+	"github.com/penstock-io/penstock/internal/handles"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -36,17 +38,18 @@ const (
 
 // attachment is an export of the peer. It is used by the path's owner; views of it may be released by anybody.
 type attachment struct {
-	p       *Path
-	key     path.Key
-	state   attachState
-	rights  path.Rights
-	err     error  // why it failed
-	main    []byte // for copying: writable when the rights say so
-	view    []byte // for Borrow: never writable; main itself when that is read-only, or nil until the first Borrow
-	opSeq   uint64 // operation that used it last: it is not given up under a running one
-	used    uint64 // by Path.useClock
-	pages   touched
-	release func()
+	p      *Path
+	key    path.Key
+	state  attachState
+	rights path.Rights
+	err    error  // why it failed
+	main   []byte // for copying: writable when the rights say so
+	view   []byte // for Borrow: never writable; main itself when that is read-only, or nil until the first Borrow
+	opSeq  uint64 // operation that used it last: it is not given up under a running one
+	used   uint64 // by Path.useClock
+	pages  touched
+	views  handles.Table
+	grant  *budget.Grant // of the mappings
 
 	// refs counts the path itself and each view. Whoever brings it to 0 unmaps.
 	refs atomic.Int64
@@ -147,9 +150,18 @@ func (p *Path) attachedReply(k *packet, fd int) {
 		return
 	}
 	delete(p.asked, k.id)
-	prot := sys.ProtRead
+	prot, mappings := sys.ProtRead, uint64(1)
 	if k.rights&path.Write != 0 {
 		prot |= sys.ProtWrite
+		if k.rights&path.Read != 0 {
+			mappings = 2
+		}
+	}
+	pages := newTouched(k.size)
+	grant, err := budget.Process().Take(p.principal, budget.Amounts{budget.Mappings: mappings, budget.Address: mappings * k.size, budget.Memory: 8 * uint64(len(pages))})
+	if err != nil {
+		p.unmapped(a, err)
+		return
 	}
 	m, err := sys.Mmap(fd, 0, int(k.size), prot, sys.MapShared)
 	if err == nil && k.rights&path.Write != 0 && k.rights&path.Read != 0 {
@@ -159,19 +171,25 @@ func (p *Path) attachedReply(k *packet, fd int) {
 		}
 	}
 	if err != nil {
-		a.state, a.err = attachFailed, fmt.Errorf("path/shm: the peer's export cannot be mapped: %w: %w", path.ErrUnreachable, err)
-		p.send(packet{kind: packetLetGo, key: a.key}, -1)
+		grant.Release()
+		p.unmapped(a, err)
 		return
 	}
+	a.grant = grant
 	a.main, a.rights, a.state = m, k.rights, attachReady
 	if k.rights == path.Read {
 		a.view = m
 	}
-	a.pages = newTouched(k.size)
+	a.pages = pages
 	a.refs.Store(1)
-	a.release = a.drop
 	p.useClock++
 	a.used = p.useClock
+}
+
+// unmapped ends an attachment that cannot be mapped.
+func (p *Path) unmapped(a *attachment, err error) {
+	a.state, a.err = attachFailed, fmt.Errorf("path/shm: the peer's export cannot be mapped: %w: %w", path.ErrUnreachable, err)
+	p.send(packet{kind: packetLetGo, key: a.key}, -1)
 }
 
 // detach ends the use of an attachment by the path: nothing can be written any more when it returns, and the mapping goes
@@ -189,18 +207,24 @@ func (p *Path) detach(a *attachment) {
 	a.drop()
 }
 
+// EndView gives the reference of a view back.
+func (a *attachment) EndView(handle uint64) error {
+	if !a.views.Give(handles.Handle(handle)) {
+		return fmt.Errorf("path/shm: borrowed memory: %w", mem.ErrReleased)
+	}
+	a.drop()
+	return nil
+}
+
 // drop gives one reference back.
 func (a *attachment) drop() {
-	n := a.refs.Add(-1)
-	if invariants.Enabled && n < 0 {
-		panic("path/shm: a view was released twice")
-	}
-	if n != 0 {
+	if a.refs.Add(-1) != 0 {
 		return
 	}
 	if a.view != nil {
 		sys.Munmap(a.view)
 	}
+	a.grant.Release()
 	p := a.p
 	p.mu.Lock()
 	if !p.bellDead {
@@ -247,7 +271,7 @@ func (p *Path) Borrow(key path.Key, off, n uint64) (path.View, error) {
 		return path.View{}, errBounds
 	}
 	a.refs.Add(1)
-	return path.NewView(a.view[off:off+n:off+n], a.release), nil
+	return path.NewView(a.view[off:off+n:off+n], a, uint64(a.views.Take())), nil
 }
 
 // touched remembers which blocks of a mapping have their pages mapped already. It only saves faults: being wrong is harmless.

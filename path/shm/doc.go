@@ -45,5 +45,12 @@
 // A peer that is stopped (SIGSTOP, a debugger) looks alive: puts and gets still work, notifications wait once the ring is
 // full, and a large put waits if the peer was stopped in the middle of a chunk that it copies. Such operations stay
 // outstanding until the peer goes on, or the caller, who has a heartbeat, closes the path. Close is safe then: a stopped
-// helper only reads this side's memory, from a mapping of its own, and writes to its own exports before it learns of anything else.
+// helper only reads this side's memory, by a descriptor of its own, and writes to its own exports before it learns of anything else.
+//
+// # What a peer can take
+//
+// What it lends is taken only if it may put, at most 8 regions of a path, and mapped only if it is not sparse. Its exports are mapped when this side uses
+// them. Mappings and descriptors are charged to Config.Principal, who has a share of what the process can have (package internal/budget);
+// beyond it an export is not reachable by this path, and large puts are copied by one core. Sparse memory is the owner's affair as long as it is only
+// lent. An export without pages gets them when this side reads or writes it, at this side's expense: as many as the transfer has.
 package shm

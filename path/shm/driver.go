@@ -13,13 +13,12 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // Driver sets up paths to processes of the same user on this machine. The zero value is ready to use.
 type Driver struct {
-	// NoHelp keeps large puts on the core of the side that posts them. Without it the peer copies a part, for which it maps
-	// the whole local region read-only. It holds for both directions when either side sets it.
+	// NoHelp keeps large puts on the core of the side that posts them. Without it the peer copies a part, for which it is
+	// lent the whole local region read-only. It holds for both directions when either side sets it.
 	NoHelp bool
 }
 
@@ -33,18 +32,34 @@ var (
 // handshakeTime bounds each handshake: all of it is between two processes that both want it.
 const handshakeTime = 5 * time.Second
 
-// maxPending is the number of connections that may be in the handshake at once; the oldest is dropped for a new one.
-const maxPending = 256
-
 const addrPrefix = "@penstock-shm-"
 
 // Name is "shm".
 func (Driver) Name() string { return "shm" }
 
+// priorRate is what copies are taken to reach until large ones were timed.
+const priorRate = 8e9
+
 // Traits are those of memory that both ends map.
 func (Driver) Traits() path.Traits {
-	return path.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: 8e9}}
+	return path.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: priorRate}}
 }
+
+// Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent, and the memory that both sides share.
+// What of the peer's is mapped or lent is charged while the path is used, to Config.Principal.
+func (Driver) Needs(cfg *path.Config) path.Needs {
+	window, err := checkConfig(*cfg)
+	if err != nil {
+		return path.Needs{}
+	}
+	return path.Needs{Descriptors: 3 + 1 + maxOutFDs, Memory: uint64(controlBytes(window)) + uint64(window)*opBytes + pathBytes}
+}
+
+// What one operation of the window takes at most, a message of MaxMessage bytes included, and what a path takes once.
+const (
+	opBytes   = 1024 + 512
+	pathBytes = 64 << 10
+)
 
 // Listen opens an abstract unix socket with a random name, which needs no file and vanishes with the process.
 func (d Driver) Listen() (path.Listener, error) {
@@ -55,7 +70,7 @@ func (d Driver) Listen() (path.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("path/shm: listen: %w: %w", path.ErrUnavailable, err)
 	}
-	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[path.Token]*waiter{}, pending: map[*stranger]struct{}{}, closed: make(chan struct{})}
+	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[path.Token]*waiter{}, closed: make(chan struct{})}
 	l.work.Add(1)
 	go l.accept()
 	return l, nil
@@ -78,9 +93,6 @@ func (d Driver) dial(ctx context.Context, o path.Offer, cfg path.Config) (*Path,
 	}
 	if !strings.HasPrefix(o.Addr, "@") || len(o.Addr) > 100 {
 		return nil, fmt.Errorf("expected the address of an abstract socket such as %q: %w", addrPrefix+"0123", path.ErrUnavailable)
-	}
-	if vec.Choices() == nil { // once in a process: it takes tens of milliseconds
-		vec.Calibrate()
 	}
 	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
 	defer cancel()

@@ -11,7 +11,7 @@ func (p *Path) Explain() []string {
 		fmt.Sprintf("one copy by the poster into or out of the peer's mapped memfd; borrow without a copy; window %d, notifications through rings of %d cells of 64 bytes", p.window, cells(p.window)),
 	}
 	c := p.Cost()
-	how := "this process's copy of 1 MiB, nothing large was moved here yet"
+	how := "assumed, nothing large was moved here yet"
 	if c.Measured {
 		how = "measured on this path's large operations"
 	}

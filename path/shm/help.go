@@ -3,8 +3,8 @@ package shm
 import (
 	"encoding/binary"
 	"fmt"
-	"runtime/debug"
 
+	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -37,6 +37,41 @@ type helpRegion struct {
 	id uint32
 }
 
+// lentRegion is a region of the peer. Touching a page that a sparse memfd does not have would make the page, at the expense of whoever
+// touches it. So a region is mapped only if it may have all its pages, and copied from the mapping only where it has; otherwise it
+// is read, and reading finds zeros where there are no pages.
+type lentRegion struct {
+	fd    int
+	size  uint64
+	mem   []byte        // nil: not mapped
+	grant *budget.Grant // of the descriptor and the mapping
+}
+
+// whole reports whether the region has as many pages as it needs.
+func (r *lentRegion) whole() bool {
+	n, err := sys.AllocatedSize(r.fd)
+	return err == nil && n >= r.size
+}
+
+// present reports whether a part of the region is mapped and has all its pages. That of the whole region says little: pages beyond the end of a
+// file count as well, and it may be punched.
+func (r *lentRegion) present(off, n uint64) bool {
+	if r.mem == nil {
+		return false
+	}
+	var pages [chunkBytes/4096 + 1]byte
+	ok, err := sys.InCore(r.mem[off:off+n], pages[:])
+	return err == nil && ok
+}
+
+func (r lentRegion) close() {
+	if r.mem != nil {
+		sys.Munmap(r.mem)
+	}
+	sys.Close(r.fd)
+	r.grant.Release()
+}
+
 // ownJob is a job of this side.
 type ownJob struct {
 	active bool
@@ -53,9 +88,11 @@ type helpJob struct {
 	active bool
 	gen    uint32
 	count  uint32
-	done   uint32 // chunks that we finished
-	owed   uint32 // generation to report as left, 0 for none
-	src    []byte
+	done   uint32     // chunks that we finished
+	owed   uint32     // generation to report as left, 0 for none
+	src    lentRegion // one of Path.lent
+	from   uint64     // where in it the job begins
+	len    uint64
 	key    path.Key
 	off    uint64
 }
@@ -195,14 +232,14 @@ func (p *Path) lendRegion(r *mem.Region) (uint32, bool) {
 	return p.regionID, len(p.out) == 0
 }
 
-// takeBack makes the peer unmap a lent region.
+// takeBack makes the peer close a lent region.
 func (p *Path) takeBack(i int) {
 	id := p.regions[i].id
 	p.regions = append(p.regions[:i], p.regions[i+1:]...)
 	p.send(packet{kind: packetForget, id: id}, -1)
 }
 
-// sweepRegions takes back regions that this side has closed, so that the peer's mapping does not keep their memory.
+// sweepRegions takes back regions that this side has closed, so that the peer's descriptor does not keep their memory.
 func (p *Path) sweepRegions() {
 	for i := len(p.regions) - 1; i >= 0; i-- {
 		select {
@@ -213,9 +250,9 @@ func (p *Path) sweepRegions() {
 	}
 }
 
-// lend maps a region of the peer.
+// lend keeps a region of the peer, if the peer may put and has descriptors left; otherwise it copies alone.
 func (p *Path) lend(k *packet, fd int) {
-	if p.lent[k.id] != nil || len(p.lent) >= maxRegions || !p.helps {
+	if _, known := p.lent[k.id]; known || len(p.lent) >= maxRegions || !p.helps {
 		p.fail(fmt.Errorf("region %d lent beyond what was agreed: %w", k.id, path.ErrProtocol), false)
 		return
 	}
@@ -223,26 +260,43 @@ func (p *Path) lend(k *packet, fd int) {
 		p.fail(fmt.Errorf("region: %w", err), false)
 		return
 	}
-	m, err := sys.Mmap(fd, 0, int(k.size), sys.ProtRead, sys.MapShared)
-	if err != nil {
-		return // the peer copies alone
+	if p.reach.Rights()&path.Write == 0 {
+		p.stats.rejected.Add(1)
+		return
 	}
-	p.lent[k.id] = m
+	r := lentRegion{fd: fd, size: k.size}
+	a := budget.Amounts{budget.Descriptors: 1}
+	whole := r.whole()
+	if whole {
+		a[budget.Mappings], a[budget.Address] = 1, k.size
+	}
+	var err error
+	if r.grant, err = budget.Process().Take(p.principal, a); err != nil {
+		return
+	}
+	if r.fd, err = sys.Dup(fd); err != nil {
+		r.grant.Release()
+		return
+	}
+	if whole {
+		r.mem, _ = sys.Mmap(r.fd, 0, int(k.size), sys.ProtRead, sys.MapShared) // otherwise it is read
+	}
+	p.lent[k.id] = r
 }
 
-// forget unmaps a region of the peer.
+// forget gives up a region of the peer.
 func (p *Path) forget(k *packet) {
-	m := p.lent[k.id]
-	if m == nil {
-		return // it could not be mapped
+	m, ok := p.lent[k.id]
+	if !ok {
+		return // it was not kept
 	}
 	if p.helping.active {
 		if p.leaveJob(); p.downErr != nil {
-			return // which has unmapped it
+			return // which has closed it
 		}
 	}
 	delete(p.lent, k.id)
-	sys.Munmap(m)
+	m.close()
 }
 
 // startHelping takes a job of the peer over.
@@ -254,16 +308,16 @@ func (p *Path) startHelping(m *ring.Message) {
 	p.payHelped()
 	b := m.Payload()
 	id := binary.LittleEndian.Uint32(b[path.KeySize:])
-	if p.lent[id] == nil {
+	if _, ok := p.lent[id]; !ok {
 		p.receive() // the region was sent before the message, but on the socket
 	}
-	src := p.lent[id]
+	src, ok := p.lent[id]
 	off, n, at := m.Words[0], m.Words[1], m.Words[2]
-	if src == nil || p.downErr != nil {
+	if !ok || p.downErr != nil {
 		return
 	}
-	if off > uint64(len(src)) || n > uint64(len(src))-off || n == 0 || n > maxChunks*chunkBytes {
-		p.fail(fmt.Errorf("job of %d bytes at %d in a region of %d: %w", n, off, len(src), path.ErrProtocol), false)
+	if off > src.size || n > src.size-off || n == 0 || n > maxChunks*chunkBytes {
+		p.fail(fmt.Errorf("job of %d bytes at %d in a region of %d: %w", n, off, src.size, path.ErrProtocol), false)
 		return
 	}
 	key := path.ParseKey(b)
@@ -272,14 +326,14 @@ func (p *Path) startHelping(m *ring.Message) {
 		return
 	}
 	p.helping = helpJob{active: true, gen: binary.LittleEndian.Uint32(b[path.KeySize+4:]), count: uint32((n + chunkBytes - 1) / chunkBytes),
-		src: src[off : off+n], key: key, off: at, owed: p.helping.owed}
+		src: src, from: off, len: n, key: key, off: at, owed: p.helping.owed}
 }
 
 // help copies chunks of the peer's job.
 func (p *Path) help() {
 	j := &p.helping
 	// Resolved again each time: the export may have been revoked. Its bytes stay mapped until this path was fenced for it.
-	dst, err := p.reach.Resolve(j.key, j.off, uint64(len(j.src)), path.Write)
+	dst, err := p.reach.Resolve(j.key, j.off, j.len, path.Write)
 	if err != nil {
 		p.leaveJob()
 		return
@@ -296,8 +350,8 @@ func (p *Path) help() {
 			continue
 		}
 		off := uint64(i) * chunkBytes
-		n := min(chunkBytes, uint64(len(j.src))-off)
-		if err := copyChunk(dst[off:off+n], j.src[off:off+n], len(j.src)); err != nil {
+		n := min(chunkBytes, j.len-off)
+		if err := j.copyChunk(dst[off:off+n], j.from+off); err != nil {
 			p.fail(err, false)
 			return
 		}
@@ -308,10 +362,17 @@ func (p *Path) help() {
 	}
 }
 
-func copyChunk(dst, src []byte, total int) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer catchFault(&err)
-	vec.CopyPart(dst, src, total)
+func (j *helpJob) copyChunk(dst []byte, off uint64) error {
+	if j.src.present(off, uint64(len(dst))) {
+		return guard(func() { vec.CopyPart(dst, j.src.mem[off:off+uint64(len(dst))], int(j.len)) })
+	}
+	for len(dst) > 0 {
+		n, err := sys.Pread(j.src.fd, dst, int64(off))
+		if err != nil || n == 0 { // 0: its end, where a seal says that there is none
+			return fmt.Errorf("path/shm: the region that the peer lent cannot be read at %d (%v): %w", off, err, path.ErrUnreachable)
+		}
+		dst, off = dst[n:], off+uint64(n)
+	}
 	return nil
 }
 

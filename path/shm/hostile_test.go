@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -29,7 +30,7 @@ type duo struct {
 func newDuo(t testing.TB, d Driver, window int) *duo {
 	t.Helper()
 	u := &duo{t: t, px: new(path.Exports), qx: new(path.Exports)}
-	u.p, u.q = connect(t, d, path.Config{Exports: u.px, Window: window}, path.Config{Exports: u.qx, Window: window})
+	u.p, u.q = connect(t, d, path.Config{Rights: path.Read | path.Write, Exports: u.px, Window: window}, path.Config{Rights: path.Read | path.Write, Exports: u.qx, Window: window})
 	t.Cleanup(func() {
 		u.p.Close()
 		u.q.Close()
@@ -322,7 +323,7 @@ func TestHelperThatStops(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			u := newDuo(t, Driver{}, 0)
 			if !u.p.helps {
-				t.Skip("helping is off: this machine has one CPU")
+				testenv.Missing(t, "two processors: one helps the other", fmt.Errorf("there is %d", runtime.NumCPU()))
 			}
 			local, remote := u.region(helpBytes+1000), u.region(helpBytes+4096)
 			k := export(t, u.qx, remote, path.Read|path.Write).Key()
@@ -440,7 +441,7 @@ func TestPeerThatNeverReads(t *testing.T) {
 	for i := range 100_000 {
 		var b [packetSize]byte
 		(&packet{kind: packetAttach, id: uint32(i), key: k}).encode(&b)
-		if e := sys.SendPacket(u.q.sock, b[:], -1); e != 0 && len(u.p.out) >= maxOut {
+		if e := sys.SendPacket(u.q.sock, b[:], -1); e != 0 && len(u.p.out) >= maxOutFDs {
 			full = true
 			break
 		}
@@ -449,8 +450,8 @@ func TestPeerThatNeverReads(t *testing.T) {
 			t.Fatal("p sleeps with packets to send, and not until it can send them")
 		}
 	}
-	if !full || len(u.p.out) > maxOut {
-		t.Errorf("%d packets queued, expected at most %d and then silence", len(u.p.out), maxOut)
+	if !full || len(u.p.out) > maxOutFDs {
+		t.Errorf("%d packets with descriptors queued, expected at most %d and then silence", len(u.p.out), maxOutFDs)
 	}
 	u.p.Close()
 	u.q.Close() // drops what is on its way
@@ -484,7 +485,7 @@ func TestStrangers(t *testing.T) {
 	}
 	defer l.Close()
 	var silent []*net.UnixConn
-	for range maxPending + 10 {
+	for range path.MaxPending() + 10 {
 		silent = append(silent, rawHello(t, l.Addr(), nil))
 	}
 	for _, h := range [][]byte{{0}, bytes.Repeat([]byte{7}, 300), hello{token: newToken(), version: Version, window: 0}.append(nil)} {
@@ -503,21 +504,21 @@ func TestStrangers(t *testing.T) {
 	}
 	dialed := make(chan result, 1)
 	go func() { // before Accept: the offer may be faster
-		p, err := Driver{}.Dial(context.Background(), path.Offer{Addr: l.Addr(), Token: token}, path.Config{Exports: new(path.Exports)})
+		p, err := Driver{}.Dial(context.Background(), path.Offer{Addr: l.Addr(), Token: token}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		dialed <- result{p, err}
 	}()
 	waitFor(t, "the hello to arrive", func() bool {
 		l := l.(*Listener)
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		for s := range l.pending {
+		for _, s := range l.pending.All() {
 			if s.known {
 				return true
 			}
 		}
 		return false
 	})
-	p, err := l.Accept(context.Background(), token, path.Config{Exports: new(path.Exports)})
+	p, err := l.Accept(context.Background(), token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -533,7 +534,7 @@ func TestStrangers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := l.Accept(ctx, token, path.Config{Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := l.Accept(ctx, token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a token was used twice: %v", err)
 	}
 }
@@ -557,7 +558,7 @@ func TestVersions(t *testing.T) {
 	token := newToken()
 	got := make(chan error, 1)
 	go func() {
-		_, err := l.Accept(context.Background(), token, path.Config{Exports: new(path.Exports)})
+		_, err := l.Accept(context.Background(), token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		got <- err
 	}()
 	c := rawHello(t, l.Addr(), append(hello{token: token, version: Version + 1}.append(nil), "what a later version adds"...))
@@ -596,7 +597,7 @@ func TestVersions(t *testing.T) {
 			}
 			c.Read(make([]byte, 1))
 		}()
-		_, err := Driver{}.Dial(context.Background(), path.Offer{Addr: ul.Addr().String()}, path.Config{Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(context.Background(), path.Offer{Addr: ul.Addr().String()}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		return err
 	}
 	if err := answer(welcome{status: refusedVersion, version: Version + 1}.append(nil)); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), fmt.Sprint("version ", Version+1)) {

@@ -2,16 +2,19 @@ package shm
 
 import (
 	"errors"
+	"fmt"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
 )
 
 // What its sender counts as delivered is reported, also when the receiver closes before it has looked; what comes later fails.
 func TestNotificationsBeforeClose(t *testing.T) {
-	a, b := connect(t, Driver{}, path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+	a, b := connect(t, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer a.Close()
 	const n = 40
 	done := map[uint64]error{}
@@ -75,7 +78,7 @@ func TestNotificationsBeforeClose(t *testing.T) {
 func TestPeerGoneAsAJobIsOffered(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	if !u.p.helps {
-		t.Skip("helping is off: this machine has one CPU")
+		testenv.Missing(t, "two processors: one helps the other", fmt.Errorf("there is %d", runtime.NumCPU()))
 	}
 	local, remote := u.region(helpBytes), u.region(helpBytes)
 	op := put(local.All(), export(t, u.qx, remote, path.Write).Key(), 0)

@@ -54,7 +54,7 @@ func (p *Path) fail(reason error, drain bool) {
 	clear(p.atts)
 	clear(p.asked)
 	for _, m := range p.lent {
-		sys.Munmap(m)
+		m.close()
 	}
 	clear(p.lent)
 	p.regions = nil
@@ -116,6 +116,15 @@ func (p *Path) Exposed() []path.Key {
 		p.lingerOn()
 	}
 	return slices.Collect(maps.Keys(p.granted))
+}
+
+// ExposedFD is a descriptor that becomes readable when Exposed of a closed path may have shrunk, or -1 when it does not shrink any more.
+// It belongs to the path, and is closed by the Exposed that lists nothing. It is called by the path's owner.
+func (p *Path) ExposedFD() int {
+	if !p.linger {
+		return -1
+	}
+	return p.sock
 }
 
 // Forget gives up the socket that a closed path keeps until its peer has confirmed. From then on Exposed does not shrink: what it

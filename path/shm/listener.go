@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // Listener takes connections of all peers of a node and gives each to the Accept that waits for its token.
@@ -24,8 +24,7 @@ type Listener struct {
 
 	mu      sync.Mutex
 	waiters map[path.Token]*waiter
-	pending map[*stranger]struct{} // connections that have not been given to an Accept
-	order   uint64
+	pending path.Pending[*stranger] // connections that have not been given to an Accept
 }
 
 // waiter is an Accept call.
@@ -36,10 +35,9 @@ type waiter struct {
 
 // stranger is a connection in the handshake.
 type stranger struct {
-	c     *net.UnixConn
-	pid   int
-	order uint64
-	gone  chan struct{} // closed when it leaves Listener.pending
+	c    *net.UnixConn
+	pid  int
+	gone chan struct{} // closed when it leaves Listener.pending
 
 	// Guarded by Listener.mu.
 	hello hello
@@ -56,7 +54,7 @@ func (l *Listener) Close() error {
 		close(l.closed)
 		err = l.sock.Close()
 		l.mu.Lock()
-		for s := range l.pending { // whoever reads a hello stops; nobody new comes after that
+		for _, s := range l.pending.All() { // whoever reads a hello stops; nobody new comes after that
 			s.c.SetDeadline(time.Unix(1, 0))
 		}
 		l.mu.Unlock()
@@ -98,12 +96,11 @@ func (l *Listener) accept() {
 			continue
 		}
 		l.mu.Lock()
-		if len(l.pending) >= maxPending {
-			l.dropOldest()
+		s := &stranger{c: c, pid: pid, gone: make(chan struct{})}
+		if out, full := l.pending.Add(strconv.Itoa(pid), s); full {
+			close(out.gone)
+			out.c.Close()
 		}
-		l.order++
-		s := &stranger{c: c, pid: pid, order: l.order, gone: make(chan struct{})}
-		l.pending[s] = struct{}{}
 		select {
 		case <-l.closed: // Close may have gone through pending already
 			c.SetDeadline(time.Unix(1, 0))
@@ -115,23 +112,11 @@ func (l *Listener) accept() {
 	}
 }
 
-func (l *Listener) dropOldest() {
-	var oldest *stranger
-	for s := range l.pending {
-		if oldest == nil || s.order < oldest.order {
-			oldest = s
-		}
-	}
-	l.leave(oldest)
-	oldest.c.Close()
-}
-
 // leave takes s out of pending and reports whether it was there: whoever takes it out owns the connection.
 func (l *Listener) leave(s *stranger) bool {
-	if _, ok := l.pending[s]; !ok {
+	if !l.pending.Remove(s) {
 		return false
 	}
-	delete(l.pending, s)
 	close(s.gone)
 	return true
 }
@@ -198,9 +183,6 @@ func (l *Listener) acceptToken(ctx context.Context, token path.Token, cfg path.C
 	if err != nil {
 		return nil, err
 	}
-	if vec.Choices() == nil { // once in a process: it takes tens of milliseconds
-		vec.Calibrate()
-	}
 	s, err := l.wait(ctx, token)
 	if err != nil {
 		return nil, err
@@ -253,7 +235,7 @@ func (l *Listener) wait(ctx context.Context, token path.Token) (*stranger, error
 		l.mu.Unlock()
 		return nil, errors.New("another Accept waits for the same token; a token is used once")
 	}
-	for s := range l.pending {
+	for _, s := range l.pending.All() {
 		if s.known && s.hello.token == token {
 			l.leave(s)
 			l.mu.Unlock()

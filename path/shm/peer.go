@@ -14,6 +14,8 @@ const (
 	// maxOut is the number of packets waiting to be sent from which on none of the peer's is read, so that a peer which asks
 	// and never listens cannot make the queue grow.
 	maxOut = 64
+	// maxOutFDs is the same for packets with a descriptor, which is open until the packet is sent.
+	maxOutFDs = 1
 )
 
 var (
@@ -64,13 +66,24 @@ func (p *Path) flush() {
 	}
 }
 
+// clogged reports whether the peer has to read what it asked for before it is read.
+func (p *Path) clogged() bool {
+	fds := 0
+	for i := range p.out {
+		if p.out[i].fd >= 0 {
+			fds++
+		}
+	}
+	return len(p.out) >= maxOut || fds >= maxOutFDs
+}
+
 // watch tells epoll what to wait for while asleep: not for packets that would not be read.
 func (p *Path) watch() {
 	events := uint32(sys.EventIn | sys.EventRdH)
 	if len(p.out) > 0 {
 		events |= sys.EventOut
 	}
-	if len(p.out) >= maxOut {
+	if p.clogged() {
 		events = sys.EventOut
 	}
 	if events == p.watching {
@@ -88,7 +101,7 @@ func (p *Path) receive() {
 	p.look = false
 	p.flush()
 	for range receiveAtMost {
-		if p.downErr != nil || len(p.out) >= maxOut {
+		if p.downErr != nil || p.clogged() {
 			return
 		}
 		var fds [sys.MaxPacketFDs]int

@@ -4,12 +4,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
-	"runtime/debug"
 	"slices"
-	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/vec"
 )
@@ -145,18 +143,17 @@ func (p *Path) overtake(op *path.Op, total uint64) bool {
 }
 
 // copySmall copies all blocks of an operation, whose exports are ready.
-func (p *Path) copySmall(op *path.Op, total uint64) (err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer catchFault(&err)
+func (p *Path) copySmall(op *path.Op, total uint64) error {
 	s := &p.small
 	s.kind, s.total = op.Kind, total
-	for i := range op.Copies {
-		c := &op.Copies[i]
-		if c.Local.Len > 0 {
-			p.copyPart(s, c, p.atts[c.Key], 0, c.Local.Len)
+	return guard(func() {
+		for i := range op.Copies {
+			c := &op.Copies[i]
+			if c.Local.Len > 0 {
+				p.copyPart(s, c, p.atts[c.Key], 0, c.Local.Len)
+			}
 		}
-	}
-	return nil
+	})
 }
 
 // put sends one message and wakes the peer if it sleeps. It returns false when there is no room, or the path went down.
@@ -232,46 +229,52 @@ func (p *Path) copyTimed(s *slot, budget uint64) (uint64, error) {
 
 // copyBlocks copies up to budget bytes. A fault in the peer's memory (huge pages that it punched a hole into) is an error.
 func (p *Path) copyBlocks(s *slot, budget uint64) (used uint64, err error) {
-	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
-	defer catchFault(&err)
+	if fault := guard(func() { err = p.copyBare(s, budget, &used) }); fault != nil {
+		return used, fault
+	}
+	return used, err
+}
+
+// copyBare is copyBlocks without the guard: it counts in used what it copied.
+func (p *Path) copyBare(s *slot, budget uint64, used *uint64) error {
 	for s.block < len(s.copies) {
 		c := &s.copies[s.block]
 		if left := c.Local.Len - s.off; left > 0 {
-			if used >= budget && !p.job.active { // a job may only have to wait for its helper
+			if *used >= budget && !p.job.active { // a job may only have to wait for its helper
 				p.stopped = stopBudget
-				return used, nil
+				return nil
 			}
 			a := p.last
 			if a == nil || a.key != c.Key {
 				if a = p.ready(c.Key); a == nil {
-					return used, errRevoked
+					return errRevoked
 				}
 			}
 			helped := p.job.active || s.off == 0 && left >= helpBytes && p.startJob(s, c, a)
 			if p.downErr != nil { // the peer was seen to have gone while the job was offered: its memory is unmapped
-				return used, nil
+				return nil
 			}
 			if helped {
-				n, ready := p.runJob(s, c, a, budget-min(used, budget))
-				used += n
+				n, ready := p.runJob(s, c, a, budget-min(*used, budget))
+				*used += n
 				if !ready {
-					return used, nil
+					return nil
 				}
 			} else {
-				n := min(left, budget-used)
+				n := min(left, budget-*used)
 				p.copyPart(s, c, a, s.off, n)
 				s.off += n
-				used += n
+				*used += n
 				if n < left {
 					p.stopped = stopBudget
-					return used, nil
+					return nil
 				}
 			}
 		}
 		s.block++
 		s.off = 0
 	}
-	return used, nil
+	return nil
 }
 
 // copyPart copies n bytes of block c from off.
@@ -293,18 +296,12 @@ func (p *Path) copyPart(s *slot, c *path.Copy, a *attachment, off, n uint64) {
 	}
 }
 
-// catchFault turns a memory fault into an error; any other panic goes on.
-func catchFault(err *error) {
-	switch r := recover().(type) {
-	case nil:
-	case interface {
-		runtime.Error
-		Addr() uintptr
-	}:
-		*err = fmt.Errorf("path/shm: the peer's memory cannot be accessed at %#x (%v): %w", r.Addr(), r, path.ErrUnreachable)
-	default:
-		panic(r)
+// guard calls f, which touches the peer's memory, and makes an error of a fault there.
+func guard(f func()) error {
+	if err := mem.Guard(f); err != nil {
+		return fmt.Errorf("path/shm: the peer's memory cannot be accessed (%v): %w", err, path.ErrUnreachable)
 	}
+	return nil
 }
 
 // finish ends the first operation of the queue.
@@ -384,17 +381,3 @@ func (p *Path) Cancel(token uint64) bool {
 	}
 	return found
 }
-
-var calibration = sync.OnceValue(func() float64 {
-	const size = 1 << 20
-	src, dst := make([]byte, size), make([]byte, size)
-	var best time.Duration
-	for i := range 8 {
-		start := time.Now()
-		vec.Copy(dst, src)
-		if d := time.Since(start); i == 1 || i > 1 && d < best { // the first one touches the pages
-			best = d
-		}
-	}
-	return size / max(best.Seconds(), 1e-9)
-})

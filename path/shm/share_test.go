@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -90,6 +92,44 @@ func TestBorrow(t *testing.T) {
 		v.Release()
 	}); n != 0 {
 		t.Errorf("%v allocations per borrow", n)
+	}
+}
+
+// TestViewReleasedTwice: a view that is released again, by a copy of it as well, takes no other reader's memory away.
+func TestViewReleasedTwice(t *testing.T) {
+	u := newDuo(t, Driver{}, 0)
+	r := u.region(1 << 16)
+	r.All().Bytes()[0] = 42
+	k := export(t, u.qx, r, path.Read).Key()
+	v, err := u.borrow(k, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := u.borrow(k, 0, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := v
+	if err := v.Release(); err != nil {
+		t.Error(err)
+	}
+	for range 3 {
+		if err := again.Release(); !errors.Is(err, mem.ErrReleased) {
+			t.Errorf("a second release: %v", err)
+		}
+	}
+	u.p.Close() // the mapping stays for the view that is left
+	if other.Bytes[0] != 42 {
+		t.Error("the other view shows something else")
+	}
+	if err := other.Release(); err != nil {
+		t.Error(err)
+	}
+	if err := other.Release(); !errors.Is(err, mem.ErrReleased) {
+		t.Errorf("a second release of what is unmapped: %v", err)
+	}
+	if err := (path.View{}).Release(); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -252,9 +292,7 @@ func TestExposedAfterClose(t *testing.T) {
 
 // More exports than can be attached at once: the oldest give way, views and running operations do not.
 func TestEviction(t *testing.T) {
-	if testing.Short() {
-		t.Skip("thousands of mappings")
-	}
+	testenv.LeaveOut(t, testenv.Short, "thousands of mappings")
 	u := newDuo(t, Driver{}, 0)
 	local := u.region(4096)
 	n := maxAttachments + 50
@@ -299,7 +337,7 @@ func TestEviction(t *testing.T) {
 func TestHelpedPut(t *testing.T) {
 	u := newDuo(t, Driver{}, 0)
 	if !u.p.helps {
-		t.Skip("helping is off: this machine has one CPU")
+		testenv.Missing(t, "two processors: one helps the other", fmt.Errorf("there is %d", runtime.NumCPU()))
 	}
 	const n = helpBytes + 3*chunkBytes + 12345
 	local, remote := u.region(n+5000), u.region(n+5000)
@@ -324,7 +362,7 @@ func TestHelpedPut(t *testing.T) {
 			t.Fatalf("helped with %d bytes, the helper says %d", h, placed)
 		}
 	}
-	// The peer's mapping of a region ends with the region.
+	// The peer's hold of a region ends with the region.
 	if len(u.q.lent) != 1 {
 		t.Fatalf("%d regions lent", len(u.q.lent))
 	}
@@ -450,7 +488,7 @@ func TestParkedPingPong(t *testing.T) {
 // A process of another user is refused on either side.
 func TestOtherUser(t *testing.T) {
 	if os.Geteuid() != 0 {
-		t.Skip("only root can start a process of another user")
+		testenv.Missing(t, "root, who can start a process of another user", fmt.Errorf("the user is %d", os.Geteuid()))
 	}
 	dir, err := os.MkdirTemp("", "shm")
 	if err != nil {
@@ -492,7 +530,7 @@ func TestOtherUser(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan error, 1)
 		go func() {
-			_, err := l.Accept(ctx, token, path.Config{Exports: new(path.Exports)})
+			_, err := l.Accept(ctx, token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 			got <- err
 		}()
 		_, out := stranger(fmt.Sprintf("stranger-dials %s %x", l.Addr(), token[:]))
@@ -511,7 +549,7 @@ func TestOtherUser(t *testing.T) {
 		if _, err := out.Read(make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Driver{}.Dial(t.Context(), path.Offer{Addr: name, Token: newToken()}, path.Config{Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(t.Context(), path.Offer{Addr: name, Token: newToken()}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "65534") {
 			t.Errorf("dial of another user's listener: %v", err)
 		}

@@ -89,10 +89,12 @@ type Path struct {
 	viewed   map[path.Key]struct{}    // given up, but views are out, or the peer is still to be told
 	granted  map[path.Key]*mem.Region // our exports that the peer may have mapped
 
+	principal string // who is charged for mappings and descriptors
+
 	helps    bool // both sides help with large puts
 	regions  []helpRegion
 	regionID uint32
-	lent     map[uint32][]byte // the peer's regions, mapped read-only to help copying
+	lent     map[uint32]lentRegion // the peer's regions, to help copying
 
 	rung     atomic.Bool // bell was rung since it was last emptied
 	hasGone  atomic.Bool // gone is not empty
@@ -165,7 +167,7 @@ func newPath(c *net.UnixConn, ctl *control, cfg path.Config, window, pid int, ro
 		fifo: make([]slot, n), mask: uint64(n - 1), dones: make([]done, n), window: window,
 		ticks: tendEvery, reach: cfg.Reach(), sock: -1, bell: -1,
 		atts: map[path.Key]*attachment{}, asked: map[uint32]*attachment{}, granted: map[path.Key]*mem.Region{},
-		viewed: map[path.Key]struct{}{}, helps: helps, lent: map[uint32][]byte{}, pid: pid, role: role, lastLook: time.Now(),
+		viewed: map[path.Key]struct{}{}, helps: helps, lent: map[uint32]lentRegion{}, principal: cfg.Principal, pid: pid, role: role, lastLook: time.Now(),
 	}
 	if err := p.open(c); err != nil {
 		p.closeFiles()
@@ -207,7 +209,7 @@ func (p *Path) Name() string { return "shm" }
 
 // Capabilities are those of one copy through shared memory.
 func (p *Path) Capabilities() path.Capabilities {
-	return path.Capabilities{OneSided: true, Borrow: true, SameHost: true, Proof: path.ProofMemory, Security: path.SecurityHost, Window: p.window,
+	return path.Capabilities{OneSided: true, Proof: path.ProofMemory, Security: path.SecurityHost, Window: p.window,
 		MaxMessage: path.MaxMessage, UserCopies: 1}
 }
 
@@ -589,10 +591,10 @@ func (p *Path) Stats() path.Stats {
 	}
 }
 
-// Cost is the prior of 300 ns, with the bandwidth of this process's copies until large ones were timed on this path.
+// Cost is the prior until large copies were timed on this path.
 // It may be called from any goroutine.
 func (p *Path) Cost() path.Cost {
-	c := path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: calibration()}
+	c := path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: priorRate}
 	if r := math.Float64frombits(p.rate.Load()); r > 0 {
 		c.BytesPerSec, c.Measured = r, true
 	}

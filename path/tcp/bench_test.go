@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"golang.org/x/sys/unix"
 )
 
 // rawPair is two ends of a plain connection, set up like the paths' own, for the floor: what the sockets alone allow.
@@ -30,14 +31,14 @@ func rawPair(t testing.TB, cc string) (int, int) {
 	l, err := sys.SocketTCP(false)
 	must(err)
 	defer sys.Close(l)
-	must(o.prepare(l, a.Addr(), true))
+	must(o.prepare(l, a.Addr()))
 	must(sys.BindTCP(l, a))
 	must(sys.ListenTCP(l, 1))
 	a, err = sys.LocalAddr(l)
 	must(err)
 	c, err := sys.SocketTCP(false)
 	must(err)
-	must(o.prepare(c, a.Addr(), false))
+	must(o.prepare(c, a.Addr()))
 	if err := sys.ConnectTCP(c, a); err != nil && !sys.IsErrno(err, sys.EINPROGRESS) {
 		t.Fatal(err)
 	}
@@ -160,7 +161,7 @@ func newBench(t testing.TB, o Options, streams int, noCRC bool, size int) *bench
 	if sealedBench.Load() {
 		secret = aSecret()
 	}
-	e.a, e.b = dialPair(t, o, path.Config{Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, path.Config{Exports: xb, Secret: secret})
+	e.a, e.b = dialPair(t, o, path.Config{Rights: path.Read | path.Write, Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, path.Config{Rights: path.Read | path.Write, Exports: xb, Streams: streams, Secret: secret})
 	t.Cleanup(func() {
 		e.stop.Store(true)
 		<-e.done
@@ -329,7 +330,7 @@ func BenchmarkPut(b *testing.B) {
 		n     int
 	}
 	for _, s := range []struct{ size, blocks, depth int }{{64 << 10, 1, 8}, {1 << 20, 1, 4}, {16 << 20, 1, 2}, {64 << 20, 1, 1}, {4 << 20, 1024, 1}} {
-		for _, v := range []variant{{"auto,crc=off", Options{}, true, 1}, {"auto,crc=on", Options{}, false, 1}, {"auto,crc=off,streams=2", Options{}, true, 2}, {"system,crc=off", Options{CongestionControl: CongestionSystem}, true, 1}} {
+		for _, v := range []variant{{"default,crc=off", Options{}, true, 1}, {"default,crc=on", Options{}, false, 1}, {"default,crc=off,streams=2", Options{}, true, 2}, {"system,crc=off", Options{CongestionControl: CongestionSystem}, true, 1}} {
 			b.Run(fmt.Sprintf("%dKiB/blocks=%d/%s", s.size>>10, s.blocks, v.name), func(b *testing.B) {
 				// Interleaved, and the best of each: on a machine with other work that is what the code allows.
 				n := max(1, (64<<20)/s.size)
@@ -447,7 +448,11 @@ func BenchmarkSendWays(b *testing.B) {
 				}
 			}
 		}},
-		{"sendfile from the memfd", func(at int) int { n, _ := sys.Sendfile(x, src.FD(), int64(at), size-at); return n }},
+		{"sendfile from the memfd", func(at int) int {
+			offset := int64(at)
+			n, _ := unix.Sendfile(x, src.FD(), &offset, size-at)
+			return n
+		}},
 	}
 	best := make([]float64, len(ways))
 	for range max(b.N, 100) {

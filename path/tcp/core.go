@@ -18,7 +18,7 @@ type core struct {
 	batch     int  // payload of one send, about
 
 	streams []*stream
-	data    int // streams[:data] carry operations; one more may be there for measuring
+	data    int // streams
 
 	ops   []op
 	free  []uint16
@@ -27,7 +27,6 @@ type core struct {
 	short fifo // gets that wait until fewer blocks are requested
 	done  fifo // ended, not reported yet
 	open  int  // slots in use
-	hold  bool // big operations wait until the congestion control is chosen
 
 	wanted int // blocks requested from the peer and not there yet
 
@@ -36,8 +35,7 @@ type core struct {
 	serveTurn  bool     // operations and requests take turns
 	smallMoved bool     // something small came or went on a first stream that carries nothing large
 
-	notes  notices
-	probes int // frames for measuring that are not acknowledged
+	notes notices
 
 	err      error // why the path is down
 	downSent bool

@@ -34,7 +34,7 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore((&path.Config{Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	n := &node{core: newCore((&path.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
@@ -216,10 +216,10 @@ func TestHostileFrames(t *testing.T) {
 			f := frame(header{typ: frameNotify, flags: flagNotify}, nil, nil, nil)
 			return append(bytes.Clone(f), f...)
 		}, errSeq},
-		{"from the future", func(n *node) []byte { return frame(header{typ: frameProbe, seq: 1}, nil, nil, nil) }, errSeq},
+		{"from the future", func(n *node) []byte { return frame(header{typ: frameAck, seq: 1}, nil, nil, nil) }, errSeq},
 		{"ack of nothing", func(n *node) []byte { return frame(header{typ: frameAck, where: 0}, nil, nil, nil) }, errAck},
 		{"ack that rides in an ack", func(n *node) []byte { return frame(header{typ: frameAck, flags: flagAck}, nil, nil, nil) }, errShape},
-		{"ack without its flag", func(n *node) []byte { return frame(header{typ: frameProbe, ack: 1}, nil, nil, nil) }, errShape},
+		{"ack without its flag", func(n *node) []byte { return frame(header{typ: frameNotify, flags: flagNotify, ack: 1}, nil, nil, nil) }, errShape},
 		{"ack of the past", func(n *node) []byte { return frame(header{typ: frameAck, where: 0xfffffff0}, nil, nil, nil) }, errAck},
 		{"table of no blocks", func(n *node) []byte { return frame(header{typ: framePutv, where: 1}, nil, nil, nil) }, errBlocks},
 		{"table of too many blocks", func(n *node) []byte {
@@ -392,7 +392,7 @@ func FuzzReceiver(f *testing.F) {
 		defer func() { x.Revoke(e); x.Retire(e) }()
 		all := r.All().Bytes()
 		clear(all)
-		n := &node{core: newCore((&path.Config{Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		n := &node{core: newCore((&path.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})
@@ -484,7 +484,7 @@ func TestAckRides(t *testing.T) {
 			t.Fatalf("case %d: the answering put: %+v", i, ev)
 		}
 	}
-	if _, err := b.feed(s, frame(header{typ: frameProbe, seq: s.in.seq, flags: flagAck, ack: 1}, nil, nil, nil)); !errors.Is(err, errAck) {
+	if _, err := b.feed(s, frame(header{typ: frameNotify, seq: s.in.seq, flags: flagNotify | flagAck, ack: 1}, nil, nil, nil)); !errors.Is(err, errAck) {
 		t.Errorf("acknowledgement of what was not sent: %v", err)
 	}
 }

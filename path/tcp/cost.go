@@ -41,7 +41,7 @@ func (m *costMeter) posted(c *core, ops []path.Op) {
 		return
 	}
 	n := o.Bytes()
-	if n < stripeMin && (m.posts%sampleEvery != 1 || n > 4096) || c.open > 1 || c.hold {
+	if n < stripeMin && (m.posts%sampleEvery != 1 || n > 4096) || c.open > 1 {
 		return // only what has the path for itself says something about it
 	}
 	m.active, m.token, m.bytes, m.start = true, o.Token, n, time.Now()

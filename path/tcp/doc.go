@@ -28,9 +28,9 @@
 // three passes over the bytes: a copy into the record and its encryption there at the sender, the decryption to its place at
 // the receiver. Where the kernel has TLS of its own (kTLS) it does both, at either end or both; see Options.KTLS. Without a
 // secret peers are told apart by the token of their offer alone, and addresses other than loopback are refused unless
-// Options.Insecure is set. A listener may have all addresses of its host; see Advertise.
+// Options.Insecure is set. Where the addresses are loopback, the kernel also says which user
+// is at the other end; see path.Config.Users.
 //
-// Which congestion control is the fastest differs by an order of magnitude between networks, and the system's default is
-// often the wrong one for the machine next door, so it is measured; see Options.CongestionControl. The wire format is in
-// docs/protocol-tcp.md, the measurements behind the constants are in docs/measurements/tcp.md.
+// The congestion control is the administrator's choice; see Options.CongestionControl. The wire format is in docs/protocol-tcp.md,
+// the measurements behind the constants are in docs/measurements/tcp.md.
 package tcp

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -23,20 +22,40 @@ const DefaultStreams = 2
 // Driver makes TCP paths. It implements path.Driver.
 type Driver struct{ o Options }
 
-// New makes a driver; bad options show when it listens or dials.
+// New makes a driver; see Check.
 func New(o Options) *Driver { return &Driver{o} }
+
+// Check is that of the Options; it makes the driver a path.Checker.
+func (d *Driver) Check() error { return d.o.Check() }
 
 // Name is "tcp".
 func (d *Driver) Name() string { return Name }
 
-// Advertise is the function of that name; it makes the driver a path.Advertiser.
-func (d *Driver) Advertise(addr string, control net.Addr) (string, error) {
-	return Advertise(addr, control)
-}
-
 // Traits are those of sockets.
 func (d *Driver) Traits() path.Traits {
 	return path.Traits{Encrypts: true, Prior: path.Cost{Latency: 30 * time.Microsecond, BytesPerSec: 3e9}}
+}
+
+// What one side takes of memory at most: for each connection, for the records of one that is encrypted, for each operation of the
+// window, and once. For a connection the kernel is taken to use a quarter of a megabyte; more than that is bounded by its own limits (tcp_mem).
+const (
+	streamBytes = 256<<10 + 256<<10
+	recordBytes = 3 * sealBytes
+	opBytes     = 512 + 2*128
+	pathBytes   = 384 << 10
+)
+
+// Needs are the connections, one more to measure with, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
+func (d *Driver) Needs(cfg *path.Config) path.Needs {
+	window, streams, flags, err := terms(*cfg)
+	if err != nil {
+		return path.Needs{}
+	}
+	each := uint64(streamBytes)
+	if flags&helloSealed != 0 {
+		each += recordBytes
+	}
+	return path.Needs{Descriptors: streams + 1 + 2, Memory: uint64(streams+1)*each + uint64(window)*opBytes + pathBytes}
 }
 
 // terms are this side's half of a handshake.
@@ -78,19 +97,11 @@ func agree(window int, flags uint32, h *hello) deal {
 	}
 }
 
-// unmeasured reports whether a path with these options could want to measure.
-func (o *Options) unmeasured(to route) bool {
-	if o.CongestionControl != CongestionAuto && o.CongestionControl != "" {
-		return false
-	}
-	_, known := verdictFor(to)
-	return !known
-}
-
 // Dial connects to a listener and presents the offer's token on each connection. It blocks until the path is set up or ctx
 // ends. The error wraps ErrUnavailable for an address beyond loopback without a secret, ErrProtocol if the other side is no
 // Penstock, speaks another version, does not know the token, or encrypts and this one does not or the other way round, and
-// ErrIntegrity if it has another secret or somebody changed what both said on the way.
+// ErrIntegrity if it has another secret or somebody changed what both said on the way, and ErrUser if another user's process is at
+// the other end.
 func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (path.Path, error) {
 	addr, err := address(offer.Addr)
 	if err != nil {
@@ -101,22 +112,11 @@ func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (p
 		return nil, err
 	}
 	sealed := flags&helloSealed != 0
-	if err := d.o.reachable(addr, sealed); err != nil {
+	if err := d.o.permits(addr.Addr(), sealed); err != nil {
 		return nil, err
 	}
-	to := route{addr.Addr(), sealed}
-	asks := d.o.unmeasured(to)
 	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token, count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
-	n := streams
-	if asks {
-		n++ // the connection to measure with, to which the listener agrees
-	}
-	conns, err := d.join(ctx, addr, h, 0, n, asks, cfg.Secret)
-	if err == nil && !asks && conns[0].answer.flags&helloProbe != 0 { // it is the listener that wants to measure
-		var more []*connection
-		more, err = d.join(ctx, addr, h, n, n+1, false, cfg.Secret)
-		conns = append(conns, more...)
-	}
+	conns, err := d.join(ctx, addr, h, &cfg)
 	if err != nil {
 		for _, c := range conns {
 			c.close()
@@ -126,7 +126,6 @@ func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (p
 	var fds []int
 	var channels []*channel
 	for _, c := range conns {
-		d.o.again(c.fd)
 		fds = append(fds, c.fd)
 		if sealed {
 			channels = append(channels, c.ch)
@@ -134,7 +133,7 @@ func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (p
 	}
 	g := agree(window, flags, &conns[0].answer)
 	g.rtt = conns[0].rtt
-	p, err := newPath(fds, streams, addr, cfg.Reach(), g, channels, &d.o)
+	p, err := newPath(fds, addr, cfg.Reach(), g, channels, &d.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
@@ -156,12 +155,12 @@ func (c *connection) close() {
 	}
 }
 
-// join dials connections from to to-1 of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
+// join dials the connections of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
 // one for hello and answer. Where one fails the others are given up; what it returns is to be closed then as well.
-func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, from, to int, asks bool, secret []byte) ([]*connection, error) {
+func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *path.Config) ([]*connection, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	conns := make([]*connection, to-from)
+	conns := make([]*connection, h.count)
 	for i := range conns { // in order, which is how they arrive where nothing is lost
 		conns[i] = &connection{fd: -1}
 		if err := d.begin(addr, conns[i]); err != nil {
@@ -173,12 +172,9 @@ func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, from, t
 	var wg sync.WaitGroup
 	for i, c := range conns {
 		h := h
-		h.index = uint16(from + i)
-		if h.index == 0 && asks || h.index == h.count {
-			h.flags |= helloProbe
-		}
+		h.index = uint16(i)
 		wg.Go(func() {
-			if err := d.joinOne(ctx, &h, secret, c); err != nil {
+			if err := d.joinOne(ctx, addr, &h, cfg, c); err != nil {
 				once.Do(func() { first = err; cancel() })
 			}
 		})
@@ -193,7 +189,7 @@ func (d *Driver) begin(addr netip.AddrPort, c *connection) (err error) {
 		c.fd = -1
 		return err
 	}
-	if err := d.o.prepare(c.fd, addr.Addr(), false); err != nil {
+	if err := d.o.prepare(c.fd, addr.Addr()); err != nil {
 		return err
 	}
 	if err = sys.ConnectTCP(c.fd, addr); sys.IsErrno(err, sys.EINPROGRESS) {
@@ -202,8 +198,8 @@ func (d *Driver) begin(addr netip.AddrPort, c *connection) (err error) {
 	return err
 }
 
-// joinOne says hello as soon as there is a connection, and reads the answer.
-func (d *Driver) joinOne(ctx context.Context, h *hello, secret []byte, c *connection) error {
+// joinOne says hello as soon as there is a connection to a user who is let in, and reads the answer.
+func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg *path.Config, c *connection) error {
 	w, err := newDialWait(ctx)
 	if err != nil {
 		return err
@@ -214,8 +210,13 @@ func (d *Driver) joinOne(ctx context.Context, h *hello, secret []byte, c *connec
 			return err
 		}
 	}
+	if cfg.Secret == nil {
+		if err := checkUser(c.fd, addr, cfg.Users); err != nil {
+			return err
+		}
+	}
 	kernel, why := false, ""
-	if secret != nil {
+	if cfg.Secret != nil {
 		if kernel, why, err = d.o.attach(c.fd); err != nil {
 			return err
 		}
@@ -225,7 +226,7 @@ func (d *Driver) joinOne(ctx context.Context, h *hello, secret []byte, c *connec
 		rand.Read(h.nonce[:])
 	}
 	start := time.Now()
-	if c.answer, c.ch, err = w.greet(c.fd, h, secret, d.o.sealLimit); err != nil {
+	if c.answer, c.ch, err = w.greet(c.fd, h, cfg.Secret, d.o.sealLimit); err != nil {
 		return err
 	}
 	if c.ch != nil {
@@ -353,6 +354,8 @@ func (a *hello) answers(h *hello, b []byte) error {
 		return fmt.Errorf("the listener requires encryption and this side has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
 	case a.status == statusSealed:
 		return fmt.Errorf("this side requires encryption and the listener has no secret: give both sides the secret of one session: %w", path.ErrProtocol)
+	case a.status == statusUser:
+		return fmt.Errorf("the listener does not let the user of this process in: %w: %w", path.ErrUser, path.ErrUnavailable)
 	case a.status != statusOK:
 		return fmt.Errorf("the listener refused the hello (status %d): %w", a.status, path.ErrProtocol)
 	case (a.flags^h.flags)&helloSealed != 0:
@@ -395,5 +398,7 @@ func (w *dialWait) transfer(fd int, b []byte, out bool) error {
 var (
 	_ path.Driver   = (*Driver)(nil)
 	_ path.Listener = (*Listener)(nil)
-	_ path.Path     = (*Path)(nil)
+
+	_ path.HostListener = (*Driver)(nil)
+	_ path.Path         = (*Path)(nil)
 )

@@ -84,11 +84,13 @@ func TestSmallBeforeMegabytes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		o := Options{CongestionControl: "reno", SndBuf: 4 << 20, RcvBuf: 4 << 20, KTLS: Off}
+		o := Options{CongestionControl: "reno", KTLS: Off}
 		a, b, ea, eb := meet(t, o, o, ca, cb, nil)
 		if ea != nil || eb != nil {
 			t.Fatal(ea, eb)
 		}
+		buffers(t, a, 4<<20)
+		buffers(t, b, 4<<20)
 		var ev [4]path.Event
 		post := func(op path.Op) {
 			t.Helper()

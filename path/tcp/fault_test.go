@@ -129,15 +129,12 @@ func TestFaultsOnTheWire(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Logf("plan %q", plan)
 			o := Options{CongestionControl: CongestionSystem}
-			if seed%4 == 0 {
-				o = Options{MeasureNow: true}
-			}
 			d, err := fault.NewProxyDriver(New(o), plan)
 			if err != nil {
 				t.Fatal(err)
 			}
 			f := pathtest.Factory{New: func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
-				ca.Streams = 1 + int(seed%3)
+				ca.Streams, cb.Streams = 1+int(seed%3), 1+int(seed%3)
 				if seed%2 == 1 {
 					ca.Secret, cb.Secret = aSecret(), aSecret()
 				}

@@ -39,7 +39,7 @@ func TestTruncatedWhileServed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, b := dialPair(t, Options{CongestionControl: "reno"}, path.Config{Exports: new(path.Exports)}, path.Config{Exports: xs})
+			a, b := dialPair(t, Options{CongestionControl: "reno"}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: xs})
 			defer a.Close()
 			defer b.Close()
 			if n, err := a.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: dst.All(), Key: e.Key()}}}}); n != 1 {

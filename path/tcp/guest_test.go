@@ -66,7 +66,7 @@ side far nic1 127.9.0.2
 timeout 60 sh -c 'until ping -c 1 -W 1 127.9.0.2; do :; done' # the cards find their link up after some seconds`)
 	for _, size := range []int{64 << 10, 1<<20 + 4096, 2 << 20} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
-			e := acrossBench(t, Options{Addr: "127.9.0.2:0", ZeroCopy: On, CongestionControl: "reno"}, size)
+			e := acrossBench(t, Options{Addr: "127.9.0.2:0", ZeroCopy: true, CongestionControl: "reno"}, size)
 			x := rand.NewChaCha8([32]byte{byte(size)})
 			for i := range 2 {
 				x.Read(e.la.All().Bytes())
@@ -85,7 +85,7 @@ timeout 60 sh -c 'until ping -c 1 -W 1 127.9.0.2; do :; done' # the cards find t
 	}
 	// The control: on loopback the kernel copies, and the same counters say so.
 	t.Run("Loopback", func(t *testing.T) {
-		e := newBench(t, Options{ZeroCopy: On, CongestionControl: "reno"}, 1, false, 1<<20)
+		e := newBench(t, Options{ZeroCopy: true, CongestionControl: "reno"}, 1, false, 1<<20)
 		e.serve()
 		e.do(t, []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
 		if st := e.a.Stats(); st.ZeroCopySends == 0 || st.ZeroCopyCopied != st.ZeroCopySends {
@@ -109,7 +109,7 @@ func acrossBench(t *testing.T, o Options, size int) *bench {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r, ex.Key(), path.Config{Exports: x}
+		return r, ex.Key(), path.Config{Rights: path.Read | path.Write, Exports: x, Users: path.AnyUser()} // the loopback addresses lead from one namespace to the other
 	}
 	var ca, cb path.Config
 	e.la, e.ka, ca = side()

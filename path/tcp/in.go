@@ -140,7 +140,7 @@ func (c *core) begin(s *stream) error {
 	case frameNotify:
 		c.moved(s, h.where)
 	}
-	if c.crc && h.flags&flagCRC == 0 && (h.payload > 0 || h.msg > 0) && h.typ != frameGet && h.typ != frameProbe {
+	if c.crc && h.flags&flagCRC == 0 && (h.payload > 0 || h.msg > 0) && h.typ != frameGet {
 		return errChecksum
 	}
 	switch h.typ {
@@ -175,8 +175,6 @@ func (c *core) begin(s *stream) error {
 		in.state = wantTable
 	case frameData:
 		return c.beginData(in)
-	case frameProbe:
-		in.refused = refusedCanceled // thrown away; nobody is told
 	case frameAck:
 		in.state = wantHeader
 		return c.acknowledged(s, uint32(h.where))
@@ -321,9 +319,6 @@ func (c *core) end(s *stream, msg []byte) error {
 	in.ackOwed = true
 	in.unacked++
 	in.unackedBytes += int(h.payload)
-	if h.typ == frameProbe {
-		return nil
-	}
 	if damaged {
 		in.refused = refusedIntegrity
 	}
@@ -376,10 +371,6 @@ func (c *core) acknowledged(s *stream, seq uint32) error {
 		}
 		o.fhead = (o.fhead + 1) % flightSize
 		o.fn--
-		if f.op == probeSlot {
-			c.probes--
-			continue
-		}
 		p := &c.ops[f.op]
 		p.flying--
 		if p.flying == 0 {

@@ -19,7 +19,6 @@ const (
 	helloTimeout = 2 * time.Second        // for a stranger to say hello
 	tokenGrace   = 2 * time.Second        // for Accept to come after a dialer that was quicker: on a busy machine half a second was too short
 	acceptPause  = 100 * time.Millisecond // before the next try, when the process can have no more files
-	maxStrangers = 256                    // connections that have not shown a known token
 	backlog      = 1024
 )
 
@@ -33,8 +32,8 @@ type Listener struct {
 	fd      int
 	ep      *sys.Epoll
 	bell    int
-	done    chan struct{} // closed when the goroutine is gone
-	arrived uint64        // of the goroutine: connections
+	done    chan struct{}           // closed when the goroutine is gone
+	pending path.Pending[*stranger] // of the goroutine: who has not shown a known token, the same as its strangers
 
 	mu      sync.Mutex // guards the rest
 	closed  bool
@@ -46,12 +45,13 @@ type Listener struct {
 // invitation is one Accept.
 type invitation struct {
 	window   int
+	streams  int // at most
 	flags    uint32
+	users    path.Users // who may come without a secret
 	secret   []byte     // nil: nothing is encrypted
 	begun    uint32     // bits of connections that were answered and have to show their secret
 	channels []*channel // with a secret: of the connections
 	need     int        // connections; 0 until the first one says how many
-	spare    bool
 	fds      []int
 	got      int
 	first    hello
@@ -63,13 +63,12 @@ type invitation struct {
 
 // stranger is a connection whose token is not known yet.
 type stranger struct {
-	fd     int
-	from   netip.AddrPort
-	buf    [helloSize]byte
-	n      int
-	hello  hello
-	until  time.Time
-	number uint64 // in the order of arrival
+	fd    int
+	from  netip.AddrPort
+	buf   [helloSize]byte
+	n     int
+	hello hello
+	until time.Time
 
 	// With a secret: it was answered, and has to show that it has the same.
 	inv  *invitation
@@ -79,8 +78,18 @@ type stranger struct {
 }
 
 // Listen opens the listening socket; see Options.Addr.
-func (d *Driver) Listen() (path.Listener, error) {
-	addr, err := address(d.o.Addr)
+func (d *Driver) Listen() (path.Listener, error) { return d.listen(d.o.Addr) }
+
+// ListenAt is Listen on an address of this host, unless Options.Addr says where; it makes the driver a path.HostListener.
+func (d *Driver) ListenAt(host netip.Addr) (path.Listener, error) {
+	if d.o.Addr != "" || !host.IsValid() {
+		return d.Listen()
+	}
+	return d.listen(netip.AddrPortFrom(host, 0).String())
+}
+
+func (d *Driver) listen(at string) (path.Listener, error) {
+	addr, err := address(at)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +109,7 @@ func (l *Listener) open(addr netip.AddrPort) (err error) {
 	if err = sys.SetOption(l.fd, sys.SolSocket, sys.SoReuseAddr, 1); err != nil {
 		return err
 	}
-	if err = l.o.prepare(l.fd, addr.Addr(), true); err != nil {
+	if err = l.o.prepare(l.fd, addr.Addr()); err != nil {
 		return err
 	}
 	if err = sys.BindTCP(l.fd, addr); err != nil {
@@ -146,17 +155,15 @@ func (l *Listener) Addr() string { return l.addr.String() }
 // Accept waits until all connections of a path that presents the token have come. Each token serves one path. The error
 // wraps ErrDown when a dialer dies between its connections; waiting for another one takes a new token.
 func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config) (path.Path, error) {
-	window, _, flags, err := terms(cfg)
+	window, streams, flags, err := terms(cfg)
 	if err != nil {
 		return nil, err
 	}
 	sealed := flags&helloSealed != 0
-	if host := l.addr.Addr(); !host.IsUnspecified() { // else it depends on where the dialer comes from
-		if err := l.o.permits(host, sealed); err != nil {
-			return nil, err
-		}
+	if err := l.o.permits(l.addr.Addr(), sealed); err != nil {
+		return nil, err
 	}
-	v := &invitation{token: token, window: window, flags: flags, result: make(chan error, 1)}
+	v := &invitation{token: token, window: window, streams: streams, flags: flags, users: cfg.Users, result: make(chan error, 1)}
 	if sealed {
 		v.secret = slices.Clone(cfg.Secret)
 		defer clear(v.secret)
@@ -197,10 +204,7 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 		}
 		return nil, fmt.Errorf("tcp: accept on %s: %w", l.addr, err)
 	}
-	for _, fd := range v.fds {
-		l.o.again(fd)
-	}
-	p, err := newPath(v.fds, int(v.first.count), v.from, cfg.Reach(), agree(window, flags, &v.first), v.channels, &l.o)
+	p, err := newPath(v.fds, v.from, cfg.Reach(), agree(window, flags, &v.first), v.channels, &l.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: accept on %s: %w", l.addr, err)
 	}
@@ -228,6 +232,7 @@ func (l *Listener) serve() {
 	strangers := map[int]*stranger{}
 	drop := func(s *stranger) {
 		delete(strangers, s.fd)
+		l.pending.Remove(s)
 		sys.Close(s.fd)
 		l.abandoned(s, errors.New("it did not show its secret"))
 	}
@@ -321,24 +326,16 @@ func (l *Listener) accept(strangers map[int]*stranger, now time.Time) bool {
 		default:
 			return true // none left, or a connection that died in the queue; the next event tells
 		}
-		if len(strangers) >= maxStrangers {
-			// The one that has waited longest makes room.
-			var oldest *stranger
-			for _, s := range strangers {
-				if oldest == nil || s.number < oldest.number {
-					oldest = s
-				}
-			}
-			delete(strangers, oldest.fd)
-			sys.Close(oldest.fd)
-			l.abandoned(oldest, errors.New("too many others wanted in"))
-		}
 		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
-		l.arrived++
-		s := &stranger{fd: fd, from: from, until: now.Add(helloTimeout), number: l.arrived}
+		s := &stranger{fd: fd, from: from, until: now.Add(helloTimeout)}
 		if err := l.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
 			sys.Close(fd)
 			continue
+		}
+		if out, full := l.pending.Add(path.Source(from.Addr()), s); full {
+			delete(strangers, out.fd)
+			sys.Close(out.fd)
+			l.abandoned(out, errors.New("too many others from there wanted in"))
 		}
 		strangers[fd] = s
 	}
@@ -463,16 +460,21 @@ func (l *Listener) admit(s *stranger, now time.Time, drop func(*stranger), stran
 			s.from, path.ErrProtocol), drop)
 		return
 	}
+	if !sealed && checkUser(s.fd, s.from, v.users) != nil { // the peer's own connections may still come
+		l.refuse(s.fd, statusUser)
+		drop(s)
+		return
+	}
+	if int(h.count) > v.streams {
+		l.refuseWith(s, v, statusMalformed, fmt.Errorf("the dialer at %s comes with %d connections: expected at most %d: %w", s.from, h.count, v.streams, path.ErrProtocol), drop)
+		return
+	}
 	if v.need == 0 {
 		if h.index != 0 {
 			return // the first connection decides; they come at the same time, see early
 		}
 		v.first, v.from = *h, s.from
-		v.spare = h.flags&helloProbe != 0 || l.o.unmeasured(route{s.from.Addr(), sealed})
 		v.need = int(h.count)
-		if v.spare {
-			v.need++
-		}
 		for range v.need {
 			v.fds = append(v.fds, -1)
 		}
@@ -485,9 +487,6 @@ func (l *Listener) admit(s *stranger, now time.Time, drop func(*stranger), stran
 		return
 	}
 	a := hello{version: version, kind: kindAnswer, flags: v.flags, window: uint32(v.window), frame: maxFrameBytes, blocks: maxFrameBlocks}
-	if v.spare {
-		a.flags |= helloProbe
-	}
 	if sealed {
 		l.challenge(s, v, &a, now, drop)
 		return
@@ -540,6 +539,7 @@ func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time
 func (l *Listener) complete(s *stranger, v *invitation, strangers map[int]*stranger) {
 	h := &s.hello
 	delete(strangers, s.fd)
+	l.pending.Remove(s)
 	v.fds[h.index] = s.fd
 	v.got++
 	if v.got < v.need {

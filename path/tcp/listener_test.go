@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -36,6 +37,7 @@ func TestDialerDiesBetween(t *testing.T) {
 		{"talks", func(c *net.TCPConn) { c.Write([]byte("x")) }, "before the path was set up"},
 	} {
 		_, cb := configs()
+		cb.Streams = 3
 		tok := newToken()
 		accepted := make(chan error, 1)
 		go func() {
@@ -219,7 +221,9 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer l.Close()
-				hurry(l)
+				if !late {
+					hurry(l)
+				}
 				const streams = 3
 				hold, others := make(chan struct{}), make(chan struct{}, streams)
 				m := newMiddle(t, l.Addr())
@@ -244,7 +248,7 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 				if sealed {
 					ca, cb = sealedConfigs(streams)
 				}
-				ca.Streams = streams
+				ca.Streams, cb.Streams = streams, streams
 				tok := newToken()
 				accepted := make(chan error, 1)
 				accept := func() {
@@ -256,6 +260,9 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 				}
 				if !late {
 					go accept()
+					for !awaits(l, tok) {
+						runtime.Gosched()
+					}
 				}
 				dialed := make(chan error, 1)
 				go func() {
@@ -420,11 +427,34 @@ func TestOldestMakesRoom(t *testing.T) {
 			t.Cleanup(func() { c.Close() })
 		}
 	}
-	silent(maxStrangers)
+	silent(path.MaxPending())
 	c := sayHello(t, l.Addr(), newToken(), 0)
-	silent(maxStrangers / 2)
+	silent(path.MaxPending() / 2)
 	if st, err := answerTo(t, c); err != nil || st != statusToken {
 		t.Errorf("status %d, %v; expected a refusal after the time of grace", st, err)
+	}
+}
+
+// TestMoreStreamsThanAgreed: what the accepting side was told of streams bounds what comes.
+func TestMoreStreamsThanAgreed(t *testing.T) {
+	l, err := New(Options{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	tok := newToken()
+	ca, cb := configs()
+	ca.Streams, cb.Streams = 4, 3
+	accepted := make(chan error)
+	go func() {
+		_, err := l.Accept(t.Context(), tok, cb)
+		accepted <- err
+	}()
+	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+		t.Errorf("4 streams where 3 are agreed: %v", err)
+	}
+	if err := <-accepted; !errors.Is(err, path.ErrProtocol) {
+		t.Errorf("4 streams where 3 are agreed: %v at the accepting side", err)
 	}
 }
 
@@ -467,6 +497,14 @@ func TestOneRefusalEndsTheDial(t *testing.T) {
 
 // quick is how long the listeners of some tests wait for an Accept.
 const quick = 300 * time.Millisecond
+
+// awaits reports whether an Accept waits for the path of a token.
+func awaits(l path.Listener, tok path.Token) bool {
+	m := l.(*Listener)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waiting[tok] != nil
+}
 
 func hurry(l path.Listener) {
 	m := l.(*Listener)

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -67,218 +66,6 @@ func compareWays(b *testing.B, size int, ways []way) {
 		b.Logf("%8d B  %-46s %7.3f GB/s, %7.0f ns, ratio %.2f (%.2f to %.2f), of the best %.2f",
 			size, ways[w].name, r.median/1e9, float64(size)/r.median*1e9, q.median, q.q1, q.q3, slices.Max(rates[w])/slices.Max(rates[0]))
 	}
-}
-
-func plainSend(b *testing.B, fd int, p []byte) int {
-	var v [1]sys.Iovec
-	v[0].Set(p)
-	n, e := sys.Sendv(fd, v[:], 0)
-	if e == sys.EAGAIN {
-		return 0
-	}
-	if e != 0 {
-		b.Fatal(e)
-	}
-	return n
-}
-
-func plainRecv(b *testing.B, fd int, p []byte) int {
-	var v [1]sys.Iovec
-	v[0].Set(p)
-	n, e := sys.Recvv(fd, v[:])
-	if e == sys.EAGAIN {
-		return 0
-	}
-	if e != 0 {
-		b.Fatal(e)
-	}
-	return n
-}
-
-// BenchmarkUring compares io_uring with plain calls, on the sending and on the receiving side. Both ends are one thread.
-func BenchmarkUring(b *testing.B) {
-	for _, size := range []int{64, 4 << 10, 64 << 10, 1 << 20} {
-		b.Run(fmt.Sprintf("%dB", size), func(b *testing.B) { compareUring(b, size) })
-	}
-}
-
-func compareUring(b *testing.B, size int) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	copied, notices := 0, 0
-	plain := func() way {
-		x, y := rawPair(b, "reno")
-		return way{"send, recv", func(dst, src []byte) {
-			for len(dst) > 0 {
-				if len(src) > 0 {
-					src = src[plainSend(b, x, src):]
-				}
-				dst = dst[plainRecv(b, y, dst):]
-			}
-		}}
-	}
-	ring := func() *sys.Uring {
-		r, err := sys.NewUring(64)
-		if err != nil {
-			b.Skipf("no io_uring here: %v", err)
-		}
-		b.Cleanup(func() { r.Close() })
-		return r
-	}
-	sender := func(name string, zc bool) way {
-		x, y := rawPair(b, "reno")
-		r := ring()
-		return way{name, func(dst, src []byte) {
-			open := 0
-			for len(dst) > 0 || open > 0 {
-				if open == 0 && len(src) > 0 {
-					if open++; zc {
-						r.SendZC(x, src, false, 1)
-					} else {
-						r.Send(x, src, 1)
-					}
-				}
-				if err := r.Enter(0); err != nil {
-					b.Fatal(err)
-				}
-				for e, ok := r.Next(); ok; e, ok = r.Next() {
-					if !e.More() {
-						open--
-					}
-					switch {
-					case e.Notice():
-						notices++
-						if e.Copied() {
-							copied++
-						}
-					case e.N < 0:
-						b.Fatal(sys.Errno(-e.N))
-					default:
-						src = src[e.N:]
-					}
-				}
-				if len(dst) > 0 {
-					dst = dst[plainRecv(b, y, dst):]
-				}
-			}
-		}}
-	}
-	receiver := func() way {
-		x, y := rawPair(b, "reno")
-		r := ring()
-		if err := r.Provide(64, min(max(size, 4<<10), 64<<10)); err != nil {
-			b.Fatal(err)
-		}
-		armed := false
-		return way{"send, io_uring multishot recv and a copy", func(dst, src []byte) {
-			for len(dst) > 0 {
-				if !armed {
-					r.RecvMultishot(y, 1)
-					armed = true
-				}
-				if len(src) > 0 {
-					src = src[plainSend(b, x, src):]
-				}
-				if err := r.Enter(0); err != nil {
-					b.Fatal(err)
-				}
-				for e, ok := r.Next(); ok; e, ok = r.Next() {
-					if armed = e.More(); e.N < 0 {
-						if sys.Errno(-e.N) == sys.ENOBUFS {
-							continue
-						}
-						b.Fatal(sys.Errno(-e.N))
-					}
-					dst = dst[copy(dst, r.Filled(e)):]
-					r.Return(e.Buffer())
-				}
-			}
-		}}
-	}
-	compareWays(b, size, []way{plain(), sender("io_uring SEND, recv", false), sender("io_uring SEND_ZC, recv", true), receiver()})
-	b.Logf("%8d B  SEND_ZC: %d of %d sends were copied by the kernel", size, copied, notices)
-}
-
-// BenchmarkZeroCopyReceive compares recv with mapping the received pages. It needs segments that hold whole pages, such as
-//
-//	unshare -n sh -c 'ip link set lo mtu 61492 up; go test -run xxx -bench ZeroCopyReceive ./path/tcp'
-func BenchmarkZeroCopyReceive(b *testing.B) {
-	for _, size := range []int{64 << 10, 1 << 20, 4 << 20} {
-		b.Run(fmt.Sprintf("%dB", size), func(b *testing.B) { compareZeroCopyReceive(b, size) })
-	}
-}
-
-func compareZeroCopyReceive(b *testing.B, size int) {
-	var mapped, taken int
-	mk := func(name string, zcSend, zcRecv, copyOut bool) way {
-		x, y := rawPair(b, "reno")
-		if err := sys.SetOption(x, sys.SolSocket, sys.SoZeroCopy, 1); err != nil {
-			b.Fatal(err)
-		}
-		var window []byte
-		if zcRecv {
-			var err error
-			if window, err = sys.MapReceive(y, size); err != nil {
-				b.Skipf("sockets cannot be mapped here: %v", err)
-			}
-			b.Cleanup(func() { sys.UnmapReceive(window) })
-		}
-		n := 0
-		return way{name, func(dst, src []byte) {
-			// The last move of a trial is always copied, so that it can be compared.
-			n++
-			last := n%repeats(size) == 0
-			for len(dst) > 0 {
-				if len(src) > 0 && zcSend {
-					var v [1]sys.Iovec
-					v[0].Set(src)
-					if k, e := sys.Sendv(x, v[:], sys.MsgZeroCopy); e == 0 {
-						src = src[k:]
-					} else if e != sys.EAGAIN && e != sys.ENOBUFS {
-						b.Fatal(e)
-					}
-					for e := sys.Errno(0); e == 0; {
-						_, _, _, e = sys.ZeroCopyDone(x)
-					}
-				} else if len(src) > 0 {
-					src = src[plainSend(b, x, src):]
-				}
-				if zcRecv {
-					k, skip, e := sys.ZeroCopyReceive(y, window[:len(dst)&^4095])
-					if e != 0 && e != sys.EINVAL {
-						b.Fatal(e)
-					}
-					if e != 0 {
-						k, skip = 0, len(dst)
-					}
-					mapped += k
-					taken += k
-					if copyOut || last {
-						copy(dst, window[:k])
-					} else {
-						for i := 0; i < k; i += 4096 {
-							dst[0] += window[i] // each page is looked at once
-						}
-					}
-					dst = dst[k:]
-					if skip > 0 && len(dst) > 0 {
-						k := plainRecv(b, y, dst[:min(skip, len(dst))])
-						taken += k
-						dst = dst[k:]
-					}
-				} else {
-					dst = dst[plainRecv(b, y, dst):]
-				}
-			}
-		}}
-	}
-	compareWays(b, size, []way{
-		mk("send, recv", false, false, false),
-		mk("MSG_ZEROCOPY, recv", true, false, false),
-		mk("MSG_ZEROCOPY, TCP_ZEROCOPY_RECEIVE", true, true, false),
-		mk("MSG_ZEROCOPY, TCP_ZEROCOPY_RECEIVE and a copy", true, true, true),
-	})
-	b.Logf("%8d B  %.1f %% of the bytes were mapped", size, 100*float64(mapped)/float64(max(1, taken)))
 }
 
 // duel runs blocks of rounds over plain sockets and over a path in turn, on the same two threads, and returns the one-way
@@ -454,15 +241,15 @@ func BenchmarkSizes(b *testing.B) {
 		o            Options
 		noCRC        bool
 		frame, batch int
+		buffers      int
 	}
 	for _, size := range []int{1 << 20, 16 << 20} {
 		b.Run(fmt.Sprintf("%dMiB", size>>20), func(b *testing.B) {
 			variants := []variant{
 				{name: "as shipped, checksum off", noCRC: true},
-				{name: "SO_SNDBUF 200 KiB", o: Options{SndBuf: 200 << 10}, noCRC: true},
-				{name: "SO_RCVBUF 200 KiB", o: Options{RcvBuf: 200 << 10}, noCRC: true},
+				{name: "SO_SNDBUF and SO_RCVBUF 200 KiB", buffers: 200 << 10, noCRC: true},
 				{name: "bbr", o: Options{CongestionControl: "bbr"}, noCRC: true},
-				{name: "bbr, SO_SNDBUF and SO_RCVBUF 200 KiB", o: Options{CongestionControl: "bbr", SndBuf: 200 << 10, RcvBuf: 200 << 10}, noCRC: true},
+				{name: "bbr, SO_SNDBUF and SO_RCVBUF 200 KiB", o: Options{CongestionControl: "bbr"}, buffers: 200 << 10, noCRC: true},
 				{name: "frames of 256 KiB", noCRC: true, frame: 256 << 10, batch: 256 << 10},
 				{name: "as shipped, checksum on"},
 				{name: "checksum, frames of 64 KiB", frame: 64 << 10, batch: 64 << 10},
@@ -484,6 +271,10 @@ func BenchmarkSizes(b *testing.B) {
 				}
 				e := newBench(b, v.o, 1, v.noCRC, size)
 				close(e.done)
+				if v.buffers > 0 {
+					buffers(b, e.a, v.buffers)
+					buffers(b, e.b, v.buffers)
+				}
 				if v.frame > 0 {
 					e.a.frame, e.a.batch = v.frame, v.batch
 				}

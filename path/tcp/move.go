@@ -172,9 +172,6 @@ func (p *Path) send(idle bool) {
 					}
 					p.fill(s, ackNow)
 				}
-				if o.left == 0 && i >= p.data {
-					p.cc.fill(p, s)
-				}
 				if o.left == 0 {
 					continue
 				}
@@ -291,7 +288,6 @@ func (p *Path) spent(s *stream) bool {
 	}
 	p.goodbye()
 	p.fail(fmt.Errorf("tcp: %w: connection %d: %w, and kTLS at one of its ends cannot change keys: the next path begins with new ones", path.ErrDown, s.index, seal.ErrSpent))
-	p.cc.lost(p)
 	p.closeSockets(false) // the goodbye is still to arrive
 	return true
 }

@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 	"strings"
 
@@ -13,40 +12,45 @@ import (
 // Switch turns something on or off, or leaves it to this package.
 type Switch uint8
 
+// The values of Switch.
 const (
 	Auto Switch = iota
 	On
 	Off
 )
 
-// Options are the same for all paths of a Driver. The zero value is a good choice. All of them are set before a socket
-// connects or listens, and read back: Path.Explain tells what the kernel made of them.
+// Check returns an error if an option has a value that it cannot have here.
+func (o *Options) Check() error {
+	if _, err := address(o.Addr); err != nil {
+		return fmt.Errorf("Options.Addr: %w", err)
+	}
+	if o.KTLS > Off {
+		return fmt.Errorf("tcp: Options.KTLS %d: expected Auto, On or Off", o.KTLS)
+	}
+	if name := o.CongestionControl; name != "" && name != CongestionSystem {
+		fd, err := sys.SocketTCP(false)
+		if err != nil {
+			return err
+		}
+		defer sys.Close(fd)
+		return o.initialCongestion(fd, netip.Addr{})
+	}
+	return nil
+}
+
+// Options are the same for all paths of a Driver. The zero value is a good choice. Path.Explain tells what the kernel made of them.
 type Options struct {
 	// Addr is where Listen listens: an IP address with a port, 0 for any. "" means "127.0.0.1:0". Beyond loopback peers get a
-	// path only with encryption (path.Config.Secret), unless Insecure is set. On 0.0.0.0 and :: see Advertise.
+	// path only with encryption (path.Config.Secret), unless Insecure is set. It is one address of this host: see ListenAt.
 	Addr string
-	// CongestionControl is "auto" (also ""), "system" or the name of an algorithm. Auto measures the available ones when the
-	// first large operation comes, on a connection of its own, and remembers the fastest for each remote host; the system's
-	// choice wins unless another one is more than a tenth faster in two rounds. Large operations wait for it, some 50 ms and
-	// at most about 100. If other work on the machine leaves it uncertain, the path uses the system's choice and the next
-	// path to that host measures again.
+	// CongestionControl is "", "system" or the name of an algorithm. "" and "system" take what the administrator chose
+	// (net.ipv4.tcp_congestion_control); "" takes cubic or reno in the place of one that paces (bbr) on loopback, where pacing
+	// serves nothing.
 	CongestionControl string
-	// MeasureNow does the measurement as soon as a path is set up.
-	MeasureNow bool
-	// SndBuf and RcvBuf are the sizes of the socket buffers in bytes; 0 leaves them to the kernel, which adapts them.
-	SndBuf, RcvBuf int
-	// NoDelay (TCP_NODELAY) sends small frames at once. Auto is on.
-	NoDelay Switch
-	// QuickAck (TCP_QUICKACK) acknowledges segments at once. Auto leaves it to the kernel.
-	QuickAck Switch
-	// FastOpen (TCP_FASTOPEN) saves a round trip when a path is set up, where net.ipv4.tcp_fastopen allows it. Auto is off.
-	FastOpen Switch
-	// BusyPoll is how many microseconds the kernel polls the network adapter on behalf of a read (SO_BUSY_POLL); 0 leaves
-	// it alone. Loopback has no adapter to poll.
-	BusyPoll int
-	// ZeroCopy (MSG_ZEROCOPY) sends large payload from its pages. Auto is off on loopback, where the kernel copies it in any
-	// case. On switches itself off when the kernel reports nothing but copies.
-	ZeroCopy Switch
+	// ZeroCopy (MSG_ZEROCOPY) sends large payload from its pages, where the path does not encrypt. It is worth trying on network
+	// adapters that read them; on loopback the kernel copies in any case and it is slower. It switches itself off when the kernel
+	// reports nothing but copies.
+	ZeroCopy bool
 	// KTLS lets the kernel encrypt and decrypt (kTLS) on paths with a secret, each direction by itself; the other end does
 	// not need it. Auto is on where the kernel has it. On is an error where it does not. The kernel cannot change keys: such a
 	// path ends before a key has encrypted more than is safe, some 275 GB in one direction of one connection.
@@ -67,15 +71,10 @@ func address(s string) (netip.AddrPort, error) {
 	if err != nil {
 		return a, fmt.Errorf("tcp: address %q: %w; expected an IP address and a port such as 127.0.0.1:0 or [::1]:0", s, err)
 	}
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
-}
-
-// reachable refuses to dial what must not be or cannot be dialed.
-func (o *Options) reachable(a netip.AddrPort, sealed bool) error {
-	if a.Addr().IsUnspecified() {
-		return fmt.Errorf("tcp: address %s is that of a listener on all interfaces and leads nowhere: put the address of the control connection in its place (Advertise): %w", a, path.ErrUnavailable)
+	if a.Addr().Unmap().IsUnspecified() {
+		return a, fmt.Errorf("tcp: address %s names no host: expected one address of the host that listens: %w", a, path.ErrUnavailable)
 	}
-	return o.permits(a.Addr(), sealed)
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
 }
 
 // permits refuses a path beyond this host that is not encrypted.
@@ -86,131 +85,50 @@ func (o *Options) permits(host netip.Addr, sealed bool) error {
 	return fmt.Errorf("tcp: address %s is not loopback and the session has no secret to encrypt with: give both nodes an identity, or say Insecure: %w", host, path.ErrUnavailable)
 }
 
-// Advertise is the address for an Offer of a listener whose own is addr. A listener on all interfaces (0.0.0.0 or ::) cannot
-// know by which of its addresses a peer reaches it, but control, an end of the control connection with that peer, does: it is
-// the local address at the node that listens, or the remote address at the node that dials, which is the better one where
-// addresses are translated on the way. A control connection that is no IP connection does not leave the host, and the
-// loopback address is taken. The error wraps path.ErrUnavailable if the peer came over IPv6 and the listener has IPv4 only.
-func Advertise(addr string, control net.Addr) (string, error) {
-	a, err := address(addr)
+// checkUser refuses a connection in the clear with a loopback address whose other end belongs to a user who is not let in. What else is in
+// the clear, Insecure permits.
+func checkUser(fd int, remote netip.AddrPort, u path.Users) error {
+	local, err := sys.LocalAddr(fd)
 	if err != nil {
-		return "", err
+		return err
 	}
-	if !a.Addr().IsUnspecified() {
-		return a.String(), nil
+	if !local.Addr().Unmap().IsLoopback() && !remote.Addr().IsLoopback() {
+		return nil
 	}
-	host := netip.AddrFrom4([4]byte{127, 0, 0, 1})
-	if t, ok := control.(*net.TCPAddr); ok {
-		host = t.AddrPort().Addr().Unmap().WithZone("")
-	}
-	switch {
-	case !host.IsValid() || host.IsUnspecified():
-		return "", fmt.Errorf("tcp: the control connection has the address %v, which names no host: expected an end of an established connection: %w", control, path.ErrUnavailable)
-	case host.Is6() && a.Addr().Is4():
-		return "", fmt.Errorf("tcp: the listener on %s has IPv4 only, and the control connection came over IPv6 (%s): listen on [::]: %w", a, host, path.ErrUnavailable)
-	}
-	return netip.AddrPortFrom(host, a.Port()).String(), nil
-}
-
-type setting struct {
-	name       string
-	level, opt int
-	value      int
-	listen     bool // only for the listening socket
-	connect    bool // only for a connecting socket
-	doubled    bool // the kernel reports twice of what was set
-	afterwards bool // the kernel forgets it; it is set again on the connection
-}
-
-// settings lists what the options ask of the kernel.
-func (o *Options) settings() []setting {
-	var s []setting
-	if o.NoDelay == Off {
-		s = append(s, setting{name: "TCP_NODELAY", level: sys.SolTCP, opt: sys.TCPNoDelay, value: 0})
-	} else {
-		s = append(s, setting{name: "TCP_NODELAY", level: sys.SolTCP, opt: sys.TCPNoDelay, value: 1})
-	}
-	if o.SndBuf > 0 {
-		s = append(s, setting{name: "SO_SNDBUF", level: sys.SolSocket, opt: sys.SoSndBuf, value: o.SndBuf, doubled: true})
-	}
-	if o.RcvBuf > 0 {
-		s = append(s, setting{name: "SO_RCVBUF", level: sys.SolSocket, opt: sys.SoRcvBuf, value: o.RcvBuf, doubled: true})
-	}
-	if o.BusyPoll > 0 {
-		s = append(s, setting{name: "SO_BUSY_POLL", level: sys.SolSocket, opt: sys.SoBusyPoll, value: o.BusyPoll})
-	}
-	if o.ZeroCopy == On {
-		s = append(s, setting{name: "SO_ZEROCOPY", level: sys.SolSocket, opt: sys.SoZeroCopy, value: 1})
-	}
-	if o.QuickAck != Auto {
-		v := 0
-		if o.QuickAck == On {
-			v = 1
-		}
-		s = append(s, setting{name: "TCP_QUICKACK", level: sys.SolTCP, opt: sys.TCPQuickAck, value: v, afterwards: true})
-	}
-	if o.FastOpen == On {
-		s = append(s, setting{name: "TCP_FASTOPEN", level: sys.SolTCP, opt: sys.TCPFastOpen, value: 64, listen: true},
-			setting{name: "TCP_FASTOPEN_CONNECT", level: sys.SolTCP, opt: sys.TCPFastOpenConnect, value: 1, connect: true})
-	}
-	return s
+	return u.Permit(sys.TCPPeerUID(fd))
 }
 
 // prepare sets a new socket up, before it listens or connects.
-func (o *Options) prepare(fd int, host netip.Addr, listen bool) error {
-	for _, s := range o.settings() {
-		if s.listen && !listen || s.connect && listen {
-			continue
-		}
-		if err := sys.SetOption(fd, s.level, s.opt, s.value); err != nil {
-			return fmt.Errorf("tcp: %s = %d: %w", s.name, s.value, err)
+func (o *Options) prepare(fd int, host netip.Addr) error {
+	if err := sys.SetOption(fd, sys.SolTCP, sys.TCPNoDelay, 1); err != nil {
+		return fmt.Errorf("tcp: TCP_NODELAY: %w", err)
+	}
+	if o.ZeroCopy {
+		if err := sys.SetOption(fd, sys.SolSocket, sys.SoZeroCopy, 1); err != nil {
+			return fmt.Errorf("tcp: SO_ZEROCOPY: %w", err)
 		}
 	}
-	return initialCongestion(fd, o, host)
+	return o.initialCongestion(fd, host)
 }
 
-// again repeats what a connection does not inherit or the kernel takes back.
-func (o *Options) again(fd int) {
-	for _, s := range o.settings() {
-		if s.afterwards {
-			sys.SetOption(fd, s.level, s.opt, s.value) // only a hint; Explain reads it back
-		}
-	}
-}
-
-// readBack says what the kernel made of the options.
-func (o *Options) readBack(fd int) string {
+// readBack says what the kernel makes of a socket.
+func readBack(fd int) string {
 	var parts []string
-	for _, s := range o.settings() {
-		v, err := sys.Option(fd, s.level, s.opt)
-		switch {
-		case s.listen:
-			continue
-		case err != nil:
-			parts = append(parts, fmt.Sprintf("%s cannot be read: %v", s.name, err))
-		case s.doubled && v != 2*s.value:
-			parts = append(parts, fmt.Sprintf("%s %d asked, %d granted (net.core limits; the kernel doubles what it grants for its own use: %d)", s.name, s.value, v/2, v))
-		case s.doubled:
-			parts = append(parts, fmt.Sprintf("%s %d (%d with the kernel's own use)", s.name, s.value, v))
-		case v != s.value:
-			parts = append(parts, fmt.Sprintf("%s %d asked, the kernel says %d", s.name, s.value, v))
-		default:
-			parts = append(parts, fmt.Sprintf("%s %d", s.name, v))
-		}
-	}
 	for _, s := range [...]struct {
-		name string
-		opt  int
-		skip bool
-	}{{"SO_SNDBUF", sys.SoSndBuf, o.SndBuf > 0}, {"SO_RCVBUF", sys.SoRcvBuf, o.RcvBuf > 0}} {
-		if v, err := sys.Option(fd, sys.SolSocket, s.opt); err == nil && !s.skip {
-			parts = append(parts, fmt.Sprintf("%s left to the kernel (now %d)", s.name, v))
+		name       string
+		level, opt int
+	}{{"TCP_NODELAY", sys.SolTCP, sys.TCPNoDelay}, {"SO_SNDBUF", sys.SolSocket, sys.SoSndBuf}, {"SO_RCVBUF", sys.SolSocket, sys.SoRcvBuf}} {
+		v, err := sys.Option(fd, s.level, s.opt)
+		if err != nil {
+			parts = append(parts, fmt.Sprintf("%s cannot be read: %v", s.name, err))
+			continue
 		}
+		parts = append(parts, fmt.Sprintf("%s %d", s.name, v))
 	}
-	return strings.Join(parts, ", ")
+	return strings.Join(parts, ", ") + " (buffers are left to the kernel, which adapts them)"
 }
 
-func (p *Path) explain(d deal, o *Options) {
+func (p *Path) explain(d deal) {
 	sum := "off: one side does not want it"
 	if d.crc {
 		sum = "CRC32C over each frame, checked by the receiver"
@@ -222,19 +140,15 @@ func (p *Path) explain(d deal, o *Options) {
 	if p.data > 1 {
 		share = fmt.Sprintf("; the first connection carries operations below %d KiB, the others what is larger", stripeMin>>10)
 	}
-	spare := ""
-	if len(p.fds) > p.data {
-		spare = " and one for measuring"
-	}
 	copies := "copies: none in user space but for what shares a read with its header, one in each kernel"
 	if n := p.userCopies(); n > 0 {
 		copies = fmt.Sprintf("copies: %d passes in user space, for the encryption, and one in each kernel", n)
 	}
 	p.lines = []string{
-		fmt.Sprintf("tcp to %s: data connections: %d%s; window %d, frames of up to %d KiB%s", p.peer, p.data, spare, p.window, p.frame>>10, share),
+		fmt.Sprintf("tcp to %s: data connections: %d; window %d, frames of up to %d KiB%s", p.peer, p.data, p.window, p.frame>>10, share),
 		copies,
 		"integrity: " + sum,
 		"encryption: " + p.sealLine,
-		"socket options, read back: " + o.readBack(p.fds[0]),
+		"socket options, read back: " + readBack(p.fds[0]),
 	}
 }

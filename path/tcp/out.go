@@ -59,9 +59,6 @@ func (c *core) acknowledge(s *stream, work bool) {
 // fillWork adds frames of operations and requests.
 func (c *core) fillWork(s *stream) {
 	o := &s.out
-	if s.index >= c.data {
-		return
-	}
 	if s.index == 0 {
 		c.serveTurn = !c.serveTurn
 		if c.serveTurn {
@@ -72,7 +69,7 @@ func (c *core) fillWork(s *stream) {
 			c.fillServed(s)
 		}
 	}
-	if !c.carriesBig(s) || c.hold {
+	if !c.carriesBig(s) {
 		return
 	}
 	for o.left < c.batch {
@@ -89,7 +86,7 @@ func (c *core) fillWork(s *stream) {
 
 // carriesBig says on which streams large operations travel: not on the first if there is another, so that small ones never
 // wait behind megabytes in the buffers of a socket.
-func (c *core) carriesBig(s *stream) bool { return s.index < c.data && (s.index > 0 || c.data == 1) }
+func (c *core) carriesBig(s *stream) bool { return s.index > 0 || c.data == 1 }
 
 // moved notes a frame of an operation of n bytes on the first stream, if that carries what is small only.
 func (c *core) moved(s *stream, n uint64) {
@@ -134,10 +131,7 @@ func (in *input) unfinished() uint32 {
 
 // workFor reports whether a batch for s would carry more than an acknowledgement.
 func (c *core) workFor(s *stream) bool {
-	if s.index >= c.data {
-		return false
-	}
-	return s.index == 0 && c.small.n+c.serveSmall.n > 0 || c.carriesBig(s) && !c.hold && c.big.n+c.serveBig.n > 0
+	return s.index == 0 && c.small.n+c.serveSmall.n > 0 || c.carriesBig(s) && c.big.n+c.serveBig.n > 0
 }
 
 // ackDue reports whether so much is unacknowledged that the peer should hear of it before this side goes idle.
@@ -482,22 +476,4 @@ func (c *core) refuseRequest(o *output, r *request, why reason) verdict {
 	}
 	o.header(o.reserve(headerSize), &header{typ: frameRefuse, op: r.op, where: r.left, imm: uint64(why)})
 	return ended
-}
-
-// probe adds frames for measuring: n bytes of no meaning.
-func (c *core) probe(s *stream, n int, junk []byte) {
-	o := &s.out
-	if o.iov != nil {
-		o.reset()
-	}
-	for n > 0 && o.left < c.batch && o.fn < flightSize && o.room(headerSize, (c.frame+len(junk)-1)/len(junk)) {
-		k := min(n, c.frame)
-		o.header(o.reserve(headerSize), &header{typ: frameProbe, payload: uint32(k)})
-		for m := k; m > 0; m -= len(junk) {
-			o.payload(junk[:min(m, len(junk))], false)
-		}
-		o.fly(probeSlot)
-		c.probes++
-		n -= k
-	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
 	"github.com/penstock-io/penstock/path/seal"
@@ -78,11 +79,23 @@ func TestConformance(t *testing.T) {
 		streams int
 		noCRC   bool
 	}{
-		{"OneStream", Options{CongestionControl: CongestionSystem, ZeroCopy: On}, 1, false},
+		{"OneStream", Options{CongestionControl: CongestionSystem, ZeroCopy: true}, 1, false},
 		{"FiveStreams", Options{}, 5, true},
 	} {
 		t.Run(c.name, func(t *testing.T) { pathtest.Run(t, factory(c.o, c.streams, c.noCRC)) })
 	}
 	t.Run("Sealed", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{}, 2)) })
 	t.Run("SealedOneStream", func(t *testing.T) { pathtest.Run(t, sealedFactory(Options{CongestionControl: CongestionSystem}, 1)) })
+}
+
+// buffers sets the sizes of the buffers of a path's sockets, in bytes.
+func buffers(t testing.TB, p *Path, size int) {
+	t.Helper()
+	for _, fd := range p.fds {
+		for _, opt := range []int{sys.SoSndBuf, sys.SoRcvBuf} {
+			if err := sys.SetOption(fd, sys.SolSocket, opt, size); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
 }

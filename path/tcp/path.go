@@ -42,7 +42,6 @@ type Path struct {
 	rxv       []sys.Iovec
 	txv       [1]sys.Iovec
 	peer      netip.AddrPort
-	cc        chooser
 	zc        zeroCopy
 	cost      costMeter
 
@@ -51,8 +50,8 @@ type Path struct {
 	lines []string
 	costs path.Cost
 
-	ccLine, zcLine string
-	sealLine       string // does not change
+	zcLine           string
+	ccLine, sealLine string // do not change
 }
 
 // ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the peer: it died, or somebody
@@ -64,15 +63,12 @@ var errEnd = errors.New("the peer closed it")
 var errClosed = fmt.Errorf("tcp: closed on this side: %w", path.ErrDown)
 
 // newPath takes the connections over; it closes them when it fails.
-func newPath(fds []int, data int, peer netip.AddrPort, x path.Reach, d deal, channels []*channel, o *Options) (*Path, error) {
+func newPath(fds []int, peer netip.AddrPort, x path.Reach, d deal, channels []*channel, o *Options) (*Path, error) {
 	p := &Path{
-		core: *newCore(x, d.window, data, d.crc, d.frame, d.blocks),
+		core: *newCore(x, d.window, len(fds), d.crc, d.frame, d.blocks),
 		fds:  fds, bell: -1, peer: peer,
 		interest: make([]uint32, len(fds)), heat: make([]int, len(fds)),
 		rxv: make([]sys.Iovec, 0, sys.MaxIovecs),
-	}
-	for i := data; i < len(fds); i++ {
-		p.streams = append(p.streams, &stream{index: i})
 	}
 	p.sealed = d.sealed
 	if p.sealLimit = o.sealLimit; p.sealLimit == 0 {
@@ -89,9 +85,9 @@ func newPath(fds []int, data int, peer netip.AddrPort, x path.Reach, d deal, cha
 	}
 	p.trash = make([]byte, trashSize)
 	p.cost.init(d.rtt)
-	p.cc.init(p, o)
+	p.ccLine = o.congestion(fds[0])
 	p.zc.init(p, o)
-	p.explain(d, o)
+	p.explain(d)
 	return p, nil
 }
 
@@ -187,7 +183,6 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 	if n > 0 {
 		p.cost.posted(&p.core, ops[:n])
 		if p.err == nil {
-			p.cc.want(p)
 			p.sendGuarded(false)
 		}
 		p.ring()
@@ -235,7 +230,6 @@ func (p *Path) Poll(events []path.Event) int {
 	if p.err == nil {
 		got := p.receiveGuarded(all)
 		if p.err == nil {
-			p.cc.step(p)
 			p.sendGuarded(got == 0)
 			p.zc.reap(p)
 		}
@@ -251,12 +245,6 @@ func (p *Path) Poll(events []path.Event) int {
 
 // cut acts on a connection that ended.
 func (p *Path) cut(s *stream, cause error) {
-	if s.index >= p.data { // only measures; nothing depends on it
-		sys.Close(p.fds[s.index])
-		p.fds[s.index] = -1
-		p.cc.lost(p)
-		return
-	}
 	if cause == nil {
 		p.readFirst(s)
 		if p.sealed {
@@ -293,7 +281,6 @@ func (p *Path) readFirst(s *stream) {
 
 func (p *Path) down(err error) {
 	p.fail(err)
-	p.cc.lost(p)
 	p.closeSockets(true)
 }
 
@@ -355,7 +342,6 @@ func (p *Path) Close() error {
 	}
 	p.goodbye()
 	p.fail(errClosed)
-	p.cc.lost(p)
 	p.closeSockets(false)
 	p.closed = true
 	p.publish()
@@ -364,7 +350,7 @@ func (p *Path) Close() error {
 
 // goodbye says on every connection that has room for it that the path is closed, so that the peer can tell it from a cut.
 func (p *Path) goodbye() {
-	for i, s := range p.streams[:p.data] {
+	for i, s := range p.streams {
 		if p.err != nil || p.fds[i] < 0 || s.busy() {
 			continue
 		}

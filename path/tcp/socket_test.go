@@ -15,6 +15,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
@@ -24,7 +25,7 @@ import (
 func TestProcesses(t *testing.T) { pathtest.RunProcess(t, New(Options{})) }
 
 func configs() (path.Config, path.Config) {
-	return path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)}
+	return path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 }
 
 func TestBadConfig(t *testing.T) {
@@ -37,97 +38,6 @@ func TestBadConfig(t *testing.T) {
 	_, err := New(Options{CongestionControl: "no-such-thing"}).Listen()
 	if !sys.IsErrno(err, sys.ENOENT) || !strings.Contains(err.Error(), "cubic") && !strings.Contains(err.Error(), "reno") {
 		t.Errorf("unknown congestion control: %v; expected ENOENT and the names there are", err)
-	}
-}
-
-// TestSocketOptions sets each option and asks the kernel on both sides.
-func TestSocketOptions(t *testing.T) {
-	o := Options{CongestionControl: "reno", SndBuf: 100_000, RcvBuf: 200_000, NoDelay: Off, QuickAck: Off, BusyPoll: 7, ZeroCopy: On, FastOpen: On}
-	ca, cb := configs()
-	a, b := dialPair(t, o, ca, cb)
-	defer b.Close()
-	defer a.Close()
-	for name, p := range map[string]*Path{"dialer": a, "acceptor": b} {
-		for _, c := range []struct {
-			what            string
-			level, opt, val int
-		}{
-			{"SO_SNDBUF", sys.SolSocket, sys.SoSndBuf, 200_000},
-			{"SO_RCVBUF", sys.SolSocket, sys.SoRcvBuf, 400_000},
-			{"SO_BUSY_POLL", sys.SolSocket, sys.SoBusyPoll, 7},
-			{"SO_ZEROCOPY", sys.SolSocket, sys.SoZeroCopy, 1},
-			{"TCP_NODELAY", sys.SolTCP, sys.TCPNoDelay, 0},
-			{"TCP_QUICKACK", sys.SolTCP, sys.TCPQuickAck, 0},
-		} {
-			if v, err := sys.Option(p.fds[0], c.level, c.opt); err != nil || v != c.val {
-				t.Errorf("%s: %s reads %d, %v; expected %d", name, c.what, v, err, c.val)
-			}
-		}
-		if cc, err := sys.Congestion(p.fds[0]); cc != "reno" || err != nil {
-			t.Errorf("%s: congestion control %q, %v", name, cc, err)
-		}
-		if s := strings.Join(p.Explain(), "\n"); !strings.Contains(s, "SO_SNDBUF 100000") || !strings.Contains(s, "reno, as configured") {
-			t.Errorf("%s explains:\n%s", name, s)
-		}
-	}
-	if v, err := sys.Option(a.fds[0], sys.SolTCP, sys.TCPFastOpenConnect); err != nil || v != 1 {
-		t.Errorf("TCP_FASTOPEN_CONNECT reads %d, %v", v, err)
-	}
-
-	// By default nothing waits for more to send, and buffers that the kernel does not grant are told.
-	a, b = dialPair(t, Options{SndBuf: 1 << 30}, ca, cb)
-	defer b.Close()
-	defer a.Close()
-	if v, err := sys.Option(b.fds[0], sys.SolTCP, sys.TCPNoDelay); err != nil || v != 1 {
-		t.Errorf("TCP_NODELAY reads %d, %v", v, err)
-	}
-	if s := strings.Join(a.Explain(), "\n"); !strings.Contains(s, "SO_SNDBUF 1073741824 asked, ") {
-		t.Errorf("a clamped buffer is not told:\n%s", s)
-	}
-}
-
-// TestCongestionIsMeasured runs the trials on both sides and looks at every connection.
-func TestCongestionIsMeasured(t *testing.T) {
-	ForgetMeasurements()
-	e := newBench(t, Options{}, 2, false, 4<<20)
-	if len(e.a.fds) != 3 {
-		t.Fatalf("%d connections, expected two for data and one for measuring", len(e.a.fds))
-	}
-	if s := strings.Join(e.a.Explain(), "\n"); !strings.Contains(s, "not measured yet") {
-		t.Errorf("an idle path explains:\n%s", s)
-	}
-	e.serve()
-	e.do(t, []path.Op{{Kind: path.Put, Copies: []path.Copy{{Local: e.la.All(), Key: e.kb}}}})
-	s := strings.Join(e.a.Explain(), "\n")
-	system := SystemCongestion()
-	if !strings.Contains(s, " -> ") {
-		t.Fatalf("after a large put:\n%s", s)
-	}
-	_, chosen, _ := strings.Cut(e.a.ccLine, " -> ")
-	chosen, rest, _ := strings.Cut(chosen, " ")
-	known := e.a.cc.state == chooserOff
-	if known == strings.Contains(rest, "uncertain") {
-		t.Errorf("certain: %v, but it explains %q", known, e.a.ccLine)
-	}
-	keep, _ := incumbent(e.a.peer.Addr(), system, e.a.cc.trials)
-	if !known && chosen != keep && !strings.Contains(e.a.ccLine, keep+" not permitted") {
-		t.Errorf("an uncertain measurement chose %s instead of %s: %q", chosen, keep, e.a.ccLine)
-	}
-	for i := range 2 {
-		if cc, err := sys.Congestion(e.a.fds[i]); err != nil || cc != chosen {
-			t.Errorf("connection %d uses %q, %v; expected %q", i, cc, err, chosen)
-		}
-	}
-	if c := e.a.Cost(); known && !c.Measured || c.BytesPerSec < 1e6 {
-		t.Errorf("cost after a measurement: %+v", c)
-	}
-	// The next path to the same host knows already, or measures again.
-	ca, cb := configs()
-	a, b := dialPair(t, Options{}, ca, cb)
-	defer b.Close()
-	defer a.Close()
-	if known && (len(a.fds) != DefaultStreams || a.ccLine != e.a.ccLine) || !known && len(a.fds) != DefaultStreams+1 {
-		t.Errorf("known: %v, the second path has %d connections and says %q", known, len(a.fds), a.ccLine)
 	}
 }
 
@@ -154,7 +64,7 @@ func TestStrangers(t *testing.T) {
 			c.Close()
 		}
 	}()
-	for range maxStrangers + 20 { // more than the listener keeps
+	for range path.MaxPending() + 20 { // more than the listener keeps
 		dial()
 	}
 	nonsense := dial()
@@ -497,7 +407,9 @@ func TestDamageOnTheWire(t *testing.T) {
 func TestSlowConsumer(t *testing.T) {
 	ca, cb := configs()
 	ca.Window, cb.Window = 64, 64
-	a, b := dialPair(t, Options{CongestionControl: "reno", SndBuf: 32 << 10, RcvBuf: 32 << 10}, ca, cb)
+	a, b := dialPair(t, Options{CongestionControl: "reno"}, ca, cb)
+	buffers(t, a, 32<<10)
+	buffers(t, b, 32<<10)
 	defer a.Close()
 	defer b.Close()
 	msg := make([]byte, path.MaxMessage)
@@ -546,9 +458,9 @@ func TestSlowConsumer(t *testing.T) {
 // TestZeroCopyBooks: no operation ends before the kernel is through with its memory, and where it copies all the same,
 // the path stops asking for it.
 func TestZeroCopyBooks(t *testing.T) {
-	e := newBench(t, Options{ZeroCopy: On, CongestionControl: "reno"}, 2, false, 4<<20)
+	e := newBench(t, Options{ZeroCopy: true, CongestionControl: "reno"}, 2, false, 4<<20)
 	if !e.a.zc.on {
-		t.Skipf("no MSG_ZEROCOPY here: %s", e.a.zcLine)
+		testenv.Missing(t, "MSG_ZEROCOPY", errors.New(e.a.zcLine))
 	}
 	e.serve()
 	for i := range 200 {

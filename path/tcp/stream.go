@@ -33,10 +33,8 @@ type stream struct {
 // sent is a frame that the peer has not acknowledged yet.
 type sent struct {
 	seq uint32
-	op  uint16 // slot, or probeSlot
+	op  uint16 // slot
 }
-
-const probeSlot = 0xffff
 
 // control is a short frame that waits to be sent.
 type control struct {

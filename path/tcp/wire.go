@@ -46,7 +46,6 @@ const (
 	frameAck                         // everything up to a sequence number was dealt with
 	frameRefuse                      // an operation's frame or request was refused
 	frameCancel                      // requests of an operation need not be served any more
-	frameProbe                       // payload to be thrown away, for measuring
 	frameBye                         // the sender closes the path
 	frameTypes
 )
@@ -180,8 +179,6 @@ func (h *header) checkShape() error {
 		if h.flags&flagNotify == 0 {
 			return errShape
 		}
-	case frameProbe:
-		payload = true
 	}
 	if h.payload != 0 && !payload || h.flags&flagNotify != 0 && !notify || h.flags&flagEnd != 0 && !end {
 		return errShape
@@ -273,10 +270,10 @@ var errDamagedHere = fmt.Errorf("tcp: damaged on the way from the peer: %w", pat
 // What a hello says and asks.
 const (
 	helloChecksum uint32 = 1 << iota // wants the payload checksum
-	helloProbe                       // answer: one more connection, for measuring, is wanted. Hello: this is it.
+	_                                // not used
 	helloSealed                      // after this handshake the sender encrypts, and expects the same
 	helloFixed                       // the sender cannot follow a change of keys
-	helloKnown    = helloChecksum | helloProbe | helloSealed | helloFixed
+	helloKnown    = helloChecksum | helloSealed | helloFixed
 )
 
 const nonceSize = 12
@@ -298,6 +295,7 @@ const (
 	statusMalformed
 	statusPlain  // the listener requires encryption
 	statusSealed // the listener has no secret to encrypt with
+	statusUser   // the dialer belongs to another user of the machine
 )
 
 // hello opens each connection, from the dialer; the answer has the same form. The first 40 bytes mean the same in every
@@ -364,7 +362,7 @@ func (h *hello) parse(b []byte) error {
 	if h.window < minWindow || h.frame < headerSize || h.blocks == 0 {
 		return errShape
 	}
-	if h.kind == kindHello && (h.count == 0 || h.count > maxStreams || h.index > h.count || h.index == h.count && h.flags&helloProbe == 0) {
+	if h.kind == kindHello && (h.count == 0 || h.count > maxStreams || h.index >= h.count) {
 		return errShape
 	}
 	return nil

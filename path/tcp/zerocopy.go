@@ -28,12 +28,12 @@ type zcMark struct {
 }
 
 func (z *zeroCopy) init(p *Path, o *Options) {
-	if p.sealed && o.ZeroCopy != Off {
+	switch {
+	case !o.ZeroCopy:
+		p.zcLine = "off: it is not asked for"
+	case p.sealed:
 		p.zcLine = "off: what is sent is encrypted, and not the memory itself"
-		return
-	}
-	switch o.ZeroCopy {
-	case On:
+	default:
 		if v, err := sys.Option(p.fds[0], sys.SolSocket, sys.SoZeroCopy); err != nil || v == 0 {
 			p.zcLine = fmt.Sprintf("off: the kernel does not have it (SO_ZEROCOPY reads %d, %v)", v, err)
 			return
@@ -43,10 +43,6 @@ func (z *zeroCopy) init(p *Path, o *Options) {
 		z.disorder = make([][][2]uint32, p.data)
 		p.settled = func(slot uint16) bool { return z.settled(p, slot) }
 		p.zcLine = fmt.Sprintf("on from %d bytes, until the kernel reports copies", zeroCopyMin)
-	case Off:
-		p.zcLine = "off, as configured"
-	default:
-		p.zcLine = "off: on loopback the kernel always copies (docs/measurements/tcp.md)"
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"testing/fstest"
 
 	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -433,9 +432,7 @@ func TestFencedBeforeTheFlush(t *testing.T) {
 
 // TestAcceleratorAllocates: puts into a card's memory and gets into it, with all flushes, allocate nothing in steady state.
 func TestAcceleratorAllocates(t *testing.T) {
-	if invariants.Enabled || testenv.Race {
-		t.Skip("counted in the plain build")
-	}
+	testenv.LeaveOut(t, testenv.WithRace|testenv.WithInvariants, "counted in the plain build")
 	r, put, get := accelOps(t)
 	if n := testing.AllocsPerRun(200, func() { accelRun(t, r, put) }); n > 0 {
 		t.Errorf("a put allocates %v times", n)

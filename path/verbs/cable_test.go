@@ -73,7 +73,7 @@ func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting, tr Transport
 	}
 	// The machines are emulated, and stand still for a moment when the host is busy.
 	d := New(Options{Insecure: true, Transport: tr, Timeout: patientTimeout, For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
-	cfg := path.Config{Exports: &c.exports, Secret: make([]byte, path.SecretSize)}
+	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports, Secret: make([]byte, path.SecretSize)}
 	var theirs meeting
 	var p path.Path
 	if guest.ID() == 1 {

@@ -57,49 +57,19 @@ type exported struct {
 }
 
 // openDevice opens what the options name, or the first device with an active port. It holds d.mu.
-func openDevice(d *Driver) (_ *device, err error) {
-	if d.lib == nil {
-		if d.lib, err = ibv.Load(ibv.Options{Path: d.o.Library}); err != nil {
-			return nil, fmt.Errorf("verbs: %w: %w", path.ErrUnavailable, err)
-		}
-	}
-	all, err := d.lib.Devices()
+func openDevice(d *Driver) (dev *device, err error) {
+	_, err = d.lib.Open(d.o.Device, func(ctx *ibv.Context) (err error) {
+		dev, err = openOne(d, ctx)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("verbs: %w: %w", path.ErrUnavailable, err)
 	}
-	var names []string
-	var tried error
-	for _, x := range all {
-		names = append(names, x.Name())
-		if d.o.Device != "" && x.Name() != d.o.Device {
-			continue
-		}
-		dev, err := openOne(d, x)
-		if err == nil {
-			return dev, nil
-		}
-		tried = errors.Join(tried, err)
-	}
-	switch {
-	case tried != nil:
-		return nil, fmt.Errorf("verbs: %w: %w", path.ErrUnavailable, tried)
-	case d.o.Device != "" && len(names) > 0:
-		return nil, fmt.Errorf("verbs: %w: there is no RDMA device %q, only %q", path.ErrUnavailable, d.o.Device, names)
-	}
-	return nil, fmt.Errorf("verbs: %w: this machine has no RDMA device: load the driver of the adapter, or make one of an interface: "+
-		"rdma link add rxe0 type rxe netdev eth0", path.ErrUnavailable)
+	return dev, nil
 }
 
-func openOne(d *Driver, x *ibv.Device) (_ *device, err error) {
-	ctx, err := x.Open()
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, ctx.Close())
-		}
-	}()
+// openOne makes what paths of an open device share.
+func openOne(d *Driver, ctx *ibv.Context) (_ *device, err error) {
 	dev := &device{owner: d, ctx: ctx, paths: map[*Path]struct{}{}}
 	if dev.attr, err = ctx.Attr(); err != nil {
 		return nil, err
@@ -116,7 +86,7 @@ func openOne(d *Driver, x *ibv.Device) (_ *device, err error) {
 		}
 	}
 	if dev.port.State != ibv.PortActive {
-		return nil, fmt.Errorf("device %s: no active port (port %d is %s): set its interface up, or plug the cable in", x.Name(), max(d.o.Port, 1), dev.port.State)
+		return nil, fmt.Errorf("device %s: no active port (port %d is %s): set its interface up, or plug the cable in", ctx.Name(), max(d.o.Port, 1), dev.port.State)
 	}
 	want := ibv.GIDWant{For: d.o.For}
 	if d.o.GID != nil {

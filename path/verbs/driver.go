@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibv/cm"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
@@ -49,7 +50,7 @@ type Options struct {
 
 	cm    string        // file of librdmacm, "": the system's. For tests.
 	mlx5  string        // file of libmlx5, ""  is the system's. For tests.
-	looks time.Duration // between two looks whether links get on; 0: watchEvery. For tests.
+	looks time.Duration // between two looks whether links get on; 0: rdma.WatchEvery. For tests.
 }
 
 // The values that the zero Options stand for.
@@ -97,7 +98,7 @@ func (o *Options) timeout() uint8 {
 
 func (o *Options) watch() time.Duration {
 	if o.looks == 0 {
-		return watchEvery
+		return rdma.WatchEvery
 	}
 	return o.looks
 }
@@ -143,7 +144,7 @@ type Driver struct {
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
 	mu      sync.Mutex // guards what follows, and the device's count of users
-	lib     *ibv.Library
+	lib     rdma.Library
 	manager *cm.Library
 	dev     *device
 }
@@ -157,8 +158,11 @@ var (
 	_ path.DeviceReacher = (*Path)(nil)
 )
 
-// New makes a driver; bad options and a missing device show when it listens or dials.
-func New(o Options) *Driver { return &Driver{o: o} }
+// New makes a driver; for bad options see Check, a missing device shows when it listens or dials.
+func New(o Options) *Driver { return &Driver{o: o, lib: rdma.Library{Path: o.Library}} }
+
+// Check is that of the Options; it makes the driver a path.Checker.
+func (d *Driver) Check() error { return d.o.check() }
 
 // Name is "verbs".
 func (d *Driver) Name() string { return Name }

@@ -45,7 +45,7 @@ func TestGuestConformance(t *testing.T) {
 func softwareDevices(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true})
 	mine := card.Region("mine", 4096)
-	a, b := dialPair(t, Options{}, path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+	a, b := dialPair(t, Options{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer func() { a.Close(); b.Close() }()
 	for what, err := range map[string]error{"ReachesRegion": a.ReachesRegion(mine), "ReachesDevice": a.ReachesDevice(path.Desc{Device: true})} {
 		if !errors.Is(err, path.ErrUnreachable) {

@@ -40,7 +40,7 @@ func TestHostilePeer(t *testing.T) {
 		pathtest.Fill(local.All().Bytes(), 5)
 		var puts []*pathtest.Result
 		for range rapid.OneOf(rapid.IntRange(0, 2), rapid.IntRange(1, 30)).Draw(rt, "frames") {
-			f := drawFrame(rt)
+			f := drawFrame(rt, frameType(rapid.IntRange(1, int(frameEnd)-1).Draw(rt, "type")))
 			if rapid.Bool().Draw(rt, "near") { // what could be true
 				f.key, f.consumed, f.gen = e.Key(), r.a.ctl.in.freed, rapid.Uint32Range(0, 4).Draw(rt, "generation")
 				f.rail = uint8(rapid.IntRange(0, 2).Draw(rt, "near rail"))

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -83,8 +84,8 @@ type link struct {
 	received uint32 // messages that came, by all queue pairs of this rail
 	sent     uint32 // messages that went; corrected when a queue pair is replaced
 
-	rail    rail
-	watched watched
+	rail  rail
+	watch rdma.Watch
 }
 
 const (
@@ -350,7 +351,7 @@ func (l *link) free() error {
 // makeQP makes a queue pair that can take receives, or a target.
 func (p *Path) makeQP(l *link) (err error) {
 	l.epoch++
-	l.head, l.tail, l.unmarked, l.first, l.watched = 0, 0, false, 0, watched{}
+	l.head, l.tail, l.unmarked, l.first, l.watch = 0, 0, false, 0, rdma.Watch{}
 	if l.seat != nil {
 		p.inline = p.dyn.inline
 		return p.makeTarget(l)

@@ -164,7 +164,7 @@ func TestMeetUnavailable(t *testing.T) {
 	d := New(Options{Library: w.lib, Insecure: true})
 	for addr, words := range map[string]string{"cm/10.0.0.1:7471": "4 rails", "cm/10.0.0.1": "expected cm/IP:PORT", "cm/10.0.0.1:0": "expected cm/IP:PORT",
 		"cm/[fe80::1%eth0]:5": "expected cm/IP:PORT"} {
-		_, err := d.Dial(t.Context(), path.Offer{Addr: addr}, path.Config{Exports: new(path.Exports), Streams: 4})
+		_, err := d.Dial(t.Context(), path.Offer{Addr: addr}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports), Streams: 4})
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), words) {
 			t.Errorf("dial %s: %v: it does not say %q", addr, err, words)
 		}
@@ -196,7 +196,7 @@ func meetings(t *testing.T, d *Driver) {
 	dial := func(ctx context.Context, tok path.Token, secret []byte, rails int) chan result {
 		c := make(chan result, 1)
 		go func() {
-			p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Exports: x, Secret: secret, Streams: rails})
+			p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret, Streams: rails})
 			c <- result{p, err}
 		}()
 		return c
@@ -208,7 +208,7 @@ func meetings(t *testing.T, d *Driver) {
 	tok := newToken()
 	accepted := make(chan result, 1)
 	go func() {
-		p, err := l.Accept(ctx, tok, path.Config{Exports: x, Secret: secret, Streams: 2})
+		p, err := l.Accept(ctx, tok, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret, Streams: 2})
 		accepted <- result{p, err}
 	}()
 	short, stop := context.WithTimeout(ctx, 3*time.Second)
@@ -233,7 +233,7 @@ func meetings(t *testing.T, d *Driver) {
 	tok = newToken()
 	early := dial(ctx, tok, secret, 1)
 	<-dial(timeout(t, 300*time.Millisecond), newToken(), secret, 1) // meanwhile the first was rejected
-	p, err := l.Accept(ctx, tok, path.Config{Exports: x, Secret: secret})
+	p, err := l.Accept(ctx, tok, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret})
 	if r := <-early; err != nil || r.err != nil {
 		t.Fatalf("early dial: %v; accept: %v", r.err, err)
 	} else {
@@ -244,7 +244,7 @@ func meetings(t *testing.T, d *Driver) {
 	// A refusal has its words.
 	tok = newToken()
 	refused := dial(ctx, tok, secret, 3)
-	if _, err := l.Accept(ctx, tok, path.Config{Exports: x, Secret: secret, Streams: 2}); !errors.Is(err, path.ErrUnavailable) {
+	if _, err := l.Accept(ctx, tok, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret, Streams: 2}); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("accept of 3 rails by one with 2: %v", err)
 	}
 	if r := <-refused; r.err == nil || !strings.Contains(r.err.Error(), "the dialer wants 3 rails and this side 2") {
@@ -253,7 +253,7 @@ func meetings(t *testing.T, d *Driver) {
 
 	// Close ends who waits, and a dialer then finds nobody.
 	go func() {
-		_, err := l.Accept(ctx, newToken(), path.Config{Exports: x})
+		_, err := l.Accept(ctx, newToken(), path.Config{Rights: path.Read | path.Write, Exports: x})
 		accepted <- result{nil, err}
 	}()
 	if err := l.Close(); err != nil {

@@ -159,7 +159,7 @@ func TestHostileRequests(t *testing.T) {
 	secret, tok, x := bytes.Repeat([]byte{7}, path.SecretSize), newToken(), new(path.Exports)
 	accepted := make(chan path.Path, 1)
 	go func() {
-		p, err := l.Accept(t.Context(), tok, path.Config{Exports: x, Secret: secret})
+		p, err := l.Accept(t.Context(), tok, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret})
 		if err != nil {
 			t.Error(err)
 		}
@@ -186,7 +186,7 @@ func TestHostileRequests(t *testing.T) {
 			t.Fatalf("a request with %x: %+v", b, ev)
 		}
 	}
-	p, err := d.Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Exports: x, Secret: secret})
+	p, err := d.Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Rights: path.Read | path.Write, Exports: x, Secret: secret})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -211,7 +211,7 @@ func TestHostileAnswers(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		p, err := New(Options{Library: w.lib, cm: file, Insecure: true}).Dial(ctx, path.Offer{Addr: cmPrefix + lis.Local().String(), Token: newToken()},
-			path.Config{Exports: new(path.Exports), Secret: secret})
+			path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports), Secret: secret})
 		if err == nil {
 			p.Close()
 		}

@@ -26,7 +26,7 @@ func try(t testing.TB, d *Driver, limit time.Duration) error {
 	tok := newToken()
 	accepted := make(chan error, 1)
 	go func() {
-		p, err := l.Accept(ctx, tok, path.Config{Exports: new(path.Exports)})
+		p, err := l.Accept(ctx, tok, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if err != nil {
 			cancel() // what is missing here does not come by waiting
 		} else {
@@ -34,7 +34,7 @@ func try(t testing.TB, d *Driver, limit time.Duration) error {
 		}
 		accepted <- err
 	}()
-	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Exports: new(path.Exports)})
+	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		cancel()
 	} else {
@@ -75,6 +75,9 @@ func setupFails(t *testing.T, transport Transport) {
 				most := 2
 				if transport == DC {
 					most += 2 * 4
+				}
+				if call == "ibv_post_recv" { // a hello that is sent again, as on a busy machine, takes a receive each time, and one of many may be missing
+					most += 16
 				}
 				if harmless++; harmless > most {
 					t.Errorf("%s: call %d fails, and nobody notices", call, k)
@@ -137,18 +140,18 @@ func TestConfigs(t *testing.T) {
 		cfg  path.Config
 		want string
 	}{
-		{path.Config{}, "Exports"}, {path.Config{Exports: x, Window: -1}, "Window"}, {path.Config{Exports: x, Streams: -1}, "Streams"},
-		{path.Config{Exports: x, Secret: []byte("short")}, "Secret"},
+		{path.Config{}, "Exports"}, {path.Config{Rights: path.Read | path.Write, Exports: x, Window: -1}, "Window"}, {path.Config{Rights: path.Read | path.Write, Exports: x, Streams: -1}, "Streams"},
+		{path.Config{Rights: path.Read | path.Write, Exports: x, Secret: []byte("short")}, "Secret"},
 	} {
 		if _, err := d.Dial(t.Context(), path.Offer{Addr: "::1/0/17/1/5"}, c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("dial with %+v: %v", c.cfg, err)
 		}
 	}
-	if _, err := d.Dial(t.Context(), path.Offer{Addr: "tcp://host"}, path.Config{Exports: x}); err == nil || !strings.Contains(err.Error(), addressForm) {
+	if _, err := d.Dial(t.Context(), path.Offer{Addr: "tcp://host"}, path.Config{Rights: path.Read | path.Write, Exports: x}); err == nil || !strings.Contains(err.Error(), addressForm) {
 		t.Errorf("dial of nonsense: %v", err)
 	}
 	far := place{gid: netip.MustParseAddr("2001:db8::9").As16(), qpn: 17, mtu: 5}
-	if _, err := d.Dial(t.Context(), path.Offer{Addr: far.String()}, path.Config{Exports: x}); err == nil || !strings.Contains(err.Error(), "Insecure") {
+	if _, err := d.Dial(t.Context(), path.Offer{Addr: far.String()}, path.Config{Rights: path.Read | path.Write, Exports: x}); err == nil || !strings.Contains(err.Error(), "Insecure") {
 		t.Errorf("dial of another machine: %v; expected that Insecure is asked for", err)
 	}
 }
@@ -179,7 +182,7 @@ func TestStrangers(t *testing.T) {
 	to := params{gid: at.gid, lid: at.lid, udQPN: at.qpn, udQKey: at.qkey}
 	secret := make([]byte, path.SecretSize)
 	tok := newToken()
-	cfg := path.Config{Exports: new(path.Exports), Secret: secret}
+	cfg := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports), Secret: secret}
 	got := make(chan path.Path, 1)
 	go func() {
 		p, err := l.Accept(t.Context(), tok, cfg)
@@ -232,7 +235,7 @@ func TestLostDatagrams(t *testing.T) {
 			t.Fatal(err)
 		}
 		tok := newToken()
-		cfg := path.Config{Exports: new(path.Exports)}
+		cfg := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 		if strings.HasPrefix(lost, "drop") {
 			w.do(t, lost)
 		}

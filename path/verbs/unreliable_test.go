@@ -175,7 +175,7 @@ func TestTransports(t *testing.T) {
 			}
 			defer l.Close()
 			tok := newToken()
-			cfg := path.Config{Exports: new(path.Exports), Streams: maxRails} // with UC one of them is for gets
+			cfg := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports), Streams: maxRails} // with UC one of them is for gets
 			got := make(chan path.Path, 1)
 			go func() {
 				p, _ := l.Accept(ctx, tok, cfg)

@@ -5,40 +5,15 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
 
-// An adapter ends every request, by success, by a refusal, or when its retries are used up. If one does not, because of a fault in it or in
-// its library, the operation would wait for ever. So while something is under way the path looks once a second whether each link gets on.
-// One that does not is given a request that moves nothing: requests of a queue pair end in order, so its completion shows that
-// those before it are over, whether they told or not. What does not even end that is taken out of service like a queue pair that
-// failed, once so much time has passed that a slow network would have carried what is under way. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
+// While something is under way the path looks once a second whether each link gets on (rdma.Watch). What does not is taken out of service like a
+// queue pair that failed. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
 
-const (
-	watchEvery = time.Second
-	watchMost  = 60 // looks without any progress, after which a link is given up that has nothing large under way
-	// watchPace is how many bytes the slowest link of all moves from one look to the next. Its requests tell nothing before they end.
-	watchPace = 16 << 10
-)
-
-// nudgeMost is after how many looks at most another request, or another message, follows those that nothing came of.
-const nudgeMost = 16
-
-// sparse says at which looks: soon in the beginning, later now and then.
-func sparse(looks int) bool { return looks%nudgeMost == 0 || looks < nudgeMost && looks&(looks-1) == 0 }
-
-// watched is what a link had done when it was last looked at.
-type watched struct {
-	tail   uint32
-	posted int
-	still  int // looks in a row that found no progress
-}
-
-var (
-	errSilent = errors.New("the adapter ends its requests no more")
-	errGap    = errors.New("the adapter lost the completion of a message that came")
-)
+var errGap = errors.New("the adapter lost the completion of a message that came")
 
 // under says that something is under way that the adapter, or the peer, has to end.
 func (p *Path) under() bool {
@@ -118,7 +93,7 @@ func (p *Path) look() {
 	}
 	if came := p.ctl.received; !p.waits() || came != p.heard {
 		p.heard, p.waited = came, 0
-	} else if p.waited++; sparse(p.waited) {
+	} else if p.waited++; rdma.Sparse(p.waited) {
 		// The question or the answer may have been lost at an adapter: one message more lets the other side see the gap. Or the
 		// peer is gone, which its adapter does not acknowledge.
 		p.nudge()
@@ -126,24 +101,26 @@ func (p *Path) look() {
 }
 
 func (p *Path) lookAtLink(l *link) {
-	w := &l.watched
-	if !l.busy() || l.tail != w.tail || l.rail.state == railDrain && l.posted != w.posted {
-		*w = watched{l.tail, l.posted, 0}
+	done := uint64(l.tail) << 32
+	if l.rail.state == railDrain {
+		done |= uint64(l.posted)
+	}
+	still := l.watch.Look(l.busy(), done)
+	if still == 0 {
 		return
 	}
-	w.still++
-	silent := w.still >= watchMost && w.still >= l.patience()
+	silent := still >= rdma.WatchMost && still >= l.patience()
 	if l.seat != nil {
 		l.seat.yields = false // a request more, although others wait
 	}
 	switch {
 	case silent && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
-		w.still = 0
+		l.watch.Again()
 		l.unmarked = true
-		p.broken(l, errSilent)
+		p.broken(l, rdma.ErrSilent)
 	case silent:
-		p.down(fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errSilent))
-	case l.rail.failed || !sparse(w.still):
+		p.down(fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, rdma.ErrSilent))
+	case l.rail.failed || !rdma.Sparse(still):
 	case l.index == 0:
 		p.nudge()
 		l.flush(1)
@@ -158,13 +135,13 @@ func (p *Path) lookAtLink(l *link) {
 // many: what they move may take its time on the way. A queue pair in error gives everything back at once.
 func (l *link) patience() int {
 	if l.rail.failed {
-		return watchMost
+		return rdma.WatchMost
 	}
 	n := uint64(0)
 	for i := l.tail; i != l.head; i++ {
 		n += l.ring[i&uint32(len(l.ring)-1)].bytes
 	}
-	return watchMost + int(n/watchPace)
+	return rdma.Patience(n)
 }
 
 // nudge sends a report that says nothing new.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
@@ -184,14 +185,14 @@ func TestSlowLink(t *testing.T) {
 	}
 	looks := 0
 	for put.Times == 0 && r.a.replaced == 0 {
-		for range 1 << 20 / watchPace {
+		for range 1 << 20 / rdma.WatchPace {
 			r.a.lookAtLink(rail)
 			looks++
 		}
 		w.pumps(1)
 		r.Pump(1)
 	}
-	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*watchMost {
+	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*rdma.WatchMost {
 		t.Errorf("after %d looks: %v, ended %d times, %d rails replaced (%v)", looks, put.Err, put.Times, r.a.replaced, r.a.why)
 	}
 	if at := pathtest.Verify(e.Span().Bytes(), 3); at >= 0 {
@@ -203,10 +204,10 @@ func TestSlowLink(t *testing.T) {
 	for looks = 0; r.a.replaced == 0 && looks < 1<<20; looks++ {
 		r.a.lookAtLink(rail)
 	}
-	if most := watchMost + size/watchPace + 1; looks != most { // the first one only sees where it is
+	if most := rdma.WatchMost + size/rdma.WatchPace + 1; looks != most { // the first one only sees where it is
 		t.Errorf("a dead link was given up after %d looks, expected %d", looks, most)
 	}
-	if r.a.probes < 10 || !errors.Is(r.a.why, errSilent) {
+	if r.a.probes < 10 || !errors.Is(r.a.why, rdma.ErrSilent) {
 		t.Errorf("%d probes; %v", r.a.probes, r.a.why)
 	}
 	r.end()

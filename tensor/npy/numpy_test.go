@@ -11,7 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/peers"
+	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/npy"
 )
@@ -37,7 +38,7 @@ type array struct {
 var shapes = [][]int64{{}, {1}, {5}, {2, 3}, {3, 1}, {2, 3, 4}, {0}, {2, 0, 3}, {1, 1, 1, 1, 1, 1, 1, 2}}
 
 func TestNumpyReadsOurs(t *testing.T) {
-	python := peers.NeedPython(t, "numpy")
+	python := testpeers.NeedPython(t, "numpy")
 	dir := t.TempDir()
 	var want []array
 	for _, d := range numpyTypes() {
@@ -95,7 +96,7 @@ json.dump(out, sys.stdout)
 }
 
 func TestWeReadNumpys(t *testing.T) {
-	python := peers.NeedPython(t, "numpy")
+	python := testpeers.NeedPython(t, "numpy")
 	dir := t.TempDir()
 	const text = `
 import itertools, json, os, sys, numpy as np
@@ -183,7 +184,7 @@ func rows(x tensor.Tensor) []byte {
 
 // What numpy can save and a tensor cannot hold must be refused; several arrays in one file are read one by one.
 func TestNumpysOddFiles(t *testing.T) {
-	python := peers.NeedPython(t, "numpy")
+	python := testpeers.NeedPython(t, "numpy")
 	dir := t.TempDir()
 	const text = `
 import json, os, sys, numpy as np

@@ -14,6 +14,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/tensor/safetensors"
@@ -284,12 +285,9 @@ assert h.pop("__metadata__") == {"format": "pt"}
 out = {k: [v["dtype"], v["shape"], b[8+n+v["data_offsets"][0]:8+n+v["data_offsets"][1]].hex()] for k, v in h.items()}
 json.dump(out, sys.stdout)
 `
-	python, err := exec.LookPath("python3")
+	python, err := testenv.Tool("python3", "python3")
 	if err != nil {
-		if os.Getenv("CI") == "true" {
-			t.Fatalf("no python3: %v; install it (Debian: apt-get install python3)", err)
-		}
-		t.Skipf("no python3: %v", err)
+		testenv.Missing(t, "python3", err)
 	}
 	var stderr bytes.Buffer
 	cmd := exec.Command(python, "-c", script, path)

@@ -250,14 +250,16 @@ func (c *codec) count(field string, n *int, max, size int) bool {
 	return true
 }
 
-func (c *codec) desc(d *path.Desc) {
+// desc is an export. Only an entry may be one that the peer has no right to, and then it has no key.
+func (c *codec) desc(d *path.Desc, entry bool) {
 	c.key("key", &d.Key)
 	c.u64("size", &d.Size)
 	at := c.off
 	c.u8("rights", (*uint8)(&d.Rights))
-	if c.err == nil && (d.Rights == 0 || d.Rights&^(path.Read|path.Write) != 0) {
+	none := entry && d.Key == path.Key{}
+	if c.err == nil && (d.Rights == 0 && !none || d.Rights&^(path.Read|path.Write) != 0) {
 		c.off = at
-		c.fail("rights", "%d, expected 1 (read), 2 (write) or 3 (both)", uint8(d.Rights))
+		c.fail("rights", "%d, expected 1 (read), 2 (write) or 3 (both); in an entry without a key also 0", uint8(d.Rights))
 	}
 	c.boolean("whole", &d.Whole)
 	c.boolean("device", &d.Device)

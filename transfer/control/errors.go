@@ -7,6 +7,7 @@ import (
 	"strings"
 	"unicode/utf8"
 
+	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -104,6 +105,7 @@ var same = []struct {
 	{path.ErrUnreachable, Unsupported},
 	{path.ErrUnavailable, Unsupported},
 	{path.ErrFull, Busy},
+	{budget.ErrOver, Busy},
 	{context.Canceled, Canceled},
 	{context.DeadlineExceeded, Timeout},
 }

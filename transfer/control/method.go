@@ -131,7 +131,7 @@ func (*Entry) name() string { return "entry" }
 
 func (m *Entry) fields(c *codec) {
 	c.text("name", &m.Name, 1, MaxName)
-	c.desc(&m.Desc)
+	c.desc(&m.Desc, true)
 	c.blob("tensor", &m.Tensor, MaxTensor)
 	c.u64("generation", &m.Generation)
 	c.id("tag", &m.Tag)
@@ -231,7 +231,7 @@ type Accept struct {
 
 func (*Accept) name() string { return "accept" }
 
-func (m *Accept) fields(c *codec) { c.desc(&m.Desc) }
+func (m *Accept) fields(c *codec) { c.desc(&m.Desc, false) }
 
 // PathDown tells that a path went down here and asks the peer to fence and close it; the answer means that nothing comes
 // by that path any more.

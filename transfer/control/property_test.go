@@ -46,7 +46,11 @@ func drawDesc(t *rapid.T) path.Desc {
 }
 
 func drawEntry(t *rapid.T) Entry {
-	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: drawDesc(t), Tensor: blob(MaxTensor).Draw(t, "tensor"), Generation: rapid.Uint64().Draw(t, "generation"), Tag: id16(t, "tag")}
+	d := drawDesc(t)
+	if rapid.Bool().Draw(t, "without rights") {
+		d.Key, d.Rights = path.Key{}, 0
+	}
+	return Entry{Name: text(1, MaxName).Draw(t, "name"), Desc: d, Tensor: blob(MaxTensor).Draw(t, "tensor"), Generation: rapid.Uint64().Draw(t, "generation"), Tag: id16(t, "tag")}
 }
 
 func drawIdentity(t *rapid.T) Identity {
@@ -251,16 +255,17 @@ func TestBoundsOfFields(t *testing.T) {
 		hex   string
 		want  string // the offset at which it is found
 	}{
-		"flag of 2":        {parseAs[OpenPath], "01 61 00000000 00000000 02 00", "no checksum at byte 10 of 12"},
-		"bad UTF-8":        {parseAs[Lookup], "02 c328", "name at byte 1 of 3"},
-		"empty name":       {parseAs[Lookup], "00", "name at byte 0 of 1"},
-		"rights 0":         {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
-		"rights 7":         {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
-		"too many entries": {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 55 bytes, 1 bytes left"},
-		"count over max":   {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
-		"too many blocks":  {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63), "blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
-		"blocks over max":  {parseAs[Digest], strings.Repeat("00", 57) + "0401", "blocks at byte 57 of 59: length 1025"},
-		"tensor over max":  {parseAs[Offer], strings.Repeat("00", 16) + "0177" + strings.Repeat("00", 8) + "0401", "tensor at byte 26 of 28"},
+		"flag of 2":           {parseAs[OpenPath], "01 61 00000000 00000000 02 00", "no checksum at byte 10 of 12"},
+		"bad UTF-8":           {parseAs[Lookup], "02 c328", "name at byte 1 of 3"},
+		"empty name":          {parseAs[Lookup], "00", "name at byte 0 of 1"},
+		"rights 0":            {parseAs[Accept], strings.Repeat("00", 26), "rights at byte 24 of 26"},
+		"rights 0 with a key": {parseAs[Entry], "0177" + strings.Repeat("00", 15) + "01" + strings.Repeat("00", 10), "rights at byte 26 of 28"},
+		"rights 7":            {parseAs[Accept], strings.Repeat("00", 24) + "0700", "rights at byte 24 of 26"},
+		"too many entries":    {parseAs[Entries], "1000 00", "entries at byte 0 of 3: 4096 elements of at least 55 bytes, 1 bytes left"},
+		"count over max":      {parseAs[Entries], "ffff 00", "entries at byte 0 of 3: length 65535"},
+		"too many blocks":     {parseAs[Digest], strings.Repeat("00", 57) + "0002" + strings.Repeat("00", 63), "blocks at byte 57 of 122: 2 elements of at least 32 bytes, 63 bytes left"},
+		"blocks over max":     {parseAs[Digest], strings.Repeat("00", 57) + "0401", "blocks at byte 57 of 59: length 1025"},
+		"tensor over max":     {parseAs[Offer], strings.Repeat("00", 16) + "0177" + strings.Repeat("00", 8) + "0401", "tensor at byte 26 of 28"},
 	} {
 		if _, err := c.parse(unhex(t, c.hex)); !errors.Is(err, BadRequest) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)

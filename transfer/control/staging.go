@@ -41,7 +41,7 @@ type Staging struct {
 func (*Staging) name() string { return "staging" }
 
 func (m *Staging) fields(c *codec) {
-	c.desc(&m.Desc)
+	c.desc(&m.Desc, false)
 	at := c.off
 	c.u64("slot size", &m.SlotSize)
 	if c.err == nil && (m.SlotSize == 0 || m.SlotSize > MaxSlot) {

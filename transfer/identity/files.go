@@ -16,6 +16,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // Names of the files of a directory.
@@ -25,14 +27,15 @@ const (
 	PolicyFile    = "policy"        // rights and denials, see Rules
 	AuthorityFile = "authority.pem" // certificate and key of the authority, 0600; only where certificates are issued
 	IssuedFile    = "issued"        // what the authority has issued
+	PendingFile   = "pending.pem"   // a key that waits for its certificate, see NewKey, 0600
 )
 
 // maxFile is the most that is read of any file here.
 const maxFile = 1 << 20
 
 // Open reads the identity of a directory, which "penstock pair" has made or another tool: see [Options] for the names of files.
-// The key must not be readable, and nothing writable, for others. Without files the error wraps [ErrMissing] and says what
-// makes them.
+// Directory and files must belong to the effective user or to root; the key must not be readable, and nothing writable, for
+// others. Without files the error wraps [ErrMissing] and says what makes them.
 func Open(dir string, o Options) (*Identity, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -60,17 +63,20 @@ func Open(dir string, o Options) (*Identity, error) {
 	if key != cert {
 		w.credentials.files = append(w.credentials.files, &file{path: key, secret: true})
 	}
-	w.rules.files = []*file{{path: at(o.Policy, PolicyFile), optional: o.Policy == ""}}
+	w.rules.files = []*file{{path: at(o.Policy, PolicyFile), optional: true}}
 	i := &Identity{opts: o, clock: clockOr(o.Clock), watch: w}
 	s, err := w.loadCredentials(i.clock())
 	if err != nil {
 		return nil, err
 	}
 	s.rules = o.Rules
-	if r, err := w.loadRules(); err != nil {
+	switch r, err := w.loadRules(); {
+	case err != nil:
 		return nil, err
-	} else if r != nil {
+	case r != nil:
 		s.rules, w.hadRules = r, true
+	case o.Policy != "":
+		return nil, fmt.Errorf("identity: %s does not exist: expected the file of rules that was asked for: %w", w.rules.files[0].path, ErrPolicy)
 	}
 	i.now.Store(s)
 	w.next.Store(i.clock().UnixNano() + int64(i.interval()))
@@ -90,11 +96,37 @@ func checkDir(dir string) error {
 	case fi.Mode().Perm()&0o022 != 0:
 		return fmt.Errorf("identity: %s has mode %04o, so that others can replace what is in it: %w; mend it with: chmod go-w %s", dir, fi.Mode().Perm(), ErrPermissions, dir)
 	}
-	return nil
+	return checkOwner(dir, sys.Identity(fi).UID, os.Geteuid())
 }
 
-// readFile reads a small regular file whose permissions are narrow enough.
+// checkOwner refuses what belongs to neither the effective user nor root: its owner can change it, and its mode, at any time.
+func checkOwner(path string, owner uint32, user int) error {
+	if owner == 0 || int(owner) == user {
+		return nil
+	}
+	return fmt.Errorf("identity: %s belongs to user %d, who can change it; expected user %d or root: %w; mend it with: chown %d %s, or run as user %d",
+		path, owner, user, ErrPermissions, user, path, owner)
+}
+
+// readFile reads a small regular file of the right owner whose permissions are narrow enough.
 func readFile(path string, secret bool) ([]byte, error) {
+	f, err := openFile(path, secret)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err != nil {
+		return nil, fmt.Errorf("identity: %w", err)
+	}
+	if len(b) > maxFile {
+		return nil, fmt.Errorf("identity: %s has more than %d bytes: %w", path, maxFile, ErrCredentials)
+	}
+	return b, nil
+}
+
+// openFile opens a regular file of the right owner whose permissions are narrow enough.
+func openFile(path string, secret bool) (_ *os.File, err error) {
 	// Look before opening: opening a pipe would wait for its writer.
 	if fi, err := os.Stat(path); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -108,24 +140,24 @@ func readFile(path string, secret bool) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
 	}
-	defer f.Close()
+	defer func() {
+		if err != nil {
+			f.Close()
+		}
+	}()
 	fi, err := f.Stat()
 	if err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
+	}
+	if err := checkOwner(path, sys.Identity(fi).UID, os.Geteuid()); err != nil {
+		return nil, err
 	}
 	if mode := fi.Mode().Perm(); secret && mode&0o077 != 0 {
 		return nil, fmt.Errorf("identity: %s holds a key and has mode %04o, so that others can use it: %w; mend it with: chmod 600 %s", path, mode, ErrPermissions, path)
 	} else if mode&0o022 != 0 {
 		return nil, fmt.Errorf("identity: %s has mode %04o, so that others can change it: %w; mend it with: chmod go-w %s", path, mode, ErrPermissions, path)
 	}
-	b, err := io.ReadAll(io.LimitReader(f, maxFile+1))
-	if err != nil {
-		return nil, fmt.Errorf("identity: %w", err)
-	}
-	if len(b) > maxFile {
-		return nil, fmt.Errorf("identity: %s has more than %d bytes: %w", path, maxFile, ErrCredentials)
-	}
-	return b, nil
+	return f, nil
 }
 
 // writeFile replaces a file as a whole: whoever reads sees the old content or the new one, also after a power failure.
@@ -305,7 +337,8 @@ func (g *group) changed() bool {
 			}
 			continue
 		}
-		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) || fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() {
+		if f.stamp == nil || !os.SameFile(fi, f.stamp) || !fi.ModTime().Equal(f.stamp.ModTime()) || fi.Size() != f.stamp.Size() || fi.Mode() != f.stamp.Mode() ||
+			sys.Identity(fi).UID != sys.Identity(f.stamp).UID {
 			return true
 		}
 		if time.Since(fi.ModTime()) < settled {
@@ -381,7 +414,7 @@ func (w *watch) parseCredentials(now time.Time) (*state, error) {
 	return s, nil
 }
 
-// loadRules reads the rules; nil without an error when there is no file and there need not be.
+// loadRules reads the rules; nil without an error when there is no file.
 func (w *watch) loadRules() (*Rules, error) {
 	defer w.rules.forget()
 	if _, err := w.rules.read(); err != nil {
@@ -395,11 +428,7 @@ func (w *watch) parseRules() (*Rules, error) {
 	if f.data == nil {
 		return nil, nil
 	}
-	r, err := ParseRules(f.data)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", f.path, err)
-	}
-	return r, nil
+	return parseRules(f.path, f.data)
 }
 
 func (i *Identity) interval() time.Duration {

@@ -62,12 +62,12 @@ func TestManInTheMiddle(t *testing.T) {
 		c.Certificate = [][]byte{c.Certificate[0], root.Raw}
 		return c
 	}
-	ownPairing, err := own.NewPairing(PairingOptions{})
+	ownPairing, err := own.NewPairing(filled(PairingOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	late := &Authority{cert: ca.cert, key: ca.key, clock: func() time.Time { return time.Now().Add(-48 * time.Hour) }}
-	old, err := late.NewPairing(PairingOptions{})
+	old, err := late.NewPairing(filled(PairingOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestManInTheMiddle(t *testing.T) {
 		v := real
 		v.Address = addr
 		dir := newDir(t)
-		_, err := Join(t.Context(), v, dir, "b")
+		_, err := Join(t.Context(), v, dir, "b", JoinOptions{})
 		if want := ErrWrongAuthority; !errors.Is(err, want) && !(strings.Contains(what, "ended") && errors.Is(err, ErrExpired)) {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -112,7 +112,7 @@ func TestManInTheMiddle(t *testing.T) {
 func TestRelay(t *testing.T) {
 	ca := authority(t)
 	real, done, _ := host(t, ca, PairingOptions{})
-	other, err := ca.NewPairing(PairingOptions{})
+	other, err := ca.NewPairing(filled(PairingOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -142,7 +142,7 @@ func TestRelay(t *testing.T) {
 		c.Write(appendMessage(nil, messageRefuse, []byte{byte(r)}))
 		c.CloseWrite()
 	})
-	if _, err := Join(t.Context(), v, newDir(t), "b"); !errors.Is(err, ErrWrongCode) {
+	if _, err := Join(t.Context(), v, newDir(t), "b", JoinOptions{}); !errors.Is(err, ErrWrongCode) {
 		t.Errorf("joiner: %v", err)
 	}
 	if r := <-answers; r != refusedCode {
@@ -154,7 +154,7 @@ func TestRelay(t *testing.T) {
 	if bytes.Contains(relayed, real.secret[:]) {
 		t.Error("the secret travelled")
 	}
-	if _, err := Join(t.Context(), real, newDir(t), "b"); err != nil {
+	if _, err := Join(t.Context(), real, newDir(t), "b", JoinOptions{}); err != nil {
 		t.Error(err)
 	}
 	if o := <-done; o.err != nil {
@@ -165,7 +165,7 @@ func TestRelay(t *testing.T) {
 // A host that does not keep the protocol, although it has the authority's certificate, leaves nothing behind at the joiner.
 func TestHostileHost(t *testing.T) {
 	ca, other := authority(t), authority(t)
-	p, err := ca.NewPairing(PairingOptions{})
+	p, err := ca.NewPairing(filled(PairingOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestHostileHost(t *testing.T) {
 			t.Error(err)
 			return nil
 		}
-		w := welcome{certs: [][]byte{nil, ca.cert.Raw}}
+		w := welcome{host: "host", certs: [][]byte{nil, ca.cert.Raw}}
 		change(&name, &public, &w)
 		if w.certs[0] == nil {
 			cert, err := ca.Sign(name, public, IssueOptions{})
@@ -212,6 +212,9 @@ func TestHostileHost(t *testing.T) {
 		"too few":       {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs = w.certs[:1] }, ErrMessage},
 		"empty cert":    {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.certs = append(w.certs, []byte{}) }, ErrMessage},
 		"its own proof": {nil, ErrWrongCode},
+		"a bad name":    {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.host = "No" }, ErrMessage},
+		"no name":       {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.host = "" }, ErrMessage},
+		"our name":      {func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.host = "b" }, ErrNameRefused},
 	}
 	try := func(what string, want error, talk func(*tls.Conn, join)) {
 		t.Helper()
@@ -232,7 +235,7 @@ func TestHostileHost(t *testing.T) {
 		v := v
 		v.Address = addr
 		dir := newDir(t)
-		_, err := Join(t.Context(), v, dir, "b")
+		_, err := Join(t.Context(), v, dir, "b", JoinOptions{})
 		if want == nil && err != nil || want != nil && !errors.Is(err, want) {
 			t.Errorf("%s: %v, expected %v", what, err, want)
 		}
@@ -248,7 +251,9 @@ func TestHostileHost(t *testing.T) {
 				change = func(_ *string, _ **ecdsa.PublicKey, w *welcome) { w.proof = m.proof }
 			}
 			c.Write(appendMessage(nil, messageWelcome, answer(c, m, change)))
-			readMessage(c)
+			if typ, _, err := readMessage(c); err == nil && typ == messageDone {
+				c.Write(appendMessage(nil, messageDone, nil))
+			}
 		})
 	}
 	for what, b := range map[string][]byte{
@@ -263,6 +268,9 @@ func TestHostileHost(t *testing.T) {
 		"done":              appendMessage(nil, messageDone, nil),
 		"unknown refusal":   appendMessage(nil, messageRefuse, []byte{200}),
 		"malformed refusal": appendMessage(nil, messageRefuse, []byte{byte(refusedMalformed)}),
+		"two waits":         append(appendMessage(nil, messageWait, make([]byte, 4)), appendMessage(nil, messageWait, make([]byte, 4))...),
+		"a long wait":       appendMessage(nil, messageWait, make([]byte, 5)),
+		"a short wait":      appendMessage(nil, messageWait, make([]byte, 3)),
 	} {
 		want := ErrMessage
 		switch what {
@@ -274,7 +282,7 @@ func TestHostileHost(t *testing.T) {
 		try(what, want, func(c *tls.Conn, _ join) { c.Write(b) })
 	}
 	for r, want := range map[refusal]error{refusedCode: ErrWrongCode, refusedOver: ErrPairingOver, refusedName: ErrNameRefused,
-		refusedOther: ErrNameRefused, refusedDenied: ErrNameRefused, refusedInternal: ErrPairingOver} {
+		refusedOther: ErrNameRefused, refusedDenied: ErrNameRefused, refusedInternal: ErrPairingOver, refusedUnconfirmed: ErrNotConfirmed, refusedRival: ErrNotConfirmed} {
 		try(fmt.Sprint("refusal ", r), want, func(c *tls.Conn, _ join) { c.Write(appendMessage(nil, messageRefuse, []byte{byte(r)})) })
 	}
 }
@@ -308,14 +316,14 @@ func TestJoinLooksFirst(t *testing.T) {
 		{"a broken identity", broken, "b", ErrCredentials},
 		{"a file", file, "b", nil},
 	} {
-		_, err := Join(t.Context(), v, c.dir, c.name)
+		_, err := Join(t.Context(), v, c.dir, c.name, JoinOptions{})
 		var op *net.OpError
 		if err == nil || errors.As(err, &op) || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, expected %v", c.what, err, c.want)
 		}
 	}
 	var op *net.OpError
-	if _, err := Join(t.Context(), v, newDir(t), "b"); !errors.As(err, &op) {
+	if _, err := Join(t.Context(), v, newDir(t), "b", JoinOptions{}); !errors.As(err, &op) {
 		t.Errorf("nobody there: %v", err)
 	}
 }
@@ -323,21 +331,22 @@ func TestJoinLooksFirst(t *testing.T) {
 func TestInvitation(t *testing.T) {
 	ca := authority(t)
 	v := newInvitation("host.example:7071", ca.cert)
-	link := v.Link()
-	got, err := ParseInvitation(link)
-	if err != nil || got != v {
+	code := v.Code()
+	got, err := ParseInvitation(v.Address, code)
+	if err != nil || got != v || len(code) != 68 || !LooksLikeCode(code) || !LooksLikeCode(v.Address+"#"+code) || !LooksLikeCode(code[1:]) {
 		t.Fatalf("%v, %v", got, err)
 	}
-	if addr, code, _ := strings.Cut(link, "#"); addr != v.Address || len(code) != 68 {
-		t.Errorf("%d characters of code", len(code))
+	for _, s := range []string{"", "host:1", "[2001:db8::1]:7071", "a-file-name", strings.Repeat("a", 80), strings.Repeat("b.", 34), "/" + code[1:]} {
+		if LooksLikeCode(s) {
+			t.Errorf("%q looks like a code", s)
+		}
 	}
-	code := link[strings.Index(link, "#")+1:]
-	for _, s := range []string{"", "#", link + "x", link[:len(link)-1], "host:1", "#" + code, "host#" + code, "host:0#" + code, "host:65536#" + code,
-		"ho st:1#" + code, "host:http#" + code, ":7#" + code, "h'o:1#" + code, link[:len(link)-1] + "*", strings.Repeat("a", 600) + link,
-		link[:len(link)-4] + "\n\n\n\n", "host:1#" + strings.Repeat("A", 68)} {
-		_, err := ParseInvitation(s)
+	for _, c := range [][2]string{{v.Address, ""}, {v.Address, code + "x"}, {v.Address, code[:len(code)-1]}, {"", code}, {"host", code}, {"host:0", code},
+		{"host:65536", code}, {"ho st:1", code}, {"host:http", code}, {":7", code}, {"h'o:1", code}, {v.Address, code[:len(code)-1] + "*"},
+		{strings.Repeat("a", 600) + ":x", code}, {v.Address, code[:len(code)-4] + "\n\n\n\n"}, {"host:1", strings.Repeat("A", 68)}} {
+		_, err := ParseInvitation(c[0], c[1])
 		if !errors.Is(err, ErrInvitation) || strings.Contains(err.Error(), code) {
-			t.Errorf("%q: %v", s, err)
+			t.Errorf("%q: %v", c, err)
 		}
 	}
 	// A single wrong character is noticed, but for a chance of 1 in 65,536.
@@ -347,14 +356,14 @@ func TestInvitation(t *testing.T) {
 		if code[k] == 'A' {
 			c = "B"
 		}
-		if _, err := ParseInvitation(v.Address + "#" + code[:k] + c + code[k+1:]); err == nil {
+		if _, err := ParseInvitation(v.Address, code[:k]+c+code[k+1:]); err == nil {
 			missed++
 		}
 	}
 	if missed > 1 {
 		t.Errorf("%d of %d typing errors were not noticed", missed, len(code))
 	}
-	// No way of printing but Link shows the secret.
+	// No way of printing but Code shows the secret.
 	var log bytes.Buffer
 	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "v", v, "p", &v, "s", []Invitation{v})
 	j, err := json.Marshal(v)
@@ -380,14 +389,14 @@ func TestInvitation(t *testing.T) {
 
 func TestWelcomeRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := welcome{certs: rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 900), 2, 1+maxRoots).Draw(t, "certs")}
+		w := welcome{host: rapid.StringMatching("[a-z0-9]([-_]?[a-z0-9])*").Filter(func(s string) bool { return CheckName(s) == nil }).Draw(t, "host"), certs: rapid.SliceOfN(rapid.SliceOfN(rapid.Byte(), 1, 900), 2, 1+maxRoots).Draw(t, "certs")}
 		copy(w.proof[:], rapid.SliceOfN(rapid.Byte(), proofSize, proofSize).Draw(t, "proof"))
 		b, err := w.encode()
 		if err != nil {
 			t.Fatal(err)
 		}
 		got, err := parseWelcome(b)
-		if err != nil || got.proof != w.proof || len(got.certs) != len(w.certs) || !bytes.Equal(got.payload(), w.payload()) {
+		if err != nil || got.proof != w.proof || got.host != w.host || len(got.certs) != len(w.certs) || !bytes.Equal(got.payload(), w.payload()) {
 			t.Fatalf("%v", err)
 		}
 		cut := rapid.IntRange(0, len(b)-1).Draw(t, "cut")
@@ -398,7 +407,7 @@ func TestWelcomeRoundTrip(t *testing.T) {
 			t.Fatalf("a byte more: %v", err)
 		}
 	})
-	for _, w := range []welcome{{}, {certs: make([][]byte, 18)}, {certs: [][]byte{make([]byte, maxMessage+1), {1}}}, {certs: [][]byte{make([]byte, maxMessage-40), {1}, {2}}}} {
+	for _, w := range []welcome{{host: "a"}, {certs: [][]byte{{1}, {2}}}, {host: "a", certs: make([][]byte, 18)}, {host: "a", certs: [][]byte{make([]byte, maxMessage+1), {1}}}, {host: "a", certs: [][]byte{make([]byte, maxMessage-40), {1}, {2}}}} {
 		if _, err := w.encode(); !errors.Is(err, ErrMessage) {
 			t.Errorf("%d certificates: %v", len(w.certs), err)
 		}
@@ -407,26 +416,26 @@ func TestWelcomeRoundTrip(t *testing.T) {
 
 func FuzzInvitation(f *testing.F) {
 	ca := authority(f)
-	f.Add(newInvitation("127.0.0.1:7071", ca.cert).Link())
-	f.Add(newInvitation("[::1]:1", ca.cert).Link())
-	f.Add("host:1#")
-	f.Fuzz(func(t *testing.T, s string) {
-		v, err := ParseInvitation(s)
+	f.Add("127.0.0.1:7071", newInvitation("", ca.cert).Code())
+	f.Add("[::1]:1", newInvitation("", ca.cert).Code())
+	f.Add("host:1", "")
+	f.Fuzz(func(t *testing.T, address, code string) {
+		v, err := ParseInvitation(address, code)
 		if err != nil {
 			if !errors.Is(err, ErrInvitation) {
 				t.Fatal(err)
 			}
 			return
 		}
-		if v.Link() != s {
-			t.Fatalf("%q is read as %q", s, v.Link())
+		if v.Address != address || v.Code() != code || !LooksLikeCode(code) {
+			t.Fatalf("%q is read as %q", code, v.Code())
 		}
 	})
 }
 
 func FuzzMessages(f *testing.F) {
 	ca := authority(f)
-	w := welcome{certs: [][]byte{ca.cert.Raw, ca.cert.Raw}}
+	w := welcome{host: "host", certs: [][]byte{ca.cert.Raw, ca.cert.Raw}}
 	b, err := w.encode()
 	if err != nil {
 		f.Fatal(err)
@@ -462,7 +471,7 @@ func FuzzMessages(f *testing.F) {
 
 // A message that says it is too large for its type is refused by its head; nothing is allocated for it or waited for.
 func TestMessageLimits(t *testing.T) {
-	for typ, most := range map[messageType]int{0: 0, messageJoin: 4128, messageWelcome: 16384, messageRefuse: 1, messageDone: 0, 99: 0} {
+	for typ, most := range map[messageType]int{0: 0, messageJoin: 4128, messageWelcome: 16384, messageRefuse: 1, messageDone: 0, messageWait: 4, 99: 0} {
 		good := appendMessage(nil, typ, make([]byte, most))
 		if got, body, err := readMessage(bytes.NewReader(good)); err != nil || got != typ || len(body) != most {
 			t.Errorf("type %d with %d bytes: %v", typ, most, err)

@@ -22,14 +22,14 @@ type Credentials struct {
 // Options are the choices for an [Identity]. The zero value is good.
 type Options struct {
 	// Names of files, relative to the directory unless absolute. Cert and Key may be the same file. Policy need not exist
-	// unless it is named here: without it each peer has all rights.
+	// unless it is named here: without it no peer has any rights.
 	Cert   string // "": node.pem
 	Key    string // "": the file of Cert
 	CA     string // "": ca.pem
 	Policy string // "": policy
 
 	Interval time.Duration    // how often at most files are looked at; 0: once per second; negative: each time
-	Rules    *Rules           // rights and denials while there is no file of rules; nil: all rights, nobody denied
+	Rules    *Rules           // rights and denials until there is a file of rules; nil: no rights for anyone
 	Clock    func() time.Time // what certificates are checked against; nil: time.Now
 	// Notify is called when something was read again, in the goroutine that noticed: that of a handshake, or of a call of
 	// Rights, Denied, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
@@ -45,7 +45,7 @@ const (
 	CredentialsLoaded  EventKind = iota // a new certificate, key or bundle is in use
 	CredentialsRefused                  // the files changed but cannot be used; what was in use stays
 	RulesLoaded                         // new rules are in use: ask Denied again for each session that lives
-	RulesRefused                        // the file of rules changed but cannot be used; the rules that were in use stay
+	RulesRefused                        // the file of rules changed but cannot be used: the last good rules stay; or it is gone: nobody has rights
 )
 
 func (k EventKind) String() string {
@@ -77,7 +77,7 @@ type Stats struct {
 	Refused    uint64      // handshakes in which it was not
 	Loaded     uint64      // times that credentials or rules were replaced
 	LoadErrors uint64      // times that changed files could not be used
-	LoadError  string      // the last of these that has not been mended since; "": all is well
+	LoadError  string      // those of now, which go away when they are mended; "": all is well
 }
 
 // Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
@@ -181,8 +181,8 @@ func (i *Identity) Set(c Credentials) error {
 	return nil
 }
 
-// SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives all rights to
-// everyone.
+// SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives no rights to
+// anyone.
 func (i *Identity) SetRules(r *Rules) {
 	var s state
 	i.change(func(old *state) { s = *old; s.rules = r }, &s)
@@ -217,7 +217,7 @@ func (i *Identity) Self() Peer { return i.now.Load().self }
 // Roots are the certificates that the identity trusts now. The caller must not change them.
 func (i *Identity) Roots() []*x509.Certificate { return slices.Clone(i.now.Load().roots) }
 
-// Rules are those in use now; nil gives all rights to everyone.
+// Rules are those in use now; nil gives no rights to anyone.
 func (i *Identity) Rules() *Rules { return i.now.Load().rules }
 
 // Rights are what the rules in use give to a name; it makes the identity a [Policy].
@@ -243,8 +243,10 @@ func (i *Identity) Stats() Stats {
 	}
 	for _, p := range []*atomic.Pointer[error]{&i.credentialsError, &i.rulesError} {
 		if err := failure(p); err != nil {
-			out.LoadError = err.Error()
-			break
+			if out.LoadError != "" {
+				out.LoadError += "; "
+			}
+			out.LoadError += err.Error()
 		}
 	}
 	return out

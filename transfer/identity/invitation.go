@@ -18,7 +18,7 @@ import (
 var ErrInvitation = errors.New("not an invitation")
 
 // Invitation is what one machine shows and the other types in to be paired: where to go, which authority must be there, and a
-// secret that works once. It prints without its secret; [Invitation.Link] has it.
+// secret that works once. It prints without its secret; [Invitation.Code] has it.
 type Invitation struct {
 	Address string            // host:port
 	Root    [sha256.Size]byte // SHA-256 of the authority's certificate
@@ -36,19 +36,19 @@ func newInvitation(address string, root *x509.Certificate) Invitation {
 	return v
 }
 
-// Link is the text that carries the whole invitation, secret and all: ADDRESS#CODE. The code is 68 characters of base64url
-// over version 1, the 32 bytes of Root, the 16 of the secret, and the first 2 of the SHA-256 of all these, which finds typing
-// errors.
-func (v Invitation) Link() string {
+// Code is the text that a person carries from one machine to the other: the authority and the secret, but not the address. It has
+// 68 characters of base64url over version 1, the 32 bytes of Root, the 16 of the secret, and the first 2 of the SHA-256 of all
+// these, which finds typing errors.
+func (v Invitation) Code() string {
 	b := append(make([]byte, 0, codeBytes), codeVersion)
 	b = append(b, v.Root[:]...)
 	b = append(b, v.secret[:]...)
 	sum := sha256.Sum256(b)
-	return v.Address + "#" + base64.RawURLEncoding.EncodeToString(append(b, sum[:2]...))
+	return base64.RawURLEncoding.EncodeToString(append(b, sum[:2]...))
 }
 
 // String is the invitation without its secret.
-func (v Invitation) String() string { return v.Address + "#..." }
+func (v Invitation) String() string { return v.Address }
 
 // Format writes the invitation without its secret, whatever the verb.
 func (v Invitation) Format(f fmt.State, _ rune) { io.WriteString(f, v.String()) }
@@ -56,20 +56,14 @@ func (v Invitation) Format(f fmt.State, _ rune) { io.WriteString(f, v.String()) 
 // LogValue is the invitation without its secret.
 func (v Invitation) LogValue() slog.Value { return slog.StringValue(v.String()) }
 
-// ParseInvitation reads what [Invitation.Link] wrote. The error wraps [ErrInvitation] and does not repeat the code.
-func ParseInvitation(s string) (Invitation, error) {
+// ParseInvitation takes the address of a host and a code as [Invitation.Code] wrote it. The error wraps [ErrInvitation] and does
+// not repeat the code.
+func ParseInvitation(address, code string) (Invitation, error) {
 	bad := func(format string, args ...any) (Invitation, error) {
-		return Invitation{}, fmt.Errorf("identity: %s; expected ADDRESS#CODE as the other machine printed it: %w", fmt.Sprintf(format, args...), ErrInvitation)
+		return Invitation{}, fmt.Errorf("identity: %s; expected the code as the other machine printed it: %w", fmt.Sprintf(format, args...), ErrInvitation)
 	}
-	if len(s) > 512 {
-		return bad("%d characters", len(s))
-	}
-	addr, code, ok := strings.Cut(s, "#")
-	if !ok {
-		return bad("there is no # (a shell may take it for a comment: put the whole in quotes)")
-	}
-	if err := CheckAddress(addr); err != nil {
-		return bad("%v", err)
+	if err := CheckAddress(address); err != nil {
+		return Invitation{}, fmt.Errorf("identity: %w: %w", err, ErrInvitation)
 	}
 	if want := base64.RawURLEncoding.EncodedLen(codeBytes); len(code) != want {
 		return bad("the code has %d characters and not %d", len(code), want)
@@ -85,10 +79,25 @@ func ParseInvitation(s string) (Invitation, error) {
 	if b[0] != codeVersion {
 		return bad("the code is of version %d and this program knows version %d", b[0], codeVersion)
 	}
-	v := Invitation{Address: addr}
+	v := Invitation{Address: address}
 	copy(v.Root[:], b[1:])
 	copy(v.secret[:], b[1+sha256.Size:])
 	return v, nil
+}
+
+// LooksLikeCode reports whether a text may hold a code, whole or with errors. A program that finds one in its arguments, where
+// every user of the machine can see it, refuses it.
+func LooksLikeCode(s string) bool {
+	if _, after, ok := strings.Cut(s, "#"); ok {
+		s = after
+	}
+	want := base64.RawURLEncoding.EncodedLen(codeBytes)
+	if len(s) < want-8 || len(s) > want+8 {
+		return false
+	}
+	return !strings.ContainsFunc(s, func(r rune) bool {
+		return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	})
 }
 
 // CheckAddress returns nil for HOST:PORT with a host and a port number from 1 to 65535.

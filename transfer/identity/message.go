@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -23,20 +24,42 @@ const (
 	messageJoin    messageType = 1 // joiner: proof, certificate request
 	messageWelcome messageType = 2 // host: proof, certificate, roots
 	messageRefuse  messageType = 3 // host: reason
-	messageDone    messageType = 4 // joiner: it has written its files
+	messageDone    messageType = 4 // joiner: it has written its files; host: it knows, and this is the end
+	messageWait    messageType = 5 // host: the proof is right, wait for confirmation
 )
 
 type refusal uint8
 
 const (
-	refusedCode      refusal = 1 // the proof is wrong
-	refusedOver      refusal = 2 // the code was used, or too many tries
-	refusedName      refusal = 3 // a node of this name has a certificate already
-	refusedOther     refusal = 4 // the host waits for another name
-	refusedDenied    refusal = 5 // the host's rules deny this name
-	refusedMalformed refusal = 6
-	refusedInternal  refusal = 7 // something at the host failed
+	refusedCode        refusal = 1 // the proof is wrong
+	refusedOver        refusal = 2 // the code was used
+	refusedName        refusal = 3 // a node of this name has a certificate already
+	refusedOther       refusal = 4 // the host waits for another name
+	refusedDenied      refusal = 5 // the host's rules deny this name
+	refusedMalformed   refusal = 6
+	refusedInternal    refusal = 7 // something at the host failed
+	refusedUnconfirmed refusal = 8 // the host did not confirm the machine
+	refusedRival       refusal = 9 // another machine that knows the code is being confirmed
 )
+
+// String is why the host refuses a machine, in its own words.
+func (r refusal) String() string {
+	switch r {
+	case refusedOver:
+		return "the code was used by another machine"
+	case refusedName:
+		return "a node of this name has a certificate already (--for permits a new one)"
+	case refusedOther:
+		return "another name is expected (--for)"
+	case refusedDenied:
+		return "the rules deny this name"
+	case refusedUnconfirmed:
+		return "its key was not confirmed"
+	case refusedRival:
+		return "another machine that knows the code is being confirmed"
+	}
+	return fmt.Sprintf("reason %d", uint8(r))
+}
 
 const (
 	messageHead = 8
@@ -87,6 +110,8 @@ func maxBody(t messageType) int {
 		return maxMessage
 	case messageRefuse:
 		return 1
+	case messageWait:
+		return 4
 	}
 	return 0
 }
@@ -112,12 +137,14 @@ func parseJoin(body []byte) (join, error) {
 // welcome is what the host says to a joiner that it takes.
 type welcome struct {
 	proof [proofSize]byte
+	host  string   // the host's name
 	certs [][]byte // DER: the node's, then 1 to maxRoots roots
 }
 
 // payload is what the proof covers.
 func (m welcome) payload() []byte {
-	b := []byte{byte(len(m.certs))}
+	b := append([]byte{byte(len(m.host))}, m.host...)
+	b = append(b, byte(len(m.certs)))
 	for _, c := range m.certs {
 		b = binary.BigEndian.AppendUint16(b, uint16(len(c)))
 		b = append(b, c...)
@@ -130,6 +157,9 @@ func (m welcome) encode() ([]byte, error) {
 		if len(c) > maxMessage {
 			return nil, fmt.Errorf("identity: a certificate of %d bytes is too large for pairing: %w", len(c), ErrMessage)
 		}
+	}
+	if err := CheckName(m.host); err != nil {
+		return nil, fmt.Errorf("identity: the host's name: %w: %w", err, ErrMessage)
 	}
 	if len(m.certs) < 2 || len(m.certs) > 1+maxRoots {
 		return nil, fmt.Errorf("identity: %d certificates, expected a node's and 1 to %d roots: %w", len(m.certs), maxRoots, ErrMessage)
@@ -150,8 +180,14 @@ func parseWelcome(body []byte) (welcome, error) {
 		return bad("a wrong size")
 	}
 	copy(m.proof[:], body)
-	n := int(body[proofSize])
+	size := int(body[proofSize])
 	b := body[proofSize+1:]
+	if size > MaxName || size >= len(b) || CheckName(string(b[:size])) != nil {
+		return bad("a wrong name of the host")
+	}
+	m.host = string(b[:size])
+	n := int(b[size])
+	b = b[size+1:]
 	if n < 2 || n > 1+maxRoots {
 		return bad("a wrong number of certificates")
 	}
@@ -170,6 +206,14 @@ func parseWelcome(body []byte) (welcome, error) {
 		return bad("bytes after the last certificate")
 	}
 	return m, nil
+}
+
+// knock is what a joiner offers as an application protocol beside the real one, so that its first bytes show that it knows the
+// code. They are in the clear and prove nothing: they keep those who only know the port from taking the joiner's place.
+func (v Invitation) knock() string {
+	h := hmac.New(sha256.New, v.secret[:])
+	io.WriteString(h, "penstock pair 1 knock\x00")
+	return hex.EncodeToString(h.Sum(nil))
 }
 
 // proof shows that its sender knows the secret, on this TLS connection and no other, and covers what it says: HMAC-SHA256

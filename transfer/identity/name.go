@@ -31,7 +31,7 @@ var (
 	ErrClosed = errors.New("the identity is closed")
 	// ErrMissing is a directory without an identity.
 	ErrMissing = errors.New("there is no identity")
-	// ErrPermissions is a file or directory that others can read or change although they must not.
+	// ErrPermissions is a file or directory that others own, can read or can change although they must not.
 	ErrPermissions = errors.New("permissions are too wide")
 	// ErrCredentials are certificates and keys that do not make an identity: unreadable, or not belonging together.
 	ErrCredentials = errors.New("not usable credentials")

@@ -6,20 +6,21 @@ import (
 	"crypto/elliptic"
 	"crypto/hmac"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"net"
-	"slices"
 	"sync"
 	"time"
 )
 
 // Sentinels of pairing.
 var (
-	// ErrPairingOver is an invitation that was used, had too many wrong tries, or is too old.
+	// ErrPairingOver is an invitation that was used, or is too old.
 	ErrPairingOver = errors.New("the invitation is over")
 	// ErrWrongCode is a joiner, or a host, that does not know the secret of the invitation.
 	ErrWrongCode = errors.New("wrong code")
@@ -27,28 +28,50 @@ var (
 	ErrWrongAuthority = errors.New("another authority than the code says")
 	// ErrNameRefused is a name that the host does not give a certificate for.
 	ErrNameRefused = errors.New("the name was refused")
-	// ErrUnconfirmed is a joiner that was given a certificate and did not say that it kept it.
+	// ErrNotConfirmed is a machine whose key the host did not confirm.
+	ErrNotConfirmed = errors.New("the machine was not confirmed")
+	// ErrUnconfirmed is a machine that was given a certificate, where the end of the pairing is not known: a joiner that did not say
+	// that it kept it, or a host that did not say that it heard so.
 	ErrUnconfirmed = errors.New("the other machine did not confirm")
 )
 
-const (
-	// PairingTimeout is how long an invitation is good unless told otherwise.
-	PairingTimeout = 10 * time.Minute
-	// PairingTries is how many wrong codes end an invitation unless told otherwise.
-	PairingTries = 3
+// PairingTimeout is how long an invitation is good unless told otherwise.
+const PairingTimeout = 10 * time.Minute
 
-	pairConns    = 32               // connections at a time; a further one ends the oldest
-	pairPatience = 10 * time.Second // for one connection from beginning to end
-)
-
-// PairingOptions are the choices for one pairing. The zero value is good, but for Self.
+// PairingOptions are the choices for one pairing. Self and Confirm are needed.
 type PairingOptions struct {
 	Self    string        // the host's own name, which nobody else gets
 	For     string        // the one name that may join, also if it has a certificate already; "": any that has none
 	Valid   time.Duration // of the certificate; 0: LeafValid
 	Timeout time.Duration // 0: PairingTimeout
-	Tries   int           // 0: PairingTries
 	Rules   *Rules        // whose denied names cannot join
+
+	// Confirm decides about a machine that knows the code, before it gets a certificate. One is asked about at a time; others that
+	// know the code are refused meanwhile. False refuses this one, and the pairing goes on; an error ends the pairing. It returns
+	// when ctx ends, which it does when the machine hangs up or the pairing is over.
+	Confirm func(ctx context.Context, c Candidate) (bool, error)
+	// Joined is called when the machine has said that it kept its certificate, before it hears that it is paired. After an error
+	// it does not hear so, and Serve returns the error. May be nil.
+	Joined func(c Candidate, p Peer) error
+	// Refused is called for each machine that knew the code and got no certificate. May be nil.
+	Refused func(c Candidate, why string)
+}
+
+// Candidate is a machine that has proven that it knows the code and wants a certificate.
+type Candidate struct {
+	Name        string // that it asks for
+	Address     string // that it comes from
+	Fingerprint string // of its public key, see KeyFingerprint
+}
+
+// KeyFingerprint is the SHA-256 of a public key (SubjectPublicKeyInfo in DER), in hexadecimal.
+func KeyFingerprint(public *ecdsa.PublicKey) (string, error) {
+	der, err := x509.MarshalPKIXPublicKey(public)
+	if err != nil {
+		return "", fmt.Errorf("identity: the public key: %w", err)
+	}
+	sum := sha256.Sum256(der)
+	return hex.EncodeToString(sum[:]), nil
 }
 
 // Pairing is the host's side: one invitation, for one other machine.
@@ -57,12 +80,13 @@ type Pairing struct {
 	opts      PairingOptions
 	invite    Invitation
 	config    *tls.Config
+	ctx       context.Context // of Serve
+	until     time.Time       // when the invitation ends
 
 	mu      sync.Mutex
-	used    bool
-	wrong   int
-	conns   []net.Conn // oldest first
-	proven  []net.Conn // of joiners that know the secret
+	conns   []*pairConn // oldest first
+	asking  bool        // about a machine that knows the code
+	used    bool        // a certificate is being given to that machine
 	done    bool
 	peer    Peer
 	err     error
@@ -71,6 +95,12 @@ type Pairing struct {
 
 // NewPairing makes an invitation.
 func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
+	if err := CheckName(o.Self); err != nil {
+		return nil, err
+	}
+	if o.Confirm == nil {
+		return nil, fmt.Errorf("identity: a pairing without Confirm would take every machine that knows the code: %w", ErrNotConfirmed)
+	}
 	if o.For != "" {
 		if err := CheckName(o.For); err != nil {
 			return nil, err
@@ -83,9 +113,6 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 		}
 	}
 	o.Timeout = durationOr(o.Timeout, PairingTimeout)
-	if o.Tries <= 0 {
-		o.Tries = PairingTries
-	}
 	// A certificate that only serves this pairing: nodes have none like it, so no node can stand in for the host, and it is
 	// not a node's, so it opens nothing.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -99,12 +126,21 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 		return nil, err
 	}
 	p := &Pairing{authority: a, opts: o, invite: newInvitation("", a.cert), decided: make(chan struct{})}
+	knock := p.invite.knock()
 	p.config = &tls.Config{
 		MinVersion:             tls.VersionTLS13,
 		NextProtos:             []string{pairALPN},
 		SessionTicketsDisabled: true,
 		Certificates:           []tls.Certificate{{Certificate: [][]byte{cert.Raw, a.cert.Raw}, PrivateKey: key, Leaf: cert}},
 		VerifyConnection:       checkPairProtocol,
+		GetConfigForClient: func(h *tls.ClientHelloInfo) (*tls.Config, error) {
+			for _, proto := range h.SupportedProtos {
+				if hmac.Equal([]byte(proto), []byte(knock)) {
+					p.knocked(h.Conn)
+				}
+			}
+			return nil, nil
+		},
 	}
 	return p, nil
 }
@@ -123,26 +159,35 @@ func (p *Pairing) Invitation(address string) Invitation {
 	return v
 }
 
-// Serve waits on a listener until one machine has joined and says which, or until the invitation is over: used, tried too
-// often, too old ([ErrPairingOver]), or ctx done. It closes the listener and all connections before it returns.
-// [ErrUnconfirmed] comes with the name that was given a certificate.
+// Serve waits on a listener until one machine has joined and says which, or until the invitation is over: the machine was not
+// confirmed, the invitation is too old ([ErrPairingOver]), or ctx is done. Machines that do not know the code cannot end it. Serve
+// closes the listener and all connections before it returns. [ErrUnconfirmed] comes with the name that was given a certificate.
+// A Pairing is served once.
 func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, p.opts.Timeout, fmt.Errorf("identity: nobody joined within %v: %w", p.opts.Timeout, ErrPairingOver))
 	defer cancel()
+	p.ctx = ctx
+	p.until, _ = ctx.Deadline()
 	var conns sync.WaitGroup
 	failed := make(chan error, 1)
 	go func() {
 		for {
 			c, err := ln.Accept()
-			if err != nil {
+			switch {
+			case err == nil:
+			case errors.Is(err, net.ErrClosed):
 				failed <- err
 				return
+			default: // such as no descriptors left: that passes, and whoever caused it must not end the pairing
+				<-time.After(acceptPause)
+				continue
 			}
-			if !p.add(c) {
+			j := p.add(c)
+			if j == nil {
 				c.Close()
 				continue
 			}
-			conns.Go(func() { p.serve(c) })
+			conns.Go(func() { p.serve(j) })
 		}
 	}()
 	var accept error
@@ -165,19 +210,8 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	return p.peer, p.err
 }
 
-// hangUp closes the connections that there are.
-func (p *Pairing) hangUp() {
-	p.mu.Lock()
-	open := append(p.conns, p.proven...)
-	p.conns, p.proven = nil, nil
-	p.mu.Unlock()
-	for _, c := range open {
-		c.Close()
-	}
-}
-
-// abandon ends the pairing, unless the code is in use at this moment: then whoever serves that joiner says how it ended, so
-// that no certificate is given away unsaid.
+// abandon ends the pairing, unless a certificate is being given away at this moment: then whoever serves that joiner says how it
+// ended, so that none is given away unsaid.
 func (p *Pairing) abandon(err error) (inUse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,54 +237,38 @@ func (p *Pairing) finish(peer Peer, err error) {
 	close(p.decided)
 }
 
-// add takes up a connection. One too many ends the oldest: somebody who opens connections and says nothing cannot keep the
-// right one out.
-func (p *Pairing) add(c net.Conn) bool {
+// ask takes the turn of the one machine that is asked about, or says why it does not get it.
+func (p *Pairing) ask() refusal {
 	p.mu.Lock()
-	if p.done {
-		p.mu.Unlock()
+	defer p.mu.Unlock()
+	switch {
+	case p.done || p.used:
+		return refusedOver
+	case p.asking:
+		return refusedRival
+	}
+	p.asking = true
+	return 0
+}
+
+// answered gives the turn back, or with ok makes it the one use of the code, which fails when the pairing is over.
+func (p *Pairing) answered(ok bool) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asking = false
+	if !ok || p.done {
 		return false
 	}
-	var oldest net.Conn
-	if len(p.conns) >= pairConns {
-		oldest = p.conns[0]
-		p.conns = slices.Delete(p.conns, 0, 1)
-	}
-	p.conns = append(p.conns, c)
-	p.mu.Unlock()
-	if oldest != nil {
-		oldest.Close()
-	}
+	p.used = true
 	return true
 }
 
-// remove forgets a connection that has ended.
-func (p *Pairing) remove(c net.Conn) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	is := func(x net.Conn) bool { return x == c }
-	p.conns = slices.DeleteFunc(p.conns, is)
-	p.proven = slices.DeleteFunc(p.proven, is)
-}
-
-// protect keeps a connection from being ended for the sake of newer ones.
-func (p *Pairing) protect(c net.Conn) {
-	p.remove(c)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.done {
-		c.Close() // Serve waits for this one and has already closed those it knew
-		return
-	}
-	p.proven = append(p.proven, c)
-}
-
 // serve talks with one joiner.
-func (p *Pairing) serve(raw net.Conn) {
-	defer raw.Close()
-	defer p.remove(raw)
-	raw.SetDeadline(time.Now().Add(pairPatience))
-	c := tls.Server(raw, p.config)
+func (p *Pairing) serve(j *pairConn) {
+	defer p.remove(j)
+	defer j.raw.Close()
+	j.raw.SetDeadline(time.Now().Add(pairPatience))
+	c := tls.Server(j.raw, p.config)
 	if c.Handshake() != nil {
 		return
 	}
@@ -272,43 +290,91 @@ func (p *Pairing) serve(raw net.Conn) {
 		return
 	}
 	if !hmac.Equal(want[:], m.proof[:]) { // in constant time
-		r, err := p.wrongTry()
-		p.refuse(c, r) // before the end, which hangs up
-		if err != nil {
-			p.finish(Peer{}, err)
-		}
+		// There is no limit of tries: nobody guesses 128 bits, and a limit would let anybody end the pairing.
+		p.refuse(c, refusedCode)
 		return
 	}
-	// From here on the joiner knows the secret.
-	p.protect(raw)
+	if !p.prove(j) {
+		return
+	}
 	name, public, err := parseRequest(m.request)
 	if err != nil {
 		p.refuse(c, refusedMalformed)
 		return
 	}
-	if r, err := p.permit(name); err != nil || r != 0 {
-		p.refuse(c, r)
+	who := Candidate{Name: name, Address: j.raw.RemoteAddr().String()}
+	if who.Fingerprint, err = KeyFingerprint(public); err != nil {
+		p.refuse(c, refusedInternal)
+		return
+	}
+	r, err := p.permit(name)
+	if r == 0 && err == nil {
+		r = p.ask()
+	}
+	if r != 0 || err != nil {
+		p.turnAway(c, who, r)
 		if err != nil {
 			p.finish(Peer{}, err)
 		}
 		return
 	}
-	if !p.claim() {
-		p.refuse(c, refusedOver)
+	p.converse(c, j.raw, who, public)
+}
+
+// answer is what a joiner says after its request, or how its connection ended.
+type answer struct {
+	t   messageType
+	err error
+}
+
+// converse asks for the confirmation of a machine that has the turn, and gives it its certificate.
+func (p *Pairing) converse(c *tls.Conn, raw net.Conn, who Candidate, public *ecdsa.PublicKey) {
+	wait := binary.BigEndian.AppendUint32(nil, uint32(time.Until(p.until)/time.Second))
+	if _, err := c.Write(appendMessage(nil, messageWait, wait)); err != nil {
+		p.answered(false)
 		return
 	}
-	peer, err := p.accept(c, name, public)
+	raw.SetDeadline(time.Time{})
+	ctx, cancel := context.WithCancel(p.ctx)
+	answers := make(chan answer, 1)
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		t, _, err := readMessage(c)
+		answers <- answer{t, err}
+		cancel() // before it has a certificate a joiner says nothing: it hung up
+	})
+	defer reading.Wait()
+	defer raw.Close()
+	ok, err := p.opts.Confirm(ctx, who)
+	if ctx.Err() != nil {
+		p.answered(false)
+		return
+	}
+	raw.SetDeadline(time.Now().Add(pairPatience))
+	if err != nil || !ok {
+		p.answered(false)
+		p.turnAway(c, who, refusedUnconfirmed)
+		if err != nil {
+			p.finish(Peer{}, err)
+		}
+		return
+	}
+	if !p.answered(true) {
+		p.turnAway(c, who, refusedOver)
+		return
+	}
+	peer, err := p.accept(c, who, public, answers)
 	p.finish(peer, err)
 }
 
 // accept signs the certificate and hands it over.
-func (p *Pairing) accept(c *tls.Conn, name string, public *ecdsa.PublicKey) (Peer, error) {
+func (p *Pairing) accept(c *tls.Conn, who Candidate, public *ecdsa.PublicKey, answers <-chan answer) (Peer, error) {
 	roots, err := p.authority.bundle()
 	if err != nil {
 		p.refuse(c, refusedInternal)
 		return Peer{}, err
 	}
-	cert, err := p.authority.Sign(name, public, IssueOptions{Valid: p.opts.Valid})
+	cert, err := p.authority.Sign(who.Name, public, IssueOptions{Valid: p.opts.Valid})
 	if err != nil {
 		p.refuse(c, refusedInternal)
 		return Peer{}, err
@@ -317,7 +383,7 @@ func (p *Pairing) accept(c *tls.Conn, name string, public *ecdsa.PublicKey) (Pee
 	if err != nil {
 		return Peer{}, err
 	}
-	w := welcome{certs: [][]byte{cert.Raw}}
+	w := welcome{host: p.opts.Self, certs: [][]byte{cert.Raw}}
 	for _, r := range roots {
 		w.certs = append(w.certs, r.Raw)
 	}
@@ -329,14 +395,25 @@ func (p *Pairing) accept(c *tls.Conn, name string, public *ecdsa.PublicKey) (Pee
 		p.refuse(c, refusedInternal)
 		return peer, err
 	}
+	unconfirmed := func(format string, args ...any) (Peer, error) {
+		return peer, fmt.Errorf("identity: %q was given certificate %s: %w: %w", who.Name, peer.Serial, ErrUnconfirmed, fmt.Errorf(format, args...))
+	}
 	if _, err := c.Write(appendMessage(nil, messageWelcome, body)); err != nil {
-		return peer, fmt.Errorf("identity: %q was given a certificate: %w: %w", name, ErrUnconfirmed, err)
+		return unconfirmed("%w", err)
 	}
-	if t, _, err := readMessage(c); err != nil {
-		return peer, fmt.Errorf("identity: %q was given a certificate: %w: %w", name, ErrUnconfirmed, err)
-	} else if t != messageDone {
-		return peer, fmt.Errorf("identity: %q was given a certificate: %w: message %d, expected %d", name, ErrUnconfirmed, t, messageDone)
+	if a := <-answers; a.err != nil {
+		return unconfirmed("%w", a.err)
+	} else if a.t != messageDone {
+		return unconfirmed("message %d, expected %d: %w", a.t, messageDone, ErrMessage)
 	}
+	if p.opts.Joined != nil {
+		if err := p.opts.Joined(who, peer); err != nil {
+			p.refuse(c, refusedInternal)
+			return peer, err
+		}
+	}
+	// The joiner has said that it is paired. If this is lost it does not know that it was heard, and says so.
+	c.Write(appendMessage(nil, messageDone, nil))
 	c.CloseWrite()
 	return peer, nil
 }
@@ -348,29 +425,12 @@ func (p *Pairing) refuse(c *tls.Conn, r refusal) {
 	c.CloseWrite()
 }
 
-// wrongTry counts a wrong code. The error is how the pairing must end, if it must.
-func (p *Pairing) wrongTry() (refusal, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.done || p.used || p.wrong >= p.opts.Tries {
-		return refusedOver, nil
+// turnAway refuses a machine that knows the code, and says so here first.
+func (p *Pairing) turnAway(c *tls.Conn, who Candidate, r refusal) {
+	if p.opts.Refused != nil {
+		p.opts.Refused(who, r.String())
 	}
-	p.wrong++
-	if p.wrong < p.opts.Tries {
-		return refusedCode, nil
-	}
-	return refusedOver, fmt.Errorf("identity: %d wrong codes: %w; somebody else may be trying", p.wrong, ErrPairingOver)
-}
-
-// claim takes the one use of the code.
-func (p *Pairing) claim() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.used || p.done || p.wrong >= p.opts.Tries {
-		return false
-	}
-	p.used = true
-	return true
+	p.refuse(c, r)
 }
 
 // permit says whether a name may have a certificate.

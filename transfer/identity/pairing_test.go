@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,10 +31,21 @@ type outcome struct {
 	err  error
 }
 
+// filled are options in which every machine that knows the code is confirmed, unless they say otherwise.
+func filled(o PairingOptions) PairingOptions {
+	if o.Self == "" {
+		o.Self = "host"
+	}
+	if o.Confirm == nil {
+		o.Confirm = func(context.Context, Candidate) (bool, error) { return true, nil }
+	}
+	return o
+}
+
 // host starts a pairing on loopback.
 func host(t testing.TB, ca *Authority, o PairingOptions) (Invitation, <-chan outcome, context.CancelFunc) {
 	t.Helper()
-	p, err := ca.NewPairing(o)
+	p, err := ca.NewPairing(filled(o))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,11 +67,11 @@ func TestPairing(t *testing.T) {
 	home, away := newDir(t), newDir(t)
 	ca := setup(t, home, "a")
 	v, done, _ := host(t, ca, PairingOptions{Self: "a"})
-	v, err := ParseInvitation(v.Link()) // as typed in
+	v, err := ParseInvitation(v.Address, v.Code()) // as typed in
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := Join(t.Context(), v, away, "b")
+	c, err := Join(t.Context(), v, away, "b", JoinOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,12 +92,12 @@ func TestPairing(t *testing.T) {
 		}
 	}
 	// The code works once: nobody listens any more.
-	if _, err := Join(t.Context(), v, newDir(t), "c"); err == nil {
+	if _, err := Join(t.Context(), v, newDir(t), "c", JoinOptions{}); err == nil {
 		t.Error("the code worked twice")
 	}
 	// The same machine again, by the name that the host allows: a new key and certificate, which a running node takes up.
 	v, done, _ = host(t, ca, PairingOptions{Self: "a", For: "b"})
-	again, err := Join(t.Context(), v, away, "b")
+	again, err := Join(t.Context(), v, away, "b", JoinOptions{})
 	if err != nil || again.Self.Serial == c.Self.Serial {
 		t.Fatalf("renewal: %+v, %v", again, err)
 	}
@@ -107,39 +119,29 @@ func change(v Invitation, secret bool) Invitation {
 	return v
 }
 
+// However often somebody is wrong, the right one comes through.
 func TestWrongCodes(t *testing.T) {
 	ca := authority(t)
 	v, done, _ := host(t, ca, PairingOptions{})
-	for range PairingTries - 1 {
-		if _, err := Join(t.Context(), change(v, true), newDir(t), "b"); !errors.Is(err, ErrWrongCode) {
+	for range 20 {
+		if _, err := Join(t.Context(), change(v, true), newDir(t), "b", JoinOptions{}); !errors.Is(err, ErrWrongCode) {
 			t.Errorf("wrong secret: %v", err)
 		}
 	}
-	// A wrong root is noticed by the joiner, who then says nothing: it is not a try.
+	// A wrong root is noticed by the joiner, who then says nothing.
 	dir := newDir(t)
 	for range 5 {
-		if _, err := Join(t.Context(), change(v, false), dir, "b"); !errors.Is(err, ErrWrongAuthority) {
+		if _, err := Join(t.Context(), change(v, false), dir, "b", JoinOptions{}); !errors.Is(err, ErrWrongAuthority) {
 			t.Errorf("wrong root: %v", err)
 		}
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
 		t.Errorf("left: %v, %v", entries, err)
 	}
-	if _, err := Join(t.Context(), v, dir, "b"); err != nil {
+	if _, err := Join(t.Context(), v, dir, "b", JoinOptions{}); err != nil {
 		t.Errorf("the right code after wrong ones: %v", err)
 	}
 	if o := <-done; o.err != nil || o.peer.Name != "b" {
-		t.Errorf("%+v", o)
-	}
-
-	v, done, _ = host(t, ca, PairingOptions{Tries: 2})
-	if _, err := Join(t.Context(), change(v, true), newDir(t), "c"); !errors.Is(err, ErrWrongCode) {
-		t.Error(err)
-	}
-	if _, err := Join(t.Context(), change(v, true), newDir(t), "c"); !errors.Is(err, ErrPairingOver) {
-		t.Errorf("the last try: %v", err)
-	}
-	if o := <-done; !errors.Is(o.err, ErrPairingOver) || !strings.Contains(o.err.Error(), "2 wrong codes") {
 		t.Errorf("%+v", o)
 	}
 	if issued, _ := ca.Issued(); len(issued) != 1 {
@@ -158,7 +160,7 @@ func TestParallelJoiners(t *testing.T) {
 		dir := newDir(t)
 		wg.Go(func() {
 			name := fmt.Sprintf("b%d", k)
-			_, err := Join(t.Context(), v, dir, name)
+			_, err := Join(t.Context(), v, dir, name, JoinOptions{})
 			mu.Lock()
 			defer mu.Unlock()
 			if err == nil {
@@ -225,11 +227,20 @@ func ask(t testing.TB, v Invitation, request []byte) (messageType, []byte) {
 	if _, err := c.Write(appendMessage(nil, messageJoin, m.encode())); err != nil {
 		t.Fatal(err)
 	}
-	typ, body, err := readMessage(c)
+	typ, body, err := readAnswer(c)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return typ, body
+}
+
+// readAnswer is the first message of a host that is not to wait.
+func readAnswer(c *tls.Conn) (messageType, []byte, error) {
+	for {
+		if typ, body, err := readMessage(c); err != nil || typ != messageWait {
+			return typ, body, err
+		}
+	}
 }
 
 func refused(typ messageType, body []byte) refusal {
@@ -316,15 +327,15 @@ func TestRequests(t *testing.T) {
 	if r := refused(ask(t, v, request(t, key, x509.CertificateRequest{}, "c"))); r != refusedOther {
 		t.Errorf("another name than expected: %d", r)
 	}
-	if _, err := Join(t.Context(), v, newDir(t), "c"); !errors.Is(err, ErrNameRefused) {
+	if _, err := Join(t.Context(), v, newDir(t), "c", JoinOptions{}); !errors.Is(err, ErrNameRefused) {
 		t.Errorf("another name than expected: %v", err)
 	}
 	cancel()
 	if o := <-done; !errors.Is(o.err, context.Canceled) {
 		t.Errorf("%+v", o)
 	}
-	for _, o := range []PairingOptions{{Self: "a", For: "a"}, {For: "bad-1", Rules: rules}, {For: "No"}} {
-		if _, err := ca.NewPairing(o); err == nil {
+	for _, o := range []PairingOptions{{Self: "a", For: "a"}, {For: "bad-1", Rules: rules}, {For: "No"}, {Self: "No"}} {
+		if _, err := ca.NewPairing(filled(o)); err == nil {
 			t.Errorf("%+v: a pairing that cannot succeed", o)
 		}
 	}
@@ -333,7 +344,7 @@ func TestRequests(t *testing.T) {
 // What is not a message is refused or hung up on. It is no try, and the right joiner comes through afterwards.
 func TestMalformedMessages(t *testing.T) {
 	ca := authority(t)
-	v, done, _ := host(t, ca, PairingOptions{Tries: 1})
+	v, done, _ := host(t, ca, PairingOptions{})
 	for _, b := range [][]byte{
 		nil,
 		[]byte("GET / HTTP/1.1\r\n\r\n"),
@@ -376,7 +387,7 @@ func TestMalformedMessages(t *testing.T) {
 			c.Close()
 		}
 	}
-	if _, err := Join(t.Context(), v, newDir(t), "b"); err != nil {
+	if _, err := Join(t.Context(), v, newDir(t), "b", JoinOptions{}); err != nil {
 		t.Error(err)
 	}
 	if o := <-done; o.err != nil {
@@ -387,7 +398,7 @@ func TestMalformedMessages(t *testing.T) {
 // A pairing certificate opens nothing but this pairing.
 func TestPairingCertificateIsNoNode(t *testing.T) {
 	ca := authority(t)
-	p, err := ca.NewPairing(PairingOptions{})
+	p, err := ca.NewPairing(filled(PairingOptions{}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -424,7 +435,7 @@ func TestInterrupted(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.Write(appendMessage(nil, messageJoin, m.encode()))
-	if typ, _, err := readMessage(c); typ != messageWelcome || err != nil {
+	if typ, _, err := readAnswer(c); typ != messageWelcome || err != nil {
 		t.Fatalf("%d, %v", typ, err)
 	}
 	cancel()
@@ -448,7 +459,7 @@ func TestInterrupted(t *testing.T) {
 	}()
 	v.Address = ln.Addr().String()
 	dir := newDir(t)
-	if _, err := Join(ctx, v, dir, "b"); !errors.Is(err, context.Canceled) {
+	if _, err := Join(ctx, v, dir, "b", JoinOptions{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("joiner: %v", err)
 	}
 	(<-accepted).Close()
@@ -486,7 +497,7 @@ func (q *queue) dial() net.Conn {
 // An invitation that nobody takes ends by itself.
 func TestPairingTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p, err := authority(t).NewPairing(PairingOptions{})
+		p, err := authority(t).NewPairing(filled(PairingOptions{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -498,11 +509,38 @@ func TestPairingTimeout(t *testing.T) {
 	})
 }
 
+// starved is a listener in a process without descriptors.
+type starved struct{ *queue }
+
+func (s starved) Accept() (net.Conn, error) {
+	select {
+	case <-s.done:
+		return nil, net.ErrClosed
+	default:
+		return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", syscall.EMFILE)}
+	}
+}
+
+// Whoever takes the descriptors of the host does not end the invitation.
+func TestPairingWithoutDescriptors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p, err := authority(t).NewPairing(filled(PairingOptions{}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		_, err = p.Serve(t.Context(), starved{newQueue()})
+		if !errors.Is(err, ErrPairingOver) || time.Since(start) < PairingTimeout {
+			t.Errorf("%v after %v", err, time.Since(start))
+		}
+	})
+}
+
 // Connections that say nothing, or a byte now and then, end after their time and keep nobody out.
 func TestSlowConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := authority(t)
-		p, err := ca.NewPairing(PairingOptions{})
+		p, err := ca.NewPairing(filled(PairingOptions{}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -546,7 +584,10 @@ func TestSlowConnections(t *testing.T) {
 		}
 		// And the right one comes through, also when many more come while it writes its files.
 		kept := 0
-		if err := p.Invitation("pipe:1").join(q.dial(), "b", func(Credentials) error { kept++; flood(2 * pairConns); return nil }); err != nil || kept != 1 {
+		if err := p.Invitation("pipe:1").join(q.dial(), p256(t), "b", joining{
+			wait: func(time.Duration) {},
+			keep: func(string, Credentials) error { kept++; flood(2 * pairConns); return nil },
+		}); err != nil || kept != 1 {
 			t.Errorf("the right one: %v", err)
 		}
 		if o := <-done; o.err != nil || o.peer.Name != "b" {

@@ -107,21 +107,18 @@ func (i *Identity) useCredentials() (bool, error) {
 	return true, nil
 }
 
-// useRules takes up what was read; false: there is no file and was none.
+// useRules takes up what was read; false: there is no file and was none. The rules of a file that was removed are no rules at all.
 func (i *Identity) useRules() (bool, error) {
 	w := i.watch
 	r, err := w.parseRules()
-	switch {
-	case err != nil:
+	if err != nil || r == nil && !w.hadRules {
 		return false, err
-	case r == nil && w.hadRules:
-		// Without a file everyone has all rights; that must not come from an accident.
-		return false, fmt.Errorf("identity: %s was removed; its last rules stay in use until the program is started again: %w", w.rules.files[0].path, ErrPolicy)
-	case r == nil:
-		return false, nil
 	}
 	w.hadRules = true
 	var s state
 	i.change(func(old *state) { s = *old; s.rules = r }, &s)
+	if r == nil {
+		return false, fmt.Errorf("identity: %s was removed: no peer has rights on this node until there is one again: %w", w.rules.files[0].path, ErrPolicy)
+	}
 	return true, nil
 }

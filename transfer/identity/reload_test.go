@@ -304,15 +304,19 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	write(t, dir, PolicyFile, []byte("allow a reed\n"), 0o644)
 	var at *SyntaxError
-	if _, err := Open(dir, Options{}); !errors.As(err, &at) || at.Line != 1 || !strings.Contains(err.Error(), filepath.Join(dir, PolicyFile)) {
+	if _, err := Open(dir, Options{}); !errors.As(err, &at) || at.Line != 1 || !strings.HasPrefix(err.Error(), filepath.Join(dir, PolicyFile)+":1: ") {
 		t.Errorf("rules with a mistake: %v", err)
 	}
 	os.Remove(filepath.Join(dir, PolicyFile))
-	if _, err := Open(dir, Options{Policy: "elsewhere"}); !errors.Is(err, ErrMissing) {
+	if _, err := Open(dir, Options{Policy: "elsewhere"}); !errors.Is(err, ErrPolicy) || errors.Is(err, ErrMissing) { // the identity is not missing
 		t.Errorf("a file of rules that was asked for and is not there: %v", err)
 	}
-	if i, err := Open(dir, Options{}); err != nil || i.Rights("x") != All {
+	if i, err := Open(dir, Options{}); err != nil || i.Rights("x") != 0 {
 		t.Errorf("without rules: %v", err)
+	}
+	write(t, dir, PolicyFile, nil, 0o644)
+	if i, err := Open(dir, Options{}); err != nil || i.Rights("x") != 0 {
+		t.Errorf("with an empty file of rules: %v", err)
 	}
 }
 
@@ -321,8 +325,8 @@ func TestRulesChange(t *testing.T) {
 	dir := node(t, ca, "a")
 	var log eventLog
 	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
-	if a.Rights("b") != All {
-		t.Error("without rules not all rights")
+	if a.Rights("b") != 0 {
+		t.Error("rights without rules")
 	}
 	for _, c := range []struct {
 		text   string
@@ -355,10 +359,17 @@ func TestRulesChange(t *testing.T) {
 	if r, k := a.Rights("b"), log.kinds(); r != Write || k != "credentials loaded" {
 		t.Errorf("rights after a rotation: %v; events %q", r, k)
 	}
-	// A file that is gone does not open the door.
+	// A file that is gone takes all rights along, and says so until it is back.
 	os.Remove(filepath.Join(dir, PolicyFile))
-	if r := a.Rights("b"); r != Write || log.kinds() != "rules refused" {
+	if r := a.Rights("b"); r != 0 || log.kinds() != "rules refused" {
 		t.Errorf("without the file: %v", r)
+	}
+	if r, s := a.Rights("b"), a.Stats().LoadError; r != 0 || log.kinds() != "" || !strings.Contains(s, PolicyFile+" was removed") {
+		t.Errorf("later: %v, %q", r, s)
+	}
+	write(t, dir, PolicyFile, []byte("default write\n"), 0o600)
+	if r, s := a.Rights("b"), a.Stats().LoadError; r != Write || log.kinds() != "rules loaded" || s != "" {
+		t.Errorf("with the file again: %v, %q", r, s)
 	}
 	// Mistakes in the rules do not keep new certificates out.
 	self := a.Self()
@@ -389,7 +400,7 @@ func TestInterval(t *testing.T) {
 	clock := func() time.Time { return start.Add(time.Duration(now.Load())) }
 	a := open(t, dir, Options{Clock: clock})
 	write(t, dir, PolicyFile, []byte("default read\n"), 0o600)
-	for at, want := range map[time.Duration]Rights{time.Second - 1: All, 0: All} {
+	for at, want := range map[time.Duration]Rights{time.Second - 1: 0, 0: 0} {
 		now.Store(int64(at))
 		if r := a.Rights("b"); r != want {
 			t.Errorf("after %v: %v", at, r)

@@ -67,8 +67,8 @@ next:
 	return r, nil
 }
 
-// Policy gives each peer its rights. It is asked when a session begins and may be asked again at any time, from any
-// goroutine. A peer that has no certificate, because it came over a unix socket or loopback, has the name "".
+// Policy gives each peer its rights by the name in its certificate. It is asked when a session begins and may be asked again at any time,
+// from any goroutine.
 type Policy interface {
 	Rights(name string) Rights
 }

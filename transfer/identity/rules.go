@@ -23,7 +23,7 @@ import (
 // none. An allow that no name can reach, because one above it matches everything it does, is an error, and so is anything said
 // twice. Without a default line, names that no allow matches have no rights.
 //
-// A nil *Rules gives all rights to everyone and denies nobody.
+// A nil *Rules, as an empty file, gives no rights to anyone.
 type Rules struct {
 	allow     []Rule
 	otherwise Rights
@@ -79,24 +79,35 @@ func NewRules(s RuleSet) (*Rules, error) {
 
 // SyntaxError says where a file of rules is wrong. It wraps [ErrPolicy].
 type SyntaxError struct {
+	File string // "": the text did not come from a file
 	Line int    // counted from 1
 	What string // what is wrong and what was expected
 }
 
-func (e *SyntaxError) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.What) }
+func (e *SyntaxError) Error() string {
+	if e.File != "" {
+		return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.What)
+	}
+	return fmt.Sprintf("line %d: %s", e.Line, e.What)
+}
+
+// Unwrap makes it match ErrPolicy.
 func (e *SyntaxError) Unwrap() error { return ErrPolicy }
 
-// ParseRules reads a file of rules. The error is a [*SyntaxError].
-func ParseRules(text []byte) (*Rules, error) {
+// ParseRules reads the text of a file of rules. The error is a [*SyntaxError].
+func ParseRules(text []byte) (*Rules, error) { return parseRules("", text) }
+
+// parseRules is ParseRules with the name of the file for errors.
+func parseRules(file string, text []byte) (*Rules, error) {
 	r := &Rules{serials: map[string]bool{}}
 	lineOf := map[int]int{} // of an allow
 	defaultAt, line, count := 0, 0, 0
 	if len(text) > maxFile {
-		return nil, &SyntaxError{1, fmt.Sprintf("the file has %d bytes, expected at most %d", len(text), maxFile)}
+		return nil, &SyntaxError{file, 1, fmt.Sprintf("the file has %d bytes, expected at most %d", len(text), maxFile)}
 	}
 	for raw := range strings.SplitSeq(string(text), "\n") {
 		line++
-		bad := func(format string, args ...any) error { return &SyntaxError{line, fmt.Sprintf(format, args...)} }
+		bad := func(format string, args ...any) error { return &SyntaxError{file, line, fmt.Sprintf(format, args...)} }
 		raw = strings.TrimSuffix(raw, "\r")
 		raw, _, _ = strings.Cut(raw, "#")
 		for k := range len(raw) {
@@ -274,7 +285,7 @@ func covers(p, q string) bool {
 // peer without a certificate, has none.
 func (r *Rules) Rights(name string) Rights {
 	if r == nil {
-		return All
+		return 0
 	}
 	if len(name) == 0 || len(name) > MaxName {
 		return 0
@@ -285,6 +296,18 @@ func (r *Rules) Rights(name string) Rights {
 		}
 	}
 	return r.otherwise
+}
+
+// Rule is the first allow that matches a name; false: none does, and the default holds.
+func (r *Rules) Rule(name string) (Rule, bool) {
+	if r == nil {
+		return Rule{}, false
+	}
+	k := r.covering(name)
+	if k < 0 {
+		return Rule{}, false
+	}
+	return r.allow[k], true
 }
 
 // Denied reports whether a name or the serial number of a certificate is kept out.
@@ -306,7 +329,7 @@ func (r *Rules) Denied(name, serial string) bool {
 // String is a file of rules that [ParseRules] reads as the same rules.
 func (r *Rules) String() string {
 	if r == nil {
-		return "default all\n"
+		return "default none\n"
 	}
 	var b strings.Builder
 	for _, a := range r.allow {

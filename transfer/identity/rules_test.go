@@ -43,8 +43,8 @@ func TestRules(t *testing.T) {
 		}
 	}
 	var none *Rules
-	if none.Rights("x") != All || none.Denied("x", "1") || none.String() != "default all\n" {
-		t.Error("nil rules are not all rights for everyone")
+	if none.Rights("x") != 0 || none.Denied("x", "1") || none.String() != "default none\n" {
+		t.Error("nil rules give rights")
 	}
 	if r, err := ParseRules(nil); err != nil || r.Rights("x") != 0 {
 		t.Errorf("an empty file: %v, %v; expected no rights for anyone", r, err)

@@ -14,6 +14,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // ErrExists is a directory that already holds an identity which must not be lost.
@@ -212,8 +214,7 @@ func Inspect(dir string) (Contents, error) {
 	case !errors.Is(err, ErrMissing):
 		return out, err
 	}
-	w := watch{rules: group{files: []*file{{path: filepath.Join(dir, PolicyFile), optional: true}}}}
-	out.Rules, err = w.loadRules()
+	out.Rules, err = dirRules(dir)
 	return out, err
 }
 
@@ -351,10 +352,15 @@ func (a *Authority) Issued() ([]Issued, error) {
 		defer a.mu.Unlock()
 		return append([]Issued(nil), a.issued...), nil
 	}
-	b, err := os.ReadFile(filepath.Join(a.dir, IssuedFile))
-	if errors.Is(err, fs.ErrNotExist) {
+	f, err := openFile(filepath.Join(a.dir, IssuedFile), false)
+	if errors.Is(err, ErrMissing) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	b, err := io.ReadAll(f) // it grows with the fleet, and the file is this user's own
 	if err != nil {
 		return nil, fmt.Errorf("identity: %w", err)
 	}
@@ -393,6 +399,13 @@ func (a *Authority) record(p Peer) error {
 	f, err := os.OpenFile(filepath.Join(a.dir, IssuedFile), os.O_APPEND|os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("identity: %w", err)
+	}
+	fi, err := f.Stat()
+	if err == nil {
+		err = checkOwner(f.Name(), sys.Identity(fi).UID, os.Geteuid())
+	}
+	if err != nil {
+		return errors.Join(err, f.Close())
 	}
 	line := fmt.Sprintf("%s %s %s\n", p.Serial, p.Name, p.NotAfter.UTC().Format(time.RFC3339))
 	if end, err := f.Seek(0, io.SeekEnd); err == nil && end > 0 {

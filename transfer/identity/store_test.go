@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv"
 )
 
 func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "sub", "id") }
@@ -221,6 +223,87 @@ func TestIssuedIsTolerant(t *testing.T) {
 	issued, err := ca.Issued()
 	if err != nil || len(issued) != 2 || issued[0].Name != "a" || issued[1].Name != "c" {
 		t.Errorf("%+v, %v", issued, err)
+	}
+}
+
+// What belongs to another user is refused, wherever it is read, also behind a link, and when a running node looks again.
+func TestOwner(t *testing.T) {
+	const other = 12345
+	ca := authority(t)
+	own := func(path string, uid int) {
+		t.Helper()
+		if err := os.Chown(path, uid, -1); err != nil {
+			testenv.Missing(t, "the right to give files away", err)
+		}
+	}
+	refused := func(what string, err error) {
+		t.Helper()
+		if !errors.Is(err, ErrPermissions) || !strings.Contains(err.Error(), "belongs to user 12345") || !strings.Contains(err.Error(), "chown ") {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for _, name := range []string{NodeFile, CAFile, PolicyFile} {
+		dir := node(t, ca, "a")
+		write(t, dir, PolicyFile, []byte("default none\n"), 0o644)
+		own(filepath.Join(dir, name), other)
+		_, err := Open(dir, Options{})
+		refused(name, err)
+		_, err = Inspect(dir)
+		refused(name, err)
+		away := filepath.Join(t.TempDir(), name)
+		if err := os.Rename(filepath.Join(dir, name), away); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(away, filepath.Join(dir, name)); err != nil {
+			t.Fatal(err)
+		}
+		_, err = Open(dir, Options{})
+		refused("a link to "+name, err)
+		own(away, os.Geteuid())
+		if _, err := Open(dir, Options{}); err != nil {
+			t.Errorf("%s given back: %v", name, err)
+		}
+	}
+	dir := newDir(t)
+	home := setup(t, dir, "a")
+	id := open(t, dir, always(new(eventLog)))
+	own(filepath.Join(dir, IssuedFile), other)
+	_, err := home.Issued()
+	refused(IssuedFile, err)
+	_, err = home.Credentials("b", IssueOptions{})
+	refused("writing to "+IssuedFile, err)
+	own(filepath.Join(dir, AuthorityFile), other)
+	_, err = OpenAuthority(dir, nil)
+	refused(AuthorityFile, err)
+	old := filepath.Join(dir, NodeFile)
+	past := time.Now().Add(-time.Hour) // so that its time stamp is believed
+	if err := os.Chtimes(old, past, past); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chtimes(filepath.Join(dir, CAFile), past, past); err != nil {
+		t.Fatal(err)
+	}
+	id.Rights("b")
+	own(old, other)
+	id.Rights("b")
+	if s := id.Stats(); s.LoadErrors != 1 || !strings.Contains(s.LoadError, "belongs to user") {
+		t.Errorf("a running node: %+v", s)
+	}
+	own(dir, other)
+	_, err = Open(dir, Options{})
+	refused("the directory", err)
+}
+
+// Root may own an identity, as it does in secrets of Kubernetes; nobody else but the effective user.
+func TestOwners(t *testing.T) {
+	for _, c := range []struct {
+		owner uint32
+		user  int
+		ok    bool
+	}{{0, 0, true}, {0, 1000, true}, {1000, 1000, true}, {1000, 1001, false}, {1000, 0, false}} {
+		if err := checkOwner("x", c.owner, c.user); (err == nil) != c.ok || err != nil && !errors.Is(err, ErrPermissions) {
+			t.Errorf("%+v: %v", c, err)
+		}
 	}
 }
 

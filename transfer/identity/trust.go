@@ -3,8 +3,6 @@ package identity
 import (
 	"crypto/x509"
 	"fmt"
-	"io/fs"
-	"os"
 	"path/filepath"
 	"strings"
 )
@@ -83,43 +81,4 @@ func Distrust(dir, fingerprint string) (Contents, error) {
 		return Contents{}, err
 	}
 	return Inspect(dir)
-}
-
-// Deny adds a line to the file of rules of a directory that denies names, or the serial number of one certificate; exactly one
-// of pattern and serial is given. The rest of the file stays as it is. Where there is none, one is made that gives all rights to
-// everyone else, as it was before. Programs that run take it up by themselves.
-func Deny(dir, pattern, serial string) (*Rules, error) {
-	line := "deny name " + pattern
-	if serial != "" {
-		line = "deny serial " + serial
-	}
-	if (pattern == "") == (serial == "") || len(strings.Fields(line)) != 3 || strings.ContainsAny(line, "#\r\n") {
-		return nil, fmt.Errorf("identity: expected a name or a serial number to deny: %w", ErrPolicy)
-	}
-	have, err := Inspect(dir)
-	if err != nil {
-		return nil, err
-	}
-	if pattern != "" && match(pattern, have.Self.Name) {
-		return nil, fmt.Errorf("identity: %q is this node itself: %w", pattern, ErrPolicy)
-	}
-	path := filepath.Join(dir, PolicyFile)
-	text, mode := []byte("default all\n"), fs.FileMode(0o644)
-	if have.Rules != nil {
-		if text, err = readFile(path, false); err != nil {
-			return nil, err
-		}
-		if fi, err := os.Stat(path); err == nil {
-			mode = fi.Mode().Perm()
-		}
-	}
-	if len(text) > 0 && text[len(text)-1] != '\n' {
-		text = append(text, '\n')
-	}
-	text = append(text, line+"\n"...)
-	r, err := ParseRules(text)
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return r, writeFile(path, text, mode)
 }

@@ -3,9 +3,11 @@ package identity
 import (
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -53,7 +55,7 @@ func TestMoveByCommands(t *testing.T) {
 	}
 	// b gets its certificate by pairing, a by a file.
 	v, done, _ := host(t, newCA, PairingOptions{Self: "a", For: "b"})
-	must(Join(t.Context(), v, away, "b"))
+	must(Join(t.Context(), v, away, "b", JoinOptions{}))
 	if o := <-done; o.err != nil {
 		t.Fatal(o.err)
 	}
@@ -115,8 +117,8 @@ func TestDeny(t *testing.T) {
 	if _, err := meet(t, a, b); !errors.Is(err, ErrDenied) {
 		t.Errorf("b: %v", err)
 	}
-	if _, err := meet(t, a, c); err != nil || a.Rights("c") != All {
-		t.Errorf("c: %v", err)
+	if _, err := meet(t, a, c); err != nil || a.Rights("c") != 0 {
+		t.Errorf("c: %v, %v: a file of denials gave rights", a.Rights("c"), err)
 	}
 	if _, err := Deny(dir, "", c.Self().Serial); err != nil {
 		t.Fatal(err)
@@ -200,5 +202,110 @@ func TestMoveToAnotherAuthority(t *testing.T) {
 	old := issue(t, from, "d", IssueOptions{Roots: []*x509.Certificate{to.cert}})
 	if _, err := meet(t, nodes[0], old); !errors.Is(err, ErrUntrusted) {
 		t.Errorf("a certificate of the old authority: %v", err)
+	}
+}
+
+// Allow changes one rule and nothing else, and refuses one that would not hold.
+// TestRulesBehindALink changes rules that are a link to a file elsewhere: it is that file that changes, and the link stays.
+func TestRulesBehindALink(t *testing.T) {
+	dir, elsewhere := newDir(t), filepath.Join(t.TempDir(), "rules")
+	setup(t, dir, "a")
+	path := filepath.Join(dir, PolicyFile)
+	if err := errors.Join(os.WriteFile(elsewhere, []byte("# ours\n"), 0o600), os.Symlink(elsewhere, path)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Allow(dir, "b", Read); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Deny(dir, "c", ""); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := os.ReadFile(elsewhere); err != nil || string(text) != "# ours\nallow b read\ndeny name c\n" {
+		t.Errorf("%q, %v", text, err)
+	}
+	if to, err := os.Readlink(path); err != nil || to != elsewhere {
+		t.Errorf("the link leads to %q, %v", to, err)
+	}
+}
+
+func TestAllow(t *testing.T) {
+	dir := newDir(t)
+	setup(t, dir, "a")
+	path := filepath.Join(dir, PolicyFile)
+	step := func(pattern string, rights Rights, want string) {
+		t.Helper()
+		r, err := Allow(dir, pattern, rights)
+		text, _ := os.ReadFile(path)
+		if err != nil || string(text) != want {
+			t.Fatalf("%v\n%s\nexpected\n%s", err, text, want)
+		}
+		if rule, ok := r.Rule(strings.ReplaceAll(pattern, "*", "x")); !ok || rule != (Rule{pattern, rights}) {
+			t.Errorf("%s: %+v holds", pattern, rule)
+		}
+	}
+	step("b", Read|List, "allow b read,list\n")
+	step("b", All, "allow b all\n")
+	step("gpu-*", Read, "allow b all\nallow gpu-* read\n")
+	step("gpu-*", 0, "allow b all\nallow gpu-* none\n")
+	if r, err := dirRules(dir); err != nil || r.Rights("gpu-1") != 0 || r.Rights("c") != 0 || r.Rights("b") != All {
+		t.Errorf("%v, %v", r, err)
+	}
+	for pattern, want := range map[string]string{"gpu-7": `"allow gpu-* none" stands above`, "gpu-1*": "stands above", "": "pattern", "B": "pattern", "x y": "pattern", "*a*": "more than one"} {
+		if _, err := Allow(dir, pattern, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v", pattern, err)
+		}
+	}
+	if _, err := Allow(dir, "c", All+1); !errors.Is(err, ErrPolicy) {
+		t.Errorf("rights that are none: %v", err)
+	}
+	// A file that people wrote, without a line feed at its end.
+	write(t, dir, PolicyFile, []byte("# mine\nallow\tall   all# why\n# the others\n#\ndefault none # so\ndeny name old-*"), 0o640)
+	step("all", Read, "# mine\nallow\tall   read# why\n# the others\n#\ndefault none # so\ndeny name old-*\n")
+	step("c", Write, "# mine\nallow\tall   read# why\nallow c write\n# the others\n#\ndefault none # so\ndeny name old-*\n")
+	if fi, err := os.Stat(path); err != nil || fi.Mode().Perm() != 0o640 {
+		t.Errorf("%v, %v", fi, err)
+	}
+	write(t, dir, PolicyFile, []byte("deny name old-*\n# the others\ndefault none\n"), 0o640)
+	step("c", Write, "deny name old-*\nallow c write\n# the others\ndefault none\n")
+	for _, name := range []string{"old-1", "old-1*"} {
+		if _, err := Allow(dir, name, Read); !errors.Is(err, ErrPolicy) || !strings.Contains(err.Error(), "deny name old-*") {
+			t.Errorf("%s, which is denied: %v", name, err)
+		}
+	}
+	// What was introduced keeps its rule, unless it is to be replaced.
+	for _, c := range []struct {
+		name   string
+		rights Rights
+		keep   bool
+		want   Rule
+		fails  bool
+	}{
+		{"d", Read, true, Rule{"d", Read}, false}, {"d", All, true, Rule{"d", Read}, false}, {"d", All, false, Rule{"d", All}, false},
+		{"c", Read, true, Rule{"c", Write}, false}, {"x*", Read, true, Rule{}, true}, {"old-1", Read, true, Rule{}, true},
+	} {
+		got, err := Introduce(dir, c.name, c.rights, c.keep)
+		if (err != nil) != c.fails || err == nil && got != c.want {
+			t.Errorf("%+v: %+v, %v", c, got, err)
+		}
+	}
+	write(t, dir, PolicyFile, []byte("allow gpu-* none\n"), 0o640)
+	if got, err := Introduce(dir, "gpu-1", Read, true); err != nil || got != (Rule{"gpu-*", 0}) {
+		t.Errorf("a pattern holds: %+v, %v", got, err)
+	}
+	if _, err := Introduce(dir, "gpu-1", Read, false); !errors.Is(err, ErrPolicy) {
+		t.Errorf("a pattern is in the way: %v", err)
+	}
+	// Many at a time lose nothing.
+	var wg sync.WaitGroup
+	for k := range 16 {
+		wg.Go(func() {
+			if _, err := Allow(dir, fmt.Sprintf("n%d", k), Read); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if r, err := dirRules(dir); err != nil || len(r.allow) != 17 {
+		t.Errorf("%v, %v", r, err)
 	}
 }

@@ -41,7 +41,7 @@ func FuzzProgram(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		if len(frame) < packet.EthernetLen || len(frame) > 60_000 {
-			t.Skip("no driver gives such a frame, and neither does BPF_PROG_TEST_RUN")
+			return // no driver gives such a frame, and neither does BPF_PROG_TEST_RUN
 		}
 		check(t, p, c, iso, frame)
 	})

@@ -157,7 +157,7 @@ func (r *rig) host(size int) *mem.Region {
 func (r *rig) bytes(x *mem.Region) []byte {
 	r.Helper()
 	l := must(x.Lease())(r)
-	r.Cleanup(l.Release)
+	r.Cleanup(func() { l.Release() })
 	return l.Bytes()
 }
 

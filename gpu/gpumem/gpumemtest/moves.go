@@ -13,17 +13,19 @@ import (
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/gpumem"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// mover is a region of device memory with a Mover, or the end of a check that is about nothing else.
+// mover is a region of device memory with a Mover. The Mover is nil where the CPU reaches that memory: a check of moves ends there.
 func (r *rig) mover(size int) (*mem.Region, mem.Mover) {
 	r.Helper()
-	if !r.opaque() {
-		r.Skip("the CPU reaches device memory, so nothing is moved")
-	}
 	x := r.alloc(mem.Device, size)
-	return x, x.Mover()
+	mv := x.Mover()
+	if moved := mv != nil; moved != r.opaque() || moved != (x.All().Bytes() == nil) {
+		r.Fatalf("device memory has a Mover: %v, and bytes for the CPU: %v; opaque is %v", moved, x.All().Bytes() != nil, r.opaque())
+	}
+	return x, mv
 }
 
 // over waits for a move by one way or the other.
@@ -53,6 +55,9 @@ func checkMoves(r *rig) {
 		p := r.p
 		r.p = r.provider(o)
 		x, mv := r.mover(1 << 20)
+		if mv == nil {
+			return
+		}
 		n := int(x.Len())
 		far := r.alloc(mem.Device, n)
 		for _, h := range []*mem.Region{r.alloc(mem.HostPinned, n), r.host(n), far} {
@@ -110,6 +115,9 @@ func checkModel(r *rig) {
 	o.Bounce = 4096
 	r.p = r.provider(o)
 	x, mv := r.mover(n)
+	if mv == nil {
+		return
+	}
 	pinned, other := r.alloc(mem.HostPinned, n), r.host(n)
 	regions := []*mem.Region{pinned, other}
 	rapid.Check(rapidT{r.TB}, func(t *rapid.T) {
@@ -173,6 +181,9 @@ func checkTogether(r *rig) {
 	const each, part, under = 40, 8 << 10, 8
 	workers := 4
 	x, mv := r.mover(workers * under * part)
+	if mv == nil {
+		return
+	}
 	pinned := r.alloc(mem.HostPinned, int(x.Len()))
 	other := r.host(int(x.Len()))
 	b, ob := r.bytes(pinned), r.bytes(other)
@@ -243,8 +254,8 @@ func settle(r *rig, moves []mem.Move, rng *rand.Rand) bool {
 
 // checkDropped is moves that nobody asks any more: regions are closed all the same, after the copies, and what the moves had is used again.
 func checkDropped(r *rig) {
-	if !r.opaque() {
-		r.Skip("the CPU reaches device memory, so nothing is moved")
+	if _, mv := r.mover(1); mv == nil {
+		return
 	}
 	for start := time.Now(); ; {
 		live := r.c.Live()
@@ -267,6 +278,9 @@ func checkDropped(r *rig) {
 // checkBroken is waits that are broken off: the move goes on, and is good.
 func checkBroken(r *rig) {
 	x, mv := r.mover(8 << 20)
+	if mv == nil {
+		return
+	}
 	h := r.alloc(mem.HostPinned, int(x.Len()))
 	data := noise(8, int(x.Len()))
 	copy(r.bytes(h), data)
@@ -287,9 +301,12 @@ func checkBroken(r *rig) {
 // checkLost is a device that is lost under copies: each ends once with that, and everything closes.
 func checkLost(r *rig) {
 	if r.h.Lose == nil {
-		r.Skip("the device cannot be lost on purpose")
+		return // it cannot be done on purpose
 	}
 	x, mv := r.mover(1 << 20)
+	if mv == nil {
+		return
+	}
 	pinned, other := r.alloc(mem.HostPinned, 1<<20), r.host(1<<20)
 	var moves []mem.Move
 	for range 8 {
@@ -336,10 +353,11 @@ func checkLost(r *rig) {
 
 // checkAllocations counts what Go allocates for copies, in steady state.
 func checkAllocations(r *rig) {
-	if instrumented {
-		r.Skip("this build allocates for its own checks")
-	}
+	testenv.LeaveOut(r, testenv.WithRace|testenv.WithInvariants, "it allocates for its own checks")
 	x, mv := r.mover(1 << 16)
+	if mv == nil {
+		return
+	}
 	pinned, other := r.alloc(mem.HostPinned, int(x.Len())), r.host(int(x.Len()))
 	for _, h := range []*mem.Region{pinned, other} {
 		span := mem.Span{Region: h, Len: 4096}

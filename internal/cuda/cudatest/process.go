@@ -16,10 +16,9 @@ import (
 
 // processes: another process of this machine opens memory by handle and by descriptor, and an event, and writes; it has a driver of its own.
 func processes(r *rig) {
-	r.feature(cuda.IPC)
-	r.feature(cuda.VirtualMemory)
-	r.needs(r.info.VirtualMemory && r.info.ShareDescriptor, "virtual memory that is shared by descriptors")
-	r.needs(must[int](r)(r.dev.Attribute(cuda.IPCEvents)) != 0, "events between processes")
+	if r.older(cuda.IPC) || r.older(cuda.VirtualMemory) || r.lacks(r.info.VirtualMemory && r.info.ShareDescriptor, "virtual memory that is shared by descriptors") || r.lacks(must[int](r)(r.dev.Attribute(cuda.IPCEvents)) != 0, "events between processes") {
+		return
+	}
 	c := r.open()
 	const n = 2 << 20
 	p := r.alloc(c, n)

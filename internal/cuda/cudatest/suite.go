@@ -122,20 +122,24 @@ func (r *rig) misuse(f func()) {
 	}
 }
 
-// needs ends the check where the card cannot do what it is about.
-func (r *rig) needs(has bool, what string) {
+// lacks reports whether the card cannot do what a check is about; the check then ends.
+func (r *rig) lacks(has bool, what string) bool {
 	r.Helper()
 	if !has {
-		r.Skipf("%s (%s) has no %s", r.info.Name, r.info.Bus, what)
+		r.Logf("%s (%s) has no %s", r.info.Name, r.info.Bus, what)
 	}
+	return !has
 }
 
-// feature ends the check where the driver is older than what it is about.
-func (r *rig) feature(f cuda.Feature) {
+// older reports whether the driver is older than what a check is about, and says so in its error; the check then ends.
+func (r *rig) older(f cuda.Feature) bool {
 	r.Helper()
-	if err := r.d.Has(f); err != nil {
-		r.Skip(err)
+	err := r.d.Has(f)
+	if err != nil {
+		r.wants(err, cuda.ErrDriver)
+		r.Log(err)
 	}
+	return err != nil
 }
 
 func (r *rig) open() *cuda.Context { return r.openOn(r.dev) }

@@ -466,6 +466,21 @@ func (p *Path) Exposed() []path.Key {
 	return nil
 }
 
+// ExposedFD is that of the wrapped path; see shm.Path.ExposedFD.
+func (p *Path) ExposedFD() int {
+	if x, ok := p.Path.(interface{ ExposedFD() int }); ok {
+		return x.ExposedFD()
+	}
+	return -1
+}
+
+// Forget has the wrapped path give up what it keeps to answer Exposed; see shm.Path.Forget.
+func (p *Path) Forget() {
+	if x, ok := p.Path.(interface{ Forget() }); ok {
+		x.Forget()
+	}
+}
+
 // Stats are those of the wrapped path and of the operations that were kept from it.
 func (p *Path) Stats() path.Stats {
 	s := p.Path.Stats()

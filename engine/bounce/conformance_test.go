@@ -1,0 +1,77 @@
+package bounce_test
+
+import (
+	"runtime"
+	"testing"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/bounce"
+	"github.com/penstock-io/penstock/engine/enginetest"
+	"github.com/penstock-io/penstock/engine/sim"
+)
+
+// staged is a harness with a bounce.Port before its ports, and device memory at all queues. The CPU sees that memory, so that the suite can look at
+// every byte; it copies all the same.
+func staged(t testing.TB, h enginetest.Harness, o bounce.Options) enginetest.Harness {
+	c := newCard(t, true)
+	open := h.Open
+	h.Memory = c.memory()
+	h.Open = func(t testing.TB) enginetest.Pair {
+		p := open(t)
+		if conn := p.Conn; conn != nil {
+			p.Conn = func(from engine.Port) uint32 { return conn(from.(*bounce.Port).Port) }
+		}
+		p.A, p.B = bounce.New(p.A, o), bounce.New(p.B, o)
+		if set := p.SetLink; set != nil {
+			p.SetLink = func(up bool) { // what was sent before meets the link as it was
+				for _, x := range []engine.Port{p.A, p.B} {
+					var s engine.PortStats
+					for x.Stats(&s); s.Tx.Queued > 0; x.Stats(&s) {
+						runtime.Gosched()
+					}
+				}
+				set(up)
+			}
+		}
+		return p
+	}
+	return h
+}
+
+func simHarness() enginetest.Harness {
+	return enginetest.Harness{Open: func(t testing.TB) enginetest.Pair {
+		n, err := sim.NewNetwork(sim.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { n.Close() })
+		l, err := n.Link("a", "b")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var p enginetest.Pair
+		if p.A, err = n.OpenPort(t.Context(), engine.PortSpec{Address: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		if p.B, err = n.OpenPort(t.Context(), engine.PortSpec{Address: "b"}); err != nil {
+			t.Fatal(err)
+		}
+		p.SetLink = l.SetUp
+		return p
+	}}
+}
+
+func TestConformanceSim(t *testing.T) {
+	enginetest.Run(t, staged(t, simHarness(), bounce.Options{}))
+}
+
+// One small burst at a time: every way of waiting for a flight is taken.
+func TestConformanceNarrow(t *testing.T) {
+	enginetest.Run(t, staged(t, simHarness(), bounce.Options{Bursts: 1, Packets: 3}))
+}
+
+func TestConformanceFakes(t *testing.T) {
+	for _, s := range []enginetest.Shape{enginetest.Plain, enginetest.Chunks, enginetest.Stream} {
+		t.Run(s.String(), func(t *testing.T) { enginetest.Run(t, staged(t, enginetest.FakeHarness(s), bounce.Options{})) })
+	}
+}

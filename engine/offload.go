@@ -1,0 +1,284 @@
+package engine
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// maxCut is the number of segments that one packet is cut into at most, as with UDP_SEGMENT of Linux.
+const maxCut = 64
+
+// offload does in software what packets ask for and the device does not do. Checksums of packets in one piece it writes where they lie, on the
+// goroutine that sends. All else is done under the mutex: packets that are cut, or whose bytes are shared, are copied to slots of the queue.
+type offload struct {
+	does     burst.Flags // of burst.Requests, by the device
+	payloads bool        // packets are payloads, not frames
+	drops    [NumDrops]atomic.Uint64
+
+	mu    sync.Mutex
+	whole []byte       // a packet in one piece
+	next  []byte       // one that it becomes
+	out   *burst.Burst // what is sent in its place
+	done  *burst.Burst // packets whose copies are sent
+}
+
+// Offload says which requests of packets the device itself does, and whether packets are payloads, which have no headers and whose transport
+// does the checksums. Without it software does them all, on frames. Call it before Start.
+func (f *TxFront) Offload(device burst.Flags, payloads bool) {
+	if payloads {
+		device |= burst.ChecksumIPv4 | burst.ChecksumL4
+	}
+	f.off.does, f.off.payloads = device&burst.Requests, payloads
+}
+
+// Send implements TxQueue.
+func (f *TxFront) Send(b *burst.Burst) error {
+	if b != nil && b.Builder().Asked()&^f.off.does != 0 {
+		return f.sendAsked(b)
+	}
+	return f.box.Send(b)
+}
+
+// sendAsked is Send of packets of which some ask for what the device does not do.
+func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
+	o := &f.off
+	rest := false // packets that are not done where they lie
+	for i := range b.Len() {
+		todo := b.Flags(i) & burst.Requests &^ o.does
+		switch {
+		case todo == 0 || b.Segments(i) == 0:
+		case todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Builder().Part(i, 0).Source.Shared() || b.Bytes(i, 0) == nil:
+			rest = true
+		default:
+			checksums(b.Bytes(i, 0), todo)
+			b.Builder().Answer(i, todo)
+		}
+	}
+	if !rest {
+		return f.box.Send(b)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.out == nil {
+		o.out, o.done = burst.NewSegmented(maxCut, 4*maxCut), burst.NewSegmented(1, burst.MaxSegments)
+	}
+	for i := range b.Len() {
+		if b.Segments(i) == 0 {
+			continue
+		}
+		if e := f.sendOne(b, i); e != nil && err == nil {
+			err = e
+		}
+	}
+	if e := f.box.Send(o.out); e != nil && err == nil {
+		err = e
+	}
+	b.Release() // what was dropped
+	return err
+}
+
+// sendOne moves packet i of b to what is sent, or puts there what it becomes. A packet that stays in b is dropped, and counted.
+func (f *TxFront) sendOne(b *burst.Burst, i int) error {
+	o := &f.off
+	todo := b.Flags(i) & burst.Requests &^ o.does
+	if todo != 0 {
+		if b.Hidden() >= 0 && !reached(b, i) {
+			return o.drop(DropRefused, fmt.Errorf("%w: packet %d asks for checksums or segments, and is in memory that the CPU cannot reach", ErrUnsupported, i))
+		}
+		p, shared := o.view(b, i)
+		size := len(p)
+		if todo&burst.Segmented != 0 {
+			size = b.SegmentSize(i)
+		}
+		var l packet.Layers
+		head := 0
+		if !o.payloads {
+			if why := packet.Parse(p, &l); why == packet.OK && l.HasPorts && !l.IsFragment() {
+				head = int(l.Payload)
+				p = p[:l.End] // without padding
+			} else if todo&burst.Segmented != 0 {
+				return o.drop(DropBadFrame, fmt.Errorf("%w: packet %d, %d bytes, has a segment size and is no whole packet of TCP or UDP (%v)", ErrInvalid, i, len(p), why))
+			}
+		}
+		switch {
+		case len(p)-head > size || shared:
+			return f.cut(b, i, p, &l, head, min(size, len(p)-head), b.Flags(i))
+		case b.Segments(i) == 1:
+			checksums(b.Bytes(i, 0), todo)
+		default:
+			checksums(p, todo)
+			copyBack(b, i, p)
+		}
+		b.Builder().Answer(i, todo)
+	}
+	if b.Take(o.out, i) {
+		return nil
+	}
+	err := f.box.Send(o.out)
+	if !b.Take(o.out, i) {
+		return o.drop(DropTooLong, fmt.Errorf("%w: packet %d has %d segments in more memories than fit", ErrInvalid, i, b.Segments(i)))
+	}
+	return err
+}
+
+// cut puts packets in the place of packet i: the headers of p and size bytes of its payload, the next ones, and so on, in slots of the queue. Software
+// computes their checksums, also where the device could: the bytes are in the cache.
+func (f *TxFront) cut(b *burst.Burst, i int, p []byte, l *packet.Layers, head, size int, todo burst.Flags) (err error) {
+	o := &f.off
+	data := p[head:]
+	n := 1
+	if len(data) > size {
+		n = (len(data) + size - 1) / size
+	}
+	front := head // bytes in front of the payload in what Alloc calls the length of a packet
+	if len(f.slots.pools) > 1 {
+		front = 0
+	}
+	if n > maxCut || front+size > f.slots.most || head > f.slots.pools[0].SlotSize()-f.slots.headroom {
+		return o.drop(DropTooLong, fmt.Errorf("%w: packet %d, %d bytes, makes %d packets of %d bytes: expected at most %d of %d", ErrInvalid, i, len(p), n,
+			head+size, maxCut, f.slots.most))
+	}
+	pieces := f.slots.pieces(front + size)
+	if o.out.Len()+n > o.out.Cap() || o.out.SegmentRoom() < n*pieces {
+		err = f.box.Send(o.out)
+	}
+	if o.out.SegmentRoom() < n*pieces {
+		o.out = burst.NewSegmented(maxCut, n*pieces)
+	}
+	if more := f.box.Reserve(n - 1); more < n-1 {
+		f.box.Unreserve(more)
+		f.slots.CountFull()
+		return o.drop(DropRefused, fmt.Errorf("%w: packet %d makes %d packets", ErrFull, i, n))
+	} else if more > 0 {
+		o.out.Builder().Reserve(f.box, more)
+	}
+	first := o.out.Len()
+	have := f.slots.fill(o.out, n-1, front+size)
+	if have == n-1 {
+		have += f.slots.fill(o.out, 1, front+len(data)-(n-1)*size)
+	}
+	if have < n {
+		o.out.Truncate(first) // with what was reserved
+		f.slots.noBuffers.Add(1)
+		return o.drop(DropNoBuffers, fmt.Errorf("%w: packet %d makes %d packets", ErrNoBuffers, i, n))
+	}
+	for k := range n {
+		part := data[min(k*size, len(data)):min((k+1)*size, len(data))]
+		o.write(o.out, first+k, p[:head], part, l, k, n, size, todo)
+		o.out.SetConn(first+k, b.Conn(i))
+		if ns, ok := b.Time(i); ok {
+			o.out.SetTime(first+k, ns)
+		}
+	}
+	b.Take(o.done, i)
+	if k := o.done.Builder().Reserved(f.box); k > 0 { // its descriptor is that of one of the others
+		o.done.Builder().Unreserve()
+		o.out.Builder().Reserve(f.box, k)
+	}
+	o.done.Release()
+	return err
+}
+
+// write makes packet at of out the k-th of n that a packet becomes.
+func (o *offload) write(out *burst.Burst, at int, head, data []byte, l *packet.Layers, k, n, size int, todo burst.Flags) {
+	o.next = append(append(o.next[:0], head...), data...)
+	p := o.next
+	if len(head) > 0 {
+		total := len(p) - int(l.L3)
+		if l.IPVersion == 4 {
+			ip := packet.IPv4(p[l.L3:])
+			ip.SetTotalLen(uint16(total))
+			ip.SetID(ip.ID() + uint16(k))
+		} else {
+			packet.IPv6(p[l.L3:]).SetPayloadLen(uint16(total - packet.IPv6Len))
+		}
+		if l.Proto == packet.ProtoUDP {
+			packet.UDP(p[l.L4:]).SetLength(uint16(len(p) - int(l.L4)))
+		} else {
+			t := packet.TCP(p[l.L4:])
+			t.SetSeq(t.Seq() + uint32(k*size))
+			flags := t.Flags()
+			if k < n-1 {
+				flags &^= packet.TCPFin | packet.TCPPsh
+			}
+			if k > 0 {
+				flags &^= packet.TCPCwr
+			}
+			t.SetFlags(flags)
+		}
+		if n > 1 {
+			todo |= burst.ChecksumIPv4 | burst.ChecksumL4
+		}
+	}
+	if !o.payloads {
+		checksums(p, todo)
+	}
+	if out.Role(at, 0) == burst.Header {
+		out.SetLen(at, 0, len(head))
+		out.SetLen(at, 1, len(data))
+	}
+	copyBack(out, at, p)
+}
+
+// view returns packet i in one piece, and whether others may refer to its bytes.
+func (o *offload) view(b *burst.Burst, i int) (p []byte, shared bool) {
+	for k := range b.Segments(i) {
+		shared = shared || b.Builder().Part(i, k).Source.Shared()
+	}
+	if b.Segments(i) == 1 {
+		return b.Bytes(i, 0), shared
+	}
+	n := b.PacketLen(i)
+	if cap(o.whole) < n {
+		o.whole = make([]byte, n)
+	}
+	return o.whole[:b.CopyTo(o.whole[:n], i)], shared
+}
+
+func (o *offload) drop(why Drop, err error) error {
+	o.drops[why].Add(1)
+	return err
+}
+
+// reached reports whether the CPU reaches all of packet i.
+func reached(b *burst.Burst, i int) bool {
+	for k := range b.Segments(i) {
+		if b.Bytes(i, k) == nil && b.Builder().Part(i, k).Len > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// copyBack spreads p over the segments of packet i, which are that long together.
+func copyBack(b *burst.Burst, i int, p []byte) {
+	for k := range b.Segments(i) {
+		p = p[copy(b.Bytes(i, k), p):]
+	}
+}
+
+// checksums writes those that are asked for into a frame in one piece. What has none, or is malformed, stays as it is.
+func checksums(p []byte, what burst.Flags) {
+	var l packet.Layers
+	why := packet.Parse(p, &l)
+	if l.L4 == 0 {
+		return
+	}
+	if what&burst.ChecksumIPv4 != 0 && l.IPVersion == 4 {
+		packet.IPv4(p[l.L3:]).FillChecksum()
+	}
+	if what&burst.ChecksumL4 == 0 || why != packet.OK || !l.HasPorts || l.IsFragment() {
+		return
+	}
+	src, dst := l.Src(p), l.Dst(p)
+	switch body := p[l.L4:l.End]; l.Proto {
+	case packet.ProtoUDP:
+		packet.UDP(body).FillChecksum(src, dst)
+	case packet.ProtoTCP:
+		packet.TCP(body).FillChecksum(src, dst)
+	}
+}

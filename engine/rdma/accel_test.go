@@ -1,0 +1,224 @@
+package rdma
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/ibvmem"
+	"github.com/penstock-io/penstock/internal/ibvmem/cardtest"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// TestPayloadInCard receives headers into host memory and payload into memory of a card, which sees it when the packet is handed out, and
+// sends packets on whose payload it is, without the processor reaching it.
+func TestPayloadInCard(t *testing.T) {
+	for _, c := range []struct {
+		name, script string
+		card         cardtest.Options
+	}{
+		{"DMABuf", "mode post", cardtest.Options{DMABuf: true}},
+		{"Flush", "mode wire; delay 20us; seed 5", cardtest.Options{DMABuf: true, Flush: true, Page: 4096}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			card := cardtest.New(t, c.card)
+			payload, sent := card.Pool("payload", 64, 4096), card.Pool("sent", 16, 4096)
+			region, from := payload.Region(), sent.Region()
+			f := onFake(t, c.script)
+			f.engine.tree = fstest.MapFS{}
+			s, cl, _ := f.pair(t, Options{}, Options{})
+			if err := s.ReachesRegion(region); err != nil || !slices.Contains(s.Capabilities().Memory, mem.Device) {
+				t.Errorf("%v; memory %v", err, s.Capabilities().Memory)
+			}
+			in := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{pool(t, 256, 64), payload}, SplitAt: 16})
+			out := tx(t, cl, engine.TxSpec{Pools: []*mem.Pool{pool(t, 4096, 64)}})
+			direct := tx(t, cl, engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{sent}})
+			r := engine.NewRx(in, engine.Batching{})
+			b := burst.NewSegmented(8, 32)
+			// One packet at a time, so that what is looked at was not shown by the next one.
+			check := func(what, want string) {
+				t.Helper()
+				if err := r.Recv(within(t), b); err != nil {
+					t.Fatal(err)
+				}
+				if b.Len() != 1 || b.Segments(0) != 2 {
+					t.Fatalf("%s: %d packets", what, b.Len())
+				}
+				g := b.Segment(0, 1)
+				if g.Region != region || b.Bytes(0, 1) != nil {
+					t.Fatalf("%s: the payload is in region %q", what, g.Region.Name())
+				}
+				if got := card.Seen(region)[g.Off : g.Off+g.Len]; string(b.Bytes(0, 0)) != want[:16] || string(got) != want[16:] {
+					t.Fatalf("%s: it is %q and %q, expected %q", what, b.Bytes(0, 0), got, want)
+				}
+				b.Release()
+			}
+			for i := range 100 { // more than there are slots
+				text := fmt.Sprintf("header of %6d and the payload %s", i, strings.Repeat("x", i*20))
+				put(t, out, 0, text)
+				check("from host memory", text)
+			}
+			for i, n := range []int{20, 100, 4096} { // what is short would go inline, which the processor copies
+				x := burst.New(1)
+				until(t, "a descriptor", func() bool { k, _ := direct.Alloc(x, 1, n); return k == 1 })
+				g := x.Segment(0, 0)
+				text := bytes.Repeat([]byte{byte('a' + i)}, n)
+				copy(card.Written(from)[g.Off:], text)
+				if err := direct.Send(x); err != nil {
+					t.Fatal(err)
+				}
+				check("from the card", string(text))
+			}
+			if n := card.Flushes(); (n > 0) != c.card.Flush {
+				t.Errorf("%d flushes", n)
+			}
+		})
+	}
+}
+
+// TestNoWayToCard: queues and exposures of memory that nothing reaches are refused, with what is missing.
+func TestNoWayToCard(t *testing.T) {
+	card := cardtest.New(t, cardtest.Options{Addr: 0x6a00_0000_0000})
+	payload := card.Pool("payload", 16, 4096)
+	f := onFake(t, "")
+	f.engine.tree = fstest.MapFS{}
+	s, c, id := f.pair(t, Options{}, Options{})
+	_, rxErr := s.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{payload}})
+	_, txErr := c.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{payload}})
+	_, exErr := s.Expose(id, payload.Region().All(), RemoteWrite)
+	for what, err := range map[string]error{"receive": rxErr, "send": txErr, "expose": exErr, "ask": s.ReachesRegion(payload.Region())} {
+		if !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(fmt.Sprint(err), "modprobe nvidia-peermem") || !strings.Contains(fmt.Sprint(err), `"payload"`) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before anybody asks.
+func TestUnable(t *testing.T) {
+	f := onFake(t, "absent dmabuf")
+	f.engine.tree = fstest.MapFS{}
+	s, _, _ := f.pair(t, Options{}, Options{})
+	if c := s.Capabilities(); slices.Contains(c.Memory, mem.Device) || !slices.Contains(c.Notes, ibvmem.Unable) {
+		t.Errorf("memory %v, notes %q", c.Memory, c.Notes)
+	}
+}
+
+// TestCardExposed: a peer writes and reads memory of a card; it is seen when the word of the write comes, and what is read into one when the read is done.
+func TestCardExposed(t *testing.T) {
+	events := make(chan MemoryEvent, 100)
+	theirCard, myCard := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true}), cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+	theirs, mine := theirCard.Region("theirs", 1<<16), myCard.Region("mine", 1<<16)
+	f := onFake(t, "mode wire")
+	f.engine.tree = fstest.MapFS{}
+	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
+	in := rx(t, s, engine.RxSpec{Depth: 8})
+	to := c.primary.Load().id
+	span := mem.Span{Region: theirs, Off: 5000, Len: 20_000}
+	m, err := s.Expose(id, span, RemoteRead|RemoteWrite)
+	if err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
+	source := myCard.Written(mine)
+	for i := range source {
+		source[i] = byte(i * 7)
+	}
+	local := mem.Span{Region: mine, Off: 100, Len: 10_000}
+	x, err := c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Offset: 50, Imm: 9})
+	if err := ended(t, x, err); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the word of the write", func() bool { in.Discard(); return len(events) > 0 })
+	if e := <-events; e.Kind != Written || e.Imm != 9 {
+		t.Fatalf("%+v", e)
+	}
+	if !bytes.Equal(theirCard.Seen(theirs)[5050:15_050], source[100:10_100]) {
+		t.Error("the card does not see what was written")
+	}
+	into := mem.Span{Region: mine, Off: 30_000, Len: 10_000}
+	x, err = c.Post(TransferSpec{Op: Read, Conn: to, Local: into, Remote: m, Offset: 50})
+	if err := ended(t, x, err); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(myCard.Seen(mine)[30_000:40_000], theirCard.Written(theirs)[5050:15_050]) {
+		t.Error("the card does not see what was read")
+	}
+	failure := errors.New("the card is lost")
+	myCard.Refuse.Store(&failure)
+	x, err = c.Post(TransferSpec{Op: Read, Conn: to, Local: into, Remote: m})
+	if err := ended(t, x, err); err == nil || !strings.Contains(err.Error(), "the card is lost") {
+		t.Errorf("a read that the card does not take: %v", err)
+	}
+	myCard.Refuse.Store(nil)
+}
+
+// TestCardTakenBack: a peer has written memory of a card, which is taken back, or whose connection ends, before the word of the write comes. The card
+// sees what was written all the same.
+func TestCardTakenBack(t *testing.T) {
+	for name, end := range map[string]func(s *Port, id, m uint32) error{
+		"retracted": func(s *Port, id, m uint32) error { return s.Retract(id, m) },
+		"closed":    func(s *Port, id, _ uint32) error { return s.CloseConn(id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			events := make(chan MemoryEvent, 100)
+			card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+			theirs, mine := card.Region("theirs", 1<<16), region(t, 1<<16)
+			f := onFake(t, "")
+			f.engine.tree = fstest.MapFS{}
+			s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
+			in := rx(t, s, engine.RxSpec{Depth: 8})
+			to := c.primary.Load().id
+			m, err := s.Expose(id, theirs.All(), RemoteWrite)
+			if err != nil {
+				t.Fatal(err)
+			}
+			until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
+			local := mine.All()
+			for i := range local.Bytes() {
+				local.Bytes()[i] = byte(i * 7)
+			}
+			x, err := c.Post(TransferSpec{Op: WriteImm, Conn: to, Local: local, Remote: m, Imm: 9})
+			if err := ended(t, x, err); err != nil {
+				t.Fatal(err)
+			}
+			if err := end(s, id, m); err != nil {
+				t.Fatal(err)
+			}
+			in.Discard()
+			if e := <-events; e.Kind != Written || e.Imm != 9 {
+				t.Fatalf("%+v", e)
+			}
+			if !bytes.Equal(card.Seen(theirs), local.Bytes()) {
+				t.Error("the card does not see what was written")
+			}
+		})
+	}
+}
+
+// TestCardLost: a receive queue whose card does not take what arrived ends with the reason, and every slot comes back.
+func TestCardLost(t *testing.T) {
+	card := cardtest.New(t, cardtest.Options{DMABuf: true, Flush: true})
+	payload := card.Pool("payload", 16, 4096)
+	f := onFake(t, "")
+	f.engine.tree = fstest.MapFS{}
+	s, c, _ := f.pair(t, Options{}, Options{})
+	in := rx(t, s, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{payload}})
+	out := tx(t, c, engine.TxSpec{})
+	failure := errors.New("the card is lost")
+	card.Refuse.Store(&failure)
+	put(t, out, 0, "message")
+	err := engine.NewRx(in, engine.Batching{}).Recv(within(t), burst.New(4))
+	if !errors.Is(err, engine.ErrDown) || !strings.Contains(err.Error(), "the card is lost") {
+		t.Errorf("%v", err)
+	}
+	var st engine.RxStats
+	if in.Stats(&st); st.Drops[engine.DropDown] != 1 || st.Packets != 0 {
+		t.Errorf("%+v", st)
+	}
+}

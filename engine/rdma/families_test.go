@@ -1,0 +1,32 @@
+package rdma
+
+import (
+	"reflect"
+	"testing"
+)
+
+// TestFamilies: every count is shown once, for every port, and the families are what exporters take.
+func TestFamilies(t *testing.T) {
+	var a, b Counts
+	fields := reflect.TypeFor[Counts]().NumField()
+	for i := range fields {
+		reflect.ValueOf(&a).Elem().Field(i).SetUint(uint64(100 + i))
+		reflect.ValueOf(&b).Elem().Field(i).SetUint(uint64(200 + i))
+	}
+	seen := map[string]map[float64]int{"a": {}, "b": {}}
+	for _, f := range Families(map[string]Counts{"a": a, "b": b}) {
+		if err := f.Check(); err != nil {
+			t.Error(err)
+		}
+		for _, s := range f.Samples {
+			seen[s.Values[0]][s.Value]++
+		}
+	}
+	for i := range fields {
+		for port, base := range map[string]int{"a": 100, "b": 200} {
+			if n := seen[port][float64(base+i)]; n != 1 {
+				t.Errorf("%s of port %s is shown %d times", reflect.TypeFor[Counts]().Field(i).Name, port, n)
+			}
+		}
+	}
+}

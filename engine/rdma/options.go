@@ -1,0 +1,250 @@
+package rdma
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/rdma"
+)
+
+// Transport is how queue pairs carry messages.
+type Transport uint8
+
+// The transports.
+const (
+	RC Transport = iota // reliable connections: everything arrives, once and in order
+	UC                  // unreliable connections: messages may be lost, not reordered; no reads
+	UD                  // datagrams of up to the path's MTU, each with a routing header of 40 bytes in front
+	numTransports
+)
+
+var transportNames = [numTransports]string{"RC", "UC", "UD"}
+
+// String is the name as configurations have it.
+func (t Transport) String() string {
+	if t < numTransports {
+		return transportNames[t]
+	}
+	return fmt.Sprintf("transport %d", uint8(t))
+}
+
+// Connector is how the connections of a port are made.
+type Connector uint8
+
+// The connectors.
+const (
+	ByTCP Connector = iota // records over TCP at the port's address: the peer is a port of this engine, and has credits
+	ByCM                   // the connection manager of RDMA (rdma_cm): the peer is any program that uses it
+	numConnectors
+)
+
+var connectorNames = [numConnectors]string{"tcp", "cm"}
+
+// String is the name as configurations have it.
+func (c Connector) String() string {
+	if c < numConnectors {
+		return connectorNames[c]
+	}
+	return fmt.Sprintf("connector %d", uint8(c))
+}
+
+// Options are the options of a port. The zero value is right for most.
+type Options struct {
+	Transport Transport
+	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both directions, which needs a receive queue: the
+	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections. With UC and UD, what
+	// finds no buffer at its receiver is lost. With UD a peer that closes is not noticed, and who accepts can send when the peer's first message came.
+	Connect Connector
+	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is the place in the device's table of the
+	// address to use, from 0; nil leaves the choice to what fits the address; Port the device's port, 0 for 1.
+	Device string
+	Port   int
+	GID    *int
+	// SendDepth is the number of messages of one connection that the device may have at a time; 0 is 256.
+	SendDepth int
+	// Inline is up to how many bytes a message is copied into its request instead of being fetched by the device; 0 is 64, negative for none.
+	Inline int
+	// SignalEvery is how many messages at most one completion stands for; 0 is 16. The last one of each chain of requests always has one.
+	SignalEvery int
+	// Segments is the number of pieces that a message to be sent may have; 0 is 8, or as many as the device takes if that is less.
+	Segments int
+	// AckTimeout is how long the device waits for an acknowledgement, at least; it takes 4.096 us times a power of two. 0 is 67 ms.
+	// Retries is how often it tries again, 1 to 7; 0 is 6, because Soft-RoCE never gives up with 7. MinRNR is the pause that a receiver without a buffer asks for; 0 is 10 us,
+	// and 640 us with ByCM, whose peers know nothing of its buffers.
+	AckTimeout, MinRNR time.Duration
+	Retries            int
+	// MTU is the most that one packet on the wire carries, in bytes: 256, 512, 1024, 2048 or 4096; 0 is what the port has.
+	MTU int
+	// Background makes OpenPort return at once, while the connection is made in the background.
+	Background bool
+	// ConnectTimeout bounds one attempt to connect, and OpenPort without Background; 0 is 10 s.
+	ConnectTimeout time.Duration
+	// Reconnect connects again when the connection has ended. What is sent meanwhile waits. BackoffMin and BackoffMax are the pauses
+	// between attempts; 0 is 50 ms and 5 s.
+	Reconnect              bool
+	BackoffMin, BackoffMax time.Duration
+	// MaxConns is the number of connections at a time; 0 is 65536. Others are refused.
+	MaxConns int
+	// Linger is how long Close waits for what the device has already been given; 0 is 2 s.
+	Linger time.Duration
+	// OnConn is called when connections come and go, and OnMemory when a peer exposes memory or takes that back; by a goroutine of the
+	// engine: they must not wait.
+	OnConn   func(ConnEvent)
+	OnMemory func(MemoryEvent)
+
+	every time.Duration // between two looks whether a channel gets on; 0: rdma.WatchEvery. For tests.
+}
+
+func (o *Options) looks() time.Duration {
+	if o.every == 0 {
+		return rdma.WatchEvery
+	}
+	return o.every
+}
+
+// RxOptions are the options of a receive queue (engine.RxSpec.Options).
+type RxOptions struct {
+	// MaxMessage is the longest message in bytes; 0 is what one slot holds, or with two pools one of each. Longer ones take several slots of
+	// the last pool, and are received as several segments.
+	MaxMessage int
+	// GRH delivers the routing header of a datagram as a header segment of 40 bytes in front of its payload; with UD only.
+	GRH bool
+}
+
+// ConnEvent says that a connection has come or gone.
+type ConnEvent struct {
+	ID     uint32
+	Local  netip.AddrPort
+	Remote netip.AddrPort
+	Up     bool
+	// Err says why it has gone, as a *ConnError; nil when one side closed it.
+	Err error
+}
+
+// ConnError is how a connection ended, or an attempt to connect. It wraps engine.ErrDown or engine.ErrConnect, and the cause.
+type ConnError struct {
+	ID     uint32 // 0 of an attempt
+	Remote netip.AddrPort
+	Err    error // nil where the peer closed it
+}
+
+// Error implements error.
+func (e *ConnError) Error() string {
+	switch {
+	case e.ID == 0:
+		return fmt.Sprintf("rdma: connecting to %s: %v", e.Remote, e.Err)
+	case e.Err == nil:
+		return fmt.Sprintf("rdma: connection %d to %s was closed by the peer", e.ID, e.Remote)
+	}
+	return fmt.Sprintf("rdma: connection %d to %s: %v", e.ID, e.Remote, e.Err)
+}
+
+// Unwrap gives the sentinel and the cause.
+func (e *ConnError) Unwrap() []error {
+	kind := engine.ErrDown
+	if e.ID == 0 {
+		kind = engine.ErrConnect
+	}
+	if e.Err == nil {
+		return []error{kind}
+	}
+	return []error{kind, e.Err}
+}
+
+const (
+	maxQueues   = 64
+	maxDepth    = 1 << 16
+	maxMessage  = 1 << 30 // bytes, which every device can carry
+	grhLen      = 40
+	controlSend = 8 // credits under way at a time
+)
+
+func (o *Options) complete() error {
+	orElse(&o.Port, 1)
+	orElse(&o.SendDepth, 256)
+	orElse(&o.Inline, 64)
+	o.Inline = max(o.Inline, 0)
+	orElse(&o.SignalEvery, 16)
+	orElse(&o.Segments, 8)
+	orElse(&o.AckTimeout, 67*time.Millisecond)
+	if o.Connect == ByCM {
+		orElse(&o.MinRNR, 640*time.Microsecond)
+	}
+	orElse(&o.MinRNR, 10*time.Microsecond)
+	orElse(&o.Retries, 6)
+	orElse(&o.ConnectTimeout, 10*time.Second)
+	orElse(&o.BackoffMin, 50*time.Millisecond)
+	orElse(&o.BackoffMax, max(5*time.Second, o.BackoffMin))
+	orElse(&o.MaxConns, 65536)
+	orElse(&o.Linger, 2*time.Second)
+	switch {
+	case o.Transport >= numTransports:
+		return invalid("Transport is %d: expected RC, UC or UD", o.Transport)
+	case o.Connect >= numConnectors:
+		return invalid("Connect is %d: expected ByTCP or ByCM", o.Connect)
+	case o.Port < 1 || o.Port > 255 || o.GID != nil && *o.GID < 0:
+		return invalid("Port %d, GID %v: expected 1 to 255, and 0 or more", o.Port, o.GID)
+	case o.SendDepth < 1 || o.SendDepth > maxDepth:
+		return invalid("SendDepth is %d: expected 1 to %d messages", o.SendDepth, maxDepth)
+	case o.SignalEvery < 1 || o.Segments < 1:
+		return invalid("SignalEvery %d and Segments %d: expected at least 1", o.SignalEvery, o.Segments)
+	case o.Retries < 1 || o.Retries > 7:
+		return invalid("Retries is %d: expected 1 to 7", o.Retries)
+	case o.AckTimeout < 0 || o.MinRNR < 0 || o.ConnectTimeout < 0 || o.Linger < 0:
+		return invalid("a time is negative")
+	case o.BackoffMin < 0 || o.BackoffMax < o.BackoffMin:
+		return invalid("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one", o.BackoffMin, o.BackoffMax)
+	case o.MaxConns < 1:
+		return invalid("MaxConns is %d: expected at least 1", o.MaxConns)
+	}
+	switch o.MTU {
+	case 0, 256, 512, 1024, 2048, 4096:
+	default:
+		return invalid("MTU is %d: expected 256, 512, 1024, 2048 or 4096 bytes", o.MTU)
+	}
+	o.SignalEvery = min(o.SignalEvery, max(o.SendDepth/2, 1))
+	return nil
+}
+
+// ackCode is the code of an acknowledgement timeout of at least d: 4.096 us times 2 to its power (InfiniBand specification, 9.7.6.1.3).
+func ackCode(d time.Duration) uint8 {
+	code := uint8(1)
+	for t := 2 * 4096 * time.Nanosecond; t < d && code < 31; t *= 2 {
+		code++
+	}
+	return code
+}
+
+// rnrPauses are the pauses that a receiver can ask for, by their code, in units of 10 us (InfiniBand specification, table 45). Code 0, which
+// looks like none at all, is the longest: 655 ms.
+var rnrPauses = [32]time.Duration{65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192,
+	12288, 16384, 24576, 32768, 49152}
+
+// rnrCode is the code of the shortest pause of at least d.
+func rnrCode(d time.Duration) uint8 {
+	for code := 1; code < len(rnrPauses); code++ {
+		if rnrPauses[code]*10*time.Microsecond >= d {
+			return uint8(code)
+		}
+	}
+	return 31
+}
+
+func invalid(format string, args ...any) error {
+	return failed(engine.ErrInvalid, format, args...)
+}
+
+// failed is an error of this package that wraps err.
+func failed(err error, format string, args ...any) error {
+	return fmt.Errorf("rdma: %s: %w", fmt.Sprintf(format, args...), err)
+}
+
+// orElse gives what is zero its default.
+func orElse[T comparable](v *T, def T) {
+	var zero T
+	if *v == zero {
+		*v = def
+	}
+}

@@ -1,0 +1,75 @@
+package engine
+
+import (
+	"fmt"
+	"strings"
+)
+
+// Stage is a Receiver that takes its packets from another one, and gives them changed, in another order, fewer, or as they are. It
+// stands between a receive queue and the application, and may stand on another stage; a Poller serves the last one, or the application does
+// (NewRx). The contract:
+//
+// A stage takes packets only in TryRecv and Arm, which its owner calls, so it takes none before the first of them. It has no limit of its own to
+// how long it may keep packets, but each one costs the engine a slot. The burst given to TryRecv is the caller's; the packets that
+// are in it already are not the stage's to touch.
+//
+// Arm arms what the stage stands on with the same Waker, also while the stage wants nothing of it: that the queue is closed is a Wake too. A
+// stage that may swallow packets promises nothing (see Receiver):
+//
+//	if s.from.Arm(w) {
+//		w.Wake()
+//	}
+//	return false
+//
+// A stage that waits for a time or a device wakes the same Waker by that; a Waker is the stage's until TryRecv or Arm is called again.
+//
+// When what it stands on says that it has ended or failed, a stage first gives what it still keeps, and then that error. When the stage
+// itself fails, its error names the stage and comes from then on, behind what is whole; packets that it took and cannot give are
+// released and counted.
+//
+// A queue and its stages are closed from the application on, and the queue last: Close releases what the stage keeps, as DropClosed, and
+// leaves alone what it stands on. Calling it again returns nil.
+type Stage interface {
+	Receiver
+	// Stats fills s with what the stage gave (Packets, Bytes), what it dropped, and what it copied. Any goroutine may call it, also after Close.
+	Stats(s *RxStats)
+	Close() error
+}
+
+// StageSpec says which stage to make. It is inert.
+type StageSpec struct {
+	Queue string       // name of the receive queue, for messages
+	Port  Capabilities // of the port, or of its engine when it is not open yet
+}
+
+// StageKind is a kind of stage that a configuration file can name. A program hands the kinds that it has to penstock.Open.
+type StageKind struct {
+	Name string // the word of the file
+	Doc  string // what it does, in a line
+	// Check says why there is no such stage for a queue: an error that wraps ErrUnsupported or ErrInvalid. nil takes every queue.
+	Check func(spec StageSpec) error
+	// Open makes a stage on from, which it owns until it is closed. Open takes no packet.
+	Open func(from Receiver, spec StageSpec) (Stage, error)
+}
+
+// FindStage is the kind of that name whose Check takes the spec. Its error wraps ErrNotFound and names what there is, or is that of Check.
+func FindStage(kinds []StageKind, name string, spec StageSpec) (*StageKind, error) {
+	var names []string
+	for i := range kinds {
+		k := &kinds[i]
+		if k.Name != name {
+			names = append(names, k.Name)
+			continue
+		}
+		if k.Check != nil {
+			if err := k.Check(spec); err != nil {
+				return nil, err
+			}
+		}
+		return k, nil
+	}
+	if names == nil {
+		names = []string{"none"}
+	}
+	return nil, fmt.Errorf("engine: no stage is called %q; there is: %s: %w", name, strings.Join(names, ", "), ErrNotFound)
+}

@@ -1,0 +1,324 @@
+package penstock
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// check finds what this machine and the engines refuse: what Open would meet, as far as it is known without opening anything.
+func (p *Plan) check() {
+	p.checkMemory()
+	held := map[string]int{} // first interface by what it holds
+	for i := range p.cfg.Interfaces {
+		path := fmt.Sprintf("interfaces[%d]", i)
+		if p.engines[i] == nil || slices.ContainsFunc(p.Missing, func(d config.Diagnostic) bool {
+			return d.Code == config.CodePlaceholder && strings.HasPrefix(d.Path, path+".")
+		}) {
+			continue
+		}
+		c := &portCheck{p: p, e: p.engines[i], c: &p.cfg.Interfaces[i], path: path, caps: p.engines[i].Capabilities()}
+		c.spec = c.c.PortSpec()
+		c.port(i, held)
+		c.receive()
+		c.transmit()
+		c.rules()
+	}
+}
+
+// refuse is need, unless something else is said of the same value.
+func (p *Plan) refuse(code config.Code, path, message, expected, hint string) {
+	if !slices.ContainsFunc(p.Missing, func(d config.Diagnostic) bool { return d.Path == path }) {
+		p.need(code, path, message, expected, hint)
+	}
+}
+
+// portCheck asks the engine of one interface.
+type portCheck struct {
+	p    *Plan
+	e    engine.Engine
+	c    *config.Interface
+	path string
+	caps engine.Capabilities
+	spec engine.PortSpec
+}
+
+// refused says what the engine refuses, at the path of the value without which it does not: the first of those that cure it.
+func (x *portCheck) refused(err error, otherwise string, cures []cure) {
+	if err == nil {
+		return
+	}
+	at := otherwise
+	for _, c := range cures {
+		if c.without() == nil {
+			at = c.path
+			break
+		}
+	}
+	x.p.causes = append(x.p.causes, err)
+	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %v", x.c.Name, err), "", "")
+}
+
+// cure asks an engine again without a value.
+type cure struct {
+	path    string
+	without func() error
+}
+
+func (x *portCheck) port(i int, held map[string]int) {
+	e, ok := x.e.(engine.PortChecker)
+	if !ok {
+		return
+	}
+	holds, err := e.CheckPort(context.Background(), x.spec)
+	again := func(change func(*engine.PortSpec)) func() error {
+		return func() error {
+			s := x.spec
+			change(&s)
+			_, err := e.CheckPort(context.Background(), s)
+			return err
+		}
+	}
+	x.refused(err, x.path+".address", []cure{
+		{x.path + ".mtu", again(func(s *engine.PortSpec) { s.MTU = 0 })},
+		{x.path + ".rx.flow_isolation", again(func(s *engine.PortSpec) { s.Isolated = false })},
+		{x.path, again(func(s *engine.PortSpec) { s.Options = nil })},
+	})
+	if err != nil || holds == "" {
+		return
+	}
+	key := x.e.Name() + " " + holds
+	first, twice := held[key]
+	if !twice {
+		held[key] = i
+		return
+	}
+	other := &x.p.cfg.Interfaces[first]
+	d := x.p.cfg.Diagnose(config.Needs, config.CodeConflict, x.path+".address", fmt.Sprintf("interface %q: %s belongs to the interface %q already, and the engine %s opens it once", x.c.Name, holds, other.Name, x.e.Name()),
+		"another address", "or put the queues of both below one interface")
+	d.Related = []config.Related{{At: x.p.cfg.At(fmt.Sprintf("interfaces[%d].address", first)), Text: "it is here first"}}
+	x.p.causes = append(x.p.causes, engine.ErrInUse)
+	x.p.Missing = append(x.p.Missing, d)
+}
+
+// count says what an engine has fewer of than the queues ask for.
+func (x *portCheck) count(path, what string, ids []int, most int) {
+	if len(ids) > most {
+		x.p.refuse(config.CodeHost, fmt.Sprintf("%s.queues[%d]", path, most), fmt.Sprintf("interface %q has %d %s queues, and the engine %s has %d", x.c.Name, len(ids), what, x.e.Name(), most),
+			fmt.Sprintf("at most %d", most), "remove the others, or divide them between interfaces")
+	}
+	for k, id := range ids {
+		if x.caps.Frames && id >= most && most > 0 { // rules name queues by these numbers
+			x.p.refuse(config.CodeHost, fmt.Sprintf("%s.queues[%d].id", path, k), fmt.Sprintf("interface %q: the engine %s has no %s queue %d", x.c.Name, x.e.Name(), what, id), fmt.Sprintf("0 to %d", most-1),
+				"without id a queue has its place in the list")
+		}
+	}
+}
+
+// unsupported says that the engine lacks what a value asks for.
+func (x *portCheck) unsupported(path, lacks, expected, hint string) {
+	x.p.causes = append(x.p.causes, engine.ErrUnsupported)
+	x.p.refuse(config.CodeNotBuilt, path, fmt.Sprintf("interface %q: the engine %s %s", x.c.Name, x.e.Name(), lacks), expected, hint)
+}
+
+// pools are the regions of a queue as the engine is asked about them; those that it does not work on itself are left out.
+func (x *portCheck) pools(regions []string) (out []engine.PoolSpec) {
+	for _, name := range regions {
+		i := slices.IndexFunc(x.p.cfg.Regions, func(r config.Region) bool { return r.Name == name })
+		if i < 0 || x.p.hidden(name) != nil {
+			continue
+		}
+		r := &x.p.cfg.Regions[i]
+		need := x.p.memoryNeed(i)
+		s := engine.PoolSpec{Name: name, Kind: need.Kind, Slots: r.NumBufs, SlotSize: int(r.BufSize), Stride: need.Stride}
+		if given := x.p.o.Regions[name]; given != nil && !r.Owned {
+			s.Slots, s.SlotSize = given.Slots(), given.SlotSize()
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
+func (x *portCheck) receive() {
+	rx := x.c.Rx
+	if rx == nil {
+		return
+	}
+	path := x.path + ".rx"
+	var ids []int
+	for k := range rx.Queues {
+		ids = append(ids, rx.Queues[k].ID)
+	}
+	x.count(path, "receive", ids, x.caps.RxQueues)
+	if rx.Timestamps && !rx.HardwareTimestamps && !x.caps.Timestamps {
+		x.unsupported(path+".timestamps", "takes no receive times in software", "", "hardware_timestamps: true asks the network card; the engine afpacket has times in software")
+	}
+	asked, _ := x.e.(engine.QueueChecker)
+	for k := range rx.Queues {
+		at, spec := fmt.Sprintf("%s.queues[%d]", path, k), x.c.RxSpec(k)
+		if len(rx.Queues[k].Regions) == 2 && !x.caps.Split {
+			x.unsupported(at+".memory_regions", "does not divide headers from payload", "one region", "")
+		}
+		if len(rx.Queues[k].Regions) > 0 && x.caps.Pools == engine.PoolsRefused {
+			x.unsupported(at+".memory_regions", "takes no memory for receive queues: "+x.caps.PoolsWhy, "no memory_regions", "")
+		}
+		pools := x.pools(rx.Queues[k].Regions)
+		if asked == nil {
+			continue
+		}
+		again := func(change func(*engine.RxSpec), pools []engine.PoolSpec) func() error {
+			return func() error {
+				s := spec
+				change(&s)
+				return asked.CheckRxQueue(x.spec, s, pools)
+			}
+		}
+		x.refused(asked.CheckRxQueue(x.spec, spec, pools), at, []cure{
+			{at + ".depth", again(func(s *engine.RxSpec) { s.Depth = 0 }, pools)},
+			{path + ".timestamps", again(func(s *engine.RxSpec) { s.Timestamps = false }, pools)},
+			{path + ".hardware_timestamps", again(func(s *engine.RxSpec) { s.HardwareTime = false }, pools)},
+			{at + ".memory_regions", again(func(*engine.RxSpec) {}, nil)},
+		})
+	}
+}
+
+func (x *portCheck) transmit() {
+	tx := x.c.Tx
+	if tx == nil {
+		return
+	}
+	path := x.path + ".tx"
+	var ids []int
+	for k := range tx.Queues {
+		ids = append(ids, tx.Queues[k].ID)
+	}
+	x.count(path, "transmit", ids, x.caps.TxQueues)
+	if tx.AccurateSend && !x.caps.SendAt {
+		x.unsupported(path+".accurate_send", "does not send at given times", "", "the engines xdp and afpacket do")
+	}
+	asked, _ := x.e.(engine.QueueChecker)
+	for k := range tx.Queues {
+		at, spec := fmt.Sprintf("%s.queues[%d]", path, k), x.c.TxSpec(k)
+		if spec.Rate > 0 && !x.caps.Pacing {
+			x.unsupported(at+".rate", "limits no rates", "", "the engines xdp and afpacket do; without rate packets leave as they are sent")
+		}
+		pools := x.pools(tx.Queues[k].Regions)
+		if len(pools) > 0 && spec.Headroom >= pools[0].SlotSize {
+			x.p.refuse(config.CodeConflict, at+".headroom", fmt.Sprintf("interface %q: headroom of %d bytes in slots of %d", x.c.Name, spec.Headroom, pools[0].SlotSize), "less than a slot", "raise buf_size of "+pools[0].Name)
+		}
+		if asked == nil {
+			continue
+		}
+		x.refused(asked.CheckTxQueue(x.spec, spec, pools), at, []cure{
+			{at + ".memory_regions", func() error { return asked.CheckTxQueue(x.spec, spec, nil) }},
+		})
+	}
+}
+
+// rules asks what the engine can do with the flows.
+func (x *portCheck) rules() {
+	e, ok := x.e.(engine.RuleDescriber)
+	rules, err := portRules(x.c)
+	if !ok || err != nil || !x.caps.Rules {
+		return
+	}
+	can := e.RuleCapabilities(x.spec)
+	for _, d := range flow.Check(rules, &can) {
+		at := fmt.Sprintf("%s.rx.flows[%d]", x.path, d.Rule)
+		switch number, action := strings.CutPrefix(d.Field, "action "); {
+		case action:
+			if n, err := strconv.Atoi(number); err == nil {
+				at += fmt.Sprintf(".actions[%d]", n-1)
+			}
+		case d.Field == "priority":
+			at += ".priority"
+		case d.Field != "rules":
+			at += ".match"
+		}
+		x.p.causes = append(x.p.causes, &d)
+		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, d.Field, d.Text), "", "")
+	}
+}
+
+// pagesOf are huge pages of one size on one node, -1 for any.
+type pagesOf struct {
+	node int
+	size config.Size
+}
+
+// checkMemory compares the NUMA nodes and the huge pages that regions ask for with those that the machine has.
+func (p *Plan) checkMemory() {
+	nodes := numaNodes()
+	want, last := map[pagesOf]int{}, map[pagesOf]int{}
+	var order []pagesOf
+	for i := range p.cfg.Regions {
+		r, path := &p.cfg.Regions[i], fmt.Sprintf("memory_regions[%d]", i)
+		if !r.Owned || r.Kind != "host" && r.Kind != "huge" {
+			continue
+		}
+		if r.NUMA >= 0 && len(nodes) > 0 && !slices.Contains(nodes, r.NUMA) {
+			p.need(config.CodeHost, path+".numa", fmt.Sprintf("this machine has no NUMA node %d", r.NUMA), "one of "+strings.Trim(fmt.Sprint(nodes), "[]"), "-1 leaves the choice to the system")
+			continue
+		}
+		if r.Kind != "huge" || r.Fallback || r.PageSize <= 0 {
+			continue
+		}
+		k := pagesOf{r.NUMA, r.PageSize}
+		if last[k] = i; !slices.Contains(order, k) {
+			order = append(order, k)
+		}
+		bytes := r.Bytes()
+		if m := p.share(i); m != nil { // what is carved is one piece of memory, counted with its first part
+			bytes = 0
+			for k, n := range m.Carve {
+				if k == 0 && n != i {
+					break
+				}
+				bytes += config.Size(p.memoryNeed(n).Stride * p.cfg.Regions[n].NumBufs)
+			}
+		}
+		want[k] += int((bytes + r.PageSize - 1) / r.PageSize)
+	}
+	for _, k := range order {
+		path := fmt.Sprintf("memory_regions[%d]", last[k])
+		have, err := sys.HugePageState(int(k.size), k.node)
+		if err != nil {
+			p.need(config.CodeHost, path+".page_size", err.Error(), "", "kind: host, or fallback: true, does without huge pages")
+			continue
+		}
+		if all, err := sys.HugePageState(int(k.size), -1); err == nil {
+			have.More = all.More // which is not counted for a node
+		}
+		if want[k] <= have.Free+have.More {
+			continue
+		}
+		on := ""
+		if k.node >= 0 {
+			on = fmt.Sprintf(" on NUMA node %d", k.node)
+		}
+		p.causes = append(p.causes, mem.ErrUnavailable)
+		p.need(config.CodeHost, path+".num_bufs", fmt.Sprintf("the regions of kind huge ask for %d of the pages of %v%s, and %d are free", want[k], k.size, on, have.Free), fmt.Sprintf("%d free", want[k]),
+			have.Command(want[k])+" makes them, as root; fallback: true does without")
+	}
+}
+
+// numaNodes are the nodes of this machine, none where the kernel does not say.
+func numaNodes() (out []int) {
+	dirs, _ := filepath.Glob("/sys/devices/system/node/node[0-9]*")
+	for _, d := range dirs {
+		if n, err := strconv.Atoi(strings.TrimPrefix(filepath.Base(d), "node")); err == nil {
+			out = append(out, n)
+		}
+	}
+	slices.Sort(out)
+	return out
+}

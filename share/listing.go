@@ -1,0 +1,212 @@
+package share
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// A share says by the service "share/listing/1" whether a listing of its node has everything that is there. Whoever concludes from
+// the absence of a name that a file is gone asks before and after it lists; see listing.
+//
+//	empty -> lack u8, count u64 (big-endian) that is another one after something could not be looked at
+const listingService = "share/listing/1"
+
+// lack says what a listing may be without. The zero value is what a node means that does not say.
+type lack byte
+
+const (
+	lackUnsaid lack = iota
+	lackNothing
+	lackScan // the first scan is not over
+	lackSome // something is there that could not be looked at or exported
+	lackMore // there are more files than Options.MaxFiles
+)
+
+// ErrIncomplete means that the other side's listing may lack names of files that it has, so that nothing was deleted.
+var ErrIncomplete = errors.New("share: the listing of the other side is incomplete")
+
+// err says what to do about it; nil of a listing that lacks nothing.
+func (l lack) err() error {
+	switch l {
+	case lackNothing:
+		return nil
+	case lackScan:
+		return fmt.Errorf("%w: it looks at its files for the first time: try again later", ErrIncomplete)
+	case lackSome:
+		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve prints them as left out); "+
+			"mend that there and try again", ErrIncomplete)
+	case lackMore:
+		return fmt.Errorf("%w: it has more files than it serves: raise Options.MaxFiles there (penstock serve --max-files)", ErrIncomplete)
+	}
+	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does", ErrIncomplete)
+}
+
+// listed answers a call of listingService.
+func (s *Server) listed(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	switch {
+	case len(b) != 0:
+		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
+	case p.Rights()&identity.List == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return binary.BigEndian.AppendUint64([]byte{byte(s.lack)}, s.lacked), nil
+}
+
+// leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise.
+func (s *Server) leftOut(p string, err error, why lack) {
+	s.skip(p, err.Error())
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lack, s.found = why, why
+	s.lacked++
+}
+
+// listing is the catalog of the other node as List gives it, and what it lacks. The three answers are of one process.
+func listing(ctx context.Context, c Conn, prefix string) (entries []Entry, lacks lack, err error) {
+	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		before, count, err := askListing(ctx, p)
+		if err != nil {
+			return err
+		}
+		rs, err := p.List(ctx, prefix)
+		if err != nil {
+			return err
+		}
+		after, now, err := askListing(ctx, p)
+		if err != nil {
+			return err
+		}
+		switch {
+		case before != lackNothing:
+			lacks = before
+		case after == lackNothing && now != count: // in between
+			lacks = lackSome
+		default:
+			lacks = after
+		}
+		entries = entriesOf(rs)
+		return nil
+	})
+	if err != nil {
+		err = fmt.Errorf("share: list: %w", err)
+	}
+	return entries, lacks, err
+}
+
+func askListing(ctx context.Context, p *transfer.Peer) (lack, uint64, error) {
+	b, err := p.Call(ctx, listingService, nil)
+	switch {
+	case errors.Is(err, control.Unsupported):
+		return lackUnsaid, 0, nil
+	case err != nil:
+		return lackUnsaid, 0, err
+	case len(b) != 9 || lack(b[0]) > lackMore:
+		return lackUnsaid, 0, nil
+	}
+	return lack(b[0]), binary.BigEndian.Uint64(b[1:]), nil
+}
+
+// absent reports whether an error says that there is no file to serve: nothing of that name, or not a file or directory.
+// Every other error says only that it could not be looked at.
+func absent(err error) bool {
+	return (errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrUnsafe)) && !errors.Is(err, errReplaced)
+}
+
+// unservable is why a file is left out by its nature: trying again changes nothing.
+type unservable string
+
+func (e unservable) Error() string { return string(e) }
+
+// settled reports whether nothing is to be done about a path: the file there is served as it is, or there is none and none is served.
+func (s *Server) settled(p string) bool {
+	dir, err := walk(s.root, p, false)
+	var fi os.FileInfo
+	if err == nil {
+		fi, err = dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
+		dir.Close()
+	}
+	s.mu.Lock()
+	f := s.files[p]
+	s.mu.Unlock()
+	if f == nil {
+		return err != nil || !fi.Mode().IsRegular()
+	}
+	return err == nil && fi.Mode().IsRegular() && f.id == idOf(fi)
+}
+
+// lookAt makes what is served of a path what is there now. s.work is held.
+func (s *Server) lookAt(ctx context.Context, p string) {
+	dir, err := walk(s.root, p, false)
+	if err != nil {
+		s.failed(ctx, p, err)
+		return
+	}
+	defer dir.Close()
+	s.refresh(ctx, dir, p[strings.LastIndexByte(p, '/')+1:], p)
+}
+
+// failed deals with a path whose file cannot be served as it is now: what was served of it goes if there is nothing any more, or the
+// bytes under its mapping are known to have changed, and stays else. s.work is held.
+func (s *Server) failed(ctx context.Context, p string, err error) {
+	s.mu.Lock()
+	old := s.files[p]
+	s.mu.Unlock()
+	if absent(err) {
+		s.mu.Lock()
+		delete(s.unserved, p)
+		s.mu.Unlock()
+		if old != nil {
+			s.drop(old)
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			s.skip(p, err.Error())
+		}
+		return
+	}
+	if ctx.Err() != nil { // nobody looked
+		return
+	}
+	fi, lerr := s.root.Lstat(p)
+	if old != nil && lerr == nil && sys.Identity(fi).Inode == old.id.inode && idOf(fi) != old.id {
+		s.drop(old) // its tag names bytes that are not there any more
+		old = nil
+	}
+	var full *errFull
+	var nature unservable
+	switch {
+	case old != nil:
+		s.skip(p, "still served as it was: "+err.Error())
+		return
+	case errors.As(err, &nature):
+		s.skip(p, err.Error())
+	case errors.As(err, &full): // without room for it there is none for uploads
+		s.leftOut(p, err, lackMore)
+		return
+	default:
+		s.leftOut(p, err, lackSome)
+	}
+	if lerr == nil && fi.Mode().IsRegular() {
+		s.mu.Lock()
+		s.unserved[p] = fi.Size()
+		s.mu.Unlock()
+	}
+}
+
+// errFull is a file beyond Options.MaxFiles.
+type errFull struct{ most int }
+
+func (e *errFull) Error() string {
+	return fmt.Sprintf("more than %d files: see Options.MaxFiles", e.most)
+}

@@ -1,5 +1,0 @@
-//go:build !race
-
-package share
-
-const raceEnabled = false

@@ -1,0 +1,63 @@
+package transfer
+
+import (
+	"github.com/penstock-io/penstock/internal/budget"
+	"github.com/penstock-io/penstock/path"
+)
+
+// What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done, and
+// each path that it dials or is invited to dial, until nothing of it is left. See package budget for how much a principal may have.
+
+const (
+	sessionMemory = 256 << 10 // two goroutines, buffers, TLS
+	laneMemory    = 256       // for each operation of a path's window, beside what the path needs
+	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver that is no path.Estimator.
+	guessDescriptors = 8
+	guessMemory      = 1 << 20
+)
+
+var sessionNeeds = budget.Amounts{budget.Sessions: 1, budget.Descriptors: 1, budget.Memory: sessionMemory}
+
+// grant is what was charged for one session or path. It is given back once.
+type grant struct {
+	g *budget.Grant
+	n *Node // nil: this side's own
+}
+
+func (g *grant) release() {
+	if g == nil {
+		return
+	}
+	g.g.Release()
+	if g.n != nil {
+		g.n.granted.Add(-1)
+	}
+}
+
+// charge takes something on the peer's account. The error matches budget.ErrOver, and the peer hears control.Busy.
+func (p *Peer) charge(a budget.Amounts) (*grant, error) {
+	n := p.node
+	g, err := n.budget.Take(p.principal(), a)
+	if err != nil {
+		return nil, err
+	}
+	n.granted.Add(1)
+	return &grant{g, n}, nil
+}
+
+// own counts what this node takes because its user wants it.
+func (n *Node) own(a budget.Amounts) *grant { return &grant{n.budget.Own(a), nil} }
+
+// pathNeeds is what one side of a path takes.
+func pathNeeds(d path.Driver, cfg *path.Config) budget.Amounts {
+	window := cfg.Window
+	if window == 0 {
+		window = path.DefaultWindow
+	}
+	streams := max(cfg.Streams, 1)
+	need := path.Needs{Descriptors: streams + guessDescriptors, Memory: uint64(streams+1) * guessMemory}
+	if e, ok := d.(path.Estimator); ok {
+		need = e.Needs(cfg)
+	}
+	return budget.Amounts{budget.Paths: 1, budget.Descriptors: uint64(need.Descriptors), budget.Memory: need.Memory + uint64(window)*laneMemory}
+}

@@ -1,0 +1,79 @@
+package transfer
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"strconv"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// user is a user of this machine, as the kernel names the owner of a socket.
+type user struct {
+	uid   int
+	known bool
+}
+
+// findUser asks the kernel whose the other end of a connection without TLS is, and refuses users who are not let in. A TCP
+// connection with no loopback address at either end proves nothing, and is there only because Options.Insecure permits it.
+func (p *Peer) findUser() error {
+	if !isLocal(p.raw.LocalAddr()) && !isLocal(p.raw.RemoteAddr()) {
+		return nil
+	}
+	uid, err := userAt(p.raw)
+	p.user = user{uid, err == nil}
+	err = p.node.opts.AllowUID.Permit(uid, err)
+	if errors.Is(err, path.ErrUser) {
+		err = fmt.Errorf("%w; --allow-uid (Options.AllowUID) lets others in, and with an identity (penstock pair) certificates say who is: %w", err, control.NotPermitted)
+	}
+	return err
+}
+
+// userAt asks the kernel whose the other end of a connection on this machine is.
+func userAt(c net.Conn) (uid int, err error) {
+	var raw interface{ Control(func(fd uintptr)) error }
+	ask := func(fd uintptr) { uid, err = sys.TCPPeerUID(int(fd)) }
+	switch c := c.(type) {
+	case *net.UnixConn:
+		raw, err = c.SyscallConn()
+		ask = func(fd uintptr) { _, uid, err = sys.PeerCred(int(fd)) }
+	case *net.TCPConn:
+		raw, err = c.SyscallConn()
+	default:
+		return 0, fmt.Errorf("a connection of type %T: expected unix or TCP", c)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if cerr := raw.Control(ask); cerr != nil {
+		return 0, cerr
+	}
+	return uid, err
+}
+
+// users are who may take part in paths of this session: the peer's user and this process's.
+func (p *Peer) users() path.Users {
+	if p.user.known {
+		return path.TheseUsers(p.user.uid)
+	}
+	return p.node.opts.AllowUID
+}
+
+// principal is who the peer is for limits and budgets, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N"
+// for a process of this machine, "ip:SOURCE" for any other (see path.Source). All sessions of a principal share what it has. It is set when secure has returned.
+func (p *Peer) principal() string {
+	switch {
+	case p.tls != nil:
+		return "cert:" + p.cert.Name
+	case p.user.known:
+		return "uid:" + strconv.Itoa(p.user.uid)
+	}
+	t, ok := p.raw.RemoteAddr().(*net.TCPAddr)
+	if !ok {
+		return "uid:unknown" // a unix socket of a user without a number here, whom AllowUID lets in
+	}
+	return "ip:" + path.Source(t.AddrPort().Addr())
+}
