@@ -61,7 +61,7 @@ check:
 fuzz:
 	./scripts/fuzz.sh
 
-# The benchmark of the issue: every size, the copy ceiling, and the peers' own tools as interleaved pairs.
+# The benchmark of transfers: every size, the copy ceiling, and the peers' own tools as interleaved pairs.
 bench: build deps
 	$(BIN) bench transfer --against ucx,fi,iperf3
 	$(BIN) bench mem

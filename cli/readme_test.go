@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,8 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 )
 
-// readmeCommands are the commands of a section of the README.
-func readmeCommands(t *testing.T, section string) (all []string) {
+// readmeSection is the text of a section of the README.
+func readmeSection(t *testing.T, section string) string {
 	t.Helper()
 	readme, err := os.ReadFile("../README.md")
 	if err != nil {
@@ -22,25 +23,43 @@ func readmeCommands(t *testing.T, section string) (all []string) {
 		t.Fatalf("the README has no section %q", section)
 	}
 	part, _, _ = strings.Cut(part, "\n## ")
-	for line := range strings.Lines(part) {
-		if words, ok := strings.CutPrefix(line, "    bin/penstock "); ok {
+	return part
+}
+
+// readmeCommands are the commands of a section, without the program's name.
+func readmeCommands(t *testing.T, section string) (all []string) {
+	t.Helper()
+	for line := range strings.Lines(readmeSection(t, section)) {
+		if words, ok := strings.CutPrefix(line, "    penstock "); ok {
 			all = append(all, strings.TrimSpace(words))
 		}
 	}
 	return all
 }
 
-// The commands in the README's section about files do what it says, as they are, but for the port.
-func TestReadmeCommandsRun(t *testing.T) {
+// readmeBlocks are the fenced blocks of a section.
+func readmeBlocks(t *testing.T, section string) (all []string) {
+	t.Helper()
+	for i, part := range strings.Split(readmeSection(t, section), "```") {
+		if i%2 == 1 {
+			_, text, _ := strings.Cut(part, "\n")
+			all = append(all, text)
+		}
+	}
+	return all
+}
+
+// The commands that move a model do what the README says, as they are, but for the port.
+func TestReadmeMovesAModel(t *testing.T) {
 	dir := t.TempDir()
 	model := content(1_000_000, 9)
 	write(t, filepath.Join(dir, "models/llama/model.safetensors"), model)
 	addr := ""
-	commands := readmeCommands(t, "Move files and tensors")
-	if len(commands) != 6 {
-		t.Errorf("%d commands", len(commands))
+	commands := readmeCommands(t, "Move a model")
+	if len(commands) != 10 {
+		t.Fatalf("%d commands", len(commands))
 	}
-	for _, words := range commands {
+	for _, words := range commands[:6] {
 		spec := program(strings.Fields(strings.ReplaceAll(words, "127.0.0.1:7070", addr))...)
 		spec.Dir = dir
 		if addr == "" {
@@ -55,12 +74,78 @@ func TestReadmeCommandsRun(t *testing.T) {
 	}
 }
 
-// Those about two machines do so for two users of this one.
-func TestReadmePairs(t *testing.T) {
-	commands := readmeCommands(t, "Between machines")
+// The file and the commands that receive packets do so, but for the address; the counts at the end are those that the README shows.
+func TestReadmeReceivesPackets(t *testing.T) {
+	commands := readmeCommands(t, "Receive packets")
+	blocks := readmeBlocks(t, "Receive packets")
+	if len(commands) != 2 || len(blocks) != 2 {
+		t.Fatalf("%d commands, %d blocks", len(commands), len(blocks))
+	}
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "rx.yaml"), []byte(strings.ReplaceAll(blocks[0], "127.0.0.1:5000", loopAt(5000))))
+	spec := program(strings.Fields(commands[0])...)
+	spec.Dir = dir
+	runSpec(t, spec)
+	spec = program(append(strings.Fields(commands[1]), "--interval", "100ms")...)
+	spec.Dir = dir
+	p := proc.Start(t, spec)
+	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`^running`)); err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("udp", loopAt(5000))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if _, err := conn.Write([]byte("hello\n")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.WaitLine(limit(t), regexp.MustCompile(`port in [1-9]`)); err != nil { // the interval in which it came
+		t.Fatal(err)
+	}
+	if err := p.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := p.Wait(limit(t)); err != nil || !e.OK() || !strings.Contains(p.Output(), blocks[1]) {
+		t.Errorf("%v, %v\n%s\nexpected\n%s", e, err, p.Output(), blocks[1])
+	}
+}
+
+// The commands for a DAQIRI file work on the example that the README names, but for its addresses.
+func TestReadmeBringsDAQIRI(t *testing.T) {
+	commands := readmeCommands(t, "Bring a DAQIRI file")
 	if len(commands) != 4 {
 		t.Fatalf("%d commands", len(commands))
 	}
+	words := strings.Fields(commands[0])
+	name := words[len(words)-1]
+	text, err := os.ReadFile(filepath.Join("..", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, _, _ := strings.Cut(loopAt(0), ":")
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "127.0.0.1", host)))
+	out := make([]string, len(commands))
+	for i, c := range commands {
+		spec := program(strings.Fields(c)...)
+		spec.Dir = dir
+		out[i] = runSpec(t, spec)
+	}
+	for i, want := range []string{"nothing to say", "socket_bench_server: udp_server", `1000 sent = \d+ received \+ \d+ lost`, "penstock:"} {
+		if !regexp.MustCompile(want).MatchString(out[i]) {
+			t.Errorf("penstock %s: %q is not in its output:\n%s", commands[i], want, out[i])
+		}
+	}
+}
+
+// Those about two machines do so for two users of this one.
+func TestReadmePairs(t *testing.T) {
+	commands := readmeCommands(t, "Move a model")
+	if len(commands) != 10 {
+		t.Fatalf("%d commands", len(commands))
+	}
+	commands = commands[6:]
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "models/w"), content(1000, 9))
 	on := func(machine, words, old, now string) proc.Spec {

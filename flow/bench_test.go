@@ -111,7 +111,7 @@ var touched byte
 
 var uniform = flowtest.TrafficOptions{Flows: 1 << 12}
 
-// BenchmarkClassify1000 is the figure of the issue: 1,000 mixed rules, Zipf traffic, through a cache. The other benchmarks take its
+// BenchmarkClassify1000 measures 1,000 mixed rules, Zipf traffic, through a cache. The other benchmarks take its
 // parts away.
 func BenchmarkClassify1000(b *testing.B) {
 	for _, parse := range []parsing{both, apart, parsed} {

@@ -18,7 +18,7 @@ import (
 
 const module = "github.com/penstock-io/penstock"
 
-// floors is the table of DESIGN section 1: a package may import packages of lower floors, and packages listed before it on
+// floors is the table of ARCHITECTURE.md, The floors: a package may import packages of lower floors, and packages listed before it on
 // its own floor. Packages under internal/ that any floor may use are in base.
 var floors = [][]string{
 	{"internal/handles", "internal/input", "internal/invariants", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",

@@ -68,7 +68,7 @@ func (r xdpRow) mtu() int {
 	return 1500
 }
 
-// unit is that of the issue: packets of 64 bytes, bytes of larger ones.
+// unit is what a row is counted in: packets of 64 bytes, bytes of larger ones.
 func (r xdpRow) unit() paired.Unit {
 	if r.size <= 64 {
 		return paired.MopsPerSec

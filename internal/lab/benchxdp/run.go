@@ -87,7 +87,7 @@ func (o *Options) defaults() error {
 	return nil
 }
 
-// rows are all that the options ask for, with the heads of the table first.
+// rows are all that the options ask for, with those of the tables in docs/measurements/xdp.md first.
 func (o *Options) rows() (out []xdpRow) {
 	names := map[string]xdpref.Op{"receive": xdpref.Receive, "send": xdpref.Send, "forward": xdpref.Forward}
 	for _, mode := range o.Modes {

@@ -1,0 +1,229 @@
+package laws
+
+import (
+	"go/ast"
+	"go/token"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/doctor"
+	"github.com/penstock-io/penstock/engine"
+)
+
+// pages are the texts of the repository that people read.
+func pages(t *testing.T) []string {
+	t.Helper()
+	var all []string
+	for _, pattern := range []string{"*.md", "docs/*.md", "docs/measurements/*.md", "config/reference.md"} {
+		names, err := filepath.Glob(filepath.Join("../..", pattern))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, names...)
+	}
+	if len(all) < 35 {
+		t.Fatalf("%d pages", len(all))
+	}
+	return all
+}
+
+var (
+	spanOf  = regexp.MustCompile("`([^`\n]+)`")
+	placed  = regexp.MustCompile(`^((?:app|bench|cli|cmd|config|docs|doctor|engine|examples|gpu|internal|mem|metrics|packet|path|scripts|share|tensor|testdata|transfer|tune)/[\w./-]*[\w-])`)
+	noPlace = regexp.MustCompile(`\*|\.(Test|Fuzz)|/\d+$`) // patterns, tests (TestPagesNameTests), versions of a protocol
+	linked  = regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
+	paged   = regexp.MustCompile(`\bdocs/[\w/-]+\.(?:md|svg|txt|json)\b`)
+)
+
+// Folders and files that a page names in code, and pages that it links to, are there.
+func TestPagesNamePlaces(t *testing.T) {
+	n := 0
+	for _, page := range pages(t) {
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(page, "../../")
+		for _, m := range spanOf.FindAllStringSubmatch(string(b), -1) {
+			if place := placed.FindString(m[1]); place != "" && !noPlace.MatchString(m[1]) {
+				n++
+				if !isPlace(place) {
+					t.Errorf("%s names %s, which is not there", name, m[0])
+				}
+			}
+		}
+		for _, m := range linked.FindAllStringSubmatch(string(b), -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			n++
+			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+				t.Errorf("%s links to %s: %v", name, m[1], err)
+			}
+		}
+	}
+	if n < 300 {
+		t.Errorf("the pages name %d places", n)
+	}
+}
+
+// isPlace says whether a path is there; behind its last slash it may be a name of the package.
+func isPlace(place string) bool {
+	for _, p := range []string{place, place + ".go", filepath.Join(filepath.Dir(place), strings.SplitN(filepath.Base(place), ".", 2)[0])} {
+		if _, err := os.Stat(filepath.Join("../..", p)); err == nil {
+			return true
+		}
+	}
+	return false
+}
+
+// Pages that code, scripts and pages cite are in the repository.
+func TestCitedPagesAreThere(t *testing.T) {
+	out, err := exec.Command("git", "-C", "../..", "ls-files").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	for name := range strings.Lines(string(out)) {
+		name = strings.TrimSpace(name)
+		if strings.Contains(name, "testdata/") || !strings.HasSuffix(name, ".go") && !strings.HasSuffix(name, ".md") && !strings.HasSuffix(name, ".sh") && filepath.Base(name) != "Makefile" {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join("../..", name))
+		if err != nil {
+			continue // removed, and not committed yet
+		}
+		for _, page := range paged.FindAllString(string(b), -1) {
+			n++
+			if !isPlace(page) {
+				t.Errorf("%s cites %s, which is not there", name, page)
+			}
+		}
+	}
+	if n < 150 {
+		t.Errorf("%d pages are cited", n)
+	}
+}
+
+// Each line of docs/troubleshooting.md quotes a text of the package that it names, or the title of a check of doctor; no reason of a lost
+// packet is left out.
+func TestTroubleshootingQuotesTheProgram(t *testing.T) {
+	b, err := os.ReadFile("../../docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts := map[string][]string{}
+	for _, s := range load(t) {
+		if !s.test {
+			texts[s.pkg] = append(texts[s.pkg], stringsOf(s.file)...)
+		}
+	}
+	titles := map[string]string{}
+	for _, c := range doctor.Checks() {
+		titles[c.ID] = c.Title
+	}
+	row := regexp.MustCompile("(?m)^\\| (`.*?) \\| .* \\| .* \\| (.*) \\|$")
+	quotes := map[string]bool{}
+	for _, m := range row.FindAllStringSubmatch(string(b), -1) {
+		from := strings.Trim(m[2], "`")
+		for _, q := range spanOf.FindAllStringSubmatch(m[1], -1) {
+			quotes[q[1]] = true
+			if id, ok := strings.CutPrefix(from, "doctor `"); ok {
+				if titles[id] != q[1] {
+					t.Errorf("doctor has no check %q with the title %q", id, q[1])
+				}
+				continue
+			}
+			if from == "root" {
+				from = ""
+			}
+			if !says(texts[from], q[1]) {
+				t.Errorf("package %q does not say %q", from, q[1])
+			}
+		}
+	}
+	for d := range engine.NumDrops {
+		if !quotes[d.String()] {
+			t.Errorf("docs/troubleshooting.md has no line for the reason %v", d)
+		}
+	}
+	if rows := strings.Count(string(b), "\n| `"); len(quotes) < rows {
+		t.Errorf("%d texts of %d lines", len(quotes), rows)
+	}
+	if says(texts["cli"], "serves nothing that you may hear") || says(texts["engine"], "queue") || !says([]string{"a %s of the bytes"}, "a … of the bytes") {
+		t.Error("this test cannot fail")
+	}
+}
+
+// says reports whether one of the texts has the pieces of a quotation in their order; a single word has to be all of a text.
+func says(texts []string, quotation string) bool {
+	for _, text := range texts {
+		if !strings.ContainsAny(quotation, " …") {
+			if text == quotation {
+				return true
+			}
+			continue
+		}
+		found := true
+		for piece := range strings.SplitSeq(quotation, "…") {
+			if _, text, found = strings.Cut(text, strings.TrimSpace(piece)); !found {
+				break
+			}
+		}
+		if found {
+			return true
+		}
+	}
+	return false
+}
+
+// stringsOf are the string literals of a file, those that are added up as one.
+func stringsOf(file *ast.File) (all []string) {
+	var fold func(ast.Expr) (string, bool)
+	fold = func(e ast.Expr) (string, bool) {
+		switch e := e.(type) {
+		case *ast.BasicLit:
+			s, err := strconv.Unquote(e.Value)
+			return s, err == nil && e.Kind == token.STRING
+		case *ast.BinaryExpr:
+			a, aOK := fold(e.X)
+			b, bOK := fold(e.Y)
+			return a + b, aOK && bOK && e.Op == token.ADD
+		}
+		return "", false
+	}
+	ast.Inspect(file, func(n ast.Node) bool {
+		e, ok := n.(ast.Expr)
+		if !ok {
+			return true
+		}
+		s, ok := fold(e)
+		if ok {
+			all = append(all, s)
+		}
+		return !ok
+	})
+	return all
+}
+
+// The index has every page of docs/.
+func TestIndexHasEveryPage(t *testing.T) {
+	index, err := os.ReadFile("../../docs/README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := os.ReadDir("../../docs")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if name := e.Name(); name != "README.md" && filepath.Ext(name) != ".svg" && !strings.Contains(string(index), "]("+name+")") {
+			t.Errorf("docs/README.md does not have %s", name)
+		}
+	}
+}
