@@ -1,5 +1,5 @@
-// Package penstock brings bytes from a network to an accelerator, into memory that the accelerator can use, without copying
-// them, over whichever path the machine has, and says which path that is and why.
+// Package penstock brings bytes from a network or another process into memory that an accelerator can use, with no copy beyond what the
+// path needs, and says which path it took, why, and how many copies that was.
 //
 // For transfers between processes of one machine or of several, start with package transfer: open a node, export memory, and
 // put or get spans of it; package transfer/identity has the certificates that machines need for it, package mem the memory,
