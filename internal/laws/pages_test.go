@@ -227,3 +227,36 @@ func TestIndexHasEveryPage(t *testing.T) {
 		}
 	}
 }
+
+// Go names that pages write as code (`Options.Streams`, `TestGone`) occur in the sources. The changelog also has those that are gone.
+func TestPagesNameWhatIsThere(t *testing.T) {
+	have := map[string]bool{}
+	word := regexp.MustCompile(`[A-Za-z_]\w+`)
+	for _, s := range load(t) {
+		for _, w := range word.FindAllString(s.text, -1) {
+			have[w] = true
+		}
+	}
+	exported := regexp.MustCompile(`\b[A-Z][a-z]\w*[A-Z]\w*`)
+	n := 0
+	for _, page := range pages(t) {
+		if strings.HasSuffix(page, "CHANGELOG.md") || strings.Contains(page, "measurements/") {
+			continue
+		}
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range spanOf.FindAllStringSubmatch(string(b), -1) {
+			for _, w := range exported.FindAllString(m[1], -1) {
+				n++
+				if !have[w] {
+					t.Errorf("%s names %s in %s, which is in no source", strings.TrimPrefix(page, "../../"), w, m[0])
+				}
+			}
+		}
+	}
+	if n < 300 {
+		t.Errorf("the pages name %d things", n)
+	}
+}
