@@ -9,6 +9,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // Every command line of the program that a page shows is one: the command is there, takes the flags, and in a block of code takes the
@@ -19,6 +22,10 @@ func TestPagesShowCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	files = append(files, "../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../CHANGELOG.md")
+	flags := map[string]bool{"gpus": true} // docker's
+	for _, c := range tree(New(strings.NewReader(""), io.Discard, io.Discard)) {
+		c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
+	}
 	blocks, spans := 0, 0
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -36,11 +43,25 @@ func TestPagesShowCommands(t *testing.T) {
 				t.Errorf("%s: %s: %v", filepath.Base(file), line, err)
 			}
 		}
+		for _, m := range ofFlag.FindAllStringSubmatch(string(text), -1) {
+			if !flags[m[1]] {
+				t.Errorf("%s: no command has the flag --%s", filepath.Base(file), m[1])
+			}
+		}
 		blocks, spans = blocks+len(inBlock), spans+len(inText)
 	}
 	if blocks < 60 || spans < 60 {
 		t.Errorf("the pages show %d command lines in blocks and %d in the text", blocks, spans)
 	}
+}
+
+// tree is a command with all below it.
+func tree(c *cobra.Command) []*cobra.Command {
+	all := []*cobra.Command{c}
+	for _, s := range c.Commands() {
+		all = append(all, tree(s)...)
+	}
+	return all
 }
 
 // What the test above is to find.
@@ -58,6 +79,7 @@ func TestPagesShowNoOthers(t *testing.T) {
 
 var (
 	ofBlock = regexp.MustCompile(`^(?:    |\t)?(?:\$ )?(?:Exec\w+=)?(?:sudo )?(?:[\w/]*/)?(penstock(?: .*)?)$`)
+	ofFlag  = regexp.MustCompile("`--([a-z][a-z-]+)")
 	ofText  = regexp.MustCompile("`(penstock [^`]*)`")
 	comment = regexp.MustCompile(`\s+(?:#|\||>|<|&&|;|  )(?:\s.*)?$|\s{3,}.*$`)
 )
