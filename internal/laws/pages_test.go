@@ -260,3 +260,22 @@ func TestPagesNameWhatIsThere(t *testing.T) {
 		t.Errorf("the pages name %d things", n)
 	}
 }
+
+// Sentences of pages have an actor.
+func TestPagesHaveActors(t *testing.T) {
+	vague := regexp.MustCompile(`(?i)\b(nobody|whoever|somebody|(is|are|was|were) told|mended)\b`)
+	for _, page := range pages(t) {
+		b, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if strings.HasSuffix(page, "docs/cli.md") || strings.HasSuffix(page, "docs/config.md") {
+			continue // generated from texts of the program
+		}
+		for i, line := range strings.Split(string(b), "\n") {
+			if m := vague.FindString(line); m != "" {
+				t.Errorf("%s:%d says %q: say which function, peer, user or program", strings.TrimPrefix(page, "../../"), i+1, m)
+			}
+		}
+	}
+}
