@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/penstock-io/penstock/doctor"
 	"github.com/penstock-io/penstock/engine"
@@ -36,7 +37,8 @@ var (
 	spanOf  = regexp.MustCompile("`([^`\n]+)`")
 	placed  = regexp.MustCompile(`^((?:app|bench|cli|cmd|config|docs|doctor|engine|examples|gpu|internal|mem|metrics|packet|path|scripts|share|tensor|testdata|transfer|tune)/[\w./-]*[\w-])`)
 	noPlace = regexp.MustCompile(`\*|\.(Test|Fuzz)|/\d+$`) // patterns, tests (TestPagesNameTests), versions of a protocol
-	linked  = regexp.MustCompile(`\]\(([^)#\s]+)(?:#[^)]*)?\)`)
+	linked  = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)]*))?\)`)
+	headed  = regexp.MustCompile(`(?m)^#+ (.*)$`)
 	paged   = regexp.MustCompile(`\bdocs/[\w/-]+\.(?:md|svg|txt|json)\b`)
 )
 
@@ -62,14 +64,44 @@ func TestPagesNamePlaces(t *testing.T) {
 				continue
 			}
 			n++
-			if _, err := os.Stat(filepath.Join(filepath.Dir(page), m[1])); err != nil {
+			target := filepath.Join(filepath.Dir(page), m[1])
+			if m[1] == "" {
+				target = page
+			}
+			if _, err := os.Stat(target); err != nil {
 				t.Errorf("%s links to %s: %v", name, m[1], err)
+			} else if m[2] != "" && !hasHeading(t, target, m[2]) {
+				t.Errorf("%s links to %s#%s, and there is no such heading", name, m[1], m[2])
 			}
 		}
 	}
 	if n < 300 {
 		t.Errorf("the pages name %d places", n)
 	}
+}
+
+// hasHeading says whether a page has a heading with this anchor, as GitHub makes it.
+func hasHeading(t *testing.T, page, anchor string) bool {
+	t.Helper()
+	b, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range headed.FindAllStringSubmatch(string(b), -1) {
+		slug := strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case r == '-' || r == '_' || unicode.IsLetter(r) || unicode.IsDigit(r):
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1])
+		if slug == anchor {
+			return true
+		}
+	}
+	return false
 }
 
 // isPlace says whether a path is there; behind its last slash it may be a name of the package.
