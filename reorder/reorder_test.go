@@ -312,7 +312,7 @@ func TestModel(t *testing.T) {
 				}
 			}
 		}
-		c := s.Counts()[0]
+		c := s.Plans()[0]
 		if c.Drops[engine.DropLate] != m.late || c.Drops[engine.DropDuplicate] != m.dup || c.Lost != m.lost || c.Drops[engine.DropStray] != 0 || c.Whole+c.Partial != uint64(len(all)) {
 			t.Fatalf("seed %d: %+v, want %d late, %d duplicate, %d lost", seed, c, m.late, m.dup, m.lost)
 		}
@@ -323,10 +323,14 @@ func TestModel(t *testing.T) {
 	t.Logf("%d streams, %d packets, %d partial batches", programs, packets, partial)
 }
 
-// Each order in which the packets of two batches can arrive gives both, whole and in order.
+// Each order in which the packets of some batches can arrive gives them, whole and in order.
 func TestPermutations(t *testing.T) {
+	batches, per := int64(2), int64(4)
+	if testing.Short() {
+		batches, per = 3, 2
+	}
 	f := newFeed(t, 64)
-	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: 4, Offset: 8, Pool: newPool(t, "batches", 48, 16)})
+	s, err := New(f, engine.StageSpec{}, Plan{Flows: []uint32{7}, Sequence: bits32(16), PerBatch: int(per), Offset: 8, Pool: newPool(t, "batches", 12*int(per), 16)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -343,24 +347,33 @@ func TestPermutations(t *testing.T) {
 			return
 		}
 		for _, k := range order {
-			f.put(uint32(round*8+k)&0xffff, payloadOf(k/4, int(k%4)))
+			f.put(uint32(round*batches*per+k)&0xffff, payloadOf(k/per, int(k%per)))
 		}
 		out, _, err := drain(t, s, 8)
-		if err != nil || len(out) != 2 || !out[0].Whole() || !out[1].Whole() || out[1].ID != out[0].ID+1 || base >= 0 && out[0].ID != base {
+		if err != nil || len(out) != int(batches) || base >= 0 && out[0].ID != base {
 			t.Fatalf("%v: %v, %v", order, out, err)
 		}
 		for i, x := range out {
-			for k := range 4 {
+			if !x.Whole() || x.ID != out[0].ID+int64(i) {
+				t.Fatalf("%v: %+v", order, x)
+			}
+			for k := range int(per) {
 				if !bytes.Equal(x.data[12*k:][:12], payloadOf(int64(i), k)) {
 					t.Fatalf("%v: batch %d, place %d: %x", order, i, k, x.data[12*k:][:12])
 				}
 			}
 		}
-		base = out[1].ID + 1
+		base = out[0].ID + batches
 		round++
 	}
-	try([]int64{0, 1, 2, 3, 4, 5, 6, 7}, 8)
-	if c := s.Counts()[0]; round != 40320 || c.Whole != 2*40320 || c.Drops.Total() != 0 {
+	order := make([]int64, batches*per)
+	orders := int64(1)
+	for i := range order {
+		order[i] = int64(i)
+		orders *= int64(i + 1)
+	}
+	try(order, len(order))
+	if c := s.Plans()[0]; round != orders || c.Whole != uint64(batches*orders) || c.Drops.Total() != 0 {
 		t.Errorf("%d orders, %+v", round, c)
 	}
 }
@@ -412,7 +425,7 @@ func TestTimeout(t *testing.T) {
 		b.Release()
 		f.put(5, payloadOf(2, 1)) // too late now
 		out, _, _ := drain(t, s, 4)
-		if c := s.Counts()[0]; len(out) != 0 || c.TimedOut != 1 || c.Partial != 1 || c.Drops[engine.DropLate] != 1 {
+		if c := s.Plans()[0]; len(out) != 0 || c.TimedOut != 1 || c.Partial != 1 || c.Drops[engine.DropLate] != 1 {
 			t.Errorf("%v, %+v", out, c)
 		}
 		s.Close()
@@ -432,7 +445,7 @@ func TestStrays(t *testing.T) {
 		f.put(1<<20+k*5000, payloadOf(0, 0))
 	}
 	out, _, _ := drain(t, s, 16)
-	if c := s.Counts()[0]; len(out) != 10 || c.Whole != 10 || c.Drops[engine.DropStray] != 20 || c.Restarts != 0 {
+	if c := s.Plans()[0]; len(out) != 10 || c.Whole != 10 || c.Drops[engine.DropStray] != 20 || c.Restarts != 0 {
 		t.Fatalf("%d batches, %+v", len(out), c)
 	}
 	f.put(20, payloadOf(0, 0)) // open when the sender begins anew
@@ -440,7 +453,7 @@ func TestStrays(t *testing.T) {
 		f.put(1<<31+k, payloadOf(0, 0))
 	}
 	out, _, _ = drain(t, s, 16)
-	c := s.Counts()[0]
+	c := s.Plans()[0]
 	if c.Drops[engine.DropStray] != 27 || c.Restarts != 1 || c.Partial != 2 || len(out) != 8 || out[0].ID != 10 || out[1].ID != 1<<30+3 || c.Lost != 0 {
 		t.Errorf("%d batches, %+v: %+v", len(out), c, out)
 	}
@@ -449,7 +462,7 @@ func TestStrays(t *testing.T) {
 	}
 	out, _, _ = drain(t, s, 16)
 	if len(out) != 7 || out[0].ID&(1<<31-1) != 3 || out[0].Packets != 1 || out[6].ID != out[0].ID+6 {
-		t.Errorf("%+v, %+v", out, s.Counts()[0])
+		t.Errorf("%+v, %+v", out, s.Plans()[0])
 	}
 }
 
@@ -489,7 +502,7 @@ func TestOthers(t *testing.T) {
 	if out, _, err := drain(t, s, 7); len(out) != 0 || !errors.Is(err, engine.ErrDown) {
 		t.Error(out, err)
 	}
-	c := s.Counts()
+	c := s.Plans()
 	if a, b := c[0], c[1]; a.Drops != (engine.Drops{engine.DropTooLong: 1, engine.DropBadFrame: 1}) || a.Placed != 2 || a.Short != 1 ||
 		b.Drops != (engine.Drops{engine.DropDuplicate: 1, engine.DropIncomplete: 1}) || b.Dropped != 1 || b.Placed != 4 {
 		t.Errorf("%+v", c)
@@ -497,6 +510,9 @@ func TestOthers(t *testing.T) {
 	var st engine.RxStats
 	if s.Stats(&st); st.Packets != 302 || st.Drops.Total() != 4 {
 		t.Errorf("%+v", st)
+	}
+	if n := s.Counts(); len(n) != 16 || n[8] != (engine.Count{Name: "b: whole", N: 1}) {
+		t.Errorf("%+v", n)
 	}
 	if s.Close() != nil || s.Close() != nil {
 		t.Error("Close")
@@ -530,8 +546,8 @@ func TestConverted(t *testing.T) {
 		want = append(want[40:], want[:40]...)
 		f.put(9, make([]byte, 9)) // half a sample
 		out, _, err := drain(t, s, 4)
-		if err != nil || len(out) != 1 || !bytes.Equal(out[0].data, want) || s.Counts()[0].Drops != (engine.Drops{engine.DropBadFrame: 1}) {
-			t.Errorf("cut at %d: %v, %v, %+v", cut, out, err, s.Counts()[0])
+		if err != nil || len(out) != 1 || !bytes.Equal(out[0].data, want) || s.Plans()[0].Drops != (engine.Drops{engine.DropBadFrame: 1}) {
+			t.Errorf("cut at %d: %v, %v, %+v", cut, out, err, s.Plans()[0])
 		}
 		s.Close()
 	}
@@ -551,7 +567,7 @@ func TestNoSlots(t *testing.T) {
 	for range 4 {
 		s.TryRecv(b)
 	}
-	if c := s.Counts()[0]; b.Len() != 2 || c.Drops[engine.DropNoBuffers] != 3 || !bytes.Equal(b.Bytes(0, 0), payloadOf(0, 0)) || !bytes.Equal(b.Bytes(1, 0), payloadOf(1, 0)) {
+	if c := s.Plans()[0]; b.Len() != 2 || c.Drops[engine.DropNoBuffers] != 3 || !bytes.Equal(b.Bytes(0, 0), payloadOf(0, 0)) || !bytes.Equal(b.Bytes(1, 0), payloadOf(1, 0)) {
 		t.Fatalf("%d: %+v", b.Len(), c)
 	}
 	shares := burst.NewShares(8)
@@ -593,8 +609,8 @@ func TestOneNumber(t *testing.T) {
 			t.Errorf("batch %d has id %d", i, x.ID)
 		}
 	}
-	if err != nil || !slices.Equal(got, []int{4, 4, 3, 4}) || s.Counts()[0].Lost != 0 {
-		t.Errorf("%v, %v, %+v", got, err, s.Counts()[0])
+	if err != nil || !slices.Equal(got, []int{4, 4, 3, 4}) || s.Plans()[0].Lost != 0 {
+		t.Errorf("%v, %v, %+v", got, err, s.Plans()[0])
 	}
 }
 

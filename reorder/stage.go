@@ -213,10 +213,23 @@ func (s *Stage) Stats(out *engine.RxStats) {
 	}
 }
 
-// Counts are those of each plan. Any goroutine may call it.
-func (s *Stage) Counts() (out []Counts) {
+// Plans are the counts of each plan. Any goroutine may call it.
+func (s *Stage) Plans() (out []Counts) {
 	for _, c := range s.plans {
 		out = append(out, c.counts())
+	}
+	return out
+}
+
+// Counts implements engine.StageCounter.
+func (s *Stage) Counts() (out []engine.Count) {
+	for _, n := range s.Plans() {
+		for _, x := range []struct {
+			name string
+			n    uint64
+		}{{"whole", n.Whole}, {"partial", n.Partial}, {"timed out", n.TimedOut}, {"lost", n.Lost}, {"dropped", n.Dropped}, {"packets", n.Placed}, {"short packets", n.Short}, {"restarts", n.Restarts}} {
+			out = append(out, engine.Count{Name: n.Plan + ": " + x.name, N: x.n})
+		}
 	}
 	return out
 }
