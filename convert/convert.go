@@ -29,6 +29,7 @@ type Converter struct {
 	out     int // bytes of output that they become
 	samples int // of a unit
 	scale   float64
+	fast    fast
 }
 
 // New makes a Converter. Its error wraps ErrSpec and names what there is.
@@ -60,6 +61,7 @@ func New(s Spec) (*Converter, error) {
 		c.encode = pair.scaled
 	}
 	c.out = c.samples * to.Bits() / 8
+	c.fast = fastOf(s.From, to, c.scale, s.Offset)
 	return c, nil
 }
 
@@ -79,6 +81,15 @@ const block = 512
 func (c *Converter) Convert(dst, src []byte) int {
 	n := c.OutLen(len(src))
 	dst, src = dst[:n], src[:n/c.out*c.unit]
+	k := c.fast.run(dst, src)
+	if k < len(src) {
+		c.slow(dst[k/c.unit*c.out:], src[k:])
+	}
+	return n
+}
+
+// slow converts whole Units in Go.
+func (c *Converter) slow(dst, src []byte) {
 	var in [block]int64
 	step := block / c.samples * c.unit
 	for len(src) > 0 {
@@ -88,5 +99,4 @@ func (c *Converter) Convert(dst, src []byte) int {
 		c.encode(dst, part, c.scale, c.spec.Offset)
 		dst, src = dst[k/c.unit*c.out:], src[k:]
 	}
-	return n
 }

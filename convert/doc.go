@@ -12,4 +12,11 @@
 // two roundings, and then the nearest element. The nearest of two that are equally near is the even one (IEEE 754, roundTiesToEven). Integers
 // saturate: a sample that is too large becomes the largest element. Floating-point elements that are too small for the value become infinite.
 // Elements are little-endian, as everywhere in Penstock.
+//
+// # Speed
+//
+// On amd64 with AVX2 and F16C most conversions are assembly, 8 samples at a time, with the same results: all without Scale and Offset, and those to
+// floating-point elements whose Scale is a power of two, but for samples of 32 bits to F64, BF16 and U32, unsigned ones, and those to U32.
 package convert
+
+//go:generate go run -C ../tools ./convertasm -pkg convert -out ../convert/kernels_amd64.s -stubs ../convert/kernels_amd64.go
