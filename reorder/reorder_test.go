@@ -514,8 +514,10 @@ func TestOthers(t *testing.T) {
 	if n := s.Counts(); len(n) != 16 || n[8] != (engine.Count{Name: "b: whole", N: 1}) {
 		t.Errorf("%+v", n)
 	}
-	if s.Close() != nil || s.Close() != nil {
-		t.Error("Close")
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 	if _, err := s.TryRecv(burst.New(1)); !errors.Is(err, engine.ErrClosed) {
 		t.Error(err)
