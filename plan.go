@@ -86,10 +86,14 @@ type RxPlan struct {
 	HandOff int           `json:"hand_off"`         // bursts between the poller and the application; 0 without a poller
 	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
 
-	stages []*engine.StageKind
+	stages   []*engine.StageKind
+	reorders bool // the first stage makes batches
 }
 
 func (r *RxPlan) batching() engine.Batching {
+	if r.reorders { // a batch is a packet, and waits for no other
+		return engine.Batching{Packets: 1}
+	}
 	return engine.Batching{Packets: r.Burst, Timeout: r.Timeout}
 }
 
@@ -320,6 +324,9 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			at := fmt.Sprintf("%s.rx.queues[%d]", path, k)
 			r := p.planRx(c, k, at)
 			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
+			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k]); s != nil {
+				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, s), slices.Insert(r.Stages, 0, s.Name), true
+			}
 			r.Copies = p.staging(e, r.Name, r.Regions, true)
 			ip.Rx = append(ip.Rx, r)
 		}

@@ -56,14 +56,18 @@ func (g *guard) closeQueue() (err error) {
 
 // StageSnapshot is a stage of a receive queue: what it gave, dropped and copied.
 type StageSnapshot struct {
-	Type  string
-	Stats engine.RxStats
+	Type   string
+	Stats  engine.RxStats
+	Counts []engine.Count // what else it counts
 }
 
 func (q *RxQueue) stages() (out []StageSnapshot) {
 	for i, s := range q.guard.stages {
 		x := StageSnapshot{Type: q.Stages[i]}
 		s.Stats(&x.Stats)
+		if c, ok := s.(engine.StageCounter); ok {
+			x.Counts = c.Counts()
+		}
 		out = append(out, x)
 	}
 	return out
@@ -74,12 +78,16 @@ func (s *System) stageFamilies() []metrics.Family {
 	labels := []string{"port", "queue", "stage"}
 	packets := metrics.Family{Name: "penstock_stage_packets_total", Help: "Packets that a stage of a receive queue gave.", Kind: metrics.KindCounter, Labels: labels}
 	dropped := metrics.Family{Name: "penstock_stage_packets_dropped_total", Help: "Packets that it dropped.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "reason")}
+	counts := metrics.Family{Name: "penstock_stage_events_total", Help: "What a stage counts besides.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "event")}
 	for i := range s.ifaces {
 		f := &s.ifaces[i]
 		for k := range f.Rx {
 			for n, x := range f.Rx[k].stages() {
 				at := []string{metrics.LabelValue(f.Name), fmt.Sprint(f.Rx[k].ID), fmt.Sprintf("%d %s", n, x.Type)}
 				packets.Samples = append(packets.Samples, metrics.Sample{Values: at, Value: float64(x.Stats.Packets)})
+				for _, c := range x.Counts {
+					counts.Samples = append(counts.Samples, metrics.Sample{Values: append(slices.Clone(at), metrics.LabelValue(c.Name)), Value: float64(c.N)})
+				}
 				for reason, drops := range x.Stats.Drops {
 					if drops > 0 {
 						dropped.Samples = append(dropped.Samples, metrics.Sample{Values: append(slices.Clone(at), engine.Drop(reason).String()), Value: float64(drops)})
@@ -91,5 +99,5 @@ func (s *System) stageFamilies() []metrics.Family {
 	if packets.Samples == nil {
 		return nil
 	}
-	return []metrics.Family{packets, dropped}
+	return []metrics.Family{packets, dropped, counts}
 }

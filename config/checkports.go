@@ -167,7 +167,12 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 }
 
 func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[string]bool) {
-	d.report(Needs, CodeNotBuilt, path, fmt.Sprintf("the reorder plan %s needs the package reorder, which is not built", shown(r.Name)), "", "until then packets come as they are; the rest of the file is checked")
+	switch {
+	case r.Engine == "hw":
+		d.report(Needs, CodeNotBuilt, join(path, "reorder_engine"), fmt.Sprintf("the reorder plan %s is for a network card that places packets by itself, which no engine here can have it do", shown(r.Name)), "reorder_engine: sw", "")
+	case r.Type == "gpu":
+		d.report(Needs, CodeNotBuilt, join(path, "reorder_type"), fmt.Sprintf("the reorder plan %s is for a GPU, and there are no kernels for it", shown(r.Name)), "reorder_type: cpu", "with a memory_region of kind host, huge or host_pinned, the processor does the same")
+	}
 	reg, at := d.region(r.Region)
 	used[r.Region] = true
 	if r.Region != "" && reg == nil && !d.unread("memory_regions", "memory_regions.name") {
@@ -245,11 +250,7 @@ func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, 
 		return
 	}
 	q := &p.Rx.Queues[k]
-	if len(q.Regions) == 2 {
-		d.report(Error, CodeConflict, path, fmt.Sprintf("the reorder plan %s takes packets of queue %d, which splits headers from payload", shown(r.Name), queue), "a queue with one memory region", "")
-		return
-	}
-	if len(q.Regions) != 1 {
+	if len(q.Regions) != 1 { // with two a packet is longer than a slot
 		return
 	}
 	src, i := d.region(q.Regions[0])

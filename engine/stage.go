@@ -3,6 +3,8 @@ package engine
 import (
 	"fmt"
 	"strings"
+
+	"github.com/penstock-io/penstock/mem"
 )
 
 // Stage is a Receiver that takes its packets from another one, and gives them changed, in another order, fewer, or as they are. It
@@ -36,10 +38,24 @@ type Stage interface {
 	Close() error
 }
 
+// Count is a number that a stage keeps beside its RxStats, such as that of its whole batches.
+type Count struct {
+	Name string `json:"name"`
+	N    uint64 `json:"n"`
+}
+
+// StageCounter is a Stage that has some.
+type StageCounter interface {
+	// Counts are always the same, in the same order. Any goroutine may call it, also after Close.
+	Counts() []Count
+}
+
 // StageSpec says which stage to make. It is inert.
 type StageSpec struct {
 	Queue string       // name of the receive queue, for messages
 	Port  Capabilities // of the port, or of its engine when it is not open yet
+	// Pools are the memory regions of the configuration by name, for a stage that needs memory of its own; nil until Open.
+	Pools map[string]*mem.Pool
 }
 
 // StageKind is a kind of stage that a configuration file can name. A program hands the kinds that it has to penstock.Open.

@@ -27,16 +27,19 @@ const (
 	DropDown                        // the link, the peer or the accelerator was down
 	DropNoRoute                     // no route or no link address for the destination
 	DropRefused                     // the kernel or the device refused to send it
-	DropLate                        // its time to be sent had passed by more than the queue tolerates
+	DropLate                        // its time to be sent had passed by more than the queue tolerates, or its batch had left
 	DropTransform                   // a rule's VLAN or tunnel action could not be done
 	DropInjected                    // the simulator lost it on purpose
 	DropNoDeviceBuffers             // the pool in an accelerator's memory had no free slot
+	DropDuplicate                   // another packet with the same number came before
+	DropStray                       // its sequence number is far from those of the packets around it
+	DropIncomplete                  // a packet of its batch is missing
 	DropUnattributed                // lost for a reason that is not known
 	NumDrops
 )
 
 var dropNames = [NumDrops]string{"no-buffers", "queue-full", "kernel", "nic", "too-long", "bad-frame", "bad-checksum", "no-rule", "rule", "no-queue",
-	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "no-device-buffers", "unattributed"}
+	"flushed", "closed", "down", "no-route", "refused", "late", "transform", "injected", "no-device-buffers", "duplicate", "stray", "incomplete", "unattributed"}
 
 // String is the name as metrics and tables show it.
 func (d Drop) String() string {

@@ -252,7 +252,7 @@ func (x *planner) notBuilt() {
 		text  string
 		hint  string
 	}{
-		{c.Quantize != nil, "bench_reorder_quantize", "reordering with conversion is not built", "without the section and rx.reorder_configs the packets are received as they come"},
+		{c.Quantize != nil, "bench_reorder_quantize", "a check of reordering with conversion is not built", "without the section and rx.reorder_configs the packets are received as they come"},
 	} {
 		if s.there {
 			x.has(s.name)
@@ -276,6 +276,16 @@ func (x *planner) needs() {
 			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark", r.Kind), "kind: host or kind: huge")
 		}
 	}
+	for i, f := range x.c.Interfaces {
+		if f.Rx == nil {
+			continue
+		}
+		for k := range f.Rx.Reorder {
+			path := item(item("interfaces", i)+".rx.reorder", k)
+			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return strings.HasPrefix(d.Path, path+".") })
+			x.miss(path, "the benchmark counts packets, and a reorder plan makes batches of them", fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", f.Name))
+		}
+	}
 	for _, d := range all {
 		if d.Code != config.CodePlaceholder && x.foreign(d.Path) {
 			continue
@@ -287,9 +297,6 @@ func (x *planner) needs() {
 		switch {
 		case d.Code == config.CodePlaceholder:
 			m.Hint = "write the value in its place, or give it: " + x.setting(d.Path)
-		case strings.Contains(d.Path, ".rx.reorder["):
-			before, _, _ := strings.Cut(d.Path, ".rx.reorder[")
-			m.Hint = "--set '" + before + ".rx.reorder=[]' receives the packets as they come"
 		case x.device(d.Path):
 			m.Hint = "give the name of a network interface: " + x.setting(strings.TrimSuffix(d.Path, "engine")+"address")
 		}

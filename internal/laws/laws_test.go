@@ -25,13 +25,13 @@ var floors = [][]string{
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
-	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "internal/accel", "internal/rdma"},
-	{"engine", "engine/enginetest", "engine/checksum", "engine/pace", "engine/neigh", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/drivers", "engine/bounce",
+	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel", "internal/rdma"},
+	{"engine", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/drivers", "engine/bounce",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
 	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/echo", "examples/fanout", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/fanout", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
@@ -265,8 +265,8 @@ func TestUnsafeOnlyInNamedFiles(t *testing.T) {
 	}
 }
 
-// assembly lists the packages that may have assembly: copies and checksums, and calls of C.
-var assembly = []string{"vec", "internal/dl"}
+// assembly lists the packages that may have assembly: copies and checksums, conversions, and calls of C.
+var assembly = []string{"vec", "convert", "internal/dl"}
 
 func TestAssemblyOnlyInNamedPackages(t *testing.T) {
 	root := "../.."

@@ -1,0 +1,77 @@
+package reorder
+
+import (
+	"math/bits"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// Batch is what is known of a batch. It is valid, and does not change, as long as the packet that it came with is owned.
+type Batch struct {
+	Plan string
+	// ID is the number of the batch. It goes on where the numbers in packets begin again, and begins with the number of the first packet's batch.
+	ID int64
+	// Present has a bit for each place, the lowest of the first element first: 1 where a packet was placed.
+	Present []uint64
+	// Packets is how many were placed, of PerBatch.
+	Packets, PerBatch int
+	// Place is the number of bytes of each place: place i begins at i*Place.
+	Place int
+	// First and Last are the earliest and the latest receive time of its packets, in nanoseconds since 1970; 0 where the queue takes no times.
+	First, Last int64
+	// TimedOut says that Plan.Timeout ended it.
+	TimedOut bool
+}
+
+// Has reports whether the packet of place i is there.
+func (b *Batch) Has(i int) bool { return b.Present[i/64]>>(i%64)&1 == 1 }
+
+// Whole reports whether all are there.
+func (b *Batch) Whole() bool { return b.Packets == b.PerBatch }
+
+// Of is the batch that packet i is; nil for a packet that is none.
+func Of(b *burst.Burst, i int) *Batch {
+	x, _ := b.Info(i).(*Batch)
+	return x
+}
+
+// missing calls f for each run of places that are absent.
+func (b *Batch) missing(f func(from, to int)) {
+	for i := 0; i < b.PerBatch; {
+		if word := b.Present[i/64] >> (i % 64); word&1 == 1 {
+			i += bits.TrailingZeros64(^word)
+			continue
+		}
+		from := i
+		for i < b.PerBatch && !b.Has(i) {
+			if b.Present[i/64]>>(i%64) == 0 {
+				i = (i/64 + 1) * 64
+				continue
+			}
+			i++
+		}
+		f(from, min(i, b.PerBatch))
+	}
+}
+
+// open is a batch that is being filled.
+type open struct {
+	*Batch
+	slot  mem.Slot
+	bytes []byte
+	in    int   // bytes of a place before conversion
+	until int64 // deadline, in nanoseconds of the collector's clock; 0: none
+}
+
+// owner is the Owner of batches that have left.
+type owner struct {
+	pool  *mem.Pool
+	infos []Batch // by the slot's index
+}
+
+// Reclaim implements burst.Owner. What the pool refuses it counts.
+func (o *owner) Reclaim(handles []burst.Handle) { o.pool.PutBatch(handles) }
+
+// Describe implements burst.Describer.
+func (o *owner) Describe(h burst.Handle) any { return &o.infos[o.pool.Slot(h).Index()] }

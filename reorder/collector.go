@@ -1,0 +1,373 @@
+package reorder
+
+import (
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/convert"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/vec"
+)
+
+// Counts are those of a plan since its stage was made.
+type Counts struct {
+	Plan string
+	// Whole and Partial are batches that left, TimedOut those of Partial that a timeout ended.
+	Whole, Partial, TimedOut uint64
+	// Lost are batches of which no packet came, but for those that a restart jumped over; Dropped are those with gaps under Drop.
+	Lost, Dropped uint64
+	// Placed are packets that were placed, Short those of them that were shorter than their places.
+	Placed, Short uint64
+	// Restarts is how often the window went to strays.
+	Restarts uint64
+	// Drops are packets that were not placed, and those of dropped batches, by reason.
+	Drops engine.Drops
+}
+
+// collector fills the batches of one plan.
+type collector struct {
+	plan    Plan
+	w       window
+	per     int // packets of a batch
+	shift   int // of a sequence number, to that of its batch
+	head    int // bytes of a packet that the fields need
+	convert *convert.Converter
+	cache   *mem.Cache
+	owner   *owner
+	src     *burst.Source
+	open    []*open // by id modulo the window's size; nil: none
+	spare   []*open
+	opened  int // of them
+	learned int // bytes of a place, as the packets so far say
+	scratch []byte
+	out     func(*open) // takes a batch that leaves
+
+	whole, partial, timedOut, lost, dropped, placed, short, restarts, copied metrics.Counter
+	drops                                                                    engine.DropCounters
+}
+
+func newCollector(p Plan, out func(*open)) (*collector, error) {
+	if err := p.Check(); err != nil {
+		return nil, err
+	}
+	c := &collector{plan: p, per: p.perBatch(), head: max(p.Sequence.end(), p.Offset), learned: p.Payload, out: out}
+	if p.Batch.Width > 0 {
+		c.head = max(c.head, p.Batch.end())
+	}
+	for 1<<c.shift < c.per {
+		c.shift++
+	}
+	if p.Convert != nil {
+		c.convert, _ = convert.New(*p.Convert) // Check has made it
+	}
+	size := p.Window
+	if size == 0 {
+		size = DefaultWindow
+	}
+	c.w = newWindow(size, p.batches())
+	c.open = make([]*open, c.w.size)
+	c.owner = &owner{pool: p.Pool, infos: make([]Batch, p.Pool.Slots())}
+	words := (c.per + 63) / 64
+	all := make([]uint64, words*len(c.owner.infos))
+	for i := range c.owner.infos {
+		c.owner.infos[i].Present = all[i*words : (i+1)*words : (i+1)*words]
+	}
+	c.src = burst.NewSource(p.Pool.Region(), p.Pool.Region().All().Bytes(), c.owner)
+	c.cache = p.Pool.Cache()
+	return c, nil
+}
+
+// take places packet i of b, or says why not; NumDrops: it is placed. ok is false where the processor does not reach its bytes.
+func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok bool) {
+	n := b.PacketLen(i)
+	if n < c.head {
+		return engine.DropBadFrame, true
+	}
+	head := b.Bytes(i, 0)
+	if len(head) < c.head {
+		if c.scratch = grow(c.scratch, c.head); b.CopyTo(c.scratch, i) < c.head {
+			return 0, false
+		}
+		head = c.scratch
+	}
+	seq := int64(c.plan.Sequence.read(head))
+	number := seq >> c.shift
+	if c.plan.Batch.Width > 0 {
+		number = int64(c.plan.Batch.read(head))
+	}
+	place := int(seq & int64(c.per-1))
+	size := n - c.plan.Offset
+	if c.convert != nil && size%c.convert.Unit() != 0 {
+		return engine.DropBadFrame, true
+	}
+	if limit := c.longest(); size > limit || c.plan.Payload > 0 && size > c.plan.Payload {
+		return engine.DropTooLong, true
+	}
+	id, why := c.see(number, place)
+	if why != engine.NumDrops {
+		return why, true
+	}
+	at := &c.open[c.at(id)]
+	if *at == nil {
+		if *at = c.begin(id, size, now); *at == nil {
+			return engine.DropNoBuffers, true
+		}
+	}
+	x := *at
+	switch {
+	case x.Has(place):
+		return engine.DropDuplicate, true
+	case size > x.in:
+		return engine.DropTooLong, true
+	}
+	if !c.fill(x.bytes[place*x.Place:(place+1)*x.Place], b, i, size) {
+		return 0, false
+	}
+	if size < x.in {
+		c.short.Inc()
+	}
+	x.Present[place/64] |= 1 << (place % 64)
+	x.Packets++
+	c.placed.Inc()
+	if t, ok := b.Time(i); ok {
+		if x.First == 0 || t < x.First {
+			x.First = t
+		}
+		x.Last = max(x.Last, t)
+	}
+	if x.Packets == c.per {
+		c.settle()
+	}
+	return engine.NumDrops, true
+}
+
+// longest is the length of the longest payload that a place can hold.
+func (c *collector) longest() int {
+	n := c.plan.Pool.SlotSize() / c.per
+	if c.convert != nil {
+		return c.convert.InLen(n)
+	}
+	return n
+}
+
+// see is the id of the batch that a packet belongs to, after batches have left to make room for it.
+func (c *collector) see(number int64, place int) (id int64, why engine.Drop) {
+	if c.w.modulus == 1 && c.w.begun { // all batches have the same number: the next one begins where a place is taken, or all are
+		id = c.w.newest
+		if x := c.open[0]; c.w.base > id || x != nil && x.Has(place) {
+			id++
+			c.leave(id)
+			c.w.newest = id
+		}
+		return id, engine.NumDrops
+	}
+	id, v := c.w.see(number)
+	switch v {
+	case late:
+		return 0, engine.DropLate
+	case stray:
+		return 0, engine.DropStray
+	case far:
+		c.leaveAll()
+		c.w.begin(id)
+		c.restarts.Inc()
+	case fits:
+		if low := c.w.low(); low > c.w.base {
+			c.leave(low)
+			c.settle()
+		}
+	}
+	return id, engine.NumDrops
+}
+
+func (c *collector) at(id int64) int {
+	k := id % c.w.size
+	if k < 0 {
+		k += c.w.size
+	}
+	return int(k)
+}
+
+// begin opens a batch; nil where the pool has no slot.
+func (c *collector) begin(id int64, size int, now int64) *open {
+	slot, err := c.cache.Get()
+	if err != nil {
+		return nil
+	}
+	var x *open
+	if n := len(c.spare); n > 0 {
+		x, c.spare = c.spare[n-1], c.spare[:n-1]
+	} else {
+		x = new(open)
+	}
+	if c.plan.Payload == 0 {
+		c.learned = max(c.learned, size)
+	}
+	info := &c.owner.infos[slot.Index()]
+	clear(info.Present)
+	*info = Batch{Plan: c.plan.Name, ID: id, Present: info.Present, PerBatch: c.per, Place: c.learned}
+	if c.convert != nil {
+		info.Place = c.convert.OutLen(c.learned)
+	}
+	*x = open{Batch: info, slot: slot, bytes: slot.Bytes(), in: c.learned}
+	if c.plan.Timeout > 0 {
+		x.until = now + int64(c.plan.Timeout)
+	}
+	c.opened++
+	return x
+}
+
+// fill writes the payload of packet i to dst, and zeros behind it. It is false where the processor does not reach the bytes.
+func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
+	written := 0
+	skip := c.plan.Offset
+	if c.convert != nil && b.Segments(i) > 1 {
+		if c.scratch = grow(c.scratch, skip+size); b.CopyTo(c.scratch, i) < skip+size {
+			return false
+		}
+		written = c.convert.Convert(dst, c.scratch[skip:])
+		c.copied.Add(uint64(size))
+	} else {
+		for k := range b.Segments(i) {
+			from := b.Bytes(i, k)
+			if from == nil && b.Segment(i, k).Len > 0 {
+				return false
+			}
+			if skip >= len(from) {
+				skip -= len(from)
+				continue
+			}
+			if from, skip = from[skip:], 0; c.convert != nil {
+				written += c.convert.Convert(dst, from)
+			} else {
+				vec.Copy(dst[written:], from)
+				written += len(from)
+			}
+		}
+	}
+	c.copied.Add(uint64(written))
+	clear(dst[written:])
+	return true
+}
+
+// settle lets batches leave that are whole, as long as no number is missing before them.
+func (c *collector) settle() {
+	for x := c.open[c.at(c.w.base)]; x != nil && x.Packets == c.per; x = c.open[c.at(c.w.base)] {
+		c.leave(c.w.base + 1)
+	}
+}
+
+// leave lets all batches below id leave, in order, and counts those that never came.
+func (c *collector) leave(id int64) {
+	for k := c.w.base; k < id; k++ {
+		at := &c.open[c.at(k)]
+		if x := *at; x != nil && x.ID == k {
+			*at = nil
+			c.opened--
+			c.close(x)
+		} else if k >= c.w.first {
+			c.lost.Inc()
+		}
+	}
+	c.w.pass(id)
+}
+
+// leaveAll lets all open batches leave.
+func (c *collector) leaveAll() {
+	for k := c.w.base; c.opened > 0; k++ {
+		if x := c.open[c.at(k)]; x != nil && x.ID == k {
+			c.leave(k + 1)
+		}
+	}
+}
+
+// expire lets batches leave whose time has passed, with all before them, and returns when the next one's has; 0: never.
+func (c *collector) expire(now int64) (next int64) {
+	if c.plan.Timeout == 0 || c.opened == 0 {
+		return 0
+	}
+	last, found := int64(0), false
+	for _, x := range c.open {
+		if x != nil && x.until <= now {
+			x.TimedOut = true
+			if !found || x.ID > last {
+				last, found = x.ID, true
+			}
+		}
+	}
+	if found {
+		c.leave(last + 1)
+		c.settle()
+	}
+	for _, x := range c.open {
+		if x != nil && (next == 0 || x.until < next) {
+			next = x.until
+		}
+	}
+	return next
+}
+
+// close ends a batch that leaves.
+func (c *collector) close(x *open) {
+	switch {
+	case x.Packets == c.per:
+		x.TimedOut = false
+		c.whole.Inc()
+	case c.plan.Missing == Drop:
+		c.dropped.Inc()
+		c.drop(x, engine.DropIncomplete)
+		return
+	default:
+		c.partial.Inc()
+		if x.TimedOut {
+			c.timedOut.Inc()
+		}
+		x.missing(func(from, to int) { clear(x.bytes[from*x.Place : to*x.Place]) })
+	}
+	c.out(x)
+}
+
+// drop gives a batch's slot back.
+func (c *collector) drop(x *open, why engine.Drop) {
+	c.drops.Add(why, uint64(x.Packets))
+	c.placed.Add(-uint64(x.Packets))
+	c.cache.Put(x.slot) // it is out: this cannot fail
+	c.recycle(x)
+}
+
+func (c *collector) recycle(x *open) {
+	*x = open{}
+	c.spare = append(c.spare, x)
+}
+
+// shut ends the collector: what is open is dropped.
+func (c *collector) shut() {
+	for i, x := range c.open {
+		if x != nil {
+			c.open[i] = nil
+			c.opened--
+			c.drop(x, engine.DropClosed)
+		}
+	}
+	c.cache.Close()
+}
+
+func (c *collector) counts() Counts {
+	n := Counts{Plan: c.plan.Name, Whole: c.whole.Load(), Partial: c.partial.Load(), TimedOut: c.timedOut.Load(), Lost: c.lost.Load(), Dropped: c.dropped.Load(),
+		Placed: c.placed.Load(), Short: c.short.Load(), Restarts: c.restarts.Load()}
+	c.drops.AddTo(&n.Drops)
+	return n
+}
+
+// grow is a slice of n bytes, in b's memory if there is room.
+func grow(b []byte, n int) []byte {
+	if cap(b) < n {
+		return make([]byte, n)
+	}
+	return b[:n]
+}
+
+// clock is the time of deadlines.
+func clock() int64 { return time.Now().UnixNano() }

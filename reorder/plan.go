@@ -1,0 +1,138 @@
+package reorder
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"time"
+
+	"github.com/penstock-io/penstock/convert"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// Field is a number in a packet: Width bits, the most significant first, from bit Offset of the packet on. Bit 0 is the top bit of byte 0.
+type Field struct{ Offset, Width int }
+
+// end is how many bytes a packet must have.
+func (f Field) end() int { return (f.Offset + f.Width + 7) / 8 }
+
+// read is the number in p, which has end bytes.
+func (f Field) read(p []byte) uint32 {
+	var v uint64
+	first, end := f.Offset/8, f.end()
+	for _, b := range p[first:end] { // 5 at most
+		v = v<<8 | uint64(b)
+	}
+	return uint32(v >> (end*8 - f.Offset - f.Width) & (1<<f.Width - 1))
+}
+
+// Missing says what becomes of a batch with gaps.
+type Missing uint8
+
+const (
+	Deliver Missing = iota // it leaves, and Batch.Present says what is there
+	Drop                   // its packets are dropped
+)
+
+// The bounds of a Plan.
+const (
+	MaxPerBatch   = 1 << 16
+	MaxWindow     = 1 << 10
+	DefaultWindow = 4
+	maxOffset     = 1 << 20 // bits
+)
+
+// Plan says how packets become batches. It is inert.
+type Plan struct {
+	Name  string
+	Flows []uint32 // whose packets are meant; at least one
+	// Sequence is the sequence number. Its Width is 1 to 32.
+	Sequence Field
+	// Batch is the number of the batch; Width 0: the sequence number divided by PerBatch.
+	Batch Field
+	// PerBatch is the number of packets of a batch, a power of two up to MaxPerBatch and to 2 to the width of the sequence number. 0 with Batch:
+	// 2 to the difference of the two widths.
+	PerBatch int
+	// Offset is the number of bytes at the beginning of a packet that are left out.
+	Offset int
+	// Payload is the number of bytes of each place before conversion. 0: that of the longest first packet of a batch so far. A shorter payload
+	// fills the front of its place, and the rest is zero.
+	Payload int
+	// Convert is a conversion on the way; nil: bytes stay as they are.
+	Convert *convert.Spec
+	Missing Missing
+	// Window is the number of batches that may be open, up to MaxWindow; 0: DefaultWindow. There are never more than half of the batch numbers
+	// that the fields can tell apart, but always one.
+	Window int
+	// Timeout is how long a batch stays open after its first packet came; 0: without limit.
+	Timeout time.Duration
+	// Pool is where batches go, one in each slot. The processor must reach it. It stays open until the stage is closed and its batches are
+	// released.
+	Pool *mem.Pool
+}
+
+// ErrPlan is wrapped by what Check returns.
+var ErrPlan = errors.New("reorder: wrong plan")
+
+// Check says what is wrong with a plan; nil for nothing.
+func (p *Plan) Check() error {
+	bad := func(format string, a ...any) error {
+		return fmt.Errorf("%w %q: %s", ErrPlan, p.Name, fmt.Sprintf(format, a...))
+	}
+	for _, f := range []struct {
+		name string
+		Field
+		least int
+	}{{"Sequence", p.Sequence, 1}, {"Batch", p.Batch, 0}} {
+		if f.Width < f.least || f.Width > 32 || f.Offset < 0 || f.Offset > maxOffset {
+			return bad("%s: %d bits from bit %d on: expected %d to 32 from 0 to %d", f.name, f.Width, f.Offset, f.least, maxOffset)
+		}
+	}
+	n := p.perBatch()
+	switch {
+	case len(p.Flows) == 0:
+		return bad("no flows")
+	case p.Batch.Width > 0 && p.PerBatch == 0 && p.Batch.Width > p.Sequence.Width:
+		return bad("the batch number has %d bits and the sequence number %d: expected fewer, or PerBatch", p.Batch.Width, p.Sequence.Width)
+	case n < 1 || n > MaxPerBatch || n&(n-1) != 0 || bits.Len(uint(n))-1 > p.Sequence.Width:
+		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number", n, MaxPerBatch)
+	case p.Offset < 0 || p.Payload < 0 || p.Window < 0 || p.Window > MaxWindow || p.Timeout < 0 || p.Missing > Drop:
+		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d", p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
+	case p.Pool == nil:
+		return bad("no pool for batches")
+	case p.Pool.Region().All().Bytes() == nil:
+		return bad("the processor does not reach the pool %q: batches of this plan are for host or host_pinned memory", p.Pool.Name())
+	}
+	per := 1
+	if p.Convert != nil {
+		c, err := convert.New(*p.Convert)
+		if err != nil {
+			return bad("%v", err)
+		}
+		if p.Payload%c.Unit() != 0 {
+			return bad("a payload of %d bytes: expected a multiple of %d, as samples of %d bits fill", p.Payload, c.Unit(), p.Convert.From.Bits)
+		}
+		per = max(c.OutLen(max(p.Payload, c.Unit())), 1)
+	} else {
+		per = max(p.Payload, 1)
+	}
+	if need := uint64(n) * uint64(per); need > uint64(p.Pool.SlotSize()) {
+		return bad("a batch of %d packets has %d bytes or more, and a slot of the pool %q %d", n, need, p.Pool.Name(), p.Pool.SlotSize())
+	}
+	return nil
+}
+
+func (p *Plan) perBatch() int {
+	if p.PerBatch == 0 && p.Batch.Width > 0 && p.Batch.Width <= p.Sequence.Width {
+		return 1 << (p.Sequence.Width - p.Batch.Width)
+	}
+	return p.PerBatch
+}
+
+// batches is how many numbers of batches there are before they begin again.
+func (p *Plan) batches() int64 {
+	if p.Batch.Width > 0 {
+		return 1 << p.Batch.Width
+	}
+	return 1 << p.Sequence.Width / int64(p.perBatch())
+}

@@ -1,0 +1,97 @@
+package penstock
+
+import (
+	"bytes"
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/reorder"
+)
+
+// A reorder plan of a file makes batches of the packets of its flows, in the order of their numbers, converted; other packets pass.
+func TestReorderOfAFile(t *testing.T) {
+	for _, split := range []string{"memory_regions: [a]", "memory_regions: [a, b], split_at: 42"} {
+		for _, poll := range []string{"event", "direct"} {
+			s := mustOpen(t, twoRegions+`
+    - {name: batches, kind: host, num_bufs: 8, buf_size: 1KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{`+split+`, poll_mode: `+poll+`}]
+        flows: [{name: samples, id: 7, match: {udp_dst: 5000}, action: {type: queue, id: 0}}, {name: rest, id: 8, match: {udp_dst: 5001}, action: {type: queue, id: 0}}]
+        reorder:
+          - name: samples
+            reorder_type: cpu
+            memory_region: batches
+            payload_byte_offset: 46
+            flow_ids: [7]
+            data_types: {input_type: int16, output_type: fp32, endianness: network}
+            method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 8}}
+      tx: {queues: [{memory_regions: [b]}]}
+`, Options{})
+			frames := [][]byte{udpFrame(t, 5001, 1)}
+			const header = packet.EthernetLen + 28
+			var want []byte
+			for n := range uint32(32) {
+				f := udpFrame(t, 5000, n)
+				for at := header + 4; at < len(f); at += 2 {
+					v := int16(n*1000 + uint32(at))
+					binary.BigEndian.PutUint16(f[at:], uint16(v))
+					want = binary.LittleEndian.AppendUint32(want, math.Float32bits(float32(v)))
+				}
+				if n != 13 {
+					frames = append(frames, f)
+				}
+			}
+			rand.New(rand.NewPCG(1, 1)).Shuffle(len(frames), func(i, j int) { frames[i], frames[j] = frames[j], frames[i] })
+			for i := range 3 { // the rest of what pushes the window on
+				frames = append(frames, udpFrame(t, 5000, uint32(32+8*i)))
+			}
+			sendFrames(t, txOf(t, s, "loop", 0), frames...)
+			const place = 9 * 4
+			var got []byte
+			var whole []bool
+			passed := 0
+			for len(got) < len(want) || passed < 1 {
+				b := burst.New(8)
+				if err := rxOf(t, s, "loop", 0).Recv(t.Context(), b); err != nil {
+					t.Fatal(err)
+				}
+				for i := range b.Len() {
+					x := reorder.Of(b, i)
+					if x == nil {
+						passed++
+						continue
+					}
+					if got, whole = append(got, b.Bytes(i, 0)...), append(whole, x.Whole()); x.Place != place || x.ID != int64(len(whole)-1) || x.Has(5) != (x.ID != 1) {
+						t.Errorf("%+v", x)
+					}
+				}
+				b.Release()
+			}
+			clear(want[13*place:][:place])
+			if !bytes.Equal(got, want) || passed != 1 || !slices.Equal(whole, []bool{true, false, true, true}) {
+				t.Errorf("%s %s: %d bytes of %d, %d packets passed, batches %v", split, poll, len(got), len(want), passed, whole)
+			}
+			q := s.Snapshot().Interfaces[0].Rx[0]
+			if len(q.Stages) != 1 || q.Stages[0].Type != "reorder" || !slices.Contains(q.Stages[0].Counts, engine.Count{Name: "samples: whole", N: 3}) {
+				t.Errorf("%+v", q.Stages)
+			}
+			if text := s.Plan().Text(); !strings.Contains(text, "stages reorder") {
+				t.Error(text)
+			}
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
