@@ -162,7 +162,6 @@ func (l *rxChannel) event() {
 	if q.channels[l.qpn] != l {
 		return
 	}
-	l.x.cq.Ack()
 	l.reap()
 	q.grant(l)
 }

@@ -106,7 +106,7 @@ func (q *rxQueue) open(o RxOptions) (err error) {
 	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: min(n+spareCQEs, p.attr.MaxCQE), Channel: q.events}); err != nil {
 		return q.refused(fmt.Sprintf("a completion queue of %d", n+spareCQEs), err)
 	}
-	if q.srq, err = p.pd.CreateSRQ(ibv.SRQSpec{WRs: n, SGEs: len(places)}); err != nil {
+	if q.srq, err = p.dev.PD.CreateSRQ(ibv.SRQSpec{WRs: n, SGEs: len(places)}); err != nil {
 		return q.refused(fmt.Sprintf("%d buffers of %d pieces", n, len(places)), err)
 	}
 	q.mu.Lock()

@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -125,13 +126,9 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
 	}
-	for i := range b.Len() {
-		for k := range b.Segments(i) {
-			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
-				b.Release()
-				return 0, failed(err, "packet %d of the burst", i)
-			}
-		}
+	if err := q.port.dev.RegisterAll(b); err != nil {
+		b.Release()
+		return 0, fmt.Errorf("rdma: %w", err)
 	}
 	return q.ForwardAny(b)
 }
