@@ -315,9 +315,6 @@ func (d *DC) create(kind string, p *PD, s QPSpec, m cMLX5Init, ops ...uint64) (*
 // Num is the queue pair's number, which completions have.
 func (i *DCInitiator) Num() uint32 { return i.qp.num }
 
-// State asks the device for the state. A request that failed puts the initiator into QPError: Recover.
-func (i *DCInitiator) State() (QPState, error) { return i.qp.State() }
-
 // Recover makes an initiator that a failed request has stopped ready again. What was outstanding has been flushed; poll its completions first.
 func (i *DCInitiator) Recover(s DCInitiatorSpec) error {
 	if err := i.qp.Reset(); err != nil {

@@ -379,3 +379,11 @@ func TestCloseUnderEvents(t *testing.T) {
 	<-done
 	t.Logf("%d of 300 events were taken before their queue was gone", taken.Load())
 }
+
+// noAsync is that the device has nothing to tell.
+func noAsync(t testing.TB, c *Context) {
+	t.Helper()
+	if ev, ok, err := c.NextAsync(); ok || err != nil {
+		t.Errorf("event %v, %v", ev, err)
+	}
+}

@@ -25,7 +25,7 @@ type cDevice struct {
 type cOps struct {
 	_           [7]uintptr
 	allocMW     dl.Func `c:"alloc_mw"`
-	bindMW      dl.Func `c:"bind_mw"`
+	_           uintptr
 	deallocMW   dl.Func `c:"dealloc_mw"`
 	_           uintptr
 	pollCQ      dl.Func `c:"poll_cq"`
@@ -406,20 +406,13 @@ type cSendWR struct {
 	bind      cBind `c:"bind_mw.bind_info"`
 }
 
-// cBind is struct ibv_mw_bind_info, cMWBind struct ibv_mw_bind.
+// cBind is struct ibv_mw_bind_info.
 type cBind struct {
 	mr     uintptr `c:"mr"`
 	addr   uint64  `c:"addr"`
 	length uint64  `c:"length"`
 	access uint32  `c:"mw_access_flags"`
 	_      uint32
-}
-
-type cMWBind struct {
-	id    uint64 `c:"wr_id"`
-	flags uint32 `c:"send_flags"`
-	_     uint32
-	info  cBind `c:"bind_info"`
 }
 
 // cRecvWR is struct ibv_recv_wr.

@@ -150,7 +150,7 @@ func TestBadAttributes(t *testing.T) {
 	before := w.count(t, "ibv_modify_qp")
 	for name, err := range map[string]error{
 		"qkey":     e.qp.Init(InitAttr{QKey: 1}),
-		"access":   e.qp.Init(InitAttr{Access: OnDemand}),
+		"access":   e.qp.Init(InitAttr{Access: 1 << 6}),
 		"mtu":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PathMTU = 9 })),
 		"no mtu":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PathMTU = 0 })),
 		"qpn":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.RemoteQPN = 1 << 24 })),

@@ -29,14 +29,8 @@ func (w *WC) QPN() uint32 { return w.qpn }
 // SrcQP is the number of the sender's queue pair, of a datagram.
 func (w *WC) SrcQP() uint32 { return w.srcQP }
 
-// SLID is the sender's LID, of a datagram on InfiniBand.
-func (w *WC) SLID() uint16 { return w.slid }
-
 // Flags say what else is in the completion.
 func (w *WC) Flags() WCFlags { return WCFlags(w.flags) }
-
-// VendorErr is the device's own code of what went wrong.
-func (w *WC) VendorErr() uint32 { return w.vendorErr }
 
 // Err is nil for Success, and an error that says what the status means otherwise.
 func (w *WC) Err() error {
@@ -85,9 +79,6 @@ const (
 	OpRecv      Opcode = 128
 	OpRecvWrite Opcode = 129 // a peer's write with an immediate value, which took a receive
 )
-
-// IsRecv reports whether it is the end of a receive.
-func (o Opcode) IsRecv() bool { return o&OpRecv != 0 }
 
 func (o Opcode) String() string {
 	switch {

@@ -107,7 +107,7 @@ func (p *Path) bindOne(g *given) bool {
 		if l.room() == 0 {
 			return false
 		}
-		mw, err := p.dom.pd.AllocMW(ibv.MWType2)
+		mw, err := p.dom.pd.AllocMW()
 		if err != nil {
 			p.note(fmt.Sprintf("no memory window for an export: %v", err))
 			g.failed = true

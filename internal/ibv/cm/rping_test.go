@@ -69,7 +69,7 @@ func rpingServer(t *testing.T, w world) {
 			t.Fatalf("event %q: %v", ev.Type, ev.Err)
 		}
 	}
-	must(t, id.ReadyQP(s.qp, access, Agreed, Agreed))
+	must(t, id.ReadyQP(s.qp, access, Agreed, Agreed, Pauses{}))
 	must(t, id.Establish())
 	const from, to = 0, 2 * pingSize
 	tell := func(offset uint64) {
@@ -110,7 +110,7 @@ func rpingClient(t *testing.T, w world) {
 	ask := want(t, c, ConnectRequest)
 	id := ask.ID
 	s := newSide(t, w, id)
-	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth))
+	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth, Pauses{}))
 	must(t, id.Accept(Params{ResponderResources: ask.Params.ResponderResources, InitiatorDepth: ask.Params.InitiatorDepth, RNRRetryCount: 7, QPN: s.qp.Num()}))
 	want(t, c, Established)
 	// Where the client's message says that its bytes are, they are moved, and it is told so.

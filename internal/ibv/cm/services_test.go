@@ -35,12 +35,12 @@ func unreliable(t *testing.T, w world) {
 		t.Errorf("asked for with %+v", p)
 	}
 	server := newSide(t, w, ask.ID)
-	must(t, ask.ID.ReadyQP(server.qp, ibv.LocalWrite, Agreed, Agreed))
+	must(t, ask.ID.ReadyQP(server.qp, ibv.LocalWrite, Agreed, Agreed, Pauses{}))
 	must(t, ask.ID.Accept(Params{QPN: server.qp.Num()}))
 	if ev := want(t, cc, ConnectResponse); ev.Params.QPN != server.qp.Num() {
 		t.Errorf("accepted with %+v", ev.Params)
 	}
-	must(t, id.ReadyQP(client.qp, ibv.LocalWrite, Agreed, Agreed))
+	must(t, id.ReadyQP(client.qp, ibv.LocalWrite, Agreed, Agreed, Pauses{}))
 	must(t, id.Establish())
 	want(t, sc, Established)
 	for _, s := range []struct{ from, to *side }{{client, server}, {server, client}} {
