@@ -217,7 +217,7 @@ func (s *txSink) settle(n, bytes int, left bool) {
 }
 
 // complete tells the box of packets that are done. A pacer counts packets after it has passed them on, and a caller of Drain finds its
-// figures whole: so while it is at work the box is told later.
+// figures whole: so while it is at work settleUp tells the box later.
 func (s *txSink) complete(n int) {
 	s.owed.Add(int64(n))
 	if !s.pacing.Load() {

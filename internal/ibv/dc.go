@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// DC is the dynamically connected transport of a device, which NVIDIA's cards have and libmlx5 knows: a [DCTarget] is reached by whoever has its number
+// DC is the dynamically connected transport of a device, which NVIDIA's cards have and libmlx5 knows: a [DCTarget] is reached by every initiator that has its number
 // and key, and a [DCInitiator] names another target with each request. So one queue pair talks to thousands, reliably.
 type DC struct {
 	ctx      *Context

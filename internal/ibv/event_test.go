@@ -95,7 +95,7 @@ func testChannel(t *testing.T, w *world) {
 	// The last event is not acknowledged: closing the queue does it.
 }
 
-// testCloseWithEvents: an event that nobody took does not keep a queue from closing.
+// testCloseWithEvents: an event that was not taken does not keep a queue from closing.
 func testCloseWithEvents(t *testing.T, w *world) {
 	a, b := w.pair(t, options{event: true})
 	if err := b.cq.Arm(false); err != nil {

@@ -1,6 +1,6 @@
 package ibv
 
-//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+//lint:file-ignore U1000 a structure has all its fields, also those that no code reads
 
 import "github.com/penstock-io/penstock/internal/dl"
 
@@ -51,7 +51,7 @@ type cContext struct {
 }
 
 // cExtended is struct verbs_context up to its last field, the struct ibv_context: it lies before the context in memory and grows
-// at its front. What of it is there is told by sz, which counts from the end (see extended in memory_unsafe.go).
+// at its front. The field sz says how much of it is there, and counts from the end (see extended in memory_unsafe.go).
 type cExtended struct {
 	queryPort     dl.Func     `c:"query_port"`
 	_             [23]uintptr // advise_mr to create_wq

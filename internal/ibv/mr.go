@@ -186,7 +186,7 @@ func deviceRegError(e *Error, s MRSpec) error {
 		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations", s.Length)
 	case sys.EPERM, sys.EACCES:
 		e.Kind = ErrRefused
-		e.Hint = fmt.Sprintf("whoever gave the memory does not let other devices use it so (%s), or this process may not", s.Access)
+		e.Hint = fmt.Sprintf("the device that exports the memory does not let others use it so (%s), or this process may not", s.Access)
 	case sys.EFAULT:
 		e.Kind = ErrUnsupported
 		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, which also needs a kernel whose RDMA part has peer memory", s.Addr)
@@ -207,7 +207,7 @@ func deviceRegError(e *Error, s MRSpec) error {
 }
 
 // explainMemlock says whether the limit of locked memory is in the way. The kernel counts whole pages, and all that this user has pinned through RDMA,
-// which it tells nobody.
+// and does not report the sum.
 func explainMemlock(e *Error, s MRSpec, limit uint64, capable bool) {
 	page := uint64(sys.PageSize)
 	need := (uint64(s.Addr)%page + s.Length + page - 1) / page * page

@@ -294,7 +294,7 @@ func (q *QP) PostRecv(c *RecvChain) (posted int, err error) {
 // Close ends the queue pair. What is outstanding has no completions any more: to have them, call Err and poll first.
 func (q *QP) Close() error {
 	return q.close("destroy_qp", func(h uintptr) error {
-		q.mu.Lock() // who changes or asks for the state just now is waited for, and whoever comes later finds the memory gone
+		q.mu.Lock() // waits for a call that changes or reads the state; a later one finds the memory gone
 		defer q.mu.Unlock()
 		if err := q.pd.ctx.returned("destroy_qp", q.name, q.pd.ctx.lib.f.destroyQP, h); err != nil {
 			return err

@@ -157,7 +157,7 @@ func TestBadAttributes(t *testing.T) {
 		"no qpn":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.RemoteQPN = 0 })),
 		"psn":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PSN = 1 << 24 })),
 		"rnr":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.MinRNRTimer = 32 })),
-		"nobody":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To = Address{} })),
+		"no peer":  e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To = Address{} })),
 		"level":    e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To.SL = 16 })),
 		"rts psn":  e.qp.ReadyToSend(RTSAttr{PSN: 1 << 24}),
 		"timeout":  e.qp.ReadyToSend(RTSAttr{Timeout: 32}),

@@ -130,7 +130,7 @@ var statuses = [...][2]string{
 	{"local queue pair operation error", "the request is not consistent: its operation, its number of SGEs or a key that does not exist"},
 	{"local EE context operation error", "reliable datagrams, which no device has"},
 	{"local protection error", "an SGE's key is not of this protection domain, its bytes are not inside the region, or the region may not be written locally"},
-	{"flushed", "the queue pair was in error, or got into it: an earlier request failed, or somebody ended it"},
+	{"flushed", "the queue pair was in error, or got into it: an earlier request failed, or its owner ended it"},
 	{"memory window bind error", "the region lacks the right to bind windows, does not hold the range or the rights, or the window is another queue pair's"},
 	{"bad response", "the peer's answer makes no sense for the request"},
 	{"local access error", "a write with an immediate value came for memory that may not be written"},

@@ -173,7 +173,7 @@ func rejected(t *testing.T, w world) {
 	}
 }
 
-// refused connects to a port at which nobody listens any more, and to one whose listener goes while requests wait for it.
+// refused connects to a port at which no ID listens any more, and to one whose listener goes while requests wait for it.
 func refused(t *testing.T, w world) {
 	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
@@ -198,7 +198,7 @@ func refused(t *testing.T, w world) {
 	}
 	connect()
 	if ev := want(t, cc, Rejected); !errors.Is(ev.Err, ErrRefused) || ev.Status != 8 {
-		t.Errorf("nobody listens: %v, status %d", ev.Err, ev.Status)
+		t.Errorf("no listener: %v, status %d", ev.Err, ev.Status)
 	}
 }
 
@@ -208,7 +208,7 @@ func noDevice(t *testing.T, w world) {
 	c := channel(t, l)
 	id := newID(t, c)
 	if err := id.Bind(netip.MustParseAddrPort("198.51.100.1:1")); !errors.Is(err, ErrAddress) {
-		t.Errorf("bound to an address of nobody: %v", err)
+		t.Errorf("bound to an address that no interface has: %v", err)
 	}
 	if err := id.Bind(netip.AddrPort{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("bound to nothing: %v", err)

@@ -248,6 +248,6 @@ func device6(t testing.TB) netip.Addr {
 		if time.Now().After(deadline) {
 			t.Fatal("the device did not get the address")
 		}
-		time.Sleep(5 * time.Millisecond) // the kernel tells nobody
+		time.Sleep(5 * time.Millisecond) // the kernel sends no event
 	}
 }

@@ -75,7 +75,7 @@ func unreliable(t *testing.T, w world) {
 	}
 }
 
-// datagrams finds the queue pair of a peer, which is told nothing of ours.
+// datagrams finds the queue pair of a peer, which learns nothing of ours.
 func datagrams(t *testing.T, w world) {
 	sc, cc := channel(t, w.l), channel(t, w.l)
 	lis, at := bound(t, w, sc, UD)
@@ -117,7 +117,7 @@ func datagrams(t *testing.T, w world) {
 	if got := server.received(t); len(got) != ibv.GRHLen+7 || string(got[ibv.GRHLen:]) != "over UD" {
 		t.Errorf("received %q", got)
 	}
-	must(t, id.Disconnect()) // of which nobody hears
+	must(t, id.Disconnect()) // the peer does not learn of it
 
 	find()
 	must(t, want(t, sc, ConnectRequest).ID.Reject([]byte("full")))
@@ -127,7 +127,7 @@ func datagrams(t *testing.T, w world) {
 	must(t, lis.Close())
 	find()
 	if ev := want(t, cc, Unreachable); !errors.Is(ev.Err, ErrRefused) {
-		t.Errorf("nobody listens: %v, status %d", ev.Err, ev.Status)
+		t.Errorf("no listener: %v, status %d", ev.Err, ev.Status)
 	}
 	if err := ask.ID.Reject(make([]byte, MaxDatagramData+1)); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a reason that is too long: %v", err)
