@@ -36,9 +36,8 @@ type Port struct {
 	dry   func() (uint64, bool)
 	dry0  uint64 // that count when it was looked at last; under the lock of rx
 
-	failed  atomic.Pointer[error] // why nothing goes any more
-	revived atomic.Uint64         // queue pairs that were made ready again
-	counts  engine.SteerCounts    // of frames that reached no queue
+	failed atomic.Pointer[error] // why nothing goes any more
+	counts engine.SteerCounts    // of frames that reached no queue
 
 	// The lock of rx guards what follows. It is taken before that of a queue, and that one before the completion queue's.
 	rx      engine.RxSet[*rxQueue]
@@ -158,9 +157,6 @@ func (p *Port) wake() {
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
 
-// Revived is how often a queue pair that had failed was made ready again.
-func (p *Port) Revived() uint64 { return p.revived.Load() }
-
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
 	i := p.info
@@ -254,7 +250,6 @@ func (p *Port) ready(q *ibv.QP) error {
 		if err := q.Reset(); err != nil {
 			return err
 		}
-		p.revived.Add(1)
 	}
 	if err := q.Init(ibv.InitAttr{Port: uint8(p.o.Port)}); err != nil {
 		return err

@@ -254,12 +254,6 @@ func (p *PD) checkQP(s QPSpec) error {
 // Num is the queue pair's number, by which peers address it.
 func (q *QP) Num() uint32 { return q.num }
 
-// Type is its service.
-func (q *QP) Type() QPType { return q.spec.Type }
-
-// PD is its protection domain.
-func (q *QP) PD() *PD { return q.pd }
-
 // Spec is what was asked for, with the sizes that the device chose.
 func (q *QP) Spec() QPSpec { return q.spec }
 

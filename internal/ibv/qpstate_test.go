@@ -17,7 +17,7 @@ func (e *end) step(to QPState, peer *end) error {
 	case QPReset:
 		return e.qp.Reset()
 	case QPInit:
-		if e.qp.Type() == UD {
+		if e.qp.spec.Type == UD {
 			return e.qp.Init(InitAttr{QKey: qkey})
 		}
 		return e.qp.Init(InitAttr{Access: everything})

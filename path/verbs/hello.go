@@ -22,7 +22,6 @@ const (
 	paramsSize  = 16 + 2 + 4 + 4 + 4 + 2 + 2 + 4 + 8*(maxRails+1)
 	macSize     = sha256.Size
 	welcomeSize = 8 + 8 + 2 + paramsSize + 1 + maxWords + macSize // at most
-	grhSize     = 40
 	minMTU      = 512
 )
 
