@@ -71,10 +71,8 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	if err != nil {
 		return failed(err, "transmit queue %d", q.id)
 	}
-	for _, pool := range spec.Pools {
-		if _, err := p.registered(pool.Region()); err != nil {
-			return failed(err, "transmit queue %d", q.id)
-		}
+	if _, _, err := p.dev.Pools(spec.Pools); err != nil {
+		return failed(err, "transmit queue %d", q.id)
 	}
 	most := 0
 	if p.o.Transport == UD {

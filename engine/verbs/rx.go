@@ -128,15 +128,9 @@ func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma
 		}
 		places = slices.Repeat([]rdma.Place{{Size: uint32(first.SlotSize()), Role: burst.Frame}}, n)
 	}
-	for _, pool := range spec.Pools {
-		reg, err := p.dev.Registered(pool.Region())
-		if err != nil {
-			return nil, nil, err
-		}
-		q.remote = q.remote || reg.Flusher() != nil
-		pools = append(pools, rdma.Pool{Slots: pool, Reg: reg})
-	}
-	return pools, places, nil
+	pools, flushers, err := p.dev.Pools(spec.Pools)
+	q.remote = len(flushers) > 0
+	return pools, places, err
 }
 
 // open makes the queue pair. The caller holds the set's lock.

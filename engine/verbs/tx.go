@@ -86,14 +86,12 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	if err != nil {
 		return err
 	}
-	for i, pool := range spec.Pools {
-		reg, err := p.dev.Registered(pool.Region())
-		if err != nil {
-			return err
-		}
-		if i == 0 && spec.SourceMAC && reg.Hidden() {
-			return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", pool.Name(), engine.ErrUnsupported)
-		}
+	pools, _, err := p.dev.Pools(spec.Pools)
+	if err != nil {
+		return err
+	}
+	if spec.SourceMAC && pools[0].Reg.Hidden() {
+		return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", spec.Pools[0].Name(), engine.ErrUnsupported)
 	}
 	sges := min(p.dev.Attr.MaxSGE, burst.MaxSegments)
 	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.dev.Attr.MaxQPWR)

@@ -189,6 +189,21 @@ func (d *Device) Registered(r *mem.Region) (*ibvmem.Registration, error) {
 	return x, nil
 }
 
+// Pools are the pools of a queue with their registrations, and the accelerators that need a flush before they see what came into them.
+func (d *Device) Pools(all []*mem.Pool) (pools []Pool, flushers []mem.Flusher, err error) {
+	for _, p := range all {
+		x, err := d.Registered(p.Region())
+		if err != nil {
+			return nil, nil, err
+		}
+		if f := x.Flusher(); f != nil && !slices.Contains(flushers, f) {
+			flushers = append(flushers, f)
+		}
+		pools = append(pools, Pool{Slots: p, Reg: x})
+	}
+	return pools, flushers, nil
+}
+
 // RegisterAll registers all regions that packets of a burst lie in. Without an error, Registered finds each.
 func (d *Device) RegisterAll(b *burst.Burst) error {
 	for i := range b.Len() {
