@@ -186,7 +186,7 @@ func deviceRegError(e *Error, s MRSpec) error {
 		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations", s.Length)
 	case sys.EPERM, sys.EACCES:
 		e.Kind = ErrRefused
-		e.Hint = fmt.Sprintf("the device that exports the memory does not let others use it so (%s), or this process may not", s.Access)
+		e.Hint = fmt.Sprintf("the device that exports the memory does not let other devices use it so (%s), or this process may not", s.Access)
 	case sys.EFAULT:
 		e.Kind = ErrUnsupported
 		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, which also needs a kernel whose RDMA part has peer memory", s.Addr)
