@@ -22,8 +22,9 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 		holds = fmt.Sprintf("roce://%v", a.local)
 	}
 	p := &Port{a: a, o: o}
-	if err := p.choose(e); err != nil {
+	dev, err := p.choose(e)
+	if err != nil {
 		return "", err
 	}
-	return holds, p.dev.Close()
+	return holds, dev.Close()
 }

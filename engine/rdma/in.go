@@ -96,8 +96,8 @@ func (q *rxQueue) remove(l *rxChannel) {
 	l.chain.Close()
 }
 
-// grant tells the sender how many more messages may come, when it is time to. It never waits: what cannot be told now is told when the
-// device has done with what it was told before.
+// grant tells the sender how many more messages may come, when it is time to. It never waits: what cannot be sent now follows when
+// the device has ended a credit that it has.
 func (q *rxQueue) grant(l *rxChannel) {
 	if !l.ready || l.leaving {
 		return
@@ -162,7 +162,6 @@ func (l *rxChannel) event() {
 	if q.channels[l.qpn] != l {
 		return
 	}
-	l.x.cq.Ack()
 	l.reap()
 	q.grant(l)
 }

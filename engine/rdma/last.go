@@ -21,11 +21,7 @@ func (d *driver) hear() {
 	d.news.Lock()
 	defer d.news.Unlock()
 	before := len(d.told)
-	for {
-		e, ok, err := d.port.dev.NextAsync()
-		if !ok || err != nil {
-			break
-		}
+	for e := range d.port.dev.News() {
 		d.port.counts.async.Add(1)
 		if e.Type == ibv.EventQPLastWQE {
 			d.last[e.QP] = struct{}{}
@@ -34,7 +30,7 @@ func (d *driver) hear() {
 		}
 	}
 	if len(d.told) > before {
-		d.async.Wake()
+		d.port.dev.Waker.Wake()
 	}
 }
 
@@ -83,10 +79,5 @@ func (p *Port) overran(cq *ibv.CQ) {
 		}
 	}
 	p.mu.Unlock()
-	p.control.mu.Lock()
-	o := p.control.owners[cq]
-	p.control.mu.Unlock()
-	if o != nil {
-		o.event() // it polls, and sees
-	}
+	p.dev.Notify(cq) // its owner polls, and sees
 }

@@ -1,31 +1,13 @@
 package rdma
 
 import (
-	"errors"
-	"fmt"
-
-	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// registered is the registration of a region at the port's device, made if there is none. Any goroutine may ask.
-func (p *Port) registered(r *mem.Region) (*ibvmem.Registration, error) {
-	x, err := p.regs.Find(r)
-	if err != nil {
-		return nil, fmt.Errorf("rdma: %w: %w", refused(err), err)
-	}
-	return x, nil
-}
-
-// refused is the engine's error for memory that cannot be registered.
-func refused(err error) error {
-	if errors.Is(err, ibvmem.ErrNoWay) {
-		return engine.ErrUnsupported
-	}
-	return engine.ErrUnavailable
-}
+// registered is the registration of a region at the port's device, made if there is none.
+func (p *Port) registered(r *mem.Region) (*ibvmem.Registration, error) { return p.dev.Registered(r) }
 
 // scratch is where the device puts the routing headers of datagrams that bring nothing else.
 func (p *Port) scratch() (ibv.SGE, error) {

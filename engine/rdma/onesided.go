@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -108,10 +109,10 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	if err != nil {
 		return 0, err
 	}
-	mr, err := p.memory.Register(p.pd, span, access)
+	mr, err := p.dev.Memory.Register(p.dev.PD, span, access)
 	if err != nil {
 		lease.Release()
-		return 0, failed(refused(err), "exposing %d bytes of region %q: %v", span.Len, span.Region.Name(), err)
+		return 0, failed(rdma.Refused(err), "exposing %d bytes of region %q", span.Len, span.Region.Name())
 	}
 	m := &own{mr: mr, lease: lease}
 	p.mu.Lock()

@@ -30,18 +30,18 @@ func (p *Port) newPair(spec ibv.QPSpec, entries int) (x *pair, err error) {
 			x, err = nil, fmt.Errorf("rdma: a queue pair of %s: %w: %w", p.dev.Name(), engine.ErrUnavailable, err)
 		}
 	}()
-	if x.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: entries, Channel: p.events}); err != nil {
+	if x.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: entries, Channel: p.dev.Sends}); err != nil {
 		return
 	}
 	spec.Type, spec.SendCQ = services[p.o.Transport], x.cq
 	if spec.RecvCQ == nil {
 		spec.RecvCQ = x.cq
 	}
-	if x.qp, err = p.pd.CreateQP(spec); err != nil {
+	if x.qp, err = p.dev.PD.CreateQP(spec); err != nil {
 		return
 	}
 	p.counts.channels.Add(1)
-	x.mine = pairInfo{gid: p.gid.Addr.As16(), qpn: x.qp.Num(), psn: rand.Uint32() & 0xffffff, mtu: uint16(p.o.MTU), lid: p.port.LID}
+	x.mine = pairInfo{gid: p.gid.Addr.As16(), qpn: x.qp.Num(), psn: rand.Uint32() & 0xffffff, mtu: uint16(p.o.MTU), lid: p.dev.Port.LID}
 	init := ibv.InitAttr{Port: uint8(p.o.Port)}
 	if p.o.Transport == UD {
 		x.mine.qkey = rand.Uint32() & 0x7fffffff // the highest bit asks for the sender's own key
@@ -60,10 +60,10 @@ func (p *Port) newPair(spec ibv.QPSpec, entries int) (x *pair, err error) {
 func (x *pair) connect(p *Port, peer *pairInfo) error {
 	x.peers = *peer
 	to := ibv.Address{Port: uint8(p.o.Port), SGIDIndex: uint8(p.gid.Index)}
-	if p.port.Link == ibv.LinkInfiniBand {
+	if p.dev.Port.Link == ibv.LinkInfiniBand {
 		to.LID = peer.lid
 	}
-	if p.port.Link != ibv.LinkInfiniBand || to.LID == 0 {
+	if p.dev.Port.Link != ibv.LinkInfiniBand || to.LID == 0 {
 		to.DGID = netip.AddrFrom16(peer.gid)
 	}
 	var rtr ibv.RTRAttr
@@ -83,7 +83,7 @@ func (x *pair) connect(p *Port, peer *pairInfo) error {
 	}
 	if p.o.Transport == UD {
 		var err error
-		if x.ah, err = p.pd.CreateAH(ibv.AHSpec{To: to}); err != nil {
+		if x.ah, err = p.dev.PD.CreateAH(ibv.AHSpec{To: to}); err != nil {
 			return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 		}
 	}

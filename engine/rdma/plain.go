@@ -81,7 +81,7 @@ func (l *link) ready(c *conn, x *pair, responder, initiator uint8) error {
 	if c.port.o.Transport == UD {
 		return l.readyUD(c, x)
 	}
-	err := l.id.ReadyQPPaused(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
+	err := l.id.ReadyQP(x.qp, ibv.LocalWrite, responder, initiator, cm.Pauses{MinRNR: rnrCode(c.port.o.MinRNR), RNRRetry: rnrForever})
 	if err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 	}

@@ -38,7 +38,7 @@ func (l *link) readyUD(c *conn, x *pair) error {
 
 // address makes the way to the peer, which can take a while. When the connection has ended meanwhile, no other goroutine closes it.
 func (l *link) address(c *conn, x *pair, to ibv.Address, peer *pairInfo) error {
-	ah, err := l.m.port.pd.CreateAH(ibv.AHSpec{To: to})
+	ah, err := l.m.port.dev.PD.CreateAH(ibv.AHSpec{To: to})
 	if err != nil {
 		return failed(engine.ErrConnect, "the way to the peer's queue pair: %v", err)
 	}
@@ -87,7 +87,7 @@ func (l *link) found(c *conn, p *cm.Params) error {
 func (l *rxChannel) from(qpn uint32) bool {
 	if l.peer == 0 {
 		l.peer = qpn
-		l.q.port.control.learn(l.c, qpn)
+		l.q.port.control.do(func() { l.c.learned(qpn) })
 	}
 	return l.peer == qpn
 }

@@ -13,7 +13,6 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/ibvmem"
 	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -26,18 +25,12 @@ type Port struct {
 	o         Options
 	connector connector
 
-	dev     *ibv.Context
-	attr    ibv.DeviceAttr
-	port    ibv.PortAttr
+	dev     *rdma.Device
+	attr    *ibv.DeviceAttr // of dev
 	gid     ibv.GID
 	why     string // this GID was chosen
-	pd      *ibv.PD
-	memory  *ibvmem.Adapter
-	regs    *ibvmem.Table // of the pools
-	events  *ibv.Channel  // of what is sent
 	control *driver
 
-	active  atomic.Bool // the device's port is up
 	opened  time.Time
 	primary atomic.Pointer[conn] // the connection of a port that connects to one peer
 	gone    atomic.Bool          // there will be no connection any more
@@ -110,32 +103,22 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 			err = errors.Join(err, p.shut())
 		}
 	}()
-	if err := p.choose(e); err != nil {
+	c, err := p.choose(e)
+	if err != nil {
 		return nil, err
 	}
-	if p.attr, err = p.dev.Attr(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
+	if p.dev, err = rdma.NewDevice(c, o.Port, e.tree); err != nil {
+		return nil, fmt.Errorf("rdma: %w", err)
 	}
-	if p.port, err = p.dev.Port(o.Port); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
-	}
-	p.active.Store(p.port.State == ibv.PortActive)
-	if most := p.port.ActiveMTU.Bytes(); p.o.MTU == 0 || p.o.MTU > most {
+	p.attr, p.control = &p.dev.Attr, newDriver(p)
+	if most := p.dev.Port.ActiveMTU.Bytes(); p.o.MTU == 0 || p.o.MTU > most {
 		p.o.MTU = most
 	}
-	if o.Connect == ByCM && o.Transport == UD && p.port.Link == ibv.LinkInfiniBand {
-		return nil, failed(engine.ErrUnsupported, "connect=cm with UD on InfiniBand: who accepts knows its peer by an IP address, which leads nowhere there: connect=tcp has UD, or take RC")
-	}
-	if p.pd, err = p.dev.AllocPD(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
-	}
-	p.memory = ibvmem.New(p.dev, ibvmem.Options{Tree: e.tree})
-	p.regs = p.memory.NewTable(p.pd)
-	if p.events, err = p.dev.CreateChannel(); err != nil {
-		return nil, failed(engine.ErrUnavailable, "device %s: %v", p.dev.Name(), err)
-	}
-	if p.control, err = newDriver(p); err != nil || p.o.Connect == ByTCP {
-		return p, err
+	switch {
+	case o.Connect == ByTCP:
+		return p, nil
+	case o.Transport == UD && p.dev.Port.Link == ibv.LinkInfiniBand:
+		return nil, failed(engine.ErrUnsupported, "connect=cm with UD on InfiniBand: the side that accepts knows its peer by an IP address, which leads nowhere there: connect=tcp has UD, or take RC")
 	}
 	m, err := newManager(p, e.cm)
 	if err == nil {
@@ -145,7 +128,7 @@ func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
 }
 
 // choose finds the device and the GID: those that were named, or those that have the port's IP address.
-func (p *Port) choose(e *Engine) error {
+func (p *Port) choose(e *Engine) (*ibv.Context, error) {
 	want := p.a.local.Addr()
 	if p.a.local.IsValid() && want.IsUnspecified() || !p.a.local.IsValid() {
 		want = netip.Addr{}
@@ -153,7 +136,7 @@ func (p *Port) choose(e *Engine) error {
 	if !want.IsValid() && p.a.remote.IsValid() {
 		var err error
 		if want, err = sourceFor(p.a.remote); err != nil {
-			return failed(engine.ErrConnect, "no route to %v: %v", p.a.remote, err)
+			return nil, failed(engine.ErrConnect, "no route to %v: %v", p.a.remote, err)
 		}
 	}
 	c, err := e.lib.Open(p.o.Device, func(c *ibv.Context) error {
@@ -166,18 +149,17 @@ func (p *Port) choose(e *Engine) error {
 	var none *rdma.Misfit
 	switch {
 	case err == nil:
-		p.dev = c
-		return nil
+		return c, nil
 	case errors.Is(err, rdma.ErrNoDevice):
-		return failed(engine.ErrNotFound, "%v", err)
+		return nil, failed(engine.ErrNotFound, "%v", err)
 	case !errors.As(err, &none) || p.o.Device != "":
-		return failed(engine.ErrUnavailable, "%v", err)
+		return nil, failed(engine.ErrUnavailable, "%v", err)
 	}
 	who := "an address"
 	if want.IsValid() {
 		who = "the address " + want.String()
 	}
-	return failed(engine.ErrUnavailable, "no RDMA device has %s: %v; name one with device=", who, none)
+	return nil, failed(engine.ErrUnavailable, "no RDMA device has %s: %v; name one with device=", who, none)
 }
 
 // pick chooses a GID of a device. A device that is named may have any address.
@@ -209,7 +191,7 @@ func (p *Port) pick(c *ibv.Context, gids []ibv.GID, want netip.Addr) (ibv.GID, s
 
 // start begins to accept or to connect.
 func (p *Port) start(ctx context.Context) error {
-	p.control.start()
+	p.dev.Start(p.control.hear, p.control.work)
 	if p.a.listen {
 		l, err := p.connector.bind(p.a.local)
 		if err != nil {
@@ -263,7 +245,7 @@ func (p *Port) LocalAddr() netip.AddrPort {
 
 // Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.
 func (p *Port) Info() engine.PortInfo {
-	i := engine.PortInfo{Engine: "rdma", Address: "roce://" + p.a.remote.String(), Device: p.dev.Name(), MTU: p.o.MTU, NUMA: -1, Speed: p.port.Speed}
+	i := engine.PortInfo{Engine: "rdma", Address: "roce://" + p.a.remote.String(), Device: p.dev.Name(), MTU: p.o.MTU, NUMA: -1, Speed: p.dev.Port.Speed}
 	local := p.LocalAddr()
 	if p.a.listen {
 		i.Address = "roce://" + local.String() + "?listen=1"
@@ -278,7 +260,7 @@ func (p *Port) Info() engine.PortInfo {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i.Up = !p.closed && p.active.Load() && (p.a.listen || len(p.conns) > 0)
+	i.Up = !p.closed && p.dev.Up() && (p.a.listen || len(p.conns) > 0)
 	return i
 }
 
@@ -295,17 +277,14 @@ func (p *Port) Capabilities() engine.Capabilities {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.Notes = append(slices.Clone(p.notes), p.GID())
-	if !p.memory.Able() {
-		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
-		c.Notes = append(c.Notes, ibvmem.Unable)
-	}
+	p.dev.Limit(&c)
 	return c
 }
 
 // ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
 func (p *Port) ReachesRegion(r *mem.Region) error {
-	if err := p.memory.Reaches(p.pd, r); err != nil {
-		return fmt.Errorf("rdma: %w: %w", refused(err), err)
+	if err := p.dev.Reaches(r); err != nil {
+		return fmt.Errorf("rdma: %w", err)
 	}
 	return nil
 }
@@ -318,6 +297,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	*s = p.old
+	s.LinkChanges = p.dev.Changes()
 	p.rx.Sum(&s.Rx)
 	for _, q := range p.draining {
 		q.late.AddTo(&s.Rx.Drops)
@@ -361,33 +341,23 @@ func (p *Port) Close() error {
 	}
 	p.changed()
 	p.mu.Unlock()
-	p.control.stop()
+	p.dev.Stop()
 	p.running.Wait()
 	return errors.Join(err, p.shut())
 }
 
 // shut gives up what open has made.
 func (p *Port) shut() (err error) {
-	if p.control != nil {
-		p.control.stop()
+	if p.dev == nil {
+		return nil
 	}
+	p.dev.Stop()
 	if m, ok := p.connector.(*manager); ok {
 		err = m.stop()
 	}
-	if p.regs != nil {
-		err = errors.Join(err, p.regs.Close())
-	}
+	err = errors.Join(err, p.dev.Close())
 	if p.scratchRegion != nil {
 		err = errors.Join(err, p.scratchRegion.Close())
-	}
-	if p.events != nil {
-		err = errors.Join(err, p.events.Close())
-	}
-	if p.pd != nil {
-		err = errors.Join(err, p.pd.Close())
-	}
-	if p.dev != nil {
-		err = errors.Join(err, p.dev.Close())
 	}
 	return err
 }

@@ -3,7 +3,6 @@ package rdma
 import (
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -106,7 +105,7 @@ func (q *rxQueue) open(o RxOptions) (err error) {
 	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: min(n+spareCQEs, p.attr.MaxCQE), Channel: q.events}); err != nil {
 		return q.refused(fmt.Sprintf("a completion queue of %d", n+spareCQEs), err)
 	}
-	if q.srq, err = p.pd.CreateSRQ(ibv.SRQSpec{WRs: n, SGEs: len(places)}); err != nil {
+	if q.srq, err = p.dev.PD.CreateSRQ(ibv.SRQSpec{WRs: n, SGEs: len(places)}); err != nil {
 		return q.refused(fmt.Sprintf("%d buffers of %d pieces", n, len(places)), err)
 	}
 	q.mu.Lock()
@@ -124,18 +123,8 @@ func (q *rxQueue) longest() uint64 { return q.recvs.Size() - uint64(q.skip) }
 // arrange says in which slots the pieces of a message lie.
 func (q *rxQueue) arrange(o RxOptions) (pools []rdma.Pool, places []rdma.Place, err error) {
 	p, spec := q.port, q.Spec()
-	for _, pool := range spec.Pools {
-		if pool.Region().ReadOnly() {
-			return nil, nil, failed(engine.ErrUnsupported, "receive queue %d: pool %q is in memory that cannot be written", q.ID(), pool.Name())
-		}
-		reg, err := p.registered(pool.Region())
-		if err != nil {
-			return nil, nil, fmt.Errorf("rdma: receive queue %d: %w", q.ID(), err)
-		}
-		if f := reg.Flusher(); f != nil && !slices.Contains(q.flushers, f) {
-			q.flushers = append(q.flushers, f)
-		}
-		pools = append(pools, rdma.Pool{Slots: pool, Reg: reg})
+	if pools, q.flushers, err = p.dev.Pools(spec.Pools); err != nil {
+		return nil, nil, fmt.Errorf("rdma: receive queue %d: %w", q.ID(), err)
 	}
 	if q.grh = o.GRH; p.o.Transport == UD {
 		q.skip = grhLen

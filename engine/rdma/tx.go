@@ -2,6 +2,7 @@ package rdma
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -70,10 +71,8 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	if err != nil {
 		return failed(err, "transmit queue %d", q.id)
 	}
-	for _, pool := range spec.Pools {
-		if _, err := p.registered(pool.Region()); err != nil {
-			return failed(err, "transmit queue %d", q.id)
-		}
+	if _, _, err := p.dev.Pools(spec.Pools); err != nil {
+		return failed(err, "transmit queue %d", q.id)
 	}
 	most := 0
 	if p.o.Transport == UD {
@@ -125,13 +124,9 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 	if b == nil {
 		return 0, engine.ErrNil
 	}
-	for i := range b.Len() {
-		for k := range b.Segments(i) {
-			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
-				b.Release()
-				return 0, failed(err, "packet %d of the burst", i)
-			}
-		}
+	if err := q.port.dev.RegisterAll(b); err != nil {
+		b.Release()
+		return 0, fmt.Errorf("rdma: %w", err)
 	}
 	return q.ForwardAny(b)
 }
@@ -220,7 +215,7 @@ func (s *txSink) settle(n, bytes int, left bool) {
 }
 
 // complete tells the box of packets that are done. A pacer counts packets after it has passed them on, and a caller of Drain finds its
-// figures whole: so while it is at work the box is told later.
+// figures whole: so while it is at work settleUp tells the box later.
 func (s *txSink) complete(n int) {
 	s.owed.Add(int64(n))
 	if !s.pacing.Load() {

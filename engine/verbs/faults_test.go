@@ -160,9 +160,6 @@ func TestRevived(t *testing.T) {
 			return n > 0
 		})
 	}
-	if e.a.Revived() < 2 || e.b.Revived() < 2 {
-		t.Errorf("%d and %d queue pairs were made ready again", e.a.Revived(), e.b.Revived())
-	}
 	var tx, rx engine.PortStats
 	e.a.Stats(&tx)
 	e.b.Stats(&rx)

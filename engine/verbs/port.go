@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/ibvmem"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -26,32 +26,18 @@ const (
 
 // Port is an open port of a card. It implements engine.Port.
 type Port struct {
-	spec   engine.PortSpec
-	o      Options
-	name   string
-	info   engine.PortInfo
-	dev    *ibv.Context
-	attr   ibv.DeviceAttr
-	pd     *ibv.PD
-	memory *ibvmem.Adapter
-	regs   *ibvmem.Table
-	table  *flow.Table
-	exact  bool // the card counts frames for which there was no receive
-	dry    func() (uint64, bool)
-	dry0   uint64 // that count when it was looked at last; under the lock of rx
+	spec  engine.PortSpec
+	o     Options
+	name  string
+	info  engine.PortInfo
+	dev   *rdma.Device
+	table *flow.Table
+	exact bool // the card counts frames for which there was no receive
+	dry   func() (uint64, bool)
+	dry0  uint64 // that count when it was looked at last; under the lock of rx
 
-	up      atomic.Bool
-	changes atomic.Uint64
-	failed  atomic.Pointer[error] // why nothing goes any more
-	revived atomic.Uint64         // queue pairs that were made ready again
-	counts  engine.SteerCounts    // of frames that reached no queue
-
-	events *ibv.Channel  // of what was sent
-	waker  *engine.Waker // of events
-	async  *engine.Waker // of the device
-	end    chan struct{}
-	done   chan struct{}
-	fds    []int // that engine.Events knows
+	failed atomic.Pointer[error] // why nothing goes any more
+	counts engine.SteerCounts    // of frames that reached no queue
 
 	// The lock of rx guards what follows. It is taken before that of a queue, and that one before the completion queue's.
 	rx      engine.RxSet[*rxQueue]
@@ -60,62 +46,41 @@ type Port struct {
 	txs     []*txQueue
 	gone    []*txQueue // the last that were closed
 	past    engine.TxStats
-	byCQ    map[*ibv.CQ]*txQueue
 }
 
 // open opens a port of an open device, which is closed when that fails.
-func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Options) (_ *Port, err error) {
-	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, waker: engine.NewWaker(), async: engine.NewWaker(), end: make(chan struct{}), done: make(chan struct{}),
-		steered: map[ibv.FlowSpec]steered{}, byCQ: map[*ibv.CQ]*txQueue{}}
-	close(p.done) // run does not run yet
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, p.shut())
-		}
-	}()
-	if err := able(dev, o.Port); err != nil {
-		return nil, err
+func open(e *Engine, c *ibv.Context, netdev string, spec engine.PortSpec, o Options) (_ *Port, err error) {
+	if err := able(c, o.Port); err != nil {
+		return nil, errors.Join(err, c.Close())
 	}
-	if p.attr, err = dev.Attr(); err != nil {
-		return nil, unavailable(err)
+	dev, err := rdma.NewDevice(c, o.Port, e.tree)
+	if err != nil {
+		return nil, fmt.Errorf("verbs: %w", err)
 	}
-	if o.Checksum && !p.attr.RawChecksum {
-		return nil, fmt.Errorf("verbs: %s does not write checksums: %w", dev.Name(), engine.ErrUnsupported)
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: dev, steered: map[ibv.FlowSpec]steered{}}
+	if err := p.open(e, netdev); err != nil {
+		return nil, errors.Join(err, dev.Close())
+	}
+	dev.Start(p.hear, p.work)
+	return p, nil
+}
+
+func (p *Port) open(e *Engine, netdev string) (err error) {
+	if p.o.Checksum && !p.dev.Attr.RawChecksum {
+		return fmt.Errorf("verbs: %s does not write checksums: %w", p.dev.Name(), engine.ErrUnsupported)
 	}
 	if err := p.learn(netdev); err != nil {
-		return nil, err
+		return err
 	}
-	p.dry = func() (uint64, bool) { return e.dry(dev.Device(), o.Port) }
+	p.dry = func() (uint64, bool) { return e.dry(p.dev.Device(), p.o.Port) }
 	p.dry0, p.exact = p.dry()
-	can := e.RuleCapabilities(spec)
-	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
-		return nil, err
-	}
-	if p.pd, err = dev.AllocPD(); err != nil {
-		return nil, unavailable(err)
-	}
-	p.memory = ibvmem.New(dev, ibvmem.Options{Tree: e.tree})
-	p.regs = p.memory.NewTable(p.pd)
-	if p.events, err = dev.CreateChannel(); err != nil {
-		return nil, unavailable(err)
-	}
-	for _, fd := range []int{p.events.FD(), dev.AsyncFD()} {
-		if err := engine.Events.Add(fd); err != nil {
-			return nil, err
-		}
-		p.fds = append(p.fds, fd)
-	}
-	p.done = make(chan struct{})
-	go p.run()
-	return p, nil
+	can := e.RuleCapabilities(p.spec)
+	p.table, err = flow.NewTable(flow.TableOptions{Engine: &can})
+	return err
 }
 
 // learn finds out what Info tells.
 func (p *Port) learn(netdev string) error {
-	a, err := p.dev.Port(p.o.Port)
-	if err != nil {
-		return unavailable(err)
-	}
 	p.info = engine.PortInfo{MTU: defaultMTU, NUMA: -1}
 	if netdev != "" {
 		i, err := netif.Open(netdev, p.spec.MTU)
@@ -130,7 +95,7 @@ func (p *Port) learn(netdev string) error {
 	if netdev == "" && p.spec.MTU > 0 {
 		p.info.MTU = p.spec.MTU
 	}
-	p.info.Engine, p.info.Address, p.info.Speed = Name, p.spec.Address, a.Speed
+	p.info.Engine, p.info.Address, p.info.Speed = Name, p.spec.Address, p.dev.Port.Speed
 	if p.info.Device == "" {
 		p.info.Device = p.dev.Name()
 	}
@@ -139,7 +104,6 @@ func (p *Port) learn(netdev string) error {
 			p.info.MAC = macOf(gids[0].Addr)
 		}
 	}
-	p.up.Store(a.State == ibv.PortActive)
 	return nil
 }
 
@@ -154,66 +118,26 @@ func macOf(a netip.Addr) (m packet.MAC) {
 // longest is the longest frame in bytes.
 func (p *Port) longest() int { return p.info.MTU + frameRoom }
 
-// run hears of what was sent and of what happens to the device.
-func (p *Port) run() {
-	defer close(p.done)
-	for {
-		_ = engine.Events.Arm(p.fds[0], p.waker) // they stay until the goroutine has ended
-		_ = engine.Events.Arm(p.fds[1], p.async)
-		select {
-		case <-p.end:
-			return
-		case <-p.async.C():
-			if p.listen(); p.failed.Load() != nil {
-				p.wake()
-			}
-			continue
-		case <-p.waker.C():
+// hear takes the events of the device. A queue pair that failed flushes what it has, and the queue that sees that makes it ready again.
+func (p *Port) hear() {
+	for e := range p.dev.News() {
+		if e.Type == ibv.EventDeviceFatal || e.Type == ibv.EventCQErr {
+			p.fail(fmt.Errorf("verbs: %s: %v: close the port and open it again: %w", p.name, e, engine.ErrDown))
 		}
-		for {
-			cq, ok, err := p.events.Next()
-			if !ok || err != nil {
-				break
-			}
-			cq.Ack()
-			p.rx.Lock()
-			q := p.byCQ[cq]
-			p.rx.Unlock()
-			if q != nil {
-				q.event()
-			}
-		}
-	}
-}
-
-// listen takes what the device has told.
-func (p *Port) listen() {
-	for {
-		ev, ok, err := p.dev.NextAsync()
-		if !ok || err != nil {
-			return
-		}
-		p.happened(ev)
-	}
-}
-
-// happened deals with an event of the device. A queue pair that failed flushes what it has, and the queue that sees that makes it ready again.
-func (p *Port) happened(ev ibv.AsyncEvent) {
-	switch ev.Type {
-	case ibv.EventPortActive, ibv.EventPortErr:
-		if up := ev.Type == ibv.EventPortActive; ev.Port == p.o.Port && p.up.Swap(up) != up {
-			p.changes.Add(1)
-		}
-	case ibv.EventDeviceFatal, ibv.EventCQErr:
-		p.fail(fmt.Errorf("verbs: %s: %v: close the port and open it again: %w", p.name, ev, engine.ErrDown))
 	}
 	p.wake()
 }
 
-// fail says that nothing goes any more, and why. run wakes the owners: the caller may hold the lock of a queue.
+// fail ends everything that the port does, and says why. The device's goroutine wakes the owners of queues: the caller may hold the lock of one.
 func (p *Port) fail(err error) {
 	if p.failed.CompareAndSwap(nil, &err) {
-		p.async.Wake()
+		p.dev.Waker.Wake()
+	}
+}
+
+func (p *Port) work() {
+	if p.failed.Load() != nil {
+		p.wake()
 	}
 }
 
@@ -233,13 +157,10 @@ func (p *Port) wake() {
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
 
-// Revived is how often a queue pair that had failed was made ready again.
-func (p *Port) Revived() uint64 { return p.revived.Load() }
-
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
 	i := p.info
-	i.IPs, i.Up = slices.Clone(i.IPs), p.up.Load() && p.failed.Load() == nil
+	i.IPs, i.Up = slices.Clone(i.IPs), p.dev.Up() && p.failed.Load() == nil
 	return i
 }
 
@@ -247,24 +168,21 @@ func (p *Port) Info() engine.PortInfo {
 func (p *Port) Capabilities() engine.Capabilities {
 	c := (&Engine{}).Capabilities()
 	c.MaxPacket, c.ExactDrops = p.info.MTU+packet.EthernetLen, p.exact
-	c.HardwareTime = p.attr.TimestampMask != 0
-	if p.attr.RawChecksum {
+	c.HardwareTime = p.dev.Attr.TimestampMask != 0
+	if p.dev.Attr.RawChecksum {
 		c.TxChecksum = "device"
 	}
 	if !p.exact {
 		c.Notes = append(c.Notes, "the card does not count frames for which there was no receive (hw_counters/out_of_buffer)")
 	}
-	if !p.memory.Able() {
-		c.Memory = slices.DeleteFunc(c.Memory, func(k mem.Kind) bool { return k == mem.Device })
-		c.Notes = append(c.Notes, ibvmem.Unable)
-	}
+	p.dev.Limit(&c)
 	return c
 }
 
 // ReachesRegion implements engine.DeviceReacher. The first question about a region registers a page of it.
 func (p *Port) ReachesRegion(r *mem.Region) error {
-	if err := p.memory.Reaches(p.pd, r); err != nil {
-		return refused(err)
+	if err := p.dev.Reaches(r); err != nil {
+		return fmt.Errorf("verbs: %w", err)
 	}
 	return nil
 }
@@ -278,7 +196,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	p.account()
-	*s = engine.PortStats{Tx: p.past, LinkChanges: p.changes.Load()}
+	*s = engine.PortStats{Tx: p.past, LinkChanges: p.dev.Changes()}
 	p.counts.AddTo(s)
 	p.rx.Sum(&s.Rx)
 	engine.SumTx(&s.Tx, p.txs, p.gone)
@@ -321,23 +239,7 @@ func (p *Port) Close() error {
 	for _, q := range txs {
 		errs = append(errs, q.Close())
 	}
-	return errors.Join(append(errs, p.shut())...)
-}
-
-// shut gives up what open has made.
-func (p *Port) shut() (err error) {
-	close(p.end)
-	<-p.done
-	for _, fd := range p.fds {
-		engine.Events.Remove(fd)
-	}
-	if p.events != nil {
-		err = p.events.Close()
-	}
-	if p.pd != nil {
-		err = errors.Join(err, p.regs.Close(), p.pd.Close())
-	}
-	return errors.Join(err, p.dev.Close())
+	return errors.Join(append(errs, p.dev.Close())...)
 }
 
 // ready brings a new queue pair, or one that has failed and flushed, to work.
@@ -348,7 +250,6 @@ func (p *Port) ready(q *ibv.QP) error {
 		if err := q.Reset(); err != nil {
 			return err
 		}
-		p.revived.Add(1)
 	}
 	if err := q.Init(ibv.InitAttr{Port: uint8(p.o.Port)}); err != nil {
 		return err

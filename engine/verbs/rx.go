@@ -57,7 +57,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.Capabilities()
-	if err := p.rx.Admit(&spec, &can, p.attr.MaxQPWR); err != nil {
+	if err := p.rx.Admit(&spec, &can, p.dev.Attr.MaxQPWR); err != nil {
 		return nil, fmt.Errorf("verbs: %s: %w", p.name, err)
 	}
 	q, err := p.addRx(spec)
@@ -122,21 +122,15 @@ func (q *rxQueue) arrange(spec *engine.RxSpec) (pools []rdma.Pool, places []rdma
 		}
 		places = []rdma.Place{{Pool: 0, Size: at, Role: burst.Header}, {Pool: 1, Skip: skip, Size: uint32(body), Role: burst.Payload}}
 	} else {
-		n, most := (p.longest()+first.SlotSize()-1)/first.SlotSize(), min(p.attr.MaxSGE, burst.MaxSegments)
+		n, most := (p.longest()+first.SlotSize()-1)/first.SlotSize(), min(p.dev.Attr.MaxSGE, burst.MaxSegments)
 		if n > most {
 			return bad("slots of %d bytes: the longest frame has %d, and at most %d slots make one", first.SlotSize(), p.longest(), most)
 		}
 		places = slices.Repeat([]rdma.Place{{Size: uint32(first.SlotSize()), Role: burst.Frame}}, n)
 	}
-	for _, pool := range spec.Pools {
-		reg, err := p.registered(pool.Region())
-		if err != nil {
-			return nil, nil, err
-		}
-		q.remote = q.remote || reg.Flusher() != nil
-		pools = append(pools, rdma.Pool{Slots: pool, Reg: reg})
-	}
-	return pools, places, nil
+	pools, flushers, err := p.dev.Pools(spec.Pools)
+	q.remote = len(flushers) > 0
+	return pools, places, err
 }
 
 // open makes the queue pair. The caller holds the set's lock.
@@ -148,7 +142,7 @@ func (q *rxQueue) open(pools []rdma.Pool, places []rdma.Place) (err error) {
 	if most := c.cq.Entries(); c.receives+n > most {
 		return fmt.Errorf("depth of %d packets: %d receives of other queues are posted, and %d are allowed (Options.Receives): %w", n, c.receives, most, engine.ErrInvalid)
 	}
-	qp, err := p.pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: c.cq, RecvCQ: c.cq, RecvWRs: n, RecvSGEs: len(places)})
+	qp, err := p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: c.cq, RecvCQ: c.cq, RecvWRs: n, RecvSGEs: len(places)})
 	if err != nil {
 		return refusal(p.dev.Name(), err)
 	}

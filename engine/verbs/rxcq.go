@@ -57,7 +57,7 @@ func newRxCQ(p *Port, times bool) (_ *rxCQ, err error) {
 	if c.events, err = p.dev.CreateChannel(); err != nil {
 		return nil, unavailable(err)
 	}
-	spec := ibv.CQSpec{Entries: min(p.o.Receives, p.attr.MaxCQE), Channel: c.events}
+	spec := ibv.CQSpec{Entries: min(p.o.Receives, p.dev.Attr.MaxCQE), Channel: c.events}
 	if times {
 		err = c.timed(spec)
 	} else {
@@ -78,11 +78,11 @@ func (c *rxCQ) timed(spec ibv.CQSpec) (err error) {
 		c.clock.kind = ibv.TimesWall
 		return err
 	}
-	if p.attr.TimestampMask == 0 || p.attr.ClockKHz == 0 {
+	if p.dev.Attr.TimestampMask == 0 || p.dev.Attr.ClockKHz == 0 {
 		return fmt.Errorf("the device does not say how fast its clock is: %w", engine.ErrUnsupported)
 	}
 	spec.Times = ibv.TimesDevice
-	c.clock = clock{kind: ibv.TimesDevice, read: p.dev.Clock, mask: p.attr.TimestampMask, khz: p.attr.ClockKHz}
+	c.clock = clock{kind: ibv.TimesDevice, read: p.dev.Clock, mask: p.dev.Attr.TimestampMask, khz: p.dev.Attr.ClockKHz}
 	if err := c.clock.compare(); err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, fmt.Errorf("verbs: transmit queue %v of %s: %w", spec.ID, p.name, err)
 	}
 	p.txs = append(p.txs, q)
-	p.byCQ[q.cq] = q
+	p.dev.Own(q.cq, q.event)
 	return q, nil
 }
 
@@ -86,28 +86,26 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	if err != nil {
 		return err
 	}
-	for i, pool := range spec.Pools {
-		reg, err := p.registered(pool.Region())
-		if err != nil {
-			return err
-		}
-		if i == 0 && spec.SourceMAC && reg.Hidden() {
-			return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", pool.Name(), engine.ErrUnsupported)
-		}
+	pools, _, err := p.dev.Pools(spec.Pools)
+	if err != nil {
+		return err
 	}
-	sges := min(p.attr.MaxSGE, burst.MaxSegments)
-	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.attr.MaxQPWR)
+	if spec.SourceMAC && pools[0].Reg.Hidden() {
+		return fmt.Errorf("pool %q is in memory that the CPU cannot reach, where it cannot write SourceMAC: %w", spec.Pools[0].Name(), engine.ErrUnsupported)
+	}
+	sges := min(p.dev.Attr.MaxSGE, burst.MaxSegments)
+	q.spec, q.depth = spec, min(spec.Depth, p.o.SendDepth, p.dev.Attr.MaxQPWR)
 	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.longest())
 	slots.Chain(sges, p.longest())
 	q.posts, q.sges, q.back = make([]posted, q.depth), make([]ibv.SGE, 0, sges), make([]burst.Handle, 0, 64)
 	if q.chain, err = ibv.NewSendChain(postAtOnce, postAtOnce*sges, 0); err != nil {
 		return err
 	}
-	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: q.depth + 1, Channel: p.events}); err != nil {
+	if q.cq, err = p.dev.CreateCQ(ibv.CQSpec{Entries: q.depth + 1, Channel: p.dev.Sends}); err != nil {
 		q.chain.Close()
 		return unavailable(err)
 	}
-	q.qp, err = p.pd.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: q.cq, RecvCQ: q.cq, SendWRs: q.depth, SendSGEs: sges})
+	q.qp, err = p.dev.PD.CreateQP(ibv.QPSpec{Type: ibv.RawPacket, SendCQ: q.cq, RecvCQ: q.cq, SendWRs: q.depth, SendSGEs: sges})
 	if err != nil {
 		err = refusal(p.dev.Name(), err)
 	} else if err = p.ready(q.qp); err == nil {
@@ -117,7 +115,7 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 		q.give()
 		return err
 	}
-	if p.attr.RawChecksum {
+	if p.dev.Attr.RawChecksum {
 		q.Offload(burst.ChecksumIPv4|burst.ChecksumL4, false)
 	}
 	q.Start(id, slots, q.out, q.collect)
@@ -154,13 +152,9 @@ func (q *txQueue) Forward(b *burst.Burst) (int, error) {
 		b.Release()
 		return 0, engine.ErrClosed
 	}
-	for i := range b.Len() {
-		for k := range b.Segments(i) {
-			if _, err := q.port.registered(b.Segment(i, k).Region); err != nil {
-				b.Release()
-				return 0, fmt.Errorf("packet %d of the burst: %w", i, err)
-			}
-		}
+	if err := q.port.dev.RegisterAll(b); err != nil {
+		b.Release()
+		return 0, fmt.Errorf("verbs: %w", err)
 	}
 	return q.ForwardAny(b)
 }
@@ -197,7 +191,7 @@ func (q *txQueue) Close() error {
 	q.mu.Unlock()
 	p.rx.Lock()
 	defer p.rx.Unlock()
-	delete(p.byCQ, q.cq)
+	p.dev.Disown(q.cq)
 	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.past)
 	return nil
 }
@@ -333,7 +327,7 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		q.reap()
 	}
 	for from < to {
-		if !q.port.up.Load() || q.port.failed.Load() != nil {
+		if !q.port.dev.Up() || q.port.failed.Load() != nil {
 			for ; from < to; from++ {
 				q.refuse(b, from, engine.DropDown)
 			}
@@ -447,7 +441,7 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	q.sges = q.sges[:0]
 	for s := range k {
 		g := b.Builder().Part(i, s)
-		reg, err := q.port.registered(b.Segment(i, s).Region)
+		reg, err := q.port.dev.Registered(b.Segment(i, s).Region)
 		if err != nil {
 			return engine.DropRefused
 		}

@@ -3,39 +3,26 @@ package ibv
 import (
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // DeviceAttr is what a device can do. Limits are those of the device; the memory of the machine may set lower ones.
 type DeviceAttr struct {
-	Firmware                                  string
-	NodeGUID, SystemGUID                      uint64
-	VendorID, VendorPart, HWVersion           uint32
-	Ports                                     int
-	MaxMRSize                                 uint64 // bytes of one region
-	PageSizes                                 uint64 // bit mask of page sizes in bytes
-	MaxQP, MaxQPWR, MaxSGE, MaxSGERead        int
-	MaxCQ, MaxCQE, MaxMR, MaxPD, MaxMW, MaxAH int
-	MaxSRQ, MaxSRQWR, MaxSRQSGE               int
-	MaxRdAtomic                               int // reads and atomics from a peer that a queue pair serves at once (MaxDestRdAtomic)
-	MaxInitRdAtomic                           int // reads and atomics to a peer that a queue pair has open at once (MaxRdAtomic)
-	MaxPKeys                                  int
-	AckDelay                                  uint8 // 4.096 µs × 2^AckDelay until an acknowledgement leaves
-	Atomics                                   AtomicCap
-	WindowType1, WindowType2A, WindowType2B   bool
-	XRC                                       bool
-	LocalInvalidate                           bool // LocalInv (memory management extensions)
-	RawPacket                                 bool // raw packet queue pairs, as far as the device tells
-	RawPacketCaps                             uint32
-	RawChecksum                               bool // raw packet queue pairs check and write checksums of IP, TCP and UDP
-	ODP                                       ODPCaps
-	Extended                                  bool   // the device told the following; otherwise they are zero
-	TimestampMask                             uint64 // of completion timestamps; 0: none
-	ClockKHz                                  uint64 // of the device's clock
-	MaxDeviceMemory                           uint64 // bytes
-	DMABuf                                    error  // nil: dma-bufs can be registered; otherwise why not
+	Ports                       int
+	MaxQPWR, MaxSGE, MaxCQE     int
+	MaxSRQ, MaxSRQWR, MaxSRQSGE int
+	MaxRdAtomic                 int // reads and atomics from a peer that a queue pair serves at once (MaxDestRdAtomic)
+	MaxInitRdAtomic             int // reads and atomics to a peer that a queue pair has open at once (MaxRdAtomic)
+	Atomics                     AtomicCap
+	WindowType2B                bool
+	XRC                         bool
+	RawPacket                   bool   // raw packet queue pairs, as far as the device tells
+	RawChecksum                 bool   // raw packet queue pairs check and write checksums of IP, TCP and UDP
+	Extended                    bool   // the device told the following; otherwise they are zero
+	TimestampMask               uint64 // of completion timestamps; 0: none
+	ClockKHz                    uint64 // of the device's clock
+	DMABuf                      error  // nil: dma-bufs can be registered; otherwise why not
 }
 
 // AtomicCap says among whom atomics are atomic.
@@ -60,47 +47,12 @@ func (a AtomicCap) String() string {
 	return fmt.Sprintf("atomic capability %d", uint32(a))
 }
 
-// ODPCaps is what can be done with memory that is registered on demand (AccessOnDemand): its pages need not be present.
-type ODPCaps struct {
-	Supported, Implicit bool
-	RC, UC, UD, XRC     ODPOps
-}
-
-// ODPOps are operations on memory that is registered on demand.
-type ODPOps uint32
-
-// The operations.
-const (
-	ODPSend ODPOps = 1 << iota
-	ODPRecv
-	ODPWrite
-	ODPRead
-	ODPAtomic
-	ODPSRQRecv
-)
-
-func (o ODPOps) String() string {
-	var s []string
-	for i, name := range []string{"send", "receive", "write", "read", "atomic", "shared receive"} {
-		if o&(1<<i) != 0 {
-			s = append(s, name)
-		}
-	}
-	if len(s) == 0 {
-		return "nothing"
-	}
-	return strings.Join(s, ", ")
-}
-
 // Bits of device_cap_flags.
 const (
-	capMemWindow     = 1 << 17
-	capXRC           = 1 << 20
-	capMemManagement = 1 << 21
-	capWindow2A      = 1 << 23
-	capWindow2B      = 1 << 24
-	capRawChecksum   = 1 << 26
-	rawCapChecksum   = 1 << 2 // of raw_packet_caps
+	capXRC         = 1 << 20
+	capWindow2B    = 1 << 24
+	capRawChecksum = 1 << 26
+	rawCapChecksum = 1 << 2 // of raw_packet_caps
 )
 
 // Attr is what the device can do. It is asked once; DMABuf is found by an attempt that registers nothing.
@@ -150,20 +102,15 @@ func (c *Context) queryAttr() (DeviceAttr, error) {
 
 func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 	o := &x.orig
-	a := DeviceAttr{Firmware: text(o.firmware[:]), NodeGUID: fromBE64(o.nodeGUID), SystemGUID: fromBE64(o.sysImageGUID),
-		VendorID: o.vendorID, VendorPart: o.vendorPart, HWVersion: o.hwVersion, Ports: int(o.ports), MaxMRSize: o.maxMRSize, PageSizes: o.pageSizes,
-		MaxQP: int(o.maxQP), MaxQPWR: int(o.maxQPWR), MaxSGE: int(o.maxSGE), MaxSGERead: int(o.maxSGERead), MaxCQ: int(o.maxCQ), MaxCQE: int(o.maxCQE),
-		MaxMR: int(o.maxMR), MaxPD: int(o.maxPD), MaxMW: int(o.maxMW), MaxAH: int(o.maxAH), MaxSRQ: int(o.maxSRQ), MaxSRQWR: int(o.maxSRQWR),
-		MaxSRQSGE: int(o.maxSRQSGE), MaxRdAtomic: int(o.maxQPRdAtomic), MaxInitRdAtomic: int(o.maxQPInitRdAtomic), MaxPKeys: int(o.maxPKeys),
-		AckDelay: o.ackDelay, Atomics: AtomicCap(o.atomics),
-		WindowType1: o.flags&capMemWindow != 0, WindowType2A: o.flags&capWindow2A != 0, WindowType2B: o.flags&capWindow2B != 0,
-		XRC: o.flags&capXRC != 0, LocalInvalidate: o.flags&capMemManagement != 0, RawPacket: o.maxRawPacketQP > 0, RawChecksum: o.flags&capRawChecksum != 0}
+	a := DeviceAttr{Ports: int(o.ports), MaxQPWR: int(o.maxQPWR), MaxSGE: int(o.maxSGE), MaxCQE: int(o.maxCQE),
+		MaxSRQ: int(o.maxSRQ), MaxSRQWR: int(o.maxSRQWR), MaxSRQSGE: int(o.maxSRQSGE), MaxRdAtomic: int(o.maxQPRdAtomic), MaxInitRdAtomic: int(o.maxQPInitRdAtomic),
+		Atomics: AtomicCap(o.atomics), WindowType2B: o.flags&capWindow2B != 0, XRC: o.flags&capXRC != 0, RawPacket: o.maxRawPacketQP > 0,
+		RawChecksum: o.flags&capRawChecksum != 0}
 	if !extended {
 		return a
 	}
 	a.Extended = true
-	a.ODP = ODPCaps{Supported: x.odp&1 != 0, Implicit: x.odp&2 != 0, RC: ODPOps(x.odpRC), UC: ODPOps(x.odpUC), UD: ODPOps(x.odpUD), XRC: ODPOps(x.odpXRC)}
-	a.TimestampMask, a.ClockKHz, a.MaxDeviceMemory, a.RawPacketCaps = x.timestampMask, x.coreClock, x.maxDM, x.raw
+	a.TimestampMask, a.ClockKHz = x.timestampMask, x.coreClock
 	a.RawPacket = a.RawPacket || x.raw != 0
 	a.RawChecksum = a.RawChecksum || x.raw&rawCapChecksum != 0
 	if x.portsEx != 0 {
@@ -253,7 +200,7 @@ func (s PortState) String() string {
 // LinkLayer is what a port is a port of.
 type LinkLayer uint8
 
-// The link layers. A port of Ethernet speaks RoCE (or iWARP, see Device.Transport), and has no LIDs.
+// The link layers. A port of Ethernet speaks RoCE (or iWARP), and has no LIDs.
 const (
 	LinkUnspecified LinkLayer = iota
 	LinkInfiniBand
@@ -266,17 +213,15 @@ func (l LinkLayer) String() string {
 
 // PortAttr is the state of one port.
 type PortAttr struct {
-	Port               int
-	State              PortState
-	MaxMTU, ActiveMTU  MTU
-	Link               LinkLayer
-	Width              int    // lanes
-	Speed              uint64 // bits per second of all lanes together, as they are marketed (an EDR lane is 25 Gb/s); 0: unknown
-	MaxMessage         uint64 // bytes
-	LID, SMLID         uint16 // InfiniBand only
-	LMC, SL            uint8
-	GIDs, PKeys        int // sizes of the tables
-	BadPKeys, BadQKeys uint32
+	Port              int
+	State             PortState
+	MaxMTU, ActiveMTU MTU
+	Link              LinkLayer
+	Width             int    // lanes
+	Speed             uint64 // bits per second of all lanes together, as they are marketed (an EDR lane is 25 Gb/s); 0: unknown
+	MaxMessage        uint64 // bytes
+	LID               uint16 // InfiniBand only
+	GIDs              int    // size of the table
 }
 
 // Port asks for the state of a port, which are counted from 1.
@@ -309,8 +254,7 @@ func (c *Context) Port(n int) (PortAttr, error) {
 
 func portAttr(n int, p *cPortAttr) PortAttr {
 	a := PortAttr{Port: n, State: PortState(p.state), MaxMTU: MTU(p.maxMTU), ActiveMTU: MTU(p.activeMTU), Link: LinkLayer(p.link),
-		MaxMessage: uint64(p.maxMessage), LID: p.lid, SMLID: p.smLID, LMC: p.lmc, SL: p.smSL, GIDs: int(p.gids), PKeys: int(p.pkeys),
-		BadPKeys: p.badPKeys, BadQKeys: p.badQKeys}
+		MaxMessage: uint64(p.maxMessage), LID: p.lid, GIDs: int(p.gids)}
 	a.Width = map[uint8]int{1: 1, 2: 4, 4: 8, 8: 12, 16: 2}[p.width]
 	lane := map[uint8]uint64{1: 2_500, 2: 5_000, 4: 10_000, 8: 10_000, 16: 14_000, 32: 25_000, 64: 50_000, 128: 100_000}[p.speed] // Mb/s
 	a.Speed = lane * 1_000_000 * uint64(a.Width)

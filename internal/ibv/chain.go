@@ -83,9 +83,6 @@ func newChain(op string, wrs, sges, room int, size uintptr) (c chain, rest []byt
 // Len is how many requests are in the chain.
 func (c *chain) Len() int { return c.n }
 
-// Posted is how many of them have been posted.
-func (c *chain) Posted() int { return c.posted }
-
 // Rewind makes all requests unposted again.
 func (c *chain) Rewind() { c.posted = 0 }
 
@@ -252,20 +249,11 @@ func (c *SendChain) atomic(id uint64, op uint32, flags SendFlags, raddr uint64, 
 	return c.done(w)
 }
 
-// LocalInv ends the window, or the region, of this queue pair with the key.
-func (c *SendChain) LocalInv(id uint64, flags SendFlags, rkey uint32) (int, bool) {
-	w := c.add(id, wrLocalInv, flags, nil)
-	if w != nil {
-		w.imm = rkey
-	}
-	return c.done(w)
-}
-
-// BindMW binds a window of type 2 under the key rkey, see MW.NextKey. The window's RKey is rkey from now on. Peers may use the key when
+// BindMW binds a window under the key rkey, see MW.NextKey. The window's RKey is rkey from now on. Peers may use the key when
 // this request has completed, or in what is posted after it on the same queue pair. A window or region that is closed makes it
 // return false.
 func (c *SendChain) BindMW(id uint64, flags SendFlags, m *MW, rkey uint32, win Window) (int, bool) {
-	if m == nil || m.h == 0 || m.typ != MWType2 || win.MR == nil || win.MR.h == 0 {
+	if m == nil || m.h == 0 || win.MR == nil || win.MR.h == 0 {
 		return -1, false
 	}
 	w := c.add(id, wrBindMW, flags, nil)

@@ -38,8 +38,8 @@ func (l *Library) checkDevice(dev uintptr) error {
 	if got := l.f.getDeviceName.Call1(dev); got != dev+nameOffset {
 		return layoutError("the place of a device's name", int64(got-dev), nameOffset)
 	}
-	if t := Transport(dl.At[cDevice](dev).transport); t < TransportUnknown || t > TransportUnspecified {
-		return layoutError("the transport of a device", int32(t), "-1 to 4")
+	if t := dl.At[cDevice](dev).transport; t < -1 || t > 4 {
+		return layoutError("the transport of a device", t, "-1 to 4")
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func checkContext(ctx, dev uintptr, code executable) error {
 			return layoutError("ibv_context_ops."+name, hex(uintptr(f)), "the address of a function")
 		}
 	}
-	for name, f := range map[string]dl.Func{"post_srq_recv": c.ops.postSRQRecv, "alloc_mw": c.ops.allocMW, "bind_mw": c.ops.bindMW,
+	for name, f := range map[string]dl.Func{"post_srq_recv": c.ops.postSRQRecv, "alloc_mw": c.ops.allocMW,
 		"dealloc_mw": c.ops.deallocMW} {
 		if f != 0 && !code.has(f) {
 			return layoutError("ibv_context_ops."+name, hex(uintptr(f)), "the address of a function, or 0")

@@ -174,9 +174,6 @@ func (c *Context) AllocPD() (*PD, error) {
 	return pd, nil
 }
 
-// Context is the device of the domain.
-func (p *PD) Context() *Context { return p.ctx }
-
 // Close frees the domain. ErrInUse names an object that is still open.
 func (p *PD) Close() error {
 	return p.close("dealloc_pd", func(h uintptr) error { return p.ctx.returned("dealloc_pd", p.name, p.ctx.lib.f.deallocPD, h) })

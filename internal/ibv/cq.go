@@ -74,7 +74,7 @@ func (c *Channel) Next() (cq *CQ, ok bool, err error) {
 		if cq := c.ctx.tree.event(c.out.v[0]); cq != nil {
 			return cq, true, nil
 		}
-		// A queue that is being closed: nobody else acknowledges this event.
+		// A queue that is being closed: no other goroutine acknowledges this event.
 		c.ctx.lib.f.ackCQEvents.Call2(c.out.v[0], 1)
 	}
 }

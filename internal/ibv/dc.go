@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// DC is the dynamically connected transport of a device, which NVIDIA's cards have and libmlx5 knows: a [DCTarget] is reached by whoever has its number
+// DC is the dynamically connected transport of a device, which NVIDIA's cards have and libmlx5 knows: a [DCTarget] is reached by every initiator that has its number
 // and key, and a [DCInitiator] names another target with each request. So one queue pair talks to thousands, reliably.
 type DC struct {
 	ctx      *Context
@@ -314,9 +314,6 @@ func (d *DC) create(kind string, p *PD, s QPSpec, m cMLX5Init, ops ...uint64) (*
 
 // Num is the queue pair's number, which completions have.
 func (i *DCInitiator) Num() uint32 { return i.qp.num }
-
-// State asks the device for the state. A request that failed puts the initiator into QPError: Recover.
-func (i *DCInitiator) State() (QPState, error) { return i.qp.State() }
 
 // Recover makes an initiator that a failed request has stopped ready again. What was outstanding has been flushed; poll its completions first.
 func (i *DCInitiator) Recover(s DCInitiatorSpec) error {

@@ -191,7 +191,7 @@ func TestDCRefused(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d.do(t, c.want, DCRequest{Op: DCWrite, To: c.to, Inline: []byte("overwritten")})
 			sameBytes(t, d.buf, before)
-			if s := must(d.i.State())(t); s != QPError {
+			if s := must(d.i.qp.State())(t); s != QPError {
 				t.Errorf("the initiator is in state %q", s)
 			}
 			if err := d.i.Recover(d.spec); err != nil {

@@ -19,7 +19,7 @@
 //
 // # Ownership
 //
-// Whoever makes an object closes it. Objects know what they were made of: closing one that is still used is [ErrInUse] and names the user;
+// The caller that makes an object closes it. Objects know what they were made of: closing one that is still used is [ErrInUse] and names the user;
 // closing twice does nothing. Registered memory is the caller's, lies outside the Go heap (package mem), and stays mapped until the region is closed.
 // Close must not run while another goroutine posts to or polls the same object.
 //

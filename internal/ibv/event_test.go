@@ -95,7 +95,7 @@ func testChannel(t *testing.T, w *world) {
 	// The last event is not acknowledged: closing the queue does it.
 }
 
-// testCloseWithEvents: an event that nobody took does not keep a queue from closing.
+// testCloseWithEvents: an event that was not taken does not keep a queue from closing.
 func testCloseWithEvents(t *testing.T, w *world) {
 	a, b := w.pair(t, options{event: true})
 	if err := b.cq.Arm(false); err != nil {
@@ -378,4 +378,12 @@ func TestCloseUnderEvents(t *testing.T) {
 	}
 	<-done
 	t.Logf("%d of 300 events were taken before their queue was gone", taken.Load())
+}
+
+// noAsync is that the device has nothing to tell.
+func noAsync(t testing.TB, c *Context) {
+	t.Helper()
+	if ev, ok, err := c.NextAsync(); ok || err != nil {
+		t.Errorf("event %v, %v", ev, err)
+	}
 }

@@ -131,7 +131,7 @@ func testFlush(t *testing.T, w *world) {
 	for i := range 4 {
 		a.postRecv(t, uint64(100+i), a.mr.SGE(0, 64))
 	}
-	a.send.Send(200, 0, a.mr.SGE(0, 64)) // nobody receives: it waits
+	a.send.Send(200, 0, a.mr.SGE(0, 64)) // there is no receive: it waits
 	a.send.Send(201, Signaled, a.mr.SGE(0, 64))
 	a.post(t)
 	if err := a.qp.Err(); err != nil {

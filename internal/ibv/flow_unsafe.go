@@ -78,7 +78,7 @@ func (q *QP) CreateFlow(s FlowSpec) (*Flow, error) {
 		case sys.ENOSPC, sys.ENOMEM:
 			e.Kind, e.Hint = ErrNoRoom, "the device has no room for another rule"
 		case sys.EEXIST, sys.EBUSY:
-			e.Kind, e.Hint = ErrInUse, "somebody else has a rule for the same frames"
+			e.Kind, e.Hint = ErrInUse, "another program or queue pair has a rule for the same frames"
 		}
 		return nil, e
 	}

@@ -288,7 +288,7 @@ func unfit(g GID, want GIDWant, to netip.Addr) string {
 }
 
 // weigh compares, in this order: the way to the peer, RoCE v2 before v1, IPv4 before other addresses before link-local ones of either family, no VLAN
-// before a VLAN that nobody asked for, as many equal leading bits as possible, and the lowest index.
+// before a VLAN that was not asked for, as many equal leading bits as possible, and the lowest index.
 func weigh(g GID, to, from netip.Addr, prefixes func(string) []netip.Prefix) choice {
 	c := choice{gid: g, why: "the best of the table"}
 	switch {

@@ -86,7 +86,7 @@ func TestChooseGID(t *testing.T) {
 	}{
 		"IPv4 that an interface gave itself": {[]GID{{0, addrOf("169.254.3.4"), GIDRoCEv2, "eth0", 0}, {1, addrOf("2001:db8::1"), GIDRoCEv2, "eth0", 0}}, 1},
 		"nothing but link-local":             {[]GID{{0, addrOf("fe80::1"), GIDRoCEv2, "eth0", 0}, {1, addrOf("169.254.3.4"), GIDRoCEv2, "eth0", 0}}, 0},
-		"a VLAN that nobody asked for":       {[]GID{{0, addrOf("10.7.0.1"), GIDRoCEv2, "eth0.7", 7}, {1, addrOf("10.0.0.1"), GIDRoCEv2, "eth0", 0}}, 1},
+		"a VLAN that was not asked for":      {[]GID{{0, addrOf("10.7.0.1"), GIDRoCEv2, "eth0.7", 7}, {1, addrOf("10.0.0.1"), GIDRoCEv2, "eth0", 0}}, 1},
 	} {
 		if g, _, err := chooseGID(c.gids, GIDWant{}, subnets, source); err != nil || g.Index != c.index {
 			t.Errorf("%s: %v, %v: expected %d", name, g, err, c.index)

@@ -11,7 +11,7 @@ import (
 // own tests have the whole list, internal/testenv/fake/verbs/guest_test.go, with the reasons):
 //
 //   - queues have more slots than the device says (testHalfRefused, testRecvFull);
-//   - a window of type 1 that is bound with length 0 is one of the whole region (testWindow1), windows have no bounds (TestWindowBounds);
+//   - windows have no bounds (TestWindowBounds);
 //   - receives of connections have FlagGRH as well;
 //   - there are no dma-bufs, no XRC, and no asynchronous events of a peer's violations (TestDMABuf, TestXRC, TestAsyncEvents);
 //   - a write by a queue pair of datagrams fails later and not at post (testDatagramRefused).

@@ -62,12 +62,11 @@ func TestHotPath(t *testing.T) {
 		a.send.WriteImm(1, 0, 1, at, key, a.mr.SGE(0, 8))
 		a.send.Read(1, 0, at, key, a.mr.SGE(0, 8))
 		a.send.SendImm(1, 0, 1)
-		a.send.LocalInv(1, 0, 1)
 		a.send.FetchAdd(1, 0, at, key, 1, a.mr.SGE(0, 8))
 		a.send.CmpSwap(1, 0, at, key, 1, 2, a.mr.SGE(0, 8))
 		a.send.SendInline(1, 0, bytes)
 		a.send.WriteInline(1, 0, at, key, bytes)
-		if a.send.Len() != 9 {
+		if a.send.Len() != 8 {
 			t.Fatal(a.send.Len())
 		}
 		if n, err := a.cq.Poll(wc); n != 0 || err != nil {
@@ -129,7 +128,7 @@ func TestChainLimits(t *testing.T) {
 	if i, ok := c.SendInline(2, 0, []byte("four")); !ok || i != 1 {
 		t.Error("four bytes")
 	}
-	if _, ok := c.LocalInv(3, 0, 1); ok || c.Len() != 2 {
+	if _, ok := c.Send(3, 0); ok || c.Len() != 2 {
 		t.Error("a third request")
 	}
 	if w0, w1 := &c.wrs[0], &c.wrs[1]; w0.next != c.base+sendWRSize || w1.next != 0 || w1.sges != c.sgeAt+2*sgeSize || w0.numSGE != 2 {

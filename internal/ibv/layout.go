@@ -1,6 +1,6 @@
 package ibv
 
-//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+//lint:file-ignore U1000 a structure has all its fields, also those that no code reads
 
 import "github.com/penstock-io/penstock/internal/dl"
 
@@ -25,7 +25,7 @@ type cDevice struct {
 type cOps struct {
 	_           [7]uintptr
 	allocMW     dl.Func `c:"alloc_mw"`
-	bindMW      dl.Func `c:"bind_mw"`
+	_           uintptr
 	deallocMW   dl.Func `c:"dealloc_mw"`
 	_           uintptr
 	pollCQ      dl.Func `c:"poll_cq"`
@@ -51,7 +51,7 @@ type cContext struct {
 }
 
 // cExtended is struct verbs_context up to its last field, the struct ibv_context: it lies before the context in memory and grows
-// at its front. What of it is there is told by sz, which counts from the end (see extended in memory_unsafe.go).
+// at its front. The field sz says how much of it is there, and counts from the end (see extended in memory_unsafe.go).
 type cExtended struct {
 	queryPort     dl.Func     `c:"query_port"`
 	_             [23]uintptr // advise_mr to create_wq
@@ -406,20 +406,13 @@ type cSendWR struct {
 	bind      cBind `c:"bind_mw.bind_info"`
 }
 
-// cBind is struct ibv_mw_bind_info, cMWBind struct ibv_mw_bind.
+// cBind is struct ibv_mw_bind_info.
 type cBind struct {
 	mr     uintptr `c:"mr"`
 	addr   uint64  `c:"addr"`
 	length uint64  `c:"length"`
 	access uint32  `c:"mw_access_flags"`
 	_      uint32
-}
-
-type cMWBind struct {
-	id    uint64 `c:"wr_id"`
-	flags uint32 `c:"send_flags"`
-	_     uint32
-	info  cBind `c:"bind_info"`
 }
 
 // cRecvWR is struct ibv_recv_wr.

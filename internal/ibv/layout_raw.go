@@ -1,6 +1,6 @@
 package ibv
 
-//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+//lint:file-ignore U1000 a structure has all its fields, also those that no code reads
 
 import "github.com/penstock-io/penstock/internal/dl"
 

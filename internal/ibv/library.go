@@ -23,18 +23,18 @@ type Library struct {
 
 // functions are the symbols of libibverbs that this package calls. What is found by SymbolVersion has that meaning for ever.
 type functions struct {
-	getDeviceList, freeDeviceList, getDeviceName, getDeviceGUID, openDevice, closeDevice dl.Func
-	queryDevice, queryPort, queryGID, queryPKey                                          dl.Func
-	queryGIDTable                                                                        dl.Func // optional
-	allocPD, deallocPD                                                                   dl.Func
-	regMR, deregMR                                                                       dl.Func
-	regMRIOVA, regMRIOVA2, regDMABufMR                                                   dl.Func // optional
-	createChannel, destroyChannel, createCQ, destroyCQ, getCQEvent, ackCQEvents          dl.Func
-	createSRQ, modifySRQ, querySRQ, destroySRQ                                           dl.Func
-	createQP, modifyQP, queryQP, destroyQP                                               dl.Func
-	createAH, destroyAH                                                                  dl.Func
-	getAsyncEvent, ackAsyncEvent                                                         dl.Func
-	statusText, portStateText, rateToMbps                                                dl.Func
+	getDeviceList, freeDeviceList, getDeviceName, openDevice, closeDevice       dl.Func
+	queryDevice, queryPort, queryGID, queryPKey                                 dl.Func
+	queryGIDTable                                                               dl.Func // optional
+	allocPD, deallocPD                                                          dl.Func
+	regMR, deregMR                                                              dl.Func
+	regMRIOVA, regMRIOVA2, regDMABufMR                                          dl.Func // optional
+	createChannel, destroyChannel, createCQ, destroyCQ, getCQEvent, ackCQEvents dl.Func
+	createSRQ, destroySRQ                                                       dl.Func
+	createQP, modifyQP, queryQP, destroyQP                                      dl.Func
+	createAH, destroyAH                                                         dl.Func
+	getAsyncEvent, ackAsyncEvent                                                dl.Func
+	statusText, portStateText, rateToMbps                                       dl.Func
 }
 
 // Load loads libibverbs and checks that it is what this package was built for. Errors wrap ErrUnavailable, with the package to
@@ -69,7 +69,6 @@ func (l *Library) resolve() error {
 		{&f.getDeviceList, "ibv_get_device_list", "IBVERBS_1.1", false},
 		{&f.freeDeviceList, "ibv_free_device_list", "IBVERBS_1.1", false},
 		{&f.getDeviceName, "ibv_get_device_name", "IBVERBS_1.1", false},
-		{&f.getDeviceGUID, "ibv_get_device_guid", "IBVERBS_1.1", false},
 		{&f.openDevice, "ibv_open_device", "IBVERBS_1.1", false},
 		{&f.closeDevice, "ibv_close_device", "IBVERBS_1.1", false},
 		{&f.queryDevice, "ibv_query_device", "IBVERBS_1.1", false},
@@ -91,8 +90,6 @@ func (l *Library) resolve() error {
 		{&f.getCQEvent, "ibv_get_cq_event", "IBVERBS_1.1", false},
 		{&f.ackCQEvents, "ibv_ack_cq_events", "IBVERBS_1.1", false},
 		{&f.createSRQ, "ibv_create_srq", "IBVERBS_1.1", false},
-		{&f.modifySRQ, "ibv_modify_srq", "IBVERBS_1.1", false},
-		{&f.querySRQ, "ibv_query_srq", "IBVERBS_1.1", false},
 		{&f.destroySRQ, "ibv_destroy_srq", "IBVERBS_1.1", false},
 		{&f.createQP, "ibv_create_qp", "IBVERBS_1.1", false},
 		{&f.modifyQP, "ibv_modify_qp", "IBVERBS_1.1", false},
@@ -120,40 +117,9 @@ var listing sync.Mutex
 
 // Device is an RDMA device of this machine, as it was when Devices found it. It needs no Close.
 type Device struct {
-	lib       *Library
-	name      string
-	guid      uint64
-	transport Transport
-	path      string
-}
-
-// Transport is how a device talks to others.
-type Transport int32
-
-// The transports that libibverbs knows. RoCE is InfiniBand over Ethernet: see PortAttr.Link.
-const (
-	TransportUnknown     Transport = -1
-	TransportInfiniBand  Transport = 0
-	TransportIWARP       Transport = 1
-	TransportUsNIC       Transport = 2
-	TransportUsNICUDP    Transport = 3
-	TransportUnspecified Transport = 4
-)
-
-func (t Transport) String() string {
-	switch t {
-	case TransportInfiniBand:
-		return "InfiniBand"
-	case TransportIWARP:
-		return "iWARP"
-	case TransportUsNIC:
-		return "usNIC"
-	case TransportUsNICUDP:
-		return "usNIC UDP"
-	case TransportUnspecified:
-		return "unspecified"
-	}
-	return "unknown"
+	lib  *Library
+	name string
+	path string
 }
 
 // Devices are the RDMA devices of this machine. That there is none is an error that wraps ErrUnavailable and says what to do.
@@ -162,8 +128,7 @@ func (l *Library) Devices() ([]*Device, error) {
 	err := l.list(func(dev uintptr) error {
 		d := dl.At[cDevice](dev)
 		name := dl.GoString(l.f.getDeviceName.Call1(dev))
-		out = append(out, &Device{lib: l, name: name, guid: fromBE64(uint64(l.f.getDeviceGUID.Call1(dev))), transport: Transport(d.transport),
-			path: text(d.ibdevPath[:])})
+		out = append(out, &Device{lib: l, name: name, path: text(d.ibdevPath[:])})
 		return nil
 	})
 	if err != nil {
@@ -214,12 +179,6 @@ const maxDevices = 1 << 16
 
 // Name is the kernel's name of the device: "mlx5_0".
 func (d *Device) Name() string { return d.name }
-
-// GUID is the node GUID.
-func (d *Device) GUID() uint64 { return d.guid }
-
-// Transport is how the device talks to others.
-func (d *Device) Transport() Transport { return d.transport }
 
 // Path is the device's directory in sysfs, or where it would be.
 func (d *Device) Path() string { return d.path }

@@ -30,7 +30,7 @@ func TestNoLibrary(t *testing.T) {
 	}
 }
 
-// TestOtherLibrary: a library that is another one is told by its symbols.
+// TestOtherLibrary: the symbols of a library show that it is another one.
 func TestOtherLibrary(t *testing.T) {
 	l, err := Load(Options{Path: "libc.so.6"})
 	if l != nil || !errors.Is(err, ErrLayout) || !strings.Contains(err.Error(), "ibv_get_device_list") {

@@ -21,12 +21,10 @@ const (
 	RemoteAtomic    Access = 1 << 3
 	MWBind          Access = 1 << 4 // windows may be bound to the region
 	ZeroBased       Access = 1 << 5 // addresses in requests are offsets
-	OnDemand        Access = 1 << 6 // pages come when they are touched; see DeviceAttr.ODP
-	HugeTLB         Access = 1 << 7 // with OnDemand: the memory is huge pages
 	RelaxedOrdering Access = 1 << 20
 
 	optionalAccess Access = 0x3ff00000
-	knownAccess           = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic | MWBind | ZeroBased | OnDemand | HugeTLB | optionalAccess
+	knownAccess           = LocalWrite | RemoteWrite | RemoteRead | RemoteAtomic | MWBind | ZeroBased | optionalAccess
 )
 
 func (a Access) String() string {
@@ -35,7 +33,7 @@ func (a Access) String() string {
 		a Access
 		s string
 	}{{LocalWrite, "local write"}, {RemoteWrite, "remote write"}, {RemoteRead, "remote read"}, {RemoteAtomic, "remote atomic"}, {MWBind, "window bind"},
-		{ZeroBased, "zero-based"}, {OnDemand, "on demand"}, {HugeTLB, "huge pages"}, {RelaxedOrdering, "relaxed ordering"}} {
+		{ZeroBased, "zero-based"}, {RelaxedOrdering, "relaxed ordering"}} {
 		if a&n.a != 0 {
 			s = append(s, n.s)
 			a &^= n.a
@@ -75,7 +73,7 @@ type MR struct {
 	lkey, rkey uint32
 }
 
-// RegMR registers memory. Its pages are pinned unless Access has OnDemand. The caller closes the region before the memory goes.
+// RegMR registers memory. Its pages are pinned. The caller closes the region before the memory goes.
 // ErrMemlock says what limit is in the way; ErrUnsupported what the device lacks.
 func (p *PD) RegMR(s MRSpec) (*MR, error) {
 	const op = "reg_mr"
@@ -150,18 +148,6 @@ func (p *PD) checkMR(s MRSpec) error {
 		return bad("%s: there is no such right", s.Access&^knownAccess)
 	case s.Access&ZeroBased != 0 && s.IOVA != 0:
 		return bad("zero-based and at %#x at once: expected one of both", s.IOVA)
-	case s.Access&HugeTLB != 0 && s.Access&OnDemand == 0:
-		return bad("huge pages are a hint for memory on demand: add on demand, or leave it out")
-	}
-	if s.Access&OnDemand == 0 {
-		return nil
-	}
-	a, err := p.ctx.Attr()
-	if err != nil {
-		return err
-	}
-	if !a.ODP.Supported {
-		return unsupported("reg_mr", p.ctx.name, "the device has no paging on demand: register the memory pinned (without OnDemand)")
 	}
 	return nil
 }
@@ -183,9 +169,6 @@ func (p *PD) regError(e *Error, s MRSpec) error {
 		e.Hint = fmt.Sprintf("not all of %d bytes at %#x are mapped, or they may not be written (%s)", s.Length, s.Addr, s.Access)
 	case sys.EOPNOTSUPP:
 		e.Kind = ErrUnsupported
-		if s.Access&OnDemand != 0 {
-			e.Hint = "the device has no paging on demand: register the memory pinned (without OnDemand)"
-		}
 	case sys.EINVAL:
 		e.Hint = fmt.Sprintf("the device does not take %d bytes at %#x with %s", s.Length, s.Addr, s.Access)
 	}
@@ -200,10 +183,10 @@ func deviceRegError(e *Error, s MRSpec) error {
 	switch e.Errno {
 	case sys.ENOMEM, sys.ENOSPC, sys.EAGAIN:
 		e.Kind = ErrNoRoom
-		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations (DeviceAttr.MaxMR, MaxMRSize)", s.Length)
+		e.Hint = fmt.Sprintf("%d bytes of a device's memory do not fit: its window (BAR) is too small or full, or the adapter has no room left for translations", s.Length)
 	case sys.EPERM, sys.EACCES:
 		e.Kind = ErrRefused
-		e.Hint = fmt.Sprintf("whoever gave the memory does not let other devices use it so (%s), or this process may not", s.Access)
+		e.Hint = fmt.Sprintf("the device that exports the memory does not let other devices use it so (%s), or this process may not", s.Access)
 	case sys.EFAULT:
 		e.Kind = ErrUnsupported
 		e.Hint = fmt.Sprintf("no module of the kernel knows %#x as memory of a device: modprobe nvidia-peermem, which also needs a kernel whose RDMA part has peer memory", s.Addr)
@@ -224,13 +207,13 @@ func deviceRegError(e *Error, s MRSpec) error {
 }
 
 // explainMemlock says whether the limit of locked memory is in the way. The kernel counts whole pages, and all that this user has pinned through RDMA,
-// which it tells nobody.
+// and does not report the sum.
 func explainMemlock(e *Error, s MRSpec, limit uint64, capable bool) {
 	page := uint64(sys.PageSize)
 	need := (uint64(s.Addr)%page + s.Length + page - 1) / page * page
 	if capable || limit == ^uint64(0) {
 		e.Hint = fmt.Sprintf("%d bytes must be pinned; the limit (RLIMIT_MEMLOCK, ulimit -l) is %s and does not bind this process, so the machine or the device has no "+
-			"room left (DeviceAttr.MaxMR, MaxMRSize)", need, limitText(limit))
+			"room left", need, limitText(limit))
 		return
 	}
 	e.Kind = ErrMemlock
@@ -264,9 +247,6 @@ func (m *MR) Addr() uint64 {
 
 // Length is the size in bytes.
 func (m *MR) Length() uint64 { return m.spec.Length }
-
-// Access is what was asked for.
-func (m *MR) Access() Access { return m.spec.Access }
 
 // SGE is length bytes from offset on, for a request. It panics on nothing and checks nothing: the device does.
 func (m *MR) SGE(offset uint64, length uint32) SGE {

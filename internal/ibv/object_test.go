@@ -19,7 +19,7 @@ func TestClosingOrder(t *testing.T) {
 	srq := must(pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t)
 	qp := must(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SRQ: srq, SendWRs: 4, SendSGEs: 1}))(t)
 	mr := must(pd.RegMR(MRSpec{Addr: start(memory(t, 4096)), Length: 4096}))(t)
-	mw := must(pd.AllocMW(MWType2))(t)
+	mw := must(pd.AllocMW())(t)
 	g, _, _ := must3(ctx.ChooseGID(1, GIDWant{}))(t)
 	ah := must(pd.CreateAH(AHSpec{Address{DGID: g.Addr}}))(t)
 	for _, c := range []struct {
@@ -54,10 +54,10 @@ func TestClosingOrder(t *testing.T) {
 	for name, err := range map[string]error{
 		"attr": second(ctx.Attr()), "port": second(ctx.Port(1)), "gids": second(ctx.GIDs(1)), "pd": second(ctx.AllocPD()), "channel": second(ctx.CreateChannel()),
 		"cq": second(ctx.CreateCQ(CQSpec{Entries: 1})), "xrcd": second(ctx.OpenXRCD()), "mr": second(pd.RegMR(MRSpec{Addr: 1, Length: 1})),
-		"mw": second(pd.AllocMW(MWType1)), "srq": second(pd.CreateSRQ(SRQSpec{WRs: 1})), "ah": second(pd.CreateAH(AHSpec{Address{DGID: g.Addr}})),
+		"mw": second(pd.AllocMW()), "srq": second(pd.CreateSRQ(SRQSpec{WRs: 1})), "ah": second(pd.CreateAH(AHSpec{Address{DGID: g.Addr}})),
 		"qp": second(pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq})), "poll": second(cq.Poll(make([]WC, 1))), "arm": cq.Arm(false),
-		"send": second(qp.PostSend(send)), "recv": second(qp.PostRecv(recv)), "srq recv": second(srq.PostRecv(recv)), "limit": srq.SetLimit(1),
-		"srq query": second(srq.Query()), "state": second(qp.State()), "query": second(qp.Query()), "err": qp.Err(), "bind": qp.BindMW(1, 0, mw, Window{MR: mr}),
+		"send": second(qp.PostSend(send)), "recv": second(qp.PostRecv(recv)), "srq recv": second(srq.PostRecv(recv)),
+		"state": second(qp.State()), "query": second(qp.Query()), "err": qp.Err(),
 	} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("%s: %v", name, err)
@@ -105,7 +105,6 @@ func TestForeigners(t *testing.T) {
 		"vector":        func() error { _, err := one.CreateCQ(CQSpec{Entries: 1, Vector: 99}); return err },
 		"entries":       func() error { _, err := one.CreateCQ(CQSpec{}); return err },
 		"half of XRC":   func() error { _, err := a.pd.CreateSRQ(SRQSpec{WRs: 1, CQ: a.cq}); return err },
-		"window":        func() error { return windowOf(t, a, b) },
 		"empty chain":   func() error { _, err := NewSendChain(0, 1, 0); return err },
 		"negative room": func() error { _, err := NewRecvChain(1, -1); return err },
 	} {
@@ -119,12 +118,6 @@ func TestForeigners(t *testing.T) {
 	if _, err := a.pd.CreateQP(QPSpec{Type: RC, SendCQ: a.cq, RecvCQ: a.cq, SendWRs: 1 << 20, SendSGEs: 1}); err == nil || !strings.Contains(err.Error(), "MaxQPWR") {
 		t.Errorf("too large: %v", err)
 	}
-}
-
-func windowOf(t *testing.T, a, b *end) error {
-	mw := must(b.pd.AllocMW(MWType1))(t)
-	defer mw.Close()
-	return a.qp.BindMW(1, 0, mw, Window{MR: a.mr, Addr: a.mr.Addr(), Length: 8})
 }
 
 // TestManyAtOnce: several goroutines make, use and close their own objects of one device.

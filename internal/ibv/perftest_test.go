@@ -313,7 +313,7 @@ func testPerftest(t *testing.T, w *world) {
 			var err error
 			if c.client {
 				for p.conn, err = net.Dial("tcp", "127.0.0.1:"+port); err != nil && ctx.Err() == nil; p.conn, err = net.Dial("tcp", "127.0.0.1:"+port) {
-					time.Sleep(50 * time.Millisecond) // another program, which tells nobody that it listens
+					time.Sleep(50 * time.Millisecond) // another program, which does not say when it listens
 				}
 			} else {
 				p.conn, err = l.Accept()

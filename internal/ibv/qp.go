@@ -254,12 +254,6 @@ func (p *PD) checkQP(s QPSpec) error {
 // Num is the queue pair's number, by which peers address it.
 func (q *QP) Num() uint32 { return q.num }
 
-// Type is its service.
-func (q *QP) Type() QPType { return q.spec.Type }
-
-// PD is its protection domain.
-func (q *QP) PD() *PD { return q.pd }
-
 // Spec is what was asked for, with the sizes that the device chose.
 func (q *QP) Spec() QPSpec { return q.spec }
 
@@ -294,7 +288,7 @@ func (q *QP) PostRecv(c *RecvChain) (posted int, err error) {
 // Close ends the queue pair. What is outstanding has no completions any more: to have them, call Err and poll first.
 func (q *QP) Close() error {
 	return q.close("destroy_qp", func(h uintptr) error {
-		q.mu.Lock() // who changes or asks for the state just now is waited for, and whoever comes later finds the memory gone
+		q.mu.Lock() // waits for a call that changes or reads the state; a later one finds the memory gone
 		defer q.mu.Unlock()
 		if err := q.pd.ctx.returned("destroy_qp", q.name, q.pd.ctx.lib.f.destroyQP, h); err != nil {
 			return err

@@ -17,7 +17,7 @@ func (e *end) step(to QPState, peer *end) error {
 	case QPReset:
 		return e.qp.Reset()
 	case QPInit:
-		if e.qp.Type() == UD {
+		if e.qp.spec.Type == UD {
 			return e.qp.Init(InitAttr{QKey: qkey})
 		}
 		return e.qp.Init(InitAttr{Access: everything})
@@ -150,14 +150,14 @@ func TestBadAttributes(t *testing.T) {
 	before := w.count(t, "ibv_modify_qp")
 	for name, err := range map[string]error{
 		"qkey":     e.qp.Init(InitAttr{QKey: 1}),
-		"access":   e.qp.Init(InitAttr{Access: OnDemand}),
+		"access":   e.qp.Init(InitAttr{Access: 1 << 6}),
 		"mtu":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PathMTU = 9 })),
 		"no mtu":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PathMTU = 0 })),
 		"qpn":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.RemoteQPN = 1 << 24 })),
 		"no qpn":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.RemoteQPN = 0 })),
 		"psn":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.PSN = 1 << 24 })),
 		"rnr":      e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.MinRNRTimer = 32 })),
-		"nobody":   e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To = Address{} })),
+		"no peer":  e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To = Address{} })),
 		"level":    e.qp.ReadyToReceive(with(good, func(a *RTRAttr) { a.To.SL = 16 })),
 		"rts psn":  e.qp.ReadyToSend(RTSAttr{PSN: 1 << 24}),
 		"timeout":  e.qp.ReadyToSend(RTSAttr{Timeout: 32}),

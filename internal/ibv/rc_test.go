@@ -185,10 +185,10 @@ func testHalfRefused(t *testing.T, w *world) {
 	}
 	n, err := a.qp.PostSend(c)
 	var e *Error
-	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || !errors.As(err, &e) || e.Errno != sys.ENOMEM || c.Posted() != n {
-		t.Fatalf("posted %d of %d (%d): %v", n, slots, c.Posted(), err)
+	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || !errors.As(err, &e) || e.Errno != sys.ENOMEM || c.posted != n {
+		t.Fatalf("posted %d of %d (%d): %v", n, slots, c.posted, err)
 	}
-	if again, err := a.qp.PostSend(c); again != 0 || !errors.Is(err, ErrFull) || c.Posted() != n {
+	if again, err := a.qp.PostSend(c); again != 0 || !errors.Is(err, ErrFull) || c.posted != n {
 		t.Fatalf("once more: %d, %v", again, err)
 	}
 	seen := 0
@@ -202,10 +202,10 @@ func testHalfRefused(t *testing.T, w *world) {
 		}
 		b.wait(t, k)
 		seen += k
-		if c.Posted() == c.Len() {
+		if c.posted == c.Len() {
 			continue
 		}
-		left := c.Len() - c.Posted()
+		left := c.Len() - c.posted
 		if n, err := a.qp.PostSend(c); n < min(left, k) || n < left && !errors.Is(err, ErrFull) || n == left && err != nil {
 			t.Fatalf("the rest of %d: %d, %v", left, n, err)
 		}
@@ -227,7 +227,7 @@ func testRecvFull(t *testing.T, w *world) {
 		c.Recv(uint64(i), b.mr.SGE(0, 8))
 	}
 	n, err := b.qp.PostRecv(c)
-	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || c.Posted() != n {
+	if n < slots || n == total || w.fake && n != slots || !errors.Is(err, ErrFull) || c.posted != n {
 		t.Fatalf("posted %d of %d: %v", n, slots, err)
 	}
 	for i := range total {
@@ -235,7 +235,7 @@ func testRecvFull(t *testing.T, w *world) {
 		a.post(t)
 		a.wait(t, 1)
 		one(t, b.wait(t, 1)[0], uint64(i), Success)
-		if c.Posted() < c.Len() {
+		if c.posted < c.Len() {
 			if n, err := b.qp.PostRecv(c); n != 1 || err != nil && !errors.Is(err, ErrFull) {
 				t.Fatalf("one more: %d, %v", n, err)
 			}

@@ -11,7 +11,6 @@ import (
 // SRQSpec is a shared receive queue to be made.
 type SRQSpec struct {
 	WRs, SGEs int   // receives, and SGEs of each
-	Limit     int   // an event EventSRQLimit when fewer receives are left, once; 0: none. See SRQ.SetLimit.
 	XRCD      *XRCD // a queue for XRC, of this domain; then CQ is where its completions go
 	CQ        *CQ
 }
@@ -21,7 +20,6 @@ type SRQ struct {
 	object
 	ctx    *Context
 	number uint32
-	caps   SRQSpec
 }
 
 // CreateSRQ makes a shared receive queue. The caller closes it, after the queue pairs that use it.
@@ -31,8 +29,8 @@ func (p *PD) CreateSRQ(s SRQSpec) (*SRQ, error) {
 	if err := p.usable(op); err != nil {
 		return nil, err
 	}
-	if s.WRs < 1 || s.SGEs < 0 || s.Limit < 0 || s.Limit > s.WRs {
-		return nil, invalid(op, p.name, "%d receives of %d SGEs with a limit of %d: expected at least one receive, and a limit up to their number", s.WRs, s.SGEs, s.Limit)
+	if s.WRs < 1 || s.SGEs < 0 {
+		return nil, invalid(op, p.name, "%d receives of %d SGEs: expected at least one receive", s.WRs, s.SGEs)
 	}
 	if (s.XRCD == nil) != (s.CQ == nil) {
 		return nil, invalid(op, p.name, "an XRC queue has both a domain and a completion queue, others neither")
@@ -69,8 +67,7 @@ func (p *PD) CreateSRQ(s SRQSpec) (*SRQ, error) {
 		}
 		return nil, e
 	}
-	q := &SRQ{ctx: c, caps: s}
-	q.caps.WRs, q.caps.SGEs = int(t.v.attr.maxWR), int(t.v.attr.maxSGE)
+	q := &SRQ{ctx: c}
 	cs := dl.At[cSRQ](h)
 	err = same(field{"ibv_srq.context", uint64(cs.context), uint64(c.h)}, field{"ibv_srq.pd", uint64(cs.pd), uint64(p.h)})
 	if err == nil && s.XRCD != nil {
@@ -82,18 +79,12 @@ func (p *PD) CreateSRQ(s SRQSpec) (*SRQ, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.returned("destroy_srq", p.name, c.lib.f.destroySRQ, h))
 	}
-	if s.Limit > 0 {
-		if err := q.SetLimit(s.Limit); err != nil {
-			return nil, errors.Join(err, q.Close())
-		}
-	}
 	return q, nil
 }
 
 const (
 	srqMaskXRC = 1<<0 | 1<<1 | 1<<2 | 1<<3 // type, pd, xrcd, cq
 	srqTypeXRC = 1
-	srqLimit   = 1 << 1
 )
 
 func (q *SRQ) askNumber(h uintptr) error {
@@ -127,47 +118,6 @@ func (q *SRQ) PostRecv(c *RecvChain) (int, error) {
 	*c.bad = 0
 	ret := int32(q.ctx.c.ops.postSRQRecv.Call3(q.h, c.base+uintptr(c.posted)*recvWRSize, c.badAt))
 	return c.advance("post_srq_recv", &q.object, ret)
-}
-
-// SetLimit asks for one event EventSRQLimit when fewer than n receives are left; 0 asks for none. The event comes once for each call.
-func (q *SRQ) SetLimit(n int) error {
-	const op = "modify_srq"
-	if err := q.usable(op); err != nil {
-		return err
-	}
-	if n < 0 || n > q.caps.WRs {
-		return invalid(op, q.name, "a limit of %d: expected 0 to %d", n, q.caps.WRs)
-	}
-	t, err := newTemp[cSRQAttr]()
-	if err != nil {
-		return err
-	}
-	defer t.free()
-	t.v.limit = uint32(n)
-	return q.ctx.returned(op, q.name, q.ctx.lib.f.modifySRQ, q.h, t.p(), srqLimit)
-}
-
-// SRQAttr is the state of a shared receive queue.
-type SRQAttr struct {
-	WRs, SGEs int
-	Limit     int // 0 when the event has come, or was not asked for
-}
-
-// Query asks for the state.
-func (q *SRQ) Query() (SRQAttr, error) {
-	const op = "query_srq"
-	if err := q.usable(op); err != nil {
-		return SRQAttr{}, err
-	}
-	t, err := newTemp[cSRQAttr]()
-	if err != nil {
-		return SRQAttr{}, err
-	}
-	defer t.free()
-	if err := q.ctx.returned(op, q.name, q.ctx.lib.f.querySRQ, q.h, t.p()); err != nil {
-		return SRQAttr{}, err
-	}
-	return SRQAttr{int(t.v.maxWR), int(t.v.maxSGE), int(t.v.limit)}, nil
 }
 
 // Close ends the queue. ErrInUse names a queue pair that uses it.

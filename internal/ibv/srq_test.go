@@ -5,14 +5,14 @@ import (
 	"testing"
 )
 
-// testSRQ: two connections that take their receives from one queue, whose limit is told once for each time that it was asked for.
+// testSRQ: two connections that take their receives from one queue.
 func testSRQ(t *testing.T, w *world) {
 	ctx := w.open(t)
 	pd := must(ctx.AllocPD())(t)
 	closing(t, pd)
 	cq := must(ctx.CreateCQ(CQSpec{Entries: 64}))(t)
 	closing(t, cq)
-	srq := must(pd.CreateSRQ(SRQSpec{WRs: 16, SGEs: 2, Limit: 4}))(t)
+	srq := must(pd.CreateSRQ(SRQSpec{WRs: 16, SGEs: 2}))(t)
 	closing(t, srq)
 	buf := memory(t, 1<<16)
 	mr := must(pd.RegMR(MRSpec{Addr: start(buf), Length: 1 << 16, Access: LocalWrite}))(t)
@@ -54,51 +54,15 @@ func testSRQ(t *testing.T, w *world) {
 	give(6)
 	message(0)
 	message(1)
-	if a := must(srq.Query())(t); a.Limit != 4 || a.WRs < 16 {
-		t.Errorf("before the limit: %+v", a)
-	}
-	message(0) // three are left
-	if ev := nextAsync(t, ctx); ev.Type != EventSRQLimit || ev.SRQ != srq || ev.QP != nil {
-		t.Errorf("event %v", ev)
-	}
-	if a := must(srq.Query())(t); a.Limit != 0 {
-		t.Errorf("after the limit: %+v", a)
-	}
-	message(1)
-	give(6)
+	give(2)
 	for range 6 {
 		message(0)
-	}
-	noAsync(t, ctx)
-	// Asked for again, it comes again.
-	give(8)
-	if err := srq.SetLimit(8); err != nil {
-		t.Fatal(err)
-	}
-	message(0)
-	message(0)
-	message(0)
-	if ev := nextAsync(t, ctx); ev.Type != EventSRQLimit || ev.SRQ != srq {
-		t.Errorf("event %v", ev)
-	}
-	noAsync(t, ctx)
-
-	if err := srq.SetLimit(1 << 20); !errors.Is(err, ErrInvalid) {
-		t.Errorf("a limit above the size: %v", err)
 	}
 	if _, err := pd.CreateSRQ(SRQSpec{WRs: 0}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("no receives: %v", err)
 	}
 	if _, err := pd.CreateQP(QPSpec{Type: RC, SendCQ: cq, RecvCQ: cq, SRQ: srq, RecvWRs: 1}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("two sources of receives: %v", err)
-	}
-}
-
-// noAsync is that the device has nothing to tell.
-func noAsync(t testing.TB, c *Context) {
-	t.Helper()
-	if ev, ok, err := c.NextAsync(); ok || err != nil {
-		t.Errorf("event %v, %v", ev, err)
 	}
 }
 

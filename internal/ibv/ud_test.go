@@ -125,7 +125,7 @@ func testDatagramRefused(t *testing.T, w *world) {
 		t.Error("a closed address was taken")
 	}
 	if _, err := a.pd.CreateAH(AHSpec{}); !errors.Is(err, ErrInvalid) {
-		t.Errorf("an address of nobody: %v", err)
+		t.Errorf("an address that no host has: %v", err)
 	}
 	if _, err := a.pd.CreateAH(AHSpec{To: Address{DGID: netip.MustParseAddr("::ffff:10.0.0.1"), FlowLabel: 1 << 20}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a flow label of 21 bits: %v", err)

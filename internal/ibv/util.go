@@ -5,8 +5,7 @@ import (
 	"math/bits"
 )
 
-// fromBE64 turns a value that the library keeps in network order into an integer. It is its own inverse, like fromBE32.
-func fromBE64(v uint64) uint64 { return bits.ReverseBytes64(v) }
+// fromBE32 turns a value that the library keeps in network order into an integer. It is its own inverse.
 func fromBE32(v uint32) uint32 { return bits.ReverseBytes32(v) }
 
 // text is a string of C in an array.

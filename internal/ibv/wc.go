@@ -29,14 +29,8 @@ func (w *WC) QPN() uint32 { return w.qpn }
 // SrcQP is the number of the sender's queue pair, of a datagram.
 func (w *WC) SrcQP() uint32 { return w.srcQP }
 
-// SLID is the sender's LID, of a datagram on InfiniBand.
-func (w *WC) SLID() uint16 { return w.slid }
-
 // Flags say what else is in the completion.
 func (w *WC) Flags() WCFlags { return WCFlags(w.flags) }
-
-// VendorErr is the device's own code of what went wrong.
-func (w *WC) VendorErr() uint32 { return w.vendorErr }
 
 // Err is nil for Success, and an error that says what the status means otherwise.
 func (w *WC) Err() error {
@@ -85,9 +79,6 @@ const (
 	OpRecv      Opcode = 128
 	OpRecvWrite Opcode = 129 // a peer's write with an immediate value, which took a receive
 )
-
-// IsRecv reports whether it is the end of a receive.
-func (o Opcode) IsRecv() bool { return o&OpRecv != 0 }
 
 func (o Opcode) String() string {
 	switch {
@@ -139,7 +130,7 @@ var statuses = [...][2]string{
 	{"local queue pair operation error", "the request is not consistent: its operation, its number of SGEs or a key that does not exist"},
 	{"local EE context operation error", "reliable datagrams, which no device has"},
 	{"local protection error", "an SGE's key is not of this protection domain, its bytes are not inside the region, or the region may not be written locally"},
-	{"flushed", "the queue pair was in error, or got into it: an earlier request failed, or somebody ended it"},
+	{"flushed", "the queue pair was in error, or got into it: an earlier request failed, or its owner ended it"},
 	{"memory window bind error", "the region lacks the right to bind windows, does not hold the range or the rights, or the window is another queue pair's"},
 	{"bad response", "the peer's answer makes no sense for the request"},
 	{"local access error", "a write with an immediate value came for memory that may not be written"},

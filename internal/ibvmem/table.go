@@ -12,7 +12,7 @@ import (
 )
 
 // Registration is a whole region that a Table has made known to the device: queue pairs of the table's domain may read and write it, and no
-// peer may. It is good until the region is closed and nobody but the table leases it.
+// peer may. It is good until the region is closed and the table alone leases it.
 type Registration struct {
 	region *mem.Region
 	lease  mem.Lease
@@ -83,7 +83,7 @@ func (t *Table) add(r *mem.Region) (*Registration, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := t.all.Load()
-	if x := now.find(r); x != nil { // somebody was faster
+	if x := now.find(r); x != nil { // another goroutine was faster
 		return x, nil
 	}
 	x, err := t.register(r)
@@ -123,7 +123,7 @@ func (t *Table) register(r *mem.Region) (*Registration, error) {
 	return &Registration{region: r, lease: lease, mr: mr, base: mr.Addr(), lkey: mr.LKey(), hidden: r.All().Bytes() == nil, flush: r.Direct().Flush}, nil
 }
 
-// swept gives a region up that was closed and that nobody but the table keeps mapped: no slot of it is under way. One that the device does not
+// swept gives a region up that was closed and that the table alone keeps mapped: no slot of it is under way. One that the device does not
 // let go stays, since it may still be written.
 func (x *Registration) swept() bool {
 	if !x.region.Closed() || x.region.Leases() > 1 || x.mr.Close() != nil {

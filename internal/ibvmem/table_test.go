@@ -42,7 +42,7 @@ func find(t testing.TB, x *Table, r *mem.Region) *Registration {
 	return reg
 }
 
-// A region is registered once, whoever asks and however many there are, and leased once.
+// A region is registered once, by whichever goroutine and however many ask, and leased once.
 func TestTableOnce(t *testing.T) {
 	w := newWorld(t, "")
 	x := table(t, w)

@@ -13,7 +13,7 @@ import (
 )
 
 // TestChaos moves bytes both ways while rails are killed at random, exports are revoked and operations are canceled. Whatever was
-// neither revoked nor canceled arrives, bytes and notifications alike, once; what ended with an error notified nobody.
+// neither revoked nor canceled arrives, bytes and notifications alike, once; what ended with an error notified no peer.
 func TestChaos(t *testing.T) {
 	for _, seed := range []uint64{1, 2, 3, uint64(time.Now().UnixNano())} {
 		for _, script := range []string{"mode post", fmt.Sprintf("mode wire; delay 20us; seed %d", seed%1000)} {
@@ -160,7 +160,7 @@ func chaos(t *testing.T, script string, seed uint64, transport Transport) {
 		}
 		for k := range want[i] {
 			if string(want[i][k]) != string(exports[i][k].Span().Bytes()) {
-				t.Errorf("side %d: export %d has bytes that nobody put there", i, k)
+				t.Errorf("side %d: export %d has bytes that no operation put there", i, k)
 			}
 		}
 		if done < count/6 {

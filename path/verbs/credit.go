@@ -3,7 +3,7 @@ package verbs
 import "fmt"
 
 // A queue pair whose receives run out answers "receiver not ready", and after a few of these its connection is dead. So
-// nobody sends what the other side has no receive for: the sender counts what it sent, the receiver tells how many receives it
+// no side sends what the other one has no receive for: the sender counts what it sent, the receiver tells how many receives it
 // has posted again. All counters are cumulative and wrap around: a report that is repeated or late does no harm.
 
 // credits is the sender's side.
@@ -37,7 +37,7 @@ type debt struct {
 func (d *debt) due() bool { return d.freed-d.said >= max(d.depth/4, 2) }
 
 // What the control queue pair keeps back, so that both sides can always report and say goodbye: a report needs more than
-// reportReserve, everything else more than plainReserve. Whoever has used up its last report has told all that it knew then; it
+// reportReserve, everything else more than plainReserve. A side that has used up its last report has told all that it knew then; it
 // needs another one only after messages of the peer, and those carry the peer's own report.
 const (
 	byeReserve    = 0

@@ -76,7 +76,7 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 	return free, nil
 }
 
-// dropLocal ends one use. A part that nobody uses goes back to the cache at once: the path must not be what keeps a region mapped.
+// dropLocal ends one use. A part that no request uses goes back to the cache at once: the path must not be what keeps a region mapped.
 func (p *Path) dropLocal(i int32) {
 	if i < 0 {
 		return
@@ -274,7 +274,7 @@ func (p *Path) over(l *link, r *record) {
 	p.settle(r.work)
 }
 
-// lose takes in that a request came back unexecuted, or that nobody here knows whether it was executed.
+// lose takes in that a request came back unexecuted, or of which this side does not know whether it was executed.
 func (p *Path) lose(l *link, r *record) {
 	p.release1(l, r)
 	if r.short {

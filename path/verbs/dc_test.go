@@ -128,7 +128,7 @@ func busy(t *testing.T, owners []*owner, atOnce, each int) {
 				slept := time.Now()
 				switch i, err := sys.PollIn(60_000, o.bell, o.p.FD()); {
 				case err != nil, i < 0 && time.Since(slept) >= time.Minute && !t.Failed(): // else a signal came
-					t.Errorf("owner %d, which did %d of %d: nobody wakes it: %v\n%s", k, o.done, o.n, err, strings.Join(o.p.Explain(), "\n"))
+					t.Errorf("owner %d, which did %d of %d: it is not woken: %v\n%s", k, o.done, o.n, err, strings.Join(o.p.Explain(), "\n"))
 					return
 				case i == 0:
 					sys.Unring(o.bell)
@@ -197,7 +197,7 @@ func TestInitiatorsAreShared(t *testing.T) {
 				want := fmt.Sprintf("of %d at most, shared by %d paths", initiators, 2*pairs)
 				crowded := initiators == 1 && mode != "mode post" // else it may be that each is done before the next one comes
 				if crowded && !waited || !strings.Contains(said, want) || !strings.Contains(said, "none that sends; 2 DC targets: 1 for control, 1 for puts and gets") {
-					t.Errorf("somebody waited: %v; Explain does not say %q:\n%s", waited, want, said)
+					t.Errorf("a path waited: %v; Explain does not say %q:\n%s", waited, want, said)
 				}
 				if n := len(rigs[0].a.dyn.pools[forData].all); n > initiators {
 					t.Errorf("%d initiators, expected at most %d", n, initiators)
@@ -284,7 +284,7 @@ func TestDeadPeerHoldsNoInitiator(t *testing.T) {
 	w.do(t, "cable 1 mend")
 }
 
-// TestInitiatorOverrun: a completion of the initiator that a path holds is lost. Nobody can say how its operations ended, so the path goes down, also
+// TestInitiatorOverrun: a completion of the initiator that a path holds is lost. How its operations ended is not known, so the path goes down, also
 // while its owner sleeps and another path hears of it first, and each operation ends once; the others go on with what it had.
 func TestInitiatorOverrun(t *testing.T) {
 	w := newWorld(t, "mode wire")
@@ -313,7 +313,7 @@ func TestInitiatorOverrun(t *testing.T) {
 	w.do(t, fmt.Sprintf("overrun 0 %#x", seat.i.dci.Num()))
 	bad.a.dev.async() // as of another path
 	if i, err := sys.PollIn(20_000, bad.a.FD()); i < 0 || err != nil {
-		t.Errorf("nobody wakes its owner: %v", err)
+		t.Errorf("its owner is not woken: %v", err)
 	}
 	bad.sleepUntil(t, "the end", func() bool { return bad.A.Down != nil })
 	if !errors.Is(bad.a.err, ibv.ErrOverrun) {

@@ -213,7 +213,7 @@ func (d *domain) pin(e *path.Export, rights path.Rights) (*ibv.MR, error) {
 	} else {
 		access |= remote(rights)
 	}
-	if s.Len > 0 { // else there is nothing to register: nobody moves a byte
+	if s.Len > 0 { // else there is nothing to register: no request moves a byte
 		x.mr, x.err = d.dev.memory.Register(d.pd, s, access)
 		x.err = unreachable(x.err)
 	}

@@ -12,7 +12,7 @@
 // for control and one or more for data, the rails (link.go). All of them complete into one queue, whose descriptor an owner can sleep on. Frames on the control
 // connection ask for exports, answer, notify, and replace what broke (wire.go, control.go). A put is a list of RDMA writes, a get
 // one of reads; lists go to the adapter in one call, and one in many requests is signalled (data.go). How large pieces are, how
-// many are signalled, how much is at the adapter and what travels in the request itself is found out by trying (tune.go). Nobody ever
+// many are signalled, how much is at the adapter and what travels in the request itself is found out by trying (tune.go). Neither side ever
 // sends what the other has no receive for (credit.go).
 //
 // Puts may go by unreliable connections instead (Options.Transport, transport.go): then the receiver's path says what came, and what

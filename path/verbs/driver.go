@@ -45,7 +45,7 @@ type Options struct {
 	Meet Meet
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
 	NoInline, NoWindows bool
-	// Insecure permits peers on other machines. RDMA is not encrypted: whoever is on the way can read and change what travels.
+	// Insecure permits peers on other machines. RDMA is not encrypted: every host on the way can read and change what travels.
 	Insecure bool
 
 	cm    string        // file of librdmacm, "": the system's. For tests.
@@ -60,7 +60,7 @@ const (
 	DefaultTimeout = 14 // 67 ms
 )
 
-// retries is how often an adapter sends again what nobody acknowledges. Soft-RoCE takes the 7 that fits into the field for "for ever".
+// retries is how often an adapter sends again what the peer does not acknowledge. Soft-RoCE takes the 7 that fits into the field for "for ever".
 const retries = 6
 
 // maxDepth bounds Options.Depth.
@@ -227,7 +227,7 @@ func (dev *device) way(p *params) ibv.Address {
 
 func mtuOf(n uint8) ibv.MTU { return ibv.MTU(n) }
 
-// permits refuses peers beyond this machine unless somebody asked for what is not encrypted.
+// permits refuses peers beyond this machine unless the options permit what is not encrypted.
 func (dev *device) permits(gid [16]byte) error {
 	if gid == dev.raw || dev.owner.o.Insecure {
 		return nil
@@ -336,7 +336,7 @@ func (p *Path) meet(ctx context.Context, to place, h *hello, secret []byte) erro
 	pause := helloFirst
 	for next := time.Now().Add(pause); ; {
 		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("no answer: the listener is gone, the network does not carry RoCE (UDP port 4791) between the two, or nobody waits for this path: %w", err)
+			return fmt.Errorf("no answer: the listener is gone, the network does not carry RoCE (UDP port 4791) between the two, or no Accept waits for this path: %w", err)
 		}
 		b, err := u.receive(time.Until(next))
 		if err != nil {

@@ -125,7 +125,7 @@ func TestLostWhileArmed(t *testing.T) {
 			w.do(t, "drop send 1")
 			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
 			if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
-				t.Errorf("nobody wakes its owner: %v", err)
+				t.Errorf("its owner is not woken: %v", err)
 			}
 			r.sleepUntil(t, "the put", func() bool { return put.Times > 0 })
 			if put.Err != nil {
@@ -149,7 +149,7 @@ func TestFaultWhileArmed(t *testing.T) {
 			w.do(t, "fail ibv_post_send 1 ENOMEM")
 			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
 			if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
-				t.Errorf("nobody wakes its owner: %v", err)
+				t.Errorf("its owner is not woken: %v", err)
 			}
 			r.sleepUntil(t, "the put", func() bool { return put.Times > 0 })
 			if put.Err != nil || r.a.replaced != 1 {
@@ -170,7 +170,7 @@ func TestFaultWhileArmed(t *testing.T) {
 		put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
 		w.do(t, "fail ibv_modify_qp 1000000 ENOMEM")
 		if i, err := sys.PollIn(20_000, r.a.FD()); i < 0 || err != nil {
-			t.Errorf("nobody wakes its owner: %v", err)
+			t.Errorf("its owner is not woken: %v", err)
 		}
 		r.sleepUntil(t, "the end", func() bool { return put.Times > 0 && r.A.Down != nil })
 	})
@@ -233,7 +233,7 @@ func sharers(t *testing.T, n int) (w *world, rigs []*rig, ops []path.Op) {
 	return w, rigs, ops
 }
 
-// leaveArmed closes the path while its initiator's queue of completions is armed, and will tell whoever has it next.
+// leaveArmed closes the path while its initiator's queue of completions is armed, and will tell its next holder.
 func (r *rig) leaveArmed(t *testing.T, op path.Op) {
 	t.Helper()
 	r.A.Post(op)
@@ -273,7 +273,7 @@ func (r *rig) alone(t *testing.T, op path.Op) {
 	}
 }
 
-// TestRestingWhileAnotherIsTold: the initiator that rested at a path has been taken by another one, whose owner does not come for what it is told. The
+// TestRestingWhileAnotherIsTold: the initiator that rested at a path has been taken by another one, whose owner does not take its events. The
 // owner of the first sleeps.
 func TestRestingWhileAnotherIsTold(t *testing.T) {
 	w, rigs, ops := sharers(t, 3)

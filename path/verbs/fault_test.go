@@ -200,7 +200,7 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 			if n := len(r.B.Notices); n != 1 && put[0].Err != nil {
 				t.Fatalf("%d requests before: %d notifications", steps, n)
 			}
-			switch { // a refused write ends a reliable connection; an unreliable one drops it, and nobody else suffers
+			switch { // a refused write ends a reliable connection; an unreliable one drops it, and the other operations go on
 			case o.Transport == UC && r.a.replaced+r.b.replaced > 0:
 				t.Errorf("%d requests before: %d and %d rails were replaced", steps, r.a.replaced, r.b.replaced)
 			case o.Transport == UC && steps == 0 && r.a.rewritten == 0, o.Transport != UC && steps == 0 && r.a.replaced == 0:
@@ -246,7 +246,7 @@ func TestNothingLandsBehindClose(t *testing.T) {
 // pumps has the stand-in execute up to n requests, and says how many it had.
 func (w *world) pumps(n int) int { return int(int32(w.pump.Call1(uintptr(n)))) }
 
-// pumped is newRig where the stand-in executes requests only when it is told to.
+// pumped is newRig where the stand-in executes requests only on command.
 func pumped(t testing.TB, w *world, o Options) *rig {
 	t.Helper()
 	w.do(t, "mode post")

@@ -107,7 +107,7 @@ func (p *Path) bindOne(g *given) bool {
 		if l.room() == 0 {
 			return false
 		}
-		mw, err := p.dom.pd.AllocMW(ibv.MWType2)
+		mw, err := p.dom.pd.AllocMW()
 		if err != nil {
 			p.note(fmt.Sprintf("no memory window for an export: %v", err))
 			g.failed = true
@@ -153,7 +153,7 @@ func (p *Path) beginFence(k int32) {
 	p.bound(g)
 }
 
-// shut takes an export from the peer: its windows are closed, which the adapter confirms, before anybody is told.
+// shut takes an export from the peer: its windows are closed, which the adapter confirms, before the peer and the owner of the fence learn of it.
 func (p *Path) shut(g *given) {
 	watched := g.watched
 	err := p.unwind(g)

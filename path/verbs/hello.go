@@ -13,7 +13,7 @@ import (
 )
 
 // Two ends find each other by datagrams (UD), unless the offer is one of the connection manager (meetcm.go): the dialer sends a hello with the token of the offer until a welcome comes. Both
-// hold what a reliable connection needs of the other side. Whatever is not a hello with a token that somebody waits for gets no
+// hold what a reliable connection needs of the other side. Whatever is not a hello with a token that an Accept waits for gets no
 // answer at all.
 
 // Sizes in bytes of the datagrams, which need an MTU of 512 or more; only that of 256 is smaller.
@@ -22,7 +22,6 @@ const (
 	paramsSize  = 16 + 2 + 4 + 4 + 4 + 2 + 2 + 4 + 8*(maxRails+1)
 	macSize     = sha256.Size
 	welcomeSize = 8 + 8 + 2 + paramsSize + 1 + maxWords + macSize // at most
-	grhSize     = 40
 	minMTU      = 512
 )
 
@@ -184,7 +183,7 @@ func (h *hello) append(b, secret []byte) []byte {
 	return seal(h.params.append(b), secret)
 }
 
-// parse reads a hello. Its seal is checked by whoever knows the secret that belongs to the token.
+// parse reads a hello. The caller, which knows the secret of the token, checks its seal.
 func (h *hello) parse(b []byte) error {
 	if err := begins(b, typHello); err != nil {
 		return err

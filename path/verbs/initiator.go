@@ -70,10 +70,10 @@ type initiator struct {
 	cq      *ibv.CQ      // exchanged under the pool's lock
 	dci     *ibv.DCInitiator
 	spec    ibv.DCInitiatorSpec
-	failed  bool // it is to be mended before it is used
+	failed  bool // mend makes it ready before it is used
 	wc      [4]ibv.WC
 
-	rests  atomic.Pointer[seat] // the holder that has nothing under way; whoever exchanges it for nil has the initiator
+	rests  atomic.Pointer[seat] // the holder that has nothing under way; the seat that exchanges it for nil has the initiator
 	holder *seat                // guarded by pool.mu
 	since  time.Time            // when its holder was told that it is its turn; zero once it came. Guarded by pool.mu.
 }
@@ -143,7 +143,7 @@ func (d *dynamic) holder(cq *ibv.CQ) *Path {
 	return nil
 }
 
-// open makes one more initiator. It holds q.mu, or nobody else knows the pool.
+// open makes one more initiator. It holds q.mu, or the pool is still being made.
 func (q *pool) open() (*initiator, error) {
 	dev := q.dyn.dev
 	i := &initiator{pool: q}
@@ -249,7 +249,7 @@ func (q *pool) lease(s *seat) *initiator {
 	return i
 }
 
-// serve gives what is free or rests to those in line, in their order. It holds q.mu. Seat self is not woken. late: also what somebody did not
+// serve gives what is free or rests to those in line, in their order. It holds q.mu. Seat self is not woken. late: also what a seat did not
 // come for who was called long ago.
 func (q *pool) serve(self *seat, late bool) {
 	for len(q.line) > 0 {
@@ -269,7 +269,7 @@ func (q *pool) serve(self *seat, late bool) {
 	q.waiting.Store(int32(len(q.line)))
 }
 
-// find is an initiator that nobody needs now, nil for none. It holds q.mu.
+// find is an initiator that no seat needs now, nil for none. It holds q.mu.
 func (q *pool) find(late bool) *initiator {
 	if n := len(q.free); n > 0 {
 		i := q.free[n-1]
@@ -297,7 +297,7 @@ func (q *pool) find(late bool) *initiator {
 	return nil
 }
 
-// offer serves the line after something came to rest, or when somebody in it asks.
+// offer serves the line after something came to rest, or when a seat in it asks.
 func (q *pool) offer(late bool) {
 	q.mu.Lock()
 	q.serve(nil, late)

@@ -26,7 +26,7 @@ func (p *Path) down(err error) {
 	}
 	p.err = err
 	if p.events == nil {
-		return // it is being made: nobody has it yet, and newPath gives everything back
+		return // it is being made, and newPath gives everything back
 	}
 	if derr := p.dismantle(); derr != nil {
 		p.note(fmt.Sprintf("taking it down: %v", derr))
@@ -200,7 +200,7 @@ func (p *Path) goodbye() {
 	}
 }
 
-// What Poll is told of the device by whoever took the event from it.
+// What the path that takes an event from the device leaves for Poll of each.
 const (
 	urgentDevice = 1 << iota
 	urgentCQ

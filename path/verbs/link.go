@@ -239,7 +239,7 @@ func (l *link) ended(seq uint32, wc *ibv.WC) {
 		return
 	}
 	if !l.rail.failed {
-		// The first that failed. Everything behind it comes back unexecuted, or nobody knows whether it was executed.
+		// The first that failed. Everything behind it comes back unexecuted, or neither side knows whether it was executed.
 		l.rail.failed = true
 		l.blame(wc)
 	}

@@ -105,7 +105,7 @@ func (l *Listener) hello(b []byte) {
 	}
 }
 
-// take gives a hello to the Accept that waits for its token, if it is genuine. false: nobody wants it. again sends the answer once more,
+// take gives a hello to the Accept that waits for its token, if it is genuine. false: no Accept wants it. again sends the answer once more,
 // where there is one.
 func (l *Listener) take(h *hello, genuine func(secret []byte) bool, visitor *cm.ID) (mine bool, again func(*cm.ID)) {
 	l.mu.Lock()

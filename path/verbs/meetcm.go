@@ -80,7 +80,7 @@ func (h *hello) appendCM(b, secret []byte) []byte {
 	return append(b, cmSeal(b[from:], h.gid, 0, secret)...)
 }
 
-// parseCM reads one that came from an address. The code is checked by whoever knows the secret that belongs to the token.
+// parseCM reads one that came from an address. The caller, which knows the secret of the token, checks the code.
 func (h *hello) parseCM(b []byte, gid [16]byte) error {
 	if len(b) < cmHelloSize || b[0] != cmMark {
 		return malformed("not a request of this protocol")
@@ -252,7 +252,7 @@ func (d *desk) close() (err error) {
 	return err
 }
 
-// visit looks at a request: the hello of a dialer that somebody waits for is kept or answered, everything else is rejected without a reason.
+// visit looks at a request: the hello of a dialer that an Accept waits for is kept or answered, everything else is rejected without a reason.
 func (l *Listener) visit(id *cm.ID, data []byte) {
 	gid := id.Remote().Addr().As16()
 	var h hello
@@ -312,7 +312,7 @@ func (p *Path) meetCM(ctx context.Context, to netip.AddrPort, h *hello, secret [
 	}
 }
 
-// askCM sends one request. nil without an error: nobody there takes it now.
+// askCM sends one request. nil without an error: the listener does not take it now.
 func (p *Path) askCM(ctx context.Context, c *cm.Channel, bell int, from, to netip.AddrPort, data []byte, nonce uint64, secret []byte) (_ *welcome, err error) {
 	id, err := c.NewID()
 	if err != nil {
@@ -329,7 +329,7 @@ func (p *Path) askCM(ctx context.Context, c *cm.Channel, bell int, from, to neti
 	}
 	for {
 		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("no answer: the listener is gone, or nobody waits for this path: %w", err)
+			return nil, fmt.Errorf("no answer: the listener is gone, or no Accept waits for this path: %w", err)
 		}
 		ev, ok, err := c.Next()
 		if err != nil {

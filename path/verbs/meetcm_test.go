@@ -204,7 +204,7 @@ func meetings(t *testing.T, d *Driver) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 
-	// Who has not the secret gets nothing, and takes nobody's place.
+	// Who has not the secret gets nothing, and takes no dialer's place.
 	tok := newToken()
 	accepted := make(chan result, 1)
 	go func() {
@@ -251,7 +251,7 @@ func meetings(t *testing.T, d *Driver) {
 		t.Errorf("dial of 3 rails at one with 2: %v", r.err)
 	}
 
-	// Close ends who waits, and a dialer then finds nobody.
+	// Close ends who waits, and a dialer then finds no listener.
 	go func() {
 		_, err := l.Accept(ctx, newToken(), path.Config{Rights: path.Read | path.Write, Exports: x})
 		accepted <- result{nil, err}
@@ -263,7 +263,7 @@ func meetings(t *testing.T, d *Driver) {
 		t.Errorf("accept at a listener that closes: %v", r.err)
 	}
 	if r := <-dial(timeout(t, 2*time.Second), tok, secret, 1); !errors.Is(r.err, context.DeadlineExceeded) {
-		t.Errorf("dial of nobody: %v", r.err)
+		t.Errorf("dial without a listener: %v", r.err)
 	}
 }
 

@@ -36,7 +36,7 @@ func TestMeetAuto(t *testing.T) {
 	}
 }
 
-// TestMeetingFails: each call to the connection manager fails, the first of its kind, the second and so on. Whoever cannot go on says so, a dialer
+// TestMeetingFails: each call to the connection manager fails, the first of its kind, the second and so on. A side that cannot go on says so, a dialer
 // who got no answer asks again, and nothing stays behind.
 func TestMeetingFails(t *testing.T) {
 	w := newWorld(t, "")
@@ -44,7 +44,7 @@ func TestMeetingFails(t *testing.T) {
 	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen", "rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
 		"rdma_accept", "rdma_establish", "rdma_get_cm_event", "cm_address", "cm_route", "cm_connect", "cm_accept"} {
 		limit := time.Minute
-		if call == "rdma_get_cm_event" { // a listener that hears nothing more answers nobody
+		if call == "rdma_get_cm_event" { // a listener that hears nothing more answers no dialer
 			limit = time.Second
 		}
 		failed := 0
@@ -142,7 +142,7 @@ func (s *stranger) ask(to netip.AddrPort, data []byte) *cm.Event {
 	}
 }
 
-// TestHostileRequests: requests with any data, and with all of a hello but the secret, are rejected without a word, and take nobody's place.
+// TestHostileRequests: requests with any data, and with all of a hello but the secret, are rejected without a word, and take no dialer's place.
 func TestHostileRequests(t *testing.T) {
 	w := newWorld(t, "")
 	file := w.manager(t)

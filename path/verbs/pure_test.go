@@ -150,7 +150,7 @@ func TestHellos(t *testing.T) {
 	})
 }
 
-// TestCreditsNeverStop lets two ends exchange messages and reports in random order and at random pace. Nobody ever sends what the
+// TestCreditsNeverStop lets two ends exchange messages and reports in random order and at random pace. Neither ever sends what the
 // other has no receive for, and when the owners take everything in, everything arrives.
 func TestCreditsNeverStop(t *testing.T) {
 	type message struct {

@@ -66,7 +66,7 @@ func (s *seat) ready() bool {
 	return s.hold() || s.lease()
 }
 
-// hold takes the initiator up again that rests here, if nobody has taken it.
+// hold takes the initiator up again that rests here, if no other seat has taken it.
 func (s *seat) hold() bool {
 	if s.busy || s.i == nil {
 		return s.busy
@@ -95,7 +95,7 @@ func (s *seat) lease() bool {
 	if err == nil && i.failed {
 		err = i.mend()
 	}
-	if err != nil { // not here, where somebody is in the middle of something: Poll ends it
+	if err != nil { // not here, in the middle of another call: Poll ends it
 		s.p.fault = fmt.Errorf("verbs: %w: no initiator: %w", path.ErrDown, err)
 		s.busy = false
 		s.drop()
@@ -105,7 +105,7 @@ func (s *seat) lease() bool {
 	return true
 }
 
-// rest lets go of the initiator when nothing is under way: whoever needs it may take it.
+// rest lets go of the initiator when nothing is under way: another seat may take it.
 func (s *seat) rest() {
 	if !s.busy || s.out > 0 {
 		return
@@ -194,7 +194,7 @@ func (i *initiator) told() (told bool, err error) {
 	return told, nil
 }
 
-// settle is the end of what the owner called: what nobody needs is let go, also what came too late to be needed.
+// settle is the end of what the owner called: what the path does not need is let go, also what came too late to be needed.
 func (s *seat) settle() {
 	if s.late && s.waits && s.called.Load() {
 		s.lease()
@@ -210,7 +210,7 @@ func (p *Path) settleSeats() {
 	}
 }
 
-// abort ends what is at the data initiator, since a request failed or a rail went. Nobody knows what became of the rest, so each rail that had a
+// abort ends what is at the data initiator, since a request failed or a rail went. What became of the rest is not known, so each rail that had a
 // part in it is replaced.
 func (s *seat) abort(why error) error {
 	if !s.busy || s.out == 0 && !s.i.failed {

@@ -80,7 +80,7 @@ func setupFails(t *testing.T, transport Transport) {
 					most += 16
 				}
 				if harmless++; harmless > most {
-					t.Errorf("%s: call %d fails, and nobody notices", call, k)
+					t.Errorf("%s: call %d fails, and setting up does not notice", call, k)
 				}
 				continue
 			}

@@ -101,7 +101,7 @@ type tuner struct {
 	sizes bool   // the one knob is a bound of sizes: steps over which nothing was seen are not tried
 
 	begun bool
-	since time.Duration // begin of what moved is told of
+	since time.Duration // when the bytes that moved reports began
 	done  uint64        // work in this epoch
 	spent time.Duration
 	felt  uint64 // classes of sizes that were seen in this epoch

@@ -149,7 +149,7 @@ func TestTunerNoise(t *testing.T) {
 	})
 }
 
-// TestTunerBounds: whatever it is told, every value stays within the bounds, and what is fixed stays as it is.
+// TestTunerBounds: whatever it learns, every value stays within the bounds, and what is fixed stays as it is.
 func TestTunerBounds(t *testing.T) {
 	bounds := func(t *rapid.T, name string, lo, hi uint64) Bounds {
 		a, b := rapid.Uint64Range(lo, hi).Draw(t, name), rapid.Uint64Range(lo, hi).Draw(t, name)

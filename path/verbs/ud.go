@@ -159,7 +159,7 @@ func (u *ud) sweep() {
 		switch id := wc.ID(); {
 		case id == udSend:
 			u.busy = false
-		case wc.Status() == ibv.Success && wc.Len() > grhSize:
+		case wc.Status() == ibv.Success && wc.Len() > ibv.GRHLen:
 			u.got = append(u.got, arrivedUD{int(id), wc.Len()})
 		default:
 			u.recycle(int(id))
@@ -226,7 +226,7 @@ func (u *ud) next(arm bool) ([]byte, error) {
 	u.got = append(u.got[:0], u.got[1:]...)
 	u.taken = g.slot
 	at := g.slot * udSlot
-	return u.lease.Bytes()[at+grhSize : at+g.n], nil
+	return u.lease.Bytes()[at+ibv.GRHLen : at+g.n], nil
 }
 
 // wake ends a receive that waits. It may be called from any goroutine, also after close.

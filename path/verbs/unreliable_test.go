@@ -29,7 +29,7 @@ func (r *rig) asleep(t *testing.T, cond func() bool) {
 		}
 		slept := time.Now()
 		if i, err := sys.PollIn(30_000, r.a.FD(), r.b.FD()); err != nil || i < 0 && time.Since(slept) >= 30*time.Second { // else a signal came
-			t.Fatalf("both ends sleep, and nobody is woken: %v\n%s", err, r.Dump())
+			t.Fatalf("both ends sleep, and neither is woken: %v\n%s", err, r.Dump())
 		}
 	}
 }

@@ -174,7 +174,7 @@ func (l *link) came(slot int32) bool {
 }
 
 // gap ends the path because a message was lost at this side's adapter. Its sender believes that it came, so nothing sends it again. Poll ends it:
-// what else has come is told before.
+// it reports first what else has come.
 func (p *Path) gap(l *link) {
 	if p.lost == nil {
 		p.lost = fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errGap)

@@ -39,7 +39,7 @@ func (r *rig) sleepUntil(t testing.TB, what string, cond func() bool) {
 			t.Fatal(err)
 		}
 		if time.Now().After(limit) {
-			t.Fatalf("%s: nobody woke for a minute\n%s", what, r.Dump())
+			t.Fatalf("%s: neither end woke for a minute\n%s", what, r.Dump())
 		}
 	}
 }
@@ -266,7 +266,7 @@ func lostMessage(t *testing.T, transport Transport) {
 	})
 }
 
-// TestOverrun: more completions than the queue of a path holds. Some are lost, so nobody can say how its operations ended: it goes down, also
+// TestOverrun: more completions than the queue of a path holds. Some are lost, so how its operations ended is not known: it goes down, also
 // while its owner sleeps, each operation ends once, and the other end goes down with what it sends.
 func TestOverrun(t *testing.T) {
 	for _, side := range []string{"poster", "peer"} {

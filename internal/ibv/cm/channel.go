@@ -72,7 +72,7 @@ func (c *Channel) Next() (ev Event, ok bool, err error) {
 	}
 }
 
-// take makes an Event of the library's, which it gives back at once. That of an ID which was closed meanwhile is nobody's.
+// take makes an Event of the library's, which it gives back at once. That of an ID which was closed meanwhile is dropped.
 func (c *Channel) take(at uintptr) (Event, bool) {
 	e := dl.At[cmEvent](at)
 	ev := Event{Type: EventType(e.typ), Status: int(e.status), Err: failure(EventType(e.typ), int(e.status))}

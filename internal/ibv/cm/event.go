@@ -30,7 +30,7 @@ const (
 	AddressError    EventType = 1  // ErrAddress
 	RouteResolved   EventType = 2  // Connect may follow
 	RouteError      EventType = 3  // ErrRoute
-	ConnectRequest  EventType = 4  // somebody wants to connect to Event.Listener; Event.ID is the new one
+	ConnectRequest  EventType = 4  // a peer wants to connect to Event.Listener; Event.ID is the new one
 	ConnectResponse EventType = 5  // the peer accepted: make the queue pair ready, then Establish
 	ConnectError    EventType = 6  // ErrConnect
 	Unreachable     EventType = 7  // ErrUnreachable
@@ -76,7 +76,7 @@ func (t EventType) String() string {
 	return fmt.Sprintf("event %d", uint32(t))
 }
 
-// Event is something that happened to an ID. It belongs to whoever got it; nothing of the library is in it.
+// Event is something that happened to an ID. The caller owns it; nothing of the library is in it.
 type Event struct {
 	Type     EventType
 	ID       *ID
@@ -86,7 +86,7 @@ type Event struct {
 	Err      error  // an *Error where the event is one, else nil
 }
 
-// Params go along with a connection. Private data comes out at the other side with zeros behind it, up to the most that there may be: whoever
+// Params go along with a connection. Private data comes out at the other side with zeros behind it, up to the most that there may be: a side that
 // sends data of several lengths says the length in it.
 type Params struct {
 	PrivateData        []byte // at most MaxConnectData, MaxAcceptData or MaxRejectData bytes

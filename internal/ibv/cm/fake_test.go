@@ -197,7 +197,7 @@ func TestCallsFail(t *testing.T) {
 	}
 }
 
-// TestEventsFail: what fails later is an event with its error, at whoever asked.
+// TestEventsFail: what fails later is an event with its error, at the ID that asked.
 func TestEventsFail(t *testing.T) {
 	f := onFake(t, "")
 	for _, c := range []struct {
@@ -223,7 +223,7 @@ func TestEventsFail(t *testing.T) {
 	}
 }
 
-// TestSilentPeer: a peer that goes without a word is told of by the connection manager when its time is over.
+// TestSilentPeer: the connection manager reports a peer that goes without a word when its time is over.
 func TestSilentPeer(t *testing.T) {
 	f := onFake(t, "")
 	m, step, err := f.connect(t)
@@ -240,7 +240,7 @@ func TestSilentPeer(t *testing.T) {
 		t.Errorf("%+v", ev)
 	}
 	if ev, ok, err := m.sc.Next(); ok || err != nil {
-		t.Errorf("%+v, %v at the side that nobody reaches", ev, err)
+		t.Errorf("%+v, %v at the side that the peer does not reach", ev, err)
 	}
 
 	// A request beyond the backlog is not answered.
@@ -302,8 +302,8 @@ func TestDeviceRemoved(t *testing.T) {
 	}
 }
 
-// TestCloseWaits: an ID that is closed while somebody is between getting an event and giving it back waits for that, and its other events are
-// nobody's.
+// TestCloseWaits: an ID that is closed while a goroutine is between getting an event and giving it back waits for that, and its other events are
+// dropped.
 func TestCloseWaits(t *testing.T) {
 	f := onFake(t, "")
 	for range 50 {
@@ -323,7 +323,7 @@ func TestCloseWaits(t *testing.T) {
 						return
 					}
 					if ev.ID == nil {
-						t.Error("an event of nobody")
+						t.Error("an event without an ID")
 					}
 				}
 			})
@@ -385,7 +385,7 @@ func TestOrphan(t *testing.T) {
 	must(t, lis.Close())
 }
 
-// TestChannelWaits: a channel is not destroyed while an ID of it is being, which waits for an event that somebody has not given back.
+// TestChannelWaits: a channel is not destroyed while an ID of it is being, which waits for an event that a goroutine has not given back.
 func TestChannelWaits(t *testing.T) {
 	f := onFake(t, "")
 	c := channel(t, f.l)
@@ -405,7 +405,7 @@ func TestChannelWaits(t *testing.T) {
 		}
 	})
 	for f.called(t, "rdma_destroy_id") == 0 {
-		time.Sleep(time.Millisecond) // nobody tells that it waits
+		time.Sleep(time.Millisecond) // nothing shows that it waits
 	}
 	wg.Go(func() {
 		if err := c.Close(); err != nil {

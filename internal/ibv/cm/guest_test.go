@@ -45,7 +45,6 @@ func connection(t *testing.T, w world, addr string) {
 	if name, port := id.Device(); name != "" || port != 0 || id.Remote().IsValid() {
 		t.Errorf("a new ID has device %q, port %d, peer %s", name, port, id.Remote())
 	}
-	must(t, id.SetTrafficClass(0x28))
 	must(t, id.SetACKTimeout(18))
 	resolve(t, cc, id, netip.AddrPort{}, at)
 	if id.Remote() != at || id.Local().Addr() != at.Addr() {
@@ -66,7 +65,7 @@ func connection(t *testing.T, w world, addr string) {
 		t.Errorf("asked for with %+v", p)
 	}
 	server := newSide(t, w, ask.ID)
-	must(t, ask.ID.ReadyQP(server.qp, access, p.ResponderResources, 1))
+	must(t, ask.ID.ReadyQP(server.qp, access, p.ResponderResources, 1, Pauses{}))
 	must(t, ask.ID.Accept(Params{PrivateData: []byte("welcome"), ResponderResources: p.ResponderResources, InitiatorDepth: 1, RNRRetryCount: 7, QPN: server.qp.Num()}))
 
 	resp := want(t, cc, ConnectResponse)
@@ -74,7 +73,7 @@ func connection(t *testing.T, w world, addr string) {
 		resp.Params.QPN != server.qp.Num() || resp.Params.ResponderResources != 1 || resp.Params.InitiatorDepth != 2 {
 		t.Errorf("accepted with %+v", resp.Params)
 	}
-	must(t, id.ReadyQP(client.qp, access, Agreed, Agreed))
+	must(t, id.ReadyQP(client.qp, access, Agreed, Agreed, Pauses{}))
 	must(t, id.Establish())
 	if ev := want(t, sc, Established); ev.ID != ask.ID || ev.Err != nil {
 		t.Errorf("established: %+v", ev)
@@ -174,7 +173,7 @@ func rejected(t *testing.T, w world) {
 	}
 }
 
-// refused connects to a port at which nobody listens any more, and to one whose listener goes while requests wait for it.
+// refused connects to a port at which no ID listens any more, and to one whose listener goes while requests wait for it.
 func refused(t *testing.T, w world) {
 	l := w.l
 	sc, cc := channel(t, l), channel(t, l)
@@ -199,7 +198,7 @@ func refused(t *testing.T, w world) {
 	}
 	connect()
 	if ev := want(t, cc, Rejected); !errors.Is(ev.Err, ErrRefused) || ev.Status != 8 {
-		t.Errorf("nobody listens: %v, status %d", ev.Err, ev.Status)
+		t.Errorf("no listener: %v, status %d", ev.Err, ev.Status)
 	}
 }
 
@@ -209,7 +208,7 @@ func noDevice(t *testing.T, w world) {
 	c := channel(t, l)
 	id := newID(t, c)
 	if err := id.Bind(netip.MustParseAddrPort("198.51.100.1:1")); !errors.Is(err, ErrAddress) {
-		t.Errorf("bound to an address of nobody: %v", err)
+		t.Errorf("bound to an address that no interface has: %v", err)
 	}
 	if err := id.Bind(netip.AddrPort{}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("bound to nothing: %v", err)
@@ -272,7 +271,7 @@ func states(t *testing.T, w world) {
 	id = newID(t, c)
 	resolve(t, c, id, netip.AddrPort{}, at)
 	s := newSide(t, w, id)
-	if err := id.ReadyQP(s.qp, access, Agreed, Agreed); err == nil {
+	if err := id.ReadyQP(s.qp, access, Agreed, Agreed, Pauses{}); err == nil {
 		t.Error("a queue pair became ready without a connection")
 	}
 	must(t, s.qp.Err())

@@ -312,12 +312,6 @@ func (id *ID) Disconnect() error { return id.onDevice("disconnect", id.c.l.f.dis
 // connection manager has for all. Receives may be posted then. A queue pair for UD needs no more of the ID: it is made ready by its own functions.
 func (id *ID) InitQP(q *ibv.QP, access ibv.Access) error { return id.move(q, ibv.QPInit, access, nil) }
 
-// ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides agreed on. access is what the peer may do with it;
-// responder and initiator are the numbers of reads and atomics at once that go to Accept, or Agreed.
-func (id *ID) ReadyQP(q *ibv.QP, access ibv.Access, responder, initiator uint8) error {
-	return id.ReadyQPPaused(q, access, responder, initiator, Pauses{})
-}
-
 // Pauses are what happens when a message finds no buffer. The zero value is what the connection manager says: a receiver asks for 655 ms, and a
 // sender tries again as often as its peer has said.
 type Pauses struct {
@@ -325,8 +319,9 @@ type Pauses struct {
 	RNRRetry uint8 // how often this side tries again, 1 to 7, which is for ever; 0: what the peer has said
 }
 
-// ReadyQPPaused is ReadyQP with other pauses than the connection manager's.
-func (id *ID) ReadyQPPaused(q *ibv.QP, access ibv.Access, responder, initiator uint8, pauses Pauses) error {
+// ReadyQP moves the queue pair from Init to ReadyToReceive and ReadyToSend, with what both sides agreed on. access is what the peer may do with it;
+// responder and initiator are the numbers of reads and atomics at once that go to Accept, or Agreed.
+func (id *ID) ReadyQP(q *ibv.QP, access ibv.Access, responder, initiator uint8, pauses Pauses) error {
 	// Init once more: before the connection was asked for, less was known.
 	if err := id.move(q, ibv.QPInit, access, nil); err != nil {
 		return err
@@ -403,22 +398,8 @@ func (id *ID) address(of func(*cmID) []byte) netip.AddrPort {
 	return addrPort(of(dl.At[cmID](id.handle)))
 }
 
-// Options of the library (rdma_set_option), level RDMA_OPTION_ID.
-const (
-	optionTOS = iota
-	optionReuseAddress
-	optionIPv6Only
-	optionACKTimeout
-)
-
-// SetTrafficClass sets the type of service of the packets of the connection: its upper 6 bits are the DSCP. Before ResolveAddress.
-func (id *ID) SetTrafficClass(tos uint8) error { return id.option(optionTOS, []byte{tos}) }
-
-// SetReuseAddress lets other IDs bind to the same port, as SO_REUSEADDR does. Before Bind.
-func (id *ID) SetReuseAddress(on bool) error { return id.option(optionReuseAddress, flag(on)) }
-
-// SetIPv6Only lets a listener at :: take no connections by IPv4. Before Bind.
-func (id *ID) SetIPv6Only(on bool) error { return id.option(optionIPv6Only, flag(on)) }
+// optionACKTimeout is RDMA_OPTION_ID_ACK_TIMEOUT, an option of the library (rdma_set_option).
+const optionACKTimeout = 3
 
 // SetACKTimeout sets how long the queue pairs of the connection wait for an acknowledgement: 4.096 µs × 2^n; 0 is for ever. Before Connect or Accept.
 func (id *ID) SetACKTimeout(n uint8) error {
@@ -426,14 +407,6 @@ func (id *ID) SetACKTimeout(n uint8) error {
 		return &Error{Op: "set_option", Kind: ErrInvalid, Hint: fmt.Sprintf("an acknowledgement timeout of %d: expected 0 to 31", n)}
 	}
 	return id.option(optionACKTimeout, []byte{n})
-}
-
-func flag(on bool) []byte {
-	b := make([]byte, 4)
-	if on {
-		b[0] = 1
-	}
-	return b
 }
 
 func (id *ID) option(name uintptr, value []byte) error {

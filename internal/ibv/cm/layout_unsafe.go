@@ -1,6 +1,6 @@
 package cm
 
-//lint:file-ignore U1000 a structure has all its fields, also those that nobody reads
+//lint:file-ignore U1000 a structure has all its fields, also those that no code reads
 
 import (
 	"encoding/binary"

@@ -64,12 +64,12 @@ func rpingServer(t *testing.T, w world) {
 			connected = true
 		case errors.Is(ev.Err, ErrRefused):
 			must(t, id.Close())
-			time.Sleep(50 * time.Millisecond) // nobody tells when a program listens
+			time.Sleep(50 * time.Millisecond) // no event says when a program listens
 		default:
 			t.Fatalf("event %q: %v", ev.Type, ev.Err)
 		}
 	}
-	must(t, id.ReadyQP(s.qp, access, Agreed, Agreed))
+	must(t, id.ReadyQP(s.qp, access, Agreed, Agreed, Pauses{}))
 	must(t, id.Establish())
 	const from, to = 0, 2 * pingSize
 	tell := func(offset uint64) {
@@ -110,10 +110,10 @@ func rpingClient(t *testing.T, w world) {
 	ask := want(t, c, ConnectRequest)
 	id := ask.ID
 	s := newSide(t, w, id)
-	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth))
+	must(t, id.ReadyQP(s.qp, access, ask.Params.ResponderResources, ask.Params.InitiatorDepth, Pauses{}))
 	must(t, id.Accept(Params{ResponderResources: ask.Params.ResponderResources, InitiatorDepth: ask.Params.InitiatorDepth, RNRRetryCount: 7, QPN: s.qp.Num()}))
 	want(t, c, Established)
-	// Where the client's message says that its bytes are, they are moved, and it is told so.
+	// Where the client's message says that its bytes are, the server moves them, and says so.
 	move := func(request func(c *ibv.SendChain, raddr uint64, rkey uint32, sge ibv.SGE)) {
 		m := s.received(t)
 		if len(m) != 16 || binary.BigEndian.Uint32(m[12:]) != pingSize {

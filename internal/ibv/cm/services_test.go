@@ -35,12 +35,12 @@ func unreliable(t *testing.T, w world) {
 		t.Errorf("asked for with %+v", p)
 	}
 	server := newSide(t, w, ask.ID)
-	must(t, ask.ID.ReadyQP(server.qp, ibv.LocalWrite, Agreed, Agreed))
+	must(t, ask.ID.ReadyQP(server.qp, ibv.LocalWrite, Agreed, Agreed, Pauses{}))
 	must(t, ask.ID.Accept(Params{QPN: server.qp.Num()}))
 	if ev := want(t, cc, ConnectResponse); ev.Params.QPN != server.qp.Num() {
 		t.Errorf("accepted with %+v", ev.Params)
 	}
-	must(t, id.ReadyQP(client.qp, ibv.LocalWrite, Agreed, Agreed))
+	must(t, id.ReadyQP(client.qp, ibv.LocalWrite, Agreed, Agreed, Pauses{}))
 	must(t, id.Establish())
 	want(t, sc, Established)
 	for _, s := range []struct{ from, to *side }{{client, server}, {server, client}} {
@@ -75,7 +75,7 @@ func unreliable(t *testing.T, w world) {
 	}
 }
 
-// datagrams finds the queue pair of a peer, which is told nothing of ours.
+// datagrams finds the queue pair of a peer, which learns nothing of ours.
 func datagrams(t *testing.T, w world) {
 	sc, cc := channel(t, w.l), channel(t, w.l)
 	lis, at := bound(t, w, sc, UD)
@@ -117,7 +117,7 @@ func datagrams(t *testing.T, w world) {
 	if got := server.received(t); len(got) != ibv.GRHLen+7 || string(got[ibv.GRHLen:]) != "over UD" {
 		t.Errorf("received %q", got)
 	}
-	must(t, id.Disconnect()) // of which nobody hears
+	must(t, id.Disconnect()) // the peer does not learn of it
 
 	find()
 	must(t, want(t, sc, ConnectRequest).ID.Reject([]byte("full")))
@@ -127,7 +127,7 @@ func datagrams(t *testing.T, w world) {
 	must(t, lis.Close())
 	find()
 	if ev := want(t, cc, Unreachable); !errors.Is(ev.Err, ErrRefused) {
-		t.Errorf("nobody listens: %v, status %d", ev.Err, ev.Status)
+		t.Errorf("no listener: %v, status %d", ev.Err, ev.Status)
 	}
 	if err := ask.ID.Reject(make([]byte, MaxDatagramData+1)); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a reason that is too long: %v", err)

@@ -79,9 +79,6 @@ int main(void) {
 	printf("DeviceRemoved %d\n", RDMA_CM_EVENT_DEVICE_REMOVAL);
 	printf("AddressChanged %d\n", RDMA_CM_EVENT_ADDR_CHANGE);
 	printf("TimeWaitExit %d\n", RDMA_CM_EVENT_TIMEWAIT_EXIT);
-	printf("option.tos %d\n", RDMA_OPTION_ID_TOS);
-	printf("option.reuse %d\n", RDMA_OPTION_ID_REUSEADDR);
-	printf("option.ipv6only %d\n", RDMA_OPTION_ID_AFONLY);
 	printf("option.ack %d\n", RDMA_OPTION_ID_ACK_TIMEOUT);
 	return 0;
 }
