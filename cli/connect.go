@@ -42,6 +42,7 @@ func (f *nodeFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
 	c.Flags().StringVar(&f.allowUID, "allow-uid", "", "`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as 1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
+	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")
 	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
 }
@@ -104,6 +105,7 @@ func (f *clientFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.expect, "expect", "", "the `NAME` that the peer's certificate must have, as in tcp://NAME@HOST:PORT (default: any of the authority)")
 	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for a connection")
 	c.Flags().DurationVar(&f.retry, "retry", time.Minute, "how long to wait for a peer that was lost on the way to come back; 0: not at all")
+	fromEnvironment(c, "expect", "timeout", "retry")
 }
 
 func (f *clientFlags) check() error {

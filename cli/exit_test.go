@@ -87,7 +87,7 @@ func TestExitStatusesAreDocumented(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, _ := run(t, 0, "", "help", "exit-codes")
+	out, _ := run(t, 0, "", "help", "exit-status")
 	for _, x := range exitStatuses {
 		line := strconv.Itoa(x.status) + "  " + x.words
 		if !strings.Contains(out, line) || !strings.Contains(string(docs), line) {

@@ -99,11 +99,16 @@ type pairing struct {
 
 func (p *pairing) flags(c *cobra.Command) {
 	c.Flags().StringVar(&p.dir, "dir", "", "directory of the identity (default: penstock in the user's configuration directory)")
+	variable(c, "dir", "PENSTOCK_IDENTITY")
 	c.Flags().BoolVar(&p.json, "json", false, "print one JSON object per line instead")
 }
 
 func (p *pairing) directory() (string, error) {
-	if p.dir != "" {
+	switch p.dir {
+	case "":
+	case noIdentity: // of PENSTOCK_IDENTITY, or meant as that of --identity
+		return "", &usageError{errors.New("--dir none: expected the directory of an identity, such as ./none")}
+	default:
 		return p.dir, nil
 	}
 	return identity.DefaultDir()

@@ -168,7 +168,7 @@ func TestPair(t *testing.T) {
 		!strings.Contains(out, "rules      allow a read,list\n           default none\n") {
 		t.Errorf("show: status %d\n%s", status, out)
 	}
-	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != 1 || !strings.Contains(errOut, "holds no authority") {
+	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != exitNotPermitted || !strings.Contains(errOut, "holds no authority") {
 		t.Errorf("list at the second machine: status %d, %s", status, errOut)
 	}
 	// A program that denies b says so, and JSON has the same.

@@ -46,7 +46,7 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 			}
 			a, err := identity.OpenAuthority(dir, nil)
 			if errors.Is(err, identity.ErrMissing) {
-				return fmt.Errorf("%s holds no authority; the machine that made this one's certificate has the list", dir)
+				return &worded{fmt.Sprintf("%s holds no authority; the machine that made this one's certificate has the list", dir), identity.ErrMissing}
 			}
 			if err != nil {
 				return err
@@ -186,7 +186,7 @@ key never travels.
 			}
 			a, err := identity.OpenAuthority(dir, nil)
 			if errors.Is(err, identity.ErrMissing) {
-				return fmt.Errorf("%s holds no authority; \"penstock pair --listen\" makes one", dir)
+				return &worded{fmt.Sprintf("%s holds no authority; \"penstock pair --listen\" makes one", dir), identity.ErrMissing}
 			}
 			if err != nil {
 				return err

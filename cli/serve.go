@@ -70,12 +70,13 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that nobody goes on with is kept, such as 72h, or forever")
 	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable taken (default: 50000; each takes one of the mappings of vm.max_map_count)")
 	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, nobody may do anything)")
-	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095")
+	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095 (default: none are served)")
 	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
 	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; 0: only at the start")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "how long transfers under way may go on after Ctrl-C")
+	fromEnvironment(c, "listen", "policy", "metrics")
 	return c
 }
 

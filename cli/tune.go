@@ -18,13 +18,8 @@ func newTune(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tune",
 		Short: "Set this host up for receiving at speed, and put it back as it was",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{fmt.Errorf("there is nothing to tune called %q: expected nic, host or driver", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args:  subcommand,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newTuneNic(s), newTuneHost(s), newTuneDriver(s))
 	return c
