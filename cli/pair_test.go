@@ -294,12 +294,12 @@ func TestPairExportAndImport(t *testing.T) {
 		want   string
 	}{
 		{[]string{"export", "b", "-o", file + "2", "--dir", home}, 1, "--again"},
-		{[]string{"export", "c", "-o", file, "--dir", home}, 1, "exists"},
+		{[]string{"export", "c", "-o", file, "--dir", home}, exitExists, "exists"},
 		{[]string{"export", "c", "--dir", home}, 2, "-o FILE"},
 		{[]string{"export", "c", "-o", "-", "--json", "--dir", home}, 2, "--json"},
 		{[]string{"export", "C", "-o", file, "--dir", home}, 2, "expected 1 to 63"},
 		{[]string{"export", "--dir", home}, 2, "name of a node"},
-		{[]string{"export", "c", "-o", file + "2", "--dir", away}, 1, "pair"},
+		{[]string{"export", "c", "-o", file + "2", "--dir", away}, exitNotPermitted, "pair"},
 		{[]string{"import", "--dir", away}, 2, "expected a file"},
 		{[]string{"import", file + "2", "--dir", away}, exitNotFound, "no such file"},
 		{[]string{"import", file, "--dir", home}, 1, "authority"},
