@@ -45,7 +45,7 @@ var exitStatuses = []struct {
 	status int
 	words  string
 }{
-	{exitOK, "success; also of a server that was told to end"},
+	{exitOK, "success; also of a server that a signal ends"},
 	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror also: files failed for different reasons, or --delete and an incomplete listing"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/share"
 	"github.com/spf13/cobra"
@@ -88,14 +87,14 @@ func listText(w io.Writer, entries []share.Entry, long bool) error {
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := list{width: widthOf(w)}
 	for _, e := range entries {
 		kind := "-"
 		if e.Tensor != nil {
 			kind = fmt.Sprintf("%v%v", e.Tensor.DType, e.Tensor.Shape)
 		}
 		size := formatBytes(e.Size)
-		fmt.Fprintf(t, "%9s\t%s\t%s\n", size, share.Printable(kind), share.Printable(e.Name))
+		t.add(fmt.Sprintf("%9s", size), share.Printable(kind), share.Printable(e.Name))
 	}
-	return t.Flush()
+	return t.print(w)
 }

@@ -196,19 +196,19 @@ func (p *pairing) print(s streams, e pairEvent, text string) error {
 // trust is what a directory is and believes, in words.
 func trust(c identity.Contents, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node       %s  certificate %s  %s\n", c.Self.Name, c.Self.Serial, until(c.Self.NotAfter, now))
+	fmt.Fprintf(&b, "node       %s\n           certificate %s\n           %s\n", c.Self.Name, c.Self.Serial, until(c.Self.NotAfter, now))
 	for _, r := range c.Roots {
 		note := ""
 		if identity.Fingerprint(r) == c.Issuer {
-			note = "  (issued this node's certificate)"
+			note = "\n           issued this node's certificate"
 		}
-		fmt.Fprintf(&b, "trusts     %s  %s%s\n           sha256 %s\n", r.Subject.CommonName, until(r.NotAfter, now), note, identity.Fingerprint(r))
+		fmt.Fprintf(&b, "trusts     %s  %s%s\n           SHA-256\n           %s\n", r.Subject.CommonName, until(r.NotAfter, now), note, identity.Fingerprint(r))
 	}
 	if c.Authority != nil {
 		fmt.Fprintf(&b, "issues     certificates of %s\n", c.Authority.Subject.CommonName)
 	}
 	if c.Rules == nil {
-		fmt.Fprintf(&b, "rules      none: there is no file %q, so nobody may do anything here; penstock pair allow NAME RIGHTS\n", identity.PolicyFile)
+		fmt.Fprintf(&b, "rules      none: without a file %q no peer may do anything here:\n           \"penstock pair allow NAME RIGHTS\" makes one\n", identity.PolicyFile)
 	} else {
 		head := "rules    "
 		for line := range strings.Lines(c.Rules.String()) {

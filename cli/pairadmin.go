@@ -3,10 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -56,9 +53,8 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 				return err
 			}
 			now := time.Now()
-			var table strings.Builder
-			w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "name\tserial\tuntil\tstate")
+			table := list{width: widthOf(s.out)}
+			table.add("name", "serial", "until", "state")
 			for _, i := range issued {
 				state := "valid"
 				switch {
@@ -74,14 +70,12 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 						return err
 					}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", i.Name, i.Serial, i.NotAfter.UTC().Format(time.DateOnly), state)
+				table.add(i.Name, i.Serial, i.NotAfter.UTC().Format(time.DateOnly), state)
 			}
 			if p.json {
 				return nil
 			}
-			w.Flush()
-			_, err = io.WriteString(s.out, table.String())
-			return err
+			return table.print(s.out)
 		},
 	}
 	p.flags(c)

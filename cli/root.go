@@ -110,6 +110,7 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 		newTopology(s), newDevices(s), newTune(s),
 		newMan(s), newVersion(s), newExitStatus(), newJSONHelp())
 	root.AddCommand(newEnvironment(root)) // knows all others
+	fillHelp(root)
 	return root
 }
 

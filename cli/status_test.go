@@ -63,7 +63,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
 	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`, `listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
-		`(?m)^  put +0 +0 .* 1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +tcp://127\S+ +same host .* 65\.5 kB `, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
+		`(?m)^  put +0 +0 .*\s+1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +tcp://127\S+ +same host\s.* 65\.5 kB `, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
 		`(?m)^  2 +cli\S* `} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s is not in\n%s", want, out)

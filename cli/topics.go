@@ -12,7 +12,7 @@ func newExitStatus() *cobra.Command {
 	var b strings.Builder
 	b.WriteString("The exit statuses of all commands. They keep their meaning; later versions may add some.\n\n")
 	for _, x := range exitStatuses {
-		fmt.Fprintf(&b, "  %3d  %s\n", x.status, x.words)
+		fmt.Fprintf(&b, "  %3d  %s\n", x.status, strings.TrimLeft(wrapped(x.words, 7, helpWidth), " "))
 	}
 	b.WriteString(`
 A second Ctrl-C ends a command at once. Files that were not complete stay under their name with .partial, as far as they were

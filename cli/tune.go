@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/tune"
@@ -191,8 +190,8 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 		return err
 	}
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "interface\tdriver\tstate\tMTU\tqueues\tNUMA\tspeed\tAF_XDP\tXDP of the driver\tmetadata\tprogram")
+	table := list{width: widthOf(s.out)}
+	table.add("interface", "driver", "state", "MTU", "queues", "NUMA", "speed", "AF_XDP", "program", "XDP of the driver", "metadata")
 	for _, i := range all {
 		state, node, speed, program := "down", "-", "-", "-"
 		if i.Up {
@@ -211,10 +210,11 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 		if i.XDPUnknown {
 			xdp = "the kernel does not say"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d of %d\t%s\t%s\t%s\t%s\t%s\t%s\n", i.Name, dash(i.Driver), state, i.MTU, i.Queues, max(i.Most, i.Queues), node, speed,
-			i.AFXDP(), dash(xdp), dash(i.Metadata), program)
+		table.add(i.Name, dash(i.Driver), state, fmt.Sprint(i.MTU), fmt.Sprintf("%d of %d", i.Queues, max(i.Most, i.Queues)), node, speed, i.AFXDP(), program, dash(xdp), dash(i.Metadata))
 	}
-	w.Flush()
+	if err := table.print(&b); err != nil {
+		return err
+	}
 	_, err = io.WriteString(s.out, printableText(b.String()))
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/tune"
 	"github.com/spf13/cobra"
@@ -108,16 +107,18 @@ func (t *driverTuning) list(ctx context.Context, s streams) error {
 		return err
 	}
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "address\tcard\tdriver\toverride\tIOMMU group\tinterfaces")
+	table := list{width: widthOf(s.out)}
+	table.add("address", "driver", "override", "IOMMU group", "interfaces", "card")
 	for _, c := range all {
 		group := "-"
 		if c.Group >= 0 {
 			group = fmt.Sprint(c.Group)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Addr, c.Name, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")))
+		table.add(c.Addr, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")), c.Name)
 	}
-	w.Flush()
+	if err := table.print(&b); err != nil {
+		return err
+	}
 	_, err = io.WriteString(s.out, printableText(b.String()))
 	return err
 }
