@@ -251,7 +251,7 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 	f.StringVar(&p.Transport, "transport", "", "udp or tcp (default udp)")
 	f.StringVar(&server, "server", "", "`ADDR` of the server (default 127.0.0.1)")
 	f.StringVar(&client, "client", "", "`ADDR` of the client (default that of the server)")
-	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7450)")
+	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7070)")
 	f.StringVar(&p.Share, "share", "", "file or `DIR` that the node shares")
 	f.StringVar(&listen, "listen", "", "`ADDR` that the node is reached at (default 127.0.0.1)")
 	complete(c, "engine", config.RawEngines()...)

@@ -262,15 +262,16 @@ func parseTarget(s string) (target, error) {
 		network, rest = "tcp", s
 	}
 	bad := func() error {
-		return &usageError{fmt.Errorf("address %q: expected tcp://HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
+		return &usageError{fmt.Errorf("address %q: expected tcp://HOST[:PORT], HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
 	}
 	var addr, name string
 	switch network {
 	case "tcp":
 		addr, name, _ = strings.Cut(rest, "/")
-		if !strings.Contains(addr, ":") {
+		if addr == "" || !ok && !strings.Contains(addr, ":") { // without tcp://, a word is no host
 			return target{}, bad()
 		}
+		addr = strings.TrimPrefix(withPort("tcp://"+addr), "tcp://")
 	case "unix":
 		addr = rest
 		if strings.HasPrefix(rest, "@") {
@@ -293,6 +294,15 @@ func parseTarget(s string) (target, error) {
 		return target{}, bad()
 	}
 	return target{network + "://" + addr, name}, nil
+}
+
+// withPort adds the default port to an address that begins with tcp:// and has none.
+func withPort(addr string) string {
+	host, ok := strings.CutPrefix(addr, "tcp://")
+	if !ok || host == "" || strings.Contains(host[strings.LastIndexByte(host, ']')+1:], ":") {
+		return addr
+	}
+	return addr + ":" + defaultPort
 }
 
 // parseTargetArgs reads ADDR[/NAME], or ADDR and NAME.

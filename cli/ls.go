@@ -19,7 +19,7 @@ func newLs(s streams) *cobra.Command {
 and with -l also their sizes, and of tensors the element type and the shape. Names are shown with escapes for whatever a
 terminal would not show as it is.
 
-ADDR is tcp://HOST:PORT, HOST:PORT or unix://PATH, as penstock serve prints it.`,
+ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as penstock serve prints it.`,
 		Example: `  penstock ls 127.0.0.1:7070
   penstock ls 127.0.0.1:7070/layers. -l
   penstock ls unix:///run/penstock.sock --json | jq -r '.[].name'`,

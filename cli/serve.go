@@ -38,7 +38,11 @@ type serveOptions struct {
 	metrics  string
 }
 
-const defaultListen = "tcp://127.0.0.1:7070"
+// defaultListen is where serve is reached at, and defaultPort where an address that begins with tcp:// names no port.
+const (
+	defaultListen = "tcp://127.0.0.1:" + defaultPort
+	defaultPort   = "7070" // config.DefaultPort
+)
 
 func newServe(s streams) *cobra.Command {
 	var o serveOptions
@@ -63,7 +67,7 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	o.nodeFlags.add(c)
 	o.displayFlags.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST:PORT or unix://PATH; may be given more than once (default: "+defaultListen+")")
+	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT] or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
 	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows, less --keep-free)")
 	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
@@ -144,7 +148,10 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 			v.d.warn("changed certificates or rules cannot be used: %s", share.Printable(e.Reason))
 		}
 	}
-	if no.Listen = v.o.listen; len(no.Listen) == 0 {
+	for _, a := range v.o.listen {
+		no.Listen = append(no.Listen, withPort(a))
+	}
+	if no.Listen == nil {
 		no.Listen = []string{defaultListen}
 	}
 	if v.node, err = transfer.Open(ctx, no); err != nil {
