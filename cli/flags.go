@@ -79,11 +79,6 @@ func resultFlags(c *cobra.Command, add func(bench.Flags)) {
 	}
 }
 
-// jsonFlag is the switch of every command that prints JSON in place of text.
-func jsonFlag(c *cobra.Command, to *bool, usage string) {
-	c.Flags().BoolVar(to, "json", false, usage)
-}
-
 // environmentKey is the annotation of a flag that an environment variable may give.
 const environmentKey = "penstock-environment"
 

@@ -42,7 +42,13 @@ func TestFlagsMeanOneThing(t *testing.T) {
 	kinds := map[string]string{"json": "bool", "output": "string", "quiet": "bool", "gpu-runtime": "string", "identity": "string"}
 	letters := map[string]string{"quiet": "q", "output": "o", "force": "", "long": "l"}
 	ofVariable := map[string]string{}
+	noJSON := []string{"penstock config explain", "penstock config generate", "penstock config migrate", "penstock config schema", // they print files
+		"penstock man", "penstock topology"} // texts and a picture
 	every(func(c *cobra.Command) {
+		leaf := c.Runnable() && !c.HasSubCommands() && !c.Hidden && c.Name() != "help" && c.Parent().Name() != "completion"
+		if leaf && c.Flags().Lookup("json") == nil != slices.Contains(noJSON, c.CommandPath()) {
+			t.Errorf("%s: does it have --json? It prints what programs read, or is in the list of this test", c.CommandPath())
+		}
 		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
 			kind := f.Value.Type()
 			if want := kinds[f.Name]; want != "" && kind != want {
@@ -152,6 +158,7 @@ func TestSuggestions(t *testing.T) {
 // --version is what version prints.
 func TestVersionFlag(t *testing.T) {
 	flag, _ := run(t, 0, "go1.", "--version")
+	run(t, 0, "\n  \"go\": \"go1.", "version", "--json")
 	if command, _ := run(t, 0, "", "version"); flag != command || strings.Count(flag, "\n") != 1 {
 		t.Errorf("%q and %q", flag, command)
 	}

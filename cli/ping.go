@@ -39,7 +39,7 @@ still ends well. A program at the other end sees the notifications, which are em
 	}
 	o.clientFlags.add(c)
 	c.Flags().IntVar(&o.count, "count", 100, "how many requests, and how many notifications")
-	jsonFlag(c, &o.json, "print one JSON object")
+	c.Flags().BoolVar(&o.json, "json", false, "print one JSON object")
 	return c
 }
 

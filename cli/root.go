@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -95,7 +97,7 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          subcommand,
-		Version:       version(),
+		Version:       thisBuild().String(),
 		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
 
 		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return readEnvironment(c) },
@@ -114,31 +116,52 @@ that there is, and tells which path that was and why. Beyond one machine all of 
 	return root
 }
 
-// version is one line about this program.
-func version() string {
-	v, extra := "devel", ""
+// build is what this program says of itself.
+type build struct {
+	Version  string            `json:"version"`
+	Go       string            `json:"go"`
+	Platform string            `json:"platform"`
+	Settings map[string]string `json:"settings"`
+}
+
+func thisBuild() build {
+	b := build{Version: "devel", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Settings: map[string]string{}}
 	if bi, ok := debug.ReadBuildInfo(); ok {
-		if m := bi.Main.Version; m != "" && m != "(devel)" {
-			v = m
+		if v := bi.Main.Version; v != "" && v != "(devel)" {
+			b.Version = v
 		}
 		for _, kv := range bi.Settings {
 			switch kv.Key {
 			case "vcs.revision", "vcs.modified", "CGO_ENABLED", "-tags":
-				extra += fmt.Sprintf(" %s=%s", kv.Key, kv.Value)
+				b.Settings[kv.Key] = kv.Value
 			}
 		}
 	}
-	return fmt.Sprintf("penstock %s %s %s/%s%s", v, runtime.Version(), runtime.GOOS, runtime.GOARCH, extra)
+	return b
+}
+
+func (b build) String() string {
+	text := fmt.Sprintf("penstock %s %s %s", b.Version, b.Go, b.Platform)
+	for _, k := range slices.Sorted(maps.Keys(b.Settings)) {
+		text += " " + k + "=" + b.Settings[k]
+	}
+	return text
 }
 
 func newVersion(s streams) *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	c := &cobra.Command{
 		Use:   "version",
 		Short: "Print the version and how this program was built, as --version does",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			_, err := fmt.Fprintln(s.out, version())
+			if asJSON {
+				return printJSON(s.out, thisBuild())
+			}
+			_, err := fmt.Fprintln(s.out, thisBuild())
 			return err
 		},
 	}
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return c
 }

@@ -69,6 +69,10 @@ run --json prints one object per line, too:
   message   text
   ended     the keys of sample, with the last and exact counts, and ok, status, error: the last line
 
-ls --json prints one array of objects with name, bytes, dtype, shape and tag.`,
+ls --json prints one array of objects with name, bytes, dtype, shape and tag. Every other command with --json prints one document.
+
+ping --json prints addr, peer, same_host, security, connect_seconds, control (count, p50_seconds, p99_seconds, max_seconds: round trips
+of the control connection), and path (name, carrier, why, security, open_seconds, notification as control, user_copies, kernel_copies,
+setup, candidates with path, usable, reason, latency_seconds and bytes_per_second) or no_path, the reason.`,
 	}
 }
