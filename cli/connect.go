@@ -331,7 +331,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 func argsBetween(least, most int, words string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return &usageError{fmt.Errorf("%s: expected %s; got %s", c.Name(), words, count(len(args), "argument", "arguments"))}
+			return &usageError{fmt.Errorf("%s: expected %s; got %s%s", c.Name(), words, count(len(args), "argument", "arguments"), jsonHint(c))}
 		}
 		return nil
 	}

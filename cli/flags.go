@@ -235,9 +235,13 @@ func noArgs(c *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
 	}
-	text := fmt.Sprintf("unexpected argument %q", args[0])
+	return &usageError{fmt.Errorf("unexpected argument %q%s", args[0], jsonHint(c))}
+}
+
+// jsonHint is for arguments that are one too many: the file of a switch, probably.
+func jsonHint(c *cobra.Command) string {
 	if f := c.Flags().Lookup("json"); f != nil && f.Changed && c.Flags().Lookup("output") != nil {
-		text += ": --json is a switch; --output FILE writes a file"
+		return ": --json is a switch; --output FILE writes a file"
 	}
-	return &usageError{errors.New(text)}
+	return ""
 }

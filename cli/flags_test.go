@@ -140,6 +140,7 @@ func TestSuggestions(t *testing.T) {
 		{"bench ring --jsn", "did you mean --json?"},
 		{"bench ring --json r.json", `unexpected argument "r.json": --json is a switch; --output FILE writes a file`},
 		{"bench ring --json=-", "--json -: expected true or false: --json is a switch"},
+		{"bench stream x.yaml --json r.json", "got 2 arguments: --json is a switch; --output FILE writes a file"},
 		{"get -z", "penstock get has no flag -z"},
 		{"get x --timeout soon", "--timeout soon: expected a time such as 500ms, 10s or 2m"},
 		{"demo --repeat many", "--repeat many: expected a whole number"},

@@ -304,7 +304,7 @@ func TestRunDeviceMemory(t *testing.T) {
       tx: {queues: [{memory_regions: [pinned], depth: 256}]}
   applications: [{kind: echo, interface: server}]
 `, "AT", at))
-	run(t, exitUsage, "expected auto, cuda, opencl or host", "run", file, "--gpu-runtime", "vulkan")
+	run(t, exitUsage, "expected auto, cuda, opencl, host", "run", file, "--gpu-runtime", "vulkan")
 	run(t, 0, "all of queue server-rx0 is copied once, from pinned memory to host 0", "run", file, "--gpu-runtime", "host", "--dry-run")
 	r := startRun(t, file, "--gpu-runtime", "host")
 	r.next("started")

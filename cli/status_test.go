@@ -121,7 +121,7 @@ func TestStatusErrors(t *testing.T) {
 		{[]string{"a", "b"}, 2, "expected one address"},
 		{[]string{"tcp://127.0.0.1:1", "--every", "1ms"}, 2, "--every 1ms: expected 100ms or more"},
 		{[]string{"tcp://127.0.0.1:1", "--count", "3"}, 2, "--count goes with --watch"},
-		{[]string{"ftp://x"}, 2, "expected tcp://HOST:PORT or unix://PATH"},
+		{[]string{"ftp://x"}, 2, "expected tcp://HOST[:PORT], HOST:PORT or unix://PATH"},
 		{[]string{"tcp://127.0.0.1:1/name"}, 2, "without a name"},
 		{[]string{"unix:///nonexistent/socket"}, exitUnreachable, "unix:///nonexistent/socket"},
 	} {
