@@ -54,7 +54,7 @@ Exit status 10: the runtime or device that was named is not here, and nothing wa
 	return c
 }
 
-// quickGPU makes a smoke run of what nobody asked for otherwise.
+// quickGPU makes a smoke run of what the flags leave open.
 func quickGPU(o *device.Options) {
 	o.Budget = time.Millisecond
 	o.Pairs, o.Samples = cmp.Or(o.Pairs, 3), cmp.Or(o.Samples, 2)

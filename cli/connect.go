@@ -39,7 +39,7 @@ func (f *nodeFlags) add(c *cobra.Command) {
 	verbsFlag(c, &f.verbs)
 	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
 	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
-	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
+	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: anyone on the way can read and change everything")
 	c.Flags().StringVar(&f.allowUID, "allow-uid", "", "`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as 1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
 	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")
@@ -155,7 +155,7 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 		case !ok || strings.Contains(host, "@"):
 			return nil, &usageError{fmt.Errorf("--expect %s: %s names its peer by itself", f.expect, addr)}
 		case o.Identity == nil:
-			return nil, &usageError{fmt.Errorf("--expect %s: without an identity nobody proves a name: see penstock pair", f.expect)}
+			return nil, &usageError{fmt.Errorf("--expect %s: without an identity no peer can prove its name: see penstock pair", f.expect)}
 		}
 		addr = "tcp://" + f.expect + "@" + host
 	}
@@ -202,7 +202,7 @@ func (c *client) begin(name string) {
 // retrying shows that something failed and is tried again.
 func (c *client) retrying(f transfer.LinkFailure) {
 	c.mu.Lock()
-	if !c.waits { // nobody was ever there: that is the command's error
+	if !c.waits { // there never was a session: that is the command's error
 		c.mu.Unlock()
 		return
 	}

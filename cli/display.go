@@ -88,7 +88,7 @@ func terminalWidth(w io.Writer) int {
 	if err != nil {
 		return 0
 	}
-	if columns == 0 { // nobody set it
+	if columns == 0 { // the terminal does not say
 		return 80
 	}
 	return columns

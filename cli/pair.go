@@ -24,7 +24,7 @@ each knows who the other is. One command on each machine:
   penstock pair ADDRESS                 on the second: asks for the code, makes a key, gets its certificate
 
 Both show the fingerprint of the second machine's key, and the first asks whether it is the same: only then does it give the
-certificate. The code names the authority, so nobody in between can stand in for it, and holds a secret that works once and for
+certificate. The code names the authority, so no machine in between can stand in for it, and holds a secret that works once and for
 ten minutes. It is never an argument, which every user of a machine can see. Keys stay on the machine that made them. Repeat for
 each further machine; the authority is made only once.
 
@@ -32,7 +32,7 @@ Each side writes a rule with what the other may do here: --allow, by default to 
 "penstock pair allow".
 
 In scripts: --code FILE or --code - on the second machine, where the fingerprint is that of "penstock pair key"; --fingerprint with
-it on the first, or --yes to take whoever knows the code first.
+it on the first, or --yes to take the first machine that knows the code.
 
 Without a connection between the machines: penstock pair export and penstock pair import. All of it: docs/security.md.`,
 		Args: func(_ *cobra.Command, args []string) error { return noCode(args) },

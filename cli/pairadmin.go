@@ -158,7 +158,7 @@ func newPairExport(s streams) *cobra.Command {
 		Use:   "export NAME -o FILE",
 		Short: "A file that makes a machine without a connection a node of this name",
 		Long: `Makes a key and a certificate on this machine and writes them, with the authority's certificate, to one file for
-"penstock pair import" on the other. The file holds a private key: whoever reads it can be that node. Carry it by a way that
+"penstock pair import" on the other. The file holds a private key: a program that reads it can be that node. Carry it by a way that
 you trust, and delete it afterwards. No rule is written: give NAME rights with "penstock pair allow". Where the machines can reach each other, use "penstock pair --listen" instead: then the
 key never travels.
 

@@ -92,7 +92,7 @@ func (r *runner) run() (err error) {
 	r.out.started(r, m)
 	defer r.out.closeScreen() // before all else, so that the second Ctrl-C finds the terminal as it was
 	defer r.out.rescue()
-	var tick <-chan time.Time // never, where nobody looks
+	var tick <-chan time.Time // never, where nothing is shown
 	if r.out.mode != displayQuiet {
 		t := time.NewTicker(r.out.interval)
 		defer t.Stop()

@@ -41,7 +41,7 @@ func newTuneNic(s streams) *cobra.Command {
 value now, the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
 
 --apply does the steps in order, reads each back, and stops at the first that does not come to be so. Before each change it writes down
-what was there, so --undo restores that, also after an error, a kill or several --apply. What somebody else has changed since stays as
+what was there, so --undo restores that, also after an error, a kill or several --apply. What another program has changed since stays as
 it is and is named; --force restores it too. These settings end with the machine's boot, and the record with them.
 
 Without IF, lists the interfaces with their drivers, queues and what they support of XDP.
@@ -71,7 +71,7 @@ Steps that take a right which this process lacks are marked with it, and --apply
 	f := c.Flags()
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also what somebody else has changed since")
+	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
 	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
 	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
 	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
