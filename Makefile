@@ -76,7 +76,7 @@ gpu-test:
 
 # What the card does: copies, pipelines, launches, as one result file. The program is Penstock's own, which needs nothing but the driver (docs/gpu-test.md).
 gpu-bench: build
-	$(BIN) bench gpu --runtime cuda --json bin/gpu-bench.json
+	$(BIN) bench gpu --gpu-runtime cuda --output bin/gpu-bench.json
 
 # Real processes, random transfers, random faults, exact accounting. DURATION and SEED are the lab's options.
 DURATION ?= 10m

@@ -54,7 +54,7 @@ func Fairness(ctx context.Context, o FairnessOptions) (*paired.Report, error) {
 		o.Pairs = paired.MinPairs
 	}
 	if o.Streams < 1 || o.Streams > 10000 || o.Small < stampSize || o.Small > 1<<20 || o.Large < 1<<20 || o.Large > 1<<32 || o.Puts < 0 {
-		return nil, fmt.Errorf("bench: %d streams of %d bytes, %d puts of each, beside one of %d bytes: expected 1 to 10000 streams, 8 bytes to 1 MiB, and 1 MiB to 4 GiB",
+		return nil, fmt.Errorf("%w: %d streams of %d bytes, %d puts of each, beside one of %d bytes: expected 1 to 10000 streams, 8 bytes to 1 MiB, and 1 MiB to 4 GiB", ErrOptions,
 			o.Streams, o.Small, o.Puts, o.Large)
 	}
 	r := o.Begin("fairness",

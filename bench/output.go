@@ -12,26 +12,36 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 )
 
+// ErrOptions is wrapped by errors about options that cannot be.
+var ErrOptions = errors.New("bench")
+
 // Output is what every benchmark's command line says of its result and of the conditions it is measured under.
 type Output struct {
-	JSON  string        // a file for the result as JSON; "-": standard output, without the table; "": no file
+	JSON  bool          // print the result as JSON, in place of the table
+	File  string        // also write the result as JSON to this file; "": no file
 	Quiet bool          // no progress
 	Quick bool          // a smoke run: figures without meaning, no wait for an idle machine
 	Idle  time.Duration // how long to wait in all for other programs to leave the machine alone; 0: only look how busy it is
 	Seed  uint64        // 0: a new one
 }
 
-// JSONUsage explains the flag --json.
-const JSONUsage = "write the result to this file as JSON too; - prints it instead of the table"
-
-// Flags adds the flags to a set of package flag, or of one that is like it.
-func (o *Output) Flags(f interface {
+// Flags is a set of flags, of package flag or one that is like it.
+type Flags interface {
 	StringVar(p *string, name, value, usage string)
 	BoolVar(p *bool, name string, value bool, usage string)
 	DurationVar(p *time.Duration, name string, value time.Duration, usage string)
 	Uint64Var(p *uint64, name string, value uint64, usage string)
-}) {
-	f.StringVar(&o.JSON, "json", "", JSONUsage)
+}
+
+// ResultFlags adds those that say where the result goes.
+func (o *Output) ResultFlags(f Flags) {
+	f.BoolVar(&o.JSON, "json", false, "print the result as JSON in place of the table")
+	f.StringVar(&o.File, "output", "", "also write the result to `FILE` as JSON (docs/bench-format.md)")
+}
+
+// Flags adds all flags to a set.
+func (o *Output) Flags(f Flags) {
+	o.ResultFlags(f)
 	f.BoolVar(&o.Quiet, "quiet", false, "no progress on standard error")
 	f.BoolVar(&o.Quick, "quick", false, "a smoke run: figures without meaning, no wait for an idle machine")
 	f.DurationVar(&o.Idle, "idle-wait", 30*time.Second,
@@ -55,23 +65,23 @@ func (o *Output) Conditions(w io.Writer) (Conditions, error) {
 			c.Gate.Budget = -1
 		}
 	}
-	return c, Writable(o.JSON)
+	return c, o.Writable()
 }
 
-// Writable fails when a file cannot be written for a reason that can be seen without writing.
-func Writable(name string) error {
-	if name == "" || name == "-" {
+// Writable fails when the file cannot be written for a reason that can be seen without writing.
+func (o *Output) Writable() error {
+	if o.File == "" {
 		return nil
 	}
-	switch i, err := os.Stat(name); {
+	switch i, err := os.Stat(o.File); {
 	case err == nil && i.IsDir():
-		return fmt.Errorf("--json %s: expected a file, this is a directory", name)
+		return fmt.Errorf("--output %s: expected a file, this is a directory", o.File)
 	case err == nil:
 		return nil
 	}
-	dir := filepath.Dir(name)
+	dir := filepath.Dir(o.File)
 	if i, err := os.Stat(dir); err != nil || !i.IsDir() {
-		return fmt.Errorf("--json %s: there is no directory %s", name, dir)
+		return fmt.Errorf("--output %s: there is no directory %s: %w", o.File, dir, os.ErrNotExist)
 	}
 	return nil
 }
@@ -81,24 +91,23 @@ func (o *Output) Print(w io.Writer, r *paired.Report, err error) error {
 	if r == nil {
 		return err
 	}
-	return errors.Join(err, WriteResult(w, o.JSON, r))
+	return errors.Join(err, o.Write(w, r))
 }
 
-// WriteResult writes a result to w as a table, to the file called name as JSON, or both; "-" is w. The file comes first: the reader of
-// the table may close it early.
-func WriteResult(w io.Writer, name string, r interface {
+// Write writes a result: to the file first, for the reader of w may close it early.
+func (o *Output) Write(w io.Writer, r interface {
 	Write(io.Writer) error
 	Table(io.Writer) error
 }) error {
-	if name == "-" {
-		return r.Write(w)
-	}
 	var err error
-	if name != "" {
+	if o.File != "" {
 		var b bytes.Buffer
 		if err = r.Write(&b); err == nil {
-			err = os.WriteFile(name, b.Bytes(), 0o644)
+			err = os.WriteFile(o.File, b.Bytes(), 0o644)
 		}
+	}
+	if o.JSON {
+		return errors.Join(err, r.Write(w))
 	}
 	return errors.Join(err, r.Table(w))
 }

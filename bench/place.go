@@ -19,7 +19,7 @@ type Place struct {
 
 func (p Place) check() error {
 	if p.Kind != mem.Host && p.Kind != mem.HostPinned && p.Kind != mem.Device {
-		return fmt.Errorf("bench: memory of kind %s: expected %s, %s or %s", p.Kind, mem.Host, mem.HostPinned, mem.Device)
+		return fmt.Errorf("%w: memory of kind %s: expected %s, %s or %s", ErrOptions, p.Kind, mem.Host, mem.HostPinned, mem.Device)
 	}
 	return nil
 }

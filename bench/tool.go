@@ -15,7 +15,7 @@ func findTools(ctx context.Context, names []string, openSSL bool) (here map[stri
 	here = map[string]bool{}
 	for _, n := range names {
 		if n != "ucx" && n != "fi" && n != "iperf3" && n != "openssl" {
-			return nil, nil, nil, fmt.Errorf("bench: --against %q: expected ucx, fi, iperf3 or openssl", n)
+			return nil, nil, nil, fmt.Errorf("%w: --against %q: expected ucx, fi, iperf3 or openssl", ErrOptions, n)
 		}
 		if n == "openssl" && !openSSL {
 			missing = append(missing, "openssl: its program in C is compiled by the lab's tool: go run ./internal/lab bench transfer --against openssl")

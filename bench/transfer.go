@@ -59,7 +59,7 @@ func (o *TransferOptions) defaults() error {
 	}
 	for _, p := range o.Paths {
 		if all := drivers.Names(); !slices.Contains(all, p) && o.Drivers == nil {
-			return fmt.Errorf("bench: path %q: expected %s", p, strings.Join(all, " or "))
+			return fmt.Errorf("%w: path %q: expected %s", ErrOptions, p, strings.Join(all, " or "))
 		}
 	}
 	if err := errors.Join(o.Local.check(), o.Remote.check()); err != nil {
@@ -73,7 +73,7 @@ func (o *TransferOptions) defaults() error {
 	}
 	for _, m := range o.Modes {
 		if m != Spin && m != Event {
-			return fmt.Errorf("bench: mode %q: expected %s or %s", m, Spin, Event)
+			return fmt.Errorf("%w: mode %q: expected %s or %s", ErrOptions, m, Spin, Event)
 		}
 	}
 	if o.Sizes == nil {
@@ -89,7 +89,7 @@ func (o *TransferOptions) defaults() error {
 	}
 	for _, s := range o.Sizes {
 		if s < 8 || s > 1<<32 {
-			return fmt.Errorf("bench: size %d: expected 8 bytes to 4 GiB", s)
+			return fmt.Errorf("%w: size %d: expected 8 bytes to 4 GiB", ErrOptions, s)
 		}
 	}
 	if o.Peers == nil {
@@ -100,7 +100,7 @@ func (o *TransferOptions) defaults() error {
 	}
 	for _, n := range o.Peers {
 		if n < 1 || n > 1000 {
-			return fmt.Errorf("bench: %d peers: expected 1 to 1000", n)
+			return fmt.Errorf("%w: %d peers: expected 1 to 1000", ErrOptions, n)
 		}
 	}
 	if o.Samples == 0 {
@@ -126,10 +126,10 @@ func (o *TransferOptions) defaults() error {
 	}
 	o.Paths, o.Modes, o.Sizes, o.Peers = dedupe(o.Paths), dedupe(o.Modes), dedupe(o.Sizes), dedupe(o.Peers)
 	if o.Samples < 1 || o.Pairs < 1 {
-		return errors.New("bench: samples and pairs: expected at least 1")
+		return fmt.Errorf("%w: samples and pairs: expected at least 1", ErrOptions)
 	}
 	if o.placed() && len(o.Against) > 0 {
-		return errors.New("bench: the peers' own tools are compared on host memory: leave out either them or the memory of an accelerator")
+		return fmt.Errorf("%w: the peers' own tools are compared on host memory: leave out either them or the memory of an accelerator", ErrOptions)
 	}
 	if slices.Contains(o.Modes, Spin) && runtime.GOMAXPROCS(0) < 2 {
 		return errors.New("bench: spinning on both sides needs two processors; use mode event")

@@ -1,13 +1,10 @@
 package cli
 
 import (
-	"fmt"
 	"io"
-	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
-	"github.com/penstock-io/penstock/config"
 	"github.com/spf13/cobra"
 )
 
@@ -29,10 +26,10 @@ func newBench(s streams) *cobra.Command {
 		Long: `Measures transfers between two processes and the parts they stand on. Each figure is printed with its physical ceiling,
 and each timed run is verified byte by byte at the receiver. Comparisons are interleaved pairs, and say how sure they are.
 
-  penstock bench ring --json before.json     measure and keep the result (docs/bench-format.md)
-  penstock bench ring --json after.json      measure again, with another program
+  penstock bench ring --output before.json     measure and keep the result (docs/bench-format.md)
+  penstock bench ring --output after.json      measure again, with another program
   penstock bench compare before.json after.json`,
-		Args: noArgs,
+		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchStream(s), newBenchGPU(s), newBenchCompare(s), newBenchPeer(s))
@@ -66,7 +63,7 @@ func newBenchVec(s streams) *cobra.Command {
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	return c
 }
 
@@ -88,7 +85,7 @@ func newBenchRing(s streams) *cobra.Command {
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	return c
 }
 
@@ -110,16 +107,7 @@ func newBenchMem(s streams) *cobra.Command {
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	c.Flags().BoolVar(&o.Huge, "huge", false, "2 MiB pages")
 	return c
-}
-
-// parseSize reads a number of bytes with an optional unit, as configuration files have it: 64, 4KiB, 1.5GiB.
-func parseSize(s string) (uint64, error) {
-	n, err := config.ParseSize(strings.TrimSpace(s))
-	if err != nil {
-		return 0, fmt.Errorf("%w: expected a number of bytes such as 64, 4KiB, 1MiB or 1GiB", err)
-	}
-	return uint64(n), nil
 }

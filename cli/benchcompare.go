@@ -12,7 +12,8 @@ import (
 )
 
 func newBenchCompare(s streams) *cobra.Command {
-	var margin, json string
+	var out bench.Output
+	var margin string
 	var failWorse bool
 	c := &cobra.Command{
 		Use:   "compare A.json B.json",
@@ -33,7 +34,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 			if err != nil {
 				return &usageError{err}
 			}
-			if err := bench.Writable(json); err != nil {
+			if err := out.Writable(); err != nil {
 				return err
 			}
 			a, errA := paired.ReadFile(args[0])
@@ -45,7 +46,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 			if err != nil {
 				return err
 			}
-			if err := bench.WriteResult(s.out, json, x); err != nil {
+			if err := out.Write(s.out, x); err != nil {
 				return err
 			}
 			if n := x.Count(paired.Worse); failWorse && n > 0 {
@@ -57,7 +58,7 @@ The exit status is 0 whatever the verdicts are, and 1 with --fail-worse when a r
 	f := c.Flags()
 	f.StringVar(&margin, "margin", fmt.Sprintf("%g%%", 100*paired.DefaultMargin), "within which both are the same")
 	f.BoolVar(&failWorse, "fail-worse", false, "exit with status 1 when a row is worse by more than the margin")
-	f.StringVar(&json, "json", "", bench.JSONUsage)
+	resultFlags(c, out.ResultFlags)
 	return c
 }
 

@@ -19,7 +19,7 @@ func TestBenchEndToEnd(t *testing.T) {
 	var files []string
 	for _, name := range []string{"a.json", "b.json"} {
 		file := filepath.Join(dir, name)
-		out, errOut, status := penstock(t, "bench", "ring", "--quick", "--quiet", "--seed", "5", "--json", file)
+		out, errOut, status := penstock(t, "bench", "ring", "--quick", "--quiet", "--seed", "5", "--output", file)
 		if status != 0 || errOut != "" {
 			t.Fatalf("exit status %d: %s", status, errOut)
 		}
@@ -42,7 +42,7 @@ func TestBenchEndToEnd(t *testing.T) {
 		t.Errorf("with itself: status %d, %s%s", status, out, errOut)
 	}
 	// Three samples are too few for any verdict, so nothing is worse.
-	out, errOut, status = penstock(t, "bench", "compare", files[0], files[1], "--fail-worse", "--json", "-")
+	out, errOut, status = penstock(t, "bench", "compare", files[0], files[1], "--fail-worse", "--json")
 	var c paired.Comparison
 	if err := json.Unmarshal([]byte(out), &c); status != 0 || err != nil || len(c.Rows) != 8 || c.Count(paired.Inconclusive) != 8 || c.Margin != 0.05 {
 		t.Errorf("with another: status %d, %v, %s%s", status, err, out, errOut)
@@ -92,7 +92,7 @@ func TestBenchCompareStatus(t *testing.T) {
 		"one file":          {[]string{a}, 2, "expected two result files"},
 		"no file":           {[]string{a, text + "2"}, 3, "no such file"},
 		"not a result":      {[]string{text, text}, 1, text + ": line 1, column 2"},
-		"no directory":      {[]string{a, b, "--json", filepath.Join(text+"2", "c.json")}, 1, "there is no directory"},
+		"no directory":      {[]string{a, b, "--output", filepath.Join(text+"2", "c.json")}, 3, "there is no directory"},
 	} {
 		out, errOut, status := penstock(t, append([]string{"bench", "compare"}, c.args...)...)
 		if status != c.status || !strings.Contains(out+errOut, c.want) {
@@ -100,7 +100,7 @@ func TestBenchCompareStatus(t *testing.T) {
 		}
 	}
 	file := filepath.Join(t.TempDir(), "c.json")
-	out, _, status := penstock(t, "bench", "compare", a, b, "--json", file)
+	out, _, status := penstock(t, "bench", "compare", a, b, "-o", file)
 	written, err := os.ReadFile(file)
 	if status != 0 || err != nil || !strings.Contains(out, "verdict") || !bytes.Contains(written, []byte(paired.CompareFormat)) {
 		t.Errorf("status %d, %v, %s", status, err, out)
@@ -108,11 +108,11 @@ func TestBenchCompareStatus(t *testing.T) {
 }
 
 // A result that could not be written is found out before anything is measured.
-func TestBenchJSONIsChecked(t *testing.T) {
+func TestBenchOutputIsChecked(t *testing.T) {
 	dir := t.TempDir()
 	for name, want := range map[string]string{dir: "this is a directory", filepath.Join(dir, "none", "x.json"): "there is no directory"} {
-		out, errOut, status := penstock(t, "bench", "mem", "--quick", "--json", name)
-		if status != 1 || !strings.Contains(errOut, want) || out != "" || strings.Contains(errOut, "pool") {
+		out, errOut, status := penstock(t, "bench", "mem", "--quick", "--output", name)
+		if status != 1 && status != exitNotFound || !strings.Contains(errOut, want) || out != "" || strings.Contains(errOut, "pool") {
 			t.Errorf("%s: status %d, %q, %q", name, status, out, errOut)
 		}
 	}
@@ -134,7 +134,7 @@ func TestBenchFileFirst(t *testing.T) {
 	closed.Close()
 	defer w.Close()
 	file := filepath.Join(t.TempDir(), "x.json")
-	if err := bench.WriteResult(w, file, a); err == nil {
+	if err := (&bench.Output{File: file}).Write(w, a); err == nil {
 		t.Error("a table was printed into a closed pipe")
 	}
 	if _, err := paired.ReadFile(file); err != nil {

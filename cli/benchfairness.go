@@ -11,7 +11,7 @@ import (
 func newBenchFairness(s streams) *cobra.Command {
 	var out bench.Output
 	var o bench.FairnessOptions
-	var small, large string
+	small, large := sizeFlag(4<<10), sizeFlag(256<<20)
 	c := &cobra.Command{
 		Use:   "fairness",
 		Short: "Small puts beside a large one",
@@ -23,12 +23,7 @@ the same streams alone. The target is a 99th percentile of at most three times t
 			if err != nil {
 				return err
 			}
-			if o.Small, err = parseSize(small); err != nil {
-				return &usageError{err}
-			}
-			if o.Large, err = parseSize(large); err != nil {
-				return &usageError{err}
-			}
+			o.Small, o.Large = uint64(small), uint64(large)
 			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
@@ -39,12 +34,12 @@ the same streams alone. The target is a 99th percentile of at most three times t
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	f := c.Flags()
 	f.StringSliceVar(&o.Paths, "path", nil, "paths to measure (default shm,tcp)")
 	f.IntVar(&o.Streams, "streams", 100, "streams of small puts")
-	f.StringVar(&small, "small", "4KiB", "size of a small put")
-	f.StringVar(&large, "large", "256MiB", "size of a large put")
+	f.Var(&small, "small", "size of a small put")
+	f.Var(&large, "large", "size of a large put")
 	f.DurationSliceVar(&o.Pauses, "pause", []time.Duration{0, 10 * time.Millisecond}, "time between two puts of a stream, one comparison each")
 	f.IntVar(&o.Puts, "puts", 0, "puts of each stream in a run (default 200 without a pause, 50 with one)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")

@@ -2,23 +2,17 @@ package cli
 
 import (
 	"cmp"
-	"errors"
-	"fmt"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/device"
-	"github.com/penstock-io/penstock/gpu/runtimes"
 	"github.com/spf13/cobra"
 )
 
 func newBenchGPU(s streams) *cobra.Command {
 	var out bench.Output
 	var o device.Options
-	var sizes []string
-	var total string
+	var gpu gpuFlags
 	c := &cobra.Command{
 		Use:   "gpu",
 		Short: "What an accelerator does: copies of every kind, pipelines, launches, events, allocation",
@@ -27,30 +21,19 @@ host each way, both ways at once, and within the device, by its copy engine and 
 beside one plain large copy, in interleaved pairs; launches, events, allocation. Every byte that is moved is read back and compared.
 
 It needs the driver and nothing else. Copies of a card are printed beside the rate of its link; what runs on the processor (the runtime host,
-OpenCL on the CPU) beside the speed at which two cores copy memory. Without --runtime the first runtime that is here is measured, and the
+OpenCL on the CPU) beside the speed at which two cores copy memory. Without --gpu-runtime the first runtime that is here is measured, and the
 result says what it was taken instead of: on a machine without a GPU the figures are those of its processor.
 
 Exit status 10: the runtime or device that was named is not here, and nothing was measured.`,
 		Example: `  penstock bench gpu
-  penstock bench gpu --runtime cuda --json gpu.json
-  penstock bench gpu --runtime opencl --device 1 --sizes 4KiB,1MiB --total 64MiB`,
+  penstock bench gpu --gpu-runtime cuda --output gpu.json
+  penstock bench gpu --gpu-runtime opencl --gpu 1 --size 4KiB,1MiB --total 64MiB`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
-			if names := runtimes.Table().Names(); o.Runtime != "" && !slices.Contains(names, o.Runtime) {
-				return &usageError{fmt.Errorf("--runtime %q: expected one of %s", o.Runtime, strings.Join(names, ", "))}
+			if err := gpu.check(); err != nil {
+				return err
 			}
-			for _, x := range sizes {
-				n, err := parseSize(x)
-				if err != nil {
-					return &usageError{fmt.Errorf("--sizes: %w", err)}
-				}
-				o.Sizes = append(o.Sizes, n)
-			}
-			if total != "" {
-				if o.Total, err = parseSize(total); err != nil {
-					return &usageError{fmt.Errorf("--total: %w", err)}
-				}
-			}
+			o.Runtime, o.Device = gpu.name(), gpu.device
 			if o.Conditions, err = conditions(s, &out); err != nil {
 				return err
 			}
@@ -58,25 +41,20 @@ Exit status 10: the runtime or device that was named is not here, and nothing wa
 				quickGPU(&o)
 			}
 			r, err := device.Run(c.Context(), o)
-			if errors.Is(err, device.ErrOptions) {
-				err = &usageError{err}
-			}
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
+	gpu.flags(c)
 	f := c.Flags()
-	f.StringVar(&o.Runtime, "runtime", "", "of "+strings.Join(runtimes.Table().Names(), ", ")+" (default: the first that is here)")
-	f.IntVar(&o.Device, "device", 0, "number of the device in its runtime, as penstock devices counts them")
-	f.StringSliceVar(&sizes, "sizes", nil, "bytes of a copy (default 64KiB,1MiB,16MiB, and 256MiB of a card or 128MiB)")
-	f.StringVar(&total, "total", "", "bytes that go through a pipeline (default 256MiB of a card, else 64MiB)")
+	f.Var((*sizesFlag)(&o.Sizes), "size", "bytes of a copy (default 64KiB,1MiB,16MiB, and 256MiB of a card or 128MiB)")
+	f.Var((*sizeFlag)(&o.Total), "total", "bytes that go through a pipeline (default 256MiB of a card, else 64MiB)")
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each comparison (default 20, the least that gets a verdict)")
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row without a comparison (default 20)")
-	complete(c, "runtime", runtimes.Table().Names()...)
 	return c
 }
 
-// quickGPU makes a smoke run of what nobody asked for otherwise.
+// quickGPU makes a smoke run of what the flags leave open.
 func quickGPU(o *device.Options) {
 	o.Budget = time.Millisecond
 	o.Pairs, o.Samples = cmp.Or(o.Pairs, 3), cmp.Or(o.Samples, 2)

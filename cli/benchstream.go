@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/bench/stream"
+	"github.com/penstock-io/penstock/engine"
 	"github.com/spf13/cobra"
 )
 
@@ -64,11 +65,11 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 					o.Sizes = append(o.Sizes, stream.Sizes()...)
 					continue
 				}
-				n, err := strconv.Atoi(z)
-				if err != nil {
-					return &usageError{fmt.Errorf("--size %q: expected bytes of a frame, such as 64, or all", z)}
+				n, err := parseSize(z)
+				if err != nil || n > 1<<20 {
+					return &usageError{fmt.Errorf("--size %q: expected bytes of a frame, such as 64 or 1KiB, or all", z)}
 				}
-				o.Sizes = append(o.Sizes, n)
+				o.Sizes = append(o.Sizes, int(n))
 			}
 			if rate != "" {
 				if o.Rate, err = strconv.ParseFloat(rate, 64); err != nil || !(o.Rate > 0) || math.IsInf(o.Rate, 0) {
@@ -83,13 +84,16 @@ huge pages) is replaced by what it has, and listed; --strict refuses it. --addre
 			}
 			o.Cable = s.lab.Cable
 			r, err := stream.Run(c.Context(), o)
+			if r == nil && errors.Is(err, engine.ErrInvalid) {
+				return &usageError{err}
+			}
 			if r == nil {
 				return err
 			}
-			return errors.Join(err, bench.WriteResult(s.out, out.JSON, r))
+			return errors.Join(err, out.Write(s.out, r))
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	f := c.Flags()
 	file.flags(f)
 	f.StringSliceVar(&o.Engines, "engine", nil, "of "+strings.Join(stream.Engines(), ", ")+" (default all that can run here)")
@@ -145,7 +149,7 @@ func serveStream(c *cobra.Command, s streams, o *stream.Options, listen string, 
 		return &usageError{errors.New("--serve: expected one --engine: socket, afpacket or xdp")}
 	}
 	for _, name := range []string{"from", "server", "size", "burst", "queues", "flows", "workload", "test", "round-trip", "rate", "load", "trial", "settle", "samples", "max-loss",
-		"resolution", "verify", "retry", "step", "longest", "spin", "against", "pairs", "protocol", "json", "quick", "idle-wait", "seed"} {
+		"resolution", "verify", "retry", "step", "longest", "spin", "against", "pairs", "protocol", "json", "output", "quick", "idle-wait", "seed"} {
 		if c.Flags().Changed(name) {
 			return &usageError{fmt.Errorf("--%s is for the near end, which tells --serve what it needs", name)}
 		}

@@ -10,7 +10,7 @@ import (
 
 func TestBenchStream(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "stream.json")
-	args := []string{"bench", "stream", "--quick", "--quiet", "--engine", "sim,socket", "--size", "1518", "--burst", "8", "--workload", "fft", "--test", "latency,flood", "--rate", "2e3", "--json", file}
+	args := []string{"bench", "stream", "--quick", "--quiet", "--engine", "sim,socket", "--size", "1518", "--burst", "8", "--workload", "fft", "--test", "latency,flood", "--rate", "2e3", "-o", file}
 	out, errOut, status := penstock(t, args...)
 	if status != 0 || errOut != "" || !strings.Contains(out, "udp fft") || !strings.Contains(out, "flood ") {
 		t.Fatalf("exit status %d: %s%s", status, out, errOut)

@@ -36,7 +36,7 @@ func (x *streamFile) flags(f *pflag.FlagSet) {
 // ofFile are the names of those flags, and withFile those of others that mean something with a file too.
 var (
 	ofFile   = []string{"address", "set", "role", "duration", "packets", "dry-run", "strict"}
-	withFile = []string{"engine", "settle", "samples", "json", "quiet", "quick", "idle-wait", "seed"}
+	withFile = []string{"engine", "settle", "samples", "json", "output", "quiet", "quick", "idle-wait", "seed"}
 )
 
 // misplaced is an error for flags that say nothing with a file, or nothing without one.
@@ -103,8 +103,8 @@ func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engi
 	if x.role != "" && x.role != "server" && x.role != "client" {
 		return &usageError{fmt.Errorf("--role %q: expected server or client", x.role)}
 	}
-	if x.dry && out.JSON != "" && out.JSON != "-" {
-		return &usageError{errors.New("--dry-run has no result for a file: --json - prints the plan as JSON")}
+	if x.dry && out.File != "" {
+		return &usageError{errors.New("--dry-run has no result for a file: --json prints the plan")}
 	}
 	if o.Conditions, err = conditions(s, out); err != nil {
 		return err
@@ -129,13 +129,13 @@ func runStreamFile(c *cobra.Command, s streams, x *streamFile, name string, engi
 		return err
 	}
 	if x.dry {
-		return dryStream(s, p, changes, out.JSON == "-")
+		return dryStream(s, p, changes, out.JSON)
 	}
 	r, err := sections.Run(c.Context(), cfg, p, changes, o)
 	if r == nil {
 		return err
 	}
-	return errors.Join(err, bench.WriteResult(s.out, out.JSON, r))
+	return errors.Join(err, out.Write(s.out, r))
 }
 
 // dryStream prints a plan. What cannot run is no success.
@@ -152,7 +152,7 @@ func dryStream(s streams, p *sections.Plan, changes []sections.Change, asJSON bo
 		fmt.Fprint(s.out, printableText(b.String()))
 	}
 	if err == nil && len(p.Missing) > 0 {
-		return errReported
+		return errReportedUnfit
 	}
 	return err
 }

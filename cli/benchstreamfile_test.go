@@ -30,7 +30,7 @@ func TestBenchStreamFile(t *testing.T) {
 	if err := os.WriteFile(name, []byte(loopFile), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	args := []string{"bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--json", result}
+	args := []string{"bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--output", result}
 	_, errOut, status := penstock(t, args...)
 	if status == 0 || !strings.Contains(errOut, "bench_tx[0].eth_dst_addr=VALUE") {
 		t.Fatalf("exit status %d with a placeholder: %s", status, errOut)
@@ -47,7 +47,7 @@ func TestBenchStreamFile(t *testing.T) {
 	if _, errOut, status = penstock(t, append(args, "--strict")...); status == 0 || !strings.Contains(errOut, "memory of kind device") {
 		t.Errorf("strict: exit status %d: %s", status, errOut)
 	}
-	out, _, status = penstock(t, append(args[:len(args):len(args)], "--dry-run", "--json", "-")...)
+	out, _, status = penstock(t, "bench", "stream", name, "--quick", "--set", args[len(args)-1], "--dry-run", "--json")
 	var plan struct {
 		OK      bool
 		Plan    struct{ Senders []struct{ Payload int } }
@@ -58,7 +58,7 @@ func TestBenchStreamFile(t *testing.T) {
 		t.Errorf("%v, exit status %d: %s", err, status, out)
 	}
 	out, _, status = penstock(t, "bench", "stream", name, "--dry-run")
-	if status != 1 || !strings.Contains(out, "missing") || !strings.Contains(out, "instead") {
+	if status != exitUnfit || !strings.Contains(out, "missing") || !strings.Contains(out, "instead") {
 		t.Errorf("a dry run of what cannot run: exit status %d: %s", status, out)
 	}
 }
@@ -77,7 +77,7 @@ func TestBenchStreamFileUsage(t *testing.T) {
 		"has no element \"nobody\"":              {name, "--address", "nobody=eth0"},
 		"expected server or client":              {name, "--role", "both"},
 		"a file has one":                         {name, "--engine", "xdp,packet"},
-		"prints the plan as JSON":                {name, "--dry-run", "--json", name + ".json"},
+		"--json prints the plan":                 {name, "--dry-run", "--output", name + ".json"},
 		"no such file":                           {name + ".not"},
 		"--duration -1s":                         {name, "--duration", "-1s"},
 	} {

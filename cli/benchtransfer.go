@@ -29,7 +29,7 @@ func newBenchPeer(s streams) *cobra.Command {
 func newBenchTransfer(s streams) *cobra.Command {
 	var out bench.Output
 	var o bench.TransferOptions
-	var sizes, shape []string
+	var shape []string
 	var report bool
 	var memory, local, remote string
 	var device gpuFlags
@@ -48,13 +48,6 @@ what stands in for one, and says so: such figures say nothing about a card.
 			self, err := os.Executable()
 			if err != nil {
 				return err
-			}
-			for _, z := range sizes {
-				n, err := parseSize(z)
-				if err != nil {
-					return &usageError{err}
-				}
-				o.Sizes = append(o.Sizes, n)
 			}
 			if o.Local, err = device.place(memory, local); err != nil {
 				return err
@@ -84,7 +77,7 @@ what stands in for one, and says so: such figures say nothing about a card.
 				return out.Print(s.out, r, err)
 			}
 			if o.Network == "" {
-				o.Isolated = []string{self, "bench", "transfer", "--report", "--json=-", fmt.Sprintf("--idle-wait=%v", out.Idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
+				o.Isolated = []string{self, "bench", "transfer", "--report", "--json", fmt.Sprintf("--idle-wait=%v", out.Idle), fmt.Sprintf("--pairs=%d", o.Pairs), fmt.Sprintf("--budget=%v", o.Budget),
 					fmt.Sprintf("--quick=%v", o.Quick), fmt.Sprintf("--huge=%v", o.Huge), fmt.Sprintf("--no-pin=%v", o.NoPin), fmt.Sprintf("--quiet=%v", out.Quiet)}
 				if o.Against != nil {
 					o.Isolated = append(o.Isolated, "--against="+strings.Join(o.Against, ","))
@@ -94,7 +87,7 @@ what stands in for one, and says so: such figures say nothing about a card.
 			return out.Print(s.out, r, err)
 		},
 	}
-	out.Flags(c.Flags())
+	resultFlags(c, out.Flags)
 	f := c.Flags()
 	f.BoolVar(&o.Huge, "huge", false, "2 MiB pages on both sides (reserve them first: sysctl vm.nr_hugepages=600)")
 	f.BoolVar(&o.NoPin, "no-pin", false, "leave spinning threads where the kernel puts them")
@@ -102,7 +95,7 @@ what stands in for one, and says so: such figures say nothing about a card.
 	complete(c, "path", drivers.Names()...)
 	verbsFlag(c, &shape)
 	f.StringSliceVar(&o.Modes, "mode", nil, "how both sides wait: spin, event (default both)")
-	f.StringSliceVar(&sizes, "size", nil, "sizes, such as 64,4KiB,1MiB (default 64 B to 256 MiB)")
+	f.Var((*sizesFlag)(&o.Sizes), "size", "sizes, such as 64,4KiB,1MiB (default 64 B to 256 MiB)")
 	f.IntSliceVar(&o.Peers, "peers", nil, "how many peers at once (default 1,16)")
 	f.IntVar(&o.Samples, "samples", 0, "samples of each row (default 10)")
 	f.DurationVar(&o.Budget, "budget", 0, "time of one sample (default 50ms)")
@@ -113,7 +106,7 @@ what stands in for one, and says so: such figures say nothing about a card.
 	f.StringVar(&memory, "memory", "host", "memory on both sides: host, pinned, device")
 	f.StringVar(&local, "local-memory", "", "memory of this process (default that of --memory)")
 	f.StringVar(&remote, "remote-memory", "", "memory of the second process (default that of --memory)")
-	device.flags(f)
+	device.flags(c)
 	f.StringVar(&o.Network, "network", "", "")
 	f.StringVar(&o.Outside, "outside", "", "")
 	f.MarkHidden("network")

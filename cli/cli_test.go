@@ -207,7 +207,7 @@ func TestDemoDevicePrints(t *testing.T) {
 
 // The rows of the benchmark between memories, as JSON.
 func TestBenchTransferMemory(t *testing.T) {
-	out, errOut, status := penstock(t, "bench", "transfer", "--quick", "--json=-", "--size", "4KiB", "--local-memory", "device", "--gpu-runtime", "host")
+	out, errOut, status := penstock(t, "bench", "transfer", "--quick", "--json", "--size", "4KiB", "--local-memory", "device", "--gpu-runtime", "host")
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
@@ -232,18 +232,18 @@ func TestMistakes(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{"dmeo"}, 2, `unknown command "dmeo"`},
-		{[]string{"demo", "--fiel", "x"}, 2, "--fiel"},
+		{[]string{"dmeo"}, 2, `unknown command "dmeo" for penstock: did you mean "demo"?`},
+		{[]string{"demo", "--fiel", "x"}, 2, "penstock demo has no flag --fiel: did you mean --file?"},
 		{[]string{"demo", "extra"}, 2, `unexpected argument "extra"`},
 		{[]string{"demo", "--repeat", "0"}, 2, "expected 1 to 1000"},
 		{[]string{"demo", "--file", "/nonexistent/x"}, 3, "/nonexistent/x"},
 		{[]string{"demo", "--memory", "disk"}, 2, `memory "disk": expected host, pinned or device`},
-		{[]string{"demo", "--memory", "device", "--gpu-runtime", "vulkan"}, 2, "--gpu-runtime vulkan: expected cuda, opencl, host"},
+		{[]string{"demo", "--memory", "device", "--gpu-runtime", "vulkan"}, 2, "--gpu-runtime vulkan: expected auto, cuda, opencl, host"},
 		{[]string{"demo", "--memory", "device", "--gpu-runtime", "host", "--gpu", "3"}, 10, "no such device: there are: host 0: "},
 		{[]string{"demo", "--memory", "device", "--gpu", "-1"}, 2, "--gpu -1"},
 		{[]string{"bench", "transfer", "--quick", "--memory", "ram"}, 2, `memory "ram"`},
 		{[]string{"bench", "transfer", "--quick", "--report", "--remote-memory", "device"}, 2, "--report"},
-		{[]string{"bench", "transfer", "--quick", "--memory", "device", "--against", "iperf3"}, 1, "host memory"},
+		{[]string{"bench", "transfer", "--quick", "--memory", "device", "--against", "iperf3"}, 2, "host memory"},
 		{[]string{"demo", "--file", "/dev/null"}, 1, "/dev/null"},
 	} {
 		out, errOut, status := penstock(t, c.args...)

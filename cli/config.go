@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"net/netip"
@@ -10,6 +11,7 @@ import (
 
 	root "github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/tune"
 	"github.com/spf13/cobra"
 )
 
@@ -19,12 +21,7 @@ func newConfig(s streams) *cobra.Command {
 		Short: "Check, explain, make and rewrite configuration files",
 		Long: `A configuration file describes streams and transfers as YAML: in our spelling (penstock:) or in DAQIRI's (daqiri: cfg:). docs/config.md has
 every key. A file named - is the standard input.`,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{fmt.Errorf("there is nothing to do with a configuration called %q: expected check, explain, schema, generate or migrate", args[0])}
-			}
-			return nil
-		},
+		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newConfigCheck(s), newConfigExplain(s), newConfigSchema(s), newConfigGenerate(s), newConfigMigrate(s))
@@ -68,7 +65,7 @@ rights, and what an engine does not do.
 
 Nothing is opened and nothing is changed. Without --here the result is the same on every machine.
 
-The exit status is 1 if there is an error, with --here also if the file needs something, with --strict also for warnings.`,
+The exit status is 1 if there is an error, with --strict also for warnings, and 10 if --here finds that the file needs something.`,
 		Example: `  penstock config check pair.yaml
   penstock config check --here pair.yaml
   penstock config check --json *.yaml`,
@@ -82,7 +79,7 @@ The exit status is 1 if there is an error, with --here also if the file needs so
 				}
 				o.Host = h
 			}
-			failed := false
+			var failed error // the worst of all files
 			for i, name := range args {
 				name, text, err := readConfig(s, name)
 				if err != nil {
@@ -94,8 +91,15 @@ The exit status is 1 if there is an error, with --here also if the file needs so
 						return err
 					}
 				}
-				bad := problems.Count(config.Error) > 0 || here && problems.Count(config.Needs) > 0 || strict && problems.Count(config.Warning) > 0
-				failed = failed || bad
+				bad := true
+				switch {
+				case problems.Count(config.Error) > 0 || strict && problems.Count(config.Warning) > 0:
+					failed = errReported
+				case here && problems.Count(config.Needs) > 0:
+					failed = cmp.Or(failed, errReportedUnfit)
+				default:
+					bad = false
+				}
 				if asJSON {
 					if problems == nil {
 						problems = config.Diagnostics{}
@@ -113,15 +117,12 @@ The exit status is 1 if there is an error, with --here also if the file needs so
 					return err
 				}
 			}
-			if failed {
-				return errReported
-			}
-			return nil
+			return failed
 		},
 	}
 	f := c.Flags()
 	f.BoolVar(&here, "here", false, "also say what of it penstock run would miss on this machine")
-	f.BoolVar(&strict, "strict", false, "warnings make the exit status 1, too")
+	f.BoolVar(&strict, "strict", false, "a warning ends with status 1, too")
 	f.BoolVar(&asJSON, "json", false, "print a JSON object for each file")
 	return c
 }
@@ -228,6 +229,11 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 			if err != nil {
 				return err
 			}
+			for _, name := range []string{p.Tx, p.Rx} {
+				if name != "" && !slices.ContainsFunc(h.Interfaces, func(x config.HostInterface) bool { return x.Name == name }) {
+					return &worded{fmt.Sprintf("this machine has no network interface %q", name), tune.ErrInterface}
+				}
+			}
 			text, err := config.Generate(p, h)
 			if err != nil {
 				return err
@@ -245,7 +251,7 @@ The same machine and flags give the same bytes. Nothing is opened and nothing is
 	f.StringVar(&p.Transport, "transport", "", "udp or tcp (default udp)")
 	f.StringVar(&server, "server", "", "`ADDR` of the server (default 127.0.0.1)")
 	f.StringVar(&client, "client", "", "`ADDR` of the client (default that of the server)")
-	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7450)")
+	f.IntVar(&p.Port, "port", 0, "port of the server (default 5000) or of the node (default 7070)")
 	f.StringVar(&p.Share, "share", "", "file or `DIR` that the node shares")
 	f.StringVar(&listen, "listen", "", "`ADDR` that the node is reached at (default 127.0.0.1)")
 	complete(c, "engine", config.RawEngines()...)

@@ -46,7 +46,7 @@ func TestConfigCheck(t *testing.T) {
 		want   string
 	}{
 		{[]string{good}, 0, "good.yaml: nothing to say"},
-		{[]string{"--here", good}, 1, `there is no interface "absent0" here`},
+		{[]string{"--here", good}, 10, `there is no interface "absent0" here`},
 		{[]string{bad}, 1, "did you mean buf_size?"},
 		{[]string{bad}, 1, "  7 |     - {name: m, kind: host, affinity: 0, num_bufs: 4096, bufsize: 2048}\n    |                                                          ^~~~~~~"},
 		{[]string{good, bad}, 1, "bad.yaml: 1 error"},
@@ -124,8 +124,8 @@ func TestConfigSchemaAndGenerate(t *testing.T) {
 		status int
 		want   string
 	}{
-		{[]string{"ring"}, 1, `kind "ring"`},
-		{[]string{"raw", "--tx", "absent0"}, 1, `no network interface "absent0"`},
+		{[]string{"ring"}, 2, `kind "ring"`},
+		{[]string{"raw", "--tx", "absent0"}, 3, `no network interface "absent0"`},
 		{[]string{"raw", "--share", "x"}, 2, "--share is for transfer, not for raw"},
 		{[]string{"socket", "--server", "x"}, 2, "--server x: expected an IP address"},
 		{[]string{}, 2, "raw, socket or transfer"},
@@ -135,7 +135,7 @@ func TestConfigSchemaAndGenerate(t *testing.T) {
 			t.Errorf("%v: status %d, %s", c.args, status, errOut)
 		}
 	}
-	if _, errOut, status := penstock(t, "config", "chekc"); status != 2 || !strings.Contains(errOut, "expected check") {
+	if _, errOut, status := penstock(t, "config", "chekc"); status != 2 || !strings.Contains(errOut, `did you mean "check"?`) {
 		t.Errorf("status %d, %s", status, errOut)
 	}
 }

@@ -16,7 +16,7 @@ import (
 
 // readHost reads what a configuration is compared with. What cannot be read is left out: the comparison says less then.
 func readHost(ctx context.Context) (*config.Host, error) {
-	h := systemHost(host.Read(ctx, os.DirFS("/"))) // what is a file: nobody asks for more
+	h := systemHost(host.Read(ctx, os.DirFS("/"))) // what is a file, and no more
 	h.Name, _ = os.Hostname()                      // without one, a generated file has another name
 	cards, err := tune.Interfaces(ctx)
 	if err != nil {

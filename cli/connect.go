@@ -39,9 +39,10 @@ func (f *nodeFlags) add(c *cobra.Command) {
 	verbsFlag(c, &f.verbs)
 	c.Flags().StringVar(&f.logLevel, "log-level", "off", "what to log on standard error, a `LEVEL`: off, error, warn, info, debug")
 	c.Flags().StringVar(&f.identity, "identity", "", "`DIR` of this node's certificate, made by penstock pair; none: go without (default: the user's, if there is one)")
-	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: whoever is on the way reads and changes everything")
+	c.Flags().BoolVar(&f.insecure, "insecure", false, "without an identity, permit addresses beyond this machine: anyone on the way can read and change everything")
 	c.Flags().StringVar(&f.allowUID, "allow-uid", "", "`UIDS` of other users of this machine who may be at the other end of a connection without TLS, such as 1000,1001; any: all (default: your own processes alone)")
 	_ = c.MarkFlagDirname("identity") // the flag exists
+	fromEnvironment(c, "path", "verbs", "log-level", "identity", "insecure", "allow-uid")
 	complete(c, "path", drivers.Names()...)
 	complete(c, "log-level", "off", "error", "warn", "info", "debug")
 }
@@ -104,6 +105,7 @@ func (f *clientFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.expect, "expect", "", "the `NAME` that the peer's certificate must have, as in tcp://NAME@HOST:PORT (default: any of the authority)")
 	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for a connection")
 	c.Flags().DurationVar(&f.retry, "retry", time.Minute, "how long to wait for a peer that was lost on the way to come back; 0: not at all")
+	fromEnvironment(c, "expect", "timeout", "retry")
 }
 
 func (f *clientFlags) check() error {
@@ -153,7 +155,7 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 		case !ok || strings.Contains(host, "@"):
 			return nil, &usageError{fmt.Errorf("--expect %s: %s names its peer by itself", f.expect, addr)}
 		case o.Identity == nil:
-			return nil, &usageError{fmt.Errorf("--expect %s: without an identity nobody proves a name: see penstock pair", f.expect)}
+			return nil, &usageError{fmt.Errorf("--expect %s: without an identity no peer can prove its name: see penstock pair", f.expect)}
 		}
 		addr = "tcp://" + f.expect + "@" + host
 	}
@@ -200,7 +202,7 @@ func (c *client) begin(name string) {
 // retrying shows that something failed and is tried again.
 func (c *client) retrying(f transfer.LinkFailure) {
 	c.mu.Lock()
-	if !c.waits { // nobody was ever there: that is the command's error
+	if !c.waits { // there never was a session: that is the command's error
 		c.mu.Unlock()
 		return
 	}
@@ -260,15 +262,16 @@ func parseTarget(s string) (target, error) {
 		network, rest = "tcp", s
 	}
 	bad := func() error {
-		return &usageError{fmt.Errorf("address %q: expected tcp://HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
+		return &usageError{fmt.Errorf("address %q: expected tcp://HOST[:PORT], HOST:PORT or unix://PATH, and after a slash the name of a file there", s)}
 	}
 	var addr, name string
 	switch network {
 	case "tcp":
 		addr, name, _ = strings.Cut(rest, "/")
-		if !strings.Contains(addr, ":") {
+		if addr == "" || !ok && !strings.Contains(addr, ":") { // without tcp://, a word is no host
 			return target{}, bad()
 		}
+		addr = strings.TrimPrefix(withPort("tcp://"+addr), "tcp://")
 	case "unix":
 		addr = rest
 		if strings.HasPrefix(rest, "@") {
@@ -291,6 +294,15 @@ func parseTarget(s string) (target, error) {
 		return target{}, bad()
 	}
 	return target{network + "://" + addr, name}, nil
+}
+
+// withPort adds the default port to an address that begins with tcp:// and has none.
+func withPort(addr string) string {
+	host, ok := strings.CutPrefix(addr, "tcp://")
+	if !ok || host == "" || strings.Contains(host[strings.LastIndexByte(host, ']')+1:], ":") {
+		return addr
+	}
+	return addr + ":" + defaultPort
 }
 
 // parseTargetArgs reads ADDR[/NAME], or ADDR and NAME.
@@ -319,7 +331,7 @@ func (w logWriter) Write(p []byte) (int, error) {
 func argsBetween(least, most int, words string) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
-			return &usageError{fmt.Errorf("%s: expected %s; got %s", c.Name(), words, count(len(args), "argument", "arguments"))}
+			return &usageError{fmt.Errorf("%s: expected %s; got %s%s", c.Name(), words, count(len(args), "argument", "arguments"), jsonHint(c))}
 		}
 		return nil
 	}

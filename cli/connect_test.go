@@ -2,7 +2,10 @@ package cli
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
+
+	"github.com/penstock-io/penstock/config"
 )
 
 func TestParseTarget(t *testing.T) {
@@ -10,6 +13,9 @@ func TestParseTarget(t *testing.T) {
 		"127.0.0.1:7070":              {"tcp://127.0.0.1:7070", ""},
 		"tcp://[::1]:7070/a/b":        {"tcp://[::1]:7070", "a/b"},
 		"tcp://[::1]:7070/":           {"tcp://[::1]:7070", ""},
+		"tcp://host":                  {"tcp://host:7070", ""},
+		"tcp://[::1]/a":               {"tcp://[::1]:7070", "a"},
+		"tcp://alice@host/a:b":        {"tcp://alice@host:7070", "a:b"},
 		"tcp://alice@host:1//x":       {"tcp://alice@host:1", "/x"},
 		"unix://@abstract/a/b":        {"unix://@abstract", "a/b"},
 		"unix:///no/socket/here/name": {"unix:///no/socket/here/name", ""},
@@ -22,6 +28,9 @@ func TestParseTarget(t *testing.T) {
 		if got, err := parseTarget(in); !as[*usageError](err) {
 			t.Errorf("%s: %+v, %v", in, got, err)
 		}
+	}
+	if defaultPort != strconv.Itoa(config.DefaultPort) {
+		t.Errorf("the port of commands is %s, of generated files %d", defaultPort, config.DefaultPort)
 	}
 }
 

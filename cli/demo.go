@@ -43,7 +43,7 @@ the same one between host memories. A machine without a GPU uses what stands in 
 	c.Flags().BoolVar(&o.small, "small", false, "made tensors in miniature: under a second, figures without meaning")
 	c.Flags().IntVar(&o.repeat, "repeat", 5, "how often each path moves everything; the median counts")
 	c.Flags().StringVar(&o.memory, "memory", "host", "where both processes hold the tensors: host, pinned, device")
-	o.gpu.flags(c.Flags())
+	o.gpu.flags(c)
 	c.Flags().BoolVar(&o.json, "json", false, "print JSON instead of a table")
 	return c
 }

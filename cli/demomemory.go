@@ -22,7 +22,7 @@ func openDemoGround(memory string, gpu gpuFlags) (g demoGround, err error) {
 	if k, err := memoryKind(memory); err != nil || k == mem.Host {
 		return g, err
 	}
-	g.a, err = accel.Open(accel.Options{Runtime: gpu.runtime, Device: gpu.device})
+	g.a, err = accel.Open(accel.Options{Runtime: gpu.name(), Device: gpu.device})
 	return g, err
 }
 

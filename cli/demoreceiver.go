@@ -46,7 +46,7 @@ func newDemoReceiver(s streams) *cobra.Command {
 	c.Flags().StringVar(&o.file, "file", "", "")
 	c.Flags().BoolVar(&o.small, "small", false, "")
 	c.Flags().StringVar(&o.memory, "memory", "host", "")
-	o.gpu.flags(c.Flags())
+	o.gpu.flags(c)
 	return c
 }
 

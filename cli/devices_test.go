@@ -99,7 +99,7 @@ func TestDevices(t *testing.T) {
 // Every row of a smoke run on the host is in its file; a runtime that is not here is status 10, and nothing is measured or written.
 func TestBenchGPU(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "gpu.json")
-	out, errOut, status := penstock(t, "bench", "gpu", "--quick", "--quiet", "--runtime", "host", "--sizes", "1KiB", "--total", "256KiB", "--json", file)
+	out, errOut, status := penstock(t, "bench", "gpu", "--quick", "--quiet", "--gpu-runtime", "host", "--size", "1KiB", "--total", "256KiB", "--output", file)
 	if status != 0 {
 		t.Fatalf("status %d: %s", status, errOut)
 	}
@@ -125,16 +125,16 @@ func TestBenchGPU(t *testing.T) {
 		status int
 		want   string
 	}{
-		{"--runtime steam", exitUsage, "expected one of cuda, opencl, host"},
-		{"--sizes 1", exitUsage, "expected sizes from 64 bytes"},
-		{"--sizes x", exitUsage, "--sizes"},
+		{"--gpu-runtime steam", exitUsage, "expected auto, cuda, opencl, host"},
+		{"--size 1", exitUsage, "expected sizes from 64 bytes"},
+		{"--size x", exitUsage, "--size x: "},
 		{"--total 1KiB", exitUsage, "expected 64 KiB"},
-		{"--total x", exitUsage, "--total"},
+		{"--total x", exitUsage, "--total x: "},
 		{"--pairs -1", exitUsage, "expected numbers above 0"},
-		{"--runtime host --device 7", exitUnfit, "it has 1, counted from 0"},
+		{"--gpu-runtime host --gpu 7", exitUnfit, "it has 1, counted from 0"},
 	} {
 		never := filepath.Join(t.TempDir(), "never.json")
-		out, errOut, status := penstock(t, append([]string{"bench", "gpu", "--quick", "--json", never}, strings.Fields(x.args)...)...)
+		out, errOut, status := penstock(t, append([]string{"bench", "gpu", "--quick", "--output", never}, strings.Fields(x.args)...)...)
 		if status != x.status || !strings.Contains(errOut, x.want) || out != "" {
 			t.Errorf("%s: status %d: %s%s", x.args, status, errOut, out)
 		}

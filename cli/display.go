@@ -60,6 +60,7 @@ type displayFlags struct{ json, quiet bool }
 func (f *displayFlags) add(c *cobra.Command) {
 	c.Flags().BoolVar(&f.json, "json", false, "print one JSON object per event, the last one the result (penstock help json)")
 	c.Flags().BoolVarP(&f.quiet, "quiet", "q", false, "print errors only")
+	fromEnvironment(c, "quiet")
 }
 
 func newDisplay(s streams, f displayFlags) *display {
@@ -87,7 +88,7 @@ func terminalWidth(w io.Writer) int {
 	if err != nil {
 		return 0
 	}
-	if columns == 0 { // nobody set it
+	if columns == 0 { // the terminal does not say
 		return 80
 	}
 	return columns

@@ -42,9 +42,9 @@ func newDoctor(s streams) *cobra.Command {
 	var d examination
 	c := &cobra.Command{
 		Use:   "doctor [FILE]",
-		Short: "What this machine is, what is wrong with it for what you want of it, and how to mend it",
+		Short: "What this machine is, what is wrong with it for what you want of it, and how to fix it",
 		Long: `Reads the machine (processors, memory, kernel, network and GPU cards, PCI Express, clocks, rights) and says of each check what was
-read, what is needed and for what, and how to mend it. Nothing is changed. It needs no rights; as root it sees more (PCI Express).
+read, what is needed and for what, and how to fix it. Nothing is changed. It needs no rights; as root it sees more (PCI Express).
 
 Without FILE and flags the machine is looked at in general: then nothing fails, and what costs most users speed is a warning. Flags say what
 you want of it; what cannot be had as the machine is fails. "unknown" is what could not be read, with the reason.

@@ -9,6 +9,10 @@ import (
 	"net"
 
 	root "github.com/penstock-io/penstock"
+	"github.com/penstock-io/penstock/bench"
+	"github.com/penstock-io/penstock/bench/device"
+	"github.com/penstock-io/penstock/bench/sections"
+	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -36,13 +40,13 @@ const (
 	exitInterrupted  = 130
 )
 
-// exitStatuses are the statuses in words, for penstock help exit-codes.
+// exitStatuses are the statuses in words, for penstock help exit-status.
 var exitStatuses = []struct {
 	status int
 	words  string
 }{
-	{exitOK, "success; also of a server that was told to end"},
-	{exitFailure, "a failure that has no status of its own; of mirror also: files failed for different reasons, or --delete and an incomplete listing"},
+	{exitOK, "success; also of a server that a signal ends"},
+	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror also: files failed for different reasons, or --delete and an incomplete listing"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},
 	{exitNotPermitted, "not permitted: rights, certificates, or an address that needs an identity"},
@@ -51,7 +55,7 @@ var exitStatuses = []struct {
 	{exitChanged, "the content changed while it was moved, or is not what was expected"},
 	{exitExists, "something is there already and was not to be overwritten"},
 	{exitBusy, "the peer has no room or too much to do: try later"},
-	{exitUnfit, "this machine is not fit for what was asked for: doctor found so, or what the file of run or a flag needs is not here, or the accelerator that was named"},
+	{exitUnfit, "this machine lacks what was asked for: doctor found so, or what a file (run, config check --here, bench stream) or a flag needs is not here: a device, a core, an engine, an accelerator, a tool"},
 	{exitInterrupted, "interrupted by Ctrl-C or SIGTERM"},
 }
 
@@ -62,10 +66,11 @@ var exitRules = []struct {
 	match  func(error) bool
 }{
 	{exitUsage, as[*usageError]},
+	{exitUsage, is(bench.ErrOptions, device.ErrOptions, config.ErrGenerate)},
 	{exitInterrupted, is(errInterrupted, context.Canceled)},
-	{exitUnfit, is(errUnfit, root.ErrMissing, gpu.ErrUnavailable, accel.ErrDevice)},
+	{exitUnfit, is(errUnfit, root.ErrMissing, sections.ErrMissing, gpu.ErrUnavailable, accel.ErrDevice)},
 	{exitChanged, is(share.ErrChanged, share.ErrDigest, control.Integrity, path.ErrIntegrity)},
-	{exitExists, is(share.ErrExists)},
+	{exitExists, is(share.ErrExists, fs.ErrExist)},
 	// A refused certificate comes as an error of the connection, so it is looked for first.
 	{exitNotPermitted, refused},
 	{exitNotPermitted, as[*tls.CertificateVerificationError]},
@@ -85,6 +90,7 @@ var exitRules = []struct {
 	}},
 	{exitUnreachable, as[*net.DNSError]},
 	{exitUnreachable, is(transfer.ErrPeerLost, path.ErrDown, control.Down, control.Shutdown, control.Timeout, context.DeadlineExceeded)},
+	{exitUnfit, is(path.ErrUnavailable)},
 	{exitNotPermitted, is(tune.ErrRights)},
 	{exitNotFound, is(tune.ErrInterface, tune.ErrNothing)},
 	{exitNotFound, is(control.NotFound, fs.ErrNotExist)},

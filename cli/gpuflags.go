@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/gpu/runtimes"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/spf13/pflag"
+	"github.com/spf13/cobra"
 )
 
 // gpuFlags are the flags of commands that may use the memory of an accelerator.
@@ -18,16 +18,35 @@ type gpuFlags struct {
 	device  int
 }
 
-func (g *gpuFlags) flags(f *pflag.FlagSet) {
-	f.StringVar(&g.runtime, "gpu-runtime", "", "whose memory device and pinned are: "+strings.Join(runtimes.Table().Names(), ", ")+" (default: the best there is)")
-	f.IntVar(&g.device, "gpu", 0, "number of the accelerator in its runtime")
+// flags adds them to a command.
+func (g *gpuFlags) flags(c *cobra.Command) {
+	g.runtimeFlag(c, "the runtime of the accelerator", "the best there is")
+	c.Flags().IntVar(&g.device, "gpu", 0, "number of the accelerator in its runtime, as penstock devices counts")
+	fromEnvironment(c, "gpu")
+}
+
+// runtimeFlag adds the runtime alone.
+func (g *gpuFlags) runtimeFlag(c *cobra.Command, what, none string) {
+	c.Flags().StringVar(&g.runtime, "gpu-runtime", "", what+": "+strings.Join(gpuRuntimes(), ", ")+" (default: "+none+")")
+	complete(c, "gpu-runtime", gpuRuntimes()...)
+	fromEnvironment(c, "gpu-runtime")
+}
+
+// gpuRuntimes are the words for a runtime.
+func gpuRuntimes() []string { return append([]string{"auto"}, runtimes.Table().Names()...) }
+
+// name is the runtime that was asked for, "" for the best there is.
+func (g *gpuFlags) name() string {
+	if g.runtime == "auto" {
+		return ""
+	}
+	return g.runtime
 }
 
 // check is a usage error for a runtime that this program does not have.
 func (g *gpuFlags) check() error {
-	names := runtimes.Table().Names()
-	if g.runtime != "" && !slices.Contains(names, g.runtime) {
-		return &usageError{fmt.Errorf("--gpu-runtime %s: expected %s", g.runtime, strings.Join(names, ", "))}
+	if g.runtime != "" && !slices.Contains(gpuRuntimes(), g.runtime) {
+		return &usageError{fmt.Errorf("--gpu-runtime %s: expected %s", g.runtime, strings.Join(gpuRuntimes(), ", "))}
 	}
 	if g.device < 0 {
 		return &usageError{fmt.Errorf("--gpu %d: expected a number from 0", g.device)}
@@ -56,5 +75,5 @@ func (g *gpuFlags) place(both, one string) (bench.Place, error) {
 	if err != nil || k == mem.Host {
 		return bench.Place{}, err
 	}
-	return bench.Place{Kind: k, Runtime: g.runtime, Device: g.device}, nil
+	return bench.Place{Kind: k, Runtime: g.name(), Device: g.device}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/share"
 	"github.com/spf13/cobra"
@@ -20,7 +19,7 @@ func newLs(s streams) *cobra.Command {
 and with -l also their sizes, and of tensors the element type and the shape. Names are shown with escapes for whatever a
 terminal would not show as it is.
 
-ADDR is tcp://HOST:PORT, HOST:PORT or unix://PATH, as penstock serve prints it.`,
+ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as penstock serve prints it.`,
 		Example: `  penstock ls 127.0.0.1:7070
   penstock ls 127.0.0.1:7070/layers. -l
   penstock ls unix:///run/penstock.sock --json | jq -r '.[].name'`,
@@ -88,14 +87,14 @@ func listText(w io.Writer, entries []share.Entry, long bool) error {
 		}
 		return nil
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	t := list{width: widthOf(w)}
 	for _, e := range entries {
 		kind := "-"
 		if e.Tensor != nil {
 			kind = fmt.Sprintf("%v%v", e.Tensor.DType, e.Tensor.Shape)
 		}
 		size := formatBytes(e.Size)
-		fmt.Fprintf(t, "%9s\t%s\t%s\n", size, share.Printable(kind), share.Printable(e.Name))
+		t.add(fmt.Sprintf("%9s", size), share.Printable(kind), share.Printable(e.Name))
 	}
-	return t.Flush()
+	return t.print(w)
 }

@@ -121,7 +121,7 @@ func writeManPage(w io.Writer, c *cobra.Command) error {
 		roffText(&b, c.Example)
 	}
 	if len(c.Commands()) == 0 && c.Runnable() {
-		b.WriteString(".SH EXIT STATUS\n0 for success, 1 for a failure, 2 for a wrong use; the others are in\n.BR penstock-exit-codes (1).\n")
+		b.WriteString(".SH EXIT STATUS\n0 for success, 1 for a failure, 2 for a wrong use; the others are in\n.BR penstock-exit-status (1).\n")
 	}
 	var also []*cobra.Command
 	if c.HasParent() {

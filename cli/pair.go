@@ -24,7 +24,7 @@ each knows who the other is. One command on each machine:
   penstock pair ADDRESS                 on the second: asks for the code, makes a key, gets its certificate
 
 Both show the fingerprint of the second machine's key, and the first asks whether it is the same: only then does it give the
-certificate. The code names the authority, so nobody in between can stand in for it, and holds a secret that works once and for
+certificate. The code names the authority, so no machine in between can stand in for it, and holds a secret that works once and for
 ten minutes. It is never an argument, which every user of a machine can see. Keys stay on the machine that made them. Repeat for
 each further machine; the authority is made only once.
 
@@ -32,7 +32,7 @@ Each side writes a rule with what the other may do here: --allow, by default to 
 "penstock pair allow".
 
 In scripts: --code FILE or --code - on the second machine, where the fingerprint is that of "penstock pair key"; --fingerprint with
-it on the first, or --yes to take whoever knows the code first.
+it on the first, or --yes to take the first machine that knows the code.
 
 Without a connection between the machines: penstock pair export and penstock pair import. All of it: docs/security.md.`,
 		Args: func(_ *cobra.Command, args []string) error { return noCode(args) },
@@ -99,11 +99,16 @@ type pairing struct {
 
 func (p *pairing) flags(c *cobra.Command) {
 	c.Flags().StringVar(&p.dir, "dir", "", "directory of the identity (default: penstock in the user's configuration directory)")
+	variable(c, "dir", "PENSTOCK_IDENTITY")
 	c.Flags().BoolVar(&p.json, "json", false, "print one JSON object per line instead")
 }
 
 func (p *pairing) directory() (string, error) {
-	if p.dir != "" {
+	switch p.dir {
+	case "":
+	case noIdentity: // of PENSTOCK_IDENTITY, or meant as that of --identity
+		return "", &usageError{errors.New("--dir none: expected the directory of an identity, such as ./none")}
+	default:
 		return p.dir, nil
 	}
 	return identity.DefaultDir()
@@ -191,19 +196,19 @@ func (p *pairing) print(s streams, e pairEvent, text string) error {
 // trust is what a directory is and believes, in words.
 func trust(c identity.Contents, now time.Time) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "node       %s  certificate %s  %s\n", c.Self.Name, c.Self.Serial, until(c.Self.NotAfter, now))
+	fmt.Fprintf(&b, "node       %s\n           certificate %s\n           %s\n", c.Self.Name, c.Self.Serial, until(c.Self.NotAfter, now))
 	for _, r := range c.Roots {
 		note := ""
 		if identity.Fingerprint(r) == c.Issuer {
-			note = "  (issued this node's certificate)"
+			note = "\n           issued this node's certificate"
 		}
-		fmt.Fprintf(&b, "trusts     %s  %s%s\n           sha256 %s\n", r.Subject.CommonName, until(r.NotAfter, now), note, identity.Fingerprint(r))
+		fmt.Fprintf(&b, "trusts     %s  %s%s\n           SHA-256\n           %s\n", r.Subject.CommonName, until(r.NotAfter, now), note, identity.Fingerprint(r))
 	}
 	if c.Authority != nil {
 		fmt.Fprintf(&b, "issues     certificates of %s\n", c.Authority.Subject.CommonName)
 	}
 	if c.Rules == nil {
-		fmt.Fprintf(&b, "rules      none: there is no file %q, so nobody may do anything here; penstock pair allow NAME RIGHTS\n", identity.PolicyFile)
+		fmt.Fprintf(&b, "rules      none: without a file %q no peer may do anything here:\n           \"penstock pair allow NAME RIGHTS\" makes one\n", identity.PolicyFile)
 	} else {
 		head := "rules    "
 		for line := range strings.Lines(c.Rules.String()) {

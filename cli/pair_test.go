@@ -168,7 +168,7 @@ func TestPair(t *testing.T) {
 		!strings.Contains(out, "rules      allow a read,list\n           default none\n") {
 		t.Errorf("show: status %d\n%s", status, out)
 	}
-	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != 1 || !strings.Contains(errOut, "holds no authority") {
+	if _, errOut, status = inside(t, "", "pair", "list", "--dir", away); status != exitNotPermitted || !strings.Contains(errOut, "holds no authority") {
 		t.Errorf("list at the second machine: status %d, %s", status, errOut)
 	}
 	// A program that denies b says so, and JSON has the same.
@@ -294,12 +294,12 @@ func TestPairExportAndImport(t *testing.T) {
 		want   string
 	}{
 		{[]string{"export", "b", "-o", file + "2", "--dir", home}, 1, "--again"},
-		{[]string{"export", "c", "-o", file, "--dir", home}, 1, "exists"},
+		{[]string{"export", "c", "-o", file, "--dir", home}, exitExists, "exists"},
 		{[]string{"export", "c", "--dir", home}, 2, "-o FILE"},
 		{[]string{"export", "c", "-o", "-", "--json", "--dir", home}, 2, "--json"},
 		{[]string{"export", "C", "-o", file, "--dir", home}, 2, "expected 1 to 63"},
 		{[]string{"export", "--dir", home}, 2, "name of a node"},
-		{[]string{"export", "c", "-o", file + "2", "--dir", away}, 1, "pair"},
+		{[]string{"export", "c", "-o", file + "2", "--dir", away}, exitNotPermitted, "pair"},
 		{[]string{"import", "--dir", away}, 2, "expected a file"},
 		{[]string{"import", file + "2", "--dir", away}, exitNotFound, "no such file"},
 		{[]string{"import", file, "--dir", home}, 1, "authority"},

@@ -3,10 +3,7 @@ package cli
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -46,7 +43,7 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 			}
 			a, err := identity.OpenAuthority(dir, nil)
 			if errors.Is(err, identity.ErrMissing) {
-				return fmt.Errorf("%s holds no authority; the machine that made this one's certificate has the list", dir)
+				return &worded{fmt.Sprintf("%s holds no authority; the machine that made this one's certificate has the list", dir), identity.ErrMissing}
 			}
 			if err != nil {
 				return err
@@ -56,9 +53,8 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 				return err
 			}
 			now := time.Now()
-			var table strings.Builder
-			w := tabwriter.NewWriter(&table, 0, 0, 2, ' ', 0)
-			fmt.Fprintln(w, "name\tserial\tuntil\tstate")
+			table := list{width: widthOf(s.out)}
+			table.add("name", "serial", "until", "state")
 			for _, i := range issued {
 				state := "valid"
 				switch {
@@ -74,14 +70,12 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 						return err
 					}
 				}
-				fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", i.Name, i.Serial, i.NotAfter.UTC().Format(time.DateOnly), state)
+				table.add(i.Name, i.Serial, i.NotAfter.UTC().Format(time.DateOnly), state)
 			}
 			if p.json {
 				return nil
 			}
-			w.Flush()
-			_, err = io.WriteString(s.out, table.String())
-			return err
+			return table.print(s.out)
 		},
 	}
 	p.flags(c)
@@ -164,7 +158,7 @@ func newPairExport(s streams) *cobra.Command {
 		Use:   "export NAME -o FILE",
 		Short: "A file that makes a machine without a connection a node of this name",
 		Long: `Makes a key and a certificate on this machine and writes them, with the authority's certificate, to one file for
-"penstock pair import" on the other. The file holds a private key: whoever reads it can be that node. Carry it by a way that
+"penstock pair import" on the other. The file holds a private key: a program that reads it can be that node. Carry it by a way that
 you trust, and delete it afterwards. No rule is written: give NAME rights with "penstock pair allow". Where the machines can reach each other, use "penstock pair --listen" instead: then the
 key never travels.
 
@@ -186,7 +180,7 @@ key never travels.
 			}
 			a, err := identity.OpenAuthority(dir, nil)
 			if errors.Is(err, identity.ErrMissing) {
-				return fmt.Errorf("%s holds no authority; \"penstock pair --listen\" makes one", dir)
+				return &worded{fmt.Sprintf("%s holds no authority; \"penstock pair --listen\" makes one", dir), identity.ErrMissing}
 			}
 			if err != nil {
 				return err

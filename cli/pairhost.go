@@ -130,7 +130,7 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	peer, err := session.Serve(ctx, ln)
 	switch {
 	case errors.Is(err, context.Canceled):
-		return errors.New("interrupted: nobody has joined and the code is void")
+		return errors.New("interrupted: no machine has joined and the code is void")
 	case errors.Is(err, identity.ErrUnconfirmed):
 		return fmt.Errorf("%w; it has no rights here. If it is paired by its own words, give it some: penstock pair allow %s %v%s; else deny the certificate: penstock pair deny --serial %s%s",
 			err, peer.Name, rules.rights, p.dirFlag(), peer.Serial, p.dirFlag())
@@ -148,7 +148,7 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 
 const confirmQuestion = "Does the other machine show the same fingerprint? [y/N] "
 
-var errNotConfirmed = errors.New("not confirmed: no machine was paired. Whoever was refused knows the code, so it is void; run this again for a new one")
+var errNotConfirmed = errors.New("not confirmed: no machine was paired. The machine that was refused knows the code, so it is void; run this again for a new one")
 
 // confirmation is how a machine that knows the code is confirmed, and that in words.
 func (p *pairing) confirmation(s streams) (confirm func(context.Context, identity.Candidate) (bool, error), how string, err error) {
@@ -165,7 +165,7 @@ func (p *pairing) confirmation(s streams) (confirm func(context.Context, identit
 		}
 		return func(_ context.Context, c identity.Candidate) (bool, error) { return c.Fingerprint == want, nil }, "for the machine with the key of --fingerprint", nil
 	case terminal == nil:
-		return nil, "", &usageError{errors.New("there is no terminal on which somebody could confirm the other machine; expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes")}
+		return nil, "", &usageError{errors.New("there is no terminal on which you could confirm the other machine; expected --fingerprint SHA256 (\"penstock pair key\" there prints it), or --yes")}
 	}
 	return func(ctx context.Context, _ identity.Candidate) (bool, error) {
 		line, err := askLine(ctx, terminal, confirmQuestion, true)

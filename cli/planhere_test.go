@@ -102,7 +102,7 @@ func TestPlanHere(t *testing.T) {
 			if err := os.WriteFile(name, []byte(hereFile(c.region, c.iface)), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			for _, args := range [][]string{{"run", name, "--dry-run", "--json"}, {"config", "check", "--here", "--json", name}, {"doctor", name, "--json"}, {"bench", "stream", name, "--dry-run", "--strict", "--json", "-"}} {
+			for _, args := range [][]string{{"run", name, "--dry-run", "--json"}, {"config", "check", "--here", "--json", name}, {"doctor", name, "--json"}, {"bench", "stream", name, "--dry-run", "--strict", "--json"}} {
 				var out, errOut bytes.Buffer
 				if status := Main(args, strings.NewReader(""), &out, &errOut); status == 0 {
 					t.Errorf("%v: exit status 0: %s%s", args, &out, &errOut)

@@ -205,7 +205,7 @@ func TestRecordingRun(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask(t, echo, 160)
-	screen, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(?s)^penstock run .*  server +in +0 +0 b/s +160 .*  answer +echo server/0 +0 +160 .*\n  nobody is connected; at tcp://\S+\n$`))
+	screen, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(?s)^penstock run .*  server +in +0 +0 b/s +160 .*  answer +echo server/0 +0 +160 .*\n  no peer is connected; at tcp://\S+\n$`))
 	if err != nil {
 		t.Fatal(err)
 	}

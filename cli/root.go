@@ -5,9 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os/signal"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/spf13/cobra"
@@ -21,7 +24,7 @@ type streams struct {
 }
 
 // Main runs the program and returns its exit status: 0 for success, 1 for a failure, 2 for a wrong use of the command line,
-// and those of "penstock help exit-codes". The first interrupt asks the command to end in order, the second ends the process.
+// and those of "penstock help exit-status". The first interrupt asks the command to end in order, the second ends the process.
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	return execute(args, streams{in, out, errOut, Lab{}})
 }
@@ -37,9 +40,9 @@ func execute(args []string, s streams) int {
 	case err == nil:
 		return exitOK
 	case errors.Is(err, errReported):
-		return exitFailure
+		return exitStatus(err)
 	}
-	fmt.Fprintf(s.err, "penstock: %s\n", printableLines(err.Error()))
+	fmt.Fprintf(s.err, "penstock: %s\n", printableLines(strings.TrimPrefix(err.Error(), "penstock: ")))
 	status := exitStatus(err)
 	if status == exitUsage {
 		fmt.Fprintf(s.err, "Run \"penstock help\" for the commands and their flags.\n")
@@ -58,8 +61,11 @@ func interruption(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: %w", errInterrupted, err)
 }
 
-// errReported ends the program with status 1 when what went wrong has been printed already.
+// errReported ends the program without a word more when what went wrong has been printed already, with the status of what it is wrapped with.
 var errReported = errors.New("reported")
+
+// errReportedUnfit is one of those.
+var errReportedUnfit = fmt.Errorf("%w: %w", errReported, errUnfit)
 
 // usageError is a command line that cannot be understood.
 type usageError struct{ err error }
@@ -82,6 +88,7 @@ that there is, and tells which path that was and why. Beyond one machine all of 
   penstock serve FILE|DIR    let others fetch files and tensors; with --writable also leave them here
   penstock get ADDR/NAME     fetch one: resumed where it ended, whole or not there at all
   penstock pair              make this machine and another one trust each other
+  penstock ping ADDR         reach a node: by which path, how soon, and why
   penstock status ADDR       how a node is: its peers, paths and transfers
   penstock run FILE          streams, applications and a node, as a configuration file describes them
   penstock config check FILE everything that is wrong with a configuration file, at once
@@ -89,51 +96,72 @@ that there is, and tells which path that was and why. Beyond one machine all of 
   penstock bench transfer    how fast, beside what you would otherwise use`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{fmt.Errorf("unknown command %q", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args:          subcommand,
+		Version:       thisBuild().String(),
+		RunE:          func(c *cobra.Command, _ []string) error { return c.Help() },
+
+		PersistentPreRunE: func(c *cobra.Command, _ []string) error { return readEnvironment(c) },
 	}
+	root.SetVersionTemplate("{{.Version}}\n")
+	root.Flags().Bool("version", false, "print the version and how this program was built")
 	root.SetIn(s.in)
 	root.SetOut(s.out)
 	root.SetErr(s.err)
-	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
-	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newStatus(s), newConfig(s), newDoctor(s),
+	root.SetFlagErrorFunc(flagError)
+	root.AddCommand(newDemo(s), newDemoReceiver(s), newRun(s), newBench(s), newPair(s), newServe(s), newLs(s), newGet(s), newPut(s), newMirror(s), newStatus(s), newPing(s), newConfig(s), newDoctor(s),
 		newTopology(s), newDevices(s), newTune(s),
-		newMan(s), newVersion(s), newExitCodes(), newJSONHelp())
+		newMan(s), newVersion(s), newExitStatus(), newJSONHelp())
+	root.AddCommand(newEnvironment(root)) // knows all others
+	fillHelp(root)
 	return root
 }
 
+// build is what this program says of itself.
+type build struct {
+	Version  string            `json:"version"`
+	Go       string            `json:"go"`
+	Platform string            `json:"platform"`
+	Settings map[string]string `json:"settings"`
+}
+
+func thisBuild() build {
+	b := build{Version: "devel", Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH, Settings: map[string]string{}}
+	if bi, ok := debug.ReadBuildInfo(); ok {
+		if v := bi.Main.Version; v != "" && v != "(devel)" {
+			b.Version = v
+		}
+		for _, kv := range bi.Settings {
+			switch kv.Key {
+			case "vcs.revision", "vcs.modified", "CGO_ENABLED", "-tags":
+				b.Settings[kv.Key] = kv.Value
+			}
+		}
+	}
+	return b
+}
+
+func (b build) String() string {
+	text := fmt.Sprintf("penstock %s %s %s", b.Version, b.Go, b.Platform)
+	for _, k := range slices.Sorted(maps.Keys(b.Settings)) {
+		text += " " + k + "=" + b.Settings[k]
+	}
+	return text
+}
+
 func newVersion(s streams) *cobra.Command {
-	return &cobra.Command{
+	var asJSON bool
+	c := &cobra.Command{
 		Use:   "version",
-		Short: "Print the version and how this program was built",
+		Short: "Print the version and how this program was built, as --version does",
 		Args:  noArgs,
 		RunE: func(*cobra.Command, []string) error {
-			version, extra := "devel", ""
-			if bi, ok := debug.ReadBuildInfo(); ok {
-				if v := bi.Main.Version; v != "" && v != "(devel)" {
-					version = v
-				}
-				for _, kv := range bi.Settings {
-					switch kv.Key {
-					case "vcs.revision", "vcs.modified", "CGO_ENABLED", "-tags":
-						extra += fmt.Sprintf(" %s=%s", kv.Key, kv.Value)
-					}
-				}
+			if asJSON {
+				return printJSON(s.out, thisBuild())
 			}
-			_, err := fmt.Fprintf(s.out, "penstock %s %s %s/%s%s\n", version, runtime.Version(), runtime.GOOS, runtime.GOARCH, extra)
+			_, err := fmt.Fprintln(s.out, thisBuild())
 			return err
 		},
 	}
-}
-
-func noArgs(_ *cobra.Command, args []string) error {
-	if len(args) > 0 {
-		return &usageError{fmt.Errorf("unexpected argument %q", args[0])}
-	}
-	return nil
+	c.Flags().BoolVar(&asJSON, "json", false, "print one JSON object")
+	return c
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	root "github.com/penstock-io/penstock"
@@ -20,7 +19,7 @@ type runOptions struct {
 	json     bool
 	quiet    bool
 	noReload bool
-	gpu      string
+	gpu      gpuFlags
 }
 
 func newRun(s streams) *cobra.Command {
@@ -48,10 +47,11 @@ The exit status is 0 for a run that ended in order, also by Ctrl-C; 10 if someth
 				return &usageError{fmt.Errorf("--duration %v: expected more than 0, or 0 for no end", o.duration)}
 			case c.Flags().Changed("interval") && o.interval < 100*time.Millisecond:
 				return &usageError{fmt.Errorf("--interval %v: expected 100ms or more", o.interval)}
-			case o.gpu != "" && !slices.Contains([]string{"auto", "cuda", "opencl", "host"}, o.gpu):
-				return &usageError{fmt.Errorf("--gpu-runtime %q: expected auto, cuda, opencl or host", o.gpu)}
-			case o.json && o.quiet:
+			case c.Flags().Changed("json") && c.Flags().Changed("quiet"):
 				return &usageError{errors.New("--json and --quiet exclude each other")}
+			}
+			if err := o.gpu.check(); err != nil {
+				return err
 			}
 			return runFile(c.Context(), s, o, args[0])
 		},
@@ -64,7 +64,8 @@ The exit status is 0 for a run that ended in order, also by Ctrl-C; 10 if someth
 	f.BoolVar(&o.dryRun, "dry-run", false, "print the plan and end; the exit status says whether it could be run here")
 	f.BoolVar(&o.json, "json", false, "print one JSON object per interval and event (penstock help json)")
 	f.BoolVarP(&o.quiet, "quiet", "q", false, "print errors and warnings only")
-	f.StringVar(&o.gpu, "gpu-runtime", "", "what memory of GPUs is of, in place of the file's gpu_runtime: `NAME` is auto, cuda, opencl or host, which tries a file without a GPU")
+	o.gpu.runtimeFlag(c, "runtime of the accelerators, with host to try a file without one", "gpu_runtime of the file")
+	fromEnvironment(c, "quiet")
 	f.BoolVar(&o.noReload, "no-reload", false, "leave the flows as they are when the file changes; SIGHUP still asks for it")
 	return c
 }
@@ -76,7 +77,7 @@ func runFile(ctx context.Context, s streams, o runOptions, name string) error {
 	if err != nil {
 		return err
 	}
-	plan, err := root.MakePlan(cfg, root.Options{GPURuntime: o.gpu})
+	plan, err := root.MakePlan(cfg, root.Options{GPURuntime: o.gpu.runtime})
 	if err != nil {
 		return err
 	}

@@ -304,7 +304,7 @@ func TestRunDeviceMemory(t *testing.T) {
       tx: {queues: [{memory_regions: [pinned], depth: 256}]}
   applications: [{kind: echo, interface: server}]
 `, "AT", at))
-	run(t, exitUsage, "expected auto, cuda, opencl or host", "run", file, "--gpu-runtime", "vulkan")
+	run(t, exitUsage, "expected auto, cuda, opencl, host", "run", file, "--gpu-runtime", "vulkan")
 	run(t, 0, "all of queue server-rx0 is copied once, from pinned memory to host 0", "run", file, "--gpu-runtime", "host", "--dry-run")
 	r := startRun(t, file, "--gpu-runtime", "host")
 	r.next("started")
@@ -442,7 +442,7 @@ func TestRunScreen(t *testing.T) {
 	sections := []string{`^penstock run .*up \d+:\d\d  cpu \d+ %  q: quit$`, `^interfaces +packets/s +bits/s +packets +bytes$`, `^  server +in .* 160 +2\.1 kB$`, `^ +out .*$`, `^  other +in .* 0 +0 B$`,
 		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 8\]: 0 made, 0 of 4 rows, 0 missing$`,
 		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`, `^  other/0 +in +- +0  polled by the application$`,
-		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`, `^  nobody is connected; at tcp://127\.0\.0\.1:\d+$`}
+		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`, `^  no peer is connected; at tcp://127\.0\.0\.1:\d+$`}
 	show := func(what string, rows int, shows ...string) {
 		t.Helper()
 		missing := ""
@@ -477,7 +477,7 @@ func TestRunScreen(t *testing.T) {
 	if err := term.Resize(120, 40); err != nil {
 		t.Fatal(err)
 	}
-	show("a large screen", 40, `^interfaces {30,}packets/s`, `^  nobody is connected`)
+	show("a large screen", 40, `^interfaces {30,}packets/s`, `^  no peer is connected`)
 	if err := term.Type("q"); err != nil {
 		t.Fatal(err)
 	}

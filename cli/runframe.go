@@ -148,7 +148,7 @@ func (f *runFrame) strong(s string) string {
 	return "\x1b[1m" + s + "\x1b[0m"
 }
 
-// warned is for what needs somebody's eye.
+// warned is for what a person should look at.
 func (f *runFrame) warned(s string) string {
 	if !f.color {
 		return s
@@ -281,7 +281,7 @@ func (f *runFrame) sections(columns int) []*frameSection {
 			}
 		}
 		if len(rows) == 0 {
-			row("  nobody is connected; at %s", share.Printable(strings.Join(n.Addresses, ", ")))
+			row("  no peer is connected; at %s", share.Printable(strings.Join(n.Addresses, ", ")))
 		}
 		if short {
 			add("peers", 1, fmt.Sprintf("%s %10s %10s  %s", pad("peers", name+2), "in/s", "out/s", "paths"), rows)

@@ -45,7 +45,7 @@ type runner struct {
 // run opens everything, shows it until the end is wanted, and closes it.
 func (r *runner) run() (err error) {
 	var limit <-chan time.Time
-	if r.sys, err = root.Open(r.ctx, r.cfg, root.Options{Logger: r.out.logger(r.cfg), OnPeer: r.come, GPURuntime: r.o.gpu}); err != nil {
+	if r.sys, err = root.Open(r.ctx, r.cfg, root.Options{Logger: r.out.logger(r.cfg), OnPeer: r.come, GPURuntime: r.o.gpu.runtime}); err != nil {
 		return err
 	}
 	m := newSampler(r.sys.Plan(), time.Now())
@@ -92,7 +92,7 @@ func (r *runner) run() (err error) {
 	r.out.started(r, m)
 	defer r.out.closeScreen() // before all else, so that the second Ctrl-C finds the terminal as it was
 	defer r.out.rescue()
-	var tick <-chan time.Time // never, where nobody looks
+	var tick <-chan time.Time // never, where nothing is shown
 	if r.out.mode != displayQuiet {
 		t := time.NewTicker(r.out.interval)
 		defer t.Stop()

@@ -22,7 +22,7 @@ type runOutput struct {
 	terminal *os.File // nil: no screen
 	interval time.Duration
 	log      *messageLog
-	quit     chan struct{} // holds one element when somebody pressed q
+	quit     chan struct{} // holds one element when q was pressed
 	limit    time.Duration
 
 	mu     sync.Mutex // guards what follows, and is held while something is written

@@ -134,7 +134,7 @@ type runAppRaw struct {
 	ended    string
 }
 
-// cpuNow is the processor time of the process; 0 where nobody knows.
+// cpuNow is the processor time of the process; 0 where the kernel does not say.
 func cpuNow() time.Duration {
 	d, _ := sys.ProcessCPU()
 	return d

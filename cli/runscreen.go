@@ -100,7 +100,7 @@ func openScreen(out *os.File, pressed func(key byte)) *terminalScreen {
 	return t
 }
 
-// size is that of the terminal; what nobody has set is 80 x 24.
+// size is that of the terminal; 80 x 24 where the terminal does not say.
 func (t *terminalScreen) size() (columns, rows int) {
 	columns, rows, _ = sys.TermSize(t.out.Fd())
 	if columns == 0 {

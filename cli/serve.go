@@ -38,7 +38,11 @@ type serveOptions struct {
 	metrics  string
 }
 
-const defaultListen = "tcp://127.0.0.1:7070"
+// defaultListen is where serve is reached at, and defaultPort where an address that begins with tcp:// names no port.
+const (
+	defaultListen = "tcp://127.0.0.1:" + defaultPort
+	defaultPort   = "7070" // config.DefaultPort
+)
 
 func newServe(s streams) *cobra.Command {
 	var o serveOptions
@@ -63,19 +67,20 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	o.nodeFlags.add(c)
 	o.displayFlags.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST:PORT or unix://PATH; may be given more than once (default: "+defaultListen+")")
+	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT] or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
 	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows, less --keep-free)")
 	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
-	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that nobody goes on with is kept, such as 72h, or forever")
+	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that no peer goes on with is kept, such as 72h, or forever")
 	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable taken (default: 50000; each takes one of the mappings of vm.max_map_count)")
-	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, nobody may do anything)")
-	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095")
+	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no peer may do anything)")
+	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095 (default: none are served)")
 	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
 	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; 0: only at the start")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "how long transfers under way may go on after Ctrl-C")
+	fromEnvironment(c, "listen", "policy", "metrics")
 	return c
 }
 
@@ -143,7 +148,10 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 			v.d.warn("changed certificates or rules cannot be used: %s", share.Printable(e.Reason))
 		}
 	}
-	if no.Listen = v.o.listen; len(no.Listen) == 0 {
+	for _, a := range v.o.listen {
+		no.Listen = append(no.Listen, withPort(a))
+	}
+	if no.Listen == nil {
 		no.Listen = []string{defaultListen}
 	}
 	if v.node, err = transfer.Open(ctx, no); err != nil {
@@ -270,7 +278,7 @@ func (v *server) announce(root, page string) {
 	if v.id == nil {
 		for _, a := range addrs {
 			if text := v.plaintext(a); text != "" && text != ownUser {
-				v.d.warn("%s is PLAINTEXT and asks nobody for a certificate: %s may %s", a, text, may)
+				v.d.warn("%s is PLAINTEXT and asks for no certificate: %s may %s", a, text, may)
 			}
 		}
 	}
@@ -321,7 +329,7 @@ func (v *server) plaintext(addr string) string {
 	if ip, perr := netip.ParseAddr(host); err == nil && perr == nil && ip.IsLoopback() {
 		return v.users()
 	}
-	return "EVERYBODY who reaches this machine"
+	return "EVERYONE who reaches this machine"
 }
 
 // nameOf is the name of a peer: the one that it proved, or else the one that it says.

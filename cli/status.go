@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"text/tabwriter"
+	"strings"
 	"time"
 	"unicode/utf16"
 	"unicode/utf8"
@@ -111,7 +111,7 @@ func printStatus(w io.Writer, now, last *transfer.Snapshot, o statusOptions) err
 	} else if last != nil {
 		b.WriteString("\n")
 	}
-	screen{&b, now, rates(now, last)}.print()
+	screen{&b, widthOf(w), now, rates(now, last)}.print()
 	_, err := w.Write(b.Bytes())
 	return err
 }
@@ -192,9 +192,10 @@ const screenRows = 20
 
 // screen is a snapshot for people. All of it comes from a peer: texts go through safeText.
 type screen struct {
-	w *bytes.Buffer
-	s *transfer.Snapshot
-	r statusRate
+	w     *bytes.Buffer
+	width int // columns
+	s     *transfer.Snapshot
+	r     statusRate
 }
 
 func (c screen) print() {
@@ -217,19 +218,21 @@ func (c screen) print() {
 	c.exports()
 }
 
-func (c screen) table(title, header string, rows, omitted int, row func(i int, w io.Writer)) {
+func (c screen) table(title, header string, rows, omitted int, row func(i int) []any) {
 	if rows+omitted == 0 {
 		return
 	}
 	fmt.Fprintf(c.w, "\n%s\n", title)
-	t := tabwriter.NewWriter(c.w, 0, 0, 2, ' ', 0)
-	fmt.Fprintf(t, "  %s\n", header)
+	t := list{indent: "  ", width: c.width}
+	t.add(strings.Split(header, "\t")...)
 	for i := range min(rows, screenRows) {
-		fmt.Fprint(t, "  ")
-		row(i, t)
-		fmt.Fprintln(t)
+		var cells []string
+		for _, x := range row(i) {
+			cells = append(cells, fmt.Sprint(x))
+		}
+		t.add(cells...)
 	}
-	t.Flush()
+	t.print(c.w)
 	if more := rows + omitted - min(rows, screenRows); more > 0 {
 		fmt.Fprintf(c.w, "  and %d more\n", more)
 	}
@@ -237,35 +240,35 @@ func (c screen) table(title, header string, rows, omitted int, row func(i int, w
 
 func (c screen) totals() {
 	all := c.s.Totals
-	c.table("transfers that this node began, and those of its peers", "kind\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tbytes\trate\tof peers", len(all), 0, func(i int, w io.Writer) {
+	c.table("transfers that this node began, and those of its peers", "kind\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tbytes\trate\tof peers", len(all), 0, func(i int) []any {
 		k := all[i]
 		var rejected uint64
 		for _, n := range k.Rejected {
 			rejected += n
 		}
 		before, ok := c.r.kind(k.Kind)
-		fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%d\t%d\t%s\t%s\t%d", safeText(k.Kind, 10), k.Running, k.Completed, k.Failed, k.Canceled, rejected, k.Failovers,
-			formatBytes(k.Bytes), c.r.of(k.Bytes, before.Bytes, ok), k.Received)
+		return []any{safeText(k.Kind, 10), k.Running, k.Completed, k.Failed, k.Canceled, rejected, k.Failovers,
+			formatBytes(k.Bytes), c.r.of(k.Bytes, before.Bytes, ok), k.Received}
 	})
 }
 
 func (c screen) latency() {
 	all := c.s.Latency
-	c.table("from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int, w io.Writer) {
+	c.table("from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int) []any {
 		l := all[i]
-		fmt.Fprintf(w, "%s\t%s\t%d\t%s\t%s\t%s\t%s\t%s", safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean), formatSeconds(l.P50),
-			formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max))
+		return []any{safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean), formatSeconds(l.P50),
+			formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max)}
 	})
 }
 
 func (c screen) peers() {
 	all := c.s.Peers
-	c.table("peers", "#\tname\tcertificate\taddress\tsecurity\tround trip\tsince\tactive\tin\tout\tin rate\tout rate", len(all), c.s.Omitted.Peers, func(i int, w io.Writer) {
+	c.table("peers", "#\tname\tcertificate\taddress\tsecurity\tround trip\tsince\tactive\tin\tout\tin rate\tout rate", len(all), c.s.Omitted.Peers, func(i int) []any {
 		p := all[i]
 		before, ok := c.r.peer(p.ID)
-		fmt.Fprintf(w, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\t%s", p.ID, safeText(p.Name, 32), safeText(p.Certificate, 32), safeText(p.Address, 48), safeText(p.Security, 12),
+		return []any{p.ID, safeText(p.Name, 32), safeText(p.Certificate, 32), safeText(p.Address, 48), safeText(p.Security, 12),
 			formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()), p.Transfers, formatBytes(p.BytesIn), formatBytes(p.BytesOut),
-			c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok))
+			c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok)}
 	})
 }
 
@@ -280,7 +283,7 @@ func (c screen) paths() {
 			all = append(all, row{p, x})
 		}
 	}
-	c.table("paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int, w io.Writer) {
+	c.table("paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int) []any {
 		x := all[i]
 		cost := "-"
 		if x.Cost.BytesPerSecond > 0 && x.Cost.BytesPerSecond < 1e15 {
@@ -289,25 +292,25 @@ func (c screen) paths() {
 				cost += " (not measured)"
 			}
 		}
-		fmt.Fprintf(w, "#%d %s\t%s\t%s\t%s\t%s\t%d of %d\t%d\t%s\t%s\t%s\t%s\t%s\t%d", x.peer.ID, safeText(x.peer.Name, 24), safeText(x.Path, 16), safeText(x.Queue, 16), safeText(x.Security, 12),
-			safeText(x.Proof, 12), x.InFlight, x.Window, x.Queued, cost, formatBytes(x.Counters.BytesPut), formatBytes(x.Counters.BytesGot),
-			formatBytes(x.Counters.BytesPlaced), formatBytes(x.Counters.BytesServed), x.Counters.OpsFailed)
+		return []any{fmt.Sprintf("#%d %s", x.peer.ID, safeText(x.peer.Name, 24)), safeText(x.Path, 16), safeText(x.Queue, 16), safeText(x.Security, 12),
+			safeText(x.Proof, 12), fmt.Sprintf("%d of %d", x.InFlight, x.Window), x.Queued, cost, formatBytes(x.Counters.BytesPut), formatBytes(x.Counters.BytesGot),
+			formatBytes(x.Counters.BytesPlaced), formatBytes(x.Counters.BytesServed), x.Counters.OpsFailed}
 	})
 }
 
 func (c screen) transfers() {
 	all := c.s.Transfers
-	c.table("under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int, w io.Writer) {
+	c.table("under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int) []any {
 		t := all[i]
-		fmt.Fprintf(w, "%v\t%s\t#%d %s\t%s\t%s\t%s\t%s", t.ID, safeText(t.Kind, 10), t.PeerID, safeText(t.Peer, 24), safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds))
+		return []any{t.ID, safeText(t.Kind, 10), fmt.Sprintf("#%d %s", t.PeerID, safeText(t.Peer, 24)), safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds)}
 	})
 }
 
 func (c screen) exports() {
 	all := c.s.Exports
-	c.table("exports", "name\tbytes\trights\ttensor", len(all), c.s.Omitted.Exports, func(i int, w io.Writer) {
+	c.table("exports", "name\tbytes\trights\ttensor", len(all), c.s.Omitted.Exports, func(i int) []any {
 		x := all[i]
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s", safeText(x.Name, 60), formatBytes(x.Bytes), safeText(x.Rights, 12), safeText(x.Tensor, 40))
+		return []any{safeText(x.Name, 60), formatBytes(x.Bytes), safeText(x.Rights, 12), safeText(x.Tensor, 40)}
 	})
 }
 

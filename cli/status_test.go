@@ -63,7 +63,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
 	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`, `listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
-		`(?m)^  put +0 +0 .* 1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +tcp://127\S+ +same host .* 65\.5 kB `, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
+		`(?m)^  put +0 +0 .*\s+1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +tcp://127\S+ +same host\s.* 65\.5 kB `, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
 		`(?m)^  2 +cli\S* `} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s is not in\n%s", want, out)
@@ -121,7 +121,7 @@ func TestStatusErrors(t *testing.T) {
 		{[]string{"a", "b"}, 2, "expected one address"},
 		{[]string{"tcp://127.0.0.1:1", "--every", "1ms"}, 2, "--every 1ms: expected 100ms or more"},
 		{[]string{"tcp://127.0.0.1:1", "--count", "3"}, 2, "--count goes with --watch"},
-		{[]string{"ftp://x"}, 2, "expected tcp://HOST:PORT or unix://PATH"},
+		{[]string{"ftp://x"}, 2, "expected tcp://HOST[:PORT], HOST:PORT or unix://PATH"},
 		{[]string{"tcp://127.0.0.1:1/name"}, 2, "without a name"},
 		{[]string{"unix:///nonexistent/socket"}, exitUnreachable, "unix:///nonexistent/socket"},
 	} {

@@ -7,6 +7,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/share"
+	"github.com/spf13/cobra"
 )
 
 // printableLines makes the text of an error, which may quote what a peer said, fit for a terminal. Its own lines stay.
@@ -19,8 +20,9 @@ func printableLines(s string) string {
 }
 
 // escapeControls is share.Printable except that a backslash stays: sentences of ours may have escaped already.
+// A tab is a blank, for errors quote lines of files.
 func escapeControls(s string) string {
-	parts := strings.Split(s, `\`)
+	parts := strings.Split(strings.ReplaceAll(s, "\t", "    "), `\`)
 	for i, p := range parts {
 		parts[i] = share.Printable(p)
 	}
@@ -75,6 +77,38 @@ func cut(s string, n int) string {
 		}
 	}
 	return s
+}
+
+// helpWidth is the number of columns of help.
+const helpWidth = 80
+
+// fillHelp breaks the texts of a command and of those below it into lines.
+func fillHelp(c *cobra.Command) {
+	c.Long = filled(c.Long)
+	for _, s := range c.Commands() {
+		fillHelp(s)
+	}
+}
+
+// filled breaks paragraphs into lines that fit; lines that begin with blanks stay as they are.
+func filled(text string) string {
+	var out, words []string
+	flush := func() {
+		if words != nil {
+			out = append(out, wrapped(strings.Join(words, " "), 0, helpWidth))
+			words = nil
+		}
+	}
+	for line := range strings.SplitSeq(text, "\n") {
+		if line == "" || line[0] == ' ' {
+			flush()
+			out = append(out, line)
+			continue
+		}
+		words = append(words, line)
+	}
+	flush()
+	return strings.Join(out, "\n")
 }
 
 func formatRate(bytesPerSecond float64) string { return formatBytes(uint64(bytesPerSecond)) + "/s" }

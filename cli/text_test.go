@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -10,6 +11,9 @@ import (
 
 func TestPrintableLines(t *testing.T) {
 	if got := printableLines("a \x1b[31m\n\"C:\\x\x07\""); got != `a \x1b[31m`+"\n"+`  "C:\x\x07"` {
+		t.Errorf("%q", got)
+	}
+	if got := printableLines("missing:\n\ta\x1b[2J"); got != "missing:\n      a\\x1b[2J" { // tabs are blanks, not \x09
 		t.Errorf("%q", got)
 	}
 }
@@ -47,5 +51,15 @@ func TestFormatETA(t *testing.T) {
 		if got := formatETA(d); got != want {
 			t.Errorf("%v: %s, expected %s", d, got, want)
 		}
+	}
+}
+
+// Paragraphs are filled, and what is indented stays.
+func TestFilled(t *testing.T) {
+	long := strings.Repeat("word ", 20)
+	got := filled(long + "\nmore\n\n  code  as it is\nend")
+	want := strings.TrimSpace(strings.Repeat("word ", 16)) + "\nword word word word more\n\n  code  as it is\nend"
+	if got != want {
+		t.Errorf("%q\nexpected\n%q", got, want)
 	}
 }

@@ -8,16 +8,27 @@ import (
 )
 
 // A topic is a page of help without a command.
-func newExitCodes() *cobra.Command {
+func newExitStatus() *cobra.Command {
 	var b strings.Builder
 	b.WriteString("The exit statuses of all commands. They keep their meaning; later versions may add some.\n\n")
 	for _, x := range exitStatuses {
-		fmt.Fprintf(&b, "  %3d  %s\n", x.status, x.words)
+		fmt.Fprintf(&b, "  %3d  %s\n", x.status, strings.TrimLeft(wrapped(x.words, 7, helpWidth), " "))
 	}
 	b.WriteString(`
 A second Ctrl-C ends a command at once. Files that were not complete stay under their name with .partial, as far as they were
 checked; the same command goes on from there.`)
-	return &cobra.Command{Use: "exit-codes", Short: "Help on exit statuses", Long: b.String()}
+	return &cobra.Command{Use: "exit-status", Aliases: []string{"exit-codes"}, Short: "Help on exit statuses", Long: b.String()}
+}
+
+// newEnvironment is the page about variables, those of the commands that are below root by now.
+func newEnvironment(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{Use: "environment", Short: "Help on environment variables", Long: `A variable gives a flag to each command that has it, unless the command line gives the flag. An empty variable counts as none. A value that
+the flag does not take, and a name that is almost one of these, end the command with status 2. No variable holds a secret: PENSTOCK_IDENTITY
+names the directory of keys, for --identity and for --dir of penstock pair.
+
+  ` + strings.Join(variables(root), "\n  ") + `
+
+NO_COLOR turns colours off, and TERM=dumb the line that is drawn again and again.`}
 }
 
 func newJSONHelp() *cobra.Command {
@@ -58,6 +69,10 @@ run --json prints one object per line, too:
   message   text
   ended     the keys of sample, with the last and exact counts, and ok, status, error: the last line
 
-ls --json prints one array of objects with name, bytes, dtype, shape and tag.`,
+ls --json prints one array of objects with name, bytes, dtype, shape and tag. Every other command with --json prints one document.
+
+ping --json prints addr, peer, same_host, security, connect_seconds, control (count, p50_seconds, p99_seconds, max_seconds: round trips
+of the control connection), and path (name, carrier, why, security, open_seconds, notification as control, user_copies, kernel_copies,
+setup, candidates with path, usable, reason, latency_seconds and bytes_per_second) or no_path, the reason.`,
 	}
 }

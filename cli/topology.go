@@ -17,7 +17,7 @@ func newTopology(s streams) *cobra.Command {
 		Short: "A picture of this machine: NUMA nodes, PCI Express, network cards, GPUs, and the processors of their queues",
 		Long: `Prints the machine as a tree: each NUMA node with its memory and processors, below it its root complexes, switches, network cards, GPUs
 and NVMe disks with their links, the interfaces with the processors that their queues' interrupts go to, and how far each GPU and interface
-are apart. --svg writes the same as a drawing, with each processor in it.`,
+are apart. --svg writes the same as a drawing, with each processor in it. For programs, "penstock doctor --json" has the machine.`,
 		Example: `  penstock topology
   penstock topology --svg machine.svg
   penstock topology --from recording.txt`,

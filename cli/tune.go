@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/tune"
@@ -18,13 +17,8 @@ func newTune(s streams) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "tune",
 		Short: "Set this host up for receiving at speed, and put it back as it was",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) > 0 {
-				return &usageError{fmt.Errorf("there is nothing to tune called %q: expected nic, host or driver", args[0])}
-			}
-			return nil
-		},
-		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
+		Args:  subcommand,
+		RunE:  func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
 	c.AddCommand(newTuneNic(s), newTuneHost(s), newTuneDriver(s))
 	return c
@@ -47,7 +41,7 @@ func newTuneNic(s streams) *cobra.Command {
 value now, the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
 
 --apply does the steps in order, reads each back, and stops at the first that does not come to be so. Before each change it writes down
-what was there, so --undo restores that, also after an error, a kill or several --apply. What somebody else has changed since stays as
+what was there, so --undo restores that, also after an error, a kill or several --apply. What another program has changed since stays as
 it is and is named; --force restores it too. These settings end with the machine's boot, and the record with them.
 
 Without IF, lists the interfaces with their drivers, queues and what they support of XDP.
@@ -77,7 +71,7 @@ Steps that take a right which this process lacks are marked with it, and --apply
 	f := c.Flags()
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also what somebody else has changed since")
+	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
 	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without IF an array")
 	f.IntVar(&t.goals.Queues, "queues", 0, "receive queues to have; 0: as many as there are")
 	f.IntVar(&t.goals.Ring, "rings", 0, "descriptors of each ring; 0: at least 2048 where the device can")
@@ -196,8 +190,8 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 		return err
 	}
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "interface\tdriver\tstate\tMTU\tqueues\tNUMA\tspeed\tAF_XDP\tXDP of the driver\tmetadata\tprogram")
+	table := list{width: widthOf(s.out)}
+	table.add("interface", "driver", "state", "MTU", "queues", "NUMA", "speed", "AF_XDP", "program", "XDP of the driver", "metadata")
 	for _, i := range all {
 		state, node, speed, program := "down", "-", "-", "-"
 		if i.Up {
@@ -216,10 +210,11 @@ func (t *tuning) list(ctx context.Context, s streams) error {
 		if i.XDPUnknown {
 			xdp = "the kernel does not say"
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%d\t%d of %d\t%s\t%s\t%s\t%s\t%s\t%s\n", i.Name, dash(i.Driver), state, i.MTU, i.Queues, max(i.Most, i.Queues), node, speed,
-			i.AFXDP(), dash(xdp), dash(i.Metadata), program)
+		table.add(i.Name, dash(i.Driver), state, fmt.Sprint(i.MTU), fmt.Sprintf("%d of %d", i.Queues, max(i.Most, i.Queues)), node, speed, i.AFXDP(), program, dash(xdp), dash(i.Metadata))
 	}
-	w.Flush()
+	if err := table.print(&b); err != nil {
+		return err
+	}
 	_, err = io.WriteString(s.out, printableText(b.String()))
 	return err
 }

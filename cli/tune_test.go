@@ -20,7 +20,7 @@ func TestTuneUsage(t *testing.T) {
 		args string
 		want string
 	}{
-		{"tune dram", "expected nic, host or driver"},
+		{"tune dram", "expected driver, host, nic"},
 		{"tune driver a b", "at most one card"},
 		{"tune driver --undo", "which card?"},
 		{"tune driver --driver vfio-pci", "which card?"},

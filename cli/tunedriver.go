@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/penstock-io/penstock/tune"
 	"github.com/spf13/cobra"
@@ -71,7 +70,7 @@ Without PCI and IF, lists the network cards.`,
 	f.StringVar(&t.driver, "driver", "", "the driver that the card gets: "+strings.Join(tune.UserDrivers, ", ")+", another one, or "+tune.KernelDriver+" for the kernel's choice")
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore the driver that was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also if somebody else has changed it since")
+	f.BoolVar(&t.force, "force", false, "with --undo, also if another program has changed it since")
 	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done; without PCI and IF an array")
 	f.StringVar(&t.state, "state", "", "`DIR` of the records of what was changed; default /var/lib/penstock/tune for root, else below the user's state directory")
 	complete(c, "driver", append([]string{tune.KernelDriver}, tune.UserDrivers...)...)
@@ -108,16 +107,18 @@ func (t *driverTuning) list(ctx context.Context, s streams) error {
 		return err
 	}
 	var b strings.Builder
-	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "address\tcard\tdriver\toverride\tIOMMU group\tinterfaces")
+	table := list{width: widthOf(s.out)}
+	table.add("address", "driver", "override", "IOMMU group", "interfaces", "card")
 	for _, c := range all {
 		group := "-"
 		if c.Group >= 0 {
 			group = fmt.Sprint(c.Group)
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\n", c.Addr, c.Name, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")))
+		table.add(c.Addr, dash(c.Driver), dash(c.Override), group, dash(strings.Join(c.Interfaces, ", ")), c.Name)
 	}
-	w.Flush()
+	if err := table.print(&b); err != nil {
+		return err
+	}
 	_, err = io.WriteString(s.out, printableText(b.String()))
 	return err
 }

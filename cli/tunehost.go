@@ -31,7 +31,7 @@ balancing, other parameters of the kernel, huge pages by size and NUMA node, the
 the one that is wanted, the reason, and the command that does it by hand. Nothing is changed without --apply.
 
 --apply and --undo work as those of "penstock tune nic": what was there is written down before it is changed, so --undo restores it also after an
-error, a kill or several --apply. What somebody else has changed since stays as it is and is named; --force restores it too. These settings end
+error, a kill or several --apply. What another program has changed since stays as it is and is named; --force restores it too. These settings end
 with the machine's boot, and the record with them.`,
 		Example: `  penstock tune host
   penstock tune host --hugepages 4GiB/1GiB@0 --hugepages 512MiB@1 --apply
@@ -48,7 +48,7 @@ with the machine's boot, and the record with them.`,
 	f := c.Flags()
 	f.BoolVar(&t.apply, "apply", false, "change it")
 	f.BoolVar(&t.undo, "undo", false, "restore what was there before the first --apply")
-	f.BoolVar(&t.force, "force", false, "with --undo, also what somebody else has changed since")
+	f.BoolVar(&t.force, "force", false, "with --undo, also what another program has changed since")
 	f.BoolVar(&t.json, "json", false, "print one JSON object: the plan, or with --apply and --undo what was done")
 	f.StringVar(&t.buffers, "buffers", "64MiB", "how large a socket's buffers may be, at least: `SIZE`")
 	f.StringArrayVar(&t.sysctls, "sysctl", nil, "parameter of the kernel: `NAME=VALUE`, of those that docs/tune.md lists; may be repeated")

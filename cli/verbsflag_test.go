@@ -90,7 +90,7 @@ func TestGuestBenchTransfer(t *testing.T) {
 		{"--verbs device=rxe0,transport=uc,rails=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, UC", []string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
 	} {
 		file := filepath.Join(t.TempDir(), "transfer.json")
-		out, errOut, status := penstockUntil(t, t.Context(), append(strings.Fields("bench transfer --quick --json "+file), strings.Fields(x.args)...)...)
+		out, errOut, status := penstockUntil(t, t.Context(), append(strings.Fields("bench transfer --quick --output "+file), strings.Fields(x.args)...)...)
 		if status != exitOK {
 			t.Fatalf("%s: status %d\n%s%s", x.args, status, out, errOut)
 		}

@@ -25,10 +25,13 @@ type Plan struct {
 	Transport string
 	// Server and Client are addresses of a socket pair; the zero Addr is 127.0.0.1.
 	Server, Client netip.Addr
-	Port           int    // of a socket pair and of a node; 0: 5000, 7450
+	Port           int    // of a socket pair and of a node; 0: 5000, DefaultPort
 	Share          string // what a node shares; "" for nothing
 	Listen         netip.Addr
 }
+
+// DefaultPort is the port of a node where nothing names another one: in generated files and on command lines.
+const DefaultPort = 7070
 
 // ErrGenerate is what errors of Generate wrap.
 var ErrGenerate = errors.New("config: no file was made")
@@ -285,7 +288,7 @@ penstock:
 func (p *Plan) transfer(h *Host) (string, error) {
 	port, listen := p.Port, p.Listen
 	if port == 0 {
-		port = 7450
+		port = DefaultPort
 	}
 	if port < 1 || port > 65535 {
 		return "", fmt.Errorf("port %d: expected 1 to 65535", port)

@@ -73,7 +73,7 @@ func Read(in io.Reader) (*Report, error) {
 		return nil, positioned(b, err)
 	}
 	if head.Format != Format {
-		return nil, fmt.Errorf("format %q: expected %q: not a file that penstock bench --json wrote", head.Format, Format)
+		return nil, fmt.Errorf("format %q: expected %q: not a file that penstock bench --output wrote", head.Format, Format)
 	}
 	if head.Schema != Schema {
 		return nil, (&Report{Format: Format, Schema: head.Schema}).validate()

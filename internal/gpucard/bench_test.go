@@ -67,7 +67,7 @@ func TestBenchOnTheFake(t *testing.T) {
 		return // this is a test of the program, not of a card
 	}
 	file := filepath.Join(t.TempDir(), "bench.json")
-	penstock(t, "bench", "gpu", "--runtime", "cuda", "--device", "1", "--quick", "--json", file)
+	penstock(t, "bench", "gpu", "--gpu-runtime", "cuda", "--gpu", "1", "--quick", "--output", file)
 	f, err := os.Open(file)
 	if err != nil {
 		t.Fatal(err)

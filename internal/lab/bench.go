@@ -113,8 +113,8 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 		if err != nil {
 			return err
 		}
-		if result.JSON != "" {
-			return errors.New("--packets prints an account: --json does not go with it")
+		if result.JSON || result.File != "" {
+			return errors.New("--packets prints an account: --json and --output do not go with it")
 		}
 		a, err := benchxdp.Account(ctx, o, n)
 		if a != nil {
@@ -149,7 +149,7 @@ func benchVerbs(ctx context.Context, args []string, out io.Writer) (err error) {
 	f.IntVar(&o.GID, "gid", benchverbs.AnyGID, "index of the port's address to use; -1: the best of its table")
 	f.StringVar(&o.Library, "library", "", "`FILE` of libibverbs (default the system's)")
 	list(f, &o.Classes, "classes", "what to measure, of "+strings.Join(benchverbs.Classes, ", ")+" (default all)", word)
-	list(f, &o.Sizes, "sizes", "`SIZES` of messages, powers of two (default 4KiB,64KiB,1MiB)", bytesOf)
+	list(f, &o.Sizes, "size", "`SIZES` of messages, powers of two (default 4KiB,64KiB,1MiB)", bytesOf)
 	list(f, &o.Regions, "regions", "`SIZES` of memory to register (default 4KiB,1MiB,64MiB)", bytesOf)
 	f.IntVar(&o.Pairs, "pairs", 0, "pairs of each comparison (default 20)")
 	f.DurationVar(&o.Budget, "time", 0, "of one sample of bandwidth (default 500ms)")

@@ -19,7 +19,7 @@ func TestBenchXDP(t *testing.T) {
 	xdpref.Need(t)
 	file := filepath.Join(t.TempDir(), "xdp.json")
 	args := []string{"bench", "xdp", "--quick", "--quiet", "--engine", "xdp", "--against", "c", "--touched", "no", "--size", "64"}
-	out, ok := lab(t, append(args, "--op", "receive", "--mode", "held,path", "--json", file)...)
+	out, ok := lab(t, append(args, "--op", "receive", "--mode", "held,path", "--output", file)...)
 	if !ok || !strings.Contains(out, "receive 64 B, untouched, path") {
 		t.Fatalf("ended well: %v: %s", ok, out)
 	}
@@ -38,12 +38,12 @@ func TestBenchRefusals(t *testing.T) {
 		"xdp --touched maybe":          `--touched "maybe"`,
 		"xdp --packets many":           `--packets "many"`,
 		"xdp --packets 1.5":            `--packets "1.5"`,
-		"xdp --packets 1 --json -":     "--json does not go with it",
+		"xdp --packets 1 --json":       "--json and --output do not go with it",
 		"xdp --engine dpdk":            `engine "dpdk": expected one of`,
 		"xdp --size big":               "invalid value",
 		"xdp eth0":                     "unexpected argument",
-		"verbs --sizes 3":              "power of two",
-		"verbs --sizes much":           "-sizes",
+		"verbs --size 3":               "power of two",
+		"verbs --size much":            "-size",
 		"verbs --regions much":         "-regions",
 		"verbs --classes speed":        "expected some of cost, write",
 		"verbs --depth -3":             "under way",
@@ -86,10 +86,10 @@ func TestGuestBenchVerbs(t *testing.T) {
 		rows, beside int
 	}{
 		{"--alone", 22, 0},
-		{"--classes write,read,send,latency --sizes 64KiB --pairs 1", 6, 6},
+		{"--classes write,read,send,latency --size 64KiB --pairs 1", 6, 6},
 	} {
 		file := filepath.Join(t.TempDir(), "verbs.json")
-		out, ok := lab(t, append(strings.Fields("bench verbs --quick --device rxe0 --json "+file), strings.Fields(x.args)...)...)
+		out, ok := lab(t, append(strings.Fields("bench verbs --quick --device rxe0 --output "+file), strings.Fields(x.args)...)...)
 		t.Log(out)
 		if !ok {
 			t.Fatalf("%s failed", x.args)

@@ -31,7 +31,7 @@ var floors = [][]string{
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
 	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/fanout", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
