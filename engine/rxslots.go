@@ -84,8 +84,10 @@ func (s *RxSlots) Put(b *burst.Burst, p []byte, cut bool) int {
 			return s.refused(ok)
 		}
 	}
-	s.copied.Add(uint64(b.PacketLen(i)))
-	if flags != 0 {
+	if flags == 0 {
+		s.copied.Add(uint64(len(p)))
+	} else {
+		s.copied.Add(uint64(b.PacketLen(i)))
 		b.Builder().SetReceived(i, len(p), flags, 0)
 	}
 	return i
