@@ -64,16 +64,21 @@ func (d *Builder) AddSlots(src *Source, pool *mem.Pool, handles []Handle, lens [
 	}
 	from := len(b.segs)
 	b.segs = b.segs[:from+n]
-	segs, first := b.segs[from:], b.first[b.n+1:][:n]
-	for i, h := range handles[:n] {
-		if lens != nil {
-			g.Len = lens[i]
-		}
+	handles = handles[:n]
+	segs, first := b.segs[from:][:len(handles)], b.first[b.n+1:][:len(handles)]
+	off, stride := pool.Span().Off+g.Off, uint64(pool.Stride())
+	length, room, head, role := g.Len, max(g.Cap, g.Len), g.Headroom, g.Role
+	for i, h := range handles {
 		to := &segs[i] // field by field, as in set
-		to.handle, to.off = h, pool.Offset(h)+g.Off
-		to.len, to.cap = g.Len, max(g.Cap, g.Len)
-		to.head, to.src, to.role = g.Headroom, s, g.Role
+		to.handle, to.off = h, off+uint64(uint32(h))*stride
+		to.len, to.cap = length, room
+		to.head, to.src, to.role = head, s, role
 		first[i] = uint32(from + i + 1)
+	}
+	if lens != nil {
+		for i, n := range lens[:n] {
+			segs[i].len, segs[i].cap = n, max(g.Cap, n)
+		}
 	}
 	clear(b.flow[b.n:][:n])
 	clear(b.meta[b.n:][:n])

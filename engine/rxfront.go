@@ -83,6 +83,7 @@ type RxFront struct {
 
 	packets, bytes, polls, empty uint64 // with the queue's lock held
 	copied, calls                atomic.Uint64
+	slots                        []*RxSlots // count what they copy
 	drops                        [NumDrops]atomic.Uint64
 }
 
@@ -333,6 +334,9 @@ func (f *RxFront) counted(s *RxStats) {
 // Counts is Stats as it was counted last, for an engine that holds the queue's lock (Do).
 func (f *RxFront) Counts(s *RxStats) {
 	*s = RxStats{Packets: f.packets, Bytes: f.bytes, Copied: f.copied.Load(), Polls: f.polls, Empty: f.empty, Calls: f.calls.Load()}
+	for _, x := range f.slots {
+		s.Copied += x.copied.Load()
+	}
 	for i := range f.drops {
 		s.Drops[i] = f.drops[i].Load()
 	}

@@ -3,6 +3,7 @@ package engine
 import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -13,6 +14,7 @@ type RxSlots struct {
 	split   bool
 	splitAt int
 	pools   [2]slotCache
+	copied  metrics.Counter // bytes
 }
 
 type slotCache struct {
@@ -22,13 +24,14 @@ type slotCache struct {
 	bytes []byte // of the pool's region
 }
 
-// NewRxSlots makes one for the pools of a queue that was started. Close it when the queue ends.
+// NewRxSlots makes one for the pools of a queue that was started, before other goroutines use the queue. Close it when the queue ends.
 func NewRxSlots(front *RxFront) *RxSlots {
 	spec := front.Spec()
 	s := &RxSlots{front: front, split: len(spec.Pools) == 2, splitAt: spec.SplitAt}
 	for i, pool := range spec.Pools {
 		s.pools[i] = slotCache{pool, pool.Cache(), burst.PoolSource(pool), pool.Region().All().Bytes()}
 	}
+	front.slots = append(front.slots, s)
 	return s
 }
 
@@ -81,8 +84,10 @@ func (s *RxSlots) Put(b *burst.Burst, p []byte, cut bool) int {
 			return s.refused(ok)
 		}
 	}
-	s.front.Copied(b.PacketLen(i))
-	if flags != 0 {
+	if flags == 0 {
+		s.copied.Add(uint64(len(p)))
+	} else {
+		s.copied.Add(uint64(b.PacketLen(i)))
 		b.Builder().SetReceived(i, len(p), flags, 0)
 	}
 	return i

@@ -1,6 +1,9 @@
 package mem
 
-import "github.com/penstock-io/penstock/internal/invariants"
+import (
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/word"
+)
 
 // Handle is a Slot of a pool that is known otherwise, as a number: the index in the low half, the generation in the high
 // half. Arrays of handles hold no pointers, so the garbage collector does not look at them, and they go to and from a pool
@@ -49,11 +52,12 @@ func (p *Pool) popAll(dst []Handle) (n int) {
 	if p.shut.Load() {
 		return 0
 	}
+	meta := p.meta
 	for tries := uint64(1); ; tries++ {
 		head := p.head.Load()
 		at := head & indexMask
 		for n = 0; n < len(dst) && at != 0; n++ { // see pop
-			w := p.meta[at-1].word.Load()
+			w := meta[at-1].word.Load()
 			dst[n] = Handle(w>>32+1)<<32 | Handle(at-1)
 			at = w & (1<<32 - 1)
 		}
@@ -67,9 +71,16 @@ func (p *Pool) popAll(dst []Handle) (n int) {
 }
 
 // takeAll marks slots as out under these handles. The caller is among the takers, and has got the slots off the list or out of its cache.
+//
+// The plain stores are right (see package word): the slots are free and the caller's alone, so it has synchronized with the last writer of each word by
+// way of head, or is that goroutine, and Close waits for the takers. Others that look at these words meanwhile are walks of the list that began
+// before the slots left it, in whatever order they see these stores and the change of head: their own compare-and-swap of head fails, because it
+// expects a value that an earlier one has replaced; releases of older handles, whose compare-and-swap expects a generation that is past; and
+// counts of what is in use.
 func (p *Pool) takeAll(hs []Handle) {
+	meta := p.meta
 	for _, h := range hs {
-		store(&p.meta[h.index()].word, uint64(h)>>32<<32)
+		word.Store(&meta[h.index()].word, uint64(h)>>32<<32)
 		if invariants.Enabled {
 			p.debug.taken(p.Slot(h))
 		}
@@ -81,9 +92,10 @@ func (p *Pool) takeAll(hs []Handle) {
 func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	put := 0
 	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1
+	meta := p.meta
 	for _, h := range src {
-		if i := h.index(); int(i) < len(p.meta) {
-			if !invariants.Enabled && p.free(h, first) { // nearly always
+		if i := h.index(); int(i) < len(meta) {
+			if !invariants.Enabled && meta[i].free(h, first) { // nearly always
 				put++
 				if first = i + 1; last == 0 {
 					last = first

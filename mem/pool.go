@@ -122,6 +122,13 @@ func (m *slotMeta) link(next uint32) {
 	}
 }
 
+// free is Pool.release of the slot under handle h where its word is that of take: it is out, and the pool is not being closed. A generation that is
+// even is of no slot that is out.
+func (m *slotMeta) free(h Handle, next uint32) bool {
+	w := uint64(h) >> 32 << 32
+	return w>>32&1 != 0 && m.word.CompareAndSwap(w, (w+1<<32)&^(closing<<32)|uint64(next))
+}
+
 const (
 	indexBits = 26
 	indexMask = 1<<indexBits - 1
@@ -326,7 +333,7 @@ func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 		defer p.debug.mu.Unlock()
 		p.debug.scribble(s, stack)
 	}
-	if p.free(s.Handle(), next) {
+	if p.meta[s.index].free(s.Handle(), next) {
 		return true, false
 	}
 	for m := &p.meta[s.index].word; s.gen&1 != 0; {
@@ -341,13 +348,6 @@ func (p *Pool) release(s Slot, next uint32) (released, closed bool) {
 		}
 	}
 	return false, false
-}
-
-// free is release of a slot whose word is that of take: it is out, and the pool is not being closed. A generation that is even is of no slot that
-// is out.
-func (p *Pool) free(h Handle, next uint32) bool {
-	w := uint64(h) >> 32 << 32
-	return w>>32&1 != 0 && p.meta[h.index()].word.CompareAndSwap(w, (w+1<<32)&^(closing<<32)|uint64(next))
 }
 
 // pop takes up to len(out) free slots off the shared list and returns how many; one change of head takes them all.

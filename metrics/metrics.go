@@ -4,6 +4,7 @@ import (
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/word"
 )
 
 // metricSize is the size in bytes of a Counter and of a Gauge: two cache lines,
@@ -35,7 +36,7 @@ func (c *Counter) Add(n uint64) {
 		}
 		return
 	}
-	c.n.Store(old + n)
+	word.Store(&c.n, old+n)
 }
 
 // Inc adds 1. Only the one writer may call it.

@@ -251,7 +251,9 @@ func (q *rxQueue) put(s *socket, slots *engine.RxSlots, b *burst.Burst, bytes []
 	}
 	if i >= 0 {
 		b.Builder().SetReceived(i, int(f.Wire), flags, f.Time)
-		b.Builder().SetType(i, s.typ)
+		if s.typ != 0 {
+			b.Builder().SetType(i, s.typ)
+		}
 		if id != 0 {
 			b.Builder().SetFlow(i, id)
 		}

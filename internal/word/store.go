@@ -1,0 +1,8 @@
+//go:build race || !(amd64 || arm64)
+
+package word
+
+import "sync/atomic"
+
+// Store writes v to w.
+func Store(w *atomic.Uint64, v uint64) { w.Store(v) }
