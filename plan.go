@@ -191,7 +191,7 @@ func (p *Plan) Err() error {
 }
 
 // MakePlan says what Open would open, and in Plan.Missing all that Open would refuse, as far as it is known without opening: engines are
-// asked about interfaces, queues and flows (engine.PortChecker, engine.QueueChecker, engine.RuleDescriber), and this machine about memory
+// asked about interfaces, queues and flows (engine.Check, engine.Checker), and this machine about memory
 // and cores, in the network namespace of the calling thread. What others have in use is found out by opening alone. The configuration is
 // completed and checked first (config.Config.Check); the error is that of a wrong one and wraps config.ErrInvalid.
 func MakePlan(cfg *config.Config, o Options) (*Plan, error) {

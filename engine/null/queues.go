@@ -30,14 +30,10 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.Capabilities()
-	if err := p.rx.Admit(&spec, &can, 0); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("null: %s: %w", p.Name(), err)
 	}
 	pool := spec.Pools[0]
-	if pool.SlotSize() < p.size {
-		return nil, fmt.Errorf("null: %s: receive queue %v: slots of %d bytes in pool %q: expected %d for a packet: %w", p.Name(), spec.ID, pool.SlotSize(),
-			pool.Name(), p.size, engine.ErrInvalid)
-	}
 	if err := write(pool, p.size); err != nil {
 		return nil, err
 	}

@@ -7,9 +7,27 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-var _ engine.PortChecker = (*Engine)(nil)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, o, err := settle(spec)
+	return o.capabilities(), err
+}
 
-// CheckPort implements engine.PortChecker: it finds the device, and connects to nothing. A port that accepts holds what it listens on.
+// capabilities are those of a port, as far as its options say.
+func (o *Options) capabilities() engine.Capabilities {
+	c := capabilities()
+	c.ExactDrops = o.Transport == RC
+	if o.Connect == ByCM {
+		c.RxNeeded = "connect: cm: a queue pair that the connection manager connects has one"
+		c.Lossless = o.Transport == RC // otherwise there are no credits
+	}
+	if o.Transport == UD {
+		c.MaxPacket = o.MTU
+	}
+	return c
+}
+
+// CheckPort implements engine.Checker: it finds the device, and connects to nothing. A port that accepts holds what it listens on.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err

@@ -87,8 +87,7 @@ func open(e *Engine, dev *ibv.Context, netdev string, spec engine.PortSpec, o Op
 	}
 	p.dry = func() (uint64, bool) { return e.dry(dev.Device(), o.Port) }
 	p.dry0, p.exact = p.dry()
-	can := e.RuleCapabilities(spec)
-	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
+	if p.table, err = flow.NewTable(flow.TableOptions{Engine: capabilities(&spec).Steering}); err != nil {
 		return nil, err
 	}
 	if p.pd, err = dev.AllocPD(); err != nil {
@@ -245,7 +244,8 @@ func (p *Port) Info() engine.PortInfo {
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
-	c := (&Engine{}).Capabilities()
+	c := capabilities(&p.spec)
+	c.RxDepth, c.RxDepthHint = p.attr.MaxQPWR, "the device has no more"
 	c.MaxPacket, c.ExactDrops = p.info.MTU+packet.EthernetLen, p.exact
 	c.HardwareTime = p.attr.TimestampMask != 0
 	if p.attr.RawChecksum {
