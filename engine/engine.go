@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -136,6 +137,20 @@ type DeviceReacher interface {
 	// ReachesRegion is nil where queues take pools in that region; else the error wraps ErrUnsupported or ErrUnavailable and says what is
 	// missing. Any goroutine may ask.
 	ReachesRegion(r *mem.Region) error
+}
+
+// Connector is a Port whose connections begin and end.
+type Connector interface {
+	// ConnIDs are the connections that are there, see burst.Burst.Conn.
+	ConnIDs() []uint32
+	// WaitConnected waits until there is one. The error is why there will be none, or that of the context.
+	WaitConnected(ctx context.Context) error
+}
+
+// Counted is a Port with counts besides those of PortStats.
+type Counted interface {
+	// Families are the counts for exporters, of a port that its user calls name.
+	Families(name string) []metrics.Family
 }
 
 // QueueID says which number a queue gets. The zero value is the lowest that is free.

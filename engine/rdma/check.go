@@ -22,7 +22,9 @@ func (o *Options) capabilities() engine.Capabilities {
 		c.Lossless = o.Transport == RC // otherwise there are no credits
 	}
 	if o.Transport == UD {
-		c.MaxPacket = o.MTU
+		if c.MaxPacket = o.MTU; c.MaxPacket == 0 {
+			c.MaxPacket = 4096 // no device has more
+		}
 	}
 	return c
 }

@@ -33,6 +33,14 @@ func (o *UDPOptions) capabilities() engine.Capabilities {
 	return c
 }
 
+// ConnIDs implements engine.Connector.
+func (p *TCPPort) ConnIDs() (ids []uint32) {
+	for _, c := range p.Conns() {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
 // tcpCapabilities are those of a TCP port.
 func tcpCapabilities() engine.Capabilities {
 	c := capabilities()
