@@ -95,7 +95,6 @@ func write(pool *mem.Pool, size int) error {
 type txQueue struct {
 	engine.TxFront
 	port *Port
-	spec engine.TxSpec
 
 	packets, bytes metrics.Counter
 }
@@ -116,10 +115,13 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("null: %s: %w", p.Name(), err)
 	}
-	q := &txQueue{port: p, spec: spec}
+	q := &txQueue{port: p}
 	box, err := engine.NewOutbox(q, spec.Depth, false)
 	if err != nil {
 		return nil, err
+	}
+	if spec.SourceMAC {
+		q.SourceMAC(func() packet.MAC { return mac })
 	}
 	q.Start(id, engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0), box, nil)
 	p.txs = append(p.txs, q)
@@ -130,9 +132,6 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 func (q *txQueue) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	bytes := 0
 	for i := from; i < to; i++ {
-		if q.spec.SourceMAC && b.Segments(i) > 0 {
-			engine.SetSource(b, i, mac)
-		}
 		bytes += b.PacketLen(i)
 	}
 	q.packets.Add(uint64(b.Builder().LivePart(from, to)))
