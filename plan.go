@@ -86,7 +86,7 @@ type RxPlan struct {
 	HandOff int           `json:"hand_off"`         // bursts between the poller and the application; 0 without a poller
 	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
 
-	stages []*engine.StageKind
+	stages []stagePlan
 }
 
 func (r *RxPlan) batching() engine.Batching {
