@@ -190,7 +190,7 @@ func TestStagesMissing(t *testing.T) {
 		t.Error(err)
 	}
 	broken := errors.New("broken")
-	text = strings.ReplaceAll(text, "chekcsum", "broken")
+	text = strings.NewReplacer("chekcsum", "broken", `, {type: "checksum?al"}`, "").Replace(text)
 	table := []engine.StageKind{{Name: "broken", Open: func(engine.Receiver, engine.StageSpec) (engine.Stage, error) { return nil, broken }}, {Name: "checksum"}}
 	if _, err := Open(t.Context(), mustLoad(t, text), Options{Stages: table}); !errors.Is(err, broken) || !strings.Contains(err.Error(), "stage broken") || !strings.Contains(err.Error(), ":9:") {
 		t.Error(err)

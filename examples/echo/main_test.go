@@ -8,7 +8,6 @@ import (
 	"os"
 	"testing"
 	"time"
-
 )
 
 func Example() {
