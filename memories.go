@@ -89,8 +89,7 @@ func (p *Plan) memoryNeeds(name string) (n *engine.MemoryNeeds, ports, regions [
 
 func (p *Plan) memoryNeed(at int) engine.MemoryNeed {
 	r := &p.cfg.Regions[at]
-	align := max(r.Align, 1)
-	n := engine.MemoryNeed{Name: r.Name, Kind: r.MemKind(), CPU: p.hidden(r.Name) == nil, Stride: int((r.BufSize + align - 1) / align * align)}
+	n := engine.MemoryNeed{Name: r.Name, Kind: r.MemKind(), CPU: p.hidden(r.Name) == nil, Stride: r.Stride()}
 	if given := p.o.Regions[r.Name]; given != nil && !r.Owned {
 		n.Kind, n.Stride = given.Region().Kind(), given.Stride()
 	}

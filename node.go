@@ -15,7 +15,6 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/bounce"
-	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/metrics/prom"
@@ -223,7 +222,7 @@ func (s *System) openShare(ctx context.Context) (err error) {
 // Metrics is what everything in the System counts, in the form of exporters: a metrics.Source.
 func (s *System) Metrics() []metrics.Family {
 	ports := make(map[string]*engine.PortStats, len(s.ifaces))
-	counts := map[string]rdma.Counts{}
+	var counts []metrics.Family
 	for i := range s.ifaces {
 		var p engine.PortStats
 		s.ifaces[i].Port.Stats(&p)
@@ -232,8 +231,16 @@ func (s *System) Metrics() []metrics.Family {
 		if staged, ok := port.(*bounce.Port); ok {
 			port = staged.Port
 		}
-		if r, ok := port.(*rdma.Port); ok {
-			counts[s.ifaces[i].Name] = r.Counts()
+		c, ok := port.(engine.Counted)
+		if !ok {
+			continue
+		}
+		for _, f := range c.Families(s.ifaces[i].Name) { // one family of all ports
+			if k := slices.IndexFunc(counts, func(x metrics.Family) bool { return x.Name == f.Name }); k >= 0 {
+				counts[k].Samples = append(counts[k].Samples, f.Samples...)
+			} else {
+				counts = append(counts, f)
+			}
 		}
 	}
 	pools := make(map[string]mem.PoolStats, len(s.pools))
@@ -241,9 +248,7 @@ func (s *System) Metrics() []metrics.Family {
 		pools[name] = p.Stats()
 	}
 	out := append(engine.Families(ports), s.stageFamilies()...)
-	if len(counts) > 0 {
-		out = append(out, rdma.Families(counts)...)
-	}
+	out = append(out, counts...)
 	out = append(out, mem.PoolFamilies(pools)...)
 	out = append(out, mem.ReadStats().Families()...)
 	if s.node != nil {

@@ -86,7 +86,7 @@ type RxPlan struct {
 	HandOff int           `json:"hand_off"`         // bursts between the poller and the application; 0 without a poller
 	Copies  string        `json:"copies,omitempty"` // what is copied on the way to the application, and why
 
-	stages   []*engine.StageKind
+	stages   []stagePlan
 	reorders bool // the first stage makes batches
 }
 
@@ -195,7 +195,7 @@ func (p *Plan) Err() error {
 }
 
 // MakePlan says what Open would open, and in Plan.Missing all that Open would refuse, as far as it is known without opening: engines are
-// asked about interfaces, queues and flows (engine.PortChecker, engine.QueueChecker, engine.RuleDescriber), and this machine about memory
+// asked about interfaces, queues and flows (engine.Check, engine.Checker), and this machine about memory
 // and cores, in the network namespace of the calling thread. What others have in use is found out by opening alone. The configuration is
 // completed and checked first (config.Config.Check); the error is that of a wrong one and wraps config.ErrInvalid.
 func MakePlan(cfg *config.Config, o Options) (*Plan, error) {
@@ -325,7 +325,7 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			r := p.planRx(c, k, at)
 			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
 			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k]); s != nil {
-				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, s), slices.Insert(r.Stages, 0, s.Name), true
+				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, stagePlan{kind: s}), slices.Insert(r.Stages, 0, s.Name), true
 			}
 			r.Copies = p.staging(e, r.Name, r.Regions, true)
 			ip.Rx = append(ip.Rx, r)

@@ -2,6 +2,7 @@ package penstock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -26,12 +27,11 @@ func (p *Plan) check() {
 		}) {
 			continue
 		}
-		c := &portCheck{p: p, e: p.engines[i], c: &p.cfg.Interfaces[i], path: path, caps: p.engines[i].Capabilities()}
-		c.spec = c.c.PortSpec()
-		c.port(i, held)
-		c.receive()
-		c.transmit()
-		c.rules()
+		c := &portCheck{p: p, e: p.engines[i], c: &p.cfg.Interfaces[i], path: path}
+		c.ask.Port = c.c.PortSpec()
+		if c.port(i, held); c.specs() {
+			c.rules()
+		}
 	}
 }
 
@@ -48,8 +48,8 @@ type portCheck struct {
 	e    engine.Engine
 	c    *config.Interface
 	path string
+	ask  engine.Ask
 	caps engine.Capabilities
-	spec engine.PortSpec
 }
 
 // refused says what the engine refuses, at the path of the value without which it does not: the first of those that cure it.
@@ -75,14 +75,14 @@ type cure struct {
 }
 
 func (x *portCheck) port(i int, held map[string]int) {
-	e, ok := x.e.(engine.PortChecker)
+	e, ok := x.e.(engine.Checker)
 	if !ok {
 		return
 	}
-	holds, err := e.CheckPort(context.Background(), x.spec)
+	holds, err := e.CheckPort(context.Background(), x.ask.Port)
 	again := func(change func(*engine.PortSpec)) func() error {
 		return func() error {
-			s := x.spec
+			s := x.ask.Port
 			change(&s)
 			_, err := e.CheckPort(context.Background(), s)
 			return err
@@ -110,129 +110,56 @@ func (x *portCheck) port(i int, held map[string]int) {
 	x.p.Missing = append(x.p.Missing, d)
 }
 
-// count says what an engine has fewer of than the queues ask for.
-func (x *portCheck) count(path, what string, ids []int, most int) {
-	if len(ids) > most {
-		x.p.refuse(config.CodeHost, fmt.Sprintf("%s.queues[%d]", path, most), fmt.Sprintf("interface %q has %d %s queues, and the engine %s has %d", x.c.Name, len(ids), what, x.e.Name(), most),
-			fmt.Sprintf("at most %d", most), "remove the others, or divide them between interfaces")
-	}
-	for k, id := range ids {
-		if x.caps.Frames && id >= most && most > 0 { // rules name queues by these numbers
-			x.p.refuse(config.CodeHost, fmt.Sprintf("%s.queues[%d].id", path, k), fmt.Sprintf("interface %q: the engine %s has no %s queue %d", x.c.Name, x.e.Name(), what, id), fmt.Sprintf("0 to %d", most-1),
-				"without id a queue has its place in the list")
-		}
-	}
-}
-
-// unsupported says that the engine lacks what a value asks for.
-func (x *portCheck) unsupported(path, lacks, expected, hint string) {
-	x.p.causes = append(x.p.causes, engine.ErrUnsupported)
-	x.p.refuse(config.CodeNotBuilt, path, fmt.Sprintf("interface %q: the engine %s %s", x.c.Name, x.e.Name(), lacks), expected, hint)
-}
-
-// pools are the regions of a queue as the engine is asked about them; those that it does not work on itself are left out.
+// pools are the regions of a queue as the engine is asked about them.
 func (x *portCheck) pools(regions []string) (out []engine.PoolSpec) {
 	for _, name := range regions {
 		i := slices.IndexFunc(x.p.cfg.Regions, func(r config.Region) bool { return r.Name == name })
-		if i < 0 || x.p.hidden(name) != nil {
-			continue
+		if i < 0 {
+			return nil
 		}
 		r := &x.p.cfg.Regions[i]
-		need := x.p.memoryNeed(i)
-		s := engine.PoolSpec{Name: name, Kind: need.Kind, Slots: r.NumBufs, SlotSize: int(r.BufSize), Stride: need.Stride}
+		s := r.PoolSpec()
 		if given := x.p.o.Regions[name]; given != nil && !r.Owned {
-			s.Slots, s.SlotSize = given.Slots(), given.SlotSize()
+			s = engine.PoolSpec{Name: name, Kind: given.Region().Kind(), SlotSize: given.SlotSize(), Stride: given.Stride()}
 		}
 		out = append(out, s)
 	}
 	return out
 }
 
-func (x *portCheck) receive() {
-	rx := x.c.Rx
-	if rx == nil {
-		return
-	}
-	path := x.path + ".rx"
-	var ids []int
-	for k := range rx.Queues {
-		ids = append(ids, rx.Queues[k].ID)
-	}
-	x.count(path, "receive", ids, x.caps.RxQueues)
-	if rx.Timestamps && !rx.HardwareTimestamps && !x.caps.Timestamps {
-		x.unsupported(path+".timestamps", "takes no receive times in software", "", "hardware_timestamps: true asks the network card; the engine afpacket has times in software")
-	}
-	asked, _ := x.e.(engine.QueueChecker)
-	for k := range rx.Queues {
-		at, spec := fmt.Sprintf("%s.queues[%d]", path, k), x.c.RxSpec(k)
-		if len(rx.Queues[k].Regions) == 2 && !x.caps.Split {
-			x.unsupported(at+".memory_regions", "does not divide headers from payload", "one region", "")
+// specs says what the engine refuses of the queues by their specs. It is false when it refuses the port: port has said so.
+func (x *portCheck) specs() bool {
+	if rx := x.c.Rx; rx != nil {
+		for k := range rx.Queues {
+			x.ask.Rx = append(x.ask.Rx, engine.RxAsk{RxSpec: x.c.RxSpec(k), Memory: x.pools(rx.Queues[k].Regions)})
 		}
-		if len(rx.Queues[k].Regions) > 0 && x.caps.Pools == engine.PoolsRefused {
-			x.unsupported(at+".memory_regions", "takes no memory for receive queues: "+x.caps.PoolsWhy, "no memory_regions", "")
-		}
-		pools := x.pools(rx.Queues[k].Regions)
-		if asked == nil {
-			continue
-		}
-		again := func(change func(*engine.RxSpec), pools []engine.PoolSpec) func() error {
-			return func() error {
-				s := spec
-				change(&s)
-				return asked.CheckRxQueue(x.spec, s, pools)
-			}
-		}
-		x.refused(asked.CheckRxQueue(x.spec, spec, pools), at, []cure{
-			{at + ".depth", again(func(s *engine.RxSpec) { s.Depth = 0 }, pools)},
-			{path + ".timestamps", again(func(s *engine.RxSpec) { s.Timestamps = false }, pools)},
-			{path + ".hardware_timestamps", again(func(s *engine.RxSpec) { s.HardwareTime = false }, pools)},
-			{at + ".memory_regions", again(func(*engine.RxSpec) {}, nil)},
-		})
 	}
-}
-
-func (x *portCheck) transmit() {
-	tx := x.c.Tx
-	if tx == nil {
-		return
-	}
-	path := x.path + ".tx"
-	var ids []int
-	for k := range tx.Queues {
-		ids = append(ids, tx.Queues[k].ID)
-	}
-	x.count(path, "transmit", ids, x.caps.TxQueues)
-	if tx.AccurateSend && !x.caps.SendAt {
-		x.unsupported(path+".accurate_send", "does not send at given times", "", "the engines xdp and afpacket do")
-	}
-	asked, _ := x.e.(engine.QueueChecker)
-	for k := range tx.Queues {
-		at, spec := fmt.Sprintf("%s.queues[%d]", path, k), x.c.TxSpec(k)
-		if spec.Rate > 0 && !x.caps.Pacing {
-			x.unsupported(at+".rate", "limits no rates", "", "the engines xdp and afpacket do; without rate packets leave as they are sent")
+	if tx := x.c.Tx; tx != nil {
+		for k := range tx.Queues {
+			x.ask.Tx = append(x.ask.Tx, engine.TxAsk{TxSpec: x.c.TxSpec(k), Memory: x.pools(tx.Queues[k].Regions)})
 		}
-		pools := x.pools(tx.Queues[k].Regions)
-		if len(pools) > 0 && spec.Headroom >= pools[0].SlotSize {
-			x.p.refuse(config.CodeConflict, at+".headroom", fmt.Sprintf("interface %q: headroom of %d bytes in slots of %d", x.c.Name, spec.Headroom, pools[0].SlotSize), "less than a slot", "raise buf_size of "+pools[0].Name)
-		}
-		if asked == nil {
-			continue
-		}
-		x.refused(asked.CheckTxQueue(x.spec, spec, pools), at, []cure{
-			{at + ".memory_regions", func() error { return asked.CheckTxQueue(x.spec, spec, nil) }},
-		})
 	}
+	var found []*engine.SettingError
+	var err error
+	x.caps, found, err = engine.Check(x.e, &x.ask)
+	for _, e := range found {
+		code := config.CodeHost
+		if errors.Is(e, engine.ErrUnsupported) {
+			code = config.CodeNotBuilt
+		}
+		x.p.causes = append(x.p.causes, e)
+		x.p.refuse(code, x.path+"."+e.Path, fmt.Sprintf("interface %q: the engine %s: %s", x.c.Name, x.e.Name(), e.Problem()), e.Expected, e.Hint)
+	}
+	return err == nil
 }
 
 // rules asks what the engine can do with the flows.
 func (x *portCheck) rules() {
-	e, ok := x.e.(engine.RuleDescriber)
 	rules, err := portRules(x.c)
-	if !ok || err != nil || !x.caps.Rules {
+	if err != nil || x.caps.Steering == nil {
 		return
 	}
-	can := e.RuleCapabilities(x.spec)
-	for _, d := range flow.Check(rules, &can) {
+	for _, d := range flow.Check(rules, x.caps.Steering) {
 		at := fmt.Sprintf("%s.rx.flows[%d]", x.path, d.Rule)
 		switch number, action := strings.CutPrefix(d.Field, "action "); {
 		case action:

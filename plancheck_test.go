@@ -42,9 +42,9 @@ func TestPlanOfPoorEngine(t *testing.T) {
 		path, want string // "": nothing is missing
 	}{
 		{func(*engine.Capabilities) {}, "", ""},
-		{func(c *engine.Capabilities) { c.RxQueues = 1 }, "interfaces[0].rx.queues[1]", `interface "p" has 2 receive queues, and the engine afpacket has 1`},
-		{func(c *engine.Capabilities) { c.TxQueues = 4 }, "interfaces[0].tx.queues[1].id", "the engine afpacket has no transmit queue 7"},
-		{func(c *engine.Capabilities) { c.Split = false }, "interfaces[0].rx.queues[0].memory_regions", "does not divide headers from payload"},
+		{func(c *engine.Capabilities) { c.RxQueues = 1 }, "interfaces[0].rx.queues[1]", `interface "p": the engine afpacket: 2 receive queues, and the port has 1`},
+		{func(c *engine.Capabilities) { c.TxQueues = 4 }, "interfaces[0].tx.queues[1].id", "the engine afpacket: the port has no transmit queue 7"},
+		{func(c *engine.Capabilities) { c.Split = false }, "interfaces[0].rx.queues[0].memory_regions", "does not split headers from payload"},
 		{func(c *engine.Capabilities) { c.Timestamps = false }, "interfaces[0].rx.timestamps", "takes no receive times"},
 		{func(c *engine.Capabilities) { c.Pacing = false }, "interfaces[0].tx.queues[0].rate", "limits no rates"},
 		{func(c *engine.Capabilities) { c.SendAt = false }, "interfaces[0].tx.accurate_send", "does not send at given times"},

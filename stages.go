@@ -14,8 +14,14 @@ import (
 // Stages are the stages of this build, by the words that files have for them.
 func Stages() []engine.StageKind { return []engine.StageKind{checksum.Kind} }
 
+// stagePlan is a stage to be, with the options of the file.
+type stagePlan struct {
+	kind    *engine.StageKind
+	options any
+}
+
 // planStages finds the stages of a receive queue, and says which are not here.
-func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (kinds []*engine.StageKind, names []string) {
+func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (stages []stagePlan, names []string) {
 	if e == nil {
 		return nil, nil
 	}
@@ -24,22 +30,24 @@ func (p *Plan) planStages(q *config.RxQueue, e engine.Engine, path string) (kind
 		table = Stages()
 	}
 	for i := range q.Stages {
-		k, err := engine.FindStage(table, q.Stages[i].Type, engine.StageSpec{Queue: q.Name, Port: e.Capabilities()})
+		spec := engine.StageSpec{Queue: q.Name, Port: e.Capabilities()}
+		k, err := engine.FindStage(table, q.Stages[i].Type, &spec)
 		if err != nil {
 			p.need(config.CodeReference, fmt.Sprintf("%s.stages[%d].type", path, i), err.Error(), "", "")
 			continue
 		}
-		kinds, names = append(kinds, k), append(names, k.Name)
+		stages, names = append(stages, stagePlan{k, spec.Options}), append(names, k.Name)
 	}
-	return kinds, names
+	return stages, names
 }
 
 // openStages puts the stages of a queue on it.
-func (g *guard) openStages(kinds []*engine.StageKind, spec engine.StageSpec) error {
-	for _, k := range kinds {
-		s, err := k.Open(g.in, spec)
+func (g *guard) openStages(stages []stagePlan, spec engine.StageSpec) error {
+	for _, x := range stages {
+		spec.Options = x.options
+		s, err := x.kind.Open(g.in, spec)
 		if err != nil {
-			return fmt.Errorf("stage %s: %w", k.Name, err)
+			return fmt.Errorf("stage %s: %w", x.kind.Name, err)
 		}
 		g.stages, g.in = append(g.stages, s), s
 	}

@@ -29,7 +29,7 @@ func TestStages(t *testing.T) {
     - name: loop
       engine: sim
       address: sim://`+t.Name()+`?loop
-      rx: {queues: [{memory_regions: [a], poll_mode: `+poll+`, stages: [{type: checksum}]}]}
+      rx: {queues: [{memory_regions: [a], poll_mode: `+poll+`, stages: [{type: "checksum?all"}]}]}
       tx: {queues: [{memory_regions: [b]}]}
 `, Options{})
 		sendFrames(t, txOf(t, s, "loop", 0), badFrame(t, 1), udpFrame(t, 2, 1), badFrame(t, 3), udpFrame(t, 4, 1))
@@ -182,14 +182,15 @@ func TestStagesMissing(t *testing.T) {
   interfaces:
     - name: udp
       address: "udp://127.0.0.1:0"
-      rx: {queues: [{memory_regions: [a], stages: [{type: chekcsum}, {type: checksum}]}]}
+      rx: {queues: [{memory_regions: [a], stages: [{type: chekcsum}, {type: checksum}, {type: "checksum?al"}]}]}
 `
 	_, err := Open(t.Context(), mustLoad(t, text), Options{})
-	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), ":9:") || !strings.Contains(err.Error(), `no stage is called "chekcsum"; there is: checksum`) || !strings.Contains(err.Error(), "has no frames") {
+	if !errors.Is(err, ErrMissing) || !strings.Contains(err.Error(), ":9:") || !strings.Contains(err.Error(), `no stage is called "chekcsum"; there is: checksum`) || !strings.Contains(err.Error(), "has no frames") ||
+		!strings.Contains(err.Error(), "did you mean all?") {
 		t.Error(err)
 	}
 	broken := errors.New("broken")
-	text = strings.ReplaceAll(text, "chekcsum", "broken")
+	text = strings.NewReplacer("chekcsum", "broken", `, {type: "checksum?al"}`, "").Replace(text)
 	table := []engine.StageKind{{Name: "broken", Open: func(engine.Receiver, engine.StageSpec) (engine.Stage, error) { return nil, broken }}, {Name: "checksum"}}
 	if _, err := Open(t.Context(), mustLoad(t, text), Options{Stages: table}); !errors.Is(err, broken) || !strings.Contains(err.Error(), "stage broken") || !strings.Contains(err.Error(), ":9:") {
 		t.Error(err)

@@ -23,15 +23,9 @@ func (d *decoder) checkRx(p *Interface, path string, used map[string]bool) {
 		if core := join(at, "cpu_core"); q.PollMode == "direct" && d.cfg.given(core) {
 			d.also(d.report(Error, CodeConflict, core, "cpu_core with poll_mode: direct: the application polls this queue", "", "remove it, or write poll_mode: indirect"), join(at, "poll_mode"), "poll_mode is here")
 		}
-		if len(q.Regions) == 2 && p.Engine.Built() && !p.Engine.Spec().Capabilities.Split {
-			d.report(Needs, CodeNotBuilt, join(at, "memory_regions"), fmt.Sprintf("the engine %s does not split headers from payload", p.Engine), "one region", "")
-		}
 	}
 	if len(rx.Queues) == 0 && !rx.FlowIsolation && !d.broken[queues] {
 		d.report(Warning, CodeMissingKey, path, "rx has no queues", "", "nothing is received; with flow_isolation: true queues can come later")
-	}
-	if rx.HardwareTimestamps && p.Engine.Built() && !p.Engine.hardwareTime() {
-		d.report(Needs, CodeNotBuilt, join(path, "hardware_timestamps"), fmt.Sprintf("the engine %s has no times of the network card", p.Engine), "", "engine: xdp has them where the driver does; timestamps: true are the kernel's")
 	}
 	if rx.DynamicFlowCapacity > 0 {
 		d.report(Note, CodeNoEffect, join(path, "dynamic_flow_capacity"), "dynamic_flow_capacity has no effect here: tables of flows grow by themselves", "", "")

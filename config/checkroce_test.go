@@ -47,7 +47,7 @@ func TestConnectManager(t *testing.T) {
 		}
 	}
 	for _, x := range []struct{ from, to, want string }{
-		{"rx: {queues: [{memory_regions: [m]}]}", "tx: {queues: [{memory_regions: [m]}]}", "needs a receive queue"},
+		{"rx: {queues: [{memory_regions: [m]}]}", "tx: {queues: [{memory_regions: [m]}]}", "the port has no receive queue: connect: cm"},
 		{"connect: cm", "connect: udp", "tcp or cm"},
 	} {
 		_, said := config.Load("roce.yaml", []byte(strings.Replace(ours, x.from, x.to, 1)), config.Options{})

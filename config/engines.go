@@ -41,12 +41,6 @@ func (e Engine) plain() bool {
 	return s != nil && len(s.Schemes) > 0 && !s.Needs.Interface && !s.Needs.IP
 }
 
-// hardwareTime reports whether it has frames with times of the network card.
-func (e Engine) hardwareTime() bool {
-	s := e.Spec()
-	return s.Capabilities.Frames && (s.Capabilities.HardwareTime || s.Option("hardware_time", "") != nil)
-}
-
 // needs is what it needs of a machine.
 func (e Engine) needs() engine.Needs {
 	if s := e.Spec(); s != nil {
@@ -338,8 +332,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 		d.report(Needs, CodeNotBuilt, join(path, "engine"), fmt.Sprintf("interface %s: the engine %s is not built: %s", shown(p.Name), p.Engine, s.Absent), "", "")
 	}
 	d.checkSections(s, engine.OfPort, p, p.Sections, path)
-	var rx []engine.RxSpec
-	var tx []engine.TxSpec
+	var ask engine.Ask
 	fail := func(at string, err error) {
 		var e *engine.SettingError
 		if !errors.As(err, &e) {
@@ -370,7 +363,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 			if err != nil {
 				fail(at, err)
 			}
-			rx = append(rx, q)
+			ask.Rx = append(ask.Rx, engine.RxAsk{RxSpec: q, Memory: d.memory(p.Rx.Queues[k].Regions)})
 		}
 	}
 	if p.Tx != nil {
@@ -381,19 +374,39 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 			if err != nil {
 				fail(at, err)
 			}
-			tx = append(tx, q)
+			ask.Tx = append(ask.Tx, engine.TxAsk{TxSpec: q, Memory: d.memory(p.Tx.Queues[k].Regions)})
 		}
 	}
 	if p.Address == "" || !s.Built() || d.unread(join(path, "address"), join(path, "socket")) {
 		return
 	}
-	port, err := p.portSpec()
-	if err == nil && s.Check != nil {
-		err = s.Check(port, rx, tx)
+	var err error
+	var found []*engine.SettingError
+	if ask.Port, err = p.portSpec(); err == nil {
+		_, found, err = engine.Check(s.New(), &ask)
 	}
 	if err != nil {
 		fail(path, err)
 	}
+	for _, e := range found {
+		severity, code := Error, CodeValue
+		if errors.Is(e, engine.ErrUnsupported) { // of another engine it would be right
+			severity, code = Needs, CodeNotBuilt
+		}
+		d.report(severity, code, join(path, e.Path), fmt.Sprintf("the engine %s: %s", s.Name, e.Problem()), e.Expected, e.Hint)
+	}
+}
+
+// memory are the regions of a queue as engines are asked about them; nil where one of them is not there, or is not made from the file.
+func (d *decoder) memory(regions []string) (out []engine.PoolSpec) {
+	for _, name := range regions {
+		r, _ := d.region(name)
+		if r == nil || r.BufSize <= 0 || !r.Owned {
+			return nil
+		}
+		out = append(out, r.PoolSpec())
+	}
+	return out
 }
 
 // checkSections finds options that say nothing to the engine.

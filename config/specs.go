@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -59,6 +60,22 @@ func (r *Region) PoolOptions() mem.PoolOptions {
 		o.Memory.PageSize, o.Memory.AllowFallback = int(r.PageSize), r.Fallback
 	}
 	return o
+}
+
+// Stride is the distance from one slot to the next in bytes.
+func (r *Region) Stride() int {
+	align := max(r.Align, 1)
+	return int((r.BufSize + align - 1) / align * align)
+}
+
+// PoolSpec is the region as engines are asked about it beforehand (engine.Check). Of memory of accelerators the distance of slots is left out: a queue
+// that does not reach it has bounce buffers.
+func (r *Region) PoolSpec() engine.PoolSpec {
+	s := engine.PoolSpec{Name: r.Name, Kind: r.MemKind(), SlotSize: int(r.BufSize)}
+	if s.Kind != mem.Device {
+		s.Stride = r.Stride()
+	}
+	return s
 }
 
 // Rules are the flows as rules, in their order: a table adds them as they are and gives them IDs, while packets carry the ids of the

@@ -122,7 +122,7 @@ type RxQueue struct {
 
 // Stage is what packets pass between a receive queue and the application.
 type Stage struct {
-	Type string `cfg:"type"` // a word that engine.FindStage finds
+	Type string `cfg:"type"` // what engine.FindStage finds: a word, with options behind it as in an address
 }
 
 // FlexItem names a place in UDP payloads that flows can match.

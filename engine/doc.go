@@ -17,8 +17,8 @@
 //	Reactor  wakes who sleeps until a descriptor is readable
 //	Table    the engines of a program by name
 //
-// What a port would refuse is asked before anything is opened, where an engine is a PortChecker (device, rights, options), a QueueChecker
-// and a RuleDescriber; Capabilities say the rest.
+// What a port would refuse is asked before anything is opened: Check compares specs with the capabilities that the port would have, by the code that
+// AddRxQueue and AddTxQueue run, and a Checker looks for the device and the rights.
 //
 // # Receiving
 //

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -81,9 +83,16 @@ type Capabilities struct {
 	Connections bool
 	RxQueues    int // at most; 0 for none
 	TxQueues    int
+	// RxQueuesHint says what makes them more, "" where nothing does. RxNeeded says why a port that sends has a receive queue too; "" where it need not.
+	RxQueuesHint, RxNeeded string
+	// RxDepth is the greatest Depth of a receive queue, 0 for no limit of the engine's own; RxDepthHint says what makes it greater.
+	RxDepth     int
+	RxDepthHint string
 	// Rules says that the port steers by rules; RulesIn names who does it ("software", "XDP program", "NIC").
 	Rules   bool
 	RulesIn string
+	// Steering is what rules may say, nil where the engine does not tell.
+	Steering *flow.Capabilities
 	// Split is header/data split: headers and payload in memory of their own.
 	Split bool
 	// Chains says that one packet may be several segments, when receiving or sending.
@@ -108,6 +117,10 @@ type Capabilities struct {
 	// Pools says whether receive queues take the caller's pools; PoolsWhy says in a sentence why not, or what a queue without pools lends.
 	Pools    PoolUse
 	PoolsWhy string
+	// MinSlot is the least size of a slot to receive whole packets into. Strides are the distances from slot to slot that pools must have, nil for
+	// any; PoolsWhy says why.
+	MinSlot int
+	Strides []int
 	// Lossless says that a receiver without room stops its senders, and loses nothing for want of memory: what waits for it holds
 	// descriptors of the sender's queue.
 	Lossless bool
@@ -124,6 +137,20 @@ type DeviceReacher interface {
 	// ReachesRegion is nil where queues take pools in that region; else the error wraps ErrUnsupported or ErrUnavailable and says what is
 	// missing. Any goroutine may ask.
 	ReachesRegion(r *mem.Region) error
+}
+
+// Connector is a Port whose connections begin and end.
+type Connector interface {
+	// ConnIDs are the connections that are there, see burst.Burst.Conn.
+	ConnIDs() []uint32
+	// WaitConnected waits until there is one. The error is why there will be none, or that of the context.
+	WaitConnected(ctx context.Context) error
+}
+
+// Counted is a Port with counts besides those of PortStats.
+type Counted interface {
+	// Families are the counts for exporters, of a port that its user calls name.
+	Families(name string) []metrics.Family
 }
 
 // QueueID says which number a queue gets. The zero value is the lowest that is free.

@@ -15,8 +15,9 @@ const maxCut = 64
 // offload does in software what packets ask for and the device does not do. Checksums of packets in one piece it writes where they lie, on the
 // goroutine that sends. All else is done under the mutex: packets that are cut, or whose bytes are shared, are copied to slots of the queue.
 type offload struct {
-	does     burst.Flags // of burst.Requests, by the device
-	payloads bool        // packets are payloads, not frames
+	does     burst.Flags       // of burst.Requests, by the device
+	payloads bool              // packets are payloads, not frames
+	source   func() packet.MAC // of TxSpec.SourceMAC; nil: none is written
 	drops    [NumDrops]atomic.Uint64
 
 	mu    sync.Mutex
@@ -35,25 +36,29 @@ func (f *TxFront) Offload(device burst.Flags, payloads bool) {
 	f.off.does, f.off.payloads = device&burst.Requests, payloads
 }
 
+// SourceMAC has the queue write that address into each frame as it is sent, for TxSpec.SourceMAC; of a frame whose bytes other bursts share it
+// sends a copy. Call it before Start.
+func (f *TxFront) SourceMAC(mac func() packet.MAC) { f.off.source = mac }
+
 // Send implements TxQueue.
 func (f *TxFront) Send(b *burst.Burst) error {
-	if b != nil && b.Builder().Asked()&^f.off.does != 0 {
+	if b != nil && (f.off.source != nil || b.Builder().Asked()&^f.off.does != 0) {
 		return f.sendAsked(b)
 	}
 	return f.box.Send(b)
 }
 
-// sendAsked is Send of packets of which some ask for what the device does not do.
+// sendAsked is Send of packets that the queue changes: of which some ask for what the device does not do, or all get a source address.
 func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 	o := &f.off
 	rest := false // packets that are not done where they lie
 	for i := range b.Len() {
 		todo := b.Flags(i) & burst.Requests &^ o.does
 		switch {
-		case todo == 0 || b.Segments(i) == 0:
-		case todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Builder().Part(i, 0).Source.Shared() || b.Bytes(i, 0) == nil:
+		case b.Segments(i) == 0 || todo == 0 && o.source == nil:
+		case shared(b, i) || todo != 0 && (todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Bytes(i, 0) == nil) || !o.address(b, i):
 			rest = true
-		default:
+		case todo != 0:
 			checksums(b.Bytes(i, 0), todo)
 			b.Builder().Answer(i, todo)
 		}
@@ -85,18 +90,20 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 	o := &f.off
 	todo := b.Flags(i) & burst.Requests &^ o.does
-	if todo != 0 {
-		if b.Hidden() >= 0 && !reached(b, i) {
-			return o.drop(DropRefused, fmt.Errorf("%w: packet %d asks for checksums or segments, and is in memory that the CPU cannot reach", ErrUnsupported, i))
-		}
-		p, shared := o.view(b, i)
+	shared := shared(b, i)
+	change := todo != 0 || shared && o.source != nil
+	if !shared && !o.address(b, i) || change && b.Hidden() >= 0 && !reached(b, i) {
+		return o.drop(DropRefused, fmt.Errorf("%w: packet %d is to be changed, and is in memory that the CPU cannot reach", ErrUnsupported, i))
+	}
+	if change {
+		p := o.view(b, i)
 		size := len(p)
 		if todo&burst.Segmented != 0 {
 			size = b.SegmentSize(i)
 		}
 		var l packet.Layers
 		head := 0
-		if !o.payloads {
+		if !o.payloads && todo != 0 {
 			if why := packet.Parse(p, &l); why == packet.OK && l.HasPorts && !l.IsFragment() {
 				head = int(l.Payload)
 				p = p[:l.End] // without padding
@@ -169,6 +176,7 @@ func (f *TxFront) cut(b *burst.Burst, i int, p []byte, l *packet.Layers, head, s
 	for k := range n {
 		part := data[min(k*size, len(data)):min((k+1)*size, len(data))]
 		o.write(o.out, first+k, p[:head], part, l, k, n, size, todo)
+		o.address(o.out, first+k)
 		o.out.SetConn(first+k, b.Conn(i))
 		if ns, ok := b.Time(i); ok {
 			o.out.SetTime(first+k, ns)
@@ -224,19 +232,31 @@ func (o *offload) write(out *burst.Burst, at int, head, data []byte, l *packet.L
 	copyBack(out, at, p)
 }
 
-// view returns packet i in one piece, and whether others may refer to its bytes.
-func (o *offload) view(b *burst.Burst, i int) (p []byte, shared bool) {
+// address writes the source address of packet i, if the queue does. It is false where the CPU does not reach it.
+func (o *offload) address(b *burst.Burst, i int) bool {
+	return o.source == nil || setSource(b, i, o.source()) || b.PacketLen(i) < packet.EthernetLen
+}
+
+// shared reports whether other bursts may refer to bytes of packet i.
+func shared(b *burst.Burst, i int) bool {
 	for k := range b.Segments(i) {
-		shared = shared || b.Builder().Part(i, k).Source.Shared()
+		if b.Builder().Part(i, k).Source.Shared() {
+			return true
+		}
 	}
+	return false
+}
+
+// view returns packet i in one piece.
+func (o *offload) view(b *burst.Burst, i int) (p []byte) {
 	if b.Segments(i) == 1 {
-		return b.Bytes(i, 0), shared
+		return b.Bytes(i, 0)
 	}
 	n := b.PacketLen(i)
 	if cap(o.whole) < n {
 		o.whole = make([]byte, n)
 	}
-	return o.whole[:b.CopyTo(o.whole[:n], i)], shared
+	return o.whole[:b.CopyTo(o.whole[:n], i)]
 }
 
 func (o *offload) drop(why Drop, err error) error {

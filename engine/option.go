@@ -326,12 +326,15 @@ func Given[T any](options any) (o T, err error) {
 	return o, nil
 }
 
-// ReadPort is the address of a port and its options of type T: those that the PortSpec has, and over them those in the address (Spec.Read).
-func ReadPort[T any](s *Spec, p *PortSpec) (a Address, o T, err error) {
+// ReadPort is the address of a port and its options of type T: those that the PortSpec has, and over them those in the address (Spec.Read). complete
+// fills in defaults and says what is wrong with them.
+func ReadPort[T any](s *Spec, p *PortSpec, complete func(*T) error) (a Address, o T, err error) {
 	if o, err = Given[T](p.Options); err != nil {
 		return a, o, fmt.Errorf("%s: port %q: %w", s.Name, p.Address, err)
 	}
-	a, err = s.Read(p.Address, &o)
+	if a, err = s.Read(p.Address, &o); err == nil {
+		err = complete(&o)
+	}
 	return a, o, err
 }
 

@@ -45,7 +45,7 @@ const toyMost = 3
 func (p *toyPort) add(spec RxSpec, device func(*toyRx) RxDevice) (*toyRx, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
-	if err := p.rx.Admit(&spec, &Capabilities{RxQueues: toyMost, Memory: []mem.Kind{mem.Host}}, 0); err != nil {
+	if err := p.rx.Admit(&spec, &Capabilities{RxQueues: toyMost, Memory: []mem.Kind{mem.Host}}); err != nil {
 		return nil, err
 	}
 	q := &toyRx{port: p}

@@ -66,11 +66,11 @@ func (s *RxSet[Q]) Number(spec *RxSpec, most int) error {
 }
 
 // Admit is Number and then CheckRx, for engines that have no options of a queue.
-func (s *RxSet[Q]) Admit(spec *RxSpec, can *Capabilities, depth int) error {
+func (s *RxSet[Q]) Admit(spec *RxSpec, can *Capabilities) error {
 	if err := s.Number(spec, can.RxQueues); err != nil {
 		return err
 	}
-	if err := CheckRx(spec, can, depth); err != nil {
+	if err := CheckRx(spec, can); err != nil {
 		return fmt.Errorf("receive queue %v: %w", spec.ID, err)
 	}
 	return nil

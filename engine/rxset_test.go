@@ -2,6 +2,7 @@ package engine
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/penstock-io/penstock/burst"
@@ -127,7 +128,16 @@ func TestTxID(t *testing.T) {
 	}
 }
 
-// Every condition of a receive queue's specification has one error.
+// canned is an engine of which only Capabilities are known.
+type canned struct {
+	Engine
+	can Capabilities
+}
+
+func (canned) Name() string                 { return "canned" }
+func (c canned) Capabilities() Capabilities { return c.can }
+
+// Every condition of a receive queue's specification has one error, before the port is open and when the queue is added.
 func TestCheckRx(t *testing.T) {
 	one, two := []*mem.Pool{newPool(t, 4)}, []*mem.Pool{newPool(t, 4), newPool(t, 4)}
 	host := []mem.Kind{mem.Host}
@@ -160,7 +170,14 @@ func TestCheckRx(t *testing.T) {
 		{RxSpec{Pools: one}, Capabilities{Pools: PoolsRefused, PoolsWhy: "it lends its own"}, ErrUnsupported},
 	} {
 		spec := c.spec
-		if err := CheckRx(&spec, &c.can, 512); !errors.Is(err, c.err) {
+		c.can.RxDepth = 512
+		err := CheckRx(&spec, &c.can)
+		c.can.RxQueues = 64
+		_, found, failed := Check(canned{can: c.can}, &Ask{Rx: []RxAsk{{c.spec, poolSpecs(c.spec.Pools)}}})
+		if told := c.err != nil && c.spec.Options == nil; failed != nil || (len(found) == 1) != told || told && (found[0].Error() != "canned: "+err.Error() || !strings.HasPrefix(found[0].Path, "rx.")) {
+			t.Errorf("row %d: before the port is open %v, %v; when the queue is added %v", i, found, failed, err)
+		}
+		if !errors.Is(err, c.err) {
 			t.Errorf("row %d: %v, expected %v", i, err, c.err)
 		} else if err == nil && (spec.Depth < 1 || spec.Depth > 512) {
 			t.Errorf("row %d: depth %d", i, spec.Depth)

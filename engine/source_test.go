@@ -37,7 +37,7 @@ func TestSetSource(t *testing.T) {
 			}
 			before = append(before, p[:n]...)
 		}
-		ok := SetSource(b, 0, mac)
+		ok := setSource(b, 0, mac)
 		if ok != (len(before) >= 12) {
 			t.Fatalf("%d bytes: %v", len(before), ok)
 		}

@@ -33,11 +33,8 @@ type Spec struct {
 	// where there are no options.
 	PortOptions          func(scheme string) any
 	RxOptions, TxOptions func() any
-	// Check says what is wrong with a port and its queues by themselves: addresses, options, depths. It asks nothing of the machine, and pools
-	// are left out. The error wraps ErrInvalid or ErrUnsupported; a *SettingError in it says the place. nil: all that Options do not refuse is right.
-	Check        func(p PortSpec, rx []RxSpec, tx []TxSpec) error
-	Capabilities Capabilities // the most that its ports can do
-	Needs        Needs
+	Capabilities         Capabilities // the most that its ports can do
+	Needs                Needs
 	// Slots are the sizes in bytes of those slots of pools that the engine uses in place, smallest first; packets in others are copied. nil: all.
 	Slots []int
 	// Rings are the settings with which a port holds that many packets that wait for the application; nil where RxSpec.Depth is all it takes.
@@ -284,11 +281,13 @@ type SettingError struct {
 
 // Error implements error.
 func (e *SettingError) Error() string {
-	b := e.Engine
+	b := e.Problem()
 	if e.Address != "" {
-		b += fmt.Sprintf(": address %q", e.Address)
+		b = fmt.Sprintf("address %q: %s", e.Address, b)
 	}
-	b += ": " + e.Problem()
+	if e.Engine != "" {
+		b = e.Engine + ": " + b
+	}
 	for _, s := range []string{e.Expected, e.Hint} {
 		if s != "" && s == e.Expected {
 			s = "expected " + s

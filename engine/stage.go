@@ -56,33 +56,51 @@ type StageSpec struct {
 	Port  Capabilities // of the port, or of its engine when it is not open yet
 	// Pools are the memory regions of the configuration by name, for a stage that needs memory of its own; nil until Open.
 	Pools map[string]*mem.Pool
+	// Options are the stage's own, a struct of its package; nil means its defaults.
+	Options any
 }
 
 // StageKind is a kind of stage that a configuration file can name. A program hands the kinds that it has to penstock.Open.
 type StageKind struct {
-	Name string // the word of the file
+	Name string // the word of the file; options are behind it as in an address: NAME?KEY=VALUE&...
 	Doc  string // what it does, in a line
+	// Options are those of files, as of engines (Spec.Options): their Fields are of the struct that New returns a pointer to, which is what
+	// StageSpec.Options takes. New is nil where there are none.
+	Options []Option
+	New     func() any
 	// Check says why there is no such stage for a queue: an error that wraps ErrUnsupported or ErrInvalid. nil takes every queue.
 	Check func(spec StageSpec) error
 	// Open makes a stage on from, which it owns until it is closed. Open takes no packet.
 	Open func(from Receiver, spec StageSpec) (Stage, error)
 }
 
-// FindStage is the kind of that name whose Check takes the spec. Its error wraps ErrNotFound and names what there is, or is that of Check.
-func FindStage(kinds []StageKind, name string, spec StageSpec) (*StageKind, error) {
+// read reads the options behind the name.
+func (k *StageKind) read(text string) (any, error) {
+	s := Spec{Name: "stage " + k.Name, Options: k.Options, PortOptions: func(string) any { return k.New() }}
+	if err := s.CheckOptions(); err != nil {
+		return nil, fmt.Errorf("%s: %w: %w", s.Name, err, ErrInvalid)
+	}
+	a, err := s.Address(text)
+	if err != nil || k.New == nil {
+		return nil, err
+	}
+	return s.Port(k.Name, a.Settings)
+}
+
+// FindStage is the kind that text names, with the options behind the name in spec.Options. The error wraps ErrNotFound and names what there is, says
+// which option is wrong, or is that of Check.
+func FindStage(kinds []StageKind, text string, spec *StageSpec) (k *StageKind, err error) {
 	var names []string
+	name, _, _ := strings.Cut(text, "?")
 	for i := range kinds {
-		k := &kinds[i]
-		if k.Name != name {
+		if k = &kinds[i]; k.Name != name {
 			names = append(names, k.Name)
 			continue
 		}
-		if k.Check != nil {
-			if err := k.Check(spec); err != nil {
-				return nil, err
-			}
+		if spec.Options, err = k.read(text); err == nil && k.Check != nil {
+			err = k.Check(*spec)
 		}
-		return k, nil
+		return k, err
 	}
 	if names == nil {
 		names = []string{"none"}

@@ -24,42 +24,49 @@ type TxSlots struct {
 
 // CheckTx checks what an engine's port is asked for in a transmit queue against what the port can do, fills in the Depth where it is 0, and
 // returns a Source for each pool. Options are the engine's own to check (pace.Of takes those of package pace): it clears them, or CheckTx refuses
-// them. The error wraps ErrInvalid for what no port can do, ErrUnsupported for what this one cannot.
+// them. The error is as of CheckRx.
 func CheckTx(spec *TxSpec, can *Capabilities) (srcs []*burst.Source, err error) {
-	bad := func(format string, args ...any) ([]*burst.Source, error) {
-		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrInvalid)
+	if err := can.checkTx(spec, poolSpecs(spec.Pools)); err != nil {
+		return nil, err
 	}
-	cannot := func(format string, args ...any) ([]*burst.Source, error) {
-		return nil, fmt.Errorf("%s: %w", fmt.Sprintf(format, args...), ErrUnsupported)
-	}
-	if spec.Depth == 0 {
-		spec.Depth = defaultTxDepth
-	}
-	switch {
-	case spec.Options != nil:
-		return bad("options of type %T: expected none", spec.Options)
-	case len(spec.Pools) < 1 || len(spec.Pools) > 2 || slices.Contains(spec.Pools, nil):
-		return bad("%d pools: expected one, or two for a header and a payload", len(spec.Pools))
-	case spec.Depth < 1 || spec.Depth > maxTxDepth:
-		return bad("depth of %d packets: expected 1 to %d", spec.Depth, maxTxDepth)
-	case spec.Headroom < 0 || spec.Headroom >= spec.Pools[0].SlotSize() || spec.Headroom > 1<<16-1:
-		return bad("headroom of %d bytes in slots of %d", spec.Headroom, spec.Pools[0].SlotSize())
-	}
-	switch {
-	case spec.Rate > 0 && !can.Pacing:
-		return cannot("a rate of %d bit/s: the port does not pace", spec.Rate)
-	case spec.SendAt && !can.SendAt:
-		return cannot("times of sending: the port does not keep them")
-	case spec.SourceMAC && !can.Frames:
-		return cannot("SourceMAC: it is for frames, and the port sends payloads")
+	if err := can.reach(spec.Pools); err != nil {
+		return nil, err
 	}
 	for _, pool := range spec.Pools {
-		if err := CheckMemory(pool, can); err != nil {
-			return nil, err
-		}
 		srcs = append(srcs, burst.PoolSource(pool))
 	}
 	return srcs, nil
+}
+
+func (c *Capabilities) checkTx(spec *TxSpec, memory []PoolSpec) *SettingError {
+	if spec.Depth == 0 {
+		spec.Depth = defaultTxDepth
+	}
+	switch n := len(memory); {
+	case spec.Options != nil:
+		return noOptions(spec.Options)
+	case spec.Depth < 1 || spec.Depth > maxTxDepth:
+		return &SettingError{Path: "depth", Wrong: fmt.Sprintf("depth %d is out of range", spec.Depth), Expected: fmt.Sprintf("1 to %d packets", maxTxDepth)}
+	case spec.Rate > 0 && !c.Pacing:
+		return cannot("rate", fmt.Sprintf("a rate of %d bit/s: the port limits no rates", spec.Rate), "without a rate packets leave as they are sent")
+	case spec.SendAt && !c.SendAt:
+		return cannot("tx.accurate_send", "the port does not send at given times", "")
+	case spec.SourceMAC && !c.Frames:
+		return cannot("offloads", "SourceMAC (tx_eth_src) is for frames, and the port sends payloads", "")
+	case memory == nil:
+		return nil
+	case n < 1 || n > 2 || slices.Contains(memory, PoolSpec{}):
+		return &SettingError{Path: "memory_regions", Wrong: fmt.Sprintf("%d pools, or a nil one", n), Expected: "one, or two for a header and a payload"}
+	case spec.Headroom < 0 || spec.Headroom >= memory[0].SlotSize || spec.Headroom > 1<<16-1:
+		return &SettingError{Path: "headroom", Wrong: fmt.Sprintf("headroom of %d bytes in slots of %d", spec.Headroom, memory[0].SlotSize), Expected: "less than a slot",
+			Hint: fmt.Sprintf("longer slots of %s (buf_size) have room for it", memory[0].Name)}
+	}
+	for _, p := range memory {
+		if err := c.takes(p); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // The number of descriptors of a transmit queue: TxSpec.Depth.

@@ -65,7 +65,6 @@ type Choice struct {
 // table is the outcome of a calibration.
 type table struct {
 	kernels [len(classes)]Kernel
-	nt      Kernel
 	choices []Choice
 	took    time.Duration
 }
@@ -121,14 +120,6 @@ func classOf(n int) int {
 		}
 	}
 	return 0
-}
-
-// nonTemporal is the kernel of CopyNT: the fastest of its kind past the caches, or before calibration the most common one.
-func nonTemporal() Kernel {
-	if t := current.Load(); t != nil {
-		return t.nt
-	}
-	return anyNonTemporal
 }
 
 var anyNonTemporal = func() Kernel {
@@ -206,7 +197,7 @@ func measure(ks []Kernel, limit time.Duration) *table {
 
 // tabulate turns the rates [class][kernel][round] into choices.
 func tabulate(ks []Kernel, rates [len(classes)][][]float64, err error) *table {
-	t := &table{nt: anyNonTemporal, choices: make([]Choice, len(classes))}
+	t := &table{choices: make([]Choice, len(classes))}
 	for i, c := range classes {
 		ch := &t.choices[i]
 		ch.Over, ch.Probe = c.over, c.probe
@@ -228,12 +219,6 @@ func tabulate(ks []Kernel, rates [len(classes)][][]float64, err error) *table {
 			t.choices[i].Why += fmt.Sprintf("; as for over %s", size(to.Over))
 		}
 		t.kernels[i] = t.choices[i].Kernel
-	}
-	best := 0.0
-	for _, s := range t.choices[len(classes)-1].Speeds {
-		if s.Kernel.NonTemporal() && s.GBps > best {
-			t.nt, best = s.Kernel, s.GBps
-		}
 	}
 	return t
 }

@@ -68,7 +68,6 @@ func TestSmallCopiesDoNotCalibrate(t *testing.T) {
 	Copy(dst[:LargeCopy], src)
 	Copy(dst, src[:LargeCopy])
 	CopyPart(dst[:LargeCopy], src, LargeCopy)
-	CopyNT(dst, src)
 	if current.Load() != nil || Choices() != nil {
 		t.Fatal("a copy of at most LargeCopy bytes measured the machine")
 	}
@@ -180,9 +179,6 @@ func TestUnmeasuredClassFollowsNeighbour(t *testing.T) {
 	}
 	if w := m.choices[4].Why; !strings.Contains(w, "as for over 48 MiB") {
 		t.Errorf("the reason of class 4 is %q", w)
-	}
-	if m.nt != NTAVX2 {
-		t.Errorf("CopyNT uses %s", m.nt)
 	}
 }
 

@@ -40,16 +40,3 @@ func CopyPart(dst, src []byte, total int) int {
 	}
 	return copyLarge(dst, src, total)
 }
-
-// CopyNT is Copy with stores that bypass the caches at every size above 1 KiB: right for a destination that this core will
-// not read soon, since it evicts nothing and reads no line of the destination before writing it. It is slower than Copy when the
-// destination would have stayed in a cache. Where the machine has no such kernel it is the built-in copy.
-func CopyNT(dst, src []byte) int {
-	n := min(len(dst), len(src))
-	if n < minNT {
-		return copy(dst, src)
-	}
-	return nonTemporal().Copy(dst, src)
-}
-
-const minNT = 1 << 10

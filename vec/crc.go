@@ -114,16 +114,6 @@ func begin(state *[foldBlock]byte, p []byte, crc uint32) {
 // finish is the CRC of a state. The register starts at zero, which hash/crc32 writes as all ones.
 func finish(state *[foldBlock]byte) uint32 { return update(^uint32(0), state[:]) }
 
-// CombineCRC32C returns the CRC-32C of the concatenation A‖B from a = CRC32C(0, A), b = CRC32C(0, B) and the length of B in
-// bytes. It multiplies a by x^(8·lenB) modulo the polynomial, in at most 63 multiplications of polynomials over GF(2)
-// (the method of zlib's crc32_combine). lenB must not be negative, and a lenB of 0 goes with b = 0.
-func CombineCRC32C(a, b uint32, lenB int64) uint32 {
-	if lenB <= 0 {
-		return a ^ b
-	}
-	return mulModP(powX8(uint64(lenB)), a) ^ b
-}
-
 // poly is the Castagnoli polynomial without its x^32 term, bit-reversed: bit 31 is the coefficient of x^0.
 const poly = 0x82f63b78
 

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"testing"
-
-	"pgregory.net/rapid"
 )
 
 // TestCRC32CVectors holds the vectors of RFC 3720 appendix B.4 and the check value of the CRC catalogue.
@@ -110,36 +108,6 @@ func TestCopyCRC32CShortDestination(t *testing.T) {
 	CopyCRC32C(dst[:99:99], noise(100), 0)
 }
 
-func TestCombineCRC32C(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a := rapid.SliceOfN(rapid.Byte(), 0, 300).Draw(t, "a")
-		b := rapid.SliceOfN(rapid.Byte(), 0, 3000).Draw(t, "b")
-		ca, cb := scalarCRC32C(0, a), scalarCRC32C(0, b)
-		whole := scalarCRC32C(ca, b)
-		if got := CombineCRC32C(ca, cb, int64(len(b))); got != whole {
-			t.Errorf("combined %08x, whole %08x", got, whole)
-		}
-		if got := scalarCombineCRC32C(ca, cb, int64(len(b))); got != whole {
-			t.Errorf("the scalar twin says %08x, whole %08x", got, whole)
-		}
-	})
-}
-
-// TestCombineCRC32CLong checks lengths that no test can hold in memory: joining is associative, and appending
-// 2n zero bytes is appending n of them twice.
-func TestCombineCRC32CLong(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a, b, c := rapid.Uint32().Draw(t, "a"), rapid.Uint32().Draw(t, "b"), rapid.Uint32().Draw(t, "c")
-		lb := rapid.Int64Range(1, 1<<61).Draw(t, "len b")
-		lc := rapid.Int64Range(1, 1<<61).Draw(t, "len c")
-		left := CombineCRC32C(CombineCRC32C(a, b, lb), c, lc)
-		right := CombineCRC32C(a, CombineCRC32C(b, c, lc), lb+lc)
-		if left != right {
-			t.Errorf("(a‖b)‖c = %08x, a‖(b‖c) = %08x", left, right)
-		}
-	})
-}
-
 func TestCRC32CAllocatesNothing(t *testing.T) {
 	if !Kernels()[len(Kernels())-1].NonTemporal() {
 		return // a build without assembly keeps CRC buffers on the heap, as the documentation says
@@ -148,7 +116,6 @@ func TestCRC32CAllocatesNothing(t *testing.T) {
 		var d, s [100]byte // must stay on the stack
 		CRC32C(0, s[:])
 		CopyCRC32C(d[:], s[:], 0)
-		CombineCRC32C(1, 2, 3)
 	}); a != 0 {
 		t.Errorf("%v allocations", a)
 	}
@@ -213,9 +180,4 @@ func BenchmarkCRC32C(b *testing.B) {
 			}
 		})
 	}
-	b.Run("combine", func(b *testing.B) {
-		for b.Loop() {
-			CombineCRC32C(1, 2, 123456789)
-		}
-	})
 }

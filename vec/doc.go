@@ -43,6 +43,5 @@
 // # Checksums
 //
 // CRC32C is hash/crc32 with the Castagnoli polynomial, or a folding kernel twice as fast where the CPU can multiply without
-// carry in 512 bits; CopyCRC32C copies and checksums in one pass over memory; CombineCRC32C joins the checksums of chunks that
-// were sent on different connections.
+// carry in 512 bits; CopyCRC32C copies and checksums in one pass over memory.
 package vec

@@ -90,7 +90,7 @@ func TestPartUsesKernelOfTotal(t *testing.T) {
 	}
 	old := current.Load()
 	defer current.Store(old)
-	tab := &table{nt: anyNonTemporal}
+	tab := new(table)
 	tab.kernels[len(classes)-1] = anyNonTemporal
 	current.Store(tab)
 	mapped, plain := faulty(t, 32, 1), make([]byte, 32*sys.PageSize)

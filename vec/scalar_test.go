@@ -43,9 +43,3 @@ func scalarCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	scalarCopy(dst, src)
 	return scalarCRC32C(crc, src)
 }
-
-// scalarCombineCRC32C appends lenB zero bytes to A and takes B's contribution by linearity.
-func scalarCombineCRC32C(a, b uint32, lenB int64) uint32 {
-	zeros := make([]byte, lenB)
-	return scalarCRC32C(a, zeros) ^ scalarCRC32C(0, zeros) ^ b
-}

@@ -1,7 +1,5 @@
 package sections
 
-import "math/bits"
-
 // window is how far behind the highest number of a sequence a packet may be and still be told from one that came twice.
 const window = 1 << 20
 
@@ -97,15 +95,3 @@ func (k *numbers) has(n uint64) bool { return k.seen[n%window/64]>>(n&63)&1 != 0
 
 // gaps is how many numbers below the highest did not come.
 func (k *numbers) gaps() uint64 { return k.next - k.low - k.unique }
-
-// check reports whether the counts agree with the bits, as long as all numbers are in the window.
-func (k *numbers) check() bool {
-	if k.next-k.low > window || k.seen == nil {
-		return true
-	}
-	n := 0
-	for _, w := range k.seen {
-		n += bits.OnesCount64(w)
-	}
-	return uint64(n) == k.unique
-}

@@ -1,6 +1,7 @@
 package sections
 
 import (
+	"math/bits"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -66,4 +67,16 @@ func TestNumbersBeginWithTheLowest(t *testing.T) {
 			t.Errorf("from %d: %d different, %d gaps, %d late, %d twice, %d beyond", first, k.unique, k.gaps(), k.late, k.twice, k.beyond)
 		}
 	}
+}
+
+// check reports whether the counts agree with the bits, as long as all numbers are in the window.
+func (k *numbers) check() bool {
+	if k.next-k.low > window || k.seen == nil {
+		return true
+	}
+	n := 0
+	for _, w := range k.seen {
+		n += bits.OnesCount64(w)
+	}
+	return uint64(n) == k.unique
 }

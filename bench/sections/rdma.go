@@ -9,7 +9,6 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/rdma"
 )
 
 // overRDMA is the protocol of rdma_bench_*: each message is one of an RDMA connection.
@@ -20,7 +19,7 @@ const overRDMA = "rdma"
 func (x *planner) rdmaInterface(role string, b *config.BenchSocket, want netip.AddrPort) *config.Interface {
 	for i := range x.c.Interfaces {
 		p := &x.c.Interfaces[i]
-		if e := p.Engine.Spec(); e != &rdma.Spec || p.Socket == nil || p.Socket.Mode != role {
+		if e := p.Engine.Spec(); e == nil || !e.Needs.RDMA || !e.Capabilities.Connections || p.Socket == nil || p.Socket.Mode != role {
 			continue
 		}
 		local, remote := p.Socket.Local, p.Socket.Remote
@@ -44,7 +43,7 @@ func (x *planner) rdma(path string, s *Socket, p *config.Interface, b *config.Be
 	if s.Role == "client" && p.Socket.Remote.IsZero() {
 		s.Peer = server
 	}
-	if o, ok := p.PortSpec().Options.(rdma.Options); ok && o.Transport == rdma.UD {
+	if can, _, err := engine.Check(p.Engine.Spec().New(), &engine.Ask{Port: p.PortSpec()}); err == nil && can.MaxPacket > 0 {
 		x.miss(path, fmt.Sprintf("%s: datagrams (transport UD) carry no more than the MTU of a device that nobody knows yet", path), "transport: RC")
 	}
 }
@@ -79,7 +78,9 @@ const meetFor = 10 * time.Second
 
 // meet connects a client whose interface does not say to whom. The server may begin later.
 func (e *end) meet(ctx context.Context) error {
-	p, ok := e.port.(*rdma.Port)
+	p, ok := e.port.(interface {
+		Connect(ctx context.Context, to netip.AddrPort) (uint32, error)
+	})
 	if !ok || !e.s.Peer.IsValid() {
 		return nil
 	}
@@ -105,25 +106,6 @@ func (e *end) meet(ctx context.Context) error {
 			return fmt.Errorf("sections: %s: no connection to %v: %w", e.s.At, e.s.Peer, err)
 		}
 	}
-}
-
-// rdmaPartner is the connection that this end sends to.
-func (e *end) rdmaPartner(ctx context.Context, p *rdma.Port) (uint32, error) {
-	if e.conn != 0 {
-		return e.conn, nil
-	}
-	if e.s.Role == "client" && e.o.Duration > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, max(e.o.Duration, meetFor))
-		defer cancel()
-	}
-	if err := p.WaitConnected(ctx); err != nil {
-		return 0, fmt.Errorf("sections: %s: no connection of %s: %w", e.s.At, e.s.Address, err)
-	}
-	for _, c := range p.Conns() {
-		return c.ID, nil
-	}
-	return 0, fmt.Errorf("sections: %s: the connection of %s has ended: %w", e.s.At, e.s.Address, engine.ErrDown)
 }
 
 // undelivered is the error of messages that a reliable connection did not take to its peer; nil where there are none.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -12,8 +13,6 @@ import (
 	"github.com/penstock-io/penstock/bench/stream"
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/rdma"
-	"github.com/penstock-io/penstock/engine/socket"
 	"github.com/penstock-io/penstock/metrics"
 )
 
@@ -240,11 +239,8 @@ func (e *end) done(began int64) bool {
 
 // connections is how many connections a port of TCP or RDMA has.
 func (e *end) connections() int {
-	switch p := e.port.(type) {
-	case *socket.TCPPort:
-		return len(p.Conns())
-	case *rdma.Port:
-		return len(p.Conns())
+	if p, ok := e.port.(engine.Connector); ok {
+		return len(p.ConnIDs())
 	}
 	return 0
 }
@@ -252,21 +248,25 @@ func (e *end) connections() int {
 // partner is whom this end sends to: the id of a connection or of a peer, 0 where the port has only one.
 func (e *end) partner(ctx context.Context) (uint32, error) {
 	switch p := e.port.(type) {
-	case *rdma.Port:
-		return e.rdmaPartner(ctx, p)
-	case *socket.TCPPort:
+	case engine.Connector:
+		if e.conn != 0 {
+			return e.conn, nil
+		}
 		if e.s.Role == "client" && e.o.Duration > 0 {
 			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, max(e.o.Duration, 10*time.Second))
+			ctx, cancel = context.WithTimeout(ctx, max(e.o.Duration, meetFor))
 			defer cancel()
 		}
 		if err := p.WaitConnected(ctx); err != nil {
 			return 0, fmt.Errorf("sections: %s: no connection of %s: %w", e.s.At, e.s.Address, err)
 		}
-		for _, c := range p.Conns() {
-			return c.ID, nil
+		for _, id := range p.ConnIDs() {
+			return id, nil
 		}
-	case *socket.UDPPort:
+		return 0, fmt.Errorf("sections: %s: the connection of %s has ended: %w", e.s.At, e.s.Address, engine.ErrDown)
+	case interface {
+		Peer(remote netip.AddrPort) (uint32, error)
+	}: // a port of datagrams, which has peers
 		if e.s.Role == "client" {
 			return 0, nil
 		}

@@ -9,12 +9,21 @@ import (
 	"github.com/penstock-io/penstock/flow"
 )
 
-var (
-	_ engine.PortChecker   = (*Engine)(nil)
-	_ engine.RuleDescriber = (*Engine)(nil)
-)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, o, err := settle(spec)
+	return o.capabilities(), err
+}
 
-// CheckPort implements engine.PortChecker. Ports on one interface each get all packets, so that they hold nothing.
+func (o *Options) capabilities() engine.Capabilities {
+	can := flow.Software
+	can.Engine, can.Queues = "packet sockets", maxQueues
+	c := (*Engine)(nil).Capabilities()
+	c.Steering, c.RxDepth, c.RxDepthHint = &can, o.Frames, "frames makes the ring larger"
+	return c
+}
+
+// CheckPort implements engine.Checker. Ports on one interface each get all packets, so that they hold nothing.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -31,11 +40,4 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 		return "", fmt.Errorf("afpacket: %w", err)
 	}
 	return "", link.Close()
-}
-
-// RuleCapabilities implements engine.RuleDescriber.
-func (*Engine) RuleCapabilities(engine.PortSpec) flow.Capabilities {
-	can := flow.Software
-	can.Engine, can.Queues = "packet sockets", maxQueues
-	return can
 }

@@ -138,10 +138,7 @@ func newPort(spec engine.PortSpec) (*Port, error) {
 	if p.name = spec.Name; p.name == "" {
 		p.name = spec.Address
 	}
-	can := flow.Software
-	can.Engine = "packet sockets"
-	can.Queues = maxQueues
-	p.table, err = flow.NewTable(flow.TableOptions{Engine: &can})
+	p.table, err = flow.NewTable(flow.TableOptions{Engine: p.o.capabilities().Steering})
 	return p, err
 }
 
@@ -233,7 +230,7 @@ func (p *Port) Info() engine.PortInfo {
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
-	c := (&Engine{}).Capabilities()
+	c := p.o.capabilities()
 	c.MaxPacket, c.HardwareTime = p.link.MTU()+packet.EthernetLen, p.hardwareTime
 	return c
 }

@@ -40,7 +40,7 @@ func (p *Port) addRx(spec engine.RxSpec) (*rxQueue, error) {
 	}
 	spec.Options = nil
 	can := p.Capabilities()
-	if err := engine.CheckRx(&spec, &can, p.o.Frames); err != nil {
+	if err := engine.CheckRx(&spec, &can); err != nil {
 		return nil, err
 	}
 	p.rx.Lock()

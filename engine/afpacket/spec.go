@@ -31,31 +31,9 @@ var Spec = engine.Spec{
 	Rings:        func(packets int) engine.Settings { return engine.Settings{"frames": fmt.Sprint(packets)} },
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, rx []engine.RxSpec, _ []engine.TxSpec) error {
-		_, o, err := settle(p)
-		if err != nil {
-			return err
-		}
-		for i := range rx {
-			if _, err := engine.Given[RxOptions](rx[i].Options); err != nil {
-				return fmt.Errorf("afpacket: receive queue %d: %w", rx[i].ID, err)
-			}
-			if rx[i].Depth > o.Frames {
-				return &engine.SettingError{Engine: Name, Path: fmt.Sprintf("rx.queues[%d].depth", i), Wrong: fmt.Sprintf("depth %d is more than the ring of %d frames", rx[i].Depth, o.Frames),
-					Expected: fmt.Sprintf("at most %d", o.Frames), Hint: "frames makes the ring larger"}
-			}
-		}
-		return nil
-	}
-}
-
 // settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (a engine.Address, o Options, err error) {
-	if a, o, err = engine.ReadPort[Options](&Spec, &spec); err == nil {
-		err = o.complete()
-	}
-	return a, o, err
+func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }
 
 // parseFilter reads an instruction: its code, both jumps and its operand.

@@ -73,6 +73,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, false); err != nil {
 		return nil, err
 	}
+	if spec.SourceMAC {
+		q.SourceMAC(p.link.MAC)
+	}
 	q.Start(id, slots, q.out, nil)
 	p.txs = append(p.txs, q)
 	return q, nil
@@ -140,7 +143,6 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 // gather makes messages of packets from on, and returns the first that is not among them.
 func (d *device) gather(b *burst.Burst, from, to int) int {
 	d.msgs.Reset()
-	mac := d.port.link.MAC()
 	for i := from; i < to; i++ {
 		n := b.Segments(i)
 		if n == 0 {
@@ -148,9 +150,6 @@ func (d *device) gather(b *burst.Burst, from, to int) int {
 		}
 		if d.msgs.Room() < n || !d.msgs.Add(nil) {
 			return i
-		}
-		if d.spec.SourceMAC {
-			engine.SetSource(b, i, mac)
 		}
 		for k := range n {
 			d.msgs.Append(b.Bytes(i, k))

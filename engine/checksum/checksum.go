@@ -9,7 +9,7 @@
 //	s, err := checksum.New(q, engine.StageSpec{Queue: "rx", Port: port.Capabilities()})
 //	rx := engine.NewRx(s, engine.Batching{Packets: 64, Timeout: time.Millisecond})
 //
-// In a configuration file it is `stages: [{type: checksum}]` of a receive queue.
+// In a configuration file it is `stages: [{type: checksum}]` of a receive queue; `checksum?all` verifies all frames.
 package checksum
 
 import (
@@ -22,7 +22,16 @@ import (
 )
 
 // Kind is the stage for files.
-var Kind = engine.StageKind{Name: "checksum", Doc: "verifies checksums that neither the network card nor the kernel has verified", Check: check, Open: New}
+var Kind = engine.StageKind{Name: "checksum", Doc: "verifies checksums that neither the network card nor the kernel has verified", Check: check, Open: New,
+	New: func() any { return new(Options) },
+	Options: []engine.Option{{Key: "all", Type: engine.Bool, Default: "false", Field: "All",
+		Doc: "Verifies also what the network card or the kernel says that it has verified."}},
+}
+
+// Options are the options of a stage, given as engine.StageSpec.Options.
+type Options struct {
+	All bool // also frames with burst.ChecksumGood
+}
 
 func check(spec engine.StageSpec) error {
 	if !spec.Port.Frames {
@@ -34,6 +43,7 @@ func check(spec engine.StageSpec) error {
 type stage struct {
 	from  engine.Receiver
 	queue string
+	o     Options
 
 	rest, bad *burst.Burst // packets behind the first bad one that are right, and those that are not; empty between calls
 	whole     []byte       // a packet of several segments
@@ -44,12 +54,16 @@ type stage struct {
 	drops                  engine.DropCounters
 }
 
-// New makes the stage. The error is that of a queue without frames.
+// New makes the stage. The error is that of a queue without frames, or of Options.
 func New(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error) {
 	if err := check(spec); err != nil {
 		return nil, err
 	}
-	return &stage{from: from, queue: spec.Queue}, nil
+	o, err := engine.Given[Options](spec.Options)
+	if err != nil {
+		return nil, fmt.Errorf("checksum: queue %q: %w", spec.Queue, err)
+	}
+	return &stage{from: from, queue: spec.Queue, o: o}, nil
 }
 
 // TryRecv implements engine.Receiver.
@@ -79,7 +93,7 @@ func (s *stage) sift(b *burst.Burst, at int) {
 	first := -1 // of those
 	for i := at; i < b.Len(); i++ {
 		why := engine.NumDrops
-		if b.Flags(i)&burst.ChecksumGood == 0 {
+		if s.o.All || b.Flags(i)&burst.ChecksumGood == 0 {
 			why = s.verify(b, i)
 		}
 		if first < 0 && why != engine.NumDrops {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -317,11 +318,37 @@ func TestDeviceMemory(t *testing.T) {
 	}
 }
 
+// With the option all, in Go and behind the type of a file, what the card has verified is verified again.
+func TestAll(t *testing.T) {
+	spec := engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true}}
+	k, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum?all", &spec)
+	if err != nil || spec.Options != (checksum.Options{All: true}) {
+		t.Fatalf("%+v, %v", spec.Options, err)
+	}
+	src := newSource(t, mem.Options{})
+	s, err := k.Open(src, spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.push(frame{bytes: make([]byte, 9), flags: burst.ChecksumGood})
+	if n, err := s.TryRecv(burst.New(8)); n != 0 || err != nil {
+		t.Errorf("%d packets, %v", n, err)
+	}
+	for text, want := range map[string]string{"checksum?al": "did you mean all", "checksum?all=7": "1 or 0"} {
+		if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, text, &spec); !errors.Is(err, engine.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if _, err := checksum.New(src, engine.StageSpec{Port: spec.Port, Options: 7}); !errors.Is(err, engine.ErrInvalid) {
+		t.Error(err)
+	}
+}
+
 func TestRefusesPayloads(t *testing.T) {
 	if _, err := checksum.New(newSource(t, mem.Options{}), engine.StageSpec{Queue: "rx"}); !errors.Is(err, engine.ErrUnsupported) {
 		t.Error(err)
 	}
-	if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum", engine.StageSpec{}); !errors.Is(err, engine.ErrUnsupported) {
+	if _, err := engine.FindStage([]engine.StageKind{checksum.Kind}, "checksum", new(engine.StageSpec)); !errors.Is(err, engine.ErrUnsupported) {
 		t.Error(err)
 	}
 	if _, err := open(t, newSource(t, mem.Options{})).TryRecv(nil); err != engine.ErrNil {

@@ -39,7 +39,7 @@ type fakeRx struct {
 func newFakeRx(p *fakePort, id int, spec engine.RxSpec) (*fakeRx, error) {
 	can := p.Capabilities()
 	if p.eng.flaw != takesAnything {
-		if err := engine.CheckRx(&spec, &can, 0); err != nil {
+		if err := engine.CheckRx(&spec, &can); err != nil {
 			return nil, fmt.Errorf("fake: %w", err)
 		}
 		if spec.Conn > streamConn {

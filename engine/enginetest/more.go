@@ -139,6 +139,21 @@ func checkSourceMAC(t testing.TB, h Harness) {
 	}
 	s.burstOf(8, r.minRecord())
 	v.want(8)
+	// Of a frame that another burst shares a copy leaves: that burst keeps its address.
+	s.alloc(s.b, 1, r.minRecord())
+	s.write(s.b, 0, r.minRecord())
+	kept, mac := r.burst(1), s.full.frame.SrcMAC
+	if !burst.NewShares(4).Clone(s.b, kept) {
+		t.Fatal("no clone")
+	}
+	if err := s.q.Send(s.b); err != nil {
+		t.Fatalf("Send of a frame that another burst shares: %v", err)
+	}
+	v.want(9)
+	if got := packet.MAC(kept.Bytes(0, 0)[6:12]); got != mac {
+		t.Errorf("the frame in the burst that was kept has the source address %v, expected %v", got, mac)
+	}
+	kept.Release()
 	if !r.caps.Chains {
 		return
 	}
@@ -160,7 +175,7 @@ func checkSourceMAC(t testing.TB, h Harness) {
 		if err := s.q.Send(b); err != nil {
 			t.Fatalf("Send of a frame in two segments, the first of %d bytes: %v", cut, err)
 		}
-		v.want(9 + sent)
+		v.want(10 + sent)
 	}
 }
 

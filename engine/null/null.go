@@ -33,15 +33,31 @@ func (*Engine) Name() string { return Name }
 func (*Engine) Available() error { return nil }
 
 // Capabilities implements engine.Engine.
-func (*Engine) Capabilities() engine.Capabilities {
+func (*Engine) Capabilities() engine.Capabilities { return capabilities(0) }
+
+// capabilities are those of a port that receives packets of that many bytes.
+func capabilities(size int) engine.Capabilities {
 	return engine.Capabilities{
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues, Chains: true,
 		TxChecksum: "software", TxSegmentation: "software", ZeroCopyForward: true,
 		Memory: []mem.Kind{mem.Host, mem.Huge}, MemoryUse: engine.UseInPlace,
 		ExactDrops: true,
 		MaxPacket:  maxSize,
+		MinSlot:    size,
 		Notes:      []string{"no network: packets are made in memory, and what is sent is dropped"},
 	}
+}
+
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	o, err := settle(spec)
+	return capabilities(o.Size), err
+}
+
+// CheckPort implements engine.Checker. Any number of ports is open at a time.
+func (*Engine) CheckPort(_ context.Context, spec engine.PortSpec) (holds string, err error) {
+	_, err = settle(spec)
+	return "", err
 }
 
 // OpenPort implements engine.Engine. spec.Address is null:// or null://?size=N, with the size of received packets in bytes.
@@ -82,7 +98,7 @@ func (p *Port) Info() engine.PortInfo {
 }
 
 // Capabilities implements engine.Port.
-func (*Port) Capabilities() engine.Capabilities { return New().Capabilities() }
+func (p *Port) Capabilities() engine.Capabilities { return capabilities(p.size) }
 
 // Rules implements engine.Port: there are none.
 func (*Port) Rules() engine.Rules { return nil }

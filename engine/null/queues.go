@@ -30,14 +30,10 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.Capabilities()
-	if err := p.rx.Admit(&spec, &can, 0); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("null: %s: %w", p.Name(), err)
 	}
 	pool := spec.Pools[0]
-	if pool.SlotSize() < p.size {
-		return nil, fmt.Errorf("null: %s: receive queue %v: slots of %d bytes in pool %q: expected %d for a packet: %w", p.Name(), spec.ID, pool.SlotSize(),
-			pool.Name(), p.size, engine.ErrInvalid)
-	}
 	if err := write(pool, p.size); err != nil {
 		return nil, err
 	}
@@ -99,7 +95,6 @@ func write(pool *mem.Pool, size int) error {
 type txQueue struct {
 	engine.TxFront
 	port *Port
-	spec engine.TxSpec
 
 	packets, bytes metrics.Counter
 }
@@ -120,10 +115,13 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if err != nil {
 		return nil, fmt.Errorf("null: %s: %w", p.Name(), err)
 	}
-	q := &txQueue{port: p, spec: spec}
+	q := &txQueue{port: p}
 	box, err := engine.NewOutbox(q, spec.Depth, false)
 	if err != nil {
 		return nil, err
+	}
+	if spec.SourceMAC {
+		q.SourceMAC(func() packet.MAC { return mac })
 	}
 	q.Start(id, engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, 0), box, nil)
 	p.txs = append(p.txs, q)
@@ -134,9 +132,6 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 func (q *txQueue) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	bytes := 0
 	for i := from; i < to; i++ {
-		if q.spec.SourceMAC && b.Segments(i) > 0 {
-			engine.SetSource(b, i, mac)
-		}
 		bytes += b.PacketLen(i)
 	}
 	q.packets.Add(uint64(b.Builder().LivePart(from, to)))

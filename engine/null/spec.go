@@ -17,13 +17,6 @@ var Spec = engine.Spec{
 	Capabilities: (*Engine).Capabilities(nil),
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, _ []engine.RxSpec, _ []engine.TxSpec) error {
-		_, err := settle(p)
-		return err
-	}
-}
-
 // Options are the options of a port, given as engine.PortSpec.Options.
 type Options struct {
 	Size int // of received packets in bytes; 0 for 64

@@ -7,9 +7,29 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-var _ engine.PortChecker = (*Engine)(nil)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, o, err := settle(spec)
+	return o.capabilities(), err
+}
 
-// CheckPort implements engine.PortChecker: it finds the device, and connects to nothing. A port that accepts holds what it listens on.
+// capabilities are those of a port, as far as its options say.
+func (o *Options) capabilities() engine.Capabilities {
+	c := capabilities()
+	c.ExactDrops = o.Transport == RC
+	if o.Connect == ByCM {
+		c.RxNeeded = "connect: cm: a queue pair that the connection manager connects has one"
+		c.Lossless = o.Transport == RC // otherwise there are no credits
+	}
+	if o.Transport == UD {
+		if c.MaxPacket = o.MTU; c.MaxPacket == 0 {
+			c.MaxPacket = 4096 // no device has more
+		}
+	}
+	return c
+}
+
+// CheckPort implements engine.Checker: it finds the device, and connects to nothing. A port that accepts holds what it listens on.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err

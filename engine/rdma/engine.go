@@ -43,6 +43,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 // capabilities are those that ports of reliable connections have.
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
+		RxDepth:     maxDepth,
 		Connections: true, RxQueues: maxQueues, TxQueues: maxQueues, Split: true, Chains: true, Pacing: true, SendAt: true, SendAtIn: "software",
 		TxChecksum: "device", TxSegmentation: "software",
 		ZeroCopyForward: true, ExactDrops: true, Lossless: true, Memory: []mem.Kind{mem.Host, mem.Huge, mem.Device}, MemoryUse: engine.UseRegistered,

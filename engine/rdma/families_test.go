@@ -14,7 +14,7 @@ func TestFamilies(t *testing.T) {
 		reflect.ValueOf(&b).Elem().Field(i).SetUint(uint64(200 + i))
 	}
 	seen := map[string]map[float64]int{"a": {}, "b": {}}
-	for _, f := range Families(map[string]Counts{"a": a, "b": b}) {
+	for _, f := range append(a.families("a"), b.families("b")...) {
 		if err := f.Check(); err != nil {
 			t.Error(err)
 		}

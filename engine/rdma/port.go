@@ -266,14 +266,7 @@ func (p *Port) Info() engine.PortInfo {
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
-	c := capabilities()
-	c.ExactDrops = p.o.Transport == RC
-	if p.o.Connect == ByCM && p.o.Transport != RC { // no credits
-		c.Lossless = false
-	}
-	if p.o.Transport == UD {
-		c.MaxPacket = p.o.MTU
-	}
+	c := p.o.capabilities()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	c.Notes = append(slices.Clone(p.notes), p.GID())

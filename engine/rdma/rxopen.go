@@ -23,7 +23,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 	can := p.Capabilities()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if err := p.rx.Admit(&spec, &can, maxDepth); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("rdma: %s: %w", p.name, err)
 	}
 	bound, err := p.bound(&spec)

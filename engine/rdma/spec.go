@@ -45,17 +45,6 @@ var Spec = engine.Spec{
 	Needs:        engine.Needs{IP: true, RDMA: true, Pins: true, Libraries: []string{"libibverbs.so.1"}},
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, rx []engine.RxSpec, _ []engine.TxSpec) error {
-		_, o, err := settle(p)
-		if err == nil && o.Connect == ByCM && len(rx) == 0 {
-			err = &engine.SettingError{Engine: "rdma", Key: "connect", Value: "cm", Wrong: "it needs a receive queue: a queue pair that the connection manager connects has one",
-				Expected: "a small one where nothing is received"}
-		}
-		return err
-	}
-}
-
 // settle is the address and the options of a port, complete.
 func settle(spec engine.PortSpec) (a address, o Options, err error) {
 	if a, err = parseAddress(spec.Address); err != nil {

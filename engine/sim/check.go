@@ -5,15 +5,15 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 )
 
-var (
-	_ engine.PortChecker   = (*Network)(nil)
-	_ engine.RuleDescriber = (*Network)(nil)
-)
+// PortCapabilities implements engine.Checker.
+func (n *Network) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, _, err := settle(spec)
+	return n.capabilities(MaxMTU), err
+}
 
-// CheckPort implements engine.PortChecker. A port holds its place in the network.
+// CheckPort implements engine.Checker. A port holds its place in the network.
 func (n *Network) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -57,6 +57,3 @@ func (n *Network) vacant(name string, loop bool) error {
 	}
 	return nil
 }
-
-// RuleCapabilities implements engine.RuleDescriber.
-func (*Network) RuleCapabilities(engine.PortSpec) flow.Capabilities { return flow.Software }

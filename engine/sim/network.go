@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
@@ -112,6 +113,7 @@ func (n *Network) capabilities(mtu int) engine.Capabilities {
 		TxQueues:        MaxQueues,
 		Rules:           true,
 		RulesIn:         "software",
+		Steering:        &flow.Software,
 		Split:           true,
 		Timestamps:      true,
 		Hash:            n.opts.Hash,

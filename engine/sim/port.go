@@ -78,7 +78,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.Capabilities()
-	if err := p.rx.Admit(&spec, &can, 0); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("sim: port %q: %w", p.name, err)
 	}
 	q, err := newRxQueue(p, spec)

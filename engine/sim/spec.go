@@ -34,13 +34,6 @@ var Spec = engine.Spec{
 	},
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, _ []engine.RxSpec, _ []engine.TxSpec) error {
-		_, _, err := settle(p)
-		return err
-	}
-}
-
 // settle is the name and the options of a port.
 func settle(spec engine.PortSpec) (name string, o PortOptions, err error) {
 	if o, err = engine.Given[PortOptions](spec.Options); err != nil {

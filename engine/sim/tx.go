@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 )
 
 // txQueue is a transmit queue: an Outbox whose device puts packets on the wire of the port.
@@ -58,6 +59,9 @@ func newTxQueue(p *Port, id int, spec engine.TxSpec) (*txQueue, error) {
 		return nil, err
 	}
 	q.box = box
+	if spec.SourceMAC {
+		q.SourceMAC(func() packet.MAC { return p.at.mac })
+	}
 	q.Start(id, engine.NewTxSlots(q.pools, q.srcs, spec.Headroom, 0), box, nil)
 	return q, nil
 }
@@ -138,10 +142,10 @@ func (k *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own memory, none of which is too long
-// or needs to be changed.
+// uniform reports whether this is a whole burst of packets that lie in one piece in the queue's own memory, none of which is too
+// long.
 func (q *txQueue) uniform(b *burst.Burst, from, to int) bool {
-	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Builder().Owned(q.srcs[0]) && b.Live() == to && !q.spec.SourceMAC &&
+	return from == 0 && to == b.Len() && b.SegmentCount() == to && b.Builder().Owned(q.srcs[0]) && b.Live() == to &&
 		q.pools[0].SlotSize() <= q.port.limit
 }
 
@@ -161,9 +165,6 @@ func (q *txQueue) each(b *burst.Burst, from, to int, up bool) (came, sent, sum i
 			case n > p.limit && !p.fits(b.Bytes(i, 0), n):
 				q.drops[engine.DropTooLong].Add(1)
 			default:
-				if q.spec.SourceMAC {
-					engine.SetSource(b, i, p.at.mac)
-				}
 				sum += n
 				c.longest = max(c.longest, n)
 				continue

@@ -8,12 +8,48 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-var (
-	_ engine.PortChecker  = (*Engine)(nil)
-	_ engine.QueueChecker = (*Engine)(nil)
-)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	a, udp, _, err := settle(spec)
+	if a.scheme == "tcp" {
+		return tcpCapabilities(), err
+	}
+	return udp.capabilities(), err
+}
 
-// CheckPort implements engine.PortChecker. Names are not looked up. A port holds what it is reached at, unless it shares that.
+// capabilities are those of a UDP port, as far as its options say.
+func (o *UDPOptions) capabilities() engine.Capabilities {
+	c := capabilities()
+	c.Chains, c.Timestamps, c.HardwareTime, c.MaxPacket = false, true, true, maxPayload
+	c.RxQueues, c.RxQueuesHint = o.Queues, "queues makes them more, of a port without a peer"
+	c.TxSegmentation = "kernel"
+	if o.NoGSO {
+		c.TxSegmentation = "software"
+	}
+	if o.GRO {
+		c.MinSlot, c.ExactDrops = groSlot, false
+		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
+	}
+	return c
+}
+
+// ConnIDs implements engine.Connector.
+func (p *TCPPort) ConnIDs() (ids []uint32) {
+	for _, c := range p.Conns() {
+		ids = append(ids, c.ID)
+	}
+	return ids
+}
+
+// tcpCapabilities are those of a TCP port.
+func tcpCapabilities() engine.Capabilities {
+	c := capabilities()
+	c.Stream, c.RxQueues = true, maxQueues
+	c.Notes = []string{"the kernel takes no receive times of a byte stream"}
+	return c
+}
+
+// CheckPort implements engine.Checker. Names are not looked up. A port holds what it is reached at, unless it shares that.
 func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -43,17 +79,3 @@ func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds strin
 	}
 	return a.scheme + "://" + a.local.String(), nil
 }
-
-// CheckRxQueue implements engine.QueueChecker.
-func (*Engine) CheckRxQueue(port engine.PortSpec, spec engine.RxSpec, _ []engine.PoolSpec) error {
-	if a, err := parseAddress(port.Address); err != nil || a.scheme == "udp" {
-		return err
-	}
-	if spec.Timestamps || spec.HardwareTime {
-		return failed(engine.ErrUnsupported, "receive queue %v: a byte stream has no receive times: a udp:// address has them", spec.ID)
-	}
-	return nil
-}
-
-// CheckTxQueue implements engine.QueueChecker.
-func (*Engine) CheckTxQueue(engine.PortSpec, engine.TxSpec, []engine.PoolSpec) error { return nil }

@@ -24,7 +24,6 @@ func (*Engine) Available() error { return nil }
 // Capabilities implements engine.Engine. No port has all of them: those of UDP keep the borders of packets, those of TCP lose nothing.
 func (*Engine) Capabilities() engine.Capabilities {
 	c := capabilities()
-	c.Pacing, c.SendAt, c.SendAtIn = true, true, "software"
 	c.RxQueues, c.Timestamps, c.HardwareTime = maxQueues, true, true
 	c.Notes = []string{"Stream is true for tcp:// addresses", "ExactDrops is false with UDPOptions.GRO", "HardwareTime needs a port on an interface whose driver takes times"}
 	return c
@@ -33,7 +32,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 // capabilities are those that all ports have.
 func capabilities() engine.Capabilities {
 	return engine.Capabilities{
-		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true,
+		Connections: true, TxQueues: maxQueues, Chains: true, ZeroCopyForward: true, ExactDrops: true, Pacing: true, SendAt: true, SendAtIn: "software",
 		Memory: []mem.Kind{mem.Host, mem.Huge}, MemoryUse: engine.UseInPlace, TxChecksum: "kernel",
 	}
 }

@@ -64,19 +64,6 @@ var Spec = engine.Spec{
 	Needs:        engine.Needs{IP: true, Buffers: true},
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, rx []engine.RxSpec, _ []engine.TxSpec) error {
-		a, udp, _, err := settle(p)
-		if err == nil && a.scheme == "udp" && a.remote.given() && len(rx) > 1 {
-			err = invalid("port %q: a port with one peer has one receive queue, and there are %d", p.Address, len(rx))
-		}
-		if err == nil && a.scheme == "udp" && len(rx) > max(udp.Queues, 1) {
-			err = invalid("port %q: %d receive queues, and queues is %d", p.Address, len(rx), max(udp.Queues, 1))
-		}
-		return err
-	}
-}
-
 // settle is the address and the options of a port, those of its scheme complete.
 func settle(spec engine.PortSpec) (a address, u UDPOptions, t TCPOptions, err error) {
 	if a, err = parseAddress(spec.Address); err != nil {

@@ -445,10 +445,8 @@ func (p *TCPPort) Capabilities() engine.Capabilities {
 
 // can are the port's Capabilities. The caller holds the set's lock.
 func (p *TCPPort) can() engine.Capabilities {
-	c := capabilities()
-	c.Stream, c.RxQueues = true, maxQueues
-	c.Pacing, c.SendAt, c.SendAtIn = true, true, "software"
-	c.Notes = append(slices.Clone(p.notes), "the kernel takes no receive times of a byte stream")
+	c := tcpCapabilities()
+	c.Notes = append(slices.Clone(p.notes), c.Notes...)
 	return c
 }
 

@@ -32,7 +32,7 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.can()
-	err := p.rx.Admit(&spec, &can, 0)
+	err := p.rx.Admit(&spec, &can)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %s: %w", p.name, err)
 	}

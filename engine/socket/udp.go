@@ -330,19 +330,11 @@ func (p *UDPPort) Capabilities() engine.Capabilities {
 
 // can are the port's Capabilities. The caller holds the set's lock.
 func (p *UDPPort) can() engine.Capabilities {
-	c := capabilities()
-	c.Chains = false
+	c := p.o.capabilities()
 	c.Connections = p.peers != nil || p.remote.IsValid()
-	c.RxQueues, c.Timestamps, c.HardwareTime, c.ExactDrops, c.MaxPacket = p.o.Queues, true, p.hw, !p.o.GRO, maxPayload
-	c.TxSegmentation = "kernel"
-	if p.o.NoGSO {
-		c.TxSegmentation = "software"
-	}
+	c.HardwareTime = p.hw
 	p.support.Describe(&c)
 	c.Notes = append(c.Notes, p.notes...)
-	if p.o.GRO {
-		c.Notes = append(c.Notes, "with GRO the kernel counts packets that it has put together as one when it drops them")
-	}
 	return c
 }
 

@@ -50,15 +50,12 @@ func (p *UDPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.can()
-	if err := p.rx.Admit(&spec, &can, 0); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("socket: %s: %w", p.name, err)
 	}
 	pool, id := spec.Pools[0], spec.ID.Number()
-	switch {
-	case spec.Conn != 0:
+	if spec.Conn != 0 {
 		return nil, failed(engine.ErrUnsupported, "receive queue %d: a UDP port cannot bind a queue to one peer; open a port with remote=", id)
-	case p.o.GRO && pool.SlotSize() < groSlot:
-		return nil, invalid("receive queue %d: with GRO the slots of pool %q must have %d bytes, not %d", id, pool.Name(), groSlot, pool.SlotSize())
 	}
 	q := &udpRx{port: p, meta: p.o.GRO || spec.Timestamps || spec.HardwareTime, times: spec.Timestamps || spec.HardwareTime, hardware: spec.HardwareTime}
 	room := 0

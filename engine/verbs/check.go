@@ -10,12 +10,26 @@ import (
 	"github.com/penstock-io/penstock/flow"
 )
 
-var (
-	_ engine.PortChecker   = (*Engine)(nil)
-	_ engine.RuleDescriber = (*Engine)(nil)
-)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, _, err := settle(spec)
+	return capabilities(&spec), err
+}
 
-// CheckPort implements engine.PortChecker: it asks the device for a queue pair of raw packets.
+func capabilities(spec *engine.PortSpec) engine.Capabilities {
+	can := flow.Software
+	can.Engine, can.Queues, can.Tunnels = "raw packet queue pairs", maxQueues, nil
+	can.Actions = flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Drop)
+	if spec.Isolated {
+		can.Engine = "an isolated port of raw packet queue pairs, which takes from the kernel only what the card can tell apart,"
+		can.Fields, can.FlexOffset = cardFields, 0
+	}
+	c := (*Engine)(nil).Capabilities()
+	c.Steering = &can
+	return c
+}
+
+// CheckPort implements engine.Checker: it asks the device for a queue pair of raw packets.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -38,16 +52,4 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 		}
 	}
 	return "", errors.Join(err, dev.Close())
-}
-
-// RuleCapabilities implements engine.RuleDescriber.
-func (*Engine) RuleCapabilities(spec engine.PortSpec) flow.Capabilities {
-	can := flow.Software
-	can.Engine, can.Queues, can.Tunnels = "raw packet queue pairs", maxQueues, nil
-	can.Actions = flow.ActionKinds(flow.ToQueue, flow.RSS, flow.Drop)
-	if spec.Isolated {
-		can.Engine = "an isolated port of raw packet queue pairs, which takes from the kernel only what the card can tell apart,"
-		can.Fields, can.FlexOffset = cardFields, 0
-	}
-	return can
 }

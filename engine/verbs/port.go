@@ -74,8 +74,7 @@ func (p *Port) open(e *Engine, netdev string) (err error) {
 	}
 	p.dry = func() (uint64, bool) { return e.dry(p.dev.Device(), p.o.Port) }
 	p.dry0, p.exact = p.dry()
-	can := e.RuleCapabilities(p.spec)
-	p.table, err = flow.NewTable(flow.TableOptions{Engine: &can})
+	p.table, err = flow.NewTable(flow.TableOptions{Engine: capabilities(&p.spec).Steering})
 	return err
 }
 
@@ -166,7 +165,8 @@ func (p *Port) Info() engine.PortInfo {
 
 // Capabilities implements engine.Port.
 func (p *Port) Capabilities() engine.Capabilities {
-	c := (&Engine{}).Capabilities()
+	c := capabilities(&p.spec)
+	c.RxDepth, c.RxDepthHint = p.dev.Attr.MaxQPWR, "the device has no more"
 	c.MaxPacket, c.ExactDrops = p.info.MTU+packet.EthernetLen, p.exact
 	c.HardwareTime = p.dev.Attr.TimestampMask != 0
 	if p.dev.Attr.RawChecksum {

@@ -57,7 +57,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	can := p.Capabilities()
-	if err := p.rx.Admit(&spec, &can, p.dev.Attr.MaxQPWR); err != nil {
+	if err := p.rx.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("verbs: %s: %w", p.name, err)
 	}
 	q, err := p.addRx(spec)

@@ -19,17 +19,7 @@ var Spec = engine.Spec{
 	Needs:        engine.Needs{Interface: true, RDMA: true, Pins: true, Capabilities: []string{"CAP_NET_RAW"}, Libraries: []string{"libibverbs.so.1"}},
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, _ []engine.RxSpec, _ []engine.TxSpec) error {
-		_, _, err := settle(p)
-		return err
-	}
-}
-
 // settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (a engine.Address, o Options, err error) {
-	if a, o, err = engine.ReadPort[Options](&Spec, &spec); err == nil {
-		err = o.complete()
-	}
-	return a, o, err
+func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }

@@ -118,6 +118,9 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	if p.dev.Attr.RawChecksum {
 		q.Offload(burst.ChecksumIPv4|burst.ChecksumL4, false)
 	}
+	if spec.SourceMAC {
+		q.SourceMAC(func() packet.MAC { return p.info.MAC })
+	}
 	q.Start(id, slots, q.out, q.collect)
 	return nil
 }
@@ -448,9 +451,6 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 		if g.Len > 0 {
 			q.sges = append(q.sges, reg.SGE(g.Off, g.Len))
 		}
-	}
-	if q.spec.SourceMAC && !engine.SetSource(b, i, q.port.info.MAC) {
-		return engine.DropRefused // it is in memory that the CPU does not reach
 	}
 	return engine.NumDrops
 }

@@ -8,17 +8,27 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/mem"
 )
 
-var (
-	_ engine.PortChecker   = (*Engine)(nil)
-	_ engine.QueueChecker  = (*Engine)(nil)
-	_ engine.RuleDescriber = (*Engine)(nil)
-)
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, o, err := settle(spec)
+	return o.capabilities(), err
+}
 
-// CheckPort implements engine.PortChecker. A port holds its interface: one XDP program is on it at a time.
+func (o *Options) capabilities() engine.Capabilities {
+	can := prog.Capabilities
+	can.Queues = maxQueues
+	c := (*Engine)(nil).Capabilities()
+	c.HardwareTime = o.HardwareTime
+	c.Steering, c.RxDepth, c.RxDepthHint = &can, o.Ring, "ring makes the ring larger"
+	if o.Spare < 0 && o.Memory == nil {
+		c.Strides, c.PoolsWhy = Spec.Slots, "without spare chunks (Options.Spare) packets are in the port's memory alone"
+	}
+	return c
+}
+
+// CheckPort implements engine.Checker. A port holds its interface: one XDP program is on it at a time.
 func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
 	if err := ctx.Err(); err != nil {
 		return "", err
@@ -51,46 +61,4 @@ func (o *Options) queuesOf(link *netif.Interface) (queues []int, err error) {
 		return nil, fmt.Errorf("xdp: queue %d of %s: expected 0 to %d, those that it has: \"ethtool -L\" changes their number: %w", last, link.Name(), n-1, engine.ErrInvalid)
 	}
 	return o.Queues, nil
-}
-
-// CheckRxQueue implements engine.QueueChecker.
-func (*Engine) CheckRxQueue(port engine.PortSpec, _ engine.RxSpec, pools []engine.PoolSpec) error {
-	_, o, err := settle(port)
-	if err == nil && len(pools) > 0 {
-		err = o.checkMemory(pools[len(pools)-1])
-	}
-	if err != nil {
-		return fmt.Errorf("xdp: receive queue of %s: %w", port.Name, err)
-	}
-	return nil
-}
-
-// CheckTxQueue implements engine.QueueChecker.
-func (*Engine) CheckTxQueue(port engine.PortSpec, _ engine.TxSpec, pools []engine.PoolSpec) error {
-	_, o, err := settle(port)
-	for _, pool := range pools {
-		if err == nil {
-			err = o.checkMemory(pool)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("xdp: transmit queue of %s: %w", port.Name, err)
-	}
-	return nil
-}
-
-// checkMemory says whether packets can be in such slots: without spare chunks in those alone that the kernel uses in place.
-func (o *Options) checkMemory(p engine.PoolSpec) error {
-	if o.Spare >= 0 || isChunk(p.Stride) && p.Kind != mem.Device {
-		return nil
-	}
-	return fmt.Errorf("pool %q: its slots are %d bytes apart in memory of kind %v: without spare chunks (Options.Spare) expected 2048 or 4096 bytes of memory that the kernel reaches: %w",
-		p.Name, p.Stride, p.Kind, engine.ErrUnsupported)
-}
-
-// RuleCapabilities implements engine.RuleDescriber.
-func (*Engine) RuleCapabilities(engine.PortSpec) flow.Capabilities {
-	can := prog.Capabilities
-	can.Queues = maxQueues
-	return can
 }

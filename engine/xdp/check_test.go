@@ -53,16 +53,20 @@ func TestCheckPort(t *testing.T) {
 
 // Without spare chunks packets are in slots that the kernel uses in place, or there is no queue: before there is memory as with it.
 func TestCheckQueues(t *testing.T) {
-	e, port := New(), engine.PortSpec{Name: "p", Options: Options{Spare: -1}}
 	for _, c := range []struct {
 		stride int
-		port   engine.PortSpec
+		o      Options
 		want   error
-	}{{2048, port, nil}, {4096, port, nil}, {1536, port, engine.ErrUnsupported}, {1536, engine.PortSpec{}, nil}} {
-		pools := []engine.PoolSpec{{Name: "m", Slots: 64, SlotSize: c.stride, Stride: c.stride}}
-		for what, err := range map[string]error{"receive": e.CheckRxQueue(c.port, engine.RxSpec{}, pools), "transmit": e.CheckTxQueue(c.port, engine.TxSpec{}, pools)} {
-			if !errors.Is(err, c.want) {
-				t.Errorf("%s: slots of %d bytes: %v", what, c.stride, err)
+	}{{2048, Options{Spare: -1}, nil}, {4096, Options{Spare: -1}, nil}, {1536, Options{Spare: -1}, engine.ErrUnsupported}, {1536, Options{}, nil}} {
+		pools := []engine.PoolSpec{{Name: "m", SlotSize: c.stride, Stride: c.stride}}
+		ask := engine.Ask{Port: engine.PortSpec{Address: "lo", Options: c.o}, Rx: []engine.RxAsk{{Memory: pools}}, Tx: []engine.TxAsk{{Memory: pools}}}
+		_, found, err := engine.Check(New(), &ask)
+		if err != nil || (len(found) == 2) != (c.want != nil) {
+			t.Fatalf("slots of %d bytes: %v, %v", c.stride, found, err)
+		}
+		for i, e := range found {
+			if !errors.Is(e, c.want) || e.Path != []string{"rx.queues[0].memory_regions", "tx.queues[0].memory_regions"}[i] {
+				t.Errorf("slots of %d bytes: %s: %v", c.stride, e.Path, e)
 			}
 		}
 	}

@@ -145,8 +145,7 @@ func newPort(spec engine.PortSpec) (*Port, error) {
 			return nil, err
 		}
 	}
-	can := (&Engine{}).RuleCapabilities(spec)
-	if p.table, err = flow.NewTable(flow.TableOptions{Engine: &can}); err != nil {
+	if p.table, err = flow.NewTable(flow.TableOptions{Engine: p.o.capabilities().Steering}); err != nil {
 		return nil, errors.Join(err, p.release())
 	}
 	return p, nil
@@ -261,7 +260,7 @@ func (p *Port) Capabilities() engine.Capabilities {
 }
 
 func (p *Port) capabilities() engine.Capabilities {
-	c := (&Engine{}).Capabilities()
+	c := p.o.capabilities()
 	c.MaxPacket = p.link.MTU() + packet.EthernetLen
 	c.Chains, c.HardwareTime = p.frags.Load(), p.times
 	c.Notes = append(c.Notes, p.notes...)

@@ -41,7 +41,7 @@ func (p *Port) choose(pool *mem.Pool) (err error) {
 	if chunk, ok := usable(pool); ok {
 		o.Region, o.Chunk = pool.Region(), chunk
 	} else if o.Spare < 0 {
-		return fmt.Errorf("xdp: %s: pool %q: its slots are %d bytes apart from offset %d of memory of kind %v: expected 2048 or 4096 bytes, aligned to that, or Options.Spare: %w",
+		return fmt.Errorf("xdp: %s: pool %q: its slots, %d bytes apart, begin at offset %d of memory of kind %v: expected writable memory of the kernel's pages, aligned to that, or Options.Spare: %w",
 			p.name, pool.Name(), pool.Stride(), pool.Span().Off, pool.Region().Kind(), engine.ErrUnsupported)
 	} else if p.longest() > 2048-sys.XDPHeadroom {
 		o.Chunk = 4096

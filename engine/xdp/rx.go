@@ -54,7 +54,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		return nil, fmt.Errorf("xdp: %s: receive queue %v: expected 0 to %d: %w", p.name, spec.ID, maxQueues-1, engine.ErrInvalid)
 	}
 	can := p.capabilities()
-	if err := p.rxs.Admit(&spec, &can, p.o.Ring); err != nil {
+	if err := p.rxs.Admit(&spec, &can); err != nil {
 		return nil, fmt.Errorf("xdp: %s: %w", p.name, err)
 	}
 	q := p.newRx(spec)

@@ -39,26 +39,7 @@ var Spec = engine.Spec{
 	},
 }
 
-func init() {
-	Spec.Check = func(p engine.PortSpec, rx []engine.RxSpec, _ []engine.TxSpec) error {
-		_, o, err := settle(p)
-		if err != nil {
-			return err
-		}
-		for i := range rx {
-			if rx[i].Depth > o.Ring {
-				return &engine.SettingError{Engine: Name, Path: fmt.Sprintf("rx.queues[%d].depth", i), Wrong: fmt.Sprintf("depth %d is more than the ring of %d", rx[i].Depth, o.Ring),
-					Expected: fmt.Sprintf("at most %d", o.Ring), Hint: "ring makes the ring larger"}
-			}
-		}
-		return nil
-	}
-}
-
 // settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (a engine.Address, o Options, err error) {
-	if a, o, err = engine.ReadPort[Options](&Spec, &spec); err == nil {
-		err = o.complete()
-	}
-	return a, o, err
+func settle(spec engine.PortSpec) (engine.Address, Options, error) {
+	return engine.ReadPort(&Spec, &spec, (*Options).complete)
 }

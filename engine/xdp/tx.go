@@ -89,6 +89,9 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	if q.out, err = engine.NewOutbox(sink, spec.Depth, true); err != nil {
 		return nil, err
 	}
+	if spec.SourceMAC {
+		q.SourceMAC(p.link.MAC)
+	}
 	q.Start(id, slots, q.out, q.reap)
 	if err := p.ns.do(func() error { return p.admitTx(q) }); err != nil {
 		return nil, err
@@ -310,9 +313,6 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 			taken = i + 1
 			continue
 		}
-		if q.spec.SourceMAC {
-			engine.SetSource(b, i, q.port.link.MAC())
-		}
 		if q.gather(b, i) {
 			bytes += size
 			q.enter(had)
@@ -350,7 +350,7 @@ func (q *txQueue) post(b *burst.Burst, from, to int) int {
 // chunks: what a forwarder sends. It returns how many, and their bytes; the next one takes more thought.
 func (q *txQueue) forwardRun(b *burst.Burst, from, to, limit int) (packets, bytes int) {
 	m := q.nq.memory
-	if m.source == nil || q.spec.SourceMAC {
+	if m.source == nil {
 		return 0, 0
 	}
 	run := b.Builder().Run(m.source, from, to)

@@ -17,15 +17,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/afpacket"
-	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/engine/socket"
-	"github.com/penstock-io/penstock/engine/xdp"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -51,15 +49,18 @@ func count(ctx context.Context, out io.Writer, address, name string, packets int
 	}
 	defer pool.Close()
 
-	engines, err := engine.NewTable(sim.Default, socket.New(), afpacket.New(), xdp.New())
+	engines, err := drivers.Engines()
 	if err != nil {
 		return err
 	}
-	if scheme, _, _ := strings.Cut(address, ":"); name == "" {
-		name = map[string]string{"sim": "sim", "udp": "socket"}[scheme]
-	}
 	if name == "" {
 		name = "afpacket" // whole frames of an interface
+		scheme, _, _ := strings.Cut(address, "://")
+		for _, s := range drivers.Table() {
+			if slices.Contains(s.Schemes, scheme) {
+				name = s.Name
+			}
+		}
 	}
 	eng, err := engines.Get(name)
 	if err != nil {

@@ -17,8 +17,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -31,7 +30,7 @@ func main() {
 	var err error
 	if *address == "" {
 		err = both(ctx, os.Stdout, *packets)
-	} else if e, failed := open(ctx, socket.New(), *address); failed != nil {
+	} else if e, failed := open(ctx, "socket", *address); failed != nil {
 		err = failed
 	} else {
 		err = errors.Join(serve(ctx, e), e.close())
@@ -51,7 +50,15 @@ type end struct {
 }
 
 // open opens a port and its queues.
-func open(ctx context.Context, eng engine.Engine, address string) (e end, err error) {
+func open(ctx context.Context, name, address string) (e end, err error) {
+	engines, err := drivers.Engines()
+	if err != nil {
+		return e, err
+	}
+	eng, err := engines.Get(name)
+	if err != nil {
+		return e, err
+	}
 	if e.pool, err = mem.NewPool(mem.PoolOptions{Name: address, SlotSize: 2048, Slots: 4096}); err != nil {
 		return e, err
 	}
@@ -92,12 +99,12 @@ func serve(ctx context.Context, e end) error {
 
 // both serves on one port of the simulator, and sends to it from another.
 func both(ctx context.Context, out io.Writer, packets int) error {
-	server, err := open(ctx, sim.Default, "sim://echo-server")
+	server, err := open(ctx, "sim", "sim://echo-server")
 	if err != nil {
 		return err
 	}
 	defer server.close()
-	client, err := open(ctx, sim.Default, "sim://echo-client")
+	client, err := open(ctx, "sim", "sim://echo-client")
 	if err != nil {
 		return err
 	}

@@ -8,8 +8,6 @@ import (
 	"os"
 	"testing"
 	"time"
-
-	"github.com/penstock-io/penstock/engine/socket"
 )
 
 func Example() {
@@ -21,7 +19,7 @@ func Example() {
 func TestUDP(t *testing.T) {
 	pid := os.Getpid()
 	self := fmt.Sprintf("127.%d.%d.%d:5001", pid>>16&127+1, pid>>8&255, pid&255)
-	e, err := open(t.Context(), socket.New(), "udp://"+self)
+	e, err := open(t.Context(), "socket", "udp://"+self)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -20,9 +20,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/afpacket"
-	"github.com/penstock-io/penstock/engine/sim"
-	"github.com/penstock-io/penstock/engine/xdp"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -52,7 +50,7 @@ func fanout(ctx context.Context, out io.Writer, address, name string, packets in
 		return err
 	}
 	defer pool.Close()
-	engines, err := engine.NewTable(sim.Default, afpacket.New(), xdp.New())
+	engines, err := drivers.Engines()
 	if err != nil {
 		return err
 	}

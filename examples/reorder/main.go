@@ -24,7 +24,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/engine/socket"
+	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/reorder"
 	"github.com/penstock-io/penstock/tensor"
@@ -62,7 +62,15 @@ func run(ctx context.Context, out io.Writer, address string, batches int, self b
 	}
 	defer dst.Close()
 
-	port, err := socket.New().OpenPort(ctx, engine.PortSpec{Address: address})
+	engines, err := drivers.Engines()
+	if err != nil {
+		return err
+	}
+	eng, err := engines.Get("socket")
+	if err != nil {
+		return err
+	}
+	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: address})
 	if err != nil {
 		return err
 	}

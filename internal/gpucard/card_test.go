@@ -15,7 +15,6 @@ import (
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/cuda/cudatest"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/nvml"
 )
 
 func TestMain(m *testing.M) {
@@ -162,22 +161,5 @@ func TestNVML(t *testing.T) {
 		if s.Bus != d.Bus || s.MemoryTotal < d.Memory || s.Name == "" {
 			t.Errorf("NVML says %s, and CUDA %+v", b, d)
 		}
-	}
-	l, err := nvml.Load("")
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := l.Devices()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, a := range all {
-		for k, b := range all[:i] {
-			d, known, err := a.Distance(b)
-			t.Logf("card %d to card %d: %v, %v, %v", i, k, d, known, err)
-		}
-	}
-	if err := l.Close(); err != nil {
-		t.Error(err)
 	}
 }

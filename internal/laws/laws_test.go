@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -201,6 +202,50 @@ func TestImportsGoDown(t *testing.T) {
 			if !ok || tf > f || tf == f && tp >= p || slices.Contains(apart[s.pkg], target) {
 				t.Errorf("%s: imports %s, which is not below it", s.rel, i)
 			}
+		}
+	}
+}
+
+// byName are the packages that import an engine besides engine/drivers, with their reasons. Tests, and the packages of the engine itself, may.
+var byName = map[string]string{
+	"internal/lab/benchxdp": "compares AF_XDP with programs in C: rings, and programs of its own",
+}
+
+// A program has its engines from the table of engine/drivers: a new engine is there without another change.
+func TestEnginesByTable(t *testing.T) {
+	engines, used := map[string]bool{}, map[string]bool{}
+	all := load(t)
+	for _, s := range all {
+		if s.pkg == "engine/drivers" && !s.test {
+			for _, i := range imports(s) {
+				if p := strings.TrimPrefix(i, module+"/"); strings.HasPrefix(p, "engine/") {
+					engines[p] = true
+				}
+			}
+		}
+	}
+	if len(engines) < 5 {
+		t.Fatalf("engine/drivers imports %v: this test does not see its table", engines)
+	}
+	for _, s := range all {
+		for _, i := range imports(s) {
+			p := strings.TrimPrefix(i, module+"/")
+			of := p
+			for !engines[of] && of != "." {
+				of = path.Dir(of)
+			}
+			switch {
+			case s.test || of == "." || s.pkg == "engine/drivers" || s.pkg == of || strings.HasPrefix(s.pkg, of+"/"):
+			case byName[s.pkg] != "":
+				used[s.pkg] = true
+			default:
+				t.Errorf("%s: imports the engine %s: take it from engine/drivers, or ask an interface of package engine", s.rel, p)
+			}
+		}
+	}
+	for pkg := range byName {
+		if !used[pkg] {
+			t.Errorf("byName has %s, which imports no engine", pkg)
 		}
 	}
 }

@@ -31,27 +31,6 @@ func (l *Library) Device(bus string) (*Device, error) {
 	return &Device{l, *dl.At[uintptr](dl.Address(b))}, nil
 }
 
-// Devices are the cards that this user sees, in the order of the library, which is not that of CUDA.
-func (l *Library) Devices() ([]*Device, error) {
-	n, err := l.DeviceCount()
-	if err != nil {
-		return nil, err
-	}
-	b, err := dl.Alloc(8)
-	if err != nil {
-		return nil, err
-	}
-	defer dl.Free(b)
-	var all []*Device
-	for i := range n {
-		if err := l.check(fnByIndex, l.fn[fnByIndex].Call2(uintptr(i), dl.Address(b))); err != nil {
-			return nil, fmt.Errorf("%w: card %d", err, i)
-		}
-		all = append(all, &Device{l, *dl.At[uintptr](dl.Address(b))})
-	}
-	return all, nil
-}
-
 // Status is what a card says of itself now. A field that is a pointer is nil where the card, its driver or this user's rights do not tell it.
 type Status struct {
 	Name        string   `json:"name"`
@@ -204,45 +183,4 @@ func (d *Device) Status() (Status, error) {
 		return Status{}, err
 	}
 	return s, nil
-}
-
-// Distance says what is between two cards, from near to far (nvmlGpuTopologyLevel_t).
-type Distance int
-
-// The distances.
-const (
-	SameBoard       Distance = 0
-	OneSwitch       Distance = 10 // one PCIe switch
-	SeveralSwitches Distance = 20
-	HostBridge      Distance = 30 // one host bridge of one processor
-	SameNode        Distance = 40 // several host bridges of one NUMA node
-	System          Distance = 50 // the link between processors
-)
-
-// String says what is between the cards.
-func (d Distance) String() string {
-	switch d {
-	case SameBoard:
-		return "same board"
-	case OneSwitch:
-		return "one PCIe switch"
-	case SeveralSwitches:
-		return "several PCIe switches"
-	case HostBridge:
-		return "one host bridge"
-	case SameNode:
-		return "one NUMA node"
-	case System:
-		return "between processors"
-	}
-	return fmt.Sprintf("distance %d", int(d))
-}
-
-// Distance is what is between two cards. known is false where the driver does not tell.
-func (d *Device) Distance(to *Device) (distance Distance, known bool, err error) {
-	v, err := ask[int32](d, fnAncestor, to.h)
-	if v == nil {
-		return 0, false, err
-	}
-	return Distance(*v), true, nil
 }

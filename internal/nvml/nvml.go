@@ -24,8 +24,6 @@ var symbols = [functions]struct {
 	fnShutdown:       {"nvmlShutdown", true},
 	fnErrorString:    {"nvmlErrorString", true},
 	fnDriverVersion:  {"nvmlSystemGetDriverVersion", true},
-	fnCount:          {"nvmlDeviceGetCount_v2", true},
-	fnByIndex:        {"nvmlDeviceGetHandleByIndex_v2", true},
 	fnByBus:          {"nvmlDeviceGetHandleByPciBusId_v2", true},
 	fnName:           {"nvmlDeviceGetName", true},
 	fnUUID:           {"nvmlDeviceGetUUID", true},
@@ -42,7 +40,6 @@ var symbols = [functions]struct {
 	fnLinkWidth:      {"nvmlDeviceGetCurrPcieLinkWidth", false},
 	fnMaxGeneration:  {"nvmlDeviceGetMaxPcieLinkGeneration", false},
 	fnMaxWidth:       {"nvmlDeviceGetMaxPcieLinkWidth", false},
-	fnAncestor:       {"nvmlDeviceGetTopologyCommonAncestor", false},
 	fnUtilization:    {"nvmlDeviceGetUtilizationRates", false},
 }
 
@@ -53,8 +50,6 @@ const (
 	fnShutdown
 	fnErrorString
 	fnDriverVersion
-	fnCount
-	fnByIndex
 	fnByBus
 	fnName
 	fnUUID
@@ -71,7 +66,6 @@ const (
 	fnLinkWidth
 	fnMaxGeneration
 	fnMaxWidth
-	fnAncestor
 	fnUtilization
 	functions
 )
@@ -161,17 +155,6 @@ func (l *Library) check(f fn, r uintptr) error {
 // DriverVersion is the version of the driver as NVIDIA numbers it: "550.54.15".
 func (l *Library) DriverVersion() (string, error) {
 	return l.text(fnDriverVersion, 96, func(p uintptr) uintptr { return l.fn[fnDriverVersion].Call2(p, 96) })
-}
-
-// DeviceCount is the number of cards that this user sees.
-func (l *Library) DeviceCount() (int, error) {
-	b, err := dl.Alloc(8)
-	if err != nil {
-		return 0, err
-	}
-	defer dl.Free(b)
-	r := l.fn[fnCount].Call1(dl.Address(b))
-	return int(*dl.At[uint32](dl.Address(b))), l.check(fnCount, r)
 }
 
 // text is what a function writes into room bytes.

@@ -63,19 +63,13 @@ func TestStatus(t *testing.T) {
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
-	all, err := l.Devices()
-	if err != nil || len(all) != 2 {
-		t.Fatalf("%d cards, %v", len(all), err)
+	a, err := l.Device("0000:3b:00.0")
+	if err != nil {
+		t.Fatal(err)
 	}
-	first, err := all[0].Status()
+	first, err := a.Status()
 	if err != nil || first.Name != "Card A" || first.Bus != "0000:3b:00.0" || first.Throttle != nil || *first.Persistence {
 		t.Errorf("%+v, %v", first, err)
-	}
-	if d, known, err := all[0].Distance(all[1]); d != System || !known || err != nil {
-		t.Errorf("%v, %v, %v", d, known, err)
-	}
-	if d, known, err := all[0].Distance(all[0]); d != SameBoard || !known || err != nil {
-		t.Errorf("%v, %v, %v", d, known, err)
 	}
 }
 
@@ -83,17 +77,14 @@ func TestStatus(t *testing.T) {
 func TestWhatIsNotTold(t *testing.T) {
 	for _, macro := range []string{"OLD", "SHY"} {
 		l := load(t, macro)
-		all, err := l.Devices()
+		a, err := l.Device("0000:3b:00.0")
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, err := all[0].Status()
+		got, err := a.Status()
 		want := Status{Name: "Card A", UUID: "GPU-a", Bus: "0000:3b:00.0", MemoryTotal: 1 << 34, MemoryFree: 1 << 33}
 		if err != nil || !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: got %+v, %v", macro, got, err)
-		}
-		if _, known, err := all[0].Distance(all[1]); known || err != nil {
-			t.Errorf("%s: distance %v, %v", macro, known, err)
 		}
 	}
 }
@@ -142,12 +133,12 @@ func TestManyAtOnce(t *testing.T) {
 	for range 8 {
 		wg.Go(func() {
 			for range 20 {
-				all, err := l.Devices()
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				for i, d := range all {
+				for i, bus := range []string{"0000:3b:00.0", "0001:af:1f.0"} {
+					d, err := l.Device(bus)
+					if err != nil {
+						t.Error(err)
+						return
+					}
 					if s, err := d.Status(); err != nil || *s.Temperature != 41+i {
 						t.Errorf("%+v, %v", s, err)
 					}

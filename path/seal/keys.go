@@ -26,9 +26,6 @@ func (Secret) String() string { return "seal.Secret(hidden)" }
 // GoString hides the secret.
 func (Secret) GoString() string { return "seal.Secret(hidden)" }
 
-// MakeSecret is the secret with these bytes, for traffic secrets of another handshake.
-func MakeSecret(b [SecretSize]byte) Secret { return Secret{b} }
-
 // Derive makes a traffic secret from what two ends share. label names what it is for: two uses of one shared secret, the two
 // directions of a connection among them, need different labels. transcript is what both ends said before, or its hash: ends
 // that disagree about it get different secrets. shared must have at least 16 bytes that nobody can guess.

@@ -61,7 +61,7 @@ func (s *Sealer) record(t Type, msg []byte) []byte {
 
 // TestStandardVectors: the keys and the record of RFC 8448 section 3.
 func TestStandardVectors(t *testing.T) {
-	s := MakeSecret([32]byte(unhex(t, "9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5")))
+	s := Secret{[32]byte(unhex(t, "9e40646ce79a7f9dc05af8889bce6552875afa0b06df0087f792ebb7c17504a5"))}
 	key, iv, err := s.Keys()
 	if err != nil || hex.EncodeToString(key[:]) != "17422dda596ed5d9acd890e3c63f5051" || hex.EncodeToString(iv[:]) != "5b78923dee08579033e523d9" {
 		t.Fatalf("key %x, iv %x, %v", key, iv, err)
@@ -322,7 +322,7 @@ func (k *keyLog) secret(t *testing.T, label string) Secret {
 	t.Helper()
 	for line := range strings.Lines(k.String()) {
 		if f := strings.Fields(line); len(f) == 3 && f[0] == label {
-			return MakeSecret([32]byte(unhex(t, f[2])))
+			return Secret{[32]byte(unhex(t, f[2]))}
 		}
 	}
 	t.Fatalf("no %s in the log of keys", label)
@@ -427,7 +427,7 @@ func TestStandardPeer(t *testing.T) {
 
 // FuzzOpen: whatever comes, an Opener refuses it or returns what was sealed; nothing panics.
 func FuzzOpen(f *testing.F) {
-	s := MakeSecret([32]byte{1, 2, 3})
+	s := Secret{[32]byte{1, 2, 3}}
 	w, _ := NewSealer(s, Options{})
 	f.Add(w.record(Data, []byte("hello")))
 	f.Add([]byte{23, 3, 3, 0, 17})

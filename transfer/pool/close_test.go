@@ -122,18 +122,17 @@ func TestContextIsOverAlready(t *testing.T) {
 func TestOptions(t *testing.T) {
 	s := newServer()
 	for what, change := range map[string]func(*Options[*fakeConn]){
-		"no Dial":       func(o *Options[*fakeConn]) { o.Dial = nil },
-		"no Close":      func(o *Options[*fakeConn]) { o.Close = nil },
-		"Min > Max":     func(o *Options[*fakeConn]) { o.Min, o.Max = 3, 2 },
-		"Min < 0":       func(o *Options[*fakeConn]) { o.Min = -1 },
-		"Max < 0":       func(o *Options[*fakeConn]) { o.Max = -1 },
-		"Idle < 0":      func(o *Options[*fakeConn]) { o.Idle = -1 },
-		"Spread < 0":    func(o *Options[*fakeConn]) { o.Spread = -1 },
-		"factor":        func(o *Options[*fakeConn]) { o.Backoff.Factor = 0.5 },
-		"factor NaN":    func(o *Options[*fakeConn]) { o.Backoff.Factor = math.NaN() },
-		"First < 0":     func(o *Options[*fakeConn]) { o.Backoff.First = -1 },
-		"Max below":     func(o *Options[*fakeConn]) { o.Backoff = Backoff{First: 2, Max: 1} },
-		"check timeout": func(o *Options[*fakeConn]) { o.CheckTimeout = -1 },
+		"no Dial":    func(o *Options[*fakeConn]) { o.Dial = nil },
+		"no Close":   func(o *Options[*fakeConn]) { o.Close = nil },
+		"Min > Max":  func(o *Options[*fakeConn]) { o.Min, o.Max = 3, 2 },
+		"Min < 0":    func(o *Options[*fakeConn]) { o.Min = -1 },
+		"Max < 0":    func(o *Options[*fakeConn]) { o.Max = -1 },
+		"Idle < 0":   func(o *Options[*fakeConn]) { o.Idle = -1 },
+		"Spread < 0": func(o *Options[*fakeConn]) { o.Spread = -1 },
+		"factor":     func(o *Options[*fakeConn]) { o.Backoff.Factor = 0.5 },
+		"factor NaN": func(o *Options[*fakeConn]) { o.Backoff.Factor = math.NaN() },
+		"First < 0":  func(o *Options[*fakeConn]) { o.Backoff.First = -1 },
+		"Max below":  func(o *Options[*fakeConn]) { o.Backoff = Backoff{First: 2, Max: 1} },
 	} {
 		o := options(s)
 		change(&o)

@@ -13,13 +13,11 @@ type conn[C any] struct {
 	stop context.CancelFunc
 	done <-chan struct{} // the connection's own; may be nil
 
-	users    int
-	dead     bool // not in the list of the living any more
-	checking bool // by a check that nobody may disturb
-	since    time.Time
-	used     time.Time     // when it was last given back
-	latency  time.Duration // of the last check
-	good     bool          // it did its work
+	users int
+	dead  bool // not in the list of the living any more
+	since time.Time
+	used  time.Time // when it was last given back
+	good  bool      // it did its work
 }
 
 // Lease is the right to use a connection until Release or Discard.
@@ -82,8 +80,8 @@ func (p *Pool[C]) lend(c *conn[C]) *Lease[C] {
 	return &Lease[C]{p: p, c: c}
 }
 
-// pick returns the best connection that can take a user, or nil: the one with the fewest users, among them the one whose last
-// check was fastest, among them the one that was used last, so that others can become idle. The mutex is held.
+// pick returns the best connection that can take a user, or nil: the one with the fewest users, among them the one
+// that was used last, so that others can become idle. The mutex is held.
 func (p *Pool[C]) pick() *conn[C] {
 	var best *conn[C]
 	for i := 0; i < len(p.living); i++ {
@@ -93,7 +91,7 @@ func (p *Pool[C]) pick() *conn[C] {
 			i--
 			continue
 		}
-		if c.checking || c.users >= p.o.Users {
+		if c.users >= p.o.Users {
 			continue
 		}
 		if best == nil || c.before(best) {
@@ -104,11 +102,8 @@ func (p *Pool[C]) pick() *conn[C] {
 }
 
 func (c *conn[C]) before(d *conn[C]) bool {
-	switch {
-	case c.users != d.users:
+	if c.users != d.users {
 		return c.users < d.users
-	case c.latency != d.latency:
-		return c.latency < d.latency
 	}
 	return c.used.After(d.used)
 }
@@ -164,12 +159,7 @@ func (p *Pool[C]) worked(c *conn[C]) bool {
 // keep watches a connection from its dial to its end, and closes it.
 func (p *Pool[C]) keep(c *conn[C]) {
 	defer p.wg.Done()
-	var check, idle <-chan time.Time
-	if p.o.Check != nil {
-		t := time.NewTicker(p.o.CheckEvery)
-		defer t.Stop()
-		check = t.C
-	}
+	var idle <-chan time.Time
 	timer := time.NewTimer(max(p.o.Idle, 1))
 	defer timer.Stop()
 	if p.o.Idle > 0 {
@@ -194,8 +184,6 @@ func (p *Pool[C]) keep(c *conn[C]) {
 			p.lose(c)
 			p.pump()
 			p.mu.Unlock()
-		case <-check:
-			p.check(c)
 		case <-idle:
 			if wait := p.retire(c); wait > 0 {
 				timer.Reset(wait)
@@ -223,31 +211,4 @@ func (p *Pool[C]) retire(c *conn[C]) time.Duration {
 	p.counts.Retired++
 	p.bury(c)
 	return 0
-}
-
-// check asks the caller's function whether a connection works.
-func (p *Pool[C]) check(c *conn[C]) {
-	p.mu.Lock()
-	if c.dead || p.o.Users == 1 && c.users > 0 {
-		p.mu.Unlock()
-		return
-	}
-	c.checking = p.o.Users == 1
-	p.counts.Checks++
-	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(c.ctx, p.o.CheckTimeout)
-	begin := time.Now()
-	err := p.o.Check(ctx, c.v)
-	took := time.Since(begin)
-	cancel()
-	p.mu.Lock()
-	c.checking = false
-	c.latency = took
-	if err != nil && !c.dead {
-		p.counts.ChecksFailed++
-		p.lastErr = err
-		p.lose(c)
-	}
-	p.pump()
-	p.mu.Unlock()
 }

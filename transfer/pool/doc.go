@@ -16,7 +16,7 @@
 // # Rules
 //
 //   - Who waits is served in the order of coming, and leaves when its context ends.
-//   - A connection that is known to be dead is never handed out: its Done is looked at each time, and Check looks now and then.
+//   - A connection that is known to be dead is never handed out: its Done is looked at each time.
 //   - A failed dial fails nobody by itself. After it the pool waits, with full jitter, up to a bound that grows with each
 //     failure in a row, and tries again, one dial at a time, for as long as somebody waits or Min is not reached. A waiter gives
 //     up when its context ends, when as many dials as it asked for have failed while it waited (Options.Fails), or when a dial

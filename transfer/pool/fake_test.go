@@ -40,7 +40,6 @@ type fakeConn struct {
 
 	mu     sync.Mutex
 	dead   bool
-	sick   bool // a check fails
 	users  int
 	closed int
 }
@@ -108,12 +107,6 @@ func (c *fakeConn) closes() int {
 	return c.closed
 }
 
-func (c *fakeConn) sicken() {
-	c.mu.Lock()
-	c.sick = true
-	c.mu.Unlock()
-}
-
 func (c *fakeConn) die() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -131,15 +124,6 @@ func (c *fakeConn) close() error {
 	c.s.mu.Lock()
 	c.s.open--
 	c.s.mu.Unlock()
-	return nil
-}
-
-func (c *fakeConn) check(context.Context) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.sick || c.dead {
-		return errors.New("sick")
-	}
 	return nil
 }
 

@@ -24,7 +24,6 @@ const (
 	doRelease
 	doDiscard
 	doKill
-	doSick
 	doFail
 	doHeal
 	doPass
@@ -121,7 +120,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			} else {
 				l.Discard()
 			}
-		case doKill, doSick:
+		case doKill:
 			s.mu.Lock()
 			n := len(s.conns)
 			var c *fakeConn
@@ -129,12 +128,8 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 				c = s.conns[st.n%n]
 			}
 			s.mu.Unlock()
-			switch {
-			case c == nil:
-			case st.what == doKill:
+			if c != nil {
 				c.die()
-			default:
-				c.sicken()
 			}
 		case doFail:
 			s.set(errRefused)
@@ -169,7 +164,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			l.Release()
 		}
 		held = nil
-		time.Sleep(o.Backoff.WithDefaults().Max + s.latency + o.CheckTimeout + 1)
+		time.Sleep(o.Backoff.WithDefaults().Max + s.latency + 1)
 		before := len(waiting)
 		if fail = settle(); fail == nil && before > 0 && len(waiting) == before {
 			fail = fmt.Errorf("%d wait and nobody is served: %+v", before, p.Snapshot())
@@ -196,7 +191,6 @@ func TestModel(t *testing.T) {
 		spread := rapid.IntRange(0, 2).Draw(rt, "spread")
 		latency := rapid.IntRange(0, 30).Draw(rt, "latency")
 		idle := rapid.IntRange(0, 50).Draw(rt, "idle")
-		check := rapid.Bool().Draw(rt, "check")
 		life := rapid.IntRange(0, 100).Draw(rt, "life")
 		steps := rapid.SliceOfN(rapid.Custom(func(rt *rapid.T) step {
 			return step{rapid.IntRange(0, actions-1).Draw(rt, "what"), rapid.IntRange(0, 40).Draw(rt, "n")}
@@ -211,9 +205,6 @@ func TestModel(t *testing.T) {
 			o := options(s)
 			o.Min, o.Max, o.Users, o.Spread, o.Idle = low, high, users, spread, time.Duration(idle)*10*time.Millisecond
 			o.Backoff = Backoff{First: 20 * time.Millisecond, Max: 200 * time.Millisecond}
-			if check {
-				o.Check, o.CheckEvery = func(ctx context.Context, c *fakeConn) error { return c.check(ctx) }, 70*time.Millisecond
-			}
 			err = program(o, s, steps)
 		})
 		if err != nil {
@@ -227,7 +218,6 @@ func TestRace(t *testing.T) {
 	s := newServer()
 	o := options(s)
 	o.Min, o.Max, o.Users, o.Spread, o.Idle = 1, 4, 3, 1, time.Millisecond
-	o.Check, o.CheckEvery = func(ctx context.Context, c *fakeConn) error { return c.check(ctx) }, time.Millisecond
 	o.Backoff = Backoff{First: time.Microsecond, Max: 100 * time.Microsecond}
 	p := newPool(t, o)
 	var wg sync.WaitGroup

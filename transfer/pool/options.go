@@ -23,10 +23,7 @@ type Options[C any] struct {
 	// Close ends a connection and frees what belongs to it. It is called exactly once for each connection that Dial made: after
 	// the last lease was given back, or under its users when Pool.Close does not wait for them.
 	Close func(C) error
-	// Check reports whether a connection works; nil means that only Done tells. It is called every CheckEvery. A connection for
-	// one user is checked only while nobody has it, and is not handed out meanwhile; a shared one is checked in use as well.
-	Check func(ctx context.Context, c C) error
-	// Done is closed when a connection is dead; nil means that only Check and Lease.Discard tell.
+	// Done is closed when a connection is dead; nil means that only Lease.Discard tells.
 	Done func(C) <-chan struct{}
 
 	Min int // living connections that are kept, also unused; dialed in the background
@@ -37,10 +34,8 @@ type Options[C any] struct {
 	// already and may take more. 0 means only when all are full.
 	Spread int
 
-	Idle         time.Duration // after which an unused connection above Min is closed; 0 means never
-	CheckEvery   time.Duration // 0 means 30 s
-	CheckTimeout time.Duration // of one Check; 0 means CheckEvery
-	DialTimeout  time.Duration // of one Dial; 0 means 10 s
+	Idle        time.Duration // after which an unused connection above Min is closed; 0 means never
+	DialTimeout time.Duration // of one Dial; 0 means 10 s
 
 	Backoff   Backoff          // between dials after a failure
 	Fails     int              // failed dials after which a waiter gives up; 0 means never
@@ -128,15 +123,8 @@ func (o *Options[C]) complete() error {
 	if o.Spread < 0 || o.Fails < 0 {
 		return fmt.Errorf("%w: Spread %d, Fails %d: expected no negative numbers", ErrOptions, o.Spread, o.Fails)
 	}
-	if o.Idle < 0 || o.CheckEvery < 0 || o.CheckTimeout < 0 || o.DialTimeout < 0 {
-		return fmt.Errorf("%w: Idle %v, CheckEvery %v, CheckTimeout %v, DialTimeout %v: expected no negative times",
-			ErrOptions, o.Idle, o.CheckEvery, o.CheckTimeout, o.DialTimeout)
-	}
-	if o.CheckEvery == 0 {
-		o.CheckEvery = 30 * time.Second
-	}
-	if o.CheckTimeout == 0 {
-		o.CheckTimeout = o.CheckEvery
+	if o.Idle < 0 || o.DialTimeout < 0 {
+		return fmt.Errorf("%w: Idle %v, DialTimeout %v: expected no negative times", ErrOptions, o.Idle, o.DialTimeout)
 	}
 	if o.DialTimeout == 0 {
 		o.DialTimeout = 10 * time.Second

@@ -25,7 +25,7 @@ func TestDialsWithoutLock(t *testing.T) {
 	})
 }
 
-// Neither Check, Done, Close nor Permanent is called under the lock.
+// Neither Done, Close nor Permanent is called under the lock.
 func TestCallsWithoutLock(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
@@ -36,8 +36,6 @@ func TestCallsWithoutLock(t *testing.T) {
 		calls := map[string]int{}
 		var mu sync.Mutex
 		note := func(what string) { ask(); mu.Lock(); calls[what]++; mu.Unlock() }
-		o.Check = func(ctx context.Context, c *fakeConn) error { note("check"); return c.check(ctx) }
-		o.CheckEvery = time.Second
 		o.Done = func(c *fakeConn) <-chan struct{} { note("done"); return c.done }
 		o.Close = func(c *fakeConn) error { note("close"); return c.close() }
 		o.Permanent = func(error) bool { note("permanent"); return true }
@@ -52,7 +50,7 @@ func TestCallsWithoutLock(t *testing.T) {
 			t.Error(err)
 		}
 		s.end(t, p)
-		for _, what := range []string{"check", "done", "close", "permanent"} {
+		for _, what := range []string{"done", "close", "permanent"} {
 			if calls[what] != 1 {
 				t.Errorf("%s was called %d times", what, calls[what])
 			}
@@ -147,72 +145,6 @@ func TestDeadIsNotHandedOut(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 		s.end(t, p)
-	})
-}
-
-func TestCheck(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newServer()
-		o := options(s)
-		o.Done, o.Check, o.CheckEvery = nil, func(ctx context.Context, c *fakeConn) error { return c.check(ctx) }, time.Second
-		p := newPool(t, o)
-		l := get(t, p)
-		l.Conn().sicken()
-		time.Sleep(5 * time.Second)
-		if c := p.Snapshot(); c.Checks != 0 {
-			t.Errorf("an exclusive connection was checked in use: %+v", c)
-		}
-		l.Release()
-		time.Sleep(time.Second)
-		synctest.Wait()
-		if c := p.Snapshot(); c.Living != 0 || c.ChecksFailed != 1 || c.Lost != 1 || c.LastErr != "sick" {
-			t.Errorf("%+v", c)
-		}
-		s.end(t, p)
-	})
-}
-
-// A check that hangs ends at its time, and nobody gets the connection meanwhile.
-func TestCheckHangs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newServer()
-		o := options(s)
-		o.CheckEvery, o.CheckTimeout = time.Second, 3*time.Second
-		o.Check = func(ctx context.Context, c *fakeConn) error {
-			if c.number > 0 {
-				return nil
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		}
-		p := newPool(t, o)
-		get(t, p).Release()
-		time.Sleep(1500 * time.Millisecond)
-		begin := time.Now()
-		l := get(t, p)
-		if l.Conn().number != 1 || time.Since(begin) < 2500*time.Millisecond {
-			t.Errorf("got connection %d after %v", l.Conn().number, time.Since(begin))
-		}
-		l.Release()
-		s.end(t, p)
-	})
-}
-
-// Close does not wait for a check that hangs.
-func TestCloseEndsCheck(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		s := newServer()
-		o := options(s)
-		o.CheckEvery, o.CheckTimeout = time.Second, time.Hour
-		o.Check = func(ctx context.Context, c *fakeConn) error { <-ctx.Done(); return ctx.Err() }
-		p := newPool(t, o)
-		get(t, p).Release()
-		time.Sleep(2 * time.Second)
-		begin := time.Now()
-		s.end(t, p)
-		if d := time.Since(begin); d > 0 {
-			t.Errorf("Close took %v", d)
-		}
 	})
 }
 

@@ -5,16 +5,14 @@ import "time"
 // Counts only grow. Dials = DialsFailed + Closed + connections that there are + dials under way, unless the pool is being
 // closed, when dials that it ends are in no other count.
 type Counts struct {
-	Dials        uint64 // begun
-	DialsFailed  uint64
-	Served       uint64 // leases handed out
-	GaveUp       uint64 // waiters that left without one, by their context or after failed dials
-	Lost         uint64 // connections that died
-	Discarded    uint64 // by Lease.Discard
-	Retired      uint64 // idle for too long
-	Checks       uint64
-	ChecksFailed uint64 // those are lost as well
-	Closed       uint64 // connections that Options.Close was called for
+	Dials       uint64 // begun
+	DialsFailed uint64
+	Served      uint64 // leases handed out
+	GaveUp      uint64 // waiters that left without one, by their context or after failed dials
+	Lost        uint64 // connections that died
+	Discarded   uint64 // by Lease.Discard
+	Retired     uint64 // idle for too long
+	Closed      uint64 // connections that Options.Close was called for
 }
 
 // Snapshot is a pool at one moment.
@@ -27,7 +25,7 @@ type Snapshot struct {
 	Waiting  int           // callers of Get that wait
 	Failures int           // dials in a row that failed, and connections that died at once
 	NextDial time.Duration // until the next dial may begin; 0: now
-	LastErr  string        // of the last dial or check that failed; "" if none did
+	LastErr  string        // of the last dial that failed; "" if none did
 }
 
 // Snapshot says what the pool has and did.

@@ -36,12 +36,6 @@ int nvmlInit_v2(void) {
 int nvmlShutdown(void) { return users-- > 0 ? 0 : 1; }
 static int say(char *to, unsigned n, const char *what) { return (unsigned)snprintf(to, n, "%s", what) < n ? 0 : 7; }
 int nvmlSystemGetDriverVersion(char *v, unsigned n) { return say(v, n, "550.54.15"); }
-int nvmlDeviceGetCount_v2(unsigned *n) { *n = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned i, device *d) {
-    if (i > 1) return 2;
-    *d = &cards[i];
-    return 0;
-}
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, device *d) {
     if (strcmp(bus, "0000:3b:00.0") == 0) *d = &cards[0];
     else if (strcmp(bus, "0001:af:1f.0") == 0) *d = &cards[1];
@@ -81,6 +75,5 @@ int nvmlDeviceGetCurrPcieLinkGeneration(device d, unsigned *g) { TELL(*g = d->n 
 int nvmlDeviceGetCurrPcieLinkWidth(device d, unsigned *w) { TELL(*w = d->n ? 8 : 16); }
 int nvmlDeviceGetMaxPcieLinkGeneration(device d, unsigned *g) { TELL((*g = 5, (void)d)); }
 int nvmlDeviceGetMaxPcieLinkWidth(device d, unsigned *w) { TELL((*w = 16, (void)d)); }
-int nvmlDeviceGetTopologyCommonAncestor(device a, device b, int *level) { TELL(*level = a == b ? 0 : 50); }
 int nvmlDeviceGetUtilizationRates(device d, unsigned *use) { TELL((use[0] = 12u + (unsigned)d->n, use[1] = 34)); }
 #endif

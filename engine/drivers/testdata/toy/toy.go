@@ -20,7 +20,6 @@ var Spec = engine.Spec{
 		{Key: "loop", Type: engine.Bool, Default: "false", Field: "Loop", Doc: "Joins the port to itself."},
 	},
 	PortOptions:  func(string) any { return new(Options) },
-	Check:        func(p engine.PortSpec, _ []engine.RxSpec, _ []engine.TxSpec) error { return odd(p) },
 	Capabilities: sim.Spec.Capabilities,
 	Needs:        engine.Needs{Capabilities: []string{"CAP_NET_RAW"}, Kernel: [2]int{4, 0}},
 	Pair: func(seed uint64) (engine.Engine, string, string, func() error, error) {
@@ -56,6 +55,16 @@ func (Engine) Available() error { return nil }
 
 // Capabilities implements engine.Engine.
 func (e Engine) Capabilities() engine.Capabilities { return e.net.Capabilities() }
+
+// PortCapabilities implements engine.Checker.
+func (e Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	return e.net.Capabilities(), odd(spec)
+}
+
+// CheckPort implements engine.Checker.
+func (Engine) CheckPort(_ context.Context, spec engine.PortSpec) (holds string, err error) {
+	return "", odd(spec)
+}
 
 // OpenPort implements engine.Engine.
 func (e Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
