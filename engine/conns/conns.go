@@ -87,7 +87,7 @@ func (e *Error) Error() string {
 	case e.ID == 0:
 		return fmt.Sprintf("%s: connecting to %s: %v", e.Engine, e.Remote, e.Err)
 	case e.Err == nil:
-		return fmt.Sprintf("%s: connection %d to %s was ended by the peer", e.Engine, e.ID, e.Remote)
+		return fmt.Sprintf("%s: connection %d to %s was closed by the peer", e.Engine, e.ID, e.Remote)
 	}
 	return fmt.Sprintf("%s: connection %d to %s: %v", e.Engine, e.ID, e.Remote, e.Err)
 }

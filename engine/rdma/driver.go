@@ -170,7 +170,7 @@ func (d *driver) run() {
 				d.port.finish(w.c, err)
 				continue
 			}
-			d.port.o.OnMemory(MemoryEvent{Conn: w.c.id, Kind: Written, Imm: w.imm})
+			d.port.o.OnMemory(MemoryEvent{Conn: w.c.ID, Kind: Written, Imm: w.imm})
 		}
 		if engine.Events.Arm(d.fds[0], d.waker) != nil || device && engine.Events.Arm(d.fds[1], d.async) != nil {
 			return
@@ -219,7 +219,7 @@ func (d *driver) asynchronous() {
 				p.mu.Unlock()
 			}
 		case ibv.EventDeviceFatal:
-			for _, c := range p.all() {
+			for _, c := range p.conns.List() {
 				p.finish(c, fmt.Errorf("device %s has failed: close the port and open it again", p.dev.Name()))
 			}
 		case ibv.EventCQErr:
@@ -235,7 +235,7 @@ func (p *Port) broke(e ibv.AsyncEvent) {
 	if e.QP == nil {
 		return
 	}
-	for _, c := range p.all() {
+	for _, c := range p.conns.List() {
 		p.mu.Lock()
 		hit := c.in != nil && c.in.x.qp == e.QP
 		p.mu.Unlock()

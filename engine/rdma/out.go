@@ -475,7 +475,7 @@ func (o *txChannel) event() {
 	o.x.cq.Ack()
 	o.reap()
 	c.flush()
-	if o.flying() > 0 || len(c.held) > 0 {
+	if o.flying() > 0 || c.held.First() != nil {
 		o.rearm()
 		c.flush()
 	}
