@@ -151,6 +151,9 @@ func (p *TCPPort) startListening(ctx context.Context) error {
 	return nil
 }
 
+// events hears, for all ports, what they wait for besides packets: room to send, ends of connections, the state of links.
+var events engine.Loop
+
 // tcpHost is a port as its connections see it: it implements conns.Port.
 type tcpHost TCPPort
 
@@ -179,7 +182,7 @@ func (h *tcpHost) Admit(t *net.TCPConn, main bool) (_ *conn, err error) {
 		err = c.port.tune(c.fd)
 	}
 	if err == nil {
-		c.tag, err = events.add(c.fd, sys.EventOut|sys.EventRdH|sys.EventEdge, c)
+		c.tag, err = events.Add(c.fd, sys.EventOut|sys.EventRdH|sys.EventEdge, c)
 	}
 	if err != nil {
 		sys.Close(c.fd)
@@ -202,7 +205,7 @@ func (h *tcpHost) Assign(c *conn) {
 }
 
 func (h *tcpHost) Sever(c *conn, err error) (why error, orderly bool) {
-	events.remove(c.fd, c.tag)
+	events.Remove(c.fd, c.tag)
 	if c.q != nil {
 		c.q.lose(c)
 		c.q = nil

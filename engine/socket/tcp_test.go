@@ -387,11 +387,11 @@ func TestTCPWaiting(t *testing.T) {
 // TestTCPOptions sets options by fields and by number, and refuses connections beyond the limit.
 func TestTCPOptions(t *testing.T) {
 	p := openTCPPort(t, listenAny, TCPOptions{Options: conns.Options{MaxConns: 1},
-		KeepAlive: 7 * time.Second,
+		KeepAlive:   7 * time.Second,
 		UserTimeout: 9 * time.Second,
-		Congestion: "reno",
-		Set: []Option{{sys.SolSocket, sys.SoPriority, 2}},
-		BusyPoll: time.Microsecond})
+		Congestion:  "reno",
+		Set:         []Option{{sys.SolSocket, sys.SoPriority, 2}},
+		BusyPoll:    time.Microsecond})
 	c := dialTo(t, p)
 	id := idOf(t, p, c)
 	for _, o := range []struct{ level, name, want int }{{sys.SolTCP, sys.TCPNoDelay, 1}, {sys.SolTCP, sys.TCPKeepIdle, 7}, {sys.SolTCP, sys.TCPUserTimeout, 9000},

@@ -173,8 +173,8 @@ func (c *conn) drop(why engine.Drop, of *tcpSink) {
 	c.out.Drop(of, why, (*tcpSink).lose)
 }
 
-// ready implements watcher: there is room to send, or the connection has ended.
-func (c *conn) ready(es uint32) {
+// Ready implements engine.Watcher: there is room to send, or the connection has ended.
+func (c *conn) Ready(es uint32) {
 	leave := false
 	if es&(sys.EventOut|sys.EventErr|sys.EventHup) != 0 {
 		leave = c.flush()
