@@ -109,7 +109,7 @@ func (q *txQueue) reap() {
 
 // reap takes what devices have done, for one who needs descriptors now.
 func (p *Port) reap() {
-	for _, c := range p.conns.List() {
+	for c := range p.conns.Read() {
 		c.mu.Lock()
 		if o := c.out; o != nil && o.flying() > 0 && o.reap() {
 			c.flush()

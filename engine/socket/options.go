@@ -191,3 +191,38 @@ func setBuffer(fd, name, force, bytes int) (given int, err error) {
 	v, err := sys.Option(fd, sys.SolSocket, name)
 	return v / 2, err
 }
+
+// setting is an option of a socket that is set in some cases.
+type setting struct {
+	when               bool
+	level, name, value int
+}
+
+func apply(fd int, settings ...setting) error {
+	for _, x := range settings {
+		if x.when {
+			if err := sys.SetOption(fd, x.level, x.name, x.value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// further sets options by their numbers.
+func further(fd int, options []Option) error {
+	for _, o := range options {
+		if err := sys.SetOption(fd, o.Level, o.Name, o.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bit is a truth as options of sockets have it.
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}

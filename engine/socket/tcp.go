@@ -103,33 +103,18 @@ func (p *TCPPort) prepare(fd int) (err error) {
 
 // tune sets the options of a connection.
 func (p *TCPPort) tune(fd int) error {
-	var err error
-	set := func(level, name, value int) {
-		if err == nil {
-			err = sys.SetOption(fd, level, name, value)
-		}
+	alive, seconds, timeout := p.o.KeepAlive > 0, max(int(p.o.KeepAlive/time.Second), 1), int(p.o.UserTimeout/time.Millisecond)
+	err := apply(fd, setting{p.o.Delay, sys.SolTCP, sys.TCPNoDelay, 0}, // package net has set it
+		setting{alive, sys.SolSocket, sys.SoKeepAlive, 1}, setting{alive, sys.SolTCP, sys.TCPKeepIdle, seconds}, setting{alive, sys.SolTCP, sys.TCPKeepInt, seconds},
+		setting{p.o.UserTimeout > 0, sys.SolTCP, sys.TCPUserTimeout, timeout})
+	if err != nil {
+		return err
 	}
-	if p.o.Delay { // package net has turned it off
-		set(sys.SolTCP, sys.TCPNoDelay, 0)
+	err = apply(fd, setting{p.o.BusyPoll > 0, sys.SolSocket, sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())})
+	if err != nil && !sys.IsErrno(err, sys.EPERM) {
+		return err
 	}
-	if k := p.o.KeepAlive; k > 0 {
-		seconds := max(int(k/time.Second), 1)
-		set(sys.SolSocket, sys.SoKeepAlive, 1)
-		set(sys.SolTCP, sys.TCPKeepIdle, seconds)
-		set(sys.SolTCP, sys.TCPKeepInt, seconds)
-	}
-	if p.o.UserTimeout > 0 {
-		set(sys.SolTCP, sys.TCPUserTimeout, int(p.o.UserTimeout/time.Millisecond))
-	}
-	if p.o.BusyPoll > 0 && err == nil {
-		if e := sys.SetOption(fd, sys.SolSocket, sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())); e != nil && !sys.IsErrno(e, sys.EPERM) {
-			err = e
-		}
-	}
-	for _, s := range p.o.Set {
-		set(s.Level, s.Name, s.Value)
-	}
-	return err
+	return further(fd, p.o.Set)
 }
 
 func (p *TCPPort) startListening(ctx context.Context) error {

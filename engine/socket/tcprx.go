@@ -50,7 +50,7 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	q := &tcpRx{port: p, members: map[uint32]*conn{}}
 	n := min(p.o.Batch, max(pool.Slots()/4, 1))
 	q.pieces = make([]sys.Iovec, n)
-	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) }, func(to, from int) { q.pieces[to] = q.pieces[from] })
+	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) })
 	q.slots.limit(p.o.MaxPayload)
 	if q.epoll, err = sys.NewEpoll(); err != nil {
 		return nil, err
