@@ -12,7 +12,6 @@ import (
 const (
 	EINPROGRESS  = unix.EINPROGRESS
 	ECONNREFUSED = unix.ECONNREFUSED
-	ECONNABORTED = unix.ECONNABORTED
 	ENOENT       = unix.ENOENT
 	EMFILE       = unix.EMFILE
 	ENFILE       = unix.ENFILE
