@@ -164,7 +164,7 @@ func TestAccept(t *testing.T) {
 
 // TestConnect: a connection besides the peer's fails with its port, and with its context.
 func TestConnect(t *testing.T) {
-	h := open(t, Options{}, "", nil)
+	h := open(t, Options{ConnectTimeout: time.Hour}, "", nil)
 	to := netip.MustParseAddrPort("[::1]:9")
 	id, err := h.set.Connect(t.Context(), to, func(context.Context) (int, error) { return 9, nil })
 	if err != nil || h.set.Get(id) == nil || h.set.Main() != nil {
