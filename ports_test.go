@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/engine/afpacket"
 	"github.com/penstock-io/penstock/engine/drivers"
 	"github.com/penstock-io/penstock/engine/pace"
@@ -92,10 +93,10 @@ func TestOptionsOfAFile(t *testing.T) {
 		{"{name: p, address: \"udp://127.0.0.1:5000\", tx: {queues: []}}", nil},
 		{"{name: p, address: \"udp://127.0.0.1:5000?gro=1\", rx: {queues: [{memory_regions: [a]}, {memory_regions: [a]}]}}", socket.UDPOptions{Queues: 2}},
 		{"{name: p, socket: {mode: server, local: \"tcp://127.0.0.1:5000\"}}", nil},
-		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\"}}", socket.TCPOptions{Reconnect: true, BackoffMin: time.Second, BackoffMax: time.Second}},
-		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\", connect_timeout: 0s, connect_retry: 0s}}", socket.TCPOptions{Background: true}},
+		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\"}}", socket.TCPOptions{Options: conns.Options{Reconnect: true, BackoffMin: time.Second, BackoffMax: time.Second}}},
+		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\", connect_timeout: 0s, connect_retry: 0s}}", socket.TCPOptions{Options: conns.Options{Background: true}}},
 		{"{name: p, socket: {mode: client, remote: \"tcp://127.0.0.1:5000\", connect_retry: 3s, connect_retry_max: 9s, connect_timeout: 4s}}",
-			socket.TCPOptions{Reconnect: true, BackoffMin: 3 * time.Second, BackoffMax: 9 * time.Second, ConnectTimeout: 4 * time.Second}},
+			socket.TCPOptions{Options: conns.Options{Reconnect: true, BackoffMin: 3 * time.Second, BackoffMax: 9 * time.Second, ConnectTimeout: 4 * time.Second}}},
 		{"{name: p, address: eth0}", nil},
 		{"{name: p, address: eth0, rx: {hardware_timestamps: true, queues: []}}", xdp.Options{HardwareTime: true}},
 		{"{name: p, address: eth0, xdp: {spare: 0, bind: zerocopy, attach: native}}", xdp.Options{Spare: -1, Bind: xdp.BindZeroCopy, Attach: xdp.AttachNative}},

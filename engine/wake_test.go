@@ -48,7 +48,7 @@ func pair(t *testing.T) (a, b *os.File) {
 // loops is the number of reactor goroutines.
 func loops() int {
 	buf := make([]byte, 1<<20)
-	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "(*reactorLoop).run(")
+	return strings.Count(string(buf[:runtime.Stack(buf, true)]), "(*Loop).run(")
 }
 
 func awaitLoops(t *testing.T, n int) {
@@ -177,7 +177,7 @@ func TestReactorQuiet(t *testing.T) {
 	}
 	listed := func() bool {
 		t.Helper()
-		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", r.on.epoll.FD()))
+		info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", r.loop.epoll.FD()))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,11 +217,7 @@ func TestReactorQuiet(t *testing.T) {
 }
 
 // rounds is how often the goroutine woke up.
-func (r *Reactor) rounds() uint64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.on.rounds.Load()
-}
+func (r *Reactor) rounds() uint64 { return r.loop.rounds.Load() }
 
 // Removing a descriptor that is armed leaves the others alone.
 func TestReactorRemove(t *testing.T) {

@@ -118,7 +118,7 @@ func TestCardExposed(t *testing.T) {
 	f.engine.tree = fstest.MapFS{}
 	s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
 	in := rx(t, s, engine.RxSpec{Depth: 8})
-	to := c.primary.Load().id
+	to := c.conns.Main().ID
 	span := mem.Span{Region: theirs, Off: 5000, Len: 20_000}
 	m, err := s.Expose(id, span, RemoteRead|RemoteWrite)
 	if err != nil {
@@ -173,7 +173,7 @@ func TestCardTakenBack(t *testing.T) {
 			f.engine.tree = fstest.MapFS{}
 			s, c, id := f.pair(t, Options{OnMemory: func(e MemoryEvent) { events <- e }}, Options{})
 			in := rx(t, s, engine.RxSpec{Depth: 8})
-			to := c.primary.Load().id
+			to := c.conns.Main().ID
 			m, err := s.Expose(id, theirs.All(), RemoteWrite)
 			if err != nil {
 				t.Fatal(err)

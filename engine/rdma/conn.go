@@ -8,24 +8,19 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 )
 
 // conn is one connection: a session, and channels in both directions, which are one queue pair where the connection is plain (plain.go). A channel is a pair of queue pairs over which messages go one
 // way. The receiver makes it, for the receive queue that the connection belongs to, and takes it back when that queue goes; what
 // is to be sent waits meanwhile.
 type conn struct {
-	id            uint32
-	port          *Port
-	ch            session
-	local, remote netip.AddrPort
-	main          bool // of a port that connects to one peer
-	plain         bool // the peer takes no records: one queue pair in both directions
+	conns.Conn // under the port's mutex, as what follows
+	port       *Port
+	ch         session
+	plain      bool // the peer takes no records: one queue pair in both directions
 
-	// Under the port's mutex:
-	met     bool        // the peer has said who it is
-	late    *time.Timer // until it must have
-	over    bool
-	cause   error           // of the end
+	late    *time.Timer     // until the peer must have said who it is
 	q       *rxQueue        // that its messages come to
 	in      *rxChannel      // the channel that q has for it
 	leaves  []*rxChannel    // channels that were taken back and that the peer may still send on
@@ -39,43 +34,16 @@ type conn struct {
 	dead  bool
 	out   *txChannel   // the channel to send on; nil while the peer has given none
 	gone  []*txChannel // channels that the peer takes back and that have something under way
-	held  []held       // what waits to be sent, in order
-	spare spares
+	held  conns.Waiting[*txSink]
 	probe *time.Timer // of a sender that waits
 
 	watchdog *time.Timer // of what the device has
 	guarded  bool        // it runs
 }
 
-// admit makes a connection of a session. The caller holds p.mu.
-func (p *Port) admit(ch session, main bool) *conn {
-	c := &conn{port: p, ch: ch, local: ch.local(), remote: ch.remote(), main: main, mine: map[uint32]*own{}, theirs: map[uint32]exposed{}}
-	_, c.plain = ch.(*link)
-	for c.id == 0 || p.conns[c.id] != nil {
-		p.last++
-		c.id = p.last
-	}
-	p.table.Lock()
-	p.conns[c.id] = c
-	p.byAddr[c.remote] = c.id
-	p.table.Unlock()
-	c.ch.send(&record{kind: kindHello, transport: p.o.Transport})
-	c.late = time.AfterFunc(p.o.ConnectTimeout, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
-		if !c.met {
-			p.end(c, failed(engine.ErrConnect, "the peer has said nothing for %v", p.o.ConnectTimeout))
-		}
-	})
-	p.running.Add(1)
-	go c.serve()
-	return c
-}
-
 // serve has the session do what the peer asks for until it ends.
 func (c *conn) serve() {
 	p := c.port
-	defer p.running.Done()
 	err := c.ch.serve(c)
 	if err == io.EOF || errors.Is(err, errBye) {
 		err = nil // the peer has closed
@@ -93,7 +61,7 @@ var errOrder = errors.New("the peer sent a record that does not belong there")
 
 // take does what a record asks for.
 func (c *conn) take(r *record) error {
-	if (r.kind == kindHello) == c.met && r.kind != kindBye { // only this goroutine sets met
+	if (r.kind == kindHello) == c.Met && r.kind != kindBye { // only this goroutine sets met
 		return failed(engine.ErrConnect, "%v: %v", r.kind, errOrder)
 	}
 	switch r.kind {
@@ -136,101 +104,17 @@ func (c *conn) meet() error {
 	p := c.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.over {
+	if c.Over {
 		return errBye
 	}
-	c.met = true
 	c.late.Stop()
-	if c.main {
-		p.backoff.Reset()
-		p.primary.Store(c)
-	}
-	p.assign(c)
-	p.changed()
-	p.tell(c, true, nil)
+	p.conns.Up(c)
 	return nil
-}
-
-// tell calls OnConn.
-func (p *Port) tell(c *conn, up bool, err error) {
-	if p.o.OnConn != nil {
-		p.o.OnConn(ConnEvent{ID: c.id, Local: c.local, Remote: c.remote, Up: up, Err: err})
-	}
-}
-
-// changed wakes those who wait for a connection, and what waits to be sent. The caller holds p.mu.
-func (p *Port) changed() {
-	close(p.change)
-	p.change = make(chan struct{})
-	for _, q := range p.tx {
-		q.box.Kick()
-	}
 }
 
 // finish ends a connection, whose peer has gone or which has failed.
 func (p *Port) finish(c *conn, err error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.end(c, err)
-}
-
-// end ends a connection. What waits to be sent on it is dropped, and so is what the peer has not acknowledged. The caller holds p.mu.
-func (p *Port) end(c *conn, err error) {
-	if c.over {
-		return
-	}
-	c.over, c.cause = true, err
-	c.late.Stop()
-	p.table.Lock()
-	delete(p.conns, c.id)
-	if p.byAddr[c.remote] == c.id {
-		delete(p.byAddr, c.remote)
-	}
-	p.table.Unlock()
-	if c.plain {
-		c.part()
-	} else {
-		c.sever()
-	}
-	for _, m := range c.mine {
-		m.close()
-	}
-	clear(c.mine)
-	bye := &record{kind: kindBye}
-	closing := err == nil || errors.Is(err, engine.ErrClosed)
-	if !closing {
-		bye.text = err.Error()
-		p.counts.broken.Add(1)
-	}
-	c.ch.send(bye)
-	c.ch.close()
-	failure := &ConnError{ID: c.id, Remote: c.remote, Err: err}
-	q := c.q
-	c.q = nil
-	if q != nil && q.Spec().Conn == c.id {
-		q.fail(failure)
-	}
-	switch {
-	case !c.met:
-		if c.main && !p.closed {
-			p.missed(err)
-		}
-		p.changed()
-		return
-	case c.main && !p.closed:
-		p.primary.CompareAndSwap(c, nil)
-		if p.cause = failure; p.o.Reconnect {
-			p.retryLater()
-		} else {
-			p.giveUp(failure)
-		}
-	}
-	p.changed()
-	if closing {
-		p.tell(c, false, nil)
-	} else {
-		p.tell(c, false, failure)
-	}
+	p.conns.Finish(c, err)
 }
 
 // sever ends the channels. The caller holds p.mu.
@@ -245,31 +129,6 @@ func (c *conn) sever() {
 	c.mu.Lock()
 	c.kill()
 	c.mu.Unlock()
-}
-
-// assign gives a connection to a queue: the one that is bound to it, or else the one of the unbound that has the fewest. The caller
-// holds p.mu.
-func (p *Port) assign(c *conn) {
-	if !c.met || c.over || c.plain { // it is given to a queue when its peer has said who it is; a plain one has its queue from the beginning
-		return
-	}
-	var to *rxQueue
-	for _, q := range p.rx.Live() {
-		if q.broken.Load() {
-			continue
-		}
-		if q.Spec().Conn == c.id {
-			to = q
-			break
-		}
-		if q.Spec().Conn == 0 && (to == nil || q.load() < to.load()) {
-			to = q
-		}
-	}
-	if to == c.q {
-		return
-	}
-	p.move(c, to)
 }
 
 // move gives a connection to a queue, nil for none. The caller holds p.mu.
@@ -346,15 +205,13 @@ type ConnInfo struct {
 }
 
 func (c *conn) info() ConnInfo {
-	i := ConnInfo{ID: c.id, Local: c.local, Remote: c.remote, Queue: -1}
+	i := ConnInfo{ID: c.ID, Local: c.Local, Remote: c.Remote, Queue: -1}
 	if c.q != nil {
 		i.Queue = c.q.ID()
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	for _, h := range c.held {
-		i.Waiting += h.b.Builder().LivePart(h.from, h.b.Len())
-	}
+	i.Waiting = c.held.Len()
 	if o := c.out; o != nil {
 		i.Sends, i.Flying, i.Room = o.ready, o.flying(), o.w.room()
 	}
@@ -368,8 +225,8 @@ func (c *conn) info() ConnInfo {
 func (p *Port) Conn(id uint32) (ConnInfo, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.conns[id]
-	if c == nil || !c.met {
+	c := p.conns.Get(id)
+	if c == nil || !c.Met {
 		return ConnInfo{}, false
 	}
 	return c.info(), true
@@ -379,30 +236,11 @@ func (p *Port) Conn(id uint32) (ConnInfo, bool) {
 func (p *Port) Conns() []ConnInfo {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out := make([]ConnInfo, 0, len(p.conns))
-	for _, c := range p.conns {
-		if c.met {
+	out := make([]ConnInfo, 0, p.conns.Len())
+	for c := range p.conns.All() {
+		if c.Met {
 			out = append(out, c.info())
 		}
 	}
 	return out
-}
-
-// Find is the id of the connection to a peer; 0 when there is none.
-func (p *Port) Find(remote netip.AddrPort) uint32 {
-	p.table.RLock()
-	defer p.table.RUnlock()
-	return p.byAddr[unmapped(remote)]
-}
-
-// CloseConn closes a connection at once. What waits to be sent on it is dropped. An id that is not there is engine.ErrNotFound.
-func (p *Port) CloseConn(id uint32) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	c := p.conns[id]
-	if c == nil {
-		return failed(engine.ErrNotFound, "connection %d", id)
-	}
-	p.end(c, engine.ErrClosed)
-	return nil
 }

@@ -69,7 +69,7 @@ func (p *Port) wrote(c *conn, imm uint32) {
 			p.finish(c, err)
 			return
 		}
-		p.o.OnMemory(MemoryEvent{Conn: c.id, Kind: Written, Imm: imm})
+		p.o.OnMemory(MemoryEvent{Conn: c.ID, Kind: Written, Imm: imm})
 	})
 }
 
@@ -99,7 +99,7 @@ func (d *driver) work() {
 func (p *Port) happened(e ibv.AsyncEvent) {
 	switch e.Type {
 	case ibv.EventDeviceFatal:
-		for _, c := range p.all() {
+		for _, c := range p.conns.List() {
 			p.finish(c, fmt.Errorf("device %s has failed: close the port and open it again", p.dev.Name()))
 		}
 	case ibv.EventCQErr:
@@ -114,7 +114,7 @@ func (p *Port) broke(e ibv.AsyncEvent) {
 	if e.QP == nil {
 		return
 	}
-	for _, c := range p.all() {
+	for _, c := range p.conns.List() {
 		p.mu.Lock()
 		hit := c.in != nil && c.in.x.qp == e.QP
 		p.mu.Unlock()

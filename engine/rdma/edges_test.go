@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -32,9 +33,9 @@ func TestTransfersFull(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-shown
-	k := c.primary.Load()
+	k := c.conns.Main()
 	write := func() (*Transfer, error) {
-		return c.Post(TransferSpec{Op: Write, Conn: k.id, Local: local.All(), Remote: m})
+		return c.Post(TransferSpec{Op: Write, Conn: k.ID, Local: local.All(), Remote: m})
 	}
 	f.run(t, "drop send *")
 	var under []*Transfer
@@ -55,7 +56,7 @@ func TestTransfersFull(t *testing.T) {
 	if _, err := write(); !errors.Is(err, engine.ErrFull) {
 		t.Errorf("a third transfer: %v", err)
 	}
-	if err := c.CloseConn(k.id); err != nil {
+	if err := c.CloseConn(k.ID); err != nil {
 		t.Errorf("the connection is gone: %v", err)
 	}
 	for _, x := range under {
@@ -114,7 +115,7 @@ func TestCreditBeforeReady(t *testing.T) {
 	if n, err := in.TryRecv(burst.New(1)); n != 0 || err != nil {
 		t.Fatal(n, err)
 	}
-	k := c.primary.Load()
+	k := c.conns.Main()
 	until(t, "the credit to be seen", func() bool {
 		k.mu.Lock()
 		defer k.mu.Unlock()
@@ -136,7 +137,7 @@ func TestFirstCreditLost(t *testing.T) {
 			s, c, _ := f.pair(t, Options{Transport: tr}, Options{Transport: tr, every: often})
 			slots, back := taken(t, 16)
 			in, out := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{slots}}), tx(t, c, engine.TxSpec{})
-			k := c.primary.Load()
+			k := c.conns.Main()
 			until(t, "the channel to be ready", func() bool {
 				k.mu.Lock()
 				defer k.mu.Unlock()
@@ -186,7 +187,7 @@ func TestCloseShared(t *testing.T) {
 		q.look()
 		return q.n == 8
 	})
-	word, err := c.Post(TransferSpec{Op: WriteImm, Conn: c.primary.Load().id, Local: here.All(), Remote: m, Imm: 77})
+	word, err := c.Post(TransferSpec{Op: WriteImm, Conn: c.conns.Main().ID, Local: here.All(), Remote: m, Imm: 77})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -234,9 +235,9 @@ func TestSmallCQ(t *testing.T) {
 	for i := range 64 {
 		put(t, out, 0, fmt.Sprint(i))
 	}
-	k := c.primary.Load()
+	k := c.conns.Main()
 	until(t, "the sender to stop", func() bool {
-		i, ok := c.Conn(k.id)
+		i, ok := c.Conn(k.ID)
 		return !ok || i.Flying == 0 && i.Room == 0
 	})
 	got(t, in, 64)
@@ -246,7 +247,7 @@ func TestSmallCQ(t *testing.T) {
 func TestManagedOverran(t *testing.T) {
 	f, w := onManager(t, "mode wire")
 	gone := newEnds()
-	s := w.server(t, Options{OnConn: gone.on})
+	s := w.server(t, Options{Options: conns.Options{OnConn: gone.on}})
 	broken := rx(t, s, engine.RxSpec{Depth: 16})
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 16})
@@ -277,12 +278,12 @@ func TestManagedDatagramsClosed(t *testing.T) {
 	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
-	k := s.all()[0]
+	k := s.conns.List()[0]
 	k.mu.Lock()
 	x := k.out.x
 	k.mu.Unlock()
-	l, to := k.ch.(*link), ibv.Address{SGIDIndex: s.gidOf(k.local.Addr()), DGID: k.remote.Addr()}
-	if err := s.CloseConn(k.id); err != nil {
+	l, to := k.ch.(*link), ibv.Address{SGIDIndex: s.gidOf(k.Local.Addr()), DGID: k.Remote.Addr()}
+	if err := s.CloseConn(k.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := l.address(k, x, to, nil); !errors.Is(err, io.EOF) {
@@ -305,7 +306,7 @@ func (u unanswered) dial(ctx context.Context, _, _ netip.AddrPort) (session, err
 // TestCloseWhileConnecting: a port that closes does not leave those behind who wait in Connect for a peer that does not answer.
 func TestCloseWhileConnecting(t *testing.T) {
 	f := onFake(t, "")
-	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{ConnectTimeout: time.Hour})
+	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{Options: conns.Options{ConnectTimeout: time.Hour}})
 	u := unanswered{begun: make(chan struct{})}
 	c.connector = u
 	result := make(chan error, 1)
@@ -326,7 +327,7 @@ func TestCloseWhileConnecting(t *testing.T) {
 func TestPeerDoesNotRead(t *testing.T) {
 	f := onFake(t, "")
 	gone := newEnds()
-	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{OnConn: gone.on})
+	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{Options: conns.Options{OnConn: gone.on}})
 	ch, err := overTCP{}.dial(within(t), s.a.remote, s.LocalAddr())
 	if err != nil {
 		t.Fatal(err)
@@ -335,11 +336,11 @@ func TestPeerDoesNotRead(t *testing.T) {
 	defer ch.close()
 	ch.send(&record{kind: kindHello})
 	gone.next(t, true)
-	k := s.all()
+	k := s.conns.List()
 	for more := true; more; {
 		k[0].ch.send(&record{kind: kindOffer, channel: 1, pair: pairInfo{mtu: 1024}})
 		s.mu.Lock()
-		more = !k[0].over
+		more = !k[0].Over
 		s.mu.Unlock()
 	}
 	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrDown) || s.Counts().Broken != 1 {
@@ -352,7 +353,7 @@ func TestPeerDoesNotRead(t *testing.T) {
 func TestLostFailure(t *testing.T) {
 	f := onFake(t, "")
 	theirs := newEnds()
-	s, c, _ := f.pair(t, Options{}, Options{every: often, OnConn: theirs.on})
+	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: often})
 	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "a")
 	got(t, in, 1)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -45,7 +46,7 @@ func stats(p *Port) (s engine.PortStats) {
 func TestKilled(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{OnConn: gone.on}, Options{OnConn: theirs.on})
+	s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
 	other := f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	in := rx(t, s, engine.RxSpec{Depth: 64})
 	out, rest := tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})
@@ -53,7 +54,7 @@ func TestKilled(t *testing.T) {
 	put(t, rest, 0, "b")
 	got(t, in, 2)
 	c.mu.Lock()
-	peer := c.primary.Load()
+	peer := c.conns.Main()
 	c.mu.Unlock()
 	peer.mu.Lock()
 	qpn := peer.out.x.qp.Num()
@@ -83,7 +84,7 @@ func TestKilled(t *testing.T) {
 func TestCableCut(t *testing.T) {
 	theirs := newEnds()
 	f := onFake(t, "mode wire; timers instant")
-	s, c, _ := f.pair(t, Options{}, Options{OnConn: theirs.on})
+	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}})
 	in := rx(t, s, engine.RxSpec{Depth: 64})
 	out := tx(t, c, engine.TxSpec{Depth: 128})
 	put(t, out, 0, "a", "b", "c")
@@ -133,7 +134,7 @@ func TestStalled(t *testing.T) {
 		put(t, out, 0, fmt.Sprint(i))
 	}
 	until(t, "the sender to stop", func() bool {
-		i, ok := c.Conn(c.primary.Load().id)
+		i, ok := c.Conn(c.conns.Main().ID)
 		return ok && i.Flying == 0 && i.Waiting == n-16 && i.Room == 0
 	})
 	if w := c.Counts().Waits; w == 0 {
@@ -218,7 +219,7 @@ func TestRefusals(t *testing.T) {
 func TestNoQueuePair(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "")
-	s, _, _ := f.pair(t, Options{OnConn: gone.on}, Options{OnConn: theirs.on})
+	s, _, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
 	f.run(t, "fail ibv_create_qp * ENOMEM")
 	rx(t, s, engine.RxSpec{Depth: 8})
 	if v := gone.next(t, false); !errors.Is(v.Err, engine.ErrUnavailable) || !strings.Contains(v.Err.Error(), "queue pair") {
@@ -232,7 +233,7 @@ func TestNoQueuePair(t *testing.T) {
 // TestStrangers: a client that speaks another protocol at the port's address is turned away, and the others go on.
 func TestStrangers(t *testing.T) {
 	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{MaxConns: 3}, Options{})
+	s, c, _ := f.pair(t, Options{Options: conns.Options{MaxConns: 3}}, Options{})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
 	hello := (&record{kind: kindHello}).append(nil)
 	for i, say := range [][]byte{[]byte("GET / HTTP/1.1\r\n\r\n"), hello[:3], slices.Concat(hello, hello), (&record{kind: kindReady, channel: 1}).append(nil), nil,
@@ -254,12 +255,12 @@ func TestStrangers(t *testing.T) {
 		put(t, out, 0, fmt.Sprint(i))
 		got(t, in, 1)
 	}
-	until(t, "strangers to be forgotten", func() bool { return len(s.all()) == 1 })
+	until(t, "strangers to be forgotten", func() bool { return len(s.conns.List()) == 1 })
 	// Beyond MaxConns they are refused.
 	for range 2 {
 		f.open(t, "roce://"+s.LocalAddr().String()+"?device=fake1", Options{})
 	}
-	o := Options{ConnectTimeout: 1 << 28}
+	o := Options{Options: conns.Options{ConnectTimeout: 1 << 28}}
 	if p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: o}); !errors.Is(err, engine.ErrConnect) ||
 		!strings.Contains(err.Error(), "too many connections") {
 		t.Errorf("a connection beyond MaxConns: %v, %v", p, err)
@@ -271,7 +272,7 @@ func TestStrangers(t *testing.T) {
 
 // TestSilent: who connects and says nothing does not stay.
 func TestSilent(t *testing.T) {
-	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{ConnectTimeout: 1 << 20})
+	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{Options: conns.Options{ConnectTimeout: 1 << 20}})
 	x, err := net.Dial("tcp", s.LocalAddr().String())
 	if err != nil {
 		t.Fatal(err)
@@ -281,14 +282,14 @@ func TestSilent(t *testing.T) {
 	if err != nil || !strings.Contains(string(b), "said nothing") {
 		t.Errorf("%q, %v", b, err)
 	}
-	until(t, "it to be forgotten", func() bool { return len(s.all()) == 0 })
+	until(t, "it to be forgotten", func() bool { return len(s.conns.List()) == 0 })
 }
 
 // TestTransportsDiffer: peers with different transports do not connect, and the error says why.
 func TestTransportsDiffer(t *testing.T) {
 	f := onFake(t, "")
 	s := f.open(t, "roce://127.0.0.1:0?listen=1&device=fake0&transport=UC", Options{})
-	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: Options{ConnectTimeout: 1 << 28}})
+	p, err := f.engine.OpenPort(within(t), engine.PortSpec{Address: "roce://" + s.LocalAddr().String() + "?device=fake1", Options: Options{Options: conns.Options{ConnectTimeout: 1 << 28}}})
 	if !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), "transport") {
 		t.Errorf("%v, %v", p, err)
 	}
@@ -298,7 +299,7 @@ func TestTransportsDiffer(t *testing.T) {
 func TestReconnect(t *testing.T) {
 	mine := newEnds()
 	f := onFake(t, "mode wire")
-	s, c, _ := f.pair(t, Options{}, Options{Reconnect: true, BackoffMin: 1 << 20, BackoffMax: 1 << 22, OnConn: mine.on})
+	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{Reconnect: true, BackoffMin: 1 << 20, BackoffMax: 1 << 22, OnConn: mine.on}})
 	in, out := rx(t, s, engine.RxSpec{}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "one")
 	got(t, in, 1)

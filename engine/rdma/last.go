@@ -71,7 +71,7 @@ func (p *Port) overran(cq *ibv.CQ) {
 			why := failed(engine.ErrDown, "receive queue %d: its completion queue overran, so that messages are lost: close it and add another one", q.ID())
 			q.broken.Store(true)
 			q.fail(why)
-			for _, c := range p.conns {
+			for c := range p.conns.All() {
 				if c.q == q || c.in != nil && c.in.q == q {
 					p.report(c, why)
 				}

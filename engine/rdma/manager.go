@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/internal/sys"
 )
@@ -105,7 +106,7 @@ func (m *manager) route(ev cm.Event) {
 		at := m.listen
 		m.mu.Unlock()
 		if at == nil || !at.offer(l) {
-			m.port.counts.refused.Add(1)
+			m.port.conns.Refused()
 			l.send(&record{kind: kindBye, text: "too many wait to be accepted"})
 			l.close()
 		}
@@ -152,7 +153,7 @@ func (m *manager) bind(at netip.AddrPort) (listener, error) {
 	case err != nil:
 		return nil, failed(engine.ErrUnavailable, "listening at %v: %v", at, err)
 	}
-	l := &managerListener{m: m, id: id, at: unmapped(id.Local()), pending: make(chan *link, backlog), over: make(chan struct{})}
+	l := &managerListener{m: m, id: id, at: conns.Unmapped(id.Local()), pending: make(chan *link, backlog), over: make(chan struct{})}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.listen = l
@@ -267,8 +268,8 @@ type link struct {
 	said     bool // goodbye
 }
 
-func (l *link) local() netip.AddrPort  { return unmapped(l.id.Local()) }
-func (l *link) remote() netip.AddrPort { return unmapped(l.id.Remote()) }
+func (l *link) local() netip.AddrPort  { return conns.Unmapped(l.id.Local()) }
+func (l *link) remote() netip.AddrPort { return conns.Unmapped(l.id.Remote()) }
 
 // hear takes an event. There is room for all that a connection has.
 func (l *link) hear(ev cm.Event) {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -74,7 +75,7 @@ func met(t testing.TB, s, c *Port) uint32 {
 
 func bothWays(t *testing.T, w managers) {
 	events := newEnds()
-	s := w.server(t, Options{OnConn: events.on})
+	s := w.server(t, Options{Options: conns.Options{OnConn: events.on}})
 	if a := s.LocalAddr(); a.Port() == 0 || a.Addr().String() != w.host {
 		t.Fatalf("listening at %v", a)
 	}
@@ -95,7 +96,7 @@ func bothWays(t *testing.T, w managers) {
 		t.Errorf("%+v", i)
 	}
 	for _, p := range []*Port{s, c} { // not the connection manager's 655 ms
-		k := p.all()[0]
+		k := p.conns.List()[0]
 		k.mu.Lock()
 		a, err := k.out.x.qp.Query()
 		k.mu.Unlock()
@@ -157,8 +158,8 @@ func fewBuffers(t *testing.T, w managers) {
 func closedBySide(t *testing.T, w managers) {
 	for _, side := range []string{"client", "server"} {
 		at, bt := newEnds(), newEnds()
-		s := w.server(t, Options{OnConn: at.on})
-		c := w.client(t, s, Options{OnConn: bt.on})
+		s := w.server(t, Options{Options: conns.Options{OnConn: at.on}})
+		c := w.client(t, s, Options{Options: conns.Options{OnConn: bt.on}})
 		q := rx(t, s, engine.RxSpec{Depth: 32})
 		rx(t, c, engine.RxSpec{Depth: 32})
 		out := tx(t, c, engine.TxSpec{})
@@ -201,7 +202,7 @@ func closedBySide(t *testing.T, w managers) {
 func queueClosed(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{})
-	c := w.client(t, s, Options{Reconnect: true, BackoffMin: time.Millisecond, OnConn: events.on})
+	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, OnConn: events.on}})
 	rx(t, c, engine.RxSpec{Depth: 16})
 	out := tx(t, c, engine.TxSpec{})
 	for i := range 3 {
@@ -229,7 +230,7 @@ func queueClosed(t *testing.T, w managers) {
 func clientQueueClosed(t *testing.T, w managers) {
 	s := w.server(t, Options{})
 	q := rx(t, s, engine.RxSpec{Depth: 16})
-	c := w.client(t, s, Options{Reconnect: true, BackoffMin: time.Millisecond})
+	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond}})
 	out := tx(t, c, engine.TxSpec{})
 	for i := range 3 {
 		own := rx(t, c, engine.RxSpec{Depth: 16})
@@ -243,7 +244,7 @@ func clientQueueClosed(t *testing.T, w managers) {
 		if err := own.Close(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "the server's connection to end", func() bool { return len(s.all()) == 0 })
+		until(t, "the server's connection to end", func() bool { return len(s.conns.List()) == 0 })
 	}
 	if n := s.Counts(); n.Accepted != 3 {
 		t.Errorf("%+v", n)
@@ -290,7 +291,7 @@ func refusedByPeer(t *testing.T, w managers) {
 	if _, err := c.Connect(within(t), nobody); !errors.Is(err, engine.ErrConnect) || !errors.As(err, &ce) || ce.Remote != nobody || !strings.Contains(err.Error(), "nobody listens") {
 		t.Errorf("to nobody: %v", err)
 	}
-	s := w.server(t, Options{MaxConns: 1})
+	s := w.server(t, Options{Options: conns.Options{MaxConns: 1}})
 	rx(t, s, engine.RxSpec{Depth: 16})
 	if _, err := c.Connect(within(t), s.LocalAddr()); err != nil {
 		t.Fatal(err)
@@ -301,7 +302,7 @@ func refusedByPeer(t *testing.T, w managers) {
 	if n := s.Counts(); n.Accepted != 1 || n.Refused != 1 {
 		t.Errorf("%+v", n)
 	}
-	until(t, "the refused connection to go", func() bool { return len(c.all()) == 1 })
+	until(t, "the refused connection to go", func() bool { return len(c.conns.List()) == 1 })
 }
 
 // plainRefusals: what a peer without records cannot do is refused, with what can.
@@ -338,7 +339,7 @@ func reconnects(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{})
 	at := s.LocalAddr()
-	c := w.client(t, s, Options{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 20 * time.Millisecond, OnConn: events.on})
+	c := w.client(t, s, Options{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 20 * time.Millisecond, OnConn: events.on}})
 	rx(t, c, engine.RxSpec{Depth: 16})
 	rx(t, s, engine.RxSpec{Depth: 16})
 	out := tx(t, c, engine.TxSpec{})
@@ -369,7 +370,7 @@ func closesEarly(t *testing.T, w managers) {
 			result <- err
 		}()
 		if i%2 == 1 {
-			until(t, "a connection to begin", func() bool { return len(s.all()) > 0 || s.Counts().Accepted > 0 })
+			until(t, "a connection to begin", func() bool { return len(s.conns.List()) > 0 || s.Counts().Accepted > 0 })
 		}
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
@@ -378,7 +379,7 @@ func closesEarly(t *testing.T, w managers) {
 			t.Errorf("a server that closes: %v", err)
 		}
 	}
-	until(t, "the connections to end", func() bool { return len(c.all()) == 0 })
+	until(t, "the connections to end", func() bool { return len(c.conns.List()) == 0 })
 }
 
 // TestNoManager: a machine without librdmacm, or without the kernel's part of it, is told so, and nothing stays behind.

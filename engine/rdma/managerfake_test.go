@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
@@ -43,7 +44,7 @@ func attempt(t *testing.T, w managers, timeout time.Duration) (err error) {
 		if err != nil {
 			return nil
 		}
-		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address, Options: Options{ConnectTimeout: timeout}})
+		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address, Options: Options{Options: conns.Options{ConnectTimeout: timeout}}})
 		if err = e; e != nil {
 			return nil
 		}
@@ -133,14 +134,14 @@ func TestManagerGone(t *testing.T) {
 		{"removed", func(t *testing.T, f *fake, c *Port) { f.run(t, "cm remove 1") }, "", "removed"},
 		{"odd", func(t *testing.T, f *fake, c *Port) { f.run(t, "cm addr_change; cm timewait; cm odd") }, "", "does not belong there"},
 		{"broken", func(t *testing.T, f *fake, c *Port) {
-			f.run(t, fmt.Sprintf("kill 1 %#x", c.all()[0].out.x.qp.Num()))
+			f.run(t, fmt.Sprintf("kill 1 %#x", c.conns.List()[0].out.x.qp.Num()))
 		}, "", "queue pair"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f, w := onManager(t, "mode wire")
 			atServer, atClient := newEnds(), newEnds()
-			s := w.server(t, Options{OnConn: atServer.on})
-			p := w.client(t, s, Options{OnConn: atClient.on})
+			s := w.server(t, Options{Options: conns.Options{OnConn: atServer.on}})
+			p := w.client(t, s, Options{Options: conns.Options{OnConn: atClient.on}})
 			rx(t, s, engine.RxSpec{Depth: 16})
 			rx(t, p, engine.RxSpec{Depth: 16})
 			met(t, s, p)
@@ -192,7 +193,7 @@ func TestManagerRejects(t *testing.T) {
 		t.Errorf("%d accepted", n)
 	}
 	f.run(t, "cm remove 0")
-	until(t, "the connections to end", func() bool { return len(s.all()) == 0 && len(c.all()) == 0 })
+	until(t, "the connections to end", func() bool { return len(s.conns.List()) == 0 && len(c.conns.List()) == 0 })
 	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, cm.ErrRefused) {
 		t.Errorf("to a device that is gone: %v", err)
 	}
@@ -203,7 +204,7 @@ func TestManagerDeaf(t *testing.T) {
 	f, w := onManager(t, "")
 	s := w.server(t, Options{})
 	rx(t, s, engine.RxSpec{Depth: 16})
-	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{ConnectTimeout: time.Minute})
+	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{Options: conns.Options{ConnectTimeout: time.Minute}})
 	rx(t, c, engine.RxSpec{Depth: 16})
 	until(t, "the manager to listen", func() bool { return f.count(t, "rdma_get_cm_event") >= 2 }) // both ports' goroutines
 	f.run(t, "fail rdma_get_cm_event 1 ENOBUFS")

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -19,8 +20,8 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 		s := w.open(t, fmt.Sprintf("roce://%s:0?listen=1&%s", w.host, query), o)
 		return s, rx(t, s, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool(t, 8192, 128)}})
 	}
-	s, qs := open(Options{OnConn: atServer.on, MaxConns: 2})
-	c := w.open(t, "roce://"+w.own+"?"+query, Options{OnConn: atClient.on})
+	s, qs := open(Options{Options: conns.Options{OnConn: atServer.on, MaxConns: 2}})
+	c := w.open(t, "roce://"+w.own+"?"+query, Options{Options: conns.Options{OnConn: atClient.on}})
 	qc := rx(t, c, engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool(t, 8192, 128)}})
 	ts := tx(t, s, engine.TxSpec{Pools: []*mem.Pool{pool(t, 8192, 64)}})
 	tc := tx(t, c, engine.TxSpec{Pools: []*mem.Pool{pool(t, 8192, 64)}})
@@ -99,7 +100,7 @@ func strangers(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, 
 	}
 	channel := func(id uint32) *pair {
 		c.mu.Lock()
-		k := c.conns[id]
+		k := c.conns.Get(id)
 		c.mu.Unlock()
 		k.mu.Lock()
 		defer k.mu.Unlock()

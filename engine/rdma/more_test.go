@@ -22,7 +22,7 @@ func TestLateHello(t *testing.T) {
 	}
 	defer ch.wait()
 	defer ch.close()
-	until(t, "the connection", func() bool { return len(s.all()) == 1 })
+	until(t, "the connection", func() bool { return len(s.conns.List()) == 1 })
 	if n := len(s.Conns()); n != 0 {
 		t.Fatalf("%d connections, of peers that have not said who they are", n)
 	}
@@ -193,7 +193,7 @@ func TestLossy(t *testing.T) {
 				put(t, out, 0, "lost")
 			}
 			until(t, "the sender to stop", func() bool {
-				i, _ := c.Conn(c.primary.Load().id)
+				i, _ := c.Conn(c.conns.Main().ID)
 				return i.Room == 0 && i.Flying == 0
 			})
 			f.run(t, "cable 1 mend")

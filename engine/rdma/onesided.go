@@ -117,8 +117,8 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	m := &own{mr: mr, lease: lease}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.conns[conn]
-	if c == nil || !c.met {
+	c := p.conns.Get(conn)
+	if c == nil || !c.Met {
 		return 0, errors.Join(failed(engine.ErrNotFound, "connection %d", conn), m.close())
 	}
 	if m.c = c; rights&RemoteWrite != 0 {
@@ -163,7 +163,7 @@ func (p *Port) flush(c *conn) error {
 func (p *Port) Retract(conn, id uint32) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	c := p.conns[conn]
+	c := p.conns.Get(conn)
 	if c == nil || c.mine[id] == nil {
 		return failed(engine.ErrNotFound, "memory %d of connection %d", id, conn)
 	}
@@ -188,7 +188,7 @@ func (c *conn) shown(r *record) error {
 	c.theirs[r.memory.id] = r.memory
 	p.mu.Unlock()
 	if p.o.OnMemory != nil {
-		p.o.OnMemory(MemoryEvent{Conn: c.id, Kind: Exposed, Memory: r.memory.public()})
+		p.o.OnMemory(MemoryEvent{Conn: c.ID, Kind: Exposed, Memory: r.memory.public()})
 	}
 	return nil
 }
@@ -203,7 +203,7 @@ func (c *conn) hidden(r *record) error {
 	delete(c.theirs, r.memory.id)
 	p.mu.Unlock()
 	if known && p.o.OnMemory != nil {
-		p.o.OnMemory(MemoryEvent{Conn: c.id, Kind: Retracted, Memory: m.public()})
+		p.o.OnMemory(MemoryEvent{Conn: c.ID, Kind: Retracted, Memory: m.public()})
 	}
 	return nil
 }
@@ -213,7 +213,7 @@ func (p *Port) Memory(conn uint32) []RemoteMemory {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var out []RemoteMemory
-	if c := p.conns[conn]; c != nil {
+	if c := p.conns.Get(conn); c != nil {
 		for _, m := range c.theirs {
 			out = append(out, m.public())
 		}
@@ -259,7 +259,7 @@ func (t *Transfer) Err() error { return t.err }
 // finish ends the transfer.
 func (t *Transfer) finish(well bool, c *conn) {
 	if !well {
-		t.err = failed(engine.ErrDown, "connection %d ended before the transfer was done", c.id)
+		t.err = failed(engine.ErrDown, "connection %d ended before the transfer was done", c.ID)
 	} else if t.flush != nil {
 		if err := t.flush.Flush(); err != nil {
 			t.err = fmt.Errorf("rdma: the accelerator does not take what was read into its memory: %w", err)
@@ -283,7 +283,7 @@ func (p *Port) Post(s TransferSpec) (*Transfer, error) {
 		return nil, invalid("a transfer of %d bytes: expected a region, and at most %d", s.Local.Len, maxMessage)
 	}
 	p.mu.Lock()
-	c := p.conns[s.Conn]
+	c := p.conns.Get(s.Conn)
 	var m exposed
 	known := false
 	if c != nil {
@@ -330,11 +330,11 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 	o := c.out
 	switch {
 	case c.dead:
-		return failed(engine.ErrDown, "connection %d", c.id)
+		return failed(engine.ErrDown, "connection %d", c.ID)
 	case o == nil || !o.ready:
 		return engine.ErrNotReady
 	case o.broken:
-		return failed(engine.ErrDown, "connection %d", c.id)
+		return failed(engine.ErrDown, "connection %d", c.ID)
 	}
 	o.reap()
 	// The watchdog may have a request behind as many as there may be.
@@ -358,7 +358,7 @@ func (c *conn) transfer(t *Transfer, s *TransferSpec, m *exposed) error {
 	}
 	if _, err := o.x.qp.PostSend(o.chain); err != nil {
 		o.fail(err)
-		return failed(engine.ErrDown, "connection %d: %v", c.id, err)
+		return failed(engine.ErrDown, "connection %d: %v", c.ID, err)
 	}
 	o.posts[o.tail%uint64(len(o.posts))] = posted{op: t, bytes: uint32(s.Local.Len)}
 	o.tail++

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -61,7 +62,7 @@ func oneSided(t *testing.T, f world) {
 		}
 		return MemoryEvent{}
 	}
-	to := c.primary.Load().id
+	to := c.conns.Main().ID
 	all := theirs.All()
 	span, err := all.Sub(4096, 8192)
 	if err != nil {
@@ -158,9 +159,9 @@ func TestStaleKey(t *testing.T) {
 	theirs, mine := region(t, 4096), region(t, 4096)
 	f := onFake(t, "mode wire")
 	gone := newEnds()
-	s, c, id := f.pair(t, Options{}, Options{OnConn: gone.on})
+	s, c, id := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: gone.on}})
 	rx(t, s, engine.RxSpec{Depth: 8})
-	to := c.primary.Load().id
+	to := c.conns.Main().ID
 	m, err := s.Expose(id, theirs.All(), RemoteWrite)
 	if err != nil {
 		t.Fatal(err)
@@ -168,8 +169,8 @@ func TestStaleKey(t *testing.T) {
 	until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
 	mine.All().Bytes()[0] = 1
 	s.mu.Lock() // as if the word of it came late
-	own := s.conns[id].mine[m]
-	delete(s.conns[id].mine, m)
+	own := s.conns.Get(id).mine[m]
+	delete(s.conns.Get(id).mine, m)
 	s.mu.Unlock()
 	if err := own.close(); err != nil {
 		t.Fatal(err)
@@ -215,16 +216,16 @@ func forgedRight(t *testing.T, given Rights) {
 	f := onFake(t, "mode wire")
 	s, c, id := f.pair(t, Options{}, Options{})
 	rx(t, s, engine.RxSpec{Depth: 8})
-	to := c.primary.Load().id
+	to := c.conns.Main().ID
 	m, err := s.Expose(id, theirs.All(), given)
 	if err != nil {
 		t.Fatal(err)
 	}
 	until(t, "the memory", func() bool { i, _ := c.Conn(to); return i.Sends && len(c.Memory(to)) == 1 })
 	c.mu.Lock()
-	x := c.conns[to].theirs[m]
+	x := c.conns.Get(to).theirs[m]
 	x.rights = RemoteRead | RemoteWrite
-	c.conns[to].theirs[m] = x
+	c.conns.Get(to).theirs[m] = x
 	c.mu.Unlock()
 	op := Write
 	if given == RemoteWrite {

@@ -1,11 +1,12 @@
 package rdma
 
 import (
+	"cmp"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/rdma"
 )
 
@@ -77,21 +78,10 @@ type Options struct {
 	Retries            int
 	// MTU is the most that one packet on the wire carries, in bytes: 256, 512, 1024, 2048 or 4096; 0 is what the port has.
 	MTU int
-	// Background makes OpenPort return at once, while the connection is made in the background.
-	Background bool
-	// ConnectTimeout bounds one attempt to connect, and OpenPort without Background; 0 is 10 s.
-	ConnectTimeout time.Duration
-	// Reconnect connects again when the connection has ended. What is sent meanwhile waits. BackoffMin and BackoffMax are the pauses
-	// between attempts; 0 is 50 ms and 5 s.
-	Reconnect              bool
-	BackoffMin, BackoffMax time.Duration
-	// MaxConns is the number of connections at a time; 0 is 65536. Others are refused.
-	MaxConns int
+	conns.Options
 	// Linger is how long Close waits for what the device has already been given; 0 is 2 s.
 	Linger time.Duration
-	// OnConn is called when connections come and go, and OnMemory when a peer exposes memory or takes that back; by a goroutine of the
-	// engine: they must not wait.
-	OnConn   func(ConnEvent)
+	// OnMemory is called when a peer exposes memory or takes that back, by a goroutine of the engine: it must not wait.
 	OnMemory func(MemoryEvent)
 
 	every time.Duration // between two looks whether a channel gets on; 0: rdma.WatchEvery. For tests.
@@ -113,45 +103,12 @@ type RxOptions struct {
 	GRH bool
 }
 
-// ConnEvent says that a connection has come or gone.
-type ConnEvent struct {
-	ID     uint32
-	Local  netip.AddrPort
-	Remote netip.AddrPort
-	Up     bool
-	// Err says why it has gone, as a *ConnError; nil when one side closed it.
-	Err error
-}
-
-// ConnError is how a connection ended, or an attempt to connect. It wraps engine.ErrDown or engine.ErrConnect, and the cause.
-type ConnError struct {
-	ID     uint32 // 0 of an attempt
-	Remote netip.AddrPort
-	Err    error // nil where the peer closed it
-}
-
-// Error implements error.
-func (e *ConnError) Error() string {
-	switch {
-	case e.ID == 0:
-		return fmt.Sprintf("rdma: connecting to %s: %v", e.Remote, e.Err)
-	case e.Err == nil:
-		return fmt.Sprintf("rdma: connection %d to %s was closed by the peer", e.ID, e.Remote)
-	}
-	return fmt.Sprintf("rdma: connection %d to %s: %v", e.ID, e.Remote, e.Err)
-}
-
-// Unwrap gives the sentinel and the cause.
-func (e *ConnError) Unwrap() []error {
-	kind := engine.ErrDown
-	if e.ID == 0 {
-		kind = engine.ErrConnect
-	}
-	if e.Err == nil {
-		return []error{kind}
-	}
-	return []error{kind, e.Err}
-}
+// What connections of this engine and of others have in common.
+type (
+	ConnEvent   = conns.Event
+	ConnError   = conns.Error
+	connections = conns.Connections
+)
 
 const (
 	maxQueues   = 64
@@ -162,23 +119,22 @@ const (
 )
 
 func (o *Options) complete() error {
-	orElse(&o.Port, 1)
-	orElse(&o.SendDepth, 256)
-	orElse(&o.Inline, 64)
-	o.Inline = max(o.Inline, 0)
-	orElse(&o.SignalEvery, 16)
-	orElse(&o.Segments, 8)
-	orElse(&o.AckTimeout, 67*time.Millisecond)
-	if o.Connect == ByCM {
-		orElse(&o.MinRNR, 640*time.Microsecond)
+	if err := o.Options.Complete(); err != nil {
+		return fmt.Errorf("rdma: %w", err)
 	}
-	orElse(&o.MinRNR, 10*time.Microsecond)
-	orElse(&o.Retries, 6)
-	orElse(&o.ConnectTimeout, 10*time.Second)
-	orElse(&o.BackoffMin, 50*time.Millisecond)
-	orElse(&o.BackoffMax, max(5*time.Second, o.BackoffMin))
-	orElse(&o.MaxConns, 65536)
-	orElse(&o.Linger, 2*time.Second)
+	o.Port = cmp.Or(o.Port, 1)
+	o.SendDepth = cmp.Or(o.SendDepth, 256)
+	o.Inline = cmp.Or(o.Inline, 64)
+	o.Inline = max(o.Inline, 0)
+	o.SignalEvery = cmp.Or(o.SignalEvery, 16)
+	o.Segments = cmp.Or(o.Segments, 8)
+	o.AckTimeout = cmp.Or(o.AckTimeout, 67*time.Millisecond)
+	if o.Connect == ByCM {
+		o.MinRNR = cmp.Or(o.MinRNR, 640*time.Microsecond)
+	}
+	o.MinRNR = cmp.Or(o.MinRNR, 10*time.Microsecond)
+	o.Retries = cmp.Or(o.Retries, 6)
+	o.Linger = cmp.Or(o.Linger, 2*time.Second)
 	switch {
 	case o.Transport >= numTransports:
 		return invalid("Transport is %d: expected RC, UC or UD", o.Transport)
@@ -192,12 +148,8 @@ func (o *Options) complete() error {
 		return invalid("SignalEvery %d and Segments %d: expected at least 1", o.SignalEvery, o.Segments)
 	case o.Retries < 1 || o.Retries > 7:
 		return invalid("Retries is %d: expected 1 to 7", o.Retries)
-	case o.AckTimeout < 0 || o.MinRNR < 0 || o.ConnectTimeout < 0 || o.Linger < 0:
+	case o.AckTimeout < 0 || o.MinRNR < 0 || o.Linger < 0:
 		return invalid("a time is negative")
-	case o.BackoffMin < 0 || o.BackoffMax < o.BackoffMin:
-		return invalid("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one", o.BackoffMin, o.BackoffMax)
-	case o.MaxConns < 1:
-		return invalid("MaxConns is %d: expected at least 1", o.MaxConns)
 	}
 	switch o.MTU {
 	case 0, 256, 512, 1024, 2048, 4096:
@@ -239,12 +191,4 @@ func invalid(format string, args ...any) error {
 // failed is an error of this package that wraps err.
 func failed(err error, format string, args ...any) error {
 	return fmt.Errorf("rdma: %s: %w", fmt.Sprintf(format, args...), err)
-}
-
-// orElse gives what is zero its default.
-func orElse[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 )
 
 func TestAddresses(t *testing.T) {
@@ -72,7 +73,7 @@ func FuzzAddress(f *testing.F) {
 
 func TestOptions(t *testing.T) {
 	for _, o := range []Options{{Transport: 3}, {Connect: 2}, {Port: -1}, {GID: new(-1)}, {SendDepth: -1}, {SendDepth: maxDepth + 1}, {SignalEvery: -1}, {Segments: -1}, {Retries: 8}, {AckTimeout: -1},
-		{Linger: -1}, {MTU: 1500}, {MaxConns: -1}, {BackoffMin: 2, BackoffMax: 1}} {
+		{Linger: -1}, {MTU: 1500}, {Options: conns.Options{MaxConns: -1}}, {Options: conns.Options{BackoffMin: 2, BackoffMax: 1}}} {
 		if err := o.complete(); !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

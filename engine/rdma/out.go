@@ -1,8 +1,6 @@
 package rdma
 
 import (
-	"time"
-
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/ibv"
@@ -475,7 +473,7 @@ func (o *txChannel) event() {
 	o.x.cq.Ack()
 	o.reap()
 	c.flush()
-	if o.flying() > 0 || len(c.held) > 0 {
+	if o.flying() > 0 || c.held.First() != nil {
 		o.rearm()
 		c.flush()
 	}
@@ -500,42 +498,4 @@ func (o *txChannel) close() {
 	if o.credits != nil {
 		o.credits.Close()
 	}
-}
-
-// probeAfter is how long a sender waits for word, where messages may be lost, until it says how many it has sent.
-const probeAfter = 20 * time.Millisecond
-
-func (c *conn) probeAfter() time.Duration {
-	if c.port.o.Transport == RC { // only a device that loses completions loses anything
-		return c.port.o.looks()
-	}
-	return probeAfter
-}
-
-// ask says to the receiver, after a while, how many messages were sent, if it has not told by then that more may come.
-func (c *conn) ask() {
-	if c.probe == nil {
-		c.probe = time.AfterFunc(c.probeAfter(), c.asked)
-		return
-	}
-	c.probe.Reset(c.probeAfter())
-}
-
-func (c *conn) asked() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	o := c.out
-	if o == nil || c.dead || !o.ready {
-		return
-	}
-	o.reap()
-	if c.flush(); !o.dry {
-		return
-	}
-	if o.flying() == 0 { // what the device still has is not lost
-		c.ch.send(&record{kind: kindSent, channel: o.id, count: o.w.sent})
-		o.nudge() // the peer's machine may be gone: the device finds out long before TCP does
-		c.guard()
-	}
-	c.probe.Reset(c.probeAfter())
 }

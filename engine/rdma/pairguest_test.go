@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/mem"
@@ -200,7 +201,7 @@ func (c cable) lossy(tr Transport, netem string) {
 func (c cable) cut() {
 	c.meet(c.m.Barrier("cut"))
 	gone := newEnds()
-	p := c.open(Options{OnConn: gone.on})
+	p := c.open(Options{Options: conns.Options{OnConn: gone.on}})
 	const n, before = 300, 100
 	if c.sink {
 		q := rx(c.T, p, engine.RxSpec{Depth: 64})
@@ -266,7 +267,7 @@ func TestGuestPowerOff(t *testing.T) {
 func (c cable) powerOff() {
 	const n, before, back = 300, 100, 40
 	gone := newEnds()
-	p := c.open(Options{OnConn: gone.on})
+	p := c.open(Options{Options: conns.Options{OnConn: gone.on}})
 	slots := pool(c.T, 2048, 512)
 	out := tx(c.T, p, engine.TxSpec{Depth: 512, Pools: []*mem.Pool{slots}})
 	buffers := pool(c.T, 2048, 128)

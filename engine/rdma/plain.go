@@ -3,9 +3,9 @@ package rdma
 import (
 	"context"
 	"io"
-	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 )
@@ -93,7 +93,7 @@ func (l *link) follow(c *conn, ev cm.Event) error {
 	switch {
 	case ev.Type == cm.Disconnected:
 		return io.EOF
-	case ev.Type == cm.Rejected && c.met: // only this goroutine sets met
+	case ev.Type == cm.Rejected && c.Met: // only this goroutine sets met
 		return io.EOF // the peer had accepted, and closed before it heard that this side is ready
 	case ev.Err != nil:
 		return reason(ev)
@@ -129,15 +129,10 @@ func (c *conn) join() (*pair, error) {
 	p := c.port
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.over {
+	if c.Over {
 		return nil, io.EOF
 	}
-	var q *rxQueue
-	for _, x := range p.rx.Live() {
-		if !x.broken.Load() && (q == nil || x.load() < q.load()) {
-			q = x
-		}
-	}
+	q := conns.Pick(p.rx.Live(), c.ID, (*rxQueue).load)
 	if q == nil {
 		return nil, failed(engine.ErrNotReady, "no receive queue")
 	}
@@ -224,13 +219,7 @@ func (p *Port) begin() error {
 	case p.accepts == nil && !p.a.remote.IsValid():
 		return nil
 	case p.accepts == nil:
-		if p.dialing == nil && p.primary.Load() == nil && !p.gone.Load() && !p.attempting() {
-			if p.again != nil {
-				p.again.Stop()
-			}
-			p.opened = time.Now()
-			p.dial()
-		}
+		p.conns.Dial()
 		return nil
 	case p.begun:
 		return nil
@@ -240,14 +229,4 @@ func (p *Port) begin() error {
 	}
 	p.begun = true
 	return nil
-}
-
-// attempting reports whether a connection is being made to the peer of the address. The caller holds p.mu.
-func (p *Port) attempting() bool {
-	for _, c := range p.conns {
-		if c.main {
-			return true
-		}
-	}
-	return false
 }

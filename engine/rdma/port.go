@@ -9,9 +9,9 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/mem"
@@ -20,6 +20,7 @@ import (
 // Port is a port with a roce:// address: one that connects, or one that accepts. Besides engine.Port it knows its connections, and
 // the memory that their peers expose.
 type Port struct {
+	connections
 	name      string
 	a         address
 	o         Options
@@ -31,73 +32,52 @@ type Port struct {
 	why     string // this GID was chosen
 	control *driver
 
-	opened  time.Time
-	primary atomic.Pointer[conn] // the connection of a port that connects to one peer
-	gone    atomic.Bool          // there will be no connection any more
-	life    context.Context      // ends with the port: what waits for others ends with it
-	die     context.CancelFunc
 
 	mu       sync.Mutex // taken before those of receive queues, and before those of connections
-	closed   bool
+	conns    conns.Set[*conn, session]
 	accepts  listener
-	dialing  context.CancelFunc // ends the attempt that is under way; nil while there is none
-	again    *time.Timer
-	backoff  engine.Backoff
-	cause    error // why the last attempt or connection failed
 	rx       engine.RxSet[*rxQueue]
 	draining []*rxQueue // closed ones to which senders may still send
 	tx       []*txQueue
 	ended    []*txQueue
 	old      engine.PortStats
-	change   chan struct{} // closed and replaced when a connection comes or goes
-	last     uint32        // id given last
-	begun    bool          // it listens, by the connection manager
+	begun    bool // it listens, by the connection manager
 	notes    []string
-
-	table  sync.RWMutex // besides mu for writing
-	conns  map[uint32]*conn
-	byAddr map[netip.AddrPort]uint32
 
 	scratchOnce   sync.Once // of datagrams' routing headers
 	scratchRegion *mem.Region
 	scratchErr    error
 
-	running sync.WaitGroup // goroutines of the port, and those in Connect
-	counts  counters
+	counts counters
 }
 
 // counters are the counts of a port that are no packets.
 type counters struct {
-	accepted, connected, refused, attempts, failures atomic.Uint64
-	channels, credits, waits, low, async             atomic.Uint64
-	broken                                           atomic.Uint64
+	channels, credits, waits, low, async, broken atomic.Uint64
 }
 
 // Counts are counts of a port since it was opened.
 type Counts struct {
-	Accepted, Connected uint64 // connections
-	Refused             uint64 // beyond MaxConns
-	Attempts, Failures  uint64 // to connect
-	Broken              uint64 // connections that ended for a fault
-	QueuePairs          uint64 // that were made
-	Credits             uint64 // messages that told a sender how many more may come
-	Waits               uint64 // times that a sender had to wait for such a message: its receiver is too slow
-	Low                 uint64 // times that a receive queue had fewer than an eighth of its buffers left
-	Async               uint64 // events of the device
+	conns.Counts
+	Broken     uint64 // connections that ended for a fault
+	QueuePairs uint64 // that were made
+	Credits    uint64 // messages that told a sender how many more may come
+	Waits      uint64 // times that a sender had to wait for such a message: its receiver is too slow
+	Low        uint64 // times that a receive queue had fewer than an eighth of its buffers left
+	Async      uint64 // events of the device
 }
 
 // Counts are the port's counts.
 func (p *Port) Counts() Counts {
 	c := &p.counts
-	return Counts{Accepted: c.accepted.Load(), Connected: c.connected.Load(), Refused: c.refused.Load(), Attempts: c.attempts.Load(), Failures: c.failures.Load(),
-		Broken: c.broken.Load(), QueuePairs: c.channels.Load(), Credits: c.credits.Load(), Waits: c.waits.Load(), Low: c.low.Load(), Async: c.async.Load()}
+	return Counts{Counts: p.conns.Counts(), Broken: c.broken.Load(), QueuePairs: c.channels.Load(), Credits: c.credits.Load(), Waits: c.waits.Load(), Low: c.low.Load(), Async: c.async.Load()}
 }
 
 // open finds the device and makes what all connections of the port share.
 func (e *Engine) open(name string, a address, o Options) (_ *Port, err error) {
-	p := &Port{name: name, a: a, o: o, connector: overTCP{}, opened: time.Now(), change: make(chan struct{}), conns: map[uint32]*conn{}, byAddr: map[netip.AddrPort]uint32{},
-		backoff: engine.Backoff{Least: o.BackoffMin, Most: o.BackoffMax}}
-	p.life, p.die = context.WithCancel(context.Background())
+	p := &Port{name: name, a: a, o: o, connector: overTCP{}}
+	p.connections = &p.conns
+	p.conns.Open("rdma", (*host)(p), &p.mu, &p.o.Options, a.remote)
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.shut())
@@ -200,15 +180,14 @@ func (p *Port) start(ctx context.Context) error {
 		p.mu.Lock()
 		p.accepts = l
 		p.mu.Unlock()
-		p.running.Add(1)
-		go p.acceptAll(l)
+		p.conns.Accept(l.accept)
 		return nil
 	}
 	if !p.a.remote.IsValid() {
 		return nil
 	}
 	p.mu.Lock()
-	p.dial()
+	p.conns.Dial()
 	p.mu.Unlock()
 	if p.o.Background || p.o.Connect == ByCM {
 		return nil
@@ -237,8 +216,8 @@ func (p *Port) LocalAddr() netip.AddrPort {
 	if l != nil {
 		return l.addr()
 	}
-	if c := p.primary.Load(); c != nil {
-		return c.local
+	if c := p.conns.Main(); c != nil {
+		return c.Local
 	}
 	return netip.AddrPort{}
 }
@@ -260,7 +239,7 @@ func (p *Port) Info() engine.PortInfo {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i.Up = !p.closed && p.dev.Up() && (p.a.listen || len(p.conns) > 0)
+	i.Up = !p.rx.Closed() && p.dev.Up() && (p.a.listen || p.conns.Len() > 0)
 	return i
 }
 
@@ -301,18 +280,16 @@ func (p *Port) Stats(s *engine.PortStats) {
 // Close implements engine.Port. What the device has been given it still sends, for as long as Options.Linger.
 func (p *Port) Close() error {
 	p.mu.Lock()
-	if p.closed {
+	rx, first := p.rx.End()
+	if !first {
 		p.mu.Unlock()
 		return nil
 	}
-	p.closed = true
-	p.die()
-	p.stopDialing()
+	p.conns.Stop()
 	var err error
 	if p.accepts != nil {
 		err = p.accepts.close()
 	}
-	rx, _ := p.rx.End()
 	tx := slices.Clone(p.tx)
 	p.mu.Unlock()
 	for _, q := range tx {
@@ -322,20 +299,13 @@ func (p *Port) Close() error {
 		err = errors.Join(err, q.close())
 	}
 	p.mu.Lock()
-	all := make([]*conn, 0, len(p.conns))
-	for _, c := range p.conns {
-		all = append(all, c)
-	}
-	for _, c := range all {
-		p.end(c, engine.ErrClosed)
-	}
+	p.conns.EndAll()
 	for _, q := range slices.Clone(p.draining) {
 		p.retire(q)
 	}
-	p.changed()
 	p.mu.Unlock()
 	p.dev.Stop()
-	p.running.Wait()
+	p.conns.Wait()
 	return errors.Join(err, p.shut())
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -84,7 +85,7 @@ const exampleMessage = 16 // bytes, all zero, that rdma_client and rdma_server e
 
 func rdmaClient(t *testing.T, w managers) {
 	events := newEnds()
-	s := w.server(t, Options{OnConn: events.on})
+	s := w.server(t, Options{Options: conns.Options{OnConn: events.on}})
 	q := rx(t, s, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{stained(t, 256, 16)}})
 	out := tx(t, s, engine.TxSpec{})
 	p := start(t, "rdma_client", "-s", w.host, "-p", strings.TrimPrefix(s.LocalAddr().String(), w.host+":"))
@@ -103,7 +104,7 @@ func rdmaClient(t *testing.T, w managers) {
 func rdmaServer(t *testing.T, w managers) {
 	events := newEnds()
 	p := start(t, "rdma_server", "-s", w.host, "-p", "7391")
-	c := w.open(t, "roce://"+w.host+":7391?connect=cm", Options{OnConn: events.on, ConnectTimeout: time.Minute}) // it comes to listen when it does
+	c := w.open(t, "roce://"+w.host+":7391?connect=cm", Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}}) // it comes to listen when it does
 	q := rx(t, c, engine.RxSpec{Depth: 16, Pools: []*mem.Pool{stained(t, 256, 16)}})
 	put(t, tx(t, c, engine.TxSpec{}), 0, text(1, exampleMessage))
 	messages(t, q, 1, exampleMessage, true)
@@ -125,9 +126,9 @@ func ucmatose(t *testing.T, w managers, accepts bool) {
 	var p *program
 	if accepts {
 		p = start(t, "ucmatose", append(args, "-b", w.host, "-p", "7392")...)
-		us = w.open(t, "roce://"+w.host+":7392?connect=cm", Options{OnConn: events.on, ConnectTimeout: time.Minute})
+		us = w.open(t, "roce://"+w.host+":7392?connect=cm", Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}})
 	} else {
-		us = w.server(t, Options{OnConn: events.on})
+		us = w.server(t, Options{Options: conns.Options{OnConn: events.on}})
 	}
 	q := rx(t, us, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, 1024, 16)}}) // fewer buffers than messages
 	out := tx(t, us, engine.TxSpec{})
@@ -166,7 +167,7 @@ func udaddy(t *testing.T, w managers, accepts bool) {
 	args := []string{"-C", "30", "-S", "700"}
 	events := newEnds()
 	query := "connect=cm&transport=UD"
-	o := Options{OnConn: events.on, ConnectTimeout: time.Minute} // it comes to listen when it does
+	o := Options{Options: conns.Options{OnConn: events.on, ConnectTimeout: time.Minute}} // it comes to listen when it does
 	spec := engine.RxSpec{Depth: 64, Pools: []*mem.Pool{pool(t, 2048, 96)}}
 	var us *Port
 	var p *program
@@ -203,7 +204,7 @@ func udaddy(t *testing.T, w managers, accepts bool) {
 // killedProgram: the end of a program that is killed is heard.
 func killedProgram(t *testing.T, w managers) {
 	events := newEnds()
-	s := w.server(t, Options{OnConn: events.on})
+	s := w.server(t, Options{Options: conns.Options{OnConn: events.on}})
 	q := rx(t, s, engine.RxSpec{Depth: 16})
 	p := start(t, "rdma_client", "-s", w.host, "-p", strings.TrimPrefix(s.LocalAddr().String(), w.host+":"))
 	id := events.next(t, true).ID

@@ -82,8 +82,11 @@ func (q *rxQueue) Stats(s *engine.RxStats) {
 	q.late.AddTo(&s.Drops)
 }
 
-// load is the number of connections.
+// load is the number of connections, -1 where it takes none any more.
 func (q *rxQueue) load() int {
+	if q.broken.Load() {
+		return -1
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return len(q.channels)
@@ -261,7 +264,7 @@ func (q *rxQueue) give(b *burst.Burst, a *arrival) bool {
 	case rdma.Dropped:
 		q.drop(engine.DropTooLong, 1)
 	default:
-		b.SetConn(i, a.channel.c.id)
+		b.SetConn(i, a.channel.c.ID)
 	}
 	return true
 }

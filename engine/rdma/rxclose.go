@@ -45,17 +45,17 @@ func (q *rxQueue) Stop(why engine.Drop) error {
 	if q.srq != nil {
 		p.control.drain(q) // before the last channel goes, with which it is retired
 	}
-	for _, c := range p.conns {
+	for c := range p.conns.All() {
 		if c.q == q {
-			if c.q = nil; p.closed {
+			if c.q = nil; p.rx.Closed() {
 				continue // it ends
 			}
 			if c.plain {
-				p.end(c, failed(engine.ErrClosed, "receive queue %d, which a connection by rdma_cm stays with, was closed", q.ID()))
+				p.conns.End(c, failed(engine.ErrClosed, "receive queue %d, which a connection by rdma_cm stays with, was closed", q.ID()))
 				continue
 			}
 			p.move(c, nil)
-			p.assign(c)
+			(*host)(p).Assign(c)
 		}
 	}
 	return p.retire(q)

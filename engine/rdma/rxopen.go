@@ -40,13 +40,13 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (_ engine.RxQueue, err error) {
 		p.move(bound, q)
 		return q, nil
 	}
-	for _, c := range p.conns {
+	for c := range p.conns.All() {
 		if c.q == nil {
-			p.assign(c)
+			(*host)(p).Assign(c)
 		}
 	}
-	if p.gone.Load() {
-		q.fail(p.cause)
+	if err := p.conns.Gone(); err != nil {
+		q.fail(err)
 	}
 	if p.o.Connect == ByCM {
 		if err := p.begin(); err != nil {
@@ -65,8 +65,8 @@ func (p *Port) bound(spec *engine.RxSpec) (*conn, error) {
 	if p.o.Connect == ByCM {
 		return nil, failed(engine.ErrUnsupported, "receive queue %v: a connection by rdma_cm stays with the queue that it began with", spec.ID)
 	}
-	c := p.conns[spec.Conn]
-	if c == nil || !c.met {
+	c := p.conns.Get(spec.Conn)
+	if c == nil || !c.Met {
 		return nil, failed(engine.ErrNotFound, "receive queue %v: connection %d", spec.ID, spec.Conn)
 	}
 	if c.q != nil && c.q.Spec().Conn != 0 {

@@ -1,22 +1,11 @@
 package rdma
 
 import (
+	"time"
+
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 )
-
-// held are packets of one transmit queue that wait for a connection; those before from have been given to the device.
-type held struct {
-	b    *burst.Burst
-	from int
-	s    *txSink
-}
-
-// spares are bursts for packets that wait, to be used again.
-type spares []*burst.Burst
-
-// heldBurst is the room of a burst of packets that wait, in packets and in segments.
-const heldBurst = 64
 
 // send gives packets from to to-1 of b to the device, and keeps those that it does not take now. All are taken.
 func (c *conn) send(s *txSink, b *burst.Burst, from, to int) {
@@ -33,40 +22,25 @@ func (c *conn) send(s *txSink, b *burst.Burst, from, to int) {
 				c.flush()
 			}
 		}
-		if len(c.held) == 0 {
+		if c.held.First() == nil {
 			from = o.post(s, b, from, to)
 		}
 		defer c.watch(o)
 	}
 	for i := from; i < to; i++ {
 		if b.Segments(i) > 0 {
-			c.keep(s, b, i)
+			c.held.Keep(s, b, i, 0)
 		}
 	}
 }
 
 // watch makes sure that the driver hears when the device has done something, and sends what can be sent by then.
 func (c *conn) watch(o *txChannel) {
-	if o.armed || o.flying() == 0 && len(c.held) == 0 {
+	if o.armed || o.flying() == 0 && c.held.First() == nil {
 		return
 	}
 	o.rearm()
 	c.flush()
-}
-
-// keep moves a packet to what waits.
-func (c *conn) keep(s *txSink, b *burst.Burst, i int) {
-	if n := len(c.held); n > 0 && c.held[n-1].s == s && b.Take(c.held[n-1].b, i) {
-		return
-	}
-	var to *burst.Burst
-	if n := len(c.spare); n > 0 && b.Segments(i) <= c.spare[n-1].SegmentRoom() {
-		to, c.spare = c.spare[n-1], c.spare[:n-1]
-	} else {
-		to = burst.NewSegmented(heldBurst, max(heldBurst, b.Segments(i)))
-	}
-	b.Take(to, i)
-	c.held = append(c.held, held{b: to, s: s})
 }
 
 // flush gives what waits to the device, as much as it takes.
@@ -75,46 +49,12 @@ func (c *conn) flush() {
 	if o == nil || !o.ready || c.dead {
 		return
 	}
-	n := 0
-	for n < len(c.held) {
-		h := &c.held[n]
-		h.from = o.post(h.s, h.b, h.from, h.b.Len())
-		if h.from < h.b.Len() {
-			break
+	for h := c.held.First(); h != nil; h = c.held.First() {
+		if h.From = o.post(h.Queue, h.Burst, h.From, h.Burst.Len()); h.From < h.Burst.Len() {
+			return
 		}
-		c.empty(h.b)
-		n++
+		c.held.Pop()
 	}
-	if n > 0 {
-		rest := copy(c.held, c.held[n:])
-		clear(c.held[rest:])
-		c.held = c.held[:rest]
-	}
-}
-
-// empty gives a burst's packets back and keeps it.
-func (c *conn) empty(b *burst.Burst) {
-	b.Release()
-	if len(c.spare) < 4 {
-		c.spare = append(c.spare, b)
-	}
-}
-
-// drop drops what waits, of one sink or of all.
-func (c *conn) drop(why engine.Drop, of *txSink) {
-	n := 0
-	for _, h := range c.held {
-		if of != nil && h.s != of {
-			c.held[n] = h
-			n++
-			continue
-		}
-		k := h.b.Builder().LivePart(h.from, h.b.Len())
-		c.empty(h.b)
-		h.s.lose(why, k)
-	}
-	clear(c.held[n:])
-	c.held = c.held[:n]
 }
 
 // kill ends the sending side: what the peer has not acknowledged, and what waits, is dropped.
@@ -132,5 +72,43 @@ func (c *conn) kill() {
 		}
 	}
 	c.out, c.gone = nil, nil
-	c.drop(engine.DropDown, nil)
+	c.held.Drop(nil, engine.DropDown, (*txSink).lose)
+}
+
+// probeAfter is how long a sender waits for word, where messages may be lost, until it says how many it has sent.
+const probeAfter = 20 * time.Millisecond
+
+func (c *conn) probeAfter() time.Duration {
+	if c.port.o.Transport == RC { // only a device that loses completions loses anything
+		return c.port.o.looks()
+	}
+	return probeAfter
+}
+
+// ask says to the receiver, after a while, how many messages were sent, if it has not told by then that more may come.
+func (c *conn) ask() {
+	if c.probe == nil {
+		c.probe = time.AfterFunc(c.probeAfter(), c.asked)
+		return
+	}
+	c.probe.Reset(c.probeAfter())
+}
+
+func (c *conn) asked() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	o := c.out
+	if o == nil || c.dead || !o.ready {
+		return
+	}
+	o.reap()
+	if c.flush(); !o.dry {
+		return
+	}
+	if o.flying() == 0 { // what the device still has is not lost
+		c.ch.send(&record{kind: kindSent, channel: o.id, count: o.w.sent})
+		o.nudge() // the peer's machine may be gone: the device finds out long before TCP does
+		c.guard()
+	}
+	c.probe.Reset(c.probeAfter())
 }

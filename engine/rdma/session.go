@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -65,32 +66,21 @@ func (l tcpListener) accept() (session, error) {
 }
 
 func (l tcpListener) addr() netip.AddrPort {
-	return unmapped(l.l.Addr().(*net.TCPAddr).AddrPort())
+	return conns.Unmapped(l.l.Addr().(*net.TCPAddr).AddrPort())
 }
 
 func (l tcpListener) close() error { return l.l.Close() }
 
 func (overTCP) dial(ctx context.Context, from, to netip.AddrPort) (session, error) {
-	var d net.Dialer
-	if from.IsValid() {
-		d.LocalAddr = net.TCPAddrFromAddrPort(from)
-	}
-	c, err := d.DialContext(ctx, "tcp", to.String())
+	c, err := conns.DialTCP(ctx, net.Dialer{}, from, to)
 	if errors.Is(err, sys.ECONNREFUSED) {
 		return nil, fmt.Errorf("%w; a peer that is not Penstock listens by rdma_cm: connect=cm", err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	t := c.(*net.TCPConn)
-	if t.LocalAddr().String() == t.RemoteAddr().String() { // the port without a listener was chosen as our own
-		t.Close()
-		return nil, errors.New("connection refused: nobody listens there")
-	}
-	return newTCPSession(t), nil
+	return newTCPSession(c), nil
 }
-
-func unmapped(a netip.AddrPort) netip.AddrPort { return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()) }
 
 const (
 	maxPending   = 1 << 20         // bytes of records that wait for the peer to read
@@ -117,11 +107,11 @@ func newTCPSession(c *net.TCPConn) *tcpSession {
 }
 
 func (t *tcpSession) local() netip.AddrPort {
-	return unmapped(t.c.LocalAddr().(*net.TCPAddr).AddrPort())
+	return conns.Unmapped(t.c.LocalAddr().(*net.TCPAddr).AddrPort())
 }
 
 func (t *tcpSession) remote() netip.AddrPort {
-	return unmapped(t.c.RemoteAddr().(*net.TCPAddr).AddrPort())
+	return conns.Unmapped(t.c.RemoteAddr().(*net.TCPAddr).AddrPort())
 }
 
 func (t *tcpSession) send(r *record) {

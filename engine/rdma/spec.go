@@ -2,9 +2,11 @@ package rdma
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/engine/pace"
 )
 
@@ -12,7 +14,7 @@ import (
 var Spec = engine.Spec{
 	Name: "rdma", Doc: "Connections over RDMA queue pairs: messages that devices fetch from slots and put into slots.", Section: "roce", DAQIRI: "roce_config", Schemes: []string{"roce", "rdma"},
 	New: func() engine.Engine { return New("") },
-	Options: append([]engine.Option{
+	Options: slices.Concat([]engine.Option{
 		{Key: "listen", Type: engine.Bool, Default: "false", Doc: "Peers connect to the address."},
 		{Key: "local", Type: engine.IP, Doc: "IP address to connect from."},
 		{Key: "engine", Type: engine.Word, Words: []string{"ibverbs"}, Doc: "DAQIRI's files have it."},
@@ -29,15 +31,10 @@ var Spec = engine.Spec{
 		{Key: "min_rnr", Type: engine.Time, Min: 1, Max: 655360e3, Field: "MinRNR", Doc: "Pause that a receiver without a buffer asks for; without it 10us, and 640us with `connect: cm`."},
 		{Key: "retries", Type: engine.Int, Min: 1, Max: 7, Default: "6", Field: "Retries", Doc: "How often the device tries again; 7 is for ever on some."},
 		{Key: "mtu", Type: engine.Int, Min: 256, Max: 4096, Unit: "bytes", Field: "MTU", Doc: "Most that one packet on the wire carries: 256, 512, 1024, 2048 or 4096; without it what the port has."},
-		{Key: "connect_retry", DAQIRI: "retry_connect_s", Section: "socket", Type: engine.Time, Min: 0, Max: 3600e9, Field: "Reconnect BackoffMin BackoffMax",
-			Doc: "Pause between attempts to connect; 0: a connection that has ended is not made again. `mode: client` has 1s without it, an address none."},
-		{Key: "connect_retry_max", Section: "socket", Type: engine.Time, Min: 1, Max: 3600e9, Field: "BackoffMax", Doc: "Pauses between attempts to connect double from `connect_retry` to this."},
-		{Key: "connect_timeout", Section: "socket", Type: engine.Time, Min: 0, Max: 3600e9, Default: "10s", Field: "!Background ConnectTimeout", Doc: "How long opening waits for the first connection; 0: it connects in the background."},
-		{Key: "max_conns", Type: engine.Int, Min: 1, Max: 1 << 20, Unit: "connections", Default: "65536", Field: "MaxConns", Doc: "Connections at a time; others are refused."},
 		{Key: "linger", Type: engine.Time, Min: 1, Max: 3600e9, Default: "2s", Field: "Linger", Doc: "How long closing waits for what the device has already been given."},
 		{Key: "max_message", Of: engine.OfRx, Type: engine.Bytes, Min: 1, Max: maxMessage, Field: "MaxMessage", Doc: "The longest message; without it what one slot holds. Longer ones take several slots."},
 		{Key: "grh", Of: engine.OfRx, Type: engine.Bool, Default: "false", Field: "GRH", Doc: "UD: delivers the routing header of a datagram as a segment of 40 bytes in front of its payload."},
-	}, pace.Settings...),
+	}, conns.Settings("socket", nil), pace.Settings),
 	PortOptions:  func(string) any { return new(Options) },
 	RxOptions:    func() any { return new(RxOptions) },
 	TxOptions:    func() any { return new(pace.Options) },

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/engine/pace"
 )
 
@@ -42,7 +43,7 @@ var _ engine.TxQueue = (*txQueue)(nil)
 func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.closed {
+	if p.rx.Closed() {
 		return nil, engine.ErrClosed
 	}
 	id, err := engine.TxID(spec.ID, maxQueues, p.tx)
@@ -107,9 +108,7 @@ func (q *txQueue) reap() {
 
 // reap takes what devices have done, for one who needs descriptors now.
 func (p *Port) reap() {
-	p.table.RLock()
-	defer p.table.RUnlock()
-	for _, c := range p.conns {
+	for c := range p.conns.Read() {
 		c.mu.Lock()
 		if o := c.out; o != nil && o.flying() > 0 && o.reap() {
 			c.flush()
@@ -154,15 +153,15 @@ func (q *txQueue) Close() error {
 // end takes the queue off its port.
 func (q *txQueue) end() {
 	p := q.port
-	for _, c := range p.all() {
+	for _, c := range p.conns.List() {
 		c.mu.Lock()
-		c.drop(engine.DropClosed, &q.sink)
+		c.held.Drop(&q.sink, engine.DropClosed, (*txSink).lose)
 		c.mu.Unlock()
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), p.o.Linger)
 	defer cancel()
 	if q.box.Drain(ctx) != nil {
-		for _, c := range p.all() {
+		for _, c := range p.conns.List() {
 			c.mu.Lock()
 			ours := c.carries(&q.sink)
 			c.mu.Unlock()
@@ -174,17 +173,6 @@ func (q *txQueue) end() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tx, p.ended = engine.RetireTx(q, p.tx, p.ended, &p.old.Tx)
-}
-
-// all are the connections now.
-func (p *Port) all() []*conn {
-	p.table.RLock()
-	defer p.table.RUnlock()
-	out := make([]*conn, 0, len(p.conns))
-	for _, c := range p.conns {
-		out = append(out, c)
-	}
-	return out
 }
 
 // carries reports whether the device has packets of that sink for the connection.
@@ -268,11 +256,11 @@ func (s *txSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		for j < to && b.Conn(j) == id {
 			j++
 		}
-		c, why := s.port.find(id)
+		c, why := s.port.conns.To(id)
 		switch {
 		case c != nil:
 			c.send(s, b, i, j)
-		case why == wait:
+		case why == conns.Wait:
 			return i, time.Time{}
 		default:
 			n := b.Builder().LivePart(i, j)
@@ -282,30 +270,4 @@ func (s *txSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		i = j
 	}
 	return to, time.Time{}
-}
-
-// wait is no reason to drop a packet: there will be a connection.
-const wait = engine.NumDrops
-
-// find is the connection of an id, or why there is none. A port that connects to one peer takes 0, and what is no id of its, for that one.
-func (p *Port) find(id uint32) (*conn, engine.Drop) {
-	p.table.RLock()
-	c := p.conns[id]
-	p.table.RUnlock()
-	switch {
-	case c != nil:
-		return c, 0
-	case !p.a.remote.IsValid() && id == 0:
-		return nil, engine.DropNoRoute // a packet without a destination
-	case !p.a.remote.IsValid():
-		return nil, engine.DropDown
-	}
-	gone := p.gone.Load() // first: the other way round it might be set in between
-	if c := p.primary.Load(); c != nil {
-		return c, 0
-	}
-	if gone {
-		return nil, engine.DropDown
-	}
-	return nil, wait
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/mem"
@@ -19,7 +20,7 @@ const often = 20 * time.Millisecond
 
 // sending is the queue pair on which a port sends, and receiving that on which the other one receives.
 func sending(c *Port) *ibv.QP {
-	k := c.primary.Load()
+	k := c.conns.Main()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.out.x.qp
@@ -48,7 +49,7 @@ func TestLastReceive(t *testing.T) {
 			}
 		},
 		"client": func(t *testing.T, _ *fake, _, c *Port, _ engine.RxQueue) {
-			if err := c.CloseConn(c.primary.Load().id); err != nil {
+			if err := c.CloseConn(c.conns.Main().ID); err != nil {
 				t.Fatal(err)
 			}
 		},
@@ -115,7 +116,7 @@ func TestOverran(t *testing.T) {
 		t.Run(where, func(t *testing.T) {
 			gone, theirs := newEnds(), newEnds()
 			f := onFake(t, "mode wire")
-			s, c, _ := f.pair(t, Options{OnConn: gone.on}, Options{OnConn: theirs.on})
+			s, c, _ := f.pair(t, Options{Options: conns.Options{OnConn: gone.on}}, Options{Options: conns.Options{OnConn: theirs.on}})
 			slots, memory := pool(t, 2048, 64), pool(t, 2048, 64)
 			in := rx(t, s, engine.RxSpec{Depth: 32, Pools: []*mem.Pool{slots}})
 			out := tx(t, c, engine.TxSpec{Depth: 64, Pools: []*mem.Pool{memory}})
@@ -238,7 +239,7 @@ func TestLostCompletion(t *testing.T) {
 func TestDeadDevice(t *testing.T) {
 	theirs := newEnds()
 	f := onFake(t, "")
-	s, c, _ := f.pair(t, Options{}, Options{every: time.Millisecond, OnConn: theirs.on})
+	s, c, _ := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: time.Millisecond})
 	in, out := rx(t, s, engine.RxSpec{Depth: 64}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "a")
 	got(t, in, 1)
@@ -274,7 +275,7 @@ func TestSilentTransfer(t *testing.T) {
 	f := onFake(t, "")
 	theirs, shown := newEnds(), make(chan MemoryEvent, 1)
 	local, remote := region(t, 1<<20), region(t, 1<<20)
-	s, c, id := f.pair(t, Options{}, Options{every: time.Hour, OnConn: theirs.on, OnMemory: func(e MemoryEvent) { shown <- e }})
+	s, c, id := f.pair(t, Options{}, Options{Options: conns.Options{OnConn: theirs.on}, every: time.Hour, OnMemory: func(e MemoryEvent) { shown <- e }})
 	in, out := rx(t, s, engine.RxSpec{Depth: 16}), tx(t, c, engine.TxSpec{})
 	put(t, out, 0, "a")
 	got(t, in, 1)
@@ -283,10 +284,10 @@ func TestSilentTransfer(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-shown
-	k := c.primary.Load()
+	k := c.conns.Main()
 	k.look() // what came before has ended
 	f.run(t, "drop send *")
-	x, err := c.Post(TransferSpec{Op: Write, Conn: k.id, Local: local.All(), Remote: m})
+	x, err := c.Post(TransferSpec{Op: Write, Conn: k.ID, Local: local.All(), Remote: m})
 	if err != nil {
 		t.Fatal(err)
 	}

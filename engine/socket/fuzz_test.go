@@ -144,7 +144,7 @@ func TestSlotsModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		n := rapid.IntRange(1, 8).Draw(t, "n")
 		at := make([]*byte, n)
-		s := newSlots(pool, src, n, func(i int, b []byte) { at[i] = &b[0] }, func(to, from int) { at[to] = at[from] })
+		s := newSlots(pool, src, n, func(i int, b []byte) { at[i] = &b[0] })
 		defer s.close()
 		var out []mem.Handle
 		for range 50 {

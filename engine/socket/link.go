@@ -12,26 +12,26 @@ func (p *UDPPort) watchLink(up bool) (err error) {
 	if p.links, err = sys.WatchLinks(); err != nil {
 		return err
 	}
-	if p.ltag, err = events.add(p.links.FD(), sys.EventIn, (*linkWatch)(p)); err != nil {
+	if p.ltag, err = events.Add(p.links.FD(), sys.EventIn, (*linkWatch)(p)); err != nil {
 		p.links.Close()
 		p.links = nil
 		return err
 	}
 	// What happened before the watch began is not told.
-	(*linkWatch)(p).ready(0)
+	(*linkWatch)(p).Ready(0)
 	return nil
 }
 
 func (p *UDPPort) unwatchLink() {
 	if p.links != nil {
-		events.remove(p.links.FD(), p.ltag)
+		events.Remove(p.links.FD(), p.ltag)
 		p.links.Close()
 		p.links = nil
 	}
 }
 
-// ready implements watcher.
-func (w *linkWatch) ready(uint32) {
+// Ready implements engine.Watcher.
+func (w *linkWatch) Ready(uint32) {
 	p := (*UDPPort)(w)
 	p.rx.Lock()
 	defer p.rx.Unlock()

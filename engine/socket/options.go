@@ -1,11 +1,13 @@
 package socket
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -80,19 +82,9 @@ type UDPOptions struct {
 
 // TCPOptions are the options of a port with a tcp:// address. The zero value is right for most.
 type TCPOptions struct {
-	// Background makes OpenPort return at once, while the connection is made in the background. Otherwise it waits for the first
-	// connection until its context or ConnectTimeout ends.
-	Background bool
-	// ConnectTimeout bounds one attempt to connect, and OpenPort without Background; 0 is 10 s.
-	ConnectTimeout time.Duration
-	// Reconnect connects again when the connection has ended. What is sent meanwhile waits.
-	Reconnect bool
-	// BackoffMin and BackoffMax are the pauses between attempts: they double from the one to the other, each less up to a half at
-	// random. 0 is 50 ms and 5 s.
-	BackoffMin, BackoffMax time.Duration
-	// Backlog is the number of connections that may wait to be accepted; 0 is 1024. MaxConns is the number of connections at a time,
-	// 0 is 65536; others are refused.
-	Backlog, MaxConns int
+	conns.Options
+	// Backlog is the number of connections that may wait to be accepted; 0 is 1024.
+	Backlog int
 	// HalfOpen keeps a connection whose peer has ended its direction until CloseWrite or CloseConn; otherwise it is closed when what
 	// waits for it has been sent.
 	HalfOpen bool
@@ -113,8 +105,6 @@ type TCPOptions struct {
 	MaxPayload int
 	// Interface keeps the port to one network device.
 	Interface string
-	// OnConn is told when connections come and go, by a goroutine of the engine: it must not wait.
-	OnConn func(ConnEvent)
 	// Set are further options, in this order, for each connection.
 	Set []Option
 }
@@ -136,9 +126,9 @@ func failed(err error, format string, args ...any) error {
 }
 
 func (o *UDPOptions) complete() error {
-	orElse(&o.Batch, 64)
-	orElse(&o.Queues, 1)
-	orElse(&o.Peers, 4096)
+	o.Batch = cmp.Or(o.Batch, 64)
+	o.Queues = cmp.Or(o.Queues, 1)
+	o.Peers = cmp.Or(o.Peers, 4096)
 	switch {
 	case o.Batch < 1 || o.Batch > maxBatch:
 		return invalid("Batch is %d: expected 1 to %d datagrams", o.Batch, maxBatch)
@@ -161,23 +151,20 @@ func (o *UDPOptions) complete() error {
 }
 
 func (o *TCPOptions) complete() error {
-	orElse(&o.ConnectTimeout, 10*time.Second)
-	orElse(&o.BackoffMin, 50*time.Millisecond)
-	orElse(&o.BackoffMax, max(5*time.Second, o.BackoffMin))
-	orElse(&o.Backlog, 1024)
-	orElse(&o.MaxConns, 65536)
-	orElse(&o.Batch, 16)
+	if err := o.Options.Complete(); err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	o.Backlog = cmp.Or(o.Backlog, 1024)
+	o.Batch = cmp.Or(o.Batch, 16)
 	switch {
 	case o.Batch < 1 || o.Batch > 64:
 		return invalid("Batch is %d: expected 1 to 64 slots", o.Batch)
-	case o.BackoffMin < 0 || o.BackoffMax < o.BackoffMin:
-		return invalid("BackoffMin %v and BackoffMax %v: expected the first to be the smaller one", o.BackoffMin, o.BackoffMax)
-	case o.ConnectTimeout < 0 || o.KeepAlive < 0 || o.UserTimeout < 0 || o.BusyPoll < 0:
+	case o.KeepAlive < 0 || o.UserTimeout < 0 || o.BusyPoll < 0:
 		return invalid("a time is negative")
 	case o.MaxPayload < 0:
 		return invalid("MaxPayload is %d: expected 0 or more", o.MaxPayload)
-	case o.Backlog < 1 || o.MaxConns < 1:
-		return invalid("Backlog %d and MaxConns %d: expected at least 1", o.Backlog, o.MaxConns)
+	case o.Backlog < 1:
+		return invalid("Backlog is %d: expected at least 1", o.Backlog)
 	case o.ReceiveBuffer < 0 || o.SendBuffer < 0:
 		return invalid("a buffer's size is negative")
 	}
@@ -192,14 +179,6 @@ func (o *UDPOptions) longest() int {
 	return maxPayload
 }
 
-// orElse gives what is zero its default.
-func orElse[T comparable](v *T, def T) {
-	var zero T
-	if *v == zero {
-		*v = def
-	}
-}
-
 // setBuffer makes a socket's buffer that large, by force where that is allowed, and says what the kernel gave, in bytes as the user
 // counts: the kernel doubles the number for its own use.
 func setBuffer(fd, name, force, bytes int) (given int, err error) {
@@ -211,4 +190,39 @@ func setBuffer(fd, name, force, bytes int) (given int, err error) {
 	}
 	v, err := sys.Option(fd, sys.SolSocket, name)
 	return v / 2, err
+}
+
+// setting is an option of a socket that is set in some cases.
+type setting struct {
+	when               bool
+	level, name, value int
+}
+
+func apply(fd int, settings ...setting) error {
+	for _, x := range settings {
+		if x.when {
+			if err := sys.SetOption(fd, x.level, x.name, x.value); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// further sets options by their numbers.
+func further(fd int, options []Option) error {
+	for _, o := range options {
+		if err := sys.SetOption(fd, o.Level, o.Name, o.Value); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bit is a truth as options of sockets have it.
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }

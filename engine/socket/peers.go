@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"sync"
 
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
@@ -102,4 +103,65 @@ func (p *peers) link(i uint32) {
 func addrPort(a *sys.SockAddr) netip.AddrPort {
 	v, _ := a.AddrPort()
 	return netip.AddrPortFrom(v.Addr().Unmap(), v.Port())
+}
+
+// Peer is the id of an address, given to it now if it had none. An id is valid until so many other addresses have been used as
+// UDPOptions.Peers says.
+func (p *UDPPort) Peer(a netip.AddrPort) (uint32, error) {
+	if p.peers == nil {
+		return 0, failed(engine.ErrUnsupported, "the port has one peer, or its option Peers turns ids off")
+	}
+	zone, err := zoneOf(a.Addr())
+	if err != nil {
+		return 0, err
+	}
+	if !a.Addr().IsValid() || a.Port() == 0 || a.Addr().Unmap().Is6() && !p.ipv6 {
+		return 0, invalid("peer %s: expected an address and a port of the port's kind", a)
+	}
+	to := sys.MakeSockAddr(family(a, p.ipv6), zone)
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	return p.peers.of(&to), nil
+}
+
+// PeerAddr is the address of an id; false when the id has made room for others, or was never given.
+func (p *UDPPort) PeerAddr(id uint32) (netip.AddrPort, bool) {
+	if p.remote.IsValid() {
+		return p.remote, true
+	}
+	if p.peers == nil {
+		return netip.AddrPort{}, false
+	}
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	a, ok := p.peers.find(id)
+	if !ok {
+		return netip.AddrPort{}, false
+	}
+	return addrPort(a), true
+}
+
+// Forgotten is the number of peers that have made room for others.
+func (p *UDPPort) Forgotten() uint64 {
+	if p.peers == nil {
+		return 0
+	}
+	p.peers.mu.Lock()
+	defer p.peers.mu.Unlock()
+	return p.peers.gone
+}
+
+// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI calls a connection's port and queue.
+// ok is false when no queue is open.
+func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
+	if _, known := p.PeerAddr(id); !known {
+		return 0, false
+	}
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	live := p.rx.Live()
+	if len(live) == 0 {
+		return 0, false
+	}
+	return live[0].ID(), true
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // slots are free slots of a receive queue's pool, of which the kernel fills the first ones. Their buffers lie somewhere else: set
-// and move keep those in step.
+// keeps those in step.
 type slots struct {
 	pool *mem.Pool
 	src  *burst.Source
@@ -18,12 +18,11 @@ type slots struct {
 	used int // of which the first are used or not: those that are used are NoHandle
 	got  []mem.Handle
 	set  func(i int, b []byte)
-	move func(to, from int)
 }
 
-func newSlots(pool *mem.Pool, src *burst.Source, n int, set func(int, []byte), move func(int, int)) slots {
+func newSlots(pool *mem.Pool, src *burst.Source, n int, set func(int, []byte)) slots {
 	return slots{pool: pool, src: src, all: pool.Region().All().Bytes(), size: uint32(pool.SlotSize()),
-		h: make([]mem.Handle, n), got: make([]mem.Handle, n), set: set, move: move}
+		h: make([]mem.Handle, n), got: make([]mem.Handle, n), set: set}
 }
 
 // limit uses no more of each slot than that; 0 is all of it. It is called before the first fill.
@@ -66,8 +65,8 @@ func (s *slots) fill() int {
 				s.have--
 			}
 			if s.have > i {
-				s.h[i], s.h[s.have] = s.h[s.have], burst.NoHandle
-				s.move(i, s.have)
+				s.put(i, s.h[s.have])
+				s.h[s.have] = burst.NoHandle
 			}
 		}
 	}

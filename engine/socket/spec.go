@@ -3,10 +3,12 @@ package socket
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/engine/pace"
 )
 
@@ -16,7 +18,7 @@ var udp, tcp = []string{"udp"}, []string{"tcp"}
 var Spec = engine.Spec{
 	Name: "socket", Doc: "UDP and TCP sockets of the kernel; payload is read straight into slots.", Schemes: []string{"udp", "tcp"},
 	New: func() engine.Engine { return New() },
-	Options: append([]engine.Option{
+	Options: slices.Concat([]engine.Option{
 		{Key: "remote", Schemes: udp, Type: engine.Text, Doc: "Host and port of the one peer."},
 		{Key: "local", Schemes: tcp, Type: engine.Text, Doc: "Host and port to connect from."},
 		{Key: "listen", Schemes: tcp, Type: engine.Bool, Default: "false", Doc: "Peers connect to the address."},
@@ -40,19 +42,14 @@ var Spec = engine.Spec{
 		{Key: "multicast_loop", Schemes: udp, Type: engine.Bool, Default: "true", Field: "!NoMulticastLoop", Doc: "Multicast packets also come to receivers on this machine."},
 		{Key: "tos", Schemes: udp, Type: engine.Int, Min: 0, Max: 255, Default: "0", Field: "TOS", Doc: "Type of service (traffic class) of what is sent."},
 		{Key: "ipv6_only", Schemes: udp, Type: engine.Bool, Default: "false", Field: "IPv6Only", Doc: "A port on an IPv6 address takes no IPv4 packets."},
-		{Key: "connect_retry", DAQIRI: "retry_connect_s", Schemes: tcp, Type: engine.Time, Min: 0, Max: 3600e9, Field: "Reconnect BackoffMin BackoffMax",
-			Doc: "Pause between attempts to connect; 0: a connection that has ended is not made again. `mode: client` has 1s without it, an address none."},
-		{Key: "connect_retry_max", Schemes: tcp, Type: engine.Time, Min: 1, Max: 3600e9, Field: "BackoffMax", Doc: "Pauses between attempts to connect double from `connect_retry` to this."},
-		{Key: "connect_timeout", Schemes: tcp, Type: engine.Time, Min: 0, Max: 3600e9, Default: "10s", Field: "!Background ConnectTimeout", Doc: "How long opening waits for the first connection; 0: it connects in the background."},
 		{Key: "backlog", Schemes: tcp, Type: engine.Int, Min: 1, Max: 65535, Unit: "connections", Default: "1024", Field: "Backlog", Doc: "Connections that may wait to be accepted."},
-		{Key: "max_conns", Schemes: tcp, Type: engine.Int, Min: 1, Max: 1 << 20, Unit: "connections", Default: "65536", Field: "MaxConns", Doc: "Connections at a time; others are refused."},
 		{Key: "half_open", Schemes: tcp, Type: engine.Bool, Default: "false", Field: "HalfOpen", Doc: "Keeps a connection whose peer has ended its direction."},
 		{Key: "nodelay", Schemes: tcp, Type: engine.Bool, Default: "true", Field: "!Delay", Doc: "Small segments leave at once (TCP_NODELAY)."},
 		{Key: "keep_alive", Schemes: tcp, Type: engine.Time, Min: 0, Max: 86400e9, Default: "0s", Field: "KeepAlive", Doc: "How often a silent peer is probed; 0: never."},
 		{Key: "user_timeout", Schemes: tcp, Type: engine.Time, Min: 0, Max: 86400e9, Default: "0s", Field: "UserTimeout", Doc: "Ends a connection whose peer has not acknowledged for so long; 0: as the kernel has it."},
 		{Key: "congestion", Schemes: tcp, Type: engine.Text, Field: "Congestion", Doc: "Congestion control by its name, such as `bbr`; without it the kernel's choice."},
 		{Key: "set", Type: engine.Text, List: true, Field: "Set", Parse: parseOption, Doc: "Further socket options (man 2 setsockopt), each as `LEVEL:NAME:VALUE` in numbers."},
-	}, pace.Settings...),
+	}, conns.Settings("", tcp), pace.Settings),
 	PortOptions: func(scheme string) any {
 		if scheme == "tcp" {
 			return new(TCPOptions)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -183,7 +184,7 @@ func TestTCPHalfClose(t *testing.T) {
 func TestTCPReset(t *testing.T) {
 	var mu sync.Mutex
 	var seen []ConnEvent
-	p := openTCPPort(t, listenAny, TCPOptions{OnConn: func(e ConnEvent) { mu.Lock(); defer mu.Unlock(); seen = append(seen, e) }})
+	p := openTCPPort(t, listenAny, TCPOptions{Options: conns.Options{OnConn: func(e ConnEvent) { mu.Lock(); defer mu.Unlock(); seen = append(seen, e) }}})
 	r := newReader(t, p, engine.RxSpec{})
 	c := dialTo(t, p)
 	id := idOf(t, p, c)
@@ -227,7 +228,7 @@ func TestTCPReconnect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	p := openTCPPort(t, "tcp://"+l.Addr().String(), TCPOptions{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 4 * time.Millisecond})
+	p := openTCPPort(t, "tcp://"+l.Addr().String(), TCPOptions{Options: conns.Options{Reconnect: true, BackoffMin: time.Millisecond, BackoffMax: 4 * time.Millisecond}})
 	r, w := newReader(t, p, engine.RxSpec{}), newWriter(t, p, engine.TxSpec{})
 	ids := map[uint32]bool{}
 	for i := range 3 {
@@ -279,12 +280,12 @@ func TestTCPNobodyThere(t *testing.T) {
 	l.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	_, err = New().OpenPort(ctx, engine.PortSpec{Address: at, Options: TCPOptions{BackoffMin: time.Millisecond}})
+	_, err = New().OpenPort(ctx, engine.PortSpec{Address: at, Options: TCPOptions{Options: conns.Options{BackoffMin: time.Millisecond}}})
 	if !errors.Is(err, engine.ErrConnect) || engine.StatusOf(err) != engine.ConnectFailure {
 		t.Errorf("connecting to nobody: %v", err)
 	}
 	// It gives up after ConnectTimeout: queues fail, packets are dropped.
-	p := openTCPPort(t, at, TCPOptions{Background: true, ConnectTimeout: 10 * time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond})
+	p := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, ConnectTimeout: 10 * time.Millisecond, BackoffMin: time.Millisecond, BackoffMax: 2 * time.Millisecond}})
 	r, w := newReader(t, p, engine.RxSpec{}), newWriter(t, p, engine.TxSpec{})
 	w.send(0, "anybody?")
 	if err := p.WaitConnected(within(t)); !errors.Is(err, engine.ErrConnect) {
@@ -295,7 +296,7 @@ func TestTCPNobodyThere(t *testing.T) {
 	}
 	eventually(t, "the packet to be dropped", func() bool { s := w.stats(); return s.Drops[engine.DropDown] == 1 && s.Queued == 0 })
 	// A port that connects again goes on, and closing it ends that.
-	again := openTCPPort(t, at, TCPOptions{Background: true, Reconnect: true, ConnectTimeout: time.Millisecond, BackoffMin: time.Microsecond, BackoffMax: time.Millisecond})
+	again := openTCPPort(t, at, TCPOptions{Options: conns.Options{Background: true, Reconnect: true, ConnectTimeout: time.Millisecond, BackoffMin: time.Microsecond, BackoffMax: time.Millisecond}})
 	eventually(t, "some attempts", func() bool { return again.Counts().Failures > 5 })
 	newWriter(t, again, engine.TxSpec{}).send(0, "waits")
 }
@@ -385,8 +386,12 @@ func TestTCPWaiting(t *testing.T) {
 
 // TestTCPOptions sets options by fields and by number, and refuses connections beyond the limit.
 func TestTCPOptions(t *testing.T) {
-	p := openTCPPort(t, listenAny, TCPOptions{MaxConns: 1, KeepAlive: 7 * time.Second, UserTimeout: 9 * time.Second, Congestion: "reno",
-		Set: []Option{{sys.SolSocket, sys.SoPriority, 2}}, BusyPoll: time.Microsecond})
+	p := openTCPPort(t, listenAny, TCPOptions{Options: conns.Options{MaxConns: 1},
+		KeepAlive:   7 * time.Second,
+		UserTimeout: 9 * time.Second,
+		Congestion:  "reno",
+		Set:         []Option{{sys.SolSocket, sys.SoPriority, 2}},
+		BusyPoll:    time.Microsecond})
 	c := dialTo(t, p)
 	id := idOf(t, p, c)
 	for _, o := range []struct{ level, name, want int }{{sys.SolTCP, sys.TCPNoDelay, 1}, {sys.SolTCP, sys.TCPKeepIdle, 7}, {sys.SolTCP, sys.TCPUserTimeout, 9000},

@@ -31,7 +31,7 @@ var _ engine.RxQueue = (*tcpRx)(nil)
 func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
-	can := p.can()
+	can := p.Capabilities()
 	err := p.rx.Admit(&spec, &can)
 	if err != nil {
 		return nil, fmt.Errorf("socket: %s: %w", p.name, err)
@@ -39,7 +39,7 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	id := spec.ID.Number()
 	var bound *conn
 	if spec.Conn != 0 {
-		if bound = p.conns[spec.Conn]; bound == nil {
+		if bound = p.conns.Get(spec.Conn); bound == nil {
 			return nil, failed(engine.ErrNotFound, "receive queue %d: connection %d", id, spec.Conn)
 		}
 		if bound.q != nil && bound.q.Spec().Conn != 0 {
@@ -50,7 +50,7 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 	q := &tcpRx{port: p, members: map[uint32]*conn{}}
 	n := min(p.o.Batch, max(pool.Slots()/4, 1))
 	q.pieces = make([]sys.Iovec, n)
-	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) }, func(to, from int) { q.pieces[to] = q.pieces[from] })
+	q.slots = newSlots(pool, burst.PoolSource(pool), n, func(i int, b []byte) { q.pieces[i].Set(b) })
 	q.slots.limit(p.o.MaxPayload)
 	if q.epoll, err = sys.NewEpoll(); err != nil {
 		return nil, err
@@ -64,13 +64,13 @@ func (p *TCPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		q.adopt(bound)
 		return q, nil
 	}
-	for _, c := range p.conns {
+	for c := range p.conns.All() {
 		if c.q == nil {
 			q.adopt(c)
 		}
 	}
-	if p.gone.Load() {
-		q.fail(p.cause)
+	if err := p.conns.Gone(); err != nil {
+		q.fail(err)
 	}
 	return q, nil
 }
@@ -86,12 +86,12 @@ func (q *tcpRx) adopt(c *conn) { q.Do(func() { q.join(c) }) }
 
 func (q *tcpRx) join(c *conn) {
 	c.q = q
-	q.members[c.id] = c
+	q.members[c.ID] = c
 	c.active = false
 	if c.ended {
 		return // everything was read, by another queue
 	}
-	if q.epoll.Add(c.fd, sys.EventIn|sys.EventRdH|sys.EventEdge, uint64(c.id)) != nil {
+	if q.epoll.Add(c.fd, sys.EventIn|sys.EventRdH|sys.EventEdge, uint64(c.ID)) != nil {
 		q.push(c) // then it is looked at without being asked for
 	}
 	if len(q.members) == 1 {
@@ -103,10 +103,10 @@ func (q *tcpRx) join(c *conn) {
 func (q *tcpRx) lose(c *conn) { q.Do(func() { q.forget(c) }) }
 
 func (q *tcpRx) forget(c *conn) {
-	if q.members[c.id] != c {
+	if q.members[c.ID] != c {
 		return
 	}
-	delete(q.members, c.id)
+	delete(q.members, c.ID)
 	if !c.ended {
 		q.epoll.Remove(c.fd)
 	}
@@ -240,7 +240,7 @@ func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 				k := min(size, got-bytes)
 				h := q.slots.take(n)
 				i := b.Builder().Add(q.slots.src, burst.Segment{Handle: h, Off: q.slots.pool.Offset(h), Len: uint32(k), Cap: q.slots.size})
-				b.SetConn(i, c.id)
+				b.SetConn(i, c.ID)
 				bytes += k
 				n++
 			}
@@ -259,7 +259,7 @@ func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 		flags |= burst.Truncated
 	}
 	i := b.Builder().Add(q.slots.src, burst.Segment{Handle: burst.NoHandle})
-	b.SetConn(i, c.id)
+	b.SetConn(i, c.ID)
 	b.Builder().SetReceived(i, 0, flags, 0)
 	q.epoll.Remove(c.fd)
 	c.ended = true
@@ -270,13 +270,13 @@ func (q *tcpRx) read(b *burst.Burst, c *conn, have int) (more bool) {
 // readOut says what becomes of a connection that was read to its end.
 func (p *TCPPort) readOut(c *conn) {
 	if c.cut != nil {
-		p.finish(c, c.cut)
+		p.conns.Finish(c, c.cut)
 		return
 	}
 	c.mu.Lock()
 	c.over = true
 	c.mu.Unlock()
-	p.sweep(c.id)
+	p.sweep(c.ID)
 }
 
 // Watch implements engine.RxDevice.
@@ -299,7 +299,7 @@ func (q *tcpRx) Discard() (int, error) {
 
 // Flush implements engine.RxDiscarder.
 func (q *tcpRx) Flush() (n int) {
-	b := burst.New(heldBurst)
+	b := burst.New(64)
 	for range 1 << 12 {
 		q.gather(b)
 		if b.Len() == 0 {
@@ -323,7 +323,7 @@ func (q *tcpRx) Close() error {
 	removed, err := p.rx.Remove(q)
 	if removed && !p.rx.Closed() {
 		for _, c := range q.orphans {
-			p.assign(c)
+			(*tcpHost)(p).Assign(c)
 		}
 	}
 	q.orphans = nil

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 )
 
 // tcpSink sends the packets of a transmit queue of a TCPPort. Packets that a connection does not take at once wait with that connection,
@@ -27,7 +28,7 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		return nil, err
 	}
 	s := &tcpSink{port: p}
-	q, err := newTxQueue(p.address, &spec, p.can(), id, 0, burst.Segmented, &s.sent)
+	q, err := newTxQueue(p.address, &spec, p.Capabilities(), id, 0, burst.Segmented, &s.sent)
 	if err != nil {
 		return nil, err
 	}
@@ -38,7 +39,7 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	q.end = func() {
 		p.rx.Lock()
 		defer p.rx.Unlock()
-		for _, c := range p.conns {
+		for c := range p.conns.All() {
 			c.mu.Lock()
 			c.drop(engine.DropClosed, s)
 			c.mu.Unlock()
@@ -50,10 +51,10 @@ func (p *TCPPort) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 }
 
 // lose counts packets that will not be sent.
-func (s *tcpSink) lose(why engine.Drop, n uint64) {
+func (s *tcpSink) lose(why engine.Drop, n int) {
 	if n > 0 {
-		s.sent.drops[why].Add(n)
-		s.box.Complete(int(n))
+		s.sent.drops[why].Add(uint64(n))
+		s.box.Complete(n)
 	}
 }
 
@@ -66,46 +67,19 @@ func (s *tcpSink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		}
 		id := b.Conn(i)
 		j := i + 1
-		for j < to && (!s.port.listen || b.Conn(j) == id) {
+		for j < to && (s.port.remote.IsValid() || b.Conn(j) == id) {
 			j++
 		}
-		c, why := s.find(id)
+		c, why := s.port.conns.To(id)
 		switch {
 		case c != nil:
 			c.send(s, b, i, j)
-		case why == wait:
+		case why == conns.Wait:
 			return i, time.Time{}
 		default:
-			s.lose(why, uint64(b.Builder().LivePart(i, j)))
+			s.lose(why, b.Builder().LivePart(i, j))
 		}
 		i = j
 	}
 	return to, time.Time{}
-}
-
-// wait is no reason to drop a packet: there will be a connection.
-const wait = engine.NumDrops
-
-// find is the connection of an id, or why there is none.
-func (s *tcpSink) find(id uint32) (*conn, engine.Drop) {
-	p := s.port
-	if !p.listen {
-		gone := p.gone.Load() // first: the other way round it might be set in between
-		switch c := p.current.Load(); {
-		case c != nil:
-			return c, 0
-		case gone:
-			return nil, engine.DropDown
-		}
-		return nil, wait
-	}
-	p.table.RLock()
-	defer p.table.RUnlock()
-	if c := p.conns[id]; c != nil {
-		return c, 0
-	}
-	if id == 0 {
-		return nil, engine.DropNoRoute // a packet to nobody
-	}
-	return nil, engine.DropDown
 }

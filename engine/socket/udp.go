@@ -185,67 +185,28 @@ func (p *UDPPort) socket(at netip.AddrPort) (fd int, err error) {
 			sys.Close(fd)
 		}
 	}()
-	set := func(level, name, value int) {
-		if err == nil {
-			err = sys.SetOption(fd, level, name, value)
-		}
-	}
-	if p.o.Queues > 1 {
-		set(sys.SolSocket, sys.SoReusePort, 1)
-	}
-	if len(p.o.Groups) > 0 {
-		set(sys.SolSocket, sys.SoReuseAddr, 1)
-	}
-	bit := func(b bool) int {
-		if b {
-			return 1
-		}
-		return 0
-	}
-	if p.ipv6 {
-		set(sys.SolIPv6, sys.IPv6Only, bit(p.o.IPv6Only))
-		set(sys.SolIPv6, sys.IPv6MulticastAll, 0) // only the groups of this very socket
-		set(sys.SolIPv6, sys.IPv6MulticastLoop, bit(!p.o.NoMulticastLoop))
-	}
-	if !p.o.IPv6Only || !p.ipv6 {
-		set(sys.SolIP, sys.IPMulticastAll, 0)
-		set(sys.SolIP, sys.IPMulticastLoop, bit(!p.o.NoMulticastLoop))
-	}
-	both := func(value, v4, v6 int) {
-		if value == 0 {
-			return
-		}
-		if p.ipv6 {
-			set(sys.SolIPv6, v6, value)
-		}
-		if !p.o.IPv6Only || !p.ipv6 {
-			set(sys.SolIP, v4, value)
-		}
-	}
-	both(p.o.TTL, sys.IPTTL, sys.IPv6UnicastHops)
-	both(p.o.MulticastTTL, sys.IPMulticastTTL, sys.IPv6MulticastHops)
-	both(p.o.TOS, sys.IPTOS, sys.IPv6TClass)
-	if p.o.GRO {
-		set(sys.SolUDP, sys.UDPGRO, 1)
-	}
+	v4, v6, loop := !p.ipv6 || !p.o.IPv6Only, p.ipv6, bit(!p.o.NoMulticastLoop)
+	err = apply(fd,
+		setting{p.o.Queues > 1, sys.SolSocket, sys.SoReusePort, 1}, setting{len(p.o.Groups) > 0, sys.SolSocket, sys.SoReuseAddr, 1},
+		setting{v6, sys.SolIPv6, sys.IPv6Only, bit(p.o.IPv6Only)},
+		setting{v6, sys.SolIPv6, sys.IPv6MulticastAll, 0}, setting{v4, sys.SolIP, sys.IPMulticastAll, 0}, // only the groups of this very socket
+		setting{v6, sys.SolIPv6, sys.IPv6MulticastLoop, loop}, setting{v4, sys.SolIP, sys.IPMulticastLoop, loop},
+		setting{v6 && p.o.TTL > 0, sys.SolIPv6, sys.IPv6UnicastHops, p.o.TTL}, setting{v4 && p.o.TTL > 0, sys.SolIP, sys.IPTTL, p.o.TTL},
+		setting{v6 && p.o.MulticastTTL > 0, sys.SolIPv6, sys.IPv6MulticastHops, p.o.MulticastTTL}, setting{v4 && p.o.MulticastTTL > 0, sys.SolIP, sys.IPMulticastTTL, p.o.MulticastTTL},
+		setting{v6 && p.o.TOS > 0, sys.SolIPv6, sys.IPv6TClass, p.o.TOS}, setting{v4 && p.o.TOS > 0, sys.SolIP, sys.IPTOS, p.o.TOS},
+		setting{p.o.GRO, sys.SolUDP, sys.UDPGRO, 1})
 	if err != nil {
 		return -1, err
 	}
-	for _, b := range []struct{ name, value int }{{sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())}, {sys.SoPreferBusyPoll, bit(p.o.PreferBusyPoll)},
-		{sys.SoBusyPollBudget, p.o.BusyPollBudget}} {
-		if b.value == 0 {
-			continue
-		}
-		if e := sys.SetOption(fd, sys.SolSocket, b.name, b.value); sys.IsErrno(e, sys.EPERM) {
+	for _, b := range []setting{{p.o.BusyPoll > 0, sys.SolSocket, sys.SoBusyPoll, int(p.o.BusyPoll.Microseconds())}, {p.o.PreferBusyPoll, sys.SolSocket, sys.SoPreferBusyPoll, 1},
+		{p.o.BusyPollBudget > 0, sys.SolSocket, sys.SoBusyPollBudget, p.o.BusyPollBudget}} {
+		if e := apply(fd, b); sys.IsErrno(e, sys.EPERM) {
 			p.notes = append(p.notes, "busy polling needs CAP_NET_ADMIN: "+e.Error())
 		} else if e != nil {
 			return -1, e
 		}
 	}
-	for _, s := range p.o.Set {
-		set(s.Level, s.Name, s.Value)
-	}
-	if err != nil {
+	if err = further(fd, p.o.Set); err != nil {
 		return -1, err
 	}
 	if p.device != "" {
@@ -469,65 +430,4 @@ func (p *UDPPort) join(fd int, g Group, join bool) error {
 		return fmt.Errorf("socket: group %s: %w", g.Addr, err)
 	}
 	return nil
-}
-
-// Peer is the id of an address, given to it now if it had none. An id is valid until so many other addresses have been used as
-// UDPOptions.Peers says.
-func (p *UDPPort) Peer(a netip.AddrPort) (uint32, error) {
-	if p.peers == nil {
-		return 0, failed(engine.ErrUnsupported, "the port has one peer, or its option Peers turns ids off")
-	}
-	zone, err := zoneOf(a.Addr())
-	if err != nil {
-		return 0, err
-	}
-	if !a.Addr().IsValid() || a.Port() == 0 || a.Addr().Unmap().Is6() && !p.ipv6 {
-		return 0, invalid("peer %s: expected an address and a port of the port's kind", a)
-	}
-	to := sys.MakeSockAddr(family(a, p.ipv6), zone)
-	p.peers.mu.Lock()
-	defer p.peers.mu.Unlock()
-	return p.peers.of(&to), nil
-}
-
-// PeerAddr is the address of an id; false when the id has made room for others, or was never given.
-func (p *UDPPort) PeerAddr(id uint32) (netip.AddrPort, bool) {
-	if p.remote.IsValid() {
-		return p.remote, true
-	}
-	if p.peers == nil {
-		return netip.AddrPort{}, false
-	}
-	p.peers.mu.Lock()
-	defer p.peers.mu.Unlock()
-	a, ok := p.peers.find(id)
-	if !ok {
-		return netip.AddrPort{}, false
-	}
-	return addrPort(a), true
-}
-
-// Forgotten is the number of peers that have made room for others.
-func (p *UDPPort) Forgotten() uint64 {
-	if p.peers == nil {
-		return 0
-	}
-	p.peers.mu.Lock()
-	defer p.peers.mu.Unlock()
-	return p.peers.gone
-}
-
-// Connection says where packets of a connection come in: the receive queue's id. It is what DAQIRI calls a connection's port and queue.
-// ok is false when no queue is open.
-func (p *UDPPort) Connection(id uint32) (queue int, ok bool) {
-	if _, known := p.PeerAddr(id); !known {
-		return 0, false
-	}
-	p.rx.Lock()
-	defer p.rx.Unlock()
-	live := p.rx.Live()
-	if len(live) == 0 {
-		return 0, false
-	}
-	return live[0].ID(), true
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/conns"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
@@ -554,8 +555,10 @@ func TestRefusals(t *testing.T) {
 		{"tcp://127.0.0.1:5?listen=perhaps", nil, engine.ErrInvalid},
 		{"tcp://127.0.0.1:0?listen=1", UDPOptions{}, engine.ErrInvalid},
 		{"tcp://127.0.0.1:0?listen=1", TCPOptions{Batch: 65}, engine.ErrInvalid},
-		{"tcp://127.0.0.1:0?listen=1", TCPOptions{BackoffMin: 2, BackoffMax: 1}, engine.ErrInvalid},
+		{"tcp://127.0.0.1:0?listen=1", TCPOptions{Options: conns.Options{BackoffMin: 2, BackoffMax: 1}}, engine.ErrInvalid},
 		{"tcp://192.0.2.1:0?listen=1", nil, engine.ErrNotFound},
+		{"tcp://127.0.0.1:5?local=192.0.2.1:0", nil, engine.ErrNotFound},
+		{"tcp://127.0.0.1:5?congestion=none", TCPOptions{Options: conns.Options{Reconnect: true}}, sys.ENOENT},
 	} {
 		p, err := New().OpenPort(ctx, engine.PortSpec{Address: c.address, Options: c.o})
 		if err == nil || c.as != nil && !errors.Is(err, c.as) {

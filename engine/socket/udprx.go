@@ -70,7 +70,7 @@ func (p *UDPPort) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		q.shares = burst.NewShares(pool.Slots())
 		q.pieces = q.shares.Source(src)
 	}
-	q.slots = newSlots(pool, src, n, q.msgs.SetBuffer, q.msgs.MoveBuffer)
+	q.slots = newSlots(pool, src, n, q.msgs.SetBuffer)
 	q.slots.limit(p.o.MaxPayload)
 	if err := p.open(q, spec); err != nil {
 		return nil, err

@@ -262,20 +262,20 @@ func (s *udpSink) append(b *burst.Burst, i int) {
 func (s *udpSink) watch(fd int) {
 	if s.on && s.fd != fd {
 		s.on = false
-		events.drop(s.tag) // that one is closed
+		events.Drop(s.tag) // that one is closed
 	}
 	if s.on {
-		events.set(fd, sys.EventOut|sys.EventOneShot, s.tag)
+		events.Set(fd, sys.EventOut|sys.EventOneShot, s.tag)
 		return
 	}
-	tag, err := events.add(fd, sys.EventOut|sys.EventOneShot, s)
+	tag, err := events.Add(fd, sys.EventOut|sys.EventOneShot, s)
 	if err == nil {
 		s.tag, s.fd, s.on = tag, fd, true
 	}
 }
 
-// ready implements watcher.
-func (s *udpSink) ready(uint32) { s.box.Kick() }
+// Ready implements engine.Watcher.
+func (s *udpSink) Ready(uint32) { s.box.Kick() }
 
 // stop ends the watch, after the Outbox was closed.
 func (s *udpSink) stop() {
@@ -284,9 +284,9 @@ func (s *udpSink) stop() {
 	switch {
 	case !s.on:
 	case s.fd == s.port.fd:
-		events.remove(s.fd, s.tag)
+		events.Remove(s.fd, s.tag)
 	default:
-		events.drop(s.tag)
+		events.Drop(s.tag)
 	}
 	s.on = false
 }

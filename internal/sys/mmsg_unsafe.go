@@ -98,11 +98,6 @@ func (m *Messages) SetBuffer(i int, b []byte) {
 	}
 }
 
-// MoveBuffer makes the buffer of datagram from that of datagram to.
-func (m *Messages) MoveBuffer(to, from int) {
-	m.pieces[to] = m.pieces[from] // the header was made by SetBuffer
-}
-
 // Recv receives up to n datagrams into their buffers and returns how many came. EAGAIN: nothing is there. A datagram that did not
 // fit is cut off; its Len is its full length. With names the sender of each is noted.
 func (m *Messages) Recv(fd, n int, names bool) (int, Errno) {

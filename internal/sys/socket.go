@@ -3,6 +3,7 @@ package sys
 import (
 	"fmt"
 	"net/netip"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,7 +12,6 @@ import (
 const (
 	EINPROGRESS  = unix.EINPROGRESS
 	ECONNREFUSED = unix.ECONNREFUSED
-	ECONNABORTED = unix.ECONNABORTED
 	ENOENT       = unix.ENOENT
 	EMFILE       = unix.EMFILE
 	ENFILE       = unix.ENFILE
@@ -146,4 +146,25 @@ func Congestion(fd int) (string, error) {
 // ResetOnClose makes Close cut the connection at once (RST): what is queued for sending is dropped.
 func ResetOnClose(fd int) error {
 	return callError("setsockopt", "SO_LINGER 0", unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}))
+}
+
+// Control is a function for net.Dialer and net.ListenConfig that calls set with the socket before it is used.
+func Control(set func(fd int) error) func(network, address string, c syscall.RawConn) error {
+	return func(_, _ string, c syscall.RawConn) error { return within(c, set) }
+}
+
+// OfConn calls do with the descriptor of a socket of package net.
+func OfConn(c syscall.Conn, do func(fd int) error) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return within(raw, do)
+}
+
+func within(c syscall.RawConn, do func(fd int) error) (err error) {
+	if e := c.Control(func(fd uintptr) { err = do(int(fd)) }); e != nil {
+		return e
+	}
+	return err
 }

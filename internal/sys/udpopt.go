@@ -92,19 +92,9 @@ func Bind(fd int, a netip.AddrPort, zone uint32) error {
 	return callError("bind", a.String(), unix.Bind(fd, scoped(a, zone)))
 }
 
-// Connect sets the peer of a datagram socket, or starts a stream's connection (EINPROGRESS). zone is the interface of a
-// link-local address.
+// Connect sets the peer of a datagram socket. zone is the interface of a link-local address.
 func Connect(fd int, a netip.AddrPort, zone uint32) error {
 	return callError("connect", a.String(), unix.Connect(fd, scoped(a, zone)))
-}
-
-// PeerAddr is the address of the socket's peer.
-func PeerAddr(fd int) (netip.AddrPort, error) {
-	sa, err := unix.Getpeername(fd)
-	if err != nil {
-		return netip.AddrPort{}, callError("getpeername", "", err)
-	}
-	return addrPort(sa), nil
 }
 
 // CloseWrite ends the sending direction of a stream; the peer reads the end of it after what was sent before.
