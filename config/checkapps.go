@@ -8,7 +8,7 @@ import (
 
 // queueOf checks that an interface and one of its queues are there.
 func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bool) *Interface {
-	if name == "" {
+	if name == "" || d.broken[join(path, nameKey)] {
 		return nil
 	}
 	c := d.cfg
@@ -46,7 +46,7 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 		}
 	}
 	half := join(item("interfaces", i), map[bool]string{true: "tx", false: "rx"}[tx])
-	if list := join(half, "queues"); !slices.Contains(ids, queue) && !d.unread(half, list, plainPath(list)+".id") {
+	if list := join(half, "queues"); !slices.Contains(ids, queue) && !d.unread(half, list, plainPath(list)+".id", join(path, queueKey)) {
 		at := join(path, queueKey)
 		if !c.given(at) {
 			at = join(path, nameKey)
@@ -99,7 +99,7 @@ func (d *decoder) checkApplications() {
 		a := &d.cfg.Applications[i]
 		path := item("applications", i)
 		p := d.queueOf(path, "interface", a.Interface, "queue", a.Queue, false)
-		if p != nil {
+		if p != nil && !d.broken[join(path, "queue")] {
 			at := place{a.Interface, a.Queue}
 			if k, twice := owner[at]; twice {
 				d.also(d.report(Error, CodeConflict, path, fmt.Sprintf("queue %d of %s has an application already", a.Queue, a.Interface), "one application for each receive queue", ""), item("applications", k), "it is here")
@@ -117,7 +117,7 @@ func (d *decoder) checkApplications() {
 		case "echo":
 			if a.To != "" {
 				d.report(Error, CodeConflict, join(path, "to"), "echo has a to: it sends back where packets came from", "", "remove it, or write kind: forward")
-			} else {
+			} else if p != nil {
 				d.queueOf(path, "interface", a.Interface, "to_queue", a.ToQueue, true)
 			}
 		case "forward":
@@ -234,7 +234,7 @@ func (d *decoder) benchFits(p *Interface, b *BenchTx, path string) {
 		return
 	}
 	k := slices.IndexFunc(p.Tx.Queues, func(q TxQueue) bool { return q.ID == b.Queue })
-	if k < 0 || b.PayloadSize == 0 {
+	if k < 0 || b.PayloadSize == 0 || d.unread(join(path, "payload_size"), join(path, "header_size")) {
 		return
 	}
 	q := &p.Tx.Queues[k]

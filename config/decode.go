@@ -96,6 +96,9 @@ func (c *cursor) is(name string) *given {
 	return nil
 }
 
+// lacks reports whether the key is not there, nor one that was probably meant to be it.
+func (c *cursor) lacks(name string) bool { return c.got[name] == nil && !c.typo[name] }
+
 func (d *decoder) add(s Severity, code Code, at Pos, width int, path, message, expected, hint string) int {
 	if len(d.diags) >= maxDiagnostics {
 		if s == Error {
@@ -328,6 +331,11 @@ func (d *decoder) unknown(c *cursor, e entry, outside bool) {
 		names = slices.DeleteFunc(names, func(n string) bool { return c.sec.byName[n].beside != outside })
 	}
 	near := input.Nearest(name, names)
+	for i := range c.sec.keys {
+		if k := &c.sec.keys[i]; near == "" && slices.Contains(names, k.written(d.cfg.dialect)) {
+			near = input.Nearest(name, k.also)
+		}
+	}
 	if k := c.sec.byName[name]; k != nil {
 		where := "inside " + d.cfg.dialect.String() + ":"
 		if !outside {
@@ -360,6 +368,7 @@ func (d *decoder) unknown(c *cursor, e entry, outside bool) {
 			c.typo = map[string]bool{}
 		}
 		c.typo[c.sec.byName[near].name] = true
+		d.breaks(join(c.path, c.sec.byName[near].name)) // what it says is not known
 	}
 	d.add(Error, CodeUnknownKey, at, width, path, fmt.Sprintf("unknown key %s %s", shown(name), where), expected, hint)
 }
@@ -527,7 +536,7 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 		at := item(path, i)
 		if k.sub != nil {
 			if x.Kind != yaml.MappingNode {
-				d.typed(x, at, "an element of "+g.at.Value, "a map: "+k.sub.title, "")
+				d.typed(x, at, "an element of "+g.at.Value, "a map, "+k.sub.title+k.sub.suchAs(), "")
 				d.breaks(path)
 			} else {
 				d.source(at, x, 1)
@@ -601,6 +610,9 @@ func assign(f reflect.Value, v any) {
 
 // section reads a map into the struct v.
 func (d *decoder) section(n *yaml.Node, s *section, v reflect.Value, path string, put func(key, text string)) *cursor {
+	if s.forms != nil && d.cfg.dialect != Ours {
+		s.forms(n)
+	}
 	c := &cursor{sec: s, node: n, path: path, v: v, put: put, got: map[string]*given{}}
 	d.keys(c, d.entries(n, path, 0))
 	d.absent(c)
