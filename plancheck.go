@@ -245,8 +245,27 @@ func (x *portCheck) rules() {
 			at += ".match"
 		}
 		x.p.causes = append(x.p.causes, &d)
-		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, d.Field, d.Text), "", "")
+		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, d.Field, d.Text), "", x.others(rules[d.Rule]))
 	}
+}
+
+// others names the engines that carry out a rule, at the same kind of address.
+func (x *portCheck) others(rule flow.Rule) string {
+	mine := config.Engine(x.e.Name()).Spec()
+	var names []string
+	for _, e := range x.p.table.Engines() {
+		can, ok := e.(engine.RuleDescriber)
+		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() || s.Needs.Interface != mine.Needs.Interface || !e.Capabilities().Rules {
+			continue
+		}
+		if c := can.RuleCapabilities(x.spec); len(flow.Check([]flow.Rule{rule}, &c)) == 0 {
+			names = append(names, "engine: "+e.Name())
+		}
+	}
+	if names == nil {
+		return ""
+	}
+	return strings.Join(names, " or ") + " carries it out"
 }
 
 // pagesOf are huge pages of one size on one node, -1 for any.

@@ -162,6 +162,7 @@ func (d *decoder) checkPort(p *Interface, path string, used map[string]bool) {
 	d.checkSocket(p, path)
 	if p.Rx != nil {
 		d.checkRx(p, join(path, "rx"), used)
+		d.checkRoom(p, path, p.MTU, "the MTU")
 	}
 	if p.Tx != nil {
 		d.checkTx(p, join(path, "tx"), used)
@@ -288,12 +289,6 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 		if batch > r.NumBufs && !d.broken[join(path, "batch_size")] {
 			d.also(d.report(Error, CodeConflict, join(path, "batch_size"), fmt.Sprintf("batch_size %d is more than the %d slots of %s", batch, r.NumBufs, name), fmt.Sprintf("at most %d", r.NumBufs),
 				"no burst can ever be full: make num_bufs larger, or batch_size smaller"), slots, "num_bufs is here")
-		}
-	}
-	if need := Size(p.MTU + 14); len(names) == 1 && p.MTU > 0 && p.Engine.frames() && !p.Engine.needs().XDP {
-		if r, i := d.region(names[0]); r != nil && r.BufSize > 0 && r.BufSize < need {
-			d.also(d.report(Warning, CodeConflict, at, fmt.Sprintf("packets of the MTU %d have %d bytes with their Ethernet header, and a slot of %s has %d", p.MTU, need, names[0], r.BufSize), fmt.Sprintf("buf_size of %d or more", need),
-				"longer packets would be dropped"), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		}
 	}
 }

@@ -174,3 +174,55 @@ func TestLimitsAreSaid(t *testing.T) {
 		t.Error(d.Text(nil))
 	}
 }
+
+// Slots are compared with packets of the MTU, of the file or of the machine, with what flows put in front of them.
+func TestRoomOfSlots(t *testing.T) {
+	file := func(mtu, engine, size, actions string) string {
+		return fmt.Sprintf(`penstock:
+  memory_regions:
+  - {name: m, kind: host, num_bufs: 4096, buf_size: %s}
+  interfaces:
+  - name: p
+    address: eth0
+    engine: %s
+    rx:
+      queues: [{id: 0, memory_regions: [m]}]
+      flows: [{name: f, match: {udp_dst: 5}, actions: [%s{type: queue, id: 0}]}]
+    mtu: %s
+`, size, engine, actions, mtu)
+	}
+	push := "{type: vlan_push, vlan_id: 5}, "
+	tunnel := "{type: tunnel_encap, tunnel: {type: vxlan, vni: 5, outer_eth_src: 02:00:00:00:00:01, outer_eth_dst: 02:00:00:00:00:02, outer_ip_src: 10.0.0.1, outer_ip_dst: 10.0.0.2}}, "
+	for _, c := range []struct{ text, want string }{
+		{file("1500", "afpacket", "1514", ""), ""},
+		{file("1500", "afpacket", "1513", ""), "packets of the MTU 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1513: longer packets are dropped; expected buf_size: 1514 or more"},
+		{file("1500", "afpacket", "1514", push), "packets of the MTU 1500 have 1518 bytes with their Ethernet header and the 4 that flows add, and a slot of m has 1514"},
+		{file("1500", "afpacket", "1514", tunnel), "packets of the MTU 1500 have 1564 bytes with their Ethernet header and the 50 that flows add"},
+		{file("1500", "afpacket", "1564", tunnel), ""},
+		{file("0", "afpacket", "1024", ""), "packets of the MTU of eth0, 1500 have 1514 bytes with their Ethernet header, and a slot of m has 1024: longer packets are dropped; expected buf_size: 1514 or more"},
+		{file("0", "xdp", "1024", ""), ""}, // chains of slots
+		{file("0", "xdp\n    xdp: {chains: false}", "1024", ""), "packets of the MTU of eth0, 1500"},
+	} {
+		_, d := config.Load("f", []byte(c.text), config.Options{Host: testHost()})
+		w := d.Only(config.Warning)
+		if d.Err() != nil || (c.want == "") != (len(w) == 0) || c.want != "" && !strings.Contains(w[0].String(), c.want) {
+			t.Errorf("%s: expected %q\n%s", c.text, c.want, d.Text(nil))
+		}
+	}
+	bench := strings.Replace(file("0", "afpacket", "2048", ""), "    mtu: 0\n", `    tx:
+      queues: [{id: 0, memory_regions: [m]}]
+      flows: [{name: t, actions: [{type: vlan_push, vlan_id: 5}]}]
+bench_tx: {interface_name: p, payload_size: 1984, eth_dst_addr: "02:00:00:00:00:02", ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, udp_src_port: 1, udp_dst_port: 2}
+`, 1)
+	if _, d := load(t, bench); len(d) != 1 || d[0].Severity != config.Warning || !strings.Contains(d[0].String(), "packets of 2052 bytes with the 4 that flows of tx add do not fit into the slots of m, which have 2048; expected buf_size of 2052 or more") {
+		t.Error(d.Text(nil))
+	}
+}
+
+// What is in the way of huge pages names the number that leaves those in use alone.
+func TestHugePagesBesideThoseInUse(t *testing.T) {
+	text := "penstock:\n  memory_regions: [{name: m, kind: huge, numa: 0, num_bufs: 8192, buf_size: 4KiB}]\n"
+	if _, d := config.Load("f", []byte(text), config.Options{Host: testHost()}); len(d) != 1 || !strings.HasPrefix(d[0].Hint, "echo 70 > ") { // 54 are in use
+		t.Error(d.Text(nil))
+	}
+}

@@ -125,6 +125,10 @@ func checkMTU(x *exam) {
 		case u.MTU > 0 && n.MTU < u.MTU:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU), For: "as asked for", At: u.at("mtu"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU), "the switch and the other stations have to have it, too"}})
+		case u.slot > 0 && n.Type == 1 && n.MTU+etherHeader > u.slot:
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("%d, and a slot has room for %d bytes of a packet", n.MTU, u.slot), Needed: fmt.Sprintf("%d bytes", n.MTU+etherHeader),
+				For: "packets of the MTU with their Ethernet header: longer ones than a slot are dropped", At: []Place{u.slotAt},
+				Mend: []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
 		case u.packet(x.n.Sockets) > n.MTU:
 			s := longest(u.Name, x.n.Sockets)
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(s.Packet), For: "datagrams in one piece: one lost fragment loses all of it", At: s.at("packet_bytes"),
@@ -466,7 +470,10 @@ func checkDrops(x *exam) {
 			if lost["rx_crc_errors"] > total/1e6 {
 				f.Mend = append(f.Mend, "rx_crc_errors: clean or change the cable and the modules")
 			}
-			f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings 8192", u.Name), "more queues and cores, or a reader that keeps up")
+			if e := u.net.Ethtool; e != nil && e.RxRing < e.MaxRxRing {
+				f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name, min(max(8192, 2*e.RxRing), e.MaxRxRing)))
+			}
+			f.Mend = append(f.Mend, "more queues and cores, or a reader that keeps up")
 			x.add(f)
 			continue
 		}
