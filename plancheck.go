@@ -65,7 +65,7 @@ func (x *portCheck) refused(err error, otherwise string, cures []cure) {
 		}
 	}
 	x.p.causes = append(x.p.causes, err)
-	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %v", x.c.Name, err), "", "")
+	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %s", x.c.Name, strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error())), "", "")
 }
 
 // cure asks an engine again without a value.
@@ -245,7 +245,7 @@ func (x *portCheck) rules() {
 			at += ".match"
 		}
 		x.p.causes = append(x.p.causes, &d)
-		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, d.Field, d.Text), "", x.others(rules[d.Rule]))
+		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, config.RuleWords(d.Field), config.RuleWords(d.Text)), "", x.others(rules[d.Rule]))
 	}
 }
 

@@ -88,6 +88,7 @@ func TestPlacesOfSyntax(t *testing.T) {
 		{"penstock:\n  version: 1\n  x-a: \"é\xff\"\n", "3:10: error: the byte 0xff is not UTF-8"},
 		{"\xff\xfep\x00", "1:1: error: the file is UTF-16"},
 		{"penstock:\n  interfaces: [\n    {name: a},\n  version: 1\n", "2:15: error: [ is not closed"},
+		{"penstock:\n  interfaces: [\n    {name: a}\n  version: 1\n", "2:15: error: [ is not closed"},
 		{"penstock:\n  interfaces: [{name: a\n  version: 1\n", "2:16: error: { is not closed"},
 		{"penstock: {version: 1\n", "1:11: error: { is not closed"},
 		{"penstock:\n  logging: {level: info]\n", "2:24: error: ] closes {, which is in line 2"},

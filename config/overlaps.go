@@ -18,6 +18,9 @@ var fileWords = strings.NewReplacer("vlan-pop", "vlan_pop", "vlan-push", "vlan_p
 	"udp-dst", "outer_udp_dst", "outer eth-src", "outer_eth_src", "outer eth-dst", "outer_eth_dst", "outer ip-src and ip-dst", "outer_ip_src and outer_ip_dst", "flow-id", "flow_id",
 	"gre proto", "gre_protocol", "vlan id", "vlan_id", "tpid", "ethertype", "decap uses", "tunnel_decap uses", "use encap or decap", "use tunnel_encap or tunnel_decap")
 
+// RuleWords writes what package flow says of a rule with the keys and words of a file: vlan_pop, ip_src.
+func RuleWords(text string) string { return fileWords.Replace(text) }
+
 // problems turns what flow says of rules into diagnostics. What several flows have in common with one other is one diagnostic.
 func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []*Flow) {
 	never := map[int]bool{}
@@ -92,7 +95,7 @@ func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []
 			}
 			return "the flows " + names(of)
 		})
-		i := d.report(s, CodeConflict, path, fmt.Sprintf("flow %s: %s: %s", called(p.Rule), fileWords.Replace(p.Field), fileWords.Replace(text)), "", "")
+		i := d.report(s, CodeConflict, path, fmt.Sprintf("flow %s: %s: %s", called(p.Rule), RuleWords(p.Field), RuleWords(text)), "", "")
 		if p.Other >= 0 {
 			d.also(i, where(p.Other), "the other flow is here")
 		}
