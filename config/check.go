@@ -190,7 +190,7 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 	case s.Mode == "server" && (s.Local.IsZero() || s.Local.Port == 0):
 		bad(local, fmt.Sprintf("the server %s has no port to be reached at", shown(p.Name)), names[0]+" with a port, such as udp://10.0.0.1:5000", "")
 	case s.Mode == "client" && p.Engine.needs().RDMA && !s.Remote.IsZero() && d.cfg.dialect != Ours:
-		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client is told the address when it connects", "remove it")
+		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client gets the address when it connects", "remove it")
 	case s.Mode == "client" && p.Engine.needs().Buffers && (s.Remote.Port == 0 || !s.Remote.Host.IsValid()):
 		bad(remote, fmt.Sprintf("the client %s does not know its server", shown(p.Name)), names[1]+" with a host and a port, such as udp://10.0.0.1:5000", "")
 	}

@@ -36,7 +36,7 @@ func Load(name string, text []byte, o Options) (*Config, Diagnostics) {
 	}
 	d.diags.Sort()
 	if d.more > 0 {
-		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: mend some of these first", d.more)})
+		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: correct some of these first", d.more)})
 	}
 	if d.diags.Count(Error) > 0 {
 		return nil, d.diags

@@ -287,7 +287,7 @@ func checkClockSource(x *exam) {
 
 func checkClockSync(x *exam) {
 	who := common2(x.f.Daemons, []string{"chronyd", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn", "timemaster", "ts2phc"})
-	by := "nobody that is known here"
+	by := "no program that is known here"
 	if who != nil {
 		by = strings.Join(who, ", ")
 	}
@@ -297,7 +297,7 @@ func checkClockSync(x *exam) {
 	case t.Synchronised:
 		x.ok("", fmt.Sprintf("kept on time by %s, to %g ms at worst", by, float64(t.MaxError)/1000))
 	case x.f.Virtual && !x.n.Clock && x.n.Timed == nil:
-		x.ok("", "the kernel does not know of anybody who keeps it on time; in a virtual machine the host may")
+		x.ok("", "the kernel does not know of a program that keeps it on time; in a virtual machine the host may")
 	default:
 		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by, Needed: "a clock that is kept on time", At: x.n.Timed,
 			Mend: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})

@@ -292,7 +292,7 @@ func checkXDP(x *exam) {
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver), orNone(e.XDP)), Needed: "rx-sg", For: "frames of several buffers in native XDP", At: u.at("chains"),
 				Mend: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d", singleBuffer), "or attach: auto, which takes generic XDP"}})
 		case e.XDPMode != "":
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "somebody's program is attached, " + e.XDPMode, Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "another program is attached, " + e.XDPMode, Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
 				Why: "the xdp engine does not replace it"})
 		case !e.XDPKnown:
 			x.unknown(u.Name, orNone(e.Errors["XDP"])+"; kernels say it since 6.3")
@@ -371,7 +371,7 @@ func checkIRQ(x *exam) {
 		balanced := slices.Contains(x.f.Daemons, "irqbalance")
 		f := Finding{Subject: u.Name, Verdict: Warn, Needed: "each queue's to one processor near the card", Read: strings.Join(wrong, "; "), At: x.usesOf(polled)}
 		if polled != nil {
-			f.Needed += " where nobody else polls"
+			f.Needed += " where nothing else polls"
 		}
 		switch {
 		case wrong == nil && !balanced:
@@ -558,13 +558,13 @@ func checkHardwareTime(x *exam) {
 		case !e.StampsAll:
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card takes times only of some packets (of PTP)", Needed: "times of every packet", At: u.at("hardware_time"), Mend: []string{"use another card, or times by the kernel"}})
 		case !synced:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("clock /dev/ptp%d, which nobody keeps on time", u.net.Clock), Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("clock /dev/ptp%d, which no program keeps on time", u.net.Clock), Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
 				Mend: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("every packet, by /dev/ptp%d", u.net.Clock))
 		}
 	}
 	if x.out == nil {
-		x.skip("nobody asks for them")
+		x.skip("nothing asks for them")
 	}
 }

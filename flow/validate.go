@@ -263,7 +263,7 @@ func (r *Rule) fits(a *Action, rep func(ProblemKind, string, ...any)) {
 			want = packet.ProtoUDP
 		}
 		if m.Proto.Set && m.Proto.Value != want || m.EtherType.Set && m.ECPRI.Set() {
-			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: mend the match", a.Tunnel.Type, uint8(want))
+			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: change the match", a.Tunnel.Type, uint8(want))
 		}
 	}
 }
