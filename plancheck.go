@@ -65,7 +65,7 @@ func (x *portCheck) refused(err error, otherwise string, cures []cure) {
 		}
 	}
 	x.p.causes = append(x.p.causes, err)
-	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %v", x.c.Name, err), "", "")
+	x.p.refuse(config.CodeHost, at, fmt.Sprintf("interface %q: %s", x.c.Name, strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error())), "", "")
 }
 
 // cure asks an engine again without a value.
@@ -172,8 +172,29 @@ func (x *portCheck) rules() {
 			at += ".match"
 		}
 		x.p.causes = append(x.p.causes, &d)
-		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, d.Field, d.Text), "", "")
+		x.p.refuse(config.CodeNotBuilt, at, fmt.Sprintf("interface %q: flow %q: %s: %s", x.c.Name, d.Name, config.RuleWords(d.Field), config.RuleWords(d.Text)), "", x.others(rules[d.Rule]))
 	}
+}
+
+// others names the engines that carry out a rule, at the same kind of address.
+func (x *portCheck) others(rule flow.Rule) string {
+	mine := config.Engine(x.e.Name()).Spec()
+	spec := x.ask.Port
+	spec.Options = nil // those of this engine
+	var names []string
+	for _, e := range x.p.table.Engines() {
+		can, ok := e.(engine.Checker)
+		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() || s.Needs.Interface != mine.Needs.Interface {
+			continue
+		}
+		if c, _ := can.PortCapabilities(spec); c.Steering != nil && len(flow.Check([]flow.Rule{rule}, c.Steering)) == 0 {
+			names = append(names, "engine: "+e.Name())
+		}
+	}
+	if names == nil {
+		return ""
+	}
+	return strings.Join(names, " or ") + " carries it out"
 }
 
 // pagesOf are huge pages of one size on one node, -1 for any.

@@ -91,3 +91,30 @@ func TestPlanBlames(t *testing.T) {
 		}
 	}
 }
+
+// A flow that an engine cannot carry out has the words of the file, and names an engine that can.
+func TestPlanNamesTheEngineThatCan(t *testing.T) {
+	const text = `penstock:
+  memory_regions: [{name: a, kind: host, num_bufs: 256, buf_size: 2KiB}]
+  interfaces:
+    - name: p
+      engine: xdp
+      address: lo
+      rx:
+        queues: [{memory_regions: [a]}]
+        flows: [{name: f, match: {vlan: 5}, actions: [{type: vlan_pop}, {type: queue, id: 0}]}]
+`
+	p, err := MakePlan(mustLoad(t, text), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range p.Missing {
+		if d.Path == "interfaces[0].rx.flows[0].actions[0]" {
+			if !strings.Contains(d.Message, "cannot do vlan_pop") || d.Hint != "engine: afpacket carries it out" {
+				t.Error(&d)
+			}
+			return
+		}
+	}
+	t.Error(p.Missing)
+}

@@ -146,13 +146,13 @@ func (d *decoder) checkStream() {
 		p := &c.Interfaces[i]
 		path := item("interfaces", i)
 		switch {
-		case stream == "socket" && p.Socket == nil && p.Sections == nil && !d.broken[join(path, "socket")] && !strings.Contains(p.Address, "://"):
+		case stream == "socket" && p.Socket == nil && p.Sections == nil && !d.unclear(path) && !strings.Contains(p.Address, "://"):
 			conflict(path, fmt.Sprintf("stream_type is socket, and the interface %s has no socket_config", shown(p.Name)), "", "add it, or write stream_type: raw")
 		case stream == "raw" && p.Socket != nil:
 			conflict(join(path, "socket"), fmt.Sprintf("stream_type is raw, and the interface %s has a socket_config", shown(p.Name)), "", "remove it, or write stream_type: socket")
 		}
 	}
-	if l := d.legacy.loopback; l != nil && l.parsed == "sw" && len(c.Interfaces) != 1 {
+	if l := d.legacy.loopback; l != nil && l.parsed == "sw" && len(c.Interfaces) != 1 && !d.unread("interfaces") {
 		d.add(Error, CodeConflict, posOf(l.value), widthOf(l.value), "loopback", fmt.Sprintf("loopback: sw with %s", plural(len(c.Interfaces), "interface")), "one interface, whose tx leads to its rx", "with engine: sim several interfaces can be joined")
 	}
 }
@@ -162,6 +162,7 @@ func (d *decoder) checkPort(p *Interface, path string, used map[string]bool) {
 	d.checkSocket(p, path)
 	if p.Rx != nil {
 		d.checkRx(p, join(path, "rx"), used)
+		d.checkRoom(p, path, p.MTU, "the MTU")
 	}
 	if p.Tx != nil {
 		d.checkTx(p, join(path, "tx"), used)
@@ -180,7 +181,7 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 		names = [2]string{"local_addr", "remote_addr"}
 	}
 	bad := func(at, message, expected, hint string) { d.report(Error, CodeConflict, at, message, expected, hint) }
-	broken := d.unread(local, remote)
+	broken := d.around[path] // what could not be read was reported
 	if l, r := s.Local.Scheme, s.Remote.Scheme; l != "" && r != "" && l != r {
 		d.also(d.report(Error, CodeConflict, remote, fmt.Sprintf("%s is of %s, and %s of %s", names[0], l, names[1], r), "one protocol", ""), local, names[0]+" is here")
 	}
@@ -189,7 +190,7 @@ func (d *decoder) checkSocket(p *Interface, path string) {
 	case s.Mode == "server" && (s.Local.IsZero() || s.Local.Port == 0):
 		bad(local, fmt.Sprintf("the server %s has no port to be reached at", shown(p.Name)), names[0]+" with a port, such as udp://10.0.0.1:5000", "")
 	case s.Mode == "client" && p.Engine.needs().RDMA && !s.Remote.IsZero() && d.cfg.dialect != Ours:
-		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client is told the address when it connects", "remove it")
+		bad(remote, fmt.Sprintf("the client %s has %s", shown(p.Name), names[1]), "none: an RDMA client gets the address when it connects", "remove it")
 	case s.Mode == "client" && p.Engine.needs().Buffers && (s.Remote.Port == 0 || !s.Remote.Host.IsValid()):
 		bad(remote, fmt.Sprintf("the client %s does not know its server", shown(p.Name)), names[1]+" with a host and a port, such as udp://10.0.0.1:5000", "")
 	}
@@ -228,13 +229,16 @@ func (d *decoder) connected() bool {
 	return slices.ContainsFunc(d.cfg.Interfaces, func(p Interface) bool { return p.Engine.fabric() })
 }
 
+// interfaceAt is the path of the interface that something is in.
+func interfaceAt(path string) string { return path[:strings.IndexByte(path, ']')+1] }
+
 // regionsOf checks the regions that a queue names.
 func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, batch int, used map[string]bool) {
 	at := join(path, "memory_regions")
 	switch {
 	case len(names) > 2:
 		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")), "one, or two: headers and payload", "")
-	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at]:
+	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at] && !d.unclear(interfaceAt(path)):
 		if s, ok := d.cfg.sources[at]; !ok || s.At.IsZero() || d.cfg.sources == nil {
 			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions", "the name of a region of memory_regions", "")
 		} else {
@@ -278,19 +282,13 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 			continue
 		}
 		slots := join(item("memory_regions", i), "num_bufs")
-		if depth > r.NumBufs {
+		if depth > r.NumBufs && !d.broken[join(path, "depth")] {
 			d.also(d.report(Error, CodeConflict, join(path, "depth"), fmt.Sprintf("depth %d is more than the %d slots of %s", depth, r.NumBufs, name), fmt.Sprintf("at most %d, better half of it", r.NumBufs),
 				"the ring can never be full: make num_bufs larger, or depth smaller"), slots, "num_bufs is here")
 		}
-		if batch > r.NumBufs {
+		if batch > r.NumBufs && !d.broken[join(path, "batch_size")] {
 			d.also(d.report(Error, CodeConflict, join(path, "batch_size"), fmt.Sprintf("batch_size %d is more than the %d slots of %s", batch, r.NumBufs, name), fmt.Sprintf("at most %d", r.NumBufs),
 				"no burst can ever be full: make num_bufs larger, or batch_size smaller"), slots, "num_bufs is here")
-		}
-	}
-	if need := Size(p.MTU + 14); len(names) == 1 && p.MTU > 0 && p.Engine.frames() && !p.Engine.needs().XDP {
-		if r, i := d.region(names[0]); r != nil && r.BufSize > 0 && r.BufSize < need {
-			d.also(d.report(Warning, CodeConflict, at, fmt.Sprintf("packets of the MTU %d have %d bytes with their Ethernet header, and a slot of %s has %d", p.MTU, need, names[0], r.BufSize), fmt.Sprintf("buf_size of %d or more", need),
-				"longer packets would be dropped"), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		}
 	}
 }
@@ -386,6 +384,9 @@ func (d *decoder) checkNode() {
 		address(item("transfers.listen", i), a, true)
 	}
 	for i := range t.Peers {
+		if d.broken[item("transfers.peers", i)+".address"] {
+			continue
+		}
 		address(item("transfers.peers", i)+".address", t.Peers[i].Address, false)
 	}
 	if s := c.Security; s != nil && s.Insecure && s.Floor == "encrypted" {
@@ -410,36 +411,4 @@ func (d *decoder) validate(rules []flow.Rule, path string) flow.Problems {
 		}
 	}
 	return out
-}
-
-// problems turns what flow says of rules into diagnostics.
-func (d *decoder) problems(all flow.Problems, where func(i int) string, flows []*Flow) {
-	never := map[int]bool{}
-	for _, p := range all {
-		never[p.Rule] = never[p.Rule] || p.Kind == flow.Unreachable
-	}
-	for _, p := range all {
-		s := Error
-		if p.Kind == flow.Ambiguous && never[p.Rule] {
-			continue // it was said that the rule is for nothing
-		}
-		if p.Kind.Warning() {
-			s = Warning
-		}
-		if p.Kind == flow.Duplicate { // names and ids are looked at here
-			continue
-		}
-		path := where(p.Rule)
-		if n := 0; strings.HasPrefix(p.Field, "action ") {
-			if _, err := fmt.Sscanf(p.Field, "action %d", &n); err == nil && n <= len(flows[p.Rule].Actions) {
-				path = join(path, item("actions", n-1))
-			}
-		} else {
-			path = join(path, "match")
-		}
-		i := d.report(s, CodeConflict, path, fmt.Sprintf("flow %s: %s: %s", shown(flows[p.Rule].Name), p.Field, p.Text), "", "")
-		if p.Other >= 0 {
-			d.also(i, where(p.Other), "the other flow is here")
-		}
-	}
 }

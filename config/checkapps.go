@@ -8,7 +8,7 @@ import (
 
 // queueOf checks that an interface and one of its queues are there.
 func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bool) *Interface {
-	if name == "" {
+	if name == "" || d.broken[join(path, nameKey)] {
 		return nil
 	}
 	c := d.cfg
@@ -46,7 +46,7 @@ func (d *decoder) queueOf(path, nameKey, name, queueKey string, queue int, tx bo
 		}
 	}
 	half := join(item("interfaces", i), map[bool]string{true: "tx", false: "rx"}[tx])
-	if list := join(half, "queues"); !slices.Contains(ids, queue) && !d.unread(half, list, plainPath(list)+".id") {
+	if list := join(half, "queues"); !slices.Contains(ids, queue) && !d.unread(half, list, plainPath(list)+".id", join(path, queueKey)) {
 		at := join(path, queueKey)
 		if !c.given(at) {
 			at = join(path, nameKey)
@@ -99,7 +99,7 @@ func (d *decoder) checkApplications() {
 		a := &d.cfg.Applications[i]
 		path := item("applications", i)
 		p := d.queueOf(path, "interface", a.Interface, "queue", a.Queue, false)
-		if p != nil {
+		if p != nil && !d.broken[join(path, "queue")] {
 			at := place{a.Interface, a.Queue}
 			if k, twice := owner[at]; twice {
 				d.also(d.report(Error, CodeConflict, path, fmt.Sprintf("queue %d of %s has an application already", a.Queue, a.Interface), "one application for each receive queue", ""), item("applications", k), "it is here")
@@ -117,7 +117,7 @@ func (d *decoder) checkApplications() {
 		case "echo":
 			if a.To != "" {
 				d.report(Error, CodeConflict, join(path, "to"), "echo has a to: it sends back where packets came from", "", "remove it, or write kind: forward")
-			} else {
+			} else if p != nil {
 				d.queueOf(path, "interface", a.Interface, "to_queue", a.ToQueue, true)
 			}
 		case "forward":
@@ -234,19 +234,25 @@ func (d *decoder) benchFits(p *Interface, b *BenchTx, path string) {
 		return
 	}
 	k := slices.IndexFunc(p.Tx.Queues, func(q TxQueue) bool { return q.ID == b.Queue })
-	if k < 0 || b.PayloadSize == 0 {
+	if k < 0 || b.PayloadSize == 0 || d.unread(join(path, "payload_size"), join(path, "header_size")) {
 		return
 	}
 	q := &p.Tx.Queues[k]
 	if b.BatchSize > q.Depth && q.Depth > 0 && d.cfg.dialect == Ours {
 		d.report(Warning, CodeConflict, join(path, "batch_size"), fmt.Sprintf("batch_size %d is more than the depth %d of the queue", b.BatchSize, q.Depth), fmt.Sprintf("at most %d", q.Depth), "a burst would be taken in parts")
 	}
+	// The sender puts on the tags and tunnels of the flows itself.
+	adds := p.Tx.added()
+	head, note := b.HeaderSize+Size(adds), ""
+	if adds > 0 {
+		note = fmt.Sprintf(" with the %d that flows of tx add", adds)
+	}
 	parts := []struct {
 		size Size
 		key  string
-	}{{b.HeaderSize + b.PayloadSize, "payload_size"}}
+	}{{head + b.PayloadSize, "payload_size"}}
 	if len(q.Regions) == 2 {
-		parts[0].size, parts[0].key = b.HeaderSize, "header_size"
+		parts[0].size, parts[0].key = head, "header_size"
 		parts = append(parts, struct {
 			size Size
 			key  string
@@ -257,7 +263,14 @@ func (d *decoder) benchFits(p *Interface, b *BenchTx, path string) {
 		if r == nil || n >= len(parts) || r.BufSize == 0 || parts[n].size <= r.BufSize {
 			continue
 		}
-		d.also(d.report(Error, CodeConflict, join(path, parts[n].key), fmt.Sprintf("packets of %d bytes do not fit into the slots of %s, which have %d", int64(parts[n].size), name, int64(r.BufSize)),
+		s := Error
+		if n == 0 && parts[n].size-Size(adds) <= r.BufSize { // not every packet may get them, and DAQIRI's cards put them on
+			s = Warning
+		}
+		if n > 0 {
+			note = ""
+		}
+		d.also(d.report(s, CodeConflict, join(path, parts[n].key), fmt.Sprintf("packets of %d bytes%s do not fit into the slots of %s, which have %d", int64(parts[n].size), note, name, int64(r.BufSize)),
 			fmt.Sprintf("buf_size of %d or more", int64(parts[n].size)), ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 	}
 }

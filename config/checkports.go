@@ -182,7 +182,7 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	for k, id := range r.FlowIDs {
 		i := slices.IndexFunc(p.Rx.Flows, func(f Flow) bool { return f.ID == id })
 		if i < 0 {
-			if !d.broken["interfaces.rx.flows.id"] {
+			if !d.unread("interfaces.rx.flows", "interfaces.rx.flows.id") {
 				d.report(Error, CodeReference, join(path, item("flow_ids", k)), fmt.Sprintf("there is no flow with the id %d on this interface", id), "the id of a flow of rx: flows:", "")
 			}
 			continue

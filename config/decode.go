@@ -36,7 +36,7 @@ func Load(name string, text []byte, o Options) (*Config, Diagnostics) {
 	}
 	d.diags.Sort()
 	if d.more > 0 {
-		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: mend some of these first", d.more)})
+		d.diags = append(d.diags, Diagnostic{Severity: Error, Code: CodeSyntax, File: name, Message: fmt.Sprintf("%d more: correct some of these first", d.more)})
 	}
 	if d.diags.Count(Error) > 0 {
 		return nil, d.diags
@@ -95,6 +95,9 @@ func (c *cursor) is(name string) *given {
 	}
 	return nil
 }
+
+// lacks reports whether the key is not there, nor one that was probably meant to be it.
+func (c *cursor) lacks(name string) bool { return c.got[name] == nil && !c.typo[name] }
 
 func (d *decoder) add(s Severity, code Code, at Pos, width int, path, message, expected, hint string) int {
 	if len(d.diags) >= maxDiagnostics {
@@ -297,93 +300,6 @@ func (d *decoder) keys(c *cursor, all []entry, beside ...bool) {
 	}
 }
 
-// spelling says that a key has another name in files of this dialect.
-func (d *decoder) spelling(c *cursor, g *given) {
-	k, path := g.key, join(c.path, g.key.name)
-	switch ours := d.cfg.dialect == Ours; {
-	case ours && k.old != "" && k.old != "nothing":
-		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is a key of DAQIRI's files", g.at.Value), "", "here it is "+k.old+"; penstock config migrate rewrites a file")
-	case ours && g.old && k.old == "":
-		d.add(Warning, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s is DAQIRI's name of %s", g.at.Value, k.name), "", fmt.Sprintf("write %s; penstock config migrate rewrites a file", k.name))
-	case !ours && (k.ours || k.daqiri != "" && g.at.Value == k.name):
-		d.add(Note, CodeRenamedKey, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("DAQIRI does not know the key %s", g.at.Value), "", "its own programs would refuse this file")
-	}
-	if k.idle != "" && g.value.Value != "false" {
-		d.add(Note, CodeNoEffect, posOf(g.at), widthOf(g.at), path, fmt.Sprintf("%s has no effect here: %s", g.at.Value, k.idle), "", "")
-	}
-}
-
-func (d *decoder) unknown(c *cursor, e entry, outside bool) {
-	if d.full() && !strings.HasPrefix(e.key.Value, "x-") && !c.sec.open {
-		d.more++
-		return
-	}
-	name, at, width := e.key.Value, posOf(e.key), widthOf(e.key)
-	path := join(c.path, name)
-	if strings.HasPrefix(name, "x-") && (c.path == "" || d.cfg.dialect == Ours) {
-		return
-	}
-	names := c.sec.names(d.cfg.dialect)
-	if c.path == "" && d.cfg.dialect != Bare {
-		names = slices.DeleteFunc(names, func(n string) bool { return c.sec.byName[n].beside != outside })
-	}
-	near := input.Nearest(name, names)
-	if k := c.sec.byName[name]; k != nil {
-		where := "inside " + d.cfg.dialect.String() + ":"
-		if !outside {
-			where = "beside " + strings.TrimSuffix(d.cfg.dialect.String(), ".cfg") + ": at the top of the file"
-		}
-		d.add(Error, CodeUnknownKey, at, width, path, fmt.Sprintf("%s is in the wrong place", name), "it "+where, "")
-		return
-	}
-	if (outside || c.path == "" && d.cfg.dialect == Bare) && d.cfg.dialect != Ours && near == "" || c.sec.open {
-		d.add(Note, CodeApplication, at, width, path, fmt.Sprintf("%s belongs to an application and is not looked at", shown(name)), "", "")
-		return
-	}
-	hint := ""
-	switch elsewhere := places(name); {
-	case near != "":
-		hint = fmt.Sprintf("did you mean %s?", near)
-	case len(elsewhere) > 0:
-		hint = fmt.Sprintf("%s is a key of %s", name, d.likely(c.path, elsewhere))
-	case outside:
-		hint = "keys of your own begin with x-"
-	}
-	where := "in " + c.sec.title
-	if outside {
-		where = "beside penstock"
-	}
-	expected := listed(names)
-	if near != "" {
-		expected = ""
-		if c.typo == nil {
-			c.typo = map[string]bool{}
-		}
-		c.typo[c.sec.byName[near].name] = true
-	}
-	d.add(Error, CodeUnknownKey, at, width, path, fmt.Sprintf("unknown key %s %s", shown(name), where), expected, hint)
-}
-
-// likely are those of the places that lie below path, or else all, at most three.
-func (d *decoder) likely(path string, all []string) string {
-	var below []string
-	for _, p := range all {
-		if plain := plainPath(path); plain != "" && strings.HasPrefix(plainPath(p), plain) {
-			below = append(below, p)
-		}
-	}
-	if below == nil {
-		below = all
-	}
-	below = slices.Clone(below[:min(3, len(below))])
-	for i, p := range below {
-		if p == "" {
-			below[i] = d.cfg.dialect.String()
-		}
-	}
-	return oneOf(below)
-}
-
 // value reads the value of a key into its field.
 func (d *decoder) value(c *cursor, g *given) {
 	k, path := g.key, join(c.path, g.key.name)
@@ -527,7 +443,7 @@ func (d *decoder) list(c *cursor, g *given, n *yaml.Node, path string) {
 		at := item(path, i)
 		if k.sub != nil {
 			if x.Kind != yaml.MappingNode {
-				d.typed(x, at, "an element of "+g.at.Value, "a map: "+k.sub.title, "")
+				d.typed(x, at, "an element of "+g.at.Value, "a map, "+k.sub.title+k.sub.suchAs(), "")
 				d.breaks(path)
 			} else {
 				d.source(at, x, 1)
@@ -601,6 +517,9 @@ func assign(f reflect.Value, v any) {
 
 // section reads a map into the struct v.
 func (d *decoder) section(n *yaml.Node, s *section, v reflect.Value, path string, put func(key, text string)) *cursor {
+	if s.forms != nil && d.cfg.dialect != Ours {
+		s.forms(n)
+	}
 	c := &cursor{sec: s, node: n, path: path, v: v, put: put, got: map[string]*given{}}
 	d.keys(c, d.entries(n, path, 0))
 	d.absent(c)
@@ -608,77 +527,4 @@ func (d *decoder) section(n *yaml.Node, s *section, v reflect.Value, path string
 		s.finish(d, c)
 	}
 	return c
-}
-
-// absent gives keys that are not there their defaults, and reports those that should be.
-func (d *decoder) absent(c *cursor) {
-	var missing []string
-	for i := range c.sec.keys {
-		k := &c.sec.keys[i]
-		if c.got[k.name] != nil && !(c.got[k.name].unset && (k.def != "" || k.sub != nil)) {
-			continue
-		}
-		if k.needed && c.got[k.name] == nil {
-			d.breaks(join(c.path, k.name))
-			if !c.typo[k.name] {
-				missing = append(missing, k.written(d.cfg.dialect))
-			}
-		}
-		d.byDefault(c, k)
-	}
-	if missing == nil || c.node == nil {
-		return
-	}
-	what := "it"
-	if len(missing) > 1 {
-		what = "them"
-	}
-	d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path, fmt.Sprintf("%s has no %s", c.sec.title, strings.Join(missing, ", no ")), "", "add "+what)
-}
-
-// byDefault sets a key that is not there.
-func (d *decoder) byDefault(c *cursor, k *key) {
-	path := join(c.path, k.name)
-	if k.opt != nil && k.def != "" && c.node != nil {
-		d.cfg.note(path, Source{Origin: FromDefault})
-	}
-	if k.index < 0 {
-		return
-	}
-	f := c.v.Field(k.index)
-	if k.sub != nil {
-		if f.Kind() == reflect.Struct {
-			d.absent(&cursor{sec: k.sub, path: path, v: f, got: map[string]*given{}})
-		}
-		return
-	}
-	if k.def == "" {
-		return
-	}
-	setDefault(k, f)
-	if _, placeholder := d.cfg.sources[path]; !placeholder {
-		d.cfg.note(path, Source{Origin: FromDefault})
-	}
-}
-
-// setDefault puts the default of the table into a field.
-func setDefault(k *key, f reflect.Value) {
-	if !k.list {
-		v, wrong := k.kind.parse(scalar{text: k.def})
-		if wrong != "" {
-			panic(fmt.Sprintf("config: the default of %s %s", k.name, wrong))
-		}
-		assign(f, v)
-		return
-	}
-	f.Set(reflect.MakeSlice(f.Type(), 0, 2))
-	for _, w := range strings.Split(k.def, ", ") {
-		v, wrong := k.kind.parse(scalar{text: w})
-		if wrong != "" {
-			panic(fmt.Sprintf("config: the default of %s %s", k.name, wrong))
-		}
-		e := reflect.New(f.Type().Elem()).Elem()
-		assign(e, v)
-		f.Set(reflect.Append(f, e))
-	}
 }

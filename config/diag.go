@@ -237,11 +237,14 @@ func (d *Diagnostic) write(b *strings.Builder, lines []string, excerpt bool) {
 	}
 }
 
-// excerptOf returns a line and the line below it with the caret. Control characters become dots, tabs stay.
+// excerptOf returns a line and the line below it with the caret. Control characters become dots, and tabs arrows, of one column.
 func excerptOf(line string, column, width int) (text, caret string) {
 	runes := []rune(line)
 	for i, r := range runes {
-		if r != '\t' && !unicode.IsPrint(r) {
+		switch {
+		case r == '\t':
+			runes[i] = '→'
+		case !unicode.IsPrint(r):
 			runes[i] = '·'
 		}
 	}
@@ -260,14 +263,7 @@ func excerptOf(line string, column, width int) (text, caret string) {
 	if to < len(runes) {
 		text += "..."
 	}
-	for _, r := range runes[from:at] {
-		if r == '\t' {
-			c.WriteByte('\t')
-		} else {
-			c.WriteByte(' ')
-		}
-	}
-	c.WriteByte('^')
+	c.WriteString(strings.Repeat(" ", at-from) + "^")
 	if n := min(width, to-at) - 1; n > 0 {
 		c.WriteString(strings.Repeat("~", n))
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -336,7 +337,20 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	fail := func(at string, err error) {
 		var e *engine.SettingError
 		if !errors.As(err, &e) {
-			d.report(Error, CodeValue, join(path, "address"), strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error()), "", "")
+			// The error is about the fields of a program's options: a file has other names for them.
+			message, place := strings.TrimSuffix(err.Error(), ": "+engine.ErrInvalid.Error()), join(path, "address")
+			for i := range s.Options {
+				o := &s.Options[i]
+				for _, field := range strings.Fields(o.Field) {
+					word := regexp.MustCompile(`\b` + regexp.QuoteMeta(strings.TrimPrefix(field, "!")) + `\b`)
+					if key := join(path, join(sectionOf(s, o), o.Key)); word.MatchString(message) && o.Of == engine.OfPort {
+						if message = word.ReplaceAllString(message, o.Key); d.cfg.given(key) {
+							place = key
+						}
+					}
+				}
+			}
+			d.report(Error, CodeValue, place, message, "", "")
 			return
 		}
 		place := join(path, "address")
@@ -377,7 +391,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 			ask.Tx = append(ask.Tx, engine.TxAsk{TxSpec: q, Memory: d.memory(p.Tx.Queues[k].Regions)})
 		}
 	}
-	if p.Address == "" || !s.Built() || d.unread(join(path, "address"), join(path, "socket")) {
+	if p.Address == "" || !s.Built() || d.unclear(path) {
 		return
 	}
 	var err error
@@ -407,6 +421,17 @@ func (d *decoder) memory(regions []string) (out []engine.PoolSpec) {
 		out = append(out, r.PoolSpec())
 	}
 	return out
+}
+
+// unclear reports whether something could not be read that says what the engine or the address of an interface is, or is an option of it.
+func (d *decoder) unclear(path string) bool {
+	names := []string{"engine", "address", "mtu"}
+	for _, k := range schema().byName["interfaces"].sub.keys {
+		if k.sub != nil && k.sub.engines {
+			names = append(names, k.name)
+		}
+	}
+	return slices.ContainsFunc(names, func(n string) bool { return d.broken[join(path, n)] || d.around[join(path, n)] })
 }
 
 // checkSections finds options that say nothing to the engine.

@@ -54,7 +54,7 @@ func finishRoot(d *decoder, c *cursor) {
 		cfg.Engine = Auto
 	}
 	d.legacy = legacy{c.is("stream_type"), c.is("loopback")}
-	if d.legacy.stream == nil && c.got["stream_type"] == nil && cfg.dialect != Ours {
+	if d.legacy.stream == nil && c.lacks("stream_type") && cfg.dialect != Ours {
 		d.add(Warning, CodeMissingKey, posOf(c.node), 1, "", "the configuration has no stream_type", "raw or socket", "DAQIRI needs it; here the addresses say it")
 	}
 	if g := d.legacy.loopback; g != nil && g.parsed == "" {
@@ -101,10 +101,10 @@ func finishRegion(d *decoder, c *cursor) {
 
 func finishInterface(d *decoder, c *cursor) {
 	i := c.v.Addr().Interface().(*Interface)
-	if c.got["address"] == nil && i.Socket == nil && !d.unread(join(c.path, "socket"), join(c.path, "socket.mode")) {
+	if c.lacks("address") && i.Socket == nil && !d.unread(join(c.path, "socket"), join(c.path, "socket.mode")) {
 		d.add(Error, CodeMissingKey, posOf(c.node), 1, join(c.path, "address"), "an interface has no address", "an address, or a section "+c.sec.byName["socket"].written(d.cfg.dialect), "add it")
 	}
-	if i.Rx == nil && i.Tx == nil && c.got["rx"] == nil && c.got["tx"] == nil {
+	if i.Rx == nil && i.Tx == nil && c.lacks("rx") && c.lacks("tx") {
 		d.add(Warning, CodeMissingKey, posOf(c.node), 1, c.path, "an interface has neither rx nor tx", "", "nothing can be received or sent on it")
 	}
 }
@@ -154,11 +154,11 @@ func finishMatch(d *decoder, c *cursor) {
 		}
 	}
 	for _, name := range []string{"val", "mask"} {
-		if g := c.is(name); g != nil && c.got["flex_item_id"] == nil {
+		if g := c.is(name); g != nil && c.lacks("flex_item_id") {
 			d.add(Error, CodeMissingKey, posOf(g.at), widthOf(g.at), join(c.path, name), name+" without flex_item_id", "the flex item that is meant", "")
 		}
 	}
-	if g := c.is("flex_item_id"); g != nil && c.got["val"] == nil {
+	if g := c.is("flex_item_id"); g != nil && c.lacks("val") {
 		d.add(Error, CodeMissingKey, posOf(g.at), widthOf(g.at), join(c.path, "val"), "flex_item_id without val", "the bits that it must have", "")
 	}
 	for _, pair := range [][2]string{{"udp_src", "tcp_dst"}, {"udp_src", "tcp_src"}, {"udp_dst", "tcp_src"}, {"udp_dst", "tcp_dst"}} {
@@ -167,6 +167,26 @@ func finishMatch(d *decoder, c *cursor) {
 			d.related(d.add(Error, CodeConflict, posOf(b.at), widthOf(b.at), join(c.path, pair[1]), fmt.Sprintf("no packet has %s and %s", pair[0], pair[1]), "one of them", "make two flows"), posOf(a.at), pair[0]+" is here")
 			break
 		}
+	}
+}
+
+// rename gives the one identifier of a message the name that it has in messages of its type, and returns the names it had and has: DAQIRI takes both.
+func (e *ECPRI) rename() (from, to string) {
+	switch {
+	case !e.Type.Set || e.Type.Value > 2 || e.PCID.Set == e.RTCID.Set:
+	case e.Type.Value == 2 && e.PCID.Set:
+		e.PCID, e.RTCID = e.RTCID, e.PCID
+		return "pc_id", "rtc_id"
+	case e.Type.Value < 2 && e.RTCID.Set:
+		e.PCID, e.RTCID = e.RTCID, e.PCID
+		return "rtc_id", "pc_id"
+	}
+	return "", ""
+}
+
+func finishECPRI(d *decoder, c *cursor) {
+	if from, to := c.v.Addr().Interface().(*ECPRI).rename(); from != "" {
+		d.from(join(c.path, to), c.got[from])
 	}
 }
 
@@ -223,11 +243,11 @@ func finishAction(d *decoder, c *cursor) {
 	for i := range c.sec.keys {
 		name := c.sec.keys[i].name
 		if g := c.is(name); g != nil && name != "type" && !slices.Contains(uses[a.Type], name) {
-			d.add(Error, CodeConflict, posOf(g.at), widthOf(g.at), join(c.path, name), fmt.Sprintf("the action %s has no %s", a.Type, name), "", usesHint(a.Type))
+			d.add(Error, CodeConflict, posOf(g.at), widthOf(g.at), join(c.path, name), fmt.Sprintf("the action %s takes no %s", a.Type, name), "", usesHint(a.Type))
 		}
 	}
 	need := func(name string) {
-		if c.got[name] == nil {
+		if c.lacks(name) {
 			d.add(Error, CodeMissingKey, posOf(c.node), 1, join(c.path, name), fmt.Sprintf("the action %s has no %s", a.Type, name), "", "add it")
 		}
 	}
@@ -237,15 +257,19 @@ func finishAction(d *decoder, c *cursor) {
 		switch {
 		case id != nil && ids != nil:
 			d.related(d.add(Error, CodeConflict, posOf(ids.at), widthOf(ids.at), join(c.path, "ids"), "id and ids are both there", "id for one queue, ids for several", ""), posOf(id.at), "id is here")
-		case id == nil && ids == nil:
+		case c.lacks("id") && c.lacks("ids"):
 			d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path, "the action queue names no queue", "id for one queue, ids for several", "add it")
-		case ids != nil && !ids.unset && (len(a.IDs) < 2 || len(a.IDs) > flow.IndirectionEntries):
-			d.add(Error, CodeValue, posOf(ids.value), 1, join(c.path, "ids"), fmt.Sprintf("ids has %s", plural(len(a.IDs), "queue")), fmt.Sprintf("2 to %d", flow.IndirectionEntries), "id is for one queue")
+		case ids != nil && !ids.unset && len(a.IDs) == 1 && !d.unread(item(join(c.path, "ids"), 0)):
+			a.ID, a.IDs = flow.Some(a.IDs[0]), nil
+			d.cfg.note(join(c.path, "id"), d.cfg.sources[item(join(c.path, "ids"), 0)])
+		case ids != nil && !ids.unset && (len(a.IDs) == 0 || len(a.IDs) > flow.IndirectionEntries):
+			d.add(Error, CodeValue, posOf(ids.value), 1, join(c.path, "ids"), fmt.Sprintf("ids has %s", plural(len(a.IDs), "queue")), fmt.Sprintf("1 to %d", flow.IndirectionEntries), "")
 		}
 	case "vlan_push":
 		need("vlan_id")
 		if !a.TPID.IsTag() {
 			d.report(Error, CodeValue, join(c.path, "ethertype"), fmt.Sprintf("ethertype: 0x%04x is not that of a tag", uint16(a.TPID)), "0x8100, 0x88a8 or 0x9100", "")
+			d.breaks(join(c.path, "ethertype"))
 		}
 	case "tunnel_decap", "tunnel_encap":
 		need("tunnel")
@@ -264,7 +288,7 @@ func finishMethod(d *decoder, c *cursor) {
 	switch {
 	case a != nil && b != nil:
 		d.related(d.add(Error, CodeConflict, posOf(b.at), widthOf(b.at), c.path, "method has seq_batch_number and seq_packets_per_batch", "exactly one of them", "remove one"), posOf(a.at), "the other is here")
-	case a == nil && b == nil:
+	case c.lacks("seq_batch_number") && c.lacks("seq_packets_per_batch"):
 		d.add(Error, CodeMissingKey, posOf(c.node), 1, c.path, "method has neither seq_batch_number nor seq_packets_per_batch", "exactly one of them", "")
 	}
 }

@@ -122,6 +122,9 @@ func (d *decoder) checkInterface(h *Host, p *Interface, x *HostInterface, path s
 	if p.MTU > x.MTU && x.MTU > 0 {
 		d.report(Needs, CodeHost, join(path, "mtu"), fmt.Sprintf("the MTU of %s is %d", x.Name, x.MTU), fmt.Sprintf("%d", p.MTU), fmt.Sprintf("penstock tune nic %s --mtu %d shows how", x.Name, p.MTU))
 	}
+	if p.MTU == 0 && !x.Loopback {
+		d.checkRoom(p, path, x.MTU, "the MTU of "+x.Name+",")
+	}
 	for _, q := range p.Asked() {
 		if n, ok := q.Value.(int64); ok && q.What == "queues" && x.Queues > 0 && int(n) >= x.Queues {
 			d.report(Needs, CodeHost, join(path, q.Path), fmt.Sprintf("%s has no queue %d", x.Name, n), fmt.Sprintf("0 to %d", x.Queues-1), fmt.Sprintf("penstock tune nic %s --queues %d shows how to have more", x.Name, n+1))
@@ -213,11 +216,12 @@ func (d *decoder) checkPages(h *Host) {
 		last[p] = item("memory_regions", i)
 	}
 	for _, p := range order {
-		free := 0
+		free, total := 0, 0
 		for _, n := range h.Nodes {
 			for _, g := range n.Huge {
 				if g.Size == p.size && (p.node < 0 || p.node == n.ID) {
 					free += g.Free
+					total += g.Total
 				}
 			}
 		}
@@ -230,6 +234,6 @@ func (d *decoder) checkPages(h *Host) {
 			dir = fmt.Sprintf("/sys/devices/system/node/node%d", p.node)
 		}
 		d.report(Needs, CodeHost, join(last[p], "num_bufs"), fmt.Sprintf("the regions of kind huge take %s of %v%s, and %d are free", plural(want[p], "page"), p.size, on, free), "",
-			fmt.Sprintf("echo %d > %s/hugepages/hugepages-%dkB/nr_hugepages reserves them, counting those in use besides; fallback: true does without", want[p], dir, p.size>>10))
+			fmt.Sprintf("echo %d > %s/hugepages/hugepages-%dkB/nr_hugepages reserves them beside those in use; fallback: true does without", total-free+want[p], dir, p.size>>10))
 	}
 }

@@ -99,7 +99,7 @@ var daqiriKeys = []struct {
 	{"socket", "local_port", []string{"5000"}, []string{"0", "65536"}, old("local_addr")},
 	{"socket", "remote_ip", []string{"10.0.0.1"}, []string{"any"}, old("remote_addr", "remote_port: 5000")},
 	{"socket", "remote_port", []string{"5000"}, []string{"0", "65536"}, old("remote_addr", "remote_ip: 10.0.0.2")},
-	{"socket", "max_payload_size", []string{"1000"}, []string{"0", "65536"}, sockets},
+	{"socket", "max_payload_size", []string{"1000", "1048576"}, []string{"0", "1073741825"}, sockets},
 	{"socket", "max_burst_interval_ms", []string{"0", "5"}, []string{"-1", "x"}, sockets},
 	{"socket", "min_ipg_ns", []string{"0", "100"}, []string{"-1", "4294967296"}, sockets},
 	{"socket", "retry_connect_s", []string{"0", "5", "100ms"}, []string{"-1", "soon"}, sockets},
@@ -143,12 +143,12 @@ var daqiriKeys = []struct {
 		d["match"]["flex_item_id"], d["match"]["val"] = "1", "0"
 	}},
 	{"match", "ethernet", []string{"{src: 02:00:00:00:00:01, dst: 02:00:00:00:00:02}"}, []string{"02:00:00:00:00:01", "{source: 02:00:00:00:00:01}", "{src: 02:00:00:00:00}"}, nil},
-	{"match", "ecpri", []string{"{msg_type: 0, pc_id: 5}", "{msg_type: 2, rtc_id: 5}"}, []string{"5", "{pc_id: 5}", "{msg_type: 256}", "{msg_type: 0, pc_id: 65536}"}, func(d map[string]map[string]string) {
+	{"match", "ecpri", []string{"{msg_type: 0, pc_id: 5}", "{msg_type: 2, rtc_id: 5}", "{msg_type: 2, pc_id: 5}", "{msg_type: 0, rtc_id: 5}"}, []string{"5", "{pc_id: 5}", "{msg_type: 256}", "{msg_type: 0, pc_id: 65536}"}, func(d map[string]map[string]string) {
 		delete(d["match"], "udp_dst")
 	}},
 	{"action", "type", []string{"queue"}, []string{"steer"}, nil},
 	{"action", "id", []string{"0"}, []string{"9", "65536", "x"}, nil},
-	{"action", "ids", []string{"[0, 0]"}, []string{"[0]", "0", "[0, 5]"}, func(d map[string]map[string]string) { delete(d["action"], "id") }},
+	{"action", "ids", []string{"[0, 0]", "[0]"}, []string{"[]", "0", "[0, 5]", "[5]"}, func(d map[string]map[string]string) { delete(d["action"], "id") }},
 	{"action", "vlan_id", []string{"0", "4095"}, []string{"4096", "-1"}, push},
 	{"action", "pcp", []string{"0", "7"}, []string{"8"}, push},
 	{"action", "dei", []string{"0", "1"}, []string{"2"}, push},

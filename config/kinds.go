@@ -88,7 +88,6 @@ func integer(lo, hi int64) *kind {
 	}
 	if hi == math.MaxInt32 {
 		k.name = fmt.Sprintf("number, %d or more", lo)
-		k.expect = fmt.Sprintf("a whole number of %d or more", lo)
 	}
 	return k
 }
@@ -189,6 +188,21 @@ func oneOf(words []string) string {
 func size(lo, hi Size) *kind {
 	k := measured("size", "4096, 4KiB or 2MiB", int64(lo), int64(hi), input.Sizes, 1, 1, func(n int64) (any, string) { return Size(n), Size(n).String() })
 	k.format = func(v reflect.Value) string { return Size(v.Int()).String() }
+	return k
+}
+
+// boundary is a size, or a truth: DAQIRI's files have both, and its programs look at neither.
+func boundary() *kind {
+	k := size(0, 65535)
+	of := k.parse
+	k.parse = func(s scalar) (any, string) {
+		if _, wrong := boolean().parse(s); wrong == "" && !s.quoted {
+			return Size(0), ""
+		}
+		return of(s)
+	}
+	k.schema = map[string]any{"anyOf": []any{k.schema, boolean().schema}}
+	k.old = k.schema
 	return k
 }
 

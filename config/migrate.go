@@ -158,6 +158,9 @@ func (m *mover) keys(n *yaml.Node, s *section) {
 		return
 	}
 	m.done[n] = true
+	if s.forms != nil && m.cfg.dialect != Ours {
+		s.forms(n)
+	}
 	var out []*yaml.Node
 	pending := "" // comments of what was left out
 	put := func(k, v *yaml.Node) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
 	"pgregory.net/rapid"
 )
 
@@ -148,6 +149,7 @@ func TestPrintedConfigIsReadAsItWas(t *testing.T) {
 
 func tidy(flows []Flow) {
 	for i := range flows {
+		flows[i].Match.ECPRI.rename()
 		for k := range flows[i].Actions {
 			a := &flows[i].Actions[k]
 			fresh := Action{Type: a.Type, PCP: 0, DEI: 0, TPID: 0x8100}
@@ -157,6 +159,9 @@ func tidy(flows []Flow) {
 						reflect.ValueOf(&fresh).Elem().Field(j).Set(reflect.ValueOf(a).Elem().Field(j))
 					}
 				}
+			}
+			if len(fresh.IDs) == 1 && !fresh.ID.Set { // it is read as id
+				fresh.ID, fresh.IDs = flow.Some(fresh.IDs[0]), nil
 			}
 			*a = fresh
 		}

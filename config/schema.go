@@ -3,6 +3,7 @@ package config
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 )
 
 // SchemaID names the JSON Schema.
@@ -73,6 +74,9 @@ func (s *section) jsonSchema(d Dialect) map[string]any {
 		if k.needed && len(k.also) == 0 && (d == Ours || k.daqiri == "") {
 			needed = append(needed, k.name)
 		}
+	}
+	if s.formKeys != nil && d != Ours {
+		maps.Copy(props, s.formKeys())
 	}
 	out := map[string]any{"type": "object", "description": s.doc, "properties": props}
 	if !s.open {

@@ -197,8 +197,8 @@ func txQueueSection() *section {
 	return &section{name: "tx_queue", title: "a transmit queue", doc: "A transmit queue. Any goroutine may send on it.", keys: append([]key{
 		{name: "name", kind: text("a name"), derived: "the interface and the id", doc: "For messages and statistics."},
 		{name: "id", kind: integer(0, 65535), derived: "the place in the list", doc: "Its number."},
-		{name: "poll_mode", kind: word("indirect", "direct"), old: "nothing", idle: "whoever calls Send sends, there is no worker that polls", doc: "DAQIRI: who polls the queue."},
-		{name: "cpu_core", kind: core(), def: "-1", doc: "DAQIRI: core of its worker. Here whoever calls Send sends."},
+		{name: "poll_mode", kind: word("indirect", "direct"), old: "nothing", idle: "the goroutine that calls Send sends: there is no worker that polls", doc: "DAQIRI: who polls the queue."},
+		{name: "cpu_core", kind: core(), def: "-1", doc: "DAQIRI: core of its worker. Here the goroutine that calls Send sends."},
 		{name: "batch_size", kind: integer(1, 1<<20), def: "256", doc: "Packets of a burst at most that applications and benchmarks of the file send; a program that calls Send decides itself."},
 		{name: "depth", ours: true, kind: integer(1, 1<<20), derived: "1024, or the slots there are", doc: "Descriptors: packets that are taken and not yet sent."},
 		{name: "memory_regions", kind: text("the name of a memory region"), list: true, doc: "One region for whole packets, or two for headers and payload."},
@@ -237,7 +237,7 @@ func transfersSection() *section {
 func securitySection() *section {
 	return &section{name: "security", title: "security", doc: "See docs/security.md.", keys: []key{
 		{name: "identity", kind: text("a directory"), doc: "Directory of the identity; without it the user's own (`penstock pair`)."},
-		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity, and without these nobody has rights."},
+		{name: "policy", kind: text("a file"), doc: "Rules by name of certificate; without it those of the identity, and without these no peer has rights."},
 		{name: "floor", kind: word("none", "host", "encrypted"), def: "none", doc: "The least that any transfer takes."},
 		{name: "insecure", kind: boolean(), def: "false", doc: "Permits addresses beyond this machine without an identity. Whoever is on the way can read and change everything."},
 		{name: "allow_uid", kind: text("user numbers such as \"1000,1001\", or any"), doc: "Other users of this machine who may be at the other end of a connection without TLS. Without it the user of this process alone."},
@@ -281,7 +281,7 @@ func tensorSection() *section {
 			{name: "offset", kind: integer(0, 65535), needed: true, doc: "Its first byte in the payload."},
 			{name: "width", kind: integer(1, 8), def: "4", doc: "Its bytes, the most significant first."},
 		}}, doc: "Which row a packet is."},
-		{name: "buffers", kind: integer(2, 64), def: "3", doc: "Tensors in memory: one that is filled, the one that peers get, and those that somebody may still read."},
+		{name: "buffers", kind: integer(2, 64), def: "3", doc: "Tensors in memory: one that is filled, the one that peers get, and those that peers may still read."},
 		{name: "flush", kind: span(0, 3600e9, 0), def: "0s", doc: "How long after its first row a tensor is given out although rows are missing; 0: when the next one begins."},
 	}}
 }

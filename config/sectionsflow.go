@@ -37,7 +37,7 @@ func matchSection() *section {
 			{name: "value", kind: hexadecimal(0, math.MaxUint32, 8), needed: true, doc: "Bits that it must have."},
 			{name: "mask", kind: hexadecimal(1, math.MaxUint32, 8), def: "0xffffffff", doc: "Which bits count."},
 		}}},
-		{name: "ecpri", doc: "eCPRI messages (EtherType 0xAEFE).", sub: &section{name: "ecpri", title: "ecpri", doc: "Fields of an eCPRI message.", keys: []key{
+		{name: "ecpri", doc: "eCPRI messages (EtherType 0xAEFE).", sub: &section{name: "ecpri", title: "ecpri", doc: "Fields of an eCPRI message. DAQIRI takes `pc_id` and `rtc_id` for one key, and so does this.", finish: finishECPRI, keys: []key{
 			{name: "msg_type", kind: integer(0, 255), doc: "Type of the message."},
 			{name: "pc_id", kind: integer(0, 65535), doc: "For types 0 and 1."},
 			{name: "rtc_id", kind: integer(0, 65535), doc: "For type 2."},
@@ -46,10 +46,10 @@ func matchSection() *section {
 }
 
 func actionSection() *section {
-	return &section{name: "action", title: "an action", doc: "One step.", finish: finishAction, keys: []key{
+	return &section{name: "action", title: "an action", such: "{type: queue, id: 0} or {type: drop}", doc: "One step.", finish: finishAction, forms: spliceAction, formKeys: actionForms, keys: []key{
 		{name: "type", kind: word("queue", "drop", "kernel", "vlan_pop", "vlan_push", "tunnel_decap", "tunnel_encap"), needed: true, doc: "`queue` delivers, `drop` counts and drops, `kernel` leaves the packet to the kernel; the others change it."},
 		{name: "id", kind: integer(0, 65535), doc: "`queue`: the receive queue."},
-		{name: "ids", kind: integer(0, 65535), list: true, doc: "`queue`: 2 or more receive queues, by the Toeplitz hash of addresses and ports (RSS)."},
+		{name: "ids", kind: integer(0, 65535), list: true, doc: "`queue`: receive queues, by the Toeplitz hash of addresses and ports (RSS); one of them is the same as `id`."},
 		{name: "vlan_id", kind: integer(0, 4095), doc: "`vlan_push`: the VLAN."},
 		{name: "pcp", kind: integer(0, 7), def: "0", doc: "`vlan_push`: priority."},
 		{name: "dei", kind: integer(0, 1), def: "0", doc: "`vlan_push`: drop eligible."},
@@ -82,7 +82,7 @@ func benchRxSection() *section {
 		{name: "queue_id", kind: integer(0, 65535), def: "0", doc: "Receive queue."},
 		{name: "cpu_core", kind: core(), def: "-1", doc: "Core of the receiver."},
 		{name: "gpu_direct", kind: boolean(), def: "false", doc: "DAQIRI: payload lies in GPU memory."},
-		{name: "split_boundary", kind: size(0, 65535), def: "0B", doc: "DAQIRI: where headers end."},
+		{name: "split_boundary", kind: boundary(), def: "0B", doc: "DAQIRI: where headers end; `true` and `false` are taken, and leave it to the regions of the queue."},
 		{name: "batch_size", kind: integer(0, 1<<20), def: "0", doc: "Packets of a batch; 0: as the queue has it."},
 		{name: "max_packet_size", kind: size(0, 65535), def: "0B", doc: "The largest packet; 0: as the region has room."},
 		{name: "header_size", kind: size(0, 65535), def: "0B", doc: "Bytes in front of the payload; 0: by the headers of each packet."},
@@ -98,7 +98,7 @@ func benchTxSection() *section {
 		{name: "payload_size", kind: size(0, 65535), needed: true, doc: "Bytes of payload."},
 		{name: "header_size", kind: size(0, 65535), def: "64B", doc: "Bytes in front of the payload."},
 		{name: "gpu_direct", kind: boolean(), def: "false", doc: "DAQIRI: payload lies in GPU memory."},
-		{name: "split_boundary", kind: size(0, 65535), def: "0B", doc: "DAQIRI: where headers end."},
+		{name: "split_boundary", kind: boundary(), def: "0B", doc: "DAQIRI: where headers end; `true` and `false` are taken, and leave it to the regions of the queue."},
 		{name: "eth_src_addr", kind: macAddress(), doc: "Ethernet source; without it that of the interface."},
 		{name: "eth_dst_addr", kind: macAddress(), needed: true, doc: "Ethernet destination."},
 		{name: "ip_src_addr", kind: ipAddress(), needed: true, doc: "IP source."},

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/engine"
+	"go.yaml.in/yaml/v3"
 )
 
 // key is one key of a section. The table of them is all there is to know of the schema.
@@ -43,13 +44,16 @@ type key struct {
 
 // section is a map with known keys.
 type section struct {
-	name    string // unique; of the definitions of the schema and of the parts of the reference
-	title   string // in messages: "a receive queue"
-	doc     string
-	keys    []key
-	engines bool // has options of engines, and only those where there is no struct
-	open    bool // keys that are not known belong to another reader
-	finish  func(d *decoder, c *cursor)
+	name     string // unique; of the definitions of the schema and of the parts of the reference
+	title    string // in messages: "a receive queue"
+	such     string // in messages: "{type: queue, id: 0}"
+	doc      string
+	keys     []key
+	engines  bool // has options of engines, and only those where there is no struct
+	open     bool // keys that are not known belong to another reader
+	finish   func(d *decoder, c *cursor)
+	forms    func(n *yaml.Node)    // makes our form of others that DAQIRI takes; formKeys are their keys
+	formKeys func() map[string]any // with what JSON Schema says of them
 
 	typ     reflect.Type
 	byName  map[string]*key
@@ -174,6 +178,17 @@ func (s *section) names(d Dialect) []string {
 		}
 	}
 	return out
+}
+
+// suchAs shows a map of the section: an example where the table has one, else the keys that it needs.
+func (s *section) suchAs() string {
+	switch {
+	case s.such != "":
+		return " such as " + s.such
+	case s.missing != nil:
+		return " with " + strings.Join(s.missing, ", ")
+	}
+	return ""
 }
 
 // places says where in a file the sections are that have a key of this name: "interfaces[].rx.queues[]".

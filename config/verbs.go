@@ -35,7 +35,7 @@ func verbsSection() *section {
 			{name: "initiators", kind: integer(1, verbs.MaxInitiators), def: strconv.Itoa(verbs.DefaultInitiators), doc: "With `transport: dc`, queue pairs by which all paths of the node send; a quarter as many more for control."},
 			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout), doc: "How long the adapter waits for an acknowledgement before it sends again, 6 times: 4.096 us x 2^`timeout`, so 14 is 67 ms."},
 			{name: "piece", kind: between(size(4<<10, 1<<30), "64KiB-8MiB"), derived: "found out", doc: "Bytes that one request moves at most: one size, or bounds between which the path looks for the best one."},
-			{name: "signal", kind: between(integer(1, 64), "4-64"), derived: "found out", doc: "Every so-manieth request is signalled: a number, or bounds."},
+			{name: "signal", kind: between(integer(1, 64), "4-64"), derived: "found out", doc: "One request of so many is signalled: a number, or bounds."},
 			{name: "ahead", kind: between(size(64<<10, 1<<30), "1MiB-32MiB"), derived: "found out", doc: "Bytes of large operations at the adapter: one size, or bounds."},
 			{name: "inline", kind: between(size(0, 64<<10), "0-220"), derived: "found out", doc: "Bytes that travel in the request itself at most: one size, or bounds; 0 for none."},
 			{name: "windows", kind: boolean(), def: "true", doc: "Lets peers in by memory windows. `false`, as where the device has none: each peer has a protection domain of its own."},

@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"regexp"
 	"strconv"
-	"strings"
 	"unicode/utf8"
 
 	"go.yaml.in/yaml/v3"
@@ -35,8 +33,13 @@ func (d *decoder) parse(text []byte) (root *yaml.Node) {
 		d.add(Error, CodeSyntax, at, 1, "", fmt.Sprintf("more than %d levels of nesting", maxNesting), "", "a configuration has eight")
 		return nil
 	}
+	if !d.characters(text) {
+		return nil
+	}
 	var doc, second yaml.Node
-	dec := yaml.NewDecoder(bytes.NewReader(withoutDirective(text)))
+	text = withoutDirective(text)
+	lines := &lineReader{text: text}
+	dec := yaml.NewDecoder(lines)
 	err := guarded(func() error { return dec.Decode(&doc) })
 	if errors.Is(err, io.EOF) || err == nil && (doc.Kind != yaml.DocumentNode || len(doc.Content) == 0) {
 		d.add(Error, CodeRoot, Pos{1, 1}, 1, "", "the file is empty", "a configuration below penstock: or daqiri:", "penstock config generate writes one")
@@ -53,7 +56,7 @@ func (d *decoder) parse(text []byte) (root *yaml.Node) {
 		}
 	}
 	if err != nil {
-		d.syntax(err, text)
+		d.syntax(err, text, lines.read)
 		return nil
 	}
 	d.most = nodes(&doc) + maxUnfolded
@@ -122,51 +125,6 @@ func nesting(text []byte) (Pos, bool) {
 	next:
 	}
 	return Pos{}, false
-}
-
-var (
-	yamlLine   = regexp.MustCompile(`^yaml: line (\d+): (.*)$`)
-	yamlAnchor = regexp.MustCompile(`^yaml: unknown anchor '(.*)' referenced$`)
-)
-
-// syntax reports an error of the YAML library, as near to its place as can be known.
-func (d *decoder) syntax(err error, text []byte) {
-	lines := strings.Split(string(text), "\n")
-	// Tabs are the usual reason, and the library's words for them say nothing.
-	for i, l := range lines {
-		rest := strings.TrimLeft(l, " ")
-		if strings.HasPrefix(rest, "\t") && strings.TrimSpace(rest) != "" && !strings.HasPrefix(strings.TrimSpace(rest), "#") {
-			d.add(Error, CodeSyntax, Pos{i + 1, len(l) - len(rest) + 1}, 1, "", "this line is indented with a tab", "spaces: YAML has no tabs in front of a line", "")
-			return
-		}
-	}
-	at, what := Pos{1, 1}, strings.TrimPrefix(err.Error(), "yaml: ")
-	if m := yamlLine.FindStringSubmatch(err.Error()); m != nil {
-		n, _ := strconv.Atoi(m[1])
-		at, what = Pos{min(max(n, 1), len(lines)), 1}, m[2]
-	} else if m := yamlAnchor.FindStringSubmatch(err.Error()); m != nil {
-		what = fmt.Sprintf("*%s refers to an anchor that is nowhere before it", m[1])
-		for i, l := range lines {
-			if c := strings.Index(l, "*"+m[1]); c >= 0 {
-				d.add(Error, CodeSyntax, Pos{i + 1, 1 + utf8.RuneCountInString(l[:c])}, 1+utf8.RuneCountInString(m[1]), "", what, "", fmt.Sprintf("write &%s in front of the value that is meant", m[1]))
-				return
-			}
-		}
-	}
-	line := lines[at.Line-1]
-	if i := len(line) - len(strings.TrimLeft(line, " ")); i < len(line) {
-		at.Column = i + 1
-	}
-	hint := "the mistake is in this line or just before it"
-	switch {
-	case strings.Contains(what, "mapping values are not allowed"):
-		hint = "there is a colon too many, or the indentation changes within a map: put a text with a colon into quotes"
-	case strings.Contains(what, "could not find expected ':'"):
-		hint = "a key without a colon, in this line or just before it"
-	case strings.Contains(what, "did not find expected"):
-		hint = "a bracket, a quote or a dash is missing, or the indentation changes, in this line or just before it"
-	}
-	d.add(Error, CodeSyntax, at, 1, "", "this is not YAML: "+what, "", hint)
 }
 
 // resolve follows aliases. nil means that the budget is spent.

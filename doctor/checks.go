@@ -39,7 +39,7 @@ var checks = []Check{
 	{"rdma", "RDMA", "Verbs need a device with an active port.", checkRDMA},
 	{"rdma-gid", "Address of an RDMA port", "A connection over RoCE names an entry of the port's table: of RoCE version 2, with an address that the other end has a route to.", checkGID},
 	{"rdma-mtu", "MTU of an RDMA port", "A RoCE port takes the largest of 256, 512, 1024, 2048 and 4096 bytes that fits into its interface's frames: each packet has some 60 around it.", checkPathMTU},
-	{"rdma-counters", "Trouble of an RDMA port", "Reliable connections hide loss: what was repeated, and where nobody was ready to receive, is only in these counters.", checkRDMACounters},
+	{"rdma-counters", "Trouble of an RDMA port", "Reliable connections hide loss: what was repeated, and where no receiver was ready, is only in these counters.", checkRDMACounters},
 	{"rdma-flow-control", "RoCE without loss", "One lost packet of RoCE makes the card send all behind it again: priority flow control avoids loss, ECN the queues before it.", checkFlowControl},
 	{"rdma-modules", "RDMA for programs", "ib_uverbs gives devices to programs, rdma_ucm connections by IP address.", checkRDMAModules},
 	{"rdma-files", "Files of RDMA devices", "A program reaches a device by a file below /dev/infiniband, which it has to be allowed to open, also in a container.", checkRDMAFiles},

@@ -206,6 +206,19 @@ func checkIsolation(x *exam) {
 		x.skip("no core polls all the time")
 		return
 	}
+	var all []int
+	for _, c := range x.f.CPUs {
+		all = append(all, c.ID)
+	}
+	if cores = common(cores, all); cores == nil { // what is not there, the check of cores says
+		x.skip("the cores that are asked for are not there")
+		return
+	}
+	if len(cores) == len(all) {
+		x.add(Finding{Verdict: Warn, Read: "every processor polls", Needed: "cores that nothing else runs on", For: "processors " + host.List(cores), At: x.usesOf(cores),
+			Mend: []string{"poll on fewer: the kernel and everything else need one"}})
+		return
+	}
 	list := host.List(cores)
 	var lacks, options []string
 	var bare []int
@@ -230,13 +243,7 @@ func checkIsolation(x *exam) {
 	if l := common(cores, x.f.IRQAffinity); l != nil {
 		bare = append(bare, l...)
 		lacks = append(lacks, fmt.Sprintf("new interrupts may go to %s", host.List(l)))
-		var rest []int
-		for _, c := range x.f.CPUs {
-			rest = append(rest, c.ID)
-		}
-		if rest = without(rest, cores); rest != nil {
-			options = append(options, "irqaffinity="+host.List(rest))
-		}
+		options = append(options, "irqaffinity="+host.List(without(all, cores)))
 	}
 	if lacks == nil {
 		x.ok("", list+": isolated, without ticks, callbacks and new interrupts")
@@ -280,7 +287,7 @@ func checkClockSource(x *exam) {
 
 func checkClockSync(x *exam) {
 	who := common2(x.f.Daemons, []string{"chronyd", "ntpd", "openntpd", "phc2sys", "ptp4l", "systemd-timesyn", "timemaster", "ts2phc"})
-	by := "nobody that is known here"
+	by := "no program that is known here"
 	if who != nil {
 		by = strings.Join(who, ", ")
 	}
@@ -290,7 +297,7 @@ func checkClockSync(x *exam) {
 	case t.Synchronised:
 		x.ok("", fmt.Sprintf("kept on time by %s, to %g ms at worst", by, float64(t.MaxError)/1000))
 	case x.f.Virtual && !x.n.Clock && x.n.Timed == nil:
-		x.ok("", "the kernel does not know of anybody who keeps it on time; in a virtual machine the host may")
+		x.ok("", "the kernel does not know of a program that keeps it on time; in a virtual machine the host may")
 	default:
 		x.add(Finding{Verdict: x.bad(x.n.Clock), Read: "not synchronised; running: " + by, Needed: "a clock that is kept on time", At: x.n.Timed,
 			Mend: []string{"systemctl enable --now chronyd, or for microseconds ptp4l and phc2sys"}})

@@ -7,11 +7,14 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unicode/utf8"
 
+	"github.com/penstock-io/penstock/internal/host"
 	"go.uber.org/goleak"
 )
 
@@ -408,5 +411,53 @@ func TestThisMachine(t *testing.T) {
 	}
 	if r := Run(Look(t.Context()), Needs{}); !strings.Contains(r.Machine, "Linux ") {
 		t.Error(r.Machine)
+	}
+}
+
+// Commands and options that findings advise are for what the machine has: rings no longer than the card's, processors that are online, and one
+// of them left.
+func TestAdviceCanBeFollowed(t *testing.T) {
+	asked := Needs{Cores: []int{0, 1, 3, 200}}
+	every := Needs{}
+	for i := range 128 {
+		every.Cores = append(every.Cores, i)
+	}
+	rings := regexp.MustCompile(`tune nic (\S+) --rings (\d+)`)
+	isolated := regexp.MustCompile(`(?:isolcpus|nohz_full|rcu_nocbs|irqaffinity)=(\S+)`)
+	found := map[string]int{}
+	for _, name := range []string{"server", "spark", "laptop", "vm"} {
+		var edits []string
+		if name == "vm" { // with a reader that is away too long, and rings that cannot be longer
+			edits = []string{"virtio2/net/eth0/statistics/rx_dropped = 0", "virtio2/net/eth0/statistics/rx_dropped = 99999"}
+		}
+		m := machine(t, name, edits...)
+		facts := m.facts
+		online := map[int]bool{}
+		for _, c := range facts.CPUs {
+			online[c.ID] = true
+		}
+		for _, n := range []Needs{{}, asked, every} {
+			for _, f := range Run(m, n).Findings {
+				for _, mend := range f.Mend {
+					for _, c := range rings.FindAllStringSubmatch(mend, -1) {
+						found["rings"]++
+						want, _ := strconv.Atoi(c[2])
+						if i := facts.Net(c[1]); i == nil || i.Ethtool == nil || want > i.Ethtool.MaxRxRing || want <= i.Ethtool.RxRing {
+							t.Errorf("%s: %s", name, mend)
+						}
+					}
+					for _, c := range isolated.FindAllStringSubmatch(mend, -1) {
+						found["processors"]++
+						list, err := host.ParseList(c[1])
+						if err != nil || len(list) == 0 || len(list) == len(online) || slices.ContainsFunc(list, func(i int) bool { return !online[i] }) {
+							t.Errorf("%s: %s", name, mend)
+						}
+					}
+				}
+			}
+		}
+	}
+	if found["rings"] == 0 || found["processors"] == 0 {
+		t.Error("nothing was advised: ", found)
 	}
 }

@@ -111,6 +111,9 @@ func (b *builder) iface(i int) {
 			if q.Depth > x.Depth {
 				x.Depth, x.Places["depth"] = q.Depth, b.place("%s.rx.queues[%d].depth", path, k)
 			}
+			if f := b.slots(q.Regions) - p.Grows(q.ID); f > 0 && (x.slot == 0 || f < x.slot) && !p.Joins() && wants(string(p.Engine)).Frames {
+				x.slot, x.slotAt = f, b.place("%s.rx.queues[%d].memory_regions", path, k)
+			}
 			if f := b.slots(q.Regions); f > x.Frame {
 				x.Frame, x.Places["frame_bytes"] = f, b.place("%s.rx.queues[%d].memory_regions", path, k)
 			}
@@ -144,6 +147,9 @@ func (i *Interface) join(o Interface) {
 		if x.other && !*x.to {
 			*x.to, i.Places[x.key] = true, o.Places[x.key]
 		}
+	}
+	if o.slot > 0 && (i.slot == 0 || o.slot < i.slot) {
+		i.slot, i.slotAt = o.slot, o.slotAt
 	}
 	i.BusyPoll, i.Chains = i.BusyPoll && o.BusyPoll, i.Chains || o.Chains
 }

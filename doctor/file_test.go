@@ -130,6 +130,8 @@ func TestFileVerdicts(t *testing.T) {
 		{"mtu", OK, mlx, "", "stream", nil, nil},
 		{"mtu", Fail, mlx, "interfaces[0].mtu", "stream", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
 		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "", "buf_size: 4KiB", "buf_size: 8KiB"}, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
+		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "", "ring: 4096", "ring: 4096, chains: false"}, nil},
+		{"mtu", OK, mlx, "", "stream", []string{"      mtu: 3000\n", ""}, nil}, // chains of slots
 		{"mtu", Fail, mlx, "bench_tx[0].payload_size", "daqiri", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 8949"}},
 		{"mtu", OK, mlx, "", "daqiri", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 8950"}},
 		{"queues", Fail, mlx, "interfaces[0].xdp.queues[7]", "stream", nil, []string{`"rx_queues":8,`, `"rx_queues":7,`}},

@@ -126,7 +126,7 @@ func (x *exam) lacking(p host.Pair) (f Finding) {
 // checkRDMAGPU says for each RDMA device and GPU by which way one reaches the memory of the other.
 func checkRDMAGPU(x *exam) {
 	if x.n.Whole && !x.wantsRDMA() {
-		x.skip("nobody asks for it")
+		x.skip("nothing asks for it")
 		return
 	}
 	for _, g := range x.discrete("it shares the machine's memory: use the kind host_pinned") {

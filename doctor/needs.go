@@ -139,6 +139,8 @@ type Interface struct {
 	HardwareTime bool `json:"hardware_time,omitempty"`
 
 	// What only a configuration says.
+	slot     int // bytes of a packet that its smallest slot has room for, where a packet has one; 0: not known
+	slotAt   Place
 	Frame    int  `json:"frame_bytes,omitempty"` // bytes of the longest frame that its buffers have room for; 0: not known
 	Depth    int  `json:"depth,omitempty"`       // packets that its longest queue holds
 	BusyPoll bool `json:"busy_poll,omitempty"`   // the cores that poll also do the card's interrupt work

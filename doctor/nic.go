@@ -125,6 +125,10 @@ func checkMTU(x *exam) {
 		case u.MTU > 0 && n.MTU < u.MTU:
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(u.MTU), For: "as asked for", At: u.at("mtu"),
 				Mend: []string{fmt.Sprintf("penstock tune nic %s --mtu %d --apply", u.Name, u.MTU), "the switch and the other stations have to have it, too"}})
+		case u.slot > 0 && n.Type == 1 && n.MTU+etherHeader > u.slot:
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("%d, and a slot has room for %d bytes of a packet", n.MTU, u.slot), Needed: fmt.Sprintf("%d bytes", n.MTU+etherHeader),
+				For: "packets of the MTU with their Ethernet header: longer ones than a slot are dropped", At: []Place{u.slotAt},
+				Mend: []string{fmt.Sprintf("a buf_size that is %d larger", n.MTU+etherHeader-u.slot)}})
 		case u.packet(x.n.Sockets) > n.MTU:
 			s := longest(u.Name, x.n.Sockets)
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprint(n.MTU), Needed: fmt.Sprint(s.Packet), For: "datagrams in one piece: one lost fragment loses all of it", At: s.at("packet_bytes"),
@@ -288,7 +292,7 @@ func checkXDP(x *exam) {
 			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: fmt.Sprintf("driver %s declares: %s", orNone(e.Driver), orNone(e.XDP)), Needed: "rx-sg", For: "frames of several buffers in native XDP", At: u.at("chains"),
 				Mend: []string{fmt.Sprintf("slots as long as the frames (buf_size), and an MTU of at most %d", singleBuffer), "or attach: auto, which takes generic XDP"}})
 		case e.XDPMode != "":
-			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "somebody's program is attached, " + e.XDPMode, Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
+			x.add(Finding{Subject: u.Name, Verdict: Fail, Read: "another program is attached, " + e.XDPMode, Needed: "none", Mend: []string{"ip link set dev " + u.Name + " xdp off"},
 				Why: "the xdp engine does not replace it"})
 		case !e.XDPKnown:
 			x.unknown(u.Name, orNone(e.Errors["XDP"])+"; kernels say it since 6.3")
@@ -367,7 +371,7 @@ func checkIRQ(x *exam) {
 		balanced := slices.Contains(x.f.Daemons, "irqbalance")
 		f := Finding{Subject: u.Name, Verdict: Warn, Needed: "each queue's to one processor near the card", Read: strings.Join(wrong, "; "), At: x.usesOf(polled)}
 		if polled != nil {
-			f.Needed += " where nobody else polls"
+			f.Needed += " where nothing else polls"
 		}
 		switch {
 		case wrong == nil && !balanced:
@@ -466,7 +470,10 @@ func checkDrops(x *exam) {
 			if lost["rx_crc_errors"] > total/1e6 {
 				f.Mend = append(f.Mend, "rx_crc_errors: clean or change the cable and the modules")
 			}
-			f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings 8192", u.Name), "more queues and cores, or a reader that keeps up")
+			if e := u.net.Ethtool; e != nil && e.RxRing < e.MaxRxRing {
+				f.Mend = append(f.Mend, fmt.Sprintf("longer rings: penstock tune nic %s --rings %d --apply", u.Name, min(max(8192, 2*e.RxRing), e.MaxRxRing)))
+			}
+			f.Mend = append(f.Mend, "more queues and cores, or a reader that keeps up")
 			x.add(f)
 			continue
 		}
@@ -551,13 +558,13 @@ func checkHardwareTime(x *exam) {
 		case !e.StampsAll:
 			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: "the card takes times only of some packets (of PTP)", Needed: "times of every packet", At: u.at("hardware_time"), Mend: []string{"use another card, or times by the kernel"}})
 		case !synced:
-			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("clock /dev/ptp%d, which nobody keeps on time", u.net.Clock), Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
+			x.add(Finding{Subject: u.Name, Verdict: Warn, Read: fmt.Sprintf("clock /dev/ptp%d, which no program keeps on time", u.net.Clock), Needed: "ptp4l, phc2sys or ts2phc", At: u.at("hardware_time"),
 				Mend: []string{fmt.Sprintf("ptp4l -i %s, or phc2sys -s CLOCK_REALTIME -c %s -O 0", u.Name, u.Name)}})
 		default:
 			x.ok(u.Name, fmt.Sprintf("every packet, by /dev/ptp%d", u.net.Clock))
 		}
 	}
 	if x.out == nil {
-		x.skip("nobody asks for them")
+		x.skip("nothing asks for them")
 	}
 }

@@ -53,7 +53,7 @@ func checkLink(x *exam) {
 		case p.Width < p.MaxWidth:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can", Mend: []string{"a slot with as many lanes; seat the card anew, look at risers"}})
 		case p.Speed < p.MaxSpeed && p.Display():
-			x.ok(x.name(p), fmt.Sprintf("%s of %s: GPUs slow their link down while nobody uses it", read, most))
+			x.ok(x.name(p), fmt.Sprintf("%s of %s: GPUs slow their link down while nothing uses it", read, most))
 		case p.Speed < p.MaxSpeed:
 			x.add(Finding{Subject: x.name(p), Verdict: Warn, Read: read, Needed: most, For: "what the card can", Mend: []string{"look at the slot's generation in the firmware, and at risers"}})
 		default:

@@ -110,7 +110,7 @@ func (x *exam) fails(d usedRDMA, bad func(host.RDMA) bool) Verdict {
 func (x *exam) noRDMA() string {
 	switch {
 	case x.n.Whole && !x.wantsRDMA():
-		return "nobody asks for it"
+		return "nothing asks for it"
 	case len(x.devices()) == 0:
 		return "there is no RDMA device"
 	}
@@ -144,7 +144,7 @@ func (x *exam) bring(iface string) (out []string) {
 
 func checkRDMA(x *exam) {
 	if x.n.Whole && !x.wantsRDMA() {
-		x.skip("nobody asks for it")
+		x.skip("nothing asks for it")
 		return
 	}
 	x.absent()

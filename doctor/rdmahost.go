@@ -18,7 +18,7 @@ var trouble = []struct {
 	{"lost or repeated", []string{"local_ack_timeout_err", "out_of_sequence", "packet_seq_err", "implied_nak_seq_err", "roce_adp_retrans", "req_transport_retries_exceeded", "rcvd_seq_err",
 		"out_of_seq_request", "retry_exceeded_err", "to_retransmits", "seq_err_naks_rcvd", "max_retry_exceeded", "RetransSegs", "duplicate_request", "completer_retry_err", "port_xmit_discards"},
 		"packets were lost: set cards and switches to the same priority flow control and ECN, and look at the cable"},
-	{"nobody ready to receive", []string{"rnr_nak_retry_err", "out_of_buffer", "req_rnr_retries_exceeded", "rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err", "rnr_naks_rcvd"},
+	{"no receiver ready", []string{"rnr_nak_retry_err", "out_of_buffer", "req_rnr_retries_exceeded", "rcvd_rnr_err", "send_rnr_err", "retry_rnr_exceeded_err", "rnr_naks_rcvd"},
 		"receivers had no buffer posted: post more of them, or earlier"},
 	{"marked on the way", []string{"np_ecn_marked_roce_packets", "rp_cnp_handled", "RxECNMrkd", "cnpHandled"},
 		"switches saw queues grow: too many send to one port, or the marking begins too early"},

@@ -70,7 +70,7 @@ func ambiguous(rules []Rule, before []shape, s *shape, p *Problems) {
 	}
 	others := ""
 	if more > 0 {
-		others = fmt.Sprintf(", and %d more rules", more)
+		others = fmt.Sprintf(", and %d more", more)
 	}
 	rep := report{p, s.index, r.Name}
 	rep.pair(Ambiguous, first, "priority", "%d is also that of rule %d%s%s, which does something else with some of the same packets, for example with %v: "+

@@ -3,6 +3,7 @@ package flow
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/packet"
@@ -224,13 +225,19 @@ func (r *Rule) checkActions(p report) {
 	if n > MaxActions {
 		p.add(Invalid, "actions", "%d actions: expected at most %d", n, MaxActions)
 	}
+	ended := false
 	for i := range r.Actions {
 		a := &r.Actions[i]
 		field := fmt.Sprintf("action %d", i+1)
 		rep := func(k ProblemKind, format string, args ...any) { p.add(k, field, format, args...) }
-		if last := i == n-1; a.Kind.Terminal() && !last {
-			rep(Invalid, "%v ends the list, but more follows: move it to the end", a.Kind)
-		} else if !a.Kind.Terminal() && last {
+		if last := i == n-1; a.Kind.Terminal() && ended {
+			rep(Invalid, "%v behind an action that ends the list: a packet goes to one place, so keep one of them", a.Kind)
+		} else if a.Kind.Terminal() && !last {
+			ended = true
+			if !slices.ContainsFunc(r.Actions[i+1:], func(o Action) bool { return o.Kind.Terminal() }) {
+				rep(Invalid, "%v ends the list, but more follows: move it to the end", a.Kind)
+			}
+		} else if !a.Kind.Terminal() && last && !ended {
 			rep(Invalid, "the list ends with %v, which does not say where the packet goes: add queue or rss", a.Kind)
 		} else if last && n > 1 && (a.Kind == Drop || a.Kind == ToKernel) {
 			rep(Invalid, "%v after transformations: they must end in queue or rss", a.Kind)
@@ -256,7 +263,7 @@ func (r *Rule) fits(a *Action, rep func(ProblemKind, string, ...any)) {
 			want = packet.ProtoUDP
 		}
 		if m.Proto.Set && m.Proto.Value != want || m.EtherType.Set && m.ECPRI.Set() {
-			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: mend the match", a.Tunnel.Type, uint8(want))
+			rep(Contradiction, "%v is carried by IP protocol %d, but the match asks for another: change the match", a.Tunnel.Type, uint8(want))
 		}
 	}
 }

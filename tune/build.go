@@ -152,7 +152,7 @@ func (b *builder) queues() error {
 	now, wanted := channelText(*c), channelText(to)
 	if now != wanted && f.rss != "" && f.rss != rssDefault {
 		b.add(Step{Name: "rss", What: "RSS table", Setting: "rss", Where: "ethtool -X", Now: f.rss, Wanted: rssDefault,
-			Why:     "The table names queues. One that somebody has set does not follow the number of queues, and the kernel refuses to take a queue away that it names.",
+			Why:     "The table names queues. One that was set by hand does not follow the number of queues, and the kernel refuses to take a queue away that it names.",
 			Command: fmt.Sprintf("ethtool -X %s default", b.iface)})
 	}
 	words := strings.Fields(wanted)
@@ -449,6 +449,6 @@ func (b *builder) advice() {
 	}
 	if f.isolated == "none" && b.goals.BusyPoll {
 		advise(Step{Name: "isolation", What: "isolated processors", Where: "/sys/devices/system/cpu/isolated", Now: "none", Wanted: "those of the pollers", Host: true,
-			Why: "A polling core shares its processor with nobody if the scheduler puts nobody else there.", Command: "isolcpus=LIST nohz_full=LIST on the kernel's command line, and a reboot"})
+			Why: "A polling core has its processor for itself if the scheduler puts nothing else there.", Command: "isolcpus=LIST nohz_full=LIST on the kernel's command line, and a reboot"})
 	}
 }

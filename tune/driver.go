@@ -341,7 +341,7 @@ func (l linux) inUse(addr, driver string) error {
 	}
 	ifaces := l.carries(addr)
 	if ifaces == nil {
-		return fmt.Errorf("%w: %s has the driver %s and no interface that can be seen here: it may be in another network namespace, where somebody uses it", ErrRefused, addr, driver)
+		return fmt.Errorf("%w: %s has the driver %s and no interface that can be seen here: it may be in another network namespace, where it is in use", ErrRefused, addr, driver)
 	}
 	routed, err := l.defaultRoutes()
 	if err != nil {

@@ -442,6 +442,9 @@ func (l linux) needs(iface string, s Setting) (right, missing string) {
 		return right, "a " + strings.Join(strings.SplitAfterN(file, "/", 3)[:2], "") + " that is not mounted read-only, as it is in containers"
 	}
 	if errors.Is(err, fs.ErrPermission) {
+		if info, err := os.Stat(l.root + file); err == nil && info.Mode()&0o222 == 0 && strings.HasPrefix(file, "/proc/sys/net/") {
+			return right, "the machine's own network namespace: in others this is read-only, for root too"
+		}
 		return right, right
 	}
 	return right, ""

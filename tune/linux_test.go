@@ -149,3 +149,28 @@ func TestReadOnlySys(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// What only the machine's own network namespace can set takes no rights that one could get in another.
+func TestNeedsOfANamespace(t *testing.T) {
+	n := netns.New(t, netns.Topology{})
+	err := n.Hosts[0].Do(func() error {
+		p, err := Host(ctx, HostGoals{Sysctls: map[string]string{"net.core.rmem_max": "99999999"}, Skip: []string{"governor", "numa-balancing", "budget", "backlog"}})
+		if err != nil {
+			return err
+		}
+		found := false
+		for _, s := range p.Steps {
+			found = found || s.Setting == "sysctl net.core.rmem_max"
+			if s.Setting == "sysctl net.core.rmem_max" && !strings.HasPrefix(s.Missing, "the machine's own network namespace") {
+				return fmt.Errorf("%+v", s)
+			}
+		}
+		if !found {
+			return fmt.Errorf("there is no such step: %+v", p.Steps)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}

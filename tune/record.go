@@ -111,7 +111,7 @@ func trusted(f *os.File) error {
 		return fmt.Errorf("%w: %w", ErrState, err)
 	}
 	if id := sys.Identity(fi); int(id.UID) != os.Geteuid() || fi.Mode().Perm()&0o022 != 0 {
-		return fmt.Errorf("%w: %s belongs to user %d with mode %v: expected user %d and nobody else with the right to write", ErrState, f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
+		return fmt.Errorf("%w: %s belongs to user %d with mode %v: expected user %d and no other user with the right to write", ErrState, f.Name(), id.UID, fi.Mode().Perm(), os.Geteuid())
 	}
 	return nil
 }

@@ -100,7 +100,7 @@ func (u *undoing) decide(e *entry, unfinished bool) (f fate) {
 		f.state = Restored
 	default:
 		f.state = Skipped
-		f.why = fmt.Sprintf("somebody has set it to %s since; it was %s, and %s after tuning", short(f.first), short(e.From), short(e.Ours[len(e.Ours)-1]))
+		f.why = fmt.Sprintf("it was set to %s since; it was %s, and %s after tuning", short(f.first), short(e.From), short(e.Ours[len(e.Ours)-1]))
 	}
 	return f
 }

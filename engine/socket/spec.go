@@ -22,7 +22,7 @@ var Spec = engine.Spec{
 		{Key: "remote", Schemes: udp, Type: engine.Text, Doc: "Host and port of the one peer."},
 		{Key: "local", Schemes: tcp, Type: engine.Text, Doc: "Host and port to connect from."},
 		{Key: "listen", Schemes: tcp, Type: engine.Bool, Default: "false", Doc: "Peers connect to the address."},
-		{Key: "max_payload_size", DAQIRI: "max_payload_size", Type: engine.Int, Min: 1, Max: 65535, Unit: "bytes", Field: "MaxPayload", Asks: "packet_bytes", Doc: "The largest payload in bytes of one datagram or of one read. Without it the slots of the queue say."},
+		{Key: "max_payload_size", DAQIRI: "max_payload_size", Type: engine.Int, Min: 1, Max: 1 << 30, Unit: "bytes", Field: "MaxPayload", Asks: "packet_bytes", Doc: "The largest payload in bytes of one datagram or of one read. Without it the slots of the queue say."},
 		{Key: "receive_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "ReceiveBuffer", Asks: "receive_buffer_bytes", Doc: "Buffer of the kernel; 0: enough for the queue."},
 		{Key: "send_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "SendBuffer", Asks: "send_buffer_bytes", Doc: "Buffer of the kernel; 0: as the system has it."},
 		{Key: "interface", Type: engine.Text, Field: "Interface", Doc: "Keeps the port to one network interface."},
