@@ -145,7 +145,7 @@ func TestWrongOptions(t *testing.T) {
 		`{name: p, address: eth0, xdp: {rng: 64}}`:                           {"rng", "did you mean ring?"},
 		`{name: p, address: eth0, xdp: {ring: 1000}}`:                        {"power of two"},
 		`{name: p, address: eth0, engine: afpacket, xdp: {ring: 1024}}`:      {"the section xdp says nothing to the engine afpacket"},
-		`{name: p, address: eth0, engine: afpacket, afpacket: {sockets: 2}}`: {"Fanout"},
+		`{name: p, address: eth0, engine: afpacket, afpacket: {sockets: 2}}`: {"expected a fanout"},
 		`{name: p, address: eth0, engine: socket}`:                           {"udp://host:port"},
 		`{name: p, address: eth0, engine: sim, sim: {mac: 7}}`:               {"mac"},
 	} {

@@ -402,7 +402,12 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	if err != nil {
 		fail(path, err)
 	}
+	said := map[string]bool{} // what belongs to the port each queue meets
 	for _, e := range found {
+		if said[e.Path+e.Problem()] {
+			continue
+		}
+		said[e.Path+e.Problem()] = true
 		severity, code := Error, CodeValue
 		if errors.Is(e, engine.ErrUnsupported) { // of another engine it would be right
 			severity, code = Needs, CodeNotBuilt
