@@ -63,7 +63,7 @@ func (r *Rules) Stats() flow.Stats {
 	s := p.table.Snapshot()
 	var c prog.Counts
 	out := flow.Stats{Version: s.Version()}
-	if p.prog.Counters(&c) != nil { // closed
+	if p.prog.Counters(&c) != nil { // the kernel does not give them
 		return out
 	}
 	out.Unmatched, out.Deleted = c.Unmatched, c.Deleted
