@@ -163,10 +163,10 @@ type fakePort struct {
 
 	countMu  sync.Mutex
 	counters *flow.Counters // of the table
-	first  *fakeRx   // of the lowest id, which gets what comes
-	allRx  []*fakeRx // also those that were closed, for the sums
-	allTx  []*fakeTx
-	lost   [engine.NumDrops]atomic.Uint64
+	first    *fakeRx        // of the lowest id, which gets what comes
+	allRx    []*fakeRx      // also those that were closed, for the sums
+	allTx    []*fakeTx
+	lost     [engine.NumDrops]atomic.Uint64
 }
 
 func (p *fakePort) Name() string                      { return p.name }
