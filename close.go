@@ -20,6 +20,7 @@ func (s *System) shut() error {
 	s.reload.Lock() // one that runs ends first
 	defer s.reload.Unlock()
 	s.closed = true
+	s.watched.close()
 	var errs []error
 	note := func(what string, err error) {
 		if err != nil {
@@ -51,6 +52,9 @@ func (s *System) shut() error {
 			note(fmt.Sprintf("transmit queue %d of %q", f.Tx[k].ID, f.Name), f.Tx[k].Queue.Close())
 		}
 		note(fmt.Sprintf("interface %q", f.Name), f.Port.Close())
+	}
+	if s.shares != nil {
+		note("the memory that interfaces share", s.shares())
 	}
 	if s.stop != nil {
 		note("the page of metrics", s.stop())

@@ -39,6 +39,9 @@ type Options struct {
 	OnPeer     func(*transfer.Peer)
 	OnTransfer func(transfer.Incoming)
 	OnAccess   func(share.Access)
+	// OnLink is called when the link of an interface has changed, and at the beginning where it is down; the calls follow each other. It must not
+	// close the System.
+	OnLink func(LinkEvent)
 }
 
 // Interface is an open port with its queues, in the order of the configuration.
@@ -89,6 +92,8 @@ type System struct {
 	links   map[string]*transfer.Link
 	metrics string // address of the page
 	stop    func() error
+	watched *linkWatch   // nil: not yet
+	shares  func() error // gives up the memory that interfaces share; nil: none
 
 	reload sync.Mutex // over Reload, and the next fields
 	cfg    *config.Config
@@ -133,6 +138,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.tellNotes()
+	s.watched = s.watchLinks()
 	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "node", s.node != nil)
 	return s, nil
 }
@@ -189,17 +195,14 @@ func (s *System) at(path, what string, err error) error {
 }
 
 func (s *System) openPorts(ctx context.Context) error {
-	memories, done, err := s.openShares()
+	memories, err := s.openShares()
 	if err != nil {
 		return err
 	}
 	for i := range s.plan.cfg.Interfaces {
 		if err = s.openPort(ctx, i, memories[i]); err != nil {
-			break
+			return err
 		}
-	}
-	if err := errors.Join(err, done()); err != nil { // the ports keep the memory
-		return err
 	}
 	for i := range s.plan.Pollers {
 		if err := s.openPoller(&s.plan.Pollers[i]); err != nil {

@@ -171,6 +171,26 @@ func TestRunThrownAway(t *testing.T) {
 	}
 }
 
+// A change of a link is an event of its own, and a line elsewhere.
+func TestRunLinkEvents(t *testing.T) {
+	for mode, want := range map[displayMode]string{
+		displayJSON:  `{"event":"link","interface":"near","change":"lost"}` + "\n",
+		displayPlain: "interface near: it is gone\n",
+		displayQuiet: "WARNING: interface near: it is gone\n",
+	} {
+		var b bytes.Buffer
+		w := &runOutput{mode: mode, out: &b, err: &b, log: newMessageLog()}
+		if w.link(root.LinkEvent{Interface: "near", Change: root.LinkLost}); b.String() != want {
+			t.Errorf("%q, expected %q", b.String(), want)
+		}
+	}
+	w := &runOutput{mode: displayTerminal, log: newMessageLog()}
+	w.link(root.LinkEvent{Interface: "near", Change: root.LinkDown})
+	if l := w.log.newest(); len(l) != 1 || !strings.HasSuffix(l[0], "interface near: the link is down") {
+		t.Errorf("%q", l)
+	}
+}
+
 // Rates are differences over the time between two samples; the first sample has those since the start.
 func TestRunRates(t *testing.T) {
 	s := busySample(1)

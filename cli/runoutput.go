@@ -298,6 +298,28 @@ func (w *runOutput) message(text string) {
 	}
 }
 
+// runLink is the event "link".
+type runLink struct {
+	Event     string          `json:"event"`
+	Interface string          `json:"interface"`
+	Change    root.LinkChange `json:"change"` // down, up, lost, reopened
+}
+
+// link says what became of the link of an interface.
+func (w *runOutput) link(e root.LinkEvent) {
+	text := fmt.Sprintf("interface %s: %s", e.Interface, map[root.LinkChange]string{
+		root.LinkDown: "the link is down", root.LinkUp: "the link is up", root.LinkLost: "it is gone", root.LinkReopened: "it is back, and was opened again",
+	}[e.Change])
+	switch w.mode {
+	case displayJSON:
+		w.emit(runLink{"link", e.Interface, e.Change})
+	case displayQuiet:
+		w.warn(text)
+	default:
+		w.message(text)
+	}
+}
+
 // runReload is the event "reload".
 type runReload struct {
 	Event       string             `json:"event"`

@@ -217,6 +217,7 @@ func (d *driver) asynchronous() {
 				p.mu.Lock()
 				p.old.LinkChanges++
 				p.mu.Unlock()
+				p.bell.Ring()
 			}
 		case ibv.EventDeviceFatal:
 			for _, c := range p.all() {

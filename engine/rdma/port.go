@@ -60,6 +60,7 @@ type Port struct {
 	last     uint32        // id given last
 	begun    bool          // it listens, by the connection manager
 	notes    []string
+	bell     engine.LinkBell
 
 	table  sync.RWMutex // besides mu for writing
 	conns  map[uint32]*conn
@@ -259,6 +260,14 @@ func (p *Port) LocalAddr() netip.AddrPort {
 		return c.local
 	}
 	return netip.AddrPort{}
+}
+
+// LinkState implements engine.LinkTeller: it is the device's link, as its events tell. Options.OnConn tells of connections.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return engine.LinkState{Up: p.active.Load(), Changes: p.old.LinkChanges}
 }
 
 // Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.

@@ -43,8 +43,9 @@ type Port struct {
 	up      atomic.Bool
 	changes atomic.Uint64
 	failed  atomic.Pointer[error] // why nothing goes any more
-	revived atomic.Uint64         // queue pairs that were made ready again
-	counts  engine.SteerCounts    // of frames that reached no queue
+	bell    engine.LinkBell
+	revived atomic.Uint64      // queue pairs that were made ready again
+	counts  engine.SteerCounts // of frames that reached no queue
 
 	events *ibv.Channel  // of what was sent
 	waker  *engine.Waker // of events
@@ -167,6 +168,7 @@ func (p *Port) run() {
 			if p.listen(); p.failed.Load() != nil {
 				p.wake()
 			}
+			p.bell.Ring()
 			continue
 		case <-p.waker.C():
 		}
@@ -235,6 +237,13 @@ func (p *Port) Name() string { return p.name }
 
 // Revived is how often a queue pair that had failed was made ready again.
 func (p *Port) Revived() uint64 { return p.revived.Load() }
+
+// LinkState implements engine.LinkTeller: as the device tells by its events. A device that has failed is gone.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	gone := p.failed.Load() != nil
+	return engine.LinkState{Up: p.up.Load() && !gone, Gone: gone, Changes: p.changes.Load()}
+}
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {

@@ -19,7 +19,7 @@ func (p *Port) Rules() engine.Rules { return &Rules{p} }
 // Apply makes all changes or none; see flow.Table. They are in force, from one packet to the next, when it returns.
 func (r *Rules) Apply(changes ...flow.Change) (res flow.Result, err error) {
 	if p := r.port; p.times { // the program is bound to the interface
-		failed := p.ns.do(func() error { res, err = r.apply(changes); return nil })
+		failed := p.ns.Do(func() error { res, err = r.apply(changes); return nil })
 		return res, errors.Join(err, failed)
 	}
 	return r.apply(changes)
