@@ -111,7 +111,7 @@ const runPair = `penstock:
   transfers: {listen: ["tcp://127.0.0.1:0"], share: {path: SHARED}}
   applications:
     - {name: answer, kind: echo, interface: server}
-    - {name: keep, kind: sink, interface: other, tensor: {name: t, dtype: u8, shape: [4, 8], sequence: {offset: 0, width: 4}}}
+    - {name: keep, kind: sink, interface: other, tensor: {name: t, dtype: u8, shape: [4, 4], sequence: {offset: 0, width: 4}, strip: 4}}
 `
 
 func pairFile(t *testing.T) (file, echo, sink string) {
@@ -175,16 +175,16 @@ func TestRunFile(t *testing.T) {
 	got := ""
 	for i := 0; ; i++ { // until the second tensor is there
 		got = filepath.Join(dst, fmt.Sprint("t", i))
-		run(t, 0, "t: 32 B", "get", addr+"/t", "-o", got)
+		run(t, 0, "t: 16 B", "get", addr+"/t", "-o", got)
 		b, err := os.ReadFile(got)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b[7] == '4' {
+		if b[3] == '4' {
 			break
 		}
 	}
-	same(t, got, []byte("\x00\x00\x00\x04row4\x00\x00\x00\x05row5\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x07row7"))
+	same(t, got, []byte("row4row5\x00\x00\x00\x00row7"))
 	run(t, 0, "model.bin: 100.0 kB", "get", addr+"/model.bin", "-o", filepath.Join(dst, "m"))
 	same(t, filepath.Join(dst, "m"), content(100_000, 1))
 
@@ -200,7 +200,7 @@ func TestRunFile(t *testing.T) {
 	if answer.Packets != 200 || answer.Sent != 200 || keep.Packets != 8 || keep.Taken != 8 {
 		t.Errorf("%+v\n%+v", answer, keep)
 	}
-	if want := `"generations":2,"rows":8,"missing":1,"short":0,"bytes":64,"filled":1,"of":4`; !strings.Contains(string(keep.Tensor), want) {
+	if want := `"generations":2,"rows":8,"missing":1,"short":0,"bytes":32,"filled":1,"of":4`; !strings.Contains(string(keep.Tensor), want) {
 		t.Errorf("%s, expected %s", keep.Tensor, want)
 	}
 	for _, p := range e.Pools {

@@ -281,6 +281,7 @@ func tensorSection() *section {
 			{name: "offset", kind: integer(0, 65535), needed: true, doc: "Its first byte in the payload."},
 			{name: "width", kind: integer(1, 8), def: "4", doc: "Its bytes, the most significant first."},
 		}}, doc: "Which row a packet is."},
+		{name: "strip", kind: integer(0, 1<<16), def: "0", doc: "Bytes at the beginning of each payload that do not go into the tensor, such as a header with the sequence number. Its offset counts from the beginning of the payload, before anything is stripped."},
 		{name: "buffers", kind: integer(2, 64), def: "3", doc: "Tensors in memory: one that is filled, the one that peers get, and those that somebody may still read."},
 		{name: "flush", kind: span(0, 3600e9, 0), def: "0s", doc: "How long after its first row a tensor is given out although rows are missing; 0: when the next one begins."},
 	}}

@@ -361,6 +361,7 @@ type Tensor struct {
 	Shape    []int         `cfg:"shape"`  // rows first: one packet is one row
 	Offset   flow.Opt[int] `cfg:"offset"` // bytes of a packet before its payload; without: behind the UDP header of frames, 0 for sockets
 	Sequence *Sequence     `cfg:"sequence"`
+	Strip    int           `cfg:"strip"` // bytes at the beginning of each payload that are not part of its row
 	Buffers  int           `cfg:"buffers"`
 	Flush    time.Duration `cfg:"flush"` // 0: only whole tensors, or when the next one begins
 }
