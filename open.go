@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/bounce"
+	"github.com/penstock-io/penstock/engine/reopen"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/share"
@@ -221,7 +222,7 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 			return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 		}
 	}
-	port, err := s.plan.engines[i].OpenPort(ctx, spec)
+	port, err := s.port(ctx, i, spec)
 	if err != nil {
 		return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 	}
@@ -271,6 +272,17 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 		}
 	}
 	return s.openRules(i, c, f, path)
+}
+
+// port opens the port of an interface: one that opens itself again, if the file asks for that.
+func (s *System) port(ctx context.Context, i int, spec engine.PortSpec) (engine.Port, error) {
+	c := &s.plan.cfg.Interfaces[i]
+	if !c.Reopen {
+		return s.plan.engines[i].OpenPort(ctx, spec)
+	}
+	return reopen.Open(ctx, s.plan.engines[i], spec, reopen.Options{Failed: func(err error) {
+		s.log.Info("the interface is not open again yet", "interface", c.Name, "error", err)
+	}})
 }
 
 // openRules puts the flows of an interface in force. What came before that went to the first queue, whatever it was: it is thrown away.

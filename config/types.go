@@ -77,6 +77,7 @@ type Interface struct {
 	Engine  Engine  `cfg:"engine"`
 	Address string  `cfg:"address"`
 	MTU     int     `cfg:"mtu"` // 0: as it is
+	Reopen  bool    `cfg:"reopen"`
 	Socket  *Socket `cfg:"socket"`
 	// Sections are the options of engines as text, by the section of the file and by key: "xdp": {"ring": "4096"}. Which there are, package
 	// engine/drivers says; a list has commas between its values.
