@@ -20,7 +20,7 @@ type card struct {
 	*sim.Network
 	out    atomic.Bool // nothing can be opened
 	last   atomic.Pointer[plug]
-	opened int
+	opened atomic.Int64
 }
 
 // plug is a port of a card.
@@ -31,7 +31,7 @@ type plug struct {
 }
 
 func (c *card) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
-	c.opened++
+	c.opened.Add(1)
 	if c.out.Load() {
 		return nil, engine.ErrNotFound
 	}
@@ -72,8 +72,9 @@ func TestReopen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, failed := &card{Network: n}, 0
-		p, err := Open(t.Context(), c, engine.PortSpec{Address: "a"}, Options{Least: time.Second, Most: 4 * time.Second, Failed: func(error) { failed++ }})
+		c := &card{Network: n}
+		var failures atomic.Int64
+		p, err := Open(t.Context(), c, engine.PortSpec{Address: "a"}, Options{Least: time.Second, Most: 4 * time.Second, Failed: func(error) { failures.Add(1) }})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -134,7 +135,8 @@ func TestReopen(t *testing.T) {
 			t.Errorf("changing rules while it is away: %v", err)
 		}
 		time.Sleep(time.Minute)
-		if failed != c.opened-1 || failed < 60/4 || failed > 2*60/4+4 {
+		synctest.Wait()
+		if failed := failures.Load(); failed != c.opened.Load()-1 || failed < 60/4 || failed > 2*60/4+4 {
 			t.Errorf("%d attempts failed in a minute", failed)
 		}
 		c.out.Store(false)
