@@ -440,7 +440,7 @@ func TestRunScreen(t *testing.T) {
 	ask(t, echo, 160)
 	// Each section is there, in its order, with its rows, on a screen that is whole.
 	sections := []string{`^penstock run .*up \d+:\d\d  cpu \d+ %  q: quit$`, `^interfaces +packets/s +bits/s +packets +bytes$`, `^  server +in .* 160 +2\.1 kB$`, `^ +out .*$`, `^  other +in .* 0 +0 B$`,
-		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 8\]: 0 made, 0 of 4 rows, 0 missing$`,
+		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 4\]: 0 made, 0 of 4 rows, 0 missing$`,
 		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`, `^  other/0 +in +- +0  polled by the application$`,
 		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`, `^  nobody is connected; at tcp://127\.0\.0\.1:\d+$`}
 	show := func(what string, rows int, shows ...string) {
