@@ -251,7 +251,7 @@ func TestRunRefuses(t *testing.T) {
 	absent := confFile(t, "absent.yaml", strings.Replace(string(good), "{name: answer, kind: echo, interface: server}", "{name: answer, kind: echo, interface: server, cpu_core: 4000}", 1))
 	record := confFile(t, "record.yaml", strings.Replace(string(good), "interface: other, tensor: {name: t,", "interface: other, record: x.pcap, tensor: {name: t,", 1))
 	bench := confFile(t, "bench.yaml", goodConfig+"bench_rx: {interface_name: p}\n")
-	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 8]\n", "run", file, "--dry-run")
+	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 4]\n", "run", file, "--dry-run")
 	run(t, exitFailure, " 14 |     - {name: answer, kind: ecko,", "run", wrong)
 	run(t, exitFailure, "did you mean echo?", "run", wrong, "--dry-run")
 	run(t, exitUnfit, "this process cannot run on core 4000", "run", absent)
