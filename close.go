@@ -8,8 +8,8 @@ import (
 )
 
 // Close closes everything in order: what applications see of receive queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the
-// page of metrics, what is shared, the node with its links, memory. Packets that wait are dropped and counted as such. It does not wait
-// for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
+// page of metrics, what is shared, the node with its links, memory. Packets that wait are dropped and counted, by flow
+// (RxSnapshot.Closed) unless their sender waits for an acknowledgement. It does not wait for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
 // are released. Errors are joined. Closing again returns the same.
 func (s *System) Close() error {
 	s.close.Do(func() { s.err = s.shut() })
@@ -20,6 +20,7 @@ func (s *System) shut() error {
 	s.reload.Lock() // one that runs ends first
 	defer s.reload.Unlock()
 	s.closed = true
+	s.watched.close()
 	var errs []error
 	note := func(what string, err error) {
 		if err != nil {
@@ -27,10 +28,15 @@ func (s *System) shut() error {
 		}
 	}
 	for i := range s.ifaces {
+		can := s.ifaces[i].Port.Capabilities()
 		for k := range s.ifaces[i].Rx {
-			q := &s.ifaces[i].Rx[k]
-			if n := q.guard.leave(); n > 0 {
-				s.log.Warn("packets that nobody received were thrown away", "interface", s.ifaces[i].Name, "queue", q.Name, "packets", n)
+			q, depth := &s.ifaces[i].Rx[k], s.plan.cfg.Interfaces[i].Rx.Queues[k].Depth
+			if can.Lossless || can.Stream {
+				depth = 0 // what is received is acknowledged: the sender must see that it was not
+			}
+			q.guard.leave(depth)
+			for id, n := range q.guard.thrown() {
+				s.log.Warn("packets that no application received were thrown away", "interface", s.ifaces[i].Name, "queue", q.Name, "flow", id, "packets", n.Packets)
 			}
 		}
 	}
@@ -46,6 +52,9 @@ func (s *System) shut() error {
 			note(fmt.Sprintf("transmit queue %d of %q", f.Tx[k].ID, f.Name), f.Tx[k].Queue.Close())
 		}
 		note(fmt.Sprintf("interface %q", f.Name), f.Port.Close())
+	}
+	if s.shares != nil {
+		note("the memory that interfaces share", s.shares())
 	}
 	if s.stop != nil {
 		note("the page of metrics", s.stop())

@@ -1,10 +1,12 @@
 package penstock
 
 import (
+	"maps"
 	"sync"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
 )
 
 // guard stands between an application and a receive queue with its stages, so that closing the System and receiving do not meet: queues
@@ -17,6 +19,7 @@ type guard struct {
 	in     engine.Receiver // the queue, its last stage, or where its poller hands over
 	polled *engine.Polled  // nil where the application polls
 	closed bool
+	waited map[uint32]flow.Count // when it was closed, by flow
 }
 
 func (g *guard) TryRecv(b *burst.Burst) (int, error) {
@@ -41,17 +44,45 @@ func (g *guard) discard() (int, error) {
 	return g.q.Discard()
 }
 
-// leave ends the application's view, and takes the queue from its poller. It returns how many packets nobody had received. Whoever waits
-// in Recv is woken.
-func (g *guard) leave() (lost int) {
+// leave ends the application's view, and takes the queue from its poller. It throws away and counts what the application has not received: what
+// the poller has handed over, and up to depth packets of the queue. The goroutine that waits in Recv wakes.
+func (g *guard) leave(depth int) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if g.closed {
-		return 0
+		return
 	}
-	g.closed = true
+	g.closed, g.waited = true, map[uint32]flow.Count{}
 	if g.polled != nil {
-		lost = g.polled.Close()
+		g.polled.Close(g.count)
 	}
-	return lost
+	below := engine.Receiver(g.q)
+	if n := len(g.stages); n > 0 {
+		below = g.stages[n-1]
+	}
+	b := burst.NewSegmented(256, 512)
+	for n, err := 0, error(nil); depth > 0 && err == nil; depth -= n {
+		if n, err = below.TryRecv(b); n == 0 {
+			break
+		}
+		g.count(b)
+		b.Release()
+	}
+}
+
+// count counts packets that are thrown away.
+func (g *guard) count(b *burst.Burst) {
+	for i := range b.Len() {
+		c := g.waited[b.Flow(i)]
+		c.Packets++
+		c.Bytes += uint64(b.PacketLen(i))
+		g.waited[b.Flow(i)] = c
+	}
+}
+
+// thrown is what leave threw away, nil if that is nothing.
+func (g *guard) thrown() map[uint32]flow.Count {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return maps.Clone(g.waited)
 }

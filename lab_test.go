@@ -16,8 +16,13 @@ import (
 // openIn opens a configuration in a host of the lab.
 func openIn(t *testing.T, h *netns.Host, text string) (s *System) {
 	t.Helper()
+	return openWith(t, h, Options{Logger: silent}, text)
+}
+
+func openWith(t *testing.T, h *netns.Host, o Options, text string) (s *System) {
+	t.Helper()
 	if err := h.Do(func() (err error) {
-		s, err = Open(t.Context(), mustLoad(t, text), Options{Logger: silent})
+		s, err = Open(t.Context(), mustLoad(t, text), o)
 		return err
 	}); err != nil {
 		t.Fatal(err)

@@ -192,11 +192,11 @@ func (s *System) openArea(m *memoryShare) (err error) {
 	return nil
 }
 
-// openShares makes the memory that interfaces share. It is kept by their ports.
-func (s *System) openShares() (byInterface map[int]engine.SharedMemory, done func() error, err error) {
+// openShares makes the memory that interfaces share. The System keeps it for those that are opened again.
+func (s *System) openShares() (byInterface map[int]engine.SharedMemory, err error) {
 	byInterface = map[int]engine.SharedMemory{}
 	var all []engine.SharedMemory
-	done = func() (err error) {
+	s.shares = func() (err error) {
 		for _, m := range all {
 			err = errors.Join(err, m.Close())
 		}
@@ -206,12 +206,12 @@ func (s *System) openShares() (byInterface map[int]engine.SharedMemory, done fun
 		x := &s.plan.shares[i]
 		m, err := x.Open(s.pools[s.plan.cfg.Regions[x.Home].Name].Region())
 		if err != nil {
-			return nil, nil, errors.Join(s.at(fmt.Sprintf("memory_regions[%d]", x.Home), fmt.Sprintf("the memory %q, which interfaces share", x.name), err), done())
+			return nil, s.at(fmt.Sprintf("memory_regions[%d]", x.Home), fmt.Sprintf("the memory %q, which interfaces share", x.name), err)
 		}
 		all = append(all, m)
 		for _, k := range x.Ports {
 			byInterface[k] = m
 		}
 	}
-	return byInterface, done, nil
+	return byInterface, nil
 }

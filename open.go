@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/bounce"
+	"github.com/penstock-io/penstock/engine/reopen"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/share"
@@ -39,6 +40,9 @@ type Options struct {
 	OnPeer     func(*transfer.Peer)
 	OnTransfer func(transfer.Incoming)
 	OnAccess   func(share.Access)
+	// OnLink is called when the link of an interface has changed, and at the beginning where it is down; the calls follow each other. It must not
+	// close the System.
+	OnLink func(LinkEvent)
 }
 
 // Interface is an open port with its queues, in the order of the configuration.
@@ -89,6 +93,8 @@ type System struct {
 	links   map[string]*transfer.Link
 	metrics string // address of the page
 	stop    func() error
+	watched *linkWatch   // nil: not yet
+	shares  func() error // gives up the memory that interfaces share; nil: none
 
 	reload sync.Mutex // over Reload, and the next fields
 	cfg    *config.Config
@@ -133,6 +139,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 		return nil, errors.Join(err, s.Close())
 	}
 	s.tellNotes()
+	s.watched = s.watchLinks()
 	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "node", s.node != nil)
 	return s, nil
 }
@@ -189,17 +196,14 @@ func (s *System) at(path, what string, err error) error {
 }
 
 func (s *System) openPorts(ctx context.Context) error {
-	memories, done, err := s.openShares()
+	memories, err := s.openShares()
 	if err != nil {
 		return err
 	}
 	for i := range s.plan.cfg.Interfaces {
 		if err = s.openPort(ctx, i, memories[i]); err != nil {
-			break
+			return err
 		}
-	}
-	if err := errors.Join(err, done()); err != nil { // the ports keep the memory
-		return err
 	}
 	for i := range s.plan.Pollers {
 		if err := s.openPoller(&s.plan.Pollers[i]); err != nil {
@@ -218,7 +222,7 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 			return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 		}
 	}
-	port, err := s.plan.engines[i].OpenPort(ctx, spec)
+	port, err := s.port(ctx, i, spec)
 	if err != nil {
 		return s.at(path, fmt.Sprintf("interface %q", c.Name), err)
 	}
@@ -268,6 +272,17 @@ func (s *System) openPort(ctx context.Context, i int, memory engine.SharedMemory
 		}
 	}
 	return s.openRules(i, c, f, path)
+}
+
+// port opens the port of an interface: one that opens itself again, if the file asks for that.
+func (s *System) port(ctx context.Context, i int, spec engine.PortSpec) (engine.Port, error) {
+	c := &s.plan.cfg.Interfaces[i]
+	if !c.Reopen {
+		return s.plan.engines[i].OpenPort(ctx, spec)
+	}
+	return reopen.Open(ctx, s.plan.engines[i], spec, reopen.Options{Failed: func(err error) {
+		s.log.Info("the interface is not open again yet", "interface", c.Name, "error", err)
+	}})
 }
 
 // openRules puts the flows of an interface in force. What came before that went to the first queue, whatever it was: it is thrown away.

@@ -614,19 +614,6 @@ type named struct {
 
 func (n named) Name() string { return n.name }
 
-// What a poller has handed over and nobody has received goes back at Close.
-func TestCloseTakesWhatWaits(t *testing.T) {
-	s := mustOpenUnclosed(t, twoRegions+`
-  interfaces:
-    - {name: loop, engine: sim, address: "sim://waits?loop", rx: {queues: [{memory_regions: [a]}]}, tx: {queues: [{memory_regions: [b]}]}}
-`)
-	sendNumbers(t, txOf(t, s, "loop", 0), 0, 3)
-	until(t, "the poller", func() bool { return s.Snapshot().Interfaces[0].Rx[0].Polled.Packets == 3 })
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
-}
-
 // A queue that the application polls delivers bursts as batch_size and timeout say, like one with a poller.
 func TestDirectBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -42,6 +42,8 @@ type RxSnapshot struct {
 	Stages []StageSnapshot     // from the queue to the application
 	Poller string              // "": the application polls
 	Polled *engine.PolledStats // of the hand-off; nil likewise
+	// Closed are packets that waited when the System was closed, and that no application received, by their flow (burst.Burst.Flow; 0: none). Stats counts them as received; what came after them it counts as engine.DropClosed.
+	Closed map[uint32]flow.Count
 }
 
 // TxSnapshot is a transmit queue.
@@ -114,7 +116,7 @@ func (f *Interface) snapshot() InterfaceSnapshot {
 	f.Port.Stats(&out.Stats)
 	for i := range f.Rx {
 		q := &f.Rx[i]
-		r := RxSnapshot{Name: q.Name, ID: q.ID, Stages: q.stages(), Poller: q.Poller}
+		r := RxSnapshot{Name: q.Name, ID: q.ID, Stages: q.stages(), Poller: q.Poller, Closed: q.guard.thrown()}
 		q.guard.q.Stats(&r.Stats)
 		if p := q.guard.polled; p != nil {
 			r.Polled = new(engine.PolledStats)

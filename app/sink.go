@@ -28,7 +28,10 @@ type Tensor struct {
 	// Sequence is the place in the payload of a number of Width bytes, big-endian, that says which row it is: the remainder of its division by
 	// the rows. Width 0: rows come in their order.
 	Sequence, Width int
-	Buffers         int // tensors in memory, 2 to 64; 0 means 3
+	// Strip is the number of bytes at the beginning of each payload that are not part of its row, such as a header with the number. A
+	// stream has none.
+	Strip   int
+	Buffers int // tensors in memory, 2 to 64; 0 means 3
 	// Flush is how long after its first row a tensor is published although rows are missing; 0: when one of the next tensor comes.
 	Flush time.Duration
 }
@@ -97,6 +100,8 @@ func newSink(o Tensor, frames, stream bool) (engine.Consumer, error) {
 		return bad("%d buffers: expected 2 to 64", o.Buffers)
 	case o.Offset < Headers || stream && o.Offset > 0:
 		return bad("offset %d", o.Offset)
+	case o.Strip < 0 || stream && o.Strip > 0:
+		return bad("%d bytes to strip from each payload", o.Strip)
 	case o.Width < 0 || o.Width > 8 || o.Sequence < 0:
 		return bad("a number of %d bytes at %d: expected 1 to 8 bytes, at 0 or more", o.Width, o.Sequence)
 	case stream && o.Width > 0:
@@ -166,11 +171,12 @@ func udpPayload(head []byte, size int) (off, n int, ok bool) {
 // packet places a packet that is a row.
 func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	off, n, ok := s.payload(b, i)
-	if !ok || n < s.o.Sequence+s.o.Width {
+	if !ok || n < s.o.Sequence+s.o.Width || n <= s.o.Strip {
 		s.c.drops[DropNoPayload].Inc()
 		return nil
 	}
-	if n > s.rowBytes {
+	at := off + s.o.Strip // of the row
+	if n -= s.o.Strip; n > s.rowBytes {
 		s.c.drops[DropTooLong].Inc()
 		return nil
 	}
@@ -197,7 +203,7 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 		return err
 	}
 	to := s.buf[int(row)*s.rowBytes:][:s.rowBytes]
-	copyFrom(to[:n], b, i, off)
+	copyFrom(to[:n], b, i, at)
 	if n < s.rowBytes {
 		clear(to[n:])
 		s.short.Inc()

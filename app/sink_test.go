@@ -339,6 +339,30 @@ func TestSinkStream(t *testing.T) {
 	}
 }
 
+// A header with the number is stripped from each payload: rows are what lies behind it, and a payload that is only a header is none.
+func TestSinkStrip(t *testing.T) {
+	_, _, a, b := pair(t, sim.Options{}, 64)
+	node := newNode(t)
+	d := tensor.Desc{DType: tensor.U8, Shape: []int64{4, 16}}
+	_, stop := start(t, Options{Kind: Sink, Rx: rx(b), Frames: true, Tensor: &Tensor{Node: node, Name: "x", Desc: d, Offset: Headers, Sequence: 2, Width: 4, Strip: 6}})
+	r := newReader(t, node, "x", d)
+	header := func(seq byte) []byte { return []byte{0xff, 0xff, 0, 0, 0, seq} }
+	a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", header(4)))
+	for seq := byte(4); seq < 8; seq++ {
+		a.send(t, 0, udpFrame(t, "10.0.0.1:7", "10.0.0.2:8", append(header(seq), rowOf(uint64(seq), 16)...)))
+	}
+	_, got, err := r.get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if of, missing := checkRows(t, got, 4, 16); of != 1 || missing != 0 {
+		t.Errorf("tensor %d, %d rows missing", of, missing)
+	}
+	if s := stop(); s.Tensor.Bytes != 4*16 || s.Tensor.Short != 0 || s.Drops[DropNoPayload] != 1 || s.Drops[DropTooLong] != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
 // A tensor whose time has passed is published with the rows that are there.
 func TestSinkFlush(t *testing.T) {
 	_, _, a, b := pair(t, sim.Options{}, 64)

@@ -63,6 +63,23 @@ func TestBenchStreamFile(t *testing.T) {
 	}
 }
 
+// A file of which every packet is lost is no success: the status and the words say so, and the result is written all the same.
+func TestBenchStreamFileLossOnly(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "loop.yaml")
+	lossy := strings.Replace(loopFile, "rx: {queues", "rx: {flows: [{match: {udp_dst: 2}, actions: [{type: drop}]}], queues", 1)
+	if err := os.WriteFile(name, []byte(lossy), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	result := name + ".json"
+	out, errOut, status := penstock(t, "bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--settle", "1ms", "--set", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "--json", result)
+	if status != exitFailure || !strings.Contains(errOut, "no packet came: bench_tx and bench_rx: all 500 that were sent were lost (dropped: rule 500;") {
+		t.Errorf("exit status %d: %s%s", status, out, errOut)
+	}
+	if _, err := os.Stat(result); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestBenchStreamFileUsage(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "loop.yaml")
 	if err := os.WriteFile(name, []byte(loopFile), 0o644); err != nil {

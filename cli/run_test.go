@@ -111,7 +111,7 @@ const runPair = `penstock:
   transfers: {listen: ["tcp://127.0.0.1:0"], share: {path: SHARED}}
   applications:
     - {name: answer, kind: echo, interface: server}
-    - {name: keep, kind: sink, interface: other, tensor: {name: t, dtype: u8, shape: [4, 8], sequence: {offset: 0, width: 4}}}
+    - {name: keep, kind: sink, interface: other, tensor: {name: t, dtype: u8, shape: [4, 4], sequence: {offset: 0, width: 4}, strip: 4}}
 `
 
 func pairFile(t *testing.T) (file, echo, sink string) {
@@ -175,16 +175,16 @@ func TestRunFile(t *testing.T) {
 	got := ""
 	for i := 0; ; i++ { // until the second tensor is there
 		got = filepath.Join(dst, fmt.Sprint("t", i))
-		run(t, 0, "t: 32 B", "get", addr+"/t", "-o", got)
+		run(t, 0, "t: 16 B", "get", addr+"/t", "-o", got)
 		b, err := os.ReadFile(got)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b[7] == '4' {
+		if b[3] == '4' {
 			break
 		}
 	}
-	same(t, got, []byte("\x00\x00\x00\x04row4\x00\x00\x00\x05row5\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x07row7"))
+	same(t, got, []byte("row4row5\x00\x00\x00\x00row7"))
 	run(t, 0, "model.bin: 100.0 kB", "get", addr+"/model.bin", "-o", filepath.Join(dst, "m"))
 	same(t, filepath.Join(dst, "m"), content(100_000, 1))
 
@@ -200,7 +200,7 @@ func TestRunFile(t *testing.T) {
 	if answer.Packets != 200 || answer.Sent != 200 || keep.Packets != 8 || keep.Taken != 8 {
 		t.Errorf("%+v\n%+v", answer, keep)
 	}
-	if want := `"generations":2,"rows":8,"missing":1,"short":0,"bytes":64,"filled":1,"of":4`; !strings.Contains(string(keep.Tensor), want) {
+	if want := `"generations":2,"rows":8,"missing":1,"short":0,"bytes":32,"filled":1,"of":4`; !strings.Contains(string(keep.Tensor), want) {
 		t.Errorf("%s, expected %s", keep.Tensor, want)
 	}
 	for _, p := range e.Pools {
@@ -251,7 +251,7 @@ func TestRunRefuses(t *testing.T) {
 	absent := confFile(t, "absent.yaml", strings.Replace(string(good), "{name: answer, kind: echo, interface: server}", "{name: answer, kind: echo, interface: server, cpu_core: 4000}", 1))
 	record := confFile(t, "record.yaml", strings.Replace(string(good), "interface: other, tensor: {name: t,", "interface: other, record: x.pcap, tensor: {name: t,", 1))
 	bench := confFile(t, "bench.yaml", goodConfig+"bench_rx: {interface_name: p}\n")
-	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 8]\n", "run", file, "--dry-run")
+	run(t, 0, "applications\n  answer: echo server/0\n  keep: sink other/0, into the tensor t, u8[4 4]\n", "run", file, "--dry-run")
 	run(t, exitFailure, " 14 |     - {name: answer, kind: ecko,", "run", wrong)
 	run(t, exitFailure, "did you mean echo?", "run", wrong, "--dry-run")
 	run(t, exitUnfit, "this process cannot run on core 4000", "run", absent)
@@ -440,7 +440,7 @@ func TestRunScreen(t *testing.T) {
 	ask(t, echo, 160)
 	// Each section is there, in its order, with its rows, on a screen that is whole.
 	sections := []string{`^penstock run .*up \d+:\d\d  cpu \d+ %  q: quit$`, `^interfaces +packets/s +bits/s +packets +bytes$`, `^  server +in .* 160 +2\.1 kB$`, `^ +out .*$`, `^  other +in .* 0 +0 B$`,
-		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 8\]: 0 made, 0 of 4 rows, 0 missing$`,
+		`^applications +what +pkt/s +packets`, `^  answer +echo server/0 +\S+ +160 `, `^  keep +sink other/0 .* 0$`, `^    tensor t u8\[4 4\]: 0 made, 0 of 4 rows, 0 missing$`,
 		`^queues +held +stalls$`, `^  server/0 +in +\d+/\d+ +0  poller on any core$`, `^  server/0 +out +\d+/256 +0$`, `^  other/0 +in +- +0  polled by the application$`,
 		`^pools +free +lowest +found 0  used$`, `^  a +host +\d+ +\d+ +0  #+\.*$`, `^peers +in/s`, `^  no peer is connected; at tcp://127\.0\.0\.1:\d+$`}
 	show := func(what string, rows int, shows ...string) {

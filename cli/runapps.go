@@ -152,7 +152,7 @@ func (p *plannedApp) open(s *root.System) (*app.App, error) {
 		if err != nil {
 			return nil, err
 		}
-		x := &app.Tensor{Node: s.Node(), Name: t.Name, Desc: d, Buffers: t.Buffers, Flush: t.Flush}
+		x := &app.Tensor{Node: s.Node(), Name: t.Name, Desc: d, Strip: t.Strip, Buffers: t.Buffers, Flush: t.Flush}
 		if caps.Frames {
 			x.Offset = app.Headers
 		}

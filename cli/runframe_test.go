@@ -145,6 +145,52 @@ func TestRunFrameColor(t *testing.T) {
 	}
 }
 
+// What waited at the end and was thrown away is in the drops and the summary, also of the flow.
+func TestRunThrownAway(t *testing.T) {
+	rule, err := flow.ParseRule("udp dst 4096 -> queue 0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rule.ID, rule.Name, rule.Mark = 1, "radar", flow.Some[uint32](7)
+	f := root.InterfaceSnapshot{Name: "near", Rules: []root.RuleSnapshot{{Rule: rule, Count: flow.Count{Packets: 10}}}}
+	f.Rx = []root.RxSnapshot{{ID: 2, Closed: map[uint32]flow.Count{7: {Packets: 3}, 0: {Packets: 1}}}}
+	f.Unmatched.Packets, f.Stats.Rx.Packets = 2, 12
+	f.Stats.Rx.Drops[engine.DropClosed] = 5
+	s := newSampler(&root.Plan{}, time.Unix(1000, 0)).sample(&runRaw{at: time.Unix(1001, 0), sys: root.Snapshot{Interfaces: []root.InterfaceSnapshot{f}}})
+	if s.Interfaces[0].Dropped != 9 || len(s.Drops) != 2 || s.Drops[1].Where != "near/2" || s.Drops[1].Reason != "closed" || s.Drops[1].Packets != 4 || s.Queues[0].Dropped != 4 {
+		t.Errorf("%+v\n%+v\n%+v", s.Interfaces, s.Drops, s.Queues)
+	}
+	if len(s.Rules) != 2 || s.Rules[0].Closed != 3 || s.Rules[1].Closed != 1 {
+		t.Errorf("%+v", s.Rules)
+	}
+	text := summary(s)
+	for _, want := range []string{"dropped: closed 5, closed 4\n", "flow radar: 10 packets, of which 3 waited", "flow no rule: 2 packets, of which 1 waited"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}
+
+// A change of a link is an event of its own, and a line elsewhere.
+func TestRunLinkEvents(t *testing.T) {
+	for mode, want := range map[displayMode]string{
+		displayJSON:  `{"event":"link","interface":"near","change":"lost"}` + "\n",
+		displayPlain: "interface near: it is gone\n",
+		displayQuiet: "WARNING: interface near: it is gone\n",
+	} {
+		var b bytes.Buffer
+		w := &runOutput{mode: mode, out: &b, err: &b, log: newMessageLog()}
+		if w.link(root.LinkEvent{Interface: "near", Change: root.LinkLost}); b.String() != want {
+			t.Errorf("%q, expected %q", b.String(), want)
+		}
+	}
+	w := &runOutput{mode: displayTerminal, log: newMessageLog()}
+	w.link(root.LinkEvent{Interface: "near", Change: root.LinkDown})
+	if l := w.log.newest(); len(l) != 1 || !strings.HasSuffix(l[0], "interface near: the link is down") {
+		t.Errorf("%q", l)
+	}
+}
+
 // Rates are differences over the time between two samples; the first sample has those since the start.
 func TestRunRates(t *testing.T) {
 	s := busySample(1)
@@ -155,7 +201,7 @@ func TestRunRates(t *testing.T) {
 	if x.In.PacketsPerSecond != 1_234_567 || x.In.BitsPerSecond != 8*1_234_567_000 || x.In.Packets != 12_345_670 || x.Dropped != 73 {
 		t.Errorf("%+v", x)
 	}
-	if len(s.Drops) != 3 || s.Drops[0] != (runDrop{"near in", "queue-full", 70, 7}) || s.Drops[1] != (runDrop{"near in", "no-rule", 3, 0}) || s.Drops[2] != (runDrop{"forwarder0", "no-room", 5670, 567}) {
+	if len(s.Drops) != 3 || s.Drops[0] != (runDrop{"near in", "queue-full", 70, 7, "near"}) || s.Drops[1] != (runDrop{"near in", "no-rule", 3, 0, "near"}) || s.Drops[2] != (runDrop{"forwarder0", "no-room", 5670, 567, ""}) {
 		t.Errorf("%+v", s.Drops)
 	}
 	if p := s.Pools[0]; p.Lowest != 51200-10010 || p.Used != 10010 {

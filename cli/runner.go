@@ -45,7 +45,7 @@ type runner struct {
 // run opens everything, shows it until the end is wanted, and closes it.
 func (r *runner) run() (err error) {
 	var limit <-chan time.Time
-	if r.sys, err = root.Open(r.ctx, r.cfg, root.Options{Logger: r.out.logger(r.cfg), OnPeer: r.come, GPURuntime: r.o.gpu.runtime}); err != nil {
+	if r.sys, err = root.Open(r.ctx, r.cfg, root.Options{Logger: r.out.logger(r.cfg), OnPeer: r.come, OnLink: r.out.link, GPURuntime: r.o.gpu.runtime}); err != nil {
 		return err
 	}
 	m := newSampler(r.sys.Plan(), time.Now())

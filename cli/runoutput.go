@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -297,6 +298,28 @@ func (w *runOutput) message(text string) {
 	}
 }
 
+// runLink is the event "link".
+type runLink struct {
+	Event     string          `json:"event"`
+	Interface string          `json:"interface"`
+	Change    root.LinkChange `json:"change"` // down, up, lost, reopened
+}
+
+// link says what became of the link of an interface.
+func (w *runOutput) link(e root.LinkEvent) {
+	text := fmt.Sprintf("interface %s: %s", e.Interface, map[root.LinkChange]string{
+		root.LinkDown: "the link is down", root.LinkUp: "the link is up", root.LinkLost: "it is gone", root.LinkReopened: "it is back, and was opened again",
+	}[e.Change])
+	switch w.mode {
+	case displayJSON:
+		w.emit(runLink{"link", e.Interface, e.Change})
+	case displayQuiet:
+		w.warn(text)
+	default:
+		w.message(text)
+	}
+}
+
 // runReload is the event "reload".
 type runReload struct {
 	Event       string             `json:"event"`
@@ -389,13 +412,11 @@ func sampleLine(s *runSample) string {
 func summary(s *runSample) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "ran for %s\n", formatTime(time.Duration(s.Seconds*1e9)))
-	drops := func(where ...string) string {
+	drops := func(iface, app string) string {
 		var parts []string
 		for _, d := range s.Drops {
-			for _, w := range where {
-				if d.Where == w {
-					parts = append(parts, fmt.Sprintf("%s %d", d.Reason, d.Packets))
-				}
+			if d.iface == iface && (iface != "" || d.Where == app) {
+				parts = append(parts, fmt.Sprintf("%s %d", d.Reason, d.Packets))
 			}
 		}
 		if parts == nil {
@@ -405,14 +426,19 @@ func summary(s *runSample) string {
 	}
 	for _, f := range s.Interfaces {
 		fmt.Fprintf(&b, "%s: received %s, %s; sent %s, %s; %s\n", f.Name, count(int(f.In.Packets), "packet", "packets"), formatBytes(f.In.Bytes), count(int(f.Out.Packets), "packet", "packets"), formatBytes(f.Out.Bytes),
-			drops(f.Name+" in", f.Name+" out"))
+			drops(f.Name, ""))
+		for _, r := range s.Rules {
+			if r.Interface == f.Name && r.Closed > 0 {
+				fmt.Fprintf(&b, "  flow %s: %s, of which %d waited at the end and were thrown away\n", cmp.Or(r.Name, r.Rule), count(int(r.Packets), "packet", "packets"), r.Closed)
+			}
+		}
 	}
 	for _, a := range s.Applications {
 		fmt.Fprintf(&b, "%s: took %s", a.Name, count(int(a.Packets), "packet", "packets"))
 		if a.Sent > 0 {
 			fmt.Fprintf(&b, ", sent %d", a.Sent)
 		}
-		fmt.Fprintf(&b, "; %s\n", drops(a.Name))
+		fmt.Fprintf(&b, "; %s\n", drops("", a.Name))
 		if t := a.Tensor; t != nil {
 			fmt.Fprintf(&b, "  tensor %s: %s, %d rows, %d missing\n", t.Name, count(int(t.Generations), "was made", "were made"), t.Rows, t.Missing)
 		}

@@ -54,6 +54,8 @@ type runDrop struct {
 	Reason           string  `json:"reason"`
 	Packets          uint64  `json:"packets"`
 	PacketsPerSecond float64 `json:"packets_per_second"`
+
+	iface string // that it is of; "": an application
 }
 
 type runQueue struct {
@@ -86,6 +88,7 @@ type runRule struct {
 	Packets          uint64  `json:"packets"`
 	Bytes            uint64  `json:"bytes"`
 	PacketsPerSecond float64 `json:"packets_per_second"`
+	Closed           uint64  `json:"closed"` // of its flow: waited at the end, and no application received them
 }
 
 type runApp struct {
@@ -191,7 +194,7 @@ func (m *sampler) sample(now *runRaw) *runSample {
 		s.Applications = append(s.Applications, runApp{a.snap, a.from, a.to, per(a.snap.Packets, was.Packets), 8 * per(a.snap.Bytes, was.Bytes), per(a.snap.Sent, was.Sent), a.ended})
 		for reason, n := range a.snap.Drops {
 			if n > 0 {
-				s.Drops = append(s.Drops, runDrop{a.snap.Name, app.Drop(reason).String(), n, per(n, was.Drops[reason])})
+				s.Drops = append(s.Drops, runDrop{a.snap.Name, app.Drop(reason).String(), n, per(n, was.Drops[reason]), ""})
 			}
 		}
 	}
@@ -228,12 +231,22 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 	}{{"in", &in, &before}, {"out", &x.Tx.Drops, &y.Tx.Drops}} {
 		for reason, n := range d.now {
 			if n > 0 {
-				s.Drops = append(s.Drops, runDrop{f.Name + " " + d.way, engine.Drop(reason).String(), n, per(n, d.was[reason])})
+				s.Drops = append(s.Drops, runDrop{f.Name + " " + d.way, engine.Drop(reason).String(), n, per(n, d.was[reason]), f.Name})
 			}
 		}
 	}
 	p := m.planned(f.Name)
+	closed := map[uint32]uint64{}
 	for i, q := range f.Rx {
+		waited := uint64(0)
+		for id, n := range q.Closed {
+			closed[id] += n.Packets
+			waited += n.Packets
+		}
+		if waited > 0 {
+			s.Interfaces[len(s.Interfaces)-1].Dropped += waited
+			s.Drops = append(s.Drops, runDrop{queueName(f.Name, q.ID), engine.DropClosed.String(), waited, per(waited, 0), f.Name})
+		}
 		for k, x := range q.Stages {
 			for reason, n := range x.Stats.Drops {
 				if n > 0 {
@@ -241,11 +254,11 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 					if i < len(was.Rx) {
 						before = was.Rx[i].Stages[k].Stats.Drops[reason]
 					}
-					s.Drops = append(s.Drops, runDrop{fmt.Sprintf("%s/%d %s", f.Name, q.ID, x.Type), engine.Drop(reason).String(), n, per(n, before)})
+					s.Drops = append(s.Drops, runDrop{fmt.Sprintf("%s/%d %s", f.Name, q.ID, x.Type), engine.Drop(reason).String(), n, per(n, before), f.Name})
 				}
 			}
 		}
-		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "in", Poller: q.Poller, Core: -1, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total()}
+		r := runQueue{Interface: f.Name, ID: q.ID, Direction: "in", Poller: q.Poller, Core: -1, Packets: q.Stats.Packets, Dropped: q.Stats.Drops.Total() + waited}
 		if q.Polled != nil {
 			r.Held, r.Stalls = uint64(q.Polled.Waiting), q.Polled.Stalls
 		}
@@ -267,13 +280,19 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		if k := slices.IndexFunc(was.Rules, func(x root.RuleSnapshot) bool { return x.Rule.ID == r.Rule.ID }); k >= 0 {
 			before = was.Rules[k].Packets
 		}
+		id := r.Rule.ID // of the flow
+		if r.Rule.Mark.Set {
+			id = r.Rule.Mark.Value
+		}
+		thrown := closed[id]
+		closed[id] = 0 // rules may have one flow
 		bare := r.Rule
 		bare.ID, bare.Name = 0, "" // they stand beside it
 		bare.Mark = flow.Opt[uint32]{}
-		s.Rules = append(s.Rules, runRule{f.Name, r.Rule.ID, r.Rule.Name, bare.String(), r.Packets, r.Bytes, per(r.Packets, before)})
+		s.Rules = append(s.Rules, runRule{f.Name, r.Rule.ID, r.Rule.Name, bare.String(), r.Packets, r.Bytes, per(r.Packets, before), thrown})
 	}
 	if f.Unmatched.Packets > 0 && len(f.Rules) > 0 {
-		s.Rules = append(s.Rules, runRule{f.Name, 0, "", "no rule", f.Unmatched.Packets, f.Unmatched.Bytes, per(f.Unmatched.Packets, was.Unmatched.Packets)})
+		s.Rules = append(s.Rules, runRule{f.Name, 0, "", "no rule", f.Unmatched.Packets, f.Unmatched.Bytes, per(f.Unmatched.Packets, was.Unmatched.Packets), closed[0]})
 	}
 }
 

@@ -65,6 +65,7 @@ run --json prints one object per line, too:
   started   addresses: everything is open
   sample    seconds, interval, cpu, interfaces, drops, queues, pools, rules, applications, node: counts since the start, and rates
             (keys that end with _per_second) in the interval
+  link      interface, change: the link of an interface is down or up, or the interface was lost or reopened
   reload    ok, changes, error, diagnostics: flows were put in force, or nothing was changed
   message   text
   ended     the keys of sample, with the last and exact counts, and ok, status, error: the last line

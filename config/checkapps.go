@@ -167,6 +167,9 @@ func (d *decoder) checkTensor(t *Tensor, p *Interface, path string) {
 	if p != nil && p.stream() && t.Offset.Set && t.Offset.Value > 0 {
 		d.report(Error, CodeConflict, join(path, "offset"), "a byte stream has no packets with bytes before their payload", "", "remove it")
 	}
+	if p != nil && p.stream() && t.Strip > 0 {
+		d.report(Error, CodeConflict, join(path, "strip"), "a byte stream has no packets with a header to strip", "", "remove it")
+	}
 	s := t.Sequence
 	if s == nil || len(t.Shape) == 0 {
 		return
@@ -179,8 +182,8 @@ func (d *decoder) checkTensor(t *Tensor, p *Interface, path string) {
 		d.report(Error, CodeConflict, join(path, "sequence.width"), fmt.Sprintf("a number of %s begins again after %d packets: too soon to tell tensors of %d rows apart", plural(s.Width, "byte"), uint64(1)<<bits, t.Shape[0]),
 			fmt.Sprintf("a number that counts to %d or more", 4*t.Shape[0]), "")
 	}
-	if row, err := t.RowBytes(); err == nil && s.Width > 0 && s.Offset+s.Width > row {
-		d.report(Error, CodeConflict, join(path, "sequence.offset"), fmt.Sprintf("a number at bytes %d to %d is not in a payload of %d bytes", s.Offset, s.Offset+s.Width-1, row), fmt.Sprintf("0 to %d", max(row-s.Width, 0)), "")
+	if row, err := t.RowBytes(); err == nil && s.Width > 0 && s.Offset+s.Width > row+t.Strip {
+		d.report(Error, CodeConflict, join(path, "sequence.offset"), fmt.Sprintf("a number at bytes %d to %d is not in a payload of %d bytes", s.Offset, s.Offset+s.Width-1, row+t.Strip), fmt.Sprintf("0 to %d", max(row+t.Strip-s.Width, 0)), "")
 	}
 }
 

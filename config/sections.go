@@ -85,6 +85,7 @@ func interfaceSection(flow *section) *section {
 		{name: "engine", ours: true, kind: engineWord(), def: "auto", derived: "the address", doc: "Who brings the packets; see [engines](#engines)."},
 		{name: "address", kind: text("an address"), derived: "socket", doc: "Name of a network interface (`eth0`), PCI address (`0000:01:00.0`), `udp://` or `tcp://` URL, or `sim://NAME?loop`; options of the engine may stand behind it. With `mode` in the section socket it may be left out."},
 		{name: "mtu", ours: true, kind: integer(0, 1<<20), def: "0", doc: "The largest packet in bytes from its IP header on; 0 leaves the device's."},
+		{name: "reopen", ours: true, kind: boolean(), def: "false", doc: "Opens the interface again when it was removed, or its device has failed, and is back: queues, flows and counts go on. Otherwise the run ends with an error. It is for afpacket, xdp and verbs; docs/run.md says more."},
 		{name: "socket", daqiri: "socket_config", sub: socketSection(), doc: "For sockets and RDMA connections."},
 	}, append(engineSections(engine.OfPort), []key{
 		{name: "rx", sub: rxSection(flow), doc: "Receiving."},
@@ -281,6 +282,7 @@ func tensorSection() *section {
 			{name: "offset", kind: integer(0, 65535), needed: true, doc: "Its first byte in the payload."},
 			{name: "width", kind: integer(1, 8), def: "4", doc: "Its bytes, the most significant first."},
 		}}, doc: "Which row a packet is."},
+		{name: "strip", kind: integer(0, 1<<16), def: "0", doc: "Bytes at the beginning of each payload that do not go into the tensor, such as a header with the sequence number. Its offset counts from the beginning of the payload, before anything is stripped."},
 		{name: "buffers", kind: integer(2, 64), def: "3", doc: "Tensors in memory: one that is filled, the one that peers get, and those that peers may still read."},
 		{name: "flush", kind: span(0, 3600e9, 0), def: "0s", doc: "How long after its first row a tensor is given out although rows are missing; 0: when the next one begins."},
 	}}

@@ -77,6 +77,7 @@ type Interface struct {
 	Engine  Engine  `cfg:"engine"`
 	Address string  `cfg:"address"`
 	MTU     int     `cfg:"mtu"` // 0: as it is
+	Reopen  bool    `cfg:"reopen"`
 	Socket  *Socket `cfg:"socket"`
 	// Sections are the options of engines as text, by the section of the file and by key: "xdp": {"ring": "4096"}. Which there are, package
 	// engine/drivers says; a list has commas between its values.
@@ -361,6 +362,7 @@ type Tensor struct {
 	Shape    []int         `cfg:"shape"`  // rows first: one packet is one row
 	Offset   flow.Opt[int] `cfg:"offset"` // bytes of a packet before its payload; without: behind the UDP header of frames, 0 for sockets
 	Sequence *Sequence     `cfg:"sequence"`
+	Strip    int           `cfg:"strip"` // bytes at the beginning of each payload that are not part of its row
 	Buffers  int           `cfg:"buffers"`
 	Flush    time.Duration `cfg:"flush"` // 0: only whole tensors, or when the next one begins
 }

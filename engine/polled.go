@@ -269,9 +269,9 @@ func (c *Polled) Arm(w *Waker) (ready bool) {
 // for. Errors are as for Rx.Recv.
 func (c *Polled) Recv(ctx context.Context, b *burst.Burst) error { return c.rx.Recv(ctx, b) }
 
-// Close takes the queue from the poller, if it still has it, and releases what was handed over and not received. The queue stays
-// open and is the caller's. It returns how many packets were thrown away.
-func (c *Polled) Close() int {
+// Close takes the queue from the poller, if it still has it, and releases what was handed over and not received, after it has shown it to
+// thrown, which may be nil. The queue stays open and is the caller's. It returns how many packets were thrown away.
+func (c *Polled) Close(thrown func(b *burst.Burst)) int {
 	c.leaving.Store(true)
 	c.p.waker.Wake()
 	<-c.detached
@@ -285,6 +285,9 @@ func (c *Polled) Close() int {
 			c.rest = b
 		}
 		n += c.rest.Len()
+		if thrown != nil {
+			thrown(c.rest)
+		}
 		c.rest.Release()
 		c.rest = nil
 	}

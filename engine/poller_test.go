@@ -31,7 +31,7 @@ func add(t testing.TB, p *Poller, q Receiver, o PollOptions) *Polled {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { c.Close(nil) })
 	return c
 }
 
@@ -217,10 +217,10 @@ func TestPolledClose(t *testing.T) {
 		b := burst.New(1)
 		expect(t, b, c.Recv(t.Context(), b), 0)
 		synctest.Wait()
-		if n := c.Close(); n != 11 || c.State() != Closed || q.waiting() != 8 || q.pool.Stats().InUse != 0 {
+		if n := c.Close(nil); n != 11 || c.State() != Closed || q.waiting() != 8 || q.pool.Stats().InUse != 0 {
 			t.Errorf("%d packets thrown away, %d in the queue, %d slots out, %v", n, q.waiting(), q.pool.Stats().InUse, c.State())
 		}
-		if n := c.Close(); n != 0 {
+		if n := c.Close(nil); n != 0 {
 			t.Error(n)
 		}
 		if n, err := c.TryRecv(b); n != 0 || err != ErrClosed {
@@ -303,7 +303,7 @@ func TestPollerBusy(t *testing.T) {
 	if p.Stats(&s); s.Sleeps != 0 || s.Packets != 100 {
 		t.Errorf("%+v", s)
 	}
-	c.Close()
+	c.Close(nil)
 	p.Close()
 	newPoller(t, busy).Close() // there is room again
 }
@@ -426,7 +426,7 @@ func BenchmarkPollerHandOff(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer c.Close()
+	defer c.Close(nil)
 	bu := burst.New(64)
 	n := 0
 	b.ReportAllocs()

@@ -154,7 +154,8 @@ const (
 	opMove
 )
 
-// Add puts a rule behind the others. Its ID must be 0: the table gives it one.
+// Add puts a rule behind the others. Its ID is 0, and the table gives it one, or more than all that the table has given: the ID that it had in
+// another table.
 func Add(r Rule) Change { return Change{op: opAdd, rule: r.Clone()} }
 
 // Insert puts a rule in front of the one with the ID before, 0 for behind all: among rules of one priority that a packet matches the first
@@ -253,9 +254,10 @@ type batch struct {
 func (b *batch) apply(i int, c *Change) uint32 {
 	p := report{&b.problems, i, c.rule.Name}
 	if c.op == opAdd {
-		if c.rule.ID != 0 {
-			p.add(Invalid, "id", "%d: a table gives the IDs of new rules: expected 0; use Replace to change a rule", c.rule.ID)
+		if c.rule.ID != 0 && c.rule.ID < b.nextID {
+			p.add(Invalid, "id", "%d: this table has given it before: expected 0, or %d and more; use Replace to change a rule", c.rule.ID, b.nextID)
 		}
+		b.nextID = max(b.nextID, c.rule.ID)
 		if b.nextID > MaxRuleID {
 			p.add(Invalid, "id", "all %d IDs of this table have been used: make a new table", MaxRuleID)
 			return 0

@@ -79,7 +79,7 @@ func TestTableBatches(t *testing.T) {
 	fails(`rule 0 "b": name: rules 2 and 4 would both have this name`, flow.Add(mustRules(t, "name b any -> drop")[0]))
 	fails(`rule 1 "b": name: rules 1 and 2 would both`, flow.Delete(3), flow.Replace(1, rules[1]))
 	fails("cannot become rule 3", flow.Replace(1, mustRules(t, "id 3 any -> drop")[0]))
-	fails("expected 0; use Replace", flow.Add(mustRules(t, "id 3 any -> drop")[0]))
+	fails("expected 0, or 4 and more; use Replace", flow.Add(mustRules(t, "id 3 any -> drop")[0]))
 	fails("begins above its end", flow.Add(x), flow.Add(flow.Rule{Match: flow.Match{Length: flow.Some(flow.Range{Lo: 5, Hi: 4})}, Actions: x.Actions}))
 	_, err = table.Apply(flow.Delete(8), flow.Add(flow.Rule{}), flow.Add(mustRules(t, "port dst 1 -> drop")[0]))
 	if err == nil || strings.Count(err.Error(), "\n\t") != 3 {

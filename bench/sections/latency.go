@@ -144,7 +144,7 @@ func (x *runner) pings(ctx context.Context, payload int, there, back *way) error
 		r.Call, r.OneWay, r.Round = percentiles(&call), percentiles(&oneWay), percentiles(&round)
 		x.r.Latency = append(x.r.Latency, r)
 		if r.OneWay == nil {
-			return s, errNothing
+			return s, ErrNothing
 		}
 		s.Value = max(r.OneWay.P50, 1e-3)
 		return s, nil

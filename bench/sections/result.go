@@ -39,14 +39,51 @@ type Account struct {
 // Exact reports whether every packet that was sent came or was dropped for a reason that is known, and nothing else was dropped.
 func (a *Account) Exact() bool { return a.Lost == a.Drops.Total() }
 
-// errNothing says that there is no figure.
-var errNothing = errors.New("sections: no packet came")
+// ErrNothing is wrapped by the error of a run in which a section had only loss.
+var ErrNothing = errors.New("sections: no packet came")
+
+// lossOnly is nil, or an error that wraps ErrNothing and lists the sections of which nothing arrived.
+func (r *Result) lossOnly() error {
+	var errs []error
+	nothing := func(what string, sent uint64, format string, args ...any) {
+		if sent > 0 {
+			what += fmt.Sprintf(": all %d that were sent were lost", sent)
+		}
+		errs = append(errs, fmt.Errorf("%w: %s%s", ErrNothing, what, fmt.Sprintf(format, args...)))
+	}
+	var came, left uint64
+	for i := range r.Received {
+		came += r.Received[i].Packets
+	}
+	for i := range r.Sent {
+		left += r.Sent[i].Left
+	}
+	switch a := r.Account; {
+	case a != nil && a.Received == 0:
+		nothing("bench_tx and bench_rx", a.Sent, " (dropped: %s; left to the kernel: %d; unattributed: %d): check the addresses of the packets, the flows, and the link", dropsText(&a.Drops), a.Kernel, a.Unattributed)
+	case a == nil && len(r.Received) > 0 && came == 0:
+		nothing("bench_rx", 0, ": start the sender in the meantime, and check its addresses and the flows")
+	case a == nil && len(r.Sent) > 0 && left == 0:
+		nothing("bench_tx", 0, ": none left its queue")
+	}
+	for _, l := range r.Latency {
+		if l.Sent > 0 && l.Lost == l.Sent {
+			nothing(fmt.Sprintf("bench_latency, packets of %d bytes", l.Payload), l.Sent, "")
+		}
+	}
+	for _, m := range r.Sockets {
+		if m.Here && m.Received == 0 {
+			nothing(fmt.Sprintf("%s, from %s to %s", m.Section, m.From, m.To), m.Sent, "")
+		}
+	}
+	return errors.Join(errs...)
+}
 
 // measure makes one row, of one run of f. Without a figure there is none.
 func (x *runner) measure(ctx context.Context, name, what string, unit paired.Unit, unchecked string, f func(context.Context) (paired.Sample, error)) (*paired.Row, error) {
 	row, err := paired.Run(ctx, paired.Plan{Name: name, Unit: unit, Pairs: 1, Warmup: -1, Seed: x.gen.Uint64() >> 11, Gate: x.o.Gate,
 		Ours: paired.Contender{Name: "penstock", Unchecked: unchecked, Run: f}})
-	if errors.Is(err, errNothing) {
+	if errors.Is(err, ErrNothing) {
 		return nil, nil
 	}
 	if row != nil {
@@ -124,7 +161,7 @@ func (r *Result) rawSample() (paired.Sample, error) {
 		}
 	}
 	if s.Value = rate(n, took); !(s.Value > 0) {
-		return s, errNothing
+		return s, ErrNothing
 	}
 	return s, nil
 }

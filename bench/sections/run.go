@@ -43,7 +43,7 @@ type runner struct {
 }
 
 // Run opens what the plan's sections work on and runs them: bench_tx and bench_rx at once, then bench_latency, then the sockets. An error
-// comes with the Result when there is one, so that what was counted is not lost. changes are those of Fit; the result tells them.
+// comes with the Result when there is one, so that what was counted is not lost; a section of which nothing arrived is one (ErrNothing). changes are those of Fit; the result tells them.
 func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Options) (*Result, error) {
 	if err := o.complete(); err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func Run(ctx context.Context, c *config.Config, p *Plan, changes []Change, o Opt
 		err = x.with(ctx, c, func() error { return x.sockets(ctx) })
 	}
 	x.r.Took = time.Since(x.r.Began).Seconds()
-	return x.r, errors.Join(err, x.r.Check())
+	return x.r, errors.Join(err, x.r.lossOnly(), x.r.Check())
 }
 
 func (x *runner) say(format string, args ...any) {

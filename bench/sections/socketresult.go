@@ -26,7 +26,7 @@ func (r *Result) socketSample() (paired.Sample, error) {
 		s.Verified += m.Checked
 	}
 	if s.Value = rate(n, took); !(s.Value > 0) {
-		return s, errNothing
+		return s, ErrNothing
 	}
 	return s, nil
 }

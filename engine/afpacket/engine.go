@@ -98,6 +98,7 @@ type Port struct {
 	hardwareTime bool // the driver takes receive times of all packets
 
 	counts engine.SteerCounts
+	bell   engine.LinkBell
 
 	// rx are the receive queues. Its lock also guards the next fields.
 	rx      engine.RxSet[*rxQueue]
@@ -210,6 +211,13 @@ func (p *Port) linkChanged() {
 	for _, q := range p.senders() {
 		q.out.Kick()
 	}
+	p.bell.Ring()
+}
+
+// LinkState implements engine.LinkTeller.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	return p.link.State()
 }
 
 func (p *Port) senders() []*txQueue {

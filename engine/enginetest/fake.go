@@ -137,6 +137,7 @@ func (f *Fake) OpenPort(_ context.Context, spec engine.PortSpec) (engine.Port, e
 	if p.table, err = flow.NewTable(flow.TableOptions{Isolation: flow.Isolation{Unmatched: flow.Deliver}}); err != nil {
 		return nil, err
 	}
+	p.counters = p.table.NewCounters()
 	f.ports[i] = p
 	return p, nil
 }
@@ -159,10 +160,13 @@ type fakePort struct {
 	rx     map[int]*fakeRx
 	tx     map[int]*fakeTx
 	table  *flow.Table
-	first  *fakeRx   // of the lowest id, which gets what comes
-	allRx  []*fakeRx // also those that were closed, for the sums
-	allTx  []*fakeTx
-	lost   [engine.NumDrops]atomic.Uint64
+
+	countMu  sync.Mutex
+	counters *flow.Counters // of the table
+	first    *fakeRx        // of the lowest id, which gets what comes
+	allRx    []*fakeRx      // also those that were closed, for the sums
+	allTx    []*fakeTx
+	lost     [engine.NumDrops]atomic.Uint64
 }
 
 func (p *fakePort) Name() string                      { return p.name }
@@ -173,18 +177,29 @@ func (p *fakePort) Rules() engine.Rules {
 	if p.eng.shape == Stream {
 		return nil
 	}
-	return fakeRules{p.table, p.eng.flaw}
+	return fakeRules{p.table, p}
 }
 
 // fakeRules are the rules of a port, those of a table.
 type fakeRules struct {
 	*flow.Table
-	flaw flaw
+	port *fakePort
+}
+
+// Stats implements engine.Rules.
+func (r fakeRules) Stats() flow.Stats {
+	r.port.mu.RLock()
+	defer r.port.mu.RUnlock()
+	s := r.Table.Stats()
+	if r.port.closed && r.port.eng.flaw == forgetsRuleCounts {
+		s.Rules = nil
+	}
+	return s
 }
 
 // Apply implements engine.Rules.
 func (r fakeRules) Apply(changes ...flow.Change) (flow.Result, error) {
-	if r.flaw != halfBatch || len(changes) == 1 {
+	if r.port.eng.flaw != halfBatch || len(changes) == 1 {
 		return r.Table.Apply(changes...)
 	}
 	var all flow.Result
@@ -336,7 +351,11 @@ func (p *fakePort) steer(data []byte) (*fakeRx, uint32, engine.Drop) {
 	var l packet.Layers
 	var d flow.Decision
 	if packet.Parse(data, &l) == packet.OK {
-		d = p.table.Snapshot().Classify(data, &l)
+		now := p.table.Snapshot()
+		d = now.Classify(data, &l)
+		p.countMu.Lock()
+		p.counters.Count(now, d, len(data))
+		p.countMu.Unlock()
 	}
 	if p.eng.flaw == ignoresRule {
 		d = flow.Decision{}

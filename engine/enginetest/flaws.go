@@ -45,6 +45,7 @@ const (
 	keepsSourceMAC
 	ignoresRule
 	halfBatch
+	forgetsRuleCounts
 	oneTooMany
 	copiesForwarded
 	corruptsSizes

@@ -84,6 +84,7 @@ func TestFlaws(t *testing.T) {
 		{"leaves the source address", keepsSourceMAC, Plain, []string{"SourceMAC"}, "expected the port's own", []string{"Order"}},
 		{"ignores rules", ignoresRule, Plain, []string{"Rules"}, "came to queues [0]", []string{"Order", "Queues"}},
 		{"applies half a batch of rules", halfBatch, Plain, []string{"Rules"}, "a batch that was refused", []string{"Order"}},
+		{"forgets what rules counted", forgetsRuleCounts, Plain, []string{"Rules"}, "after Close", []string{"Order"}},
 		{"has one descriptor too many", oneTooMany, Plain, []string{"Alloc", "Reservations"}, "expected", []string{"Order"}},
 		{"copies what it forwards", copiesForwarded, Plain, []string{"Forward"}, "ZeroCopyForward", []string{"Order"}},
 		{"takes what it cannot do", takesAnything, Plain, []string{"Refusals"}, "RxSpec.Conn", []string{"Order"}},

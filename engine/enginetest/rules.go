@@ -114,6 +114,31 @@ func checkRules(t testing.TB, h Harness) {
 	}
 	x.rx[0].n += dead.n // it cannot be asked any more
 	r.balance(x.sent, x.rx[0], x.rx[2])
+	x.remembered(one)
+}
+
+// remembered closes the port and demands that its rules keep what they counted, of which there is some for one.
+func (x *steering) remembered(one uint32) {
+	counted := func() map[uint32]flow.Count {
+		all := map[uint32]flow.Count{}
+		for _, r := range x.rules.Stats().Rules {
+			all[r.ID] = r.Count
+		}
+		return all
+	}
+	before := counted()
+	if before[one].Packets == 0 || before[one].Bytes == 0 {
+		x.t.Errorf("rule %d took packets, and counts %+v", one, before[one])
+	}
+	if err := x.r.B.Close(); err != nil {
+		x.t.Fatalf("closing a port with rules: %v", err)
+	}
+	after := counted()
+	for id, n := range before {
+		if now := after[id]; now.Packets < n.Packets || now.Bytes < n.Bytes {
+			x.t.Errorf("rule %d counted %+v, and %+v after Close", id, n, now)
+		}
+	}
 }
 
 func (x *steering) apply(changes ...flow.Change) flow.Result {

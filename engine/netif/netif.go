@@ -220,6 +220,11 @@ func (i *Interface) RxQueues() int { return i.rxQueues }
 // Changes is how often it went up or down since it was opened.
 func (i *Interface) Changes() uint64 { return i.changes.Load() }
 
+// State is what engine.LinkTeller tells of a port on the interface.
+func (i *Interface) State() engine.LinkState {
+	return engine.LinkState{Up: i.Up(), Gone: i.Gone(), Changes: i.Changes()}
+}
+
 // Info is what engine.Port.Info tells of a port on the interface, but for its engine and address.
 func (i *Interface) Info() engine.PortInfo {
 	return engine.PortInfo{Device: i.Name(), MAC: i.MAC(), IPs: slices.Clone(i.addresses), MTU: i.MTU(), Up: i.Up(), Speed: i.speed, NUMA: i.numa}

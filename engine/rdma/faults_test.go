@@ -113,8 +113,16 @@ func TestPortDown(t *testing.T) {
 	if !s.Info().Up || !c.Info().Up {
 		t.Fatal("the ports are not up")
 	}
+	w := engine.NewWaker()
+	if l := s.LinkState(w); !l.Up || l.Changes != 0 {
+		t.Errorf("%+v", l)
+	}
 	f.run(t, "port 0 down")
+	<-w.C()
 	until(t, "the port to be down", func() bool { return !s.Info().Up })
+	if l := s.LinkState(w); l.Up || l.Changes != 1 {
+		t.Errorf("%+v", l)
+	}
 	f.run(t, "port 0 up")
 	until(t, "the port to be up", func() bool { return s.Info().Up })
 	if st := stats(s); st.LinkChanges != 2 {

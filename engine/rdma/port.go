@@ -32,7 +32,6 @@ type Port struct {
 	why     string // this GID was chosen
 	control *driver
 
-
 	mu       sync.Mutex // taken before those of receive queues, and before those of connections
 	conns    conns.Set[*conn, session]
 	accepts  listener
@@ -220,6 +219,12 @@ func (p *Port) LocalAddr() netip.AddrPort {
 		return c.Local
 	}
 	return netip.AddrPort{}
+}
+
+// LinkState implements engine.LinkTeller: it is the device's link, as its events tell. Options.OnConn tells of connections.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.dev.Bell.Set(w)
+	return engine.LinkState{Up: p.dev.Up(), Changes: p.dev.Changes()}
 }
 
 // Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.

@@ -29,6 +29,7 @@ type Port struct {
 	old     []*txQueue              // closed ones
 	past    struct{ rxCame uint64 } // of closed receive queues
 	changes uint64
+	bell    engine.LinkBell
 	// What was lost on the way to and from the station until the port was opened, and until it was closed.
 	before, after engine.Drops
 
@@ -71,6 +72,14 @@ func (p *Port) Info() engine.PortInfo {
 	defer p.rx.Unlock()
 	return engine.PortInfo{Engine: "sim", Address: p.spec.Address, MAC: p.at.mac, MTU: p.spec.MTU, Up: !p.rx.Closed() && p.at.out.up.Load(),
 		Speed: p.net.opts.Speed, NUMA: -1}
+}
+
+// LinkState implements engine.LinkTeller.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	p.net.mu.RLock()
+	defer p.net.mu.RUnlock()
+	return engine.LinkState{Up: p.at.out.up.Load(), Changes: p.changes}
 }
 
 // AddRxQueue implements engine.Port.

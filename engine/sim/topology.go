@@ -94,6 +94,7 @@ func (l *Link) SetUp(up bool) {
 	for i, s := range []*station{l.a, l.b} {
 		if s != nil && s.port != nil && (i == 0 || s != l.a) {
 			s.port.changes++
+			s.port.bell.Ring()
 		}
 	}
 }

@@ -42,5 +42,6 @@ func (w *linkWatch) Ready(uint32) {
 	up, _, err := sys.InterfaceState(p.fd, p.device)
 	if down := err != nil || !up; p.down.Swap(down) != down {
 		p.sum.LinkChanges++
+		p.bell.Ring()
 	}
 }

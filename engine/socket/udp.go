@@ -33,6 +33,7 @@ type UDPPort struct {
 	hw      bool // the device takes receive times
 	// down says that the interface is, as links told; nil where the port is on none.
 	down  atomic.Bool
+	bell  engine.LinkBell
 	links *sys.LinkEvents
 	ltag  uint64
 	// support is what the device's qdisc does with times, and timed what reads its complaints: nil where it gets none.
@@ -265,6 +266,14 @@ func (p *UDPPort) Name() string { return p.name }
 
 // LocalAddr is the address that the port receives on, with the port number that the kernel chose if it was 0.
 func (p *UDPPort) LocalAddr() netip.AddrPort { return p.local }
+
+// LinkState implements engine.LinkTeller. A port that is on no interface is up; one whose interface was removed goes on when it is back.
+func (p *UDPPort) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	return engine.LinkState{Up: !p.down.Load(), Changes: p.sum.LinkChanges}
+}
 
 // Info implements engine.Port.
 func (p *UDPPort) Info() engine.PortInfo {

@@ -249,8 +249,16 @@ func TestDeviceFails(t *testing.T) {
 	if q.Arm(w) {
 		t.Fatal("ready, and nothing has come")
 	}
+	told := engine.NewWaker()
+	if l := e.b.LinkState(told); !l.Up || l.Gone {
+		t.Errorf("%+v", l)
+	}
 	e.f.do(t, "event 1 DEVICE_FATAL; event 0 DEVICE_FATAL")
 	<-w.C()
+	<-told.C()
+	if l := e.b.LinkState(told); l.Up || !l.Gone {
+		t.Errorf("%+v", l)
+	}
 	if _, err := q.TryRecv(burst.New(4)); !errors.Is(err, engine.ErrDown) {
 		t.Errorf("receiving: %v", err)
 	}

@@ -130,6 +130,7 @@ func (p *Port) hear() {
 // fail ends everything that the port does, and says why. The device's goroutine wakes the owners of queues: the caller may hold the lock of one.
 func (p *Port) fail(err error) {
 	if p.failed.CompareAndSwap(nil, &err) {
+		p.dev.Bell.Ring()
 		p.dev.Waker.Wake()
 	}
 }
@@ -155,6 +156,13 @@ func (p *Port) wake() {
 
 // Name implements engine.Port.
 func (p *Port) Name() string { return p.name }
+
+// LinkState implements engine.LinkTeller: as the device tells by its events. A device that has failed is gone.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.dev.Bell.Set(w)
+	gone := p.failed.Load() != nil
+	return engine.LinkState{Up: p.dev.Up() && !gone, Gone: gone, Changes: p.dev.Changes()}
+}
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {

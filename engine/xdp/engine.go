@@ -85,7 +85,8 @@ type Port struct {
 	o      Options
 	name   string
 	link   *netif.Interface
-	ns     *namespace
+	bell   engine.LinkBell
+	ns     *netif.Namespace
 	table  *flow.Table
 	prog   *prog.Program
 
@@ -156,7 +157,7 @@ func (p *Port) open() (err error) {
 	if err := (&Engine{}).Available(); err != nil {
 		return err
 	}
-	if p.ns, err = enter(); err != nil {
+	if p.ns, err = netif.OpenNamespace(); err != nil {
 		return fmt.Errorf("xdp: %w", err)
 	}
 	if p.link, err = netif.Open(p.device, p.spec.MTU); err != nil {
@@ -239,6 +240,13 @@ func (p *Port) changed() {
 			q.Wake()
 		}
 	}
+	p.bell.Ring()
+}
+
+// LinkState implements engine.LinkTeller.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	return p.link.State()
 }
 
 // Name implements engine.Port.
@@ -315,7 +323,7 @@ func (p *Port) Close() error {
 	}
 	p.rxs.Lock()
 	defer p.rxs.Unlock()
-	return errors.Join(err, p.ns.do(p.quit), p.release())
+	return errors.Join(err, p.ns.Do(p.quit), p.release())
 }
 
 // release gives back what does not depend on queues.
@@ -329,7 +337,7 @@ func (p *Port) release() error {
 		errs = append(errs, p.link.Close())
 	}
 	if p.ns != nil {
-		errs = append(errs, p.ns.close())
+		errs = append(errs, p.ns.Close())
 	}
 	if p.o.Memory != nil {
 		errs = append(errs, p.o.Memory.release())

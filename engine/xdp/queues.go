@@ -343,6 +343,5 @@ func (p *Port) quit() error {
 		p.gone = append(p.gone, q)
 	}
 	p.txs = nil
-	_ = p.prog.Counters(&p.counts)
 	return errors.Join(err, p.dropMemory())
 }

@@ -19,7 +19,7 @@ func (p *Port) Rules() engine.Rules { return &Rules{p} }
 // Apply makes all changes or none; see flow.Table. They are in force, from one packet to the next, when it returns.
 func (r *Rules) Apply(changes ...flow.Change) (res flow.Result, err error) {
 	if p := r.port; p.times { // the program is bound to the interface
-		failed := p.ns.do(func() error { res, err = r.apply(changes); return nil })
+		failed := p.ns.Do(func() error { res, err = r.apply(changes); return nil })
 		return res, errors.Join(err, failed)
 	}
 	return r.apply(changes)
@@ -63,7 +63,7 @@ func (r *Rules) Stats() flow.Stats {
 	s := p.table.Snapshot()
 	var c prog.Counts
 	out := flow.Stats{Version: s.Version()}
-	if p.prog.Counters(&c) != nil { // closed
+	if p.prog.Counters(&c) != nil { // the kernel does not give them
 		return out
 	}
 	out.Unmatched, out.Deleted = c.Unmatched, c.Deleted

@@ -58,7 +58,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 		return nil, fmt.Errorf("xdp: %s: %w", p.name, err)
 	}
 	q := p.newRx(spec)
-	if err := p.ns.do(func() error { return p.admitRx(q) }); err != nil {
+	if err := p.ns.Do(func() error { return p.admitRx(q) }); err != nil {
 		return nil, err
 	}
 	return q, nil
@@ -423,5 +423,5 @@ func (q *rxQueue) Close() error {
 	if !slices.Contains(p.rxs.Live(), q) {
 		return nil
 	}
-	return p.ns.do(func() error { return p.dismissRx(q) })
+	return p.ns.Do(func() error { return p.dismissRx(q) })
 }

@@ -93,7 +93,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 		q.SourceMAC(p.link.MAC)
 	}
 	q.Start(id, slots, q.out, q.reap)
-	if err := p.ns.do(func() error { return p.admitTx(q) }); err != nil {
+	if err := p.ns.Do(func() error { return p.admitTx(q) }); err != nil {
 		return nil, err
 	}
 	return q, nil
@@ -209,7 +209,7 @@ func (q *txQueue) Close() error {
 	if !slices.Contains(p.txs, q) {
 		return nil
 	}
-	return p.ns.do(func() error { return p.dismissTx(q) })
+	return p.ns.Do(func() error { return p.dismissTx(q) })
 }
 
 // complete counts packets that the kernel has done with. The caller holds the mutex of the nicQueue.

@@ -25,8 +25,9 @@ type Device struct {
 	PD     *ibv.PD
 	Memory *ibvmem.Adapter
 	Sends  *ibv.Channel
-	Waker  *engine.Waker // wakes the goroutine
-	End    chan struct{} // closed when the goroutine is to end
+	Waker  *engine.Waker   // wakes the goroutine
+	End    chan struct{}   // closed when the goroutine is to end
+	Bell   engine.LinkBell // rings when Up has changed
 
 	regs    *ibvmem.Table
 	up      atomic.Bool
@@ -165,6 +166,7 @@ func (d *Device) News() iter.Seq[ibv.AsyncEvent] {
 			if e.Type == ibv.EventPortActive || e.Type == ibv.EventPortErr {
 				if up := e.Type == ibv.EventPortActive; e.Port == d.Port.Port && d.up.Swap(up) != up {
 					d.changes.Add(1)
+					d.Bell.Ring()
 				}
 			}
 			if !yield(e) {

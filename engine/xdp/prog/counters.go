@@ -156,14 +156,21 @@ func (c *counters) take(slot uint32) (n flow.Count) {
 }
 
 // Counters fills c with what was counted. Each number is exact for some moment of the call; together they are those of one moment only when
-// no packet arrives meanwhile. It does not allocate when c.Rules has room.
+// no packet arrives meanwhile. After Close they are those of the end. It does not allocate when c.Rules has room.
 func (p *Program) Counters(c *Counts) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
-		return ErrClosed
+		rules := append(c.Rules[:0], p.last.Rules...)
+		*c = p.last
+		c.Rules = rules
+		return nil
 	}
-	k := p.counters
+	return p.counters.read(c)
+}
+
+// read fills c.
+func (k *counters) read(c *Counts) error {
 	*c = Counts{Rules: slices.Grow(c.Rules[:0], len(k.slot))[:len(k.slot)], Deleted: k.deleted}
 	clear(c.Rules)
 	for cpu := range k.cpus {

@@ -142,6 +142,10 @@ func TestCountersStay(t *testing.T) {
 	if p.Counters(&n); n.Rules[0].Packets != 2 {
 		t.Errorf("after a refused set: %+v", n)
 	}
+	var ended Counts
+	if err := errors.Join(p.Close(), p.Counters(&ended)); err != nil || fmt.Sprint(ended) != fmt.Sprint(n) {
+		t.Errorf("after Close %+v, %v; before it %+v", ended, err, n)
+	}
 }
 
 // TestKilled: nothing is left of the program of a process that was killed.
@@ -294,7 +298,7 @@ func TestModes(t *testing.T) {
 	if err := errors.Join(p.Close()); err != nil {
 		t.Error(err)
 	}
-	for _, err := range []error{p.Attach(Auto), p.Apply(nil, flow.Isolation{}), p.Set(0, 0, 1), p.Unset(0, 0), p.Wait(), p.Counters(new(Counts))} {
+	for _, err := range []error{p.Attach(Auto), p.Apply(nil, flow.Isolation{}), p.Set(0, 0, 1), p.Unset(0, 0), p.Wait()} {
 		if !errors.Is(err, ErrClosed) {
 			t.Errorf("after Close: %v", err)
 		}

@@ -26,6 +26,7 @@ type Program struct {
 	closed   bool
 	sockets  *ebpf.Map
 	counters *counters
+	last     Counts // what they were when it was closed
 	grace    *grace
 	now      *loaded
 	link     link.Link
@@ -315,6 +316,7 @@ func (p *Program) Close() error {
 		p.grace.close()
 	}
 	if p.counters != nil {
+		err = errors.Join(err, p.counters.read(&p.last))
 		p.counters.close()
 	}
 	if p.sockets != nil {

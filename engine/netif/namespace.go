@@ -1,4 +1,4 @@
-package xdp
+package netif
 
 import (
 	"fmt"
@@ -8,16 +8,16 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// namespace is the network namespace in which a port was opened: sockets that are made later must be in it as well.
-type namespace struct {
+// Namespace is the network namespace in which a port was opened: sockets that are made later must be in it as well.
+type Namespace struct {
 	file *os.File
 	name string // as the kernel writes it, such as net:[4026531840]
 }
 
 const ownNetwork = "/proc/thread-self/ns/net"
 
-// enter notes the namespace of the calling thread.
-func enter() (*namespace, error) {
+// OpenNamespace notes the namespace of the calling thread. Close it.
+func OpenNamespace() (*Namespace, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	name, err := os.Readlink(ownNetwork)
@@ -28,11 +28,11 @@ func enter() (*namespace, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &namespace{f, name}, nil
+	return &Namespace{f, name}, nil
 }
 
-// do runs f on a thread that is in the namespace.
-func (n *namespace) do(f func() error) error {
+// Do runs f on a thread that is in the namespace.
+func (n *Namespace) Do(f func() error) error {
 	runtime.LockOSThread()
 	name, err := os.Readlink(ownNetwork)
 	if err == nil && name == n.name {
@@ -46,7 +46,7 @@ func (n *namespace) do(f func() error) error {
 }
 
 // elsewhere runs f on a thread that goes to the namespace for it and comes back. The goroutine ends with it.
-func (n *namespace) elsewhere(f func() error) error {
+func (n *Namespace) elsewhere(f func() error) error {
 	runtime.LockOSThread()
 	home, err := os.Open(ownNetwork)
 	if err == nil {
@@ -64,4 +64,5 @@ func (n *namespace) elsewhere(f func() error) error {
 	return err
 }
 
-func (n *namespace) close() error { return n.file.Close() }
+// Close forgets it.
+func (n *Namespace) Close() error { return n.file.Close() }
