@@ -26,7 +26,7 @@ var floors = [][]string{
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
-	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel", "internal/rdma"},
+	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
 	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/drivers", "engine/reopen", "engine/bounce",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
