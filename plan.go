@@ -324,7 +324,7 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			at := fmt.Sprintf("%s.rx.queues[%d]", path, k)
 			r := p.planRx(c, k, at)
 			r.stages, r.Stages = p.planStages(&c.Rx.Queues[k], e, at)
-			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k]); s != nil {
+			if s := p.reorderStage(c.Rx, &c.Rx.Queues[k], path+".rx"); s != nil {
 				r.stages, r.Stages, r.reorders = slices.Insert(r.stages, 0, stagePlan{kind: s}), slices.Insert(r.Stages, 0, s.Name), true
 			}
 			r.Copies = p.staging(e, r.Name, r.Regions, true)

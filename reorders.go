@@ -12,11 +12,12 @@ import (
 )
 
 // reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without one. It is the first behind the queue.
-func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue) *engine.StageKind {
+func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engine.StageKind {
 	var specs []config.Reorder
-	for _, r := range rx.Reorder {
-		if slices.ContainsFunc(rx.Flows, func(f config.Flow) bool { return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID) }) {
+	for k, r := range rx.Reorder {
+		if slices.Contains(r.FlowIDs, 0) && len(rx.Queues) == 1 || slices.ContainsFunc(rx.Flows, func(f config.Flow) bool { return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID) }) {
 			specs = append(specs, r)
+			p.checkReorder(&r, fmt.Sprintf("%s.reorder[%d]", path, k))
 		}
 	}
 	if specs == nil {
@@ -33,6 +34,23 @@ func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue) *engine.StageKind 
 		}
 		return reorder.New(from, spec, plans...)
 	}}
+}
+
+// checkReorder says what the stage would refuse.
+func (p *Plan) checkReorder(r *config.Reorder, path string) {
+	i := slices.IndexFunc(p.cfg.Regions, func(x config.Region) bool { return x.Name == r.Region })
+	if i < 0 || r.Type != "cpu" || r.Engine == "hw" { // package config has said it
+		return
+	}
+	plan := reorderPlan(r)
+	slot := int(p.cfg.Regions[i].BufSize)
+	if given := p.o.Regions[r.Region]; given != nil && !p.cfg.Regions[i].Owned {
+		slot = given.SlotSize()
+	}
+	if err := plan.CheckFor(r.Region, slot, p.hidden(r.Region) == nil); err != nil {
+		p.causes = append(p.causes, err)
+		p.refuse(config.CodeConflict, path, err.Error(), "", "")
+	}
 }
 
 // steersTo reports whether a flow steers to a queue.

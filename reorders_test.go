@@ -3,6 +3,7 @@ package penstock
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -92,6 +93,29 @@ func TestReorderOfAFile(t *testing.T) {
 			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
+		}
+	}
+}
+
+// What the stage would refuse the plan refuses, with its place.
+func TestReorderPlanRefused(t *testing.T) {
+	for want, memory := range map[string]string{
+		"has 128 bytes or more, and a slot of \"batches\" 64": "{name: batches, kind: host, num_bufs: 8, buf_size: 64}",
+		"the processor does not reach the memory":             "{name: batches, kind: device, num_bufs: 8, buf_size: 1KiB}",
+	} {
+		_, err := Open(t.Context(), mustLoad(t, twoRegions+"    - "+memory+`
+  gpu_runtime: host
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{memory_regions: [a]}]
+        reorder:
+          - {name: r, reorder_type: cpu, memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 128}}}
+`), Options{})
+		if !errors.Is(err, ErrMissing) || !errors.Is(err, reorder.ErrPlan) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "test.yaml:14:") {
+			t.Errorf("%v, expected %q", err, want)
 		}
 	}
 }

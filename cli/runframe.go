@@ -247,6 +247,14 @@ func (f *runFrame) sections(columns int) []*frameSection {
 	add("places of drops", 1, fmt.Sprintf("%s %s %9s %9s", pad("drops", name+6), pad("reason", 16), "pkt/s", "packets"), rows)
 
 	rows = nil
+	for _, x := range s.Stages {
+		if x.Count > 0 {
+			row("  %s %s %9s %9s", col(x.Where, name+4), col(x.Event, 24), formatPerSecond(x.PerSecond), formatCount(x.Count))
+		}
+	}
+	add("counts of stages", 1, fmt.Sprintf("%s %s %9s %9s", pad("stages", name+6), pad("", 24), "/s", "count"), rows)
+
+	rows = nil
 	for _, q := range s.Queues {
 		who := "polled by the application"
 		if q.Direction == "out" {

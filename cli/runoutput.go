@@ -433,6 +433,24 @@ func summary(s *runSample) string {
 			}
 		}
 	}
+	var stage string
+	var counts []string
+	end := func() {
+		if counts != nil {
+			fmt.Fprintf(&b, "%s: %s\n", stage, strings.Join(counts, ", "))
+		}
+		counts = nil
+	}
+	for _, x := range s.Stages {
+		if x.Where != stage {
+			end()
+			stage = x.Where
+		}
+		if x.Count > 0 {
+			counts = append(counts, fmt.Sprintf("%s %d", x.Event, x.Count))
+		}
+	}
+	end()
 	for _, a := range s.Applications {
 		fmt.Fprintf(&b, "%s: took %s", a.Name, count(int(a.Packets), "packet", "packets"))
 		if a.Sent > 0 {

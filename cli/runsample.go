@@ -25,6 +25,7 @@ type runSample struct {
 	Queues       []runQueue     `json:"queues"`       //
 	Pools        []runPool      `json:"pools"`        //
 	Rules        []runRule      `json:"rules"`        //
+	Stages       []runStage     `json:"stages"`       // what stages count besides packets and drops
 	Applications []runApp       `json:"applications"` //
 	Node         *runNode       `json:"node,omitempty"`
 }
@@ -47,6 +48,14 @@ type runInterface struct {
 	Dropped uint64  `json:"dropped"` // both ways
 	Kernel  uint64  `json:"kernel"`  // left to the kernel
 	Copied  uint64  `json:"copied_bytes"`
+}
+
+// runStage is what a stage counts, such as whole batches.
+type runStage struct {
+	Where     string  `json:"where"` // queue and stage
+	Event     string  `json:"event"`
+	Count     uint64  `json:"count"`
+	PerSecond float64 `json:"per_second"`
 }
 
 type runDrop struct {
@@ -159,7 +168,7 @@ func newSampler(p *root.Plan, now time.Time) *sampler {
 func (m *sampler) sample(now *runRaw) *runSample {
 	last := m.last
 	m.last = now
-	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{}, Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{},
+	s := &runSample{Event: "sample", Seconds: now.at.Sub(m.first).Seconds(), Interfaces: []runInterface{}, Drops: []runDrop{}, Queues: []runQueue{}, Pools: []runPool{}, Rules: []runRule{}, Stages: []runStage{},
 		Applications: []runApp{}}
 	if last == nil {
 		last = &runRaw{at: m.first, cpu: now.cpu}
@@ -248,13 +257,21 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 			s.Drops = append(s.Drops, runDrop{queueName(f.Name, q.ID), engine.DropClosed.String(), waited, per(waited, 0), f.Name})
 		}
 		for k, x := range q.Stages {
+			where := fmt.Sprintf("%s %s", queueName(f.Name, q.ID), x.Type)
+			for n, c := range x.Counts {
+				var before uint64
+				if i < len(was.Rx) {
+					before = was.Rx[i].Stages[k].Counts[n].N
+				}
+				s.Stages = append(s.Stages, runStage{where, c.Name, c.N, per(c.N, before)})
+			}
 			for reason, n := range x.Stats.Drops {
 				if n > 0 {
 					var before uint64
 					if i < len(was.Rx) {
 						before = was.Rx[i].Stages[k].Stats.Drops[reason]
 					}
-					s.Drops = append(s.Drops, runDrop{fmt.Sprintf("%s/%d %s", f.Name, q.ID, x.Type), engine.Drop(reason).String(), n, per(n, before), f.Name})
+					s.Drops = append(s.Drops, runDrop{where, engine.Drop(reason).String(), n, per(n, before), f.Name})
 				}
 			}
 		}

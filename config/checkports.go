@@ -181,6 +181,12 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 	queue, mixed := -1, false
 	for k, id := range r.FlowIDs {
 		i := slices.IndexFunc(p.Rx.Flows, func(f Flow) bool { return f.ID == id })
+		if i < 0 && id == 0 { // packets without a flow
+			if mixed = mixed || len(p.Rx.Queues) > 1; len(p.Rx.Queues) == 1 {
+				queue = p.Rx.Queues[0].ID
+			}
+			continue
+		}
 		if i < 0 {
 			if !d.unread("interfaces.rx.flows", "interfaces.rx.flows.id") {
 				d.report(Error, CodeReference, join(path, item("flow_ids", k)), fmt.Sprintf("there is no flow with the id %d on this interface", id), "the id of a flow of rx: flows:", "")

@@ -76,6 +76,14 @@ var ErrPlan = errors.New("reorder: wrong plan")
 
 // Check says what is wrong with a plan; nil for nothing.
 func (p *Plan) Check() error {
+	if p.Pool == nil {
+		return p.CheckFor("", 0, false)
+	}
+	return p.CheckFor(p.Pool.Name(), p.Pool.SlotSize(), p.Pool.Region().All().Bytes() != nil)
+}
+
+// CheckFor is Check with a pool that is not there yet: its name, "" for none, the bytes of its slots, and whether the processor reaches it.
+func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w %q: %s", ErrPlan, p.Name, fmt.Sprintf(format, a...))
 	}
@@ -98,10 +106,10 @@ func (p *Plan) Check() error {
 		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number", n, MaxPerBatch)
 	case p.Offset < 0 || p.Payload < 0 || p.Window < 0 || p.Window > MaxWindow || p.Timeout < 0 || p.Missing > Drop:
 		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d", p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
-	case p.Pool == nil:
+	case pool == "":
 		return bad("no pool for batches")
-	case p.Pool.Region().All().Bytes() == nil:
-		return bad("the processor does not reach the pool %q: batches of this plan are for host or host_pinned memory", p.Pool.Name())
+	case !reached:
+		return bad("the processor does not reach the memory %q: expected memory of kind host, huge or host_pinned", pool)
 	}
 	per := 1
 	if p.Convert != nil {
@@ -116,8 +124,8 @@ func (p *Plan) Check() error {
 	} else {
 		per = max(p.Payload, 1)
 	}
-	if need := uint64(n) * uint64(per); need > uint64(p.Pool.SlotSize()) {
-		return bad("a batch of %d packets has %d bytes or more, and a slot of the pool %q %d", n, need, p.Pool.Name(), p.Pool.SlotSize())
+	if need := uint64(n) * uint64(per); need > uint64(slot) {
+		return bad("a batch of %d packets has %d bytes or more, and a slot of %q %d", n, need, pool, slot)
 	}
 	return nil
 }

@@ -1,0 +1,88 @@
+package cli
+
+import (
+	"encoding/binary"
+	"math"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+const runReorder = `penstock:
+  memory_regions:
+    - {name: packets, kind: host, num_bufs: 256, buf_size: 2KiB}
+    - {name: batches, kind: host, num_bufs: 8, buf_size: 64}
+  interfaces:
+    - name: in
+      socket: {mode: server, local: "udp://SINK"}
+      rx:
+        queues: [{memory_regions: [packets]}]
+        reorder:
+          - name: samples
+            reorder_type: cpu
+            memory_region: batches
+            payload_byte_offset: 4
+            flow_ids: [0]
+            data_types: {input_type: int16, output_type: fp32, endianness: network}
+            method: {seq_packets_per_batch: {sequence_number: {bit_offset: 0, bit_width: 32}, packets_per_batch: 4}}
+  transfers: {listen: ["tcp://127.0.0.1:0"]}
+  applications:
+    - {name: keep, kind: sink, interface: in, tensor: {name: t, dtype: f32, shape: [1, 8]}}
+`
+
+// Datagrams in any order become batches, each of which a sink gives out as a tensor, and the counts say what was whole.
+func TestRunReorder(t *testing.T) {
+	at := loopAt(5303)
+	r := startRun(t, confFile(t, "reorder.yaml", strings.NewReplacer("SINK", at).Replace(runReorder)), "--interval", "100ms")
+	s := r.next("started")
+	c, err := net.Dial("udp", at)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	var want []byte
+	for _, seq := range []uint32{2, 5, 1, 3, 0, 7, 4, 6} { // two batches
+		p := binary.BigEndian.AppendUint32(nil, seq)
+		for k := range uint32(2) {
+			p = binary.BigEndian.AppendUint16(p, uint16(1000*seq+k))
+		}
+		if _, err := c.Write(p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for k := range 8 {
+		want = binary.LittleEndian.AppendUint32(want, math.Float32bits(float32(1000*(4+k/2)+k%2)))
+	}
+	for r.next("sample").Applications[0].Packets < 2 {
+	}
+	for i := 0; ; i++ { // until the second tensor is there
+		got := filepath.Join(t.TempDir(), "t")
+		run(t, 0, "t: 32 B", "get", strings.TrimPrefix(s.Addresses[0], "tcp://")+"/t", "-o", got)
+		b, err := os.ReadFile(got)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if math.Float32frombits(binary.LittleEndian.Uint32(b)) == 4000 {
+			same(t, got, want)
+			break
+		}
+	}
+	if err := r.p.Signal(sys.Interrupts()[1]); err != nil {
+		t.Fatal(err)
+	}
+	e := r.end(0)
+	counts := map[string]uint64{}
+	for _, x := range e.Stages {
+		if x.Where != "in/0 reorder" {
+			t.Errorf("%+v", x)
+		}
+		counts[x.Event] = x.Count
+	}
+	if counts["samples: whole"] != 2 || counts["samples: packets"] != 8 || counts["samples: partial"] != 0 || len(e.Drops) != 0 {
+		t.Errorf("%v, %+v", counts, e.Drops)
+	}
+}
