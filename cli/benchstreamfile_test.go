@@ -71,7 +71,7 @@ func TestBenchStreamFileLossOnly(t *testing.T) {
 		t.Fatal(err)
 	}
 	result := name + ".json"
-	out, errOut, status := penstock(t, "bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--settle", "1ms", "--set", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "--json", result)
+	out, errOut, status := penstock(t, "bench", "stream", name, "--quick", "--quiet", "--packets", "500", "--settle", "1ms", "--set", "bench_tx[*].eth_dst_addr=02:00:00:00:00:01", "--output", result)
 	if status != exitFailure || !strings.Contains(errOut, "no packet came: bench_tx and bench_rx: all 500 that were sent were lost (dropped: rule 500;") {
 		t.Errorf("exit status %d: %s%s", status, out, errOut)
 	}

@@ -70,7 +70,7 @@ func TestPlanHere(t *testing.T) {
 			[]string{"depth 8000 is out of range", "1 to 4096 packets", "frames makes the ring larger"}},
 		{"an action that the engine has not", "", xdpOn("      rx:\n        queues: [{memory_regions: [m]}]\n        flows:\n          - name: tagged\n            match: {udp_dst: 7}\n            actions:\n" +
 			"              - type: vlan_pop\n              - {type: queue, id: 0}\n"), 14,
-			[]string{`flow "tagged": action 1: XDP program`, "cannot do vlan-pop: it can do queue, rss, drop, kernel"}},
+			[]string{`flow "tagged": action 1: XDP program`, "cannot do vlan_pop: it can do queue, drop, kernel"}},
 		{"one interface twice", "", xdpOn(one) + "    - name: q\n      engine: xdp\n      address: lo\n" + one, 11,
 			[]string{`interface "q": interface lo belongs to the interface "p" already`, "another address", "put the queues of both below one interface"}},
 		{"one port twice", "", "    - name: p\n      engine: sim\n      address: sim://here\n" + one + "    - name: q\n      engine: sim\n      address: sim://here\n" + one, 11,

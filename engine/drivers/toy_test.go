@@ -67,7 +67,7 @@ func TestToy(t *testing.T) {
 		}
 	}
 	plan, err := penstock.MakePlan(cfg, penstock.Options{})
-	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "), "LastByte=7") {
+	if err != nil || plan.Err() != nil || !strings.Contains(strings.Join(plan.Interfaces[0].Options, " "), "last_byte=7") {
 		t.Fatalf("%+v, %v, %v", plan, err, plan.Err())
 	}
 	s, err := penstock.Open(t.Context(), cfg, penstock.Options{})
