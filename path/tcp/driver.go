@@ -115,6 +115,9 @@ func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (p
 	if err := d.o.permits(addr.Addr(), sealed); err != nil {
 		return nil, err
 	}
+	if err := ctx.Err(); err != nil { // before the kernel finds that there is no route
+		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
+	}
 	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token, count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
 	conns, err := d.join(ctx, addr, h, &cfg)
 	if err != nil {
