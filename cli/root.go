@@ -81,7 +81,7 @@ func New(in io.Reader, out, errOut io.Writer) *cobra.Command {
 func newRoot(s streams) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
-		Short: "Bring bytes into the memory of another process, without copying them, and say by which path and why",
+		Short: "Bring bytes into the memory where they are needed, and say by which path, with how many copies, and why",
 		Long: `Penstock moves tensors, files and spans of memory between processes, straight into their final place, over the best path
 that there is, and tells which path that was and why. Beyond one machine all of it is encrypted.
 

@@ -155,7 +155,7 @@ func (d *decoder) checkApplications() {
 // checkTensor looks at the tensor of a sink; p is where its packets come from, nil if that is not known.
 func (d *decoder) checkTensor(t *Tensor, p *Interface, path string) {
 	if d.cfg.Transfers == nil && !d.unread("transfers") {
-		d.report(Error, CodeConflict, path, "there is no node whose peers could get the tensor", "a section transfers", "write transfers: {listen: [tcp://127.0.0.1:7450]}, or remove the tensor: the sink takes the packets and drops them then")
+		d.report(Error, CodeConflict, path, "there is no node whose peers could get the tensor", "a section transfers", "write transfers: {listen: [tcp://127.0.0.1:7070]}, or remove the tensor: the sink takes the packets and drops them then")
 	}
 	if desc, err := t.Desc(); err != nil {
 		if t.DType != "" && len(t.Shape) > 0 && !d.unread(join(path, "dtype"), join(path, "shape")) {

@@ -213,7 +213,7 @@ func txQueueSection() *section {
 func transfersSection() *section {
 	return &section{name: "transfers", title: "transfers", doc: "A node for transfers of tensors and files; see docs/protocol.md.", keys: []key{
 		{name: "name", kind: text("a name"), doc: "For reports; without it the program's name."},
-		{name: "listen", kind: text("an address such as tcp://127.0.0.1:7450 or unix:///run/node.sock"), list: true, doc: "Where peers reach it. Beyond this machine it needs an identity (security)."},
+		{name: "listen", kind: text("an address such as tcp://127.0.0.1:7070 or unix:///run/node.sock"), list: true, doc: "Where peers reach it. Beyond this machine it needs an identity (security)."},
 		{name: "paths", kind: word("shm", "tcp", "verbs"), list: true, uniq: true, def: "shm, tcp, verbs", doc: "Paths in order of preference, as far as this machine has them."},
 		{name: "budget", kind: size(1<<20, anyMem), def: "1GiB", doc: "Memory that tensors of peers may take."},
 		{name: "registration_budget", kind: size(1<<20, anyMem), def: "64GiB", doc: "Local memory that is kept ready for transfers."},
@@ -230,7 +230,7 @@ func transfersSection() *section {
 		}}},
 		{name: "peers", list: true, doc: "Nodes to connect to.", sub: &section{name: "peer", title: "a peer", doc: "A node to connect to.", keys: []key{
 			{name: "name", kind: text("a name"), needed: true, doc: "Unique."},
-			{name: "address", kind: text("an address such as tcp://10.0.0.2:7450"), needed: true, doc: "Where it listens."},
+			{name: "address", kind: text("an address such as tcp://10.0.0.2:7070"), needed: true, doc: "Where it listens."},
 		}}},
 	}}
 }

@@ -268,7 +268,7 @@ func TestNeedsOf(t *testing.T) {
 	if s := n.Sockets; len(s) != 3 || s[0].Local != "192.0.2.7" || s[0].Receive != 128<<20 || s[0].Send != 1<<20 || s[0].Packet != 9000 || s[1].Local != "" || s[2].Local != "127.0.0.1" || n.Interfaces == nil {
 		t.Errorf("%+v", s)
 	}
-	if c, _ = config.Load("t.yaml", []byte("penstock:\n  version: 1\n  transfers: {listen: [\"tcp://192.0.2.9:7450\", \"unix:///run/x\"]}\n  security: {identity: /x}\n"), config.Options{}); c == nil {
+	if c, _ = config.Load("t.yaml", []byte("penstock:\n  version: 1\n  transfers: {listen: [\"tcp://192.0.2.9:7070\", \"unix:///run/x\"]}\n  security: {identity: /x}\n"), config.Options{}); c == nil {
 		t.Fatal("it is wrong")
 	}
 	if n = NeedsOf(c); n.Interfaces != nil || len(n.Sockets) != 1 || n.Sockets[0].Local != "192.0.2.9" || n.Sockets[0].Name != "transfers.listen[0]" {
