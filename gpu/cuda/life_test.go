@@ -260,7 +260,7 @@ func TestDMABuf(t *testing.T) {
 
 func init() { roles["sharer"] = sharer }
 
-// Another process opens memory by its handle, and neither trusts what it was told; then this one's memory has what it wrote.
+// Another process opens memory by its handle, refuses handles that are wrong, and writes; then this one's memory has what it wrote.
 func TestAnotherProcess(t *testing.T) {
 	rt, _ := opened(t, "")
 	library, _ := built(t)

@@ -57,7 +57,7 @@ func (d *Device) Close() error { return sys.Close(d.fd) }
 // Name is the interface's name.
 func (d *Device) Name() string { return d.name }
 
-// Rename says that the interface has another name now. Nobody calls another method meanwhile.
+// Rename says that the interface has another name now. No other method may run meanwhile.
 func (d *Device) Rename(name string) { d.name = name }
 
 // Index is the interface's number.

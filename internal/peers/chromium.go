@@ -20,7 +20,7 @@ type Page struct {
 	// Settle is how long the page's own clock runs before the page counts as done, for pages that set timers or fetch; the clock
 	// skips the time in which nothing happens. 0 is none: the page is done when it is loaded.
 	Settle time.Duration
-	// Logf, when set, is told why Chromium was started a second time.
+	// Logf, when set, gets the reason when Chromium is started a second time.
 	Logf func(format string, args ...any)
 }
 

@@ -257,7 +257,7 @@ func (x *run) start(m *member) error {
 			m.quiet <- struct{}{}
 		}
 		if x.o.Break == BreakCount && m.index == 1 && l.T == tHeard {
-			return // as if it had never heard of anything
+			return // as if the worker had never been notified
 		}
 		x.b.take(&l)
 		if x.o.Break == BreakTwice && m.index == 1 && l.T == tEnd {
@@ -360,7 +360,7 @@ func (x *run) disturb(ctx context.Context) error {
 	return nil
 }
 
-// died is called for a worker that ended although nobody killed it.
+// died is called for a worker that ended although this process did not kill it.
 func (x *run) died(m *member) error {
 	e, err := m.p.Wait(context.Background())
 	x.b.complaint("%s ended by itself: %v\n%s", m.name(), e, m.p.Output())

@@ -287,7 +287,7 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 		t.dropped += lost(near)
 	}
 	if row.op == xdpref.Send && !row.touch && !check {
-		t.gaps = 0 // nobody numbered them
+		t.gaps = 0 // they have no numbers
 	}
 	g.seq += sent.Packets
 	st = step{packets: near.Packets, took: near.Wall, verified: end.Checked}
@@ -300,13 +300,13 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 	if err := t.check(); err != nil {
 		return st, err
 	}
-	if t.dropped > 0 { // the rings have room for all; a cable may lose some on a busy machine, before anybody sees them
+	if t.dropped > 0 { // the rings have room for all; a cable may lose some on a busy machine, before a ring has them
 		return st, wrong("%s: %d packets of %d found no room", t.what, t.dropped, t.sent)
 	}
 	return st, nil
 }
 
-// live has everybody work at the same time.
+// live has all ends work at the same time.
 func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 	row := &g.row
 	before, err := g.cables()
