@@ -12,7 +12,7 @@
 // # Devices and what they can do
 //
 // A [Device] has an [Info]: name, bus, NUMA node, memory, limits and [Capabilities], data that say of each capability whether the device has it, and
-// why not. What is asked of a device that cannot do it is an error that wraps [ErrUnsupported] and says the same.
+// why not. A call that a device cannot do returns an error that wraps [ErrUnsupported] and says the same.
 //
 // # Memory
 //
@@ -43,8 +43,8 @@
 // Stream.Query, Event.Wait, Event.Query or Stream.Close. (Otherwise Close waits for all work of the context, and hangs behind a kernel that stays.)
 // Close twice does nothing.
 //
-// Builds with -tags invariants panic when memory, a call or a module is closed under work whose end no wait or query has seen, and when two goroutines use a
-// stream at once, and say in ErrInUse where each open object came from.
+// Builds with -tags invariants panic when memory, a call or a module is closed under work whose end no wait or query has seen, and when two goroutines use
+// a stream at once, and say in ErrInUse where each open object came from.
 //
 // # Threads
 //

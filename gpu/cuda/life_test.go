@@ -125,7 +125,7 @@ func TestTwoContextsOfADevice(t *testing.T) {
 	ok(t, stays.Close())
 }
 
-// Between devices the driver is asked for a copy between contexts; to and from host memory, pinned for all, for a plain one.
+// Between devices a stream asks the driver for a copy between contexts; to and from host memory, pinned for all, for a plain one.
 func TestCopiesBetweenDevices(t *testing.T) {
 	rt, f := opened(t, "")
 	var c [2]*gpu.Context

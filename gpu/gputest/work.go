@@ -284,7 +284,7 @@ func checkBlocked(t testing.TB, h Harness) {
 	}
 }
 
-// tell lets a stream go, after it has told that it does. It is what a wait may not come before.
+// tell lets a stream go, and sets told before it does: no wait may end before that.
 func (r *rig) tell(release func()) (told *atomic.Bool) {
 	told = &atomic.Bool{}
 	over := make(chan struct{})

@@ -98,7 +98,7 @@ func (s *stream) work() {
 	}
 }
 
-// run does a task. On a lost device nothing is done but events, so that all who wait go on.
+// run does a task. On a lost device it does only events, so that all waits go on.
 func (s *stream) run(t *task) {
 	if t.ev != nil {
 		if t.evWait {

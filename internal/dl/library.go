@@ -86,8 +86,8 @@ func (l *Library) lookup(name string, find func() (uintptr, error)) (Func, error
 	return Func(a), nil
 }
 
-// Close gives the library back to the loader, which unloads it when nothing else in the process has it open. Its functions must not be called any more. A second Close does
-// nothing.
+// Close gives the library back to the loader, which unloads it when nothing else in the process has it open. Its functions must not be called
+// any more. A second Close does nothing.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

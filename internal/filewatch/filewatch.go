@@ -109,7 +109,7 @@ func (w *Watcher) follow() error {
 			at = filepath.Join(at, name)
 		}
 		if err := note(at, name); err != nil {
-			if len(names) > 0 { // the directory went meanwhile; who took it away is noticed
+			if len(names) > 0 { // the directory went meanwhile; an event reports its removal
 				break
 			}
 			return err

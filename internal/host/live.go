@@ -133,7 +133,7 @@ func askDCB(name string) (*DCB, error) {
 // deviceFiles tries to open the files by which programs reach RDMA devices, as libibverbs does. That changes nothing.
 func (l live) deviceFiles() []DeviceFile {
 	var names []string
-	all, _ := l.ReadDir("sys/class/infiniband_verbs") // who asks knows that it is there
+	all, _ := l.ReadDir("sys/class/infiniband_verbs") // the caller knows that it is there
 	for _, e := range all {
 		if strings.HasPrefix(e.Name(), "uverbs") && plainName(e.Name()) {
 			names = append(names, e.Name())

@@ -76,7 +76,7 @@ type VerbsPort struct {
 	GID    int `json:"gid"` // index of the default address; -1: none
 }
 
-// Device is what is said of a device; nil: nothing.
+// Device is what libibverbs says about a device; nil: nothing.
 func (a *VerbsAnswer) Device(name string) *VerbsDevice {
 	if a == nil {
 		return nil
@@ -89,7 +89,7 @@ func (a *VerbsAnswer) Device(name string) *VerbsDevice {
 	return nil
 }
 
-// Port is what is said of a port; nil: nothing.
+// Port is what libibverbs says about a port; nil: nothing.
 func (a *VerbsAnswer) Port(device string, id int) *VerbsPort {
 	d := a.Device(device)
 	if d == nil {
@@ -122,7 +122,7 @@ type DCB struct {
 
 // ECN is on which priorities a RoCE card takes part in congestion control (DCQCN).
 type ECN struct {
-	Notifies []int `json:"notifies,omitempty"` // who receives marked packets tells the sender
+	Notifies []int `json:"notifies,omitempty"` // the receiver of marked packets notifies the sender
 	Reacts   []int `json:"reacts,omitempty"`   // and the sender slows down
 }
 

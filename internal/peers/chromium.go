@@ -92,8 +92,8 @@ func (page Page) once(ctx context.Context, bin string, args func(dir string) []s
 		return err
 	}
 	defer func() { err = errors.Join(err, h.remove()) }()
-	// The pages are our own, so there is no sandbox: it does not work for root, nor in most containers. Nothing is looked up,
-	// updated or reported outside this machine, and shared memory is in the directory: /dev/shm is small in containers.
+	// The pages are our own, so there is no sandbox: it does not work for root, nor in most containers. It looks nothing up,
+	// updates and reports nothing outside this machine, and has shared memory in the directory: /dev/shm is small in containers.
 	all := []string{bin, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-breakpad", "--disable-crash-reporter",
 		"--no-proxy-server", "--user-data-dir=" + filepath.Join(h.dir, "profile")}

@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // gone waits until a process does not exist any more, or is only waited for by its parent.
 func gone(t *testing.T, pid int) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // there is no event for another process's child
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // another process's child makes no event
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(b), ") Z ") {
 			return

@@ -31,7 +31,7 @@ type tally struct {
 	paths                       map[string]uint64 // of those that succeeded
 }
 
-// books hold what the workers told.
+// books hold what the workers report.
 type books struct {
 	mu      sync.Mutex
 	open    map[string]*entry

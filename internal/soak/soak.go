@@ -51,7 +51,7 @@ type Kind struct {
 	Name                        string
 	Begun, Good, Failed, Killed uint64 // Killed: the process that began them got SIGKILL before their end
 	Bytes                       uint64 // of the good ones
-	Heard, Unheard              uint64 // good ones of which the receiver told; or it got SIGKILL before
+	Heard, Unheard              uint64 // good ones that the receiver reported; or it got SIGKILL before
 	Reasons, Paths              map[string]uint64
 }
 

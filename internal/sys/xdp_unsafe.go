@@ -79,7 +79,7 @@ func XDPSend(fd int) Errno {
 }
 
 // XDPRecv makes the driver look at the fill ring of a socket's queue, and polls the device where busy polling is on. It does not
-// wait and does not allocate; the scheduler is not told, as in XDPSend.
+// wait and does not allocate; it does not tell the scheduler, as XDPSend does not.
 func XDPRecv(fd int) Errno {
 	_, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return e

@@ -159,7 +159,7 @@ func (g *xdpRig) close() error {
 	return err
 }
 
-// sinkPort is the interface of the sink's process that hears what the near host sends.
+// sinkPort is the interface of the sink's process that receives what the near host sends.
 func (g *xdpRig) sinkPort() int {
 	if g.row.op == xdpref.Forward && g.sink == g.far {
 		return 1
@@ -243,7 +243,7 @@ func (g *xdpRig) load(c xdpref.Command) xdpref.Command {
 	return c
 }
 
-// held makes one burst. check has every byte of it looked at by the side under test, when that is who receives.
+// held makes one burst. check makes the side under test look at every byte of it, when that side receives.
 func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, err error) {
 	row := &g.row
 	before, err := g.cables()

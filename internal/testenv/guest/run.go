@@ -187,7 +187,7 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 }
 
 // boot runs the guests once, and says in r how that went. It calls lines no more when it has returned. What the programs print
-// is held back until all guests have come to their programs, and is forgotten when the emulator kept one from it.
+// is held back until all guests have come to their programs, and dropped when the emulator kept one from it.
 func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result, lines func(id int, line string)) error {
 	timeout := s.Timeout
 	if timeout == 0 {

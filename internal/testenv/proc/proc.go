@@ -106,7 +106,7 @@ func Start(t testenv.TB, spec Spec) *Process {
 	return p
 }
 
-// Launch runs a process that belongs to the caller, who calls Kill when he is done with it, also when it has ended.
+// Launch runs a process that belongs to the caller, who calls Kill when done with it, also when it has ended.
 func Launch(spec Spec) (*Process, error) {
 	p := &Process{spec: spec, done: make(chan struct{}), out: newOutput(spec.OnLine)}
 	if err := ready(); err != nil {

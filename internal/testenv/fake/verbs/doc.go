@@ -51,7 +51,7 @@
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
 //	overrun 0 0x11                a completion does not fit into the queue of its receives (of an initiator of DC: its requests), and is lost: CQ_ERR, and QP_FATAL as well
 //	fail cm_address 1 ETIMEDOUT   the event of that step says so (also cm_route, cm_connect, and cm_accept, whose answer is lost)
-//	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and goodbyes
+//	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and disconnects
 //	cm remove 0                   the ids on a device hear that it is gone; cm addr_change, cm timewait and cm odd (an event that does not
 //	                              belong there) go to all ids
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
