@@ -16,7 +16,7 @@ type (
 	Capabilities = driver.Capabilities
 	// Support says whether a device has a capability, and why not.
 	Support = driver.Support
-	// Kind says what memory is, and who reaches it.
+	// Kind says what memory is, and what reaches it.
 	Kind = driver.Kind
 	// Grid is how many work-items of a kernel run.
 	Grid = driver.Grid

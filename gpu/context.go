@@ -152,7 +152,7 @@ type object struct {
 	name   string // the user's, or ""
 	id     uint64
 	closed atomic.Bool
-	stack  []uintptr // who made it; only under -tags invariants
+	stack  []uintptr // of the call that made it; only under -tags invariants
 }
 
 // init enters the object as open. It fails when the context was closed meanwhile.

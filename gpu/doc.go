@@ -12,7 +12,7 @@
 // # Devices and what they can do
 //
 // A [Device] has an [Info]: name, bus, NUMA node, memory, limits and [Capabilities], data that say of each capability whether the device has it, and
-// why not. What is asked of a device that cannot do it is an error that wraps [ErrUnsupported] and says the same.
+// why not. A call that a device cannot do returns an error that wraps [ErrUnsupported] and says the same.
 //
 // # Memory
 //
@@ -43,13 +43,13 @@
 // Stream.Query, Event.Wait, Event.Query or Stream.Close. (Otherwise Close waits for all work of the context, and hangs behind a kernel that stays.)
 // Close twice does nothing.
 //
-// Builds with -tags invariants panic when memory, a call or a module is closed under work that nobody has seen the end of, and when two goroutines use a
-// stream at once, and say in ErrInUse where each open object came from.
+// Builds with -tags invariants panic when memory, a call or a module is closed under work whose end no wait or query has seen, and when two goroutines use
+// a stream at once, and say in ErrInUse where each open object came from.
 //
 // # Threads
 //
-// All methods may be called from any goroutine. A Stream and a Call have one user at a time, but for Wait, Query and Close of a Stream that nobody uses any
-// more. Event: one goroutine records it, any waits.
+// All methods may be called from any goroutine. A Stream and a Call have one user at a time, but for Wait, Query and Close of a Stream that gets no
+// more work. Event: one goroutine records it, any waits.
 //
 // # Errors
 //

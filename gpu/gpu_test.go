@@ -237,7 +237,7 @@ func TestTwoUsersOfAStream(t *testing.T) {
 	other := make(chan string, 1)
 	go func() { other <- panics(func() { d.ok(d.s.Read(make([]byte, 4096), m.All())) }) }()
 	text := ""
-	for text == "" { // until both are inside; whoever comes second panics
+	for text == "" { // until both are inside; the second one panics
 		text = panics(func() { d.ok(d.s.Fill(m.All(), 1, 1)) })
 		select {
 		case text = <-other: // the read did, and is over

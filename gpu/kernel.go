@@ -109,8 +109,8 @@ type Arg struct {
 	bits uint64
 }
 
-// Buffer gives a kernel memory. The kernel must stay within the span; nobody checks that it does. The span's offset must be a multiple of Info.ArgAlign, unless
-// it is empty.
+// Buffer gives a kernel memory. The kernel must stay within the span; nothing checks that it does. The span's offset must be a multiple of Info.ArgAlign,
+// unless it is empty.
 func Buffer(s Span) Arg { return Arg{typ: driver.Buffer, span: s} }
 
 // U32 is an unsigned number of 32 bits.

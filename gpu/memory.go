@@ -104,8 +104,8 @@ func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 }
 
 // AdoptAddress makes memory of kind DeviceMemory of size bytes from addr on, which another library of this process has allocated on this device: a tensor of
-// PyTorch, say. The driver is asked what is there: an address that is not wholly in one allocation of this device is an error that wraps ErrBounds or
-// ErrArgument. Whoever allocated it must keep it until Close, which leaves it as it is, and is an error where that was not so. It needs CapAdoptAddress.
+// PyTorch, say. It asks the driver what is there: an address that is not wholly in one allocation of this device is an error that wraps ErrBounds or
+// ErrArgument. The other library must keep the memory until Close, which leaves it as it is, and fails where the library did not. It needs CapAdoptAddress.
 func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) {
 	if err := c.Info().Capabilities.Check(CapAdoptAddress); err != nil {
 		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w", c.dev, name, addr, err)

@@ -21,7 +21,7 @@ type StreamOptions struct {
 type Stream struct {
 	object
 	drv   driver.Stream
-	waits sync.WaitGroup // goroutines that wait for somebody who has gone
+	waits sync.WaitGroup // waits in the runtime whose callers may have left
 	time  timeline       // only under -tags invariants
 }
 

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Under -tags invariants each stream counts what is put into it and how far its end was seen, by a wait or a query. So it is known of each memory and
-// call whether the work that used it last is known to be done. This knows nothing of the device: what nobody has seen the end of may be running.
+// Under -tags invariants each stream counts what is put into it and how far its end was seen, by a wait or a query. So a check can tell for each memory and
+// call whether the work that used it last is known to be done. This knows nothing of the device: work whose end no call has seen may be running.
 
 // timeline is the count of one stream.
 type timeline struct {

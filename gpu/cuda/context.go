@@ -39,7 +39,7 @@ func (c *cudaContext) Close() error {
 	return translate(errors.Join(err, c.c.Release()))
 }
 
-// waiter is an event that nobody uses, which give takes back.
+// waiter is an event that is not in use; give takes it back.
 func (c *cudaContext) waiter() (*cuda.Event, error) {
 	c.mu.Lock()
 	if n := len(c.idle); n > 0 {

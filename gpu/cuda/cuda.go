@@ -136,7 +136,7 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	offer(driver.CapIPC, d.Driver().Has(cuda.IPC) == nil && in.UnifiedAddressing, missing(d.Driver().Has(cuda.IPC), "the device shares no memory between processes"))
 	offer(driver.CapDMABuf, d.Driver().Has(cuda.DMABuf) == nil && in.DMABuf,
 		missing(d.Driver().Has(cuda.DMABuf), "the driver exports no dma-buf for this device: it takes NVIDIA's open kernel modules and Linux 5.12 or later"))
-	// Where the device does not order what came past it, somebody must: else kernels may see less than cards have written.
+	// Where the device does not order what network cards write, users of the context must flush it: else kernels may see less than was written.
 	f.FlushWrites = in.Ordering < cuda.OrderingOwner
 	flushable := in.FlushByHost && d.Driver().Has(cuda.FlushWrites) == nil
 	switch {

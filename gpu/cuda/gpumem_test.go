@@ -137,7 +137,7 @@ func TestMemoryWhenCallsFail(t *testing.T) {
 	start(t, "")
 }
 
-// On a device that takes its time, nothing is over before it is, and nothing is given back under a copy that nobody waits for.
+// On a slow device no move ends before its copy, and the provider gives back no memory under a copy whose user has dropped the move.
 func TestMemoryOfASlowDevice(t *testing.T) {
 	rt, f := opened(t, "latency copy 3ms")
 	c := must[*gpu.Context](t)(rt.Devices()[0].Open())
@@ -179,7 +179,7 @@ func TestMemoryOfASlowDevice(t *testing.T) {
 	ok(t, errors.Join(p.Close(), c.Close()))
 }
 
-// A copy whose end cannot be asked for is over when that is said: its bytes are the caller's again.
+// A move whose event fails ends only when its copy is over: its bytes are the caller's again.
 func TestMoveWithoutAnEnd(t *testing.T) {
 	rt, f := opened(t, "")
 	c := must[*gpu.Context](t)(rt.Devices()[0].Open())

@@ -125,7 +125,7 @@ func TestTwoContextsOfADevice(t *testing.T) {
 	ok(t, stays.Close())
 }
 
-// Between devices the driver is asked for a copy between contexts; to and from host memory, pinned for all, for a plain one.
+// Between devices a stream asks the driver for a copy between contexts; to and from host memory, pinned for all, for a plain one.
 func TestCopiesBetweenDevices(t *testing.T) {
 	rt, f := opened(t, "")
 	var c [2]*gpu.Context
@@ -260,7 +260,7 @@ func TestDMABuf(t *testing.T) {
 
 func init() { roles["sharer"] = sharer }
 
-// Another process opens memory by its handle, and neither trusts what it was told; then this one's memory has what it wrote.
+// Another process opens memory by its handle, refuses handles that are wrong, and writes; then this one's memory has what it wrote.
 func TestAnotherProcess(t *testing.T) {
 	rt, _ := opened(t, "")
 	library, _ := built(t)

@@ -1,6 +1,6 @@
 // Package driver is what a runtime of accelerators implements: the lower half of the contract of package gpu, whose users never see it.
 //
-// Package gpu checks every call before it comes here (bounds, kinds, what is closed, what belongs to whom, types of arguments), counts what is alive,
+// Package gpu checks every call before it comes here (bounds, kinds, what is closed, what belongs to which context, types of arguments), counts what is alive,
 // and remembers that a device is lost. So an implementation translates and nothing else: each method may take its arguments as they are. What a
 // device cannot do it says in [Info.Capabilities], and is then not asked for it.
 //

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Kinds of errors; match them with errors.Is. Each error that wraps one says what happened where, and how to mend it.
+// Kinds of errors; match them with errors.Is. Each error that wraps one says what happened, where, and what to do about it.
 var (
 	// ErrUnavailable means that there is no such runtime or device on this machine: no library, no device, no permission.
 	ErrUnavailable = errors.New("accelerator not available on this machine")
@@ -32,7 +32,7 @@ type Error struct {
 	Code int    // the library's number
 	Name string // the library's name for it: "CUDA_ERROR_OUT_OF_MEMORY"
 	Text string // what happened, as far as it is known: sizes, names; "" for nothing more
-	Hint string // what to do about it; "" where nobody knows
+	Hint string // what to do about it; "" where that is not known
 	Log  string // of a compiler; "" where there is none
 }
 

@@ -108,7 +108,7 @@ func (c *Capabilities) String() string {
 	return strings.Join(names, " ")
 }
 
-// Kind says what memory is, and who reaches it.
+// Kind says what memory is, and what reaches it.
 type Kind uint8
 
 const (

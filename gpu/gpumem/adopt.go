@@ -35,7 +35,7 @@ func (p *Provider) Adopt(name string, m *gpu.Memory, release func() error) (*mem
 }
 
 // AdoptAddress makes a region of size bytes of device memory from addr on, which another library of this process has allocated on this device: a tensor of
-// PyTorch, say. The driver is asked what is there; see gpu.Context.AdoptAddress for what is refused. Whoever allocated the memory keeps it until release is called,
+// PyTorch, say. It asks the driver what is there; see gpu.Context.AdoptAddress for what it refuses. The other library keeps the memory until release is called,
 // as with Adopt. Where a runtime knows no addresses the error wraps mem.ErrUnavailable.
 func (p *Provider) AdoptAddress(name string, addr, size uint64, release func() error) (*mem.Region, error) {
 	m, err := p.c.AdoptAddress(name, addr, size)

@@ -14,7 +14,7 @@
 //
 // A region is an allocation of its own. Where the device exports memory (IPC, dma-buf), which is done by whole blocks of the driver, it is of 2 MiB or a
 // multiple and begins at one, so that nothing else is handed over with it: pools should carve it. The CPU sees the bytes where the runtime lets it
-// (gpu.CapDeviceBytes), unless Options.Opaque is set; elsewhere [mem.Region.Mover] copies. A region of a device is zeroed by nobody.
+// (gpu.CapDeviceBytes), unless Options.Opaque is set; elsewhere [mem.Region.Mover] copies. A region of a device is not zeroed.
 //
 // # Pinned memory
 //
@@ -28,10 +28,10 @@
 // asynchronous. Other memory goes through a pinned buffer in two halves, one of which the CPU fills while the device empties the other, and the copy is over
 // when Load or Store returns. In steady state nothing is allocated, but where Wait gets a context that can end before the copy does.
 //
-// Copies are in no order with each other or with other streams: who wants what a kernel makes waits for the kernel first, and launches those that
-// want what is stored when the Move is over.
+// Copies are in no order with each other or with other streams: a caller that stores what a kernel made waits for the kernel first, and launches
+// kernels that need what is stored when the Move is over.
 //
-// A Move that is over was seen by whoever asked; one that nobody asks any more costs an event until the garbage collector has found it, and its memory
+// A Move ends when its user sees that the copy is over. One that its user drops costs an event until the garbage collector has found it, and its memory
 // is safe: a region is given back when the copies that were put in before are done.
 //
 // # Adoption and other processes

@@ -105,7 +105,7 @@ func (p *Provider) begin(dst, src gpu.Span) (mem.Move, error) {
 		return m, nil
 	}
 	err = m.failed(err)
-	if n > 0 { // the copy may be under way, and nobody could know when it is over
+	if n > 0 { // the copy may be under way, and no event would say when it is over
 		err = errors.Join(err, settle(l.s))
 	}
 	p.give(m)
@@ -160,7 +160,7 @@ func (m *move) Wait(ctx context.Context) error {
 	return m.end(err)
 }
 
-// end makes the event another move's. A move that ends because nobody could ask for it must be over all the same: its bytes are the caller's again.
+// end gives the event to the next move. Where the event failed, end waits for the copy itself: its bytes are the caller's again.
 func (m *move) end(err error) error {
 	if err != nil {
 		if !errors.Is(err, gpu.ErrDeviceLost) {
@@ -188,7 +188,7 @@ type over struct{}
 func (over) Done() (bool, error)        { return true, nil }
 func (over) Wait(context.Context) error { return nil }
 
-// moves are the moves that can be used again, and all events. A move that is out is known to nobody but its user: when that one drops it, the garbage
+// moves are the moves that can be used again, and all events. Only the user refers to a move that is out: when the user drops it, the garbage
 // collector gives its event back.
 type moves struct {
 	idle    []*move
@@ -246,7 +246,7 @@ func (p *Provider) give(m *move) {
 	}
 }
 
-// orphan takes back the event of a move that nobody can ask any more.
+// orphan takes back the event of a move that its user has dropped.
 func (p *Provider) orphan(ev *gpu.Event) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

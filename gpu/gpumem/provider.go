@@ -249,7 +249,7 @@ func (p *Provider) allocAdopted(o mem.Options) (mem.Mapping, error) {
 	return x, nil
 }
 
-// pages are of the machine, on the node of the device where nobody says otherwise.
+// pages are the machine's, on the node of the device where o names no node.
 func (p *Provider) pages(o mem.Options) (mem.Mapping, error) {
 	o.Kind, o.Lazy = mem.Host, false
 	if o.PageSize > sys.PageSize {

@@ -7,8 +7,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Handle names device memory of a process to another one of this machine. It is inert, goes as JSON, and is worth nothing when the memory is gone. Whoever has it
-// can read and write the memory: it is to be given to nobody else.
+// Handle names device memory of a process to another one of this machine. It is inert, goes as JSON, and is worth nothing when the memory is gone. A process that
+// has it can read and write the memory: give it to no other one.
 type Handle struct {
 	Device string `json:"device"` // the card's PCI address, "" where it is not known
 	Size   uint64 `json:"size"`   // of the region in bytes

@@ -28,7 +28,7 @@ func checkOutOfMemory(t testing.TB, h Harness) {
 	free, _, err = r.c.MemoryInfo()
 	r.ok(err)
 	size := max(r.info.MaxAlloc/5, 1)
-	lost := uint64(0) // of what was free, for which nobody is to blame
+	lost := uint64(0) // how much of what was free may go missing: other programs may take it
 	if !h.Small {
 		lost = size - 1
 	}

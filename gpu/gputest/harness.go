@@ -19,7 +19,7 @@ type Harness struct {
 	Block func(t testing.TB, s *gpu.Stream) (release func())
 	// Lose makes the device of the context lost, at the latest when something waits for it. nil: it cannot be done.
 	Lose func(t testing.TB, c *gpu.Context)
-	// Small says that all memory of the device may be allocated without harm to the machine, and that nobody else uses it: what is free is known to the byte.
+	// Small says that all memory of the device may be allocated without harm to the machine, and that nothing else uses it: what is free is known to the byte.
 	Small bool
 	// Discrete says that the devices have memory of their own, so that all of it may be allocated without harm to the machine. The driver and other programs
 	// may keep some of it.

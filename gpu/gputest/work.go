@@ -173,7 +173,7 @@ func checkElapsed(t testing.TB, h Harness) {
 	r.ok(err)
 	self, err := a.Elapsed(a)
 	r.ok(err)
-	// How long it was is nobody's to say; that it was not negative, and the same both ways, is.
+	// The test cannot know how long it was, only that it was not negative, and the same both ways.
 	if there < 0 || back != -there || self != 0 {
 		t.Errorf("from a to b are %v, from b to a %v, from a to a %v", there, back, self)
 	}
@@ -214,7 +214,7 @@ func checkAcrossStreams(t testing.TB, h Harness) {
 		want[i] = byte(i)
 	}
 	r.ok(e[rounds%2].Wait(always))
-	// The end of the last stream is that of all before: nobody else need be asked.
+	// The end of the last stream is that of all before: one wait is enough.
 	got := make([]byte, size)
 	r.ok(s[rounds%2].Read(got, m[rounds%2].All()))
 	r.same("after 60 steps of two streams", got, want)
@@ -284,7 +284,7 @@ func checkBlocked(t testing.TB, h Harness) {
 	}
 }
 
-// tell lets a stream go, after it has told that it does. It is what a wait may not come before.
+// tell lets a stream go, and sets told before it does: no wait may end before that.
 func (r *rig) tell(release func()) (told *atomic.Bool) {
 	told = &atomic.Bool{}
 	over := make(chan struct{})

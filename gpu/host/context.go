@@ -83,7 +83,7 @@ func (c *hostContext) Alloc(o driver.MemorySpec) (driver.Memory, error) {
 		return nil, &driver.Error{Kind: driver.ErrOutOfMemory, Op: "allocate", Text: err.Error(), Hint: "close what is not needed, or ask for less"}
 	}
 	l, err := r.Lease()
-	if err != nil { // nobody else knows the region
+	if err != nil { // nothing else refers to the region
 		c.dev.give(size)
 		return nil, err
 	}

@@ -98,7 +98,7 @@ func (s *stream) work() {
 	}
 }
 
-// run does a task. On a lost device nothing is done but events, so that all who wait go on.
+// run does a task. On a lost device it does only events, so that all waits go on.
 func (s *stream) run(t *task) {
 	if t.ev != nil {
 		if t.evWait {
@@ -143,7 +143,7 @@ func fill(dst []byte, pattern uint32, width int) {
 	}
 }
 
-// What follows refuses on a device that is lost, and otherwise takes the work: that it loses the device is told by what comes later.
+// The methods below refuse on a lost device, and otherwise take the work: where the work loses the device, a later call says so.
 
 func (s *stream) Copy(dst driver.Memory, dstOff uint64, src driver.Memory, srcOff, n uint64) error {
 	return s.take(&task{dst: dst.(*memory).data[dstOff : dstOff+n], src: src.(*memory).data[srcOff : srcOff+n]})

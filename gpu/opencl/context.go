@@ -159,7 +159,7 @@ func (m *mark) set(e ocl.Event) {
 	}
 }
 
-// get is the event, with an owner of its own who releases it; 0 where there is none.
+// get is the event, with a reference that the caller releases; 0 where there is none.
 func (m *mark) get() ocl.Event {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -205,7 +205,7 @@ type done struct{}
 func (done) Done() (bool, error)        { return true, nil }
 func (done) Wait(context.Context) error { return nil }
 
-// A Mover that brings other bytes than the kernels see is found out, also where nobody knows what they should be.
+// Inspect finds a Mover that brings other bytes than the kernels see, also where it does not know what they should be.
 func TestDisagreement(t *testing.T) {
 	onEach(t, func(t *testing.T, a *Accelerator) {
 		r := alloc(t, a, mem.Device, Piece+100)
@@ -265,7 +265,7 @@ func TestBrokenOff(t *testing.T) {
 	}
 }
 
-// What is passed over is told with its reason, what is asked for by name is not replaced, and a stand-in says that it is one.
+// Open says which runtimes it passed over and why, and replaces none that was asked for by name; a stand-in says that it is one.
 func TestChoice(t *testing.T) {
 	a := opened(t, Options{Table: gpu.Table{
 		{Name: "cuda", Open: func() (*gpu.Runtime, error) { return nil, fmt.Errorf("%w: broken card", gpu.ErrUnavailable) }},

@@ -23,7 +23,7 @@ func Write(ctx context.Context, s mem.Span, f func(b []byte, off uint64) error) 
 	return errors.Join(w.Write(ctx, s, f), w.Close())
 }
 
-// Window is host memory for bytes on their way, for who reads or writes often. It allocates when it first has to, pinned memory where that can be had, and serves one
+// Window is host memory for bytes on their way, for frequent reads or writes. It allocates when it first has to, pinned memory where that can be had, and serves one
 // device. One goroutine uses it.
 type Window struct{ r *mem.Region }
 

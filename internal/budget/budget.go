@@ -8,7 +8,7 @@
 //   - a small base, from all that is free, or
 //   - beyond the base, at most twice as much as is still free above the last quarter when it has it.
 //
-// So who is alone gets at most half of the total, the second greedy one at most a third of what the first could have, and so on:
+// So a principal alone gets at most half of the total, the second greedy one at most a third of what the first could have, and so on:
 // the rule needs no list of principals, and takes nothing back.
 //
 // A newcomer always gets its base, as long as fewer than (total/4)/base other principals have something: whatever took the resource

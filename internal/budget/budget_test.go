@@ -17,9 +17,9 @@ type held struct {
 	a   Amounts
 }
 
-// TestBudgetModel gives and takes at random and compares with lists that are summed up each time: nothing is ever beyond the total, who has
-// more than its base left the last quarter free when it took it, and a newcomer gets its base beside as many others as the package
-// comment promises.
+// TestBudgetModel gives and takes at random and compares with lists that are summed up each time: nothing is ever beyond the total,
+// a principal that has more than its base left the last quarter free when it took it, and a newcomer gets its base beside as many others
+// as the package comment promises.
 func TestBudgetModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		var total Amounts

@@ -149,7 +149,7 @@ func Look(ctx context.Context, t gpu.Table, f *host.Facts) *Report {
 	return r
 }
 
-// Of is the cards that the facts of a machine have. Its runtimes are nobody's to ask.
+// Of is the cards that the facts of a machine have. It asks no runtime.
 func Of(f *host.Facts) *Report {
 	r := &Report{Cards: []Card{}}
 	for i := range f.GPUs {

@@ -149,7 +149,7 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// A device that cannot be opened is told with its reason, and the others are asked all the same.
+// Look reports a device that cannot be opened with the reason, and asks the others all the same.
 func TestBroken(t *testing.T) {
 	r := Look(t.Context(), gpu.Table{entry("cuda", card, errors.New("it is on fire")), entry("host", "", nil)}, server(t))
 	if d := r.Runtimes[0].Devices[0]; !strings.Contains(d.Error, "it is on fire") || d.Free != 0 || d.Memory != 1<<30 {
@@ -165,7 +165,7 @@ func TestBroken(t *testing.T) {
 	}
 }
 
-// What is missing for a card is told by its driver.
+// A card's driver shows what is missing for the card.
 func TestMissing(t *testing.T) {
 	const line = "/sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:17:00.0/0000:18:00.0/driver -> ../../../../../../bus/pci/drivers/"
 	for to, want := range map[string][2]string{

@@ -15,8 +15,8 @@ type Context struct {
 	ended atomic.Bool
 }
 
-// Retain takes a reference to the device's primary context, which is made when nobody has one: this takes long (100 ms and more) and some hundred MiB of
-// the device's memory. The caller ends it with [Context.Release].
+// Retain takes a reference to the device's primary context, which the driver makes when the process has none: this takes long (100 ms and more) and some
+// hundred MiB of the device's memory. The caller ends it with [Context.Release].
 func (d *Device) Retain() (*Context, error) {
 	if err := d.d.alive(); err != nil {
 		return nil, err
@@ -28,7 +28,7 @@ func (d *Device) Retain() (*Context, error) {
 	return &Context{dev: d, d: d.d, h: h}, nil
 }
 
-// Active reports whether somebody in this process has the device's primary context.
+// Active reports whether this process has the device's primary context.
 func (d *Device) Active() (bool, error) {
 	_, active, r := func() (uint32, int32, uintptr) {
 		// cuDevicePrimaryCtxGetState has the device first.

@@ -75,7 +75,7 @@ type Ordering int32
 
 // The orderings.
 const (
-	OrderingNone       Ordering = 0   // for nobody: flush
+	OrderingNone       Ordering = 0   // for no device: flush
 	OrderingOwner      Ordering = 100 // for the device that has the memory
 	OrderingAllDevices Ordering = 200
 )

@@ -8,7 +8,7 @@
 // thread (runtime.LockOSThread), makes its context current there, makes the call, and lets the thread go. This costs one short call of the driver more,
 // and there is no wrong thread to call from: any goroutine may use any context at any time. The other designs lost: a thread for each context makes
 // every call two switches between goroutines and lets one call that blocks stop all others; a thread that callers lock themselves is a rule that
-// somebody breaks. A thread keeps the context that was last current on it; nothing relies on that, and nothing is harmed when that context has ended.
+// some caller breaks. A thread keeps the context that was last current on it; nothing relies on that, and nothing is harmed when that context has ended.
 //
 // # Ownership
 //

@@ -3,8 +3,8 @@ package cuda
 // Handle names memory or an event of this process to another process of this machine. It is inert, and worth nothing when its process has ended.
 type Handle [64]byte
 
-// Share is the handle of memory of [Context.Alloc]; p must be its beginning. Whoever has it can reach the whole block of the driver in which the memory lies,
-// which is 2 MiB for smaller ones: memory that is shared should be its own multiple of 2 MiB.
+// Share is the handle of memory of [Context.Alloc]; p must be its beginning. A process that has it can reach the whole block of the driver in which the
+// memory lies, which is 2 MiB for smaller ones: memory that is shared should be its own multiple of 2 MiB.
 func (c *Context) Share(p Pointer) (Handle, error) {
 	if err := c.d.Has(IPC); err != nil {
 		return Handle{}, err

@@ -179,7 +179,7 @@ type PointerInfo struct {
 	Device        int     // ordinal
 	Base          Pointer // of its allocation
 	Size          uint64  // of its allocation, in bytes
-	BufferID      uint64  // differs for every allocation of the process, so that one that took a freed one's address is told apart
+	BufferID      uint64  // differs for every allocation of the process, also where one has the address of a freed one
 	GPUDirectRDMA bool    // network cards can reach it
 	Managed       bool    // pages move between host and device
 }

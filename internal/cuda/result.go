@@ -7,7 +7,7 @@ import (
 
 // Kinds of errors, for errors.Is.
 var (
-	ErrUnavailable = errors.New("CUDA is not available")                // no driver, no device, or nobody may use it now
+	ErrUnavailable = errors.New("CUDA is not available")                // no driver, no device, or this process may not use it now
 	ErrOutOfMemory = errors.New("out of memory")                        // of the device, or pinned memory of the machine
 	ErrLost        = errors.New("the device is lost to this process")   // it failed; all contexts on it are of no use until the process starts anew
 	ErrArch        = errors.New("no code for this device")              // a module for other architectures

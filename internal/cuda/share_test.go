@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Memory that nobody was let reach, or only read, is not written: on a card this loses the device, and the fake says so at once.
+// The fake refuses at once to write to memory that the device may not reach, or only read: on a card this loses the device.
 func TestRights(t *testing.T) {
 	d, f := start(t, "")
 	c := open(t, d, 0)
@@ -64,7 +64,7 @@ func TestFlushWrites(t *testing.T) {
 	}
 }
 
-// A handle of this process, or of nobody, is refused.
+// The driver refuses a handle of this process, and one of no process.
 func TestHandlesThatAreWrong(t *testing.T) {
 	d, f := start(t, "")
 	c := open(t, d, 0)

@@ -53,8 +53,8 @@ func (s *Stream) Wait(e *Event) error {
 	return check(fnStreamWaitEvent, r)
 }
 
-// WriteValue32 queues a write of v to p, device memory or mapped host memory, after all that is queued, with a fence before it: whoever sees v sees the
-// work.
+// WriteValue32 queues a write of v to p, device memory or mapped host memory, after all that is queued, with a fence before it: a reader that sees v sees
+// the work.
 func (s *Stream) WriteValue32(p Pointer, v uint32) error {
 	return s.value(fnStreamWriteValue32, p, uint64(v), 0)
 }

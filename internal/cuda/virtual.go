@@ -128,7 +128,7 @@ func (c *Context) Unreserve(p Pointer, size uint64) error {
 	return about(c.call(fnMemAddressFree, uintptr(p), uintptr(size)), "%d bytes of addresses at %#x", size, uint64(p))
 }
 
-// Map puts the first size bytes of memory at p, which was reserved. Nobody may reach it before [Context.Access].
+// Map puts the first size bytes of memory at p, which was reserved. No device may reach it before [Context.Access].
 func (c *Context) Map(p Pointer, m *Physical, size uint64) error {
 	return about(c.call(fnMemMap, uintptr(p), uintptr(size), 0, uintptr(m.h), 0), "%d bytes at %#x", size, uint64(p))
 }

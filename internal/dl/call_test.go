@@ -34,7 +34,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 
 var escape any
 
-// errno is that of the thread on which the function ran, whoever calls meanwhile, and 0 where the function left it alone.
+// errno is that of the thread on which the function ran, whatever other threads call meanwhile, and 0 where the function left it alone.
 func TestErrno(t *testing.T) {
 	fail := symbol(t, library(t), "fail")
 	var wg sync.WaitGroup

@@ -16,7 +16,7 @@ type Library struct {
 
 // Open loads the first of names that loads, with all its symbols resolved and none of them given to other libraries. A name without a slash is looked up
 // as the loader does it (LD_LIBRARY_PATH, its cache, the standard directories); one with a slash is a path. The error wraps [ErrNotFound] and has each
-// name with the loader's own words. Whoever opened the library closes it.
+// name with the loader's own words. The caller closes the library.
 func Open(names ...string) (*Library, error) {
 	if len(names) == 0 {
 		return nil, fmt.Errorf("dl: %w: no name was given", ErrNotFound)
@@ -86,8 +86,8 @@ func (l *Library) lookup(name string, find func() (uintptr, error)) (Func, error
 	return Func(a), nil
 }
 
-// Close gives the library back to the loader, which unloads it when nobody else has it. Its functions must not be called any more. A second Close does
-// nothing.
+// Close gives the library back to the loader, which unloads it when nothing else in the process has it open. Its functions must not be called
+// any more. A second Close does nothing.
 func (l *Library) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -143,7 +143,7 @@ func lastSegment(t *testing.T, file []byte) int {
 	return at
 }
 
-// The loader keeps its words for each thread: who opens several libraries at once gets each answer for its own.
+// The loader keeps its words for each thread: goroutines that open libraries at once get each the answer for their own.
 func TestOpenErrorsAtOnce(t *testing.T) {
 	l := library(t)
 	var wg sync.WaitGroup

@@ -19,7 +19,7 @@ func TestProgram(t *testing.T) {
 	for _, c := range []struct {
 		name, tags    string
 		needs         []string
-		system, other string // what it says of the C library, and of one that nobody has
+		system, other string // what it says of the C library, and of one that does not exist
 	}{
 		{"dynamic", "", []string{"libc.so.6", "libdl.so.2", "libpthread.so.0"}, "the library says true", "cannot open shared object file"},
 		{"static", "static", nil, "built with -tags static", "built with -tags static"},

@@ -28,7 +28,7 @@ const (
 
 // DCB is what data center bridging has on a device: which priorities of a link are lossless, and how packets get theirs (IEEE 802.1Qaz).
 type DCB struct {
-	HasPFC bool    // the driver told of priority flow control
+	HasPFC bool    // the driver reports priority flow control
 	PFC    [8]bool // by priority: a full buffer pauses the sender
 	// Sent and Received are the pause frames of each priority since the driver was loaded.
 	Sent, Received [8]uint64

@@ -57,7 +57,7 @@ func (d *Device) Close() error { return sys.Close(d.fd) }
 // Name is the interface's name.
 func (d *Device) Name() string { return d.name }
 
-// Rename says that the interface has another name now. Nobody calls another method meanwhile.
+// Rename says that the interface has another name now. No other method may run meanwhile.
 func (d *Device) Rename(name string) { d.name = name }
 
 // Index is the interface's number.
@@ -196,7 +196,7 @@ func (d *Device) strings(what string, set uint32) ([]string, error) {
 	return out, nil
 }
 
-// Driver is who drives a device.
+// Driver is the driver of a device.
 type Driver struct {
 	Name     string // "ixgbe", "veth"
 	Version  string // of the driver; of one in the kernel's tree mostly the kernel's release
@@ -204,7 +204,7 @@ type Driver struct {
 	Bus      string // its address, "0000:01:00.0"; empty for devices that are only software
 }
 
-// Driver asks who drives the device.
+// Driver asks which driver the device has.
 func (d *Device) Driver() (Driver, error) {
 	b := make([]byte, 196)
 	if err := d.do("driver", cmdDriver, b); err != nil {

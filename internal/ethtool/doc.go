@@ -18,5 +18,5 @@
 // describe them; those of XDP are of the generic netlink family netdev (kernel: netlink/specs/netdev.yaml, since Linux 6.3). The ioctls
 // are used because every kernel has them and because n-tuple rules have no other interface.
 //
-// Methods of a Device may be called from any goroutine; what somebody else changes in between, nobody is told.
+// Methods of a Device may be called from any goroutine; no call reports what other programs change in between.
 package ethtool

@@ -105,7 +105,7 @@ func TestVeth(t *testing.T) {
 		t.Error(err)
 	}
 
-	// What veth does not have is said so, for each by itself.
+	// Each call says by itself what veth does not have.
 	_, err1 := d.Rings()
 	_, err2 := d.Coalesce()
 	_, err3 := d.RSS()

@@ -90,7 +90,7 @@ func answer(b []byte, each func(netlink.Message)) (done bool, err error) {
 	return false, nil
 }
 
-// Link is what rtnetlink tells of a network interface (man 7 rtnetlink, RTM_GETLINK).
+// Link is what rtnetlink says about a network interface (man 7 rtnetlink, RTM_GETLINK).
 type Link struct {
 	Index          int
 	Name           string

@@ -49,7 +49,7 @@ func (d *Device) ruleTable() (t RuleTable, places []uint32, err error) {
 		return t, nil, d.wrap(what, fmt.Errorf("%d rules: %w", n, ErrMalformed))
 	}
 	t.Rules, t.Chooses = int(n), native.Uint64(b[rxnfcData:])&chooses != 0
-	// A few more than it said: somebody may add some. With too little room the driver refuses and writes nothing beyond it.
+	// A few more than it said: another program may add some. With too little room the driver refuses and writes nothing beyond it.
 	room := n + 16
 	b = make([]byte, max(rxnfcLen, rxnfcPlaces+4*int(room)))
 	native.PutUint32(b[rxnfcCount:], room)

@@ -11,8 +11,8 @@
 // somewhere on the way to it. All directories on that way that hold a link are watched, and the way is looked at again after each change. A directory
 // further up that is renamed is not noticed.
 //
-// What happens in a burst is told once, when it has been quiet for a moment (Quiet), or has gone on for a while (Longest). A change may be
-// told that was none: whoever wants to know reads the file and compares.
+// The Watcher reports a burst of changes once, when it has been quiet for a moment (Quiet), or has gone on for a while (Longest). It may
+// report a change that was none: a caller that wants to know reads the file and compares.
 package filewatch
 
 import (
@@ -27,9 +27,9 @@ import (
 )
 
 const (
-	// Quiet is how long nothing must have happened before a change is told.
+	// Quiet is how long nothing must have happened before the Watcher reports a change.
 	Quiet = 100 * time.Millisecond
-	// Longest is after which time a change is told although more happens.
+	// Longest is after how long the Watcher reports a change although more happens.
 	Longest = 2 * time.Second
 	// maxLinks is how many symbolic links are followed, as the kernel does.
 	maxLinks = 40
@@ -46,7 +46,7 @@ type Watcher struct {
 	once  sync.Once
 }
 
-// New begins to watch a file, which need not be there. What happens from now on is told.
+// New begins to watch a file, which need not be there. The Watcher reports what happens from now on.
 func New(path string) (*Watcher, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
@@ -109,7 +109,7 @@ func (w *Watcher) follow() error {
 			at = filepath.Join(at, name)
 		}
 		if err := note(at, name); err != nil {
-			if len(names) > 0 { // the directory went meanwhile; who took it away is noticed
+			if len(names) > 0 { // the directory went meanwhile; an event reports its removal
 				break
 			}
 			return err
@@ -127,7 +127,7 @@ func (w *Watcher) follow() error {
 	return nil
 }
 
-// read reads events until Close, and tells of those that matter.
+// read reads events until Close, and passes on those that matter.
 func (w *Watcher) read(events chan<- struct{}) {
 	defer close(events)
 	for {
@@ -151,7 +151,7 @@ func (w *Watcher) read(events chan<- struct{}) {
 	}
 }
 
-// settle tells of a burst of events once.
+// settle reports a burst of events once.
 func (w *Watcher) settle(events <-chan struct{}) {
 	for range events {
 		quiet, longest := time.NewTimer(Quiet), time.NewTimer(Longest)

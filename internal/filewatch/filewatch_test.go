@@ -11,7 +11,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-// await waits until a change is told after which the file has that content.
+// await waits until the Watcher reports a change after which the file has that content.
 func await(t *testing.T, w *Watcher, path, want string) {
 	t.Helper()
 	end := time.After(time.Minute)
@@ -122,7 +122,7 @@ func TestCircle(t *testing.T) {
 	await(t, w, filepath.Join(dir, "a"), "x")
 }
 
-// What is beside the file is none of its business: only the change of the file itself is told, once for what comes together.
+// The Watcher ignores what is beside the file: it reports only changes of the file itself, once for what comes together.
 func TestOthers(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "f")

@@ -80,7 +80,7 @@ func TestMemory(t *testing.T) {
 	gpumemtest.Run(t, gpumemtest.Harness{Open: open, Importer: []string{libraryEnv + "=" + library()}})
 }
 
-// Every form of every kernel that is for the card or an older one is taken by the driver, also those that a newer form stands in front of.
+// The driver takes every form of every kernel that is for the card or an older one, also forms that a newer one stands in front of.
 func TestPTX(t *testing.T) {
 	if !card(t) {
 		return

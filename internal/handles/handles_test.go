@@ -32,7 +32,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// TestRace: of many who give the same handle back one succeeds.
+// TestRace: of many goroutines that give the same handle back one succeeds.
 func TestRace(t *testing.T) {
 	var table Table
 	for range 1000 {

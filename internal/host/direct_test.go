@@ -104,7 +104,7 @@ func TestDetours(t *testing.T) {
 	}
 }
 
-// TestWindow: a BAR that is smaller than what is asked for is named with both sizes.
+// TestWindow: LacksWindow names a BAR that is smaller than wanted, with both sizes.
 func TestWindow(t *testing.T) {
 	f := directOf(t, "0x0000203fffffffff", "0x000020203fffffff") // one GiB
 	g := f.GPU(serverGPU)

@@ -93,7 +93,7 @@ type HugePool struct {
 	Size     uint64 `json:"page_bytes"`
 	Total    int    `json:"total"`
 	Free     int    `json:"free"`
-	Reserved int    `json:"reserved,omitempty"` // of the free ones, promised to somebody; only counted for the whole machine
+	Reserved int    `json:"reserved,omitempty"` // of the free ones, promised to mappings; only counted for the whole machine
 }
 
 // PCI is a PCI device.
@@ -246,7 +246,7 @@ type Ethtool struct {
 	HardwareRx bool              `json:"hardware_rx_time,omitempty"`
 	StampsAll  bool              `json:"stamps_all,omitempty"`
 	Clock      int               `json:"clock"`              // PTP clock of its times; -1: none
-	Counters   map[string]uint64 `json:"counters,omitempty"` // those that tell of loss and of pauses, if not 0
+	Counters   map[string]uint64 `json:"counters,omitempty"` // those that count loss and pauses, if not 0
 	Errors     map[string]string `json:"errors,omitempty"`   // what could not be asked, and why
 }
 

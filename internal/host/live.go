@@ -27,7 +27,7 @@ const (
 	filesFile  = "penstock/rdma-files"
 )
 
-// smiLimit is how long nvidia-smi may take. It wakes up GPUs that nobody uses, which takes seconds.
+// smiLimit is how long nvidia-smi may take. It wakes up idle GPUs, which takes seconds.
 const smiLimit = 20 * time.Second
 
 // Live is this machine, in the network namespace of the calling thread: what is below / and, below penstock/, what ethtool, the kernel's
@@ -133,7 +133,7 @@ func askDCB(name string) (*DCB, error) {
 // deviceFiles tries to open the files by which programs reach RDMA devices, as libibverbs does. That changes nothing.
 func (l live) deviceFiles() []DeviceFile {
 	var names []string
-	all, _ := l.ReadDir("sys/class/infiniband_verbs") // who asks knows that it is there
+	all, _ := l.ReadDir("sys/class/infiniband_verbs") // the caller knows that it is there
 	for _, e := range all {
 		if strings.HasPrefix(e.Name(), "uverbs") && plainName(e.Name()) {
 			names = append(names, e.Name())
@@ -180,7 +180,7 @@ func (l live) askSMI() ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// counters that tell of loss, of damage or of pauses.
+// counters matches the names of counters of loss, damage or pauses.
 var counters = regexp.MustCompile(`(?i)pause|discard|drop|out_of_buffer|missed|no_buf|no_desc|nobuf|ecn|cnp|crc|fifo|oversize|wqe_err|cqe_err|alloc_fail|pfc`)
 
 // mostCounters is how many of them are kept: the queues of some cards have a dozen each.

@@ -17,7 +17,7 @@ var vendors = map[uint16]string{
 	0x1a03: "ASPEED", 0x1234: "QEMU", 0x13b5: "Arm", 0x1c5c: "SK hynix", 0x15b7: "SanDisk", 0x1344: "Micron", 0x1cc4: "Union", 0x1912: "Renesas",
 }
 
-// devices are cards and bridges of the field. What is not in it is told by its vendor and number.
+// devices are cards and bridges of the field. A device that is not in it goes by its vendor and number.
 var devices = map[[2]uint16]string{
 	{vendorMellanox, 0x1013}: "ConnectX-4", {vendorMellanox, 0x1015}: "ConnectX-4 Lx", {vendorMellanox, 0x1017}: "ConnectX-5", {vendorMellanox, 0x1019}: "ConnectX-5 Ex",
 	{vendorMellanox, 0x101b}: "ConnectX-6", {vendorMellanox, 0x101d}: "ConnectX-6 Dx", {vendorMellanox, 0x101f}: "ConnectX-6 Lx",

@@ -18,7 +18,7 @@ func (r *reader) object(name string, to any) {
 	}
 }
 
-// statistics are the counters of an interface that tell of loss.
+// statistics are the counters of an interface that show loss.
 var statistics = []string{"rx_packets", "rx_crc_errors", "rx_dropped", "rx_errors", "rx_fifo_errors", "rx_missed_errors", "rx_over_errors", "tx_packets", "tx_dropped", "tx_errors"}
 
 func (r *reader) nets(f *Facts) {
@@ -87,7 +87,7 @@ func (r *reader) card(f *Facts, n *Net, at string) {
 	for _, id := range r.numbered(dev+"/msi_irqs", "") {
 		r.raw(dev + "/msi_irqs/" + strconv.Itoa(id)) // so that a recording has it
 		name := r.word("sys/kernel/irq/" + strconv.Itoa(id) + "/actions")
-		if name == "" { // nobody uses it
+		if name == "" { // no driver uses it
 			continue
 		}
 		q := IRQ{Number: id, Name: name, Queue: Queue(name)}

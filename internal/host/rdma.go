@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// rdmaCounters are those of a port that tell of loss, of repeats, of marks and of pauses. Drivers have names of their own for the same: those of
+// rdmaCounters are those of a port that count loss, repeats, marks and pauses. Drivers have names of their own for the same: those of
 // mlx5, rxe, irdma and bnxt_re.
 var rdmaCounters = []string{"local_ack_timeout_err", "out_of_sequence", "out_of_buffer", "packet_seq_err", "implied_nak_seq_err", "duplicate_request",
 	"rnr_nak_retry_err", "req_transport_retries_exceeded", "req_rnr_retries_exceeded", "roce_adp_retrans", "rx_icrc_encapsulated", "np_ecn_marked_roce_packets", "np_cnp_sent", "rp_cnp_handled",
@@ -236,7 +236,7 @@ func providerName(file string) (string, bool) {
 	return name, ok && name != "" && strings.HasPrefix(file, "lib") && strings.HasSuffix(rest, ".so")
 }
 
-// lockRules are the limits of locked memory that PAM and systemd are told to set, in the order in which they are read.
+// lockRules are the limits of locked memory in the files of PAM and systemd, in the order in which these read them.
 func (r *reader) lockRules() (out []LockRule) {
 	dirs := func(dir, suffix string) (files []string) {
 		if !r.is(dir) {

@@ -26,7 +26,7 @@ type RDMAPort struct {
 	LID      int               `json:"lid,omitempty"`
 	SM       int               `json:"sm_lid,omitempty"`
 	GIDs     []GID             `json:"gids,omitempty"`     // those that are in use, by their index
-	Counters map[string]uint64 `json:"counters,omitempty"` // those that tell of trouble, if not 0
+	Counters map[string]uint64 `json:"counters,omitempty"` // those that show trouble, if not 0
 }
 
 // GID is an address of a port.
@@ -50,7 +50,7 @@ type Verbs struct {
 	// Namespaces: "shared", where all network namespaces see all devices, or "exclusive"; empty: not known.
 	Namespaces string       `json:"namespaces,omitempty"`
 	Files      []DeviceFile `json:"files,omitempty"`
-	// Asked is what libibverbs itself says; nil: not asked, because there is no device, or nobody could.
+	// Asked is what libibverbs itself says; nil: not asked, because there is no device, or no way to ask.
 	Asked *VerbsAnswer `json:"asked,omitempty"`
 }
 
@@ -73,10 +73,10 @@ type VerbsPort struct {
 	ID     int `json:"id"`
 	MTU    int `json:"active_mtu"` // bytes of payload of a packet
 	MaxMTU int `json:"max_mtu"`
-	GID    int `json:"gid"` // index of the address that is chosen where nobody names one; -1: none
+	GID    int `json:"gid"` // index of the default address; -1: none
 }
 
-// Device is what is said of a device; nil: nothing.
+// Device is what libibverbs says about a device; nil: nothing.
 func (a *VerbsAnswer) Device(name string) *VerbsDevice {
 	if a == nil {
 		return nil
@@ -89,7 +89,7 @@ func (a *VerbsAnswer) Device(name string) *VerbsDevice {
 	return nil
 }
 
-// Port is what is said of a port; nil: nothing.
+// Port is what libibverbs says about a port; nil: nothing.
 func (a *VerbsAnswer) Port(device string, id int) *VerbsPort {
 	d := a.Device(device)
 	if d == nil {
@@ -122,7 +122,7 @@ type DCB struct {
 
 // ECN is on which priorities a RoCE card takes part in congestion control (DCQCN).
 type ECN struct {
-	Notifies []int `json:"notifies,omitempty"` // who receives marked packets tells the sender
+	Notifies []int `json:"notifies,omitempty"` // the receiver of marked packets notifies the sender
 	Reacts   []int `json:"reacts,omitempty"`   // and the sender slows down
 }
 

@@ -111,7 +111,7 @@ func (r *reader) cpus(f *Facts) {
 	online, _ := r.processors(dir + "online")
 	f.Offline, _ = r.processors(dir + "offline")
 	f.Isolated, _ = r.processors(dir + "isolated")
-	if s, ok := r.text(dir + "nohz_full"); ok && s != "(null)" { // what kernels print that have the option and nobody uses it
+	if s, ok := r.text(dir + "nohz_full"); ok && s != "(null)" { // what a kernel prints that has the option and does not use it
 		var err error
 		if f.Tickless, err = ParseList(s); err != nil {
 			r.miss(dir+"nohz_full", err)

@@ -140,7 +140,7 @@ func (w *recorder) Stat(name string) (fs.FileInfo, error) {
 	return info, err
 }
 
-// scrub leaves in a file only what is asked of it here. It says false for a file that is nobody's business.
+// scrub leaves in a file only what Read uses. It returns false for a file that must not be in a recording.
 func scrub(name string, b []byte) ([]byte, bool) {
 	switch {
 	case name == "proc/cmdline":

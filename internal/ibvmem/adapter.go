@@ -69,7 +69,7 @@ const (
 	askAgain = 10 * time.Second
 	// lookAgain is how long the list of modules is taken to be as it was.
 	lookAgain = time.Second
-	// maxAnswers bounds what is remembered of regions; those that are gone are forgotten first.
+	// maxAnswers bounds what the Adapter remembers of regions; it forgets regions that are gone first.
 	maxAnswers = 256
 )
 

@@ -273,7 +273,7 @@ func server(t *testing.T, edits ...string) fs.FS {
 	return r
 }
 
-// TestNamesWhatIsMissing: refusals name what the machine's files say, with the way to mend it; the same as the doctor's.
+// TestNamesWhatIsMissing: refusals name what the machine's files say, and what to do about it; the same as the doctor's.
 func TestNamesWhatIsMissing(t *testing.T) {
 	open := []string{"UNIX x86_64 Kernel Module", "UNIX Open Kernel Module"}
 	for _, c := range []struct {

@@ -49,7 +49,7 @@ type known struct {
 	by   map[*mem.Region]*Registration // nil while the list is short
 }
 
-// fewRegions is the length up to which a list is looked through sooner than a map.
+// fewRegions is the length up to which a search of a list is faster than a map.
 const fewRegions = 8
 
 func (k *known) find(r *mem.Region) *Registration {

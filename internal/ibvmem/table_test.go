@@ -98,7 +98,7 @@ func TestTableOnce(t *testing.T) {
 	}
 }
 
-// A region that was closed stays registered while anybody else keeps it, and is given up when the next one comes.
+// The table keeps a closed region registered while it is leased, and gives it up when the next region comes.
 func TestTableSweeps(t *testing.T) {
 	for _, many := range []int{0, 2 * fewRegions} { // in a list, and in a map
 		t.Run(fmt.Sprint(many), func(t *testing.T) {

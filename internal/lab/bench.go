@@ -163,7 +163,7 @@ func benchVerbs(ctx context.Context, args []string, out io.Writer) (err error) {
 	if o.Conditions, err = result.Conditions(os.Stderr); err != nil {
 		return err
 	}
-	if result.Quick { // what is asked for by name stays
+	if result.Quick { // what a flag set stays
 		o.Pairs, o.Budget, o.Trips = cmp.Or(o.Pairs, 3), cmp.Or(o.Budget, 5*time.Millisecond), cmp.Or(o.Trips, 20)
 		if o.Sizes == nil {
 			o.Sizes = []uint64{4 << 10, 64 << 10}

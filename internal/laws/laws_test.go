@@ -46,7 +46,7 @@ var apart = map[string][]string{
 	"engine/verbs":    {"engine/sim", "engine/socket", "engine/afpacket", "engine/xdp", "engine/rdma"},
 }
 
-// restricted says who alone may import a package from outside the module (tests are free to).
+// restricted says which packages alone may import a package from outside the module (tests are free to).
 var restricted = map[string][]string{
 	"golang.org/x/sys/unix":  {"internal/sys"},
 	"syscall":                {"internal/sys"},

@@ -1,5 +1,5 @@
 // Package netlink reads and writes the form of netlink (linux/netlink.h): messages and their attributes, as bytes. It opens nothing: sockets are
-// internal/sys's, and what messages mean is known to those who ask.
+// internal/sys's, and callers know what messages mean.
 //
 //	b := netlink.End(netlink.AppendAttribute(netlink.Begin(nil, kind, 0, seq), 3, []byte("eth0\x00")))
 //	for m, rest, ok := netlink.Next(answer); ok; m, rest, ok = netlink.Next(rest) {
@@ -27,7 +27,7 @@ const (
 // native is the byte order of netlink.
 var native = binary.NativeEndian
 
-// Message is one message. Body is what is behind the header, and belongs to whom the bytes belong.
+// Message is one message. Body is what is behind the header, and belongs to the owner of the bytes.
 type Message struct {
 	Kind uint16
 	Seq  uint32

@@ -45,7 +45,7 @@ type Status struct {
 	MaxSMClock  *int     `json:"max_sm_clock,omitempty"` // MHz
 	Temperature *int     `json:"temperature,omitempty"`  // °C
 	Power       *float64 `json:"power,omitempty"`        // W
-	Throttle    []string `json:"throttle,omitempty"`     // why clocks are low: nil where they are not, or nobody knows
+	Throttle    []string `json:"throttle,omitempty"`     // why clocks are low: nil where they are not, or it is not known
 	Persistence *bool    `json:"persistence,omitempty"`  // the driver stays ready without users
 	Link        *PCIe    `json:"link,omitempty"`         // now; idle cards lower it
 	Max         *PCIe    `json:"max,omitempty"`          // what card and slot can do

@@ -20,7 +20,7 @@ type Page struct {
 	// Settle is how long the page's own clock runs before the page counts as done, for pages that set timers or fetch; the clock
 	// skips the time in which nothing happens. 0 is none: the page is done when it is loaded.
 	Settle time.Duration
-	// Logf, when set, is told why Chromium was started a second time.
+	// Logf, when set, gets the reason when Chromium is started a second time.
 	Logf func(format string, args ...any)
 }
 
@@ -92,8 +92,8 @@ func (page Page) once(ctx context.Context, bin string, args func(dir string) []s
 		return err
 	}
 	defer func() { err = errors.Join(err, h.remove()) }()
-	// The pages are our own, so there is no sandbox: it does not work for root, nor in most containers. Nothing is looked up,
-	// updated or reported outside this machine, and shared memory is in the directory: /dev/shm is small in containers.
+	// The pages are our own, so there is no sandbox: it does not work for root, nor in most containers. It looks nothing up,
+	// updates and reports nothing outside this machine, and has shared memory in the directory: /dev/shm is small in containers.
 	all := []string{bin, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-dev-shm-usage", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-breakpad", "--disable-crash-reporter",
 		"--no-proxy-server", "--user-data-dir=" + filepath.Join(h.dir, "profile")}

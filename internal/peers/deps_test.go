@@ -101,7 +101,7 @@ func TestDepsInstallsOnce(t *testing.T) {
 	if !strings.Contains(out, "installing pkg-a\n") || !strings.Contains(out, "Need to get 5 MB") {
 		t.Errorf("it does not say what it does: %s", out)
 	}
-	// Everything is here now: nobody is asked.
+	// Everything is here now: the script asks no package manager.
 	out, calls, status = r.run("true")
 	if status != 0 || out != "" || calls[0] != "" {
 		t.Errorf("status %d, calls %q, %s", status, calls, out)
@@ -149,7 +149,7 @@ func TestDepsGivesUp(t *testing.T) {
 			t.Errorf("it misses sh:\n%s", out)
 		}
 	}
-	// Nobody who is not root is asked for anything.
+	// Without root the script asks no package manager.
 	r = newRig(t, "pkg-py python:no_such_module_of_python for py\n")
 	r.program("id", "echo 1000")
 	out, calls, status := r.run("")
@@ -158,7 +158,7 @@ func TestDepsGivesUp(t *testing.T) {
 	}
 }
 
-// On a machine of CI nothing of the real list is missing: the script finds it all and asks nobody.
+// On a machine of CI nothing of the real list is missing: the script finds it all and asks no package manager.
 func TestDepsFindsAll(t *testing.T) {
 	root, err := testenv.Root()
 	if err != nil {

@@ -20,7 +20,7 @@ type Etcd struct {
 	ctl  string // the path of etcdctl
 }
 
-// etcdLife bounds the life of a server that nobody stops.
+// etcdLife bounds the life of a server that its caller does not stop.
 const etcdLife = 10 * time.Minute
 
 // StartEtcd starts a server and returns when it answers that it is healthy. It ends with ctx, and after ten minutes. The caller
@@ -38,7 +38,7 @@ func StartEtcd(ctx context.Context) (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Somebody may take one of the two ports before the server does: then it ends, and gets others.
+	// Another process may take one of the two ports before the server does: then the server ends, and the next one gets others.
 	for try := 1; ; try++ {
 		e, err := startEtcd(ctx, bin, ctl)
 		if err == nil {

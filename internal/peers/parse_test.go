@@ -244,7 +244,7 @@ func TestParsersRefuse(t *testing.T) {
 	}
 }
 
-// A run of perftest without a clock is made again, and told of when it stays without one; any other fault is told of at once.
+// calibrated repeats a run of perftest that has no clock, clockTries times in all; it returns any other fault at once.
 func TestPerftestWithoutClock(t *testing.T) {
 	for _, file := range []string{"perftest_lat.txt", "perftest_bw.txt"} {
 		good := golden(t, file)

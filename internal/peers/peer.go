@@ -21,7 +21,7 @@ var ErrAbsent = errors.New("not on this machine")
 type Peer struct {
 	Name     string   // as in "penstock bench --against", and in the lab's ledger
 	Packages []string // that bring it, on Debian and its kin
-	Programs []string // what is looked for
+	Programs []string // that the package looks for
 	Modules  []string // of Python
 	For      string   // what it is for here
 	// version is a command that makes the peer say its version, and pattern finds it in what that prints.
@@ -122,7 +122,7 @@ func (p *Peer) Version(ctx context.Context) (string, error) {
 	if gone := h.remove(); gone != nil {
 		return "", gone
 	}
-	// Some print it to the other stream, and some end with an error after they told it.
+	// Some print it to the other stream, and some end with an error after they printed it.
 	if m := p.pattern.FindSubmatch(append(run.stdout.bytes(), run.stderr.bytes()...)); m != nil {
 		return string(m[1]), nil
 	}

@@ -25,7 +25,7 @@ type RDMATest struct {
 	Events     bool   // sleeps until a completion comes, where the program can (not by writes, which have none at the receiver)
 }
 
-// Command is how somebody starts the server by hand; the client has the server's address behind it.
+// Command is the server's command line, for a start by hand; the client has the server's address behind it.
 func (o RDMATest) Command() string { return strings.Join(o.args(o.Program, 0), " ") }
 
 // args are what the server and the client have in common.

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// freePort asks the kernel for a TCP port of the loopback address that nobody uses now.
+// freePort asks the kernel for a TCP port of the loopback address that no socket uses now.
 func freePort() (int, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

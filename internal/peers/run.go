@@ -36,7 +36,7 @@ type command struct {
 	stdin io.Reader
 	limit time.Duration            // 0 is runTime
 	in    func(func() error) error // runs the start somewhere else; nil: here
-	// onOutput and onError, when set, are told after each write of the program all that it has printed so far to its standard
+	// onOutput and onError, when set, get after each write of the program all that it has printed so far to its standard
 	// output and its standard error.
 	onOutput, onError func(sofar []byte)
 }
@@ -71,7 +71,7 @@ func (c command) start(ctx context.Context) (*child, error) {
 	args := c.args
 	var held, release *os.File
 	if c.home != nil {
-		// It begins when the shell of its home knows of it, so that not even a quick one has children that nobody knows of.
+		// The program begins when the shell of its home knows of it, so that the shell also knows the children of a quick one.
 		var err error
 		if held, release, err = os.Pipe(); err != nil {
 			cancel()
@@ -212,7 +212,7 @@ type pair struct {
 }
 
 // run starts the server, waits until it listens, runs the client and returns what the client printed. A server that cannot
-// have its port, because somebody took it in between, gets another one.
+// have its port, because another process took it in between, gets another one.
 func (p pair) run(ctx context.Context) ([]byte, error) {
 	for try := 1; ; try++ {
 		out, err := p.once(ctx)

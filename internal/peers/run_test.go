@@ -46,7 +46,7 @@ func TestMain(m *testing.M) {
 // gone waits until a process does not exist any more, or is only waited for by its parent.
 func gone(t *testing.T, pid int) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // no event tells of somebody else's child
+	for end := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) { // another process's child makes no event
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil || strings.Contains(string(b), ") Z ") {
 			return
@@ -231,7 +231,7 @@ func TestPairFails(t *testing.T) {
 	gone(t, pid)
 }
 
-// A port that somebody else listens on is not the server's.
+// A port that another process listens on is not the server's.
 func TestListens(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -127,7 +127,7 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 		args = append(args, "--rxd="+strconv.Itoa(o.Descriptors), "--txd="+strconv.Itoa(o.Descriptors))
 	}
 
-	// A pipe of the system's: nobody in this process waits for its end when the program is gone.
+	// A pipe of the system's: no goroutine waits for its end when the program is gone.
 	stdin, commands, err := os.Pipe()
 	if err != nil {
 		return r, fmt.Errorf("peers: %w", err)
@@ -152,9 +152,9 @@ func StartPackets(ctx context.Context, o PacketTest) (r *PacketRun, err error) {
 	}
 	start := "start\n"
 	if (mode == "io" || mode == "mac") && !o.NoFirst {
-		start = "start tx_first\n" // a ring has nothing to forward before somebody put something in
+		start = "start tx_first\n" // a ring has nothing to forward before a first packet is in it
 	}
-	r.tell(start + "show port stats all\n") // its end tells why nobody reads
+	r.tell(start + "show port stats all\n") // where the program does not read, its end says why
 	select {
 	case <-forwarding:
 		return r, nil

@@ -216,7 +216,7 @@ func (c *Capture) Packets(ctx context.Context, fields ...string) (_ []Packet, er
 	return Dissect(ctx, Dissection{File: c.file, Fields: fields})
 }
 
-// Stop ends a capture whose packets nobody wants.
+// Stop ends a capture and drops its packets.
 func (c *Capture) Stop() error {
 	c.p.stop()
 	return c.home.remove()

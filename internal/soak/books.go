@@ -31,7 +31,7 @@ type tally struct {
 	paths                       map[string]uint64 // of those that succeeded
 }
 
-// books hold what the workers told.
+// books hold what the workers report.
 type books struct {
 	mu      sync.Mutex
 	open    map[string]*entry
@@ -53,7 +53,7 @@ func newBooks() *books {
 	return &books{open: map[string]*entry{}, kinds: map[string]*tally{}, killed: map[string]bool{}, nodes: map[string]bool{}, sums: map[string]uint64{}}
 }
 
-// checkedBySender are the kinds whose bytes the sender checks itself when they have ended: no notification tells of them.
+// checkedBySender are the kinds whose bytes the sender checks itself when they have ended: no notification reports them.
 var checkedBySender = map[string]bool{kindDownload: true, kindStore: true}
 
 // maxWrong is how many complaints are kept.
@@ -114,7 +114,7 @@ func (b *books) take(l *line) {
 		b.enter(e, l)
 		if e.begun && e.ended == 1 && e.err == "" && (e.heard == 1 || checkedBySender[e.kind]) {
 			b.settle(l.Key, e)
-			delete(b.open, l.Key) // whatever is told of it from now on makes a new entry that never began
+			delete(b.open, l.Key) // a later line about it makes a new entry that never began
 		}
 	}
 }

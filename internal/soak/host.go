@@ -43,7 +43,7 @@ type host struct {
 	links   map[int]*link
 	regions []*mem.Region
 	acks    map[string]chan struct{} // puts that wait for the receiver's word
-	ids     map[transfer.ID]bool     // of transfers that were heard of
+	ids     map[transfer.ID]bool     // of transfers that this host was notified of
 
 	id     *identity.Identity
 	rights rights
@@ -52,8 +52,8 @@ type host struct {
 	sums   map[string]uint64
 }
 
-// Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and nobody writes to it until the
-// receiver has looked at it.
+// Sizes of the parts of the memory that a host exports for each sender. A put takes one part, and no other writes to it until
+// the receiver has looked at it.
 var partShare = []uint64{64, 64, 64, 64, 8, 8, 1} // MaxBytes divided by these
 
 const (
@@ -265,7 +265,7 @@ func (h *host) close() (left []string) {
 	return left
 }
 
-// track follows a transfer that has begun: it tells of its end, each time it ends.
+// track follows a transfer that has begun: it reports its end, each time it ends.
 func (h *host) track(key string, x *transfer.Transfer, err error, after func(error)) {
 	if err != nil {
 		h.ended(key, "", err)
@@ -278,7 +278,7 @@ func (h *host) track(key string, x *transfer.Transfer, err error, after func(err
 	})
 }
 
-// finished tells of the end of a transfer that this worker began one by one.
+// finished reports the end of a transfer that this worker began one by one.
 func (h *host) finished(key string, id transfer.ID, e transfer.Explanation, err error) {
 	if err == nil && e.Security < e.Floor {
 		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security, e.Floor)
@@ -308,7 +308,7 @@ func (h *host) complain(format string, args ...any) {
 	h.w.tell(line{T: tWrong, Node: h.name, Text: fmt.Sprintf(format, args...)})
 }
 
-// heard is told of each completed transfer of a peer.
+// heard is called for each completed transfer of a peer.
 func (h *host) heard(i transfer.Incoming) {
 	h.once(i.ID)
 	if len(i.Msg) == 0 { // a piece of a job, or for a share
@@ -342,7 +342,7 @@ func (h *host) heard(i transfer.Incoming) {
 	h.w.tell(l)
 }
 
-// once complains of a transfer that was heard of before.
+// once complains of a transfer that this host was notified of before.
 func (h *host) once(id transfer.ID) {
 	h.mu.Lock()
 	again := h.ids[id]
@@ -499,8 +499,8 @@ func (h *host) publish(i int, seed uint64) {
 	}
 }
 
-// receive takes tensors that others push, until the node is closed: a reception that is given up earlier can come too late, and
-// the sender is told of success.
+// receive takes tensors that others push, until the node is closed: were a reception given up earlier, its tensor could still
+// come, and the sender would see success.
 func (h *host) receive() {
 	for {
 		t, err := h.n.Receive(context.Background(), "push")

@@ -188,7 +188,7 @@ func jobOptions(r *rand.Rand, size uint64) transfer.JobOptions {
 		Transfer: transfer.PutOptions{Priority: transfer.Priority(r.IntN(3)), Digest: r.IntN(8) == 0}}
 }
 
-// run waits for a job and tells of its end. Some jobs are canceled; those that last until nothing is to begin any more, too.
+// run waits for a job and reports its end. Some jobs are canceled; those that last until nothing is to begin any more, too.
 func (h *host) run(r *rand.Rand, key string, j *transfer.Job, err error) (good bool) {
 	if err != nil {
 		h.ended(key, "", err)

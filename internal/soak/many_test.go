@@ -83,7 +83,7 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 			}
 			break
 		}
-		h.stop() // now nobody waits for an acknowledgement any more
+		h.stop() // ends the waits for acknowledgements
 		h.end()
 		<-over
 	}

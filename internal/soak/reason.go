@@ -50,7 +50,7 @@ func reason(err error) string {
 	}
 	var c *control.Error
 	if errors.As(err, &c) && c.Remote {
-		return "peer: " + c.Code.String() // why it failed there is told there
+		return "peer: " + c.Code.String() // the peer itself reports why it failed there
 	}
 	if alert := (*net.OpError)(nil); errors.As(err, &alert) && alert.Op == "remote error" { // of TLS: the other side denies the certificate
 		return "denied"
@@ -61,7 +61,7 @@ func reason(err error) string {
 	if errors.Is(err, transfer.ErrSecurity) { // of at least one path
 		return "security floor"
 	}
-	if errors.Is(err, path.ErrUnavailable) { // for many reasons, such as a token that expired while somebody was frozen
+	if errors.Is(err, path.ErrUnavailable) { // for many reasons, such as a token that expired while a worker was frozen
 		return "no path"
 	}
 	if errors.Is(err, path.ErrIntegrity) || errors.Is(err, path.ErrProtocol) {

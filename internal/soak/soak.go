@@ -51,7 +51,7 @@ type Kind struct {
 	Name                        string
 	Begun, Good, Failed, Killed uint64 // Killed: the process that began them got SIGKILL before their end
 	Bytes                       uint64 // of the good ones
-	Heard, Unheard              uint64 // good ones of which the receiver told; or it got SIGKILL before
+	Heard, Unheard              uint64 // good ones that the receiver reported; or it got SIGKILL before
 	Reasons, Paths              map[string]uint64
 }
 
@@ -257,7 +257,7 @@ func (x *run) start(m *member) error {
 			m.quiet <- struct{}{}
 		}
 		if x.o.Break == BreakCount && m.index == 1 && l.T == tHeard {
-			return // as if it had never heard of anything
+			return // as if the worker had never been notified
 		}
 		x.b.take(&l)
 		if x.o.Break == BreakTwice && m.index == 1 && l.T == tEnd {
@@ -360,7 +360,7 @@ func (x *run) disturb(ctx context.Context) error {
 	return nil
 }
 
-// died is called for a worker that ended although nobody killed it.
+// died is called for a worker that ended although this process did not kill it.
 func (x *run) died(m *member) error {
 	e, err := m.p.Wait(context.Background())
 	x.b.complaint("%s ended by itself: %v\n%s", m.name(), e, m.p.Output())

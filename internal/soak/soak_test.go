@@ -42,7 +42,7 @@ func TestSoak(t *testing.T) {
 	testenv.Record(t, "soak", "short", fmt.Sprintf("seed %d, %d processes, %d nodes", rep.Seed, rep.Lives, rep.Nodes))
 }
 
-// A worker that does something wrong is found out.
+// Run finds a worker that does something wrong.
 func TestSoakNotices(t *testing.T) {
 	testenv.Once(t)
 	for what, want := range map[string]string{

@@ -11,7 +11,7 @@ const workerEnv = "PENSTOCK_SOAK_WORKER"
 // noWorker is for a process that ends at once.
 const noWorker = "none"
 
-// config is what a worker is told at its start.
+// config is what a worker gets at its start.
 type config struct {
 	Name     string   // "w1.3": the third life of worker 1
 	Index    int      // which worker
@@ -67,13 +67,13 @@ const (
 	cResume = "resume" // end that
 	cDeny   = "deny"   // end the sessions of another worker by its certificate, and let it in no more
 	cPardon = "pardon" // end that
-	cTake   = "take"   // take rights away from everybody
+	cTake   = "take"   // take rights away from all peers
 	cGive   = "give"   // end that
 	cQuiet  = "quiet"  // begin nothing any more and wait for what is under way
 	cFinish = "finish" // close everything and exit
 )
 
-// message travels with each transfer, so that the receiver can tell of it and check it.
+// message travels with each transfer, so that the receiver can report it and check it.
 type message struct {
 	Key    string
 	Node   string `json:",omitempty"` // put: of the sender, which wants an acknowledgement

@@ -184,7 +184,7 @@ func (w *worker) leftovers(start holding) string {
 	return ""
 }
 
-// stacks prints what every goroutine does, for whoever looks for the reason of a complaint.
+// stacks prints what every goroutine does, to help find the reason of a complaint.
 func (w *worker) stacks(why string) {
 	buf := make([]byte, 1<<20)
 	fmt.Fprintf(os.Stderr, "soak: %s: %s:\n%s\n", w.c.Name, why, buf[:runtime.Stack(buf, true)])

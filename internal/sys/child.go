@@ -49,7 +49,7 @@ func OwnUsers(cmd *exec.Cmd, uid int) {
 	}
 }
 
-// OwnGroup are attributes of a child that leads a process group of its own and outlives whoever started it.
+// OwnGroup are attributes of a child that leads a process group of its own and outlives its parent.
 func OwnGroup() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }
 
 // Kill sends a signal to a process (man 2 kill). That the process does not exist any more is no error.

@@ -4,7 +4,7 @@ import "golang.org/x/sys/unix"
 
 // ClockState is what the kernel knows of the system's clock (man 2 adjtimex).
 type ClockState struct {
-	Synchronised bool   // somebody keeps it on time
+	Synchronised bool   // a program such as chrony keeps it on time
 	MaxError     int64  // bound of its error, in microseconds
 	Offset       uint64 // magnitude of the last correction, in nanoseconds
 }

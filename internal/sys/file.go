@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Flags for opening files that somebody else may have prepared: the last component is not followed if it is a symbolic link,
-// and opening a FIFO or a device does not wait for anybody.
+// Flags for opening files that another user may have prepared: the kernel does not follow a symbolic link as the last component,
+// and opening a FIFO or a device does not wait for its other end.
 const (
 	ONoFollow = unix.O_NOFOLLOW
 	ONonblock = unix.O_NONBLOCK
@@ -35,7 +35,7 @@ func Fallocate(f *os.File, off, n int64) error {
 	}
 }
 
-// TryFileLock is FileLock without waiting; it returns false when somebody else holds the lock.
+// TryFileLock is FileLock without waiting; it returns false when another open file holds the lock.
 func TryFileLock(f *os.File) (bool, error) {
 	for {
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)

@@ -24,7 +24,7 @@ func MapTogether(align int, parts ...MapPart) (b []byte, unmap func() error, err
 	if size <= 0 || align < PageSize || align&(align-1) != 0 {
 		return nil, nil, callError("mmap", fmt.Sprintf("%d bytes in one range, aligned to %d", size, align), EINVAL)
 	}
-	// A range that nobody else gets, into which the pieces are put; what is left over stays unused.
+	// A range that no other mapping gets; the pieces go into it, and the rest stays unused.
 	whole, err := unix.Mmap(-1, 0, size+align, unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, nil, callError("mmap", fmt.Sprintf("a range of %d bytes", size+align), err)

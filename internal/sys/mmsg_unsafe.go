@@ -18,7 +18,7 @@ func SocketDrops(fd int) (uint32, Errno) {
 }
 
 // SockAddr is an address of IPv4 or IPv6 with its port in the kernel's form (struct sockaddr_in, sockaddr_in6). SockAddrs are
-// comparable; the zero one names nobody.
+// comparable; the zero one is no address.
 type SockAddr struct {
 	raw [28]byte
 	len uint32

@@ -46,7 +46,7 @@ func SetInterfaceMTU(fd int, name string, mtu int) error {
 // network namespace.
 func NetlinkGeneric() (int, error) { return netlinkSocket(unix.NETLINK_GENERIC, "NETLINK_GENERIC") }
 
-// NetlinkRouteAsk makes a blocking socket for questions to rtnetlink; see NetlinkRoute for one that is told of changes.
+// NetlinkRouteAsk makes a blocking socket for questions to rtnetlink; see NetlinkRoute for one that gets changes.
 func NetlinkRouteAsk() (int, error) { return netlinkSocket(unix.NETLINK_ROUTE, "NETLINK_ROUTE") }
 
 func netlinkSocket(family int, name string) (int, error) {

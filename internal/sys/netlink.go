@@ -9,7 +9,7 @@ const (
 	NetlinkNeighbors = 1 << (unix.RTNLGRP_NEIGH - 1)
 )
 
-// NetlinkRoute makes a non-blocking rtnetlink socket of the calling thread's network namespace, which is told of changes in the
+// NetlinkRoute makes a non-blocking rtnetlink socket of the calling thread's network namespace, which gets the changes in the
 // groups. It needs no rights.
 func NetlinkRoute(groups uint32) (int, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)

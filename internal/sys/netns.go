@@ -98,7 +98,7 @@ func WatchLinks() (*LinkEvents, error) {
 // FD is the socket's descriptor, for PollIn.
 func (e *LinkEvents) FD() int { return e.fd }
 
-// Drain throws away the events that are there. It looks at none: whoever wakes up looks at the device.
+// Drain throws away the events that are there. It looks at none: the goroutine that wakes up looks at the device.
 func (e *LinkEvents) Drain() error {
 	var buf [8 << 10]byte
 	for {

@@ -83,7 +83,7 @@ func DeviceQdiscs(device string) ([]Qdisc, error) {
 	}
 }
 
-// ParseQdiscs appends the qdiscs of a device, by number, that a part of an answer to RTM_GETQDISC tells of, and says whether it
+// ParseQdiscs appends the qdiscs of a device, by number, that a part of an answer to RTM_GETQDISC lists, and says whether it
 // was the last part.
 func ParseQdiscs(out []Qdisc, b []byte, device int) (qs []Qdisc, done bool, err error) {
 	for len(b) > 0 {

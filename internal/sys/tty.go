@@ -9,7 +9,7 @@ import (
 )
 
 // TermSize is the size of the terminal that fd is, in columns and rows; an error (ENOTTY) says that it is none. A terminal
-// whose size nobody has set says 0 (man 2 TIOCGWINSZ).
+// whose size was never set says 0 (man 2 TIOCGWINSZ).
 func TermSize(fd uintptr) (columns, rows int, err error) {
 	w, err := unix.IoctlGetWinsize(int(fd), unix.TIOCGWINSZ)
 	if err != nil {
@@ -19,8 +19,8 @@ func TermSize(fd uintptr) (columns, rows int, err error) {
 }
 
 // OpenTerminal makes a pseudo-terminal of that size (man 7 pty): what is written to one end is read at the other. program is
-// the end for a program, user the one where somebody types and looks. Both belong to the caller. A read of the user's end fails
-// with EIO when nobody has the other one open any more.
+// the end for a program, user the one where the user types and reads. Both belong to the caller. A read of the user's end fails
+// with EIO when no process has the other one open any more.
 func OpenTerminal(columns, rows int) (user, program *os.File, err error) {
 	fd, err := unix.Open("/dev/ptmx", unix.O_RDWR|unix.O_NOCTTY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
@@ -46,7 +46,7 @@ func OpenTerminal(columns, rows int) (user, program *os.File, err error) {
 	return user, program, nil
 }
 
-// ResizeTerminal sets the size of a terminal, one of whose ends f is. Programs in its foreground are told by a signal, see WindowChange.
+// ResizeTerminal sets the size of a terminal, one of whose ends f is. Programs in its foreground get a signal, see WindowChange.
 func ResizeTerminal(f *os.File, columns, rows int) error {
 	c, err := f.SyscallConn()
 	if err != nil {

@@ -23,8 +23,8 @@ func ClockNow(clock int32) int64 {
 }
 
 // SetTxTime makes a socket carry a time to send in each message that brings one, by a clock, and report those that were not
-// sent on its error queue (SO_TXTIME with SOF_TXTIME_REPORT_ERRORS). Some clocks take CAP_NET_ADMIN. That it succeeds does
-// not say that anybody waits for the time.
+// sent on its error queue (SO_TXTIME with SOF_TXTIME_REPORT_ERRORS). Some clocks take CAP_NET_ADMIN. Success does not
+// say that a qdisc or a device waits for the time.
 func SetTxTime(fd int, clock int32) error {
 	const reportErrors = 1 << 1 // SOF_TXTIME_REPORT_ERRORS
 	var v [8]byte               // struct sock_txtime

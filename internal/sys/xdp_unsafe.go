@@ -21,7 +21,7 @@ type XDPStatistics struct {
 	RxInvalidDescs       uint64
 	TxInvalidDescs       uint64
 	RxRingFull           uint64
-	RxFillRingEmptyDescs uint64 // of the fill ring, whoever it belongs to
+	RxFillRingEmptyDescs uint64 // of the fill ring, whichever socket has it
 	TxRingEmptyDescs     uint64
 }
 
@@ -71,7 +71,7 @@ func ReadXDPStatistics(fd int, s *XDPStatistics) Errno {
 // gone or down.
 //
 // The call is made without telling the scheduler. A call of unix.Syscall that lasts 20 µs, as one for 32 packets on a veth pair does, keeps the
-// runtime's monitor (sysmon) from sleeping: it then takes the processor from whoever polls every 85 µs, which was 3 to 10 % of
+// runtime's monitor (sysmon) from sleeping: every 85 µs it then takes the processor from the goroutine that polls, which was 3 to 10 % of
 // what a forwarder did. What the scheduler waits for instead, to stop the world, is bounded by the kernel's budget for one call.
 func XDPSend(fd int) Errno {
 	_, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
@@ -79,7 +79,7 @@ func XDPSend(fd int) Errno {
 }
 
 // XDPRecv makes the driver look at the fill ring of a socket's queue, and polls the device where busy polling is on. It does not
-// wait and does not allocate; the scheduler is not told, as in XDPSend.
+// wait and does not allocate; it does not tell the scheduler, as XDPSend does not.
 func XDPRecv(fd int) Errno {
 	_, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), 0, 0, unix.MSG_DONTWAIT, 0, 0)
 	return e

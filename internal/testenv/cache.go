@@ -73,7 +73,7 @@ func Cached(key string, build func(tmp string) error) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The lock's file goes with the lock: whoever waits for it finds the result first.
+	// The lock's file goes with the lock: a process that waits for it finds the result first.
 	defer unlock()
 	if _, err := os.Lstat(final); err == nil {
 		return final, nil

@@ -94,7 +94,7 @@ func kernelPool(size int) pool {
 var poolMutex sync.Mutex
 
 // add makes n pages more, and returns by how many the permanent ones are more: also pages of the surplus, which the kernel makes permanent
-// before it adds any. Pages that are permanent stay when whoever uses them ends, so all of them are to be taken away.
+// before it adds any. Permanent pages stay when the process that uses them ends, so takeAway must take all of them.
 func (p pool) add(n int) (int, error) {
 	poolMutex.Lock()
 	defer poolMutex.Unlock()

@@ -21,7 +21,7 @@
 // it has a socket of its own, the carrier, that holds these rings and receives nothing. The kernel would let the first
 // socket of a queue carry them. But the rings are mapped from the carrier's descriptor, and the mapping holds the carrier in the
 // kernel as long as it lasts: had the first socket packets of its own, closing it would take the rings from those that came later,
-// or leave it bound, and in the program's map, with nobody who reads it. Sockets of a Queue come and go in any order.
+// or leave it bound, and in the program's map, with no reader. Sockets of a Queue come and go in any order.
 //
 // A [Umem] may serve several queues, of several interfaces: an address means the same chunk to all of them, so a packet that came
 // from one is sent on another without a copy. Queues of one interface share one registration of the memory; another interface
@@ -38,7 +38,7 @@
 //
 // # The end of things
 //
-// Closing waits for nobody, and the kernel frees a queue some time later: [Umem.OpenQueue] waits for it. In copy mode nothing is
+// Closing does not wait until the kernel has freed a queue, some time later: [Umem.OpenQueue] does. In copy mode nothing is
 // written to the memory once the sockets are closed. In zero-copy mode the card may still write, and does, until
 // [Queue.Released] returns: before that the memory must not be used for anything else. As long as a queue is bound the kernel
 // refuses to reduce the interface's queues below it. An interface that is deleted leaves its sockets unbound: WakeRx and WakeTx then

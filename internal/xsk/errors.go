@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of this package; match them with errors.Is. The message says which, where, and how to mend it.
+// Errors of this package; match them with errors.Is. The message says which, where, and what to do about it.
 var (
 	ErrInvalid     = errors.New("invalid AF_XDP configuration")
 	ErrChunk       = fmt.Errorf("chunks that AF_XDP cannot use: %w", ErrInvalid)

@@ -161,7 +161,7 @@ func TestAnyDescriptor(t *testing.T) {
 	})
 }
 
-// TestRefused: what is not there is told as such.
+// TestRefused: errors name what is not there.
 func TestRefused(t *testing.T) {
 	e := veth(t, netns.LinkSpec{Queues: 2})
 	u := newUmem(t, 16)
@@ -298,7 +298,7 @@ func TestChannels(t *testing.T) {
 	})
 }
 
-// TestBusy: a queue that somebody has is waited for, and named when the wait ends; one that was closed comes free.
+// TestBusy: OpenQueue waits for a queue in use, and names it when the wait ends; a queue that was closed comes free.
 func TestBusy(t *testing.T) {
 	e := veth(t, netns.LinkSpec{})
 	u, v := newUmem(t, 16), newUmem(t, 16)
@@ -325,7 +325,7 @@ func TestBusy(t *testing.T) {
 		return nil
 	})
 	q.Close()
-	// Somebody waits while the last socket closes.
+	// OpenQueue waits while the last socket closes.
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

@@ -18,7 +18,7 @@ import (
 const virtioCard = "disable-legacy=on,iommu_platform=on,ats=on,guest_tso4=off,guest_tso6=off,guest_ecn=off,guest_ufo=off,guest_csum=off"
 
 // TestGuestCards runs over the drivers of cards, emulated, with the distribution's kernel: e1000e and vmxnet3 joined by a cable,
-// and two of virtio. What the kernel cannot do with each must be told.
+// and two of virtio. Errors must say what the kernel cannot do with each.
 func TestGuestCards(t *testing.T) {
 	testenv.Once(t)
 	profile := guest.Nics

@@ -43,7 +43,7 @@ type QueueConfig struct {
 	MultiBuffer              bool // packets may take several chunks (XDP_USE_SG, since Linux 6.6)
 }
 
-// defaultRing is the size of a ring that nobody chose.
+// defaultRing is the size of a ring where the caller chose none.
 const defaultRing = 2048
 
 // maxRing is the largest ring that is tried: 2^22 entries are 64 MiB of the kernel's memory.
@@ -91,7 +91,7 @@ type Queue struct {
 
 // OpenQueue takes a queue of an interface. When it is in use, OpenQueue waits for it until ctx ends: the kernel gives a queue free
 // some time after its last socket was closed, by this process or another, even a killed one. The error then wraps ErrBusy and
-// the context's; a queue that somebody else keeps looks the same. Once ctx has ended there is one attempt.
+// the context's; a queue that another socket keeps looks the same. Once ctx has ended there is one attempt.
 func (u *Umem) OpenQueue(ctx context.Context, c QueueConfig) (*Queue, error) {
 	if err := c.complete(); err != nil {
 		return nil, err
@@ -274,7 +274,7 @@ func (q *Queue) Released(ctx context.Context) error {
 	if open {
 		return fmt.Errorf("xsk: queue %d of %s: it or a socket of it is open: %w", q.cfg.Queue, name(q.cfg.Interface), ErrBusy)
 	}
-	// The kernel tells nobody. A queue that somebody can have is free.
+	// The kernel does not report it. A queue that can be opened is free.
 	fd, err := sys.MemfdCreate("xsk", int64(sys.PageSize), 0)
 	if err != nil {
 		return fmt.Errorf("xsk: %w", err)

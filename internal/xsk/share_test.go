@@ -49,7 +49,7 @@ func TestJumbo(t *testing.T) {
 	}
 }
 
-// TestChainTooLong: a packet may have MaxChain chunks; one more is refused, counted, and hurts nobody else.
+// TestChainTooLong: a packet may have MaxChain chunks; one more is refused, counted, and harms no other packet.
 func TestChainTooLong(t *testing.T) {
 	e := veth(t, netns.LinkSpec{MTU: 9000})
 	c := QueueConfig{NeedWakeup: true, MultiBuffer: true, FillSize: 64, Mode: Copy}

@@ -167,8 +167,8 @@ func (s *Socket) busyPoll() error {
 
 // FD is the socket's descriptor: the value for an XSKMAP, and what poll waits for: readable when there is something in the receive
 // ring, writable when at least half of the transmit ring is free. In copy mode poll sends what is in the transmit ring.
-// It does not tell that the interface is gone: WakeRx and WakeTx do. The descriptor is the Socket's to close; while somebody else
-// holds a duplicate of it, the socket stays open.
+// It does not show that the interface is gone: WakeRx and WakeTx do. The descriptor is the Socket's to close; while a duplicate of
+// it is open, the socket stays open.
 func (s *Socket) FD() int { return s.fd }
 
 // Queue is the queue that the socket is on.

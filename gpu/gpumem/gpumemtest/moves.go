@@ -252,7 +252,7 @@ func settle(r *rig, moves []mem.Move, rng *rand.Rand) bool {
 	return true
 }
 
-// checkDropped is moves that nobody asks any more: regions are closed all the same, after the copies, and what the moves had is used again.
+// checkDropped drops moves: regions are closed all the same, after the copies, and the provider uses the events of the moves again.
 func checkDropped(r *rig) {
 	if _, mv := r.mover(1); mv == nil {
 		return
@@ -268,7 +268,7 @@ func checkDropped(r *rig) {
 		if r.c.Live() == live {
 			return // no event was made: those of moves that were dropped came back
 		}
-		runtime.GC() // finds the moves; who takes their events back runs soon after
+		runtime.GC() // finds the moves; the cleanup that takes their events back runs soon after
 		if time.Since(start) > 30*time.Second {
 			r.Fatalf("%d objects of the context, and more with each copy that is dropped", r.c.Live())
 		}
@@ -370,7 +370,7 @@ func checkAllocations(r *rig) {
 				m, err = mv.Load(span, 4096)
 			}
 			for done := false; err == nil && !done; {
-				runtime.Gosched() // whoever counts allocations leaves Go one processor
+				runtime.Gosched() // AllocsPerRun leaves Go one processor
 				done, err = m.Done()
 			}
 			if err != nil {

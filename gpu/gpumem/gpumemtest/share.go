@@ -113,7 +113,7 @@ func checkAddress(r *rig) {
 	if !released {
 		r.Error("it was not released")
 	}
-	// The owner gives it back too early: whoever adopted it hears of that.
+	// The owner gives it back too early: Close of the adopted region says so.
 	x = must(r.p.AdoptAddress("theirs", addr, n, nil))(r)
 	r.ok(theirs.Close())
 	if err := x.Close(); err == nil || !strings.Contains(err.Error(), "while it was adopted") {

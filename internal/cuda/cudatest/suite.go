@@ -22,7 +22,7 @@ var Kernels []byte
 type Harness struct {
 	// Open is the driver, called once for each check.
 	Open func(t testing.TB) *cuda.Driver
-	// Idle is called when a check has ended and everything of it is closed. nil: nobody asks what is left.
+	// Idle is called when a check has ended and everything of it is closed. nil: no check of what is left.
 	Idle func(t testing.TB)
 	// Misuse runs f, which makes calls that are wrong on purpose. nil: it is just run.
 	Misuse func(f func())

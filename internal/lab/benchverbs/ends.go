@@ -23,7 +23,7 @@ type verbsEnd struct {
 	buf     []byte
 	mr      *ibv.MR
 	send    *ibv.SendChain
-	last    *ibv.SendChain // like send, for requests that end with one that tells of its end
+	last    *ibv.SendChain // like send, for requests that end with one that asks for a completion
 	recv    *ibv.RecvChain
 	wc      []ibv.WC
 }
@@ -187,7 +187,7 @@ func (e *verbsEnd) poll(cq *ibv.CQ) (n int, err error) {
 	return n, nil
 }
 
-// patience is how often something is looked for in vain before it is looked whether anybody still wants it.
+// patience is how many times a loop polls in vain before it checks whether its context has ended.
 const patience = 4096
 
 // await polls until some completions came, and returns how many.

@@ -16,7 +16,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// callsAlone is why nobody checks bytes where only calls are timed.
+// callsAlone is why rows that time only calls check no bytes.
 const callsAlone = "times the calls alone"
 
 // cost measures what posting and polling take, and how many small messages go through them.

@@ -180,8 +180,7 @@ func (b *verbsBench) pathFlowRow(ctx context.Context, op path.OpKind, size uint6
 		Ours: ours, Theirs: theirs})
 }
 
-// pathBatch is how many operations are handed over by one Post, as soon as there is room for them. perftest posts as many writes as have ended, and hears of 100 at
-// a time.
+// pathBatch is how many operations one Post hands over, as soon as there is room for them. perftest posts as many writes as have ended, and sees 100 end at a time.
 const pathBatch = 16
 
 // pathFlow is puts or gets of one size, one after the other.

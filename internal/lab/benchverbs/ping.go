@@ -22,7 +22,7 @@ const latencyTarget = 1.2
 const (
 	pingBytes  = 8    // a number
 	pingOut    = 2048 // where an end has what it sends; what it gets is at the beginning
-	pingSignal = 16   // one request of so many tells of its end, so that slots come back
+	pingSignal = 16   // one request of so many asks for a completion, so that slots come back
 	pingSlots  = 64
 )
 
@@ -209,7 +209,7 @@ func (g *verbsPing) hear(ctx context.Context, e *verbsEnd, k uint64) error {
 		if idle%patience != 0 {
 			continue
 		}
-		// What failed is told by a completion, also of a request that asked for none.
+		// A request that fails makes a completion, also where it asked for none.
 		if _, err := e.poll(e.sendCQ); err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (g *verbsPing) hear(ctx context.Context, e *verbsEnd, k uint64) error {
 	}
 }
 
-// tick is how long somebody sleeps before he looks whether he is still wanted, in milliseconds.
+// tick is how long sleep sleeps before it checks whether its context has ended, in milliseconds.
 const tick = 100
 
 // sleep waits for one receive without looking all the time.
@@ -234,7 +234,7 @@ func (e *verbsEnd) sleep(ctx context.Context) error {
 			if n > 0 {
 				return one[0].Err()
 			}
-			// What came before this is not told, so it is looked once more.
+			// No event reports what came before this, so sleep polls once more.
 			if err := e.recvCQ.Arm(false); err != nil {
 				return err
 			}

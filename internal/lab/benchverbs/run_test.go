@@ -54,7 +54,7 @@ func TestVerbsOnTheFake(t *testing.T) {
 	}
 }
 
-// What is asked for and not here is an error that says what is.
+// A request for what is not here fails with an error that says what is.
 func TestVerbsRefusals(t *testing.T) {
 	for _, x := range []struct {
 		o    Options

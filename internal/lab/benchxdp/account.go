@@ -25,7 +25,7 @@ type XDPAccount struct {
 	Cables  uint64 // lost by the interfaces
 	Checked uint64 // bytes at the sink, each of them right
 	Gaps    uint64 // in the order of sequence numbers at the sink
-	Other   uint64 // packets that nobody sent on purpose
+	Other   uint64 // packets that the load did not send
 	Slots   uint64 // chunks of the load and of the sink, which are all back in their fill rings
 	Took    time.Duration
 }
@@ -131,7 +131,7 @@ func Account(ctx context.Context, o Options, packets uint64) (a *XDPAccount, err
 		return a, err
 	}
 	a.Cables, a.Took = after-before, time.Since(began)
-	// The ends in C have every chunk again, and closing ours tells of its own.
+	// The ends in C have every chunk again, and Close of ours reports chunks that are missing.
 	for port := range 2 {
 		r, err := run(ctx, g.far, xdpref.Command{Op: xdpref.Receive, From: port})
 		if err != nil {

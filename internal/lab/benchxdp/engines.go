@@ -273,7 +273,7 @@ func openXDPEngine(ctx context.Context, h packetHost, s sideSpec) (_ *enginePart
 		depth *= 2
 	}
 	// The kernel gets as many chunks to receive into as that of the program in C: all go round, and more of them are more than the processor's
-	// cache holds. The engine leaves an eighth of a pool to those who send from it.
+	// cache holds. The engine leaves an eighth of a pool to senders.
 	slots := []int{(c.Slots+64)*8/7 + 1, c.Slots}
 	region, err := bench.Allocate("xdp", uint64((slots[0]+slots[1])*chunk), s.huge)
 	if err != nil {

@@ -159,7 +159,7 @@ func (g *xdpRig) close() error {
 	return err
 }
 
-// sinkPort is the interface of the sink's process that hears what the near host sends.
+// sinkPort is the interface of the sink's process that receives what the near host sends.
 func (g *xdpRig) sinkPort() int {
 	if g.row.op == xdpref.Forward && g.sink == g.far {
 		return 1
@@ -243,7 +243,7 @@ func (g *xdpRig) load(c xdpref.Command) xdpref.Command {
 	return c
 }
 
-// held makes one burst. check has every byte of it looked at by the side under test, when that is who receives.
+// held makes one burst. check makes the side under test look at every byte of it, when that side receives.
 func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, err error) {
 	row := &g.row
 	before, err := g.cables()
@@ -287,7 +287,7 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 		t.dropped += lost(near)
 	}
 	if row.op == xdpref.Send && !row.touch && !check {
-		t.gaps = 0 // nobody numbered them
+		t.gaps = 0 // they have no numbers
 	}
 	g.seq += sent.Packets
 	st = step{packets: near.Packets, took: near.Wall, verified: end.Checked}
@@ -300,13 +300,13 @@ func (g *xdpRig) held(ctx context.Context, s packetSide, check bool) (st step, e
 	if err := t.check(); err != nil {
 		return st, err
 	}
-	if t.dropped > 0 { // the rings have room for all; a cable may lose some on a busy machine, before anybody sees them
+	if t.dropped > 0 { // the rings have room for all; a cable may lose some on a busy machine, before a ring has them
 		return st, wrong("%s: %d packets of %d found no room", t.what, t.dropped, t.sent)
 	}
 	return st, nil
 }
 
-// live has everybody work at the same time.
+// live has all ends work at the same time.
 func (g *xdpRig) live(ctx context.Context, s packetSide) (st step, err error) {
 	row := &g.row
 	before, err := g.cables()

@@ -48,7 +48,7 @@ func checkXDPRows(t *testing.T, r *paired.Report) {
 type lyingSide struct {
 	packetSide
 	tell func(*xdpref.Result)
-	op   xdpref.Op // in the place of the one that it is told; "": that one
+	op   xdpref.Op // in the place of the command's; "": the command's
 }
 
 func (l *lyingSide) Begin(c xdpref.Command) error {

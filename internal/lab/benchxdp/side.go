@@ -90,7 +90,7 @@ type loops interface {
 	send(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
 	forward(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
 	dropped() (uint64, error) // packets that came and were lost, since it was opened
-	close() error             // tells of memory that is not back
+	close() error             // reports memory that is not back
 }
 
 // worker is a side in this process. One goroutine, on a thread of its own that is bound to a processor, does all the work.
@@ -174,7 +174,7 @@ func (w *worker) Wait(ctx context.Context) (xdpref.Result, error) {
 	return o.r, o.err
 }
 
-// Close implements packetSide. Its error tells of memory that is not back.
+// Close implements packetSide. Its error reports memory that is not back.
 func (w *worker) Close() error {
 	w.halt.Store(true)
 	if w.running {

@@ -76,8 +76,8 @@ func (g *xdpRig) testpmd(ctx context.Context) (out paired.Sample, err error) {
 	case xdpref.Send:
 		t.sent, took = ports[0].TX, end.Wall
 	}
-	// net_af_xdp does not count packets that find its receive ring full (its rx_missed is the kernel's rx_dropped alone), so what it
-	// does not tell of cannot be held against it.
+	// net_af_xdp does not count packets that find its receive ring full (its rx_missed is the kernel's rx_dropped alone), so what
+	// is missing counts as dropped.
 	t.dropped = max(t.dropped, t.sent-min(t.got, t.sent))
 	g.seq += sent.Packets
 	if err := t.check(); err != nil {

@@ -255,7 +255,7 @@ func (d *deadline) set(t time.Time) {
 	}
 	c := d.c
 	if wait := time.Until(t); wait > 0 {
-		// A timer that could not be stopped in time closes a channel that nobody waits for any more only if that was replaced.
+		// A timer that Stop came too late for leaves a channel alone that was replaced.
 		d.timer = time.AfterFunc(wait, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()

@@ -205,7 +205,7 @@ func (p *Proxy) route(from *net.UDPAddr) *Link {
 			} else if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			// Otherwise an ICMP error: nobody listens there, which may change.
+			// Otherwise an ICMP error: no socket listens there, which may change.
 		}
 	})
 	return l

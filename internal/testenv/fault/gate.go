@@ -25,7 +25,7 @@ func (g *gate) close(d time.Duration) {
 		t = time.AfterFunc(d, func() {
 			g.mu.Lock()
 			defer g.mu.Unlock()
-			if g.timer == t { // otherwise somebody has opened and closed it since
+			if g.timer == t { // otherwise the gate was opened or closed since
 				g.set(false)
 			}
 		})

@@ -128,7 +128,7 @@ func TestReorderedCompletions(t *testing.T) {
 			order = append(order, e.Token)
 		}
 	}
-	// The first is passed by two; the last has nobody left to pass it and must not wait.
+	// Two pass the first; none is left to pass the last, which must not wait.
 	if !slices.Equal(order, []uint64{1, 2, 0, 3}) {
 		t.Errorf("order of completions %v", order)
 	}

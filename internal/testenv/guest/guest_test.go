@@ -249,7 +249,7 @@ func TestGuestEndsWithItsProcess(t *testing.T) {
 			if time.Now().After(deadline) {
 				t.Fatalf("process %d lives on", pid)
 			}
-			time.Sleep(10 * time.Millisecond) // there is no event for the end of somebody else's child
+			time.Sleep(10 * time.Millisecond) // there is no event for the end of another process's child
 		}
 	}
 	left, err := filepath.Glob(filepath.Join(tmp, "*"))

@@ -54,7 +54,7 @@ func keepModule(name string) bool {
 // findKernel returns a kernel that can be booted, from the first of these that has one: the directory $PENSTOCK_GUEST_KERNEL
 // (with boot/vmlinuz-* and lib/modules, as a package unpacks to); the current kernel of the distribution, by apt, out of the
 // cache when it is there; the kernel that was used last, when apt has nothing to say; the host's own kernel.
-// Apt is asked once a day. A recent kernel is that of newer.go instead of the distribution's.
+// It asks apt once a day. A recent kernel is that of newer.go instead of the distribution's.
 func findKernel(ctx context.Context, recent bool) (kernel, error) {
 	if dir := os.Getenv("PENSTOCK_GUEST_KERNEL"); dir != "" {
 		return kernelBelow(dir)

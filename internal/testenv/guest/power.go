@@ -7,7 +7,7 @@ import (
 )
 
 // PowerOff takes the power from the guest that this process runs in, at once: nothing is closed, written or said, and what is on
-// the cable's card is lost. It comes back only where that failed. Whoever started the guest expects it by Spec.PowersOff.
+// the cable's card is lost. It comes back only where that failed. The caller of Run expects it by Spec.PowersOff.
 func PowerOff() error {
 	if ID() == 0 {
 		return errors.New("guest: PowerOff is for a process inside a guest")

@@ -235,7 +235,7 @@ func (m *machine) line(s string) bool {
 	word, ok := strings.CutPrefix(s, m.tag+" ")
 	switch {
 	case !ok:
-		// init begins its last line with a line break, which may make an empty line that nobody printed: an empty line waits
+		// init begins its last line with a line break, which may make an empty line that no program printed: an empty line waits
 		// for the next one.
 		if m.blank {
 			m.lines("")

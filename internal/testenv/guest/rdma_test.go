@@ -55,7 +55,7 @@ func waitListening(t *testing.T, port int) {
 		if time.Now().After(deadline) {
 			t.Fatalf("nothing listens on port %d", port)
 		}
-		time.Sleep(20 * time.Millisecond) // there is no event for a socket of somebody else
+		time.Sleep(20 * time.Millisecond) // there is no event for a socket of another process
 	}
 }
 

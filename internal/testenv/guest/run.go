@@ -98,9 +98,9 @@ const maxAgain = 2
 
 // emulator reports whether a guest's kernel died of the emulator rather than of what it ran. With a thread for each processor,
 // qemu before 8.1 may translate an instruction while another processor patches it, and keep what it saw: the breakpoint that
-// stands there meanwhile. The kernel then dies of an int3 that nobody has set any more, or of a patch that did not arrive.
+// stands there meanwhile. The kernel then dies of an int3 that is no longer set, or of a patch that did not arrive.
 //
-// A guest may also stop before its program begins, without a word: no processor of it goes on. That is told by time alone.
+// A guest may also stop before its program begins, without a word: no processor of it goes on. Only time shows that.
 func (v Verdict) emulator() bool {
 	return errors.Is(v.Err, errStuck) || errors.Is(v.Err, errNoVerdict) && emulatorFault.MatchString(v.Console)
 }
@@ -186,8 +186,8 @@ func Run(ctx context.Context, s Spec, argv []string, lines func(id int, line str
 	}
 }
 
-// boot runs the guests once, and says in r how that went. Nobody hears a line any more when it returns. What the programs print
-// is held back until all guests have come to their programs, and is forgotten when the emulator kept one from it.
+// boot runs the guests once, and says in r how that went. It calls lines no more when it has returned. What the programs print
+// is held back until all guests have come to their programs, and dropped when the emulator kept one from it.
 func boot(ctx context.Context, s Spec, k kernel, initrd *os.File, taps map[int][]*os.File, r *Result, lines func(id int, line string)) error {
 	timeout := s.Timeout
 	if timeout == 0 {

@@ -105,7 +105,7 @@ func leave() {
 	}
 }
 
-// Do runs fn on the host's thread. Sockets that fn opens belong to the host for good, whoever uses them later; files below
+// Do runs fn on the host's thread. Sockets that fn opens belong to the host for good, wherever they are used; files below
 // /proc/sys/net and /sys/class/net are the host's. Goroutines that fn starts are not in the host, nor is anything that Go does on
 // other goroutines, such as looking up names. fn must not end its goroutine (t.Fatal, runtime.Goexit): that ends the host.
 // While fn runs, other calls on this host wait; fn itself may make them.

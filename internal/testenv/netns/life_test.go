@@ -285,7 +285,7 @@ func TestCloseLeavesNothing(t *testing.T) {
 func TestWithoutRoot(t *testing.T) {
 	if os.Getenv(childEnv) != "" {
 		New(t, Topology{})
-		fmt.Println("it was made") // by a user who may
+		fmt.Println("it was made") // by a user with the right to
 		return
 	}
 	for _, c := range []struct {

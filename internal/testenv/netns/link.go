@@ -52,7 +52,7 @@ func (l *Link) Down() error {
 	return l.await(false, l.near)
 }
 
-// Up mends the cable. Both ends have their carrier, and their addresses and known neighbours again, when it returns.
+// Up repairs the cable. Both ends have their carrier, and their addresses and known neighbours again, when it returns.
 func (l *Link) Up() error {
 	batch := []string{"link set " + l.far.dev + " up"}
 	if l.peer != nil {

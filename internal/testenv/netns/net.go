@@ -18,7 +18,7 @@ type Topology struct {
 	Rails int
 	// Bridge joins the hosts of a rail by a bridge, which is in a namespace of its own; more than two always are.
 	Bridge bool
-	// Neighbours gives every host the MAC addresses of all others as permanent entries, so that nobody asks (ARP, ND).
+	// Neighbours gives every host the MAC addresses of all others as permanent entries, so that no host asks (ARP, ND).
 	Neighbours bool
 	// Localnet gives every link an address in 127.77.0.0/16 besides, which the hosts reach over the link: for programs that
 	// accept only loopback addresses. 127.0.0.1 stays the host's own.

@@ -115,7 +115,7 @@ func unwatch(tid int) error {
 	return w.ask('-', tid)
 }
 
-// watcherMain holds the namespaces that it is told of, so that their numbers stay theirs, until the process is gone. Then it
+// watcherMain holds the namespaces that the commands name, so that their numbers stay theirs, until the process is gone. Then it
 // kills what runs in them, and they end with it.
 func watcherMain(of string, commands io.Reader, answers io.Writer) int {
 	signal.Ignore(sys.Interrupts()...)
@@ -193,7 +193,7 @@ func killAll(ns string) error {
 	for quiet := 0; quiet < 2; quiet++ {
 		pids := inNamespace(ns)
 		for _, pid := range pids {
-			// What FindProcess returns stays this process, whoever gets the number next. So look again who it is.
+			// What FindProcess returns stays this process, also when another one gets the number. So look again which it is.
 			p, err := os.FindProcess(pid)
 			if err != nil {
 				continue

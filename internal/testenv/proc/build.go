@@ -47,7 +47,7 @@ func sources(root string) (string, error) {
 	return testenv.Hash(parts...), nil
 }
 
-// prune removes binaries of other sources that are older than a day. Nobody starts those any more; a process that runs one
+// prune removes binaries of other sources that are older than a day. No test starts those any more; a process that runs one
 // keeps its file.
 func prune(keep string) {
 	dir, err := testenv.CacheDir()

@@ -39,7 +39,7 @@ func readState(pid int) (s state, ok bool) {
 	return state{pid: pid, code: f[0][0], parent: n(1), group: n(2), session: n(3)}, true
 }
 
-// members are the processes of the group that exist, dead ones that nobody reaped included.
+// members are the processes of the group that exist, zombies included.
 func (g group) members() (out []state) {
 	dir, err := os.Open("/proc")
 	if err != nil {

@@ -72,7 +72,7 @@ func (e Exit) String() string {
 
 // Process is a process that was started. Its methods may be called from any goroutine.
 type Process struct {
-	t     testenv.TB // nil: nobody's
+	t     testenv.TB // nil: of no test
 	spec  Spec
 	cmd   *exec.Cmd
 	in    *os.File
@@ -106,7 +106,7 @@ func Start(t testenv.TB, spec Spec) *Process {
 	return p
 }
 
-// Launch runs a process that belongs to the caller, who calls Kill when he is done with it, also when it has ended.
+// Launch runs a process that belongs to the caller, who calls Kill when done with it, also when it has ended.
 func Launch(spec Spec) (*Process, error) {
 	p := &Process{spec: spec, done: make(chan struct{}), out: newOutput(spec.OnLine)}
 	if err := ready(); err != nil {
@@ -209,7 +209,7 @@ func (p *Process) await() {
 	if p.in != nil {
 		p.in.Close()
 	}
-	// Everybody who could write is gone, except a daemon that made a session of its own.
+	// Every process that could write is gone, except a daemon that made a session of its own.
 	if !p.out.finish(patience) && p.err == nil {
 		p.err = errors.New("proc: a process outside the group holds its output open")
 	}

@@ -27,7 +27,7 @@ type Terminal struct {
 // Terminal is the process's terminal; nil without Spec.Columns.
 func (p *Process) Terminal() *Terminal { return p.term }
 
-// read shows what the process writes until nobody has the terminal open.
+// read shows what the process writes until no process has the terminal open.
 func (t *Terminal) read() {
 	defer t.user.Close()
 	b := make([]byte, 4096)
@@ -68,7 +68,7 @@ func (t *Terminal) Drawn() bool {
 	return t.screen.main != nil || t.screen.hidden
 }
 
-// Resize makes the terminal another size, which its program is told by a signal.
+// Resize changes the size of the terminal; its program gets a signal.
 func (t *Terminal) Resize(columns, rows int) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

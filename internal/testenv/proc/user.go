@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 )
 
-// As is spec run as another user, by a copy of the program that everybody can read. It takes root; without that, the test ends
+// As is spec run as another user, by a copy of the program that every user can read. It takes root; without that, the test ends
 // as testenv.Missing says.
 func (s Spec) As(t testenv.TB, uid int) Spec {
 	t.Helper()

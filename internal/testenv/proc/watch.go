@@ -56,7 +56,7 @@ var ready = sync.OnceValue(func() error {
 	return nil
 })
 
-// tell sends the watcher a line. That it is gone is no error: somebody who kills it wants no protection.
+// tell sends the watcher a line. It ignores that the watcher is gone: a user who kills it wants no protection.
 func tell(op byte, g group) {
 	watcher.mu.Lock()
 	defer watcher.mu.Unlock()

@@ -1,4 +1,4 @@
-// Opens is a program that opens the library that it is told and says what came of it. TestProgram builds it in several ways.
+// Opens opens the library that its argument names, calls it and prints the result. TestProgram builds it in several ways.
 package main
 
 import (

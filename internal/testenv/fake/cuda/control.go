@@ -79,7 +79,7 @@ func (c *Control) Calls(name string) int {
 	return int(int64(r))
 }
 
-// Restart makes the process new to the fake: no objects, no script, no errors that stay. Nobody may be in a call of it.
+// Restart makes the process new to the fake: no objects, no script, no errors that stay. No thread may be in a call of it.
 func (c *Control) Restart() error {
 	if int32(c.restart.Call0()) != 0 {
 		return fmt.Errorf("cuda: the fake cannot start again: a kernel does not end")

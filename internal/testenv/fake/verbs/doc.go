@@ -44,18 +44,18 @@
 //	status send 5 REM_OP_ERR      the fifth send request from now is not executed and ends so; recv: a receive, executed
 //	drop send 1                   its completion is lost; drop recv 1
 //	delay send 1 20ms             it is executed, its completion comes later, and so do the requests behind it
-//	port 0 down                   or up, with the event; cable 0 cut (or mend) is the same without telling anybody
+//	port 0 down                   or up, with the event; cable 0 cut (or mend) is the same without an event
 //	partial on                    a queue pair that goes into error has begun to fill a receive of its shared queue: it comes back flushed
 //	                              3 ms later, with LAST_WQE_REACHED; with the queue pair destroyed before, it is lost, as drops count
 //	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
 //	overrun 0 0x11                a completion does not fit into the queue of its receives (of an initiator of DC: its requests), and is lost: CQ_ERR, and QP_FATAL as well
 //	fail cm_address 1 ETIMEDOUT   the event of that step says so (also cm_route, cm_connect, and cm_accept, whose answer is lost)
-//	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and goodbyes
+//	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and disconnects
 //	cm remove 0                   the ids on a device hear that it is gone; cm addr_change, cm timewait and cm odd (an event that does not
-//	                              belong there) are told to all ids
+//	                              belong there) go to all ids
 //	report exit                   penstock_fake_report() goes to stderr when the process ends
-//	reset                         forgets rules, counts, violations and settings, and mends ports
+//	reset                         forgets rules, counts, violations and settings, and repairs ports
 //
 // penstock_fake_report() lists objects that are not destroyed ("leak qp #7 of fake0") and rules that were broken
 // ("violation ibv_post_send: ..."): use after destroy, posting in a wrong state, a region gone under its windows, events never

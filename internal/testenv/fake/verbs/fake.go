@@ -122,7 +122,7 @@ func Env(dir, script string) []string {
 	return append(env, "LD_LIBRARY_PATH="+path, ScriptEnv+"="+script)
 }
 
-// Check compiles the conformance program: it knows libibverbs and not who serves it, so that it runs on the fake, on Soft-RoCE
+// Check compiles the conformance program: it knows libibverbs and not the provider, so that it runs on the fake, on Soft-RoCE
 // and on hardware. Run without arguments it takes the first device; `check DEVICE NAME...` takes one, and some checks. It prints
 // a line per check, and ends with status 0 when none failed.
 func Check(flags ...string) (program string, err error) {

@@ -112,7 +112,7 @@ func TestConformance(t *testing.T) {
 	}
 }
 
-// TestConformanceModes: who executes, and when, changes no verdict.
+// TestConformanceModes: where and when the fake executes changes no verdict.
 func TestConformanceModes(t *testing.T) {
 	testenv.Once(t)
 	want := conformance(t, "", nil)

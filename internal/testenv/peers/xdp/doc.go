@@ -9,7 +9,7 @@
 //	fmt.Println(r.Packets, r.CPU, r.RingFull)
 //
 // The program is compiled on first use and needs libxdp's and libbpf's headers (Debian: libxdp-dev, libbpf-dev), root or CAP_NET_RAW,
-// CAP_NET_ADMIN, CAP_BPF and CAP_IPC_LOCK, and an interface whose queue nobody else holds. Its XDP program has five instructions
+// CAP_NET_ADMIN, CAP_BPF and CAP_IPC_LOCK, and an interface whose queue no other socket has. Its XDP program has five instructions
 // and goes with the process; LibxdpProgram takes libxdp's own in its place.
 //
 // A packet is Ethernet, IPv4, UDP to port 5001, a sequence number of 8 bytes at offset 42, the number of the slot that it was made in at

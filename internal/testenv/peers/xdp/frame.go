@@ -69,7 +69,7 @@ func Headers(f []byte) bool {
 	return len(f) >= HeaderSize && f[12] == 8 && f[13] == 0 && f[23] == 17 && f[36] == Port>>8 && f[37] == Port&0xff
 }
 
-// SwapMACs exchanges the addresses of a frame, as who forwards it does.
+// SwapMACs exchanges the addresses of a frame, as a forwarder does.
 func SwapMACs(f []byte) {
 	_ = f[11]
 	to := [6]byte(f)

@@ -21,7 +21,7 @@ type Result struct {
 	Checked uint64        // bytes that were right, each one looked at
 	Bad     uint64        // packets with a wrong byte
 	Gaps    uint64        // packets that did not follow the one before, by their sequence numbers
-	Other   uint64        // packets of another size, which nobody sent on purpose
+	Other   uint64        // packets of another size, which are not the sender's
 	Calls   uint64        // system calls
 
 	// What the kernel counted (XDP_STATISTICS), of both interfaces together where there are two.

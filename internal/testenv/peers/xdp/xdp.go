@@ -47,7 +47,7 @@ type Config struct {
 	Chunk      int // bytes of a chunk of the UMEM, 2048 or 4096; 0: 2048, or 4096 with MultiBuffer
 	Slots      int // chunks to receive into for each interface, and as many to send from; 0: 4096
 	Ring       int // descriptors of each ring; 0: the power of two that Slots needs
-	Budget     int // packets that one system call sends, where the kernel can be told (Linux 6.17); 0: 256, negative: the kernel's own
+	Budget     int // packets that one system call sends, where the kernel has a setting (Linux 6.17); 0: 256, negative: the kernel's own
 
 	Poll          bool // sleep in poll when there is nothing, in place of looking again and again
 	NoWakeup      bool // bind without need_wakeup: a system call for each batch
@@ -342,7 +342,7 @@ func (p *Peer) Do(ctx context.Context, c Command) (Result, error) {
 // be busy for another moment.
 func (p *Peer) Close() error {
 	p.in.Close()
-	if p.running != "" { // it may run until it is told to stop
+	if p.running != "" { // it may run until a command stops it
 		p.cmd.Process.Kill()
 	}
 	p.wait()

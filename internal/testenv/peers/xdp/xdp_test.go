@@ -111,7 +111,7 @@ func TestLive(t *testing.T) {
 	if err != nil || r.Packets == 0 || r.Packets+r.Dropped+r.RingFull < sent.Packets {
 		t.Errorf("received %+v of %+v, %v", r, sent, err)
 	}
-	// With nobody who takes them, as many come as there are chunks.
+	// While no receiver takes them, as many come as there are chunks.
 	sent = do(t, far, xdp.Command{Op: xdp.Send, Packets: 1000})
 	r = do(t, near, xdp.Command{Op: xdp.Receive})
 	if r.Packets+r.Other != 256 || r.Dropped+r.RingFull < 1000-r.Packets {
@@ -127,7 +127,7 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// What the system refuses is told in its words.
+// Errors quote the system's words for what it refuses.
 func TestRefusals(t *testing.T) {
 	testenv.Once(t)
 	xdp.Need(t)
