@@ -86,7 +86,7 @@ type Path struct {
 	asked    map[uint32]*attachment
 	askID    uint32
 	useClock uint64
-	viewed   map[path.Key]struct{}    // given up, but views are out, or the peer is still to be told
+	viewed   map[path.Key]struct{}    // given up, but views are out, or this side has still to tell the peer
 	granted  map[path.Key]*mem.Region // our exports that the peer may have mapped
 
 	principal string // who is charged for mappings and descriptors

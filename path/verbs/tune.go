@@ -130,7 +130,7 @@ const (
 // inlineUnit is the smallest inline threshold beside 0.
 const inlineUnit = 32
 
-// Tuned is what a path found out so far, or was told to use.
+// Tuned is what a path found out so far, or what its Options set.
 type Tuned struct {
 	Piece  uint64 // bytes that one request moves at most
 	Signal uint64 // the path signals one request in this many
