@@ -68,7 +68,7 @@ func Example_receive() {
 	}
 	rx := engine.NewRx(queue, engine.Batching{Packets: 64, Timeout: time.Millisecond})
 
-	// Somebody sends.
+	// A client sends.
 	conn, err := net.Dial("udp", strings.TrimPrefix(port.Info().Address, "udp://"))
 	if err != nil {
 		log.Fatal(err)

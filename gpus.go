@@ -48,8 +48,8 @@ func (p *Plan) gpuRuntime() string {
 	return "auto"
 }
 
-// openRuntime opens the runtime of that name. auto takes CUDA, or OpenCL with a device on the bus: whoever asks for a GPU is not given the
-// processor instead.
+// openRuntime opens the runtime of that name. auto takes CUDA, or OpenCL with a device on the bus: a program that asks for a GPU does not
+// get the processor instead.
 func openRuntime(name string) (gpu.Choice, error) {
 	table := runtimes.Table()
 	if name != "auto" {

@@ -37,7 +37,7 @@ func (g *guard) Arm(w *engine.Waker) (ready bool) {
 	return g.closed || g.in.Arm(w)
 }
 
-// discard throws away what waits in the queue. Nobody has received yet: no stage has anything.
+// discard throws away what waits in the queue. The application has received nothing yet: no stage holds a packet.
 func (g *guard) discard() (int, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

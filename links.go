@@ -22,17 +22,17 @@ type LinkEvent struct {
 	Change    LinkChange
 }
 
-// linkWatch tells of the links of all interfaces whose ports do (engine.LinkTeller).
+// linkWatch reports the links of all interfaces whose ports report theirs (engine.LinkTeller).
 type linkWatch struct {
 	s     *System
-	ports []engine.LinkTeller // of each interface; nil where it does not tell
+	ports []engine.LinkTeller // of each interface; nil where it reports no link
 	was   []engine.LinkState
 	waker *engine.Waker
 	stop  chan struct{}
 	done  chan struct{}
 }
 
-// watchLinks begins to tell. An interface whose link is down already is told of at once.
+// watchLinks begins to report. It reports an interface whose link is down already at once.
 func (s *System) watchLinks() *linkWatch {
 	w := &linkWatch{s: s, waker: engine.NewWaker(), stop: make(chan struct{}), done: make(chan struct{})}
 	for i := range s.ifaces {

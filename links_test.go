@@ -51,7 +51,7 @@ func count(all []string, one string) (n int) {
 	return n
 }
 
-// Links that go down and come back are told of, also when that is over before it is looked at; one that is down at the beginning too.
+// The System reports a link that goes down and comes back, also between two looks, and one that is down at the beginning.
 func TestLinkEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n, err := sim.NewNetwork(sim.Options{})
@@ -202,7 +202,7 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-// The kernel tells of the links of real interfaces.
+// The kernel reports the links of real interfaces.
 func TestLinkEventsOnInterfaces(t *testing.T) {
 	for _, name := range []string{"afpacket", "xdp", "socket"} {
 		t.Run(name, func(t *testing.T) {

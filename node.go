@@ -62,7 +62,7 @@ func (p *Plan) planNode() {
 	p.planPaths()
 }
 
-// guarded refuses addresses beyond this machine where nobody proves who he is, as the node will.
+// guarded refuses addresses beyond this machine where ok is false: no identity, and not insecure. The node refuses them too.
 func (p *Plan) guarded(at, address string, ok bool) {
 	if !ok && !local(address) {
 		p.need(config.CodeHost, at, fmt.Sprintf("%s is beyond this machine, and this node has no identity", address), "",

@@ -27,7 +27,7 @@ type Options struct {
 	Engines *engine.Table
 	// Stages are the stages that receive queues may name; nil: Stages().
 	Stages []engine.StageKind
-	// Logger hears of what is opened, closed and changed, never of single packets or transfers. nil: as the section logging says, to its
+	// Logger gets what is opened, closed and changed, never single packets or transfers. nil: as the section logging says, to its
 	// file or to the standard error; silent if a program wrote the Config and left the level empty.
 	Logger *slog.Logger
 	// Regions is the memory of regions with owned: false, by name. It stays the program's, which closes it after the System.
@@ -116,7 +116,7 @@ type region struct {
 // which says all of it, when not everything is here. When a step fails, what was opened is closed again, and the error says what failed
 // and where in the file. The context bounds the opening only.
 //
-// Open completes and checks cfg (config.Config.Check), which nobody may change as long as the System is open. Interfaces are opened in
+// Open completes and checks cfg (config.Config.Check), which the caller must not change as long as the System is open. Interfaces are opened in
 // the network namespace of the calling thread.
 func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 	p, err := MakePlan(cfg, o)

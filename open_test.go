@@ -128,7 +128,7 @@ func TestOpenCarriesPackets(t *testing.T) {
 	}
 }
 
-// Receiving ends when the System is closed, with packets under way, whoever waits and whatever he has not received.
+// Close ends Recv with packets under way, whether the receiver waits or has packets left to receive.
 func TestCloseWhileReceiving(t *testing.T) {
 	for _, poll := range []string{"indirect", "direct"} {
 		s := mustOpenUnclosed(t, twoRegions+`

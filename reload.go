@@ -101,7 +101,7 @@ func (e *RestartError) Unwrap() error { return ErrRestart }
 // Reload puts the flows of another configuration in force while packets go on: those of all interfaces, or none. Everything else must be as
 // it was; otherwise the error is a *RestartError that lists what differs. A wrong configuration, one that asks for what is not here, and
 // flows that a port refuses are errors as of Open, and change nothing. Each port changes from one packet to the next; ports change one
-// after the other. Flows are told apart by what they say, then by name, then by id: one that is the same keeps its counts.
+// after the other. Reload finds a flow again by what it says, then by name, then by id: one that is the same keeps its counts.
 //
 // Rules that a program has put into a port's table besides stay as they are, and where a new flow comes behind all others also behind them.
 func (s *System) Reload(cfg *config.Config) (*Changes, error) {

@@ -31,7 +31,7 @@ type Reloaded struct {
 	Err      error
 }
 
-// Reloader puts the flows of a file in force when it changes, or when it is told to.
+// Reloader puts the flows of a file in force when the file changes, or when Trigger asks for it.
 type Reloader struct {
 	s     *System
 	path  string

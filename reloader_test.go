@@ -27,7 +27,7 @@ func reload(t *testing.T, c <-chan Reloaded) Reloaded {
 	panic("not reached")
 }
 
-// A file is put in force when it changes and when somebody asks; one that is wrong, gone or too different is reported and changes nothing.
+// A file is put in force when it changes and when Trigger asks; one that is wrong, gone or too different is reported and changes nothing.
 func TestReloader(t *testing.T) {
 	flows := func(f string) string { return flowsText("reloader", f) }
 	one, two := "{name: a, match: {udp_dst: 1}, actions: [{type: queue, id: 1}]}", "{name: b, match: {udp_dst: 2}, actions: [{type: queue, id: 1}]}"
@@ -82,7 +82,7 @@ func TestReloader(t *testing.T) {
 	if x := reload(t, reports); x.Err != nil || x.Changes.String() != "loop: removed a; 1 unchanged" || names() != "b" {
 		t.Errorf("%+v: %s", x, names())
 	}
-	replace(flows(two)) // another file with the same text: nobody is told
+	replace(flows(two)) // another file with the same text: no report
 	r.Trigger()
 	if x := reload(t, reports); !x.Asked || x.Err != nil || x.Changes.Any() {
 		t.Errorf("%+v", x)

@@ -81,7 +81,7 @@ func (e *ruleEdit) placed(ids []uint32) []rule {
 	return e.next
 }
 
-// renumbered reports whether two rules differ only in names that nobody gave them.
+// renumbered reports whether two rules differ only in derived names.
 func renumbered(a, b *rule) bool {
 	x := a.flow
 	x.Name = b.flow.Name
@@ -89,7 +89,7 @@ func renumbered(a, b *rule) bool {
 }
 
 // match finds for each rule that is wanted the one that it was, -1 if it is new: the same one first, then one that says the same under a
-// name that nobody gave it, then one with its name, then one with its mark.
+// derived name, then one with its name, then one with its mark.
 func match(have, want []rule) []int {
 	from := make([]int, len(want))
 	for i := range from {

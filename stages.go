@@ -54,7 +54,7 @@ func (g *guard) openStages(stages []stagePlan, spec engine.StageSpec) error {
 	return nil
 }
 
-// closeQueue closes the stages from the application on, and the queue last. Whoever receives has left.
+// closeQueue closes the stages from the application on, and the queue last. The receiving goroutine has left.
 func (g *guard) closeQueue() (err error) {
 	for _, s := range slices.Backward(g.stages) {
 		err = errors.Join(err, s.Close())

@@ -21,7 +21,7 @@ func badFrame(t testing.TB, port uint16) []byte {
 	return f
 }
 
-// A stage that a file names stands between the queue and whoever receives, with a poller and without, and what it drops is seen.
+// A stage that a file names stands between the queue and the receiver, with a poller and without, and what it drops is seen.
 func TestStages(t *testing.T) {
 	for _, poll := range []string{"event", "direct"} {
 		s := mustOpen(t, twoRegions+`

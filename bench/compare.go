@@ -220,8 +220,8 @@ func joinNotes(a, b string) string {
 	return a + "; " + b
 }
 
-// scout runs each rival of a class three times and returns the one with the best median: one look at a busy machine picks
-// anybody. What fails is told in the note. These runs choose only; the pairs are measured afresh.
+// scout runs each rival of a class three times and returns the one with the best median: one run on a busy machine picks
+// any of them. The note names the rivals that fail. These runs only choose; the pairs are measured afresh.
 func (o *TransferOptions) scout(ctx context.Context, c class, versions map[string]string) (best *rival, note string, err error) {
 	looks := 3
 	if o.Quick {

@@ -154,7 +154,7 @@ func TestTheLastMessageCounts(t *testing.T) {
 	}
 }
 
-// A path that is not here is told, and the others are measured.
+// Transfer reports a path that the second process lacks as missing, and measures the others.
 func TestMemoryOverMissingPath(t *testing.T) {
 	o := quick(t, "")
 	o.Local, o.Sizes, o.Budget = onHost(mem.Device), []uint64{1000}, 200*time.Microsecond

@@ -69,7 +69,7 @@ type pattern struct {
 	Len  uint64 `json:"len"`
 }
 
-// fill writes the pattern to the beginning of r, whoever's memory it is.
+// fill writes the pattern to the beginning of r, in memory of the host or of a device.
 func (p pattern) fill(ctx context.Context, r *mem.Region) error {
 	s, err := r.Span(0, p.Len)
 	if err != nil {
@@ -97,10 +97,10 @@ func (p pattern) verify(ctx context.Context, g *ground, r *mem.Region) (checked 
 	return checked, err
 }
 
-// errWrong is in the error of who finds other bytes than were sent.
+// errWrong is in the error of a check that finds other bytes than were sent.
 var errWrong = errors.New("bytes did not come")
 
-// scribble overwrites all of r, whoever's memory it is, with what no pattern is.
+// scribble overwrites all of r, in memory of the host or of a device, with bytes that are no pattern.
 func scribble(ctx context.Context, r *mem.Region) error {
 	return accel.Write(ctx, r.All(), func(b []byte, _ uint64) error {
 		for i := range b {

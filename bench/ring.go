@@ -171,7 +171,7 @@ func newQueue(name string) (q queue, free func(), err error) {
 		x := xsync.NewMPMCQueue[uint64](ringCapacity)
 		return single(x.TryEnqueue, x.TryDequeue), free, nil
 	case "channel":
-		// A blocking channel is how one uses it: the runtime parks whoever has to wait.
+		// A blocking channel is the usual one: the runtime parks the goroutine that has to wait.
 		c := make(chan uint64, ringCapacity)
 		return queue{
 			put: func(b []uint64) int {

@@ -45,7 +45,7 @@ func (o *TransferOptions) newPing(ctx context.Context, l *link, driver, mode str
 	}
 	defer func() {
 		if err != nil {
-			// Queues first: what they map is not given back while they are open and nobody serves them.
+			// Queues first: an open queue that no side serves keeps what it maps.
 			if len(l.queues) > 0 {
 				l.closeQueues()
 			}
@@ -183,7 +183,7 @@ func (o *TransferOptions) newLender(ctx context.Context, l *link, size uint64) (
 
 // attach borrows for the first time, for which the memory has to be mapped.
 func (x *lender) attach(ctx context.Context) (path.View, error) {
-	// Mapping tells of no event, so the path is polled; it takes the peer a moment.
+	// No event reports that the memory is mapped, so attach polls the path; the peer takes a moment.
 	wait, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	var events [8]path.Event

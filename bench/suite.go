@@ -14,7 +14,7 @@ import (
 
 // Conditions are what every benchmark of this package is run under.
 type Conditions struct {
-	// Gate waits before each round until other programs leave the machine alone; nil: nobody looks.
+	// Gate waits before each round until other programs leave the machine alone; nil: no wait.
 	Gate *paired.Gate
 	// Seed decides the order of contenders and the draws of the bootstrap; 0: a new one each time.
 	Seed     uint64
@@ -69,7 +69,7 @@ func (s *Suite) End(err error) (*paired.Report, error) {
 	return s.Report, errors.Join(err, s.Check())
 }
 
-// noBytes is why nobody checks bytes where none are moved.
+// noBytes is the reason for no check of bytes where none are moved.
 const noBytes = "moves no bytes"
 
 // shape is what a row of two processes measures.

@@ -45,7 +45,7 @@ type Flags uint16
 const (
 	Truncated    Flags = 1 << iota // longer on the wire than what is here; WireLen says how long
 	ChecksumGood                   // its checksums were verified by the NIC or the kernel
-	ChecksumBad                    // they were found wrong, and the queue was told to deliver such packets
+	ChecksumBad                    // they were found wrong, and the queue is set to deliver such packets
 	HasTime                        // Time holds the receive time
 	HardwareTime                   // that time was taken by the NIC
 	VLANStripped                   // the NIC or the kernel took a VLAN tag off; Flow rules saw it

@@ -282,7 +282,7 @@ func TestForget(t *testing.T) {
 	if len(o) != 1 {
 		t.Errorf("%v came back", o)
 	}
-	// Whoever sends uses the room: it is not given back.
+	// The sender uses the room: Release does not give it back.
 	b.Builder().Add(src, Segment{Handle: NoHandle})
 	d.out = 1
 	b.Builder().Reserve(d, 1)
@@ -293,7 +293,7 @@ func TestForget(t *testing.T) {
 	}
 }
 
-// Packets whose memory somebody has taken over stay in their places, and Release leaves them alone.
+// Packets whose memory another owner has taken over stay in their places, and Release leaves them alone.
 func TestForgetPart(t *testing.T) {
 	var o batches
 	b := NewSegmented(4, 6)

@@ -19,7 +19,7 @@
 //
 // # Who owns what
 //
-// The Burst value always stays with whoever made it; what moves is the packets in it. There is one rule: whoever received or
+// The Burst value always stays with its maker; what moves is the packets in it. There is one rule: the caller that received or
 // allocated packets into a burst owns them until Send, Forward or Release, and those take all of them whatever they return.
 // The burst is empty then and ready for the next use. Views from Bytes end with the ownership.
 //

@@ -78,7 +78,7 @@ func TestLeaks(t *testing.T) {
 	if leaks("TestLeaks") != 0 {
 		t.Error(Leaks())
 	}
-	// One that nobody refers to any more is still told.
+	// Leaks reports a burst also when nothing refers to it any more.
 	func() { acquireHere(New(1)) }()
 	runtime.GC()
 	if leaks("acquireHere") != 1 {

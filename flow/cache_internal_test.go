@@ -91,7 +91,7 @@ func TestCacheReplaces(t *testing.T) {
 		if five := h.used[3&h.sets]; bits.OnesCount8(five) != left+1 {
 			t.Fatalf("%d words: %d found of those that were there, marks of use %b", words, left, five)
 		}
-		for i := 200; i < 300; i++ { // what comes by once takes the place of the one that nobody asks for
+		for i := 200; i < 300; i++ { // a new entry takes the place of the one that no lookup asks for
 			p := probeOf(i)
 			h.look(p)
 			h.insert(p)

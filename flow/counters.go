@@ -146,7 +146,7 @@ type Stats struct {
 }
 
 // Stats returns the sums over all counters. Each number is exact for some moment of the call; together they are those of one moment
-// only when nobody counts meanwhile.
+// only when no goroutine counts meanwhile.
 func (t *Table) Stats() Stats {
 	t.mu.Lock()
 	defer t.mu.Unlock()

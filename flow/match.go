@@ -20,7 +20,7 @@ const (
 )
 
 // Opt is a value that may be absent. The zero Opt is absent; zero values are present when they are set: a port is 0 only if
-// somebody wrote 0. Absent values are left out of JSON (tag omitzero); null reads as absent.
+// the rule says 0. Absent values are left out of JSON (tag omitzero); null reads as absent.
 type Opt[T comparable] struct {
 	Value T
 	Set   bool

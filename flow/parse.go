@@ -14,7 +14,7 @@ import (
 // SyntaxError says where a text is not a rule. Line counts from 1 and is 0 when the text was one rule; Column counts bytes from 1.
 type SyntaxError struct {
 	Line, Column int
-	Problem      string // what is there, what was expected, how to mend it
+	Problem      string // what is there, what was expected, how to fix it
 }
 
 func (e *SyntaxError) Error() string {

@@ -40,7 +40,7 @@ type Problem struct {
 	Name  string // of the rule, may be empty
 	Other int    // index of the other rule of a pair; -1 if there is none
 	Field string // in the words of the text form, such as "udp dst" or "action 2"
-	Text  string // what is there, what was expected, how to mend it
+	Text  string // what is there, what was expected, how to fix it
 }
 
 func (p *Problem) Error() string { return "flow: " + p.String() }

@@ -314,7 +314,7 @@ func (s *space) example() *Match {
 	implied, _ := explicit(&m)
 	implied.tighten()
 	if n := s.spans[FieldLength]; !n.absent && n != implied.spans[FieldLength] {
-		m.Length = Some(One(uint16(min(n.lo.lo+packet.IPv6Len+packet.TCPLen, n.hi.lo)))) // with room for headers that nobody asks for
+		m.Length = Some(One(uint16(min(n.lo.lo+packet.IPv6Len+packet.TCPLen, n.hi.lo)))) // with room for headers that m does not ask for
 	}
 	return &m
 }

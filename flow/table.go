@@ -11,7 +11,7 @@ import (
 )
 
 // Isolation says what happens to packets that no rule accepts. The zero Isolation leaves them to the kernel, so that ARP, SSH and
-// everything else that nobody thought of keeps working.
+// everything else that no rule mentions keeps working.
 type Isolation struct {
 	Unmatched Verdict `json:"unmatched,omitzero"` // Kernel, Deliver or Discard; the zero value stands for Kernel
 	Queue     uint16  `json:"queue,omitzero"`     // for Deliver
@@ -53,7 +53,7 @@ type Table struct {
 	closed   *tally // of counters that were closed
 }
 
-// Snapshot is one version of a table. It is immutable and stays valid as long as somebody holds it.
+// Snapshot is one version of a table. It is immutable and stays valid as long as a goroutine holds it.
 type Snapshot struct {
 	version    uint64
 	classifier *Classifier
@@ -184,8 +184,8 @@ type Result struct {
 // IDs that the table does not have. Warnings of Validate do not stop a batch. The cost is that of compiling the whole set.
 func (t *Table) Apply(changes ...Change) (Result, error) { return t.Install(nil, changes...) }
 
-// Install is Apply for an engine that has a device besides: install is given the version that is to come, before anybody else sees it,
-// and makes it so in the device. When it returns an error, nothing has changed, and the error is the answer. It must not use the table.
+// Install is Apply for an engine that has a device besides: install gets the version that is to come, before any reader sees it,
+// and puts it into the device. When it returns an error, nothing has changed, and the error is the answer. It must not use the table.
 func (t *Table) Install(install func(next *Snapshot) error, changes ...Change) (Result, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -218,7 +218,7 @@ func (t *Table) Check(changes ...Change) error {
 // batch makes the changes in a copy of the rules. The caller holds mu.
 func (t *Table) batch(changes []Change, ids []uint32) *batch {
 	rules := t.now.Load().classifier.rules
-	b := &batch{rules: slices.Clone(rules), origin: make([]int, len(rules)), nextID: t.nextID} // shares matches and actions, which nobody changes
+	b := &batch{rules: slices.Clone(rules), origin: make([]int, len(rules)), nextID: t.nextID} // shares matches and actions, which do not change
 	for i := range b.origin {
 		b.origin[i] = -1
 	}

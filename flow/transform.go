@@ -90,7 +90,7 @@ func Transform(actions []Action, buf []byte, off int, l *packet.Layers) ([]byte,
 		if why != Applied {
 			return nil, why
 		}
-		// The frame lies in buf; where is told by what is left of its capacity.
+		// The frame lies in buf; what is left of its capacity says where.
 		off = cap(buf) - cap(frame)
 		buf = buf[:off+len(frame)]
 	}

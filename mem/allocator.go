@@ -236,7 +236,7 @@ func (a *Allocator) Alloc(size uint64) (Block, error) {
 			a.stats.Failed++
 			return Block{}, err
 		}
-		if s != nil { // ours before anybody else looks
+		if s != nil { // ours before another caller looks
 			return a.hand(s, size), nil
 		}
 	}
@@ -304,7 +304,7 @@ func (a *Allocator) hand(s *slab, size uint64) Block {
 func (a *Allocator) Free(b Block) error { return a.free(b, false) }
 
 // Retire gives a block back, and its memory to the system instead of to the next Alloc: at once if the block is dedicated
-// or large, otherwise when all blocks of its slab are free. It is for memory that somebody else may still write, such as a
+// or large, otherwise when all blocks of its slab are free. It is for memory that another process may still write, such as a
 // peer that has it mapped. The budget is held until the memory is unmapped, that is until the last lease on it ends.
 // Errors are those of Free.
 func (a *Allocator) Retire(b Block) error { return a.free(b, true) }

@@ -172,7 +172,7 @@ func TestDedicatedBlocks(t *testing.T) {
 		t.Error("a freed dedicated block was not reused")
 	}
 	a.Free(c)
-	// Retired memory is never handed out again, and holds the budget until nobody has a lease on it.
+	// Retired memory is never handed out again, and holds the budget until the last lease on it ends.
 	l := must[Lease](t)(r.Lease())
 	before := a.Stats().Reserved
 	if err := a.Retire(d); err != nil {

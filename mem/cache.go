@@ -71,7 +71,7 @@ func (c *Cache) Get() (Slot, error) {
 	return s, nil
 }
 
-// Put gives a slot of the pool back, whoever took it. Errors are those of Pool.Put.
+// Put gives a slot of the pool back, whichever Cache it came from. Errors are those of Pool.Put.
 func (c *Cache) Put(s Slot) error {
 	if invariants.Enabled {
 		c.enter()

@@ -16,7 +16,7 @@ import (
 // Others may still truncate the file, and touching bytes past its new end is a SIGBUS, which kills a Go process; replacing
 // it by renaming another over it is harmless. Where the file is not under your control, copy out of it with CopyGuarded.
 //
-// Pipes, devices, directories and empty files are refused, without waiting for anybody.
+// AdoptFile refuses pipes, devices, directories and empty files, and does not wait for a pipe's other end.
 func AdoptFile(path string) (*Region, error) {
 	fd, err := sys.OpenRead(path)
 	if err != nil {

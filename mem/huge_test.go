@@ -21,7 +21,7 @@ func TestHugePages(t *testing.T) {
 			if r.Kind() != Huge || r.PageSize() != size || r.Len() != uint64(n*size) || r.Note() != "" {
 				t.Errorf("kind %s, page %d, len %d, note %q", r.Kind(), r.PageSize(), r.Len(), r.Note())
 			}
-			// Pages in use are counted, not free ones: somebody else may change how many the kernel keeps.
+			// Pages in use are counted, not free ones: another process may change how many the kernel keeps.
 			used := func(s sys.HugePages) int { return s.Total - s.Free }
 			if took := used(after) - used(before); took != n || r.PopulateTime() <= 0 {
 				t.Errorf("%d pages taken, expected %d; populate time %v", took, n, r.PopulateTime())
@@ -90,7 +90,7 @@ func TestHugePageShortage(t *testing.T) {
 		}
 		return
 	}
-	testenv.HugePages(t, 2<<20, 0) // so that nobody changes what is free
+	testenv.HugePages(t, 2<<20, 0) // so that no other process of the lab changes what is free
 	if h, err = sys.HugePageState(2<<20, -1); err != nil {
 		t.Fatal(err)
 	}

@@ -22,11 +22,11 @@ type Mover interface {
 }
 
 // Move is a copy under way. It ends once: after Done said true, or Wait returned anything but the error of its context, it must
-// not be used any more. One goroutine uses it. With an error the bytes of the destination are undefined, and nobody writes them any more. Who
-// drops a Move cannot know when the copy is over, and so cannot release its leases; nothing else is lost.
+// not be used any more. One goroutine uses it. With an error the bytes of the destination are undefined, and the copy writes them no more. A
+// caller that drops a Move cannot know when the copy is over, and so cannot release its leases; nothing else is lost.
 type Move interface {
-	// Done reports whether the copy is over, without waiting. Over without an error means: every byte is in place, and seen by
-	// whoever looks at it from now on, CPU or device.
+	// Done reports whether the copy is over, without waiting. Over without an error means: every byte is in place, and the CPU
+	// and each device see it from now on.
 	Done() (bool, error)
 	// Wait waits until it is over or ctx ends. In the second case the copy goes on, and the Move is still good.
 	Wait(ctx context.Context) error

@@ -70,7 +70,7 @@ const MaxSlots = 1<<indexBits - 1
 //
 // Slots may be released through any Cache, or none, of the pool, by any goroutine. Each handle carries the generation of
 // its slot: a second release, and a slot of another pool, are refused with an error. Builds with -tags invariants also fill
-// released slots with the byte 0xDB and panic, in the Get that follows, if somebody wrote there after the release.
+// released slots with the byte 0xDB and panic, in the Get that follows, if a byte there has changed since the release.
 type Pool struct {
 	name     string
 	region   *Region

@@ -134,7 +134,7 @@ func allocMemfd(o Options, hugePage int) (m Mapping, err error) {
 			err = errors.Join(err, free())
 		}
 	}()
-	// Sealed against shrinking before anybody else can hold it: a mapping of it can then never fault with SIGBUS.
+	// Sealed against shrinking before another process can hold it: a mapping of it can then never fault with SIGBUS.
 	if err := sys.AddSeals(fd, sys.SealShrink|sys.SealGrow); err != nil {
 		return m, err
 	}

@@ -127,7 +127,7 @@ func (c *RegCache) Get(span Span, a Access) (Registration, error) {
 			return Registration{}, ErrRegCacheClosed
 		}
 		if e := c.lookup(span, a); e != nil {
-			if !e.ready { // somebody registers it now
+			if !e.ready { // another goroutine registers it now
 				hit = false
 				for !e.ready {
 					c.changed.Wait()
@@ -202,7 +202,7 @@ func (c *RegCache) register(span Span, a Access) (Registration, error) {
 	}
 	e := &entry{span: span, access: a, lease: lease}
 	if _, known := c.regions[span.Region]; !known && !span.Region.onClose(c, func() { c.forget(span.Region) }) {
-		c.mu.Unlock() // releasing the lease may unmap the region, and call whoever waits for that
+		c.mu.Unlock() // releasing the lease may unmap the region, and call Region.gone
 		lease.Release()
 		c.mu.Lock()
 		return Registration{}, fmt.Errorf("mem: region %q: %w", span.Region.name, ErrClosed)
@@ -336,7 +336,7 @@ func (r Registration) Release() error {
 	return nil
 }
 
-// bury gives up a registration that nobody uses. It holds c.mu, except while the Registrar works.
+// bury gives up an idle registration. It holds c.mu, except while the Registrar works.
 func (c *RegCache) bury(e *entry) error {
 	c.idle.remove(e)
 	c.remove(e)
@@ -377,7 +377,7 @@ func (c *RegCache) forget(r *Region) {
 	c.abandon(r)
 }
 
-// abandon makes what is registered of r unknown and gives up what nobody uses. It holds c.mu, with gaps.
+// abandon forgets all registrations of r and gives up the idle ones. It holds c.mu, with gaps.
 func (c *RegCache) abandon(r *Region) error {
 	var unused []*entry
 	for _, ix := range c.regions[r] {

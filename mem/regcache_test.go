@@ -152,7 +152,7 @@ func TestRegCacheHitsAndMisses(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 	again := get(pages(t, r, 10, 10), ReadAccess, 4, 3) // kept
-	first.Release()                                     // stale: its grant serves somebody else now
+	first.Release()                                     // stale: its grant serves another use now
 	if _, err := again.Handle(); err != nil {
 		t.Errorf("a stale release ended another use: %v", err)
 	}

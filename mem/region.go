@@ -21,7 +21,7 @@ const (
 	Huge                   // 2 MiB or 1 GiB pages in a sealed memfd, reserved at allocation
 	HostPinned             // page-locked and mapped by an accelerator; needs a GPU runtime
 	Device                 // memory of an accelerator; needs a GPU runtime
-	Foreign                // adopted: memory that somebody else allocated
+	Foreign                // adopted: memory that this package did not allocate
 
 	kinds // how many there are
 )
@@ -198,8 +198,8 @@ func (r *Region) NUMANode() int { return r.node }
 // from everything else because it is the kernel zeroing pages, at about 2 GB/s.
 func (r *Region) PopulateTime() time.Duration { return r.populated }
 
-// SealWrites makes the memory writable only through the mapping that this process has already: from now on whoever receives
-// the descriptor can map it for reading only, and nobody, this process included, can punch holes into it
+// SealWrites makes the memory writable only through the mapping that this process has already: from now on a process that
+// receives the descriptor can map it for reading only, and no process, this one included, can punch holes into it
 // (F_SEAL_FUTURE_WRITE, Linux 5.1). It cannot be undone; calling it again does nothing. It fails with ErrUnavailable where
 // there is no memfd.
 //
@@ -323,7 +323,7 @@ func (r *Region) release() error {
 	return err
 }
 
-// callers records the stack of whoever called the function that calls it; format turns it into text.
+// callers records the stack from its caller outward, without the first skip frames; format turns it into text.
 func callers(skip int) []uintptr {
 	var pc [24]uintptr
 	return append([]uintptr(nil), pc[:runtime.Callers(skip+2, pc[:])]...)

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// grow makes room in class c, or waits for somebody who does. It returns a new slab with a block for the caller, nil when
+// grow makes room in class c, or waits for a goroutine that does. It returns a new slab with a block for the caller, nil when
 // the caller should look again, or the error that nothing can be had. It holds a.mu, except while mapping and unmapping.
 func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	cl := &a.classes[c]
@@ -24,7 +24,7 @@ func (a *Allocator) grow(c int, size uint64) (*slab, error) {
 	}
 	left := a.budget - a.reserved
 	if left < least {
-		// Somebody is about to add blocks of this class, or to give memory back.
+		// Another goroutine is about to add blocks of this class, or to give memory back.
 		if cl.size != 0 && cl.growing > 0 {
 			a.changed.Wait()
 			return nil, nil
@@ -141,7 +141,7 @@ func (a *Allocator) detach(s *slab) {
 	a.stats.draining++
 }
 
-// unmap closes the region of a detached slab. When somebody else has a lease on it, that does not unmap it yet. Without a.mu.
+// unmap closes the region of a detached slab, which stays mapped while another lease on it is left. Without a.mu.
 func (a *Allocator) unmap(s *slab) error {
 	err := s.region.Close()
 	a.mu.Lock()
@@ -201,7 +201,7 @@ type ClassStats struct {
 	Free  int // blocks that are mapped and can be had at once
 }
 
-// Internal is the internal fragmentation: the share of the bytes in use that nobody asked for, 0 to 1.
+// Internal is the internal fragmentation: the share of the bytes in use that no caller asked for, 0 to 1.
 func (s AllocatorStats) Internal() float64 {
 	if s.InUse == 0 {
 		return 0

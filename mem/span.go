@@ -41,7 +41,7 @@ func (l Lease) Release() error {
 	return l.r.release()
 }
 
-// Span names Len bytes of a region from Off. It holds no lease: whoever touches the bytes must hold one.
+// Span names Len bytes of a region from Off. It holds no lease: a caller that touches the bytes must hold one.
 type Span struct {
 	Region *Region
 	Off    uint64

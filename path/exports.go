@@ -248,7 +248,7 @@ func (r Reach) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
 	return e.resolve(off, n, want, have)
 }
 
-// Locate is Resolve for whoever needs no bytes: it returns the span that the reference names, also one of memory that the CPU
+// Locate is Resolve for a caller that needs no bytes: it returns the span that the reference names, also one of memory that the CPU
 // cannot reach. The span is the export's, which has to be kept from being retired in another way than by fencing paths.
 func (r Reach) Locate(k Key, off, n uint64, want Rights) (mem.Span, error) {
 	e, have, err := r.Lookup(k)

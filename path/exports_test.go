@@ -518,7 +518,7 @@ func FuzzResolve(f *testing.F) {
 }
 
 // TestReach checks that a peer reaches no more than both its own rights and the export permit, and nothing that is for
-// somebody else.
+// another peer.
 func TestReach(t *testing.T) {
 	var x Exports
 	r := region(t, 4096)

@@ -121,7 +121,7 @@ func (p Proof) String() string {
 type Security uint8
 
 const (
-	SecurityNone      Security = iota // whoever is on the way can read and change them
+	SecurityNone      Security = iota // hosts on the way can read and change them
 	SecurityHost                      // they do not leave this machine
 	SecurityEncrypted                 // encrypted and authenticated with keys that only the two ends of the session have
 )
@@ -273,8 +273,8 @@ type Config struct {
 	Exports *Exports
 	// Rights are what the peer may do at most, whatever an export permits; 0 means nothing.
 	Rights Rights
-	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it. 0 is nobody: it reaches what is
-	// for all peers.
+	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it. 0 reaches only
+	// what is for all peers.
 	Peer uint64
 	// Principal is who is charged for what the path takes of the process while it is used, such as mappings of the peer's memory: paths
 	// with the same principal share what one may have. "" is a principal like any other.

@@ -14,8 +14,8 @@ import (
 var ErrUser = errors.New("the other end belongs to a user who is not let in")
 
 // Users says which users of this machine may be at the other end of a connection that proves no identity: a unix socket, or TCP in the
-// clear with a loopback address. The zero value is the user of this process, and nobody else: not root, and nobody whom the user namespace
-// of this process has no number for.
+// clear with a loopback address. The zero value is the user of this process alone: neither root nor a user for whom the user namespace of
+// this process has no number.
 type Users struct {
 	any  bool
 	uids []int

@@ -77,8 +77,8 @@ func (w *Waiter) Wait(ctx context.Context, p Pollable, events []Event, spin time
 			return 0, err
 		}
 		if !p.Arm() {
-			// Whoever interrupts sets the flag before it rings, and the flag is read after the eventfd was emptied: a ring
-			// between the check above and here is found by PollIn, one between Unring and the next check by its flag.
+			// Interrupt sets the flag before it rings, and Wait reads the flag after it has emptied the eventfd: PollIn finds
+			// a ring between the check above and here, the next check finds the flag of one after Unring.
 			i, err := sys.PollIn(-1, w.fd, p.FD())
 			if err != nil {
 				return 0, err
@@ -108,7 +108,7 @@ func (w *Waiter) wake() {
 	w.mu.Unlock()
 }
 
-// watch arranges that the end of ctx wakes the waiter. Contexts are told apart by their Done channel; the arrangement
+// watch arranges that the end of ctx wakes the waiter. It knows a context by its Done channel; the arrangement
 // stays for the next Wait with the same one, so that it costs nothing again.
 func (w *Waiter) watch(ctx context.Context) {
 	d := ctx.Done()

@@ -199,7 +199,7 @@ func TestInterruptBeforeAndAfter(t *testing.T) {
 		t.Fatalf("next wait: %d, %v", n, err)
 	}
 	w.Close()
-	w.Interrupt() // must not touch a descriptor that may be somebody else's by now
+	w.Interrupt() // must not touch a descriptor number that another file may have by now
 	if err := w.Close(); err != nil {
 		t.Errorf("second Close: %v", err)
 	}

@@ -65,8 +65,8 @@ func (r *MPMC[T]) claim(c *cursor, want, ready uint64) (t, n uint64) {
 			n++
 		}
 		if n == 0 {
-			// A sequence beyond ours: somebody else took t after we read it.
-			// Behind ours: full (or empty), and as nobody can have taken t
+			// A sequence beyond ours: another goroutine took t after we read it.
+			// Behind ours: full (or empty), and as no goroutine can have taken t
 			// then, t was still the next ticket when we looked.
 			if int64(r.slots[t&r.mask].seq.Load()-(t+ready)) < 0 {
 				return t, 0

@@ -13,8 +13,8 @@ import (
 const MaxRank = 32
 
 // Desc describes a tensor without its data: plain values that can be copied, compared with Equal and printed. It opens and
-// holds nothing. The slices belong to whoever made the Desc; functions of this package never change or keep those that they
-// are given, except where a Desc is stored in a Tensor.
+// holds nothing. The slices belong to the maker of the Desc; functions of this package never change or keep those that they
+// get, except where a Desc is stored in a Tensor.
 type Desc struct {
 	DType DType
 	// Shape has the size of each dimension, slowest first. An empty shape is a scalar: one element. A size of 0 is allowed.

@@ -1,6 +1,6 @@
 // Package tensor describes tensors: the type of an element, the shape, the strides, and the bytes that hold them.
 //
-// It does no arithmetic on tensors and allocates no memory for them. A Tensor is a view: whoever made the bytes (a mapped
+// It does no arithmetic on tensors and allocates no memory for them. A Tensor is a view: the source of the bytes (a mapped
 // file, a memory region, a Go slice) owns them and decides how long they live. What the package gives is the knowledge that
 // a transfer needs and that a hostile peer or file would like to get wrong: how many bytes a tensor takes, whether they are
 // one contiguous span, and a small binary form of the description for control messages. All sizes are 64-bit and every

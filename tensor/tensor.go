@@ -7,7 +7,7 @@ import "fmt"
 //
 // Make one with New, which checks that memory and description agree; a Desc must not be changed afterwards.
 type Tensor struct {
-	// Name is how the tensor is called in its file or state dict. It is data, chosen by whoever wrote the file: never use it
+	// Name is how the tensor is called in its file or state dict. It is data, chosen by the writer of the file: never use it
 	// as a path.
 	Name string
 	// Desc is the type, shape and strides.

@@ -77,7 +77,7 @@ var (
 )
 
 // Calibrate measures the kernels of this machine and replaces the choice of Copy, and returns that choice. It takes less than
-// 60 ms and 32 MiB of memory, which it gives back. The first large Copy begins the same in the background where nobody has called
+// 60 ms and 32 MiB of memory, which it gives back. The first large Copy begins the same in the background if no caller has called
 // Calibrate; call it at start, or again when the machine was busy the first time. Concurrent copies go on with what was chosen
 // before.
 func Calibrate() []Choice {

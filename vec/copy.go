@@ -4,7 +4,7 @@ package vec
 // been measured. Up to it Copy is the built-in copy.
 const ChosenCopy = 32 << 10
 
-// LargeCopy is the size in bytes above which Copy has the kernels measured where nobody has called Calibrate.
+// LargeCopy is the size in bytes above which Copy has the kernels measured if no caller has called Calibrate.
 const LargeCopy = 256 << 10
 
 // PartAlign is the alignment in bytes, as offsets into the destination, at which a copy that several cores or processes

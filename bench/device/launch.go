@@ -17,7 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// noBytes is why nobody checks bytes where none are moved.
+// noBytes is the reason for no check of bytes where none are moved.
 const noBytes = "moves no bytes"
 
 // perBatch is how many launches one call of Enqueue takes in the row of batches.

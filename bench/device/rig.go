@@ -101,7 +101,7 @@ func (g *rig) close() error {
 	return errors.Join(errs...)
 }
 
-// idle waits until nothing is under way, before memory is given back. What failed has been told by who saw it first.
+// idle waits until nothing is under way, before memory is given back. The call that saw a failure first has reported it.
 func (g *rig) idle() {
 	_, _ = g.st.Wait(context.Background()), g.aux.Wait(context.Background())
 }

@@ -85,8 +85,8 @@ type Side struct {
 	Samples    []float64 `json:"samples,omitempty"` // in the order they were taken; none with an Error
 	Stats      *Stats    `json:"stats,omitempty"`   // of the samples
 	Verified   uint64    `json:"verified_bytes"`
-	Unchecked  string    `json:"unchecked,omitempty"`  // why nobody checks bytes here
-	Unverified int       `json:"unverified,omitempty"` // samples whose bytes nobody checked
+	Unchecked  string    `json:"unchecked,omitempty"`  // why bytes are not checked here
+	Unverified int       `json:"unverified,omitempty"` // samples whose bytes were not checked
 	Failures   int       `json:"failures,omitempty"`   // runs that failed and were made again
 	Error      string    `json:"error,omitempty"`      // why it was given up
 	Ratio      *Ratio    `json:"ratio,omitempty"`      // of theirs: ours over this

@@ -24,7 +24,7 @@ type Contender struct {
 	Name    string
 	Version string // of another program
 	Command string // that starts another program
-	// Unchecked says why nobody checks the bytes of its runs: there are none, or another program does not look at them. Without
+	// Unchecked says why its runs have no check of bytes: there are none, or another program does not look at them. Without
 	// that reason a run that was not verified gives no verdict, and fails the row when it is ours.
 	Unchecked string
 	// Run makes one run. Setting up and checking are not part of what it times.
@@ -60,7 +60,7 @@ type Plan struct {
 	Goal   float64     // an absolute figure for ours; 0: none
 	// Ceiling is measured in each round; nil: there is none.
 	Ceiling *Ceiling
-	// Gate waits before each round; nil: nobody waits, and nothing is known about how busy the machine was.
+	// Gate waits before each round; nil: no wait, and the report does not know how busy the machine was.
 	Gate *Gate
 	// Alone runs f while what ours keeps running, such as a second process that polls, rests. The gate, the ceiling and
 	// theirs run inside. nil: there is nothing to rest.
@@ -69,7 +69,7 @@ type Plan struct {
 	Limit time.Duration
 }
 
-// ErrFailed is wrapped by errors that say that a row is not to be believed: bytes that nobody checked or that were wrong, a
+// ErrFailed is wrapped by errors that say that a row is not to be believed: bytes that were not checked or were wrong, a
 // figure beyond the ceiling.
 var ErrFailed = errors.New("failed run")
 
@@ -136,7 +136,7 @@ type runner struct {
 	order    *order
 	samples  [][]float64
 	verified []uint64
-	blind    []int // runs that nobody verified
+	blind    []int // runs whose bytes were not verified
 	failures []int
 	given    []error // why a contender was given up
 	repeated int

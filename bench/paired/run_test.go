@@ -213,7 +213,7 @@ func TestFailures(t *testing.T) {
 	}
 }
 
-// Bytes that nobody checked give no verdict; ours fail the row. A reason excuses.
+// A run with unchecked bytes gives no verdict; ours fails the row. A reason excuses it.
 func TestUnverified(t *testing.T) {
 	blind := func(c Contender) Contender {
 		run, n := c.Run, 0
@@ -243,7 +243,7 @@ func TestUnverified(t *testing.T) {
 	}
 }
 
-// A figure beyond the ceiling fails the row, with the row, whoever made it.
+// A figure beyond the ceiling, ours or theirs, fails the row, and Run returns the row with the error.
 func TestAboveCeiling(t *testing.T) {
 	limit := func(v float64, enforce bool) *Ceiling {
 		return &Ceiling{Method: "counting", Enforce: enforce, Measure: func(context.Context) (float64, error) { return v, nil }}
@@ -312,7 +312,7 @@ func TestAlone(t *testing.T) {
 			t.Errorf("%+v, %+v", x.Gate, x.Ceiling)
 		}
 	})
-	// What lets ours rest may fail: that is nobody's failure but the run's.
+	// An error of Alone is that of the run, not of a contender.
 	p := plan(constant(1), constant(1))
 	p.Alone = func(f func() error) error { return errors.Join(f(), errBroken) }
 	if x, err := Run(t.Context(), p); x != nil || !errors.Is(err, errBroken) {

@@ -63,7 +63,7 @@ func (m *Method) summary() string {
 	return strings.TrimPrefix(fmt.Sprintf("%s; seed %d", s, m.Seed), "; ")
 }
 
-// Disturbance tells in a sentence how busy others kept the machine while rows were measured; "" where nobody looked.
+// Disturbance says in a sentence how busy other programs kept the machine while rows were measured; "" where no gate looked.
 func (r *Report) Disturbance() string {
 	looks, waited, worst := 0, 0.0, ""
 	top := -1.0
@@ -287,7 +287,7 @@ func (r *Report) legend(p *printer) {
 	}
 }
 
-// unchecked says whose bytes nobody looked at.
+// unchecked returns the reasons why bytes of theirs are not verified, each once.
 func (r *Report) unchecked() (lines []string) {
 	for _, x := range r.Rows {
 		for _, s := range x.Theirs {

@@ -21,7 +21,7 @@ func (c Change) String() string { return c.At + ": " + c.Text }
 // and returns every change: memory of GPUs becomes host memory, since the processor makes and checks what is sent; huge pages that are missing become pages of
 // 4 KiB; NUMA nodes and cores that are not there become any; a card that is named by its PCI address, for an engine that is not built,
 // is opened through its network interface with AF_XDP. What the benchmark then measures is another machine than the file's,
-// so whoever calls this shows the changes with the result. It changes nothing that decides which packets go where.
+// so the caller shows the changes with the result. Fit changes nothing that decides which packets go where.
 func Fit(c *config.Config, h *config.Host) []Change {
 	absent := map[string]bool{}
 	pages := false

@@ -10,14 +10,14 @@ const (
 	fresh  arrival = iota
 	late           // fresh, and a higher one came before
 	twice          // it came before
-	beyond         // it is so far behind that nobody knows
+	beyond         // it is further behind than the window, or before the first
 )
 
 // numbers keeps account of the sequence numbers of one sender, which has 32 bits for them and begins again after the last. Its memory is
 // bounded: one bit for each number of the window.
 type numbers struct {
 	begun bool
-	open  bool   // nobody said which number is the first: it is the lowest that comes
+	open  bool   // beginAt was not called: the first number is the lowest that comes
 	low   uint64 // the lowest number that belongs to it
 	next  uint64 // one above the highest that came
 	seen  []uint64

@@ -28,9 +28,9 @@ type Received struct {
 	// Of the packets: Unique + Duplicates + Damaged + Foreign.
 	Unique     uint64 `json:"unique"`     // different ones of a sender that we know
 	Late       uint64 `json:"late"`       // of Unique, those behind a later one of the same sender on this queue
-	Duplicates uint64 `json:"duplicates"` // or so far behind that nobody knows
+	Duplicates uint64 `json:"duplicates"` // or further behind than the window
 	Damaged    uint64 `json:"damaged"`
-	Foreign    uint64 `json:"foreign"` // of nobody that we know
+	Foreign    uint64 `json:"foreign"` // of no sender that we know
 	Checked    uint64 `json:"checked"` // bytes that were compared and right
 	// Took is from the first burst to the last one.
 	Took  time.Duration `json:"took_ns"`
@@ -66,7 +66,7 @@ type office struct {
 	at     []int
 	closed bool // only packets of this run's senders are ours
 
-	came chan struct{} // told when packets have come
+	came chan struct{} // gets a value when packets have come
 
 	mu       sync.Mutex
 	strange  map[[2]uint16]*ledger // of senders of other processes, by run and stream
@@ -173,7 +173,7 @@ type receiver struct {
 	last    int64
 	// highs are the highest numbers of each sender that came here: several queues have no order among them.
 	highs map[*ledger]uint32
-	seen  atomic.Uint64 // packets, for whoever waits
+	seen  atomic.Uint64 // packets, for the runner
 	found int           // where our header was in the last packet of another process; 0: nowhere yet
 }
 
@@ -299,7 +299,7 @@ func (x *receiver) ours(p []byte, at int, h *stream.Header, t int64) {
 	}
 }
 
-// scanned is how much of a packet of another process is searched for our header: nobody here knows what is in front of it.
+// scanned is how much of a packet of another process is searched for our header: this process does not know what is in front of it.
 const scanned = 512
 
 // find looks for our header in a packet of another process, where it was last or anywhere near the front, and says where it is; -1 if it

@@ -145,7 +145,7 @@ func (r *Result) addRaw(o *office, receivers []*receiver, senders []*sender, c *
 	}
 }
 
-// rawSample is the rate of all packets that came, or that left where nobody receives.
+// rawSample is the rate of all packets that came, or that left where there are no receivers.
 func (r *Result) rawSample() (paired.Sample, error) {
 	var s paired.Sample
 	n, took := uint64(0), time.Duration(0)

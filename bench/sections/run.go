@@ -212,7 +212,7 @@ func (x *runner) raw(ctx context.Context) error {
 
 // exchange runs senders and receivers until everything has come that will.
 func (x *runner) exchange(ctx context.Context, o *office, receivers []*receiver, senders []*sender, before *counts) error {
-	// Receivers end when they are told, senders by themselves or when anything fails.
+	// Receivers end when exchange cancels rctx, senders by themselves or when anything fails.
 	rctx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	sctx, halt := context.WithCancel(ctx)

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
-// cable is a host with two network interfaces that are joined: v0 and v1. Nobody else sends on them.
+// cable is a host with two network interfaces that are joined: v0 and v1. Nothing else sends on them.
 func cable(t *testing.T, mtu, queues int) *netns.Host {
 	t.Helper()
 	return host(t, "sysctl -q -w net.ipv6.conf.all.disable_ipv6=1", "sysctl -q -w net.ipv6.conf.default.disable_ipv6=1",

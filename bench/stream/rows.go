@@ -99,7 +99,7 @@ func (y *tally) traffic() *paired.Traffic {
 	return &t
 }
 
-// judged is what a search is told of a trial. Damaged packets are lost ones.
+// judged is the outcome of a trial for a search. Damaged packets are lost ones.
 func judged(t *Trial) Outcome { return Outcome{Sent: t.Sent, Lost: t.Lost, Reached: t.Complete} }
 
 // row runs a plan and keeps its row.

@@ -12,7 +12,7 @@ import (
 type Outcome struct {
 	Sent uint64
 	Lost uint64
-	// Reached says that the sender kept up with the rate. A trial that it did not keep up with fails, whoever is to blame.
+	// Reached says that the sender kept up with the rate. A trial in which it did not fails, whatever the cause.
 	Reached bool
 }
 

@@ -22,14 +22,14 @@ import (
 type ServeOptions struct {
 	// Engine is one of Engines() that reaches other machines.
 	Engine string
-	// Listen is where control connections come, host:port. The connection is not encrypted and asks nobody who he is: whoever reaches it
+	// Listen is where control connections come, host:port. The connection is neither encrypted nor authenticated: a host that reaches it
 	// can have this process open queues of Engine at Address and count packets there, and nothing else.
 	Listen string
 	// Address is where packets come: an interface for afpacket and xdp, host:port for socket; "" with sockets is the address that the control
 	// connection came to, and a free port.
 	Address  string
 	Progress bench.Progress
-	// Ready, if not nil, is told the address of the control connection when it can be reached.
+	// Ready, if not nil, gets the address of the control connection once a near end can reach it.
 	Ready func(net.Addr)
 }
 
@@ -189,7 +189,7 @@ func (s *session) do(ctx context.Context, q *request, a *reply) error {
 	case "begin":
 		return s.hall.begin(ctx, q.Run)
 	case "end":
-		// Whoever asks waits no longer than this.
+		// The near end gives up one replyTime later.
 		ctx, cancel := context.WithTimeout(ctx, q.Settle+2*replyTime)
 		defer cancel()
 		var err error

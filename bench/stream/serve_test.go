@@ -22,7 +22,7 @@ type burstOf = *burst.Burst
 
 const serveEnv = "PENSTOCK_STREAM_TEST_SERVE"
 
-// serveRole makes this test binary the far end when it is told so.
+// serveRole makes this test binary the far end when serveEnv is set.
 func serveRole() {
 	if os.Getenv(serveEnv) == "" {
 		return

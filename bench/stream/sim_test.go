@@ -132,7 +132,7 @@ func TestCountsAreExact(t *testing.T) {
 func TestReorderIsCounted(t *testing.T) {
 	virtual(t, simCell(64, 1), sim.Faults{Reorder: 0.05, ReorderBy: 300 * time.Microsecond}, func(t *testing.T, g *rig, _ *sim.Link, n *sim.Network) {
 		x := g.must(t, order{rate: 10000, duration: time.Second})
-		// One that is late among the last three is passed by nobody.
+		// No packet passes one that is late among the last three.
 		if w := wire(t, n).Reordered; x.Reordered > w || x.Reordered+3 < w || w < 300 || x.Lost != 0 || x.Duplicates != 0 {
 			t.Errorf("%d reordered, the wire %d; %+v", x.Reordered, w, x.Counts)
 		}

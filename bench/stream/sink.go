@@ -22,7 +22,7 @@ type intake struct {
 	at      int    // of the Header in it
 	pattern []byte // behind the Header
 	stream  bool   // packets are pieces of a byte stream
-	// want is the number of packets after which nobody waits any more, and full is told when they are there; unknown before the end.
+	// want is the number of packets that ends the wait, unknown before the end. tell sends on full when they are there.
 	want  atomic.Uint64
 	total atomic.Uint64 // different numbers that came, of all streams
 	full  chan struct{}
@@ -60,7 +60,7 @@ type sink struct {
 	frames bool
 
 	counts  Counts
-	clean   uint64 // fresh numbers that in was not told of yet
+	clean   uint64 // fresh numbers that the sink has not yet reported to in
 	latency *metrics.Histogram
 	first   int64 // when the first burst of the trial came; 0: none yet
 	last    int64 // when the latest one came

@@ -17,7 +17,7 @@ func Example() {
 	// queue 3: 160 packets of 16 flows
 }
 
-// The same on a real interface, where somebody else sends.
+// The same on a real interface, where another host sends.
 func TestInterface(t *testing.T) {
 	for _, name := range []string{"afpacket", "xdp"} {
 		t.Run(name, func(t *testing.T) { overInterface(t, name) })
@@ -31,14 +31,14 @@ func overInterface(t *testing.T, name string) {
 	go func() {
 		done <- n.Hosts[0].Do(func() error { return fanout(t.Context(), &out, "eth0", name, 25) })
 	}()
-	// Its beginning is not told, so packets come until it ends.
+	// fanout does not report that it has begun, so packets come until it ends.
 	const ports = 16
 	for i := 0; ; i++ {
 		c, err := n.Hosts[1].Dial(t.Context(), "udp", fmt.Sprintf("10.77.0.1:%d", 5000+i%ports))
 		if err != nil {
 			t.Fatal(err)
 		}
-		c.Write([]byte("a packet")) // an error tells of an earlier packet that nobody wanted
+		c.Write([]byte("a packet")) // an error reports an earlier packet that no socket took
 		c.Close()
 		select {
 		case err := <-done:

@@ -13,7 +13,7 @@ func Example() {
 	// Output: client: put 1048576 bytes and got them back
 }
 
-// The server hears of the put with its message, and a program that is gone is an error.
+// The server reports the put with its message, and the client returns an error when the server is gone.
 func TestServe(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	said, out := io.Pipe()

@@ -92,7 +92,7 @@ func split(ctx context.Context, out io.Writer, address, name string, packets int
 				case burst.Header:
 					head += len(b.Bytes(i, k)) // to be read by this program
 				case burst.Payload:
-					body += int(b.Segment(i, k).Len) // where it lies is enough to know for whoever passes it on
+					body += int(b.Segment(i, k).Len) // a program that passes it on needs only its place
 				}
 			}
 		}

@@ -129,7 +129,7 @@ type TrafficOptions struct {
 	Skew    float64 // exponent of Zipf's law over the flows, above 1; 0: every flow equally often
 }
 
-// Traffic is a sequence of packets. Packets of one flow are one slice: nobody may write into them.
+// Traffic is a sequence of packets. Packets of one flow are one slice: do not write into them.
 type Traffic struct {
 	Flows  [][]byte // one frame per flow; the first are the most frequent
 	Frames [][]byte // the sequence

@@ -120,13 +120,13 @@ func Handler(sources ...metrics.Source) http.Handler {
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, EnableOpenMetrics: true})
 }
 
-// ErrNotLoopback refuses to serve metrics to other machines: they say who is connected and how much moves, to whoever asks.
+// ErrNotLoopback refuses to serve metrics to other machines: they tell any host that asks who is connected and how much moves.
 var ErrNotLoopback = errors.New("metrics are served on loopback addresses only: put a server that authenticates before Handler to show them elsewhere")
 
 // shutdownTimeout is how long scrapes that are under way may take when the server ends.
 const shutdownTimeout = 2 * time.Second
 
-// byAddress refuses requests for a host that is neither an IP address nor localhost. A page of somebody else's, open in a browser on this
+// byAddress refuses requests for a host that is neither an IP address nor localhost. A page of another site, open in a browser on this
 // machine, gets at a loopback address only by a name of its own that leads there (DNS rebinding).
 func byAddress(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -107,7 +107,7 @@ penstock_good_total 1
 	}
 }
 
-// TestHost asks for the page under names that lead to this machine, as a browser does for a page of somebody else's.
+// TestHost asks for the page under names that lead to this machine, as a browser does for a page of another site.
 func TestHost(t *testing.T) {
 	stop, addr, err := Serve(t.Context(), "127.0.0.1:0", source())
 	if err != nil {

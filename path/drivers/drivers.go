@@ -3,7 +3,7 @@
 //	all, err := drivers.New(drivers.Options{})                                              // what the machine has, the best first
 //	rdma, err := drivers.New(drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Device: "mlx5_0"}})
 //
-// Whoever opens a node lets New make the list, so that a path is the same thing on the command line, in a configuration and in a
+// A program that opens a node has New make the list, so that a path is the same thing on the command line, in a configuration and in a
 // benchmark. What the machine lacks is still in the list: Probe tells, and a node leaves it out with the reason.
 package drivers
 
@@ -21,7 +21,7 @@ import (
 // Options say which drivers are wanted and shape them.
 type Options struct {
 	Names []string // those that are wanted, in order of preference, each once; nil: all of Names()
-	// Insecure permits paths to other machines that are not encrypted. Whoever is on the way can read and change everything.
+	// Insecure permits paths to other machines that are not encrypted. An attacker on the way can read and change everything.
 	Insecure bool
 
 	SHM   shm.Driver

@@ -108,7 +108,7 @@ func TestFlaws(t *testing.T) {
 			seen := 0
 			for _, k := range checks {
 				must, mustNot := slices.Contains(c.fails, k.name), slices.Contains(c.passes, k.name)
-				// Hanging is what some of them do; whoever must pass gets all the time it needs.
+				// Some flaws make a check hang; a check that must pass gets all the time it needs.
 				f.Patience = 300 * time.Millisecond
 				if mustNot {
 					f.Patience = 20 * time.Second

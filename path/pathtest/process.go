@@ -110,7 +110,7 @@ func processStop(t testing.TB, s *Side, c *Child) {
 	s.pair.Pump(3)
 	c.Stop()
 	put := s.Post(path.Op{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify, Imm: 1})
-	// Nobody is there to talk to. Whatever can go on by itself does; then this side must sleep.
+	// The peer is stopped. What can go on without it does; then this side must sleep.
 	const moment = 400 * time.Millisecond
 	ctx, cancel := context.WithTimeout(t.Context(), moment)
 	defer cancel()

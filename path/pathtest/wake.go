@@ -206,7 +206,7 @@ func (p *Pair) both(run func(i int, s *Side) bool) bool {
 }
 
 // checkBothAsleep moves large operations while both sides sleep whenever they can, so that each piece of progress must
-// wake whoever can go on.
+// wake the side that can go on.
 func checkBothAsleep(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	var lanes [2]lane
@@ -236,7 +236,7 @@ func checkBothAsleep(t testing.TB, f Factory) {
 	}
 }
 
-// checkPingPong sends one notification to and fro; whoever waits sleeps. One wake-up that is lost ends it.
+// checkPingPong sends one notification to and fro; the side that waits sleeps. One lost wake-up ends it.
 func checkPingPong(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	var sleeps [2]int

@@ -28,7 +28,7 @@ func (Secret) GoString() string { return "seal.Secret(hidden)" }
 
 // Derive makes a traffic secret from what two ends share. label names what it is for: two uses of one shared secret, the two
 // directions of a connection among them, need different labels. transcript is what both ends said before, or its hash: ends
-// that disagree about it get different secrets. shared must have at least 16 bytes that nobody can guess.
+// that disagree about it get different secrets. shared must have at least 16 bytes that an attacker cannot guess.
 func Derive(shared []byte, label string, transcript []byte) (Secret, error) {
 	if len(shared) < 16 {
 		return Secret{}, fmt.Errorf("seal: a shared secret of %d bytes: expected at least 16", len(shared))

@@ -131,7 +131,7 @@ func TestSecretsDiffer(t *testing.T) {
 	}
 }
 
-// TestRefused: whatever somebody between the ends can do is refused, and nothing is opened afterwards.
+// TestRefused: the Opener refuses whatever an attacker between the ends does, and opens nothing afterwards.
 func TestRefused(t *testing.T) {
 	other := testSecret(t, "the other direction")
 	for _, c := range []struct {

@@ -36,7 +36,7 @@ const (
 	attachFailed
 )
 
-// attachment is an export of the peer. It is used by the path's owner; views of it may be released by anybody.
+// attachment is an export of the peer. The path's owner uses it; any goroutine may release views of it.
 type attachment struct {
 	p      *Path
 	key    path.Key
@@ -51,7 +51,7 @@ type attachment struct {
 	views  handles.Table
 	grant  *budget.Grant // of the mappings
 
-	// refs counts the path itself and each view. Whoever brings it to 0 unmaps.
+	// refs counts the path itself and each view. The release that brings it to 0 unmaps.
 	refs atomic.Int64
 }
 

@@ -23,7 +23,7 @@ func TestRingWhileWaking(t *testing.T) {
 	for i := range 20_000 {
 		p.armed = true
 		p.wake()
-		p.mu.Lock() // nobody is in the middle of a ring
+		p.mu.Lock() // no goroutine is in the middle of a ring
 		rung := p.rung.Load()
 		ready, _ := sys.PollIn(0, p.bell)
 		p.mu.Unlock()

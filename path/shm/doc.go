@@ -14,7 +14,7 @@
 //   - An export is a memfd. The first operation on its key asks the owner for it and maps it; from then on a put is a copy
 //     by the poster into the owner's memory, a get is a copy out of it, and the owner's CPU takes no part.
 //   - Notifications go through two message rings (package ring) in a small memfd of their own. A put with Notify places its
-//     bytes first and then the message, so that whoever sees the message sees the bytes.
+//     bytes first and then the message, so that a peer that sees the message sees the bytes.
 //   - Borrow gives the mapping itself to read: no copy at any size.
 //   - Puts of 8 MiB and more are copied by both sides' cores at once, if the peer polls and both have Driver.NoHelp unset.
 //     For this the poster lends its whole local region to the peer, read-only. See help.go.

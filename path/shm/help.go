@@ -17,9 +17,9 @@ import (
 //
 // The poster has lent its local region before, read-only (packetRegion). The message says which bytes of it go where in
 // which export of the helper. Two words in the control memory hold, each with the job's generation in the upper half, the
-// next chunk that nobody has claimed (both sides claim by compare-and-swap) and the number of chunks that the helper has
+// next chunk that is not claimed (both sides claim by compare-and-swap) and the number of chunks that the helper has
 // finished. The poster ends the job, normally or early, by claiming all that is left; then it waits until as many chunks are
-// finished as it did not claim itself. So the operation ends only when nobody writes any more, unless the helper is dead.
+// finished as it did not claim itself. So the operation ends only when neither side writes any more, unless the helper is dead.
 //
 // The helper writes only into its own exports, inside its own Poll: a helper that was stopped in the middle of a chunk can
 // never write into the poster's memory, and its own side has finished the chunk when it reports the path as down.
@@ -37,8 +37,8 @@ type helpRegion struct {
 	id uint32
 }
 
-// lentRegion is a region of the peer. Touching a page that a sparse memfd does not have would make the page, at the expense of whoever
-// touches it. So a region is mapped only if it may have all its pages, and copied from the mapping only where it has; otherwise it
+// lentRegion is a region of the peer. A process that touches a page that a sparse memfd does not have makes the page, and the kernel charges
+// that process for it. So a region is mapped only if it may have all its pages, and copied from the mapping only where it has; otherwise it
 // is read, and reading finds zeros where there are no pages.
 type lentRegion struct {
 	fd    int

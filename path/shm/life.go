@@ -139,8 +139,8 @@ func (p *Path) Forget() {
 	p.closeSocket()
 }
 
-// Close ends the path. What this side had mapped is unmapped when it returns, except views that were not released; the peer
-// is told. If this side has handed exports over, Close waits up to confirmTime for a peer in another process to confirm that
+// Close ends the path and tells the peer. What this side had mapped is unmapped when it returns, except views that were not
+// released. If this side has handed exports over, Close waits up to confirmTime for a peer in another process to confirm that
 // they are unmapped, which takes a peer that polls or sleeps on FD well under a millisecond. A peer that is stopped does not
 // answer: what it may still have mapped is retired memory then, which Exposed lists. Until the peer has confirmed or ended
 // the socket stays open, and Poll and Exposed look at it.

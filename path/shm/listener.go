@@ -54,7 +54,7 @@ func (l *Listener) Close() error {
 		close(l.closed)
 		err = l.sock.Close()
 		l.mu.Lock()
-		for _, s := range l.pending.All() { // whoever reads a hello stops; nobody new comes after that
+		for _, s := range l.pending.All() { // each goroutine that reads a hello stops; no new one starts after that
 			s.c.SetDeadline(time.Unix(1, 0))
 		}
 		l.mu.Unlock()
@@ -112,7 +112,7 @@ func (l *Listener) accept() {
 	}
 }
 
-// leave takes s out of pending and reports whether it was there: whoever takes it out owns the connection.
+// leave takes s out of pending and reports whether it was there: the caller that takes it out owns the connection.
 func (l *Listener) leave(s *stranger) bool {
 	if !l.pending.Remove(s) {
 		return false

@@ -167,7 +167,7 @@ func (p *Path) put(kind uint8, a, b, c, d uint64, payload []byte) bool {
 	}
 	switch p.peerState() {
 	case awake:
-	case shut: // whether it was read before nobody can tell: so it does not count as delivered
+	case shut: // the peer may have read it or not: so it does not count as delivered
 		p.fail(errShut, true)
 		return false
 	default:

@@ -86,7 +86,7 @@ type Path struct {
 	asked    map[uint32]*attachment
 	askID    uint32
 	useClock uint64
-	viewed   map[path.Key]struct{}    // given up, but views are out, or the peer is still to be told
+	viewed   map[path.Key]struct{}    // given up, but views are out, or this side has still to tell the peer
 	granted  map[path.Key]*mem.Region // our exports that the peer may have mapped
 
 	principal string // who is charged for mappings and descriptors
@@ -151,7 +151,7 @@ type outgoing struct {
 	fd int // -1, or ours to close after sending
 }
 
-// counters are written by the owner and read by anybody.
+// counters are written by the owner and read by any goroutine.
 type counters struct {
 	posted, done, failed, put, got, placed, sent, received, full, rejected, syscalls, wakeups, helped atomic.Uint64
 }
@@ -348,7 +348,7 @@ func (p *Path) Poll(events []path.Event) int {
 	case p.queued == 0:
 	case p.peerState() == shut: // it has closed the path since the last quantum, and may use the memory again
 		p.fail(errShut, true)
-	case p.doneLen > 0: // somebody waits for those
+	case p.doneLen > 0: // the owner waits for those
 		p.run(inlineBytes)
 	default:
 		p.run(quantum)

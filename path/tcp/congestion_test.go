@@ -58,7 +58,7 @@ func TestCongestionControl(t *testing.T) {
 	}
 }
 
-// Zero-copy sends are off unless they are asked for, and Explain says that this is why, whoever the peer is.
+// Zero-copy sends are off unless Options asks for them, and Explain gives this reason, whatever the peer.
 func TestExplainZeroCopyOff(t *testing.T) {
 	ca, cb := configs()
 	a, b := dialPair(t, Options{}, ca, cb)

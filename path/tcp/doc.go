@@ -12,8 +12,8 @@
 // frames and dealt to all connections; small ones share a send on the first one. Each frame is covered by a CRC32C unless
 // one side does not want it.
 //
-// Two sides that do not read never fill memory: what waits is bounded by the window, and a side whose notifications nobody
-// fetches stops reading its sockets, so that TCP's own flow control holds the sender back. For the same reason small
+// Two sides that do not read never fill memory: what waits is bounded by the window, and a side whose owner fetches no
+// notifications stops reading its sockets, so that TCP's own flow control holds the sender back. For the same reason small
 // operations may overtake large ones; only notifications keep their order.
 //
 // The sockets are unknown to Go's network poller, and their calls are made without the scheduler's knowledge, because that
@@ -23,11 +23,11 @@
 // buffers of a socket, and one call moves little while both kinds travel.
 //
 // With Config.Secret everything after the 64 bytes of hello and answer travels in records of TLS 1.3 (package seal), with
-// keys of its own for each connection and direction that depend on hello and answer too: nobody on the way can read, change,
-// replay, cut or downgrade anything without ending the path. The tag of a record takes the place of the CRC32C. It costs
+// keys of its own for each connection and direction that depend on hello and answer too: no attacker on the way can read,
+// change, replay, cut or downgrade anything without ending the path. The tag of a record takes the place of the CRC32C. It costs
 // three passes over the bytes: a copy into the record and its encryption there at the sender, the decryption to its place at
 // the receiver. Where the kernel has TLS of its own (kTLS) it does both, at either end or both; see Options.KTLS. Without a
-// secret peers are told apart by the token of their offer alone, and addresses other than loopback are refused unless
+// secret a side knows its peer by the token of the offer alone, and the driver refuses addresses other than loopback unless
 // Options.Insecure is set. Where the addresses are loopback, the kernel also says which user
 // is at the other end; see path.Config.Users.
 //

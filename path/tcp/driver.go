@@ -100,7 +100,7 @@ func agree(window int, flags uint32, h *hello) deal {
 // Dial connects to a listener and presents the offer's token on each connection. It blocks until the path is set up or ctx
 // ends. The error wraps ErrUnavailable for an address beyond loopback without a secret, ErrProtocol if the other side is no
 // Penstock, speaks another version, does not know the token, or encrypts and this one does not or the other way round, and
-// ErrIntegrity if it has another secret or somebody changed what both said on the way, and ErrUser if another user's process is at
+// ErrIntegrity if it has another secret or an attacker changed what both said on the way, and ErrUser if another user's process is at
 // the other end.
 func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (path.Path, error) {
 	addr, err := address(offer.Addr)

@@ -40,7 +40,7 @@ func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb path.Config) (pa, pb path
 	var accErr error
 	wg.Go(func() {
 		if pb, accErr = l.Accept(ctx, tok, cb); accErr != nil {
-			cancel() // nobody answers the dialer any more
+			cancel() // no Accept answers the dialer any more
 		}
 	})
 	pa, err = d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)

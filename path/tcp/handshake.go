@@ -28,7 +28,7 @@ type keyed struct {
 const confirmSize = seal.Overhead
 
 // newChannel derives the keys of one connection. Hello and answer, as this side sent and saw them, are part of every key:
-// whoever changes them on the way makes the first record fail. Both hold a nonce, so that no key is ever used twice.
+// an attacker who changes them on the way makes the first record fail. Both hold a nonce, so that no key is ever used twice.
 func newChannel(secret []byte, dialer bool, h *hello, said, answered []byte, limit uint64) (*channel, error) {
 	transcript := append(append(make([]byte, 0, 2*helloSize), said...), answered...)
 	derive := func(who string) (*keyed, error) {

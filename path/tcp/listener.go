@@ -430,7 +430,7 @@ func (l *Listener) abandoned(s *stranger, why error) {
 }
 
 // early reports whether a connection waits for the first one of its path, which may have lost a packet on its way. It does so for as
-// long as somebody waits for the path.
+// long as an Accept waits for the path.
 func (l *Listener) early(s *stranger) bool {
 	if s.n != helloSize || s.inv != nil || s.hello.index == 0 {
 		return false

@@ -175,7 +175,7 @@ func TestFirstBytesOvertake(t *testing.T) {
 		default:
 		}
 	}
-	// The listener has seen it when it answers somebody who came later.
+	// The listener has seen it when it answers a connection that came later.
 	c, err := net.Dial("tcp", l.Addr())
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +278,7 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 				if late {
 					go accept()
 				} else {
-					<-time.After(quick + 200*time.Millisecond) // nobody who waits for a path loses its connections meanwhile
+					<-time.After(quick + 200*time.Millisecond) // an Accept that waits for a path loses none of its connections meanwhile
 				}
 				release()
 				if err := <-dialed; err != nil {
@@ -384,7 +384,7 @@ func answerTo(t *testing.T, c net.Conn) (status, error) {
 	return h.status, err
 }
 
-// TestEarlyConnectionIsRefused: who waits for the first connection of a path hears of it when nobody waits for the path any more.
+// TestEarlyConnectionIsRefused: a connection that waits for the first one of its path is refused when no Accept waits for the path any more.
 func TestEarlyConnectionIsRefused(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {
@@ -435,7 +435,7 @@ func TestOldestMakesRoom(t *testing.T) {
 	}
 }
 
-// TestMoreStreamsThanAgreed: what the accepting side was told of streams bounds what comes.
+// TestMoreStreamsThanAgreed: both sides fail when the dialer has more streams than the accepting side.
 func TestMoreStreamsThanAgreed(t *testing.T) {
 	l, err := New(Options{}).Listen()
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/path/seal"
 )
 
-// middle is somebody on the way who understands hellos and records, and has no secret.
+// middle is an attacker on the way: it understands hellos and records, and has no secret.
 type middle struct {
 	t      testing.TB
 	l      net.Listener

@@ -55,7 +55,7 @@ type Options struct {
 	// not need it. Auto is on where the kernel has it. On is an error where it does not. The kernel cannot change keys: such a
 	// path ends before a key has encrypted more than is safe, some 275 GB in one direction of one connection.
 	KTLS Switch
-	// Insecure permits paths without encryption to and from addresses other than loopback. Whoever is on the way can then
+	// Insecure permits paths without encryption to and from addresses other than loopback. An attacker on the way can then
 	// read and change everything.
 	Insecure bool
 

@@ -19,7 +19,7 @@ const (
 	smallCalls  = 256       // calls without anything small until that is over
 	trashSize   = 64 << 10
 	heatMax     = 64 // fruitless reads until a stream other than the first counts as cold
-	coldEvery   = 16 // a cold stream is read in each so-manieth call
+	coldEvery   = 16 // one call in this many reads a cold stream
 )
 
 // Path is one path over TCP: the protocol of core on a set of sockets. It implements path.Path.
@@ -54,8 +54,8 @@ type Path struct {
 	ccLine, sealLine string // do not change
 }
 
-// ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the peer: it died, or somebody
-// cut the connection. It comes with path.ErrDown.
+// ErrTruncated is part of the error of an encrypted path that ended without the goodbye of the peer: it died, or the connection
+// was cut on the way. It comes with path.ErrDown.
 var ErrTruncated = errors.New("the connection ended without a goodbye under the peer's key")
 
 var errEnd = errors.New("the peer closed it")
@@ -298,7 +298,7 @@ func (p *Path) Arm() bool {
 		if p.fds[i] < 0 {
 			continue
 		}
-		if s.in.paused { // what it waits for may be here already, where no descriptor tells of it
+		if s.in.paused { // what it waits for may be here already, and then no descriptor reports it
 			return true
 		}
 		want := uint32(sys.EventIn)

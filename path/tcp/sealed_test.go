@@ -21,7 +21,7 @@ import (
 	"github.com/penstock-io/penstock/path/seal"
 )
 
-// meet connects two ends through somebody; nil paths come with errors.
+// meet connects two ends, through a middle if via is not nil; nil paths come with errors.
 func meet(t testing.TB, oa, ob Options, ca, cb path.Config, via func(m *middle)) (pa, pb *Path, ea, eb error) {
 	t.Helper()
 	l, err := New(ob).Listen()
@@ -62,7 +62,7 @@ func sealedConfigs(streams int) (ca, cb path.Config) {
 	return ca, cb
 }
 
-// TestManInTheMiddle: whatever somebody does to records on the way ends the path with an error that says so, and no
+// TestManInTheMiddle: whatever an attacker does to records on the way ends the path with an error that says so, and no
 // operation that was touched succeeds.
 func TestManInTheMiddle(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
@@ -201,7 +201,7 @@ func TestManInTheMiddle(t *testing.T) {
 	}
 }
 
-// TestDowngrade: somebody on the way cannot change what both ends agree on, nor talk them out of encryption.
+// TestDowngrade: an attacker on the way can neither change what both ends agree on nor talk them out of encryption.
 func TestDowngrade(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	o := Options{CongestionControl: "reno"}
@@ -285,7 +285,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// TestSealedSays: what a path tells of its encryption.
+// TestSealedSays: what a path says of its encryption.
 func TestSealedSays(t *testing.T) {
 	if !New(Options{}).Traits().Encrypts {
 		t.Error("the driver does not say that it encrypts")
@@ -582,8 +582,8 @@ func FuzzRecords(f *testing.F) {
 	})
 }
 
-// TestPausedWakes: a side that stopped reading because nobody fetched its notifications goes on when they are fetched, although
-// all that is missing is here already and no descriptor tells of it.
+// TestPausedWakes: a side that stopped reading because its owner fetched no notifications goes on when the owner fetches them,
+// although all that is missing is here already and no descriptor reports it.
 func TestPausedWakes(t *testing.T) {
 	for _, secret := range [][]byte{nil, aSecret()} {
 		ca, cb := configs()

@@ -41,7 +41,7 @@ func TestBadConfig(t *testing.T) {
 	}
 }
 
-// TestStrangers: connections that say nothing, nonsense or a wrong token disturb nobody.
+// TestStrangers: connections that say nothing, nonsense or a wrong token disturb no other path.
 func TestStrangers(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	l, err := New(Options{}).Listen()

@@ -201,7 +201,7 @@ type input struct {
 	paused  bool   // no room for what the next frame brings
 
 	ackOwed      bool
-	ackSent      uint32 // what the peer was told last
+	ackSent      uint32 // what this side told the peer last
 	unackedBytes int
 	unacked      int // frames
 }

@@ -300,7 +300,7 @@ func fenced(c *cableEnd, m *guest.Meeting) {
 	pathtest.Fill(c.local.All().Bytes(), 7)
 	c.post(path.Op{Kind: path.Put, Notify: true, Imm: 77})
 	put := c.posted - 1
-	for slices.Equal(shown[:64], before) && c.ctx.Err() == nil { // no event tells of the first bytes
+	for slices.Equal(shown[:64], before) && c.ctx.Err() == nil { // no event reports the first bytes
 		c.poll()
 	}
 	c.exports.Revoke(c.shown)

@@ -29,7 +29,7 @@ func (c *credits) told(freed uint32) error {
 type debt struct {
 	depth uint32 // receives in all
 	freed uint32 // posted again, since the beginning
-	said  uint32 // of which the peer was told
+	said  uint32 // of which this side has told the peer
 }
 
 // due says that it is time to tell the peer: a quarter of the receives is free again and it does not know. Several messages

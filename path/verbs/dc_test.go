@@ -285,7 +285,7 @@ func TestDeadPeerHoldsNoInitiator(t *testing.T) {
 }
 
 // TestInitiatorOverrun: a completion of the initiator that a path holds is lost. How its operations ended is not known, so the path goes down, also
-// while its owner sleeps and another path hears of it first, and each operation ends once; the others go on with what it had.
+// while its owner sleeps and another path reads the event, and each operation ends once; the others go on with what it had.
 func TestInitiatorOverrun(t *testing.T) {
 	w := newWorld(t, "mode wire")
 	d := dynamicDriver(w, 1)

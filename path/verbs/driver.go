@@ -39,7 +39,7 @@ type Options struct {
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
-	Signal  uint64 // every so-manieth request is signalled; 0 lets the path find out
+	Signal  uint64 // the path signals one request in this many; 0 lets the path find out
 	Tune    Tuning // between which values the path looks for those that are not given
 	// Meet is how a listener of this driver meets its dialers.
 	Meet Meet

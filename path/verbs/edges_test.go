@@ -136,7 +136,7 @@ func TestLostWhileArmed(t *testing.T) {
 }
 
 // TestFaultWhileArmed: an owner sleeps while another call of its posts an operation, for which the adapter takes no request, or for which there is no
-// initiator. It is woken to mend that, or to end.
+// initiator. The path wakes its owner to repair that, or to end.
 func TestFaultWhileArmed(t *testing.T) {
 	for _, transport := range []Transport{RC, UC, DC} {
 		t.Run("Request/"+transport.String(), func(t *testing.T) {
@@ -176,8 +176,8 @@ func TestFaultWhileArmed(t *testing.T) {
 	})
 }
 
-// TestToldWhilePolling: another path hears of something that concerns the device while the owner of this one polls. When that was heard, the owner
-// can sleep again.
+// TestToldWhilePolling: another goroutine hands on an event of the device while the owner of this path polls. Once the path has taken the event
+// in, its owner can sleep.
 func TestToldWhilePolling(t *testing.T) {
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: time.Hour}, 1)

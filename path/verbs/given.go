@@ -19,7 +19,7 @@ type given struct {
 	binding int  // windows whose binding is under way
 	answer  bool // the peer waits for an answer
 	inLine  bool // of Path.binds
-	told    bool // the peer was told of it
+	told    bool // this side has told the peer of it
 	failed  bool // the adapter gave no window
 	watched bool // its flush is among those of the path
 	fences  []int32

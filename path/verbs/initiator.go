@@ -199,7 +199,7 @@ func (i *initiator) close() (err error) {
 	return err
 }
 
-// mend ends everything that is under way at an initiator, without a word about what became of it, and makes it ready again.
+// mend ends everything that is under way at an initiator, reports no result of it, and makes the initiator ready again.
 func (i *initiator) mend() error {
 	i.failed = true
 	if i.dci != nil {
@@ -329,7 +329,7 @@ func (q *pool) quit(s *seat) {
 	}
 }
 
-// counts says for people how many there are, how often anybody waited, and why there are no more.
+// counts returns, for people, how many initiators there are and may be, how often all seats and s waited, and why there are no more.
 func (q *pool) counts(s *seat) (n, most int, waits, own uint64, why error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -281,7 +281,7 @@ func (l *link) retire(ok bool) {
 	r.given = nil
 }
 
-// restock posts the receives that are free; count says that the peer is to be told of them.
+// restock posts the receives that are free; count says to tell the peer of them.
 func (l *link) restock(count bool) {
 	if len(l.recvs) == 0 || l.qp == nil && l.srq == nil || l.rail.failed {
 		return

@@ -605,7 +605,7 @@ func (p *Path) Arm() bool {
 			}
 		}
 	}
-	// What came before it was armed is not told.
+	// No event reports what came before it was armed.
 	n := p.collect()
 	if n > 0 || p.err != nil || p.unfinished() {
 		return true

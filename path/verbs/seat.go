@@ -150,7 +150,7 @@ func (s *seat) leave() (err error) {
 	return err
 }
 
-// arm has the queue of completions tell.
+// arm has the queue of completions report the next one.
 func (s *seat) arm() error {
 	if s.set {
 		return nil
@@ -159,10 +159,10 @@ func (s *seat) arm() error {
 	return s.i.cq.Arm(false)
 }
 
-// calm takes what the queue of completions told. Only who has the initiator may: else it takes what another one waits for.
+// calm takes the events of the queue of completions. Only the seat that has the initiator may: another takes what that one waits for.
 func (s *seat) calm() error {
 	if s.i != nil && !s.busy && s.i.rests.Load() != s {
-		s.drop() // what another one does not take in would keep this owner awake
+		s.drop() // what another seat does not take in would keep this owner awake
 	}
 	if s.i == nil || !s.set && !s.stray || !s.hold() {
 		return nil
@@ -176,7 +176,7 @@ func (s *seat) calm() error {
 	return nil
 }
 
-// told takes what the queue of completions told, for who has the initiator.
+// told takes the events of the queue of completions, for the seat that has the initiator.
 func (i *initiator) told() (told bool, err error) {
 	for {
 		_, ok, err := i.channel.Next()

@@ -23,7 +23,7 @@ type Bounds struct{ Min, Max uint64 }
 // Tuning has the bounds of what a path finds out by trying, as Options.Tune.
 type Tuning struct {
 	Piece  Bounds // bytes that one request moves at most; 64 KiB to 8 MiB
-	Signal Bounds // every so-manieth request is signalled; 1 to 64
+	Signal Bounds // the path signals one request in this many; 1 to 64
 	Ahead  Bounds // bytes of bulk operations at the adapter; 1 to 32 MiB
 	Inline Bounds // bytes that travel in the request itself; 0 to what the device takes
 }
@@ -130,10 +130,10 @@ const (
 // inlineUnit is the smallest inline threshold beside 0.
 const inlineUnit = 32
 
-// Tuned is what a path found out so far, or was told to use.
+// Tuned is what a path found out so far, or what its Options set.
 type Tuned struct {
 	Piece  uint64 // bytes that one request moves at most
-	Signal uint64 // every so-manieth request is signalled
+	Signal uint64 // the path signals one request in this many
 	Ahead  uint64 // bytes of bulk operations at the adapter at most
 	Inline uint64 // bytes that travel in the request itself at most
 	Tried  uint64 // changes that were tried

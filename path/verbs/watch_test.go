@@ -214,7 +214,7 @@ func TestSlowLink(t *testing.T) {
 }
 
 // TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender believes that it came, so the path ends and says
-// why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. All others are told.
+// why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. It reports all other messages.
 func TestLostMessage(t *testing.T) {
 	for _, transport := range []Transport{RC, DC} {
 		t.Run(transport.String(), func(t *testing.T) { lostMessage(t, transport) })

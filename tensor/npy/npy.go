@@ -14,7 +14,7 @@ import (
 
 const (
 	magic = "\x93NUMPY"
-	// maxHeader bounds what is copied and scanned. numpy itself refuses headers above 10,000 bytes unless told to trust them;
+	// maxHeader bounds what is copied and scanned. numpy itself refuses headers above 10,000 bytes unless its caller trusts them;
 	// those it writes for the types of package tensor stay below 1,000.
 	maxHeader = 1 << 16
 	// align is the multiple of bytes at which numpy, and Write, let the data begin.
@@ -120,7 +120,7 @@ func parse(b []byte) (h header, desc tensor.Desc, data []byte, err error) {
 	if length > len(b)-from {
 		return fail(8, "header length %d, but the file has only %d bytes after it; is it truncated?", length, len(b)-from)
 	}
-	// The copy keeps whoever else can write b from changing the header between its check and its use.
+	// The copy keeps other writers of b from changing the header between its check and its use.
 	s := scanner{b: bytes.Clone(b[from : from+length]), base: int64(from)}
 	if h, err = s.header(); err != nil {
 		return header{}, tensor.Desc{}, nil, err

@@ -8,7 +8,7 @@
 //	defer f.Close()                // the views die here
 //	for _, t := range f.Tensors() { fmt.Println(t) }
 //
-// A file may come from anybody, so the reader is stricter than JSON. The layout:
+// A file may come from an attacker, so the reader is stricter than JSON. The layout:
 //
 //	8 bytes    n: length of the header, little-endian, at most 100,000,000
 //	n bytes    header: one JSON object in UTF-8 that begins with '{', white space allowed behind it

@@ -43,7 +43,7 @@ func Open(path string) (*File, error) {
 	return f, nil
 }
 
-// Close ends the life of all views and unmaps the file as soon as nobody else has a lease on its region. On a File from
+// Close ends the life of all views and unmaps the file as soon as no other lease on its region is left. On a File from
 // Parse, and when called again, it does nothing. It must not run at the same time as another Close.
 func (f *File) Close() error {
 	if f.region == nil {
@@ -55,7 +55,7 @@ func (f *File) Close() error {
 	return err
 }
 
-// Region is the mapped file, for exporting it to a peer; nil if the File came from Parse or is closed. Whoever keeps a part
+// Region is the mapped file, for exporting it to a peer; nil if the File came from Parse or is closed. A caller that keeps a part
 // of it beyond Close takes a lease of its own.
 func (f *File) Region() *mem.Region { return f.region }
 

@@ -39,7 +39,7 @@ type entry struct {
 }
 
 // Parse reads a whole file from memory. The tensors are views of b: they live as long as b, and b must not change while
-// they are in use. The header itself is copied before it is checked, so b may be memory that somebody else can write.
+// they are in use. The header itself is copied before it is checked, so b may be memory that another process can write.
 // Every failure is an *Error.
 func Parse(b []byte) (*File, error) {
 	if len(b) < prefix {

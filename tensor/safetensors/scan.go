@@ -27,7 +27,7 @@ func quote(name string) string {
 // scanner reads the tokens of JSON that a header may contain. Every position that it reports is an offset in the file.
 // It is written for this one grammar, since encoding/json accepts duplicate keys and broken UTF-8 silently.
 type scanner struct {
-	b    []byte // the header, valid UTF-8, not shared with anybody who could change it meanwhile
+	b    []byte // a private copy of the header, valid UTF-8
 	pos  int
 	base int64 // offset of b in the file
 }

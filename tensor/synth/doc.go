@@ -1,5 +1,5 @@
 // Package synth makes the tensors of demos, tests and benchmarks: descriptions with the shapes of a real model, and a byte
-// pattern that whoever receives it can check without having the source.
+// pattern that a receiver can check without having the source.
 //
 //	for _, s := range synth.GPT2.Tensors() {
 //		n, _ := s.Desc.Bytes()
