@@ -382,7 +382,7 @@ func TestServeTellsOfEach(t *testing.T) {
 	write(t, filepath.Join(dir, "sub/there"), nil)
 	run(t, exitExists, "/sub/ puts the file into it", "put", file, addr+"/sub")
 	run(t, exitExists, "--force replaces it", "put", file, addr)
-	// Who gives up in the middle.
+	// A client that gives up in the middle.
 	write(t, filepath.Join(dir, "big"), content(48<<20, 11))
 	n, err := transfer.Open(t.Context(), transfer.Options{Name: "fickle"})
 	if err != nil {

@@ -213,7 +213,7 @@ func TestRunFile(t *testing.T) {
 	}
 }
 
-// Lines and the summary, and the end by --duration; what nobody takes is said and counted.
+// Lines and the summary, and the end by --duration; run reports and counts packets that no application takes.
 func TestRunLines(t *testing.T) {
 	file := confFile(t, "one.yaml", `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 2KiB}]
@@ -265,7 +265,7 @@ func TestRunRefuses(t *testing.T) {
 	run(t, exitUsage, "--interval 1ms", "run", file, "--interval", "1ms")
 	run(t, exitUsage, "--duration -1s", "run", file, "--duration", "-1s")
 	run(t, exitUsage, "expected one file", "run")
-	// A port that somebody has is a failure, with everything closed again and the place in the file.
+	// A port that another socket has is a failure, with everything closed again and the place in the file.
 	l, err := net.ListenPacket("udp", loopAt(5302))
 	if err != nil {
 		t.Fatal(err)

@@ -47,7 +47,7 @@ type usedRDMA struct {
 	needed bool // it itself, and not just any
 }
 
-// wantsRDMA reports whether somebody asks for RDMA at all.
+// wantsRDMA reports whether the needs ask for RDMA at all.
 func (x *exam) wantsRDMA() bool { return x.n.RDMA != nil || x.n.engine(rdma) != nil }
 
 // devices are the RDMA devices to look at: those that are needed and here, or else all.
@@ -274,7 +274,7 @@ func ofOneLink(g *host.GID) bool {
 
 const roce2 = "RoCE v2"
 
-// chosen are the addresses of a RoCE port, the one first that is taken where nobody names one: RoCE version 2 before 1, IPv4 before IPv6, those of one
+// chosen are the addresses of a RoCE port, the default one first: RoCE version 2 before 1, IPv4 before IPv6, those of one
 // link last, and then the first of the table. What the library says itself goes before that.
 func chosen(p *host.RDMAPort, asked *host.VerbsPort) []host.GID {
 	all := slices.Clone(p.GIDs)

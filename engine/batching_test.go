@@ -135,7 +135,7 @@ func (r *restless) Arm(w *Waker) bool {
 	return false
 }
 
-// Wakes for nothing do not look like traffic: who spins sleeps soon all the same, and does not look for as long as it may.
+// Wakes for nothing do not look like traffic: a spinning consumer sleeps soon all the same, and does not look for as long as it may.
 func TestSpinIsNotKeptUpByWakes(t *testing.T) {
 	const spin = 2 * retryAfter
 	for _, adaptive := range []bool{false, true} {

@@ -90,7 +90,7 @@ func driverPlan(ctx context.Context, l linux, device, driver string) (Plan, erro
 		return Plan{}, err
 	}
 	p := Plan{Interface: addr, Driver: binding(now).shown()}
-	if enough(theDriver, wanted, now) || binding(now).driver == driver { // also a driver that nobody had to force on it
+	if enough(theDriver, wanted, now) || binding(now).driver == driver { // it has the driver already, forced on it or not
 		return p, nil
 	}
 	if err := l.refuses(addr, theDriver, wanted); err != nil {

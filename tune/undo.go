@@ -146,7 +146,7 @@ func (u *undoing) restore(e *entry, f *fate) bool {
 			e.Ours = append(e.Ours, got)
 		}
 	}
-	f.state, f.err = Restored, err // an error may be mended when others are restored
+	f.state, f.err = Restored, err // an error may be gone when others are restored
 	return true
 }
 

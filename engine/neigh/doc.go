@@ -5,7 +5,7 @@
 //
 //	Kernel      asks the kernel (rtnetlink): interfaces, addresses, routes, neighbours
 //	Machine     speaks ARP (RFC 826) and neighbour discovery (RFC 4861) itself: bytes and times in, bytes and deadlines out
-//	Resolver    a Machine, a port that frames go through, and those who wait for an answer
+//	Resolver    a Machine, a port that frames go through, and the callers that wait for an answer
 //	Endpoints   named destinations with prebuilt headers
 //
 // Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the kernel knows its neighbours, and
@@ -14,5 +14,5 @@
 //
 // # Errors
 //
-// ErrNoRoute: nobody knows the way. ErrNoAnswer: the next hop does not answer. Both say which address and what to look at.
+// ErrNoRoute: there is no route to the address. ErrNoAnswer: the next hop does not answer. Both say which address and what to look at.
 package neigh

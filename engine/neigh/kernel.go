@@ -228,7 +228,7 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 	}
 }
 
-// LinkWatch is told when interfaces change, in the network namespace of the thread that opened it.
+// LinkWatch receives the kernel's events of interfaces that change, in the network namespace of the thread that opened it.
 type LinkWatch struct {
 	fd  int
 	buf []byte

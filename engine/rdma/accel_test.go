@@ -99,7 +99,7 @@ func TestNoWayToCard(t *testing.T) {
 	}
 }
 
-// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before anybody asks.
+// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before a caller asks for such memory.
 func TestUnable(t *testing.T) {
 	f := onFake(t, "absent dmabuf")
 	f.engine.tree = fstest.MapFS{}

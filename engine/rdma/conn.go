@@ -190,7 +190,7 @@ func (c *conn) counted(r *record) error {
 	return nil // of a channel that never came to be
 }
 
-// report leaves a connection that has failed to the driver, for those who hold a lock.
+// report leaves a connection that has failed to the driver, for callers that hold a lock.
 func (p *Port) report(c *conn, err error) { p.control.report(c, err) }
 
 // ConnInfo is what is known of a connection.

@@ -32,7 +32,7 @@ type manager struct {
 	ending sync.WaitGroup // links that are being closed
 }
 
-// newManager opens the connection manager and hears of it until stop.
+// newManager opens the connection manager and takes its events until stop.
 func newManager(p *Port, path string) (*manager, error) {
 	l, err := cm.Load(cm.Options{Path: path})
 	if err != nil {

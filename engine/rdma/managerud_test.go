@@ -72,7 +72,7 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 		}
 	}
 
-	// Who says no says why, and where nobody listens that is said.
+	// A port that refuses says why, and without a listener the error says that.
 	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), `it says "too many connections"`) {
 		t.Errorf("beyond MaxConns: %v", err)
 	}

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 )
 
-// With UD the connection manager tells who connects the way to the queue pair of who accepts, and no more: nothing is connected, and neither end hears of
-// the end. Who accepts learns the number of the other queue pair from its first message. A message carries the number of its sender's
-// queue pair as its immediate value besides, because there are programs that read it from there (udaddy).
+// With UD the connection manager only tells the side that connects the way to the queue pair of the side that accepts: nothing is connected, and neither
+// side learns that the other has ended. The side that accepts learns the number of the other queue pair from its first message. A message also carries
+// the number of its sender's queue pair as its immediate value, because there are programs that read it from there (udaddy).
 
 // managerKey is the key of all queue pairs for datagrams that the connection manager leads to (RDMA_UDP_QKEY).
 const managerKey = 0x01234567

@@ -221,7 +221,7 @@ func (p *Port) LocalAddr() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// LinkState implements engine.LinkTeller: it is the device's link, as its events tell. Options.OnConn tells of connections.
+// LinkState implements engine.LinkTeller: it is the device's link, by the device's events. Options.OnConn reports connections.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
 	return engine.LinkState{Up: p.dev.Up(), Changes: p.dev.Changes()}

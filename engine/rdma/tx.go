@@ -99,14 +99,14 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	return err
 }
 
-// reap takes what devices have done with this queue's packets and others, for one who needs descriptors now.
+// reap takes what devices have done with this queue's packets and others, for a caller that needs descriptors now.
 func (q *txQueue) reap() {
 	if q.sink.flying.Load() > 0 {
 		q.port.reap()
 	}
 }
 
-// reap takes what devices have done, for one who needs descriptors now.
+// reap takes what devices have done, for a caller that needs descriptors now.
 func (p *Port) reap() {
 	for c := range p.conns.Read() {
 		c.mu.Lock()

@@ -16,7 +16,7 @@ import (
 // Options are the choices for a Port. The zero value is good.
 type Options struct {
 	Least, Most time.Duration // pauses between attempts; 0: 50 milliseconds and 2 seconds
-	// Failed is called with the error of each attempt that fails; nil: nobody hears of it.
+	// Failed is called with the error of each attempt that fails; nil: the Port drops these errors.
 	Failed func(error)
 }
 

@@ -54,7 +54,7 @@ type UDPPort struct {
 	sum    engine.PortStats // of the port itself: Drops
 }
 
-// udpSocket is a socket with what the kernel had dropped when somebody looked last.
+// udpSocket is a socket with what the kernel had dropped at the last look.
 type udpSocket struct {
 	fd    int
 	drops uint32

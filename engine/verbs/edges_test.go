@@ -113,7 +113,7 @@ func TestEventTaken(t *testing.T) {
 	b.Release()
 }
 
-// Frames that were lost for want of slots are counted so also where their queue is closed before anybody asks.
+// Frames that were lost for want of slots are counted so also where their queue is closed before a reader asks for the counts.
 func TestDryAndClosed(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})

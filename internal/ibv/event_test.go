@@ -273,7 +273,7 @@ func TestAsyncEvents(t *testing.T) {
 	noAsync(t, a.ctx)
 }
 
-// TestEventsOfClosed: events of a queue pair that is closed before anybody asks for them are gone.
+// TestEventsOfClosed: closing a queue pair drops the events that no caller has taken.
 func TestEventsOfClosed(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)
