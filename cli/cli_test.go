@@ -225,7 +225,7 @@ func TestBenchTransferMemory(t *testing.T) {
 	}
 }
 
-// What is wrong is said once, on the standard error, with a status that tells misuse from failure.
+// A command prints an error once, on the standard error, with a status that tells misuse from failure.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
 		args   []string

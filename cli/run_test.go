@@ -240,7 +240,7 @@ func TestRunLines(t *testing.T) {
 	}
 }
 
-// What cannot be run is said before anything is opened, each with a status of its own.
+// The command refuses what it cannot run before it opens anything, each with a status of its own.
 func TestRunRefuses(t *testing.T) {
 	file, _, _ := pairFile(t)
 	good, err := os.ReadFile(file)
@@ -348,7 +348,7 @@ const runRules = `penstock:
   applications: [{kind: count, interface: loop}]
 `
 
-// The file and SIGHUP put flows in force, all or none, and what came of it is said.
+// The file and SIGHUP put flows in force, all or none, and the command prints the result.
 func TestRunReload(t *testing.T) {
 	file := confFile(t, "rules.yaml", runRules)
 	replace := func(text string) { // as editors do

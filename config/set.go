@@ -103,7 +103,7 @@ func (d *decoder) settings(root, node *yaml.Node, all []Setting) {
 			at = root
 		}
 		if at.Kind != yaml.MappingNode {
-			return // that is said when it is read
+			return // Load reports it
 		}
 		if wrong := x.set(at, schema(), steps, value); wrong != "" {
 			bad("%s", wrong)

@@ -408,7 +408,7 @@ func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 		if len(q.Effective) > 0 {
 			at = q.Effective
 		}
-		if len(at) > 1 { // it wanders, which is said by itself
+		if len(at) > 1 { // it wanders: another check says so
 			continue
 		}
 		hit = append(hit, common(polling, at)...)

@@ -10,7 +10,7 @@
 //
 // Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the kernel knows its neighbours, and
 // asks for those that it does not know. A port that has addresses of its own, which the kernel does not know, uses a Resolver: it
-// asks with ARP and neighbour solicitations, and answers those of others for the addresses that it owns, if told so.
+// asks with ARP and neighbour solicitations, and with MachineOptions.Answer answers those for its own addresses.
 //
 // # Errors
 //

@@ -290,7 +290,7 @@ func (m *Machine) neighbor(now time.Time, from packet.MAC, ip packet.IPv6, n pac
 		return changed
 	}
 	h := packet.NeighborHeader{Advertise: true, Src: n.Target(), Target: n.Target(), LinkAddr: m.o.MAC, Override: true}
-	if ip.Src().IsUnspecified() { // it looks whether the address is in use: all shall hear that
+	if ip.Src().IsUnspecified() { // it looks whether the address is in use: the answer goes to all hosts
 		all := netip.IPv6LinkLocalAllNodes()
 		to, _ := packet.MulticastMAC(all)
 		m.sendNeighbor(to, all, h)

@@ -125,7 +125,7 @@ func sysfs(device, file string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time that the kernel has told of some, and
+// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time that the kernel has reported some, and
 // once at the beginning. changed must not call Close. Watch is called once at most.
 func (i *Interface) Watch(changed func()) error {
 	i.mu.Lock()

@@ -169,7 +169,7 @@ func (c *conn) accepted(r *record) error {
 	return nil
 }
 
-// counted hears how many messages the sender has sent on a channel: all there will be, or those so far, some of which may be lost.
+// counted takes the sender's count of its messages on a channel: all there will be, or those so far, some of which may be lost.
 func (c *conn) counted(r *record) error {
 	p := c.port
 	p.mu.Lock()

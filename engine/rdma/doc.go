@@ -4,7 +4,7 @@
 // # Addresses
 //
 //	roce://10.0.0.1:4096?listen=1            accept connections
-//	roce://10.0.0.1:4096                     connect, again and again if told so
+//	roce://10.0.0.1:4096                     connect, again and again with Options.Reconnect
 //	roce://10.0.0.1:4096?local=10.0.0.2      from that address
 //	roce://10.0.0.2                          connect from there, when Port.Connect says to whom
 //

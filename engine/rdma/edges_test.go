@@ -129,7 +129,7 @@ func TestCreditBeforeReady(t *testing.T) {
 	}
 }
 
-// TestFirstCreditLost: a sender that may not send anything yet loses the word that it may. It hears it once more.
+// TestFirstCreditLost: a sender that may not send anything yet loses its first credit. The receiver repeats it.
 func TestFirstCreditLost(t *testing.T) {
 	for tr, script := range map[Transport]string{RC: "drop recv 1", UC: "loss 100%", UD: "loss 100%"} {
 		t.Run(tr.String(), func(t *testing.T) {

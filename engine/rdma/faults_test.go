@@ -223,7 +223,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side hears why.
+// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side gets the reason.
 func TestNoQueuePair(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "")

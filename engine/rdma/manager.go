@@ -28,7 +28,7 @@ type manager struct {
 	mu     sync.Mutex
 	links  map[*cm.ID]*link
 	listen *managerListener
-	over   error          // why nothing more will be heard
+	over   error          // why no more events come
 	ending sync.WaitGroup // links that are being closed
 }
 
@@ -59,7 +59,7 @@ func (m *manager) stop() error {
 	return m.ch.Close()
 }
 
-// run passes events to those whom they concern.
+// run passes events to the links and the listener that they concern.
 func (m *manager) run() {
 	defer close(m.done)
 	for {
@@ -86,7 +86,7 @@ func (m *manager) run() {
 	}
 }
 
-// lost tells all links, and those to come, that nothing more will be heard.
+// lost tells all links, and those to come, that no more events come.
 func (m *manager) lost(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -154,7 +154,7 @@ func fewBuffers(t *testing.T, w managers) {
 	}
 }
 
-// closedBySide: the end by either side is heard by the other, and everything is accounted for.
+// closedBySide: each side learns that the other has closed, and everything is accounted for.
 func closedBySide(t *testing.T, w managers) {
 	for _, side := range []string{"client", "server"} {
 		at, bt := newEnds(), newEnds()

@@ -148,7 +148,7 @@ func TestManagerGone(t *testing.T) {
 			atServer.next(t, true)
 			atClient.next(t, true)
 			c.do(t, f, p)
-			if c.client == "" { // the dead hear nothing
+			if c.client == "" { // a side that is gone gets no event
 			} else if e := atClient.next(t, false); e.Err == nil || !strings.Contains(e.Err.Error(), c.client) {
 				t.Errorf("the client: %+v, expected %q", e, c.client)
 			}

@@ -195,7 +195,7 @@ func (c *conn) shown(r *record) error {
 
 func (m *exposed) public() RemoteMemory { return RemoteMemory{m.id, m.length, m.rights} }
 
-// hidden hears that memory was taken back.
+// hidden takes the peer's word that it took memory back.
 func (c *conn) hidden(r *record) error {
 	p := c.port
 	p.mu.Lock()

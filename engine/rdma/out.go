@@ -145,7 +145,7 @@ func (o *txChannel) addCredit() error {
 	return err
 }
 
-// ready hears that the channel can be used.
+// ready takes the receiver's word that the channel can be used.
 func (c *conn) ready(r *record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

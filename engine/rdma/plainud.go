@@ -53,7 +53,7 @@ func (l *link) address(c *conn, x *pair, to ibv.Address, peer *pairInfo) error {
 	return nil
 }
 
-// found hears where the queue pair of a peer is that has accepted.
+// found takes the way to the queue pair of a peer that has accepted.
 func (l *link) found(c *conn, p *cm.Params) error {
 	if p.QPN == 0 {
 		return failed(engine.ErrConnect, "the peer has accepted, and does not say with which queue pair")
@@ -92,7 +92,7 @@ func (l *rxChannel) from(qpn uint32) bool {
 	return l.peer == qpn
 }
 
-// learned hears the number of the queue pair of a peer that connected.
+// learned takes the number of the queue pair of a peer that connected.
 func (c *conn) learned(qpn uint32) {
 	c.mu.Lock()
 	if o := c.out; o != nil {

@@ -60,7 +60,7 @@ type Counts struct {
 	conns.Counts
 	Broken     uint64 // connections that ended for a fault
 	QueuePairs uint64 // that were made
-	Credits    uint64 // messages that told a sender how many more may come
+	Credits    uint64 // credits: messages that tell a sender how many more may come
 	Waits      uint64 // times that a sender had to wait for such a message: its receiver is too slow
 	Low        uint64 // times that a receive queue had fewer than an eighth of its buffers left
 	Async      uint64 // events of the device

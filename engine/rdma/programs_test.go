@@ -201,7 +201,7 @@ func udaddy(t *testing.T, w managers, accepts bool) {
 	}
 }
 
-// killedProgram: the end of a program that is killed is heard.
+// killedProgram: the port learns that the program was killed.
 func killedProgram(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{Options: conns.Options{OnConn: events.on}})

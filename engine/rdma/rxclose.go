@@ -108,7 +108,7 @@ func (q *rxQueue) shut() (err error) {
 	return err
 }
 
-// drained hears how many messages came on a channel in all, and gives it up. The caller holds p.mu.
+// drained takes the sender's count of all messages of a channel, and gives the channel up. The caller holds p.mu.
 func (q *rxQueue) drained(l *rxChannel, count uint64) {
 	q.mu.Lock()
 	// The device has acknowledged them, but their completions may be on their way to memory.

@@ -32,7 +32,7 @@ type txSink struct {
 	box            *engine.Outbox
 	flying         atomic.Int64 // packets that devices have
 	pacing         atomic.Bool  // the pacer is at work
-	owed           atomic.Int64 // packets that the box is not told of yet, with a pacer
+	owed           atomic.Int64 // packets that the box does not know to be done yet, with a pacer
 	packets, bytes atomic.Uint64
 	drops          [engine.NumDrops]atomic.Uint64
 }

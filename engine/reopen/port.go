@@ -70,7 +70,7 @@ func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options)
 	p.cur = cur
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	tells.LinkState(p.waker)
-	p.waker.Wake() // what was before that is not told
+	p.waker.Wake() // no event tells of what was before
 	go p.run()
 	return p, nil
 }

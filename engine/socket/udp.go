@@ -31,7 +31,7 @@ type UDPPort struct {
 	peers   *peers // nil without ids
 	errs    errorCounters
 	hw      bool // the device takes receive times
-	// down says that the interface is, as links told; nil where the port is on none.
+	// down says that the interface is down, by the events of links, which is nil where the port is on none.
 	down  atomic.Bool
 	bell  engine.LinkBell
 	links *sys.LinkEvents

@@ -28,7 +28,7 @@ func peerOf(t testing.TB, p, of *UDPPort) uint32 {
 	return id
 }
 
-// TestUDPAnswersWhom has a server answer the first of three clients, not the one who wrote last.
+// TestUDPAnswersWhom has a server answer the first of three clients, not the one that wrote last.
 func TestUDPAnswersWhom(t *testing.T) {
 	server := openUDPPort(t, loopback, UDPOptions{})
 	in, out := newReader(t, server, engine.RxSpec{}), newWriter(t, server, engine.TxSpec{})

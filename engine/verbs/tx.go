@@ -201,7 +201,7 @@ func (q *txQueue) Close() error {
 
 func (q *txQueue) flying() int { return int(q.tail - q.head) }
 
-// event hears that the device has done something.
+// event takes the event that the device has done something.
 func (q *txQueue) event() {
 	q.mu.Lock()
 	if !q.closed {
@@ -219,7 +219,7 @@ func (q *txQueue) watch() {
 		return
 	}
 	if q.armed = q.cq.Arm(false) == nil; q.armed {
-		q.reap() // what came before that is not told
+		q.reap() // no event comes for what was done before
 	}
 }
 

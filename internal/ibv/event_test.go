@@ -63,7 +63,7 @@ func testChannel(t *testing.T, w *world) {
 	b.wait(t, 1)
 	a.wait(t, 1)
 
-	// Armed once, told once.
+	// Armed once, one event.
 	b.postRecv(t, 3, b.mr.SGE(0, 8))
 	a.send.Send(4, Signaled, a.mr.SGE(0, 8))
 	a.post(t)

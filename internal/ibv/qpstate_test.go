@@ -141,7 +141,7 @@ func testQuery(t *testing.T, w *world) {
 	}
 }
 
-// TestBadAttributes: what cannot be is said before any call.
+// TestBadAttributes: the package refuses impossible attributes before any call.
 func TestBadAttributes(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)

@@ -12,8 +12,8 @@
 //	MoveQP to ReadyToReceive, ReadyToSend, Establish   -> Established
 //	Disconnect      -> Disconnected                    -> Disconnected; Disconnect
 //
-// That is RC, and UC by [Channel.NewIDAt]. With UD nothing is connected: the answer to Connect is Established, with the way to the peer's queue pair; who
-// accepts hears no more, and neither side learns of the end.
+// That is RC, and UC by [Channel.NewIDAt]. With UD nothing is connected: the answer to Connect is Established, with the way to the peer's queue pair; the
+// side that accepts gets no more events, and neither side learns of the end.
 //
 // The queue pair is one of package ibv and stays the caller's. The library opens devices by itself, which is why an ID tells the name of its device only.
 package cm

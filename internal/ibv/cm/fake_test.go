@@ -365,7 +365,7 @@ func TestUnheardRequest(t *testing.T) {
 	}
 }
 
-// TestOrphan: a request that is heard while its listener is being closed is given up, which rejects it, and nothing of it stays.
+// TestOrphan: Next gives up a request that comes while its listener is being closed. That rejects it, and nothing of it stays.
 func TestOrphan(t *testing.T) {
 	f := onFake(t, "")
 	sc, cc := channel(t, f.l), channel(t, f.l)
