@@ -520,7 +520,7 @@ func TestMirrorCommand(t *testing.T) {
 	same(t, filepath.Join(dst, "c"), []byte("mine"))
 }
 
-// TestMirrorOfIncompleteListing mirrors a directory with more files than are served: what is not listed is not removed.
+// TestMirrorOfIncompleteListing mirrors a directory with more files than the server lists: mirror does not remove the others.
 func TestMirrorOfIncompleteListing(t *testing.T) {
 	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	for _, n := range []string{"a", "b", "c"} {

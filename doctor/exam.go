@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/host"
 )
 
-// Check is one thing that is looked at.
+// Check is one thing that Run looks at.
 type Check struct {
 	ID    string `json:"id"`    // a word for --skip and for programs
 	Title string `json:"title"` // for people
@@ -222,7 +222,7 @@ func (x *exam) gpu(want string) *host.GPU {
 	return nil
 }
 
-// noGPU is why there is nothing to say of GPUs.
+// noGPU is why a check says nothing of GPUs.
 func (x *exam) noGPU() string {
 	if x.n.GPUs != nil && len(x.n.GPUs) == 0 {
 		return "no memory of a GPU is asked for"

@@ -144,7 +144,7 @@ type Interface struct {
 	Frame    int  `json:"frame_bytes,omitempty"` // bytes of the longest frame that its buffers have room for; 0: not known
 	Depth    int  `json:"depth,omitempty"`       // packets that its longest queue holds
 	BusyPoll bool `json:"busy_poll,omitempty"`   // the cores that poll also do the card's interrupt work
-	// Of the engine xdp: what is not to be done without.
+	// Of the engine xdp: what it must have.
 	ZeroCopy bool             `json:"zero_copy,omitempty"`
 	Native   bool             `json:"native,omitempty"`
 	Chains   bool             `json:"chains,omitempty"` // frames of several buffers

@@ -71,7 +71,7 @@ func (x *exam) devices() (out []usedRDMA) {
 // belongs reports whether an RDMA device is that of an interface.
 func belongs(r *host.RDMA, n *host.Net) bool { return r.Net == n.Name || r.PCI != "" && r.PCI == n.PCI }
 
-// unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then all devices are looked at.
+// unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then the checks look at all devices.
 func (x *exam) unlocated() bool {
 	return slices.ContainsFunc(x.n.Sockets, func(s Socket) bool { return wants(s.Engine).RDMA && s.Interface == "" })
 }
@@ -106,7 +106,7 @@ func (x *exam) fails(d usedRDMA, bad func(host.RDMA) bool) Verdict {
 	return x.bad(d.needed || any)
 }
 
-// noRDMA is why there is nothing to say of RDMA.
+// noRDMA is why a check says nothing of RDMA.
 func (x *exam) noRDMA() string {
 	switch {
 	case x.n.Whole && !x.wantsRDMA():

@@ -192,8 +192,8 @@ const mostPlaces = 4
 // textWidth is the width of the report's text, in columns.
 const textWidth = 80
 
-// String is the report in lines of at most 80 columns, but for commands and names that cannot be broken. What is well takes one line each, and
-// what does not apply none.
+// String is the report in lines of at most 80 columns, but for commands and names that cannot be broken. A finding that is OK takes one line,
+// and one that does not apply takes none.
 func (r Report) String() string { return r.Text(false) }
 
 // Text is String; with all, what does not apply has its line too.

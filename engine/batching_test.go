@@ -37,7 +37,7 @@ func deliveries(arrivals []time.Duration, o Batching) []delivery {
 }
 
 // Whenever packets come, and however many at a time: Rx and Poller deliver each burst at the very moment when it is due, also where the
-// queue wakes them for nothing, and where it is only polled: then a packet comes when the queue is looked at.
+// queue wakes them for nothing, and where it is only polled: then a packet comes when the consumer looks at the queue.
 func TestBatchingModel(t *testing.T) {
 	const beat = retryAfter
 	for seed := range uint64(120) {

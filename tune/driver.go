@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-io/penstock/internal/host"
 )
 
-// ErrRefused: a device is not to be taken from its driver as it is used; nothing was changed. There is no way round it but to end that use.
+// ErrRefused: a device stays with its driver because it is in use; nothing was changed. The only way round it is to end that use.
 var ErrRefused = errors.New("tune: refused")
 
 // KernelDriver stands for the driver that the kernel itself chooses for a device.

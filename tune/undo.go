@@ -26,7 +26,7 @@ type fate struct {
 	err   error
 }
 
-// passes is how often everything is looked at: restoring one setting can change another that was restored before it, or be possible only
+// passes is how often Undo looks at everything: restoring one setting can change another that was restored before it, or be possible only
 // when another is restored.
 const passes = 3
 

@@ -20,7 +20,7 @@ type MachineOptions struct {
 	Retry time.Duration
 	// Fresh is how long an answer is used; after that it is used for as long again while the neighbour is asked anew. 0 is 30 s.
 	Fresh time.Duration
-	// Failed is how long a neighbour that did not answer is not asked again; 0 is 3 s.
+	// Failed is how long the Machine waits before it asks a silent neighbour again; 0 is 3 s.
 	Failed time.Duration
 	// Entries is the most neighbours; the one that was used longest ago makes room. 0 is 1024.
 	Entries int

@@ -51,7 +51,7 @@ func watch(t *testing.T, h *netns.Host, name string) *seen {
 	return s
 }
 
-// until waits for a condition, which is looked at when something has changed, and not otherwise.
+// until waits for a condition, and looks at it only when something has changed.
 func (s *seen) until(what string, ok func() bool) {
 	s.t.Helper()
 	end := time.After(time.Minute)
@@ -268,7 +268,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// When changes were lost the kernel is asked: an interface that has gone meanwhile is found out.
+// After lost changes the Interface asks the kernel, and finds that it has gone meanwhile.
 func TestLost(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	var i *Interface

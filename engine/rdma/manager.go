@@ -330,7 +330,7 @@ func (l *link) send(r *record) {
 		l.id.Reject([]byte(r.text[:min(len(r.text), most)])) // close does it as well, without the reason
 		return
 	}
-	l.id.Disconnect() // of one that is not connected: an error that means nothing here
+	l.id.Disconnect() // without a connection it fails, which is no error here
 }
 
 // accept says yes to a peer that connects, unless it was said no meanwhile.

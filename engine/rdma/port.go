@@ -207,7 +207,7 @@ func (p *Port) GID() string {
 	return fmt.Sprintf("GID %d, %v, %v: %s", p.gid.Index, p.gid.Type, p.gid.Addr, p.why)
 }
 
-// LocalAddr is the address that the port accepts at, or that of its connection; one that is not valid while there is none.
+// LocalAddr is the address that the port accepts at, or that of its connection; without a connection it is not valid.
 func (p *Port) LocalAddr() netip.AddrPort {
 	p.mu.Lock()
 	l := p.accepts

@@ -23,7 +23,7 @@ func (q *rxQueue) Close() error {
 	return err
 }
 
-// close does what Close does, but does not wait. With a port that is closed there is nothing to wait for.
+// close is Close without the wait. When the port closes, there is nothing to wait for.
 func (q *rxQueue) close() error {
 	q.port.mu.Lock()
 	defer q.port.mu.Unlock()

@@ -160,7 +160,7 @@ const (
 	MTU4096
 )
 
-// Bytes is the payload in bytes, 0 for a value that is none.
+// Bytes is the payload in bytes, 0 for an unknown value.
 func (m MTU) Bytes() int {
 	if m < MTU256 || m > MTU4096 {
 		return 0

@@ -111,7 +111,7 @@ func TestTransitionsComplete(t *testing.T) {
 	}
 }
 
-// TestStateByItself: a queue pair that failed by itself is found out, and the error says so.
+// TestStateByItself: a transition finds that a queue pair has failed by itself, and the error says so.
 func TestStateByItself(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{})
