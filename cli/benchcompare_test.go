@@ -107,7 +107,7 @@ func TestBenchCompareStatus(t *testing.T) {
 	}
 }
 
-// A result that could not be written is found out before anything is measured.
+// The command finds that it cannot write the result before it measures anything.
 func TestBenchOutputIsChecked(t *testing.T) {
 	dir := t.TempDir()
 	for name, want := range map[string]string{dir: "this is a directory", filepath.Join(dir, "none", "x.json"): "there is no directory"} {

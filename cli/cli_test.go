@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(mainEnv) != "" {
 		os.Exit(Main(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 	}
-	// The identity of whoever runs the tests is none of their business.
+	// The tests do not use the identity of the user that runs them.
 	dir, err := os.MkdirTemp("", "penstock-cli")
 	if err != nil {
 		panic(err)
@@ -225,7 +225,7 @@ func TestBenchTransferMemory(t *testing.T) {
 	}
 }
 
-// What is wrong is said once, on the standard error, with a status that tells misuse from failure.
+// A command prints an error once, on the standard error, with a status that tells misuse from failure.
 func TestMistakes(t *testing.T) {
 	for _, c := range []struct {
 		args   []string

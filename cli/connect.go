@@ -130,7 +130,7 @@ type client struct {
 
 	d  *display
 	mu sync.Mutex // guards what follows
-	// what says of what a loss is told: the name that is under way, or "".
+	// what is the name under way that messages about a loss mention, or "".
 	what    string
 	attempt int // since the last progress
 	waits   bool
@@ -246,7 +246,7 @@ func (c *client) close() {
 	c.node.Close() // and the link
 }
 
-// isLost reports whether an error is one that a new connection might have mended.
+// isLost reports whether a new connection might help against an error.
 func isLost(err error) bool {
 	return exitStatus(err) == exitUnreachable
 }

@@ -226,7 +226,7 @@ func (d *display) event(e event) {
 }
 
 func (d *display) emit(e event) {
-	json.NewEncoder(d.out).Encode(e) // a reader who has gone ends the program by SIGPIPE
+	json.NewEncoder(d.out).Encode(e) // a reader that has gone ends the program by SIGPIPE
 }
 
 // clear removes the line that is drawn again and again. d.w is held.

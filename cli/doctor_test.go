@@ -45,7 +45,7 @@ func TestDoctorUsage(t *testing.T) {
 }
 
 func TestDoctor(t *testing.T) {
-	// A machine that is well enough in general is not well enough for all that somebody wants.
+	// A machine that is fit in general is not fit for every need.
 	out, errOut, status := penstock(t, "doctor", "--from", serverRecording)
 	if status != exitOK || errOut != "" || !strings.Contains(out, "PowerEdge R760, Linux 6.8.0") || !strings.Contains(out, "0 fail, ") {
 		t.Errorf("status %d: %s%s", status, errOut, out)

@@ -382,7 +382,7 @@ func TestServeTellsOfEach(t *testing.T) {
 	write(t, filepath.Join(dir, "sub/there"), nil)
 	run(t, exitExists, "/sub/ puts the file into it", "put", file, addr+"/sub")
 	run(t, exitExists, "--force replaces it", "put", file, addr)
-	// Who gives up in the middle.
+	// A client that gives up in the middle.
 	write(t, filepath.Join(dir, "big"), content(48<<20, 11))
 	n, err := transfer.Open(t.Context(), transfer.Options{Name: "fickle"})
 	if err != nil {
@@ -520,7 +520,7 @@ func TestMirrorCommand(t *testing.T) {
 	same(t, filepath.Join(dst, "c"), []byte("mine"))
 }
 
-// TestMirrorOfIncompleteListing mirrors a directory with more files than are served: what is not listed is not removed.
+// TestMirrorOfIncompleteListing mirrors a directory with more files than the server lists: mirror does not remove the others.
 func TestMirrorOfIncompleteListing(t *testing.T) {
 	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
 	for _, n := range []string{"a", "b", "c"} {

@@ -83,7 +83,7 @@ func TestFlagsMeanOneThing(t *testing.T) {
 	run(t, 0, "A variable gives a flag", "environment")
 }
 
-// A variable gives a flag, a flag that is given wins, and what is wrong with a variable is said under its name.
+// A variable gives a flag, a flag that is given wins, and an error in a variable has its name.
 func TestEnvironment(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "a"), []byte("a"))

@@ -117,7 +117,7 @@ func TestCompletion(t *testing.T) {
 		{"tcp://" + addr + "/other :4", []string{"put", "file", "tcp://" + addr + "/o"}},
 		{":0", []string{"put", "fi"}},
 		{":0", []string{"serve", ""}},
-		{":4", []string{"get", "127.0.0.1:1/x"}}, // nobody is there
+		{":4", []string{"get", "127.0.0.1:1/x"}}, // no server is there
 		{":6", []string{"get", "nonsense/x"}},
 		{":16", []string{"mirror", addr, ""}},
 		{"shm tcp verbs :4", []string{"get", "--path", ""}},

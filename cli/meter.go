@@ -85,7 +85,7 @@ func (m *meter) eta() (time.Duration, bool) {
 	if m.done >= m.total {
 		return 0, true
 	}
-	const limit = 1000 * time.Hour // further than anybody plans
+	const limit = 1000 * time.Hour // longer ones are not shown
 	if s := float64(m.total-m.done) / m.rate(); s < limit.Seconds() {
 		return time.Duration(s * float64(time.Second)), true
 	}

@@ -57,7 +57,7 @@ func TestPing(t *testing.T) {
 	run(t, exitUsage, "--count 0", "ping", addr, "--count", "0")
 }
 
-// Over TLS any right is enough to be answered; a path opens to who may read.
+// Over TLS a client needs any right to get an answer, and the right to read to open a path.
 func TestPingRights(t *testing.T) {
 	dirs := identities(t, "reader", "lister", "stranger")
 	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow reader read\nallow lister list\n"))

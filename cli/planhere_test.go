@@ -115,7 +115,7 @@ func TestPlanHere(t *testing.T) {
 					}
 					found = append(found, needsAt(v, c.at)...)
 				}
-				if text := errOut.String(); strings.Contains(text, fmt.Sprintf(".yaml:%d:", c.at)) { // a file that is not valid is said in text
+				if text := errOut.String(); strings.Contains(text, fmt.Sprintf(".yaml:%d:", c.at)) { // of a file that is not valid the errors are text
 					found = append(found, text)
 				}
 				for _, want := range c.want {

@@ -161,7 +161,7 @@ func (r *recording) finish(name string) {
 	file := filepath.Join("..", "docs", "recordings", name+".txt")
 	text := strings.ReplaceAll(r.text.String(), r.bin, "penstock")
 	if *update {
-		// What a session leaves on the screen has the pid and port of that session, which nobody wants to see change.
+		// What a session leaves on the screen has its pid and port: fixed ones keep the file the same.
 		text = replaceAligned(text, `127\.0\.0\.1:\d+`, "127.0.0.1:7070")
 		text = replaceAligned(text, `penstock-\d+`, "penstock-4711")
 		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {

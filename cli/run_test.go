@@ -213,7 +213,7 @@ func TestRunFile(t *testing.T) {
 	}
 }
 
-// Lines and the summary, and the end by --duration; what nobody takes is said and counted.
+// Lines and the summary, and the end by --duration; run reports and counts packets that no application takes.
 func TestRunLines(t *testing.T) {
 	file := confFile(t, "one.yaml", `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 2KiB}]
@@ -240,7 +240,7 @@ func TestRunLines(t *testing.T) {
 	}
 }
 
-// What cannot be run is said before anything is opened, each with a status of its own.
+// The command refuses what it cannot run before it opens anything, each with a status of its own.
 func TestRunRefuses(t *testing.T) {
 	file, _, _ := pairFile(t)
 	good, err := os.ReadFile(file)
@@ -265,7 +265,7 @@ func TestRunRefuses(t *testing.T) {
 	run(t, exitUsage, "--interval 1ms", "run", file, "--interval", "1ms")
 	run(t, exitUsage, "--duration -1s", "run", file, "--duration", "-1s")
 	run(t, exitUsage, "expected one file", "run")
-	// A port that somebody has is a failure, with everything closed again and the place in the file.
+	// A port that another socket has is a failure, with everything closed again and the place in the file.
 	l, err := net.ListenPacket("udp", loopAt(5302))
 	if err != nil {
 		t.Fatal(err)
@@ -348,7 +348,7 @@ const runRules = `penstock:
   applications: [{kind: count, interface: loop}]
 `
 
-// The file and SIGHUP put flows in force, all or none, and what came of it is said.
+// The file and SIGHUP put flows in force, all or none, and the command prints the result.
 func TestRunReload(t *testing.T) {
 	file := confFile(t, "rules.yaml", runRules)
 	replace := func(text string) { // as editors do

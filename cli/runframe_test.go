@@ -90,7 +90,7 @@ func TestRunFrames(t *testing.T) {
 	}
 }
 
-// On every terminal the screen fits, and all that is not shown is said to be so.
+// The frame fits on every terminal, and says how much it leaves out.
 func TestRunFrameFits(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		columns, rows := rapid.IntRange(1, 200).Draw(t, "columns"), rapid.IntRange(1, 100).Draw(t, "rows")

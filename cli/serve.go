@@ -164,7 +164,7 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		v.mu.Unlock()
 		v.wg.Wait()
 	}()
-	// Who asks before the files have been looked at waits, instead of hearing that there is nothing.
+	// A peer that asks before serve has looked at the files waits, instead of getting "not found".
 	ready := make(chan struct{})
 	defer v.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, _ string) {
 		select {
@@ -295,7 +295,7 @@ func (v *server) announce(root, page string) {
 	}
 }
 
-// who says who can come to an address and what he may do there.
+// who says who can come to an address, and what they may do there.
 func (v *server) who(addr, may string) string {
 	switch {
 	case strings.HasPrefix(addr, "unix://"):

@@ -87,7 +87,7 @@ func TestTuneUsage(t *testing.T) {
 	}
 }
 
-// The same in a host with an interface: the plan as JSON, applied, undone, and refused to who lacks the right.
+// The same in a host with an interface: the plan as JSON, applied, undone, and refused to a user without the right.
 func TestTuneNic(t *testing.T) {
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Queues: 4}})
 	h := n.Hosts[0]

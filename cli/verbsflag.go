@@ -66,7 +66,7 @@ func parseVerbs(paths, settings []string) (verbs.Options, error) {
 	return v.Options(), nil
 }
 
-// pathDrivers are the drivers of a node. Who shapes paths over RDMA wants them: then it is an error if this machine cannot have them.
+// pathDrivers are the drivers of a node. A user who shapes paths over RDMA wants them: then it is an error if this machine cannot have them.
 func pathDrivers(o drivers.Options, settings []string) (all []path.Driver, err error) {
 	if len(o.Names) == 0 {
 		o.Names = nil

@@ -32,7 +32,7 @@ func TestVerbsFlag(t *testing.T) {
 	}
 }
 
-// Who shapes paths over RDMA gets them or an error; who does not, the others.
+// A user who shapes paths over RDMA gets them or an error, another user the other paths.
 func TestVerbsAreWanted(t *testing.T) {
 	lib, err := fake.Build()
 	if errors.Is(err, fake.ErrMissing) {

@@ -64,7 +64,7 @@ type decoder struct {
 	kinds   []string
 }
 
-// full reports whether no more diagnostics are kept: then nobody needs to think about their words.
+// full reports whether the decoder keeps no more diagnostics: then a check need not work out their words.
 func (d *decoder) full() bool { return len(d.diags) >= maxDiagnostics }
 
 // given is a key that is there.

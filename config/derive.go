@@ -262,7 +262,7 @@ func (s *Socket) url() string {
 	case s.Mode == "server" && e.Scheme == "roce" && e.Port > 0:
 		return "roce://" + e.hostPort() + "?listen=1"
 	case s.Mode == "client" && e.Scheme == "roce" && s.Remote.IsZero() && e.Host.IsValid():
-		e.Port = 0 // who connects has any
+		e.Port = 0 // a port that connects has any
 		return e.String()
 	case s.Mode != "client" || s.Remote.Port == 0 || !s.Remote.Host.IsValid() || !e.IsZero() && e.Scheme != s.Remote.Scheme:
 		return ""

@@ -97,7 +97,7 @@ type Diagnostic struct {
 	Path     string    `json:"path,omitempty"`  // such as interfaces[0].rx.queues[1].id
 	Message  string    `json:"message"`         // what is wrong
 	Expected string    `json:"expected,omitempty"`
-	Hint     string    `json:"hint,omitempty"` // how to mend it
+	Hint     string    `json:"hint,omitempty"` // how to fix it
 	Related  []Related `json:"related,omitempty"`
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/packet"
 )
 
-// Host is what a configuration is compared with: facts of one machine, as somebody else has read them. This package reads none.
+// Host is what a configuration is compared with: facts of one machine, which the caller has read. This package reads none.
 type Host struct {
 	Name       string          `json:"name,omitempty"`
 	Cores      []int           `json:"cores"` // online, ascending

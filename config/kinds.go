@@ -286,7 +286,7 @@ func ipAddress() *kind {
 	}
 }
 
-// leadingZeros finds the zeros in front of numbers of one digit, which mean the same to readers who take them for octal.
+// leadingZeros finds the zeros in front of numbers of one digit, which mean the same to readers that take them for octal.
 var leadingZeros = regexp.MustCompile(`\b0+([0-7])\b`)
 
 func ipPrefix() *kind {

@@ -3,7 +3,7 @@ package config
 import "slices"
 
 // Diagnose makes a Diagnostic about the value at a path, in the manner of Load: its place is that of the value in the file, or of the
-// section around it. It is for those who open what a Config describes, and find there what this package cannot know.
+// section around it. It is for packages that open what a Config describes, and find there what this one cannot know.
 func (c *Config) Diagnose(s Severity, code Code, path, message, expected, hint string) Diagnostic {
 	at := c.nearestSource(path)
 	return Diagnostic{Severity: s, Code: code, File: c.name, At: at.At, Width: max(1, at.Width), Path: path, Message: message, Expected: expected, Hint: hint}

@@ -103,7 +103,7 @@ func (d *decoder) settings(root, node *yaml.Node, all []Setting) {
 			at = root
 		}
 		if at.Kind != yaml.MappingNode {
-			return // that is said when it is read
+			return // Load reports it
 		}
 		if wrong := x.set(at, schema(), steps, value); wrong != "" {
 			bad("%s", wrong)
@@ -278,7 +278,7 @@ func named(n *yaml.Node, name string) bool {
 	return false
 }
 
-// own is a node that nobody else refers to: what an alias stands for is copied, but for the aliases in it.
+// own is a node to which no other refers: a copy of what an alias stands for, but for the aliases in it.
 func (x *setter) own(n *yaml.Node, depth int) *yaml.Node {
 	if n.Kind == yaml.AliasNode && n.Alias != nil {
 		n = n.Alias

@@ -47,7 +47,7 @@ func (c *Config) note(path string, s Source) {
 	c.sources[path] = s
 }
 
-// given reports whether the value at path was written by somebody: in the file, or by the program that made the Config.
+// given reports whether the author wrote the value at path: the one of the file, or of the program that made the Config.
 func (c *Config) given(path string) bool {
 	s, ok := c.sources[path]
 	return ok && s.Origin == FromFile

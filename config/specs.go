@@ -182,7 +182,7 @@ func (t *Tunnel) tunnel() flow.Tunnel {
 	return out
 }
 
-// Desc is what the tensor is, as peers are told. The error says what is wrong with dtype or shape.
+// Desc describes the tensor, as the node does to peers. The error says what is wrong with dtype or shape.
 func (t *Tensor) Desc() (tensor.Desc, error) {
 	d, err := tensor.ParseDType(t.DType)
 	if err != nil {

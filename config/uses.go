@@ -45,6 +45,6 @@ func (c *Config) interfaceOf(path string) string {
 	return ""
 }
 
-// At is the place in the file of the value at a path, or of the section around it where nobody wrote the value. The zero Pos is returned for a
+// At is the place in the file of the value at a path, or of the section around it where the file leaves the value out. It is the zero Pos for a
 // Config that a program wrote. Paths are those of Source.
 func (c *Config) At(path string) Pos { return c.nearestSource(path).At }

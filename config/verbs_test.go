@@ -157,7 +157,7 @@ func TestVerbsRefusals(t *testing.T) {
 	}
 }
 
-// RDMA is one of the paths where nobody says which ones; a list that leaves it out contradicts the section.
+// RDMA is one of the paths where the file does not list them; a list that leaves it out contradicts the section.
 func TestVerbsIsAPath(t *testing.T) {
 	for text, want := range map[string]string{
 		"{}":                          "shm tcp verbs",

@@ -89,7 +89,7 @@ func withoutDirective(text []byte) []byte {
 	return text
 }
 
-// guarded keeps a panic of the YAML library from getting out: its input is anybody's.
+// guarded turns a panic of the YAML library into an error: its input may come from anywhere.
 func guarded(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {

@@ -66,7 +66,7 @@ func checkSMT(x *exam) {
 		x.ok("", "no two of them share a core")
 		return
 	}
-	var free []int // a thread of each core of which nobody has one yet
+	var free []int // a thread of each core of which no task has one yet
 	for _, c := range x.f.CPUs {
 		if len(c.Siblings) > 0 && c.Siblings[0] == c.ID && len(common(c.Siblings, x.n.Cores)) == 0 {
 			free = append(free, c.ID)

@@ -47,7 +47,7 @@ func machine(t *testing.T, name string, edits ...string) Machine {
 	return m
 }
 
-// stream is what somebody wants who receives on four queues of a card and has them in a GPU.
+// stream is what a program wants that receives on queues of a card, into a GPU.
 var stream = Needs{Interfaces: []Interface{{Name: "ens1f0np0", Engine: "xdp", Queues: 8, MTU: 9000, HardwareTime: true}}, Cores: []int{2, 3, 4, 5, 33, 68},
 	Huge: []Huge{{2 << 30, 1 << 30, 0}, {1 << 30, 0, AnyNode}}, GPUs: []string{AnyGPU}, Receive: 64 << 20}
 

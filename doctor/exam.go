@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/host"
 )
 
-// Check is one thing that is looked at.
+// Check is one thing that Run looks at.
 type Check struct {
 	ID    string `json:"id"`    // a word for --skip and for programs
 	Title string `json:"title"` // for people
@@ -98,7 +98,7 @@ func (x *exam) usesOf(cores []int) (out []Place) {
 	return out
 }
 
-// polling are the cores that somebody polls on: all, where it is not known what they are for.
+// polling are the cores that pollers are bound to: all, where it is not known what they are for.
 func (x *exam) polling() (out []int) {
 	if x.n.Uses == nil {
 		return slices.Sorted(slices.Values(x.n.Cores))
@@ -135,7 +135,7 @@ func (x *exam) unknown(subject, why string, mend ...string) {
 	x.add(Finding{Subject: subject, Verdict: Unknown, Why: why, Mend: mend})
 }
 
-// bad is Fail where somebody needs it, and else Warn.
+// bad is Fail for what is needed, and else Warn.
 func (x *exam) bad(needed bool) Verdict {
 	if needed {
 		return Fail
@@ -174,7 +174,7 @@ func (x *exam) nets() (out []used) {
 // fast reports whether an interface is one for which the machine has to be set up with care: 10 Gb/s and more.
 func fast(n *host.Net) bool { return n.Mbits >= 10000 }
 
-// fast reports whether the machine has such an interface, or whether somebody needs one.
+// fast reports whether the machine has such an interface, or the needs name one.
 func (x *exam) fast() bool {
 	return len(x.n.Interfaces) > 0 || slices.ContainsFunc(x.f.Nets, func(n host.Net) bool { return !n.Virtual && n.Up && fast(&n) })
 }
@@ -222,7 +222,7 @@ func (x *exam) gpu(want string) *host.GPU {
 	return nil
 }
 
-// noGPU is why there is nothing to say of GPUs.
+// noGPU is why a check says nothing of GPUs.
 func (x *exam) noGPU() string {
 	if x.n.GPUs != nil && len(x.n.GPUs) == 0 {
 		return "no memory of a GPU is asked for"

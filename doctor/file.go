@@ -27,7 +27,7 @@ func NeedsOf(c *config.Config) Needs {
 		if len(c.Interfaces) == 0 { // transfers go by whatever there is
 			b.n.Interfaces = nil
 		}
-		if v := c.Transfers.Verbs; v != nil { // who shapes paths over RDMA wants them
+		if v := c.Transfers.Verbs; v != nil { // a file that shapes paths over RDMA wants them
 			b.n.RDMA = []string{AnyDevice}
 			if v.Device != "" && !strings.ContainsAny(v.Device, "/ ") {
 				b.n.RDMA[0] = v.Device

@@ -276,7 +276,7 @@ func TestNeedsOf(t *testing.T) {
 	}
 }
 
-// Who shapes paths over RDMA needs a device, the one that is named.
+// A file that shapes paths over RDMA needs a device, the one that it names.
 func TestNeedsOfVerbs(t *testing.T) {
 	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice}, "verbs: {device: mlx5_0, rails: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
 		c, problems := config.Load("t.yaml", []byte("penstock: {transfers: {"+text+"}}"), config.Options{})

@@ -31,9 +31,9 @@ type wish struct {
 	page  uint64
 	node  int
 	pages int
-	// bound is how many pages of the size others want of certain nodes, for a wish that is for no node: those are not for it.
+	// bound is how many pages of the size other wishes take from certain nodes. A wish that names no node does not get those.
 	bound  int
-	strict bool // somebody does not run without
+	strict bool // some of it has no fallback to ordinary pages
 	at     []Place
 }
 

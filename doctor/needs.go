@@ -38,7 +38,7 @@ var (
 	kernel = func(w engine.Needs) bool { return w.Buffers || w.Frames }
 )
 
-// Needs is what somebody wants of a machine. The zero value wants nothing: the machine is looked at in general.
+// Needs is what a program wants of a machine. The zero value wants nothing: Run looks at the machine in general.
 type Needs struct {
 	Interfaces []Interface `json:"interfaces,omitempty"`
 	// Cores are the processors that pollers and workers are bound to, by the kernel's numbers.
@@ -56,10 +56,10 @@ type Needs struct {
 	// RDMA are the names of RDMA devices that are used, such as mlx5_0; AnyDevice stands for one with an active port. nil: those of Interfaces
 	// whose engine needs one.
 	RDMA []string `json:"rdma_devices,omitempty"`
-	// Clock: the system's clock has to be kept on time by somebody.
+	// Clock: a service has to keep the system's clock on time.
 	Clock bool `json:"clock,omitempty"`
 
-	// Whole: that is all. Without it the machine is also looked at in general.
+	// Whole: that is all. Without it Run also looks at the machine in general.
 	Whole bool `json:"whole,omitempty"`
 	// What only a configuration says: see NeedsOf.
 	Uses    []Use    `json:"core_uses,omitempty"` // what each of Cores is for
@@ -114,7 +114,7 @@ type Socket struct {
 	// Receive and Send are the kernel's buffers that are asked for, in bytes; 0: those that the engine chooses.
 	Receive uint64 `json:"receive_buffer_bytes,omitempty"`
 	Send    uint64 `json:"send_buffer_bytes,omitempty"`
-	// Looked: somebody has looked for Local on this machine; Interface is where it is, empty for nowhere.
+	// Looked: the caller has looked for Local on this machine; Interface is where it is, empty for nowhere.
 	Looked    bool             `json:"looked,omitempty"`
 	Interface string           `json:"interface,omitempty"`
 	Packet    int              `json:"packet_bytes,omitempty"` // the longest packet of IP that it sends; 0: any
@@ -144,7 +144,7 @@ type Interface struct {
 	Frame    int  `json:"frame_bytes,omitempty"` // bytes of the longest frame that its buffers have room for; 0: not known
 	Depth    int  `json:"depth,omitempty"`       // packets that its longest queue holds
 	BusyPoll bool `json:"busy_poll,omitempty"`   // the cores that poll also do the card's interrupt work
-	// Of the engine xdp: what is not to be done without.
+	// Of the engine xdp: what it must have.
 	ZeroCopy bool             `json:"zero_copy,omitempty"`
 	Native   bool             `json:"native,omitempty"`
 	Chains   bool             `json:"chains,omitempty"` // frames of several buffers

@@ -395,8 +395,8 @@ func checkIRQ(x *exam) {
 	}
 }
 
-// interrupted are the processors on which a file polls, and which interrupts of the interface's queues take away. With busy polling the one who
-// polls does the work of its interrupts; engines in user space have none.
+// interrupted are the processors on which a file polls, and which interrupts of the interface's queues take away. With busy polling the poller
+// does the work of its interrupts; engines in user space have none.
 func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 	if u.BusyPoll || !wants(u.Engine).Frames || x.n.Uses == nil {
 		return nil
@@ -408,7 +408,7 @@ func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 		if len(q.Effective) > 0 {
 			at = q.Effective
 		}
-		if len(at) > 1 { // it wanders, which is said by itself
+		if len(at) > 1 { // it wanders: another check says so
 			continue
 		}
 		hit = append(hit, common(polling, at)...)
@@ -417,7 +417,7 @@ func (x *exam) interrupted(u used, queues []host.IRQ) []int {
 	return slices.Compact(hit)
 }
 
-// spare are processors near the card to which no interrupt of its queues goes, and which nobody uses.
+// spare are processors near the card to which no interrupt of its queues goes, and to which no poller or worker is bound.
 func (x *exam) spare(u used, queues []host.IRQ) (out []int) {
 	for _, c := range x.f.CPUs {
 		out = append(out, c.ID)

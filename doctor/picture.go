@@ -226,7 +226,7 @@ func card(f *host.Facts, p *host.PCI) *thing {
 	t := &thing{kind: "disk", name: p.Name(), addr: p.Addr, link: linkText(p)}
 	if p.Width < p.MaxWidth || p.Speed < p.MaxSpeed {
 		t.link += fmt.Sprintf(" of %g x%d", p.MaxSpeed, p.MaxWidth)
-		t.slow = !p.Display() || p.Width < p.MaxWidth // GPUs slow their link down while nobody uses it
+		t.slow = !p.Display() || p.Width < p.MaxWidth // GPUs slow their link down while it is idle
 	}
 	switch {
 	case p.Network():

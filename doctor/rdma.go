@@ -47,7 +47,7 @@ type usedRDMA struct {
 	needed bool // it itself, and not just any
 }
 
-// wantsRDMA reports whether somebody asks for RDMA at all.
+// wantsRDMA reports whether the needs ask for RDMA at all.
 func (x *exam) wantsRDMA() bool { return x.n.RDMA != nil || x.n.engine(rdma) != nil }
 
 // devices are the RDMA devices to look at: those that are needed and here, or else all.
@@ -71,7 +71,7 @@ func (x *exam) devices() (out []usedRDMA) {
 // belongs reports whether an RDMA device is that of an interface.
 func belongs(r *host.RDMA, n *host.Net) bool { return r.Net == n.Name || r.PCI != "" && r.PCI == n.PCI }
 
-// unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then all devices are looked at.
+// unlocated reports whether connections over RDMA are opened by addresses whose interface is not known: then the checks look at all devices.
 func (x *exam) unlocated() bool {
 	return slices.ContainsFunc(x.n.Sockets, func(s Socket) bool { return wants(s.Engine).RDMA && s.Interface == "" })
 }
@@ -106,7 +106,7 @@ func (x *exam) fails(d usedRDMA, bad func(host.RDMA) bool) Verdict {
 	return x.bad(d.needed || any)
 }
 
-// noRDMA is why there is nothing to say of RDMA.
+// noRDMA is why a check says nothing of RDMA.
 func (x *exam) noRDMA() string {
 	switch {
 	case x.n.Whole && !x.wantsRDMA():
@@ -274,7 +274,7 @@ func ofOneLink(g *host.GID) bool {
 
 const roce2 = "RoCE v2"
 
-// chosen are the addresses of a RoCE port, the one first that is taken where nobody names one: RoCE version 2 before 1, IPv4 before IPv6, those of one
+// chosen are the addresses of a RoCE port, the default one first: RoCE version 2 before 1, IPv4 before IPv6, those of one
 // link last, and then the first of the table. What the library says itself goes before that.
 func chosen(p *host.RDMAPort, asked *host.VerbsPort) []host.GID {
 	all := slices.Clone(p.GIDs)

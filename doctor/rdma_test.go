@@ -86,7 +86,7 @@ var rdmaVerdicts = []struct {
 	subject string
 	machine string
 	devices []string // none: any
-	general bool     // nobody asks for RDMA
+	general bool     // the needs do not ask for RDMA
 	edits   []string
 }{
 	{"rdma", OK, "mlx5_1 port 1", "roce", []string{"mlx5_1"}, false, nil},
@@ -113,7 +113,7 @@ var rdmaVerdicts = []struct {
 	{"rdma-mtu", OK, "mlx5_0 port 1", "roce", nil, false, []string{"ens3f0np0/mtu = 9000", "ens3f0np0/mtu = 4192"}},
 	{"rdma-mtu", Warn, "mlx5_0 port 1", "roce", nil, false, []string{"ens3f0np0/mtu = 9000", "ens3f0np0/mtu = 4191"}},
 	{"rdma-mtu", OK, "rxe0 port 1", "rxe", nil, false, []string{"roce0/mtu = 1500", "roce0/mtu = 4176", "active_mtu\":1024", "active_mtu\":4096"}},
-	{"rdma-mtu", OK, "rxe0 port 1", "rxe", nil, true, nil}, // nobody asked, and it is not fast
+	{"rdma-mtu", OK, "rxe0 port 1", "rxe", nil, true, nil}, // not asked for, and not fast
 	{"rdma-mtu", Fail, "mlx5_0 port 1", "roce", []string{"mlx5_0"}, false, []string{"ens3f0np0/mtu = 9000", "ens3f0np0/mtu = 351"}},
 	{"rdma-mtu", Unknown, "mlx5_0 port 1", "roce", nil, false, []string{"ens3f0np0/mtu = 9000", "ens3f0np0/mtu = many"}},
 	{"rdma-mtu", NotApplicable, "mlx5_0 port 1", "infiniband", nil, false, nil},

@@ -36,7 +36,7 @@ type Finding struct {
 	Needed  string  `json:"needed,omitempty"` // what should be so
 	For     string  `json:"for,omitempty"`    // what needs it
 	Why     string  `json:"why,omitempty"`    // the reason of the verdict, where the others do not say it
-	// Mend are commands, or what to do in words, that make it so. They are alternatives only where they say so.
+	// Mend are commands, or steps in words, that make it so. They are alternatives only where they say so.
 	Mend []string `json:"mend,omitempty"`
 	// At is where a configuration asks for it.
 	At []Place `json:"at,omitempty"`
@@ -106,7 +106,7 @@ func ForFile(m Machine, c *config.Config, problems config.Diagnostics, skip ...s
 	return r
 }
 
-// join adds a finding. Those that differ only in who asks become one.
+// join adds a finding. Findings that differ only in what asks for them become one.
 func (r *Report) join(f Finding) {
 	for i := range r.Findings {
 		o := &r.Findings[i]
@@ -192,8 +192,8 @@ const mostPlaces = 4
 // textWidth is the width of the report's text, in columns.
 const textWidth = 80
 
-// String is the report in lines of at most 80 columns, but for commands and names that cannot be broken. What is well takes one line each, and
-// what does not apply none.
+// String is the report in lines of at most 80 columns, but for commands and names that cannot be broken. A finding that is OK takes one line,
+// and one that does not apply takes none.
 func (r Report) String() string { return r.Text(false) }
 
 // Text is String; with all, what does not apply has its line too.
@@ -264,7 +264,7 @@ func (r Report) Text(all bool) string {
 	return b.String()
 }
 
-// programs are those that commands to mend something begin with.
+// programs are those with which commands in Mend begin.
 var programs = []string{"apt-get", "cpupower", "dcb", "driverctl", "echo", "ethtool", "ip", "modprobe", "nvidia-smi", "penstock", "rdma", "setpci", "sysctl", "systemctl", "ulimit"}
 
 func isCommand(s string) bool {

@@ -44,7 +44,7 @@ func TestBackoff(t *testing.T) {
 	}
 }
 
-// Pauses are not all the same: whoever lost the same peer comes back at another time.
+// Pauses differ: ports that lost the same peer come back at different times.
 func TestBackoffVaries(t *testing.T) {
 	seen := map[time.Duration]bool{}
 	for range 50 {

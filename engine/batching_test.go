@@ -37,7 +37,7 @@ func deliveries(arrivals []time.Duration, o Batching) []delivery {
 }
 
 // Whenever packets come, and however many at a time: Rx and Poller deliver each burst at the very moment when it is due, also where the
-// queue wakes them for nothing, and where it is only polled: then a packet comes when the queue is looked at.
+// queue wakes them for nothing, and where it is only polled: then a packet comes when the consumer looks at the queue.
 func TestBatchingModel(t *testing.T) {
 	const beat = retryAfter
 	for seed := range uint64(120) {
@@ -135,7 +135,7 @@ func (r *restless) Arm(w *Waker) bool {
 	return false
 }
 
-// Wakes for nothing do not look like traffic: who spins sleeps soon all the same, and does not look for as long as it may.
+// Wakes for nothing do not look like traffic: a spinning consumer sleeps soon all the same, and does not look for as long as it may.
 func TestSpinIsNotKeptUpByWakes(t *testing.T) {
 	const spin = 2 * retryAfter
 	for _, adaptive := range []bool{false, true} {

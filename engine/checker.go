@@ -30,7 +30,7 @@ type Ask struct {
 	Tx   []TxAsk
 }
 
-// RxAsk is a receive queue whose Pools are not there yet: Memory stands for them. With nil it is not known, and nothing is said of it.
+// RxAsk is a receive queue whose Pools are not there yet: Memory stands for them. With nil it is not known, and the check skips it.
 type RxAsk struct {
 	RxSpec
 	Memory []PoolSpec

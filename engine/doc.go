@@ -14,7 +14,7 @@
 //	Consumer what an application does with packets; Consume gives them to it
 //	RxFront  the front half of a receive queue: all but the device (RxDevice); RxSet has the queues of a port
 //	Outbox   the front half of a transmit queue: descriptors, many senders, order, what the device does not take at once
-//	Reactor  wakes who sleeps until a descriptor is readable
+//	Reactor  wakes a goroutine when a descriptor is readable
 //	Table    the engines of a program by name
 //
 // What a port would refuse is asked before anything is opened: Check compares specs with the capabilities that the port would have, by the code that

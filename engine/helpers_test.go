@@ -38,7 +38,7 @@ type queue struct {
 	fifo   []uint64
 	waker  *Waker
 	closed bool
-	err    error // told once, then nothing more
+	err    error // returned once, then nothing more
 	segs   int   // of each packet; 0 is 1
 	arms   int
 	lazy   bool // an Arm never says ready: the Wake comes at once instead

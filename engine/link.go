@@ -11,7 +11,7 @@ type LinkState struct {
 	Reopened uint64 // how often the port has opened its interface again, see package engine/reopen
 }
 
-// LinkTeller is a Port that tells of its link when it changes.
+// LinkTeller is a Port that reports changes of its link.
 type LinkTeller interface {
 	// LinkState is how the link is now. w is woken when that has changed; it replaces the Waker of the call before. Any goroutine may
 	// call it.

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// Watcher hears what happens to a descriptor that a Loop watches. The Loop's goroutine calls it, which must not wait; it may be called once more
+// Watcher takes the events of a descriptor that a Loop watches. The Loop's goroutine calls Ready, which must not wait; it may do so once more
 // after Remove has returned.
 type Watcher interface{ Ready(events uint32) }
 

@@ -31,8 +31,8 @@ type Sink interface {
 // A Send that finds no other one at work does the work itself; others leave their packets to the one that works. When the device takes
 // no more, a goroutine takes over, and ends when it has sent everything; until then Sends only leave their packets.
 //
-// Being busy is a right that passes from hand to hand: busy is true while anybody has it, and while the device takes no more it is
-// the goroutine that has it. So there is no moment in which packets wait and no goroutine is there to send them.
+// Being busy is a right that passes from goroutine to goroutine: busy is true while one has it, and while the device takes no more the
+// goroutine of the Outbox has it. So there is no moment in which packets wait and no goroutine is there to send them.
 type Outbox struct {
 	sink  Sink
 	async bool
@@ -61,7 +61,7 @@ type Outbox struct {
 	running sync.WaitGroup
 	over    chan struct{} // closed at the end of Close
 
-	// Those who wait in Drain.
+	// The goroutines that wait in Drain.
 	waiting atomic.Int32
 	waitMu  sync.Mutex
 	waiters map[chan struct{}]uint64 // until so many are done

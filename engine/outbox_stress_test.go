@@ -242,7 +242,7 @@ func (d *pacer) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return to, time.Time{}
 }
 
-// However packets are cut into bursts, whenever they come, and however often somebody kicks: each leaves at once if the device is
+// However packets are cut into bursts, whenever they come, and however often the test kicks: each leaves at once if the device is
 // free, or else exactly when it is.
 func TestOutboxPaced(t *testing.T) {
 	for seed := range uint64(60) {

@@ -469,7 +469,7 @@ func TestOutboxCloseMeanwhile(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	// A burst of somebody else, who has put it into the queue and has not looked yet who sends.
+	// A burst of another sender, which has put it into the queue and has not looked yet whether a goroutine sends.
 	b := burst.New(4)
 	p.alloc(o, b, 2, 0)
 	b.Builder().Unreserve()
@@ -502,7 +502,7 @@ func TestOutboxFair(t *testing.T) {
 		if n > rounds {
 			return
 		}
-		b := burst.New(1) // somebody else sends meanwhile
+		b := burst.New(1) // another goroutine sends meanwhile
 		p.alloc(o, b, 1, uint64(n))
 		o.Send(b)
 		late = append(late, b)

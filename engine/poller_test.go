@@ -162,7 +162,7 @@ func TestPollerRemove(t *testing.T) {
 		}
 		expect(t, out, nil, 1) // a burst that is out stays valid
 
-		// The queue can be added again, to another poller too, and then somebody sleeps in Recv as it goes.
+		// The queue can be added again, to another poller too, and then its owner sleeps in Recv when that poller closes.
 		p2 := newPoller(t, PollerOptions{CPU: Unpinned, Name: "second"})
 		c = add(t, p2, q, PollOptions{})
 		expect(t, b, c.Recv(t.Context(), b), 4)

@@ -2,7 +2,7 @@ package engine
 
 import "testing"
 
-// A queue that found no slot is woken without anybody else's doing, each time that it asks; after Stop it is not.
+// Retry wakes a queue that found no slot, each time that it asks; after Stop it does not.
 func TestRetry(t *testing.T) {
 	w := NewWaker()
 	var r Retry

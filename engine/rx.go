@@ -13,7 +13,7 @@ import (
 //
 // A Wake promises nothing: it may come for no reason, and as often as the Receiver likes. A device that is only polled, and has nothing
 // to sleep on, answers Arm with false and wakes the owner by a timer. ready is a promise: the next TryRecv of a burst with
-// room gives packets or an error, or its first packet finds no room there. Who makes no such promise wakes w and answers false.
+// room gives packets or an error, or its first packet finds no room there. A queue that makes no such promise wakes w and answers false.
 type Receiver interface {
 	TryRecv(b *burst.Burst) (int, error)
 	Arm(w *Waker) (ready bool)

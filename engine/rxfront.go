@@ -71,7 +71,7 @@ type RxFront struct {
 		sync.Mutex
 		packets *burst.Burst // nil until Bring is called
 		one     *burst.Burst // of one packet, to drop the first that waits
-		waker   *Waker       // of the owner, who sleeps as far as is known
+		waker   *Waker       // of the owner, which sleeps as far as is known
 		shut    bool
 
 		room, segments int // of packets

@@ -54,7 +54,7 @@ func (f *TxFront) ForwardReached(b *burst.Burst) (int, error) {
 	return f.count(f.box.ClaimReached(b))
 }
 
-// ForwardAny is Forward of a queue whose device has been told of all memory that b is in.
+// ForwardAny is Forward of a queue whose device knows all memory that b is in.
 func (f *TxFront) ForwardAny(b *burst.Burst) (int, error) {
 	f.want(b.Len())
 	return f.count(f.box.Claim(b))

@@ -85,7 +85,7 @@ func (r *Reactor) Arm(fd int, w *Waker) error {
 	return err
 }
 
-// Quiet takes a registered descriptor off the kernel's list of who waits for it, until it is armed again, and reports whether it is off. One
+// Quiet takes a registered descriptor off the kernel's list of waiters, until it is armed again, and reports whether it is off. One
 // that is armed stays on. Between Arm and Arm a descriptor is on that list although no goroutine waits, and the kernel looks through the list
 // for each packet: some 40 ns on a veth pair. A queue whose owner polls calls this, once in a while; it is a system call, and so
 // is arming anyway.

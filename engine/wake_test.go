@@ -142,7 +142,7 @@ func TestReactor(t *testing.T) {
 	awaitLoops(t, 0)
 }
 
-// A descriptor that was hung up and that nobody has armed costs nothing.
+// A descriptor that was hung up and is not armed costs nothing.
 func TestReactorHangUp(t *testing.T) {
 	var r Reactor
 	a, b := pair(t)
@@ -164,7 +164,7 @@ func TestReactorHangUp(t *testing.T) {
 	}
 }
 
-// A descriptor that is quiet is on nobody's list: a process finds it in the epoll instance no more. Arming puts it back, and one that is armed stays.
+// A quiet descriptor is on no list of waiters: it is not in the epoll instance any more. Arming puts it back, and one that is armed stays.
 func TestReactorQuiet(t *testing.T) {
 	var r Reactor
 	a, b := pair(t)

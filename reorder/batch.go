@@ -30,7 +30,7 @@ func (b *Batch) Has(i int) bool { return b.Present[i/64]>>(i%64)&1 == 1 }
 // Whole reports whether all are there.
 func (b *Batch) Whole() bool { return b.Packets == b.PerBatch }
 
-// Of is the batch that packet i is; nil for a packet that is none.
+// Of is the batch that packet i is; nil for another packet.
 func Of(b *burst.Burst, i int) *Batch {
 	x, _ := b.Info(i).(*Batch)
 	return x

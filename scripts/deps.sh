@@ -3,7 +3,7 @@
 #
 #   deps.sh [LIST]
 #
-# When everything is here it asks nobody and takes a moment. Without apt, or without root, it says what is missing and goes
+# When everything is here it uses no network and takes a moment. Without apt, or without root, it says what is missing and goes
 # on: tests skip what they then cannot do. Where CI is set a missing package is an error, because there a test must not skip.
 set -u
 list=${1:-$(dirname "$0")/packages.txt}
@@ -78,7 +78,7 @@ if [ ! -e "$policy" ]; then
 	printf '#!/bin/sh\nkill -0 %s 2>/dev/null && exit 101\nrm -f "$0"\nexit 0\n' $$ >"$policy" && chmod 755 "$policy"
 fi
 
-# Packages are fetched into a directory of this run: in container images every "apt-get update", also that of somebody else,
+# apt fetches packages into a directory of this run: in container images every "apt-get update", also that of another process,
 # removes those in apt's own, under the feet of an install. They are gone with the directory.
 mkdir -p "$cache/archives/partial" || give_up "cannot make $cache"
 chown _apt "$cache/archives/partial" 2>/dev/null

@@ -12,10 +12,10 @@ import (
 
 // Options say how Apply and Undo work. The zero value is right for programs that run as root.
 type Options struct {
-	// StateDir is the directory of the records of what was changed; empty: DefaultStateDir. It belongs to this user, and nobody else may
+	// StateDir is the directory of the records of what was changed; empty: DefaultStateDir. It belongs to this user, and no other user may
 	// write to it.
 	StateDir string
-	// Force makes Undo restore what somebody else has changed since as well.
+	// Force makes Undo also restore what another process has changed since.
 	Force bool
 }
 
@@ -37,7 +37,7 @@ const (
 	Changed  State = "changed"
 	Already  State = "already" // it was as wanted
 	Restored State = "restored"
-	Skipped  State = "skipped" // somebody else has changed it since
+	Skipped  State = "skipped" // another process has changed it since
 	Gone     State = "gone"    // what it was about is not there any more
 	Failed   State = "failed"
 )
@@ -68,7 +68,7 @@ func Nic(ctx context.Context, iface string, goals Goals) (Plan, error) {
 // was there before each change, reads each value back, and stops at the first error. The result says what was done; Undo takes it back.
 func (p Plan) Apply(ctx context.Context, o Options) (Result, error) { return apply(ctx, linux{}, p, o) }
 
-// Undo restores what was there before the first Apply, in the reverse order. It leaves alone what somebody else has changed since, unless
+// Undo restores what was there before the first Apply, in the reverse order. It leaves alone what another process has changed since, unless
 // o.Force, and goes on behind what it cannot restore: both stay in the record. The error wraps ErrNothing if there is no record, or
 // one of an earlier boot.
 func Undo(ctx context.Context, iface string, o Options) (Result, error) {
@@ -167,7 +167,7 @@ func watch(h machine, r *record, steps []Step) (start map[Setting]string, err er
 	for i, e := range all {
 		v, err := h.get(r.Interface, e.Setting)
 		if err != nil {
-			if i >= len(steps) { // nobody wants to change it
+			if i >= len(steps) { // no step changes it
 				continue
 			}
 			return nil, fmt.Errorf("tune: %s: %s cannot be read; nothing was changed: %w", subject(r.Interface), e.What, err)
@@ -176,9 +176,9 @@ func watch(h machine, r *record, steps []Step) (start map[Setting]string, err er
 		switch i := r.find(e.Setting); {
 		case i < 0:
 			r.Entries = append(r.Entries, e)
-		case len(r.Entries[i].Ours) == 0 && !r.Unfinished: // never ours: somebody else's changes of it are theirs
+		case len(r.Entries[i].Ours) == 0 && !r.Unfinished: // Apply never changed it: Undo restores what is there now
 			r.Entries[i] = e
-		case r.Unfinished && v != r.Entries[i].From && !slices.Contains(r.Entries[i].Ours, v): // of one that was killed
+		case r.Unfinished && v != r.Entries[i].From && !slices.Contains(r.Entries[i].Ours, v): // of an Apply that was killed
 			r.Entries[i].Ours = append(r.Entries[i].Ours, v)
 		}
 	}

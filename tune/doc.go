@@ -15,8 +15,8 @@
 //
 // [Plan.Apply] does the steps in order, looks at each whether it is so, and stops at the first that is not. Before each change it writes
 // down, in a file of the state directory, what was there: so [Undo] works after an error, after a kill in the middle, and after
-// several Apply, and restores what was there before the first one. It leaves alone what somebody else has changed since, and says
+// several Apply, and restores what was there before the first one. It leaves alone what another process has changed since, and says
 // so. Settings of this kind end with the machine's boot: then there is nothing to undo.
 //
-// Everything is about the network namespace of the calling thread, and of the process where nobody arranged otherwise.
+// Everything is about the network namespace of the calling thread, which is that of the process unless the caller has changed it.
 package tune

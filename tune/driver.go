@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-io/penstock/internal/host"
 )
 
-// ErrRefused: a device is not to be taken from its driver as it is used; nothing was changed. There is no way round it but to end that use.
+// ErrRefused: a device stays with its driver because it is in use; nothing was changed. The only way round it is to end that use.
 var ErrRefused = errors.New("tune: refused")
 
 // KernelDriver stands for the driver that the kernel itself chooses for a device.
@@ -90,7 +90,7 @@ func driverPlan(ctx context.Context, l linux, device, driver string) (Plan, erro
 		return Plan{}, err
 	}
 	p := Plan{Interface: addr, Driver: binding(now).shown()}
-	if enough(theDriver, wanted, now) || binding(now).driver == driver { // also a driver that nobody had to force on it
+	if enough(theDriver, wanted, now) || binding(now).driver == driver { // it has the driver already, forced on it or not
 		return p, nil
 	}
 	if err := l.refuses(addr, theDriver, wanted); err != nil {

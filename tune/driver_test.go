@@ -14,7 +14,7 @@ import (
 
 const testCard = "0000:01:00.0"
 
-// bus is a /sys of files with a network card, and what the kernel does when somebody writes there.
+// bus is a /sys of files with a network card, and what the kernel does when a process writes there.
 type bus struct {
 	linux
 	t       *testing.T
@@ -180,7 +180,7 @@ func TestDriverKilled(t *testing.T) {
 	for _, value := range []string{"vfio-pci", KernelDriver} {
 		for first := 0; ; first++ {
 			b := newBus(t, nil)
-			if value == KernelDriver { // from a driver that somebody has forced on it
+			if value == KernelDriver { // from a driver that an administrator has forced on it
 				b = newBus(t, map[string]string{"sys/bus/pci/devices/" + testCard + "/driver": "->../../drivers/vfio-pci", "sys/bus/pci/devices/" + testCard + "/driver_override": "vfio-pci",
 					"sys/bus/pci/devices/" + testCard + "/net/eth1/mtu": "<none>"})
 			}
@@ -331,7 +331,7 @@ func TestDriverRefused(t *testing.T) {
 	}
 }
 
-// writeRecord leaves the record of somebody who was killed: it says that the card's driver was another one.
+// writeRecord leaves the record of a process that was killed: it says that the card's driver was another one.
 func writeRecord(t *testing.T, b *bus, dir, from string) {
 	t.Helper()
 	id, err := b.identity(testCard)
@@ -348,7 +348,7 @@ func writeRecord(t *testing.T, b *bus, dir, from string) {
 	}
 }
 
-// A record that somebody has tampered with reaches neither other files nor devices that are no network cards.
+// A record that was tampered with reaches neither other files nor devices that are no network cards.
 func TestDriverTampered(t *testing.T) {
 	for _, from := range []string{"../../../x", "vfio-pci override=../x", "e1000e\nx", ""} {
 		b := newBus(t, nil)
@@ -375,7 +375,7 @@ func TestDriverTampered(t *testing.T) {
 	}
 }
 
-// A reboot forgets who has which driver, and a card that was taken out has none.
+// A reboot forgets which card has which driver, and a card that was taken out has none.
 func TestDriverOfAnotherBoot(t *testing.T) {
 	b := newBus(t, nil)
 	dir := filepath.Join(t.TempDir(), "state")

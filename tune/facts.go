@@ -33,7 +33,7 @@ func (l linux) irqsOf(iface string) (out []irq, err error) {
 			continue
 		}
 		name, err := l.read(fmt.Sprintf("/sys/kernel/irq/%d/actions", n))
-		if err != nil || name == "" { // nobody uses it
+		if err != nil || name == "" { // no driver uses it
 			continue
 		}
 		q := host.Queue(name)
@@ -209,7 +209,7 @@ func (l linux) node(iface string) int {
 func (l linux) hugePagesOf(node int) (out []hugePages, err error) {
 	pools, err := host.HugePages(os.DirFS(l.slash()), node)
 	for _, p := range pools {
-		out = append(out, hugePages{size: int(p.Size), node: node, total: p.Total, free: max(p.Free-p.Reserved, 0)}) // promised ones are somebody's
+		out = append(out, hugePages{size: int(p.Size), node: node, total: p.Total, free: max(p.Free-p.Reserved, 0)}) // promised pages are not free to take
 	}
 	return out, err
 }

@@ -39,7 +39,7 @@ func newFake() *fake {
 		"coalesce adaptive-rx": "on", "coalesce adaptive-tx": "off", "napi napi_defer_hard_irqs": "0", "napi gro_flush_timeout": "0",
 		"irq 40 fake-TxRx-0": "0-3", "irq 41 fake-TxRx-1": "0-3", "irq 42 fake-TxRx-2": "2", "hugepages 2097152 node 0": "16"}
 	f.queues(8)
-	f.values["rps 6"], f.values["xps 1"] = "1,3", "1" // somebody has set them
+	f.values["rps 6"], f.values["xps 1"] = "1,3", "1" // an administrator has set them
 	f.base = facts{driver: "fake", up: true, minMTU: 68, maxMTU: 9216, node: 0, cpus: []int{0, 1, 2, 3}, lockLimit: math.MaxUint64, isolated: "none",
 		governors: []string{"powersave"}, irqBalance: true, xdp: &ethtool.XDP{Features: ethtool.XDPBasic | ethtool.XDPRedirect}}
 	return f

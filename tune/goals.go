@@ -25,7 +25,7 @@ var (
 	ErrNotSo = errors.New("tune: it is not so after it was set")
 )
 
-// Goals says what somebody wants. The zero value asks for what is right nearly always.
+// Goals says what the caller wants. The zero value asks for what is right nearly always.
 type Goals struct {
 	Queues    int  // receive queues, each served by a socket and a core of its own; 0: as many as there are
 	Ring      int  // descriptors of each receive and transmit ring; 0: at least 2048, if the device can have as many

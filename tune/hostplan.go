@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/internal/host"
 )
 
-// HostGoals says what somebody wants of the machine, apart from its interfaces. The zero value asks for what is right nearly always.
+// HostGoals says what the caller wants of the machine, apart from its interfaces. The zero value asks for what is right nearly always.
 type HostGoals struct {
 	// Buffers is how large a socket's buffers may be, in bytes; 0: 64 MiB.
 	Buffers uint64
@@ -38,8 +38,8 @@ type HostHuge struct {
 // HostNames are the names of steps of Host, for HostGoals.Skip, in the order in which they are done.
 var HostNames = []string{"buffers", "budget", "backlog", "numa-balancing", "sysctl", "hugepages", "governor"}
 
-// HostSysctls are the parameters of the kernel that Host may set. Others are refused, so that a record that somebody has tampered with
-// reaches nothing else.
+// HostSysctls are the parameters of the kernel that Host may set. It refuses others, so that a record that was tampered with reaches
+// nothing else.
 var HostSysctls = []string{"kernel.nmi_watchdog", "kernel.numa_balancing", "kernel.timer_migration", "net.core.busy_poll", "net.core.busy_read", "net.core.dev_weight",
 	"net.core.netdev_budget", "net.core.netdev_budget_usecs", "net.core.netdev_max_backlog", "net.core.optmem_max", "net.core.rmem_default", "net.core.rmem_max",
 	"net.core.wmem_default", "net.core.wmem_max", "net.ipv4.tcp_rmem", "net.ipv4.tcp_wmem", "net.ipv4.udp_mem", "net.ipv4.udp_rmem_min", "vm.max_map_count",

@@ -72,7 +72,7 @@ func TestHostPlan(t *testing.T) {
 	if err != nil || len(p.Steps) != 2 || p.Steps[0].What != "net.core.rmem_max" || p.Steps[1].Name != "numa-balancing" {
 		t.Errorf("%v, %v", p, err)
 	}
-	// Of the whole machine's pages those count that are promised to nobody: 15 of 32.
+	// Of the whole machine's pages those count that are not reserved: 15 of 32.
 	p, err = hostPlan(ctx, f, HostGoals{HugePages: []HostHuge{{Huge{Bytes: 32 << 20}, -1}}, Skip: []string{"governor", "buffers", "numa-balancing"}})
 	if err != nil || len(p.Steps) != 1 || p.Steps[0].Now != "32" || p.Steps[0].Wanted != "33" || p.Steps[0].Setting != hugeSetting(2<<20, -1) {
 		t.Errorf("%+v, %v", p, err)

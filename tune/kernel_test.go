@@ -252,7 +252,7 @@ func TestWithoutFiles(t *testing.T) {
 	}
 }
 
-// A record that somebody has written reaches nothing but what a plan could.
+// A forged record reaches nothing but what a plan could.
 func TestSettingsAreBounded(t *testing.T) {
 	for _, s := range []Setting{"", "mtu ", "file /etc/passwd", "napi ../../../etc/passwd", "napi threaded", "irq ../../x y", "irq -1 y", "irq 1",
 		"hugepages 2097152 node ../..", "hugepages x node 0", "feature tx-checksum-ipv4", "coalesce rx-usecs"} {
@@ -327,7 +327,7 @@ func TestGuestNics(t *testing.T) {
 					g.Queues = min(g.Queues, f.channels.MaxCombined)
 				}
 				g.Ring = 0
-				if table, err := l.get(name, "rss"); err == nil { // a table that somebody has set, and a hash of addresses
+				if table, err := l.get(name, "rss"); err == nil { // a table that an administrator has set, and a hash of addresses
 					if err := l.set(name, "rss", strings.Repeat("1,0,", strings.Count(custom(t, table, name), ",")/2)+"1,0"); err != nil {
 						t.Error(err)
 					}

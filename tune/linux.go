@@ -96,7 +96,7 @@ func (l linux) identity(iface string) (id identity, err error) {
 	return id, nil
 }
 
-// settings that belong to one interface name a file or a command for it; others are refused, so that a record that somebody has
+// settings that belong to one interface name a file or a command for it; linux refuses others, so that a record that was
 // tampered with reaches nothing else.
 var (
 	napiFiles = []string{"napi_defer_hard_irqs", "gro_flush_timeout"}

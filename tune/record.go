@@ -19,7 +19,7 @@ type record struct {
 	Version   int      `json:"version"`
 	Interface string   `json:"interface"`
 	Device    identity `json:"device"`
-	// Entries are in the order in which the settings were changed first; those that nobody asked to change come behind them.
+	// Entries are in the order in which the settings were changed first; those that no step asks for come behind them.
 	Entries []entry `json:"entries"`
 	// Unfinished: an Apply or Undo is at work, or was killed. Whatever is other than before is its doing then.
 	Unfinished bool `json:"unfinished,omitempty"`
@@ -94,7 +94,7 @@ func openStore(dir string, make bool) (*store, error) {
 		f.Close()
 		return nil, err
 	}
-	if left, err := filepath.Glob(filepath.Join(dir, ".new-*")); err == nil { // of somebody who was killed
+	if left, err := filepath.Glob(filepath.Join(dir, ".new-*")); err == nil { // of a process that was killed
 		for _, x := range left {
 			os.Remove(x)
 		}

@@ -258,7 +258,7 @@ func TestApplyUndoIsIdentity(t *testing.T) {
 	}
 }
 
-// What somebody else has changed since stays as it is, is named, and is restored by force.
+// Undo leaves what another process has changed since, names it, and restores it by force.
 func TestUndoLeavesOthersAlone(t *testing.T) {
 	root := memoryDir(t)
 	rapid.Check(t, func(t *rapid.T) {
@@ -359,7 +359,7 @@ func TestAnotherDevice(t *testing.T) {
 	}
 }
 
-// A table of RSS that somebody has set keeps queues from going: it goes first, and comes back last.
+// A table of RSS that an administrator has set keeps queues from going: it goes first, and comes back last.
 func TestTableOfRSS(t *testing.T) {
 	f := newFake()
 	f.values["rss"] = "7,6,5,4,3,2,1,0"
@@ -443,7 +443,7 @@ func TestRefusals(t *testing.T) {
 	if _, err := apply(ctx, f, p, Options{StateDir: filepath.Join(file, "x")}); !errors.Is(err, ErrState) || f.sets != 0 {
 		t.Error(err)
 	}
-	// Nor where somebody else may write.
+	// Nor where another user may write.
 	open := t.TempDir()
 	if err := os.Chmod(open, 0o777); err != nil {
 		t.Fatal(err)
@@ -597,7 +597,7 @@ func TestSteeringThatComesBack(t *testing.T) {
 		o := Options{StateDir: t.TempDir()}
 		between(f, o)
 		res, err := undo(ctx, f, "fake0", o)
-		// Where somebody else's change has put interrupts is his.
+		// Undo leaves interrupts where another process's change has put them.
 		left := slices.DeleteFunc(differ(before, f.values), func(s string) bool { return strings.HasPrefix(s, "irq ") })
 		if err != nil || len(left) > 0 {
 			t.Errorf("%s: %v: %v\n%+v", name, err, left, res)

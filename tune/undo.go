@@ -26,7 +26,7 @@ type fate struct {
 	err   error
 }
 
-// passes is how often everything is looked at: restoring one setting can change another that was restored before it, or be possible only
+// passes is how often Undo looks at everything: restoring one setting can change another that was restored before it, or be possible only
 // when another is restored.
 const passes = 3
 
@@ -146,7 +146,7 @@ func (u *undoing) restore(e *entry, f *fate) bool {
 			e.Ours = append(e.Ours, got)
 		}
 	}
-	f.state, f.err = Restored, err // an error may be mended when others are restored
+	f.state, f.err = Restored, err // an error may be gone when others are restored
 	return true
 }
 

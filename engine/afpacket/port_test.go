@@ -75,7 +75,7 @@ func send(t testing.TB, q engine.TxQueue, frames ...[]byte) {
 	}
 }
 
-// receive receives n packets, with what see is told of each, and returns their bytes.
+// receive receives n packets, calls see for each, and returns their bytes.
 func receive(t testing.TB, q engine.RxQueue, n int, see func(b *burst.Burst, i int)) (out [][]byte) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -179,7 +179,7 @@ func TestVLANAndIsolation(t *testing.T) {
 	}
 }
 
-// Rules are in force when Apply returns: who is dealing out packets by the rules from before has to be done by then.
+// Rules are in force when Apply returns: a goroutine that deals out packets by the rules from before is done by then.
 func TestRulesInForce(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{})
 	p := open(t, n.Hosts[1], n.Hosts[1].Link().Name, Options{})

@@ -19,7 +19,7 @@ type txQueue struct {
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
 
-	// Of whoever transmits.
+	// Of the goroutine that transmits.
 	msgs                  *sys.Messages
 	packets, bytes, calls metrics.Counter
 	drops                 engine.DropCounters

@@ -244,7 +244,7 @@ func must[T any](x T, err error) func(t testing.TB) T {
 	}
 }
 
-// Several bursts are copied at once, in order; whoever sleeps is woken when the first is over; and the engine gets its slots back only then.
+// Several bursts are copied at once, in order; the end of the first wakes a sleeping owner; and the engine gets its slots back only then.
 func TestSeveralBursts(t *testing.T) {
 	c, g := newGate(t)
 	l := newLine(t, bounce.Options{Bursts: 3, Packets: 16})

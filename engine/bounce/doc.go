@@ -28,5 +28,5 @@
 // # What it costs
 //
 // Copied of the statistics counts the bytes. A burst is one batch of work for the device: a copy for each segment, and an event. Nothing is
-// allocated for it. A receive queue has a goroutine while somebody sleeps until a copy is over, a transmit queue has one always.
+// allocated for it. A receive queue has a goroutine while its owner sleeps until a copy is over, a transmit queue has one always.
 package bounce

@@ -59,7 +59,7 @@ func (c *card) Allocate(o mem.Options) (mem.Mapping, error) {
 	return m, err
 }
 
-// blind says where staging memory is from. Nobody copies by it.
+// blind says where staging memory is from. No port copies by it.
 type blind struct{ p *gpumem.Provider }
 
 func (b blind) Load(mem.Span, uint64) (mem.Move, error)  { panic("not asked") }

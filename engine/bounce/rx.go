@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-io/penstock/metrics"
 )
 
-// rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and whoever closes the port.
+// rxQueue is a receive queue of an engine with copies behind it. Its owner calls it, and the goroutine that closes the port.
 //
 // Flights are used in a circle: those from head to tail-1 hold bursts that are being copied, the oldest first.
 type rxQueue struct {
@@ -191,7 +191,7 @@ func (q *rxQueue) fill() {
 			return
 		}
 		if !whole {
-			return // who has no memory does not look for more at once
+			return // an owner without memory does not look for more at once
 		}
 	}
 }

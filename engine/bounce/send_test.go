@@ -126,7 +126,7 @@ func TestSend(t *testing.T) {
 	}
 }
 
-// A part in memory of another device, which nobody can copy, has the burst dropped.
+// A burst with a part in memory of another device, which the port cannot copy, is dropped.
 func TestSendForeign(t *testing.T) {
 	l := newLine(t, bounce.Options{})
 	own, other := newCard(t, false).pool(t, "own", 2048, 16), newCard(t, false).pool(t, "other", 2048, 16)

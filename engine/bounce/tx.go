@@ -211,7 +211,7 @@ func (q *txQueue) Stats(s *engine.TxStats) {
 	s.Add(&own)
 }
 
-// own is what is to be added to the counts of the engine's queue. Its want of descriptors and memory is not that of whoever sends.
+// own is what is to be added to the counts of the engine's queue. Lack of descriptors and memory there is no lack of the sender's.
 func (q *txQueue) own(s *engine.TxStats) {
 	*s = engine.TxStats{Forwarded: q.forwarded.Load(), Copied: q.copied.Load(), Queued: uint64(q.box.Queued())}
 	s.Full, s.NoBuffers = -q.full.Load(), -q.noBuffers.Load()
@@ -240,7 +240,7 @@ type sink txQueue
 // Transmit implements engine.Sink.
 func (s *sink) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	q := (*txQueue)(s)
-	foreign := q.reaches(b) != nil // parts that somebody added to what Alloc gave
+	foreign := q.reaches(b) != nil // parts that the caller added to what Alloc gave
 	for from < to {
 		if b.Segments(from) == 0 {
 			from++

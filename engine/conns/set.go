@@ -134,7 +134,7 @@ func (s *Set[C, S]) Len() int { return len(s.conns) }
 // All are the connections, in no order; each may be ended meanwhile. The caller holds the lock.
 func (s *Set[C, S]) All() iter.Seq[C] { return maps.Values(s.conns) }
 
-// Read is All for those who do not hold the lock: none comes or goes meanwhile.
+// Read is All for callers that do not hold the lock: no connection comes or goes meanwhile.
 func (s *Set[C, S]) Read() iter.Seq[C] {
 	return func(yield func(C) bool) {
 		s.table.RLock()
@@ -266,7 +266,7 @@ func (s *Set[C, S]) End(c C, err error) {
 	}
 }
 
-// Finish is End for those who do not hold the lock.
+// Finish is End for callers that do not hold the lock.
 func (s *Set[C, S]) Finish(c C, err error) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
@@ -299,7 +299,7 @@ func (s *Set[C, S]) tell(b *Conn, up bool, err error) {
 	}
 }
 
-// changed wakes those who wait for a connection, and what waits to be sent.
+// changed wakes the goroutines that wait for a connection, and what waits to be sent.
 func (s *Set[C, S]) changed() {
 	close(s.change)
 	s.change = make(chan struct{})

@@ -69,7 +69,7 @@ func (w *Waiting[Q]) empty(b *burst.Burst) {
 	}
 }
 
-// Drop gives up what waits of queue q, of all queues if it is the zero Q. lose hears of the packets of each queue.
+// Drop gives up what waits of queue q, of all queues if it is the zero Q. It calls lose with the number of packets of each queue.
 func (w *Waiting[Q]) Drop(q Q, why engine.Drop, lose func(q Q, why engine.Drop, n int)) {
 	var all Q
 	n := 0

@@ -105,7 +105,7 @@ func TestToy(t *testing.T) {
 	b.Release()
 }
 
-// What is wrong with the toy's options is said with its place.
+// Errors of the toy's options name their place.
 func TestToyMistakes(t *testing.T) {
 	for change, want := range map[[2]string][]string{
 		{"last_byte: 7", "last_bite: 7"}:             {":6:13:", "did you mean last_byte?"},

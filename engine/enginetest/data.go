@@ -169,7 +169,7 @@ func differ(a, b []byte) int {
 	return min(len(a), len(b))
 }
 
-// checkOrder sends many bursts of one flow, in windows so that nobody is overloaded, and demands each packet once and in order.
+// checkOrder sends many bursts of one flow, in windows so that no queue is overloaded, and demands each packet once and in order.
 func checkOrder(t testing.TB, h Harness) {
 	r := newRig(t, h)
 	s, v := r.line(r.A, r.B, 256)

@@ -221,8 +221,7 @@ func (q *fakeTx) Forward(b *burst.Burst) (int, error) {
 	return got, err
 }
 
-// reaches reports whether packets can be sent from where they lie: not those in the memory of somebody else, but this engine
-// reads its own blocks.
+// reaches reports whether the engine can send packets from where they lie. It reads its own blocks, and no other memory.
 func (q *fakeTx) reaches(b *burst.Burst) bool {
 	for i := range b.Len() {
 		for k := range b.Segments(i) {

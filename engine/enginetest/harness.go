@@ -23,7 +23,7 @@ type Harness struct {
 	Open func(t testing.TB) Pair
 	// Virtual runs each check in a bubble of testing/synctest, where time is virtual.
 	Virtual bool
-	// Lossy says that packets may be lost on the way although nobody is overloaded, such as by injected faults. Those that are
+	// Lossy says that packets may be lost on the way although no queue is overloaded, such as by injected faults. Those that are
 	// lost must still be counted; none may be repeated, changed or overtaken.
 	Lossy bool
 	// Noise says that packets of others may arrive, such as the kernel's own on an interface. They are released and not counted.

@@ -52,7 +52,7 @@ func checkAlloc(t testing.TB, h Harness) {
 		t.Fatalf("Send: %v", err)
 	}
 	v.want(8)
-	if err := s.q.Drain(t.Context()); err != nil { // what has arrived may hold its descriptor until its sender hears of that
+	if err := s.q.Drain(t.Context()); err != nil { // a packet that has arrived may hold its descriptor until its queue learns of it
 		t.Fatalf("Drain: %v", err)
 	}
 	if n, err := s.q.Alloc(nil, 1, 10); n != 0 || !errors.Is(err, engine.ErrNil) {
@@ -266,7 +266,7 @@ func forward(t testing.TB, h Harness, same bool) {
 				}
 			}
 			if i%10 == 9 && !r.caps.Stream {
-				// Changed his mind: the descriptors go back with the packets.
+				// The caller does not send: the descriptors go back with the packets.
 				back.gaps = true
 				b.Release()
 				return

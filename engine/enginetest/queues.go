@@ -174,7 +174,7 @@ func checkComeAndGo(t testing.TB, h Harness) {
 		return
 	}
 	s, v := r.line(r.A, r.B, 64)
-	turn := make(chan struct{}, 1) // who holds it sends and receives; no mutex, since virtual time stands still at one
+	turn := make(chan struct{}, 1) // the goroutine that holds it sends and receives; no mutex, since virtual time stands still at one
 	sent := 0
 	more := make(chan struct{})
 	done := make(chan error, 1)

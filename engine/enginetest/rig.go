@@ -114,7 +114,7 @@ func (r *rig) eventually(what string, done func() error) {
 	}
 }
 
-// breathe lets others run. Virtual time stands still as long as anybody runs, so there it sleeps.
+// breathe lets other goroutines run. Virtual time stands still as long as any goroutine runs, so there it sleeps.
 func (r *rig) breathe() {
 	if !r.h.Virtual {
 		runtime.Gosched()
@@ -351,8 +351,8 @@ type receiver struct {
 	frames bool
 	hashes map[[2]uint16]uint32                    // of frames, by source and destination port
 	gaps   bool                                    // packets were dropped, so numbers may be missing
-	loose  bool                                    // the numbers are looked at by somebody else
-	note   func(rec record, whole []byte)          // hears of each record
+	loose  bool                                    // the check looks at the numbers itself
+	note   func(rec record, whole []byte)          // called with each record
 	see    func(b *burst.Burst, i int, rec record) // looks at each packet, not of streams
 	cut    func(b *burst.Burst, i int) bool        // reports whether it has dealt with a packet that is not whole
 }
@@ -475,7 +475,7 @@ func (v *receiver) someOr(b *burst.Burst, stop func() error) (int, error) {
 			if stop() == nil {
 				return 0, nil
 			}
-			tick := time.NewTimer(2 * time.Millisecond) // what stop looks at wakes nobody
+			tick := time.NewTimer(2 * time.Millisecond) // a change of what stop looks at wakes no goroutine
 			select {
 			case <-v.w.C():
 			case <-tick.C:

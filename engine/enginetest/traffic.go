@@ -94,7 +94,7 @@ type framer struct {
 	frame packet.UDPFrame
 }
 
-// Addresses of the benchmarking network (RFC 2544), which nobody routes.
+// Addresses of the benchmarking network (RFC 2544), which the Internet does not route.
 var (
 	addrA = netip.MustParseAddr("198.18.0.1")
 	addrB = netip.MustParseAddr("198.18.0.2")

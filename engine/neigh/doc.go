@@ -5,14 +5,14 @@
 //
 //	Kernel      asks the kernel (rtnetlink): interfaces, addresses, routes, neighbours
 //	Machine     speaks ARP (RFC 826) and neighbour discovery (RFC 4861) itself: bytes and times in, bytes and deadlines out
-//	Resolver    a Machine, a port that frames go through, and those who wait for an answer
+//	Resolver    a Machine, a port that frames go through, and the callers that wait for an answer
 //	Endpoints   named destinations with prebuilt headers
 //
 // Where an interface has the addresses that packets are sent from, Kernel.Resolve is enough: the kernel knows its neighbours, and
 // asks for those that it does not know. A port that has addresses of its own, which the kernel does not know, uses a Resolver: it
-// asks with ARP and neighbour solicitations, and answers those of others for the addresses that it owns, if told so.
+// asks with ARP and neighbour solicitations, and with MachineOptions.Answer answers those for its own addresses.
 //
 // # Errors
 //
-// ErrNoRoute: nobody knows the way. ErrNoAnswer: the next hop does not answer. Both say which address and what to look at.
+// ErrNoRoute: there is no route to the address. ErrNoAnswer: the next hop does not answer. Both say which address and what to look at.
 package neigh

@@ -58,8 +58,8 @@ func (t *Endpoints) load() map[uint32]*Endpoint {
 	return nil
 }
 
-// Add adds a destination and returns it. resolve, which may be nil, is asked for a DstMAC that is missing; it may wait, and holds
-// nobody else up. The error wraps engine.ErrExists for a name that is in use, engine.ErrInvalid, or is what resolve said.
+// Add adds a destination and returns it. It calls resolve, which may be nil, for a DstMAC that is missing; resolve may wait, and
+// holds no other caller up. The error wraps engine.ErrExists for a name that is in use, engine.ErrInvalid, or is that of resolve.
 func (t *Endpoints) Add(ctx context.Context, spec EndpointSpec, resolve ResolveFunc) (*Endpoint, error) {
 	e, err := newEndpoint(spec)
 	if err != nil {

@@ -228,7 +228,7 @@ func (k *Kernel) await(ctx context.Context, h *Hop) error {
 	}
 }
 
-// LinkWatch is told when interfaces change, in the network namespace of the thread that opened it.
+// LinkWatch receives the kernel's events of interfaces that change, in the network namespace of the thread that opened it.
 type LinkWatch struct {
 	fd  int
 	buf []byte
@@ -246,7 +246,7 @@ func WatchLinks() (*LinkWatch, error) {
 // FD is the descriptor that becomes readable when Read has something to say, for engine.Reactor.
 func (w *LinkWatch) FD() int { return w.fd }
 
-// Read calls each for every change that is there. It does not wait. With lost some changes were not told: ask a Kernel.
+// Read calls each for every change that is there. It does not wait. With lost the kernel has dropped some changes: ask a Kernel.
 func (w *LinkWatch) Read(each func(Link)) (lost bool) {
 	for {
 		n, e := sys.NetlinkRecv(w.fd, w.buf)

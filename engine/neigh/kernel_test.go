@@ -94,7 +94,7 @@ func TestKernel(t *testing.T) {
 	if _, err := k.Resolve(t.Context(), a.IPv4, 0); !errors.Is(err, ErrNoRoute) {
 		t.Errorf("this host: %v", err)
 	}
-	// Nobody there: the context ends it, or the kernel gives up first.
+	// No host has the address: the context ends the wait, or the kernel gives up first.
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	if _, err := k.Resolve(ctx, netip.MustParseAddr("10.77.0.200"), 0); !errors.Is(err, ErrNoAnswer) {

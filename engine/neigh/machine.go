@@ -13,14 +13,14 @@ import (
 type MachineOptions struct {
 	MAC   packet.MAC   // of the port
 	Addrs []netip.Addr // that the port owns, IPv4 and IPv6; it asks from the first one of a family
-	// Answer answers those who ask for Addrs. Without it, only the port's own questions are spoken.
+	// Answer answers hosts that ask for Addrs. Without it, the Machine only asks its own questions.
 	Answer bool
 	// Tries is how often to ask, and Retry how long to wait for an answer each time; 0 is 3 and 1 s (RFC 4861 section 10).
 	Tries int
 	Retry time.Duration
 	// Fresh is how long an answer is used; after that it is used for as long again while the neighbour is asked anew. 0 is 30 s.
 	Fresh time.Duration
-	// Failed is how long a neighbour that did not answer is not asked again; 0 is 3 s.
+	// Failed is how long the Machine waits before it asks a silent neighbour again; 0 is 3 s.
 	Failed time.Duration
 	// Entries is the most neighbours; the one that was used longest ago makes room. 0 is 1024.
 	Entries int
@@ -48,7 +48,7 @@ type entry struct {
 
 // Machine resolves addresses of IPv4 (ARP, RFC 826) and IPv6 (neighbour discovery, RFC 4861 section 7) on one link. It is pure:
 // frames and times go in, frames and deadlines come out. One goroutine at a time uses it. What others send changes only neighbours
-// that somebody asked for, and its memory is bounded.
+// that Lookup asked for, and its memory is bounded.
 type Machine struct {
 	o       MachineOptions
 	entries map[netip.Addr]*entry
@@ -273,7 +273,7 @@ func (m *Machine) neighbor(now time.Time, from packet.MAC, ip packet.IPv6, n pac
 			}
 			mac = e.mac
 		case e.state == Known && mac != e.mac && !n.Override():
-			return false // somebody's proxy: RFC 4861 section 7.2.5
+			return false // a proxy answers: RFC 4861 section 7.2.5
 		}
 		return m.learn(now, n.Target(), mac)
 	}
@@ -290,7 +290,7 @@ func (m *Machine) neighbor(now time.Time, from packet.MAC, ip packet.IPv6, n pac
 		return changed
 	}
 	h := packet.NeighborHeader{Advertise: true, Src: n.Target(), Target: n.Target(), LinkAddr: m.o.MAC, Override: true}
-	if ip.Src().IsUnspecified() { // it looks whether the address is in use: all shall hear that
+	if ip.Src().IsUnspecified() { // it looks whether the address is in use: the answer goes to all hosts
 		all := netip.IPv6LinkLocalAllNodes()
 		to, _ := packet.MulticastMAC(all)
 		m.sendNeighbor(to, all, h)
@@ -310,7 +310,7 @@ func (m *Machine) owns(a netip.Addr) bool {
 	return false
 }
 
-// learn notes the address of a neighbour that somebody has asked for.
+// learn notes the address of a neighbour that Lookup has asked for.
 func (m *Machine) learn(now time.Time, a netip.Addr, mac packet.MAC) bool {
 	e := m.entries[a]
 	if e == nil {
@@ -332,7 +332,7 @@ func (m *Machine) Poll(now time.Time) (changed bool) {
 		switch {
 		case e.asking && e.tries < m.o.Tries:
 			m.ask(now, a, e)
-		case e.asking: // nobody is there, or not any more
+		case e.asking: // no host has the address, or not any more
 			e.asking, e.state, e.mac = false, Silent, packet.MAC{}
 			e.next = now.Add(m.o.Failed)
 			changed = true

@@ -132,7 +132,7 @@ func TestNoAnswer(t *testing.T) {
 	}
 }
 
-// A neighbour that has gone silent is noticed, and a table is bounded whoever is asked for.
+// A Machine notices a neighbour that has gone silent, and its table is bounded, whatever addresses it looks up.
 func TestGoneAndBounded(t *testing.T) {
 	a := machine(t, MachineOptions{MAC: macA, Addrs: []netip.Addr{a6}, Entries: 8})
 	b := machine(t, MachineOptions{MAC: macB, Addrs: []netip.Addr{b6}, Answer: true})

@@ -60,7 +60,7 @@ type Neighbor struct {
 	Addr      netip.Addr
 	MAC       packet.MAC
 	Valid     bool // the MAC may be used
-	Failed    bool // nobody answered
+	Failed    bool // no host answered
 }
 
 // Prefix is an address of an interface.

@@ -16,7 +16,7 @@ import (
 )
 
 // Two resolvers on a bad link in virtual time: they find each other as long as one question in three gets through, and give up on
-// time where nobody is.
+// time where no host has the address.
 func TestResolversOnBadLink(t *testing.T) {
 	for seed := range uint64(20) {
 		synctest.Test(t, func(t *testing.T) { badLink(t, seed) })

@@ -10,8 +10,8 @@
 //
 // An Interface is the one device that had the name when it was opened, and no other one. When the device is renamed, Name follows. When it is
 // deleted, or moved to another network namespace, it is Gone for good: one that is made under the same name afterwards, or one that
-// comes back, is another one, and whoever wants it opens it.
+// comes back, is another one, and a caller that wants it opens it.
 //
-// Changes are told by the kernel (man 7 rtnetlink). Some may be lost when there are very many: then the kernel is asked, so that
-// what is known in the end is right.
+// The kernel reports changes (man 7 rtnetlink). It may lose some when there are very many: then the Interface asks for its state,
+// so that what it knows in the end is right.
 package netif

@@ -95,7 +95,7 @@ func names() string {
 	return strings.Join(out, ", ")
 }
 
-// hardware finds out what does not change, or what nobody tells of when it does.
+// hardware finds out what does not change, or changes without an event of the kernel.
 func (i *Interface) hardware(name string) {
 	// The directory may be that of another namespace, with another device of the name.
 	if n, err := strconv.Atoi(sysfs(name, "ifindex")); err == nil && n == i.index {
@@ -125,7 +125,7 @@ func sysfs(device, file string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time that the kernel has told of some, and
+// Watch follows changes until Close, in a goroutine of its own, which calls changed after each time that the kernel has reported some, and
 // once at the beginning. changed must not call Close. Watch is called once at most.
 func (i *Interface) Watch(changed func()) error {
 	i.mu.Lock()
@@ -214,18 +214,18 @@ func (i *Interface) MTU() int { return int(i.mtu.Load()) }
 // MAC is the interface's Ethernet address; zero where it has none.
 func (i *Interface) MAC() packet.MAC { return *i.mac.Load() }
 
-// RxQueues is how many receive queues it had when it was opened; 0 where nobody knows.
+// RxQueues is how many receive queues it had when it was opened; 0: not known.
 func (i *Interface) RxQueues() int { return i.rxQueues }
 
 // Changes is how often it went up or down since it was opened.
 func (i *Interface) Changes() uint64 { return i.changes.Load() }
 
-// State is what engine.LinkTeller tells of a port on the interface.
+// State is what LinkState of an engine.LinkTeller on the interface returns.
 func (i *Interface) State() engine.LinkState {
 	return engine.LinkState{Up: i.Up(), Gone: i.Gone(), Changes: i.Changes()}
 }
 
-// Info is what engine.Port.Info tells of a port on the interface, but for its engine and address.
+// Info is what Info of an engine.Port on the interface returns, but for its engine and address.
 func (i *Interface) Info() engine.PortInfo {
 	return engine.PortInfo{Device: i.Name(), MAC: i.MAC(), IPs: slices.Clone(i.addresses), MTU: i.MTU(), Up: i.Up(), Speed: i.speed, NUMA: i.numa}
 }

@@ -51,7 +51,7 @@ func watch(t *testing.T, h *netns.Host, name string) *seen {
 	return s
 }
 
-// until waits for a condition, which is looked at when something has changed, and not otherwise.
+// until waits for a condition, and looks at it only when something has changed.
 func (s *seen) until(what string, ok func() bool) {
 	s.t.Helper()
 	end := time.After(time.Minute)
@@ -171,7 +171,7 @@ func TestChanges(t *testing.T) {
 	}
 	i.ip("link set eth0 address 02:77:00:00:00:77")
 	i.until("the address", func() bool { return i.MAC() == packet.MAC{2, 0x77, 0, 0, 0, 0x77} })
-	// Its new name, and what is told under it.
+	// Its new name, and what the kernel reports under it.
 	i.ip("link set eth0 down")
 	i.ip("link set eth0 name other0")
 	i.ip("link set other0 up mtu 1400")
@@ -179,7 +179,7 @@ func TestChanges(t *testing.T) {
 	if i.Index() != index || i.Gone() || i.Info().Device != "other0" {
 		t.Errorf("renamed: number %d, it was %d; %+v", i.Index(), index, i.Info())
 	}
-	// The kernel is asked by the number: somebody else has the old name.
+	// The Interface asks by its number: another device has the old name.
 	i.ip("link add eth0 type veth peer name eth9")
 	i.look()
 	i.note(neigh.Link{Index: index + 1, Name: "eth0", Gone: true}) // of another one
@@ -193,7 +193,7 @@ func TestChanges(t *testing.T) {
 	i.until("no carrier", func() bool { return !i.Up() })
 }
 
-// What is gone stays so, whoever comes under its name or its number.
+// What is gone stays so, whatever device comes under its name or its number.
 func TestGone(t *testing.T) {
 	for _, c := range []struct {
 		what         string
@@ -251,7 +251,7 @@ func TestGone(t *testing.T) {
 				run(line)
 			}
 			if c.again != nil {
-				// Somebody else sees the new one before this one is asked again.
+				// Another Interface opens the new device before this one asks again.
 				_ = n.Hosts[0].Do(func() error {
 					if x, err := Open("eth0", 0); err == nil {
 						x.Close()
@@ -268,7 +268,7 @@ func TestGone(t *testing.T) {
 	}
 }
 
-// When changes were lost the kernel is asked: an interface that has gone meanwhile is found out.
+// After lost changes the Interface asks the kernel, and finds that it has gone meanwhile.
 func TestLost(t *testing.T) {
 	n := netns.New(t, netns.Topology{})
 	var i *Interface
@@ -276,7 +276,7 @@ func TestLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer i.Close()
-	for _, line := range []string{"link set eth0 mtu 1234", "link set eth0 name other0", "link del other0"} { // nobody reads what the kernel tells
+	for _, line := range []string{"link set eth0 mtu 1234", "link set eth0 name other0", "link del other0"} { // without Watch: nothing reads the kernel's events
 		if _, err := n.Hosts[0].Output(t.Context(), "ip", strings.Fields(line)...); err != nil {
 			t.Fatal(err)
 		}

@@ -8,6 +8,6 @@
 // with Release. The engine writes into no slot but once: when a queue is opened, the slots that are free then get a UDP frame. So a packet is
 // that frame, or what the program has written into its slot since.
 //
-// A queue without a free slot brings nothing and counts nothing as dropped: what is not made is not lost. There is no descriptor to sleep on, so a
+// A queue without a free slot makes no packets, and so counts none as dropped. There is no descriptor to sleep on, so a
 // queue looks again every millisecond then (engine.ArmedPoll).
 package null

@@ -67,7 +67,7 @@ func (q *rxQueue) Stop(engine.Drop) error {
 	return nil
 }
 
-// Flush implements engine.RxDiscarder: what was not made is not thrown away.
+// Flush implements engine.RxDiscarder: no packet waits.
 func (q *rxQueue) Flush() int { return 0 }
 
 // Close implements engine.RxQueue.

@@ -86,7 +86,7 @@ type Pacer struct {
 	o     Options
 	ahead time.Duration
 
-	// What follows belongs to whoever calls Transmit.
+	// What follows belongs to the goroutine in Transmit.
 	bucket Bucket
 	start  time.Time // the bucket's time 0
 	cost   [run]int  // of packets in hand; a device that takes a packet may leave no trace of its length
@@ -273,7 +273,7 @@ func (p *Pacer) sent(b *burst.Burst, from, to int) {
 		p.histogram.Record(uint64(late))
 		p.lateSum.Add(uint64(late))
 		if uint64(late) > p.lateMax.Load() {
-			p.lateMax.Store(uint64(late)) // nobody else writes
+			p.lateMax.Store(uint64(late)) // no other goroutine writes it
 		}
 	}
 }
@@ -307,8 +307,8 @@ func (p *Pacer) spin(now *time.Time, wait time.Duration) bool {
 }
 
 // AddStats adds to s what the Pacer knows: drops, timed packets and how late they left. Packets that the kernel reported as not
-// sent are drops, and no longer among s.Packets; how late packets leave that the kernel holds, nobody tells. Any goroutine may
-// call it.
+// sent are drops, and no longer among s.Packets; the kernel does not report how late the packets that it holds leave. Any goroutine
+// may call it.
 func (p *Pacer) AddStats(s *engine.TxStats) {
 	p.drops.AddTo(&s.Drops)
 	s.TimedPackets += p.timed.Load()

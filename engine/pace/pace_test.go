@@ -311,7 +311,7 @@ func TestFullDevice(t *testing.T) {
 	}
 }
 
-// A packet that somebody took out of the burst costs nothing, keeps nobody, and is not counted.
+// A packet that the caller took out of the burst costs nothing, delays no other, and does not count.
 func TestHole(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, &device{}, Options{SendAt: true, Rate: 8e6, Burst: 1000, Overhead: EthernetOverhead})

@@ -102,7 +102,7 @@ func (s *Support) In() string {
 	return "qdisc " + s.Qdisc
 }
 
-// Describe notes in c what a queue with a Pacer can do: rates, and sending at a given time by whoever waits for it.
+// Describe notes in c what a queue with a Pacer can do: rates, and sending at a given time, in the qdisc or in software (In).
 func (s *Support) Describe(c *engine.Capabilities) {
 	c.Pacing, c.SendAt, c.SendAtIn = true, true, s.In()
 	if s.Reason != "" {
@@ -128,8 +128,8 @@ const ControlSize = sys.TxTimeControl
 // offsetAge is how old the difference of two clocks may get: one of them may be set.
 const offsetAge = 100 * time.Millisecond
 
-// TxTime makes the times that the kernel gets with packets of one socket. Control belongs to whoever calls the Pacer's Transmit,
-// ReadReports and Reports to any goroutine.
+// TxTime makes the times that the kernel gets with packets of one socket. The goroutine in the Pacer's Transmit calls Control, and any
+// goroutine ReadReports and Reports.
 type TxTime struct {
 	support Support
 

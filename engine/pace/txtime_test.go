@@ -124,7 +124,7 @@ func TestControl(t *testing.T) {
 func TestOffset(t *testing.T) {
 	for _, clock := range []int32{sys.ClockMonotonic, sys.ClockTAI, sys.ClockRealtime} {
 		ok := false
-		for range 1000 { // somebody may set the clock meanwhile
+		for range 1000 { // another process may set the clock meanwhile
 			x := newTxTime(Support{Qdisc: "etf", clock: clock})
 			before := sys.ClockNow(clock)
 			now := time.Now()
@@ -220,7 +220,7 @@ func (d *kernel) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 	return min(to, from+d.room), time.Time{}
 }
 
-// A socket takes the times also where nobody waits, which is why the qdisc is asked.
+// A socket takes the times also where no qdisc waits for them, which is why Probe reads the qdisc.
 func TestNotEnforced(t *testing.T) {
 	fd, err := sys.SocketUDP(false)
 	if err != nil {

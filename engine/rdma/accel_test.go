@@ -41,7 +41,7 @@ func TestPayloadInCard(t *testing.T) {
 			direct := tx(t, cl, engine.TxSpec{ID: engine.Queue(1), Pools: []*mem.Pool{sent}})
 			r := engine.NewRx(in, engine.Batching{})
 			b := burst.NewSegmented(8, 32)
-			// One packet at a time, so that what is looked at was not shown by the next one.
+			// One packet at a time: the flush for the next one would show the bytes of this one.
 			check := func(what, want string) {
 				t.Helper()
 				if err := r.Recv(within(t), b); err != nil {
@@ -99,7 +99,7 @@ func TestNoWayToCard(t *testing.T) {
 	}
 }
 
-// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before anybody asks.
+// TestUnable: a device that takes no dma-bufs, on a machine without peer memory, says so before a caller asks for such memory.
 func TestUnable(t *testing.T) {
 	f := onFake(t, "absent dmabuf")
 	f.engine.tree = fstest.MapFS{}

@@ -169,7 +169,7 @@ func (c *conn) accepted(r *record) error {
 	return nil
 }
 
-// counted hears how many messages the sender has sent on a channel: all there will be, or those so far, some of which may be lost.
+// counted takes the sender's count of its messages on a channel: all there will be, or those so far, some of which may be lost.
 func (c *conn) counted(r *record) error {
 	p := c.port
 	p.mu.Lock()
@@ -190,7 +190,7 @@ func (c *conn) counted(r *record) error {
 	return nil // of a channel that never came to be
 }
 
-// report leaves a connection that has failed to the driver, for those who hold a lock.
+// report leaves a connection that has failed to the driver, for callers that hold a lock.
 func (p *Port) report(c *conn, err error) { p.control.report(c, err) }
 
 // ConnInfo is what is known of a connection.

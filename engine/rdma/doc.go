@@ -4,7 +4,7 @@
 // # Addresses
 //
 //	roce://10.0.0.1:4096?listen=1            accept connections
-//	roce://10.0.0.1:4096                     connect, again and again if told so
+//	roce://10.0.0.1:4096                     connect, again and again with Options.Reconnect
 //	roce://10.0.0.1:4096?local=10.0.0.2      from that address
 //	roce://10.0.0.2                          connect from there, when Port.Connect says to whom
 //
@@ -22,7 +22,8 @@
 //
 // With connect=cm (ByCM) ports meet by the connection manager of RDMA instead, and the peer may be any program that does: a connection is one queue
 // pair, used in both directions, whose messages are the packets and nothing else. There are no records, so no credits, and nothing of what
-// is below. With UC and UD what finds no buffer is lost, and with UD neither end hears of the other's end. It belongs to the receive queue that it began with, and a port accepts and connects when it has one.
+// is below. With UC and UD what finds no buffer is lost, and with UD neither side learns that the other has ended. A connection
+// belongs to the receive queue that it began with, and a port accepts and connects when it has one.
 //
 // # Channels and credits
 //

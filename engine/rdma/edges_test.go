@@ -77,8 +77,8 @@ func taken(t *testing.T, slots int) (*mem.Pool, func()) {
 	return p, func() { p.PutBatch(all) }
 }
 
-// TestCreditBeforeReady: a channel is ready when its receiver has no buffer, and a credit tells of the first ones. It can overtake the record
-// that says that the channel is ready, since they come by different ways. What waits is sent then, and the driver hears when it has left.
+// TestCreditBeforeReady: a channel is ready while its receiver has no buffer, and a credit announces the first ones. It can overtake the record
+// that says that the channel is ready, since they come by different ways. Then what waits is sent, and the driver learns when it has left.
 func TestCreditBeforeReady(t *testing.T) {
 	f := onFake(t, "")
 	all := region(t, 4096).All()
@@ -129,7 +129,7 @@ func TestCreditBeforeReady(t *testing.T) {
 	}
 }
 
-// TestFirstCreditLost: a sender that may not send anything yet loses the word that it may. It hears it once more.
+// TestFirstCreditLost: a sender that may not send anything yet loses its first credit. The receiver repeats it.
 func TestFirstCreditLost(t *testing.T) {
 	for tr, script := range map[Transport]string{RC: "drop recv 1", UC: "loss 100%", UD: "loss 100%"} {
 		t.Run(tr.String(), func(t *testing.T) {
@@ -303,7 +303,7 @@ func (u unanswered) dial(ctx context.Context, _, _ netip.AddrPort) (session, err
 	return nil, ctx.Err()
 }
 
-// TestCloseWhileConnecting: a port that closes does not leave those behind who wait in Connect for a peer that does not answer.
+// TestCloseWhileConnecting: a port that closes ends the calls of Connect that wait for a peer that does not answer.
 func TestCloseWhileConnecting(t *testing.T) {
 	f := onFake(t, "")
 	c := f.open(t, "roce://127.0.0.1?device=fake1", Options{Options: conns.Options{ConnectTimeout: time.Hour}})

@@ -223,7 +223,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side hears why.
+// TestNoQueuePair: a side that cannot make a queue pair gives the connection up, and the other side gets the reason.
 func TestNoQueuePair(t *testing.T) {
 	gone, theirs := newEnds(), newEnds()
 	f := onFake(t, "")
@@ -278,7 +278,7 @@ func TestStrangers(t *testing.T) {
 	}
 }
 
-// TestSilent: who connects and says nothing does not stay.
+// TestSilent: a peer that connects and says nothing does not stay.
 func TestSilent(t *testing.T) {
 	s := onFake(t, "").open(t, "roce://127.0.0.1:0?listen=1&device=fake0", Options{Options: conns.Options{ConnectTimeout: 1 << 20}})
 	x, err := net.Dial("tcp", s.LocalAddr().String())

@@ -66,7 +66,7 @@ func (q *rxQueue) connect(l *rxChannel, peer *pairInfo) (limit uint64, err error
 	return l.g.limit, nil
 }
 
-// leave takes a channel back: the sender will be told to send no more on it.
+// leave takes a channel back: it gets no more credits, and the caller asks the sender to send no more on it.
 func (q *rxQueue) leave(l *rxChannel) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -110,7 +110,7 @@ func (q *rxQueue) grant(l *rxChannel) {
 			l.g.raise(q.recvs.Posted(), share(q.recvs.Posted(), len(q.channels)))
 		}
 		if l.g.limit > l.g.received {
-			l.probed, l.g.told = false, l.g.received // what it was told may be lost as well
+			l.probed, l.g.told = false, l.g.received // the credits that it got may be lost as well
 		}
 	}
 	if !l.g.due() {
@@ -122,7 +122,7 @@ func (q *rxQueue) grant(l *rxChannel) {
 	if l.busy == controlSend {
 		l.x.cq.Arm(false)
 		if l.reap(); l.busy == controlSend {
-			return // the driver hears of it
+			return // the driver gets the event, and calls again
 		}
 	}
 	l.chain.Reset()
@@ -166,7 +166,7 @@ func (l *rxChannel) event() {
 	q.grant(l)
 }
 
-// probed hears of a sender that waits how many messages it has sent: what did not arrive of them is lost.
+// probed takes the word of a waiting sender how many messages it has sent: those that did not arrive are lost.
 func (q *rxQueue) probed(l *rxChannel, count uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

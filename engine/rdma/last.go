@@ -16,7 +16,7 @@ import (
 // lastLate is how long a device may take to say that a queue pair has taken its last receive.
 const lastLate = 250 * time.Millisecond
 
-// hear takes what the device tells. The goroutine acts on it, but for what others wait for.
+// hear takes the device's events. The goroutine acts on them, but for what others wait for.
 func (d *driver) hear() {
 	d.news.Lock()
 	defer d.news.Unlock()

@@ -28,11 +28,11 @@ type manager struct {
 	mu     sync.Mutex
 	links  map[*cm.ID]*link
 	listen *managerListener
-	over   error          // why nothing more will be heard
+	over   error          // why no more events come
 	ending sync.WaitGroup // links that are being closed
 }
 
-// newManager opens the connection manager and hears of it until stop.
+// newManager opens the connection manager and takes its events until stop.
 func newManager(p *Port, path string) (*manager, error) {
 	l, err := cm.Load(cm.Options{Path: path})
 	if err != nil {
@@ -59,7 +59,7 @@ func (m *manager) stop() error {
 	return m.ch.Close()
 }
 
-// run passes events to those whom they concern.
+// run passes events to the links and the listener that they concern.
 func (m *manager) run() {
 	defer close(m.done)
 	for {
@@ -86,7 +86,7 @@ func (m *manager) run() {
 	}
 }
 
-// lost tells all links, and those to come, that nothing more will be heard.
+// lost tells all links, and those to come, that no more events come.
 func (m *manager) lost(err error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -330,7 +330,7 @@ func (l *link) send(r *record) {
 		l.id.Reject([]byte(r.text[:min(len(r.text), most)])) // close does it as well, without the reason
 		return
 	}
-	l.id.Disconnect() // of one that is not connected: an error that means nothing here
+	l.id.Disconnect() // without a connection it fails, which is no error here
 }
 
 // accept says yes to a peer that connects, unless it was said no meanwhile.

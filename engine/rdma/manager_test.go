@@ -154,7 +154,7 @@ func fewBuffers(t *testing.T, w managers) {
 	}
 }
 
-// closedBySide: the end by either side is heard by the other, and everything is accounted for.
+// closedBySide: each side learns that the other has closed, and everything is accounted for.
 func closedBySide(t *testing.T, w managers) {
 	for _, side := range []string{"client", "server"} {
 		at, bt := newEnds(), newEnds()
@@ -282,7 +282,7 @@ func manyPeers(t *testing.T, w managers) {
 	}
 }
 
-// refusedByPeer: nobody listens, or the listener has enough.
+// refusedByPeer: no program listens, or the listener has enough connections.
 func refusedByPeer(t *testing.T, w managers) {
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 16})
@@ -357,7 +357,7 @@ func reconnects(t *testing.T, w managers) {
 	events.next(t, true)
 }
 
-// closesEarly: a port that closes while others connect leaves nothing behind, and they hear of it.
+// closesEarly: a port that closes while others connect leaves nothing behind, and their connections end.
 func closesEarly(t *testing.T, w managers) {
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 16})
@@ -382,7 +382,7 @@ func closesEarly(t *testing.T, w managers) {
 	until(t, "the connections to end", func() bool { return len(c.conns.List()) == 0 })
 }
 
-// TestNoManager: a machine without librdmacm, or without the kernel's part of it, is told so, and nothing stays behind.
+// TestNoManager: on a machine without librdmacm, or without the kernel's part of it, the error says so, and nothing stays behind.
 func TestNoManager(t *testing.T) {
 	f := onFake(t, "")
 	for _, path := range []string{"/nowhere/librdmacm.so.1", ""} {

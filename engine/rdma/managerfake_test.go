@@ -69,15 +69,15 @@ func attempt(t *testing.T, w managers, timeout time.Duration) (err error) {
 	return err
 }
 
-// TestManagerFails: each call to the connection manager fails, the first of its kind, the second and so on. That is an error of the one who opens or
-// connects, and nothing stays behind.
+// TestManagerFails: each call to the connection manager fails, the first of its kind, the second and so on. The caller that opens or connects gets
+// the error, and nothing stays behind.
 func TestManagerFails(t *testing.T) {
 	f, w := onManager(t, "")
 	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen", "rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
 		"rdma_accept", "rdma_establish", "rdma_init_qp_attr", "rdma_get_cm_event", "cm_address", "cm_route", "cm_connect", "cm_accept", "ibv_create_cq", "ibv_modify_qp"} {
 		t.Run(call, func(t *testing.T) {
 			timeout := time.Minute
-			if call == "rdma_get_cm_event" { // who hears nothing more cannot answer
+			if call == "rdma_get_cm_event" { // without events it cannot answer
 				timeout = time.Second
 			}
 			failed := 0
@@ -148,7 +148,7 @@ func TestManagerGone(t *testing.T) {
 			atServer.next(t, true)
 			atClient.next(t, true)
 			c.do(t, f, p)
-			if c.client == "" { // the dead hear nothing
+			if c.client == "" { // a side that is gone gets no event
 			} else if e := atClient.next(t, false); e.Err == nil || !strings.Contains(e.Err.Error(), c.client) {
 				t.Errorf("the client: %+v, expected %q", e, c.client)
 			}
@@ -166,7 +166,7 @@ func TestManagerRejects(t *testing.T) {
 	rx(t, s, engine.RxSpec{Depth: 16})
 	c := w.open(t, "roce://"+w.own+"?connect=cm", Options{})
 	rx(t, c, engine.RxSpec{Depth: 16})
-	// Two dials at a time, of which one ends in nobody: each has its own answer.
+	// Two dials at a time, one of them to an address without a listener: each has its own answer.
 	for range 30 {
 		type answer struct {
 			nobody bool
@@ -199,7 +199,7 @@ func TestManagerRejects(t *testing.T) {
 	}
 }
 
-// TestManagerDeaf: a port whose connection manager tells no more says so to whoever connects, and does not wait.
+// TestManagerDeaf: a port whose connection manager gives no more events refuses to connect with that reason, and does not wait.
 func TestManagerDeaf(t *testing.T) {
 	f, w := onManager(t, "")
 	s := w.server(t, Options{})

@@ -72,7 +72,7 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 		}
 	}
 
-	// Who says no says why, and where nobody listens that is said.
+	// A port that refuses says why, and without a listener the error says that.
 	if _, err := c.Connect(within(t), s.LocalAddr()); !errors.Is(err, engine.ErrConnect) || !strings.Contains(err.Error(), `it says "too many connections"`) {
 		t.Errorf("beyond MaxConns: %v", err)
 	}
@@ -91,7 +91,7 @@ func unreliableManaged(t *testing.T, w managers, how Transport) {
 	}
 }
 
-// strangers: a second peer whose messages go to the queue pair of the first one is not heard there.
+// strangers: the port drops messages of a second peer that go to the queue pair of the first one.
 func strangers(t *testing.T, c, s *Port, out engine.TxQueue, in engine.RxQueue, first uint32) {
 	t.Helper()
 	second, err := c.Connect(within(t), s.LocalAddr())

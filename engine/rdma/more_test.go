@@ -177,7 +177,7 @@ func TestLossy(t *testing.T) {
 			out := tx(t, c, engine.TxSpec{})
 			put(t, out, 0, "-1")
 			got(t, in, 1)
-			// Lost in the middle: the numbers of those that come later tell, and nobody waits.
+			// Lost in the middle: the numbers of later messages show it, and neither side waits.
 			f.run(t, "cable 1 cut")
 			put(t, out, 0, "lost", "lost", "lost")
 			until(t, "the messages to leave", func() bool { return stats(c).Tx.Packets == 4 })

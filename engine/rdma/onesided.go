@@ -131,7 +131,7 @@ func (p *Port) Expose(conn uint32, span mem.Span, rights Rights) (id uint32, err
 	return c.mines, nil
 }
 
-// errPlain is the answer where a peer would have to be told of memory.
+// errPlain is the answer where a peer would have to learn of memory.
 func errPlain() error {
 	return failed(engine.ErrUnsupported, "connect=cm: the peer is a program that takes no records, so that neither side can tell the other of memory; connect=tcp can")
 }
@@ -176,7 +176,7 @@ func (p *Port) Retract(conn, id uint32) error {
 // maxTheirs is how much memory a peer can expose on one connection, in pieces.
 const maxTheirs = 1 << 16
 
-// shown hears of memory that the peer exposes.
+// shown takes the peer's word that it exposes memory.
 func (c *conn) shown(r *record) error {
 	p := c.port
 	p.mu.Lock()
@@ -195,7 +195,7 @@ func (c *conn) shown(r *record) error {
 
 func (m *exposed) public() RemoteMemory { return RemoteMemory{m.id, m.length, m.rights} }
 
-// hidden hears that memory was taken back.
+// hidden takes the peer's word that it took memory back.
 func (c *conn) hidden(r *record) error {
 	p := c.port
 	p.mu.Lock()
@@ -253,7 +253,7 @@ type Transfer struct {
 // Done is closed when the transfer has ended: with nil as its Err, every byte is in place.
 func (t *Transfer) Done() <-chan struct{} { return t.done }
 
-// Err is how it ended; only for those who have seen Done closed.
+// Err is how it ended; only for callers that have seen Done closed.
 func (t *Transfer) Err() error { return t.err }
 
 // finish ends the transfer.

@@ -56,7 +56,7 @@ type Options struct {
 	Transport Transport
 	// Connect says how connections are made. With ByCM a connection is one queue pair, used in both directions, which needs a receive queue: the
 	// port accepts and connects when it has one, OpenPort does not wait, and a receive queue that closes ends its connections. With UC and UD, what
-	// finds no buffer at its receiver is lost. With UD a peer that closes is not noticed, and who accepts can send when the peer's first message came.
+	// finds no buffer at its receiver is lost. With UD a port does not notice that its peer closes, and one that accepts can send after the peer's first message.
 	Connect Connector
 	// Device is the RDMA device by its name, "" for the one that has the port's IP address. GID is the place in the device's table of the
 	// address to use, from 0; nil leaves the choice to what fits the address; Port the device's port, 0 for 1.

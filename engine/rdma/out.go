@@ -145,7 +145,7 @@ func (o *txChannel) addCredit() error {
 	return err
 }
 
-// ready hears that the channel can be used.
+// ready takes the receiver's word that the channel can be used.
 func (c *conn) ready(r *record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,7 +163,7 @@ func (c *conn) ready(r *record) error {
 	return nil
 }
 
-// withdrawn hears that the channel must not be used any more. When everything on it is done the receiver hears of it.
+// withdrawn takes the receiver's word that the channel must not be used any more. When everything on it is done the sender says so.
 func (c *conn) withdrawn(r *record) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -118,7 +118,7 @@ func (c cable) receive(q engine.RxQueue, enough func(n int) bool) (n int) {
 }
 
 // TestGuestPair joins two machines by a cable that loses packets and is slow: RC loses nothing, UC and UD count what they lose. The cable is cut
-// in the middle of the traffic: the sender hears it, and accounts for every packet.
+// in the middle of the traffic: the sender learns it, and accounts for every packet.
 func TestGuestPair(t *testing.T) {
 	testenv.Once(t)
 	if guest.ID() == 0 {

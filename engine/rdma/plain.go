@@ -69,7 +69,7 @@ func (l *link) begin(c *conn) error {
 	if err := l.ready(c, x, q.ResponderResources, q.InitiatorDepth); err != nil {
 		return err
 	}
-	// Its messages may come before the word that it is ready does: who receives them has heard of the connection.
+	// Its messages may come before the event that it is ready: a caller that receives them must know the connection by then.
 	if err := c.meet(); err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (l *link) follow(c *conn, ev cm.Event) error {
 	case ev.Type == cm.Disconnected:
 		return io.EOF
 	case ev.Type == cm.Rejected && c.Met: // only this goroutine sets met
-		return io.EOF // the peer had accepted, and closed before it heard that this side is ready
+		return io.EOF // the peer had accepted, and closed before it learned that this side is ready
 	case ev.Err != nil:
 		return reason(ev)
 	case ev.Type == cm.Established && l.asked == nil && c.port.o.Transport == UD:

@@ -10,9 +10,9 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv/cm"
 )
 
-// With UD the connection manager tells who connects the way to the queue pair of who accepts, and no more: nothing is connected, and neither end hears of
-// the end. Who accepts learns the number of the other queue pair from its first message. A message carries the number of its sender's
-// queue pair as its immediate value besides, because there are programs that read it from there (udaddy).
+// With UD the connection manager only tells the side that connects the way to the queue pair of the side that accepts: nothing is connected, and neither
+// side learns that the other has ended. The side that accepts learns the number of the other queue pair from its first message. A message also carries
+// the number of its sender's queue pair as its immediate value, because there are programs that read it from there (udaddy).
 
 // managerKey is the key of all queue pairs for datagrams that the connection manager leads to (RDMA_UDP_QKEY).
 const managerKey = 0x01234567
@@ -53,7 +53,7 @@ func (l *link) address(c *conn, x *pair, to ibv.Address, peer *pairInfo) error {
 	return nil
 }
 
-// found hears where the queue pair of a peer is that has accepted.
+// found takes the way to the queue pair of a peer that has accepted.
 func (l *link) found(c *conn, p *cm.Params) error {
 	if p.QPN == 0 {
 		return failed(engine.ErrConnect, "the peer has accepted, and does not say with which queue pair")
@@ -92,7 +92,7 @@ func (l *rxChannel) from(qpn uint32) bool {
 	return l.peer == qpn
 }
 
-// learned hears the number of the queue pair of a peer that connected.
+// learned takes the number of the queue pair of a peer that connected.
 func (c *conn) learned(qpn uint32) {
 	c.mu.Lock()
 	if o := c.out; o != nil {

@@ -60,7 +60,7 @@ type Counts struct {
 	conns.Counts
 	Broken     uint64 // connections that ended for a fault
 	QueuePairs uint64 // that were made
-	Credits    uint64 // messages that told a sender how many more may come
+	Credits    uint64 // credits: messages that tell a sender how many more may come
 	Waits      uint64 // times that a sender had to wait for such a message: its receiver is too slow
 	Low        uint64 // times that a receive queue had fewer than an eighth of its buffers left
 	Async      uint64 // events of the device
@@ -207,7 +207,7 @@ func (p *Port) GID() string {
 	return fmt.Sprintf("GID %d, %v, %v: %s", p.gid.Index, p.gid.Type, p.gid.Addr, p.why)
 }
 
-// LocalAddr is the address that the port accepts at, or that of its connection; one that is not valid while there is none.
+// LocalAddr is the address that the port accepts at, or that of its connection; without a connection it is not valid.
 func (p *Port) LocalAddr() netip.AddrPort {
 	p.mu.Lock()
 	l := p.accepts
@@ -221,7 +221,7 @@ func (p *Port) LocalAddr() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// LinkState implements engine.LinkTeller: it is the device's link, as its events tell. Options.OnConn tells of connections.
+// LinkState implements engine.LinkTeller: it is the device's link, by the device's events. Options.OnConn reports connections.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
 	return engine.LinkState{Up: p.dev.Up(), Changes: p.dev.Changes()}

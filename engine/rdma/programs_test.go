@@ -160,7 +160,7 @@ func ucmatose(t *testing.T, w managers, accepts bool) {
 	}
 }
 
-// udaddy sends datagrams: who connects sends all of its own, who accepts sends as many back. It knows one port only, and reads the number of our queue
+// udaddy sends datagrams: the side that connects sends all of its own, the other sends as many back. It knows one port only, and reads the number of our queue
 // pair from the immediate value of our first message.
 func udaddy(t *testing.T, w managers, accepts bool) {
 	const n, size, port = 30, 700, "7174"
@@ -201,7 +201,7 @@ func udaddy(t *testing.T, w managers, accepts bool) {
 	}
 }
 
-// killedProgram: the end of a program that is killed is heard.
+// killedProgram: the port learns that the program was killed.
 func killedProgram(t *testing.T, w managers) {
 	events := newEnds()
 	s := w.server(t, Options{Options: conns.Options{OnConn: events.on}})

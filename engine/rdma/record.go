@@ -37,7 +37,7 @@ const (
 	kindReady                    // receiver: mine is connected, so many messages may come
 	kindWithdraw                 // receiver: send no more on this channel
 	kindDrained                  // sender: I have sent so many messages on it in all, and no more will come
-	kindSent                     // sender: I have sent so many so far, and wait to be told that more may come
+	kindSent                     // sender: I have sent so many so far, and wait for a credit
 	kindBye                      // I close the connection; why, if it was for a fault
 	kindExpose                   // the peer may read or write memory of mine
 	kindRetract                  // and now no more

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Close implements engine.RxQueue. What senders have sent by the time they hear of it is dropped; what they send later is for another
-// queue, or waits for one. So Close waits for them to hear, for as long as Options.Linger; the queue's memory goes back when the last one has.
+// Close implements engine.RxQueue. What senders have sent by the time they learn of it is dropped; what they send later is for another
+// queue, or waits for one. So Close waits for their answers, for as long as Options.Linger; the queue's memory goes back after the last one.
 // Connections by rdma_cm (ByCM) end with their queue.
 func (q *rxQueue) Close() error {
 	err := q.close()
@@ -23,7 +23,7 @@ func (q *rxQueue) Close() error {
 	return err
 }
 
-// close does what Close does, but does not wait. With a port that is closed there is nothing to wait for.
+// close is Close without the wait. When the port closes, there is nothing to wait for.
 func (q *rxQueue) close() error {
 	q.port.mu.Lock()
 	defer q.port.mu.Unlock()
@@ -61,8 +61,8 @@ func (q *rxQueue) Stop(why engine.Drop) error {
 	return p.retire(q)
 }
 
-// drain drops what still comes to a closed queue, and gives its buffers to the device again. Connections that share buffers may have been told of
-// more than there are, and a message that finds none would wait for one for ever, and its sender with it. w is woken when more comes.
+// drain drops what still comes to a closed queue, and gives its buffers to the device again. Connections that share buffers may have credits for
+// more than there are, and a message that finds none would wait for one for ever, and its sender with it. More messages wake w.
 func (q *rxQueue) drain(w *engine.Waker) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -108,7 +108,7 @@ func (q *rxQueue) shut() (err error) {
 	return err
 }
 
-// drained hears how many messages came on a channel in all, and gives it up. The caller holds p.mu.
+// drained takes the sender's count of all messages of a channel, and gives the channel up. The caller holds p.mu.
 func (q *rxQueue) drained(l *rxChannel, count uint64) {
 	q.mu.Lock()
 	// The device has acknowledged them, but their completions may be on their way to memory.

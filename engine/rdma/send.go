@@ -34,7 +34,7 @@ func (c *conn) send(s *txSink, b *burst.Burst, from, to int) {
 	}
 }
 
-// watch makes sure that the driver hears when the device has done something, and sends what can be sent by then.
+// watch makes sure that the driver gets an event when the device has done something, and sends what can be sent by then.
 func (c *conn) watch(o *txChannel) {
 	if o.armed || o.flying() == 0 && c.held.First() == nil {
 		return
@@ -85,7 +85,7 @@ func (c *conn) probeAfter() time.Duration {
 	return probeAfter
 }
 
-// ask says to the receiver, after a while, how many messages were sent, if it has not told by then that more may come.
+// ask tells the receiver, after a while without a credit, how many messages were sent.
 func (c *conn) ask() {
 	if c.probe == nil {
 		c.probe = time.AfterFunc(c.probeAfter(), c.asked)

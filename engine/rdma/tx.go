@@ -32,7 +32,7 @@ type txSink struct {
 	box            *engine.Outbox
 	flying         atomic.Int64 // packets that devices have
 	pacing         atomic.Bool  // the pacer is at work
-	owed           atomic.Int64 // packets that the box is not told of yet, with a pacer
+	owed           atomic.Int64 // packets that the box does not know to be done yet, with a pacer
 	packets, bytes atomic.Uint64
 	drops          [engine.NumDrops]atomic.Uint64
 }
@@ -99,14 +99,14 @@ func (q *txQueue) open(spec engine.TxSpec) error {
 	return err
 }
 
-// reap takes what devices have done with this queue's packets and others, for one who needs descriptors now.
+// reap takes what devices have done with this queue's packets and others, for a caller that needs descriptors now.
 func (q *txQueue) reap() {
 	if q.sink.flying.Load() > 0 {
 		q.port.reap()
 	}
 }
 
-// reap takes what devices have done, for one who needs descriptors now.
+// reap takes what devices have done, for a caller that needs descriptors now.
 func (p *Port) reap() {
 	for c := range p.conns.Read() {
 		c.mu.Lock()

@@ -12,7 +12,7 @@ import (
 // A message whose completion is lost at the receiver, or a credit at the sender, shows when the sender says how many messages it has
 // sent: with RC it does so when it has waited for a second, where nothing can be lost on the way.
 
-// guard makes sure that a channel with something under way is looked at. The caller holds c.mu.
+// guard makes sure that look looks at a channel with something under way. The caller holds c.mu.
 func (c *conn) guard() {
 	if c.guarded || c.dead {
 		return
@@ -75,7 +75,7 @@ func (o *txChannel) nudge() {
 	o.reap()
 }
 
-// patience is after how many looks without progress the channel is given up.
+// patience is after how many looks without progress look gives the channel up.
 func (o *txChannel) patience() int {
 	n := uint64(0)
 	for i := o.head; i != o.tail; i++ {

@@ -37,7 +37,7 @@ func receiving(q engine.RxQueue) *ibv.QP {
 }
 
 // TestLastReceive: a queue pair that went into error has begun to fill a receive of the shared queue. It is not destroyed before that has come
-// back: every buffer returns to its pool, and no receive is lost, whoever ends the connection.
+// back: every buffer returns to its pool, and no receive is lost, whichever side ends the connection.
 func TestLastReceive(t *testing.T) {
 	for name, end := range map[string]func(*testing.T, *fake, *Port, *Port, engine.RxQueue){
 		"killed": func(t *testing.T, f *fake, _, _ *Port, in engine.RxQueue) {
@@ -109,8 +109,8 @@ func TestSilentDevice(t *testing.T) {
 	d.news.Unlock()
 }
 
-// TestOverran: a completion queue that overflows loses messages, which nobody can name: its connection ends on both sides, also while nobody
-// polls, every packet of the sender is accounted for, and the port goes on with other queues.
+// TestOverran: a completion queue that overflows loses messages, and the device does not say which: its connection ends on both sides, also while
+// no owner polls, every packet of the sender is accounted for, and the port goes on with other queues.
 func TestOverran(t *testing.T) {
 	for _, where := range []string{"sender", "receiver"} {
 		t.Run(where, func(t *testing.T) {
@@ -165,8 +165,8 @@ func TestOverran(t *testing.T) {
 	}
 }
 
-// TestLostCompletion: a completion that the device loses keeps nobody waiting: that of a message that was sent, that of a credit at either end, and
-// that of a message that came, which alone is missing in the end and counted.
+// TestLostCompletion: a completion that the device loses keeps neither side waiting: that of a message that was sent, that of a credit at either end,
+// and that of a message that came. Only the last is missing in the end, and counted.
 func TestLostCompletion(t *testing.T) {
 	for _, tr := range []Transport{RC, UC} {
 		t.Run("sent/"+tr.String(), func(t *testing.T) {
@@ -187,7 +187,7 @@ func TestLostCompletion(t *testing.T) {
 			got(t, in, 1)
 		})
 	}
-	// The sender may send 8 messages, and hears of more by a credit. Send requests are counted in the whole process.
+	// The sender may send 8 messages, and a credit allows it more. Send requests are counted in the whole process.
 	for name, script := range map[string]string{"credit sent": "drop send 1", "credit that came": "drop recv 1"} {
 		t.Run(name, func(t *testing.T) {
 			f := onFake(t, "")
@@ -235,7 +235,7 @@ func TestLostCompletion(t *testing.T) {
 	})
 }
 
-// TestDeadDevice: a device that ends nothing any more costs its connection, and nobody waits for it.
+// TestDeadDevice: a device that ends nothing any more costs its connection, and no call waits for it.
 func TestDeadDevice(t *testing.T) {
 	theirs := newEnds()
 	f := onFake(t, "")

@@ -41,8 +41,8 @@ func (g *grants) raise(posted, share int) {
 	g.limit = max(g.limit, g.received+uint64(min(posted, share)))
 }
 
-// due reports whether the sender should be told: when it may have used up half of what it knows of, or as soon as there is anything
-// for one who knows of nothing.
+// due reports whether a credit should go to the sender: when it may have used up half of what it knows of, or, if it knows of nothing,
+// as soon as there is anything.
 func (g *grants) due() bool {
 	if g.limit <= g.told {
 		return false

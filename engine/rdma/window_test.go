@@ -36,7 +36,7 @@ func TestWindow(t *testing.T) {
 				posted--
 				held++
 				g.received++
-			case 2: // the application gives buffers back, and the sender is told when it is time
+			case 2: // the application gives buffers back, and the sender gets a credit when it is time
 				posted, held = posted+held, 0
 				if g.raise(posted, posted); g.due() {
 					words = append(words, uint32(g.limit))
@@ -73,7 +73,7 @@ func TestWindow(t *testing.T) {
 	})
 }
 
-// TestDue: a sender that has used up everything is told of a single buffer, and one that has enough is not told at each.
+// TestDue: a sender that has used up everything gets a credit for a single buffer, and one that has enough does not get one for each.
 func TestDue(t *testing.T) {
 	g := grants{received: 100, limit: 101, told: 100}
 	if !g.due() {

@@ -16,7 +16,7 @@ import (
 // Options are the choices for a Port. The zero value is good.
 type Options struct {
 	Least, Most time.Duration // pauses between attempts; 0: 50 milliseconds and 2 seconds
-	// Failed is called with the error of each attempt that fails; nil: nobody hears of it.
+	// Failed is called with the error of each attempt that fails; nil: the Port drops these errors.
 	Failed func(error)
 }
 
@@ -70,7 +70,7 @@ func Open(ctx context.Context, e engine.Engine, spec engine.PortSpec, o Options)
 	p.cur = cur
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	tells.LinkState(p.waker)
-	p.waker.Wake() // what was before that is not told
+	p.waker.Wake() // no event tells of what was before
 	go p.run()
 	return p, nil
 }

@@ -18,7 +18,7 @@ type rxQueue struct {
 	mu     sync.Mutex // over what follows
 	cur    engine.RxQueue
 	away   bool          // cur is closed or has failed, and another one will follow
-	waker  *engine.Waker // of the owner, who waits for that
+	waker  *engine.Waker // of the owner, which waits for that
 	past   engine.RxStats
 	closed bool
 }

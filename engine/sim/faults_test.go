@@ -295,7 +295,7 @@ func TestSwitchOfManyPorts(t *testing.T) {
 		}
 		return out
 	}
-	for i, e := range ends { // nobody knows anybody: the next one is not known yet
+	for i, e := range ends { // the switch does not know the address of the next one yet
 		e.send(t, udp(byte(i), byte(i+1)%ports, 1, 2, "who"))
 	}
 	var want [ports]int

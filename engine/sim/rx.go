@@ -268,7 +268,7 @@ func (q *rxQueue) cut(frame []byte) (head, rest []byte) {
 	return frame[:at], frame[at:]
 }
 
-// publish makes items first to tail-1, of so many packets, visible and wakes who waits. The caller holds in.
+// publish makes items first to tail-1, of so many packets, visible and wakes the owner. The caller holds in.
 func (q *rxQueue) publish(first, tail uint64, packets int) {
 	if first == tail {
 		return

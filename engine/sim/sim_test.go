@@ -412,7 +412,7 @@ func TestExhaustion(t *testing.T) {
 	a := newEnd(t, n, "a", 64)
 	frame := udp(1, 2, 3, 4, "")
 	burst10 := [][]byte{frame, frame, frame, frame, frame, frame, frame, frame, frame, frame}
-	a.send(t, burst10...) // nobody is there
+	a.send(t, burst10...) // no port is there
 	p := open(t, n, "b")
 	a.send(t, burst10...) // no queue is there
 	q := addRx(t, p, engine.RxSpec{Depth: 8, Pools: []*mem.Pool{pool(t, "rx", 2048, 3)}})

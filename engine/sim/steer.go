@@ -39,7 +39,7 @@ func (r *rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	return result, err
 }
 
-// settle waits until whoever carries packets now, perhaps by what was before, has finished.
+// settle waits until the goroutines that carry packets now, perhaps by the rules from before, have finished.
 func (n *Network) settle() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -67,7 +67,7 @@ func (s *steering) init(p *Port) {
 
 // prepare returns the rules in force, and takes note of another version. The caller holds mu.
 func (s *steering) prepare() *flow.Snapshot {
-	now := s.port.rules.Snapshot() // here, so that nobody goes back to an older one
+	now := s.port.rules.Snapshot() // under mu, so that no goroutine goes back to an older one
 	if s.layers == nil {
 		s.frames, s.layers = make([][]byte, flow.BatchSize), make([]packet.Layers, flow.BatchSize)
 		s.out, s.gaps = make([]flow.Decision, flow.BatchSize), make([][]byte, flow.BatchSize)

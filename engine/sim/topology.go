@@ -283,7 +283,7 @@ func (s *Switch) carry(c *cargo, from, to int) {
 		}
 		if d == everywhere {
 			if only, n := s.others(c.from); n == 1 {
-				d = only // nobody else: the packets need not be written to several
+				d = only // the only other port: the packets need not be written to several
 			}
 		}
 		switch d {
@@ -351,7 +351,7 @@ func (s *Switch) flood(frame []byte, from *station, now int64) {
 		}
 	}
 	if n == 0 {
-		s.drops[engine.DropDown].Add(1) // there is nobody
+		s.drops[engine.DropDown].Add(1) // no port is there
 		from.unheard.Add(1)
 		return
 	}

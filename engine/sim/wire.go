@@ -22,7 +22,7 @@ type wire struct {
 	// owner is the port in whose statistics the drops count: the receiver where it is known, else the sender.
 	owner *station
 
-	up atomic.Bool // changed by whoever holds Network.mu for writing
+	up atomic.Bool // changes only under Network.mu, held for writing
 	// Guarded by Network.mu.
 	faults Faults
 	plain  bool // no faults
@@ -174,7 +174,7 @@ func (w *wire) give(frame []byte, from *station, now int64) {
 	w.port.port.frame(frame, now)
 }
 
-// open reports whether there is somebody at the end, or why packets of from are lost.
+// open reports whether an open port is at the end, or why packets of from are lost.
 func (w *wire) open(from *station) (engine.Drop, bool) {
 	switch {
 	case !w.up.Load() || w.port != nil && w.port.port == nil:
@@ -190,11 +190,11 @@ func (w *wire) set(f Faults) {
 	w.faults, w.plain = f, f.none()
 }
 
-// cargo is a burst on its way through one Transmit.
+// cargo is a burst on its way through one Transmit, with what the wires know of it.
 type cargo struct {
 	b       *burst.Burst
 	from    *station
-	time    int64         // 0 until somebody asks
+	time    int64         // 0 until a wire reads the clock
 	taken   []int         // packets whose memory a receive queue has taken over, ascending
 	only    *burst.Source // of all packets, where each is one segment; nil otherwise
 	longest int           // bytes, at least as many as any packet of the run has

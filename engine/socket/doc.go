@@ -6,7 +6,7 @@
 //	udp://[::]:5000                          receive on a port, send to whom a packet names
 //	udp://:0?remote=10.0.0.2:5000            one peer
 //	udp://:5000?group=239.1.2.3&interface=eth0   multicast
-//	tcp://10.0.0.2:5000                      connect, again and again if told so
+//	tcp://10.0.0.2:5000                      connect, again and again with Options.Reconnect
 //	tcp://[::]:5000?listen=1                 accept connections
 //
 // What an address cannot say is in UDPOptions and TCPOptions, given as engine.PortSpec.Options. Ports are *UDPPort and *TCPPort,
@@ -15,8 +15,8 @@
 // # Connections
 //
 // Each packet carries the id of whom it came from (burst.Burst.Conn), and a packet to be sent goes to the id that it names: a
-// server answers whom it wants, not only who wrote last. For UDP an id stands for an address; the table of them is bounded, and who
-// was silent longest goes. For TCP it is a connection, and is never used again. UDPPort.Peer and TCPPort.Find go from
+// server answers any client, not only the one that wrote last. For UDP an id stands for an address; the table of them is bounded, and
+// the one that was silent longest goes. For TCP it is a connection, and is never used again. UDPPort.Peer and TCPPort.Find go from
 // addresses to ids, UDPPort.PeerAddr and TCPPort.Conn the other way. A port with one peer ignores the id of what it sends.
 // Ids are the port's own: a packet that came through one port and leaves through another must be given an id of that one.
 //

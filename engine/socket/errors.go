@@ -10,7 +10,7 @@ import (
 // Errors are numbers of errors that sockets reported and that stopped nothing. Most are answers of other machines (ICMP), of which
 // the kernel tells ports with one peer only; the packets that they answer had left and are counted so.
 type Errors struct {
-	Refused     uint64 // nobody has that port: ECONNREFUSED
+	Refused     uint64 // no socket has that port: ECONNREFUSED
 	Unreachable uint64 // no way to the host or network
 	TooLong     uint64 // longer than a link on the way takes
 	Down        uint64 // the interface is down

@@ -27,7 +27,7 @@ func newPool(t testing.TB, size, slots int) *mem.Pool {
 	return p
 }
 
-// eventually waits for something that nobody tells of.
+// eventually waits for something of which no event tells.
 func eventually(t testing.TB, what string, done func() bool) {
 	t.Helper()
 	tick := time.NewTicker(time.Millisecond)

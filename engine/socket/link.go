@@ -2,7 +2,7 @@ package socket
 
 import "github.com/penstock-io/penstock/internal/sys"
 
-// linkWatch is a UDPPort as the one who hears of its interface. Without it packets that are sent while there is no carrier would count
+// linkWatch is a UDPPort as the watcher of its interface. Without it packets that are sent while there is no carrier would count
 // as having left: the kernel takes them, and throws them away without a word.
 type linkWatch UDPPort
 
@@ -17,7 +17,7 @@ func (p *UDPPort) watchLink(up bool) (err error) {
 		p.links = nil
 		return err
 	}
-	// What happened before the watch began is not told.
+	// The kernel does not report what happened before the watch began.
 	(*linkWatch)(p).Ready(0)
 	return nil
 }

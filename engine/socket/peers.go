@@ -10,7 +10,7 @@ import (
 
 // peers numbers addresses: a bounded table in which the address that was not used for longest makes room for a new one. An id is
 // the entry's number plus one in the low half, and how often the entry has changed its address in the high half, so an
-// old id does not name somebody else (until it has changed 65,536 times). Any goroutine may use it.
+// old id does not name another peer (until the entry has changed 65,536 times). Any goroutine may use it.
 type peers struct {
 	mu    sync.Mutex
 	ids   map[sys.SockAddr]uint32 // entry numbers

@@ -136,7 +136,7 @@ func (p *TCPPort) startListening(ctx context.Context) error {
 	return nil
 }
 
-// events hears, for all ports, what they wait for besides packets: room to send, ends of connections, the state of links.
+// events takes, for all ports, the events that they wait for besides packets: room to send, ends of connections, the state of links.
 var events engine.Loop
 
 // tcpHost is a port as its connections see it: it implements conns.Port.

@@ -270,7 +270,7 @@ func TestTCPReconnect(t *testing.T) {
 	}
 }
 
-// TestTCPNobodyThere connects to where nobody is: opening ends with its context, and in the background it does not wait at all.
+// TestTCPNobodyThere connects to an address without a listener: opening ends with its context, and in the background it does not wait at all.
 func TestTCPNobodyThere(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -380,7 +380,7 @@ func TestTCPWaiting(t *testing.T) {
 	r.b.Release()
 	r.q.Close()
 	gone.SetLinger(0)
-	gone.Close() // nobody reads it
+	gone.Close() // no queue reads it
 	eventually(t, "a broken connection without a reader to go", func() bool { _, ok := p.Conn(goneID); return !ok })
 }
 

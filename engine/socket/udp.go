@@ -31,7 +31,7 @@ type UDPPort struct {
 	peers   *peers // nil without ids
 	errs    errorCounters
 	hw      bool // the device takes receive times
-	// down says that the interface is, as links told; nil where the port is on none.
+	// down says that the interface is down, by the events of links, which is nil where the port is on none.
 	down  atomic.Bool
 	bell  engine.LinkBell
 	links *sys.LinkEvents
@@ -54,7 +54,7 @@ type UDPPort struct {
 	sum    engine.PortStats // of the port itself: Drops
 }
 
-// udpSocket is a socket with what the kernel had dropped when somebody looked last.
+// udpSocket is a socket with what the kernel had dropped at the last look.
 type udpSocket struct {
 	fd    int
 	drops uint32

@@ -28,7 +28,7 @@ func peerOf(t testing.TB, p, of *UDPPort) uint32 {
 	return id
 }
 
-// TestUDPAnswersWhom has a server answer the first of three clients, not the one who wrote last.
+// TestUDPAnswersWhom has a server answer the first of three clients, not the one that wrote last.
 func TestUDPAnswersWhom(t *testing.T) {
 	server := openUDPPort(t, loopback, UDPOptions{})
 	in, out := newReader(t, server, engine.RxSpec{}), newWriter(t, server, engine.TxSpec{})
@@ -67,7 +67,7 @@ func TestUDPAnswersWhom(t *testing.T) {
 	readers[2].none()
 }
 
-// TestUDPForgets fills the table of peers: who was silent longest goes, and its id names nobody.
+// TestUDPForgets fills the table of peers: the one that was silent longest goes, and its id names no peer.
 func TestUDPForgets(t *testing.T) {
 	p := openUDPPort(t, loopback, UDPOptions{Peers: 2})
 	w := newWriter(t, p, engine.TxSpec{})
@@ -291,9 +291,9 @@ func TestUDPTruncated(t *testing.T) {
 	}
 }
 
-// TestUDPRefused sends to a port that nobody has: the answers are counted, and the port goes on.
+// TestUDPRefused sends to a port that no socket has: the answers are counted, and the port goes on.
 func TestUDPRefused(t *testing.T) {
-	c, err := net.ListenPacket("udp", "127.77.66.55:0") // an address that other tests do not use: nobody takes the port meanwhile
+	c, err := net.ListenPacket("udp", "127.77.66.55:0") // an address that other tests do not use: no process takes the port meanwhile
 	if err != nil {
 		t.Fatal(err)
 	}

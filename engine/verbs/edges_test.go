@@ -50,13 +50,13 @@ func TestSharedPool(t *testing.T) {
 		e.wants(first, f).Release()
 		e.wants(second, g).Release()
 	}
-	e.wants(first) // who looks posts again for all
+	e.wants(first) // the owner that looks posts again for all
 	if first.recvs.Posted() != 16 || second.recvs.Posted() != 16 {
 		t.Errorf("%d and %d receives are posted, expected 16 each", first.recvs.Posted(), second.recvs.Posted())
 	}
 }
 
-// A queue whose last receive another queue's owner has taken off the device, and whose pool is empty, hears when there are slots again: no frame
+// A queue whose last receive another queue's owner has taken off the device, and whose pool is empty, learns when there are slots again: no frame
 // can wake it.
 func TestLastReceive(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
@@ -86,7 +86,7 @@ func TestLastReceive(t *testing.T) {
 	}
 }
 
-// Who takes the device's event, and does not get to all frames that it stands for, wakes those that sleep on it.
+// A queue that takes the device's event, and does not get to all frames that it stands for, wakes the queues that sleep on it.
 func TestEventTaken(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	deep := engine.RxSpec{ID: engine.Queue(0), Depth: 2 * dealAtOnce, Pools: []*mem.Pool{pool(t, 2048, 2*dealAtOnce)}}
@@ -113,7 +113,7 @@ func TestEventTaken(t *testing.T) {
 	b.Release()
 }
 
-// Frames that were lost for want of slots are counted so also where their queue is closed before anybody asks.
+// Frames that were lost for want of slots are counted so also where their queue is closed before a reader asks for the counts.
 func TestDryAndClosed(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{ID: engine.Queue(0), Depth: 4, Pools: []*mem.Pool{pool(t, 2048, 4)}})

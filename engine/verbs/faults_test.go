@@ -111,7 +111,7 @@ func ruleRefused(t *testing.T, isolated bool) {
 	}
 }
 
-// Rules are in force when Apply returns: who is dealing out frames by the rules from before has to be done by then.
+// Rules are in force when Apply returns: a goroutine that deals out frames by the rules from before is done by then.
 func TestRulesInForce(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	e.rx(engine.RxSpec{})
@@ -313,7 +313,7 @@ func TestDry(t *testing.T) {
 	}
 }
 
-// Receives are posted again also by who takes no more than its burst holds: else the card would run dry under load.
+// An owner that takes no more than its burst holds also posts receives again: else the card would run dry under load.
 func TestFullBurst(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	q := e.rx(engine.RxSpec{Depth: 8})

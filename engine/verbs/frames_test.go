@@ -272,7 +272,7 @@ func TestHandOver(t *testing.T) {
 	e.wants(first, rest)
 }
 
-// A queue that sleeps is woken by the device, and by who takes its frames off the device.
+// The device wakes a queue that sleeps, and so does a queue that takes its frames off the device.
 func TestSleep(t *testing.T) {
 	e := newEnds(t, "", Options{}, engine.PortSpec{})
 	first, second := e.rx(engine.RxSpec{ID: engine.Queue(0)}), e.rx(engine.RxSpec{ID: engine.Queue(1)})

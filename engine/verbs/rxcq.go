@@ -24,7 +24,7 @@ const (
 )
 
 // rxCQ is the completion queue of all receive queues of a port, so that frames keep the order in which they came whosever memory they lie in. Its
-// lock is the device's: who holds it takes completions for all queues, and brings others their frames (RxFront.Bring).
+// lock is the device's: its holder takes completions for all queues, and brings other queues their frames (RxFront.Bring).
 type rxCQ struct {
 	port *Port
 
@@ -143,7 +143,7 @@ func (c *rxCQ) poll(most int) int {
 	return c.n
 }
 
-// wait returns when who deals out frames now has done so: until then that may go by the rules from before.
+// wait returns when the goroutine that deals out frames now has done so: until then it may go by the rules from before.
 func (c *rxCQ) wait() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -32,7 +32,7 @@ type txQueue struct {
 	posts   []posted // frames that the device has, a ring
 	head    uint64
 	tail    uint64
-	settled int // frames that the box is to be told of
+	settled int // frames that the box does not know to be done yet
 	armed   bool
 	broken  bool // it has failed, and flushes
 	closed  bool
@@ -138,7 +138,7 @@ func (q *txQueue) give() bool {
 	return true
 }
 
-// collect takes what the device has done, for who needs descriptors now.
+// collect takes what the device has done, for a caller that needs descriptors now.
 func (q *txQueue) collect() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -201,7 +201,7 @@ func (q *txQueue) Close() error {
 
 func (q *txQueue) flying() int { return int(q.tail - q.head) }
 
-// event hears that the device has done something.
+// event takes the event that the device has done something.
 func (q *txQueue) event() {
 	q.mu.Lock()
 	if !q.closed {
@@ -219,7 +219,7 @@ func (q *txQueue) watch() {
 		return
 	}
 	if q.armed = q.cq.Arm(false) == nil; q.armed {
-		q.reap() // what came before that is not told
+		q.reap() // no event comes for what was done before
 	}
 }
 

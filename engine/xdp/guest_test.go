@@ -75,7 +75,7 @@ func TestGuestNics(t *testing.T) {
 			if fmt.Sprint(x.Rules().List()) != "[]" {
 				t.Error("rules of a port before")
 			}
-			// The drivers have no n-tuple rules: it is said, where the card has several queues.
+			// The drivers have no n-tuple rules: the port says so, where the card has several queues.
 			if _, err := x.Rules().Apply(rule(t, "name one udp dst 7 ip dst 198.18.0.2 -> queue 0")); err != nil {
 				t.Fatal(err)
 			}

@@ -93,7 +93,7 @@ func send(t testing.TB, q engine.TxQueue, frames ...[]byte) {
 	}
 }
 
-// receive receives n packets, with what see is told of each, and returns their bytes.
+// receive receives n packets, calls see for each, and returns their bytes.
 func receive(t testing.TB, q engine.RxQueue, n int, see func(b *burst.Burst, i int)) (out [][]byte) {
 	t.Helper()
 	b := burst.NewSegmented(32, 256)

@@ -206,8 +206,8 @@ func (n *nicQueue) starving(s *rxSocket, w *engine.Waker) bool {
 	return n.starved.Load() && n.queue.Fill().Pending() < lowFill
 }
 
-// wakeSleepers wakes the owners that sleep, when the owner of s has just taken the last chunks and there are no others: they look again after a
-// pause, which that one perhaps does not. An owner that took none wakes no other, or two that find nothing would wake each other for ever. The caller
+// wakeSleepers wakes the owners that sleep, when the owner of s has just taken the last chunks: they look again after a pause, and the owner of s
+// perhaps does not. An owner that took no chunk wakes no other: two that find nothing would wake each other for ever. The caller
 // holds mu.
 func (n *nicQueue) wakeSleepers(s *rxSocket, took bool) {
 	if len(n.sleepers) == 0 {

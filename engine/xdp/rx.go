@@ -40,7 +40,7 @@ type rxSocket struct {
 	since    int            // packets since that was asked for
 	counted  xsk.Statistics // by the kernel, and added to the queue's counts
 
-	waker *engine.Waker // of the owner, who sleeps as far as is known; under nq.mu
+	waker *engine.Waker // of the owner, which sleeps as far as is known; under nq.mu
 }
 
 // AddRxQueue implements engine.Port.

@@ -42,7 +42,7 @@ func (m *Memory) addSender(q *txQueue, n *nicQueue) (*sender, error) {
 	return s, nil
 }
 
-// forget takes a sender out of which the kernel has nothing any more. The caller holds via.mu.
+// forget takes out a sender of which the kernel has no packet any more. The caller holds via.mu.
 func (m *Memory) forget(s *sender) {
 	m.sendersMu.Lock()
 	defer m.sendersMu.Unlock()

@@ -156,7 +156,7 @@ func TestSteeredGone(t *testing.T) {
 	}
 }
 
-// Packets of a port would go to the kernel, and its card's table cannot be changed: the queue, or the rule, is refused, and says how to mend it.
+// Packets of a port would go to the kernel, and its card's table cannot be changed: the port refuses the queue, or the rule, and says how to fix it.
 func TestNotSteered(t *testing.T) {
 	n := hosts(t, netns.LinkSpec{Queues: 4})
 	f := newFakeDriver()

@@ -225,8 +225,8 @@ func (q *txQueue) complete(n int) {
 	}
 }
 
-// paced is the pacer as the outbox sees it. What the pacer has passed on may be done before the pacer has counted it: the outbox hears of it
-// afterwards, so that the figures are whole when Drain returns.
+// paced is the pacer as the outbox sees it. The kernel may finish packets before the pacer has counted them: the outbox learns that they are
+// done after that, so that the figures are whole when Drain returns.
 type paced txQueue
 
 // Transmit implements engine.Sink.

@@ -19,7 +19,7 @@ type DeviceAttr struct {
 	XRC                         bool
 	RawPacket                   bool   // raw packet queue pairs, as far as the device tells
 	RawChecksum                 bool   // raw packet queue pairs check and write checksums of IP, TCP and UDP
-	Extended                    bool   // the device told the following; otherwise they are zero
+	Extended                    bool   // the device reports the following; otherwise they are zero
 	TimestampMask               uint64 // of completion timestamps; 0: none
 	ClockKHz                    uint64 // of the device's clock
 	DMABuf                      error  // nil: dma-bufs can be registered; otherwise why not
@@ -119,7 +119,7 @@ func deviceAttr(x *cDeviceAttrEx, extended bool) DeviceAttr {
 	return a
 }
 
-// probeDMABuf asks for a region over a descriptor that is none. Who can register dma-bufs looks at the descriptor first. The second error is
+// probeDMABuf asks for a region over a descriptor that is none. A driver that registers dma-bufs looks at the descriptor first. The second error is
 // of the attempt itself.
 func (c *Context) probeDMABuf() (answer, err error) {
 	if c.lib.f.regDMABufMR == 0 {
@@ -160,7 +160,7 @@ const (
 	MTU4096
 )
 
-// Bytes is the payload in bytes, 0 for a value that is none.
+// Bytes is the payload in bytes, 0 for an unknown value.
 func (m MTU) Bytes() int {
 	if m < MTU256 || m > MTU4096 {
 		return 0

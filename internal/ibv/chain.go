@@ -187,7 +187,7 @@ func (c *SendChain) done(w *cSendWR) (int, bool) {
 	return c.n - 1, true
 }
 
-// Flag adds flags to request i, for who knows only at the end which one is the last.
+// Flag adds flags to request i, for a caller that knows only at the end which one is the last.
 func (c *SendChain) Flag(i int, more SendFlags) { c.wrs[i].flags |= uint32(more) }
 
 // Send appends a message to the peer's next receive. Like all builders it returns the request's index, or false when the chain is full.

@@ -46,7 +46,7 @@ func (d *Device) Open() (*Context, error) {
 			err = checkContext(p, dev, code)
 		}
 		if err != nil {
-			return err // not closed: what it is is not known
+			return err // not closed: its layout is unknown
 		}
 		h = p
 		return nil

@@ -218,8 +218,8 @@ func (q *CQ) pollError(n int32) error {
 	return e
 }
 
-// Arm asks for one event on the channel when the next completion comes, or the next that is solicited or failed. A completion that came before is
-// not told: Arm, then Poll once more, and sleep only when that finds nothing.
+// Arm asks for one event on the channel when the next completion comes, or the next that is solicited or failed. A completion that came before
+// gives no event: Arm, then Poll once more, and sleep only when that finds nothing.
 func (q *CQ) Arm(solicitedOnly bool) error {
 	if q.h == 0 {
 		return q.usable("req_notify_cq")

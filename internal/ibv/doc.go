@@ -9,7 +9,7 @@
 //	cq, _ := ctx.CreateCQ(ibv.CQSpec{Entries: 64})
 //	mr, _ := pd.RegMR(ibv.MRSpec{Addr: addr, Length: n, Access: ibv.LocalWrite | ibv.RemoteWrite})
 //	qp, _ := pd.CreateQP(ibv.QPSpec{Type: ibv.RC, SendCQ: cq, RecvCQ: cq, SendWRs: 32, RecvWRs: 32, SendSGEs: 1, RecvSGEs: 1})
-//	// Init, ReadyToReceive with what the peer told of itself, ReadyToSend; then
+//	// Init, ReadyToReceive with the peer's attributes, ReadyToSend; then
 //	chain.Write(id, ibv.Signaled, raddr, rkey, mr.SGE(0, 4096))
 //	qp.PostSend(chain)
 //	n, _ := cq.Poll(wc)

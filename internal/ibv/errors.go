@@ -7,7 +7,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of this package; match them with errors.Is. The message says which object, what was expected and how to mend it.
+// Errors of this package; match them with errors.Is. The message says which object, what was expected and how to fix it.
 var (
 	ErrUnavailable = errors.New("RDMA is not available on this machine")
 	ErrLayout      = errors.New("libibverbs does not have the binary interface that this program was built for")
@@ -29,7 +29,7 @@ type Error struct {
 	Op    string    // the verb, without ibv_
 	On    string    // the object
 	Errno sys.Errno // 0 where the library gave none
-	Hint  string    // how to mend it, or ""
+	Hint  string    // how to fix it, or ""
 	Kind  error     // one of the errors of this package, or nil
 }
 

@@ -63,7 +63,7 @@ func testChannel(t *testing.T, w *world) {
 	b.wait(t, 1)
 	a.wait(t, 1)
 
-	// Armed once, told once.
+	// Armed once, one event.
 	b.postRecv(t, 3, b.mr.SGE(0, 8))
 	a.send.Send(4, Signaled, a.mr.SGE(0, 8))
 	a.post(t)
@@ -273,7 +273,7 @@ func TestAsyncEvents(t *testing.T) {
 	noAsync(t, a.ctx)
 }
 
-// TestEventsOfClosed: events of a queue pair that is closed before anybody asks for them are gone.
+// TestEventsOfClosed: closing a queue pair drops the events that no caller has taken.
 func TestEventsOfClosed(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)

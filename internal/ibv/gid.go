@@ -177,7 +177,7 @@ func parseVLAN(s string) int {
 
 // GIDWant is what a GID is wanted for. The zero value wants the best that there is.
 type GIDWant struct {
-	Index *int       // exactly this one; whatever else is said
+	Index *int       // exactly this one, whatever the other fields say
 	For   netip.Addr // to reach this address
 	Type  GIDType
 	VLAN  int // this VLAN; 0: any; -1: none

@@ -178,7 +178,7 @@ func (p *PD) regError(e *Error, s MRSpec) error {
 // noDMABufs is what a device needs that refuses all of them.
 const noDMABufs = "the device's driver cannot register dma-bufs; mlx5, irdma, efa and bnxt_re can, from Linux 5.12"
 
-// deviceRegError explains a refusal of memory of another device. No limit of this process counts it: who has no room is a device.
+// deviceRegError explains a refusal of memory of another device. No limit of this process counts it: if room is lacking, then in a device.
 func deviceRegError(e *Error, s MRSpec) error {
 	switch e.Errno {
 	case sys.ENOMEM, sys.ENOSPC, sys.EAGAIN:

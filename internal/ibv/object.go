@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// tree is the lock of the books that a context keeps of its objects: who is open, and who stands on whom.
+// tree guards what a context records of its objects: which are open, and which stands on which.
 type tree struct {
 	mu     sync.Mutex
 	serial uint64

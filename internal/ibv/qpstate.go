@@ -69,7 +69,7 @@ type InitAttr struct {
 	Port      uint8  // 0: port 1
 	PKeyIndex uint16 // of the partition key table; 0 is the default partition
 	Access    Access // what the peer may do: RemoteWrite, RemoteRead, RemoteAtomic. Connected types only.
-	QKey      uint32 // datagrams only: who sends must know it
+	QKey      uint32 // datagrams only: senders must know it
 }
 
 // RTRAttr is what ReadyToReceive needs. Of datagrams and raw packets nothing.

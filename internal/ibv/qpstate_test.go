@@ -111,7 +111,7 @@ func TestTransitionsComplete(t *testing.T) {
 	}
 }
 
-// TestStateByItself: a queue pair that failed by itself is found out, and the error says so.
+// TestStateByItself: a transition finds that a queue pair has failed by itself, and the error says so.
 func TestStateByItself(t *testing.T) {
 	w := fakeWorld(t, "")
 	a, b := w.pair(t, options{})
@@ -141,7 +141,7 @@ func testQuery(t *testing.T, w *world) {
 	}
 }
 
-// TestBadAttributes: what cannot be is said before any call.
+// TestBadAttributes: the package refuses impossible attributes before any call.
 func TestBadAttributes(t *testing.T) {
 	w := fakeWorld(t, "")
 	ctx := w.open(t)

@@ -362,7 +362,7 @@ func one(t testing.TB, wc WC, id uint64, s Status) {
 	}
 }
 
-// fill makes bytes that a copy can be told by.
+// fill makes bytes by which a test recognizes a copy.
 func fill(b []byte, seed byte) {
 	for i := range b {
 		b[i] = byte(i*7) ^ byte(i>>8) ^ seed

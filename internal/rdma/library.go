@@ -39,8 +39,8 @@ func (l *Library) Devices() ([]*ibv.Device, error) {
 	return all, err
 }
 
-// Open opens the first device that fit takes, or the one of that name if it is not "". fit gets an open device and says why it is not the one; the
-// device is closed then. The error is ErrNoDevice for a name that is not there, and a *Misfit where fit takes none.
+// Open opens the first device that fit takes, or the one of that name if it is not "". fit gets an open device and returns why it does not take it: Open
+// closes it then. The error is ErrNoDevice for a name that is not there, and a *Misfit where fit takes none.
 func (l *Library) Open(name string, fit func(*ibv.Context) error) (*ibv.Context, error) {
 	all, err := l.Devices()
 	if err != nil {

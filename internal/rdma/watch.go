@@ -7,18 +7,18 @@ import (
 
 // A device ends every request, by success, by a refusal, or when its retries are used up. If the completion of one is lost, by a fault of the
 // device or of its library, the next one on the queue pair shows that it is over, because requests end in order. So while something is under way
-// a queue pair is looked at once every WatchEvery (Watch). One that does not get on is given a request that moves nothing, at more and more
-// distant looks (Sparse); one that does not get on all the same, for longer than a slow network needs for what is under way (Patience), is given up.
+// the owner looks at a queue pair once every WatchEvery (Watch). Where it sees no progress it posts a request that moves nothing, at more and more
+// distant looks (Sparse). It gives up a queue pair without progress for longer than a slow network needs for what is under way (Patience).
 const (
 	WatchEvery = time.Second
 	WatchMost  = 60       // looks without any progress, where nothing large is under way
 	WatchPace  = 16 << 10 // bytes that the slowest network of all moves from one look to the next
 )
 
-// ErrSilent is why a queue pair is given up.
+// ErrSilent is why the owner gives a queue pair up.
 var ErrSilent = errors.New("the device does not end its requests any more")
 
-// Watch is what a queue pair had done when it was looked at last.
+// Watch is what a queue pair had done at the last look.
 type Watch struct {
 	done  uint64
 	still int
@@ -43,6 +43,6 @@ func Sparse(looks int) bool {
 	return looks > 0 && (looks%16 == 0 || looks < 16 && looks&(looks-1) == 0)
 }
 
-// Patience is after how many looks without progress a queue pair is given up that has so many bytes under way. A chain of requests ends as one, and
+// Patience is after how many looks without progress the owner gives up a queue pair that has so many bytes under way. A chain of requests ends as one, and
 // a transfer tells nothing before its end.
 func Patience(bytes uint64) int { return WatchMost + int(bytes/WatchPace) }

@@ -213,7 +213,7 @@ func (c *Card) insert(plans []plan) error {
 		p := &plans[i]
 		for _, s := range p.specs {
 			m := s.Meaning()
-			// A rule of somebody else's that says the same does as well, and stays theirs.
+			// A rule of another program that says the same serves as well, and stays that program's.
 			if !wanted[m] && !there[m] {
 				p.missing = append(p.missing, s)
 			}
@@ -221,7 +221,7 @@ func (c *Card) insert(plans []plan) error {
 		}
 		need += len(p.missing)
 	}
-	// What somebody else took out is ours no more. What is not wanted any more goes when the others are there, or before, to make room.
+	// A rule that another program took out is ours no more. Stale rules go when the new ones are there, or before, to make room.
 	c.now.Rules = slices.DeleteFunc(c.now.Rules, func(s ethtool.FlowSpec) bool { return !t.Has(s) })
 	var stale []ethtool.FlowSpec
 	for _, s := range c.now.Rules {
@@ -294,7 +294,7 @@ func fit(plans []plan, room int) (missing []ethtool.FlowSpec) {
 	return missing
 }
 
-// announce writes down what is about to be inserted: none of it is in the card, from nobody.
+// announce writes down the rules that are about to be inserted. None of them is in the card, ours or another program's.
 func (c *Card) announce(missing []ethtool.FlowSpec) error {
 	r := c.now
 	r.Rules = slices.Clone(r.Rules)
@@ -368,7 +368,7 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 		return fmt.Errorf("%w: %s has %d queues, the port %v of them, and the kernel would get what comes on the others: %w: \"%s\", or \"penstock tune nic %s --queues %d --apply\" and no Options.Queues, or all queues for the port",
 			ErrSpread, c.o.Interface, c.o.Have, c.o.Queues, err, c.command(), c.o.Interface, len(c.o.Queues))
 	}
-	if c.o.Leave { // the user has been told
+	if c.o.Leave { // look only: the notes say what would be wrong
 		rep.Notes = append(rep.Notes, fail(c.why).Error())
 		return nil
 	}
@@ -380,7 +380,7 @@ func (c *Card) spread(need, all bool, rep *Report) error {
 		ours[i] = uint32(c.o.Queues[i%len(c.o.Queues)])
 	}
 	s := &spread{Before: rss.Table, Default: rss.Default(c.o.Have), Ours: ours}
-	if c.now.RSS != nil { // somebody has changed it since
+	if c.now.RSS != nil { // another program has changed it since
 		s.Before, s.Default = c.now.RSS.Before, c.now.RSS.Default
 	}
 	had := c.now.RSS
@@ -422,7 +422,7 @@ func (c *Card) command() string {
 	return b.String()
 }
 
-// restoreTable puts the table of RSS back, unless somebody has changed it since.
+// restoreTable puts the table of RSS back, unless another program has changed it since.
 func (c *Card) restoreTable() error {
 	s := c.now.RSS
 	if s == nil {
@@ -481,7 +481,7 @@ func (c *Card) Forget() error {
 // takeOut takes all rules of ours out of the card.
 func (c *Card) takeOut() error {
 	t, err := ntuple.OpenTable(c.dev)
-	if errors.Is(err, ethtool.ErrNotSupported) { // somebody has turned them off
+	if errors.Is(err, ethtool.ErrNotSupported) { // an administrator has turned them off
 		c.now.Rules = nil
 		return nil
 	}

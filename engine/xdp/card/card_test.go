@@ -23,7 +23,7 @@ type fake struct {
 	rules        map[uint32]ethtool.FlowSpec
 	table        []uint32
 	careless     bool // what the kernel makes by itself is for queues that there are not
-	set          bool // the table is somebody's, and not the kernel's
+	set          bool // an administrator has set the table, not the kernel
 	refuseRules  func(ethtool.FlowSpec) error
 	refuseTable  error
 	noRSS        bool
@@ -217,7 +217,7 @@ func TestSteer(t *testing.T) {
 	}
 }
 
-// The same rule of somebody else's serves as well, and stays.
+// The same rule of another program serves as well, and stays.
 func TestTheirs(t *testing.T) {
 	f := newFake(4)
 	c := openCard(t, f, Options{Queues: []int{0, 1, 2, 3}, Dir: t.TempDir()})
@@ -227,7 +227,7 @@ func TestTheirs(t *testing.T) {
 	if r := set(t, c, Want{Rules: same}); r.Steered != 1 || f.state() != before {
 		t.Errorf("%+v, %s", r, f.state())
 	}
-	// Ours is taken away by somebody, who puts another one there.
+	// Another program replaces our rule by its own.
 	other := rules(t, "udp dst 5001 ip dst 10.0.0.1 -> queue 1")
 	set(t, c, Want{Rules: other})
 	stranger := ethtool.FlowSpec{Type: ethtool.FlowTCP4, Queue: 1}
@@ -294,7 +294,7 @@ func TestSpread(t *testing.T) {
 	} {
 		for _, own := range []bool{false, true} {
 			f, dir := newFake(16), t.TempDir()
-			if own { // somebody has set it
+			if own { // an administrator has set it
 				f.table, f.set = []uint32{0, 1, 1, 1, 1, 1, 1, 1}, true
 			}
 			before := f.state()
@@ -330,7 +330,7 @@ func TestSpread(t *testing.T) {
 	if err := x.Close(); err != nil || !slices.Equal(f.table, f.even()) {
 		t.Errorf("%v: %v", err, f.table)
 	}
-	// Somebody changes it while the port is open: that stays.
+	// An administrator changes it while the port is open: that stays.
 	f = newFake(16)
 	x = openCard(t, f, Options{Queues: []int{2, 3}, Dir: t.TempDir()})
 	set(t, x, Want{All: true})

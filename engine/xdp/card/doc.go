@@ -19,8 +19,8 @@
 //
 // Rules and table stay in the card when a process is killed, and nothing in the card says whose they are: there is no owner's mark in an n-tuple
 // rule, places are few and other people's as well, and some drivers choose them. So what is about to be changed is first written into a file,
-// a record: the rules with their places, and the table before and after. Whoever opens the card next finds the record and takes back what is
-// still as it says, and nothing else: a rule at another place or another table is somebody else's. That the owner is dead needs no look at
+// a record: the rules with their places, and the table before and after. The process that opens the card next finds the record and takes back what is
+// still as it says, and nothing else: a rule at another place or another table is another program's. That the owner is dead needs no look at
 // processes: an interface has one XDP program, so a port that has its program there is the only one; Open is to be called after that. Without
 // a directory for records nothing is changed.
 //

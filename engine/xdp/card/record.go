@@ -160,7 +160,7 @@ func (s *store) save(r *record) error {
 		if err := trusted(d); err != nil {
 			return err
 		}
-		next := s.path() + ".new" // nobody else writes records of this device
+		next := s.path() + ".new" // no other process writes records of this device
 		if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}

@@ -20,8 +20,8 @@
 // # What a card may see otherwise
 //
 // An entry about ports sees no fragments; package flow reads the ports of a first one. Cards differ in how many VLAN tags and IPv6
-// extension headers they look behind. So the card's choice of a queue is where a packet arrives and not yet what it is: whoever
-// receives there still classifies. Each entry is read back, and a card that keeps less than it was given is refused.
+// extension headers they look behind. So the card's choice says where a packet arrives, and not yet what it is: the
+// receiver still classifies. Install reads each entry back, and refuses a card that keeps less than it was given.
 //
 // N-tuple rules stay in the card when the process ends. Package card keeps a record of them.
 package ntuple

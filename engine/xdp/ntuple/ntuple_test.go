@@ -410,7 +410,7 @@ func TestTable(t *testing.T) {
 	if elsewhere.Location = 4; !x.Has(in[1]) || x.Has(elsewhere) || x.Chooses() {
 		t.Errorf("%v", x.Rules())
 	}
-	// Somebody takes one away and puts another rule there.
+	// Another program replaces one of them by another rule.
 	c.rules[5] = other
 	x = open()
 	for _, s := range in {

@@ -94,14 +94,14 @@ func (p *Program) unbind() error {
 	p.now.close()
 	p.now = next
 	p.counters.keep(next.rules, next.slots)
-	p.counters.settle() // nobody has counted yet
+	p.counters.settle() // no program has counted yet
 	p.note("no hash and time of the NIC: generic mode has none")
 	return nil
 }
 
-// A link lives on for a moment when its owner has closed it, while somebody who lists all links (bpftool, or another Program that looks for
-// who occupies its interface) or a child that was forked and not yet executed has a descriptor of it. No event tells when they have
-// let go: it is tried again, so many times, with pauses that begin with a millisecond and double.
+// A link outlives its owner's Close for a moment, while a process that lists all links (bpftool, or another Program that looks for the
+// occupant of its interface), or a child between fork and exec, has a descriptor of it. No event says when the last of them closes it:
+// attach tries again, so many times, with pauses that begin with a millisecond and double.
 const attachAgain = 8
 
 func (p *Program) attach(flag link.XDPAttachFlags) (l link.Link, err error) {

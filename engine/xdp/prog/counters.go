@@ -73,7 +73,7 @@ func newCounters() (*counters, error) {
 // mmapable is BPF_F_MMAPABLE.
 const mmapable = 1 << 10
 
-// close frees the map. Its pages stay mapped until the garbage collector finds that nobody reads them any more.
+// close frees the map. Its pages stay mapped until the garbage collector finds no reader of them.
 func (c *counters) close() {
 	c.m.Close()
 	c.memory = nil
@@ -128,7 +128,7 @@ func (c *counters) keep(rules []flow.Rule, slots []uint32) {
 	}
 }
 
-// settle frees the slots that are leaving, where nobody counts any more; what was counted there goes to deleted.
+// settle frees the slots that are leaving, where no program counts any more; their counts go to deleted.
 func (c *counters) settle() {
 	for _, s := range c.leaving {
 		n := c.take(s)

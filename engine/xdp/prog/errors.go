@@ -32,7 +32,7 @@ var (
 // kernelError is an answer of the kernel with what it means. With %+v it shows the log of the kernel's verifier, for developers.
 type kernelError struct {
 	what string // was tried
-	why  string // it failed, and how to mend it; empty if we do not know
+	why  string // it failed, and how to fix it; empty if unknown
 	kind error  // of this package; may be nil
 	err  error
 }

@@ -180,7 +180,7 @@ func TestKilled(t *testing.T) {
 			t.Errorf("%+v\n%v", occupied, occupied)
 		}
 		end()
-		await(t, "the program to leave the interface", func() bool { return c.on() == 0 }) // somebody may just be listing all links
+		await(t, "the program to leave the interface", func() bool { return c.on() == 0 }) // another process may just be listing all links
 		await(t, "the kernel to free the program", func() bool { return gone(ebpf.NewProgramFromID(ebpf.ProgramID(ids[0]))) })
 		for _, id := range ids[1:] {
 			await(t, "the kernel to free the maps", func() bool { return gone(ebpf.NewMapFromID(ebpf.MapID(id))) })
@@ -437,7 +437,7 @@ func as(ns *os.File, capabilities []int, fn func() error) error {
 	return <-done
 }
 
-// TestAttachOutlastsLook: who lists all links holds each for a moment, also one that its owner closes just then; the next program waits for that.
+// TestAttachOutlastsLook: a process that lists all links holds each for a moment, also one that its owner closes just then; the next program waits.
 func TestAttachOutlastsLook(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	spec := Spec{Name: "eth0", Interface: c.index[1]}

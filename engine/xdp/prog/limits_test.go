@@ -238,7 +238,7 @@ func TestEveryTruncation(t *testing.T) {
 		join(mac, four(17, 0, 0, datagram)),
 		join(mac, four(6, 0x2000, 40, segment)),
 		join(mac, tag(0x8100, 5), four(17, 0, 4, datagram)),
-		join(mac, tag(0x88a8, 5), tag(0x8100, 6), tag(0x8100, 7), six(17, datagram)), // more tags than anybody looks behind
+		join(mac, tag(0x88a8, 5), tag(0x8100, 6), tag(0x8100, 7), six(17, datagram)), // more tags than the parser looks behind
 		join(mac, tag(0x9100, 5), tag(0x8100, 5), six(6, segment)),
 		join(mac, six(0, join(option(60), option(43), option(44), fragment(60), option(17), datagram))),
 		join(mac, six(51, join([]byte{17, 4, 0, 0}, make([]byte, 20), datagram))), // authentication, with words of four bytes

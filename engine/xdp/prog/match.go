@@ -96,7 +96,7 @@ func (e *emitter) mask(m mask) {
 	e.intersect(m.words)
 }
 
-// skip jumps when all rules that are left are in m: nobody asks for what m lacks then.
+// skip jumps when all rules that are left are in m: then no rule asks for the field that those in m do without.
 func (e *emitter) skip(m mask, label string) {
 	e.blobAt(asm.R3, m.at)
 	e.emit(asm.Mov.Imm(asm.R0, 0))

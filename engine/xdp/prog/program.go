@@ -20,7 +20,7 @@ const xdpHasFrags = 1 << 5
 type Program struct {
 	spec Spec
 
-	change sync.Mutex // held by who changes what is in force; taken before mu
+	change sync.Mutex // held by the goroutine that changes the rules; taken before mu
 
 	mu       sync.Mutex // over what follows
 	closed   bool
@@ -199,7 +199,7 @@ func (p *Program) Apply(rules []flow.Rule, isolation flow.Isolation) error {
 	if err != nil {
 		return err
 	}
-	// Meanwhile anybody may read the counters and change the sockets.
+	// Meanwhile other goroutines may read the counters and change the sockets.
 	if p.attached() {
 		err = p.grace.wait()
 	}

@@ -90,7 +90,7 @@ const (
 // deBruijn is a sequence in which every 6 bits in a row are different ones, to number the bits of a word by a multiplication.
 const deBruijn = 0x03f79d71b4ca8b09
 
-// few is how many classes of a 16-bit piece are told apart by comparisons instead of tables.
+// few is up to how many classes of a 16-bit piece the program tells apart by comparisons instead of tables.
 const few = 6
 
 type builder struct {

@@ -39,7 +39,7 @@ const (
 // finish emits what happens to a packet whose outcome is in rAt.
 func (e *emitter) finish() {
 	e.counters()
-	// The counters of this CPU are in R8 now, and nobody needs the frame any more.
+	// The counters of this CPU are in R8 now, and the program needs the frame no more.
 	e.emit(
 		asm.LoadMem(asm.R1, rAt, outcomeCounter, asm.Word),
 		asm.JGE.Imm(asm.R1, int32(e.o.counts), "broken"),
@@ -144,7 +144,7 @@ func (e *emitter) counters() {
 	)
 }
 
-// increment counts the packet at base+off. Nobody else writes counters of this CPU while the program runs.
+// increment counts the packet at base+off. No other program writes counters of this CPU while this one runs.
 func (e *emitter) increment(base asm.Register, off int16) {
 	e.emit(
 		asm.LoadMem(asm.R3, base, off, asm.DWord),

@@ -322,7 +322,7 @@ func hinted(t *testing.T, mode Mode, there bool) {
 		}
 		hashes[m.Hash]++
 	}
-	// Frames of packet sockets have no hash until somebody asks; sockets of the kernel's own give one to each flow.
+	// The kernel gives frames of packet sockets a hash only when it needs one; its own sockets give one to each flow.
 	for k := range 8 {
 		c.do(0, func() error { return dial(k) })
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
-// TestTakenTags: who asks for VLAN tags is told that the device takes them out, and nobody else.
+// TestTakenTags: the notes say that the device takes VLAN tags out, but only where a rule asks for them.
 func TestTakenTags(t *testing.T) {
 	c := lay(t, netns.LinkSpec{})
 	told := func() bool {

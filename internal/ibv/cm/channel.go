@@ -20,7 +20,7 @@ type Channel struct {
 
 	live sync.WaitGroup // IDs that the library has
 
-	next   sync.RWMutex // held for writing by who gets an event or closes the channel, for reading by who makes an ID
+	next   sync.RWMutex // held for writing to get an event or close the channel, for reading to make an ID
 	handle uintptr      // 0: closed
 }
 
@@ -48,7 +48,7 @@ func (l *Library) Open() (*Channel, error) {
 // FD is the descriptor to wait for: readable means that Next may have an event.
 func (c *Channel) FD() int { return c.fd }
 
-// Next is the next event, if there is one. It does not wait. The error is that of the channel; an event that tells of a failure has its own.
+// Next is the next event, if there is one. It does not wait. The error is that of the channel; the event of a failure has its own.
 func (c *Channel) Next() (ev Event, ok bool, err error) {
 	c.next.Lock()
 	defer c.next.Unlock()
@@ -96,7 +96,7 @@ func (c *Channel) take(at uintptr) (Event, bool) {
 			ev.Params = e.given(ev.ID.service)
 		}
 	}
-	// From here on the ID can be destroyed by its owner, who waits for this in the library.
+	// From here on the ID's owner can destroy it: the library's destroy_id waits for this.
 	c.l.f.ackEvent.Call1(at)
 	if orphan != 0 {
 		c.l.f.destroyID.Call1(orphan)

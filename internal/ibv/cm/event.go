@@ -80,7 +80,7 @@ func (t EventType) String() string {
 type Event struct {
 	Type     EventType
 	ID       *ID
-	Listener *ID    // of a ConnectRequest: who listens
+	Listener *ID    // of a ConnectRequest: the ID that listens
 	Status   int    // as the library has it: a negative error number, or the reason of a rejection
 	Params   Params // of ConnectRequest, ConnectResponse, Rejected, Established and (UD) Unreachable: what the peer gave along
 	Err      error  // an *Error where the event is one, else nil
@@ -93,7 +93,7 @@ type Params struct {
 	ResponderResources uint8  // reads and atomics of the peer at once that this side takes
 	InitiatorDepth     uint8  // reads and atomics of this side at once
 	FlowControl        bool   // the hardware's end-to-end flow control; Soft-RoCE has none
-	RetryCount         uint8  // 0 to 7; of who connects
+	RetryCount         uint8  // 0 to 7; of the side that connects
 	RNRRetryCount      uint8  // 0 to 6; 7 is for ever
 	SRQ                bool   // the queue pair has a shared receive queue, which excludes FlowControl
 	QPN                uint32 // its number; a request for UD does not carry it
@@ -137,7 +137,7 @@ type Error struct {
 	Errno  sys.Errno // 0 of a rejection, and where the library gave none
 	Reason int       // of a rejection: the code of the InfiniBand specification (12.6.7.2)
 	Kind   error     // one of the errors of this package, or nil
-	Hint   string    // what it means and how to mend it, or ""
+	Hint   string    // what it means and how to fix it, or ""
 }
 
 func (e *Error) Error() string {

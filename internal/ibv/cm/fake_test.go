@@ -111,7 +111,7 @@ func (f *standIn) connect(t *testing.T) (m made, step string, err error) {
 	}
 	event := func(c *Channel, typ EventType) Event {
 		for deadline := time.Now().Add(patience); ; {
-			for _, from := range []*Channel{c, m.sc, m.cc} { // a failure may be told at the other end
+			for _, from := range []*Channel{c, m.sc, m.cc} { // a failure may show at the other end
 				ev, ok, e := from.Next()
 				if fail("next", e) || ok && fail("event", ev.Err) {
 					return ev
@@ -271,7 +271,7 @@ func TestSilentPeer(t *testing.T) {
 	}
 }
 
-// TestDeviceRemoved: all IDs on the device hear of it, and can be closed.
+// TestDeviceRemoved: all IDs on the device get the event, and can be closed.
 func TestDeviceRemoved(t *testing.T) {
 	f := onFake(t, "")
 	m, step, err := f.connect(t)
@@ -351,7 +351,7 @@ func TestCloseWaits(t *testing.T) {
 	}
 }
 
-// TestUnheardRequest: a request whose listener is closed before anybody has heard of it is rejected.
+// TestUnheardRequest: a listener that closes before a caller has taken the event of a request rejects that request.
 func TestUnheardRequest(t *testing.T) {
 	f := onFake(t, "")
 	sc, cc := channel(t, f.l), channel(t, f.l)
@@ -365,7 +365,7 @@ func TestUnheardRequest(t *testing.T) {
 	}
 }
 
-// TestOrphan: a request that is heard while its listener is being closed is given up, which rejects it, and nothing of it stays.
+// TestOrphan: Next gives up a request that comes while its listener is being closed. That rejects it, and nothing of it stays.
 func TestOrphan(t *testing.T) {
 	f := onFake(t, "")
 	sc, cc := channel(t, f.l), channel(t, f.l)

@@ -74,7 +74,7 @@ type addrInfo struct {
 
 type cmChannel struct{ fd int32 }
 
-// qpAttr is the part of an ibv_qp_attr that is looked at here; package ibv has the whole.
+// qpAttr is the part of an ibv_qp_attr that this package reads; package ibv has the whole.
 type qpAttr struct {
 	state         uint32
 	_             [122]byte
