@@ -255,15 +255,17 @@ func (d *deadline) set(t time.Time) {
 	}
 	c := d.c
 	if wait := time.Until(t); wait > 0 {
-		// A timer that Stop came too late for leaves a channel alone that was replaced.
-		d.timer = time.AfterFunc(wait, func() {
+		// A timer that Stop came too late for does nothing: it is not the deadline's any more.
+		var mine *time.Timer
+		mine = time.AfterFunc(wait, func() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
-			if d.c == c && d.timer != nil {
+			if d.timer == mine {
 				close(c)
 				d.timer = nil
 			}
 		})
+		d.timer = mine
 		return
 	}
 	close(c)
