@@ -24,7 +24,7 @@ type store struct {
 	size uint64
 
 	regions []*mem.Region
-	exports []*transfer.Export // of the buffers that were published and not taken back; nil: nobody can see it
+	exports []*transfer.Export // of the buffers that were published and not taken back; nil: no peer can see it
 	order   []int              // buffers that were published, the oldest first
 	filling int                // buffer that take gave; -1: none
 	run     [8]byte            // tells the tags of this run from those of others
@@ -38,7 +38,7 @@ type store struct {
 	listens func()
 }
 
-// patience is how long somebody who asks for the name waits for the first tensor: well below what a peer waits for an answer.
+// patience is how long a lookup of the name waits for the first tensor: well below what a peer waits for an answer.
 const patience = 5 * time.Second
 
 func newStore(o Tensor, size int) (*store, error) {
@@ -76,8 +76,8 @@ func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	}
 }
 
-// take gives a buffer that nobody can see. When there is none, the oldest that has lost the name is taken from its readers: their gets fail, and
-// what they have of it they know to be nothing. It waits until that is certain.
+// take gives a buffer that no peer can see. When there is none, take revokes the oldest that has lost the name: the gets of its readers
+// fail, which tells them to discard what they have of it. It waits until the revocation is complete.
 func (t *store) take(ctx context.Context) ([]byte, error) {
 	for i, x := range t.exports {
 		if x == nil {

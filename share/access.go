@@ -234,7 +234,7 @@ func (s *Server) begins(x *access) {
 	close(x.told)
 }
 
-// ends tells the user of the end, after the beginning. Nobody else has x any more.
+// ends reports the end to OnAccess, after the beginning. No other goroutine has x any more.
 func (s *Server) ends(x *access, err error) {
 	<-x.told
 	x.Ended, x.Whole, x.Err = true, err == nil, err

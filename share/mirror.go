@@ -353,7 +353,7 @@ func (m *mirror) delete(name string) MirrorFile {
 			return err
 		}
 		now, err := m.look(f.Path)
-		if errors.Is(err, fs.ErrNotExist) { // somebody else did it
+		if errors.Is(err, fs.ErrNotExist) { // another process removed it
 			return m.forget(name)
 		}
 		if err != nil {
@@ -584,7 +584,7 @@ func (m *mirror) note(name string, x mirrored) error {
 	return m.append(recordLine(name, x, lineComplete))
 }
 
-// notMade records that a fetch has made no file, where that is certain: one of somebody else may come to be there.
+// notMade records that a fetch has made no file, where that is certain: another process may make one there.
 func (m *mirror) notMade(name, p string) error {
 	m.mu.Lock()
 	was, recorded := m.record[name]

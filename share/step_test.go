@@ -112,8 +112,8 @@ func TestUploadOfManySteps(t *testing.T) {
 	}
 }
 
-// TestDiskFillsUpDuringUpload has somebody else fill the disk while a file comes: the upload ends with an error before a byte is
-// written to where no block is, what is there stays, and it goes on when there is room.
+// TestDiskFillsUpDuringUpload fills the disk while a file comes: the upload ends with an error before a byte is written to where
+// no block is, what is there stays, and the upload goes on when there is room.
 func TestDiskFillsUpDuringUpload(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	content := randomBytes(4, stepSize+window)

@@ -37,7 +37,7 @@ type telling struct {
 
 func newTeller(ctx context.Context, name string, size, good uint64) *teller {
 	t := &teller{name: name, size: size, good: good}
-	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx)) // the end is told also of what was interrupted
+	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx)) // the server gets the end of an interrupted fetch as well
 	return t
 }
 

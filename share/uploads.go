@@ -80,7 +80,7 @@ func (s *Server) called(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 	return answer, nil
 }
 
-// refusal is what a peer is told.
+// refusal is the error that the peer gets.
 func refusal(err error) error {
 	for _, k := range refusals {
 		if errors.Is(err, k.err) {

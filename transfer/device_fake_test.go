@@ -16,7 +16,7 @@ import (
 )
 
 // fakeDevice stands in for a card: its memory is out of reach of everything but its Mover, whose copies run on goroutines of
-// their own, in any order, for a while. It finds whoever touches host memory that a copy is under way with.
+// their own, in any order, for a while. It detects accesses to host memory while a copy uses it.
 type fakeDevice struct {
 	t     testing.TB
 	name  string
@@ -225,7 +225,7 @@ func (s *fakeStaging) Allocate(o mem.Options) (mem.Mapping, error) {
 	if d.fd {
 		m.FD = r.FD()
 	}
-	for i := range m.Bytes { // what somebody else left there
+	for i := range m.Bytes { // as if an earlier user had left them there
 		m.Bytes[i] = 0x5a
 	}
 	m.Free = func() error {

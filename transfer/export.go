@@ -133,7 +133,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	unused := x.uses.end()
 	var waits []<-chan error
 	for _, p := range n.Peers() {
-		if x.visible(p) { // nobody else could reach it, and is not waited for
+		if x.visible(p) { // no other peer could reach it: no wait for those
 			p.revoked(x.Key())
 			waits = append(waits, p.fence(x.Key())...)
 		}

@@ -331,7 +331,7 @@ func TestFaultsOnTensors(t *testing.T) {
 				if err == nil {
 					err = x.Wait(c)
 				}
-				if err != nil { // the receiver hears of it, unless its offer never came
+				if err != nil { // the receiver gets an error as well, unless the offer never came
 					bad++
 					if !expected(err) {
 						t.Errorf("send: %v", err)
@@ -374,8 +374,8 @@ func TestFaultsOnTensors(t *testing.T) {
 	}
 }
 
-// A tensor that arrived just before its sender was lost is received: the sender was told that it is. The receiver learns of the
-// loss while its application is still busy with an earlier notification.
+// The receiver keeps a tensor that arrived just before its sender was lost: the sender knows of its completion. The receiver
+// detects the loss while its application is still busy with an earlier notification.
 func TestTensorBeforeTheLoss(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

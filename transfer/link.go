@@ -25,7 +25,7 @@ type Link struct {
 	pool  *pool.Pool[*Peer]
 	err   error // why it can do nothing
 
-	onRetry func(LinkFailure) // nil: nobody is told
+	onRetry func(LinkFailure) // nil: no call
 
 	ctx    context.Context // of its jobs
 	cancel context.CancelCauseFunc
@@ -37,7 +37,7 @@ type Link struct {
 	wg     sync.WaitGroup // of what jobs run; added to under the mutex
 	counts LinkCounts
 	warm   []string // paths that jobs moved something by, the latest first: they are set up again at once
-	told   []uint64 // sessions whose loss onRetry was told of
+	told   []uint64 // sessions whose loss onRetry got
 }
 
 // LinkOptions describe a link. The zero value keeps one session.
@@ -163,7 +163,7 @@ func (l *Link) dial(ctx context.Context) (*Peer, error) {
 	return p, nil
 }
 
-// warm begins to set a path up; whoever needs it waits for the rest.
+// warm begins to set a path up; the first transfer that needs it waits for the rest.
 func (p *Peer) warm(driver string) {
 	if !slices.Contains(p.info.Paths, driver) || p.node.driver(driver) == nil {
 		return

@@ -38,7 +38,7 @@ func TestExportReplaces(t *testing.T) {
 	if _, err := p.b.Export(span(1), ExportOptions{Name: "x"}); err == nil || !strings.Contains(err.Error(), "taken") {
 		t.Fatal(err)
 	}
-	// Somebody looks it up all the time.
+	// A goroutine looks it up all the time.
 	stop, looked := make(chan struct{}), make(chan error, 1)
 	go func() {
 		var last uint64

@@ -141,7 +141,7 @@ func TestSessionsLeaveNothing(t *testing.T) {
 			for range cycles {
 				cycle()
 			}
-			// What a path that is closed keeps until its peer has let go goes when the node's loop hears of that.
+			// A closed path keeps something until its peer has let go; the node's loop frees it when it notices.
 			for end := ctx(t); total(descriptors(t)) > total(before) && end.Err() == nil; {
 				runtime.Gosched()
 			}

@@ -281,7 +281,7 @@ func TestShareFails(t *testing.T) {
 	s.Release()
 }
 
-// Readers that wait when the peer is lost are told so; what is held stays valid.
+// Readers that wait when the peer is lost get an error; held bytes stay valid.
 func TestSharePeerLost(t *testing.T) {
 	p, _, _, results, _, _ := sharing(t, 2, ShareOptions{})
 	p.ba.Close()

@@ -230,7 +230,7 @@ func TestOfferAnsweredTooLate(t *testing.T) {
 		t.Fatalf("SendTensor ended with %v", err)
 	}
 	var x *Transfer
-	for c := ctx(t); ; { // until somebody waits for it
+	for c := ctx(t); ; { // until the receiver waits for it
 		if x, err = p.ab.SendTensor(c, "x", d, src.All(), PutOptions{}); !errors.Is(err, control.Busy) {
 			break
 		}

@@ -115,7 +115,7 @@ func (a *Authority) Credentials(name string, o IssueOptions) (Credentials, error
 	}, nil
 }
 
-// Sign makes a certificate for a name and a public key that somebody else holds the private key of.
+// Sign makes a certificate for a name and a public key whose private key the caller need not have.
 func (a *Authority) Sign(name string, public crypto.PublicKey, o IssueOptions) (*x509.Certificate, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err

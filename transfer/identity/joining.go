@@ -37,7 +37,7 @@ type JoinOptions struct {
 // dir. The key never leaves this machine. A node of the same name and authority is renewed; any other is refused with
 // [ErrExists], before anything is sent. Join returns nil when the host has said that it knows of the end.
 //
-// Other errors wrap [ErrWrongAuthority] (perhaps somebody in the middle), [ErrWrongCode], [ErrPairingOver], [ErrNameRefused],
+// Other errors wrap [ErrWrongAuthority] (perhaps a man in the middle), [ErrWrongCode], [ErrPairingOver], [ErrNameRefused],
 // [ErrNotConfirmed], or [ErrUnconfirmed]: then the certificate was kept, and the host may not know.
 func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (Contents, error) {
 	if err := CheckName(name); err != nil {

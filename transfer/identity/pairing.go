@@ -40,7 +40,7 @@ const PairingTimeout = 10 * time.Minute
 
 // PairingOptions are the choices for one pairing. Self and Confirm are needed.
 type PairingOptions struct {
-	Self    string        // the host's own name, which nobody else gets
+	Self    string        // the host's own name, which no joiner gets
 	For     string        // the one name that may join, also if it has a certificate already; "": any that has none
 	Valid   time.Duration // of the certificate; 0: LeafValid
 	Timeout time.Duration // 0: PairingTimeout
@@ -178,7 +178,7 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 			case errors.Is(err, net.ErrClosed):
 				failed <- err
 				return
-			default: // such as no descriptors left: that passes, and whoever caused it must not end the pairing
+			default: // such as no descriptors left: that passes, and a peer that causes it must not end the pairing
 				<-time.After(acceptPause)
 				continue
 			}
@@ -210,8 +210,8 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	return p.peer, p.err
 }
 
-// abandon ends the pairing, unless a certificate is being given away at this moment: then whoever serves that joiner says how it
-// ended, so that none is given away unsaid.
+// abandon ends the pairing, unless a joiner gets a certificate at this moment: then the goroutine that serves that joiner reports
+// the outcome, so that Serve reports every certificate that was given away.
 func (p *Pairing) abandon(err error) (inUse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -290,7 +290,7 @@ func (p *Pairing) serve(j *pairConn) {
 		return
 	}
 	if !hmac.Equal(want[:], m.proof[:]) { // in constant time
-		// There is no limit of tries: nobody guesses 128 bits, and a limit would let anybody end the pairing.
+		// There is no limit of tries: 128 bits cannot be guessed, and with a limit any peer could end the pairing.
 		p.refuse(c, refusedCode)
 		return
 	}

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// look reads files that changed, unless that was done less than an interval ago or somebody else is at it.
+// look reads files that changed, unless the last read was less than an interval ago or another goroutine reads them.
 func (i *Identity) look() {
 	w := i.watch
 	if w == nil {
@@ -59,7 +59,7 @@ func (i *Identity) tell(events []Event) {
 	}
 }
 
-// reload is called by whoever has the turn.
+// reload is called by the goroutine that has the turn.
 func (i *Identity) reload(force bool) (events []Event) {
 	w := i.watch
 	// group reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate

@@ -257,7 +257,7 @@ func (a *Authority) Renew(o IssueOptions) (Peer, error) {
 }
 
 // Export makes a key and a certificate for a name and returns them with the roots as one PEM file, for a machine that the
-// authority cannot reach. Whoever reads it can be that node.
+// authority cannot reach. Every reader of the file can act as that node.
 func (a *Authority) Export(name string, o IssueOptions) ([]byte, Peer, error) {
 	c, err := a.Credentials(name, o)
 	if err != nil {

@@ -154,7 +154,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			fail = settle()
 		}
 	}
-	// When the server is well and all is given back, everybody is served, in time.
+	// When the server is well and all is given back, the pool serves every waiter, in time.
 	s.set(nil)
 	for fail == nil && len(waiting)+len(held) > 0 {
 		for _, l := range held {
