@@ -235,7 +235,7 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	}
 }
 
-// Who asks before there is a tensor waits for the first, and gets it.
+// A lookup before there is a tensor waits for the first, and gets it.
 func TestSinkFirst(t *testing.T) {
 	at := loopback(5203)
 	e := open(t, socket.New(), engine.PortSpec{Address: "udp://" + at}, 64)

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only those can read who looked them
-// up before. One goroutine at a time uses it.
+// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only peers which looked them up
+// before can read. One goroutine at a time uses it.
 type store struct {
 	node *transfer.Node
 	name string
@@ -56,7 +56,7 @@ func newStore(o Tensor, size int) (*store, error) {
 	return t, nil
 }
 
-// asked lets those who ask for the tensor before there is one wait for it, instead of telling them that there is nothing.
+// asked lets a lookup of the name wait for the first tensor, instead of finding nothing.
 func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	if name != t.name {
 		return

@@ -56,7 +56,7 @@ type accesses struct {
 // access is one under way.
 type access struct {
 	Access               // Good and Path are guarded by the mutex of accesses
-	told   chan struct{} // closed when the user has heard of its beginning
+	told   chan struct{} // closed when OnAccess has returned from its beginning
 }
 
 // maxReads bounds what is kept of one peer that begins to read and never ends.

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// book is what OnAccess told.
+// book is what OnAccess got.
 type book struct {
 	mu  sync.Mutex
 	all []Access
@@ -120,7 +120,7 @@ func TestAccesses(t *testing.T) {
 	if _, err := Upload(ctx, s.c, file, "a", UploadOptions{}); !errors.Is(err, ErrExists) { // never begun
 		t.Fatal(err)
 	}
-	if _, err := Find(ctx, s.c, "a"); err != nil { // who only looks is not told
+	if _, err := Find(ctx, s.c, "a"); err != nil { // a lookup makes no call of OnAccess
 		t.Fatal(err)
 	}
 	idle(t, s.Server)
@@ -153,7 +153,7 @@ func TestAccesses(t *testing.T) {
 	}
 }
 
-// A reader that is hostile, or dies, cannot have more told than it begins, nor of what it may not read, and all of it ends.
+// For a hostile or dying reader OnAccess gets only what it begins and may read, and an end for each beginning.
 func TestHostileReader(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))

@@ -150,7 +150,7 @@ func TestHostileUploader(t *testing.T) {
 		t.Error("a put after the commit succeeded")
 	}
 	same(t, filepath.Join(root, "x"), make([]byte, size))
-	// The same request again, as after a lost answer, hears that it is complete.
+	// The same request again, as after a lost answer, gets the answer that it is complete.
 	if b, err := call(s.peer, r.append(nil)); err != nil || len(b) != 1 || b[0] != stateComplete {
 		t.Errorf("%x, %v", b, err)
 	}

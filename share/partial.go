@@ -188,7 +188,7 @@ func (p *partial) fallocate(from, to, keep uint64) (done bool, err error) {
 // when the mapping needs it.
 func (p *partial) zero(ctx context.Context, to uint64) error {
 	zeros := make([]byte, 1<<20)
-	for p.filled < to { // who comes again and again gets there
+	for p.filled < to { // repeated attempts get there
 		n := min(uint64(len(zeros)), to-p.filled)
 		if _, err := p.data.WriteAt(zeros[:n], int64(p.filled)); err != nil {
 			return spaceError(p.shown, err)

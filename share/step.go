@@ -101,7 +101,7 @@ func (u *upload) endStep(s *uploadStep) {
 	})
 }
 
-// fence takes the partial file from the calls of the peer, who can write to it no more when it returns.
+// fence takes the partial file from the calls of the peer, which cannot write to it any more when fence returns.
 func (u *upload) fence() (p *partial, err error) {
 	u.mu.Lock()
 	p, u.p = u.p, nil

@@ -51,7 +51,7 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 		}
 	}
 	taken(0)
-	// What is vouched for without room is not there, and does not kill who sums it up.
+	// Bytes that the peer vouches for without room are not there, and summing them up does not kill the process.
 	if b, err := call(appendVerified(nil, a.id, stepSize)); err != nil || string(b) != string(make([]byte, 8)) {
 		t.Errorf("%x, %v", b, err)
 	}

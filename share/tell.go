@@ -102,7 +102,7 @@ func (x *telling) run(from uint64) {
 	if !x.call(readRequest{op: opReadBegin, id: x.id, good: from, text: x.t.name}) {
 		return
 	}
-	step := max(window, x.t.size/64) // often enough for who looks on
+	step := max(window, x.t.size/64) // often enough for an observer
 	for said := from; ; {
 		select {
 		case r := <-x.end:

@@ -448,7 +448,7 @@ func (u *upload) run() {
 }
 
 // yields reports whether an upload makes way for one that a peer begins: its own, or that of a node of the same name, which may
-// have lost the connection. That of another living node does so only when nothing was heard of it for long.
+// have lost the connection. That of another living node does so only after a long silence.
 func (u *upload) yields(to *transfer.Peer) bool {
 	up := &u.s.uploads
 	up.mu.Lock()

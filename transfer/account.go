@@ -420,7 +420,7 @@ func (o *observer) merge(p *Peer) {
 	a.counts, a.refused, a.merged = counts{}, 0, true
 }
 
-// reopen undoes the closing of an account; who asked for it has to count something and close it again.
+// reopen undoes the closing of an account; the caller must count something and close it again.
 func (o *observer) reopen(p *Peer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()

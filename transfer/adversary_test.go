@@ -387,7 +387,7 @@ func TestAdversaryRevocation(t *testing.T) {
 							return
 						default:
 						}
-						partner.Import(rem.Desc) // as if it had not been told
+						partner.Import(rem.Desc) // as if it did not know of the revocation
 						y, err := partner.begin(context.Background(), kind, []path.Copy{rem.At(0, local.All())}, PutOptions{Paths: []string{driver}})
 						if err == nil {
 							y.Wait(context.Background())

@@ -70,7 +70,7 @@ func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remo
 	}
 }
 
-// beforeLookup tells those who want to know that the peer asks for a name.
+// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name.
 func (p *Peer) beforeLookup(name string) {
 	s := &p.node.services
 	s.mu.Lock()

@@ -38,7 +38,7 @@ type fakeDevice struct {
 	gate   <-chan struct{}                    // not nil: copies do not end before it is closed
 	slow   func(bytes uint64) <-chan struct{} // gate of a copy of so many bytes
 	damage bool                               // a byte of every store is wrong
-	begun  chan struct{}                      // buffered; told of each copy
+	begun  chan struct{}                      // buffered; gets a value at each copy
 }
 
 var errLost = errors.New("fake device: lost")

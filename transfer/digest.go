@@ -155,7 +155,7 @@ type digester struct {
 	t      *Transfer
 	ctx    context.Context // ends when the digest is not wanted any more
 	cancel context.CancelFunc
-	landed chan struct{} // wakes who waits for a piece
+	landed chan struct{} // wakes the goroutine that waits for a piece
 
 	copies []path.Copy // as the caller gave them: a failover changes the transfer's own list
 

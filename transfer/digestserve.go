@@ -228,7 +228,7 @@ func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
 	return nil // the answer says enough
 }
 
-// uses counts who reads an export without a path.
+// uses counts the readers of an export without a path.
 type uses struct {
 	mu     sync.Mutex
 	n      int

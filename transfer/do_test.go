@@ -84,7 +84,7 @@ func TestTries(t *testing.T) {
 	}
 }
 
-// heard collects what OnRetry tells.
+// heard collects what OnRetry gets.
 type heard struct {
 	mu  sync.Mutex
 	all []LinkFailure

@@ -140,7 +140,7 @@ func (n *Node) lookExposed(c closedPath) {
 	}
 }
 
-// forgetExposed is the end of it: who keeps a closed node does not keep the sockets of paths whose peers hang.
+// forgetExposed is the end of it: a program that keeps a closed node does not keep the sockets of paths whose peers hang.
 func (n *Node) forgetExposed() {
 	n.mu.Lock()
 	all := n.exposed

@@ -81,8 +81,8 @@ type slot struct {
 	copies []path.Copy // kept for the next operation
 }
 
-// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and who wants to
-// have memory back must not wait for that.
+// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and a
+// caller that wants memory back must not wait for that.
 const fenceRoom = 1
 
 // fenceToken marks tokens of fences, which use no slot.

@@ -178,7 +178,7 @@ func (l *limits) piece() (most uint64) {
 	return most
 }
 
-// heard counts bytes that the peer had written or read, and says how long it is to be left alone.
+// heard counts bytes that the peer had written or read, and returns how long not to poll it.
 func (l *limits) heard(bytes uint64) time.Duration {
 	now := l.now()
 	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))

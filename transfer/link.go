@@ -58,8 +58,8 @@ type LinkOptions struct {
 	OnRetry func(LinkFailure)
 }
 
-// LinkFailure is something that failed on a link and is tried again: a dial, a session that was lost (told once, whatever moved on
-// it), or else an attempt of a Job or of Do on a session that lives.
+// LinkFailure is something that failed on a link and is tried again: a dial, a session that was lost (reported once, whatever moved
+// on it), or else an attempt of a Job or of Do on a session that lives.
 type LinkFailure struct {
 	Dial bool
 	Lost bool
@@ -261,7 +261,7 @@ func (l *Link) shut(cause error) error {
 	l.cancel(cause)
 	l.wg.Wait()
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // who holds a session without a job has it closed under him
+	cancel() // callers that hold a session without a job have it closed under them
 	err := l.pool.Close(ended)
 	close(l.over)
 	return err

@@ -211,7 +211,7 @@ func hostClient(o Options, addr string, mover bool, events chan<- hostEvent) err
 			}
 		}
 	}
-	// The server does not lose its peer before the test has heard of everything.
+	// The server does not lose its peer before the test has read all events.
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }

@@ -140,11 +140,11 @@ type Node struct {
 	links      map[*Link]bool
 	peerCount  uint64 // peers so far
 	strangers  strangers
-	dialed     map[string]party     // who answered at an address
+	dialed     map[string]party     // the party that answered at an address
 	lost       map[party][][16]byte // sessions that were lost: see takeover.go
 	accepting  map[place]*acceptor
 	queues     map[string]chan *Queue
-	waiting    map[string][]*tensorWaiter // who waits for a tensor, by name
+	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
 	offers     map[ID]*incomingTensor
 	withdrawn  map[ID]*Peer          // offers that the peer took back before they were answered

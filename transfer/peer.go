@@ -36,7 +36,7 @@ type Peer struct {
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
-	introduced chan struct{} // closed when the node's user has been told of the peer
+	introduced chan struct{} // closed when OnPeer has returned, Dial returns or the introduction failed
 	ready      chan struct{} // closed when the handshake is done
 	gone       chan struct{} // closed when nothing of the peer is left
 	kick       chan struct{} // wakes the writer

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// An export takes over the name of another one in one step: who looks it up always finds one, the list has one, and the old one can be
+// An export takes over the name of another one in one step: a lookup always finds one, the list has one, and the old one can be
 // read by its key until it is revoked, which leaves the name to the new one.
 func TestExportReplaces(t *testing.T) {
 	p := newPair(t, Options{})

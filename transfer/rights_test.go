@@ -118,7 +118,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 	ask("of its own", &control.PathDown{PathID: 1 << 60}, true)
 	ask("of its own", &control.EndSessions{Sessions: [][16]byte{{1}}}, true)
 
-	// Digests: what the bytes are is for those who may read.
+	// Digests show what the bytes are, so they need the right to read.
 	block := func(name string) control.Block { return control.Block{Key: descs[name].Key, Len: size} }
 	digest := func(what string, id ID, expect [32]byte, allowed bool, blocks ...control.Block) (sum [32]byte) {
 		t.Helper()

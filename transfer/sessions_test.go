@@ -178,7 +178,7 @@ func TestSetupWithoutDescriptors(t *testing.T) {
 	local := region(t, 1<<16)
 	var failed error
 	use := func(via string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // who waits for the other side, which has no descriptor
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // the dial may wait for the other side, which has no descriptor
 		defer cancel()
 		p, err := a.Dial(ctx, b.Addrs()[0])
 		if err != nil {

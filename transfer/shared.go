@@ -45,8 +45,8 @@ type Shared struct {
 // revoked or exported anew is never given out. A copy is as it was read. If the peer writes into an export in place, a call
 // may join a copy from before that as long as a caller holds it or it is kept; a borrowed view changes with the peer's memory.
 //
-// When ctx ends the call returns, and the others go on; the read ends when no call waits for it any more. A read that fails
-// fails for all who wait for it, and the next call tries again.
+// When ctx ends the call returns, and the others go on; the read ends when no call waits for it any more. A failed read
+// fails each call that waits for it, and the next call tries again.
 func (p *Peer) Share(ctx context.Context, name string, o ShareOptions) (*Shared, error) {
 	again := true // once, if the export went between the look-up and the read
 	for {

@@ -254,7 +254,7 @@ func TestShareCancel(t *testing.T) {
 	}
 }
 
-// A read that fails fails for all who wait, once; the next call tries again.
+// A failed read fails each call that waits for it, once; the next call tries again.
 func TestShareFails(t *testing.T) {
 	p, x, _, results, _, free := sharing(t, 3, ShareOptions{})
 	if err := x.Revoke(ctx(t)); err != nil {
@@ -311,7 +311,7 @@ func TestSharePeerLost(t *testing.T) {
 	}
 }
 
-// What was revoked or exported anew is not given out, and who holds the old bytes keeps them.
+// Share does not give out what was revoked or exported anew, and holders of the old bytes keep them.
 func TestShareFresh(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

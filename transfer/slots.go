@@ -144,7 +144,7 @@ type slots struct {
 	idle    chan struct{} // closed when it is closed and none is out
 }
 
-// slotTurn answers one who waits for a slot. The channel is buffered.
+// slotTurn answers a waiter for a slot. The channel is buffered.
 type slotTurn struct {
 	slot *stagingSlot
 	err  error

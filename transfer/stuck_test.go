@@ -199,7 +199,7 @@ func TestStuckPeers(t *testing.T) {
 				}
 			})
 		}},
-		{"SlowCallback", func(s *stuckBed) { // the application takes for ever over what it told
+		{"SlowCallback", func(s *stuckBed) { // the application's callback never returns
 			for i := range 3 * inboxMax {
 				x, err := s.atBad.Notify(context.Background(), []byte("slow"), PutOptions{})
 				if err != nil {

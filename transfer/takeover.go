@@ -102,7 +102,7 @@ func (n *Node) lose(p *Peer) {
 	n.anyLost.Store(true)
 }
 
-// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes that were not heard of since
+// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes that have not come back since
 // so many others were lost. The mutex is held.
 func (n *Node) forgetLost(cert string) {
 	var any party

@@ -169,7 +169,7 @@ func (in *incomingTensor) end(err error) {
 }
 
 // Receive waits for a peer to push a tensor of that name and returns when its bytes are in place, verified. Memory is
-// taken from the node's budget when the offer comes; a tensor that does not fit is refused, and the sender told so. If the
+// taken from the node's budget when the offer comes; the node refuses a tensor that does not fit, with an error at the sender. If the
 // sender asked for a digest, it was compared, and Received.Digest is set.
 func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 	if err := invariants.Context(ctx, "transfer.Node.Receive"); err != nil {

@@ -193,7 +193,7 @@ func TestOfferWithdrawn(t *testing.T) {
 	nothingReceived(t, p.b)
 }
 
-// Who answers an offer too late does not wait for the tensor for ever.
+// A receiver whose answer to an offer is late does not wait for the tensor for ever.
 func TestOfferAnsweredTooLate(t *testing.T) {
 	p := newPair(t, Options{DeadAfter: time.Minute}) // the clock of a session jumps here
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{64}}

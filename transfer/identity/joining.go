@@ -27,7 +27,7 @@ type JoinOptions struct {
 	// Waiting is called when the host has accepted the code and is about to confirm this machine's key, with the fingerprint that
 	// the host shows too (see KeyFingerprint).
 	Waiting func(fingerprint string)
-	// Joined is called with the host's name when the certificate is good, before anything is written and before the host hears so.
+	// Joined is called with the host's name when the certificate is good, before Join writes anything or confirms to the host.
 	// An error ends the pairing.
 	Joined func(host string) error
 }
@@ -129,7 +129,7 @@ func joinable(dir, name string, v Invitation) error {
 // joining is what a joiner does on the way.
 type joining struct {
 	wait func(most time.Duration)                 // the host knows that the code is right and takes at most so long to confirm
-	keep func(host string, got Credentials) error // what was received was checked; the host has not heard that all is well
+	keep func(host string, got Credentials) error // what was received was checked; the host has no confirmation yet
 }
 
 // join runs the protocol on a connection.

@@ -149,7 +149,7 @@ func TestWrongCodes(t *testing.T) {
 	}
 }
 
-// Many join at a time with one code: one gets a certificate, the others hear that it is over.
+// Many join at a time with one code: one gets a certificate, the others an error that it is over.
 func TestParallelJoiners(t *testing.T) {
 	ca := authority(t)
 	v, done, _ := host(t, ca, PairingOptions{})
@@ -250,7 +250,7 @@ func refused(typ messageType, body []byte) refusal {
 	return refusal(body[0])
 }
 
-// Who knows the code still gets only what the host permits, and a refusal leaves the code good for another try.
+// A joiner with the code still gets only what the host permits, and a refusal leaves the code good for another try.
 func TestRequests(t *testing.T) {
 	dir := newDir(t)
 	ca := setup(t, dir, "a")

@@ -63,7 +63,7 @@ func (i *Identity) tell(events []Event) {
 func (i *Identity) reload(force bool) (events []Event) {
 	w := i.watch
 	// group reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate
-	// that was not valid yet. What fails again for the same content is not told again.
+	// that was not valid yet. A repeated failure for the same content makes no event.
 	group := func(g *group, mark *atomic.Pointer[error], ok, refused EventKind, use func() (bool, error)) {
 		failing := failure(mark) != nil
 		if !force && !failing && !g.changed() {

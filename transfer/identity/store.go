@@ -21,7 +21,7 @@ import (
 // ErrExists is a directory that already holds an identity which must not be lost.
 var ErrExists = errors.New("there is an identity already")
 
-// DefaultDir is where a user's identity lies unless told otherwise: the directory penstock in $XDG_CONFIG_HOME, or in
+// DefaultDir is where a user's identity lies by default: the directory penstock in $XDG_CONFIG_HOME, or in
 // $HOME/.config.
 func DefaultDir() (string, error) {
 	dir, err := os.UserConfigDir()

@@ -166,7 +166,7 @@ func TestBackoffBounds(t *testing.T) {
 	}
 }
 
-// Who leaves at the moment of being served takes nothing with him.
+// A waiter that leaves while the pool serves it takes no connection along.
 func TestLeavesWhileServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()

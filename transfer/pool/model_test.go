@@ -47,7 +47,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 	served, left := uint64(0), uint64(0)
 	settle := func() error {
 		synctest.Wait()
-		// Who is served comes from the front of the queue.
+		// The pool serves from the front of the queue.
 		for len(waiting) > 0 {
 			u := waiting[0]
 			select {

@@ -170,7 +170,7 @@ func (p *Pool[C]) pump() {
 	}
 }
 
-// wanted is how many connections are missing: for those who wait, for Min, and to spread the users.
+// wanted is how many connections are missing: for waiters, for Min, and to spread the users.
 func (p *Pool[C]) wanted() int {
 	n := len(p.waiters) / p.o.Users
 	if len(p.waiters)%p.o.Users > 0 {
@@ -216,7 +216,7 @@ func (p *Pool[C]) dial() {
 	p.mu.Unlock()
 }
 
-// dialFailed counts a failure and tells those who wait. The mutex is held.
+// dialFailed counts a failure and tells the waiters. The mutex is held.
 func (p *Pool[C]) dialFailed(err error, permanent bool) {
 	if p.closed {
 		return

@@ -14,7 +14,7 @@
 // Between classes, Queue is a start-time fair queue (P. Goyal, H. Vin, H. Cheng: Start-Time Fair Queueing, SIGCOMM 1996), which
 // serves a class that had nothing to do for a while at once. Between the flows of a class it is a deficit round robin (M.
 // Shreedhar, G. Varghese: Efficient Fair Queuing Using Deficit Round-Robin, IEEE/ACM Transactions on Networking 4(3), 1996) in
-// its form with debt: who has credit is served, and pays afterwards. A decision takes amortised constant time, whatever the
+// its form with debt: a flow with credit is served, and pays afterwards. A decision takes amortised constant time, whatever the
 // number of flows, and nothing allocates. With a quantum of Q bytes, and Q' = Q + OpCost:
 //
 //   - Two classes of weights v and w that both have work are charged, over any time, x and y bytes with
@@ -25,6 +25,6 @@
 //     beyond that they wait for their turn like the others. So a flow that has work has its turn after at most one turn of each
 //     flow that had work when its last one ended, and that many times 2Q' of newcomers: however many come, it does not starve.
 //
-// Every operation is charged OpCost beyond its bytes, so that a flood of empty ones is not free. Who is alone is charged nothing
-// and gets all that it asks for.
+// Every operation is charged OpCost beyond its bytes, so that a flood of empty ones is not free. A flow that is alone is charged
+// nothing and gets all that it asks for.
 package sched
