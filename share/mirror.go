@@ -103,7 +103,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	o.Parallel = min(o.Parallel, maxParallel)
 	if o.DryRun {
-		o.Parallel = 1 // nothing is waited for, and what is said is in order
+		o.Parallel = 1 // a dry run moves no bytes, and its reports are in order
 	}
 	entries, lacks, err := listing(ctx, c, o.Prefix)
 	if err != nil {

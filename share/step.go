@@ -12,7 +12,7 @@ import (
 )
 
 // stepSize is the part of an upload that a peer may write to at a time: bytes n*stepSize to (n+1)*stepSize of the file, or its end,
-// for each n. A peer is given the step that it is in and the one behind it, so an upload takes at most two steps of the disk ahead of
+// for each n. A peer gets the step that it is in and the one behind it, so an upload takes at most two steps of the disk ahead of
 // what its peer vouched for. It is a multiple of chunkSize and of window.
 const stepSize = 64 << 20
 

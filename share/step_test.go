@@ -27,7 +27,7 @@ func begun(t *testing.T, p *transfer.Peer, name string, size uint64) (beginAnswe
 	return a, err
 }
 
-// TestUploadTakesTheDiskInSteps has a peer announce a large file: it is given the disk in steps, not more than two ahead of what it
+// TestUploadTakesTheDiskInSteps has a peer announce a large file: it gets the disk in steps, not more than two ahead of what it
 // has vouched for, and none without asking.
 func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	root := t.TempDir()

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// recorder is a driver that notes what it is given, and holds its events back while it is shut.
+// recorder is a driver that notes what it gets, and holds its events back while it is shut.
 type recorder struct {
 	*fakeDriver
 	mu   sync.Mutex

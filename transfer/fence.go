@@ -57,7 +57,7 @@ func exposes(p path.Path, key path.Key) bool {
 	return ok && slices.Contains(x.Exposed(), key)
 }
 
-// lookAgain is how often it is looked whether a peer has let go of memory after its path went down. Nothing tells: the path
+// lookAgain is how often the node looks whether a peer has let go of memory after its path went down. Nothing tells: the path
 // is closed. It happens only while a peer is stopped or hangs.
 const lookAgain = 50 * time.Millisecond
 

@@ -190,7 +190,7 @@ func (p *Peer) holds() error {
 	return nil
 }
 
-// complainEvery is how often it is said again that files of the identity cannot be used.
+// complainEvery is how often the node reports again that files of the identity cannot be used.
 const complainEvery = time.Minute
 
 // complaint is a problem that the node reports again until it is fixed.

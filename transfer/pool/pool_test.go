@@ -270,7 +270,7 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A failure is not for ever, and not for those who can wait: the pool goes on with growing, random waits, one dial at a time.
+// A failure is not for ever, and does not fail a waiter that can wait: the pool goes on with growing, random waits, one dial at a time.
 func TestBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
