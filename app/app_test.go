@@ -154,7 +154,7 @@ func TestForwardDrops(t *testing.T) {
 	}
 	a, b := open(t, n, engine.PortSpec{Address: "sim://a"}, 256), open(t, n, engine.PortSpec{Address: "sim://b"}, 256)
 	c, d := open(t, n, engine.PortSpec{Address: "sim://c"}, 16), open(t, n, engine.PortSpec{Address: "sim://d"}, 256)
-	// All descriptors of c are taken by somebody else.
+	// The test holds all descriptors of c.
 	held := burst.New(16)
 	if k, err := c.tx.Alloc(held, 16, 64); k != 16 || err != nil {
 		t.Fatal(k, err)
@@ -212,7 +212,7 @@ func TestEchoStream(t *testing.T) {
 	at := loopback(5202)
 	e := open(t, socket.New(), engine.PortSpec{Address: "tcp://" + at + "?listen=1"}, 16)
 	app, stop := start(t, Options{Kind: Echo, Rx: rx(e), Tx: e.tx, Stream: true, Depth: 16})
-	const size = 24 << 20 // more than sockets hold: nobody reads until everything is full
+	const size = 24 << 20 // more than sockets hold: the peers read only when everything is full
 	done := make(chan error, 2)
 	read := make(chan struct{})
 	for k := range 2 {
@@ -241,7 +241,7 @@ func TestEchoStream(t *testing.T) {
 			}()
 		}()
 	}
-	// The application stands still when it holds packets, the queue does, and neither changes however often somebody looks.
+	// The application stands still when it holds packets, the queue does, and neither changes, however often the test looks.
 	same, last := 0, uint64(0)
 	until(t, "everything to be full", func() bool {
 		var q engine.TxStats

@@ -12,6 +12,6 @@
 // tensor is memory of the node, and a peer's get reads it where it lies. Which row it is follows from a number in the payload, or from the order
 // of arrival. A tensor that is full, whose time has passed, or of whose successor a row has come is published under its name as the
 // next generation. Rows that did not come are zero, and counted. Nothing is written to a tensor that peers can see: the next one is
-// filled in another buffer, and a buffer is used again only when nobody can read it any more. Who still reads a tensor whose buffer is
-// needed gets an error instead of two halves, and looks the name up again.
+// filled in another buffer, and the application reuses a buffer only when no peer can read it. A peer that still reads a tensor whose
+// buffer is needed gets an error instead of two halves, and looks the name up again.
 package app

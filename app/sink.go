@@ -50,7 +50,7 @@ type TensorSnapshot struct {
 	Bytes       uint64 `json:"bytes"`       // that were placed, each copied once
 	Filled      int64  `json:"filled"`      // rows of the tensor that is being filled
 	Of          int64  `json:"of"`
-	Waits       uint64 `json:"waits"` // times that somebody had to let go of a tensor before the next one could be filled
+	Waits       uint64 `json:"waits"` // times that peers had to let go of a tensor before the next one could be filled
 }
 
 // sink fills tensors.
@@ -61,12 +61,12 @@ type sink struct {
 	st             *store
 	c              outcome
 
-	// mu is held by the application for each burst, and by the timer of Flush. Nobody else needs it.
+	// The application holds mu for each burst, and so does the timer of Flush; no other goroutine needs it.
 	mu    sync.Mutex
 	asm   *assembler
 	buf   []byte // of the tensor that is being filled; nil: none is
 	pos   int    // bytes of it that a stream has filled
-	conn  uint32 // whose stream that is; 0: nobody's
+	conn  uint32 // whose stream that is; 0: of no connection
 	begun time.Time
 	timer *time.Timer
 	err   error // of the timer
@@ -282,7 +282,7 @@ func (s *sink) piece(ctx context.Context, b *burst.Burst, i int) error {
 	return nil
 }
 
-// need makes sure that there is a buffer to fill. It may wait until nobody can see one any more.
+// need makes sure that there is a buffer to fill. It may wait until no peer can see one of them.
 func (s *sink) need(ctx context.Context) error {
 	if s.buf != nil {
 		return nil

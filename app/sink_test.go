@@ -70,7 +70,7 @@ func newReader(t testing.TB, of *transfer.Node, name string, d tensor.Desc) *rea
 	return &reader{t, p, r, name, uint64(size)}
 }
 
-// errTaken says that the tensor was taken back while it was got, as it may be: somebody who wants one looks again.
+// errTaken says that the application took the tensor back during the get, as it may: a reader that wants one looks the name up again.
 var errTaken = errors.New("the tensor was taken back")
 
 // get gets the tensor and returns its generation.
@@ -235,7 +235,7 @@ func testSinkTransfer(t *testing.T, faults sim.Faults, buffers int) {
 	}
 }
 
-// Who asks before there is a tensor waits for the first, and gets it.
+// A lookup before there is a tensor waits for the first, and gets it.
 func TestSinkFirst(t *testing.T) {
 	at := loopback(5203)
 	e := open(t, socket.New(), engine.PortSpec{Address: "udp://" + at}, 64)

@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only those can read who looked them
-// up before. One goroutine at a time uses it.
+// store is the buffers of a tensor: one that is filled, one that has the name, and older ones that only peers which looked them up
+// before can read. One goroutine at a time uses it.
 type store struct {
 	node *transfer.Node
 	name string
@@ -24,7 +24,7 @@ type store struct {
 	size uint64
 
 	regions []*mem.Region
-	exports []*transfer.Export // of the buffers that were published and not taken back; nil: nobody can see it
+	exports []*transfer.Export // of the buffers that were published and not taken back; nil: no peer can see it
 	order   []int              // buffers that were published, the oldest first
 	filling int                // buffer that take gave; -1: none
 	run     [8]byte            // tells the tags of this run from those of others
@@ -38,7 +38,7 @@ type store struct {
 	listens func()
 }
 
-// patience is how long somebody who asks for the name waits for the first tensor: well below what a peer waits for an answer.
+// patience is how long a lookup of the name waits for the first tensor: well below what a peer waits for an answer.
 const patience = 5 * time.Second
 
 func newStore(o Tensor, size int) (*store, error) {
@@ -56,7 +56,7 @@ func newStore(o Tensor, size int) (*store, error) {
 	return t, nil
 }
 
-// asked lets those who ask for the tensor before there is one wait for it, instead of telling them that there is nothing.
+// asked lets a lookup of the name wait for the first tensor, instead of finding nothing.
 func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	if name != t.name {
 		return
@@ -76,8 +76,8 @@ func (t *store) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	}
 }
 
-// take gives a buffer that nobody can see. When there is none, the oldest that has lost the name is taken from its readers: their gets fail, and
-// what they have of it they know to be nothing. It waits until that is certain.
+// take gives a buffer that no peer can see. When there is none, take revokes the oldest that has lost the name: the gets of its readers
+// fail, which tells them to discard what they have of it. It waits until the revocation is complete.
 func (t *store) take(ctx context.Context) ([]byte, error) {
 	for i, x := range t.exports {
 		if x == nil {

@@ -56,7 +56,7 @@ type accesses struct {
 // access is one under way.
 type access struct {
 	Access               // Good and Path are guarded by the mutex of accesses
-	told   chan struct{} // closed when the user has heard of its beginning
+	told   chan struct{} // closed when OnAccess has returned from its beginning
 }
 
 // maxReads bounds what is kept of one peer that begins to read and never ends.
@@ -234,7 +234,7 @@ func (s *Server) begins(x *access) {
 	close(x.told)
 }
 
-// ends tells the user of the end, after the beginning. Nobody else has x any more.
+// ends reports the end to OnAccess, after the beginning. No other goroutine has x any more.
 func (s *Server) ends(x *access, err error) {
 	<-x.told
 	x.Ended, x.Whole, x.Err = true, err == nil, err

@@ -19,7 +19,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// book is what OnAccess told.
+// book is what OnAccess got.
 type book struct {
 	mu  sync.Mutex
 	all []Access
@@ -80,7 +80,7 @@ func idle(t *testing.T, s *Server) {
 	}
 }
 
-// What peers read and upload is told, by name, with its bytes, also of several that are open at once.
+// The server reports what peers read and upload, by name, with its bytes, also when several files are open at once.
 func TestAccesses(t *testing.T) {
 	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
 	sizes := map[string]int{"a": 5, "b/large": 2*window + 17, "c": 300_000, "empty": 0}
@@ -120,7 +120,7 @@ func TestAccesses(t *testing.T) {
 	if _, err := Upload(ctx, s.c, file, "a", UploadOptions{}); !errors.Is(err, ErrExists) { // never begun
 		t.Fatal(err)
 	}
-	if _, err := Find(ctx, s.c, "a"); err != nil { // who only looks is not told
+	if _, err := Find(ctx, s.c, "a"); err != nil { // a lookup makes no call of OnAccess
 		t.Fatal(err)
 	}
 	idle(t, s.Server)
@@ -153,7 +153,7 @@ func TestAccesses(t *testing.T) {
 	}
 }
 
-// A reader that is hostile, or dies, cannot have more told than it begins, nor of what it may not read, and all of it ends.
+// For a hostile or dying reader OnAccess gets only what it begins and may read, and an end for each beginning.
 func TestHostileReader(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "x"), make([]byte, 1000))
@@ -318,7 +318,7 @@ func TestExpectedDigest(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 }
 
-// Who is refused because somebody else uploads the same file does not hear who that is.
+// A peer that is refused because another one uploads the same file does not learn which one that is.
 func TestRefusalsTellNoNames(t *testing.T) {
 	ctx, root, file := testCtx(t), t.TempDir(), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(5, 1000))
@@ -402,7 +402,7 @@ func TestUploadAnewOverALink(t *testing.T) {
 	same(t, filepath.Join(root, "x"), b)
 }
 
-// A fetch that goes on over another session is told there, too.
+// A fetch that goes on over another session reports its reads there, too.
 func TestAccessOverSessions(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	content := randomBytes(6, crashSize)

@@ -113,7 +113,7 @@ func TestFetchOfChangedContent(t *testing.T) {
 		only(t, dir, "x")
 		same(t, out, other)
 	}
-	// Who may begin anew gets what it changed to, and gives up when that never ends.
+	// A fetch that may begin anew gets what the file changed to, and gives up when the changes never end.
 	for _, times := range []int{1, 2, 3} {
 		changed, fresh := 0, false
 		f, err := Fetch(ctx, s.c, "x", FetchOptions{Output: out, Overwrite: true, Restarts: 2, Progress: func(p Progress) {

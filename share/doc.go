@@ -33,8 +33,8 @@
 // [Fetch] writes into OUTPUT.partial, whose blocks are allocated first, so that a full disk is an error at the start. The
 // bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
 // the partial file is and which chunks of it were verified, with a checksum of each. The state of a chunk is appended after
-// its bytes; neither is synced to the disk on the way, because nothing of it is believed: whoever resumes reads the chunks
-// and compares their checksums, and goes on behind the last good one, if the other side still has the same content. At the
+// its bytes; neither is synced to the disk on the way, because a resumed transfer trusts nothing of it: it reads the chunks,
+// compares their checksums, and goes on behind the last good one, if the other side still has the same content. At the
 // end the data are synced (fsync), the file is renamed to OUTPUT and the directory is synced. So OUTPUT is whole whenever
 // it exists, after any crash of the process or the machine.
 //

@@ -126,7 +126,7 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 			return nil
 		})
 		f.Moved, f.Path, f.Proof = m.bytes, m.path, m.proof
-	} else { // it is told all the same
+	} else { // the server gets reports all the same
 		err = c.do(ctx, transfer.DoOptions{}, func(_ context.Context, p *transfer.Peer) error { tell.session(p); return nil })
 	}
 	if err == nil {

@@ -97,7 +97,7 @@ func TestHostileUploader(t *testing.T) {
 		}
 		return t.Wait(ctx)
 	}
-	// Another peer, which was told the key, can neither write there nor end it, nor take the name with another file.
+	// Another peer, which knows the key, can neither write there nor end it, nor take the name with another file.
 	d := room(s.peer, a)
 	if err := put(other, d); !errors.Is(err, path.ErrKey) {
 		t.Errorf("another peer's put: %v", err)
@@ -150,7 +150,7 @@ func TestHostileUploader(t *testing.T) {
 		t.Error("a put after the commit succeeded")
 	}
 	same(t, filepath.Join(root, "x"), make([]byte, size))
-	// The same request again, as after a lost answer, hears that it is complete.
+	// The same request again, as after a lost answer, gets the answer that it is complete.
 	if b, err := call(s.peer, r.append(nil)); err != nil || len(b) != 1 || b[0] != stateComplete {
 		t.Errorf("%x, %v", b, err)
 	}
@@ -281,7 +281,7 @@ func TestOldPartialUploadsAreRemoved(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	look(base+PartialSuffix, base+StateSuffix) // somebody goes on with it
+	look(base+PartialSuffix, base+StateSuffix) // as if another process went on with it
 	p.close()
 	for _, suffix := range []string{PartialSuffix, StateSuffix} {
 		if err := os.Chtimes(filepath.Join(staging, base+suffix), old, old); err != nil {
@@ -291,8 +291,8 @@ func TestOldPartialUploadsAreRemoved(t *testing.T) {
 	look()
 }
 
-// TestPlantedWhileItRuns has somebody swap a directory for a symbolic link that leads out, and files for links, while
-// files are mirrored and uploaded there, again and again: nothing outside is ever touched.
+// TestPlantedWhileItRuns swaps a directory for a symbolic link that leads out, and files for links, while files are
+// mirrored and uploaded there, again and again: the share never touches anything outside.
 func TestPlantedWhileItRuns(t *testing.T) {
 	ctx, root, out, local := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "d", "x"), []byte("new"))

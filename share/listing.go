@@ -15,8 +15,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// A share says by the service "share/listing/1" whether a listing of its node has everything that is there. Whoever concludes from
-// the absence of a name that a file is gone asks before and after it lists; see listing.
+// A share says by the service "share/listing/1" whether a listing of its node has everything that is there. A client that concludes
+// from the absence of a name that a file is gone asks before and after it lists; see listing.
 //
 //	empty -> lack u8, count u64 (big-endian) that is another one after something could not be looked at
 const listingService = "share/listing/1"
@@ -175,7 +175,7 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 		}
 		return
 	}
-	if ctx.Err() != nil { // nobody looked
+	if ctx.Err() != nil { // ctx ended before the look
 		return
 	}
 	fi, lerr := s.root.Lstat(p)

@@ -252,7 +252,7 @@ func TestReplacedFilesStayListed(t *testing.T) {
 	}
 }
 
-// TestLookupsWhileAFileIsReplaced looks names up while a file is being exported, which may take long: who asks for others does not wait.
+// TestLookupsWhileAFileIsReplaced looks names up while a file is being exported, which may take long: lookups of others do not wait.
 func TestLookupsWhileAFileIsReplaced(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
 	write(t, filepath.Join(root, "b", "a.safetensors"), manyTensors(3, 1))

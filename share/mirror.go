@@ -103,7 +103,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	o.Parallel = min(o.Parallel, maxParallel)
 	if o.DryRun {
-		o.Parallel = 1 // nothing is waited for, and what is said is in order
+		o.Parallel = 1 // a dry run moves no bytes, and its reports are in order
 	}
 	entries, lacks, err := listing(ctx, c, o.Prefix)
 	if err != nil {
@@ -353,7 +353,7 @@ func (m *mirror) delete(name string) MirrorFile {
 			return err
 		}
 		now, err := m.look(f.Path)
-		if errors.Is(err, fs.ErrNotExist) { // somebody else did it
+		if errors.Is(err, fs.ErrNotExist) { // another process removed it
 			return m.forget(name)
 		}
 		if err != nil {
@@ -584,7 +584,7 @@ func (m *mirror) note(name string, x mirrored) error {
 	return m.append(recordLine(name, x, lineComplete))
 }
 
-// notMade records that a fetch has made no file, where that is certain: one of somebody else may come to be there.
+// notMade records that a fetch has made no file, where that is certain: another process may make one there.
 func (m *mirror) notMade(name, p string) error {
 	m.mu.Lock()
 	was, recorded := m.record[name]

@@ -82,7 +82,7 @@ func TestMirror(t *testing.T) {
 	only(t, dir, "%2E%2E", recordName, "a", "b")
 }
 
-// TestMirrorOfAFileInUse has somebody change a file of the directory while its new content is fetched: what was written stays.
+// TestMirrorOfAFileInUse changes a file of the directory while the mirror fetches its new content: what was written stays.
 func TestMirrorOfAFileInUse(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("old"))
@@ -106,7 +106,7 @@ func TestMirrorOfAFileInUse(t *testing.T) {
 	same(t, at, mine)
 }
 
-// TestMirrorAfterAFailedFetch has a fetch fail, and somebody else put a file of the same size there: it is not one that mirror made.
+// TestMirrorAfterAFailedFetch has a fetch fail, then puts a file of the same size there: it is not one that the mirror made.
 func TestMirrorAfterAFailedFetch(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	write(t, filepath.Join(root, "a"), []byte("1234"))

@@ -32,7 +32,7 @@ const (
 	hexDigits      = "0123456789ABCDEF"
 )
 
-// PathOf maps a name, which may come from anybody, to a relative path with slashes that is safe to create: no component is
+// PathOf maps a name, which may come from any peer, to a relative path with slashes that is safe to create: no component is
 // empty, ".", "..", longer than 200 bytes, begins with a dot, a dash, a tilde or a space, ends with a dot or a space, is
 // reserved on Windows, ends with a suffix of this package, or has any byte but printable ASCII without <>:"\|?*. What is not
 // allowed becomes %XX, as in RFC 3986, section 2.1; so does '%' itself. Slashes separate components; an empty component

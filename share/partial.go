@@ -59,7 +59,7 @@ func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*p
 	return p, nil
 }
 
-// lockPartial opens the partial file and locks it. Whoever held the lock before may have renamed the file.
+// lockPartial opens the partial file and locks it. The previous holder of the lock may have renamed the file.
 func lockPartial(at place) (*os.File, error) {
 	for range 100 {
 		f, err := openPlain(at.dir, at.base+PartialSuffix, os.O_RDWR|os.O_CREATE, true)
@@ -129,7 +129,7 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 		}
 	}
 	if p.whole {
-		if _, err := p.dir.Lstat(p.base); err == nil { // nobody reads here what may not be read there
+		if _, err := p.dir.Lstat(p.base); err == nil { // users who may not read the old file must not read this one
 			if err := p.data.Chmod(0o600); err != nil {
 				return fmt.Errorf("share: %w", err)
 			}
@@ -138,7 +138,7 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 			return err
 		}
 	}
-	for len(sums) > 0 && p.end(uint64(len(sums)-1)) > p.filled { // somebody cut it off
+	for len(sums) > 0 && p.end(uint64(len(sums)-1)) > p.filled { // the file is shorter than its state says
 		sums = sums[:len(sums)-1]
 	}
 	if err := p.mapData(); err != nil {
@@ -188,7 +188,7 @@ func (p *partial) fallocate(from, to, keep uint64) (done bool, err error) {
 // when the mapping needs it.
 func (p *partial) zero(ctx context.Context, to uint64) error {
 	zeros := make([]byte, 1<<20)
-	for p.filled < to { // who comes again and again gets there
+	for p.filled < to { // repeated attempts get there
 		n := min(uint64(len(zeros)), to-p.filled)
 		if _, err := p.data.WriteAt(zeros[:n], int64(p.filled)); err != nil {
 			return spaceError(p.shown, err)
@@ -315,7 +315,7 @@ func (p *partial) record(upTo uint64) error {
 	return spaceError(p.shown+StateSuffix, err)
 }
 
-// unmap ends the mapping, once nobody else has a lease on it.
+// unmap ends the mapping once all other leases on it are released.
 func (p *partial) unmap() error {
 	if p.region == nil {
 		return nil
@@ -348,7 +348,7 @@ func (p *partial) discard() error {
 }
 
 // takeMode gives the file the permissions of the one that it replaces at a place, if there is one. When it is in its place, own gives it
-// the owner as well, where this process may. A group that it does not belong to gets no more than everybody.
+// the owner as well, where this process may. A group that it does not belong to gets no more than all other users.
 func (p *partial) takeMode(to place) (own func(), err error) {
 	own = func() {}
 	fi, err := to.dir.Lstat(to.base)

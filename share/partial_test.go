@@ -145,7 +145,7 @@ func TestPartialNeverLies(t *testing.T) {
 				case 2:
 					clear(b[at:]) // blocks that never reached the disk
 				case 3:
-					os.Remove(output + PartialSuffix) // without its state it would be somebody else's
+					os.Remove(output + PartialSuffix) // without its state it would not count as a partial file of a fetch
 					os.Remove(path)
 					return
 				}

@@ -46,20 +46,20 @@ type Options struct {
 	// KeepNoneFree lets them fill it.
 	KeepFree uint64
 	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of it came, so that it can be
-	// resumed; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until somebody removes it.
+	// resumed; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until it is removed by hand.
 	// Until then it counts against MaxBytes.
 	KeepPartial time.Duration
 	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
 	// by Rescan. Files that peers ask for are looked at then in any case.
 	RescanEvery time.Duration
-	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and its text is told to the peer.
+	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the peer gets its text.
 	MayUpload func(p *transfer.Peer, name string, size uint64) error
 	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
 	OnUpload func(Uploaded)
 	// OnAccess, if any, is called when a peer begins to read or upload something and when that ends, of each first the one and
 	// then the other. Several goroutines may call it at a time; it must not block.
 	OnAccess func(Access)
-	// Logger hears of files that come, go and are left out; nil is silent.
+	// Logger logs files that come, go and are left out; nil is silent.
 	Logger *slog.Logger
 }
 
@@ -509,7 +509,7 @@ type view struct {
 	export *transfer.Export
 }
 
-// end revokes all exports of a file and closes its region; the mapping goes when nobody reads it any more.
+// end revokes all exports of a file and closes its region; the mapping goes when the last reader is done.
 func (f *served) end(ctx context.Context) {
 	for _, v := range f.views {
 		v.export.Revoke(ctx) // an error only says that a peer has not confirmed yet: its lease keeps the memory

@@ -13,7 +13,7 @@ import (
 var (
 	// ErrExists means that there is something under the name already, and overwriting was not asked for.
 	ErrExists = errors.New("share: it exists already")
-	// ErrBusy means that somebody else is writing the same file.
+	// ErrBusy means that another process or upload is writing the same file.
 	ErrBusy = errors.New("share: somebody else is writing it")
 	// ErrNoSpace means that the disk, or a quota, has no room for the file.
 	ErrNoSpace = errors.New("share: no space left")

@@ -77,7 +77,7 @@ func plus(a, b uint64) uint64 {
 	return a + b
 }
 
-// staged looks at the staging directory. Partial uploads that nobody has gone on with for Options.KeepPartial are removed.
+// staged looks at the staging directory. It removes partial uploads that no peer has continued for Options.KeepPartial.
 func (s *Server) staged() (st staging, err error) {
 	st.partial = map[string]uint64{}
 	dir, err := stepMaking(s.root, stagingDir, stagingMode)

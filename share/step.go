@@ -12,7 +12,7 @@ import (
 )
 
 // stepSize is the part of an upload that a peer may write to at a time: bytes n*stepSize to (n+1)*stepSize of the file, or its end,
-// for each n. A peer is given the step that it is in and the one behind it, so an upload takes at most two steps of the disk ahead of
+// for each n. A peer gets the step that it is in and the one behind it, so an upload takes at most two steps of the disk ahead of
 // what its peer vouched for. It is a multiple of chunkSize and of window.
 const stepSize = 64 << 20
 
@@ -101,7 +101,7 @@ func (u *upload) endStep(s *uploadStep) {
 	})
 }
 
-// fence takes the partial file from the calls of the peer, who can write to it no more when it returns.
+// fence takes the partial file from the calls of the peer, which cannot write to it any more when fence returns.
 func (u *upload) fence() (p *partial, err error) {
 	u.mu.Lock()
 	p, u.p = u.p, nil

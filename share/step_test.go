@@ -27,7 +27,7 @@ func begun(t *testing.T, p *transfer.Peer, name string, size uint64) (beginAnswe
 	return a, err
 }
 
-// TestUploadTakesTheDiskInSteps has a peer announce a large file: it is given the disk in steps, not more than two ahead of what it
+// TestUploadTakesTheDiskInSteps has a peer announce a large file: it gets the disk in steps, not more than two ahead of what it
 // has vouched for, and none without asking.
 func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	root := t.TempDir()
@@ -51,7 +51,7 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 		}
 	}
 	taken(0)
-	// What is vouched for without room is not there, and does not kill who sums it up.
+	// Bytes that the peer vouches for without room are not there, and summing them up does not kill the process.
 	if b, err := call(appendVerified(nil, a.id, stepSize)); err != nil || string(b) != string(make([]byte, 8)) {
 		t.Errorf("%x, %v", b, err)
 	}
@@ -112,8 +112,8 @@ func TestUploadOfManySteps(t *testing.T) {
 	}
 }
 
-// TestDiskFillsUpDuringUpload has somebody else fill the disk while a file comes: the upload ends with an error before a byte is
-// written to where no block is, what is there stays, and it goes on when there is room.
+// TestDiskFillsUpDuringUpload fills the disk while a file comes: the upload ends with an error before a byte is written to where
+// no block is, what is there stays, and the upload goes on when there is room.
 func TestDiskFillsUpDuringUpload(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	content := randomBytes(4, stepSize+window)

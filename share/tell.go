@@ -37,7 +37,7 @@ type telling struct {
 
 func newTeller(ctx context.Context, name string, size, good uint64) *teller {
 	t := &teller{name: name, size: size, good: good}
-	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx)) // the end is told also of what was interrupted
+	t.ctx, t.stop = context.WithCancel(context.WithoutCancel(ctx)) // the server gets the end of an interrupted fetch as well
 	return t
 }
 
@@ -102,7 +102,7 @@ func (x *telling) run(from uint64) {
 	if !x.call(readRequest{op: opReadBegin, id: x.id, good: from, text: x.t.name}) {
 		return
 	}
-	step := max(window, x.t.size/64) // often enough for who looks on
+	step := max(window, x.t.size/64) // often enough for an observer
 	for said := from; ; {
 		select {
 		case r := <-x.end:

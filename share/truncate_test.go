@@ -106,8 +106,8 @@ func servingAt(t *testing.T, p *proc.Process) string {
 	return strings.TrimSpace(m[1])
 }
 
-// TestPartialTruncatedWhileFetched has somebody truncate the partial file, which is mapped, while it is received into and while
-// it is summed up: this process lives, the fetch fails, and the next one does not believe what is gone.
+// TestPartialTruncatedWhileFetched truncates the partial file, which is mapped, while bytes arrive in it and while it is summed
+// up: this process lives, the fetch fails, and the next one does not count what is gone as good.
 func TestPartialTruncatedWhileFetched(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	content := randomBytes(1, 4*window)

@@ -327,7 +327,7 @@ func (u *uploader) report() {
 	}
 }
 
-// told makes what the other side said match the errors of this package.
+// told makes an error from the other side match the errors of this package.
 func told(err error) error {
 	if errors.Is(err, control.Unsupported) {
 		return fmt.Errorf("%w: it takes no uploads: %w", ErrRefused, err)

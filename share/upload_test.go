@@ -122,8 +122,8 @@ func TestUploadOverLinksThatLeadOut(t *testing.T) {
 	only(t, out, "victim")
 }
 
-// An upload is ended while its commit waits until the peer can write to the file no more: its place is not free before that, for who
-// uploads the file next would have it written to under him.
+// An upload ends while its commit waits until the peer cannot write to the file any more: its place is not free before that, or
+// the peer could write to the file of the next upload.
 func TestUploadEndedWhileItIsFenced(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(9, 100_000))

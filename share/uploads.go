@@ -80,7 +80,7 @@ func (s *Server) called(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 	return answer, nil
 }
 
-// refusal is what a peer is told.
+// refusal is the error that the peer gets.
 func refusal(err error) error {
 	for _, k := range refusals {
 		if errors.Is(err, k.err) {
@@ -448,7 +448,7 @@ func (u *upload) run() {
 }
 
 // yields reports whether an upload makes way for one that a peer begins: its own, or that of a node of the same name, which may
-// have lost the connection. That of another living node does so only when nothing was heard of it for long.
+// have lost the connection. That of another living node does so only after a long silence.
 func (u *upload) yields(to *transfer.Peer) bool {
 	up := &u.s.uploads
 	up.mu.Lock()

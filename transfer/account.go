@@ -106,7 +106,7 @@ type opCounts struct {
 	rejected                   [numReasons]uint64 // calls that failed before a transfer began
 	bytes                      uint64             // of those that were completed
 	partial                    uint64             // known to be in place of those that were not
-	retries                    uint64             // attempts after the first, by whoever tries again
+	retries                    uint64             // attempts of jobs after the first
 	failovers                  uint64             // paths that were changed under way
 	fallbacks                  uint64             // not taken the best path, since it could not be set up
 	received                   uint64             // the peer's, completed and delivered here
@@ -420,7 +420,7 @@ func (o *observer) merge(p *Peer) {
 	a.counts, a.refused, a.merged = counts{}, 0, true
 }
 
-// reopen undoes the closing of an account; who asked for it has to count something and close it again.
+// reopen undoes the closing of an account; the caller must count something and close it again.
 func (o *observer) reopen(p *Peer) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -432,7 +432,7 @@ func (o *observer) reopen(p *Peer) {
 	}
 }
 
-// turnedAway tells of a connection that did not become a peer.
+// turnedAway counts and announces a connection that did not become a peer.
 func (o *observer) turnedAway(from net.Addr, err error) {
 	o.turned.Add(1)
 	if o.bus.on() {
@@ -530,7 +530,7 @@ func (q *Queue) why() error {
 	return nil
 }
 
-// retried counts an attempt after the first, for whoever tries transfers again: it may be with another peer of the same address.
+// retried counts an attempt after the first, by a job: it may be with another peer of the same address.
 func (o *observer) retried(kind path.OpKind) {
 	o.mu.Lock()
 	o.past[opIndex(kind)].retries++

@@ -66,7 +66,7 @@ func parseAddress(s string) (address, error) {
 	return address{}, fmt.Errorf("transfer: address %q: scheme %q: expected tcp or unix", s, network)
 }
 
-// allows refuses addresses at which the node would talk in the clear beyond this machine, unless it was told to.
+// allows refuses addresses at which the node would talk in the clear beyond this machine, unless Options.Insecure permits it.
 func (n *Node) allows(a address) error {
 	switch {
 	case a.expect != "" && n.opts.Identity == nil:

@@ -240,7 +240,7 @@ func TestAdversaryReferences(t *testing.T) {
 			}
 			err = a.do(pth, path.Op{Kind: x.kind, Copies: []path.Copy{{Local: s, Key: x.key, RemoteOff: x.off}}})
 			if x.want == path.ErrKey && errors.Is(err, path.ErrRevoked) {
-				err = path.ErrKey // it is told that there was something, to the holder of the key
+				err = path.ErrKey // the path tells the holder of the key that the export is revoked
 			}
 			if !errors.Is(err, x.want) {
 				t.Errorf("%s: %s: %v, expected %v", driver, x.what, err, x.want)
@@ -387,7 +387,7 @@ func TestAdversaryRevocation(t *testing.T) {
 							return
 						default:
 						}
-						partner.Import(rem.Desc) // as if it had not been told
+						partner.Import(rem.Desc) // as if it did not know of the revocation
 						y, err := partner.begin(context.Background(), kind, []path.Copy{rem.At(0, local.All())}, PutOptions{Paths: []string{driver}})
 						if err == nil {
 							y.Wait(context.Background())

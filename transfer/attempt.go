@@ -41,7 +41,7 @@ func (j *Job) run() error {
 		if gaveUp != nil {
 			return gaveUp
 		}
-		if then.peer != nil { // dials were told one by one
+		if then.peer != nil { // the link reported each failed dial already
 			j.link.retrying(then.peer, err)
 		}
 		if wait == 0 {
@@ -168,7 +168,7 @@ func (j *Job) adopt(a *Attempt, p *Peer, r *Remote) error {
 	j.link.mu.Lock()
 	j.link.counts.Restarts++
 	j.link.mu.Unlock()
-	j.notify.wait(j.ctx) // nobody may count on bytes that are going to be overwritten
+	j.notify.wait(j.ctx) // OnVerified must return before the bytes that it counted are overwritten
 	j.mu.Lock()
 	return j.ctx.Err()
 }

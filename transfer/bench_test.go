@@ -22,7 +22,7 @@ func BenchmarkSmallPut(b *testing.B) {
 }
 
 // BenchmarkAccount is what counting adds to one transfer: its begin, the choice of its path, its end and its latency, with and
-// without somebody who listens to events.
+// without a subscriber to events.
 func BenchmarkAccount(b *testing.B) {
 	for _, events := range []bool{false, true} {
 		b.Run(map[bool]string{false: "silent", true: "events"}[events], func(b *testing.B) {
@@ -49,7 +49,7 @@ func BenchmarkAccount(b *testing.B) {
 	}
 }
 
-// Counting allocates nothing, whether or not somebody listens.
+// Counting allocates nothing, with or without a subscriber.
 func TestAccountAllocatesNothing(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithRace, "the race detector allocates")
 	p := newPair(t, Options{})

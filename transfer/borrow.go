@@ -10,7 +10,7 @@ import (
 )
 
 // Borrow shows n bytes of a peer's export at off without copying them, which only shared memory can. The bytes are the
-// peer's memory itself: they change when somebody writes there. Release the view once, before the export can be revoked to the
+// peer's memory itself: they change when a process writes there. Release the view once, before the export can be revoked to the
 // end; a second Release changes nothing and returns an error that wraps mem.ErrReleased. The first borrow of an export maps it; later ones take a fraction of a microsecond, whatever n is.
 func (p *Peer) Borrow(ctx context.Context, r *Remote, off, n uint64) (path.View, error) {
 	if err := invariants.Context(ctx, "transfer.Peer.Borrow"); err != nil {

@@ -34,7 +34,7 @@ func (g *grant) release() {
 	}
 }
 
-// charge takes something on the peer's account. The error matches budget.ErrOver, and the peer hears control.Busy.
+// charge takes something on the peer's account. The error matches budget.ErrOver, and the peer gets control.Busy.
 func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 	n := p.node
 	g, err := n.budget.Take(p.principal(), a)

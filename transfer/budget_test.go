@@ -26,7 +26,7 @@ import (
 // budgetRole begins the roles of processes with few descriptors: the directory of an identity and the number of descriptors follow.
 const budgetRole = "budget "
 
-// runBudgetChild serves 1 MiB as "child" to everybody.
+// runBudgetChild serves 1 MiB as "child" to all peers.
 func runBudgetChild(role string) error {
 	dir, most, _ := strings.Cut(role, " ")
 	var files uint64
@@ -48,7 +48,7 @@ func runBudgetChild(role string) error {
 	if err != nil {
 		return err
 	}
-	n.AcceptQueues("") // and nobody takes them
+	n.AcceptQueues("") // and the application takes none of them
 	if _, err := n.Export(r.All(), ExportOptions{Name: "child", Rights: path.Read | path.Write}); err != nil {
 		return err
 	}
@@ -269,7 +269,7 @@ func TestChargedSessionStays(t *testing.T) {
 			first = c
 		}
 	}
-	io.ReadAll(first) // until it made room, after whoever came before it
+	io.ReadAll(first) // until the node ends it to make room, after the connections before it
 	close(release)
 	d := <-got
 	if d.err != nil {

@@ -24,8 +24,8 @@ type services struct {
 	lookups  []*func(ctx context.Context, p *Peer, name string)
 }
 
-// Handle makes the node answer calls to a service until remove is called. It is an error if somebody answers them already.
-// Calls that are under way when remove is called are not waited for.
+// Handle makes the node answer calls to a service until remove is called. It is an error if the service has a handler
+// already. Remove does not wait for calls that are under way.
 func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 	s := &n.services
 	s.mu.Lock()
@@ -70,7 +70,7 @@ func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remo
 	}
 }
 
-// beforeLookup tells those who want to know that the peer asks for a name.
+// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name.
 func (p *Peer) beforeLookup(name string) {
 	s := &p.node.services
 	s.mu.Lock()

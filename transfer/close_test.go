@@ -156,7 +156,7 @@ func TestCloseEndsWaiting(t *testing.T) {
 	}
 }
 
-// A queue that nobody accepts must not keep its descriptors when its peer leaves, nor hold up a revocation.
+// A queue that the application never accepts must not keep its descriptors when its peer leaves, nor delay a revocation.
 func TestQueueThatNobodyAccepts(t *testing.T) {
 	p := newPair(t, Options{})
 	p.b.AcceptQueues("idle")

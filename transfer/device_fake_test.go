@@ -16,7 +16,7 @@ import (
 )
 
 // fakeDevice stands in for a card: its memory is out of reach of everything but its Mover, whose copies run on goroutines of
-// their own, in any order, for a while. It finds whoever touches host memory that a copy is under way with.
+// their own, in any order, for a while. It detects accesses to host memory while a copy uses it.
 type fakeDevice struct {
 	t     testing.TB
 	name  string
@@ -38,7 +38,7 @@ type fakeDevice struct {
 	gate   <-chan struct{}                    // not nil: copies do not end before it is closed
 	slow   func(bytes uint64) <-chan struct{} // gate of a copy of so many bytes
 	damage bool                               // a byte of every store is wrong
-	begun  chan struct{}                      // buffered; told of each copy
+	begun  chan struct{}                      // buffered; gets a value at each copy
 }
 
 var errLost = errors.New("fake device: lost")
@@ -225,7 +225,7 @@ func (s *fakeStaging) Allocate(o mem.Options) (mem.Mapping, error) {
 	if d.fd {
 		m.FD = r.FD()
 	}
-	for i := range m.Bytes { // what somebody else left there
+	for i := range m.Bytes { // as if an earlier user had left them there
 		m.Bytes[i] = 0x5a
 	}
 	m.Free = func() error {

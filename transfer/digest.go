@@ -122,7 +122,7 @@ func (d *remoteDigest) flush(ctx context.Context, last bool, expect [32]byte) er
 	}
 	c := make(chan answer, 1)
 	q := &control.Digest{ID: d.id, At: d.at, Last: last, Expect: expect, Blocks: d.blocks}
-	go func() { // the peer works on it until it answers, whoever waits
+	go func() { // the peer works on it until it answers, even when this call has ended
 		r, err := p.request(p.ctx, q)
 		<-p.digests.asked
 		c <- answer{r, err}
@@ -153,9 +153,9 @@ func (d *remoteDigest) flush(ctx context.Context, last bool, expect [32]byte) er
 // and lets the transfer complete when both are equal. Its goroutine lives from the hand-over to a lane until then.
 type digester struct {
 	t      *Transfer
-	ctx    context.Context // ends when nobody wants the digest any more
+	ctx    context.Context // ends when the digest is not wanted any more
 	cancel context.CancelFunc
-	landed chan struct{} // wakes who waits for a piece
+	landed chan struct{} // wakes the goroutine that waits for a piece
 
 	copies []path.Copy // as the caller gave them: a failover changes the transfer's own list
 
@@ -193,7 +193,7 @@ func (d *digester) outcome() (settled bool, err error) {
 	return d.settled, d.failed
 }
 
-// place is told of each part that is in place. After a failover parts have other offsets, and only the end counts. The lane's
+// place takes note of a part that is in place. After a failover parts have other offsets, and only the end counts. The lane's
 // mutex is held.
 func (d *digester) place(part undone) {
 	if d.t.tries > 0 {
@@ -212,7 +212,7 @@ func (d *digester) place(part undone) {
 	d.wake()
 }
 
-// finish is told that everything is in place. The error, if there is one, is that of the digester, which has ended already. The
+// finish takes note that everything is in place. The error, if any, is that of the digester, which has ended already. The
 // lane's mutex is held.
 func (d *digester) finish() error {
 	d.mu.Lock()
@@ -315,7 +315,7 @@ func (d *digester) compare() (local [32]byte, err error) {
 	remote := remoteDigest{peer: t.peer, id: t.id}
 	rerr := d.remote(&remote)
 	if rerr != nil {
-		d.cancel() // nobody needs the other half
+		d.cancel() // the other half is of no use
 	}
 	defer remote.end()
 	if err := <-here; err != nil && (rerr == nil || err != path.ErrCanceled) {
@@ -449,7 +449,7 @@ func (l *lane) prove(t *Transfer) {
 	t.mu.Unlock()
 	_, err := t.digest.outcome()
 	switch {
-	case !here, t.over, t.leaving: // whoever takes it up asks for the outcome
+	case !here, t.over, t.leaving: // the goroutine that takes it up asks for the outcome
 	case err != nil || t.failed != nil:
 		t.failed = firstError(t.failed, err)
 		if t.all {

@@ -138,7 +138,7 @@ func TestDigestCatchesDamage(t *testing.T) {
 						for _, in := range p.b.offers {
 							return in.rec.Span.Bytes()
 						}
-						return make([]byte, size) // it was told already
+						return make([]byte, size) // the receiver has it already
 					}
 					x, err = p.ab.SendTensor(ctx(t), "w", tensor.Desc{DType: tensor.U8, Shape: []int64{int64(size)}}, src.All(), PutOptions{Digest: true})
 				}
@@ -245,7 +245,7 @@ func TestDigestRefusals(t *testing.T) {
 	if _, err := p.ab.request(ctx(t), &control.Digest{ID: id(1), At: 10}); !errors.Is(err, control.NotFound) {
 		t.Errorf("continued after an error: %v", err)
 	}
-	// Digests that nobody continues do not pile up, and the latest survive.
+	// Digests that the peer does not continue do not pile up, and the latest survive.
 	for i := range digestsKept + 10 {
 		q := &control.Digest{Blocks: block(ro.Key(), 0, 1)}
 		q.ID[0], q.ID[1] = byte(i), byte(i>>8)
@@ -272,7 +272,7 @@ func TestDigestBusy(t *testing.T) {
 	p := newPair(t, Options{})
 	r := region(t, 4096)
 	k := export(t, p.b, r, "ro", path.Read).Key()
-	for range cap(p.b.hashing) { // nobody hashes for now
+	for range cap(p.b.hashing) { // the test takes all turns to hash
 		p.b.hashing <- struct{}{}
 	}
 	q := &control.Digest{Last: true, Blocks: []control.Block{{Key: k, Len: 4096}}}

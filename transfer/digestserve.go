@@ -33,7 +33,7 @@ func newDigests() digests {
 	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen), kept: map[ID]*list.Element{}}
 }
 
-// openDigest is a digest that a peer asks for. Whoever took it from the table owns it.
+// openDigest is a digest that a peer asks for. The goroutine that took it from the table owns it.
 type openDigest struct {
 	id    ID
 	h     hash.Hash
@@ -90,7 +90,7 @@ func (s *digests) give(d *openDigest) {
 func hashers() int { return max(1, runtime.GOMAXPROCS(0)/2) }
 
 // pushed reports whether a request is about nothing but a tensor that the peer is pushing and has promised a digest of. That memory was
-// cleared, and nobody but the peer has written there since. Of any other memory this node cannot know which bytes the peer wrote: over shared
+// cleared, and only the peer has written there since. Of any other memory this node cannot know which bytes the peer wrote: over shared
 // memory it writes them itself. A peer could then find a byte by comparing digests of bytes that it wrote around it.
 func (p *Peer) pushed(q *control.Digest) bool {
 	n := p.node
@@ -228,12 +228,12 @@ func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
 	return nil // the answer says enough
 }
 
-// uses counts who reads an export without a path.
+// uses counts the readers of an export without a path.
 type uses struct {
 	mu     sync.Mutex
 	n      int
 	ended  bool
-	closed chan struct{} // when it was ended and nobody uses it
+	closed chan struct{} // once the export has ended and its last reader is done
 }
 
 // use keeps the export's memory until done is called; it fails when the export was revoked, or is nil.

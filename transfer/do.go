@@ -130,7 +130,7 @@ func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, 
 		if gaveUp != nil {
 			return gaveUp
 		}
-		if try.met { // dials were told one by one
+		if try.met { // the link reported each failed dial already
 			l.retrying(try.peer, err)
 		}
 		if pause(ctx, wait) != nil {
@@ -182,8 +182,8 @@ func (l *Link) cutOff(p *Peer, err error) bool {
 	return errors.Is(err, ErrClosed) && errors.Is(p.Err(), ErrClosed) && l.ctx.Err() == nil
 }
 
-// retrying tells the user of the link about a failure that is tried again. p is the session that it came from, nil for a dial;
-// that a session was lost is told once, however many jobs it had.
+// retrying gives OnRetry a failure that the link tries again. p is the session that it came from, nil for a dial;
+// OnRetry gets the loss of a session once, however many jobs it had.
 func (l *Link) retrying(p *Peer, err error) {
 	if l.onRetry == nil {
 		return
@@ -203,7 +203,7 @@ func (l *Link) retrying(p *Peer, err error) {
 // maxTold bounds how many lost sessions are remembered.
 const maxTold = 64
 
-// lostFirst reports whether nobody was told of the loss of a session yet.
+// lostFirst reports whether OnRetry has yet to get the loss of a session, and remembers it.
 func (l *Link) lostFirst(session uint64) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -217,8 +217,8 @@ func (l *Link) lostFirst(session uint64) bool {
 	return true
 }
 
-// Connect waits for a session as Peer does, but gives up with the error of the first dial that fails: for who wants to know at
-// once whether anybody is there.
+// Connect waits for a session as Peer does, but gives up with the error of the first dial that fails: for a caller that wants to
+// know at once whether the peer answers.
 func (l *Link) Connect(ctx context.Context) (*Peer, error) {
 	s, err := l.lease(ctx, 1)
 	if err != nil {

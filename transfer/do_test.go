@@ -84,7 +84,7 @@ func TestTries(t *testing.T) {
 	}
 }
 
-// heard collects what OnRetry tells.
+// heard collects what OnRetry gets.
 type heard struct {
 	mu  sync.Mutex
 	all []LinkFailure
@@ -112,7 +112,7 @@ func (h *heard) count() (dials, losses, others int) {
 	return
 }
 
-// Do goes on over another session when one is lost, and users of the link hear of each loss once.
+// Do goes on over another session when one is lost, and OnRetry gets each loss once.
 func TestDo(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	n := open(t, Options{})
@@ -184,7 +184,7 @@ func TestDo(t *testing.T) {
 	}
 }
 
-// Nobody is there: Connect fails at the first dial, Do as Retry says, and each dial is told.
+// The address answers no dial: Connect fails at the first one, Do as Retry says, and OnRetry gets each dial.
 func TestConnectToNobody(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	s.proxy.Refuse(true)

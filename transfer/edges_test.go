@@ -43,7 +43,7 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 		wait(t, put(4<<10), nil)
 		ln.mu.Lock()
 		slow := make(chan *Transfer)
-		go func() { slow <- put(16 << 10) }() // it is left to whoever holds the lane
+		go func() { slow <- put(16 << 10) }() // put leaves it to the goroutine that holds the lane
 		x = <-slow
 		ln.unlock()
 		ln.mu.Lock()
@@ -64,7 +64,7 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 }
 
 // A path that the peer says is down before this side, which dialed it, has taken it up is not taken up: what it carried would be
-// written after the peer was told that nothing more comes by it.
+// written after this side has told the peer that nothing more comes by it.
 func TestPathDownWhileItIsDialed(t *testing.T) {
 	d := over("tcp")
 	hold, held := make(chan struct{}), make(chan struct{}, 1)
@@ -149,7 +149,7 @@ func waiters(n *Node, name string) int {
 	return len(n.waiting[name])
 }
 
-// A peer offers a tensor and is gone before the offer is answered: the answer ends, and whoever waits for the tensor goes on waiting.
+// A peer offers a tensor and is gone before the offer is answered: the answer ends, and the receiver goes on waiting.
 func TestOfferOfAPeerThatIsGone(t *testing.T) {
 	p := newPair(t, Options{})
 	c, stop := context.WithCancel(ctx(t))
@@ -348,7 +348,7 @@ func TestDigesterIsFaster(t *testing.T) {
 			}
 			slow <- x
 		}()
-		x := <-slow // it is left to whoever holds the lane
+		x := <-slow // put leaves it to the goroutine that holds the lane
 		x.all, x.digest = true, newDigester(x)
 		x.digest.settled = true
 		x.canceled.Store(canceled)

@@ -37,7 +37,7 @@ func ofSession(err error) bool {
 }
 
 // outcome makes the error with which something ends that was asked of the peer out of what was seen of it: the rule of the package comment.
-// canceled is why the caller ended it, if he did; named are the exports that it names.
+// canceled is why the caller ended it, if it did; named are the exports that it names.
 func (p *Peer) outcome(err, canceled error, named ...path.Key) error {
 	switch lost := p.Err(); {
 	case err == nil:

@@ -490,7 +490,7 @@ func TestRevocationsAreBounded(t *testing.T) {
 	p := &Peer{remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}}
 	for i := range uint32(3 * maxRevoked) {
 		k := path.Key{Index: i, Epoch: i + 1}
-		p.forgetRemote(k) // one that nobody knew leaves nothing
+		p.forgetRemote(k) // a key that this side never knew leaves nothing
 		if p.wasRevoked(k) {
 			t.Fatal("an unknown export counts as revoked")
 		}

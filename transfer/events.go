@@ -109,7 +109,7 @@ type Subscription struct {
 
 // Events begins to collect the node's events: at most size of them (at least 1, at most 65,536) wait to be read. What comes while
 // so many wait is dropped for this subscriber alone and counted (Event.Missed, Subscription.Missed): the node never waits for
-// anybody. Events that concern one peer come in the order in which they happened. The subscription ends with ctx, with Close,
+// a subscriber. Events that concern one peer come in the order in which they happened. The subscription ends with ctx, with Close,
 // or with the node.
 func (n *Node) Events(ctx context.Context, size int) *Subscription {
 	s := &Subscription{bus: &n.obs.bus, c: make(chan Event, min(max(size, 1), maxEventBuffer))}
@@ -188,10 +188,10 @@ func (b *bus) drop(s *Subscription) {
 	close(s.c)
 }
 
-// on reports whether anybody listens.
+// on reports whether there is a subscriber.
 func (b *bus) on() bool { return b.active.Load() > 0 }
 
-// emit gives an event to everybody who listens. It never blocks.
+// emit gives an event to every subscriber. It never blocks.
 func (b *bus) emit(e Event) {
 	if !b.on() {
 		return

@@ -124,7 +124,7 @@ func TestEventOfAStranger(t *testing.T) {
 	}
 }
 
-// A subscriber that does not read holds nobody up and learns how much it missed, by kind; one beside it gets everything.
+// A subscriber that does not read delays no transfer and learns how much it missed, by kind; one beside it gets everything.
 func TestSlowSubscriber(t *testing.T) {
 	const count = 50
 	p := newPair(t, Options{})

@@ -28,7 +28,7 @@ type Export struct {
 
 // ExportOptions describe an export. The zero value exports for reading, without a name.
 type ExportOptions struct {
-	Name   string       // peers find it by Lookup and List; "" is known only to whom the descriptor is given
+	Name   string       // peers find it by Lookup and List; with "" they need the descriptor
 	Rights path.Rights  // 0 means path.Read
 	Tensor *tensor.Desc // what the bytes are; its size must not exceed the span's
 	// Tag names the content, so that a peer that got a part of it before this process was started anew can tell whether it is
@@ -37,7 +37,7 @@ type ExportOptions struct {
 	// Peer is the only peer that may reach the export; nil: all.
 	Peer *Peer
 	// Replaces is an export whose name the new one takes over in one step: a lookup finds the old one or the new one, never nothing. The
-	// old one stays reachable for those who have its key, without a name, until it is revoked.
+	// old one stays reachable for peers with its key, without a name, until it is revoked.
 	Replaces *Export
 }
 
@@ -133,7 +133,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	unused := x.uses.end()
 	var waits []<-chan error
 	for _, p := range n.Peers() {
-		if x.visible(p) { // nobody else could reach it, and is not waited for
+		if x.visible(p) { // no other peer could reach it: no wait for those
 			p.revoked(x.Key())
 			waits = append(waits, p.fence(x.Key())...)
 		}

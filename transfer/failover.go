@@ -29,7 +29,7 @@ func (l *lane) interrupted(t *Transfer, end *ending) {
 	if t.leaving {
 		return // it has pieces that were not posted as well
 	}
-	if l.peer.ctx.Err() == nil { // also one that is not to go on: its end must not be told before the other side is fenced
+	if l.peer.ctx.Err() == nil { // also one that does not go on: its user must not get the end before the other side is fenced
 		t.leaving = true
 		end.moved = append(end.moved, t)
 		return

@@ -167,7 +167,7 @@ func (s *twoPaths) check(t *testing.T, x *Transfer, via string, times int) {
 	if !bytes.Equal(s.src.All().Bytes(), s.dst.All().Bytes()) {
 		t.Error("the bytes differ")
 	}
-	// What follows on the same path is told after it.
+	// The receiver gets what follows on the same path after it.
 	last, err := s.p.Notify(ctx(t), nil, PutOptions{Paths: []string{e.Path}})
 	wait(t, last, err)
 	until(t, "the last notification", func() bool { return s.heard.Load() >= 4 })
@@ -214,8 +214,8 @@ func TestFailoverResumes(t *testing.T) {
 	}
 }
 
-// TestFailoverAfterDelivery takes the path down when the receiver has everything but the sender did not hear of it: the transfer
-// is complete, and is not done again.
+// TestFailoverAfterDelivery takes the path down when the receiver has everything but the sender does not know: the transfer
+// is complete, and the sender does not repeat it.
 func TestFailoverAfterDelivery(t *testing.T) {
 	s := newTwoPaths(t, 64<<10)
 	s.mode.Store(deaf)

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// recorder is a driver that notes what it is given, and holds its events back while it is shut.
+// recorder is a driver that notes what it gets, and holds its events back while it is shut.
 type recorder struct {
 	*fakeDriver
 	mu   sync.Mutex
@@ -434,7 +434,7 @@ func TestPriorityIsChecked(t *testing.T) {
 	}
 }
 
-// TestBulkIsSaid checks that the path is told which operations are parts of something large: it cannot tell by their size.
+// TestBulkIsSaid checks that the lane tells the path which operations are parts of a large transfer: their size does not show it.
 func TestBulkIsSaid(t *testing.T) {
 	d := over("tcp")
 	var bulk, light, wrong atomic.Int64

@@ -16,7 +16,7 @@ type fakeDriver struct {
 	name   string
 	cost   path.Cost // reported instead of the measured one, unless zero
 	dial   func(ctx context.Context) error
-	dialed func() // called when a path was dialed, before it is given to who wants it
+	dialed func() // called when a path was dialed, before the dialer gets it
 	listen error
 	opens  func(listen func() (path.Listener, error)) (path.Listener, error) // in the place of listen, which is the real one
 	level  *path.Security                                                    // what its paths say of themselves, if they are to say something else than they are

@@ -33,7 +33,7 @@ func expected(err error) bool {
 	return errors.As(err, &c)
 }
 
-// hearing counts what a node hears, by transfer.
+// hearing counts the calls of OnTransfer, by transfer.
 type hearing struct {
 	mu   sync.Mutex
 	seen map[ID]int
@@ -45,7 +45,7 @@ func (h *hearing) hear(i Incoming) {
 	h.mu.Unlock()
 }
 
-// of is how often a transfer was heard of. Calls of OnTransfer may still come when the node is closed, so the first is waited
+// of is the number of calls for a transfer. Calls of OnTransfer may still come when the node is closed, so the first is waited
 // for if it must come.
 func (h *hearing) of(ctx context.Context, id ID, must bool) int {
 	for {
@@ -60,7 +60,7 @@ func (h *hearing) of(ctx context.Context, id ID, must bool) int {
 }
 
 // storm runs small transfers of all kinds between two nodes, of which a dials b at addr(b), and checks what must hold whatever
-// happened to them: each ends once, those that succeed have the right bytes and were heard of once, and nothing is left over.
+// happened to them: each ends once, those that succeed have the right bytes and one call of OnTransfer, and nothing is left over.
 func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) (good, bad int) {
 	t.Helper()
 	const slots, slot = 24, 24 << 10
@@ -331,7 +331,7 @@ func TestFaultsOnTensors(t *testing.T) {
 				if err == nil {
 					err = x.Wait(c)
 				}
-				if err != nil { // the receiver hears of it, unless its offer never came
+				if err != nil { // the receiver gets an error as well, unless the offer never came
 					bad++
 					if !expected(err) {
 						t.Errorf("send: %v", err)
@@ -374,8 +374,8 @@ func TestFaultsOnTensors(t *testing.T) {
 	}
 }
 
-// A tensor that arrived just before its sender was lost is received: the sender was told that it is. The receiver learns of the
-// loss while its application is still busy with an earlier notification.
+// The receiver keeps a tensor that arrived just before its sender was lost: the sender knows of its completion. The receiver
+// detects the loss while its application is still busy with an earlier notification.
 func TestTensorBeforeTheLoss(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

@@ -23,7 +23,7 @@ func (l *lane) fence(key path.Key) <-chan error {
 	return f.done
 }
 
-// postFences posts the fences that somebody waits for, as far as the window has room.
+// postFences posts the fences that callers wait for, as far as the window has room.
 func (l *lane) postFences() {
 	for len(l.unfenced) > 0 {
 		f := l.unfenced[0]
@@ -48,7 +48,7 @@ func (l *lane) postFences() {
 type exposer interface {
 	Exposed() []path.Key
 	ExposedFD() int // readable when Exposed may have shrunk; -1: it does not shrink any more
-	Forget()        // nobody will ask any more
+	Forget()        // the owner will not ask again
 }
 
 // exposes reports whether the peer of a path that is down may still reach an export.
@@ -57,7 +57,7 @@ func exposes(p path.Path, key path.Key) bool {
 	return ok && slices.Contains(x.Exposed(), key)
 }
 
-// lookAgain is how often it is looked whether a peer has let go of memory after its path went down. Nothing tells: the path
+// lookAgain is how often the node looks whether a peer has let go of memory after its path went down. Nothing tells: the path
 // is closed. It happens only while a peer is stopped or hangs.
 const lookAgain = 50 * time.Millisecond
 
@@ -89,7 +89,7 @@ func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
 type closedPath interface {
 	fence(key path.Key) <-chan error
 	exposing() bool // its peer may still reach exports
-	forget()        // and nobody asks any more
+	forget()        // the node will not ask again
 	refund()        // nothing of it is left: gives back what was charged for it
 }
 
@@ -140,7 +140,7 @@ func (n *Node) lookExposed(c closedPath) {
 	}
 }
 
-// forgetExposed is the end of it: who keeps a closed node does not keep the sockets of paths whose peers hang.
+// forgetExposed is the end of it: a program that keeps a closed node does not keep the sockets of paths whose peers hang.
 func (n *Node) forgetExposed() {
 	n.mu.Lock()
 	all := n.exposed

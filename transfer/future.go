@@ -37,7 +37,7 @@ type Transfer struct {
 	kind     path.OpKind
 	peer     *Peer
 	bytes    uint64
-	offered  bool // the peer was told of it by an offer
+	offered  bool // this node announced it to the peer by an offer
 	priority Priority
 	stream   uint32
 	exports  []path.Desc // that it names
@@ -220,7 +220,7 @@ func (t *Transfer) Explain() Explanation {
 	t.mu.Unlock()
 	var setup []string
 	var carrier string
-	if ln != nil { // in words only when somebody asks: that costs more than a small transfer
+	if ln != nil { // put into words only here, on demand: that costs more than a small transfer
 		ln.mu.Lock()
 		setup = ln.p.Explain()
 		if c, ok := ln.p.(path.Carrier); ok {

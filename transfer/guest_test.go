@@ -58,7 +58,7 @@ func guestOptions() Options {
 	}
 }
 
-// received is what the receiver tells of a put.
+// received is what the receiver reports about a put.
 type received struct {
 	Bytes uint64
 	Sum   [sha256.Size]byte
@@ -292,7 +292,7 @@ func cutSender(t *testing.T, m *guest.Meeting, o Options) {
 	if _, err := put(); err == nil {
 		t.Error("a put to a lost peer was accepted")
 	}
-	// The cable is mended at some time.
+	// The receiver's guest sets its link up again at some time.
 	deadline := time.Now().Add(guestPatience)
 	for {
 		// A short attempt: the kernel sends a segment that was lost again after longer and longer times.

@@ -31,8 +31,8 @@ func TestClaimedName(t *testing.T) {
 	}
 }
 
-// TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: what was lost with that one is
-// not settled by it, nor told to it.
+// TestImpostorSettlesNothing has a node with a certificate of its own claim to be another one: it neither settles what
+// was lost with that one nor learns of it.
 func TestImpostorSettlesNothing(t *testing.T) {
 	ca := authority(t)
 	victim := open(t, Options{Identity: issue(t, ca, "victim"), Listen: []string{loopback}})

@@ -89,8 +89,8 @@ func (s *seen) has(n uint64) bool {
 // not polled until there is room, so that its path pushes back.
 const inboxMax = 1024
 
-// inboxFenced is that number while somebody waits for a fence of the peer's paths: what they hold before the end of the fence has
-// to go somewhere.
+// inboxFenced is that number while a fence of the peer's paths is under way: what they hold before the end of the fence has to go
+// somewhere.
 const inboxFenced = 4 * inboxMax
 
 // inbox holds what a peer's lanes delivered until the application has taken it: OnTransfer is called on a goroutine that
@@ -103,7 +103,7 @@ type inbox struct {
 	last    func()  // called once when everything was taken, after the peer's end
 }
 
-// deliver hands a completed transfer of the peer to whoever waits for it.
+// deliver hands a completed transfer of the peer to the receiver that waits for it, or to OnTransfer.
 func (p *Peer) deliver(in Incoming) {
 	b := &p.inbox
 	b.mu.Lock()
@@ -174,7 +174,7 @@ func (p *Peer) drain() {
 		for i, in := range batch {
 			batch[i] = Incoming{}
 			if p.node.received(in) {
-				continue // a tensor that somebody waits for
+				continue // a tensor that a receiver waits for
 			}
 			if f := p.node.opts.OnTransfer; f != nil {
 				f(in)

@@ -32,7 +32,7 @@ type JobOptions struct {
 	// Restarts is how often the job may begin again at 0 because the content behind the name changed: 0 means 3 times, a negative
 	// number never: then it fails with ErrChanged.
 	Restarts int
-	// OnVerified is told how many bytes from the start are in place without a gap, each time that there are more: in order, one
+	// OnVerified gets how many bytes from the start are in place without a gap, each time that there are more: in order, one
 	// call at a time, the last one before Done is closed. Steps may be left out when a call takes long. A smaller number than
 	// before means that the job begins again; nothing is written then until the call has returned.
 	OnVerified func(off uint64)
@@ -337,7 +337,7 @@ func (j *Job) finish(err error) {
 }
 
 // notifier calls a function with the latest of the numbers it is given, one call at a time, on a goroutine that lives only
-// while there is something to say. So nobody who moves bytes waits for the caller's code.
+// while there is something to say. So no goroutine that moves bytes waits for the caller's code.
 type notifier struct {
 	call func(uint64)
 
@@ -345,7 +345,7 @@ type notifier struct {
 	last    uint64 // given
 	pending bool
 	running bool
-	idle    chan struct{} // not nil: closed when everything was told
+	idle    chan struct{} // not nil: closed when call has returned from the last number
 	ended   func()
 }
 
@@ -388,7 +388,7 @@ func (n *notifier) run() {
 	}
 }
 
-// wait waits until everything was told.
+// wait waits until call has returned from the last number, or ctx ends.
 func (n *notifier) wait(ctx context.Context) {
 	n.mu.Lock()
 	if !n.running {
@@ -406,7 +406,7 @@ func (n *notifier) wait(ctx context.Context) {
 	}
 }
 
-// end calls f when everything was told: now, or on the notifier's goroutine.
+// end calls f when call has returned from the last number: now, or on the notifier's goroutine.
 func (n *notifier) end(f func()) {
 	n.mu.Lock()
 	if n.running {

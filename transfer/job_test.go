@@ -69,7 +69,7 @@ type midway struct {
 	keep bool // the server's memory, when it is started anew
 }
 
-// offsets is what OnVerified was told.
+// offsets is what OnVerified got.
 type offsets struct {
 	mu  sync.Mutex
 	all []uint64

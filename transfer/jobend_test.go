@@ -253,7 +253,7 @@ func TestCloseFromOnVerified(t *testing.T) {
 	}
 }
 
-// OnVerified that takes long holds up nobody, and is not called twice at a time; a new beginning waits for it.
+// A slow OnVerified delays no transfer, and the job never makes two calls at a time; a new beginning waits for it.
 func TestSlowOnVerified(t *testing.T) {
 	m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
 	m.n = open(t, Options{Paths: []path.Driver{m.g.driver}})

@@ -14,10 +14,10 @@ import (
 // postMax is the number of operations handed to a path in one call.
 const postMax = 16
 
-// lane is a path and its owner: the mutex makes whoever holds it the path's one owner. The node's loop serves the lane when
+// lane is a path and its owner: the goroutine that holds the mutex owns the path. The node's loop serves the lane when
 // its descriptor is ready; goroutines that begin a transfer post on it themselves, so that a put needs no hand-over. They do
-// not wait for the mutex, though: a transfer is left in arrivals, and whoever holds the lane takes it from there, at the
-// latest when it unlocks. So a small put never queues up for the lane behind a goroutine that copies.
+// not wait for the mutex, though: they leave the transfer in arrivals, and the goroutine that holds the lane takes it from
+// there, at the latest when it unlocks. So a small put never queues up for the lane behind a goroutine that copies.
 type lane struct {
 	peer *Peer
 	id   uint64 // of the path, agreed with the peer
@@ -61,10 +61,10 @@ type lane struct {
 	heldTill time.Time            // not served before, because of the peer's rate
 }
 
-// arrivals are transfers that nobody has taken into the lane's queue yet.
+// arrivals are transfers that are not in the lane's queue yet.
 type arrivals struct {
 	some  atomic.Bool // there are some, or the queue is to be looked at again
-	dead  atomic.Bool // the lane is gone: whoever comes waits for the mutex
+	dead  atomic.Bool // the lane is gone: work waits for the mutex
 	mu    sync.Mutex
 	list  []*Transfer
 	taken []*Transfer // of the lane's owner: the list before
@@ -81,14 +81,14 @@ type slot struct {
 	copies []path.Copy // kept for the next operation
 }
 
-// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and who wants to
-// have memory back must not wait for that.
+// fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and a
+// caller that wants memory back must not wait for that.
 const fenceRoom = 1
 
 // fenceToken marks tokens of fences, which use no slot.
 const fenceToken = 1 << 63
 
-// fenceWait is somebody who waits for a fence; done is buffered.
+// fenceWait is a caller that waits for a fence; done is buffered.
 type fenceWait struct {
 	key  path.Key
 	done chan error
@@ -156,10 +156,10 @@ func (l *lane) submit(t *Transfer) {
 	l.work()
 }
 
-// work takes what has arrived, unless somebody holds the lane, who will do it when it unlocks. No other lock may be held.
+// work takes what has arrived, unless another goroutine holds the lane: that one does it when it unlocks. No other lock may be held.
 func (l *lane) work() {
 	for l.arrivals.some.Load() {
-		if l.arrivals.dead.Load() { // who holds a lane that is gone may be somebody who does not look
+		if l.arrivals.dead.Load() { // the goroutine that holds a lane that is gone may not look at arrivals
 			l.mu.Lock()
 		} else if !l.mu.TryLock() {
 			return
@@ -196,7 +196,7 @@ func (l *lane) take(end *ending) {
 			l.leave(t)
 			t.failed = path.ErrCanceled
 			end.add(t)
-			flush = true // it may have come together with the timer, which has nobody else to look at the queue
+			flush = true // it may have come together with the timer, and no other goroutine would look at the queue
 		default:
 			l.enqueue(t)
 			if !l.batching || t.isBulk() {
@@ -227,7 +227,7 @@ func (l *lane) flushAfter(d time.Duration) {
 	l.timer.Reset(d)
 }
 
-// again has the queue looked at, by whoever holds the lane or by this goroutine.
+// again has the queue looked at, by this goroutine or the one that holds the lane.
 func (l *lane) again() {
 	l.arrivals.some.Store(true)
 	l.work()
@@ -516,7 +516,7 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 		return
 	}
 	switch {
-	case t.broken: // also one that has failed: the other side is fenced before that is told
+	case t.broken: // also one that has failed: its user gets the error after the other side is fenced
 		l.broken = append(l.broken, t)
 	case t.missing && t.failed == nil:
 		l.leave(t)

@@ -234,7 +234,7 @@ func TestRefusedPiece(t *testing.T) {
 	}
 }
 
-// The application is slow: the sender is held back, nothing grows without bound, nobody spins, and nothing is lost.
+// The application is slow: the receiver holds the sender back, nothing grows without bound, no goroutine spins, and nothing is lost.
 func TestSlowConsumer(t *testing.T) {
 	for _, name := range paths {
 		t.Run(name, func(t *testing.T) {

@@ -14,7 +14,7 @@ import (
 // Staging, third part: the slots that a peer lends to this node.
 
 const (
-	// leaseLinger is how long a lease is kept that nobody uses.
+	// leaseLinger is how long an unused lease is kept.
 	leaseLinger = 2 * time.Second
 	// leaseRetry is waited first when a peer has lent everything, then twice as long each time up to leaseRetryMost.
 	leaseRetry     = 5 * time.Millisecond
@@ -27,7 +27,7 @@ type leased struct {
 	leases [2]*lease  // large, small; nil: none
 }
 
-// lease is asked for by the first who needs it, and given back when nobody has for a while.
+// lease is slots of the peer: the first transfer that needs one asks for it, and the node gives it back unused after leaseLinger.
 type lease struct {
 	key   path.Key      // that it was asked for with
 	ready chan struct{} // closed when it is known what became of it
@@ -84,7 +84,7 @@ func (p *Peer) takeLeased(ctx context.Context, small bool, key path.Key) (leased
 			case l.key == key && l.err != path.ErrCanceled:
 				return leasedSlot{}, l.err
 			}
-			continue // it was asked for with another key, by somebody who has left meanwhile
+			continue // the request was another caller's, with another key or canceled: try again
 		}
 		select {
 		case k := <-l.free:
@@ -118,7 +118,7 @@ func (p *Peer) leaveLease(l *lease, small bool) {
 	}
 }
 
-// lingerLease has a lease given back that nobody uses. The mutex is held.
+// lingerLease gives an unused lease back after leaseLinger. The mutex is held.
 func (p *Peer) lingerLease(l *lease, small bool) {
 	s := &p.leased
 	if l.err != nil || p.ctx.Err() != nil {

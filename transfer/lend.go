@@ -264,7 +264,7 @@ func (p *Peer) endLending() (finish func()) {
 		s.mu.Lock()
 		var all []*lent
 		for i, l := range s.leases {
-			if l != nil && l.export != nil { // otherwise whoever makes it gives it back
+			if l != nil && l.export != nil { // otherwise the goroutine that makes it gives it back
 				all, s.leases[i] = append(all, l), nil
 			}
 		}

@@ -19,7 +19,7 @@ import (
 // transfer has cost nothing and leaves nothing. Rates refuse nothing: they make wait.
 //
 // Queues are outside: their owners post as they like. So are the peer's puts and gets of exports, except for the rate: a
-// one-sided transfer asks nobody. What bounds these is the window of the path.
+// one-sided transfer asks no permission. What bounds these is the window of the path.
 type Limits struct {
 	Node Quota // for all peers together
 	Peer Quota // for each peer, all its sessions together
@@ -37,7 +37,7 @@ type Quota struct {
 	// memory of those until they are released. The rate is that of all bytes that this side writes or reads for them: a peer that
 	// is faster is not polled for a while, so that its connections push back, which also delays transfers of this node's making
 	// on the same connections. A path by which a peer reaches memory without this side's doing cannot be held to a rate: with
-	// one, it is not opened, and the peer is told sched.ErrRate.
+	// one, this side does not open it, and the peer gets sched.ErrRate.
 	In sched.Limits
 }
 
@@ -124,7 +124,7 @@ func (n *Node) limitsFor(p *Peer) (*limits, error) {
 	return l, nil
 }
 
-// maxPrincipals is how many peers' limits are remembered before those that nobody uses are forgotten. They outlive sessions: a
+// maxPrincipals is how many peers' limits a node remembers before it forgets those not in use. They outlive sessions: a
 // peer that dials anew has the memory that it had, and the rate.
 const maxPrincipals = 1024
 
@@ -178,7 +178,7 @@ func (l *limits) piece() (most uint64) {
 	return most
 }
 
-// heard counts bytes that the peer had written or read, and says how long it is to be left alone.
+// heard counts bytes that the peer had written or read, and returns how long not to poll it.
 func (l *limits) heard(bytes uint64) time.Duration {
 	now := l.now()
 	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))

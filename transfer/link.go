@@ -25,7 +25,7 @@ type Link struct {
 	pool  *pool.Pool[*Peer]
 	err   error // why it can do nothing
 
-	onRetry func(LinkFailure) // nil: nobody is told
+	onRetry func(LinkFailure) // nil: no call
 
 	ctx    context.Context // of its jobs
 	cancel context.CancelCauseFunc
@@ -37,7 +37,7 @@ type Link struct {
 	wg     sync.WaitGroup // of what jobs run; added to under the mutex
 	counts LinkCounts
 	warm   []string // paths that jobs moved something by, the latest first: they are set up again at once
-	told   []uint64 // sessions whose loss onRetry was told of
+	told   []uint64 // sessions whose loss onRetry got
 }
 
 // LinkOptions describe a link. The zero value keeps one session.
@@ -58,8 +58,8 @@ type LinkOptions struct {
 	OnRetry func(LinkFailure)
 }
 
-// LinkFailure is something that failed on a link and is tried again: a dial, a session that was lost (told once, whatever moved on
-// it), or else an attempt of a Job or of Do on a session that lives.
+// LinkFailure is something that failed on a link and is tried again: a dial, a session that was lost (reported once, whatever moved
+// on it), or else an attempt of a Job or of Do on a session that lives.
 type LinkFailure struct {
 	Dial bool
 	Lost bool
@@ -163,7 +163,7 @@ func (l *Link) dial(ctx context.Context) (*Peer, error) {
 	return p, nil
 }
 
-// warm begins to set a path up; whoever needs it waits for the rest.
+// warm begins to set a path up; the first transfer that needs it waits for the rest.
 func (p *Peer) warm(driver string) {
 	if !slices.Contains(p.info.Paths, driver) || p.node.driver(driver) == nil {
 		return
@@ -261,7 +261,7 @@ func (l *Link) shut(cause error) error {
 	l.cancel(cause)
 	l.wg.Wait()
 	ended, cancel := context.WithCancel(context.Background())
-	cancel() // who holds a session without a job has it closed under him
+	cancel() // callers that hold a session without a job have it closed under them
 	err := l.pool.Close(ended)
 	close(l.over)
 	return err

@@ -132,7 +132,7 @@ func TestFetchSurvivesCuts(t *testing.T) {
 	t.Log(j.Explain())
 }
 
-// A session that replaces another one sets up at once what jobs used before, while nobody asks for it yet.
+// A session that replaces another one sets up at once what jobs used before, although no job asks for it yet.
 func TestLinkWarmsPaths(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	d := over("tcp")

@@ -10,12 +10,12 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// loop is the owner of a node's lanes when nobody else is: one goroutine that sleeps in epoll over the descriptors of all
+// loop owns a node's lanes when no other goroutine does: one goroutine that sleeps in epoll over the descriptors of all
 // paths and serves those that are ready. After activity it keeps polling for the node's spin time before it sleeps again.
 //
 // While it polls it gives its processor away all the time. After a round that did something it yields to the goroutines of this
 // process: the one whose transfer has just ended runs next, on this thread, without a wake-up by the kernel. After a round in
-// vain it yields to other threads and processes, such as the one at the other end. With nobody else to run both return at once,
+// vain it yields to other threads and processes, such as the one at the other end. With nothing else to run both return at once,
 // so the same loop does for two processors and for many (docs/measurements/transfer.md).
 type loop struct {
 	ep     *sys.Epoll
@@ -147,7 +147,7 @@ func (l *loop) close() {
 	sys.Close(l.wake)
 }
 
-// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and the node is told.
+// run serves lanes until close. An error of epoll ends it too; then nothing moves any more, and run reports it to the node.
 func (l *loop) run() {
 	defer close(l.exited)
 	if err := l.serve(); err != nil {

@@ -211,7 +211,7 @@ func hostClient(o Options, addr string, mover bool, events chan<- hostEvent) err
 			}
 		}
 	}
-	// The server does not lose its peer before the test has heard of everything.
+	// The server does not lose its peer before the test has read all events.
 	_, err = io.Copy(io.Discard, os.Stdin)
 	return err
 }
@@ -345,7 +345,7 @@ func TestNamespacesPutAndGet(t *testing.T) {
 }
 
 // The cable is cut while bytes move: the transfer ends with an error at the one end, and the peer is lost at the other. When
-// the cable is mended, a new process moves bytes to the same server.
+// the cable is whole again, a new process moves bytes to the same server.
 func TestNamespacesCutCable(t *testing.T) {
 	n := netns.New(t, netns.Topology{Localnet: true, Bridge: true, Link: netns.LinkSpec{MTU: 9000}})
 	a, b := n.Hosts[0], n.Hosts[1]

@@ -37,7 +37,7 @@ type Options struct {
 	Paths  []path.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
-	// DefaultSpin; a negative value sleeps at once. Whoever else can run on the processor goes first meanwhile, so that polling
+	// DefaultSpin; a negative value sleeps at once. Other threads that can run on the processor go first, so that polling
 	// serves on a machine of two processors as well. An idle node costs no CPU either way.
 	Spin time.Duration
 	// Budget is the memory in bytes that pushed tensors may occupy; 0 means 1 GiB. See Node.Receive.
@@ -56,8 +56,8 @@ type Options struct {
 	// Anonymous is what peers may do that have no certificate: those of unix sockets, and without an Identity those of loopback addresses and
 	// what Insecure permits. 0: nothing, and to listen where all peers are such is an error.
 	Anonymous identity.Rights
-	// Insecure permits addresses beyond this machine without an Identity. Whoever is on the way can read and change everything.
-	// Each such address is announced in the log.
+	// Insecure permits addresses beyond this machine without an Identity. Any machine on the way can read and change everything.
+	// The node logs each such address.
 	Insecure bool
 	// AllowUID says which users of this machine, beside the one of this process, may be at the other end of a connection that proves no
 	// identity: unix:// addresses, and without an Identity those with a loopback address. It holds for both directions: a node
@@ -84,7 +84,7 @@ type Options struct {
 	// call takes long, at most 1024 events wait; those beyond are dropped and counted in Event.Missed of the next. More than one
 	// listener: Node.Events.
 	OnEvent func(Event)
-	// Logger hears of peers and paths that come and go, never of single transfers; nil is silent.
+	// Logger logs peers and paths that come and go, never single transfers; nil is silent.
 	Logger *slog.Logger
 }
 
@@ -140,11 +140,11 @@ type Node struct {
 	links      map[*Link]bool
 	peerCount  uint64 // peers so far
 	strangers  strangers
-	dialed     map[string]party     // who answered at an address
+	dialed     map[string]party     // the party that answered at an address
 	lost       map[party][][16]byte // sessions that were lost: see takeover.go
 	accepting  map[place]*acceptor
 	queues     map[string]chan *Queue
-	waiting    map[string][]*tensorWaiter // who waits for a tensor, by name
+	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
 	offers     map[ID]*incomingTensor
 	withdrawn  map[ID]*Peer          // offers that the peer took back before they were answered

@@ -36,7 +36,7 @@ type Peer struct {
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
-	introduced chan struct{} // closed when the node's user has been told of the peer
+	introduced chan struct{} // closed when OnPeer has returned, Dial returns or the introduction failed
 	ready      chan struct{} // closed when the handshake is done
 	gone       chan struct{} // closed when nothing of the peer is left
 	kick       chan struct{} // wakes the writer
@@ -46,7 +46,7 @@ type Peer struct {
 	lending    lending // of slots to the peer
 	leased     leased  // slots of the peer
 	refused    atomic.Uint64
-	unwelcome  atomic.Bool // nobody was told of it, nor will be
+	unwelcome  atomic.Bool // its introduction failed: the application never gets it
 	closed     atomic.Bool // by Close
 	writing    sync.Mutex  // held while the connection is written
 	account    account     // what snapshots tell of it
@@ -339,7 +339,7 @@ func (p *Peer) write() {
 		}
 		if !deadline.IsZero() {
 			wait := time.Until(deadline)
-			if p.tls != nil { // somebody may take rights away meanwhile
+			if p.tls != nil { // new rules may take its rights away meanwhile
 				wait = min(wait, lookEvery)
 			}
 			timer.Reset(wait)
@@ -438,7 +438,7 @@ func (n *Node) peerLost(p *Peer, err error) {
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
 	n.shares.lost(p)
-	// A tensor whose completion was delivered belongs to its receiver: the sender was told so.
+	// A tensor whose completion was delivered belongs to its receiver: the sender knows of it.
 	p.drained(func() { n.offerPeerLost(p, err) })
 	n.mu.Lock()
 	delete(n.peers, p)
@@ -539,7 +539,7 @@ func (p *Peer) handle(m control.Message) {
 		}
 	case *control.Request:
 		if m.Method == control.MethodCall || m.Method == control.MethodLookup {
-			go p.serve(m) // not waited for by Close, which whoever answers (Handle, OnLookup) may call
+			go p.serve(m) // Close does not wait for it: the answerer (Handle, OnLookup) may call Close
 			return
 		}
 		p.node.wg.Add(1)

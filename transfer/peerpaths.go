@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// The paths of a peer: opened when they are wanted, by one goroutine for all who wait, and forgotten when they are down.
+// The paths of a peer: opened on demand, by one goroutine for all that wait, and forgotten when they are down.
 
 // lane returns the peer's lane of a driver and sets it up first if there is none.
 func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {

@@ -42,7 +42,7 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m)
 }
 
-// never is a DeadAfter that nobody reaches, however busy the machine is: a peer is given up by giveUp.
+// never is a DeadAfter that no test reaches, however busy the machine is: tests give a peer up by giveUp.
 const never = 10 * time.Minute
 
 // giveUp makes p give its peer up as it does when nothing comes for DeadAfter, without that time passing.
@@ -489,7 +489,7 @@ func TestClosedNodeForgets(t *testing.T) {
 	}
 }
 
-// TestIntroduction: a session that was ready counts as a peer, whatever has become of it by the time that anybody looks.
+// TestIntroduction: a session that was ready counts as a peer, whatever has become of it by the time that the node looks.
 func TestIntroduction(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

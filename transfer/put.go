@@ -21,7 +21,7 @@ type PutOptions struct {
 	Paths []string // restricts the choice to these; nil allows all
 	// Digest proves the bytes end to end: their SHA-256 (FIPS 180-4) is taken on both sides, and the transfer succeeds only if
 	// it is the same. The other side reads its memory again for that, so its export must permit reading, also for a put.
-	// Otherwise the error matches path.ErrIntegrity and control.Integrity, as it does when somebody changes the bytes on
+	// Otherwise the error matches path.ErrIntegrity and control.Integrity, as it does when a process changes the bytes on
 	// either side before the transfer is done. The hashing goes on beside the transfer and costs a core on both sides for
 	// as long as it takes; see docs/measurements/sharing.md.
 	Digest bool

@@ -43,7 +43,7 @@ type Queue struct {
 type queueState uint8
 
 const (
-	queueOffered queueState = iota // nobody has taken it yet, so nothing was served by it
+	queueOffered queueState = iota // AcceptQueue has not taken it yet, so nothing was served by it
 	queueOwned
 	queueClosed
 )
@@ -323,7 +323,7 @@ func (q *Queue) fail(err error) {
 	}
 	q.mu.Unlock()
 	if offered {
-		q.Close() // nobody else would
+		q.Close() // it has no owner to close it
 		return
 	}
 	q.waiter.Interrupt()

@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// An export takes over the name of another one in one step: who looks it up always finds one, the list has one, and the old one can be
+// An export takes over the name of another one in one step: a lookup always finds one, the list has one, and the old one can be
 // read by its key until it is revoked, which leaves the name to the new one.
 func TestExportReplaces(t *testing.T) {
 	p := newPair(t, Options{})
@@ -38,7 +38,7 @@ func TestExportReplaces(t *testing.T) {
 	if _, err := p.b.Export(span(1), ExportOptions{Name: "x"}); err == nil || !strings.Contains(err.Error(), "taken") {
 		t.Fatal(err)
 	}
-	// Somebody looks it up all the time.
+	// A goroutine looks it up all the time.
 	stop, looked := make(chan struct{}), make(chan error, 1)
 	go func() {
 		var last uint64

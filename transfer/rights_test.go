@@ -118,7 +118,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 	ask("of its own", &control.PathDown{PathID: 1 << 60}, true)
 	ask("of its own", &control.EndSessions{Sessions: [][16]byte{{1}}}, true)
 
-	// Digests: what the bytes are is for those who may read.
+	// Digests show what the bytes are, so they need the right to read.
 	block := func(name string) control.Block { return control.Block{Key: descs[name].Key, Len: size} }
 	digest := func(what string, id ID, expect [32]byte, allowed bool, blocks ...control.Block) (sum [32]byte) {
 		t.Helper()
@@ -237,7 +237,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 	}
 }
 
-// TestNoRightsNoSession: a node lets nobody in who has no rights there, and says which name has none, where, and what gives it some.
+// TestNoRightsNoSession: a node refuses a peer without rights, and says which name has none, where, and what gives it some.
 func TestNoRightsNoSession(t *testing.T) {
 	ca := authority(t)
 	id, err := ca.Issue("server", identity.IssueOptions{}) // without rules
@@ -267,7 +267,7 @@ func TestNoRightsNoSession(t *testing.T) {
 	if _, err := client.Dial(ctx(t), server.Addrs()[0]); err != nil {
 		t.Errorf("with rights: %v", err)
 	}
-	// Where nobody shows a certificate, rights are said by name.
+	// Where peers show no certificate, Options.Anonymous must give rights.
 	socket := "unix://" + filepath.Join(t.TempDir(), "s")
 	for _, o := range []Options{{Listen: []string{loopback}}, {Listen: []string{socket}}, {Listen: []string{socket}, Identity: id}, {Listen: []string{"tcp://0.0.0.0:0"}, Insecure: true}} {
 		if n, err := Open(ctx(t), o); !errors.Is(err, ErrNoRights) {
@@ -286,7 +286,7 @@ func TestNoRightsNoSession(t *testing.T) {
 	}
 }
 
-// TestBrokenRules: rules with a mistake change nothing but are told loudly; rules that are gone take all rights along.
+// TestBrokenRules: rules with a mistake change nothing, but the node reports them as an error; rules that are gone take all rights along.
 func TestBrokenRules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
 	ca, _, err := identity.Setup(dir, "server", identity.SetupOptions{})
@@ -331,7 +331,7 @@ func TestBrokenRules(t *testing.T) {
 			t.Errorf("the log says %q, expected %q", s, want)
 		}
 	}
-	write("allow client all\nallow x reed\n") // within a second somebody looks
+	write("allow client all\nallow x reed\n") // the node looks within a second
 	refused(rules + ":2: ")
 	if r := server.Peers()[0].Rights(); r != identity.List {
 		t.Errorf("with a mistake in the rules the peer may %v", r)

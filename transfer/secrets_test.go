@@ -23,7 +23,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// everything is a log handler that keeps all it is told, in several notations.
+// everything is a log handler that keeps all it gets, in several notations.
 type everything struct {
 	*transcript
 	attrs []slog.Attr

@@ -190,10 +190,10 @@ func (p *Peer) holds() error {
 	return nil
 }
 
-// complainEvery is how often it is said again that files of the identity cannot be used.
+// complainEvery is how often the node reports again that files of the identity cannot be used.
 const complainEvery = time.Minute
 
-// complaint is what is said again until it is mended.
+// complaint is a problem that the node reports again until it is fixed.
 type complaint struct {
 	mu   sync.Mutex // guards what follows
 	said string
@@ -316,7 +316,7 @@ func (n *Node) met(p *Peer) {
 
 // strangers are the peers whose handshake is under way.
 type strangers struct {
-	pending path.Pending[*Peer] // that dialed this node, and are charged to nobody yet
+	pending path.Pending[*Peer] // that dialed this node, and are not charged yet
 	bounded []*Peer             // the others
 }
 

@@ -526,7 +526,7 @@ func (n *Node) AcceptQueue(ctx context.Context, name string) (*Queue, error) {
 			if q.accept() {
 				return q, nil
 			}
-			// Its peer was lost before anybody wanted it.
+			// Its peer was lost before a call took it.
 		case <-n.closing:
 			return nil, ErrClosed
 		case <-ctx.Done():

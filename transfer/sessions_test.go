@@ -141,7 +141,7 @@ func TestSessionsLeaveNothing(t *testing.T) {
 			for range cycles {
 				cycle()
 			}
-			// What a path that is closed keeps until its peer has let go goes when the node's loop hears of that.
+			// A closed path keeps something until its peer has let go; the node's loop frees it when it notices.
 			for end := ctx(t); total(descriptors(t)) > total(before) && end.Err() == nil; {
 				runtime.Gosched()
 			}
@@ -178,7 +178,7 @@ func TestSetupWithoutDescriptors(t *testing.T) {
 	local := region(t, 1<<16)
 	var failed error
 	use := func(via string) error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // who waits for the other side, which has no descriptor
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second) // the dial may wait for the other side, which has no descriptor
 		defer cancel()
 		p, err := a.Dial(ctx, b.Addrs()[0])
 		if err != nil {

@@ -19,7 +19,7 @@ import (
 
 // ShareOptions modify Peer.Share. The zero value is usual.
 type ShareOptions struct {
-	// Copy asks for a copy of the bytes, which nobody changes any more, also where the peer's memory could be borrowed.
+	// Copy asks for a copy of the bytes, which does not change any more, also where the peer's memory could be borrowed.
 	Copy bool
 	// Digest proves the copy end to end, as PutOptions.Digest does. It implies Copy.
 	Digest bool
@@ -43,10 +43,10 @@ type Shared struct {
 //
 // Each call looks the name up, which takes one round trip, and joins others only if it still names the same export: what was
 // revoked or exported anew is never given out. A copy is as it was read. If the peer writes into an export in place, a call
-// may join a copy from before that as long as somebody holds it or it is kept; a borrowed view changes with the peer's memory.
+// may join a copy from before that as long as a caller holds it or it is kept; a borrowed view changes with the peer's memory.
 //
-// When ctx ends the call returns, and the others go on; the read ends when nobody waits for it any more. A read that fails
-// fails for all who wait for it, and the next call tries again.
+// When ctx ends the call returns, and the others go on; the read ends when no call waits for it any more. A failed read
+// fails each call that waits for it, and the next call tries again.
 func (p *Peer) Share(ctx context.Context, name string, o ShareOptions) (*Shared, error) {
 	again := true // once, if the export went between the look-up and the read
 	for {
@@ -124,7 +124,7 @@ func (s *Shared) Remote() *Remote { return s.e.remote }
 func (s *Shared) Borrowed() bool { return s.e.kind == shareBorrow }
 
 // Stale reports whether later calls of Share will not be given these bytes: the export was revoked or the peer is lost. The
-// bytes stay valid; whoever holds borrowed ones should release them soon, because the peer waits for that.
+// bytes stay valid; a caller that holds borrowed ones should release them soon, because the peer waits for that.
 func (s *Shared) Stale() bool {
 	c := &s.e.peer.node.shares
 	c.mu.Lock()
@@ -206,7 +206,7 @@ type shareEntry struct {
 	ready bool
 	gone  bool // not in the table any more: goes with its last reference
 	keep  time.Duration
-	idle  *list.Element // when nobody holds it
+	idle  *list.Element // when it has no references
 	timer *time.Timer
 }
 
@@ -220,7 +220,7 @@ type shares struct {
 
 func (e *shareEntry) key() shareKey { return shareKey{e.peer, e.remote.Desc.Key, e.kind} }
 
-// join waits for the bytes of an export, which it has read if nobody else did.
+// join waits for the bytes of an export, and begins to read them if no other call has.
 func (c *shares) join(ctx context.Context, p *Peer, r *Remote, o ShareOptions, kind shareKind) (*Shared, error) {
 	size := r.Size()
 	if r.Tensor != nil {
@@ -327,7 +327,7 @@ func (c *shares) read(ctx context.Context, e *shareEntry, o ShareOptions) {
 		if e.kind != shareBorrow {
 			c.stats.Bytes += e.size
 		}
-		if e.refs == 0 { // nobody waited so long
+		if e.refs == 0 { // all calls have left meanwhile
 			old = c.drop(e)
 		}
 	}
@@ -345,7 +345,7 @@ func (c *shares) leave(e *shareEntry) {
 	switch {
 	case e.refs > 0:
 	case !e.ready:
-		e.cancel() // nobody waits for it
+		e.cancel() // no call waits for it
 		c.drop(e)
 	case e.gone || e.keep <= 0 || e.kind == shareBorrow:
 		old = c.drop(e)
@@ -356,7 +356,7 @@ func (c *shares) leave(e *shareEntry) {
 		e.timer = time.AfterFunc(e.keep, func() {
 			var old *shareEntry
 			c.mu.Lock()
-			if e.idle == mine { // nobody took it meanwhile
+			if e.idle == mine { // no call took it meanwhile
 				old = c.drop(e)
 			}
 			c.mu.Unlock()
@@ -367,8 +367,8 @@ func (c *shares) leave(e *shareEntry) {
 	old.free()
 }
 
-// drop takes an entry out of the table; those who hold it keep it. The result is to be freed once the mutex is free: nil when
-// somebody holds it or nothing is there. The mutex is held.
+// drop takes an entry out of the table; callers that hold it keep it. The caller frees the result once the mutex is free: nil when
+// the entry has references or nothing is there. The mutex is held.
 func (c *shares) drop(e *shareEntry) *shareEntry {
 	if !e.gone {
 		e.gone = true

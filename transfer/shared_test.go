@@ -254,7 +254,7 @@ func TestShareCancel(t *testing.T) {
 	}
 }
 
-// A read that fails fails for all who wait, once; the next call tries again.
+// A failed read fails each call that waits for it, once; the next call tries again.
 func TestShareFails(t *testing.T) {
 	p, x, _, results, _, free := sharing(t, 3, ShareOptions{})
 	if err := x.Revoke(ctx(t)); err != nil {
@@ -281,7 +281,7 @@ func TestShareFails(t *testing.T) {
 	s.Release()
 }
 
-// Readers that wait when the peer is lost are told so; what is held stays valid.
+// Readers that wait when the peer is lost get an error; held bytes stay valid.
 func TestSharePeerLost(t *testing.T) {
 	p, _, _, results, _, _ := sharing(t, 2, ShareOptions{})
 	p.ba.Close()
@@ -311,7 +311,7 @@ func TestSharePeerLost(t *testing.T) {
 	}
 }
 
-// What was revoked or exported anew is not given out, and who holds the old bytes keeps them.
+// Share does not give out what was revoked or exported anew, and holders of the old bytes keep them.
 func TestShareFresh(t *testing.T) {
 	p := newPair(t, Options{})
 	p.ignore(t)

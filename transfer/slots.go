@@ -11,10 +11,10 @@ import (
 
 // Staging, first part: the memory. docs/staging.md tells how all of it works.
 //
-// Why it cannot hang: a piece takes a slot of the peer's lease first, and one of this node's slots last. Whoever has the second
+// Why it cannot hang: a piece takes a slot of the peer's lease first, and one of this node's slots last. A piece with the last
 // waits for nothing but copies, a path and the peer's answer about bytes that are in a slot already, for which the peer takes
-// nothing more; all of these end. So slots of a node always come back, then those of leases do, and then leases. Nobody who
-// holds memory that others wait for waits for memory that comes earlier in this order, on whatever nodes the two are.
+// nothing more; all of these end. So slots of a node always come back, then those of leases do, and then leases. A holder of
+// memory that others wait for never waits for memory that comes earlier in this order, on whatever nodes the two are.
 
 const (
 	// maxStagingSlot is the size in bytes of a large slot: long enough that what a copy and a request cost besides does not matter.
@@ -144,7 +144,7 @@ type slots struct {
 	idle    chan struct{} // closed when it is closed and none is out
 }
 
-// slotTurn answers one who waits for a slot. The channel is buffered.
+// slotTurn answers a waiter for a slot. The channel is buffered.
 type slotTurn struct {
 	slot *stagingSlot
 	err  error

@@ -66,7 +66,7 @@ type IdentityStatus struct {
 	Refused    uint64    `json:"refused"`
 	Loaded     uint64    `json:"loaded"` // times that certificates or rules were replaced
 	LoadErrors uint64    `json:"load_errors"`
-	LoadError  string    `json:"load_error,omitempty"` // the last one that was not mended since
+	LoadError  string    `json:"load_error,omitempty"` // the last one, until it is fixed
 }
 
 // MemoryStatus is the memory that the node itself manages, in bytes.

@@ -16,7 +16,7 @@ import (
 
 // Staging, last part: a transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this peer reaches
 // by itself. It is cut into pieces; each takes the slots that it needs, is loaded into them, moved by a transfer of its own,
-// which is not told to anybody, and stored from them. Several pieces are under way at once. When all are in place the transfer
+// which neither application sees, and stored from them. Several pieces are under way at once. When all are in place the transfer
 // is left with its notification, and ends as every other one.
 
 // stager does that for one transfer.
@@ -427,7 +427,7 @@ func (s *stager) flow(l *lane) *sched.Flow[*Transfer] {
 	return f
 }
 
-// chose is told which lane a piece takes.
+// chose takes note of the lane that a piece takes.
 func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
 	s.mu.Lock()
 	first, changed := s.last == nil, s.last != nil && s.last != l && slices.Contains(s.gone, s.last)
@@ -450,7 +450,7 @@ func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
 	e.Security, e.Floor, e.UserCopies, e.KernelCopies = x.Security, x.Floor, x.UserCopies, x.KernelCopies
 }
 
-// lost is told of a lane that went down under a piece.
+// lost takes note of a lane that went down under a piece.
 func (s *stager) lost(l *lane) {
 	s.mu.Lock()
 	known := slices.Contains(s.gone, l)

@@ -74,7 +74,7 @@ func (d *fakeDevice) awaitCopy(t testing.TB) {
 	}
 }
 
-// idleStaging checks that nobody has a slot, of this node or of a peer.
+// idleStaging checks that no piece has a slot, of this node or of a peer.
 func idleStaging(t testing.TB, n *Node) {
 	t.Helper()
 	for i := range n.staging.pools {

@@ -166,7 +166,7 @@ func TestHostileStaging(t *testing.T) {
 	p.b.staging.mu.Unlock()
 }
 
-// TestLeasesRunOut: a node lends no more than it was told, and who comes then waits until others give theirs back.
+// TestLeasesRunOut: a node lends no more than Options.Staging, and a peer that comes then waits until others return theirs.
 func TestLeasesRunOut(t *testing.T) {
 	d := newFakeDevice(t, "card of b")
 	p := newPair(t, Options{Staging: minStaging})
@@ -216,7 +216,7 @@ func TestLeasesRunOut(t *testing.T) {
 		lent.Store(p.b.staging.lent)
 		return p.b.staging.lent <= uint64(leases[0].SlotSize)*uint64(leases[0].Slots)
 	})
-	// One that nobody uses for a while is given back as well.
+	// The holder gives one back that it does not use for a while.
 	until(t, "a lease that nobody uses is given back", func() bool {
 		p.b.staging.mu.Lock()
 		defer p.b.staging.mu.Unlock()

@@ -170,7 +170,7 @@ func TestDirectDevice(t *testing.T) {
 	idleStaging(t, p.a)
 }
 
-// TestDirectMissing: a path that says, again and again, that it reaches memory of a device, and refuses it when it is given it, is not given it twice by one
+// TestDirectMissing: a path that says, again and again, that it reaches memory of a device, and then refuses it, does not get it twice from one
 // transfer: the bytes are staged, over that path too.
 func TestDirectMissing(t *testing.T) {
 	const size = 9 << 20

@@ -115,7 +115,7 @@ func TestStatusIsRefused(t *testing.T) {
 	}
 }
 
-// Between nodes with certificates the status tells who is proven to be there.
+// Between nodes with certificates the status has the proven names.
 func TestStatusOfSecureNodes(t *testing.T) {
 	ca := authority(t)
 	rights := &policy{by: map[string]identity.Rights{"monitor": identity.Status, "worker": identity.Read}}

@@ -49,7 +49,7 @@ func (s *streams) enter(t *Transfer) bool {
 	return true
 }
 
-// leave ends a transfer's turn and returns whose turn it is now, nil when nobody waits.
+// leave ends a transfer's turn and returns the one whose turn it is now, nil when none waits.
 func (s *streams) leave(id uint32) *Transfer {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -199,7 +199,7 @@ func TestStuckPeers(t *testing.T) {
 				}
 			})
 		}},
-		{"SlowCallback", func(s *stuckBed) { // the application takes for ever over what it told
+		{"SlowCallback", func(s *stuckBed) { // the application's callback never returns
 			for i := range 3 * inboxMax {
 				x, err := s.atBad.Notify(context.Background(), []byte("slow"), PutOptions{})
 				if err != nil {
@@ -291,8 +291,8 @@ func TestStuckPeers(t *testing.T) {
 	}
 }
 
-// A revocation waits for the peers that could reach the memory only: a queue that nobody polls any more is no reason to lose the
-// tensors of other peers.
+// A revocation waits only for the peers that could reach the memory: a queue that its owner does not poll any more is no reason to
+// lose the tensors of other peers.
 func TestPushBesideAQueueThatNobodyPolls(t *testing.T) {
 	s := newStuckBed(t)
 	s.n.AcceptQueues("")

@@ -24,8 +24,8 @@ func (p *Peer) Instance() uint64 { return p.info.Instance }
 // Session names the session with the peer: 128 random bits that only its two ends know.
 func (p *Peer) Session() [16]byte { return p.id }
 
-// party is who is at the other end of a session: the node that it says it is, and the certificate that it has shown, "" without
-// TLS. What concerns sessions with one certificate is not left to whoever has another one and says that it is the same node.
+// party is the other end of a session: the node that it says it is, and the certificate that it has shown, "" without TLS. A peer
+// that shows another certificate and says that it is the same node has no say in sessions with the first one.
 type party struct {
 	node [16]byte
 	cert string
@@ -39,7 +39,7 @@ func (a party) is(b party) bool {
 	return a.node == b.node && (a.cert == b.cert || a.cert == "" || b.cert == "")
 }
 
-// admit decides about a peer that dialed. It runs in the peer's handshake, under its mutex; nobody else uses the peer yet.
+// admit decides about a peer that dialed. It runs in the peer's handshake, under its mutex; no other goroutine uses the peer yet.
 func (p *Peer) admit(h *control.Hello) (err error) {
 	if p.lost != nil { // what is charged now would not come back
 		return p.lost
@@ -79,7 +79,7 @@ func (p *Peer) endSessions(of party, ids [][16]byte) {
 	}
 	for _, old := range end {
 		old.fail(fmt.Errorf("%w: the peer began a new session", control.Shutdown))
-		<-old.gone // now its paths are closed, and nobody reads them
+		<-old.gone // now its paths are closed, and no goroutine reads them
 	}
 }
 
@@ -102,7 +102,7 @@ func (n *Node) lose(p *Peer) {
 	n.anyLost.Store(true)
 }
 
-// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes that were not heard of since
+// forgetLost makes room: for a certificate that says it is many nodes among these, else among nodes that have not come back since
 // so many others were lost. The mutex is held.
 func (n *Node) forgetLost(cert string) {
 	var any party

@@ -240,7 +240,7 @@ func TestLivingSessionEndsLostOnes(t *testing.T) {
 	s.ended(t, s.living)
 }
 
-// TestEndSessionsOfOthers checks that nobody can end a session by guessing, or by naming one of another node.
+// TestEndSessionsOfOthers checks that a peer cannot end a session by guessing, or by naming one of another node.
 func TestEndSessionsOfOthers(t *testing.T) {
 	b := open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}})
 	var peers [2]*Peer

@@ -41,7 +41,7 @@ func (p *Peer) GetTensor(ctx context.Context, name string, dst mem.Span) (tensor
 
 // SendTensor pushes a tensor to the peer, which must be waiting for it (Node.Receive) or begin to while the offer stands:
 // the peer prepares memory of its own, and the bytes go straight there. With o.Digest the peer hands the tensor out only if the
-// SHA-256 of what came is that of what was sent; both sides are told otherwise (path.ErrIntegrity).
+// SHA-256 of what came is that of what was sent; otherwise both sides get an error (path.ErrIntegrity).
 func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src mem.Span, o PutOptions) (*Transfer, error) {
 	if err := invariants.Context(ctx, "transfer.Peer.SendTensor"); err != nil {
 		return nil, err
@@ -128,8 +128,8 @@ type Received struct {
 	Span mem.Span
 	Path string
 	// Digest is the SHA-256 of the bytes, which was the same on both sides; all zero if the sender did not ask for it. It finds
-	// damage, not a hostile sender, who can write between the digest and the end of the transfer: to compare with a digest that
-	// somebody else vouches for, take it of Span, which nobody writes any more.
+	// damage, not a hostile sender, who can write between the digest and the end of the transfer: to compare with a digest from
+	// another source, take it of Span, which no peer writes any more.
 	Digest [32]byte
 	block  mem.Block
 	node   *Node
@@ -169,7 +169,7 @@ func (in *incomingTensor) end(err error) {
 }
 
 // Receive waits for a peer to push a tensor of that name and returns when its bytes are in place, verified. Memory is
-// taken from the node's budget when the offer comes; a tensor that does not fit is refused, and the sender told so. If the
+// taken from the node's budget when the offer comes; the node refuses a tensor that does not fit, with an error at the sender. If the
 // sender asked for a digest, it was compared, and Received.Digest is set.
 func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 	if err := invariants.Context(ctx, "transfer.Node.Receive"); err != nil {
@@ -222,10 +222,10 @@ func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 
 type tensorWaiter struct {
 	offered chan *incomingTensor // buffered
-	gone    bool                 // guarded by the node's mutex: nobody waits any more
+	gone    bool                 // guarded by the node's mutex: the receiver has left
 }
 
-// signalWaiters wakes offers that wait for somebody to want them. n.mu is held.
+// signalWaiters wakes offers that wait for a receiver. n.mu is held.
 func (n *Node) signalWaiters() {
 	close(n.wanted)
 	n.wanted = make(chan struct{})
@@ -246,7 +246,7 @@ func (n *Node) dropWaiter(name string, w *tensorWaiter) {
 	}
 }
 
-// answerOffer prepares memory for a tensor that the peer wants to push, once somebody waits for it.
+// answerOffer prepares memory for a tensor that the peer wants to push, once a receiver waits for it.
 func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	n := p.node
 	id := ID(q.ID)
@@ -270,7 +270,7 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	defer cancel()
 	for {
 		n.mu.Lock()
-		if p.ctx.Err() != nil { // nobody is there to push it, and who waits would be given it again and again
+		if p.ctx.Err() != nil { // no peer is left to push it, and the receiver would be given it again and again
 			n.mu.Unlock()
 			return nil, path.ErrCanceled
 		}
@@ -305,7 +305,7 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 				return nil, err
 			}
 			n.discard(in, path.ErrCanceled)
-			continue // perhaps somebody else waits
+			continue // perhaps another receiver waits
 		}
 		wanted := n.wanted
 		n.mu.Unlock()
@@ -375,7 +375,7 @@ func (n *Node) received(i Incoming) bool {
 		n.discard(in, fmt.Errorf("transfer: tensor %q: %s put %d of %d bytes: %w", in.rec.Name, i.Peer, i.Bytes, in.rec.Span.Len, path.ErrProtocol))
 		return true
 	}
-	if in.digest && !in.proven { // nobody else has it now
+	if in.digest && !in.proven { // no other goroutine has it now
 		n.discard(in, fmt.Errorf("transfer: tensor %q: %s completed it without the digest that it promised: %w", in.rec.Name, i.Peer, path.ErrProtocol))
 		return true
 	}

@@ -193,7 +193,7 @@ func TestOfferWithdrawn(t *testing.T) {
 	nothingReceived(t, p.b)
 }
 
-// Who answers an offer too late does not wait for the tensor for ever.
+// A receiver whose answer to an offer is late does not wait for the tensor for ever.
 func TestOfferAnsweredTooLate(t *testing.T) {
 	p := newPair(t, Options{DeadAfter: time.Minute}) // the clock of a session jumps here
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{64}}
@@ -230,7 +230,7 @@ func TestOfferAnsweredTooLate(t *testing.T) {
 		t.Fatalf("SendTensor ended with %v", err)
 	}
 	var x *Transfer
-	for c := ctx(t); ; { // until somebody waits for it
+	for c := ctx(t); ; { // until the receiver waits for it
 		if x, err = p.ab.SendTensor(c, "x", d, src.All(), PutOptions{}); !errors.Is(err, control.Busy) {
 			break
 		}

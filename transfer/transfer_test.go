@@ -53,7 +53,7 @@ func newPair(t testing.TB, o Options) *pair {
 	return p
 }
 
-// ignore drops what b hears, until the test ends.
+// ignore drops what b receives, until the test ends.
 func (p *pair) ignore(t testing.TB) {
 	stop := make(chan struct{})
 	t.Cleanup(func() { close(stop) })

@@ -28,7 +28,7 @@ const userRole = "user "
 //
 //	dial ADDR      has a node dial, and prints "refused: ERROR" or "connected to USERS", the peer's principal
 //	from IP PORT   connects from an address to 127.0.0.1:PORT and prints how many bytes it is sent before the end
-//	serve ADDR     has a node listen that lets everybody in, and prints its address
+//	serve ADDR     has a node listen that accepts every user, and prints its address
 //	strict ADDR    has a node listen, and prints its address
 //	greedy ADDR    opens hundreds of connections that say nothing, and all sessions it can get, and prints how many that are
 //	squat          listens on 127.0.0.1 and prints the address; when its input ends it accepts a connection and prints how many bytes come
@@ -127,8 +127,8 @@ func abstract(name string) string { return fmt.Sprintf("unix://@penstock-%s-%d",
 // dialable is an address that leads to a listener on all addresses of this machine.
 func dialable(addr string) string { return strings.Replace(addr, "[::]", "127.0.0.1", 1) }
 
-// TestOtherUserDials has processes of other users dial a node of this user: nobody gets in who was not let in, on any socket of this
-// machine, whatever Insecure permits beyond it.
+// TestOtherUserDials has processes of other users dial a node of this user: it accepts only users that its options let in, on any
+// socket of this machine, whatever Insecure permits beyond it.
 func TestOtherUserDials(t *testing.T) {
 	root := func(t *testing.T) func(proc.Spec) proc.Spec {
 		return func(s proc.Spec) proc.Spec { return s.OwnUsers(t, otherUser) }
@@ -215,7 +215,7 @@ func TestOtherUserListens(t *testing.T) {
 	}
 }
 
-// TestSquatter has another user listen and accept nobody until the dialer has made up its mind: the dialer tells it nothing.
+// TestSquatter has another user listen, and accept only after the dialer has made up its mind: the dialer tells it nothing.
 func TestSquatter(t *testing.T) {
 	p, to := startUser(t, "squat", asOther(t), "listens on")
 	if _, err := open(t, Options{}).Dial(ctx(t), to); !errors.Is(err, path.ErrUser) {

@@ -49,7 +49,7 @@ func TestVerbs(t *testing.T) {
 	if <-p.heard; !bytes.Equal(src.All().Bytes(), back.All().Bytes()) {
 		t.Error("other bytes came back")
 	}
-	// RDMA is not encrypted: who asks for that does not get it.
+	// RDMA is not encrypted: a put that asks for encryption does not get it.
 	x, err = p.ab.Put(ctx(t), []path.Copy{r.At(0, src.All())}, PutOptions{Paths: []string{verbs.Name}, Security: path.SecurityEncrypted})
 	if err == nil {
 		err = x.Wait(ctx(t))

@@ -115,7 +115,7 @@ func Errorf(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, Text: fmt.Sprintf(format, args...)}
 }
 
-// AsError gives the code and text under which err can be told to the peer: the code of an *Error, a Code or a known error
+// AsError gives the code and text under which the peer gets err: the code of an *Error, a Code or a known error
 // inside it (those of package path, context.Canceled, context.DeadlineExceeded), otherwise Internal. It returns nil for nil.
 func AsError(err error) *Error {
 	if err == nil {

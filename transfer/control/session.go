@@ -76,8 +76,8 @@ type Options struct {
 	RequestTimeout         time.Duration // default 10 s
 	MaxPending             int           // default and limit MaxPendingRequests
 	Backlog                int           // default DefaultBacklog, at least MaxBody+HeaderSize
-	// Admit, if set, is asked by an Acceptor whether it takes this peer. An error refuses it: AsError gives the code that
-	// the peer is told (NotPermitted, OverBudget, Busy). It must not call the session. It may take its time, for example to end
+	// Admit, if set, tells an Acceptor whether to take this peer. An error refuses it: AsError gives the code that the
+	// peer gets (NotPermitted, OverBudget, Busy). Admit must not call the session. It may take its time, for example to end
 	// the session that this one replaces.
 	Admit func(*Hello) error
 }

@@ -64,7 +64,7 @@ func (*Unstage) name() string   { return "unstage" }
 func (m *Unstage) fields(c *codec) { c.key("lease", &m.Lease) }
 
 // Place asks to copy the bytes of a slot, from its start, into blocks of memory of a device. The answer comes when they are in
-// place, seen by whoever looks at the memory from then on; the slot is free again then, also if the answer is an error.
+// place, visible to every reader of the memory from then on; the slot is free again then, also if the answer is an error.
 type Place struct {
 	Lease  path.Key
 	Slot   uint32  // counted from 0

@@ -10,7 +10,7 @@ import (
 // MaxStatus is the largest status in bytes, before it is compressed.
 const MaxStatus = 1 << 20
 
-// Status asks a node how it is: its peers, paths, exports and transfers. A node answers those who may know.
+// Status asks a node how it is: its peers, paths, exports and transfers. A node answers peers with the right to know.
 type Status struct {
 	Rows uint32 // of each list in the answer, at most; 0 leaves it to the peer
 }

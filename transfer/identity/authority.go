@@ -18,9 +18,9 @@ import (
 )
 
 const (
-	// RootValid is how long a root certificate is valid unless told otherwise: ten years.
+	// RootValid is how long a root certificate is valid by default: ten years.
 	RootValid = 10 * 365 * 24 * time.Hour
-	// LeafValid is how long a node's certificate is valid unless told otherwise: one year.
+	// LeafValid is how long a node's certificate is valid by default: one year.
 	LeafValid = 365 * 24 * time.Hour
 	// Skew is by how much certificates are dated back, so that machines whose clocks differ accept them at once.
 	Skew = time.Hour
@@ -115,7 +115,7 @@ func (a *Authority) Credentials(name string, o IssueOptions) (Credentials, error
 	}, nil
 }
 
-// Sign makes a certificate for a name and a public key that somebody else holds the private key of.
+// Sign makes a certificate for a name and a public key whose private key the caller need not have.
 func (a *Authority) Sign(name string, public crypto.PublicKey, o IssueOptions) (*x509.Certificate, error) {
 	if err := CheckName(name); err != nil {
 		return nil, err

@@ -160,7 +160,7 @@ func openFile(path string, secret bool) (_ *os.File, err error) {
 	return f, nil
 }
 
-// writeFile replaces a file as a whole: whoever reads sees the old content or the new one, also after a power failure.
+// writeFile replaces a file as a whole: a reader sees the old content or the new one, also after a power failure.
 func writeFile(path string, b []byte, mode fs.FileMode) error {
 	return placeFile(path, b, mode, os.Rename)
 }
@@ -301,7 +301,7 @@ func encodeNode(c tls.Certificate) ([]byte, error) {
 type watch struct {
 	dir                string
 	next               atomic.Int64  // when to look again, in nanoseconds of the identity's clock
-	turn               chan struct{} // holds one token while somebody reads; guards the rest
+	turn               chan struct{} // holds one token while a goroutine reads; guards the rest
 	credentials, rules group
 	hadRules           bool // there has been a file of rules
 }

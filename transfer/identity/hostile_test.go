@@ -53,7 +53,7 @@ func pairServer(c tls.Certificate) *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{c}, NextProtos: []string{pairALPN}, MinVersion: tls.VersionTLS13}
 }
 
-// Somebody in the middle, with every certificate that can be had without the authority's key, hears nothing from a joiner.
+// A joiner tells nothing to a man in the middle, who has every certificate that can be had without the authority's key.
 func TestManInTheMiddle(t *testing.T) {
 	ca, own := authority(t), authority(t)
 	real, done, cancel := host(t, ca, PairingOptions{})
@@ -107,8 +107,8 @@ func TestManInTheMiddle(t *testing.T) {
 	<-done
 }
 
-// Even with a pairing certificate of the right authority nobody can pass a joiner's words on: the proofs are bound to the
-// connection that they were made on. And a proof that was heard is worth nothing later.
+// Even with a pairing certificate of the right authority an attacker cannot relay a joiner's words: the proofs are bound to the
+// connection that they were made on. And an overheard proof is worth nothing later.
 func TestRelay(t *testing.T) {
 	ca := authority(t)
 	real, done, _ := host(t, ca, PairingOptions{})
@@ -170,7 +170,7 @@ func TestHostileHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	v := p.Invitation("")
-	// answer makes a welcome for whoever asked.
+	// answer makes a welcome for the joiner that asked.
 	answer := func(c *tls.Conn, m join, change func(name *string, public **ecdsa.PublicKey, w *welcome)) []byte {
 		name, public, err := parseRequest(m.request)
 		if err != nil {

@@ -33,7 +33,7 @@ type Options struct {
 	Clock    func() time.Time // what certificates are checked against; nil: time.Now
 	// Notify is called when something was read again, in the goroutine that noticed: that of a handshake, or of a call of
 	// Rights, Denied, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
-	// nobody is told.
+	// no call.
 	Notify func(Event)
 }
 
@@ -45,7 +45,7 @@ const (
 	CredentialsLoaded  EventKind = iota // a new certificate, key or bundle is in use
 	CredentialsRefused                  // the files changed but cannot be used; what was in use stays
 	RulesLoaded                         // new rules are in use: ask Denied again for each session that lives
-	RulesRefused                        // the file of rules changed but cannot be used: the last good rules stay; or it is gone: nobody has rights
+	RulesRefused                        // the file of rules changed but cannot be used: the last good rules stay; or it is gone: no peer has rights
 )
 
 func (k EventKind) String() string {
@@ -77,7 +77,7 @@ type Stats struct {
 	Refused    uint64      // handshakes in which it was not
 	Loaded     uint64      // times that credentials or rules were replaced
 	LoadErrors uint64      // times that changed files could not be used
-	LoadError  string      // those of now, which go away when they are mended; "": all is well
+	LoadError  string      // present errors, each until it is fixed; "": all is well
 }
 
 // Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several

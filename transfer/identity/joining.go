@@ -27,7 +27,7 @@ type JoinOptions struct {
 	// Waiting is called when the host has accepted the code and is about to confirm this machine's key, with the fingerprint that
 	// the host shows too (see KeyFingerprint).
 	Waiting func(fingerprint string)
-	// Joined is called with the host's name when the certificate is good, before anything is written and before the host hears so.
+	// Joined is called with the host's name when the certificate is good, before Join writes anything or confirms to the host.
 	// An error ends the pairing.
 	Joined func(host string) error
 }
@@ -37,7 +37,7 @@ type JoinOptions struct {
 // dir. The key never leaves this machine. A node of the same name and authority is renewed; any other is refused with
 // [ErrExists], before anything is sent. Join returns nil when the host has said that it knows of the end.
 //
-// Other errors wrap [ErrWrongAuthority] (perhaps somebody in the middle), [ErrWrongCode], [ErrPairingOver], [ErrNameRefused],
+// Other errors wrap [ErrWrongAuthority] (perhaps a man in the middle), [ErrWrongCode], [ErrPairingOver], [ErrNameRefused],
 // [ErrNotConfirmed], or [ErrUnconfirmed]: then the certificate was kept, and the host may not know.
 func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (Contents, error) {
 	if err := CheckName(name); err != nil {
@@ -129,7 +129,7 @@ func joinable(dir, name string, v Invitation) error {
 // joining is what a joiner does on the way.
 type joining struct {
 	wait func(most time.Duration)                 // the host knows that the code is right and takes at most so long to confirm
-	keep func(host string, got Credentials) error // what was received was checked; the host has not heard that all is well
+	keep func(host string, got Credentials) error // what was received was checked; the host has no confirmation yet
 }
 
 // join runs the protocol on a connection.

@@ -209,7 +209,7 @@ func parseWelcome(body []byte) (welcome, error) {
 }
 
 // knock is what a joiner offers as an application protocol beside the real one, so that its first bytes show that it knows the
-// code. They are in the clear and prove nothing: they keep those who only know the port from taking the joiner's place.
+// code. They are in the clear and prove nothing: they keep callers that only know the port from taking the joiner's place.
 func (v Invitation) knock() string {
 	h := hmac.New(sha256.New, v.secret[:])
 	io.WriteString(h, "penstock pair 1 knock\x00")

@@ -57,8 +57,8 @@ func joinAs(t *testing.T, v Invitation, dir, name string) <-chan joined {
 	return done
 }
 
-// Who knows the code gets nothing before the host has confirmed its key: both sides see the same fingerprint, one machine is asked
-// about at a time, and one that is refused or hangs up leaves the code to the right one.
+// A joiner with the code gets nothing before the host has confirmed its key: both sides see the same fingerprint, the host confirms
+// one machine at a time, and one that is refused or hangs up leaves the code to the right one.
 func TestConfirm(t *testing.T) {
 	ca := authority(t)
 	o, questions, refusals := asking(PairingOptions{Self: "a"})
@@ -124,7 +124,7 @@ func TestConfirm(t *testing.T) {
 	}
 }
 
-// A person who says no ends the pairing, and the joiner hears why. So does the end of the pairing while a person thinks.
+// An error of Confirm ends the pairing, and the joiner gets the reason. The end of the pairing during Confirm fails the join too.
 func TestConfirmEnds(t *testing.T) {
 	no := errors.New("no")
 	v, done, _ := host(t, authority(t), PairingOptions{Confirm: func(context.Context, Candidate) (bool, error) { return true, no }})
@@ -287,7 +287,7 @@ type from struct {
 func (c from) RemoteAddr() net.Addr { return c.addr }
 func (c from) Close() error         { *c.ended = c.addr.String(); return nil }
 
-// Who has the most connections pays for one too many; a network of IPv6 is one caller; those who know the code are never ended.
+// One connection too many costs the caller with the most; a network of IPv6 is one caller; joiners with the code lose none.
 func TestRoomForOthers(t *testing.T) {
 	p := &Pairing{}
 	ended := ""

@@ -17,11 +17,11 @@ const (
 type pairConn struct {
 	raw     net.Conn
 	source  netip.Prefix
-	knocked bool // its first message holds what only those who know the code can make, or have overheard
+	knocked bool // its first message holds what only a joiner with the code can make, or an eavesdropper repeat
 	proven  bool // it knows the code
 }
 
-// sourceOf is who counts as one caller: an IPv4 address, or the 64 bits of an IPv6 one that name a network.
+// sourceOf is what counts as one caller: an IPv4 address, or the 64 bits of an IPv6 one that name a network.
 func sourceOf(a net.Addr) netip.Prefix {
 	tcp, ok := a.(*net.TCPAddr)
 	if !ok {

@@ -31,16 +31,16 @@ var (
 	// ErrNotConfirmed is a machine whose key the host did not confirm.
 	ErrNotConfirmed = errors.New("the machine was not confirmed")
 	// ErrUnconfirmed is a machine that was given a certificate, where the end of the pairing is not known: a joiner that did not say
-	// that it kept it, or a host that did not say that it heard so.
+	// that it kept it, or a host that did not confirm that.
 	ErrUnconfirmed = errors.New("the other machine did not confirm")
 )
 
-// PairingTimeout is how long an invitation is good unless told otherwise.
+// PairingTimeout is how long an invitation is good by default.
 const PairingTimeout = 10 * time.Minute
 
 // PairingOptions are the choices for one pairing. Self and Confirm are needed.
 type PairingOptions struct {
-	Self    string        // the host's own name, which nobody else gets
+	Self    string        // the host's own name, which no joiner gets
 	For     string        // the one name that may join, also if it has a certificate already; "": any that has none
 	Valid   time.Duration // of the certificate; 0: LeafValid
 	Timeout time.Duration // 0: PairingTimeout
@@ -50,8 +50,8 @@ type PairingOptions struct {
 	// know the code are refused meanwhile. False refuses this one, and the pairing goes on; an error ends the pairing. It returns
 	// when ctx ends, which it does when the machine hangs up or the pairing is over.
 	Confirm func(ctx context.Context, c Candidate) (bool, error)
-	// Joined is called when the machine has said that it kept its certificate, before it hears that it is paired. After an error
-	// it does not hear so, and Serve returns the error. May be nil.
+	// Joined is called when the machine has said that it kept its certificate, before the host confirms that it is paired. After an
+	// error the host does not confirm, and Serve returns the error. May be nil.
 	Joined func(c Candidate, p Peer) error
 	// Refused is called for each machine that knew the code and got no certificate. May be nil.
 	Refused func(c Candidate, why string)
@@ -178,7 +178,7 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 			case errors.Is(err, net.ErrClosed):
 				failed <- err
 				return
-			default: // such as no descriptors left: that passes, and whoever caused it must not end the pairing
+			default: // such as no descriptors left: that passes, and a peer that causes it must not end the pairing
 				<-time.After(acceptPause)
 				continue
 			}
@@ -210,8 +210,8 @@ func (p *Pairing) Serve(ctx context.Context, ln net.Listener) (Peer, error) {
 	return p.peer, p.err
 }
 
-// abandon ends the pairing, unless a certificate is being given away at this moment: then whoever serves that joiner says how it
-// ended, so that none is given away unsaid.
+// abandon ends the pairing, unless a joiner gets a certificate at this moment: then the goroutine that serves that joiner reports
+// the outcome, so that Serve reports every certificate that was given away.
 func (p *Pairing) abandon(err error) (inUse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -290,7 +290,7 @@ func (p *Pairing) serve(j *pairConn) {
 		return
 	}
 	if !hmac.Equal(want[:], m.proof[:]) { // in constant time
-		// There is no limit of tries: nobody guesses 128 bits, and a limit would let anybody end the pairing.
+		// There is no limit of tries: 128 bits cannot be guessed, and with a limit any peer could end the pairing.
 		p.refuse(c, refusedCode)
 		return
 	}
@@ -412,7 +412,7 @@ func (p *Pairing) accept(c *tls.Conn, who Candidate, public *ecdsa.PublicKey, an
 			return peer, err
 		}
 	}
-	// The joiner has said that it is paired. If this is lost it does not know that it was heard, and says so.
+	// The joiner has said that it is paired. If this answer is lost, Join returns ErrUnconfirmed.
 	c.Write(appendMessage(nil, messageDone, nil))
 	c.CloseWrite()
 	return peer, nil

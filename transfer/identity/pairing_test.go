@@ -91,7 +91,7 @@ func TestPairing(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, fi, err)
 		}
 	}
-	// The code works once: nobody listens any more.
+	// The code works once: the host does not listen any more.
 	if _, err := Join(t.Context(), v, newDir(t), "c", JoinOptions{}); err == nil {
 		t.Error("the code worked twice")
 	}
@@ -119,7 +119,7 @@ func change(v Invitation, secret bool) Invitation {
 	return v
 }
 
-// However often somebody is wrong, the right one comes through.
+// However many wrong codes come, the joiner with the right one gets through.
 func TestWrongCodes(t *testing.T) {
 	ca := authority(t)
 	v, done, _ := host(t, ca, PairingOptions{})
@@ -149,7 +149,7 @@ func TestWrongCodes(t *testing.T) {
 	}
 }
 
-// Many join at a time with one code: one gets a certificate, the others hear that it is over.
+// Many join at a time with one code: one gets a certificate, the others an error that it is over.
 func TestParallelJoiners(t *testing.T) {
 	ca := authority(t)
 	v, done, _ := host(t, ca, PairingOptions{})
@@ -180,7 +180,7 @@ func TestParallelJoiners(t *testing.T) {
 	}
 }
 
-// dialPair opens a pairing connection as somebody who checks nothing.
+// dialPair opens a pairing connection and checks nothing.
 func dialPair(t testing.TB, addr string) *tls.Conn {
 	t.Helper()
 	c, err := tls.Dial("tcp", addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{pairALPN}})
@@ -250,7 +250,7 @@ func refused(typ messageType, body []byte) refusal {
 	return refusal(body[0])
 }
 
-// Who knows the code still gets only what the host permits, and a refusal leaves the code good for another try.
+// A joiner with the code still gets only what the host permits, and a refusal leaves the code good for another try.
 func TestRequests(t *testing.T) {
 	dir := newDir(t)
 	ca := setup(t, dir, "a")
@@ -494,7 +494,7 @@ func (q *queue) dial() net.Conn {
 	return b
 }
 
-// An invitation that nobody takes ends by itself.
+// An invitation that no joiner takes ends by itself.
 func TestPairingTimeout(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := authority(t).NewPairing(filled(PairingOptions{}))
@@ -521,7 +521,7 @@ func (s starved) Accept() (net.Conn, error) {
 	}
 }
 
-// Whoever takes the descriptors of the host does not end the invitation.
+// A process that takes all descriptors of the host does not end the invitation.
 func TestPairingWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p, err := authority(t).NewPairing(filled(PairingOptions{}))
@@ -536,7 +536,7 @@ func TestPairingWithoutDescriptors(t *testing.T) {
 	})
 }
 
-// Connections that say nothing, or a byte now and then, end after their time and keep nobody out.
+// Connections that say nothing, or a byte now and then, end after their time and keep no joiner out.
 func TestSlowConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ca := authority(t)

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 )
 
-// look reads files that changed, unless that was done less than an interval ago or somebody else is at it.
+// look reads files that changed, unless the last read was less than an interval ago or another goroutine reads them.
 func (i *Identity) look() {
 	w := i.watch
 	if w == nil {
@@ -59,11 +59,11 @@ func (i *Identity) tell(events []Event) {
 	}
 }
 
-// reload is called by whoever has the turn.
+// reload is called by the goroutine that has the turn.
 func (i *Identity) reload(force bool) (events []Event) {
 	w := i.watch
 	// group reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate
-	// that was not valid yet. What fails again for the same content is not told again.
+	// that was not valid yet. A repeated failure for the same content makes no event.
 	group := func(g *group, mark *atomic.Pointer[error], ok, refused EventKind, use func() (bool, error)) {
 		failing := failure(mark) != nil
 		if !force && !failing && !g.changed() {

@@ -21,7 +21,7 @@ import (
 // ErrExists is a directory that already holds an identity which must not be lost.
 var ErrExists = errors.New("there is an identity already")
 
-// DefaultDir is where a user's identity lies unless told otherwise: the directory penstock in $XDG_CONFIG_HOME, or in
+// DefaultDir is where a user's identity lies by default: the directory penstock in $XDG_CONFIG_HOME, or in
 // $HOME/.config.
 func DefaultDir() (string, error) {
 	dir, err := os.UserConfigDir()
@@ -257,7 +257,7 @@ func (a *Authority) Renew(o IssueOptions) (Peer, error) {
 }
 
 // Export makes a key and a certificate for a name and returns them with the roots as one PEM file, for a machine that the
-// authority cannot reach. Whoever reads it can be that node.
+// authority cannot reach. Every reader of the file can act as that node.
 func (a *Authority) Export(name string, o IssueOptions) ([]byte, Peer, error) {
 	c, err := a.Credentials(name, o)
 	if err != nil {

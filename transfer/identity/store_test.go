@@ -294,7 +294,7 @@ func TestOwner(t *testing.T) {
 	refused("the directory", err)
 }
 
-// Root may own an identity, as it does in secrets of Kubernetes; nobody else but the effective user.
+// Only root, as in secrets of Kubernetes, and the effective user may own an identity.
 func TestOwners(t *testing.T) {
 	for _, c := range []struct {
 		owner uint32

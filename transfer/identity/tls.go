@@ -51,7 +51,7 @@ func (i *Identity) config() *tls.Config {
 	}
 }
 
-// own is the certificate to show. One that has ended is an error here, where it can be mended, rather than at each peer.
+// own is the certificate to show. One that has ended is an error here, where the user can renew it, rather than at each peer.
 func (i *Identity) own() (*tls.Certificate, error) {
 	if i.closed.Load() {
 		return nil, fmt.Errorf("identity: %w", ErrClosed)

@@ -104,7 +104,7 @@ func TestHandshake(t *testing.T) {
 	}
 }
 
-// rogue is what somebody can build who does not use this package: it shows what it likes and believes everything.
+// rogue is a configuration made without this package: it shows what it likes and believes everything.
 func rogue(c ...tls.Certificate) *tls.Config {
 	return &tls.Config{
 		Certificates:       c,
@@ -206,7 +206,7 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	n := uint64(len(cases))
-	// Each was refused once as a client and once as a server, and nobody was let in.
+	// The node refused each once as a client and once as a server, and accepted none.
 	if s := a.Stats(); s.Refused-before.Refused != 2*n || s.Accepted != before.Accepted {
 		t.Errorf("%+v, expected %d refused", s, 2*n)
 	}
@@ -328,7 +328,7 @@ func TestClocks(t *testing.T) {
 	if _, err := at(LeafValid + time.Minute); !errors.Is(err, ErrExpired) {
 		t.Errorf("a clock that is far too fast: %v", err)
 	}
-	// A certificate that ends while it is in use is an error that names it, at the end that can mend it.
+	// A certificate that ends while it is in use is an error that names it, at the end that can renew it.
 	var off atomic.Int64
 	a, err := ca.Issue("a", IssueOptions{Options: Options{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }}})
 	if err != nil {

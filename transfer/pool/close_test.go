@@ -166,7 +166,7 @@ func TestBackoffBounds(t *testing.T) {
 	}
 }
 
-// Who leaves at the moment of being served takes nothing with him.
+// A waiter that leaves while the pool serves it takes no connection along.
 func TestLeavesWhileServed(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
@@ -181,7 +181,7 @@ func TestLeavesWhileServed(t *testing.T) {
 			}()
 			synctest.Wait()
 			cancel()
-			l.Release() // nobody has run since: both are true when the waiter looks
+			l.Release() // no goroutine has run since: both are true when the waiter looks
 			if l := <-got; l != nil {
 				l.Release()
 			}
@@ -193,7 +193,7 @@ func TestLeavesWhileServed(t *testing.T) {
 	})
 }
 
-// A dial for another connection to share the users, which nobody waits for, is not tried again and again.
+// The pool does not repeat a failed dial for one more connection to share the users, when no caller waits for it.
 func TestSpreadFails(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()

@@ -117,7 +117,7 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// bury takes a connection from the living; it is closed when nobody uses it. The mutex is held.
+// bury takes a connection from the living; it is closed once it has no users. The mutex is held.
 func (p *Pool[C]) bury(c *conn[C]) {
 	if c.dead {
 		return

@@ -49,7 +49,7 @@ func Example() {
 		}
 		c := lease.Conn()
 		if _, err := c.Write([]byte("echo")); err != nil {
-			lease.Discard() // nobody shall get it again
+			lease.Discard() // the pool must not hand it out again
 			log.Fatal(err)
 		}
 		b := make([]byte, 4)

@@ -47,7 +47,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 	served, left := uint64(0), uint64(0)
 	settle := func() error {
 		synctest.Wait()
-		// Who is served comes from the front of the queue.
+		// The pool serves from the front of the queue.
 		for len(waiting) > 0 {
 			u := waiting[0]
 			select {
@@ -154,7 +154,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			fail = settle()
 		}
 	}
-	// When the server is well and all is given back, everybody is served, in time.
+	// When the server is well and all is given back, the pool serves every waiter, in time.
 	s.set(nil)
 	for fail == nil && len(waiting)+len(held) > 0 {
 		for _, l := range held {

@@ -170,7 +170,7 @@ func (p *Pool[C]) pump() {
 	}
 }
 
-// wanted is how many connections are missing: for those who wait, for Min, and to spread the users.
+// wanted is how many connections are missing: for waiters, for Min, and to spread the users.
 func (p *Pool[C]) wanted() int {
 	n := len(p.waiters) / p.o.Users
 	if len(p.waiters)%p.o.Users > 0 {
@@ -216,13 +216,13 @@ func (p *Pool[C]) dial() {
 	p.mu.Unlock()
 }
 
-// dialFailed counts a failure and tells those who wait. The mutex is held.
+// dialFailed counts a failure and tells the waiters. The mutex is held.
 func (p *Pool[C]) dialFailed(err error, permanent bool) {
 	if p.closed {
 		return
 	}
 	p.counts.DialsFailed++
-	p.spread = false // nobody waits for that one
+	p.spread = false // no caller waits for that one
 	p.lastErr = err
 	p.backOff()
 	keep := p.waiters[:0]
@@ -246,7 +246,7 @@ func (p *Pool[C]) backOff() {
 	p.notBefore = time.Now().Add(p.o.Backoff.Delay(p.failures))
 }
 
-// Close ends the pool: nobody is served any more, waiters get ErrClosed, dials are ended. It waits until every lease was given
+// Close ends the pool: it serves no more callers, waiters get ErrClosed, dials are ended. It waits until every lease was given
 // back; when ctx ends first, the connections still in use are closed under their users. When it returns, every connection was
 // closed and every goroutine of the pool has ended. The error is the first that Options.Close returned. Later calls wait for
 // the same end.

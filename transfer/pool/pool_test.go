@@ -123,7 +123,7 @@ func TestDeadIsNotHandedOut(t *testing.T) {
 		l := get(t, p)
 		first := l.Conn()
 		l.Release()
-		// Nobody has run since: the pool's own goroutine cannot have noticed.
+		// No goroutine has run since: the pool's own cannot have noticed.
 		first.die()
 		l = get(t, p)
 		if l.Conn() == first {
@@ -270,7 +270,7 @@ func TestIdle(t *testing.T) {
 	})
 }
 
-// A failure is not for ever, and not for those who can wait: the pool goes on with growing, random waits, one dial at a time.
+// A failure is not for ever, and does not fail a waiter that can wait: the pool goes on with growing, random waits, one dial at a time.
 func TestBackoff(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		s := newServer()
@@ -359,7 +359,7 @@ func TestFails(t *testing.T) {
 		if _, err := p.GetWithin(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errRefused) {
 			t.Errorf("%v", err)
 		}
-		// Nobody waits: nobody dials.
+		// No caller waits, so the pool does not dial.
 		before := s.count()
 		time.Sleep(time.Hour)
 		if n := s.count() - before; n > 0 {

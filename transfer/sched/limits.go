@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// What is beyond a limit; match them with errors.Is. They are the codes under which a refusal is told to the peer, so the
+// What is beyond a limit; match them with errors.Is. They are the codes under which the peer gets a refusal, so the
 // same comparison holds on both sides.
 var (
 	ErrTooMany      error = control.TooMany      // transfers at once
@@ -122,7 +122,7 @@ func (a *Account) Use() Use {
 	return a.use
 }
 
-// Fits reports what no waiting can mend: a transfer that is larger than allowed at all, and a type that is not taken
+// Fits refuses what waiting does not help: a transfer that is larger than allowed at all, and a type that is not taken
 // (tensor.Invalid: it is not a tensor). The error is a *Refusal.
 func (a *Account) Fits(bytes uint64, d tensor.DType) error {
 	for ; a != nil; a = a.parent {

@@ -51,8 +51,8 @@ func TestRateIsExact(t *testing.T) {
 	})
 }
 
-// Whoever reserves is served in the order of asking, also one that asks for much beside one that asks for little again and
-// again; together they keep to the limit.
+// Reservations are served in the order of asking, also a large one beside small ones that come again and again; together they
+// keep to the limit.
 func TestReserve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSec := rapid.Uint64Range(1000, 1e9).Draw(t, "rate")
@@ -249,7 +249,7 @@ func TestRefusalsSayWhat(t *testing.T) {
 		if !errors.As(c.err, &r) || !errors.Is(c.err, c.is) || r.Code != c.code || r.Limit != c.limit || r.Used != c.used || r.Error() != c.text {
 			t.Errorf("%v (%+v), expected %s", c.err, r, c.text)
 		}
-		// What the peer is told matches there as it does here.
+		// The error that the peer gets matches there as it does here.
 		if e := control.AsError(c.err); e.Code != c.code || !errors.Is(&control.Error{Code: e.Code, Remote: true}, c.is) {
 			t.Errorf("%v is told as %v", c.err, e)
 		}

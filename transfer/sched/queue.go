@@ -8,7 +8,7 @@ import (
 // OpCost is what each operation is charged beyond its bytes, in bytes: about what an operation without any costs a path.
 const OpCost = 512
 
-// Unlimited is the grant of an item that nobody competes with.
+// Unlimited is the grant of an item without competition.
 const Unlimited uint64 = math.MaxUint64
 
 // Item is one piece of work in a Queue: usually a field of what it stands for, so that queueing it allocates nothing. It is in
@@ -180,8 +180,8 @@ func (q *Queue[T]) begin(f *Flow[T], class int, front bool) {
 	}
 }
 
-// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken now: Unlimited when nobody
-// competes with it. Say what was done by Took, and Remove the item when it is finished; without either, Next answers the same
+// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken now: Unlimited when no
+// other flow has work. Say what was done by Took, and Remove the item when it is finished; without either, Next answers the same
 // again as long as nothing is pushed.
 func (q *Queue[T]) Next() (it *Item[T], grant uint64) { return q.NextOf(^uint64(0)) }
 
@@ -250,7 +250,7 @@ func (q *Queue[T]) pick(c *class[T]) *Flow[T] {
 	}
 }
 
-// Charge is what an operation was charged; 0 when nobody competed.
+// Charge is what an operation was charged; 0 when no other flow competed.
 type Charge int64
 
 // Took charges the item that Next returned for an operation of so many bytes, at most what was granted.

@@ -18,7 +18,7 @@ const burstTime = 20 * time.Millisecond
 const minBurst = 64 << 10
 
 // Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of d seconds at most
-// rate*d + max(burst, largest single operation) bytes pass, and whoever always has something to send reaches the rate over long
+// rate*d + max(burst, largest single operation) bytes pass, and a sender that always has something to send reaches the rate over long
 // times without drift. Its methods may be called from any goroutine; a nil Rate limits nothing.
 type Rate struct {
 	perSec uint64
@@ -79,7 +79,7 @@ func (r *Rate) Take(now int64, n uint64) time.Duration {
 }
 
 // Reserve takes n bytes from both limits and says how long they have to wait before they may pass. They are taken in any case,
-// and whoever reserves later waits for them: so several that share a limit get their turns in the order in which they ask,
+// and later reservations wait for them: so several that share a limit get their turns in the order in which they ask,
 // however much each asks for. Two goroutines that reserve from the same two limits name them in the same order.
 func Reserve(now int64, n uint64, a, b *Rate) time.Duration {
 	n = min(n, 1<<40)
