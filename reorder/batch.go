@@ -61,7 +61,7 @@ type open struct {
 	slot  mem.Slot
 	bytes []byte
 	in    int   // bytes of a place before conversion
-	until int64 // deadline, in nanoseconds of the collector's clock; 0: none
+	until int64 // deadline, in nanoseconds of the stage's clock; 0: none
 }
 
 // owner is the Owner of batches that have left.

@@ -1,8 +1,6 @@
 package reorder
 
 import (
-	"time"
-
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
@@ -368,6 +366,3 @@ func grow(b []byte, n int) []byte {
 	}
 	return b[:n]
 }
-
-// clock is the time of deadlines.
-func clock() int64 { return time.Now().UnixNano() }

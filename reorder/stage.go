@@ -23,6 +23,7 @@ type Stage struct {
 	ended error        // what from said behind all this
 	wrong error        // of the stage, from then on
 	next  int64        // the earliest deadline; 0: none
+	began time.Time    // deadlines count from here
 
 	timer *time.Timer
 	waker atomic.Pointer[engine.Waker] // the timer's
@@ -45,7 +46,7 @@ const (
 
 // New makes a stage on from for the plans. Each flow is in one plan at most.
 func New(from engine.Receiver, spec engine.StageSpec, plans ...Plan) (*Stage, error) {
-	s := &Stage{from: from, queue: spec.Queue, flows: map[uint32]*collector{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
+	s := &Stage{from: from, queue: spec.Queue, began: time.Now(), flows: map[uint32]*collector{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("%w: queue %q has none", ErrPlan, spec.Queue)
 	}
@@ -109,11 +110,14 @@ func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
 func (s *Stage) now() int64 {
 	for _, c := range s.plans {
 		if c.plan.Timeout > 0 {
-			return clock()
+			return s.clock()
 		}
 	}
 	return 0
 }
+
+// clock is the time of deadlines, in nanoseconds: steps of the wall clock do not move it.
+func (s *Stage) clock() int64 { return int64(time.Since(s.began)) }
 
 func (s *Stage) all(f func(*collector)) {
 	for _, c := range s.plans {
@@ -190,7 +194,7 @@ func (s *Stage) Arm(w *engine.Waker) (ready bool) {
 	}
 	if s.next != 0 {
 		s.waker.Store(w)
-		d := time.Duration(s.next - clock())
+		d := time.Duration(s.next - s.clock())
 		if s.timer == nil {
 			s.timer = time.AfterFunc(d, func() { s.waker.Load().Wake() })
 		} else {
