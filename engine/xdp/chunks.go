@@ -129,8 +129,10 @@ func (m *Memory) giveBack(handles []mem.Handle) {
 	var batch poolBatch
 	for _, h := range handles {
 		l := &m.origins[uint32(h)]
-		if invariants.Enabled && (m.table[uint32(h)]^lentAs(h))&^queueMask != 0 {
-			panic(fmt.Sprintf("xdp: released twice: chunk %d", uint32(h)))
+		if invariants.Enabled {
+			if e := entry(atomic.LoadUint64((*uint64)(&m.table[uint32(h)]))); (e^lentAs(h))&^queueMask != 0 { // see leave
+				panic(fmt.Sprintf("xdp: released twice: chunk %d", uint32(h)))
+			}
 		}
 		batch.add(l.pool, l.home)
 	}

@@ -248,7 +248,8 @@ func (m *Memory) leave(n *nicQueue) (left []unsent) {
 		if *e&queueMask != n.tag {
 			continue
 		}
-		*e &^= queueMask // what comes from there is no more this queue's
+		// What comes from there is no more this queue's. The application may release the chunk meanwhile, and giveBack look at the entry.
+		atomic.StoreUint64((*uint64)(e), uint64(*e&^queueMask))
 		if state == filled || state == toRefill {
 			*e &^= stateMask // idle
 			batch.add(l.pool, l.home)
