@@ -86,3 +86,11 @@ func TestRunReorder(t *testing.T) {
 		t.Errorf("%v, %+v", counts, e.Drops)
 	}
 }
+
+// The summary has what stages counted, a line each.
+func TestSummaryOfStages(t *testing.T) {
+	text := summary(&runSample{Stages: []runStage{{"a/0 reorder", "p: whole", 3, 0}, {"a/0 reorder", "p: lost", 0, 0}, {"a/0 reorder", "p: packets", 24, 0}, {"b/1 reorder", "q: whole", 1, 0}}})
+	if !strings.Contains(text, "\na/0 reorder: p: whole 3, p: packets 24\nb/1 reorder: q: whole 1\n") {
+		t.Error(text)
+	}
+}

@@ -326,3 +326,21 @@ func BenchmarkConvert(b *testing.B) {
 		}
 	}
 }
+
+// A sample of 32 bits that is scaled into the range of a small type is rounded once.
+func TestRoundedOnce(t *testing.T) {
+	const v = 1<<26 + 1<<15 + 1 // just above the middle of two elements; a float32 between would be the middle
+	f := Format{Bits: 32}
+	src := pack(f, slices.Repeat([]int64{v}, 8))
+	for _, to := range []tensor.DType{tensor.F16, tensor.BF16} {
+		c, err := New(Spec{From: f, To: to, Scale: 1.0 / 2048})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst := make([]byte, c.OutLen(len(src)))
+		c.Convert(dst, src)
+		if got, want := element(to, dst, 0), model(to, big.NewRat(v, 2048)); got != want {
+			t.Errorf("%v: %#x, want %#x", to, got, want)
+		}
+	}
+}

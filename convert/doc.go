@@ -15,8 +15,8 @@
 //
 // # Speed
 //
-// On amd64 with AVX2 and F16C most conversions are assembly, 8 samples at a time, with the same results: all without Scale and Offset, and those to
-// floating-point elements whose Scale is a power of two, but for samples of 32 bits to F64, BF16 and U32, unsigned ones, and those to U32.
+// On amd64 with AVX2 and F16C assembly does most conversions, 8 samples at a time, with the same results: those without Offset whose Scale is 1, or a power of
+// two where elements are floating-point. Go code does the rest, elements of U32, unsigned samples of 32 bits, and signed ones to BF16 and F64 or with a Scale.
 package convert
 
 //go:generate go run -C ../tools ./convertasm -pkg convert -out ../convert/kernels_amd64.s -stubs ../convert/kernels_amd64.go
