@@ -35,6 +35,9 @@ type PortSpec struct {
 	// Isolated says that only packets that a rule matches belong to this port, and that the rest stays with the kernel. Without
 	// it the port takes everything, and what no rule matches goes to its first receive queue.
 	Isolated bool
+	// RxQueues and TxQueues are how many queues will be added, 0 where that is not known. Devices whose number of queues is fixed when
+	// they start (DPDK) wait for that many; without it they stop for a moment with each queue that is added.
+	RxQueues, TxQueues int
 	// Options are the engine's own, a struct of its package; nil means its defaults.
 	Options any
 }
