@@ -180,7 +180,7 @@ func (o *EAL) args(m machine) []string {
 	case o.HugeDir != "":
 		out = append(out, "--huge-dir="+o.HugeDir)
 	}
-	if prefix := o.FilePrefix; o.Files || !huge {
+	if prefix := o.FilePrefix; o.Files {
 		if prefix == "" {
 			prefix = "penstock" + strconv.Itoa(m.PID)
 		}
