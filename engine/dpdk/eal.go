@@ -72,28 +72,28 @@ var (
 	ealValue = regexp.MustCompile(`^[A-Za-z0-9_,.x-]+$`)
 )
 
-// check says what is wrong with the options. The message names the field.
-func (o *EAL) check() error {
+// check says what is wrong with the options, by the name of the field; "" where nothing is.
+func (o *EAL) check() string {
 	for i, c := range o.Cores {
 		if c < 0 || c > 4095 || slices.Contains(o.Cores[:i], c) {
-			return fmt.Errorf("Cores has %d: expected numbers from 0 to 4095, each once", c)
+			return fmt.Sprintf("Cores has %d: expected numbers from 0 to 4095, each once", c)
 		}
 	}
 	switch {
 	case o.EALMemory < 0:
-		return fmt.Errorf("EALMemory is %d: expected a number of bytes", o.EALMemory)
+		return fmt.Sprintf("EALMemory is %d: expected a number of bytes", o.EALMemory)
 	case o.FilePrefix != "" && !prefixWord.MatchString(o.FilePrefix):
-		return fmt.Errorf("FilePrefix is %q: expected letters, digits, dots and dashes, at most 64", o.FilePrefix)
+		return fmt.Sprintf("FilePrefix is %q: expected letters, digits, dots and dashes, at most 64", o.FilePrefix)
 	case o.FilePrefix != "" && !o.Files:
-		return fmt.Errorf("FilePrefix is %q, and DPDK keeps everything in memory: expected none, or in_memory: false", o.FilePrefix)
+		return fmt.Sprintf("FilePrefix is %q, and DPDK keeps everything in memory: expected none, or in_memory: false", o.FilePrefix)
 	case o.Huge > HugeOff:
-		return fmt.Errorf("Huge is %d: expected auto, on or off", o.Huge)
+		return fmt.Sprintf("Huge is %d: expected auto, on or off", o.Huge)
 	case o.HugeDir != "" && (!o.Files || o.Huge == HugeOff):
-		return fmt.Errorf("HugeDir is %q, and DPDK makes no files with huge pages: expected none, or in_memory: false", o.HugeDir)
+		return fmt.Sprintf("HugeDir is %q, and DPDK makes no files with huge pages: expected none, or in_memory: false", o.HugeDir)
 	case o.HugeDir != "" && !filepath.IsAbs(o.HugeDir):
-		return fmt.Errorf("HugeDir is %q: expected a path from the root", o.HugeDir)
+		return fmt.Sprintf("HugeDir is %q: expected a path from the root", o.HugeDir)
 	case o.IOVA > IOVAPhysical:
-		return fmt.Errorf("IOVA is %d: expected auto, va or pa", o.IOVA)
+		return fmt.Sprintf("IOVA is %d: expected auto, va or pa", o.IOVA)
 	}
 	for _, l := range o.Log {
 		pattern, level, ok := strings.Cut(l, ":")
@@ -101,12 +101,12 @@ func (o *EAL) check() error {
 			pattern, level = "lib", l
 		}
 		if !slices.Contains(logLevels, level) || !logPattern.MatchString(pattern) {
-			return fmt.Errorf("Log has %q: expected a level (%s), or TYPE:LEVEL such as pmd.net.*:debug", l, strings.Join(logLevels, ", "))
+			return fmt.Sprintf("Log has %q: expected a level (%s), or TYPE:LEVEL such as pmd.net.*:debug", l, strings.Join(logLevels, ", "))
 		}
 	}
 	for _, d := range o.Drivers {
 		if !filepath.IsAbs(d) {
-			return fmt.Errorf("Drivers has %q: expected a path from the root", d)
+			return fmt.Sprintf("Drivers has %q: expected a path from the root", d)
 		}
 	}
 	for _, a := range o.EALArgs {
@@ -114,12 +114,12 @@ func (o *EAL) check() error {
 		needs, known := ealArgs[name]
 		switch {
 		case !known:
-			return fmt.Errorf("EALArgs has %q: expected some of %s", a, strings.Join(knownArgs(), ", "))
+			return fmt.Sprintf("EALArgs has %q: expected some of %s", a, strings.Join(knownArgs(), ", "))
 		case needs != has || has && !ealValue.MatchString(value):
-			return fmt.Errorf("EALArgs has %q: expected %s", a, argForm(name))
+			return fmt.Sprintf("EALArgs has %q: expected %s", a, argForm(name))
 		}
 	}
-	return nil
+	return ""
 }
 
 func argForm(name string) string {

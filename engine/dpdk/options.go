@@ -92,8 +92,8 @@ func (o *Options) complete() error {
 			return bad("RSSTypes has %s twice", rssTypes[t])
 		}
 	}
-	if err := o.EAL.check(); err != nil {
-		return bad("%v", err)
+	if wrong := o.EAL.check(); wrong != "" {
+		return bad("%s", wrong)
 	}
 	return nil
 }

@@ -19,6 +19,12 @@ const Name = "dpdk"
 var Spec = engine.Spec{
 	Name: Name, Doc: "Whole frames by DPDK's poll-mode drivers, past the kernel, into the pools themselves. Only in builds with the tag dpdk.",
 	New: func() engine.Engine { return New() }, Schemes: []string{"dpdk"},
+	Card: func(a engine.Address) string {
+		if device, _, _ := strings.Cut(a.Where, ","); !virtual.MatchString(device) {
+			return device
+		}
+		return ""
+	},
 	Options: append([]engine.Option{
 		{Key: "descriptors", Type: engine.Int, Min: 0, Max: maxDescriptors, Unit: "descriptors", Default: "0", Field: "Descriptors", Doc: "Size of the ring of each queue of the device; 0: as the depth of the queue asks."},
 		{Key: "memory", Type: engine.Word, Words: memoryModes, Default: "auto", Field: "Memory", Doc: "Where the port receives: in the pools themselves, or in memory of DPDK's, which queues without pools lend and others copy from. `auto`: in place where the driver can."},
