@@ -1,0 +1,236 @@
+//go:build dpdk
+
+#include "shim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <rte_mbuf_dyn.h>
+#include <rte_prefetch.h>
+
+static inline uint32_t number(struct rte_mbuf *m) { return ((struct ps_priv *)rte_mbuf_to_priv(m))->number; }
+
+struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *a, struct ps_pool *b)
+{
+	struct ps_rx *r = calloc(1, sizeof *r);
+	if (!r)
+		return NULL;
+	r->port = port;
+	r->queue = queue;
+	r->pool[0] = a;
+	r->pool[1] = b;
+	r->give[0] = calloc(PS_BURST, sizeof *r->give[0]);
+	r->give[1] = calloc(PS_BURST, sizeof *r->give[1]);
+	r->desc = aligned_alloc(64, PS_DESCS * sizeof *r->desc);
+	r->m = calloc(PS_DESCS, sizeof *r->m);
+	if (!r->give[0] || !r->give[1] || !r->desc || !r->m) {
+		ps_rx_free(r);
+		return NULL;
+	}
+	return r;
+}
+
+void ps_rx_free(struct ps_rx *r)
+{
+	free(r->give[0]);
+	free(r->give[1]);
+	free(r->desc);
+	free(r->m);
+	free(r);
+}
+
+// ps_rx_give puts mbufs into the mempools that the driver takes them from.
+void ps_rx_give(struct ps_rx *r, uint32_t give0, uint32_t give1)
+{
+	uint32_t give[2] = {give0, give1};
+	for (int k = 0; k < 2; k++) {
+		if (!give[k])
+			continue;
+		struct ps_pool *p = r->pool[k];
+		for (uint32_t i = 0; i < give[k]; i++)
+			r->m[i] = p->mbuf[r->give[k][i]];
+		rte_mempool_put_bulk(p->mp, (void **)r->m, give[k]);
+	}
+}
+
+// ps_rx_take_back takes up to PS_BURST mbufs out of a mempool, and leaves their numbers in give.
+uint32_t ps_rx_take_back(struct ps_rx *r, int k)
+{
+	struct ps_pool *p = r->pool[k];
+	uint32_t n = rte_mempool_avail_count(p->mp);
+	if (n > PS_BURST)
+		n = PS_BURST;
+	if (n == 0 || rte_mempool_get_bulk(p->mp, (void **)r->m, n) < 0)
+		return 0;
+	for (uint32_t i = 0; i < n; i++)
+		r->give[k][i] = number(r->m[i]);
+	return n;
+}
+
+// ps_rx_burst gives mbufs to the driver, takes packets from it, and writes down their segments. It returns the number of packets, and in the upper
+// half that of segments.
+uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t most)
+{
+	if (give0 | give1)
+		ps_rx_give(r, give0, give1);
+	if (most > PS_BURST)
+		most = PS_BURST;
+	uint32_t got = ps_ops.rx(r->port, r->queue, r->m, most), packets = 0, n = 0;
+	struct rte_mempool *mp0 = r->pool[0]->mp, *mp1 = r->pool[1] ? r->pool[1]->mp : NULL;
+	for (uint32_t i = 0; i < got; i++) {
+		struct rte_mbuf *m = r->m[i];
+		if (i + 4 < got)
+			rte_prefetch0(r->m[i + 4]);
+		struct ps_desc *d = &r->desc[n];
+		uint32_t segs = m->nb_segs;
+		if (segs > PS_SEGS || n + segs > PS_DESCS - (got - i - 1)) { // the others need one each
+			r->too_long++;
+			rte_pktmbuf_free(m);
+			continue;
+		}
+		d->flags = m->ol_flags;
+		d->pkt_len = m->pkt_len;
+		d->hash = m->hash.rss;
+		d->mark = m->ol_flags & RTE_MBUF_F_RX_FDIR_ID ? m->hash.fdir.hi : 0;
+		d->type = m->packet_type;
+		d->vlan = m->vlan_tci;
+		d->time = ps_time_rx & m->ol_flags ? *RTE_MBUF_DYNFIELD(m, ps_time_off, uint64_t *) : 0;
+		d->segs = segs;
+		for (;;) {
+			struct rte_mbuf *next = m->next;
+			d->addr = (uint64_t)(uintptr_t)m->buf_addr + m->data_off;
+			d->off = m->data_off;
+			d->len = m->data_len;
+			d->mbuf = (uint64_t)(uintptr_t)m;
+			if (m->pool == mp0 || m->pool == mp1) {
+				d->pool = m->pool != mp0;
+				d->slot = number(m);
+				m->next = NULL; // it is idle from here on, as it was made
+				m->nb_segs = 1;
+			} else
+				d->pool = PS_FOREIGN;
+			d++;
+			if (!next)
+				break;
+			m = next;
+			d->segs = 0;
+		}
+		n += segs;
+		packets++;
+	}
+	return (uint64_t)n << 32 | packets;
+}
+
+// ps_free_foreign frees mbufs, each by itself: what was a chain keeps its links.
+void ps_free_foreign(uint64_t *m, uint32_t n)
+{
+	for (uint32_t i = 0; i < n; i++)
+		rte_pktmbuf_free_seg((struct rte_mbuf *)(uintptr_t)m[i]);
+}
+
+struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const char *name, int *err)
+{
+	struct ps_tx *t = calloc(1, sizeof *t);
+	if (!t) {
+		*err = ENOMEM;
+		return NULL;
+	}
+	t->port = port;
+	t->queue = queue;
+	t->seg = aligned_alloc(64, PS_DESCS * sizeof *t->seg);
+	t->m = calloc(PS_DESCS, sizeof *t->m);
+	t->packet = calloc(PS_DESCS, sizeof *t->packet);
+	t->done = calloc(PS_DESCS, sizeof *t->done);
+	*err = ENOMEM;
+	if (t->seg && t->m && t->packet && t->done)
+		t->pool = ps_header_pool(name, depth, rte_eth_dev_socket_id(port), err);
+	if (!t->pool) {
+		ps_tx_free(t);
+		return NULL;
+	}
+	return t;
+}
+
+void ps_tx_free(struct ps_tx *t)
+{
+	if (t->pool)
+		ps_pool_close(t->pool);
+	free(t->seg);
+	free(t->m);
+	free(t->packet);
+	free(t->done);
+	free(t);
+}
+
+// ps_tx_burst sends packets, and returns how many segments of whole packets the driver took.
+uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
+{
+	uint32_t packets = 0, taken = 0;
+	int prepare = 0;
+	struct rte_mbuf *last = NULL;
+	for (uint32_t i = 0; i < segs; i++) {
+		struct ps_seg *s = &t->seg[i];
+		struct rte_mbuf *m = t->pool->mbuf[s->index];
+		m->buf_addr = (void *)(uintptr_t)s->addr;
+		rte_mbuf_iova_set(m, s->iova);
+		m->buf_len = s->len;
+		m->data_off = 0;
+		m->data_len = s->len;
+		m->next = NULL;
+		m->nb_segs = 1;
+		m->ol_flags = RTE_MBUF_F_EXTERNAL;
+		if (s->segs) {
+			t->packet[packets++] = m;
+			m->nb_segs = s->segs;
+			m->pkt_len = s->pkt_len;
+			m->ol_flags |= s->flags;
+			m->packet_type = 0;
+			if (s->flags) {
+				prepare = 1;
+				m->l2_len = s->l2;
+				m->l3_len = s->l3;
+				m->l4_len = s->l4;
+				m->tso_segsz = s->tso;
+				m->vlan_tci = s->vlan;
+			}
+			if (s->time && ps_time_tx) {
+				m->ol_flags |= ps_time_tx;
+				*RTE_MBUF_DYNFIELD(m, ps_time_off, uint64_t *) = s->time;
+			}
+		} else
+			last->next = m;
+		last = m;
+	}
+	uint32_t ready = packets;
+	if (prepare)
+		ready = ps_ops.prepare(t->port, t->queue, t->packet, packets);
+	if (ready == 0 && packets > 0) { // nothing will make the driver take the first one
+		t->refused++;
+		return 0;
+	}
+	uint32_t n = ps_ops.tx(t->port, t->queue, t->packet, ready);
+	for (uint32_t i = 0; i < segs && n; i += t->seg[i].segs, n--)
+		taken += t->seg[i].segs;
+	t->out += taken;
+	return taken;
+}
+
+// ps_tx_reap leaves the numbers of headers that came back in done, and returns how many.
+uint32_t ps_tx_reap(struct ps_tx *t)
+{
+	if (!t->out)
+		return 0;
+	uint32_t n = rte_mempool_avail_count(t->pool->mp);
+	if (!n) { // a driver may free what it has sent only when it needs the room
+		ps_ops.cleanup(t->port, t->queue, 0);
+		n = rte_mempool_avail_count(t->pool->mp);
+	}
+	if (n > PS_DESCS)
+		n = PS_DESCS;
+	if (!n || rte_mempool_get_bulk(t->pool->mp, (void **)t->m, n) < 0)
+		return 0;
+	for (uint32_t i = 0; i < n; i++)
+		t->done[i] = number(t->m[i]);
+	t->out -= n;
+	return n;
+}

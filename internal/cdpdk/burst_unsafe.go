@@ -1,0 +1,188 @@
+//go:build dpdk
+
+package cdpdk
+
+// #cgo noescape ps_rx_burst
+// #cgo nocallback ps_rx_burst
+// #cgo noescape ps_tx_burst
+// #cgo nocallback ps_tx_burst
+// #cgo noescape ps_tx_reap
+// #cgo nocallback ps_tx_reap
+// #include <stdlib.h>
+// #include "shim.h"
+import "C"
+
+import (
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"unsafe"
+)
+
+const (
+	// MaxBurst is the number of packets of one call, MaxDescs that of their segments, MaxSegs that of the segments of one packet, at most.
+	MaxBurst, MaxDescs, MaxSegs = C.PS_BURST, C.PS_DESCS, C.PS_SEGS
+	// Headroom is what a driver leaves free in front of a packet that it receives, in bytes.
+	Headroom = C.RTE_PKTMBUF_HEADROOM
+	// Foreign is Desc.Pool of an mbuf of another pool than the queue's.
+	Foreign = C.PS_FOREIGN
+)
+
+// Pool is a mempool whose mbufs have numbers from 0 on.
+type Pool struct{ c *C.struct_ps_pool }
+
+var pools atomic.Uint64 // made so far; mempools have names of their own in a process
+
+func newPool(call string, make func(name *C.char, err *C.int) *C.struct_ps_pool) (*Pool, error) {
+	name := C.CString(fmt.Sprintf("ps%d", pools.Add(1)))
+	defer C.free(unsafe.Pointer(name))
+	var e C.int
+	p := make(name, &e)
+	if p == nil {
+		return nil, failed(call, -max(e, 1))
+	}
+	return &Pool{p}, nil
+}
+
+// NewSlotPool makes a pool of one mbuf for each slot of memory, of which the driver may fill room bytes, its headroom included. All mbufs are outside
+// at first: Rx.Give hands them over. One receive queue uses the pool. EFAULT says that a slot does not lie on physical memory in one piece.
+func NewSlotPool(base uintptr, slots, stride, room, socket int) (*Pool, error) {
+	return newPool("mempool of slots", func(name *C.char, e *C.int) *C.struct_ps_pool {
+		return C.ps_slot_pool_at(name, C.uintptr_t(base), C.uint32_t(slots), C.uint64_t(stride), C.uint32_t(room), C.int(socket), e)
+	})
+}
+
+// NewOwnPool makes a pool of mbufs with room bytes behind each, headroom included, all of them for the driver at first. memory is what they lie in.
+func NewOwnPool(n, room, socket int) (p *Pool, memory []byte, err error) {
+	p, err = newPool("rte_pktmbuf_pool_create", func(name *C.char, e *C.int) *C.struct_ps_pool {
+		return C.ps_own_pool(name, C.uint32_t(n), C.uint32_t(room), C.int(socket), e)
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return p, unsafe.Slice((*byte)(unsafe.Pointer(p.c.memory)), int(p.c.length)), nil
+}
+
+// Size is the number of mbufs, Free that of those in the mempool: those that a driver may take.
+func (p *Pool) Size() int { return int(p.c.n) }
+
+// Free is the number of mbufs in the mempool.
+func (p *Pool) Free() int { return int(C.ps_pool_free_count(p.c)) }
+
+// Close frees the mbufs. No driver has any of them.
+func (p *Pool) Close() { C.ps_pool_close(p.c) }
+
+// Rx is a receive queue of a port. It is used by one goroutine at a time.
+type Rx struct {
+	c     *C.struct_ps_rx
+	give  [2]*[MaxBurst]uint32
+	descs *[MaxDescs]Desc
+}
+
+// Desc is one received segment. What is of the packet is in its first one.
+type Desc struct {
+	Addr, Mbuf, Time, Flags        uint64 // Flags as mbuf.ol_flags; Time in ticks of the device
+	Slot, PktLen, Hash, Mark, Type uint32
+	Off, Len, VLAN                 uint16
+	Pool                           uint8 // which pool the mbuf is of, and Slot its number there; or Foreign
+	Segs                           uint8 // segments of the packet; 0 in those behind the first
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(Desc{})-C.sizeof_struct_ps_desc]
+
+// NewRx makes what receives from a queue that was set up with these pools.
+func NewRx(p Port, queue int, pools []*Pool) (*Rx, error) {
+	var b *C.struct_ps_pool
+	if len(pools) > 1 {
+		b = pools[1].c
+	}
+	c := C.ps_rx_new(p.c(), C.uint16_t(queue), pools[0].c, b)
+	if c == nil {
+		return nil, &Error{Call: "memory of a receive queue", Errno: syscall.ENOMEM}
+	}
+	return &Rx{c, [2]*[MaxBurst]uint32{(*[MaxBurst]uint32)(unsafe.Pointer(c.give[0])), (*[MaxBurst]uint32)(unsafe.Pointer(c.give[1]))}, (*[MaxDescs]Desc)(unsafe.Pointer(c.desc))}, nil
+}
+
+// Slots is where the caller writes numbers of mbufs of pool k, for the next Burst or Give.
+func (r *Rx) Slots(k int) *[MaxBurst]uint32 { return r.give[k] }
+
+// Burst gives the driver the mbufs in Slots, so many of each pool, and takes up to that many packets from it. The descriptors hold until the
+// next call. Each mbuf of the queue's own pools is the caller's then, and idle; foreign ones go back by FreeForeign.
+func (r *Rx) Burst(give0, give1, most int) (packets int, d []Desc) {
+	n := uint64(C.ps_rx_burst(r.c, C.uint32_t(give0), C.uint32_t(give1), C.uint32_t(most)))
+	return int(uint32(n)), r.descs[:n>>32]
+}
+
+// Give gives the driver mbufs, as Burst does.
+func (r *Rx) Give(give0, give1 int) { C.ps_rx_give(r.c, C.uint32_t(give0), C.uint32_t(give1)) }
+
+// TakeBack takes up to MaxBurst mbufs of pool k from the driver, which is stopped, and returns their numbers.
+func (r *Rx) TakeBack(k int) []uint32 {
+	return r.give[k][:C.ps_rx_take_back(r.c, C.int(k))]
+}
+
+// TooLong is the number of packets that had more than MaxSegs segments, and were dropped.
+func (r *Rx) TooLong() uint64 { return uint64(r.c.too_long) }
+
+// FreeForeign frees mbufs of other pools, by Desc.Mbuf.
+func FreeForeign(mbufs []uint64) {
+	if len(mbufs) > 0 {
+		C.ps_free_foreign((*C.uint64_t)(unsafe.Pointer(&mbufs[0])), C.uint32_t(len(mbufs)))
+	}
+}
+
+// Close frees what the queue has, but for its pools.
+func (r *Rx) Close() { C.ps_rx_free(r.c) }
+
+// Tx is a transmit queue of a port. It is used by one goroutine at a time.
+type Tx struct {
+	c    *C.struct_ps_tx
+	segs *[MaxDescs]Seg
+	done *[MaxDescs]uint32
+}
+
+// Seg is one segment to send. What is of the packet is in its first one.
+type Seg struct {
+	Addr, IOVA, Time, Flags uint64 // Flags as mbuf.ol_flags; Time in ticks of the device, 0 for at once
+	Index, PktLen           uint32 // Index is that of the header
+	Len, VLAN, TSO          uint16
+	L2, L3, L4              uint8
+	Segs                    uint8 // segments of the packet; 0 in those behind the first
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(Seg{})-C.sizeof_struct_ps_seg]
+
+// NewTx makes what sends by a queue, with so many headers: segments that the driver has, at most.
+func NewTx(p Port, queue, headers int) (*Tx, error) {
+	var c *C.struct_ps_tx
+	_, err := newPool("mempool of headers", func(name *C.char, e *C.int) *C.struct_ps_pool {
+		if c = C.ps_tx_new(p.c(), C.uint16_t(queue), C.uint32_t(headers), name, e); c == nil {
+			return nil
+		}
+		return c.pool
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &Tx{c, (*[MaxDescs]Seg)(unsafe.Pointer(c.seg)), (*[MaxDescs]uint32)(unsafe.Pointer(c.done))}, nil
+}
+
+// Segs is where the caller writes what is to be sent.
+func (t *Tx) Segs() *[MaxDescs]Seg { return t.segs }
+
+// Burst sends the packets in the first n of Segs, and returns how many segments of whole packets the driver took. The headers of the others are
+// still the caller's. refused says that the driver can never send the first packet that it did not take.
+func (t *Tx) Burst(n int) (taken int, refused bool) {
+	before := t.c.refused
+	taken = int(C.ps_tx_burst(t.c, C.uint32_t(n)))
+	return taken, t.c.refused != before
+}
+
+// Reap returns the indices of headers that drivers have freed: what they pointed at was sent, or dropped. They hold until the next call.
+func (t *Tx) Reap() []uint32 { return t.done[:C.ps_tx_reap(t.c)] }
+
+// Out is the number of headers that drivers have.
+func (t *Tx) Out() int { return int(t.c.out) }
+
+// Close frees what the queue has. No driver has any of its headers.
+func (t *Tx) Close() { C.ps_tx_free(t.c) }

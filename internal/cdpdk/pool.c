@@ -1,0 +1,160 @@
+//go:build dpdk
+
+#include "shim.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static inline struct ps_priv *priv(struct rte_mbuf *m) { return rte_mbuf_to_priv(m); }
+
+// ps_init is what mbufs with external buffers are made of.
+struct ps_init {
+	struct ps_pool *p;
+	char *base;
+	uint64_t stride;
+	uint32_t room;
+	int err;
+};
+
+static void init_external(struct rte_mempool *mp, void *arg, void *obj, unsigned i)
+{
+	struct ps_init *x = arg;
+	struct rte_mbuf *m = obj;
+	rte_pktmbuf_init(mp, NULL, obj, i);
+	m->buf_addr = x->base ? x->base + i * x->stride : NULL;
+	rte_iova_t iova = (rte_iova_t)(uintptr_t)m->buf_addr;
+	if (x->base && rte_eal_iova_mode() == RTE_IOVA_PA) {
+		iova = rte_mem_virt2iova(m->buf_addr);
+		// The last byte lies where it would with contiguous pages, or the device would write elsewhere.
+		if (iova == RTE_BAD_IOVA || rte_mem_virt2iova((char *)m->buf_addr + x->room - 1) != iova + x->room - 1)
+			x->err = EFAULT;
+	}
+	rte_mbuf_iova_set(m, iova);
+	m->buf_len = x->room;
+	m->ol_flags = RTE_MBUF_F_EXTERNAL;
+	m->shinfo = &priv(m)->shared;
+	rte_mbuf_ext_refcnt_set(m->shinfo, 1);
+	priv(m)->number = i;
+	x->p->mbuf[i] = m;
+}
+
+static void no_callback(void *addr, void *opaque)
+{
+	(void)addr;
+	(void)opaque;
+}
+
+static void init_own(struct rte_mempool *mp, void *arg, void *obj, unsigned i)
+{
+	struct ps_init *x = arg;
+	(void)mp;
+	priv(obj)->number = i;
+	x->p->mbuf[i] = obj;
+}
+
+static struct ps_pool *new_pool(uint32_t n, int *err)
+{
+	struct ps_pool *p = calloc(1, sizeof *p);
+	if (p && (p->mbuf = calloc(n, sizeof *p->mbuf))) {
+		p->n = n;
+		return p;
+	}
+	free(p);
+	*err = ENOMEM;
+	return NULL;
+}
+
+// external makes a pool of mbufs without data of their own, all of them outside.
+static struct ps_pool *external(const char *name, char *base, uint32_t n, uint64_t stride, uint32_t room, int socket, unsigned flags, const char *ops, int *err)
+{
+	struct rte_pktmbuf_pool_private data;
+	struct ps_pool *p = new_pool(n, err);
+	if (!p)
+		return NULL;
+	struct ps_init x = {p, base, stride, room, 0};
+	memset(&data, 0, sizeof data);
+	data.mbuf_data_room_size = room;
+	data.mbuf_priv_size = RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN);
+	data.flags = RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF;
+	p->mp = rte_mempool_create_empty(name, n, sizeof(struct rte_mbuf) + data.mbuf_priv_size + sizeof(struct rte_mbuf_ext_shared_info), 0, sizeof data, socket, flags);
+	if (!p->mp) {
+		*err = rte_errno;
+		goto fail;
+	}
+	int r = rte_mempool_set_ops_byname(p->mp, ops, NULL);
+	if (r < 0) {
+		*err = -r;
+		goto fail;
+	}
+	rte_pktmbuf_pool_init(p->mp, &data);
+	if ((r = rte_mempool_populate_default(p->mp)) < 0) {
+		*err = -r;
+		goto fail;
+	}
+	rte_mempool_obj_iter(p->mp, init_external, &x);
+	for (uint32_t i = 0; i < n; i++)
+		p->mbuf[i]->shinfo->free_cb = no_callback;
+	if (x.err) {
+		*err = x.err;
+		goto fail;
+	}
+	void **all = malloc(n * sizeof *all);
+	if (!all || rte_mempool_get_bulk(p->mp, all, n) < 0) {
+		free(all);
+		*err = ENOMEM;
+		goto fail;
+	}
+	free(all);
+	return p;
+fail:
+	ps_pool_close(p);
+	return NULL;
+}
+
+// ps_slot_pool_at makes a pool of one mbuf for each slot of memory. Only the owner of one receive queue uses it.
+struct ps_pool *ps_slot_pool_at(const char *name, uintptr_t base, uint32_t n, uint64_t stride, uint32_t room, int socket, int *err)
+{
+	return external(name, (char *)base, n, stride, room, socket, RTE_MEMPOOL_F_SP_PUT | RTE_MEMPOOL_F_SC_GET, "ring_sp_sc", err);
+}
+
+// ps_header_pool makes a pool of mbufs that are pointed at what is to be sent. Whoever frees such an mbuf puts it back; the queue alone takes it out.
+struct ps_pool *ps_header_pool(const char *name, uint32_t n, int socket, int *err)
+{
+	return external(name, NULL, n, 0, 0, socket, RTE_MEMPOOL_F_SC_GET, "ring_mp_sc", err);
+}
+
+// ps_own_pool makes a pool of mbufs with data of their own, all of them inside, in one piece of memory.
+struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int socket, int *err)
+{
+	struct ps_pool *p = new_pool(n, err);
+	if (!p)
+		return NULL;
+	struct ps_init x = {.p = p};
+	p->mp = rte_pktmbuf_pool_create(name, n, 0, RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN), room, socket);
+	if (!p->mp) {
+		*err = rte_errno;
+		ps_pool_close(p);
+		return NULL;
+	}
+	if (p->mp->nb_mem_chunks != 1) { // packets are lent as parts of one region
+		*err = ENOMEM;
+		ps_pool_close(p);
+		return NULL;
+	}
+	struct rte_mempool_memhdr *h = STAILQ_FIRST(&p->mp->mem_list);
+	p->memory = h->addr;
+	p->length = h->len;
+	rte_mempool_obj_iter(p->mp, init_own, &x);
+	return p;
+}
+
+uint32_t ps_pool_free_count(struct ps_pool *p) { return rte_mempool_avail_count(p->mp); }
+
+void ps_pool_close(struct ps_pool *p)
+{
+	if (p->mp)
+		rte_mempool_free(p->mp);
+	free(p->mbuf);
+	free(p);
+}
