@@ -3,7 +3,7 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-.PHONY: demo test tests plain checked nightly nights check bench soak generate build deps fuzz gpu-test gpu-bench clean
+.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -12,6 +12,10 @@ demo: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN) ./cmd/penstock
 
+# The program with DPDK: it is linked with libdpdk, which pkg-config finds.
+build-dpdk:
+	CGO_ENABLED=1 $(GO) build -trimpath -tags dpdk -o $(BIN) ./cmd/penstock
+
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
 LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:verbs,fake:cuda,peer:iperf3,peer:ucx,peer:fi,peer:openssl,$\
@@ -19,7 +23,7 @@ LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:v
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
-tests: check plain checked build
+tests: check plain checked dpdk build
 	FUZZTIME=10000x ./scripts/fuzz.sh $(BASE)
 	$(MAKE) soak DURATION=10s
 	$(BIN) demo --small
@@ -37,10 +41,17 @@ plain:
 checked:
 	$(GOTEST) -p 3 -race -tags invariants -short ./path/verbs ./transfer ./path/tcp $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
 
+# The packages that differ in a build with DPDK, over virtual devices: all that has cgo is in them.
+DPDK := ./internal/cdpdk/... ./engine/dpdk/...
+dpdk:
+	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./cmd/penstock
+	CGO_ENABLED=1 $(TOOLS) staticcheck -tags dpdk $(DPDK)
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk $(DPDK)
+
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) nights
-nights: check plain build
+nights: check plain dpdk build
 	$(GO) vet -tags invariants ./...
 	GOARCH=arm64 $(GO) vet ./...
 	$(GOTEST) -p 3 -tags invariants ./...

@@ -357,7 +357,7 @@ func TestMissing(t *testing.T) {
       tx:
         queues: [{memory_regions: [a], cpu_core: 0}]
         flows: [{match: {udp_dst: 5}, actions: [{type: vlan_push, vlan_id: 5}]}]
-    - {name: two, engine: dpdk, address: eth0}
+    - {name: two, engine: efa, address: eth0}
     - {name: three, engine: afpacket, address: eth0}
   transfers: {listen: ["tcp://10.0.0.1:7070"], share: {path: /is/not/there}}
   registry: {url: "etcd://127.0.0.1:2379"}
@@ -374,7 +374,7 @@ func TestMissing(t *testing.T) {
 	}
 	for _, want := range []string{"2:16: needs: this process cannot run on core 4095; expected one of 0", "6:38: needs: the runtime host has no device 7; expected 0 to 0", "7:70: needs: the program gives no memory for the region \"mine\"",
 		"13:50: needs: this process cannot run on core 4094", "14:30: needs: the engine sim: the port has no receive times of the network card", "19:16: needs: flows of tx change packets that are sent, and the engine sim does not do that",
-		"20:27: needs: interface \"two\": the engine dpdk is not built", "21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"", "22:24: needs: tcp://10.0.0.1:7070 is beyond this machine",
+		"20:27: needs: interface \"two\": the engine efa is not built", "21:29: needs: interface \"three\": engine: no engine is called \"afpacket\"", "22:24: needs: tcp://10.0.0.1:7070 is beyond this machine",
 		"22:62: needs: there is nothing to share", "23:13: needs: registries are not built", "24:21: needs: the page of metrics would be at 0.0.0.0:9095", "25:55: needs: recording into files"} {
 		if !strings.Contains(err.Error(), "\n\ttest.yaml:"+want) {
 			t.Errorf("not said: %s", want)

@@ -176,7 +176,7 @@ func (x *portCheck) rules() {
 	}
 }
 
-// others names the engines that carry out a rule, at the same kind of address.
+// others names the engines of this build that carry out a rule, at the same kind of address.
 func (x *portCheck) others(rule flow.Rule) string {
 	mine := config.Engine(x.e.Name()).Spec()
 	spec := x.ask.Port
@@ -184,7 +184,7 @@ func (x *portCheck) others(rule flow.Rule) string {
 	var names []string
 	for _, e := range x.p.table.Engines() {
 		can, ok := e.(engine.Checker)
-		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() || s.Needs.Interface != mine.Needs.Interface {
+		if s := config.Engine(e.Name()).Spec(); !ok || s == nil || mine == nil || e.Name() == x.e.Name() || s.Needs.Interface != mine.Needs.Interface || errors.Is(e.Available(), engine.ErrNotBuilt) {
 			continue
 		}
 		if c, _ := can.PortCapabilities(spec); c.Steering != nil && len(flow.Check([]flow.Rule{rule}, c.Steering)) == 0 {

@@ -27,15 +27,15 @@ func TestBenchStream(t *testing.T) {
 
 func TestBenchStreamUsage(t *testing.T) {
 	for want, args := range map[string][]string{
-		`--size "big"`:                   {"--size", "big"},
-		`--rate "fast"`:                  {"--rate", "fast"},
-		`--rate "-5"`:                    {"--rate=-5"},
-		`workload "sort"`:                {"--workload", "sort"},
-		`engine "dpdk": expected one of`: {"--engine", "dpdk"},
-		"expected one --engine":          {"--serve"},
-		"--size is for the near end":     {"--serve", "--engine", "socket", "--size", "64"},
-		"--listen is of --serve":         {"--listen", "127.0.0.1:0"},
-		"is penstock bench stream":       {"--engine", "socket", "--server", "127.0.0.1:1"},
+		`--size "big"`:                  {"--size", "big"},
+		`--rate "fast"`:                 {"--rate", "fast"},
+		`--rate "-5"`:                   {"--rate=-5"},
+		`workload "sort"`:               {"--workload", "sort"},
+		`engine "efa": expected one of`: {"--engine", "efa"},
+		"expected one --engine":         {"--serve"},
+		"--size is for the near end":    {"--serve", "--engine", "socket", "--size", "64"},
+		"--listen is of --serve":        {"--listen", "127.0.0.1:0"},
+		"is penstock bench stream":      {"--engine", "socket", "--server", "127.0.0.1:1"},
 	} {
 		out, errOut, status := penstock(t, append([]string{"bench", "stream", "--quiet"}, args...)...)
 		if status == 0 || !strings.Contains(errOut, want) {

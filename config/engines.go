@@ -270,6 +270,12 @@ func (p *Interface) Asked() (out []Asked) {
 // portSpec is the interface for its engine, with what is wrong with its options.
 func (p *Interface) portSpec() (engine.PortSpec, error) {
 	out := engine.PortSpec{Name: p.Name, Address: p.Address, MTU: p.MTU, Isolated: p.Rx != nil && p.Rx.FlowIsolation}
+	if p.Rx != nil {
+		out.RxQueues = len(p.Rx.Queues)
+	}
+	if p.Tx != nil {
+		out.TxQueues = len(p.Tx.Queues)
+	}
 	s := p.Engine.Spec()
 	if s == nil {
 		return out, nil

@@ -36,6 +36,7 @@ var checks = []Check{
 	{"pcie-acs", "Access control of bridges", "With ACS redirect a bridge sends what one device wants of another up to the root first: GPUDirect at a fraction of its speed.", checkACS},
 	{"iommu", "IOMMU", "It translates each address of a card. Drivers in user space need it; for all others its misses cost speed.", checkIOMMU},
 	{"driver", "Driver in user space", "DPDK takes a card away from the kernel by vfio-pci, but for Mellanox cards, which it shares with it.", checkDriver},
+	{"dpdk", "DPDK", "A program has DPDK if it was built with it, and loads its libraries where it runs.", checkDPDK},
 	{"rdma", "RDMA", "Verbs need a device with an active port.", checkRDMA},
 	{"rdma-gid", "Address of an RDMA port", "A connection over RoCE names an entry of the port's table: of RoCE version 2, with an address that the other end has a route to.", checkGID},
 	{"rdma-mtu", "MTU of an RDMA port", "A RoCE port takes the largest of 256, 512, 1024, 2048 and 4096 bytes that fits into its interface's frames: each packet has some 60 around it.", checkPathMTU},

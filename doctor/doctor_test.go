@@ -249,6 +249,10 @@ func TestVerdicts(t *testing.T) {
 		{"driver", Fail, ice, one(Interface{Name: ice, Engine: "dpdk"}), nil},
 		{"driver", OK, mlx, one(Interface{Name: mlx, Engine: "dpdk"}), nil},
 		{"driver", OK, "Intel E810", one(Interface{Name: "0000:98:00.0", Engine: "dpdk"}), []string{"bus/pci/drivers/ice\n", "bus/pci/drivers/vfio-pci\n", "/sys/class/net/ens2f0 ->", "/sys/class/no/ens2f0 ->"}},
+		{"dpdk", Fail, "engine dpdk", one(Interface{Name: mlx, Engine: "dpdk"}), nil}, // tests are built without
+		{"dpdk", Fail, "libdpdk", one(Interface{Name: mlx, Engine: "dpdk"}), nil},
+		{"dpdk", OK, "libdpdk", one(Interface{Name: mlx, Engine: "dpdk"}), []string{"/librdmacm.so.1", "/librte_eal.so.23"}},
+		{"dpdk", NotApplicable, "", one(Interface{Name: mlx, Engine: "xdp"}), nil},
 		{"rdma", OK, "mlx5_0", Needs{}, nil},
 		{"rdma", OK, "mlx5_0", one(Interface{Name: mlx, Engine: "verbs"}), nil},
 		{"rdma-counters", Warn, "mlx5_0", Needs{}, nil},

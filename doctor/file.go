@@ -76,8 +76,15 @@ func (b *builder) iface(i int) {
 	}
 	// The address may have options behind it.
 	name := p.Address
-	if a, err := p.Engine.Spec().Address(p.Address); err == nil {
-		name = a.Where
+	if s := p.Engine.Spec(); s != nil {
+		if a, err := s.Address(p.Address); err == nil {
+			if name = a.Where; s.Card != nil {
+				name = s.Card(a)
+			}
+		}
+	}
+	if name == "" { // a virtual device: nothing of the machine's
+		return
 	}
 	b.names[p.Name] = name
 	x := Interface{Name: name, Engine: string(p.Engine), MTU: p.MTU, At: b.place("%s.address", path), Places: map[string]Place{}}

@@ -32,12 +32,12 @@ type PortSpec struct {
 	Address string // what the engine opens: an interface, a URL such as udp://[::]:5000, a port of a network
 	// MTU is the largest packet in bytes that the port must carry, L3 and up; 0 leaves what is there.
 	MTU int
-	// RxQueues and TxQueues are how many queues will be added; 0 where that is not known. A device that is told the number of its queues
-	// before it starts (DPDK) starts when so many receive queues are there.
-	RxQueues, TxQueues int
 	// Isolated says that only packets that a rule matches belong to this port, and that the rest stays with the kernel. Without
 	// it the port takes everything, and what no rule matches goes to its first receive queue.
 	Isolated bool
+	// RxQueues and TxQueues are how many queues will be added, 0 where that is not known. Devices whose number of queues is fixed when
+	// they start (DPDK) wait for that many; without it they stop for a moment with each queue that is added.
+	RxQueues, TxQueues int
 	// Options are the engine's own, a struct of its package; nil means its defaults.
 	Options any
 }

@@ -27,6 +27,9 @@ type Spec struct {
 	Schemes []string
 	// Bus says that a place on the PCI bus (0000:3b:00.0) is an address of this engine, if no engine is named.
 	Bus     bool
+	// Card is the interface, or the place on the PCI bus, in an address that Spec.Address has read: "" where it has neither. nil: that is Where,
+	// if Needs.Interface.
+	Card    func(a Address) string
 	Options []Option
 	// PortOptions returns a pointer to the zero struct of options for an address with this scheme, RxOptions and TxOptions to that of a
 	// queue: what the Fields of Options are fields of. The structs are what PortSpec.Options, RxSpec.Options and TxSpec.Options take. nil

@@ -231,9 +231,9 @@ func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err erro
 	return in, out, nil
 }
 
-// framePort opens a port for frames that takes what the rules match and leaves the rest to the kernel.
-func (e *parts) framePort(ctx context.Context, at *place, c *cell) (engine.Port, error) {
-	spec := engine.PortSpec{Address: at.address, Isolated: true}
+// framePort opens a port for frames that takes what the rules match and leaves the rest to the kernel, for that many queues.
+func (e *parts) framePort(ctx context.Context, at *place, c *cell, rx, tx int) (engine.Port, error) {
+	spec := engine.PortSpec{Address: at.address, Isolated: true, RxQueues: rx, TxQueues: tx}
 	s := drivers.Get(c.Engine)
 	if s.Rings != nil {
 		packets := depth
@@ -276,7 +276,11 @@ func openFar(ctx context.Context, at *place, c *cell, k *clock) (_ *hall, t targ
 		if err != nil {
 			return h, t, err
 		}
-		p, err := h.framePort(ctx, at, c)
+		replies := 0
+		if c.Reflect {
+			replies = c.Queues
+		}
+		p, err := h.framePort(ctx, at, c, c.Queues, replies)
 		if err != nil {
 			return h, t, err
 		}
@@ -376,7 +380,11 @@ func (n *near) frameLanes(ctx context.Context, at *place, to target, c *cell) er
 	if err != nil {
 		return err
 	}
-	p, err := n.framePort(ctx, at, c)
+	replies := 0
+	if n.hall != nil {
+		replies = 1
+	}
+	p, err := n.framePort(ctx, at, c, replies, len(n.gens))
 	if err != nil {
 		return err
 	}

@@ -174,7 +174,7 @@ func TestSpreadQueues(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	for want, o := range map[string]Options{
-		`engine "dpdk"`:            {Engines: []string{"dpdk"}},
+		`engine "gpunetio"`:        {Engines: []string{"gpunetio"}},
 		`test "speed"`:             {Tests: []string{"speed"}},
 		`protocol "sctp"`:          {Protocols: []string{"sctp"}},
 		"63 bytes":                 {Sizes: []int{63}},

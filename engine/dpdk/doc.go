@@ -1,28 +1,17 @@
-// Package dpdk is the engine of whole frames by poll-mode drivers of DPDK: a driver in this process has the network card, and the kernel sees
-// nothing of its packets.
+// Package dpdk is the engine of frames by DPDK's poll-mode drivers: the widest set of NICs, and drivers without one (net_ring, net_memif,
+// net_af_xdp) for tests and containers.
 //
-//	port, err := dpdk.New().OpenPort(ctx, engine.PortSpec{Address: "0000:3b:00.0"})
-//	port, err := dpdk.New().OpenPort(ctx, engine.PortSpec{Address: "dpdk://net_memif0,role=server,socket=/run/m.sock"})
+//	eng := dpdk.New()
+//	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "0000:3b:00.0", RxQueues: 2, TxQueues: 1})
+//	port, err = eng.OpenPort(ctx, engine.PortSpec{Address: "dpdk://net_memif0,role=client?descriptors=512"})
 //
-// It is in builds with the tag dpdk, which need cgo and libdpdk; in others it says how to get it (Engine.Available).
+// An address is a place on the PCI bus, the name of an interface whose card has one, or the name of a virtual device; behind a comma it has
+// arguments of the driver (DPDK calls all that devargs).
 //
-// # Memory
+// DPDK is a library in C: builds with the tag dpdk have it, through package internal/cdpdk, and need libdpdk when they are compiled and when they
+// run. Other builds know the engine (configurations are checked, the doctor looks at the machine), and Available says ErrNotBuilt with the
+// commands that make such a build.
 //
-// Queues receive into the slots of their pools: each slot is the external buffer of an mbuf, and a packet begins 128 bytes (the headroom of mbufs)
-// behind the beginning of its slot. Transmit queues send from where packets lie. So forwarding between two ports copies nothing. Drivers that take
-// buffers only from memory of DPDK (Options.Buffers, table in docs/dpdk.md) lend that memory to queues without pools, and copy for queues with
-// pools; RxStats.Copied and TxStats.Copied count each such byte. An mbuf of another port's (net_ring hands over what was sent) is copied as well.
-//
-// # Queues
-//
-// A driver is told the number of its queues before it starts. A port starts with its first queue, or, where PortSpec.RxQueues says how many
-// there will be, when that many are there. A receive queue that comes later, or goes, stops the port for a moment: packets that arrive then are
-// lost, and the card counts them.
-//
-// Receiving is polling: no descriptor wakes a reader, which looks again after a pause, or always (Batching.Spin).
-//
-// # EAL
-//
-// DPDK has one state for the process. The first port starts it with the EAL options of its Options; those of later ports are the same.
-// EAL runs on a thread of its own, changes the affinity of no other thread, and leaves no files behind.
+// The environment of DPDK (EAL) is started once for a process, by the first port, with the options of type EAL that this port has; it ends
+// with the process.
 package dpdk

@@ -19,7 +19,7 @@ import (
 )
 
 // eal is what all tests of this process start EAL with.
-var eal = EAL{Huge: HugeOff, Heap: 256 << 20}
+var eal = EAL{Huge: HugeOff}
 
 func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(endEAL{m}, goleak.IgnoreAnyFunction("github.com/penstock-io/penstock/internal/cdpdk.Start.func1"))

@@ -224,7 +224,7 @@ func (p *Port) place(live []*rxQueue, n int) error {
 		case i >= len(live) && i < len(p.halves) && !p.ours(p.halves[i]):
 			halves = append(halves, p.halves[i])
 		default:
-			depth := p.depths[0]
+			depth := p.depth
 			if i < len(live) {
 				depth = live[i].Spec().Depth
 			}

@@ -2,179 +2,107 @@ package dpdk
 
 import (
 	"encoding/hex"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
 )
 
-// Buffers is where the packets of a port lie.
-type Buffers uint8
+// MemoryMode says where a port receives.
+type MemoryMode uint8
 
-// The places.
+// The modes.
 const (
-	BuffersAuto    Buffers = iota // in place, but for drivers that are known not to take external buffers
-	BuffersInPlace                // in the slots of pools
-	BuffersLent                   // in memory of DPDK
+	MemoryAuto    MemoryMode = iota // in place where the driver takes external memory, else lent
+	MemoryInPlace                   // the NIC writes into the slots of the queue's pools, or opening the queue is an error
+	MemoryLent                      // into memory of DPDK's, which queues without pools lend, and queues with pools copy from
 )
 
-// Huge says whether EAL takes its memory from huge pages.
-type Huge uint8
+var memoryModes = []string{"auto", "in_place", "lent"}
 
-// The choices.
-const (
-	HugeAuto Huge = iota // where the machine has enough free ones
-	HugeOn
-	HugeOff
-)
-
-// RSS is how a card spreads what no rule matches over the receive queues of a port.
-type RSS uint8
-
-// The ways.
-const (
-	RSSNone  RSS = iota // all for the first queue
-	RSSIP               // by the addresses
-	RSSPorts            // by the addresses and ports
-)
-
-// EAL are the options of DPDK's environment, which are the process's: all ports have the same.
-type EAL struct {
-	// Cores are those that EAL's own threads run on, as a list: "0", "2-3,5"; "" for all of the process. The engine's queues run where their callers
-	// run.
-	Cores string
-	// Heap is EAL's own memory in bytes, for mbufs and for what drivers keep; 0 for 256 MiB.
-	Heap int
-	// Huge says where it comes from.
-	Huge Huge
-	// FilePrefix tells processes with DPDK apart; "" makes one of the process id. Nothing is shared either way.
-	FilePrefix string
-	// Drivers are files or folders of poll-mode drivers besides those that libdpdk finds itself.
-	Drivers []string
-	// Log is the least level of EAL's log that errors carry, "" for warning.
-	Log string
+// String is the word of the mode in configurations.
+func (m MemoryMode) String() string {
+	if int(m) < len(memoryModes) {
+		return memoryModes[m]
+	}
+	return fmt.Sprintf("memory mode %d", uint8(m))
 }
+
+// RSSType is a layer of a packet that receive side scaling hashes.
+type RSSType uint8
+
+// The layers. IP are the addresses of IPv4 and IPv6, the others add their ports, or what they have instead.
+const (
+	RSSIP RSSType = iota
+	RSSTCP
+	RSSUDP
+	RSSSCTP
+	RSSEthernet
+	RSSVLAN
+)
+
+var rssTypes = []string{"ip", "tcp", "udp", "sctp", "ethernet", "vlan"}
 
 // Options are the options of a port, given as engine.PortSpec.Options. The zero value is right for most.
 type Options struct {
 	EAL
-	Buffers Buffers
-	// Promiscuous has the port take frames for other stations.
+	// Descriptors is the size of the ring of each queue of the device, 0 for as many as the queue's Depth asks for. The driver rounds
+	// it to what it has.
+	Descriptors int
+	// Memory says where the port receives.
+	Memory MemoryMode
+	// RSSKey is the key of the Toeplitz hash, as many bytes as the NIC takes (40 or 52 in general); nil for the driver's own.
+	RSSKey []byte
+	// RSSTypes are the layers that are hashed, nil for the addresses, and the ports of TCP and UDP. What the NIC does not hash is left out.
+	RSSTypes []RSSType
+	// Promiscuous makes the NIC take frames for other stations.
 	Promiscuous bool
-	// RSS and RSSKey spread packets over receive queues. The key is hexadecimal, as long as the card's; "" is the driver's.
-	RSS    RSS
-	RSSKey string
+	// HardwareTime asks the NIC for the time at which it received each packet, for receive queues with RxSpec.HardwareTime.
+	HardwareTime bool
 }
 
-// Defaults.
 const (
-	defaultMemory = 256 << 20
-	maxMemory     = 1 << 40
+	minDescriptors = 8
+	maxDescriptors = 1 << 16
+	maxRSSKey      = 256
 )
 
-// logLevels are EAL's, by number.
-var logLevels = []string{"", "emergency", "alert", "critical", "error", "warning", "notice", "info", "debug"}
-
 func (o *Options) complete() error {
-	bad := func(key, value, wrong, expected string) error {
-		return &engine.SettingError{Engine: Name, Key: key, Value: value, Wrong: wrong, Expected: expected}
+	bad := func(format string, args ...any) error {
+		return fmt.Errorf("dpdk: %s: %w", fmt.Sprintf(format, args...), engine.ErrInvalid)
+	}
+	if o.RSSTypes == nil {
+		o.RSSTypes = []RSSType{RSSIP, RSSTCP, RSSUDP}
 	}
 	switch {
-	case o.Heap < 0 || o.Heap > maxMemory:
-		return bad("memory", fmt.Sprint(o.Heap), "it is out of range", "1MiB to 1TiB")
-	case o.Buffers > BuffersLent || o.Huge > HugeOff || o.RSS > RSSPorts:
-		return bad("", "", "a constant has a value that is none of its type", "")
-	case strings.ContainsAny(o.FilePrefix, "/% \t\n"):
-		return bad("file_prefix", o.FilePrefix, "it is a part of names of files", "letters and digits")
+	case o.Descriptors != 0 && (o.Descriptors < minDescriptors || o.Descriptors > maxDescriptors):
+		return bad("Descriptors %d: expected %d to %d", o.Descriptors, minDescriptors, maxDescriptors)
+	case o.Memory > MemoryLent:
+		return bad("Memory %d: expected auto, in_place or lent", o.Memory)
+	case o.RSSKey != nil && (len(o.RSSKey) == 0 || len(o.RSSKey) > maxRSSKey):
+		return bad("RSSKey of %d bytes: expected 1 to %d", len(o.RSSKey), maxRSSKey)
 	}
-	for _, r := range o.Cores {
-		if !strings.ContainsRune("0123456789,-", r) {
-			return bad("cores", o.Cores, "it is no list of cores", "2-3,5")
+	for i, t := range o.RSSTypes {
+		if t > RSSVLAN {
+			return bad("RSSTypes has %d: expected %s", t, strings.Join(rssTypes, ", "))
+		}
+		if slices.Contains(o.RSSTypes[:i], t) {
+			return bad("RSSTypes has %s twice", rssTypes[t])
 		}
 	}
-	if o.Log != "" && level(o.Log) == 0 {
-		return bad("log", o.Log, "there is no such level", strings.Join(logLevels[1:], ", "))
-	}
-	if _, err := o.key(); err != nil {
-		return bad("rss_key", o.RSSKey, "it is not hexadecimal", "two digits for each byte")
-	}
-	if o.Heap == 0 {
-		o.Heap = defaultMemory
-	}
-	if o.Log == "" {
-		o.Log = "warning"
+	if wrong := o.EAL.check(); wrong != "" {
+		return bad("%s", wrong)
 	}
 	return nil
 }
 
-func (o *Options) key() ([]byte, error) {
-	return hex.DecodeString(strings.ReplaceAll(o.RSSKey, ":", ""))
-}
-
-func level(word string) int {
-	for i, w := range logLevels {
-		if w == word {
-			return i
-		}
+// parseKey reads bytes in hexadecimal, with colons between them or without.
+func parseKey(text string) (any, error) {
+	b, err := hex.DecodeString(strings.ReplaceAll(text, ":", ""))
+	if err != nil || len(b) == 0 || len(b) > maxRSSKey {
+		return nil, errors.New("expected bytes in hexadecimal, such as 6d:5a:56:da")
 	}
-	return 0
-}
-
-// Args are the arguments of EAL. huge says whether there are huge pages, cores what the process may run on, and pid is its id.
-//
-// No device is looked for: ports are attached one by one. The main lcore is a thread that may run on all of the cores, so that EAL pins nothing to one.
-func (e *EAL) Args(huge bool, cores string, pid int) []string {
-	if e.Cores != "" {
-		cores = e.Cores
-	}
-	prefix := e.FilePrefix
-	if prefix == "" {
-		prefix = fmt.Sprintf("penstock%d", pid)
-	}
-	args := []string{"--lcores", "0@(" + cores + ")", "-m", fmt.Sprint((e.Heap + 1<<20 - 1) >> 20), "--file-prefix", prefix,
-		"--no-telemetry", "--iova-mode", "va", "--allow", "0000:00:00.0"}
-	if huge {
-		args = append(args, "--in-memory", "--single-file-segments")
-	} else {
-		args = append(args, "--no-huge", "--no-shconf")
-	}
-	for _, d := range e.Drivers {
-		args = append(args, "-d", d)
-	}
-	return append(args, "--log-level", fmt.Sprintf("*:%d", level(e.Log)))
-}
-
-// driver is the name of the poll-mode driver of a virtual device: net_memif of net_memif0,role=server; "" of a place on the PCI bus.
-func driver(where string) string {
-	name, _, _ := strings.Cut(where, ",")
-	if !strings.HasPrefix(name, "net_") && !strings.HasPrefix(name, "virtio_user") && !strings.HasPrefix(name, "eth_") {
-		return ""
-	}
-	return strings.TrimRight(name, "0123456789")
-}
-
-// external reports whether the driver of a device takes buffers that are not in memory of DPDK, and why not.
-func external(where string) (ok bool, why string) {
-	switch driver(where) {
-	case "net_af_xdp":
-		return false, "net_af_xdp receives into one area of DPDK's own memory (UMEM)"
-	case "net_virtio_user", "virtio_user":
-		return false, "the other end of virtio-user maps DPDK's own memory"
-	case "net_memif":
-		if strings.Contains(where, "zero-copy=yes") {
-			return false, "the other end of memif with zero-copy=yes maps DPDK's own memory"
-		}
-	}
-	return true, ""
-}
-
-// reads reports whether the driver also sends from memory that is not DPDK's.
-func reads(where string) bool {
-	ok, _ := external(where)
-	return ok || driver(where) == "net_af_xdp" // which copies what is not in its area
-}
-
-// dials reports whether the driver connects to another process when it starts, and only then.
-func dials(where string) bool {
-	return driver(where) == "net_memif" && !strings.Contains(where, "role=server")
+	return b, nil
 }

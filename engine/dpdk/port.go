@@ -29,6 +29,7 @@ type Port struct {
 	can  engine.Capabilities
 	regs *mem.RegCache // memory that the device reaches; nil for a virtual one
 
+	depth   int  // descriptors of a queue that nothing says more of
 	inPlace bool // receive queues receive into their pools
 	reads   bool // the device sends from any memory
 	chains  bool // the device sends chains of segments
@@ -48,7 +49,6 @@ type Port struct {
 	left    []*half     // of queues that were closed, whose mbufs the driver still has
 	closing *half       // of the queue that is being closed
 	redial  *time.Timer // of a driver that connects when it starts; nil of others
-	depths  [2]int      // the descriptors of each queue
 
 	bell engine.LinkBell
 	link struct {
@@ -76,9 +76,12 @@ const linkEvery = 500 * time.Millisecond
 func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	ids, err := cdpdk.Attach(where)
 	if err != nil {
-		return nil, fmt.Errorf("dpdk: %w%s: %w", err, advice(err), engine.ErrUnavailable)
+		return nil, unavailable(err)
 	}
-	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], depths: [2]int{1024, 1024}}
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], depth: 1024}
+	if o.Descriptors > 0 {
+		p.depth = o.Descriptors
+	}
 	if p.name == "" {
 		p.name = spec.Address
 	}
@@ -115,12 +118,25 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 
 // arrange says where packets lie and what the port can do.
 func (p *Port) arrange(where string) {
-	ok, _ := external(where)
-	p.inPlace = p.o.Buffers == BuffersInPlace || p.o.Buffers == BuffersAuto && ok
-	p.reads = reads(where)
+	why := external(where)
+	if p.o.Memory == MemoryLent {
+		why = "memory: lent says so"
+	}
+	p.inPlace = p.o.Memory == MemoryInPlace || why == ""
+	p.reads = reads(where) && !cdpdk.Physical()
 	p.chains = p.info.TxOffloads&cdpdk.TxMultiSegs != 0
-	c := (*Engine)(nil).Capabilities()
-	p.o.limit(&c, where)
+	c, _ := (*Engine)(nil).PortCapabilities(p.spec)
+	c.RulesIn, c.SendAtIn, c.TxSegmentation, c.TxChecksum = "software", "software", "software", "device"
+	c.HardwareTime, c.Types = false, false
+	c.Notes = []string{
+		"receiving is polling: a reader looks again after a pause, or always with a spin",
+		"a queue that is added to a running port, or closed, stops it for a moment",
+		"DPDK runs with: " + strings.Join(cdpdk.Running(), " "),
+	}
+	if !p.inPlace {
+		c.MemoryUse = engine.UseCopied
+		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
+	}
 	c.RxQueues, c.TxQueues = min(p.info.MaxRxQueues, maxQueues), min(p.info.MaxTxQueues, maxQueues)
 	c.MaxPacket = p.info.MTU + packet.EthernetLen + 2*packet.VLANLen
 	if p.info.MaxRxPkt > 0 {
@@ -129,7 +145,7 @@ func (p *Port) arrange(where string) {
 	if p.offloads()&checksums != checksums {
 		c.TxChecksum = "software"
 	}
-	c.Hash = p.o.RSS != RSSNone && p.info.RSSTypes != 0
+	c.Hash = p.info.RSSTypes != 0 && p.info.RxOffloads&cdpdk.RxRSSHash != 0
 	if p.inPlace {
 		c.MinSlot = headroom + c.MaxPacket
 	}
@@ -322,14 +338,8 @@ func (p *Port) start() (err error) {
 		}
 	}
 	c := cdpdk.Config{Rx: rx, Tx: tx, MTU: p.info.MTU, RxOffloads: p.receives(), TxOffloads: p.offloads()}
-	if p.o.RSS != RSSNone {
-		if c.RSSTypes = p.info.RSSTypes & cdpdk.RSSIP; p.o.RSS == RSSPorts {
-			c.RSSTypes = p.info.RSSTypes & (cdpdk.RSSIP | cdpdk.RSSPorts)
-		}
-		if c.RSSTypes == 0 {
-			return fmt.Errorf("rss: driver %s spreads no packets: leave it out: %w", p.info.Driver, engine.ErrUnsupported)
-		}
-		c.RSSKey, _ = p.o.key() // complete has read it
+	if rx > 1 {
+		c.RSSTypes, c.RSSKey = p.rss(), p.o.RSSKey
 	}
 	if err := p.dev.Configure(c); err != nil {
 		return err
@@ -338,12 +348,12 @@ func (p *Port) start() (err error) {
 		return err
 	}
 	for n, h := range p.halves {
-		if err := p.dev.SetupRx(n, descriptors(h.depth, p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.pools, 0, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
+		if err := p.dev.SetupRx(n, descriptors(p.ring(h.depth), p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.pools, 0, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
 			return err
 		}
 	}
 	for n := range tx {
-		if err := p.dev.SetupTx(n, descriptors(p.depths[1], p.info.MinTxDesc, p.info.MaxTxDesc, p.info.TxDescAlign), c.TxOffloads&p.info.TxQueueOffloads); err != nil {
+		if err := p.dev.SetupTx(n, descriptors(p.depth, p.info.MinTxDesc, p.info.MaxTxDesc, p.info.TxDescAlign), c.TxOffloads&p.info.TxQueueOffloads); err != nil {
 			return err
 		}
 	}
@@ -360,7 +370,7 @@ func (p *Port) start() (err error) {
 	if info, err := p.dev.Info(); err == nil {
 		p.info.MAC = info.MAC // some drivers know it only now
 	}
-	if p.o.RSS != RSSNone && p.info.RetaSize > 0 && rx > 1 {
+	if p.info.RetaSize > 0 && c.RSSTypes != 0 {
 		queues := make([]uint16, rx)
 		for i := range queues {
 			queues[i] = uint16(i)
@@ -378,6 +388,14 @@ func (p *Port) start() (err error) {
 		}
 	}
 	return nil
+}
+
+// rss is what the device hashes to spread packets over its queues, of what the options name.
+func (p *Port) rss() (types uint64) {
+	for _, t := range p.o.RSSTypes {
+		types |= [...]uint64{RSSIP: cdpdk.RSSIP, RSSTCP: cdpdk.RSSTCP, RSSUDP: cdpdk.RSSUDP, RSSSCTP: cdpdk.RSSSCTP, RSSEthernet: cdpdk.RSSEthernet, RSSVLAN: cdpdk.RSSVLAN}[t]
+	}
+	return types & p.info.RSSTypes
 }
 
 // stop stops the device, of which no queue is used meanwhile.
@@ -426,6 +444,14 @@ func (p *Port) pause() (goOn func()) {
 			q.mu.Unlock()
 		}
 	}
+}
+
+// ring is the number of descriptors for a queue of that depth.
+func (p *Port) ring(depth int) int {
+	if p.o.Descriptors > 0 {
+		return p.o.Descriptors
+	}
+	return depth
 }
 
 // descriptors is the size of a ring that the driver takes, for so many packets.

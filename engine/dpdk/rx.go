@@ -166,7 +166,7 @@ func (q *rxQueue) note(b *burst.Burst, i int, d *cdpdk.Desc) {
 		ns = time.Now().UnixNano()
 	}
 	b.Builder().SetReceived(i, 0, flags|b.Flags(i)&burst.Truncated, ns)
-	if d.Flags&cdpdk.HashValid != 0 {
+	if d.Flags&cdpdk.HashValid != 0 && q.port.can.Hash {
 		b.Builder().SetHash(i, d.Hash)
 	}
 }
@@ -198,8 +198,8 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 			q.giveBack(d)
 			return
 		case where == engine.First:
-			if q.port.o.RSS == RSSNone && len(live) > 0 {
-				to = live[0]
+			if len(live) == 1 || q.port.rss() == 0 {
+				to = live[0] // with RSS it stays where it came
 			}
 		default:
 			if to = q.port.rx.Find(where); to == nil {

@@ -1,10 +1,15 @@
 package dpdk
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"sync/atomic"
+
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/pace"
-	"github.com/penstock-io/penstock/flow"
-	"github.com/penstock-io/penstock/mem"
 )
 
 // Name is the name of the engine in configurations.
@@ -12,95 +17,110 @@ const Name = "dpdk"
 
 // Spec describes the engine.
 var Spec = engine.Spec{
-	Name: Name, Doc: "Whole frames by drivers in user space (DPDK), on any card or virtual device that has one.",
-	New:     func() engine.Engine { return New() },
-	Schemes: []string{"dpdk"},
+	Name: Name, Doc: "Whole frames by DPDK's poll-mode drivers, past the kernel, into the pools themselves. Only in builds with the tag dpdk.",
+	New: func() engine.Engine { return New() }, Schemes: []string{"dpdk"},
+	Card: func(a engine.Address) string {
+		if device, _, _ := strings.Cut(a.Where, ","); !virtual.MatchString(device) {
+			return device
+		}
+		return ""
+	},
 	Options: append([]engine.Option{
-		{Key: "cores", Type: engine.Text, Field: "Cores", Doc: "Cores of EAL's own threads, as a list: `2-3,5`; without it those of the process."},
-		{Key: "memory", Type: engine.Bytes, Min: 1 << 20, Max: maxMemory, Default: "256MiB", Field: "Heap", Doc: "DPDK's own memory."},
-		{Key: "huge", Type: engine.Word, Words: []string{"auto", "on", "off"}, Default: "auto", Field: "Huge", Doc: "Whether DPDK's own memory comes from huge pages."},
-		{Key: "file_prefix", Type: engine.Text, Field: "FilePrefix", Doc: "Tells processes with DPDK apart; without it one is made."},
-		{Key: "drivers", Type: engine.Text, List: true, Field: "Drivers", Doc: "Files or folders of poll-mode drivers, besides those that libdpdk finds."},
-		{Key: "log", Type: engine.Word, Words: logLevels[1:], Default: "warning", Field: "Log", Doc: "The least level of DPDK's log that errors carry."},
-		{Key: "buffers", Type: engine.Word, Words: []string{"auto", "in_place", "lent"}, Default: "auto", Field: "Buffers", Doc: "Where packets lie: in the slots of pools, or in memory of DPDK that is lent or copied from."},
-		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Takes frames for other stations too."},
-		{Key: "rss", Type: engine.Word, Words: []string{"none", "ip", "ports"}, Default: "none", Field: "RSS", Doc: "How the card spreads what no rule matches over the receive queues."},
-		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Doc: "The key of that hash, hexadecimal; without it the driver's."},
+		{Key: "descriptors", Type: engine.Int, Min: 0, Max: maxDescriptors, Unit: "descriptors", Default: "0", Field: "Descriptors", Doc: "Size of the ring of each queue of the device; 0: as the depth of the queue asks."},
+		{Key: "memory", Type: engine.Word, Words: memoryModes, Default: "auto", Field: "Memory", Doc: "Where the port receives: in the pools themselves, or in memory of DPDK's, which queues without pools lend and others copy from. `auto`: in place where the driver can."},
+		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey, Doc: "Key of the hash that spreads packets over queues, bytes in hexadecimal: `6d:5a:...`, as many as the NIC takes; without it the driver's own."},
+		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes", Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
+		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
+		{Key: "hardware_time", Type: engine.Bool, Default: "false", Field: "HardwareTime", Follows: "rx.hardware_timestamps", Doc: "Asks the NIC for the time at which it received each packet."},
+
+		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores", Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options are of the process: the first port that is opened decides."},
+		{Key: "eal_memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "EALMemory", Doc: "Memory that DPDK takes at its start; 0: what it needs, when it needs it, and 256 MiB without huge pages."},
+		{Key: "file_prefix", Type: engine.Text, Field: "FilePrefix", Doc: "Name of DPDK's files, with `in_memory: false`; without it one of this process."},
+		{Key: "in_memory", Type: engine.Bool, Default: "true", Field: "!Files", Doc: "DPDK makes no files. `false`: other processes of DPDK can look in."},
+		{Key: "huge", Type: engine.Word, Words: []string{"auto", "on", "off"}, Default: "auto", Field: "Huge", Doc: "Whether DPDK's own memory is in huge pages. `auto`: where the machine has free ones."},
+		{Key: "huge_dir", Type: engine.Text, Field: "HugeDir", Doc: "Where huge pages are mounted, with `in_memory: false`."},
+		{Key: "iova", Type: engine.Word, Words: []string{"auto", "va", "pa"}, Default: "auto", Field: "IOVA", Doc: "Addresses by which cards reach memory: virtual, or physical. `auto`: virtual, but for a card without an IOMMU."},
+		{Key: "log", Type: engine.Text, List: true, Field: "Log", Doc: "Levels of DPDK's log: `debug`, or of a part of it: `pmd.net.*:debug`."},
+		{Key: "drivers", Type: engine.Text, List: true, Field: "Drivers", Doc: "Files of drivers to load, or directories of them."},
+		{Key: "eal_args", Type: engine.Text, List: true, Field: "EALArgs", Doc: "Other arguments of DPDK: " + strings.Join(knownArgs(), ", ") + "."},
 	}, pace.Settings...),
-	TxOptions:    func() any { return new(pace.Options) },
 	PortOptions:  func(string) any { return new(Options) },
+	TxOptions:    func() any { return new(pace.Options) },
 	Capabilities: (*Engine)(nil).Capabilities(),
 	Needs:        engine.Needs{Interface: true, VFIO: true, Pins: true, Capabilities: []string{"CAP_IPC_LOCK"}},
+	Rings: func(packets int) engine.Settings {
+		return engine.Settings{"descriptors": fmt.Sprint(min(packets, 4096))}
+	},
+	Pair: func(uint64) (engine.Engine, string, string, func() error, error) {
+		// Unix sockets without a file: names of this process, and of this pair.
+		n := pairs.Add(1)
+		end := func(role string, k int64) string {
+			return fmt.Sprintf("dpdk://net_memif%d,role=%s,socket=penstock-%d-%d,socket-abstract=yes", k, role, os.Getpid(), n)
+		}
+		return New(), end("client", 900+2*n), end("server", 901+2*n), func() error { return nil }, nil
+	},
 }
 
-const maxQueues = 64
+var pairs atomic.Int64
 
-// Engine opens ports of DPDK. It has no state of its own.
-type Engine struct{}
-
-// New makes the engine.
-func New() *Engine { return &Engine{} }
-
-// Name implements engine.Engine.
-func (*Engine) Name() string { return Name }
-
-// Capabilities implements engine.Engine.
-func (*Engine) Capabilities() engine.Capabilities {
-	can := flow.Software
-	can.Engine, can.Queues = "DPDK", maxQueues
-	return engine.Capabilities{
-		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
-		RxQueuesHint: "the driver says how many there are",
-		Rules:        true, RulesIn: "software", Steering: &can,
-		Split: true, Chains: true, Hash: true, Timestamps: true,
-		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "device", TxSegmentation: "software",
-		ZeroCopyForward: true,
-		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.HostPinned},
-		MemoryUse:       engine.UseRegistered,
-		Pools:           engine.PoolsOptional,
-		PoolsWhy:        "a queue without pools lends memory of DPDK",
-		MinSlot:         headroom + 64,
-		Notes: []string{
-			"receiving is polling: a reader looks again after a pause, or always with a spin",
-			"a packet begins 128 bytes behind the beginning of its slot",
-			"header/data split copies each packet once, in software (RxStats.Copied)",
-			"no packet stays with the kernel: a card that DPDK has is taken from it",
-			"a queue that is added to a running port, or closed, stops it for a moment",
-		},
-	}
-}
-
-// headroom is what a driver leaves free in front of a packet (RTE_PKTMBUF_HEADROOM).
-const headroom = 128
-
-// settle is the address and the options of a port, complete.
-func settle(spec engine.PortSpec) (engine.Address, Options, error) {
-	a, o, err := engine.ReadPort(&Spec, &spec, (*Options).complete)
-	if err == nil && a.Where == "" {
-		err = &engine.SettingError{Engine: Name, Address: spec.Address, Wrong: "it names no device", Expected: "a place on the PCI bus, or a virtual device such as dpdk://net_ring0"}
-	}
-	if err == nil && spec.Isolated {
-		err = engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel")
+// settle is the address and the options of a port, complete. Address.Where is what DPDK calls devargs.
+func settle(spec *engine.PortSpec) (engine.Address, Options, error) {
+	a, o, err := engine.ReadPort(&Spec, spec, (*Options).complete)
+	if err == nil {
+		a.Where, err = devargs(a)
 	}
 	return a, o, err
 }
 
-// PortCapabilities implements engine.Checker.
-func (e *Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	a, o, err := settle(spec)
-	c := e.Capabilities()
-	o.limit(&c, a.Where)
-	return c, err
+var (
+	busPlace = regexp.MustCompile(`^(?:([0-9a-fA-F]{4}):)?([0-9a-fA-F]{2}):([0-1][0-9a-fA-F])\.([0-7])$`)
+	virtual  = regexp.MustCompile(`^net_[a-z0-9_]+$`)
+	linkName = regexp.MustCompile(`^[^\s/:,=?]{1,15}$`)
+)
+
+// devargs is what names the device of an address to DPDK: a place on the bus or the name of a virtual device, and the driver's arguments.
+func devargs(a engine.Address) (string, error) {
+	device, more, _ := strings.Cut(a.Where, ",")
+	bad := func(wrong, hint string) (string, error) {
+		return "", &engine.SettingError{Engine: Name, Address: a.Text, Wrong: wrong,
+			Expected: "a place on the PCI bus (0000:3b:00.0), a virtual device (dpdk://net_af_xdp0,iface=eth0), or an interface whose card is on the bus", Hint: hint}
+	}
+	for arg := range strings.SplitSeq(more, ",") {
+		if name, _, ok := strings.Cut(arg, "="); more != "" && (!ok || name == "") {
+			return bad(fmt.Sprintf("the driver's argument %q has no name and value", arg), "")
+		}
+	}
+	if more != "" {
+		more = "," + more
+	}
+	switch place := busPlace.FindStringSubmatch(device); {
+	case place != nil:
+		if place[1] == "" {
+			device = "0000:" + device
+		}
+		return strings.ToLower(device) + more, nil
+	case virtual.MatchString(device):
+		return device + more, nil
+	case device == "" || device == "." || device == ".." || !linkName.MatchString(device):
+		return bad(fmt.Sprintf("%q is no device", device), "")
+	}
+	return device + more, nil // an interface: only the machine knows its card
 }
 
-// limit says in c what the memory of a port is, as far as its address says it.
-func (o *Options) limit(c *engine.Capabilities, where string) {
-	ok, why := external(where)
-	if o.Buffers == BuffersLent {
-		ok, why = false, "buffers: lent says so"
+// cardOf is the place on the bus of the device in devargs: of an interface that of its card. "" if it has none.
+func cardOf(devargs string) string {
+	device, _, _ := strings.Cut(devargs, ",")
+	if busPlace.MatchString(device) {
+		return device
 	}
-	if !ok && o.Buffers != BuffersInPlace {
-		c.MemoryUse, c.MinSlot = engine.UseCopied, 0
-		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
+	if virtual.MatchString(device) || !linkName.MatchString(device) {
+		return ""
 	}
+	at, err := filepath.EvalSymlinks("/sys/class/net/" + device + "/device")
+	for ; err == nil && len(at) > 1; at = filepath.Dir(at) {
+		if busPlace.MatchString(filepath.Base(at)) { // of virtio the card is above the device
+			return filepath.Base(at)
+		}
+	}
+	return ""
 }

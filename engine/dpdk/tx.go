@@ -511,12 +511,20 @@ func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
 	return k
 }
 
+// iova is the address by which the device reaches bytes; 0 where DPDK has to look it up.
+func (q *txQueue) iova(addr uint64) uint64 {
+	if cdpdk.Physical() {
+		return 0
+	}
+	return addr
+}
+
 // lays points a header at bytes.
 func (q *txQueue) lays(s *cdpdk.Seg, bytes []byte, x part) {
 	at := uint64(address(bytes))
 	h := q.free[len(q.free)-1]
 	q.free = q.free[:len(q.free)-1]
-	*s = cdpdk.Seg{Addr: at, IOVA: at, Index: h, Len: uint16(len(bytes))}
+	*s = cdpdk.Seg{Addr: at, IOVA: q.iova(at), Index: h, Len: uint16(len(bytes))}
 	q.parts[h] = x
 }
 

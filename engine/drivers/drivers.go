@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/afpacket"
+	"github.com/penstock-io/penstock/engine/dpdk"
 	"github.com/penstock-io/penstock/engine/null"
 	"github.com/penstock-io/penstock/engine/rdma"
 	"github.com/penstock-io/penstock/engine/sim"
@@ -32,14 +33,12 @@ var table = append([]*engine.Spec{
 	&sim.Spec,
 	&verbs.Spec,
 	&rdma.Spec,
+	&dpdk.Spec,
 	&null.Spec,
 }, planned...)
 
 // planned are engines that DAQIRI's files name, or that are to come. Files with them are checked; nothing opens them.
 var planned = []*engine.Spec{
-	{Name: "dpdk", Doc: "Whole frames by drivers in user space (DPDK).", Capabilities: engine.Capabilities{Frames: true},
-		Needs:  engine.Needs{Interface: true, VFIO: true, Capabilities: []string{"CAP_IPC_LOCK", "CAP_SYS_RAWIO"}},
-		Absent: "with the name of a network interface as address, the engines xdp and afpacket do the same work through the kernel"},
 	{Name: "gpunetio", Doc: "Whole frames into memory of a GPU, whose kernels drive the card.", Capabilities: engine.Capabilities{Frames: true},
 		Needs:  engine.Needs{Interface: true, Pins: true},
 		Absent: "it needs NVIDIA's DOCA; the engines xdp and afpacket receive into host memory",

@@ -19,8 +19,12 @@ const (
 
 // What RSS hashes.
 const (
-	RSSIP    = C.RTE_ETH_RSS_IP
-	RSSPorts = C.RTE_ETH_RSS_UDP | C.RTE_ETH_RSS_TCP | C.RTE_ETH_RSS_SCTP
+	RSSIP       = C.RTE_ETH_RSS_IP
+	RSSTCP      = C.RTE_ETH_RSS_TCP
+	RSSUDP      = C.RTE_ETH_RSS_UDP
+	RSSSCTP     = C.RTE_ETH_RSS_SCTP
+	RSSEthernet = C.RTE_ETH_RSS_ETH
+	RSSVLAN     = C.RTE_ETH_RSS_S_VLAN | C.RTE_ETH_RSS_C_VLAN
 )
 
 // Flags of received mbufs (rte_mbuf_core.h), and of those to send.

@@ -117,6 +117,7 @@ struct ps_tx {
 
 int ps_eal_init(int argc, char **argv, char *log, int log_len);
 int ps_eal_cleanup(void);
+int ps_physical(void);
 int ps_log(char *to, int len);
 
 int ps_attach(const char *devargs, uint16_t *ports, int max);

@@ -29,6 +29,7 @@ type Facts struct {
 	Nets    []Net    `json:"interfaces"`
 	RDMA    []RDMA   `json:"rdma,omitempty"`
 	Verbs   Verbs    `json:"verbs"`
+	DPDK    DPDK     `json:"dpdk,omitzero"`
 	GPUs    []GPU    `json:"gpus,omitempty"`
 	Clocks  []Clock  `json:"ptp_clocks,omitempty"`
 	Modules []string `json:"modules,omitempty"` // of those that matter here
@@ -45,6 +46,12 @@ type Facts struct {
 
 	// Missing is what could not be read, by path, and why.
 	Missing map[string]string `json:"missing,omitempty"`
+}
+
+// DPDK is what of DPDK is installed in the usual directories.
+type DPDK struct {
+	Build   string   `json:"build,omitempty"`   // libdpdk.pc, with which programs are built; empty: not found
+	Runtime []string `json:"runtime,omitempty"` // files of librte_eal, of which a program loads the one of its series
 }
 
 // Softnet is what the kernel's side of receiving has counted since the boot, over all processors (/proc/net/softnet_stat).

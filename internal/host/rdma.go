@@ -179,6 +179,23 @@ func libraryDirs(arch string) []string {
 	return []string{"usr/lib/" + arch + "-linux-gnu", "usr/lib64", "usr/lib", "usr/local/lib", "lib64", "lib"}
 }
 
+// The series of librte_eal from DPDK 22.11 on: one more each year.
+const firstSeries, lastSeries = 23, 30
+
+// dpdk looks for the files of DPDK: what programs are built with, and what they load.
+func (r *reader) dpdk(f *Facts) {
+	for _, dir := range libraryDirs(f.Arch) {
+		if pc := dir + "/pkgconfig/libdpdk.pc"; f.DPDK.Build == "" && r.is(pc) {
+			f.DPDK.Build = "/" + pc
+		}
+		for n := firstSeries; n <= lastSeries; n++ {
+			if name := fmt.Sprintf("%s/librte_eal.so.%d", dir, n); r.is(name) {
+				f.DPDK.Runtime = append(f.DPDK.Runtime, "/"+name)
+			}
+		}
+	}
+}
+
 func (r *reader) verbs(f *Facts) {
 	const class = "sys/class/infiniband_verbs"
 	v := &f.Verbs

@@ -41,6 +41,7 @@ func Read(ctx context.Context, tree fs.FS) *Facts {
 	r.nets(f)
 	r.rdma(f)
 	r.verbs(f)
+	r.dpdk(f)
 	r.times(f)
 	r.process(f)
 	return f

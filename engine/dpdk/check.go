@@ -1,0 +1,92 @@
+package dpdk
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/mem"
+)
+
+// maxQueues is the most queues of a port in either direction.
+const maxQueues = 256
+
+// Engine opens ports of DPDK. It has no state: what DPDK keeps is the process's.
+type Engine struct{}
+
+// New makes the engine.
+func New() *Engine { return &Engine{} }
+
+// Name implements engine.Engine.
+func (*Engine) Name() string { return Name }
+
+// Capabilities implements engine.Engine.
+func (*Engine) Capabilities() engine.Capabilities {
+	return engine.Capabilities{
+		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues, RxQueuesHint: "the driver has fewer in general",
+		Rules: true, RulesIn: "NIC, else software",
+		Split: true, Chains: true, Timestamps: true, HardwareTime: true, Hash: true, Types: true,
+		Pacing: true, SendAt: true, SendAtIn: "NIC, else software", TxChecksum: "device, else software", TxSegmentation: "device, else software",
+		ZeroCopyForward: true,
+		Memory:          []mem.Kind{mem.Host, mem.Huge},
+		MemoryUse:       engine.UseRegistered,
+		Pools:           engine.PoolsOptional,
+		PoolsWhy:        "a queue without pools lends packets in memory of DPDK's",
+		Notes: []string{
+			"what the driver of a port does not do is done in software, or is not there: Capabilities of the port tell",
+		},
+	}
+}
+
+// PortCapabilities implements engine.Checker.
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, _, err := settle(&spec)
+	c := (*Engine)(nil).Capabilities()
+	can := flow.Software
+	can.Engine, can.Queues = "DPDK", maxQueues
+	c.Steering = &can
+	return c, err
+}
+
+// CheckPort implements engine.Checker: the build, the options, and that the card is there and may be opened. It does not start DPDK, which
+// nothing could stop again.
+func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds string, err error) {
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	a, _, err := settle(&spec)
+	if err != nil {
+		return "", err
+	}
+	if err := e.Available(); err != nil {
+		return "", err
+	}
+	return findDevice(&a)
+}
+
+// findDevice replaces an interface in the address by its card, and says what of the machine keeps the device from being opened.
+func findDevice(a *engine.Address) (holds string, err error) {
+	device, more, _ := strings.Cut(a.Where, ",")
+	if virtual.MatchString(device) {
+		return "device " + device, nil
+	}
+	card := cardOf(a.Where)
+	if card == "" {
+		if _, err := os.Stat("/sys/class/net/" + device); err != nil {
+			return "", fmt.Errorf("dpdk: address %q: there is no interface %s: %w", a.Text, device, engine.ErrNotFound)
+		}
+		return "", &engine.SettingError{Engine: Name, Address: a.Text, Wrong: fmt.Sprintf("the interface %s has no card on the PCI bus", device),
+			Expected: fmt.Sprintf("dpdk://net_af_xdp0,iface=%s or dpdk://net_af_packet0,iface=%s, which go through the kernel", device, device)}
+	}
+	if _, err := os.Stat("/sys/bus/pci/devices/" + card); err != nil {
+		return "", fmt.Errorf("dpdk: address %q: there is no card at %s: %w: \"lspci -D\" lists them", a.Text, card, engine.ErrNotFound)
+	}
+	a.Where = card
+	if more != "" {
+		a.Where += "," + more
+	}
+	return "device " + card, nil
+}
