@@ -5,7 +5,6 @@ package dpdk
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"runtime"
 	"sync/atomic"
 	"testing"
@@ -16,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/internal/testenv/netns"
 )
 
 // eal is what all tests of this process start EAL with.
@@ -67,15 +67,18 @@ func until(t testing.TB, what string, done func() bool) {
 	}
 }
 
-// memif opens both ends of a memif.
-func memif(t testing.TB, options string, o Options, hints int) enginetest.Pair {
+// veth opens ports on both ends of a veth pair by a driver over the kernel.
+func veth(t testing.TB, driver, args string, o Options, queues int) enginetest.Pair {
 	t.Helper()
-	socket := filepath.Join(t.TempDir(), "m")
+	n := netns.New(t, netns.Topology{Neighbours: true})
 	var ports [2]*Port
-	for i, role := range []string{"server", "client"} {
-		n := names.Add(1)
-		ports[i] = openPort(t, engine.PortSpec{Name: role, RxQueues: hints, TxQueues: hints,
-			Address: fmt.Sprintf("dpdk://net_memif%d,role=%s,id=0,socket=%s,socket-abstract=no%s", n, role, socket, options)}, o)
+	for i, h := range n.Hosts[:2] {
+		if err := h.Do(func() error {
+			ports[i] = openPort(t, engine.PortSpec{Name: h.Name, RxQueues: queues, TxQueues: queues, Address: fmt.Sprintf("dpdk://%s%d,iface=%s%s", driver, names.Add(1), h.Link().Name, args)}, o)
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return enginetest.Pair{A: ports[0], B: ports[1]}
 }
@@ -91,9 +94,18 @@ func TestNull(t *testing.T) {
 	})
 }
 
-func TestMemif(t *testing.T) {
+func TestAFPacket(t *testing.T) {
 	enginetest.Run(t, enginetest.Harness{
-		Open:      func(t testing.TB) enginetest.Pair { return memif(t, "", Options{}, 0) },
-		MinPacket: 14, MaxPacket: 1500, Buffered: 4096,
+		Open: func(t testing.TB) enginetest.Pair {
+			return veth(t, "net_af_packet", ",framesz=1920,framecnt=256,blocksz=61440", Options{}, 0)
+		},
+		MinPacket: 14, MaxPacket: 1514, Boundaries: []int{60}, Noise: true, Silent: true, Buffered: 4096,
+	})
+}
+
+func TestAFXDP(t *testing.T) {
+	enginetest.Run(t, enginetest.Harness{
+		Open:      func(t testing.TB) enginetest.Pair { return veth(t, "net_af_xdp", "", Options{}, 0) },
+		MinPacket: 14, MaxPacket: 1514, Boundaries: []int{60}, Noise: true, Silent: true, Buffered: 8192,
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/mem"
@@ -25,12 +26,14 @@ type Port struct {
 	o    Options
 	name string
 	dev  cdpdk.Port
+	ns   *netif.Namespace // the network namespace in which it was opened, where drivers over the kernel find their interfaces
 	info cdpdk.Info
 	can  engine.Capabilities
 	regs *mem.RegCache // memory that the device reaches; nil for a virtual one
 
 	depth   int  // descriptors of a queue that nothing says more of
 	inPlace bool // receive queues receive into their pools
+	makes   bool // the device makes packets when it is asked for some
 	reads   bool // the device sends from any memory
 	chains  bool // the device sends chains of segments
 
@@ -88,8 +91,14 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("dpdk: %s: %w", p.name, err), p.dev.Detach())
+			if p.ns != nil {
+				err = errors.Join(err, p.ns.Close())
+			}
 		}
 	}()
+	if p.ns, err = netif.OpenNamespace(); err != nil {
+		return nil, err
+	}
 	if len(ids) > 1 {
 		return nil, fmt.Errorf("the device has %d ports: representors are not supported: %w", len(ids), engine.ErrUnsupported)
 	}
@@ -124,6 +133,7 @@ func (p *Port) arrange(where string) {
 	}
 	p.inPlace = p.o.Memory == MemoryInPlace || why == ""
 	p.reads = reads(where) && !cdpdk.Physical()
+	p.makes = driver(where) == "net_null"
 	p.chains = p.info.TxOffloads&cdpdk.TxMultiSegs != 0
 	c, _ := (*Engine)(nil).PortCapabilities(p.spec)
 	c.RulesIn, c.SendAtIn, c.TxSegmentation, c.TxChecksum = "software", "software", "software", "device"
@@ -146,9 +156,7 @@ func (p *Port) arrange(where string) {
 		c.TxChecksum = "software"
 	}
 	c.Hash = p.info.RSSTypes != 0 && p.info.RxOffloads&cdpdk.RxRSSHash != 0
-	if p.inPlace {
-		c.MinSlot = headroom + c.MaxPacket
-	}
+	c.Chains = p.inPlace && p.chains && p.info.RxOffloads&cdpdk.RxScatter != 0
 	c.Notes = append(c.Notes, "EAL runs with: "+strings.Join(cdpdk.Running(), " "))
 	p.can = c
 }
@@ -325,7 +333,9 @@ func (p *Port) xstats() ([]string, []uint64, error) {
 }
 
 // start configures the port for the queues that are there and those that are expected, and starts it. The caller holds the set's lock.
-func (p *Port) start() (err error) {
+func (p *Port) start() error { return p.ns.Do(p.startHere) }
+
+func (p *Port) startHere() (err error) {
 	live := p.rx.Live()
 	rx, tx := max(len(live), 1), max(p.spec.TxQueues, 1)
 	for _, q := range append(slices.Clone(p.txs), p.leftTx...) {
@@ -536,5 +546,6 @@ func (p *Port) Close() error {
 	if p.regs != nil {
 		errs = append(errs, p.regs.Close())
 	}
+	errs = append(errs, p.ns.Close())
 	return errors.Join(errs...)
 }

@@ -363,13 +363,31 @@ func (q *rxQueue) Flush() int {
 	return n
 }
 
-// Watch implements engine.RxDevice: nothing tells of packets.
-func (q *rxQueue) Watch(*engine.Waker) engine.Armed { return engine.ArmedPoll }
+// Watch implements engine.RxDevice: nothing tells of packets but a look.
+func (q *rxQueue) Watch(*engine.Waker) engine.Armed {
+	q.hw.Lock()
+	defer q.hw.Unlock()
+	if !q.on {
+		return engine.ArmedPoll
+	}
+	if q.kept.Len() == 0 {
+		give := q.h.supply()
+		if n, d := q.h.rx.Burst(give, 0, min(q.h.most(), 32)); n > 0 {
+			q.each(q.kept, d, q.port.rx.Live(), q.steerer.Begin())
+		}
+	}
+	if q.kept.Len() > 0 || q.Waiting() > 0 {
+		return engine.ArmedReady
+	}
+	return engine.ArmedPoll
+}
 
 // Stop implements engine.RxDevice. The device receives for the other queues from then on.
 func (q *rxQueue) Stop(why engine.Drop) (err error) {
 	p := q.port
-	q.Drop(why, uint64(q.Flush()))
+	if !p.makes {
+		q.Drop(why, uint64(q.Flush()))
+	}
 	q.hw.Lock()
 	h := q.h
 	q.on = false

@@ -54,7 +54,7 @@ func checkExhausted(t testing.TB, h Harness) {
 			keep()
 		}
 		r.eventually("drops for want of memory", func() error {
-			if keep(); r.lost() == before {
+			if keep(); r.lost() == before && !h.Silent {
 				return fmt.Errorf("%d packets were sent to a receiver that has %d slots and keeps them, and none is dropped", sent, slots)
 			}
 			return nil
@@ -94,7 +94,7 @@ func checkExhausted(t testing.TB, h Harness) {
 	}
 	r.balance(sent, v)
 	if h.Buffered > 0 {
-		r.only(true, engine.DropNoBuffers, engine.DropNoDeviceBuffers, engine.DropQueueFull, engine.DropKernel, engine.DropNIC)
+		r.only(!h.Silent, engine.DropNoBuffers, engine.DropNoDeviceBuffers, engine.DropQueueFull, engine.DropKernel, engine.DropNIC)
 	} else {
 		r.only(true, engine.DropNoBuffers, engine.DropNoDeviceBuffers)
 	}

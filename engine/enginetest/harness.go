@@ -26,6 +26,8 @@ type Harness struct {
 	// Lossy says that packets may be lost on the way although no queue is overloaded, such as by injected faults. Those that are
 	// lost must still be counted; none may be repeated, changed or overtaken.
 	Lossy bool
+	// Silent says that the device drops packets for want of memory and counts none of them.
+	Silent bool
 	// Noise says that packets of others may arrive, such as the kernel's own on an interface. They are released and not counted.
 	Noise bool
 	// OwnRx and OwnTx say that receive and transmit queues use memory of the engine's own: the suite gives them no pools then.

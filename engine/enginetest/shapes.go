@@ -46,6 +46,9 @@ func checkSplit(t testing.TB, h Harness) {
 			s.burstOf(1+i%4, r.minRecord()+i*31)
 			v.want(int(s.seq))
 		}
+		if err := s.q.Close(); err != nil { // a port may have one
+			t.Fatal(err)
+		}
 		if err := v.q.Close(); err != nil {
 			t.Fatal(err)
 		}
