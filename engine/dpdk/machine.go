@@ -4,11 +4,10 @@ package dpdk
 
 import (
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 
-	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/host"
 )
 
 // processors are those of the process, not of a thread that was bound to some: the arguments are the same whoever asks.
@@ -23,19 +22,12 @@ var processors = sync.OnceValue(func() string {
 	return "0"
 })
 
-// thisMachine looks at the machine, and at the card of an address.
-func thisMachine(a engine.Address) machine {
+// thisMachine looks at the machine.
+func thisMachine() machine {
 	m := machine{PID: os.Getpid(), CPUs: processors()}
-	pools, _ := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*/free_hugepages")
+	pools, _ := host.HugePages(os.DirFS("/"), -1) // without any, DPDK takes ordinary memory
 	for _, p := range pools {
-		if b, err := os.ReadFile(p); err == nil && strings.TrimSpace(string(b)) != "0" {
-			m.Huge = true
-		}
-	}
-	if pci := cardOf(a.Where); pci != "" {
-		driver, err := os.Readlink("/sys/bus/pci/devices/" + pci + "/driver")
-		_, iommu := os.Stat("/sys/bus/pci/devices/" + pci + "/iommu_group")
-		m.Direct = err == nil && (strings.Contains(filepath.Base(driver), "uio") || iommu != nil && filepath.Base(driver) == "vfio-pci")
+		m.Huge = m.Huge || p.Free > 0
 	}
 	return m
 }
