@@ -2,6 +2,7 @@ package engine
 
 import (
 	"encoding/binary"
+	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/flow"
@@ -21,6 +22,11 @@ type Steerer struct {
 	Layers packet.Layers
 
 	fates *SteerCounts
+
+	// Of the version of actions, the actions of its rules, and where frames are changed.
+	version uint64
+	actions [][]flow.Action
+	scratch []byte
 }
 
 // SteerCounts are the packets of a port that reached no queue. The Steerers of a port share them.
@@ -132,4 +138,25 @@ func (s *Steerer) Queue(d flow.Decision) (id int, ok bool) {
 		s.fates.Kernel.Add(1)
 	}
 	return 0, false
+}
+
+// scratchRoom is the headroom of the frame that is changed: more than flow.Headroom is for any rule.
+const scratchRoom = 1024
+
+// Transform does what rule i of the version of Begin says to a whole frame that was classified last, in memory of the Steerer, where the result
+// holds until the next call. It is nil where that cannot be done.
+func (s *Steerer) Transform(i int32, frame []byte) []byte {
+	if s.actions == nil || s.snap.Version() != s.version {
+		s.version = s.snap.Version()
+		s.actions = make([][]flow.Action, s.snap.Classifier().Len())
+		for i := range s.actions {
+			s.actions[i] = s.snap.Classifier().Rule(i).Actions
+		}
+	}
+	s.scratch = append(slices.Grow(s.scratch[:0], scratchRoom+len(frame))[:scratchRoom], frame...)
+	out, why := flow.Transform(s.actions[i], s.scratch, scratchRoom, &s.Layers)
+	if why != flow.Applied {
+		return nil
+	}
+	return out
 }

@@ -235,10 +235,6 @@ func (e *parts) frameMemory(c *cell, receives bool) (in, out *mem.Pool, err erro
 func (e *parts) framePort(ctx context.Context, at *place, c *cell, rx, tx int) (engine.Port, error) {
 	spec := engine.PortSpec{Address: at.address, Isolated: true, RxQueues: rx, TxQueues: tx}
 	s := drivers.Get(c.Engine)
-	if can, ok := s.New().(engine.Checker); ok {
-		_, err := can.PortCapabilities(spec)
-		spec.Isolated = !errors.Is(err, engine.ErrUnsupported) // nothing of such a port is for the kernel
-	}
 	if s.Rings != nil {
 		packets := depth
 		if s.Slots != nil {
@@ -251,7 +247,12 @@ func (e *parts) framePort(ctx context.Context, at *place, c *cell, rx, tx int) (
 		}
 		spec.Options = o
 	}
-	return e.open(ctx, at, c, spec)
+	p, err := e.open(ctx, at, c, spec)
+	if errors.Is(err, engine.ErrUnsupported) { // a port of which nothing is for the kernel
+		spec.Isolated = false
+		p, err = e.open(ctx, at, c, spec)
+	}
+	return p, err
 }
 
 func applyRules(p engine.Port, rules []string) error {

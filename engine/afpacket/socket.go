@@ -8,7 +8,6 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -34,10 +33,6 @@ type socket struct {
 	restored bool // the VLAN tag of the frame at head is in it again
 	moved    bool // what a rule made of that frame is in its place
 	counted  bool // the rule that it matched has counted it
-
-	version uint64          // of the table whose actions these are
-	actions [][]flow.Action // of rules that transform
-	scratch []byte          // for one packet with headroom
 
 	// Frames that are lent.
 	region *mem.Region
@@ -351,30 +346,15 @@ func (s *socket) steer(frame []byte, live []*rxQueue, first *rxQueue) (*rxQueue,
 	return q, d.ID, frame
 }
 
-// scratchRoom is the headroom of the scratch packet: more than flow.Headroom is for any rule.
-const scratchRoom = 1024
-
 // transform does what rule i says to a frame that was parsed, in memory of the socket's own, and, for a queue that lends frames, moves the result
 // back into the ring. It returns nil where that cannot be done.
 func (s *socket) transform(i int32, frame []byte, back bool) []byte {
-	snap := s.steerer.Snapshot()
-	if snap.Version() != s.version {
-		s.version = snap.Version()
-		s.actions = make([][]flow.Action, snap.Classifier().Len())
-		for i := range s.actions {
-			s.actions[i] = snap.Classifier().Rule(i).Actions
-		}
-	}
-	if s.scratch == nil {
-		s.scratch = make([]byte, scratchRoom+s.port.o.FrameSize)
-	}
 	s.typ = 0 // it becomes another one
 	if s.frame.Len < s.frame.Wire {
 		return nil // a part of a packet cannot be put into a tunnel, or taken out of one
 	}
-	buf := s.scratch[:scratchRoom+copy(s.scratch[scratchRoom:], frame)]
-	out, why := flow.Transform(s.actions[i], buf, scratchRoom, &s.steerer.Layers)
-	if why != flow.Applied {
+	out := s.steerer.Transform(i, frame)
+	if out == nil {
 		return nil
 	}
 	if back {

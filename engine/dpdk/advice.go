@@ -15,6 +15,8 @@ var advices = []struct {
 }{
 	{[]string{"No free hugepages", "no free hugepages", "FIRST attempt to get hugepages", "Cannot get hugepage information", "couldn't allocate memory due to IOVA", "No mounted hugetlbfs", "not enough hugepages"}, nil,
 		"give the machine huge pages (penstock tune host --hugepages 512MiB --apply), or say huge: off"},
+	{[]string{"IOVA as 'PA'", "Cannot use IOVA as 'PA'", "physical addresses are unavailable", "IOVA as PA"}, nil,
+		"physical addresses take root (CAP_SYS_ADMIN for /proc/self/pagemap): say iova: va, or run it as root"},
 	{[]string{"IOMMU type", "no suitable IOMMU", "IOMMU support not", "VFIO group is not viable", "not viable"}, nil,
 		"the card's whole IOMMU group has to be with vfio-pci, behind an IOMMU that is switched on (intel_iommu=on, amd_iommu=on): penstock tune driver CARD --driver vfio-pci --apply"},
 	{[]string{"DMA mapping failed", "cannot set up DMA remapping", "Cannot allocate memory", "rlimit", "mlock"}, nil,
@@ -33,8 +35,8 @@ var advices = []struct {
 		"a file of drivers does not fit this DPDK: look at drivers:, and at ldd of the file"},
 }
 
-// adviceFor is what to do about an error of DPDK that came with these lines of its log; "" where nothing is known.
-func adviceFor(err error, log string) string {
+// advice is what to do about an error of DPDK that came with these lines of its log; "" where nothing is known.
+func advice(err error, log string) string {
 	text := log
 	if err != nil {
 		text += "\n" + err.Error()

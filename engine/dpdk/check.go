@@ -11,12 +11,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-const (
-	// maxQueues is the most queues of a port in either direction.
-	maxQueues = 64
-	// headroom is what a driver leaves free in front of a packet (RTE_PKTMBUF_HEADROOM).
-	headroom = 128
-)
+// maxQueues is the most queues of a port in either direction.
+const maxQueues = 256
 
 // Engine opens ports of DPDK. It has no state: what DPDK keeps is the process's.
 type Engine struct{}
@@ -29,48 +25,30 @@ func (*Engine) Name() string { return Name }
 
 // Capabilities implements engine.Engine.
 func (*Engine) Capabilities() engine.Capabilities {
-	can := flow.Software
-	can.Engine, can.Queues = "DPDK", maxQueues
 	return engine.Capabilities{
-		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues,
-		RxQueuesHint: "the driver says how many there are",
-		Rules:        true, RulesIn: "software", Steering: &can,
-		Split: true, Chains: true, Hash: true, Timestamps: true,
-		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "device", TxSegmentation: "software",
+		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues, RxQueuesHint: "the driver has fewer in general",
+		Rules: true, RulesIn: "NIC, else software",
+		Split: true, Chains: true, Timestamps: true, HardwareTime: true, Hash: true, Types: true,
+		Pacing: true, SendAt: true, SendAtIn: "NIC, else software", TxChecksum: "device, else software", TxSegmentation: "device, else software",
 		ZeroCopyForward: true,
-		Memory:          []mem.Kind{mem.Host, mem.Huge, mem.HostPinned},
+		Memory:          []mem.Kind{mem.Host, mem.Huge},
 		MemoryUse:       engine.UseRegistered,
 		Pools:           engine.PoolsOptional,
-		PoolsWhy:        "a queue without pools lends memory of DPDK",
-		MinSlot:         headroom + 64,
+		PoolsWhy:        "a queue without pools lends packets in memory of DPDK's",
 		Notes: []string{
-			"receiving is polling: a reader looks again after a pause, or always with a spin",
-			"a packet begins 128 bytes behind the beginning of its slot",
-			"header/data split copies each packet once, in software (RxStats.Copied)",
-			"no packet stays with the kernel: a card that DPDK has is taken from it",
-			"a queue that is added to a running port, or closed, stops it for a moment",
+			"what the driver of a port does not do is done in software, or is not there: Capabilities of the port tell",
 		},
 	}
 }
 
 // PortCapabilities implements engine.Checker.
-func (e *Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	a, o, err := settle(spec)
-	c := e.Capabilities()
-	o.limit(&c, a.Where)
+func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
+	_, _, err := settle(&spec)
+	c := (*Engine)(nil).Capabilities()
+	can := flow.Software
+	can.Engine, can.Queues = "DPDK", maxQueues
+	c.Steering = &can
 	return c, err
-}
-
-// limit says in c what the memory of a port is, as far as its address says it.
-func (o *Options) limit(c *engine.Capabilities, where string) {
-	ok, why := external(where)
-	if o.Buffers == BuffersLent {
-		ok, why = false, "buffers: lent says so"
-	}
-	if !ok && o.Buffers != BuffersInPlace {
-		c.MemoryUse, c.MinSlot = engine.UseCopied, 0
-		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
-	}
 }
 
 // CheckPort implements engine.Checker: the build, the options, and that the card is there and may be opened. It does not start DPDK, which
@@ -79,7 +57,7 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
-	a, _, err := settle(spec)
+	a, _, err := settle(&spec)
 	if err != nil {
 		return "", err
 	}

@@ -3,7 +3,7 @@
 //
 //	eng := dpdk.New()
 //	port, err := eng.OpenPort(ctx, engine.PortSpec{Address: "0000:3b:00.0", RxQueues: 2, TxQueues: 1})
-//	port, err = eng.OpenPort(ctx, engine.PortSpec{Address: "dpdk://net_memif0,role=client?buffers=lent"})
+//	port, err = eng.OpenPort(ctx, engine.PortSpec{Address: "dpdk://net_memif0,role=client?descriptors=512"})
 //
 // An address is a place on the PCI bus, the name of an interface whose card has one, or the name of a virtual device; behind a comma it has
 // arguments of the driver (DPDK calls all that devargs).

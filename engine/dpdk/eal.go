@@ -19,14 +19,24 @@ const (
 	HugeOff
 )
 
+// IOVAMode says by which addresses devices reach memory.
+type IOVAMode uint8
+
+// The modes.
+const (
+	IOVAAuto     IOVAMode = iota // virtual, but for a card without an IOMMU
+	IOVAVirtual                  // those of the process, through the IOMMU
+	IOVAPhysical                 // those of the machine: as root only
+)
+
 // EAL is how DPDK is set up in this process. The first port that is opened decides: another one has the same, or says nothing of it (the zero
 // value), and is an error otherwise.
 type EAL struct {
 	// Cores are the processors on which DPDK's own threads run, nil for all that the process has. Threads of Go stay where they are.
 	Cores []int
-	// Heap is the memory in bytes that DPDK takes at its start, rounded up to MiB. 0: with huge pages none, it takes more when it needs
+	// EALMemory is the memory in bytes that DPDK takes at its start, rounded up to MiB. 0: with huge pages none, it takes more when it needs
 	// it; without them 256 MiB, of which untouched pages cost nothing.
-	Heap int
+	EALMemory int
 	// FilePrefix is the name under which several processes share DPDK's files; "" makes one for this process. Only without in-memory mode.
 	FilePrefix string
 	// Files keeps DPDK's files (/run/dpdk, huge pages with names), so that other processes, such as dpdk-proc-info, can look in. Without
@@ -35,7 +45,8 @@ type EAL struct {
 	Huge  HugeMode
 	// HugeDir is where huge pages are mounted, with Files; "" lets DPDK look.
 	HugeDir string
-	// Log are levels of DPDK's log, such as "debug" for all, or "pmd.net.*:debug"; nil for warnings. Errors carry what it says.
+	IOVA    IOVAMode
+	// Log are levels, such as "debug" for all, or "pmd.net.*:debug".
 	Log []string
 	// Drivers are files of drivers, or directories of them, that are loaded besides those that the build has.
 	Drivers []string
@@ -45,9 +56,10 @@ type EAL struct {
 
 // machine is what the arguments depend on besides the options.
 type machine struct {
-	PID  int
-	CPUs string // those of the process, as a list: "0-3,8"
-	Huge bool   // huge pages are free
+	PID    int
+	CPUs   string // those of the process, as a list: "0-3,8"
+	Huge   bool   // huge pages are free
+	Direct bool   // the card is bound to a driver without an IOMMU
 }
 
 var (
@@ -68,8 +80,8 @@ func (o *EAL) check() string {
 		}
 	}
 	switch {
-	case o.Heap < 0:
-		return fmt.Sprintf("Heap is %d: expected a number of bytes", o.Heap)
+	case o.EALMemory < 0:
+		return fmt.Sprintf("EALMemory is %d: expected a number of bytes", o.EALMemory)
 	case o.FilePrefix != "" && !prefixWord.MatchString(o.FilePrefix):
 		return fmt.Sprintf("FilePrefix is %q: expected letters, digits, dots and dashes, at most 64", o.FilePrefix)
 	case o.FilePrefix != "" && !o.Files:
@@ -80,6 +92,8 @@ func (o *EAL) check() string {
 		return fmt.Sprintf("HugeDir is %q, and DPDK makes no files with huge pages: expected none, or in_memory: false", o.HugeDir)
 	case o.HugeDir != "" && !filepath.IsAbs(o.HugeDir):
 		return fmt.Sprintf("HugeDir is %q: expected a path from the root", o.HugeDir)
+	case o.IOVA > IOVAPhysical:
+		return fmt.Sprintf("IOVA is %d: expected auto, va or pa", o.IOVA)
 	}
 	for _, l := range o.Log {
 		pattern, level, ok := strings.Cut(l, ":")
@@ -125,7 +139,7 @@ func knownArgs() (out []string) {
 
 // given reports whether anything is set.
 func (o *EAL) given() bool {
-	return len(o.Cores)+len(o.Log)+len(o.Drivers)+len(o.EALArgs)+o.Heap != 0 || o.FilePrefix != "" || o.Files || o.HugeDir != "" || o.Huge != 0
+	return len(o.Cores)+len(o.Log)+len(o.Drivers)+len(o.EALArgs)+o.EALMemory != 0 || o.FilePrefix != "" || o.Files || o.HugeDir != "" || o.Huge != 0 || o.IOVA != 0
 }
 
 // startArgs are the arguments to start with: those of the EAL that runs, where the options say nothing.
@@ -145,7 +159,7 @@ func (o *EAL) args(m machine) []string {
 	// One lcore, which may run on all of these: with -l there would be a thread for each, which only sleeps.
 	out := []string{"--lcores=0@(" + cpus + ")", "--no-telemetry"}
 	huge := o.Huge == HugeOn || o.Huge == HugeAuto && m.Huge
-	memory := o.Heap
+	memory := o.EALMemory
 	switch {
 	case !huge:
 		// Not together with --in-memory, which is what has no files: --no-shconf has none either.
@@ -171,13 +185,13 @@ func (o *EAL) args(m machine) []string {
 	if memory > 0 {
 		out = append(out, "-m", strconv.Itoa((memory+1<<20-1)>>20))
 	}
+	iova := "va"
+	if o.IOVA == IOVAPhysical || o.IOVA == IOVAAuto && m.Direct {
+		iova = "pa"
+	}
 	// No card is allowed but one that is not there: so none is taken at the start, and those that ports name later are.
-	// Memory of pools has virtual addresses only.
-	out = append(out, "--iova-mode=va", "--allow=ffff:ff:1f.7", "--log-level=*:warning")
+	out = append(out, "--iova-mode="+iova, "--allow=ffff:ff:1f.7")
 	for _, l := range o.Log {
-		if !strings.Contains(l, ":") {
-			l = "*:" + l
-		}
 		out = append(out, "--log-level="+l)
 	}
 	for _, d := range o.Drivers {

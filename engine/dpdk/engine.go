@@ -6,7 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/penstock-io/penstock/engine"
@@ -16,52 +16,42 @@ import (
 // Available implements engine.Engine.
 func (*Engine) Available() error { return nil }
 
-// OpenPort implements engine.Engine. spec.Address is a place on the PCI bus, an interface whose card is there, or a virtual device with its
-// arguments, and spec.Options an Options or a pointer to one.
+// OpenPort implements engine.Engine. spec.Address is a place on the PCI bus, an interface with a card, or a virtual device with its arguments, and
+// spec.Options an Options or a pointer to one.
 func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	a, o, err := settle(spec)
+	a, o, err := settle(&spec)
 	if err != nil {
 		return nil, err
+	}
+	if spec.Isolated {
+		return nil, engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel")
 	}
 	if _, err := findDevice(&a); err != nil {
 		return nil, err
 	}
 	running := cdpdk.Running()
-	args := o.EAL.startArgs(running, thisMachine())
-	if running == nil {
-		slog.Debug("dpdk: starting EAL", "arguments", strings.Join(args, " "))
+	args := o.startArgs(running, thisMachine(a))
+	if running != nil && !slices.Equal(args, running) {
+		return nil, fmt.Errorf("dpdk: %s: DPDK runs in this process with %q, and this port asks for %q: give all ports the same: %w", spec.Address, strings.Join(running, " "), strings.Join(args, " "), engine.ErrInUse)
 	}
 	if err := cdpdk.Start(args); err != nil {
-		return nil, fmt.Errorf("dpdk: %w%s: %w", err, advice(err), engine.ErrUnavailable)
+		return nil, unavailable(err)
 	}
 	return open(spec, a.Where, o)
 }
 
-// advice is what to do about an error of DPDK, as the rest of a sentence.
-func advice(err error) string {
+// unavailable is the error of something that DPDK refused, with what to do about it.
+func unavailable(err error) error {
 	var e *cdpdk.Error
-	if !errors.As(err, &e) {
-		return ""
+	log := ""
+	if errors.As(err, &e) {
+		log = e.Log
 	}
-	if do := adviceFor(err, e.Log); do != "" {
-		return ": " + do
+	if do := advice(err, log); do != "" {
+		return fmt.Errorf("dpdk: %w: %w: %s", engine.ErrUnavailable, err, do)
 	}
-	return ""
-}
-
-// key is the key of RSS, which complete has checked.
-func (o *Options) key() ([]byte, error) { return o.RSSKey, nil }
-
-// reads reports whether the driver also sends from memory that is not DPDK's.
-func reads(where string) bool {
-	ok, _ := external(where)
-	return ok || driver(where) == "net_af_xdp" // which copies what is not in its area
-}
-
-// dials reports whether the driver connects to another process when it starts, and only then.
-func dials(where string) bool {
-	return driver(where) == "net_memif" && !strings.Contains(where, "role=server")
+	return fmt.Errorf("dpdk: %w: %w", engine.ErrUnavailable, err)
 }

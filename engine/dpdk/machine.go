@@ -4,10 +4,11 @@ package dpdk
 
 import (
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 
-	"github.com/penstock-io/penstock/internal/host"
+	"github.com/penstock-io/penstock/engine"
 )
 
 // processors are those of the process, not of a thread that was bound to some: the arguments are the same whoever asks.
@@ -22,12 +23,19 @@ var processors = sync.OnceValue(func() string {
 	return "0"
 })
 
-// thisMachine looks at the machine.
-func thisMachine() machine {
+// thisMachine looks at the machine, and at the card of an address.
+func thisMachine(a engine.Address) machine {
 	m := machine{PID: os.Getpid(), CPUs: processors()}
-	pools, _ := host.HugePages(os.DirFS("/"), -1) // without any, DPDK takes ordinary memory
+	pools, _ := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*/free_hugepages")
 	for _, p := range pools {
-		m.Huge = m.Huge || p.Free > 0
+		if b, err := os.ReadFile(p); err == nil && strings.TrimSpace(string(b)) != "0" {
+			m.Huge = true
+		}
+	}
+	if pci := cardOf(a.Where); pci != "" {
+		driver, err := os.Readlink("/sys/bus/pci/devices/" + pci + "/driver")
+		_, iommu := os.Stat("/sys/bus/pci/devices/" + pci + "/iommu_group")
+		m.Direct = err == nil && (strings.Contains(filepath.Base(driver), "uio") || iommu != nil && filepath.Base(driver) == "vfio-pci")
 	}
 	return m
 }

@@ -26,18 +26,21 @@ var Spec = engine.Spec{
 		return ""
 	},
 	Options: append([]engine.Option{
-		{Key: "buffers", Type: engine.Word, Words: []string{"auto", "in_place", "lent"}, Default: "auto", Field: "Buffers", Doc: "Where packets lie: in the slots of pools, or in memory of DPDK's, which queues without pools lend and others copy from. `auto`: in place where the driver can."},
+		{Key: "descriptors", Type: engine.Int, Min: 0, Max: maxDescriptors, Unit: "descriptors", Default: "0", Field: "Descriptors", Doc: "Size of the ring of each queue of the device; 0: as the depth of the queue asks."},
+		{Key: "memory", Type: engine.Word, Words: memoryModes, Default: "auto", Field: "Memory", Doc: "Where the port receives: in the pools themselves, or in memory of DPDK's, which queues without pools lend and others copy from. `auto`: in place where the driver can."},
+		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey, Doc: "Key of the hash that spreads packets over queues, bytes in hexadecimal: `6d:5a:...`, as many as the NIC takes; without it the driver's own."},
+		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes", Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
 		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
-		{Key: "rss", Type: engine.Word, Words: []string{"none", "ip", "ports"}, Default: "none", Field: "RSS", Doc: "How the card spreads what no rule matches over the receive queues: by addresses, or by addresses and ports."},
-		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey, Doc: "Key of that hash, bytes in hexadecimal: `6d:5a:...`, as many as the card takes; without it the driver's."},
+		{Key: "hardware_time", Type: engine.Bool, Default: "false", Field: "HardwareTime", Follows: "rx.hardware_timestamps", Doc: "Asks the NIC for the time at which it received each packet."},
 
 		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores", Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options are of the process: the first port that is opened decides."},
-		{Key: "memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "Heap", Doc: "DPDK's own memory from its start; 0: what it needs, when it needs it, and 256 MiB without huge pages."},
+		{Key: "eal_memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "EALMemory", Doc: "Memory that DPDK takes at its start; 0: what it needs, when it needs it, and 256 MiB without huge pages."},
 		{Key: "file_prefix", Type: engine.Text, Field: "FilePrefix", Doc: "Name of DPDK's files, with `in_memory: false`; without it one of this process."},
 		{Key: "in_memory", Type: engine.Bool, Default: "true", Field: "!Files", Doc: "DPDK makes no files. `false`: other processes of DPDK can look in."},
 		{Key: "huge", Type: engine.Word, Words: []string{"auto", "on", "off"}, Default: "auto", Field: "Huge", Doc: "Whether DPDK's own memory is in huge pages. `auto`: where the machine has free ones."},
 		{Key: "huge_dir", Type: engine.Text, Field: "HugeDir", Doc: "Where huge pages are mounted, with `in_memory: false`."},
-		{Key: "log", Type: engine.Text, List: true, Field: "Log", Doc: "Levels of DPDK's log, which errors carry: `debug`, or of a part of it: `pmd.net.*:debug`. Without it warnings."},
+		{Key: "iova", Type: engine.Word, Words: []string{"auto", "va", "pa"}, Default: "auto", Field: "IOVA", Doc: "Addresses by which cards reach memory: virtual, or physical. `auto`: virtual, but for a card without an IOMMU."},
+		{Key: "log", Type: engine.Text, List: true, Field: "Log", Doc: "Levels of DPDK's log: `debug`, or of a part of it: `pmd.net.*:debug`."},
 		{Key: "drivers", Type: engine.Text, List: true, Field: "Drivers", Doc: "Files of drivers to load, or directories of them."},
 		{Key: "eal_args", Type: engine.Text, List: true, Field: "EALArgs", Doc: "Other arguments of DPDK: " + strings.Join(knownArgs(), ", ") + "."},
 	}, pace.Settings...),
@@ -45,6 +48,9 @@ var Spec = engine.Spec{
 	TxOptions:    func() any { return new(pace.Options) },
 	Capabilities: (*Engine)(nil).Capabilities(),
 	Needs:        engine.Needs{Interface: true, VFIO: true, Pins: true, Capabilities: []string{"CAP_IPC_LOCK"}},
+	Rings: func(packets int) engine.Settings {
+		return engine.Settings{"descriptors": fmt.Sprint(min(packets, 4096))}
+	},
 	// Slots with room for the longest packet of most ports behind the 128 bytes that drivers leave free.
 	Slots: []int{2048, 4096, 16384},
 	Pair: func(uint64) (engine.Engine, string, string, func() error, error) {
@@ -60,13 +66,10 @@ var Spec = engine.Spec{
 var pairs atomic.Int64
 
 // settle is the address and the options of a port, complete. Address.Where is what DPDK calls devargs.
-func settle(spec engine.PortSpec) (engine.Address, Options, error) {
-	a, o, err := engine.ReadPort(&Spec, &spec, (*Options).complete)
+func settle(spec *engine.PortSpec) (engine.Address, Options, error) {
+	a, o, err := engine.ReadPort(&Spec, spec, (*Options).complete)
 	if err == nil {
 		a.Where, err = devargs(a)
-	}
-	if err == nil && spec.Isolated {
-		err = engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel")
 	}
 	return a, o, err
 }

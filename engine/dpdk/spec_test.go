@@ -13,23 +13,22 @@ import (
 // The arguments of DPDK for options, on machines with and without huge pages and IOMMU.
 func TestArguments(t *testing.T) {
 	rich := machine{PID: 7, CPUs: "0-63", Huge: true}
-	poor := machine{PID: 7, CPUs: "0-1"}
-	const common = "--iova-mode=va --allow=ffff:ff:1f.7 --log-level=*:warning"
+	poor := machine{PID: 7, CPUs: "0-1", Direct: true}
 	for _, c := range []struct {
 		address string
 		on      machine
 		want    string
 	}{
-		{"0000:3b:00.0", rich, "--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments " + common},
-		{"0000:3b:00.0", poor, "--lcores=0@(0-1) --no-telemetry --no-huge --no-shconf -m 256 " + common},
-		{"0000:3b:00.0?huge=on", poor, "--lcores=0@(0-1) --no-telemetry --in-memory --single-file-segments " + common},
-		{"dpdk://net_null0?cores=8&cores=2&cores=3&memory=3000001", rich, "--lcores=0@(2-3,8) --no-telemetry --in-memory --single-file-segments -m 3 " + common},
-		{"dpdk://net_null0?in_memory=0&huge_dir=/mnt/huge", rich, "--lcores=0@(0-63) --no-telemetry --huge-dir=/mnt/huge --file-prefix=penstock7 " + common},
-		{"dpdk://net_null0?in_memory=0&huge=off&file_prefix=mine&memory=64MiB", rich, "--lcores=0@(0-63) --no-telemetry --no-huge --file-prefix=mine -m 64 " + common},
+		{"0000:3b:00.0", rich, "--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7"},
+		{"0000:3b:00.0", poor, "--lcores=0@(0-1) --no-telemetry --no-huge --no-shconf -m 256 --iova-mode=pa --allow=ffff:ff:1f.7"},
+		{"0000:3b:00.0?iova=va&huge=on", poor, "--lcores=0@(0-1) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?cores=8&cores=2&cores=3&eal_memory=3000001", rich, "--lcores=0@(2-3,8) --no-telemetry --in-memory --single-file-segments -m 3 --iova-mode=va --allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?in_memory=0&huge_dir=/mnt/huge&iova=pa", rich, "--lcores=0@(0-63) --no-telemetry --huge-dir=/mnt/huge --file-prefix=penstock7 --iova-mode=pa --allow=ffff:ff:1f.7"},
+		{"dpdk://net_null0?in_memory=0&huge=off&file_prefix=mine&eal_memory=64MiB", rich, "--lcores=0@(0-63) --no-telemetry --no-huge --file-prefix=mine -m 64 --iova-mode=va --allow=ffff:ff:1f.7"},
 		{"dpdk://net_null0?log=debug&log=pmd.net.*:info&drivers=/opt/pmd.so&eal_args=--legacy-mem&eal_args=--socket-limit%3D512", rich,
-			"--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments " + common + " --log-level=*:debug --log-level=pmd.net.*:info -d /opt/pmd.so --legacy-mem --socket-limit=512"},
+			"--lcores=0@(0-63) --no-telemetry --in-memory --single-file-segments --iova-mode=va --allow=ffff:ff:1f.7 --log-level=debug --log-level=pmd.net.*:info -d /opt/pmd.so --legacy-mem --socket-limit=512"},
 	} {
-		_, o, err := settle(engine.PortSpec{Address: c.address})
+		_, o, err := settle(&engine.PortSpec{Address: c.address})
 		if err != nil {
 			t.Errorf("%s: %v", c.address, err)
 			continue
@@ -47,10 +46,11 @@ func TestArguments(t *testing.T) {
 // Options that are wrong are refused with their name, what was expected, and ErrInvalid.
 func TestMistakes(t *testing.T) {
 	for address, want := range map[string]string{
-		"0000:3b:00.0?buffers=mine":                      "auto, in_place, lent",
-		"0000:3b:00.0?rss=all":                           "none, ip, ports",
-		"0000:3b:00.0?promiscous=1":                      "did you mean promiscuous?",
+		"0000:3b:00.0?descriptors=4":                     "Descriptors 4: expected 8 to 65536",
+		"0000:3b:00.0?descriptors=65537":                 "out of range",
+		"0000:3b:00.0?memory=mine":                       "auto, in_place, lent",
 		"0000:3b:00.0?rss_key=6d:5":                      "hexadecimal",
+		"0000:3b:00.0?rss_types=ip&rss_types=ip":         "ip twice",
 		"0000:3b:00.0?cores=1&cores=1":                   "each once",
 		"0000:3b:00.0?file_prefix=x":                     "in_memory: false",
 		"0000:3b:00.0?file_prefix=../x&in_memory=0":      "letters, digits",
@@ -68,8 +68,9 @@ func TestMistakes(t *testing.T) {
 		"dpdk://net_ring0,nodeaction": "no name and value",
 		"dpdk://a name":               "no device",
 		"xdp://eth0":                  "not of this engine",
+		"0000:3b:00.0?descriptor=4":   "did you mean descriptors?",
 	} {
-		_, _, err := settle(engine.PortSpec{Address: address})
+		_, _, err := settle(&engine.PortSpec{Address: address})
 		if err == nil || !strings.Contains(err.Error(), want) || !errors.Is(err, engine.ErrInvalid) {
 			t.Errorf("%s: %v, expected %q", address, err, want)
 		}
@@ -87,7 +88,7 @@ func TestAddresses(t *testing.T) {
 		"dpdk://eth0":                           "eth0",
 		"dpdk://net_pcap0,rx_pcap=/a/b.pcap":    "net_pcap0,rx_pcap=/a/b.pcap",
 	} {
-		a, _, err := settle(engine.PortSpec{Address: address})
+		a, _, err := settle(&engine.PortSpec{Address: address})
 		if err != nil || a.Where != want {
 			t.Errorf("%s: %q, %v, expected %q", address, a.Where, err, want)
 		}
@@ -96,15 +97,12 @@ func TestAddresses(t *testing.T) {
 
 // What is not on the machine is said before DPDK is asked, and what is there is held by one port.
 func TestDevices(t *testing.T) {
-	if _, _, err := settle(engine.PortSpec{Address: "net_null0", Isolated: true}); !errors.Is(err, engine.ErrUnsupported) {
-		t.Error(err)
-	}
 	for address, want := range map[string]string{
 		"ffff:ff:1f.6": "lspci -D",
 		"nosuchif":     "no interface nosuchif",
 		"lo":           "dpdk://net_af_packet0,iface=lo",
 	} {
-		a, _, err := settle(engine.PortSpec{Address: address})
+		a, _, err := settle(&engine.PortSpec{Address: address})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -121,6 +119,7 @@ func TestDevices(t *testing.T) {
 func TestAdvice(t *testing.T) {
 	for line, want := range map[string]string{
 		"EAL: No free 2048 kB hugepages reported on node 0\nEAL: FATAL: Cannot get hugepage information.":     "--hugepages",
+		"EAL: FATAL: Cannot use IOVA as 'PA' since physical addresses are not available":                      "iova: va",
 		"EAL: 0000:3b:00.0 VFIO group is not viable! Not all devices in IOMMU group bound to VFIO or unbound": "IOMMU group",
 		"EAL: Cannot set up DMA remapping, error 12 (Cannot allocate memory)":                                 "locked memory",
 		"EAL: Driver cannot attach the device (0000:3b:00.0)":                                                 "bind the card",
@@ -130,7 +129,7 @@ func TestAdvice(t *testing.T) {
 		"EAL: /opt/pmd.so: cannot open shared object file: No such file or directory":                         "drivers:",
 		"EAL: something else": "",
 	} {
-		if got := adviceFor(fmt.Errorf("rte_eal_init"), line); want == "" && got != "" || !strings.Contains(got, want) {
+		if got := advice(fmt.Errorf("rte_eal_init"), line); want == "" && got != "" || !strings.Contains(got, want) {
 			t.Errorf("%q: %q, expected %q", line, got, want)
 		}
 	}

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <rte_malloc.h>
 #include <rte_mbuf_dyn.h>
 #include <rte_prefetch.h>
 
@@ -172,7 +173,7 @@ uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 		struct ps_seg *s = &t->seg[i];
 		struct rte_mbuf *m = t->pool->mbuf[s->index];
 		m->buf_addr = (void *)(uintptr_t)s->addr;
-		rte_mbuf_iova_set(m, s->iova);
+		rte_mbuf_iova_set(m, s->iova ? s->iova : rte_malloc_virt2iova(m->buf_addr));
 		m->buf_len = s->len;
 		m->data_off = 0;
 		m->data_len = s->len;

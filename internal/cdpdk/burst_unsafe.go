@@ -72,6 +72,15 @@ func (p *Pool) Free() int { return int(C.ps_pool_free_count(p.c)) }
 // Close frees the mbufs. No driver has any of them.
 func (p *Pool) Close() { C.ps_pool_close(p.c) }
 
+// Alloc allocates memory of DPDK, which drivers share with their other ends. free frees it.
+func Alloc(n int) (b []byte, free func() error, err error) {
+	p := C.ps_alloc(C.uint64_t(n))
+	if p == nil {
+		return nil, nil, &Error{Call: "rte_zmalloc", Errno: syscall.ENOMEM}
+	}
+	return unsafe.Slice((*byte)(p), n), func() error { C.ps_dealloc(p); return nil }, nil
+}
+
 // Rx is a receive queue of a port. It is used by one goroutine at a time.
 type Rx struct {
 	c     *C.struct_ps_rx
@@ -102,6 +111,9 @@ func NewRx(p Port, queue int, pools []*Pool) (*Rx, error) {
 	}
 	return &Rx{c, [2]*[MaxBurst]uint32{(*[MaxBurst]uint32)(unsafe.Pointer(c.give[0])), (*[MaxBurst]uint32)(unsafe.Pointer(c.give[1]))}, (*[MaxDescs]Desc)(unsafe.Pointer(c.desc))}, nil
 }
+
+// Move has it receive from another queue of its port.
+func (r *Rx) Move(queue int) { r.c.queue = C.uint16_t(queue) }
 
 // Slots is where the caller writes numbers of mbufs of pool k, for the next Burst or Give.
 func (r *Rx) Slots(k int) *[MaxBurst]uint32 { return r.give[k] }

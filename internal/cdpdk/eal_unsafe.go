@@ -30,6 +30,11 @@ var eal struct {
 // Version is that of the library.
 func Version() string { return C.GoString(C.rte_version()) }
 
+// Physical reports whether devices reach memory by physical addresses. EAL runs.
+func Physical() bool { return physical }
+
+var physical bool // written by Start
+
 // Running is what Start was called with; nil before.
 func Running() []string {
 	eal.Lock()
@@ -63,7 +68,7 @@ func Start(args []string) error {
 		eal.failed = err
 		return err
 	}
-	eal.args = slices.Clone(args)
+	eal.args, physical = slices.Clone(args), C.ps_physical() != 0
 	return nil
 }
 

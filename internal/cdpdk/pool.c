@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <rte_malloc.h>
 
 static inline struct ps_priv *priv(struct rte_mbuf *m) { return rte_mbuf_to_priv(m); }
 
@@ -158,3 +159,6 @@ void ps_pool_close(struct ps_pool *p)
 	free(p->mbuf);
 	free(p);
 }
+
+void *ps_alloc(uint64_t n) { return rte_zmalloc("penstock", n, 4096); }
+void ps_dealloc(void *p) { rte_free(p); }

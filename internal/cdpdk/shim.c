@@ -120,6 +120,7 @@ int ps_eal_init(int argc, char **argv, char *log, int log_len)
 	return 0;
 }
 
+int ps_physical(void) { return rte_eal_iova_mode() == RTE_IOVA_PA; }
 int ps_eal_cleanup(void) { return rte_eal_cleanup(); }
 
 int ps_attach(const char *devargs, uint16_t *ports, int max)

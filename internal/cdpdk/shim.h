@@ -117,6 +117,7 @@ struct ps_tx {
 
 int ps_eal_init(int argc, char **argv, char *log, int log_len);
 int ps_eal_cleanup(void);
+int ps_physical(void);
 int ps_log(char *to, int len);
 
 int ps_attach(const char *devargs, uint16_t *ports, int max);
@@ -144,6 +145,8 @@ struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int soc
 struct ps_pool *ps_header_pool(const char *name, uint32_t n, int socket, int *err);
 uint32_t ps_pool_free_count(struct ps_pool *p);
 void ps_pool_close(struct ps_pool *p);
+void *ps_alloc(uint64_t n);
+void ps_dealloc(void *p);
 
 struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *a, struct ps_pool *b);
 uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t most);

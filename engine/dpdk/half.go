@@ -1,0 +1,277 @@
+//go:build dpdk
+
+package dpdk
+
+import (
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/ring"
+)
+
+// half is what a device receives into by one of its queues: mbufs of slots of a pool, or of memory of DPDK that is lent. The owner of the queue
+// uses it; none does where no queue is.
+type half struct {
+	pools []*cdpdk.Pool
+	rx    *cdpdk.Rx
+	depth int
+	room  int // bytes for each mbuf, headroom included
+
+	// Of slots of a pool.
+	user    *mem.Pool
+	cache   *mem.Cache
+	src     *burst.Source // also of lent memory
+	reg     mem.Registration
+	handles []mem.Handle // of the slots that the device has, by number
+	held    int          // how many it has
+	target  int          // how many it should have
+	grab    [cdpdk.MaxBurst]mem.Handle
+
+	// Of lent memory.
+	lent *lender
+}
+
+// newSlots makes a half of the slots of a pool.
+func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
+	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()), target: depth}
+	if h.reg, err = p.reach(pool.Region()); err != nil {
+		return nil, err
+	}
+	h.room = min(pool.SlotSize(), 1<<16-1)
+	base := address(pool.Region().All().Bytes()) + uintptr(pool.Span().Off)
+	own, err := cdpdk.NewSlotPool(base, pool.Slots(), pool.Stride(), h.room, p.info.NUMA)
+	if err == nil {
+		h.pools = []*cdpdk.Pool{own}
+		if h.rx, err = cdpdk.NewRx(p.dev, 0, h.pools); err == nil {
+			h.cache = pool.Cache()
+			return h, nil
+		}
+		own.Close()
+	}
+	_ = h.reg.Release()
+	return nil, err
+}
+
+// newLent makes a half of memory of DPDK.
+func (p *Port) newLent(depth int) (*half, error) {
+	room := headroom + max(2048, p.can.MaxPacket)
+	if p.info.RxOffloads&cdpdk.RxScatter != 0 {
+		room = headroom + 2048
+	}
+	room = min(room, 1<<16-1)
+	own, memory, err := cdpdk.NewOwnPool(max(2*depth+512, depth+4096), room, p.info.NUMA)
+	if err != nil {
+		return nil, fmt.Errorf("memory of DPDK for %d packets: %w: the option memory is how much there is", depth, err)
+	}
+	h := &half{depth: depth, room: room, pools: []*cdpdk.Pool{own}}
+	l := &lender{}
+	region, err := mem.Adopt(p.name+" (DPDK)", memory, func() error { own.Close(); return nil })
+	if err == nil {
+		l.region, h.lent = region, l
+		l.base = address(memory)
+		h.src = burst.NewSource(region, memory, l)
+		if l.back, err = ring.NewMPMC[uint32](own.Size()); err == nil {
+			if h.rx, err = cdpdk.NewRx(p.dev, 0, h.pools); err == nil {
+				return h, nil
+			}
+		}
+	}
+	own.Close()
+	return nil, err
+}
+
+// supply writes numbers of mbufs that the driver may have where the next burst hands them over, and returns how many.
+func (h *half) supply() int {
+	to := h.rx.Slots(0)
+	if h.lent != nil {
+		return h.lent.back.GetBatch(to[:])
+	}
+	want := min(h.target-h.held, len(h.grab))
+	if want <= 0 || want < 32 && want < h.target/2 {
+		return 0
+	}
+	n := h.cache.GetBatch(h.grab[:want])
+	for i, x := range h.grab[:n] {
+		s := uint32(x)
+		h.handles[s], to[i] = x, s
+	}
+	h.held += n
+	return n
+}
+
+// atOnce is the number of packets that are asked of a driver at once, at most: some want memory for all of them, or give none.
+const atOnce = 64
+
+// most is the number of packets that the driver can be asked for.
+func (h *half) most() int {
+	if h.lent != nil {
+		return atOnce
+	}
+	return min(h.held, atOnce)
+}
+
+// fits reports whether slots of that size take packets where the driver puts them: behind its headroom, in one piece or in chains.
+func (p *Port) fits(slot int) bool {
+	if p.info.RxOffloads&cdpdk.RxScatter != 0 {
+		return slot >= headroom+max(p.info.MinRxBuf, 512)
+	}
+	return slot >= headroom+p.can.MaxPacket
+}
+
+// fill gives the driver all that it should have.
+func (h *half) fill() {
+	for n := h.supply(); n > 0; n = h.supply() {
+		h.rx.Give(n, 0)
+	}
+}
+
+// took is the handle and the offset in the source of a segment that was received.
+func (h *half) took(d *cdpdk.Desc) (mem.Handle, uint64) {
+	if h.lent != nil {
+		h.lent.out.Add(1)
+		return mem.Handle(d.Slot), d.Addr - uint64(h.lent.base)
+	}
+	h.held--
+	return h.handles[d.Slot], h.user.Span().Off + uint64(d.Slot)*uint64(h.user.Stride()) + uint64(d.Off)
+}
+
+// untake undoes took.
+func (h *half) untake(*cdpdk.Desc) {
+	if h.lent != nil {
+		h.lent.out.Add(-1)
+		return
+	}
+	h.held++
+}
+
+// put gives back what took took.
+func (h *half) put(x mem.Handle) { h.src.Reclaim([]mem.Handle{x}) }
+
+// takeBack takes back what is in the mempools of a stopped driver. It is false where the driver still has some.
+func (h *half) takeBack() bool {
+	if h.lent != nil {
+		return false // its memory stays until the device is gone
+	}
+	for back := h.rx.TakeBack(0); len(back) > 0; back = h.rx.TakeBack(0) {
+		for _, s := range back {
+			h.put(h.handles[s])
+		}
+		h.held -= len(back)
+	}
+	return h.held == 0
+}
+
+// close gives everything back. No driver has any of its mbufs.
+func (h *half) close() error {
+	if h.lent != nil {
+		h.rx.Close()
+		return h.lent.close()
+	}
+	whole := h.takeBack()
+	h.rx.Close()
+	h.cache.Close()
+	err := h.reg.Release()
+	if !whole {
+		return fmt.Errorf("dpdk: the driver kept %d slots of pool %q", h.held, h.user.Name())
+	}
+	h.pools[0].Close()
+	return err
+}
+
+// lender is the owner of lent memory. It outlives the port.
+type lender struct {
+	region *mem.Region
+	base   uintptr
+	back   *ring.MPMC[uint32] // mbufs that were released, for the driver
+	out    atomic.Int64       // mbufs that are lent
+}
+
+// Reclaim implements burst.Owner.
+func (l *lender) Reclaim(handles []burst.Handle) {
+	for _, h := range handles {
+		l.back.Put(uint32(h))
+	}
+	if l.out.Add(-int64(len(handles))) == gone {
+		_ = l.region.Close()
+	}
+}
+
+// gone is what lender.out counts down to when the port is closed.
+const gone = -1 << 62
+
+// close frees the memory, now or when all of it has come back.
+func (l *lender) close() error {
+	if l.out.Add(gone) == gone {
+		return l.region.Close()
+	}
+	return nil
+}
+
+// place makes what the device receives into: that of the live queues, in their order, or of the port where there is none. The caller holds the
+// set's lock, and the device is stopped.
+func (p *Port) place(live []*rxQueue, n int) error {
+	var halves []*half
+	for i := range n {
+		switch {
+		case p.inPlace && i < len(live):
+			halves = append(halves, live[i].h)
+		case !p.inPlace && i < len(p.halves):
+			halves = append(halves, p.halves[i])
+		case i >= len(live) && i < len(p.halves) && !p.ours(p.halves[i]):
+			halves = append(halves, p.halves[i])
+		default:
+			depth := p.depth
+			if i < len(live) {
+				depth = live[i].Spec().Depth
+			}
+			h, err := p.newLent(depth)
+			if err != nil {
+				return err
+			}
+			halves = append(halves, h)
+		}
+	}
+	for i, h := range halves {
+		h.rx.Move(i)
+		if !p.inPlace && i < len(live) {
+			live[i].h = h
+		}
+		if h.lent == nil {
+			h.fill()
+		}
+	}
+	for _, h := range p.halves { // of nobody any more; those of queues that close are theirs to put there
+		if h.lent != nil && !slices.Contains(halves, h) && !slices.Contains(p.left, h) {
+			p.left = append(p.left, h)
+		}
+	}
+	p.halves = halves
+	return nil
+}
+
+// ours reports whether a half is that of a queue, also of one that is being closed.
+func (p *Port) ours(h *half) bool {
+	return h.lent == nil || slices.ContainsFunc(p.rx.Live(), func(q *rxQueue) bool { return q.h == h }) || p.closing == h
+}
+
+// served reports whether the device receives for each live queue. In lent memory a queue takes over what is there.
+func (p *Port) served(live []*rxQueue) bool {
+	if len(live) > len(p.halves) {
+		return false
+	}
+	for i, q := range live {
+		switch {
+		case q.h == nil && !p.inPlace:
+			q.hw.Lock()
+			q.h, q.on = p.halves[i], true
+			q.hw.Unlock()
+		case q.h != p.halves[i]:
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,540 @@
+//go:build dpdk
+
+package dpdk
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet"
+)
+
+// Port is an open port. It implements engine.Port.
+type Port struct {
+	spec engine.PortSpec
+	o    Options
+	name string
+	dev  cdpdk.Port
+	info cdpdk.Info
+	can  engine.Capabilities
+	regs *mem.RegCache // memory that the device reaches; nil for a virtual one
+
+	depth   int  // descriptors of a queue that nothing says more of
+	inPlace bool // receive queues receive into their pools
+	reads   bool // the device sends from any memory
+	chains  bool // the device sends chains of segments
+
+	table  *flow.Table
+	counts engine.SteerCounts
+
+	// rx are the receive queues. Its lock also guards the next fields.
+	rx      engine.RxSet[*rxQueue]
+	state   portState
+	txs     []*txQueue
+	gone    []*txQueue // the last that were closed
+	pastTx  engine.TxStats
+	halves  []*half     // what the device receives into, by its number of the queue
+	sends   int         // its queues to send by
+	leftTx  []*txQueue  // that were closed, whose memory the driver still has
+	left    []*half     // of queues that were closed, whose mbufs the driver still has
+	closing *half       // of the queue that is being closed
+	redial  *time.Timer // of a driver that connects when it starts; nil of others
+
+	bell engine.LinkBell
+	link struct {
+		sync.Mutex
+		timer *time.Timer // nil until LinkState is called
+		engine.LinkState
+	}
+}
+
+// portState is how far a port is.
+type portState uint8
+
+const (
+	portAttached portState = iota // it waits for its queues
+	portStarted
+	portClosed
+)
+
+// redialEvery is how often a driver tries to connect.
+const redialEvery = 100 * time.Millisecond
+
+// linkEvery is how often the state of the link is looked at.
+const linkEvery = 500 * time.Millisecond
+
+func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
+	ids, err := cdpdk.Attach(where)
+	if err != nil {
+		return nil, unavailable(err)
+	}
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], depth: 1024}
+	if o.Descriptors > 0 {
+		p.depth = o.Descriptors
+	}
+	if p.name == "" {
+		p.name = spec.Address
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(fmt.Errorf("dpdk: %s: %w", p.name, err), p.dev.Detach())
+		}
+	}()
+	if len(ids) > 1 {
+		return nil, fmt.Errorf("the device has %d ports: representors are not supported: %w", len(ids), engine.ErrUnsupported)
+	}
+	if p.info, err = p.dev.Info(); err != nil {
+		return nil, err
+	}
+	if spec.MTU > 0 {
+		if err := p.dev.SetMTU(spec.MTU); err != nil && spec.MTU != p.info.MTU {
+			return nil, fmt.Errorf("MTU of %d bytes: expected %d to %d: %w", spec.MTU, p.info.MinMTU, p.info.MaxMTU, err)
+		}
+		p.info.MTU = spec.MTU
+	}
+	p.arrange(where)
+	if dials(where) {
+		p.redial = time.AfterFunc(redialEvery, p.dial)
+		p.redial.Stop()
+	}
+	if p.info.Bus != "vdev" {
+		if p.regs, err = mem.NewRegCache(mem.RegCacheOptions{Name: p.name, Registrar: registrar{p.dev}}); err != nil {
+			return nil, err
+		}
+	}
+	p.table, err = flow.NewTable(flow.TableOptions{Engine: p.can.Steering})
+	return p, err
+}
+
+// arrange says where packets lie and what the port can do.
+func (p *Port) arrange(where string) {
+	why := external(where)
+	if p.o.Memory == MemoryLent {
+		why = "memory: lent says so"
+	}
+	p.inPlace = p.o.Memory == MemoryInPlace || why == ""
+	p.reads = reads(where) && !cdpdk.Physical()
+	p.chains = p.info.TxOffloads&cdpdk.TxMultiSegs != 0
+	c, _ := (*Engine)(nil).PortCapabilities(p.spec)
+	c.RulesIn, c.SendAtIn, c.TxSegmentation, c.TxChecksum = "software", "software", "software", "device"
+	c.HardwareTime, c.Types = false, false
+	c.Notes = []string{
+		"receiving is polling: a reader looks again after a pause, or always with a spin",
+		"a queue that is added to a running port, or closed, stops it for a moment",
+		"DPDK runs with: " + strings.Join(cdpdk.Running(), " "),
+	}
+	if !p.inPlace {
+		c.MemoryUse = engine.UseCopied
+		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
+	}
+	c.RxQueues, c.TxQueues = min(p.info.MaxRxQueues, maxQueues), min(p.info.MaxTxQueues, maxQueues)
+	c.MaxPacket = p.info.MTU + packet.EthernetLen + 2*packet.VLANLen
+	if p.info.MaxRxPkt > 0 {
+		c.MaxPacket = min(c.MaxPacket, p.info.MaxRxPkt)
+	}
+	if p.offloads()&checksums != checksums {
+		c.TxChecksum = "software"
+	}
+	c.Hash = p.info.RSSTypes != 0 && p.info.RxOffloads&cdpdk.RxRSSHash != 0
+	if p.inPlace {
+		c.MinSlot = headroom + c.MaxPacket
+	}
+	c.Notes = append(c.Notes, "EAL runs with: "+strings.Join(cdpdk.Running(), " "))
+	p.can = c
+}
+
+// checksums are the offloads of a device that computes those of what it sends.
+const checksums = cdpdk.TxIPv4Checksum | cdpdk.TxUDPChecksum | cdpdk.TxTCPChecksum
+
+// offloads are those that the port asks its device for when it sends.
+func (p *Port) offloads() uint64 {
+	want := p.info.TxOffloads & cdpdk.TxMultiSegs
+	if p.info.TxOffloads&checksums == checksums {
+		want |= checksums
+	}
+	return want
+}
+
+// receives are the offloads that the port asks its device for when it receives.
+func (p *Port) receives() uint64 {
+	return p.info.RxOffloads & (cdpdk.RxChecksum | cdpdk.RxScatter | cdpdk.RxRSSHash)
+}
+
+// registrar lets a device reach memory.
+type registrar struct{ dev cdpdk.Port }
+
+type registered struct {
+	base uintptr
+	size uint64
+}
+
+// Register implements mem.Registrar.
+func (r registrar) Register(s mem.Span, _ mem.Access) (any, error) {
+	x := registered{address(s.Bytes()), s.Len}
+	if err := cdpdk.Register(x.base, x.size, uint64(s.Region.PageSize())); err != nil {
+		return nil, err
+	}
+	if err := r.dev.MapDMA(x.base, x.size); err != nil {
+		return nil, errors.Join(err, cdpdk.Unregister(x.base, x.size))
+	}
+	return x, nil
+}
+
+// Deregister implements mem.Registrar.
+func (r registrar) Deregister(handle any) error {
+	x := handle.(registered)
+	return errors.Join(r.dev.UnmapDMA(x.base, x.size), cdpdk.Unregister(x.base, x.size))
+}
+
+// reach lets the device reach a region, for as long as the result is not released.
+func (p *Port) reach(r *mem.Region) (mem.Registration, error) {
+	if p.regs == nil {
+		return mem.Registration{}, nil
+	}
+	return p.regs.Get(r.All(), mem.ReadAccess|mem.WriteAccess)
+}
+
+// Name implements engine.Port.
+func (p *Port) Name() string { return p.name }
+
+// Capabilities implements engine.Port.
+func (p *Port) Capabilities() engine.Capabilities { return p.can }
+
+// Info implements engine.Port.
+func (p *Port) Info() engine.PortInfo {
+	up, speed, _ := p.dev.Link()
+	return engine.PortInfo{Engine: Name, Address: p.spec.Address, Device: p.info.Name, MAC: p.mac(), MTU: p.info.MTU, Up: up && p.started(), Speed: speed, NUMA: p.info.NUMA}
+}
+
+func (p *Port) mac() packet.MAC { return packet.MAC(p.info.MAC) }
+
+func (p *Port) started() bool {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	return p.state == portStarted
+}
+
+// LinkState implements engine.LinkTeller. The port looks at the link twice a second from the first call on.
+func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
+	p.bell.Set(w)
+	p.look()
+	p.link.Lock()
+	defer p.link.Unlock()
+	return p.link.LinkState
+}
+
+// look looks at the link, and does so again after a while.
+func (p *Port) look() {
+	started := p.started()
+	up, _, _ := p.dev.Link()
+	up = up && started
+	p.link.Lock()
+	defer p.link.Unlock()
+	if p.link.Gone {
+		return
+	}
+	if p.link.timer == nil {
+		p.link.timer = time.AfterFunc(linkEvery, p.look)
+		p.link.Up = up
+	} else {
+		p.link.timer.Reset(linkEvery)
+	}
+	if up != p.link.Up {
+		p.link.Up = up
+		p.link.Changes++
+		p.bell.Ring()
+	}
+}
+
+// Rules implements engine.Port: it is a *Rules.
+func (p *Port) Rules() engine.Rules { return &Rules{p} }
+
+// Rules are the steering rules of a port. Software steers: the queue that takes a frame from the device passes it on.
+type Rules struct{ port *Port }
+
+// List implements engine.Rules.
+func (r *Rules) List() []flow.Rule { return r.port.table.List() }
+
+// Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken from the device afterwards.
+func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
+	res, err := r.port.table.Apply(changes...)
+	if err == nil {
+		for _, q := range r.port.rx.Live() {
+			q.hw.Lock() // the one who uses the device now goes by the rules from before
+			q.hw.Unlock()
+		}
+	}
+	return res, err
+}
+
+// Check implements engine.RuleChecker.
+func (r *Rules) Check(changes ...flow.Change) error { return r.port.table.Check(changes...) }
+
+// Stats are the packets that each rule matched.
+func (r *Rules) Stats() flow.Stats { return r.port.table.Stats() }
+
+// Stats implements engine.Port. What the device has dropped is the port's: it does not say of which queue.
+func (p *Port) Stats(s *engine.PortStats) {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	*s = engine.PortStats{Tx: p.pastTx}
+	p.rx.Sum(&s.Rx)
+	p.counts.AddTo(s)
+	engine.SumTx(&s.Tx, p.txs, p.gone)
+	if p.state != portClosed {
+		if d, err := p.dev.Stats(); err == nil {
+			s.Drops[engine.DropNIC] += d.Imissed
+			s.Drops[engine.DropBadFrame] += d.Ierrors
+		}
+	}
+	p.link.Lock()
+	s.LinkChanges = p.link.Changes
+	p.link.Unlock()
+}
+
+// Families implements engine.Counted: the driver's own counts.
+func (p *Port) Families(name string) []metrics.Family {
+	names, values, err := p.xstats()
+	if err != nil || len(names) == 0 {
+		return nil
+	}
+	f := metrics.Family{Name: "penstock_dpdk_driver_total", Help: "Counts of the poll-mode driver (rte_eth_xstats_get).", Kind: metrics.KindCounter, Labels: []string{"port", "count"}}
+	for i, n := range names {
+		f.Samples = append(f.Samples, metrics.Sample{Values: []string{name, n}, Value: float64(values[i])})
+	}
+	return []metrics.Family{f}
+}
+
+func (p *Port) xstats() ([]string, []uint64, error) {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.state == portClosed {
+		return nil, nil, engine.ErrClosed
+	}
+	return p.dev.XStats()
+}
+
+// start configures the port for the queues that are there and those that are expected, and starts it. The caller holds the set's lock.
+func (p *Port) start() (err error) {
+	live := p.rx.Live()
+	rx, tx := max(len(live), 1), max(p.spec.TxQueues, 1)
+	for _, q := range append(slices.Clone(p.txs), p.leftTx...) {
+		tx = max(tx, q.n+1)
+	}
+	defer p.pause()()
+	if p.state == portStarted {
+		if err := p.stop(live); err != nil {
+			return err
+		}
+	}
+	c := cdpdk.Config{Rx: rx, Tx: tx, MTU: p.info.MTU, RxOffloads: p.receives(), TxOffloads: p.offloads()}
+	if rx > 1 {
+		c.RSSTypes, c.RSSKey = p.rss(), p.o.RSSKey
+	}
+	if err := p.dev.Configure(c); err != nil {
+		return err
+	}
+	if err := p.place(live, rx); err != nil {
+		return err
+	}
+	for n, h := range p.halves {
+		if err := p.dev.SetupRx(n, descriptors(p.ring(h.depth), p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.pools, 0, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
+			return err
+		}
+	}
+	for n := range tx {
+		if err := p.dev.SetupTx(n, descriptors(p.depth, p.info.MinTxDesc, p.info.MaxTxDesc, p.info.TxDescAlign), c.TxOffloads&p.info.TxQueueOffloads); err != nil {
+			return err
+		}
+	}
+	if err := p.dev.Start(); errors.Is(err, syscall.ENOMEM) {
+		return fmt.Errorf("%w: a driver fills its rings when it starts: make the pools of receive queues larger than their depth", err)
+	} else if err != nil {
+		return err
+	}
+	p.state, p.sends = portStarted, tx
+	for _, q := range live {
+		q.on = true
+	}
+	p.sending()
+	if info, err := p.dev.Info(); err == nil {
+		p.info.MAC = info.MAC // some drivers know it only now
+	}
+	if p.info.RetaSize > 0 && c.RSSTypes != 0 {
+		queues := make([]uint16, rx)
+		for i := range queues {
+			queues[i] = uint16(i)
+		}
+		if err := p.dev.Spread(p.info.RetaSize, queues); err != nil {
+			return err
+		}
+	}
+	if p.redial != nil {
+		p.redial.Reset(redialEvery)
+	}
+	if p.o.Promiscuous {
+		if err := p.dev.Promiscuous(true); err != nil {
+			return fmt.Errorf("promiscuous: %w", err)
+		}
+	}
+	return nil
+}
+
+// rss is what the device hashes to spread packets over its queues, of what the options name.
+func (p *Port) rss() (types uint64) {
+	for _, t := range p.o.RSSTypes {
+		types |= [...]uint64{RSSIP: cdpdk.RSSIP, RSSTCP: cdpdk.RSSTCP, RSSUDP: cdpdk.RSSUDP, RSSSCTP: cdpdk.RSSSCTP, RSSEthernet: cdpdk.RSSEthernet, RSSVLAN: cdpdk.RSSVLAN}[t]
+	}
+	return types & p.info.RSSTypes
+}
+
+// stop stops the device, of which no queue is used meanwhile.
+func (p *Port) stop(live []*rxQueue) error {
+	for _, q := range live {
+		q.on = false
+	}
+	for _, q := range p.txs {
+		q.started = false
+	}
+	p.state = portAttached
+	return p.dev.Stop()
+}
+
+// dial starts a driver that connects when it starts again, while it is not connected.
+func (p *Port) dial() {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.state != portStarted {
+		return
+	}
+	defer p.redial.Reset(redialEvery)
+	if up, _, err := p.dev.Link(); err != nil || up {
+		return
+	}
+	defer p.pause()()
+	if err := p.dev.Stop(); err == nil {
+		_ = p.dev.Start() // the next one may do
+	}
+}
+
+// pause has no queue use the device until the result is called.
+func (p *Port) pause() (goOn func()) {
+	rxs, txs := slices.Clone(p.rx.Live()), slices.Clone(p.txs)
+	for _, q := range rxs {
+		q.hw.Lock()
+	}
+	for _, q := range txs {
+		q.mu.Lock()
+	}
+	return func() {
+		for _, q := range rxs {
+			q.hw.Unlock()
+		}
+		for _, q := range txs {
+			q.mu.Unlock()
+		}
+	}
+}
+
+// ring is the number of descriptors for a queue of that depth.
+func (p *Port) ring(depth int) int {
+	if p.o.Descriptors > 0 {
+		return p.o.Descriptors
+	}
+	return depth
+}
+
+// descriptors is the size of a ring that the driver takes, for so many packets.
+func descriptors(want, least, most, align int) int {
+	align = max(align, 1)
+	n := (max(want, least, 32) + align - 1) / align * align
+	if most > 0 {
+		n = min(n, most/align*align)
+	}
+	return min(n, 1<<15)
+}
+
+// due starts the port when its queues are there. The caller holds the set's lock.
+func (p *Port) due() error {
+	live := p.rx.Live()
+	switch {
+	case p.state == portStarted && p.served(live) && p.sending(): // served and sending have them go on
+		return nil
+	case p.state == portAttached && len(live) < p.spec.RxQueues:
+		return nil // more are to come
+	}
+	if err := p.start(); err != nil {
+		hint := ""
+		if p.spec.RxQueues == 0 {
+			hint = ": a driver may take its number of queues only once: say it beforehand (PortSpec.RxQueues, TxQueues)"
+		}
+		return fmt.Errorf("starting driver %s: %w%s", p.info.Driver, err, hint)
+	}
+	return nil
+}
+
+// sending reports whether the device sends by each transmit queue, and tells those by which it does. The caller holds the set's lock.
+func (p *Port) sending() bool {
+	for _, q := range p.txs {
+		q.started = q.started || q.n < p.sends // under q.mu where the port starts; before its first packet otherwise
+	}
+	return !slices.ContainsFunc(p.txs, func(q *txQueue) bool { return !q.started })
+}
+
+// Close implements engine.Port. Bursts of lent memory stay valid.
+func (p *Port) Close() error {
+	rxs, first := p.rx.End()
+	if !first {
+		return nil
+	}
+	p.link.Lock()
+	p.link.Gone = true
+	if p.link.timer != nil {
+		p.link.timer.Stop()
+	}
+	p.link.Unlock()
+	var errs []error
+	p.rx.Lock()
+	if p.state == portStarted {
+		goOn := p.pause()
+		errs = append(errs, p.stop(rxs))
+		goOn()
+	}
+	txs := slices.Clone(p.txs)
+	p.rx.Unlock()
+	for _, q := range rxs {
+		errs = append(errs, q.Close())
+	}
+	for _, q := range txs {
+		errs = append(errs, q.Close())
+	}
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	p.state = portClosed
+	if p.redial != nil {
+		p.redial.Stop()
+	}
+	errs = append(errs, p.dev.Detach()) // the driver frees what it still has
+	for _, h := range append(p.halves, p.left...) {
+		if h != nil {
+			errs = append(errs, h.close())
+		}
+	}
+	for _, q := range p.leftTx {
+		errs = append(errs, q.finish())
+	}
+	if p.regs != nil {
+		errs = append(errs, p.regs.Close())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,552 @@
+//go:build dpdk
+
+package dpdk
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/engine/pace"
+	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/packet"
+)
+
+const (
+	// headers is the number of segments that a device has of one queue, at most.
+	headers = 2048
+	// bounceBuffers are those of one queue.
+	bounceBuffers = 512
+	// sendAtOnce is the number of packets that are given to the driver in one call.
+	sendAtOnce = 64
+	// sendAgain is the pause when the driver takes no more, and at most reapSlow that between two looks at what it has sent.
+	sendAgain = 50 * time.Microsecond
+	reapSlow  = 10 * time.Millisecond
+)
+
+// txQueue is a transmit queue.
+type txQueue struct {
+	engine.TxFront
+	port  *Port
+	spec  engine.TxSpec
+	out   *engine.Outbox
+	pacer *pace.Pacer // nil without a rate and times
+	n     int         // the number of the device's queue
+	tx    *cdpdk.Tx
+
+	mu      sync.Mutex // of what follows, and of the device's queue
+	started bool       // the device sends by this queue
+	free    []uint32   // headers that the driver does not have
+	parts   []part     // by header: what it points at
+	regs    map[*mem.Region]mem.Registration
+	bounce  *mem.Pool // memory of DPDK, for packets that the device cannot send from where they lie; nil until there is one
+	from    *burst.Source
+	settled int // packets that the box does not know to be done yet
+	timer   *time.Timer
+	pause   time.Duration
+	ticking bool
+	closed  bool
+	back    []burst.Handle // memory of src that is to go back
+	src     *burst.Source
+	layers  packet.Layers
+
+	packets, bytes, copied metrics.Counter
+	drops                  engine.DropCounters
+}
+
+// part is a segment that the driver has.
+type part struct {
+	src  *burst.Source
+	h    burst.Handle
+	last bool // of its packet
+}
+
+var _ engine.TxQueue = (*txQueue)(nil)
+
+// AddTxQueue implements engine.Port.
+func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	if p.rx.Closed() {
+		return nil, engine.ErrClosed
+	}
+	id, err := engine.TxID(spec.ID, p.can.TxQueues, p.txs)
+	q := &txQueue{port: p, n: p.freeSender(), regs: map[*mem.Region]mem.Registration{}}
+	if err == nil {
+		err = q.open(id, spec)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("dpdk: transmit queue %v of %s: %w", spec.ID, p.name, err)
+	}
+	return q, nil
+}
+
+func (q *txQueue) open(id int, spec engine.TxSpec) error {
+	p := q.port
+	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
+		return err
+	}
+	o, paced, err := pace.Of(&spec)
+	if err != nil {
+		return err
+	}
+	srcs, err := engine.CheckTx(&spec, &p.can)
+	if err != nil {
+		return err
+	}
+	q.spec = spec
+	for _, pool := range spec.Pools {
+		if err := q.know(pool.Region()); err != nil {
+			return err
+		}
+	}
+	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.can.MaxPacket)
+	slots.Chain(burst.MaxSegments, p.can.MaxPacket)
+	var sink engine.Sink = (*device)(q)
+	if paced {
+		o.Complete = func(n int) { q.out.Complete(n) }
+		if q.pacer, err = pace.New(sink, o); err != nil {
+			return err
+		}
+		sink = q.pacer
+	}
+	if q.out, err = engine.NewOutbox(sink, spec.Depth, true); err != nil {
+		return err
+	}
+	if p.offloads()&checksums == checksums {
+		q.Offload(burst.ChecksumIPv4|burst.ChecksumL4, false)
+	}
+	if spec.SourceMAC {
+		q.SourceMAC(p.mac)
+	}
+	if q.tx, err = cdpdk.NewTx(p.dev, q.n, headers); err != nil {
+		return err
+	}
+	if !p.chains || !p.reads {
+		if err := q.bounces(); err != nil {
+			return err
+		}
+	}
+	q.parts = make([]part, headers)
+	for i := range q.parts {
+		q.free = append(q.free, uint32(i))
+	}
+	q.back = make([]burst.Handle, 0, 64)
+	q.timer = time.AfterFunc(time.Hour, q.tick)
+	q.timer.Stop()
+	q.Start(id, slots, q.out, q.collect)
+	p.txs = append(p.txs, q)
+	if err := p.due(); err != nil {
+		p.txs = p.txs[:len(p.txs)-1]
+		q.Shut()
+		return errors.Join(err, q.finish())
+	}
+	return nil
+}
+
+// bounces makes bounce buffers in memory of DPDK.
+func (q *txQueue) bounces() error {
+	size := (q.port.can.MaxPacket + 63) &^ 63
+	memory, free, err := cdpdk.Alloc(bounceBuffers * size)
+	if err != nil {
+		return err
+	}
+	r, err := mem.Adopt(q.port.name+" (bounce)", memory, free)
+	if err != nil {
+		return errors.Join(err, free())
+	}
+	if q.bounce, err = mem.NewPool(mem.PoolOptions{Name: r.Name(), Region: r, SlotSize: size, Slots: bounceBuffers}); err != nil {
+		return errors.Join(err, r.Close())
+	}
+	q.from = burst.PoolSource(q.bounce)
+	return nil
+}
+
+// know lets the device reach a region from now on. The caller holds no lock of the queue.
+func (q *txQueue) know(r *mem.Region) error {
+	if q.port.regs == nil {
+		return nil
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, ok := q.regs[r]; ok || q.closed {
+		return nil
+	}
+	reg, err := q.port.reach(r)
+	if err == nil {
+		q.regs[r] = reg
+	}
+	return err
+}
+
+// collect takes what the device has done, for a caller that needs descriptors now.
+func (q *txQueue) collect() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.reap()
+}
+
+// Forward implements engine.TxQueue. The device sends packets from where they lie; memory that it does not know yet is registered when the first
+// packet of it comes.
+func (q *txQueue) Forward(b *burst.Burst) (int, error) {
+	if b != nil && q.port.regs != nil && !q.IsShut() {
+		for i := range b.Len() {
+			for k := range b.Segments(i) {
+				if err := q.know(b.Segment(i, k).Region); err != nil {
+					b.Release()
+					return 0, fmt.Errorf("dpdk: %w", err)
+				}
+			}
+		}
+	}
+	return q.ForwardReached(b)
+}
+
+// Stats implements engine.TxQueue.
+func (q *txQueue) Stats(s *engine.TxStats) {
+	*s = engine.TxStats{Packets: q.packets.Load(), Bytes: q.bytes.Load(), Copied: q.copied.Load()}
+	q.drops.AddTo(&s.Drops)
+	q.AddStats(s)
+	if q.pacer != nil {
+		q.pacer.AddStats(s)
+	}
+}
+
+// Close implements engine.TxQueue. Memory that the driver still has goes back when the port is closed.
+func (q *txQueue) Close() error {
+	q.Shut()
+	p := q.port
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	q.mu.Lock()
+	if q.closed {
+		q.mu.Unlock()
+		return nil
+	}
+	q.closed = true
+	q.reap()
+	out := q.tx.Out()
+	q.mu.Unlock()
+	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
+	if out > 0 && p.state == portStarted { // a driver frees what it has when it stops
+		if err := p.start(); err != nil {
+			return err
+		}
+	}
+	if q.collect(); q.tx.Out() > 0 {
+		p.leftTx = append(p.leftTx, q)
+		return nil
+	}
+	return q.finish()
+}
+
+// finish gives everything back. No driver sends any more, or it has sent all.
+func (q *txQueue) finish() (err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.tx == nil {
+		return nil
+	}
+	q.closed = true
+	q.timer.Stop()
+	q.reap()
+	for i := range q.parts {
+		if q.parts[i].src != nil {
+			q.settle(uint32(i))
+		}
+	}
+	q.giveBack()
+	if q.tx != nil && q.tx.Out() == 0 { // else another port has headers of it: net_ring hands them over
+		q.tx.Close()
+	}
+	q.tx = nil
+	for _, reg := range q.regs {
+		err = errors.Join(err, reg.Release())
+	}
+	if q.bounce != nil {
+		err = errors.Join(err, q.bounce.Close(), q.bounce.Region().Close())
+	}
+	return err
+}
+
+// freeSender is the lowest number of a queue of the device that none of ours has.
+func (p *Port) freeSender() int {
+	for n := 0; ; n++ {
+		has := func(q *txQueue) bool { return q.n == n }
+		if !slices.ContainsFunc(p.txs, has) && !slices.ContainsFunc(p.leftTx, has) {
+			return n
+		}
+	}
+}
+
+// reap takes back what the driver has sent. The caller holds mu.
+func (q *txQueue) reap() {
+	for q.tx != nil && q.tx.Out() > 0 {
+		done := q.tx.Reap()
+		if len(done) == 0 {
+			break
+		}
+		for _, i := range done {
+			q.settle(i)
+			q.free = append(q.free, i)
+		}
+	}
+	q.giveBack()
+}
+
+// settle notes that a header points at nothing any more.
+func (q *txQueue) settle(i uint32) {
+	x := &q.parts[i]
+	if x.h != burst.NoHandle {
+		if x.src != q.src || len(q.back) == cap(q.back) {
+			q.reclaim()
+			q.src = x.src
+		}
+		q.back = append(q.back, x.h)
+	}
+	if x.last {
+		q.settled++
+	}
+	*x = part{}
+}
+
+func (q *txQueue) reclaim() {
+	if len(q.back) > 0 {
+		q.src.Reclaim(q.back)
+		q.back = q.back[:0]
+	}
+}
+
+// giveBack gives the memory of what was settled to its owner, and then tells the box of it.
+func (q *txQueue) giveBack() {
+	q.reclaim()
+	if q.settled > 0 {
+		q.out.Complete(q.settled)
+		q.settled = 0
+	}
+}
+
+// tick looks at what the driver has sent, and again later while it has more: no event tells of it.
+func (q *txQueue) tick() {
+	q.mu.Lock()
+	q.ticking = false
+	if !q.closed {
+		before := q.tx.Out()
+		q.reap()
+		if q.tx.Out() < before {
+			q.pause = sendAgain
+		} else {
+			q.pause = min(2*q.pause, reapSlow)
+		}
+		q.watch()
+	}
+	q.mu.Unlock()
+	q.out.Kick()
+}
+
+// watch has tick called while the driver has something.
+func (q *txQueue) watch() {
+	if !q.ticking && q.tx.Out() > 0 {
+		q.ticking = true
+		q.timer.Reset(max(q.pause, sendAgain))
+	}
+}
+
+// device is the sink of a queue: the driver.
+type device txQueue
+
+// Transmit implements engine.Sink.
+func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
+	q := (*txQueue)(d)
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.started {
+		return from, time.Now().Add(time.Millisecond) // the port waits for its queues
+	}
+	for from < to {
+		next, again := q.send(b, from, to)
+		if from = next; again {
+			q.reap()
+			q.watch()
+			return from, time.Now().Add(sendAgain)
+		}
+	}
+	q.reap()
+	if q.tx.Out() > 0 {
+		q.pause = sendAgain
+		q.watch()
+	}
+	return to, time.Time{}
+}
+
+// refuse gives up one packet.
+func (q *txQueue) refuse(b *burst.Burst, i int, why engine.Drop) {
+	b.Builder().ReleasePart(i, i+1)
+	q.drops.Inc(why)
+	q.out.Complete(1)
+}
+
+// send gives some packets to the driver. It returns the first that is left, and whether the driver takes no more now.
+func (q *txQueue) send(b *burst.Burst, from, to int) (next int, again bool) {
+	segs := q.tx.Segs()
+	var chosen [sendAtOnce]int
+	packets, n := 0, 0
+	for next = from; next < to && packets < sendAtOnce; next++ {
+		k := b.Segments(next)
+		if k == 0 {
+			continue
+		}
+		if n+k > len(segs) || k > len(q.free) {
+			again = packets == 0
+			break
+		}
+		if why := q.fit(b, next); why != engine.NumDrops {
+			if packets > 0 {
+				break // those in front of it go first
+			}
+			q.refuse(b, next, why)
+			continue
+		}
+		laid := q.lay(b, next, segs[n:])
+		if laid == 0 { // no bounce buffer is free
+			again = packets == 0
+			break
+		}
+		n += laid
+		chosen[packets] = next
+		packets++
+	}
+	if packets == 0 {
+		return next, again
+	}
+	taken, refused := q.tx.Burst(n)
+	sent, bytes := 0, 0
+	for at := 0; at < taken; at += int(segs[at].Segs) {
+		i := chosen[sent]
+		bytes += int(segs[at].PktLen)
+		if q.bounced(segs[at].Index) {
+			b.Builder().ReleasePart(i, i+1)
+			q.copied.Add(uint64(segs[at].PktLen))
+		} else {
+			b.Builder().ForgetPart(i, i+1)
+		}
+		sent++
+	}
+	for at := taken; at < n; at++ { // the headers that the driver did not take
+		q.untake(segs[at].Index)
+	}
+	q.packets.Add(uint64(sent))
+	q.bytes.Add(uint64(bytes))
+	switch {
+	case sent == packets:
+		return next, false
+	case refused:
+		q.refuse(b, chosen[sent], engine.DropRefused)
+		return chosen[sent] + 1, false
+	case sent == 0 && q.packets.Load() > 0 && q.down(): // a link that has not been up yet may take its time
+		for _, i := range chosen[:packets] {
+			q.refuse(b, i, engine.DropDown)
+		}
+		return next, false
+	}
+	return chosen[sent], true
+}
+
+// down reports whether the link is down: what a driver does not take then it will not take soon.
+func (q *txQueue) down() bool {
+	up, _, err := q.port.dev.Link()
+	return err == nil && !up
+}
+
+// bounced reports whether a header points at a bounce buffer.
+func (q *txQueue) bounced(i uint32) bool { return q.from != nil && q.parts[i].src == q.from }
+
+// untake takes a header back that was laid out and not taken. A copy in a bounce buffer goes; the packet itself is still in its burst.
+func (q *txQueue) untake(i uint32) {
+	if q.bounced(i) {
+		q.from.Reclaim([]burst.Handle{q.parts[i].h})
+	}
+	q.parts[i] = part{}
+	q.free = append(q.free, i)
+}
+
+// fit says why a packet cannot be sent, NumDrops if it can.
+func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
+	n := b.PacketLen(i)
+	switch {
+	case n > q.port.can.MaxPacket:
+		return engine.DropTooLong
+	case n < packet.EthernetLen:
+		return engine.DropBadFrame
+	}
+	return engine.NumDrops
+}
+
+// lay lays out a packet that fits, and returns the number of its segments: 0 where it needs a bounce buffer and none is free.
+func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
+	k := b.Segments(i)
+	if k > 1 && !q.port.chains || !q.port.reads {
+		slot, err := q.bounce.Get()
+		if err != nil {
+			return 0
+		}
+		k = 1
+		q.lays(&segs[0], slot.Bytes()[:b.CopyTo(slot.Bytes(), i)], part{q.from, slot.Handle(), true})
+	} else {
+		for s := range k {
+			g := b.Builder().Part(i, s)
+			q.lays(&segs[s], b.Bytes(i, s), part{g.Source, g.Handle, s == k-1})
+		}
+	}
+	segs[0].PktLen, segs[0].Segs = uint32(b.PacketLen(i)), uint8(k)
+	if want := b.Flags(i) & burst.Requests; want != 0 {
+		q.ask(b, i, want, &segs[0])
+	}
+	return k
+}
+
+// iova is the address by which the device reaches bytes; 0 where DPDK has to look it up.
+func (q *txQueue) iova(addr uint64) uint64 {
+	if cdpdk.Physical() {
+		return 0
+	}
+	return addr
+}
+
+// lays points a header at bytes.
+func (q *txQueue) lays(s *cdpdk.Seg, bytes []byte, x part) {
+	at := uint64(address(bytes))
+	h := q.free[len(q.free)-1]
+	q.free = q.free[:len(q.free)-1]
+	*s = cdpdk.Seg{Addr: at, IOVA: q.iova(at), Index: h, Len: uint16(len(bytes))}
+	q.parts[h] = x
+}
+
+// ask asks the device for checksums.
+func (q *txQueue) ask(b *burst.Burst, i int, want burst.Flags, s *cdpdk.Seg) {
+	l := &q.layers
+	if packet.Parse(b.Bytes(i, 0), l); l.IPVersion == 0 || l.IsFragment() {
+		return
+	}
+	s.L2, s.L3 = uint8(l.L3), uint8(l.L4-l.L3)
+	s.Flags = cdpdk.AskIPv6
+	if l.IPVersion == 4 {
+		s.Flags = cdpdk.AskIPv4
+		if want&burst.ChecksumIPv4 != 0 {
+			s.Flags |= cdpdk.AskIPv4Checksum
+		}
+	}
+	switch {
+	case want&burst.ChecksumL4 == 0 || !l.HasPorts:
+	case l.Proto == packet.ProtoUDP:
+		s.Flags |= cdpdk.AskUDPChecksum
+	case l.Proto == packet.ProtoTCP:
+		s.Flags |= cdpdk.AskTCPChecksum
+	}
+}

@@ -1,0 +1,40 @@
+//go:build dpdk
+
+package cdpdk
+
+// #include "shim.h"
+import "C"
+
+// Offloads of ports and queues (rte_ethdev.h).
+const (
+	RxChecksum = C.RTE_ETH_RX_OFFLOAD_IPV4_CKSUM | C.RTE_ETH_RX_OFFLOAD_UDP_CKSUM | C.RTE_ETH_RX_OFFLOAD_TCP_CKSUM
+	RxScatter  = C.RTE_ETH_RX_OFFLOAD_SCATTER
+	RxRSSHash  = C.RTE_ETH_RX_OFFLOAD_RSS_HASH
+
+	TxMultiSegs    = C.RTE_ETH_TX_OFFLOAD_MULTI_SEGS
+	TxIPv4Checksum = C.RTE_ETH_TX_OFFLOAD_IPV4_CKSUM
+	TxUDPChecksum  = C.RTE_ETH_TX_OFFLOAD_UDP_CKSUM
+	TxTCPChecksum  = C.RTE_ETH_TX_OFFLOAD_TCP_CKSUM
+)
+
+// What RSS hashes.
+const (
+	RSSIP       = C.RTE_ETH_RSS_IP
+	RSSTCP      = C.RTE_ETH_RSS_TCP
+	RSSUDP      = C.RTE_ETH_RSS_UDP
+	RSSSCTP     = C.RTE_ETH_RSS_SCTP
+	RSSEthernet = C.RTE_ETH_RSS_ETH
+	RSSVLAN     = C.RTE_ETH_RSS_S_VLAN | C.RTE_ETH_RSS_C_VLAN
+)
+
+// Flags of received mbufs (rte_mbuf_core.h), and of those to send.
+const (
+	HashValid     = C.RTE_MBUF_F_RX_RSS_HASH
+	ChecksumsGood = C.RTE_MBUF_F_RX_IP_CKSUM_GOOD | C.RTE_MBUF_F_RX_L4_CKSUM_GOOD
+
+	AskIPv4         = C.RTE_MBUF_F_TX_IPV4
+	AskIPv6         = C.RTE_MBUF_F_TX_IPV6
+	AskIPv4Checksum = C.RTE_MBUF_F_TX_IP_CKSUM
+	AskUDPChecksum  = C.RTE_MBUF_F_TX_UDP_CKSUM
+	AskTCPChecksum  = C.RTE_MBUF_F_TX_TCP_CKSUM
+)
