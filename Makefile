@@ -12,7 +12,8 @@ demo: build
 build:
 	CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN) ./cmd/penstock
 
-# The program with DPDK: it is linked with libdpdk, which pkg-config finds.
+# The program with DPDK: it is linked with libdpdk, which pkg-config finds. From DPDK 23.11 on pkg-config has a flag that cgo does not know.
+export CGO_CFLAGS_ALLOW := -mrtm
 build-dpdk:
 	CGO_ENABLED=1 $(GO) build -trimpath -tags dpdk -o $(BIN) ./cmd/penstock
 

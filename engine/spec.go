@@ -26,7 +26,7 @@ type Spec struct {
 	// Needs.Interface, else as the engine says.
 	Schemes []string
 	// Bus says that a place on the PCI bus (0000:3b:00.0) is an address of this engine, if no engine is named.
-	Bus     bool
+	Bus bool
 	// Card is the interface, or the place on the PCI bus, in an address that Spec.Address has read: "" where it has neither. nil: that is Where,
 	// if Needs.Interface.
 	Card    func(a Address) string

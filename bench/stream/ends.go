@@ -247,7 +247,12 @@ func (e *parts) framePort(ctx context.Context, at *place, c *cell, rx, tx int) (
 		}
 		spec.Options = o
 	}
-	return e.open(ctx, at, c, spec)
+	p, err := e.open(ctx, at, c, spec)
+	if errors.Is(err, engine.ErrUnsupported) { // a port of which nothing is for the kernel
+		spec.Isolated = false
+		p, err = e.open(ctx, at, c, spec)
+	}
+	return p, err
 }
 
 func applyRules(p engine.Port, rules []string) error {

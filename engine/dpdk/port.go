@@ -8,13 +8,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
@@ -367,7 +367,7 @@ func (p *Port) startHere() (err error) {
 			return err
 		}
 	}
-	if err := p.dev.Start(); errors.Is(err, syscall.ENOMEM) {
+	if err := p.dev.Start(); errors.Is(err, sys.ENOMEM) {
 		return fmt.Errorf("%w: a driver fills its rings when it starts: make the pools of receive queues larger than their depth", err)
 	} else if err != nil {
 		return err

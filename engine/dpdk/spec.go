@@ -51,6 +51,8 @@ var Spec = engine.Spec{
 	Rings: func(packets int) engine.Settings {
 		return engine.Settings{"descriptors": fmt.Sprint(min(packets, 4096))}
 	},
+	// Slots with room for the longest packet of most ports behind the 128 bytes that drivers leave free.
+	Slots: []int{2048, 4096, 16384},
 	Pair: func(uint64) (engine.Engine, string, string, func() error, error) {
 		// Unix sockets without a file: names of this process, and of this pair.
 		n := pairs.Add(1)

@@ -22,7 +22,7 @@ const module = "github.com/penstock-io/penstock"
 // floors is the table of ARCHITECTURE.md, The floors: a package may import packages of lower floors, and packages listed before it on
 // its own floor. Packages under internal/ that any floor may use are in base.
 var floors = [][]string{
-	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
+	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
@@ -50,7 +50,7 @@ var apart = map[string][]string{
 // restricted says which packages alone may import a package from outside the module (tests are free to).
 var restricted = map[string][]string{
 	"golang.org/x/sys/unix":  {"internal/sys"},
-	"syscall":                {"internal/sys"},
+	"syscall":                {"internal/sys", "internal/cdpdk"},
 	"github.com/spf13/cobra": {"cli"},
 	"github.com/spf13/pflag": {"cli"},
 
@@ -70,7 +70,7 @@ var restricted = map[string][]string{
 	"gonum.org/v1/gonum/blas/gonum":  {"bench/stream"},
 	"gonum.org/v1/gonum/dsp/fourier": {"bench/stream"},
 
-	"C":      {},
+	"C":      {"internal/cdpdk"}, // with the tag dpdk
 	"plugin": {},
 }
 
