@@ -3,19 +3,25 @@
 package dpdk
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
-	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"go.uber.org/goleak"
 
+	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 )
 
 // eal is what all tests of this process start EAL with.
@@ -39,10 +45,9 @@ func (e endEAL) Run() int {
 
 var names atomic.Int64
 
-// open opens a port on a new virtual device; %d in devargs is its number.
+// openPort opens a port.
 func openPort(t testing.TB, spec engine.PortSpec, o Options) *Port {
 	t.Helper()
-	o.EAL, spec.Options = eal, o
 	o.EAL = eal
 	spec.Options = o
 	p, err := New().OpenPort(t.Context(), spec)
@@ -55,16 +60,6 @@ func openPort(t testing.TB, spec engine.PortSpec, o Options) *Port {
 		}
 	})
 	return p.(*Port)
-}
-
-// until waits for a condition.
-func until(t testing.TB, what string, done func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !done(); runtime.Gosched() {
-		if time.Now().After(end) {
-			t.Fatalf("waited 30 s for %s", what)
-		}
-	}
 }
 
 // veth opens ports on both ends of a veth pair by a driver over the kernel.
@@ -103,9 +98,149 @@ func TestAFPacket(t *testing.T) {
 	})
 }
 
-func TestAFXDP(t *testing.T) {
-	enginetest.Run(t, enginetest.Harness{
-		Open:      func(t testing.TB) enginetest.Pair { return veth(t, "net_af_xdp", "", Options{}, 0) },
-		MinPacket: 14, MaxPacket: 1514, Boundaries: []int{60}, Noise: true, Silent: true, Buffered: 8192,
+// exchange sends packets of size bytes from a to b, which numbers tell apart, and checks each that arrives. It returns how many did.
+func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int) int {
+	t.Helper()
+	pool, err := mem.NewPool(mem.PoolOptions{Name: "send", SlotSize: 2048, Slots: 1024})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := b.AddRxQueue(rx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := a.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{pool}, Depth: 256})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := packet.UDPFrame{SrcMAC: packet.MAC{2, 0, 0, 0, 0, 1}, DstMAC: packet.MAC{2, 0, 0, 0, 0, 2}, Src: netip.MustParseAddrPort("192.0.2.1:9"), Dst: netip.MustParseAddrPort("192.0.2.2:9")}
+	send, recv := burst.New(32), burst.New(64)
+	sent, got, next := 0, 0, uint32(0)
+	take := func() {
+		if _, err := in.TryRecv(recv); err != nil {
+			t.Fatal(err)
+		}
+		for i := range recv.Len() {
+			p := recv.Bytes(i, 0)
+			if len(p) != size || p[12] != 8 || p[23] != 17 {
+				continue // the kernel's
+			}
+			n := binary.BigEndian.Uint32(p[42:])
+			if n < next || n >= uint32(sent) {
+				t.Fatalf("packet %d of %d after %d", n, sent, next)
+			}
+			for k, c := range p[46:] {
+				if c != byte(int(n)+k) {
+					t.Fatalf("packet %d: byte %d is wrong", n, 46+k)
+				}
+			}
+			next = n + 1
+			got++
+		}
+		recv.Release()
+	}
+	for end := time.Now().Add(time.Minute); sent < packets && time.Now().Before(end); {
+		n, _ := out.Alloc(send, min(32, packets-sent), size)
+		for i := range n {
+			p := send.Bytes(i, 0)
+			if _, err := f.Fill(p, size-f.HeaderLen()); err != nil {
+				t.Fatal(err)
+			}
+			binary.BigEndian.PutUint32(p[42:], uint32(sent+i))
+			for k := range p[46:] {
+				p[46+k] = byte(sent + i + k)
+			}
+		}
+		sent += n
+		if err := out.Send(send); err != nil {
+			t.Fatal(err)
+		}
+		take()
+	}
+	for quiet, last := time.Now(), got; got < sent && time.Since(quiet) < 2*time.Second; take() {
+		if got != last {
+			quiet, last = time.Now(), got
+		}
+	}
+	if sent < packets {
+		t.Fatalf("%d packets of %d were sent in a minute", sent, packets)
+	}
+	if err := errors.Join(out.Close(), in.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+// pool makes memory to receive into.
+func pool(t *testing.T) *mem.Pool {
+	t.Helper()
+	p, err := mem.NewPool(mem.PoolOptions{Name: "receive", SlotSize: 2048, Slots: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if n := p.Stats().InUse; n != 0 {
+			t.Errorf("%d slots are missing", n)
+		}
 	})
+	return p
+}
+
+// TestRing: net_ring hands over the sender's mbufs, which are copied into the receiver's slots.
+func TestRing(t *testing.T) {
+	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+	const packets, size = 100_000, 200
+	if n := exchange(t, p, p, engine.RxSpec{Pools: []*mem.Pool{pool(t)}}, packets, size); n != packets {
+		t.Errorf("%d packets of %d arrived", n, packets)
+	}
+	var s engine.PortStats
+	p.Stats(&s)
+	if s.Rx.Copied != packets*size || s.Tx.Packets != packets {
+		t.Errorf("%d bytes copied, %d packets sent: %+v", s.Rx.Copied, s.Tx.Packets, s)
+	}
+}
+
+// TestInPlace: what af_packet receives lies in the slots of the pool.
+func TestInPlace(t *testing.T) {
+	pair := veth(t, "net_af_packet", ",framesz=1920,framecnt=256,blocksz=61440", Options{}, 0)
+	b := pair.B.(*Port)
+	if n := exchange(t, pair.A.(*Port), b, engine.RxSpec{Pools: []*mem.Pool{pool(t)}}, 2000, 600); n < 1000 {
+		t.Errorf("%d packets of 2000 arrived", n)
+	}
+	var s engine.PortStats
+	if b.Stats(&s); s.Rx.Copied != 0 {
+		t.Errorf("%d bytes were copied", s.Rx.Copied)
+	}
+}
+
+// TestLent: net_af_xdp receives into memory of DPDK, which a queue without pools lends, and a queue with pools copies from.
+func TestLent(t *testing.T) {
+	for _, copied := range []bool{false, true} {
+		pair := veth(t, "net_af_xdp", "", Options{}, 0)
+		b := pair.B.(*Port)
+		spec := engine.RxSpec{}
+		if copied {
+			spec.Pools = []*mem.Pool{pool(t)}
+		}
+		if n := exchange(t, pair.A.(*Port), b, spec, 2000, 600); n < 1000 {
+			t.Errorf("%d packets of 2000 arrived", n)
+		}
+		var s engine.PortStats
+		if b.Stats(&s); (s.Rx.Copied != 0) != copied {
+			t.Errorf("%d bytes were copied", s.Rx.Copied)
+		}
+	}
+}
+
+// TestOtherArguments: DPDK is started once.
+func TestOtherArguments(t *testing.T) {
+	openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1))}, Options{})
+	_, err := New().OpenPort(t.Context(), engine.PortSpec{Address: "dpdk://net_null999", Options: Options{EAL: EAL{Huge: HugeOff, Cores: []int{0}}}})
+	if !errors.Is(err, engine.ErrInUse) {
+		t.Errorf("a port with other arguments: %v", err)
+	}
+	_, err = New().OpenPort(t.Context(), engine.PortSpec{Address: "dpdk://net_nothing0", Options: Options{EAL: eal}})
+	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "net_nothing0") {
+		t.Errorf("a device that is not there: %v", err)
+	}
 }
