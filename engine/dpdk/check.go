@@ -27,16 +27,18 @@ func (*Engine) Name() string { return Name }
 func (*Engine) Capabilities() engine.Capabilities {
 	return engine.Capabilities{
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues, RxQueuesHint: "the driver has fewer in general",
-		Rules: true, RulesIn: "NIC, else software",
-		Split: true, Chains: true, Timestamps: true, HardwareTime: true, Hash: true, Types: true,
-		Pacing: true, SendAt: true, SendAtIn: "NIC, else software", TxChecksum: "device, else software", TxSegmentation: "device, else software",
+		Rules: true, RulesIn: "software",
+		Split: true, Chains: true, Timestamps: true, Hash: true,
+		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "device", TxSegmentation: "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge},
 		MemoryUse:       engine.UseRegistered,
 		Pools:           engine.PoolsOptional,
 		PoolsWhy:        "a queue without pools lends packets in memory of DPDK's",
 		Notes: []string{
-			"what the driver of a port does not do is done in software, or is not there: Capabilities of the port tell",
+			"checksums that the driver of a port does not compute are computed in software",
+			"header/data split copies each packet, in software (RxStats.Copied)",
+			"receiving is polling: a reader looks again after a pause, or always with a spin",
 		},
 	}
 }
@@ -44,6 +46,9 @@ func (*Engine) Capabilities() engine.Capabilities {
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
 	_, _, err := settle(&spec)
+	if err == nil && spec.Isolated {
+		err = engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel, and rules of cards are not built")
+	}
 	c := (*Engine)(nil).Capabilities()
 	can := flow.Software
 	can.Engine, can.Queues = "DPDK", maxQueues

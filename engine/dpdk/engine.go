@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 
@@ -26,8 +27,8 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	if err != nil {
 		return nil, err
 	}
-	if spec.Isolated {
-		return nil, engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel")
+	if _, err := (*Engine)(nil).PortCapabilities(spec); err != nil {
+		return nil, err
 	}
 	if _, err := findDevice(&a); err != nil {
 		return nil, err
@@ -36,6 +37,9 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	args := o.startArgs(running, thisMachine(a))
 	if running != nil && !slices.Equal(args, running) {
 		return nil, fmt.Errorf("dpdk: %s: DPDK runs in this process with %q, and this port asks for %q: give all ports the same: %w", spec.Address, strings.Join(running, " "), strings.Join(args, " "), engine.ErrInUse)
+	}
+	if running == nil {
+		slog.Debug("dpdk: starting EAL", "arguments", strings.Join(args, " "))
 	}
 	if err := cdpdk.Start(args); err != nil {
 		return nil, unavailable(err)

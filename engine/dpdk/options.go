@@ -59,8 +59,6 @@ type Options struct {
 	RSSTypes []RSSType
 	// Promiscuous makes the NIC take frames for other stations.
 	Promiscuous bool
-	// HardwareTime asks the NIC for the time at which it received each packet, for receive queues with RxSpec.HardwareTime.
-	HardwareTime bool
 }
 
 const (

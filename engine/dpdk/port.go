@@ -136,8 +136,6 @@ func (p *Port) arrange(where string) {
 	p.makes = driver(where) == "net_null"
 	p.chains = p.info.TxOffloads&cdpdk.TxMultiSegs != 0
 	c, _ := (*Engine)(nil).PortCapabilities(p.spec)
-	c.RulesIn, c.SendAtIn, c.TxSegmentation, c.TxChecksum = "software", "software", "software", "device"
-	c.HardwareTime, c.Types = false, false
 	c.Notes = []string{
 		"receiving is polling: a reader looks again after a pause, or always with a spin",
 		"a queue that is added to a running port, or closed, stops it for a moment",
@@ -278,8 +276,7 @@ func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 	res, err := r.port.table.Apply(changes...)
 	if err == nil {
 		for _, q := range r.port.rx.Live() {
-			q.hw.Lock() // the one who uses the device now goes by the rules from before
-			q.hw.Unlock()
+			q.barrier()
 		}
 	}
 	return res, err

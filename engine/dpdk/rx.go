@@ -123,6 +123,12 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	return nil
 }
 
+// barrier returns when the one who uses the device now has finished: until then it may go by the rules from before.
+func (q *rxQueue) barrier() {
+	q.hw.Lock()
+	defer q.hw.Unlock()
+}
+
 // rows adds packets of one segment each that stay where they are. It is false, and nothing has happened, where they are others.
 func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 	if !q.stays() || q.steps() {

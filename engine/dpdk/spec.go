@@ -31,7 +31,6 @@ var Spec = engine.Spec{
 		{Key: "rss_key", Type: engine.Text, Field: "RSSKey", Parse: parseKey, Doc: "Key of the hash that spreads packets over queues, bytes in hexadecimal: `6d:5a:...`, as many as the NIC takes; without it the driver's own."},
 		{Key: "rss_types", Type: engine.Word, List: true, Words: rssTypes, Field: "RSSTypes", Doc: "What is hashed. Without it the addresses, and the ports of TCP and UDP."},
 		{Key: "promiscuous", Type: engine.Bool, Default: "false", Field: "Promiscuous", Doc: "Also frames for other stations."},
-		{Key: "hardware_time", Type: engine.Bool, Default: "false", Field: "HardwareTime", Follows: "rx.hardware_timestamps", Doc: "Asks the NIC for the time at which it received each packet."},
 
 		{Key: "cores", Type: engine.Int, List: true, Min: 0, Max: 4095, Field: "Cores", Doc: "Processors for DPDK's own threads; without it all that the process has. This and the next options are of the process: the first port that is opened decides."},
 		{Key: "eal_memory", Type: engine.Bytes, Min: 0, Max: 1 << 40, Default: "0B", Field: "EALMemory", Doc: "Memory that DPDK takes at its start; 0: what it needs, when it needs it, and 256 MiB without huge pages."},
