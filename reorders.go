@@ -63,7 +63,7 @@ func steersTo(f *config.Flow, queue int) bool {
 // reorderPlan is the plan that a file describes, without its memory.
 func reorderPlan(r *config.Reorder) reorder.Plan {
 	field := func(b config.BitField) reorder.Field { return reorder.Field{Offset: b.Offset, Width: b.Width} }
-	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset}
+	p := reorder.Plan{Name: r.Name, Offset: r.PayloadOffset, Channels: r.Channels}
 	for _, id := range r.FlowIDs {
 		p.Flows = append(p.Flows, uint32(id))
 	}

@@ -175,6 +175,7 @@ var daqiriKeys = []struct {
 	{"reorder", "reorder_type", []string{"gpu", "cpu"}, []string{"nic"}, reorders},
 	{"reorder", "memory_region", []string{"big"}, []string{"bug", "[big]"}, reorders},
 	{"reorder", "payload_byte_offset", []string{"0", "64"}, []string{"-1", "2048"}, reorders}, // nothing is left of 2048
+	{"reorder", "channels", []string{"0", "4"}, []string{"-1", "x"}, reorders},
 	{"reorder", "flow_ids", []string{"[7]"}, []string{"[]", "[8]", "7", "[7, 7]"}, reorders},
 	{"reorder", "data_types", []string{"@data_types", "{input: int4, output: bf16, input_endianness: network}"}, []string{"fp32", "{input_type: int16}"}, reorders},
 	{"data_types", "input_type", []string{"int4", "int8", "int16", "int32"}, []string{"uint8"}, converts},

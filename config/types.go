@@ -218,6 +218,7 @@ type Reorder struct {
 	PacketSize    Size          `cfg:"packet_size"`
 	Region        string        `cfg:"memory_region"`
 	PayloadOffset int           `cfg:"payload_byte_offset"`
+	Channels      int           `cfg:"channels"`
 	FlowIDs       []int         `cfg:"flow_ids"`
 	DataTypes     *DataTypes    `cfg:"data_types"`
 	Method        ReorderMethod `cfg:"method"`

@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/tensor"
 )
 
 // Batch is what is known of a batch. It is valid, and does not change, as long as the packet that it came with is owned.
@@ -16,8 +17,12 @@ type Batch struct {
 	Present []uint64
 	// Packets is how many were placed, of PerBatch.
 	Packets, PerBatch int
-	// Place is the number of bytes of each place: place i begins at i*Place.
-	Place int
+	// Place is the number of bytes of each place. Place i begins at i*Place; with Channels its part of channel c, Place/Channels bytes, begins at
+	// (c*PerBatch+i)*Place/Channels.
+	Place    int
+	Channels int
+	// DType is the type of the elements, U8 of bytes that were not converted.
+	DType tensor.DType
 	// First and Last are the earliest and the latest receive time of its packets, in nanoseconds since 1970; 0 where the queue takes no times.
 	First, Last int64
 	// TimedOut says that Plan.Timeout ended it.
@@ -29,6 +34,16 @@ func (b *Batch) Has(i int) bool { return b.Present[i/64]>>(i%64)&1 == 1 }
 
 // Whole reports whether all are there.
 func (b *Batch) Whole() bool { return b.Packets == b.PerBatch }
+
+// Tensor describes the batch as a tensor: [packet][element], or with Channels [channel][element], the elements of all packets one behind the
+// other.
+func (b *Batch) Tensor() tensor.Desc {
+	rows, row := b.PerBatch, b.Place
+	if b.Channels > 0 {
+		rows, row = b.Channels, b.PerBatch*b.Place/b.Channels
+	}
+	return tensor.Desc{DType: b.DType, Shape: []int64{int64(rows), int64(row * 8 / b.DType.Bits())}}
+}
 
 // Of is the batch that packet i is; nil for another packet.
 func Of(b *burst.Burst, i int) *Batch {

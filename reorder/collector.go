@@ -6,6 +6,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -32,6 +33,8 @@ type collector struct {
 	shift   int // of a sequence number, to that of its batch
 	head    int // bytes of a packet that the fields need
 	convert *convert.Converter
+	unit    int // bytes of a payload that belong together
+	dtype   tensor.DType
 	cache   *mem.Cache
 	owner   *owner
 	src     *burst.Source
@@ -57,8 +60,10 @@ func newCollector(p Plan, out func(*open)) (*collector, error) {
 	for 1<<c.shift < c.per {
 		c.shift++
 	}
+	c.unit, c.dtype = max(p.Channels, 1), tensor.U8
 	if p.Convert != nil {
 		c.convert, _ = convert.New(*p.Convert) // Check has made it
+		c.unit, c.dtype = c.unit*c.convert.Unit(), p.Convert.To
 	}
 	size := p.Window
 	if size == 0 {
@@ -97,7 +102,7 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	}
 	place := int(seq & int64(c.per-1))
 	size := n - c.plan.Offset
-	if c.convert != nil && size%c.convert.Unit() != 0 {
+	if size%c.unit != 0 {
 		return engine.DropBadFrame, true
 	}
 	if limit := c.longest(); size > limit || c.plan.Payload > 0 && size > c.plan.Payload {
@@ -119,8 +124,14 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 		return engine.DropDuplicate, true
 	case size > x.in:
 		return engine.DropTooLong, true
+	case c.plan.Channels > 0 && size < x.in: // its channels would not be where those of the others are
+		return engine.DropBadFrame, true
 	}
-	if !c.fill(x.bytes[place*x.Place:(place+1)*x.Place], b, i, size) {
+	if c.plan.Channels > 0 {
+		if !c.turn(x, place, b, i, size) {
+			return 0, false
+		}
+	} else if !c.fill(x.bytes[place*x.Place:(place+1)*x.Place], b, i, size) {
 		return 0, false
 	}
 	if size < x.in {
@@ -205,7 +216,7 @@ func (c *collector) begin(id int64, size int, now int64) *open {
 	}
 	info := &c.owner.infos[slot.Index()]
 	clear(info.Present)
-	*info = Batch{Plan: c.plan.Name, ID: id, Present: info.Present, PerBatch: c.per, Place: c.learned}
+	*info = Batch{Plan: c.plan.Name, ID: id, Present: info.Present, PerBatch: c.per, Place: c.learned, Channels: c.plan.Channels, DType: c.dtype}
 	if c.convert != nil {
 		info.Place = c.convert.OutLen(c.learned)
 	}
@@ -248,6 +259,44 @@ func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
 	c.copied.Add(uint64(written))
 	clear(dst[written:])
 	return true
+}
+
+// turn writes the payload of packet i to the parts of its place, one in each channel. It is false where the processor does not reach the bytes.
+func (c *collector) turn(x *open, place int, b *burst.Burst, i, size int) bool {
+	from := b.Bytes(i, 0)
+	if b.Segments(i) > 1 {
+		if c.scratch = grow(c.scratch, c.plan.Offset+size); b.CopyTo(c.scratch, i) < c.plan.Offset+size {
+			return false
+		}
+		from = c.scratch
+		c.copied.Add(uint64(size))
+	} else if from == nil && size > 0 {
+		return false
+	}
+	from = from[c.plan.Offset:]
+	in, out := size/x.Channels, x.Place/x.Channels
+	for k := range x.Channels {
+		dst, src := x.bytes[(k*c.per+place)*out:][:out], from[k*in:][:in]
+		if c.convert != nil {
+			c.convert.Convert(dst, src)
+		} else {
+			copy(dst, src)
+		}
+	}
+	c.copied.Add(uint64(x.Place))
+	return true
+}
+
+// zero clears the places from to to-1.
+func (x *open) zero(from, to int) {
+	if x.Channels == 0 {
+		clear(x.bytes[from*x.Place : to*x.Place])
+		return
+	}
+	out := x.Place / x.Channels
+	for k := range x.Channels {
+		clear(x.bytes[(k*x.PerBatch+from)*out : (k*x.PerBatch+to)*out])
+	}
 }
 
 // settle lets batches leave that are whole, as long as no number is missing before them.
@@ -322,7 +371,7 @@ func (c *collector) close(x *open) {
 		if x.TimedOut {
 			c.timedOut.Inc()
 		}
-		x.missing(func(from, to int) { clear(x.bytes[from*x.Place : to*x.Place]) })
+		x.missing(x.zero)
 	}
 	c.out(x)
 }

@@ -39,6 +39,7 @@ const (
 	MaxPerBatch   = 1 << 16
 	MaxWindow     = 1 << 10
 	DefaultWindow = 4
+	MaxChannels   = 1 << 16
 	maxOffset     = 1 << 20 // bits
 )
 
@@ -60,7 +61,10 @@ type Plan struct {
 	Payload int
 	// Convert is a conversion on the way; nil: bytes stay as they are.
 	Convert *convert.Spec
-	Missing Missing
+	// Channels above 0 turns a batch on its corner: a payload is [channel][sample], and the batch [channel][packet][sample], so that the samples
+	// of a channel lie one behind the other. All payloads of a batch are as long as its first.
+	Channels int
+	Missing  Missing
 	// Window is the number of batches that may be open, up to MaxWindow; 0: DefaultWindow. There are never more than half of the batch numbers
 	// that the fields can tell apart, but always one.
 	Window int
@@ -106,6 +110,8 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 		return bad("%d packets of a batch: expected a power of two up to %d and 2 to the width of the sequence number", n, MaxPerBatch)
 	case p.Offset < 0 || p.Payload < 0 || p.Window < 0 || p.Window > MaxWindow || p.Timeout < 0 || p.Missing > Drop:
 		return bad("offset %d, payload %d, window %d, timeout %v: expected none below 0, and a window up to %d", p.Offset, p.Payload, p.Window, p.Timeout, MaxWindow)
+	case p.Channels < 0 || p.Channels > MaxChannels:
+		return bad("%d channels: expected 0 to %d", p.Channels, MaxChannels)
 	case pool == "":
 		return bad("no pool for batches")
 	case !reached:
@@ -120,9 +126,16 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 		if p.Payload%c.Unit() != 0 {
 			return bad("a payload of %d bytes: expected a multiple of %d, as samples of %d bits fill", p.Payload, c.Unit(), p.Convert.From.Bits)
 		}
-		per = max(c.OutLen(max(p.Payload, c.Unit())), 1)
+		unit := c.Unit() * max(p.Channels, 1)
+		if p.Payload%unit != 0 {
+			return bad("a payload of %d bytes: expected a multiple of %d, whole samples of %d channels", p.Payload, unit, p.Channels)
+		}
+		per = max(c.OutLen(max(p.Payload, unit)), 1)
 	} else {
-		per = max(p.Payload, 1)
+		if p.Channels > 0 && p.Payload%p.Channels != 0 {
+			return bad("a payload of %d bytes: expected a multiple of %d channels", p.Payload, p.Channels)
+		}
+		per = max(p.Payload, p.Channels, 1)
 	}
 	if need := uint64(n) * uint64(per); need > uint64(slot) {
 		return bad("a batch of %d packets has %d bytes or more, and a slot of %q %d", n, need, pool, slot)
