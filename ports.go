@@ -14,7 +14,11 @@ func settings(options any) (out []string) {
 		return nil
 	}
 	for i := range v.NumField() {
-		if f := v.Type().Field(i); f.IsExported() && !v.Field(i).IsZero() {
+		switch f := v.Type().Field(i); {
+		case !f.IsExported() || v.Field(i).IsZero():
+		case f.Anonymous:
+			out = append(out, settings(v.Field(i).Interface())...)
+		default:
 			out = append(out, fmt.Sprintf("%s=%v", key(f.Name), v.Field(i).Interface()))
 		}
 	}

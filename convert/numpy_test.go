@@ -55,8 +55,8 @@ func TestNumpy(t *testing.T) {
 					c.Convert(dst, src)
 					descr, _ := to.Numpy()
 					out := fmt.Sprintf("%s-%v", file, to)
-			dst[0] ^= 1
-		if err := os.WriteFile(out, dst, 0o600); err != nil {
+					dst[0] ^= 1
+					if err := os.WriteFile(out, dst, 0o600); err != nil {
 						t.Fatal(err)
 					}
 					runs = append(runs, run{file, fmt.Sprintf("%s%s%d", order, kind, bits/8), descr, out})

@@ -19,6 +19,18 @@ const (
 	HugeOff
 )
 
+var hugeModes = []string{"auto", "on", "off"}
+
+// String is the word of the mode in configurations.
+func (m HugeMode) String() string { return word(hugeModes, int(m)) }
+
+func word(words []string, i int) string {
+	if i < len(words) {
+		return words[i]
+	}
+	return strconv.Itoa(i)
+}
+
 // IOVAMode says by which addresses devices reach memory.
 type IOVAMode uint8
 
@@ -28,6 +40,11 @@ const (
 	IOVAVirtual                  // those of the process, through the IOMMU
 	IOVAPhysical                 // those of the machine: as root only
 )
+
+var iovaModes = []string{"auto", "va", "pa"}
+
+// String is the word of the mode in configurations.
+func (m IOVAMode) String() string { return word(iovaModes, int(m)) }
 
 // EAL is how DPDK is set up in this process. The first port that is opened decides: another one has the same, or says nothing of it (the zero
 // value), and is an error otherwise.

@@ -23,12 +23,7 @@ const (
 var memoryModes = []string{"auto", "in_place", "lent"}
 
 // String is the word of the mode in configurations.
-func (m MemoryMode) String() string {
-	if int(m) < len(memoryModes) {
-		return memoryModes[m]
-	}
-	return fmt.Sprintf("memory mode %d", uint8(m))
-}
+func (m MemoryMode) String() string { return word(memoryModes, int(m)) }
 
 // RSSType is a layer of a packet that receive side scaling hashes.
 type RSSType uint8

@@ -373,7 +373,9 @@ func (p *Port) startHere() (err error) {
 	for _, q := range live {
 		q.on = true
 	}
-	p.sending()
+	for _, q := range p.txs {
+		q.started = true
+	}
 	if info, err := p.dev.Info(); err == nil {
 		p.info.MAC = info.MAC // some drivers know it only now
 	}
@@ -490,12 +492,19 @@ func (p *Port) due() error {
 	return nil
 }
 
-// sending reports whether the device sends by each transmit queue, and tells those by which it does. The caller holds the set's lock.
+// sending reports whether the device sends by each transmit queue, after it has had those begin by which it does. The caller holds the set's lock.
 func (p *Port) sending() bool {
 	for _, q := range p.txs {
-		q.started = q.started || q.n < p.sends // under q.mu where the port starts; before its first packet otherwise
+		if q.n >= p.sends {
+			return false
+		}
+		if !q.started {
+			q.mu.Lock()
+			q.started = true
+			q.mu.Unlock()
+		}
 	}
-	return !slices.ContainsFunc(p.txs, func(q *txQueue) bool { return !q.started })
+	return true
 }
 
 // Close implements engine.Port. Bursts of lent memory stay valid.
