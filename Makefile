@@ -48,6 +48,7 @@ dpdk:
 	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./cmd/penstock
 	CGO_ENABLED=1 $(TOOLS) staticcheck -tags dpdk $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk $(DPDK)
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk,invariants -race $(DPDK)
 
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps

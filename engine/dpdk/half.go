@@ -16,7 +16,7 @@ import (
 // half is what a device receives into by one of its queues: mbufs of slots of a pool, or of memory of DPDK that is lent. The owner of the queue
 // uses it; none does where no queue is.
 type half struct {
-	pools []*cdpdk.Pool
+	own   *cdpdk.Pool
 	rx    *cdpdk.Rx
 	depth int
 	room  int // bytes for each mbuf, headroom included
@@ -45,8 +45,8 @@ func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	base := address(pool.Region().All().Bytes()) + uintptr(pool.Span().Off)
 	own, err := cdpdk.NewSlotPool(base, pool.Slots(), pool.Stride(), h.room, p.info.NUMA)
 	if err == nil {
-		h.pools = []*cdpdk.Pool{own}
-		if h.rx, err = cdpdk.NewRx(p.dev, 0, h.pools); err == nil {
+		h.own = own
+		if h.rx, err = cdpdk.NewRx(p.dev, 0, own); err == nil {
 			h.cache = pool.Cache()
 			return h, nil
 		}
@@ -67,7 +67,7 @@ func (p *Port) newLent(depth int) (*half, error) {
 	if err != nil {
 		return nil, fmt.Errorf("memory of DPDK for %d packets: %w: the option memory is how much there is", depth, err)
 	}
-	h := &half{depth: depth, room: room, pools: []*cdpdk.Pool{own}}
+	h := &half{depth: depth, room: room, own: own}
 	l := &lender{}
 	region, err := mem.Adopt(p.name+" (DPDK)", memory, func() error { own.Close(); return nil })
 	if err == nil {
@@ -75,7 +75,7 @@ func (p *Port) newLent(depth int) (*half, error) {
 		l.base = address(memory)
 		h.src = burst.NewSource(region, memory, l)
 		if l.back, err = ring.NewMPMC[uint32](own.Size()); err == nil {
-			if h.rx, err = cdpdk.NewRx(p.dev, 0, h.pools); err == nil {
+			if h.rx, err = cdpdk.NewRx(p.dev, 0, own); err == nil {
 				return h, nil
 			}
 		}
@@ -86,7 +86,7 @@ func (p *Port) newLent(depth int) (*half, error) {
 
 // supply writes numbers of mbufs that the driver may have where the next burst hands them over, and returns how many.
 func (h *half) supply() int {
-	to := h.rx.Slots(0)
+	to := h.rx.Slots()
 	if h.lent != nil {
 		return h.lent.back.GetBatch(to[:])
 	}
@@ -125,7 +125,7 @@ func (p *Port) fits(slot int) bool {
 // fill gives the driver all that it should have.
 func (h *half) fill() {
 	for n := h.supply(); n > 0; n = h.supply() {
-		h.rx.Give(n, 0)
+		h.rx.Give(n)
 	}
 }
 
@@ -156,7 +156,7 @@ func (h *half) takeBack() bool {
 	if h.lent != nil {
 		return false // its memory stays until the device is gone
 	}
-	for back := h.rx.TakeBack(0); len(back) > 0; back = h.rx.TakeBack(0) {
+	for back := h.rx.TakeBack(); len(back) > 0; back = h.rx.TakeBack() {
 		for _, s := range back {
 			h.put(h.handles[s])
 		}
@@ -178,7 +178,7 @@ func (h *half) close() error {
 	if !whole {
 		return fmt.Errorf("dpdk: the driver kept %d slots of pool %q", h.held, h.user.Name())
 	}
-	h.pools[0].Close()
+	h.own.Close()
 	return err
 }
 

@@ -355,7 +355,7 @@ func (p *Port) startHere() (err error) {
 		return err
 	}
 	for n, h := range p.halves {
-		if err := p.dev.SetupRx(n, descriptors(p.ring(h.depth), p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.pools, 0, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
+		if err := p.dev.SetupRx(n, descriptors(p.ring(h.depth), p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.own, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
 			return err
 		}
 	}

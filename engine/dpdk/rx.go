@@ -105,7 +105,7 @@ func (q *rxQueue) Harvest(b *burst.Burst) error {
 	for b.Room() > 0 && q.kept.Len() == 0 && q.Waiting() == 0 {
 		give := q.h.supply()
 		most := min(b.Room(), q.h.most())
-		n, d := q.h.rx.Burst(give, 0, most)
+		n, d := q.h.rx.Burst(give, most)
 		if n == 0 {
 			break
 		}
@@ -135,7 +135,7 @@ func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 		return false
 	}
 	for i := range d {
-		if d[i].Pool != 0 || d[i].Off != headroom {
+		if d[i].Foreign || d[i].Off != headroom {
 			return false
 		}
 	}
@@ -227,7 +227,7 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 		}
 	}
 	same := to == q || q.h.lent == nil && len(to.Spec().Pools) == 1 && to.Spec().Pools[0] == q.h.user || q.h.lent != nil && to.direct == nil
-	if !same || !q.stays() || d[0].Pool != 0 {
+	if !same || !q.stays() || d[0].Foreign {
 		if frame == nil {
 			frame = q.frame(d)
 		}
@@ -329,7 +329,7 @@ func (q *rxQueue) frame(d []cdpdk.Desc) []byte {
 // giveBack gives the mbufs of a packet back that nobody gets.
 func (q *rxQueue) giveBack(d []cdpdk.Desc) {
 	for i := range d {
-		if d[i].Pool == cdpdk.Foreign {
+		if d[i].Foreign {
 			q.foreign = append(q.foreign, d[i].Mbuf)
 			continue
 		}
@@ -347,7 +347,7 @@ func (q *rxQueue) flush() (packets int) {
 	}
 	for range 64 {
 		give := q.h.supply()
-		n, d := q.h.rx.Burst(give, 0, q.h.most())
+		n, d := q.h.rx.Burst(give, q.h.most())
 		if n == 0 {
 			break
 		}
@@ -378,7 +378,7 @@ func (q *rxQueue) Watch(*engine.Waker) engine.Armed {
 	}
 	if q.kept.Len() == 0 {
 		give := q.h.supply()
-		if n, d := q.h.rx.Burst(give, 0, min(q.h.most(), 32)); n > 0 {
+		if n, d := q.h.rx.Burst(give, min(q.h.most(), 32)); n > 0 {
 			q.each(q.kept, d, q.port.rx.Live(), q.steerer.Begin())
 		}
 	}

@@ -6,25 +6,22 @@
 #include <stdlib.h>
 #include <string.h>
 #include <rte_malloc.h>
-#include <rte_mbuf_dyn.h>
 #include <rte_prefetch.h>
 
 static inline uint32_t number(struct rte_mbuf *m) { return ((struct ps_priv *)rte_mbuf_to_priv(m))->number; }
 
-struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *a, struct ps_pool *b)
+struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *pool)
 {
 	struct ps_rx *r = calloc(1, sizeof *r);
 	if (!r)
 		return NULL;
 	r->port = port;
 	r->queue = queue;
-	r->pool[0] = a;
-	r->pool[1] = b;
-	r->give[0] = calloc(PS_BURST, sizeof *r->give[0]);
-	r->give[1] = calloc(PS_BURST, sizeof *r->give[1]);
+	r->pool = pool;
+	r->give = calloc(PS_BURST, sizeof *r->give);
 	r->desc = aligned_alloc(64, PS_DESCS * sizeof *r->desc);
 	r->m = calloc(PS_DESCS, sizeof *r->m);
-	if (!r->give[0] || !r->give[1] || !r->desc || !r->m) {
+	if (!r->give || !r->desc || !r->m) {
 		ps_rx_free(r);
 		return NULL;
 	}
@@ -33,51 +30,43 @@ struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *a, struct
 
 void ps_rx_free(struct ps_rx *r)
 {
-	free(r->give[0]);
-	free(r->give[1]);
+	free(r->give);
 	free(r->desc);
 	free(r->m);
 	free(r);
 }
 
-// ps_rx_give puts mbufs into the mempools that the driver takes them from.
-void ps_rx_give(struct ps_rx *r, uint32_t give0, uint32_t give1)
+// ps_rx_give puts mbufs into the mempool that the driver takes them from.
+void ps_rx_give(struct ps_rx *r, uint32_t give)
 {
-	uint32_t give[2] = {give0, give1};
-	for (int k = 0; k < 2; k++) {
-		if (!give[k])
-			continue;
-		struct ps_pool *p = r->pool[k];
-		for (uint32_t i = 0; i < give[k]; i++)
-			r->m[i] = p->mbuf[r->give[k][i]];
-		rte_mempool_put_bulk(p->mp, (void **)r->m, give[k]);
-	}
+	for (uint32_t i = 0; i < give; i++)
+		r->m[i] = r->pool->mbuf[r->give[i]];
+	rte_mempool_put_bulk(r->pool->mp, (void **)r->m, give);
 }
 
-// ps_rx_take_back takes up to PS_BURST mbufs out of a mempool, and leaves their numbers in give.
-uint32_t ps_rx_take_back(struct ps_rx *r, int k)
+// ps_rx_take_back takes up to PS_BURST mbufs out of the mempool, and leaves their numbers in give.
+uint32_t ps_rx_take_back(struct ps_rx *r)
 {
-	struct ps_pool *p = r->pool[k];
-	uint32_t n = rte_mempool_avail_count(p->mp);
+	uint32_t n = rte_mempool_avail_count(r->pool->mp);
 	if (n > PS_BURST)
 		n = PS_BURST;
-	if (n == 0 || rte_mempool_get_bulk(p->mp, (void **)r->m, n) < 0)
+	if (n == 0 || rte_mempool_get_bulk(r->pool->mp, (void **)r->m, n) < 0)
 		return 0;
 	for (uint32_t i = 0; i < n; i++)
-		r->give[k][i] = number(r->m[i]);
+		r->give[i] = number(r->m[i]);
 	return n;
 }
 
 // ps_rx_burst gives mbufs to the driver, takes packets from it, and writes down their segments. It returns the number of packets, and in the upper
 // half that of segments.
-uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t most)
+uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most)
 {
-	if (give0 | give1)
-		ps_rx_give(r, give0, give1);
+	if (give)
+		ps_rx_give(r, give);
 	if (most > PS_BURST)
 		most = PS_BURST;
 	uint32_t got = ps_ops.rx(r->port, r->queue, r->m, most), packets = 0, n = 0;
-	struct rte_mempool *mp0 = r->pool[0]->mp, *mp1 = r->pool[1] ? r->pool[1]->mp : NULL;
+	struct rte_mempool *mp = r->pool->mp;
 	for (uint32_t i = 0; i < got; i++) {
 		struct rte_mbuf *m = r->m[i];
 		if (i + 4 < got)
@@ -92,10 +81,6 @@ uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t m
 		d->flags = m->ol_flags;
 		d->pkt_len = m->pkt_len;
 		d->hash = m->hash.rss;
-		d->mark = m->ol_flags & RTE_MBUF_F_RX_FDIR_ID ? m->hash.fdir.hi : 0;
-		d->type = m->packet_type;
-		d->vlan = m->vlan_tci;
-		d->time = ps_time_rx & m->ol_flags ? *RTE_MBUF_DYNFIELD(m, ps_time_off, uint64_t *) : 0;
 		d->segs = segs;
 		for (;;) {
 			struct rte_mbuf *next = m->next;
@@ -103,13 +88,12 @@ uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t m
 			d->off = m->data_off;
 			d->len = m->data_len;
 			d->mbuf = (uint64_t)(uintptr_t)m;
-			if (m->pool == mp0 || m->pool == mp1) {
-				d->pool = m->pool != mp0;
+			d->foreign = m->pool != mp;
+			if (!d->foreign) {
 				d->slot = number(m);
 				m->next = NULL; // it is idle from here on, as it was made
 				m->nb_segs = 1;
-			} else
-				d->pool = PS_FOREIGN;
+			}
 			d++;
 			if (!next)
 				break;
@@ -190,13 +174,6 @@ uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 				prepare = 1;
 				m->l2_len = s->l2;
 				m->l3_len = s->l3;
-				m->l4_len = s->l4;
-				m->tso_segsz = s->tso;
-				m->vlan_tci = s->vlan;
-			}
-			if (s->time && ps_time_tx) {
-				m->ol_flags |= ps_time_tx;
-				*RTE_MBUF_DYNFIELD(m, ps_time_off, uint64_t *) = s->time;
 			}
 		} else
 			last->next = m;

@@ -24,8 +24,6 @@ const (
 	MaxBurst, MaxDescs, MaxSegs = C.PS_BURST, C.PS_DESCS, C.PS_SEGS
 	// Headroom is what a driver leaves free in front of a packet that it receives, in bytes.
 	Headroom = C.RTE_PKTMBUF_HEADROOM
-	// Foreign is Desc.Pool of an mbuf of another pool than the queue's.
-	Foreign = C.PS_FOREIGN
 )
 
 // Pool is a mempool whose mbufs have numbers from 0 on.
@@ -84,54 +82,48 @@ func Alloc(n int) (b []byte, free func() error, err error) {
 // Rx is a receive queue of a port. It is used by one goroutine at a time.
 type Rx struct {
 	c     *C.struct_ps_rx
-	give  [2]*[MaxBurst]uint32
+	give  *[MaxBurst]uint32
 	descs *[MaxDescs]Desc
 }
 
 // Desc is one received segment. What is of the packet is in its first one.
 type Desc struct {
-	Addr, Mbuf, Time, Flags        uint64 // Flags as mbuf.ol_flags; Time in ticks of the device
-	Slot, PktLen, Hash, Mark, Type uint32
-	Off, Len, VLAN                 uint16
-	Pool                           uint8 // which pool the mbuf is of, and Slot its number there; or Foreign
-	Segs                           uint8 // segments of the packet; 0 in those behind the first
+	Addr, Mbuf, Flags  uint64 // Flags as mbuf.ol_flags
+	Slot, PktLen, Hash uint32 // Slot is the number of the mbuf in the queue's pool
+	Off, Len           uint16
+	Foreign            bool  // the mbuf is of another pool
+	Segs               uint8 // segments of the packet; 0 in those behind the first
 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(Desc{})-C.sizeof_struct_ps_desc]
 
-// NewRx makes what receives from a queue that was set up with these pools.
-func NewRx(p Port, queue int, pools []*Pool) (*Rx, error) {
-	var b *C.struct_ps_pool
-	if len(pools) > 1 {
-		b = pools[1].c
-	}
-	c := C.ps_rx_new(p.c(), C.uint16_t(queue), pools[0].c, b)
+// NewRx makes what receives from a queue that was set up with that pool.
+func NewRx(p Port, queue int, pool *Pool) (*Rx, error) {
+	c := C.ps_rx_new(p.c(), C.uint16_t(queue), pool.c)
 	if c == nil {
 		return nil, &Error{Call: "memory of a receive queue", Errno: syscall.ENOMEM}
 	}
-	return &Rx{c, [2]*[MaxBurst]uint32{(*[MaxBurst]uint32)(unsafe.Pointer(c.give[0])), (*[MaxBurst]uint32)(unsafe.Pointer(c.give[1]))}, (*[MaxDescs]Desc)(unsafe.Pointer(c.desc))}, nil
+	return &Rx{c, (*[MaxBurst]uint32)(unsafe.Pointer(c.give)), (*[MaxDescs]Desc)(unsafe.Pointer(c.desc))}, nil
 }
 
 // Move has it receive from another queue of its port.
 func (r *Rx) Move(queue int) { r.c.queue = C.uint16_t(queue) }
 
-// Slots is where the caller writes numbers of mbufs of pool k, for the next Burst or Give.
-func (r *Rx) Slots(k int) *[MaxBurst]uint32 { return r.give[k] }
+// Slots is where the caller writes numbers of mbufs, for the next Burst or Give.
+func (r *Rx) Slots() *[MaxBurst]uint32 { return r.give }
 
-// Burst gives the driver the mbufs in Slots, so many of each pool, and takes up to that many packets from it. The descriptors hold until the
-// next call. Each mbuf of the queue's own pools is the caller's then, and idle; foreign ones go back by FreeForeign.
-func (r *Rx) Burst(give0, give1, most int) (packets int, d []Desc) {
-	n := uint64(C.ps_rx_burst(r.c, C.uint32_t(give0), C.uint32_t(give1), C.uint32_t(most)))
+// Burst gives the driver the first mbufs in Slots, and takes up to most packets from it. The descriptors hold until the next call. Each mbuf of the
+// queue's own pool is the caller's then, and idle; foreign ones go back by FreeForeign.
+func (r *Rx) Burst(give, most int) (packets int, d []Desc) {
+	n := uint64(C.ps_rx_burst(r.c, C.uint32_t(give), C.uint32_t(most)))
 	return int(uint32(n)), r.descs[:n>>32]
 }
 
 // Give gives the driver mbufs, as Burst does.
-func (r *Rx) Give(give0, give1 int) { C.ps_rx_give(r.c, C.uint32_t(give0), C.uint32_t(give1)) }
+func (r *Rx) Give(n int) { C.ps_rx_give(r.c, C.uint32_t(n)) }
 
-// TakeBack takes up to MaxBurst mbufs of pool k from the driver, which is stopped, and returns their numbers.
-func (r *Rx) TakeBack(k int) []uint32 {
-	return r.give[k][:C.ps_rx_take_back(r.c, C.int(k))]
-}
+// TakeBack takes up to MaxBurst mbufs from the driver, which is stopped, and returns their numbers.
+func (r *Rx) TakeBack() []uint32 { return r.give[:C.ps_rx_take_back(r.c)] }
 
 // TooLong is the number of packets that had more than MaxSegs segments, and were dropped.
 func (r *Rx) TooLong() uint64 { return uint64(r.c.too_long) }
@@ -155,11 +147,11 @@ type Tx struct {
 
 // Seg is one segment to send. What is of the packet is in its first one.
 type Seg struct {
-	Addr, IOVA, Time, Flags uint64 // Flags as mbuf.ol_flags; Time in ticks of the device, 0 for at once
-	Index, PktLen           uint32 // Index is that of the header
-	Len, VLAN, TSO          uint16
-	L2, L3, L4              uint8
-	Segs                    uint8 // segments of the packet; 0 in those behind the first
+	Addr, IOVA, Flags uint64 // Flags as mbuf.ol_flags; IOVA 0: DPDK looks it up
+	Index, PktLen     uint32 // Index is that of the header
+	Len               uint16
+	L2, L3            uint8
+	Segs              uint8 // segments of the packet; 0 in those behind the first
 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(Seg{})-C.sizeof_struct_ps_seg]

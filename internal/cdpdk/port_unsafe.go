@@ -55,11 +55,10 @@ type Info struct {
 	MinRxDesc, MaxRxDesc, RxDescAlign  int
 	MinTxDesc, MaxTxDesc, TxDescAlign  int
 	MinRxBuf, MaxRxPkt, MinMTU, MaxMTU int
-	HashKeySize, RetaSize, SplitSegs   int
+	HashKeySize, RetaSize              int
 	RxOffloads, TxOffloads             uint64 // of the port; those of queues are among them
 	RxQueueOffloads, TxQueueOffloads   uint64
 	RSSTypes, DevCapa                  uint64
-	SplitPools                         bool // BUFFER_SPLIT with a pool for each segment
 	MAC                                [6]byte
 	MTU                                int
 }
@@ -76,9 +75,9 @@ func (p Port) Info() (Info, error) {
 		MinRxDesc: int(c.min_rx_desc), MaxRxDesc: int(c.max_rx_desc), RxDescAlign: int(c.rx_align),
 		MinTxDesc: int(c.min_tx_desc), MaxTxDesc: int(c.max_tx_desc), TxDescAlign: int(c.tx_align),
 		MinRxBuf: int(c.min_rx_buf), MaxRxPkt: int(c.max_rx_pkt), MinMTU: int(c.min_mtu), MaxMTU: int(c.max_mtu),
-		HashKeySize: int(c.hash_key), RetaSize: int(c.reta), SplitSegs: int(c.rx_segs),
+		HashKeySize: int(c.hash_key), RetaSize: int(c.reta),
 		RxOffloads: uint64(c.rx_offloads), TxOffloads: uint64(c.tx_offloads), RxQueueOffloads: uint64(c.rx_queue_offloads), TxQueueOffloads: uint64(c.tx_queue_offloads),
-		RSSTypes: uint64(c.rss_types), DevCapa: uint64(c.capa), SplitPools: c.split_multi_pool != 0, MTU: int(c.mtu),
+		RSSTypes: uint64(c.rss_types), DevCapa: uint64(c.capa), MTU: int(c.mtu),
 	}
 	for k := range i.MAC {
 		i.MAC[k] = byte(c.mac[k])
@@ -108,13 +107,9 @@ func (p Port) Configure(c Config) error {
 	return p.failed("rte_eth_dev_configure", C.ps_configure(p.c(), &x))
 }
 
-// SetupRx sets up a receive queue with a pool, or with two for headers of splitAt bytes and the rest.
-func (p Port) SetupRx(queue, depth int, pools []*Pool, splitAt int, offloads uint64) error {
-	var b *C.struct_ps_pool
-	if len(pools) > 1 {
-		b = pools[1].c
-	}
-	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pools[0].c, b, C.uint16_t(splitAt), C.uint64_t(offloads)))
+// SetupRx sets up a receive queue with a pool.
+func (p Port) SetupRx(queue, depth int, pool *Pool, offloads uint64) error {
+	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pool.c, C.uint64_t(offloads)))
 }
 
 // SetupTx sets up a transmit queue.
@@ -152,11 +147,6 @@ func (p Port) Link() (up bool, speed uint64, err error) {
 	return r > 0, uint64(mbps) * 1e6, p.failed("rte_eth_link_get_nowait", r)
 }
 
-// Rate limits a transmit queue to that many bits per second, rounded down to a million.
-func (p Port) Rate(queue int, bits uint64) error {
-	return p.failed("rte_eth_set_queue_rate_limit", C.ps_rate(p.c(), C.uint16_t(queue), C.uint32_t(bits/1e6)))
-}
-
 // Spread has RSS spread packets over these queues, by a table of so many entries.
 func (p Port) Spread(size int, queues []uint16) error {
 	return p.failed("rte_eth_dev_rss_reta_update", C.ps_reta(p.c(), C.uint16_t(size), (*C.uint16_t)(unsafe.Pointer(&queues[0])), C.int(len(queues))))
@@ -189,13 +179,6 @@ func (p Port) XStats() (names []string, values []uint64, err error) {
 		names = append(names, C.GoString(&texts[i].name[0]))
 	}
 	return names, counts, nil
-}
-
-// Clock reads the clock of the device, whose ticks received packets carry.
-func (p Port) Clock() (uint64, error) {
-	var t C.uint64_t
-	err := p.failed("rte_eth_read_clock", C.ps_clock(p.c(), &t))
-	return uint64(t), err
 }
 
 // MapDMA lets the device reach memory that was registered; UnmapDMA ends that. Devices without an IOMMU have nothing to be told.

@@ -11,7 +11,6 @@
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_log.h>
-#include <rte_mbuf_dyn.h>
 #include <rte_memory.h>
 #include <rte_version.h>
 
@@ -31,16 +30,13 @@ static int op_dma(struct rte_device *dev, void *addr, uint64_t iova, size_t len,
 static uint16_t op_rx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_rx_burst(port, queue, m, n); }
 static uint16_t op_tx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_tx_burst(port, queue, m, n); }
 static uint16_t op_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_tx_prepare(port, queue, m, n); }
-static int op_rate(uint16_t port, uint16_t queue, uint32_t mbps) { return rte_eth_set_queue_rate_limit(port, queue, mbps); }
-static int op_clock(uint16_t port, uint64_t *ticks) { return rte_eth_read_clock(port, ticks); }
 
 struct ps_ops ps_ops = {
 	.probe = op_probe, .remove = op_remove, .info = rte_eth_dev_info_get, .configure = rte_eth_dev_configure,
 	.rx_setup = rte_eth_rx_queue_setup, .tx_setup = rte_eth_tx_queue_setup, .start = rte_eth_dev_start, .stop = rte_eth_dev_stop,
-	.close = rte_eth_dev_close, .set_mtu = rte_eth_dev_set_mtu, .promiscuous = op_promiscuous, .rate = op_rate,
-	.reta = rte_eth_dev_rss_reta_update, .stats = rte_eth_stats_get, .clock = op_clock, .extmem = op_extmem, .dma = op_dma,
-	.rx = op_rx, .tx = op_tx, .prepare = op_prepare, .cleanup = rte_eth_tx_done_cleanup, .isolate = rte_flow_isolate,
-	.flow_validate = rte_flow_validate, .flow_create = rte_flow_create, .flow_destroy = rte_flow_destroy, .flow_query = rte_flow_query,
+	.close = rte_eth_dev_close, .set_mtu = rte_eth_dev_set_mtu, .promiscuous = op_promiscuous,
+	.reta = rte_eth_dev_rss_reta_update, .stats = rte_eth_stats_get, .extmem = op_extmem, .dma = op_dma,
+	.rx = op_rx, .tx = op_tx, .prepare = op_prepare, .cleanup = rte_eth_tx_done_cleanup,
 };
 
 // EAL writes its log to a stream whose last bytes stay in memory, for the errors that follow from it.
@@ -81,22 +77,6 @@ int ps_log(char *to, int len)
 	return n;
 }
 
-// The offset and the flags of the dynamic fields of mbufs for times.
-int ps_time_off = -1;
-uint64_t ps_time_tx, ps_time_rx;
-
-static void dynamic_fields(void)
-{
-	static const struct rte_mbuf_dynfield field = {.name = RTE_MBUF_DYNFIELD_TIMESTAMP_NAME, .size = sizeof(rte_mbuf_timestamp_t), .align = __alignof__(rte_mbuf_timestamp_t)};
-	static const struct rte_mbuf_dynflag rx = {.name = RTE_MBUF_DYNFLAG_RX_TIMESTAMP_NAME}, tx = {.name = RTE_MBUF_DYNFLAG_TX_TIMESTAMP_NAME};
-	int bit;
-	ps_time_off = rte_mbuf_dynfield_register(&field);
-	if ((bit = rte_mbuf_dynflag_register(&rx)) >= 0)
-		ps_time_rx = 1ull << bit;
-	if ((bit = rte_mbuf_dynflag_register(&tx)) >= 0)
-		ps_time_tx = 1ull << bit;
-}
-
 int ps_eal_init(int argc, char **argv, char *log, int log_len)
 {
 	static FILE *stream;
@@ -116,7 +96,6 @@ int ps_eal_init(int argc, char **argv, char *log, int log_len)
 		return -e;
 	}
 	rte_openlog_stream(stream); // EAL has set one of its own
-	dynamic_fields();
 	return 0;
 }
 
@@ -191,8 +170,6 @@ int ps_info(uint16_t port, struct ps_info *to)
 	to->tx_queue_offloads = i.tx_queue_offload_capa;
 	to->rss_types = i.flow_type_rss_offloads;
 	to->capa = i.dev_capa;
-	to->rx_segs = i.rx_seg_capa.max_nseg;
-	to->split_multi_pool = i.rx_seg_capa.multi_pools;
 	rte_eth_macaddr_get(port, &mac);
 	memcpy(to->mac, mac.addr_bytes, 6);
 	rte_eth_dev_get_mtu(port, &to->mtu);
@@ -217,25 +194,15 @@ int ps_configure(uint16_t port, const struct ps_conf *c)
 	return ps_ops.configure(port, c->rx, c->tx, &conf);
 }
 
-int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *a, struct ps_pool *b, uint16_t split_at, uint64_t offloads)
+int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, uint64_t offloads)
 {
 	struct rte_eth_dev_info i;
 	int r = ps_ops.info(port, &i);
 	if (r < 0)
 		return r;
 	struct rte_eth_rxconf conf = i.default_rxconf;
-	union rte_eth_rxseg seg[2];
 	conf.offloads = offloads;
-	if (b) {
-		memset(seg, 0, sizeof seg);
-		seg[0].split.mp = a->mp;
-		seg[0].split.length = split_at;
-		seg[1].split.mp = b->mp;
-		conf.rx_seg = seg;
-		conf.rx_nseg = 2;
-		conf.offloads |= RTE_ETH_RX_OFFLOAD_BUFFER_SPLIT;
-	}
-	return ps_ops.rx_setup(port, queue, depth, rte_eth_dev_socket_id(port), &conf, b ? NULL : a->mp);
+	return ps_ops.rx_setup(port, queue, depth, rte_eth_dev_socket_id(port), &conf, pool->mp);
 }
 
 int ps_tx_setup(uint16_t port, uint16_t queue, uint16_t depth, uint64_t offloads)
@@ -307,6 +274,20 @@ int ps_start(uint16_t port) { return ps_ops.start(port); }
 int ps_stop(uint16_t port) { return ps_ops.stop(port); }
 int ps_promiscuous(uint16_t port, int on) { return ps_ops.promiscuous(port, on); }
 int ps_set_mtu(uint16_t port, uint16_t mtu) { return ps_ops.set_mtu(port, mtu); }
-int ps_rate(uint16_t port, uint16_t queue, uint32_t mbps) { return ps_ops.rate(port, queue, mbps); }
 int ps_stats(uint16_t port, struct rte_eth_stats *to) { return ps_ops.stats(port, to); }
-int ps_clock(uint16_t port, uint64_t *ticks) { return ps_ops.clock(port, ticks); }
+
+static int refused;
+static int refuse(void) { return -refused; }
+
+int ps_refuse(int n, int err)
+{
+	static struct ps_ops real;
+	enum { all = offsetof(struct ps_ops, rx) / sizeof(void (*)(void)) };
+	if (!real.probe)
+		real = ps_ops;
+	ps_ops = real;
+	refused = err;
+	if (n >= 0 && n < all)
+		((int (**)(void))&ps_ops)[n] = refuse;
+	return all;
+}

@@ -5,14 +5,12 @@
 #include <stdint.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
-#include <rte_flow.h>
 #include <rte_mbuf.h>
 #include <rte_mempool.h>
 
 #define PS_BURST 256  // packets of one call, at most
 #define PS_SEGS 64    // segments of one packet, at most
 #define PS_DESCS 1024 // segments of one call, at most
-#define PS_FOREIGN 255
 
 // ps_ops is every function that can fail or that a driver implements. A test replaces entries.
 struct ps_ops {
@@ -27,24 +25,20 @@ struct ps_ops {
 	int (*close)(uint16_t port);
 	int (*set_mtu)(uint16_t port, uint16_t mtu);
 	int (*promiscuous)(uint16_t port, int on);
-	int (*rate)(uint16_t port, uint16_t queue, uint32_t mbps);
 	int (*reta)(uint16_t port, struct rte_eth_rss_reta_entry64 *conf, uint16_t size);
 	int (*stats)(uint16_t port, struct rte_eth_stats *stats);
-	int (*clock)(uint16_t port, uint64_t *ticks);
 	int (*extmem)(void *addr, size_t len, size_t page, int on);
 	int (*dma)(struct rte_device *dev, void *addr, uint64_t iova, size_t len, int on);
 	uint16_t (*rx)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
 	uint16_t (*tx)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
 	uint16_t (*prepare)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
 	int (*cleanup)(uint16_t port, uint16_t queue, uint32_t n);
-	int (*isolate)(uint16_t port, int on, struct rte_flow_error *e);
-	int (*flow_validate)(uint16_t port, const struct rte_flow_attr *a, const struct rte_flow_item *p, const struct rte_flow_action *x, struct rte_flow_error *e);
-	struct rte_flow *(*flow_create)(uint16_t port, const struct rte_flow_attr *a, const struct rte_flow_item *p, const struct rte_flow_action *x, struct rte_flow_error *e);
-	int (*flow_destroy)(uint16_t port, struct rte_flow *f, struct rte_flow_error *e);
-	int (*flow_query)(uint16_t port, struct rte_flow *f, const struct rte_flow_action *x, void *data, struct rte_flow_error *e);
 };
 
 extern struct ps_ops ps_ops;
+
+// ps_refuse has entry n of the table, those that return an int from the first on, answer -err; -1 has all answer as they do. It returns how many there are.
+int ps_refuse(int n, int err);
 
 // ps_pool is a mempool whose mbufs have numbers. The number of an mbuf is in its private data.
 struct ps_pool {
@@ -61,16 +55,13 @@ struct ps_priv {
 	uint32_t number;
 };
 
-extern int ps_time_off;
-extern uint64_t ps_time_rx, ps_time_tx;
-
 struct ps_info {
 	char name[64], driver[64], bus[64];
 	int numa;
 	uint32_t max_rx, max_tx, min_rx_desc, max_rx_desc, rx_align, min_tx_desc, max_tx_desc, tx_align;
-	uint32_t min_rx_buf, max_rx_pkt, min_mtu, max_mtu, hash_key, reta, rx_segs;
+	uint32_t min_rx_buf, max_rx_pkt, min_mtu, max_mtu, hash_key, reta;
 	uint64_t rx_offloads, tx_offloads, rx_queue_offloads, tx_queue_offloads, rss_types, capa;
-	uint8_t split_multi_pool, split_header, mac[6];
+	uint8_t mac[6];
 	uint16_t mtu;
 };
 
@@ -82,16 +73,16 @@ struct ps_conf {
 
 // ps_desc is one received segment. The first of a packet says of how many it is.
 struct ps_desc {
-	uint64_t addr, mbuf, time, flags;
-	uint32_t slot, pkt_len, hash, mark, type;
-	uint16_t off, len, vlan;
-	uint8_t pool, segs;
+	uint64_t addr, mbuf, flags;
+	uint32_t slot, pkt_len, hash;
+	uint16_t off, len;
+	uint8_t foreign, segs;
 };
 
 struct ps_rx {
 	uint16_t port, queue;
-	struct ps_pool *pool[2];
-	uint32_t *give[2]; // numbers of mbufs for the driver
+	struct ps_pool *pool;
+	uint32_t *give; // numbers of mbufs for the driver
 	struct ps_desc *desc;
 	struct rte_mbuf **m;
 	uint64_t too_long; // packets of more than PS_SEGS segments
@@ -99,10 +90,10 @@ struct ps_rx {
 
 // ps_seg is one segment to send. The first one of a packet has what is the packet's.
 struct ps_seg {
-	uint64_t addr, iova, time, flags;
+	uint64_t addr, iova, flags;
 	uint32_t index, pkt_len;
-	uint16_t len, vlan, tso;
-	uint8_t l2, l3, l4, segs;
+	uint16_t len;
+	uint8_t l2, l3, segs;
 };
 
 struct ps_tx {
@@ -124,7 +115,7 @@ int ps_attach(const char *devargs, uint16_t *ports, int max);
 int ps_detach(uint16_t port);
 int ps_info(uint16_t port, struct ps_info *to);
 int ps_configure(uint16_t port, const struct ps_conf *c);
-int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *a, struct ps_pool *b, uint16_t split_at, uint64_t offloads);
+int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, uint64_t offloads);
 int ps_tx_setup(uint16_t port, uint16_t queue, uint16_t depth, uint64_t offloads);
 int ps_reta(uint16_t port, uint16_t size, const uint16_t *queues, int n);
 int ps_link(uint16_t port, uint32_t *mbps);
@@ -136,9 +127,7 @@ int ps_start(uint16_t port);
 int ps_stop(uint16_t port);
 int ps_promiscuous(uint16_t port, int on);
 int ps_set_mtu(uint16_t port, uint16_t mtu);
-int ps_rate(uint16_t port, uint16_t queue, uint32_t mbps);
 int ps_stats(uint16_t port, struct rte_eth_stats *to);
-int ps_clock(uint16_t port, uint64_t *ticks);
 
 struct ps_pool *ps_slot_pool_at(const char *name, uintptr_t base, uint32_t n, uint64_t stride, uint32_t room, int socket, int *err);
 struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int socket, int *err);
@@ -148,11 +137,11 @@ void ps_pool_close(struct ps_pool *p);
 void *ps_alloc(uint64_t n);
 void ps_dealloc(void *p);
 
-struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *a, struct ps_pool *b);
-uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give0, uint32_t give1, uint32_t most);
-void ps_rx_give(struct ps_rx *r, uint32_t give0, uint32_t give1);
+struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *pool);
+uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most);
+void ps_rx_give(struct ps_rx *r, uint32_t give);
 void ps_free_foreign(uint64_t *m, uint32_t n);
-uint32_t ps_rx_take_back(struct ps_rx *r, int k);
+uint32_t ps_rx_take_back(struct ps_rx *r);
 void ps_rx_free(struct ps_rx *r);
 
 struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const char *name, int *err);
