@@ -23,6 +23,9 @@ func TestPagesShowCommands(t *testing.T) {
 	}
 	files = append(files, "../README.md", "../ARCHITECTURE.md", "../CONTRIBUTING.md", "../CHANGELOG.md")
 	flags := map[string]bool{"gpus": true} // docker's
+	for _, dpdk := range []string{"lcores", "in-memory", "single-file-segments", "file-prefix", "no-huge", "no-shconf", "iova-mode", "no-telemetry", "log-level", "allow", "legacy-mem"} {
+		flags[dpdk] = true
+	}
 	for _, c := range tree(New(strings.NewReader(""), io.Discard, io.Discard)) {
 		c.Flags().VisitAll(func(f *pflag.Flag) { flags[f.Name] = true })
 	}

@@ -98,8 +98,9 @@ func TestAFPacket(t *testing.T) {
 	})
 }
 
-// exchange sends packets of size bytes from a to b, which numbers tell apart, and checks each that arrives. It returns how many did.
-func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int) int {
+// exchange sends packets of size bytes from a to b, which numbers tell apart, and checks each that arrives. It returns how many did, after it has
+// called before and closed its queues.
+func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int, before ...func()) int {
 	t.Helper()
 	pool, err := mem.NewPool(mem.PoolOptions{Name: "send", SlotSize: 2048, Slots: 1024})
 	if err != nil {
@@ -164,6 +165,9 @@ func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int) int
 	}
 	if sent < packets {
 		t.Fatalf("%d packets of %d were sent in a minute", sent, packets)
+	}
+	for _, f := range before {
+		f()
 	}
 	if err := errors.Join(out.Close(), in.Close()); err != nil {
 		t.Fatal(err)

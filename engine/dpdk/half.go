@@ -267,7 +267,7 @@ func (p *Port) served(live []*rxQueue) bool {
 		switch {
 		case q.h == nil && !p.inPlace:
 			q.hw.Lock()
-			q.h, q.on = p.halves[i], true
+			q.h, q.on = p.halves[i], !p.away
 			q.hw.Unlock()
 		case q.h != p.halves[i]:
 			return false

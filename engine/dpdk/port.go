@@ -52,6 +52,7 @@ type Port struct {
 	left    []*half     // of queues that were closed, whose mbufs the driver still has
 	closing *half       // of the queue that is being closed
 	redial  *time.Timer // of a driver that connects when it starts; nil of others
+	away    bool // the device could not start, because nobody is at the other end yet
 
 	bell engine.LinkBell
 	link struct {
@@ -364,18 +365,17 @@ func (p *Port) startHere() (err error) {
 			return err
 		}
 	}
-	if err := p.dev.Start(); errors.Is(err, sys.ENOMEM) {
+	err = p.dev.Start()
+	p.away = err != nil && p.redial != nil
+	switch {
+	case p.away:
+	case errors.Is(err, sys.ENOMEM):
 		return fmt.Errorf("%w: a driver fills its rings when it starts: make the pools of receive queues larger than their depth", err)
-	} else if err != nil {
+	case err != nil:
 		return err
 	}
 	p.state, p.sends = portStarted, tx
-	for _, q := range live {
-		q.on = true
-	}
-	for _, q := range p.txs {
-		q.started = true
-	}
+	p.begin(live)
 	if info, err := p.dev.Info(); err == nil {
 		p.info.MAC = info.MAC // some drivers know it only now
 	}
@@ -390,6 +390,9 @@ func (p *Port) startHere() (err error) {
 	}
 	if p.redial != nil {
 		p.redial.Reset(redialEvery)
+	}
+	if p.away {
+		return nil
 	}
 	if p.o.Promiscuous {
 		if err := p.dev.Promiscuous(true); err != nil {
@@ -427,12 +430,29 @@ func (p *Port) dial() {
 		return
 	}
 	defer p.redial.Reset(redialEvery)
-	if up, _, err := p.dev.Link(); err != nil || up {
+	if up, _, err := p.dev.Link(); !p.away && (err != nil || up) {
 		return
 	}
+	live := p.rx.Live()
 	defer p.pause()()
-	if err := p.dev.Stop(); err == nil {
-		_ = p.dev.Start() // the next one may do
+	if !p.away {
+		if err := p.stop(live); err != nil {
+			return
+		}
+		p.state = portStarted
+	}
+	if p.away = p.dev.Start() != nil; !p.away {
+		p.begin(live)
+	}
+}
+
+// begin has the queues use the device, if it has started. None of them does meanwhile.
+func (p *Port) begin(live []*rxQueue) {
+	for _, q := range live {
+		q.on = !p.away
+	}
+	for _, q := range p.txs {
+		q.started = !p.away
 	}
 }
 
@@ -498,7 +518,7 @@ func (p *Port) sending() bool {
 		if q.n >= p.sends {
 			return false
 		}
-		if !q.started {
+		if !q.started && !p.away {
 			q.mu.Lock()
 			q.started = true
 			q.mu.Unlock()
