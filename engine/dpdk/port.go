@@ -52,7 +52,7 @@ type Port struct {
 	left    []*half     // of queues that were closed, whose mbufs the driver still has
 	closing *half       // of the queue that is being closed
 	redial  *time.Timer // of a driver that connects when it starts; nil of others
-	away    bool // the device could not start, because nobody is at the other end yet
+	away    bool        // the device could not start, because nobody is at the other end yet
 
 	bell engine.LinkBell
 	link struct {
