@@ -40,21 +40,22 @@ type txQueue struct {
 	n     int         // the number of the device's queue
 	tx    *cdpdk.Tx
 
-	mu      sync.Mutex // of what follows, and of the device's queue
-	started bool       // the device sends by this queue
-	free    []uint32   // headers that the driver does not have
-	parts   []part     // by header: what it points at
-	regs    map[*mem.Region]mem.Registration
-	bounce  *mem.Pool // memory of DPDK, for packets that the device cannot send from where they lie; nil until there is one
-	from    *burst.Source
-	settled int // packets that the box does not know to be done yet
-	timer   *time.Timer
-	pause   time.Duration
-	ticking bool
-	closed  bool
-	back    []burst.Handle // memory of src that is to go back
-	src     *burst.Source
-	layers  packet.Layers
+	mu       sync.Mutex // of what follows, and of the device's queue
+	started  bool       // the device sends by this queue
+	free     []uint32   // headers that the driver does not have
+	parts    []part     // by header: what it points at
+	regs     map[*mem.Region]mem.Registration
+	bounce   *mem.Pool // memory of DPDK, for packets that the device cannot send from where they lie; nil until there is one
+	from     *burst.Source
+	settled  int // packets that the box does not know to be done yet
+	timer    *time.Timer
+	pause    time.Duration
+	ticking  bool
+	closed   bool
+	finished bool           // all was given back
+	back     []burst.Handle // memory of src that is to go back
+	src      *burst.Source
+	layers   packet.Layers
 
 	packets, bytes, copied metrics.Counter
 	drops                  engine.DropCounters
@@ -87,7 +88,7 @@ func (p *Port) AddTxQueue(spec engine.TxSpec) (engine.TxQueue, error) {
 	return q, nil
 }
 
-func (q *txQueue) open(id int, spec engine.TxSpec) error {
+func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 	p := q.port
 	if err := Spec.TxDefaults(p.spec.Address, &spec); err != nil {
 		return err
@@ -101,6 +102,11 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 		return err
 	}
 	q.spec = spec
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, q.finish())
+		}
+	}()
 	for _, pool := range spec.Pools {
 		if err := q.know(pool.Region()); err != nil {
 			return err
@@ -145,7 +151,7 @@ func (q *txQueue) open(id int, spec engine.TxSpec) error {
 	if err := p.due(); err != nil {
 		p.txs = p.txs[:len(p.txs)-1]
 		q.Shut()
-		return errors.Join(err, q.finish())
+		return err
 	}
 	return nil
 }
@@ -250,11 +256,13 @@ func (q *txQueue) Close() error {
 func (q *txQueue) finish() (err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.tx == nil {
+	if q.finished {
 		return nil
 	}
-	q.closed = true
-	q.timer.Stop()
+	q.closed, q.finished = true, true
+	if q.timer != nil {
+		q.timer.Stop()
+	}
 	q.reap()
 	for i := range q.parts {
 		if q.parts[i].src != nil {
