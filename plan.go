@@ -41,6 +41,8 @@ type Plan struct {
 	shares  []memoryShare   // of interfaces
 	uses    [][]string      // of regions: by engines
 	causes  []error         // of what is missing, as far as they are known
+
+	reorders map[string]*reorderShare // by path
 }
 
 // RegionPlan is memory for packets.

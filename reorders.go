@@ -3,6 +3,8 @@ package penstock
 import (
 	"fmt"
 	"slices"
+	"sync"
+	"time"
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/convert"
@@ -11,29 +13,65 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without one. It is the first behind the queue.
+// reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without one. It is the first behind the queue. A plan whose
+// flows go to several queues is one for all of them.
 func (p *Plan) reorderStage(rx *config.Rx, q *config.RxQueue, path string) *engine.StageKind {
-	var specs []config.Reorder
-	for k, r := range rx.Reorder {
-		if slices.Contains(r.FlowIDs, 0) && len(rx.Queues) == 1 || slices.ContainsFunc(rx.Flows, func(f config.Flow) bool { return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID) }) {
-			specs = append(specs, r)
-			p.checkReorder(&r, fmt.Sprintf("%s.reorder[%d]", path, k))
+	var shares []*reorderShare
+	for k := range rx.Reorder {
+		r := &rx.Reorder[k]
+		if !slices.Contains(r.FlowIDs, 0) && !slices.ContainsFunc(rx.Flows, func(f config.Flow) bool { return slices.Contains(r.FlowIDs, f.ID) && steersTo(&f, q.ID) }) {
+			continue
 		}
+		at := fmt.Sprintf("%s.reorder[%d]", path, k)
+		if p.reorders[at] == nil {
+			if p.reorders == nil {
+				p.reorders = map[string]*reorderShare{}
+			}
+			p.reorders[at] = &reorderShare{spec: r, timeout: q.Timeout}
+			p.checkReorder(r, at)
+		}
+		shares = append(shares, p.reorders[at])
 	}
-	if specs == nil {
+	if shares == nil {
 		return nil
 	}
 	return &engine.StageKind{Name: "reorder", Open: func(from engine.Receiver, spec engine.StageSpec) (engine.Stage, error) {
-		var plans []reorder.Plan
-		for i := range specs {
-			plan := reorderPlan(&specs[i])
-			if plan.Pool, plan.Timeout = spec.Pools[specs[i].Region], q.Timeout; plan.Pool == nil {
-				return nil, fmt.Errorf("reorder: plan %q: no memory region %q: %w", plan.Name, specs[i].Region, engine.ErrNotFound)
+		var plans []*reorder.Shared
+		for _, x := range shares {
+			s, err := x.open(spec)
+			if err != nil {
+				return nil, err
 			}
-			plans = append(plans, plan)
+			plans = append(plans, s)
 		}
-		return reorder.New(from, spec, plans...)
+		return reorder.NewShared(from, spec, plans...)
 	}}
+}
+
+// reorderShare is a reorder plan of a file, and what the stages of its queues share while they are open.
+type reorderShare struct {
+	spec    *config.Reorder
+	timeout time.Duration // of the first queue
+
+	mu     sync.Mutex
+	shared *reorder.Shared // nil before the first stage
+}
+
+func (x *reorderShare) open(spec engine.StageSpec) (*reorder.Shared, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.shared != nil && !x.shared.Closed() {
+		return x.shared, nil
+	}
+	plan := reorderPlan(x.spec)
+	if plan.Pool, plan.Timeout = spec.Pools[x.spec.Region], x.timeout; plan.Pool == nil {
+		return nil, fmt.Errorf("reorder: plan %q: no memory region %q: %w", plan.Name, x.spec.Region, engine.ErrNotFound)
+	}
+	s, err := reorder.Share(plan)
+	if err == nil {
+		x.shared = s
+	}
+	return s, err
 }
 
 // checkReorder says what the stage would refuse.

@@ -119,3 +119,57 @@ func TestReorderPlanRefused(t *testing.T) {
 		}
 	}
 }
+
+// A plan whose flows go to two queues makes one line of batches, which leave by the first queue; the applications of both go on.
+func TestReorderOfTwoQueues(t *testing.T) {
+	s := mustOpen(t, twoRegions+`
+    - {name: batches, kind: host, num_bufs: 8, buf_size: 1KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{memory_regions: [a]}, {memory_regions: [a]}]
+        flows:
+          - {name: even, id: 7, match: {udp_dst: 5000}, action: {type: queue, id: 0}}
+          - {name: odd, id: 8, match: {udp_dst: 5001}, action: {type: queue, id: 1}}
+          - {name: rest, id: 9, match: {udp_dst: 5002}, action: {type: queue, id: 1}}
+        reorder:
+          - name: samples
+            reorder_type: cpu
+            memory_region: batches
+            payload_byte_offset: 46
+            flow_ids: [7, 8]
+            method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 8}}
+      tx: {queues: [{memory_regions: [b]}]}
+`, Options{})
+	var frames [][]byte
+	for n := range uint32(32) {
+		frames = append(frames, udpFrame(t, uint16(5000+n%2), n))
+	}
+	frames = append(frames, udpFrame(t, 5002, 1))
+	sendFrames(t, txOf(t, s, "loop", 0), frames...)
+	b := burst.New(8)
+	if err := rxOf(t, s, "loop", 1).Recv(t.Context(), b); err != nil { // what passes comes behind all that this queue brings
+		t.Fatal(err)
+	}
+	if b.Len() != 1 || reorder.Of(b, 0) != nil {
+		t.Fatalf("%d packets at the second queue, the first %+v", b.Len(), reorder.Of(b, 0))
+	}
+	b.Release()
+	for n := int64(0); n < 4; {
+		if err := rxOf(t, s, "loop", 0).Recv(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+		for i := range b.Len() {
+			if x := reorder.Of(b, i); x == nil || x.ID != n || !x.Whole() {
+				t.Fatalf("batch %d is %+v", n, x)
+			}
+			n++
+		}
+		b.Release()
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

@@ -177,12 +177,11 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 		}
 		d.report(Error, CodeReference, join(path, "memory_region"), fmt.Sprintf("there is no memory region %s", shown(r.Region)), listed(known), hint)
 	}
-	steers := map[int]bool{}
-	queue, mixed := -1, false
+	queue := -1 // the first that the packets come by
 	for k, id := range r.FlowIDs {
 		i := slices.IndexFunc(p.Rx.Flows, func(f Flow) bool { return f.ID == id })
 		if i < 0 && id == 0 { // packets without a flow
-			if mixed = mixed || len(p.Rx.Queues) > 1; len(p.Rx.Queues) == 1 {
+			if len(p.Rx.Queues) > 0 {
 				queue = p.Rx.Queues[0].ID
 			}
 			continue
@@ -194,17 +193,14 @@ func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[s
 			continue
 		}
 		for _, a := range p.Rx.Flows[i].Actions {
-			if a.Type == "queue" && a.ID.Set && !steers[a.ID.Value] {
-				steers[a.ID.Value] = true
-				mixed = mixed || queue >= 0
-				queue = a.ID.Value
+			if a.Type == "queue" && queue < 0 {
+				if a.ID.Set {
+					queue = a.ID.Value
+				} else if len(a.IDs) > 0 {
+					queue = a.IDs[0]
+				}
 			}
-			mixed = mixed || len(a.IDs) > 1
 		}
-	}
-	if mixed {
-		d.report(Error, CodeConflict, join(path, "flow_ids"), fmt.Sprintf("the flows of the reorder plan %s go to several queues", shown(r.Name)), "one queue for all of them", "")
-		queue = -1
 	}
 	if r.Engine == "hw" && !r.Cyclic {
 		d.report(Error, CodeConflict, join(path, "reorder_engine"), "reorder_engine: hw without cyclic_sequence: true", "cyclic_sequence: true", "the card counts in a circle")

@@ -166,7 +166,7 @@ func reorderSection() *section {
 		{name: "memory_region", kind: text("the name of a memory region"), needed: true, doc: "Where batches go, one in each slot."},
 		{name: "payload_byte_offset", kind: integer(0, 65535), needed: true, doc: "Bytes at the beginning of each packet that are left out."},
 		{name: "channels", kind: integer(0, 65536), def: "0", doc: "Channels in each payload, one behind the other; the batch has all samples of the first channel, then those of the next. 0: the batch has the payloads as they are."},
-		{name: "flow_ids", kind: integer(0, 1<<24-1), list: true, uniq: true, needed: true, doc: "The flows whose packets are meant; 0 for packets without a flow, on an interface with one receive queue."},
+		{name: "flow_ids", kind: integer(0, 1<<24-1), list: true, uniq: true, needed: true, doc: "The flows whose packets are meant; 0 for packets without a flow. Where they come by several queues, batches leave by the first of these."},
 		{name: "data_types", doc: "Conversion of the values.", sub: &section{name: "data_types", title: "data_types", doc: "Converts values on the way.", keys: []key{
 			{name: "input_type", also: []string{"input"}, kind: word(types...), needed: true, doc: "Type in the packets."},
 			{name: "output_type", also: []string{"output"}, kind: word("fp16", "bf16", "fp32", "fp64", "int32", "int8"), needed: true, doc: "Type in memory."},

@@ -2,6 +2,7 @@ package reorder
 
 import (
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,28 +15,22 @@ import (
 type Stage struct {
 	from  engine.Receiver
 	queue string
-	plans []*collector
-	flows map[uint32]*collector
+	plans []*Shared // by number
+	flows map[uint32]*Shared
 
 	in    *burst.Burst // what was received; empty between calls
 	rest  *burst.Burst // packets that pass
-	ready []leaving    // batches that have left, in order
 	ended error        // what from said behind all this
 	wrong error        // of the stage, from then on
 	next  int64        // the earliest deadline; 0: none
 	began time.Time    // deadlines count from here
 
 	timer *time.Timer
-	waker atomic.Pointer[engine.Waker] // the timer's
+	waker atomic.Pointer[engine.Waker] // the owner's, for the timer and for other stages
 
 	packets, bytes metrics.Counter
 	drops          engine.DropCounters
 	closed         bool
-}
-
-type leaving struct {
-	c *collector
-	x *open
 }
 
 const (
@@ -46,30 +41,57 @@ const (
 
 // New makes a stage on from for the plans. Each flow is in one plan at most.
 func New(from engine.Receiver, spec engine.StageSpec, plans ...Plan) (*Stage, error) {
-	s := &Stage{from: from, queue: spec.Queue, began: time.Now(), flows: map[uint32]*collector{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
+	var shared []*Shared
+	for _, p := range plans {
+		x, err := Share(p)
+		if err != nil {
+			abandon(shared)
+			return nil, err
+		}
+		shared = append(shared, x)
+	}
+	s, err := NewShared(from, spec, shared...)
+	if err != nil {
+		abandon(shared)
+	}
+	return s, err
+}
+
+// abandon closes plans that no stage has.
+func abandon(plans []*Shared) {
+	for _, p := range plans {
+		p.c.shut()
+	}
+}
+
+// NewShared makes a stage on from for plans that other stages may have as well. After an error it has none of them.
+func NewShared(from engine.Receiver, spec engine.StageSpec, plans ...*Shared) (*Stage, error) {
+	s := &Stage{from: from, queue: spec.Queue, began: epoch, flows: map[uint32]*Shared{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("%w: queue %q has none", ErrPlan, spec.Queue)
 	}
 	for _, p := range plans {
-		var c *collector
-		c, err := newCollector(p, func(x *open) { s.ready = append(s.ready, leaving{c, x}) })
-		for _, id := range p.Flows {
-			if err == nil && s.flows[id] != nil {
-				c.cache.Close()
-				err = fmt.Errorf("%w %q: flow %d is in the plan %q too", ErrPlan, p.Name, id, s.flows[id].plan.Name)
+		for _, id := range p.c.plan.Flows {
+			if other := s.flows[id]; other != nil {
+				return nil, fmt.Errorf("%w %q: flow %d is in the plan %q too", ErrPlan, p.c.plan.Name, id, other.c.plan.Name)
 			}
-			s.flows[id] = c
+			s.flows[id] = p
 		}
-		if err != nil {
-			for _, c := range s.plans {
-				c.cache.Close()
-			}
-			return nil, err
-		}
-		s.plans = append(s.plans, c)
 	}
+	for i, p := range plans {
+		if !p.join(s) {
+			for _, p := range plans[:i] {
+				p.leave(s)
+			}
+			return nil, fmt.Errorf("%w %q: the queue by which its batches leave was closed", ErrPlan, p.c.plan.Name)
+		}
+	}
+	s.plans = inOrder(slices.Clone(plans))
 	return s, nil
 }
+
+// epoch is where deadlines count from, the same in all stages.
+var epoch = time.Now()
 
 // TryRecv implements engine.Receiver.
 func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
@@ -98,7 +120,11 @@ func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
 		}
 		if err != nil || s.wrong != nil {
 			s.ended = err
-			s.all((*collector).leaveAll)
+			s.lock()
+			for _, p := range s.plans {
+				p.end(s)
+			}
+			s.unlock()
 		} else if s.expire(now); n == 0 && !s.waiting() {
 			break
 		}
@@ -108,8 +134,8 @@ func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
 
 // now is the time, where a plan needs it.
 func (s *Stage) now() int64 {
-	for _, c := range s.plans {
-		if c.plan.Timeout > 0 {
+	for _, p := range s.plans {
+		if p.c.plan.Timeout > 0 {
 			return s.clock()
 		}
 	}
@@ -119,18 +145,19 @@ func (s *Stage) now() int64 {
 // clock is the time of deadlines, in nanoseconds: steps of the wall clock do not move it.
 func (s *Stage) clock() int64 { return int64(time.Since(s.began)) }
 
-func (s *Stage) all(f func(*collector)) {
-	for _, c := range s.plans {
-		f(c)
-	}
-}
-
 // sort places what was received, and puts aside what passes.
 func (s *Stage) sort(now int64) {
+	s.lock()
+	defer s.unlock()
 	for i := range s.in.Len() {
-		c := s.flows[s.in.Flow(i)]
-		if c == nil {
+		p := s.flows[s.in.Flow(i)]
+		if p == nil {
 			s.in.Take(s.rest, i) // there is room: rest is empty, and as large
+			continue
+		}
+		c := p.c
+		if p.closed {
+			c.drops.Inc(engine.DropClosed)
 			continue
 		}
 		why, ok := c.take(s.in, i, now)
@@ -150,34 +177,27 @@ func (s *Stage) sort(now int64) {
 // expire lets batches leave whose time has passed.
 func (s *Stage) expire(now int64) {
 	s.next = 0
-	for _, c := range s.plans {
-		if at := c.expire(now); at != 0 && (s.next == 0 || at < s.next) {
+	s.lock()
+	defer s.unlock()
+	for _, p := range s.plans {
+		if at := p.c.expire(now); at != 0 && (s.next == 0 || at < s.next) {
 			s.next = at
 		}
 	}
 }
 
-func (s *Stage) waiting() bool { return len(s.ready) > 0 || s.rest.Len() > 0 }
+func (s *Stage) waiting() bool {
+	return s.rest.Len() > 0 || slices.ContainsFunc(s.plans, func(p *Shared) bool { return p.waiting.Load() > 0 && p.home == s })
+}
 
 // give moves to b what waits, as much as there is room for.
 func (s *Stage) give(b *burst.Burst) {
 	had := b.Len()
-	n := 0
-	for _, l := range s.ready {
-		x := l.x
-		h := x.slot.Handle()
-		i := b.Builder().Add(l.c.src, burst.Segment{Handle: h, Off: l.c.plan.Pool.Offset(h), Len: uint32(x.Place * x.PerBatch)})
-		if i < 0 {
-			break
+	for _, p := range s.plans {
+		if p.waiting.Load() > 0 && p.home == s {
+			p.give(b)
 		}
-		b.Builder().SetFlow(i, l.c.plan.Flows[0])
-		if x.First != 0 {
-			b.Builder().SetReceived(i, 0, burst.HasTime, x.First)
-		}
-		l.c.recycle(x)
-		n++
 	}
-	s.ready = s.ready[:copy(s.ready, s.ready[n:])]
 	if s.rest.Len() > 0 {
 		s.rest.MoveTo(b)
 	}
@@ -189,14 +209,14 @@ func (s *Stage) give(b *burst.Burst) {
 
 // Arm implements engine.Receiver.
 func (s *Stage) Arm(w *engine.Waker) (ready bool) {
+	s.waker.Store(w)
 	if s.waiting() || s.ended != nil || s.wrong != nil {
 		return true
 	}
 	if s.next != 0 {
-		s.waker.Store(w)
 		d := time.Duration(s.next - s.clock())
 		if s.timer == nil {
-			s.timer = time.AfterFunc(d, func() { s.waker.Load().Wake() })
+			s.timer = time.AfterFunc(d, s.wake)
 		} else {
 			s.timer.Reset(d)
 		}
@@ -211,16 +231,20 @@ func (s *Stage) Arm(w *engine.Waker) (ready bool) {
 func (s *Stage) Stats(out *engine.RxStats) {
 	*out = engine.RxStats{Packets: s.packets.Load(), Bytes: s.bytes.Load()}
 	s.drops.AddTo(&out.Drops)
-	for _, c := range s.plans {
-		out.Copied += c.copied.Load()
-		c.drops.AddTo(&out.Drops)
+	for _, p := range s.plans {
+		if p.home == s {
+			out.Copied += p.c.copied.Load()
+			p.c.drops.AddTo(&out.Drops)
+		}
 	}
 }
 
-// Plans are the counts of each plan. Any goroutine may call it.
+// Plans are the counts of each plan whose batches leave by this stage. Any goroutine may call it.
 func (s *Stage) Plans() (out []Counts) {
-	for _, c := range s.plans {
-		out = append(out, c.counts())
+	for _, p := range s.plans {
+		if p.home == s {
+			out = append(out, p.c.counts())
+		}
 	}
 	return out
 }
@@ -247,13 +271,11 @@ func (s *Stage) Close() error {
 	if s.timer != nil {
 		s.timer.Stop()
 	}
-	for _, l := range s.ready {
-		l.c.drop(l.x, engine.DropClosed)
-	}
-	s.ready = nil
 	s.drops.Add(engine.DropClosed, uint64(s.rest.Live()))
 	s.rest.Release()
-	s.all((*collector).shut)
+	for _, p := range s.plans {
+		p.leave(s)
+	}
 	s.wrong = engine.ErrClosed
 	return nil
 }
