@@ -149,7 +149,10 @@ func (h *half) untake(*cdpdk.Desc) {
 }
 
 // put gives back what took took.
-func (h *half) put(x mem.Handle) { h.src.Reclaim([]mem.Handle{x}) }
+func (h *half) put(x mem.Handle) {
+	h.grab[0] = x
+	h.src.Reclaim(h.grab[:1])
+}
 
 // takeBack takes back what is in the mempools of a stopped driver. It is false where the driver still has some.
 func (h *half) takeBack() bool {

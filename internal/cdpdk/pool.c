@@ -132,12 +132,29 @@ struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int soc
 	if (!p)
 		return NULL;
 	struct ps_init x = {.p = p};
-	p->mp = rte_pktmbuf_pool_create(name, n, 0, RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN), room, socket);
+	struct rte_pktmbuf_pool_private data;
+	memset(&data, 0, sizeof data);
+	data.mbuf_data_room_size = room;
+	data.mbuf_priv_size = RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN);
+	// With virtual addresses mbufs may cross pages. Without the flag there are gaps between them where pages are small, and net_af_xdp counts on none.
+	unsigned flags = rte_eal_iova_mode() == RTE_IOVA_VA ? RTE_MEMPOOL_F_NO_IOVA_CONTIG : 0;
+	p->mp = rte_mempool_create_empty(name, n, sizeof(struct rte_mbuf) + data.mbuf_priv_size + room, 0, sizeof data, socket, flags);
 	if (!p->mp) {
 		*err = rte_errno;
 		ps_pool_close(p);
 		return NULL;
 	}
+	int r = rte_mempool_set_ops_byname(p->mp, "ring_mp_mc", NULL);
+	if (r == 0) {
+		rte_pktmbuf_pool_init(p->mp, &data);
+		r = rte_mempool_populate_default(p->mp);
+	}
+	if (r < 0) {
+		*err = -r;
+		ps_pool_close(p);
+		return NULL;
+	}
+	rte_mempool_obj_iter(p->mp, rte_pktmbuf_init, NULL);
 	if (p->mp->nb_mem_chunks != 1) { // packets are lent as parts of one region
 		*err = ENOMEM;
 		ps_pool_close(p);
