@@ -104,7 +104,7 @@ func (w *worker) open(seed uint64) (*host, error) {
 	h.n, err = transfer.Open(h.living, transfer.Options{
 		Name: h.name, Listen: []string{"tcp://127.0.0.1:0", "unix://" + plain}, Paths: drivers, OnTransfer: h.heard,
 		Identity: h.id, Policy: &h.rights, Anonymous: identity.All, Limits: w.limits(),
-		Budget: max(w.c.MaxBytes/8*budget, 256<<10), HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second,
+		Budget: max(w.c.MaxBytes/8*budget, 256<<10), HeartbeatEvery: 200 * time.Millisecond, DeadAfter: w.c.Silence,
 	})
 	if err != nil {
 		return nil, err

@@ -218,7 +218,10 @@ func (x *run) soak(ctx context.Context) (err error) {
 func (x *run) start(m *member) error {
 	m.life++
 	x.lives++
-	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Dir: x.dir, Index: m.index, Seed: x.o.Seed, MaxBytes: x.o.MaxBytes, Patience: x.o.Patience}
+	c := config{Name: fmt.Sprintf("w%d.%d", m.index, m.life), Dir: x.dir, Index: m.index, Seed: x.o.Seed, MaxBytes: x.o.MaxBytes, Patience: x.o.Patience, Silence: time.Second}
+	if x.o.Calm { // without faults a worker is silent only while the machine runs something else
+		c.Silence = x.o.Patience
+	}
 	for _, o := range x.all {
 		c.Peers = append(c.Peers, "tcp://"+workerName(o.index)+"@"+o.front.Addr())
 		c.Plain = append(c.Plain, "unix://"+o.plain.Addr())

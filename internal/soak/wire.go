@@ -21,6 +21,7 @@ type config struct {
 	Seed     uint64
 	MaxBytes uint64
 	Patience time.Duration // until a transfer that does not end counts as lost
+	Silence  time.Duration // after which a peer counts as dead
 	Data     string        // plan of faults for data connections
 	Break    string        // see Options
 }

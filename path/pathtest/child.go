@@ -46,6 +46,7 @@ type request struct {
 	Kind  path.OpKind
 	Key   []byte // op: the wire form of the parent's export key
 	Imm   uint64 // op: with a notification
+	Want  int    // notices: the answer comes when so many have been received
 }
 
 // reply is what came of it.
@@ -216,6 +217,7 @@ type childSide struct {
 	exports  path.Exports
 	regions  []*mem.Region
 	notices  int
+	want     int // notices after which the answer to a request goes out
 	waiter   *path.Waiter
 	out      *json.Encoder
 	op       request // under way
@@ -265,7 +267,9 @@ func childMain(d path.Driver) {
 		for _, e := range events[:n] {
 			switch e.Kind {
 			case path.EventNotify:
-				c.notices++
+				if c.notices++; c.notices == c.want {
+					c.out.Encode(reply{Bad: -1, Notices: c.notices})
+				}
 			case path.EventDown:
 				c.path.Close()
 				c.path = nil
@@ -340,7 +344,10 @@ func (c *childSide) do(q request) (r reply, later bool, err error) {
 		_, err = c.path.Post([]path.Op{op})
 		later = true
 	case "notices":
-		r.Notices = c.notices
+		r.Notices, later = c.notices, c.notices < q.Want
+		if later {
+			c.want = q.Want
+		}
 	case "close":
 		err = c.path.Close()
 		c.path = nil

@@ -93,7 +93,7 @@ func processTransfers(t testing.TB, s *Side, c *Child) {
 			t.Fatalf("the child's get of %d bytes: byte %d is wrong", n, r.Bad)
 		}
 	}
-	if r := c.ask(s, request{Do: "notices"}); r.Notices != notices {
+	if r := c.ask(s, request{Do: "notices", Want: notices}); r.Notices != notices {
 		t.Errorf("the child received %d notifications of %d", r.Notices, notices)
 	}
 	bad := s.Do(path.Op{Kind: path.Put, Copies: []path.Copy{{Local: local.All(), Key: theirs, RemoteOff: 1}}})
@@ -140,7 +140,7 @@ func processStop(t testing.TB, s *Side, c *Child) {
 	if r := c.ask(s, request{Do: "verify", N: processLarge, Seed: 5}); r.Bad >= 0 {
 		t.Errorf("put across a freeze: the child finds byte %d wrong", r.Bad)
 	}
-	if r := c.ask(s, request{Do: "notices"}); r.Notices != 2 {
+	if r := c.ask(s, request{Do: "notices", Want: 2}); r.Notices != 2 {
 		t.Errorf("the child received %d notifications of 2", r.Notices)
 	}
 }
