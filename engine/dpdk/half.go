@@ -4,6 +4,7 @@ package dpdk
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 	"sync/atomic"
 
@@ -38,6 +39,9 @@ type half struct {
 // newSlots makes a half of the slots of a pool.
 func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()), target: depth}
+	if p.info.Bus != "vdev" { // a driver of a card keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
+		h.target = 2 * (p.receiveRing(h) + atOnce)
+	}
 	if h.reg, err = p.reach(pool.Region()); err != nil {
 		return nil, err
 	}
@@ -54,6 +58,15 @@ func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	}
 	_ = h.reg.Release()
 	return nil, err
+}
+
+// receiveRing is the number of descriptors that receive into a half. Of a pool the ring has a quarter of the slots at most.
+func (p *Port) receiveRing(h *half) int {
+	want := p.ring(h.depth)
+	if h.user != nil {
+		want = min(want, 1<<max(bits.Len(uint(h.user.Slots()/4))-1, 0))
+	}
+	return descriptors(want, p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign)
 }
 
 // newLent makes a half of memory of DPDK.
@@ -229,9 +242,9 @@ func (p *Port) place(live []*rxQueue, n int) error {
 		default:
 			depth := p.depth
 			if i < len(live) {
-				depth = live[i].Spec().Depth
+				depth = p.ring(live[i].Spec().Depth)
 			}
-			h, err := p.newLent(depth)
+			h, err := p.spare(depth)
 			if err != nil {
 				return err
 			}
@@ -254,6 +267,17 @@ func (p *Port) place(live []*rxQueue, n int) error {
 	}
 	p.halves = halves
 	return nil
+}
+
+// spare is a half of memory of DPDK that no queue has: one that is left of another, or a new one.
+func (p *Port) spare(depth int) (*half, error) {
+	for i, h := range p.left {
+		if h.lent != nil && h.depth == depth && !p.ours(h) && h.own.Free() > depth+2*atOnce {
+			p.left = slices.Delete(slices.Clone(p.left), i, i+1)
+			return h, nil
+		}
+	}
+	return p.newLent(depth)
 }
 
 // ours reports whether a half is that of a queue, also of one that is being closed.

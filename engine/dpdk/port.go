@@ -26,6 +26,7 @@ type Port struct {
 	o    Options
 	name string
 	dev  cdpdk.Port
+	card cdpdk.Device
 	ns   *netif.Namespace // the network namespace in which it was opened, where drivers over the kernel find their interfaces
 	info cdpdk.Info
 	can  engine.Capabilities
@@ -36,6 +37,7 @@ type Port struct {
 	makes   bool // the device makes packets when it is asked for some
 	reads   bool // the device sends from any memory
 	chains  bool // the device sends chains of segments
+	lazy    bool // the driver may keep what it has sent until it needs the descriptor
 
 	table  *flow.Table
 	counts engine.SteerCounts
@@ -47,7 +49,7 @@ type Port struct {
 	gone    []*txQueue // the last that were closed
 	pastTx  engine.TxStats
 	halves  []*half     // what the device receives into, by its number of the queue
-	sends   int         // its queues to send by
+	rings   []int       // descriptors of its queues to send by
 	leftTx  []*txQueue  // that were closed, whose memory the driver still has
 	left    []*half     // of queues that were closed, whose mbufs the driver still has
 	closing *half       // of the queue that is being closed
@@ -82,7 +84,7 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	if err != nil {
 		return nil, unavailable(err)
 	}
-	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], depth: 1024}
+	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], card: ids[0].Device(), depth: 1024}
 	if o.Descriptors > 0 {
 		p.depth = o.Descriptors
 	}
@@ -91,7 +93,7 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(fmt.Errorf("dpdk: %s: %w", p.name, err), p.dev.Detach())
+			err = errors.Join(fmt.Errorf("dpdk: %s: %w", p.name, err), p.dev.Close(), p.card.Remove())
 			if p.ns != nil {
 				err = errors.Join(err, p.ns.Close())
 			}
@@ -117,8 +119,8 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 		p.redial = time.AfterFunc(redialEvery, p.dial)
 		p.redial.Stop()
 	}
-	if p.info.Bus != "vdev" {
-		if p.regs, err = mem.NewRegCache(mem.RegCacheOptions{Name: p.name, Registrar: registrar{p.dev}}); err != nil {
+	if p.info.Bus != "vdev" && p.o.Memory != MemoryLent {
+		if p.regs, err = mem.NewRegCache(mem.RegCacheOptions{Name: p.name, Registrar: p.registrar()}); err != nil {
 			return nil, err
 		}
 	}
@@ -133,8 +135,9 @@ func (p *Port) arrange(where string) {
 		why = "memory: lent says so"
 	}
 	p.inPlace = p.o.Memory == MemoryInPlace || why == ""
-	p.reads = reads(where) && !cdpdk.Physical()
+	p.reads = reads(where) && !cdpdk.Physical() && (p.info.Bus == "vdev" || p.o.Memory != MemoryLent)
 	p.makes = driver(where) == "net_null"
+	p.lazy = p.info.Bus != "vdev" || driver(where) == "net_virtio_user"
 	p.chains = p.info.TxOffloads&cdpdk.TxMultiSegs != 0
 	c, _ := (*Engine)(nil).PortCapabilities(p.spec)
 	c.Notes = []string{
@@ -156,7 +159,6 @@ func (p *Port) arrange(where string) {
 	}
 	c.Hash = p.info.RSSTypes != 0 && p.info.RxOffloads&cdpdk.RxRSSHash != 0
 	c.Chains = p.inPlace && p.chains && p.info.RxOffloads&cdpdk.RxScatter != 0
-	c.Notes = append(c.Notes, "EAL runs with: "+strings.Join(cdpdk.Running(), " "))
 	p.can = c
 }
 
@@ -175,40 +177,6 @@ func (p *Port) offloads() uint64 {
 // receives are the offloads that the port asks its device for when it receives.
 func (p *Port) receives() uint64 {
 	return p.info.RxOffloads & (cdpdk.RxChecksum | cdpdk.RxScatter | cdpdk.RxRSSHash)
-}
-
-// registrar lets a device reach memory.
-type registrar struct{ dev cdpdk.Port }
-
-type registered struct {
-	base uintptr
-	size uint64
-}
-
-// Register implements mem.Registrar.
-func (r registrar) Register(s mem.Span, _ mem.Access) (any, error) {
-	x := registered{address(s.Bytes()), s.Len}
-	if err := cdpdk.Register(x.base, x.size, uint64(s.Region.PageSize())); err != nil {
-		return nil, err
-	}
-	if err := r.dev.MapDMA(x.base, x.size); err != nil {
-		return nil, errors.Join(err, cdpdk.Unregister(x.base, x.size))
-	}
-	return x, nil
-}
-
-// Deregister implements mem.Registrar.
-func (r registrar) Deregister(handle any) error {
-	x := handle.(registered)
-	return errors.Join(r.dev.UnmapDMA(x.base, x.size), cdpdk.Unregister(x.base, x.size))
-}
-
-// reach lets the device reach a region, for as long as the result is not released.
-func (p *Port) reach(r *mem.Region) (mem.Registration, error) {
-	if p.regs == nil {
-		return mem.Registration{}, nil
-	}
-	return p.regs.Get(r.All(), mem.ReadAccess|mem.WriteAccess)
 }
 
 // Name implements engine.Port.
@@ -346,8 +314,11 @@ func (p *Port) startHere() (err error) {
 		}
 	}
 	c := cdpdk.Config{Rx: rx, Tx: tx, MTU: p.info.MTU, RxOffloads: p.receives(), TxOffloads: p.offloads()}
-	if rx > 1 {
+	if hashes := c.RxOffloads&cdpdk.RxRSSHash != 0; rx > 1 || hashes {
 		c.RSSTypes, c.RSSKey = p.rss(), p.o.RSSKey
+		if c.RSSTypes == 0 { // a hash without RSS is refused
+			c.RxOffloads &^= cdpdk.RxRSSHash
+		}
 	}
 	if err := p.dev.Configure(c); err != nil {
 		return err
@@ -356,12 +327,19 @@ func (p *Port) startHere() (err error) {
 		return err
 	}
 	for n, h := range p.halves {
-		if err := p.dev.SetupRx(n, descriptors(p.ring(h.depth), p.info.MinRxDesc, p.info.MaxRxDesc, p.info.RxDescAlign), h.own, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
+		if err := p.dev.SetupRx(n, p.receiveRing(h), h.own, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
 			return err
 		}
 	}
-	for n := range tx {
-		if err := p.dev.SetupTx(n, descriptors(p.depth, p.info.MinTxDesc, p.info.MaxTxDesc, p.info.TxDescAlign), c.TxOffloads&p.info.TxQueueOffloads); err != nil {
+	rings := make([]int, tx)
+	for n := range rings {
+		rings[n] = p.sendRing(2 * sendRing)
+	}
+	for _, q := range p.txs {
+		rings[q.n] = q.ring
+	}
+	for n, ring := range rings {
+		if err := p.dev.SetupTx(n, ring, c.TxOffloads&p.info.TxQueueOffloads); err != nil {
 			return err
 		}
 	}
@@ -374,7 +352,7 @@ func (p *Port) startHere() (err error) {
 	case err != nil:
 		return err
 	}
-	p.state, p.sends = portStarted, tx
+	p.state, p.rings = portStarted, rings
 	p.begin(live)
 	if info, err := p.dev.Info(); err == nil {
 		p.info.MAC = info.MAC // some drivers know it only now
@@ -515,7 +493,7 @@ func (p *Port) due() error {
 // sending reports whether the device sends by each transmit queue, after it has had those begin by which it does. The caller holds the set's lock.
 func (p *Port) sending() bool {
 	for _, q := range p.txs {
-		if q.n >= p.sends {
+		if q.n >= len(p.rings) || q.ring < p.rings[q.n] {
 			return false
 		}
 		if !q.started && !p.away {
@@ -560,7 +538,8 @@ func (p *Port) Close() error {
 	if p.redial != nil {
 		p.redial.Stop()
 	}
-	errs = append(errs, p.dev.Detach()) // the driver frees what it still has
+	closed := p.dev.Close() // the driver frees what it still has
+	errs = append(errs, closed)
 	for _, h := range append(p.halves, p.left...) {
 		if h != nil {
 			errs = append(errs, h.close())
@@ -571,6 +550,9 @@ func (p *Port) Close() error {
 	}
 	if p.regs != nil {
 		errs = append(errs, p.regs.Close())
+	}
+	if closed == nil {
+		errs = append(errs, p.card.Remove())
 	}
 	errs = append(errs, p.ns.Close())
 	return errors.Join(errs...)

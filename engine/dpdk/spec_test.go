@@ -122,6 +122,7 @@ func TestAdvice(t *testing.T) {
 		"EAL: FATAL: Cannot use IOVA as 'PA' since physical addresses are not available":                      "iova: va",
 		"EAL: 0000:3b:00.0 VFIO group is not viable! Not all devices in IOMMU group bound to VFIO or unbound": "IOMMU group",
 		"EAL: Cannot set up DMA remapping, error 12 (Cannot allocate memory)":                                 "locked memory",
+		"EAL: Using IOMMU type 1 (Type 1)\nEAL: Cannot set up DMA remapping, error 22 (Invalid argument)":     "memory: lent",
 		"EAL: Driver cannot attach the device (0000:3b:00.0)":                                                 "bind the card",
 		"EAL: Cannot create lock on '/var/run/dpdk/rte/config'. Is another primary process running?":          "file_prefix",
 		"EAL: lcore 9 unavailable\nEAL: invalid coremap syntax":                                               "cores:",

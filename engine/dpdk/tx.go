@@ -5,6 +5,7 @@ package dpdk
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"slices"
 	"sync"
 	"time"
@@ -25,6 +26,8 @@ const (
 	bounceBuffers = 512
 	// sendAtOnce is the number of packets that are given to the driver in one call.
 	sendAtOnce = 64
+	// sendRing are the descriptors of a queue of the device to which nobody sends yet.
+	sendRing = 512
 	// sendAgain is the pause when the driver takes no more, and at most reapSlow that between two looks at what it has sent.
 	sendAgain = 50 * time.Microsecond
 	reapSlow  = 10 * time.Millisecond
@@ -38,6 +41,7 @@ type txQueue struct {
 	out   *engine.Outbox
 	pacer *pace.Pacer // nil without a rate and times
 	n     int         // the number of the device's queue
+	ring  int         // descriptors that it has at most
 	tx    *cdpdk.Tx
 
 	mu       sync.Mutex // of what follows, and of the device's queue
@@ -112,6 +116,7 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 			return err
 		}
 	}
+	q.ring = p.senderRing(&spec)
 	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.can.MaxPacket)
 	slots.Chain(burst.MaxSegments, p.can.MaxPacket)
 	var sink engine.Sink = (*device)(q)
@@ -154,6 +159,31 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 		return err
 	}
 	return nil
+}
+
+// senderRing is the number of descriptors of the device's queue. Some drivers free what they have sent only when a descriptor is used again
+// (em, virtio), so they may keep as many packets for ever: half of what the queue has is left to send the next with. For a virtual device it is
+// always the same: a port starts again for another one, which net_memif 22.11 does not survive while its peer connects.
+func (p *Port) senderRing(spec *engine.TxSpec) int {
+	most := 2 * sendRing
+	if !p.lazy {
+		return p.sendRing(most)
+	}
+	most = min(most, spec.Depth)
+	if len(spec.Pools) > 0 {
+		slots := 0
+		for _, pool := range spec.Pools {
+			slots += pool.Slots()
+		}
+		most = min(most, slots)
+	}
+	return p.sendRing(most)
+}
+
+// sendRing is a ring for half of so many packets.
+func (p *Port) sendRing(packets int) int {
+	ring := 1 << max(bits.Len(uint(packets/2))-1, 0)
+	return descriptors(min(ring, p.depth), p.info.MinTxDesc, p.info.MaxTxDesc, p.info.TxDescAlign)
 }
 
 // bounces makes bounce buffers in memory of DPDK.

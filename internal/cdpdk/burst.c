@@ -199,8 +199,9 @@ uint32_t ps_tx_reap(struct ps_tx *t)
 	if (!t->out)
 		return 0;
 	uint32_t n = rte_mempool_avail_count(t->pool->mp);
-	if (!n) { // a driver may free what it has sent only when it needs the room
-		ps_ops.cleanup(t->port, t->queue, 0);
+	if (!n) { // a driver may free what it has sent only when it is asked to, or when it is called to send
+		if (ps_ops.cleanup(t->port, t->queue, 0) == -ENOTSUP)
+			ps_ops.tx(t->port, t->queue, t->packet, 0);
 		n = rte_mempool_avail_count(t->pool->mp);
 	}
 	if (n > PS_DESCS)

@@ -111,8 +111,9 @@ func open(t *testing.T, devargs string) Port {
 	if err != nil {
 		t.Fatal(err)
 	}
+	device := ports[0].Device()
 	t.Cleanup(func() {
-		if err := ports[0].Detach(); err != nil {
+		if err := errors.Join(ports[0].Close(), device.Remove()); err != nil {
 			t.Error(err)
 		}
 	})

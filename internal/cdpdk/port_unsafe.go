@@ -35,8 +35,32 @@ func Attach(devargs string) ([]Port, error) {
 	return out, nil
 }
 
-// Detach stops and closes the port, and removes its device.
-func (p Port) Detach() error { return p.failed("rte_dev_remove", C.ps_detach(p.c())) }
+// Close stops and closes the port: the driver frees the mbufs that it has. The device stays.
+func (p Port) Close() error { return p.failed("rte_eth_dev_close", C.ps_close(p.c())) }
+
+// Device is the device of a port.
+type Device struct{ c *C.struct_rte_device }
+
+// Device is the port's.
+func (p Port) Device() Device { return Device{C.ps_device(p.c())} }
+
+// Remove removes the device. Its port is closed.
+func (d Device) Remove() error {
+	if d.c == nil {
+		return nil
+	}
+	return failed("rte_dev_remove", C.ps_remove(d.c))
+}
+
+// MapDMA lets the device reach memory that was registered. A device without an IOMMU has nothing to be told.
+func (d Device) MapDMA(base uintptr, size uint64) error {
+	return failed("rte_dev_dma_map", C.ps_map(d.c, C.uintptr_t(base), C.size_t(size), 1))
+}
+
+// UnmapDMA ends what MapDMA began.
+func (d Device) UnmapDMA(base uintptr, size uint64) error {
+	return failed("rte_dev_dma_unmap", C.ps_map(d.c, C.uintptr_t(base), C.size_t(size), 0))
+}
 
 func (p Port) c() C.uint16_t { return C.uint16_t(p) }
 
@@ -179,14 +203,4 @@ func (p Port) XStats() (names []string, values []uint64, err error) {
 		names = append(names, C.GoString(&texts[i].name[0]))
 	}
 	return names, counts, nil
-}
-
-// MapDMA lets the device reach memory that was registered; UnmapDMA ends that. Devices without an IOMMU have nothing to be told.
-func (p Port) MapDMA(base uintptr, size uint64) error {
-	return p.failed("rte_dev_dma_map", C.ps_map(p.c(), C.uintptr_t(base), C.size_t(size), 1))
-}
-
-// UnmapDMA ends what MapDMA began.
-func (p Port) UnmapDMA(base uintptr, size uint64) error {
-	return p.failed("rte_dev_dma_unmap", C.ps_map(p.c(), C.uintptr_t(base), C.size_t(size), 0))
 }

@@ -121,17 +121,20 @@ int ps_attach(const char *devargs, uint16_t *ports, int max)
 	return n;
 }
 
-int ps_detach(uint16_t port)
+struct rte_device *ps_device(uint16_t port)
 {
 	struct rte_eth_dev_info info;
-	int r = ps_ops.info(port, &info);
-	if (r < 0)
-		return r;
-	ps_ops.stop(port);
-	if ((r = ps_ops.close(port)) < 0)
-		return r;
-	return ps_ops.remove(info.device);
+	return ps_ops.info(port, &info) < 0 ? NULL : info.device;
 }
+
+// ps_close stops and closes a port: the driver frees the mbufs that it has, and the port's number means nothing any more.
+int ps_close(uint16_t port)
+{
+	ps_ops.stop(port);
+	return ps_ops.close(port);
+}
+
+int ps_remove(struct rte_device *dev) { return ps_ops.remove(dev); }
 
 int ps_info(uint16_t port, struct ps_info *to)
 {
@@ -256,16 +259,10 @@ int ps_xstats(uint16_t port, uint64_t *values, int n)
 
 int ps_xstat_names(uint16_t port, struct rte_eth_xstat_name *names, int n) { return rte_eth_xstats_get_names(port, names, n); }
 
-// ps_map lets the device of a port reach memory, or no longer. A device of no bus with an IOMMU has nothing to be told.
-int ps_map(uint16_t port, uintptr_t addr, size_t len, int on)
+// ps_map lets a device reach memory, or no longer. A device of no bus with an IOMMU has nothing to be told.
+int ps_map(struct rte_device *dev, uintptr_t addr, size_t len, int on)
 {
-	struct rte_eth_dev_info i;
-	int r = ps_ops.info(port, &i);
-	if (r < 0)
-		return r;
-	if (!i.device)
-		return 0;
-	r = ps_ops.dma(i.device, (void *)addr, addr, len, on);
+	int r = ps_ops.dma(dev, (void *)addr, addr, len, on);
 	return r == -ENOTSUP || r == -ENOSYS || r == -ENODEV ? 0 : r;
 }
 

@@ -54,7 +54,7 @@ func Enter[T Test[T]](t T, s Spec) bool {
 	testenv.Once(t)
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	binary, done, err := testBinary(ctx)
+	binary, done, err := testBinary(ctx, s.Linked)
 	if err != nil {
 		t.Fatalf("guest: no test binary for the guest: %v", err)
 	}
@@ -126,14 +126,14 @@ func flagIs(name, value string) bool {
 	return f != nil && f.Value.String() == value
 }
 
-// testBinary is a static test binary of the package whose test runs: this process's own, or one built for the purpose, which
-// stays locked until done.
-func testBinary(ctx context.Context) (file string, done func(), err error) {
+// testBinary is a test binary of the package whose test runs: this process's own if it is static or linked says that it need not be, or a
+// static one built for the purpose, which stays locked until done.
+func testBinary(ctx context.Context, linked bool) (file string, done func(), err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", nil, err
 	}
-	if static, err := isStatic(self); err != nil || static {
+	if static, err := isStatic(self); err != nil || static || linked {
 		return self, func() {}, err
 	}
 	tool, err := testenv.Tool("go", "golang")

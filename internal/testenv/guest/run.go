@@ -39,6 +39,9 @@ type Spec struct {
 	Timeout time.Duration // from the boot to the end; 0 is DefaultTimeout
 	Files   []File        // taken along for this run
 	Env     []string      // "NAME=value" for the program
+	// Linked has Enter take the test binary as it is, with the libraries that it is linked with. Without it a binary that is not static
+	// is built once more as one that is.
+	Linked bool
 	// PowersOff is the number of the guest that calls PowerOff in the middle of the program, 0 for none. The program need not end
 	// there, and a guest that goes on until its program ends is an error.
 	PowersOff int
