@@ -152,6 +152,9 @@ func exchange(t *testing.T, a, b *Port, rx engine.RxSpec, packets, size int, bef
 				continue
 			}
 			most, asked = 1, time.Now()
+		} else if a.info.Bus != "vdev" && sent-got >= 64 { // and of what finds its ring full it swaps two
+			take()
+			continue
 		}
 		n, _ := out.Alloc(send, most, size)
 		for i := range n {

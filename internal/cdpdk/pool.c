@@ -49,9 +49,11 @@ static void no_callback(void *addr, void *opaque)
 static void init_own(struct rte_mempool *mp, void *arg, void *obj, unsigned i)
 {
 	struct ps_init *x = arg;
-	(void)mp;
-	priv(obj)->number = i;
-	x->p->mbuf[i] = obj;
+	struct rte_mbuf *m = obj;
+	if (mp->flags & RTE_MEMPOOL_F_NO_IOVA_CONTIG) // such a pool does not know its IOVA, which is the virtual address
+		rte_mbuf_iova_set(m, (uintptr_t)m->buf_addr);
+	priv(m)->number = i;
+	x->p->mbuf[i] = m;
 }
 
 static struct ps_pool *new_pool(uint32_t n, int *err)
