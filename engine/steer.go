@@ -23,9 +23,10 @@ type Steerer struct {
 
 	fates *SteerCounts
 
-	// Of the version of actions, the actions of its rules, and where frames are changed.
+	// Of a version, the actions of its rules, and its rules by ID; and where frames are changed.
 	version uint64
 	actions [][]flow.Action
+	ids     map[uint32]int
 	scratch []byte
 }
 
@@ -115,6 +116,30 @@ func (s *Steerer) parse(frame []byte, cut bool) {
 	l.IPLen += uint32(was - ip)
 }
 
+// ByID is the decision of the rule with an ID in the version of Begin, for a frame that a device has classified. It is false where that version has
+// no such rule: rules have changed since.
+func (s *Steerer) ByID(id uint32) (flow.Decision, bool) {
+	s.look()
+	i, ok := s.ids[id]
+	if !ok {
+		return flow.Decision{}, false
+	}
+	return s.snap.Classifier().Decision(i), true
+}
+
+// look keeps what is asked for often of the rules of the version of Begin.
+func (s *Steerer) look() {
+	if s.actions != nil && s.snap.Version() == s.version {
+		return
+	}
+	s.version = s.snap.Version()
+	s.actions, s.ids = make([][]flow.Action, s.snap.Classifier().Len()), map[uint32]int{}
+	for i := range s.actions {
+		r := s.snap.Classifier().Rule(i)
+		s.actions[i], s.ids[r.ID] = r.Actions, i
+	}
+}
+
 // Count counts a frame of that many bytes for the rule that decided.
 func (s *Steerer) Count(d flow.Decision, bytes int) { s.counters.Count(s.snap, d, bytes) }
 
@@ -146,13 +171,7 @@ const scratchRoom = 1024
 // Transform does what rule i of the version of Begin says to a whole frame that was classified last, in memory of the Steerer, where the result
 // holds until the next call. It is nil where that cannot be done.
 func (s *Steerer) Transform(i int32, frame []byte) []byte {
-	if s.actions == nil || s.snap.Version() != s.version {
-		s.version = s.snap.Version()
-		s.actions = make([][]flow.Action, s.snap.Classifier().Len())
-		for i := range s.actions {
-			s.actions[i] = s.snap.Classifier().Rule(i).Actions
-		}
-	}
+	s.look()
 	s.scratch = append(slices.Grow(s.scratch[:0], scratchRoom+len(frame))[:scratchRoom], frame...)
 	out, why := flow.Transform(s.actions[i], s.scratch, scratchRoom, &s.Layers)
 	if why != flow.Applied {

@@ -125,6 +125,9 @@ func (c *Classifier) Len() int { return len(c.rules) }
 // Rule returns a copy of rule i of the set that was compiled.
 func (c *Classifier) Rule(i int) Rule { return c.rules[i].Clone() }
 
+// Decision returns what rule i decides. Queue is 0 of a rule that spreads packets.
+func (c *Classifier) Decision(i int) Decision { return c.outcomes[i].Decision }
+
 // Classify returns the decision for frame, whose layers Parse (or ParseIP) has put into l. It reads only what l says is there, so a
 // frame that Parse found malformed is safe too: fields behind the fault are absent. It allocates nothing.
 func (c *Classifier) Classify(frame []byte, l *packet.Layers) Decision {

@@ -123,6 +123,25 @@ func number(s string, limit uint64) (uint64, error) {
 	return n, nil
 }
 
+// Block is the numbers n with n&Mask == Value.
+type Block struct{ Value, Mask uint16 }
+
+// Blocks splits a range into the fewest blocks: each time the largest that begins where the last one ended. An absent range is every number.
+func Blocks(of Opt[Range]) (out []Block) {
+	if !of.Set {
+		return []Block{{}}
+	}
+	for lo, hi := int(of.Value.Lo), int(of.Value.Hi); lo <= hi; {
+		size := 1
+		for lo&(2*size-1) == 0 && lo+2*size-1 <= hi && size < 1<<16 {
+			size *= 2
+		}
+		out = append(out, Block{uint16(lo), ^uint16(size - 1)})
+		lo += size
+	}
+	return out
+}
+
 // VLAN is what a match asks of a VLAN tag: an identifier of 0 to 4095, or that there is no tag. Text and JSON are the number or
 // "untagged". A frame with a priority tag has identifier 0; it is tagged.
 type VLAN uint16
@@ -210,4 +229,20 @@ func (m *Match) Equal(o *Match) bool {
 	return m.EthSrc == o.EthSrc && m.EthDst == o.EthDst && m.EtherType == o.EtherType && m.VLAN == o.VLAN && m.InnerVLAN == o.InnerVLAN &&
 		m.Src == o.Src && m.Dst == o.Dst && m.Proto == o.Proto && m.Length == o.Length &&
 		m.SrcPort == o.SrcPort && m.DstPort == o.DstPort && slices.Equal(m.Flex, o.Flex) && m.ECPRI == o.ECPRI
+}
+
+// HasFamily reports whether a match about IP accepts packets of IPv4, or else of IPv6.
+func (m *Match) HasFamily(four bool) bool {
+	for _, p := range []netip.Prefix{m.Src, m.Dst} {
+		if p.IsValid() && p.Addr().Is4() != four {
+			return false
+		}
+	}
+	if !m.EtherType.Set {
+		return true
+	}
+	if four {
+		return m.EtherType.Value == packet.EtherTypeIPv4
+	}
+	return m.EtherType.Value == packet.EtherTypeIPv6
 }

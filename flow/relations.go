@@ -360,3 +360,12 @@ func vlanOf(v uint64) VLAN {
 	}
 	return VLAN(v)
 }
+
+// Apart reports that no packet meets both matches. It is a quick test: false does not mean that there is such a packet.
+func Apart(a, b *Match) bool {
+	x, _ := explicit(a)
+	y, _ := explicit(b)
+	x.tighten()
+	y.tighten()
+	return x.apart(&y)
+}

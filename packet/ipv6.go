@@ -98,8 +98,8 @@ func (h *IPv6Header) Fill(b []byte, payload int) (int, error) {
 	return IPv6Len, nil
 }
 
-// isExtension reports whether an IPv6 header of this type is followed by another one, at a place that can be computed.
-func isExtension(p Proto) bool {
+// IsExtension reports whether an IPv6 header of this type is followed by another one, at a place that can be computed.
+func (p Proto) IsExtension() bool {
 	switch p {
 	case ProtoHopByHop, ProtoRouting, ProtoFragment, ProtoAH, ProtoDestOpts, ProtoMobility, ProtoHIP, ProtoShim6:
 		return true
@@ -161,7 +161,7 @@ func (e Extension) FragmentID() uint32 { return binary.BigEndian.Uint32(e[4:]) }
 //
 // What follows a fragment header is no header but data when FragmentOffset is not 0.
 func NextExtension(b []byte, proto Proto) (ext Extension, rest []byte, next Proto, why Reason) {
-	if !isExtension(proto) {
+	if !proto.IsExtension() {
 		return nil, b, proto, OK
 	}
 	n := extensionLen(proto, b)

@@ -201,7 +201,7 @@ func (l *Layers) ipv6(b []byte, at int) Reason {
 	l.IPLen = uint32(total)
 	l.End = uint32(at + total)
 	b, at = b[:at+total], at+IPv6Len
-	for n := 0; isExtension(l.Proto); n++ {
+	for n := 0; l.Proto.IsExtension(); n++ {
 		if n == MaxExtensions {
 			return LongExtensions
 		}

@@ -45,9 +45,9 @@ func (*Engine) Capabilities() engine.Capabilities {
 
 // PortCapabilities implements engine.Checker.
 func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, error) {
-	_, _, err := settle(&spec)
-	if err == nil && spec.Isolated {
-		err = engine.CannotIsolate(Name, &spec, "DPDK takes the whole device from the kernel, and rules of cards are not built")
+	a, _, err := settle(&spec)
+	if err == nil && spec.Isolated && driver(a.Where) == "net_af_xdp" {
+		err = engine.CannotIsolate(Name, &spec, "net_af_xdp takes all packets of its queue from the kernel")
 	}
 	c := (*Engine)(nil).Capabilities()
 	can := flow.Software

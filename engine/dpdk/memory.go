@@ -14,12 +14,6 @@ import (
 // headroom is what a driver leaves free in front of a packet (RTE_PKTMBUF_HEADROOM).
 const headroom = 128
 
-// driver is the name of the driver of a virtual device: net_memif of net_memif0,role=server.
-func driver(where string) string {
-	name, _, _ := strings.Cut(where, ",")
-	return strings.TrimRight(name, "0123456789")
-}
-
 // external says why the driver of a device takes no buffers that are not in memory of DPDK; "" where it does.
 func external(where string) (why string) {
 	switch driver(where) {

@@ -40,6 +40,7 @@ type Port struct {
 	lazy    bool // the driver may keep what it has sent until it needs the descriptor
 
 	table  *flow.Table
+	steer  steering
 	counts engine.SteerCounts
 
 	// rx are the receive queues. Its lock also guards the next fields.
@@ -115,6 +116,7 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 		p.info.MTU = spec.MTU
 	}
 	p.arrange(where)
+	p.isolate()
 	if dials(where) {
 		p.redial = time.AfterFunc(redialEvery, p.dial)
 		p.redial.Stop()
@@ -183,7 +185,13 @@ func (p *Port) receives() uint64 {
 func (p *Port) Name() string { return p.name }
 
 // Capabilities implements engine.Port.
-func (p *Port) Capabilities() engine.Capabilities { return p.can }
+func (p *Port) Capabilities() engine.Capabilities {
+	p.steer.Lock()
+	defer p.steer.Unlock()
+	c := p.can
+	c.Notes = append(slices.Clone(c.Notes), p.steer.lines...)
+	return c
+}
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
@@ -234,7 +242,8 @@ func (p *Port) look() {
 // Rules implements engine.Port: it is a *Rules.
 func (p *Port) Rules() engine.Rules { return &Rules{p} }
 
-// Rules are the steering rules of a port. Software steers: the queue that takes a frame from the device passes it on.
+// Rules are the steering rules of a port. The device does what it can of them, and software the rest: the queue that takes a frame from the
+// device passes it on. See package rteflow.
 type Rules struct{ port *Port }
 
 // List implements engine.Rules.
@@ -242,9 +251,19 @@ func (r *Rules) List() []flow.Rule { return r.port.table.List() }
 
 // Apply makes all changes or none; see flow.Table. They are in force for every packet that is taken from the device afterwards.
 func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
-	res, err := r.port.table.Apply(changes...)
+	p := r.port
+	p.rx.Lock()
+	live := p.rx.Live()
+	res, err := p.table.Install(func(next *flow.Snapshot) error {
+		err := p.install(next.Rules(), live)
+		if err != nil {
+			_ = p.install(p.table.Snapshot().Rules(), live)
+		}
+		return err
+	}, changes...)
+	p.rx.Unlock()
 	if err == nil {
-		for _, q := range r.port.rx.Live() {
+		for _, q := range live {
 			q.barrier()
 		}
 	}
@@ -254,8 +273,17 @@ func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 // Check implements engine.RuleChecker.
 func (r *Rules) Check(changes ...flow.Change) error { return r.port.table.Check(changes...) }
 
-// Stats are the packets that each rule matched.
-func (r *Rules) Stats() flow.Stats { return r.port.table.Stats() }
+// Stats are the packets that each rule matched, in software and in the device.
+func (r *Rules) Stats() flow.Stats {
+	s := r.port.table.Stats()
+	_, byRule := r.port.discarded()
+	for i := range s.Rules {
+		n := byRule[s.Rules[i].ID]
+		s.Rules[i].Packets += n.Packets
+		s.Rules[i].Bytes += n.Bytes
+	}
+	return s
+}
 
 // Stats implements engine.Port. What the device has dropped is the port's: it does not say of which queue.
 func (p *Port) Stats(s *engine.PortStats) {
@@ -264,6 +292,8 @@ func (p *Port) Stats(s *engine.PortStats) {
 	*s = engine.PortStats{Tx: p.pastTx}
 	p.rx.Sum(&s.Rx)
 	p.counts.AddTo(s)
+	n, _ := p.discarded()
+	s.Drops[engine.DropRule] += n
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 	if p.state != portClosed {
 		if d, err := p.dev.Stats(); err == nil {
@@ -377,7 +407,7 @@ func (p *Port) startHere() (err error) {
 			return fmt.Errorf("promiscuous: %w", err)
 		}
 	}
-	return nil
+	return p.install(p.table.Snapshot().Rules(), live)
 }
 
 // rss is what the device hashes to spread packets over its queues, of what the options name.
@@ -397,6 +427,9 @@ func (p *Port) stop(live []*rxQueue) error {
 		q.started = false
 	}
 	p.state = portAttached
+	p.steer.Lock()
+	p.uninstall()
+	p.steer.Unlock()
 	return p.dev.Stop()
 }
 
@@ -421,6 +454,7 @@ func (p *Port) dial() {
 	}
 	if p.away = p.dev.Start() != nil; !p.away {
 		p.begin(live)
+		_ = p.install(p.table.Snapshot().Rules(), live) // no driver that connects isolates
 	}
 }
 
@@ -476,7 +510,7 @@ func (p *Port) due() error {
 	live := p.rx.Live()
 	switch {
 	case p.state == portStarted && p.served(live) && p.sending(): // served and sending have them go on
-		return nil
+		return p.install(p.table.Snapshot().Rules(), live)
 	case p.state == portAttached && len(live) < p.spec.RxQueues:
 		return nil // more are to come
 	}

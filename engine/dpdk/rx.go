@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 )
 
@@ -51,7 +52,7 @@ func (p *Port) AddRxQueue(spec engine.RxSpec) (engine.RxQueue, error) {
 }
 
 func (p *Port) addRx(spec engine.RxSpec) (q *rxQueue, err error) {
-	q = &rxQueue{port: p, steerer: engine.NewSteerer(p.table, false, &p.counts), kept: burst.NewSegmented(cdpdk.MaxBurst, cdpdk.MaxDescs), one: burst.NewSegmented(1, burst.MaxSegments)}
+	q = &rxQueue{port: p, steerer: engine.NewSteerer(p.table, p.spec.Isolated, &p.counts), kept: burst.NewSegmented(cdpdk.MaxBurst, cdpdk.MaxDescs), one: burst.NewSegmented(1, burst.MaxSegments)}
 	for _, pool := range spec.Pools {
 		if pool.Region().All().Bytes() == nil {
 			return nil, fmt.Errorf("pool %q is in memory that the CPU does not reach: %w", pool.Name(), engine.ErrUnsupported)
@@ -193,7 +194,15 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 	to, id := q, uint32(0)
 	var typ burst.Type
 	var frame []byte
-	if classify {
+	decided := false // by the device
+	if classify && d[0].Flags&cdpdk.Marked != 0 {
+		var v flow.Decision
+		if v, decided = q.steerer.ByID(d[0].Mark); decided {
+			q.steerer.Count(v, int(d[0].PktLen))
+			id = v.ID
+		}
+	}
+	if classify && !decided {
 		frame = q.frame(d)
 		v := q.steerer.Classify(frame)
 		typ = engine.TypeOf(&q.steerer.Layers)
@@ -403,8 +412,8 @@ func (q *rxQueue) Stop(why engine.Drop) (err error) {
 		q.brought.Close()
 	}
 	q.steerer.Close()
-	if !p.inPlace || h == nil {
-		return nil // it is the port's
+	if !p.inPlace || h == nil { // it is the port's
+		return p.install(p.table.Snapshot().Rules(), p.rx.Live())
 	}
 	if p.state == portStarted {
 		p.closing = h

@@ -108,6 +108,12 @@ func devargs(a engine.Address) (string, error) {
 	return device + more, nil // an interface: only the machine knows its card
 }
 
+// driver is the name of the driver of a virtual device: net_memif of net_memif0,role=server.
+func driver(where string) string {
+	name, _, _ := strings.Cut(where, ",")
+	return strings.TrimRight(name, "0123456789")
+}
+
 // cardOf is the place on the bus of the device in devargs: of an interface that of its card. "" if it has none.
 func cardOf(devargs string) string {
 	device, _, _ := strings.Cut(devargs, ",")

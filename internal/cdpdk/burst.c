@@ -81,6 +81,7 @@ uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most)
 		d->flags = m->ol_flags;
 		d->pkt_len = m->pkt_len;
 		d->hash = m->hash.rss;
+		d->mark = m->hash.fdir.hi;
 		d->segs = segs;
 		for (;;) {
 			struct rte_mbuf *next = m->next;

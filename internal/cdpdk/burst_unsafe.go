@@ -90,6 +90,7 @@ type Rx struct {
 type Desc struct {
 	Addr, Mbuf, Flags  uint64 // Flags as mbuf.ol_flags
 	Slot, PktLen, Hash uint32 // Slot is the number of the mbuf in the queue's pool
+	Mark               uint32 // of the rule that took the packet, if Flags has Marked
 	Off, Len           uint16
 	Foreign            bool  // the mbuf is of another pool
 	Segs               uint8 // segments of the packet; 0 in those behind the first

@@ -30,6 +30,7 @@ const (
 // Flags of received mbufs (rte_mbuf_core.h), and of those to send.
 const (
 	HashValid     = C.RTE_MBUF_F_RX_RSS_HASH
+	Marked        = C.RTE_MBUF_F_RX_FDIR_ID
 	ChecksumsGood = C.RTE_MBUF_F_RX_IP_CKSUM_GOOD | C.RTE_MBUF_F_RX_L4_CKSUM_GOOD
 
 	AskIPv4         = C.RTE_MBUF_F_TX_IPV4

@@ -31,11 +31,18 @@ static uint16_t op_rx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16
 static uint16_t op_tx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_tx_burst(port, queue, m, n); }
 static uint16_t op_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_tx_prepare(port, queue, m, n); }
 
+static int op_flow_create(uint16_t port, const struct rte_flow_attr *attr, const struct rte_flow_item *items, const struct rte_flow_action *actions, struct rte_flow **made, struct rte_flow_error *err)
+{
+	*made = rte_flow_create(port, attr, items, actions, err);
+	return *made ? 0 : -rte_errno;
+}
+
 struct ps_ops ps_ops = {
 	.probe = op_probe, .remove = op_remove, .info = rte_eth_dev_info_get, .configure = rte_eth_dev_configure,
 	.rx_setup = rte_eth_rx_queue_setup, .tx_setup = rte_eth_tx_queue_setup, .start = rte_eth_dev_start, .stop = rte_eth_dev_stop,
 	.close = rte_eth_dev_close, .set_mtu = rte_eth_dev_set_mtu, .promiscuous = op_promiscuous,
 	.reta = rte_eth_dev_rss_reta_update, .stats = rte_eth_stats_get, .extmem = op_extmem, .dma = op_dma,
+	.flow_validate = rte_flow_validate, .flow_create = op_flow_create, .flow_destroy = rte_flow_destroy, .flow_isolate = rte_flow_isolate, .flow_query = rte_flow_query,
 	.rx = op_rx, .tx = op_tx, .prepare = op_prepare, .cleanup = rte_eth_tx_done_cleanup,
 };
 

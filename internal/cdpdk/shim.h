@@ -29,6 +29,11 @@ struct ps_ops {
 	int (*stats)(uint16_t port, struct rte_eth_stats *stats);
 	int (*extmem)(void *addr, size_t len, size_t page, int on);
 	int (*dma)(struct rte_device *dev, void *addr, uint64_t iova, size_t len, int on);
+	int (*flow_validate)(uint16_t port, const struct rte_flow_attr *attr, const struct rte_flow_item *items, const struct rte_flow_action *actions, struct rte_flow_error *err);
+	int (*flow_create)(uint16_t port, const struct rte_flow_attr *attr, const struct rte_flow_item *items, const struct rte_flow_action *actions, struct rte_flow **made, struct rte_flow_error *err);
+	int (*flow_destroy)(uint16_t port, struct rte_flow *f, struct rte_flow_error *err);
+	int (*flow_isolate)(uint16_t port, int on, struct rte_flow_error *err);
+	int (*flow_query)(uint16_t port, struct rte_flow *f, const struct rte_flow_action *actions, void *to, struct rte_flow_error *err);
 	uint16_t (*rx)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
 	uint16_t (*tx)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
 	uint16_t (*prepare)(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n);
@@ -74,7 +79,7 @@ struct ps_conf {
 // ps_desc is one received segment. The first of a packet says of how many it is.
 struct ps_desc {
 	uint64_t addr, mbuf, flags;
-	uint32_t slot, pkt_len, hash;
+	uint32_t slot, pkt_len, hash, mark;
 	uint16_t off, len;
 	uint8_t foreign, segs;
 };
@@ -104,6 +109,19 @@ struct ps_tx {
 	uint32_t *done;
 	uint32_t out; // headers that are not in the mempool
 	uint64_t refused; // packets that the driver cannot send
+};
+
+// ps_item is an item of a rule. Its header counts as rteflow.Header does.
+struct ps_item {
+	uint8_t header, has_spec, has_last, no_tags;
+	int32_t offset;
+	uint8_t spec[40], last[40], mask[40];
+};
+
+// ps_action is what a rule does. Its kind counts as rteflow.ActionKind does.
+struct ps_action {
+	uint32_t kind, value, n;
+	uint16_t queues[128];
 };
 
 int ps_eal_init(int argc, char **argv, char *log, int log_len);
@@ -138,6 +156,13 @@ uint32_t ps_pool_free_count(struct ps_pool *p);
 void ps_pool_close(struct ps_pool *p);
 void *ps_alloc(uint64_t n);
 void ps_dealloc(void *p);
+
+int ps_flow(uint16_t port, uint32_t priority, const struct ps_item *items, int n, const struct ps_action *actions, int m, uint64_t rss_types,
+	    struct rte_flow **made, char *why, int why_len);
+void ps_flow_words(const struct rte_flow_error *err, char *why, int why_len);
+int ps_flow_destroy(uint16_t port, struct rte_flow *f);
+int ps_flow_isolate(uint16_t port, int on, char *why, int why_len);
+int ps_flow_count(uint16_t port, struct rte_flow *f, uint64_t *packets, uint64_t *bytes);
 
 struct ps_rx *ps_rx_new(uint16_t port, uint16_t queue, struct ps_pool *pool);
 uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most);

@@ -27,7 +27,7 @@ var floors = [][]string{
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
-	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce",
+	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package

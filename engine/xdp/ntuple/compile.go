@@ -121,7 +121,7 @@ func compile(r *flow.Rule, no func(field, format string, args ...any)) []ethtool
 	}
 	var out []ethtool.FlowSpec
 	for _, four := range []bool{true, false} {
-		if !hasFamily(m, four) {
+		if !m.HasFamily(four) {
 			continue
 		}
 		out = append(out, overIP(m, base, four, no)...)
@@ -147,22 +147,6 @@ func ether(m *flow.Match, s ethtool.FlowSpec, no func(field, format string, args
 		return nil
 	}
 	return []ethtool.FlowSpec{s}
-}
-
-// hasFamily reports whether a match about IP accepts packets of IPv4, or else of IPv6.
-func hasFamily(m *flow.Match, four bool) bool {
-	for _, p := range []netip.Prefix{m.Src, m.Dst} {
-		if p.IsValid() && p.Addr().Is4() != four {
-			return false
-		}
-	}
-	if !m.EtherType.Set {
-		return true
-	}
-	if four {
-		return m.EtherType.Value == packet.EtherTypeIPv4
-	}
-	return m.EtherType.Value == packet.EtherTypeIPv6
 }
 
 func overIP(m *flow.Match, s ethtool.FlowSpec, four bool, no func(field, format string, args ...any)) (out []ethtool.FlowSpec) {
@@ -201,31 +185,12 @@ func overIP(m *flow.Match, s ethtool.FlowSpec, four bool, no func(field, format 
 		no("ip proto", "ports are those of udp or tcp: say which")
 		return nil
 	}
-	for _, src := range blocks(m.SrcPort) {
-		for _, dst := range blocks(m.DstPort) {
-			s.Value.SrcPort, s.Mask.SrcPort = src.value, src.mask
-			s.Value.DstPort, s.Mask.DstPort = dst.value, dst.mask
+	for _, src := range flow.Blocks(m.SrcPort) {
+		for _, dst := range flow.Blocks(m.DstPort) {
+			s.Value.SrcPort, s.Mask.SrcPort = src.Value, src.Mask
+			s.Value.DstPort, s.Mask.DstPort = dst.Value, dst.Mask
 			out = append(out, s)
 		}
-	}
-	return out
-}
-
-// block is the ports p with p&mask == value.
-type block struct{ value, mask uint16 }
-
-// blocks splits a range into the fewest blocks: each time the largest that begins where the last one ended. Absent is every port.
-func blocks(of flow.Opt[flow.Range]) (out []block) {
-	if !of.Set {
-		return []block{{}}
-	}
-	for lo, hi := int(of.Value.Lo), int(of.Value.Hi); lo <= hi; {
-		size := 1
-		for lo&(2*size-1) == 0 && lo+2*size-1 <= hi && size < 1<<16 {
-			size *= 2
-		}
-		out = append(out, block{uint16(lo), ^uint16(size - 1)})
-		lo += size
 	}
 	return out
 }

@@ -224,30 +224,6 @@ func TestSamePacketsMatch(t *testing.T) {
 	})
 }
 
-func TestBlocks(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		lo := rapid.Uint16().Draw(t, "lo")
-		hi := rapid.Uint16Range(lo, 65535).Draw(t, "hi")
-		all := blocks(flow.Some(flow.Range{Lo: lo, Hi: hi}))
-		if len(all) > 30 {
-			t.Fatalf("%d blocks", len(all))
-		}
-		ports := 0
-		for _, b := range all {
-			ports += int(^b.mask) + 1
-		}
-		if ports != int(hi)-int(lo)+1 {
-			t.Fatalf("%d ports in the blocks of %d-%d", ports, lo, hi)
-		}
-		for _, p := range append(rapid.SliceOfN(rapid.Uint16(), 50, 50).Draw(t, "ports"), lo-1, lo, hi, hi+1) {
-			in := slices.ContainsFunc(all, func(b block) bool { return p&b.mask == b.value })
-			if want := lo <= p && p <= hi; in != want {
-				t.Fatalf("port %d is in a block of %d-%d: %t", p, lo, hi, in)
-			}
-		}
-	})
-}
-
 func TestCompileExamples(t *testing.T) {
 	for _, x := range []struct{ rule, want string }{
 		{"udp dst 5000 -> queue 3", "udp4 dst-port 5000 -> queue 3|udp6 dst-port 5000 -> queue 3"},

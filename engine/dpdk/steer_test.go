@@ -1,0 +1,151 @@
+//go:build dpdk && invariants
+
+package dpdk
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
+)
+
+func rule(t *testing.T, text string) flow.Change {
+	t.Helper()
+	r, err := flow.ParseRule(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return flow.Add(r)
+}
+
+// steerOver opens a port over net_ring with two queues and rules, and sends a packet to each of the UDP ports. It returns what arrives: queue, flow.
+func steerOver(t *testing.T, isolated bool, rules []string, ports ...uint16) (p *Port, got []string, err error) {
+	t.Helper()
+	into, from := pool(t), pool(t)
+	p = openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_ring%d", names.Add(1)), RxQueues: 2, TxQueues: 1, Isolated: isolated}, Options{})
+	var rxs []engine.RxQueue
+	for range 2 {
+		q, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{into}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		rxs = append(rxs, q)
+	}
+	out, err := p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{from}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var changes []flow.Change
+	for _, r := range rules {
+		changes = append(changes, rule(t, r))
+	}
+	if _, err := p.Rules().Apply(changes...); err != nil {
+		return p, nil, err
+	}
+	b := burst.New(32)
+	if n, err := out.Alloc(b, len(ports), 100); err != nil || n != len(ports) {
+		t.Fatal(n, err)
+	}
+	for i, port := range ports {
+		f := packet.UDPFrame{Src: netip.MustParseAddrPort("192.0.2.1:9"), Dst: netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), port)}
+		if _, err := f.Fill(b.Bytes(i, 0), 100-f.HeaderLen()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := out.Send(b); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		for _, q := range rxs {
+			if _, err := q.TryRecv(b); err != nil {
+				t.Fatal(err)
+			}
+			for i := range b.Len() {
+				port := packet.UDP(b.Bytes(i, 0)[34:]).DstPort()
+				got = append(got, fmt.Sprintf("%d to queue %d as %d", port, q.ID(), b.Flow(i)))
+			}
+			b.Release()
+		}
+	}
+	return p, got, nil
+}
+
+// TestMarks: software does not look at a packet that the device has marked; rules that the device does not take are software's; what the device
+// drops is counted.
+func TestMarks(t *testing.T) {
+	defer cdpdk.Refuse(-1, 0)
+	notes := func(p *Port) string { return strings.Join(p.Capabilities().Notes, "\n") }
+	one := []string{"name one udp dst 7 ip dst 192.0.2.2 -> queue 1"}
+
+	cdpdk.Record(cdpdk.NoAction)
+	p, got, err := steerOver(t, false, one, 7, 8) // the device says of both that they are of rule 1, and that this is the queue
+	if want := []string{"7 to queue 0 as 1", "8 to queue 0 as 1"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("marked: %q, %v, expected %q", got, err, want)
+	}
+	if n := p.Rules().(*Rules).Stats(); n.Rules[0].Packets != 2 || cdpdk.Recorded() != 1 || !strings.Contains(notes(p), "carries out 1 rules") {
+		t.Errorf("%+v, %d rules in the device, %s", n, cdpdk.Recorded(), notes(p))
+	}
+	if _, err := p.Rules().Apply(flow.Delete(1), rule(t, "name two udp dst 8 ip dst 192.0.2.2 -> drop")); err != nil || cdpdk.Recorded() != 1 {
+		t.Error(err, cdpdk.Recorded())
+	}
+	var s engine.PortStats
+	if p.Stats(&s); s.Drops[engine.DropRule] != 7 || p.Rules().(*Rules).Stats().Rules[0].Packets != 7 {
+		t.Errorf("the device has dropped 7 packets: %+v, %+v", s, p.Rules().(*Rules).Stats())
+	}
+	if _, err := p.Rules().Apply(flow.Delete(2)); err != nil || cdpdk.Recorded() != 0 {
+		t.Error(err, cdpdk.Recorded())
+	}
+	if p.Stats(&s); s.Drops[engine.DropRule] != 7 {
+		t.Errorf("%+v", s)
+	}
+	p.Close()
+
+	cdpdk.Record(cdpdk.NoMarks)
+	p, got, err = steerOver(t, false, one, 7, 8)
+	if want := []string{"8 to queue 0 as 0", "7 to queue 1 as 1"}; err != nil || !slices.Equal(got, want) || !strings.Contains(notes(p), `software classifies: rule "one": rte_flow_validate`) {
+		t.Errorf("without marks: %q, %v, expected %q\n%s", got, err, want, notes(p))
+	}
+	p.Close()
+
+	cdpdk.Record(cdpdk.NoQueues)
+	p, got, err = steerOver(t, false, one, 7, 8)
+	if want := []string{"8 to queue 0 as 0", "7 to queue 1 as 1"}; err != nil || !slices.Equal(got, want) || !strings.Contains(notes(p), `in software only: rule "one": `) || !strings.Contains(notes(p), "no such action") {
+		t.Errorf("without queues: %q, %v, expected %q\n%s", got, err, want, notes(p))
+	}
+	p.Close()
+
+	// A port that the device isolates needs it for each rule.
+	p, _, err = steerOver(t, true, one)
+	if !errors.As(err, new(flow.Problems)) || !strings.Contains(err.Error(), "no such action") || len(p.Rules().List()) != 0 || cdpdk.Recorded() != 0 {
+		t.Errorf("isolated: %v, %v", err, p.Rules().List())
+	}
+	p.Close()
+	cdpdk.Record(cdpdk.NoAction)
+	p, got, err = steerOver(t, true, one, 7)
+	if want := []string{"7 to queue 0 as 1"}; err != nil || !slices.Equal(got, want) || cdpdk.Recorded() != 2 { // with a tag and without
+		t.Errorf("isolated: %q, %v, %d rules in the device", got, err, cdpdk.Recorded())
+	}
+	p.Close()
+	if cdpdk.Recorded() != 0 {
+		t.Errorf("%d rules stayed", cdpdk.Recorded())
+	}
+
+	// A driver that does not isolate: software drops what no rule accepts.
+	cdpdk.Refuse(-1, 0)
+	p, got, err = steerOver(t, true, one, 7, 8)
+	if want := []string{"7 to queue 1 as 1"}; err != nil || !slices.Equal(got, want) || !strings.Contains(notes(p), "does not isolate") {
+		t.Errorf("isolated by software: %q, %v\n%s", got, err, notes(p))
+	}
+	if p.Stats(&s); s.Kernel != 1 {
+		t.Errorf("%+v", s)
+	}
+}
