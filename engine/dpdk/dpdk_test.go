@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -266,5 +267,43 @@ func TestOtherArguments(t *testing.T) {
 	_, err = New().OpenPort(t.Context(), engine.PortSpec{Address: "dpdk://net_nothing0", Options: Options{EAL: eal}})
 	if !errors.Is(err, engine.ErrUnavailable) || !strings.Contains(err.Error(), "net_nothing0") {
 		t.Errorf("a device that is not there: %v", err)
+	}
+}
+
+// TestMany receives 10^8 packets into slots and sends them on from there; in the end each slot and each header is back.
+func TestMany(t *testing.T) {
+	packets := 100_000_000
+	if testing.Short() || testenv.Race || testenv.Invariants {
+		packets /= 1000
+	}
+	into := pool(t)
+	p := openPort(t, engine.PortSpec{Address: fmt.Sprintf("dpdk://net_null%d", names.Add(1)), RxQueues: 1, TxQueues: 1}, Options{})
+	in, err := p.AddRxQueue(engine.RxSpec{Pools: []*mem.Pool{into}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := p.AddTxQueue(engine.TxSpec{Pools: []*mem.Pool{into}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := burst.New(64)
+	got, sent := 0, 0
+	for got < packets {
+		n, err := in.TryRecv(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got += n
+		if n, err = out.Forward(b); err != nil {
+			t.Fatal(err)
+		}
+		sent += n
+		if err := out.Send(b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var s engine.PortStats
+	if p.Stats(&s); s.Rx.Packets != uint64(got) || s.Tx.Packets != uint64(sent) || s.Rx.Copied+s.Tx.Copied != 0 || sent != got {
+		t.Errorf("%d packets received, %d sent: %+v", got, sent, s)
 	}
 }
