@@ -40,7 +40,7 @@ var differences = map[string]difference{
 	"event-comm-est": {"ok no event", "ok communication established",
 		"Soft-RoCE does not raise it for a message that arrives in RTR"},
 	"flush-receive-late": {"ok stays", "ok flushed",
-		"Soft-RoCE leaves a receive that is posted in the error state where it is; the specification flushes it"},
+		"Soft-RoCE leaves a receive that is posted in the error state where it is, unless its task that flushes runs only after the post; the specification flushes it"},
 	"mr-dmabuf": {"absent EOPNOTSUPP", "ok",
 		"Soft-RoCE of Linux 6.1 has none; \"absent dmabuf\" is the same here"},
 	"mr-rereg": {"absent EOPNOTSUPP", "ok",
@@ -90,6 +90,7 @@ func TestGuestSameChecksOnSoftRoCE(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(rxe)) {
 		d, known := differences[name]
 		switch {
+		case name == "flush-receive-late" && rxe[name] == fake[name]: // the task of the kernel ran after the post
 		case known && (rxe[name] != d.rxe || fake[name] != d.fake):
 			t.Errorf("%s: rxe %q, fake %q: expected %q and %q", name, rxe[name], fake[name], d.rxe, d.fake)
 		case !known && rxe[name] != fake[name]:
