@@ -22,20 +22,21 @@ type Spec struct {
 
 // Converter converts. It has no state: any number of goroutines may use it.
 type Converter struct {
-	spec    Spec
-	decode  decoder
-	encode  func(dst []byte, in []int64, scale, offset float64)
-	unit    int // bytes of input that belong together
-	out     int // bytes of output that they become
-	samples int // of a unit
-	scale   float64
-	fast    fast
+	spec      Spec
+	to        tensor.DType // of a sample
+	unit      int          // bytes of input that belong together
+	out       int          // bytes of output that they become
+	samples   int          // of a unit
+	low, high int64        // of elements that are integers
+	scaled    bool
+	scale     float64
+	fast      fast
 }
 
 // New makes a Converter. Its error wraps ErrSpec and names what there is.
 func New(s Spec) (*Converter, error) {
-	c := &Converter{spec: s, decode: s.From.decoder(), unit: s.From.unit(), scale: s.Scale}
-	if c.decode == nil {
+	c := &Converter{spec: s, to: s.To, unit: s.From.unit(), scale: s.Scale}
+	if c.unit == 0 {
 		return nil, fmt.Errorf("%w: samples of %d bits: expected 4, 8, 12, 14, 16 or 32", ErrSpec, s.From.Bits)
 	}
 	if bad := func(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }; bad(s.Scale) || bad(s.Offset) {
@@ -44,24 +45,24 @@ func New(s Spec) (*Converter, error) {
 	if c.scale == 0 {
 		c.scale = 1
 	}
-	to := s.To
+	c.scaled = c.scale != 1 || s.Offset != 0
 	c.samples = c.unit * 8 / s.From.Bits
-	if to == tensor.C64 || to == tensor.C128 {
-		if c.samples%2 != 0 {
-			c.unit, c.samples = 2*c.unit, 2*c.samples
-		}
-		to = map[tensor.DType]tensor.DType{tensor.C64: tensor.F32, tensor.C128: tensor.F64}[to]
+	switch s.To {
+	case tensor.C64:
+		c.to = tensor.F32
+	case tensor.C128:
+		c.to = tensor.F64
 	}
-	pair := encoders[to]
-	if pair.plain == nil {
+	if c.to != s.To && c.samples%2 != 0 {
+		c.unit, c.samples = 2*c.unit, 2*c.samples
+	}
+	r, integer := integers[c.to]
+	if !integer && !isFloat(c.to) {
 		return nil, fmt.Errorf("%w: elements of %v: expected i8, u8, i16, u16, i32, u32, f16, bf16, f32, f64, c64 or c128", ErrSpec, s.To)
 	}
-	c.encode = func(dst []byte, in []int64, _, _ float64) { pair.plain(dst, in) }
-	if c.scale != 1 || s.Offset != 0 {
-		c.encode = pair.scaled
-	}
-	c.out = c.samples * to.Bits() / 8
-	c.fast = fastOf(s.From, to, c.scale, s.Offset)
+	c.low, c.high = r[0], r[1]
+	c.out = c.samples * c.to.Bits() / 8
+	c.fast = c.fastest()
 	return c, nil
 }
 
@@ -95,8 +96,8 @@ func (c *Converter) slow(dst, src []byte) {
 	for len(src) > 0 {
 		k := min(step, len(src))
 		part := in[:k/c.unit*c.samples]
-		c.decode(part, src[:k])
-		c.encode(dst, part, c.scale, c.spec.Offset)
+		c.spec.From.decode(part, src[:k])
+		c.encode(dst, part)
 		dst, src = dst[k/c.unit*c.out:], src[k:]
 	}
 }

@@ -185,27 +185,25 @@ func TestAgainstModel(t *testing.T) {
 		samples := samplesOf(f, r)
 		src := pack(f, samples)
 		for _, to := range elements {
-			c, err := New(Spec{From: f, To: to})
-			if err != nil {
-				t.Fatal(err)
-			}
-			dst := make([]byte, c.OutLen(len(src)))
-			if n := c.Convert(dst, src); n != len(samples)*to.Bits()/8 {
-				t.Fatalf("%v to %v: %d bytes of %d samples", f, to, n, len(samples))
-			}
 			if known[to] == nil {
 				known[to] = map[int64]uint64{}
 			}
-			for i, v := range samples {
-				want, ok := known[to][v]
-				if !ok {
-					want = model(to, new(big.Rat).SetInt64(v))
-					known[to][v] = want
+			for k, c := range each(t, Spec{From: f, To: to}) {
+				dst := make([]byte, c.OutLen(len(src)))
+				if n := c.Convert(dst, src); n != len(samples)*to.Bits()/8 {
+					t.Fatalf("%v to %v: %d bytes of %d samples", f, to, n, len(samples))
 				}
-				if got := element(to, dst, i); got != want {
-					t.Fatalf("%v to %v: sample %d became %#x, want %#x", f, to, v, got, want)
+				for i, v := range samples {
+					want, ok := known[to][v]
+					if !ok {
+						want = model(to, new(big.Rat).SetInt64(v))
+						known[to][v] = want
+					}
+					if got := element(to, dst, i); got != want {
+						t.Fatalf("%v to %v, processor %d: sample %d became %#x, want %#x", f, to, k, v, got, want)
+					}
+					cases++
 				}
-				cases++
 			}
 		}
 	}
@@ -217,20 +215,20 @@ func TestScaled(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for _, f := range formats() {
 		samples := samplesOf(f, r)
-		n := 600 / (f.unit() * 8 / f.Bits) * (f.unit() * 8 / f.Bits)
+		n := 150 / (f.unit() * 8 / f.Bits) * (f.unit() * 8 / f.Bits)
 		samples = samples[:min(len(samples), n)]
 		for len(samples)%(f.unit()*8/f.Bits) != 0 {
 			samples = samples[:len(samples)-1]
 		}
 		src := pack(f, samples)
 		for _, to := range elements {
-			for _, x := range []struct{ scale, offset float64 }{{1.0 / 2048, 0}, {0.5, 0.25}, {-3.7, 1e-3}, {1e-9, 0}, {1e6, -1e7}, {0, 0.5}, {1e-43, 0}} {
-				c, err := New(Spec{From: f, To: to, Scale: x.scale, Offset: x.offset})
-				if err != nil {
-					t.Fatal(err)
+			for _, x := range []struct{ scale, offset float64 }{{1.0 / 2048, 0}, {0.5, 0.25}, {-3.7, 1e-3}, {1e-9, 0}, {1e6, -1e7}, {0, 0.5}, {1e-43, 0}, {1.0 / 3, 0.1}, {1e38, 3e38}, {0x1p-24, 0x1p-25}} {
+				var outs [][]byte
+				for _, c := range each(t, Spec{From: f, To: to, Scale: x.scale, Offset: x.offset}) {
+					dst := make([]byte, c.OutLen(len(src)))
+					c.Convert(dst, src)
+					outs = append(outs, dst)
 				}
-				dst := make([]byte, c.OutLen(len(src)))
-				c.Convert(dst, src)
 				if x.scale == 0 {
 					x.scale = 1
 				}
@@ -240,9 +238,11 @@ func TestScaled(t *testing.T) {
 					value, _ := new(big.Rat).Add(new(big.Rat).SetFloat64(product), new(big.Rat).SetFloat64(x.offset)).Float64()
 					want := model(to, new(big.Rat).SetFloat64(value))
 					_, integer := ranges[to]
-					got := element(to, dst, i)
-					if got != want && (integer || got&^zero|want&^zero != 0) {
-						t.Fatalf("%v to %v, *%v %+v: sample %d became %#x, want %#x", f, to, x.scale, x.offset, v, got, want)
+					for k, dst := range outs {
+						got := element(to, dst, i)
+						if got != want && (integer || got&^zero|want&^zero != 0) {
+							t.Fatalf("%v to %v, *%v %+v, processor %d: sample %d became %#x, want %#x", f, to, x.scale, x.offset, k, v, got, want)
+						}
 					}
 				}
 			}
@@ -255,25 +255,23 @@ func TestLengths(t *testing.T) {
 	r := rand.New(rand.NewPCG(5, 6))
 	for _, f := range formats() {
 		for _, to := range []tensor.DType{tensor.F32, tensor.C64} {
-			c, err := New(Spec{From: f, To: to})
-			if err != nil {
-				t.Fatal(err)
-			}
-			src := make([]byte, 3*block/c.samples*c.unit+5*c.unit)
-			for i := range src {
-				src[i] = byte(r.Uint32())
-			}
-			var want []byte
-			for at := 0; at < len(src); at += c.Unit() {
-				one := make([]byte, c.out)
-				c.Convert(one, src[at:at+c.Unit()])
-				want = append(want, one...)
-			}
-			for n := 0; n <= len(src); n++ {
-				dst := slices.Repeat([]byte{0xa5}, c.OutLen(n)+3)
-				k := c.Convert(dst, src[:n])
-				if k != c.OutLen(n) || c.InLen(k) != n/c.unit*c.unit || !slices.Equal(dst[:k], want[:k]) || dst[k] != 0xa5 {
-					t.Fatalf("%v to %v: %d bytes became %d", f, to, n, k)
+			for _, c := range each(t, Spec{From: f, To: to}) {
+				src := make([]byte, 3*block/c.samples*c.unit+5*c.unit)
+				for i := range src {
+					src[i] = byte(r.Uint32())
+				}
+				var want []byte
+				for at := 0; at < len(src); at += c.Unit() {
+					one := make([]byte, c.out)
+					c.Convert(one, src[at:at+c.Unit()])
+					want = append(want, one...)
+				}
+				for n := 0; n <= len(src); n++ {
+					dst := slices.Repeat([]byte{0xa5}, c.OutLen(n)+3)
+					k := c.Convert(dst, src[:n])
+					if k != c.OutLen(n) || c.InLen(k) != n/c.unit*c.unit || !slices.Equal(dst[:k], want[:k]) || dst[k] != 0xa5 {
+						t.Fatalf("%v to %v: %d bytes became %d", f, to, n, k)
+					}
 				}
 			}
 		}
@@ -331,16 +329,28 @@ func BenchmarkConvert(b *testing.B) {
 func TestRoundedOnce(t *testing.T) {
 	const v = 1<<26 + 1<<15 + 1 // just above the middle of two elements; a float32 between would be the middle
 	f := Format{Bits: 32}
-	src := pack(f, slices.Repeat([]int64{v}, 8))
+	src := pack(f, slices.Repeat([]int64{v}, 16))
 	for _, to := range []tensor.DType{tensor.F16, tensor.BF16} {
-		c, err := New(Spec{From: f, To: to, Scale: 1.0 / 2048})
-		if err != nil {
-			t.Fatal(err)
+		for k, c := range each(t, Spec{From: f, To: to, Scale: 1.0 / 2048}) {
+			dst := make([]byte, c.OutLen(len(src)))
+			c.Convert(dst, src)
+			if got, want := element(to, dst, 0), model(to, big.NewRat(v, 2048)); got != want {
+				t.Errorf("%v, processor %d: %#x, want %#x", to, k, got, want)
+			}
 		}
-		dst := make([]byte, c.OutLen(len(src)))
-		c.Convert(dst, src)
-		if got, want := element(to, dst, 0), model(to, big.NewRat(v, 2048)); got != want {
-			t.Errorf("%v: %#x, want %#x", to, got, want)
+	}
+}
+
+// Converting allocates nothing, also where Go code does it.
+func TestAllocs(t *testing.T) {
+	for _, f := range formats() {
+		src, dst := make([]byte, 21*8*4+f.unit()), make([]byte, 1<<15)
+		for _, to := range elements {
+			for _, c := range each(t, Spec{From: f, To: to, Scale: 0.3}) {
+				if n := testing.AllocsPerRun(2, func() { c.Convert(dst, src[:len(src)/c.unit*c.unit]) }); n > 0 {
+					t.Errorf("%v to %v: %v allocations", f, to, n)
+				}
+			}
 		}
 	}
 }

@@ -13,10 +13,13 @@
 // saturate: a sample that is too large becomes the largest element. Floating-point elements that are too small for the value become infinite.
 // Elements are little-endian, as everywhere in Penstock.
 //
+// NaN and infinities do not come from samples. A product that is beyond float64 is infinite, and saturates as any large number does.
+//
 // # Speed
 //
-// On amd64 with AVX2 and F16C assembly does most conversions, 8 samples at a time, with the same results: those without Offset whose Scale is 1, or a power of
-// two where elements are floating-point. Go code does the rest, elements of U32, unsigned samples of 32 bits, and signed ones to BF16 and F64 or with a Scale.
+// On amd64 with AVX-512 (F, VL, BW, VBMI) assembly does all conversions, 16 samples at a time, with the same results. With AVX2 and F16C it does those
+// without Offset whose Scale is 1, or a power of two where elements are floating-point, 8 samples at a time. Go code does the rest: elements of U32, unsigned samples of
+// 32 bits, and signed ones to BF16 and F64 or with a Scale; and what is left behind the last block. Nothing allocates.
 package convert
 
-//go:generate go run -C ../tools ./convertasm -pkg convert -out ../convert/kernels_amd64.s -stubs ../convert/kernels_amd64.go
+//go:generate go run -C ../tools ./asm -pkg convert -out ../convert/kernels_amd64.s -stubs ../convert/kernels_amd64.go

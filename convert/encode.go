@@ -7,90 +7,62 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// encoder writes elements: plain of samples, scaled of sample*scale + offset.
-type encoder struct {
-	plain  func(dst []byte, in []int64)
-	scaled func(dst []byte, in []int64, scale, offset float64)
+// integers are the ranges of the integer elements.
+var integers = map[tensor.DType][2]int64{
+	tensor.I8:  {math.MinInt8, math.MaxInt8},
+	tensor.U8:  {0, math.MaxUint8},
+	tensor.I16: {math.MinInt16, math.MaxInt16},
+	tensor.U16: {0, math.MaxUint16},
+	tensor.I32: {math.MinInt32, math.MaxInt32},
+	tensor.U32: {0, math.MaxUint32},
 }
 
-var encoders = map[tensor.DType]encoder{
-	tensor.I8:   integers(1, math.MinInt8, math.MaxInt8),
-	tensor.U8:   integers(1, 0, math.MaxUint8),
-	tensor.I16:  integers(2, math.MinInt16, math.MaxInt16),
-	tensor.U16:  integers(2, 0, math.MaxUint16),
-	tensor.I32:  integers(4, math.MinInt32, math.MaxInt32),
-	tensor.U32:  integers(4, 0, math.MaxUint32),
-	tensor.F16:  {plain: halves(func(v int64) uint16 { return f16(float64(v)) }), scaled: halvesScaled(f16)},
-	tensor.BF16: {plain: halves(func(v int64) uint16 { return bf16(float64(v)) }), scaled: halvesScaled(bf16)},
-	tensor.F32: {
-		plain: func(dst []byte, in []int64) {
-			for i, v := range in {
-				binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(float32(v)))
-			}
-		},
-		scaled: func(dst []byte, in []int64, scale, offset float64) {
-			for i, v := range in {
-				binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(float32(scaled(v, scale, offset))))
-			}
-		},
-	},
-	tensor.F64: {
-		plain: func(dst []byte, in []int64) {
-			for i, v := range in {
-				binary.LittleEndian.PutUint64(dst[8*i:], math.Float64bits(float64(v)))
-			}
-		},
-		scaled: func(dst []byte, in []int64, scale, offset float64) {
-			for i, v := range in {
-				binary.LittleEndian.PutUint64(dst[8*i:], math.Float64bits(scaled(v, scale, offset)))
-			}
-		},
-	},
+func isFloat(to tensor.DType) bool {
+	return to == tensor.F16 || to == tensor.BF16 || to == tensor.F32 || to == tensor.F64
 }
 
-// scaled rounds twice: the conversion forbids the compiler to fuse the two operations.
-func scaled(v int64, scale, offset float64) float64 { return float64(float64(v)*scale) + offset }
-
-func integers(size int, low, high int64) encoder {
-	put := func(dst []byte, i int, v int64) {
-		switch v = min(max(v, low), high); size {
-		case 1:
-			dst[i] = byte(v)
-		case 2:
-			binary.LittleEndian.PutUint16(dst[2*i:], uint16(v))
-		case 4:
-			binary.LittleEndian.PutUint32(dst[4*i:], uint32(v))
-		}
-	}
-	return encoder{
-		plain: func(dst []byte, in []int64) {
-			for i, v := range in {
-				put(dst, i, v)
-			}
-		},
-		scaled: func(dst []byte, in []int64, scale, offset float64) {
-			for i, v := range in {
-				x := math.RoundToEven(scaled(v, scale, offset))
-				put(dst, i, int64(min(max(x, float64(low)), float64(high))))
-			}
-		},
-	}
-}
-
-func halves(of func(int64) uint16) func([]byte, []int64) {
-	return func(dst []byte, in []int64) {
+// encode writes elements of the samples. It calls no function by a variable: samples stay on the stack of slow.
+func (c *Converter) encode(dst []byte, in []int64) {
+	switch c.to {
+	case tensor.F16:
 		for i, v := range in {
-			binary.LittleEndian.PutUint16(dst[2*i:], of(v))
+			binary.LittleEndian.PutUint16(dst[2*i:], f16(c.value(v)))
+		}
+	case tensor.BF16:
+		for i, v := range in {
+			binary.LittleEndian.PutUint16(dst[2*i:], bf16(c.value(v)))
+		}
+	case tensor.F32:
+		for i, v := range in {
+			binary.LittleEndian.PutUint32(dst[4*i:], math.Float32bits(float32(c.value(v))))
+		}
+	case tensor.F64:
+		for i, v := range in {
+			binary.LittleEndian.PutUint64(dst[8*i:], math.Float64bits(c.value(v)))
+		}
+	default:
+		for i, v := range in {
+			if c.scaled {
+				v = int64(min(max(math.RoundToEven(c.value(v)), float64(c.low)), float64(c.high)))
+			}
+			switch v = min(max(v, c.low), c.high); c.to.Bits() {
+			case 8:
+				dst[i] = byte(v)
+			case 16:
+				binary.LittleEndian.PutUint16(dst[2*i:], uint16(v))
+			case 32:
+				binary.LittleEndian.PutUint32(dst[4*i:], uint32(v))
+			}
 		}
 	}
 }
 
-func halvesScaled(of func(float64) uint16) func([]byte, []int64, float64, float64) {
-	return func(dst []byte, in []int64, scale, offset float64) {
-		for i, v := range in {
-			binary.LittleEndian.PutUint16(dst[2*i:], of(scaled(v, scale, offset)))
-		}
+// value is sample*scale + offset. It rounds twice: the conversion forbids the compiler to fuse the two operations.
+func (c *Converter) value(v int64) float64 {
+	if !c.scaled {
+		return float64(v)
 	}
+	return float64(float64(v)*c.scale) + c.spec.Offset
 }
 
 // f16 is the nearest binary16.

@@ -11,95 +11,165 @@ import (
 	"github.com/penstock-io/penstock/tensor"
 )
 
-// layout is how a kernel finds the samples of a block of 8: see tools/convertasm, which has the offsets of its fields.
-type layout = [112]byte
+// layout is how a kernel finds the samples of a block, and what it does with them: see tools/asm, which has the offsets of the fields.
+type layout = [256]byte
+
+// kernel converts blocks of 8 samples (AVX2) or 16.
+type kernel func(dst, src *byte, blocks int, l *layout)
 
 // fast is a kernel with its layout; the zero value is none.
 type fast struct {
-	kernel func(dst, src *byte, blocks int, l *layout)
+	kernel kernel
 	l      *layout
 	in     int // bytes of a block
 	load   int // bytes that the kernel loads for it
 	out    int // bytes of its elements
 }
 
-type kernels struct {
-	signed, unsigned, wide func(dst, src *byte, blocks int, l *layout)
-}
+// loads are the kernels of one element, by how samples are loaded; nil where there is none.
+type loads struct{ signed, unsigned, wide, wideUnsigned kernel }
 
-var fastKernels = map[tensor.DType]kernels{
-	tensor.I8:   {kernelI8Signed, kernelI8Unsigned, kernelI8Wide},
-	tensor.U8:   {kernelU8Signed, kernelU8Unsigned, kernelU8Wide},
-	tensor.I16:  {kernelI16Signed, kernelI16Unsigned, kernelI16Wide},
-	tensor.U16:  {kernelU16Signed, kernelU16Unsigned, kernelU16Wide},
-	tensor.I32:  {kernelI32Signed, kernelI32Unsigned, kernelI32Wide},
-	tensor.F16:  {kernelF16Signed, kernelF16Unsigned, kernelF16Wide},
-	tensor.BF16: {kernelBF16Signed, kernelBF16Unsigned, nil},
-	tensor.F32:  {kernelF32Signed, kernelF32Unsigned, kernelF32Wide},
-	tensor.F64:  {kernelF64Signed, kernelF64Unsigned, nil},
-}
-
-// fastOf is the kernel for a conversion, if there is one on this processor whose results are the same.
-func fastOf(f Format, to tensor.DType, scale, offset float64) fast {
-	if !cpu.X86.HasAVX2 || !cpu.X86.HasF16C || offset != 0 {
-		return fast{}
-	}
-	k := fastKernels[to]
-	x := fast{kernel: k.signed, in: f.Bits, load: 16, out: to.Bits()}
+func (k loads) of(f Format) kernel {
 	switch {
 	case f.Bits == 32 && f.Unsigned:
-		return fast{}
+		return k.wideUnsigned
 	case f.Bits == 32:
-		x.kernel, x.load = k.wide, 32
+		return k.wide
 	case f.Unsigned:
-		x.kernel = k.unsigned
+		return k.unsigned
 	}
-	if scale != 1 {
-		// Kernels multiply in float32. A power of two is exact there, as long as the number has no more than 24 bits, and neither it nor the product is small.
-		_, isFloat := map[tensor.DType]bool{tensor.F16: true, tensor.BF16: true, tensor.F32: true, tensor.F64: true}[to]
-		frac, exp := math.Frexp(scale)
-		if !isFloat || frac != 0.5 || exp < -100 || exp > 90 || f.Bits == 32 {
-			return fast{}
-		}
-	}
-	if x.kernel == nil {
-		return fast{}
-	}
-	x.l = newLayout(f, float32(scale))
-	return x
+	return k.signed
 }
 
-func newLayout(f Format, scale float32) *layout {
+// kernelsAVX2 are those for samples as they are, or times a power of two.
+var kernelsAVX2 = map[tensor.DType]loads{
+	tensor.I8:   {kernelI8Signed, kernelI8Unsigned, kernelI8Wide, nil},
+	tensor.U8:   {kernelU8Signed, kernelU8Unsigned, kernelU8Wide, nil},
+	tensor.I16:  {kernelI16Signed, kernelI16Unsigned, kernelI16Wide, nil},
+	tensor.U16:  {kernelU16Signed, kernelU16Unsigned, kernelU16Wide, nil},
+	tensor.I32:  {kernelI32Signed, kernelI32Unsigned, kernelI32Wide, nil},
+	tensor.F16:  {kernelF16Signed, kernelF16Unsigned, kernelF16Wide, nil},
+	tensor.BF16: {kernelBF16Signed, kernelBF16Unsigned, nil, nil},
+	tensor.F32:  {kernelF32Signed, kernelF32Unsigned, kernelF32Wide, nil},
+	tensor.F64:  {kernelF64Signed, kernelF64Unsigned, nil, nil},
+}
+
+// The kernels of AVX-512: plain ones as those of AVX2, and scaled ones for any Scale and Offset.
+var (
+	plainAVX512 = map[tensor.DType]loads{
+		tensor.I8:   {plain8Signed, plain8Unsigned, plain8Wide, nil},
+		tensor.I16:  {plain16Signed, plain16Unsigned, plain16Wide, nil},
+		tensor.I32:  {plain32Signed, plain32Unsigned, plain32Wide, nil},
+		tensor.F16:  {plainF16Signed, plainF16Unsigned, plainF16Wide, nil},
+		tensor.BF16: {plainBF16Signed, plainBF16Unsigned, nil, nil},
+		tensor.F32:  {plainF32Signed, plainF32Unsigned, plainF32Wide, nil},
+	}
+	scaledAVX512 = map[tensor.DType]loads{
+		tensor.I8:   {scaled8Signed, scaled8Unsigned, scaled8Wide, scaled8WideUnsigned},
+		tensor.I16:  {scaled16Signed, scaled16Unsigned, scaled16Wide, scaled16WideUnsigned},
+		tensor.I32:  {scaled32Signed, scaled32Unsigned, scaled32Wide, scaled32WideUnsigned},
+		tensor.U32:  {scaledU32Signed, scaledU32Unsigned, scaledU32Wide, scaledU32WideUnsigned},
+		tensor.F16:  {scaledF16Signed, scaledF16Unsigned, scaledF16Wide, scaledF16WideUnsigned},
+		tensor.BF16: {scaledBF16Signed, scaledBF16Unsigned, scaledBF16Wide, scaledBF16WideUnsigned},
+		tensor.F32:  {scaledF32Signed, scaledF32Unsigned, scaledF32Wide, scaledF32WideUnsigned},
+		tensor.F64:  {scaledF64Signed, scaledF64Unsigned, scaledF64Wide, scaledF64WideUnsigned},
+	}
+	signedOf = map[tensor.DType]tensor.DType{tensor.U8: tensor.I8, tensor.U16: tensor.I16} // the same kernels with other bounds
+)
+
+// What the processor has. Tests take it away.
+var (
+	hasAVX2   = cpu.X86.HasAVX2 && cpu.X86.HasF16C
+	hasAVX512 = cpu.X86.HasAVX512F && cpu.X86.HasAVX512VL && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
+)
+
+// fastest is the fastest kernel on this processor whose results are those of slow; the zero value where there is none.
+func (c *Converter) fastest() fast {
+	f := c.spec.From
+	powerOfTwo := c.spec.Offset == 0
+	if c.scale != 1 {
+		// Kernels multiply in float32. A power of two is exact there, as long as the number has no more than 24 bits, and neither it nor the product is small.
+		frac, exp := math.Frexp(c.scale)
+		powerOfTwo = powerOfTwo && isFloat(c.to) && frac == 0.5 && exp >= -100 && exp <= 90 && f.Bits < 32
+	}
+	switch {
+	case hasAVX512:
+		to := c.to
+		if s, ok := signedOf[to]; ok {
+			to = s
+		}
+		x := fast{l: c.layout512(), in: 2 * f.Bits, load: 2 * f.Bits, out: 2 * c.to.Bits()}
+		if powerOfTwo {
+			x.kernel = plainAVX512[to].of(f)
+		}
+		if x.kernel == nil {
+			x.kernel = scaledAVX512[to].of(f)
+		}
+		return x
+	case hasAVX2 && powerOfTwo:
+		if k := kernelsAVX2[c.to].of(f); k != nil {
+			return fast{kernel: k, l: c.layout(), in: f.Bits, load: max(16, f.Bits), out: c.to.Bits()}
+		}
+	}
+	return fast{}
+}
+
+// layout is that of the kernels of AVX2.
+func (c *Converter) layout() *layout {
 	l := new(layout)
+	f := c.spec.From
 	for lane := range 8 {
-		index := l[4*lane:][:4]
 		first := lane * f.Bits // bit
-		left := first % 8
 		if f.Bits == 32 {
 			first = lane % 4 * 32 // each half of the register is shuffled by itself
-		} else if !f.BigEndian {
-			left = 32 - f.Bits - first%8
 		}
-		for k := range 4 { // byte k of the sample, in the order of memory
-			at := first/8 + k
-			if k*8 >= f.Bits+first%8 {
-				at = 0x80 // zero
-			}
-			if f.BigEndian {
-				index[3-k] = byte(at)
-			} else {
-				index[k] = byte(at)
-			}
-		}
-		binary.LittleEndian.PutUint32(l[32+4*lane:], uint32(left))
-		binary.LittleEndian.PutUint32(l[64+4*lane:], math.Float32bits(scale))
+		left := f.place(l[4*lane:][:4], first)
+		binary.LittleEndian.PutUint32(l[32+4*lane:], left)
+		binary.LittleEndian.PutUint32(l[64+4*lane:], math.Float32bits(float32(c.scale)))
 	}
 	binary.LittleEndian.PutUint64(l[96:], uint64(32-f.Bits))
 	binary.LittleEndian.PutUint64(l[104:], uint64(f.Bits)) // 8 samples
 	return l
 }
 
-// run converts the front of src and returns how many bytes that was: whole blocks, so that no load reaches beyond src.
+// layout512 is that of the kernels of AVX-512.
+func (c *Converter) layout512() *layout {
+	l := new(layout)
+	f := c.spec.From
+	le := binary.LittleEndian
+	for lane := range 16 {
+		left := f.place(l[4*lane:][:4], lane*f.Bits)
+		le.PutUint32(l[64+4*lane:], left)
+		le.PutUint32(l[128+4*lane:], uint32(32-f.Bits))
+	}
+	le.PutUint32(l[192:], math.Float32bits(float32(c.scale)))
+	le.PutUint32(l[196:], uint32(int32(c.low)))
+	le.PutUint32(l[200:], uint32(int32(min(c.high, math.MaxInt32))))
+	le.PutUint64(l[208:], math.Float64bits(c.scale))
+	le.PutUint64(l[216:], math.Float64bits(c.spec.Offset))
+	le.PutUint64(l[224:], math.Float64bits(float64(c.low)))
+	le.PutUint64(l[232:], math.Float64bits(float64(c.high)))
+	le.PutUint64(l[240:], 1<<(2*f.Bits)-1)
+	le.PutUint64(l[248:], uint64(2*f.Bits)) // 16 samples
+	return l
+}
+
+// place says which bytes of a block, in the order of memory, become a lane of 32 bits for the sample that begins at bit first, and how far to the left they are then shifted.
+func (f Format) place(lane []byte, first int) (left uint32) {
+	for k := range 4 {
+		if f.BigEndian {
+			lane[3-k] = byte(first/8 + k)
+		} else {
+			lane[k] = byte(first/8 + k)
+		}
+	}
+	if f.BigEndian || f.Bits == 32 {
+		return uint32(first % 8)
+	}
+	return uint32(32 - f.Bits - first%8)
+}
+
+// run converts the front of src, all of it if it can, and returns how many bytes that was. No load reaches beyond src.
 func (x *fast) run(dst, src []byte) int {
 	if x.kernel == nil || len(src) < x.load {
 		return 0
@@ -107,5 +177,10 @@ func (x *fast) run(dst, src []byte) int {
 	n := (len(src)-x.load)/x.in + 1
 	_ = dst[:n*x.out]
 	x.kernel(&dst[0], &src[0], n, x.l)
-	return n * x.in
+	n *= x.in
+	if n < len(src) && x.load == x.in { // the rest again with what is before it, as one block
+		x.kernel(&dst[len(dst)-x.out], &src[len(src)-x.in], 1, x.l)
+		return len(src)
+	}
+	return n
 }

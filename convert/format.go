@@ -3,6 +3,7 @@ package convert
 import (
 	"encoding/binary"
 	"fmt"
+	"math/bits"
 )
 
 // Format is how samples lie in a packet. They are packed: sample i has the bits from i*Bits on.
@@ -26,70 +27,62 @@ func (f Format) String() string {
 	return fmt.Sprintf("%s%d %s", s, f.Bits, order)
 }
 
-// unit is the smallest number of whole bytes that holds whole samples.
+// unit is the smallest number of whole bytes that holds whole samples; 0 for a format that there is not.
 func (f Format) unit() int {
 	switch f.Bits {
+	case 4, 8:
+		return 1
 	case 12:
 		return 3
 	case 14:
 		return 7
+	case 16, 32:
+		return f.Bits / 8
 	}
-	return max(f.Bits/8, 1)
+	return 0
 }
 
-// decoder reads samples from src to out, which has as many as src holds.
-type decoder func(out []int64, src []byte)
-
-// decoder is nil for a format that there is not.
-func (f Format) decoder() decoder {
+// decode reads samples from src to out, which has as many as src holds.
+func (f Format) decode(out []int64, src []byte) {
 	switch f.Bits {
 	case 4:
 		first, second := uint(0), uint(4)
 		if f.BigEndian {
 			first, second = 4, 0
 		}
-		return func(out []int64, src []byte) {
-			for i, b := range src {
-				out[2*i], out[2*i+1] = f.extend(uint64(b>>first&15)), f.extend(uint64(b>>second&15))
-			}
+		for i, b := range src {
+			out[2*i], out[2*i+1] = f.extend(uint64(b>>first&15)), f.extend(uint64(b>>second&15))
 		}
 	case 8:
-		return func(out []int64, src []byte) {
-			for i, b := range src {
-				out[i] = f.extend(uint64(b))
-			}
+		for i, b := range src {
+			out[i] = f.extend(uint64(b))
 		}
 	case 16:
-		var order binary.ByteOrder = binary.LittleEndian
-		if f.BigEndian {
-			order = binary.BigEndian
-		}
-		return func(out []int64, src []byte) {
-			for i := range out {
-				out[i] = f.extend(uint64(order.Uint16(src[2*i:])))
+		for i := range out {
+			v := binary.LittleEndian.Uint16(src[2*i:])
+			if f.BigEndian {
+				v = bits.ReverseBytes16(v)
 			}
+			out[i] = f.extend(uint64(v))
 		}
 	case 32:
-		var order binary.ByteOrder = binary.LittleEndian
-		if f.BigEndian {
-			order = binary.BigEndian
-		}
-		return func(out []int64, src []byte) {
-			for i := range out {
-				out[i] = f.extend(uint64(order.Uint32(src[4*i:])))
+		for i := range out {
+			v := binary.LittleEndian.Uint32(src[4*i:])
+			if f.BigEndian {
+				v = bits.ReverseBytes32(v)
 			}
+			out[i] = f.extend(uint64(v))
 		}
-	case 12, 14:
-		return f.packed
+	default:
+		f.packed(out, src)
 	}
-	return nil
 }
 
 // packed reads units of up to 7 bytes.
 func (f Format) packed(out []int64, src []byte) {
-	unit, bits := f.unit(), uint(f.Bits)
-	n := uint(unit) * 8 / bits
-	mask := uint64(1)<<bits - 1
+	unit, width := f.unit(), uint(f.Bits)
+	n := uint(unit) * 8 / width
+	mask := uint64(1)<<width - 1
 	for k := uint(0); len(src) >= unit; src = src[unit:] {
 		var v uint64
 		for i, b := range src[:unit] {
@@ -100,9 +93,9 @@ func (f Format) packed(out []int64, src []byte) {
 			}
 		}
 		for i := range n {
-			shift := i * bits
+			shift := i * width
 			if f.BigEndian {
-				shift = (n - 1 - i) * bits
+				shift = (n - 1 - i) * width
 			}
 			out[k+i] = f.extend(v >> shift & mask)
 		}

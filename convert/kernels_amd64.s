@@ -4,7 +4,7 @@
 
 #include "textflag.h"
 
-// func kernelI8Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -33,7 +33,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -62,7 +62,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -90,7 +90,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -118,7 +118,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -144,7 +144,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -172,7 +172,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -213,7 +213,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -241,7 +241,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF64Signed(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF64Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -273,7 +273,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -302,7 +302,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -331,7 +331,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -359,7 +359,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -387,7 +387,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -413,7 +413,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -441,7 +441,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -482,7 +482,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -510,7 +510,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF64Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -542,7 +542,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI8Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -569,7 +569,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -596,7 +596,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -622,7 +622,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelU16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -648,7 +648,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelI32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -672,7 +672,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -698,7 +698,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Wide(dst *byte, src *byte, blocks int, l *[112]byte)
+// func kernelF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -721,5 +721,1824 @@ block:
 	ADDQ      $0x20, AX
 	DECQ      DX
 	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plain8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain8Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRAVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VPMOVDB    Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x10, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plain16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRAVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VPMOVDW    Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plain32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain32Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRAVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VMOVDQU32  Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x40, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+
+block:
+	VMOVDQU8.Z (CX), K1, Z4
+	VPERMB     Z4, Z0, Z4
+	VPSLLVD    Z1, Z4, Z4
+	VPSRAVD    Z2, Z4, Z4
+	VCVTDQ2PS  Z4, Z4
+	VMULPS     Z3, Z4, Z4
+	VCVTPS2PH  $0x00, Z4, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainBF16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU8.Z (CX), K1, Z6
+	VPERMB     Z6, Z0, Z6
+	VPSLLVD    Z1, Z6, Z6
+	VPSRAVD    Z2, Z6, Z6
+	VCVTDQ2PS  Z6, Z6
+	VMULPS     Z3, Z6, Z6
+	VPSRLD     $0x10, Z6, Z7
+	VPANDD     Z5, Z7, Z7
+	VPADDD     Z4, Z7, Z7
+	VPADDD     Z7, Z6, Z6
+	VPSRLD     $0x10, Z6, Z6
+	VPMOVDW    Z6, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF32Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+
+block:
+	VMOVDQU8.Z (CX), K1, Z4
+	VPERMB     Z4, Z0, Z4
+	VPSLLVD    Z1, Z4, Z4
+	VPSRAVD    Z2, Z4, Z4
+	VCVTDQ2PS  Z4, Z4
+	VMULPS     Z3, Z4, Z4
+	VMOVDQU32  Z4, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x40, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func scaled8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled8Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRAVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VPMOVDB       Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x10, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRAVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VPMOVDW       Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x20, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled32Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRAVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VMOVDQU32     Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledU32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledU32Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRAVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2UDQ    Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2UDQ    Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VMOVDQU32     Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledF16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU8.Z       (CX), K1, Z6
+	VPERMB           Z6, Z0, Z6
+	VPSLLVD          Z1, Z6, Z6
+	VPSRAVD          Z2, Z6, Z6
+	VEXTRACTI64X4    $0x01, Z6, Y7
+	VCVTDQ2PD        Y6, Z6
+	VMULPD           Z3, Z6, Z6
+	VADDPD           Z4, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y8
+	VCVTPS2PD        Y8, Z9
+	VCMPPD           $0x04, Z9, Z6, K2
+	VPORD            Y5, Y8, K2, Y8
+	VCVTDQ2PD        Y7, Z6
+	VMULPD           Z3, Z6, Z6
+	VADDPD           Z4, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y7
+	VCVTPS2PD        Y7, Z9
+	VCMPPD           $0x04, Z9, Z6, K2
+	VPORD            Y5, Y7, K2, Y7
+	VINSERTI64X4     $0x01, Y7, Z8, Z8
+	VCVTPS2PH        $0x00, Z8, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledBF16Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z6
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z7
+
+block:
+	VMOVDQU8.Z       (CX), K1, Z8
+	VPERMB           Z8, Z0, Z8
+	VPSLLVD          Z1, Z8, Z8
+	VPSRAVD          Z2, Z8, Z8
+	VEXTRACTI64X4    $0x01, Z8, Y9
+	VCVTDQ2PD        Y8, Z8
+	VMULPD           Z3, Z8, Z8
+	VADDPD           Z4, Z8, Z8
+	VCVTPD2PS.RZ_SAE Z8, Y10
+	VCVTPS2PD        Y10, Z11
+	VCMPPD           $0x04, Z11, Z8, K2
+	VPORD            Y5, Y10, K2, Y10
+	VCVTDQ2PD        Y9, Z8
+	VMULPD           Z3, Z8, Z8
+	VADDPD           Z4, Z8, Z8
+	VCVTPD2PS.RZ_SAE Z8, Y9
+	VCVTPS2PD        Y9, Z11
+	VCMPPD           $0x04, Z11, Z8, K2
+	VPORD            Y5, Y9, K2, Y9
+	VINSERTI64X4     $0x01, Y9, Z10, Z10
+	VPSRLD           $0x10, Z10, Z8
+	VPANDD           Z7, Z8, Z8
+	VPADDD           Z6, Z8, Z8
+	VPADDD           Z8, Z10, Z10
+	VPSRLD           $0x10, Z10, Z10
+	VPMOVDW          Z10, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledF32Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z5
+	VPERMB        Z5, Z0, Z5
+	VPSLLVD       Z1, Z5, Z5
+	VPSRAVD       Z2, Z5, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VCVTPD2PS     Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VCVTPD2PS     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledF64Signed(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z5
+	VPERMB        Z5, Z0, Z5
+	VPSLLVD       Z1, Z5, Z5
+	VPSRAVD       Z2, Z5, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VMOVUPD       Z5, (AX)
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VMOVUPD       Z5, 64(AX)
+	ADDQ          SI, CX
+	ADDQ          $0x80, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func plain8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain8Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRLVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VPMOVDB    Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x10, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plain16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRLVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VPMOVDW    Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plain32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plain32Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z3
+	VPBROADCASTD 200(BX), Z4
+
+block:
+	VMOVDQU8.Z (CX), K1, Z5
+	VPERMB     Z5, Z0, Z5
+	VPSLLVD    Z1, Z5, Z5
+	VPSRLVD    Z2, Z5, Z5
+	VPMAXSD    Z3, Z5, Z5
+	VPMINSD    Z4, Z5, Z5
+	VMOVDQU32  Z5, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x40, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+
+block:
+	VMOVDQU8.Z (CX), K1, Z4
+	VPERMB     Z4, Z0, Z4
+	VPSLLVD    Z1, Z4, Z4
+	VPSRLVD    Z2, Z4, Z4
+	VCVTDQ2PS  Z4, Z4
+	VMULPS     Z3, Z4, Z4
+	VCVTPS2PH  $0x00, Z4, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainBF16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU8.Z (CX), K1, Z6
+	VPERMB     Z6, Z0, Z6
+	VPSLLVD    Z1, Z6, Z6
+	VPSRLVD    Z2, Z6, Z6
+	VCVTDQ2PS  Z6, Z6
+	VMULPS     Z3, Z6, Z6
+	VPSRLD     $0x10, Z6, Z7
+	VPANDD     Z5, Z7, Z7
+	VPADDD     Z4, Z7, Z7
+	VPADDD     Z7, Z6, Z6
+	VPSRLD     $0x10, Z6, Z6
+	VPMOVDW    Z6, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x20, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func plainF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF32Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z3
+
+block:
+	VMOVDQU8.Z (CX), K1, Z4
+	VPERMB     Z4, Z0, Z4
+	VPSLLVD    Z1, Z4, Z4
+	VPSRLVD    Z2, Z4, Z4
+	VCVTDQ2PS  Z4, Z4
+	VMULPS     Z3, Z4, Z4
+	VMOVDQU32  Z4, (AX)
+	ADDQ       SI, CX
+	ADDQ       $0x40, AX
+	DECQ       DX
+	JNZ        block
+	VZEROUPPER
+	RET
+
+// func scaled8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled8Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRLVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VPMOVDB       Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x10, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRLVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VPMOVDW       Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x20, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaled32Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRLVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2DQ     Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VMOVDQU32     Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledU32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledU32Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	VPBROADCASTQ 224(BX), Z5
+	VPBROADCASTQ 232(BX), Z6
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z7
+	VPERMB        Z7, Z0, Z7
+	VPSLLVD       Z1, Z7, Z7
+	VPSRLVD       Z2, Z7, Z7
+	VEXTRACTI64X4 $0x01, Z7, Y8
+	VCVTDQ2PD     Y7, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2UDQ    Z7, Y9
+	VCVTDQ2PD     Y8, Z7
+	VMULPD        Z3, Z7, Z7
+	VADDPD        Z4, Z7, Z7
+	VMAXPD        Z5, Z7, Z7
+	VMINPD        Z6, Z7, Z7
+	VCVTPD2UDQ    Z7, Y7
+	VINSERTI64X4  $0x01, Y7, Z9, Z9
+	VMOVDQU32     Z9, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledF16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU8.Z       (CX), K1, Z6
+	VPERMB           Z6, Z0, Z6
+	VPSLLVD          Z1, Z6, Z6
+	VPSRLVD          Z2, Z6, Z6
+	VEXTRACTI64X4    $0x01, Z6, Y7
+	VCVTDQ2PD        Y6, Z6
+	VMULPD           Z3, Z6, Z6
+	VADDPD           Z4, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y8
+	VCVTPS2PD        Y8, Z9
+	VCMPPD           $0x04, Z9, Z6, K2
+	VPORD            Y5, Y8, K2, Y8
+	VCVTDQ2PD        Y7, Z6
+	VMULPD           Z3, Z6, Z6
+	VADDPD           Z4, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y7
+	VCVTPS2PD        Y7, Z9
+	VCMPPD           $0x04, Z9, Z6, K2
+	VPORD            Y5, Y7, K2, Y7
+	VINSERTI64X4     $0x01, Y7, Z8, Z8
+	VCVTPS2PH        $0x00, Z8, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledBF16Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z6
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z7
+
+block:
+	VMOVDQU8.Z       (CX), K1, Z8
+	VPERMB           Z8, Z0, Z8
+	VPSLLVD          Z1, Z8, Z8
+	VPSRLVD          Z2, Z8, Z8
+	VEXTRACTI64X4    $0x01, Z8, Y9
+	VCVTDQ2PD        Y8, Z8
+	VMULPD           Z3, Z8, Z8
+	VADDPD           Z4, Z8, Z8
+	VCVTPD2PS.RZ_SAE Z8, Y10
+	VCVTPS2PD        Y10, Z11
+	VCMPPD           $0x04, Z11, Z8, K2
+	VPORD            Y5, Y10, K2, Y10
+	VCVTDQ2PD        Y9, Z8
+	VMULPD           Z3, Z8, Z8
+	VADDPD           Z4, Z8, Z8
+	VCVTPD2PS.RZ_SAE Z8, Y9
+	VCVTPS2PD        Y9, Z11
+	VCMPPD           $0x04, Z11, Z8, K2
+	VPORD            Y5, Y9, K2, Y9
+	VINSERTI64X4     $0x01, Y9, Z10, Z10
+	VPSRLD           $0x10, Z10, Z8
+	VPANDD           Z7, Z8, Z8
+	VPADDD           Z6, Z8, Z8
+	VPADDD           Z8, Z10, Z10
+	VPSRLD           $0x10, Z10, Z10
+	VPMOVDW          Z10, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledF32Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z5
+	VPERMB        Z5, Z0, Z5
+	VPSLLVD       Z1, Z5, Z5
+	VPSRLVD       Z2, Z5, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VCVTPD2PS     Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VCVTPD2PS     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·scaledF64Unsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	VMOVDQU32    64(BX), Z1
+	VMOVDQU32    128(BX), Z2
+	KMOVQ        240(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z3
+	VPBROADCASTQ 216(BX), Z4
+
+block:
+	VMOVDQU8.Z    (CX), K1, Z5
+	VPERMB        Z5, Z0, Z5
+	VPSLLVD       Z1, Z5, Z5
+	VPSRLVD       Z2, Z5, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VMOVUPD       Z5, (AX)
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z3, Z5, Z5
+	VADDPD        Z4, Z5, Z5
+	VMOVUPD       Z5, 64(AX)
+	ADDQ          SI, CX
+	ADDQ          $0x80, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func plain8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·plain8Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z1
+	VPBROADCASTD 200(BX), Z2
+
+block:
+	VMOVDQU32 (CX), Z3
+	VPERMB    Z3, Z0, Z3
+	VPMAXSD   Z1, Z3, Z3
+	VPMINSD   Z2, Z3, Z3
+	VPMOVDB   Z3, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x10, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plain16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·plain16Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z1
+	VPBROADCASTD 200(BX), Z2
+
+block:
+	VMOVDQU32 (CX), Z3
+	VPERMB    Z3, Z0, Z3
+	VPMAXSD   Z1, Z3, Z3
+	VPMINSD   Z2, Z3, Z3
+	VPMOVDW   Z3, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plain32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·plain32Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTD 196(BX), Z1
+	VPBROADCASTD 200(BX), Z2
+
+block:
+	VMOVDQU32 (CX), Z3
+	VPERMB    Z3, Z0, Z3
+	VPMAXSD   Z1, Z3, Z3
+	VPMINSD   Z2, Z3, Z3
+	VMOVDQU32 Z3, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·plainF16Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU32 (CX), Z2
+	VPERMB    Z2, Z0, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VCVTPS2PH $0x00, Z2, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·plainF32Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU32 (CX), Z2
+	VPERMB    Z2, Z0, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VMOVDQU32 Z2, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func scaled8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled8Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VPMOVDB       Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x10, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled16Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VPMOVDW       Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x20, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled32Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledU32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledU32Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTDQ2PD     Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2UDQ    Z5, Y7
+	VCVTDQ2PD     Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2UDQ    Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledF16Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+
+block:
+	VMOVDQU32        (CX), Z4
+	VPERMB           Z4, Z0, Z4
+	VEXTRACTI64X4    $0x01, Z4, Y5
+	VCVTDQ2PD        Y4, Z4
+	VMULPD           Z1, Z4, Z4
+	VADDPD           Z2, Z4, Z4
+	VCVTPD2PS.RZ_SAE Z4, Y6
+	VCVTPS2PD        Y6, Z7
+	VCMPPD           $0x04, Z7, Z4, K1
+	VPORD            Y3, Y6, K1, Y6
+	VCVTDQ2PD        Y5, Z4
+	VMULPD           Z1, Z4, Z4
+	VADDPD           Z2, Z4, Z4
+	VCVTPD2PS.RZ_SAE Z4, Y5
+	VCVTPS2PD        Y5, Z7
+	VCMPPD           $0x04, Z7, Z4, K1
+	VPORD            Y3, Y5, K1, Y5
+	VINSERTI64X4     $0x01, Y5, Z6, Z6
+	VCVTPS2PH        $0x00, Z6, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledBF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledBF16Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU32        (CX), Z6
+	VPERMB           Z6, Z0, Z6
+	VEXTRACTI64X4    $0x01, Z6, Y7
+	VCVTDQ2PD        Y6, Z6
+	VMULPD           Z1, Z6, Z6
+	VADDPD           Z2, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y8
+	VCVTPS2PD        Y8, Z9
+	VCMPPD           $0x04, Z9, Z6, K1
+	VPORD            Y3, Y8, K1, Y8
+	VCVTDQ2PD        Y7, Z6
+	VMULPD           Z1, Z6, Z6
+	VADDPD           Z2, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y7
+	VCVTPS2PD        Y7, Z9
+	VCMPPD           $0x04, Z9, Z6, K1
+	VPORD            Y3, Y7, K1, Y7
+	VINSERTI64X4     $0x01, Y7, Z8, Z8
+	VPSRLD           $0x10, Z8, Z6
+	VPANDD           Z5, Z6, Z6
+	VPADDD           Z4, Z6, Z6
+	VPADDD           Z6, Z8, Z8
+	VPSRLD           $0x10, Z8, Z8
+	VPMOVDW          Z8, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledF32Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+
+block:
+	VMOVDQU32     (CX), Z3
+	VPERMB        Z3, Z0, Z3
+	VEXTRACTI64X4 $0x01, Z3, Y4
+	VCVTDQ2PD     Y3, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VCVTPD2PS     Z3, Y5
+	VCVTDQ2PD     Y4, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VCVTPD2PS     Z3, Y3
+	VINSERTI64X4  $0x01, Y3, Z5, Z5
+	VMOVDQU32     Z5, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF64Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledF64Wide(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+
+block:
+	VMOVDQU32     (CX), Z3
+	VPERMB        Z3, Z0, Z3
+	VEXTRACTI64X4 $0x01, Z3, Y4
+	VCVTDQ2PD     Y3, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VMOVUPD       Z3, (AX)
+	VCVTDQ2PD     Y4, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VMOVUPD       Z3, 64(AX)
+	ADDQ          SI, CX
+	ADDQ          $0x80, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled8WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled8WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTUDQ2PD    Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTUDQ2PD    Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VPMOVDB       Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x10, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled16WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTUDQ2PD    Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTUDQ2PD    Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VPMOVDW       Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x20, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaled32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaled32WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTUDQ2PD    Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y7
+	VCVTUDQ2PD    Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2DQ     Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledU32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledU32WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	VPBROADCASTQ 224(BX), Z3
+	VPBROADCASTQ 232(BX), Z4
+
+block:
+	VMOVDQU32     (CX), Z5
+	VPERMB        Z5, Z0, Z5
+	VEXTRACTI64X4 $0x01, Z5, Y6
+	VCVTUDQ2PD    Y5, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2UDQ    Z5, Y7
+	VCVTUDQ2PD    Y6, Z5
+	VMULPD        Z1, Z5, Z5
+	VADDPD        Z2, Z5, Z5
+	VMAXPD        Z3, Z5, Z5
+	VMINPD        Z4, Z5, Z5
+	VCVTPD2UDQ    Z5, Y5
+	VINSERTI64X4  $0x01, Y5, Z7, Z7
+	VMOVDQU32     Z7, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledF16WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+
+block:
+	VMOVDQU32        (CX), Z4
+	VPERMB           Z4, Z0, Z4
+	VEXTRACTI64X4    $0x01, Z4, Y5
+	VCVTUDQ2PD       Y4, Z4
+	VMULPD           Z1, Z4, Z4
+	VADDPD           Z2, Z4, Z4
+	VCVTPD2PS.RZ_SAE Z4, Y6
+	VCVTPS2PD        Y6, Z7
+	VCMPPD           $0x04, Z7, Z4, K1
+	VPORD            Y3, Y6, K1, Y6
+	VCVTUDQ2PD       Y5, Z4
+	VMULPD           Z1, Z4, Z4
+	VADDPD           Z2, Z4, Z4
+	VCVTPD2PS.RZ_SAE Z4, Y5
+	VCVTPS2PD        Y5, Z7
+	VCMPPD           $0x04, Z7, Z4, K1
+	VPORD            Y3, Y5, K1, Y5
+	VINSERTI64X4     $0x01, Y5, Z6, Z6
+	VCVTPS2PH        $0x00, Z6, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledBF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
+TEXT ·scaledBF16WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z4
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z5
+
+block:
+	VMOVDQU32        (CX), Z6
+	VPERMB           Z6, Z0, Z6
+	VEXTRACTI64X4    $0x01, Z6, Y7
+	VCVTUDQ2PD       Y6, Z6
+	VMULPD           Z1, Z6, Z6
+	VADDPD           Z2, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y8
+	VCVTPS2PD        Y8, Z9
+	VCMPPD           $0x04, Z9, Z6, K1
+	VPORD            Y3, Y8, K1, Y8
+	VCVTUDQ2PD       Y7, Z6
+	VMULPD           Z1, Z6, Z6
+	VADDPD           Z2, Z6, Z6
+	VCVTPD2PS.RZ_SAE Z6, Y7
+	VCVTPS2PD        Y7, Z9
+	VCMPPD           $0x04, Z9, Z6, K1
+	VPORD            Y3, Y7, K1, Y7
+	VINSERTI64X4     $0x01, Y7, Z8, Z8
+	VPSRLD           $0x10, Z8, Z6
+	VPANDD           Z5, Z6, Z6
+	VPADDD           Z4, Z6, Z6
+	VPADDD           Z6, Z8, Z8
+	VPSRLD           $0x10, Z8, Z8
+	VPMOVDW          Z8, (AX)
+	ADDQ             SI, CX
+	ADDQ             $0x20, AX
+	DECQ             DX
+	JNZ              block
+	VZEROUPPER
+	RET
+
+// func scaledF32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledF32WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+
+block:
+	VMOVDQU32     (CX), Z3
+	VPERMB        Z3, Z0, Z3
+	VEXTRACTI64X4 $0x01, Z3, Y4
+	VCVTUDQ2PD    Y3, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VCVTPD2PS     Z3, Y5
+	VCVTUDQ2PD    Y4, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VCVTPD2PS     Z3, Y3
+	VINSERTI64X4  $0x01, Y3, Z5, Z5
+	VMOVDQU32     Z5, (AX)
+	ADDQ          SI, CX
+	ADDQ          $0x40, AX
+	DECQ          DX
+	JNZ           block
+	VZEROUPPER
+	RET
+
+// func scaledF64WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// Requires: AVX, AVX512F, AVX512VBMI
+TEXT ·scaledF64WideUnsigned(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	MOVQ         248(BX), SI
+	VPBROADCASTQ 208(BX), Z1
+	VPBROADCASTQ 216(BX), Z2
+
+block:
+	VMOVDQU32     (CX), Z3
+	VPERMB        Z3, Z0, Z3
+	VEXTRACTI64X4 $0x01, Z3, Y4
+	VCVTUDQ2PD    Y3, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VMOVUPD       Z3, (AX)
+	VCVTUDQ2PD    Y4, Z3
+	VMULPD        Z1, Z3, Z3
+	VADDPD        Z2, Z3, Z3
+	VMOVUPD       Z3, 64(AX)
+	ADDQ          SI, CX
+	ADDQ          $0x80, AX
+	DECQ          DX
+	JNZ           block
 	VZEROUPPER
 	RET

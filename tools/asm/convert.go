@@ -1,8 +1,3 @@
-// Convertasm writes convert/kernels_amd64.s and its declarations: go generate ./convert runs it.
-//
-// A kernel converts blocks of 8 samples. It shuffles the bytes of each sample into the upper bits of a lane of 32 bits, shifts out what is above the sample and
-// then what is below it, converts the 8 integers, and stores them. The shuffle and the shifts are data (type layout of package convert), so one kernel does for
-// all formats; only samples of 32 bits are loaded in another way.
 package main
 
 import (
@@ -11,7 +6,11 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// Offsets of the fields of layout.
+// A kernel of AVX2 converts blocks of 8 samples. It shuffles the bytes of each sample into the upper bits of a lane of 32 bits, shifts out what is above the
+// sample and then what is below it, converts the 8 integers, and stores them. The shuffle and the shifts are data (type layout of package convert), so one
+// kernel does for all formats; only samples of 32 bits are loaded in another way.
+
+// Offsets of the fields of layout, as the kernels of AVX2 have them.
 const (
 	shuffle = 0  // [32]byte
 	left    = 32 // [8]uint32
@@ -20,8 +19,10 @@ const (
 	step    = 104
 )
 
-func main() {
-	ConstraintExpr("!noasm")
+// layoutType is the type of layout.
+const layoutType = "*[256]byte"
+
+func convertAVX2() {
 	for _, load := range []struct {
 		name         string
 		signed, wide bool
@@ -33,13 +34,12 @@ func main() {
 			kernel("kernel"+to+load.name, to, load.signed, load.wide)
 		}
 	}
-	Generate()
 }
 
 func mem(base reg.Register, at int) operand.Mem { return operand.Mem{Base: base, Disp: at} }
 
 func kernel(name, to string, signed, wide bool) {
-	TEXT(name, NOSPLIT, "func(dst, src *byte, blocks int, l *[112]byte)")
+	TEXT(name, NOSPLIT, "func(dst, src *byte, blocks int, l "+layoutType+")")
 	Pragma("noescape")
 	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()), Load(Param("l"), GP64())
 	mask, up, factor := YMM(), YMM(), YMM()

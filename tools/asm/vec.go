@@ -1,0 +1,4 @@
+package main
+
+func vecAVX2()   {}
+func vecAVX512() {}
