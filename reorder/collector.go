@@ -1,6 +1,8 @@
 package reorder
 
 import (
+	"math/bits"
+
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
@@ -38,10 +40,13 @@ type collector struct {
 	cache   *mem.Cache
 	owner   *owner
 	src     *burst.Source
-	open    []*open // by id modulo the window's size; nil: none
+	open    []*open // by the lower bits of the id, at least as many as the window is large; nil: none
 	spare   []*open
-	opened  int // of them
-	learned int // bytes of a place, as the packets so far say
+	opened  int   // of them
+	learned int   // bytes of a place, as the packets so far say
+	longest int   // bytes of the longest payload that a place can hold
+	recent  *open // of the last packet that was placed, by recentN, its batch number; nil: none, or it has left
+	recentN int64
 	scratch []byte
 	out     func(*open) // takes a batch that leaves
 
@@ -70,7 +75,13 @@ func newCollector(p Plan, out func(*open)) (*collector, error) {
 		size = DefaultWindow
 	}
 	c.w = newWindow(size, p.batches())
-	c.open = make([]*open, c.w.size)
+	c.open = make([]*open, 1<<bits.Len64(uint64(c.w.size-1)))
+	if c.longest = p.Pool.SlotSize() / c.per; c.convert != nil {
+		c.longest = c.convert.InLen(c.longest)
+	}
+	if p.Payload > 0 {
+		c.longest = min(c.longest, p.Payload)
+	}
 	c.owner = &owner{pool: p.Pool, infos: make([]Batch, p.Pool.Slots())}
 	words := (c.per + 63) / 64
 	all := make([]uint64, words*len(c.owner.infos))
@@ -102,23 +113,19 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	}
 	place := int(seq & int64(c.per-1))
 	size := n - c.plan.Offset
-	if size%c.unit != 0 {
-		return engine.DropBadFrame, true
-	}
-	if limit := c.longest(); size > limit || c.plan.Payload > 0 && size > c.plan.Payload {
-		return engine.DropTooLong, true
-	}
-	id, why := c.see(number, place)
-	if why != engine.NumDrops {
-		return why, true
-	}
-	at := &c.open[c.at(id)]
-	if *at == nil {
-		if *at = c.begin(id, size, now); *at == nil {
-			return engine.DropNoBuffers, true
+	x := c.recent
+	if x == nil || number != c.recentN || size != x.in {
+		if c.unit > 1 && size%c.unit != 0 {
+			return engine.DropBadFrame, true
+		}
+		if size > c.longest {
+			return engine.DropTooLong, true
+		}
+		if x, why = c.batch(number, place, size, now); x == nil {
+			return why, true
 		}
 	}
-	x := *at
+	c.w.strays = 0
 	switch {
 	case x.Has(place):
 		return engine.DropDuplicate, true
@@ -131,7 +138,9 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 		if !c.turn(x, place, b, i, size) {
 			return 0, false
 		}
-	} else if !c.fill(x.bytes[place*x.Place:(place+1)*x.Place], b, i, size) {
+	} else if dst := x.bytes[place*x.Place : (place+1)*x.Place]; len(head) == n { // one segment, nearly always
+		c.copied.Add(uint64(c.write(dst, head[c.plan.Offset:])))
+	} else if !c.fill(dst, b, i, size) {
 		return 0, false
 	}
 	if size < x.in {
@@ -152,13 +161,22 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	return engine.NumDrops, true
 }
 
-// longest is the length of the longest payload that a place can hold.
-func (c *collector) longest() int {
-	n := c.plan.Pool.SlotSize() / c.per
-	if c.convert != nil {
-		return c.convert.InLen(n)
+// batch is the batch that a packet belongs to, which may begin with it; nil, and why not.
+func (c *collector) batch(number int64, place, size int, now int64) (*open, engine.Drop) {
+	id, why := c.see(number, place)
+	if why != engine.NumDrops {
+		return nil, why
 	}
-	return n
+	at := &c.open[c.at(id)]
+	if *at == nil {
+		if *at = c.begin(id, size, now); *at == nil {
+			return nil, engine.DropNoBuffers
+		}
+	}
+	if c.w.modulus > 1 { // else each batch has this number
+		c.recent, c.recentN = *at, number
+	}
+	return *at, engine.NumDrops
 }
 
 // see is the id of the batch that a packet belongs to, after batches have left to make room for it.
@@ -191,13 +209,7 @@ func (c *collector) see(number int64, place int) (id int64, why engine.Drop) {
 	return id, engine.NumDrops
 }
 
-func (c *collector) at(id int64) int {
-	k := id % c.w.size
-	if k < 0 {
-		k += c.w.size
-	}
-	return int(k)
-}
+func (c *collector) at(id int64) int { return int(id) & (len(c.open) - 1) }
 
 // begin opens a batch; nil where the pool has no slot.
 func (c *collector) begin(id int64, size int, now int64) *open {
@@ -226,6 +238,19 @@ func (c *collector) begin(id int64, size int, now int64) *open {
 	}
 	c.opened++
 	return x
+}
+
+// write writes a payload to dst, and zeros behind it. It returns how many bytes the payload became.
+func (c *collector) write(dst, from []byte) (n int) {
+	if c.convert != nil {
+		n = c.convert.Convert(dst, from)
+	} else {
+		n = vec.Copy(dst, from)
+	}
+	if n < len(dst) {
+		clear(dst[n:])
+	}
+	return n
 }
 
 // fill writes the payload of packet i to dst, and zeros behind it. It is false where the processor does not reach the bytes.
@@ -313,6 +338,7 @@ func (c *collector) leave(id int64) {
 		if x := *at; x != nil && x.ID == k {
 			*at = nil
 			c.opened--
+			c.recent = nil
 			c.close(x)
 		} else if k >= c.w.first {
 			c.lost.Inc()

@@ -1,6 +1,7 @@
 package reorder
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/bits"
@@ -18,8 +19,11 @@ func (f Field) end() int { return (f.Offset + f.Width + 7) / 8 }
 
 // read is the number in p, which has end bytes.
 func (f Field) read(p []byte) uint32 {
-	var v uint64
 	first, end := f.Offset/8, f.end()
+	if len(p)-first >= 8 {
+		return uint32(binary.BigEndian.Uint64(p[first:]) << (f.Offset % 8) >> (64 - f.Width))
+	}
+	var v uint64
 	for _, b := range p[first:end] { // 5 at most
 		v = v<<8 | uint64(b)
 	}
