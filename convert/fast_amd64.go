@@ -12,7 +12,7 @@ import (
 )
 
 // layout is how a kernel finds the samples of a block, and what it does with them: see tools/asm, which has the offsets of the fields.
-type layout = [256]byte
+type layout = [264]byte
 
 // kernel converts blocks of 8 samples (AVX2) or 16.
 type kernel func(dst, src *byte, blocks int, l *layout)
@@ -27,10 +27,14 @@ type fast struct {
 }
 
 // loads are the kernels of one element, by how samples are loaded; nil where there is none.
-type loads struct{ signed, unsigned, wide, wideUnsigned kernel }
+type loads struct{ signed, unsigned, wide, wideUnsigned, bytes8, bytes16 kernel }
 
 func (k loads) of(f Format) kernel {
 	switch {
+	case k.bytes8 != nil && f.Bits == 8:
+		return k.bytes8
+	case k.bytes16 != nil && f.Bits == 16:
+		return k.bytes16
 	case f.Bits == 32 && f.Unsigned:
 		return k.wideUnsigned
 	case f.Bits == 32:
@@ -43,36 +47,36 @@ func (k loads) of(f Format) kernel {
 
 // kernelsAVX2 are those for samples as they are, or times a power of two.
 var kernelsAVX2 = map[tensor.DType]loads{
-	tensor.I8:   {kernelI8Signed, kernelI8Unsigned, kernelI8Wide, nil},
-	tensor.U8:   {kernelU8Signed, kernelU8Unsigned, kernelU8Wide, nil},
-	tensor.I16:  {kernelI16Signed, kernelI16Unsigned, kernelI16Wide, nil},
-	tensor.U16:  {kernelU16Signed, kernelU16Unsigned, kernelU16Wide, nil},
-	tensor.I32:  {kernelI32Signed, kernelI32Unsigned, kernelI32Wide, nil},
-	tensor.F16:  {kernelF16Signed, kernelF16Unsigned, kernelF16Wide, nil},
-	tensor.BF16: {kernelBF16Signed, kernelBF16Unsigned, nil, nil},
-	tensor.F32:  {kernelF32Signed, kernelF32Unsigned, kernelF32Wide, nil},
-	tensor.F64:  {kernelF64Signed, kernelF64Unsigned, nil, nil},
+	tensor.I8:   {kernelI8Signed, kernelI8Unsigned, kernelI8Wide, nil, nil, nil},
+	tensor.U8:   {kernelU8Signed, kernelU8Unsigned, kernelU8Wide, nil, nil, nil},
+	tensor.I16:  {kernelI16Signed, kernelI16Unsigned, kernelI16Wide, nil, nil, nil},
+	tensor.U16:  {kernelU16Signed, kernelU16Unsigned, kernelU16Wide, nil, nil, nil},
+	tensor.I32:  {kernelI32Signed, kernelI32Unsigned, kernelI32Wide, nil, nil, nil},
+	tensor.F16:  {kernelF16Signed, kernelF16Unsigned, kernelF16Wide, nil, nil, nil},
+	tensor.BF16: {kernelBF16Signed, kernelBF16Unsigned, nil, nil, nil, nil},
+	tensor.F32:  {kernelF32Signed, kernelF32Unsigned, kernelF32Wide, nil, nil, nil},
+	tensor.F64:  {kernelF64Signed, kernelF64Unsigned, nil, nil, nil, nil},
 }
 
 // The kernels of AVX-512: plain ones as those of AVX2, and scaled ones for any Scale and Offset.
 var (
 	plainAVX512 = map[tensor.DType]loads{
-		tensor.I8:   {plain8Signed, plain8Unsigned, plain8Wide, nil},
-		tensor.I16:  {plain16Signed, plain16Unsigned, plain16Wide, nil},
-		tensor.I32:  {plain32Signed, plain32Unsigned, plain32Wide, nil},
-		tensor.F16:  {plainF16Signed, plainF16Unsigned, plainF16Wide, nil},
-		tensor.BF16: {plainBF16Signed, plainBF16Unsigned, nil, nil},
-		tensor.F32:  {plainF32Signed, plainF32Unsigned, plainF32Wide, nil},
+		tensor.I8:   {plain8Signed, plain8Unsigned, plain8Wide, nil, nil, nil},
+		tensor.I16:  {plain16Signed, plain16Unsigned, plain16Wide, nil, nil, nil},
+		tensor.I32:  {plain32Signed, plain32Unsigned, plain32Wide, nil, nil, nil},
+		tensor.F16:  {plainF16Signed, plainF16Unsigned, plainF16Wide, nil, plainF16Bytes8, plainF16Bytes16},
+		tensor.BF16: {plainBF16Signed, plainBF16Unsigned, nil, nil, plainBF16Bytes8, plainBF16Bytes16},
+		tensor.F32:  {plainF32Signed, plainF32Unsigned, plainF32Wide, nil, plainF32Bytes8, plainF32Bytes16},
 	}
 	scaledAVX512 = map[tensor.DType]loads{
-		tensor.I8:   {scaled8Signed, scaled8Unsigned, scaled8Wide, scaled8WideUnsigned},
-		tensor.I16:  {scaled16Signed, scaled16Unsigned, scaled16Wide, scaled16WideUnsigned},
-		tensor.I32:  {scaled32Signed, scaled32Unsigned, scaled32Wide, scaled32WideUnsigned},
-		tensor.U32:  {scaledU32Signed, scaledU32Unsigned, scaledU32Wide, scaledU32WideUnsigned},
-		tensor.F16:  {scaledF16Signed, scaledF16Unsigned, scaledF16Wide, scaledF16WideUnsigned},
-		tensor.BF16: {scaledBF16Signed, scaledBF16Unsigned, scaledBF16Wide, scaledBF16WideUnsigned},
-		tensor.F32:  {scaledF32Signed, scaledF32Unsigned, scaledF32Wide, scaledF32WideUnsigned},
-		tensor.F64:  {scaledF64Signed, scaledF64Unsigned, scaledF64Wide, scaledF64WideUnsigned},
+		tensor.I8:   {scaled8Signed, scaled8Unsigned, scaled8Wide, scaled8WideUnsigned, nil, nil},
+		tensor.I16:  {scaled16Signed, scaled16Unsigned, scaled16Wide, scaled16WideUnsigned, nil, nil},
+		tensor.I32:  {scaled32Signed, scaled32Unsigned, scaled32Wide, scaled32WideUnsigned, nil, nil},
+		tensor.U32:  {scaledU32Signed, scaledU32Unsigned, scaledU32Wide, scaledU32WideUnsigned, nil, nil},
+		tensor.F16:  {scaledF16Signed, scaledF16Unsigned, scaledF16Wide, scaledF16WideUnsigned, nil, nil},
+		tensor.BF16: {scaledBF16Signed, scaledBF16Unsigned, scaledBF16Wide, scaledBF16WideUnsigned, nil, nil},
+		tensor.F32:  {scaledF32Signed, scaledF32Unsigned, scaledF32Wide, scaledF32WideUnsigned, nil, nil},
+		tensor.F64:  {scaledF64Signed, scaledF64Unsigned, scaledF64Wide, scaledF64WideUnsigned, nil, nil},
 	}
 	signedOf = map[tensor.DType]tensor.DType{tensor.U8: tensor.I8, tensor.U16: tensor.I16} // the same kernels with other bounds
 )
@@ -101,6 +105,9 @@ func (c *Converter) fastest() fast {
 		x := fast{l: c.layout512(), in: 2 * f.Bits, load: 2 * f.Bits, out: 2 * c.to.Bits()}
 		if powerOfTwo {
 			x.kernel = plainAVX512[to].of(f)
+		}
+		if isFloat(c.to) && x.kernel != nil && (f.Bits == 8 || f.Bits == 16) {
+			c.layoutBytes(x.l)
 		}
 		if x.kernel == nil {
 			x.kernel = scaledAVX512[to].of(f)
@@ -152,6 +159,28 @@ func (c *Converter) layout512() *layout {
 	le.PutUint64(l[240:], 1<<(2*f.Bits)-1)
 	le.PutUint64(l[248:], uint64(2*f.Bits)) // 16 samples
 	return l
+}
+
+// layoutBytes changes l for samples of whole bytes, which a kernel of floats leaves in the upper bytes of the lanes, zeros below: below the sign of unsigned ones.
+func (c *Converter) layoutBytes(l *layout) {
+	n := c.spec.From.Bits / 8
+	from := 4 - n
+	if c.spec.From.Unsigned {
+		from--
+	}
+	keep := uint64(0)
+	for lane := range 16 {
+		for k := range n {
+			at := k
+			if c.spec.From.BigEndian {
+				at = n - 1 - k
+			}
+			l[4*lane+from+k] = byte(n*lane + at)
+			keep |= 1 << (4*lane + from + k)
+		}
+	}
+	binary.LittleEndian.PutUint32(l[192:], math.Float32bits(float32(math.Ldexp(c.scale, -8*from))))
+	binary.LittleEndian.PutUint64(l[256:], keep)
 }
 
 // place says which bytes of a block, in the order of memory, become a lane of 32 bits for the sample that begins at bit first, and how far to the left they are then shifted.

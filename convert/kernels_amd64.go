@@ -5,223 +5,241 @@
 package convert
 
 //go:noescape
-func kernelI8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF64Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelU16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelU16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelI32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelI32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func kernelF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func kernelF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF16Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF16Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainBF16Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainBF16Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF32Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF32Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledU32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledU32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF64Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledU32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledU32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plain32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func plainF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF64Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledU32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func plain32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledBF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func plainF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF64Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled8WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledU32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaled32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledU32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledBF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledBF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaledF64Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled8WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 
 //go:noescape
-func scaledF64WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+func scaled16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaled32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaledU32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaledF16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaledBF16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaledF32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
+
+//go:noescape
+func scaledF64WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)

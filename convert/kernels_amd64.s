@@ -4,7 +4,7 @@
 
 #include "textflag.h"
 
-// func kernelI8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -33,7 +33,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -62,7 +62,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -90,7 +90,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -118,7 +118,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -144,7 +144,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -172,7 +172,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -213,7 +213,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -241,7 +241,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF64Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF64Signed(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -273,7 +273,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -302,7 +302,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -331,7 +331,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -359,7 +359,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -387,7 +387,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -413,7 +413,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -441,7 +441,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -482,7 +482,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -510,7 +510,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF64Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF64Unsigned(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -542,7 +542,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI8Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -569,7 +569,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU8Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -596,7 +596,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -622,7 +622,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelU16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelU16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelU16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -648,7 +648,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelI32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelI32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelI32Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -672,7 +672,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2, F16C
 TEXT ·kernelF16Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -698,7 +698,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func kernelF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func kernelF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX2
 TEXT ·kernelF32Wide(SB), NOSPLIT, $0-32
 	MOVQ    dst+0(FP), AX
@@ -724,7 +724,177 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF16Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF16Bytes8(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU   (CX), X2
+	VPERMB.Z  Z2, Z0, K1, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VCVTPS2PH $0x00, Z2, Y3
+	VMOVDQU   Y3, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainF16Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF16Bytes16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU   (CX), Y2
+	VPERMB.Z  Z2, Z0, K1, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VCVTPS2PH $0x00, Z2, Y2
+	VMOVDQU   Y2, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainBF16Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainBF16Bytes8(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+
+block:
+	VMOVDQU   (CX), X4
+	VPERMB.Z  Z4, Z0, K1, Z4
+	VCVTDQ2PS Z4, Z4
+	VMULPS    Z1, Z4, Z4
+	VPSRLD    $0x10, Z4, Z5
+	VPANDD    Z3, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPADDD    Z5, Z4, Z4
+	VPSRLD    $0x10, Z4, Z4
+	VPMOVDW   Z4, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainBF16Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainBF16Bytes16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+	MOVL         $0x00007fff, BX
+	VPBROADCASTD BX, Z2
+	MOVL         $0x00000001, BX
+	VPBROADCASTD BX, Z3
+
+block:
+	VMOVDQU   (CX), Y4
+	VPERMB.Z  Z4, Z0, K1, Z4
+	VCVTDQ2PS Z4, Z4
+	VMULPS    Z1, Z4, Z4
+	VPSRLD    $0x10, Z4, Z5
+	VPANDD    Z3, Z5, Z5
+	VPADDD    Z2, Z5, Z5
+	VPADDD    Z5, Z4, Z4
+	VPSRLD    $0x10, Z4, Z4
+	VPMOVDW   Z4, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x20, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainF32Bytes8(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF32Bytes8(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU   (CX), X2
+	VPERMB.Z  Z2, Z0, K1, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VMOVDQU32 Z2, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plainF32Bytes16(dst *byte, src *byte, blocks int, l *[264]byte)
+// Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
+TEXT ·plainF32Bytes16(SB), NOSPLIT, $0-32
+	MOVQ         dst+0(FP), AX
+	MOVQ         src+8(FP), CX
+	MOVQ         blocks+16(FP), DX
+	MOVQ         l+24(FP), BX
+	VMOVDQU32    (BX), Z0
+	KMOVQ        256(BX), K1
+	MOVQ         248(BX), SI
+	VPBROADCASTD 192(BX), Z1
+
+block:
+	VMOVDQU   (CX), Y2
+	VPERMB.Z  Z2, Z0, K1, Z2
+	VCVTDQ2PS Z2, Z2
+	VMULPS    Z1, Z2, Z2
+	VMOVDQU32 Z2, (AX)
+	ADDQ      SI, CX
+	ADDQ      $0x40, AX
+	DECQ      DX
+	JNZ       block
+	VZEROUPPER
+	RET
+
+// func plain8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain8Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -732,9 +902,9 @@ TEXT ·plain8Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -754,7 +924,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -762,9 +932,9 @@ TEXT ·plain16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -784,7 +954,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain32Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -792,9 +962,9 @@ TEXT ·plain32Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -814,7 +984,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -822,9 +992,9 @@ TEXT ·plainF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 
@@ -835,7 +1005,8 @@ block:
 	VPSRAVD    Z2, Z4, Z4
 	VCVTDQ2PS  Z4, Z4
 	VMULPS     Z3, Z4, Z4
-	VCVTPS2PH  $0x00, Z4, (AX)
+	VCVTPS2PH  $0x00, Z4, Y4
+	VMOVDQU    Y4, (AX)
 	ADDQ       SI, CX
 	ADDQ       $0x20, AX
 	DECQ       DX
@@ -843,7 +1014,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -851,9 +1022,9 @@ TEXT ·plainBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 	MOVL         $0x00007fff, BX
@@ -881,7 +1052,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainF32Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -889,9 +1060,9 @@ TEXT ·plainF32Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 
@@ -910,7 +1081,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled8Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled8Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled8Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -918,9 +1089,9 @@ TEXT ·scaled8Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -954,7 +1125,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -962,9 +1133,9 @@ TEXT ·scaled16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -998,7 +1169,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled32Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1006,9 +1177,9 @@ TEXT ·scaled32Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1042,7 +1213,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledU32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledU32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledU32Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1050,9 +1221,9 @@ TEXT ·scaledU32Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1086,7 +1257,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1094,9 +1265,9 @@ TEXT ·scaledF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1132,7 +1303,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledBF16Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledBF16Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1140,9 +1311,9 @@ TEXT ·scaledBF16Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1187,7 +1358,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF32Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF32Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledF32Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1195,9 +1366,9 @@ TEXT ·scaledF32Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1225,7 +1396,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF64Signed(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF64Signed(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledF64Signed(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1233,9 +1404,9 @@ TEXT ·scaledF64Signed(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1261,7 +1432,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1269,9 +1440,9 @@ TEXT ·plain8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -1291,7 +1462,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1299,9 +1470,9 @@ TEXT ·plain16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -1321,7 +1492,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plain32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1329,9 +1500,9 @@ TEXT ·plain32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 196(BX), Z3
 	VPBROADCASTD 200(BX), Z4
@@ -1351,7 +1522,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1359,9 +1530,9 @@ TEXT ·plainF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 
@@ -1372,7 +1543,8 @@ block:
 	VPSRLVD    Z2, Z4, Z4
 	VCVTDQ2PS  Z4, Z4
 	VMULPS     Z3, Z4, Z4
-	VCVTPS2PH  $0x00, Z4, (AX)
+	VCVTPS2PH  $0x00, Z4, Y4
+	VMOVDQU    Y4, (AX)
 	ADDQ       SI, CX
 	ADDQ       $0x20, AX
 	DECQ       DX
@@ -1380,7 +1552,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1388,9 +1560,9 @@ TEXT ·plainBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 	MOVL         $0x00007fff, BX
@@ -1418,7 +1590,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·plainF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1426,9 +1598,9 @@ TEXT ·plainF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTD 192(BX), Z3
 
@@ -1447,7 +1619,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled8Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled8Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1455,9 +1627,9 @@ TEXT ·scaled8Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1491,7 +1663,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1499,9 +1671,9 @@ TEXT ·scaled16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1535,7 +1707,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaled32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1543,9 +1715,9 @@ TEXT ·scaled32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1579,7 +1751,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledU32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledU32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledU32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1587,9 +1759,9 @@ TEXT ·scaledU32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1623,7 +1795,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1631,9 +1803,9 @@ TEXT ·scaledF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1669,7 +1841,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledBF16Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledBF16Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1677,9 +1849,9 @@ TEXT ·scaledBF16Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1724,7 +1896,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF32Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF32Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1732,9 +1904,9 @@ TEXT ·scaledF32Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1762,7 +1934,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF64Unsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF64Unsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512BW, AVX512F, AVX512VBMI
 TEXT ·scaledF64Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1770,9 +1942,9 @@ TEXT ·scaledF64Unsigned(SB), NOSPLIT, $0-32
 	MOVQ         blocks+16(FP), DX
 	MOVQ         l+24(FP), BX
 	VMOVDQU32    (BX), Z0
+	KMOVQ        240(BX), K1
 	VMOVDQU32    64(BX), Z1
 	VMOVDQU32    128(BX), Z2
-	KMOVQ        240(BX), K1
 	MOVQ         248(BX), SI
 	VPBROADCASTQ 208(BX), Z3
 	VPBROADCASTQ 216(BX), Z4
@@ -1798,7 +1970,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·plain8Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1823,7 +1995,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·plain16Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1848,7 +2020,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plain32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plain32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·plain32Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1873,7 +2045,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·plainF16Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1889,7 +2061,8 @@ block:
 	VPERMB    Z2, Z0, Z2
 	VCVTDQ2PS Z2, Z2
 	VMULPS    Z1, Z2, Z2
-	VCVTPS2PH $0x00, Z2, (AX)
+	VCVTPS2PH $0x00, Z2, Y2
+	VMOVDQU   Y2, (AX)
 	ADDQ      SI, CX
 	ADDQ      $0x20, AX
 	DECQ      DX
@@ -1897,7 +2070,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func plainF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func plainF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·plainF32Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1921,7 +2094,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled8Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled8Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled8Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1960,7 +2133,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled16Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -1999,7 +2172,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled32Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2038,7 +2211,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledU32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledU32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledU32Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2077,7 +2250,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledF16Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2118,7 +2291,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledBF16Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledBF16Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledBF16Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2168,7 +2341,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF32Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF32Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledF32Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2201,7 +2374,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF64Wide(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF64Wide(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledF64Wide(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2232,7 +2405,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled8WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled8WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled8WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2271,7 +2444,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled16WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2310,7 +2483,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaled32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaled32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaled32WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2349,7 +2522,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledU32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledU32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledU32WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2388,7 +2561,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledF16WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2429,7 +2602,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledBF16WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledBF16WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI, AVX512VL
 TEXT ·scaledBF16WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2479,7 +2652,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF32WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF32WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledF32WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX
@@ -2512,7 +2685,7 @@ block:
 	VZEROUPPER
 	RET
 
-// func scaledF64WideUnsigned(dst *byte, src *byte, blocks int, l *[256]byte)
+// func scaledF64WideUnsigned(dst *byte, src *byte, blocks int, l *[264]byte)
 // Requires: AVX, AVX512F, AVX512VBMI
 TEXT ·scaledF64WideUnsigned(SB), NOSPLIT, $0-32
 	MOVQ         dst+0(FP), AX

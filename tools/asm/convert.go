@@ -20,7 +20,7 @@ const (
 )
 
 // layoutType is the type of layout.
-const layoutType = "*[256]byte"
+const layoutType = "*[264]byte"
 
 func convertAVX2() {
 	for _, load := range []struct {

@@ -24,9 +24,14 @@ const (
 	highest512 = 232 // float64
 	load512    = 240 // uint64: a bit for each byte of a block
 	step512    = 248 // uint64: bytes of a block
+	keep512    = 256 // uint64: a bit for each byte of the lanes that a sample fills, where its bytes are whole
 )
 
 func convertAVX512() {
+	for _, to := range []string{"F16", "BF16", "F32"} {
+		kernel512("plain"+to+"Bytes8", to, "Bytes8", plain512)
+		kernel512("plain"+to+"Bytes16", to, "Bytes16", plain512)
+	}
 	for _, load := range []string{"Signed", "Unsigned", "Wide", "WideUnsigned"} {
 		for _, to := range []string{"8", "16", "32", "F16", "BF16", "F32"} {
 			if load == "WideUnsigned" || load == "Wide" && to == "BF16" { // a float32 between would round, and a lane of 32 bits has a sign
@@ -46,23 +51,32 @@ func kernel512(name, to, load string, body func(to, load string, l reg.Register)
 	Pragma("noescape")
 	dst, src, n, l := Load(Param("dst"), GP64()), Load(Param("src"), GP64()), Load(Param("blocks"), GP64()), Load(Param("l"), GP64())
 	mask, up, down := ZMM(), ZMM(), ZMM()
-	bytes := K()
+	bytes, keep := K(), K()
 	next := GP64()
 	VMOVDQU32(mem(l, shuffle512), mask)
-	wide := load[0] == 'W'
-	if !wide {
+	switch load {
+	case "Bytes8", "Bytes16":
+		KMOVQ(mem(l, keep512), keep)
+	case "Signed", "Unsigned":
+		KMOVQ(mem(l, load512), bytes)
 		VMOVDQU32(mem(l, left512), up)
 		VMOVDQU32(mem(l, right512), down)
-		KMOVQ(mem(l, load512), bytes)
 	}
 	MOVQ(mem(l, step512), next)
 	store := body(to, load, l)
 	Label("block")
 	v := ZMM()
-	if wide {
+	switch load {
+	case "Wide", "WideUnsigned":
 		VMOVDQU32(mem(src, 0), v)
 		VPERMB(v, mask, v)
-	} else {
+	case "Bytes8": // a float that is too large by a power of two: the factor has its inverse
+		VMOVDQU(mem(src, 0), v.AsX())
+		VPERMB_Z(v, mask, keep, v)
+	case "Bytes16":
+		VMOVDQU(mem(src, 0), v.AsY())
+		VPERMB_Z(v, mask, keep, v)
+	default:
 		VMOVDQU8_Z(mem(src, 0), bytes, v)
 		VPERMB(v, mask, v)
 		VPSLLVD(up, v, v)
@@ -123,7 +137,9 @@ func plain512(to, _ string, l reg.Register) func(reg.Register, reg.VecVirtual) i
 		}
 		switch to {
 		case "F16":
-			VCVTPS2PH(operand.Imm(0), v, mem(dst, 0))
+			half := YMM()
+			VCVTPS2PH(operand.Imm(0), v, half)
+			VMOVDQU(half, mem(dst, 0))
 			return 32
 		case "BF16":
 			bias.round(v)
