@@ -3,7 +3,6 @@ package bench
 import (
 	"context"
 	"fmt"
-	"hash/crc32"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -26,8 +25,8 @@ type VecOptions struct {
 // their code.
 const partsMargin = 0.02
 
-// Vec compares vec.Copy with Go's built-in copy, and vec.CopyCRC32C with a copy and a checksum one after the other, as
-// interleaved pairs per size. Every destination and every checksum is checked.
+// Vec compares each kernel of package vec, and conversions of package convert, with the plain way to do the same, as interleaved pairs per size, and for sizes that no cache
+// holds also with what a copy or a read of as many bytes of memory takes. Every result is checked.
 func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	if o.Sizes == nil {
 		o.Sizes = []int{4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20}
@@ -38,8 +37,8 @@ func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	if o.Budget == 0 {
 		o.Budget = 10 * time.Millisecond
 	}
-	r := o.Begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the destination is "+
-		"compared", o.Budget))
+	r := o.Begin("vec", fmt.Sprintf("samples of about %v; before each the source gets new bytes, after it every byte of the result is "+
+		"compared; \"memory\" is the rate at which an operation would run whose reads and writes took as long as those of a copy, or of a read, in the same round", o.Budget))
 	r.Method.Pairs = o.Pairs
 	vec.Calibrate()
 	r.Notes = append(r.Notes, splitLines(vec.Explain())...)
@@ -51,58 +50,57 @@ func Vec(ctx context.Context, o VecOptions) (*paired.Report, error) {
 	return r.End(nil)
 }
 
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
 func (o *VecOptions) size(ctx context.Context, r *Suite, size int) error {
-	src, err := mem.Alloc(mem.Options{Name: "bench source", Size: size})
-	if err != nil {
-		return err
-	}
-	defer src.Close()
-	dst, err := mem.Alloc(mem.Options{Name: "bench destination", Size: size})
-	if err != nil {
-		return err
-	}
-	defer dst.Close()
-	s, d := src.All().Bytes(), dst.All().Bytes()
-	clear(d)
-	var crc uint32
-	for _, c := range []struct {
-		name, peer   string
-		ours, theirs func()
-		sum          bool
-	}{
-		{"vec.Copy", "built-in copy", func() { vec.Copy(d, s) }, func() { copy(d, s) }, false},
-		{"vec.CopyCRC32C", "copy, then CRC32C", func() { crc = vec.CopyCRC32C(d, s, 0) }, func() { copy(d, s); crc = vec.CRC32C(0, d) }, true},
-	} {
-		h := shape{what: c.name, size: uint64(size)}
-		o.Progress.Say("%s", h.title())
-		n := repeats(o.Budget, c.ours)
-		contender := func(name string, f func()) paired.Contender {
-			return paired.Contender{Name: name, Run: func(context.Context) (paired.Sample, error) {
-				seed := rand.Uint64()
-				synth.Fill(s, seed)
-				t := time.Now()
-				for range n {
-					f()
-				}
-				took := time.Since(t)
-				if bad, ok := synth.Verify(d, seed, 0); !ok {
-					return paired.Sample{}, fmt.Errorf("%w: byte %d of %d is wrong", paired.ErrFailed, bad, size)
-				}
-				if want := crc32.Checksum(d, castagnoli); c.sum && crc != want {
-					return paired.Sample{}, fmt.Errorf("%w: the checksum is %#x: expected %#x", paired.ErrFailed, crc, want)
-				}
-				return paired.Sample{Value: GBps(uint64(size)*uint64(n), took), Verified: uint64(size)}, nil
-			}}
-		}
-		err := r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(c.name, c.ours),
-			Theirs: []paired.Contender{contender(c.peer, c.theirs)}}, func(x *paired.Row) error { h.describe(x); return nil })
+	var buf vecBuffers
+	for name, at := range map[string]*[]byte{"source": &buf.src, "second source": &buf.other, "destination": &buf.dst} {
+		m, err := mem.Alloc(mem.Options{Name: "bench " + name, Size: size})
 		if err != nil {
+			return err
+		}
+		defer m.Close()
+		*at = m.All().Bytes()[:size]
+		clear(*at)
+	}
+	synth.Fill(buf.other, 1)
+	for _, op := range vecOps {
+		if err := o.op(ctx, r, op, &buf, size); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// op measures one operation.
+func (o *VecOptions) op(ctx context.Context, r *Suite, op vecOp, buf *vecBuffers, size int) error {
+	h := shape{what: op.name, size: uint64(size)}
+	o.Progress.Say("%s", h.title())
+	op.fill(buf, 1)
+	n := repeats(o.Budget, func() { op.ours(buf) })
+	contender := func(name string, f func(*vecBuffers), part float64, check func(*vecBuffers, uint64) error) paired.Contender {
+		return paired.Contender{Name: name, Run: func(context.Context) (paired.Sample, error) {
+			seed := rand.Uint64()
+			op.fill(buf, seed)
+			t := time.Now()
+			for range n {
+				f(buf)
+			}
+			took := time.Since(t)
+			if err := check(buf, seed); err != nil {
+				return paired.Sample{}, fmt.Errorf("%w: %s of %d bytes: %w", paired.ErrFailed, name, size, err)
+			}
+			return paired.Sample{Value: GBps(uint64(size)*uint64(n), took) * part, Verified: uint64(size)}, nil
+		}}
+	}
+	theirs := []paired.Contender{contender(op.peer, op.theirs, 1, op.check)}
+	if CopyCeilingHolds(uint64(size)) && op.reads+op.writes > 0 {
+		memory := contender("memory, read", func(b *vecBuffers) { b.sum = readAll(b.src) }, 1/op.reads, checkRead)
+		if op.writes > 0 {
+			memory = contender("memory, copied", func(b *vecBuffers) { vec.Copy(b.dst, b.src) }, 2/(op.reads+op.writes), checkCopy)
+		}
+		theirs = append(theirs, memory)
+	}
+	return r.Measure(ctx, paired.Plan{Name: h.title(), Unit: paired.GBs, Pairs: o.Pairs, Margin: partsMargin, Ours: contender(op.name, op.ours, 1, op.check),
+		Theirs: theirs}, func(x *paired.Row) error { h.describe(x); return nil })
 }
 
 // repeats is how often f must be called to last about d; at least once.

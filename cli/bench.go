@@ -49,7 +49,7 @@ func newBenchVec(s streams) *cobra.Command {
 	var out bench.Output
 	c := &cobra.Command{
 		Use:   "vec",
-		Short: "Copies and checksums beside Go's built-in copy",
+		Short: "Copies, checksums, searches and conversions beside plain code and the memory's bandwidth",
 		Args:  noArgs,
 		RunE: func(c *cobra.Command, _ []string) (err error) {
 			var o bench.VecOptions

@@ -56,7 +56,7 @@ func TestChecksumVectors(t *testing.T) {
 // TestSum: sums are those of the definition, for all lengths and all ways of cutting into pieces.
 func TestSum(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		p := rapid.SliceOfN(rapid.OneOf(rapid.Byte(), rapid.Just(byte(0xff))), 0, 150).Draw(t, "p")
+		p := rapid.SliceOfN(rapid.OneOf(rapid.Byte(), rapid.Just(byte(0xff))), 0, 700).Draw(t, "p")
 		want := wordSum(p)
 		if got := Sum(0).Add(p).Fold(); got != want {
 			t.Fatalf("%x: %04x, want %04x", p, got, want)
@@ -82,7 +82,7 @@ func TestSum(t *testing.T) {
 
 // TestSumCarries: bytes that carry out of every word, at every length.
 func TestSumCarries(t *testing.T) {
-	for n := range 200 {
+	for n := range 700 {
 		for _, fill := range []byte{0xff, 0x80, 0xe7} {
 			p := bytes.Repeat([]byte{fill, fill - 1}, n/2+1)[:n]
 			if got, want := Sum(0).Add(p).Fold(), wordSum(p); got != want {

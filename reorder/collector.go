@@ -48,6 +48,7 @@ type collector struct {
 	recent  *open // of the last packet that was placed, by recentN, its batch number; nil: none, or it has left
 	recentN int64
 	scratch []byte
+	turned  []byte      // a payload that was converted, before its channels part
 	out     func(*open) // takes a batch that leaves
 
 	whole, partial, timedOut, lost, dropped, placed, short, restarts, copied metrics.Counter
@@ -299,14 +300,13 @@ func (c *collector) turn(x *open, place int, b *burst.Burst, i, size int) bool {
 		return false
 	}
 	from = from[c.plan.Offset:]
-	in, out := size/x.Channels, x.Place/x.Channels
-	for k := range x.Channels {
-		dst, src := x.bytes[(k*c.per+place)*out:][:out], from[k*in:][:in]
-		if c.convert != nil {
-			c.convert.Convert(dst, src)
-		} else {
-			copy(dst, src)
-		}
+	if c.convert != nil { // all channels at once: a channel may have few samples
+		c.turned = grow(c.turned, x.Place)
+		c.convert.Convert(c.turned, from)
+		from = c.turned
+	}
+	if out := x.Place / x.Channels; out > 0 {
+		vec.Scatter(x.bytes[place*out:], c.per*out, from, out)
 	}
 	c.copied.Add(uint64(x.Place))
 	return true

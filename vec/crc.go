@@ -76,15 +76,12 @@ func foldedCRC32C(crc uint32, p []byte) uint32 {
 
 // foldedCopyCRC32C stores the very registers that it folds.
 func foldedCopyCRC32C(dst, src []byte, crc uint32) uint32 {
-	past := false
-	if len(src) > LargeCopy {
-		if t := chosen(len(src)); t != nil && t.kernels[classOf(len(src))].NonTemporal() {
-			h := misalignment(dst, 64)
-			copy(dst[:h], src[:h])
-			crc = update(crc, dst[:h])
-			dst, src = dst[h:], src[h:]
-			past = true
-		}
+	past := past(len(src))
+	if past {
+		h := misalignment(dst, 64)
+		copy(dst[:h], src[:h])
+		crc = update(crc, dst[:h])
+		dst, src = dst[h:], src[h:]
 	}
 	raceCopy(dst, src)
 	var first, state [foldBlock]byte

@@ -45,3 +45,5 @@
 // CRC32C is hash/crc32 with the Castagnoli polynomial, or a folding kernel twice as fast where the CPU can multiply without
 // carry in 512 bits; CopyCRC32C copies and checksums in one pass over memory.
 package vec
+
+//go:generate go run -C ../tools ./asm -pkg vec -out ../vec/bytes_amd64.s -stubs ../vec/bytes_kernels_amd64.go

@@ -10,9 +10,18 @@ import (
 // raceCopy tells the race detector what assembly is about to read and write, as the compiler does for the built-in copy.
 // The pointers are hidden because the compiler takes what goes to the detector for kept, and stack buffers would escape.
 func raceCopy(dst, src []byte) {
-	if len(dst) == 0 {
-		return
+	raceRead(src)
+	raceWrite(dst)
+}
+
+func raceRead(p []byte) {
+	if len(p) > 0 {
+		runtime.RaceReadRange(hide(unsafe.Pointer(unsafe.SliceData(p))), len(p))
 	}
-	runtime.RaceReadRange(hide(unsafe.Pointer(unsafe.SliceData(src))), len(src))
-	runtime.RaceWriteRange(hide(unsafe.Pointer(unsafe.SliceData(dst))), len(dst))
+}
+
+func raceWrite(p []byte) {
+	if len(p) > 0 {
+		runtime.RaceWriteRange(hide(unsafe.Pointer(unsafe.SliceData(p))), len(p))
+	}
 }

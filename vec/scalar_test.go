@@ -43,3 +43,46 @@ func scalarCopyCRC32C(dst, src []byte, crc uint32) uint32 {
 	scalarCopy(dst, src)
 	return scalarCRC32C(crc, src)
 }
+
+//go:norace
+func scalarSet(dst []byte, pattern uint64) {
+	for i := range dst {
+		dst[i] = byte(pattern >> (i % 8 * 8))
+	}
+}
+
+//go:norace
+func scalarXor(dst, a, b []byte) {
+	for i := range min(len(dst), len(a), len(b)) {
+		dst[i] = a[i] ^ b[i]
+	}
+}
+
+// scalarSum is RFC 1071 as it is written.
+//
+//go:norace
+func scalarSum(p []byte) uint16 {
+	var s uint32
+	for i, v := range p {
+		s += uint32(v) << (8 * (1 - i&1))
+		s = s>>16 + s&0xffff
+	}
+	return uint16(s)
+}
+
+//go:norace
+func scalarSwap(dst, src []byte, size int) {
+	for i := range min(len(dst), len(src)) / size * size {
+		dst[i] = src[i^(size-1)]
+	}
+}
+
+//go:norace
+func scalarIndex(p, pattern []byte) int {
+	for i := 0; i+len(pattern) <= len(p); i++ {
+		if string(p[i:i+len(pattern)]) == string(pattern) {
+			return i
+		}
+	}
+	return -1
+}

@@ -1,7 +1,6 @@
 package host
 
 import (
-	"encoding/binary"
 	"runtime/debug"
 	"sync"
 
@@ -135,12 +134,11 @@ func (s *stream) run(t *task) {
 }
 
 func fill(dst []byte, pattern uint32, width int) {
-	var p [4]byte
-	binary.LittleEndian.PutUint32(p[:], pattern)
-	n := copy(dst, p[:width])
-	for n < len(dst) {
-		n += copy(dst[n:], dst[:n])
+	all := uint64(pattern)
+	for n := width; n < 8; n *= 2 {
+		all = all&(1<<(8*n)-1) | all<<(8*n)
 	}
+	vec.Set(dst, all)
 }
 
 // The methods below refuse on a lost device, and otherwise take the work: where the work loses the device, a later call says so.

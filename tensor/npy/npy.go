@@ -10,6 +10,7 @@ import (
 	"strconv"
 
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/vec"
 )
 
 const (
@@ -71,9 +72,7 @@ func ParseCopy(b []byte) (tensor.Tensor, error) {
 		if desc.DType == tensor.C64 || desc.DType == tensor.C128 {
 			width /= 2 // real and imaginary parts keep their places
 		}
-		for at := 0; at < len(own); at += width {
-			slices.Reverse(own[at : at+width])
-		}
+		vec.Swap(own, own, width)
 	}
 	return tensor.New("", desc, own)
 }
