@@ -121,7 +121,10 @@ func each(b *vecBuffers, n, size int, want func(i int, e []byte) bool) error {
 }
 
 func checkSet(b *vecBuffers, _ uint64) error {
-	return each(b, len(b.dst), 1, func(i int, e []byte) bool { return e[0] == byte(i%8) })
+	if binary.LittleEndian.Uint64(b.dst) != setPattern || !bytes.Equal(b.dst[8:], b.dst[:len(b.dst)-8]) {
+		return errors.New("the pattern is wrong")
+	}
+	return nil
 }
 
 func checkXor(b *vecBuffers, seed uint64) error {

@@ -1,4 +1,4 @@
-// Package vec moves and checks bytes at the speed of the machine: copies with kernels chosen by measurement, and CRC-32C.
+// Package vec moves, checks and searches bytes at the speed of the machine: copies with kernels chosen by measurement, checksums, and other work on many bytes.
 //
 // Copy is the built-in copy up to LargeCopy bytes. The first call above it in the process begins a measurement in the background,
 // of less than 60 ms, of which of the machine's kernels is fastest for each size class. Copy keeps the built-in copy until then,
@@ -43,7 +43,13 @@
 // # Checksums
 //
 // CRC32C is hash/crc32 with the Castagnoli polynomial, or a folding kernel twice as fast where the CPU can multiply without
-// carry in 512 bits; CopyCRC32C copies and checksums in one pass over memory.
+// carry in 512 bits; CopyCRC32C copies and checksums in one pass over memory. Sum is that of the internet checksum.
+//
+// # Other work on bytes
+//
+// Set, Xor, Swap, Index and Sum have kernels of AVX-512 and of AVX2 (amd64), which tools/asm writes; Go code does the same elsewhere, for short slices, and for what is left behind whole
+// turns. The processor's features decide which kernel runs. Set and Xor store past the caches in the size classes where Copy was measured to be faster so. Scatter and Gather
+// are loops in Go with moves of the elements' size. Index, Xor and Gather have no user in this module besides its benchmark.
 package vec
 
 //go:generate go run -C ../tools ./asm -pkg vec -out ../vec/bytes_amd64.s -stubs ../vec/bytes_kernels_amd64.go

@@ -2,8 +2,10 @@ package vec
 
 import "bytes"
 
-// minSearch is the number of places from which Index uses assembly.
-const minSearch = 128
+const (
+	minSearch = 512 // places from which Index uses assembly
+	places    = 64  // that a kernel takes a multiple of
+)
 
 // Index is the first place of pattern in p, -1 where there is none: bytes.Index, whose time per byte does not depend on the bytes as much.
 //
@@ -15,10 +17,13 @@ func Index(p, pattern []byte) int {
 		return bytes.Index(p, pattern)
 	}
 	raceRead(p)
-	first, second := 0, rarest(pattern)
+	first, second := 0, len(pattern)-1
+	for second > 1 && pattern[second] == pattern[0] {
+		second--
+	}
 	at, misses := 0, 0
-	for n-at >= turn {
-		k := min((n-at)&^(turn-1), block)
+	for n-at >= places {
+		k := min((n-at)&^(places-1), block)
 		i := find(&p[at], k, first, second, pattern[first], pattern[second])
 		if at += i; i == k {
 			continue
@@ -30,30 +35,23 @@ func Index(p, pattern []byte) int {
 		at++
 		first, second = second, d
 		if misses++; misses > 16+at/256 {
+			if i = bytes.Index(p[at:], pattern); i < 0 {
+				return -1
+			}
+			return at + i
+		}
+	}
+	for at < n {
+		i := bytes.IndexByte(p[at+second:n+second], pattern[second])
+		if i < 0 {
 			break
 		}
-	}
-	if i := bytes.Index(p[at:], pattern); i >= 0 {
-		return at + i
+		if at += i; difference(p[at:], pattern) < 0 {
+			return at
+		}
+		at++
 	}
 	return -1
-}
-
-// rarest is the place, behind the first, of a byte that occurs in pattern no more often than any other, the last such.
-func rarest(pattern []byte) (at int) {
-	var counts [256]uint8
-	for _, b := range pattern {
-		if counts[b] < 255 {
-			counts[b]++
-		}
-	}
-	at = len(pattern) - 1
-	for i := len(pattern) - 2; i > 0; i-- {
-		if counts[pattern[i]] < counts[pattern[at]] {
-			at = i
-		}
-	}
-	return at
 }
 
 // difference is the first place where p does not begin with pattern; -1: it does.
