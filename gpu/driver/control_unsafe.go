@@ -93,11 +93,11 @@ func (c *Control) Group(i int) GroupStatus {
 	return s
 }
 
-// Missed reports whether one of the groups, all of which have left, may not have seen what was published before the last Ring.
-func (c *Control) Missed() bool {
+// Again reports whether groups that have all left have to be launched again: not all of them found nothing to do, or something was published after one had looked.
+func (c *Control) Again() bool {
 	bell := c.head.doorbell.Load()
 	for i := range c.lines {
-		if c.lines[i].doorbell.Load() != bell {
+		if l := &c.lines[i]; GroupState(l.state.Load()) != GroupIdle || l.doorbell.Load() != bell {
 			return true
 		}
 	}

@@ -92,16 +92,16 @@ func testControl(t *testing.T, rt *gpu.Runtime, groups uint32) {
 	step("no pass", 0, 0, driver.GroupStatus{State: driver.GroupSpent})
 	step("4 passes", 4, 0, driver.GroupStatus{State: driver.GroupSpent, Heartbeat: 4, Done: 4})
 	c.Ring()
-	if !c.Missed() {
-		t.Error("groups have seen a doorbell that rang after they had left")
+	if !c.Again() {
+		t.Error("groups that have left with their passes used up need no other launch")
 	}
 	step("the rest and 3 empty ones", 100, 3, driver.GroupStatus{State: driver.GroupIdle, Heartbeat: 13, Done: 10})
-	if c.Missed() {
-		t.Error("groups that found nothing after the doorbell have missed something")
+	if c.Again() {
+		t.Error("groups that found nothing after the doorbell need another launch")
 	}
 	c.Ring()
-	if !c.Missed() {
-		t.Error("groups have seen a doorbell that rang after they had left idle")
+	if !c.Again() {
+		t.Error("groups need no other launch for a doorbell that rang after they had left idle")
 	}
 	step("one empty pass", 100, 1, driver.GroupStatus{State: driver.GroupIdle, Heartbeat: 14, Done: 10})
 
