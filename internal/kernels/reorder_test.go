@@ -20,7 +20,7 @@ func reordering(t *rapid.T) []any {
 		BatchWidth: rapid.IntRange(0, 32).Draw(t, "batch width"),
 	}
 	if rapid.Bool().Draw(t, "scaled") {
-		p.Scale = rapid.OneOf(rapid.Map(rapid.IntRange(-120, 120), func(e int) float64 { return math.Ldexp(1, e) }), rapid.Float64Range(-1e6, 1e6), rapid.Float64()).Draw(t, "scale")
+		p.Scale = rapid.OneOf(rapid.Map(rapid.IntRange(-30, 10), func(e int) float64 { return 1.5 * math.Ldexp(1, e) }), rapid.Map(rapid.IntRange(-120, 120), func(e int) float64 { return math.Ldexp(1, e) }), rapid.Float64Range(-1e6, 1e6), rapid.Float64()).Draw(t, "scale")
 		if p.Scale == 0 || math.IsNaN(p.Scale) || math.IsInf(p.Scale, 0) {
 			p.Scale = 3
 		}
