@@ -88,11 +88,6 @@ func TestPlansOfDAQIRI(t *testing.T) {
 						core(fmt.Sprintf("%s.rx.queues[%d].cpu_core", at, k), q.CPUCore)
 					}
 				}
-				for k, r := range p.Rx.Reorder {
-					if r.Type == "gpu" {
-						want[fmt.Sprintf("%s.rx.reorder[%d].reorder_type", at, k)] = true
-					}
-				}
 				if p.Rx.HardwareTimestamps && p.Engine.Built() && p.Engine != "xdp" {
 					want[at+".rx.hardware_timestamps"] = true
 				}

@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/reorder"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -77,15 +78,21 @@ func (x *reorderShare) open(spec engine.StageSpec) (*reorder.Shared, error) {
 // checkReorder says what the stage would refuse.
 func (p *Plan) checkReorder(r *config.Reorder, path string) {
 	i := slices.IndexFunc(p.cfg.Regions, func(x config.Region) bool { return x.Name == r.Region })
-	if i < 0 || r.Type != "cpu" || r.Engine == "hw" { // package config has said it
+	if i < 0 || r.Engine == "hw" { // package config has said it
 		return
 	}
-	plan := reorderPlan(r)
-	slot := int(p.cfg.Regions[i].BufSize)
-	if given := p.o.Regions[r.Region]; given != nil && !p.cfg.Regions[i].Owned {
-		slot = given.SlotSize()
+	plan, region := reorderPlan(r), &p.cfg.Regions[i]
+	slot, reached := int(region.BufSize), p.hidden(r.Region) == nil
+	if plan.Executor == reorder.GPU {
+		reached = region.OnGPU()
 	}
-	if err := plan.CheckFor(r.Region, slot, p.hidden(r.Region) == nil); err != nil {
+	if given := p.o.Regions[r.Region]; given != nil && !region.Owned {
+		slot = given.SlotSize()
+		if plan.Executor == reorder.GPU {
+			_, reached = given.Region().Handle().(*gpu.Memory)
+		}
+	}
+	if err := plan.CheckFor(r.Region, slot, reached); err != nil {
 		p.causes = append(p.causes, err)
 		p.refuse(config.CodeConflict, path, err.Error(), "", "")
 	}
@@ -110,6 +117,9 @@ func reorderPlan(r *config.Reorder) reorder.Plan {
 	}
 	if m := r.Method.PacketsPerBatch; m != nil {
 		p.Sequence, p.PerBatch = field(m.Sequence), m.PacketsPerBatch
+	}
+	if r.Type == "gpu" {
+		p.Executor = reorder.GPU
 	}
 	if r.MissingAction == "drop" {
 		p.Missing = reorder.Drop

@@ -161,11 +161,8 @@ func (d *decoder) checkTunnel(t *Tunnel, path string) bool {
 }
 
 func (d *decoder) checkReorder(p *Interface, r *Reorder, path string, used map[string]bool) {
-	switch {
-	case r.Engine == "hw":
+	if r.Engine == "hw" {
 		d.report(Needs, CodeNotBuilt, join(path, "reorder_engine"), fmt.Sprintf("the reorder plan %s is for a network card that places packets by itself, which no engine here can have it do", shown(r.Name)), "reorder_engine: sw", "")
-	case r.Type == "gpu":
-		d.report(Needs, CodeNotBuilt, join(path, "reorder_type"), fmt.Sprintf("the reorder plan %s is for a GPU, and there are no kernels for it", shown(r.Name)), "reorder_type: cpu", "with a memory_region of kind host, huge or host_pinned, the processor does the same")
 	}
 	reg, at := d.region(r.Region)
 	used[r.Region] = true

@@ -4,6 +4,7 @@ import (
 	"math/bits"
 
 	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -15,6 +16,8 @@ type Batch struct {
 	ID int64
 	// Present has a bit for each place, the lowest of the first element first: 1 where a packet was placed.
 	Present []uint64
+	// Mask is Present as kernels of the accelerator see it, of plans with the executor GPU, until the stage is closed. It has the 64-bit words of Present.
+	Mask gpu.Span
 	// Packets is how many were placed, of PerBatch.
 	Packets, PerBatch int
 	// Place is the number of bytes of each place. Place i begins at i*Place; with Channels its part of channel c, Place/Channels bytes, begins at

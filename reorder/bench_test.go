@@ -40,7 +40,7 @@ func BenchmarkPlace(b *testing.B) {
 				s, _ := in.Get()
 				x.Builder().Add(src, burst.Segment{Handle: s.Handle(), Off: in.Offset(s.Handle()), Len: uint32(size + 64)})
 			}
-			c, err := newCollector(Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: per, Offset: 64, Pool: batches, Convert: conv}, nil)
+			c, err := newCollector(Plan{Flows: []uint32{0}, Sequence: Field{0, 32}, PerBatch: per, Offset: 64, Pool: batches, Convert: conv}, nil, nil)
 			if err != nil {
 				b.Fatal(err)
 			}

@@ -2,6 +2,7 @@ package reorder
 
 import (
 	"math/bits"
+	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/convert"
@@ -50,16 +51,18 @@ type collector struct {
 	scratch []byte
 	turned  []byte      // a payload that was converted, before its channels part
 	out     func(*open) // takes a batch that leaves
+	wake    func()      // wakes the owners of stages
+	dev     *device     // moves the bytes; nil: the processor does
 
 	whole, partial, timedOut, lost, dropped, placed, short, restarts, copied metrics.Counter
 	drops                                                                    engine.DropCounters
 }
 
-func newCollector(p Plan, out func(*open)) (*collector, error) {
+func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
 	if err := p.Check(); err != nil {
 		return nil, err
 	}
-	c := &collector{plan: p, per: p.perBatch(), head: max(p.Sequence.end(), p.Offset), learned: p.Payload, out: out}
+	c := &collector{plan: p, per: p.perBatch(), head: max(p.Sequence.end(), p.Offset), learned: p.Payload, out: out, wake: wake}
 	if p.Batch.Width > 0 {
 		c.head = max(c.head, p.Batch.end())
 	}
@@ -89,6 +92,12 @@ func newCollector(p Plan, out func(*open)) (*collector, error) {
 	for i := range c.owner.infos {
 		c.owner.infos[i].Present = all[i*words : (i+1)*words : (i+1)*words]
 	}
+	if p.Executor == GPU {
+		var err error
+		if c.dev, err = newDevice(c); err != nil {
+			return nil, err
+		}
+	}
 	c.src = burst.NewSource(p.Pool.Region(), p.Pool.Region().All().Bytes(), c.owner)
 	c.cache = p.Pool.Cache()
 	return c, nil
@@ -100,40 +109,15 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	if n < c.head {
 		return engine.DropBadFrame, true
 	}
-	head := b.Bytes(i, 0)
-	if len(head) < c.head {
-		if c.scratch = grow(c.scratch, c.head); b.CopyTo(c.scratch, i) < c.head {
-			return 0, false
-		}
-		head = c.scratch
+	head := c.front(b, i)
+	if head == nil {
+		return 0, false
 	}
-	seq := int64(c.plan.Sequence.read(head))
-	number := seq >> c.shift
-	if c.plan.Batch.Width > 0 {
-		number = int64(c.plan.Batch.read(head))
-	}
-	place := int(seq & int64(c.per-1))
+	seq, number := c.numbers(head)
 	size := n - c.plan.Offset
-	x := c.recent
-	if x == nil || number != c.recentN || size != x.in {
-		if c.unit > 1 && size%c.unit != 0 {
-			return engine.DropBadFrame, true
-		}
-		if size > c.longest {
-			return engine.DropTooLong, true
-		}
-		if x, why = c.batch(number, place, size, now); x == nil {
-			return why, true
-		}
-	}
-	c.w.strays = 0
-	switch {
-	case x.Has(place):
-		return engine.DropDuplicate, true
-	case size > x.in:
-		return engine.DropTooLong, true
-	case c.plan.Channels > 0 && size < x.in: // its channels would not be where those of the others are
-		return engine.DropBadFrame, true
+	x, place, why := c.admit(seq, number, size, now)
+	if why != engine.NumDrops {
+		return why, true
 	}
 	if c.plan.Channels > 0 {
 		if !c.turn(x, place, b, i, size) {
@@ -144,6 +128,63 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	} else if !c.fill(dst, b, i, size) {
 		return 0, false
 	}
+	c.accept(x, place, b, i, size)
+	return engine.NumDrops, true
+}
+
+// front is the front of packet i, which has the fields; nil where the processor does not reach it.
+func (c *collector) front(b *burst.Burst, i int) []byte {
+	head := b.Bytes(i, 0)
+	if len(head) < c.head {
+		if c.scratch = grow(c.scratch, c.head); b.CopyTo(c.scratch, i) < c.head {
+			return nil
+		}
+		head = c.scratch
+	}
+	return head
+}
+
+// numbers are the sequence number of a packet and that of its batch, as the packet has them.
+func (c *collector) numbers(head []byte) (seq, batch uint32) {
+	seq = c.plan.Sequence.read(head)
+	if c.plan.Batch.Width > 0 {
+		batch = c.plan.Batch.read(head)
+	}
+	return seq, batch
+}
+
+// admit is the batch and the place of a packet with these numbers and a payload of size bytes, or says why it has none; NumDrops: it has.
+func (c *collector) admit(seq, batch uint32, size int, now int64) (x *open, place int, why engine.Drop) {
+	number := int64(seq) >> c.shift
+	if c.plan.Batch.Width > 0 {
+		number = int64(batch)
+	}
+	place = int(int64(seq) & int64(c.per-1))
+	if x = c.recent; x == nil || number != c.recentN || size != x.in {
+		if c.unit > 1 && size%c.unit != 0 {
+			return nil, 0, engine.DropBadFrame
+		}
+		if size > c.longest {
+			return nil, 0, engine.DropTooLong
+		}
+		if x, why = c.batch(number, place, size, now); x == nil {
+			return nil, 0, why
+		}
+	}
+	c.w.strays = 0
+	switch {
+	case x.Has(place):
+		return nil, 0, engine.DropDuplicate
+	case size > x.in:
+		return nil, 0, engine.DropTooLong
+	case c.plan.Channels > 0 && size < x.in: // its channels would not be where those of the others are
+		return nil, 0, engine.DropBadFrame
+	}
+	return x, place, engine.NumDrops
+}
+
+// accept notes that packet i of b is placed.
+func (c *collector) accept(x *open, place int, b *burst.Burst, i, size int) {
 	if size < x.in {
 		c.short.Inc()
 	}
@@ -159,7 +200,6 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	if x.Packets == c.per {
 		c.settle()
 	}
-	return engine.NumDrops, true
 }
 
 // batch is the batch that a packet belongs to, which may begin with it; nil, and why not.
@@ -233,7 +273,10 @@ func (c *collector) begin(id int64, size int, now int64) *open {
 	if c.convert != nil {
 		info.Place = c.convert.OutLen(c.learned)
 	}
-	*x = open{Batch: info, slot: slot, bytes: slot.Bytes(), in: c.learned}
+	*x = open{Batch: info, slot: slot, in: c.learned}
+	if c.dev == nil {
+		x.bytes = slot.Bytes()
+	}
 	if c.plan.Timeout > 0 {
 		x.until = now + int64(c.plan.Timeout)
 	}
@@ -347,6 +390,15 @@ func (c *collector) leave(id int64) {
 	c.w.pass(id)
 }
 
+// end lets all open batches leave when nothing more comes.
+func (c *collector) end() {
+	if c.dev != nil {
+		c.dev.with(c.leaveAll)
+		return
+	}
+	c.leaveAll()
+}
+
 // leaveAll lets all open batches leave.
 func (c *collector) leaveAll() {
 	for k := c.w.base; c.opened > 0; k++ {
@@ -361,6 +413,9 @@ func (c *collector) expire(now int64) (next int64) {
 	if c.plan.Timeout == 0 || c.opened == 0 {
 		return 0
 	}
+	if d := c.dev; d != nil && (d.undecided() || !d.open && !d.room()) {
+		return 0 // packets that came in time have no places yet; the device wakes the owner
+	}
 	last, found := int64(0), false
 	for _, x := range c.open {
 		if x != nil && x.until <= now {
@@ -370,7 +425,9 @@ func (c *collector) expire(now int64) (next int64) {
 			}
 		}
 	}
-	if found {
+	if found && c.dev != nil {
+		c.dev.with(func() { c.leave(last + 1); c.settle() })
+	} else if found {
 		c.leave(last + 1)
 		c.settle()
 	}
@@ -397,7 +454,13 @@ func (c *collector) close(x *open) {
 		if x.TimedOut {
 			c.timedOut.Inc()
 		}
-		x.missing(x.zero)
+		if c.dev == nil {
+			x.missing(x.zero)
+		}
+	}
+	if c.dev != nil {
+		c.dev.leave(x)
+		return
 	}
 	c.out(x)
 }
@@ -406,7 +469,9 @@ func (c *collector) close(x *open) {
 func (c *collector) drop(x *open, why engine.Drop) {
 	c.drops.Add(why, uint64(x.Packets))
 	c.placed.Add(-uint64(x.Packets))
-	c.cache.Put(x.slot) // it is out: this cannot fail
+	if c.dev == nil || !c.dev.keep(x.slot) {
+		c.cache.Put(x.slot) // it is out: this cannot fail
+	}
 	c.recycle(x)
 }
 
@@ -415,16 +480,46 @@ func (c *collector) recycle(x *open) {
 	c.spare = append(c.spare, x)
 }
 
-// shut ends the collector: what is open is dropped.
-func (c *collector) shut() {
+// shut ends the collector: what is open is dropped. An accelerator has no work of it any more.
+func (c *collector) shut() (err error) {
+	c.dropAll(engine.DropClosed)
+	c.cache.Close()
+	if c.dev != nil {
+		err = c.dev.close()
+	}
+	return err
+}
+
+// fell drops a batch that has left, and that nobody gets.
+func (c *collector) fell(x *open, why engine.Drop) {
+	if minus := ^uint64(0); x.Packets == c.per {
+		c.whole.Add(minus)
+	} else {
+		c.partial.Add(minus)
+		if x.TimedOut {
+			c.timedOut.Add(minus)
+		}
+	}
+	c.drop(x, why)
+}
+
+// now is the time that deadlines count in, where the plan has any.
+func (c *collector) now() int64 {
+	if c.plan.Timeout == 0 {
+		return 0
+	}
+	return int64(time.Since(epoch))
+}
+
+// dropAll drops the batches that are open.
+func (c *collector) dropAll(why engine.Drop) {
 	for i, x := range c.open {
 		if x != nil {
 			c.open[i] = nil
 			c.opened--
-			c.drop(x, engine.DropClosed)
+			c.drop(x, why)
 		}
 	}
-	c.cache.Close()
 }
 
 func (c *collector) counts() Counts {

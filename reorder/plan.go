@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/convert"
+	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -36,6 +37,14 @@ type Missing uint8
 const (
 	Deliver Missing = iota // it leaves, and Batch.Present says what is there
 	Drop                   // its packets are dropped
+)
+
+// Executor says what moves the bytes of a plan. The batches are the same.
+type Executor uint8
+
+const (
+	CPU Executor = iota // the processor
+	GPU                 // the accelerator whose memory Plan.Pool is
 )
 
 // The bounds of a Plan.
@@ -74,9 +83,13 @@ type Plan struct {
 	Window int
 	// Timeout is how long a batch stays open after its first packet came; 0: without limit.
 	Timeout time.Duration
-	// Pool is where batches go, one in each slot. The processor must reach it. It stays open until the stage is closed and its batches are
+	// Pool is where batches go, one in each slot. The executor must reach it. It stays open until the stage is closed and its batches are
 	// released.
-	Pool *mem.Pool
+	Pool     *mem.Pool
+	Executor Executor
+	// Stream is where a GPU does its work, nil for a stream of the plan's own. It is of the context of Pool, and stays open until the stage is closed. Nobody else
+	// uses it while a queue of the plan is received from.
+	Stream *gpu.Stream
 }
 
 // ErrPlan is wrapped by what Check returns.
@@ -87,10 +100,22 @@ func (p *Plan) Check() error {
 	if p.Pool == nil {
 		return p.CheckFor("", 0, false)
 	}
-	return p.CheckFor(p.Pool.Name(), p.Pool.SlotSize(), p.Pool.Region().All().Bytes() != nil)
+	reached := p.Pool.Region().All().Bytes() != nil
+	if p.Executor == GPU {
+		reached = memoryOf(p.Pool.Region()) != nil
+	}
+	return p.CheckFor(p.Pool.Name(), p.Pool.SlotSize(), reached)
 }
 
-// CheckFor is Check with a pool that is not there yet: its name, "" for none, the bytes of its slots, and whether the processor reaches it.
+// memoryOf is the memory of a region as kernels reach it, nil where they do not.
+func memoryOf(r *mem.Region) *gpu.Memory {
+	if m, ok := r.Handle().(*gpu.Memory); ok && m.Kind() != gpu.PinnedMemory {
+		return m
+	}
+	return nil
+}
+
+// CheckFor is Check with a pool that is not there yet: its name, "" for none, the bytes of its slots, and whether the executor reaches it.
 func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 	bad := func(format string, a ...any) error {
 		return fmt.Errorf("%w %q: %s", ErrPlan, p.Name, fmt.Sprintf(format, a...))
@@ -118,6 +143,10 @@ func (p *Plan) CheckFor(pool string, slot int, reached bool) error {
 		return bad("%d channels: expected 0 to %d", p.Channels, MaxChannels)
 	case pool == "":
 		return bad("no pool for batches")
+	case p.Executor > GPU:
+		return bad("executor %d: expected CPU or GPU", p.Executor)
+	case !reached && p.Executor == GPU:
+		return bad("kernels of a GPU do not reach the memory %q: expected memory of kind device or host_pinned", pool)
 	case !reached:
 		return bad("the processor does not reach the memory %q: expected memory of kind host, huge or host_pinned", pool)
 	}

@@ -16,29 +16,39 @@ import (
 type Shared struct {
 	number uint64 // the order in which the locks of several are taken
 
-	mu     sync.Mutex
-	c      *collector
-	home   *Stage // by which batches leave; nil before there is a stage
-	users  int    // stages that have it
-	ready  []*open
-	closed bool // home has ended, or all have
+	mu    sync.Mutex
+	c     *collector
+	home  *Stage // by which batches leave; nil before there is a stage
+	ready []*open
+	state state
 
-	waiting atomic.Int32 // len(ready)
+	users   atomic.Pointer[[]*Stage] // that have it; mu is held to change it
+	waiting atomic.Int32             // len(ready)
 }
+
+// state is what a Shared does with packets and batches.
+type state uint8
+
+const (
+	taking state = iota
+	ended        // home has ended: it takes no packets, and batches that are under way leave
+	closed       // home is closed, or all stages are: nothing leaves
+)
 
 var shares atomic.Uint64
 
 // Share makes a Shared of a plan. It is closed when the last stage that has it is.
 func Share(p Plan) (*Shared, error) {
 	s := &Shared{number: shares.Add(1)}
+	s.users.Store(new([]*Stage))
 	c, err := newCollector(p, func(x *open) {
-		if s.closed {
-			s.c.drop(x, engine.DropClosed)
+		if s.state == closed {
+			s.c.fell(x, engine.DropClosed)
 			return
 		}
 		s.ready = append(s.ready, x)
 		s.waiting.Store(int32(len(s.ready)))
-	})
+	}, s.wake)
 	s.c = c
 	return s, err
 }
@@ -47,46 +57,62 @@ func Share(p Plan) (*Shared, error) {
 func (s *Shared) Closed() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.closed
+	return s.state != taking
 }
 
 // join gives it to a stage. It is false when it is closed.
 func (s *Shared) join(x *Stage) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.state != taking {
 		return false
 	}
-	if s.users++; s.home == nil {
+	users := append(slices.Clone(*s.users.Load()), x)
+	if s.users.Store(&users); s.home == nil {
 		s.home = x
 	}
 	return true
 }
 
+// wake wakes the owners of its stages.
+func (s *Shared) wake() {
+	for _, x := range *s.users.Load() {
+		x.wake()
+	}
+}
+
 // end says that the stage brings nothing more: what is open leaves where nobody else brings something, or where x is the one by which it leaves.
 func (s *Shared) end(x *Stage) {
-	if s.home == x || s.users == 1 {
-		s.c.leaveAll()
+	if s.home == x || len(*s.users.Load()) == 1 {
+		s.c.end()
 	}
-	s.closed = s.closed || s.home == x
+	if s.home == x {
+		s.state = max(s.state, ended)
+	}
 }
 
 // leave takes it from a stage, which has ended.
-func (s *Shared) leave(x *Stage) {
+func (s *Shared) leave(x *Stage) (err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	defer s.wake() // the drain may have made batches
 	if s.home == x {
-		s.closed = true
+		s.state = closed
 		for _, o := range s.ready {
-			s.c.drop(o, engine.DropClosed)
+			s.c.fell(o, engine.DropClosed)
 		}
 		s.ready = nil
 		s.waiting.Store(0)
 	}
-	if s.users--; s.users == 0 {
-		s.closed = true
-		s.c.shut()
+	if s.c.dev != nil {
+		s.c.dev.drain() // also of what x brought: its queue is closed next
 	}
+	users := slices.DeleteFunc(slices.Clone(*s.users.Load()), func(o *Stage) bool { return o == x })
+	if s.users.Store(&users); len(users) == 0 {
+		s.state = closed
+		err = s.c.shut()
+	}
+	return err
 }
 
 // give moves to b batches that have left, as many as there is room for.
@@ -120,6 +146,9 @@ func (s *Stage) lock() {
 
 func (s *Stage) unlock() {
 	for _, p := range s.plans {
+		if p.c.dev != nil {
+			p.c.dev.flush()
+		}
 		other := p.home != s && len(p.ready) > 0
 		p.mu.Unlock()
 		if other {

@@ -1,6 +1,7 @@
 package reorder
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -16,14 +17,16 @@ type Stage struct {
 	from  engine.Receiver
 	queue string
 	plans []*Shared // by number
-	flows map[uint32]*Shared
+	// devices says that an accelerator has some of them.
+	devices bool
+	flows   map[uint32]*Shared
 
 	in    *burst.Burst // what was received; empty between calls
 	rest  *burst.Burst // packets that pass
-	ended error        // what from said behind all this
+	last  error        // what from said, as long as accelerators have packets without places
+	ended error        // what it said, behind all that leaves
 	wrong error        // of the stage, from then on
 	next  int64        // the earliest deadline; 0: none
-	began time.Time    // deadlines count from here
 
 	timer *time.Timer
 	waker atomic.Pointer[engine.Waker] // the owner's, for the timer and for other stages
@@ -66,7 +69,7 @@ func abandon(plans []*Shared) {
 
 // NewShared makes a stage on from for plans that other stages may have as well. After an error it has none of them.
 func NewShared(from engine.Receiver, spec engine.StageSpec, plans ...*Shared) (*Stage, error) {
-	s := &Stage{from: from, queue: spec.Queue, began: epoch, flows: map[uint32]*Shared{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
+	s := &Stage{from: from, queue: spec.Queue, flows: map[uint32]*Shared{}, in: burst.NewSegmented(inRoom, inParts), rest: burst.NewSegmented(inRoom, inParts)}
 	if len(plans) == 0 {
 		return nil, fmt.Errorf("%w: queue %q has none", ErrPlan, spec.Queue)
 	}
@@ -87,10 +90,11 @@ func NewShared(from engine.Receiver, spec engine.StageSpec, plans ...*Shared) (*
 		}
 	}
 	s.plans = inOrder(slices.Clone(plans))
+	s.devices = slices.ContainsFunc(plans, func(p *Shared) bool { return p.c.dev != nil })
 	return s, nil
 }
 
-// epoch is where deadlines count from, the same in all stages.
+// epoch is where deadlines count from, in nanoseconds of a clock that steps of the wall clock do not move. It is the same in all stages.
 var epoch = time.Now()
 
 // TryRecv implements engine.Receiver.
@@ -103,47 +107,100 @@ func (s *Stage) TryRecv(b *burst.Burst) (int, error) {
 	}
 	had := b.Len()
 	for range rounds {
+		s.collect()
 		if s.give(b); b.Len() > had || s.waiting() || b.Room() == 0 {
 			break
 		}
-		if s.wrong != nil {
-			return 0, s.wrong
+		if s.last != nil {
+			if s.any((*device).undecided) {
+				break
+			}
+			s.lock()
+			for _, p := range s.plans {
+				p.end(s)
+			}
+			s.unlock()
+			s.last, s.ended = nil, s.last
+			continue
 		}
-		if err := s.ended; err != nil {
+		if s.wrong != nil || s.ended != nil {
+			if s.busy() {
+				break
+			}
+			if s.wrong != nil {
+				return 0, s.wrong
+			}
+			err := s.ended
 			s.ended = nil
 			return 0, err
+		}
+		if s.any((*device).full) {
+			break
 		}
 		n, err := s.from.TryRecv(s.in)
 		now := s.now()
 		if n > 0 {
 			s.sort(now)
 		}
-		if err != nil || s.wrong != nil {
-			s.ended = err
-			s.lock()
-			for _, p := range s.plans {
-				p.end(s)
+		if s.last = err; s.wrong != nil {
+			s.last = s.wrong
+		}
+		if s.last == nil {
+			if s.expire(now); n == 0 && !s.waiting() {
+				break
 			}
-			s.unlock()
-		} else if s.expire(now); n == 0 && !s.waiting() {
-			break
 		}
 	}
 	return b.Len() - had, nil
 }
 
+// any reports whether f holds for the accelerator of a plan.
+func (s *Stage) any(f func(*device) bool) (yes bool) {
+	if !s.devices {
+		return false
+	}
+	s.lock()
+	defer s.unlock()
+	return slices.ContainsFunc(s.plans, func(p *Shared) bool { return p.c.dev != nil && f(p.c.dev) })
+}
+
+// busy reports whether batches are under way that leave by this stage.
+func (s *Stage) busy() bool {
+	if !s.devices {
+		return false
+	}
+	s.lock()
+	defer s.unlock()
+	return slices.ContainsFunc(s.plans, func(p *Shared) bool { return p.c.dev != nil && p.home == s && p.c.dev.busy() })
+}
+
+// collect takes in what accelerators have done.
+func (s *Stage) collect() {
+	if !s.devices {
+		return
+	}
+	s.lock()
+	defer s.unlock()
+	for _, p := range s.plans {
+		d := p.c.dev
+		if d == nil {
+			continue
+		}
+		if d.poll(p.c.now()); d.err != nil && s.wrong == nil {
+			s.wrong, s.last = d.err, d.err
+		}
+	}
+}
+
 // now is the time, where a plan needs it.
 func (s *Stage) now() int64 {
 	for _, p := range s.plans {
-		if p.c.plan.Timeout > 0 {
-			return s.clock()
+		if now := p.c.now(); now != 0 {
+			return now
 		}
 	}
 	return 0
 }
-
-// clock is the time of deadlines, in nanoseconds: steps of the wall clock do not move it.
-func (s *Stage) clock() int64 { return int64(time.Since(s.began)) }
 
 // sort places what was received, and puts aside what passes.
 func (s *Stage) sort(now int64) {
@@ -156,9 +213,18 @@ func (s *Stage) sort(now int64) {
 			continue
 		}
 		c := p.c
-		if p.closed {
+		if p.state != taking {
 			c.drops.Inc(engine.DropClosed)
 			continue
+		}
+		if c.dev != nil {
+			if c.dev.add(s.in, i, now) {
+				continue
+			}
+			s.wrong = fmt.Errorf("reorder: queue %q: a packet is in memory that %s does not reach, and the plan %q is for that: receive into memory of that device, or host memory: %w",
+				s.queue, c.dev.ctx.Device(), c.plan.Name, engine.ErrUnsupported)
+			s.drops.Add(engine.DropRefused, uint64(s.in.Builder().LivePart(i, s.in.Len())))
+			break
 		}
 		why, ok := c.take(s.in, i, now)
 		if !ok {
@@ -210,18 +276,22 @@ func (s *Stage) give(b *burst.Burst) {
 // Arm implements engine.Receiver.
 func (s *Stage) Arm(w *engine.Waker) (ready bool) {
 	s.waker.Store(w)
-	if s.waiting() || s.ended != nil || s.wrong != nil {
+	over := s.last != nil || s.ended != nil || s.wrong != nil
+	if s.waiting() || over && !s.devices {
 		return true
 	}
 	if s.next != 0 {
-		d := time.Duration(s.next - s.clock())
+		d := time.Duration(s.next - int64(time.Since(epoch)))
 		if s.timer == nil {
 			s.timer = time.AfterFunc(d, s.wake)
 		} else {
 			s.timer.Reset(d)
 		}
 	}
-	if s.from.Arm(w) {
+	if s.any((*device).wake) || over && !s.busy() {
+		return true
+	}
+	if !over && s.from.Arm(w) && !s.any((*device).full) {
 		w.Wake()
 	}
 	return false
@@ -273,9 +343,10 @@ func (s *Stage) Close() error {
 	}
 	s.drops.Add(engine.DropClosed, uint64(s.rest.Live()))
 	s.rest.Release()
+	var errs []error
 	for _, p := range s.plans {
-		p.leave(s)
+		errs = append(errs, p.leave(s))
 	}
 	s.wrong = engine.ErrClosed
-	return nil
+	return errors.Join(errs...)
 }

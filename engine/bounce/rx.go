@@ -41,11 +41,8 @@ type rxQueue struct {
 	closed     bool
 	retry      engine.Retry
 
-	waits   bool // the goroutine runs
-	armed   atomic.Pointer[engine.Waker]
-	waiting atomic.Bool // it waits for a flight
-	ask     chan *gpu.Event
-	waiter  sync.WaitGroup
+	armed atomic.Pointer[engine.Waker]
+	watch gpu.Watch
 
 	pulled, pulledBytes    metrics.Counter // from the engine
 	packets, bytes, copied metrics.Counter
@@ -71,7 +68,8 @@ func newRxQueue(p *Port, spec engine.RxSpec) (*rxQueue, error) {
 	last := len(spec.Pools) - 1
 	pool := spec.Pools[last]
 	q := &rxQueue{port: p, lossless: p.caps.Lossless || p.caps.Stream, pool: pool, src: burst.PoolSource(pool), one: burst.NewSegmented(1, burst.MaxSegments),
-		flights: make([]flight, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets)), ask: make(chan *gpu.Event, 1)}
+		flights: make([]flight, p.o.Bursts), slots: make([]mem.Handle, segmentsOf(p.o.Packets))}
+	q.watch.Wake = q.wake
 	if q.lossless {
 		q.rest = burst.NewSegmented(p.o.Packets, segmentsOf(p.o.Packets))
 	}
@@ -426,28 +424,13 @@ func (q *rxQueue) Arm(w *engine.Waker) (ready bool) {
 		q.armed.Store(nil)
 		return true
 	}
-	if !q.waits {
-		q.waits = true
-		q.waiter.Go(q.wait)
-	}
-	if !q.waiting.Swap(true) {
-		q.ask <- f.ev
-	}
+	q.watch.For(f.ev)
 	return false
 }
 
 // over reports whether there is nothing to come but the error. The caller holds mu.
 func (q *rxQueue) over() bool {
 	return q.ended != nil && q.head == q.tail && (q.rest == nil || q.rest.Len() == 0)
-}
-
-// wait wakes the owner when the copies are over that it sleeps for. An owner that found it waiting for an earlier burst is woken too soon, and asks again.
-func (q *rxQueue) wait() {
-	for ev := range q.ask {
-		_ = ev.Wait(context.Background()) // the owner asks the event again
-		q.waiting.Store(false)
-		q.wake()
-	}
 }
 
 func (q *rxQueue) wake() {
@@ -504,8 +487,7 @@ func (q *rxQueue) Close() error {
 	q.drop(q.head, engine.DropClosed)
 	q.tail = q.head
 	q.retry.Stop()
-	close(q.ask)
-	q.waiter.Wait()
+	q.watch.Close()
 	q.wake()
 	err = errors.Join(err, q.free())
 	q.port.retireRx(q)

@@ -49,7 +49,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	later(b.c.Close)
-	for i := range 6 {
+	for i := range 7 {
 		kind := gpu.DeviceMemory
 		if i%2 == 1 && b.c.Info().Capabilities.Has(gpu.CapMapped) {
 			kind = gpu.MappedMemory
@@ -259,6 +259,7 @@ func TestSameAsReference(t *testing.T) {
 			count, stride := rapid.IntRange(0, 30).Draw(t, "count"), rapid.IntRange(16, 300).Draw(t, "stride")
 			b.same(t, kernels.Process, g, content(t, count*kernels.ResultBytes), slots(t, count, stride), uint64(stride), uint32(count))
 		}},
+		{kernels.Reorder, func(t *rapid.T, g gpu.Grid) { b.same(t, kernels.Reorder, g, reordering(t)...) }},
 	} {
 		t.Run(x.p.Name, func(t *testing.T) {
 			rapid.Check(t, func(t *rapid.T) { x.run(t, grids.Draw(t, "grid")) })
