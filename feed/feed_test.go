@@ -27,6 +27,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/ring"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -63,6 +64,7 @@ type source struct {
 	src   *burst.Source
 	queue [][]byte
 	flows []uint32
+	wire  int // bytes on the wire, 0 for what is here
 	err   error
 }
 
@@ -84,6 +86,9 @@ func (s *source) TryRecv(b *burst.Burst) (n int, err error) {
 		if len(s.flows) > 0 {
 			b.Builder().SetFlow(b.Len()-1, s.flows[0])
 			s.flows = s.flows[1:]
+		}
+		if s.wire > 0 {
+			b.Builder().SetReceived(b.Len()-1, s.wire, 0, 0)
 		}
 		s.queue = s.queue[1:]
 		n++
@@ -474,4 +479,26 @@ func TestRefusals(t *testing.T) {
 	if got, err := engine.Given[feed.Options](spec.Options); err != nil || got != (feed.Options{Kernel: "parse", Memory: "m", Policy: feed.DropOld, Row: 4096, Ordered: true}) {
 		t.Errorf("the options of a file are %+v (%v)", got, err)
 	}
+}
+
+// TestTruncated: what was longer on the wire than its slot is marked for the kernel and for the application.
+func TestTruncated(t *testing.T) {
+	onEach(t, func(t *testing.T, p *gpumem.Provider) {
+		s := newSource(t, p, 16)
+		o := feed.Options{Kernel: "parse", Slots: 4}
+		want := uint32(5) // the flow that it had
+		if p.Device().Info().Runtime != "host" {
+			o.Kernel, o.File, want = "marks", filepath.Join(t.TempDir(), "marks.cl"), ring.DescTruncated
+			ok(t, os.WriteFile(o.File, []byte("PS_FN void mark(ps_packet *k) { k->flow = k->flags; }\nPS_FEED(marks, mark)\n"), 0o600))
+		}
+		s.queue, s.flows, s.wire, s.err = [][]byte{frame(7, 1)}, []uint32{5}, 5000, end
+		seen := 0
+		if err := drain(t, s.stage(t, o), func(b *burst.Burst, i int) {
+			if seen++; b.WireLen(i) != 5000 || b.Flow(i) != want {
+				t.Errorf("%d bytes on the wire, flow %d", b.WireLen(i), b.Flow(i))
+			}
+		}); !errors.Is(err, end) || seen != 1 {
+			t.Errorf("%d packets, then %v", seen, err)
+		}
+	})
 }

@@ -2,6 +2,7 @@ package feed
 
 import (
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -92,5 +93,47 @@ func TestOptions(t *testing.T) {
 	}
 	if _, err := Run(t.Context(), Options{Runtime: "host", Device: 7}); !errors.Is(err, gpu.ErrUnavailable) {
 		t.Errorf("device 7: %v", err)
+	}
+}
+
+var packets = flag.Uint64("packets", 1<<16, "packets of TestNothingIsLost")
+
+// Packets go to a kernel that stays on PoCL and come back, each once and with the sum of its bytes, while its launches end again and again.
+func TestNothingIsLost(t *testing.T) {
+	rt, err := opencl.Open(opencl.Options{Platform: peers.PoCL(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rt.Close()
+	p, err := newPlace(rt.Devices()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	seen := make([]uint64, (*packets+63)/64)
+	_, err = on(p, gpu.ResidentStay, 1, 1, slots, 64, func(l *line) (paired.Sample, error) {
+		l.sent, l.got = 0, 0
+		l.each = func(tag uint64) {
+			if seen[tag/64]&(1<<(tag%64)) != 0 {
+				t.Errorf("packet %d came back twice", tag)
+			}
+			seen[tag/64] |= 1 << (tag % 64)
+		}
+		for l.sent < *packets {
+			if err := errors.Join(l.publish(int(min(32, *packets-l.sent))), l.collect()); err != nil {
+				return paired.Sample{}, err
+			}
+		}
+		err := l.drain(t.Context())
+		t.Logf("%d packets in %d launches", l.got, l.r.Stats().Launches)
+		return paired.Sample{}, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for tag := range *packets {
+		if seen[tag/64]&(1<<(tag%64)) == 0 {
+			t.Fatalf("packet %d is lost", tag)
+		}
 	}
 }

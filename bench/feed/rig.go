@@ -124,6 +124,7 @@ type line struct {
 	sent    uint64
 	got     uint64
 	buf     [32]ring.Desc
+	each    func(tag uint64) // hears of each answer; nil: nobody does
 }
 
 // stride is from one packet to the next in the payload memory.
@@ -233,6 +234,11 @@ func (l *line) collect() error {
 			}
 		}
 		if n > 0 {
+			if l.each != nil {
+				for _, d := range l.buf[:n] {
+					l.each(d.Tag)
+				}
+			}
 			r.Release(t, n)
 			l.got += uint64(n)
 		}
