@@ -139,7 +139,7 @@ func count(t testing.TB, s *feed.Stage, name string) uint64 {
 	return 0
 }
 
-var end = fmt.Errorf("the end: %w", engine.ErrClosed)
+var errEnd = fmt.Errorf("the end: %w", engine.ErrClosed)
 
 func TestStage(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {
@@ -185,7 +185,7 @@ func TestEcho(t *testing.T) {
 				s.queue, s.flows = append(s.queue, make([]byte, 60)), append(s.flows, 0)
 			}
 		}
-		s.err = end
+		s.err = errEnd
 		x := s.stage(t, feed.Options{Kernel: "echo", Slots: 8, Rings: rings(p), Ordered: true})
 		next := 0
 		if err := drain(t, x, func(b *burst.Burst, i int) {
@@ -200,7 +200,7 @@ func TestEcho(t *testing.T) {
 				t.Fatalf("answer %d is %x", next, f)
 			}
 			next++
-		}); !errors.Is(err, end) || next != packets {
+		}); !errors.Is(err, errEnd) || next != packets {
 			t.Errorf("%d answers, then %v", next, err)
 		}
 		var st engine.RxStats
@@ -333,7 +333,7 @@ func TestPolicies(t *testing.T) {
 			for n := range 100 {
 				s.queue = append(s.queue, frame(7, n))
 			}
-			s.err = end
+			s.err = errEnd
 			x := s.stage(t, feed.Options{Kernel: "parse", Slots: 8, Policy: policy})
 			full := burst.New(1)
 			ok(t, s.hold(full)) // a burst without room: results stay in the window
@@ -346,7 +346,7 @@ func TestPolicies(t *testing.T) {
 			}
 			full.Release()
 			var got []uint64
-			if err := drain(t, x, func(b *burst.Burst, i int) { got = append(got, binary.BigEndian.Uint64(b.Bytes(i, 0)[42:])) }); !errors.Is(err, end) {
+			if err := drain(t, x, func(b *burst.Burst, i int) { got = append(got, binary.BigEndian.Uint64(b.Bytes(i, 0)[42:])) }); !errors.Is(err, errEnd) {
 				t.Fatal(err)
 			}
 			var st engine.RxStats
@@ -420,7 +420,7 @@ PS_FEED(mine, invert)
 			}
 			return
 		}
-		s.queue, s.err = [][]byte{{1, 2, 3}, {4, 5}}, end
+		s.queue, s.err = [][]byte{{1, 2, 3}, {4, 5}}, errEnd
 		x := s.stage(t, o)
 		var got []byte
 		if err := drain(t, x, func(b *burst.Burst, i int) {
@@ -428,7 +428,7 @@ PS_FEED(mine, invert)
 			if b.Flow(i) != 77 {
 				t.Errorf("flow %d", b.Flow(i))
 			}
-		}); !errors.Is(err, end) || !bytes.Equal(got, []byte{0xfd, 0xfc, 0xfa}) {
+		}); !errors.Is(err, errEnd) || !bytes.Equal(got, []byte{0xfd, 0xfc, 0xfa}) {
 			t.Errorf("%x, then %v", got, err)
 		}
 	})
@@ -491,13 +491,13 @@ func TestTruncated(t *testing.T) {
 			o.Kernel, o.File, want = "marks", filepath.Join(t.TempDir(), "marks.cl"), ring.DescTruncated
 			ok(t, os.WriteFile(o.File, []byte("PS_FN void mark(ps_packet *k) { k->flow = k->flags; }\nPS_FEED(marks, mark)\n"), 0o600))
 		}
-		s.queue, s.flows, s.wire, s.err = [][]byte{frame(7, 1)}, []uint32{5}, 5000, end
+		s.queue, s.flows, s.wire, s.err = [][]byte{frame(7, 1)}, []uint32{5}, 5000, errEnd
 		seen := 0
 		if err := drain(t, s.stage(t, o), func(b *burst.Burst, i int) {
 			if seen++; b.WireLen(i) != 5000 || b.Flow(i) != want {
 				t.Errorf("%d bytes on the wire, flow %d", b.WireLen(i), b.Flow(i))
 			}
-		}); !errors.Is(err, end) || seen != 1 {
+		}); !errors.Is(err, errEnd) || seen != 1 {
 			t.Errorf("%d packets, then %v", seen, err)
 		}
 	})
