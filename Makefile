@@ -92,6 +92,7 @@ gpu-test:
 # What the card does: copies, pipelines, launches, as one result file. The program is Penstock's own, which needs nothing but the driver (docs/gpu-test.md).
 gpu-bench: build
 	$(BIN) bench gpu --gpu-runtime cuda --output bin/gpu-bench.json
+	$(BIN) bench feed --gpu-runtime cuda --output bin/gpu-feed.json
 
 # Real processes, random transfers, random faults, exact accounting. DURATION and SEED are the lab's options.
 DURATION ?= 10m

@@ -32,7 +32,7 @@ and each timed run is verified byte by byte at the receiver. Comparisons are int
 		Args: subcommand,
 		RunE: func(c *cobra.Command, _ []string) error { return c.Help() },
 	}
-	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchStream(s), newBenchGPU(s), newBenchCompare(s), newBenchPeer(s))
+	c.AddCommand(newBenchTransfer(s), newBenchMem(s), newBenchRing(s), newBenchVec(s), newBenchFairness(s), newBenchStream(s), newBenchGPU(s), newBenchFeed(s), newBenchCompare(s), newBenchPeer(s))
 	return c
 }
 

@@ -19,6 +19,8 @@ var (
 	FeedPower = feed("feed_power", powerPacket)
 	// FeedGemm multiplies a row of floats with the weights: param is GemmParam.
 	FeedGemm = feed("feed_gemm", gemmPacket)
+	// FeedSum sums the bytes of each packet: benchmarks feed it. Its row has 4 bytes for each item of the group.
+	FeedSum = feed("feed_sum", sumPacket)
 )
 
 // FeedDrop in the flags of a result says that the packet ends here.
@@ -184,6 +186,12 @@ func fnv(h uint32, p []byte) uint32 {
 		h = (h ^ uint32(b)) * 16777619
 	}
 	return h
+}
+
+func sumPacket(k *packet) {
+	for _, b := range k.bytes() {
+		k.Value += uint64(b)
+	}
 }
 
 func parsePacket(k *packet) {

@@ -13,6 +13,7 @@ import (
 var unchecked = map[string]string{
 	"bench":                      "load generators; what they drive is checked",
 	"bench/device":               "load generators",
+	"bench/feed":                 "load generators",
 	"bench/sections":             "load generators",
 	"bench/stream":               "load generators",
 	"cli":                        "its tests start the plain program",
