@@ -45,7 +45,7 @@ func (p *Port) queueOf(live []*rxQueue) func(id uint16) (uint16, bool) {
 
 // form is a pattern of a rule as the driver takes it.
 func (p *Port) form(c *rteflow.Compiled, actions []rteflow.Action, pattern []rteflow.Item) *cdpdk.FlowRule {
-	r := &cdpdk.FlowRule{Priority: c.Priority, RSSTypes: p.rss()}
+	r := &cdpdk.FlowRule{Priority: c.Priority, RSSTypes: p.rss(), RSSKey: p.o.RSSKey}
 	for _, i := range pattern {
 		r.Items = append(r.Items, cdpdk.FlowItem{Header: uint8(i.Header), NoTags: i.Tags == rteflow.NoTags, Offset: int(i.Offset), Spec: i.Spec, Last: i.Last, Mask: i.Mask})
 	}
