@@ -45,7 +45,7 @@ type half struct {
 // newSlots makes a half of the slots of a pool.
 func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()), target: depth}
-	if p.info.Bus != "vdev" { // a driver of a card keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
+	if p.info.Bus != "vdev" || p.info.Driver == "net_tap" { // such a driver keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
 		h.target = 2 * (p.receiveRing(h) + atOnce)
 	}
 	if h.reg, err = p.reach(pool.Region()); err != nil {

@@ -11,7 +11,7 @@ import (
 )
 
 // FlowItem is an item of a rule of rte_flow: a header that packets have, and bytes of it. Headers are numbered: Ethernet, VLAN, IPv4, IPv6, UDP,
-// TCP, bytes of the payload.
+// TCP, bytes of the payload, VXLAN, NVGRE.
 type FlowItem struct {
 	Header           uint8
 	NoTags           bool
