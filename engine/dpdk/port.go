@@ -221,7 +221,7 @@ func (p *Port) offloads() uint64 {
 	want := p.info.TxOffloads & cdpdk.TxMultiSegs
 	if p.info.TxOffloads&checksums == checksums {
 		want |= checksums
-		if p.chains && p.reads && p.info.Driver != "net_tap" { // net_tap 22.11 crashes on a chain that it segments
+		if p.chains && p.reads && p.info.Driver != "net_tap" { // a chain that net_tap was to segment crashed in its transmit function; the cause is not known
 			want |= p.info.TxOffloads & (cdpdk.TxCutTCP | cdpdk.TxCutUDP)
 		}
 	}
