@@ -15,9 +15,10 @@ const maxCut = 64
 // offload does in software what packets ask for and the device does not do. Checksums of packets in one piece it writes where they lie, on the
 // goroutine that sends. All else is done under the mutex: packets that are cut, or whose bytes are shared, are copied to slots of the queue.
 type offload struct {
-	does     burst.Flags       // of burst.Requests, by the device
-	payloads bool              // packets are payloads, not frames
-	source   func() packet.MAC // of TxSpec.SourceMAC; nil: none is written
+	does     burst.Flags                         // of burst.Requests, by the device
+	not      func(*burst.Burst, int) burst.Flags // of a packet's requests, not by the device after all; may be nil
+	payloads bool                                // packets are payloads, not frames
+	source   func() packet.MAC                   // of TxSpec.SourceMAC; nil: none is written
 	drops    [NumDrops]atomic.Uint64
 
 	mu    sync.Mutex
@@ -36,14 +37,30 @@ func (f *TxFront) Offload(device burst.Flags, payloads bool) {
 	f.off.does, f.off.payloads = device&burst.Requests, payloads
 }
 
+// Except has software do more for some packets than for others: not is what of a packet's requests the device does not do, besides what Offload
+// says of all. Any goroutine that sends calls it. Call Except before Start.
+func (f *TxFront) Except(not func(b *burst.Burst, i int) burst.Flags) { f.off.not = not }
+
+// todo is what software does of the requests of packet i.
+func (o *offload) todo(b *burst.Burst, i int) burst.Flags {
+	asked := b.Flags(i) & burst.Requests
+	todo := asked &^ o.does
+	if o.not != nil && asked&o.does != 0 {
+		todo |= asked & o.not(b, i)
+	}
+	return todo
+}
+
 // SourceMAC has the queue write that address into each frame as it is sent, for TxSpec.SourceMAC; of a frame whose bytes other bursts share it
 // sends a copy. Call it before Start.
 func (f *TxFront) SourceMAC(mac func() packet.MAC) { f.off.source = mac }
 
 // Send implements TxQueue.
 func (f *TxFront) Send(b *burst.Burst) error {
-	if b != nil && (f.off.source != nil || b.Builder().Asked()&^f.off.does != 0) {
-		return f.sendAsked(b)
+	if b != nil {
+		if asked := b.Builder().Asked(); f.off.source != nil || asked&^f.off.does != 0 || f.off.not != nil && asked != 0 {
+			return f.sendAsked(b)
+		}
 	}
 	return f.box.Send(b)
 }
@@ -53,7 +70,7 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 	o := &f.off
 	rest := false // packets that are not done where they lie
 	for i := range b.Len() {
-		todo := b.Flags(i) & burst.Requests &^ o.does
+		todo := o.todo(b, i)
 		switch {
 		case b.Segments(i) == 0 || todo == 0 && o.source == nil:
 		case shared(b, i) || todo != 0 && (todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Bytes(i, 0) == nil) || !o.address(b, i):
@@ -89,7 +106,7 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 // sendOne moves packet i of b to what is sent, or puts there what it becomes. A packet that stays in b is dropped, and counted.
 func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 	o := &f.off
-	todo := b.Flags(i) & burst.Requests &^ o.does
+	todo := o.todo(b, i)
 	shared := shared(b, i)
 	change := todo != 0 || shared && o.source != nil
 	if !shared && !o.address(b, i) || change && b.Hidden() >= 0 && !reached(b, i) {

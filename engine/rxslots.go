@@ -93,6 +93,24 @@ func (s *RxSlots) Put(b *burst.Burst, p []byte, cut bool) int {
 	return i
 }
 
+// PutSplit adds a packet whose header is copied into a slot of the first pool, and whose rest lies already in memory that the caller passes on; nil
+// where the packet is all header. It returns what Put does; the rest stays the caller's where that is negative.
+func (s *RxSlots) PutSplit(b *burst.Burst, head []byte, src *burst.Source, rest *burst.Segment) int {
+	if b.Room() < 1 || rest != nil && b.SegmentRoom() < 2 {
+		return NoRoom
+	}
+	i, ok := s.add(b, 0, head, burst.Header, -1)
+	if !ok || i < 0 {
+		return s.refused(ok)
+	}
+	if rest != nil && !b.Builder().AddSegment(src, *rest) {
+		b.Truncate(i)
+		return NoRoom
+	}
+	s.copied.Add(uint64(len(head)))
+	return i
+}
+
 // refused says why add added nothing.
 func (s *RxSlots) refused(slot bool) int {
 	if slot {

@@ -28,7 +28,7 @@ func (*Engine) Capabilities() engine.Capabilities {
 	return engine.Capabilities{
 		Frames: true, RxQueues: maxQueues, TxQueues: maxQueues, RxQueuesHint: "the driver has fewer in general",
 		Rules: true, RulesIn: "software",
-		Split: true, Chains: true, Timestamps: true, Hash: true,
+		Split: true, Chains: true, Timestamps: true, HardwareTime: true, Hash: true,
 		Pacing: true, SendAt: true, SendAtIn: "software", TxChecksum: "device", TxSegmentation: "software",
 		ZeroCopyForward: true,
 		Memory:          []mem.Kind{mem.Host, mem.Huge},
@@ -37,7 +37,8 @@ func (*Engine) Capabilities() engine.Capabilities {
 		PoolsWhy:        "a queue without pools lends packets in memory of DPDK's",
 		Notes: []string{
 			"checksums that the driver of a port does not compute are computed in software",
-			"header/data split copies each packet, in software (RxStats.Copied)",
+			"header/data split is the card's at a place that split_at says, where its driver has buffer split; else it copies each packet, in software (RxStats.Copied)",
+			"rates of whole Mbit/s are kept by cards that limit them, sending at a time is that of cards that do; the rest is software's",
 			"receiving is polling: a reader looks again after a pause, or always with a spin",
 		},
 	}
@@ -50,6 +51,7 @@ func (*Engine) PortCapabilities(spec engine.PortSpec) (engine.Capabilities, erro
 		err = engine.CannotIsolate(Name, &spec, "net_af_xdp takes all packets of its queue from the kernel")
 	}
 	c := (*Engine)(nil).Capabilities()
+	c.HardwareTime = !strings.HasPrefix(a.Where, "net_") // no virtual device has them
 	can := flow.Software
 	can.Engine, can.Queues = "DPDK", maxQueues
 	c.Steering = &can

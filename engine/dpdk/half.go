@@ -3,12 +3,14 @@
 package dpdk
 
 import (
+	"errors"
 	"fmt"
 	"math/bits"
 	"slices"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/cdpdk"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/ring"
@@ -32,6 +34,10 @@ type half struct {
 	target  int          // how many it should have
 	grab    [cdpdk.MaxBurst]mem.Handle
 
+	// Of a queue whose device splits headers off: what it receives them into, and their length. The slots above take the rest.
+	head *cdpdk.Pool
+	at   int
+
 	// Of lent memory.
 	lent *lender
 }
@@ -39,7 +45,7 @@ type half struct {
 // newSlots makes a half of the slots of a pool.
 func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	h := &half{depth: depth, user: pool, src: burst.PoolSource(pool), handles: make([]mem.Handle, pool.Slots()), target: depth}
-	if p.info.Bus != "vdev" { // a driver of a card keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
+	if p.info.Bus != "vdev" || p.info.Driver == "net_tap" { // such a driver keeps its ring full, replaces what it hands over from the rest, and may have two rings (vmxnet3)
 		h.target = 2 * (p.receiveRing(h) + atOnce)
 	}
 	if h.reg, err = p.reach(pool.Region()); err != nil {
@@ -58,6 +64,33 @@ func (p *Port) newSlots(pool *mem.Pool, depth int) (_ *half, err error) {
 	}
 	_ = h.reg.Release()
 	return nil, err
+}
+
+// splits says why the device does not split headers off for a queue; "" where it does.
+func (p *Port) splits(spec *engine.RxSpec) (why string) {
+	switch data := spec.Pools[1]; {
+	case p.info.Split < 2:
+		return "the driver has no buffer split"
+	case spec.SplitAt == 0:
+		return "the device splits at a fixed place, which split_at says"
+	case data.SlotSize()+spec.SplitAt < p.can.MaxPacket:
+		return fmt.Sprintf("slots of %d bytes behind headers of %d do not hold the longest packet, of %d", data.SlotSize(), spec.SplitAt, p.can.MaxPacket)
+	}
+	return ""
+}
+
+// newSplit makes a half of the slots of a pool, in front of which headers go into memory of DPDK: they are copied into their slots, which may be
+// too short for what a driver leaves free in front of them.
+func (p *Port) newSplit(spec *engine.RxSpec) (*half, error) {
+	h, err := p.newSlots(spec.Pools[1], spec.Depth)
+	if err != nil {
+		return nil, err
+	}
+	h.at = spec.SplitAt
+	if h.head, _, err = cdpdk.NewOwnPool(2*p.receiveRing(h)+8*atOnce, headroom+h.at, p.info.NUMA); err != nil {
+		return nil, errors.Join(err, h.close())
+	}
+	return h, nil
 }
 
 // receiveRing is the number of descriptors that receive into a half. Of a pool the ring has a quarter of the slots at most.
@@ -178,7 +211,7 @@ func (h *half) takeBack() bool {
 		}
 		h.held -= len(back)
 	}
-	return h.held == 0
+	return h.held == 0 && (h.head == nil || h.head.Free() == h.head.Size())
 }
 
 // close gives everything back. No driver has any of its mbufs.
@@ -192,9 +225,12 @@ func (h *half) close() error {
 	h.cache.Close()
 	err := h.reg.Release()
 	if !whole {
-		return fmt.Errorf("dpdk: the driver kept %d slots of pool %q", h.held, h.user.Name())
+		return fmt.Errorf("dpdk: the driver kept %d slots of pool %q, or headers", h.held, h.user.Name())
 	}
 	h.own.Close()
+	if h.head != nil {
+		h.head.Close()
+	}
 	return err
 }
 

@@ -32,12 +32,13 @@ type Port struct {
 	can  engine.Capabilities
 	regs *mem.RegCache // memory that the device reaches; nil for a virtual one
 
-	depth   int  // descriptors of a queue that nothing says more of
-	inPlace bool // receive queues receive into their pools
-	makes   bool // the device makes packets when it is asked for some
-	reads   bool // the device sends from any memory
-	chains  bool // the device sends chains of segments
-	lazy    bool // the driver may keep what it has sent until it needs the descriptor
+	depth   int    // descriptors of a queue that nothing says more of
+	inPlace bool   // receive queues receive into their pools
+	makes   bool   // the device makes packets when it is asked for some
+	reads   bool   // the device sends from any memory
+	chains  bool   // the device sends chains of segments
+	lazy    bool   // the driver may keep what it has sent until it needs the descriptor
+	clock   *clock // of the device; nil where it has none
 
 	table  *flow.Table
 	steer  steering
@@ -49,13 +50,16 @@ type Port struct {
 	txs     []*txQueue
 	gone    []*txQueue // the last that were closed
 	pastTx  engine.TxStats
-	halves  []*half     // what the device receives into, by its number of the queue
-	rings   []int       // descriptors of its queues to send by
-	leftTx  []*txQueue  // that were closed, whose memory the driver still has
-	left    []*half     // of queues that were closed, whose mbufs the driver still has
-	closing *half       // of the queue that is being closed
-	redial  *time.Timer // of a driver that connects when it starts; nil of others
-	away    bool        // the device could not start, because nobody is at the other end yet
+	halves  []*half      // what the device receives into, by its number of the queue
+	rings   []int        // descriptors of its queues to send by
+	leftTx  []*txQueue   // that were closed, whose memory the driver still has
+	left    []*half      // of queues that were closed, whose mbufs the driver still has
+	closing *half        // of the queue that is being closed
+	config  cdpdk.Config // that the device has
+	limited map[int]bool // its queues whose rate it limits
+	ended   cdpdk.Stats  // the driver's counts when the port was closed
+	redial  *time.Timer  // of a driver that connects when it starts; nil of others
+	away    bool         // the device could not start, because nobody is at the other end yet
 
 	bell engine.LinkBell
 	link struct {
@@ -117,6 +121,7 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	}
 	p.arrange(where)
 	p.isolate()
+	p.keepTime()
 	if dials(where) {
 		p.redial = time.AfterFunc(redialEvery, p.dial)
 		p.redial.Stop()
@@ -161,8 +166,52 @@ func (p *Port) arrange(where string) {
 	}
 	c.Hash = p.info.RSSTypes != 0 && p.info.RxOffloads&cdpdk.RxRSSHash != 0
 	c.Chains = p.inPlace && p.chains && p.info.RxOffloads&cdpdk.RxScatter != 0
+	if p.cuts(cdpdk.TxCutTCP | cdpdk.TxCutUDP) {
+		c.TxSegmentation = "device"
+		if !p.cuts(cdpdk.TxCutTCP) || !p.cuts(cdpdk.TxCutUDP) {
+			c.Notes = append(c.Notes, "the device segments TCP or UDP, and software the other")
+		}
+	}
+	if p.inPlace && p.info.Split > 1 {
+		c.Notes = append(c.Notes, "the device splits headers from data (buffer split) where split_at says the place: headers are copied into their slots, data lies where the device wrote it")
+	} else {
+		c.Notes = append(c.Notes, "header/data split copies each packet, in software (RxStats.Copied)")
+	}
 	p.can = c
 }
+
+// keepTime reads the device's clock, where times of packets could be told by it.
+func (p *Port) keepTime() {
+	p.can.HardwareTime = false
+	if p.info.RxOffloads&cdpdk.RxTime == 0 && p.info.TxOffloads&cdpdk.TxTime == 0 {
+		return
+	}
+	c, err := newClock(p.dev.Clock)
+	if err == nil {
+		err = cdpdk.RegisterTimes()
+	}
+	if err != nil {
+		p.can.Notes = append(p.can.Notes, "no times of the device, because its clock cannot be read: "+err.Error())
+		return
+	}
+	p.clock = c
+	p.can.HardwareTime = p.info.RxOffloads&cdpdk.RxTime != 0
+	if p.info.TxOffloads&cdpdk.TxTime != 0 {
+		p.can.SendAtIn = "device"
+	}
+}
+
+// tell adds a note to the capabilities. The caller holds the lock of the set of queues.
+func (p *Port) tell(note string) {
+	p.steer.Lock()
+	defer p.steer.Unlock()
+	if !slices.Contains(p.can.Notes, note) {
+		p.can.Notes = append(slices.Clone(p.can.Notes), note)
+	}
+}
+
+// cuts reports whether the device segments packets of some of these kinds.
+func (p *Port) cuts(kinds uint64) bool { return p.offloads()&kinds != 0 }
 
 // checksums are the offloads of a device that computes those of what it sends.
 const checksums = cdpdk.TxIPv4Checksum | cdpdk.TxUDPChecksum | cdpdk.TxTCPChecksum
@@ -172,13 +221,23 @@ func (p *Port) offloads() uint64 {
 	want := p.info.TxOffloads & cdpdk.TxMultiSegs
 	if p.info.TxOffloads&checksums == checksums {
 		want |= checksums
+		if p.chains && p.reads && p.info.Driver != "net_tap" { // a chain that net_tap was to segment crashed in its transmit function; the cause is not known
+			want |= p.info.TxOffloads & (cdpdk.TxCutTCP | cdpdk.TxCutUDP)
+		}
+	}
+	if slices.ContainsFunc(p.txs, func(q *txQueue) bool { return q.held }) {
+		want |= cdpdk.TxTime
 	}
 	return want
 }
 
 // receives are the offloads that the port asks its device for when it receives.
 func (p *Port) receives() uint64 {
-	return p.info.RxOffloads & (cdpdk.RxChecksum | cdpdk.RxScatter | cdpdk.RxRSSHash)
+	want := uint64(cdpdk.RxChecksum | cdpdk.RxScatter | cdpdk.RxRSSHash)
+	if p.can.HardwareTime && slices.ContainsFunc(p.rx.Live(), func(q *rxQueue) bool { return q.Spec().HardwareTime }) {
+		want |= cdpdk.RxTime // drivers are slower with it
+	}
+	return p.info.RxOffloads & want
 }
 
 // Name implements engine.Port.
@@ -220,16 +279,20 @@ func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 func (p *Port) look() {
 	started := p.started()
 	up, _, _ := p.dev.Link()
-	up = up && started
+	gone := p.dev.Removed()
+	up = up && started && !gone
 	p.link.Lock()
 	defer p.link.Unlock()
-	if p.link.Gone {
+	switch {
+	case p.link.Gone:
 		return
-	}
-	if p.link.timer == nil {
+	case gone:
+		p.link.Gone = true
+		p.bell.Ring()
+	case p.link.timer == nil:
 		p.link.timer = time.AfterFunc(linkEvery, p.look)
 		p.link.Up = up
-	} else {
+	default:
 		p.link.timer.Reset(linkEvery)
 	}
 	if up != p.link.Up {
@@ -271,7 +334,7 @@ func (r *Rules) Apply(changes ...flow.Change) (flow.Result, error) {
 }
 
 // Check implements engine.RuleChecker.
-func (r *Rules) Check(changes ...flow.Change) error { return r.port.table.Check(changes...) }
+func (r *Rules) Check(changes ...flow.Change) error { return r.port.check(changes) }
 
 // Stats are the packets that each rule matched, in software and in the device.
 func (r *Rules) Stats() flow.Stats {
@@ -295,11 +358,18 @@ func (p *Port) Stats(s *engine.PortStats) {
 	n, _ := p.discarded()
 	s.Drops[engine.DropRule] += n
 	engine.SumTx(&s.Tx, p.txs, p.gone)
+	d := p.ended
 	if p.state != portClosed {
-		if d, err := p.dev.Stats(); err == nil {
-			s.Drops[engine.DropNIC] += d.Imissed
-			s.Drops[engine.DropBadFrame] += d.Ierrors
-		}
+		d, _ = p.dev.Stats()
+	}
+	s.Drops[engine.DropNIC] += d.Imissed
+	s.Drops[engine.DropBadFrame] += d.Ierrors
+	switch p.info.Driver { // elsewhere RxNoMbuf counts attempts that are repeated, and Oerrors also packets that the driver did not take
+	case "net_tap":
+		s.Drops[engine.DropNoBuffers] += d.RxNoMbuf
+	case "net_af_packet":
+		s.Tx.Drops[engine.DropRefused] += d.Oerrors
+		s.Tx.Packets -= min(s.Tx.Packets, d.Oerrors)
 	}
 	p.link.Lock()
 	s.LinkChanges = p.link.Changes
@@ -344,6 +414,11 @@ func (p *Port) startHere() (err error) {
 		}
 	}
 	c := cdpdk.Config{Rx: rx, Tx: tx, MTU: p.info.MTU, RxOffloads: p.receives(), TxOffloads: p.offloads()}
+	if c.RxOffloads&cdpdk.RxTime|c.TxOffloads&cdpdk.TxTime != 0 {
+		if err := p.clock.start(); err != nil {
+			return err
+		}
+	}
 	if hashes := c.RxOffloads&cdpdk.RxRSSHash != 0; rx > 1 || hashes {
 		c.RSSTypes, c.RSSKey = p.rss(), p.o.RSSKey
 		if c.RSSTypes == 0 { // a hash without RSS is refused
@@ -357,7 +432,7 @@ func (p *Port) startHere() (err error) {
 		return err
 	}
 	for n, h := range p.halves {
-		if err := p.dev.SetupRx(n, p.receiveRing(h), h.own, c.RxOffloads&p.info.RxQueueOffloads); err != nil {
+		if err := p.setupRx(n, h, c.RxOffloads); err != nil {
 			return err
 		}
 	}
@@ -382,19 +457,16 @@ func (p *Port) startHere() (err error) {
 	case err != nil:
 		return err
 	}
-	p.state, p.rings = portStarted, rings
+	p.state, p.rings, p.config = portStarted, rings, c
 	p.begin(live)
+	for _, q := range p.txs {
+		q.limit()
+	}
 	if info, err := p.dev.Info(); err == nil {
 		p.info.MAC = info.MAC // some drivers know it only now
 	}
-	if p.info.RetaSize > 0 && c.RSSTypes != 0 {
-		queues := make([]uint16, rx)
-		for i := range queues {
-			queues[i] = uint16(i)
-		}
-		if err := p.dev.Spread(p.info.RetaSize, queues); err != nil {
-			return err
-		}
+	if err := p.spread(rx); err != nil {
+		return err
 	}
 	if p.redial != nil {
 		p.redial.Reset(redialEvery)
@@ -408,6 +480,59 @@ func (p *Port) startHere() (err error) {
 		}
 	}
 	return p.install(p.table.Snapshot().Rules(), live)
+}
+
+// setupRx sets up a receive queue of the device.
+func (p *Port) setupRx(n int, h *half, offloads uint64) error {
+	return p.dev.SetupRx(n, p.receiveRing(h), h.own, h.head, h.at, offloads&p.info.RxQueueOffloads)
+}
+
+// spread has RSS spread packets over the first queues of the device.
+func (p *Port) spread(n int) error {
+	if p.info.RetaSize == 0 || p.config.RSSTypes == 0 {
+		return nil
+	}
+	queues := make([]uint16, n)
+	for i := range queues {
+		queues[i] = uint16(i)
+	}
+	return p.dev.Spread(p.info.RetaSize, queues)
+}
+
+// suspend ends the last receive queue of the device while the port runs on. It is false where that cannot be: the port starts again then.
+func (p *Port) suspend(h *half) bool {
+	n := len(p.halves) - 1
+	if n < 1 || p.halves[n] != h || p.info.DevCapa&cdpdk.SetupWhileRunning == 0 || p.config.RSSTypes != 0 && p.info.RetaSize == 0 {
+		return false
+	}
+	p.halves = p.halves[:n:n]
+	return p.spread(n) == nil && p.install(p.table.Snapshot().Rules(), p.rx.Live()) == nil && p.dev.RunRx(n, false) == nil
+}
+
+// resume begins a receive queue that takes the place of one that was suspended. It is false where there is none.
+func (p *Port) resume(live []*rxQueue) bool {
+	n := len(p.halves)
+	if !p.inPlace || n >= p.config.Rx || len(live) != n+1 || p.receives()&^p.config.RxOffloads != 0 {
+		return false
+	}
+	for i, h := range p.halves {
+		if live[i].h != h {
+			return false
+		}
+	}
+	q := live[n]
+	q.hw.Lock()
+	defer q.hw.Unlock()
+	q.h.rx.Move(n)
+	if q.h.lent == nil {
+		q.h.fill()
+	}
+	if p.setupRx(n, q.h, p.config.RxOffloads) != nil || p.dev.RunRx(n, true) != nil {
+		return false
+	}
+	p.halves = append(p.halves[:n:n], q.h)
+	q.on = true
+	return p.spread(n+1) == nil
 }
 
 // rss is what the device hashes to spread packets over its queues, of what the options name.
@@ -509,7 +634,7 @@ func descriptors(want, least, most, align int) int {
 func (p *Port) due() error {
 	live := p.rx.Live()
 	switch {
-	case p.state == portStarted && p.served(live) && p.sending(): // served and sending have them go on
+	case p.state == portStarted && p.has() && (p.resume(live) || p.served(live)) && p.sending(): // served and sending have them go on
 		return p.install(p.table.Snapshot().Rules(), live)
 	case p.state == portAttached && len(live) < p.spec.RxQueues:
 		return nil // more are to come
@@ -524,6 +649,11 @@ func (p *Port) due() error {
 	return nil
 }
 
+// has reports whether the device was configured for all that its queues ask for.
+func (p *Port) has() bool {
+	return (p.receives()&cdpdk.RxTime)&^p.config.RxOffloads == 0 && p.offloads()&^p.config.TxOffloads == 0
+}
+
 // sending reports whether the device sends by each transmit queue, after it has had those begin by which it does. The caller holds the set's lock.
 func (p *Port) sending() bool {
 	for _, q := range p.txs {
@@ -531,6 +661,7 @@ func (p *Port) sending() bool {
 			return false
 		}
 		if !q.started && !p.away {
+			q.limit()
 			q.mu.Lock()
 			q.started = true
 			q.mu.Unlock()
@@ -568,6 +699,7 @@ func (p *Port) Close() error {
 	}
 	p.rx.Lock()
 	defer p.rx.Unlock()
+	p.ended, _ = p.dev.Stats()
 	p.state = portClosed
 	if p.redial != nil {
 		p.redial.Stop()

@@ -30,6 +30,7 @@ type rxQueue struct {
 	tooLong  uint64       // of the device's, as they were counted
 	foreign  []uint64
 	gathered []byte
+	latest   int64 // time of a packet that the device has told: none of the queue's goes backwards
 
 	// Where packets are copied to: those that the queue takes itself, and those that others bring. nil for a queue without pools.
 	direct, brought *engine.RxSlots
@@ -60,9 +61,17 @@ func (p *Port) addRx(spec engine.RxSpec) (q *rxQueue, err error) {
 	}
 	q.Start(spec, q)
 	if p.inPlace {
+		why := ""
+		if len(spec.Pools) == 2 {
+			if why = p.splits(&spec); why != "" && p.info.Split > 1 {
+				p.tell(fmt.Sprintf("receive queue %v: software splits headers from data: %s", spec.ID, why))
+			}
+		}
 		switch {
 		case len(spec.Pools) == 1 && p.fits(spec.Pools[0].SlotSize()):
 			q.h, err = p.newSlots(spec.Pools[0], spec.Depth)
+		case len(spec.Pools) == 2 && why == "":
+			q.h, err = p.newSplit(&spec)
 		default: // headers are split off by copying, short slots are filled by copying, and without a pool nothing is copied
 			q.h, err = p.newLent(spec.Depth)
 		}
@@ -85,7 +94,12 @@ func (p *Port) addRx(spec engine.RxSpec) (q *rxQueue, err error) {
 }
 
 // stays reports whether the queue's packets stay where the device wrote them.
-func (q *rxQueue) stays() bool { return q.h.lent == nil || q.direct == nil }
+func (q *rxQueue) stays() bool { return q.h.lent == nil && q.h.head == nil || q.direct == nil }
+
+// split reports whether the device has split the header off a packet.
+func (q *rxQueue) split(d []cdpdk.Desc) bool {
+	return q.h.head != nil && d[0].Foreign && int(d[0].Len) <= q.h.at && (len(d) == 1 || len(d) == 2 && !d[1].Foreign)
+}
 
 // Harvest implements engine.RxDevice.
 func (q *rxQueue) Harvest(b *burst.Burst) error {
@@ -152,23 +166,28 @@ func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 	b.Builder().AddRows(len(d))
 	for i := range d {
 		if d[i].Flags != 0 {
-			q.note(b, from+i, &d[i])
+			q.note(q.Spec(), b, from+i, &d[i])
 		}
 	}
 	return true
 }
 
 // steps reports whether each packet is looked at by itself.
-func (q *rxQueue) steps() bool { return q.Spec().Timestamps }
+func (q *rxQueue) steps() bool { return q.Spec().Timestamps || q.Spec().HardwareTime }
 
-// note notes what the device said of a packet.
-func (q *rxQueue) note(b *burst.Burst, i int, d *cdpdk.Desc) {
+// note notes what the device said of a packet for a queue that asks for times, or not.
+func (q *rxQueue) note(to *engine.RxSpec, b *burst.Burst, i int, d *cdpdk.Desc) {
 	var flags burst.Flags
 	var ns int64
 	if d.Flags&cdpdk.ChecksumsGood == cdpdk.ChecksumsGood {
 		flags |= burst.ChecksumGood
 	}
-	if q.Spec().Timestamps {
+	switch {
+	case to.HardwareTime && d.Time != 0:
+		flags |= burst.HasTime | burst.HardwareTime
+		q.latest = max(q.latest, q.port.clock.ns(d.Time))
+		ns = q.latest
+	case to.Timestamps || to.HardwareTime:
 		flags |= burst.HasTime
 		ns = time.Now().UnixNano()
 	}
@@ -235,7 +254,11 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 			}
 		}
 	}
-	same := to == q || q.h.lent == nil && len(to.Spec().Pools) == 1 && to.Spec().Pools[0] == q.h.user || q.h.lent != nil && to.direct == nil
+	if to == q && q.split(d) {
+		q.keep(b, d, id, typ)
+		return
+	}
+	same := to == q || q.h.head == nil && q.h.lent == nil && len(to.Spec().Pools) == 1 && to.Spec().Pools[0] == q.h.user || q.h.lent != nil && to.direct == nil
 	if !same || !q.stays() || d[0].Foreign {
 		if frame == nil {
 			frame = q.frame(d)
@@ -244,7 +267,7 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 		return
 	}
 	if to == q {
-		if !q.add(b, d, id, typ) && !q.add(q.kept, d, id, typ) {
+		if !q.add(b, q, d, id, typ) && !q.add(q.kept, q, d, id, typ) {
 			q.Drop(engine.DropTooLong, 1)
 			q.giveBack(d)
 		}
@@ -256,15 +279,41 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 		q.giveBack(d)
 		return
 	}
-	if !q.add(other, d, id, typ) {
+	if !q.add(other, to, d, id, typ) {
 		to.Drop(engine.DropQueueFull, 1)
 		q.giveBack(d)
 	}
 	to.Brought()
 }
 
-// add adds a packet that stays where it is.
-func (q *rxQueue) add(b *burst.Burst, d []cdpdk.Desc, id uint32, typ burst.Type) bool {
+// keep adds a packet whose header the device has split off.
+func (q *rxQueue) keep(b *burst.Burst, d []cdpdk.Desc, id uint32, typ burst.Type) {
+	var rest *burst.Segment
+	if len(d) == 2 {
+		x, off := q.h.took(&d[1])
+		rest = &burst.Segment{Handle: x, Off: off, Len: uint32(d[1].Len), Cap: uint32(q.h.room) - uint32(d[1].Off), Role: burst.Payload}
+	}
+	head := bytesAt(d[0].Addr, int(d[0].Len))
+	i := q.direct.PutSplit(b, head, q.h.src, rest)
+	if i == engine.NoRoom {
+		b = q.kept
+		i = q.direct.PutSplit(b, head, q.h.src, rest)
+	}
+	q.foreign = append(q.foreign, d[0].Mbuf)
+	if i >= 0 {
+		q.finish(b, q, i, d, id, typ)
+		return
+	}
+	if i == engine.NoRoom {
+		q.Drop(engine.DropTooLong, 1)
+	}
+	if rest != nil {
+		q.h.put(rest.Handle)
+	}
+}
+
+// add adds a packet that stays where it is to a burst of a queue.
+func (q *rxQueue) add(b *burst.Burst, to *rxQueue, d []cdpdk.Desc, id uint32, typ burst.Type) bool {
 	if b.Room() < 1 || b.SegmentRoom() < len(d) {
 		return false
 	}
@@ -280,12 +329,12 @@ func (q *rxQueue) add(b *burst.Burst, d []cdpdk.Desc, id uint32, typ burst.Type)
 			b.Builder().AddSegment(q.h.src, g)
 		}
 	}
-	q.finish(b, b.Len()-1, d, id, typ)
+	q.finish(b, to, b.Len()-1, d, id, typ)
 	return true
 }
 
-func (q *rxQueue) finish(b *burst.Burst, i int, d []cdpdk.Desc, id uint32, typ burst.Type) {
-	q.note(b, i, &d[0])
+func (q *rxQueue) finish(b *burst.Burst, to *rxQueue, i int, d []cdpdk.Desc, id uint32, typ burst.Type) {
+	q.note(to.Spec(), b, i, &d[0])
 	if typ != 0 {
 		b.Builder().SetType(i, typ)
 	}
@@ -319,7 +368,7 @@ func (q *rxQueue) copyTo(b *burst.Burst, to *rxQueue, d []cdpdk.Desc, frame []by
 	case i == engine.NoRoom:
 		to.Drop(why, 1)
 	case i >= 0:
-		to.finish(b, i, d, id, typ)
+		q.finish(b, to, i, d, id, typ)
 	}
 }
 
@@ -415,7 +464,7 @@ func (q *rxQueue) Stop(why engine.Drop) (err error) {
 	if !p.inPlace || h == nil { // it is the port's
 		return p.install(p.table.Snapshot().Rules(), p.rx.Live())
 	}
-	if p.state == portStarted {
+	if p.state == portStarted && !p.suspend(h) {
 		p.closing = h
 		err = p.start()
 		p.closing = nil

@@ -3,6 +3,7 @@
 package dpdk
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -45,7 +46,7 @@ func (p *Port) queueOf(live []*rxQueue) func(id uint16) (uint16, bool) {
 
 // form is a pattern of a rule as the driver takes it.
 func (p *Port) form(c *rteflow.Compiled, actions []rteflow.Action, pattern []rteflow.Item) *cdpdk.FlowRule {
-	r := &cdpdk.FlowRule{Priority: c.Priority, RSSTypes: p.rss()}
+	r := &cdpdk.FlowRule{Priority: c.Priority, RSSTypes: p.rss(), RSSKey: p.o.RSSKey}
 	for _, i := range pattern {
 		r.Items = append(r.Items, cdpdk.FlowItem{Header: uint8(i.Header), NoTags: i.Tags == rteflow.NoTags, Offset: int(i.Offset), Spec: i.Spec, Last: i.Last, Mask: i.Mask})
 	}
@@ -101,6 +102,46 @@ again:
 	return out, lines
 }
 
+// agree is plan, and an error where the device isolates the port and cannot carry out all of the rules.
+func (p *Port) agree(rules []flow.Rule, live []*rxQueue) ([]rteflow.Compiled, []string, error) {
+	want, lines := p.plan(rules, live)
+	if !p.steer.isolated {
+		return want, lines, nil
+	}
+	var problems flow.Problems
+	for i := range want {
+		if c := &want[i]; c.Do() == nil && rules[c.Rule].Actions[len(rules[c.Rule].Actions)-1].Kind != flow.ToKernel {
+			problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: c.Rule, Name: rules[c.Rule].Name, Other: -1, Field: "rule",
+				Text: "the device isolates the port, so it has to carry out each rule: " + lines[len(lines)-1]})
+		}
+	}
+	return want, lines, problems.Err()
+}
+
+// errAgreed ends a change of rules that was only to be checked.
+var errAgreed = errors.New("agreed")
+
+// check is what install would say of changes of the rules. It changes nothing.
+func (p *Port) check(changes []flow.Change) error {
+	p.rx.Lock()
+	defer p.rx.Unlock()
+	_, err := p.table.Install(func(next *flow.Snapshot) error {
+		if p.state != portStarted || p.away {
+			return errAgreed
+		}
+		p.steer.Lock()
+		defer p.steer.Unlock()
+		if _, _, err := p.agree(next.Rules(), p.rx.Live()); err != nil {
+			return err
+		}
+		return errAgreed
+	}, changes...)
+	if err == errAgreed {
+		return nil
+	}
+	return err
+}
+
 // install has the device carry out what it can of the rules, if it has started. What it cannot is software's; it is an error where the device
 // isolates the port. The caller holds the lock of the set of queues.
 func (p *Port) install(rules []flow.Rule, live []*rxQueue) error {
@@ -110,18 +151,9 @@ func (p *Port) install(rules []flow.Rule, live []*rxQueue) error {
 	}
 	s.Lock()
 	defer s.Unlock()
-	want, lines := p.plan(rules, live)
-	if s.isolated {
-		var problems flow.Problems
-		for i := range want {
-			if c := &want[i]; c.Do() == nil && rules[c.Rule].Actions[len(rules[c.Rule].Actions)-1].Kind != flow.ToKernel {
-				problems = append(problems, flow.Problem{Kind: flow.Unsupported, Rule: c.Rule, Name: rules[c.Rule].Name, Other: -1, Field: "rule",
-					Text: "the device isolates the port, so it has to carry out each rule: " + lines[len(lines)-1]})
-			}
-		}
-		if err := problems.Err(); err != nil {
-			return err
-		}
+	want, lines, err := p.agree(rules, live)
+	if err != nil {
+		return err
 	}
 	p.uninstall()
 	for i := range want {

@@ -5,6 +5,7 @@ package dpdk
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"sync"
@@ -43,6 +44,9 @@ type txQueue struct {
 	n     int         // the number of the device's queue
 	ring  int         // descriptors that it has at most
 	tx    *cdpdk.Tx
+	held  bool   // the device holds packets until their time
+	cuts  uint64 // kinds of packets that the device segments
+	mbps  int    // a rate that the device may keep, 0 for none
 
 	mu       sync.Mutex // of what follows, and of the device's queue
 	started  bool       // the device sends by this queue
@@ -60,6 +64,10 @@ type txQueue struct {
 	back     []burst.Handle // memory of src that is to go back
 	src      *burst.Source
 	layers   packet.Layers
+	seen     struct { // what parse puts packets of several segments in
+		sync.Mutex
+		bytes []byte
+	}
 
 	packets, bytes, copied metrics.Counter
 	drops                  engine.DropCounters
@@ -118,10 +126,17 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 	}
 	q.ring = p.senderRing(&spec)
 	slots := engine.NewTxSlots(spec.Pools, srcs, spec.Headroom, p.can.MaxPacket)
-	slots.Chain(burst.MaxSegments, p.can.MaxPacket)
+	if slots.Chain(burst.MaxSegments, p.can.MaxPacket); p.can.TxSegmentation == "device" {
+		slots.Chain(burst.MaxSegments, longest)
+	}
 	var sink engine.Sink = (*device)(q)
 	if paced {
 		o.Complete = func(n int) { q.out.Complete(n) }
+		q.held = spec.SendAt && p.can.SendAtIn == "device"
+		o.Device = q.held
+		if o.Rate%1e6 == 0 && o.Rate/1e6 <= math.MaxInt32 && o.Burst == 0 && o.Overhead == 0 {
+			q.mbps = int(o.Rate / 1e6)
+		}
 		if q.pacer, err = pace.New(sink, o); err != nil {
 			return err
 		}
@@ -131,7 +146,13 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 		return err
 	}
 	if p.offloads()&checksums == checksums {
-		q.Offload(burst.ChecksumIPv4|burst.ChecksumL4, false)
+		does := burst.ChecksumIPv4 | burst.ChecksumL4
+		if p.can.TxSegmentation == "device" {
+			does |= burst.Segmented
+			q.cuts = p.offloads() & (cdpdk.TxCutTCP | cdpdk.TxCutUDP)
+		}
+		q.Offload(does, false)
+		q.Except(q.not)
 	}
 	if spec.SourceMAC {
 		q.SourceMAC(p.mac)
@@ -270,7 +291,11 @@ func (q *txQueue) Close() error {
 	out := q.tx.Out()
 	q.mu.Unlock()
 	p.txs, p.gone = engine.RetireTx(q, p.txs, p.gone, &p.pastTx)
-	if out > 0 && p.state == portStarted { // a driver frees what it has when it stops
+	if out > 0 && p.state == portStarted && p.dev.RunTx(q.n, false) == nil && p.dev.RunTx(q.n, true) == nil { // a driver frees what a queue has that stops
+		q.collect()
+		out = q.tx.Out()
+	}
+	if out > 0 && p.state == portStarted {
 		if err := p.start(); err != nil {
 			return err
 		}
@@ -326,7 +351,7 @@ func (p *Port) freeSender() int {
 // reap takes back what the driver has sent. The caller holds mu.
 func (q *txQueue) reap() {
 	for q.tx != nil && q.tx.Out() > 0 {
-		done := q.tx.Reap()
+		done := q.tx.Reap(q.started)
 		if len(done) == 0 {
 			break
 		}
@@ -518,7 +543,7 @@ func (q *txQueue) untake(i uint32) {
 func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	n := b.PacketLen(i)
 	switch {
-	case n > q.port.can.MaxPacket:
+	case n > q.port.can.MaxPacket && (b.SegmentSize(i) == 0 || n > longest):
 		return engine.DropTooLong
 	case n < packet.EthernetLen:
 		return engine.DropBadFrame
@@ -546,6 +571,11 @@ func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
 	if want := b.Flags(i) & burst.Requests; want != 0 {
 		q.ask(b, i, want, &segs[0])
 	}
+	if q.held {
+		if at, ok := b.Time(i); ok {
+			segs[0].Time = q.port.clock.ticks(at)
+		}
+	}
 	return k
 }
 
@@ -566,10 +596,50 @@ func (q *txQueue) lays(s *cdpdk.Seg, bytes []byte, x part) {
 	q.parts[h] = x
 }
 
-// ask asks the device for checksums.
+// longest is the length of the longest frame that a device segments: with an IP packet of 65535 bytes.
+const longest = packet.EthernetLen + 2*packet.VLANLen + 1<<16 - 1
+
+// parse finds the headers of a packet, which are in its first segment; it is false where they are not.
+func (q *txQueue) parse(b *burst.Burst, i int, l *packet.Layers) bool {
+	p := b.Bytes(i, 0)
+	first := len(p)
+	if n := b.PacketLen(i); n > first { // the parser wants to see its length
+		q.seen.Lock()
+		defer q.seen.Unlock()
+		if len(q.seen.bytes) < n {
+			q.seen.bytes = make([]byte, max(n, longest)) // once
+		}
+		copy(q.seen.bytes[:n], p[:min(first, 512)])
+		p = q.seen.bytes[:n]
+	}
+	return packet.Parse(p, l) == packet.OK && l.HasPorts && !l.IsFragment() && int(l.Payload) <= min(first, 512)
+}
+
+// not is what the device does not do of what a packet asks for. A driver may write into packets for which it computes checksums.
+func (q *txQueue) not(b *burst.Burst, i int) burst.Flags {
+	for k := range b.Segments(i) {
+		if b.Builder().Part(i, k).Source.Shared() {
+			return burst.Requests
+		}
+	}
+	var l packet.Layers
+	if !q.parse(b, i, &l) {
+		return burst.Requests
+	}
+	kind := uint64(cdpdk.TxCutUDP)
+	if l.Proto == packet.ProtoTCP {
+		kind = cdpdk.TxCutTCP
+	}
+	if size := b.SegmentSize(i); size > 0 && (q.cuts&kind == 0 || int(l.End)-int(l.Payload) <= size || int(l.End) < b.PacketLen(i) || size > 1<<16-1) {
+		return burst.Segmented
+	}
+	return 0
+}
+
+// ask asks the device for what not leaves to it.
 func (q *txQueue) ask(b *burst.Burst, i int, want burst.Flags, s *cdpdk.Seg) {
 	l := &q.layers
-	if packet.Parse(b.Bytes(i, 0), l); l.IPVersion == 0 || l.IsFragment() {
+	if !q.parse(b, i, l) {
 		return
 	}
 	s.L2, s.L3 = uint8(l.L3), uint8(l.L4-l.L3)
@@ -580,11 +650,36 @@ func (q *txQueue) ask(b *burst.Burst, i int, want burst.Flags, s *cdpdk.Seg) {
 			s.Flags |= cdpdk.AskIPv4Checksum
 		}
 	}
-	switch {
-	case want&burst.ChecksumL4 == 0 || !l.HasPorts:
-	case l.Proto == packet.ProtoUDP:
-		s.Flags |= cdpdk.AskUDPChecksum
-	case l.Proto == packet.ProtoTCP:
-		s.Flags |= cdpdk.AskTCPChecksum
+	checksum, cut := uint64(cdpdk.AskUDPChecksum), uint64(cdpdk.AskCutUDP)
+	if l.Proto == packet.ProtoTCP {
+		checksum, cut = cdpdk.AskTCPChecksum, cdpdk.AskCutTCP
+	}
+	if want&burst.ChecksumL4 != 0 {
+		s.Flags |= checksum
+	}
+	if want&burst.Segmented != 0 {
+		s.Flags |= cut
+		s.L4, s.Cut = uint8(l.Payload-l.L4), uint16(b.SegmentSize(i))
+	}
+}
+
+// limit has the device keep the rate of the queue, if it can. The caller holds the lock of the set of queues.
+func (q *txQueue) limit() {
+	p := q.port
+	if q.mbps == 0 && !p.limited[q.n] {
+		return
+	}
+	err := p.dev.LimitRate(q.n, q.mbps)
+	if p.limited == nil {
+		p.limited = map[int]bool{}
+	}
+	p.limited[q.n] = err == nil && q.mbps > 0
+	if q.mbps > 0 {
+		q.pacer.LeaveRate(err == nil)
+		who := "the device"
+		if err != nil {
+			who = "software"
+		}
+		p.tell(fmt.Sprintf("transmit queue %d: %s keeps the rate of %d Mbit/s", q.ID(), who, q.mbps))
 	}
 }

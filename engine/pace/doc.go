@@ -19,7 +19,7 @@
 // engine.DropLate with Options.DropLate. The time of a received packet is when it was received: a caller that forwards it through a
 // queue with SendAt sets another, or none.
 //
-// Who waits is either this package, or the kernel:
+// Who waits is this package, the kernel, or the device:
 //
 //   - In software, a timer wakes the Outbox. A sleeper in Go is late by up to a millisecond, more on a busy machine. With
 //     Options.Spin the Outbox sleeps until that long before the time, and then looks at the clock again and again; packets are a
@@ -29,6 +29,7 @@
 //     that goes with each packet (Control), and reads what the qdisc could not send in time (ReadReports). Give it to New as
 //     Options.Kernel: packets are handed over Options.Ahead of their time then. SO_TXTIME on a device without such a qdisc is
 //     accepted by the kernel and does nothing, so it is not used there.
+//   - A device that sends at a time by itself is the inner Sink, with Options.Device.
 //
 // # Time
 //

@@ -58,6 +58,8 @@ type Options struct {
 	// Kernel hands packets to the kernel with their times, Ahead of them (0 for 50 ms), and never later than half of the horizon of
 	// the qdisc. Without it this package waits.
 	Kernel *TxTime
+	// Device hands packets with a time to the inner sink Ahead of it: the device holds them.
+	Device bool
 	Ahead  time.Duration
 
 	// Clock is the clock of packet times, nil for time.Now.
@@ -88,8 +90,9 @@ type Pacer struct {
 
 	// What follows belongs to the goroutine in Transmit.
 	bucket Bucket
-	start  time.Time // the bucket's time 0
-	cost   [run]int  // of packets in hand; a device that takes a packet may leave no trace of its length
+	start  time.Time   // the bucket's time 0
+	rests  atomic.Bool // the bucket does: the device keeps the rate
+	cost   [run]int    // of packets in hand; a device that takes a packet may leave no trace of its length
 
 	drops     engine.DropCounters
 	timed     metrics.Counter
@@ -122,16 +125,21 @@ func New(inner engine.Sink, o Options) (*Pacer, error) {
 			return nil, err
 		}
 	}
-	if o.Kernel != nil {
+	if o.Kernel != nil || o.Device {
 		if p.ahead = o.Ahead; p.ahead == 0 {
 			p.ahead = defaultAhead
 		}
+	}
+	if o.Kernel != nil {
 		if h := o.Kernel.support.Horizon; h > 0 {
 			p.ahead = min(p.ahead, h/2)
 		}
 	}
 	return p, nil
 }
+
+// LeaveRate says whether the device keeps the rate from now on, so that the Pacer does not. Any goroutine may call it.
+func (p *Pacer) LeaveRate(device bool) { p.rests.Store(device) }
 
 func (p *Pacer) now() time.Time {
 	if p.o.Clock != nil {
@@ -199,7 +207,7 @@ func (p *Pacer) admit(b *burst.Burst, from, to int, now time.Time) (end int, wai
 				return i, 0, engine.DropLate
 			}
 		}
-		if p.o.Rate > 0 {
+		if p.o.Rate > 0 && !p.rests.Load() {
 			n := b.PacketLen(i) + p.o.Overhead
 			if at := p.bucket.Earliest(n); at > mono {
 				return i, time.Duration(at - mono), engine.NumDrops
@@ -259,8 +267,8 @@ func (p *Pacer) sent(b *burst.Burst, from, to int) {
 			continue
 		}
 		p.timed.Inc()
-		if p.o.Kernel != nil {
-			continue // it is the kernel that waits
+		if p.o.Kernel != nil || p.o.Device {
+			continue // it is they who wait
 		}
 		if now == 0 {
 			now = p.now().UnixNano()

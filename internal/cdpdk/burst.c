@@ -82,6 +82,7 @@ uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most)
 		d->pkt_len = m->pkt_len;
 		d->hash = m->hash.rss;
 		d->mark = m->hash.fdir.hi;
+		d->time = m->ol_flags & ps_times.rx ? *RTE_MBUF_DYNFIELD(m, ps_times.offset, uint64_t *) : 0;
 		d->segs = segs;
 		for (;;) {
 			struct rte_mbuf *next = m->next;
@@ -173,8 +174,15 @@ uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 			m->packet_type = 0;
 			if (s->flags) {
 				prepare = 1;
+				m->tx_offload = 0;
 				m->l2_len = s->l2;
 				m->l3_len = s->l3;
+				m->l4_len = s->l4;
+				m->tso_segsz = s->cut;
+			}
+			if (s->time) {
+				m->ol_flags |= ps_times.tx;
+				*RTE_MBUF_DYNFIELD(m, ps_times.offset, uint64_t *) = s->time;
 			}
 		} else
 			last->next = m;
@@ -194,13 +202,13 @@ uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 	return taken;
 }
 
-// ps_tx_reap leaves the numbers of headers that came back in done, and returns how many.
-uint32_t ps_tx_reap(struct ps_tx *t)
+// ps_tx_reap leaves the numbers of headers that came back in done, and returns how many. The driver is asked for them if it is running.
+uint32_t ps_tx_reap(struct ps_tx *t, int running)
 {
 	if (!t->out)
 		return 0;
 	uint32_t n = rte_mempool_avail_count(t->pool->mp);
-	if (!n) { // a driver may free what it has sent only when it is asked to, or when it is called to send
+	if (!n && running) { // a driver may free what it has sent only when it is asked to, or when it is called to send
 		if (ps_ops.cleanup(t->port, t->queue, 0) == -ENOTSUP)
 			ps_ops.tx(t->port, t->queue, t->packet, 0);
 		n = rte_mempool_avail_count(t->pool->mp);

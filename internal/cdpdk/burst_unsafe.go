@@ -89,6 +89,7 @@ type Rx struct {
 // Desc is one received segment. What is of the packet is in its first one.
 type Desc struct {
 	Addr, Mbuf, Flags  uint64 // Flags as mbuf.ol_flags
+	Time               uint64 // of reception, by the device's clock (Port.Clock); 0: none
 	Slot, PktLen, Hash uint32 // Slot is the number of the mbuf in the queue's pool
 	Mark               uint32 // of the rule that took the packet, if Flags has Marked
 	Off, Len           uint16
@@ -149,10 +150,11 @@ type Tx struct {
 // Seg is one segment to send. What is of the packet is in its first one.
 type Seg struct {
 	Addr, IOVA, Flags uint64 // Flags as mbuf.ol_flags; IOVA 0: DPDK looks it up
+	Time              uint64 // before which the packet does not leave, by the device's clock (Port.Clock); 0: none
 	Index, PktLen     uint32 // Index is that of the header
-	Len               uint16
-	L2, L3            uint8
-	Segs              uint8 // segments of the packet; 0 in those behind the first
+	Len, Cut          uint16 // Cut is the payload of each packet that the device makes of it, with AskCutTCP or AskCutUDP
+	L2, L3, L4        uint8  // lengths of headers
+	Segs              uint8  // segments of the packet; 0 in those behind the first
 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(Seg{})-C.sizeof_struct_ps_seg]
@@ -184,7 +186,8 @@ func (t *Tx) Burst(n int) (taken int, refused bool) {
 }
 
 // Reap returns the indices of headers that drivers have freed: what they pointed at was sent, or dropped. They hold until the next call.
-func (t *Tx) Reap() []uint32 { return t.done[:C.ps_tx_reap(t.c)] }
+// running says that the port has started: some drivers free only when they are asked to.
+func (t *Tx) Reap(running bool) []uint32 { return t.done[:C.ps_tx_reap(t.c, boolean(running))] }
 
 // Out is the number of headers that drivers have.
 func (t *Tx) Out() int { return int(t.c.out) }

@@ -136,7 +136,7 @@ func TestRing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.SetupRx(0, 128, pool, 0); err != nil {
+	if err := p.SetupRx(0, 128, pool, nil, 0, 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.SetupTx(0, 128, 0); err != nil {
@@ -166,11 +166,11 @@ func TestRing(t *testing.T) {
 	if n != 1 || len(d) != 2 || !d[0].Foreign || d[0].PktLen != 100 || d[0].Len != 60 || d[1].Len != 40 || d[0].Addr != uint64(address(data)) {
 		t.Fatalf("%d %+v", n, d)
 	}
-	if len(tx.Reap()) != 0 {
+	if len(tx.Reap(true)) != 0 {
 		t.Fatal("reaped before it was freed")
 	}
 	FreeForeign([]uint64{d[0].Mbuf, d[1].Mbuf})
-	if got := tx.Reap(); len(got) != 2 {
+	if got := tx.Reap(true); len(got) != 2 {
 		t.Fatal(got)
 	}
 	_ = p.Stop()

@@ -10,11 +10,18 @@ const (
 	RxChecksum = C.RTE_ETH_RX_OFFLOAD_IPV4_CKSUM | C.RTE_ETH_RX_OFFLOAD_UDP_CKSUM | C.RTE_ETH_RX_OFFLOAD_TCP_CKSUM
 	RxScatter  = C.RTE_ETH_RX_OFFLOAD_SCATTER
 	RxRSSHash  = C.RTE_ETH_RX_OFFLOAD_RSS_HASH
+	RxTime     = C.RTE_ETH_RX_OFFLOAD_TIMESTAMP
 
 	TxMultiSegs    = C.RTE_ETH_TX_OFFLOAD_MULTI_SEGS
 	TxIPv4Checksum = C.RTE_ETH_TX_OFFLOAD_IPV4_CKSUM
 	TxUDPChecksum  = C.RTE_ETH_TX_OFFLOAD_UDP_CKSUM
 	TxTCPChecksum  = C.RTE_ETH_TX_OFFLOAD_TCP_CKSUM
+	TxCutTCP       = C.RTE_ETH_TX_OFFLOAD_TCP_TSO
+	TxCutUDP       = C.RTE_ETH_TX_OFFLOAD_UDP_TSO
+	TxTime         = C.RTE_ETH_TX_OFFLOAD_SEND_ON_TIMESTAMP
+
+	// SetupWhileRunning says in Info.DevCapa that a receive queue is set up while the port receives by others.
+	SetupWhileRunning = C.RTE_ETH_DEV_CAPA_RUNTIME_RX_QUEUE_SETUP
 )
 
 // What RSS hashes.
@@ -38,4 +45,6 @@ const (
 	AskIPv4Checksum = C.RTE_MBUF_F_TX_IP_CKSUM
 	AskUDPChecksum  = C.RTE_MBUF_F_TX_UDP_CKSUM
 	AskTCPChecksum  = C.RTE_MBUF_F_TX_TCP_CKSUM
+	AskCutTCP       = C.RTE_MBUF_F_TX_TCP_SEG
+	AskCutUDP       = C.RTE_MBUF_F_TX_UDP_SEG
 )

@@ -18,7 +18,7 @@ union part {
 
 static const enum rte_flow_item_type item_types[] = {
 	RTE_FLOW_ITEM_TYPE_ETH, RTE_FLOW_ITEM_TYPE_VLAN, RTE_FLOW_ITEM_TYPE_IPV4, RTE_FLOW_ITEM_TYPE_IPV6, RTE_FLOW_ITEM_TYPE_UDP, RTE_FLOW_ITEM_TYPE_TCP,
-	RTE_FLOW_ITEM_TYPE_RAW,
+	RTE_FLOW_ITEM_TYPE_RAW, RTE_FLOW_ITEM_TYPE_VXLAN, RTE_FLOW_ITEM_TYPE_NVGRE,
 };
 
 static const enum rte_flow_action_type action_types[] = {
@@ -35,7 +35,7 @@ static void raw(union part *p, const uint8_t *pattern, int32_t offset, uint16_t 
 
 // ps_flow validates a rule, or creates it where made is not NULL. The result is 0, or a negative errno with the driver's words in why.
 int ps_flow(uint16_t port, uint32_t priority, const struct ps_item *items, int n, const struct ps_action *actions, int m, uint64_t rss_types,
-	    struct rte_flow **made, char *why, int why_len)
+	    const uint8_t *key, uint32_t key_len, struct rte_flow **made, char *why, int why_len)
 {
 	struct rte_flow_item item[MAX_STEPS];
 	struct rte_flow_action action[MAX_STEPS];
@@ -96,6 +96,8 @@ int ps_flow(uint16_t port, uint32_t priority, const struct ps_item *items, int n
 			break;
 		case RTE_FLOW_ACTION_TYPE_RSS:
 			conf[i].rss.types = rss_types;
+			conf[i].rss.key = key_len ? key : NULL;
+			conf[i].rss.key_len = key_len;
 			conf[i].rss.queue_num = from->n;
 			conf[i].rss.queue = from->queues;
 			break;

@@ -11,7 +11,7 @@ import (
 )
 
 // FlowItem is an item of a rule of rte_flow: a header that packets have, and bytes of it. Headers are numbered: Ethernet, VLAN, IPv4, IPv6, UDP,
-// TCP, bytes of the payload.
+// TCP, bytes of the payload, VXLAN, NVGRE.
 type FlowItem struct {
 	Header           uint8
 	NoTags           bool
@@ -33,6 +33,7 @@ type FlowRule struct {
 	Items    []FlowItem
 	Actions  []FlowAction
 	RSSTypes uint64 // of the action RSS
+	RSSKey   []byte // nil: the driver's
 }
 
 // Flow is a rule that a device carries out.
@@ -68,7 +69,8 @@ func (p Port) flow(call string, r *FlowRule, made **C.struct_rte_flow) error {
 	}
 	var why [256]C.char
 	// The items point at each other only in C's own memory.
-	n := C.ps_flow(p.c(), C.uint32_t(r.Priority), &items[0], C.int(len(r.Items)), &actions[0], C.int(len(r.Actions)), C.uint64_t(r.RSSTypes), made, &why[0], C.int(len(why)))
+	n := C.ps_flow(p.c(), C.uint32_t(r.Priority), &items[0], C.int(len(r.Items)), &actions[0], C.int(len(r.Actions)), C.uint64_t(r.RSSTypes),
+		(*C.uint8_t)(unsafe.SliceData(r.RSSKey)), C.uint32_t(len(r.RSSKey)), made, &why[0], C.int(len(why)))
 	return p.said(call, n, &why)
 }
 

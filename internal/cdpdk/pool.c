@@ -40,10 +40,16 @@ static void init_external(struct rte_mempool *mp, void *arg, void *obj, unsigned
 	x->p->mbuf[i] = m;
 }
 
-static void no_callback(void *addr, void *opaque)
+// last_reference puts an mbuf back to whose memory drivers had made others refer (rte_pktmbuf_attach), as rte_pktmbuf_pool_create_extbuf does.
+static void last_reference(void *addr, void *opaque)
 {
+	struct rte_mbuf *m = opaque;
 	(void)addr;
-	(void)opaque;
+	rte_mbuf_ext_refcnt_set(m->shinfo, 1);
+	m->ol_flags = RTE_MBUF_F_EXTERNAL;
+	m->next = NULL;
+	m->nb_segs = 1;
+	rte_mbuf_raw_free(m);
 }
 
 static void init_own(struct rte_mempool *mp, void *arg, void *obj, unsigned i)
@@ -96,8 +102,10 @@ static struct ps_pool *external(const char *name, char *base, uint32_t n, uint64
 		goto fail;
 	}
 	rte_mempool_obj_iter(p->mp, init_external, &x);
-	for (uint32_t i = 0; i < n; i++)
-		p->mbuf[i]->shinfo->free_cb = no_callback;
+	for (uint32_t i = 0; i < n; i++) {
+		p->mbuf[i]->shinfo->free_cb = last_reference;
+		p->mbuf[i]->shinfo->fcb_opaque = p->mbuf[i];
+	}
 	if (x.err) {
 		*err = x.err;
 		goto fail;

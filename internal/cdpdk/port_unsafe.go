@@ -80,6 +80,7 @@ type Info struct {
 	MinTxDesc, MaxTxDesc, TxDescAlign  int
 	MinRxBuf, MaxRxPkt, MinMTU, MaxMTU int
 	HashKeySize, RetaSize              int
+	Split                              int    // segments that the device receives into pools of their own (buffer split), 0 for none
 	RxOffloads, TxOffloads             uint64 // of the port; those of queues are among them
 	RxQueueOffloads, TxQueueOffloads   uint64
 	RSSTypes, DevCapa                  uint64
@@ -99,7 +100,7 @@ func (p Port) Info() (Info, error) {
 		MinRxDesc: int(c.min_rx_desc), MaxRxDesc: int(c.max_rx_desc), RxDescAlign: int(c.rx_align),
 		MinTxDesc: int(c.min_tx_desc), MaxTxDesc: int(c.max_tx_desc), TxDescAlign: int(c.tx_align),
 		MinRxBuf: int(c.min_rx_buf), MaxRxPkt: int(c.max_rx_pkt), MinMTU: int(c.min_mtu), MaxMTU: int(c.max_mtu),
-		HashKeySize: int(c.hash_key), RetaSize: int(c.reta),
+		HashKeySize: int(c.hash_key), RetaSize: int(c.reta), Split: int(c.split),
 		RxOffloads: uint64(c.rx_offloads), TxOffloads: uint64(c.tx_offloads), RxQueueOffloads: uint64(c.rx_queue_offloads), TxQueueOffloads: uint64(c.tx_queue_offloads),
 		RSSTypes: uint64(c.rss_types), DevCapa: uint64(c.capa), MTU: int(c.mtu),
 	}
@@ -131,9 +132,13 @@ func (p Port) Configure(c Config) error {
 	return p.failed("rte_eth_dev_configure", C.ps_configure(p.c(), &x))
 }
 
-// SetupRx sets up a receive queue with a pool.
-func (p Port) SetupRx(queue, depth int, pool *Pool, offloads uint64) error {
-	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pool.c, C.uint64_t(offloads)))
+// SetupRx sets up a receive queue with a pool. With another one for headers the first at bytes of each packet go there, and the rest into pool.
+func (p Port) SetupRx(queue, depth int, pool, headers *Pool, at int, offloads uint64) error {
+	var head *C.struct_ps_pool
+	if headers != nil {
+		head = headers.c
+	}
+	return p.failed("rte_eth_rx_queue_setup", C.ps_rx_setup(p.c(), C.uint16_t(queue), C.uint16_t(depth), pool.c, head, C.uint16_t(at), C.uint64_t(offloads)))
 }
 
 // SetupTx sets up a transmit queue.
@@ -146,6 +151,34 @@ func (p Port) Start() error { return p.failed("rte_eth_dev_start", C.ps_start(p.
 
 // Stop ends that: the driver frees the mbufs that it has.
 func (p Port) Stop() error { return p.failed("rte_eth_dev_stop", C.ps_stop(p.c())) }
+
+// RunRx starts or stops one receive queue of a running port. A driver frees the mbufs of a queue that stops.
+func (p Port) RunRx(queue int, on bool) error {
+	return p.failed("rte_eth_dev_rx_queue_start or stop", C.ps_rx_queue(p.c(), C.uint16_t(queue), boolean(on)))
+}
+
+// RunTx does the same for a transmit queue.
+func (p Port) RunTx(queue int, on bool) error {
+	return p.failed("rte_eth_dev_tx_queue_start or stop", C.ps_tx_queue(p.c(), C.uint16_t(queue), boolean(on)))
+}
+
+// LimitRate has the device send by a queue at that many megabits per second at most.
+func (p Port) LimitRate(queue, mbps int) error {
+	return p.failed("rte_eth_set_queue_rate_limit", C.ps_rate(p.c(), C.uint16_t(queue), C.uint32_t(mbps)))
+}
+
+// Clock reads the device's clock, in ticks of a length that DPDK does not say.
+func (p Port) Clock() (ticks uint64, err error) {
+	var n C.uint64_t
+	err = p.failed("rte_eth_read_clock", C.ps_clock(p.c(), &n))
+	return uint64(n), err
+}
+
+// Removed reports whether the device was unplugged, as far as the driver says.
+func (p Port) Removed() bool { return C.ps_removed(p.c()) > 0 }
+
+// RegisterTimes has all mbufs carry times, for Desc.Time and Seg.Time.
+func RegisterTimes() error { return failed("rte_mbuf_dyn_timestamp_register", C.ps_times_register()) }
 
 // Promiscuous has the port take frames for other stations.
 func (p Port) Promiscuous(on bool) error {

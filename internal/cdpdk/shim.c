@@ -11,6 +11,7 @@
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_log.h>
+#include <rte_mbuf_dyn.h>
 #include <rte_memory.h>
 #include <rte_version.h>
 
@@ -37,11 +38,17 @@ static int op_flow_create(uint16_t port, const struct rte_flow_attr *attr, const
 	return *made ? 0 : -rte_errno;
 }
 
+static int op_rx_queue(uint16_t port, uint16_t queue, int on) { return on ? rte_eth_dev_rx_queue_start(port, queue) : rte_eth_dev_rx_queue_stop(port, queue); }
+static int op_tx_queue(uint16_t port, uint16_t queue, int on) { return on ? rte_eth_dev_tx_queue_start(port, queue) : rte_eth_dev_tx_queue_stop(port, queue); }
+static int op_rate(uint16_t port, uint16_t queue, uint32_t mbps) { return rte_eth_set_queue_rate_limit(port, queue, mbps); }
+
 struct ps_ops ps_ops = {
 	.probe = op_probe, .remove = op_remove, .info = rte_eth_dev_info_get, .configure = rte_eth_dev_configure,
 	.rx_setup = rte_eth_rx_queue_setup, .tx_setup = rte_eth_tx_queue_setup, .start = rte_eth_dev_start, .stop = rte_eth_dev_stop,
 	.close = rte_eth_dev_close, .set_mtu = rte_eth_dev_set_mtu, .promiscuous = op_promiscuous,
-	.reta = rte_eth_dev_rss_reta_update, .stats = rte_eth_stats_get, .extmem = op_extmem, .dma = op_dma,
+	.reta = rte_eth_dev_rss_reta_update, .stats = rte_eth_stats_get,
+	.link = rte_eth_link_get_nowait, .removed = rte_eth_dev_is_removed, .clock = rte_eth_read_clock, .rate = op_rate,
+	.rx_queue = op_rx_queue, .tx_queue = op_tx_queue, .extmem = op_extmem, .dma = op_dma,
 	.flow_validate = rte_flow_validate, .flow_create = op_flow_create, .flow_destroy = rte_flow_destroy, .flow_isolate = rte_flow_isolate, .flow_query = rte_flow_query,
 	.rx = op_rx, .tx = op_tx, .prepare = op_prepare, .cleanup = rte_eth_tx_done_cleanup,
 };
@@ -177,6 +184,8 @@ int ps_info(uint16_t port, struct ps_info *to)
 	to->max_mtu = i.max_mtu;
 	to->hash_key = i.hash_key_size;
 	to->reta = i.reta_size;
+	if (i.rx_offload_capa & RTE_ETH_RX_OFFLOAD_BUFFER_SPLIT && i.rx_seg_capa.multi_pools)
+		to->split = i.rx_seg_capa.max_nseg;
 	to->rx_offloads = i.rx_offload_capa;
 	to->tx_offloads = i.tx_offload_capa;
 	to->rx_queue_offloads = i.rx_queue_offload_capa;
@@ -207,7 +216,8 @@ int ps_configure(uint16_t port, const struct ps_conf *c)
 	return ps_ops.configure(port, c->rx, c->tx, &conf);
 }
 
-int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, uint64_t offloads)
+// ps_rx_setup has a queue receive into a pool. With head the first at bytes of each packet go there, and only the rest into pool.
+int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, struct ps_pool *head, uint16_t at, uint64_t offloads)
 {
 	struct rte_eth_dev_info i;
 	int r = ps_ops.info(port, &i);
@@ -215,7 +225,17 @@ int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *p
 		return r;
 	struct rte_eth_rxconf conf = i.default_rxconf;
 	conf.offloads = offloads;
-	return ps_ops.rx_setup(port, queue, depth, rte_eth_dev_socket_id(port), &conf, pool->mp);
+	if (!head)
+		return ps_ops.rx_setup(port, queue, depth, rte_eth_dev_socket_id(port), &conf, pool->mp);
+	union rte_eth_rxseg seg[2];
+	memset(seg, 0, sizeof seg);
+	seg[0].split.mp = head->mp;
+	seg[0].split.length = at;
+	seg[1].split.mp = pool->mp;
+	conf.rx_seg = seg;
+	conf.rx_nseg = 2;
+	conf.offloads |= RTE_ETH_RX_OFFLOAD_BUFFER_SPLIT;
+	return ps_ops.rx_setup(port, queue, depth, rte_eth_dev_socket_id(port), &conf, NULL);
 }
 
 int ps_tx_setup(uint16_t port, uint16_t queue, uint16_t depth, uint64_t offloads)
@@ -247,7 +267,7 @@ int ps_reta(uint16_t port, uint16_t size, const uint16_t *queues, int n)
 int ps_link(uint16_t port, uint32_t *mbps)
 {
 	struct rte_eth_link l;
-	int r = rte_eth_link_get_nowait(port, &l);
+	int r = ps_ops.link(port, &l);
 	if (r < 0)
 		return r;
 	*mbps = l.link_speed == RTE_ETH_SPEED_NUM_UNKNOWN ? 0 : l.link_speed;
@@ -283,16 +303,37 @@ int ps_promiscuous(uint16_t port, int on) { return ps_ops.promiscuous(port, on);
 int ps_set_mtu(uint16_t port, uint16_t mtu) { return ps_ops.set_mtu(port, mtu); }
 int ps_stats(uint16_t port, struct rte_eth_stats *to) { return ps_ops.stats(port, to); }
 
+int ps_removed(uint16_t port) { return ps_ops.removed(port); }
+int ps_clock(uint16_t port, uint64_t *ticks) { return ps_ops.clock(port, ticks); }
+int ps_rate(uint16_t port, uint16_t queue, uint32_t mbps) { return ps_ops.rate(port, queue, mbps); }
+int ps_rx_queue(uint16_t port, uint16_t queue, int on) { return ps_ops.rx_queue(port, queue, on); }
+int ps_tx_queue(uint16_t port, uint16_t queue, int on) { return ps_ops.tx_queue(port, queue, on); }
+
+struct ps_times ps_times;
+
+// ps_times_register makes room for times in all mbufs.
+int ps_times_register(void)
+{
+	struct ps_times t;
+	int r = rte_mbuf_dyn_rx_timestamp_register(&t.offset, &t.rx);
+	if (r == 0)
+		r = rte_mbuf_dyn_tx_timestamp_register(&t.offset, &t.tx); // the same field
+	if (r < 0)
+		return -rte_errno;
+	ps_times = t;
+	return 0;
+}
+
+struct ps_ops ps_real;
 static int refused;
 static int refuse(void) { return -refused; }
 
 int ps_refuse(int n, int err)
 {
-	static struct ps_ops real;
 	enum { all = offsetof(struct ps_ops, rx) / sizeof(void (*)(void)) };
-	if (!real.probe)
-		real = ps_ops;
-	ps_ops = real;
+	if (!ps_real.probe)
+		ps_real = ps_ops;
+	ps_ops = ps_real;
 	refused = err;
 	if (n >= 0 && n < all)
 		((int (**)(void))&ps_ops)[n] = refuse;

@@ -27,6 +27,12 @@ struct ps_ops {
 	int (*promiscuous)(uint16_t port, int on);
 	int (*reta)(uint16_t port, struct rte_eth_rss_reta_entry64 *conf, uint16_t size);
 	int (*stats)(uint16_t port, struct rte_eth_stats *stats);
+	int (*link)(uint16_t port, struct rte_eth_link *link);
+	int (*removed)(uint16_t port);
+	int (*clock)(uint16_t port, uint64_t *ticks);
+	int (*rate)(uint16_t port, uint16_t queue, uint32_t mbps);
+	int (*rx_queue)(uint16_t port, uint16_t queue, int on);
+	int (*tx_queue)(uint16_t port, uint16_t queue, int on);
 	int (*extmem)(void *addr, size_t len, size_t page, int on);
 	int (*dma)(struct rte_device *dev, void *addr, uint64_t iova, size_t len, int on);
 	int (*flow_validate)(uint16_t port, const struct rte_flow_attr *attr, const struct rte_flow_item *items, const struct rte_flow_action *actions, struct rte_flow_error *err);
@@ -41,6 +47,7 @@ struct ps_ops {
 };
 
 extern struct ps_ops ps_ops;
+extern struct ps_ops ps_real; // as they are without tests, once ps_refuse was called
 
 // ps_refuse has entry n of the table, those that return an int from the first on, answer -err; -1 has all answer as they do. It returns how many there are.
 int ps_refuse(int n, int err);
@@ -64,7 +71,7 @@ struct ps_info {
 	char name[64], driver[64], bus[64];
 	int numa;
 	uint32_t max_rx, max_tx, min_rx_desc, max_rx_desc, rx_align, min_tx_desc, max_tx_desc, tx_align;
-	uint32_t min_rx_buf, max_rx_pkt, min_mtu, max_mtu, hash_key, reta;
+	uint32_t min_rx_buf, max_rx_pkt, min_mtu, max_mtu, hash_key, reta, split; // split: segments that the device receives into pools of their own, 0 for none
 	uint64_t rx_offloads, tx_offloads, rx_queue_offloads, tx_queue_offloads, rss_types, capa;
 	uint8_t mac[6];
 	uint16_t mtu;
@@ -78,7 +85,7 @@ struct ps_conf {
 
 // ps_desc is one received segment. The first of a packet says of how many it is.
 struct ps_desc {
-	uint64_t addr, mbuf, flags;
+	uint64_t addr, mbuf, flags, time; // time in ticks of the device's clock, 0 for none
 	uint32_t slot, pkt_len, hash, mark;
 	uint16_t off, len;
 	uint8_t foreign, segs;
@@ -95,10 +102,10 @@ struct ps_rx {
 
 // ps_seg is one segment to send. The first one of a packet has what is the packet's.
 struct ps_seg {
-	uint64_t addr, iova, flags;
+	uint64_t addr, iova, flags, time; // time in ticks of the device's clock, 0 for none
 	uint32_t index, pkt_len;
-	uint16_t len;
-	uint8_t l2, l3, segs;
+	uint16_t len, cut; // cut: bytes of payload for each packet that the device makes of it
+	uint8_t l2, l3, l4, segs;
 };
 
 struct ps_tx {
@@ -135,7 +142,7 @@ int ps_close(uint16_t port);
 int ps_remove(struct rte_device *dev);
 int ps_info(uint16_t port, struct ps_info *to);
 int ps_configure(uint16_t port, const struct ps_conf *c);
-int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, uint64_t offloads);
+int ps_rx_setup(uint16_t port, uint16_t queue, uint16_t depth, struct ps_pool *pool, struct ps_pool *head, uint16_t at, uint64_t offloads);
 int ps_tx_setup(uint16_t port, uint16_t queue, uint16_t depth, uint64_t offloads);
 int ps_reta(uint16_t port, uint16_t size, const uint16_t *queues, int n);
 int ps_link(uint16_t port, uint32_t *mbps);
@@ -148,6 +155,19 @@ int ps_stop(uint16_t port);
 int ps_promiscuous(uint16_t port, int on);
 int ps_set_mtu(uint16_t port, uint16_t mtu);
 int ps_stats(uint16_t port, struct rte_eth_stats *to);
+int ps_removed(uint16_t port);
+int ps_clock(uint16_t port, uint64_t *ticks);
+int ps_rate(uint16_t port, uint16_t queue, uint32_t mbps);
+int ps_rx_queue(uint16_t port, uint16_t queue, int on);
+int ps_tx_queue(uint16_t port, uint16_t queue, int on);
+
+// ps_times is where mbufs have times, and the flags that say so (rte_mbuf_dyn). Both flags are 0 before ps_times_register.
+struct ps_times {
+	int offset;
+	uint64_t rx, tx;
+};
+extern struct ps_times ps_times;
+int ps_times_register(void);
 
 struct ps_pool *ps_slot_pool_at(const char *name, uintptr_t base, uint32_t n, uint64_t stride, uint32_t room, int socket, int *err);
 struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int socket, int *err);
@@ -158,7 +178,7 @@ void *ps_alloc(uint64_t n);
 void ps_dealloc(void *p);
 
 int ps_flow(uint16_t port, uint32_t priority, const struct ps_item *items, int n, const struct ps_action *actions, int m, uint64_t rss_types,
-	    struct rte_flow **made, char *why, int why_len);
+	    const uint8_t *key, uint32_t key_len, struct rte_flow **made, char *why, int why_len);
 void ps_flow_words(const struct rte_flow_error *err, char *why, int why_len);
 int ps_flow_destroy(uint16_t port, struct rte_flow *f);
 int ps_flow_isolate(uint16_t port, int on, char *why, int why_len);
@@ -173,7 +193,7 @@ void ps_rx_free(struct ps_rx *r);
 
 struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const char *name, int *err);
 uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs);
-uint32_t ps_tx_reap(struct ps_tx *t);
+uint32_t ps_tx_reap(struct ps_tx *t, int running);
 void ps_tx_free(struct ps_tx *t);
 
 #endif

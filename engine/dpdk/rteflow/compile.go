@@ -42,7 +42,8 @@ type blind uint8
 const (
 	inTags blind = 1 << iota // behind tags that the pattern does not name
 	deep                     // behind extension headers of IPv6, and in fragments
-	all    = inTags | deep
+	bare                     // what has no tunnel, or none that the device knows: each pattern without a tunnel may take such
+	all    = inTags | deep | bare
 )
 
 // rule is one on its way.
@@ -73,6 +74,7 @@ func Compile(rules []flow.Rule, o Options) []Compiled {
 		}
 		if len(r.c.Patterns) > 0 {
 			r.actions(o)
+			r.tunnel()
 		} else {
 			r.misses = all
 		}
@@ -165,6 +167,37 @@ func (r *rule) actions(o Options) {
 	r.c.Whole = append(whole, end...)
 }
 
+// tunnel has the patterns of a rule that takes off a tunnel ask for it: drivers want that.
+func (r *rule) tunnel() {
+	ask := numHeaders
+	for _, a := range r.c.Whole {
+		switch a.Kind {
+		case DecapVXLAN:
+			ask = VXLAN
+		case DecapNVGRE:
+			ask = NVGRE
+		}
+	}
+	if ask == numHeaders {
+		return
+	}
+	for _, p := range r.c.Patterns {
+		last := p[len(p)-1].Header
+		if last != IPv4 && last != IPv6 && (last != UDP || ask != VXLAN) {
+			r.no("it does not name the headers in front of its tunnel")
+			r.c.Whole = nil
+			return
+		}
+	}
+	for i, p := range r.c.Patterns {
+		if ask == VXLAN && p[len(p)-1].Header != UDP {
+			p = append(p, Item{Header: UDP})
+		}
+		r.c.Patterns[i] = append(p, Item{Header: ask})
+	}
+	r.misses |= bare
+}
+
 // transform translates a change of the packet; nil where only software makes it.
 func (r *rule) transform(a *flow.Action) []Action {
 	switch {
@@ -216,6 +249,7 @@ func (r *rule) patterns(o Options) {
 	if !m.VLAN.Set && m.InnerVLAN == flow.Some(flow.Untagged) {
 		r.no("a device may take a frame with two tags for one without")
 	}
+	r.sees |= bare
 	var tails [][]Item
 	if ip {
 		for _, four := range []bool{true, false} {

@@ -117,6 +117,10 @@ func (d device) takes(frame []byte, pattern []Item) bool {
 			next = l4(p)
 		case TCP:
 			at += int(h[12]>>4)*4 - 20
+		case UDP:
+			if next = numHeaders; binary.BigEndian.Uint16(h[2:]) == 4789 {
+				next = VXLAN
+			}
 		}
 	}
 	return true
@@ -140,6 +144,8 @@ func l4(p byte) Header {
 		return UDP
 	case packet.ProtoTCP:
 		return TCP
+	case packet.ProtoGRE:
+		return NVGRE
 	}
 	return numHeaders
 }

@@ -17,13 +17,15 @@ const (
 	UDP
 	TCP
 	Raw
+	VXLAN
+	NVGRE
 	numHeaders
 )
 
-var headerNames = [numHeaders]string{"eth", "vlan", "ipv4", "ipv6", "udp", "tcp", "raw"}
+var headerNames = [numHeaders]string{"eth", "vlan", "ipv4", "ipv6", "udp", "tcp", "raw", "vxlan", "nvgre"}
 
 // Sizes are the bytes of the headers as items have them. That of a VLAN tag has its TCI and the EtherType behind it.
-var Sizes = [numHeaders]int{Ethernet: 14, VLAN: 4, IPv4: 20, IPv6: 40, UDP: 8, TCP: 20, Raw: 4}
+var Sizes = [numHeaders]int{Ethernet: 14, VLAN: 4, IPv4: 20, IPv6: 40, UDP: 8, TCP: 20, Raw: 4, VXLAN: 8, NVGRE: 8}
 
 // Tags is what an item of Ethernet or of a VLAN asks of tags behind it.
 type Tags uint8
