@@ -81,13 +81,18 @@ func (d *decoder) checkHost(h *Host) {
 			continue
 		}
 		path := item("interfaces", i)
-		x := h.Interface(p.Address)
-		if x == nil {
+		device := p.Engine.Spec().Device(p.Address)
+		x := h.Interface(device)
+		switch {
+		case x != nil:
+		case device == "" || p.Engine.needs().VFIO && pciAddress.MatchString(device):
+			continue // a virtual device, or a card whose driver makes no interface: the engine finds it
+		default:
 			hint := ""
-			if near := input.Nearest(p.Address, names); near != "" {
+			if near := input.Nearest(device, names); near != "" {
 				hint = fmt.Sprintf("did you mean %s?", near)
 			}
-			d.report(Needs, CodeHost, join(path, "address"), fmt.Sprintf("this machine has no network interface %s", shown(p.Address)), listed(names), hint)
+			d.report(Needs, CodeHost, join(path, "address"), fmt.Sprintf("this machine has no network interface %s", shown(device)), listed(names), hint)
 			continue
 		}
 		d.checkInterface(h, p, x, path)

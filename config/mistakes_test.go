@@ -227,3 +227,23 @@ func TestHugePagesBesideThoseInUse(t *testing.T) {
 		t.Error(d.Text(nil))
 	}
 }
+
+// A card that a driver of DPDK has makes no network interface, and a virtual device is none; the name of an interface is compared with those of the machine.
+func TestAddressesWithoutInterface(t *testing.T) {
+	for address, want := range map[string]string{
+		"0000:3b:00.0": "", "dpdk://0000:3b:00.0,dv_flow_en=1": "", "dpdk://net_null0": "", "dpdk://net_af_xdp0,iface=nothing": "", "eth0": "", "dpdk://eth0?descriptors=64": "",
+		"eth7": `no network interface "eth7"`, "dpdk://eth7?descriptors=64": `no network interface "eth7"`,
+	} {
+		text := "penstock:\n  memory_regions: [{name: m, num_bufs: 256, buf_size: 2KiB}]\n  interfaces: [{name: p, engine: dpdk, address: \"" + address + "\", rx: {queues: [{memory_regions: [m]}]}}]\n"
+		_, d := config.Load("f", []byte(text), config.Options{Host: testHost()})
+		said := ""
+		for _, x := range d {
+			if x.Code == config.CodeHost {
+				said += x.String()
+			}
+		}
+		if (want == "") != (said == "") || !strings.Contains(said, want) {
+			t.Errorf("%s: %q", address, d.Text(nil))
+		}
+	}
+}

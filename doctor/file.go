@@ -74,15 +74,7 @@ func (b *builder) iface(i int) {
 	default:
 		return
 	}
-	// The address may have options behind it.
-	name := p.Address
-	if s := p.Engine.Spec(); s != nil {
-		if a, err := s.Address(p.Address); err == nil {
-			if name = a.Where; s.Card != nil {
-				name = s.Card(a)
-			}
-		}
-	}
+	name := p.Engine.Spec().Device(p.Address)
 	if name == "" { // a virtual device: nothing of the machine's
 		return
 	}

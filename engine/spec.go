@@ -152,6 +152,19 @@ func (s *Spec) Address(text string) (Address, error) {
 	return a, nil
 }
 
+// Device is the network interface, or the place on the PCI bus, in an address as a configuration has it: "" where it has neither, as that of a
+// virtual device. An address that cannot be read is itself.
+func (s *Spec) Device(address string) string {
+	a, err := s.Address(address)
+	switch {
+	case err != nil:
+		return address
+	case s.Card != nil:
+		return s.Card(a)
+	}
+	return a.Where
+}
+
 // forms are what addresses look like.
 func (s *Spec) forms() string {
 	var out []string

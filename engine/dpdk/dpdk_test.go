@@ -63,12 +63,15 @@ func openPort(t testing.TB, spec engine.PortSpec, o Options) *Port {
 	return p.(*Port)
 }
 
-// veth opens ports on both ends of a veth pair by a driver over the kernel.
+// veth opens ports on both ends of a veth pair by a driver over the kernel, which sends nothing of its own on it: without IPv6.
 func veth(t testing.TB, driver, args string, o Options, queues int) enginetest.Pair {
 	t.Helper()
 	n := netns.New(t, netns.Topology{Neighbours: true})
 	var ports [2]*Port
 	for i, h := range n.Hosts[:2] {
+		if _, err := h.Output(t.Context(), "sysctl", "-q", "-w", "net.ipv6.conf.all.disable_ipv6=1", "net.ipv6.conf.default.disable_ipv6=1"); err != nil {
+			t.Fatal(err)
+		}
 		if err := h.Do(func() error {
 			ports[i] = openPort(t, engine.PortSpec{Name: h.Name, RxQueues: queues, TxQueues: queues, Address: fmt.Sprintf("dpdk://%s%d,iface=%s%s", driver, names.Add(1), h.Link().Name, args)}, o)
 			return nil
