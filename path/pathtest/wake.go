@@ -320,6 +320,9 @@ func checkImmediate(t testing.TB, f Factory) {
 			break
 		}
 	}
+	if i, err := sys.PollIn(int(f.Patience/time.Millisecond), s.Path.FD()); err != nil || i < 0 {
+		t.Errorf("FD is silent (%v) although the peer's notification came before operations of this side", err)
+	}
 	if !s.park(nil, func() bool { return len(s.take()) > 0 }) {
 		t.Error("the peer's notification, which came before operations of this side, is lost")
 	}
