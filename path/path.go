@@ -189,6 +189,14 @@ type Borrower interface {
 	Borrow(key Key, off, n uint64) (View, error)
 }
 
+// Immediate is a path on which the poster does small operations itself, inside Post. One that takes their ends there as well wakes nobody
+// for them.
+type Immediate interface {
+	// PostNow is Post which also fills events with the ends of operations, as Poll would; done is how many. It makes no other progress: a path
+	// that is armed stays armed, and what is left, events beyond the room for them included, makes FD readable.
+	PostNow(ops []Op, events []Event) (n, done int, err error)
+}
+
 // DeviceReacher is a path that gets at memory of devices by itself, where devices, adapters and the other side allow it. A path
 // that is none is never given such memory: package transfer stages it. Its driver has Traits.Devices. Both methods may be called
 // from any goroutine; their errors wrap ErrUnreachable and say why not.

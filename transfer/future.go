@@ -45,9 +45,9 @@ type Transfer struct {
 	floor    path.Security
 	grant    sched.Grant
 	msg      []byte // header and payload of the notification
-	done     chan struct{}
 
 	moved atomic.Uint64 // bytes of completed pieces
+	ended atomic.Bool   // and counted; set under mu
 
 	prevOpen, nextOpen *Transfer // in the peer's account
 
@@ -81,6 +81,7 @@ type Transfer struct {
 	missing bool          // its path does not reach its memory, although it was to
 	missed  bool          // so it was with an earlier one: the rest is staged
 
+	turn     atomic.Uint32 // in its stream
 	canceled atomic.Bool
 	because  atomic.Pointer[error] // why it was canceled
 	digest   *digester             // nil unless the digests of both sides are to be compared
@@ -92,9 +93,10 @@ type Transfer struct {
 	candidates [4]Candidate
 	header     [headerSize]byte
 
-	mu        sync.Mutex // guards what follows; may be taken under the mutex of a lane, not the other way
+	mu        sync.Mutex    // guards what follows; may be taken under the mutex of a lane, not the other way
+	done      chan struct{} // made by Done, unless the transfer has ended by then
 	lane      *lane
-	finished  bool
+	finished  bool // the first call of finish has it
 	err       error
 	proof     path.Proof
 	callbacks []func(*Transfer)
@@ -120,7 +122,24 @@ func (t *Transfer) Bytes() uint64 { return t.bytes }
 func (t *Transfer) Peer() *Peer { return t.peer }
 
 // Done is closed when the transfer has ended.
-func (t *Transfer) Done() <-chan struct{} { return t.done }
+func (t *Transfer) Done() <-chan struct{} {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.ended.Load() {
+		return closedChan
+	}
+	if t.done == nil {
+		t.done = make(chan struct{})
+	}
+	return t.done
+}
+
+// closedChan is the channel of everything that has ended before somebody asked for one.
+var closedChan = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // Err is nil while the transfer is under way and after success; otherwise why it failed.
 func (t *Transfer) Err() error {
@@ -130,7 +149,12 @@ func (t *Transfer) Err() error {
 }
 
 // Wait waits for the end and returns Err, or ctx's error when that comes first; the transfer goes on then.
-func (t *Transfer) Wait(ctx context.Context) error { return waitFor(ctx, t) }
+func (t *Transfer) Wait(ctx context.Context) error {
+	if t.ended.Load() { // no channel was needed
+		return t.Err()
+	}
+	return waitFor(ctx, t)
+}
 
 // waitFor waits for the end of something and returns its error, or ctx's when that comes first. What has ended is over also
 // when ctx is.
@@ -158,12 +182,10 @@ func waitFor(ctx context.Context, x interface {
 // of at most PieceSize bytes.
 func (t *Transfer) Progress() float64 {
 	if t.bytes == 0 {
-		select {
-		case <-t.done:
+		if t.ended.Load() {
 			return 1
-		default:
-			return 0
 		}
+		return 0
 	}
 	return float64(t.moved.Load()) / float64(t.bytes)
 }
@@ -175,10 +197,8 @@ func (t *Transfer) Progress() float64 {
 func (t *Transfer) Cancel() bool { return t.cancel(context.Canceled) }
 
 func (t *Transfer) cancel(because error) bool {
-	select {
-	case <-t.done:
+	if t.ended.Load() {
 		return false
-	default:
 	}
 	t.because.CompareAndSwap(nil, &because)
 	if t.canceled.Swap(true) {
@@ -247,7 +267,7 @@ func (t *Transfer) complete(err error) {
 	if t.digest != nil && t.digest.intercept(err) {
 		return // it comes back when the digester does not touch the memory any more
 	}
-	if t.finish(err) && t.stream != 0 {
+	if t.finish(err) && t.stream != 0 && !t.turn.CompareAndSwap(turnBegins, turnEnded) {
 		t.peer.advance(t)
 	}
 }
@@ -297,11 +317,21 @@ func (t *Transfer) finish(err error) bool {
 	t.grant.Release()
 	t.peer.ended(t, err)
 	t.peer.transferEnded(t, err)
-	close(t.done)
+	t.end()
 	for _, f := range callbacks {
 		go f(t)
 	}
 	return true
+}
+
+// end lets those go on that wait for the end.
+func (t *Transfer) end() {
+	t.mu.Lock()
+	t.ended.Store(true)
+	if t.done != nil {
+		close(t.done)
+	}
+	t.mu.Unlock()
 }
 
 // firstError keeps the first of two errors, but prefers a cause over a cancellation that followed from it.

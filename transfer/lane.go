@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,6 +32,7 @@ type lane struct {
 
 	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock
 	p        path.Path
+	now      path.Immediate // p, if the poster does small operations itself; nil otherwise
 	slots    []slot
 	free     []uint32
 	queue    *sched.Queue[*Transfer]
@@ -53,6 +55,7 @@ type lane struct {
 	from     [postMax]*Transfer
 	charged  [postMax]sched.Charge
 	events   [64]path.Event
+	ends     [postMax]path.Event  // of hand
 	fences   map[uint64]fenceWait // posted, by token
 	unfenced []fenceWait          // not posted yet: the window is full
 	watchers []chan struct{}      // closed at the next poll
@@ -104,11 +107,13 @@ func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting for company.
 	l.batching = !caps.OneSided
 	l.cost.base = p.Cost()
+	l.now, _ = p.(path.Immediate)
 	return l
 }
 
 // ending collects what must happen once the lane's mutex is free: no callback runs under it.
 type ending struct {
+	first     ended // of transfers; mostly there is one
 	transfers []ended
 	moved     []*Transfer // to go on by another path
 	missed    []*Transfer // whose memory the path does not reach
@@ -124,6 +129,10 @@ type ended struct {
 func (e *ending) add(t *Transfer) {
 	if !t.over {
 		t.over = true
+		if e.first.t == nil {
+			e.first = ended{t, t.failed}
+			return
+		}
 		e.transfers = append(e.transfers, ended{t, t.failed})
 	}
 }
@@ -131,6 +140,9 @@ func (e *ending) add(t *Transfer) {
 func (e *ending) run(l *lane) {
 	for _, t := range e.missed {
 		l.peer.restage(t)
+	}
+	if x := e.first; x.t != nil {
+		x.t.complete(x.err)
 	}
 	for _, x := range e.transfers {
 		x.t.complete(x.err)
@@ -247,7 +259,7 @@ func (l *lane) post(classes uint64, end *ending) {
 		if n == 0 {
 			return
 		}
-		k, err := l.p.Post(l.ops[:n])
+		k, done, err := l.hand(n)
 		now := time.Now()
 		for i := range k {
 			t := l.from[i]
@@ -259,6 +271,9 @@ func (l *lane) post(classes uint64, end *ending) {
 		for i := n - 1; i >= k; i-- {
 			l.putBack(i)
 		}
+		for i := range done {
+			l.opEnded(&l.ends[i], end)
+		}
 		if err != nil && !errors.Is(err, path.ErrFull) && !errors.Is(err, path.ErrDown) && k < n {
 			l.refuse(l.from[k], err, end)
 			continue
@@ -266,10 +281,20 @@ func (l *lane) post(classes uint64, end *ending) {
 		if errors.Is(err, path.ErrDown) {
 			l.peer.node.loop.kick(l) // for the event that says so
 		}
-		if k < n {
+		if k < n && (done == 0 || errors.Is(err, path.ErrDown)) {
 			return
 		}
 	}
+}
+
+// hand gives the first n operations to the path. done is how many have ended by then, also of earlier ones; their events are in ends. Large
+// transfers end by Poll: the loop goes on with them, so that they hold neither the caller nor those who want the lane meanwhile.
+func (l *lane) hand(n int) (accepted, done int, err error) {
+	if l.now != nil && !slices.ContainsFunc(l.ops[:n], func(o path.Op) bool { return o.Bulk }) {
+		return l.now.PostNow(l.ops[:n], l.ends[:])
+	}
+	accepted, err = l.p.Post(l.ops[:n])
+	return accepted, 0, err
 }
 
 // gather fills ops with the next operations and takes slots for them.
@@ -454,14 +479,7 @@ func (l *lane) poll(end *ending) int {
 		e := &l.events[i]
 		switch e.Kind {
 		case path.EventDone:
-			if e.Token&fenceToken != 0 {
-				if f, ok := l.fences[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) { // then EventDown settles it
-					f.done <- e.Err
-					delete(l.fences, e.Token)
-				}
-				continue
-			}
-			l.opDone(e, end)
+			l.opEnded(e, end)
 		case path.EventNotify:
 			if in, ok := l.peer.parseNotify(e, l.p.Name()); ok {
 				// Under the mutex: once the lane is shut, everything it brought is in the inbox.
@@ -483,6 +501,18 @@ func (l *lane) poll(end *ending) int {
 		}
 	}
 	return n
+}
+
+// opEnded acts on an EventDone.
+func (l *lane) opEnded(e *path.Event, end *ending) {
+	if e.Token&fenceToken == 0 {
+		l.opDone(e, end)
+		return
+	}
+	if f, ok := l.fences[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) { // then EventDown settles it
+		f.done <- e.Err
+		delete(l.fences, e.Token)
+	}
 }
 
 func (l *lane) opDone(e *path.Event, end *ending) {

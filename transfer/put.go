@@ -40,10 +40,27 @@ type PutOptions struct {
 
 // Put copies local spans into memory that the peer exports. It returns once the transfer has begun: invalid requests fail
 // here, everything later by the transfer. The spans and the slice belong to the transfer until it is done. When ctx ends
-// before the transfer does, the transfer is canceled. A put of a few blocks takes less than ten small Go objects, those of the
-// receiver's side included; Queue takes none.
+// before the transfer does, the transfer is canceled: a caller that returns, and with it ends its context, leaves no transfer behind that
+// uses its memory. So ctx has to live as long as the transfer; PutWait does both in one call. This is the rule of every call that
+// begins something; the ctx of Wait bounds the wait alone.
+//
+// Over a path that is path.Immediate (shared memory) a put of up to 256 KiB is done when Put returns, unless others want the path at
+// that moment. It takes one Go object then, Queue none.
 func (p *Peer) Put(ctx context.Context, copies []path.Copy, o PutOptions) (*Transfer, error) {
 	return p.begin(ctx, path.Put, copies, o)
+}
+
+// PutWait is Put, and returns when the bytes are in place, or why they are not. When ctx ends first, the transfer is canceled; PutWait
+// returns when nothing uses the spans any more.
+func (p *Peer) PutWait(ctx context.Context, copies []path.Copy, o PutOptions) error {
+	t, err := p.Put(ctx, copies, o)
+	if err != nil {
+		return err
+	}
+	if !t.ended.Load() {
+		<-t.Done()
+	}
+	return t.Err()
 }
 
 // Get copies memory that the peer exports into local spans; otherwise it is like Put.
@@ -84,7 +101,7 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		o.grant.Release()
 		return nil, err
 	}
-	t := &Transfer{kind: kind, peer: p, done: make(chan struct{}), id: o.id, priority: o.Priority, stream: o.Stream, allowed: o.Paths, copies: copies}
+	t := &Transfer{kind: kind, peer: p, id: o.id, priority: o.Priority, stream: o.Stream, allowed: o.Paths, copies: copies}
 	t.leases, t.regs = t.twoLeases[:0], t.twoRegs[:0]
 	if t.id == (ID{}) {
 		t.id = p.node.nextID()
@@ -127,15 +144,22 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 	if o.Digest && kind != path.Notify {
 		t.digest = newDigester(t)
 	}
-	if ctx.Done() != nil {
-		t.mu.Lock()
-		t.stopCtx = context.AfterFunc(ctx, func() { t.cancel(endOf(ctx)) })
-		t.mu.Unlock()
-	}
 	if t.stream == 0 || p.streams.enter(t) {
 		p.start(t)
 	}
+	if ctx.Done() != nil {
+		t.endWith(ctx)
+	}
 	return t, nil
+}
+
+// endWith cancels the transfer when ctx ends, unless it has ended already.
+func (t *Transfer) endWith(ctx context.Context) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if !t.finished {
+		t.stopCtx = context.AfterFunc(ctx, func() { t.cancel(endOf(ctx)) })
+	}
 }
 
 // start chooses a path for a transfer whose turn in its stream has come, and hands it over.

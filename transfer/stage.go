@@ -384,7 +384,7 @@ func (s *stager) ask(pc *piece) error {
 func (s *stager) move(pc *piece) error {
 	t := s.t
 	c := &Transfer{kind: t.kind, peer: s.p, bytes: pc.bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, copies: pc.copies,
-		done: make(chan struct{}), part: s, large: t.isBulk()}
+		part: s, large: t.isBulk()}
 	c.explain.Times.start(time.Now())
 	if pc.remote {
 		c.exports = append(c.oneExport[:0], pc.leased.of.l.Desc)
@@ -404,10 +404,10 @@ func (s *stager) move(pc *piece) error {
 	}
 	s.p.start(c)
 	select {
-	case <-c.done:
+	case <-c.Done():
 	case <-s.ctx.Done():
 		c.Cancel()
-		<-c.done
+		<-c.Done()
 	}
 	if c.err != nil && pc.local == nil && !pc.remote {
 		t.moved.Add(c.moved.Load()) // what is in place of it
@@ -489,5 +489,5 @@ func (t *Transfer) endPart(err error) {
 		s.t.proof = proof
 		s.t.mu.Unlock()
 	}
-	close(t.done)
+	t.end()
 }

@@ -21,6 +21,14 @@ type stream struct {
 	first   int // of waiting
 }
 
+// The turn of a transfer in its stream. One that ends while it is begun leaves the next one to the goroutine that begins it: thousands may
+// wait, and each would be begun deeper in the stack.
+const (
+	turnTaken  uint32 = iota // begun, or not waiting for a turn
+	turnBegins               // advance begins it
+	turnEnded                // it ended meanwhile
+)
+
 // keepStreams is how many unused streams are kept for later ones.
 const keepStreams = 64
 
@@ -98,8 +106,12 @@ func (p *Peer) advance(t *Transfer) {
 			err = path.ErrCanceled
 		}
 		if err == nil {
+			t.turn.Store(turnBegins)
 			p.start(t)
-			return
+			if t.turn.CompareAndSwap(turnBegins, turnTaken) {
+				return // its end begins the next one
+			}
+			continue
 		}
 		t.finish(err) // here, not by complete: thousands may wait
 	}

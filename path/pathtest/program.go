@@ -148,9 +148,9 @@ func (a *actor) run(ctx context.Context) bool {
 		n := 0
 		if len(batch) > 0 {
 			n = a.s.post(batch)
-			for i := range n {
-				if r := a.s.ops[batch[i].Token]; r.Times > 0 { // refused at once
-					a.land(batch[i].Token, r)
+			for token := range a.flight {
+				if r := a.s.ops[token]; r.Times > 0 { // refused at once, or its end is known already
+					a.land(token, r)
 				}
 			}
 			batch = batch[n:]

@@ -80,6 +80,7 @@ var checks = []check{
 	{"PeerGone", checkPeerGone},
 	{"Quiet", checkQuiet},
 	{"Wake", checkWake},
+	{"Immediate", checkImmediate},
 	{"PingPong", checkPingPong},
 	{"Stats", checkStats},
 	{"Leaks", checkLeaks},

@@ -271,3 +271,70 @@ func checkPingPong(t testing.TB, f Factory) {
 	}
 	t.Logf("%d rounds, %d sleeps", f.rounds, sleeps[0]+sleeps[1])
 }
+
+// checkImmediate demands of a path.Immediate that taking ends in PostNow wakes nobody, and that what it leaves, and what the peer does
+// later, wakes all the same.
+func checkImmediate(t testing.TB, f Factory) {
+	p := newPair(t, f)
+	s := p.A
+	now, ok := s.Path.(path.Immediate)
+	if !ok {
+		return
+	}
+	l := p.lane(s, f.Large)
+	silent := func(what string) {
+		t.Helper()
+		if i, err := sys.PollIn(0, s.Path.FD()); err != nil || i >= 0 {
+			t.Errorf("%s: FD of a path that sleeps is readable (%v)", what, err)
+		}
+	}
+	var events [8]path.Event
+	for _, kind := range []path.OpKind{path.Put, path.Get, path.Notify} {
+		s.Do(l.op(path.Put, l.copyOf(0, 0, 100))) // the path knows the export
+		p.quiet()
+		op := path.Op{Kind: kind}
+		if kind != path.Notify {
+			op = l.op(kind, l.copyOf(0, 0, 100))
+		}
+		op = s.fresh(op)
+		n, done, err := now.PostNow([]path.Op{op}, events[:])
+		if n != 1 || done != 1 || err != nil || events[0].Token != op.Token || events[0].Err != nil {
+			t.Fatalf("operation kind %d: PostNow returned %d, %d, %v, event %+v: expected that it is done", kind, n, done, err, events[0])
+		}
+		s.record(events[:done])
+		silent("after PostNow")
+		if n := s.Path.Poll(events[:]); n != 0 {
+			t.Errorf("operation kind %d: %d events after PostNow, the first %+v", kind, n, events[0])
+		}
+	}
+	p.quiet()
+	s.Other().take()
+	o := s.Other()
+	o.Path.Post([]path.Op{o.fresh(path.Op{Kind: path.Notify})})
+	for range 1000 { // more than a path takes to look at its descriptors on the way
+		op := s.fresh(l.op(path.Put, l.copyOf(0, 0, 100)))
+		n, done, _ := now.PostNow([]path.Op{op}, events[:])
+		if s.record(events[:done]); n == 0 {
+			delete(s.ops, op.Token)
+			s.pending--
+			break
+		}
+	}
+	if i, err := sys.PollIn(int(f.Patience/time.Millisecond), s.Path.FD()); err != nil || i < 0 {
+		t.Errorf("FD is silent (%v) although the peer's notification came before operations of this side", err)
+	}
+	if !s.park(nil, func() bool { return len(s.take()) > 0 }) {
+		t.Error("the peer's notification, which came before operations of this side, is lost")
+	}
+	p.quiet()
+	r := s.expect(s.next + 1)
+	s.next++
+	large := l.op(path.Put, l.copyOf(0, 0, f.Large))
+	large.Token = s.next
+	if n, done, err := now.PostNow([]path.Op{large}, events[:]); n != 1 || done != 0 || err != nil {
+		t.Fatalf("a large put: PostNow returned %d, %d, %v: expected that it goes on", n, done, err)
+	}
+	if !s.park(nil, func() bool { return r.Times > 0 }) {
+		t.Error("a large put that PostNow began does not go on")
+	}
+}

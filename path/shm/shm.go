@@ -227,13 +227,36 @@ func (p *Path) Reaches(d path.Desc) error {
 // Post starts operations. Those of up to 256 KiB are done when it returns, unless an earlier one waits for the peer; they
 // overtake a larger one whose bytes are being copied.
 func (p *Path) Post(ops []path.Op) (int, error) {
+	if p.ticks -= len(ops); p.ticks <= 0 {
+		p.tend()
+	}
+	n, err := p.post(ops)
+	if p.armed && p.queued+p.doneLen > 0 {
+		p.ringSelf()
+	}
+	return n, err
+}
+
+// PostNow is Post, and reports what is done when it returns: over this path nearly everything that is small. An owner that sleeps is
+// woken only for what is left.
+func (p *Path) PostNow(ops []path.Op, events []path.Event) (n, done int, err error) {
+	if p.ticks -= len(ops); p.ticks <= 0 && !p.armed { // an owner that sleeps waits for what is at the socket: it must not be taken here
+		p.tend()
+	}
+	n, err = p.post(ops)
+	for done < len(events) && p.doneLen > 0 {
+		p.reportDone(&events[done])
+		done++
+	}
+	if p.armed && (p.queued+p.doneLen > 0 || p.look) {
+		p.ringSelf()
+	}
+	return n, done, err
+}
+
+func (p *Path) post(ops []path.Op) (int, error) {
 	if p.downErr != nil {
 		return 0, p.downErr
-	}
-	if p.ticks -= len(ops); p.ticks <= 0 {
-		if p.tend(); p.downErr != nil {
-			return 0, p.downErr
-		}
 	}
 	var err error
 	inline := uint64(inlineBytes)
@@ -279,9 +302,6 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 	}
 	if i > 0 {
 		p.stats.posted.Add(uint64(i))
-	}
-	if p.armed && p.queued+p.doneLen > 0 {
-		p.ringSelf()
 	}
 	return i, err
 }
