@@ -128,6 +128,15 @@ func (c *Context) usable(what string) error {
 	return c.Err()
 }
 
+// quiet is usable for calls that may wait in the driver for all work of the device: it is also an error while a Resident holds that. The caller calls done behind the
+// driver's call.
+func (c *Context) quiet(what string) (done func(), err error) {
+	if err := c.usable(what); err != nil {
+		return nil, err
+	}
+	return c.dev.pass(what)
+}
+
 // note remembers that the device is lost if err says so, and returns err.
 func (c *Context) note(err error) error {
 	if err != nil && errors.Is(err, ErrDeviceLost) {
@@ -190,6 +199,15 @@ func (o *object) usable() error {
 		return fmt.Errorf("gpu: %s: %s is %w", o.ctx.dev, o, ErrClosed)
 	}
 	return o.ctx.Err()
+}
+
+// quiet is an error while a Resident holds the device, unless the object is closed or the device lost: to close it would wait in the driver. The caller calls done behind the
+// driver's call.
+func (o *object) quiet() (done func(), err error) {
+	if o.closed.Load() || o.ctx.Err() != nil {
+		return func() {}, nil
+	}
+	return o.ctx.dev.pass("close " + o.String())
 }
 
 func (o *object) String() string {

@@ -18,15 +18,17 @@ type Module struct {
 }
 
 // Load makes the kernels of a program ready. The caller closes the module. Errors wrap ErrArgument (the program contradicts itself), ErrArch (no form of it
-// fits the device), ErrBuild (with the compiler's log), ErrOutOfMemory. It may wait for work of the device: programs should be loaded before a kernel that
-// stays is started.
+// fits the device), ErrBuild (with the compiler's log), ErrOutOfMemory. It may wait for work of the device: while a
+// Resident holds that, it is an error that wraps ErrInUse.
 func (c *Context) Load(p *Program) (*Module, error) {
 	if err := checkProgram(p); err != nil {
 		return nil, fmt.Errorf("gpu: %s: %w", c.dev, err)
 	}
-	if err := c.usable("load a program"); err != nil {
+	done, err := c.quiet("load a program")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	drv, err := c.drv.Load(p)
 	if err != nil {
 		return nil, fmt.Errorf("gpu: %s: program %q: %w", c.dev, p.Name, c.note(err))
@@ -81,11 +83,16 @@ func (m *Module) Kernel(name string) (*Kernel, error) {
 	return nil, fmt.Errorf("gpu: %s: %s: %w: no kernel %q: it has %v", m.ctx.dev, &m.object, ErrArgument, name, names)
 }
 
-// Close gives the module back. With a call of it still open it is an error that wraps ErrInUse, and nothing is closed.
+// Close gives the module back. With a call of it still open, or while a Resident holds the device, it is an error that wraps ErrInUse, and nothing is closed.
 func (m *Module) Close() error {
 	if n := m.calls.Load(); n > 0 {
 		return fmt.Errorf("gpu: %s: %s: close: %w: %d calls are open", m.ctx.dev, &m.object, ErrInUse, n)
 	}
+	done, err := m.quiet()
+	if err != nil {
+		return err
+	}
+	defer done()
 	if !m.end() {
 		return nil
 	}

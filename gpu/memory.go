@@ -52,9 +52,11 @@ func (c *Context) Alloc(o MemoryOptions) (*Memory, error) {
 			return nil, fmt.Errorf("gpu: %s: memory %q of kind %s: %w", c.dev, o.Name, o.Kind, err)
 		}
 	}
-	if err := c.usable("allocate"); err != nil {
+	done, err := c.quiet("allocate")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	align := max(o.Align, f.Align)
 	drv, err := c.drv.Alloc(driver.MemorySpec{Name: o.Name, Kind: o.Kind, Size: o.Size, Align: align})
 	if err != nil {
@@ -85,9 +87,11 @@ func (c *Context) Adopt(name string, b []byte) (*Memory, error) {
 	if len(b) == 0 {
 		return nil, fmt.Errorf("gpu: %s: adopt %q: %w: no bytes", c.dev, name, ErrArgument)
 	}
-	if err := c.usable("adopt memory"); err != nil {
+	done, err := c.quiet("adopt memory")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	a, ok := c.drv.(driver.Adopter)
 	if !ok {
 		return nil, fmt.Errorf("gpu: %s: adopt %q: %w: the runtime says that it can and cannot", c.dev, name, ErrDriver)
@@ -113,9 +117,11 @@ func (c *Context) AdoptAddress(name string, addr, size uint64) (*Memory, error) 
 	if addr == 0 || size == 0 || addr+size < addr {
 		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: %d bytes from there", c.dev, name, addr, ErrArgument, size)
 	}
-	if err := c.usable("adopt memory"); err != nil {
+	done, err := c.quiet("adopt memory")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	a, ok := c.drv.(driver.AddressAdopter)
 	if !ok {
 		return nil, fmt.Errorf("gpu: %s: adopt %q at %#x: %w: the runtime says that it can and cannot", c.dev, name, addr, ErrDriver)
@@ -136,9 +142,11 @@ func (c *Context) OpenIPC(name string, handle []byte, size uint64) (*Memory, err
 	if len(handle) == 0 || size == 0 {
 		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: a handle of %d bytes for %d bytes", c.dev, name, ErrArgument, len(handle), size)
 	}
-	if err := c.usable("open memory of another process"); err != nil {
+	done, err := c.quiet("open memory of another process")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	o, ok := c.drv.(driver.IPCOpener)
 	if !ok {
 		return nil, fmt.Errorf("gpu: %s: open memory %q of another process: %w: the runtime says that it can and cannot", c.dev, name, ErrDriver)
@@ -231,8 +239,14 @@ func (m *Memory) exportable(c Capability) error {
 	return m.usable()
 }
 
-// Close gives the memory back. The work that uses it must be known to be done; see the package comment.
+// Close gives the memory back. The work that uses it must be known to be done; see the package comment. While a Resident holds the device it is an error that wraps ErrInUse, and
+// the memory stays.
 func (m *Memory) Close() error {
+	done, err := m.quiet()
+	if err != nil {
+		return err
+	}
+	defer done()
 	if !m.end() {
 		return nil
 	}

@@ -87,6 +87,9 @@ type Device struct {
 	rt   *Runtime
 	drv  driver.Device
 	info Info
+
+	gate      sync.RWMutex           // read-locked by calls that a Resident's kernel would hold up in the driver
+	residents map[*Resident]struct{} // that hold the device
 }
 
 // Info is what the device is. It was found when the runtime was opened.

@@ -27,9 +27,11 @@ type Stream struct {
 
 // NewStream makes a stream. The caller closes it.
 func (c *Context) NewStream(o StreamOptions) (*Stream, error) {
-	if err := c.usable("make a stream"); err != nil {
+	done, err := c.quiet("make a stream")
+	if err != nil {
 		return nil, err
 	}
+	defer done()
 	drv, err := c.drv.NewStream(driver.StreamSpec{Name: o.Name, Priority: o.Priority})
 	if err != nil {
 		return nil, fmt.Errorf("gpu: %s: stream %q: %w", c.dev, o.Name, c.note(err))

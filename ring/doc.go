@@ -9,6 +9,9 @@
 //	MessagesWriter, MessagesReader one producer, one consumer, small messages in
 //	                               memory shared by two processes, for the lowest
 //	                               latency
+//	Descriptors                    many producers, many consumers, descriptors of
+//	                               packets in memory that processes, or a CPU and
+//	                               an accelerator, share
 //
 // No call waits. Put answers false when the ring is full and Get answers false
 // when it is empty; how to wait (spin, park on an event) is the caller's choice.
@@ -38,7 +41,8 @@
 //
 // # Shared memory
 //
-// The other process is not trusted. Geometry comes from the caller, never from
+// The other process of a ring of messages is not trusted ([Descriptors] says what
+// holds there). Geometry comes from the caller, never from
 // the shared bytes; each side keeps its own ticket in private memory; every
 // number read from the mapping is checked before use, and one that cannot be
 // right makes the ring answer [ErrCorrupt] from then on. Payload is copied into

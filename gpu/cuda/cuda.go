@@ -103,11 +103,15 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	if err != nil {
 		return driver.Info{}, err
 	}
+	watchdog, err := d.Attribute(cuda.KernelTimeout)
+	if err != nil {
+		return driver.Info{}, err
+	}
 	f := driver.Info{
 		Runtime: "cuda", Index: d.Ordinal(), Name: in.Name, Driver: "CUDA " + cuda.Version(d.Driver().Version()),
 		Arch: fmt.Sprintf("sm_%d%d", in.Major, in.Minor), Bus: in.Bus, NUMANode: node(in),
 		Memory: in.Memory, MaxAlloc: in.Memory, Align: align, ArgAlign: argAlign,
-		Units: in.Multiprocessors, MaxGroup: uint32(in.MaxThreadsPerBlock), MaxGroups: uint32(groups),
+		Units: in.Multiprocessors, MaxGroup: uint32(in.MaxThreadsPerBlock), MaxGroups: uint32(groups), Watchdog: watchdog != 0,
 	}
 	peers, err := reaches(d, all)
 	if err != nil {
@@ -130,7 +134,14 @@ func describe(d *cuda.Device, all []*cuda.Device) (driver.Info, error) {
 	offer(driver.CapPriorities, in.StreamPriorities, "the device knows no priorities")
 	c.Missing(driver.CapSource, "the driver compiles PTX, not OpenCL C: use the program's PTX, or the runtime opencl")
 	c.Missing(driver.CapGoKernels, "kernels in Go run on the runtime host")
-	offer(driver.CapResident, concurrent != 0, "the device runs one kernel at a time")
+	switch {
+	case concurrent == 0:
+		c.Missing(driver.CapResident, "the device runs one kernel at a time")
+	case !c.Has(driver.CapSharedAtomics):
+		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+c[driver.CapSharedAtomics].Why)
+	default:
+		c.Set(driver.CapResident)
+	}
 	offer(driver.CapAdopt, in.HostRegister, "the driver cannot pin memory that exists already on this device")
 	offer(driver.CapPeer, peers == "", peers)
 	offer(driver.CapIPC, d.Driver().Has(cuda.IPC) == nil && in.UnifiedAddressing, missing(d.Driver().Has(cuda.IPC), "the device shares no memory between processes"))

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/gpu/driver"
@@ -313,6 +315,7 @@ func TestCapabilities(t *testing.T) {
 		{"device 0 attribute CAN_MAP_HOST_MEMORY 0", gpu.CapMapped, "map host memory"},
 		{"device 0 attribute UNIFIED_ADDRESSING 0", gpu.CapShared, "addresses"},
 		{"device 0 attribute COMPUTE_CAPABILITY_MAJOR 6", gpu.CapSharedAtomics, "sm_70"},
+		{"device 0 attribute COMPUTE_CAPABILITY_MAJOR 6", gpu.CapResident, "sm_70"},
 		{"device 0 attribute STREAM_PRIORITIES_SUPPORTED 0", gpu.CapPriorities, "priorities"},
 		{"device 0 attribute CONCURRENT_KERNELS 0", gpu.CapResident, "one kernel"},
 		{"device 0 attribute HOST_REGISTER_SUPPORTED 0", gpu.CapAdopt, "pin"},
@@ -334,6 +337,33 @@ func TestCapabilities(t *testing.T) {
 		ok(t, rt.Close())
 	}
 	start(t, "")
+}
+
+// On a device that shows a picture launches end before its watchdog does something, and the kernel goes on.
+func TestWatchdog(t *testing.T) {
+	rt, _ := opened(t, "devices 1; device 0 attribute KERNEL_EXEC_TIMEOUT 1")
+	d := rt.Devices()[0]
+	if info := d.Info(); !info.Watchdog {
+		t.Fatal("the device has no watchdog")
+	}
+	c := must[*gpu.Context](t)(d.Open())
+	defer func() { ok(t, c.Close()) }()
+	m := must[*gpu.Module](t)(c.Load(kernels.Tally))
+	defer func() { ok(t, m.Close()) }()
+	k := must[*gpu.Kernel](t)(m.Kernel("tally"))
+	words := must[*gpu.Memory](t)(c.Alloc(gpu.MemoryOptions{Kind: gpu.MappedMemory, Size: 8}))
+	defer func() { ok(t, words.Close()) }()
+	o := gpu.ResidentOptions{Grid: gpu.Grid{Groups: 1, Group: 32}, Turn: 2 * time.Second}
+	if _, err := c.NewResident(k, o, gpu.Buffer(words.All())); !errors.Is(err, gpu.ErrArgument) || !strings.Contains(err.Error(), "watchdog") {
+		t.Errorf("turns of 2 s on a device with a watchdog: %v", err)
+	}
+	o.Turn = 0
+	r := must[*gpu.Resident](t)(c.NewResident(k, o, gpu.Buffer(words.All())))
+	defer func() { ok(t, r.Close(t.Context())) }()
+	ok(t, r.Start())
+	for r.Stats().Launches < 2 { // half a second
+		runtime.Gosched()
+	}
 }
 
 // Writes of network cards are flushed where the device does not order them, and only there.

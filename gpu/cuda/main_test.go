@@ -75,12 +75,12 @@ func start(t testing.TB, script string) (library string, f *fake.Control) {
 	if err := errors.Join(f.Restart(), f.Script(script)); err != nil {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"copy", "fill", "gather", "scatter", "checksum", "process", "hold"} {
+	for _, name := range []string{"copy", "fill", "gather", "scatter", "checksum", "process", "hold", "tally"} {
 		body, err := l.Symbol(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := f.Kernel(name, body, name == "hold"); err != nil {
+		if err := f.Kernel(name, body, name == "hold" || name == "tally"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 type module struct {
 	m       *cuda.Module
 	program *driver.Program
+	units   int // multiprocessors
 }
 
 // Load takes the newest form that runs here: by architecture, and among those that the device runs the first whose PTX the driver reads.
@@ -36,7 +37,7 @@ func (c *cudaContext) Load(p *driver.Program) (driver.Module, error) {
 		m, _, err := c.c.Load([]byte(x.Text))
 		switch {
 		case err == nil:
-			return &module{m, p}, nil
+			return &module{m, p, c.info.Units}, nil
 		case errors.Is(err, cuda.ErrDriver) || errors.Is(err, cuda.ErrArch):
 			// An older form may do.
 			if refused == nil {
@@ -53,8 +54,9 @@ func (c *cudaContext) Load(p *driver.Program) (driver.Module, error) {
 func (m *module) Close() error { return translate(m.m.Close()) }
 
 type kernel struct {
-	f   *cuda.Function
-	sig *driver.Signature
+	f     *cuda.Function
+	sig   *driver.Signature
+	units int // multiprocessors
 }
 
 func (m *module) Kernel(i int) (driver.Kernel, error) {
@@ -63,7 +65,13 @@ func (m *module) Kernel(i int) (driver.Kernel, error) {
 	if err != nil {
 		return nil, translate(err)
 	}
-	return &kernel{f, sig}, nil
+	return &kernel{f, sig, m.units}, nil
+}
+
+// Occupancy implements driver.Occupancy.
+func (k *kernel) Occupancy(group uint32) (uint32, error) {
+	n, err := k.f.BlocksPerMultiprocessor(int(group), 0)
+	return uint32(n * k.units), translate(err)
 }
 
 type call struct{ l *cuda.Launch }

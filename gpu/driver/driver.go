@@ -113,6 +113,12 @@ type Kernel interface {
 	Prepare(args []Arg) (Call, error)
 }
 
+// Occupancy is a Kernel of a runtime with the capability CapResident.
+type Occupancy interface {
+	// Occupancy is how many groups of so many items the device runs at once, when it runs nothing else; 0 where it does not run one.
+	Occupancy(group uint32) (groups uint32, err error)
+}
+
 // Call is a kernel with its arguments.
 type Call interface {
 	// Set changes argument i, without an allocation unless that cannot be. Launches that are in a stream keep what they had.

@@ -23,7 +23,9 @@ type Info struct {
 	MaxGroup  uint32 // work-items of a group at most (CUDA: threads of a block)
 	MaxGroups uint32 // groups of a launch at most
 	// FlushWrites: what network cards wrote into device memory is seen by work that begins afterwards only if Context.FlushWrites came between.
-	FlushWrites  bool
+	FlushWrites bool
+	// Watchdog: the driver ends the context of a kernel that runs for more than some seconds, because the device shows a picture too.
+	Watchdog     bool
 	Capabilities Capabilities
 }
 
@@ -41,7 +43,7 @@ const (
 	CapSource                          // programs are built from OpenCL C
 	CapPTX                             // programs are loaded as PTX
 	CapGoKernels                       // programs run as Go functions
-	CapResident                        // a kernel may run on while the CPU and other streams go on; see CapSharedAtomics
+	CapResident                        // a kernel may stay, see what the CPU does and be seen, while other streams go on; the device says how many groups stay together (Occupancy)
 	CapAdopt                           // host memory that exists already can be registered
 	CapPeer                            // copies between two devices of the runtime without the host in between
 	CapIPC                             // device memory can be opened by another process

@@ -3,6 +3,9 @@ package driver
 import (
 	"fmt"
 	"math"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
 )
 
 // Program is one or more kernels in every form that there is of them. A runtime takes the form that its device runs. A Program is inert data and may be
@@ -88,6 +91,30 @@ func (g Grid) Items() uint64 { return uint64(g.Groups) * uint64(g.Group) }
 // GoFunc is a kernel in Go: the reference of the other forms. It is called once for each launch and does the work of the whole grid, on a goroutine of its
 // stream. What it touches is in a. A panic is what a fault in a kernel is on a GPU: the device is lost.
 type GoFunc func(g Grid, a []GoArg)
+
+// Groups makes a GoFunc of what one group does: each group of the grid is a goroutine, and all run side by side, as groups that are on a device together. That is for
+// kernels whose groups wait for each other or for the CPU. A panic of a group is one of the GoFunc, when all groups have ended.
+func Groups(f func(group uint32, g Grid, a []GoArg)) GoFunc {
+	return func(g Grid, a []GoArg) {
+		var wg sync.WaitGroup
+		var failed atomic.Pointer[any]
+		for i := range g.Groups {
+			wg.Go(func() {
+				debug.SetPanicOnFault(true)
+				defer func() {
+					if v := recover(); v != nil {
+						failed.CompareAndSwap(nil, &v)
+					}
+				}()
+				f(i, g, a)
+			})
+		}
+		wg.Wait()
+		if v := failed.Load(); v != nil {
+			panic(*v)
+		}
+	}
+}
 
 // GoArg is an argument of a GoFunc.
 type GoArg struct {

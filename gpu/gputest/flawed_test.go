@@ -44,6 +44,7 @@ const (
 	mixesUnderLoad
 	copiesPeerNot
 	adoptsCopy
+	fitsNothing
 )
 
 var (
@@ -388,6 +389,13 @@ func (m *flawedModule) Kernel(i int) (driver.Kernel, error) {
 type flawedKernel struct {
 	driver.Kernel
 	c *flawedContext
+}
+
+func (k *flawedKernel) Occupancy(group uint32) (uint32, error) {
+	if k.c.flaw == fitsNothing {
+		return 0, nil
+	}
+	return k.Kernel.(driver.Occupancy).Occupancy(group)
 }
 
 func unwrap(a driver.Arg) driver.Arg {

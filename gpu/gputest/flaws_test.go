@@ -167,6 +167,7 @@ func TestFlaws(t *testing.T) {
 		{"leaks a descriptor", leaksDescriptor, []string{"Order"}, "file descriptors", []string{"Info"}},
 		{"copies nothing between devices", copiesPeerNot, []string{"Peer"}, "bytes are wrong", []string{"Copy"}},
 		{"adopts a copy", adoptsCopy, []string{"Adopt"}, "adopted", []string{"Copy"}},
+		{"keeps no kernel", fitsNothing, []string{"Resident"}, "not one group fits", []string{"ResidentBatch"}},
 		{"fills wrongly now and then", mixesUnderLoad, []string{"Random", "Together"}, "bytes are wrong", []string{"Copy"}},
 		{"allocates", allocates, []string{"Allocations"}, "allocations for", []string{"Copy"}},
 	} {

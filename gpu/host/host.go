@@ -54,6 +54,9 @@ func Driver(o Options) (driver.Runtime, error) {
 	return r, nil
 }
 
+// occupancy is the number of groups that run side by side: goroutines do so in any number, of which this is enough.
+const occupancy = 4096
+
 // align is the alignment of memory in bytes: a page.
 const align = 4096
 

@@ -27,6 +27,9 @@ type kernel struct {
 	f    driver.GoFunc
 }
 
+// Occupancy implements driver.Occupancy. A group in Go is one goroutine, whatever its items are (driver.Groups).
+func (k *kernel) Occupancy(uint32) (uint32, error) { return occupancy, k.ctx.err() }
+
 func (k *kernel) Prepare(args []driver.Arg) (driver.Call, error) {
 	c := &call{kernel: k, args: make([]driver.GoArg, len(args))}
 	for i, a := range args {
@@ -53,7 +56,4 @@ func (c *call) Set(i int, a driver.Arg) error {
 	return nil
 }
 
-func (c *call) Close() error {
-	c.kernel.ctx.drain()
-	return nil
-}
+func (c *call) Close() error { return nil }

@@ -289,6 +289,20 @@ type kernel struct {
 	name string
 }
 
+// Occupancy implements driver.Occupancy. Each compute unit of a CPU runs one group at a time, and one unit is left for the other queues: copies need it as well.
+func (k *kernel) Occupancy(group uint32) (uint32, error) {
+	id, err := k.m.c.l.NewKernel(k.m.id, k.name)
+	if err != nil {
+		return 0, wrap(err, "occupancy of "+k.name)
+	}
+	defer k.m.c.l.ReleaseKernel(id)
+	most, err := k.m.c.l.KernelMaxGroup(id, k.m.c.d.id)
+	if err != nil || uint64(group) > most {
+		return 0, wrap(err, "occupancy of "+k.name)
+	}
+	return uint32(max(1, k.m.c.d.info.Units) - 1), nil
+}
+
 // call is a kernel of OpenCL of its own, because that is what holds arguments.
 type call struct {
 	c     *openclContext

@@ -194,10 +194,13 @@ func (d *device) capabilities(compiler bool) {
 	default:
 		c.Set(driver.CapSharedAtomics)
 	}
-	if d.kind&ocl.TypeCPU != 0 && d.info.Units >= 2 {
-		c.Set(driver.CapResident)
-	} else {
+	switch {
+	case d.kind&ocl.TypeCPU == 0 || d.info.Units < 2:
 		c.Missing(driver.CapResident, "OpenCL does not promise that two queues go on side by side; CPUs with two cores do")
+	case !c.Has(driver.CapSharedAtomics):
+		c.Missing(driver.CapResident, "a kernel that stays does not see what the CPU does: "+c[driver.CapSharedAtomics].Why)
+	default:
+		c.Set(driver.CapResident)
 	}
 	if svm&ocl.SVMSystem != 0 && d.svm {
 		c.Set(driver.CapAdopt)

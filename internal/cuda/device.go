@@ -33,6 +33,7 @@ const (
 	WarpSize                 Attribute = 10
 	ClockRate                Attribute = 13 // kHz
 	Multiprocessors          Attribute = 16
+	KernelTimeout            Attribute = 17 // the driver ends kernels that run long
 	Integrated               Attribute = 18 // its memory is the machine's
 	CanMapHostMemory         Attribute = 19
 	ComputeMode              Attribute = 20 // 0 default, 2 prohibited, 3 one process

@@ -18,3 +18,19 @@ func holdGo(_ driver.Grid, a []driver.GoArg) {
 		runtime.Gosched()
 	}
 }
+
+func tallyGo(group uint32, _ driver.Grid, a []driver.GoArg) {
+	words := a[1].Bytes
+	p := driver.Enter(a[0].Bytes, group)
+	count, did := p.Checkpoint()[0], uint32(0)
+	for p.Pass(did) {
+		did = 0
+		if count != Word(words).Load() {
+			did = 1
+			count++
+			Word(words[4*(1+group):]).Store(count)
+		}
+	}
+	p.Checkpoint()[0] = count
+	p.Leave()
+}

@@ -14,13 +14,14 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 
 	"github.com/penstock-io/penstock/gpu/driver"
 )
 
 //go:generate go test -run ^TestPTXIsCurrent$ -update .
 
-//go:embed cl/penstock.h cl/*.cl ptx/*.ptx
+//go:embed cl/*.h cl/*.cl ptx/*.ptx
 var files embed.FS
 
 // The kernels. A table of pieces holds two 64-bit numbers for each: offset and length in bytes.
@@ -42,11 +43,14 @@ var (
 	// Hold stays until the CPU stores something other than 0 in the first of two words, and stores 1 in the second when it begins. One item: words. The memory
 	// must be seen by both while it runs (CapSharedAtomics), and something else must be able to run beside it (CapResident).
 	Hold = program("hold", holdGo, buffer("words"))
+	// Tally is the least resident kernel: each group counts up to the first word, one for each pass, and shows its count in the word 1 + group. Its state is in its
+	// checkpoint between launches: control, words.
+	Tally = program("tally", driver.Groups(tallyGo), buffer("control"), buffer("words"))
 )
 
 // All are the kernels, in order. The slice is the caller's.
 func All() []*driver.Program {
-	return []*driver.Program{Copy, Fill, Gather, Scatter, Checksum, Process, Hold}
+	return []*driver.Program{Copy, Fill, Gather, Scatter, Checksum, Process, Hold, Tally}
 }
 
 // PieceBytes is the size of an entry in a table of pieces, ResultBytes that of a result of Process, and SlotHeader that of what is before a slot's data.
@@ -85,8 +89,13 @@ func read(name string) string {
 	return string(b)
 }
 
-// Source is the complete OpenCL C of a program whose kernels use cl/penstock.h: that header and body.
-func Source(body string) string { return read("cl/penstock.h") + body }
+// Source is the complete OpenCL C of a program whose kernels use cl/penstock.h: that header and body. Lines of the body that include another header of cl/, such as
+// "resident.h", are replaced by it.
+func Source(body string) string {
+	return read("cl/penstock.h") + include.ReplaceAllStringFunc(body, func(line string) string { return read("cl/" + include.FindStringSubmatch(line)[1]) })
+}
+
+var include = regexp.MustCompile(`(?m)^#include "(\w+\.h)"$`)
 
 // digest names a source in the PTX that was made of it.
 func digest(source string) string {

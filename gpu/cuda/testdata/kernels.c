@@ -40,6 +40,7 @@ static __thread uint group, groups;
 #include "fill.cl"
 #include "gather.cl"
 #include "process.cl"
+#include "resident.h"
 #include "scatter.cl"
 
 #define BODY(name) __attribute__((visibility("default"))) void name(const penstock_fake_cuda_launch *l)
@@ -129,4 +130,39 @@ BODY(hold) {
     uint32_t *w = (uint32_t *)(void *)words;
     __atomic_store_n(w + 1, 1, __ATOMIC_RELEASE);
     while (__atomic_load_n(w, __ATOMIC_ACQUIRE) == 0 && !l->stopping(l)) nanosleep(&(struct timespec){0, 20000}, NULL);
+}
+
+__attribute__((visibility("default"))) const int tally_resident = 1;
+
+/* By hand for the same reason: the groups make their passes in turns. */
+BODY(tally) {
+    groups = l->grid[0];
+    VIEW(block, 0, 0, sizeof(ps_control) + groups * sizeof(ps_group), 1);
+    {
+        VIEW(words, 1, 0, 4 * (1 + (ulong)groups), 1);
+        uint32_t *w = (uint32_t *)(void *)words, verdict[2];
+        ps_resident r[groups];
+        uint count[groups], did[groups], left = groups;
+        for (group = 0; group < groups; group++) {
+            r[group] = ps_enter((ps_control *)(void *)block, verdict);
+            count[group] = r[group].line->checkpoint[0];
+            did[group] = 0;
+        }
+        while (left > 0 && !l->stopping(l)) {
+            uint busy = 0;
+            for (group = 0; group < groups; group++) {
+                if (r[group].state > PS_RUNNING) continue;
+                if (!ps_pass(&r[group], did[group])) {
+                    r[group].line->checkpoint[0] = count[group];
+                    ps_leave(&r[group]);
+                    left--;
+                    continue;
+                }
+                did[group] = count[group] != __atomic_load_n(w, __ATOMIC_ACQUIRE);
+                if (did[group]) __atomic_store_n(w + 1 + group, ++count[group], __ATOMIC_RELEASE);
+                busy |= did[group];
+            }
+            if (!busy) nanosleep(&(struct timespec){0, 20000}, NULL);
+        }
+    }
 }
