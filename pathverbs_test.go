@@ -34,22 +34,22 @@ func standIn(t *testing.T) string {
 func TestPathOptions(t *testing.T) {
 	lib := standIn(t)
 	for _, c := range []struct {
-		text      string
-		names     string
-		insecure  bool
-		device    string
-		transport verbs.Transport
+		text       string
+		names      string
+		insecure   bool
+		device     string
+		queuePairs int
 	}{
-		{"transfers: {}", "shm tcp verbs", false, "", verbs.AnyTransport},
-		{"transfers: {paths: [tcp]}\n  security: {insecure: true}", "tcp", true, "", verbs.AnyTransport},
-		{"transfers: {paths: [verbs, shm], verbs: {transport: uc, library: " + lib + "}}", "verbs shm", false, "", verbs.UC},
+		{"transfers: {}", "shm tcp verbs", false, "", 0},
+		{"transfers: {paths: [tcp]}\n  security: {insecure: true}", "tcp", true, "", 0},
+		{"transfers: {paths: [verbs, shm], verbs: {queue_pairs: 2, library: " + lib + "}}", "verbs shm", false, "", 2},
 	} {
 		p, err := MakePlan(mustLoad(t, "penstock:\n  "+c.text+"\n"), Options{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		o := p.pathOptions()
-		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure || o.Verbs.Device != c.device || o.Verbs.Transport != c.transport {
+		if got := strings.Join(o.Names, " "); got != c.names || o.Insecure != c.insecure || o.Verbs.Device != c.device || o.Verbs.QueuePairs != c.queuePairs {
 			t.Errorf("%s: %+v", c.text, o)
 		}
 		if err := p.Err(); err != nil {
@@ -66,10 +66,10 @@ func TestNodeOverRDMA(t *testing.T) {
 	if err := os.WriteFile(served, want, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	section := "verbs: {library: " + lib + ", transport: uc, rails: 2, piece: 64KiB}"
+	section := "verbs: {library: " + lib + ", queue_pairs: 2, piece: 64KiB}"
 	a := mustOpen(t, "penstock: {transfers: {name: a, listen: [\"tcp://127.0.0.1:0\"], paths: [verbs], share: {path: "+served+"}, "+section+"}}", Options{})
 	b := mustOpen(t, "penstock: {transfers: {name: b, peers: [{name: a, address: \""+a.Node().Addrs()[0]+"\"}], paths: [shm, tcp, verbs], "+section+"}}", Options{})
-	if text := b.Plan().Text(); !strings.Contains(text, "paths over RDMA: transport=uc, rails=2, piece=64KiB") {
+	if text := b.Plan().Text(); !strings.Contains(text, "paths over RDMA: queue_pairs=2, piece=64KiB") {
 		t.Errorf("the plan does not say how paths over RDMA are shaped:\n%s", text)
 	}
 	peer, err := b.Link("a").Connect(t.Context())
@@ -97,10 +97,10 @@ func TestNodeOverRDMA(t *testing.T) {
 		t.Fatal(err)
 	}
 	e := x.Explain()
-	if !bytes.Equal(span.Bytes(), want) || e.Path != verbs.Name || !strings.HasSuffix(e.Carrier, "port 1, UC") || !strings.Contains(e.String(), "over verbs ("+e.Carrier+")") {
+	if !bytes.Equal(span.Bytes(), want) || e.Path != verbs.Name || !strings.HasSuffix(e.Carrier, "port 1, RC") || !strings.Contains(e.String(), "over verbs ("+e.Carrier+")") {
 		t.Errorf("%v", e)
 	}
-	if all := strings.Join(e.Setup, "\n"); !strings.Contains(all, "3 rails") || !strings.Contains(all, "pieces of up to 64 KiB") {
+	if all := strings.Join(e.Setup, "\n"); !strings.Contains(all, "2 queue pairs") || !strings.Contains(all, "pieces of up to 64 KiB") {
 		t.Errorf("the section did not reach the path:\n%s", all)
 	}
 }

@@ -6,26 +6,29 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// withSecret makes drivers encrypt with a secret that both processes of a run have; nil leaves them as they are.
+// withSecret makes drivers that can encrypt do so with a secret that both processes of a run have; nil leaves them as they are.
 func withSecret(all []path.Driver, secret []byte) []path.Driver {
 	if secret == nil {
 		return all
 	}
 	out := make([]path.Driver, len(all))
 	for i, d := range all {
-		out[i] = sealing{d, secret}
+		out[i] = d
+		if l, ok := d.(path.ListenDriver); ok {
+			out[i] = sealing{l, secret}
+		}
 	}
 	return out
 }
 
 // sealing is a driver whose paths have a secret.
 type sealing struct {
-	path.Driver
+	path.ListenDriver
 	secret []byte
 }
 
 func (d sealing) Listen() (path.Listener, error) {
-	l, err := d.Driver.Listen()
+	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
 	}
@@ -34,7 +37,7 @@ func (d sealing) Listen() (path.Listener, error) {
 
 func (d sealing) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
 	cfg.Secret = d.secret
-	return d.Driver.Dial(ctx, o, cfg)
+	return d.ListenDriver.Dial(ctx, o, cfg)
 }
 
 type sealingListener struct {

@@ -42,7 +42,7 @@ With --memory device (of an accelerator) or --memory pinned (page-locked for one
 gets between those memories, each in interleaved pairs with the same one between host memories. A machine without a GPU uses
 what stands in for one, and says so: such figures say nothing about a card.
 
-  penstock bench transfer --path verbs --verbs device=mlx5_0,transport=uc`,
+  penstock bench transfer --path verbs --verbs device=mlx5_0,queue_pairs=2`,
 		Args: noArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
 			self, err := os.Executable()

@@ -17,7 +17,7 @@ import (
 // verbsFlag is the flag of commands that have paths over RDMA.
 func verbsFlag(c *cobra.Command, to *[]string) {
 	const flag = "verbs"
-	c.Flags().StringSliceVar(to, flag, nil, "shape paths over RDMA by these `SETTINGS`, such as device=mlx5_0,transport=uc,rails=2 (keys: docs/config.md#verbs_paths)")
+	c.Flags().StringSliceVar(to, flag, nil, "shape paths over RDMA by these `SETTINGS`, such as device=mlx5_0,queue_pairs=2 (keys: docs/config.md#verbs_paths)")
 	// The error says that there is no such flag; a test completes it.
 	_ = c.RegisterFlagCompletionFunc(flag, func(c *cobra.Command, _ []string, typed string) ([]string, cobra.ShellCompDirective) {
 		return completeVerbs(typed, func() []string { return doctor.Look(c.Context()).RDMADevices() })

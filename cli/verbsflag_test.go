@@ -22,8 +22,8 @@ import (
 // The flag reaches the options of the driver; without it there are none.
 func TestVerbsFlag(t *testing.T) {
 	same := cmpopts.IgnoreUnexported(verbs.Options{})
-	got, err := parseVerbs(nil, strings.Split("device=mlx5_0,transport=uc,rails=2", ","))
-	want := verbs.Options{Device: "mlx5_0", Transport: verbs.UC, Rails: 2, Depth: verbs.DefaultDepth, Initiators: verbs.DefaultInitiators, Timeout: verbs.DefaultTimeout}
+	got, err := parseVerbs(nil, strings.Split("device=mlx5_0,queue_pairs=2", ","))
+	want := verbs.Options{Device: "mlx5_0", QueuePairs: 2, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
 	if d := cmp.Diff(want, got, same, cmpopts.EquateComparable(want.For)); err != nil || d != "" {
 		t.Errorf("%v\n%s", err, d)
 	}
@@ -58,12 +58,13 @@ func TestVerbsAreWanted(t *testing.T) {
 func TestCompleteVerbs(t *testing.T) {
 	devices := func() []string { return []string{"mlx5_0", "rxe0"} }
 	for typed, want := range map[string]string{
-		"device=":           "device=mlx5_0 device=rxe0",
-		"rails=2,device=rx": "rails=2,device=rxe0",
-		"meet=c":            "meet=cm",
-		"nonsense=":         "",
-		"d":                 "device= depth=",
-		"device=a,d":        "device=a,depth=",
+		"device=":          "device=mlx5_0 device=rxe0",
+		"port=2,device=rx": "port=2,device=rxe0",
+		"windows=f":        "windows=false",
+		"nonsense=":        "",
+		"tr":               "", // transport was a key
+		"d":                "device= depth=",
+		"device=a,d":       "device=a,depth=",
 	} {
 		got, directive := completeVerbs(typed, devices)
 		if strings.Join(got, " ") != want || directive&cobra.ShellCompDirectiveNoFileComp == 0 {
@@ -75,7 +76,7 @@ func TestCompleteVerbs(t *testing.T) {
 	}
 }
 
-// TestGuestBenchTransfer runs bench transfer between two processes over Soft-RoCE, by RC and by UC: all rows are there, their bytes were checked, and the
+// TestGuestBenchTransfer runs bench transfer between two processes over Soft-RoCE: all rows are there, their bytes were checked, and the
 // result says what carried them. Its figures mean nothing.
 func TestGuestBenchTransfer(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Timeout: 15 * time.Minute}) {
@@ -87,7 +88,7 @@ func TestGuestBenchTransfer(t *testing.T) {
 	}{
 		{"--path verbs --mode event --size 64,64KiB --peers 1,2", "rxe0 port 1, RC", []string{"verbs put + seen, one way 64 B event", "verbs put 64 B event", "verbs get 64 B event",
 			"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs put 1024 x 4 KiB event", "verbs get 1024 x 4 KiB event", "verbs put 64 KiB event 2 peers", "verbs api put 64 B event", "verbs api put 64 KiB event"}},
-		{"--verbs device=rxe0,transport=uc,rails=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, UC", []string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
+		{"--verbs device=rxe0,queue_pairs=2 --mode event --size 64KiB --peers 1", "rxe0 port 1, RC", []string{"verbs put 64 KiB event", "verbs get 64 KiB event", "verbs api put 64 KiB event"}},
 	} {
 		file := filepath.Join(t.TempDir(), "transfer.json")
 		out, errOut, status := penstockUntil(t, t.Context(), append(strings.Fields("bench transfer --quick --output "+file), strings.Fields(x.args)...)...)

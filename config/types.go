@@ -299,16 +299,13 @@ type VerbsPaths struct {
 	Port       int              `cfg:"port"`   // 0: the first that is active
 	GID        flow.Opt[int]    `cfg:"gid"`    // not set: chosen
 	For        netip.Addr       `cfg:"for"`
-	Transport  string           `cfg:"transport"` // a word that verbs.ParseTransport reads
-	Meet       string           `cfg:"meet"`      // and verbs.ParseMeet
-	Rails      int              `cfg:"rails"`
+	QueuePairs int              `cfg:"queue_pairs"`
 	Depth      int              `cfg:"depth"`
-	Initiators int              `cfg:"initiators"` // with dc
-	Timeout    int              `cfg:"timeout"`    // 4.096 us x 2^Timeout
-	Piece      flow.Opt[Bounds] `cfg:"piece"`      // bytes; not set: found out, as those below
-	Signal     flow.Opt[Bounds] `cfg:"signal"`     // requests
-	Ahead      flow.Opt[Bounds] `cfg:"ahead"`      // bytes
-	Inline     flow.Opt[Bounds] `cfg:"inline"`     // bytes
+	Timeout    int              `cfg:"timeout"` // 4.096 us x 2^Timeout
+	Piece      flow.Opt[Bounds] `cfg:"piece"`   // bytes; not set: found out, as those below
+	Signal     flow.Opt[Bounds] `cfg:"signal"`  // requests
+	Ahead      flow.Opt[Bounds] `cfg:"ahead"`   // bytes
+	Inline     flow.Opt[Bounds] `cfg:"inline"`  // bytes
 	Windows    bool             `cfg:"windows"`
 	Library    string           `cfg:"library"` // "": the system's
 }

@@ -15,24 +15,14 @@ import (
 type Bounds struct{ Min, Max uint64 }
 
 func verbsSection() *section {
-	var transports []string // with what verbs.Transport.String writes for the same
-	for _, w := range verbs.Transports() {
-		transports = append(transports, w)
-		if up := strings.ToUpper(w); w != "any" {
-			transports = append(transports, up+"="+w)
-		}
-	}
 	return &section{name: "verbs_paths", title: "verbs",
 		doc: "Paths over RDMA; see docs/verbs.md. On the command line `--verbs KEY=VALUE,...` takes the same keys and values. RDMA is not encrypted: between machines it needs `security: {insecure: true}`.", keys: []key{
 			{name: "device", kind: text("a device such as mlx5_0"), doc: "RDMA device; without it the first that has an active port (`penstock doctor rdma` lists them)."},
 			{name: "port", kind: integer(0, 255), def: "0", doc: "Its port, counted from 1; 0 is the first that is active."},
 			{name: "gid", kind: integer(0, 65535), doc: "Index of the port's address (GID) in its table; without it the path chooses, and says why."},
 			{name: "for", kind: ipAddress(), doc: "IP address of a peer, for which the GID is chosen: one of the same network."},
-			{name: "transport", kind: word(transports...), def: "any", doc: "What carries puts: `rc` reliable connections, `uc` unreliable ones, `dc` dynamic ones (cards with mlx5). `any`: `rc`, or what the side that dials has. Gets and control are reliable always."},
-			{name: "meet", kind: word(verbs.Meets()...), def: "auto", doc: "How peers find this node: `ud` by datagrams, `cm` by the connection manager of RDMA (3 rails at most). `auto`: by datagrams where the device has them."},
-			{name: "rails", kind: integer(1, 8), def: strconv.Itoa(verbs.DefaultRails), doc: "Queue pairs for data of each path, unless `streams` says otherwise. Both sides have the same."},
-			{name: "depth", kind: integer(128, 8192), def: strconv.Itoa(verbs.DefaultDepth), doc: "Requests in the queue of a rail."},
-			{name: "initiators", kind: integer(1, verbs.MaxInitiators), def: strconv.Itoa(verbs.DefaultInitiators), doc: "With `transport: dc`, queue pairs by which all paths of the node send; a quarter as many more for control."},
+			{name: "queue_pairs", kind: integer(1, 8), def: strconv.Itoa(verbs.DefaultQueuePairs), doc: "Queue pairs for data of each path, unless `streams` says otherwise. Both sides have the same."},
+			{name: "depth", kind: integer(128, 8192), def: strconv.Itoa(verbs.DefaultDepth), doc: "Requests in the queue of each."},
 			{name: "timeout", kind: integer(1, 31), def: strconv.Itoa(verbs.DefaultTimeout), doc: "How long the adapter waits for an acknowledgement before it sends again, 6 times: 4.096 us x 2^`timeout`, so 14 is 67 ms."},
 			{name: "piece", kind: between(size(4<<10, 1<<30), "64KiB-8MiB"), derived: "found out", doc: "Bytes that one request moves at most: one size, or bounds between which the path looks for the best one."},
 			{name: "signal", kind: between(integer(1, 64), "4-64"), derived: "found out", doc: "One request of so many is signalled: a number, or bounds."},
@@ -40,6 +30,10 @@ func verbsSection() *section {
 			{name: "inline", kind: between(size(0, 64<<10), "0-220"), derived: "found out", doc: "Bytes that travel in the request itself at most: one size, or bounds; 0 for none."},
 			{name: "windows", kind: boolean(), def: "true", doc: "Lets peers in by memory windows. `false`, as where the device has none: each peer has a protection domain of its own."},
 			{name: "library", kind: text("a file of libibverbs"), doc: "libibverbs; without it the system's."},
+			{name: "rails", gone: "it was renamed: queue_pairs is the number of queue pairs for data"},
+			{name: "transport", gone: "it was removed: all paths have reliable connections (RC)"},
+			{name: "initiators", gone: "it was removed with the transport dc: queue_pairs is the number of queue pairs for data"},
+			{name: "meet", gone: "it was removed: nodes exchange descriptions of their endpoints over their session, and listen for no peers at the adapter"},
 		}}
 }
 
@@ -85,12 +79,10 @@ func between(of *kind, such string) *kind {
 
 // Options are the settings for package path/verbs. Whether peers on other machines are permitted, the section security says.
 func (v *VerbsPaths) Options() verbs.Options {
-	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, Rails: v.Rails, Depth: v.Depth, Initiators: v.Initiators, Timeout: v.Timeout, NoWindows: !v.Windows}
+	o := verbs.Options{Library: v.Library, Device: v.Device, Port: v.Port, For: v.For, QueuePairs: v.QueuePairs, Depth: v.Depth, Timeout: v.Timeout, NoWindows: !v.Windows}
 	if v.GID.Set {
 		o.GID = &v.GID.Value
 	}
-	o.Transport, _ = verbs.ParseTransport(v.Transport) // the words are the same
-	o.Meet, _ = verbs.ParseMeet(v.Meet)
 	o.Tune = verbs.Tuning{Piece: verbs.Bounds(v.Piece.Value), Signal: verbs.Bounds(v.Signal.Value), Ahead: verbs.Bounds(v.Ahead.Value), Inline: verbs.Bounds(v.Inline.Value)}
 	o.NoInline = v.Inline.Set && v.Inline.Value == Bounds{} // zero bounds of verbs.Tuning are the path's own
 	return o
@@ -103,6 +95,9 @@ func (v *VerbsPaths) String() string {
 	var out []string
 	for i := range sec.keys {
 		k := &sec.keys[i]
+		if k.gone != "" {
+			continue
+		}
 		if _, shown := p.value(k, f.Field(k.index), ""); shown {
 			value := f.Field(k.index)
 			if value.Kind() == reflect.Struct && value.FieldByName("Set").IsValid() {
@@ -140,17 +135,15 @@ func ParseVerbs(settings []string) (*VerbsPaths, error) {
 				hint = fmt.Sprintf("did you mean %s?", near)
 			}
 			return nil, fmt.Errorf("unknown key %s: %s", shown(name), hint)
+		case k.gone != "":
+			return nil, fmt.Errorf("the key %s is not read any more: %s", name, k.gone)
 		case slices.Contains(seen, name):
 			return nil, fmt.Errorf("%s is there twice: say it once", name)
 		}
 		seen = append(seen, name)
 		x, wrong := k.kind.parse(scalar{text: value})
 		if wrong != "" {
-			hint := ""
-			if near := input.Nearest(value, k.kind.words); near != "" {
-				hint = fmt.Sprintf("; did you mean %s?", near)
-			}
-			return nil, fmt.Errorf("%s: %s %s: expected %s%s", name, shown(value), wrong, k.kind.expect, hint)
+			return nil, fmt.Errorf("%s: %s %s: expected %s", name, shown(value), wrong, k.kind.expect)
 		}
 		assign(f.Field(k.index), x)
 	}
@@ -165,38 +158,20 @@ func VerbsKeys() []string { return verbsTable().names(Ours) }
 
 // VerbsWords are the words that the value of a key may be; nil where it is something else than one of a few words.
 func VerbsWords(key string) []string {
-	k := verbsTable().byName[key]
-	switch {
-	case k == nil || k.kind == nil:
-		return nil
-	case k.def == "true" || k.def == "false":
+	if k := verbsTable().byName[key]; k != nil && (k.def == "true" || k.def == "false") {
 		return []string{"true", "false"}
-	case k.kind.words == nil:
-		return nil
 	}
-	return strings.Split(k.kind.name, ", ")
+	return nil
 }
 
 // conflict is two keys that cannot both be right.
 type conflict struct{ key, other, message, expected string }
 
 func (v *VerbsPaths) conflict() *conflict {
-	o := v.Options()
-	switch {
-	case v.GID.Set && v.For.IsValid():
+	if v.GID.Set && v.For.IsValid() {
 		return &conflict{"for", "gid", "gid and for are both there: gid names the address that for would choose", "one of them"}
-	case o.Meet == verbs.MeetCM && v.Rails > verbs.MeetCMRails(o.Transport):
-		return &conflict{"rails", "meet", fmt.Sprintf("a request of the connection manager (meet: cm) has no room for rails: %d", v.Rails),
-			fmt.Sprintf("%d at most with transport: %s, or meet: ud", verbs.MeetCMRails(o.Transport), v.Transport)}
 	}
-	// A program may have written the section.
-	err := o.Check()
-	if _, wrong := verbs.ParseTransport(v.Transport); wrong != nil && v.Transport != "" {
-		err = wrong
-	}
-	if _, wrong := verbs.ParseMeet(v.Meet); wrong != nil && v.Meet != "" {
-		err = wrong
-	}
+	err := v.Options().Check() // a program may have written the section
 	if err != nil {
 		return &conflict{"", "", err.Error(), "values as docs/config.md has them"}
 	}

@@ -15,7 +15,7 @@ import (
 
 // plainVerbs are the options of an empty section.
 func plainVerbs() verbs.Options {
-	return verbs.Options{Rails: verbs.DefaultRails, Depth: verbs.DefaultDepth, Initiators: verbs.DefaultInitiators, Timeout: verbs.DefaultTimeout}
+	return verbs.Options{QueuePairs: verbs.DefaultQueuePairs, Depth: verbs.DefaultDepth, Timeout: verbs.DefaultTimeout}
 }
 
 // sameOptions compares options; their own fields that are not exported are for tests of package verbs.
@@ -34,18 +34,9 @@ var verbsCases = []struct {
 	{"gid", "3", func(o *verbs.Options) { n := 3; o.GID = &n }},
 	{"for", "10.0.0.2", func(o *verbs.Options) { o.For = netip.MustParseAddr("10.0.0.2") }},
 	{"for", "fd00::2", func(o *verbs.Options) { o.For = netip.MustParseAddr("fd00::2") }},
-	{"transport", "any", func(*verbs.Options) {}},
-	{"transport", "rc", func(o *verbs.Options) { o.Transport = verbs.RC }},
-	{"transport", "UC", func(o *verbs.Options) { o.Transport = verbs.UC }},
-	{"meet", "auto", func(*verbs.Options) {}},
-	{"meet", "ud", func(o *verbs.Options) { o.Meet = verbs.MeetUD }},
-	{"meet", "cm", func(o *verbs.Options) { o.Meet = verbs.MeetCM }},
-	{"rails", "8", func(o *verbs.Options) { o.Rails = 8 }},
+	{"queue_pairs", "8", func(o *verbs.Options) { o.QueuePairs = 8 }},
 	{"depth", "128", func(o *verbs.Options) { o.Depth = 128 }},
 	{"depth", "8192", func(o *verbs.Options) { o.Depth = 8192 }},
-	{"transport", "dc", func(o *verbs.Options) { o.Transport = verbs.DC }},
-	{"initiators", "1024", func(o *verbs.Options) { o.Initiators = 1024 }},
-	{"initiators", "1", func(o *verbs.Options) { o.Initiators = 1 }},
 	{"timeout", "31", func(o *verbs.Options) { o.Timeout = 31 }},
 	{"piece", "1MiB", func(o *verbs.Options) { o.Tune.Piece = bounds(1<<20, 1<<20) }},
 	{"piece", "4096-1GiB", func(o *verbs.Options) { o.Tune.Piece = bounds(4096, 1<<30) }},
@@ -97,16 +88,17 @@ func TestVerbsRefusals(t *testing.T) {
 		settings string // joined by commas
 		want     []string
 	}{
-		{"transprt=uc", []string{"transprt", "did you mean transport?"}},
+		{"queue_pair=2", []string{"queue_pair", "did you mean queue_pairs?"}},
 		{"colour=red", []string{"colour", "device, port"}},
-		{"transport=ucx", []string{`"ucx" is not one of the words`, "any, rc, uc or dc", "did you mean uc?"}},
-		{"transport=xrc", []string{`"xrc"`, "any, rc, uc or dc"}},
-		{"meet=tcp", []string{`"tcp"`, "auto, ud or cm"}},
+		{"transport=uc", []string{"the key transport is not read any more", "reliable connections"}},
+		{"meet=cm", []string{"the key meet is not read any more", "over their session"}},
+		{"initiators=8", []string{"the key initiators is not read any more", "queue_pairs"}},
+		{"rails=2", []string{"the key rails is not read any more", "queue_pairs"}},
 		{"port=256", []string{`"256" is out of range`, "0 to 255"}},
 		{"gid=-1", []string{"out of range", "0 to 65535"}},
 		{"for=host", []string{`"host" is not an IP address`}},
-		{"rails=0", []string{"out of range", "1 to 8"}},
-		{"rails=9", []string{"out of range", "1 to 8"}},
+		{"queue_pairs=0", []string{"out of range", "1 to 8"}},
+		{"queue_pairs=9", []string{"out of range", "1 to 8"}},
 		{"depth=127", []string{"out of range", "128 to 8192"}},
 		{"depth=8193", []string{"out of range", "128 to 8192"}},
 		{"timeout=0", []string{"out of range", "1 to 31"}},
@@ -121,8 +113,6 @@ func TestVerbsRefusals(t *testing.T) {
 		{"inline=65537", []string{"out of range", "64KiB"}},
 		{"windows=maybe", []string{"is neither", "true or false"}},
 		{"gid=1,for=10.0.0.2", []string{"gid and for are both there", "one of them"}},
-		{"meet=cm,rails=4", []string{"meet: cm", "no room for rails: 4", "3 at most"}},
-		{"meet=cm,transport=uc,rails=3", []string{"no room for rails: 3", "2 at most with transport: uc"}},
 	} {
 		settings := strings.Split(c.settings, ",")
 		_, err := config.ParseVerbs(settings)
@@ -149,7 +139,7 @@ func TestVerbsRefusals(t *testing.T) {
 			t.Errorf("%s: %v: expected one error, at its line", c.settings, all)
 		}
 	}
-	for settings, want := range map[string]string{"device": "expected KEY=VALUE", "": "expected KEY=VALUE", "=uc": "unknown key", "rails=1,rails=2": "rails is there twice", "device=": "is empty",
+	for settings, want := range map[string]string{"device": "expected KEY=VALUE", "": "expected KEY=VALUE", "=uc": "unknown key", "port=1,port=2": "port is there twice", "device=": "is empty",
 		"device.x=1": "unknown key", "a[0]=1": "unknown key"} {
 		if _, err := config.ParseVerbs(strings.Split(settings, ",")); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v; expected %q", settings, err, want)
@@ -174,15 +164,13 @@ func TestVerbsIsAPath(t *testing.T) {
 			t.Errorf("%s: printed as\n%s", text, c.YAML())
 		}
 	}
-	_, all := config.Load("f", []byte("penstock:\n  transfers:\n    paths: [shm, tcp]\n    verbs: {rails: 2}\n"), config.Options{})
+	_, all := config.Load("f", []byte("penstock:\n  transfers:\n    paths: [shm, tcp]\n    verbs: {queue_pairs: 2}\n"), config.Options{})
 	if e := all.Only(config.Error); len(e) != 1 || e[0].At.Line != 4 || !strings.Contains(e[0].String(), "paths leaves out") || len(e[0].Related) != 1 {
 		t.Errorf("%v", all)
 	}
 	// A program that writes the section itself is checked as well.
 	for want, spoil := range map[string]func(v *config.VerbsPaths){
-		"Depth is 5":      func(v *config.VerbsPaths) { v.Depth = 5 },
-		`transport "xrc"`: func(v *config.VerbsPaths) { v.Transport = "xrc" },
-		`meet "tcp"`:      func(v *config.VerbsPaths) { v.Meet = "tcp" },
+		"Depth is 5": func(v *config.VerbsPaths) { v.Depth = 5 },
 	} {
 		c := mustLoad(t, "penstock: {transfers: {verbs: {}}}")
 		if err := c.Check(nil).Err(); err != nil {
@@ -246,7 +234,7 @@ func FuzzParseVerbs(f *testing.F) {
 	for _, c := range verbsCases {
 		f.Add(c.key + "=" + c.value)
 	}
-	f.Add("transport=uc,meet=cm,rails=2")
+	f.Add("gid=1,for=10.0.0.1,queue_pairs=2")
 	f.Add("piece=-,=,,a[")
 	f.Fuzz(func(t *testing.T, s string) {
 		v, err := config.ParseVerbs(strings.Split(s, ","))

@@ -278,7 +278,7 @@ func TestNeedsOf(t *testing.T) {
 
 // A file that shapes paths over RDMA needs a device, the one that it names.
 func TestNeedsOfVerbs(t *testing.T) {
-	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice}, "verbs: {device: mlx5_0, rails: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
+	for text, want := range map[string][]string{"": nil, "verbs: {}": {AnyDevice}, "verbs: {device: mlx5_0, queue_pairs: 2}": {"mlx5_0"}, "verbs: {device: /dev/mlx5_0}": {AnyDevice}} {
 		c, problems := config.Load("t.yaml", []byte("penstock: {transfers: {"+text+"}}"), config.Options{})
 		if c == nil {
 			t.Fatal(problems)

@@ -235,7 +235,7 @@ func (v View) Release() error {
 
 // Capabilities are fixed when a path is set up.
 type Capabilities struct {
-	OneSided   bool  // puts and gets are placed without the peer's CPU, which at most confirms them (path/verbs over UC)
+	OneSided   bool  // puts and gets are placed without the peer's CPU
 	Proof      Proof // of a successful operation
 	Security   Security
 	Window     int // operations outstanding, each direction
@@ -327,16 +327,45 @@ type Traits struct {
 	Prior    Cost // what a path is taken to cost until something was measured; only the order of magnitude has to be right
 }
 
-// Driver sets paths up.
+// Driver sets paths up. It is a ListenDriver or an EndpointDriver as well, which say how the two ends of a path come together.
 type Driver interface {
 	// Name is the name in addresses, reports and configuration.
 	Name() string
 	// Traits are what is known before a path is set up.
 	Traits() Traits
+}
+
+// ListenDriver is a Driver whose paths are connections that one side dials and a listener of the other accepts.
+type ListenDriver interface {
+	Driver
 	// Listen opens the place to which peers come. One listener serves all peers of a node, or see HostListener.
 	Listen() (Listener, error)
 	// Dial sets up the path that was offered. It checks the other side as far as the path can (user id, token, version).
 	Dial(ctx context.Context, o Offer, cfg Config) (Path, error)
+}
+
+// EndpointDriver is a Driver whose paths need no listener: each side makes an endpoint, and the session carries the description of each
+// to the other side, as it does with the worker addresses of UCX or the metadata of NIXL. What vouches for a description is the session.
+type EndpointDriver interface {
+	Driver
+	// Endpoint makes this side's end of a path. peer is the description of the other end for the side that is asked for a path, nil for
+	// the side that asks. An error with a peer says in words for the peer why the two ends do not fit.
+	Endpoint(cfg Config, peer []byte) (Endpoint, error)
+}
+
+// MaxDescription is the largest size of Endpoint.Description in bytes.
+const MaxDescription = 1024
+
+// Endpoint is an end of a path that is not connected to the other one yet. Its owner calls Connect or Close, once.
+type Endpoint interface {
+	// Description is what the other side passes to Endpoint or Connect, 1 to MaxDescription bytes that only the driver understands. It
+	// begins with a version, and an end of another version is refused in words that name both.
+	Description() []byte
+	// Connect connects the two ends and returns the path when both are connected. The context bounds it. peer is the description of the
+	// other end. The endpoint is used up, also by an error.
+	Connect(ctx context.Context, peer []byte) (Path, error)
+	// Close gives up an endpoint that was not connected.
+	Close() error
 }
 
 // Checker is a Driver with options that can be wrong.
@@ -371,14 +400,15 @@ type Carrier interface {
 	Carrier() string
 }
 
-// HostListener is a Driver whose listeners have an IP address of this host. A node opens one for each of its addresses by which peers
+// HostListener is a ListenDriver whose listeners have an IP address of this host. A node opens one for each of its addresses by which peers
 // came, so that data connections reach it where control connections do and nowhere else.
 type HostListener interface {
+	ListenDriver
 	// ListenAt is Listen on that address. The zero value stands for peers that came by no IP address: they are on this host.
 	ListenAt(host netip.Addr) (Listener, error)
 }
 
-// Listener is the accepting side of a Driver.
+// Listener is the accepting side of a ListenDriver.
 type Listener interface {
 	// Addr goes into an Offer.
 	Addr() string

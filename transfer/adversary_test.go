@@ -332,7 +332,7 @@ func TestAdversaryToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := a.mallory.node.driver("tcp")
+	d := a.mallory.node.driver("tcp").(path.ListenDriver)
 	for what, secret := range map[string][]byte{"its own secret": own, "no secret": nil} {
 		cfg := a.mallory.pathConfig(0, 0, false)
 		cfg.Secret = secret

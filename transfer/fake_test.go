@@ -12,7 +12,7 @@ import (
 
 // fakeDriver is a real driver under another name, whose paths a test can disturb.
 type fakeDriver struct {
-	path.Driver
+	path.ListenDriver
 	name   string
 	cost   path.Cost // reported instead of the measured one, unless zero
 	dial   func(ctx context.Context) error
@@ -28,12 +28,14 @@ type fakeDriver struct {
 }
 
 // over puts a fake on top of path/tcp.
-func over(name string) *fakeDriver { return &fakeDriver{Driver: tcp.New(tcp.Options{}), name: name} }
+func over(name string) *fakeDriver {
+	return &fakeDriver{ListenDriver: tcp.New(tcp.Options{}), name: name}
+}
 
 func (d *fakeDriver) Name() string { return d.name }
 
 func (d *fakeDriver) Traits() path.Traits {
-	t := d.Driver.Traits()
+	t := d.ListenDriver.Traits()
 	t.Devices = d.reaches != nil
 	if d.level != nil {
 		t.Encrypts = *d.level == path.SecurityEncrypted
@@ -45,9 +47,9 @@ func (d *fakeDriver) Listen() (path.Listener, error) {
 	if d.listen != nil {
 		return nil, d.listen
 	}
-	listen := d.Driver.Listen
+	listen := d.ListenDriver.Listen
 	if d.opens != nil {
-		listen = func() (path.Listener, error) { return d.opens(d.Driver.Listen) }
+		listen = func() (path.Listener, error) { return d.opens(d.ListenDriver.Listen) }
 	}
 	l, err := listen()
 	return fakeListener{l, d}, err
@@ -60,7 +62,7 @@ func (d *fakeDriver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (p
 			return nil, err
 		}
 	}
-	p, err := d.Driver.Dial(ctx, o, cfg)
+	p, err := d.ListenDriver.Dial(ctx, o, cfg)
 	if err == nil && d.dialed != nil {
 		d.dialed()
 	}

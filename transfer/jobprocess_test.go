@@ -112,7 +112,7 @@ func newDistant(t *testing.T, via, name string) *distant {
 	t.Helper()
 	d := over("tcp")
 	if via == "shm" {
-		d = &fakeDriver{Driver: shm.Driver{}, name: "shm"}
+		d = &fakeDriver{ListenDriver: shm.Driver{}, name: "shm"}
 	}
 	x := &distant{c: startChild(t, jobRole+"server"), g: gateOver(jobSize/jobPiece/2, d), mem: region(t, jobSize)}
 	var err error

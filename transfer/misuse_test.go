@@ -38,7 +38,7 @@ func TestBadOptions(t *testing.T) {
 		{Options{Paths: []path.Driver{shm.Driver{}, shm.Driver{}}}, []string{`Options.Paths[1] is "shm" again`, "once"}},
 		{Options{Paths: []path.Driver{tcp.New(tcp.Options{CongestionControl: "cubik"})}}, []string{"Options.Paths[0]", `"cubik"`, "this kernel has"}},
 		{Options{Paths: []path.Driver{tcp.New(tcp.Options{Addr: "localhost"})}}, []string{"Options.Paths[0]", "Options.Addr", `"localhost"`}},
-		{Options{Paths: []path.Driver{verbs.New(verbs.Options{Rails: -1})}}, []string{"Options.Paths[0]", "Options.Rails is -1"}},
+		{Options{Paths: []path.Driver{verbs.New(verbs.Options{QueuePairs: -1})}}, []string{"Options.Paths[0]", "Options.QueuePairs is -1"}},
 		{Options{Listen: []string{"http://x"}}, []string{"http://x"}},
 	} {
 		n, err := Open(ctx(t), c.o)

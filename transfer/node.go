@@ -524,7 +524,7 @@ func (n *Node) full(at place) bool {
 // listener opens the accepting side of a driver when a peer first asks for it. local is the address at this end of the
 // connection with that peer, which has shown that the peer reaches it. To open devices may take long, so it delays only those that
 // ask for the same place meanwhile. A failure is for them; the next one that asks tries again.
-func (n *Node) listener(d path.Driver, local net.Addr) (path.Listener, error) {
+func (n *Node) listener(d path.ListenDriver, local net.Addr) (path.Listener, error) {
 	at := place{driver: d.Name()}
 	h, each := d.(path.HostListener)
 	if t, ok := local.(*net.TCPAddr); ok && each {

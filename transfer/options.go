@@ -37,6 +37,10 @@ func (o *Options) check() error {
 			return fmt.Errorf("Options.Paths[%d] is %q again: expected each driver once", i, d.Name())
 		}
 		names[d.Name()] = true
+		_, listens := d.(path.ListenDriver)
+		if _, ends := d.(path.EndpointDriver); !listens && !ends {
+			return fmt.Errorf("Options.Paths[%d] is %q: expected a path.ListenDriver or a path.EndpointDriver, so that peers find it", i, d.Name())
+		}
 		if c, ok := d.(path.Checker); ok {
 			if err := c.Check(); err != nil {
 				return fmt.Errorf("Options.Paths[%d]: %w", i, err)

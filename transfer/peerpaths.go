@@ -109,8 +109,42 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 	return c
 }
 
-// dialPath asks the peer to accept a path and dials it. Unless the id is 0 the path is one of those that are coming until arrived is
-// called: the peer may use it, and say that it is down, before this side has it.
+// ownEnd is this side's part of a path that is being set up: what is charged for it and, with an EndpointDriver, its endpoint.
+type ownEnd struct {
+	g  *grant
+	ep path.Endpoint // nil with a ListenDriver
+}
+
+// description is what the peer's end has to know of this one.
+func (e *ownEnd) description() []byte {
+	if e.ep == nil {
+		return nil
+	}
+	return e.ep.Description()
+}
+
+// giveUp ends it before there is a path.
+func (e *ownEnd) giveUp() {
+	if e.ep != nil {
+		e.ep.Close()
+	}
+	e.g.release()
+}
+
+// endpoint makes the endpoint of a path, if the driver has any; peer describes the other end, nil on the side that asks for the path. The end
+// takes the grant over, also by an error.
+func endpoint(d path.Driver, cfg path.Config, peer []byte, g *grant) (e ownEnd, err error) {
+	e.g = g
+	if d, ok := d.(path.EndpointDriver); ok {
+		if e.ep, err = d.Endpoint(cfg, peer); err != nil {
+			g.release()
+		}
+	}
+	return e, err
+}
+
+// dialPath asks the peer to accept a path, and dials it or connects its own endpoint with the peer's. Unless the id is 0 the path is one of
+// those that are coming until arrived is called: the peer may use it, and say that it is down, before this side has it.
 func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (path.Path, *grant, uint64, error) {
 	d := p.node.driver(driver)
 	if d == nil {
@@ -122,18 +156,29 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 		return nil, nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
-	ask := func() (*control.Response, error) {
-		return p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name})
+	var own ownEnd
+	ask := func() (offer control.PathOffer, err error) {
+		if own, err = endpoint(d, cfg, nil, p.node.own(pathNeeds(d, &cfg))); err != nil {
+			return offer, err
+		}
+		r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name,
+			Endpoint: own.description()})
+		if err == nil {
+			offer, err = control.Parse[control.PathOffer](r.Body)
+		}
+		if err == nil && (own.ep != nil) != (len(offer.Endpoint) > 0) {
+			err = fmt.Errorf("transfer: %s answered with %d bytes of an endpoint of path %q: %w", p, len(offer.Endpoint), driver, path.ErrProtocol)
+		}
+		if err != nil {
+			own.giveUp()
+		}
+		return offer, err
 	}
-	r, err := ask()
+	offer, err := ask()
 	for errors.Is(err, control.Busy) && cfg.Streams != 1 { // it may have room for fewer
 		cfg.Streams = max(cfg.Streams/2, 1)
-		r, err = ask()
+		offer, err = ask()
 	}
-	if err != nil {
-		return nil, nil, 0, err
-	}
-	offer, err := control.Parse[control.PathOffer](r.Body)
 	if err != nil {
 		return nil, nil, 0, err
 	}
@@ -141,22 +186,24 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 	_, coming := p.coming[offer.PathID]
 	if known := coming || p.paths[offer.PathID] != nil; known || offer.PathID == 0 {
 		p.mu.Unlock()
+		own.giveUp()
 		return nil, nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
 	}
 	p.coming[offer.PathID] = true
 	p.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	if cfg.Secret, err = p.secret(offer.Offer.Token); err != nil {
-		return nil, nil, offer.PathID, err
+	var pth path.Path
+	if own.ep != nil {
+		pth, err = own.ep.Connect(ctx, offer.Endpoint)
+	} else if cfg.Secret, err = p.secret(offer.Offer.Token); err == nil {
+		pth, err = d.(path.ListenDriver).Dial(ctx, offer.Offer, cfg)
 	}
-	g := p.node.own(pathNeeds(d, &cfg))
-	pth, err := d.Dial(ctx, offer.Offer, cfg)
 	if err != nil {
-		g.release()
+		own.g.release()
 		return nil, nil, offer.PathID, err
 	}
-	return pth, g, offer.PathID, nil
+	return pth, own.g, offer.PathID, nil
 }
 
 // arrived ends what dialPath began: the path is a lane or a queue, or nothing became of it.

@@ -111,7 +111,7 @@ func (s *secrets) find(text string) (found []string) {
 
 // spy is a driver that notes the tokens and secrets of the paths that are set up with it.
 type spy struct {
-	path.Driver
+	path.ListenDriver
 	s *secrets
 }
 
@@ -124,11 +124,11 @@ func (d spy) note(token path.Token, cfg *path.Config) {
 
 func (d spy) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
 	d.note(o.Token, &cfg)
-	return d.Driver.Dial(ctx, o, cfg)
+	return d.ListenDriver.Dial(ctx, o, cfg)
 }
 
 func (d spy) Listen() (path.Listener, error) {
-	l, err := d.Driver.Listen()
+	l, err := d.ListenDriver.Listen()
 	return spyListener{l, d}, err
 }
 

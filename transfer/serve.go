@@ -168,6 +168,52 @@ func (p *Peer) maxBody() int {
 // maxPaths is the number of paths that a peer may have, queues and those that it was invited to dial included.
 const maxPaths = 256
 
+// accepts is the accepting side of a path before the peer comes: what its offer says, and what waits for the peer.
+type accepts struct {
+	ownEnd
+	offer path.Offer
+	wait  func(context.Context) (path.Path, error)
+}
+
+// accept prepares the accepting side of a path.
+func (p *Peer) accept(d path.Driver, q *control.OpenPath) (a accepts, err error) {
+	cfg := p.pathConfig(0, int(q.Window), q.NoChecksum)
+	cfg.Streams = int(q.Streams) // whatever this side would dial with
+	var l path.Listener
+	switch d := d.(type) {
+	case path.EndpointDriver:
+		if len(q.Endpoint) == 0 {
+			return a, control.Errorf(control.BadRequest, "path %q: a request without an endpoint", q.Path)
+		}
+	case path.ListenDriver:
+		if len(q.Endpoint) > 0 {
+			return a, control.Errorf(control.BadRequest, "path %q: a request with an endpoint, which this path has none of", q.Path)
+		}
+		if l, err = p.node.listener(d, p.raw.LocalAddr()); err != nil {
+			return a, err
+		}
+		rand.Read(a.offer.Token[:])
+		a.offer.Addr = l.Addr()
+		if cfg.Secret, err = p.secret(a.offer.Token); err != nil {
+			return a, err
+		}
+	}
+	g, err := p.charge(pathNeeds(d, &cfg))
+	if err != nil {
+		return a, err
+	}
+	if a.ownEnd, err = endpoint(d, cfg, q.Endpoint, g); err != nil {
+		return a, err
+	}
+	a.wait = func(ctx context.Context) (path.Path, error) {
+		if a.ep != nil {
+			return a.ep.Connect(ctx, q.Endpoint)
+		}
+		return l.Accept(ctx, a.offer.Token, cfg) // the listener holds a peer that comes before this
+	}
+	return a, nil
+}
+
 // answerOpenPath prepares the accepting side of a path. The peer dials once it has the answer.
 func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	d := p.node.driver(q.Path)
@@ -196,18 +242,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 			return nil, err
 		}
 	}
-	l, err := p.node.listener(d, p.raw.LocalAddr())
-	if err != nil {
-		return nil, err
-	}
-	var token path.Token
-	rand.Read(token[:])
-	cfg := p.pathConfig(0, int(q.Window), q.NoChecksum)
-	cfg.Streams = int(q.Streams) // whatever this side would dial with
-	if cfg.Secret, err = p.secret(token); err != nil {
-		return nil, err
-	}
-	g, err := p.charge(pathNeeds(d, &cfg))
+	acc, err := p.accept(d, &q)
 	if err != nil {
 		return nil, err
 	}
@@ -224,7 +259,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	}
 	p.mu.Unlock()
 	if crowded {
-		g.release()
+		acc.giveUp()
 		return nil, control.Errorf(control.Busy, "this peer has %d paths, open or invited", maxPaths)
 	}
 	ctx, cancel := context.WithTimeout(p.ctx, requestTimeout)
@@ -237,7 +272,8 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 			delete(p.coming, id)
 			p.mu.Unlock()
 		}()
-		pth, err := l.Accept(ctx, token, cfg) // a peer that comes before this is held by the listener
+		g := acc.g
+		pth, err := acc.wait(ctx)
 		if err != nil {
 			g.release()
 			p.node.log.Warn("path not accepted", "peer", p.info.Name, "path", q.Path, "error", err)
@@ -269,7 +305,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		}
 		p.mu.Unlock()
 	}()
-	return &control.PathOffer{Offer: path.Offer{Addr: l.Addr(), Token: token}, PathID: id}, nil
+	return &control.PathOffer{Offer: acc.offer, PathID: id, Endpoint: acc.description()}, nil
 }
 
 // visible reports whether a peer may know of the export.

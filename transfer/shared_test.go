@@ -160,7 +160,7 @@ func TestShareBorrows(t *testing.T) {
 
 // Where the path that could lend cannot be set up, the bytes are copied by another.
 func TestShareWithoutLender(t *testing.T) {
-	broken := &fakeDriver{Driver: shm.Driver{}, name: "shm", dial: func(context.Context) error { return errors.New("no such luck") }}
+	broken := &fakeDriver{ListenDriver: shm.Driver{}, name: "shm", dial: func(context.Context) error { return errors.New("no such luck") }}
 	p := newPair(t, Options{Paths: []path.Driver{broken, tcp.New(tcp.Options{})}})
 	src := region(t, 4096)
 	fill(src, 39)

@@ -85,17 +85,18 @@ func (w *worker) open(seed uint64) (*host, error) {
 	if h.data, err = fault.NewProxyDriver(tcp.New(tcp.Options{}), plan); err != nil {
 		return nil, err
 	}
-	drivers := []path.Driver{shm.Driver{}, h.data}
-	if text := breaks[w.c.Break]; text != "" { // wrong on purpose
-		broken, err := fault.Parse(text)
-		if err != nil {
-			return nil, err
-		}
-		for i := range drivers {
-			if drivers[i], err = fault.NewDriver(drivers[i], broken); err != nil {
+	var drivers []path.Driver
+	for _, d := range []path.ListenDriver{shm.Driver{}, h.data} {
+		if text := breaks[w.c.Break]; text != "" { // wrong on purpose
+			broken, err := fault.Parse(text)
+			if err != nil {
+				return nil, err
+			}
+			if d, err = fault.NewDriver(d, broken); err != nil {
 				return nil, err
 			}
 		}
+		drivers = append(drivers, d)
 	}
 	if h.id, err = identity.Open(filepath.Join(w.c.Dir, workerName(w.c.Index)), identity.Options{}); err != nil {
 		return nil, err

@@ -167,7 +167,7 @@ func (c *Child) Continue() {
 }
 
 // connect makes a path between this process and a child. The child dials, or listens if childListens.
-func connect(t testing.TB, d path.Driver, childListens bool) (*Side, *Child) {
+func connect(t testing.TB, d path.ListenDriver, childListens bool) (*Side, *Child) {
 	t.Helper()
 	f := Factory{}.defaults()
 	c := StartChild(t)
@@ -211,7 +211,7 @@ func connect(t testing.TB, d path.Driver, childListens bool) (*Side, *Child) {
 
 // childSide is the child's part.
 type childSide struct {
-	driver   path.Driver
+	driver   path.ListenDriver
 	listener path.Listener
 	path     path.Path
 	exports  path.Exports
@@ -225,7 +225,7 @@ type childSide struct {
 }
 
 // childMain is the child process; it never returns.
-func childMain(d path.Driver) {
+func childMain(d path.ListenDriver) {
 	w, err := path.NewWaiter()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pathtest child:", err)

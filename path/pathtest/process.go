@@ -17,7 +17,7 @@ const processLarge = 32 << 20
 // RunProcess tests a driver between two real processes: bytes and notifications in both directions, a peer that is frozen
 // for a while, a peer that is killed. It starts the test binary again as the peer, which gets here, too, and stays; so it
 // must be the first thing that its test does, and the test must be a top-level one.
-func RunProcess(t *testing.T, d path.Driver) {
+func RunProcess(t *testing.T, d path.ListenDriver) {
 	if os.Getenv(childEnv) != "" {
 		childMain(d)
 	}

@@ -153,7 +153,7 @@ func (p *Path) closedTo(k path.Key) {
 // ReachesRegion says whether the adapter reaches a region of this side that the CPU does not. The first question about a region registers a page
 // of it. See path.DeviceReacher.
 func (p *Path) ReachesRegion(r *mem.Region) error {
-	if err := p.dev.memory.Reaches(p.source.pd, r); err != nil {
+	if err := p.dev.memory.Reaches(p.dom.pd, r); err != nil {
 		if err = unreachable(err); !errors.Is(err, path.ErrUnreachable) {
 			err = fmt.Errorf("%w: %w", path.ErrUnreachable, err)
 		}

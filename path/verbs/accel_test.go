@@ -23,13 +23,13 @@ var (
 )
 
 // newAccelRig is newRig on a machine with these files. Regions of cards are made before it, since they outlive the paths.
-func newAccelRig(t testing.TB, w *world, tree fs.FS, o Options, rails int) *rig {
+func newAccelRig(t testing.TB, w *world, tree fs.FS, o Options, qps int) *rig {
 	t.Helper()
 	o.Library, o.Device = w.lib, "fake0"
-	f := factory(o, rails)
+	f := factory(o, qps)
 	r := &rig{t: t, w: w}
 	f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
-		ca.Streams, cb.Streams = rails, rails
+		ca.Streams, cb.Streams = qps, qps
 		r.a, r.b = dialWith(t, &Driver{o: o, tree: tree}, ca, cb)
 		return r.a, r.b
 	}
@@ -74,7 +74,7 @@ func TestAccelerators(t *testing.T) {
 		card         cardtest.Options
 		tree         fs.FS
 		o            Options
-		rails        int
+		qps          int
 	}{
 		{"DMABuf", "", cardtest.Options{DMABuf: true}, bare, Options{}, 1},
 		{"DMABufFlush", "mode wire; delay 20us; seed 4", cardtest.Options{DMABuf: true, Flush: true}, bare, Options{Piece: 40_000}, 3},
@@ -100,7 +100,7 @@ func TestAccelerators(t *testing.T) {
 				}
 				places[i] = append(places[i], &spot{card: cards[i], region: x})
 			}
-			r := newAccelRig(t, w, c.tree, c.o, c.rails)
+			r := newAccelRig(t, w, c.tree, c.o, c.qps)
 			rng := rand.New(rand.NewPCG(3, 4))
 			for i, s := range r.Sides() {
 				places[i] = append(places[i], &spot{region: s.Region(size)})

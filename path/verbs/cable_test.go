@@ -20,9 +20,8 @@ import (
 
 // meeting is what the guests of a pair tell each other.
 type meeting struct {
-	Addr  string
-	Token path.Token
-	Key   path.Key
+	Endpoint []byte
+	Key      path.Key
 }
 
 func sh(t testing.TB, line string) string {
@@ -57,8 +56,8 @@ const (
 	patientTimeout = 17 // 0.54 s
 )
 
-// joinCable connects the two machines by a path. The one that listens is guest 1.
-func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting, tr Transport) *cableEnd {
+// joinCable connects the two machines by a path. Guest 2 asks for it.
+func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting) *cableEnd {
 	t.Helper()
 	c := &cableEnd{T: t, ctx: ctx, ended: map[uint64]int{}, errs: map[uint64]error{}}
 	for _, r := range []**mem.Region{&c.local, &c.there} {
@@ -72,30 +71,25 @@ func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting, tr Transport
 		t.Fatal(err)
 	}
 	// The machines are emulated, and stand still for a moment when the host is busy.
-	d := New(Options{Insecure: true, Transport: tr, Timeout: patientTimeout, For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
-	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports, Secret: make([]byte, path.SecretSize)}
+	d := New(Options{Insecure: true, Timeout: patientTimeout, For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
+	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	var theirs meeting
-	var p path.Path
-	if guest.ID() == 1 {
-		l, err := d.Listen()
-		if err != nil {
-			t.Fatal(err)
+	var e path.Endpoint
+	if guest.ID() == 2 {
+		if e, err = d.Endpoint(cfg, nil); err == nil {
+			err = errors.Join(m.Send(meeting{e.Description(), c.shown.Key()}), m.Recv(&theirs))
 		}
-		defer l.Close()
-		mine := meeting{l.Addr(), newToken(), c.shown.Key()}
-		if err := errors.Join(m.Send(mine), m.Recv(&theirs)); err != nil {
-			t.Fatal(err)
+	} else if err = m.Recv(&theirs); err == nil {
+		if e, err = d.Endpoint(cfg, theirs.Endpoint); err == nil {
+			err = m.Send(meeting{e.Description(), c.shown.Key()})
 		}
-		if p, err = l.Accept(ctx, mine.Token, cfg); err != nil {
-			t.Fatal(err)
-		}
-	} else {
-		if err := errors.Join(m.Recv(&theirs), m.Send(meeting{Key: c.shown.Key()})); err != nil {
-			t.Fatal(err)
-		}
-		if p, err = d.Dial(ctx, path.Offer{Addr: theirs.Addr, Token: theirs.Token}, cfg); err != nil {
-			t.Fatal(err)
-		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := e.Connect(ctx, theirs.Endpoint)
+	if err != nil {
+		t.Fatal(err)
 	}
 	c.p, c.key = p.(*Path), theirs.Key
 	t.Cleanup(func() { p.Close() })
@@ -221,8 +215,7 @@ func (c *cableEnd) close() {
 }
 
 // TestGuestLossyCable joins two machines by a cable that loses packets, more and more, and is cut in the end. Everything arrives until
-// then, once, and nothing behind a fence; afterwards both ends say that they are down, over RC and over UC. UC does not get through the loss:
-// docs/verbs.md says why.
+// then, once, and nothing behind a fence; afterwards both ends say that they are down.
 func TestGuestLossyCable(t *testing.T) {
 	if guest.Enter(t, guest.Spec{Profile: guest.Rdma, Guests: 2, Timeout: 5 * time.Minute}) {
 		return
@@ -234,9 +227,9 @@ func TestGuestLossyCable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	t.Run("lossy", func(t *testing.T) { lossyCable(joinCable(t, ctx, m, RC), m) })
+	t.Run("lossy", func(t *testing.T) { lossyCable(joinCable(t, ctx, m), m) })
 	t.Run("cut", func(t *testing.T) {
-		ends := []*cableEnd{joinCable(t, ctx, m, RC), joinCable(t, ctx, m, UC)}
+		ends := []*cableEnd{joinCable(t, ctx, m), joinCable(t, ctx, m)}
 		if err := m.Barrier("cut"); err != nil {
 			t.Fatal(err)
 		}
@@ -246,7 +239,7 @@ func TestGuestLossyCable(t *testing.T) {
 		}
 		serveCable("the end of both paths", func() bool { return ends[0].down != nil && ends[1].down != nil }, ends...)
 		for _, c := range ends {
-			t.Logf("%v: down: %v", c.p.transport, c.down)
+			t.Logf("down: %v", c.down)
 			c.accounts()
 			if c.close(); !errors.Is(c.down, path.ErrDown) || c.downs != 1 {
 				t.Errorf("down %d times: %v", c.downs, c.down)
@@ -348,7 +341,7 @@ func fenced(c *cableEnd, m *guest.Meeting) {
 	c.Logf("the put under the fence: %v", c.errs[put])
 }
 
-// TestGuestPowerOff: one of two machines loses its power while it is written into, read from and notified, over RC and over UC. The other one's
+// TestGuestPowerOff: one of two machines loses its power while it is written into, read from and notified. The other one's
 // paths go down within the retries of their adapter and say why; each operation ends once, memory and adapter have nothing left of them, and
 // serve another path.
 func TestGuestPowerOff(t *testing.T) {
@@ -362,7 +355,7 @@ func TestGuestPowerOff(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	ends := []*cableEnd{joinCable(t, ctx, m, RC), joinCable(t, ctx, m, UC)}
+	ends := []*cableEnd{joinCable(t, ctx, m), joinCable(t, ctx, m)}
 	const few, window = 3, 24
 	if guest.ID() == 2 {
 		for _, c := range ends { // it writes, too, so that the other adapter has something to answer
@@ -399,7 +392,7 @@ func TestGuestPowerOff(t *testing.T) {
 		return down
 	}, ends...)
 	for _, c := range ends {
-		t.Logf("%v: %d of %d operations had ended well; down: %v", c.p.transport, int(c.posted)-c.failed, c.posted, c.down)
+		t.Logf("%d of %d operations had ended well; down: %v", int(c.posted)-c.failed, c.posted, c.down)
 		if !errors.Is(c.down, path.ErrDown) || c.downs != 1 {
 			t.Errorf("down %d times: %v", c.downs, c.down)
 		}

@@ -6,13 +6,13 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// clear says that a frame can be sent on a link: a slot, room and a credit beyond the reserve are there.
-func (l *link) clear(reserve uint32) bool {
+// clear says that a frame can be sent on a queue pair: a slot, room and a credit beyond the reserve are there.
+func (l *queuePair) clear(reserve uint32) bool {
 	return len(l.frames) > 0 && l.out.left() > reserve && l.room() > 0
 }
 
-// send plans a frame on a link, if it is clear.
-func (p *Path) send(l *link, f *frame, reserve uint32, r record) bool {
+// send plans a frame on a queue pair, if it is clear.
+func (p *Path) send(l *queuePair, f *frame, reserve uint32, r record) bool {
 	if !l.clear(reserve) {
 		return false
 	}
@@ -27,7 +27,7 @@ func (p *Path) send(l *link, f *frame, reserve uint32, r record) bool {
 	l.out.sent++
 	l.sent++
 	r.slot, r.local = slot, -1
-	l.add(request{record: r, sge: p.arena.from(int(slot), len(b)), inline: len(b) <= p.inline})
+	l.add(request{record: r, sge: p.arena.sge(int(slot), len(b)), inline: len(b) <= p.inline})
 	return true
 }
 
@@ -36,24 +36,24 @@ func plain(k kind) record { return record{kind: k, work: -1} }
 // control sends the frames of the protocol and the notifications, what others wait for first, as far as credits reach.
 func (p *Path) control() {
 	c, f := p.ctl, &p.frame
-	if p.hello != 0 {
-		*f = frame{typ: frameHello, version: version, nonce: p.hello}
+	if p.greeting == sendsHello {
+		*f = frame{typ: frameHello}
 		if !p.send(c, f, plainReserve, plain(kindFrame)) {
 			return
 		}
-		p.hello = 0
+		p.greeting = greeted
 	}
-	for _, l := range p.rails {
-		r := &l.rail
+	for _, l := range p.data {
+		r := &l.repl
 		if r.sayOffer {
-			*f = frame{typ: frameRail, rail: uint8(l.index - 1), gen: l.gen, qpn: l.num(), psn: l.psn, delivered: l.received}
+			*f = frame{typ: frameReplace, qp: uint8(l.index - 1), gen: l.gen, qpn: l.qp.Num(), psn: l.psn, delivered: l.received}
 			if !p.send(c, f, plainReserve, plain(kindFrame)) {
 				break
 			}
 			r.sayOffer, r.offered = false, true
 		}
 		if r.sayReady {
-			*f = frame{typ: frameReady, rail: uint8(l.index - 1), gen: l.gen}
+			*f = frame{typ: frameReady, qp: uint8(l.index - 1), gen: l.gen}
 			if !p.send(c, f, plainReserve, plain(kindFrame)) {
 				break
 			}
@@ -67,7 +67,6 @@ func (p *Path) control() {
 		}
 		p.revoked = append(p.revoked[:0], p.revoked[1:]...)
 	}
-	p.sayCame()
 	for len(p.answers) > 0 {
 		if !c.clear(plainReserve) {
 			break
@@ -93,7 +92,7 @@ func (p *Path) control() {
 	for p.notes.n > 0 {
 		k := p.notes.head
 		w := &p.works[k]
-		f.typ, f.rail, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
+		f.typ, f.qp, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
 		if !p.send(c, f, plainReserve, record{kind: kindNotify, work: k}) {
 			break
 		}
@@ -108,30 +107,26 @@ func (p *Path) control() {
 // report2peer tells the peer which receives are free again, when it is time and no other frame does.
 func (p *Path) report2peer() {
 	due := p.ctl.in.due()
-	for _, l := range p.rails {
-		due = due || l.rail.state == railUp && l.in.due()
+	for _, l := range p.data {
+		due = due || l.repl.state == qpUp && l.in.due()
 	}
 	if !due {
 		return
 	}
 	f := &p.frame
-	f.typ, f.rail, f.n = frameCredit, 0, len(p.rails)
-	for i, l := range p.rails {
-		f.credit[i] = railCredit{l.gen, l.in.freed}
+	f.typ, f.qp, f.n = frameCredit, 0, len(p.data)
+	for i, l := range p.data {
+		f.credit[i] = qpCredit{l.gen, l.in.freed}
 	}
 	if p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
-		for _, l := range p.rails {
+		for _, l := range p.data {
 			l.in.said = l.in.freed
 		}
 	}
 }
 
 // arrived takes a message in. slot is the receive; the message is in its first n bytes, unless it is an immediate value.
-func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write bool) {
-	if l.uc != nil {
-		p.counted(l, slot, imm, hasImm, write, n)
-		return
-	}
+func (p *Path) arrived(l *queuePair, slot int32, n int, imm uint32, hasImm, write bool) {
 	l.received++
 	l.held++
 	if write {
@@ -153,7 +148,7 @@ func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write boo
 			return
 		}
 	} else if f.typ != frameNotify {
-		p.violated(malformed("a frame of type %d on a rail", f.typ))
+		p.violated(malformed("a frame of type %d on a queue pair", f.typ))
 		return
 	}
 	if f.typ == frameNotify {
@@ -166,7 +161,7 @@ func (p *Path) arrived(l *link, slot int32, n int, imm uint32, hasImm, write boo
 	}
 }
 
-func (p *Path) noticed(l *link, slot int32, e path.Event) {
+func (p *Path) noticed(l *queuePair, slot int32, e path.Event) {
 	if err := p.flushGiven(); err != nil && p.untrue == nil {
 		p.untrue = fmt.Errorf("verbs: %w: a notification of what the card cannot see: %w", path.ErrDown, err)
 	}
@@ -175,20 +170,20 @@ func (p *Path) noticed(l *link, slot int32, e path.Event) {
 	}
 	p.st.NotifyReceived++
 	p.dirty = true
-	p.queue(queued{Event: e, work: -1, link: int32(l.index), slot: slot})
+	p.queue(queued{Event: e, work: -1, qp: int32(l.index), slot: slot})
 }
 
 // handle acts on a frame of the protocol.
 func (p *Path) handle(f *frame) error {
-	if p.greeting != 0 && f.typ != frameHello {
+	if p.greeting == expectsHello && f.typ != frameHello {
 		return malformed("a frame of type %d before the hello", f.typ)
 	}
 	switch f.typ {
 	case frameHello:
-		if f.version != version || f.nonce != p.greeting || p.greeting == 0 {
+		if p.greeting != expectsHello {
 			return malformed("a hello that is not expected")
 		}
-		p.greeting = 0
+		p.greeting = greeted
 	case frameAttach:
 		if len(p.answers) > 2*maxAsking {
 			return malformed("more questions than are allowed at once")
@@ -198,16 +193,16 @@ func (p *Path) handle(f *frame) error {
 		return p.answered(f)
 	case frameRevoked:
 		p.withdrawn(f.key)
-	case frameRail:
+	case frameReplace:
 		return p.offered(f)
 	case frameReady:
 		return p.peerReady(f)
 	case frameCredit:
-		if f.n != len(p.rails) {
-			return malformed("a report about %d rails of %d", f.n, len(p.rails))
+		if f.n != len(p.data) {
+			return malformed("a report about %d queue pairs of %d", f.n, len(p.data))
 		}
 		for i, c := range f.credit[:f.n] {
-			if l := p.rails[i]; l.rail.state == railUp && c.gen == l.gen {
+			if l := p.data[i]; l.repl.state == qpUp && c.gen == l.gen {
 				if err := l.out.told(c.consumed); err != nil {
 					return err
 				}
@@ -224,14 +219,7 @@ func (p *Path) handle(f *frame) error {
 		}
 	case frameFlushed:
 		return p.flushed(f.status)
-	case frameCame:
-		return p.came(f)
 	case frameBye:
-		if p.seats != nil { // what the peer knew to be over when it said so may not have been taken in
-			if p.ended(); p.err != nil {
-				return nil
-			}
-		}
 		p.down(fmt.Errorf("verbs: closed by the peer: %w", path.ErrDown))
 	default:
 		return malformed("a frame of type %d at this time", f.typ)

@@ -11,8 +11,8 @@ import (
 const (
 	batchMax  = 64      // requests in one call of the library
 	bulkAhead = 8 << 20 // bytes of bulk operations that are posted and not completed, in the beginning: what a small one may wait for at the adapter
-	keepSmall = 32      // requests of a rail that bulk operations leave free
-	keepBinds = 8       // requests of a rail that all operations leave free: for windows
+	keepSmall = 32      // requests of a queue pair that bulk operations leave free
+	keepBinds = 8       // requests of a queue pair that all operations leave free: for windows
 )
 
 // local is a part of a local region that is registered because requests use it.
@@ -62,7 +62,7 @@ func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
 		access = mem.ReadAccess
 	}
 	from := part * granule
-	reg, err := p.source.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
+	reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
 	if err != nil {
 		return -1, err
 	}
@@ -93,7 +93,6 @@ func (p *Path) dropLocal(i int32) {
 
 // issue posts what the operations have left: small ones first, then one batch of each bulk operation in turn.
 func (p *Path) issue() {
-	p.rewrite()
 	for p.small.n > 0 && p.err == nil {
 		if !p.advance(p.small.head, keepBinds, 1<<62) {
 			break
@@ -109,12 +108,12 @@ func (p *Path) issue() {
 			p.rotate(&p.bulk)
 		}
 	}
-	for _, l := range p.rails {
+	for _, l := range p.data {
 		l.flush(int(p.tuner.knobs[knobSignal].value))
 	}
 }
 
-// advance posts pieces of an operation, up to a batch and so many bytes. false: there is no room, or no rail, for now.
+// advance posts pieces of an operation, up to a batch and so many bytes. false: there is no room, or no queue pair, for now.
 func (p *Path) advance(k int32, keep int, budget uint64) bool {
 	w := &p.works[k]
 	if w.again || w.cancel || w.err != nil {
@@ -140,7 +139,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 			p.settle(k)
 			return true
 		}
-		l, stall := p.railFor(r, w.op.Kind, keep)
+		l, stall := p.queuePairFor(r, keep)
 		if l == nil {
 			if stall {
 				return false
@@ -150,7 +149,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 			return true
 		}
 		before := w.cur
-		pc, _ := w.cur.next(w.op.Copies, min(limit, budget, l.most()))
+		pc, _ := w.cur.next(w.op.Copies, min(limit, budget))
 		if err := p.piece(l, k, w, r, c, pc); err != nil {
 			w.cur = before
 			if errors.Is(err, errNoLocal) && w.pending+p.busyLocals() > 0 {
@@ -178,10 +177,10 @@ func (p *Path) busyLocals() int {
 }
 
 // piece plans the request for one piece, and the notification behind it where the order of the queue pair proves what is needed.
-func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
+func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
 	s := &c.Local
 	b := s.Region.All().Bytes() // nil: memory of an accelerator
-	req := request{record: record{kind: kindWrite, work: k, slot: -1, local: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rails[l.index-1].rkey}
+	req := request{record: record{kind: kindWrite, work: k, slot: -1, local: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rkeys[l.index-1].rkey}
 	req.sge.Length = uint32(pc.n)
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
@@ -204,15 +203,9 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	} else {
 		w.foreign = w.foreign || b == nil
 	}
-	if l.uc != nil {
-		w.rails |= 1 << l.index
-		l.uc.shoot(l, &req, k, pc)
-		p.post(l, w, &req)
-		return nil
-	}
-	alone := w.rails == 0 && w.pending == 0
-	w.rails |= 1 << l.index
-	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.rails == 1<<l.index && w.cur.done(w.op.Copies) && l.out.left() > 0
+	alone := w.qps == 0 && w.pending == 0
+	w.qps |= 1 << l.index
+	last := w.op.Kind == path.Put && w.op.Notify && !w.noted && w.qps == 1<<l.index && w.cur.done(w.op.Copies) && l.out.left() > 0
 	switch {
 	case last && alone && len(w.op.Msg) == 0 && w.op.Imm < 1<<32:
 		req.kind, req.imm, req.no = kindWriteImm, uint32(w.op.Imm), l.sent
@@ -222,9 +215,9 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	case last && l.room() >= 2 && len(l.frames) > 0:
 		p.post(l, w, &req)
 		f := &p.frame
-		f.typ, f.rail, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
+		f.typ, f.qp, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
 		no := l.sent
-		if p.send(l, f, 0, record{kind: kindNotify, work: k, no: no}) { // else, the turn at the initiator is over, it follows when all is complete
+		if p.send(l, f, 0, record{kind: kindNotify, work: k, no: no}) {
 			w.pending++
 			w.noting = true
 		}
@@ -234,7 +227,7 @@ func (p *Path) piece(l *link, k int32, w *work, r *reach, c *path.Copy, pc piece
 	return nil
 }
 
-func (p *Path) post(l *link, w *work, req *request) {
+func (p *Path) post(l *queuePair, w *work, req *request) {
 	l.add(*req)
 	w.pending++
 	if w.bulk {
@@ -247,7 +240,7 @@ func (p *Path) post(l *link, w *work, req *request) {
 }
 
 // over takes in that a request succeeded.
-func (p *Path) over(l *link, r *record) {
+func (p *Path) over(l *queuePair, r *record) {
 	p.release1(l, r)
 	if r.short {
 		p.shortEnded(true)
@@ -259,7 +252,7 @@ func (p *Path) over(l *link, r *record) {
 		g.windows[l.index-1].bound = true
 		p.bound(g)
 		return
-	case kindFrame, kindNudge, kindMark, kindShot, kindProbe: // a shot is over when the peer says what became of it
+	case kindFrame, kindNudge, kindMark:
 		return
 	}
 	p.repairs = 0
@@ -275,7 +268,7 @@ func (p *Path) over(l *link, r *record) {
 }
 
 // lose takes in that a request came back unexecuted, or of which this side does not know whether it was executed.
-func (p *Path) lose(l *link, r *record) {
+func (p *Path) lose(l *queuePair, r *record) {
 	p.release1(l, r)
 	if r.short {
 		p.shortEnded(false)
@@ -291,19 +284,19 @@ func (p *Path) lose(l *link, r *record) {
 		*w = window{}
 		p.bound(g)
 		return
-	case kindFrame, kindNudge, kindMark, kindShot, kindProbe: // broken gives up what an unreliable connection had
+	case kindFrame, kindNudge, kindMark:
 		return
 	}
 	w := &p.works[r.work]
 	w.pending--
 	w.lost |= 1 << l.index
 	if r.kind == kindNotify || r.kind == kindWriteImm {
-		w.noteLost, w.noteRail, w.noteNo = true, l.index, r.no
+		w.noteLost, w.noteQP, w.noteNo = true, l.index, r.no
 	}
 }
 
 // release1 gives back what a request held.
-func (p *Path) release1(l *link, r *record) {
+func (p *Path) release1(l *queuePair, r *record) {
 	if r.slot >= 0 {
 		l.frames = append(l.frames, r.slot)
 	}

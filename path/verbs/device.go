@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// device is an open adapter with the port and the address that paths use. All paths and listeners of a driver share it; it is
+// device is an open adapter with the port and the address that paths use. All endpoints and paths of a driver share it; it is
 // closed with the last of them.
 type device struct {
 	owner *Driver
@@ -26,9 +26,6 @@ type device struct {
 	// shared is the domain of all paths where the device has memory windows; otherwise each path has its own.
 	shared *domain
 	noMW   string // why not
-
-	dynMu sync.Mutex // guards dyn
-	dyn   *dynamic   // nil until a path with DC is made
 
 	users int // guarded by Driver.mu
 
@@ -126,21 +123,12 @@ func (dev *device) newDomain(windows bool) (*domain, error) {
 
 func (d *domain) close() error { return errors.Join(d.local.Close(), d.pd.Close()) }
 
-// domains are that of what the peer of a new path reaches, which leave gives back, and that of what the path itself reads and writes.
-func (p *Path) domains() (own, source *domain, err error) {
-	dev := p.dev
-	switch {
-	case p.transport == DC: // a target binds no windows
-		if p.dyn, err = dev.openDynamic(); err != nil {
-			return nil, nil, err
-		}
-		own, err = dev.newDomain(false)
-		return own, p.dyn.dom, err
-	case dev.shared != nil:
-		return dev.shared, dev.shared, nil
+// domain is that of a new path, which leave gives back.
+func (dev *device) domain() (*domain, error) {
+	if dev.shared != nil {
+		return dev.shared, nil
 	}
-	own, err = dev.newDomain(false)
-	return own, own, err
+	return dev.newDomain(false)
 }
 
 func (d *domain) leave() error {
@@ -152,9 +140,6 @@ func (d *domain) leave() error {
 
 func (dev *device) close() error {
 	var err error
-	if dev.dyn != nil {
-		err = dev.dyn.close()
-	}
 	if dev.shared != nil {
 		err = errors.Join(err, dev.shared.close())
 	}

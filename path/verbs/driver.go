@@ -1,7 +1,6 @@
 package verbs
 
 import (
-	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
@@ -12,9 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/ibv"
-	"github.com/penstock-io/penstock/internal/ibv/cm"
 	"github.com/penstock-io/penstock/internal/rdma"
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -28,36 +25,27 @@ type Options struct {
 	Port    int        // of the device, from 1; 0 is the first that is active
 	GID     *int       // index in the port's table of addresses; nil leaves the choice to the path
 	For     netip.Addr // an address of a peer, for which the GID is chosen; not valid: any
-	// Rails is the number of data queue pairs of a path unless path.Config.Streams says otherwise; 0 means DefaultRails. Both sides have the same.
-	Rails int
-	Depth int // requests in the queue of a rail; 0 means DefaultDepth
-	// Transport is what carries puts. A listener whose Transport is AnyTransport takes the dialer's; otherwise both sides have the same.
-	Transport Transport
-	// Initiators bounds the queue pairs by which all paths with DC of a device send; for their control there are a quarter as many more. 0 means
-	// DefaultInitiators.
-	Initiators int
+	// QueuePairs is the number of data queue pairs of a path unless path.Config.Streams says otherwise; 0 means DefaultQueuePairs. Both sides have the same.
+	QueuePairs int
+	Depth      int // requests in the queue of a queue pair; 0 means DefaultDepth
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
 	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
 	Signal  uint64 // the path signals one request in this many; 0 lets the path find out
 	Tune    Tuning // between which values the path looks for those that are not given
-	// Meet is how a listener of this driver meets its dialers.
-	Meet Meet
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
 	NoInline, NoWindows bool
 	// Insecure permits peers on other machines. RDMA is not encrypted: every host on the way can read and change what travels.
 	Insecure bool
 
-	cm    string        // file of librdmacm, "": the system's. For tests.
-	mlx5  string        // file of libmlx5, ""  is the system's. For tests.
-	looks time.Duration // between two looks whether links get on; 0: rdma.WatchEvery. For tests.
+	looks time.Duration // between two looks whether queue pairs get on; 0: rdma.WatchEvery. For tests.
 }
 
 // The values that the zero Options stand for.
 const (
-	DefaultRails   = 1
-	DefaultDepth   = 256
-	DefaultTimeout = 14 // 67 ms
+	DefaultQueuePairs = 1
+	DefaultDepth      = 256
+	DefaultTimeout    = 14 // 67 ms
 )
 
 // retries is how often an adapter sends again what the peer does not acknowledge. Soft-RoCE takes the 7 that fits into the field for "for ever".
@@ -80,13 +68,6 @@ func (o *Options) ring() int {
 		n *= 2
 	}
 	return n
-}
-
-func (o *Options) initiators() int {
-	if o.Initiators == 0 {
-		return DefaultInitiators
-	}
-	return o.Initiators
 }
 
 func (o *Options) timeout() uint8 {
@@ -118,16 +99,10 @@ func (o *Options) check() error {
 	switch {
 	case o.Depth != 0 && (o.Depth < 4*keepSmall || o.Depth > maxDepth):
 		return bad("Options.Depth is %d: expected 0 for %d, or %d to %d", o.Depth, DefaultDepth, 4*keepSmall, maxDepth)
-	case o.Rails < 0 || o.Rails > maxRails:
-		return bad("Options.Rails is %d: expected 0 for %d, or up to %d", o.Rails, DefaultRails, maxRails)
+	case o.QueuePairs < 0 || o.QueuePairs > maxQPs:
+		return bad("Options.QueuePairs is %d: expected 0 for %d, or up to %d", o.QueuePairs, DefaultQueuePairs, maxQPs)
 	case o.Timeout < 0 || o.Timeout > 31:
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
-	case o.Transport > DC:
-		return bad("Options.Transport is %s: expected AnyTransport, RC, UC or DC", o.Transport)
-	case o.Initiators < 0 || o.Initiators > MaxInitiators:
-		return bad("Options.Initiators is %d: expected 0 for %d, or up to %d", o.Initiators, DefaultInitiators, MaxInitiators)
-	case o.Meet > MeetCM:
-		return bad("Options.Meet is %d: expected MeetAuto, MeetUD or MeetCM", o.Meet)
 	case o.Port < 0:
 		return bad("Options.Port is %d: expected 0 for the first active one, or a number from 1", o.Port)
 	case o.Piece > 1<<30:
@@ -138,28 +113,28 @@ func (o *Options) check() error {
 	return o.Tune.check()
 }
 
-// Driver makes paths over RDMA. It implements path.Driver. The device is open while a listener or a path of the driver is.
+// Driver makes paths over RDMA. It implements path.EndpointDriver. The device is open while an endpoint or a path of the driver is.
 type Driver struct {
 	o    Options
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
 
-	mu      sync.Mutex // guards what follows, and the device's count of users
-	lib     rdma.Library
-	manager *cm.Library
-	dev     *device
+	mu  sync.Mutex // guards what follows, and the device's count of users
+	lib rdma.Library
+	dev *device
 }
 
 var (
-	_ path.Driver   = (*Driver)(nil)
-	_ path.Prober   = (*Driver)(nil)
-	_ path.Listener = (*Listener)(nil)
-	_ path.Path     = (*Path)(nil)
-
-	_ path.DeviceReacher = (*Path)(nil)
+	_ path.EndpointDriver = (*Driver)(nil)
+	_ path.Prober         = (*Driver)(nil)
+	_ path.Path           = (*Path)(nil)
+	_ path.DeviceReacher  = (*Path)(nil)
 )
 
-// New makes a driver; for bad options see Check, a missing device shows when it listens or dials.
+// New makes a driver; for bad options see Check, a missing device shows by Probe and Endpoint.
 func New(o Options) *Driver { return &Driver{o: o, lib: rdma.Library{Path: o.Library}} }
+
+// Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks at nothing else. The error wraps path.ErrUnavailable.
+func (o Options) Check() error { return o.check() }
 
 // Check is that of the Options; it makes the driver a path.Checker.
 func (d *Driver) Check() error { return d.o.check() }
@@ -193,11 +168,6 @@ func (d *Driver) device() (*device, error) {
 		if err != nil {
 			return nil, err
 		}
-		if d.o.Transport == DC { // who asks for it learns at once whether it can be had
-			if _, err := dev.openDynamic(); err != nil {
-				return nil, errors.Join(err, dev.close())
-			}
-		}
 		d.dev = dev
 	}
 	d.dev.users++
@@ -217,8 +187,8 @@ func (dev *device) put() error {
 }
 
 // way is how this side reaches a peer.
-func (dev *device) way(p *params) ibv.Address {
-	a := ibv.Address{Port: uint8(dev.port.Port), DGID: netip.AddrFrom16(p.gid), SGIDIndex: uint8(dev.gid.Index), LID: p.lid}
+func (dev *device) way(d *description) ibv.Address {
+	a := ibv.Address{Port: uint8(dev.port.Port), DGID: netip.AddrFrom16(d.gid), SGIDIndex: uint8(dev.gid.Index), LID: d.lid}
 	if dev.port.Link == ibv.LinkEthernet {
 		a.LID = 0
 	}
@@ -236,23 +206,22 @@ func (dev *device) permits(gid [16]byte) error {
 		netip.AddrFrom16(gid), path.ErrUnavailable)
 }
 
-func randomPSN() uint32 { return uint32(random64()) & (1<<24 - 1) }
-
-func random64() uint64 {
-	var b [8]byte
+// randomPSN is where the sequence numbers of a queue pair begin: what is left of another connection on the way does not fit.
+func randomPSN() uint32 {
+	var b [4]byte
 	rand.Read(b[:]) // never fails (Go 1.24)
-	return binary.BigEndian.Uint64(b[:])
+	return binary.BigEndian.Uint32(b[:]) & (1<<24 - 1)
 }
 
 // terms are what a configuration asks for.
-func (d *Driver) terms(cfg path.Config) (window, rails int, err error) {
-	window, rails = cfg.Window, cfg.Streams
+func (d *Driver) terms(cfg path.Config) (window, qps int, err error) {
+	window, qps = cfg.Window, cfg.Streams
 	if window == 0 {
 		window = path.DefaultWindow
 	}
-	if rails == 0 {
-		if rails = d.o.Rails; rails == 0 {
-			rails = DefaultRails
+	if qps == 0 {
+		if qps = d.o.QueuePairs; qps == 0 {
+			qps = DefaultQueuePairs
 		}
 	}
 	switch {
@@ -260,160 +229,8 @@ func (d *Driver) terms(cfg path.Config) (window, rails int, err error) {
 		err = errors.New("verbs: Config.Exports is nil: give the table of what the peer may reach, which may be empty")
 	case window < 1:
 		err = fmt.Errorf("verbs: Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, path.DefaultWindow, maxWindow)
-	case rails < 1:
-		err = fmt.Errorf("verbs: Config.Streams is %d: expected 0 for %d, or up to %d", cfg.Streams, DefaultRails, maxRails)
-	case cfg.Secret != nil && len(cfg.Secret) != path.SecretSize:
-		err = fmt.Errorf("verbs: Config.Secret has %d bytes: expected %d", len(cfg.Secret), path.SecretSize)
+	case qps < 1:
+		err = fmt.Errorf("verbs: Config.Streams is %d: expected 0 for %d, or up to %d", cfg.Streams, DefaultQueuePairs, maxQPs)
 	}
-	return min(window, maxWindow), min(rails, maxRails), err
-}
-
-const (
-	helloFirst = 20 * time.Millisecond // until a hello is repeated; then twice as long each time
-	helloMost  = 400 * time.Millisecond
-	// handshakeTime bounds a handshake, for a caller whose context has no end.
-	handshakeTime = 20 * time.Second
-)
-
-// Dial sets up the path that was offered: it repeats its hello until the listener answers.
-func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
-	at, byCM, err := parseCMAddress(o.Addr)
-	to := place{gid: at.Addr().As16()}
-	if !byCM {
-		to, err = parseAddress(o.Addr)
-	}
-	if err != nil {
-		return nil, err
-	}
-	window, rails, err := d.terms(cfg)
-	if err != nil {
-		return nil, err
-	}
-	dev, err := d.device()
-	if err != nil {
-		return nil, err
-	}
-	if err := dev.permits(to.gid); err != nil {
-		return nil, errors.Join(err, dev.put())
-	}
-	p, err := newPath(dev, cfg, &d.o, window, rails, max(d.o.Transport, RC))
-	if err != nil {
-		return nil, err // which has given the device back
-	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeTime)
-	defer cancel()
-	h := hello{token: o.Token, nonce: p.nonce, params: p.params(window)}
-	if byCM {
-		err = p.meetCM(ctx, at, &h, cfg.Secret)
-	} else {
-		err = p.meet(ctx, to, &h, cfg.Secret)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("verbs: dial %s: %w", o.Addr, err), p.abandon())
-	}
-	return p, nil
-}
-
-// abandon gives up a path that was never handed out.
-func (p *Path) abandon() error {
-	p.err, p.closed = errClosed, true
-	return errors.Join(p.dismantle(), p.release())
-}
-
-// meet exchanges hello and welcome by datagrams and begins the connections.
-func (p *Path) meet(ctx context.Context, to place, h *hello, secret []byte) error {
-	u, err := openUD(p.dev, 16)
-	if err != nil {
-		return err
-	}
-	defer u.close()
-	h.udQPN, h.udQKey = u.qp.Num(), u.qkey
-	if err := u.send(&params{gid: to.gid, lid: to.lid, udQPN: to.qpn, udQKey: to.qkey}, h.append(nil, secret)); err != nil {
-		return err
-	}
-	stop := context.AfterFunc(ctx, u.wake)
-	defer stop()
-	pause := helloFirst
-	for next := time.Now().Add(pause); ; {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("no answer: the listener is gone, the network does not carry RoCE (UDP port 4791) between the two, or no Accept waits for this path: %w", err)
-		}
-		b, err := u.receive(time.Until(next))
-		if err != nil {
-			return err
-		}
-		if b == nil {
-			if time.Until(next) <= 0 {
-				if err := u.again(h.append(nil, secret)); err != nil {
-					return err
-				}
-				pause = min(2*pause, helloMost)
-				next = time.Now().Add(pause)
-			}
-			continue
-		}
-		var w welcome
-		if w.parse(b) != nil || w.nonce != h.nonce || !sealed(b, secret) {
-			continue // not for us, or not from whom we asked
-		}
-		if w.status != statusWelcome {
-			return w.refusal()
-		}
-		return p.welcomed(ctx, h, &w)
-	}
-}
-
-// welcomed connects to a listener that took the hello.
-func (p *Path) welcomed(ctx context.Context, h *hello, w *welcome) error {
-	if int(w.rails) != len(p.rails) {
-		return malformed("the listener has %d rails and this side %d", w.rails, len(p.rails))
-	}
-	if w.transport() != p.transport {
-		return malformed("the listener has %s and this side %s", w.transport(), p.transport)
-	}
-	if err := p.dev.permits(w.gid); err != nil {
-		return err
-	}
-	if err := p.start(w.params); err != nil {
-		return err
-	}
-	return p.greet(ctx, h.nonce)
-}
-
-// greet sends the first frame of the control connection: the listener's end begins with it.
-func (p *Path) greet(ctx context.Context, nonce uint64) error {
-	p.hello = nonce
-	p.control()
-	return p.until(ctx, func() bool { return p.hello == 0 && p.ctl.tail == p.ctl.head })
-}
-
-// until serves the path until cond holds, before it has an owner.
-func (p *Path) until(ctx context.Context, cond func() bool) error {
-	wake, err := sys.Eventfd()
-	if err != nil {
-		return err
-	}
-	defer sys.Close(wake)
-	over := make(chan struct{})
-	stop := context.AfterFunc(ctx, func() { sys.Ring(wake); close(over) })
-	defer func() {
-		if !stop() {
-			<-over
-		}
-	}()
-	for !cond() && p.err == nil {
-		if err := ctx.Err(); err != nil {
-			return fmt.Errorf("the other side does not begin: %w", err)
-		}
-		if !p.Arm() {
-			if _, err := sys.PollIn(-1, wake, p.FD()); err != nil {
-				return err
-			}
-		}
-		p.Poll(nil)
-	}
-	if cond() { // it may have ended again since: its owner learns that by EventDown
-		return nil
-	}
-	return p.err
+	return min(window, maxWindow), min(qps, maxQPs), err
 }

@@ -24,18 +24,14 @@ func (p *Path) explain() {
 	d := p.dev
 	guard := "each export by a memory window (type 2B) for this peer's queue pairs, on a region of exactly its bytes"
 	if !p.dom.windows {
-		noMW := d.noMW
-		if p.dyn != nil {
-			noMW = "targets of DC bind no windows"
-		}
-		guard = fmt.Sprintf("each export by a region of exactly its bytes, in a protection domain for this peer alone (%s)", noMW)
+		guard = fmt.Sprintf("each export by a region of exactly its bytes, in a protection domain for this peer alone (%s)", d.noMW)
 	}
 	p.lines = []string{
-		fmt.Sprintf("verbs on %s port %d to %s: %d rails; window %d, queues of %d requests, MTU %s, inline up to %d bytes", d.ctx.Name(), d.port.Port,
-			p.dev.way(&p.peer).DGID, len(p.rails), p.window, p.o.depth(), min(d.port.ActiveMTU, mtuOf(p.peer.mtu)), p.inline),
+		fmt.Sprintf("verbs on %s port %d to %s: %d queue pairs; window %d, queues of %d requests, MTU %s, inline up to %d bytes", d.ctx.Name(), d.port.Port,
+			p.dev.way(&p.peer).DGID, len(p.data), p.window, p.o.depth(), min(d.port.ActiveMTU, mtuOf(p.peer.mtu)), p.inline),
 		"address: " + d.why,
 		"peers are let in: " + guard,
-		"queue pairs for this peer: " + p.pairs(),
+		fmt.Sprintf("queue pairs for this peer: %d: 1 for control (RC), %d for puts and gets (RC)", len(p.qps), len(p.data)),
 		"copies: none; integrity: the invariant CRC of the adapters; encryption: none",
 	}
 	if !p.dev.memory.Able() || p.peer.flags&flagDevices == 0 {
@@ -50,29 +46,14 @@ func (p *Path) Explain() []string {
 	defer p.mu.Unlock()
 	out := append([]string(nil), p.lines...)
 	out = append(out, "requests: "+p.pub.tuned.String())
-	if s := p.source.local.Stats(); s.Misses > 0 {
+	if s := p.dom.local.Stats(); s.Misses > 0 {
 		out = append(out, fmt.Sprintf("local memory: %d registrations made (%v in all), %d uses of one that was there", s.Misses, s.Registering.Round(time.Microsecond), s.Hits+s.Shared))
 	}
 	for _, s := range devices {
 		out = append(out, "memory of accelerators: "+s)
 	}
-	if p.transport == UC {
-		out = append(out, fmt.Sprintf("unreliable connections: pieces of up to %d KiB now; lost and written again: %d; questions into silence: %d",
-			p.pub.pieces>>10, p.pub.rewritten, p.pub.asked))
-	}
-	if p.dyn != nil {
-		for k, s := range p.seats {
-			n, most, waits, own, why := s.pool.counts(s)
-			line := fmt.Sprintf("initiators for %s: %d of %d at most, shared by %d paths of this device; a path had to wait %d times, this one %d",
-				[]string{"control", "puts and gets"}[k], n, most, p.dyn.paths.Load(), waits, own)
-			if why != nil {
-				line += fmt.Sprintf("; no more because: %v", why)
-			}
-			out = append(out, line)
-		}
-	}
 	if p.pub.replaced > 0 {
-		out = append(out, fmt.Sprintf("rails replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))
+		out = append(out, fmt.Sprintf("queue pairs replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))
 	}
 	return append(out, p.remarks...)
 }

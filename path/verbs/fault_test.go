@@ -19,10 +19,10 @@ type rig struct {
 	a, b *Path
 }
 
-func newRig(t testing.TB, w *world, o Options, rails int) *rig {
+func newRig(t testing.TB, w *world, o Options, qps int) *rig {
 	t.Helper()
-	o.Library, o.mlx5 = w.lib, w.lib
-	f := factory(o, rails)
+	o.Library = w.lib
+	f := factory(o, qps)
 	r := &rig{t: t, w: w}
 	make := f.New
 	f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
@@ -41,19 +41,15 @@ func copyTo(local *mem.Region, e *path.Export, off, n int) []path.Copy {
 
 const both = path.Read | path.Write
 
-// kill puts a queue pair of a rail into error, as an adapter may do: with DC the initiator of a, or the target of b.
-func (r *rig) kill(t testing.TB, p *Path, rail int) {
+// kill puts a queue pair of a queue pair into error, as an adapter may do.
+func (r *rig) kill(t testing.TB, p *Path, qp int) {
 	t.Helper()
-	n := p.rails[rail].num()
-	if p == r.a && p.seats != nil {
-		n = p.seats[forData].i.dci.Num()
-	}
-	r.w.do(t, fmt.Sprintf("kill 0 %#x", n))
+	r.w.do(t, fmt.Sprintf("kill 0 %#x", p.data[qp].qp.Num()))
 }
 
-// TestRailsAreReplaced breaks the data connection in every way that an adapter has, from either side, with operations under way:
+// TestQueuePairsAreReplaced breaks the data connection in every way that an adapter has, from either side, with operations under way:
 // all of them end well, each notification arrives exactly once, and the bytes are right.
-func TestRailsAreReplaced(t *testing.T) {
+func TestQueuePairsAreReplaced(t *testing.T) {
 	for _, mode := range []string{"mode post", "mode wire; delay 30us; seed 3"} {
 		for _, c := range []struct {
 			name   string
@@ -66,17 +62,10 @@ func TestRailsAreReplaced(t *testing.T) {
 			{"RemoteOperation", "status send 2 REM_OP_ERR", 0},
 			{"LocalProtection", "status send 5 LOC_PROT_ERR", 0},
 		} {
-			for _, kind := range []struct {
-				transport Transport
-				rails     int
-			}{{RC, 1}, {RC, 3}, {UC, 1}, {UC, 3}, {DC, 1}, {DC, 3}} {
-				t.Run(fmt.Sprintf("%s/%s/%s/%d", mode, c.name, kind.transport, kind.rails), func(t *testing.T) {
-					o, rails := Options{Piece: 64 << 10, Transport: kind.transport}, kind.rails
+			for _, qps := range []int{1, 3} {
+				t.Run(fmt.Sprintf("%s/%s/%d", mode, c.name, qps), func(t *testing.T) {
 					w := newWorld(t, mode)
-					if kind.transport == DC { // a target that is gone answers nothing
-						w.do(t, "timers instant")
-					}
-					r := newRig(t, w, o, rails)
+					r := newRig(t, w, Options{Piece: 64 << 10}, qps)
 					const size = 4 << 20
 					local := r.A.Region(size)
 					e := r.B.Export(r.B.Region(size), both)
@@ -108,13 +97,13 @@ func TestRailsAreReplaced(t *testing.T) {
 						r.kill(t, r.a, 0)
 					}
 					if c.kill&2 != 0 {
-						r.kill(t, r.b, rails-1)
+						r.kill(t, r.b, qps-1)
 					}
 					res = append(res, r.A.Post(ops[10:]...)...)
 					done := func() bool {
 						return !slices.ContainsFunc(res, func(x *pathtest.Result) bool { return x.Times == 0 }) && len(r.B.Notices) >= want
 					}
-					r.Drive("operations on a rail that broke", done)
+					r.Drive("operations on a queue pair that broke", done)
 					r.Pump(50)
 					seen := map[uint64]int{}
 					for _, n := range r.B.Notices {
@@ -137,7 +126,7 @@ func TestRailsAreReplaced(t *testing.T) {
 						}
 					}
 					if r.a.replaced == 0 || r.b.replaced == 0 {
-						t.Errorf("%d and %d rails replaced: the fault did not happen", r.a.replaced, r.b.replaced)
+						t.Errorf("%d and %d queue pairs replaced: the fault did not happen", r.a.replaced, r.b.replaced)
 					}
 					// The new one carries the other direction too.
 					back := r.B.Region(4096)
@@ -154,7 +143,7 @@ func TestRailsAreReplaced(t *testing.T) {
 // fence is over, nothing of it may change any more, whatever the adapter still has to do; and an operation on another export that
 // was caught in the middle gets through.
 func TestNothingLandsBehindAFence(t *testing.T) {
-	for _, o := range []Options{{}, {NoWindows: true}, {Transport: UC}, {Transport: UC, NoWindows: true}, {Transport: DC}} {
+	for _, o := range []Options{{}, {NoWindows: true}} {
 		for steps := range 24 {
 			w := newWorld(t, "mode pump")
 			o.Piece = 64 << 10
@@ -200,10 +189,7 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 			if n := len(r.B.Notices); n != 1 && put[0].Err != nil {
 				t.Fatalf("%d requests before: %d notifications", steps, n)
 			}
-			switch { // a refused write ends a reliable connection; an unreliable one drops it, and the other operations go on
-			case o.Transport == UC && r.a.replaced+r.b.replaced > 0:
-				t.Errorf("%d requests before: %d and %d rails were replaced", steps, r.a.replaced, r.b.replaced)
-			case o.Transport == UC && steps == 0 && r.a.rewritten == 0, o.Transport != UC && steps == 0 && r.a.replaced == 0:
+			if steps == 0 && r.a.replaced == 0 {
 				t.Error("nothing was refused: the fence came too late to matter")
 			}
 			r.end()
@@ -212,34 +198,31 @@ func TestNothingLandsBehindAFence(t *testing.T) {
 }
 
 // TestNothingLandsBehindClose: a get that is under way when its path is closed writes no byte of this side any more, whatever the adapter had done of
-// it. With DC the initiator outlives the path.
+// it.
 func TestNothingLandsBehindClose(t *testing.T) {
-	for _, o := range []Options{{}, {Transport: UC}, {Transport: DC}} {
-		for steps := range 6 {
-			w := newWorld(t, "mode pump")
-			o.Piece = 64 << 10
-			r := pumped(t, w, o)
-			const size = 512 << 10
-			local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
-			one := r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, 1)})[0]
-			r.drive(t, func() bool { return one.Times > 0 })
-			pathtest.Fill(e.Span().Bytes(), 5)
-			r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, size)})
-			if n := w.pumps(steps); n != steps {
-				t.Fatalf("%s: %d requests under way: expected %d", o.Transport, n, steps)
-			}
-			r.A.Close()
-			after := slices.Clone(local.All().Bytes())
-			if steps == 0 && slices.ContainsFunc(after, func(b byte) bool { return b != 0 }) {
-				t.Fatalf("%s: nothing was executed, and memory has bytes", o.Transport)
-			}
-			for w.pumps(1000) > 0 {
-			}
-			if string(after) != string(local.All().Bytes()) {
-				t.Fatalf("%s, %d requests executed before: memory changed behind Close", o.Transport, steps)
-			}
-			r.end()
+	for steps := range 6 {
+		w := newWorld(t, "mode pump")
+		r := pumped(t, w, Options{Piece: 64 << 10})
+		const size = 512 << 10
+		local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
+		one := r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, 1)})[0]
+		r.drive(t, func() bool { return one.Times > 0 })
+		pathtest.Fill(e.Span().Bytes(), 5)
+		r.A.Post(path.Op{Kind: path.Get, Copies: copyTo(local, e, 0, size)})
+		if n := w.pumps(steps); n != steps {
+			t.Fatalf("%d requests under way: expected %d", n, steps)
 		}
+		r.A.Close()
+		after := slices.Clone(local.All().Bytes())
+		if steps == 0 && slices.ContainsFunc(after, func(b byte) bool { return b != 0 }) {
+			t.Fatal("nothing was executed, and memory has bytes")
+		}
+		for w.pumps(1000) > 0 {
+		}
+		if string(after) != string(local.All().Bytes()) {
+			t.Fatalf("%d requests executed before: memory changed behind Close", steps)
+		}
+		r.end()
 	}
 }
 
@@ -269,7 +252,7 @@ func (r *rig) drive(t testing.TB, cond func() bool) {
 	r.Drive("requests that are pumped", func() bool { r.w.pumps(4); return cond() })
 }
 
-// TestDeliveredOnce breaks a rail after the peer has a notification and before this side knows: the peer's count says that it arrived, so it
+// TestDeliveredOnce breaks a queue pair after the peer has a notification and before this side knows: the peer's count says that it arrived, so it
 // is not sent again.
 func TestDeliveredOnce(t *testing.T) {
 	for _, msg := range []string{"", "with a message"} {
@@ -286,9 +269,9 @@ func deliveredOnce(t *testing.T, msg string) {
 	w.do(t, "delay send 1 10s") // executed, and its completion stays away
 	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true, Imm: 5, Msg: []byte(msg)})[0]
 	r.kill(t, r.a, 0)
-	r.Drive("a put whose rail broke behind it", func() bool { return put.Times > 0 && len(r.B.Notices) > 0 })
+	r.Drive("a put whose queue pair broke behind it", func() bool { return put.Times > 0 && len(r.B.Notices) > 0 })
 	r.Pump(50)
 	if put.Err != nil || len(r.B.Notices) != 1 || r.a.replaced == 0 {
-		t.Errorf("message %q: %v, %d notifications, %d rails replaced", msg, put.Err, len(r.B.Notices), r.a.replaced)
+		t.Errorf("message %q: %v, %d notifications, %d queue pairs replaced", msg, put.Err, len(r.B.Notices), r.a.replaced)
 	}
 }

@@ -15,7 +15,7 @@ type given struct {
 	export  *path.Export
 	rights  path.Rights
 	mr      *ibv.MR // nil for an export without bytes
-	windows [maxRails]window
+	windows [maxQPs]window
 	binding int  // windows whose binding is under way
 	answer  bool // the peer waits for an answer
 	inLine  bool // of Path.binds
@@ -89,15 +89,15 @@ func (p *Path) bind() {
 	p.binds = p.binds[:n]
 }
 
-// bindOne posts the binding of an export on all rails that are up; false when one has no room now.
+// bindOne posts the binding of an export on all queue pairs that are up; false when one has no room now.
 func (p *Path) bindOne(g *given) bool {
 	if g.mr == nil || len(g.fences) > 0 {
 		return true
 	}
-	for _, l := range p.rails {
+	for _, l := range p.data {
 		w := &g.windows[l.index-1]
-		access := remote(g.rights & l.serves)
-		if access == 0 || l.rail.state != railUp || w.mw != nil || w.bound && w.gen == l.gen {
+		access := remote(g.rights)
+		if access == 0 || l.repl.state != qpUp || w.mw != nil || w.bound && w.gen == l.gen {
 			continue
 		}
 		if !p.dom.windows {
@@ -195,8 +195,8 @@ func (p *Path) unwind(g *given) (err error) {
 	return errors.Join(err, p.dom.unpin(g.export))
 }
 
-// unwindRail closes the windows of one rail, whose queue pair goes.
-func (p *Path) unwindRail(l *link) {
+// unwindQP closes the windows of one queue pair, whose queue pair goes.
+func (p *Path) unwindQP(l *queuePair) {
 	for _, g := range p.givens {
 		w := &g.windows[l.index-1]
 		if w.mw != nil {
@@ -235,9 +235,9 @@ func (p *Path) grant(f *frame, g *given) {
 	if g.mr != nil {
 		f.addr = g.mr.Addr()
 	}
-	for _, l := range p.rails {
+	for _, l := range p.data {
 		if w := &g.windows[l.index-1]; w.bound && w.gen == l.gen {
-			f.rails[f.n] = grantRail{uint8(l.index - 1), l.gen, w.rkey}
+			f.grants[f.n] = grantKey{uint8(l.index - 1), l.gen, w.rkey}
 			f.n++
 		}
 	}

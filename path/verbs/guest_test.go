@@ -19,20 +19,17 @@ func TestGuestConformance(t *testing.T) {
 		return
 	}
 	t.Run("Accelerators", softwareDevices)
-	t.Run("Meetings", func(t *testing.T) { meetings(t, New(Options{Meet: MeetCM})) })
 	for _, c := range []struct {
 		name   string
 		o      Options
-		rails  int
+		qps    int
 		checks []string
 	}{
 		{"Windows", Options{}, 1, guestChecks},
 		{"Domains", Options{NoWindows: true}, 2, guestChecks},
-		{"Unreliable", Options{Transport: UC}, 1, strings.Fields("Notify Fence Wake")},
-		{"ConnectionManager", Options{Meet: MeetCM}, cmRails, []string{"Sizes", "Notify", "Close", "PeerGone"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			f := factory(c.o, c.rails)
+			f := factory(c.o, c.qps)
 			f.Large = 2 << 20
 			f.Patience = 3 * time.Minute
 			f.Checks = c.checks

@@ -11,8 +11,8 @@ import (
 )
 
 // inject sends any bytes on a link, as a peer that has another program would.
-func inject(l *link, b []byte) bool {
-	if l.p.err != nil || l.index > 0 && l.rail.state != railUp || len(l.frames) == 0 || l.room() == 0 || l.out.left() <= byeReserve {
+func inject(l *queuePair, b []byte) bool {
+	if l.p.err != nil || l.index > 0 && l.repl.state != qpUp || len(l.frames) == 0 || l.room() == 0 || l.out.left() <= byeReserve {
 		return false
 	}
 	slot := l.frames[len(l.frames)-1]
@@ -20,7 +20,7 @@ func inject(l *link, b []byte) bool {
 	n := copy(l.p.arena.slot(int(slot)), b)
 	l.out.sent++
 	l.sent++
-	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot, local: -1}, sge: l.p.arena.from(int(slot), n)})
+	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot, local: -1}, sge: l.p.arena.sge(int(slot), n)})
 	l.flush(1)
 	return true
 }
@@ -32,7 +32,7 @@ func TestHostilePeer(t *testing.T) {
 	w := newWorld(t, "timers instant") // an end that is down answers nothing: the other one's goodbye shall not wait for that
 	reasons := map[string]int{}
 	check := func(rt *rapid.T) {
-		r := newRig(t, w, Options{Transport: rapid.SampledFrom([]Transport{RC, UC, DC}).Draw(rt, "transport")}, 2)
+		r := newRig(t, w, Options{}, 2)
 		local, mine := r.B.Region(1<<16), r.B.Region(1<<16)
 		e := r.A.Export(r.A.Region(1<<16), both)
 		secret := r.B.Export(mine, path.Read)
@@ -43,28 +43,24 @@ func TestHostilePeer(t *testing.T) {
 			f := drawFrame(rt, frameType(rapid.IntRange(1, int(frameEnd)-1).Draw(rt, "type")))
 			if rapid.Bool().Draw(rt, "near") { // what could be true
 				f.key, f.consumed, f.gen = e.Key(), r.a.ctl.in.freed, rapid.Uint32Range(0, 4).Draw(rt, "generation")
-				f.rail = uint8(rapid.IntRange(0, 2).Draw(rt, "near rail"))
+				f.qp = uint8(rapid.IntRange(0, 2).Draw(rt, "near queue pair"))
 				if rapid.Bool().Draw(rt, "theirs") {
 					f.key = secret.Key()
 				}
-				f.upTo, f.freed = rapid.Uint32Range(0, 4).Draw(rt, "near number"), rapid.Uint32Range(0, 4).Draw(rt, "near count")
-				for i := range f.rails {
-					f.rails[i].gen = rapid.Uint32Range(1, 3).Draw(rt, "rail generation")
+				for i := range f.grants {
+					f.grants[i].gen = rapid.Uint32Range(1, 3).Draw(rt, "queue pair generation")
 				}
 			}
 			b := f.append(nil)
 			if rapid.IntRange(0, 9).Draw(rt, "cut") == 0 {
 				b = b[:rapid.IntRange(0, len(b)).Draw(rt, "at")]
 			}
-			l := r.a.links[rapid.IntRange(0, 2).Draw(rt, "link")]
+			l := r.a.qps[rapid.IntRange(0, 2).Draw(rt, "link")]
 			if rapid.IntRange(0, 3).Draw(rt, "control") > 0 {
 				l = r.a.ctl
 			}
 			if r.a.err == nil {
 				inject(l, b)
-			}
-			if r.a.err == nil && r.a.rails[0].uc != nil && rapid.IntRange(0, 9).Draw(rt, "any number") == 0 {
-				number(r.a.rails[0], rapid.OneOf(rapid.Uint32(), rapid.Uint32Range(0, 4)).Draw(rt, "number"))
 			}
 			for range rapid.IntRange(0, 3).Draw(rt, "polls") {
 				r.B.Poll()

@@ -39,7 +39,7 @@ func (p *Path) down(err error) {
 		}
 	}
 	p.small, p.bulk, p.waiting, p.notes, p.unseen, p.flushing = newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO()
-	p.queue(queued{Event: path.Event{Kind: path.EventDown, Err: err}, work: -1, link: -1, slot: -1})
+	p.queue(queued{Event: path.Event{Kind: path.EventDown, Err: err}, work: -1, qp: -1, slot: -1})
 	p.dirty = true
 	if p.armed && !p.rung {
 		p.rung = true
@@ -50,20 +50,13 @@ func (p *Path) down(err error) {
 // dismantle gives everything back to the adapter but what events that were not polled may still hold.
 func (p *Path) dismantle() (err error) {
 	p.dev.leave(p)
-	for _, s := range p.seats { // before the memory that their requests read and write
-		err = errors.Join(err, s.leave())
-	}
 	for _, g := range p.givens { // windows before the queue pairs that they belong to
 		err = errors.Join(err, p.unwind(g))
 	}
 	clear(p.givens)
 	p.binds, p.answers, p.revoked, p.asks = nil, nil, nil, nil
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		err = errors.Join(err, l.free())
-	}
-	if p.ah != nil {
-		err = errors.Join(err, p.ah.Close())
-		p.ah = nil
 	}
 	for i := range p.locals {
 		if l := &p.locals[i]; l.refs > 0 {
@@ -76,14 +69,7 @@ func (p *Path) dismantle() (err error) {
 
 // release gives the rest back.
 func (p *Path) release() (err error) {
-	for _, s := range p.seats {
-		err = errors.Join(err, s.leave())
-	}
-	if p.seated {
-		p.dyn.paths.Add(-1)
-		p.seated = false
-	}
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		err = errors.Join(err, l.free())
 	}
 	p.unguard()
@@ -94,10 +80,6 @@ func (p *Path) release() (err error) {
 	if p.bell >= 0 {
 		err = errors.Join(err, sys.Close(p.bell))
 		p.bell = -1
-	}
-	if p.timer >= 0 {
-		err = errors.Join(err, sys.Close(p.timer))
-		p.timer = -1
 	}
 	if p.cq != nil {
 		err = errors.Join(err, p.cq.Close())
@@ -112,7 +94,7 @@ func (p *Path) release() (err error) {
 	return errors.Join(err, p.dev.put())
 }
 
-// Close stops the peer's rails, says goodbye and destroys everything. See path.Path.
+// Close stops the peer's queue pairs, says goodbye and destroys everything. See path.Path.
 func (p *Path) Close() error {
 	if p.closed {
 		return nil
@@ -129,7 +111,7 @@ func (p *Path) Close() error {
 	for i := range p.evCount {
 		q := &p.events[(p.evHead+i)%len(p.events)]
 		q.Msg = append([]byte(nil), q.Msg...)
-		q.link = -1
+		q.qp = -1
 	}
 	p.lent = p.lent[:0]
 	p.publish()
@@ -138,28 +120,18 @@ func (p *Path) Close() error {
 
 // goodbye stops the data queue pairs, so that the peer can write no more, and tells the peer.
 func (p *Path) goodbye() {
-	for _, l := range p.rails {
-		if !l.rail.failed {
-			l.rail.failed = true
-			l.stop()
+	for _, l := range p.data {
+		if !l.repl.failed {
+			l.repl.failed = true
+			l.qp.Err()
 		}
 	}
 	c := p.ctl
 	f := &p.frame
 	*f = frame{typ: frameBye}
-	if c.seat != nil {
-		c.seat.yields = false
-	}
 	until := time.Now().Add(byeTime)
-	for !p.send(c, f, byeReserve, plain(kindFrame)) {
-		left := time.Until(until)
-		if c.seat == nil || !c.seat.waits || left <= 0 {
-			return
-		}
-		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.bell); err != nil { // an initiator
-			return
-		}
-		sys.Unring(p.bell)
+	if !p.send(c, f, byeReserve, plain(kindFrame)) {
+		return
 	}
 	c.flush(1)
 	last := c.head
@@ -171,25 +143,14 @@ func (p *Path) goodbye() {
 		if left <= 0 || p.err != nil {
 			return
 		}
-		watch := p.channel
 		if err := p.cq.Arm(false); err != nil {
 			continue
-		}
-		if c.seat != nil {
-			watch = c.seat.i.channel
-			if err := c.seat.i.cq.Arm(false); err != nil {
-				continue
-			}
-			c.seat.set = true
 		}
 		if p.collect() > 0 {
 			continue
 		}
-		if _, err := sys.PollIn(int(left/time.Millisecond)+1, watch.FD()); err != nil {
+		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.channel.FD()); err != nil {
 			return
-		}
-		if c.seat != nil {
-			c.seat.calm()
 		}
 		for {
 			if _, ok, err := p.channel.Next(); !ok || err != nil {
@@ -205,7 +166,6 @@ const (
 	urgentDevice = 1 << iota
 	urgentCQ
 	urgentPort
-	urgentSeat // an initiator is there
 )
 
 // enter and leave keep the list of paths that want to know what happens to the device.
@@ -247,18 +207,10 @@ func (dev *device) tell(ev ibv.AsyncEvent) {
 	default:
 		return // a queue pair that failed gives its requests and receives back
 	}
-	var sender *Path // whose initiator the queue is of
-	if bit == urgentCQ {
-		dev.dynMu.Lock()
-		if dev.dyn != nil {
-			sender = dev.dyn.holder(ev.CQ)
-		}
-		dev.dynMu.Unlock()
-	}
 	dev.mu.Lock()
 	defer dev.mu.Unlock()
 	for p := range dev.paths {
-		if bit == urgentCQ && p.cq != ev.CQ && p != sender || bit == urgentPort && ev.Port != dev.port.Port {
+		if bit == urgentCQ && p.cq != ev.CQ || bit == urgentPort && ev.Port != dev.port.Port {
 			continue
 		}
 		p.urgent.Or(bit)
@@ -269,21 +221,12 @@ func (dev *device) tell(ev ibv.AsyncEvent) {
 	}
 }
 
-// call wakes the owner because an initiator is there. It may be called from any goroutine.
-func (p *Path) call() {
-	p.urgent.Or(urgentSeat)
-	sys.Ring(p.bell)
-}
-
 // alarm acts on what happened to the device.
 func (p *Path) alarm() {
 	p.dev.mu.Lock() // tell is through: a bell that it rang after this would ring for ever
 	u := p.urgent.Swap(0)
 	sys.Unring(p.bell)
 	p.dev.mu.Unlock()
-	for _, s := range p.seats {
-		s.late = u&urgentSeat != 0 && s.called.Load()
-	}
 	switch {
 	case u&urgentDevice != 0:
 		p.down(fmt.Errorf("verbs: %w: the device failed", path.ErrDown))

@@ -14,7 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// Sizes of queues. A control connection has as many receives as it may have to take messages from a peer that is ahead; rails take
+// Sizes of queues. A control connection has as many receives as it may have to take messages from a peer that is ahead; queue pairs take
 // notifications only.
 const (
 	ctlDepth  = 136
@@ -30,7 +30,7 @@ const (
 type queued struct {
 	path.Event
 	work int32 // the operation, -1 for none
-	link int32 // the receive that holds the message, -1 for none
+	qp   int32 // the receive that holds the message, -1 for none
 	slot int32
 }
 
@@ -39,31 +39,19 @@ type Path struct {
 	dev       *device
 	dom       *domain
 	peerReach path.Reach
-	peer      params // what the other side said of itself
-	transport Transport
+	peer      description
 	window    int
 	o         *Options
 	began     time.Time
 
-	// With DC: what the device has for it, the seats for control and data, the way to the peer.
-	dyn    *dynamic
-	seats  []*seat
-	seated bool // counted among the paths of dyn
-	ah     *ibv.AH
-	fault  error  // why there is no initiator: Poll ends the path with it
-	nonce  uint64 // of the hello
-
-	source  *domain // of what requests of this side read and write
 	channel *ibv.Channel
-	cq      *ibv.CQ // of receives, and of requests but with DC
-	looks   uint64  // into cq
-	emptyAt uint64  // the last one that found it empty
+	cq      *ibv.CQ
 	ep      *sys.Epoll
 	bell    int
 	arena   arena
-	ctl     *link
-	rails   []*link
-	links   []*link // ctl and rails
+	ctl     *queuePair
+	data    []*queuePair
+	qps     []*queuePair // ctl and queue pairs
 	inline  int
 	wc      [pollBatch]ibv.WC
 	frame   frame // being written
@@ -111,15 +99,10 @@ type Path struct {
 	evCount int
 	lent    []queued // whose messages the owner may still read
 
-	timer   int       // descriptor that wakes the owner when silence is to be broken; -1 where there is no UC
-	timerAt time.Time // what it is set to; zero: nothing
-
-	armed bool
-	rung  bool
-	polls uint
-	hello uint64 // the dialer's first frame is to be sent with it; 0: it was
-	// greeting is what the dialer's first frame has to say, until it came; 0 afterwards, and on the dialing side.
-	greeting uint64
+	armed    bool
+	rung     bool
+	polls    uint
+	greeting greeting
 	err      error
 	closed   bool
 	urgent   atomic.Uint32 // what happened to the device, for Poll
@@ -131,8 +114,6 @@ type Path struct {
 	waited     int           // looks since the peer owes an answer
 	lost       error         // a message that came: the path ends with it
 	probes     uint64        // requests that were made to see whether the adapter still ends them
-	rewritten  uint64        // pieces that were lost, and written again
-	probed     uint64        // questions into silence
 
 	repairs  int // since an operation got on
 	replaced uint64
@@ -157,24 +138,21 @@ type published struct {
 	replaced, resumed uint64
 	why               error
 	granted           int
-	rewritten         uint64
-	asked             uint64
-	pieces            uint64
 }
 
 var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
-func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transport Transport) (_ *Path, err error) {
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, transport: transport, bell: -1, timer: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
-		began: time.Now(), lastLocal: -1, nonce: random64() | 1,
+func newPath(dev *device, cfg path.Config, o *Options, window, qps int) (_ *Path, err error) {
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
+		began: time.Now(), lastLocal: -1,
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())
 		}
 	}()
-	if p.dom, p.source, err = p.domains(); err != nil {
+	if p.dom, err = dev.domain(); err != nil {
 		return nil, err
 	}
 	p.tuner = newTuner(o)
@@ -183,51 +161,36 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
 		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
 	}
-	rails = min(rails, maxRails-transport.extra()) + transport.extra()
-	if err = p.arena.open(p.dom, p.source, ctlDepth+ctlSends+rails*(msgDepth+msgSends)); err != nil {
+	if err = p.arena.open(p.dom, ctlDepth+ctlSends+qps*(msgDepth+msgSends)); err != nil {
 		return nil, err
 	}
 	if p.channel, err = dev.ctx.CreateChannel(); err != nil {
 		return nil, err
 	}
-	entries := ctlDepth + ctlSends + rails*(depth+1+max(msgDepth, transport.extra()*ucDepth))
+	entries := ctlDepth + ctlSends + qps*(depth+1+msgDepth)
 	if p.cq, err = dev.ctx.CreateCQ(ibv.CQSpec{Entries: entries, Channel: p.channel}); err != nil {
 		return nil, err
 	}
 	if err = p.open(); err != nil {
 		return nil, err
 	}
-	if p.dyn != nil {
-		p.dyn.sit(p)
-	}
-	for i := range rails + 1 {
+	for i := range qps + 1 {
 		recvs, sends, ring := msgDepth, msgSends, depth
 		if i == 0 {
 			recvs, sends, ring = ctlDepth, ctlSends, ctlSends
 		}
-		l := &link{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
-		l.assign(rails)
-		if p.dyn != nil {
-			l.seat = p.seats[min(i, forData)]
-		}
-		first := 0
-		if l.uc != nil { // it receives values only, and sends no frames
-			recvs, sends = ucDepth, 0
-		} else {
-			first = p.arena.slots(recvs)
-		}
+		l := &queuePair{p: p, index: i, gen: 1, ring: make([]record, ring), plan: make([]request, 0, batchMax+keepSmall)}
+		first := p.arena.slots(recvs)
 		l.in, l.order = debt{depth: uint32(recvs)}, make([]int32, recvs)
-		p.links = append(p.links, l)
+		p.qps = append(p.qps, l)
 		for s := range recvs {
 			l.recvs = append(l.recvs, int32(first+s))
 		}
 		for s, first := 0, p.arena.slots(sends); s < sends; s++ {
 			l.frames = append(l.frames, int32(first+s))
 		}
-		if l.seat == nil { // others have the seat's requests
-			if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
-				return nil, err
-			}
+		if l.chain, err = ibv.NewSendChain(ring+1, ring+1, 0); err != nil {
+			return nil, err
 		}
 		if l.rchain, err = ibv.NewRecvChain(recvs, recvs); err != nil {
 			return nil, err
@@ -236,7 +199,7 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 			return nil, err
 		}
 		l.restock(false)
-		if err = p.err; err == nil && l.rail.failed {
+		if err = p.err; err == nil && l.repl.failed {
 			err = p.why
 		}
 		if err != nil {
@@ -247,7 +210,7 @@ func newPath(dev *device, cfg path.Config, o *Options, window, rails int, transp
 		p.short.skip = math.MaxInt
 	}
 	p.pub.tuned = p.tuned()
-	p.ctl, p.rails = p.links[0], p.links[1:]
+	p.ctl, p.data = p.qps[0], p.qps[1:]
 	return p, nil
 }
 
@@ -258,13 +221,7 @@ func (p *Path) open() (err error) {
 	if p.bell, err = sys.Eventfd(); err != nil {
 		return err
 	}
-	if err = p.openTimer(); err != nil {
-		return err
-	}
-	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD(), p.timer} {
-		if fd < 0 { // a timer is for UC alone
-			continue
-		}
+	for _, fd := range []int{p.bell, p.channel.FD(), p.dev.ctx.AsyncFD()} {
 		if err = p.ep.Add(fd, sys.EventIn, uint64(fd)); err != nil {
 			return err
 		}
@@ -273,13 +230,13 @@ func (p *Path) open() (err error) {
 }
 
 // start connects all queue pairs to those of the peer.
-func (p *Path) start(peer params) error {
+func (p *Path) start(peer description) error {
 	p.peer = peer
 	p.window = min(p.window, int(peer.window))
-	for i, l := range p.links {
+	for i, l := range p.qps {
 		to, depth := peer.control, uint32(peer.ctlDepth)
 		if i > 0 {
-			to, depth = peer.rail[i-1], l.depthOf(&peer)
+			to, depth = peer.data[i-1], uint32(peer.msgDepth)
 		}
 		l.out = credits{depth: depth}
 		if err := p.join(l, to); err != nil {
@@ -290,7 +247,7 @@ func (p *Path) start(peer params) error {
 	for k := range p.works {
 		p.freeWorks = append(p.freeWorks, int32(p.window-1-k))
 	}
-	notices := ctlDepth + len(p.rails)*msgDepth
+	notices := ctlDepth + len(p.data)*msgDepth
 	p.events = make([]queued, p.window+notices+1)
 	p.lent = make([]queued, 0, notices)
 	p.explain()
@@ -298,30 +255,15 @@ func (p *Path) start(peer params) error {
 	return nil
 }
 
-// params are what this side says of itself.
-func (p *Path) params(window int) params {
-	d := p.dev
-	q := params{gid: d.raw, lid: d.port.LID, window: uint32(window), ctlDepth: ctlDepth, msgDepth: msgDepth, rails: uint8(len(p.rails)),
-		mtu: uint8(d.port.ActiveMTU), reads: uint8(min(d.attr.MaxRdAtomic, 16)), control: endpoint{p.ctl.num(), p.ctl.psn}}
-	for i, l := range p.rails {
-		q.rail[i] = endpoint{l.num(), l.psn}
-	}
-	if d.memory.Able() {
-		q.flags |= flagDevices
-	}
-	switch p.transport {
-	case UC:
-		q.flags |= flagUC
-	case DC:
-		q.flags |= flagDC
-	}
-	return q
-}
-
 // Name is "verbs".
 func (p *Path) Name() string { return Name }
 
-// Capabilities are those of the adapter, which places the bytes; over UC a put is done when the peer's Poll has confirmed it. Nothing is encrypted: only what the adapter turns round stays on this machine.
+// Carrier is the adapter and the service that carries puts. It makes the path a path.Carrier.
+func (p *Path) Carrier() string {
+	return fmt.Sprintf("%s port %d, RC", p.dev.ctx.Name(), p.dev.port.Port)
+}
+
+// Capabilities are those of the adapter, which places the bytes. Nothing is encrypted: only what the adapter turns round stays on this machine.
 func (p *Path) Capabilities() path.Capabilities {
 	c := path.Capabilities{OneSided: true, Proof: path.ProofICRC, Window: p.window, MaxMessage: path.MaxMessage}
 	if p.peer.gid == p.dev.raw {
@@ -365,7 +307,6 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 		p.move()
 		p.ring()
 	}
-	p.settleSeats()
 	p.publish()
 	if invariants.Enabled {
 		p.verify()
@@ -420,9 +361,6 @@ func (p *Path) Poll(events []path.Event) int {
 		if p.err == nil {
 			p.collect()
 		}
-		if p.fault != nil && p.err == nil {
-			p.down(p.fault)
-		}
 		if p.untrue == nil {
 			p.untrue = p.lost
 		}
@@ -432,13 +370,11 @@ func (p *Path) Poll(events []path.Event) int {
 		}
 		if p.err == nil {
 			p.repair()
-			for _, l := range p.links {
+			for _, l := range p.qps {
 				l.restock(true)
 			}
-			p.probe()
 			p.move()
 		}
-		p.settleSeats()
 		n += p.report(events[n:])
 	}
 	p.cost.reported(p, events[:n])
@@ -452,7 +388,7 @@ func (p *Path) Poll(events []path.Event) int {
 // disarm empties what woke the owner.
 func (p *Path) disarm() {
 	p.armed = false
-	if p.rung || p.seats != nil { // a call may ring after it was heard
+	if p.rung {
 		p.rung = false
 		sys.Unring(p.bell)
 	}
@@ -466,12 +402,6 @@ func (p *Path) disarm() {
 			break
 		}
 	}
-	for _, s := range p.seats {
-		if err := s.calm(); err != nil {
-			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
-			return
-		}
-	}
 	if p.err == nil {
 		p.cq.Ack()
 		p.dev.async()
@@ -483,13 +413,7 @@ func (p *Path) disarm() {
 
 // collect takes completions in, a bounded number in one call. It returns how many.
 func (p *Path) collect() (total int) {
-	if p.seats != nil {
-		if total = p.ended(); p.err != nil {
-			return total
-		}
-	}
 	for range pollMax {
-		p.looks++
 		n, err := p.cq.Poll(p.wc[:])
 		if err != nil {
 			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
@@ -503,7 +427,6 @@ func (p *Path) collect() (total int) {
 		}
 		total += n
 		if n < len(p.wc) {
-			p.emptyAt = p.looks
 			break
 		}
 	}
@@ -520,11 +443,11 @@ func (p *Path) collect() (total int) {
 func (p *Path) completion(wc *ibv.WC) {
 	id := wc.ID()
 	index, epoch := int(id>>indexShift&0xff), uint32(id>>epochShift)&epochMask
-	if index >= len(p.links) || p.links[index].epoch&epochMask != epoch {
+	if index >= len(p.qps) || p.qps[index].epoch&epochMask != epoch {
 		p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, malformedID(wc)))
 		return
 	}
-	l := p.links[index]
+	l := p.qps[index]
 	if id&recvBit == 0 {
 		l.ended(uint32(id), wc)
 		return
@@ -565,7 +488,7 @@ func (p *Path) report(events []path.Event) int {
 			w.used, w.op.Copies = false, nil
 			p.freeWorks = append(p.freeWorks, q.work)
 		}
-		if q.link >= 0 {
+		if q.qp >= 0 {
 			p.lent = append(p.lent, *q)
 		}
 		q.Event = path.Event{}
@@ -576,7 +499,7 @@ func (p *Path) report(events []path.Event) int {
 // takeBack takes the messages back that the owner was lent until now.
 func (p *Path) takeBack() {
 	for i := range p.lent {
-		p.links[p.lent[i].link].giveBack(p.lent[i].slot)
+		p.qps[p.lent[i].qp].giveBack(p.lent[i].slot)
 	}
 	p.lent = p.lent[:0]
 }
@@ -595,15 +518,6 @@ func (p *Path) Arm() bool {
 			return true
 		}
 		p.armed = true
-		for _, s := range p.seats {
-			if !s.busy {
-				continue
-			}
-			if err := s.arm(); err != nil {
-				p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
-				return true
-			}
-		}
 	}
 	// No event reports what came before it was armed.
 	n := p.collect()
@@ -611,21 +525,20 @@ func (p *Path) Arm() bool {
 		return true
 	}
 	p.guard()
-	p.setTimer()
 	return false
 }
 
 // unfinished says that Poll has something to do without any news.
 func (p *Path) unfinished() bool {
-	for _, l := range p.links {
-		if len(l.recvs) > 0 && !l.rail.failed && l.rail.state != railDrain {
+	for _, l := range p.qps {
+		if len(l.recvs) > 0 && !l.repl.failed && l.repl.state != qpDraining {
 			return true
 		}
-		if l.index > 0 && l.rail.state == railDrain && l.held == 0 && (l.idle() || l.srq != nil && l.head == l.tail) { // idle when Poll finds no more
+		if l.index > 0 && l.repl.state == qpDraining && l.held == 0 && l.idle() {
 			return true
 		}
 	}
-	return p.urgent.Load() != 0 || p.fault != nil
+	return p.urgent.Load() != 0
 }
 
 // Cancel asks to end an operation early. See path.Path.
@@ -633,7 +546,6 @@ func (p *Path) Cancel(token uint64) bool {
 	if p.err != nil && p.evCount == 0 || !p.cancelToken(token) {
 		return false
 	}
-	p.settleSeats()
 	p.ring()
 	p.publish()
 	if invariants.Enabled {
@@ -649,7 +561,7 @@ func (p *Path) publish() {
 	}
 	p.dirty = false
 	p.mu.Lock()
-	p.pub = published{p.st, p.cost.cost, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens), p.rewritten, p.probed, p.pieceLimit()}
+	p.pub = published{p.st, p.cost.cost, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens)}
 	p.mu.Unlock()
 }
 

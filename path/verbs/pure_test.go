@@ -13,40 +13,33 @@ import (
 
 func drawFrame(t *rapid.T, typ frameType) *frame {
 	f := &frame{typ: typ, consumed: rapid.Uint32().Draw(t, "consumed"),
-		rail: uint8(rapid.IntRange(0, maxRails-1).Draw(t, "rail"))}
+		qp: uint8(rapid.IntRange(0, maxQPs-1).Draw(t, "queue pair"))}
 	f.key = path.Key{Index: rapid.Uint32().Draw(t, "index"), Epoch: rapid.Uint32().Draw(t, "epoch"), Secret: rapid.Uint64().Draw(t, "secret")}
 	switch f.typ {
 	case frameHello:
-		f.version, f.nonce = rapid.Uint16().Draw(t, "version"), rapid.Uint64().Draw(t, "nonce")
 	case frameNotify:
 		f.imm, f.bytes = rapid.Uint64().Draw(t, "imm"), rapid.Uint64().Draw(t, "bytes")
 		f.msg = rapid.SliceOfN(rapid.Byte(), 0, path.MaxMessage).Draw(t, "msg")
 	case frameGrant:
 		f.addr, f.size = uint64(rapid.Uint32().Draw(t, "addr"))<<20, uint64(rapid.Uint32().Draw(t, "size"))
 		f.rights, f.flush = path.Rights(rapid.IntRange(0, 3).Draw(t, "rights")), rapid.Bool().Draw(t, "flush")
-		f.n = rapid.IntRange(0, maxRails).Draw(t, "rails")
+		f.n = rapid.IntRange(0, maxQPs).Draw(t, "queue pairs")
 		for i := range f.n {
-			f.rails[i] = grantRail{uint8(i), rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "rkey")}
+			f.grants[i] = grantKey{uint8(i), rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "rkey")}
 		}
 	case frameRefuse:
 		f.status = uint8(rapid.IntRange(1, len(refusals)-1).Draw(t, "status"))
 	case frameFlushed:
 		f.status = uint8(rapid.IntRange(0, flushFailed).Draw(t, "status"))
-	case frameRail:
+	case frameReplace:
 		f.gen, f.delivered = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "delivered")
 		f.qpn, f.psn = rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32().Draw(t, "psn")
 	case frameReady:
 		f.gen = rapid.Uint32().Draw(t, "gen")
 	case frameCredit:
-		f.n = rapid.IntRange(0, maxRails).Draw(t, "rails")
+		f.n = rapid.IntRange(0, maxQPs).Draw(t, "queue pairs")
 		for i := range f.n {
-			f.credit[i] = railCredit{rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "consumed")}
-		}
-	case frameCame:
-		f.gen, f.upTo, f.freed = rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "up to"), rapid.Uint32().Draw(t, "freed")
-		f.n = rapid.IntRange(0, maxGaps).Draw(t, "gaps")
-		for i := range f.n {
-			f.gaps[i] = gap{rapid.Uint32().Draw(t, "first"), rapid.Uint32().Draw(t, "count")}
+			f.credit[i] = qpCredit{rapid.Uint32().Draw(t, "gen"), rapid.Uint32().Draw(t, "consumed")}
 		}
 	case frameBye:
 		f.msg = rapid.SliceOfN(rapid.Byte(), 0, maxWords).Draw(t, "words")
@@ -83,69 +76,29 @@ func TestFrames(t *testing.T) {
 	}
 }
 
-func drawParams(t *rapid.T) params {
-	p := params{lid: rapid.Uint16().Draw(t, "lid"), udQPN: rapid.Uint32Range(0, 1<<24-1).Draw(t, "ud"), udQKey: rapid.Uint32().Draw(t, "qkey"),
-		window: rapid.Uint32Range(1, maxWindow).Draw(t, "window"), ctlDepth: rapid.Uint16Range(2*plainReserve+1, 999).Draw(t, "ctl"),
-		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"), rails: rapid.Uint8Range(1, maxRails).Draw(t, "rails"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
+func drawDescription(t *rapid.T) description {
+	p := description{lid: rapid.Uint16().Draw(t, "lid"), window: rapid.Uint32Range(1, maxWindow).Draw(t, "window"), ctlDepth: rapid.Uint16Range(2*plainReserve+1, 999).Draw(t, "ctl"),
+		msgDepth: rapid.Uint16Range(2, 999).Draw(t, "msgs"), dataQPs: rapid.Uint8Range(1, maxQPs).Draw(t, "queue pairs"), mtu: rapid.Uint8Range(1, 5).Draw(t, "mtu"),
 		reads: rapid.Byte().Draw(t, "reads"), flags: rapid.Byte().Draw(t, "flags")}
 	copy(p.gid[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "gid"))
-	second := uint32(1<<24 - 1)
-	if p.flags&flagUC != 0 {
-		p.flags &^= flagDC
-	}
-	if p.transport() == DC {
-		second = 1<<32 - 1
-	}
-	e := func() endpoint {
-		return endpoint{rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, second).Draw(t, "psn")}
+	e := func() qpAddress {
+		return qpAddress{rapid.Uint32Range(0, 1<<24-1).Draw(t, "qpn"), rapid.Uint32Range(0, 1<<24-1).Draw(t, "psn")}
 	}
 	p.control = e()
-	for i := range p.rail {
-		p.rail[i] = e()
+	for i := range p.data {
+		p.data[i] = e()
 	}
 	return p
 }
 
-// TestHellos: hello and welcome come back as they were, and only the secret they were made with opens them.
-func TestHellos(t *testing.T) {
+// TestDescription: a description comes back as it was.
+func TestDescription(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var secret []byte
-		if rapid.Bool().Draw(t, "secret") {
-			secret = rapid.SliceOfN(rapid.Byte(), path.SecretSize, path.SecretSize).Draw(t, "bytes")
-		}
-		h := hello{nonce: rapid.Uint64().Draw(t, "nonce"), params: drawParams(t)}
-		copy(h.token[:], rapid.SliceOfN(rapid.Byte(), 16, 16).Draw(t, "token"))
-		w := welcome{nonce: rapid.Uint64().Draw(t, "nonce"), params: drawParams(t), words: rapid.StringN(0, 40, maxWords).Draw(t, "words")}
-		hb, wb := h.append(nil, secret), w.append(nil, secret)
-		var h2 hello
-		var w2 welcome
-		if err := h2.parse(hb); err != nil || h2 != h {
-			t.Fatalf("hello: %v: %+v became %+v", err, h, h2)
-		}
-		if err := w2.parse(wb); err != nil || w2 != w {
-			t.Fatalf("welcome: %v: %+v became %+v", err, w, w2)
-		}
-		if len(hb) > minMTU || len(wb) > minMTU {
-			t.Fatalf("%d and %d bytes do not fit an MTU of %d", len(hb), len(wb), minMTU)
-		}
-		for _, b := range [][]byte{hb, wb} {
-			if !sealed(b, secret) {
-				t.Fatal("the seal does not hold")
-			}
-			if sealed(b, []byte("another secret")) {
-				t.Fatal("another secret opens it")
-			}
-			if secret != nil {
-				bad := bytes.Clone(b)
-				bad[rapid.IntRange(0, len(b)-1).Draw(t, "byte")] ^= 1 << rapid.IntRange(0, 7).Draw(t, "bit")
-				if sealed(bad, secret) || sealed(bad, nil) {
-					t.Fatal("a changed datagram is taken for a good one")
-				}
-			}
-		}
-		a := place{gid: h.gid, lid: h.lid, qpn: h.udQPN, qkey: h.udQKey, mtu: h.mtu}
-		if got, err := parseAddress(a.String()); err != nil || got != a {
-			t.Fatalf("address %s: %+v became %+v: %v", a, a, got, err)
+		d := drawDescription(t)
+		b := d.append(nil)
+		var got description
+		if err := got.parse(b); err != nil || got != d || len(b) > path.MaxDescription {
+			t.Fatalf("%d bytes: %v: %+v became %+v", len(b), err, d, got)
 		}
 	})
 }
@@ -335,59 +288,39 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-func FuzzHello(f *testing.F) {
-	h := hello{params: params{rails: 1, window: 8, ctlDepth: 64, msgDepth: 64, mtu: 5}}
-	w := welcome{params: h.params, words: "no"}
-	f.Add(h.append(nil, nil))
-	f.Add(w.append(nil, nil))
+func FuzzDescription(f *testing.F) {
+	d := description{dataQPs: 1, window: 8, ctlDepth: 64, msgDepth: 64, mtu: 5}
+	f.Add(d.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		var h hello
-		var w welcome
-		if h.parse(b) == nil {
-			if again := h.append(nil, nil); !bytes.Equal(again[:helloSize-macSize], b[:helloSize-macSize]) && b[7] == 0 {
-				t.Fatalf("%x became %x", b, again)
-			}
-		}
-		if w.parse(b) == nil && w.status == statusWelcome && b[7] == 0 {
-			if again := w.append(nil, nil); !bytes.Equal(again[:len(b)-macSize], b[:len(b)-macSize]) {
+		var d description
+		if d.parse(b) == nil {
+			if again := d.append(nil); !bytes.Equal(again, b) {
 				t.Fatalf("%x became %x", b, again)
 			}
 		}
 	})
 }
 
-func FuzzAddress(f *testing.F) {
-	f.Add("fe80::1/0/17/0x1234/5")
-	f.Add("::ffff:192.0.2.1/1/1/1/1")
-	f.Fuzz(func(t *testing.T, s string) {
-		if a, err := parseAddress(s); err == nil {
-			if b, err := parseAddress(a.String()); err != nil || a != b {
-				t.Fatalf("%q: %+v became %+v: %v", s, a, b, err)
-			}
-		}
-	})
-}
-
-// TestAskedBefore: the answer to a question that was asked before a rail was replaced has no key for the new queue pair. The key is asked for once
+// TestAskedBefore: the answer to a question that was asked before a queue pair was replaced has no key for the new queue pair. The key is asked for once
 // more, and only once.
 func TestAskedBefore(t *testing.T) {
 	p := &Path{reaches: map[path.Key]*reach{}}
-	l := &link{p: p, index: 1, gen: 2, serves: both, ring: make([]record, 8)}
-	p.rails = []*link{l}
+	l := &queuePair{p: p, index: 1, gen: 2, ring: make([]record, 8)}
+	p.data = []*queuePair{l}
 	r := &reach{known: true, asked: true}
-	if best, stall := p.railFor(r, path.Put, 0); best != nil || stall || len(p.asks) != 0 {
+	if best, stall := p.queuePairFor(r, 0); best != nil || stall || len(p.asks) != 0 {
 		t.Errorf("with a question under way: %v, %v, %d more questions; expected to wait for its answer", best, stall, len(p.asks))
 	}
 	r.asked = false // the answer came, without a key
-	if best, stall := p.railFor(r, path.Put, 0); best != nil || stall || len(p.asks) != 1 {
+	if best, stall := p.queuePairFor(r, 0); best != nil || stall || len(p.asks) != 1 {
 		t.Errorf("after the answer: %v, %v, %d questions; expected one", best, stall, len(p.asks))
 	}
 	r.asked, p.asks = false, nil
-	if _, stall := p.railFor(r, path.Put, 0); stall || len(p.asks) != 0 {
+	if _, stall := p.queuePairFor(r, 0); stall || len(p.asks) != 0 {
 		t.Errorf("after the second answer: %v, %d questions; expected none", stall, len(p.asks))
 	}
-	r.rails[0] = railKey{gen: 2, ok: true}
-	if best, _ := p.railFor(r, path.Put, 0); best != l {
-		t.Error("a rail with a key is not taken")
+	r.rkeys[0] = remoteKey{gen: 2, ok: true}
+	if best, _ := p.queuePairFor(r, 0); best != l {
+		t.Error("a queue pair with a key is not taken")
 	}
 }

@@ -15,12 +15,12 @@ type reach struct {
 	rights     path.Rights
 	addr, size uint64
 	flush      bool // what is written there is seen after a flush
-	rails      [maxRails]railKey
-	tried      [maxRails]uint32 // generations of the rails for which it was asked already
+	rkeys      [maxQPs]remoteKey
+	tried      [maxQPs]uint32 // generations of the queue pairs for which it was asked already
 }
 
-// railKey is the key of an export on one queue pair.
-type railKey struct {
+// remoteKey is the key of an export on one queue pair.
+type remoteKey struct {
 	gen, rkey uint32
 	ok        bool
 }
@@ -81,7 +81,7 @@ func (p *Path) check(w *work) (bool, error) {
 	return true, nil
 }
 
-// readmit looks at all operations again that wait for the peer's answer, or for a rail.
+// readmit looks at all operations again that wait for the peer's answer, or for a queue pair.
 func (p *Path) readmit() {
 	for n := p.waiting.n; n > 0; n-- {
 		k := p.dequeue(&p.waiting)
@@ -114,8 +114,8 @@ func (p *Path) answered(f *frame) error {
 		return nil
 	}
 	r.known, r.rights, r.addr, r.size, r.flush = true, f.rights, f.addr, f.size, f.flush
-	for _, g := range f.rails[:f.n] {
-		r.rails[g.rail] = railKey{g.gen, g.rkey, true}
+	for _, g := range f.grants[:f.n] {
+		r.rkeys[g.qp] = remoteKey{g.gen, g.rkey, true}
 	}
 	p.readmit()
 	return nil
@@ -140,22 +140,18 @@ func (p *Path) withdrawn(k path.Key) {
 	}
 }
 
-// railFor chooses a rail for a piece of an operation: one that is up, has the key and room, the least loaded first. stall says
+// queuePairFor chooses a queue pair for a piece of an operation: one that is up, has the key and room, the least loaded first. stall says
 // that there will be one without any doing; otherwise the peer is asked for a key.
-func (p *Path) railFor(r *reach, op path.OpKind, keep int) (best *link, stall bool) {
+func (p *Path) queuePairFor(r *reach, keep int) (best *queuePair, stall bool) {
 	lacking := false
-	want := need(op)
-	for _, l := range p.rails {
-		if l.serves&want == 0 {
-			continue
-		}
-		if l.rail.state != railUp {
+	for _, l := range p.data {
+		if l.repl.state != qpUp {
 			stall = true
 			continue
 		}
-		k := &r.rails[l.index-1]
+		k := &r.rkeys[l.index-1]
 		if !k.ok || k.gen != l.gen {
-			// A question that is under way may be older than the rail, and its answer then knows nothing of it.
+			// A question that is under way may be older than the queue pair, and its answer then knows nothing of it.
 			if r.tried[l.index-1] != l.gen && !r.asked {
 				r.tried[l.index-1] = l.gen
 				p.ask(r)
@@ -164,9 +160,6 @@ func (p *Path) railFor(r *reach, op path.OpKind, keep int) (best *link, stall bo
 			continue
 		}
 		stall = true
-		if l.full() {
-			continue
-		}
 		if l.room() > keep && (best == nil || l.queued() < best.queued()) {
 			best = l
 		}

@@ -95,21 +95,19 @@ func BenchmarkSetUp(b *testing.B) {
 
 // TestSetUp: a Post whose memory is registered asks neither the library nor the kernel for anything but to take the requests, and allocates nothing.
 func TestSetUp(t *testing.T) {
-	for _, transport := range []Transport{RC, DC} {
-		t.Run(transport.String(), func(t *testing.T) { setUpAsks(t, transport) })
-	}
+	setUpAsks(t)
 }
 
-func setUpAsks(t *testing.T, transport Transport) {
+func setUpAsks(t *testing.T) {
 	w := newWorld(t, "")
-	r := pumped(t, w, Options{Transport: transport})
+	r := pumped(t, w, Options{})
 	defer r.end()
 	names, ops := setups(t, r)
 	for _, name := range names {
 		op := [1]path.Op{ops[name]}
 		setUp(t, r, &op)
 		setUp(t, r, &op)
-		misses, hits := r.a.source.local.Stats().Misses, r.a.source.local.Stats().Hits
+		misses, hits := r.a.dom.local.Stats().Misses, r.a.dom.local.Stats().Hits
 		before := map[string]int{}
 		for _, f := range []string{"ibv_reg_mr", "ibv_dereg_mr", "ibv_bind_mw", "ibv_alloc_mw", "ibv_post_send"} {
 			before[f] = w.counted(t, f)
@@ -127,7 +125,7 @@ func setUpAsks(t *testing.T, transport Transport) {
 				t.Errorf("%s: %s was called %d times for %d operations, expected at most %d", name, f, got, times, most)
 			}
 		}
-		s := r.a.source.local.Stats()
+		s := r.a.dom.local.Stats()
 		if s.Misses != misses || op[0].Kind == path.Get && s.Hits == hits {
 			t.Errorf("%s: %d registrations were made and %d found: expected hits alone", name, s.Misses-misses, s.Hits-hits)
 		}
@@ -171,14 +169,14 @@ func TestShortWrites(t *testing.T) {
 	if tn.done != n/shortEvery || tn.felt != 1 || r.a.short.under != 0 {
 		t.Errorf("of %d short writes it was told of %d (sizes %b), and %d are under way", n, tn.done, tn.felt, r.a.short.under)
 	}
-	hits := r.a.source.local.Stats().Hits
+	hits := r.a.dom.local.Stats().Hits
 	run("put 8 B", 1)
-	if now := r.a.source.local.Stats().Hits; now != hits {
+	if now := r.a.dom.local.Stats().Hits; now != hits {
 		t.Error("a write below the threshold asked for a registration")
 	}
 	tn.knobs[0].value = 0
 	run("put 8 B", 1)
-	if now := r.a.source.local.Stats().Hits; now == hits {
+	if now := r.a.dom.local.Stats().Hits; now == hits {
 		t.Error("a write above the threshold was put into its request")
 	}
 	// Beside bulk operations it learns nothing.
@@ -195,7 +193,7 @@ func TestShortWrites(t *testing.T) {
 	if tn.done != before || r.a.short.active {
 		t.Error("it was told of a write that went beside a bulk operation")
 	}
-	// A broken rail ends them too.
+	// A broken queue pair ends them too.
 	op.Token = 77
 	if n, err := r.a.Post([]path.Op{op}); n != 1 {
 		t.Fatal(err)
@@ -210,7 +208,7 @@ func TestShortWrites(t *testing.T) {
 		return done
 	})
 	if r.a.replaced == 0 || r.a.short.under != 0 {
-		t.Errorf("%d rails were replaced, and %d short writes are under way", r.a.replaced, r.a.short.under)
+		t.Errorf("%d queue pairs were replaced, and %d short writes are under way", r.a.replaced, r.a.short.under)
 	}
 	got := r.a.Tuned()
 	if want := (Tuned{Piece: 1 << 20, Signal: 8, Ahead: 2 << 20}); got != want {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,55 +16,32 @@ import (
 )
 
 // try connects two ends and says how that failed; ends that came about are closed.
-func try(t testing.TB, d *Driver, limit time.Duration) error {
+func try(t testing.TB, d *Driver) error {
 	t.Helper()
-	l, err := d.Listen()
+	c := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+	a, b, err := connect(t.Context(), d, c, c)
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	tok := newToken()
-	accepted := make(chan error, 1)
-	go func() {
-		p, err := l.Accept(ctx, tok, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
-		if err != nil {
-			cancel() // what is missing here does not come by waiting
-		} else {
-			err = p.Close()
-		}
-		accepted <- err
-	}()
-	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
-	if err != nil {
-		cancel()
-	} else {
-		err = p.Close()
-	}
-	return errors.Join(err, <-accepted, l.Close())
+	return errors.Join(a.Close(), b.Close())
 }
 
 // TestSetupFails lets each call of the library fail that setting a path up makes, the first of its kind, the second and so on.
 // Nothing stays behind, and the next try works.
 func TestSetupFails(t *testing.T) {
-	for _, transport := range []Transport{RC, DC} {
-		t.Run(transport.String(), func(t *testing.T) { setupFails(t, transport) })
-	}
+	setupFails(t)
 }
 
-func setupFails(t *testing.T, transport Transport) {
+func setupFails(t *testing.T) {
 	w := newWorld(t, "")
-	d := New(Options{Library: w.lib, mlx5: w.lib, Device: "fake0", Transport: transport})
+	d := New(Options{Library: w.lib, Device: "fake0"})
 	for _, call := range []string{"ibv_open_device", "ibv_query_device", "ibv_query_port", "ibv_alloc_pd", "ibv_reg_mr", "ibv_create_comp_channel", "ibv_create_cq",
-		"ibv_modify_qp", "ibv_create_ah", "ibv_post_recv", "ibv_create_srq", "ibv_post_srq_recv"} {
-		if strings.Contains(call, "srq") && transport != DC {
-			continue
-		}
+		"ibv_modify_qp", "ibv_post_recv"} {
 		failed, harmless := 0, 0
 		for k := 1; ; k++ {
 			before := w.counted(t, call)
 			w.do(t, fmt.Sprintf("fail %s %d ENOMEM", call, k))
-			err := try(t, d, time.Minute)
+			err := try(t, d)
 			if err == nil {
 				w.clean(t)
 				if w.counted(t, call)-before < k {
@@ -71,15 +49,7 @@ func setupFails(t *testing.T, transport Transport) {
 				}
 				// Some can be done without: package ibv asks what the device can do, Close stops two queue pairs that are destroyed next.
 				w.do(t, "reset")
-				// With DC, where a goodbye is still under way, two initiators are made ready again, in four calls each: one that fails is exchanged.
-				most := 2
-				if transport == DC {
-					most += 2 * 4
-				}
-				if call == "ibv_post_recv" { // a hello that is sent again, as on a busy machine, takes a receive each time, and one of many may be missing
-					most += 16
-				}
-				if harmless++; harmless > most {
+				if harmless++; harmless > 2 {
 					t.Errorf("%s: call %d fails, and setting up does not notice", call, k)
 				}
 				continue
@@ -90,7 +60,7 @@ func setupFails(t *testing.T, transport Transport) {
 				t.Errorf("%s, call %d: %v", call, k, err)
 			}
 			w.do(t, "reset")
-			if err := try(t, d, time.Minute); err != nil {
+			if err := try(t, d); err != nil {
 				t.Fatalf("after a failure of %s: %v", call, err)
 			}
 		}
@@ -117,14 +87,14 @@ func TestMissing(t *testing.T) {
 		{"port 0 down; port 1 down", Options{Library: w.lib}, "set its interface up"},
 		{"", Options{Library: w.lib, GID: &index}, "99"},
 		{"", Options{Library: w.lib, Depth: 5}, "Depth"},
-		{"", Options{Library: w.lib, Rails: 9}, "Rails"},
+		{"", Options{Library: w.lib, QueuePairs: 9}, "QueuePairs"},
 		{"", Options{Library: w.lib, Timeout: 32}, "Timeout"},
 		{"", Options{Library: w.lib, Signal: 64}, "Signal"},
 		{"", Options{Library: w.lib, Piece: 1 << 40}, "Piece"},
 	} {
 		w.do(t, "reset")
 		w.do(t, c.script)
-		_, err := New(c.o).Listen()
+		_, err := New(c.o).Endpoint(path.Config{Rights: both, Exports: new(path.Exports)}, nil)
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q, %+v: %v; expected one with %q that wraps ErrUnavailable", c.script, c.o, err, c.want)
 		}
@@ -140,124 +110,94 @@ func TestConfigs(t *testing.T) {
 		cfg  path.Config
 		want string
 	}{
-		{path.Config{}, "Exports"}, {path.Config{Rights: path.Read | path.Write, Exports: x, Window: -1}, "Window"}, {path.Config{Rights: path.Read | path.Write, Exports: x, Streams: -1}, "Streams"},
-		{path.Config{Rights: path.Read | path.Write, Exports: x, Secret: []byte("short")}, "Secret"},
+		{path.Config{}, "Exports"}, {path.Config{Rights: both, Exports: x, Window: -1}, "Window"}, {path.Config{Rights: both, Exports: x, Streams: -1}, "Streams"},
 	} {
-		if _, err := d.Dial(t.Context(), path.Offer{Addr: "::1/0/17/1/5"}, c.cfg); err == nil || !strings.Contains(err.Error(), c.want) {
-			t.Errorf("dial with %+v: %v", c.cfg, err)
+		if _, err := d.Endpoint(c.cfg, nil); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("an endpoint with %+v: %v", c.cfg, err)
 		}
-	}
-	if _, err := d.Dial(t.Context(), path.Offer{Addr: "tcp://host"}, path.Config{Rights: path.Read | path.Write, Exports: x}); err == nil || !strings.Contains(err.Error(), addressForm) {
-		t.Errorf("dial of nonsense: %v", err)
-	}
-	far := place{gid: netip.MustParseAddr("2001:db8::9").As16(), qpn: 17, mtu: 5}
-	if _, err := d.Dial(t.Context(), path.Offer{Addr: far.String()}, path.Config{Rights: path.Read | path.Write, Exports: x}); err == nil || !strings.Contains(err.Error(), "Insecure") {
-		t.Errorf("dial of another machine: %v; expected that Insecure is asked for", err)
 	}
 }
 
-// TestStrangers: nonsense, hellos with another token or another secret, and repeated ones do not disturb; who comes with the right
-// ones gets in.
-func TestStrangers(t *testing.T) {
+// TestDescriptions: an end does not connect to a description that it does not understand, or that does not fit, on either side; the error says
+// why, and nothing is left.
+func TestDescriptions(t *testing.T) {
 	w := newWorld(t, "")
 	d := New(Options{Library: w.lib})
-	l, err := d.Listen()
+	cfg := path.Config{Rights: both, Exports: new(path.Exports), Streams: 2}
+	e, err := d.Endpoint(cfg, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	dev, err := d.device()
-	if err != nil {
+	good := e.Description()
+	if err := e.Close(); err != nil {
 		t.Fatal(err)
 	}
-	u, err := openUD(dev, 8)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { u.close(); dev.put() }()
-	at, err := parseAddress(l.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	to := params{gid: at.gid, lid: at.lid, udQPN: at.qpn, udQKey: at.qkey}
-	secret := make([]byte, path.SecretSize)
-	tok := newToken()
-	cfg := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports), Secret: secret}
-	got := make(chan path.Path, 1)
-	go func() {
-		p, err := l.Accept(t.Context(), tok, cfg)
-		if err != nil {
-			t.Error(err)
-		}
-		got <- p
-	}()
-	h := hello{token: newToken(), nonce: 5, params: params{gid: at.gid, rails: 1, window: 4, ctlDepth: 64, msgDepth: 64, mtu: 3, udQPN: u.qp.Num(), udQKey: u.qkey}}
-	known := h
-	known.token = tok
-	for _, b := range [][]byte{{1}, make([]byte, 900), []byte(strings.Repeat("PVRB", 100)), h.append(nil, nil), h.append(nil, secret),
-		known.append(nil, nil), known.append(nil, []byte("another secret"))} {
-		if err := u.send(&to, b); err != nil {
+	change := func(f func(d *description)) []byte {
+		var x description
+		if err := x.parse(good); err != nil {
 			t.Fatal(err)
 		}
+		f(&x)
+		return x.append(nil)
 	}
-	for _, s := range [][]byte{nil, []byte("0123456789abcdef0123456789abcdef")} {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		other := cfg
-		other.Secret = s
-		if p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, other); err == nil {
-			p.Close()
-			t.Errorf("a dialer with the secret %q got in", s)
+	other := slices.Clone(good)
+	other[5] = 77
+	for _, c := range []struct {
+		peer []byte
+		want string
+		is   error
+	}{
+		{[]byte("tcp://host"), "no description", path.ErrProtocol},
+		{good[:len(good)-1], "bytes", path.ErrProtocol},
+		{append(slices.Clone(good), 0), "bytes", path.ErrProtocol},
+		{other, fmt.Sprintf("the peer speaks version 77 of the protocol of verbs paths, this side version %d", version), path.ErrUnavailable},
+		{change(func(d *description) { d.gid = netip.MustParseAddr("2001:db8::9").As16() }), "Insecure", path.ErrUnavailable},
+		{change(func(d *description) { d.dataQPs = 3 }), "3", nil},
+		{change(func(d *description) { d.data[1].qpn = 1 << 24 }), "24 bits", path.ErrProtocol},
+	} {
+		if _, err := d.Endpoint(cfg, c.peer); err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+			t.Errorf("Endpoint for the peer %x: %v; expected one with %q", c.peer, err, c.want)
 		}
-		cancel()
+		e, err := d.Endpoint(cfg, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := e.Connect(t.Context(), c.peer); err == nil || !strings.Contains(err.Error(), c.want) || c.is != nil && !errors.Is(err, c.is) {
+			t.Errorf("Connect to the peer %x: %v; expected one with %q", c.peer, err, c.want)
+		}
 	}
-	p, err := d.Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	q := <-got
-	if q == nil {
-		t.FailNow()
-	}
-	if b, _ := u.receive(0); b != nil {
-		t.Errorf("a stranger got an answer: %x", b)
-	}
-	p.Close()
-	q.Close()
+	w.clean(t)
 }
 
-// TestLostDatagrams: hello and welcome are lost again and again, and the path comes about all the same, once.
-func TestLostDatagrams(t *testing.T) {
-	for _, lost := range []string{"drop recv 1", "fail ibv_create_ah 1 ENOMEM"} {
-		w := newWorld(t, "")
-		d := New(Options{Library: w.lib})
-		l, err := d.Listen()
+// TestPeerNeverConnects: an endpoint whose peer does not come is given up when its context ends, and one that nobody connects when it is closed.
+func TestPeerNeverConnects(t *testing.T) {
+	w := newWorld(t, "timers instant")
+	d := New(Options{Library: w.lib})
+	cfg := path.Config{Rights: both, Exports: new(path.Exports)}
+	for asks := range 2 {
+		a, err := d.Endpoint(cfg, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		tok := newToken()
-		cfg := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
-		if strings.HasPrefix(lost, "drop") {
-			w.do(t, lost)
-		}
-		got := make(chan path.Path, 1)
-		go func() {
-			p, err := l.Accept(t.Context(), tok, cfg)
-			if err != nil {
-				t.Error(err)
-			}
-			got <- p
-		}()
-		p, err := d.Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, cfg)
+		b, err := d.Endpoint(cfg, a.Description())
 		if err != nil {
 			t.Fatal(err)
 		}
-		if q := <-got; q != nil {
-			q.Close()
+		waits, gone := b, a
+		if asks == 1 {
+			waits, gone = a, b
 		}
-		p.Close()
-		if err := l.Close(); err != nil {
+		description := gone.Description()
+		if err := gone.Close(); err != nil {
 			t.Error(err)
 		}
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if p, err := waits.Connect(ctx, description); err == nil {
+			p.Close()
+			t.Errorf("it is connected with an end that is gone")
+		}
+		cancel()
+		w.clean(t)
 	}
 }
 
@@ -292,16 +232,13 @@ func TestLimits(t *testing.T) {
 func TestDeviceFails(t *testing.T) {
 	for _, c := range []struct {
 		script, want string
-		transport    Transport
 	}{
-		{"event 0 DEVICE_FATAL", "device failed", RC},
-		{"timers instant; cable 0 cut", "retr", RC},
-		{"event 0 DEVICE_FATAL", "device failed", DC},
-		{"timers instant; cable 0 cut", "retr", DC},
+		{"event 0 DEVICE_FATAL", "device failed"},
+		{"timers instant; cable 0 cut", "retr"},
 	} {
-		t.Run(c.transport.String()+"/"+c.script, func(t *testing.T) {
+		t.Run(c.script, func(t *testing.T) {
 			w := newWorld(t, "")
-			r := newRig(t, w, Options{Transport: c.transport}, 1)
+			r := newRig(t, w, Options{}, 1)
 			e := r.B.Export(r.B.Region(4096), both)
 			local := r.A.Region(4096)
 			r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})

@@ -3,7 +3,7 @@ package verbs
 import "github.com/penstock-io/penstock/internal/invariants"
 
 // verify demands that what is counted in two places agrees: lists and slots of operations, requests that are posted and what they hold, receives
-// and credits, rails, exports that were given, seats.
+// and credits, queue pairs, exports that were given.
 // Builds with -tags invariants look after each call; the first disagreement panics, near to what made it.
 func (p *Path) verify() {
 	if p.err != nil || p.closed {
@@ -11,14 +11,11 @@ func (p *Path) verify() {
 	}
 	p.verifyLists()
 	p.verifyRequests()
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		l.verifyReceives()
-		l.verifyRail()
+		l.verifyState()
 	}
 	p.verifyGivens()
-	for _, s := range p.seats {
-		s.verify()
-	}
 }
 
 func (p *Path) verifyLists() {
@@ -72,7 +69,7 @@ func (p *Path) verifyRequests() {
 	pending := make([]int, len(p.works))
 	var locals [localsMax]int
 	ahead, short := uint64(0), 0
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		frames := len(l.frames)
 		take := func(r *record) {
 			switch r.kind {
@@ -97,23 +94,10 @@ func (p *Path) verifyRequests() {
 			take(&l.plan[i].record)
 		}
 		sends := msgSends
-		switch {
-		case l == p.ctl:
+		if l == p.ctl {
 			sends = ctlSends
-		case l.uc != nil:
-			sends = 0
 		}
-		invariants.Insist(frames == sends, "verbs: link %d has %d of %d frames, free and under way", l.index, frames, sends)
-		if u := l.uc; u != nil {
-			for no := u.acked; no != u.next; no++ {
-				if s := &u.flight[no%ucDepth]; s.work >= 0 {
-					pending[s.work]++
-				}
-			}
-			for i := range u.redo {
-				pending[u.redo[i].work]++
-			}
-		}
+		invariants.Insist(frames == sends, "verbs: queue pair %d has %d of %d frames, free and under way", l.index, frames, sends)
 	}
 	for k := range p.works {
 		if w := &p.works[k]; w.used {
@@ -130,8 +114,8 @@ func (p *Path) verifyRequests() {
 	invariants.Insist(short == p.short.under, "verbs: %d short writes are counted, %d are under way", p.short.under, short)
 }
 
-// verifyReceives looks where the slots of a link are that take messages: each is in one place.
-func (l *link) verifyReceives() {
+// verifyReceives looks where the slots of a queue pair are that take messages: each is in one place.
+func (l *queuePair) verifyReceives() {
 	p := l.p
 	at := map[int32]int{}
 	for _, s := range l.recvs {
@@ -142,7 +126,7 @@ func (l *link) verifyReceives() {
 	}
 	held := 0
 	take := func(q *queued) {
-		if q.link == int32(l.index) {
+		if q.qp == int32(l.index) {
 			at[q.slot]++
 			held++
 		}
@@ -154,44 +138,35 @@ func (l *link) verifyReceives() {
 		take(&p.lent[i])
 	}
 	n := len(l.recvs) + l.posted + l.held
-	invariants.Insist(n == len(l.order), "verbs: link %d has %d receives: %d to be posted, %d posted, %d held; it was made with %d", l.index, n, len(l.recvs), l.posted, l.held, len(l.order))
-	invariants.Insist(held == l.held || p.untrue != nil && held < l.held, "verbs: link %d counts %d messages that the owner has not given back, there are %d", l.index, l.held, held)
+	invariants.Insist(n == len(l.order), "verbs: queue pair %d has %d receives: %d to be posted, %d posted, %d held; it was made with %d", l.index, n, len(l.recvs), l.posted, l.held, len(l.order))
+	invariants.Insist(held == l.held || p.untrue != nil && held < l.held, "verbs: queue pair %d counts %d messages that the owner has not given back, there are %d", l.index, l.held, held)
 	for s, n := range at {
-		invariants.Insist(n == 1, "verbs: receive %d of link %d is in %d places", s, l.index, n)
+		invariants.Insist(n == 1, "verbs: receive %d of queue pair %d is in %d places", s, l.index, n)
 	}
 }
 
-// verifyRail looks at what a link may have in its state.
-func (l *link) verifyRail() {
-	p, r := l.p, &l.rail
-	invariants.Insist(l.out.left() <= l.out.depth, "verbs: link %d has sent %d messages of which %d were taken in, and the peer has %d receives", l.index, l.out.sent, l.out.freed, l.out.depth)
-	invariants.Insist(l.queued() <= len(l.ring), "verbs: link %d has %d requests, and room for %d", l.index, l.queued(), len(l.ring))
+// verifyState looks at what a queue pair may have in its state.
+func (l *queuePair) verifyState() {
+	p, r := l.p, &l.repl
+	invariants.Insist(l.out.left() <= l.out.depth, "verbs: queue pair %d has sent %d messages of which %d were taken in, and the peer has %d receives", l.index, l.out.sent, l.out.freed, l.out.depth)
+	invariants.Insist(l.queued() <= len(l.ring), "verbs: queue pair %d has %d requests, and room for %d", l.index, l.queued(), len(l.ring))
 	if l.index == 0 {
 		return
 	}
-	if r.state != railUp {
-		invariants.Insist(len(l.plan) == 0 && (l.head == l.tail || r.state == railDrain), "verbs: rail %d is %s, with %d requests planned and %d posted", l.index, r.state, len(l.plan), l.head-l.tail)
-		invariants.Insist(r.failed == (r.state == railDrain), "verbs: rail %d is %s, failed: %t", l.index, r.state, r.failed)
+	if r.state != qpUp {
+		invariants.Insist(len(l.plan) == 0 && (l.head == l.tail || r.state == qpDraining), "verbs: queue pair %d is %s, with %d requests planned and %d posted", l.index, r.state, len(l.plan), l.head-l.tail)
+		invariants.Insist(r.failed == (r.state == qpDraining), "verbs: queue pair %d is %s, failed: %t", l.index, r.state, r.failed)
 	}
-	if r.state == railUp || r.state == railConnect {
+	if r.state == qpUp || r.state == qpConnecting {
 		for k := range p.works {
-			invariants.Insist(!p.works[k].used || p.works[k].lost&(1<<l.index) == 0, "verbs: rail %d is %s, and it is not known what became of operation %d on it", l.index, r.state, k)
+			invariants.Insist(!p.works[k].used || p.works[k].lost&(1<<l.index) == 0, "verbs: queue pair %d is %s, and it is not known what became of operation %d on it", l.index, r.state, k)
 		}
-	}
-	if u := l.uc; u != nil {
-		n := u.next - u.acked
-		invariants.Insist(n <= ucDepth && (r.state == railUp || n == 0 && len(u.redo) == 0), "verbs: rail %d is %s, with %d numbers on their way and %d pieces to be written again", l.index, r.state, n, len(u.redo))
-		lost := uint32(0)
-		for _, g := range u.gaps {
-			lost += g.count
-		}
-		invariants.Insist(lost <= u.seen-u.told, "verbs: rail %d has %d lost numbers to tell, of %d", l.index, lost, u.seen-u.told)
 	}
 }
 
 func (p *Path) verifyGivens() {
 	binding, lines, answers := map[*given]int{}, map[*given]int{}, map[*given]int{}
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		for i := l.tail; i != l.head; i++ {
 			if r := &l.ring[i&uint32(len(l.ring)-1)]; r.kind == kindBind {
 				binding[r.given]++
@@ -234,40 +209,4 @@ func (p *Path) verifyGivens() {
 	}
 	invariants.Insist(watched == 0, "verbs: flushes are counted for %d exports more than there are", -watched)
 	invariants.Insist(p.asked == (p.flushing.n > 0), "verbs: the peer was asked for a flush: %t; %d operations wait for it", p.asked, p.flushing.n)
-}
-
-// verify looks at a seat, and at its pool as far as the pool's lock guards it.
-func (s *seat) verify() {
-	out := 0
-	for _, l := range s.p.links {
-		if l.seat == s {
-			out += l.queued()
-		}
-	}
-	invariants.Insist(s.out == out && out <= s.pool.depth, "verbs: a seat counts %d requests, its links have %d, the initiator takes %d", s.out, out, s.pool.depth)
-	invariants.Insist(s.busy && s.i != nil || !s.busy && out == 0, "verbs: a seat has %d requests, an initiator: %t, at work: %t", out, s.i != nil, s.busy)
-	q := s.pool
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	inLine := 0
-	for _, x := range q.line {
-		invariants.Insist(x.inLine && x.granted == nil, "verbs: a seat in line: it knows of it: %t, has its turn: %t", x.inLine, x.granted != nil)
-		if x == s {
-			inLine++
-		}
-	}
-	invariants.Insist(int(q.waiting.Load()) == len(q.line), "verbs: %d seats wait, %d are in line", q.waiting.Load(), len(q.line))
-	invariants.Insist(s.inLine && inLine == 1 || !s.inLine && inLine == 0, "verbs: a seat is in line: %t, and %d times", s.inLine, inLine)
-	invariants.Insist(!s.inLine && s.granted == nil || s.waits && s.i == nil, "verbs: a seat is in line, or has its turn, and does not wait")
-	invariants.Insist(s.granted == nil || s.granted.holder == s, "verbs: the initiator of a seat whose turn it is is another's")
-	invariants.Insist(!s.busy || s.i.holder == s && s.i.rests.Load() == nil, "verbs: the initiator of a seat at work is another's, or rests")
-	free := map[*initiator]int{}
-	for _, i := range q.free {
-		free[i]++
-	}
-	for _, i := range q.all {
-		invariants.Insist(free[i] == 1 && i.holder == nil && i.rests.Load() == nil || free[i] == 0 && i.holder != nil,
-			"verbs: an initiator is free %d times, held: %t, rests: %t", free[i], i.holder != nil, i.rests.Load() != nil)
-	}
-	invariants.Insist(len(q.all) <= q.max, "verbs: %d initiators of at most %d", len(q.all), q.max)
 }

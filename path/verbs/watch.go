@@ -10,29 +10,24 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// While something is under way the path looks once a second whether each link gets on (rdma.Watch). What does not is taken out of service like a
+// While something is under way the path looks once a second whether each queue pair gets on (rdma.Watch). What does not is taken out of service like a
 // queue pair that failed. The other way round, receives are filled in the order in which they were posted: one that is passed over was lost.
 
 var errGap = errors.New("the adapter lost the completion of a message that came")
 
 // under says that something is under way that the adapter, or the peer, has to end.
 func (p *Path) under() bool {
-	for _, l := range p.links {
+	for _, l := range p.qps {
 		if l.busy() {
-			return true
-		}
-	}
-	for _, s := range p.seats {
-		if s.waits { // for who has its turn and may not come
 			return true
 		}
 	}
 	return p.waits()
 }
 
-// busy says that the adapter has to end something on this link. Receives of a shared queue it does not give back.
-func (l *link) busy() bool {
-	return l.head != l.tail || l.rail.state == railDrain && l.posted > 0 && l.srq == nil
+// busy says that the adapter has to end something on this queue pair.
+func (l *queuePair) busy() bool {
+	return l.head != l.tail || l.repl.state == qpDraining && l.posted > 0
 }
 
 // waits says that the peer owes a frame on the control connection.
@@ -40,8 +35,8 @@ func (p *Path) waits() bool {
 	if p.asking > 0 || p.asked {
 		return true
 	}
-	for _, l := range p.rails {
-		if l.rail.state == railOffer || l.rail.state == railConnect {
+	for _, l := range p.data {
+		if l.repl.state == qpOffered || l.repl.state == qpConnecting {
 			return true
 		}
 	}
@@ -72,7 +67,7 @@ func (p *Path) unguard() {
 	}
 }
 
-// look looks whether all links get on, if it is time to.
+// look looks whether all queue pairs get on, if it is time to.
 func (p *Path) look() {
 	now := time.Since(p.began)
 	if now < p.lookAt {
@@ -80,13 +75,8 @@ func (p *Path) look() {
 	}
 	p.lookAt = now + p.watchEvery
 	p.unguard()
-	for _, s := range p.seats {
-		if s.waits && !s.called.Load() {
-			s.pool.offer(true)
-		}
-	}
-	for _, l := range p.links {
-		p.lookAtLink(l)
+	for _, l := range p.qps {
+		p.lookAtQP(l)
 		if p.err != nil {
 			return
 		}
@@ -100,9 +90,9 @@ func (p *Path) look() {
 	}
 }
 
-func (p *Path) lookAtLink(l *link) {
+func (p *Path) lookAtQP(l *queuePair) {
 	done := uint64(l.tail) << 32
-	if l.rail.state == railDrain {
+	if l.repl.state == qpDraining {
 		done |= uint64(l.posted)
 	}
 	still := l.watch.Look(l.busy(), done)
@@ -110,17 +100,14 @@ func (p *Path) lookAtLink(l *link) {
 		return
 	}
 	silent := still >= rdma.WatchMost && still >= l.patience()
-	if l.seat != nil {
-		l.seat.yields = false // a request more, although others wait
-	}
 	switch {
-	case silent && l.index > 0 && l.rail.state != railDrain && l.room() > 0:
+	case silent && l.index > 0 && l.repl.state != qpDraining && l.room() > 0:
 		l.watch.Again()
 		l.unmarked = true
 		p.broken(l, rdma.ErrSilent)
 	case silent:
-		p.down(fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, rdma.ErrSilent))
-	case l.rail.failed || !rdma.Sparse(still):
+		p.down(fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, rdma.ErrSilent))
+	case l.repl.failed || !rdma.Sparse(still):
 	case l.index == 0:
 		p.nudge()
 		l.flush(1)
@@ -131,10 +118,10 @@ func (p *Path) lookAtLink(l *link) {
 	}
 }
 
-// patience is after how many looks without progress the link is given up. Of small operations many requests tell, of large ones one in
+// patience is after how many looks without progress the queue pair is given up. Of small operations many requests tell, of large ones one in
 // many: what they move may take its time on the way. A queue pair in error gives everything back at once.
-func (l *link) patience() int {
-	if l.rail.failed {
+func (l *queuePair) patience() int {
+	if l.repl.failed {
 		return rdma.WatchMost
 	}
 	n := uint64(0)
@@ -147,9 +134,9 @@ func (l *link) patience() int {
 // nudge sends a report that says nothing new.
 func (p *Path) nudge() bool {
 	f := &p.frame
-	f.typ, f.rail, f.n = frameCredit, 0, len(p.rails)
-	for i, l := range p.rails {
-		f.credit[i] = railCredit{l.gen, l.in.freed}
+	f.typ, f.qp, f.n = frameCredit, 0, len(p.data)
+	for i, l := range p.data {
+		f.credit[i] = qpCredit{l.gen, l.in.freed}
 	}
 	if !p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
 		return false
@@ -160,7 +147,7 @@ func (p *Path) nudge() bool {
 
 // came takes a receive out of those that the adapter has. Receives end in the order in which they were posted; those before this one that did not
 // were lost, and it is false.
-func (l *link) came(slot int32) bool {
+func (l *queuePair) came(slot int32) bool {
 	for n := 0; l.posted > 0; n++ {
 		s := l.order[l.first]
 		l.first = (l.first + 1) % len(l.order)
@@ -175,8 +162,8 @@ func (l *link) came(slot int32) bool {
 
 // gap ends the path because a message was lost at this side's adapter. Its sender believes that it came, so nothing sends it again. Poll ends it:
 // it reports first what else has come.
-func (p *Path) gap(l *link) {
+func (p *Path) gap(l *queuePair) {
 	if p.lost == nil {
-		p.lost = fmt.Errorf("verbs: %w: link %d: %w", path.ErrDown, l.index, errGap)
+		p.lost = fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, errGap)
 	}
 }

@@ -46,41 +46,39 @@ func (r *rig) sleepUntil(t testing.TB, what string, cond func() bool) {
 
 // TestPostWhileArmed: an owner that sleeps is woken by the end of what another call of its posted meanwhile, and not only by the next look.
 func TestPostWhileArmed(t *testing.T) {
-	for _, transport := range []Transport{RC, DC} {
-		for name, kind := range map[string]path.OpKind{"Put": path.Put, "Get": path.Get, "Notify": path.Notify} {
-			t.Run(transport.String()+"/"+name, func(t *testing.T) {
-				w := newWorld(t, "")
-				r := pumped(t, w, Options{Transport: transport, looks: time.Hour})
-				defer r.end()
-				const size = 256 << 10
-				local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
-				one := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})[0]
-				r.drive(t, func() bool { return one.Times > 0 })
-				asleep := func() bool { // and what was told of things that are taken in already is gone
-					i, err := sys.PollIn(0, r.a.FD())
-					return i < 0 && err == nil
+	for name, kind := range map[string]path.OpKind{"Put": path.Put, "Get": path.Get, "Notify": path.Notify} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, "")
+			r := pumped(t, w, Options{looks: time.Hour})
+			defer r.end()
+			const size = 256 << 10
+			local, e := r.A.Region(size), r.B.Export(r.B.Region(size), both)
+			one := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})[0]
+			r.drive(t, func() bool { return one.Times > 0 })
+			asleep := func() bool { // and what was told of things that are taken in already is gone
+				i, err := sys.PollIn(0, r.a.FD())
+				return i < 0 && err == nil
+			}
+			for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll()+w.pumps(1) > 0 || r.a.Arm() || !asleep(); {
+				if time.Now().After(until) {
+					t.Fatalf("it does not come to rest\n%s", r.Dump())
 				}
-				for until := time.Now().Add(time.Minute); r.A.Poll()+r.B.Poll()+w.pumps(1) > 0 || r.a.Arm() || !asleep(); {
-					if time.Now().After(until) {
-						t.Fatalf("it does not come to rest\n%s", r.Dump())
-					}
-				}
-				op := path.Op{Kind: kind}
-				if kind != path.Notify {
-					op.Copies = copyTo(local, e, 0, size)
-				}
-				res := r.A.Post(op)[0]
-				if !asleep() {
-					t.Fatal("readable before anything was executed")
-				}
-				for w.pumps(1000) > 0 {
-				}
-				if i, err := sys.PollIn(30_000, r.a.FD()); i < 0 || err != nil {
-					t.Fatalf("all is executed, and the owner sleeps on: %v\n%s", err, r.Dump())
-				}
-				r.drive(t, func() bool { return res.Times > 0 })
-			})
-		}
+			}
+			op := path.Op{Kind: kind}
+			if kind != path.Notify {
+				op.Copies = copyTo(local, e, 0, size)
+			}
+			res := r.A.Post(op)[0]
+			if !asleep() {
+				t.Fatal("readable before anything was executed")
+			}
+			for w.pumps(1000) > 0 {
+			}
+			if i, err := sys.PollIn(30_000, r.a.FD()); i < 0 || err != nil {
+				t.Fatalf("all is executed, and the owner sleeps on: %v\n%s", err, r.Dump())
+			}
+			r.drive(t, func() bool { return res.Times > 0 })
+		})
 	}
 }
 
@@ -92,23 +90,12 @@ func TestLostCompletion(t *testing.T) {
 		"PutMessage": func(_ *rig, c []path.Copy) path.Op {
 			return path.Op{Kind: path.Put, Copies: c, Notify: true, Msg: []byte("m")}
 		},
-		"Get":          func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
-		"DC/Put":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Put, Copies: c} },
-		"DC/PutNotify": func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Put, Copies: c, Notify: true} },
-		"DC/Get":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
-		"DC/Notify":    func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
-		"UC/Get":       func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} }, // by a rail that takes no writes
-		"Notify":       func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
+		"Get":    func(_ *rig, c []path.Copy) path.Op { return path.Op{Kind: path.Get, Copies: c} },
+		"Notify": func(*rig, []path.Copy) path.Op { return path.Op{Kind: path.Notify, Imm: 1} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, "")
 			o := Options{looks: often}
-			if strings.HasPrefix(name, "UC/") {
-				o.Transport = UC
-			}
-			if strings.HasPrefix(name, "DC/") {
-				o.Transport = DC
-			}
 			r := newRig(t, w, o, 1)
 			local := r.A.Region(4096)
 			e := r.B.Export(r.B.Region(4096), both)
@@ -135,7 +122,7 @@ func TestLostCompletion(t *testing.T) {
 				t.Errorf("%v, ended %d times, %d notifications, %d probes", res.Err, res.Times, len(r.B.Notices), r.a.probes)
 			}
 			if r.a.replaced+r.b.replaced > 0 {
-				t.Errorf("a rail was replaced: %v, %v", r.a.why, r.b.why)
+				t.Errorf("a queue pair was replaced: %v, %v", r.a.why, r.b.why)
 			}
 			if x.Kind != path.Notify && (pathtest.Verify(e.Span().Bytes(), 4) >= 0 || pathtest.Verify(local.All().Bytes(), 4) >= 0) {
 				t.Error("wrong bytes")
@@ -145,17 +132,15 @@ func TestLostCompletion(t *testing.T) {
 	}
 }
 
-// TestDeadAdapter: an adapter that ends nothing any more is given up: the rail that carries the operation first, then the path; the operation
+// TestDeadAdapter: an adapter that ends nothing any more is given up: the queue pair that carries the operation first, then the path; the operation
 // ends once.
 func TestDeadAdapter(t *testing.T) {
-	for _, transport := range []Transport{RC, DC} {
-		t.Run(transport.String(), func(t *testing.T) { deadAdapter(t, transport) })
-	}
+	deadAdapter(t)
 }
 
-func deadAdapter(t *testing.T, transport Transport) {
+func deadAdapter(t *testing.T) {
 	w := newWorld(t, "")
-	r := newRig(t, w, Options{Transport: transport, looks: time.Millisecond}, 1)
+	r := newRig(t, w, Options{looks: time.Millisecond}, 1)
 	local := r.A.Region(4096)
 	e := r.B.Export(r.B.Region(4096), both)
 	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
@@ -178,31 +163,31 @@ func TestSlowLink(t *testing.T) {
 	first := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 1)})[0]
 	r.drive(t, func() bool { return first.Times > 0 })
 	pathtest.Fill(local.All().Bytes(), 3)
-	rail := r.a.rails[0]
+	qp := r.a.data[0]
 	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size)})[0]
-	if n := rail.head - rail.tail; n != size>>20 {
+	if n := qp.head - qp.tail; n != size>>20 {
 		t.Fatalf("%d requests are under way, expected one for each MiB", n)
 	}
 	looks := 0
 	for put.Times == 0 && r.a.replaced == 0 {
 		for range 1 << 20 / rdma.WatchPace {
-			r.a.lookAtLink(rail)
+			r.a.lookAtQP(qp)
 			looks++
 		}
 		w.pumps(1)
 		r.Pump(1)
 	}
 	if put.Err != nil || put.Times != 1 || r.a.replaced != 0 || looks < 2*rdma.WatchMost {
-		t.Errorf("after %d looks: %v, ended %d times, %d rails replaced (%v)", looks, put.Err, put.Times, r.a.replaced, r.a.why)
+		t.Errorf("after %d looks: %v, ended %d times, %d queue pairs replaced (%v)", looks, put.Err, put.Times, r.a.replaced, r.a.why)
 	}
 	if at := pathtest.Verify(e.Span().Bytes(), 3); at >= 0 {
 		t.Errorf("byte %d is wrong", at)
 	}
-	r.drive(t, func() bool { return rail.idle() || rail.head == rail.tail })
+	r.drive(t, func() bool { return qp.idle() || qp.head == qp.tail })
 
 	r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, size)})
 	for looks = 0; r.a.replaced == 0 && looks < 1<<20; looks++ {
-		r.a.lookAtLink(rail)
+		r.a.lookAtQP(qp)
 	}
 	if most := rdma.WatchMost + size/rdma.WatchPace + 1; looks != most { // the first one only sees where it is
 		t.Errorf("a dead link was given up after %d looks, expected %d", looks, most)
@@ -216,15 +201,13 @@ func TestSlowLink(t *testing.T) {
 // TestLostMessage: a message comes, and the receiver's adapter loses its completion. Its sender believes that it came, so the path ends and says
 // why, as soon as anything else comes: on the control connection at the latest when the side that waits asks. It reports all other messages.
 func TestLostMessage(t *testing.T) {
-	for _, transport := range []Transport{RC, DC} {
-		t.Run(transport.String(), func(t *testing.T) { lostMessage(t, transport) })
-	}
+	lostMessage(t)
 }
 
-func lostMessage(t *testing.T, transport Transport) {
-	t.Run("Rail", func(t *testing.T) {
+func lostMessage(t *testing.T) {
+	t.Run("Data", func(t *testing.T) {
 		w := newWorld(t, "")
-		r := newRig(t, w, Options{Transport: transport, looks: often}, 1)
+		r := newRig(t, w, Options{looks: often}, 1)
 		const n = 40
 		local := r.A.Region(n * 64)
 		e := r.B.Export(r.B.Region(n*64), both)
@@ -254,7 +237,7 @@ func lostMessage(t *testing.T, transport Transport) {
 	})
 	t.Run("Control", func(t *testing.T) {
 		w := newWorld(t, "")
-		r := newRig(t, w, Options{Transport: transport, looks: often}, 1)
+		r := newRig(t, w, Options{looks: often}, 1)
 		local := r.A.Region(4096)
 		e := r.B.Export(r.B.Region(4096), both)
 		w.do(t, "drop recv 1") // the question for the export
@@ -305,11 +288,10 @@ func TestOverrun(t *testing.T) {
 // TestPortFlaps: the link goes away in the middle of transfers and comes back before the adapter has given up: nothing is lost, nothing comes
 // twice, and both remember it.
 func TestPortFlaps(t *testing.T) {
-	for name, transport := range map[string]Transport{"port 0 down": RC, "cable 0 cut": RC, "port 0 down; ": DC} {
-		script := strings.TrimSuffix(name, "; ")
-		t.Run(transport.String()+"/"+script, func(t *testing.T) {
+	for _, script := range []string{"port 0 down", "cable 0 cut"} {
+		t.Run(script, func(t *testing.T) {
 			w := newWorld(t, "mode wire; delay 50us")
-			r := newRig(t, w, Options{Transport: transport, Piece: 64 << 10, Timeout: 18}, 2) // a second, six times
+			r := newRig(t, w, Options{Piece: 64 << 10, Timeout: 18}, 2) // a second, six times
 			const size, n = 1 << 20, 8
 			local := r.A.Region(size)
 			e := r.B.Export(r.B.Region(size), both)

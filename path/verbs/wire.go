@@ -8,58 +8,51 @@ import (
 )
 
 // version is that of everything in this file; both sides must have the same.
-const version = 3
+const version = 4
 
 // frameType says what a frame on a queue pair is.
 type frameType uint8
 
 const (
-	frameHello   frameType = iota + 1 // the dialer's first: the listener's end is ready then
+	frameHello   frameType = iota + 1 // the first of the side that asked for the path: both ends are connected
 	frameNotify                       // Imm, Bytes and a message for the owner of the peer's path
 	frameAttach                       // asks for the address and the keys of an export
 	frameGrant                        // the answer
 	frameRefuse                       // the other answer
 	frameRevoked                      // an export that was granted is no more
-	frameRail                         // a rail is replaced: number and sequence of the sender's new queue pair
-	frameReady                        // the sender's end of a replaced rail can receive
+	frameReplace                      // a queue pair is replaced: number and sequence of the sender's new queue pair
+	frameReady                        // the sender's end of a replaced queue pair can receive
 	frameCredit                       // how many receives the sender has posted again, on all queue pairs
 	frameBye                          // the sender closes the path
 	frameFlush                        // what was written into memory of accelerators is to be made visible to them
 	frameFlushed                      // it is, or the status says that it cannot be
-	frameCame                         // which numbers came on an unreliable rail
 	frameEnd
 )
 
 const (
 	headerSize = 8
 	notifySize = headerSize + 16
-	maxRails   = 8
+	maxQPs     = 8
 	maxWords   = 200 // bytes of text for people
 	// frameSize is the size in bytes of the largest frame, and of each receive.
 	frameSize = notifySize + path.MaxMessage
 )
 
-// grantRail is what an export is on one rail.
-type grantRail struct {
-	rail uint8
-	gen  uint32 // of the rail's queue pair: the key is good on that one only
+// grantKey is what an export is on one queue pair.
+type grantKey struct {
+	qp   uint8
+	gen  uint32 // of the queue pair's queue pair: the key is good on that one only
 	rkey uint32
 }
 
-// gap is a run of numbers that did not come, and never will.
-type gap struct{ first, count uint32 }
-
-// maxGaps is how many gaps a frame tells; more take another frame.
-const maxGaps = 32
-
-// railCredit is how many receives of a rail were posted again.
-type railCredit struct{ gen, consumed uint32 }
+// qpCredit is how many receives of a queue pair were posted again.
+type qpCredit struct{ gen, consumed uint32 }
 
 // frame is a message on a queue pair in parsed form. Which fields mean something depends on the type.
 type frame struct {
 	typ      frameType
 	consumed uint32 // receives of the control queue pair that the sender has posted again, since the beginning
-	rail     uint8
+	qp       uint8
 
 	key        path.Key
 	imm, bytes uint64
@@ -67,18 +60,13 @@ type frame struct {
 	rights     path.Rights
 	flush      bool // of a grant: what is written there is seen after a flush
 	addr, size uint64
-	rails      [maxRails]grantRail
-	credit     [maxRails]railCredit
-	n          int // of rails, credit or gaps
+	grants     [maxQPs]grantKey
+	credit     [maxQPs]qpCredit
+	n          int // of queue pairs or credit
 	status     uint8
 	gen        uint32
-	qpn, psn   uint32 // as in endpoint
-	upTo       uint32 // numbers before this one came or are lost
-	freed      uint32 // receives of the rail that were posted again, or never used
-	gaps       [maxGaps]gap
+	qpn, psn   uint32 // as in qpAddress
 	delivered  uint32 // messages that came by the queue pair before the new one
-	version    uint16
-	nonce      uint64
 }
 
 func put16(b []byte, v uint16) []byte { return binary.BigEndian.AppendUint16(b, v) }
@@ -88,12 +76,9 @@ func put64(b []byte, v uint64) []byte { return binary.BigEndian.AppendUint64(b, 
 // append writes the frame behind b, which should have room for frameSize bytes more, so that nothing is allocated.
 func (f *frame) append(b []byte) []byte {
 	start := len(b)
-	b = append(b, byte(f.typ), f.rail, 0, 0)
+	b = append(b, byte(f.typ), f.qp, 0, 0)
 	b = put32(b, f.consumed)
 	switch f.typ {
-	case frameHello:
-		b = put16(b, f.version)
-		b = put64(b, f.nonce)
 	case frameNotify:
 		b = put64(b, f.imm)
 		b = put64(b, f.bytes)
@@ -109,15 +94,15 @@ func (f *frame) append(b []byte) []byte {
 			rights |= grantFlush
 		}
 		b = append(b, rights, byte(f.n))
-		for _, r := range f.rails[:f.n] {
-			b = append(b, r.rail)
+		for _, r := range f.grants[:f.n] {
+			b = append(b, r.qp)
 			b = put32(b, r.gen)
 			b = put32(b, r.rkey)
 		}
 	case frameRefuse:
 		b = f.key.Append(b)
 		b = append(b, f.status)
-	case frameRail:
+	case frameReplace:
 		b = put32(b, f.gen)
 		b = put32(b, f.qpn)
 		b = put32(b, f.psn)
@@ -131,15 +116,6 @@ func (f *frame) append(b []byte) []byte {
 		for _, c := range f.credit[:f.n] {
 			b = put32(b, c.gen)
 			b = put32(b, c.consumed)
-		}
-	case frameCame:
-		b = put32(b, f.gen)
-		b = put32(b, f.upTo)
-		b = put32(b, f.freed)
-		b = append(b, byte(f.n))
-		for _, g := range f.gaps[:f.n] {
-			b = put32(b, g.first)
-			b = put32(b, g.count)
 		}
 	case frameBye:
 		b = append(b, f.msg[:min(len(f.msg), maxWords)]...)
@@ -157,22 +133,18 @@ func (f *frame) parse(b []byte) error {
 	if len(b) < headerSize {
 		return malformed("a frame of %d bytes: expected %d or more", len(b), headerSize)
 	}
-	f.typ, f.rail, f.consumed = frameType(b[0]), b[1], binary.BigEndian.Uint32(b[4:])
+	f.typ, f.qp, f.consumed = frameType(b[0]), b[1], binary.BigEndian.Uint32(b[4:])
 	size := int(binary.BigEndian.Uint16(b[2:]))
 	if size != len(b)-headerSize {
 		return malformed("a frame of type %d says that it has %d bytes behind its header, and has %d", f.typ, size, len(b)-headerSize)
 	}
-	if f.rail >= maxRails {
-		return malformed("a frame of type %d for rail %d: there are at most %d", f.typ, f.rail, maxRails)
+	if f.qp >= maxQPs {
+		return malformed("a frame of type %d for queue pair %d: there are at most %d", f.typ, f.qp, maxQPs)
 	}
 	b = b[headerSize:]
 	fixed := func(n int) bool { return len(b) == n }
 	ok := true
 	switch f.typ {
-	case frameHello:
-		if ok = fixed(10); ok {
-			f.version, f.nonce = binary.BigEndian.Uint16(b), binary.BigEndian.Uint64(b[2:])
-		}
 	case frameNotify:
 		if ok = len(b) >= 16 && len(b) <= 16+path.MaxMessage; ok {
 			f.imm, f.bytes, f.msg = binary.BigEndian.Uint64(b), binary.BigEndian.Uint64(b[8:]), b[16:]
@@ -188,7 +160,7 @@ func (f *frame) parse(b []byte) error {
 			f.key, f.status = path.ParseKey(b), b[path.KeySize]
 			ok = f.status > 0 && int(f.status) < len(refusals)
 		}
-	case frameRail:
+	case frameReplace:
 		if ok = fixed(16); ok {
 			f.gen, f.qpn = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:])
 			f.psn, f.delivered = binary.BigEndian.Uint32(b[8:]), binary.BigEndian.Uint32(b[12:])
@@ -199,23 +171,14 @@ func (f *frame) parse(b []byte) error {
 			f.gen = binary.BigEndian.Uint32(b)
 		}
 	case frameCredit:
-		if ok = len(b) > 0 && int(b[0]) <= maxRails && fixed(1+8*int(b[0])); ok {
+		if ok = len(b) > 0 && int(b[0]) <= maxQPs && fixed(1+8*int(b[0])); ok {
 			f.n = int(b[0])
 			for i := range f.n {
 				c := b[1+8*i:]
-				f.credit[i] = railCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
+				f.credit[i] = qpCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
 			}
 		}
-	case frameCame:
-		if ok = len(b) >= 13 && int(b[12]) <= maxGaps && fixed(13+8*int(b[12])); ok {
-			f.gen, f.upTo, f.freed = binary.BigEndian.Uint32(b), binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
-			f.n = int(b[12])
-			for i := range f.n {
-				g := b[13+8*i:]
-				f.gaps[i] = gap{binary.BigEndian.Uint32(g), binary.BigEndian.Uint32(g[4:])}
-			}
-		}
-	case frameFlush:
+	case frameHello, frameFlush:
 		ok = fixed(0)
 	case frameFlushed:
 		if ok = fixed(1); ok {
@@ -250,13 +213,13 @@ func (f *frame) parseGrant(b []byte) bool {
 	f.addr, f.size = binary.BigEndian.Uint64(b[path.KeySize:]), binary.BigEndian.Uint64(b[path.KeySize+8:])
 	f.rights, f.n = path.Rights(b[path.KeySize+16]&^grantFlush), int(b[path.KeySize+17])
 	f.flush = b[path.KeySize+16]&grantFlush != 0
-	if f.n > maxRails || len(b) != grantFixed+9*f.n || f.addr+f.size < f.addr || f.rights&^(path.Read|path.Write) != 0 {
+	if f.n > maxQPs || len(b) != grantFixed+9*f.n || f.addr+f.size < f.addr || f.rights&^(path.Read|path.Write) != 0 {
 		return false
 	}
 	for i := range f.n {
 		c := b[grantFixed+9*i:]
-		f.rails[i] = grantRail{c[0], binary.BigEndian.Uint32(c[1:]), binary.BigEndian.Uint32(c[5:])}
-		if c[0] >= maxRails {
+		f.grants[i] = grantKey{c[0], binary.BigEndian.Uint32(c[1:]), binary.BigEndian.Uint32(c[5:])}
+		if c[0] >= maxQPs {
 			return false
 		}
 	}

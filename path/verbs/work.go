@@ -24,10 +24,10 @@ type work struct {
 	checked int    // blocks whose key is known and whose bounds hold
 	cur     cursor // what is not posted yet
 	pending int    // requests that are posted
-	rails   uint16 // that carried any of it
-	lost    uint16 // rails that broke with some of it, and whose peer has not told what arrived
+	qps     uint16 // that carried any of it
+	lost    uint16 // queue pairs that broke with some of it, and whose peer has not told what arrived
 	again   bool   // it begins anew when nothing of it is under way
-	strikes int    // how often it broke a rail
+	strikes int    // how often it broke a queue pair
 	blamed  error  // it did, since it began or began anew
 
 	foreign bool // it reads into memory of an accelerator of this side
@@ -36,7 +36,7 @@ type work struct {
 
 	noted    bool   // the peer was notified
 	noting   bool   // the notification is posted
-	noteRail int    // lost with this rail: its number there
+	noteQP   int    // lost with this queue pair: its number there
 	noteNo   uint32 // of the message
 	noteLost bool
 }
@@ -152,7 +152,7 @@ func (p *Path) accept(op *path.Op) {
 }
 
 func (w *work) rewind() {
-	w.checked, w.cur, w.rails, w.noting, w.seen = 0, cursor{}, 0, false, false
+	w.checked, w.cur, w.qps, w.noting, w.seen = 0, cursor{}, 0, false, false
 }
 
 // admit sends an operation on its way: to the requests if everything that it names is known, else to those that wait.
@@ -248,7 +248,7 @@ func (p *Path) finish(k int32, err error) {
 		}
 	}
 	p.dirty = true
-	p.queue(queued{Event: ev, work: k, link: -1, slot: -1})
+	p.queue(queued{Event: ev, work: k, qp: -1, slot: -1})
 }
 
 // cancelToken is Cancel without what follows from it.

@@ -128,9 +128,11 @@ var bodies = []struct {
 	hex   string
 	parse func([]byte) (Body, error)
 }{
-	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"}, "03 746370 00000002 00000100 01 01 71", parseAs[OpenPath]},
+	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"}, "03 746370 00000002 00000100 01 01 71 0000", parseAs[OpenPath]},
+	{&OpenPath{Path: "verbs", Streams: 1, Window: 16, Endpoint: []byte{1, 2, 3}}, "05 7665726273 00000001 00000010 00 00 0003 010203", parseAs[OpenPath]},
+	{&PathOffer{PathID: 7, Endpoint: []byte{9}}, "0000 00000000000000000000000000000000 0000000000000007 0001 09", parseAs[PathOffer]},
 	{&PathOffer{Offer: path.Offer{Addr: "a:1", Token: seq(0x20)}, PathID: 6},
-		"0003 613a31 202122232425262728292a2b2c2d2e2f 0000000000000006", parseAs[PathOffer]},
+		"0003 613a31 202122232425262728292a2b2c2d2e2f 0000000000000006 0000", parseAs[PathOffer]},
 	{&Lookup{Name: "w"}, "01 77", parseAs[Lookup]},
 	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true}, Tensor: []byte{9}, Generation: 2, Tag: seq(0x70)},
 		"01 77 00000007 00000009 a1a2a3a4a5a6a7a8 0000000000001000 03 01 00 0001 09 0000000000000002 707172737475767778797a7b7c7d7e7f", parseAs[Entry]},

@@ -72,13 +72,14 @@ func Parse[T any, P interface {
 	return v, nil
 }
 
-// OpenPath asks the peer to accept a path of the named driver; this side will dial it.
+// OpenPath asks the peer to accept a path of the named driver; this side will dial it, or connect its endpoint.
 type OpenPath struct {
 	Path       string // driver, 1 to MaxPathName bytes
 	Streams    uint32 // data connections; 0 leaves it to the path
 	Window     uint32 // operations outstanding in each direction; 0 leaves it to the path
 	NoChecksum bool
 	Queue      string // "" for the peer's node itself, otherwise the queue there that will own the path; at most MaxName bytes
+	Endpoint   []byte // what the driver says of this side's end of the path (path.EndpointDriver), or nothing; at most path.MaxDescription bytes
 }
 
 // Method is MethodOpenPath.
@@ -91,20 +92,26 @@ func (m *OpenPath) fields(c *codec) {
 	c.u32("window", &m.Window)
 	c.boolean("no checksum", &m.NoChecksum)
 	c.text("queue", &m.Queue, 0, MaxName)
+	c.blob("endpoint", &m.Endpoint, path.MaxDescription)
 }
 
-// PathOffer says where to dial.
+// PathOffer says where to dial, or to which endpoint to connect.
 type PathOffer struct {
-	Offer  path.Offer // Addr of 1 to MaxAddr bytes
-	PathID uint64     // names the path in PathDown; chosen by the accepting side, unique on this session
+	Offer    path.Offer // Addr of 1 to MaxAddr bytes; the zero Offer with an Endpoint
+	PathID   uint64     // names the path in PathDown; chosen by the accepting side, unique on this session
+	Endpoint []byte     // what the driver says of the accepting side's end, if OpenPath had an endpoint; at most path.MaxDescription bytes
 }
 
 func (*PathOffer) name() string { return "path offer" }
 
 func (m *PathOffer) fields(c *codec) {
-	c.text("address", &m.Offer.Addr, 1, MaxAddr)
+	c.text("address", &m.Offer.Addr, 0, MaxAddr)
 	c.id("token", (*[16]byte)(&m.Offer.Token))
 	c.u64("path id", &m.PathID)
+	c.blob("endpoint", &m.Endpoint, path.MaxDescription)
+	if c.err == nil && (m.Offer.Addr == "") == (len(m.Endpoint) == 0) {
+		c.fail("endpoint", "of %d bytes with an address of %d: expected one of the two", len(m.Endpoint), len(m.Offer.Addr))
+	}
 }
 
 // Lookup asks for the export of a name.

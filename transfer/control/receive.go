@@ -3,6 +3,7 @@ package control
 import (
 	"bytes"
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -160,8 +161,8 @@ func (s *Session) handshake(t time.Duration, typ Type, body []byte) error {
 	case *Hello:
 		low, high := max(m.VersionMin, s.opt.VersionMin), min(m.VersionMax, s.opt.VersionMax)
 		if low > high {
-			return s.fail(Version, Errorf(Version, "no version in common: the acceptor speaks %d to %d, the dialer %d to %d",
-				s.opt.VersionMin, s.opt.VersionMax, m.VersionMin, m.VersionMax))
+			return s.fail(Version, Errorf(Version, "the acceptor speaks %s of the protocol, the dialer %s",
+				versions(s.opt.VersionMin, s.opt.VersionMax), versions(m.VersionMin, m.VersionMax)))
 		}
 		if s.opt.Admit != nil {
 			if err := s.opt.Admit(m); err != nil {
@@ -183,6 +184,14 @@ func (s *Session) handshake(t time.Duration, typ Type, body []byte) error {
 		s.ready(t, m.Version, m.Features, m.Identity)
 	}
 	return nil
+}
+
+// versions are those of a range in words.
+func versions(low, high uint16) string {
+	if low == high {
+		return fmt.Sprintf("version %d", low)
+	}
+	return fmt.Sprintf("versions %d to %d", low, high)
 }
 
 func (s *Session) ready(t time.Duration, version uint16, features uint64, peer Identity) {

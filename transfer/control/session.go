@@ -46,8 +46,8 @@ func (s State) String() string {
 
 // The versions of the protocol that this package speaks.
 const (
-	ProtocolMin = 1
-	ProtocolMax = 1
+	ProtocolMin = 2
+	ProtocolMax = 2
 )
 
 // MaxPendingRequests is the number of requests that either side may have unanswered; the protocol fixes it, so that a node

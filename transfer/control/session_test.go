@@ -92,7 +92,7 @@ func TestHandshake(t *testing.T) {
 	d.Identity.MaxBody, a.Identity.MaxBody = 100<<10, 50<<10
 	x, y := readyPair(t, d, a)
 	for _, s := range []*Session{x, y} {
-		if s.Version() != 1 || s.Features() != 0b0110 || s.MaxBody() != 50<<10 {
+		if s.Version() != ProtocolMax || s.Features() != 0b0110 || s.MaxBody() != 50<<10 {
 			t.Errorf("%v: version %d, features %#b, body %d", s.Role(), s.Version(), s.Features(), s.MaxBody())
 		}
 	}
@@ -136,7 +136,7 @@ func TestVersionMatrix(t *testing.T) {
 				t.Errorf("%v: %v", c, err)
 				continue
 			}
-			for _, s := range []string{fmt.Sprintf("dialer %d to %d", d.VersionMin, d.VersionMax), fmt.Sprintf("acceptor speaks %d to %d", a.VersionMin, a.VersionMax)} {
+			for _, s := range []string{"the dialer " + versions(d.VersionMin, d.VersionMax), "the acceptor speaks " + versions(a.VersionMin, a.VersionMax)} {
 				if !strings.Contains(err.Error(), s) {
 					t.Errorf("%v: %q does not say %q", c, err, s)
 				}
@@ -190,11 +190,11 @@ func TestTransitions(t *testing.T) {
 		name string
 		b    []byte
 	}{
-		{"hello", frameOf(t, &Hello{VersionMin: 1, VersionMax: 1, Identity: id})},
-		{"welcome", frameOf(t, &Welcome{Version: 1, Identity: id})},
-		{"welcome, version not offered", frameOf(t, &Welcome{Version: 2, Identity: id})},
+		{"hello", frameOf(t, &Hello{VersionMin: ProtocolMin, VersionMax: ProtocolMax, Identity: id})},
+		{"welcome", frameOf(t, &Welcome{Version: ProtocolMax, Identity: id})},
+		{"welcome, version not offered", frameOf(t, &Welcome{Version: ProtocolMax + 1, Identity: id})},
 		{"welcome, version 0", frameOf(t, &Welcome{Version: 0, Identity: id})},
-		{"welcome, features not offered", frameOf(t, &Welcome{Version: 1, Features: 2, Identity: id})},
+		{"welcome, features not offered", frameOf(t, &Welcome{Version: ProtocolMax, Features: 2, Identity: id})},
 		{"heartbeat", frameOf(t, &Heartbeat{Sent: 1})},
 		{"goodbye", frameOf(t, &Goodbye{Code: Shutdown})},
 		{"request", frameOf(t, &Request{ID: 1, Method: MethodList})},
@@ -482,7 +482,7 @@ func TestDisconnected(t *testing.T) {
 func TestChunking(t *testing.T) {
 	var stream []byte
 	for _, m := range []Message{
-		&Hello{VersionMin: 1, VersionMax: 1, Identity: testIdentity()},
+		&Hello{VersionMin: ProtocolMin, VersionMax: ProtocolMax, Identity: testIdentity()},
 		&Heartbeat{Sent: 1}, &Notification{ID: 1}, &Request{ID: 1, Method: MethodList, Body: []byte("abc")},
 		&Complete{Path: "tcp"}, &KeyRevoked{Key: testKey}, &Notification{ID: 2, Body: []byte("xyz")},
 	} {

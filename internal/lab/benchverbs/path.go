@@ -2,7 +2,6 @@ package benchverbs
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -63,11 +62,6 @@ func (b *verbsBench) openPaths(ctx context.Context, size uint64) (v *verbsPaths,
 		o.GID = &b.o.GID
 	}
 	d := verbs.New(o)
-	l, err := d.Listen()
-	if err != nil {
-		return v, err
-	}
-	defer func() { err = errors.Join(err, l.Close()) }()
 	var cfg [2]path.Config
 	for i := range v.ends {
 		e := &v.ends[i]
@@ -80,21 +74,27 @@ func (b *verbsBench) openPaths(ctx context.Context, size uint64) (v *verbsPaths,
 		}
 		cfg[i] = path.Config{Rights: path.Read | path.Write, Exports: x}
 	}
-	var token path.Token
-	rand.Read(token[:]) // never fails (Go 1.24)
+	asks, err := d.Endpoint(cfg[0], nil)
+	if err != nil {
+		return v, err
+	}
+	asked, err := d.Endpoint(cfg[1], asks.Description())
+	if err != nil {
+		return v, errors.Join(err, asks.Close())
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	accepted := make(chan error, 1)
+	connected := make(chan error, 1)
 	go func() {
-		p, err := l.Accept(ctx, token, cfg[1])
+		p, err := asked.Connect(ctx, asks.Description())
 		v.ends[1].p = p
-		accepted <- err
+		connected <- err
 	}()
-	v.ends[0].p, err = d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: token}, cfg[0])
+	v.ends[0].p, err = asks.Connect(ctx, asked.Description())
 	if err != nil {
 		cancel()
 	}
-	return v, errors.Join(err, <-accepted)
+	return v, errors.Join(err, <-connected)
 }
 
 func (v *verbsPaths) close() (err error) {

@@ -10,7 +10,7 @@ import (
 // Driver makes paths of another driver and wraps each in a [Path]. Paths are numbered from 1 in the order in which they are
 // made, dialed and accepted ones together.
 type Driver struct {
-	path.Driver
+	path.ListenDriver
 	plan Plan
 
 	mu    sync.Mutex // guards what follows
@@ -18,11 +18,11 @@ type Driver struct {
 }
 
 // NewDriver wraps a driver under the same name.
-func NewDriver(d path.Driver, plan Plan) (*Driver, error) {
+func NewDriver(d path.ListenDriver, plan Plan) (*Driver, error) {
 	if err := plan.Check(Operations); err != nil {
 		return nil, err
 	}
-	return &Driver{Driver: d, plan: plan}, nil
+	return &Driver{ListenDriver: d, plan: plan}, nil
 }
 
 // Paths are those made until now, also those that have ended.
@@ -58,7 +58,7 @@ func (d *Driver) wrap(p path.Path, err error) (path.Path, error) {
 
 // Listen is that of the wrapped driver; the listener's paths are wrapped.
 func (d *Driver) Listen() (path.Listener, error) {
-	l, err := d.Driver.Listen()
+	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
 	}
@@ -67,7 +67,7 @@ func (d *Driver) Listen() (path.Listener, error) {
 
 // Dial is that of the wrapped driver; the path is wrapped.
 func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
-	p, err := d.Driver.Dial(ctx, o, cfg)
+	p, err := d.ListenDriver.Dial(ctx, o, cfg)
 	return d.wrap(p, err)
 }
 
@@ -84,7 +84,7 @@ func (l listener) Accept(ctx context.Context, t path.Token, cfg path.Config) (pa
 // ProxyDriver makes paths of a wire driver whose data connections go through a [Proxy]: its listeners offer the proxy's address
 // instead of their own. It suits drivers whose addresses are those of TCP.
 type ProxyDriver struct {
-	path.Driver
+	path.ListenDriver
 	plan Plan
 
 	mu      sync.Mutex // guards what follows
@@ -92,11 +92,11 @@ type ProxyDriver struct {
 }
 
 // NewProxyDriver wraps a driver under the same name.
-func NewProxyDriver(d path.Driver, plan Plan) (*ProxyDriver, error) {
+func NewProxyDriver(d path.ListenDriver, plan Plan) (*ProxyDriver, error) {
 	if err := plan.Check(Bytes); err != nil {
 		return nil, err
 	}
-	return &ProxyDriver{Driver: d, plan: plan}, nil
+	return &ProxyDriver{ListenDriver: d, plan: plan}, nil
 }
 
 // Proxies are those of the listeners opened until now.
@@ -118,7 +118,7 @@ func (d *ProxyDriver) Counts() (c Counts) {
 
 // Listen opens a listener and a proxy in front of it; closing the listener closes both.
 func (d *ProxyDriver) Listen() (path.Listener, error) {
-	l, err := d.Driver.Listen()
+	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
 	}

@@ -20,8 +20,6 @@ const (
 	kindBind     // a window for the peer
 	kindNudge    // nothing: a write or a read of no bytes, of an adapter that is still at work
 	kindMark     // nothing: its completion shows that everything before it is over
-	kindShot     // a numbered write on an unreliable connection; the peer says whether it came
-	kindProbe    // a number without bytes behind it
 )
 
 // record is a request that is posted and whose end is not known. Requests of a queue pair end in order.
@@ -48,23 +46,14 @@ type request struct {
 	window ibv.Window
 }
 
-// link is one queue pair with its receives: number 0 is for control, the others are rails.
-type link struct {
+// queue pair is one queue pair with its receives: number 0 is for control, the others are queue pairs.
+type queuePair struct {
 	p     *Path
 	index int
 	gen   uint32 // of the queue pair, as both sides count
 	epoch uint32 // counts the queue pairs of this side, for the numbers of requests
 	qp    *ibv.QP
-	psn   uint32 // the first sequence number; of a target its key
-	// In place of qp, with DC:
-	seat   *seat
-	srq    *ibv.SRQ
-	target *ibv.DCTarget // nil when it is closed
-	shutAt uint64        // Path.looks then
-	to     ibv.DCAddress // the peer's
-	// serves is what operations of the peer may do by it: write, read, both, or nothing (control).
-	serves path.Rights
-	uc     *unreliable // nil for a reliable one
+	psn   uint32 // the first sequence number
 
 	ring       []record // a power of two
 	head, tail uint32   // posted, ended
@@ -81,10 +70,10 @@ type link struct {
 	posted   int // slots at the queue pair
 	held     int // slots with a message that the owner has not given back
 	in       debt
-	received uint32 // messages that came, by all queue pairs of this rail
+	received uint32 // messages that came, by all queue pairs of this queue pair
 	sent     uint32 // messages that went; corrected when a queue pair is replaced
 
-	rail  rail
+	repl  replacement
 	watch rdma.Watch
 }
 
@@ -95,66 +84,30 @@ const (
 	indexShift = 32
 )
 
-// id is the number of a request at the adapter: receive or not, which queue pair of which link, and a sequence or slot number.
-func (l *link) id(seq uint32) uint64 {
+// id is the number of a request at the adapter: receive or not, which queue pair of which queue pair, and a sequence or slot number.
+func (l *queuePair) id(seq uint32) uint64 {
 	return uint64(l.epoch&epochMask)<<epochShift | uint64(l.index)<<indexShift | uint64(seq)
 }
 
-// room is how many requests can be posted, those of the plan not counted. With DC it asks for an initiator where there is none: call it when
-// nothing else is in the way.
-func (l *link) room() int {
-	n := len(l.ring) - l.queued()
-	if s := l.seat; s != nil {
-		if n <= 0 || !s.ready() {
-			return 0
-		}
-		n = min(n, s.pool.depth-s.out)
-	}
-	return n
-}
+// room is how many requests can be posted, those of the plan not counted.
+func (l *queuePair) room() int { return len(l.ring) - l.queued() }
 
 // queued is how many requests are planned, or posted and not over.
-func (l *link) queued() int { return int(l.head-l.tail) + len(l.plan) }
+func (l *queuePair) queued() int { return int(l.head-l.tail) + len(l.plan) }
 
 // add plans a request; there is room.
-func (l *link) add(r request) {
-	l.plan = append(l.plan, r)
-	if s := l.seat; s != nil {
-		s.out++
-		s.turn += 1 + int(r.sge.Length>>16)
-		s.yields = s.turn >= turnMost && s.pool.waiting.Load() > 0
-	}
-}
+func (l *queuePair) add(r request) { l.plan = append(l.plan, r) }
 
 // unplan loses what is planned from the n-th request on.
-func (l *link) unplan(n int) {
+func (l *queuePair) unplan(n int) {
 	for i := range l.plan[n:] {
 		l.p.lose(l, &l.plan[n+i].record)
-	}
-	if l.seat != nil {
-		l.seat.out -= len(l.plan) - n
 	}
 	l.plan = l.plan[:0]
 }
 
-// num is the number by which the peer names what receives here.
-func (l *link) num() uint32 {
-	if l.seat != nil {
-		return l.target.Num()
-	}
-	return l.qp.Num()
-}
-
-// stop has nothing of the peer land by this link any more.
-func (l *link) stop() error {
-	if l.seat != nil {
-		return l.shut()
-	}
-	return l.qp.Err()
-}
-
 // flags are those of a request of the plan.
-func (l *link) flags(i, interval int) (f ibv.SendFlags) {
+func (l *queuePair) flags(i, interval int) (f ibv.SendFlags) {
 	r := &l.plan[i]
 	if i == len(l.plan)-1 || (i+1)%interval == 0 || r.kind == kindFrame || r.kind == kindNotify || r.kind == kindBind {
 		f |= ibv.Signaled
@@ -166,17 +119,11 @@ func (l *link) flags(i, interval int) (f ibv.SendFlags) {
 }
 
 // flush posts the plan in one call of the library; every interval-th request and the last are signalled.
-func (l *link) flush(interval int) {
-	if len(l.plan) == 0 || l.qp == nil && (l.seat == nil || !l.seat.busy) {
+func (l *queuePair) flush(interval int) {
+	if len(l.plan) == 0 || l.qp == nil {
 		return
 	}
-	var n int
-	var err error
-	if l.seat != nil {
-		n, err = l.initiate(interval)
-	} else {
-		n, err = l.enchain(interval)
-	}
+	n, err := l.enchain(interval)
 	for i := range l.plan[:n] {
 		l.ring[(l.head+uint32(i))&uint32(len(l.ring)-1)] = l.plan[i].record
 	}
@@ -192,8 +139,8 @@ func (l *link) flush(interval int) {
 	}
 }
 
-// enchain posts the plan by the link's queue pair.
-func (l *link) enchain(interval int) (int, error) {
+// enchain posts the plan by the queue pair's queue pair.
+func (l *queuePair) enchain(interval int) (int, error) {
 	l.chain.Reset()
 	for i := range l.plan {
 		r := &l.plan[i]
@@ -203,20 +150,12 @@ func (l *link) enchain(interval int) (int, error) {
 			l.chain.Send(id, flags, r.sge)
 		case kindWrite:
 			l.chain.Write(id, flags, r.raddr, r.rkey, r.sge)
-		case kindProbe:
-			l.chain.SendImm(id, flags, r.no)
-		case kindShot:
-			l.chain.WriteImm(id, flags, r.no, r.raddr, r.rkey, r.sge)
 		case kindWriteImm:
 			l.chain.WriteImm(id, flags, r.imm, r.raddr, r.rkey, r.sge)
 		case kindRead:
 			l.chain.Read(id, flags, r.raddr, r.rkey, r.sge)
 		case kindNudge:
-			if l.serves&path.Write != 0 { // on both sides
-				l.chain.Write(id, flags, 0, 0)
-			} else {
-				l.chain.Read(id, flags, 0, 0)
-			}
+			l.chain.Write(id, flags, 0, 0)
 		case kindBind:
 			l.chain.BindMW(id, flags, r.mw, r.rkey, r.window)
 		}
@@ -225,28 +164,25 @@ func (l *link) enchain(interval int) (int, error) {
 }
 
 // ended takes in the completion of the request with this number; those before it without one have ended as well.
-func (l *link) ended(seq uint32, wc *ibv.WC) {
+func (l *queuePair) ended(seq uint32, wc *ibv.WC) {
 	if seq-l.tail >= l.head-l.tail {
 		l.p.broken(l, malformedID(wc))
 		return
 	}
 	ok := wc.Status() == ibv.Success
 	for l.tail != seq {
-		l.retire(!l.rail.failed)
+		l.retire(!l.repl.failed)
 	}
-	if ok && !l.rail.failed {
+	if ok && !l.repl.failed {
 		l.retire(true)
 		return
 	}
-	if !l.rail.failed {
+	if !l.repl.failed {
 		// The first that failed. Everything behind it comes back unexecuted, or neither side knows whether it was executed.
-		l.rail.failed = true
+		l.repl.failed = true
 		l.blame(wc)
 	}
 	l.retire(false)
-	if l.seat != nil {
-		l.seat.i.failed = true
-	}
 	l.p.broken(l, wc.Err())
 }
 
@@ -255,11 +191,8 @@ func malformedID(wc *ibv.WC) error {
 }
 
 // blame finds the operation whose request broke the queue pair.
-func (l *link) blame(wc *ibv.WC) {
+func (l *queuePair) blame(wc *ibv.WC) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
-	if r.kind == kindShot && !l.uc.flies(r.no) {
-		return // it is over: the peer said so before the adapter
-	}
 	if s := wc.Status(); r.work < 0 || s == ibv.WRFlushErr || s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr {
 		return
 	}
@@ -267,12 +200,9 @@ func (l *link) blame(wc *ibv.WC) {
 }
 
 // retire takes the oldest request out of the ring.
-func (l *link) retire(ok bool) {
+func (l *queuePair) retire(ok bool) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
 	l.tail++
-	if l.seat != nil {
-		l.seat.out--
-	}
 	if ok {
 		l.p.over(l, r)
 	} else {
@@ -282,25 +212,15 @@ func (l *link) retire(ok bool) {
 }
 
 // restock posts the receives that are free; count says to tell the peer of them.
-func (l *link) restock(count bool) {
-	if len(l.recvs) == 0 || l.qp == nil && l.srq == nil || l.rail.failed {
+func (l *queuePair) restock(count bool) {
+	if len(l.recvs) == 0 || l.qp == nil || l.repl.failed {
 		return
 	}
 	l.rchain.Reset()
 	for _, s := range l.recvs {
-		if l.uc != nil {
-			l.rchain.Recv(l.id(uint32(s)) | recvBit)
-			continue
-		}
 		l.rchain.Recv(l.id(uint32(s))|recvBit, l.p.arena.sge(int(s), frameSize))
 	}
-	var n int
-	var err error
-	if l.srq != nil {
-		n, err = l.srq.PostRecv(l.rchain)
-	} else {
-		n, err = l.qp.PostRecv(l.rchain)
-	}
+	n, err := l.qp.PostRecv(l.rchain)
 	for _, s := range l.recvs[:n] {
 		l.order[(l.first+l.posted)%len(l.order)] = s
 		l.posted++
@@ -316,18 +236,15 @@ func (l *link) restock(count bool) {
 }
 
 // giveBack takes the slot of a message back from the owner.
-func (l *link) giveBack(slot int32) {
+func (l *queuePair) giveBack(slot int32) {
 	l.held--
 	l.recvs = append(l.recvs, slot)
 }
 
-// idle says that the adapter knows of nothing on this link.
-func (l *link) idle() bool { return l.head == l.tail && (l.posted == 0 || l.seen()) }
+// idle says that the adapter knows of nothing on this queue pair.
+func (l *queuePair) idle() bool { return l.head == l.tail && l.posted == 0 }
 
-func (l *link) destroy() error {
-	if l.seat != nil {
-		return l.destroyTarget()
-	}
+func (l *queuePair) destroy() error {
 	if l.qp == nil {
 		return nil
 	}
@@ -336,7 +253,7 @@ func (l *link) destroy() error {
 	return err
 }
 
-func (l *link) free() error {
+func (l *queuePair) free() error {
 	err := l.destroy()
 	if l.chain != nil {
 		l.chain.Close()
@@ -348,15 +265,11 @@ func (l *link) free() error {
 	return err
 }
 
-// makeQP makes a queue pair that can take receives, or a target.
-func (p *Path) makeQP(l *link) (err error) {
+// makeQP makes a queue pair that can take receives. The control queue pair gives no access to memory.
+func (p *Path) makeQP(l *queuePair) (err error) {
 	l.epoch++
 	l.head, l.tail, l.unmarked, l.first, l.watch = 0, 0, false, 0, rdma.Watch{}
-	if l.seat != nil {
-		p.inline = p.dyn.inline
-		return p.makeTarget(l)
-	}
-	s := ibv.QPSpec{Type: l.kind(), SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
+	s := ibv.QPSpec{Type: ibv.RC, SendCQ: p.cq, RecvCQ: p.cq, SendWRs: len(l.ring) + 1, RecvWRs: int(l.in.depth), SendSGEs: 1, RecvSGEs: 1}
 	for _, n := range p.o.inlines() { // a device cannot be asked how much it takes
 		if s.Inline = n; n > p.inline && p.inline > 0 {
 			continue
@@ -373,18 +286,14 @@ func (p *Path) makeQP(l *link) (err error) {
 	}
 	l.psn = randomPSN()
 	a := ibv.InitAttr{Port: uint8(p.dev.port.Port)}
-	a.Access = remote(l.serves)
-	if l.uc != nil {
-		l.uc.reset(p)
+	if l.index > 0 {
+		a.Access = remote(path.Read | path.Write)
 	}
 	return l.qp.Init(a)
 }
 
 // join connects a queue pair to the peer's.
-func (p *Path) join(l *link, to endpoint) error {
-	if l.seat != nil {
-		return p.aim(l, to)
-	}
+func (p *Path) join(l *queuePair, to qpAddress) error {
 	mtu := min(p.dev.port.ActiveMTU, ibv.MTU(p.peer.mtu))
 	reads := min(p.dev.attr.MaxRdAtomic, 16)
 	err := l.qp.ReadyToReceive(ibv.RTRAttr{To: p.dev.way(&p.peer), RemoteQPN: to.qpn, PSN: to.psn, PathMTU: mtu, MaxDestRdAtomic: uint8(reads), MinRNRTimer: 12})
