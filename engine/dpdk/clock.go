@@ -69,10 +69,10 @@ func (c *clock) look() (m moment, err error) {
 func (c *clock) start() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	time.Sleep(baseline - time.Since(c.base.at))
+	<-time.After(baseline - time.Since(c.base.at))
 	err := c.compare()
 	if err == nil && c.now.Load() == nil { // the device has set it back
-		time.Sleep(baseline)
+		<-time.After(baseline)
 		err = c.compare()
 	}
 	if err == nil && c.now.Load() == nil {
