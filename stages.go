@@ -8,11 +8,12 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/checksum"
+	"github.com/penstock-io/penstock/feed"
 	"github.com/penstock-io/penstock/metrics"
 )
 
 // Stages are the stages of this build, by the words that files have for them.
-func Stages() []engine.StageKind { return []engine.StageKind{checksum.Kind} }
+func Stages() []engine.StageKind { return []engine.StageKind{checksum.Kind, feed.Kind} }
 
 // stagePlan is a stage to be, with the options of the file.
 type stagePlan struct {

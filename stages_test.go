@@ -237,3 +237,40 @@ func TestPollModes(t *testing.T) {
 		t.Errorf("%v, %v", err, p.Err())
 	}
 }
+
+// A file puts packets through a kernel that stays, and the snapshot has its counts.
+func TestFeedStage(t *testing.T) {
+	s := mustOpen(t, `penstock:
+  gpu_runtime: host
+  memory_regions:
+    - {name: in, kind: host_pinned, num_bufs: 512, buf_size: 2KiB}
+    - {name: out, kind: host, num_bufs: 512, buf_size: 2KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx: {queues: [{memory_regions: [in], stages: [{type: "feed?kernel=echo&memory=in&slots=8&ordered"}]}]}
+      tx: {queues: [{memory_regions: [out]}]}
+`, Options{})
+	sendFrames(t, txOf(t, s, "loop", 0), udpFrame(t, 2, 1), make([]byte, 60), udpFrame(t, 4, 1))
+	b := burst.New(8)
+	for b.Len() < 2 {
+		if err := rxOf(t, s, "loop", 0).Recv(t.Context(), b); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 2 {
+		want := udpFrame(t, uint16(2+2*i), 1)
+		if got := b.Bytes(i, 0); !slices.Equal(got[:6], want[6:12]) || !slices.Equal(got[26:30], want[30:34]) || !slices.Equal(got[34:36], want[36:38]) {
+			t.Errorf("the answer to %x is %x", want, got)
+		}
+	}
+	b.Release()
+	q := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
+	if q.Type != "feed" || q.Stats.Packets != 2 || q.Stats.Drops[engine.DropRule] != 1 || q.Counts[0] != (engine.Count{Name: "published", N: 3}) || q.Counts[1] != (engine.Count{Name: "results", N: 3}) {
+		t.Errorf("%+v", q)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

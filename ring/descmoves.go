@@ -42,20 +42,31 @@ func (r *Descriptors) Publish(ds []Desc) (int, error) {
 			return 0, r.outside(&ds[i])
 		}
 	}
+	t, n, err := r.Reserve(len(ds))
+	for i := range n {
+		r.Put(t+uint64(i), ds[i])
+	}
+	return n, err
+}
+
+// Reserve takes up to want free slots next to each other, for who must know the ticket before the descriptor, and returns the first ticket and their number. Each is Put once; nothing behind it
+// is seen before.
+func (r *Descriptors) Reserve(want int) (ticket uint64, n int, err error) {
 	if r.h.left.Load()|r.h.closed.Load() != 0 {
-		return 0, ErrClosed
+		return 0, 0, ErrClosed
 	}
 	if r.corrupt.Load() {
-		return 0, ErrCorrupt
+		return 0, 0, ErrCorrupt
 	}
-	t, n, err := r.claimRun(true, uint64(len(ds)))
-	for i := range ds[:n] {
-		s := &r.slots[t&r.mask]
-		s.d = ds[i]
-		t++
-		s.seq.Store(t) // the release: it comes last
-	}
-	return int(n), err
+	ticket, k, err := r.claimRun(true, uint64(want))
+	return ticket, int(k), err
+}
+
+// Put publishes a descriptor with a ticket of Reserve. It names bytes of the payload memory.
+func (r *Descriptors) Put(ticket uint64, d Desc) {
+	s := &r.slots[ticket&r.mask]
+	s.d = d
+	s.seq.Store(ticket + 1) // the release: it comes last
 }
 
 // Refuse counts n descriptors that found no room and that the producer gives up (drop-new).
@@ -89,6 +100,9 @@ func (r *Descriptors) Claim(dst []Desc) (ticket uint64, n int, err error) {
 	}
 	return t, int(k), r.read(dst[:k], t)
 }
+
+// Read copies the descriptors of tickets from ticket on again, which the caller has claimed and not released. The error is that of Claim.
+func (r *Descriptors) Read(dst []Desc, ticket uint64) error { return r.read(dst, ticket) }
 
 // read copies the descriptors of tickets from t on, and voids those that name no payload.
 func (r *Descriptors) read(dst []Desc, t uint64) (err error) {

@@ -135,6 +135,33 @@ func child(mode string) error {
 				}
 			}
 		}
+	case "descriptors": // answers, until it is killed
+		from, err := AttachDescriptors(in[:DescriptorsSize(testMessages)])
+		if err != nil {
+			return err
+		}
+		to, err := AttachDescriptors(out[:DescriptorsSize(testMessages)])
+		if err != nil {
+			return err
+		}
+		var ds [16]Desc
+		for !quit.Load() {
+			ticket, n, err := from.Claim(ds[:])
+			if err != nil {
+				return err
+			}
+			for i := range ds[:n] {
+				ds[i].Value = ^ds[i].Tag
+			}
+			for done := 0; done < n && !quit.Load(); {
+				k, err := to.Publish(ds[done:n])
+				if err != nil {
+					return err
+				}
+				done += k
+			}
+			from.Release(ticket, n)
+		}
 	case "scribble":
 		scribble(mem, quit.Load)
 	}
@@ -151,6 +178,74 @@ func spin(t *testing.T, what string, step func() (done bool)) {
 			if time.Now().After(deadline) {
 				t.Fatalf("%s: no end after a minute", what)
 			}
+		}
+	}
+}
+
+// TestDescriptorsBetweenProcesses has another process attach and answer, kills it at any moment, recovers what it had, and goes on with another one: every descriptor is answered, in
+// all at least once, and nothing is invented.
+func TestDescriptorsBetweenProcesses(t *testing.T) {
+	const total = 3000
+	mem, f := sharedMemory(t)
+	size := DescriptorsSize(testMessages)
+	to, err := NewDescriptors(mem[:size], 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := NewDescriptors(mem[halfSize:][:size], 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen [total]int
+	answers, next := 0, uint64(0)
+	var lost []Desc // by the one that was killed
+	for life := range 3 {
+		cmd, stop := startChild(t, "descriptors", f)
+		spin(t, "answers", func() bool {
+			if len(lost) > 0 {
+				n, _ := to.Publish(lost)
+				lost = lost[n:]
+			} else if next < total {
+				if n, _ := to.Publish([]Desc{{Tag: next, Off: next, Len: 3}}); n == 1 {
+					next++
+				}
+			}
+			var got [16]Desc
+			ticket, n, err := from.Claim(got[:])
+			if err != nil {
+				t.Fatal(err)
+			}
+			from.Release(ticket, n)
+			for _, d := range got[:n] {
+				if d.Flags&DescVoid != 0 { // it died with a claim
+					continue
+				}
+				if d.Tag >= total || d.Value != ^d.Tag || d.Off != d.Tag || d.Len != 3 {
+					t.Fatalf("an answer is %+v", d)
+				}
+				if seen[d.Tag]++; seen[d.Tag] == 1 {
+					answers++
+				}
+			}
+			return answers >= total*(life+1)/3
+		})
+		if life == 2 {
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+			break
+		}
+		cmd.Process.Kill()
+		cmd.Wait()
+		var ds [testMessages]Desc
+		for n := to.Recover(ds[:]); n > 0; n = to.Recover(ds[:]) {
+			lost = append(lost, ds[:n]...)
+		}
+		from.Recover(ds[:0])
+	}
+	for _, r := range []*Descriptors{to, from} {
+		if err := r.Check(); err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/enginetest"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 )
 
@@ -21,7 +22,7 @@ func TestStage(t *testing.T) {
 		return h.HeaderLen() + 100
 	}
 	enginetest.CheckStage(t, enginetest.StageHarness{
-		Open:  func(t testing.TB, from engine.Receiver) engine.Stage { return open(t, from) },
+		Open:  func(t testing.TB, from engine.Receiver, _ *mem.Pool) engine.Stage { return open(t, from) },
 		Frame: frame,
 		Bad: func(p []byte) int {
 			n := frame(p, 1)

@@ -12,8 +12,10 @@ import (
 
 // StageHarness says how to test a stage.
 type StageHarness struct {
-	// Open puts a new stage on a receiver.
-	Open func(t testing.TB, from engine.Receiver) engine.Stage
+	// Open puts a new stage on a receiver, whose packets lie in pool.
+	Open func(t testing.TB, from engine.Receiver, pool *mem.Pool) engine.Stage
+	// Memory is what the pool is made of.
+	Memory mem.Options
 	// Frame writes packet n into p, which is zero, and returns its length. The stage is to give it: the check sees that it gives those packets and no others.
 	Frame func(p []byte, n int) int
 	// Bad writes a packet that the stage drops, if it drops any.
@@ -59,7 +61,7 @@ func CheckStage(t *testing.T, h StageHarness) {
 
 func checkStage(t *testing.T, h StageHarness, room int) {
 	const packets = 40
-	pool, err := mem.NewPool(mem.PoolOptions{Name: "stage", SlotSize: slotSize, Slots: 256})
+	pool, err := mem.NewPool(mem.PoolOptions{Name: "stage", SlotSize: slotSize, Slots: 256, Memory: h.Memory})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +75,7 @@ func checkStage(t *testing.T, h StageHarness, room int) {
 		b.Builder().Add(src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off, Len: slotSize, Cap: slotSize})
 		return slot.Bytes()
 	}}
-	s := h.Open(t, f)
+	s := h.Open(t, f, pool)
 	if _, err := s.TryRecv(nil); !errors.Is(err, engine.ErrNil) {
 		t.Errorf("TryRecv(nil): %v, expected engine.ErrNil", err)
 	}

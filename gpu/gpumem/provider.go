@@ -281,7 +281,11 @@ func (p *Provider) allocPinned(o mem.Options, size uint64) (mem.Mapping, error) 
 	if o.NUMANode.Number() >= 0 || o.PageSize > sys.PageSize {
 		return mem.Mapping{}, fmt.Errorf("gpumem: %s: pinned memory with a NUMA node or page size of its own: the runtime chooses both, since %s: %w", p.o.Name, why, mem.ErrUnavailable)
 	}
-	m, err := p.c.Alloc(gpu.MemoryOptions{Name: o.Name, Kind: gpu.PinnedMemory, Size: size})
+	kind := gpu.PinnedMemory
+	if p.info.Capabilities.Has(gpu.CapMapped) { // then kernels reach it as well, as they reach memory that is adopted
+		kind = gpu.MappedMemory
+	}
+	m, err := p.c.Alloc(gpu.MemoryOptions{Name: o.Name, Kind: kind, Size: size})
 	if err != nil {
 		return mem.Mapping{}, unavailable(err)
 	}

@@ -50,7 +50,7 @@ var (
 
 // All are the kernels, in order. The slice is the caller's.
 func All() []*driver.Program {
-	return []*driver.Program{Copy, Fill, Gather, Scatter, Checksum, Process, Hold, Tally}
+	return []*driver.Program{Copy, Fill, Gather, Scatter, Checksum, Process, Hold, Tally, FeedParse, FeedEcho, FeedPower, FeedGemm}
 }
 
 // PieceBytes is the size of an entry in a table of pieces, ResultBytes that of a result of Process, and SlotHeader that of what is before a slot's data.

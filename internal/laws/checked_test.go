@@ -20,6 +20,7 @@ var unchecked = map[string]string{
 	"internal/cdpdk":             "its code is in builds with the tag dpdk (make dpdk)",
 	"examples/echo":              "an example",
 	"examples/fanout":            "an example",
+	"examples/feed":              "an example",
 	"examples/putget":            "an example",
 	"examples/kvcache":           "an example",
 	"examples/checkpoint":        "an example",

@@ -27,12 +27,12 @@ var floors = [][]string{
 	{"ring", "metrics", "metrics/prom", "vec"},
 	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
-	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce",
+	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "feed",
 		"path", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
 	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
@@ -439,7 +439,7 @@ func TestPagesNameTests(t *testing.T) {
 	for _, page := range []struct {
 		file, pkg string
 		least     int
-	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0}, {"security.md", "transfer/identity", 60}} {
+	}{{"xdp.md", "engine/xdp", 40}, {"verbs.md", "path/verbs", 60}, {"verbs-engine.md", "engine/rdma", 0}, {"security.md", "transfer/identity", 60}, {"feed.md", "feed", 40}} {
 		b, err := os.ReadFile("../../docs/" + page.file)
 		if err != nil {
 			t.Fatal(err)

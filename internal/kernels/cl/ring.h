@@ -10,7 +10,7 @@
 #define ps_store64_release(p, v) __scoped_atomic_store_n((p), (v), __ATOMIC_RELEASE, __MEMORY_SCOPE_SYSTEM)
 #define ps_exchange64(p, v) __scoped_atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL, __MEMORY_SCOPE_SYSTEM)
 #define ps_add64(p, v) __scoped_atomic_fetch_add((p), (v), __ATOMIC_ACQ_REL, __MEMORY_SCOPE_SYSTEM)
-#define ps_fence_system() __builtin_nvvm_membar_sys()
+#define ps_fence_system() __nvvm_membar_sys()
 PS_FN int ps_cas64(__global ulong *p, ulong old, ulong now) {
 	return __scoped_atomic_compare_exchange_n(p, &old, now, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
 }
