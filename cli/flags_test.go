@@ -182,6 +182,7 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 		"bench compare":  {"3 " + noFile + " " + noFile},
 		"bench fairness": {"3 --output " + noFile + "/x", "2 --small x"},
 		"bench gpu":      {"10 --gpu-runtime host --gpu 3", "3 --output " + noFile + "/x"},
+		"bench feed":     {"10 --gpu-runtime host --gpu 3", "3 --output " + noFile + "/x"},
 		"bench mem":      {"3 --output " + noFile + "/x"},
 		"bench ring":     {"3 --output " + noFile + "/x"},
 		"bench vec":      {"3 --output " + noFile + "/x"},
