@@ -45,7 +45,7 @@ const (
 	pathBytes   = 384 << 10
 )
 
-// Needs are the connections, one more to measure with, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
+// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
 func (d *Driver) Needs(cfg *path.Config) path.Needs {
 	window, streams, flags, err := terms(*cfg)
 	if err != nil {
