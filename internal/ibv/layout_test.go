@@ -22,14 +22,13 @@ var layouts = map[string]any{
 	"ibv_async_event": cAsyncEvent{}, "ibv_qp_cap": cQPCap{}, "ibv_qp_init_attr": cQPInit{}, "ibv_qp_init_attr_ex": cQPInitEx{}, "ibv_ah_attr": cAHAttr{},
 	"ibv_qp_attr": cQPAttr{}, "ibv_srq_attr": cSRQAttr{}, "ibv_srq_init_attr": cSRQInit{}, "ibv_srq_init_attr_ex": cSRQInitEx{}, "ibv_send_wr": cSendWR{},
 	"ibv_mw_bind_info": cBind{}, "ibv_recv_wr": cRecvWR{}, "ibv_sge": SGE{}, "ibv_wc": WC{},
-	"ibv_qp_ex": cQPEx{}, "mlx5dv_qp_init_attr": cMLX5Init{}, "mlx5dv_qp_ex": cMLX5Ex{},
 	"ibv_cq_ex": cCQEx{}, "ibv_cq_init_attr_ex": cCQInitEx{}, "ibv_poll_cq_attr": cPollAttr{}, "ibv_values_ex": cValuesEx{}, "ibv_flow_attr": cFlowAttr{}, "ibv_flow": cFlow{},
 	"ibv_flow_spec_eth": cFlowEth{}, "ibv_flow_spec_ipv4": cFlowIPv4{}, "ibv_flow_spec_ipv4_ext": cFlowIPv4Ext{}, "ibv_flow_spec_ipv6": cFlowIPv6{},
 	"ibv_flow_spec_tcp_udp": cFlowPorts{}, "ibv_flow_eth_filter": cEthFilter{}, "ibv_flow_ipv4_ext_filter": cIPv4ExtFilter{}, "ibv_flow_ipv4_filter": cIPv4Filter{},
 	"ibv_flow_ipv6_filter": cIPv6Filter{}, "ibv_flow_tcp_udp_filter": cPortsFilter{},
 }
 
-var partial = []string{"verbs_context", "ibv_cq", "ibv_srq", "ibv_qp", "ibv_qp_ex", "mlx5dv_qp_ex"}
+var partial = []string{"verbs_context", "ibv_cq", "ibv_srq", "ibv_qp"}
 
 // unions are fields of ibv_send_wr that share words with those of layouts, with where they are expected.
 var unions = map[string]uintptr{
@@ -45,10 +44,7 @@ var constants = map[string]int64{
 	"IBV_DEVICE_RAW_IP_CSUM": capRawChecksum, "IBV_RAW_PACKET_CAP_IP_CSUM": rawCapChecksum,
 	"IBV_QPT_RC": int64(RC), "IBV_QPT_UC": int64(UC), "IBV_QPT_UD": int64(UD), "IBV_QPT_RAW_PACKET": int64(RawPacket), "IBV_QPT_XRC_SEND": int64(XRCSend),
 	"IBV_QPT_XRC_RECV": int64(XRCRecv),
-	"IBV_QPT_DRIVER":   int64(qpDriver), "MLX5DV_DCTYPE_DCT": dcTarget, "MLX5DV_DCTYPE_DCI": dcInitiator, "MLX5DV_QP_INIT_ATTR_MASK_DC": mlx5MaskDC,
-	"IBV_QP_INIT_ATTR_SEND_OPS_FLAGS": qpMaskSendOps, "IBV_QP_EX_WITH_ATOMIC_CMP_AND_SWP + IBV_QP_EX_WITH_ATOMIC_FETCH_AND_ADD": atomics,
-	"IBV_QP_EX_WITH_RDMA_WRITE + IBV_QP_EX_WITH_RDMA_WRITE_WITH_IMM + IBV_QP_EX_WITH_SEND + IBV_QP_EX_WITH_SEND_WITH_IMM + IBV_QP_EX_WITH_RDMA_READ": sendOps,
-	"IBV_QPS_RESET": int64(QPReset), "IBV_QPS_INIT": int64(QPInit), "IBV_QPS_RTR": int64(QPReadyToReceive), "IBV_QPS_RTS": int64(QPReadyToSend),
+	"IBV_QPS_RESET":    int64(QPReset), "IBV_QPS_INIT": int64(QPInit), "IBV_QPS_RTR": int64(QPReadyToReceive), "IBV_QPS_RTS": int64(QPReadyToSend),
 	"IBV_QPS_SQD": int64(QPSQDrained), "IBV_QPS_SQE": int64(QPSQError), "IBV_QPS_ERR": int64(QPError), "IBV_QPS_UNKNOWN": int64(QPUnknown),
 	"IBV_QP_STATE": maskState, "IBV_QP_CUR_STATE": maskCurState, "IBV_QP_EN_SQD_ASYNC_NOTIFY": maskSQDNotify, "IBV_QP_ACCESS_FLAGS": maskAccess,
 	"IBV_QP_PKEY_INDEX": maskPKeyIndex, "IBV_QP_PORT": maskPort, "IBV_QP_QKEY": maskQKey, "IBV_QP_AV": maskAV, "IBV_QP_PATH_MTU": maskPathMTU,
@@ -127,7 +123,7 @@ func TestLayouts(t *testing.T) {
 		line(name, "%lld", "(long long)"+name, v)
 	}
 	src := filepath.Join(t.TempDir(), "layout.c")
-	program := "#include <infiniband/mlx5dv.h>\n#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\nint main(void)\n{\n" + c.String() + "\treturn 0;\n}\n"
+	program := "#include <infiniband/verbs.h>\n#include <stddef.h>\n#include <stdint.h>\n#include <stdio.h>\nint main(void)\n{\n" + c.String() + "\treturn 0;\n}\n"
 	if err := os.WriteFile(src, []byte(program), 0o600); err != nil {
 		t.Fatal(err)
 	}

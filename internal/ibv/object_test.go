@@ -250,44 +250,31 @@ func TestCloseWhileAsked(t *testing.T) {
 	}
 }
 
-// TestForeignDomains: objects of XRC and DC are of one device, too, and open.
+// TestForeignDomains: objects of XRC are of one device, too, and open.
 func TestForeignDomains(t *testing.T) {
-	d := newDC(t, "")
-	own, other := d.pd.ctx, d.w.openNamed(t, "fake1")
-	pd := must(other.AllocPD())(t)
+	w := fakeWorld(t, "")
+	own, other := w.open(t), w.openNamed(t, "fake1")
+	pd := must(own.AllocPD())(t)
 	closing(t, pd)
-	cq, gone := must(other.CreateCQ(CQSpec{Entries: 4}))(t), must(own.CreateCQ(CQSpec{Entries: 4}))(t)
+	newCQ := func(c *Context) *CQ { return must(c.CreateCQ(CQSpec{Entries: 4}))(t) }
+	cq, foreign, gone := newCQ(own), newCQ(other), newCQ(own)
 	closing(t, cq)
-	if err := gone.Close(); err != nil {
-		t.Fatal(err)
-	}
-	srq, noSRQ := must(pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t), must(d.pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1}))(t)
-	closing(t, srq)
-	if err := noSRQ.Close(); err != nil {
-		t.Fatal(err)
-	}
-	here, there := must(own.OpenXRCD())(t), must(other.OpenXRCD())(t)
+	closing(t, foreign)
+	here, there, shut := must(own.OpenXRCD())(t), must(other.OpenXRCD())(t), must(own.OpenXRCD())(t)
 	closing(t, here)
 	closing(t, there)
-	initiator := func(q *CQ) func() error {
-		return func() error {
-			s := d.spec
-			s.CQ = q
-			_, err := d.dc.CreateInitiator(d.pd, s)
-			return err
-		}
-	}
-	target := func(q *CQ, r *SRQ) func() error {
-		return func() error {
-			s := d.targetSpec(1, 0)
-			s.CQ, s.SRQ = q, r
-			_, err := d.dc.CreateTarget(d.pd, s)
-			return err
-		}
+	if err := errors.Join(gone.Close(), shut.Close()); err != nil {
+		t.Fatal(err)
 	}
 	shared := func(x *XRCD, q *CQ) func() error {
 		return func() error {
-			_, err := d.pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1, XRCD: x, CQ: q})
+			_, err := pd.CreateSRQ(SRQSpec{WRs: 4, SGEs: 1, XRCD: x, CQ: q})
+			return err
+		}
+	}
+	receive := func(x *XRCD) func() error {
+		return func() error {
+			_, err := pd.CreateQP(QPSpec{Type: XRCRecv, XRCD: x})
 			return err
 		}
 	}
@@ -295,18 +282,12 @@ func TestForeignDomains(t *testing.T) {
 		do   func() error
 		want error
 	}{
-		"initiator, queue of another device":   {initiator(cq), ErrInvalid},
-		"initiator, closed queue":              {initiator(gone), ErrClosed},
-		"target, queue of another device":      {target(cq, d.srq), ErrInvalid},
-		"target, closed queue":                 {target(gone, d.srq), ErrClosed},
-		"target, buffers of another device":    {target(d.rcq, srq), ErrInvalid},
-		"target, closed buffers":               {target(d.rcq, noSRQ), ErrClosed},
-		"XRC buffers, domain elsewhere":        {shared(there, d.rcq), ErrInvalid},
-		"XRC buffers, queue of another device": {shared(here, cq), ErrInvalid},
-		"XRC receive, domain elsewhere": {func() error {
-			_, err := d.pd.CreateQP(QPSpec{Type: XRCRecv, XRCD: there})
-			return err
-		}, ErrInvalid},
+		"buffers, domain elsewhere":        {shared(there, cq), ErrInvalid},
+		"buffers, closed domain":           {shared(shut, cq), ErrClosed},
+		"buffers, queue of another device": {shared(here, foreign), ErrInvalid},
+		"buffers, closed queue":            {shared(here, gone), ErrClosed},
+		"receive, domain elsewhere":        {receive(there), ErrInvalid},
+		"receive, closed domain":           {receive(shut), ErrClosed},
 	} {
 		if err := c.do(); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v", name, err)

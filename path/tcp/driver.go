@@ -45,7 +45,7 @@ const (
 	pathBytes   = 384 << 10
 )
 
-// Needs are the connections, one more to measure with, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
+// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
 func (d *Driver) Needs(cfg *path.Config) path.Needs {
 	window, streams, flags, err := terms(*cfg)
 	if err != nil {
@@ -55,7 +55,7 @@ func (d *Driver) Needs(cfg *path.Config) path.Needs {
 	if flags&helloSealed != 0 {
 		each += recordBytes
 	}
-	return path.Needs{Descriptors: streams + 1 + 2, Memory: uint64(streams+1)*each + uint64(window)*opBytes + pathBytes}
+	return path.Needs{Descriptors: streams + 2, Memory: uint64(streams)*each + uint64(window)*opBytes + pathBytes}
 }
 
 // terms are this side's half of a handshake.

@@ -9,7 +9,7 @@
 // What there is: RC, UC, UD, XRC; send, receive, write, read, atomics, immediate and inline data, lists, unsignaled and solicited
 // requests, shared receive queues with limit events, memory windows of type 1 and 2B, remote and local invalidation, dma-buf
 // regions over any descriptor that can be mapped (from its file position on), completion channels and asynchronous events as real file descriptors,
-// ibv_cq_ex and ibv_wr_*; and, since the library stands in for libmlx5.so.1 as well, DC by mlx5dv_create_qp and wr_set_dc_addr.
+// ibv_cq_ex and ibv_wr_*.
 // With the line "raw on" there are raw packet queue pairs: all devices are on one segment, a frame goes to the queue pairs of the best rule
 // (ibv_create_flow: Ethernet, IPv4, IPv6, TCP, UDP, the default) of each other device, and nowhere without one.
 // With the line "odp on" regions may be registered on demand: nothing is pinned or counted.
@@ -18,7 +18,7 @@
 // What one side does is at once an event of the other.
 // What is absent, with EOPNOTSUPP: implicit regions on demand and advice for them, multicast, device memory, other rules, work
 // queues, thread domains, counters, tag matching, import and export of objects, ECE, alternate paths, SRQ resizing. Also absent:
-// the functions that only drivers use, the rest of mlx5dv, and of librdmacm: queue pairs that it makes, synchronous ids, multicast, names of hosts.
+// the functions that only drivers use, and of librdmacm: queue pairs that it makes, synchronous ids, multicast, names of hosts.
 //
 // # The script
 //
@@ -29,7 +29,7 @@
 //	link infiniband               LIDs (device + 1) instead of RoCE
 //	limit max_sge 1               also max_qp max_qp_wr max_cq max_cqe max_mr max_mr_size max_pd max_mw max_ah max_srq max_srq_wr
 //	                              max_srq_sge max_qp_rd_atom max_inline
-//	absent dmabuf                 also mw atomics srq xrc ud dc ex (query_device_ex, create_cq_ex) wallclock (times of completions) flows
+//	absent dmabuf                 also mw atomics srq xrc ud ex (query_device_ex, create_cq_ex) wallclock (times of completions) flows
 //	odp on                        on-demand paging for RC and for sends of UD; off is the default
 //	raw on                        raw packet queue pairs, and rules; off is the default
 //	memlock 64M                   registrations beyond that fail with ENOMEM
@@ -49,7 +49,7 @@
 //	                              3 ms later, with LAST_WQE_REACHED; with the queue pair destroyed before, it is lost, as drops count
 //	event 0 DEVICE_FATAL          also LID_CHANGE PKEY_CHANGE SM_CHANGE CLIENT_REREGISTER GID_CHANGE
 //	kill 0 0x11                   a queue pair goes into error, with QP_FATAL
-//	overrun 0 0x11                a completion does not fit into the queue of its receives (of an initiator of DC: its requests), and is lost: CQ_ERR, and QP_FATAL as well
+//	overrun 0 0x11                a completion does not fit into the queue of its receives, and is lost: CQ_ERR, and QP_FATAL as well
 //	fail cm_address 1 ETIMEDOUT   the event of that step says so (also cm_route, cm_connect, and cm_accept, whose answer is lost)
 //	cm expire                     the connection manager has waited long enough: for answers to requests, acceptances and disconnects
 //	cm remove 0                   the ids on a device hear that it is gone; cm addr_change, cm timewait and cm odd (an event that does not
@@ -71,8 +71,6 @@
 //     what a failed request wrote (nothing, here); the order in which the bytes of one request become visible.
 //   - DMA: bytes are read when a request is executed, in mode post before post_send returns, so a buffer that is reused too early
 //     shows only in the modes wire and pump. Memory that was unmapped while registered is a crash here, and silent on hardware.
-//   - DC as hardware has it: what a target answers to a wrong key (here a remote access error, without an event at the target), and the
-//     time that an initiator takes to turn to another target.
 //   - Of connections: time that a step takes, answers that cross each other, iWARP, and what a kernel does when it is short of memory.
 //   - Cost: neither time, nor cache effects, nor memory that really is pinned.
 //   - Which of the statuses that the standard allows a given adapter prefers. Where the fake and Soft-RoCE differ is a table

@@ -205,19 +205,8 @@ struct wqe {
 	struct ibv_ah_attr av;   /* of a datagram */
 	char *inlined;
 	uint32_t inlined_len;
-	uint32_t dct;            /* of a DC initiator: the target, and its key; the way is av */
-	uint64_t dc_key;
 	uint64_t due;            /* ns; not before */
 	bool counted;            /* the script's rules have seen it */
-};
-
-enum dc { DC_TARGET = 1, DC_INITIATOR = 2 }; /* enum mlx5dv_dc_type */
-
-struct fake_dc_addr {
-	struct ibv_ah *ah;
-	uint32_t number;
-	uint64_t key;
-	struct ibv_send_wr *wr;  /* the request that it is of; NULL: none */
 };
 
 struct fake_qp {
@@ -228,10 +217,6 @@ struct fake_qp {
 	struct fake_srq *srq;
 	struct fake_xrcd *xrcd;
 	enum ibv_qp_type type;
-	int dc;                  /* enum dc, or 0 */
-	uint32_t dct;            /* the number of a target, which its user sees from RTR on */
-	uint64_t dc_key;         /* of a target */
-	void *dv;                /* struct fake_dv, once asked for */
 	enum ibv_qp_state state; /* the true one; ibv.qp_base.state is what modify or query said last */
 	struct ibv_qp_attr attr;
 	struct ibv_qp_cap cap;
@@ -254,7 +239,7 @@ struct fake_qp {
 	struct fake_qp *active_next;
 	bool active;             /* in the list of the wire */
 	/* the ibv_wr_ interface */
-	struct { struct ibv_send_wr *wr; struct ibv_sge *sge; struct fake_dc_addr *dc; int n, cap, err; bool open; } batch;
+	struct { struct ibv_send_wr *wr; struct ibv_sge *sge; int n, cap, err; bool open; } batch;
 };
 
 /* ---- verbs_fake_core.c: lock, time, objects, events, violations */
@@ -308,8 +293,8 @@ enum call {
 
 enum mode { MODE_POST, MODE_WIRE, MODE_PUMP };
 enum side { SIDE_SEND, SIDE_RECV };
-enum absent { ABSENT_DMABUF = 1, ABSENT_MW = 2, ABSENT_ATOMICS = 4, ABSENT_SRQ = 8, ABSENT_XRC = 16, ABSENT_UD = 32, ABSENT_EX = 64, ABSENT_DC = 128,
-	      ABSENT_WALLCLOCK = 256, ABSENT_FLOWS = 512 };
+enum absent { ABSENT_DMABUF = 1, ABSENT_MW = 2, ABSENT_ATOMICS = 4, ABSENT_SRQ = 8, ABSENT_XRC = 16, ABSENT_UD = 32, ABSENT_EX = 64,
+	      ABSENT_WALLCLOCK = 128, ABSENT_FLOWS = 256 };
 
 enum { MAX_PEERS = 8 };
 
@@ -366,7 +351,6 @@ struct ibv_cq_ex *fake_create_cq_ex(struct ibv_context *c, struct ibv_cq_init_at
 
 /* ---- verbs_fake_qp.c, verbs_fake_srq.c */
 struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *a);
-struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex *a, int dc, uint64_t dc_key);
 struct fake_qp *fake_qp_find(struct fake_device *dev, uint32_t qpn);
 int fake_rq_open(struct rq *rq, uint32_t wrs, uint32_t sges);
 void fake_rq_close(struct rq *rq);
@@ -410,9 +394,5 @@ bool fake_raw_sums(uint8_t *frame, uint32_t len, bool write);
 void fake_cm_expire(void);
 void fake_cm_remove(struct fake_device *dev);
 void fake_cm_tell_all(int type);
-
-/* ---- verbs_fake_dc.c */
-struct fake_qp *fake_dc_target(struct fake_qp *qp, struct wqe *w);
-int fake_dc_enqueue(struct fake_qp *qp, struct ibv_send_wr *wr, struct wqe *w);
 
 #endif

@@ -17,12 +17,12 @@ static bool allowed(const struct fake_qp *qp, enum ibv_wr_opcode op)
 	case IBV_WR_SEND_WITH_INV:
 	case IBV_WR_BIND_MW:
 	case IBV_WR_LOCAL_INV:
-		return qp->type != IBV_QPT_UD && !qp->dc && !(config.absent & ABSENT_MW);
+		return qp->type != IBV_QPT_UD && !(config.absent & ABSENT_MW);
 	case IBV_WR_RDMA_READ:
-		return qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_SEND || qp->dc;
+		return qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_SEND;
 	case IBV_WR_ATOMIC_CMP_AND_SWP:
 	case IBV_WR_ATOMIC_FETCH_AND_ADD:
-		return (qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_SEND || qp->dc) && !(config.absent & ABSENT_ATOMICS);
+		return (qp->type == IBV_QPT_RC || qp->type == IBV_QPT_XRC_SEND) && !(config.absent & ABSENT_ATOMICS);
 	default:
 		return false;
 	}
@@ -52,9 +52,6 @@ static int enqueue(struct fake_qp *qp, struct ibv_send_wr *wr, bool windows1)
 			return EINVAL;
 		w->av = ah->attr;
 	}
-	int err = qp->dc ? fake_dc_enqueue(qp, wr, w) : 0;
-	if (err)
-		return err;
 	uint64_t total = 0;
 	for (int i = 0; i < wr->num_sge; i++)
 		total += wr->sg_list[i].length;

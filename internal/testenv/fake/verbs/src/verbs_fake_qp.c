@@ -53,18 +53,13 @@ static int check_create(struct fake_context *ctx, const struct ibv_qp_init_attr_
 	return 0;
 }
 
-struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *a) { return fake_create_qp(c, a, 0, 0); }
-
-/* fake_create_qp makes a queue pair; dc says what a DC queue pair (IBV_QPT_DRIVER) is. */
-struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex *a, int dc, uint64_t dc_key)
+struct ibv_qp *fake_create_qp_ex(struct ibv_context *c, struct ibv_qp_init_attr_ex *a)
 {
 	const uint32_t known = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_XRCD | IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
 	struct fake_context *ctx = CTX(c);
 	struct fake_pd *pd = (a->comp_mask & IBV_QP_INIT_ATTR_PD) ? (struct fake_pd *)a->pd : NULL;
 	struct fake_xrcd *x = (a->comp_mask & IBV_QP_INIT_ATTR_XRCD) ? (struct fake_xrcd *)a->xrcd : NULL;
-	bool send = a->qp_type != IBV_QPT_XRC_RECV && dc != DC_TARGET;
-	bool recv = a->qp_type != IBV_QPT_XRC_RECV && a->qp_type != IBV_QPT_XRC_SEND && dc != DC_INITIATOR;
-	bool domain = send || dc;
+	bool send = a->qp_type != IBV_QPT_XRC_RECV, recv = a->qp_type != IBV_QPT_XRC_RECV && a->qp_type != IBV_QPT_XRC_SEND;
 	struct fake_qp *qp = NULL;
 	lock();
 	int err = fake_call(CALL_ibv_create_qp);
@@ -91,17 +86,13 @@ struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex 
 		else if (!err && config.infiniband)
 			err = EINVAL;
 		break;
-	case IBV_QPT_DRIVER:
-		if (!err && (!dc || (dc == DC_TARGET && !a->srq)))
-			err = dc ? EINVAL : EOPNOTSUPP;
-		break;
 	default:
 		if (!err)
 			err = EOPNOTSUPP;
 	}
-	if (!err && domain && (!ALIVE(pd, K_PD, "ibv_create_qp") || pd->o.ctx != ctx))
+	if (!err && send && (!ALIVE(pd, K_PD, "ibv_create_qp") || pd->o.ctx != ctx))
 		err = EINVAL;
-	if (!err && !domain && !ALIVE(x, K_XRCD, "ibv_create_qp"))
+	if (!err && !send && !ALIVE(x, K_XRCD, "ibv_create_qp"))
 		err = EINVAL;
 	if (!err)
 		err = check_create(ctx, a, send, recv);
@@ -112,13 +103,11 @@ struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex 
 		qp->dev = ctx->dev;
 		qp->cap = a->cap;
 		qp->type = a->qp_type;
-		qp->dc = dc;
-		qp->dc_key = dc_key;
 		qp->sig_all = a->sq_sig_all != 0;
 		qp->srq = (struct fake_srq *)(recv ? a->srq : NULL);
 		qp->scq = (struct fake_cq *)(send ? a->send_cq : NULL);
 		qp->rcq = (struct fake_cq *)(recv ? a->recv_cq : NULL);
-		qp->xrcd = domain ? NULL : x;
+		qp->xrcd = send ? NULL : x;
 		if (!recv || qp->srq)
 			qp->cap.max_recv_wr = qp->cap.max_recv_sge = 0;
 		if (!send)
@@ -146,15 +135,11 @@ struct ibv_qp *fake_create_qp(struct ibv_context *c, struct ibv_qp_init_attr_ex 
 		}
 		b->context = c;
 		b->qp_context = a->qp_context;
-		b->pd = domain ? a->pd : NULL;
+		b->pd = send ? a->pd : NULL;
 		b->send_cq = send ? a->send_cq : NULL;
 		b->recv_cq = recv ? a->recv_cq : NULL;
 		b->srq = recv ? a->srq : NULL;
 		b->handle = b->qp_num;
-		if (dc == DC_TARGET) {
-			qp->dct = b->qp_num;
-			b->qp_num = 0;
-		}
 		b->state = IBV_QPS_RESET;
 		b->qp_type = a->qp_type;
 		pthread_mutex_init(&b->mutex, NULL);
@@ -218,8 +203,6 @@ struct transition {
 #define XS (1u << IBV_QPT_XRC_SEND)
 #define XR (1u << IBV_QPT_XRC_RECV)
 #define RP (1u << IBV_QPT_RAW_PACKET)
-#define DT (1u << 30)
-#define DI (1u << 31)
 #define CONN (RC | UC | XS | XR)
 #define INIT_MUST (IBV_QP_PKEY_INDEX | IBV_QP_PORT)
 #define RTR_MUST (IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN)
@@ -254,14 +237,6 @@ static const struct transition transitions[] = {
 	{UD, IBV_QPS_SQD, IBV_QPS_SQD, 0, IBV_QP_PKEY_INDEX | IBV_QP_QKEY},
 	{UC, IBV_QPS_SQE, IBV_QPS_RTS, 0, CUR | IBV_QP_ACCESS_FLAGS},
 	{UD, IBV_QPS_SQE, IBV_QPS_RTS, 0, CUR | IBV_QP_QKEY},
-	/* DC, as the kernel's driver has it (drivers/infiniband/hw/mlx5/qp.c). A target is never more than ready to receive. */
-	{DT, IBV_QPS_RESET, IBV_QPS_INIT, INIT_MUST | IBV_QP_ACCESS_FLAGS, 0},
-	{DT, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QP_MIN_RNR_TIMER | IBV_QP_AV | IBV_QP_PATH_MTU, 0},
-	{DI, IBV_QPS_RESET, IBV_QPS_INIT, INIT_MUST, 0},
-	{DI, IBV_QPS_INIT, IBV_QPS_RTR, IBV_QP_PATH_MTU, IBV_QP_PKEY_INDEX | IBV_QP_AV},
-	{DI, IBV_QPS_RTR, IBV_QPS_RTS, RETRIES | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC, IBV_QP_MIN_RNR_TIMER},
-	{DI, IBV_QPS_RTS, IBV_QPS_RTS, 0, IBV_QP_MIN_RNR_TIMER},
-	{DI, ANY, IBV_QPS_RESET, 0, 0},
 	/* Raw packets, as drivers/infiniband/core/verbs.c has them. */
 	{RP, IBV_QPS_RESET, IBV_QPS_INIT, IBV_QP_PORT, 0},
 	{RP, IBV_QPS_INIT, IBV_QPS_INIT, 0, IBV_QP_PORT},
@@ -269,15 +244,14 @@ static const struct transition transitions[] = {
 	{RP, IBV_QPS_RTR, IBV_QPS_RTS, 0, 0},
 	{RP, IBV_QPS_RTS, IBV_QPS_RTS, 0, 0},
 	{CONN | UD | RP, ANY, IBV_QPS_RESET, 0, 0},
-	{CONN | UD | DI | RP, ANY, IBV_QPS_ERR, 0, 0},
+	{CONN | UD | RP, ANY, IBV_QPS_ERR, 0, 0},
 };
 
 static int check_transition(struct fake_qp *qp, enum ibv_qp_state to, int mask)
 {
-	int bit = qp->dc == DC_TARGET ? 30 : qp->dc == DC_INITIATOR ? 31 : (int)qp->type;
 	for (size_t i = 0; i < sizeof(transitions) / sizeof(*transitions); i++) {
 		const struct transition *t = &transitions[i];
-		if (!(t->types >> bit & 1) || t->to != to || (t->from != ANY && t->from != qp->state))
+		if (!(t->types >> qp->type & 1) || t->to != to || (t->from != ANY && t->from != qp->state))
 			continue;
 		if ((mask & t->must) != t->must || (mask & ~(t->must | t->may | S)))
 			return EINVAL;
@@ -361,8 +335,6 @@ EXPORT int ibv_modify_qp(struct ibv_qp *ibv, struct ibv_qp_attr *a, int mask)
 		qp->rq_psn = a->rq_psn & 0xffffff;
 	if (mask & IBV_QP_SQ_PSN)
 		qp->sq_psn = a->sq_psn & 0xffffff;
-	if (qp->dc == DC_TARGET && to == IBV_QPS_RTR)
-		ibv->qp_num = qp->dct; /* the hardware makes it now */
 	if (to == IBV_QPS_ERR && from != IBV_QPS_ERR) {
 		fake_qp_error(qp, IBV_QPS_ERR);
 	} else if (to == IBV_QPS_RESET) {
@@ -431,7 +403,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 		return EBUSY;
 	lock();
 	fake_unwire(qp);
-	qp->dev->qps[(qp->dct ? qp->dct : ibv->qp_num) - FIRST_QPN] = NULL;
+	qp->dev->qps[ibv->qp_num - FIRST_QPN] = NULL;
 	if (ibv->pd)
 		((struct fake_pd *)ibv->pd)->qps--;
 	if (qp->scq)
@@ -448,8 +420,6 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	fake_rq_close(&qp->rq);
 	free(qp->batch.wr);
 	free(qp->batch.sge);
-	free(qp->batch.dc);
-	free(qp->dv);
 	fake_bury(&qp->o);
 	unlock();
 	return 0;

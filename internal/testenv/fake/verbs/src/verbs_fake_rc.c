@@ -177,8 +177,6 @@ static int refuse(struct fake_qp *qp, struct fake_qp *resp, enum ibv_wc_status s
 {
 	if (qp->type == IBV_QPT_UC)
 		return IBV_WC_SUCCESS; /* dropped, nobody answers */
-	if (resp->dc)
-		return st; /* a target has other initiators: it goes on */
 	fake_async(resp->o.ctx, resp, st == IBV_WC_REM_ACCESS_ERR ? IBV_EVENT_QP_ACCESS_ERR : IBV_EVENT_QP_REQ_ERR);
 	fake_qp_error(resp, IBV_QPS_ERR);
 	return st;
@@ -212,10 +210,7 @@ static int receive(struct fake_qp *qp, struct fake_qp *resp, struct fake_srq *xr
 		if (fake_invalidate(resp, w->wr.invalidate_rkey) != IBV_WC_SUCCESS)
 			wc.status = IBV_WC_REM_INV_REQ_ERR;
 	}
-	enum ibv_wc_status st = taken(resp, r, wc, solicited);
-	if (resp->dc && st != IBV_WC_SUCCESS)
-		return st == IBV_WC_LOC_LEN_ERR ? IBV_WC_REM_INV_REQ_ERR : IBV_WC_REM_OP_ERR;
-	switch (st) {
+	switch (taken(resp, r, wc, solicited)) {
 	case IBV_WC_SUCCESS:
 		return IBV_WC_SUCCESS;
 	case IBV_WC_LOC_LEN_ERR:
@@ -230,7 +225,7 @@ static int receive(struct fake_qp *qp, struct fake_qp *resp, struct fake_srq *xr
 
 static int connected(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cursor *local, uint8_t *rnr_timer)
 {
-	struct fake_qp *resp = qp->dc ? fake_dc_target(qp, w) : peer_of(qp);
+	struct fake_qp *resp = peer_of(qp);
 	struct fake_srq *xrc = NULL;
 	enum ibv_wr_opcode op = w->wr.opcode;
 	bool uc = qp->type == IBV_QPT_UC;
@@ -239,16 +234,12 @@ static int connected(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 			fake_count(CALL_drops, 1);
 		return uc ? IBV_WC_SUCCESS : ST_TIMEOUT;
 	}
-	if (qp->dc && resp->dc_key != w->dc_key)
-		return IBV_WC_REM_ACCESS_ERR;
-	if (qp->dc)
-		resp->rq_psn = qp->sq_psn; /* each request is a connection of its own */
 	if (uc)
 		resp->rq_psn = qp->sq_psn; /* an unreliable responder takes a first packet with any number */
 	if (resp->rq_psn != qp->sq_psn)
 		return ST_SEQ;
 	*rnr_timer = resp->attr.min_rnr_timer;
-	if (resp->state == IBV_QPS_RTR && !resp->est && !resp->dc) {
+	if (resp->state == IBV_QPS_RTR && !resp->est) {
 		resp->est = true;
 		fake_async(resp->o.ctx, resp, IBV_EVENT_COMM_EST);
 	}
@@ -271,7 +262,7 @@ static int connected(struct fake_qp *qp, struct wqe *w, uint32_t len, struct cur
 	if (need) {
 		uint64_t addr = atomic ? w->wr.wr.atomic.remote_addr : w->wr.wr.rdma.remote_addr;
 		uint32_t rkey = atomic ? w->wr.wr.atomic.rkey : w->wr.wr.rdma.rkey;
-		if (!(resp->attr.qp_access_flags & need) || ((read || atomic) && resp->attr.max_dest_rd_atomic == 0 && !resp->dc))
+		if (!(resp->attr.qp_access_flags & need) || ((read || atomic) && resp->attr.max_dest_rd_atomic == 0))
 			return refuse(qp, resp, IBV_WC_REM_INV_REQ_ERR);
 		if (atomic && addr % 8)
 			return refuse(qp, resp, IBV_WC_REM_INV_REQ_ERR);

@@ -55,7 +55,7 @@ static const char *const partial_names[] = {"off", "on", NULL};
 static const char *const cable_names[] = {"mend", "cut", NULL};
 static const char *const raw_names[] = {"off", "on", NULL}; /* and of on-demand paging */
 static const char *const report_names[] = {"exit", NULL};
-static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "dc", "wallclock", "flows", NULL};
+static const char *const absent_names[] = {"dmabuf", "mw", "atomics", "srq", "xrc", "ud", "ex", "wallclock", "flows", NULL};
 static const char *const cm_names[] = {"expire", "remove", "addr_change", "timewait", "odd", NULL};
 static const char *const gid_types[] = {"ib", "v1", "v2", NULL};
 
@@ -339,7 +339,7 @@ static bool parse_peer(struct parser *s)
 	return true;
 }
 
-/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives, or of its requests where it takes none. */
+/* parse_kill is for what happens to one queue pair: kill, or overrun of the completion queue of its receives. */
 static bool parse_kill(struct parser *s, bool overrun)
 {
 	struct fake_device *d;
@@ -347,8 +347,8 @@ static bool parse_kill(struct parser *s, bool overrun)
 	if (!device(s, &d) || !number(s, "queue pair number", 1, 0xffffff, NULL, &qpn))
 		return false;
 	struct fake_qp *qp = s->dry ? NULL : fake_qp_find(d, (uint32_t)qpn);
-	if (qp && overrun && (qp->rcq || qp->scq))
-		fake_overrun(qp->rcq ? qp->rcq : qp->scq);
+	if (qp && overrun && qp->rcq)
+		fake_overrun(qp->rcq);
 	if (qp && !overrun) {
 		fake_async(qp->o.ctx, qp, IBV_EVENT_QP_FATAL);
 		fake_qp_error(qp, IBV_QPS_ERR);

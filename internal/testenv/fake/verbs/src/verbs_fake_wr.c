@@ -166,8 +166,7 @@ void fake_wr_interface(struct fake_qp *qp, uint64_t ops)
 	qp->batch.cap = (int)qp->cap.max_send_wr;
 	qp->batch.wr = calloc((size_t)qp->cap.max_send_wr + 1, sizeof(*qp->batch.wr));
 	qp->batch.sge = calloc((size_t)qp->cap.max_send_wr * qp->cap.max_send_sge + 1, sizeof(*qp->batch.sge));
-	qp->batch.dc = calloc((size_t)qp->cap.max_send_wr + 1, sizeof(*qp->batch.dc));
-	if (!qp->batch.wr || !qp->batch.sge || !qp->batch.dc)
+	if (!qp->batch.wr || !qp->batch.sge)
 		return;
 #define OP(bit, name) if (ops & (bit)) q->name = name
 	OP(IBV_QP_EX_WITH_RDMA_WRITE, wr_rdma_write);
