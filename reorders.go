@@ -7,11 +7,9 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/config"
-	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/reorder"
-	"github.com/penstock-io/penstock/tensor"
 )
 
 // reorderStage is the stage for the reorder plans whose flows go to a receive queue, nil without one. It is the first behind the queue. A plan whose
@@ -124,10 +122,9 @@ func reorderPlan(r *config.Reorder) reorder.Plan {
 	if r.MissingAction == "drop" {
 		p.Missing = reorder.Drop
 	}
-	if t := r.DataTypes; t != nil {
-		bits := map[string]int{"int4": 4, "int8": 8, "int16": 16, "int32": 32}[t.Input]
-		to := map[string]tensor.DType{"int8": tensor.I8, "int32": tensor.I32, "fp16": tensor.F16, "bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64}[t.Output]
-		p.Convert = &convert.Spec{To: to, From: convert.Format{Bits: bits, BigEndian: t.Endianness == "network" || bits == 4}} // of two int4 the first is the upper one
+	if r.DataTypes != nil {
+		spec := r.DataTypes.Spec()
+		p.Convert = &spec
 	}
 	return p
 }

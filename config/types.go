@@ -4,9 +4,11 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/tensor"
 )
 
 // The structs below are what a file says. The tag cfg is the key in the file; its meaning, type, range and default are in the table,
@@ -229,6 +231,13 @@ type DataTypes struct {
 	Input      string `cfg:"input_type"`
 	Output     string `cfg:"output_type"`
 	Endianness string `cfg:"endianness"` // host, network
+}
+
+// Spec is the conversion; of two int4 in a byte the first is the upper one.
+func (t *DataTypes) Spec() convert.Spec {
+	bits := map[string]int{"int4": 4, "int8": 8, "int16": 16, "int32": 32}[t.Input]
+	to := map[string]tensor.DType{"int8": tensor.I8, "int32": tensor.I32, "fp16": tensor.F16, "bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64}[t.Output]
+	return convert.Spec{To: to, From: convert.Format{Bits: bits, BigEndian: t.Endianness == "network" || bits == 4}}
 }
 
 // ReorderMethod says how a packet's place follows from its bytes. Exactly one is set.

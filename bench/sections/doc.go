@@ -1,5 +1,5 @@
-// Package sections runs what the bench sections of a configuration file say: bench_rx, bench_tx, bench_latency, socket_bench_server and
-// socket_bench_client, rdma_bench_server and rdma_bench_client, as DAQIRI's benchmark programs have them, over the file's own interfaces, queues,
+// Package sections runs what the bench sections of a configuration file say: bench_rx, bench_tx, bench_reorder_quantize, bench_latency,
+// socket_bench_server and socket_bench_client, rdma_bench_server and rdma_bench_client, as DAQIRI's benchmark programs have them, over the file's own interfaces, queues,
 // regions, cores and flows.
 //
 //	c, said := config.Load(name, text, config.Options{})
@@ -16,4 +16,7 @@
 // number that the file asks for, and fills the rest with a pattern. Receivers that share the process know all of that: each packet
 // that was sent was received once, or was dropped by a port that says why, and what is left of that sum is shown. Of packets of
 // other programs only packets and bytes are counted.
+//
+// Behind a reorder plan a receiver gets batches. Then the file's own number says which packet is at each place of a batch, and its payload is compared as the plan
+// converts it.
 package sections

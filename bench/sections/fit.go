@@ -51,6 +51,7 @@ func Fit(c *config.Config, h *config.Host) []Change {
 	}
 	for i := range c.Interfaces {
 		f.card(h, &c.Interfaces[i], item("interfaces", i))
+		f.reorder(c.Interfaces[i].Rx, item("interfaces", i)+".rx.reorder")
 	}
 	f.cores()
 	for i := range c.BenchRx {
@@ -77,6 +78,19 @@ func (f *fitter) gpu(path string, on *bool) {
 	if *on {
 		f.note(path+".gpu_direct", "gpu_direct: payload stays in host memory: the processor makes and checks it")
 		*on = false
+	}
+}
+
+// reorder has the processor do what a plan leaves to a GPU, as its memory is host memory.
+func (f *fitter) reorder(rx *config.Rx, path string) {
+	if rx == nil {
+		return
+	}
+	for k := range rx.Reorder {
+		if r := &rx.Reorder[k]; r.Type == "gpu" {
+			f.note(item(path, k)+".reorder_type", "reorder plan %s: the processor in place of a GPU: packets and batches are in host memory", r.Name)
+			r.Type = "cpu"
+		}
 	}
 }
 

@@ -136,6 +136,8 @@ type Receiver struct {
 	Timeout time.Duration `json:"timeout"` // that a batch waits to be full
 	SplitAt int           `json:"split_at,omitempty"`
 	Regions []string      `json:"regions"`
+
+	reorders []*config.Reorder // plans of its interface
 }
 
 // Socket is one end of socket_bench_* or rdma_bench_*.
@@ -189,7 +191,7 @@ func MakePlan(c *config.Config, o Options) *Plan {
 	x.raw()
 	x.sockets()
 	x.latency()
-	x.notBuilt()
+	x.reorders()
 	x.needs()
 	p := x.p
 	if len(p.sections) == 0 {
@@ -243,24 +245,6 @@ func (x *planner) place(path, name string, queue, core int) (Place, *config.Inte
 	return at, p
 }
 
-// notBuilt are sections that no part of this program runs.
-func (x *planner) notBuilt() {
-	c := x.c
-	for _, s := range []struct {
-		there bool
-		name  string
-		text  string
-		hint  string
-	}{
-		{c.Quantize != nil, "bench_reorder_quantize", "a check of reordering with conversion is not built", "without the section and rx.reorder_configs the packets are received as they come"},
-	} {
-		if s.there {
-			x.has(s.name)
-			x.miss(s.name, s.name+": "+s.text, s.hint)
-		}
-	}
-}
-
 // needs are what Load and Check say that the file needs and is not here, of what a benchmark opens.
 func (x *planner) needs() {
 	var all config.Diagnostics
@@ -274,16 +258,6 @@ func (x *planner) needs() {
 		if r, path := &x.c.Regions[i], item("memory_regions", i)+".kind"; r.OnGPU() {
 			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return d.Path == path })
 			x.miss(path, fmt.Sprintf("memory of kind %s: the processor makes and checks the packets of a benchmark", r.Kind), "kind: host or kind: huge")
-		}
-	}
-	for i, f := range x.c.Interfaces {
-		if f.Rx == nil {
-			continue
-		}
-		for k := range f.Rx.Reorder {
-			path := item(item("interfaces", i)+".rx.reorder", k)
-			all = slices.DeleteFunc(all, func(d config.Diagnostic) bool { return strings.HasPrefix(d.Path, path+".") })
-			x.miss(path, "the benchmark counts packets, and a reorder plan makes batches of them", fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", f.Name))
 		}
 	}
 	for _, d := range all {

@@ -78,7 +78,7 @@ func TestPlanMissing(t *testing.T) {
 		{"socket_bench_server: {server: true, send: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n" +
 			"socket_bench_client: {server: false, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n", "socket_bench_server.send", "at which port the client receives"},
 		{"rdma_bench_server: {server: true, receive: true, message_size: 64, server_address: 127.0.0.1, server_port: 5001}\n", "rdma_bench_server", "no interface is the server of 127.0.0.1:5001 over roce://"},
-		{"bench_reorder_quantize: {input_type: int8, output_type: fp32}\n", "bench_reorder_quantize", "reordering with conversion is not built"},
+		{"bench_reorder_quantize: {input_type: int8, output_type: fp32}\n", "bench_reorder_quantize", "no reorder plan converts"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1}\n", "bench_latency", "has no ip_dst_addr"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: loop, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2, payload_size: 4000}\n", "bench_latency.payload_size", "there are 1984"},
 		{"bench_latency: {tx_interface_name: loop, rx_interface_name: udp, ip_src_addr: 10.0.0.1, ip_dst_addr: 10.0.0.2}\n", "bench_latency", "interfaces are of sockets"},

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/metrics"
+	"github.com/penstock-io/penstock/reorder"
 )
 
 // Received is what one receiver saw.
@@ -34,7 +35,9 @@ type Received struct {
 	Checked    uint64 `json:"checked"` // bytes that were compared and right
 	// Took is from the first burst to the last one.
 	Took  time.Duration `json:"took_ns"`
-	Drops engine.Drops  `json:"-"` // of its queue
+	Drops engine.Drops  `json:"-"` // of its queue and the stages behind it
+	// Stages are the counts of the stages: of a reorder plan batches, and Packets are then what was placed in them.
+	Stages []engine.Count `json:"stages,omitempty"`
 }
 
 // ledger is where the packets of one sender are entered; several receivers may bring them.
@@ -172,9 +175,10 @@ type receiver struct {
 	first   int64
 	last    int64
 	// highs are the highest numbers of each sender that came here: several queues have no order among them.
-	highs map[*ledger]uint32
-	seen  atomic.Uint64 // packets, for the runner
-	found int           // where our header was in the last packet of another process; 0: nowhere yet
+	highs    map[*ledger]uint32
+	seen     atomic.Uint64       // packets, for the runner
+	checkers map[string]*checker // of the reorder plans of its interface, by name
+	found    int                 // where our header was in the last packet of another process; 0: nowhere yet
 }
 
 func newReceiver(r *Receiver, in *engine.Rx, o *office) *receiver {
@@ -224,9 +228,13 @@ func (x *receiver) burst() {
 	x.last = t
 	x.out.Bursts++
 	x.out.MaxBurst = max(x.out.MaxBurst, n)
-	x.out.Packets += uint64(n)
 	x.out.Bytes += uint64(x.b.TotalLen())
 	for i := range n {
+		if b := reorder.Of(x.b, i); b != nil {
+			x.batch(b, x.whole(i))
+			continue
+		}
+		x.out.Packets++
 		x.packet(x.whole(i), t)
 	}
 	x.b.Release()

@@ -2,6 +2,7 @@ package sections
 
 import (
 	"encoding/binary"
+	"reflect"
 	"testing"
 
 	"github.com/penstock-io/penstock/bench/stream"
@@ -69,7 +70,7 @@ func TestReceiverCounts(t *testing.T) {
 		got.Foreign -= before.Foreign
 		got.Checked -= before.Checked
 		got.Receiver, got.Name = "", ""
-		if got != y.want {
+		if !reflect.DeepEqual(got, y.want) {
 			t.Errorf("packet %d: %+v, expected %+v", i, got, y.want)
 		}
 	}

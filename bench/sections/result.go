@@ -119,7 +119,7 @@ func (r *Result) addRaw(o *office, receivers []*receiver, senders []*sender, c *
 		r.Sent = append(r.Sent, s.out)
 	}
 	for _, x := range receivers {
-		x.out.Drops = c.queues[x.r.name()]
+		x.out.Drops, x.out.Stages = c.queues[x.r.name()], c.stages[x.r.name()]
 		if x.out.Took == 0 && x.out.Packets > 0 {
 			x.out.Took = took // all came at once
 		}
@@ -182,6 +182,9 @@ func (r *Result) rawRows() {
 			unchecked = "packets of other programs"
 		}
 		note := fmt.Sprintf("%d packets in %d bursts of up to %d, %s", x.Packets, x.Bursts, x.MaxBurst, gbps(x.Bytes, x.Took))
+		if text := countsText(x.Stages); text != "" {
+			note += "; batches: " + text
+		}
 		if x.Drops.Total() > 0 {
 			note += "; dropped by the queue: " + x.Drops.String()
 		}
@@ -199,7 +202,7 @@ func (r *Result) traffic() *paired.Traffic {
 	}
 	t := &paired.Traffic{Sent: a.Sent, Received: min(a.Received, a.Sent), Lost: a.Lost}
 	for _, x := range r.Received {
-		t.Duplicates += x.Duplicates
+		t.Duplicates += x.Duplicates + x.Drops[engine.DropDuplicate]
 		t.Reordered += x.Late
 		t.Damaged += x.Damaged
 		t.Foreign += x.Foreign

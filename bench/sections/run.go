@@ -116,11 +116,12 @@ func (x *runner) part(c *config.Config) *config.Config {
 type counts struct {
 	drops  engine.Drops
 	kernel uint64
-	queues map[string]engine.Drops // of receive queues, by interface/queue
+	queues map[string]engine.Drops   // of receive queues and their stages, by interface/queue
+	stages map[string][]engine.Count // likewise, since the interfaces were opened
 }
 
 func (x *runner) counts() counts {
-	c := counts{queues: map[string]engine.Drops{}}
+	c := counts{queues: map[string]engine.Drops{}, stages: map[string][]engine.Count{}}
 	s := x.sys.Snapshot()
 	for _, f := range s.Interfaces {
 		for _, d := range []*engine.Drops{&f.Stats.Drops, &f.Stats.Rx.Drops, &f.Stats.Tx.Drops} {
@@ -128,7 +129,14 @@ func (x *runner) counts() counts {
 		}
 		c.kernel += f.Stats.Kernel
 		for _, q := range f.Rx {
-			c.queues[fmt.Sprintf("%s/%d", f.Name, q.ID)] = q.Stats.Drops
+			name, drops := fmt.Sprintf("%s/%d", f.Name, q.ID), q.Stats.Drops
+			for _, g := range q.Stages {
+				drops.Add(&g.Stats.Drops)
+				g.Stats.Drops[engine.DropDuplicate] = 0 // none of those that were sent: the first of its number came
+				c.drops.Add(&g.Stats.Drops)
+				c.stages[name] = append(c.stages[name], g.Counts...)
+			}
+			c.queues[name] = drops
 		}
 	}
 	return c
@@ -158,7 +166,11 @@ func (x *runner) raw(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("sections: %s: %w", r.At, err)
 		}
-		receivers = append(receivers, newReceiver(r, in, o))
+		y := newReceiver(r, in, o)
+		if y.checkers, err = newCheckers(r, o); err != nil {
+			return err
+		}
+		receivers = append(receivers, y)
 	}
 	for i := range x.p.Senders {
 		s := &x.p.Senders[i]

@@ -67,7 +67,7 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 		if s.Sequence >= 0 {
 			text += fmt.Sprintf(", numbers at byte %d of the payload from %d on", s.Sequence, s.Start)
 		}
-		if s.Number < 0 {
+		if s.Number < 0 && room(s.Payload, s.Sequence) < 0 {
 			text += ", too short for numbers of ours"
 		}
 		t.Field("send", text)
@@ -81,6 +81,12 @@ func (p *Plan) Table(w io.Writer, changes []Change) error {
 		text += " into " + strings.Join(r.Regions, " and ")
 		if len(r.Regions) == 2 {
 			text += fmt.Sprintf(", split at %d", r.SplitAt)
+		}
+		for _, plan := range r.reorders {
+			text += ", batches of " + plan.Name
+			if t := plan.DataTypes; t != nil {
+				text += fmt.Sprintf(" (%s to %s)", t.Input, t.Output)
+			}
 		}
 		t.Field("receive", text)
 	}
@@ -184,6 +190,11 @@ func (p *lines) received(r *Result) {
 		p.Line("%-20s %12s %12s %10s %10s", "disorder", "duplicate", "late", "damaged", "foreign")
 		for _, x := range r.Received {
 			p.Line("%-20.20s %12d %12d %10d %10d", x.Name, x.Duplicates, x.Late, x.Damaged, x.Foreign)
+		}
+	}
+	for i := range r.Received {
+		if text := countsText(r.Received[i].Stages); text != "" {
+			p.Field("batches", r.Received[i].Name+": "+text)
 		}
 	}
 	for i := range r.Received {

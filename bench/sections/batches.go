@@ -1,0 +1,210 @@
+package sections
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"math/bits"
+	"strings"
+
+	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/convert"
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/reorder"
+)
+
+// reorders plans rx.reorder_configs and bench_reorder_quantize. Batches of a sender of this process are compared with what it sent, so its numbers must be
+// those that the reorder plan reads.
+func (x *planner) reorders() {
+	q, converts := x.c.Quantize, false
+	for i := range x.c.Interfaces {
+		p := &x.c.Interfaces[i]
+		if p.Rx == nil || !x.opens(p.Name) {
+			continue
+		}
+		for k := range p.Rx.Reorder {
+			r, path := &p.Rx.Reorder[k], item(item("interfaces", i)+".rx.reorder", k)
+			converts = converts || r.DataTypes != nil
+			x.reorder(p, r, path)
+			if t := r.DataTypes; q != nil && t != nil && (t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness) {
+				x.miss("bench_reorder_quantize", fmt.Sprintf("bench_reorder_quantize is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)", q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness),
+					"the types of the plan")
+			}
+		}
+	}
+	if q == nil {
+		return
+	}
+	x.has("bench_reorder_quantize")
+	switch {
+	case !converts:
+		x.miss("bench_reorder_quantize", "no reorder plan converts: there is nothing to check", "rx.reorder_configs with data_types")
+	case len(x.p.Senders) == 0 || len(x.p.Receivers) == 0:
+		x.miss("bench_reorder_quantize", "the values are known of packets that this process sends and receives", "bench_tx and bench_rx")
+	}
+}
+
+// reorder plans one of rx.reorder_configs.
+func (x *planner) reorder(p *config.Interface, r *config.Reorder, path string) {
+	if x.p.Latency != nil || len(x.p.Sockets) > 0 {
+		x.miss(path, "a reorder plan is for bench_tx and bench_rx: the other sections count packets, and the plan makes batches of them", fmt.Sprintf("--set 'interfaces[%s].rx.reorder=[]' receives the packets as they come", p.Name))
+	}
+	for i := range x.p.Receivers {
+		if o := &x.p.Receivers[i]; o.Interface == p.Name {
+			o.reorders = append(o.reorders, r)
+			if o.Timeout == 0 && len(x.p.Senders) > 0 {
+				x.miss(path, fmt.Sprintf("the queue %s has no timeout: batches with gaps would not leave at the end", o.name()), "timeout_us: 1000")
+			}
+		}
+	}
+	if len(x.p.Senders) == 0 {
+		return // what other processes send is counted
+	}
+	s := &x.p.Senders[0]
+	sequence, batch, per := fields(r)
+	end := 8 * (s.Header + s.Sequence + sequenceLen) // of the sender's number, in bits
+	switch {
+	case len(x.p.Senders) > 1:
+		x.miss(path, fmt.Sprintf("%d senders number their packets alike, and a reorder plan takes the second of a number for a duplicate", len(x.p.Senders)), "one of bench_tx")
+	case s.Sequence < 0:
+		x.miss(s.Path, "its packets have no sequence number that the reorder plan "+r.Name+" could read", "sequence_number_offset")
+	case len(s.rules) > 0:
+		x.miss(path, "the packets have tags or tunnels, which move what the reorder plan reads", fmt.Sprintf("--set 'interfaces[%s].tx.flows=[]'", s.Interface))
+	case sequence.Offset+sequence.Width != end:
+		x.miss(path, fmt.Sprintf("the plan reads its sequence number from bits %d to %d, and the lowest bit of the sender's is bit %d", sequence.Offset, sequence.Offset+sequence.Width-1, end-1), s.Path+".sequence_number_offset")
+	case batch.Width > 0 && batch.Offset+batch.Width != end-bits.Len(uint(per-1)):
+		x.miss(path, fmt.Sprintf("the plan reads its batch number from bits %d to %d, and of the sender's number the bits to %d are those above the %d packets of a batch", batch.Offset, batch.Offset+batch.Width-1, end-bits.Len(uint(per-1))-1, per), "")
+	case r.PayloadOffset < s.Header:
+		x.miss(path, fmt.Sprintf("payload_byte_offset %d: batches would have headers, and only payloads are compared", r.PayloadOffset), fmt.Sprintf("%d or more", s.Header))
+	case r.PayloadOffset > s.Header+s.Payload:
+		x.miss(path, fmt.Sprintf("payload_byte_offset %d is behind the packets, which have %d bytes", r.PayloadOffset, s.Header+s.Payload), "")
+	}
+	s.Number = -1 // the file's number says which packet it is: ours would have times, which nothing that is converted can be compared with
+}
+
+// fields are the numbers that a reorder plan reads, batch of width 0 where there is none, and the packets of a batch.
+func fields(r *config.Reorder) (sequence, batch config.BitField, per int) {
+	if m := r.Method.PacketsPerBatch; m != nil {
+		return m.Sequence, batch, m.PacketsPerBatch
+	}
+	if m := r.Method.BatchNumber; m != nil {
+		return m.Sequence, m.Batch, 1 << max(0, m.Sequence.Width-m.Batch.Width)
+	}
+	return sequence, batch, 1
+}
+
+// checker compares the batches of a reorder plan with what the sender of this process sent.
+type checker struct {
+	k       *kind
+	per     int
+	first   int64 // what is added to the number of a batch: its number as the sender counts, less that in its packets
+	skip    int   // bytes of the sender's payload that are not in the batch
+	convert *convert.Converter
+	payload []byte
+	want    []byte
+}
+
+func newChecker(k *kind, r *config.Reorder) (*checker, error) {
+	sequence, batch, per := fields(r)
+	c := &checker{k: k, per: per, skip: r.PayloadOffset - k.s.Header, payload: bytes.Clone(k.wanted)}
+	width := sequence.Width - bits.Len(uint(per-1))
+	if batch.Width > 0 {
+		width = batch.Width
+	}
+	c.first = int64(k.s.Start) / int64(per) >> width << width
+	c.want = c.payload[c.skip:]
+	if r.DataTypes != nil {
+		var err error
+		if c.convert, err = convert.New(r.DataTypes.Spec()); err != nil {
+			return nil, err
+		}
+		c.want = make([]byte, c.convert.OutLen(len(c.payload)-c.skip))
+	}
+	return c, nil
+}
+
+// newCheckers are those of a receiver's reorder plans, by name. Of packets of other processes nothing is known.
+func newCheckers(r *Receiver, o *office) (map[string]*checker, error) {
+	all := map[string]*checker{}
+	for _, plan := range r.reorders {
+		if len(o.kinds) == 0 {
+			break
+		}
+		c, err := newChecker(o.kinds[0], plan)
+		if err != nil {
+			return nil, fmt.Errorf("sections: %s: reorder plan %q: %w", r.At, plan.Name, err)
+		}
+		all[plan.Name] = c
+	}
+	return all, nil
+}
+
+// number is which packet of the sender is at a place.
+func (c *checker) number(b *reorder.Batch, place int) uint32 {
+	return uint32((b.ID+c.first)*int64(c.per) + int64(place))
+}
+
+// right reports whether a place of a batch holds the packet of that number.
+func (c *checker) right(b *reorder.Batch, data []byte, place int, number uint32) bool {
+	binary.BigEndian.PutUint32(c.payload[c.k.s.Sequence:], number)
+	if c.convert != nil {
+		c.convert.Convert(c.want, c.payload[c.skip:])
+	}
+	if len(c.want) != b.Place || b.PerBatch != c.per {
+		return false
+	}
+	return c.same(b, data, place, c.want)
+}
+
+// same reports whether a place of a batch, in parts where it has channels, holds these bytes; nil: zeros.
+func (c *checker) same(b *reorder.Batch, data []byte, place int, want []byte) bool {
+	part := b.Place / max(b.Channels, 1)
+	for i := range max(b.Channels, 1) {
+		got := data[(i*b.PerBatch+place)*part:][:part]
+		if want == nil && bytes.Count(got, []byte{0}) != part || want != nil && !bytes.Equal(got, want[i*part:][:part]) {
+			return false
+		}
+	}
+	return true
+}
+
+// batch enters the packets of a batch: each is a packet that came. A place without a packet that holds bytes counts as a damaged one.
+func (x *receiver) batch(b *reorder.Batch, data []byte) {
+	c := x.checkers[b.Plan]
+	if c == nil {
+		x.out.Packets += uint64(b.Packets)
+		x.out.Foreign += uint64(b.Packets)
+		return
+	}
+	for i := range b.PerBatch {
+		if !b.Has(i) {
+			if !c.same(b, data, i, nil) {
+				x.out.Packets++
+				x.out.Damaged++
+			}
+			continue
+		}
+		x.out.Packets++
+		n := c.number(b, i)
+		if !c.right(b, data, i, n) {
+			x.out.Damaged++
+		} else if x.enter(c.k.l, n) {
+			x.out.Checked += uint64(b.Place)
+		}
+	}
+}
+
+// countsText lists the counts of stages, those of a reorder plan behind its name.
+func countsText(all []engine.Count) string {
+	var out []string
+	last := ""
+	for _, n := range all {
+		plan, what, ok := strings.Cut(n.Name, ": ")
+		if !ok || plan != last {
+			what = n.Name
+		}
+		last = plan
+		out = append(out, fmt.Sprintf("%s %d", what, n.N))
+	}
+	return strings.Join(out, ", ")
+}
