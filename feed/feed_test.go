@@ -116,6 +116,9 @@ func drain(t testing.TB, s engine.Stage, each func(b *burst.Burst, i int)) error
 	b := burst.NewSegmented(16, 32)
 	for t.Context().Err() == nil {
 		n, err := s.TryRecv(b)
+		if x, ok := s.(*feed.Stage); ok {
+			balanced(t, x)
+		}
 		if err != nil {
 			return err
 		}
@@ -137,6 +140,15 @@ func count(t testing.TB, s *feed.Stage, name string) uint64 {
 	}
 	t.Fatalf("no count %q", name)
 	return 0
+}
+
+// balanced: published = results + dropped + abandoned + in the ring, whenever no call is in progress.
+func balanced(t testing.TB, s *feed.Stage) {
+	t.Helper()
+	in := count(t, s, "in_ring")
+	if published := count(t, s, "published"); published != count(t, s, "results")+count(t, s, "dropped_old")+count(t, s, "abandoned")+in || count(t, s, "high_water") < in {
+		t.Fatalf("the counts do not balance: %+v", s.Counts())
+	}
 }
 
 var errEnd = fmt.Errorf("the end: %w", engine.ErrClosed)
@@ -340,6 +352,7 @@ func TestPolicies(t *testing.T) {
 			for range 200 {
 				_, err := x.TryRecv(full)
 				ok(t, err)
+				balanced(t, x)
 				if got := s.pool.Stats().InUse; got > 8+1+64 {
 					t.Fatalf("%d slots are in use", got)
 				}
@@ -388,6 +401,9 @@ func TestCloseWithPackets(t *testing.T) {
 		full.Release()
 		ok(t, x.Close())
 		ok(t, x.Close())
+		if balanced(t, x); count(t, x, "in_ring") != 0 {
+			t.Errorf("counts after Close: %+v", x.Counts())
+		}
 		var st engine.RxStats
 		if x.Stats(&st); st.Drops[engine.DropClosed] == 0 || s.pool.Stats().InUse != 0 {
 			t.Errorf("%d slots are in use after Close: %+v", s.pool.Stats().InUse, st)
