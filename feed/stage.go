@@ -25,7 +25,8 @@ const (
 // entry is a place in the window: packet number q is in place q mod the window's size, from its publication until its result was given.
 type entry struct {
 	state  entryState
-	b      *burst.Burst // the packet, alone
+	in     *ring.Descriptors // the ring of the packet
+	b      *burst.Burst      // the packet, alone
 	number uint64
 	d      ring.Desc // its result
 	row    burst.Handle
@@ -241,7 +242,7 @@ func (s *Stage) put(r *ring.Descriptors, d ring.Desc, i int) bool {
 		return false
 	}
 	s.in.Take(e.b, i)
-	e.state, e.number, e.row = entryOut, d.Tag, burst.NoHandle
+	e.state, e.in, e.number, e.row = entryOut, r, d.Tag, burst.NoHandle
 	s.next++
 	s.published.Inc()
 	if now := s.out.Add(1); now > s.high.Load() {
@@ -250,8 +251,11 @@ func (s *Stage) put(r *ring.Descriptors, d ring.Desc, i int) bool {
 	return true
 }
 
-// dropOldest drops what the kernel has not claimed of the ring's oldest, and reports whether that made room.
+// dropOldest drops the ring's oldest, and reports whether that made room. It makes none, and drops nothing, where the kernel has claimed the oldest or where the window is full and begins with another packet.
 func (s *Stage) dropOldest(r *ring.Descriptors) bool {
+	if first := &s.window[s.low%uint64(len(s.window))]; r.Len() < r.Cap() || s.next-s.low == uint64(len(s.window)) && (first.state != entryOut || first.in != r) {
+		return false
+	}
 	n, err := r.DropOldest(s.descs[:1])
 	if err != nil {
 		s.fail(err)
