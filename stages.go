@@ -88,6 +88,7 @@ func (s *System) stageFamilies() []metrics.Family {
 	packets := metrics.Family{Name: "penstock_stage_packets_total", Help: "Packets that a stage of a receive queue gave.", Kind: metrics.KindCounter, Labels: labels}
 	dropped := metrics.Family{Name: "penstock_stage_packets_dropped_total", Help: "Packets that it dropped.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "reason")}
 	counts := metrics.Family{Name: "penstock_stage_events_total", Help: "What a stage counts besides.", Kind: metrics.KindCounter, Labels: append(slices.Clone(labels), "event")}
+	levels := metrics.Family{Name: "penstock_stage_level", Help: "What a stage holds, such as packets that are with a kernel, now or at most.", Kind: metrics.KindGauge, Labels: append(slices.Clone(labels), "level")}
 	for i := range s.ifaces {
 		f := &s.ifaces[i]
 		for k := range f.Rx {
@@ -95,7 +96,11 @@ func (s *System) stageFamilies() []metrics.Family {
 				at := []string{metrics.LabelValue(f.Name), fmt.Sprint(f.Rx[k].ID), fmt.Sprintf("%d %s", n, x.Type)}
 				packets.Samples = append(packets.Samples, metrics.Sample{Values: at, Value: float64(x.Stats.Packets)})
 				for _, c := range x.Counts {
-					counts.Samples = append(counts.Samples, metrics.Sample{Values: append(slices.Clone(at), metrics.LabelValue(c.Name)), Value: float64(c.N)})
+					family := &counts
+					if c.Gauge {
+						family = &levels
+					}
+					family.Samples = append(family.Samples, metrics.Sample{Values: append(slices.Clone(at), metrics.LabelValue(c.Name)), Value: float64(c.N)})
 				}
 				for reason, drops := range x.Stats.Drops {
 					if drops > 0 {
@@ -108,5 +113,5 @@ func (s *System) stageFamilies() []metrics.Family {
 	if packets.Samples == nil {
 		return nil
 	}
-	return []metrics.Family{packets, dropped, counts}
+	return []metrics.Family{packets, dropped, counts, levels}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/metrics"
 )
 
 // badFrame has a wrong checksum.
@@ -269,6 +270,22 @@ func TestFeedStage(t *testing.T) {
 	q := s.Snapshot().Interfaces[0].Rx[0].Stages[0]
 	if q.Type != "feed" || q.Stats.Packets != 2 || q.Stats.Drops[engine.DropRule] != 1 || q.Counts[0] != (engine.Count{Name: "published", N: 3}) || q.Counts[1] != (engine.Count{Name: "results", N: 3}) {
 		t.Errorf("%+v", q)
+	}
+	levels := 0
+	for _, f := range s.Metrics() {
+		if !strings.HasPrefix(f.Name, "penstock_stage_") {
+			continue
+		}
+		for _, x := range f.Samples {
+			if name := x.Values[len(x.Values)-1]; name == "in_ring" || name == "high_water" {
+				if levels++; f.Name != "penstock_stage_level" || f.Kind != metrics.KindGauge {
+					t.Errorf("%s is in %s, a %s", name, f.Name, f.Kind)
+				}
+			}
+		}
+	}
+	if levels != 2 {
+		t.Errorf("%d levels", levels)
 	}
 	if err := s.Close(); err != nil {
 		t.Error(err)

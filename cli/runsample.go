@@ -259,9 +259,11 @@ func (m *sampler) iface(s *runSample, f, was *root.InterfaceSnapshot, per func(n
 		for k, x := range q.Stages {
 			where := fmt.Sprintf("%s %s", queueName(f.Name, q.ID), x.Type)
 			for n, c := range x.Counts {
-				var before uint64
-				if i < len(was.Rx) {
-					before = was.Rx[i].Stages[k].Counts[n].N
+				before := c.N // a gauge has no rate
+				if !c.Gauge {
+					if before = 0; i < len(was.Rx) {
+						before = was.Rx[i].Stages[k].Counts[n].N
+					}
 				}
 				s.Stages = append(s.Stages, runStage{where, c.Name, c.N, per(c.N, before)})
 			}

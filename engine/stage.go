@@ -40,8 +40,9 @@ type Stage interface {
 
 // Count is a number that a stage keeps beside its RxStats, such as that of its whole batches.
 type Count struct {
-	Name string `json:"name"`
-	N    uint64 `json:"n"`
+	Name  string `json:"name"`
+	N     uint64 `json:"n"`
+	Gauge bool   `json:"gauge,omitempty"` // a level, such as what is in a ring, which also falls; otherwise N only grows
 }
 
 // StageCounter is a Stage that has some.

@@ -64,7 +64,8 @@ type source struct {
 	src   *burst.Source
 	queue [][]byte
 	flows []uint32
-	wire  int // bytes on the wire, 0 for what is here
+	wire  int      // bytes on the wire, 0 for what is here
+	offs  []uint64 // where it has put each packet
 	err   error
 }
 
@@ -82,6 +83,7 @@ func (s *source) TryRecv(b *burst.Burst) (n int, err error) {
 			return n, nil
 		}
 		k := copy(slot.Bytes(), s.queue[0])
+		s.offs = append(s.offs, slot.Span().Off)
 		b.Builder().Add(s.src, burst.Segment{Handle: slot.Handle(), Off: slot.Span().Off, Len: uint32(k), Cap: 2048})
 		if len(s.flows) > 0 {
 			b.Builder().SetFlow(b.Len()-1, s.flows[0])
@@ -116,6 +118,9 @@ func drain(t testing.TB, s engine.Stage, each func(b *burst.Burst, i int)) error
 	b := burst.NewSegmented(16, 32)
 	for t.Context().Err() == nil {
 		n, err := s.TryRecv(b)
+		if x, ok := s.(*feed.Stage); ok {
+			balanced(t, x)
+		}
 		if err != nil {
 			return err
 		}
@@ -137,6 +142,15 @@ func count(t testing.TB, s *feed.Stage, name string) uint64 {
 	}
 	t.Fatalf("no count %q", name)
 	return 0
+}
+
+// balanced: published = results + dropped + abandoned + in the ring, whenever no call is in progress.
+func balanced(t testing.TB, s *feed.Stage) {
+	t.Helper()
+	in := count(t, s, "in_ring")
+	if published := count(t, s, "published"); published != count(t, s, "results")+count(t, s, "dropped_old")+count(t, s, "abandoned")+in || count(t, s, "high_water") < in {
+		t.Fatalf("the counts do not balance: %+v", s.Counts())
+	}
 }
 
 var errEnd = fmt.Errorf("the end: %w", engine.ErrClosed)
@@ -190,6 +204,9 @@ func TestEcho(t *testing.T) {
 		next := 0
 		if err := drain(t, x, func(b *burst.Burst, i int) {
 			f := b.Bytes(i, 0)
+			if received := s.offs[next+(next+9)/10]; b.Segment(i, 0).Off != received { // behind the frames of zeros
+				t.Fatalf("packet %d was received at %d and is answered from %d", next, received, b.Segment(i, 0).Off)
+			}
 			var l packet.Layers
 			if packet.Parse(f, &l) != packet.OK {
 				t.Fatalf("packet %d: %x", next, f)
@@ -320,13 +337,7 @@ func TestWeights(t *testing.T) {
 
 // TestPolicies: with a kernel that does not run, each policy drops what it says, and the books balance.
 func TestPolicies(t *testing.T) {
-	rt, err := host.Open(host.Options{})
-	ok(t, err)
-	ctx, err := rt.Devices()[0].Open()
-	ok(t, err)
-	p, err := gpumem.New(ctx, gpumem.Options{})
-	ok(t, err)
-	t.Cleanup(func() { ok(t, errors.Join(p.Close(), ctx.Close(), rt.Close())) })
+	p := onHost(t)
 	for _, policy := range []feed.Policy{feed.Block, feed.DropNew, feed.DropOld} {
 		t.Run(policy.String(), func(t *testing.T) {
 			s := newSource(t, p, 256)
@@ -340,6 +351,7 @@ func TestPolicies(t *testing.T) {
 			for range 200 {
 				_, err := x.TryRecv(full)
 				ok(t, err)
+				balanced(t, x)
 				if got := s.pool.Stats().InUse; got > 8+1+64 {
 					t.Fatalf("%d slots are in use", got)
 				}
@@ -360,6 +372,128 @@ func TestPolicies(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDropOld: before the kernel has claimed anything, the oldest packets are dropped. With a kernel that has claimed one and cannot go on, because every row of results is out, what comes drops nothing: to
+// drop the packets behind the claimed one makes no room. What is claimed is never dropped.
+func TestDropOld(t *testing.T) {
+	const slots, packets = 8, 30
+	for _, claimed := range []int{0, 1} {
+		t.Run(fmt.Sprintf("%d claimed", claimed), func(t *testing.T) {
+			s := newSource(t, onHost(t), 256)
+			x := s.stage(t, feed.Options{Kernel: "parse", Slots: slots, Row: 16, Policy: feed.DropOld, Batch: claimed == 0}) // batch: the launch comes behind the burst
+			var held []*burst.Burst
+			var got []uint64
+			until := func(there func() bool) {
+				t.Helper()
+				for ; !there() && t.Context().Err() == nil; runtime.Gosched() {
+					b := burst.NewSegmented(1, 2)
+					n, err := x.TryRecv(b)
+					ok(t, err)
+					if balanced(t, x); n > 0 {
+						got, held = append(got, binary.BigEndian.Uint64(b.Bytes(0, 0)[42:])), append(held, b)
+					}
+				}
+			}
+			release := func() {
+				for _, b := range held {
+					b.Release()
+				}
+				held = nil
+			}
+			sent := 0
+			send := func(n int) {
+				for range n {
+					s.queue = append(s.queue, frame(7, sent))
+					sent++
+				}
+			}
+			first, dropped := uint64(packets-slots), "dropped_old"
+			if claimed == 1 {
+				send(slots)
+				until(func() bool { return len(got) == slots })
+				send(claimed)
+				until(func() bool { return x.RingStats()[0].Claimed == 1 })
+				first, dropped = 0, "dropped_new"
+			}
+			send(packets - sent)
+			until(func() bool { return len(s.queue) == 0 })
+			if fresh, old := count(t, x, "dropped_new"), count(t, x, "dropped_old"); fresh+old != packets-uint64(claimed)*slots-slots || count(t, x, dropped) != fresh+old {
+				t.Fatalf("%d new and %d old ones were dropped: %+v", fresh, old, x.RingStats())
+			}
+			release()
+			until(func() bool { return len(got) == slots*(1+claimed) })
+			for i, n := range got {
+				if n != first+uint64(i) {
+					t.Fatalf("packets %d came, expected those from %d on", got, first)
+				}
+			}
+			release()
+		})
+	}
+}
+
+// TestSteering: all packets of a flow go to one ring, whose kernel keeps their order; flows spread over the rings.
+func TestSteering(t *testing.T) {
+	s := newSource(t, onHost(t), 256)
+	const flows, each = 12, 20
+	x := s.stage(t, feed.Options{Kernel: "parse", Slots: 32, Rings: 3})
+	used := map[int]bool{}
+	for f := range uint32(flows) {
+		before := x.RingStats()
+		for n := range each {
+			s.queue, s.flows = append(s.queue, frame(7, n)), append(s.flows, f)
+		}
+		b := burst.New(32)
+		for count(t, x, "published") < each*uint64(f+1) && t.Context().Err() == nil {
+			_, err := x.TryRecv(b)
+			ok(t, err)
+			b.Release()
+			runtime.Gosched()
+		}
+		for i, now := range x.RingStats() {
+			switch now.Published - before[i].Published {
+			case each:
+				used[i] = true
+			case 0:
+			default:
+				t.Errorf("flow %d: ring %d has a part of it", f, i)
+			}
+		}
+	}
+	if len(used) < 2 {
+		t.Errorf("the flows are in rings %v", used)
+	}
+}
+
+// TestDescribed: the kernel gets the source, flow, hash and time of arrival that the queue noted, and hears of what was cut off.
+func TestDescribed(t *testing.T) {
+	s := newSource(t, onHost(t), 4)
+	x := s.stage(t, feed.Options{Kernel: "parse", Slots: 4})
+	b := burst.New(1)
+	ok(t, s.hold(b))
+	b.Builder().SetFlow(0, 3)
+	b.Builder().SetHash(0, 4)
+	b.Builder().SetReceived(0, 5000, 0, 0)
+	b.SetConn(0, 5)
+	b.SetTime(0, 6)
+	g := b.Segment(0, 0)
+	want := ring.Desc{Off: g.Off, Len: 1, Flow: 3, Hash: 4, Source: 5, Time: 6, Flags: ring.DescTruncated}
+	if d, ok := x.Describe(b); d != want || !ok {
+		t.Errorf("%+v, expected %+v", d, want)
+	}
+}
+
+// onHost is a provider of memory of the runtime host.
+func onHost(t *testing.T) *gpumem.Provider {
+	rt, err := host.Open(host.Options{})
+	ok(t, err)
+	ctx, err := rt.Devices()[0].Open()
+	ok(t, err)
+	p, err := gpumem.New(ctx, gpumem.Options{})
+	ok(t, err)
+	t.Cleanup(func() { ok(t, errors.Join(p.Close(), ctx.Close(), rt.Close())) })
+	return p
 }
 
 // hold fills a burst with one packet of the pool.
@@ -388,6 +522,9 @@ func TestCloseWithPackets(t *testing.T) {
 		full.Release()
 		ok(t, x.Close())
 		ok(t, x.Close())
+		if balanced(t, x); count(t, x, "in_ring") != 0 {
+			t.Errorf("counts after Close: %+v", x.Counts())
+		}
 		var st engine.RxStats
 		if x.Stats(&st); st.Drops[engine.DropClosed] == 0 || s.pool.Stats().InUse != 0 {
 			t.Errorf("%d slots are in use after Close: %+v", s.pool.Stats().InUse, st)
@@ -436,14 +573,7 @@ PS_FEED(mine, invert)
 
 // TestRefusals: what cannot be is an error that says what.
 func TestRefusals(t *testing.T) {
-	rt, err := host.Open(host.Options{})
-	ok(t, err)
-	ctx, err := rt.Devices()[0].Open()
-	ok(t, err)
-	p, err := gpumem.New(ctx, gpumem.Options{})
-	ok(t, err)
-	t.Cleanup(func() { ok(t, errors.Join(p.Close(), ctx.Close(), rt.Close())) })
-	s := newSource(t, p, 16)
+	s := newSource(t, onHost(t), 16)
 	plain, err := mem.NewPool(mem.PoolOptions{Name: "plain", SlotSize: 64, Slots: 4})
 	ok(t, err)
 	defer plain.Close()

@@ -216,6 +216,17 @@ func (m *memory) check() error {
 	return nil
 }
 
+// totals are the counts of all rings of packets, and how many results the stage has claimed from those of results.
+func (m *memory) totals() (in ring.DescStats, results uint64) {
+	for i, r := range m.in {
+		x, o := r.Stats(), m.out[i].Stats()
+		in.Published += x.Published
+		in.Dropped += x.Dropped
+		results += o.Published - (o.InRing - o.Claimed)
+	}
+	return in, results
+}
+
 // leave stops the kernel, and waits until it has left.
 func (m *memory) leave(ctx context.Context) error { return m.resident.Close(ctx) }
 

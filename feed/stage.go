@@ -1,16 +1,12 @@
 package feed
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/kernels"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/ring"
@@ -29,7 +25,8 @@ const (
 // entry is a place in the window: packet number q is in place q mod the window's size, from its publication until its result was given.
 type entry struct {
 	state  entryState
-	b      *burst.Burst // the packet, alone
+	in     *ring.Descriptors // the ring of the packet
+	b      *burst.Burst      // the packet, alone
 	number uint64
 	d      ring.Desc // its result
 	row    burst.Handle
@@ -57,8 +54,9 @@ type Stage struct {
 
 	published, results, void       metrics.Counter
 	packets, bytes, newest, oldest metrics.Counter
+	abandoned                      metrics.Counter // with the kernel when it ended
 	drops                          engine.DropCounters
-	waiting, high                  atomic.Int64 // in the window now, and at most
+	out, high                      atomic.Int64 // packets with the kernel now, and at most
 }
 
 var _ engine.StageCounter = (*Stage)(nil)
@@ -244,17 +242,20 @@ func (s *Stage) put(r *ring.Descriptors, d ring.Desc, i int) bool {
 		return false
 	}
 	s.in.Take(e.b, i)
-	e.state, e.number, e.row = entryOut, d.Tag, burst.NoHandle
+	e.state, e.in, e.number, e.row = entryOut, r, d.Tag, burst.NoHandle
 	s.next++
 	s.published.Inc()
-	if now := int64(s.next - s.low); now > s.high.Load() {
+	if now := s.out.Add(1); now > s.high.Load() {
 		s.high.Store(now)
 	}
 	return true
 }
 
-// dropOldest drops what the kernel has not claimed of the ring's oldest, and reports whether that made room.
+// dropOldest drops the ring's oldest, and reports whether that made room. It makes none, and drops nothing, where the kernel has claimed the oldest or where the window is full and begins with another packet.
 func (s *Stage) dropOldest(r *ring.Descriptors) bool {
+	if first := &s.window[s.low%uint64(len(s.window))]; r.Len() < r.Cap() || s.next-s.low == uint64(len(s.window)) && (first.state != entryOut || first.in != r) {
+		return false
+	}
 	n, err := r.DropOldest(s.descs[:1])
 	if err != nil {
 		s.fail(err)
@@ -266,6 +267,7 @@ func (s *Stage) dropOldest(r *ring.Descriptors) bool {
 			return false
 		}
 		s.oldest.Inc()
+		s.out.Add(-1)
 		s.drop(e, engine.DropQueueFull)
 	}
 	s.slide()
@@ -295,7 +297,6 @@ func (s *Stage) slide() {
 		}
 		e.state = entryFree
 	}
-	s.waiting.Store(int64(s.next - s.low))
 }
 
 // collect takes the results that are there.
@@ -331,19 +332,20 @@ func (s *Stage) result(d ring.Desc, row burst.Handle) bool {
 		s.fail(fmt.Errorf("the kernel answered packet %d, which it does not have: %w", d.Tag, ring.ErrCorrupt))
 		return false
 	}
+	g := e.b.Segment(0, 0)
+	if ends := d.Flags&(ring.DescVoid|kernels.FeedDrop) != 0; !ends && (d.Off < g.Off || d.Off-g.Off > g.Len || d.Len > uint64(e.b.SegmentCap(0, 0))-(d.Off-g.Off)) {
+		s.fail(fmt.Errorf("the kernel answered packet %d with offset %d + %d bytes, outside its slot: %w", d.Tag, d.Off, d.Len, ring.ErrCorrupt))
+		return false
+	}
 	s.results.Inc()
-	if d.Flags&ring.DescVoid != 0 {
+	s.out.Add(-1)
+	switch {
+	case d.Flags&ring.DescVoid != 0:
 		s.void.Inc()
 		s.drop(e, engine.DropBadFrame)
 		return false
-	}
-	if d.Flags&kernels.FeedDrop != 0 {
+	case d.Flags&kernels.FeedDrop != 0:
 		s.drop(e, engine.DropRule)
-		return false
-	}
-	g := e.b.Segment(0, 0)
-	if d.Off < g.Off || d.Off-g.Off > g.Len || d.Len > uint64(e.b.SegmentCap(0, 0))-(d.Off-g.Off) {
-		s.fail(fmt.Errorf("the kernel answered packet %d with offset %d + %d bytes, outside its slot: %w", d.Tag, d.Off, d.Len, ring.ErrCorrupt))
 		return false
 	}
 	e.d, e.row, e.state = d, row, entryDone
@@ -394,28 +396,6 @@ func (s *Stage) deliver(b *burst.Burst, e *entry) bool {
 	return true
 }
 
-// fail ends the stage: what is with the kernel is dropped, what has a result still comes.
-func (s *Stage) fail(err error) {
-	if s.failed != nil {
-		return
-	}
-	s.failed = fmt.Errorf("feed: queue %q: %w", s.queue, err)
-	s.room.stop()
-	s.abandon(engine.DropDown)
-}
-
-// abandon drops what is with the kernel, which has left, and what was not published.
-func (s *Stage) abandon(why engine.Drop) {
-	for q := s.low; q != s.next; q++ {
-		if e := &s.window[q%uint64(len(s.window))]; e.state == entryOut {
-			s.drop(e, why)
-		}
-	}
-	s.drops.Add(why, uint64(s.in.Live()))
-	s.in.Release()
-	s.slide()
-}
-
 // Arm implements engine.Receiver. While packets are with the kernel its owner polls.
 func (s *Stage) Arm(w *engine.Waker) (ready bool) {
 	if s.closed || s.failed != nil || s.ended != nil && s.low == s.next {
@@ -456,38 +436,8 @@ func (s *Stage) Counts() []engine.Count {
 		empty += x.Empty
 	}
 	st := s.room.resident.Stats()
-	return []engine.Count{{Name: "published", N: s.published.Load()}, {Name: "results", N: s.results.Load()}, {Name: "in_ring", N: uint64(s.waiting.Load())},
-		{Name: "high_water", N: uint64(s.high.Load())}, {Name: "dropped_new", N: s.newest.Load()}, {Name: "dropped_old", N: s.oldest.Load()}, {Name: "void", N: s.void.Load()},
+	return []engine.Count{{Name: "published", N: s.published.Load()}, {Name: "results", N: s.results.Load()}, {Name: "in_ring", N: uint64(s.out.Load()), Gauge: true},
+		{Name: "high_water", N: uint64(s.high.Load()), Gauge: true}, {Name: "dropped_new", N: s.newest.Load()}, {Name: "dropped_old", N: s.oldest.Load()}, {Name: "abandoned", N: s.abandoned.Load()},
+		{Name: "void", N: s.void.Load()},
 		{Name: "claim_retries", N: retries}, {Name: "empty_polls", N: empty}, {Name: "heartbeat", N: st.Heartbeat}, {Name: "launches", N: st.Launches}}
-}
-
-// closing is how long Close waits for the kernel to leave.
-const closing = 10 * time.Second
-
-// Close implements engine.Stage: it stops the kernel, and drops what was with it.
-func (s *Stage) Close() error {
-	if s.closed {
-		return nil
-	}
-	s.closed = true
-	ctx, cancel := context.WithTimeout(context.Background(), closing)
-	defer cancel()
-	if err := s.room.leave(ctx); err != nil {
-		s.closed = false // the kernel may still write; Close again
-		return fmt.Errorf("feed: queue %q: %w", s.queue, err)
-	}
-	var err error
-	if invariants.Enabled {
-		err = s.room.check()
-	}
-	for q := s.low; q != s.next; q++ {
-		if e := &s.window[q%uint64(len(s.window))]; e.state == entryDone {
-			if s.o.Row > 0 {
-				s.room.release(e.row)
-			}
-			s.drop(e, engine.DropClosed)
-		}
-	}
-	s.abandon(engine.DropClosed)
-	return errors.Join(err, s.room.end())
 }

@@ -1,0 +1,15 @@
+package feed
+
+import (
+	"github.com/penstock-io/penstock/burst"
+	"github.com/penstock-io/penstock/ring"
+)
+
+// RingStats are the counts of the rings of packets.
+func (s *Stage) RingStats() []ring.DescStats { return s.room.stats() }
+
+// Describe is the descriptor of the packet of b, which the stage keeps.
+func (s *Stage) Describe(b *burst.Burst) (ring.Desc, bool) {
+	b.MoveTo(s.in)
+	return s.describe(0)
+}
