@@ -47,11 +47,11 @@ DPDK := ./internal/cdpdk/... ./engine/dpdk/...
 dpdk:
 	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./bench/sections ./cmd/penstock
 	CGO_ENABLED=1 $(TOOLS) staticcheck -tags dpdk $(DPDK)
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk $(DPDK)
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk -run DPDK ./bench/sections
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk,invariants -race $(DPDK)
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk -asan ./internal/cdpdk
-	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 3m -tags dpdk -asan -skip Guest ./engine/dpdk # libxdp leaks
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk $(DPDK)
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run DPDK ./bench/sections
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk,invariants -race $(DPDK)
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan ./internal/cdpdk
+	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -skip Guest ./engine/dpdk # libxdp leaks
 
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps

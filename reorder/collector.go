@@ -210,6 +210,9 @@ func (c *collector) batch(number int64, place, size int, now int64) (*open, engi
 	}
 	at := &c.open[c.at(id)]
 	if *at == nil {
+		if c.plan.Channels > 0 && size < c.learned { // it would open a batch and have no place in it
+			return nil, engine.DropBadFrame
+		}
 		if *at = c.begin(id, size, now); *at == nil {
 			return nil, engine.DropNoBuffers
 		}
