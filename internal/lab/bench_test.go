@@ -39,7 +39,7 @@ func TestBenchRefusals(t *testing.T) {
 		"xdp --packets many":           `--packets "many"`,
 		"xdp --packets 1.5":            `--packets "1.5"`,
 		"xdp --packets 1 --json":       "--json and --output do not go with it",
-		"xdp --engine dpdk":            `engine "dpdk": expected one of`,
+		"xdp --engine dpdq":            `engine "dpdq": expected one of`,
 		"xdp --size big":               "invalid value",
 		"xdp eth0":                     "unexpected argument",
 		"verbs --size 3":               "power of two",
