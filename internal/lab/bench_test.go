@@ -40,6 +40,8 @@ func TestBenchRefusals(t *testing.T) {
 		"xdp --packets 1.5":            `--packets "1.5"`,
 		"xdp --packets 1 --json":       "--json and --output do not go with it",
 		"xdp --engine dpdq":            `engine "dpdq": expected one of`,
+		"dpdk --op dance":              `operation "dance"`,
+		"dpdk --batch 0":               "0 packets at a time",
 		"xdp --size big":               "invalid value",
 		"xdp eth0":                     "unexpected argument",
 		"verbs --size 3":               "power of two",
