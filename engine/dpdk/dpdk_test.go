@@ -3,6 +3,7 @@
 package dpdk
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -256,6 +257,33 @@ func TestLent(t *testing.T) {
 		var s engine.PortStats
 		if b.Stats(&s); (s.Rx.Copied != 0) != copied {
 			t.Errorf("%d bytes were copied", s.Rx.Copied)
+		}
+	}
+}
+
+// TestProgram: a port that is closed takes its XDP program off an interface that is in another namespace than the thread that closes it.
+func TestProgram(t *testing.T) {
+	h := netns.New(t, netns.Topology{Neighbours: true}).Hosts[1]
+	var p *Port
+	if err := h.Do(func() error {
+		p = openPort(t, engine.PortSpec{RxQueues: 1, Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s", names.Add(1), h.Link().Name)}, Options{})
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := p.AddRxQueue(engine.RxSpec{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, open := range []bool{true, false} {
+		out, err := h.Output(t.Context(), "ip", "link", "show", h.Link().Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if bytes.Contains(out, []byte("xdp")) != open {
+			t.Errorf("the port is open: %v; the interface: %s", open, out)
+		}
+		if err := p.Close(); err != nil {
+			t.Fatal(err)
 		}
 	}
 }

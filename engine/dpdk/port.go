@@ -489,7 +489,7 @@ func (p *Port) Close() error {
 	if p.redial != nil {
 		p.redial.Stop()
 	}
-	closed := p.dev.Close() // the driver frees what it still has
+	closed := p.shut()
 	errs = append(errs, closed)
 	for _, h := range append(p.halves, p.left...) {
 		if h != nil {
@@ -507,4 +507,14 @@ func (p *Port) Close() error {
 	}
 	errs = append(errs, p.ns.Close())
 	return errors.Join(errs...)
+}
+
+// shut has the driver free what it still has. net_af_xdp takes its program off the interface, which it finds in the port's namespace only.
+func (p *Port) shut() error {
+	done := false
+	err := p.ns.Do(func() error { done = true; return p.dev.Close() })
+	if !done { // the namespace cannot be entered
+		err = errors.Join(err, p.dev.Close())
+	}
+	return err
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/cli"
 	"github.com/penstock-io/penstock/config"
+	"github.com/penstock-io/penstock/internal/lab/benchdpdk"
 	"github.com/penstock-io/penstock/internal/lab/benchverbs"
 	"github.com/penstock-io/penstock/internal/lab/benchxdp"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
@@ -33,6 +34,8 @@ func benchmark(ctx context.Context, args []string, out io.Writer) error {
 		return benchXDP(ctx, args[1:], out)
 	case len(args) > 0 && args[0] == "verbs":
 		return benchVerbs(ctx, args[1:], out)
+	case len(args) > 0 && args[0] == "dpdk":
+		return benchDPDK(ctx, args[1:], out)
 	}
 	if status := cli.Bench(cli.Lab{OpenSSL: peers.OpenSSLStream, Cable: netns.Cable}, args, os.Stdin, out, os.Stderr); status != 0 {
 		return exitStatus(status)
@@ -82,11 +85,12 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 	result.Flags(f)
 	f.StringVar(&o.Engine, "engine", "", "ours: "+strings.Join(benchxdp.Engines(), ", ")+" (default xdp)")
 	list(f, &o.Ops, "op", "of receive, send, forward (default all)", word)
-	list(f, &o.Sizes, "size", "bytes of a frame (default 64,1400,8900)", strconv.Atoi)
+	list(f, &o.Sizes, "size", "bytes of a frame (default 64,1400,8900; dpdk 64,1400)", strconv.Atoi)
 	touched := f.String("touched", "both", "whether headers are read or written: yes, no, both")
 	list(f, &o.Modes, "mode", "of held (all lies in the rings before the thread under test begins), path (held, with the sender's time), live (default all)", word)
 	list(f, &o.Against, "against", "of c, testpmd (default both)", word)
 	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each row (default 20, the least that gets a verdict)")
+	f.IntVar(&o.Batch, "batch", 0, "packets that each takes and sends at a time (default 64)")
 	f.IntVar(&o.Bursts, "bursts", 0, "bursts of a held sample (default 8)")
 	f.DurationVar(&o.Time, "time", 0, "of a live sample (default 1s)")
 	f.BoolVar(&o.Wall, "wall", false, "held rows by the clock on the wall")
@@ -123,6 +127,29 @@ func benchXDP(ctx context.Context, args []string, out io.Writer) (err error) {
 		return err
 	}
 	r, err := benchxdp.Run(ctx, o)
+	return result.Print(out, r, err)
+}
+
+// benchDPDK measures what engine/dpdk costs for each packet over net_null, beside dpdk-testpmd: docs/measurements/dpdk.md says how.
+func benchDPDK(ctx context.Context, args []string, out io.Writer) (err error) {
+	f := flag.NewFlagSet("bench dpdk", flag.ContinueOnError)
+	var result bench.Output
+	var o benchdpdk.Options
+	result.Flags(f)
+	list(f, &o.Ops, "op", "of "+strings.Join(benchdpdk.Ops(), ", ")+" (default all)", word)
+	list(f, &o.Batches, "batch", "packets taken and sent at a time (default 32,64)", strconv.Atoi)
+	f.IntVar(&o.Pairs, "pairs", 0, "interleaved pairs of each row (default 20, the least that gets a verdict)")
+	f.DurationVar(&o.Time, "time", 0, "of a sample (default 100ms)")
+	if err := parsed(f, args); err != nil {
+		return err
+	}
+	if o.Conditions, err = result.Conditions(os.Stderr); err != nil {
+		return err
+	}
+	if result.Quick {
+		o.Pairs, o.Time = cmp.Or(o.Pairs, 3), cmp.Or(o.Time, 10*time.Millisecond)
+	}
+	r, err := benchdpdk.Run(ctx, o)
 	return result.Print(out, r, err)
 }
 

@@ -33,6 +33,7 @@ var unchecked = map[string]string{
 	"internal/cuda/cudatest":     "test ground",
 	"internal/ibvmem/cardtest":   "test ground",
 	"internal/lab":               "a tool for contributors",
+	"internal/lab/benchdpdk":     "load generators; what they drive is checked",
 	"internal/lab/benchverbs":    "load generators; what they drive is checked",
 	"internal/lab/benchxdp":      "load generators; what they drive is checked",
 	"internal/peers":             "runs other programs",

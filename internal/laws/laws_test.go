@@ -32,7 +32,7 @@ var floors = [][]string{
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
 	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
-	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
+	{"cli", "cmd/penstock", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 
 // apart lists packages of one floor that must not know each other although the order of the table would allow it.
@@ -209,7 +209,8 @@ func TestImportsGoDown(t *testing.T) {
 
 // byName are the packages that import an engine besides engine/drivers, with their reasons. Tests, and the packages of the engine itself, may.
 var byName = map[string]string{
-	"internal/lab/benchxdp": "compares AF_XDP with programs in C: rings, and programs of its own",
+	"internal/lab/benchdpdk": "compares DPDK with testpmd",
+	"internal/lab/benchxdp":  "compares AF_XDP with programs in C: rings, and programs of its own",
 }
 
 // A program has its engines from the table of engine/drivers: a new engine is there without another change.

@@ -4,6 +4,8 @@
 //
 //	go run ./internal/lab bench xdp --mode held --size 64
 //
+// With --engine dpdk ours is engine/dpdk with the same driver as testpmd, net_af_xdp (docs/measurements/dpdk.md).
+//
 // Held rows tell the processor time of the thread under test alone: everything lies in the rings before it begins. Path rows are held
 // ones with the sender's processor time, in which the kernel's part of receiving is on veth. Live rows tell packets that arrive
 // while all work at once. docs/measurements/xdp.md has the results.

@@ -19,6 +19,7 @@ import (
 // xdpSides are the sides that can be ours, by the names of --engine.
 var xdpSides = map[string]openerOf{
 	"afpacket": openEngine(openAFPacket),
+	"dpdk":     openEngine(openDPDK),
 	"xdp":      openEngine(openXDPEngine),
 	"xsk":      openXSK,
 }
@@ -35,6 +36,7 @@ type engineParts struct {
 	pools []*mem.Pool
 	more  []func() error // closed last
 	fill  int            // packets to prepare, as many as tx's pool has; 0: none
+	blind bool           // the engine does not learn of packets that the kernel had no room for
 }
 
 func (p *engineParts) close() error {
@@ -75,7 +77,7 @@ func openEngine(open engineOpener) openerOf {
 		if err != nil {
 			return nil, err
 		}
-		e := &engineSide{parts: p, size: s.size, b: burst.NewSegmented(sideBatch, sideBatch*max(1, s.chunks())), inspector: inspector{size: s.size}}
+		e := &engineSide{parts: p, size: s.size, b: burst.NewSegmented(s.batch, s.batch*max(1, s.chunks())), inspector: inspector{size: s.size}}
 		if err := e.prepare(); err != nil {
 			return nil, errors.Join(err, p.close())
 		}
@@ -126,6 +128,8 @@ func (e *engineSide) dropped() (uint64, error) {
 	}
 	return n, nil
 }
+
+func (e *engineSide) blind() bool { return e.parts.blind }
 
 // take counts what b holds, and looks at it as the command says.
 func (e *engineSide) take(c *xdpref.Command, r *xdpref.Result, swap bool) {
@@ -191,7 +195,7 @@ func (e *engineSide) send(ctx context.Context, c *xdpref.Command, r *xdpref.Resu
 	}
 	seq := c.Seq
 	for (c.Packets == 0 || r.Packets < c.Packets) && !stop.Load() {
-		want := sideBatch
+		want := b.Room()
 		if c.Packets > 0 {
 			want = int(min(uint64(want), c.Packets-r.Packets))
 		}

@@ -19,16 +19,17 @@ import (
 // Options say what Run measures. Zero values get defaults.
 type Options struct {
 	bench.Conditions
-	// Engine is ours: "xdp", or "afpacket" (engine/afpacket), to compare or where there is no XDP.
+	// Engine is ours: "xdp", "dpdk" (engine/dpdk with net_af_xdp), or "afpacket" (engine/afpacket), to compare or where there is no XDP.
 	Engine  string
 	Ops     []string // of receive, send, forward; nil: all
-	Sizes   []int    // bytes of a frame, 64 to 8,900; nil: 64, 1400, 8900
+	Sizes   []int    // bytes of a frame, 64 to 8,900; nil: 64, 1400, 8900; dpdk has no more than 3,560
 	Touched []bool   // whether headers are read (receive), read and changed (forward), or written (send); nil: both
 	Modes   []string // of held, path (receive alone), live; nil: all
 	Against []string // of c, testpmd; nil: both. testpmd takes part in live rows of up to 3,560 bytes only
 	Pairs   int      // of each row; 0: paired.MinPairs
 	Burst   int      // held: packets of a burst; 0: 8,192, or 2,048 of those that take several chunks
 	Bursts  int      // held: bursts of a sample; 0: 8
+	Batch   int      // packets that all take and send at a time; 0: 64
 	Time    time.Duration
 	Wall    bool // held rows by the clock on the wall, in place of the thread's processor time
 	Huge    bool // huge pages, for both sides
@@ -42,7 +43,10 @@ func Engines() []string { return slices.Sorted(maps.Keys(xdpSides)) }
 const (
 	xdpTarget        = 0.97
 	xdpTouchedTarget = 0.9
+	dpdkTarget       = 0.95 // of engine/dpdk, touched or not: of testpmd by the same driver
 )
+
+const defaultBatch = 64
 
 func (o *Options) defaults() error {
 	o.Engine = cmp.Or(o.Engine, "xdp")
@@ -50,7 +54,9 @@ func (o *Options) defaults() error {
 		o.Ops = []string{"receive", "send", "forward"}
 	}
 	if o.Sizes == nil {
-		o.Sizes = []int{64, 1400, 8900}
+		if o.Sizes = []int{64, 1400, 8900}; o.Engine == "dpdk" {
+			o.Sizes = o.Sizes[:2]
+		}
 	}
 	if o.Touched == nil {
 		o.Touched = []bool{false, true}
@@ -61,7 +67,7 @@ func (o *Options) defaults() error {
 	if o.Against == nil {
 		o.Against = []string{"c", "testpmd"}
 	}
-	o.Pairs, o.Bursts, o.Time = cmp.Or(o.Pairs, paired.MinPairs), cmp.Or(o.Bursts, 8), cmp.Or(o.Time, time.Second)
+	o.Pairs, o.Bursts, o.Time, o.Batch = cmp.Or(o.Pairs, paired.MinPairs), cmp.Or(o.Bursts, 8), cmp.Or(o.Time, time.Second), cmp.Or(o.Batch, defaultBatch)
 	if xdpSides[o.Engine] == nil {
 		return fmt.Errorf("bench: engine %q: expected one of %s", o.Engine, strings.Join(Engines(), ", "))
 	}
@@ -80,6 +86,12 @@ func (o *Options) defaults() error {
 		if n < 64 || n > 8900 {
 			return fmt.Errorf("bench: frames of %d bytes: expected 64 to 8900", n)
 		}
+		if o.Engine == "dpdk" && n > maxTestpmd {
+			return fmt.Errorf("bench: frames of %d bytes: net_af_xdp has no multi-buffer: expected %d at most", n, maxTestpmd)
+		}
+	}
+	if o.Batch < 1 || o.Batch > 1024 {
+		return fmt.Errorf("bench: %d packets at a time: expected 1 to 1024", o.Batch)
 	}
 	if o.Burst < 0 || o.Burst > 1<<16 || o.Bursts < 1 || o.Time < time.Millisecond || o.Time%time.Millisecond != 0 {
 		return fmt.Errorf("bench: %d bursts of %d packets, %v: expected up to 65536 packets and whole milliseconds", o.Bursts, o.Burst, o.Time)
@@ -106,10 +118,10 @@ func (o *Options) rows() (out []xdpRow) {
 }
 
 func (o *Options) row(op xdpref.Op, size int, touch, live bool) xdpRow {
-	r := xdpRow{op: op, size: size, touch: touch, live: live, burst: uint64(o.Burst), bursts: o.Bursts, time: o.Time, cpu: !o.Wall}
+	r := xdpRow{op: op, size: size, touch: touch, live: live, burst: uint64(o.Burst), bursts: o.Bursts, time: o.Time, cpu: !o.Wall, batch: o.Batch}
 	if r.burst == 0 {
 		r.burst = 8192
-		if live || (&sideSpec{size: size}).chains() { // net_af_xdp's rings have 2,048 entries always: live, all have the same
+		if live || o.Engine == "dpdk" || (&sideSpec{size: size}).chains() { // net_af_xdp's rings have 2,048 entries always: live, all have the same
 			r.burst = 2048
 		}
 	}
@@ -193,8 +205,14 @@ func (o *Options) measureRow(ctx context.Context, r *bench.Suite, row xdpRow, ri
 	if row.touch {
 		p.Target = xdpTouchedTarget
 	}
+	if o.Engine == "dpdk" {
+		p.Target = dpdkTarget
+	}
 	p.Ours = paired.Contender{Name: "engine/" + o.Engine, Run: func(ctx context.Context) (paired.Sample, error) {
-		return g.sample(ctx, xdpSides[o.Engine])
+		if o.Engine != "dpdk" {
+			return g.sample(ctx, xdpSides[o.Engine])
+		}
+		return o.anew(ctx, row)
 	}}
 	if v, ok := rivals["c"]; ok {
 		p.Theirs = append(p.Theirs, paired.Contender{Name: "C on libxdp", Version: v, Run: func(ctx context.Context) (paired.Sample, error) {
@@ -218,4 +236,14 @@ func (o *Options) measureRow(ctx context.Context, r *bench.Suite, row xdpRow, ri
 		x.Note += note
 		return nil
 	})
+}
+
+// anew is a sample of engine/dpdk on cables of its own: net_af_xdp keeps the queue of an interface until the process ends.
+func (o *Options) anew(ctx context.Context, row xdpRow) (_ paired.Sample, err error) {
+	g, err := openXDPRig(ctx, row, o.Huge)
+	if err != nil {
+		return paired.Sample{}, err
+	}
+	defer func() { err = errors.Join(err, g.close()) }()
+	return g.sample(ctx, xdpSides[o.Engine])
 }

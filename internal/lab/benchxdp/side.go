@@ -36,10 +36,9 @@ type sideSpec struct {
 	size       int      // bytes of a frame
 	slots      int      // packets that can wait to be received, at least
 	cpu        int      // of this process's set, as sys.PinThread counts
+	batch      int      // packets taken and sent at a time
 	huge       bool
 }
-
-const sideBatch = 64
 
 // run gives a side one command and waits for its end.
 func run(ctx context.Context, s packetSide, c xdpref.Command) (xdpref.Result, error) {
@@ -74,7 +73,7 @@ func (s *sideSpec) chunks() int {
 }
 
 func (s *sideSpec) config(cpu int) xdpref.Config {
-	c := xdpref.Config{Interfaces: s.interfaces, Size: s.size, Batch: sideBatch, Slots: s.slots * s.chunks(), CPU: cpu, Huge: s.huge, MultiBuffer: s.chains()}
+	c := xdpref.Config{Interfaces: s.interfaces, Size: s.size, Batch: s.batch, Slots: s.slots * s.chunks(), CPU: cpu, Huge: s.huge, MultiBuffer: s.chains()}
 	if !s.chains() && s.size > 2048-256 {
 		c.Chunk = 4096
 	}
@@ -90,6 +89,7 @@ type loops interface {
 	send(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
 	forward(ctx context.Context, c *xdpref.Command, r *xdpref.Result, stop *atomic.Bool) error
 	dropped() (uint64, error) // packets that came and were lost, since it was opened
+	blind() bool              // dropped does not have those that the kernel had no room for
 	close() error             // reports memory that is not back
 }
 

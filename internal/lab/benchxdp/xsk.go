@@ -41,7 +41,7 @@ type xskPort struct {
 // openXSK opens sockets without an engine.
 func openXSK(ctx context.Context, h packetHost, s sideSpec) (_ packetSide, err error) {
 	c := s.config(0)
-	x := &xskSide{size: s.size, batch: sideBatch, chunk: 2048, slots: c.Slots, inspector: inspector{size: s.size}}
+	x := &xskSide{size: s.size, batch: s.batch, chunk: 2048, slots: c.Slots, inspector: inspector{size: s.size}}
 	if s.chains() || c.Chunk != 0 {
 		x.chunk = 4096
 	}
@@ -132,6 +132,8 @@ func (x *xskSide) close() error {
 	}
 	return err
 }
+
+func (x *xskSide) blind() bool { return false }
 
 func (x *xskSide) dropped() (uint64, error) {
 	var n uint64
