@@ -52,7 +52,7 @@ dpdk:
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run Rows ./internal/lab/benchdpdk
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk,invariants -race $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan ./internal/cdpdk
-	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -skip Guest ./engine/dpdk # libxdp leaks
+	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -short -skip Guest ./engine/dpdk # libxdp leaks
 
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps
