@@ -27,9 +27,10 @@ func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, er
 	if s.huge {
 		huge = "on"
 	}
+	var e engine.Engine = dpdk.New()
 	for _, name := range s.interfaces {
 		err := h.Do(func() error {
-			x, err := dpdk.New().OpenPort(ctx, engine.PortSpec{RxQueues: 1, TxQueues: 1,
+			x, err := e.OpenPort(ctx, engine.PortSpec{RxQueues: 1, TxQueues: 1,
 				Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s?descriptors=%d&huge=%s", devices.Add(1), name, depth, huge)})
 			if err == nil {
 				p.ports = append(p.ports, x)
