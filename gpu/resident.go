@@ -295,7 +295,7 @@ func (r *Resident) Start() error {
 	return nil
 }
 
-// Ring says that something was published for the kernel. Whoever publishes rings afterwards, once for any number of items. Any goroutine may; it allocates nothing, and wakes the
+// Ring says that something was published for the kernel. A producer publishes first and rings then, once for any number of items. Any goroutine may; it allocates nothing, and wakes the
 // kernel where it has left because nothing came. After Close it does nothing.
 func (r *Resident) Ring() {
 	r.ringing.Add(1)

@@ -124,7 +124,7 @@ type line struct {
 	sent    uint64
 	got     uint64
 	buf     [32]ring.Desc
-	each    func(tag uint64) // hears of each answer; nil: nobody does
+	each    func(tag uint64) // is called for each answer; nil: no call
 }
 
 // stride is from one packet to the next in the payload memory.

@@ -218,7 +218,7 @@ func TestTimes(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 
-	// Nobody pays for times who does not ask for them; who asks later gets them.
+	// A queue that does not ask for times costs none; one that asks later gets them.
 	p = recorded(t, cdpdk.Times, 1, Options{})
 	addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{into}})
 	addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{from}})

@@ -58,7 +58,7 @@ type Port struct {
 	limited map[int]bool // its queues whose rate it limits
 	ended   cdpdk.Stats  // the driver's counts when the port was closed
 	redial  *time.Timer  // of a driver that connects when it starts; nil of others
-	away    bool         // the device could not start, because nobody is at the other end yet
+	away    bool         // the device could not start, because no peer is at the other end yet
 
 	bell engine.LinkBell
 	link struct {

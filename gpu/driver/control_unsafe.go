@@ -77,7 +77,7 @@ func (c *Control) Begin(budget, idle uint32) {
 // Stop asks all groups to leave before their next pass.
 func (c *Control) Stop() { c.head.stop.Store(1) }
 
-// Ring says that there is something new. Whoever publishes for the groups rings afterwards.
+// Ring says that there is something new. A producer publishes for the groups first and rings then.
 func (c *Control) Ring() { c.head.doorbell.Add(1) }
 
 // Groups is the number of groups.

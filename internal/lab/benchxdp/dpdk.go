@@ -58,7 +58,7 @@ func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, er
 // depth is that of net_af_xdp's rings, as testpmd has them.
 const depth = 2048
 
-// lent fails when memory of DPDK did not come back: it stays while somebody has a packet of it.
+// lent fails when memory of DPDK did not come back: it stays while a burst has a packet of it.
 func lent() error {
 	for _, l := range mem.LeakReport() {
 		if l.What == "region" && strings.HasSuffix(l.Of, "(DPDK)") {
