@@ -31,7 +31,7 @@ const (
 // breaks are plans of faults that break the contract of paths.
 var breaks = map[string]string{
 	BreakLost: "drop every=~15",
-	BreakByte: "corrupt every=~20",
+	BreakByte: "corrupt every=~4",
 }
 
 // Options of a run. The zero value runs for ten seconds with a random seed.

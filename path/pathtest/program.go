@@ -158,7 +158,7 @@ func (a *actor) run(ctx context.Context) bool {
 		if len(a.flight) > 0 && a.rng.IntN(25) == 0 {
 			a.s.Path.Cancel(a.s.next - uint64(a.rng.IntN(4)))
 		}
-		if n == 0 && len(a.flight) > 0 || a.rng.IntN(4) == 0 && left == 0 {
+		if len(a.flight) > len(batch) && (n == 0 || a.rng.IntN(4) == 0 && left == 0) { // those of the batch are not posted yet
 			if !a.wait(ctx) {
 				return false
 			}
