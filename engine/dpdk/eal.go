@@ -76,6 +76,7 @@ type machine struct {
 	PID    int
 	CPUs   string // those of the process, as a list: "0-3,8"
 	Huge   bool   // huge pages are free
+	Memory int    // bytes that the machine has
 	Direct bool   // the card is bound to a driver without an IOMMU
 }
 

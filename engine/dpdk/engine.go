@@ -33,8 +33,11 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	if _, err := findDevice(&a); err != nil {
 		return nil, err
 	}
-	running := cdpdk.Running()
-	args := o.startArgs(running, thisMachine(a))
+	running, m := cdpdk.Running(), thisMachine(a)
+	if o.EALMemory > m.Memory { // EAL ends the process
+		return nil, &engine.SettingError{Engine: Name, Address: spec.Address, Wrong: fmt.Sprintf("eal_memory is %d bytes", o.EALMemory), Expected: fmt.Sprintf("at most the %d bytes of the machine", m.Memory)}
+	}
+	args := o.startArgs(running, m)
 	if running != nil && !slices.Equal(args, running) {
 		return nil, fmt.Errorf("dpdk: %s: DPDK runs in this process with %q, and this port asks for %q: give all ports the same: %w", spec.Address, strings.Join(running, " "), strings.Join(args, " "), engine.ErrInUse)
 	}
@@ -49,13 +52,21 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 
 // unavailable is the error of something that DPDK refused, with what to do about it.
 func unavailable(err error) error {
+	if known := advised(err); known != err {
+		return fmt.Errorf("dpdk: %w", known)
+	}
+	return fmt.Errorf("dpdk: %w: %w", engine.ErrUnavailable, err)
+}
+
+// advised is an error that wraps engine.ErrUnavailable and says what to do, or the same where that is not known.
+func advised(err error) error {
 	var e *cdpdk.Error
 	log := ""
 	if errors.As(err, &e) {
 		log = e.Log
 	}
 	if do := advice(err, log); do != "" {
-		return fmt.Errorf("dpdk: %w: %w: %s", engine.ErrUnavailable, err, do)
+		return fmt.Errorf("%w: %w: %s", engine.ErrUnavailable, err, do)
 	}
-	return fmt.Errorf("dpdk: %w: %w", engine.ErrUnavailable, err)
+	return err
 }

@@ -3,6 +3,8 @@
 package dpdk
 
 import (
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -25,7 +27,13 @@ var processors = sync.OnceValue(func() string {
 
 // thisMachine looks at the machine, and at the card of an address.
 func thisMachine(a engine.Address) machine {
-	m := machine{PID: os.Getpid(), CPUs: processors()}
+	m := machine{PID: os.Getpid(), CPUs: processors(), Memory: math.MaxInt}
+	if b, err := os.ReadFile("/proc/meminfo"); err == nil {
+		var kb int
+		if _, err := fmt.Sscanf(string(b), "MemTotal: %d", &kb); err == nil {
+			m.Memory = kb << 10
+		}
+	}
 	pools, _ := filepath.Glob("/sys/kernel/mm/hugepages/hugepages-*/free_hugepages")
 	for _, p := range pools {
 		if b, err := os.ReadFile(p); err == nil && strings.TrimSpace(string(b)) != "0" {

@@ -83,10 +83,16 @@ const redialEvery = 100 * time.Millisecond
 // linkEvery is how often the state of the link is looked at.
 const linkEvery = 500 * time.Millisecond
 
+// opened are the ports of DPDK that ports of this process have.
+var opened sync.Map // by cdpdk.Port
+
 func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	ids, err := cdpdk.Attach(where)
 	if err != nil {
 		return nil, unavailable(err)
+	}
+	if _, taken := opened.LoadOrStore(ids[0], true); taken { // DPDK attaches a device that it has once more, and means the same
+		return nil, fmt.Errorf("dpdk: %s: another port of this process has the device: %w", spec.Address, engine.ErrInUse)
 	}
 	p := &Port{spec: spec, o: o, name: spec.Name, dev: ids[0], card: ids[0].Device(), depth: 1024}
 	if o.Descriptors > 0 {
@@ -98,6 +104,7 @@ func open(spec engine.PortSpec, where string, o Options) (_ *Port, err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(fmt.Errorf("dpdk: %s: %w", p.name, err), p.dev.Close(), p.card.Remove())
+			opened.Delete(p.dev)
 			if p.ns != nil {
 				err = errors.Join(err, p.ns.Close())
 			}
@@ -429,7 +436,7 @@ func (p *Port) due() error {
 		if p.spec.RxQueues == 0 {
 			hint = ": a driver may take its number of queues only once: say it beforehand (PortSpec.RxQueues, TxQueues)"
 		}
-		return fmt.Errorf("starting driver %s: %w%s", p.info.Driver, err, hint)
+		return fmt.Errorf("starting driver %s: %w%s", p.info.Driver, advised(err), hint)
 	}
 	return nil
 }
@@ -504,6 +511,7 @@ func (p *Port) Close() error {
 	}
 	if closed == nil {
 		errs = append(errs, p.card.Remove())
+		opened.Delete(p.dev)
 	}
 	errs = append(errs, p.ns.Close())
 	return errors.Join(errs...)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 
@@ -79,6 +80,9 @@ var (
 	linkName = regexp.MustCompile(`^[^\s/:,=?]{1,15}$`)
 )
 
+// memifArgs are the arguments of net_memif (rte_eth_memif.c).
+var memifArgs = []string{"bsize", "id", "mac", "owner-gid", "owner-uid", "role", "rsize", "secret", "socket", "socket-abstract", "zero-copy"}
+
 // devargs is what names the device of an address to DPDK: a place on the bus or the name of a virtual device, and the driver's arguments.
 func devargs(a engine.Address) (string, error) {
 	device, more, _ := strings.Cut(a.Where, ",")
@@ -89,6 +93,8 @@ func devargs(a engine.Address) (string, error) {
 	for arg := range strings.SplitSeq(more, ",") {
 		if name, _, ok := strings.Cut(arg, "="); more != "" && (!ok || name == "") {
 			return bad(fmt.Sprintf("the driver's argument %q has no name and value", arg), "")
+		} else if more != "" && driver(device) == "net_memif" && !slices.Contains(memifArgs, name) { // it would ignore all of them
+			return bad(fmt.Sprintf("net_memif has no argument %q", name), "it has "+strings.Join(memifArgs, ", "))
 		}
 	}
 	if more != "" {

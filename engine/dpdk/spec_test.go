@@ -118,17 +118,19 @@ func TestDevices(t *testing.T) {
 // Lines that DPDK 22.11 writes when it fails lead to what mends it.
 func TestAdvice(t *testing.T) {
 	for line, want := range map[string]string{
-		"EAL: No free 2048 kB hugepages reported on node 0\nEAL: FATAL: Cannot get hugepage information.":     "--hugepages",
-		"EAL: FATAL: Cannot use IOVA as 'PA' since physical addresses are not available":                      "iova: va",
-		"EAL: 0000:3b:00.0 VFIO group is not viable! Not all devices in IOMMU group bound to VFIO or unbound": "IOMMU group",
-		"EAL: Cannot set up DMA remapping, error 12 (Cannot allocate memory)":                                 "locked memory",
-		"EAL: Using IOMMU type 1 (Type 1)\nEAL: Cannot set up DMA remapping, error 22 (Invalid argument)":     "memory: lent",
-		"EAL: Driver cannot attach the device (0000:3b:00.0)":                                                 "bind the card",
-		"EAL: Cannot create lock on '/var/run/dpdk/rte/config'. Is another primary process running?":          "file_prefix",
-		"EAL: lcore 9 unavailable\nEAL: invalid coremap syntax":                                               "cores:",
-		"EAL: Cannot open /dev/vfio/12: Permission denied":                                                    "rights",
-		"EAL: /opt/pmd.so: cannot open shared object file: No such file or directory":                         "drivers:",
-		"EAL: something else": "",
+		"EAL: No free 2048 kB hugepages reported on node 0\nEAL: FATAL: Cannot get hugepage information.":             "--hugepages",
+		"EAL: FATAL: Cannot use IOVA as 'PA' since physical addresses are not available":                              "iova: va",
+		"EAL: 0000:3b:00.0 VFIO group is not viable! Not all devices in IOMMU group bound to VFIO or unbound":         "IOMMU group",
+		"EAL: Cannot set up DMA remapping, error 12 (Cannot allocate memory)":                                         "locked memory",
+		"EAL: Using IOMMU type 1 (Type 1)\nEAL: Cannot set up DMA remapping, error 22 (Invalid argument)":             "memory: lent",
+		"EAL: Driver cannot attach the device (0000:3b:00.0)":                                                         "bind the card",
+		"EAL: Cannot create lock on '/var/run/dpdk/rte/config'. Is another primary process running?":                  "file_prefix",
+		"EAL: lcore 9 unavailable\nEAL: invalid coremap syntax":                                                       "cores:",
+		"EAL: Cannot open /dev/vfio/12: Permission denied":                                                            "rights",
+		"EAL: /opt/pmd.so: cannot open shared object file: No such file or directory":                                 "drivers:",
+		"EAL: Detected CPU lcores: 2\nEAL: /opt/pmd.so: file too short\nEAL: Cannot init plugins":                     "drivers:",
+		"open_packet_iface(): Could not open AF_PACKET socket\nEAL: Driver cannot attach the device (net_af_packet0)": "CAP_NET_RAW",
+		"EAL: Detected CPU lcores: 2\nEAL: something else":                                                            "",
 	} {
 		if got := advice(fmt.Errorf("rte_eal_init"), line); want == "" && got != "" || !strings.Contains(got, want) {
 			t.Errorf("%q: %q, expected %q", line, got, want)
