@@ -47,6 +47,9 @@ func (*Engine) OpenPort(ctx context.Context, spec engine.PortSpec) (engine.Port,
 	if err := cdpdk.Start(args); err != nil {
 		return nil, unavailable(err)
 	}
+	if err := removeDead(listens(a.Where)); err != nil {
+		return nil, err
+	}
 	return open(spec, a.Where, o)
 }
 
