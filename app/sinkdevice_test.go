@@ -151,13 +151,25 @@ func TestSinkDevice(t *testing.T) {
 	b.Release()
 	check(r, 1, string(text[:32]))
 
-	frames, r := sinkOf(Tensor{Offset: Headers}, false)
+	frames, _ := sinkOf(Tensor{Offset: Headers}, false)
 	frames.frames = true
 	c.add(b, "", "a frame")
 	if err := frames.Consume(t.Context(), b); !errors.Is(err, engine.ErrUnsupported) || !strings.Contains(err.Error(), "the header is in memory") {
 		t.Error(err)
 	}
 	b.Release()
+
+	frames, r = sinkOf(Tensor{Offset: Headers}, false)
+	frames.frames = true
+	c.srcs[c.pool] = burst.NewSource(c.pool.Region(), nil, batches{c.pool})
+	for _, x := range []string{"aaaaaaaa", "bbbbbbbb", "cccccccc", "dddddddd"} { // batches have no headers
+		c.add(b, "", x)
+	}
+	if err := frames.Consume(t.Context(), b); err != nil {
+		t.Fatal(err)
+	}
+	b.Release()
+	check(r, 1, "aaaaaaaabbbbbbbbccccccccdddddddd")
 
 	lost, _ := sinkOf(Tensor{}, false)
 	for range 4 {
