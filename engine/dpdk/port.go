@@ -511,8 +511,8 @@ func (p *Port) Close() error {
 	}
 	if closed == nil {
 		errs = append(errs, p.card.Remove())
-		opened.Delete(p.dev)
 	}
+	opened.Delete(p.dev)
 	errs = append(errs, p.ns.Close())
 	return errors.Join(errs...)
 }
