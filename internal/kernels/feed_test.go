@@ -90,6 +90,13 @@ func TestFeedSameAsReference(t *testing.T) {
 						break
 					}
 					for r := range int(groups) {
+						from, err := ring.AttachDescriptors(in[r*size:][:size])
+						if err != nil {
+							t.Fatal(err)
+						}
+						if kept := binary.LittleEndian.Uint32(control[128*(1+r)+64:]); from.Stats().Claimed != uint64(kept) {
+							t.Fatalf("launch %d of ring %d has left %d descriptors claimed, and keeps %d", launch, r, from.Stats().Claimed, kept)
+						}
 						to, err := ring.AttachDescriptors(out[r*size:][:size])
 						if err != nil {
 							t.Fatal(err)
