@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/packet"
+	"github.com/penstock-io/penstock/reorder"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -23,7 +24,7 @@ type Tensor struct {
 	// Desc is contiguous. Its first dimension is the rows; a packet's payload is one row. A byte stream fills it from its beginning.
 	Desc tensor.Desc
 	// Offset is the number of bytes at the beginning of each packet before its payload. Headers means: of frames those up to the
-	// end of the UDP header, and what is not UDP has no payload; of sockets none. A stream has none.
+	// end of the UDP header, and what is not UDP has no payload; of sockets, and of batches of a reorder plan, none. A stream has none.
 	Offset int
 	// Sequence is the place in the payload of a number of Width bytes, big-endian, that says which row it is: the remainder of its division by
 	// the rows. Width 0: rows come in their order.
@@ -69,7 +70,7 @@ type sink struct {
 	conn  uint32 // whose stream that is; 0: of no connection
 	begun time.Time
 	timer *time.Timer
-	err   error // of the timer
+	err   error // of the timer, or of a copy from a device
 
 	placed, missing, short, bytes, published metrics.Counter
 	filled                                   metrics.Gauge
@@ -124,10 +125,6 @@ func newSink(o Tensor, frames, stream bool) (engine.Consumer, error) {
 func (s *sink) Consume(ctx context.Context, b *burst.Burst) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if i := b.Hidden(); i >= 0 {
-		s.c.drops[DropRefused].Add(uint64(b.Len()))
-		return fmt.Errorf("packet %d is in memory of an accelerator, and the processor makes the tensor: receive into host_pinned memory: %w", i, engine.ErrUnsupported)
-	}
 	b.Fetch()
 	for i := range b.Len() {
 		if s.err != nil {
@@ -148,14 +145,46 @@ func (s *sink) Consume(ctx context.Context, b *burst.Burst) error {
 	return nil
 }
 
-// payload is where the payload of packet i lies.
-func (s *sink) payload(b *burst.Burst, i int) (off, n int, ok bool) {
-	size := b.PacketLen(i)
-	if s.o.Offset >= 0 || !s.frames {
-		off = max(s.o.Offset, 0)
-		return off, size - off, size > off && b.Flags(i)&burst.Truncated == 0
+// put copies n bytes of segment k of packet i, from skip on, to the buffer: the one copy that is made of a payload. A device copies what the processor does not
+// reach; when that fails, the sink publishes nothing any more.
+func (s *sink) put(at int, b *burst.Burst, i, k, skip, n int) error {
+	if from := b.Bytes(i, k); from != nil {
+		copy(s.buf[at:at+n], from[skip:])
+		return nil
 	}
-	return udpPayload(b.Bytes(i, 0), size)
+	to, err := s.st.span(at, n)
+	if err != nil {
+		return err
+	}
+	g := b.Segment(i, k)
+	m, err := g.Region.Mover().Load(to, g.Off+uint64(skip))
+	if err == nil {
+		err = m.Wait(context.Background()) // it writes to the buffer, whatever the caller wants
+	}
+	if err != nil {
+		s.err = err
+	}
+	return err
+}
+
+// unread is the error of a packet some of which the processor would have to read.
+func unread(i int, what, hint string) error {
+	return fmt.Errorf("packet %d: %s is in memory of an accelerator, where the processor reads nothing: %s: %w", i, what, hint, engine.ErrUnsupported)
+}
+
+// payload is where the payload of packet i lies. A batch is one as a whole, unless Offset says otherwise.
+func (s *sink) payload(b *burst.Burst, i int) (off, n int, ok bool, err error) {
+	size := b.PacketLen(i)
+	if s.o.Offset >= 0 || !s.frames || reorder.Of(b, i) != nil {
+		off = max(s.o.Offset, 0)
+		return off, size - off, size > off && b.Flags(i)&burst.Truncated == 0, nil
+	}
+	head := b.Bytes(i, 0)
+	if head == nil && size > 0 {
+		return 0, 0, false, unread(i, "the header", "receive it into a host region of its own, or give the offset of the payload")
+	}
+	off, n, ok = udpPayload(head, size)
+	return off, n, ok, nil
 }
 
 // udpPayload is where the payload of a frame of UDP lies, whose first bytes are head.
@@ -170,7 +199,10 @@ func udpPayload(head []byte, size int) (off, n int, ok bool) {
 
 // packet places a packet that is a row.
 func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
-	off, n, ok := s.payload(b, i)
+	off, n, ok, err := s.payload(b, i)
+	if err != nil {
+		return err
+	}
 	if !ok || n < s.o.Sequence+s.o.Width || n <= s.o.Strip {
 		s.c.drops[DropNoPayload].Inc()
 		return nil
@@ -184,7 +216,10 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	if s.o.Width == 0 {
 		row = s.asm.next()
 	} else {
-		seq := number(b, i, off+s.o.Sequence, s.o.Width)
+		seq, ok := number(b, i, off+s.o.Sequence, s.o.Width)
+		if !ok {
+			return unread(i, "the number of the row", "receive it into a host region of its own")
+		}
 		for {
 			var v verdict
 			if row, v = s.asm.where(seq); v == placeIt {
@@ -202,10 +237,12 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	if err := s.need(ctx); err != nil {
 		return err
 	}
-	to := s.buf[int(row)*s.rowBytes:][:s.rowBytes]
-	copyFrom(to[:n], b, i, at)
+	to := int(row) * s.rowBytes
+	if err := s.row(to, b, i, at, n); err != nil {
+		return err
+	}
 	if n < s.rowBytes {
-		clear(to[n:])
+		clear(s.buf[to+n : to+s.rowBytes])
 		s.short.Inc()
 	}
 	s.c.taken.Inc()
@@ -218,26 +255,39 @@ func (s *sink) packet(ctx context.Context, b *burst.Burst, i int) error {
 	return nil
 }
 
-// number reads the number of a packet at off, which is inside.
-func number(b *burst.Burst, i, off, width int) (v uint64) {
+// number reads the number of a packet at off, which is inside. ok is false where the processor does not reach it.
+func number(b *burst.Burst, i, off, width int) (v uint64, ok bool) {
 	var raw [8]byte
-	copyFrom(raw[8-width:], b, i, off)
-	return binary.BigEndian.Uint64(raw[:])
-}
-
-// copyFrom fills to with the bytes of packet i from off on: the one copy that is made of a payload.
-func copyFrom(to []byte, b *burst.Burst, i, off int) {
-	for k := range b.Segments(i) {
-		from := b.Bytes(i, k)
-		if off >= len(from) {
-			off -= len(from)
+	to := raw[8-width:]
+	for k := 0; len(to) > 0; k++ {
+		if n := int(b.Segment(i, k).Len); off >= n {
+			off -= n
 			continue
 		}
-		n := copy(to, from[off:])
-		if to, off = to[n:], 0; len(to) == 0 {
-			return
+		from := b.Bytes(i, k)
+		if from == nil {
+			return 0, false
 		}
+		to, off = to[copy(to, from[off:]):], 0
 	}
+	return binary.BigEndian.Uint64(raw[:]), true
+}
+
+// row puts n bytes of packet i, from off on, into the buffer, from at on.
+func (s *sink) row(at int, b *burst.Burst, i, off, n int) error {
+	for k := 0; n > 0; k++ {
+		size := int(b.Segment(i, k).Len)
+		if off >= size {
+			off -= size
+			continue
+		}
+		part := min(n, size-off)
+		if err := s.put(at, b, i, k, off, part); err != nil {
+			return err
+		}
+		at, n, off = at+part, n-part, 0
+	}
+	return nil
 }
 
 // piece places a piece of a stream behind what is there of it.
@@ -252,13 +302,16 @@ func (s *sink) piece(ctx context.Context, b *burst.Burst, i int) error {
 	}
 	total := s.rowBytes * int(s.asm.rows)
 	for k := range b.Segments(i) {
-		for from := b.Bytes(i, k); len(from) > 0; {
+		for skip, size := 0, int(b.Segment(i, k).Len); skip < size; {
 			if err := s.need(ctx); err != nil {
 				return err
 			}
 			s.asm.open = true
-			n := copy(s.buf[s.pos:], from)
-			from = from[n:]
+			n := min(total-s.pos, size-skip)
+			if err := s.put(s.pos, b, i, k, skip, n); err != nil {
+				return err
+			}
+			skip += n
 			rows := (s.pos+n)/s.rowBytes - s.pos/s.rowBytes
 			s.pos += n
 			s.bytes.Add(uint64(n))

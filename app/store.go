@@ -96,6 +96,11 @@ func (t *store) take(ctx context.Context) ([]byte, error) {
 
 func (t *store) bytes(i int) []byte { return t.regions[i].All().Bytes()[:t.size] }
 
+// span is n bytes of the buffer that is filled, from at on.
+func (t *store) span(at, n int) (mem.Span, error) {
+	return t.regions[t.filling].Span(uint64(at), uint64(n))
+}
+
 // publish gives the buffer that is filled the name.
 func (t *store) publish() error {
 	i := t.filling

@@ -15,7 +15,7 @@ import (
 const runReorder = `penstock:
   memory_regions:
     - {name: packets, kind: host, num_bufs: 256, buf_size: 2KiB}
-    - {name: batches, kind: host, num_bufs: 8, buf_size: 64}
+    - {name: batches, kind: MEMORY, num_bufs: 8, buf_size: 64}
   interfaces:
     - name: in
       socket: {mode: server, local: "udp://SINK"}
@@ -23,7 +23,7 @@ const runReorder = `penstock:
         queues: [{memory_regions: [packets]}]
         reorder:
           - name: samples
-            reorder_type: cpu
+            reorder_type: TYPE
             memory_region: batches
             payload_byte_offset: 4
             flow_ids: [0]
@@ -34,10 +34,16 @@ const runReorder = `penstock:
     - {name: keep, kind: sink, interface: in, tensor: {name: t, dtype: f32, shape: [1, 8]}}
 `
 
-// Datagrams in any order become batches, each of which a sink gives out as a tensor, and the counts say what was whole.
+// Datagrams in any order become batches, each of which a sink gives out as a tensor, and the counts say what was whole. With a GPU the batches are in its memory.
 func TestRunReorder(t *testing.T) {
-	at := loopAt(5303)
-	r := startRun(t, confFile(t, "reorder.yaml", strings.NewReplacer("SINK", at).Replace(runReorder)), "--interval", "100ms")
+	t.Run("cpu", func(t *testing.T) { testRunReorder(t, "cpu", "host", 5303) })
+	t.Run("gpu", func(t *testing.T) { testRunReorder(t, "gpu", "device", 5304) })
+}
+
+func testRunReorder(t *testing.T, kind, memory string, port int) {
+	at := loopAt(port)
+	file := confFile(t, "reorder.yaml", strings.NewReplacer("SINK", at, "TYPE", kind, "MEMORY", memory).Replace(runReorder))
+	r := startRun(t, file, "--interval", "100ms", "--gpu-runtime", "host")
 	s := r.next("started")
 	c, err := net.Dial("udp", at)
 	if err != nil {

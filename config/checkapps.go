@@ -77,8 +77,8 @@ func (d *decoder) checkHidden(a *Application, p *Interface, path string) {
 	}
 	what, hint := "", ""
 	switch {
-	case a.Kind == "sink" && a.Tensor != nil:
-		what, hint = "the sink puts payloads into a tensor with the processor", "kind: host_pinned is memory that both the processor and the GPU reach"
+	case a.Kind == "sink" && a.Tensor != nil && len(names) == 1 && len(p.Rx.Reorder) == 0 && (a.Tensor.Sequence != nil || p.Engine.frames() && !a.Tensor.Offset.Set):
+		what, hint = "the sink reads headers, or numbers of rows, with the processor", "two regions leave them in the first, on the host; batches of rx: reorder: have neither"
 	case a.Kind == "echo" && len(names) == 1 && p.Engine.frames():
 		what, hint = "echo changes the headers of frames", "two regions leave the headers in the first, on the host"
 	default:

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <rte_ether.h>
 #include <rte_malloc.h>
 #include <rte_prefetch.h>
 
@@ -57,6 +58,19 @@ uint32_t ps_rx_take_back(struct ps_rx *r)
 	return n;
 }
 
+// put_tag puts a VLAN tag back that the driver has taken off, which no port asks for: net_af_packet does, as the kernel does, and cannot put it back
+// into external buffers (rte_vlan_insert). Which of the types of tags it was the mbuf does not say.
+static void put_tag(struct rte_mbuf *m)
+{
+	char *from = rte_pktmbuf_mtod(m, char *), *to;
+	if (m->data_len < 2 * RTE_ETHER_ADDR_LEN || !(to = rte_pktmbuf_prepend(m, sizeof(struct rte_vlan_hdr))))
+		return;
+	memmove(to, from, 2 * RTE_ETHER_ADDR_LEN);
+	uint16_t tag[] = {rte_cpu_to_be_16(RTE_ETHER_TYPE_VLAN), rte_cpu_to_be_16(m->vlan_tci)};
+	memcpy(to + 2 * RTE_ETHER_ADDR_LEN, tag, sizeof tag);
+	m->ol_flags &= ~RTE_MBUF_F_RX_VLAN_STRIPPED;
+}
+
 // ps_rx_burst gives mbufs to the driver, takes packets from it, and writes down their segments. It returns the number of packets, and in the upper
 // half that of segments.
 uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most)
@@ -78,6 +92,8 @@ uint64_t ps_rx_burst(struct ps_rx *r, uint32_t give, uint32_t most)
 			rte_pktmbuf_free(m);
 			continue;
 		}
+		if (unlikely(m->ol_flags & RTE_MBUF_F_RX_VLAN_STRIPPED))
+			put_tag(m);
 		d->flags = m->ol_flags;
 		d->pkt_len = m->pkt_len;
 		d->hash = m->hash.rss;
