@@ -97,7 +97,7 @@ func (q *txQueue) sendRun(b *burst.Burst, from, to int) (n, sent int) {
 	run := b.Builder().Run(first.Source, from, to)
 	ones := q.tx.Ones()[:min(run.Len(), len(q.free))]
 	free := q.free[len(q.free)-len(ones):]
-	base, most := uint64(address(b.Bytes(from, 0)))-first.Off, uint32(q.port.can.MaxPacket)
+	base, most := uint64(address(b.Bytes(from, 0)))-first.Off, uint32(min(q.port.can.MaxPacket, q.port.info.MTU+packet.EthernetLen))
 	for i := range ones {
 		h, off, size := run.At(i)
 		if size < packet.EthernetLen || size > most {
@@ -193,6 +193,12 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	switch {
 	case n > q.port.can.MaxPacket && (b.SegmentSize(i) == 0 || n > longest):
 		return engine.DropTooLong
+	case n > q.port.info.MTU+packet.EthernetLen && b.SegmentSize(i) == 0: // a driver may take it never, and none behind it
+		var l packet.Layers
+		packet.Parse(b.Bytes(i, 0), &l)
+		if n > q.port.info.MTU+packet.EthernetLen+int(l.NumTags)*packet.VLANLen {
+			return engine.DropTooLong
+		}
 	case n < packet.EthernetLen:
 		return engine.DropBadFrame
 	}
