@@ -17,9 +17,9 @@ func newBenchFeed(s streams) *cobra.Command {
 		Use:   "feed",
 		Short: "Packets to a kernel that stays, and back: rates by work-items, one packet by stages",
 		Long: `Measures how packets get to a kernel that stays on an accelerator, and answers from it: rings of descriptors between two cores; a kernel of 1, 64,
-1024 and 4096 work-items that reads and sums each byte, beside the same kernel by a launch for each burst of 64 and beside goroutines that do the
-same work, in interleaved pairs; one packet at a time by stages (slot written, seen by the kernel, answered), also after a pause. Each packet comes
-back once, with its sum, which is compared.
+1024 and 4096 work-items that reads and sums each byte, beside goroutines that do the same work, beside the same kernel by a launch for each burst of 64
+with as many packets under way, and with a ring for each group beside one ring for all, in interleaved pairs; one packet at a time by stages (slot
+written, seen by the kernel, answered), also after a pause. Each packet comes back once, with its sum, which is compared.
 
 More work-items than the device keeps at once are noted and not run: the rest would wait for ever. On a processor (the runtime host, OpenCL on the
 CPU) a work-item is a group of its own, and the figures are those of the processor.

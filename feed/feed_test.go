@@ -535,6 +535,66 @@ func TestCloseWithPackets(t *testing.T) {
 	})
 }
 
+// TestIdle: when nothing comes, neither the owner of the stage nor the kernel polls. Arm does not wake, and a kernel on a processor leaves after its empty passes; the next packet launches it again.
+func TestIdle(t *testing.T) {
+	onEach(t, func(t *testing.T, p *gpumem.Provider) {
+		s := newSource(t, p, 16)
+		x := s.stage(t, feed.Options{Kernel: "parse", Slots: 4})
+		b := burst.New(4)
+		for round := range uint64(2) {
+			s.queue = append(s.queue, frame(7, 0))
+			for count(t, x, "results") == round && t.Context().Err() == nil {
+				_, err := x.TryRecv(b)
+				ok(t, err)
+				b.Release()
+				runtime.Gosched()
+			}
+			_, err := x.TryRecv(b)
+			ok(t, err)
+			b.Release()
+			w := engine.NewWaker()
+			if x.Arm(w) {
+				t.Error("Arm says that something is there")
+			}
+			select {
+			case <-w.C():
+				t.Error("Arm wakes its owner, and there is nothing")
+			default:
+			}
+			for x.Kernel() != "asleep" && t.Context().Err() == nil {
+				if beats := count(t, x, "heartbeat"); beats > 1<<20 {
+					t.Fatalf("the kernel is %s after %d passes, and there is nothing", x.Kernel(), beats)
+				}
+				runtime.Gosched()
+			}
+		}
+	})
+}
+
+// TestPoolEnds: a region that the queue receives into stays mapped until the stage, whose kernel reads it, is closed.
+func TestPoolEnds(t *testing.T) {
+	p := onHost(t)
+	pool, err := mem.NewPool(mem.PoolOptions{Name: "rx", SlotSize: 2048, Slots: 4, Memory: mem.Options{Kind: mem.HostPinned, Provider: p}})
+	ok(t, err)
+	x := (&source{pool: pool}).stage(t, feed.Options{Kernel: "parse", Slots: 4})
+	unmapped := func() bool {
+		select {
+		case <-pool.Region().Unmapped():
+			return true
+		default:
+			return false
+		}
+	}
+	ok(t, pool.Close())
+	if unmapped() {
+		t.Error("the memory is unmapped while the kernel may read it")
+	}
+	ok(t, x.Close())
+	if !unmapped() {
+		t.Error("the memory stays after Close")
+	}
+}
+
 // TestUserKernel runs a kernel from a file.
 func TestUserKernel(t *testing.T) {
 	onEach(t, func(t *testing.T, p *gpumem.Provider) {

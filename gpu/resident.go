@@ -110,8 +110,8 @@ type change struct {
 // NewResident prepares a kernel that stays: control block, stream, call. args are its arguments behind the control block. It needs CapSharedAtomics, and CapResident for
 // ResidentStay. Nothing runs before Start. The caller closes it, before memory of args and the kernel's module.
 //
-// More groups than the device runs at once, beside the Residents that it has, are an error that wraps ErrArgument and says how many fit: the rest would wait for ever, and
-// whoever waits for them as well.
+// More groups than the device runs at once, beside the Residents that it has, are an error that wraps ErrArgument and says how many fit: the other groups would never begin, and a
+// program that waits for their results would hang.
 func (c *Context) NewResident(k *Kernel, o ResidentOptions, args ...Arg) (*Resident, error) {
 	refuse := func(err error) (*Resident, error) {
 		return nil, fmt.Errorf("gpu: %s: resident kernel %q: %w", c.dev, o.Name, err)

@@ -130,8 +130,8 @@ type line struct {
 // stride is from one packet to the next in the payload memory.
 func (l *line) stride() uint64 { return (l.size + 127) &^ 127 }
 
-// newLine prepares a kernel of groups with items each for packets of size bytes, and starts it.
-func newLine(p *place, mode gpu.ResidentMode, groups, items uint32, depth int, size uint64) (_ *line, err error) {
+// newLine prepares a kernel of groups with items each for packets of size bytes in some rings, of which group g serves ring g mod rings, and starts it.
+func newLine(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64) (_ *line, err error) {
 	l := &line{p: p, size: size}
 	defer func() {
 		if err != nil {
@@ -150,14 +150,14 @@ func newLine(p *place, mode gpu.ResidentMode, groups, items uint32, depth int, s
 	}
 	each := uint64(ring.DescriptorsSize(depth))
 	places := uint64(depth)
-	in, out := alloc(gpu.MappedMemory, each*uint64(groups)), alloc(gpu.MappedMemory, each*uint64(groups))
+	in, out := alloc(gpu.MappedMemory, each*uint64(rings)), alloc(gpu.MappedMemory, each*uint64(rings))
 	payload := alloc(gpu.MappedMemory, places*l.stride())
 	row := 4 * uint64(items)
-	rows, weights := alloc(gpu.DeviceMemory, uint64(groups)*uint64(depth)*row), alloc(gpu.DeviceMemory, 128)
+	rows, weights := alloc(gpu.DeviceMemory, uint64(rings)*uint64(depth)*row), alloc(gpu.DeviceMemory, 128)
 	if err != nil {
 		return nil, err
 	}
-	for i := range uint64(groups) {
+	for i := range uint64(rings) {
 		for _, x := range []struct {
 			m    *gpu.Memory
 			list *[]*ring.Descriptors
@@ -179,7 +179,7 @@ func newLine(p *place, mode gpu.ResidentMode, groups, items uint32, depth int, s
 		}
 	}
 	o := gpu.ResidentOptions{Name: "bench feed", Mode: mode, Grid: gpu.Grid{Groups: groups, Group: items}}
-	l.r, err = p.c.NewResident(p.k, o, gpu.Buffer(in.All()), gpu.Buffer(out.All()), gpu.U32(uint32(depth)), gpu.U32(groups), gpu.Buffer(payload.All()), gpu.U64(places*l.stride()),
+	l.r, err = p.c.NewResident(p.k, o, gpu.Buffer(in.All()), gpu.Buffer(out.All()), gpu.U32(uint32(depth)), gpu.U32(rings), gpu.Buffer(payload.All()), gpu.U64(places*l.stride()),
 		gpu.Buffer(rows.All()), gpu.U64(row), gpu.Buffer(weights.All()), gpu.U64(0), gpu.U64(0))
 	if err != nil {
 		return nil, err
@@ -252,15 +252,15 @@ func (l *line) collect() error {
 	return nil
 }
 
-// flow sends for a time, with as much under way as the rings hold or, with bursts, one burst of 64 at a time, and takes all answers.
-func (l *line) flow(ctx context.Context, budget time.Duration, bursts bool) (sample paired.Sample, err error) {
+// flow sends for a time, with as much under way as the rings hold and at most most packets, and takes all answers. With bursts it sends a burst of most packets when all of the one before have come.
+func (l *line) flow(ctx context.Context, budget time.Duration, most uint64, bursts bool) (sample paired.Sample, err error) {
 	from, began := l.got, time.Now()
 	for time.Since(began) < budget {
 		if err := ctx.Err(); err != nil {
 			return sample, err
 		}
 		if bursts {
-			for want := l.sent + burst; l.sent < want; {
+			for want := l.sent + most; l.sent < want; {
 				err = errors.Join(err, l.publish(int(want-l.sent)))
 				if err != nil {
 					return sample, err
@@ -271,7 +271,10 @@ func (l *line) flow(ctx context.Context, budget time.Duration, bursts bool) (sam
 			}
 			err = errors.Join(err, l.drain(ctx))
 		} else {
-			err = errors.Join(l.publish(len(l.buf)), l.collect())
+			if free := most - (l.sent - l.got); free > 0 {
+				err = l.publish(int(min(free, uint64(len(l.buf)))))
+			}
+			err = errors.Join(err, l.collect())
 		}
 		if err != nil {
 			return sample, err

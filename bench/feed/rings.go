@@ -21,7 +21,7 @@ const (
 	targetSharing = 0.7   // of that with two consumers
 )
 
-const noBytes = "moves descriptors, each of which is counted by its consumer"
+const noBytes = "moves descriptors, whose numbers or count are compared"
 
 // rings measures rings of descriptors between goroutines.
 func (g *rig) rings(ctx context.Context) error {
@@ -97,6 +97,8 @@ func (g *rig) pingPong() (_ paired.Sample, err error) {
 	for began := time.Now(); time.Since(began) < g.o.Budget; {
 		at := time.Now()
 		for range per {
+			d[0].Tag++
+			sent := d[0].Tag
 			if _, err := there.Publish(d[:]); err != nil {
 				return paired.Sample{}, err
 			}
@@ -106,7 +108,9 @@ func (g *rig) pingPong() (_ paired.Sample, err error) {
 					return paired.Sample{}, err
 				}
 				if n == 1 {
-					back.Release(t, 1)
+					if back.Release(t, 1); d[0].Tag != sent {
+						return paired.Sample{}, fmt.Errorf("%w: descriptor %d came back as %d", paired.ErrFailed, sent, d[0].Tag)
+					}
 					break
 				}
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"time"
@@ -17,8 +18,8 @@ import (
 const targetBursts = 3
 
 // on runs f with a line that lives for one sample, after a few packets that warm it.
-func on(p *place, mode gpu.ResidentMode, groups, items uint32, depth int, size uint64, f func(*line) (paired.Sample, error)) (_ paired.Sample, err error) {
-	l, err := newLine(p, mode, groups, items, depth, size)
+func on(p *place, mode gpu.ResidentMode, groups, items, rings uint32, depth int, size uint64, f func(*line) (paired.Sample, error)) (_ paired.Sample, err error) {
+	l, err := newLine(p, mode, groups, items, rings, depth, size)
 	if err != nil {
 		return paired.Sample{}, err
 	}
@@ -58,23 +59,36 @@ func (g *rig) sweep(ctx context.Context) error {
 // depth is how many packets a ring holds: fewer where there are many.
 func depth(groups uint32) int { return max(burst, min(slots, 64*slots/int(groups))) }
 
-// rate is a row of the sweep: a kernel that stays beside a launch for each burst, and beside goroutines.
+// rate is the rows of the sweep for a kernel that stays: with full rings, beside goroutines; at equal latency, with as many packets under way as a launch for each burst has, beside that; and
+// with a ring for each group, beside one for all.
 func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error {
-	flow := func(p *place, mode gpu.ResidentMode, groups, items uint32) func(context.Context) (paired.Sample, error) {
+	flow := func(p *place, mode gpu.ResidentMode, groups, items, rings uint32, most uint64) func(context.Context) (paired.Sample, error) {
 		return func(ctx context.Context) (paired.Sample, error) {
-			return on(p, mode, groups, items, depth(groups), size, func(l *line) (paired.Sample, error) {
-				return l.flow(ctx, g.o.Budget, mode == gpu.ResidentBatch)
+			return on(p, mode, groups, items, rings, depth(rings), size, func(l *line) (paired.Sample, error) {
+				return l.flow(ctx, g.o.Budget, most, mode == gpu.ResidentBatch)
 			})
 		}
 	}
-	plan := paired.Plan{Name: fmt.Sprintf("%d threads, %s", groups*items, bench.FormatSize(size)), Unit: paired.MopsPerSec, Target: targetBursts,
-		Ours:   paired.Contender{Name: "kernel that stays", Run: flow(g.own, gpu.ResidentStay, groups, items)},
-		Theirs: []paired.Contender{{Name: fmt.Sprintf("launch per burst of %d", burst), Run: flow(g.own, gpu.ResidentBatch, groups, items)}}}
+	name := fmt.Sprintf("%d threads, %s", groups*items, bench.FormatSize(size))
+	stays := func(rings uint32, most uint64) paired.Contender {
+		return paired.Contender{Name: "kernel that stays", Run: flow(g.own, gpu.ResidentStay, groups, items, rings, most)}
+	}
+	full := paired.Plan{Name: name, Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64)}
 	if g.cpu != nil {
 		workers := uint32(max(1, runtime.GOMAXPROCS(0)-1)) // the feeder has a core
-		plan.Theirs = append(plan.Theirs, paired.Contender{Name: fmt.Sprintf("pool of %d goroutines", workers), Run: flow(g.cpu, gpu.ResidentStay, workers, 1)})
+		full.Theirs = []paired.Contender{{Name: fmt.Sprintf("pool of %d goroutines", workers), Run: flow(g.cpu, gpu.ResidentStay, workers, 1, workers, math.MaxUint64)}}
 	}
-	return g.measure(ctx, plan, "feed")
+	if err := g.measure(ctx, full, "feed"); err != nil {
+		return err
+	}
+	err := g.measure(ctx, paired.Plan{Name: fmt.Sprintf("%s, %d under way", name, burst), Unit: paired.MopsPerSec, Target: targetBursts, Ours: stays(groups, burst),
+		Theirs: []paired.Contender{{Name: fmt.Sprintf("launch per burst of %d", burst), Run: flow(g.own, gpu.ResidentBatch, groups, items, groups, burst)}}}, "feed")
+	if err != nil || groups == 1 {
+		return err
+	}
+	one := stays(1, math.MaxUint64)
+	one.Name = "one ring for all groups"
+	return g.measure(ctx, paired.Plan{Name: name + ", a ring for each group", Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64), Theirs: []paired.Contender{one}}, "feed")
 }
 
 // stage is how far a single packet is.
@@ -112,7 +126,7 @@ const pause = 5 * time.Millisecond
 // latency is a row of the times from the arrival of a packet to a stage.
 func (g *rig) latency(ctx context.Context, name string, s stage, size uint64, items uint32, pause time.Duration) error {
 	run := func(ctx context.Context) (paired.Sample, error) {
-		return on(g.own, gpu.ResidentStay, 1, items, 2, size, func(l *line) (paired.Sample, error) {
+		return on(g.own, gpu.ResidentStay, 1, items, 1, 2, size, func(l *line) (paired.Sample, error) {
 			var single []float64
 			arrived := make([]byte, size) // as if from a socket
 			for began := time.Now(); len(single) < 3 || time.Since(began) < g.o.Budget; {

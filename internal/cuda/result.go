@@ -32,7 +32,6 @@ const (
 	ErrorContextDestroyed      Result = 709
 	ErrorHostAlreadyRegistered Result = 712
 	ErrorNotSupported          Result = 801
-	ErrorCaptureInvalidated    Result = 901
 )
 
 // String is the result's name in the manual.

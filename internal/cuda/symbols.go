@@ -18,8 +18,6 @@ const (
 	DMABuf                       // device memory as a dma-buf, for network cards
 	FlushWrites                  // ordering of writes that came past the driver
 	StreamValues                 // a stream writes and awaits values in memory
-	Capture                      // graphs from the work of a stream
-	GraphNodes                   // graphs built node by node
 	features
 )
 
@@ -35,8 +33,6 @@ var featureTable = [features]struct {
 	DMABuf:        {"export as dma-buf", 11070},
 	FlushWrites:   {"flushing of GPUDirect writes", 11030},
 	StreamValues:  {"values written and awaited by streams", 11070},
-	Capture:       {"graphs", 11040},
-	GraphNodes:    {"graphs built by hand", 12000},
 }
 
 // String says what the feature is for.
@@ -105,17 +101,6 @@ const (
 	fnStreamWriteValue64
 	fnStreamWaitValue32
 	fnStreamWaitValue64
-	fnStreamBeginCapture
-	fnStreamEndCapture
-	fnStreamIsCapturing
-	fnGraphCreate
-	fnGraphAddKernel
-	fnGraphAddCopy
-	fnGraphAddFill
-	fnGraphInstantiate
-	fnGraphLaunch
-	fnGraphExecDestroy
-	fnGraphDestroy
 	fnEventCreate
 	fnEventRecord
 	fnEventQuery
@@ -211,17 +196,6 @@ var symbolTable = [functions]struct {
 	fnStreamWriteValue64:          {"cuStreamWriteValue64_v2", StreamValues},
 	fnStreamWaitValue32:           {"cuStreamWaitValue32_v2", StreamValues},
 	fnStreamWaitValue64:           {"cuStreamWaitValue64_v2", StreamValues},
-	fnStreamBeginCapture:          {"cuStreamBeginCapture_v2", Capture},
-	fnStreamEndCapture:            {"cuStreamEndCapture", Capture},
-	fnStreamIsCapturing:           {"cuStreamIsCapturing", Capture},
-	fnGraphCreate:                 {"cuGraphCreate", GraphNodes},
-	fnGraphAddKernel:              {"cuGraphAddKernelNode_v2", GraphNodes},
-	fnGraphAddCopy:                {"cuGraphAddMemcpyNode", GraphNodes},
-	fnGraphAddFill:                {"cuGraphAddMemsetNode", GraphNodes},
-	fnGraphInstantiate:            {"cuGraphInstantiateWithFlags", Capture},
-	fnGraphLaunch:                 {"cuGraphLaunch", Capture},
-	fnGraphExecDestroy:            {"cuGraphExecDestroy", Capture},
-	fnGraphDestroy:                {"cuGraphDestroy", Capture},
 	fnEventCreate:                 {"cuEventCreate", Core},
 	fnEventRecord:                 {"cuEventRecord", Core},
 	fnEventQuery:                  {"cuEventQuery", Core},

@@ -14,10 +14,10 @@ import (
 )
 
 // TestFeedSameAsReference runs the kernels that rings feed on PoCL and in Go, on the same rings: every byte of rings, payload, rows and the control block is the same
-// afterwards. Rings of results are smaller than what comes, so that claimed descriptors are kept for the next launch.
+// afterwards. Rings of results are smaller than what comes, so that claimed descriptors are kept for the next launch, which goes on where the launch before has left: every packet has one result, in order.
 func TestFeedSameAsReference(t *testing.T) {
 	b := newBench(t)
-	const room = 256 // bytes of a packet
+	const room, before = 256, 1 << 40 // bytes of a packet; the tag of results that are there before the first launch
 	for _, x := range []struct {
 		p       *gpu.Program
 		packet  func(*rapid.T) []byte
@@ -47,8 +47,8 @@ func TestFeedSameAsReference(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if n := rapid.IntRange(0, slots).Draw(t, "results before"); n > 0 {
-						if _, err := to.Publish(make([]ring.Desc, n)); err != nil {
+					for range rapid.IntRange(0, slots).Draw(t, "results before") {
+						if _, err := to.Publish([]ring.Desc{{Tag: before}}); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -76,10 +76,48 @@ func TestFeedSameAsReference(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				c.Begin(rapid.Uint32Range(0, 3).Draw(t, "passes"), 1)
 				g := gpu.Grid{Groups: groups, Group: rapid.SampledFrom([]uint32{1, 7}).Draw(t, "group")}
 				rowLen := rapid.SampledFrom([]int{0, 16, 64}).Draw(t, "row")
-				b.same(t, x.p, g, control, in, out, uint32(slots), groups, payload, uint64(len(payload)), make([]byte, int(groups)*slots*rowLen+1), uint64(rowLen), weights, uint64(len(w)), x.param(t))
+				param, rows := x.param(t), make([]byte, int(groups)*slots*rowLen+1)
+				next := make([]uint64, groups) // the tag of each ring's next result
+				for launch := 0; ; launch++ {
+					c.Begin(rapid.Uint32Range(0, 3).Draw(t, "passes"), 1)
+					after := b.same(t, x.p, g, control, in, out, uint32(slots), groups, payload, uint64(len(payload)), rows, uint64(rowLen), weights, uint64(len(w)), param)
+					for i, now := range [][]byte{control, in, out, payload, rows} {
+						copy(now, after[i])
+					}
+					if launch == 3 {
+						break
+					}
+					for r := range int(groups) {
+						from, err := ring.AttachDescriptors(in[r*size:][:size])
+						if err != nil {
+							t.Fatal(err)
+						}
+						if kept := binary.LittleEndian.Uint32(control[128*(1+r)+64:]); from.Stats().Claimed != uint64(kept) {
+							t.Fatalf("launch %d of ring %d has left %d descriptors claimed, and keeps %d", launch, r, from.Stats().Claimed, kept)
+						}
+						to, err := ring.AttachDescriptors(out[r*size:][:size])
+						if err != nil {
+							t.Fatal(err)
+						}
+						got := make([]ring.Desc, rapid.IntRange(1, slots).Draw(t, "results taken"))
+						ticket, n, err := to.Claim(got)
+						if err != nil {
+							t.Fatal(err)
+						}
+						for _, d := range got[:n] {
+							if d.Tag == before {
+								continue
+							}
+							if d.Tag != next[r] {
+								t.Fatalf("result %d of ring %d is in the place of %d", d.Tag, r, next[r])
+							}
+							next[r]++
+						}
+						to.Release(ticket, n)
+					}
+				}
 			})
 		})
 	}

@@ -100,8 +100,8 @@ type tb interface {
 	Fatal(...any)
 }
 
-// same runs the kernel on the device and in Go and compares every buffer, with some bytes behind it. A []byte among the arguments is a buffer's content.
-func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) {
+// same runs the kernel on the device and in Go and compares every buffer, with some bytes behind it. A []byte among the arguments is a buffer's content. It returns what is in the buffers afterwards.
+func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) (after [][]byte) {
 	t.Helper()
 	const guard = 64
 	var list []gpu.Arg
@@ -147,7 +147,9 @@ func (b *bench) same(t tb, p *gpu.Program, g gpu.Grid, args ...any) {
 		if at := differ(got, want[i]); at >= 0 {
 			t.Fatalf("%s with %d groups of %d: byte %d of buffer %d is %#02x on the device and %#02x in Go", p.Name, g.Groups, g.Group, at, i, got[at], want[i][at])
 		}
+		after = append(after, want[i][:len(got)-guard])
 	}
+	return after
 }
 
 // aligned are n bytes on a line of their own, as the device's buffers are.

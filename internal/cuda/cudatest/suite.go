@@ -45,7 +45,6 @@ var checks = []struct {
 	{"Modules", modules},
 	{"BadModules", badModules},
 	{"Arguments", arguments},
-	{"Graphs", graphs},
 	{"Threads", threads},
 	{"VirtualMemory", virtualMemory},
 	{"DMABuf", dmaBuf},

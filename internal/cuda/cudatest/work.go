@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 
@@ -164,64 +163,6 @@ func arguments(r *rig) {
 	})
 	_, err := must[*cuda.Function](r)(m.Function("arguments")).NewLaunch(8, 16)
 	r.wants(err, nil, "parameter 1", "16 bytes")
-}
-
-// graphs, from a stream and by hand, do the same.
-func graphs(r *rig) {
-	if r.older(cuda.Capture) {
-		return
-	}
-	c := r.open()
-	m := r.module(c)
-	s := r.stream(c)
-	const n = 256
-	p, q := r.alloc(c, 4*n), r.alloc(c, 4*n)
-	h := r.pinned(c, 4*n, 0)
-	l := r.launch(m, "increment", 8, 4)
-	l.Set(0, uint64(p))
-	l.Set(1, n)
-	grid, block := cuda.Dim{X: 2}, cuda.Dim{X: 128}
-
-	captured := func() *cuda.Graph {
-		r.ok(s.Capture())
-		if !must[bool](r)(s.Capturing()) {
-			r.Error("not capturing")
-		}
-		r.ok(s.Fill(p, 4, 7, n), l.Run(s, grid, block, 0), s.OnDevice(q, p, 4*n), s.FromDevice(dl.Address(h), q, 4*n))
-		return must[*cuda.Graph](r)(s.EndCapture())
-	}
-	byHand := func() *cuda.Graph {
-		g := must[*cuda.Graph](r)(c.NewGraph())
-		a := must[cuda.Node](r)(g.AddFill(p, 4, 7, n))
-		b := must[cuda.Node](r)(g.AddKernel(l, grid, block, 0, a))
-		e := must[cuda.Node](r)(g.AddCopy(cuda.End{Device: q}, cuda.End{Device: p}, 4*n, b, a))
-		must[cuda.Node](r)(g.AddCopy(cuda.End{Host: dl.Address(h)}, cuda.End{Device: q}, 4*n, e))
-		return g
-	}
-	builds := []func() *cuda.Graph{captured}
-	if r.d.Has(cuda.GraphNodes) == nil {
-		builds = append(builds, byHand)
-	}
-	for i, build := range builds {
-		g := build()
-		if must[bool](r)(s.Capturing()) {
-			r.Error("still capturing")
-		}
-		x := must[*cuda.Exec](r)(g.Instantiate())
-		r.ok(g.Close())
-		for range 3 {
-			clear(h)
-			r.ok(x.Launch(s), s.Synchronize())
-			if !bytes.Equal(h, slices.Repeat([]byte{8, 0, 0, 0}, n)) {
-				r.Errorf("graph %d: % x...", i, h[:8])
-			}
-		}
-		r.ok(x.Close())
-	}
-	r.misuse(func() {
-		_, err := s.EndCapture()
-		r.wants(err, nil, "cuStreamEndCapture")
-	})
 }
 
 // threads: any goroutine may call. A driver refuses calls on a thread without a context.

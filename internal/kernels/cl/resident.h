@@ -35,7 +35,7 @@ typedef struct {
 	uint done;      // items of work done, of all launches
 	uint doorbell;  // as it was before the last pass
 	uint reserved[11];
-	uint checkpoint[PS_CHECKPOINT]; // what the kernel keeps from one launch to the next; nobody else writes it
+	uint checkpoint[PS_CHECKPOINT]; // what the kernel keeps from one launch to the next; only the group writes it
 } ps_group;
 
 // A size that is wrong does not compile.

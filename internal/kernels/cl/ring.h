@@ -8,29 +8,20 @@
 
 #define ps_load64_acquire(p) __scoped_atomic_load_n((p), __ATOMIC_ACQUIRE, __MEMORY_SCOPE_SYSTEM)
 #define ps_store64_release(p, v) __scoped_atomic_store_n((p), (v), __ATOMIC_RELEASE, __MEMORY_SCOPE_SYSTEM)
-#define ps_exchange64(p, v) __scoped_atomic_exchange_n((p), (v), __ATOMIC_ACQ_REL, __MEMORY_SCOPE_SYSTEM)
 #define ps_add64(p, v) __scoped_atomic_fetch_add((p), (v), __ATOMIC_ACQ_REL, __MEMORY_SCOPE_SYSTEM)
 #define ps_fence_system() __nvvm_membar_sys()
 PS_FN int ps_cas64(__global ulong *p, ulong old, ulong now) {
 	return __scoped_atomic_compare_exchange_n(p, &old, now, 0, __ATOMIC_ACQ_REL, __ATOMIC_RELAXED, __MEMORY_SCOPE_SYSTEM);
 }
-// PTX has nanosleep from version 6.3 on, and sm_70 is compiled for 6.0: there a poll over the link is pause enough.
-#if __CUDA_ARCH__ >= 900
-#define ps_pause() __nvvm_nanosleep(100u)
-#else
-#define ps_pause() ((void)0)
-#endif
 
 #else
 
 #pragma OPENCL EXTENSION cl_khr_int64_base_atomics : enable
-#define ps_pause() ((void)0)
 #if __OPENCL_C_VERSION__ >= 300
 #pragma OPENCL EXTENSION cl_khr_int64_extended_atomics : enable
 #define PS_ATOMIC64(p) ((volatile __global atomic_ulong *)(p))
 #define ps_load64_acquire(p) atomic_load_explicit(PS_ATOMIC64(p), memory_order_acquire, PS_SYSTEM)
 #define ps_store64_release(p, v) atomic_store_explicit(PS_ATOMIC64(p), (v), memory_order_release, PS_SYSTEM)
-#define ps_exchange64(p, v) atomic_exchange_explicit(PS_ATOMIC64(p), (v), memory_order_acq_rel, PS_SYSTEM)
 #define ps_add64(p, v) atomic_fetch_add_explicit(PS_ATOMIC64(p), (v), memory_order_acq_rel, PS_SYSTEM)
 #define ps_fence_system() atomic_work_item_fence(CLK_GLOBAL_MEM_FENCE, memory_order_seq_cst, PS_SYSTEM)
 PS_FN int ps_cas64(__global ulong *p, ulong old, ulong now) {
@@ -47,7 +38,6 @@ PS_FN void ps_store64_release(volatile __global ulong *p, ulong v) {
 	ps_fence_system();
 	*p = v;
 }
-#define ps_exchange64(p, v) atom_xchg((p), (v))
 #define ps_add64(p, v) atom_add((p), (v))
 #define ps_cas64(p, old, now) (atom_cmpxchg((p), (old), (now)) == (old))
 #endif

@@ -4,8 +4,7 @@
 //
 // [Build] compiles the library; load it by the path that it returns. Every symbol has the name and arguments of the real
 // driver's (_v2 and so on; the plain names too through cuGetProcAddress), so the code under test needs nothing but the path. A
-// call that is missing is missing as a symbol: arrays, textures, managed memory, memory pools, cuMemcpy3D, cubins. Graphs built
-// by hand have launches, fills and copies of one row.
+// call that is missing is missing as a symbol: arrays, textures, managed memory, memory pools, cuMemcpy3D, cubins, graphs.
 //
 // # What it does
 //
@@ -64,8 +63,7 @@
 // limits beyond the declared ones do not exist. Times mean nothing, priorities neither. It frees and allocates as fast as
 // memory, so code that should pool is not slow here: count calls instead. A free in the exporting process does not disturb an
 // importer, whom hardware would hand undefined memory. A dma-buf is a memfd and only begins where a block does; a range
-// elsewhere is CUDA_ERROR_NOT_SUPPORTED, with a warning. Capture takes the copies, fills, launches and host functions of one
-// stream; events and forks are refused. Globals with initialisers are refused. Results are those of the manual; real drivers
+// elsewhere is CUDA_ERROR_NOT_SUPPORTED, with a warning. Globals with initialisers are refused. Results are those of the manual; real drivers
 // differ from it in places, and between versions.
 //
 // # The check program

@@ -1,4 +1,4 @@
-/* What only the fake does, about exports, virtual memory, graphs, the report and starting again. */
+/* What only the fake does, about exports, virtual memory, the report and starting again. */
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -99,31 +99,6 @@ CHECK_FAKE(virtual_memory_that_is_wrong) {
         CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
     expect_violation("is no exported memory");
     IS(1, d.live()); /* the context */
-}
-
-CHECK_FAKE(graphs_and_freed_memory) {
-    start();
-    CUstream s;
-    CUgraph g;
-    CUgraphExec x;
-    CUevent e;
-    CUdeviceptr p = buffer(4 << 20, 0);
-    OK(d.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    OK(d.cuEventCreate(&e, 0));
-    OK(d.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-    IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, d.cuEventRecord(e, s)); /* the fake's own limit, and it says so */
-    expect_violation("the fake captures");
-    IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, d.cuStreamEndCapture(s, &g));
-    OK(d.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_RELAXED));
-    OK(d.cuMemsetD8Async(p, 1, 64, s));
-    OK(d.cuStreamEndCapture(s, &g));
-    OK(d.cuGraphInstantiateWithFlags(&x, g, 0));
-    OK(d.cuGraphLaunch(x, s));
-    OK(d.cuStreamSynchronize(s));
-    OK(d.cuMemFree_v2(p));
-    OK(d.cuGraphLaunch(x, s));
-    expect_violation("which was freed after the capture");
-    IS(CUDA_ERROR_ILLEGAL_ADDRESS, d.cuStreamSynchronize(s));
 }
 
 CHECK_FAKE(the_report_lists_what_lives) {

@@ -1,4 +1,4 @@
-/* What any driver does: streams, events, host functions, kernels, graphs. */
+/* What any driver does: streams, events, host functions, kernels. */
 #include <unistd.h>
 
 #include "check.h"
@@ -242,75 +242,4 @@ CHECK(a_resident_kernel) {
     __atomic_store_n(&gate[0], 0xffffffff, __ATOMIC_RELEASE);
     OK(d.cuStreamSynchronize(s));
     OK(d.cuMemFree_v2(p));
-}
-
-CHECK(graphs_by_hand) {
-    start();
-    if (d.cuGraphAddKernelNode_v2 == NULL) skip("the driver is older than CUDA 12");
-    CUfunction f = kernel("fill");
-    CUstream s;
-    CUgraph g, other;
-    CUgraphExec x;
-    CUgraphNode fills, runs, copies, wrong;
-    CUcontext ctx;
-    CUdeviceptr p = buffer(4096, 0), q = buffer(4096, 0);
-    uint32_t value = 9, count = 512;
-    OK(d.cuCtxGetCurrent(&ctx));
-    OK(d.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    OK(d.cuGraphCreate(&g, 0));
-    OK(d.cuGraphCreate(&other, 0));
-    OK(d.cuGraphAddMemsetNode(&fills, g, NULL, 0,
-        &(CUDA_MEMSET_NODE_PARAMS){.dst = p, .value = 4, .elementSize = 4, .width = 1024, .height = 1}, ctx));
-    CUDA_KERNEL_NODE_PARAMS_v2 k = {.func = f, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1, .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
-        .kernelParams = (void *[]){&p, &value, &count}};
-    OK(d.cuGraphAddKernelNode_v2(&runs, g, &fills, 1, &k));
-    value = 77; /* the arguments were copied */
-    CUDA_MEMCPY3D m = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = p, .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = q,
-        .WidthInBytes = 4096, .Height = 1, .Depth = 1};
-    OK(d.cuGraphAddMemcpyNode(&copies, g, (CUgraphNode[]){fills, runs}, 2, &m, ctx));
-    IS(CUDA_ERROR_INVALID_VALUE, d.cuGraphAddKernelNode_v2(&wrong, other, &fills, 1, &k)); /* a node of another graph */
-    OK(d.cuGraphDestroy(other));
-    OK(d.cuGraphInstantiateWithFlags(&x, g, 0));
-    OK(d.cuGraphDestroy(g));
-    for (int i = 0; i < 3; i++) {
-        OK(d.cuMemsetD32Async(q, 1, 1024, s));
-        OK(d.cuGraphLaunch(x, s));
-        OK(d.cuStreamSynchronize(s));
-        expect_words(q, 9, 512);
-        expect_words(q + 2048, 4, 512);
-    }
-    OK(d.cuGraphExecDestroy(x));
-}
-
-CHECK(graphs) {
-    start();
-    CUfunction f = kernel("fill");
-    CUstream s;
-    CUgraph g;
-    CUgraphExec x;
-    CUdeviceptr p = buffer(4096, 0);
-    CUstreamCaptureStatus status;
-    uint32_t value = 9, count = 512;
-    OK(d.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING));
-    OK(d.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    OK(d.cuStreamIsCapturing(s, &status));
-    IS(CU_STREAM_CAPTURE_STATUS_ACTIVE, status);
-    OK(d.cuMemsetD32Async(p, 4, 1024, s));
-    launch1(f, s, (void *[]){&p, &value, &count});
-    OK(d.cuStreamEndCapture(s, &g));
-    OK(d.cuStreamSynchronize(s));
-    expect_words(p, 0, 1024); /* captured, not run */
-    OK(d.cuGraphInstantiateWithFlags(&x, g, 0));
-    OK(d.cuGraphDestroy(g));
-    for (int i = 0; i < 3; i++) {
-        OK(d.cuMemsetD32Async(p, 1, 1024, s));
-        OK(d.cuGraphLaunch(x, s));
-        OK(d.cuStreamSynchronize(s));
-        expect_words(p, 9, 512);
-        expect_words(p + 2048, 4, 512);
-    }
-    OK(d.cuGraphExecDestroy(x));
-    OK(d.cuStreamBeginCapture_v2(s, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL));
-    IS(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED, d.cuStreamSynchronize(s));
-    IS(CUDA_ERROR_STREAM_CAPTURE_INVALIDATED, d.cuStreamEndCapture(s, &g));
 }

@@ -55,11 +55,6 @@ static void end_object(object *o, void *arg) {
     if (o->ctx != x) return;
     switch (o->kind) {
     case T_EVENT: event_free((event *)o); break;
-    case T_EXEC:
-        object_remove(o);
-        graph_unref(((exec *)o)->g);
-        free(o);
-        break;
     default: (void)c; break;
     }
 }
@@ -71,12 +66,6 @@ void context_destroy(context *x, const call *c) {
     void *arg[2] = {x, (void *)(uintptr_t)c};
     objects_each(end_object, arg);
     object *o;
-    while (objects_of(x, T_GRAPH, &o, 1) == 1) {
-        object_remove(o);
-        o->ctx = NULL;
-        graph_nodes_end((graph *)o);
-        graph_unref((graph *)o);
-    }
     while (objects_of(x, T_MODULE, &o, 1) == 1) module_free((module *)o, c);
     memory_of_context_end(x, c);
     for (context **p = &G.contexts; *p != NULL; p = &(*p)->next)
@@ -323,8 +312,6 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
 
 CUresult cuCtxSynchronize(void) {
     BEGIN(cuCtxSynchronize, NEEDS_CONTEXT);
-    for (stream *s = c.ctx->streams; s != NULL; s = s->next)
-        if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     /* what is queued now; others may queue more, and streams may come and go, while this thread waits */
     context *x = c.ctx;
     int n = 0;

@@ -135,7 +135,6 @@ static CUresult copy(call *c, struct side dst, struct side src, size_t n, size_t
     if ((r = check_side(c, &src, (rows - 1) * src.pitch + n, false)) != CUDA_SUCCESS) return r;
     bool wait = dst.pageable || src.pageable || (dst.kind == HOST && src.kind == HOST) || (!async && (dst.kind == HOST ||
         src.kind == HOST));
-    if (wait && (r = capture_refuse(c, s)) != CUDA_SUCCESS) return r;
     if (wait && (r = check_wait(c, s)) != CUDA_SUCCESS) return r;
     op *o = op_new(run_copy);
     o->dst = cpu_address(dst.p);
@@ -240,20 +239,6 @@ CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *m, CUstream stream) {
     return end(&c, copy2d(&c, m, stream, true));
 }
 
-/* The copy of a node of a graph: one row. */
-CUresult copy_node(call *c, const CUDA_MEMCPY3D *p, stream *s) {
-    struct side dst, src;
-    if (p->dstMemoryType == CU_MEMORYTYPE_HOST) dst = H(p->dstHost);
-    else if (p->dstMemoryType == CU_MEMORYTYPE_DEVICE) dst = D(p->dstDevice);
-    else return bad(c, CUDA_ERROR_INVALID_VALUE, "the destination is memory of type %d", (int)p->dstMemoryType);
-    if (p->srcMemoryType == CU_MEMORYTYPE_HOST) src = H(p->srcHost);
-    else if (p->srcMemoryType == CU_MEMORYTYPE_DEVICE) src = D(p->srcDevice);
-    else return bad(c, CUDA_ERROR_INVALID_VALUE, "the source is memory of type %d", (int)p->srcMemoryType);
-    dst.p += p->dstXInBytes;
-    src.p += p->srcXInBytes;
-    return copy(c, dst, src, p->WidthInBytes, 1, (CUstream)(uintptr_t)s->o.handle, true);
-}
-
 static void run_fill(op *o) {
     if (o->width == 1) {
         memset(o->dst, (int)o->value, o->n);
@@ -278,10 +263,6 @@ static CUresult fill(call *c, uint64_t dst, uint64_t value, unsigned width, size
     o->delay_us = G.delay_copy;
     op_use(o, dst, n * width);
     return submit(c, s, o);
-}
-
-CUresult fill_node(call *c, const CUDA_MEMSET_NODE_PARAMS *p, stream *s) {
-    return fill(c, p->dst, p->value, p->elementSize, p->width, (CUstream)(uintptr_t)s->o.handle);
 }
 
 #define FILL(name, type, stream_parameter, stream) \

@@ -24,8 +24,6 @@ static const struct {
 #define X(symbol, base, since, args) {#base, since, (void *)symbol},
     CUDA_CALLS(X)
 #undef X
-    /* since 12.0 the plain name has the arguments of the one with flags */
-    {"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags},
 };
 
 static const struct {

@@ -228,16 +228,6 @@ typedef enum {
     CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED = 4
 } CUdevice_P2PAttribute;
 typedef enum {
-    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
-    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
-    CU_STREAM_CAPTURE_MODE_RELAXED = 2
-} CUstreamCaptureMode;
-typedef enum {
-    CU_STREAM_CAPTURE_STATUS_NONE = 0,
-    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
-    CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
-} CUstreamCaptureStatus;
-typedef enum {
     CU_STREAM_MEM_OP_WAIT_VALUE_32 = 1,
     CU_STREAM_MEM_OP_WRITE_VALUE_32 = 2,
     CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES = 3,
@@ -247,9 +237,6 @@ typedef enum {
 } CUstreamBatchMemOpType;
 
 typedef unsigned long long CUmemGenericAllocationHandle;
-typedef struct CUgraph_st *CUgraph;
-typedef struct CUgraphNode_st *CUgraphNode;
-typedef struct CUgraphExec_st *CUgraphExec;
 typedef struct { CUmemLocationType type; int id; } CUmemLocation;
 typedef struct { CUmemLocation location; CUmemAccess_flags flags; } CUmemAccessDesc;
 typedef struct {
@@ -276,38 +263,6 @@ typedef union {
     } waitValue, writeValue;
     uint64_t pad[6];
 } CUstreamBatchMemOpParams;
-
-typedef struct CUkern_st *CUkernel;
-typedef struct {
-    CUfunction func;
-    unsigned int gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
-    void **kernelParams, **extra;
-    CUkernel kern;
-    CUcontext ctx;
-} CUDA_KERNEL_NODE_PARAMS_v2;
-typedef struct {
-    size_t srcXInBytes, srcY, srcZ, srcLOD;
-    CUmemorytype srcMemoryType;
-    const void *srcHost;
-    CUdeviceptr srcDevice;
-    CUarray srcArray;
-    void *reserved0;
-    size_t srcPitch, srcHeight;
-    size_t dstXInBytes, dstY, dstZ, dstLOD;
-    CUmemorytype dstMemoryType;
-    void *dstHost;
-    CUdeviceptr dstDevice;
-    CUarray dstArray;
-    void *reserved1;
-    size_t dstPitch, dstHeight;
-    size_t WidthInBytes, Height, Depth;
-} CUDA_MEMCPY3D;
-typedef struct {
-    CUdeviceptr dst;
-    size_t pitch;
-    unsigned int value, elementSize;
-    size_t width, height;
-} CUDA_MEMSET_NODE_PARAMS;
 
 #define CUDA_API __attribute__((visibility("default")))
 #include "cuda_calls.h"

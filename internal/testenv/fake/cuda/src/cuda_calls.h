@@ -110,23 +110,6 @@
     X(cuStreamWaitValue64_v2, cuStreamWaitValue64, 11070, (CUstream stream, CUdeviceptr addr, uint64_t value, unsigned int flags)) \
     X(cuStreamBatchMemOp_v2, cuStreamBatchMemOp, 11070, \
       (CUstream stream, unsigned int count, CUstreamBatchMemOpParams *params, unsigned int flags)) \
-    X(cuStreamBeginCapture_v2, cuStreamBeginCapture, 10010, (CUstream stream, CUstreamCaptureMode mode)) \
-    X(cuStreamEndCapture, cuStreamEndCapture, 10000, (CUstream stream, CUgraph *graph)) \
-    X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream stream, CUstreamCaptureStatus *status)) \
-    X(cuGraphInstantiate_v2, cuGraphInstantiate, 11000, \
-      (CUgraphExec *exec, CUgraph graph, CUgraphNode *node, char *log, size_t n)) \
-    X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040, (CUgraphExec *exec, CUgraph graph, \
-        unsigned long long flags)) \
-    X(cuGraphLaunch, cuGraphLaunch, 10000, (CUgraphExec exec, CUstream stream)) \
-    X(cuGraphExecDestroy, cuGraphExecDestroy, 10000, (CUgraphExec exec)) \
-    X(cuGraphDestroy, cuGraphDestroy, 10000, (CUgraph graph)) \
-    X(cuGraphCreate, cuGraphCreate, 10000, (CUgraph *graph, unsigned int flags)) \
-    X(cuGraphAddKernelNode_v2, cuGraphAddKernelNode, 12000, \
-      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_KERNEL_NODE_PARAMS_v2 *params)) \
-    X(cuGraphAddMemcpyNode, cuGraphAddMemcpyNode, 10000, \
-      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_MEMCPY3D *params, CUcontext ctx)) \
-    X(cuGraphAddMemsetNode, cuGraphAddMemsetNode, 10000, \
-      (CUgraphNode *node, CUgraph graph, const CUgraphNode *after, size_t n, const CUDA_MEMSET_NODE_PARAMS *params, CUcontext ctx)) \
     X(cuEventCreate, cuEventCreate, 2000, (CUevent *event, unsigned int flags)) \
     X(cuEventRecord, cuEventRecord, 2000, (CUevent event, CUstream stream)) \
     X(cuEventQuery, cuEventQuery, 2000, (CUevent event)) \

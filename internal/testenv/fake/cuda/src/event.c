@@ -72,7 +72,6 @@ CUresult cuEventRecord(CUevent event_, CUstream stream_) {
     if ((r = stream_get(&c, stream_, &s)) != CUDA_SUCCESS) return end(&c, r);
     if (s->o.ctx != e->o.ctx) return end(&c, bad(&c, CUDA_ERROR_INVALID_HANDLE,
         "the event and the stream are of different contexts"));
-    if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     op *o = op_new(run_record);
     o->always = true;
     o->drop = drop_record;
@@ -100,7 +99,6 @@ CUresult cuStreamWaitEvent(CUstream stream_, CUevent event_, unsigned int flags)
     stream *s;
     if ((r = stream_get(&c, stream_, &s)) != CUDA_SUCCESS) return end(&c, r);
     if (flags != 0) return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "flags %#x", flags));
-    if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     op *o = op_new(NULL);
     if (e->ipc != NULL) {
         o->run = run_wait_ipc;

@@ -324,9 +324,8 @@ static void run_kernel(op *o) {
     set_in_callback(false);
 }
 
-CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_,
-    void **params,
-                       void **extra) {
+static CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_,
+                       void **params, void **extra) {
     function *f = FIND(function, T_FUNCTION, fn);
     const int *attr = c->ctx->dev->attr;
     CUresult r;
@@ -358,7 +357,6 @@ CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3]
         "%zu bytes of arguments, the kernel %s takes %zu", size, f->name, f->args);
     op *o = op_new(run_kernel);
     o->fn = f;
-    o->value = f->o.handle; /* a graph asks it whether the function is still there */
     o->resident = f->resident;
     o->delay_us = G.delay_launch;
     o->args = malloc(f->args + 16);

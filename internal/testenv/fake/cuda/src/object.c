@@ -8,8 +8,7 @@
 #define BUCKETS 4096
 static object *buckets[BUCKETS];
 
-static const char *const kind_names[T_COUNT] = {"handle",   "context", "stream",          "event",        "module",
-                                                "function", "graph",   "executable graph", "memory handle", "node"};
+static const char *const kind_names[T_COUNT] = {"handle", "context", "stream", "event", "module", "function", "memory handle"};
 
 static size_t bucket(uint64_t handle) { return (size_t)(handle >> 4) % BUCKETS; }
 

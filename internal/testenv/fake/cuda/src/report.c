@@ -80,8 +80,7 @@ static void live(struct text *t, const char *what, uint64_t h, size_t size, orig
 }
 
 static void live_object(object *o, void *arg) {
-    static const char *const names[T_COUNT] = {"", "context", "stream", "event", "module", "", "graph", "executable graph",
-        "memory handle"};
+    static const char *const names[T_COUNT] = {"", "context", "stream", "event", "module", "", "memory handle"};
     if (o->kind == T_FUNCTION) return; /* lives with its module */
     if (o->kind == T_STREAM && (((stream *)o)->legacy || ((stream *)o)->thread_own || ((stream *)o)->closing)) return;
     if (o->kind == T_CONTEXT && (((context *)o)->dead || ((context *)o)->is_primary)) return;

@@ -26,7 +26,7 @@ enum call_id {
     F_COUNT
 };
 
-typedef enum { T_NONE, T_CONTEXT, T_STREAM, T_EVENT, T_MODULE, T_FUNCTION, T_GRAPH, T_EXEC, T_PHYS, T_NODE, T_COUNT } kind;
+typedef enum { T_NONE, T_CONTEXT, T_STREAM, T_EVENT, T_MODULE, T_FUNCTION, T_PHYS, T_COUNT } kind;
 
 typedef struct origin { /* who made or ended a thing */
     uint64_t call;      /* number of the call in this process, from 1 */
@@ -113,7 +113,6 @@ typedef struct stream {
     pthread_cond_t cond;
     op *head, *tail;
     uint64_t submitted, completed;
-    struct graph *capture;
     struct stream *next;
 } stream;
 
@@ -195,9 +194,6 @@ typedef struct module {
     global *globals;
     int nglobals;
 } module;
-
-typedef struct graph { object o; op **ops; int nops; bool invalid, done; int tid; stream *origin; int refs; } graph;
-typedef struct exec { object o; graph *g; } exec;
 
 typedef struct rule { /* of a script */
     int fn, alt; /* -1: any; the other version of the call, or fn again */
@@ -324,7 +320,6 @@ void stream_join_all(context *x);
 void op_free(op *o);
 void op_execute(op *o, bool failed);
 bool stream_idle(const stream *s);
-CUresult capture_refuse(const call *c, stream *s);
 
 /* event.c, ipc.c */
 void event_free(event *e);
@@ -350,15 +345,5 @@ void phys_unref(phys *p);
 CUresult ptx_parse(const char *text, module *m, char *log, size_t n);
 void module_free(module *m, const call *c);
 void kernels_forget(void);
-
-/* graph.c */
-CUresult graph_capture(const call *c, graph *g, op *o);
-void graph_unref(graph *g);
-
-/* node.c */
-void graph_nodes_end(graph *g);
-CUresult launch(call *c, CUfunction fn, const unsigned g[3], const unsigned b[3], unsigned shared, CUstream stream_, void **params, void **extra);
-CUresult copy_node(call *c, const CUDA_MEMCPY3D *p, stream *s);
-CUresult fill_node(call *c, const CUDA_MEMSET_NODE_PARAMS *p, stream *s);
 
 #endif

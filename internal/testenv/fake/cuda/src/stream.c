@@ -54,10 +54,6 @@ void stream_close(stream *s) {
     if (s->closing) return;
     s->closing = true;
     object_remove(&s->o);
-    if (s->capture != NULL) {
-        graph_unref(s->capture);
-        s->capture = NULL;
-    }
     if (s->started) pthread_cond_signal(&s->cond);
     else stream_end(s);
 }
@@ -193,7 +189,6 @@ static bool start(stream *s) {
 CUresult submit(const call *c, stream *s, op *o) {
     context *x = s->o.ctx;
     o->s = s;
-    if (s->capture != NULL) return graph_capture(c, s->capture, o);
     if (!s->started && !start(s)) {
         op_free(o);
         return bad(c, CUDA_ERROR_OPERATING_SYSTEM, "no thread for a stream");
@@ -268,7 +263,6 @@ CUresult cuStreamDestroy_v2(CUstream stream_) {
 
 CUresult cuStreamSynchronize(CUstream stream_) {
     STREAM(cuStreamSynchronize);
-    if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     uint64_t h = s->o.ctx->o.handle;
     wait_for(s, s->submitted);
     return end(&c, surface(h));
@@ -276,7 +270,6 @@ CUresult cuStreamSynchronize(CUstream stream_) {
 
 CUresult cuStreamQuery(CUstream stream_) {
     STREAM(cuStreamQuery);
-    if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     if (!stream_idle(s)) return end(&c, CUDA_ERROR_NOT_READY);
     return end(&c, surface(s->o.ctx->o.handle));
 }
@@ -311,7 +304,6 @@ static void run_callback(op *o) {
 CUresult cuStreamAddCallback(CUstream stream_, void (*callback)(CUstream, CUresult, void *), void *data, unsigned int flags) {
     STREAM(cuStreamAddCallback);
     if (callback == NULL || flags != 0) return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "callback is NULL, or flags are not 0"));
-    if ((r = capture_refuse(&c, s)) != CUDA_SUCCESS) return end(&c, r);
     op *o = op_new(run_callback);
     o->always = true; /* with the error as its status */
     o->callback = callback;
