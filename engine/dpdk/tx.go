@@ -545,6 +545,12 @@ func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
 	switch {
 	case n > q.port.can.MaxPacket && (b.SegmentSize(i) == 0 || n > longest):
 		return engine.DropTooLong
+	case n > q.port.info.MTU+packet.EthernetLen && b.SegmentSize(i) == 0: // a driver may take it never, and none behind it
+		var l packet.Layers
+		packet.Parse(b.Bytes(i, 0), &l)
+		if n > q.port.info.MTU+packet.EthernetLen+int(l.NumTags)*packet.VLANLen {
+			return engine.DropTooLong
+		}
 	case n < packet.EthernetLen:
 		return engine.DropBadFrame
 	}

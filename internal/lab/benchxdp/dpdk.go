@@ -28,9 +28,10 @@ func openDPDK(ctx context.Context, h packetHost, s sideSpec) (_ *engineParts, er
 		huge = "on"
 	}
 	var e engine.Engine = dpdk.New()
-	for _, name := range s.interfaces {
+	for i, name := range s.interfaces {
 		err := h.Do(func() error {
-			x, err := e.OpenPort(ctx, engine.PortSpec{RxQueues: 1, TxQueues: 1,
+			// The last one only sends: a port starts when it has as many receive queues as were announced.
+			x, err := e.OpenPort(ctx, engine.PortSpec{RxQueues: max(1-i, 0), TxQueues: 1,
 				Address: fmt.Sprintf("dpdk://net_af_xdp%d,iface=%s?descriptors=%d&huge=%s", devices.Add(1), name, depth, huge)})
 			if err == nil {
 				p.ports = append(p.ports, x)
