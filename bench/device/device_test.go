@@ -93,7 +93,10 @@ func everything(t *testing.T, o Options) {
 			t.Errorf("%s: %v allocations", name, x.Cost.Allocs)
 		}
 	}
-	for _, name := range []string{"event recorded, seen", "query of an event that happened", "allocate and free device memory, 4 KiB", "allocate and free pinned memory, 4 KiB"} {
+	if x := names["reorder int16 to f16, batch of 1 MiB, packets of 8 KiB"]; x == nil || x.Ours.Verified != 2<<20 || len(x.Theirs) != 1 || x.Theirs[0].Verified != 2<<20 || x.Theirs[0].Ratio == nil {
+		t.Errorf("batches: %+v", x)
+	}
+	for _, name := range []string{"reorder, burst of 64 packets of 64 B, launched and released", "event recorded, seen", "query of an event that happened", "allocate and free device memory, 4 KiB", "allocate and free pinned memory, 4 KiB"} {
 		if names[name] == nil {
 			t.Errorf("no row %q", name)
 		}

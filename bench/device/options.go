@@ -92,7 +92,7 @@ func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 		g.s.Notes = append(g.s.Notes, "measured: "+choice.String())
 	}
 	g.s.Notes = append(g.s.Notes, g.notes()...)
-	for _, f := range []func(context.Context) error{g.copies, g.pipelines, g.launches, g.events, g.allocations} {
+	for _, f := range []func(context.Context) error{g.copies, g.pipelines, g.launches, g.events, g.reorders, g.allocations} {
 		if err := f(ctx); err != nil {
 			return g.s.End(err)
 		}

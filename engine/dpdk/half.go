@@ -185,6 +185,23 @@ func (h *half) took(d *cdpdk.Desc) (mem.Handle, uint64) {
 	return h.handles[d.Slot], h.user.Span().Off + uint64(d.Slot)*uint64(h.user.Stride()) + uint64(d.Off)
 }
 
+// tookRows is took for segments that are packets, behind the driver's headroom each.
+func (h *half) tookRows(d []cdpdk.Desc, rows *burst.Rows) {
+	if h.lent != nil {
+		h.lent.out.Add(int64(len(d)))
+		for i := range d {
+			rows.Set(i, mem.Handle(d[i].Slot), d[i].Addr-uint64(h.lent.base), uint32(d[i].Len))
+		}
+		return
+	}
+	h.held -= len(d)
+	handles, off, stride := h.handles, h.user.Span().Off+headroom, uint64(h.user.Stride())
+	for i := range d {
+		s := d[i].Slot
+		rows.Set(i, handles[s], off+uint64(s)*stride, uint32(d[i].Len))
+	}
+}
+
 // untake undoes took.
 func (h *half) untake(*cdpdk.Desc) {
 	if h.lent != nil {

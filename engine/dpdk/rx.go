@@ -159,13 +159,10 @@ func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 		return false
 	}
 	from := b.Len()
-	for i := range d {
-		x, off := q.h.took(&d[i])
-		rows.Set(i, x, off, uint32(d[i].Len))
-	}
+	q.h.tookRows(d, &rows)
 	b.Builder().AddRows(len(d))
 	for i := range d {
-		if d[i].Flags != 0 {
+		if d[i].Flags&(cdpdk.ChecksumsGood|cdpdk.HashValid) != 0 {
 			q.note(q.Spec(), b, from+i, &d[i])
 		}
 	}

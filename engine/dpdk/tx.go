@@ -157,7 +157,7 @@ func (q *txQueue) open(id int, spec engine.TxSpec) (err error) {
 	if spec.SourceMAC {
 		q.SourceMAC(p.mac)
 	}
-	if q.tx, err = cdpdk.NewTx(p.dev, q.n, headers); err != nil {
+	if q.tx, err = cdpdk.NewTx(p.dev, q.n, headers, p.info.Driver == "net_ring"); err != nil {
 		return err
 	}
 	if !p.chains || !p.reads {
@@ -355,12 +355,17 @@ func (q *txQueue) reap() {
 		if len(done) == 0 {
 			break
 		}
-		for _, i := range done {
-			q.settle(i)
-			q.free = append(q.free, i)
-		}
+		q.settleAll(done)
 	}
 	q.giveBack()
+}
+
+// settleAll notes that headers point at nothing any more, and are free. giveBack comes after it.
+func (q *txQueue) settleAll(done []uint32) {
+	for _, i := range done {
+		q.settle(i)
+	}
+	q.free = append(q.free, done...)
 }
 
 // settle notes that a header points at nothing any more.
@@ -419,187 +424,6 @@ func (q *txQueue) watch() {
 		q.ticking = true
 		q.timer.Reset(max(q.pause, sendAgain))
 	}
-}
-
-// device is the sink of a queue: the driver.
-type device txQueue
-
-// Transmit implements engine.Sink.
-func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
-	q := (*txQueue)(d)
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if !q.started {
-		return from, time.Now().Add(time.Millisecond) // the port waits for its queues
-	}
-	for from < to {
-		next, again := q.send(b, from, to)
-		if from = next; again {
-			q.reap()
-			q.watch()
-			return from, time.Now().Add(sendAgain)
-		}
-	}
-	q.reap()
-	if q.tx.Out() > 0 {
-		q.pause = sendAgain
-		q.watch()
-	}
-	return to, time.Time{}
-}
-
-// refuse gives up one packet.
-func (q *txQueue) refuse(b *burst.Burst, i int, why engine.Drop) {
-	b.Builder().ReleasePart(i, i+1)
-	q.drops.Inc(why)
-	q.out.Complete(1)
-}
-
-// send gives some packets to the driver. It returns the first that is left, and whether the driver takes no more now.
-func (q *txQueue) send(b *burst.Burst, from, to int) (next int, again bool) {
-	segs := q.tx.Segs()
-	var chosen [sendAtOnce]int
-	packets, n := 0, 0
-	for next = from; next < to && packets < sendAtOnce; next++ {
-		k := b.Segments(next)
-		if k == 0 {
-			continue
-		}
-		if n+k > len(segs) || k > len(q.free) {
-			again = packets == 0
-			break
-		}
-		if why := q.fit(b, next); why != engine.NumDrops {
-			if packets > 0 {
-				break // those in front of it go first
-			}
-			q.refuse(b, next, why)
-			continue
-		}
-		laid := q.lay(b, next, segs[n:])
-		if laid == 0 { // no bounce buffer is free
-			again = packets == 0
-			break
-		}
-		n += laid
-		chosen[packets] = next
-		packets++
-	}
-	if packets == 0 {
-		return next, again
-	}
-	taken, refused := q.tx.Burst(n)
-	sent, bytes := 0, 0
-	for at := 0; at < taken; at += int(segs[at].Segs) {
-		i := chosen[sent]
-		bytes += int(segs[at].PktLen)
-		if q.bounced(segs[at].Index) {
-			b.Builder().ReleasePart(i, i+1)
-			q.copied.Add(uint64(segs[at].PktLen))
-		} else {
-			b.Builder().ForgetPart(i, i+1)
-		}
-		sent++
-	}
-	for at := taken; at < n; at++ { // the headers that the driver did not take
-		q.untake(segs[at].Index)
-	}
-	q.packets.Add(uint64(sent))
-	q.bytes.Add(uint64(bytes))
-	switch {
-	case sent == packets:
-		return next, false
-	case refused:
-		q.refuse(b, chosen[sent], engine.DropRefused)
-		return chosen[sent] + 1, false
-	case sent == 0 && q.packets.Load() > 0 && q.down(): // a link that has not been up yet may take its time
-		for _, i := range chosen[:packets] {
-			q.refuse(b, i, engine.DropDown)
-		}
-		return next, false
-	}
-	return chosen[sent], true
-}
-
-// down reports whether the link is down: what a driver does not take then it will not take soon.
-func (q *txQueue) down() bool {
-	up, _, err := q.port.dev.Link()
-	return err == nil && !up
-}
-
-// bounced reports whether a header points at a bounce buffer.
-func (q *txQueue) bounced(i uint32) bool { return q.from != nil && q.parts[i].src == q.from }
-
-// untake takes a header back that was laid out and not taken. A copy in a bounce buffer goes; the packet itself is still in its burst.
-func (q *txQueue) untake(i uint32) {
-	if q.bounced(i) {
-		q.from.Reclaim([]burst.Handle{q.parts[i].h})
-	}
-	q.parts[i] = part{}
-	q.free = append(q.free, i)
-}
-
-// fit says why a packet cannot be sent, NumDrops if it can.
-func (q *txQueue) fit(b *burst.Burst, i int) engine.Drop {
-	n := b.PacketLen(i)
-	switch {
-	case n > q.port.can.MaxPacket && (b.SegmentSize(i) == 0 || n > longest):
-		return engine.DropTooLong
-	case n > q.port.info.MTU+packet.EthernetLen && b.SegmentSize(i) == 0: // a driver may take it never, and none behind it
-		var l packet.Layers
-		packet.Parse(b.Bytes(i, 0), &l)
-		if n > q.port.info.MTU+packet.EthernetLen+int(l.NumTags)*packet.VLANLen {
-			return engine.DropTooLong
-		}
-	case n < packet.EthernetLen:
-		return engine.DropBadFrame
-	}
-	return engine.NumDrops
-}
-
-// lay lays out a packet that fits, and returns the number of its segments: 0 where it needs a bounce buffer and none is free.
-func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
-	k := b.Segments(i)
-	if k > 1 && !q.port.chains || !q.port.reads {
-		slot, err := q.bounce.Get()
-		if err != nil {
-			return 0
-		}
-		k = 1
-		q.lays(&segs[0], slot.Bytes()[:b.CopyTo(slot.Bytes(), i)], part{q.from, slot.Handle(), true})
-	} else {
-		for s := range k {
-			g := b.Builder().Part(i, s)
-			q.lays(&segs[s], b.Bytes(i, s), part{g.Source, g.Handle, s == k-1})
-		}
-	}
-	segs[0].PktLen, segs[0].Segs = uint32(b.PacketLen(i)), uint8(k)
-	if want := b.Flags(i) & burst.Requests; want != 0 {
-		q.ask(b, i, want, &segs[0])
-	}
-	if q.held {
-		if at, ok := b.Time(i); ok {
-			segs[0].Time = q.port.clock.ticks(at)
-		}
-	}
-	return k
-}
-
-// iova is the address by which the device reaches bytes; 0 where DPDK has to look it up.
-func (q *txQueue) iova(addr uint64) uint64 {
-	if cdpdk.Physical() {
-		return 0
-	}
-	return addr
-}
-
-// lays points a header at bytes.
-func (q *txQueue) lays(s *cdpdk.Seg, bytes []byte, x part) {
-	at := uint64(address(bytes))
-	h := q.free[len(q.free)-1]
-	q.free = q.free[:len(q.free)-1]
-	*s = cdpdk.Seg{Addr: at, IOVA: q.iova(at), Index: h, Len: uint16(len(bytes))}
-	q.parts[h] = x
 }
 
 // longest is the length of the longest frame that a device segments: with an IP packet of 65535 bytes.

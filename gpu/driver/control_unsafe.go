@@ -83,12 +83,12 @@ func (c *Control) Ring() { c.head.doorbell.Add(1) }
 // Groups is the number of groups.
 func (c *Control) Groups() int { return len(c.lines) }
 
-// Group is what group i has said.
+// Group is what group i has said. State is as new as the counts, or newer.
 func (c *Control) Group(i int) GroupStatus {
 	l := &c.lines[i]
-	s := GroupStatus{State: GroupState(l.state.Load()), Heartbeat: l.heartbeat.Load(), Done: l.done.Load()}
-	if l.epoch.Load() != c.head.epoch.Load() {
-		s.State = GroupNew
+	s := GroupStatus{Done: l.done.Load(), Heartbeat: l.heartbeat.Load()}
+	if l.epoch.Load() == c.head.epoch.Load() {
+		s.State = GroupState(l.state.Load())
 	}
 	return s
 }

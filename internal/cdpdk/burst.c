@@ -131,7 +131,7 @@ void ps_free_foreign(uint64_t *m, uint32_t n)
 		rte_pktmbuf_free_seg((struct rte_mbuf *)(uintptr_t)m[i]);
 }
 
-struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const char *name, int *err)
+struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, int others, const char *name, int *err)
 {
 	struct ps_tx *t = calloc(1, sizeof *t);
 	if (!t) {
@@ -140,13 +140,15 @@ struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const cha
 	}
 	t->port = port;
 	t->queue = queue;
+	t->physical = rte_eal_iova_mode() == RTE_IOVA_PA;
+	t->one = calloc(PS_BURST, sizeof *t->one);
 	t->seg = aligned_alloc(64, PS_DESCS * sizeof *t->seg);
 	t->m = calloc(PS_DESCS, sizeof *t->m);
 	t->packet = calloc(PS_DESCS, sizeof *t->packet);
 	t->done = calloc(PS_DESCS, sizeof *t->done);
 	*err = ENOMEM;
-	if (t->seg && t->m && t->packet && t->done)
-		t->pool = ps_header_pool(name, depth, rte_eth_dev_socket_id(port), err);
+	if (t->seg && t->one && t->m && t->packet && t->done)
+		t->pool = ps_header_pool(name, depth, others, rte_eth_dev_socket_id(port), err);
 	if (!t->pool) {
 		ps_tx_free(t);
 		return NULL;
@@ -159,29 +161,56 @@ void ps_tx_free(struct ps_tx *t)
 	if (t->pool)
 		ps_pool_close(t->pool);
 	free(t->seg);
+	free(t->one);
 	free(t->m);
 	free(t->packet);
 	free(t->done);
 	free(t);
 }
 
-// ps_tx_burst sends packets, and returns how many segments of whole packets the driver took.
+// point points a header at bytes: one segment, for which the device does nothing else.
+static inline void point(struct ps_tx *t, struct rte_mbuf *m, uint64_t addr, uint16_t len)
+{
+	m->buf_addr = (void *)(uintptr_t)addr;
+	rte_mbuf_iova_set(m, t->physical ? rte_malloc_virt2iova(m->buf_addr) : addr);
+	m->buf_len = len;
+	m->data_off = 0;
+	m->data_len = len;
+	m->next = NULL;
+	m->nb_segs = 1;
+	m->ol_flags = RTE_MBUF_F_EXTERNAL;
+}
+
+// ps_tx_run is ps_tx_burst for the first packets in one. It returns how many the driver took.
+uint32_t ps_tx_run(struct ps_tx *t, uint32_t packets)
+{
+	for (uint32_t i = 0; i < packets; i++) {
+		struct ps_one *s = &t->one[i];
+		struct rte_mbuf *m = t->packet[i] = t->pool->mbuf[s->index];
+		if (i + 2 < packets)
+			rte_prefetch0(t->pool->mbuf[t->one[i + 2].index]);
+		point(t, m, s->addr, s->len);
+		m->pkt_len = s->len;
+		m->packet_type = 0;
+	}
+	uint32_t n = ps_ops.tx(t->port, t->queue, t->packet, packets);
+	t->out += n;
+	t->back = ps_tx_reap(t, 0);
+	return n;
+}
+
+// ps_tx_burst sends packets, and returns how many segments of whole packets the driver took. What the driver has freed by then is in done, and
+// back says how many.
 uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 {
 	uint32_t packets = 0, taken = 0;
 	int prepare = 0;
 	struct rte_mbuf *last = NULL;
+	t->back = 0;
 	for (uint32_t i = 0; i < segs; i++) {
 		struct ps_seg *s = &t->seg[i];
 		struct rte_mbuf *m = t->pool->mbuf[s->index];
-		m->buf_addr = (void *)(uintptr_t)s->addr;
-		rte_mbuf_iova_set(m, s->iova ? s->iova : rte_malloc_virt2iova(m->buf_addr));
-		m->buf_len = s->len;
-		m->data_off = 0;
-		m->data_len = s->len;
-		m->next = NULL;
-		m->nb_segs = 1;
-		m->ol_flags = RTE_MBUF_F_EXTERNAL;
+		point(t, m, s->addr, s->len);
 		if (s->segs) {
 			t->packet[packets++] = m;
 			m->nb_segs = s->segs;
@@ -215,6 +244,7 @@ uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs)
 	for (uint32_t i = 0; i < segs && n; i += t->seg[i].segs, n--)
 		taken += t->seg[i].segs;
 	t->out += taken;
+	t->back = ps_tx_reap(t, 0);
 	return taken;
 }
 

@@ -6,6 +6,8 @@ package cdpdk
 // #cgo nocallback ps_rx_burst
 // #cgo noescape ps_tx_burst
 // #cgo nocallback ps_tx_burst
+// #cgo noescape ps_tx_run
+// #cgo nocallback ps_tx_run
 // #cgo noescape ps_tx_reap
 // #cgo nocallback ps_tx_reap
 // #include <stdlib.h>
@@ -144,26 +146,36 @@ func (r *Rx) Close() { C.ps_rx_free(r.c) }
 type Tx struct {
 	c    *C.struct_ps_tx
 	segs *[MaxDescs]Seg
+	ones *[MaxBurst]One
 	done *[MaxDescs]uint32
 }
 
 // Seg is one segment to send. What is of the packet is in its first one.
 type Seg struct {
-	Addr, IOVA, Flags uint64 // Flags as mbuf.ol_flags; IOVA 0: DPDK looks it up
-	Time              uint64 // before which the packet does not leave, by the device's clock (Port.Clock); 0: none
-	Index, PktLen     uint32 // Index is that of the header
-	Len, Cut          uint16 // Cut is the payload of each packet that the device makes of it, with AskCutTCP or AskCutUDP
-	L2, L3, L4        uint8  // lengths of headers
-	Segs              uint8  // segments of the packet; 0 in those behind the first
+	Addr, Flags   uint64 // Flags as mbuf.ol_flags
+	Time          uint64 // before which the packet does not leave, by the device's clock (Port.Clock); 0: none
+	Index, PktLen uint32 // Index is that of the header
+	Len, Cut      uint16 // Cut is the payload of each packet that the device makes of it, with AskCutTCP or AskCutUDP
+	L2, L3, L4    uint8  // lengths of headers
+	Segs          uint8  // segments of the packet; 0 in those behind the first
 }
 
 var _ = [1]struct{}{}[unsafe.Sizeof(Seg{})-C.sizeof_struct_ps_seg]
 
-// NewTx makes what sends by a queue, with so many headers: segments that the driver has, at most.
-func NewTx(p Port, queue, headers int) (*Tx, error) {
+// One is a packet to send that is of one segment and asks for nothing.
+type One struct {
+	Addr       uint64
+	Index, Len uint32
+}
+
+var _ = [1]struct{}{}[unsafe.Sizeof(One{})-C.sizeof_struct_ps_one]
+
+// NewTx makes what sends by a queue, with so many headers: segments that the driver has, at most. others says that another port frees headers, on
+// goroutines of its own; otherwise the driver frees them only while it is called.
+func NewTx(p Port, queue, headers int, others bool) (*Tx, error) {
 	var c *C.struct_ps_tx
 	_, err := newPool("mempool of headers", func(name *C.char, e *C.int) *C.struct_ps_pool {
-		if c = C.ps_tx_new(p.c(), C.uint16_t(queue), C.uint32_t(headers), name, e); c == nil {
+		if c = C.ps_tx_new(p.c(), C.uint16_t(queue), C.uint32_t(headers), boolean(others), name, e); c == nil {
 			return nil
 		}
 		return c.pool
@@ -171,11 +183,17 @@ func NewTx(p Port, queue, headers int) (*Tx, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Tx{c, (*[MaxDescs]Seg)(unsafe.Pointer(c.seg)), (*[MaxDescs]uint32)(unsafe.Pointer(c.done))}, nil
+	return &Tx{c, (*[MaxDescs]Seg)(unsafe.Pointer(c.seg)), (*[MaxBurst]One)(unsafe.Pointer(c.one)), (*[MaxDescs]uint32)(unsafe.Pointer(c.done))}, nil
 }
 
 // Segs is where the caller writes what is to be sent.
 func (t *Tx) Segs() *[MaxDescs]Seg { return t.segs }
+
+// Ones is where the caller writes packets that Run is to send.
+func (t *Tx) Ones() *[MaxBurst]One { return t.ones }
+
+// Run sends the first n of Ones, and returns how many the driver took. Otherwise it is as Burst.
+func (t *Tx) Run(n int) int { return int(C.ps_tx_run(t.c, C.uint32_t(n))) }
 
 // Burst sends the packets in the first n of Segs, and returns how many segments of whole packets the driver took. The headers of the others are
 // still the caller's. refused says that the driver can never send the first packet that it did not take.
@@ -184,6 +202,9 @@ func (t *Tx) Burst(n int) (taken int, refused bool) {
 	taken = int(C.ps_tx_burst(t.c, C.uint32_t(n)))
 	return taken, t.c.refused != before
 }
+
+// Back is what Reap would have returned, of what was there right after Burst: headers of this burst too, of a driver that frees them at once.
+func (t *Tx) Back() []uint32 { return t.done[:t.c.back] }
 
 // Reap returns the indices of headers that drivers have freed: what they pointed at was sent, or dropped. They hold until the next call.
 // running says that the port has started: some drivers free only when they are asked to.

@@ -142,7 +142,7 @@ func TestRing(t *testing.T) {
 	if err := p.SetupTx(0, 128, 0); err != nil {
 		t.Fatal(err)
 	}
-	tx, err := NewTx(p, 0, 128)
+	tx, err := NewTx(p, 0, 128, true)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,8 +157,8 @@ func TestRing(t *testing.T) {
 	for i := range data {
 		data[i] = byte(i)
 	}
-	tx.Segs()[0] = Seg{Addr: uint64(address(data)), IOVA: uint64(address(data)), Index: 5, Len: 60, PktLen: 100, Segs: 2}
-	tx.Segs()[1] = Seg{Addr: uint64(address(data)) + 60, IOVA: uint64(address(data)) + 60, Index: 7, Len: 40}
+	tx.Segs()[0] = Seg{Addr: uint64(address(data)), Index: 5, Len: 60, PktLen: 100, Segs: 2}
+	tx.Segs()[1] = Seg{Addr: uint64(address(data)) + 60, Index: 7, Len: 40}
 	if n, _ := tx.Burst(2); n != 2 {
 		t.Fatal(n)
 	}

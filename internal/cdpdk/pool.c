@@ -129,10 +129,12 @@ struct ps_pool *ps_slot_pool_at(const char *name, uintptr_t base, uint32_t n, ui
 	return external(name, (char *)base, n, stride, room, socket, RTE_MEMPOOL_F_SP_PUT | RTE_MEMPOOL_F_SC_GET, "ring_sp_sc", err);
 }
 
-// ps_header_pool makes a pool of mbufs that are pointed at what is to be sent. Whoever frees such an mbuf puts it back; the queue alone takes it out.
-struct ps_pool *ps_header_pool(const char *name, uint32_t n, int socket, int *err)
+// ps_header_pool makes a pool of mbufs that are pointed at what is to be sent. The queue alone takes them out. The driver puts them back while the
+// queue calls it, or with others another port that got them.
+struct ps_pool *ps_header_pool(const char *name, uint32_t n, int others, int socket, int *err)
 {
-	return external(name, NULL, n, 0, 0, socket, RTE_MEMPOOL_F_SC_GET, "ring_mp_sc", err);
+	unsigned flags = RTE_MEMPOOL_F_SC_GET | (others ? 0 : RTE_MEMPOOL_F_SP_PUT);
+	return external(name, NULL, n, 0, 0, socket, flags, others ? "ring_mp_sc" : "ring_sp_sc", err);
 }
 
 // ps_own_pool makes a pool of mbufs with data of their own, all of them inside, in one piece of memory.

@@ -102,19 +102,28 @@ struct ps_rx {
 
 // ps_seg is one segment to send. The first one of a packet has what is the packet's.
 struct ps_seg {
-	uint64_t addr, iova, flags, time; // time in ticks of the device's clock, 0 for none
+	uint64_t addr, flags, time; // time in ticks of the device's clock, 0 for none
 	uint32_t index, pkt_len;
 	uint16_t len, cut; // cut: bytes of payload for each packet that the device makes of it
 	uint8_t l2, l3, l4, segs;
 };
 
+// ps_one is a packet to send that is of one segment and asks for nothing.
+struct ps_one {
+	uint64_t addr;
+	uint32_t index, len;
+};
+
 struct ps_tx {
 	uint16_t port, queue;
+	int physical; // devices go by physical addresses
 	struct ps_pool *pool;
 	struct ps_seg *seg;
+	struct ps_one *one;
 	struct rte_mbuf **m, **packet;
 	uint32_t *done;
 	uint32_t out; // headers that are not in the mempool
+	uint32_t back; // those that came back during the last burst, in done
 	uint64_t refused; // packets that the driver cannot send
 };
 
@@ -171,7 +180,7 @@ int ps_times_register(void);
 
 struct ps_pool *ps_slot_pool_at(const char *name, uintptr_t base, uint32_t n, uint64_t stride, uint32_t room, int socket, int *err);
 struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int socket, int *err);
-struct ps_pool *ps_header_pool(const char *name, uint32_t n, int socket, int *err);
+struct ps_pool *ps_header_pool(const char *name, uint32_t n, int others, int socket, int *err);
 uint32_t ps_pool_free_count(struct ps_pool *p);
 void ps_pool_close(struct ps_pool *p);
 void *ps_alloc(uint64_t n);
@@ -191,8 +200,9 @@ void ps_free_foreign(uint64_t *m, uint32_t n);
 uint32_t ps_rx_take_back(struct ps_rx *r);
 void ps_rx_free(struct ps_rx *r);
 
-struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, const char *name, int *err);
+struct ps_tx *ps_tx_new(uint16_t port, uint16_t queue, uint32_t depth, int others, const char *name, int *err);
 uint32_t ps_tx_burst(struct ps_tx *t, uint32_t segs);
+uint32_t ps_tx_run(struct ps_tx *t, uint32_t packets);
 uint32_t ps_tx_reap(struct ps_tx *t, int running);
 void ps_tx_free(struct ps_tx *t);
 

@@ -10,10 +10,13 @@
 #pragma GCC diagnostic ignored "-Wunused-function"
 #pragma GCC diagnostic ignored "-Wunused-parameter"
 #pragma GCC diagnostic ignored "-Wsign-compare"
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"
 
 typedef unsigned char uchar;
 typedef unsigned int uint;
 typedef unsigned long ulong;
+typedef unsigned short ushort;
+typedef _Float16 half;
 typedef uint uint4 __attribute__((vector_size(16)));
 
 #define __global
@@ -26,6 +29,10 @@ typedef uint uint4 __attribute__((vector_size(16)));
 #define atomic_add(p, v) __atomic_fetch_add((p), (v), __ATOMIC_RELAXED)
 
 static __thread uint group, groups;
+#define as_uint(f) ((union { float from; uint to; }){(f)}.to)
+#define as_ulong(d) ((union { double from; ulong to; }){(d)}.to)
+#define vstore_half_rte(f, i, p) ((void)((p)[i] = (half)(f)))
+#define rint(x) ((x) < 0x1p51 && (x) > -0x1p51 ? ((x) + 0x1.8p52) - 0x1.8p52 : (x)) /* to even, without libm */
 #define get_local_id(d) 0
 #define get_local_size(d) 1
 #define get_group_id(d) group
@@ -40,15 +47,17 @@ static __thread uint group, groups;
 #include "fill.cl"
 #include "gather.cl"
 #include "process.cl"
+#include "reorder.cl"
 #include "resident.h"
 #include "scatter.cl"
 
 #define BODY(name) __attribute__((visibility("default"))) void name(const penstock_fake_cuda_launch *l)
 #define ARG(type, i) (*(type *)l->params[i])
 
+static uchar none[1];
+
 /* The bytes behind argument i, from off. The pointer stands for the buffer's beginning. NULL ends the kernel, whose context has failed. */
 #define VIEW(to, i, off, n, write) \
-    static uchar none[1]; \
     uchar *to = (n) == 0 ? none : l->view(l, ARG(uint64_t, i) + (off), (n), (write)); \
     if (to == NULL) return; \
     to -= (off)
@@ -120,6 +129,32 @@ BODY(process) {
         VIEW(slots, 1, 0, stride * count, 0);
         EACH_GROUP(cl_process((uint *)(void *)results, slots, stride, ARG(uint, 3)));
     }
+}
+
+/* The table ends behind the last of its entries, and the bitmaps that gaps name. */
+BODY(reorder) {
+    ulong end = ARG(ulong, 18) + 4, per;
+    for (int i = 12; i < 18; i += 2) {
+        ulong to = ARG(ulong, i) + sizeof(ps_move) * ARG(uint, i + 1);
+        if (end < to) end = to;
+    }
+    VIEW(plan, 11, 0, sizeof(ps_plan), 0);
+    per = ((const ps_plan *)(void *)plan)->per;
+    {
+        VIEW(first, 10, 0, end, 0);
+        for (uint i = 0; i < ARG(uint, 15); i++) {
+            ulong to = ((const ps_gap *)(void *)(first + ARG(ulong, 14)))[i].mask + (per + 7) / 8;
+            if (end < to) end = to;
+        }
+    }
+    VIEW(table, 10, 0, end, 1);
+    VIEW(dst, 0, 0, ARG(ulong, 1), 1);
+    VIEW(src0, 2, 0, ARG(ulong, 3), 0);
+    VIEW(src1, 4, 0, ARG(ulong, 5), 0);
+    VIEW(src2, 6, 0, ARG(ulong, 7), 0);
+    VIEW(src3, 8, 0, ARG(ulong, 9), 0);
+    EACH_GROUP(cl_reorder(dst, ARG(ulong, 1), src0, ARG(ulong, 3), src1, ARG(ulong, 5), src2, ARG(ulong, 7), src3, ARG(ulong, 9), table, (const ps_plan *)(void *)plan,
+        ARG(ulong, 12), ARG(uint, 13), ARG(ulong, 14), ARG(uint, 15), ARG(ulong, 16), ARG(uint, 17), ARG(ulong, 18)));
 }
 
 __attribute__((visibility("default"))) const int hold_resident = 1;
