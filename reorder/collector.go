@@ -56,6 +56,15 @@ type collector struct {
 
 	whole, partial, timedOut, lost, dropped, placed, short, restarts, copied metrics.Counter
 	drops                                                                    engine.DropCounters
+
+	fresh struct{ placed, copied int } // what publish adds to the counters: once for a burst
+}
+
+// publish adds what was counted since the last call to the counters.
+func (c *collector) publish() {
+	c.placed.Add(uint64(c.fresh.placed))
+	c.copied.Add(uint64(c.fresh.copied))
+	c.fresh.placed, c.fresh.copied = 0, 0
 }
 
 func newCollector(p Plan, out func(*open), wake func()) (*collector, error) {
@@ -124,7 +133,7 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 			return 0, false
 		}
 	} else if dst := x.bytes[place*x.Place : (place+1)*x.Place]; len(head) == n { // one segment, nearly always
-		c.copied.Add(uint64(c.write(dst, head[c.plan.Offset:])))
+		c.fresh.copied += c.write(dst, head[c.plan.Offset:])
 	} else if !c.fill(dst, b, i, size) {
 		return 0, false
 	}
@@ -190,7 +199,7 @@ func (c *collector) accept(x *open, place int, b *burst.Burst, i, size int) {
 	}
 	x.Present[place/64] |= 1 << (place % 64)
 	x.Packets++
-	c.placed.Inc()
+	c.fresh.placed++
 	if t, ok := b.Time(i); ok {
 		if x.First == 0 || t < x.First {
 			x.First = t
@@ -309,7 +318,7 @@ func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
 			return false
 		}
 		written = c.convert.Convert(dst, c.scratch[skip:])
-		c.copied.Add(uint64(size))
+		c.fresh.copied += size
 	} else {
 		for k := range b.Segments(i) {
 			from := b.Bytes(i, k)
@@ -328,7 +337,7 @@ func (c *collector) fill(dst []byte, b *burst.Burst, i, size int) bool {
 			}
 		}
 	}
-	c.copied.Add(uint64(written))
+	c.fresh.copied += written
 	clear(dst[written:])
 	return true
 }
@@ -341,7 +350,7 @@ func (c *collector) turn(x *open, place int, b *burst.Burst, i, size int) bool {
 			return false
 		}
 		from = c.scratch
-		c.copied.Add(uint64(size))
+		c.fresh.copied += size
 	} else if from == nil && size > 0 {
 		return false
 	}
@@ -354,7 +363,7 @@ func (c *collector) turn(x *open, place int, b *burst.Burst, i, size int) bool {
 	if out := x.Place / x.Channels; out > 0 {
 		vec.Scatter(x.bytes[place*out:], c.per*out, from, out)
 	}
-	c.copied.Add(uint64(x.Place))
+	c.fresh.copied += x.Place
 	return true
 }
 
@@ -471,7 +480,7 @@ func (c *collector) close(x *open) {
 // drop gives a batch's slot back.
 func (c *collector) drop(x *open, why engine.Drop) {
 	c.drops.Add(why, uint64(x.Packets))
-	c.placed.Add(-uint64(x.Packets))
+	c.fresh.placed -= x.Packets
 	if c.dev == nil || !c.dev.keep(x.slot) {
 		c.cache.Put(x.slot) // it is out: this cannot fail
 	}
@@ -486,6 +495,7 @@ func (c *collector) recycle(x *open) {
 // shut ends the collector: what is open is dropped. An accelerator has no work of it any more.
 func (c *collector) shut() (err error) {
 	c.dropAll(engine.DropClosed)
+	c.publish()
 	c.cache.Close()
 	if c.dev != nil {
 		err = c.dev.close()

@@ -149,6 +149,7 @@ func (s *Stage) unlock() {
 		if p.c.dev != nil {
 			p.c.dev.flush()
 		}
+		p.c.publish()
 		other := p.home != s && len(p.ready) > 0
 		p.mu.Unlock()
 		if other {

@@ -206,8 +206,11 @@ func (s *Stage) now() int64 {
 func (s *Stage) sort(now int64) {
 	s.lock()
 	defer s.unlock()
+	var p *Shared
 	for i := range s.in.Len() {
-		p := s.flows[s.in.Flow(i)]
+		if id := s.in.Flow(i); i == 0 || id != s.in.Flow(i-1) {
+			p = s.flows[id]
+		}
 		if p == nil {
 			s.in.Take(s.rest, i) // there is room: rest is empty, and as large
 			continue
