@@ -310,7 +310,8 @@ func (d *Builder) Part(i, k int) Part {
 
 // Run is packets of a burst that follow each other, each of one segment in the same Source: see Builder.Run.
 type Run struct {
-	segs []segment
+	segs  []segment
+	bytes []byte // of the source
 }
 
 // Run gives the packets from from on, to to-1 at most, that each have one segment in src, for an engine that looks at every packet: Part of each
@@ -339,7 +340,7 @@ func (d *Builder) Run(src *Source, from, to int) Run {
 		}
 		n++
 	}
-	return Run{segs[:n]}
+	return Run{segs[:n], src.bytes}
 }
 
 // Len is the number of packets.
@@ -349,6 +350,15 @@ func (r *Run) Len() int { return len(r.segs) }
 func (r *Run) At(i int) (h Handle, off uint64, length uint32) {
 	s := &r.segs[i]
 	return s.handle, s.off, s.len
+}
+
+// Bytes are the bytes of packet i of the run; nil in memory that the CPU cannot reach.
+func (r *Run) Bytes(i int) []byte {
+	if r.bytes == nil {
+		return nil
+	}
+	s := &r.segs[i]
+	return r.bytes[s.off : s.off+uint64(s.len) : s.off+uint64(s.cap)]
 }
 
 // Replace says that segment k of packet i lies elsewhere from now on: in src, as g says. The caller owns the old part, and has g's bytes

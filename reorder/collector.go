@@ -1,6 +1,7 @@
 package reorder
 
 import (
+	"encoding/binary"
 	"math/bits"
 	"time"
 
@@ -139,6 +140,42 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	}
 	c.accept(x, place, b, i, size)
 	return engine.NumDrops, true
+}
+
+// takeRun places packets of b from i on, to to-1 at most, each of which is in one piece and has a free place in the batch of the packet before it:
+// nearly all. It returns how many; the next one is for take.
+func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
+	x, field := c.recent, c.plan.Sequence
+	first := field.Offset / 8
+	if x == nil || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) || b.Segments(i) == 0 {
+		return 0
+	}
+	run := b.Builder().Run(b.Builder().Part(i, 0).Source, i, to)
+	for n < run.Len() {
+		p := run.Bytes(n)
+		if len(p) != x.in+c.plan.Offset {
+			break
+		}
+		seq := uint32(binary.BigEndian.Uint64(p[first:]) << (field.Offset % 8) >> (64 - field.Width)) // see Field.read
+		number := int64(seq) >> c.shift
+		if c.plan.Batch.Width > 0 {
+			number = int64(c.plan.Batch.read(p))
+		}
+		place := int(int64(seq) & int64(c.per-1))
+		if number != c.recentN || x.Has(place) {
+			break
+		}
+		c.fresh.copied += c.write(x.bytes[place*x.Place:(place+1)*x.Place], p[c.plan.Offset:])
+		n++
+		last := x.Packets+1 == c.per // then it leaves
+		if c.accept(x, place, b, i+n-1, x.in); last {
+			break
+		}
+	}
+	if n > 0 {
+		c.w.strays = 0
+	}
+	return n
 }
 
 // front is the front of packet i, which has the fields; nil where the processor does not reach it.

@@ -206,10 +206,15 @@ func (s *Stage) now() int64 {
 func (s *Stage) sort(now int64) {
 	s.lock()
 	defer s.unlock()
+	flows := s.in.Flows()
 	var p *Shared
-	for i := range s.in.Len() {
-		if id := s.in.Flow(i); i == 0 || id != s.in.Flow(i-1) {
-			p = s.flows[id]
+	same := 0 // packets up to there have the same flow
+	for i := 0; i < len(flows); i++ {
+		if i == same {
+			p = s.flows[flows[i]]
+			for same < len(flows) && flows[same] == flows[i] {
+				same++
+			}
 		}
 		if p == nil {
 			s.in.Take(s.rest, i) // there is room: rest is empty, and as large
@@ -228,6 +233,10 @@ func (s *Stage) sort(now int64) {
 				s.queue, c.dev.ctx.Device(), c.plan.Name, engine.ErrUnsupported)
 			s.drops.Add(engine.DropRefused, uint64(s.in.Builder().LivePart(i, s.in.Len())))
 			break
+		}
+		if i += c.takeRun(s.in, i, same); i == same {
+			i--
+			continue
 		}
 		why, ok := c.take(s.in, i, now)
 		if !ok {

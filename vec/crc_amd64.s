@@ -47,6 +47,10 @@ TEXT ·foldCRC(SB), NOSPLIT, $0-40
 
 	PCALIGN $32
 loop:
+	PREFETCHT0 2048(SI) // the loads of one turn alone do not keep the memory busy
+	PREFETCHT0 2112(SI)
+	PREFETCHT0 2176(SI)
+	PREFETCHT0 2240(SI)
 	LOADDATA
 	FOLDDATA
 	ADDQ $256, SI

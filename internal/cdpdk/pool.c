@@ -156,7 +156,10 @@ struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int soc
 		ps_pool_close(p);
 		return NULL;
 	}
-	int r = rte_mempool_set_ops_byname(p->mp, "ring_mp_mc", NULL);
+	// The mbuf that came back last is the next: a ring would go through all of the memory, most of which no cache holds.
+	int r = rte_mempool_set_ops_byname(p->mp, "stack", NULL);
+	if (r < 0)
+		r = rte_mempool_set_ops_byname(p->mp, "ring_mp_mc", NULL);
 	if (r == 0) {
 		rte_pktmbuf_pool_init(p->mp, &data);
 		r = rte_mempool_populate_default(p->mp);
