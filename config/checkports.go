@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/input"
 )
@@ -234,9 +235,6 @@ func (d *decoder) packetsPerBatch(m *ReorderMethod, path string) int64 {
 	return 0
 }
 
-// widths of the types of a conversion in bits.
-var widths = map[string]int64{"int4": 4, "int8": 8, "int16": 16, "int32": 32, "fp16": 16, "bf16": 16, "fp32": 32, "fp64": 64}
-
 func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, queue int, reg *Region, at int) {
 	k := slices.IndexFunc(p.Rx.Queues, func(q RxQueue) bool { return q.ID == queue })
 	if k < 0 || ppb == 0 {
@@ -255,8 +253,10 @@ func (d *decoder) reorderSize(p *Interface, r *Reorder, path string, ppb int64, 
 		d.also(d.report(Error, CodeConflict, join(path, "payload_byte_offset"), fmt.Sprintf("payload_byte_offset %d leaves nothing of a slot of %d bytes", r.PayloadOffset, int64(src.BufSize)), "", ""), join(item("memory_regions", i), "buf_size"), "buf_size is here")
 		return
 	}
-	if t := r.DataTypes; t != nil && widths[t.Input] > 0 {
-		payload = payload * widths[t.Output] / widths[t.Input]
+	if r.DataTypes != nil {
+		if c, err := convert.New(r.DataTypes.Spec()); err == nil {
+			payload = int64(c.OutLen(int(payload)))
+		}
 	}
 	if need := payload * ppb; need > int64(reg.BufSize) {
 		d.also(d.report(Warning, CodeConflict, join(path, "memory_region"), fmt.Sprintf("a batch of %d packets can have %d bytes, and a slot of %s has %d", ppb, need, reg.Name, int64(reg.BufSize)), fmt.Sprintf("buf_size of %d", need),

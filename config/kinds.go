@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"net/netip"
@@ -89,6 +90,41 @@ func integer(lo, hi int64) *kind {
 	if hi == math.MaxInt32 {
 		k.name = fmt.Sprintf("number, %d or more", lo)
 	}
+	return k
+}
+
+// real is a finite number.
+func real() *kind {
+	return &kind{name: "number", expect: "a number such as 0.25 or -3e5",
+		parse: func(s scalar) (any, string) {
+			if s.quoted && !s.loose {
+				return nil, "is a text, because of its quotes"
+			}
+			x, err := strconv.ParseFloat(s.text, 64)
+			switch {
+			case errors.Is(err, strconv.ErrRange) || math.IsInf(x, 0) || math.IsNaN(x):
+				return nil, "is out of range"
+			case err != nil || strings.ContainsAny(s.text, "xX_"):
+				return nil, "is not a number"
+			}
+			return x, ""
+		},
+		schema: map[string]any{"type": "number"},
+	}
+}
+
+// factor is a real number but 0.
+func factor() *kind {
+	k := real()
+	of := k.parse
+	k.parse = func(s scalar) (any, string) {
+		x, wrong := of(s)
+		if x == 0.0 {
+			return nil, "makes every value the same"
+		}
+		return x, wrong
+	}
+	k.expect += ", not 0"
 	return k
 }
 

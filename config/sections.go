@@ -155,7 +155,6 @@ func reorderSection() *section {
 		}}
 	}
 	bits := field("bit_field")
-	types := []string{"int4", "int8", "int16", "int32"}
 	return &section{name: "reorder", title: "a reorder plan", doc: "Puts the payloads of flows into batches, each at the place that its sequence number says.", keys: []key{
 		{name: "name", kind: text("a name"), needed: true, doc: "Unique."},
 		{name: "reorder_engine", kind: word("sw", "hw"), def: "sw", doc: "Software, or an NVIDIA card."},
@@ -168,9 +167,11 @@ func reorderSection() *section {
 		{name: "channels", kind: integer(0, 65536), def: "0", doc: "Channels in each payload, one behind the other; the batch has all samples of the first channel, then those of the next. 0: the batch has the payloads as they are."},
 		{name: "flow_ids", kind: integer(0, 1<<24-1), list: true, uniq: true, needed: true, doc: "The flows whose packets are meant; 0 for packets without a flow. Where they come by several queues, batches leave by the first of these."},
 		{name: "data_types", doc: "Conversion of the values.", sub: &section{name: "data_types", title: "data_types", doc: "Converts values on the way.", keys: []key{
-			{name: "input_type", also: []string{"input"}, kind: word(types...), needed: true, doc: "Type in the packets."},
-			{name: "output_type", also: []string{"output"}, kind: word("fp16", "bf16", "fp32", "fp64", "int32", "int8"), needed: true, doc: "Type in memory."},
-			{name: "endianness", also: []string{"input_endianness"}, kind: word("host", "network"), def: "host", doc: "Order of the bytes in the packets."},
+			{name: "input_type", also: []string{"input"}, kind: word("int4", "int8", "int12", "int14", "int16", "int32", "uint4", "uint8", "uint12", "uint14", "uint16", "uint32"), needed: true, doc: "Type in the packets. Samples of 4, 12 and 14 bits are packed."},
+			{name: "output_type", also: []string{"output"}, kind: word("fp16", "bf16", "fp32", "fp64", "int8", "int16", "int32", "uint8", "uint16", "uint32", "complex64", "complex128"), needed: true, doc: "Type in memory. The complex ones take pairs of samples, I and Q."},
+			{name: "endianness", also: []string{"input_endianness"}, kind: word("host", "network"), def: "host", doc: "Order of the bytes in the packets, and of samples of 12 and 14 bits in theirs."},
+			{name: "scale", kind: factor(), def: "1", doc: "Each value is sample * scale + offset."},
+			{name: "offset", kind: real(), def: "0", doc: "See scale."},
 		}}},
 		{name: "method", needed: true, doc: "How the place follows from a packet.", sub: &section{name: "reorder_method", title: "method", doc: "Exactly one of the two.", finish: finishMethod, keys: []key{
 			{name: "seq_batch_number", doc: "A sequence number and the number of the batch.", sub: &section{name: "seq_batch_number", title: "seq_batch_number",

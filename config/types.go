@@ -2,6 +2,8 @@ package config
 
 import (
 	"net/netip"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/convert"
@@ -228,16 +230,22 @@ type Reorder struct {
 
 // DataTypes is a conversion on the way.
 type DataTypes struct {
-	Input      string `cfg:"input_type"`
-	Output     string `cfg:"output_type"`
-	Endianness string `cfg:"endianness"` // host, network
+	Input      string  `cfg:"input_type"`
+	Output     string  `cfg:"output_type"`
+	Endianness string  `cfg:"endianness"` // host, network
+	Scale      float64 `cfg:"scale"`
+	Offset     float64 `cfg:"offset"`
 }
 
-// Spec is the conversion; of two int4 in a byte the first is the upper one.
+// outputs are the types that values are converted to.
+var outputs = map[string]tensor.DType{"int8": tensor.I8, "int16": tensor.I16, "int32": tensor.I32, "uint8": tensor.U8, "uint16": tensor.U16, "uint32": tensor.U32, "fp16": tensor.F16,
+	"bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64, "complex64": tensor.C64, "complex128": tensor.C128}
+
+// Spec is the conversion; of two samples of four bits in a byte the first is the upper one.
 func (t *DataTypes) Spec() convert.Spec {
-	bits := map[string]int{"int4": 4, "int8": 8, "int16": 16, "int32": 32}[t.Input]
-	to := map[string]tensor.DType{"int8": tensor.I8, "int32": tensor.I32, "fp16": tensor.F16, "bf16": tensor.BF16, "fp32": tensor.F32, "fp64": tensor.F64}[t.Output]
-	return convert.Spec{To: to, From: convert.Format{Bits: bits, BigEndian: t.Endianness == "network" || bits == 4}}
+	kind, bits, _ := strings.Cut(t.Input, "int")
+	n, _ := strconv.Atoi(bits)
+	return convert.Spec{To: outputs[t.Output], From: convert.Format{Bits: n, Unsigned: kind == "u", BigEndian: t.Endianness == "network" || n == 4}, Scale: t.Scale, Offset: t.Offset}
 }
 
 // ReorderMethod says how a packet's place follows from its bytes. Exactly one is set.

@@ -26,7 +26,7 @@ func (x *planner) reorders() {
 			r, path := &p.Rx.Reorder[k], item(item("interfaces", i)+".rx.reorder", k)
 			converts = converts || r.DataTypes != nil
 			x.reorder(p, r, path)
-			if t := r.DataTypes; q != nil && t != nil && (t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness) {
+			if t := r.DataTypes; q != nil && t != nil && (t.Input != q.Input || t.Output != q.Output || t.Endianness != q.Endianness || t.Scale != 1 || t.Offset != 0) {
 				x.miss("bench_reorder_quantize", fmt.Sprintf("bench_reorder_quantize is of %s to %s (%s), and the reorder plan %q of %s to %s (%s)", q.Input, q.Output, q.Endianness, r.Name, t.Input, t.Output, t.Endianness),
 					"the types of the plan")
 			}
