@@ -120,6 +120,29 @@ func TestReorderPlanRefused(t *testing.T) {
 	}
 }
 
+// A plan for a processor that is not there is refused, and the error says which one would do.
+func TestReorderElsewhere(t *testing.T) {
+	for keys, want := range map[string]string{
+		"reorder_engine: hw, cyclic_sequence: true, reorder_type: cpu": "which no engine here can have it do",
+		"reorder_type: gpu": "expected memory of kind device or host_pinned",
+	} {
+		_, err := Open(t.Context(), mustLoad(t, twoRegions+`
+    - {name: batches, kind: host, num_bufs: 8, buf_size: 64KiB}
+  interfaces:
+    - name: loop
+      engine: sim
+      address: sim://`+t.Name()+`?loop
+      rx:
+        queues: [{memory_regions: [a]}]
+        reorder:
+          - {name: r, `+keys+`, memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 8}}}
+`), Options{})
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "test.yaml:14:") {
+			t.Errorf("%s: %v, expected %q", keys, err, want)
+		}
+	}
+}
+
 // A plan whose flows go to two queues makes one line of batches, which leave by the first queue; the applications of both go on.
 func TestReorderOfTwoQueues(t *testing.T) {
 	s := mustOpen(t, twoRegions+`
