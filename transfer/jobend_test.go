@@ -346,10 +346,11 @@ func TestJobsUnderCuts(t *testing.T) {
 	stop := make(chan struct{})
 	var cutter sync.WaitGroup
 	cutter.Go(func() {
-		for tick := time.NewTicker(15 * time.Millisecond); ; {
+		tick := time.NewTicker(15 * time.Millisecond)
+		defer tick.Stop()
+		for range 100 { // not for ever: on a busy machine no session would last until it is of use
 			select {
 			case <-stop:
-				tick.Stop()
 				return
 			case <-tick.C:
 				s.proxy.Cut()

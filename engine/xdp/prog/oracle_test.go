@@ -150,7 +150,7 @@ func TestOracle(t *testing.T) {
 			t.Fatalf("of %d packets: %+v", n, counts)
 		}
 	})
-	if !t.Failed() && (delivered == 0 || malformed == 0 || far == 0) {
+	if !t.Failed() && (delivered == 0 || malformed == 0 || far == 0 && !testing.Short()) { // a short run may draw no such headers
 		t.Errorf("the frames were too good: %d delivered by a rule, %d malformed, %d with headers beyond the first buffer", delivered, malformed, far)
 	}
 }
