@@ -209,7 +209,7 @@ func TestTimes(t *testing.T) {
 			t.Errorf("%d packets have times, the last one differs by %v", r.Timed, d)
 		}
 		old := *p.clock.now.Load()
-		old.good = 0 // the next time that is told has the clocks compared again
+		old.good = 0 // the port compares the clocks again for the next packet with a time
 		p.clock.now.Store(&old)
 		if p.clock.ns(r.Time + 1); p.clock.now.Load() == &old {
 			t.Error("the clocks were not compared again")
