@@ -351,6 +351,26 @@ func (b *Burst) Time(i int) (ns int64, ok bool) {
 	return b.meta[i].time, b.meta[i].flags&HasTime != 0
 }
 
+// Times are the earliest and the latest of the times of packets from from on, to to-1; ok is false where none has one.
+func (b *Burst) Times(from, to int) (first, last int64, ok bool) {
+	if from >= to {
+		return 0, 0, false
+	}
+	b.check(from)
+	b.check(to - 1)
+	for i := range b.meta[from:to] {
+		m := &b.meta[from+i]
+		if m.flags&HasTime == 0 {
+			continue
+		}
+		if !ok {
+			first, last, ok = m.time, m.time, true
+		}
+		first, last = min(first, m.time), max(last, m.time)
+	}
+	return first, last, ok
+}
+
 // SetTime says when packet i is to be sent, in nanoseconds since 1970; 0 is at once.
 func (b *Burst) SetTime(i int, ns int64) {
 	b.check(i)

@@ -58,6 +58,14 @@ func TestAtOnce(t *testing.T) {
 	b.Builder().SetType(0, L3IPv4)
 	b.SetTime(1, 5)
 	b.SetConn(1, 7)
+	for _, c := range []struct {
+		from, to    int
+		first, last int64
+	}{{0, 1, 1234, 1234}, {1, 2, 5, 5}, {0, 3, 5, 1234}, {2, 3, 0, 0}, {1, 1, 0, 0}} {
+		if first, last, ok := b.Times(c.from, c.to); first != c.first || last != c.last || ok != (last > 0) {
+			t.Errorf("times of packets %d to %d: %d %d %v", c.from, c.to, first, last, ok)
+		}
+	}
 	b.Builder().AtOnce()
 	for i := range 3 {
 		if ns, ok := b.Time(i); ns != 0 || ok {

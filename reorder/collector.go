@@ -138,7 +138,7 @@ func (c *collector) take(b *burst.Burst, i int, now int64) (why engine.Drop, ok 
 	} else if !c.fill(dst, b, i, size) {
 		return 0, false
 	}
-	c.accept(x, place, b, i, size)
+	c.mark(x, place, b, i, size)
 	return engine.NumDrops, true
 }
 
@@ -150,30 +150,35 @@ func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
 	if x == nil || c.plan.Channels > 0 || x.in+c.plan.Offset < max(c.head, first+8) || b.Segments(i) == 0 {
 		return 0
 	}
-	run := b.Builder().Run(b.Builder().Part(i, 0).Source, i, to)
-	for n < run.Len() {
+	run := b.Builder().Run(b.Builder().Part(i, 0).Source, i, min(to, i+c.per-x.Packets)) // a batch that is whole leaves
+	shift, low, size, offset := uint(field.Offset%8), 64-uint(field.Width), x.in, c.plan.Offset
+	place, present, bytes := x.Place, x.Present, x.bytes
+	for ; n < run.Len(); n++ {
 		p := run.Bytes(n)
-		if len(p) != x.in+c.plan.Offset {
+		if len(p) != size+offset {
 			break
 		}
-		seq := uint32(binary.BigEndian.Uint64(p[first:]) << (field.Offset % 8) >> (64 - field.Width)) // see Field.read
-		number := int64(seq) >> c.shift
+		seq := uint32(binary.BigEndian.Uint64(p[first:]) << (shift & 63) >> (low & 63)) // see Field.read
+		number := int64(seq) >> (uint(c.shift) & 63)
 		if c.plan.Batch.Width > 0 {
 			number = int64(c.plan.Batch.read(p))
 		}
-		place := int(int64(seq) & int64(c.per-1))
-		if number != c.recentN || x.Has(place) {
+		at := int(seq) & (c.per - 1)
+		word, bit := &present[at/64], uint64(1)<<(at%64)
+		if number != c.recentN || *word&bit != 0 {
 			break
 		}
-		c.fresh.copied += c.write(x.bytes[place*x.Place:(place+1)*x.Place], p[c.plan.Offset:])
-		n++
-		last := x.Packets+1 == c.per // then it leaves
-		if c.accept(x, place, b, i+n-1, x.in); last {
-			break
+		*word |= bit
+		if dst, from := bytes[at*place:(at+1)*place], p[offset:]; c.convert == nil && len(from) == len(dst) {
+			vec.Copy(dst, from)
+			c.fresh.copied += len(dst)
+		} else {
+			c.fresh.copied += c.write(dst, from)
 		}
 	}
 	if n > 0 {
 		c.w.strays = 0
+		c.accept(x, b, i, n)
 	}
 	return n
 }
@@ -229,20 +234,25 @@ func (c *collector) admit(seq, batch uint32, size int, now int64) (x *open, plac
 	return x, place, engine.NumDrops
 }
 
-// accept notes that packet i of b is placed.
-func (c *collector) accept(x *open, place int, b *burst.Burst, i, size int) {
+// mark notes that packet i of b is placed.
+func (c *collector) mark(x *open, place int, b *burst.Burst, i, size int) {
 	if size < x.in {
 		c.short.Inc()
 	}
 	x.Present[place/64] |= 1 << (place % 64)
-	x.Packets++
-	c.fresh.placed++
-	if t, ok := b.Time(i); ok {
-		if x.First == 0 || t < x.First {
-			x.First = t
+	c.accept(x, b, i, 1)
+}
+
+// accept counts n packets of b, from i on, that are marked in x.
+func (c *collector) accept(x *open, b *burst.Burst, i, n int) {
+	if first, last, ok := b.Times(i, i+n); ok {
+		if x.First == 0 || first < x.First {
+			x.First = first
 		}
-		x.Last = max(x.Last, t)
+		x.Last = max(x.Last, last)
 	}
+	x.Packets += n
+	c.fresh.placed += n
 	if x.Packets == c.per {
 		c.settle()
 	}

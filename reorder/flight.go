@@ -151,7 +151,7 @@ func (d *device) place(f *flight, b *burst.Burst, i int, seq, number uint32, now
 	}
 	d.entry(f.at+movesAt, &f.moves, d.c.plan.Pool.Offset(x.slot.Handle())+uint64(place*row), uint32(f.at/kernels.PieceBytes+first), uint32(f.parts-first), uint32(size), uint32(x.Place))
 	c.copied.Add(uint64(x.Place))
-	c.accept(x, place, b, i, size)
+	c.mark(x, place, b, i, size)
 	return true
 }
 

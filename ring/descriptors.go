@@ -36,32 +36,32 @@ const (
 )
 
 // The layout in shared memory. This is the one description of it: cl/ring_layout.h of internal/kernels is made of it, and both compilers check the sizes. Words are in the byte
-// order of the machine, which is little-endian wherever accelerators are. Lines are 128 bytes: words of producers, of consumers, and those that never change do not
-// share one.
+// order of the machine, which is little-endian wherever accelerators are. Lines are 128 bytes: words of producers, of consumers, and those that change at most
+// at the end do not share one, so that a call of one side reads no line that the other side keeps writing but the slots.
 //
 // Only producers change tail by read-modify-write, only consumers head: an accelerator behind PCIe has no atomic read-modify-write that is atomic to the CPU as well
 // (CUDA C++ Programming Guide, Atomic Functions). DropOldest is the exception, and says so.
 type descHeader struct {
-	magic    uint64 // descMagic
-	version  uint32 // descVersion
-	slotSize uint32 // bytes
-	slots    uint64 // a power of two
-	payload  uint64 // bytes of the payload memory
-	pad0     [96]byte
+	magic    uint64        // descMagic
+	version  uint32        // descVersion
+	slotSize uint32        // bytes
+	slots    uint64        // a power of two
+	payload  uint64        // bytes of the payload memory
+	closed   atomic.Uint64 // 1: producers have closed
+	left     atomic.Uint64 // 1: consumers have closed
+	pad0     [80]byte
 
 	tail       atomic.Uint64 // next ticket of producers
 	putRetries atomic.Uint64
 	refused    atomic.Uint64 // descriptors that found no room and were given up: drop-new
 	dropped    atomic.Uint64 // those that DropOldest took
-	closed     atomic.Uint64 // 1: producers have closed
-	pad1       [88]byte
+	pad1       [96]byte
 
 	head       atomic.Uint64 // next ticket of consumers
 	getRetries atomic.Uint64
 	empty      atomic.Uint64 // polls that found nothing
 	released   atomic.Uint64 // descriptors that consumers released
-	left       atomic.Uint64 // 1: consumers have closed
-	pad2       [88]byte
+	pad2       [96]byte
 }
 
 // descSlot is a slot: its sequence word, which is t when it is free for ticket t, t+1 when ticket t is published, and t+slots when that was released; and a Desc.
@@ -72,7 +72,7 @@ type descSlot struct {
 
 const (
 	descMagic   = 0x31676e6972_7370 // "psring1", little-endian
-	descVersion = 1
+	descVersion = 2
 
 	descHeaderSize = 384
 	descSlotSize   = 64

@@ -30,7 +30,8 @@ func (g *rig) rings(ctx context.Context) error {
 		return nil
 	}
 	err := g.measure(ctx, paired.Plan{Name: "ring, publish to seen by another core", Unit: paired.Nanoseconds, Goal: goalSeen, Ours: paired.Contender{Name: "ring.Descriptors", Unchecked: noBytes,
-		Run: func(context.Context) (paired.Sample, error) { return g.pingPong() }}}, "ring")
+		Run: func(context.Context) (paired.Sample, error) { return g.pingPong() }},
+		Theirs: []paired.Contender{{Name: "a word alone", Unchecked: noBytes, Run: func(context.Context) (paired.Sample, error) { return g.words() }}}}, "ring")
 	if err != nil {
 		return err
 	}
@@ -118,6 +119,44 @@ func (g *rig) pingPong() (_ paired.Sample, err error) {
 		single = append(single, max(1, float64(time.Since(at)))/per/2)
 	}
 	there.CloseProducers()
+	wg.Wait()
+	slices.Sort(single)
+	return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
+}
+
+// words is pingPong with one atomic word in each direction, which is what the processor needs at least to tell another core anything.
+func (g *rig) words() (paired.Sample, error) {
+	var to, from struct {
+		atomic.Uint64
+		_ [120]byte // two lines
+	}
+	const end = 1 << 63
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		for seen := uint64(0); seen != end; {
+			if v := to.Load(); v != seen {
+				seen = v
+				from.Store(v)
+			}
+		}
+	})
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var single []float64
+	const per = 16 // as in pingPong
+	sent := uint64(0)
+	for began := time.Now(); time.Since(began) < g.o.Budget; {
+		at := time.Now()
+		for range per {
+			sent++
+			for to.Store(sent); from.Load() != sent; {
+			}
+		}
+		single = append(single, max(1, float64(time.Since(at)))/per/2)
+	}
+	to.Store(end)
 	wg.Wait()
 	slices.Sort(single)
 	return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil

@@ -366,7 +366,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	engine.SumTx(&s.Tx, p.txs, p.gone)
 	d := p.ended
 	if p.state != portClosed {
-		d, _ = p.dev.Stats()
+		d = p.driverStats()
 	}
 	s.Drops[engine.DropNIC] += d.Imissed
 	s.Drops[engine.DropBadFrame] += d.Ierrors
@@ -380,6 +380,14 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.link.Lock()
 	s.LinkChanges = p.link.Changes
 	p.link.Unlock()
+}
+
+// driverStats are the driver's counts. Before the device has started once nothing asks for them: net_vhost crashes then.
+func (p *Port) driverStats() (s cdpdk.Stats) {
+	if len(p.rings) > 0 {
+		s, _ = p.dev.Stats()
+	}
+	return s
 }
 
 // Families implements engine.Counted: the driver's own counts.
@@ -400,6 +408,9 @@ func (p *Port) xstats() ([]string, []uint64, error) {
 	defer p.rx.Unlock()
 	if p.state == portClosed {
 		return nil, nil, engine.ErrClosed
+	}
+	if len(p.rings) == 0 { // see driverStats
+		return nil, nil, nil
 	}
 	return p.dev.XStats()
 }
@@ -491,7 +502,7 @@ func (p *Port) Close() error {
 	}
 	p.rx.Lock()
 	defer p.rx.Unlock()
-	p.ended, _ = p.dev.Stats()
+	p.ended = p.driverStats()
 	p.state = portClosed
 	if p.redial != nil {
 		p.redial.Stop()

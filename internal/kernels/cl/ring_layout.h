@@ -17,19 +17,19 @@ typedef struct {
 	uint slotsize; // at 12
 	ulong slots; // at 16
 	ulong payload; // at 24
-	uchar pad0[96]; // at 32
+	ulong closed; // at 32
+	ulong left; // at 40
+	uchar pad0[80]; // at 48
 	ulong tail; // at 128
 	ulong putretries; // at 136
 	ulong refused; // at 144
 	ulong dropped; // at 152
-	ulong closed; // at 160
-	uchar pad1[88]; // at 168
+	uchar pad1[96]; // at 160
 	ulong head; // at 256
 	ulong getretries; // at 264
 	ulong empty; // at 272
 	ulong released; // at 280
-	ulong left; // at 288
-	uchar pad2[88]; // at 296
+	uchar pad2[96]; // at 288
 } ps_ring;
 typedef char ps_slot_has_its_size[sizeof(ps_slot) == 64 ? 1 : -1];
 typedef char ps_ring_has_its_size[sizeof(ps_ring) == 384 ? 1 : -1];
