@@ -43,11 +43,8 @@ func (r *Descriptors) Publish(ds []Desc) (int, error) {
 		}
 	}
 	t, n, err := r.Reserve(len(ds))
-	for i := range n { // first all plain stores: the processor fetches the lines at once, and an atomic store waits for its own
-		r.slots[(t+uint64(i))&r.mask].d = ds[i]
-	}
-	for last := t + uint64(n); last != t; last-- { // the first comes last, so that a consumer sees the run at once
-		r.slots[(last-1)&r.mask].seq.Store(last)
+	for i := n - 1; i >= 0; i-- { // the first comes last: a consumer that looks at it meanwhile finds the whole run behind it
+		r.Put(t+uint64(i), ds[i])
 	}
 	return n, err
 }
@@ -127,11 +124,6 @@ func (r *Descriptors) Release(ticket uint64, n int) {
 }
 
 func (r *Descriptors) free(ticket uint64, n int) {
-	if n > 1 { // as in Publish: these stores fetch the lines at once
-		for t := ticket; t != ticket+uint64(n); t++ {
-			r.slots[t&r.mask].d.Flags = 0
-		}
-	}
 	for end := ticket + uint64(n); end != ticket; end-- {
 		r.slots[(end-1)&r.mask].seq.Store(end + r.mask)
 	}
