@@ -44,15 +44,15 @@ func (s *Stage) Close() error {
 		return nil
 	}
 	s.closed = true
+	err := s.unfollow()
 	ctx, cancel := context.WithTimeout(context.Background(), closing)
 	defer cancel()
-	if err := s.room.leave(ctx); err != nil {
+	if left := s.room.leave(ctx); left != nil {
 		s.closed = false // the kernel may still write; Close again
-		return fmt.Errorf("feed: queue %q: %w", s.queue, err)
+		return fmt.Errorf("feed: queue %q: %w", s.queue, left)
 	}
-	var err error
 	if invariants.Enabled {
-		err = s.balance()
+		err = errors.Join(err, s.balance())
 	}
 	for q := s.low; q != s.next; q++ {
 		if e := &s.window[q%uint64(len(s.window))]; e.state == entryDone {

@@ -47,10 +47,12 @@ type Options struct {
 	Items   int       // work-items of a group; 0 means 64, and 1 on a processor
 	Row     int       // bytes of a row of results; 0 for none
 	Weights int       // bytes of the weights; 0 for none. They are zero until SetWeights
-	Param   uint64    // the kernel's own number: for power and gemm see docs/feed.md
-	Policy  Policy
-	Ordered bool // results come in the order of the packets, also of several rings
-	Batch   bool // a launch for what has come, instead of a kernel that stays
+	// WeightsFile holds the weights, and is read again when it changes. Weights is its size, which must stay, or 0.
+	WeightsFile string
+	Param       uint64 // the kernel's own number: for power and gemm see docs/feed.md
+	Policy      Policy
+	Ordered     bool // results come in the order of the packets, also of several rings
+	Batch       bool // a launch for what has come, instead of a kernel that stays
 }
 
 const (
@@ -71,7 +73,8 @@ var Kind = engine.StageKind{Name: "feed", Doc: "hands packets to a kernel of an 
 		{Key: "rings", Type: engine.Int, Min: 0, Max: maxRings, Default: "1", Field: "Rings", Doc: "Rings, and groups of the kernel; one flow goes to one ring."},
 		{Key: "items", Type: engine.Int, Min: 0, Max: 1024, Field: "Items", Doc: "Work-items of a group; 64, and 1 on a processor."},
 		{Key: "row", Type: engine.Bytes, Min: 0, Max: maxRow, Default: "0", Field: "Row", Doc: "The row of results of each packet, which becomes its second segment."},
-		{Key: "weights", Type: engine.Bytes, Min: 0, Max: maxMemory, Default: "0", Field: "Weights", Doc: "The weights of the kernel, zero until the program sets them."},
+		{Key: "weights", Type: engine.Bytes, Min: 0, Max: maxMemory, Default: "0", Field: "Weights", Doc: "Bytes of the weights of the kernel, zero until the program sets them."},
+		{Key: "weights_file", Type: engine.Text, Field: "WeightsFile", Doc: "A file with the weights, which is read again when it changes; `weights` is its size then."},
 		{Key: "param", Type: engine.Int, Min: 0, Max: 1<<63 - 1, Default: "0", Field: "Param", Doc: "The kernel's own number."},
 		{Key: "policy", Type: engine.Word, Words: policyWords, Default: "block", Field: "Policy", Doc: "What is dropped when the kernel does not keep up: nothing here, the newest, or the oldest packets."},
 		{Key: "ordered", Type: engine.Bool, Default: "false", Field: "Ordered", Doc: "Results come in the order of the packets."},

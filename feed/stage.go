@@ -1,12 +1,14 @@
 package feed
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/filewatch"
 	"github.com/penstock-io/penstock/internal/kernels"
 	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/ring"
@@ -51,9 +53,12 @@ type Stage struct {
 
 	mu      sync.Mutex // one SetWeights at a time
 	version uint64
+	watch   *filewatch.Watcher // of the file of weights; nil without
+	follows sync.WaitGroup     // the goroutine that reads it
 
 	published, results, void       metrics.Counter
 	packets, bytes, newest, oldest metrics.Counter
+	taken, refused                 metrics.Counter // weights
 	abandoned                      metrics.Counter // with the kernel when it ended
 	drops                          engine.DropCounters
 	out, high                      atomic.Int64 // packets with the kernel now, and at most
@@ -80,6 +85,13 @@ func open(from engine.Receiver, spec engine.StageSpec) (*Stage, error) {
 	if err != nil {
 		return nil, err
 	}
+	if o.WeightsFile != "" {
+		w, err := readWeights(o.WeightsFile, o.Weights)
+		if err != nil {
+			return nil, err
+		}
+		o.Weights = len(w)
+	}
 	s := &Stage{from: from, queue: spec.Queue, o: o, in: burst.NewSegmented(batch, batch+burst.MaxSegments), pick: burst.NewSegmented(1, burst.MaxSegments), descs: make([]ring.Desc, batch)}
 	if s.room, err = newMemory(&s.o, spec); err != nil {
 		return nil, err
@@ -87,6 +99,11 @@ func open(from engine.Receiver, spec engine.StageSpec) (*Stage, error) {
 	s.window = make([]entry, s.o.Slots*s.o.Rings)
 	for i := range s.window {
 		s.window[i].b = burst.NewSegmented(1, 2)
+	}
+	if s.o.WeightsFile != "" {
+		if err := s.follow(); err != nil {
+			return nil, errors.Join(err, s.Close())
+		}
 	}
 	return s, nil
 }
@@ -419,6 +436,7 @@ func (s *Stage) SetWeights(w []byte) error {
 		return fmt.Errorf("feed: queue %q: weights: %w", s.queue, engine.ErrClosed)
 	}
 	s.version++
+	s.taken.Inc()
 	return nil
 }
 
@@ -438,6 +456,6 @@ func (s *Stage) Counts() []engine.Count {
 	st := s.room.resident.Stats()
 	return []engine.Count{{Name: "published", N: s.published.Load()}, {Name: "results", N: s.results.Load()}, {Name: "in_ring", N: uint64(s.out.Load()), Gauge: true},
 		{Name: "high_water", N: uint64(s.high.Load()), Gauge: true}, {Name: "dropped_new", N: s.newest.Load()}, {Name: "dropped_old", N: s.oldest.Load()}, {Name: "abandoned", N: s.abandoned.Load()},
-		{Name: "void", N: s.void.Load()},
+		{Name: "void", N: s.void.Load()}, {Name: "weights", N: s.taken.Load()}, {Name: "weights_refused", N: s.refused.Load()},
 		{Name: "claim_retries", N: retries}, {Name: "empty_polls", N: empty}, {Name: "heartbeat", N: st.Heartbeat}, {Name: "launches", N: st.Launches}}
 }
