@@ -407,6 +407,7 @@ func TestSlow(t *testing.T) {
 // TestLosses: what the device says that it has lost has a name, also when the port is closed.
 func TestLosses(t *testing.T) {
 	p := recorded(t, cdpdk.Losses, 1, Options{})
+	addRx(t, p, engine.RxSpec{Pools: []*mem.Pool{pool(t)}})
 	addTx(t, p, engine.TxSpec{Pools: []*mem.Pool{pool(t)}})
 	for _, closed := range []bool{false, true} {
 		if closed {
