@@ -2,10 +2,12 @@ package feed
 
 import (
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/filewatch"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // readWeights reads a file of weights: size bytes, or any number that weights may have where size is 0.
@@ -13,25 +15,30 @@ func readWeights(path string, size int) ([]byte, error) {
 	bad := func(what string, got any, want string) error {
 		return fmt.Errorf("weights_file %s: %s is %v: expected %s: %w", path, what, got, want, engine.ErrInvalid)
 	}
-	i, err := os.Stat(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|sys.ONonblock, 0) // a pipe could keep the reader for ever
+	if err != nil {
+		return nil, fmt.Errorf("weights_file: %w", err)
+	}
+	defer f.Close()
+	i, err := f.Stat()
 	switch {
 	case err != nil:
 		return nil, fmt.Errorf("weights_file: %w", err)
-	case !i.Mode().IsRegular(): // a pipe could keep the reader for ever
+	case !i.Mode().IsRegular():
 		return nil, bad("its type", i.Mode().Type(), "a regular file")
 	case size > 0 && i.Size() != int64(size):
 		return nil, bad("its size", i.Size(), fmt.Sprintf("%d bytes", size))
 	case i.Size() == 0 || i.Size() > maxMemory || i.Size()%16 != 0:
 		return nil, bad("its size", i.Size(), "a multiple of 16 bytes")
 	}
-	w, err := os.ReadFile(path)
-	if err == nil && int64(len(w)) != i.Size() {
-		err = bad("its size", len(w), fmt.Sprintf("%d bytes, as before: it changes", i.Size()))
+	w := make([]byte, i.Size()) // no more than was checked, however the file grows
+	if _, err := io.ReadFull(f, w); err != nil {
+		return nil, fmt.Errorf("weights_file %s: %w", path, err)
 	}
-	return w, err
+	return w, nil
 }
 
-// follow has the weights be those of the file from now on. A file that is gone, or has another size, changes nothing and is counted.
+// follow reads the weights from the file, and again whenever the file changes. A file that is gone, or has another size, changes nothing and is counted.
 func (s *Stage) follow() (err error) {
 	path := s.o.WeightsFile
 	if s.watch, err = filewatch.New(path); err != nil {
@@ -44,7 +51,7 @@ func (s *Stage) follow() (err error) {
 		}
 		return err
 	}
-	if err := load(); err != nil { // what changed since the watch began is seen
+	if err := load(); err != nil { // the watch has begun: no change is missed
 		return err
 	}
 	s.follows.Go(func() {
@@ -57,7 +64,7 @@ func (s *Stage) follow() (err error) {
 	return nil
 }
 
-// unfollow ends that.
+// unfollow ends the watch, and waits for the goroutine that reads the file.
 func (s *Stage) unfollow() error {
 	if s.watch == nil {
 		return nil
