@@ -138,7 +138,8 @@ func (m *model) whole(s *modelState, stuck bool) string {
 
 func (m *model) produce(s *modelState, k int) string {
 	th := &s.th[k]
-	slot := (th.t + th.i) & modelMask
+	ticket := th.t + th.n - 1 - th.i // a run is published from its end
+	slot := ticket & modelMask
 	switch th.at {
 	case atStart:
 		if th.left > 0 {
@@ -186,7 +187,6 @@ func (m *model) produce(s *modelState, k int) string {
 			m.published(th)
 		}
 	case atPublish:
-		ticket := th.t + th.i
 		switch {
 		case m.bug == maskedTail:
 			ticket = s.published
