@@ -351,7 +351,7 @@ func (b *Burst) Time(i int) (ns int64, ok bool) {
 	return b.meta[i].time, b.meta[i].flags&HasTime != 0
 }
 
-// Times are the earliest and the latest of the times of packets from from on, to to-1; ok is false where none has one.
+// Times are the earliest and the latest time, as Time gives them, of the packets from from to to-1; ok is false where none of them has a time.
 func (b *Burst) Times(from, to int) (first, last int64, ok bool) {
 	if from >= to {
 		return 0, 0, false

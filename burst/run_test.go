@@ -46,6 +46,26 @@ func TestRun(t *testing.T) {
 	})
 }
 
+// Times looks at each packet that has a time, and at no other.
+func TestTimes(t *testing.T) {
+	src := NewSource(nil, nil, nil)
+	b := New(3)
+	for range 3 {
+		b.Builder().Add(src, Segment{Handle: NoHandle, Len: 60, Cap: 60})
+	}
+	b.Builder().SetReceived(0, 99, HasTime, 1234)
+	b.SetTime(1, 5)
+	for _, c := range []struct {
+		from, to    int
+		first, last int64
+	}{{0, 1, 1234, 1234}, {1, 2, 5, 5}, {0, 3, 5, 1234}, {2, 3, 0, 0}, {1, 1, 0, 0}} {
+		if first, last, ok := b.Times(c.from, c.to); first != c.first || last != c.last || ok != (last > 0) {
+			t.Errorf("times of packets %d to %d: %d %d %v", c.from, c.to, first, last, ok)
+		}
+	}
+	b.Builder().Forget()
+}
+
 // AtOnce takes away what was true when packets were received, and nothing else.
 func TestAtOnce(t *testing.T) {
 	src := NewSource(nil, nil, nil)
@@ -58,14 +78,6 @@ func TestAtOnce(t *testing.T) {
 	b.Builder().SetType(0, L3IPv4)
 	b.SetTime(1, 5)
 	b.SetConn(1, 7)
-	for _, c := range []struct {
-		from, to    int
-		first, last int64
-	}{{0, 1, 1234, 1234}, {1, 2, 5, 5}, {0, 3, 5, 1234}, {2, 3, 0, 0}, {1, 1, 0, 0}} {
-		if first, last, ok := b.Times(c.from, c.to); first != c.first || last != c.last || ok != (last > 0) {
-			t.Errorf("times of packets %d to %d: %d %d %v", c.from, c.to, first, last, ok)
-		}
-	}
 	b.Builder().AtOnce()
 	for i := range 3 {
 		if ns, ok := b.Time(i); ns != 0 || ok {

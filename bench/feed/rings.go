@@ -90,36 +90,46 @@ func (g *rig) pingPong() (_ paired.Sample, err error) {
 			}
 		}
 	})
+	var d [1]ring.Desc
+	sample, err := g.halves(func() error {
+		d[0].Tag++
+		sent := d[0].Tag
+		if _, err := there.Publish(d[:]); err != nil {
+			return err
+		}
+		for {
+			t, n, err := back.Claim(d[:])
+			if err != nil {
+				return err
+			}
+			if n == 1 {
+				if back.Release(t, 1); d[0].Tag != sent {
+					return fmt.Errorf("%w: descriptor %d came back as %d", paired.ErrFailed, sent, d[0].Tag)
+				}
+				return nil
+			}
+		}
+	})
+	there.CloseProducers()
+	wg.Wait()
+	return sample, err
+}
+
+// halves is half of what a round trip takes, made again and again on a thread of its own.
+func (g *rig) halves(trip func() error) (paired.Sample, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var single []float64
-	var d [1]ring.Desc
 	const per = 16 // round trips of one time, since reading the clock takes as long as a part of one
 	for began := time.Now(); time.Since(began) < g.o.Budget; {
 		at := time.Now()
 		for range per {
-			d[0].Tag++
-			sent := d[0].Tag
-			if _, err := there.Publish(d[:]); err != nil {
+			if err := trip(); err != nil {
 				return paired.Sample{}, err
-			}
-			for {
-				t, n, err := back.Claim(d[:])
-				if err != nil {
-					return paired.Sample{}, err
-				}
-				if n == 1 {
-					if back.Release(t, 1); d[0].Tag != sent {
-						return paired.Sample{}, fmt.Errorf("%w: descriptor %d came back as %d", paired.ErrFailed, sent, d[0].Tag)
-					}
-					break
-				}
 			}
 		}
 		single = append(single, max(1, float64(time.Since(at)))/per/2)
 	}
-	there.CloseProducers()
-	wg.Wait()
 	slices.Sort(single)
 	return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
 }
@@ -142,24 +152,16 @@ func (g *rig) words() (paired.Sample, error) {
 			}
 		}
 	})
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var single []float64
-	const per = 16 // as in pingPong
 	sent := uint64(0)
-	for began := time.Now(); time.Since(began) < g.o.Budget; {
-		at := time.Now()
-		for range per {
-			sent++
-			for to.Store(sent); from.Load() != sent; {
-			}
+	sample, err := g.halves(func() error {
+		sent++
+		for to.Store(sent); from.Load() != sent; {
 		}
-		single = append(single, max(1, float64(time.Since(at)))/per/2)
-	}
+		return nil
+	})
 	to.Store(end)
 	wg.Wait()
-	slices.Sort(single)
-	return paired.Sample{Value: paired.Percentile(single, 50), Single: single}, nil
+	return sample, err
 }
 
 // stream is the rate of descriptors from one producer to some consumers, in bursts of 32.
