@@ -382,7 +382,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.link.Unlock()
 }
 
-// driverStats are the driver's counts. Before the device has started once nothing asks for them: net_vhost crashes then.
+// driverStats are the driver's counts, zero before the device has started once: net_vhost crashes when it is asked then.
 func (p *Port) driverStats() (s cdpdk.Stats) {
 	if len(p.rings) > 0 {
 		s, _ = p.dev.Stats()

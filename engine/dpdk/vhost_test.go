@@ -15,6 +15,9 @@ import (
 func TestVhost(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "vhost")
 	host := openPort(t, engine.PortSpec{Name: "vhost", Address: fmt.Sprintf("dpdk://net_vhost%d,queues=1,iface=%s", names.Add(1), socket)}, Options{})
+	var s engine.PortStats
+	host.Stats(&s) // the driver would crash
+	host.Families("vhost")
 	q, err := host.AddRxQueue(engine.RxSpec{}) // net_vhost listens when it starts
 	if err != nil {
 		t.Fatal(err)
