@@ -169,12 +169,7 @@ func (c *collector) takeRun(b *burst.Burst, i, to int) (n int) {
 			break
 		}
 		*word |= bit
-		if dst, from := bytes[at*place:(at+1)*place], p[offset:]; c.convert == nil && len(from) == len(dst) {
-			vec.Copy(dst, from)
-			c.fresh.copied += len(dst)
-		} else {
-			c.fresh.copied += c.write(dst, from)
-		}
+		c.fresh.copied += c.write(bytes[at*place:(at+1)*place], p[offset:])
 	}
 	if n > 0 {
 		c.w.strays = 0
