@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -97,13 +98,10 @@ func TestReorderOfAFile(t *testing.T) {
 	}
 }
 
-// What the stage would refuse the plan refuses, with its place.
-func TestReorderPlanRefused(t *testing.T) {
-	for want, memory := range map[string]string{
-		"has 128 bytes or more, and a slot of \"batches\" 64": "{name: batches, kind: host, num_bufs: 8, buf_size: 64}",
-		"the processor does not reach the memory":             "{name: batches, kind: device, num_bufs: 8, buf_size: 1KiB}",
-	} {
-		_, err := Open(t.Context(), mustLoad(t, twoRegions+"    - "+memory+`
+// refusedPlan is the error of a plan with these keys, with batches in this memory.
+func refusedPlan(t *testing.T, memory, keys string, per int) error {
+	t.Helper()
+	_, err := Open(t.Context(), mustLoad(t, twoRegions+"    - "+memory+`
   gpu_runtime: host
   interfaces:
     - name: loop
@@ -112,9 +110,22 @@ func TestReorderPlanRefused(t *testing.T) {
       rx:
         queues: [{memory_regions: [a]}]
         reorder:
-          - {name: r, reorder_type: cpu, memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 128}}}
+          - {name: r, `+keys+`, memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: `+fmt.Sprint(per)+`}}}
 `), Options{})
-		if !errors.Is(err, ErrMissing) || !errors.Is(err, reorder.ErrPlan) || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "test.yaml:14:") {
+	if err == nil || !strings.Contains(err.Error(), "test.yaml:14:") {
+		t.Errorf("%s: %v", keys, err)
+	}
+	return err
+}
+
+// What the stage would refuse the plan refuses, with its place.
+func TestReorderPlanRefused(t *testing.T) {
+	for want, memory := range map[string]string{
+		"has 128 bytes or more, and a slot of \"batches\" 64": "{name: batches, kind: host, num_bufs: 8, buf_size: 64}",
+		"the processor does not reach the memory":             "{name: batches, kind: device, num_bufs: 8, buf_size: 1KiB}",
+	} {
+		err := refusedPlan(t, memory, "reorder_type: cpu", 128)
+		if !errors.Is(err, ErrMissing) || !errors.Is(err, reorder.ErrPlan) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, expected %q", err, want)
 		}
 	}
@@ -126,18 +137,8 @@ func TestReorderElsewhere(t *testing.T) {
 		"reorder_engine: hw, cyclic_sequence: true, reorder_type: cpu": "which no engine here can have it do",
 		"reorder_type: gpu": "expected memory of kind device or host_pinned",
 	} {
-		_, err := Open(t.Context(), mustLoad(t, twoRegions+`
-    - {name: batches, kind: host, num_bufs: 8, buf_size: 64KiB}
-  interfaces:
-    - name: loop
-      engine: sim
-      address: sim://`+t.Name()+`?loop
-      rx:
-        queues: [{memory_regions: [a]}]
-        reorder:
-          - {name: r, `+keys+`, memory_region: batches, payload_byte_offset: 46, flow_ids: [0], method: {seq_packets_per_batch: {sequence_number: {bit_offset: 336, bit_width: 32}, packets_per_batch: 8}}}
-`), Options{})
-		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "test.yaml:14:") {
+		err := refusedPlan(t, "{name: batches, kind: host, num_bufs: 8, buf_size: 64KiB}", keys, 8)
+		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, expected %q", keys, err, want)
 		}
 	}
