@@ -261,11 +261,12 @@ func checkResidentStuck(t testing.TB, h Harness) {
 	if !r.resident(gpu.ResidentStay) || !r.has(gpu.CapGoKernels) {
 		return
 	}
-	gate := make(chan struct{})
-	p := &gpu.Program{Name: "stuck", Kernels: []gpu.Signature{{Name: "stuck", Params: kernels.Tally.Kernels[0].Params[:1]}}, Go: map[string]gpu.GoFunc{"stuck": func(gpu.Grid, []gpu.GoArg) { <-gate }}}
+	in, gate := make(chan struct{}), make(chan struct{})
+	p := &gpu.Program{Name: "stuck", Kernels: []gpu.Signature{{Name: "stuck", Params: kernels.Tally.Kernels[0].Params[:1]}}, Go: map[string]gpu.GoFunc{"stuck": func(gpu.Grid, []gpu.GoArg) { in <- struct{}{}; <-gate }}}
 	x, err := r.c.NewResident(r.kernel(p), gpu.ResidentOptions{Name: "stuck", Grid: gpu.Grid{Groups: 2, Group: 1}})
 	r.ok(err)
 	r.ok(x.Start())
+	<-in // a kernel that Close finds before its launch is never launched
 	ctx, cancel := context.WithCancel(always)
 	cancel()
 	err = x.Close(ctx)
