@@ -94,12 +94,19 @@ void device_fail(device *d, context *x, CUresult r) {
     if (x->pending == CUDA_SUCCESS) x->pending = r;
 }
 
+/* The memory of a device that has failed is the caller's again: a driver stops its copy engines before it says so. */
+CUresult failed(device *d) {
+    CUresult r = d->sticky;
+    while (r != CUDA_SUCCESS && d->copying > 0) pthread_cond_wait(&G.progress, &G.mu);
+    return r;
+}
+
 /* Synchronising calls end with this: the error shows itself, and stays until the process starts again. */
 CUresult surface(uint64_t ctx_handle) {
     context *x = FIND(context, T_CONTEXT, ctx_handle);
     if (x == NULL || x->dead) return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     if (x->pending != CUDA_SUCCESS && x->dev->sticky == CUDA_SUCCESS) x->dev->sticky = x->pending;
-    return x->dev->sticky;
+    return failed(x->dev);
 }
 
 /*
@@ -139,7 +146,7 @@ bool peer_enabled(context *from, context *to) {
 CUresult cuDevicePrimaryCtxRetain(CUcontext *pctx, CUdevice dev) {
     DEVICE(cuDevicePrimaryCtxRetain);
     if (pctx == NULL) return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "pctx is NULL"));
-    if (d->sticky != CUDA_SUCCESS) return end(&c, d->sticky);
+    if (d->sticky != CUDA_SUCCESS) return end(&c, failed(d));
     if (d->primary == NULL) d->primary = context_new(d, d->primary_flags, true, &c);
     d->retained++;
     *pctx = (CUcontext)(uintptr_t)d->primary->o.handle;
@@ -221,7 +228,7 @@ CUresult cuCtxCreate_v2(CUcontext *pctx, unsigned int flags, CUdevice dev) {
     DEVICE(cuCtxCreate_v2);
     if (pctx == NULL) return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "pctx is NULL"));
     if ((flags & ~CU_CTX_FLAGS_MASK) != 0) return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "flags %#x", flags));
-    if (d->sticky != CUDA_SUCCESS) return end(&c, d->sticky);
+    if (d->sticky != CUDA_SUCCESS) return end(&c, failed(d));
     context *x = context_new(d, flags, false, &c);
     r = push(&c, x);
     if (r != CUDA_SUCCESS)

@@ -91,7 +91,7 @@ static CUresult check_host(const call *c, const void *p, size_t n, bool *pinned)
     return CUDA_SUCCESS;
 }
 
-static void run_copy(op *o) {
+void run_copy(op *o) {
     for (size_t i = 0; i < o->rows; i++) memmove(o->dst + i * o->dpitch, o->src + i * o->spitch, o->n);
 }
 

@@ -132,7 +132,7 @@ CUresult begin(call *c, int fn, enum needs needs) {
     if (x->dead) return bad(c, CUDA_ERROR_CONTEXT_IS_DESTROYED, "this thread's current context was destroyed");
     c->ctx = x;
     c->ctx_handle = x->o.handle;
-    return x->dev->sticky;
+    return failed(x->dev);
 }
 
 CUresult end(call *c, CUresult r) {

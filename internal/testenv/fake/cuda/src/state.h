@@ -49,6 +49,7 @@ typedef struct device {
     int retained;
     unsigned primary_flags;
     CUresult sticky; /* an error after which the process must start again */
+    int copying;     /* copies that run at this moment */
 } device;
 
 typedef struct context {
@@ -275,6 +276,7 @@ void current_forget(void);
 bool peer_enabled(context *from, context *to);
 CUresult implicit_sync(const call *c, context *x);
 void device_fail(device *d, context *x, CUresult r);
+CUresult failed(device *d); /* the sticky error, which a call returns only when no copy runs any more */
 CUresult surface(uint64_t ctx_handle); /* after waiting: makes an asynchronous error visible */
 
 /* range.c */
@@ -313,6 +315,7 @@ op *op_new(void (*run)(op *));
 void op_use(op *o, uint64_t p, size_t n);
 CUresult submit(const call *c, stream *s, op *o);
 void submit_dep(op *o, stream *s, uint64_t seq);
+void run_copy(op *o);
 void wait_for(stream *s, uint64_t seq);
 void stream_close(stream *s);
 void stream_unref(stream *s);

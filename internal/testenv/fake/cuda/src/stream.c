@@ -139,6 +139,8 @@ static void *work(void *arg) {
         CUresult status = x->pending != CUDA_SUCCESS ? x->pending : x->dev->sticky;
         if (o->always) o->result = s->abort && status == CUDA_SUCCESS ? CUDA_ERROR_CONTEXT_IS_DESTROYED : status;
         long delay = o->skipped ? 0 : o->delay_us;
+        bool copies = o->run == run_copy && !o->skipped;
+        x->dev->copying += copies;
         pthread_mutex_unlock(&G.mu);
         for (double until = seconds() + (double)delay / 1e6, left; delay > 0 && (left = until - seconds()) > 0;) {
             if (__atomic_load_n(&s->abort, __ATOMIC_ACQUIRE)) {
@@ -149,6 +151,7 @@ static void *work(void *arg) {
         }
         if (o->run != NULL && (!o->skipped || o->always)) o->run(o);
         pthread_mutex_lock(&G.mu);
+        x->dev->copying -= copies;
         if (!o->always && o->result != CUDA_SUCCESS) device_fail(x->dev, x, o->result);
         for (int i = 0; i < o->nuses; i++) {
             if (o->uses[i] != NULL) o->uses[i]->use--;

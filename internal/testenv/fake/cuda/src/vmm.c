@@ -69,7 +69,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
     if (handle == NULL || flags != 0 || size == 0 || size % BLOCK != 0)
         return end(&c, bad(&c, CUDA_ERROR_INVALID_VALUE, "%zu bytes, flags %#llx: the size must be a multiple of the granularity",
             size, flags));
-    if (d->sticky != CUDA_SUCCESS) return end(&c, d->sticky);
+    if (d->sticky != CUDA_SUCCESS) return end(&c, failed(d));
     for (context *x = G.contexts; x != NULL; x = x->next)
         if (x->dev == d && (r = implicit_sync(&c, x)) != CUDA_SUCCESS) return end(&c, r);
     slab *s = slab_new(d, size);
