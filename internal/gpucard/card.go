@@ -218,7 +218,7 @@ const timeout = 20 * time.Minute
 // run runs the tests in a process of its own, so that a card that takes it down does not take the result file with it.
 func (r *Result) run(self, driver, only string, w io.Writer) error {
 	if only == "" {
-		only = "^Test(Driver|Runtime|Memory|Transfer|Stream|PTX|NVML|Figures)$" // the others are tests of this program
+		only = "^Test(Driver|Runtime|Memory|Transfer|Stream|PTX|NVML|Figures|Feed)$" // the others are tests of this program
 	}
 	cmd := exec.Command(self, "-test.v", "-test.run="+only, "-test.timeout="+timeout.String())
 	cmd.Env = append(os.Environ(), runEnv+"=1", libraryEnv+"="+driver)
