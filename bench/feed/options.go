@@ -31,7 +31,7 @@ var ErrOptions = errors.New("bench feed")
 const (
 	mostSize    = 64 << 10
 	mostThreads = 1 << 16
-	warp        = 64 // work-items of a group, where there are so many
+	warp        = 32 // work-items of a group, where there are so many
 	slots       = 1 << 10
 	burst       = 64
 )
@@ -84,7 +84,7 @@ func Run(ctx context.Context, o Options) (_ *paired.Report, err error) {
 	}
 	defer func() { err = errors.Join(err, g.close()) }()
 	g.s = o.Begin("feed", fmt.Sprintf("samples of about %v; each packet comes back once, with the sum of its bytes, which is compared", o.Budget),
-		fmt.Sprintf("threads are work-items in groups of %d at most, on a processor of one; a group has a ring of %d packets of its own (fewer where there are more than 64) unless the row says one ring for all groups, and one goroutine feeds and empties all rings", warp, slots),
+		fmt.Sprintf("threads are work-items in groups of %d at most, on a processor of one; a group has a ring of %d packets of its own (fewer where there are more than 64) unless the row says one ring for all groups, and %d goroutines feed and empty full rings, one the others", warp, slots, feeders()),
 		"stages of one packet: slot, its bytes are written where the kernel reads them; seen, the ring shows that the kernel has claimed it; answered, the CPU has its result. What the kernel does in between has no clock that the CPU could compare",
 		fmt.Sprintf("a launch for each burst: %d packets are published and announced, the kernel is launched, drains them and ends, and all answers are there before the next burst; beside it the kernel that stays has at most as many packets under way, and by Little's law its latency is lower where its rate is higher", burst))
 	g.s.Method.Pairs = o.Pairs

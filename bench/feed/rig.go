@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/bench"
@@ -111,7 +113,7 @@ func (g *rig) measure(ctx context.Context, p paired.Plan, what string) error {
 	})
 }
 
-// line is a kernel, its rings, and the payload. One goroutine uses it.
+// line is a kernel, its rings, and the payload. One goroutine uses it, or each of its parts.
 type line struct {
 	p       *place
 	r       *gpu.Resident
@@ -121,6 +123,7 @@ type line struct {
 	sums    []uint64 // of the packet in each slot of the payload
 	size    uint64
 	next    int // ring that is fed next
+	first   int // ring whose answers are taken first
 	sent    uint64
 	got     uint64
 	buf     [32]ring.Desc
@@ -198,6 +201,33 @@ func (l *line) close() error {
 	return errors.Join(errs...)
 }
 
+// parts are lines for one goroutine each, with some of the rings of l.
+func (l *line) parts(n int) []*line {
+	parts := make([]*line, n)
+	for i := range parts {
+		p := *l
+		p.in, p.out, p.next, p.first, p.sent, p.got = l.in[i*len(l.in)/n:(i+1)*len(l.in)/n], l.out[i*len(l.out)/n:(i+1)*len(l.out)/n], 0, 0, 0, 0
+		parts[i] = &p
+	}
+	return parts
+}
+
+// full keeps the rings full for a time, by as many goroutines as feed them.
+func (l *line) full(ctx context.Context, budget time.Duration, feeders int) (sample paired.Sample, err error) {
+	parts := l.parts(min(feeders, len(l.in)))
+	samples, errs := make([]paired.Sample, len(parts)), make([]error, len(parts))
+	var wg sync.WaitGroup
+	for i, p := range parts {
+		wg.Go(func() { samples[i], errs[i] = p.flow(ctx, budget, math.MaxUint64, false) })
+	}
+	wg.Wait()
+	for _, s := range samples {
+		sample.Value += s.Value
+		sample.Verified += s.Verified
+	}
+	return sample, errors.Join(errs...)
+}
+
 // publish puts up to n packets, at most 32, into the next ring that has room, and announces them.
 func (l *line) publish(n int) error {
 	n = min(n, len(l.buf))
@@ -220,10 +250,12 @@ func (l *line) publish(n int) error {
 	return nil
 }
 
-// collect takes the answers that are there, and checks them.
+// collect takes answers that are there, of one ring at least, and checks them.
 func (l *line) collect() error {
 	before := l.got
-	for _, r := range l.out {
+	for i := 0; i < len(l.out) && l.got-before < uint64(len(l.buf)); i++ {
+		r := l.out[l.first]
+		l.first = (l.first + 1) % len(l.out)
 		t, n, err := r.Claim(l.buf[:])
 		if err != nil {
 			return err

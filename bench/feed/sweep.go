@@ -59,12 +59,18 @@ func (g *rig) sweep(ctx context.Context) error {
 // depth is how many packets a ring holds: fewer where there are many.
 func depth(groups uint32) int { return max(burst, min(slots, 64*slots/int(groups))) }
 
+// feeders is how many goroutines feed and empty full rings: a core each, and no more than a quarter of them.
+func feeders() int { return max(1, min(4, runtime.GOMAXPROCS(0)/4)) }
+
 // rate is the rows of the sweep for a kernel that stays: with full rings, beside goroutines; at equal latency, with as many packets under way as a launch for each burst has, beside that; and
 // with a ring for each group, beside one for all.
 func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error {
 	flow := func(p *place, mode gpu.ResidentMode, groups, items, rings uint32, most uint64) func(context.Context) (paired.Sample, error) {
 		return func(ctx context.Context) (paired.Sample, error) {
 			return on(p, mode, groups, items, rings, depth(rings), size, func(l *line) (paired.Sample, error) {
+				if most == math.MaxUint64 {
+					return l.full(ctx, g.o.Budget, feeders())
+				}
 				return l.flow(ctx, g.o.Budget, most, mode == gpu.ResidentBatch)
 			})
 		}
@@ -75,7 +81,7 @@ func (g *rig) rate(ctx context.Context, groups, items uint32, size uint64) error
 	}
 	full := paired.Plan{Name: name, Unit: paired.MopsPerSec, Ours: stays(groups, math.MaxUint64)}
 	if g.cpu != nil {
-		workers := uint32(max(1, runtime.GOMAXPROCS(0)-1)) // the feeder has a core
+		workers := uint32(max(1, runtime.GOMAXPROCS(0)-feeders()))
 		full.Theirs = []paired.Contender{{Name: fmt.Sprintf("pool of %d goroutines", workers), Run: flow(g.cpu, gpu.ResidentStay, workers, 1, workers, math.MaxUint64)}}
 	}
 	if err := g.measure(ctx, full, "feed"); err != nil {

@@ -13,11 +13,14 @@ PS_FN void sum(ps_packet *k) {
 	if (((ulong)p & 15) == 0) {
 		__global const uint4 *w = (__global const uint4 *)p;
 		done = k->len / 16 * 16;
-		for (ulong i = item; i < k->len / 16; i += items) {
-			uint4 v = w[i];
-			v = (v & 0x00ff00ff) + ((v >> 8) & 0x00ff00ff);
-			v = (v & 0xffff) + (v >> 16);
-			s += v.x + v.y + v.z + v.w;
+		for (ulong i = item; i < k->len / 16; i += 4 * items) { // four ways over the bus at once
+			uint4 v[4];
+			for (uint j = 0; j < 4; j++) v[j] = i + j * items < k->len / 16 ? w[i + j * items] : (uint4)(0);
+			for (uint j = 0; j < 4; j++) {
+				v[j] = (v[j] & 0x00ff00ff) + ((v[j] >> 8) & 0x00ff00ff);
+				v[j] = (v[j] & 0xffff) + (v[j] >> 16);
+				s += v[j].x + v[j].y + v[j].z + v[j].w;
+			}
 		}
 	}
 	for (ulong i = done + item; i < k->len; i += items) s += p[i];
