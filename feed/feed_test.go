@@ -20,10 +20,12 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/feed"
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/gpu/cuda"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
 	"github.com/penstock-io/penstock/internal/kernels"
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
@@ -39,12 +41,16 @@ func ok(t testing.TB, err error) {
 	}
 }
 
-// onEach runs a test on the host and on PoCL.
+// onEach runs a test on the host, on PoCL, and on a card where testenv.Card says so.
 func onEach(t *testing.T, f func(t *testing.T, p *gpumem.Provider)) {
-	for name, open := range map[string]func(*testing.T) (*gpu.Runtime, error){
+	runtimes := map[string]func(*testing.T) (*gpu.Runtime, error){
 		"host": func(*testing.T) (*gpu.Runtime, error) { return host.Open(host.Options{}) },
 		"pocl": func(t *testing.T) (*gpu.Runtime, error) { return opencl.Open(opencl.Options{Platform: peers.PoCL(t)}) },
-	} {
+	}
+	if testenv.Card() {
+		runtimes["card"] = func(*testing.T) (*gpu.Runtime, error) { return cuda.Open(cuda.Options{}) }
+	}
+	for name, open := range runtimes {
 		t.Run(name, func(t *testing.T) {
 			rt, err := open(t)
 			ok(t, err)
@@ -563,7 +569,7 @@ func TestIdle(t *testing.T) {
 				t.Error("Arm wakes its owner, and there is nothing")
 			default:
 			}
-			for x.Kernel() != "asleep" && t.Context().Err() == nil {
+			for p.Context().Info().Processor && x.Kernel() != "asleep" && t.Context().Err() == nil {
 				if beats := count(t, x, "heartbeat"); beats > 1<<20 {
 					t.Fatalf("the kernel is %s after %d passes, and there is nothing", x.Kernel(), beats)
 				}
@@ -613,9 +619,9 @@ PS_FN void invert(ps_packet *k) {
 PS_FEED(mine, invert)
 `), 0o600))
 		o := feed.Options{Kernel: "mine", File: file, Pool: s.pool, Slots: 4}
-		if p.Device().Info().Runtime == "host" { // it runs kernels in Go only
+		if !p.Context().Info().Capabilities.Has(gpu.CapSource) {
 			if _, err := feed.New(s, engine.StageSpec{Queue: "rx", Options: o}); !errors.Is(err, gpu.ErrArch) {
-				t.Errorf("OpenCL C on the host: %v", err)
+				t.Errorf("OpenCL C where nothing compiles it: %v", err)
 			}
 			return
 		}
@@ -679,7 +685,7 @@ func TestTruncated(t *testing.T) {
 		s := newSource(t, p, 16)
 		o := feed.Options{Kernel: "parse", Slots: 4}
 		want := uint32(5) // the flow that it had
-		if p.Device().Info().Runtime != "host" {
+		if p.Context().Info().Capabilities.Has(gpu.CapSource) {
 			o.Kernel, o.File, want = "marks", filepath.Join(t.TempDir(), "marks.cl"), ring.DescTruncated
 			ok(t, os.WriteFile(o.File, []byte("PS_FN void mark(ps_packet *k) { k->flow = k->flags; }\nPS_FEED(marks, mark)\n"), 0o600))
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-io/penstock/convert"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/gpu"
+	"github.com/penstock-io/penstock/gpu/cuda"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/host"
 	"github.com/penstock-io/penstock/gpu/opencl"
@@ -45,6 +46,12 @@ var cards = map[string]func(t *testing.T) (*gpu.Runtime, error){
 	"PoCL without shared memory": func(t *testing.T) (*gpu.Runtime, error) {
 		return opencl.Open(opencl.Options{Platform: peers.PoCL(t), NoSVM: true})
 	},
+}
+
+func init() {
+	if testenv.Card() {
+		cards["card"] = func(*testing.T) (*gpu.Runtime, error) { return cuda.Open(cuda.Options{}) }
+	}
 }
 
 func newCard(t *testing.T, name string) *card {
@@ -321,7 +328,7 @@ func (c *card) all(s *Stage, room int) (out []result, passed int) {
 func TestSameOnDevices(t *testing.T) {
 	for name := range cards {
 		t.Run(name, func(t *testing.T) {
-			streams := map[string]int{"host": 80, "PoCL": 24, "PoCL without shared memory": 12}[name]
+			streams := map[string]int{"host": 80, "PoCL": 24, "PoCL without shared memory": 12, "card": 40}[name]
 			if testing.Short() {
 				streams /= 4
 			}

@@ -30,6 +30,9 @@ func CI() bool {
 	return true
 }
 
+// Card reports whether tests that run on each runtime also run on an NVIDIA card: PENSTOCK_TEST_CARD is set. A card is then an error to lack.
+func Card() bool { return os.Getenv("PENSTOCK_TEST_CARD") != "" }
+
 // Missing ends a test that needs something which this machine does not have. what names the thing; err is what the attempt to
 // use it said, and is the proof: without one the test fails. Outside CI the test is skipped, in CI it fails. Missing does not
 // return.

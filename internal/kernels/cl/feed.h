@@ -31,6 +31,7 @@ typedef struct {
 	uint n, wide;      // wide: how many descriptors it looks for
 	uint sole;         // no other group serves these rings
 	uint lost;         // another group, or the producer, was faster: t and o are looked up
+	uint room;         // the slot of ticket o was free
 	uint empty;        // passes that found nothing, and are not counted in the ring yet
 	// What the items tell each other in a pass.
 	uint passed; // the slot of ticket t is not this ticket's any more
@@ -50,7 +51,7 @@ PS_FN void ps_open(__local ps_feed *f, __global ps_ring *from, __global ps_ring 
 		f->o = ps_load64_acquire(&to->tail);
 		f->wide = PS_BATCH;
 		f->sole = sole;
-		f->lost = f->empty = 0;
+		f->lost = f->room = f->empty = 0;
 	}
 }
 
@@ -73,15 +74,17 @@ PS_FN uint ps_take(__local ps_feed *f) {
 		long ahead = kept ? 0 : (long)(ps_load64_acquire(&ps_slot_of(f->from, f->slots, f->t + i)->seq) - (f->t + i + 1));
 		f->in[i] = ahead == 0;
 		if (i == 0) f->passed = ahead > 0;
-		f->out[i] = ps_load64_acquire(&ps_slot_of(f->to, f->slots, f->o + i)->seq) == f->o + i;
+		if (want > 1 || !f->room) f->out[i] = ps_load64_acquire(&ps_slot_of(f->to, f->slots, f->o + i)->seq) == f->o + i;
 	}
 	ps_barrier();
 	uint n = ps_ones(f->in, want), m = ps_ones(f->out, n), stale = f->passed || f->head != f->t || f->tail != f->o;
 	if (stale) n = m = 0;
+	uint won = 1; // which is asked for last: the descriptors come meanwhile
+	if (item == 0 && n && !kept) won = ps_cas64_relaxed(&f->from->head, f->t, f->t + n);
 	for (uint i = item; i < m; i += items) f->d[i] = *(__global const ps_slot *)ps_slot_of(f->from, f->slots, f->t + i);
 	if (item == 0) {
 		f->lost = stale;
-		if (n && !kept && !ps_cas64_relaxed(&f->from->head, f->t, f->t + n)) {
+		if (!won) {
 			f->lost = 1;
 			n = m = 0;
 			ps_add64(&f->from->getretries, 1ul);
@@ -102,6 +105,7 @@ PS_FN uint ps_take(__local ps_feed *f) {
 		if (!kept) f->n = n;
 		if (f->n == 0 && !f->lost) f->empty++;
 		f->wide = f->n || f->lost ? PS_BATCH : 1;
+		f->room = !n && !f->lost && f->out[0];
 	}
 	return m;
 }

@@ -17,9 +17,10 @@
 #define PS_IDLE 4u    // it has left because it found nothing to do
 
 #define PS_CHECKPOINT 16 // words of a group's checkpoint
+#define PS_QUIET 32u     // a group with that many empty passes in a row looks at stop, and shows its heartbeat, in one of so many
 
 typedef struct {
-	uint stop;     // other than 0: leave. A group sees it one pass late
+	uint stop;     // other than 0: leave. A group sees it one pass late, a quiet one PS_QUIET
 	uint doorbell; // counts what the CPU has announced
 	uint budget;   // passes of a launch at most
 	uint idle;     // passes in a row without work, after which a group leaves; 0: it stays
@@ -31,7 +32,7 @@ typedef struct {
 typedef struct {
 	uint state;     // of the launch epoch
 	uint epoch;     // of the launch that wrote this last
-	uint heartbeat; // passes begun, of all launches
+	uint heartbeat; // passes begun, of all launches; a quiet group shows it late
 	uint done;      // items of work done, of all launches
 	uint doorbell;  // as it was before the last pass
 	uint reserved[11];
@@ -98,10 +99,13 @@ PS_FN int ps_pass(ps_resident *r, uint did) {
 		else if (r->idle && r->empty >= r->idle) state = PS_IDLE;
 		if (state == PS_RUNNING) {
 			r->budget--;
-			r->stop = ps_load_relaxed_system(&r->control->stop);
+			++r->heartbeat;
 			// Before the work of the pass: what was published before this ring is seen by it. Groups that do not leave idle need not know.
 			if (r->idle) r->doorbell = ps_load_acquire_system(&r->control->doorbell);
-			ps_store_relaxed_system(&r->line->heartbeat, ++r->heartbeat);
+			if (r->empty < PS_QUIET || r->empty % PS_QUIET == 0) {
+				r->stop = ps_load_relaxed_system(&r->control->stop);
+				ps_store_relaxed_system(&r->line->heartbeat, r->heartbeat);
+			}
 			if (did) ps_store_relaxed_system(&r->line->done, r->done);
 		}
 		r->verdict[turn] = state;
@@ -115,6 +119,7 @@ PS_FN int ps_pass(ps_resident *r, uint did) {
 PS_FN void ps_leave(ps_resident *r) {
 	ps_barrier();
 	if (ps_local_id() == 0) {
+		ps_store_relaxed_system(&r->line->heartbeat, r->heartbeat);
 		ps_store_relaxed_system(&r->line->done, r->done);
 		ps_store_relaxed_system(&r->line->doorbell, r->doorbell);
 		ps_store_release_system(&r->line->state, r->state);
