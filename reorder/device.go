@@ -155,7 +155,7 @@ func (d *device) start() (err error) {
 	if d.call, err = kernel.Prepare(args...); err != nil {
 		return err
 	}
-	d.group, d.groups = min(128, info.MaxGroup), min(1024, info.MaxGroups)
+	d.group, d.groups = min(128, info.MaxGroup), min(2048, info.MaxGroups)
 	d.flights = make([]flight, inFlight)
 	for i := range d.flights {
 		f := &d.flights[i]

@@ -111,7 +111,7 @@ func (g *rig) reorderKernel(ctx context.Context, size uint64) (err error) {
 		return err
 	}
 	e.calls = append(e.calls, call)
-	grid := gpu.Grid{Groups: min(uint32(per), 1024, g.info.MaxGroups), Group: min(128, g.info.MaxGroup)} // as package reorder has it
+	grid := gpu.Grid{Groups: min(uint32(per), 2048, g.info.MaxGroups), Group: min(128, g.info.MaxGroup)} // as package reorder has it
 	m := e.streamed(&mover{way: onDevice, how: "reorder", size: size, kernel: true}, slices.Repeat([]gpu.Op{gpu.LaunchOp(call, grid)}, batch), e.two.All(), e.dev.All())
 	c, err := convert.New(samplesOf)
 	if err != nil {

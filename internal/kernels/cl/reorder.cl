@@ -3,10 +3,10 @@
 // An entry that is not inside its memories is left out, and 1 is stored in the word at refused_at of the table.
 #pragma OPENCL FP_CONTRACT OFF
 #ifdef __NVPTX__
-#define ps_put_half(p, f) __builtin_store_halff((f), (__global half *)(p))
+#define ps_put_half(p, f) __builtin_store_halff((f), (half *)(p))
 #define ps_rint(x) __builtin_rint(x)
 #else
-#define ps_put_half(p, f) vstore_half_rte((f), 0, (__global half *)(p))
+#define ps_put_half(p, f) vstore_half_rte((f), 0, (half *)(p))
 #define ps_rint(x) rint(x)
 #endif
 
@@ -96,8 +96,19 @@ PS_FN long ps_whole(double x, double low, double high) {
 	return (long)(x < low ? low : x > high ? high : x);
 }
 
-// ps_put writes the element of a sample.
-PS_FN void ps_put(__global uchar *d, long v, __global const ps_plan *p) {
+PS_FN ushort ps_float16(float f) {
+	ushort h;
+	ps_put_half(&h, f);
+	return h;
+}
+
+PS_FN ushort ps_bfloat16(float f) {
+	uint b = as_uint(f);
+	return (ushort)((b + 0x7fff + (b >> 16 & 1)) >> 16);
+}
+
+// ps_element is the element of a sample, as bits.
+PS_FN ulong ps_element(long v, const ps_plan *p) {
 	long low = 0, high = 0;
 	switch (p->to) {
 	case PS_I8: low = -128, high = 127; break;
@@ -107,41 +118,47 @@ PS_FN void ps_put(__global uchar *d, long v, __global const ps_plan *p) {
 	case PS_I32: low = -2147483648L, high = 2147483647L; break;
 	case PS_U32: high = 4294967295L; break;
 	}
-	if (high) {
-		v = p->mode == PS_EXACT ? (v < low ? low : v > high ? high : v) : ps_whole((double)v * p->scale + p->offset, (double)low, (double)high);
-		if (high < 256) *d = (uchar)v;
-		else if (high < 65536) *(__global ushort *)d = (ushort)v;
-		else *(__global uint *)d = (uint)v;
-		return;
-	}
+	if (high) return (ulong)(p->mode == PS_EXACT ? (v < low ? low : v > high ? high : v) : ps_whole((double)v * p->scale + p->offset, (double)low, (double)high));
 	if (p->mode == PS_EXACT) { // no more than 24 bits, and a power of two: float has it
 		float f = (float)v * p->exact;
-		if (p->to == PS_F16) {
-			ps_put_half(d, f);
-		} else if (p->to == PS_BF16) {
-			uint b = as_uint(f);
-			*(__global ushort *)d = (ushort)((b + 0x7fff + (b >> 16 & 1)) >> 16);
-		} else if (p->to == PS_F32) {
-			*(__global float *)d = f;
-		} else {
-			*(__global double *)d = (double)f;
-		}
-		return;
+		return p->to == PS_F16 ? ps_float16(f) : p->to == PS_BF16 ? ps_bfloat16(f) : p->to == PS_F32 ? as_uint(f) : as_ulong((double)f);
 	}
 	double x = (double)v * p->scale + p->offset;
-	if (p->to == PS_F16) *(__global ushort *)d = ps_half(x, 5, 10);
-	else if (p->to == PS_BF16) *(__global ushort *)d = ps_half(x, 8, 7);
-	else if (p->to == PS_F32) *(__global float *)d = (float)x;
-	else *(__global double *)d = x;
+	return p->to == PS_F16 ? ps_half(x, 5, 10) : p->to == PS_BF16 ? ps_half(x, 8, 7) : p->to == PS_F32 ? as_uint((float)x) : as_ulong(x);
+}
+
+PS_FN void ps_put(__global uchar *d, ulong e, uint size) {
+	if (size == 1) *d = (uchar)e;
+	else if (size == 2) *(__global ushort *)d = (ushort)e;
+	else if (size == 4) *(__global uint *)d = (uint)e;
+	else *(__global ulong *)d = e;
+}
+
+PS_FN uint ps_pair(uint w, uint sign, const ps_plan *p) {
+	float low = (float)((int)((w & 0xffff) ^ sign) - (int)sign) * p->exact, high = (float)((int)((w >> 16) ^ sign) - (int)sign) * p->exact;
+	return p->to == PS_F16 ? ps_float16(low) | (uint)ps_float16(high) << 16 : ps_bfloat16(low) | (uint)ps_bfloat16(high) << 16;
+}
+
+// ps_eights converts samples of 16 bits to elements of 16 bits, eight at a time, and returns how many it has converted: 0 unless both sides are aligned to 16 bytes.
+PS_FN ulong ps_eights(__global uchar *d, __global const uchar *from, ulong samples, ulong i, ulong step, uint sign, const ps_plan *p) {
+	if ((((ulong)d | (ulong)from) & 15) || p->bits != 16 || p->mode != PS_EXACT || (p->to != PS_F16 && p->to != PS_BF16)) return 0;
+	for (ulong k = i; k < samples / 8; k += step) {
+		uint4 v = ((__global const uint4 *)from)[k];
+		if (p->big) v = (v >> 8 & 0x00ff00ff) | (v & 0x00ff00ff) << 8;
+		((__global uint4 *)d)[k] = (uint4)(ps_pair(v.x, sign, p), ps_pair(v.y, sign, p), ps_pair(v.z, sign, p), ps_pair(v.w, sign, p));
+	}
+	return samples / 8 * 8;
 }
 
 PS_FN uint ps_size(uint to) { return to <= PS_U8 ? 1 : to <= PS_U16 || to == PS_F16 || to == PS_BF16 ? 2 : to == PS_F64 ? 8 : 4; }
 
 KERNEL(reorder)(__global uchar *dst, ulong dst_len, __global const uchar *src0, ulong len0, __global const uchar *src1, ulong len1, __global const uchar *src2, ulong len2,
-	__global const uchar *src3, ulong len3, __global uchar *table, __global const ps_plan *p, ulong moves_at, uint moves, ulong gaps_at, uint gaps, ulong looks_at, uint looks,
+	__global const uchar *src3, ulong len3, __global uchar *table, __global const ps_plan *plan, ulong moves_at, uint moves, ulong gaps_at, uint gaps, ulong looks_at, uint looks,
 	ulong refused_at) {
 	ps_sources s = {{src0, src1, src2, src3}, {len0, len1, len2, len3}};
 	__global const ps_part *parts = (__global const ps_part *)table;
+	ps_plan its = *plan; // once: no store below is to be thought to change it
+	const ps_plan *p = &its;
 	uint channels = p->channels ? p->channels : 1, unit = p->bits == 12 ? 3 : p->bits == 14 ? 7 : p->bits <= 8 ? 1 : p->bits / 8;
 	uint samples = p->mode == PS_BYTES ? 1 : unit * 8 / p->bits, size = ps_size(p->to), lid = ps_local_id(), step = ps_local_size();
 	ulong ones = ((ulong)1 << p->bits) - 1, sign = p->is_unsigned ? 0 : (ulong)1 << (p->bits - 1);
@@ -163,7 +180,8 @@ KERNEL(reorder)(__global uchar *dst, ulong dst_len, __global const uchar *src0, 
 			for (ulong k = lid; k < m.len; k += step) d[k / out * row + k % out] = (uchar)ps_at(t, k, &s);
 		} else {
 			__global const uchar *from = s.p[t->src] + t->off;
-			for (ulong u = lid; u < units; u += step) {
+			ulong done = m.parts == 1 && channels == 1 ? ps_eights(d, from, units, lid, step, (uint)sign, p) : 0;
+			for (ulong u = done + lid; u < units; u += step) {
 				ulong v = 0;
 				if (m.parts == 1 && unit == 2 && ((ulong)from & 1) == 0) {
 					v = ((__global const ushort *)from)[u];
@@ -178,7 +196,7 @@ KERNEL(reorder)(__global uchar *dst, ulong dst_len, __global const uchar *src0, 
 				if (channels > 1) e = d + u / each * row + u % each * samples * size;
 				for (uint k = 0; k < samples; k++) {
 					ulong x = v >> (p->big ? samples - 1 - k : k) * p->bits & ones;
-					ps_put(e + k * size, (long)(x ^ sign) - (long)sign, p);
+					ps_put(e + k * size, ps_element((long)(x ^ sign) - (long)sign, p), size);
 				}
 			}
 		}
