@@ -20,13 +20,9 @@ import (
 	"github.com/penstock-io/penstock/engine/enginetest"
 	"github.com/penstock-io/penstock/feed"
 	"github.com/penstock-io/penstock/gpu"
-	"github.com/penstock-io/penstock/gpu/cuda"
 	"github.com/penstock-io/penstock/gpu/gpumem"
 	"github.com/penstock-io/penstock/gpu/host"
-	"github.com/penstock-io/penstock/gpu/opencl"
 	"github.com/penstock-io/penstock/internal/kernels"
-	"github.com/penstock-io/penstock/internal/testenv"
-	"github.com/penstock-io/penstock/internal/testenv/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/packet"
 	"github.com/penstock-io/penstock/ring"
@@ -38,29 +34,6 @@ func ok(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
-	}
-}
-
-// onEach runs a test on the host, on PoCL, and on a card where testenv.Card says so.
-func onEach(t *testing.T, f func(t *testing.T, p *gpumem.Provider)) {
-	runtimes := map[string]func(*testing.T) (*gpu.Runtime, error){
-		"host": func(*testing.T) (*gpu.Runtime, error) { return host.Open(host.Options{}) },
-		"pocl": func(t *testing.T) (*gpu.Runtime, error) { return opencl.Open(opencl.Options{Platform: peers.PoCL(t)}) },
-	}
-	if testenv.Card() {
-		runtimes["card"] = func(*testing.T) (*gpu.Runtime, error) { return cuda.Open(cuda.Options{}) }
-	}
-	for name, open := range runtimes {
-		t.Run(name, func(t *testing.T) {
-			rt, err := open(t)
-			ok(t, err)
-			ctx, err := rt.Devices()[0].Open()
-			ok(t, err)
-			p, err := gpumem.New(ctx, gpumem.Options{})
-			ok(t, err)
-			t.Cleanup(func() { ok(t, errors.Join(p.Close(), ctx.Close(), rt.Close())) })
-			f(t, p)
-		})
 	}
 }
 
