@@ -145,7 +145,8 @@ PS_FN ulong ps_eights(__global uchar *d, __global const uchar *from, ulong sampl
 	for (ulong k = i; k < samples / 8; k += step) {
 		uint4 v = ((__global const uint4 *)from)[k];
 		if (p->big) v = (v >> 8 & 0x00ff00ff) | (v & 0x00ff00ff) << 8;
-		((__global uint4 *)d)[k] = (uint4)(ps_pair(v.x, sign, p), ps_pair(v.y, sign, p), ps_pair(v.z, sign, p), ps_pair(v.w, sign, p));
+		uint4 e = {ps_pair(v[0], sign, p), ps_pair(v[1], sign, p), ps_pair(v[2], sign, p), ps_pair(v[3], sign, p)};
+		((__global uint4 *)d)[k] = e;
 	}
 	return samples / 8 * 8;
 }
