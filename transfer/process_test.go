@@ -81,6 +81,7 @@ const hostRole = "host "
 //	job ROLE     see runJobChild
 //	budget ...   see runBudgetChild
 //	user ROLE    see runUserChild
+//	first ROLE   see runFirstChild
 func runChild(role string) error {
 	if r, ok := strings.CutPrefix(role, hostRole); ok {
 		return runInHost(r)
@@ -93,6 +94,9 @@ func runChild(role string) error {
 	}
 	if r, ok := strings.CutPrefix(role, userRole); ok {
 		return runUserChild(r)
+	}
+	if r, ok := strings.CutPrefix(role, firstRole); ok {
+		return runFirstChild(r)
 	}
 	ctx := context.Background()
 	r, err := mem.Alloc(mem.Options{Name: "child", Size: childSize, Lazy: true})
