@@ -178,8 +178,8 @@ func anyOf(a netip.Addr) netip.Addr {
 // "Unmapped user and group IDs"), unless the namespace has numbers for all.
 func oneUser(uid int) (int, error) {
 	overflow := 65534
-	if b, err := os.ReadFile("/proc/sys/kernel/overflowuid"); err == nil {
-		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+	if s, err := ReadSetting("/proc/sys/kernel/overflowuid"); err == nil {
+		if n, err := strconv.Atoi(s); err == nil {
 			overflow = n
 		}
 	}

@@ -3,7 +3,6 @@ package tcp
 import (
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -15,11 +14,11 @@ import (
 const CongestionSystem = "system"
 
 func sysctl(name string) string {
-	b, err := os.ReadFile("/proc/sys/net/ipv4/" + name)
+	s, err := sys.ReadSetting("/proc/sys/net/ipv4/" + name)
 	if err != nil {
 		return ""
 	}
-	return strings.TrimSpace(string(b))
+	return s
 }
 
 // systemCongestion is the congestion control that the system gives to connections by default.

@@ -252,7 +252,7 @@ func newDialWait(ctx context.Context) (*dialWait, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	ep, err := sys.NewEpoll()
+	ep, err := sys.NewParkingEpoll()
 	if err != nil {
 		return nil, err
 	}

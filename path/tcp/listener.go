@@ -121,7 +121,7 @@ func (l *Listener) open(addr netip.AddrPort) (err error) {
 	if l.addr, err = sys.LocalAddr(l.fd); err != nil {
 		return err
 	}
-	if l.ep, err = sys.NewEpoll(); err != nil {
+	if l.ep, err = sys.NewParkingEpoll(); err != nil {
 		return err
 	}
 	if l.bell, err = sys.Eventfd(); err != nil {
