@@ -226,9 +226,26 @@ func below(have, floor path.Security) error {
 
 // choose returns the lane to take, opening paths as needed, and records in the transfer why.
 func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
-	var tried []error
 	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor, t.devices...)
 	t.avoidLast(cs)
+	ln, i, err := p.pick(ctx, cs, exports, t.floor, t.devices)
+	switch {
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		t.mu.Lock()
+		t.explain.Candidates = cs
+		t.mu.Unlock()
+		return nil, err
+	}
+	t.recordChoice(ln, cs, i)
+	return ln, nil
+}
+
+// pick returns the lane of the first candidate that is usable and can be set up, and which one that is. It notes in the candidates before it
+// why they are not; when it finds none, its error says so for each.
+func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, floor path.Security, devices []*mem.Region) (*lane, int, error) {
+	var tried []error
 	for i := range cs {
 		c := &cs[i]
 		if !c.Usable {
@@ -240,23 +257,18 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 		}
 		ln, err := p.lane(ctx, c.Path)
 		if err == nil {
-			err = errors.Join(below(ln.caps.Security, t.floor), ln.reaches(exports, t.devices))
+			err = errors.Join(below(ln.caps.Security, floor), ln.reaches(exports, devices))
 		}
 		if ctx.Err() != nil {
-			return nil, ctx.Err()
+			return nil, 0, endOf(ctx)
 		}
-		if err != nil {
-			c.Usable, c.Reason = false, err.Error()
-			tried = append(tried, fmt.Errorf("%s: %w", c.Path, err))
-			continue
+		if err == nil {
+			return ln, i, nil
 		}
-		t.recordChoice(ln, cs, i)
-		return ln, nil
+		c.Usable, c.Reason = false, err.Error()
+		tried = append(tried, fmt.Errorf("%s: %w", c.Path, err))
 	}
-	t.mu.Lock()
-	t.explain.Candidates = cs
-	t.mu.Unlock()
-	return nil, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, tried...)...))
+	return nil, 0, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, tried...)...))
 }
 
 func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {

@@ -4,13 +4,46 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
 // The paths of a peer: opened on demand, by one goroutine for all that wait, and forgotten when they are down.
+
+// readyBytes is the size of the put whose path Ready without a name waits for.
+const readyBytes = 64 << 10
+
+// Ready waits until the path with this name to the peer is usable, and sets it up if it is not open yet, which the first transfer has to wait
+// for otherwise. With the name "" it is the path that a put of 64 KiB takes. The error wraps path.ErrUnavailable and says why there is no such
+// path: this node or the peer does not have it, it does not lead there, it gives less security than Options.Security, or what went wrong when it was set
+// up, which is not tried again for a moment. It wraps ErrPeerLost when the session ended, and ctx's error when that ended first; the path is set up in
+// the background then. A path that is ready may go down later, as any other.
+func (p *Peer) Ready(ctx context.Context, name string) error {
+	err := invariants.Context(ctx, "transfer.Peer.Ready")
+	if err == nil && ctx.Err() != nil {
+		err = endOf(ctx)
+	}
+	if err == nil && p.unsettled() {
+		err = p.settle(ctx)
+	}
+	if err != nil {
+		return p.verdict(ctx, err)
+	}
+	floor := p.floor(path.SecurityNone)
+	cs := p.candidates(nil, readyBytes, nil, nil, floor)
+	if name != "" {
+		cs = slices.DeleteFunc(cs, func(c Candidate) bool { return c.Path != name })
+	}
+	if len(cs) == 0 {
+		return fmt.Errorf("transfer: this node has no path %q: %w", name, path.ErrUnavailable)
+	}
+	_, _, err = p.pick(ctx, cs, nil, floor, nil)
+	return p.verdict(ctx, err)
+}
 
 // lane returns the peer's lane of a driver and sets it up first if there is none.
 func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
