@@ -382,7 +382,7 @@ func (w *dialWait) transfer(fd int, b []byte, out bool) error {
 			n, e = sys.Recvv(fd, v[:])
 		}
 		switch {
-		case e == sys.EAGAIN || e == sys.EINPROGRESS: // the latter with TCP_FASTOPEN_CONNECT
+		case e == sys.EAGAIN:
 			if err := w.ready(fd, ev); err != nil {
 				return err
 			}
