@@ -28,6 +28,12 @@ func reordering(t *rapid.T) []any {
 	if rapid.Bool().Draw(t, "moved") {
 		p.Offset = rapid.Float64Range(-1e5, 1e5).Draw(t, "offset")
 	}
+	wide := rapid.IntRange(0, 2).Draw(t, "wide") == 0 // what the kernel converts eight samples at a time
+	if wide {
+		p.Channels, p.Bits, p.Offset = min(p.Channels, 1), 16, 0
+		p.To = rapid.SampledFrom([]kernels.Element{kernels.F16, kernels.BF16}).Draw(t, "half")
+		p.Scale = math.Ldexp(1, rapid.OneOf(rapid.Just(0), rapid.IntRange(-99, 89)).Draw(t, "power"))
+	}
 	// A payload of so many units, and its elements.
 	unit, samples := 1, 1
 	if p.To != kernels.Bytes {
@@ -39,6 +45,9 @@ func reordering(t *rapid.T) []any {
 	size = max(size, 1) * samples
 	channels := max(p.Channels, 1)
 	each := rapid.IntRange(1, 200/channels+1).Draw(t, "units") // of a channel
+	if wide && rapid.IntRange(0, 3).Draw(t, "odd places") > 0 {
+		each = size8(each)
+	}
 	in, place := each*channels*unit, each*channels*size
 
 	var src [kernels.ReorderSources][]byte
@@ -56,6 +65,9 @@ func reordering(t *rapid.T) []any {
 			}
 			from := rapid.IntRange(0, kernels.ReorderSources-1).Draw(t, "source")
 			off := uint64(rapid.IntRange(0, len(src[from])-k).Draw(t, "off"))
+			if wide && rapid.IntRange(0, 3).Draw(t, "odd part") > 0 {
+				off &^= 15
+			}
 			if rapid.IntRange(0, 40).Draw(t, "wrong part") == 0 {
 				off = number(t, "off", len(src[from])) | 1<<20
 			}
@@ -78,7 +90,7 @@ func reordering(t *rapid.T) []any {
 	}
 	const moves, gaps, looks, masks, outs, refused = 40000, 42000, 44000, 46000, 48000, 50000
 	batch := (p.Per*place + 7) &^ 7
-	nmoves, ngaps, nlooks := rapid.IntRange(0, min(p.Per, 12)).Draw(t, "moves"), rapid.IntRange(0, 2).Draw(t, "gaps"), rapid.IntRange(0, 20).Draw(t, "looks")
+	nmoves, ngaps, nlooks := rapid.IntRange(0, min(p.Per, 12)).Draw(t, "moves"), rapid.IntRange(0, min(2, bufBytes/batch-1)).Draw(t, "gaps"), rapid.IntRange(0, 20).Draw(t, "looks")
 	dst := content(t, batch*(1+ngaps))
 	for i := range nmoves {
 		n := in
