@@ -3,7 +3,7 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk deps fuzz gpu-test gpu-bench clean
+.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk capi wheel deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -16,6 +16,20 @@ build:
 export CGO_CFLAGS_ALLOW := -mrtm
 build-dpdk:
 	CGO_ENABLED=1 $(GO) build -trimpath -tags dpdk -o $(BIN) ./cmd/penstock
+
+# The library for C with its header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where it will be installed.
+PREFIX  ?= /usr/local
+VERSION ?= 0.1.0
+capi:
+	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libpenstock.so.1' -o dist/libpenstock.so.1 ./capi
+	ln -sf libpenstock.so.1 dist/libpenstock.so
+	rm -f dist/libpenstock.so.h
+	cp capi/penstock.h dist/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' capi/penstock.pc.in > dist/penstock.pc
+
+# The wheel for Python, which has the library and the command line (docs/python.md). For another machine: GOARCH=arm64 CC=aarch64-linux-gnu-gcc.
+wheel: capi build
+	python3 python/wheel.py dist/libpenstock.so.1 $(BIN) $(VERSION) dist
 
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
@@ -111,4 +125,4 @@ deps:
 	./scripts/deps.sh
 
 clean:
-	rm -rf bin
+	rm -rf bin dist

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/metrics/prom"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
@@ -142,7 +143,7 @@ func (p *Plan) planPaths() {
 		p.need(config.CodeValue, at, err.Error(), "", "")
 		return
 	}
-	i := slices.IndexFunc(all, func(d path.Driver) bool { return d.Name() == verbs.Name })
+	i := slices.IndexFunc(all, func(d setup.Driver) bool { return d.Name() == verbs.Name })
 	if i < 0 {
 		return
 	}
@@ -249,7 +250,7 @@ func (s *System) Metrics() []metrics.Family {
 	}
 	out := append(engine.Families(ports), s.stageFamilies()...)
 	out = append(out, counts...)
-	out = append(out, mem.PoolFamilies(pools)...)
+	out = append(out, poolFamilies(pools)...)
 	out = append(out, mem.ReadStats().Families()...)
 	if s.node != nil {
 		out = append(out, s.node.Metrics()...)
@@ -261,8 +262,22 @@ func (s *System) openMetrics(ctx context.Context) (err error) {
 	if s.plan.Metrics == "" {
 		return nil
 	}
-	if s.stop, s.metrics, err = prom.Serve(context.WithoutCancel(ctx), s.plan.Metrics, s.Metrics); err != nil {
+	if s.stop, s.metrics, err = prom.Serve(context.WithoutCancel(ctx), s.plan.Metrics, prom.ServeOptions{Ready: s.ready}, s.Metrics); err != nil {
 		return s.at("metrics.listen", "the page of metrics", err)
+	}
+	return nil
+}
+
+// ready says why peers cannot be served now.
+func (s *System) ready() error {
+	if s.node == nil {
+		return nil
+	}
+	if err := s.node.Err(); err != nil {
+		return err
+	}
+	if s.share != nil {
+		return s.share.Err()
 	}
 	return nil
 }

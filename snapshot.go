@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // Snapshot is what a System is doing: plain values that share nothing with it. Counts begin when it was opened and only grow.
@@ -17,7 +18,7 @@ type Snapshot struct {
 	Interfaces []InterfaceSnapshot // in the order of the configuration
 	Pollers    []PollerSnapshot
 	Regions    []RegionSnapshot // likewise
-	Node       *transfer.Snapshot
+	Node       *observe.Snapshot
 	Share      *share.Snapshot
 	Links      []LinkSnapshot // in the order of the configuration
 }

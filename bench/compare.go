@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/bench/paired"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // open opens the queue of a class and prepares what is measured on it. Closing the subject closes the queue.
@@ -68,7 +69,7 @@ func (o *TransferOptions) classRow(ctx context.Context, r *Suite, c class, their
 		n.Congestion = c.network
 	}
 	if c.sealed {
-		n.Secret = make([]byte, path.SecretSize)
+		n.Secret = make([]byte, setup.SecretSize)
 		rand.Read(n.Secret)
 	}
 	l, err := o.dial(ctx, n)
@@ -201,6 +202,11 @@ func (o *TransferOptions) targets(ctx context.Context, r *Suite) error {
 	}
 	if o.Network != "" {
 		return nil
+	}
+	for _, d := range o.Paths {
+		if err := o.callRows(ctx, r, d); err != nil {
+			return err
+		}
 	}
 	for _, d := range o.Paths {
 		if err := o.deathRows(ctx, r, d); err != nil {

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // onHost is memory of the runtime that every machine has.
@@ -158,7 +159,7 @@ func TestTheLastMessageCounts(t *testing.T) {
 func TestMemoryOverMissingPath(t *testing.T) {
 	o := quick(t, "")
 	o.Local, o.Sizes, o.Budget = onHost(mem.Device), []uint64{1000}, 200*time.Microsecond
-	o.Drivers = func(o drivers.Options) ([]path.Driver, error) {
+	o.Drivers = func(o drivers.Options) ([]setup.Driver, error) {
 		all, err := drivers.New(o)
 		return append(all, liarDriver{}), err // which the second process does not have
 	}

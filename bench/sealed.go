@@ -4,17 +4,18 @@ import (
 	"context"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // withSecret makes drivers that can encrypt do so with a secret that both processes of a run have; nil leaves them as they are.
-func withSecret(all []path.Driver, secret []byte) []path.Driver {
+func withSecret(all []setup.Driver, secret []byte) []setup.Driver {
 	if secret == nil {
 		return all
 	}
-	out := make([]path.Driver, len(all))
+	out := make([]setup.Driver, len(all))
 	for i, d := range all {
 		out[i] = d
-		if l, ok := d.(path.ListenDriver); ok {
+		if l, ok := d.(setup.ListenDriver); ok {
 			out[i] = sealing{l, secret}
 		}
 	}
@@ -23,11 +24,11 @@ func withSecret(all []path.Driver, secret []byte) []path.Driver {
 
 // sealing is a driver whose paths have a secret.
 type sealing struct {
-	path.ListenDriver
+	setup.ListenDriver
 	secret []byte
 }
 
-func (d sealing) Listen() (path.Listener, error) {
+func (d sealing) Listen() (setup.Listener, error) {
 	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
@@ -35,17 +36,17 @@ func (d sealing) Listen() (path.Listener, error) {
 	return sealingListener{l, d.secret}, nil
 }
 
-func (d sealing) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d sealing) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	cfg.Secret = d.secret
 	return d.ListenDriver.Dial(ctx, o, cfg)
 }
 
 type sealingListener struct {
-	path.Listener
+	setup.Listener
 	secret []byte
 }
 
-func (l sealingListener) Accept(ctx context.Context, t path.Token, cfg path.Config) (path.Path, error) {
+func (l sealingListener) Accept(ctx context.Context, t setup.Token, cfg setup.Config) (path.Path, error) {
 	cfg.Secret = l.secret
 	return l.Listener.Accept(ctx, t, cfg)
 }

@@ -13,12 +13,13 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Drivers makes the paths that are measured; tests put a broken one in. nil means those of Penstock: drivers.New.
-type Drivers func(drivers.Options) ([]path.Driver, error)
+type Drivers func(drivers.Options) ([]setup.Driver, error)
 
 // server is the second process of a benchmark.
 type server struct {
@@ -118,6 +119,9 @@ func (s *server) do(q *request, a *reply) (err error) {
 		return nil
 	case "usage":
 		return s.usage(a)
+	case "answer":
+		a.Addr, err = answer(q.Name, q.Size)
+		return err
 	}
 	m := s.memory[q.Name]
 	if m == nil {

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/verbs"
 	"go.uber.org/goleak"
 )
@@ -242,18 +243,18 @@ func TestNoFakeSuccess(t *testing.T) {
 	})
 }
 
-func liars(drivers.Options) ([]path.Driver, error) { return []path.Driver{liarDriver{}}, nil }
+func liars(drivers.Options) ([]setup.Driver, error) { return []setup.Driver{liarDriver{}}, nil }
 
 // liarDriver sets up paths whose operations are done at once and do nothing. Their notifications reach the other end in the
 // same way: an answer is invented for each.
 type liarDriver struct{}
 
-func (liarDriver) Name() string        { return "liar" }
-func (liarDriver) Traits() path.Traits { return path.Traits{} }
-func (liarDriver) Listen() (path.Listener, error) {
+func (liarDriver) Name() string         { return "liar" }
+func (liarDriver) Traits() setup.Traits { return setup.Traits{} }
+func (liarDriver) Listen() (setup.Listener, error) {
 	return &liarListener{closed: make(chan struct{})}, nil
 }
-func (liarDriver) Dial(context.Context, path.Offer, path.Config) (path.Path, error) {
+func (liarDriver) Dial(context.Context, setup.Offer, setup.Config) (path.Path, error) {
 	return newLiar()
 }
 
@@ -263,7 +264,7 @@ type liarListener struct {
 }
 
 func (*liarListener) Addr() string { return "nowhere" }
-func (*liarListener) Accept(context.Context, path.Token, path.Config) (path.Path, error) {
+func (*liarListener) Accept(context.Context, setup.Token, setup.Config) (path.Path, error) {
 	return newLiar()
 }
 func (l *liarListener) Close() error { l.once.Do(func() { close(l.closed) }); return nil }

@@ -3,8 +3,8 @@ package bench
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/path/verbs"
@@ -19,7 +19,7 @@ type request struct {
 
 	Node *nodeOptions `json:"node,omitempty"` // "start"
 
-	Name  string `json:"name,omitempty"` // "alloc", "free" and what reads or writes memory: an export of the second process
+	Name  string `json:"name,omitempty"` // "alloc", "free" and what reads or writes memory: an export of the second process; "answer": a network
 	Size  uint64 `json:"size,omitempty"`
 	Huge  bool   `json:"huge,omitempty"`
 	Place Place  `json:"place,omitzero"` // "alloc"
@@ -36,7 +36,7 @@ type request struct {
 // reply answers a request.
 type reply struct {
 	Err      string        `json:"err,omitempty"`
-	Addr     string        `json:"addr,omitempty"`     // "start"
+	Addr     string        `json:"addr,omitempty"`     // "start", "answer"
 	Checked  uint64        `json:"checked,omitempty"`  // "verify", "check", "stop": bytes
 	CPU      time.Duration `json:"cpu,omitempty"`      // "usage"
 	Mallocs  uint64        `json:"mallocs,omitempty"`  // "usage"
@@ -60,7 +60,7 @@ type nodeOptions struct {
 const budget = 16 << 20
 
 // drivers are those of a node of this process, each by itself.
-func (n *nodeOptions) drivers(make Drivers) ([]path.Driver, error) {
+func (n *nodeOptions) drivers(make Drivers) ([]setup.Driver, error) {
 	if make == nil {
 		make = drivers.New
 	}

@@ -94,6 +94,16 @@ func terminalWidth(w io.Writer) int {
 	return columns
 }
 
+// terminalRows is the number of lines of the terminal that w is.
+func terminalRows(w io.Writer) int {
+	if f, ok := w.(*os.File); ok {
+		if _, rows, err := sys.TermSize(f.Fd()); err == nil && rows > 0 {
+			return rows
+		}
+	}
+	return 24 // the terminal does not say
+}
+
 // begin starts to show a transfer of s.total bytes, of which s.done are there already.
 func (d *display) begin(s status) {
 	d.w.Lock()

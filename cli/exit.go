@@ -46,7 +46,7 @@ var exitStatuses = []struct {
 	words  string
 }{
 	{exitOK, "success; also of a server that a signal ends"},
-	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror also: files failed for different reasons, or --delete and an incomplete listing"},
+	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror also: files failed for different reasons, or the peer's listing lacks names"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},
 	{exitNotPermitted, "not permitted: rights, certificates, or an address that needs an identity"},

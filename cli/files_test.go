@@ -23,6 +23,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer"
@@ -282,7 +283,7 @@ func stalling(t *testing.T, plan string, names map[string][]byte) (*transfer.Nod
 	if err != nil {
 		t.Fatal(err)
 	}
-	return hostile(t, transfer.Options{Paths: []path.Driver{d}, Streams: 1}, names)
+	return hostile(t, transfer.Options{Paths: []setup.Driver{d}, Streams: 1}, names)
 }
 
 // An interrupted get says what it left and how to go on, and the next one goes on from there.
@@ -530,7 +531,7 @@ func TestMirrorOfIncompleteListing(t *testing.T) {
 	run(t, 0, "3 files fetched", "mirror", addr, dst)
 	_, addr = serve(t, dir, "--max-files", "1")
 	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst, "--delete")
-	run(t, 0, "penstock serve --max-files", "mirror", addr, dst)
+	run(t, exitFailure, "penstock serve --max-files", "mirror", addr, dst) // what is missing is not passed over in silence
 	for _, n := range []string{"a", "b", "c"} {
 		same(t, filepath.Join(dst, n), []byte(n))
 	}
@@ -574,7 +575,7 @@ func TestWrongUse(t *testing.T) {
 		{exitUnreachable, "refused", []string{"get", "127.0.0.1:1/a"}},
 		{exitNotFound, "no such file", []string{"put", "/nonexistent", "127.0.0.1:1"}},
 		{exitDisk, "is not a plain file: put takes one file", []string{"put", filepath.Dir(file), "127.0.0.1:1"}},
-		{exitUsage, "--parallel 0", []string{"mirror", "127.0.0.1:1", "d", "--parallel", "0"}},
+		{exitUsage, "--parallel -1", []string{"mirror", "127.0.0.1:1", "d", "--parallel", "-1"}},
 		{exitUsage, "--prefix", []string{"mirror", "127.0.0.1:1/a", "d"}},
 		{exitUsage, "no command \"gte\"", []string{"man", "gte"}},
 	} {

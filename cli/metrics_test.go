@@ -22,10 +22,18 @@ func TestServeMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	run(t, 0, "", "get", serving(t, p)+"/w", "-o", filepath.Join(t.TempDir(), "w"), "--path", "tcp")
+	if _, err := p.WaitLine(limit(t), regexp.MustCompile("fetched w")); err != nil {
+		t.Fatal(err)
+	}
 	for _, want := range []string{
 		`penstock_peers_connected_total 1`,
 		fmt.Sprintf(`penstock_bytes_total\{direction="out",path="tcp"\} %s`, `3(00000|e\+05)`),
 		`penstock_memory_mapped_bytes\S* [1-9]`,
+		`penstock_share_files_total\{kind="get",outcome="completed",peer="\(no certificate\)"\} 1$`,
+		`penstock_share_bytes_total\{kind="get",peer="\(no certificate\)"\} (300000|3e\+05)$`,
+		`penstock_share_left_out 0$`,
+		`penstock_build_info\{go="go\S+",.*\} 1$`,
+		`penstock_export_dropped_total\{what="family"\} 0$`,
 	} {
 		if page := scrape(t, m[1]); !regexp.MustCompile(`(?m)^` + want).MatchString(page) {
 			t.Errorf("no line %s in\n%s", want, page)

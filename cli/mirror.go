@@ -26,8 +26,8 @@ func newMirror(s streams) *cobra.Command {
 		Short: "Make a directory hold what a peer serves",
 		Long: `Fetches everything that the peer at ADDR serves into DIR, which is made if it is missing. What is there already and has not
 changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are never
-touched: a name that would need such a file's place fails. With --delete nothing is removed, and the command fails, unless the peer
-says that its listing is complete: a file that it could not look at, or that is one too many for it, is not gone.
+touched: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
+has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
 Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
 printed for each file that is fetched, removed or fails.`,
@@ -59,7 +59,7 @@ printed for each file that is fetched, removed or fails.`,
 	f.BoolVar(&o.remove, "delete", false, "remove files that mirror made and that the peer does not have any more")
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
 	f.BoolVar(&o.parts, "parts", false, "also fetch single tensors of files that are fetched anyway")
-	f.IntVar(&o.parallel, "parallel", 4, "how many files to fetch at once; at most 100 are")
+	f.IntVar(&o.parallel, "parallel", 0, "how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
 	return c
 }
 
@@ -67,8 +67,8 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 	if err := o.check(); err != nil {
 		return err
 	}
-	if o.parallel < 1 || o.parallel > 256 {
-		return &usageError{fmt.Errorf("--parallel %d: expected 1 to 256", o.parallel)}
+	if o.parallel < 0 || o.parallel > 256 {
+		return &usageError{fmt.Errorf("--parallel %d: expected 0 to 256", o.parallel)}
 	}
 	d := newDisplay(s, o.displayFlags)
 	r := event{File: dir}
@@ -122,8 +122,8 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			text += fmt.Sprintf(", %d FAILED", m.Failed)
 		}
 		d.say("%s", text)
-		if m.Incomplete != nil && !o.remove { // with it, that is the error
-			d.warn("%v", m.Incomplete)
+		if err == nil {
+			err = m.Incomplete
 		}
 	}
 	return mirrorError(err, m)

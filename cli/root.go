@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/metrics"
 	"github.com/spf13/cobra"
 )
 
@@ -146,6 +147,12 @@ func (b build) String() string {
 		text += " " + k + "=" + b.Settings[k]
 	}
 	return text
+}
+
+// families is the same for exporters: go_build_info knows of modules only.
+func (b build) families() []metrics.Family {
+	return []metrics.Family{{Name: "penstock_build_info", Help: "Always 1; the labels say what was built.", Kind: metrics.KindGauge, Labels: []string{"version", "revision", "modified", "go", "platform"},
+		Samples: []metrics.Sample{{Values: []string{b.Version, b.Settings["vcs.revision"], b.Settings["vcs.modified"], b.Go, b.Platform}, Value: 1}}}}
 }
 
 func newVersion(s streams) *cobra.Command {

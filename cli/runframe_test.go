@@ -15,7 +15,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // busySample is a sample with something of everything, n of each list.
@@ -54,9 +54,9 @@ func busySample(n int) *runSample {
 			r.apps = append(r.apps, runAppRaw{snap: a, from: name + "/0", to: map[bool]string{true: "far/0"}[i != 1]})
 		}
 		r.sys.Pollers = []root.PollerSnapshot{{Name: "p", Core: 3}}
-		r.sys.Node = &transfer.Snapshot{Node: transfer.NodeStatus{Name: "here", Addresses: []string{"tcp://10.0.0.1:7070"}, PeersTotal: 3}}
+		r.sys.Node = &observe.Snapshot{Node: observe.NodeStatus{Name: "here", Addresses: []string{"tcp://10.0.0.1:7070"}, PeersTotal: 3}}
 		for i := range n {
-			r.sys.Node.Peers = append(r.sys.Node.Peers, transfer.PeerStatus{ID: uint64(i), Name: fmt.Sprint("trainer\x1b", i), BytesOut: s * 1.2e9, BytesIn: 5, Paths: []transfer.PathStatus{{Path: "shm"}, {Path: "tcp"}}})
+			r.sys.Node.Peers = append(r.sys.Node.Peers, observe.PeerStatus{ID: uint64(i), Name: fmt.Sprint("trainer\x1b", i), BytesOut: s * 1.2e9, BytesIn: 5, Paths: []observe.PathStatus{{Path: "shm"}, {Path: "tcp"}}})
 		}
 		return r
 	}

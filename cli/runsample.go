@@ -10,7 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // A runSample is what `penstock run` shows at one moment: counts since the start, and rates since the sample before. Its JSON form is the
@@ -332,12 +332,12 @@ func pollerCore(name string, now *runRaw) int {
 	return -1
 }
 
-func nodeSample(n, last *transfer.Snapshot, per func(now, last uint64) float64) *runNode {
+func nodeSample(n, last *observe.Snapshot, per func(now, last uint64) float64) *runNode {
 	out := &runNode{Name: n.Node.Name, Addresses: n.Node.Addresses, Running: n.Node.TransfersRunning, PeersEver: n.Node.PeersTotal, Peers: []runPeer{}}
 	for _, p := range n.Peers {
 		var in, outBytes uint64
 		if last != nil {
-			if k := slices.IndexFunc(last.Peers, func(x transfer.PeerStatus) bool { return x.ID == p.ID }); k >= 0 {
+			if k := slices.IndexFunc(last.Peers, func(x observe.PeerStatus) bool { return x.ID == p.ID }); k >= 0 {
 				in, outBytes = last.Peers[k].BytesIn, last.Peers[k].BytesOut
 			}
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/spf13/cobra"
 )
 
@@ -67,14 +68,14 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	o.nodeFlags.add(c)
 	o.displayFlags.add(c)
 	f := c.Flags()
-	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT] or unix://PATH; may be given more than once (default: "+defaultListen+")")
+	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT], HOST:PORT, :PORT for all addresses, or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
 	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows, less --keep-free)")
 	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
 	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that no peer goes on with is kept, such as 72h, or forever")
 	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable taken (default: 50000; each takes one of the mappings of vm.max_map_count)")
 	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no peer may do anything)")
-	f.StringVar(&o.metrics, "metrics", "", "serve metrics for Prometheus at http://`ADDR`/metrics, a HOST:PORT of this machine alone such as 127.0.0.1:9095 (default: none are served)")
+	f.StringVar(&o.metrics, "metrics", "", "serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as 127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right status (default: none are served)")
 	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
@@ -143,8 +144,8 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 	v.id = no.Identity
 	so.Logger = no.Logger
 	no.OnPeer, no.Anonymous = v.come, identity.All
-	no.OnEvent = func(e transfer.Event) {
-		if e.Kind == transfer.EventIdentityRefused {
+	no.OnEvent = func(e observe.Event) {
+		if e.Kind == observe.EventIdentityRefused {
 			v.d.warn("changed certificates or rules cannot be used: %s", share.Printable(e.Reason))
 		}
 	}
@@ -227,10 +228,15 @@ func (o *serveOptions) limits(so *share.Options) (err error) {
 	return nil
 }
 
-// serveMetrics serves what the node and the memory of this process count until stop: also while the last transfers end.
+// serveMetrics serves what the node, the share and the memory of this process count until stop: also while the last transfers end.
 func (v *server) serveMetrics(ctx context.Context) (stop func() error, page string, err error) {
 	memory := func() []metrics.Family { return mem.ReadStats().Families() }
-	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, v.node.Metrics, memory)
+	o := prom.ServeOptions{Ready: v.ready}
+	scheme := "http://"
+	if v.id != nil && !prom.IsLoopback(v.o.metrics) {
+		o.TLS, scheme = v.id.Web(identity.Status), "https://"
+	}
+	stop, addr, err := prom.Serve(context.WithoutCancel(ctx), v.o.metrics, o, v.node.Metrics, memory, v.share.Families, thisBuild().families)
 	if err != nil {
 		err = fmt.Errorf("--metrics: %w", err)
 		if _, bad := errors.AsType[*net.AddrError](err); bad || errors.Is(err, prom.ErrNotLoopback) {
@@ -238,7 +244,15 @@ func (v *server) serveMetrics(ctx context.Context) (stop func() error, page stri
 		}
 		return nil, "", err
 	}
-	return stop, "http://" + addr + "/metrics", nil
+	return stop, scheme + addr + "/metrics", nil
+}
+
+// ready says why peers cannot be served now.
+func (v *server) ready() error {
+	if err := v.node.Err(); err != nil {
+		return err
+	}
+	return v.share.Err()
 }
 
 // announce says what can be done from where. page is the address of the metrics, "" without one.
@@ -266,7 +280,7 @@ func (v *server) announce(root, page string) {
 		v.d.print("  left out: %d more", more)
 	}
 	if !n.Complete {
-		v.d.warn("not everything could be looked at: until it can, mirror --delete of peers deletes nothing")
+		v.d.warn("not everything could be looked at: until it can, a mirror of this fails, and deletes nothing")
 	}
 	may := "list and read"
 	if v.o.writable {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -14,7 +15,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/share"
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/spf13/cobra"
 )
 
@@ -24,7 +25,8 @@ func newStatus(s streams) *cobra.Command {
 		Use:   "status ADDR",
 		Short: "Show how a node is: its peers, paths, transfers and memory",
 		Long: `Connects to the node at ADDR (tcp://HOST:PORT, HOST:PORT or unix://PATH), asks it for its snapshot and prints it. The node must let this
-side see its status. With --watch it is printed again and again, with the rates in between. All fields, and many more with --json,
+side see its status. With --watch it is printed again and again, with the rates in between, and as much of it as the terminal has room
+for: peers first, then totals. All fields, and many more with --json,
 are explained in docs/observability.md.`,
 		Args: argsBetween(1, 1, "one address, such as tcp://127.0.0.1:7070"),
 		RunE: func(c *cobra.Command, args []string) error { return runStatus(c.Context(), s, args[0], o) },
@@ -67,7 +69,7 @@ func runStatus(ctx context.Context, s streams, addr string, o statusOptions) err
 	defer client.close()
 	tick := time.NewTicker(o.every)
 	defer tick.Stop()
-	var last *transfer.Snapshot
+	var last *observe.Snapshot
 	for n := 1; ; n++ {
 		now, err := client.peer.Status(ctx)
 		if err != nil {
@@ -91,7 +93,7 @@ func runStatus(ctx context.Context, s streams, addr string, o statusOptions) err
 	}
 }
 
-func printStatus(w io.Writer, now, last *transfer.Snapshot, o statusOptions) error {
+func printStatus(w io.Writer, now, last *observe.Snapshot, o statusOptions) error {
 	if o.json {
 		doc, err := json.Marshal(now)
 		if err == nil && !o.watch {
@@ -106,12 +108,14 @@ func printStatus(w io.Writer, now, last *transfer.Snapshot, o statusOptions) err
 		return err
 	}
 	var b bytes.Buffer // all at once: a screen must not flicker
+	height := 0
 	if o.watch && terminalWidth(w) > 0 {
 		b.WriteString("\x1b[H\x1b[2J")
+		height = max(terminalRows(w)-1, 1) // the cursor goes to the last one
 	} else if last != nil {
 		b.WriteString("\n")
 	}
-	screen{&b, widthOf(w), now, rates(now, last)}.print()
+	(&screen{w: &b, width: widthOf(w), height: height, s: now, r: rates(now, last)}).print()
 	_, err := w.Write(b.Bytes())
 	return err
 }
@@ -145,11 +149,11 @@ func safeText(s string, max int) string {
 type statusRate struct {
 	known   bool
 	seconds float64
-	last    *transfer.Snapshot
+	last    *observe.Snapshot
 }
 
 // rates compares with the snapshot before, unless the node was started anew in between.
-func rates(now, last *transfer.Snapshot) statusRate {
+func rates(now, last *observe.Snapshot) statusRate {
 	if last == nil || last.Node.Instance != now.Node.Instance {
 		return statusRate{}
 	}
@@ -165,7 +169,7 @@ func (r statusRate) of(now, before uint64, known bool) string {
 	return formatRate(float64(now-before) / r.seconds)
 }
 
-func (r statusRate) peer(id uint64) (transfer.PeerStatus, bool) {
+func (r statusRate) peer(id uint64) (observe.PeerStatus, bool) {
 	if r.known {
 		for _, p := range r.last.Peers {
 			if p.ID == id {
@@ -173,10 +177,10 @@ func (r statusRate) peer(id uint64) (transfer.PeerStatus, bool) {
 			}
 		}
 	}
-	return transfer.PeerStatus{}, false
+	return observe.PeerStatus{}, false
 }
 
-func (r statusRate) kind(name string) (transfer.KindTotals, bool) {
+func (r statusRate) kind(name string) (observe.KindTotals, bool) {
 	if r.known {
 		for _, k := range r.last.Totals {
 			if k.Kind == name {
@@ -184,98 +188,171 @@ func (r statusRate) kind(name string) (transfer.KindTotals, bool) {
 			}
 		}
 	}
-	return transfer.KindTotals{}, false
+	return observe.KindTotals{}, false
 }
 
-// screenRows is how many rows of a list a screen shows.
+// screenRows is how many rows of a list are shown where the terminal sets no limit.
 const screenRows = 20
 
 // screen is a snapshot for people. All of it comes from a peer: texts go through safeText.
 type screen struct {
-	w     *bytes.Buffer
-	width int // columns
-	s     *transfer.Snapshot
-	r     statusRate
+	w      *bytes.Buffer
+	width  int // columns
+	height int // lines that there may be; 0: any number, and rows may take several
+	s      *observe.Snapshot
+	r      statusRate
+	tables []statusTable
 }
 
-func (c screen) print() {
+// statusTable is one list of a screen.
+type statusTable struct {
+	what string // a row of it is
+	head []string
+	rows []string // of a screen with a height one line each
+	more int      // rows that there are besides
+}
+
+// print puts first what changes: who is connected and how fast it goes.
+func (c *screen) print() {
 	s := c.s
-	fmt.Fprintf(c.w, "node %s   instance %s   up %s\n", safeText(s.Node.Name, 60), safeText(s.Node.Instance, 16), formatAge(s.Node.UptimeSeconds))
-	for _, a := range s.Node.Addresses[:min(len(s.Node.Addresses), screenRows)] {
-		fmt.Fprintf(c.w, "  listens on %s\n", safeText(a, 120))
+	c.line("node %s   instance %s   up %s", safeText(s.Node.Name, 60), safeText(s.Node.Instance, 16), formatAge(s.Node.UptimeSeconds))
+	if c.height == 0 {
+		for _, a := range s.Node.Addresses[:min(len(s.Node.Addresses), screenRows)] {
+			c.line("  listens on %s", safeText(a, 120))
+		}
 	}
-	fmt.Fprintf(c.w, "  peers %d now, %d ever, %d turned away; %d of their requests refused\n", len(s.Peers)+s.Omitted.Peers, s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
+	c.line("  peers %d now, %d ever, %d turned away; %d of their requests refused", len(s.Peers)+s.Omitted.Peers, s.Node.PeersTotal, s.Node.TurnedAway, s.Node.Refused)
 	if id := s.Node.Identity; id != nil && id.LoadError != "" {
-		fmt.Fprintf(c.w, "  ERROR: changed certificates or rules cannot be used: %s\n", safeText(id.LoadError, 300))
+		c.line("  ERROR: changed certificates or rules cannot be used: %s", safeText(id.LoadError, 300))
 	}
 	m := s.Memory
-	fmt.Fprintf(c.w, "  memory for pushed tensors %s of %s; %s registered in %d ranges\n", formatBytes(m.LandingUsed), formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
-	c.totals()
-	c.latency()
+	c.line("  memory for pushed tensors %s of %s; %s registered in %d ranges", formatBytes(m.LandingUsed), formatBytes(m.LandingBudget), formatBytes(m.Registered), m.Registrations)
 	c.peers()
-	c.paths()
+	c.totals()
 	c.transfers()
+	c.paths()
+	c.latency()
 	c.exports()
+	if c.height > 0 {
+		c.fit()
+		return
+	}
+	for _, t := range c.tables {
+		c.w.WriteString(strings.Join(append(t.head, t.rows...), ""))
+		if t.more > 0 {
+			c.line("  ... and %d more", t.more)
+		}
+	}
 }
 
-func (c screen) table(title, header string, rows, omitted int, row func(i int) []any) {
+func (c *screen) line(format string, args ...any) {
+	text := fmt.Sprintf(format, args...)
+	if c.height > 0 {
+		text = cut(text, c.width)
+	}
+	c.w.WriteString(text + "\n")
+}
+
+// fit writes as much of the tables as there is room for. The peers leave room for the totals, and all of them for a line that counts
+// what is missing.
+func (c *screen) fit() {
+	room := c.height - bytes.Count(c.w.Bytes(), []byte("\n")) - 1
+	var missing []string
+	for i, t := range c.tables {
+		here, all := room, len(t.head)+len(t.rows)+min(t.more, 1)
+		if i+1 < len(c.tables) && t.what == "peer" {
+			next := c.tables[i+1]
+			if n := room - len(next.head) - len(next.rows); n >= min(all, len(t.head)+2) {
+				here = n
+			}
+		}
+		switch shown := here - len(t.head) - 1; {
+		case all <= here:
+		case shown > 0:
+			t.more += len(t.rows) - shown
+			t.rows = t.rows[:shown]
+		default:
+			missing = append(missing, count(t.more+len(t.rows), t.what, t.what+"s"))
+			continue
+		}
+		c.w.WriteString(strings.Join(append(t.head, t.rows...), ""))
+		if t.more > 0 {
+			c.line("  ... and %d more", t.more)
+		}
+		room -= min(all, here)
+	}
+	if missing != nil {
+		c.line("... and more: %s", strings.Join(missing, ", "))
+	}
+	if lines := bytes.SplitAfter(c.w.Bytes(), []byte("\n")); len(lines) > c.height+1 {
+		c.w.Truncate(len(bytes.Join(lines[:c.height], nil)))
+	}
+}
+
+func (c *screen) table(what, title, header string, rows, omitted int, row func(i int) []any) {
 	if rows+omitted == 0 {
 		return
 	}
-	fmt.Fprintf(c.w, "\n%s\n", title)
-	t := list{indent: "  ", width: c.width}
-	t.add(strings.Split(header, "\t")...)
-	for i := range min(rows, screenRows) {
+	shown := min(rows, max(screenRows, c.height))
+	l := list{indent: "  ", width: c.width, single: c.height > 0}
+	l.add(strings.Split(header, "\t")...)
+	for i := range shown {
 		var cells []string
 		for _, x := range row(i) {
 			cells = append(cells, fmt.Sprint(x))
 		}
-		t.add(cells...)
+		l.add(cells...)
 	}
-	t.print(c.w)
-	if more := rows + omitted - min(rows, screenRows); more > 0 {
-		fmt.Fprintf(c.w, "  and %d more\n", more)
+	if c.height > 0 {
+		title = cut(title, c.width)
 	}
+	var b strings.Builder
+	l.print(&b)
+	lines := slices.Collect(strings.Lines(b.String()))
+	c.tables = append(c.tables, statusTable{what, []string{"\n", title + "\n", lines[0]}, lines[1:], rows + omitted - shown})
 }
 
-func (c screen) totals() {
+func (c *screen) totals() {
 	all := c.s.Totals
-	c.table("transfers that this node began, and those of its peers", "kind\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tbytes\trate\tof peers", len(all), 0, func(i int) []any {
+	c.table("total", "transfers that this node began, and those of its peers", "kind\trate\tbytes\trunning\tcompleted\tfailed\tcanceled\trejected\tfailovers\tof peers", len(all), 0, func(i int) []any {
 		k := all[i]
 		var rejected uint64
 		for _, n := range k.Rejected {
 			rejected += n
 		}
 		before, ok := c.r.kind(k.Kind)
-		return []any{safeText(k.Kind, 10), k.Running, k.Completed, k.Failed, k.Canceled, rejected, k.Failovers,
-			formatBytes(k.Bytes), c.r.of(k.Bytes, before.Bytes, ok), k.Received}
+		return []any{safeText(k.Kind, 10), c.r.of(k.Bytes, before.Bytes, ok), formatBytes(k.Bytes), k.Running, k.Completed, k.Failed, k.Canceled,
+			rejected, k.Failovers, k.Received}
 	})
 }
 
-func (c screen) latency() {
+func (c *screen) latency() {
 	all := c.s.Latency
-	c.table("from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int) []any {
+	c.table("duration", "from the call until done", "kind\tpath\tcount\tmean\tp50\tp99\tp99.9\tmost", len(all), 0, func(i int) []any {
 		l := all[i]
 		return []any{safeText(l.Kind, 10), safeText(l.Path, 16), l.Count, formatSeconds(l.Mean), formatSeconds(l.P50),
 			formatSeconds(l.P99), formatSeconds(l.P999), formatSeconds(l.Max)}
 	})
 }
 
-func (c screen) peers() {
+func (c *screen) peers() {
 	all := c.s.Peers
-	c.table("peers", "#\tname\tcertificate\taddress\tsecurity\tround trip\tsince\tactive\tin\tout\tin rate\tout rate", len(all), c.s.Omitted.Peers, func(i int) []any {
+	c.table("peer", "peers", "#\tname\tin rate\tout rate\tin\tout\tactive\tround trip\tsince\tsecurity\tcertificate\taddress", len(all), c.s.Omitted.Peers, func(i int) []any {
 		p := all[i]
 		before, ok := c.r.peer(p.ID)
-		return []any{p.ID, safeText(p.Name, 32), safeText(p.Certificate, 32), safeText(p.Address, 48), safeText(p.Security, 12),
-			formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()), p.Transfers, formatBytes(p.BytesIn), formatBytes(p.BytesOut),
-			c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok)}
+		name := 32
+		if c.height > 0 { // the rates have to fit
+			name = max(c.width/4, leastName)
+		}
+		return []any{p.ID, safeText(p.Name, name), c.r.of(p.BytesIn, before.BytesIn, ok), c.r.of(p.BytesOut, before.BytesOut, ok), formatBytes(p.BytesIn), formatBytes(p.BytesOut),
+			p.Transfers, formatSeconds(p.RoundTripSeconds), formatAge(c.s.Time.Sub(p.Since).Seconds()), safeText(p.Security, 12), safeText(p.Certificate, 32), safeText(p.Address, 48)}
 	})
 }
 
-func (c screen) paths() {
+func (c *screen) paths() {
 	type row struct {
-		peer transfer.PeerStatus
-		transfer.PathStatus
+		peer observe.PeerStatus
+		observe.PathStatus
 	}
 	var all []row
 	for _, p := range c.s.Peers {
@@ -283,7 +360,7 @@ func (c screen) paths() {
 			all = append(all, row{p, x})
 		}
 	}
-	c.table("paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int) []any {
+	c.table("path", "paths", "peer\tpath\tqueue\tsecurity\tproof\twindow used\twaiting\texpected\tput\tgot\tplaced\tserved\tfailed", len(all), c.s.Omitted.Paths, func(i int) []any {
 		x := all[i]
 		cost := "-"
 		if x.Cost.BytesPerSecond > 0 && x.Cost.BytesPerSecond < 1e15 {
@@ -298,17 +375,17 @@ func (c screen) paths() {
 	})
 }
 
-func (c screen) transfers() {
+func (c *screen) transfers() {
 	all := c.s.Transfers
-	c.table("under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int) []any {
+	c.table("transfer", "under way", "transfer\tkind\tpeer\tpath\tmoved\tof\tage", len(all), c.s.Omitted.Transfers, func(i int) []any {
 		t := all[i]
 		return []any{t.ID, safeText(t.Kind, 10), fmt.Sprintf("#%d %s", t.PeerID, safeText(t.Peer, 24)), safeText(t.Path, 16), formatBytes(t.Moved), formatBytes(t.Bytes), formatAge(t.AgeSeconds)}
 	})
 }
 
-func (c screen) exports() {
+func (c *screen) exports() {
 	all := c.s.Exports
-	c.table("exports", "name\tbytes\trights\ttensor", len(all), c.s.Omitted.Exports, func(i int) []any {
+	c.table("export", "exports", "name\tbytes\trights\ttensor", len(all), c.s.Omitted.Exports, func(i int) []any {
 		x := all[i]
 		return []any{safeText(x.Name, 60), formatBytes(x.Bytes), safeText(x.Rights, 12), safeText(x.Tensor, 40)}
 	})

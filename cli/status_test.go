@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"pgregory.net/rapid"
 )
 
@@ -63,7 +64,7 @@ func TestStatus(t *testing.T) {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
 	for _, want := range []string{`(?m)^node worker 7   instance [0-9a-f]{16}   up \d`, `listens on tcp://127\.0\.0\.1:\d+`, `peers 2 now, 2 ever, 0 turned away; 0 of their`,
-		`(?m)^  put +0 +0 .*\s+1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +tcp://127\S+ +same host\s.* 65\.5 kB `, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
+		`(?m)^  put +- +0 B +0 +0 .*\s+1$`, `(?m)^  1 +user\\u009b2J\\x0aroot +- +- +65\.5 kB [^#]*same host +- +tcp://127\S+$`, `(?m)^  #1 user\S+ +tcp .*0 of \d+`, `(?m)^  weights/\\x1b\[31m0 +65\.5 kB +write +-$`,
 		`(?m)^  2 +cli\S* `} {
 		if !regexp.MustCompile(want).MatchString(out) {
 			t.Errorf("%s is not in\n%s", want, out)
@@ -80,7 +81,7 @@ func TestStatusJSON(t *testing.T) {
 	if status != 0 {
 		t.Fatalf("exit status %d: %s", status, errOut)
 	}
-	var s transfer.Snapshot
+	var s observe.Snapshot
 	if err := json.Unmarshal([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +106,7 @@ func TestStatusWatch(t *testing.T) {
 		t.Fatalf("exit status %d: %s\n%s", status, errOut, out)
 	}
 	for line := range strings.Lines(out) {
-		if err := json.Unmarshal([]byte(line), new(transfer.Snapshot)); err != nil {
+		if err := json.Unmarshal([]byte(line), new(observe.Snapshot)); err != nil {
 			t.Error(err)
 		}
 	}
@@ -132,9 +133,9 @@ func TestStatusErrors(t *testing.T) {
 }
 
 func TestRates(t *testing.T) {
-	a := &transfer.Snapshot{Node: transfer.NodeStatus{Instance: "1", UptimeSeconds: 10}, Peers: []transfer.PeerStatus{{ID: 3, BytesIn: 1000}},
-		Totals: []transfer.KindTotals{{Kind: "put", Bytes: 5}}}
-	b := &transfer.Snapshot{Node: transfer.NodeStatus{Instance: "1", UptimeSeconds: 12}}
+	a := &observe.Snapshot{Node: observe.NodeStatus{Instance: "1", UptimeSeconds: 10}, Peers: []observe.PeerStatus{{ID: 3, BytesIn: 1000}},
+		Totals: []observe.KindTotals{{Kind: "put", Bytes: 5}}}
+	b := &observe.Snapshot{Node: observe.NodeStatus{Instance: "1", UptimeSeconds: 12}}
 	r := rates(b, a)
 	if p, ok := r.peer(3); !ok || r.of(5000, p.BytesIn, ok) != "2.0 kB/s" || r.of(999, p.BytesIn, ok) != "-" {
 		t.Errorf("%+v", p)
@@ -159,14 +160,14 @@ func TestRates(t *testing.T) {
 func TestScreenIsSafe(t *testing.T) {
 	text := rapid.OneOf(rapid.String(), rapid.SampledFrom([]string{"\x1b]0;x\a", "a\tb", "\u202ertl", "\u009b31m", "\U000e0041", "x\xffy", strings.Repeat("long ", 100)}))
 	rapid.Check(t, func(t *rapid.T) {
-		s := transfer.Snapshot{Time: time.Now(), Node: transfer.NodeStatus{Name: text.Draw(t, "name"), Instance: text.Draw(t, "instance"), Addresses: []string{text.Draw(t, "address")},
+		s := observe.Snapshot{Time: time.Now(), Node: observe.NodeStatus{Name: text.Draw(t, "name"), Instance: text.Draw(t, "instance"), Addresses: []string{text.Draw(t, "address")},
 			UptimeSeconds: rapid.Float64().Draw(t, "uptime")},
-			Peers: []transfer.PeerStatus{{Name: text.Draw(t, "peer"), Certificate: text.Draw(t, "certificate"), Security: text.Draw(t, "security"), Transfers: -1,
-				Paths: []transfer.PathStatus{{Path: text.Draw(t, "path"), Cost: transfer.CostStatus{BytesPerSecond: rapid.Float64().Draw(t, "cost")}}}}},
-			Transfers: []transfer.TransferStatus{{Kind: text.Draw(t, "kind"), AgeSeconds: rapid.Float64().Draw(t, "age")}},
-			Exports:   make([]transfer.ExportStatus, rapid.IntRange(0, 30).Draw(t, "exports")),
-			Latency:   []transfer.Latency{{Kind: text.Draw(t, "kind"), Mean: rapid.Float64().Draw(t, "mean")}},
-			Totals:    []transfer.KindTotals{{Kind: text.Draw(t, "kind"), Bytes: ^uint64(0)}}}
+			Peers: []observe.PeerStatus{{Name: text.Draw(t, "peer"), Certificate: text.Draw(t, "certificate"), Security: text.Draw(t, "security"), Transfers: -1,
+				Paths: []observe.PathStatus{{Path: text.Draw(t, "path"), Cost: observe.CostStatus{BytesPerSecond: rapid.Float64().Draw(t, "cost")}}}}},
+			Transfers: []observe.TransferStatus{{Kind: text.Draw(t, "kind"), AgeSeconds: rapid.Float64().Draw(t, "age")}},
+			Exports:   make([]observe.ExportStatus, rapid.IntRange(0, 30).Draw(t, "exports")),
+			Latency:   []observe.Latency{{Kind: text.Draw(t, "kind"), Mean: rapid.Float64().Draw(t, "mean")}},
+			Totals:    []observe.KindTotals{{Kind: text.Draw(t, "kind"), Bytes: ^uint64(0)}}}
 		for i := range s.Exports {
 			s.Exports[i].Name = text.Draw(t, "export")
 		}
@@ -187,7 +188,7 @@ func TestScreenIsSafe(t *testing.T) {
 		if err := printStatus(&b, &s, nil, statusOptions{json: true}); err != nil {
 			t.Fatal(err)
 		}
-		var back transfer.Snapshot
+		var back observe.Snapshot
 		if err := json.Unmarshal(b.Bytes(), &back); err != nil || !harmless(b.String()) {
 			t.Fatalf("%v: %q", err, b.String())
 		}

@@ -22,6 +22,7 @@ func widthOf(w io.Writer) int {
 type list struct {
 	indent string
 	width  int
+	single bool // fields that do not fit are left out instead
 	rows   [][]string
 }
 
@@ -49,6 +50,9 @@ func (l *list) print(w io.Writer) error {
 		at += n + gap
 	}
 	lines = append(lines, [2]int{from, len(widths)})
+	if l.single {
+		lines = lines[:1]
+	}
 	for _, r := range l.rows {
 		for k, part := range lines {
 			indent := l.indent
@@ -61,7 +65,10 @@ func (l *list) print(w io.Writer) error {
 				b.WriteString(r[i] + strings.Repeat(" ", widths[i]-columns(r[i])+gap))
 			}
 			line := strings.TrimRight(b.String(), " ")
-			if columns(line) > l.width {
+			switch {
+			case l.single:
+				line = cut(line, l.width)
+			case columns(line) > l.width:
 				line = wrapped(line, len(indent), l.width)
 			}
 			if _, err := fmt.Fprintln(w, line); err != nil {

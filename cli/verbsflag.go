@@ -8,8 +8,8 @@ import (
 
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/doctor"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/spf13/cobra"
 )
@@ -67,7 +67,7 @@ func parseVerbs(paths, settings []string) (verbs.Options, error) {
 }
 
 // pathDrivers are the drivers of a node. A user who shapes paths over RDMA wants them: then it is an error if this machine cannot have them.
-func pathDrivers(o drivers.Options, settings []string) (all []path.Driver, err error) {
+func pathDrivers(o drivers.Options, settings []string) (all []setup.Driver, err error) {
 	if len(o.Names) == 0 {
 		o.Names = nil
 	}

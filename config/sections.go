@@ -223,7 +223,7 @@ func transfersSection() *section {
 		{name: "window", kind: integer(0, 65535), def: "0", doc: "Operations under way on a path, 2 or more; 0 leaves it to the path."},
 		{name: "checksum", kind: boolean(), def: "true", doc: "Checks payloads where the path does not."},
 		{name: "heartbeat", kind: span(1e6, 3600e9, 0), def: "500ms", doc: "Pause between signs of life."},
-		{name: "dead_after", kind: span(1e6, 3600e9, 0), def: "1500ms", doc: "Silence after which a peer is given up."},
+		{name: "dead_after", kind: span(1e6, 3600e9, 0), def: "1500ms", doc: "Silence after which a peer is given up; longer where round trips are long, a minute at most."},
 		{name: "verbs", sub: verbsSection(), doc: "Shapes paths over RDMA."},
 		{name: "share", doc: "Files for peers.", sub: &section{name: "share", title: "share", doc: "A file or directory that peers can fetch.", keys: []key{
 			{name: "path", kind: text("a file or a directory"), needed: true, doc: "What is shared."},

@@ -11,15 +11,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of allocators; match them with errors.Is.
-var (
-	ErrBudget          = errors.New("over budget")
-	ErrAllocatorClosed = errors.New("allocator is closed")
-	ErrFreed           = errors.New("block was freed already, or is not of this allocator")
-)
-
-// DefaultClasses are the block sizes in bytes of an Allocator unless its options say otherwise.
-var DefaultClasses = []uint64{64 << 10, 1 << 20, 16 << 20, 256 << 20}
+// defaultClasses are the block sizes in bytes of an Allocator unless its options say otherwise.
+var defaultClasses = []uint64{64 << 10, 1 << 20, 16 << 20, 256 << 20}
 
 // slabTarget is how many bytes a slab of small blocks has: enough to make growing rare, little enough to populate in a few
 // milliseconds (at about 2 GB/s).
@@ -31,7 +24,7 @@ type AllocatorOptions struct {
 	// Budget is the number of bytes that may be mapped at once, in use or not; required. It is checked against the memory
 	// of the machine at start.
 	Budget uint64
-	// Classes are the block sizes in bytes, ascending, multiples of the page size; nil means DefaultClasses. A request is
+	// Classes are the block sizes in bytes, ascending, multiples of the page size; nil means 64 KiB, 1, 16 and 256 MiB. A request is
 	// served from the smallest class that fits, so coarse classes waste memory (see AllocatorStats.Internal): between two
 	// of the default classes, up to 15/16 of a block.
 	Classes []uint64
@@ -72,7 +65,6 @@ type class struct {
 	slabs   []*slab
 	open    []*slab // those with free blocks that may be handed out
 	growing int     // slabs that are being mapped for this class
-	stats   ClassStats
 }
 
 // slab is a region that is carved into blocks.
@@ -144,11 +136,11 @@ func NewAllocator(o AllocatorOptions) (*Allocator, error) {
 		}
 		page = uint64(o.Memory.PageSize)
 	}
-	if g, ok := o.Memory.Provider.(Granular); ok {
+	if g, ok := o.Memory.Provider.(granular); ok {
 		page = max(page, uint64(g.Granularity(o.Memory.Kind)))
 	}
 	if o.Classes == nil {
-		o.Classes = DefaultClasses
+		o.Classes = defaultClasses
 		if o.Dedicated && page > o.Classes[0] { // a region cannot be smaller than a page
 			o.Classes = slices.DeleteFunc(slices.Clone(o.Classes), func(c uint64) bool { return c%page != 0 })
 		}
@@ -292,7 +284,6 @@ func (a *Allocator) hand(s *slab, size uint64) Block {
 	if invariants.Enabled {
 		u.stack = callers(2)
 	}
-	c.stats.InUse++
 	a.stats.Allocs++
 	a.stats.Requested += size
 	a.stats.InUse += s.block
@@ -320,7 +311,6 @@ func (a *Allocator) free(b Block, retire bool) error {
 	u := &s.uses[b.index]
 	u.gen++
 	c := &a.classes[s.class]
-	c.stats.InUse--
 	a.stats.Frees++
 	a.stats.Requested -= u.requested
 	a.stats.InUse -= s.block

@@ -19,13 +19,13 @@ type Cache struct {
 	closed                      bool
 }
 
-// CacheStats are counters since the cache was made.
-type CacheStats struct {
+// cacheStats are counters since the cache was made.
+type cacheStats struct {
 	Gets, Puts      uint64
 	Refills, Spills uint64 // exchanges with the shared list, of many slots each
 }
 
-func (s *CacheStats) add(o CacheStats) {
+func (s *cacheStats) add(o cacheStats) {
 	s.Gets += o.Gets
 	s.Puts += o.Puts
 	s.Refills += o.Refills
@@ -140,11 +140,11 @@ func (c *Cache) Close() {
 	c.Flush()
 	c.p.mu.Lock()
 	defer c.p.mu.Unlock()
-	c.p.old.add(c.Stats())
+	c.p.old.add(c.counts())
 	delete(c.p.caches, c)
 }
 
-// Stats may be called from any goroutine.
-func (c *Cache) Stats() CacheStats {
-	return CacheStats{c.gets.Load(), c.puts.Load(), c.refills.Load(), c.spills.Load()}
+// counts may be called from any goroutine.
+func (c *Cache) counts() cacheStats {
+	return cacheStats{c.gets.Load(), c.puts.Load(), c.refills.Load(), c.spills.Load()}
 }

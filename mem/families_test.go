@@ -9,8 +9,9 @@ import (
 )
 
 func TestFamilies(t *testing.T) {
-	all := mem.PoolFamilies(map[string]mem.PoolStats{"rx\n": {Slots: 8, InUse: 3, Gets: 10, Puts: 7}, "tx": {Exhausted: 2, Rejected: 1}})
-	all = append(all, mem.Stats{Kinds: []mem.KindStats{{Kind: mem.Host, Regions: 2, Bytes: 8192}}, Populate: time.Second / 2}.Families()...)
+	s := mem.Stats{Populate: time.Second / 2}
+	s.Regions[mem.Host], s.Bytes[mem.Host] = 2, 8192
+	all := s.Families()
 	got := map[string]string{}
 	for _, f := range all {
 		if err := f.Check(); err != nil {
@@ -21,14 +22,8 @@ func TestFamilies(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]string{
-		"penstock_pool_slots":                    "[rx?] 8 [tx] 0 ",
-		"penstock_pool_slots_used":               "[rx?] 3 [tx] 0 ",
-		"penstock_pool_gets_total":               "[rx?] 10 [tx] 0 ",
-		"penstock_pool_puts_total":               "[rx?] 7 [tx] 0 ",
-		"penstock_pool_exhausted_total":          "[rx?] 0 [tx] 2 ",
-		"penstock_pool_rejected_total":           "[rx?] 0 [tx] 1 ",
-		"penstock_memory_regions":                "[host] 2 ",
-		"penstock_memory_mapped_bytes":           "[host] 8192 ",
+		"penstock_memory_regions":                "[host] 2 [huge] 0 [host_pinned] 0 [device] 0 [foreign] 0 ",
+		"penstock_memory_mapped_bytes":           "[host] 8192 [huge] 0 [host_pinned] 0 [device] 0 [foreign] 0 ",
 		"penstock_memory_populate_seconds_total": "[] 0.5 ",
 	} {
 		if got[name] != want {

@@ -107,7 +107,7 @@ func TestTruncatedFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := CopyGuarded(dst, src)
-		var fault *FaultError
+		var fault *copyFault
 		if got != 0 || !errors.Is(err, ErrFault) || !errors.As(err, &fault) || fault.In != "source" || fault.Offset < 2*sys.PageSize || fault.Offset >= n {
 			t.Errorf("truncated: %d, %v, %+v", got, err, fault)
 		}
@@ -132,7 +132,7 @@ func TestFaultInDestination(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, err := CopyGuarded(b[1:], make([]byte, 3*sys.PageSize))
-	var fault *FaultError
+	var fault *copyFault
 	if !errors.As(err, &fault) || fault.In != "destination" || fault.Offset < sys.PageSize-1 || fault.Offset >= 3*sys.PageSize {
 		t.Errorf("%v", err)
 	}

@@ -1,7 +1,6 @@
 package mem
 
 import (
-	"errors"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -10,25 +9,21 @@ import (
 	"github.com/penstock-io/penstock/vec"
 )
 
-// ErrFault means that memory could not be touched: the file behind it was truncated, a huge page was taken away, or it is
-// not mapped. A *FaultError wraps it.
-var ErrFault = errors.New("memory fault")
-
-// FaultError says where a guarded copy met memory that cannot be touched.
-type FaultError struct {
+// copyFault says where a guarded copy met memory that cannot be touched.
+type copyFault struct {
 	// In says whose memory it was: "destination", "source", or "" when the address is in neither.
 	In     string
 	Offset int // of the byte at fault from the start of In
 }
 
-func (e *FaultError) Error() string {
+func (e *copyFault) Error() string {
 	if e.In == "" {
 		return "memory fault outside both slices of a copy"
 	}
 	return fmt.Sprintf("memory fault at byte %d of the %s: the file behind it was truncated or a page of it taken away", e.Offset, e.In)
 }
 
-func (e *FaultError) Unwrap() error { return ErrFault }
+func (e *copyFault) Unwrap() error { return ErrFault }
 
 // Guard calls f and returns ErrFault if f touched memory that cannot be touched (SIGBUS, SIGSEGV), which without Guard ends the process; f
 // then has done a part of its work. Other panics of f go on. It is for memory that another process can take away: a peer's memfd, a mapped
@@ -61,7 +56,7 @@ func faultAddress(v any) uintptr {
 	return a.Addr()
 }
 
-// CopyGuarded copies min(len(dst), len(src)) bytes, like copy, under [Guard], and says where the fault was: the error is a *FaultError. n is the
+// CopyGuarded copies min(len(dst), len(src)) bytes, like copy, under [Guard], and the error says where the fault was; it wraps ErrFault. n is the
 // number of bytes copied, 0 after a fault: dst then holds an undefined mixture of old and new bytes.
 func CopyGuarded(dst, src []byte) (n int, err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
@@ -75,7 +70,7 @@ func CopyGuarded(dst, src []byte) (n int, err error) {
 
 // faultError says in which side of a copy an address is.
 func faultError(at uintptr, dst, src []byte) error {
-	e := &FaultError{}
+	e := &copyFault{}
 	// Of a range that both slices share, the destination is named.
 	for _, side := range []struct {
 		name string

@@ -88,7 +88,7 @@ func (p *Pool) takeAll(hs []Handle) {
 }
 
 // PutBatch gives slots back to the shared list and returns how many were refused, because they were released before: those
-// change nothing, and err is the *SlotError of the first. Any goroutine may call it; without a refusal it does not allocate.
+// change nothing, and err says what is wrong with the first: it wraps ErrForeign or ErrReleased. Any goroutine may call it; without a refusal it does not allocate.
 func (p *Pool) PutBatch(src []Handle) (refused int, err error) {
 	put := 0
 	first, last := uint32(0), uint32(0) // of the slots that go to the list, linked as they come: index+1

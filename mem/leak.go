@@ -127,24 +127,18 @@ func byAge[K comparable](m map[K]uint64) []K {
 	return out
 }
 
-// KindStats are the regions of one kind that are mapped now.
-type KindStats struct {
-	Kind    Kind
-	Regions int
-	Bytes   uint64
-}
-
 // Stats are totals of the process.
 type Stats struct {
-	Kinds    []KindStats   // one for each kind, also for those with no regions
+	Regions  [kinds]int    // that are mapped now, by Kind
+	Bytes    [kinds]uint64 // of those regions
 	Populate time.Duration // spent since the start on making pages present at allocation
 }
 
 // ReadStats returns what is mapped in this process now. It may be called from anywhere at any time.
 func ReadStats() Stats {
-	s := Stats{Kinds: make([]KindStats, kinds), Populate: time.Duration(live.populated.Load())}
+	s := Stats{Populate: time.Duration(live.populated.Load())}
 	for k := range kinds {
-		s.Kinds[k] = KindStats{k, int(live.count[k].Load()), uint64(live.bytes[k].Load())}
+		s.Regions[k], s.Bytes[k] = int(live.count[k].Load()), uint64(live.bytes[k].Load())
 	}
 	return s
 }

@@ -12,24 +12,15 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 )
 
-// Errors of pools; match them with errors.Is.
-var (
-	ErrExhausted  = errors.New("pool is exhausted")
-	ErrPoolClosed = errors.New("pool is closed")
-	ErrForeign    = errors.New("slot of another pool")
-	ErrReleased   = errors.New("released already") // a slot, a lease, or borrowed memory
-	ErrInUse      = errors.New("memory is still in use")
-)
-
-// SlotError is a handle that was refused: which, why (Err is ErrForeign or ErrReleased), and who released it first.
-type SlotError struct {
+// slotError is a handle that was refused: which, why (Err is ErrForeign or ErrReleased), and who released it first.
+type slotError struct {
 	Pool  string
 	Index int
 	Err   error
 	Stack string // of the first release, with -tags invariants
 }
 
-func (e *SlotError) Error() string {
+func (e *slotError) Error() string {
 	s := fmt.Sprintf("mem: pool %q: slot %d: %v", e.Pool, e.Index, e.Err)
 	if e.Stack != "" {
 		s += "; released first by\n" + e.Stack
@@ -37,13 +28,13 @@ func (e *SlotError) Error() string {
 	return s
 }
 
-func (e *SlotError) Unwrap() error { return e.Err }
+func (e *slotError) Unwrap() error { return e.Err }
 
 // PoolOptions describe a pool.
 type PoolOptions struct {
 	Name     string
 	SlotSize int // bytes that can be used of each slot, > 0
-	Slots    int // how many; 1 to MaxSlots
+	Slots    int // how many; 1 to 67,108,863
 	// Align is the alignment of slots in bytes, a power of two; 0 means 64. The distance between slots is SlotSize
 	// rounded up to it.
 	Align int
@@ -59,8 +50,8 @@ type PoolOptions struct {
 	Offset int
 }
 
-// MaxSlots is the largest number of slots of a pool.
-const MaxSlots = 1<<indexBits - 1
+// maxSlots is the largest number of slots of a pool.
+const maxSlots = 1<<indexBits - 1
 
 // Pool hands out slots of fixed size in one region.
 //
@@ -98,7 +89,7 @@ type Pool struct {
 	mu        sync.Mutex // guards what follows
 	closed    bool
 	caches    map[*Cache]struct{}
-	old       CacheStats // sums over caches that were closed
+	old       cacheStats // sums over caches that were closed
 	remaining int        // slots that were out when the pool was closed and still are, +1 while Close runs
 	debug     *poolDebug // with -tags invariants
 }
@@ -159,8 +150,8 @@ func NewPool(o PoolOptions) (*Pool, error) {
 	switch {
 	case o.SlotSize <= 0:
 		return nil, bad("SlotSize", o.SlotSize, "more than 0 bytes")
-	case o.Slots <= 0 || o.Slots > MaxSlots:
-		return nil, bad("Slots", o.Slots, fmt.Sprintf("1 to %d", MaxSlots))
+	case o.Slots <= 0 || o.Slots > maxSlots:
+		return nil, bad("Slots", o.Slots, fmt.Sprintf("1 to %d", maxSlots))
 	case o.Align < 1 || o.Align&(o.Align-1) != 0 || o.Align > 1<<30:
 		return nil, bad("Align", o.Align, "a power of two")
 	case o.CacheSlots < 1:
@@ -254,7 +245,7 @@ func (p *Pool) Get() (Slot, error) {
 }
 
 // Put gives a slot back to the shared list. A handle that was released before or is of another pool changes nothing; the
-// error is a *SlotError.
+// error wraps ErrForeign or ErrReleased.
 func (p *Pool) Put(s Slot) error {
 	free, err := p.give(s)
 	if err != nil {
@@ -296,7 +287,7 @@ func (p *Pool) take(i uint32) (Slot, bool) {
 func (p *Pool) give(s Slot) (free bool, err error) {
 	if s.pool != p {
 		p.rejected.Add(1)
-		return false, &SlotError{Pool: p.name, Index: int(s.index), Err: ErrForeign}
+		return false, &slotError{Pool: p.name, Index: int(s.index), Err: ErrForeign}
 	}
 	released, closed := p.release(s, 0)
 	switch {
@@ -315,9 +306,9 @@ func (p *Pool) give(s Slot) (free bool, err error) {
 func (p *Pool) refusal(h Handle) error {
 	p.rejected.Add(1)
 	if int(h.index()) >= len(p.meta) {
-		return &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrForeign}
+		return &slotError{Pool: p.name, Index: int(h.index()), Err: ErrForeign}
 	}
-	e := &SlotError{Pool: p.name, Index: int(h.index()), Err: ErrReleased}
+	e := &slotError{Pool: p.name, Index: int(h.index()), Err: ErrReleased}
 	if invariants.Enabled {
 		e.Stack = p.debug.firstRelease(p.Slot(h))
 	}
@@ -500,7 +491,7 @@ func (p *Pool) Stats() PoolStats {
 	defer p.mu.Unlock()
 	sum := p.old
 	for c := range p.caches {
-		sum.add(c.Stats())
+		sum.add(c.counts())
 	}
 	s.Gets, s.Puts = p.gets.Load()+sum.Gets, p.puts.Load()+sum.Puts
 	s.Refills, s.Spills = sum.Refills, sum.Spills
@@ -541,7 +532,7 @@ func (s Slot) Check() error {
 // Release gives the slot back to its pool's shared list, see Pool.Put. It may be called from any goroutine.
 func (s Slot) Release() error {
 	if s.pool == nil {
-		return &SlotError{Pool: "none", Err: ErrForeign}
+		return &slotError{Pool: "none", Err: ErrForeign}
 	}
 	return s.pool.Put(s)
 }

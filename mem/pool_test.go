@@ -38,7 +38,7 @@ func TestPoolOptions(t *testing.T) {
 	}{
 		{PoolOptions{Slots: 1}, "SlotSize is 0"},
 		{PoolOptions{SlotSize: 1}, "Slots is 0"},
-		{PoolOptions{SlotSize: 1, Slots: MaxSlots + 1}, "1 to 67108863"},
+		{PoolOptions{SlotSize: 1, Slots: maxSlots + 1}, "1 to 67108863"},
 		{PoolOptions{SlotSize: 1, Slots: 1, Align: 3}, "power of two"},
 		{PoolOptions{SlotSize: 1, Slots: 1, CacheSlots: -1}, "CacheSlots is -1"},
 		{PoolOptions{SlotSize: math.MaxInt, Slots: 1}, "overflow"},
@@ -135,7 +135,7 @@ func TestBadHandles(t *testing.T) {
 	refused := 0
 	check := func(what string, err error, want error) {
 		t.Helper()
-		var e *SlotError
+		var e *slotError
 		if !errors.Is(err, want) || !errors.As(err, &e) {
 			t.Errorf("%s: %v, expected %v", what, err, want)
 		}

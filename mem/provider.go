@@ -11,17 +11,17 @@ import (
 
 // Provider allocates memory of kinds that it knows: this package is one for Host and Huge, a GPU runtime is one for
 // HostPinned and Device. Alloc asks the Provider of its Options and owns the result.
+//
+// One whose memory comes in multiples of more than the machine's pages also has Granularity(Kind) int, what the sizes of regions of a kind are
+// multiples of, in bytes: an Allocator counts its regions so.
 type Provider interface {
 	// Allocate makes at least o.Size bytes (> 0) of o.Kind, or says why not; errors for kinds it does not have wrap
 	// ErrUnavailable. It may be called from several goroutines.
 	Allocate(o Options) (Mapping, error)
 }
 
-// Granular is a Provider whose memory comes in multiples of more than the machine's pages. An Allocator counts its regions so.
-type Granular interface {
-	// Granularity is what the sizes of regions of a kind are multiples of, in bytes.
-	Granularity(Kind) int
-}
+// granular is such a Provider.
+type granular interface{ Granularity(Kind) int }
 
 // Pages is the Provider of this package, for Host and Huge: what other Providers build on.
 var Pages Provider = hostProvider{}

@@ -12,12 +12,6 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// Errors of registration caches; match them with errors.Is.
-var (
-	ErrRegCacheClosed = errors.New("registration cache is closed")
-	ErrDeregistered   = errors.New("registration was released")
-)
-
 // RegCacheOptions describe a RegCache.
 type RegCacheOptions struct {
 	Name      string

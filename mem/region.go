@@ -35,13 +35,6 @@ func (k Kind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Errors of regions; match them with errors.Is.
-var (
-	ErrUnavailable = errors.New("memory kind not available on this machine")
-	ErrClosed      = errors.New("region is closed")
-	ErrBounds      = errors.New("span outside its region")
-)
-
 // Options describe a region to allocate.
 type Options struct {
 	Name     string // for messages and reports; "" becomes "region"

@@ -389,13 +389,13 @@ func TestProvider(t *testing.T) {
 	if _, err := r.PlacedOn(); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("PlacedOn: %v", err)
 	}
-	if s := ReadStats(); s.Kinds[Device].Bytes != 1<<20 || s.Kinds[Device].Regions != 1 {
+	if s := ReadStats(); s.Bytes[Device] != 1<<20 || s.Regions[Device] != 1 {
 		t.Errorf("stats %+v", s)
 	}
 	if err := r.Close(); err != nil || p.freed != 1 {
 		t.Errorf("close: %v, freed %d", err, p.freed)
 	}
-	if s := ReadStats(); s.Kinds[Device].Bytes != 0 || s.Kinds[Device].Regions != 0 {
+	if s := ReadStats(); s.Bytes[Device] != 0 || s.Regions[Device] != 0 {
 		t.Errorf("stats after close %+v", s)
 	}
 	if _, err := Alloc(Options{Size: 1, Kind: Host, Provider: p}); !errors.Is(err, ErrUnavailable) {
@@ -408,7 +408,7 @@ func TestStatsAndLeakReport(t *testing.T) {
 	r := allocate(t, Options{Name: "leaky", Size: 1 << 20})
 	l := must[Lease](t)(r.Lease())
 	now := ReadStats()
-	if now.Kinds[Host].Bytes-before.Kinds[Host].Bytes != 1<<20 || now.Kinds[Host].Regions-before.Kinds[Host].Regions != 1 || now.Populate <= before.Populate {
+	if now.Bytes[Host]-before.Bytes[Host] != 1<<20 || now.Regions[Host]-before.Regions[Host] != 1 || now.Populate <= before.Populate {
 		t.Errorf("before %+v, now %+v", before, now)
 	}
 	text := LeakReport().String()

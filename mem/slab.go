@@ -187,34 +187,9 @@ type AllocatorStats struct {
 	Rejected      uint64        // Frees of blocks that were not allocated
 	Reclaimed     uint64        // idle regions unmapped to serve another class
 	Populate      time.Duration // spent on making pages present; part of the Allocs that were not hits
-	Classes       []ClassStats
-	Note          string // what differs from what was asked for, such as a fallback from huge pages
+	Note          string        // what differs from what was asked for, such as a fallback from huge pages
 
 	draining int // slabs detached and not yet closed
-}
-
-// ClassStats are the blocks of one size.
-type ClassStats struct {
-	Size  uint64 // bytes of a block; 0: blocks above the largest class, each of its own size
-	Slabs int
-	InUse int // blocks
-	Free  int // blocks that are mapped and can be had at once
-}
-
-// Internal is the internal fragmentation: the share of the bytes in use that no caller asked for, 0 to 1.
-func (s AllocatorStats) Internal() float64 {
-	if s.InUse == 0 {
-		return 0
-	}
-	return float64(s.InUse-s.Requested) / float64(s.InUse)
-}
-
-// External is the external fragmentation: the share of the free bytes that cannot become blocks of the largest class, 0 to 1.
-func (s AllocatorStats) External() float64 {
-	if s.Free == 0 {
-		return 0
-	}
-	return float64(s.Unusable) / float64(s.Free)
 }
 
 // Stats may be called from any goroutine. It looks at every slab.
@@ -233,7 +208,6 @@ func (a *Allocator) Stats() AllocatorStats {
 	}
 	for i := range a.classes {
 		c := &a.classes[i]
-		cs := ClassStats{Size: c.size, Slabs: len(c.slabs), InUse: c.stats.InUse}
 		for _, sl := range c.slabs {
 			switch {
 			case sl.idle():
@@ -241,11 +215,7 @@ func (a *Allocator) Stats() AllocatorStats {
 			case sl.block == largest && !sl.retired:
 				usable += uint64(len(sl.free)) * sl.block
 			}
-			if !sl.retired {
-				cs.Free += len(sl.free)
-			}
 		}
-		s.Classes = append(s.Classes, cs)
 	}
 	usable += loose / roundUp(largest, a.page) * largest
 	s.Unusable = s.Free - min(usable, s.Free)

@@ -63,7 +63,7 @@ type Desc struct {
 	Key    Key    // zero where the peer has no right to the export
 	Size   uint64 // bytes
 	Rights Rights // 0: the peer sees that the export is there, and no more
-	// Whole says that the export is a whole memfd, which shared memory can hand over without handing over more.
+	// Whole says that shared memory can hand the export over: it is a whole memfd, or its owner permitted to hand over what lies around it.
 	Whole bool
 	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a DeviceReacher gets at it; over
 	// other paths package transfer stages it.
@@ -78,6 +78,7 @@ type Export struct {
 	peer   uint64 // the only one that may reach it, or AllPeers
 	lease  mem.Lease
 	bytes  []byte
+	around bool          // shared memory may hand over the whole region
 	state  atomic.Uint32 // live, revoked, retired
 }
 
@@ -90,7 +91,7 @@ const (
 // Desc describes the export for peers.
 func (e *Export) Desc() Desc {
 	r := e.span.Region
-	whole := r.FD() >= 0 && e.bytes != nil && e.span.Off == 0 && e.span.Len == r.Len()
+	whole := r.FD() >= 0 && e.bytes != nil && (e.around || e.span.Off == 0 && e.span.Len == r.Len())
 	return Desc{Key: e.key, Size: e.span.Len, Rights: e.rights, Whole: whole, Device: e.bytes == nil}
 }
 
@@ -129,10 +130,11 @@ func (x *Exports) at(i uint32) *exportRef {
 }
 
 // Add exports a span to all peers and holds a lease on its region until Retire.
-func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, AllPeers) }
+func (x *Exports) Add(s mem.Span, r Rights) (*Export, error) { return x.AddFor(s, r, AllPeers, false) }
 
-// AddFor exports a span to the peer of that number only, or to AllPeers. 0 is no peer and is refused.
-func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64) (*Export, error) {
+// AddFor exports a span to the peer of that number only, or to AllPeers. 0 is no peer and is refused. With around, shared memory may hand
+// over the whole region: the peer can then reach what lies around the span, with the same rights. The span begins and ends at a page.
+func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64, around bool) (*Export, error) {
 	if s.Region == nil {
 		return nil, fmt.Errorf("path: export of a span without a region: %w", mem.ErrBounds)
 	}
@@ -148,13 +150,16 @@ func (x *Exports) AddFor(s mem.Span, r Rights, peer uint64) (*Export, error) {
 	if r&Write != 0 && s.Region.ReadOnly() {
 		return nil, fmt.Errorf("path: export of region %q for writing, but the region is read-only: %w", s.Region.Name(), ErrRights)
 	}
+	if page := uint64(s.Region.PageSize()); around && (s.Off%page != 0 || s.Len%page != 0 && s.Off+s.Len != s.Region.Len()) {
+		return nil, fmt.Errorf("path: export of region %q around its span: offset %d, %d bytes: expected multiples of a page of %d bytes: %w", s.Region.Name(), s.Off, s.Len, page, mem.ErrBounds)
+	}
 	lease, err := s.Region.Lease()
 	if err != nil {
 		return nil, err
 	}
 	var secret [8]byte
 	rand.Read(secret[:]) // never fails (Go 1.24)
-	e := &Export{span: s, rights: r, peer: peer, lease: lease, bytes: s.Bytes()}
+	e := &Export{span: s, rights: r, peer: peer, lease: lease, bytes: s.Bytes(), around: around}
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.epoch++
@@ -220,6 +225,9 @@ type Reach struct {
 	rights Rights
 	peer   uint64
 }
+
+// Reach is the table as a peer of that number may use it who has these rights.
+func (x *Exports) Reach(r Rights, peer uint64) Reach { return Reach{x, r, peer} }
 
 // Lookup finds an export by key alone and says what the peer may do with it. It fails with ErrKey or ErrRevoked; an export for
 // another peer is as unknown as one that does not exist.

@@ -25,7 +25,7 @@ func region(t testing.TB, size int) *mem.Region {
 
 // Resolve is Reach.Resolve for a peer that may do everything that the exports permit.
 func (x *Exports) Resolve(k Key, off, n uint64, want Rights) ([]byte, error) {
-	return (&Config{Exports: x, Rights: Read | Write}).Reach().Resolve(k, off, n, want)
+	return x.Reach(Read|Write, 0).Resolve(k, off, n, want)
 }
 
 func add(t testing.TB, x *Exports, s mem.Span, r Rights) *Export {
@@ -526,43 +526,43 @@ func TestReach(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	own, err := x.AddFor(r.All(), Read|Write, 7)
+	own, err := x.AddFor(r.All(), Read|Write, 7, false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
 		name   string
-		cfg    Config
+		rights Rights
+		peer   uint64
 		e      *Export
 		want   Rights
 		expect error
 	}{
-		{"everything", Config{Rights: Read | Write}, both, Read | Write, nil},
-		{"nothing was said", Config{}, both, Read, ErrRights},
-		{"nothing was said, to write", Config{}, both, Write, ErrRights},
-		{"reader reads", Config{Rights: Read}, both, Read, nil},
-		{"reader writes", Config{Rights: Read}, both, Write, ErrRights},
-		{"writer reads", Config{Rights: Write}, both, Read, ErrRights},
-		{"stranger", Config{Rights: Read, Peer: 8}, own, Read, ErrKey},
-		{"nobody", Config{Rights: Read}, own, Read, ErrKey},
-		{"who says that it is all peers", Config{Rights: Read, Peer: AllPeers}, own, Read, ErrKey},
-		{"owner", Config{Rights: Read | Write, Peer: 7}, own, Read | Write, nil},
-		{"owner without rights", Config{Peer: 7, Rights: Read}, own, Write, ErrRights},
+		{"everything", Read | Write, 0, both, Read | Write, nil},
+		{"nothing was said", 0, 0, both, Read, ErrRights},
+		{"nothing was said, to write", 0, 0, both, Write, ErrRights},
+		{"reader reads", Read, 0, both, Read, nil},
+		{"reader writes", Read, 0, both, Write, ErrRights},
+		{"writer reads", Write, 0, both, Read, ErrRights},
+		{"stranger", Read, 8, own, Read, ErrKey},
+		{"nobody", Read, 0, own, Read, ErrKey},
+		{"who says that it is all peers", Read, AllPeers, own, Read, ErrKey},
+		{"owner", Read | Write, 7, own, Read | Write, nil},
+		{"owner without rights", Read, 7, own, Write, ErrRights},
 	} {
-		c.cfg.Exports = &x
-		b, err := c.cfg.Reach().Resolve(c.e.Key(), 1, 10, c.want)
+		b, err := x.Reach(c.rights, c.peer).Resolve(c.e.Key(), 1, 10, c.want)
 		if err != c.expect || err == nil && len(b) != 10 {
 			t.Errorf("%s: %d bytes, %v; expected %v", c.name, len(b), err, c.expect)
 		}
 	}
-	if _, have, err := (&Config{Exports: &x, Rights: Read}).Reach().Lookup(both.Key()); err != nil || have != Read {
+	if _, have, err := x.Reach(Read, 0).Lookup(both.Key()); err != nil || have != Read {
 		t.Errorf("rights %v, %v: expected read", have, err)
 	}
-	if _, err := x.AddFor(r.All(), Read, 0); err == nil {
+	if _, err := x.AddFor(r.All(), Read, 0, false); err == nil {
 		t.Error("an export for the peer 0")
 	}
 	x.Revoke(own)
-	if _, err := (&Config{Exports: &x, Rights: Read, Peer: 7}).Reach().Resolve(own.Key(), 0, 1, Read); err != ErrRevoked {
+	if _, err := x.Reach(Read, 7).Resolve(own.Key(), 0, 1, Read); err != ErrRevoked {
 		t.Errorf("after the revocation: %v", err)
 	}
 }

@@ -1,10 +1,8 @@
 package path
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
@@ -12,9 +10,6 @@ import (
 
 // MaxMessage is the largest message in bytes that a notification can carry on every path.
 const MaxMessage = 1024
-
-// DefaultWindow is the number of operations that may be outstanding on a path, in each direction, unless Config says more.
-const DefaultWindow = 256
 
 // Errors that every path uses; match them with errors.Is. An Event or a call wraps them with what happened where.
 var (
@@ -275,145 +270,9 @@ type Stats struct {
 	HelpedBytes                   uint64 // copied by the peer's core on our behalf
 }
 
-// Config is what both sides of a path are given when it is set up.
-type Config struct {
-	// Exports is what the peer may reach on this node; required. Rights and Peer narrow it: see Reach.
-	Exports *Exports
-	// Rights are what the peer may do at most, whatever an export permits; 0 means nothing.
-	Rights Rights
-	// Peer is the number that this node gave to the peer; exports that are for one peer only compare with it. 0 reaches only
-	// what is for all peers.
-	Peer uint64
-	// Principal is who is charged for what the path takes of the process while it is used, such as mappings of the peer's memory: paths
-	// with the same principal share what one may have. "" is a principal like any other.
-	Principal string
-	// Secret is a secret of SecretSize bytes that only the two ends of this path know, from which a path derives the keys that
-	// it encrypts with. nil: the session has none, and nothing is encrypted. Both ends have it or neither. The path does not
-	// keep it and never shows it.
-	Secret []byte
-	// Users are the users of this machine who may be at the other end if there is no secret and the connection has a loopback address.
-	// The zero value is the user of this process.
-	Users Users
-	// Window is the number of operations outstanding in each direction; 0 means DefaultWindow. The smaller of both sides' holds.
-	Window int
-	// NoChecksum turns the payload checksum off where the path has one; it is on only if both sides leave this false.
-	NoChecksum bool
-	// Streams is the number of data connections of a wire path; 0 leaves it to the path. A listener takes no more from a dialer.
-	Streams int
-}
-
-// SecretSize is the length of Config.Secret in bytes.
-const SecretSize = 32
-
-// Reach is what the peer of a path with this configuration may reach.
-func (c *Config) Reach() Reach { return Reach{c.Exports, c.Rights, c.Peer} }
-
-// Token binds a dialed path to the session that asked for it: 128 random bits, used once.
-type Token [16]byte
-
-// Offer is what an accepting node sends to its peer over their control connection, so that the peer can dial.
-type Offer struct {
-	Addr  string // in the driver's own syntax
-	Token Token
-}
-
-// Traits are what is known of a driver's paths before one is set up.
-type Traits struct {
-	SameHost bool // both ends must share a machine
-	Whole    bool // reaches only exports that are whole memfds (Desc.Whole)
-	Borrow   bool // its paths implement Borrower
-	Encrypts bool // with Config.Secret its paths reach SecurityEncrypted
-	Devices  bool // its paths implement DeviceReacher
-	Prior    Cost // what a path is taken to cost until something was measured; only the order of magnitude has to be right
-}
-
-// Driver sets paths up. It is a ListenDriver or an EndpointDriver as well, which say how the two ends of a path come together.
-type Driver interface {
-	// Name is the name in addresses, reports and configuration.
-	Name() string
-	// Traits are what is known before a path is set up.
-	Traits() Traits
-}
-
-// ListenDriver is a Driver whose paths are connections that one side dials and a listener of the other accepts.
-type ListenDriver interface {
-	Driver
-	// Listen opens the place to which peers come. One listener serves all peers of a node, or see HostListener.
-	Listen() (Listener, error)
-	// Dial sets up the path that was offered. It checks the other side as far as the path can (user id, token, version).
-	Dial(ctx context.Context, o Offer, cfg Config) (Path, error)
-}
-
-// EndpointDriver is a Driver whose paths need no listener: each side makes an endpoint, and the session carries the description of each
-// to the other side, as it does with the worker addresses of UCX or the metadata of NIXL. What vouches for a description is the session.
-type EndpointDriver interface {
-	Driver
-	// Endpoint makes this side's end of a path. peer is the description of the other end for the side that is asked for a path, nil for
-	// the side that asks. An error with a peer says in words for the peer why the two ends do not fit.
-	Endpoint(cfg Config, peer []byte) (Endpoint, error)
-}
-
-// MaxDescription is the largest size of Endpoint.Description in bytes.
-const MaxDescription = 1024
-
-// Endpoint is an end of a path that is not connected to the other one yet. Its owner calls Connect or Close, once.
-type Endpoint interface {
-	// Description is what the other side passes to Endpoint or Connect, 1 to MaxDescription bytes that only the driver understands. It
-	// begins with a version, and an end of another version is refused in words that name both.
-	Description() []byte
-	// Connect connects the two ends and returns the path when both are connected. The context bounds it. peer is the description of the
-	// other end. The endpoint is used up, also by an error.
-	Connect(ctx context.Context, peer []byte) (Path, error)
-	// Close gives up an endpoint that was not connected.
-	Close() error
-}
-
-// Checker is a Driver with options that can be wrong.
-type Checker interface {
-	// Check returns an error that names the option, its value and what was expected.
-	Check() error
-}
-
-// Needs are what one side of a path takes of its process from when it is set up until it is closed.
-type Needs struct {
-	Descriptors int
-	Memory      uint64 // bytes of buffers, also in the kernel
-}
-
-// Estimator is a Driver that says what its paths need. A node guesses for others, and not too little.
-type Estimator interface {
-	// Needs is for one path with this configuration, whatever its peer does.
-	Needs(cfg *Config) Needs
-}
-
-// Prober is a Driver that needs something which not every machine has.
-type Prober interface {
-	// Probe says whether this machine can have paths of the driver now. The error wraps ErrUnavailable and says what is missing and how
-	// to get it. It leaves nothing open.
-	Probe() error
-}
-
 // Carrier is a Path over an adapter that was chosen among several.
 type Carrier interface {
 	// Carrier says in a few words what carries the bytes: the adapter, its port, and the service that is used, such as "mlx5_0 port 1, RC".
 	// It may be called from any goroutine.
 	Carrier() string
-}
-
-// HostListener is a ListenDriver whose listeners have an IP address of this host. A node opens one for each of its addresses by which peers
-// came, so that data connections reach it where control connections do and nowhere else.
-type HostListener interface {
-	ListenDriver
-	// ListenAt is Listen on that address. The zero value stands for peers that came by no IP address: they are on this host.
-	ListenAt(host netip.Addr) (Listener, error)
-}
-
-// Listener is the accepting side of a ListenDriver.
-type Listener interface {
-	// Addr goes into an Offer.
-	Addr() string
-	// Accept waits for the peer that presents token and returns its path. Strangers, wrong tokens and slow handshakes are
-	// dropped without disturbing others. Several Accepts may wait at once, each for its own token.
-	Accept(ctx context.Context, token Token, cfg Config) (Path, error)
-	Close() error
 }

@@ -49,7 +49,8 @@ type ReadSnapshot struct {
 type accesses struct {
 	mu      sync.Mutex // guards what follows
 	reads   map[*transfer.Peer]map[uint64]*access
-	n       int           // under way, uploads included
+	n       int // under way, uploads included
+	ended   accounts
 	changed chan struct{} // closed and replaced when n gets smaller
 }
 
@@ -234,14 +235,17 @@ func (s *Server) begins(x *access) {
 	close(x.told)
 }
 
-// ends reports the end to OnAccess, after the beginning. No other goroutine has x any more.
+// ends counts one and reports the end to OnAccess, after the beginning. No other goroutine has x any more.
 func (s *Server) ends(x *access, err error) {
 	<-x.told
 	x.Ended, x.Whole, x.Err = true, err == nil, err
+	a := &s.access
+	a.mu.Lock()
+	a.ended.enter(accountOf(x.Peer), &x.Access)
+	a.mu.Unlock()
 	if s.o.OnAccess != nil {
 		s.o.OnAccess(x.Access)
 	}
-	a := &s.access
 	a.mu.Lock()
 	a.n--
 	close(a.changed)

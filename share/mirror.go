@@ -1,26 +1,19 @@
 package share
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // MirrorOptions say what is mirrored. The zero value mirrors everything and deletes nothing.
@@ -32,7 +25,7 @@ type MirrorOptions struct {
 	Delete bool
 	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
 	MaxBytes uint64
-	Parallel int  // files fetched at once; 0 means 4, and there are at most 100
+	Parallel int  // files fetched at once, 100 at most; 0 means 4 large ones and, beside them, 60 of up to 256 KiB
 	DryRun   bool // only says what would be done, in the order of the names
 	// Parts also mirrors names inside other names ("model.safetensors/wq" beside "model.safetensors"), where it can; without it
 	// they are left out, because they are views of the file that is mirrored anyway.
@@ -43,7 +36,7 @@ type MirrorOptions struct {
 	OnFile func(MirrorFile)
 }
 
-// MirrorProgress is how far a mirror is. Bytes are those of all files that are mirrored.
+// MirrorProgress is how far a mirror is. Bytes are those of files that are to be fetched: a file that turns out to be there, or fails, leaves them.
 type MirrorProgress struct {
 	Files, FilesDone int
 	Bytes, BytesDone uint64 // to fetch; done includes what earlier attempts had left, and what is there of files under way
@@ -96,10 +89,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	begin := time.Now()
 	if o.Parallel < 0 {
-		return nil, fmt.Errorf("share: mirror: MirrorOptions.Parallel is %d: expected at least 1, or 0 for 4", o.Parallel)
-	}
-	if o.Parallel == 0 {
-		o.Parallel = 4
+		return nil, fmt.Errorf("share: mirror: MirrorOptions.Parallel is %d: expected at least 1, or 0", o.Parallel)
 	}
 	o.Parallel = min(o.Parallel, maxParallel)
 	if o.DryRun {
@@ -153,8 +143,14 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	return &m.sum, errors.Join(failed, kept)
 }
 
-// maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
-const maxParallel = 100
+const (
+	// maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
+	maxParallel = 100
+	// largeAtOnce files fill a link. What a small file takes is round trips and syncs, which many do at a time.
+	largeAtOnce = 4
+	smallAtOnce = 60
+	smallFile   = 256 << 10 // bytes
+)
 
 type mirror struct {
 	c    Conn
@@ -171,8 +167,12 @@ type mirror struct {
 	begun    map[string]mirrored // fetches whose end is not recorded
 	file     *os.File            // of the record; nil in a dry run
 	broken   error               // why nothing can be recorded any more
+	written  uint64              // lines of begun files in the record
 	flying   map[string]uint64   // bytes that are in progress.BytesDone of files under way
 	away     error               // why the other side is taken to be gone; nil: it is not
+
+	syncing sync.Mutex // guards synced; taken before mu
+	synced  uint64     // lines of begun files that survive a crash
 }
 
 // mirrored is what is recorded of a file: what the other side had, and the file as it was when it was complete here.
@@ -228,16 +228,36 @@ func (m *mirror) run(ctx context.Context) {
 		}
 		m.done(m.delete(name))
 	}
+	if m.o.Parallel > 0 {
+		m.several(ctx, m.todo, m.o.Parallel)
+		return
+	}
+	var small, large []Entry
+	for _, e := range m.todo {
+		if e.Size <= smallFile {
+			small = append(small, e)
+		} else {
+			large = append(large, e)
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { m.several(ctx, large, largeAtOnce) })
+	m.several(ctx, small, smallAtOnce)
+	wg.Wait()
+}
+
+// several brings names up to date, some at once.
+func (m *mirror) several(ctx context.Context, todo []Entry, atOnce int) {
 	work := make(chan Entry)
 	var wg sync.WaitGroup
-	for range min(m.o.Parallel, len(m.todo)) {
+	for range min(atOnce, len(todo)) {
 		wg.Go(func() {
 			for e := range work {
 				m.done(m.one(ctx, e))
 			}
 		})
 	}
-	for _, e := range m.todo {
+	for _, e := range todo {
 		if ctx.Err() != nil {
 			break
 		}
@@ -418,210 +438,18 @@ func (m *mirror) done(f MirrorFile) {
 	}
 	if f.Action != MirrorDeleted {
 		m.progress.FilesDone++
-		m.progress.BytesDone += f.Size - m.flying[f.Name]
+		m.progress.BytesDone -= m.flying[f.Name]
 		delete(m.flying, f.Name)
+		if f.Action == MirrorFetched {
+			m.progress.BytesDone += f.Size
+		} else if m.progress.Bytes < math.MaxUint64 {
+			m.progress.Bytes -= f.Size
+		}
 	}
 	if m.o.OnFile != nil {
 		m.o.OnFile(f)
 	}
 	if m.o.Progress != nil {
 		m.o.Progress(m.progress)
-	}
-}
-
-// The record is a text file to which lines are appended: "= NAME SIZE TAG CHECK" before a file is fetched, "+ NAME SIZE TAG INODE
-// MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted, or not made. Lines that are torn or damaged are ignored: the file is then taken as not
-// made by Mirror, and is not touched.
-const (
-	recordName  = ".penstock-mirror"
-	recordMagic = "penstock mirror 1\n"
-	// maxRecord bounds the record that is read, in bytes: some half a million files.
-	maxRecord = 256 << 20
-)
-
-func (m *mirror) openRecord() error {
-	m.record, m.begun = map[string]mirrored{}, map[string]mirrored{}
-	if m.o.DryRun {
-		f, err := openPlain(m.root, recordName, os.O_RDONLY, false)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		return m.readRecord(f)
-	}
-	f, err := openPlain(m.root, recordName, os.O_RDWR|os.O_CREATE|os.O_APPEND, true)
-	if err != nil {
-		return err
-	}
-	ok, err := sys.TryFileLock(f)
-	if err == nil && !ok {
-		err = fmt.Errorf("%w: another mirror works on %s", ErrBusy, m.dir)
-	}
-	if err == nil {
-		err = m.readRecord(f)
-	}
-	if err != nil {
-		f.Close()
-		return err
-	}
-	m.file = f
-	// A line that was torn off must not spoil the next one.
-	first := "\n"
-	if fi, err := f.Stat(); err == nil && fi.Size() == 0 {
-		first = recordMagic
-	}
-	if _, err := f.WriteString(first); err != nil {
-		f.Close()
-		m.file = nil
-		return spaceError(recordName, err)
-	}
-	return nil
-}
-
-func (m *mirror) readRecord(f io.Reader) error {
-	b, err := io.ReadAll(io.LimitReader(f, maxRecord))
-	if err != nil {
-		return fmt.Errorf("share: mirror: %w", err)
-	}
-	m.record, m.begun = parseRecord(b)
-	return nil
-}
-
-func parseRecord(b []byte) (record, begun map[string]mirrored) {
-	record, begun = map[string]mirrored{}, map[string]mirrored{}
-	b, ok := bytes.CutPrefix(b, []byte(recordMagic))
-	if !ok {
-		return
-	}
-	s := bufio.NewScanner(bytes.NewReader(b))
-	for s.Scan() {
-		switch name, x, what := parseRecordLine(s.Text()); what {
-		case lineBegun:
-			begun[name] = x
-		case lineComplete:
-			record[name] = x
-			delete(begun, name)
-		case lineDeleted:
-			delete(record, name)
-			delete(begun, name)
-		}
-	}
-	return
-}
-
-// What a line of a record says.
-const (
-	lineBegun    = '='
-	lineComplete = '+'
-	lineDeleted  = '-'
-)
-
-func recordLine(name string, x mirrored, what byte) string {
-	b := fmt.Appendf(nil, "%c %q", what, name)
-	if what != lineDeleted {
-		b = fmt.Appendf(b, " %d %v", x.size, x.tag)
-	}
-	if what == lineComplete {
-		b = fmt.Appendf(b, " %d %d %d %d", x.id.inode, x.id.modified, x.id.changed, x.id.size)
-	}
-	return fmt.Sprintf("%s %08x\n", b, vec.CRC32C(0, b))
-}
-
-// parseRecordLine reads a line without its end; what is 0 if it is not one.
-func parseRecordLine(line string) (name string, x mirrored, what byte) {
-	if len(line) < 2 {
-		return
-	}
-	quoted, err := strconv.QuotedPrefix(line[2:])
-	if err != nil {
-		return
-	}
-	if name, err = strconv.Unquote(quoted); err != nil || name == "" || len(name) > MaxName {
-		return
-	}
-	f := strings.Fields(line[2+len(quoted):])
-	if len(f) >= 3 {
-		x.size, _ = strconv.ParseUint(f[0], 10, 64)
-		hex.Decode(x.tag[:], []byte(f[1][:min(len(f[1]), 32)]))
-	}
-	if len(f) == 7 {
-		x.id.inode, _ = strconv.ParseUint(f[2], 10, 64)
-		x.id.modified, _ = strconv.ParseInt(f[3], 10, 64)
-		x.id.changed, _ = strconv.ParseInt(f[4], 10, 64)
-		x.id.size, _ = strconv.ParseInt(f[5], 10, 64)
-	}
-	// One entry has one line: what is written again, checksum and all, has to be the same.
-	what = line[0]
-	if strings.IndexByte("=+-", what) < 0 || recordLine(name, x, what) != line+"\n" {
-		return "", mirrored{}, 0
-	}
-	return name, x, what
-}
-
-// begin records that a file is about to be fetched, such that it is known after a crash of the machine, too.
-func (m *mirror) begin(e Entry) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.begun[e.Name] == (mirrored{size: e.Size, tag: e.Tag}) {
-		return nil
-	}
-	m.begun[e.Name] = mirrored{size: e.Size, tag: e.Tag}
-	if err := m.append(recordLine(e.Name, m.begun[e.Name], lineBegun)); err != nil {
-		return err
-	}
-	return spaceError(recordName, m.file.Sync())
-}
-
-// note records a complete file.
-func (m *mirror) note(name string, x mirrored) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.record[name] = x
-	delete(m.begun, name)
-	return m.append(recordLine(name, x, lineComplete))
-}
-
-// notMade records that a fetch has made no file, where that is certain: another process may make one there.
-func (m *mirror) notMade(name, p string) error {
-	m.mu.Lock()
-	was, recorded := m.record[name]
-	m.mu.Unlock()
-	switch fi, err := m.look(p); {
-	case errors.Is(err, fs.ErrNotExist):
-		return m.forget(name)
-	case err == nil && recorded && idOf(fi) == was.id:
-		return m.note(name, was)
-	}
-	return nil
-}
-
-func (m *mirror) forget(name string) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.record, name)
-	delete(m.begun, name)
-	if m.file == nil {
-		return nil
-	}
-	return m.append(recordLine(name, mirrored{}, lineDeleted))
-}
-
-func (m *mirror) append(line string) error {
-	if m.broken != nil {
-		return m.broken
-	}
-	// A torn line would spoil the one behind it: after an error nothing more is recorded.
-	_, err := m.file.WriteString(line)
-	m.broken = spaceError(recordName, err)
-	return m.broken
-}
-
-func (m *mirror) closeRecord() {
-	if m.file != nil {
-		m.file.Sync()
-		m.file.Close()
 	}
 }

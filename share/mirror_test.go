@@ -55,8 +55,8 @@ func TestMirror(t *testing.T) {
 	for n, b := range files {
 		same(t, filepath.Join(dir, n), b)
 	}
-	if m := mirror(MirrorOptions{}, 0, 5, 0, 0); m.Moved != 0 {
-		t.Errorf("%+v", m)
+	if m := mirror(MirrorOptions{Progress: func(p MirrorProgress) { last = p }}, 0, 5, 0, 0); m.Moved != 0 || last.FilesDone != 5 || last.Bytes != 0 || last.BytesDone != 0 {
+		t.Errorf("%+v, %+v", m, last)
 	}
 	// One changes there, one here, one goes there, one goes here.
 	write(t, filepath.Join(root, "b/c"), []byte("changed"))

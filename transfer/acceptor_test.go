@@ -6,10 +6,11 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 type countedListener struct {
-	path.Listener
+	setup.Listener
 	open *atomic.Int32
 }
 
@@ -26,7 +27,7 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 			begun, release := make(chan struct{}), make(chan struct{})
 			var open, listens atomic.Int32
 			refused := errors.New("the device is away")
-			d.opens = func(listen func() (path.Listener, error)) (path.Listener, error) {
+			d.opens = func(listen func() (setup.Listener, error)) (setup.Listener, error) {
 				if listens.Add(1) > 1 { // it is tried again
 					return listen()
 				}
@@ -39,10 +40,10 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 				open.Add(1)
 				return countedListener{l, &open}, err
 			}
-			p := newPair(t, Options{Paths: []path.Driver{d}})
+			p := newPair(t, Options{Paths: []setup.Driver{d}})
 			errs := make(chan error, 4)
 			ask := func() {
-				_, err := p.b.listener(d, nil)
+				_, err := p.b.listener(d, false)
 				errs <- err
 			}
 			go ask()
@@ -78,7 +79,7 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 						t.Error(err)
 					}
 				}
-				if _, err := p.b.listener(d, nil); err != nil {
+				if _, err := p.b.listener(d, false); err != nil {
 					t.Errorf("the next one: %v", err)
 				}
 			default:

@@ -9,10 +9,11 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/metrics"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // This file counts. Every transfer that began is entered in its peer's account (transferBegun) and leaves it once
@@ -138,8 +139,8 @@ func (c *counts) add(o *counts) {
 
 // account is what happened with one peer.
 type account struct {
-	since time.Time  // when it came up
-	paths path.Stats // of its paths that are gone; guarded by the mutex of the observer
+	since time.Time            // when it came up
+	paths observe.PathCounters // of its paths that are gone; guarded by the mutex of the observer
 
 	mu      sync.Mutex // guards what follows
 	counts  counts
@@ -174,12 +175,14 @@ func (p *Peer) closeBooks() {
 // observer is what a node knows of itself for people and monitors.
 type observer struct {
 	started time.Time
-	bus     bus
-	loaded  atomic.Uint64 // of the identity, when it was last looked at
-	broken  complaint     // about files of the identity
-	turned  atomic.Uint64 // connections turned away in the handshake
-	status  sync.Mutex    // held while an answer to a peer is made
-	cells   []cells       // one for each driver; fixed
+	bus     observe.Bus
+	loaded  atomic.Uint64      // of the identity, when it was last looked at
+	broken  complaint          // about files of the identity
+	ending  complaint          // about the end of its certificate
+	turned  atomic.Uint64      // connections turned away in the handshake
+	status  sync.Mutex         // held while an answer to a peer is made
+	took    *observe.Durations // of completed transfers
+	setups  *observe.Durations // of paths
 
 	mu          sync.Mutex      // guards what follows
 	peersUp     uint64          // that ever came up
@@ -204,56 +207,23 @@ type inUse struct {
 // sum adds up paths of one driver.
 type sum struct {
 	paths uint64
-	stats path.Stats
+	stats observe.PathCounters
 }
 
-func (o *observer) init(drivers []path.Driver, id *identity.Identity) {
+func (o *observer) init(drivers []setup.Driver, id *identity.Identity) {
 	if id != nil {
 		o.loaded.Store(id.Stats().Loaded)
 	}
-	o.cells = make([]cells, len(drivers))
+	names := make([]string, len(drivers))
 	for i, d := range drivers {
-		o.cells[i].path = d.Name()
+		names[i] = d.Name()
 	}
+	o.took, o.setups = observe.NewDurations(opNames[:], names...), observe.NewDurations([]string{"setup"}, names...)
 	o.started = time.Now()
 	o.peers = map[*Peer]bool{}
 	o.paths = map[any]*inUse{}
 	o.ended = map[string]*sum{}
 	o.setupBad = map[string]uint64{}
-}
-
-// opSetup is the histogram for the set-up of a path, beside those of its operations.
-const opSetup = numOps
-
-// cells are the histograms of one driver's paths. Most stay empty, and one takes 15 KiB: they are made when they are needed.
-type cells struct {
-	path string
-	of   [numOps + 1]atomic.Pointer[cell]
-}
-
-// cell is a histogram that several goroutines write, one after the other.
-type cell struct {
-	mu sync.Mutex // held by the writer
-	h  metrics.Histogram
-}
-
-// record enters a duration.
-func (o *observer) record(op int, path string, d time.Duration) {
-	for i := range o.cells {
-		if o.cells[i].path != path {
-			continue
-		}
-		at := &o.cells[i].of[op]
-		c := at.Load()
-		if c == nil {
-			at.CompareAndSwap(nil, new(cell))
-			c = at.Load()
-		}
-		c.mu.Lock()
-		c.h.Record(uint64(max(d, 0)))
-		c.mu.Unlock()
-		return
-	}
 }
 
 // transferBegun enters a transfer; transferEnded will be called for it exactly once.
@@ -267,8 +237,8 @@ func (p *Peer) transferBegun(t *Transfer) {
 	}
 	a.active = t
 	a.mu.Unlock()
-	if b := &p.node.obs.bus; b.on() {
-		b.emit(p.event(Event{Kind: EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes}))
+	if b := &p.node.obs.bus; b.On() {
+		b.Emit(p.event(observe.Event{Kind: observe.EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes}))
 	}
 }
 
@@ -280,7 +250,7 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 	op, moved := opIndex(t.kind), t.moved.Load()
 	o := &p.node.obs
 	if err == nil {
-		o.record(op, via, took) // before it is counted: no snapshot shows fewer latencies than completions
+		o.took.Record(op, via, took) // before it is counted: no snapshot shows fewer latencies than completions
 	}
 	a := p.books()
 	c := &a.counts[op]
@@ -306,12 +276,12 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 	}
 	t.prevOpen, t.nextOpen = nil, nil
 	p.closeBooks()
-	if o.bus.on() {
-		e := Event{Kind: EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved, Path: via}
+	if o.bus.On() {
+		e := observe.Event{Kind: observe.EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved, Path: via}
 		if err != nil {
 			e.Reason = err.Error()
 		}
-		o.bus.emit(p.event(e))
+		o.bus.Emit(p.event(e))
 	}
 }
 
@@ -336,8 +306,8 @@ func (p *Peer) transferPath(t *Transfer, to string, index int) {
 		c.failovers++
 	}
 	p.closeBooks()
-	if b := &p.node.obs.bus; from != "" && b.on() {
-		b.emit(p.event(Event{Kind: EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes, Path: to, Reason: "before: " + from}))
+	if b := &p.node.obs.bus; from != "" && b.On() {
+		b.Emit(p.event(observe.Event{Kind: observe.EventTransferFailedOver, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes, Path: to, Reason: "before: " + from}))
 	}
 }
 
@@ -353,8 +323,8 @@ func (p *Peer) requestRefused(what string, err error) {
 	p.books().refused++
 	p.closeBooks()
 	p.node.log.Debug("request refused", "peer", p.info.Name, "method", what, "error", err)
-	if b := &p.node.obs.bus; b.on() {
-		b.emit(p.event(Event{Kind: EventRefused, Operation: what, Reason: err.Error()}))
+	if b := &p.node.obs.bus; b.On() {
+		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: what, Reason: err.Error()}))
 	}
 }
 
@@ -363,13 +333,13 @@ func (p *Peer) notifyRefused(why string) {
 	p.refused.Add(1)
 	p.books().refused++
 	p.closeBooks()
-	if b := &p.node.obs.bus; b.on() {
-		b.emit(p.event(Event{Kind: EventRefused, Operation: "notification", Reason: why}))
+	if b := &p.node.obs.bus; b.On() {
+		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: "notification", Reason: why}))
 	}
 }
 
 // event fills in who the peer is.
-func (p *Peer) event(e Event) Event {
+func (p *Peer) event(e observe.Event) observe.Event {
 	e.Peer, e.PeerID = p.info.Name, p.number
 	return e
 }
@@ -385,7 +355,7 @@ func (o *observer) peerUp(p *Peer) {
 	o.peersUp++
 	p.account.since = time.Now()
 	o.mu.Unlock()
-	o.bus.emit(p.event(Event{Kind: EventPeerUp, Address: p.address(), Security: p.Security().String()}))
+	o.bus.Emit(p.event(observe.Event{Kind: observe.EventPeerUp, Address: p.address(), Security: p.Security().String()}))
 }
 
 // peerDown closes the account of a peer, unless transfers are still under way: then the last of them does.
@@ -400,7 +370,7 @@ func (o *observer) peerDown(p *Peer, err error) {
 	o.mu.Unlock()
 	p.closeBooks()
 	if up {
-		o.bus.emit(p.event(Event{Kind: EventPeerDown, Reason: err.Error()}))
+		o.bus.Emit(p.event(observe.Event{Kind: observe.EventPeerDown, Reason: err.Error()}))
 	}
 }
 
@@ -435,8 +405,8 @@ func (o *observer) reopen(p *Peer) {
 // turnedAway counts and announces a connection that did not become a peer.
 func (o *observer) turnedAway(from net.Addr, err error) {
 	o.turned.Add(1)
-	if o.bus.on() {
-		o.bus.emit(Event{Kind: EventRefused, Operation: "connection", Address: from.Network() + "://" + from.String(), Reason: err.Error()})
+	if o.bus.On() {
+		o.bus.Emit(observe.Event{Kind: observe.EventRefused, Operation: "connection", Address: from.Network() + "://" + from.String(), Reason: err.Error()})
 	}
 }
 
@@ -446,8 +416,8 @@ func (o *observer) pathUp(key any, x inUse) {
 	o.mu.Lock()
 	o.paths[key] = &x
 	o.mu.Unlock()
-	if o.bus.on() {
-		o.bus.emit(x.peer.event(Event{Kind: EventPathUp, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Security: x.p.Capabilities().Security.String()}))
+	if o.bus.On() {
+		o.bus.Emit(x.peer.event(observe.Event{Kind: observe.EventPathUp, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Security: x.p.Capabilities().Security.String()}))
 	}
 }
 
@@ -464,24 +434,24 @@ func (o *observer) pathDown(key any, err error) {
 			o.ended[name] = s
 		}
 		s.paths++
-		st := x.p.Stats()
-		addStats(&s.stats, st)
-		addStats(&x.peer.account.paths, st)
+		st := observe.PathCounters(x.p.Stats())
+		s.stats.Add(&st)
+		x.peer.account.paths.Add(&st)
 	}
 	o.mu.Unlock()
-	if x != nil && o.bus.on() {
-		e := Event{Kind: EventPathDown, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Reason: "closed"}
+	if x != nil && o.bus.On() {
+		e := observe.Event{Kind: observe.EventPathDown, Path: x.p.Name(), PathID: x.id, Queue: x.queue, Reason: "closed"}
 		if err != nil {
 			e.Reason = err.Error()
 		}
-		o.bus.emit(x.peer.event(e))
+		o.bus.Emit(x.peer.event(e))
 	}
 }
 
 // setUp notes how long it took to set a path up, or that it failed.
 func (o *observer) setUp(driver string, took time.Duration, err error) {
 	if err == nil {
-		o.record(opSetup, driver, took)
+		o.setups.Record(0, driver, took)
 		return
 	}
 	o.mu.Lock()
@@ -489,31 +459,10 @@ func (o *observer) setUp(driver string, took time.Duration, err error) {
 	o.mu.Unlock()
 }
 
-func (o *observer) exportEvent(k EventKind, x *Export) {
-	if o.bus.on() {
-		o.bus.emit(Event{Kind: k, Name: x.name, Bytes: x.Span().Len})
+func (o *observer) exportEvent(k observe.EventKind, x *Export) {
+	if o.bus.On() {
+		o.bus.Emit(observe.Event{Kind: k, Name: x.name, Bytes: x.Span().Len})
 	}
-}
-
-func addStats(a *path.Stats, b path.Stats) {
-	a.OpsPosted += b.OpsPosted
-	a.OpsDone += b.OpsDone
-	a.OpsFailed += b.OpsFailed
-	a.BytesPut += b.BytesPut
-	a.BytesGot += b.BytesGot
-	a.BytesPlaced += b.BytesPlaced
-	a.BytesServed += b.BytesServed
-	a.BytesCopied += b.BytesCopied
-	a.NotifySent += b.NotifySent
-	a.NotifyReceived += b.NotifyReceived
-	a.WindowFull += b.WindowFull
-	a.Rejected += b.Rejected
-	a.Corrupt += b.Corrupt
-	a.Syscalls += b.Syscalls
-	a.Wakeups += b.Wakeups
-	a.ZeroCopySends += b.ZeroCopySends
-	a.ZeroCopyCopied += b.ZeroCopyCopied
-	a.HelpedBytes += b.HelpedBytes
 }
 
 // address is where the peer is, in the form of Dial, as far as the connection tells.
@@ -539,5 +488,5 @@ func (o *observer) retried(kind path.OpKind) {
 
 // plaintext tells that the node listens or dials in the clear beyond this machine.
 func (o *observer) plaintext(a address) {
-	o.bus.emit(Event{Kind: EventPlaintext, Address: a.String(), Security: path.SecurityNone.String()})
+	o.bus.Emit(observe.Event{Kind: observe.EventPlaintext, Address: a.String(), Security: path.SecurityNone.String()})
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// address is where a node's control connections come in: tcp://127.0.0.1:7070, tcp://[::1]:0, tcp://gpu-7@10.0.0.7:7070,
-// unix:///run/node.sock, or unix://@name for an abstract socket.
+// address is where connections come to a node: tcp://127.0.0.1:7070, tcp://[::1]:0, tcp://gpu-7@10.0.0.7:7070, tcp://:7070 for all addresses of
+// the host, unix:///run/node.sock, or unix://@name for an abstract socket. What has a colon and no scheme is TCP: 127.0.0.1:7070, :7070.
 type address struct {
 	network, addr string
 	expect        string // name that the certificate of the other side must have; "": any of the authority
@@ -28,6 +28,9 @@ func (a address) String() string {
 // parseAddress reads an address. Whether it may be used is for the node to say: see Node.allows.
 func parseAddress(s string) (address, error) {
 	network, addr, ok := strings.Cut(s, "://")
+	if !ok && strings.Contains(s, ":") {
+		network, addr, ok = "tcp", s, true
+	}
 	if !ok {
 		return address{}, fmt.Errorf("transfer: address %q: expected tcp://HOST:PORT, tcp://NAME@HOST:PORT or unix://PATH", s)
 	}

@@ -13,8 +13,10 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // The adversary is a peer with a valid certificate that may read one thing, and tries everything else: it speaks the protocol
@@ -287,8 +289,8 @@ func TestAdversaryRequests(t *testing.T) {
 		{"a name of another peer", &control.Lookup{Name: "mine"}, control.NotFound},
 		{"a name that is not exported", &control.Lookup{Name: "vault"}, control.NotFound},
 		{"a place on the disk", &control.Lookup{Name: "../../etc/passwd"}, control.NotFound},
-		{"to push a tensor", &control.Offer{ID: newID(m.node.instance, 9), Name: "w", Size: 8}, control.NotPermitted},
-		{"what became of the victim's transfer", &control.Delivered{IDs: [][16]byte{newID(a.victim.node.instance, 1)}}, control.BadRequest},
+		{"to push a tensor", &control.Offer{ID: observe.NewID(m.node.instance, 9), Name: "w", Size: 8}, control.NotPermitted},
+		{"what became of the victim's transfer", &control.Delivered{IDs: [][16]byte{observe.NewID(a.victim.node.instance, 1)}}, control.BadRequest},
 		{"a path that there is not", &control.OpenPath{Path: "rdma"}, control.Unsupported},
 		{"a huge window", &control.OpenPath{Path: "tcp", Window: math.MaxUint32}, control.BadRequest},
 		{"a queue that nobody accepts", &control.OpenPath{Path: "tcp", Queue: "q"}, control.NotFound},
@@ -328,11 +330,12 @@ func TestAdversaryToken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	offer.Offer.Addr = a.mallory.raw.RemoteAddr().String()
 	own, err := a.mallory.secret(offer.Offer.Token)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := a.mallory.node.driver("tcp").(path.ListenDriver)
+	d := a.mallory.node.driver("tcp").(setup.ListenDriver)
 	for what, secret := range map[string][]byte{"its own secret": own, "no secret": nil} {
 		cfg := a.mallory.pathConfig(0, 0, false)
 		cfg.Secret = secret

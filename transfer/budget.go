@@ -2,7 +2,7 @@ package transfer
 
 import (
 	"github.com/penstock-io/penstock/internal/budget"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // What peers make this process use is charged to their principals: each session that a peer dialed, from when its handshake is done, and
@@ -11,7 +11,7 @@ import (
 const (
 	sessionMemory = 256 << 10 // two goroutines, buffers, TLS
 	laneMemory    = 256       // for each operation of a path's window, beside what the path needs
-	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver that is no path.Estimator.
+	// guessDescriptors and guessMemory are for each path, and for each of its streams, of a driver that is no setup.Estimator.
 	guessDescriptors = 8
 	guessMemory      = 1 << 20
 )
@@ -49,14 +49,14 @@ func (p *Peer) charge(a budget.Amounts) (*grant, error) {
 func (n *Node) own(a budget.Amounts) *grant { return &grant{n.budget.Own(a), nil} }
 
 // pathNeeds is what one side of a path takes.
-func pathNeeds(d path.Driver, cfg *path.Config) budget.Amounts {
+func pathNeeds(d setup.Driver, cfg *setup.Config) budget.Amounts {
 	window := cfg.Window
 	if window == 0 {
-		window = path.DefaultWindow
+		window = setup.DefaultWindow
 	}
 	streams := max(cfg.Streams, 1)
-	need := path.Needs{Descriptors: streams + guessDescriptors, Memory: uint64(streams+1) * guessMemory}
-	if e, ok := d.(path.Estimator); ok {
+	need := setup.Needs{Descriptors: streams + guessDescriptors, Memory: uint64(streams+1) * guessMemory}
+	if e, ok := d.(setup.Estimator); ok {
 		need = e.Needs(cfg)
 	}
 	return budget.Amounts{budget.Paths: 1, budget.Descriptors: uint64(need.Descriptors), budget.Memory: need.Memory + uint64(window)*laneMemory}

@@ -19,6 +19,7 @@ import (
 	"github.com/penstock-io/penstock/internal/budget"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -228,10 +229,10 @@ func TestPendingOfOneSource(t *testing.T) {
 	}
 	come("2001:db8::1")
 	come("127.0.0.1")
-	for i := range 3 * path.MaxPending() {
+	for i := range 3 * setup.MaxPending() {
 		come(fmt.Sprintf("2001:db8:7::%x", i))
 	}
-	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*path.MaxPending()+2 || n.strangers.pending.Len() != path.MaxPending() {
+	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 || n.strangers.pending.Len() != setup.MaxPending() {
 		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.pending.Len(), len(closed), closed["2001:db8::1"], closed["127.0.0.1"])
 	}
 }
@@ -259,7 +260,7 @@ func TestChargedSessionStays(t *testing.T) {
 	<-asked
 	_, addr, _ := strings.Cut(b.Addrs()[0], "://")
 	var first net.Conn
-	for i := range path.MaxPending() + 2 {
+	for i := range setup.MaxPending() + 2 {
 		c, err := net.Dial("tcp", addr)
 		if err != nil {
 			t.Fatal(err)

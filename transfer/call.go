@@ -22,6 +22,7 @@ type services struct {
 	mu       sync.Mutex // guards what follows
 	handlers map[string]*Handler
 	lookups  []*func(ctx context.Context, p *Peer, name string)
+	tags     map[uint32]*func(Incoming)
 }
 
 // Handle makes the node answer calls to a service until remove is called. It is an error if the service has a handler
@@ -47,6 +48,44 @@ func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 			delete(s.handlers, service)
 		}
 	}, nil
+}
+
+// OnTag has f called for completed transfers and notifications of peers with this tag, in place of Options.OnTransfer and by the same rules, until remove
+// is called. Tag 0 is OnTransfer's. It is an error if the tag has a handler already. Remove does not wait for a call that is under way.
+func (n *Node) OnTag(tag uint32, f func(Incoming)) (remove func(), err error) {
+	s := &n.services
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if tag == 0 {
+		return nil, errors.New("transfer: tag 0: expected another one, that is Options.OnTransfer's")
+	}
+	if s.tags[tag] != nil {
+		return nil, fmt.Errorf("transfer: tag %d has a handler already", tag)
+	}
+	if s.tags == nil {
+		s.tags = map[uint32]*func(Incoming){}
+	}
+	s.tags[tag] = &f
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.tags[tag] == &f {
+			delete(s.tags, tag)
+		}
+	}, nil
+}
+
+// onTag is the handler of a tag, or OnTransfer; nil if the application has neither.
+func (n *Node) onTag(tag uint32) func(Incoming) {
+	if tag != 0 {
+		n.services.mu.Lock()
+		f := n.services.tags[tag]
+		n.services.mu.Unlock()
+		if f != nil {
+			return *f
+		}
+	}
+	return n.opts.OnTransfer
 }
 
 // OnLookup has f called when a peer asks for a name, before the answer is looked up, so that it can export what is asked for,

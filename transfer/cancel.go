@@ -24,12 +24,11 @@ func (l *lane) cancel(t *Transfer) {
 			l.p.Cancel(uint64(s.gen)<<32&^fenceToken | uint64(i))
 		}
 	}
-	if t.item.Queued() && (!t.all || t.inflight == 0) { // also one that only has its notification left, which may wait for others for ever
-		l.leave(t)
-		t.failed = firstError(t.failed, path.ErrCanceled)
-		l.failedNow(t, &end)
+	if t.item.Queued() { // also one that only has its notification left, which may wait for others for ever
+		t.m.Fail(path.ErrCanceled)
+		l.follow(t, &end)
 	}
-	if t.inflight > 0 && !l.gone {
+	if t.m.Outstanding() > 0 && !l.gone {
 		l.expectEnd(t)
 	}
 	l.mu.Unlock()
@@ -46,7 +45,7 @@ func (l *lane) expectEnd(t *Transfer) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.finished && t.late == nil {
+	if t.end.Load() == endOpen && t.late == nil {
 		t.late = time.AfterFunc(wait, func() { l.endLate(t, wait) })
 	}
 }
@@ -60,18 +59,17 @@ func (l *lane) endLate(t *Transfer, waited time.Duration) {
 		late = late || l.slots[i].t == t
 	}
 	if !late && t.item.Queued() { // its notification waits for what others have outstanding
-		l.leave(t)
-		t.failed = firstError(t.failed, path.ErrCanceled)
-		l.failedNow(t, &end)
+		t.m.Fail(path.ErrCanceled)
+		l.follow(t, &end)
 	}
 	if late && l.muted && !l.gone { // it is this side that holds the path back: the end may be there, behind notifications
 		for range inboxFenced / len(l.events) {
-			if t.inflight == 0 || l.gone || l.peer.crowded() || l.poll(&end) == 0 {
+			if t.m.Outstanding() == 0 || l.gone || l.peer.crowded() || l.poll(&end) == 0 {
 				break
 			}
 		}
-		late = t.inflight > 0 && !l.gone && !l.overRate()
-		if t.inflight > 0 && !l.gone && !late { // the rate holds the peer back, and ends: it gets as much time again
+		late = t.m.Outstanding() > 0 && !l.gone && !l.overRate()
+		if t.m.Outstanding() > 0 && !l.gone && !late { // the rate holds the peer back, and ends: it gets as much time again
 			t.mu.Lock()
 			t.late = nil
 			t.mu.Unlock()

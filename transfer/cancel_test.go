@@ -1,11 +1,13 @@
 package transfer
 
 import (
+	"context"
 	"errors"
 	"sync/atomic"
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // A canceled transfer ends also when all that is left of it is a notification, for which the path has no room, and perhaps never will.
@@ -25,7 +27,7 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 			}
 			return p.Post(ops)
 		}
-		p := newPair(t, Options{Paths: []path.Driver{d}})
+		p := newPair(t, Options{Paths: []setup.Driver{d}})
 		p.ignore(t)
 		src, dst := region(t, PieceSize+1), region(t, PieceSize+1) // more than one operation
 		export(t, p.b, dst, "dst", path.Write)
@@ -41,14 +43,14 @@ func TestCancelBeforeTheNotification(t *testing.T) {
 			until(t, "the turn of its notification", func() bool {
 				ln.mu.Lock()
 				defer ln.unlock()
-				return x.all && x.inflight == 0 && x.item.Queued()
+				return x.m.Posted() && x.m.Outstanding() == 0 && x.item.Queued()
 			})
 			return x
 		}
 		put := begin(p.ab.Put(ctx(t), []path.Copy{r.At(0, src.All())}, PutOptions{}))
 		for kind, x := range map[string]*Transfer{"put": put, "notify": begin(p.ab.Notify(ctx(t), nil, PutOptions{}))} {
 			if late {
-				x.canceled.Store(true)
+				x.because.Store(&context.Canceled)
 				ln.endLate(x, 0)
 			} else {
 				x.Cancel()

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // unknownPrior is for drivers that have no prior of their own.
@@ -19,9 +22,9 @@ var unknownPrior = path.Cost{Latency: 50 * time.Microsecond, BytesPerSec: 1e9}
 // costModel is what a lane has achieved: the path's own measurement at set-up, then a moving average of real transfers.
 type costModel struct {
 	base    path.Cost
-	latency float64   // ns; 0: nothing observed
-	rate    float64   // bytes/s; 0: nothing observed
-	at      time.Time // of the last observation
+	latency float64       // ns; 0: nothing observed
+	rate    float64       // bytes/s; 0: nothing observed
+	at      time.Duration // of the last observation, by clock
 }
 
 const (
@@ -35,7 +38,7 @@ const (
 
 // observe learns from a transfer of n bytes that had the path for itself and took d. The first transfers pay for mapping the
 // memory on both sides, and any may meet a busy machine: so one of them moves what is known only a little.
-func (c *costModel) observe(n uint64, d time.Duration, now time.Time) {
+func (c *costModel) observe(n uint64, d, now time.Duration) {
 	if d <= 0 {
 		return
 	}
@@ -60,14 +63,14 @@ func (c *costModel) observe(n uint64, d time.Duration, now time.Time) {
 	}
 }
 
-func (c *costModel) stale(now time.Time) {
-	if now.Sub(c.at) > forget {
+func (c *costModel) stale(now time.Duration) {
+	if now-c.at > forget {
 		c.latency, c.rate = 0, 0
 	}
 }
 
 // get returns the best that is known: what was observed, else what the path measured, else the prior.
-func (c *costModel) get(prior path.Cost, now time.Time) path.Cost {
+func (c *costModel) get(prior path.Cost, now time.Duration) path.Cost {
 	c.stale(now)
 	r := c.base
 	if r.Latency <= 0 {
@@ -85,29 +88,36 @@ func (c *costModel) get(prior path.Cost, now time.Time) path.Cost {
 	return r
 }
 
-// costs is the cost model of a lane. It has a mutex of its own, so that a choice of a path does not wait for the lane's owner.
+// costs is the cost model of a lane. It has a mutex of its own, so that a choice of a path does not wait for the lane's owner, and what each
+// put asks it for takes none.
 type costs struct {
-	mu sync.Mutex
-	costModel
+	base path.Cost // fixed before others see it
+
+	mu    sync.Mutex // guards model
+	model costModel
+	// What get needs of the model. Its three words are not of one moment where it is changed meanwhile; each is one that was true.
+	latency, rate atomic.Uint64 // bits of a float64
+	at            atomic.Int64
 }
 
-func (c *costs) observe(n uint64, d time.Duration, now time.Time) {
+func (c *costs) observe(n uint64, d, now time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.costModel.observe(n, d, now)
+	c.model.base = c.base
+	c.model.observe(n, d, now)
+	c.latency.Store(math.Float64bits(c.model.latency))
+	c.rate.Store(math.Float64bits(c.model.rate))
+	c.at.Store(int64(c.model.at))
 }
 
-func (c *costs) get(prior path.Cost, now time.Time) path.Cost {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.costModel.get(prior, now)
+func (c *costs) get(prior path.Cost, now time.Duration) path.Cost {
+	m := costModel{c.base, math.Float64frombits(c.latency.Load()), math.Float64frombits(c.rate.Load()), time.Duration(c.at.Load())}
+	return m.get(prior, now)
 }
 
 // product is twice the bytes that are on their way at a time when the path is full.
 func (c *costs) product() uint64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return uint64(2 * c.base.Latency.Seconds() * max(c.base.BytesPerSec, c.rate))
+	return uint64(2 * c.base.Latency.Seconds() * max(c.base.BytesPerSec, math.Float64frombits(c.rate.Load())))
 }
 
 // Reasons that are set for every transfer.
@@ -118,18 +128,52 @@ const (
 )
 
 // candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
-// They are appended to out.
 // devices are the local regions that the CPU cannot reach.
-func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowed []string, floor path.Security, devices ...*mem.Region) []Candidate {
+func (p *Peer) candidates(n uint64, exports []path.Desc, allowed []string, floor path.Security, devices ...*mem.Region) []Candidate {
+	out, _ := p.survey(exports, allowed, floor, devices)
+	rank(out, n)
+	return out
+}
+
+// rank puts the candidates for a transfer of n bytes in order, the best usable one first.
+func rank(cs []Candidate, n uint64) {
+	for i := range cs {
+		if cs[i].Cost != (path.Cost{}) {
+			cs[i].Estimate = cs[i].Cost.Time(n)
+		}
+	}
+	slices.SortStableFunc(cs, func(a, b Candidate) int {
+		switch {
+		case a.Usable != b.Usable && a.Usable:
+			return -1
+		case a.Usable != b.Usable:
+			return 1
+		case !a.Usable:
+			return 0
+		}
+		return cmp.Compare(a.Estimate, b.Estimate)
+	})
+}
+
+// priorOf is what a path of a driver is taken to cost before it is set up.
+func priorOf(t setup.Traits) path.Cost {
+	if t.Prior == (path.Cost{}) {
+		return unknownPrior
+	}
+	return t.Prior
+}
+
+// survey says of every path of the node whether it can be used, and what it is taken to cost; lanes are those whose costs these are, in the
+// same order.
+func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security, devices []*mem.Region) (out []Candidate, lanes []*lane) {
+	now := clock()
 	for _, d := range p.node.drivers {
 		c := Candidate{Path: d.Name()}
 		traits := d.Traits()
-		cost := traits.Prior
-		if cost == (path.Cost{}) {
-			cost = unknownPrior
-		}
+		c.Cost = priorOf(traits)
 		c.Usable, c.Reason = true, prior
 		ln, err := p.openedLane(c.Path)
+		var costs *lane
 		switch {
 		case len(allowed) > 0 && !slices.Contains(allowed, c.Path):
 			c.Usable, c.Reason = false, excludedByCaller
@@ -141,51 +185,40 @@ func (p *Peer) candidates(out []Candidate, n uint64, exports []path.Desc, allowe
 			c.err = below(p.potential(traits), floor)
 			c.Usable, c.Reason = false, c.err.Error()
 		case err != nil:
-			c.Usable, c.Reason, c.err = false, err.Error(), err
+			c.Usable, c.Reason, c.err, c.again = false, err.Error(), err, true
 		case traits.Whole && p.limits.paced():
 			c.err = p.limits.cannotPace(traits)
 			c.Usable, c.Reason = false, c.err.Error()
 		case !traits.Devices && needsDevices(exports, devices):
 			c.Usable, c.Reason, c.err = false, errNoDevices.Error(), errNoDevices
 		case ln != nil:
-			cost = ln.cost.get(cost, time.Now())
+			costs = ln
+			c.Cost = ln.cost.get(c.Cost, now)
 			if c.err = below(ln.caps.Security, floor); c.err != nil {
 				c.Usable, c.Reason = false, c.err.Error()
 			}
 			if err := ln.reaches(exports, devices); err != nil {
 				c.Usable, c.Reason = false, err.Error()
 			}
-			if c.Usable && cost.Measured {
+			if c.Usable && c.Cost.Measured {
 				c.Reason = measured
 			}
 		case traits.Whole:
 			for _, e := range exports {
 				if !e.Whole {
-					c.Usable, c.Reason = false, "the export is part of a region, and this path would hand over the whole of it"
+					c.Usable, c.Reason = false, "the export is adopted memory, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
 				}
 			}
 		}
-		c.Cost, c.Estimate = cost, cost.Time(n)
-		out = append(out, c)
+		out, lanes = append(out, c), append(lanes, costs)
 	}
 	for _, c := range p.node.missing {
 		if len(allowed) > 0 && !slices.Contains(allowed, c.Path) {
 			c.Reason, c.err = excludedByCaller, nil
 		}
-		out = append(out, c)
+		out, lanes = append(out, c), append(lanes, nil)
 	}
-	slices.SortStableFunc(out, func(a, b Candidate) int {
-		switch {
-		case a.Usable != b.Usable && a.Usable:
-			return -1
-		case a.Usable != b.Usable:
-			return 1
-		case !a.Usable:
-			return 0
-		}
-		return cmp.Compare(a.Estimate, b.Estimate)
-	})
-	return out
+	return out, lanes
 }
 
 // errNoDevices is why most paths are not taken for memory of devices.
@@ -226,7 +259,7 @@ func below(have, floor path.Security) error {
 
 // choose returns the lane to take, opening paths as needed, and records in the transfer why.
 func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, allowed []string) (*lane, error) {
-	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor, t.devices...)
+	cs := p.candidates(t.bytes, exports, allowed, t.floor, t.devices...)
 	t.avoidLast(cs)
 	ln, i, err := p.pick(ctx, cs, exports, t.floor, t.devices)
 	switch {
@@ -234,7 +267,7 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 		return nil, ctx.Err()
 	case err != nil:
 		t.mu.Lock()
-		t.explain.Candidates = cs
+		t.chosen, t.explain.more().Candidates = chosen{}, cs
 		t.mu.Unlock()
 		return nil, err
 	}
@@ -243,16 +276,22 @@ func (p *Peer) choose(ctx context.Context, t *Transfer, exports []path.Desc, all
 }
 
 // pick returns the lane of the first candidate that is usable and can be set up, and which one that is. It notes in the candidates before it
-// why they are not; when it finds none, its error says so for each.
+// why they are not. When it finds none its error says what failed, or if nothing was tried why not, for each.
 func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, floor path.Security, devices []*mem.Region) (*lane, int, error) {
-	var tried []error
+	var all, failed []error // failed: without what cannot be here or between these two, which is no news where another one failed
+	tried := false
 	for i := range cs {
 		c := &cs[i]
 		if !c.Usable {
+			never := !c.again && (c.err == nil || errors.Is(c.err, path.ErrUnavailable))
 			if c.err == nil {
 				c.err = errors.New(c.Reason)
 			}
-			tried = append(tried, fmt.Errorf("%s: %w", c.Path, c.err))
+			all = append(all, fmt.Errorf("%s: %w", c.Path, c.err))
+			if !never {
+				failed = append(failed, all[len(all)-1])
+			}
+			tried = tried || c.again
 			continue
 		}
 		ln, err := p.lane(ctx, c.Path)
@@ -266,47 +305,61 @@ func (p *Peer) pick(ctx context.Context, cs []Candidate, exports []path.Desc, fl
 			return ln, i, nil
 		}
 		c.Usable, c.Reason = false, err.Error()
-		tried = append(tried, fmt.Errorf("%s: %w", c.Path, err))
+		failed, tried = append(failed, fmt.Errorf("%s: %w", c.Path, err)), true
 	}
-	return nil, 0, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, tried...)...))
+	if tried {
+		all = failed
+	}
+	return nil, 0, fmt.Errorf("transfer: no path to %s: %w", p, errors.Join(append([]error{path.ErrUnavailable}, all...)...))
 }
 
-func (t *Transfer) recordChoice(ln *lane, cs []Candidate, chosen int) {
+func (t *Transfer) recordChoice(ln *lane, cs []Candidate, at int) {
 	switch {
-	case t.carried && t.tries == 0: // only its notification goes this way
+	case t.reach == reachCarried && t.tries == 0: // only its notification goes this way
 		return
 	case t.part != nil:
-		defer t.part.chose(t, ln, cs, chosen) // runs last
+		defer t.part.chose(t, ln, cs, at) // runs last
 	default:
-		t.peer.transferPath(t, cs[chosen].Path, chosen)
+		t.peer.transferPath(t, cs[at].Path, at)
 	}
 	caps := ln.caps
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := &t.explain
-	e.Path, e.Candidates = cs[chosen].Path, cs
+	t.chosen, t.explain.Path = chosen{}, cs[at].Path
+	e := t.explain.more()
+	e.Candidates = cs
 	e.Security, e.Floor = caps.Security, t.floor
 	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
-	usable, excluded := 0, 0
-	for _, c := range cs {
-		if c.Usable {
+	usable, why := reason(cs)
+	switch {
+	case usable == 1:
+		e.Why = why
+	case len(t.explain.Failovers) > 0 && t.avoids(cs[at].Path):
+		e.Why = "it went down under this transfer, and there is no other"
+	case len(t.explain.Failovers) > 0:
+		e.Why = "another one went down under this transfer"
+	case at > 0:
+		e.Why = "the faster ones could not be set up"
+	default:
+		e.Why = why
+	}
+}
+
+// reason is why the first of the candidates is taken, and how many can be.
+func reason(cs []Candidate) (usable int, why string) {
+	excluded := 0
+	for i := range cs {
+		if cs[i].Usable {
 			usable++
-		} else if c.Reason == excludedByCaller {
+		} else if cs[i].Reason == excludedByCaller {
 			excluded++
 		}
 	}
 	switch {
 	case usable == 1 && excluded > 0:
-		e.Why = "the caller asked for it"
+		return usable, "the caller asked for it"
 	case usable == 1:
-		e.Why = "the only path that reaches this memory"
-	case len(e.Failovers) > 0 && t.avoids(e.Path):
-		e.Why = "it went down under this transfer, and there is no other"
-	case len(e.Failovers) > 0:
-		e.Why = "another one went down under this transfer"
-	case chosen > 0:
-		e.Why = "the faster ones could not be set up"
-	default:
-		e.Why = "lowest expected time for this size"
+		return usable, "the only path that reaches this memory"
 	}
+	return usable, "lowest expected time for this size"
 }

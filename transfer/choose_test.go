@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // lockedBuffer is a log that several goroutines write.
@@ -46,7 +47,7 @@ func TestSlowPathIsRankedBelow(t *testing.T) {
 	slow, fast := over("slow"), over("fast")
 	slow.cost = path.Cost{Latency: 5 * time.Millisecond, BytesPerSec: 1e8, Measured: true}
 	fast.cost = path.Cost{Latency: time.Microsecond, BytesPerSec: 5e9, Measured: true}
-	p := newPair(t, Options{Paths: []path.Driver{slow, fast}})
+	p := newPair(t, Options{Paths: []setup.Driver{slow, fast}})
 	export(t, p.b, region(t, 4096), "dst", path.Write)
 	rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
 	for i := range 10 {
@@ -83,7 +84,7 @@ func TestFallbackIsAnnounced(t *testing.T) {
 			} else {
 				first.listen = broken
 			}
-			p := newPair(t, Options{Paths: []path.Driver{first, second}, Logger: slog.New(slog.NewTextHandler(log, nil))})
+			p := newPair(t, Options{Paths: []setup.Driver{first, second}, Logger: slog.New(slog.NewTextHandler(log, nil))})
 			export(t, p.b, region(t, 64), "dst", path.Write)
 			rem, src := lookup(t, p.ab, "dst"), region(t, 64)
 			for i := range 3 {
@@ -106,7 +107,7 @@ func TestNoPathIsUsable(t *testing.T) {
 	first, second := over("first"), over("second")
 	first.dial = func(context.Context) error { return one }
 	second.dial = func(context.Context) error { return two }
-	p := newPair(t, Options{Paths: []path.Driver{first, second}})
+	p := newPair(t, Options{Paths: []setup.Driver{first, second}})
 	export(t, p.b, region(t, 64), "dst", path.Write)
 	rem, src := lookup(t, p.ab, "dst"), region(t, 64)
 	for range 2 { // the second time the failures are remembered
@@ -141,7 +142,7 @@ func TestCancelBeforeThereIsALane(t *testing.T) {
 		<-c.Done()
 		return c.Err()
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}})
+	p := newPair(t, Options{Paths: []setup.Driver{d}})
 	export(t, p.b, region(t, 64), "dst", path.Write)
 	rem, src := lookup(t, p.ab, "dst"), region(t, 64)
 	c, cancel := context.WithCancel(ctx(t))
@@ -172,7 +173,7 @@ func TestCancelBeforeThereIsALane(t *testing.T) {
 func TestCostModel(t *testing.T) {
 	base := path.Cost{Latency: 10 * time.Microsecond, BytesPerSec: 1e10}
 	prior := path.Cost{Latency: time.Second, BytesPerSec: 1}
-	now := time.Unix(1000, 0)
+	now := 1000 * time.Second
 	c := costModel{base: base}
 	if got := c.get(prior, now); got != base {
 		t.Fatalf("nothing observed: %v", got)
@@ -188,7 +189,7 @@ func TestCostModel(t *testing.T) {
 	if got := c.get(prior, now); got.Latency < 19*time.Millisecond || got.BytesPerSec > 1.2e6 {
 		t.Errorf("a path that stays slow: %v", got)
 	}
-	if got := c.get(prior, now.Add(forget+1)); got != base {
+	if got := c.get(prior, now+forget+1); got != base {
 		t.Errorf("much later: %v", got)
 	}
 	if got := (&costModel{}).get(prior, now); got != prior {

@@ -12,6 +12,8 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/state"
 )
 
 const (
@@ -52,7 +54,7 @@ func (r *Remote) Digest(ctx context.Context, off, n uint64) ([32]byte, error) {
 // remoteDigest asks a peer to hash blocks of its memory, in as many requests as it takes.
 type remoteDigest struct {
 	peer   *Peer
-	id     ID
+	id     observe.ID
 	room   int    // blocks per request
 	at     uint64 // bytes that were answered
 	blocks []control.Block
@@ -172,18 +174,9 @@ type digester struct {
 }
 
 func newDigester(t *Transfer) *digester {
-	d := &digester{t: t, landed: make(chan struct{}, 1), copies: t.copies, beyond: map[uint64]uint64{}}
+	d := &digester{t: t, landed: make(chan struct{}, 1), copies: t.m.Copies(), beyond: map[uint64]uint64{}}
 	d.ctx, d.cancel = context.WithCancel(t.peer.ctx)
 	return d
-}
-
-// holds reports whether the transfer's notification has to wait for the digests, or may not come at all. The lane's mutex is held.
-func (t *Transfer) holds() bool {
-	if t.digest == nil {
-		return false
-	}
-	settled, err := t.digest.outcome()
-	return !settled || err != nil
 }
 
 // outcome says whether it is known what came of the digests, and what: nil if they are equal.
@@ -195,15 +188,15 @@ func (d *digester) outcome() (settled bool, err error) {
 
 // place takes note of a part that is in place. After a failover parts have other offsets, and only the end counts. The lane's
 // mutex is held.
-func (d *digester) place(part undone) {
+func (d *digester) place(part state.Segment) {
 	if d.t.tries > 0 {
 		return
 	}
 	d.mu.Lock()
-	if off := part.at.done; off != d.prefix {
-		d.beyond[off] = part.bytes
+	if off := part.At.Done; off != d.prefix {
+		d.beyond[off] = part.Bytes
 	} else {
-		for n, ok := part.bytes, true; ok && n > 0; n, ok = d.beyond[d.prefix] {
+		for n, ok := part.Bytes, true; ok && n > 0; n, ok = d.beyond[d.prefix] {
 			delete(d.beyond, d.prefix)
 			d.prefix += n
 		}
@@ -286,7 +279,7 @@ func (d *digester) run() {
 	d.settled, d.failed = true, err
 	d.mu.Unlock()
 	t.mu.Lock()
-	t.explain.Digest = local
+	t.explain.more().Digest = local
 	ln := t.lane // nil before it has a path, and while it changes it: the next one asks for the outcome
 	t.mu.Unlock()
 	if ln != nil {
@@ -448,23 +441,18 @@ func (l *lane) prove(t *Transfer) {
 	here := t.lane == l // otherwise it has left for another path meanwhile
 	t.mu.Unlock()
 	_, err := t.digest.outcome()
-	switch {
-	case !here, t.over, t.leaving: // the goroutine that takes it up asks for the outcome
-	case err != nil || t.failed != nil:
-		t.failed = firstError(t.failed, err)
-		if t.all {
-			l.leave(t)
-			l.failedNow(t, &end)
-		} // otherwise the parts under way, or those that are queued, end it
-	case !t.all || t.inflight > 0 || t.notified: // it is not all in place: what comes last finds the outcome
-	case l.down != nil:
-		l.interrupted(t, &end)
-	default:
-		if !t.item.Queued() {
-			t.item.Value = t // it may not have been taken from the arrivals yet
-			l.queue.Push(&t.flow, lightClass(t.priority), &t.item)
+	if here { // otherwise the goroutine that takes it up asks for the outcome
+		t.m.Proved(err)
+		switch step := t.m.Next(); {
+		case step == state.Queue && l.down != nil:
+			t.m.Fence()
+			l.interrupted(t, &end)
+		case step == state.Queue:
+			l.enqueue(t)
+			l.pump(&end)
+		default:
+			l.act(t, step, &end)
 		}
-		l.pump(&end)
 	}
 	l.mu.Unlock()
 	end.run(l)

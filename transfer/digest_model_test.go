@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // Digests of several requests against a model: whatever a peer asks, in whatever order, it gets the SHA-256 of exactly the
@@ -95,7 +96,7 @@ func TestDigestModel(t *testing.T) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				for id := range model {
-					if s.kept[ID{id}] == nil {
+					if s.kept[observe.ID{id}] == nil {
 						rt.Fatalf("digest %d was forgotten", id)
 					}
 				}

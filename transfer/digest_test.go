@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -95,7 +96,7 @@ func TestDigestCatchesDamage(t *testing.T) {
 		for _, size := range []uint64{1, PieceSize + 999} {
 			t.Run(fmt.Sprintf("%s/%d", kind, size), func(t *testing.T) {
 				d := over("liar")
-				o := Options{Paths: []path.Driver{d}}
+				o := Options{Paths: []setup.Driver{d}}
 				send := strings.HasPrefix(kind, "send")
 				if send && kind != "send" {
 					o.Anonymous = identity.Write
@@ -491,7 +492,7 @@ func TestFaultyDigests(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []path.Driver{d}})
+			p := newPair(t, Options{Paths: []setup.Driver{d}})
 			p.ignore(t)
 			src, dst := region(t, 40_000), region(t, 40_000)
 			fill(src, seed)

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
@@ -25,17 +26,17 @@ type digests struct {
 
 	mu     sync.Mutex // guards what follows, which is about the peer's requests
 	busy   int
-	kept   map[ID]*list.Element // of *openDigest
-	recent list.List            // the last one was not asked for longest
+	kept   map[observe.ID]*list.Element // of *openDigest
+	recent list.List                    // the last one was not asked for longest
 }
 
 func newDigests() digests {
-	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen), kept: map[ID]*list.Element{}}
+	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen), kept: map[observe.ID]*list.Element{}}
 }
 
 // openDigest is a digest that a peer asks for. The goroutine that took it from the table owns it.
 type openDigest struct {
-	id    ID
+	id    observe.ID
 	h     hash.Hash
 	bytes uint64
 	key   path.Key // of the first block
@@ -60,7 +61,7 @@ func (s *digests) take(q *control.Digest) (*openDigest, error) {
 	case q.At == 0:
 		d = &openDigest{id: q.ID, h: sha256.New(), whole: true}
 	case d == nil:
-		return nil, control.Errorf(control.NotFound, "no open digest %v", ID(q.ID))
+		return nil, control.Errorf(control.NotFound, "no open digest %v", observe.ID(q.ID))
 	case d.bytes != q.At:
 		return nil, control.Errorf(control.BadRequest, "digest %v is at byte %d, not %d", d.id, d.bytes, q.At)
 	}

@@ -22,6 +22,9 @@
 // [Link] is the layer above: it keeps sessions with one address, and its jobs ([Link.Fetch], [Link.Store]) go on where they were
 // when a session is lost or a process is started anew; docs/resume.md says what is guaranteed.
 //
+// [Peer.Prepare] checks a list of blocks once and posts it many times. A [Remote] is an io.ReaderAt and io.WriterAt for callers that have slices of Go, and goes on in the
+// next session by [Remote.In]. A message travels with a transfer ([PutOptions].Msg) or alone ([Peer.Notify]); [Node.OnTag] has a handler get those of its tag.
+//
 // What a node knows of itself: [Node.Snapshot] (counts that add up, peers, paths, transfers under way), [Node.Events],
 // [Node.Metrics] for exporters, and [Peer.Status] for the snapshot of another node. docs/observability.md explains them.
 //

@@ -10,15 +10,18 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
+	"github.com/penstock-io/penstock/transfer/state"
 )
 
 // The time of a transfer that waits for the rate has come while another one, canceled already, is on its way to the lane: the first
 // is posted all the same. Nothing is outstanding that would bring the lane back to it.
 func TestCanceledArrivalHidesNoTimer(t *testing.T) {
-	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}})
+	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})
 	l, err := newLimits("test", Quota{Out: sched.Limits{Rate: 16 << 10, Burst: 4 << 10}}, p.a.limits)
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +58,7 @@ func TestCanceledArrivalHidesNoTimer(t *testing.T) {
 		return false
 	})
 	gone := put(64)
-	gone.canceled.Store(true)
+	gone.because.Store(&context.Canceled)
 	ln.payTill = time.Time{} // the time has come
 	ln.again()               // as the timer does
 	ln.unlock()
@@ -75,7 +78,7 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 			<-hold
 		})
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}})
+	p := newPair(t, Options{Paths: []setup.Driver{d}})
 	dst := region(t, 4096)
 	export(t, p.a, dst, "dst", path.Write)
 	rem := lookup(t, p.ba, "dst")
@@ -120,7 +123,7 @@ func TestPathDownWhileItIsDialed(t *testing.T) {
 }
 
 // offerOf is what a peer sends to push a tensor of n bytes.
-func offerOf(t testing.TB, id ID, name string, n uint64, digest bool) control.Offer {
+func offerOf(t testing.TB, id observe.ID, name string, n uint64, digest bool) control.Offer {
 	t.Helper()
 	d := tensor.Desc{DType: tensor.U8, Shape: []int64{int64(n)}}
 	b, err := d.AppendBinary(nil)
@@ -154,7 +157,7 @@ func TestOfferOfAPeerThatIsGone(t *testing.T) {
 	p := newPair(t, Options{})
 	c, stop := context.WithCancel(ctx(t))
 	done := receiving(t, c, p.b, "w")
-	q := offerOf(t, newID(p.a.instance, 1<<20), "w", 4096, false)
+	q := offerOf(t, observe.NewID(p.a.instance, 1<<20), "w", 4096, false)
 	p.ba.Close()
 	answered := make(chan struct{})
 	go func() {
@@ -179,7 +182,7 @@ func TestSameOfferTwiceAtOnce(t *testing.T) {
 	for i := range uint64(4) {
 		c, stop := context.WithCancel(ctx(t))
 		one, two := receiving(t, c, p.b, "w"), receiving(t, c, p.b, "w")
-		q := offerOf(t, newID(p.a.instance, 1<<20+i), "w", size, true) // a digest: then the memory is cleared first, which takes its time
+		q := offerOf(t, observe.NewID(p.a.instance, 1<<20+i), "w", size, true) // a digest: then the memory is cleared first, which takes its time
 		errs := make(chan error, 2)
 		for range 2 {
 			go func() {
@@ -332,7 +335,7 @@ func TestQueueClosedWhileAnExportIsRevoked(t *testing.T) {
 // The digester of a transfer that has nothing left to post may know the outcome before the lane has taken the transfer from its arrivals.
 func TestDigesterIsFaster(t *testing.T) {
 	for _, canceled := range []bool{false, true} {
-		p := newPair(t, Options{Paths: []path.Driver{over("tcp")}})
+		p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}})
 		export(t, p.b, region(t, 4096), "dst", path.Write)
 		rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
 		local, _ := src.Span(0, 64)
@@ -349,9 +352,14 @@ func TestDigesterIsFaster(t *testing.T) {
 			slow <- x
 		}()
 		x := <-slow // put leaves it to the goroutine that holds the lane
-		x.all, x.digest = true, newDigester(x)
+		x.m = state.New(path.Put, x.m.Copies(), x.bytes, state.Pending, false)
+		x.m.Carried()
+		x.m.Route()
+		x.digest = newDigester(x)
 		x.digest.settled = true
-		x.canceled.Store(canceled)
+		if canceled {
+			x.because.Store(&context.Canceled)
+		}
 		ln.mu.Unlock()
 		ln.prove(x)
 		ln.again()

@@ -99,6 +99,7 @@ func (p *Peer) forgetRemote(k path.Key) {
 		return
 	}
 	delete(p.remotes, k)
+	p.changed()
 	if len(p.revokedTo) >= maxRevoked {
 		clear(p.revokedTo)
 	}

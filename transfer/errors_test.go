@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"syscall"
@@ -13,6 +14,8 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 )
 
@@ -244,6 +247,60 @@ func TestDeadPeer(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// A path that is being dialed ends with its peer, although nothing else ends its dialing.
+func TestDialingEndsWithItsPeer(t *testing.T) {
+	dialing, ended := make(chan struct{}), make(chan error, 1)
+	d := &fakeDriver{ListenDriver: tcp.New(tcp.Options{}), name: "tcp", dial: func(ctx context.Context) error {
+		close(dialing)
+		<-ctx.Done()
+		ended <- ctx.Err()
+		return ctx.Err()
+	}}
+	p := newPair(t, Options{Paths: []setup.Driver{d}, DeadAfter: never})
+	p.b.AcceptQueues(defaultQueue)
+	failed := make(chan error, 1)
+	go func() {
+		_, err := p.ab.OpenQueue(t.Context(), QueueOptions{Path: "tcp"})
+		failed <- err
+	}()
+	soon(t, dialing, "the dialing")
+	p.b.Close()
+	if err, end := <-failed, <-ended; !errors.Is(err, ErrPeerLost) || !errors.Is(end, context.Canceled) {
+		t.Errorf("open queue: %v; the dialing ended by %v", err, end)
+	}
+}
+
+// TestHandshakeAsPatientAsItsDialer: the dialer's deadline bounds both handshakes, above and below what a node grants to a stranger, and the
+// error says how far the handshake came.
+func TestHandshakeAsPatientAsItsDialer(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for { // it accepts, and says nothing
+			if _, err := l.Accept(); err != nil {
+				return
+			}
+		}
+	}()
+	p := newPair(t, Options{})
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := p.a.Dial(ctx, "tcp://"+l.Addr().String()); err == nil || !strings.Contains(err.Error(), "0 bytes of a") {
+		t.Errorf("a node that says nothing: %v", err)
+	}
+	long, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if d := p.ab.patience(long); d < time.Hour/2 {
+		t.Errorf("the dialer has an hour, its handshakes %v", d)
+	}
+	if d := p.ba.patience(long); d > time.Minute {
+		t.Errorf("a stranger has %v for a handshake", d)
 	}
 }
 

@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"slices"
@@ -12,10 +11,11 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // next reads one event.
-func next(t *testing.T, s *Subscription) Event {
+func next(t *testing.T, s *observe.Subscription) observe.Event {
 	t.Helper()
 	select {
 	case e, ok := <-s.C():
@@ -30,9 +30,9 @@ func next(t *testing.T, s *Subscription) Event {
 }
 
 // eventsUntil reads events to the first of a kind and returns them all.
-func eventsUntil(t *testing.T, s *Subscription, k EventKind) []Event {
+func eventsUntil(t *testing.T, s *observe.Subscription, k observe.EventKind) []observe.Event {
 	t.Helper()
-	var all []Event
+	var all []observe.Event
 	for {
 		e := next(t, s)
 		all = append(all, e)
@@ -66,15 +66,15 @@ func TestEvents(t *testing.T) {
 	}
 	p.Close()
 
-	got := eventsUntil(t, mine, EventPeerDown)
-	var kinds []EventKind
+	got := eventsUntil(t, mine, observe.EventPeerDown)
+	var kinds []observe.EventKind
 	for _, e := range got {
 		kinds = append(kinds, e.Kind)
 		if e.Time.IsZero() || e.Peer != "b" || e.PeerID != 1 || e.Missed != 0 {
 			t.Errorf("%+v", e)
 		}
 	}
-	want := []EventKind{EventPeerUp, EventTransferBegun, EventPathUp, EventTransferEnded, EventTransferBegun, EventTransferEnded, EventPathDown, EventPeerDown}
+	want := []observe.EventKind{observe.EventPeerUp, observe.EventTransferBegun, observe.EventPathUp, observe.EventTransferEnded, observe.EventTransferBegun, observe.EventTransferEnded, observe.EventPathDown, observe.EventPeerDown}
 	if !slices.Equal(kinds, want) {
 		t.Fatalf("events %v, expected %v", kinds, want)
 	}
@@ -98,7 +98,7 @@ func TestEvents(t *testing.T) {
 	}
 
 	var also []string
-	for _, e := range eventsUntil(t, heard, EventPeerDown) {
+	for _, e := range eventsUntil(t, heard, observe.EventPeerDown) {
 		also = append(also, strings.TrimSpace(fmt.Sprint(e.Kind, " ", e.Name, e.Operation)))
 	}
 	if want := []string{"export_added x", "peer_up", "path_up", "refused lookup", "export_revoked x", "path_down", "peer_down"}; !slices.Equal(also, want) {
@@ -116,7 +116,7 @@ func TestEventOfAStranger(t *testing.T) {
 	}
 	defer c.Close()
 	c.Write([]byte("GET / HTTP/1.1\r\n\r\n"))
-	if e := next(t, s); e.Kind != EventRefused || e.Operation != "connection" || e.Address != "tcp://"+c.LocalAddr().String() || e.Reason == "" {
+	if e := next(t, s); e.Kind != observe.EventRefused || e.Operation != "connection" || e.Address != "tcp://"+c.LocalAddr().String() || e.Reason == "" {
 		t.Errorf("%+v", e)
 	}
 	if n := b.Snapshot().Node; n.TurnedAway != 1 || n.PeersTotal != 0 {
@@ -139,11 +139,11 @@ func TestSlowSubscriber(t *testing.T) {
 		put()
 	}
 	for i := range 2 * count {
-		if e := next(t, quick); e.Kind != []EventKind{EventTransferBegun, EventTransferEnded}[i%2] || e.Missed != 0 {
+		if e := next(t, quick); e.Kind != []observe.EventKind{observe.EventTransferBegun, observe.EventTransferEnded}[i%2] || e.Missed != 0 {
 			t.Fatalf("event %d: %+v", i, e)
 		}
 	}
-	if m := slow.Missed(); m[EventTransferBegun] != count-2 || m[EventTransferEnded] != count-1 || len(m) != 2 {
+	if m := slow.Missed(); m[observe.EventTransferBegun] != count-2 || m[observe.EventTransferEnded] != count-1 || len(m) != 2 {
 		t.Errorf("missed %v", m)
 	}
 	if m := p.a.Snapshot().Node.EventsMissed; m["transfer_begun"] != count-2 || m["transfer_ended"] != count-1 || len(m) != 2 {
@@ -178,8 +178,8 @@ func TestSubscriptionsEnd(t *testing.T) {
 	cancel()
 	byClose.Close()
 	byClose.Close()
-	for _, s := range []*Subscription{byContext, byClose} {
-		if e := next(t, s); e.Kind != EventExportAdded { // what was there can still be read
+	for _, s := range []*observe.Subscription{byContext, byClose} {
+		if e := next(t, s); e.Kind != observe.EventExportAdded { // what was there can still be read
 			t.Errorf("%+v", e)
 		}
 		select {
@@ -193,17 +193,17 @@ func TestSubscriptionsEnd(t *testing.T) {
 	}
 	x.Revoke(ctx(t))
 	n.Close()
-	var kinds []EventKind
+	var kinds []observe.EventKind
 	for e := range byNode.C() {
 		kinds = append(kinds, e.Kind)
 	}
-	if want := []EventKind{EventExportAdded, EventExportRevoked}; !slices.Equal(kinds, want) {
+	if want := []observe.EventKind{observe.EventExportAdded, observe.EventExportRevoked}; !slices.Equal(kinds, want) {
 		t.Errorf("events %v, expected %v", kinds, want)
 	}
 	if _, ok := <-n.Events(t.Context(), 1).C(); ok {
 		t.Error("a closed node has events")
 	}
-	if n.obs.bus.on() {
+	if n.obs.bus.On() {
 		t.Error("somebody still listens")
 	}
 }
@@ -211,12 +211,12 @@ func TestSubscriptionsEnd(t *testing.T) {
 // OnEvent is called in order, one at a time, and may close the node.
 func TestOnEvent(t *testing.T) {
 	var mu sync.Mutex
-	var kinds []EventKind
+	var kinds []observe.EventKind
 	var running atomic.Int32
 	ended := make(chan error, 1)
 	var n *Node
 	opened := make(chan struct{})
-	n, err := Open(ctx(t), Options{Name: "n", OnEvent: func(e Event) {
+	n, err := Open(ctx(t), Options{Name: "n", OnEvent: func(e observe.Event) {
 		if running.Add(1) != 1 {
 			t.Error("two calls at once")
 		}
@@ -225,7 +225,7 @@ func TestOnEvent(t *testing.T) {
 		mu.Lock()
 		kinds = append(kinds, e.Kind)
 		mu.Unlock()
-		if e.Kind == EventExportRevoked {
+		if e.Kind == observe.EventExportRevoked {
 			ended <- n.Close()
 		}
 	}})
@@ -249,7 +249,7 @@ func TestOnEvent(t *testing.T) {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	if want := []EventKind{EventExportAdded, EventExportAdded, EventExportAdded, EventExportAdded, EventExportRevoked}; !slices.Equal(kinds, want) {
+	if want := []observe.EventKind{observe.EventExportAdded, observe.EventExportAdded, observe.EventExportAdded, observe.EventExportAdded, observe.EventExportRevoked}; !slices.Equal(kinds, want) {
 		t.Errorf("events %v, expected %v", kinds, want)
 	}
 }
@@ -265,19 +265,19 @@ func TestEventsUnderLoad(t *testing.T) {
 	result := make(chan tally, 1)
 	go func() {
 		var r tally
-		begun := map[ID]bool{}
+		begun := map[observe.ID]bool{}
 		gap := false
 		for e := range s.C() {
 			r.events++
 			r.missed += e.Missed
 			gap = gap || e.Missed > 0
 			switch e.Kind {
-			case EventTransferBegun:
+			case observe.EventTransferBegun:
 				if begun[e.Transfer] {
 					t.Errorf("%v begun twice", e.Transfer)
 				}
 				begun[e.Transfer] = true
-			case EventTransferEnded:
+			case observe.EventTransferEnded:
 				if !begun[e.Transfer] && !gap {
 					t.Errorf("%v ended before it began", e.Transfer)
 				}
@@ -313,27 +313,5 @@ func TestEventsUnderLoad(t *testing.T) {
 	// Two events of each transfer and two paths that came up; what was missed last was seen by no later event.
 	if want := uint64(2*workers*each + 2); r.events+missed != want || r.missed > missed {
 		t.Errorf("%d events and %d missed (%d told), expected %d in all", r.events, missed, r.missed, want)
-	}
-}
-
-func TestEventText(t *testing.T) {
-	for k := EventKind(1); k < eventKinds; k++ {
-		e := Event{Kind: k, Transfer: newID(1, 2), Peer: "p"}
-		b, err := json.Marshal(e)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var back Event
-		if err := json.Unmarshal(b, &back); err != nil || back != e || !strings.Contains(string(b), `"`+k.String()+`"`) {
-			t.Errorf("%s becomes %+v: %v", b, back, err)
-		}
-	}
-	if EventKind(200).String() != "event(200)" || new(EventKind).UnmarshalText([]byte("event(200)")) == nil || new(EventKind).UnmarshalText(nil) == nil {
-		t.Error("unknown kinds")
-	}
-	for _, bad := range []string{"", "00", strings.Repeat("0", 31) + "x", strings.Repeat("0", 34)} {
-		if new(ID).UnmarshalText([]byte(bad)) == nil {
-			t.Errorf("%q is an id", bad)
-		}
 	}
 }

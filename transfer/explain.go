@@ -2,15 +2,17 @@ package transfer
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // Explanation is the account of one transfer.
 type Explanation struct {
-	ID     ID
+	ID     observe.ID
 	Kind   string // "put" or "get"
 	Peer   string
 	Bytes  uint64 // asked for
@@ -84,12 +86,13 @@ type Candidate struct {
 	Cost     path.Cost     // what the path is taken to cost
 	Estimate time.Duration // for this many bytes
 
-	err error // why it is not usable, for errors.Is
+	err   error // why it is not usable, for errors.Is
+	again bool  // it could not be set up a moment ago, and may be soon
 }
 
 // Times says where the time of a transfer went. The parts add up to Total.
 type Times struct {
-	Parse    time.Duration // checking the request
+	Parse    time.Duration // checking the request; of a few blocks it is so short that it counts as Register
 	Register time.Duration // leases and registration of local memory
 	Open     time.Duration // choosing, and setting the path up if it was not
 	Queue    time.Duration // waiting for its turn: batching and window
@@ -97,20 +100,51 @@ type Times struct {
 	Complete time.Duration // from there until the future resolved
 	Total    time.Duration
 
-	begin, mark time.Time
+	begin, mark time.Duration // by clock
 }
 
-func (t *Times) start(now time.Time) { t.begin, t.mark = now, now }
+func (t *Times) start(now time.Duration) { t.begin, t.mark = now, now }
 
 // lap gives the time since the last mark to the part d.
-func (t *Times) lap(d *time.Duration, now time.Time) {
-	*d += now.Sub(t.mark)
+func (t *Times) lap(d *time.Duration, now time.Duration) {
+	*d += now - t.mark
 	t.mark = now
 }
 
-func (t *Times) finish(now time.Time) {
+func (t *Times) finish(now time.Duration) {
 	t.lap(&t.Complete, now)
-	t.Total = now.Sub(t.begin)
+	t.Total = now - t.begin
+}
+
+// noted is what a transfer notes for its explanation; chosen gives what was chosen from.
+type noted struct {
+	Path      string
+	Failovers []Failover
+	Times     Times
+	Blocks    int32
+	Pieces    int32
+	Proof     path.Proof
+	atOnce    bool // it resolves when its last byte was proven in place: Complete is nothing
+
+	rest *Explanation // what few transfers have; see more
+}
+
+// more is where everything else is noted: that is larger than the rest of a small transfer.
+func (r *noted) more() *Explanation {
+	if r.rest == nil {
+		r.rest = new(Explanation)
+	}
+	return r.rest
+}
+
+// explanation is what is noted, in a copy.
+func (r *noted) explanation() (e Explanation) {
+	if r.rest != nil {
+		e = *r.rest
+		e.Candidates = slices.Clone(e.Candidates)
+	}
+	e.Path, e.Blocks, e.Pieces, e.Failovers, e.Proof, e.Times = r.Path, int(r.Blocks), int(r.Pieces), r.Failovers, r.Proof, r.Times
+	return e
 }
 
 // String is the account in words, several lines.

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // Export is memory of this node that its peers can name. It holds a lease on the region until it is revoked.
@@ -36,13 +37,16 @@ type ExportOptions struct {
 	Tag [16]byte
 	// Peer is the only peer that may reach the export; nil: all.
 	Peer *Peer
+	// WholeRegion lets shared memory hand over the region of a span that is a part of it, as the blocks of a slab are: a peer on this host can
+	// then reach the whole region with the export's rights. Without it, such a span goes by other paths. The span begins and ends at a page.
+	WholeRegion bool
 	// Replaces is an export whose name the new one takes over in one step: a lookup finds the old one or the new one, never nothing. The
 	// old one stays reachable for peers with its key, without a name, until it is revoked.
 	Replaces *Export
 }
 
-// Export makes a span reachable for the node's peers until Revoke. Over shared memory only whole regions can be reached:
-// there, a memfd hands over all of it. Named exports must have different names.
+// Export makes a span reachable for the node's peers until Revoke. Shared memory hands over a whole memfd, so it reaches a part of a region
+// only with ExportOptions.WholeRegion. Named exports must have different names.
 func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if o.Rights == 0 {
 		o.Rights = path.Read
@@ -79,7 +83,7 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 	if o.Peer != nil {
 		only = o.Peer.number
 	}
-	e, err := n.exports.AddFor(s, o.Rights, only)
+	e, err := n.exports.AddFor(s, o.Rights, only, o.WholeRegion)
 	if err != nil {
 		return nil, fmt.Errorf("transfer: export %q: %w", o.Name, err)
 	}
@@ -93,7 +97,7 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 		n.names[o.Name] = x
 		n.sorted.insert(x)
 	}
-	n.obs.exportEvent(EventExportAdded, x)
+	n.obs.exportEvent(observe.EventExportAdded, x)
 	return x, nil
 }
 
@@ -129,7 +133,7 @@ func (x *Export) Revoke(ctx context.Context) error {
 	}
 	n.mu.Unlock()
 	n.exports.Revoke(x.e)
-	n.obs.exportEvent(EventExportRevoked, x)
+	n.obs.exportEvent(observe.EventExportRevoked, x)
 	unused := x.uses.end()
 	var waits []<-chan error
 	for _, p := range n.Peers() {
@@ -177,4 +181,28 @@ func (r *Remote) Size() uint64 { return r.Desc.Size }
 // At pairs a local span with the remote bytes from off: one block of a Put or Get.
 func (r *Remote) At(off uint64, local mem.Span) path.Copy {
 	return path.Copy{Local: local, Key: r.Desc.Key, RemoteOff: off}
+}
+
+// In is the same export in another session: after the one of r was lost, r.In(ctx, peer) goes on with the peer of the next one, such as Link.Peer gives. The
+// name has to stand for the same content, by the rule of jobs: the same tag where both sides have one, or else the same export of the same
+// process. Otherwise the error wraps ErrChanged and says what is different. An export without a name has no way back.
+func (r *Remote) In(ctx context.Context, p *Peer) (*Remote, error) {
+	if err := invariants.Context(ctx, "transfer.Remote.In"); err != nil {
+		return nil, err
+	}
+	if p == nil || r.Peer == nil {
+		return nil, errors.New("transfer: expected a Remote of Lookup and the peer of another session")
+	}
+	if r.Name == "" {
+		return nil, fmt.Errorf("transfer: an export without a name is of its session alone: %w", path.ErrKey)
+	}
+	now, err := p.Lookup(ctx, r.Name)
+	if err != nil {
+		return nil, err
+	}
+	was, is := contentOf(r.Peer, r), contentOf(p, now)
+	if !was.same(&is) {
+		return nil, fmt.Errorf("transfer: %q: %w: %s", r.Name, ErrChanged, difference(&was, &is, true))
+	}
+	return now, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 const (
@@ -26,15 +27,12 @@ type Failover struct {
 
 // interrupted decides about a transfer whose path is down: nothing of it is outstanding here. The lane's mutex is held.
 func (l *lane) interrupted(t *Transfer, end *ending) {
-	if t.leaving {
-		return // it has pieces that were not posted as well
-	}
 	if l.peer.ctx.Err() == nil { // also one that does not go on: its user must not get the end before the other side is fenced
-		t.leaving = true
+		l.dismiss(t) // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
 		end.moved = append(end.moved, t)
 		return
 	}
-	t.failed = firstError(t.failed, l.down)
+	t.m.Fail(l.down)
 	end.add(t)
 }
 
@@ -43,16 +41,13 @@ func (l *lane) interrupted(t *Transfer, end *ending) {
 func (p *Peer) failover(old *lane, ts []*Transfer) {
 	ctx, stop := context.WithTimeout(p.ctx, p.node.patience)
 	for _, t := range ts {
-		t.mu.Lock()
-		t.lane, t.abort = nil, nil // Cancel cannot make it shorter: until the path is fenced, bytes may still be written
-		t.mu.Unlock()
 		t.tries++
 	}
 	p.node.log.Warn("transfers lose their path", "peer", p.info.Name, "from", old.p.Name(), "transfers", len(ts), "error", old.down)
 	go func() {
 		defer stop()
 		err := p.fenceRemote(ctx, old)
-		delivered := map[ID]bool{}
+		delivered := map[observe.ID]bool{}
 		if err == nil {
 			delivered, err = p.askDelivered(ctx, ts)
 		}
@@ -65,9 +60,9 @@ func (p *Peer) failover(old *lane, ts []*Transfer) {
 			switch {
 			case delivered[t.id]: // only the news was lost
 				t.complete(nil)
-			case t.failed != nil:
-				t.complete(t.failed)
-			case t.canceled.Load():
+			case t.m.Err() != nil:
+				t.complete(t.m.Err())
+			case t.canceled():
 				t.complete(path.ErrCanceled)
 			case t.tries > maxFailovers:
 				t.complete(old.down)
@@ -130,14 +125,14 @@ func clipReason(err error) string {
 
 // askDelivered asks which transfers the peer knows to be complete: their last operation was on its way when the path went
 // down. The path is fenced, so the answer does not change any more.
-func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[ID]bool, error) {
+func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[observe.ID]bool, error) {
 	var doubt [][16]byte
 	for _, t := range ts {
-		if t.notified {
+		if t.m.Doubt() {
 			doubt = append(doubt, t.id)
 		}
 	}
-	out := map[ID]bool{}
+	out := map[observe.ID]bool{}
 	for len(doubt) > 0 {
 		n := min(len(doubt), control.MaxIDs)
 		r, err := p.request(ctx, &control.Delivered{IDs: doubt[:n]})
@@ -152,7 +147,7 @@ func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[ID]bool, e
 			return nil, fmt.Errorf("transfer: %s says of %d transfers what was asked of %d: %w", p, len(a.Delivered), n, path.ErrProtocol)
 		}
 		for i, yes := range a.Delivered {
-			out[ID(doubt[i])] = yes
+			out[observe.ID(doubt[i])] = yes
 		}
 		doubt = doubt[n:]
 	}
@@ -161,7 +156,8 @@ func (p *Peer) askDelivered(ctx context.Context, ts []*Transfer) (map[ID]bool, e
 
 // resume posts what is left of a transfer by the best path that there is now.
 func (p *Peer) resume(t *Transfer, old *lane) {
-	t.rewind()
+	t.m.Resume()
+	t.posted = 0
 	if t.part != nil {
 		t.part.lost(old)
 	}
@@ -174,7 +170,7 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 	t.mu.Unlock()
 	go func() {
 		defer stop()
-		if t.canceled.Load() {
+		if t.canceled() {
 			stop()
 		}
 		if wait := failoverPause << (t.tries - 1) / 2; t.tries > 1 {
@@ -191,7 +187,7 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 		}
 		ln, err := p.choose(ctx, t, t.exports, t.allowed)
 		switch {
-		case t.canceled.Load():
+		case t.canceled():
 			err = path.ErrCanceled
 		case err != nil:
 			err = fmt.Errorf("%w; and going on by another path failed: %w", old.down, p.lostOr(err))
@@ -204,39 +200,14 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 	}()
 }
 
-// breaks notes that an operation of the transfer ended with its path. The lane's mutex is held.
-func (t *Transfer) breaks(part undone, notify bool) {
-	t.broken = true
-	if !notify {
-		t.undone = append(t.undone, part)
-	}
-}
-
-// rewind makes what is not in place all that is left of the transfer. It has no lane.
-func (t *Transfer) rewind() {
-	var rest []path.Copy
-	left := t.bytes - t.at.done
-	for _, u := range t.undone {
-		left += u.bytes
-		rest = appendCopies(rest, t.copies, &u.at, u.bytes)
-	}
-	rest = appendCopies(rest, t.copies, &t.at, t.bytes-t.at.done)
-	t.undone, t.broken, t.missing, t.leaving, t.notified, t.posted = nil, false, false, false, false, time.Time{}
-	t.all = t.kind == path.Notify || left == 0 && t.bytes > 0
-	t.at = cursor{done: t.bytes - left}
-	if left < t.bytes { // otherwise nothing was in place, and the caller's list is still right
-		t.copies = rest
-	}
-}
-
 // deliveredHere answers which of the peer's transfers this node knows to be complete.
 func (p *Peer) deliveredHere(q control.Delivered) (control.Body, error) {
 	a := control.Outcomes{Delivered: make([]bool, len(q.IDs))}
 	for i, id := range q.IDs {
-		if ID(id).instance() != p.info.Instance {
-			return nil, control.Errorf(control.BadRequest, "transfer %v is not of this peer's making", ID(id))
+		if observe.ID(id).Instance() != p.info.Instance {
+			return nil, control.Errorf(control.BadRequest, "transfer %v is not of this peer's making", observe.ID(id))
 		}
-		a.Delivered[i] = p.seen.has(ID(id).number())
+		a.Delivered[i] = p.seen.has(observe.ID(id).Number())
 	}
 	return &a, nil
 }

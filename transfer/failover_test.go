@@ -12,7 +12,9 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 var errCut = fmt.Errorf("%w: cut by the test", path.ErrDown)
@@ -75,8 +77,8 @@ func newTwoPaths(t *testing.T, size int) *twoPaths {
 		return p.Post(ops)
 	}
 	betaA.post = s.alphaA.post
-	seen := map[ID]bool{}
-	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{s.alphaB, betaB}, OnTransfer: func(i Incoming) {
+	seen := map[observe.ID]bool{}
+	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{s.alphaB, betaB}, OnTransfer: func(i Incoming) {
 		if seen[i.ID] {
 			s.heardTwice.Add(1)
 		}
@@ -84,7 +86,7 @@ func newTwoPaths(t *testing.T, size int) *twoPaths {
 		s.heardBytes.Add(i.Bytes)
 		s.heard.Add(1)
 	}})
-	s.a = open(t, Options{Paths: []path.Driver{s.alphaA, betaA}})
+	s.a = open(t, Options{Paths: []setup.Driver{s.alphaA, betaA}})
 	var err error
 	if s.p, err = s.a.Dial(ctx(t), s.b.Addrs()[0]); err != nil {
 		t.Fatal(err)

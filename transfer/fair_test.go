@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // recorder is a driver that notes what it gets, and holds its events back while it is shut.
@@ -95,7 +96,7 @@ type shared struct {
 
 func newShared(t testing.TB, size int, o Options) *shared {
 	r := record("tcp")
-	o.Paths = []path.Driver{r}
+	o.Paths = []setup.Driver{r}
 	p := newPair(t, o)
 	p.ignore(t)
 	export(t, p.b, region(t, size), "dst", path.Write)
@@ -133,7 +134,7 @@ func TestSmallOnesDoNotWaitForALargeOne(t *testing.T) {
 	}
 	count := func() (n int, bytes uint64) {
 		for _, x := range s.r.all() {
-			if x.number == large.id.number() {
+			if x.number == large.id.Number() {
 				bytes += x.bytes
 			} else {
 				n++
@@ -191,7 +192,7 @@ func TestLargeOnesTakeTurns(t *testing.T) {
 			index := map[uint64]int{}
 			for i, n := range c.sizes {
 				x := s.put(n<<20, PutOptions{Priority: c.priorities[i]})
-				index[x.id.number()] = i
+				index[x.id.Number()] = i
 				all = append(all, x)
 			}
 			s.r.open(s.pair, s.ln)
@@ -455,7 +456,7 @@ func TestBulkIsSaid(t *testing.T) {
 		}
 		return p.Post(ops)
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}})
+	p := newPair(t, Options{Paths: []setup.Driver{d}})
 	p.ignore(t)
 	r := region(t, 8<<20)
 	export(t, p.b, r, "x", path.Read|path.Write)

@@ -7,19 +7,20 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 )
 
 // fakeDriver is a real driver under another name, whose paths a test can disturb.
 type fakeDriver struct {
-	path.ListenDriver
+	setup.ListenDriver
 	name   string
 	cost   path.Cost // reported instead of the measured one, unless zero
 	dial   func(ctx context.Context) error
 	dialed func() // called when a path was dialed, before the dialer gets it
 	listen error
-	opens  func(listen func() (path.Listener, error)) (path.Listener, error) // in the place of listen, which is the real one
-	level  *path.Security                                                    // what its paths say of themselves, if they are to say something else than they are
+	opens  func(listen func() (setup.Listener, error)) (setup.Listener, error) // in the place of listen, which is the real one
+	level  *path.Security                                                      // what its paths say of themselves, if they are to say something else than they are
 	post   func(p path.Path, ops []path.Op) (int, error)
 	poll   func(p path.Path, events []path.Event) int
 	dials  atomic.Int64
@@ -34,7 +35,7 @@ func over(name string) *fakeDriver {
 
 func (d *fakeDriver) Name() string { return d.name }
 
-func (d *fakeDriver) Traits() path.Traits {
+func (d *fakeDriver) Traits() setup.Traits {
 	t := d.ListenDriver.Traits()
 	t.Devices = d.reaches != nil
 	if d.level != nil {
@@ -43,19 +44,19 @@ func (d *fakeDriver) Traits() path.Traits {
 	return t
 }
 
-func (d *fakeDriver) Listen() (path.Listener, error) {
+func (d *fakeDriver) Listen() (setup.Listener, error) {
 	if d.listen != nil {
 		return nil, d.listen
 	}
 	listen := d.ListenDriver.Listen
 	if d.opens != nil {
-		listen = func() (path.Listener, error) { return d.opens(d.ListenDriver.Listen) }
+		listen = func() (setup.Listener, error) { return d.opens(d.ListenDriver.Listen) }
 	}
 	l, err := listen()
 	return fakeListener{l, d}, err
 }
 
-func (d *fakeDriver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d *fakeDriver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	d.dials.Add(1)
 	if d.dial != nil {
 		if err := d.dial(ctx); err != nil {
@@ -87,11 +88,11 @@ func (p *directPath) ReachesRegion(r *mem.Region) error { return p.d.reaches(r) 
 func (p *directPath) ReachesDevice(path.Desc) error { return path.ErrUnreachable }
 
 type fakeListener struct {
-	path.Listener
+	setup.Listener
 	d *fakeDriver
 }
 
-func (l fakeListener) Accept(ctx context.Context, token path.Token, cfg path.Config) (path.Path, error) {
+func (l fakeListener) Accept(ctx context.Context, token setup.Token, cfg setup.Config) (path.Path, error) {
 	return l.d.wrap(l.Listener.Accept(ctx, token, cfg))
 }
 

@@ -101,7 +101,7 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 			l.bytes = t.Local.Len
 		default:
 			var x Transfer
-			if _, err := t.Peer.check(&x, path.Put, copies, o.Put.Digest); err != nil {
+			if _, _, err := t.Peer.check(&x, path.Put, copies, o.Put.Digest); err != nil {
 				return fail(err)
 			}
 			l.bytes = x.bytes

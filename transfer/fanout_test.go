@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -229,9 +230,9 @@ func TestPutAllPastStall(t *testing.T) {
 	defer free()
 	c := newCrowd(t, 3, func(i int, o *Options) {
 		if i == 0 {
-			o.Paths = []path.Driver{d}
+			o.Paths = []setup.Driver{d}
 		} else if i < 0 {
-			o.Paths = []path.Driver{d, over("tcp")}
+			o.Paths = []setup.Driver{d, over("tcp")}
 		}
 	})
 	c.room(t, "weights", 4096)
@@ -273,7 +274,7 @@ func TestPutAllCanceled(t *testing.T) {
 		t.Run(how, func(t *testing.T) {
 			d, free := jammed()
 			defer free()
-			c := newCrowd(t, 4, func(i int, o *Options) { o.Paths = []path.Driver{d} })
+			c := newCrowd(t, 4, func(i int, o *Options) { o.Paths = []setup.Driver{d} })
 			c.room(t, "weights", 4096)
 			src := region(t, 4096)
 			x, stop := context.WithCancel(ctx(t))

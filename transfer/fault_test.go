@@ -14,10 +14,12 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 const faultSeeds = 20
@@ -36,7 +38,7 @@ func expected(err error) bool {
 // hearing counts the calls of OnTransfer, by transfer.
 type hearing struct {
 	mu   sync.Mutex
-	seen map[ID]int
+	seen map[observe.ID]int
 }
 
 func (h *hearing) hear(i Incoming) {
@@ -47,7 +49,7 @@ func (h *hearing) hear(i Incoming) {
 
 // of is the number of calls for a transfer. Calls of OnTransfer may still come when the node is closed, so the first is waited
 // for if it must come.
-func (h *hearing) of(ctx context.Context, id ID, must bool) int {
+func (h *hearing) of(ctx context.Context, id observe.ID, must bool) int {
 	for {
 		h.mu.Lock()
 		n := h.seen[id]
@@ -61,19 +63,19 @@ func (h *hearing) of(ctx context.Context, id ID, must bool) int {
 
 // storm runs small transfers of all kinds between two nodes, of which a dials b at addr(b), and checks what must hold whatever
 // happened to them: each ends once, those that succeed have the right bytes and one call of OnTransfer, and nothing is left over.
-func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) (good, bad int) {
+func storm(t *testing.T, drivers func() setup.Driver, addr func(b *Node) string) (good, bad int) {
 	t.Helper()
 	const slots, slot = 24, 24 << 10
 	c, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
-	heard := hearing{seen: map[ID]int{}}
-	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All, Paths: []path.Driver{drivers()}, OnTransfer: heard.hear,
+	heard := hearing{seen: map[observe.ID]int{}}
+	o := Options{Name: "b", Listen: []string{"tcp://127.0.0.1:0"}, Anonymous: identity.All, Paths: []setup.Driver{drivers()}, OnTransfer: heard.hear,
 		HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second}
 	b, err := Open(c, o)
 	if err != nil {
 		t.Fatal(err)
 	}
-	o.Name, o.Listen, o.OnTransfer, o.Paths = "a", nil, nil, []path.Driver{drivers()}
+	o.Name, o.Listen, o.OnTransfer, o.Paths = "a", nil, nil, []setup.Driver{drivers()}
 	a, err := Open(c, o)
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +87,7 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 	var got []*Transfer
 	var ends sync.WaitGroup
 	var mu sync.Mutex
-	ended := map[ID]int{}
+	ended := map[observe.ID]int{}
 	func() {
 		x, err := b.Export(remote.All(), ExportOptions{Name: "memory", Rights: path.Read | path.Write})
 		if err != nil {
@@ -188,7 +190,7 @@ func storm(t *testing.T, drivers func() path.Driver, addr func(b *Node) string) 
 		if n := heard.of(c, x.ID(), true); n != 1 {
 			t.Errorf("%s of %d bytes succeeded and was heard of %d times", e.Kind, x.Bytes(), n)
 		}
-		for _, k := range x.copies {
+		for _, k := range x.m.Copies() {
 			w := want[k.Local.Off : k.Local.Off+k.Local.Len]
 			there := remote.All().Bytes()[k.RemoteOff : k.RemoteOff+k.Local.Len]
 			if !bytes.Equal(k.Local.Bytes(), w) || !bytes.Equal(there, w) {
@@ -228,7 +230,7 @@ func TestFaultsOnConnections(t *testing.T) {
 					t.Logf("control %q, data %q", controls, data)
 					var proxies []*fault.ProxyDriver
 					var front *fault.Proxy
-					g, b := storm(t, func() path.Driver {
+					g, b := storm(t, func() setup.Driver {
 						d, err := fault.NewProxyDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}), data)
 						if err != nil {
 							t.Fatal(err)
@@ -274,7 +276,7 @@ func TestFaultyPaths(t *testing.T) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Logf("plan %q", plan)
 			var drivers []*fault.Driver
-			g, b := storm(t, func() path.Driver {
+			g, b := storm(t, func() setup.Driver {
 				d, err := fault.NewDriver(tcp.New(tcp.Options{CongestionControl: tcp.CongestionSystem}), plan)
 				if err != nil {
 					t.Fatal(err)
@@ -308,7 +310,7 @@ func TestFaultsOnTensors(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []path.Driver{d}, Budget: 1 << 20})
+			p := newPair(t, Options{Paths: []setup.Driver{d}, Budget: 1 << 20})
 			p.ignore(t)
 			src := region(t, 40_000)
 			fill(src, seed)

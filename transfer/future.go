@@ -2,10 +2,6 @@ package transfer
 
 import (
 	"context"
-	"encoding/binary"
-	"encoding/hex"
-	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -13,107 +9,91 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
+	"github.com/penstock-io/penstock/transfer/state"
 )
-
-// ID names a transfer in the whole fleet: the instance of the node that began it and a number that it uses once.
-type ID [16]byte
-
-func newID(instance, n uint64) ID {
-	var id ID
-	binary.BigEndian.PutUint64(id[:], instance)
-	binary.BigEndian.PutUint64(id[8:], n)
-	return id
-}
-
-func (id ID) String() string { return hex.EncodeToString(id[:]) }
-
-func (id ID) instance() uint64 { return binary.BigEndian.Uint64(id[:]) }
-func (id ID) number() uint64   { return binary.BigEndian.Uint64(id[8:]) }
 
 // Transfer is a put or get under way: a future. Its methods may be called from any goroutine.
 type Transfer struct {
-	id       ID
-	kind     path.OpKind
+	id       observe.ID
 	peer     *Peer
 	bytes    uint64
+	kind     path.OpKind
 	offered  bool // this node announced it to the peer by an offer
 	priority Priority
-	stream   uint32
-	exports  []path.Desc // that it names
-	allowed  []string    // paths; nil: all
 	floor    path.Security
+	reach    reach
+	proof    path.Proof // guarded by mu
+	stream   uint32
+	turn     atomic.Uint32 // in its stream
+	end      atomic.Uint32 // endOpen, endBegun, endDone; set under mu
+	exports  []path.Desc   // that it names
+	allowed  []string      // paths; nil: all
 	grant    sched.Grant
 	msg      []byte // header and payload of the notification
 
 	moved atomic.Uint64 // bytes of completed pieces
-	ended atomic.Bool   // and counted; set under mu
 
 	prevOpen, nextOpen *Transfer // in the peer's account
 
-	// Guarded by the mutex of the lane, or private to the goroutine that starts the transfer before it has a lane.
-	copies   []path.Copy
-	at       cursor // next byte to post
-	all      bool   // nothing but the notification is left to post
-	ops      int    // operations handed over
-	inflight int    // of these, not done
-	item     sched.Item[*Transfer]
-	flow     sched.Flow[*Transfer] // of a large one
-	notified bool
-	over     bool     // given to complete
-	undone   []undone // parts that were handed over to a path that went down
-	broken   bool     // an operation ended because its path is down
-	leaving  bool     // for another path
-	tries    int      // paths that went down under it
-	alone    bool     // nothing else was outstanding when it was handed over
-	firstOp  uint64
-	failed   error
-	posted   time.Time
-	leases   []mem.Lease
-	regs     []mem.Registration
+	// Guarded by the mutex of the lane, or private to the goroutine that chooses one.
+	m      state.Machine
+	ops    int // operations handed over
+	item   sched.Item[*Transfer]
+	flow   sched.Flow[*Transfer] // of a large one
+	tries  int                   // paths that went down under it
+	sole   uint64                // if nothing else was outstanding when it was handed over, 1 + what the lane had handed over by then
+	posted time.Duration         // by clock; 0: not yet
+	leases []mem.Lease
+	regs   []mem.Registration
 
-	part    *stager       // of which this is a piece; nil: a transfer of its own
-	large   bool          // a piece of a large one
-	devices []*mem.Region // local regions that the CPU cannot reach
-	staged  bool          // some of its bytes are in memory that a CPU cannot reach
-	hollow  bool          // only empty blocks are
-	carried bool          // staged pieces brought all its bytes
-	missing bool          // its path does not reach its memory, although it was to
-	missed  bool          // so it was with an earlier one: the rest is staged
-
-	turn     atomic.Uint32 // in its stream
-	canceled atomic.Bool
-	because  atomic.Pointer[error] // why it was canceled
-	digest   *digester             // nil unless the digests of both sides are to be compared
+	part    *stager               // of which this is a piece; nil: a transfer of its own
+	devices []*mem.Region         // local regions that the CPU cannot reach
+	because atomic.Pointer[error] // why it was canceled, nil if it was not
+	digest  *digester             // nil unless the digests of both sides are to be compared
 
 	// Room for the usual case, so that beginning a transfer takes few allocations.
-	oneExport  [1]path.Desc
-	twoLeases  [2]mem.Lease
-	twoRegs    [2]mem.Registration
-	candidates [4]Candidate
-	header     [headerSize]byte
+	oneExport [1]path.Desc
+	oneLease  [1]mem.Lease
+	oneReg    [1]mem.Registration
+	header    [headerSize]byte
 
 	mu        sync.Mutex    // guards what follows; may be taken under the mutex of a lane, not the other way
 	done      chan struct{} // made by Done, unless the transfer has ended by then
 	lane      *lane
-	finished  bool // the first call of finish has it
 	err       error
-	proof     path.Proof
 	callbacks []func(*Transfer)
 	stopCtx   func() bool
 	late      *time.Timer // of a canceled one: closes the path if it does not end
 	abort     func()      // ends the choice of a path
-	explain   Explanation
+	chosen    chosen
+	explain   noted
 }
 
-// undone is a part of a transfer whose operation ended with its path.
-type undone struct {
-	at    cursor
-	bytes uint64
-}
+// The end of a transfer has two steps: what it holds is given back between them.
+const (
+	endOpen  = iota
+	endBegun // by the first call of finish
+	endDone  // and counted
+)
+
+func (t *Transfer) ended() bool { return t.end.Load() == endDone }
+
+func (t *Transfer) canceled() bool { return t.because.Load() != nil }
+
+// reach is how the bytes of a transfer get to and from memory of devices.
+type reach uint8
+
+const (
+	reachHost    reach = iota // no byte is in memory of a device
+	reachDirect               // by the path, if there is one that reaches it
+	reachStaged               // by bounce buffers: the path that was to reach it does not
+	reachCarried              // bounce buffers brought all bytes
+)
 
 // ID is unique in the fleet.
-func (t *Transfer) ID() ID { return t.id }
+func (t *Transfer) ID() observe.ID { return t.id }
 
 // Bytes is the number of bytes to move.
 func (t *Transfer) Bytes() uint64 { return t.bytes }
@@ -125,7 +105,7 @@ func (t *Transfer) Peer() *Peer { return t.peer }
 func (t *Transfer) Done() <-chan struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.ended.Load() {
+	if t.ended() {
 		return closedChan
 	}
 	if t.done == nil {
@@ -150,8 +130,11 @@ func (t *Transfer) Err() error {
 
 // Wait waits for the end and returns Err, or ctx's error when that comes first; the transfer goes on then.
 func (t *Transfer) Wait(ctx context.Context) error {
-	if t.ended.Load() { // no channel was needed
-		return t.Err()
+	if t.ended() { // no channel was needed, and err does not change any more
+		return t.err
+	}
+	if ctx != nil { // waitFor says so
+		t.attend(ctx)
 	}
 	return waitFor(ctx, t)
 }
@@ -182,7 +165,7 @@ func waitFor(ctx context.Context, x interface {
 // of at most PieceSize bytes.
 func (t *Transfer) Progress() float64 {
 	if t.bytes == 0 {
-		if t.ended.Load() {
+		if t.ended() {
 			return 1
 		}
 		return 0
@@ -197,11 +180,10 @@ func (t *Transfer) Progress() float64 {
 func (t *Transfer) Cancel() bool { return t.cancel(context.Canceled) }
 
 func (t *Transfer) cancel(because error) bool {
-	if t.ended.Load() {
+	if t.ended() {
 		return false
 	}
-	t.because.CompareAndSwap(nil, &because)
-	if t.canceled.Swap(true) {
+	if !t.because.CompareAndSwap(nil, &because) {
 		return true
 	}
 	if t.digest != nil {
@@ -224,7 +206,7 @@ func (t *Transfer) cancel(because error) bool {
 // OnDone calls f once, on a goroutine of its own, when the transfer has ended; at once if it has.
 func (t *Transfer) OnDone(f func(*Transfer)) {
 	t.mu.Lock()
-	if !t.finished {
+	if t.end.Load() == endOpen {
 		t.callbacks = append(t.callbacks, f)
 		t.mu.Unlock()
 		return
@@ -250,8 +232,11 @@ func (t *Transfer) Explain() Explanation {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := t.explain
-	e.Candidates = slices.Clone(e.Candidates)
+	e := t.explain.explanation()
+	if t.chosen.way != nil {
+		t.chosen.explain(&e, t.bytes, t.floor)
+	}
+	e.ID, e.Kind, e.Bytes = t.id, kindName(t.kind), t.bytes
 	e.Peer, e.Setup, e.Carrier = t.peer.String(), setup, carrier
 	e.Err, e.Moved = t.err, t.moved.Load()
 	return e
@@ -287,13 +272,20 @@ func (t *Transfer) finish(err error) bool {
 		err = t.peer.outcome(err, because, keys...)
 	}
 	t.mu.Lock()
-	if t.finished {
+	if t.end.Load() != endOpen {
 		t.mu.Unlock()
 		return false
 	}
-	t.finished = true
+	t.end.Store(endBegun)
+	if t.m.State() != state.Ended { // it has no lane
+		t.m.End()
+	}
 	t.err = err
-	t.explain.Times.finish(time.Now())
+	now := t.explain.Times.mark
+	if !t.explain.atOnce {
+		now = clock()
+	}
+	t.explain.Times.finish(now)
 	if err == nil {
 		t.moved.Store(t.bytes)
 		t.explain.Proof = t.proof
@@ -317,27 +309,19 @@ func (t *Transfer) finish(err error) bool {
 	t.grant.Release()
 	t.peer.ended(t, err)
 	t.peer.transferEnded(t, err)
-	t.end()
+	t.release()
 	for _, f := range callbacks {
 		go f(t)
 	}
 	return true
 }
 
-// end lets those go on that wait for the end.
-func (t *Transfer) end() {
+// release lets those go on that wait for the end.
+func (t *Transfer) release() {
 	t.mu.Lock()
-	t.ended.Store(true)
+	t.end.Store(endDone)
 	if t.done != nil {
 		close(t.done)
 	}
 	t.mu.Unlock()
-}
-
-// firstError keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
-func firstError(have, e error) error {
-	if have == nil || errors.Is(have, path.ErrCanceled) && e != nil {
-		return e
-	}
-	return have
 }

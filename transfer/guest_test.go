@@ -14,6 +14,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -54,7 +55,7 @@ func guestOptions() Options {
 	return Options{
 		Name: fmt.Sprintf("guest%d", guest.ID()), Budget: 64 << 20, // a guest has less than the default
 		AllowUID: path.AnyUser(), // their loopback addresses lead from one machine to the other
-		Paths:    []path.Driver{tcp.New(tcp.Options{Addr: guest.LoopbackAddrs[guest.ID()] + ":0", CongestionControl: "cubic"})},
+		Paths:    []setup.Driver{tcp.New(tcp.Options{Addr: guest.LoopbackAddrs[guest.ID()] + ":0", CongestionControl: "cubic"})},
 	}
 }
 

@@ -6,15 +6,16 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
-// headerSize is the length in bytes of what precedes the caller's message in a notification:
-// kind (1), transfer id (16), bytes of the whole transfer (8), all big-endian.
-const headerSize = 25
+// headerSize is the length in bytes of what precedes the caller's message in a notification: kind (1), tag (4), number of the
+// transfer (8), bytes of the whole transfer (8), all big-endian. It fits into the first cell of a message over shared memory.
+const headerSize = 21
 
-func appendHeader(b []byte, kind path.OpKind, id ID, bytes uint64) []byte {
-	b = append(b, byte(kind))
-	b = append(b, id[:]...)
+func appendHeader(b []byte, kind path.OpKind, tag uint32, number, bytes uint64) []byte {
+	b = binary.BigEndian.AppendUint32(append(b, byte(kind)), tag)
+	b = binary.BigEndian.AppendUint64(b, number)
 	return binary.BigEndian.AppendUint64(b, bytes)
 }
 
@@ -25,11 +26,11 @@ func (p *Peer) parseNotify(e *path.Event, via string) (Incoming, bool) {
 		p.notifyRefused("shorter than its header")
 		return Incoming{}, false
 	}
-	in := Incoming{Peer: p, Kind: path.OpKind(e.Msg[0]), Path: via}
-	copy(in.ID[:], e.Msg[1:])
-	in.Bytes = binary.BigEndian.Uint64(e.Msg[17:])
-	if in.Kind < path.Put || in.Kind > path.Notify || in.ID.instance() != p.info.Instance || !p.seen.first(in.ID.number()) {
-		p.notifyRefused("not of this peer's making, or delivered before")
+	number := binary.BigEndian.Uint64(e.Msg[5:])
+	in := Incoming{Peer: p, ID: observe.NewID(p.info.Instance, number), Kind: path.OpKind(e.Msg[0]), Path: via,
+		Tag: binary.BigEndian.Uint32(e.Msg[1:]), Bytes: binary.BigEndian.Uint64(e.Msg[13:])}
+	if in.Kind < path.Put || in.Kind > path.Notify || !p.seen.first(number) {
+		p.notifyRefused("of an unknown kind, or delivered before")
 		return Incoming{}, false
 	}
 	p.transferReceived(in.Kind)
@@ -98,6 +99,7 @@ const inboxFenced = 4 * inboxMax
 type inbox struct {
 	mu      sync.Mutex
 	queue   []Incoming
+	long    int // bytes of messages that no path carried and that the application has not taken
 	running bool
 	full    []*lane // not served until the inbox has drained
 	last    func()  // called once when everything was taken, after the peer's end
@@ -108,6 +110,9 @@ func (p *Peer) deliver(in Incoming) {
 	b := &p.inbox
 	b.mu.Lock()
 	b.queue = append(b.queue, in)
+	if len(in.Msg) > MaxPayload {
+		b.long += len(in.Msg)
+	}
 	start := !b.running
 	b.running = true
 	b.mu.Unlock()
@@ -129,6 +134,13 @@ func (p *Peer) drained(f func()) {
 	if f != nil {
 		f()
 	}
+}
+
+// holds is how many bytes of long messages wait for the application.
+func (b *inbox) holds() int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.long
 }
 
 // hold reports whether the inbox is full; the lane is then kicked when it has room again.
@@ -173,10 +185,15 @@ func (p *Peer) drain() {
 		b.mu.Unlock()
 		for i, in := range batch {
 			batch[i] = Incoming{}
+			if n := len(in.Msg); n > MaxPayload {
+				b.mu.Lock()
+				b.long -= n
+				b.mu.Unlock()
+			}
 			if p.node.received(in) {
 				continue // a tensor that a receiver waits for
 			}
-			if f := p.node.opts.OnTransfer; f != nil {
+			if f := p.node.onTag(in.Tag); f != nil {
 				f(in)
 			}
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -97,7 +98,7 @@ func newMidway(t *testing.T, kind path.OpKind, x ExportOptions, o JobOptions) *m
 	t.Helper()
 	x.Rights = path.Read | path.Write
 	m := &midway{server: newServer(t, midwaySize, x), g: newGate(midwayHeld), mem: region(t, midwaySize)}
-	m.n = open(t, Options{Name: "client", Paths: []path.Driver{m.g.driver}})
+	m.n = open(t, Options{Name: "client", Paths: []setup.Driver{m.g.driver}})
 	m.l = link(t, m.n, m.addr(), LinkOptions{Retry: Retry{First: time.Millisecond, Max: 10 * time.Millisecond, Attempts: -1}})
 	o.Piece, o.Window, o.OnVerified = midwayPiece, 2, m.offs.add
 	begin := m.l.Fetch

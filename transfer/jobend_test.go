@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -124,7 +125,7 @@ func TestJobGivesUpOnLosses(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	l := link(t, open(t, Options{Paths: []path.Driver{d}}), s.addr(), LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
+	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(), LinkOptions{Retry: Retry{First: time.Microsecond, Max: time.Millisecond}})
 	dst := region(t, 4096)
 	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{Retry: Retry{Attempts: 50}})
 	if err != nil {
@@ -159,7 +160,7 @@ func TestJobCancel(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
-			m.n = open(t, Options{Paths: []path.Driver{m.g.driver}})
+			m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
 			m.l = m.n.Link(m.addr(), LinkOptions{})
 			c, stop := context.WithCancel(ctx(t))
 			defer stop()
@@ -256,7 +257,7 @@ func TestCloseFromOnVerified(t *testing.T) {
 // A slow OnVerified delays no transfer, and the job never makes two calls at a time; a new beginning waits for it.
 func TestSlowOnVerified(t *testing.T) {
 	m := &midway{server: newServer(t, midwaySize, ExportOptions{}), g: newGate(midwayHeld), mem: region(t, midwaySize)}
-	m.n = open(t, Options{Paths: []path.Driver{m.g.driver}})
+	m.n = open(t, Options{Paths: []setup.Driver{m.g.driver}})
 	m.l = link(t, m.n, m.addr(), LinkOptions{})
 	var inside atomic.Int64
 	block := make(chan struct{})
@@ -313,7 +314,7 @@ func TestJobStall(t *testing.T) {
 		ln.mu.Lock()
 		defer ln.mu.Unlock()
 		for _, s := range ln.slots {
-			if s.t != nil && s.t.canceled.Load() {
+			if s.t != nil && s.t.canceled() {
 				return true
 			}
 		}

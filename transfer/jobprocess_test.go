@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -120,7 +121,7 @@ func newDistant(t *testing.T, via, name string) *distant {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { x.proxy.Close() })
-	x.n = open(t, Options{Name: "parent", Paths: []path.Driver{d}, DeadAfter: never})
+	x.n = open(t, Options{Name: "parent", Paths: []setup.Driver{d}, DeadAfter: never})
 	l := link(t, x.n, "tcp://"+x.proxy.Addr(), LinkOptions{Retry: Retry{Max: 50 * time.Millisecond, Attempts: -1}})
 	o := JobOptions{Piece: jobPiece, Window: 3, Restarts: -1}
 	if name == "x" {

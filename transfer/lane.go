@@ -2,7 +2,6 @@ package transfer
 
 import (
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,10 +9,8 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
+	"github.com/penstock-io/penstock/transfer/state"
 )
-
-// postMax is the number of operations handed to a path in one call.
-const postMax = 16
 
 // lane is a path and its owner: the goroutine that holds the mutex owns the path. The node's loop serves the lane when
 // its descriptor is ready; goroutines that begin a transfer post on it themselves, so that a put needs no hand-over. They do
@@ -29,6 +26,7 @@ type lane struct {
 
 	arrivals arrivals
 	cost     costs
+	attended atomic.Bool // a goroutine that waits for a transfer serves the lane; see Transfer.attend
 
 	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock
 	p        path.Path
@@ -48,7 +46,7 @@ type lane struct {
 	timer    *time.Timer // flushes the batch at its deadline, and goes on when the rate allows it
 	down     error       // why the lane takes no more work
 	gone     bool        // the path is closed and all its events are processed
-	muted    bool        // the loop does not watch the descriptor: the peer is held back
+	muted    bool        // the loop does not watch the descriptor: the peer is held back, or the lane is attended
 	gathered uint64      // operations handed over so far
 	broken   []*Transfer // their path is going down under them
 	ops      [postMax]path.Op
@@ -56,6 +54,7 @@ type lane struct {
 	charged  [postMax]sched.Charge
 	events   [64]path.Event
 	ends     [postMax]path.Event  // of hand
+	clock    time.Duration        // what it says now; 0: read it
 	fences   map[uint64]fenceWait // posted, by token
 	unfenced []fenceWait          // not posted yet: the window is full
 	watchers []chan struct{}      // closed at the next poll
@@ -77,8 +76,7 @@ type arrivals struct {
 type slot struct {
 	gen    uint32
 	t      *Transfer
-	start  cursor // of what it moves
-	bytes  uint64
+	part   state.Segment
 	notify bool
 	bulk   bool
 	copies []path.Copy // kept for the next operation
@@ -125,16 +123,14 @@ type ended struct {
 	err error
 }
 
-// add ends a transfer. It can come here twice, for example when it failed while pieces of it were queued.
+// add ends a transfer.
 func (e *ending) add(t *Transfer) {
-	if !t.over {
-		t.over = true
-		if e.first.t == nil {
-			e.first = ended{t, t.failed}
-			return
-		}
-		e.transfers = append(e.transfers, ended{t, t.failed})
+	t.m.End()
+	if e.first.t == nil {
+		e.first = ended{t, t.m.Err()}
+		return
 	}
+	e.transfers = append(e.transfers, ended{t, t.m.Err()})
 }
 
 func (e *ending) run(l *lane) {
@@ -155,21 +151,21 @@ func (e *ending) run(l *lane) {
 	}
 }
 
-// submit takes a transfer that is ready to be posted.
-func (l *lane) submit(t *Transfer) {
-	t.mu.Lock()
-	t.lane = l
-	t.mu.Unlock()
+// submit takes a transfer that is ready to be posted now.
+func (l *lane) submit(t *Transfer, now time.Duration) {
 	a := &l.arrivals
 	a.mu.Lock()
 	a.list = append(a.list, t)
 	a.mu.Unlock()
 	a.some.Store(true)
-	l.work()
+	l.workAt(now)
 }
 
 // work takes what has arrived, unless another goroutine holds the lane: that one does it when it unlocks. No other lock may be held.
-func (l *lane) work() {
+func (l *lane) work() { l.workAt(0) }
+
+// workAt is work for a caller that has just read the clock.
+func (l *lane) workAt(now time.Duration) {
 	for l.arrivals.some.Load() {
 		if l.arrivals.dead.Load() { // the goroutine that holds a lane that is gone may not look at arrivals
 			l.mu.Lock()
@@ -177,7 +173,9 @@ func (l *lane) work() {
 			return
 		}
 		var end ending
+		l.clock = now
 		l.take(&end)
+		l.clock, now = 0, 0
 		l.mu.Unlock()
 		end.run(l)
 	}
@@ -201,16 +199,26 @@ func (l *lane) take(end *ending) {
 	now, flush, wait := time.Time{}, len(a.taken) == 0, control.Idle
 	for i, t := range a.taken {
 		a.taken[i] = nil
+		if t.m.State() != state.Routed { // its digester was faster
+			flush = true
+			continue
+		}
+		if t.digest != nil { // it may have come to an outcome before the transfer had this lane
+			if settled, err := t.digest.outcome(); settled {
+				t.m.Proved(err)
+			}
+		}
 		switch {
 		case l.down != nil:
+			t.m.Fence()
 			l.interrupted(t, end)
-		case t.canceled.Load() && t.inflight == 0: // Cancel may have looked for it before it is in the queue; its digester may have put it there, or posted it
-			l.leave(t)
-			t.failed = path.ErrCanceled
-			end.add(t)
+		case t.canceled(): // Cancel may have looked for it before it is in the queue
+			t.m.Fail(path.ErrCanceled)
+			l.follow(t, end)
 			flush = true // it may have come together with the timer, and no other goroutine would look at the queue
 		default:
-			l.enqueue(t)
+			l.alongside(t)
+			l.follow(t, end)
 			if !l.batching || t.isBulk() {
 				flush = true
 				continue
@@ -231,210 +239,45 @@ func (l *lane) take(end *ending) {
 	}
 }
 
-func (l *lane) flushAfter(d time.Duration) {
-	if l.timer == nil {
-		l.timer = time.AfterFunc(d, l.again)
+// dismiss lets a transfer go on without this lane.
+func (l *lane) dismiss(t *Transfer) {
+	t.mu.Lock()
+	t.lane, t.abort = nil, nil
+	t.mu.Unlock()
+}
+
+// follow does what the state of a transfer asks for. The owner of the lane calls it after each event.
+func (l *lane) follow(t *Transfer, end *ending) { l.act(t, t.m.Next(), end) }
+
+func (l *lane) act(t *Transfer, step state.Step, end *ending) {
+	if step == state.Queue {
+		l.enqueue(t)
 		return
 	}
-	l.timer.Reset(d)
-}
-
-// again has the queue looked at, by this goroutine or the one that holds the lane.
-func (l *lane) again() {
-	l.arrivals.some.Store(true)
-	l.work()
-}
-
-// pump posts from the queue until it is empty or no more may be outstanding.
-func (l *lane) pump(end *ending) {
-	l.batch.Reset()
-	l.postFences()
-	l.post(allClasses, end)
-}
-
-// post posts what is queued in some classes.
-func (l *lane) post(classes uint64, end *ending) {
-	for {
-		n := l.gather(classes, end)
-		if n == 0 {
-			return
-		}
-		k, done, err := l.hand(n)
-		now := time.Now()
-		for i := range k {
-			t := l.from[i]
-			if t.posted.IsZero() {
-				t.posted = now
-			}
-		}
-		// What was not accepted goes back, last first, so that the order stays.
-		for i := n - 1; i >= k; i-- {
-			l.putBack(i)
-		}
-		for i := range done {
-			l.opEnded(&l.ends[i], end)
-		}
-		if err != nil && !errors.Is(err, path.ErrFull) && !errors.Is(err, path.ErrDown) && k < n {
-			l.refuse(l.from[k], err, end)
-			continue
-		}
-		if errors.Is(err, path.ErrDown) {
-			l.peer.node.loop.kick(l) // for the event that says so
-		}
-		if k < n && (done == 0 || errors.Is(err, path.ErrDown)) {
-			return
-		}
-	}
-}
-
-// hand gives the first n operations to the path. done is how many have ended by then, also of earlier ones; their events are in ends. Large
-// transfers end by Poll: the loop goes on with them, so that they hold neither the caller nor those who want the lane meanwhile.
-func (l *lane) hand(n int) (accepted, done int, err error) {
-	if l.now != nil && !slices.ContainsFunc(l.ops[:n], func(o path.Op) bool { return o.Bulk }) {
-		return l.now.PostNow(l.ops[:n], l.ends[:])
-	}
-	accepted, err = l.p.Post(l.ops[:n])
-	return accepted, 0, err
-}
-
-// gather fills ops with the next operations and takes slots for them.
-func (l *lane) gather(classes uint64, end *ending) int {
-	n := 0
-	for n < postMax && len(l.free) > 0 {
-		may := classes
-		if l.bulkLen >= l.room() {
-			may &^= bulkClasses
-		}
-		it, grant := l.queue.NextOf(may)
-		if it == nil {
-			break
-		}
-		t := it.Value
-		if t.over {
-			l.leave(t)
-			continue
-		}
-		if (t.canceled.Load() || t.failed != nil) && !t.all {
-			t.failed = firstError(t.failed, path.ErrCanceled)
-			l.leave(t)
-			l.failedNow(t, end)
-			continue
-		}
-		if t.all && (t.inflight > 0 || t.notified || t.failed != nil || t.holds() || t.part != nil) {
-			l.leave(t) // all posted: its completions bring it back if a notification is due, or its digester
-			if t.inflight == 0 && t.digest != nil {
-				if err := t.digest.finish(); err != nil || t.failed != nil {
-					t.failed = firstError(t.failed, err)
-					l.failedNow(t, end)
-				}
-			}
-			continue
-		}
-		bytes := l.size(t, grant)
-		if wait := l.pay(bytes); wait > 0 {
-			l.flushAfter(wait)
-			break
-		}
-		if t.posted.IsZero() && t.inflight == 0 {
-			t.alone, t.firstOp = l.inflight == 0, l.gathered
-		}
-		idx := l.free[len(l.free)-1]
-		l.free = l.free[:len(l.free)-1]
-		s := &l.slots[idx]
-		op := &l.ops[n]
-		*op = path.Op{Kind: t.kind, Bulk: t.isBulk() && !t.all, Imm: t.id.number()}
-		s.t, s.start, s.bytes, s.bulk = t, t.at, bytes, t.isBulk() && !t.all
-		if !t.all {
-			op.Copies = t.cut(bytes, s)
-			if s.start == (cursor{}) && t.all && t.part == nil && !t.holds() {
-				op.Notify, op.Msg, t.notified = true, t.msg, true
-			}
-		} else {
-			op.Kind, op.Msg, t.notified = path.Notify, t.msg, true
-		}
-		s.notify = op.Kind == path.Notify
-		op.Token = uint64(s.gen)<<32&^fenceToken | uint64(idx)
-		t.inflight++
-		l.inflight++
-		if s.bulk {
-			l.bulk++
-			l.bulkLen += bytes
-		}
-		l.gathered++
-		t.ops++
-		l.from[n], l.charged[n] = t, l.queue.Took(it, bytes)
-		n++
-		if t.all {
-			l.leave(t)
-		}
-	}
-	return n
-}
-
-// putBack undoes the gathering of operation i.
-func (l *lane) putBack(i int) {
-	op := &l.ops[i]
-	t := l.from[i]
-	s := &l.slots[uint32(op.Token)]
-	l.prepaid += s.bytes
-	if t.at = s.start; op.Kind != path.Notify {
-		t.all = false
-	}
-	t.notified = false
-	l.release(uint32(op.Token))
-	l.gathered--
-	t.ops--
-	if t.item.Queued() {
-		l.queue.Refund(&t.item, l.charged[i])
-	} else {
-		f, class := l.flowOf(t)
-		l.queue.PushFront(f, class, &t.item, l.charged[i])
-	}
-}
-
-func (l *lane) release(idx uint32) {
-	s := &l.slots[idx]
-	s.t.inflight--
-	l.inflight--
-	if s.bulk {
-		l.bulk--
-		l.bulkLen -= s.bytes
-	}
-	if cap(s.copies) > keepCopies {
-		s.copies = nil
-	}
-	clear(s.copies)
-	s.t, s.copies = nil, s.copies[:0]
-	s.gen = (s.gen + 1) & 0x7fffffff
-	l.free = append(l.free, idx)
-}
-
-// refuse ends a transfer whose operation the path did not accept.
-func (l *lane) refuse(t *Transfer, err error, end *ending) {
-	if t.misses(err) {
-		t.missing = true
-		l.leave(t)
-		l.missedNow(t, end)
-		return
-	}
-	t.failed = firstError(t.failed, err)
 	l.leave(t)
-	l.failedNow(t, end)
-}
-
-// failedNow ends a transfer that has failed if nothing of it is outstanding. One that lost an operation with the path ends with the path:
-// the other side may still write what that operation brought.
-func (l *lane) failedNow(t *Transfer, end *ending) {
-	if t.inflight == 0 && !t.broken {
+	switch step {
+	case state.Prove:
+		if err := t.digest.finish(); err != nil {
+			t.m.Proved(err)
+			l.follow(t, end)
+		}
+	case state.Fence: // the end of the path follows
+		l.broken = append(l.broken, t)
+	case state.Stage:
+		l.dismiss(t)
+		end.missed = append(end.missed, t)
+	case state.End:
+		l.account(t)
+		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first.t == nil
 		end.add(t)
 	}
 }
 
-// serve polls once and dispatches; it returns whether there may be more to do at once. Only the loop calls it.
+// serve polls once and dispatches; it returns whether there may be more to do at once. The loop calls it, and the goroutine that attends the lane.
 func (l *lane) serve(arm bool) (more bool) {
 	var end ending
-	held := l.peer.hold(l)
 	l.mu.Lock()
+	held := l.peer.hold(l)
 	if l.gone {
 		l.take(&end)
 		l.unlock()
@@ -447,10 +290,10 @@ func (l *lane) serve(arm bool) (more bool) {
 		held = false
 	}
 	held = held || !awaited && l.overRate() // what it brings beyond its rate meanwhile is made up for afterwards
-	if held != l.muted {
-		// The descriptor of a lane that is not polled stays readable, and would keep the loop from sleeping.
-		l.peer.node.loop.watch(l, !held)
-		l.muted = held
+	if mute := held || l.attended.Load(); mute != l.muted {
+		// The descriptor of a lane that the loop does not poll stays readable, and would keep the loop from sleeping.
+		l.peer.node.loop.watch(l, !mute)
+		l.muted = mute
 	}
 	if held {
 		l.unlock()
@@ -522,19 +365,21 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 	if t == nil || s.gen != uint32(e.Token>>32) {
 		return // cannot happen with a path that keeps its contract
 	}
-	part := undone{s.start, s.bytes}
+	part, notify := s.part, s.notify
 	l.release(idx)
 	switch {
 	case errors.Is(e.Err, path.ErrDown): // the end of the path follows, and decides
-		t.breaks(part, s.notify)
+		t.m.Done(part, state.PathDown, nil)
 	case t.misses(e.Err):
-		t.missing = true
-		t.undone = append(t.undone, part)
-		l.leave(t)
+		t.m.Done(part, state.Unreachable, nil)
 	case e.Err != nil:
-		t.failed = firstError(t.failed, e.Err)
-	case !s.notify:
-		t.moved.Add(part.bytes)
+		t.m.Done(part, state.Failed, e.Err)
+	default:
+		t.m.Done(part, state.Placed, nil)
+		if notify {
+			break
+		}
+		t.moved.Add(part.Bytes)
 		t.mu.Lock()
 		t.proof = e.Proof
 		t.mu.Unlock()
@@ -542,49 +387,26 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 			t.digest.place(part)
 		}
 	}
-	if t.inflight > 0 {
-		return
-	}
-	switch {
-	case t.broken: // also one that has failed: its user gets the error after the other side is fenced
-		l.broken = append(l.broken, t)
-	case t.missing && t.failed == nil:
-		l.leave(t)
-		l.missedNow(t, end)
-	case t.failed != nil, t.notified, t.part != nil && t.all:
-		l.leave(t)
-		l.account(t)
-		end.add(t)
-	case t.all && t.holds(): // all bytes are in place: the digester says how to go on
-		if err := t.digest.finish(); err != nil {
-			t.failed = err
-			l.leave(t)
-			end.add(t)
-		}
-	case t.all: // all bytes are in place: tell the peer, which is a small operation
-		if !t.item.Queued() {
-			l.queue.Push(&t.flow, lightClass(t.priority), &t.item)
-		}
-	}
+	l.follow(t, end)
 }
 
 // account notes where the time went and what the path achieved.
 func (l *lane) account(t *Transfer) {
-	now := time.Now()
+	now := clock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.carried {
-		t.explain.Pieces = t.ops
-		if t.ops > 1 && t.notified {
+	if t.reach != reachCarried {
+		t.explain.Pieces = int32(t.ops)
+		if t.ops > 1 && t.m.State() == state.Notifying {
 			t.explain.Pieces-- // the notification
 		}
 	}
 	x := &t.explain.Times
-	if !t.posted.IsZero() {
+	if t.posted != 0 {
 		x.lap(&x.Queue, t.posted)
 		x.lap(&x.Transfer, now)
 		// Only a transfer that had the path for itself says something about it.
-		if t.failed == nil && t.alone && t.digest == nil && !t.carried && l.gathered-t.firstOp == uint64(t.ops) {
+		if t.m.Err() == nil && t.sole > 0 && t.digest == nil && t.reach != reachCarried && l.gathered-(t.sole-1) == uint64(t.ops) {
 			l.cost.observe(t.bytes, x.Transfer, now)
 		}
 	}
@@ -610,19 +432,16 @@ func (l *lane) wentDown(cause error, end *ending) {
 	l.p.Close()
 	for i := range l.slots { // none, unless the path broke its contract: no transfer may hang for that
 		if s := &l.slots[i]; s.t != nil {
-			t := s.t
-			t.breaks(undone{s.start, s.bytes}, s.notify)
+			t, part := s.t, s.part
 			l.release(uint32(i))
-			if t.inflight == 0 {
-				l.broken = append(l.broken, t)
-			}
+			t.m.Done(part, state.PathDown, nil)
+			l.follow(t, end)
 		}
 	}
 	l.queue.Each(func(it *sched.Item[*Transfer]) {
 		l.leave(it.Value)
-		if it.Value.inflight == 0 {
-			l.interrupted(it.Value, end)
-		}
+		it.Value.m.Fence()
+		l.interrupted(it.Value, end)
 	})
 	for _, t := range l.broken {
 		l.interrupted(t, end)

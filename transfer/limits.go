@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -188,7 +188,7 @@ func (l *limits) heard(bytes uint64) time.Duration {
 func (l *limits) paced() bool { return l.inRate != nil || l.parent.inRate != nil }
 
 // cannotPace refuses a path that cannot be held to a rate.
-func (l *limits) cannotPace(traits path.Traits) error {
+func (l *limits) cannotPace(traits setup.Traits) error {
 	if !l.paced() || !traits.Whole {
 		return nil
 	}

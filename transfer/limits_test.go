@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
@@ -178,7 +179,7 @@ func TestMemoryIsHeldUntilRelease(t *testing.T) {
 // More pushes at once than allowed: the second is refused while the first is under way.
 func TestIncomingTransfersAtOnce(t *testing.T) {
 	r := record("tcp")
-	p := newPair(t, Options{Paths: []path.Driver{r}, Limits: Limits{Peer: Quota{In: sched.Limits{Transfers: 1}}}})
+	p := newPair(t, Options{Paths: []setup.Driver{r}, Limits: Limits{Peer: Quota{In: sched.Limits{Transfers: 1}}}})
 	x, err := p.ab.Notify(ctx(t), nil, PutOptions{})
 	wait(t, x, err)
 	ln := laneOf(t, p.ab, "tcp")
@@ -333,7 +334,7 @@ func TestRateNeedsAPathThatCanKeepIt(t *testing.T) {
 // for that.
 func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
 	const size = 128 << 10
-	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
 	c := ctx(t)
 	done := make(chan error, 1)
 	go func() {
@@ -354,7 +355,7 @@ func TestFenceOfAPeerThatWasTooFast(t *testing.T) {
 // A transfer is canceled on a path that this side does not serve for a while, because its peer was too fast. That is no sign that the
 // path has stalled: the transfer ends, and the path stays.
 func TestCancelOnAPathThatIsHeld(t *testing.T) {
-	p := newPair(t, Options{Paths: []path.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
+	p := newPair(t, Options{Paths: []setup.Driver{over("tcp")}, Limits: Limits{Peer: Quota{In: sched.Limits{Rate: 4 << 10}}}})
 	p.a.patience = 20 * time.Millisecond
 	export(t, p.a, region(t, 128<<10), "a", path.Write)
 	export(t, p.b, region(t, 4096), "b", path.Write)

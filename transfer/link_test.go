@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/pool"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
@@ -136,7 +137,7 @@ func TestFetchSurvivesCuts(t *testing.T) {
 func TestLinkWarmsPaths(t *testing.T) {
 	s := newServer(t, 4096, ExportOptions{})
 	d := over("tcp")
-	l := link(t, open(t, Options{Paths: []path.Driver{d}}), s.addr(), LinkOptions{})
+	l := link(t, open(t, Options{Paths: []setup.Driver{d}}), s.addr(), LinkOptions{})
 	dst := region(t, 4096)
 	j, err := l.Fetch(ctx(t), "x", dst.All(), JobOptions{})
 	waitJob(t, j, err)

@@ -190,6 +190,10 @@ func (l *loop) serve() error {
 		}
 		busy := false
 		for ln := range hot {
+			if ln.attended.Load() {
+				delete(hot, ln)
+				continue
+			}
 			more := ln.serve(!spinning)
 			busy = busy || more
 			if !more && !spinning {

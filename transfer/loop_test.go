@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // With one processor and a loop that never stops to poll, the goroutine that waits for a transfer runs as soon as the transfer has
@@ -36,7 +38,7 @@ func TestSpinningLoopYields(t *testing.T) {
 		}
 		return n
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}, Spin: time.Hour})
+	p := newPair(t, Options{Paths: []setup.Driver{d}, Spin: time.Hour})
 	put := putter(t, p, "tcp", 1)
 	put()
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
@@ -75,8 +77,8 @@ func TestLoopFails(t *testing.T) {
 		}
 		return p.Poll(events)
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}, OnEvent: func(e Event) {
-		if e.Kind == EventNodeFailed {
+	p := newPair(t, Options{Paths: []setup.Driver{d}, OnEvent: func(e observe.Event) {
+		if e.Kind == observe.EventNodeFailed {
 			close(failed) // once
 		}
 	}})

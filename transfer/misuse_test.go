@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/path/verbs"
@@ -18,7 +19,7 @@ import (
 
 // Options that cannot be are refused by Open, in words that name the field, its value and what was expected.
 func TestBadOptions(t *testing.T) {
-	var none path.Driver
+	var none setup.Driver
 	for _, c := range []struct {
 		o    Options
 		want []string
@@ -34,11 +35,11 @@ func TestBadOptions(t *testing.T) {
 		{Options{DeadAfter: time.Second, HeartbeatEvery: time.Second}, []string{"Options.DeadAfter is 1s", "twice HeartbeatEvery (1s)"}},
 		{Options{Security: path.SecurityEncrypted + 1}, []string{"Options.Security", "SecurityEncrypted"}},
 		{Options{Staging: 1}, []string{"Options.Staging is 1", "at least 524288"}},
-		{Options{Paths: []path.Driver{shm.Driver{}, none}}, []string{"Options.Paths[1] is nil", "expected a driver"}},
-		{Options{Paths: []path.Driver{shm.Driver{}, shm.Driver{}}}, []string{`Options.Paths[1] is "shm" again`, "once"}},
-		{Options{Paths: []path.Driver{tcp.New(tcp.Options{CongestionControl: "cubik"})}}, []string{"Options.Paths[0]", `"cubik"`, "this kernel has"}},
-		{Options{Paths: []path.Driver{tcp.New(tcp.Options{Addr: "localhost"})}}, []string{"Options.Paths[0]", "Options.Addr", `"localhost"`}},
-		{Options{Paths: []path.Driver{verbs.New(verbs.Options{QueuePairs: -1})}}, []string{"Options.Paths[0]", "Options.QueuePairs is -1"}},
+		{Options{Paths: []setup.Driver{shm.Driver{}, none}}, []string{"Options.Paths[1] is nil", "expected a driver"}},
+		{Options{Paths: []setup.Driver{shm.Driver{}, shm.Driver{}}}, []string{`Options.Paths[1] is "shm" again`, "once"}},
+		{Options{Paths: []setup.Driver{tcp.New(tcp.Options{CongestionControl: "cubik"})}}, []string{"Options.Paths[0]", `"cubik"`, "this kernel has"}},
+		{Options{Paths: []setup.Driver{tcp.New(tcp.Options{Addr: "localhost"})}}, []string{"Options.Paths[0]", "Options.Addr", `"localhost"`}},
+		{Options{Paths: []setup.Driver{verbs.New(verbs.Options{QueuePairs: -1})}}, []string{"Options.Paths[0]", "Options.QueuePairs is -1"}},
 		{Options{Listen: []string{"http://x"}}, []string{"http://x"}},
 	} {
 		n, err := Open(ctx(t), c.o)

@@ -20,6 +20,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/identity"
@@ -88,7 +89,7 @@ func runInHost(role string) error {
 	}()
 	o := Options{Name: f[0], Policy: identity.Everyone(identity.All), Anonymous: identity.All, AllowUID: path.AnyUser(), // their loopback addresses lead from one host to the other
 		HeartbeatEvery: dead / 10, DeadAfter: dead,
-		Paths: []path.Driver{shm.Driver{}, tcp.New(tcp.Options{Addr: f[1] + ":0", CongestionControl: "system"})}}
+		Paths: []setup.Driver{shm.Driver{}, tcp.New(tcp.Options{Addr: f[1] + ":0", CongestionControl: "system"})}}
 	if dir := os.Getenv(identityEnv); dir != "" {
 		o.Paths = nil
 		if o.Identity, err = identity.Open(dir, identity.Options{}); err != nil {
@@ -392,8 +393,17 @@ func TestNamespacesSecurity(t *testing.T) {
 		client := startInHost(t, a, "client "+ip+" 90s "+addr+" once", env["client"])
 		checkSecurity(t, server, client, path.SecurityEncrypted)
 	}
+	// By link-local addresses, which take the interface beside them.
+	for h, ip := range map[*netns.Host]string{a: "fe80::a/64", b: "fe80::b/64"} {
+		if err := h.Run(h.Command("ip", "addr", "add", ip, "dev", h.Link().Name, "nodad")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	server := startInHost(t, b, "server [fe80::b%"+b.Link().Name+"] 90s", env["server"])
+	addr := strings.Replace(server.next(t, "listening").Addr, "%"+b.Link().Name, "%"+a.Link().Name, 1)
+	checkSecurity(t, server, startInHost(t, a, "client - 90s "+addr+" once", env["client"]), path.SecurityEncrypted)
 	ip := b.Link().IPv4.String()
-	server := startInHost(t, b, "server "+ip+" 90s", insecureEnv+"=1")
+	server = startInHost(t, b, "server "+ip+" 90s", insecureEnv+"=1")
 	client := startInHost(t, a, "client "+ip+" 90s "+server.next(t, "listening").Addr+" once", insecureEnv+"=1")
 	checkSecurity(t, server, client, path.SecurityNone)
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -19,8 +18,10 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // maxName is the largest length of a name in bytes.
@@ -32,9 +33,9 @@ const DefaultSpin = 100 * time.Microsecond
 
 // Options describe a node. The zero value is a node that only dials.
 type Options struct {
-	Name   string        // for reports; "" becomes the program's name and process id
-	Listen []string      // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
-	Paths  []path.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
+	Name   string         // for reports; "" becomes the program's name and process id
+	Listen []string       // addresses, such as tcp://127.0.0.1:0 or unix:///run/node.sock
+	Paths  []setup.Driver // in order of preference among equals; nil means all that package path/drivers has, as far as this machine can have them
 	// Spin is how long the node's goroutine keeps polling its paths after the last activity before it sleeps in the kernel.
 	// A message that comes meanwhile costs no wake-up, and a stream of them over sockets goes about a third faster. 0 means
 	// DefaultSpin; a negative value sleeps at once. Other threads that can run on the processor go first, so that polling
@@ -68,22 +69,22 @@ type Options struct {
 	Security   path.Security
 	Limits     Limits
 	NoChecksum bool // turns payload checksums off where both sides do so
-	Window     int  // outstanding operations per path, at least 2, of which one is kept for revocations; 0 means path.DefaultWindow
+	Window     int  // outstanding operations per path, at least 2, of which one is kept for revocations; 0 means setup.DefaultWindow
 	Streams    int  // data connections of a wire path; 0 leaves it to the path
 
 	HeartbeatEvery time.Duration // 0: 500 ms
-	DeadAfter      time.Duration // silence after which a peer is given up; 0: 1500 ms
+	DeadAfter      time.Duration // silence after which a peer is given up, on a link with short round trips; 0: 1500 ms. See docs/protocol.md
 
 	// OnPeer is called once for every peer that dialed this node, before any other callback for it.
 	OnPeer func(*Peer)
-	// OnTransfer is called once for every put, get and notification of a peer that was completed. Calls for one peer come
+	// OnTransfer is called once for every put, get and notification of a peer that was completed, unless a handler has its tag (Node.OnTag). Calls for one peer come
 	// in order and one at a time. While they take long, that peer is held back, not the node: its paths are not served when
 	// too many calls wait, so a call must not wait for a transfer with the same peer.
 	OnTransfer func(Incoming)
 	// OnEvent is called for every event (see Event), in order and one at a time, on a goroutine of its own; nil is silent. While a
 	// call takes long, at most 1024 events wait; those beyond are dropped and counted in Event.Missed of the next. More than one
 	// listener: Node.Events.
-	OnEvent func(Event)
+	OnEvent func(observe.Event)
 	// Logger logs peers and paths that come and go, never single transfers; nil is silent.
 	Logger *slog.Logger
 }
@@ -91,10 +92,11 @@ type Options struct {
 // Incoming is a completed put, get or notification of a peer.
 type Incoming struct {
 	Peer  *Peer
-	ID    ID
+	ID    observe.ID
 	Kind  path.OpKind
 	Bytes uint64
 	Msg   []byte
+	Tag   uint32 // see PutOptions.Tag
 	Path  string
 }
 
@@ -104,7 +106,7 @@ type Node struct {
 	id       [16]byte
 	instance uint64
 	host     [16]byte
-	drivers  []path.Driver
+	drivers  []setup.Driver
 	missing  []Candidate // what this machine cannot have, with the reason
 	loop     *loop
 	log      *slog.Logger
@@ -146,8 +148,8 @@ type Node struct {
 	queues     map[string]chan *Queue
 	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
-	offers     map[ID]*incomingTensor
-	withdrawn  map[ID]*Peer          // offers that the peer took back before they were answered
+	offers     map[observe.ID]*incomingTensor
+	withdrawn  map[observe.ID]*Peer  // offers that the peer took back before they were answered
 	exposed    map[closedPath]uint64 // down, but the peer may still reach exports, with the tag in the loop; nil when the node has ended
 	owned      map[*Queue]bool       // not closed
 	retire     []*Export             // at Close: when the last queue is closed
@@ -199,7 +201,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		opts: o, drivers: here, missing: missing, log: o.Logger, host: hostID(), budget: budget.Process(),
 		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
-		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[ID]*incomingTensor{}, withdrawn: map[ID]*Peer{},
+		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{},
 		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
 		hashing: make(chan struct{}, hashers()), patience: cancelPatience,
 	}
@@ -226,6 +228,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 	if o.OnEvent != nil {
 		n.callOnEvent(o.OnEvent)
 	}
+	n.Handle(longService, n.longNotified) // the first one: no other has its name
 	if o.Identity != nil && o.Policy == nil && o.Identity.Rules() == nil && len(o.Listen) > 0 {
 		n.log.Warn("no peer with a certificate has rights on this node: there is no policy file; \"penstock pair allow NAME RIGHTS\" makes one", "node", o.Identity.Name())
 	}
@@ -235,6 +238,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 			return nil, err
 		}
 	}
+	n.lookAtIdentity() // it may warn at once
 	return n, nil
 }
 
@@ -244,10 +248,17 @@ func (n *Node) fail(err error) {
 	n.failed = err
 	n.mu.Unlock()
 	n.log.Error("node failed", "error", err)
-	n.obs.bus.emit(Event{Kind: EventNodeFailed, Name: n.opts.Name, Reason: err.Error()})
+	n.obs.bus.Emit(observe.Event{Kind: observe.EventNodeFailed, Name: n.opts.Name, Reason: err.Error()})
 	for _, p := range n.Peers() {
 		p.fail(err)
 	}
+}
+
+// Err is why the node moves nothing any more: it wraps ErrClosed or ErrFailed. It is nil as long as the node works.
+func (n *Node) Err() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.usable()
 }
 
 // usable returns why the node takes no more peers, nil if it does. The mutex is held.
@@ -259,7 +270,7 @@ func (n *Node) usable() error {
 }
 
 // present parts the drivers that this machine can have from those that it lacks something for. Lacking all of them is an error.
-func present(all []path.Driver) (here []path.Driver, missing []Candidate, err error) {
+func present(all []setup.Driver) (here []setup.Driver, missing []Candidate, err error) {
 	var reasons []error
 	for _, d := range all {
 		if err := drivers.Probe(d); err != nil {
@@ -274,88 +285,6 @@ func present(all []path.Driver) (here []path.Driver, missing []Candidate, err er
 		return nil, nil, fmt.Errorf("transfer: none of the paths that were asked for is available: %w", errors.Join(reasons...))
 	}
 	return here, missing, nil
-}
-
-func (n *Node) listen(ctx context.Context, s string) error {
-	a, err := parseAddress(s)
-	if err == nil {
-		err = n.allows(a)
-	}
-	if err != nil {
-		return err
-	}
-	if a.expect != "" {
-		return fmt.Errorf("transfer: listen on %s: a name is for dialing; Options.Policy says who may do what", s)
-	}
-	if n.opts.Anonymous == 0 && (a.network == "unix" || n.opts.Identity == nil) {
-		return fmt.Errorf("transfer: listen on %s: peers there have no certificate, and Options.Anonymous gives these no rights: %w", s, ErrNoRights)
-	}
-	var lc net.ListenConfig
-	network := a.network
-	if ap, err := netip.ParseAddrPort(a.addr); err == nil && ap.Addr().Is4() {
-		network = "tcp4" // else 0.0.0.0 is [::] to package net
-	}
-	l, err := lc.Listen(ctx, network, a.addr)
-	if err != nil {
-		return fmt.Errorf("transfer: listen on %s: %w", s, err)
-	}
-	n.listeners = append(n.listeners, l)
-	n.wg.Add(1)
-	go n.accept(l)
-	return nil
-}
-
-const acceptPause = 50 * time.Millisecond
-
-func (n *Node) accept(l net.Listener) {
-	defer n.wg.Done()
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			n.mu.Lock()
-			closed := n.closed
-			n.mu.Unlock()
-			if closed || errors.Is(err, net.ErrClosed) {
-				return
-			}
-			// For example too many open files: that passes, and must not occupy a core meanwhile.
-			n.log.Warn("accept", "error", err)
-			select {
-			case <-time.After(acceptPause):
-				continue
-			case <-n.closing:
-				return
-			}
-		}
-		// Here and not in the goroutine, so that they count from when they are accepted, in the order in which they came.
-		p, err := n.arrived(c, control.Acceptor)
-		if err != nil { // closed: so is the listener
-			continue
-		}
-		n.wg.Add(1)
-		go func() {
-			p, err := n.connect(context.Background(), p, address{}, nil)
-			n.wg.Done() // OnPeer may call Close
-			if err != nil {
-				n.log.Info("peer refused", "from", c.RemoteAddr(), "error", err)
-				n.obs.turnedAway(c.RemoteAddr(), err)
-				return
-			}
-			if n.opts.OnPeer != nil {
-				n.opts.OnPeer(p)
-			}
-			close(p.introduced)
-		}()
-	}
-}
-
-// Addrs are the addresses that the node listens on, in the form that Dial takes, with the ports that the kernel chose.
-func (n *Node) Addrs() []string {
-	var out []string
-	for _, l := range n.listeners {
-		out = append(out, address{network: l.Addr().Network(), addr: l.Addr().String()}.String())
-	}
-	return out
 }
 
 // Name is the node's name.
@@ -424,7 +353,7 @@ func (n *Node) Close() error {
 	n.closed = true
 	close(n.closing)
 	n.strangers.cut()
-	var listeners []path.Listener
+	var listeners []setup.Listener
 	for _, a := range n.accepting {
 		if a.l != nil {
 			listeners = append(listeners, a.l)
@@ -460,7 +389,7 @@ func (n *Node) Close() error {
 			invariants.Broken("transfer: %d grants of a closed node are not given back, %d queues are open", g, queues)
 		}
 	}
-	n.obs.bus.close()
+	n.obs.bus.Close()
 	return errors.Join(err, n.closeMemory())
 }
 
@@ -474,97 +403,13 @@ func (n *Node) isClosing() bool {
 	}
 }
 
-func (n *Node) nextID() ID { return newID(n.instance, n.numbers.Add(1)) }
+func (n *Node) nextID() observe.ID { return observe.NewID(n.instance, n.numbers.Add(1)) }
 
-func (n *Node) driver(name string) path.Driver {
+func (n *Node) driver(name string) setup.Driver {
 	for _, d := range n.drivers {
 		if d.Name() == name {
 			return d
 		}
 	}
 	return nil
-}
-
-// acceptor is the accepting side of a driver, once done is closed; err is why there is none.
-type acceptor struct {
-	done chan struct{}
-	l    path.Listener
-	err  error
-}
-
-// place is where peers dial paths of a driver: on an address of this host, if the driver has listeners for each.
-type place struct {
-	driver string
-	host   netip.Addr
-}
-
-// The listeners of a node are bounded: a host may answer to more addresses than it has descriptors. Any peer on this machine can come by any
-// address of 127.0.0.0/8, so few of these take the place of others.
-const (
-	maxPlaces   = 64
-	maxLoopback = 4 // of these, in 127.0.0.0/8 beside 127.0.0.1
-)
-
-// chosen reports whether the place is at an address that a peer on this machine chose among 127.0.0.0/8.
-func (at place) chosen() bool {
-	return at.host.Is4() && at.host.IsLoopback() && at.host != netip.AddrFrom4([4]byte{127, 0, 0, 1})
-}
-
-// full reports whether the node listens at as many places as it may. The mutex is held.
-func (n *Node) full(at place) bool {
-	chosen := 0
-	for other := range n.accepting {
-		if other.chosen() {
-			chosen++
-		}
-	}
-	return len(n.accepting) >= maxPlaces || at.chosen() && chosen >= maxLoopback
-}
-
-// listener opens the accepting side of a driver when a peer first asks for it. local is the address at this end of the
-// connection with that peer, which has shown that the peer reaches it. To open devices may take long, so it delays only those that
-// ask for the same place meanwhile. A failure is for them; the next one that asks tries again.
-func (n *Node) listener(d path.ListenDriver, local net.Addr) (path.Listener, error) {
-	at := place{driver: d.Name()}
-	h, each := d.(path.HostListener)
-	if t, ok := local.(*net.TCPAddr); ok && each {
-		at.host = t.AddrPort().Addr().Unmap()
-	}
-	n.mu.Lock()
-	if n.closed {
-		n.mu.Unlock()
-		return nil, ErrClosed
-	}
-	if a := n.accepting[at]; a != nil {
-		n.mu.Unlock()
-		<-a.done
-		return a.l, a.err
-	}
-	if n.full(at) {
-		n.mu.Unlock()
-		return nil, control.Errorf(control.Busy, "peers came to too many other addresses of this node: dial one of those, or 127.0.0.1")
-	}
-	a := &acceptor{done: make(chan struct{})}
-	n.accepting[at] = a
-	n.mu.Unlock()
-	defer close(a.done)
-	var l path.Listener
-	var err error
-	if each {
-		l, err = h.ListenAt(at.host)
-	} else {
-		l, err = d.Listen()
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if err == nil && n.closed { // Close has not seen it
-		err = errors.Join(ErrClosed, l.Close())
-	}
-	if err != nil {
-		a.err = err
-		delete(n.accepting, at)
-		return nil, err
-	}
-	a.l = l
-	return l, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Limits that hold for whatever path is taken; single paths may allow less.
@@ -22,7 +23,7 @@ func (o *Options) check() error {
 	case o.DeadAfter < 0:
 		return fmt.Errorf("Options.DeadAfter is %v: expected a positive time, or 0 for 1500 ms", o.DeadAfter)
 	case o.Window != 0 && (o.Window < 1+fenceRoom || o.Window > maxPathWindow):
-		return fmt.Errorf("Options.Window is %d: expected %d to %d operations, or 0 for %d", o.Window, 1+fenceRoom, maxPathWindow, path.DefaultWindow)
+		return fmt.Errorf("Options.Window is %d: expected %d to %d operations, or 0 for %d", o.Window, 1+fenceRoom, maxPathWindow, setup.DefaultWindow)
 	case o.Streams < 0 || o.Streams > maxPathStreams:
 		return fmt.Errorf("Options.Streams is %d: expected 1 to %d connections, or 0 to leave it to the path", o.Streams, maxPathStreams)
 	case o.Security > path.SecurityEncrypted:
@@ -37,11 +38,11 @@ func (o *Options) check() error {
 			return fmt.Errorf("Options.Paths[%d] is %q again: expected each driver once", i, d.Name())
 		}
 		names[d.Name()] = true
-		_, listens := d.(path.ListenDriver)
-		if _, ends := d.(path.EndpointDriver); !listens && !ends {
+		_, listens := d.(setup.ListenDriver)
+		if _, ends := d.(setup.EndpointDriver); !listens && !ends {
 			return fmt.Errorf("Options.Paths[%d] is %q: expected a path.ListenDriver or a path.EndpointDriver, so that peers find it", i, d.Name())
 		}
-		if c, ok := d.(path.Checker); ok {
+		if c, ok := d.(setup.Checker); ok {
 			if err := c.Check(); err != nil {
 				return fmt.Errorf("Options.Paths[%d]: %w", i, err)
 			}

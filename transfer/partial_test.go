@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // A path that accepts one operation of each batch: what it left is posted again, pieces and bytes complete and in place.
@@ -17,7 +18,7 @@ func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 		}
 		return n, err
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}})
+	p := newPair(t, Options{Paths: []setup.Driver{d}})
 	const each, count = 4096, 300
 	size := each*count + 2*PieceSize + 12345
 	src, dst := region(t, size), region(t, size)
@@ -53,10 +54,10 @@ func TestPartlyAcceptedBatchesLoseNothing(t *testing.T) {
 // What a peer says in a notification is believed once, and only about transfers that it can have begun.
 func TestNotificationsAreChecked(t *testing.T) {
 	p := newPair(t, Options{})
-	msg := func(kind path.OpKind, id ID) *path.Event {
-		return &path.Event{Kind: path.EventNotify, Msg: append(appendHeader(nil, kind, id, 7), "text"...)}
+	msg := func(kind path.OpKind, number uint64) *path.Event {
+		return &path.Event{Kind: path.EventNotify, Msg: append(appendHeader(nil, kind, 5, number, 7), "text"...)}
 	}
-	own := newID(p.a.instance, 1<<20)
+	const own = 1 << 20
 	for _, c := range []struct {
 		what string
 		e    *path.Event
@@ -64,9 +65,8 @@ func TestNotificationsAreChecked(t *testing.T) {
 	}{
 		{"the first", msg(path.Put, own), true},
 		{"a repetition", msg(path.Put, own), false},
-		{"another number", msg(path.Get, newID(p.a.instance, 1<<20+1)), true},
-		{"another node's transfer", msg(path.Put, newID(p.a.instance+1, 1<<20+2)), false},
-		{"an unknown kind", msg(path.Fence, newID(p.a.instance, 1<<20+3)), false},
+		{"another number", msg(path.Get, own+1), true},
+		{"an unknown kind", msg(path.Fence, own+3), false},
 		{"a short header", &path.Event{Kind: path.EventNotify, Msg: make([]byte, headerSize-1)}, false},
 	} {
 		before := p.ba.refused.Load()
@@ -74,7 +74,7 @@ func TestNotificationsAreChecked(t *testing.T) {
 		if ok != c.ok || (p.ba.refused.Load() != before) == c.ok {
 			t.Errorf("%s: accepted %v, refused %d times", c.what, ok, p.ba.refused.Load()-before)
 		}
-		if ok && (in.Bytes != 7 || string(in.Msg) != "text" || in.Peer != p.ba) {
+		if ok && (in.Bytes != 7 || in.Tag != 5 || in.ID.Instance() != p.a.instance || string(in.Msg) != "text" || in.Peer != p.ba) {
 			t.Errorf("%s: %+v", c.what, in)
 		}
 	}

@@ -11,14 +11,10 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
-
-// requestTimeout bounds how long an answer of a peer is waited for.
-const requestTimeout = 10 * time.Second
 
 // Peer is a node that this one is connected to. Its methods may be called from any goroutine.
 type Peer struct {
@@ -31,8 +27,11 @@ type Peer struct {
 	tls        *tls.ConnectionState // nil: no TLS
 	cert       identity.Peer        // with TLS
 	user       user                 // without TLS, on this machine
-	rights     identity.Rights      // when the session began; see holds
-	local      bool                 // the other end is on this machine
+	asked      bool                 // for uid and uidErr: see owner
+	uid        int
+	uidErr     error
+	rights     identity.Rights // when the session began; see holds
+	local      bool            // the other end is on this machine
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
@@ -41,6 +40,7 @@ type Peer struct {
 	gone       chan struct{} // closed when nothing of the peer is left
 	kick       chan struct{} // wakes the writer
 	inbox      inbox
+	long       longParts
 	seen       seen
 	digests    digests
 	lending    lending // of slots to the peer
@@ -53,6 +53,8 @@ type Peer struct {
 	limits     *limits     // set before ready is closed
 	grant      *grant      // of the session; set in its handshake
 	streams    streams
+	changes    atomic.Uint64 // of lanes and remotes; see changed
+	ways       [keptWays]atomic.Pointer[way]
 
 	mu        sync.Mutex // guards what follows
 	session   *control.Session
@@ -63,7 +65,7 @@ type Peer struct {
 	remotes   map[path.Key]remote
 	revokedTo map[uint32]uint32 // by the index of a key: the last epoch in which the peer revoked an export that this node knew
 	nextID    uint64
-	coming    map[uint64]bool // paths that the peer was invited to dial, or this side is dialing; false: the peer says that they are down
+	coming    map[uint64]*upcoming // paths that are being set up: that a peer was told the id of, or that told it
 	lost      error
 }
 
@@ -75,6 +77,12 @@ type opening struct {
 	at   time.Time // of the failure
 }
 
+// upcoming is a path that is being set up, once both sides know its id.
+type upcoming struct {
+	down error  // the peer says that it is
+	end  func() // ends what waits for it; may be nil
+}
+
 // retryAfter is how long a path that could not be set up is not tried again.
 const retryAfter = time.Second
 
@@ -84,7 +92,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
 		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
-		queues: map[*Queue]bool{}, coming: map[uint64]bool{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),
+		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),
 	}
 	if role == control.Dialer {
 		rand.Read(p.id[:]) // never fails
@@ -114,6 +122,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 		Session: p.id, Replaces: replaces, Admit: p.admit,
 		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
+		HandshakeTimeout: p.patience(ctx),
 	}, time.Now())
 	if err != nil {
 		c.Close()
@@ -359,12 +368,12 @@ func (p *Peer) flush() error {
 	defer p.writing.Unlock()
 	for {
 		p.mu.Lock()
-		out := p.session.Outgoing()
+		out, silence := p.session.Outgoing(), p.session.Silence()
 		p.mu.Unlock()
 		if len(out) == 0 {
 			return nil
 		}
-		p.conn.SetWriteDeadline(time.Now().Add(p.node.opts.DeadAfter))
+		p.conn.SetWriteDeadline(time.Now().Add(silence))
 		n, err := p.conn.Write(out)
 		p.mu.Lock()
 		p.session.Sent(n)
@@ -419,6 +428,7 @@ func (p *Peer) fail(cause error) {
 			break
 		}
 		ln.shut(err)
+		p.node.obs.pathDown(ln, err) // the loop may have found it down, and be about to say so
 		p.forget(ln)
 	}
 	finish() // nothing of the peer moves on this side any more
@@ -444,115 +454,4 @@ func (n *Node) peerLost(p *Peer, err error) {
 	delete(n.peers, p)
 	n.mu.Unlock()
 	n.obs.peerDown(p, err)
-}
-
-// request asks the peer and waits for the answer.
-func (p *Peer) request(ctx context.Context, q control.Query) (*control.Response, error) {
-	if err := invariants.Context(ctx, "transfer.Peer"); err != nil {
-		return nil, err
-	}
-	c := make(chan *control.Response, 1)
-	p.mu.Lock()
-	if p.lost != nil {
-		defer p.mu.Unlock()
-		return nil, p.lost
-	}
-	var id uint64
-	err := p.roomFor(q)
-	if err == nil {
-		id, err = p.session.Request(time.Now(), q)
-	}
-	if err != nil {
-		defer p.mu.Unlock()
-		return nil, p.requestError(q, err)
-	}
-	p.pending[id] = c
-	p.mu.Unlock()
-	p.wake()
-	select {
-	case r, ok := <-c:
-		if !ok {
-			return nil, p.Err()
-		}
-		if err := r.Err(); err != nil {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			return nil, p.requestError(q, err)
-		}
-		return r, nil
-	case <-ctx.Done():
-		if lost := p.Err(); lost != nil { // perhaps ctx ends with the peer
-			return nil, lost
-		}
-		return nil, fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, endOf(ctx))
-	}
-}
-
-// keptRequests is how many of the requests that may wait for their answers are left to the change of paths: a path that goes down
-// while the others are taken must not cost the session, which is all that else keeps the peer from writing by it.
-const keptRequests = 8
-
-// roomFor refuses a request that would take what is left to others. The mutex is held.
-func (p *Peer) roomFor(q control.Query) error {
-	switch q.Method() {
-	case control.MethodPathDown, control.MethodDelivered, control.MethodOpenPath:
-		return nil
-	}
-	if n := p.session.Pending(); n >= control.MaxPendingRequests-keptRequests {
-		return fmt.Errorf("%d requests: %w", n, control.ErrPending)
-	}
-	return nil
-}
-
-// requestError is the error of a request that could not be made, or was answered by one. The mutex is held.
-func (p *Peer) requestError(q control.Query, err error) error {
-	if s := p.session.State(); s == control.Closing || s == control.Closed || s == control.Failed { // that is why, and the peer is about to be given up
-		p.mu.Unlock()
-		<-p.ctx.Done()
-		p.mu.Lock()
-		return p.lost
-	}
-	return fmt.Errorf("transfer: %v of %s: %w", q.Method(), p, err)
-}
-
-// send queues a one-way message; it is dropped when the peer is lost.
-func (p *Peer) send(m control.Message) error {
-	p.mu.Lock()
-	err := p.session.Send(time.Now(), m)
-	p.mu.Unlock()
-	p.wake()
-	return err
-}
-
-func (p *Peer) revoked(key path.Key) { p.send(&control.KeyRevoked{Key: key}) }
-
-// handle acts on one message; what can take long gets a goroutine.
-func (p *Peer) handle(m control.Message) {
-	switch m := m.(type) {
-	case *control.Response:
-		p.mu.Lock()
-		c := p.pending[m.ID]
-		delete(p.pending, m.ID)
-		p.mu.Unlock()
-		if c != nil {
-			c <- m
-		}
-	case *control.Request:
-		if m.Method == control.MethodCall || m.Method == control.MethodLookup {
-			go p.serve(m) // Close does not wait for it: the answerer (Handle, OnLookup) may call Close
-			return
-		}
-		p.node.wg.Add(1)
-		go func() {
-			defer p.node.wg.Done()
-			p.serve(m)
-		}()
-	case *control.KeyRevoked:
-		p.mu.Lock()
-		p.forgetRemote(m.Key)
-		p.mu.Unlock()
-		p.node.shares.revoked(p, m.Key)
-	case *control.Complete:
-		p.node.offerEnded(ID(m.ID), p, m.Err())
-	}
 }

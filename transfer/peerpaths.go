@@ -2,13 +2,16 @@ package transfer
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -34,7 +37,7 @@ func (p *Peer) Ready(ctx context.Context, name string) error {
 		return p.verdict(ctx, err)
 	}
 	floor := p.floor(path.SecurityNone)
-	cs := p.candidates(nil, readyBytes, nil, nil, floor)
+	cs := p.candidates(readyBytes, nil, nil, floor)
 	if name != "" {
 		cs = slices.DeleteFunc(cs, func(c Candidate) bool { return c.Path != name })
 	}
@@ -56,6 +59,7 @@ func (p *Peer) lane(ctx context.Context, driver string) (*lane, error) {
 	if o == nil || o.failedBefore(time.Now().Add(-retryAfter)) {
 		o = &opening{done: make(chan struct{})}
 		p.lanes[driver] = o
+		p.changed()
 		p.node.wg.Add(1)
 		go func() {
 			defer p.node.wg.Done()
@@ -112,6 +116,7 @@ func (p *Peer) open(o *opening, driver string) {
 	if up {
 		o.ln = ln
 		close(o.done)
+		p.changed()
 	}
 	p.mu.Unlock()
 	if up {
@@ -122,13 +127,14 @@ func (p *Peer) open(o *opening, driver string) {
 	}
 	o.err, o.at = fmt.Errorf("set up %s: %w", driver, err), time.Now()
 	close(o.done)
+	p.changed()
 	p.node.log.Warn("path not set up", "peer", p.info.Name, "path", driver, "error", err)
 }
 
 // pathConfig is what this side gives to a path with the peer.
-func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
+func (p *Peer) pathConfig(streams, window int, noChecksum bool) setup.Config {
 	o := &p.node.opts
-	c := path.Config{Peer: p.number, Principal: p.principal(), Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum,
+	c := setup.Config{Peer: p.number, Principal: p.principal(), Rights: pathRights(p.rights), Exports: &p.node.exports, Window: o.Window, Streams: o.Streams, NoChecksum: o.NoChecksum || noChecksum,
 		Users: p.users()}
 	if streams > 0 {
 		c.Streams = streams
@@ -145,7 +151,7 @@ func (p *Peer) pathConfig(streams, window int, noChecksum bool) path.Config {
 // ownEnd is this side's part of a path that is being set up: what is charged for it and, with an EndpointDriver, its endpoint.
 type ownEnd struct {
 	g  *grant
-	ep path.Endpoint // nil with a ListenDriver
+	ep setup.Endpoint // nil with a ListenDriver
 }
 
 // description is what the peer's end has to know of this one.
@@ -166,9 +172,9 @@ func (e *ownEnd) giveUp() {
 
 // endpoint makes the endpoint of a path, if the driver has any; peer describes the other end, nil on the side that asks for the path. The end
 // takes the grant over, also by an error.
-func endpoint(d path.Driver, cfg path.Config, peer []byte, g *grant) (e ownEnd, err error) {
+func endpoint(d setup.Driver, cfg setup.Config, peer []byte, g *grant) (e ownEnd, err error) {
 	e.g = g
-	if d, ok := d.(path.EndpointDriver); ok {
+	if d, ok := d.(setup.EndpointDriver); ok {
 		if e.ep, err = d.Endpoint(cfg, peer); err != nil {
 			g.release()
 		}
@@ -190,12 +196,21 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
 	var own ownEnd
+	var l setup.Listener
+	var token setup.Token
+	if p.role == control.Acceptor && p.byPort(d) { // the peer knows a way to this side, this side none to the peer
+		var err error
+		if l, err = p.node.listener(d.(setup.ListenDriver), true); err != nil {
+			return nil, nil, 0, err
+		}
+		rand.Read(token[:]) // never fails
+	}
 	ask := func() (offer control.PathOffer, err error) {
 		if own, err = endpoint(d, cfg, nil, p.node.own(pathNeeds(d, &cfg))); err != nil {
 			return offer, err
 		}
 		r, err := p.request(ctx, &control.OpenPath{Path: driver, Streams: uint32(cfg.Streams), Window: uint32(cfg.Window), NoChecksum: cfg.NoChecksum, Queue: o.Name,
-			Endpoint: own.description()})
+			Endpoint: own.description(), Token: token})
 		if err == nil {
 			offer, err = control.Parse[control.PathOffer](r.Body)
 		}
@@ -222,21 +237,62 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 		own.giveUp()
 		return nil, nil, 0, fmt.Errorf("transfer: %s gave the path id %d, which is in use or 0: %w", p, offer.PathID, path.ErrProtocol)
 	}
-	p.coming[offer.PathID] = true
-	p.mu.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
+	patience := requestTimeout
+	if l != nil {
+		patience += requestTimeout / 2 // the peer says why it could not dial
+	}
+	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
+	defer context.AfterFunc(p.ctx, cancel)() // the path of a lost peer comes no more
+	at := &upcoming{end: cancel}
+	p.coming[offer.PathID] = at
+	p.mu.Unlock()
 	var pth path.Path
-	if own.ep != nil {
+	switch {
+	case own.ep != nil:
 		pth, err = own.ep.Connect(ctx, offer.Endpoint)
-	} else if cfg.Secret, err = p.secret(offer.Offer.Token); err == nil {
-		pth, err = d.(path.ListenDriver).Dial(ctx, offer.Offer, cfg)
+	case l != nil:
+		if cfg.Secret, err = p.secret(token); err == nil {
+			pth, err = l.Accept(ctx, token, cfg)
+		}
+	default:
+		pth, err = p.dialOffer(ctx, d.(setup.ListenDriver), offer.Offer, cfg)
 	}
 	if err != nil {
+		p.mu.Lock()
+		if p.lost != nil {
+			err = p.lost
+		} else if at.down != nil {
+			err = at.down
+		}
+		p.mu.Unlock()
 		own.g.release()
 		return nil, nil, offer.PathID, err
 	}
 	return pth, own.g, offer.PathID, nil
+}
+
+// errNoWay is why a path cannot be dialed where the session lives. To try again does not help.
+var errNoWay = errors.New("what is between the nodes has to let more than one connection through")
+
+// dialOffer dials where an offer of the peer says; without an address that is where the session was dialed.
+func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offer, cfg setup.Config) (pth path.Path, err error) {
+	atSession := o.Addr == ""
+	if atSession {
+		if !p.dialedTCP() {
+			return nil, fmt.Errorf("transfer: %s offered path %q without an address: %w", p, d.Name(), path.ErrProtocol)
+		}
+		o.Addr = p.raw.RemoteAddr().String()
+	}
+	if cfg.Secret, err = p.secret(o.Token); err != nil {
+		return nil, err
+	}
+	start := time.Now()
+	pth, err = d.Dial(ctx, o, cfg)
+	if d := time.Since(start); atSession && d > requestTimeout/2 && errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w; the session came by there, and in %v nothing else did: %w", err, d.Round(time.Second), errNoWay)
+	}
+	return pth, err
 }
 
 // arrived ends what dialPath began: the path is a lane or a queue, or nothing became of it.
@@ -260,8 +316,8 @@ func (p *Peer) adopt(pth path.Path, g *grant, id uint64) (*lane, error) {
 	if err == nil && p.paths[id] != nil {
 		err = fmt.Errorf("transfer: %s gave the path id %d twice", p, id)
 	}
-	if up, coming := p.coming[id]; err == nil && coming && !up {
-		err = fmt.Errorf("%w: before it was set up", path.ErrDown)
+	if at := p.coming[id]; err == nil && at != nil && at.down != nil {
+		err = fmt.Errorf("%w; before it was set up", at.down)
 	}
 	if err == nil {
 		p.paths[id] = ln
@@ -293,6 +349,7 @@ func (p *Peer) forget(ln *lane) {
 		default:
 		}
 	}
+	p.changed()
 	p.mu.Unlock()
 	p.node.loop.remove(ln)
 }
@@ -302,7 +359,11 @@ func (p *Peer) laneDown(ln *lane, err error) {
 	p.node.obs.pathDown(ln, err)
 	p.forget(ln)
 	if !errors.Is(err, ErrPeerLost) {
-		p.node.log.Warn("path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
+		level := slog.LevelWarn
+		if errors.Is(err, ErrClosed) { // the caller wants it
+			level = slog.LevelDebug
+		}
+		p.node.log.Log(context.Background(), level, "path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
 	}
 }
 
@@ -346,6 +407,9 @@ func (p *Peer) removeQueue(q *Queue) {
 
 // remote is what this node knows of an export of the peer.
 func (p *Peer) remote(k path.Key) (path.Desc, error) {
+	if w := p.ways[k.Index%keptWays].Load(); w != nil && w.export.Key == k && w.export.Rights != 0 && w.changes == p.changes.Load() {
+		return w.export, nil
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if r, ok := p.remotes[k]; ok {

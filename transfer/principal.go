@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -23,13 +24,22 @@ func (p *Peer) findUser() error {
 	if !isLocal(p.raw.LocalAddr()) && !isLocal(p.raw.RemoteAddr()) {
 		return nil
 	}
-	uid, err := userAt(p.raw)
+	uid, err := p.owner()
 	p.user = user{uid, err == nil}
 	err = p.node.opts.AllowUID.Permit(uid, err)
 	if errors.Is(err, path.ErrUser) {
 		err = fmt.Errorf("%w; --allow-uid (Options.AllowUID) lets others in, and with an identity (penstock pair) certificates say who is: %w", err, control.NotPermitted)
 	}
 	return err
+}
+
+// owner is the user at the other end of a connection on this machine. The kernel is asked once: the connection stays whose it is.
+func (p *Peer) owner() (int, error) {
+	if !p.asked {
+		p.asked = true
+		p.uid, p.uidErr = userAt(p.raw)
+	}
+	return p.uid, p.uidErr
 }
 
 // userAt asks the kernel whose the other end of a connection on this machine is.
@@ -63,7 +73,7 @@ func (p *Peer) users() path.Users {
 }
 
 // principal is who the peer is for limits and budgets, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N"
-// for a process of this machine, "ip:SOURCE" for any other (see path.Source). All sessions of a principal share what it has. It is set when secure has returned.
+// for a process of this machine, "ip:SOURCE" for any other (see setup.Source). All sessions of a principal share what it has. It is set when secure has returned.
 func (p *Peer) principal() string {
 	switch {
 	case p.tls != nil:
@@ -75,5 +85,5 @@ func (p *Peer) principal() string {
 	if !ok {
 		return "uid:unknown" // a unix socket of a user without a number here, whom AllowUID lets in
 	}
-	return "ip:" + path.Source(t.AddrPort().Addr())
+	return "ip:" + setup.Source(t.AddrPort().Addr())
 }

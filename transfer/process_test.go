@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"go.uber.org/goleak"
 )
 
@@ -318,7 +319,7 @@ func TestKillStorm(t *testing.T) {
 	src := region(t, 4<<20)
 	fill(src, 1)
 	const total = 200
-	ended := map[ID]int{}
+	ended := map[observe.ID]int{}
 	ends := make(chan *Transfer, 2*total)
 	begun, failed, ok := 0, 0, 0
 	for round := 0; begun < total; round++ {

@@ -4,20 +4,25 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
+	"github.com/penstock-io/penstock/transfer/state"
 )
+
+// fewBlocks is how many blocks are checked in less time than it takes to measure it.
+const fewBlocks = 16
 
 // MaxPayload is the largest message in bytes that can travel with a transfer.
 const MaxPayload = path.MaxMessage - headerSize
 
 // PutOptions modify a Put or Get. The zero value is usual.
 type PutOptions struct {
-	Msg   []byte   // delivered to the peer's OnTransfer with the completion, at most MaxPayload bytes
+	Msg   []byte   // delivered to the peer with the completion, at most MaxPayload bytes
+	Tag   uint32   // who gets it there: the handler of Node.OnTag; 0, or without a handler: OnTransfer
 	Paths []string // restricts the choice to these; nil allows all
 	// Digest proves the bytes end to end: their SHA-256 (FIPS 180-4) is taken on both sides, and the transfer succeeds only if
 	// it is the same. The other side reads its memory again for that, so its export must permit reading, also for a put.
@@ -34,7 +39,7 @@ type PutOptions struct {
 	// Transfers without a stream have no order: a small one does not wait for a large one that was begun before.
 	Stream uint32
 
-	id    ID          // of an offer; zero for a new one
+	id    observe.ID  // of an offer; zero for a new one
 	grant sched.Grant // of an offer
 }
 
@@ -57,7 +62,8 @@ func (p *Peer) PutWait(ctx context.Context, copies []path.Copy, o PutOptions) er
 	if err != nil {
 		return err
 	}
-	if !t.ended.Load() {
+	if !t.ended() {
+		t.attend(ctx)
 		<-t.Done()
 	}
 	return t.Err()
@@ -68,8 +74,9 @@ func (p *Peer) Get(ctx context.Context, copies []path.Copy, o PutOptions) (*Tran
 	return p.begin(ctx, path.Get, copies, o)
 }
 
-// Notify delivers a message to the peer's OnTransfer. It has no order with transfers that are still under way: wait for the
-// ones it is about, or let the message travel with them (PutOptions.Msg).
+// Notify delivers a message to the peer, as PutOptions.Tag says. It has no order with transfers that are still under way: wait for the
+// ones it is about, or let the message travel with them (PutOptions.Msg). A message may have MaxNotify bytes; one of more than MaxPayload goes by the
+// control connection, whatever PutOptions.Paths says. The peer refuses it with control.Busy while its application has not taken 4 MiB of such messages.
 func (p *Peer) Notify(ctx context.Context, msg []byte, o PutOptions) (*Transfer, error) {
 	o.Msg = msg
 	return p.begin(ctx, path.Notify, nil, o)
@@ -84,50 +91,29 @@ func (p *Peer) begin(ctx context.Context, kind path.OpKind, copies []path.Copy, 
 }
 
 func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Copy, o PutOptions) (*Transfer, error) {
-	now := time.Now()
-	if len(o.Msg) > MaxPayload {
-		o.grant.Release()
-		return nil, fmt.Errorf("transfer: message of %d bytes: expected at most %d: %w", len(o.Msg), MaxPayload, path.ErrTooLarge)
-	}
-	if o.Priority >= priorities {
-		o.grant.Release()
-		return nil, fmt.Errorf("transfer: priority %d: expected PriorityNormal, PriorityHigh or PriorityLow", o.Priority)
-	}
-	err := invariants.Context(ctx, "transfer.Peer")
-	if err == nil && ctx.Err() != nil {
-		err = canceledBy(endOf(ctx))
-	}
+	now := clock()
+	err := may(ctx, kind, &o)
 	if err != nil {
 		o.grant.Release()
 		return nil, err
 	}
-	t := &Transfer{kind: kind, peer: p, id: o.id, priority: o.Priority, stream: o.Stream, allowed: o.Paths, copies: copies}
-	t.leases, t.regs = t.twoLeases[:0], t.twoRegs[:0]
-	if t.id == (ID{}) {
+	t := &Transfer{kind: kind, peer: p, id: o.id, priority: o.Priority, stream: o.Stream}
+	if t.id == (observe.ID{}) {
 		t.id = p.node.nextID()
 	}
-	t.offered, t.allowed = o.id != (ID{}), o.Paths
-	t.floor = p.floor(o.Security)
 	t.explain.Times.start(now)
-	exports, err := p.check(t, kind, copies, o.Digest)
-	if err != nil {
+	if err := p.make(t, copies, &o); err != nil {
 		o.grant.Release()
 		return nil, err
 	}
-	if t.hollow {
-		exports = t.leaveOut(exports)
+	t.msg = append(appendHeader(t.header[:0], kind, o.Tag, t.id.Number(), t.bytes), o.Msg...)
+	if err := p.take(t, o.grant); err != nil {
+		return nil, err
 	}
-	t.msg = appendHeader(t.header[:0], kind, t.id, t.bytes)
-	t.msg = append(t.msg, o.Msg...)
-	t.all, t.exports = kind == path.Notify, exports
-	if t.grant = o.grant; !t.grant.Held() {
-		if t.grant, err = p.limits.admit(t.bytes); err != nil {
-			return nil, fmt.Errorf("transfer: %s to %s: %w", kindName(kind), p, err)
-		}
+	if x := &t.explain; len(copies) > fewBlocks {
+		x.Times.lap(&x.Times.Parse, clock())
 	}
-	x := &t.explain
-	x.ID, x.Kind, x.Bytes, x.Blocks = t.id, kindName(kind), t.bytes, len(copies)
-	x.Times.lap(&x.Times.Parse, time.Now())
+	t.leases, t.regs = t.oneLease[:0], t.oneReg[:0]
 	if err := p.pin(t, kind, copies); err != nil {
 		t.unpin()
 		if lost := p.Err(); lost != nil { // the node is closing, and what pins memory is closed already
@@ -135,13 +121,73 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 		}
 		return nil, err
 	}
-	x.Times.lap(&x.Times.Register, time.Now())
-	if err := p.Err(); err != nil {
-		t.unpin()
+	if err := p.set(ctx, t); err != nil {
 		return nil, err
 	}
+	return t, nil
+}
+
+// may checks what does not depend on the blocks.
+func may(ctx context.Context, kind path.OpKind, o *PutOptions) error {
+	most := MaxPayload
+	if kind == path.Notify {
+		most = MaxNotify
+	}
+	if len(o.Msg) > most {
+		return fmt.Errorf("transfer: message of %d bytes: expected at most %d: %w", len(o.Msg), most, path.ErrTooLarge)
+	}
+	if o.Priority >= priorities {
+		return fmt.Errorf("transfer: priority %d: expected PriorityNormal, PriorityHigh or PriorityLow", o.Priority)
+	}
+	if err := invariants.Context(ctx, "transfer.Peer"); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return canceledBy(endOf(ctx))
+	}
+	return nil
+}
+
+// make checks the blocks of a transfer and gives it its state.
+func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
+	t.offered, t.allowed, t.floor = o.id != (observe.ID{}), o.Paths, p.floor(o.Security)
+	exports, hollow, err := p.check(t, t.kind, copies, o.Digest)
+	if err != nil {
+		return err
+	}
+	list := copies
+	if hollow {
+		list, exports = leaveOut(copies, exports)
+	}
+	proof := state.NotAsked
+	if o.Digest && t.kind != path.Notify {
+		proof = state.Pending
+	}
+	t.m = state.New(t.kind, list, t.bytes, proof, false)
+	t.exports, t.explain.Blocks = exports, int32(len(copies))
+	return nil
+}
+
+// take takes what the transfer needs of the limits, unless it has it.
+func (p *Peer) take(t *Transfer, has sched.Grant) (err error) {
+	if t.grant = has; !has.Held() {
+		if t.grant, err = p.limits.admit(t.bytes); err != nil {
+			return fmt.Errorf("transfer: %s to %s: %w", kindName(t.kind), p, err)
+		}
+	}
+	return nil
+}
+
+// set enters a transfer that has all that it needs, and begins it. By an error it gives that back.
+func (p *Peer) set(ctx context.Context, t *Transfer) error {
+	x := &t.explain
+	x.Times.lap(&x.Times.Register, clock())
+	if err := p.Err(); err != nil {
+		t.unpin()
+		return err
+	}
 	p.transferBegun(t)
-	if o.Digest && kind != path.Notify {
+	if t.m.Asked() {
 		t.digest = newDigester(t)
 	}
 	if t.stream == 0 || p.streams.enter(t) {
@@ -150,27 +196,31 @@ func (p *Peer) tryBegin(ctx context.Context, kind path.OpKind, copies []path.Cop
 	if ctx.Done() != nil {
 		t.endWith(ctx)
 	}
-	return t, nil
+	return nil
 }
 
 // endWith cancels the transfer when ctx ends, unless it has ended already.
 func (t *Transfer) endWith(ctx context.Context) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if !t.finished {
+	if t.end.Load() == endOpen {
 		t.stopCtx = context.AfterFunc(ctx, func() { t.cancel(endOf(ctx)) })
 	}
 }
 
 // start chooses a path for a transfer whose turn in its stream has come, and hands it over.
 func (p *Peer) start(t *Transfer) {
-	if t.staged {
+	if len(t.msg) > headerSize+MaxPayload {
+		p.notifyLong(t)
+		return
+	}
+	if t.reach == reachDirect {
 		p.stage(t)
 		return
 	}
 	unsettled := p.unsettled()
 	if !unsettled {
-		if ln := p.quick(t, t.exports, t.allowed); ln != nil {
+		if ln := p.quick(t); ln != nil {
 			p.launch(t, ln)
 			return
 		}
@@ -182,7 +232,7 @@ func (p *Peer) start(t *Transfer) {
 	t.mu.Unlock()
 	go func() {
 		defer abort()
-		if t.canceled.Load() { // before it could be aborted
+		if t.canceled() { // before it could be aborted
 			abort()
 		}
 		var ln *lane
@@ -205,18 +255,30 @@ func (p *Peer) start(t *Transfer) {
 }
 
 func (p *Peer) launch(t *Transfer, ln *lane) {
-	t.mu.Lock()
-	t.explain.Times.lap(&t.explain.Times.Open, time.Now())
-	t.mu.Unlock()
 	if t.digest != nil {
 		t.digest.start()
 	}
-	ln.submit(t)
+	t.m.Route()
+	now := clock()
+	t.mu.Lock()
+	t.explain.Times.lap(&t.explain.Times.Open, now)
+	t.lane = ln
+	t.mu.Unlock()
+	ln.submit(t, now)
 }
 
 // quick chooses among the paths that are open already; it returns nil when one has to be opened or asked.
-func (p *Peer) quick(t *Transfer, exports []path.Desc, allowed []string) *lane {
-	cs := p.candidates(t.candidates[:0], t.bytes, exports, allowed, t.floor)
+func (p *Peer) quick(t *Transfer) *lane {
+	if len(t.exports) <= 1 && t.part == nil && t.reach != reachCarried {
+		if w := p.way(t); w != nil {
+			now := t.explain.Times.mark
+			if t.stream != 0 { // it has waited since
+				now = clock()
+			}
+			return w.choose(t, now)
+		}
+	}
+	cs := p.candidates(t.bytes, t.exports, t.allowed, t.floor)
 	if len(cs) == 0 || !cs[0].Usable {
 		return nil
 	}
@@ -227,10 +289,10 @@ func (p *Peer) quick(t *Transfer, exports []path.Desc, allowed []string) *lane {
 	return ln
 }
 
-// check validates a request and returns the exports it names.
-func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) ([]path.Desc, error) {
+// check validates a request and returns the exports it names. hollow: empty blocks are in memory of devices, and no others.
+func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest bool) (exports []path.Desc, hollow bool, err error) {
 	if kind == path.Notify {
-		return nil, nil
+		return nil, false, nil
 	}
 	need := path.Write
 	if kind == path.Get {
@@ -238,57 +300,58 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 	} else if digest && !t.offered {
 		need |= path.Read
 	}
-	exports := t.oneExport[:0]
+	exports = t.oneExport[:0]
 	var cur path.Desc
 	var known bool
 	for i := range copies {
 		c := &copies[i]
 		if !c.Local.Valid() {
-			return nil, fmt.Errorf("transfer: block %d: local offset %d + %d bytes is not inside its region: %w", i, c.Local.Off, c.Local.Len, mem.ErrBounds)
+			return nil, false, fmt.Errorf("transfer: block %d: local offset %d + %d bytes is not inside its region: %w", i, c.Local.Off, c.Local.Len, mem.ErrBounds)
 		}
 		if kind == path.Get && c.Local.Region.ReadOnly() {
-			return nil, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
+			return nil, false, fmt.Errorf("transfer: block %d: region %q is read-only and cannot receive: %w", i, c.Local.Region.Name(), path.ErrRights)
 		}
 		device := c.Local.Bytes() == nil
 		if device && c.Local.Region.Mover() == nil {
-			return nil, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
+			return nil, false, fmt.Errorf("transfer: block %d: the CPU cannot reach region %q, and nothing moves its bytes: %w", i, c.Local.Region.Name(), path.ErrUnreachable)
 		}
 		if !known || cur.Key != c.Key {
 			r, err := p.remote(c.Key)
 			if err != nil {
-				return nil, fmt.Errorf("transfer: block %d: %w", i, err)
+				return nil, false, fmt.Errorf("transfer: block %d: %w", i, err)
 			}
 			if r.Rights&need != need {
-				return nil, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i, r.Rights, need, path.ErrRights)
+				return nil, false, fmt.Errorf("transfer: block %d: the export permits %v, this needs %v: %w", i, r.Rights, need, path.ErrRights)
 			}
 			cur, known = r, true
 			exports = append(exports, cur)
 		}
 		if c.RemoteOff > cur.Size || c.Local.Len > cur.Size-c.RemoteOff {
-			return nil, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i, c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
+			return nil, false, fmt.Errorf("transfer: block %d: remote offset %d + %d bytes of an export of %d: %w", i, c.RemoteOff, c.Local.Len, cur.Size, path.ErrBounds)
 		}
 		if device && c.Local.Len > 0 && !slices.Contains(t.devices, c.Local.Region) {
 			t.devices = append(t.devices, c.Local.Region)
 		}
 		if device || cur.Device {
-			t.staged = t.staged || c.Local.Len > 0
-			t.hollow = t.hollow || c.Local.Len == 0
+			if c.Local.Len > 0 {
+				t.reach = reachDirect
+			}
+			hollow = hollow || c.Local.Len == 0
 		}
 		sum := t.bytes + c.Local.Len
 		if sum < t.bytes {
-			return nil, fmt.Errorf("transfer: block %d: the total overflows 64 bits: %w", i, path.ErrBounds)
+			return nil, false, fmt.Errorf("transfer: block %d: the total overflows 64 bits: %w", i, path.ErrBounds)
 		}
 		t.bytes = sum
 	}
-	t.hollow = t.hollow && !t.staged
-	return exports, nil
+	return exports, hollow && t.reach == reachHost, nil
 }
 
 // leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches, and their exports.
-func (t *Transfer) leaveOut(exports []path.Desc) []path.Desc {
-	t.copies = slices.DeleteFunc(slices.Clone(t.copies), func(c path.Copy) bool { return c.Local.Len == 0 })
-	return slices.DeleteFunc(exports, func(e path.Desc) bool {
-		return !slices.ContainsFunc(t.copies, func(c path.Copy) bool { return c.Key == e.Key })
+func leaveOut(copies []path.Copy, exports []path.Desc) ([]path.Copy, []path.Desc) {
+	copies = slices.DeleteFunc(slices.Clone(copies), func(c path.Copy) bool { return c.Local.Len == 0 })
+	return copies, slices.DeleteFunc(exports, func(e path.Desc) bool {
+		return !slices.ContainsFunc(copies, func(c path.Copy) bool { return c.Key == e.Key })
 	})
 }
 

@@ -59,7 +59,7 @@ type QueueOptions struct {
 	Security   path.Security // the least that the path must give; see Options.Security
 	Path       string        // "shm", "tcp"; "" takes the cheapest that can be set up
 	Name       string        // the accepting node finds the queue by it; "" names the default queue
-	Window     int           // 0: path.DefaultWindow
+	Window     int           // 0: setup.DefaultWindow
 	Streams    int
 	NoChecksum bool
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // openPaths are the paths of a peer's session that are set up.
@@ -42,8 +43,8 @@ func TestReadyUnavailable(t *testing.T) {
 	broken := over("broken")
 	cause := errors.New("out of order")
 	broken.dial = func(context.Context) error { return cause }
-	p := newPair(t, Options{Paths: []path.Driver{broken, over("works")}})
-	c := open(t, Options{Name: "c", Paths: []path.Driver{over("other")}})
+	p := newPair(t, Options{Paths: []setup.Driver{broken, over("works")}})
+	c := open(t, Options{Name: "c", Paths: []setup.Driver{over("other")}})
 	ca, err := c.Dial(ctx(t), p.b.Addrs()[0])
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +84,7 @@ func TestReadyContext(t *testing.T) {
 		<-proceed
 		return nil
 	}
-	p := newPair(t, Options{Paths: []path.Driver{slow}})
+	p := newPair(t, Options{Paths: []setup.Driver{slow}})
 	done, cancel := context.WithCancelCause(ctx(t))
 	why := errors.New("no time")
 	result := make(chan error, 1)

@@ -86,7 +86,7 @@ func Retriable(err error) bool {
 		return false
 	}
 	// These say no, whatever else the error wraps. A lost peer wraps why it was lost.
-	for _, never := range []error{ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled} {
+	for _, never := range []error{ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, errNoWay, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled} {
 		if errors.Is(err, never) {
 			return false
 		}

@@ -13,9 +13,11 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // TestRights asks a node for everything that a peer can ask for, with each set of rights, and checks that exactly what the rights allow is
@@ -109,9 +111,13 @@ func tryRights(t *testing.T, rights identity.Rights) {
 			entry(e)
 		}
 	}
-	ask("tcp", &control.OpenPath{Path: "tcp"}, has(read|write))
+	var token setup.Token
+	if p.role == control.Acceptor {
+		token[0] = 1
+	}
+	ask("tcp", &control.OpenPath{Path: "tcp", Token: token}, has(read|write))
 	ask("shm", &control.OpenPath{Path: "shm"}, has(read|write))
-	ask("for a queue", &control.OpenPath{Path: "tcp", Queue: "q"}, has(read|write))
+	ask("for a queue", &control.OpenPath{Path: "tcp", Queue: "q", Token: token}, has(read|write))
 	ask("", &control.Status{}, has(status))
 	ask("", &control.Call{Service: "echo"}, rights != 0)
 	ask("of its own", &control.Delivered{IDs: [][16]byte{attacker.nextID()}}, true)
@@ -120,7 +126,7 @@ func tryRights(t *testing.T, rights identity.Rights) {
 
 	// Digests show what the bytes are, so they need the right to read.
 	block := func(name string) control.Block { return control.Block{Key: descs[name].Key, Len: size} }
-	digest := func(what string, id ID, expect [32]byte, allowed bool, blocks ...control.Block) (sum [32]byte) {
+	digest := func(what string, id observe.ID, expect [32]byte, allowed bool, blocks ...control.Block) (sum [32]byte) {
 		t.Helper()
 		if b := ask(what, &control.Digest{ID: id, Last: true, Expect: expect, Blocks: blocks}, allowed); b != nil {
 			a, err := control.Parse[control.DigestSum](b)
@@ -320,7 +326,7 @@ func TestBrokenRules(t *testing.T) {
 	}
 	refused := func(want string) {
 		t.Helper()
-		all := eventsUntil(t, events, EventIdentityRefused)
+		all := eventsUntil(t, events, observe.EventIdentityRefused)
 		if e := all[len(all)-1]; !strings.HasPrefix(e.Reason, want) {
 			t.Errorf("the event says %q, expected %q", e.Reason, want)
 		}
@@ -372,7 +378,7 @@ func TestComplaint(t *testing.T) {
 		{"", 2 * complainEvery, false},
 		{"b", 2 * complainEvery, true},
 	} {
-		if due := c.due(x.what, at.Add(x.after)); due != x.due {
+		if due := c.due(x.what, at.Add(x.after), complainEvery); due != x.due {
 			t.Errorf("%q after %v: %v", x.what, x.after, due)
 		}
 	}

@@ -3,7 +3,6 @@ package transfer
 import (
 	"time"
 
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -70,15 +69,10 @@ func newQueueOf() *sched.Queue[*Transfer] {
 	return q
 }
 
-// cursor is a place in the bytes of a transfer.
-type cursor struct {
-	block int    // of its copies
-	off   uint64 // bytes into that block
-	done  uint64 // bytes before it
-}
-
 // isBulk reports whether the transfer is large: its pieces take turns with those of other large ones.
-func (t *Transfer) isBulk() bool { return t.bytes > ShareSize || t.large }
+func (t *Transfer) isBulk() bool {
+	return t.bytes > ShareSize || t.part != nil && t.part.t.bytes > ShareSize
+}
 
 // flowOf says where in the queue a transfer belongs. Small ones of a priority share a flow, and with it their order; a large one
 // has its own. A large one that only has its notification left is small.
@@ -86,7 +80,7 @@ func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
 	switch {
 	case !t.isBulk():
 		return &l.light[t.priority], lightClass(t.priority)
-	case t.all:
+	case t.m.Posted():
 		return &t.flow, lightClass(t.priority)
 	case t.part != nil: // it has one turn with the other pieces of its transfer
 		return t.part.flow(l), bulkClass(t.priority)
@@ -94,14 +88,19 @@ func (l *lane) flowOf(t *Transfer) (*sched.Flow[*Transfer], int) {
 	return &t.flow, bulkClass(t.priority)
 }
 
+// alongside notes that a transfer which arrives shares the wire with what is outstanding.
+func (l *lane) alongside(t *Transfer) {
+	if !t.isBulk() && l.bulk > 0 && !l.caps.OneSided {
+		l.calm = 0
+	}
+}
+
+// enqueue gives a transfer its place in the queue, unless it has it.
 func (l *lane) enqueue(t *Transfer) {
-	if t.item.Queued() { // its digester was faster
+	if t.item.Queued() {
 		return
 	}
 	t.item.Value = t
-	if !t.isBulk() && l.bulk > 0 && !l.caps.OneSided {
-		l.calm = 0 // it shares the wire with what is outstanding
-	}
 	f, class := l.flowOf(t)
 	l.queue.Push(f, class, &t.item)
 }
@@ -129,10 +128,10 @@ func (l *lane) room() uint64 {
 
 // size is how many bytes the next operation of a transfer takes, which is granted so many.
 func (l *lane) size(t *Transfer, grant uint64) uint64 {
-	if t.all {
+	if t.m.Posted() {
 		return 0
 	}
-	n := min(t.bytes-t.at.done, PieceSize)
+	n := min(t.m.Left(), PieceSize)
 	if !t.isBulk() {
 		return n
 	}
@@ -166,37 +165,4 @@ func (l *lane) pay(bytes uint64) time.Duration {
 	}
 	l.prepaid -= bytes
 	return 0
-}
-
-// cut takes the next bytes of a transfer, and says where they are from and where they go. The list is valid until the slot is
-// released.
-func (t *Transfer) cut(bytes uint64, s *slot) []path.Copy {
-	if t.at == (cursor{}) && bytes == t.bytes {
-		t.at = cursor{len(t.copies), 0, bytes}
-		t.all = true
-		return t.copies
-	}
-	s.copies = appendCopies(s.copies, t.copies, &t.at, bytes)
-	t.all = t.at.done == t.bytes
-	return s.copies
-}
-
-// appendCopies appends what lies in the next bytes from a place on, and moves the place behind them.
-func appendCopies(out, copies []path.Copy, at *cursor, bytes uint64) []path.Copy {
-	for left := bytes; left > 0; {
-		c := copies[at.block]
-		take := min(c.Local.Len-at.off, left)
-		c.Local.Off += at.off
-		c.RemoteOff += at.off
-		c.Local.Len = take
-		if take > 0 {
-			out = append(out, c)
-		}
-		left -= take
-		at.done += take
-		if at.off += take; at.off == copies[at.block].Local.Len {
-			at.block, at.off = at.block+1, 0
-		}
-	}
-	return out
 }

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
@@ -111,33 +112,33 @@ func (s *secrets) find(text string) (found []string) {
 
 // spy is a driver that notes the tokens and secrets of the paths that are set up with it.
 type spy struct {
-	path.ListenDriver
+	setup.ListenDriver
 	s *secrets
 }
 
-func (d spy) note(token path.Token, cfg *path.Config) {
+func (d spy) note(token setup.Token, cfg *setup.Config) {
 	d.s.add("token of a path", token[:])
 	if cfg.Secret != nil {
 		d.s.add("secret of a path", cfg.Secret)
 	}
 }
 
-func (d spy) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d spy) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	d.note(o.Token, &cfg)
 	return d.ListenDriver.Dial(ctx, o, cfg)
 }
 
-func (d spy) Listen() (path.Listener, error) {
+func (d spy) Listen() (setup.Listener, error) {
 	l, err := d.ListenDriver.Listen()
 	return spyListener{l, d}, err
 }
 
 type spyListener struct {
-	path.Listener
+	setup.Listener
 	d spy
 }
 
-func (l spyListener) Accept(ctx context.Context, token path.Token, cfg path.Config) (path.Path, error) {
+func (l spyListener) Accept(ctx context.Context, token setup.Token, cfg setup.Config) (path.Path, error) {
 	l.d.note(token, &cfg)
 	return l.Listener.Accept(ctx, token, cfg)
 }
@@ -201,7 +202,7 @@ func noSecretsGetOut(t *testing.T, oa, ob Options, s *secrets) {
 		})
 	}
 	for _, o := range []*Options{&oa, &ob} {
-		o.Logger, o.Paths = slog.New(everything{transcript: &out}), []path.Driver{spy{shm.Driver{}, s}, spy{tcp.New(tcp.Options{}), s}}
+		o.Logger, o.Paths = slog.New(everything{transcript: &out}), []setup.Driver{spy{shm.Driver{}, s}, spy{tcp.New(tcp.Options{}), s}}
 	}
 	p := &pair{heard: make(chan Incoming, 1)}
 	peers := make(chan *Peer, 1)

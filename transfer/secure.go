@@ -12,9 +12,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // exporterLabel makes the secrets of data paths from the TLS session of the control connection (RFC 8446, section 7.5), with
@@ -22,7 +25,7 @@ import (
 const exporterLabel = "EXPORTER-penstock-path"
 
 const (
-	// handshakeTimeout bounds the TLS handshake of a connection that came in.
+	// handshakeTimeout bounds each handshake of a connection that came in, where round trips are short (sys.Patience).
 	handshakeTimeout = 2 * time.Second
 	// lookEvery is how often it is looked whether a peer's certificate or rights still hold.
 	lookEvery = time.Second
@@ -42,6 +45,12 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 				return why
 			}
 		}
+		if err == nil {
+			err = p.sort()
+		}
+		return err
+	}
+	if err := p.sort(); err != nil {
 		return err
 	}
 	var c *tls.Conn
@@ -50,7 +59,7 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	} else {
 		c = tls.Server(p.conn, id.Server())
 	}
-	ctx, cancel := context.WithTimeout(ctx, handshakeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, p.patience(ctx))
 	defer cancel()
 	defer p.node.lookAtIdentity()
 	if err := c.HandshakeContext(ctx); err != nil {
@@ -72,6 +81,15 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	return nil
 }
 
+// patience bounds one handshake of a fresh connection. The deadline of the dialer's context decides, where there is one: the handshake fails
+// shortly before it, and says how far it came. Elsewhere the round trips of the connection decide.
+func (p *Peer) patience(ctx context.Context) time.Duration {
+	if end, ok := ctx.Deadline(); ok && p.role == control.Dialer {
+		return max(time.Until(end)*15/16, time.Millisecond)
+	}
+	return sys.PatienceOf(handshakeTimeout, p.raw)
+}
+
 // turnAway says why to a peer that gets no session, in the clear.
 func (p *Peer) turnAway(c net.Conn, reason string) {
 	b, _ := control.AppendFrame(nil, &control.Goodbye{Code: control.NotPermitted, Reason: reason})
@@ -82,7 +100,7 @@ func (p *Peer) turnAway(c net.Conn, reason string) {
 // turnedAway is the reason that the other side gave before it closed the connection; nil if it gave none.
 func (p *Peer) turnedAway() error {
 	b := make([]byte, 2*control.MaxText)
-	p.conn.SetReadDeadline(time.Now().Add(handshakeTimeout))
+	p.conn.SetReadDeadline(time.Now().Add(sys.PatienceOf(handshakeTimeout, p.raw)))
 	n, _ := io.ReadFull(p.conn, b)
 	m, _, _ := control.ParseFrame(b[:n])
 	if g, ok := m.(*control.Goodbye); ok {
@@ -92,11 +110,11 @@ func (p *Peer) turnedAway() error {
 }
 
 // secret is what a path of this session derives its keys from; nil when the session is not encrypted.
-func (p *Peer) secret(t path.Token) ([]byte, error) {
+func (p *Peer) secret(t setup.Token) ([]byte, error) {
 	if p.tls == nil {
 		return nil, nil
 	}
-	return p.tls.ExportKeyingMaterial(exporterLabel, t[:], path.SecretSize)
+	return p.tls.ExportKeyingMaterial(exporterLabel, t[:], setup.SecretSize)
 }
 
 // Certificate says what the certificate of the peer says. It is false for a session without TLS.
@@ -190,8 +208,12 @@ func (p *Peer) holds() error {
 	return nil
 }
 
-// complainEvery is how often the node reports again that files of the identity cannot be used.
-const complainEvery = time.Minute
+const (
+	// complainEvery is how often the node reports again that files of the identity cannot be used.
+	complainEvery = time.Minute
+	// warnEvery is how often it warns again that its certificate ends.
+	warnEvery = time.Hour
+)
 
 // complaint is a problem that the node reports again until it is fixed.
 type complaint struct {
@@ -200,11 +222,11 @@ type complaint struct {
 	at   time.Time
 }
 
-// due reports whether it is time to say what is wrong; "" is nothing.
-func (c *complaint) due(what string, now time.Time) bool {
+// due reports whether it is time to say what is wrong; "" is nothing. The same is said again after every.
+func (c *complaint) due(what string, now time.Time, every time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if what == "" || what == c.said && now.Sub(c.at) < complainEvery {
+	if what == "" || what == c.said && now.Sub(c.at) < every {
 		if what == "" {
 			c.said = ""
 		}
@@ -223,16 +245,19 @@ func (n *Node) lookAtIdentity() {
 	}
 	o, s := &n.obs, id.Stats()
 	if old := o.loaded.Load(); s.Loaded > old && o.loaded.CompareAndSwap(old, s.Loaded) {
-		o.bus.emit(Event{Kind: EventIdentityReloaded, Name: id.Name()})
+		o.bus.Emit(observe.Event{Kind: observe.EventIdentityReloaded, Name: id.Name()})
 	}
-	if o.broken.due(s.LoadError, time.Now()) {
+	if o.ending.due(s.Warning, time.Now(), warnEvery) {
+		n.log.Warn(s.Warning)
+	}
+	if o.broken.due(s.LoadError, time.Now(), complainEvery) {
 		n.log.Error("changed certificates or rules cannot be used", "node", id.Name(), "error", s.LoadError)
-		o.bus.emit(Event{Kind: EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
+		o.bus.Emit(observe.Event{Kind: observe.EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
 	}
 }
 
 // potential is the security that a path of a driver would have.
-func (p *Peer) potential(t path.Traits) path.Security {
+func (p *Peer) potential(t setup.Traits) path.Security {
 	switch {
 	case t.SameHost:
 		return path.SecurityHost
@@ -286,12 +311,12 @@ func (n *Node) meet(p *Peer) error {
 // source is where a connection comes from as far as that is known before its handshake: the user on this machine, or the address.
 func (p *Peer) source() string {
 	if isLocal(p.raw.RemoteAddr()) {
-		if uid, err := userAt(p.raw); err == nil {
+		if uid, err := p.owner(); err == nil {
 			return "uid:" + strconv.Itoa(uid)
 		}
 	}
 	if a, ok := p.raw.RemoteAddr().(*net.TCPAddr); ok {
-		return path.Source(a.AddrPort().Addr())
+		return setup.Source(a.AddrPort().Addr())
 	}
 	return p.principal()
 }
@@ -316,8 +341,8 @@ func (n *Node) met(p *Peer) {
 
 // strangers are the peers whose handshake is under way.
 type strangers struct {
-	pending path.Pending[*Peer] // that dialed this node, and are not charged yet
-	bounded []*Peer             // the others
+	pending setup.Pending[*Peer] // that dialed this node, and are not charged yet
+	bounded []*Peer              // the others
 }
 
 // cut ends all handshakes.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -92,11 +93,11 @@ func TestSecureSession(t *testing.T) {
 					t.Errorf("%v: certificate %q, %v, security %v", x.p, c.Name, ok, x.p.Security())
 				}
 			}
-			token := path.Token{1}
+			token := setup.Token{1}
 			s1, err1 := p.secret(token)
 			s2, err2 := q.secret(token)
-			s3, _ := p.secret(path.Token{2})
-			if err1 != nil || err2 != nil || len(s1) != path.SecretSize || !bytes.Equal(s1, s2) || bytes.Equal(s1, s3) {
+			s3, _ := p.secret(setup.Token{2})
+			if err1 != nil || err2 != nil || len(s1) != setup.SecretSize || !bytes.Equal(s1, s2) || bytes.Equal(s1, s3) {
 				t.Errorf("secrets of %d bytes: %v, %v; equal at both ends %v, for two paths %v", len(s1), err1, err2, bytes.Equal(s1, s2), bytes.Equal(s1, s3))
 			}
 			src, dst := region(t, 1<<20), region(t, 1<<20)
@@ -254,7 +255,10 @@ func TestAddresses(t *testing.T) {
 		{"tcp://127.0.0.1:99999", "65535", "65535", "65535"},
 		{"tcp://127.0.0.1:x", "number", "number", "number"},
 		{"udp://127.0.0.1:1", "udp", "udp", "udp"},
-		{"127.0.0.1:1", "tcp://HOST", "tcp://HOST", "tcp://HOST"},
+		{"127.0.0.1:1", "", "", ""},
+		{"tcp://:1", "penstock pair", "", ""},
+		{":1", "penstock pair", "", ""},
+		{"127.0.0.1", "tcp://HOST", "tcp://HOST", "tcp://HOST"},
 		{"unix://", "path", "path", "path"},
 		{"unix://@", "path", "path", "path"},
 	} {
@@ -298,7 +302,7 @@ func TestManyStrangers(t *testing.T) {
 		ob.Listen = []string{loopback}
 		b := open(t, ob)
 		var conns []net.Conn
-		for range path.MaxPending() + 50 {
+		for range setup.MaxPending() + 50 {
 			c, err := net.Dial("tcp", strings.TrimPrefix(b.Addrs()[0], "tcp://"))
 			if err != nil {
 				t.Fatal(err)
@@ -323,7 +327,7 @@ func TestManyStrangers(t *testing.T) {
 		b.mu.Lock()
 		n := b.strangers.pending.Len()
 		b.mu.Unlock()
-		if n > path.MaxPending() {
+		if n > setup.MaxPending() {
 			t.Errorf("%d strangers are kept", n)
 		}
 	}
@@ -355,7 +359,7 @@ func TestSecurityFloor(t *testing.T) {
 func TestFloorInFailover(t *testing.T) {
 	ca := authority(t)
 	encrypted, host := path.SecurityEncrypted, path.SecurityHost
-	var drivers [2][]path.Driver
+	var drivers [2][]setup.Driver
 	var gone atomic.Bool
 	for i := range drivers {
 		alpha, beta := over("alpha"), over("beta")
@@ -372,7 +376,7 @@ func TestFloorInFailover(t *testing.T) {
 			}
 			return p.Post(ops)
 		}
-		drivers[i] = []path.Driver{alpha, beta}
+		drivers[i] = []setup.Driver{alpha, beta}
 	}
 	b := open(t, Options{Identity: issue(t, ca, "b"), Listen: []string{loopback}, Paths: drivers[0]})
 	a := open(t, Options{Identity: issue(t, ca, "a"), Paths: drivers[1]})

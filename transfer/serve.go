@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 )
@@ -119,12 +119,16 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		}
 		p.mu.Lock()
 		ln := p.paths[q.PathID]
-		if _, coming := p.coming[q.PathID]; coming {
-			p.coming[q.PathID] = false
+		down := fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason)
+		if at := p.coming[q.PathID]; at != nil {
+			at.down = down
+			if at.end != nil {
+				at.end()
+			}
 		}
 		p.mu.Unlock()
 		if ln != nil {
-			ln.shut(fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason))
+			ln.shut(down)
 		}
 		return &control.Empty{}, nil
 	case control.MethodStatus:
@@ -168,28 +172,36 @@ func (p *Peer) maxBody() int {
 // maxPaths is the number of paths that a peer may have, queues and those that it was invited to dial included.
 const maxPaths = 256
 
-// accepts is the accepting side of a path before the peer comes: what its offer says, and what waits for the peer.
+// accepts is the side of a path that was asked for it, before the peer comes: what its offer says, and what waits for the peer.
 type accepts struct {
 	ownEnd
-	offer path.Offer
+	offer setup.Offer
 	wait  func(context.Context) (path.Path, error)
 }
 
-// accept prepares the accepting side of a path.
-func (p *Peer) accept(d path.Driver, q *control.OpenPath) (a accepts, err error) {
+// accept prepares the side of a path that was asked for it. It accepts the path, or dials where it dialed the session if the peer accepts.
+func (p *Peer) accept(d setup.Driver, q *control.OpenPath) (a accepts, err error) {
 	cfg := p.pathConfig(0, int(q.Window), q.NoChecksum)
 	cfg.Streams = int(q.Streams) // whatever this side would dial with
-	var l path.Listener
+	var l setup.Listener
+	dials := q.Token != setup.Token{}
 	switch d := d.(type) {
-	case path.EndpointDriver:
-		if len(q.Endpoint) == 0 {
-			return a, control.Errorf(control.BadRequest, "path %q: a request without an endpoint", q.Path)
+	case setup.EndpointDriver:
+		if len(q.Endpoint) == 0 || dials {
+			return a, control.Errorf(control.BadRequest, "path %q: a request without an endpoint, or with a token", q.Path)
 		}
-	case path.ListenDriver:
+	case setup.ListenDriver:
 		if len(q.Endpoint) > 0 {
 			return a, control.Errorf(control.BadRequest, "path %q: a request with an endpoint, which this path has none of", q.Path)
 		}
-		if l, err = p.node.listener(d, p.raw.LocalAddr()); err != nil {
+		byPort := p.byPort(d)
+		if dials && !p.dialedTCP() || !dials && byPort && p.dialedTCP() {
+			return a, control.Errorf(control.BadRequest, "path %q: the side that dialed the session dials it", q.Path)
+		}
+		if dials {
+			break
+		}
+		if l, err = p.node.listener(d, byPort); err != nil {
 			return a, err
 		}
 		rand.Read(a.offer.Token[:])
@@ -208,6 +220,9 @@ func (p *Peer) accept(d path.Driver, q *control.OpenPath) (a accepts, err error)
 	a.wait = func(ctx context.Context) (path.Path, error) {
 		if a.ep != nil {
 			return a.ep.Connect(ctx, q.Endpoint)
+		}
+		if dials {
+			return p.dialOffer(ctx, d.(setup.ListenDriver), setup.Offer{Token: q.Token}, cfg)
 		}
 		return l.Accept(ctx, a.offer.Token, cfg) // the listener holds a peer that comes before this
 	}
@@ -255,7 +270,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	}
 	crowded := len(p.coming)+len(p.paths)+len(p.queues) >= maxPaths
 	if !crowded {
-		p.coming[id] = true
+		p.coming[id] = new(upcoming)
 	}
 	p.mu.Unlock()
 	if crowded {
@@ -277,6 +292,9 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		if err != nil {
 			g.release()
 			p.node.log.Warn("path not accepted", "peer", p.info.Name, "path", q.Path, "error", err)
+			if q.Token != (setup.Token{}) { // the peer waits
+				p.request(p.ctx, &control.PathDown{PathID: id, Reason: clipReason(err)})
+			}
 			return
 		}
 		if q.Queue != "" {
@@ -302,6 +320,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 			o := &opening{done: make(chan struct{}), ln: ln}
 			close(o.done)
 			p.lanes[q.Path] = o
+			p.changed()
 		}
 		p.mu.Unlock()
 	}()
@@ -335,7 +354,10 @@ func (p *Peer) known(e *control.Entry) (*Remote, error) {
 	}
 	if e.Desc.Rights != 0 {
 		p.mu.Lock()
-		p.remotes[e.Desc.Key] = remote{e.Desc, true}
+		if now := (remote{e.Desc, true}); p.remotes[e.Desc.Key] != now {
+			p.remotes[e.Desc.Key] = now
+			p.changed()
+		}
 		p.mu.Unlock()
 	}
 	return r, nil
@@ -404,169 +426,6 @@ func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
 		}
 		if len(page.Entries) == 0 {
 			return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
-		}
-	}
-}
-
-// defaultQueue is the wire name of the queue without a name: "" means the node itself there.
-const defaultQueue = "default"
-
-// OpenQueue sets up a path that the caller owns. The peer's side is handed out by Node.AcceptQueue for the same name.
-func (p *Peer) OpenQueue(ctx context.Context, o QueueOptions) (*Queue, error) {
-	if err := invariants.Context(ctx, "transfer.Peer.OpenQueue"); err != nil {
-		return nil, err
-	}
-	if o.Name == "" {
-		o.Name = defaultQueue
-	}
-	if err := o.check(); err != nil {
-		return nil, fmt.Errorf("transfer: open queue to %s: %w", p, err)
-	}
-	if err := p.settle(ctx); err != nil {
-		return nil, err
-	}
-	names := []string{o.Path}
-	if o.Path == "" {
-		names = names[:0]
-		for _, c := range p.candidates(nil, 0, nil, nil, p.floor(o.Security)) {
-			if c.Usable {
-				names = append(names, c.Path)
-			}
-		}
-	}
-	var errs []error
-	for _, name := range names {
-		pth, g, id, err := p.dialPath(ctx, name, o)
-		p.arrived(id)
-		if err == nil {
-			if err = below(pth.Capabilities().Security, p.floor(o.Security)); err != nil {
-				pth.Close()
-				g.release()
-			}
-		}
-		if err == nil {
-			return newQueue(p, o.Name, pth, g, queueOwned)
-		}
-		errs = append(errs, fmt.Errorf("%s: %w", name, err))
-	}
-	return nil, p.verdict(ctx, fmt.Errorf("transfer: open queue %q to %s: %w", o.Name, p, errors.Join(errs...)))
-}
-
-// maxUnaccepted is the number of queues that peers may open under one name before the node accepts them.
-const maxUnaccepted = 64
-
-func (n *Node) queueChan(name string) chan *Queue {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	c := n.queues[name]
-	if c == nil {
-		c = make(chan *Queue, maxUnaccepted)
-		n.queues[name] = c
-	}
-	return c
-}
-
-func (n *Node) offerQueue(p *Peer, name string, pth path.Path, g *grant) error {
-	n.mu.Lock()
-	c := n.queues[name]
-	n.mu.Unlock()
-	if c == nil {
-		pth.Close()
-		g.release()
-		return fmt.Errorf("nobody accepts queues named %q", name)
-	}
-	q, err := newQueue(p, name, pth, g, queueOffered)
-	if err != nil {
-		return err
-	}
-	select {
-	case c <- q:
-		return nil
-	default:
-		q.Close()
-		return fmt.Errorf("%d queues named %q wait to be accepted", maxUnaccepted, name)
-	}
-}
-
-func (n *Node) keepQueue(q *Queue) {
-	n.mu.Lock()
-	n.owned[q] = true
-	n.mu.Unlock()
-}
-
-// dropQueue is called when a queue was closed.
-func (n *Node) dropQueue(q *Queue) {
-	n.mu.Lock()
-	delete(n.owned, q)
-	var retire []*Export
-	if len(n.owned) == 0 {
-		retire, n.retire = n.retire, nil
-	}
-	n.mu.Unlock()
-	for _, x := range retire {
-		n.exports.Retire(x.e)
-	}
-}
-
-// fenceQueues asks the queues by which an export could be reached for a fence, also those of lost peers: their owners may still
-// be inside Poll.
-func (n *Node) fenceQueues(x *Export) []<-chan error {
-	n.mu.Lock()
-	var queues []*Queue
-	for q := range n.owned {
-		if x.visible(q.peer) {
-			queues = append(queues, q)
-		}
-	}
-	n.mu.Unlock()
-	var out []<-chan error
-	for _, q := range queues {
-		out = append(out, q.fence(x.Key()))
-	}
-	return out
-}
-
-// closeQueues ends the exports of a node whose lanes are all closed. The owner of a queue may be inside Poll: the exports
-// are retired when the last queue is closed.
-func (n *Node) closeQueues(exports map[path.Key]*Export) {
-	for _, x := range exports {
-		n.exports.Revoke(x.e)
-	}
-	n.mu.Lock()
-	for _, x := range exports {
-		n.retire = append(n.retire, x)
-	}
-	n.mu.Unlock()
-	n.dropQueue(nil)
-}
-
-// AcceptQueues makes the node take queues of that name ("" for the default queue) from now on; AcceptQueue calls it.
-func (n *Node) AcceptQueues(name string) {
-	if name == "" {
-		name = defaultQueue
-	}
-	n.queueChan(name)
-}
-
-// AcceptQueue waits for a queue of that name ("" for the default queue) that a peer opens.
-func (n *Node) AcceptQueue(ctx context.Context, name string) (*Queue, error) {
-	if err := invariants.Context(ctx, "transfer.Node.AcceptQueue"); err != nil {
-		return nil, err
-	}
-	if name == "" {
-		name = defaultQueue
-	}
-	for {
-		select {
-		case q := <-n.queueChan(name):
-			if q.accept() {
-				return q, nil
-			}
-			// Its peer was lost before a call took it.
-		case <-n.closing:
-			return nil, ErrClosed
-		case <-ctx.Done():
-			return nil, ctx.Err()
 		}
 	}
 }

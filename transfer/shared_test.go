@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
@@ -161,7 +162,7 @@ func TestShareBorrows(t *testing.T) {
 // Where the path that could lend cannot be set up, the bytes are copied by another.
 func TestShareWithoutLender(t *testing.T) {
 	broken := &fakeDriver{ListenDriver: shm.Driver{}, name: "shm", dial: func(context.Context) error { return errors.New("no such luck") }}
-	p := newPair(t, Options{Paths: []path.Driver{broken, tcp.New(tcp.Options{})}})
+	p := newPair(t, Options{Paths: []setup.Driver{broken, tcp.New(tcp.Options{})}})
 	src := region(t, 4096)
 	fill(src, 39)
 	export(t, p.b, src, "w", path.Read)
@@ -198,7 +199,7 @@ func TestShareRefusals(t *testing.T) {
 func sharing(t *testing.T, k int, o ShareOptions) (p *pair, x *Export, cancels []context.CancelFunc, results []chan error, got []chan *Shared, free func()) {
 	d, open := jammed()
 	t.Cleanup(open)
-	p = newPair(t, Options{Paths: []path.Driver{d}})
+	p = newPair(t, Options{Paths: []setup.Driver{d}})
 	p.ignore(t)
 	free = func() {
 		open()

@@ -19,7 +19,9 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/metrics/prom"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // sums are what a test counted itself, by kind of transfer.
@@ -53,7 +55,7 @@ func (s *sums) enter(x *Transfer) {
 func isCanceled(err error) bool { return strings.Contains(err.Error(), path.ErrCanceled.Error()) }
 
 // agrees compares a snapshot with what was counted.
-func (s *sums) agrees(t *testing.T, when string, all []KindTotals) {
+func (s *sums) agrees(t *testing.T, when string, all []observe.KindTotals) {
 	t.Helper()
 	if len(all) != numOps {
 		t.Fatalf("%s: %d kinds", when, len(all))
@@ -66,9 +68,9 @@ func (s *sums) agrees(t *testing.T, when string, all []KindTotals) {
 		for _, n := range k.Rejected {
 			rejected += n
 		}
-		want := KindTotals{Kind: k.Kind, Begun: s.begun[k.Kind], Completed: s.completed[k.Kind], Canceled: s.canceled[k.Kind], Failed: s.failed[k.Kind],
+		want := observe.KindTotals{Kind: k.Kind, Begun: s.begun[k.Kind], Completed: s.completed[k.Kind], Canceled: s.canceled[k.Kind], Failed: s.failed[k.Kind],
 			Bytes: s.bytes[k.Kind], Partial: s.partial[k.Kind]}
-		got := KindTotals{Kind: k.Kind, Begun: k.Begun, Running: k.Running, Completed: k.Completed, Canceled: k.Canceled, Failed: k.Failed, Bytes: k.Bytes, Partial: k.Partial}
+		got := observe.KindTotals{Kind: k.Kind, Begun: k.Begun, Running: k.Running, Completed: k.Completed, Canceled: k.Canceled, Failed: k.Failed, Bytes: k.Bytes, Partial: k.Partial}
 		if fmt.Sprint(got) != fmt.Sprint(want) || failures != k.Failed || rejected != s.rejected[k.Kind] {
 			t.Errorf("%s: the snapshot says\n%+v\nthe transfers\n%+v\nfailures by reason %v, %d calls were rejected", when, k, want, k.Failures, s.rejected[k.Kind])
 		}
@@ -76,7 +78,7 @@ func (s *sums) agrees(t *testing.T, when string, all []KindTotals) {
 }
 
 // grows checks that no counter of a later snapshot is below an earlier one.
-func grows(t *testing.T, a, b *Snapshot) {
+func grows(t *testing.T, a, b *observe.Snapshot) {
 	t.Helper()
 	for i, x := range a.Totals {
 		y := b.Totals[i]
@@ -114,7 +116,7 @@ func TestSnapshotAddsUp(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []path.Driver{d}, HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second})
+			p := newPair(t, Options{Paths: []setup.Driver{d}, HeartbeatEvery: 200 * time.Millisecond, DeadAfter: time.Second})
 			p.ignore(t)
 			local, remote := region(t, workers*slot), region(t, workers*slot)
 			export(t, p.b, remote, "memory", path.Read|path.Write)
@@ -222,7 +224,7 @@ func TestSnapshot(t *testing.T) {
 		t.Fatal("found nothing")
 	}
 	a, b := p.a.Snapshot(), p.b.Snapshot()
-	if x := b.Exports; len(x) != 1 || x[0] != (ExportStatus{Name: "weights", Bytes: 4096, Rights: "read+write", Whole: true, Generation: 1}) {
+	if x := b.Exports; len(x) != 1 || x[0] != (observe.ExportStatus{Name: "weights", Bytes: 4096, Rights: "read+write", Whole: true, Generation: 1}) {
 		t.Errorf("exports: %+v", x)
 	}
 	if b.Node.Name != "b" || b.Node.Refused != 1 || b.Node.PeersTotal != 1 || len(b.Node.Addresses) != 1 || b.Node.Addresses[0] != p.b.Addrs()[0] {
@@ -268,7 +270,7 @@ func TestSnapshot(t *testing.T) {
 	if after, err := json.Marshal(a); err != nil || string(after) != string(before) {
 		t.Errorf("the snapshot changed: %v", err)
 	}
-	var back Snapshot
+	var back observe.Snapshot
 	if err := json.Unmarshal(before, &back); err != nil {
 		t.Fatal(err)
 	}
@@ -288,7 +290,7 @@ func TestSnapshotOfTransfers(t *testing.T) {
 		}
 		return ctx.Err()
 	}
-	p := newPair(t, Options{Paths: []path.Driver{d}})
+	p := newPair(t, Options{Paths: []setup.Driver{d}})
 	export(t, p.b, region(t, 4096), "x", path.Write)
 	rem, src := lookup(t, p.ab, "x"), region(t, 4096)
 	var all []*Transfer
@@ -327,7 +329,7 @@ func TestSnapshotOfFallbacks(t *testing.T) {
 	bad := over("bad")
 	bad.cost = path.Cost{Latency: 1, BytesPerSec: 1e15}
 	bad.dial = func(context.Context) error { return path.ErrUnavailable }
-	p := newPair(t, Options{Paths: []path.Driver{bad, tcp.New(tcp.Options{})}})
+	p := newPair(t, Options{Paths: []setup.Driver{bad, tcp.New(tcp.Options{})}})
 	export(t, p.b, region(t, 4096), "x", path.Write)
 	rem, src := lookup(t, p.ab, "x"), region(t, 4096)
 	x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{})
@@ -404,23 +406,6 @@ penstock_peer_connections{peer="b"} 2
 	second.Close()
 }
 
-// However many peers with whatever names, the series are bounded and valid.
-func TestMetricsOfManyPeers(t *testing.T) {
-	s := Snapshot{}
-	for i := range 3 * maxPeerSeries {
-		s.Peers = append(s.Peers, PeerStatus{Name: fmt.Sprintf("\xff\x1b%s%d", strings.Repeat("x", i%200), i), BytesIn: 1})
-	}
-	s.Peers = append(s.Peers, s.Peers[0])
-	for _, f := range s.Families() {
-		if err := f.Check(); err != nil {
-			t.Error(err)
-		}
-		if strings.HasPrefix(f.Name, "penstock_peer_") && f.Name != "penstock_peer_bytes_total" && len(f.Samples) != maxPeerSeries {
-			t.Errorf("%s: %d samples", f.Name, len(f.Samples))
-		}
-	}
-}
-
 // A transfer whose path goes down under it is one transfer that was completed, with one failover.
 func TestSnapshotOfFailover(t *testing.T) {
 	s := newTwoPaths(t, 2*PieceSize+12345)
@@ -441,8 +426,8 @@ func TestSnapshotOfFailover(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	var found bool
-	for _, e := range eventsUntil(t, events, EventTransferEnded) {
-		if e.Kind == EventTransferFailedOver {
+	for _, e := range eventsUntil(t, events, observe.EventTransferEnded) {
+		if e.Kind == observe.EventTransferFailedOver {
 			found = e.Transfer == x.ID() && e.Path == "beta" && strings.Contains(e.Reason, "alpha")
 		}
 	}
@@ -472,18 +457,18 @@ func TestObservabilityDocument(t *testing.T) {
 			t.Errorf("docs/observability.md does not name %s", what)
 		}
 	}
-	s := Snapshot{Node: NodeStatus{Identity: &IdentityStatus{}}}
+	s := observe.Snapshot{Node: observe.NodeStatus{Identity: &observe.IdentityStatus{}}}
 	for _, f := range s.Families() {
 		need(f.Name)
 	}
 	need("penstock_export_dropped_total") // of metrics/prom
-	for k := EventKind(1); k < eventKinds; k++ {
+	for k := observe.EventPeerUp; !strings.HasPrefix(k.String(), "event("); k++ {
 		need(k.String())
 	}
 	for i := range numReasons {
 		need(reasonName(i))
 	}
-	for _, v := range []any{s, s.Node, *s.Node.Identity, ExportStatus{}, PeerStatus{}, PathStatus{}, TransferStatus{}, KindTotals{}, PathTotals{}, Event{}} {
+	for _, v := range []any{s, s.Node, *s.Node.Identity, observe.ExportStatus{}, observe.PeerStatus{}, observe.PathStatus{}, observe.TransferStatus{}, observe.KindTotals{}, observe.PathTotals{}, observe.Event{}} {
 		for f := range reflect.TypeOf(v).Fields() {
 			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "-" {
 				need(name)

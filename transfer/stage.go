@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
+	"github.com/penstock-io/penstock/transfer/state"
 )
 
 // Staging, last part: a transfer some of whose bytes are in memory that a CPU cannot reach, and that no path of this peer reaches
@@ -21,16 +21,17 @@ import (
 
 // stager does that for one transfer.
 type stager struct {
-	t     *Transfer
-	p     *Peer
-	ctx   context.Context
-	abort context.CancelFunc
-	small bool
-	far   map[path.Key]bool // exports that are memory of devices
-	room  int               // blocks in one request
-	at    cursor
-	turns chan struct{} // holds one element for each piece under way
-	wg    sync.WaitGroup
+	t      *Transfer
+	p      *Peer
+	ctx    context.Context
+	abort  context.CancelFunc
+	small  bool
+	far    map[path.Key]bool // exports that are memory of devices
+	copies []path.Copy
+	room   int // blocks in one request
+	at     state.Cursor
+	turns  chan struct{} // holds one element for each piece under way
+	wg     sync.WaitGroup
 
 	mu    sync.Mutex // guards what follows; may be taken under the mutex of a lane
 	err   error
@@ -42,7 +43,7 @@ type stager struct {
 
 // piece is a part of a transfer whose bytes are in memory of the same kind.
 type piece struct {
-	at     cursor
+	at     state.Cursor
 	bytes  uint64
 	copies []path.Copy
 	local  mem.Mover       // nil: the CPU reaches the memory
@@ -67,7 +68,7 @@ func (p *Peer) stage(t *Transfer) {
 	t.mu.Lock()
 	t.abort = abort
 	t.mu.Unlock()
-	if t.canceled.Load() { // before it could be aborted
+	if t.canceled() { // before it could be aborted
 		abort()
 	}
 	go func() {
@@ -82,18 +83,18 @@ func (p *Peer) stage(t *Transfer) {
 			direct, _ = p.choose(ctx, t, t.exports, allowed)
 		}
 		if err == nil && direct == nil {
-			s := &stager{t: t, p: p, ctx: ctx, abort: abort, small: p.node.staging.small(t.bytes), at: t.at, far: map[path.Key]bool{},
+			s := &stager{t: t, p: p, copies: t.m.Copies(), ctx: ctx, abort: abort, small: p.node.staging.small(t.bytes), at: t.m.At(), far: map[path.Key]bool{},
 				room: control.StagedRoom(p.maxBody()), turns: make(chan struct{}, stagedAtOnce), flows: map[*lane]*sched.Flow[*Transfer]{}}
 			err = s.run()
 			if err == nil { // its last lane is for the notification, which no memory is a part of
-				t.exports, t.devices, t.carried, t.all = nil, nil, true, true
-				t.at = cursor{len(t.copies), 0, t.bytes}
+				t.exports, t.devices, t.reach = nil, nil, reachCarried
+				t.m.Carried()
 				direct, err = p.choose(ctx, t, nil, t.allowed)
 			}
 		}
 		switch lost := p.Err(); {
 		case err == nil:
-		case lost != nil && !t.canceled.Load() && (errors.Is(err, context.Canceled) || errors.Is(err, path.ErrCanceled)):
+		case lost != nil && !t.canceled() && (errors.Is(err, context.Canceled) || errors.Is(err, path.ErrCanceled)):
 			err = lost // that is why its pieces were canceled
 		case errors.Is(err, context.Canceled):
 			err = path.ErrCanceled
@@ -112,32 +113,21 @@ func (t *Transfer) misses(err error) bool {
 	return errors.Is(err, path.ErrUnreachable) && t.part == nil && needsDevices(t.exports, t.devices)
 }
 
-// missedNow has a transfer that missed go on by staging if nothing of it is outstanding. The lane's mutex is held.
-func (l *lane) missedNow(t *Transfer, end *ending) {
-	switch {
-	case t.inflight > 0 || t.broken || t.over:
-	case t.canceled.Load():
-		t.failed = firstError(t.failed, path.ErrCanceled)
-		end.add(t)
-	default:
-		end.missed = append(end.missed, t)
-	}
-}
-
 // restage stages what is left of a transfer. Nothing of it is outstanding.
 func (p *Peer) restage(t *Transfer) {
-	t.rewind()
-	t.missed = true
-	t.mu.Lock()
-	t.lane, t.abort = nil, nil
-	t.mu.Unlock()
+	if t.canceled() {
+		t.complete(path.ErrCanceled)
+		return
+	}
+	t.m.Resume()
+	t.posted, t.reach = 0, reachStaged
 	p.stage(t)
 }
 
 // directPaths restricts the choice of a path that reaches memory of devices by itself: one that went down under the transfer is
 // not tried again, since there is staging. It returns false when there is none, or one did not reach it after all.
 func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
-	if t.missed {
+	if t.reach == reachStaged {
 		return nil, false
 	}
 	t.mu.Lock()
@@ -165,7 +155,7 @@ func (s *stager) run() error {
 		t.digest.start()
 	}
 	t.mu.Lock()
-	t.explain.Times.lap(&t.explain.Times.Open, time.Now())
+	t.explain.Times.lap(&t.explain.Times.Open, clock())
 	t.mu.Unlock()
 	for s.skip() && s.next() {
 	}
@@ -173,8 +163,8 @@ func (s *stager) run() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	t.mu.Lock()
-	t.explain.Pieces = s.ops
-	t.explain.Times.lap(&t.explain.Times.Transfer, time.Now())
+	t.explain.Pieces = int32(s.ops)
+	t.explain.Times.lap(&t.explain.Times.Transfer, clock())
 	t.mu.Unlock()
 	if s.err == nil {
 		s.err = s.ctx.Err()
@@ -194,10 +184,10 @@ func (s *stager) fail(err error) {
 
 // skip passes over empty blocks, and reports whether there is another one.
 func (s *stager) skip() bool {
-	for s.at.block < len(s.t.copies) && s.t.copies[s.at.block].Local.Len == s.at.off {
-		s.at = cursor{s.at.block + 1, 0, s.at.done}
+	for s.at.Block < len(s.copies) && s.copies[s.at.Block].Local.Len == s.at.Off {
+		s.at = state.Cursor{Block: s.at.Block + 1, Done: s.at.Done}
 	}
-	return s.at.block < len(s.t.copies)
+	return s.at.Block < len(s.copies)
 }
 
 // next takes what the next piece needs and begins it; it returns false when there will be no more.
@@ -207,7 +197,7 @@ func (s *stager) next() bool {
 	case <-s.ctx.Done():
 		return false
 	}
-	first := s.t.copies[s.at.block]
+	first := s.copies[s.at.Block]
 	pc := &piece{at: s.at, local: moverOf(first.Local), remote: s.far[first.Key]}
 	most := uint64(maxPlainPiece)
 	var err error
@@ -238,7 +228,7 @@ func (s *stager) next() bool {
 		}
 		s.t.moved.Add(pc.bytes)
 		if s.t.digest != nil {
-			s.t.digest.place(undone{pc.at, pc.bytes})
+			s.t.digest.place(state.Segment{At: pc.at, Bytes: pc.bytes})
 		}
 	}()
 	return true
@@ -266,13 +256,13 @@ func moverOf(s mem.Span) mem.Mover {
 // cut makes a piece of the next bytes, as far as they are in memory of the same kind.
 func (s *stager) cut(pc *piece, most uint64) {
 	for s.skip() && pc.bytes < most {
-		c := s.t.copies[s.at.block]
+		c := s.copies[s.at.Block]
 		m := moverOf(c.Local)
 		if (m != nil) != (pc.local != nil) || m != nil && m.Device() != pc.local.Device() || s.far[c.Key] != pc.remote || len(pc.copies) >= s.room {
 			break
 		}
-		take := min(c.Local.Len-s.at.off, most-pc.bytes)
-		pc.copies = appendCopies(pc.copies, s.t.copies, &s.at, take)
+		take := min(c.Local.Len-s.at.Off, most-pc.bytes)
+		pc.copies = state.Append(pc.copies, s.copies, &s.at, take)
 		pc.bytes += take
 	}
 	for _, c := range pc.copies {
@@ -343,10 +333,10 @@ func (s *stager) local(pc *piece, store bool) error {
 	t := s.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	x := &t.explain.Local
+	x := &t.explain.more().Local
 	x.Device = pc.local.Device()
 	x.add(pc.bytes, s.p.node.staging.pools[class(s.small)].size, len(s.turns))
-	t.explain.Staged += pc.bytes
+	t.explain.more().Staged += pc.bytes
 	return nil
 }
 
@@ -373,19 +363,19 @@ func (s *stager) ask(pc *piece) error {
 	t := s.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	x := &t.explain.Remote
+	x := &t.explain.more().Remote
 	x.Device = l.Device
 	x.add(pc.bytes, l.SlotSize, len(s.turns))
-	t.explain.Staged += pc.bytes
+	t.explain.more().Staged += pc.bytes
 	return nil
 }
 
 // move moves a piece by a path.
 func (s *stager) move(pc *piece) error {
 	t := s.t
-	c := &Transfer{kind: t.kind, peer: s.p, bytes: pc.bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, copies: pc.copies,
-		part: s, large: t.isBulk()}
-	c.explain.Times.start(time.Now())
+	c := &Transfer{kind: t.kind, peer: s.p, bytes: pc.bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
+		m: state.New(t.kind, pc.copies, pc.bytes, state.NotAsked, true)}
+	c.explain.Times.start(clock())
 	if pc.remote {
 		c.exports = append(c.oneExport[:0], pc.leased.of.l.Desc)
 	} else {
@@ -428,7 +418,7 @@ func (s *stager) flow(l *lane) *sched.Flow[*Transfer] {
 }
 
 // chose takes note of the lane that a piece takes.
-func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
+func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, at int) {
 	s.mu.Lock()
 	first, changed := s.last == nil, s.last != nil && s.last != l && slices.Contains(s.gone, s.last)
 	if first || changed {
@@ -439,14 +429,15 @@ func (s *stager) chose(c *Transfer, l *lane, cs []Candidate, chosen int) {
 		return
 	}
 	t := s.t
-	t.peer.transferPath(t, cs[chosen].Path, chosen)
+	t.peer.transferPath(t, cs[at].Path, at)
 	c.mu.Lock()
-	x := c.explain
+	x, via := *c.explain.more(), c.explain.Path
 	c.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	e := &t.explain
-	e.Path, e.Candidates, e.Why = x.Path, x.Candidates, x.Why
+	t.chosen, t.explain.Path = chosen{}, via
+	e := t.explain.more()
+	e.Candidates, e.Why = x.Candidates, x.Why
 	e.Security, e.Floor, e.UserCopies, e.KernelCopies = x.Security, x.Floor, x.UserCopies, x.KernelCopies
 }
 
@@ -470,11 +461,12 @@ func (s *stager) lost(l *lane) {
 // endPart ends a transfer that is a piece of another one; only the first call counts. No lock may be held.
 func (t *Transfer) endPart(err error) {
 	t.mu.Lock()
-	if t.finished {
+	if t.end.Load() != endOpen {
 		t.mu.Unlock()
 		return
 	}
-	t.finished, t.err = true, err
+	t.end.Store(endBegun)
+	t.err = err
 	if t.late != nil {
 		t.late.Stop()
 	}
@@ -489,5 +481,5 @@ func (t *Transfer) endPart(err error) {
 		s.t.proof = proof
 		s.t.mu.Unlock()
 	}
-	t.end()
+	t.release()
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/control"
 )
@@ -258,7 +259,7 @@ func TestStagedFailover(t *testing.T) {
 			}
 			return p.Post(ops)
 		}
-		p := newStagedPair(t, 3<<20, Options{Paths: []path.Driver{bad, tcp.New(tcp.Options{})}})
+		p := newStagedPair(t, 3<<20, Options{Paths: []setup.Driver{bad, tcp.New(tcp.Options{})}})
 		if kind == path.Get {
 			fillBytes(p.dst, 9)
 		}

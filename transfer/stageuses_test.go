@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -145,7 +146,7 @@ func TestDirectDevice(t *testing.T) {
 		}
 		return p.Post(out)
 	}
-	p := newPair(t, Options{Paths: []path.Driver{tcp.New(tcp.Options{}), direct}, Staging: minStaging})
+	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{}), direct}, Staging: minStaging})
 	p.ignore(t)
 	shadow = region(t, size)
 	fill(shadow, 4)
@@ -185,7 +186,7 @@ func TestDirectMissing(t *testing.T) {
 		}
 		return n, err
 	}
-	p := newPair(t, Options{Paths: []path.Driver{direct}})
+	p := newPair(t, Options{Paths: []setup.Driver{direct}})
 	p.ignore(t)
 	src, b := d.region(size)
 	fillBytes(b, 6)

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // statusRows is how many rows of each list an answer to a peer has at most.
@@ -33,7 +34,7 @@ func (p *Peer) answerStatus(q control.Status) (control.Body, error) {
 	defer p.node.obs.status.Unlock()
 	s, body := p.node.Snapshot(), p.maxBody()
 	for explain := true; ; {
-		r, err := packStatus(s.cut(rows, explain), body)
+		r, err := packStatus(s.Cut(rows, explain), body)
 		switch {
 		case err == nil:
 			return r, nil
@@ -47,7 +48,7 @@ func (p *Peer) answerStatus(q control.Status) (control.Body, error) {
 	}
 }
 
-func packStatus(s Snapshot, body int) (*control.StatusReport, error) {
+func packStatus(s observe.Snapshot, body int) (*control.StatusReport, error) {
 	doc, err := json.Marshal(s)
 	if err != nil {
 		return nil, err
@@ -58,63 +59,36 @@ func packStatus(s Snapshot, body int) (*control.StatusReport, error) {
 	return control.NewStatusReport(doc, body)
 }
 
-// cut is the snapshot with at most the given number of rows in each list, which says how many it lacks. The lists of s stay as
-// they are.
-func (s Snapshot) cut(rows int, explain bool) Snapshot {
-	s.Exports = firstRows(s.Exports, rows, &s.Omitted.Exports)
-	s.Transfers = firstRows(s.Transfers, rows, &s.Omitted.Transfers)
-	s.Peers = append([]PeerStatus{}, firstRows(s.Peers, rows, &s.Omitted.Peers)...)
-	for i := range s.Peers {
-		r := &s.Peers[i]
-		r.Paths = append([]PathStatus{}, firstRows(r.Paths, rows, &s.Omitted.Paths)...)
-		for k := range r.Paths {
-			if !explain && len(r.Paths[k].Explain) > 0 {
-				r.Paths[k].Explain = nil
-				s.Omitted.Explain++
-			}
-		}
-	}
-	return s
-}
-
-func firstRows[T any](all []T, n int, omitted *int) []T {
-	if len(all) <= n {
-		return all
-	}
-	*omitted += len(all) - n
-	return all[:n:n]
-}
-
 // Status asks the peer for its Snapshot: who its peers are and what moves. A peer that does not let this node see it answers with
 // an error that matches control.NotPermitted. A large node leaves rows out (Snapshot.Omitted), and histograms do not travel.
-func (p *Peer) Status(ctx context.Context) (Snapshot, error) {
+func (p *Peer) Status(ctx context.Context) (observe.Snapshot, error) {
 	r, err := p.request(ctx, &control.Status{})
 	if err != nil {
-		return Snapshot{}, err
+		return observe.Snapshot{}, err
 	}
 	s, err := parseStatus(r.Body)
 	if err != nil {
-		return Snapshot{}, fmt.Errorf("transfer: status of %s: %w", p, err)
+		return observe.Snapshot{}, fmt.Errorf("transfer: status of %s: %w", p, err)
 	}
 	return s, nil
 }
 
 // parseStatus reads the body of an answer that came from a peer.
-func parseStatus(b []byte) (Snapshot, error) {
+func parseStatus(b []byte) (observe.Snapshot, error) {
 	m, err := control.Parse[control.StatusReport](b)
 	if err != nil {
-		return Snapshot{}, err
+		return observe.Snapshot{}, err
 	}
 	doc, err := m.JSON()
 	if err != nil {
-		return Snapshot{}, err
+		return observe.Snapshot{}, err
 	}
 	if n := bytes.Count(doc, []byte{','}); n > maxStatusValues {
-		return Snapshot{}, fmt.Errorf("%d values, at most %d: %w", n, maxStatusValues, path.ErrProtocol)
+		return observe.Snapshot{}, fmt.Errorf("%d values, at most %d: %w", n, maxStatusValues, path.ErrProtocol)
 	}
-	var s Snapshot
+	var s observe.Snapshot
 	if err := json.Unmarshal(doc, &s); err != nil {
-		return Snapshot{}, fmt.Errorf("%w: %w", path.ErrProtocol, err)
+		return observe.Snapshot{}, fmt.Errorf("%w: %w", path.ErrProtocol, err)
 	}
 	return s, nil
 }

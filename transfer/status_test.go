@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 func TestStatus(t *testing.T) {
@@ -29,18 +30,18 @@ func TestStatus(t *testing.T) {
 	}
 	want := p.b.Snapshot()
 	// What moves while we look is set aside; everything else is the same.
-	plain := func(s Snapshot) string {
+	plain := func(s observe.Snapshot) string {
 		s.Time, s.Node.UptimeSeconds = time.Time{}, 0
 		s.Node.Started = s.Node.Started.UTC().Round(0)
 		for i := range s.Peers {
 			s.Peers[i].RoundTripSeconds, s.Peers[i].Since = 0, time.Time{}
 			for k := range s.Peers[i].Paths {
 				x := &s.Peers[i].Paths[k]
-				x.Since, x.Cost, x.Counters, x.Explain = time.Time{}, CostStatus{}, PathCounters{}, nil
+				x.Since, x.Cost, x.Counters, x.Explain = time.Time{}, observe.CostStatus{}, observe.PathCounters{}, nil
 			}
 		}
 		for i := range s.Paths {
-			s.Paths[i].Counters = PathCounters{}
+			s.Paths[i].Counters = observe.PathCounters{}
 		}
 		b, err := json.MarshalIndent(s, "", " ")
 		if err != nil {
@@ -51,7 +52,7 @@ func TestStatus(t *testing.T) {
 	if a, b := plain(got), plain(want); a != b {
 		t.Errorf("the peer got\n%s\nexpected\n%s", a, b)
 	}
-	if got.Node.Name != "b" || len(got.Peers) != 1 || got.Peers[0].Name != "a" || got.Totals[opPut].Received != 2 || got.Omitted != (Omitted{}) {
+	if got.Node.Name != "b" || len(got.Peers) != 1 || got.Peers[0].Name != "a" || got.Totals[opPut].Received != 2 || got.Omitted != (observe.Omitted{}) {
 		t.Errorf("%+v", got)
 	}
 	// The other way round: what this side began is in the peer's answer.
@@ -77,14 +78,14 @@ func TestStatusOfManyExports(t *testing.T) {
 	if len(s.Exports) != statusRows || s.Omitted.Exports != many-statusRows || s.Omitted.Peers != 0 {
 		t.Errorf("%d exports, omitted %+v", len(s.Exports), s.Omitted)
 	}
-	if full := p.b.Snapshot(); len(full.Exports) != many || full.Omitted != (Omitted{}) {
+	if full := p.b.Snapshot(); len(full.Exports) != many || full.Omitted != (observe.Omitted{}) {
 		t.Errorf("the node's own snapshot has %d exports, omitted %+v", len(full.Exports), full.Omitted)
 	}
 	// Into ever smaller answers.
 	for _, body := range []int{control.MaxBody, 16 << 10, 8 << 10, control.MinBody} {
 		full := p.b.Snapshot()
 		for rows, explain := statusRows, true; ; rows /= 2 {
-			m, err := packStatus(full.cut(rows, explain), body)
+			m, err := packStatus(full.Cut(rows, explain), body)
 			if errors.Is(err, control.ErrTooLarge) && rows > 0 {
 				explain = false
 				continue
@@ -93,7 +94,7 @@ func TestStatusOfManyExports(t *testing.T) {
 				t.Fatalf("%d bytes: %v", body, err)
 			}
 			doc, err := m.JSON()
-			var back Snapshot
+			var back observe.Snapshot
 			if err == nil {
 				err = json.Unmarshal(doc, &back)
 			}
@@ -150,7 +151,7 @@ func TestStatusOfSecureNodes(t *testing.T) {
 	if err := b.opts.Identity.Set(c); err != nil {
 		t.Fatal(err)
 	}
-	all := eventsUntil(t, events, EventIdentityReloaded)
+	all := eventsUntil(t, events, observe.EventIdentityReloaded)
 	if e := all[len(all)-1]; e.Name != "server" || b.Snapshot().Node.Identity.Loaded == 0 {
 		t.Errorf("%+v", e)
 	}
@@ -165,33 +166,16 @@ func TestEventOfPlaintext(t *testing.T) {
 	if _, err := n.Dial(c, "tcp://192.0.2.1:7"); err == nil {
 		t.Fatal("somebody is there")
 	}
-	if e := next(t, s); e.Kind != EventPlaintext || e.Address != "tcp://192.0.2.1:7" || e.Security != "none" || !n.Snapshot().Node.Insecure {
+	if e := next(t, s); e.Kind != observe.EventPlaintext || e.Address != "tcp://192.0.2.1:7" || e.Security != "none" || !n.Snapshot().Node.Insecure {
 		t.Errorf("%+v", e)
-	}
-}
-
-func TestCut(t *testing.T) {
-	s := Snapshot{Exports: make([]ExportStatus, 5), Transfers: make([]TransferStatus, 3), Peers: make([]PeerStatus, 4)}
-	for i := range s.Peers {
-		s.Peers[i].Paths = make([]PathStatus, 6)
-		for k := range s.Peers[i].Paths {
-			s.Peers[i].Paths[k].Explain = []string{"because"}
-		}
-	}
-	c := s.cut(4, false)
-	if c.Omitted != (Omitted{Exports: 1, Paths: 8, Explain: 16}) || len(c.Exports) != 4 || len(c.Transfers) != 3 || len(c.Peers) != 4 || len(c.Peers[3].Paths) != 4 {
-		t.Errorf("%+v", c.Omitted)
-	}
-	if len(s.Peers[0].Paths) != 6 || s.Peers[3].Paths[0].Explain == nil || s.Omitted != (Omitted{}) {
-		t.Error("the original changed")
 	}
 }
 
 // FuzzStatus: whatever a peer answers is an error or a snapshot of bounded size that can be shown.
 func FuzzStatus(f *testing.F) {
-	full := Snapshot{Node: NodeStatus{Name: "b\x1b[2J", Drivers: []string{"shm"}, SetupFailures: map[string]uint64{"tcp": 1}}, Exports: make([]ExportStatus, 2),
-		Peers:     []PeerStatus{{Name: "\xff", Paths: make([]PathStatus, 2), Totals: make([]KindTotals, 3)}},
-		Transfers: make([]TransferStatus, 2), Totals: make([]KindTotals, 3), Latency: make([]Latency, 1)}
+	full := observe.Snapshot{Node: observe.NodeStatus{Name: "b\x1b[2J", Drivers: []string{"shm"}, SetupFailures: map[string]uint64{"tcp": 1}}, Exports: make([]observe.ExportStatus, 2),
+		Peers:     []observe.PeerStatus{{Name: "\xff", Paths: make([]observe.PathStatus, 2), Totals: make([]observe.KindTotals, 3)}},
+		Transfers: make([]observe.TransferStatus, 2), Totals: make([]observe.KindTotals, 3), Latency: make([]observe.Latency, 1)}
 	for _, doc := range []string{"{}", "null", `{"peers":[null,{"paths":[{}]}],"time":"x"}`, `{"transfers":[{"id":"00"}]}`, "[" + strings.Repeat("{},", 2000) + "{}]"} {
 		m, err := control.NewStatusReport([]byte(doc), control.MaxBody)
 		if err != nil {

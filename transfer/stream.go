@@ -37,7 +37,7 @@ func (s *streams) enter(t *Transfer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	x := s.active[t.stream]
-	if x != nil && !t.canceled.Load() {
+	if x != nil && !t.canceled() {
 		x.waiting = append(x.waiting, t)
 		return false
 	}
@@ -102,7 +102,7 @@ func (s *streams) remove(t *Transfer) bool {
 func (p *Peer) advance(t *Transfer) {
 	for t = p.streams.leave(t.stream); t != nil; t = p.streams.leave(t.stream) {
 		err := p.Err()
-		if err == nil && t.canceled.Load() {
+		if err == nil && t.canceled() {
 			err = path.ErrCanceled
 		}
 		if err == nil {

@@ -12,10 +12,12 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -48,7 +50,7 @@ func newStuckBed(t *testing.T) *stuckBed {
 		t.Fatal(err)
 	}
 	peers := make(chan *Peer, 2)
-	s.n = open(t, Options{Name: "n", Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{shm.Driver{}, s.proxy}, Window: 8,
+	s.n = open(t, Options{Name: "n", Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{shm.Driver{}, s.proxy}, Window: 8,
 		OnPeer: func(p *Peer) { peers <- p },
 		OnTransfer: func(i Incoming) {
 			if i.Peer.Name() == "bad" && len(i.Msg) > 0 {
@@ -63,7 +65,7 @@ func newStuckBed(t *testing.T) *stuckBed {
 		return p.Poll(events)
 	}
 	t.Cleanup(func() { close(s.slow) })
-	dial := func(name string, drivers ...path.Driver) (*Node, *Peer, *Peer) {
+	dial := func(name string, drivers ...setup.Driver) (*Node, *Peer, *Peer) {
 		x := open(t, Options{Name: name, Paths: drivers})
 		p, err := x.Dial(ctx(t), s.n.Addrs()[0])
 		if err != nil {
@@ -253,7 +255,7 @@ func TestStuckPeers(t *testing.T) {
 		}},
 		{"NeverReads", func(s *stuckBed) { // who listens to events
 			s.n.Events(context.Background(), 1)
-			s.n.callOnEvent(func(Event) { <-s.slow })
+			s.n.callOnEvent(func(observe.Event) { <-s.slow })
 			for range 3 * eventBuffer {
 				x, err := s.toBad.Notify(ctx(s.t), nil, PutOptions{})
 				wait(s.t, x, err)
@@ -338,7 +340,7 @@ func TestWindowHasRoomForFences(t *testing.T) {
 	p.ab.mu.Unlock()
 	d := over("tcp")
 	narrow := &narrowDriver{d}
-	s := open(t, Options{Name: "narrow", Paths: []path.Driver{narrow}})
+	s := open(t, Options{Name: "narrow", Paths: []setup.Driver{narrow}})
 	to, err := s.Dial(ctx(t), p.b.Addrs()[0])
 	if err != nil {
 		t.Fatal(err)
@@ -355,7 +357,7 @@ func TestWindowHasRoomForFences(t *testing.T) {
 // narrowDriver agrees to a window of 1, whatever it was given.
 type narrowDriver struct{ *fakeDriver }
 
-func (d *narrowDriver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d *narrowDriver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	cfg.Window = 1
 	return d.fakeDriver.Dial(ctx, o, cfg)
 }
@@ -368,7 +370,7 @@ func TestCancelOnStalledPath(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := newPair(t, Options{Paths: []path.Driver{d}, Limits: Limits{Node: Quota{Out: sched.Limits{Transfers: 2}}}})
+			p := newPair(t, Options{Paths: []setup.Driver{d}, Limits: Limits{Node: Quota{Out: sched.Limits{Transfers: 2}}}})
 			p.ignore(t)
 			p.a.patience = time.Second // for the other side too, to say that it closed the path
 			const size = 64 << 20      // more than the buffers hold
@@ -423,5 +425,5 @@ func outstanding(x *Transfer) bool {
 	}
 	ln.mu.Lock()
 	defer ln.unlock()
-	return x.inflight > 0
+	return x.m.Outstanding() > 0
 }

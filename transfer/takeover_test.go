@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -126,8 +127,8 @@ func newLostQuietly(t *testing.T) *lostQuietly {
 		}
 		return p.Poll(events)
 	}
-	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []path.Driver{d}, DeadAfter: never})
-	s.a = open(t, Options{Paths: []path.Driver{over("tcp")}, DeadAfter: never})
+	s.b = open(t, Options{Listen: []string{"tcp://127.0.0.1:0"}, Paths: []setup.Driver{d}, DeadAfter: never})
+	s.a = open(t, Options{Paths: []setup.Driver{over("tcp")}, DeadAfter: never})
 	addr := s.b.Addrs()[0]
 	proxy, err := fault.NewProxy("tcp", strings.TrimPrefix(addr, "tcp://"), fault.Plan{})
 	if err != nil {

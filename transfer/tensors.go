@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -123,7 +124,7 @@ func parseTensor(b []byte) (tensor.Desc, error) {
 type Received struct {
 	Name string
 	From *Peer
-	ID   ID
+	ID   observe.ID
 	Desc tensor.Desc
 	Span mem.Span
 	Path string
@@ -249,8 +250,8 @@ func (n *Node) dropWaiter(name string, w *tensorWaiter) {
 // answerOffer prepares memory for a tensor that the peer wants to push, once a receiver waits for it.
 func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 	n := p.node
-	id := ID(q.ID)
-	if id.instance() != p.info.Instance {
+	id := observe.ID(q.ID)
+	if id.Instance() != p.info.Instance {
 		return nil, control.Errorf(control.BadRequest, "transfer %v is not of this peer's making", id)
 	}
 	desc, err := parseTensor(q.Tensor)
@@ -354,7 +355,7 @@ func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTenso
 }
 
 // take removes a tensor that is being received; only one of completion, failure and abandonment gets it.
-func (n *Node) take(id ID, from *Peer) *incomingTensor {
+func (n *Node) take(id observe.ID, from *Peer) *incomingTensor {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	in := n.offers[id]
@@ -409,7 +410,7 @@ func (n *Node) abandon(in *incomingTensor, err error) {
 }
 
 // offerEnded is called when the peer says how a push ended that it did not complete.
-func (n *Node) offerEnded(id ID, p *Peer, err error) {
+func (n *Node) offerEnded(id observe.ID, p *Peer, err error) {
 	if err == nil {
 		return // the notification of the path says so, with proof
 	}
@@ -425,7 +426,7 @@ func (n *Node) offerEnded(id ID, p *Peer, err error) {
 const maxWithdrawn = 4096
 
 // withdraw remembers an offer that the peer took back before it was answered, and stops its answer.
-func (n *Node) withdraw(id ID, p *Peer) {
+func (n *Node) withdraw(id observe.ID, p *Peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if len(n.withdrawn) >= maxWithdrawn { // far more than can be open: these were answered long ago

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -220,7 +221,7 @@ func TestRefusals(t *testing.T) {
 	if err := put(path.Copy{Local: mem.Span{Region: src, Len: 1}, Key: path.Key{Index: 1, Secret: 2}}); !errors.Is(err, path.ErrKey) {
 		t.Errorf("unknown export: %v", err)
 	}
-	if _, err := p.ab.Notify(ctx(t), make([]byte, MaxPayload+1), PutOptions{}); !errors.Is(err, path.ErrTooLarge) {
+	if _, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify+1), PutOptions{}); !errors.Is(err, path.ErrTooLarge) {
 		t.Errorf("large message: %v", err)
 	}
 	if _, err := p.ab.Lookup(ctx(t), "nothing"); !errors.Is(err, control.NotFound) {
@@ -261,6 +262,34 @@ func TestSubSpanGoesOverTCP(t *testing.T) {
 	}
 	if !bytes.Equal(s.Bytes(), src.All().Bytes()[:100]) {
 		t.Error("the bytes did not arrive")
+	}
+}
+
+// The blocks of a slab go over shared memory where their owner permits that.
+func TestWholeRegion(t *testing.T) {
+	p := newPair(t, Options{})
+	dst, src := region(t, 4*4096), region(t, 4096)
+	fill(src, 1)
+	s, _ := dst.Span(2*4096, 4096)
+	if _, err := p.b.Export(s, ExportOptions{Name: "block", Rights: path.Read | path.Write, WholeRegion: true}); err != nil {
+		t.Fatal(err)
+	}
+	x, err := p.ab.Put(ctx(t), []path.Copy{lookup(t, p.ab, "block").At(0, src.All())}, PutOptions{})
+	wait(t, x, err)
+	if e := x.Explain(); e.Path != "shm" {
+		t.Errorf("a block of a slab went %v", e)
+	}
+	if !bytes.Equal(s.Bytes(), src.All().Bytes()) || dst.All().Bytes()[4096] != 0 || dst.All().Bytes()[3*4096] != 0 {
+		t.Error("the bytes are not where they belong")
+	}
+	b, err := p.ab.Share(ctx(t), "block", ShareOptions{})
+	if err != nil || !b.Borrowed() || !bytes.Equal(b.Bytes(), s.Bytes()) {
+		t.Fatalf("%v, borrowed %v", err, b.Borrowed())
+	}
+	b.Release()
+	odd, _ := dst.Span(1, 4096)
+	if _, err := p.b.Export(odd, ExportOptions{WholeRegion: true}); err == nil || !strings.Contains(err.Error(), "page") {
+		t.Errorf("a span that begins within a page: %v", err)
 	}
 }
 

@@ -14,9 +14,11 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // otherUser is a user who is neither root nor the one that stands for users without a number.
@@ -35,7 +37,7 @@ const userRole = "user "
 func runUserChild(role string) error {
 	c := context.Background()
 	f := strings.Fields(role)
-	o := Options{Anonymous: identity.All, Paths: []path.Driver{tcp.New(tcp.Options{})}}
+	o := Options{Anonymous: identity.All, Paths: []setup.Driver{tcp.New(tcp.Options{})}}
 	switch f[0] {
 	case "dial":
 		o.AllowUID = path.AnyUser()
@@ -58,7 +60,7 @@ func runUserChild(role string) error {
 		b, err := io.ReadAll(conn)
 		fmt.Printf("sent %d bytes, %v\n", len(b), err)
 	case "greedy":
-		for range 2 * path.MaxPending() {
+		for range 2 * setup.MaxPending() {
 			conn, err := net.Dial("tcp", strings.TrimPrefix(f[1], "tcp://"))
 			if err != nil {
 				return err
@@ -195,7 +197,7 @@ func TestOtherUserDialsFromElsewhere(t *testing.T) {
 	_, port, _ := strings.Cut(strings.TrimPrefix(n.Addrs()[0], "tcp://"), ":")
 	refused := n.Events(ctx(t), 16)
 	startUser(t, "from "+from+" "+port, asOther(t), "sent")
-	if e := <-refused.C(); e.Kind != EventRefused || !strings.Contains(e.Reason, fmt.Sprint("user ", otherUser)) {
+	if e := <-refused.C(); e.Kind != observe.EventRefused || !strings.Contains(e.Reason, fmt.Sprint("user ", otherUser)) {
 		t.Errorf("%+v, expected that user %d is refused", e, otherUser)
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/path/verbs"
 )
@@ -24,7 +25,7 @@ func verbsPair(t *testing.T) *pair {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return newPair(t, Options{Paths: []path.Driver{verbs.New(verbs.Options{Library: lib}), tcp.New(tcp.Options{})}})
+	return newPair(t, Options{Paths: []setup.Driver{verbs.New(verbs.Options{Library: lib}), tcp.New(tcp.Options{})}})
 }
 
 // TestVerbs moves bytes between two nodes over RDMA, and takes an export back.
@@ -157,7 +158,7 @@ func TestVerbsDirect(t *testing.T) {
 // TestMissingPath: what this machine lacks is not offered, and Explain says why; a node that would have nothing else does not open.
 func TestMissingPath(t *testing.T) {
 	none := verbs.New(verbs.Options{Library: "/nonexistent/libibverbs.so.1"})
-	p := newPair(t, Options{Paths: []path.Driver{none, tcp.New(tcp.Options{})}})
+	p := newPair(t, Options{Paths: []setup.Driver{none, tcp.New(tcp.Options{})}})
 	src, dst := region(t, 4096), region(t, 4096)
 	export(t, p.b, dst, "dst", path.Read|path.Write)
 	r := lookup(t, p.ab, "dst")
@@ -176,7 +177,7 @@ func TestMissingPath(t *testing.T) {
 	if q, err := p.ab.OpenQueue(ctx(t), QueueOptions{Path: verbs.Name, Name: "q"}); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "libibverbs") {
 		t.Errorf("a queue on a path that is missing: %v, %v", q, err)
 	}
-	if n, err := Open(t.Context(), Options{Paths: []path.Driver{none}}); !errors.Is(err, path.ErrUnavailable) {
+	if n, err := Open(t.Context(), Options{Paths: []setup.Driver{none}}); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("a node without any path: %v", err)
 		if err == nil {
 			n.Close()

@@ -89,6 +89,6 @@ func TestOtherVersion(t *testing.T) {
 	} else {
 		check("the dialer got", err.Error(), theirs, ours)
 	}
-	b.Close()
+	until(t, "a line in the node's log", func() bool { return strings.Contains(log.String(), "peer refused") }) // once it is closed it says that
 	check("the node logged", log.String(), theirs, ours)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -37,7 +38,7 @@ func newZombies(t *testing.T, dir fault.Direction) *zombies {
 	if err != nil {
 		t.Fatal(err)
 	}
-	z := &zombies{t: t, d: d, p: newPair(t, Options{Paths: []path.Driver{d}, Budget: 64 << 20})}
+	z := &zombies{t: t, d: d, p: newPair(t, Options{Paths: []setup.Driver{d}, Budget: 64 << 20})}
 	z.p.ignore(t)
 	z.src, z.other = region(t, zombieSize), region(t, 4096)
 	fill(z.src, 41)

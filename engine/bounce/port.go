@@ -112,7 +112,7 @@ func deviceOf(pool *mem.Pool) (*gpu.Memory, mem.Provider, error) {
 
 // stagingPool makes page-locked host memory of so many slots that the device copies from and to.
 func stagingPool(name string, from mem.Provider, size, slots int) (*mem.Pool, *gpu.Memory, error) {
-	o := mem.PoolOptions{Name: name + " staging", SlotSize: size, Slots: min(slots, mem.MaxSlots)}
+	o := mem.PoolOptions{Name: name + " staging", SlotSize: size, Slots: slots}
 	switch { // the engine xdp uses slots in place that are so far apart
 	case size > 1024 && size <= 2048:
 		o.Align = 2048

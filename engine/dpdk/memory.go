@@ -128,3 +128,24 @@ func (p *Port) reach(r *mem.Region) (mem.Registration, error) {
 	}
 	return reg, nil
 }
+
+// unreach takes all memory from a device that has stopped. It is called before the driver closes it: VFIO unmaps nothing once its last device
+// is gone, and DPDK then maps that memory again for the next one.
+func (p *Port) unreach(halves []*half) (err error) {
+	if p.regs == nil {
+		return nil
+	}
+	for _, h := range halves {
+		err = errors.Join(err, h.reg.Release())
+		h.reg = mem.Registration{}
+	}
+	for _, q := range p.leftTx {
+		q.mu.Lock()
+		for _, reg := range q.regs {
+			err = errors.Join(err, reg.Release())
+		}
+		clear(q.regs)
+		q.mu.Unlock()
+	}
+	return errors.Join(err, p.regs.Close())
+}

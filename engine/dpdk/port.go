@@ -162,6 +162,11 @@ func (p *Port) arrange(where string) {
 		c.MemoryUse = engine.UseCopied
 		c.Notes = append(c.Notes, "packets are copied into the pools of a queue, and not for a queue without pools: "+why)
 	}
+	c.ZeroCopyForward = p.reads
+	switch driver(where) {
+	case "net_vhost", "net_virtio_user": // a full virtqueue refuses packets, and its other end takes them out one for one
+		c.Lossless = true
+	}
 	c.RxQueues, c.TxQueues = min(p.info.MaxRxQueues, maxQueues), min(p.info.MaxTxQueues, maxQueues)
 	c.MaxPacket = p.info.MTU + packet.EthernetLen + 2*packet.VLANLen
 	if p.info.MaxRxPkt > 0 {
@@ -507,18 +512,15 @@ func (p *Port) Close() error {
 	if p.redial != nil {
 		p.redial.Stop()
 	}
+	halves := slices.DeleteFunc(append(p.halves, p.left...), func(h *half) bool { return h == nil })
+	errs = append(errs, p.unreach(halves))
 	closed := p.shut()
 	errs = append(errs, closed)
-	for _, h := range append(p.halves, p.left...) {
-		if h != nil {
-			errs = append(errs, h.close())
-		}
+	for _, h := range halves {
+		errs = append(errs, h.close())
 	}
 	for _, q := range p.leftTx {
 		errs = append(errs, q.finish())
-	}
-	if p.regs != nil {
-		errs = append(errs, p.regs.Close())
 	}
 	if closed == nil {
 		errs = append(errs, p.card.Remove())

@@ -136,6 +136,7 @@ func (q *txQueue) give(b *burst.Burst, from, packets, n int) (next int, again bo
 		bytes += int(segs[at].PktLen)
 		if q.from != nil && q.bounced(segs[at].Index) {
 			b.Builder().ReleasePart(from+sent, from+sent+1)
+			q.settled++ // its memory is free at once, however long the driver keeps the copy: net_virtio until it needs the descriptor
 			q.copied.Add(uint64(segs[at].PktLen))
 		}
 		sent++
@@ -214,7 +215,7 @@ func (q *txQueue) lay(b *burst.Burst, i int, segs []cdpdk.Seg) int {
 			return 0
 		}
 		k = 1
-		q.lays(&segs[0], slot.Bytes()[:b.CopyTo(slot.Bytes(), i)], part{q.from, slot.Handle(), true})
+		q.lays(&segs[0], slot.Bytes()[:b.CopyTo(slot.Bytes(), i)], part{q.from, slot.Handle(), false})
 	} else {
 		for s := range k {
 			g := b.Builder().Part(i, s)

@@ -23,7 +23,7 @@ import (
 const (
 	// headers is the number of segments that a device has of one queue, at most.
 	headers = 2048
-	// bounceBuffers are those of one queue.
+	// bounceBuffers are those of one queue, at least.
 	bounceBuffers = 512
 	// sendAtOnce is the number of packets that are given to the driver in one call.
 	sendAtOnce = 64
@@ -210,7 +210,8 @@ func (p *Port) sendRing(packets int) int {
 // bounces makes bounce buffers in memory of DPDK.
 func (q *txQueue) bounces() error {
 	size := (q.port.can.MaxPacket + 63) &^ 63
-	memory, free, err := cdpdk.Alloc(bounceBuffers * size)
+	n := max(bounceBuffers, 2*q.ring) // more than a driver keeps that frees only what it needs again
+	memory, free, err := cdpdk.Alloc(n * size)
 	if err != nil {
 		return err
 	}
@@ -218,7 +219,7 @@ func (q *txQueue) bounces() error {
 	if err != nil {
 		return errors.Join(err, free())
 	}
-	if q.bounce, err = mem.NewPool(mem.PoolOptions{Name: r.Name(), Region: r, SlotSize: size, Slots: bounceBuffers}); err != nil {
+	if q.bounce, err = mem.NewPool(mem.PoolOptions{Name: r.Name(), Region: r, SlotSize: size, Slots: n}); err != nil {
 		return errors.Join(err, r.Close())
 	}
 	q.from = burst.PoolSource(q.bounce)

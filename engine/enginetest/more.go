@@ -105,9 +105,12 @@ func checkTwoPools(t testing.TB, h Harness) {
 		sent += n
 		r.balance(sent, v)
 	}
-	if v.n == 0 {
-		t.Error("nothing arrived")
-	}
+	v.rest(func() error { // where drops are not exact, what was sent last may still be under way
+		if v.n == 0 {
+			return errors.New("nothing arrived")
+		}
+		return nil
+	})
 }
 
 // checkSourceMAC has the port write its own address.

@@ -289,7 +289,7 @@ func forward(t testing.TB, h Harness, same bool) {
 	switch {
 	case st.Forwarded < st.Packets:
 		t.Errorf("TxStats.Forwarded is %d of %d packets, all of which were forwarded", st.Forwarded, st.Packets)
-	case same && r.caps.ZeroCopyForward && st.Copied != 0:
+	case same && r.B.Capabilities().ZeroCopyForward && st.Copied != 0:
 		t.Errorf("%d bytes were copied although both queues have the same memory and Capabilities.ZeroCopyForward is true", st.Copied)
 	case (h.OwnRx || !same) && st.Copied == 0 && r.foreign():
 		t.Error("TxStats.Copied is 0, although the packets lay in memory that the queue cannot reach")

@@ -86,9 +86,10 @@ static struct ps_pool *external(const char *name, char *base, uint32_t n, uint64
 	data.mbuf_data_room_size = room;
 	data.mbuf_priv_size = RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN);
 	data.flags = RTE_PKTMBUF_POOL_F_PINNED_EXT_BUF;
+	rte_errno = 0;
 	p->mp = rte_mempool_create_empty(name, n, sizeof(struct rte_mbuf) + data.mbuf_priv_size + sizeof(struct rte_mbuf_ext_shared_info), 0, sizeof data, socket, flags);
 	if (!p->mp) {
-		*err = rte_errno;
+		*err = ps_reason();
 		goto fail;
 	}
 	int r = rte_mempool_set_ops_byname(p->mp, ops, NULL);
@@ -150,9 +151,10 @@ struct ps_pool *ps_own_pool(const char *name, uint32_t n, uint32_t room, int soc
 	data.mbuf_priv_size = RTE_ALIGN(sizeof(struct ps_priv), RTE_MBUF_PRIV_ALIGN);
 	// With virtual addresses mbufs may cross pages. Without the flag there are gaps between them where pages are small, and net_af_xdp counts on none.
 	unsigned flags = rte_eal_iova_mode() == RTE_IOVA_VA ? RTE_MEMPOOL_F_NO_IOVA_CONTIG : 0;
+	rte_errno = 0;
 	p->mp = rte_mempool_create_empty(name, n, sizeof(struct rte_mbuf) + data.mbuf_priv_size + room, 0, sizeof data, socket, flags);
 	if (!p->mp) {
-		*err = rte_errno;
+		*err = ps_reason();
 		ps_pool_close(p);
 		return NULL;
 	}

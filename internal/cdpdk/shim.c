@@ -18,15 +18,18 @@
 static int op_probe(const char *devargs) { return rte_dev_probe(devargs); }
 static int op_remove(struct rte_device *dev) { return rte_dev_remove(dev); }
 static int op_promiscuous(uint16_t port, int on) { return on ? rte_eth_promiscuous_enable(port) : rte_eth_promiscuous_disable(port); }
+
 static int op_extmem(void *addr, size_t len, size_t page, int on)
 {
+	rte_errno = 0;
 	int r = on ? rte_extmem_register(addr, len, NULL, 0, page) : rte_extmem_unregister(addr, len);
-	return r < 0 ? -rte_errno : r;
+	return r < 0 ? -ps_reason() : r;
 }
 static int op_dma(struct rte_device *dev, void *addr, uint64_t iova, size_t len, int on)
 {
+	rte_errno = 0;
 	int r = on ? rte_dev_dma_map(dev, addr, iova, len) : rte_dev_dma_unmap(dev, addr, iova, len);
-	return r < 0 ? -rte_errno : r;
+	return r < 0 ? -ps_reason() : r;
 }
 static uint16_t op_rx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_rx_burst(port, queue, m, n); }
 static uint16_t op_tx(uint16_t port, uint16_t queue, struct rte_mbuf **m, uint16_t n) { return rte_eth_tx_burst(port, queue, m, n); }
@@ -34,8 +37,9 @@ static uint16_t op_prepare(uint16_t port, uint16_t queue, struct rte_mbuf **m, u
 
 static int op_flow_create(uint16_t port, const struct rte_flow_attr *attr, const struct rte_flow_item *items, const struct rte_flow_action *actions, struct rte_flow **made, struct rte_flow_error *err)
 {
+	rte_errno = 0;
 	*made = rte_flow_create(port, attr, items, actions, err);
-	return *made ? 0 : -rte_errno;
+	return *made ? 0 : -ps_reason();
 }
 
 static int op_rx_queue(uint16_t port, uint16_t queue, int on) { return on ? rte_eth_dev_rx_queue_start(port, queue) : rte_eth_dev_rx_queue_stop(port, queue); }
@@ -107,7 +111,7 @@ int ps_eal_init(int argc, char **argv, char *log, int log_len)
 	rte_errno = 0;
 	int r = rte_eal_init(argc, argv);
 	if (r < 0) {
-		int e = rte_errno ? rte_errno : EINVAL;
+		int e = ps_reason();
 		int n = ps_log(log, log_len - 1);
 		log[n] = 0;
 		return -e;
@@ -315,11 +319,12 @@ struct ps_times ps_times;
 int ps_times_register(void)
 {
 	struct ps_times t;
+	rte_errno = 0;
 	int r = rte_mbuf_dyn_rx_timestamp_register(&t.offset, &t.rx);
 	if (r == 0)
 		r = rte_mbuf_dyn_tx_timestamp_register(&t.offset, &t.tx); // the same field
 	if (r < 0)
-		return -rte_errno;
+		return -ps_reason();
 	ps_times = t;
 	return 0;
 }

@@ -3,6 +3,7 @@
 #define PENSTOCK_SHIM_H
 
 #include <stdint.h>
+#include <errno.h>
 #include <rte_errno.h>
 #include <rte_ethdev.h>
 #include <rte_mbuf.h>
@@ -11,6 +12,10 @@
 #define PS_BURST 256  // packets of one call, at most
 #define PS_SEGS 64    // segments of one packet, at most
 #define PS_DESCS 1024 // segments of one call, at most
+
+// ps_reason is why a function of DPDK failed that returned -1 or no pointer. It leaves that in rte_errno, which each thread has for itself;
+// set it to 0 before such a call, because not each of them does: VFIO's mapping of memory is one that does not.
+static inline int ps_reason(void) { return rte_errno > 0 ? rte_errno : EINVAL; }
 
 // ps_ops is every function that can fail or that a driver implements. A test replaces entries.
 struct ps_ops {

@@ -16,6 +16,7 @@ var unchecked = map[string]string{
 	"bench/feed":                 "load generators",
 	"bench/sections":             "load generators",
 	"bench/stream":               "load generators",
+	"capi":                       "its tests are programs in C and Python with the built library, under AddressSanitizer and ThreadSanitizer",
 	"cli":                        "its tests start the plain program",
 	"config":                     "tables that sync.Once makes",
 	"internal/cdpdk":             "its code is in builds with the tag dpdk (make dpdk)",

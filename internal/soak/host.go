@@ -15,12 +15,13 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/fault"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // host is one node of a worker, from opening to closing.
@@ -43,7 +44,7 @@ type host struct {
 	links   map[int]*link
 	regions []*mem.Region
 	acks    map[string]chan struct{} // puts that wait for the receiver's word
-	ids     map[transfer.ID]bool     // of transfers that this host was notified of
+	ids     map[observe.ID]bool      // of transfers that this host was notified of
 
 	id     *identity.Identity
 	rights rights
@@ -74,7 +75,7 @@ func warmNet() error {
 func (w *worker) open(seed uint64) (*host, error) {
 	w.lives++
 	h := &host{w: w, name: fmt.Sprintf("%s/%d", w.c.Name, w.lives), links: map[int]*link{}, acks: map[string]chan struct{}{},
-		ids: map[transfer.ID]bool{}, lets: map[int]*let{}}
+		ids: map[observe.ID]bool{}, lets: map[int]*let{}}
 	h.moving, h.stop = context.WithCancel(context.Background())
 	h.living, h.end = context.WithCancel(context.Background())
 	plan, err := fault.Parse(w.c.Data)
@@ -85,8 +86,8 @@ func (w *worker) open(seed uint64) (*host, error) {
 	if h.data, err = fault.NewProxyDriver(tcp.New(tcp.Options{}), plan); err != nil {
 		return nil, err
 	}
-	var drivers []path.Driver
-	for _, d := range []path.ListenDriver{shm.Driver{}, h.data} {
+	var drivers []setup.Driver
+	for _, d := range []setup.ListenDriver{shm.Driver{}, h.data} {
 		if text := breaks[w.c.Break]; text != "" { // wrong on purpose
 			broken, err := fault.Parse(text)
 			if err != nil {
@@ -280,7 +281,7 @@ func (h *host) track(key string, x *transfer.Transfer, err error, after func(err
 }
 
 // finished reports the end of a transfer that this worker began one by one.
-func (h *host) finished(key string, id transfer.ID, e transfer.Explanation, err error) {
+func (h *host) finished(key string, id observe.ID, e transfer.Explanation, err error) {
 	if err == nil && e.Security < e.Floor {
 		h.complain("transfer %s: path %s has the security %v, at least %v was asked for", key, e.Path, e.Security, e.Floor)
 	}
@@ -344,7 +345,7 @@ func (h *host) heard(i transfer.Incoming) {
 }
 
 // once complains of a transfer that this host was notified of before.
-func (h *host) once(id transfer.ID) {
+func (h *host) once(id observe.ID) {
 	h.mu.Lock()
 	again := h.ids[id]
 	h.ids[id] = true

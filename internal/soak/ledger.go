@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"sync"
 
-	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // eventsKept is how many events may wait for a ledger: it is slower than the node only while the machine is very busy.
@@ -15,13 +15,13 @@ const eventsKept = 1 << 16
 // with the totals of the node's snapshot. Transfers that the worker did not begin itself, pieces of jobs and reads of shares, are
 // in the events and totals only.
 type ledger struct {
-	sub  *transfer.Subscription
+	sub  *observe.Subscription
 	done sync.WaitGroup
 
 	mu   sync.Mutex               // guards what follows
-	open map[transfer.ID]bool     // begun, by the events
-	told map[transfer.ID]bool     // ended, by the events; true: without an error. Not yet in mine
-	mine map[transfer.ID]bool     // the same as the futures said; not yet in told
+	open map[observe.ID]bool      // begun, by the events
+	told map[observe.ID]bool      // ended, by the events; true: without an error. Not yet in mine
+	mine map[observe.ID]bool      // the same as the futures said; not yet in told
 	sums map[string]*ledgerCounts // by kind
 	hops uint64
 }
@@ -29,7 +29,7 @@ type ledger struct {
 type ledgerCounts struct{ begun, good, bad, bytes uint64 }
 
 func (b *ledger) follow(h *host) {
-	b.open, b.told, b.mine, b.sums = map[transfer.ID]bool{}, map[transfer.ID]bool{}, map[transfer.ID]bool{}, map[string]*ledgerCounts{}
+	b.open, b.told, b.mine, b.sums = map[observe.ID]bool{}, map[observe.ID]bool{}, map[observe.ID]bool{}, map[string]*ledgerCounts{}
 	b.sub = h.n.Events(context.Background(), eventsKept)
 	b.done.Go(func() {
 		for e := range b.sub.C() {
@@ -50,18 +50,18 @@ func (b *ledger) kind(k string) *ledgerCounts {
 }
 
 // event enters what the node says, and returns what is wrong about it.
-func (b *ledger) event(e *transfer.Event) string {
+func (b *ledger) event(e *observe.Event) string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	c := b.kind(e.Operation)
 	switch e.Kind {
-	case transfer.EventTransferBegun:
+	case observe.EventTransferBegun:
 		if b.open[e.Transfer] {
 			return fmt.Sprintf("by the events transfer %v began twice", e.Transfer)
 		}
 		b.open[e.Transfer] = true
 		c.begun++
-	case transfer.EventTransferEnded:
+	case observe.EventTransferEnded:
 		if !b.open[e.Transfer] && len(b.sub.Missed()) == 0 {
 			return fmt.Sprintf("by the events transfer %v ended twice, or had not begun", e.Transfer)
 		}
@@ -74,20 +74,20 @@ func (b *ledger) event(e *transfer.Event) string {
 			c.bad++
 		}
 		return b.match(e.Transfer, good, b.told, b.mine)
-	case transfer.EventTransferFailedOver:
+	case observe.EventTransferFailedOver:
 		b.hops++
 	}
 	return ""
 }
 
 // ended enters what a future says.
-func (b *ledger) ended(id transfer.ID, err error) {
+func (b *ledger) ended(id observe.ID, err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.match(id, err == nil, b.mine, b.told) // what differs stays, for balance
 }
 
-func (b *ledger) match(id transfer.ID, good bool, here, there map[transfer.ID]bool) string {
+func (b *ledger) match(id observe.ID, good bool, here, there map[observe.ID]bool) string {
 	other, ok := there[id]
 	if !ok {
 		here[id] = good

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 )
 
 // An acknowledgement may fail although its peer lives. That must not look like a transfer that does not end.
@@ -52,8 +53,8 @@ func TestFanWithoutAcknowledgements(t *testing.T) {
 		}
 	}
 	for seed := range uint64(8) {
-		h := &host{w: w, name: "w0.1/1", n: a, links: map[int]*link{}, acks: map[string]chan struct{}{}, ids: map[transfer.ID]bool{}}
-		h.books.mine, h.books.told = map[transfer.ID]bool{}, map[transfer.ID]bool{}
+		h := &host{w: w, name: "w0.1/1", n: a, links: map[int]*link{}, acks: map[string]chan struct{}{}, ids: map[observe.ID]bool{}}
+		h.books.mine, h.books.told = map[observe.ID]bool{}, map[observe.ID]bool{}
 		h.moving, h.stop = context.WithCancel(t.Context())
 		h.living, h.end = context.WithCancel(t.Context())
 		for i, r := range peers {

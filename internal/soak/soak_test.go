@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -182,15 +183,15 @@ func TestBooks(t *testing.T) {
 func TestLedger(t *testing.T) {
 	testenv.Once(t)
 	for name, c := range map[string]struct {
-		spoil func(b *ledger, id transfer.ID)
+		spoil func(b *ledger, id observe.ID)
 		want  string
 	}{
-		"good":           {spoil: func(*ledger, transfer.ID) {}},
-		"future differs": {func(b *ledger, id transfer.ID) { b.told[id] = false }, "or another outcome"},
-		"unknown":        {func(b *ledger, id transfer.ID) { b.ended(transfer.ID{1}, nil) }, "which no event says"},
-		"lost begin":     {func(b *ledger, id transfer.ID) { b.kind("notify").begun-- }, "by the events 0, 1, 0"},
-		"never ended":    {func(b *ledger, id transfer.ID) { b.open[transfer.ID{2}] = true }, "never ended"},
-		"failover":       {func(b *ledger, id transfer.ID) { b.hops++ }, "0 failovers by the totals, 1"},
+		"good":           {spoil: func(*ledger, observe.ID) {}},
+		"future differs": {func(b *ledger, id observe.ID) { b.told[id] = false }, "or another outcome"},
+		"unknown":        {func(b *ledger, id observe.ID) { b.ended(observe.ID{1}, nil) }, "which no event says"},
+		"lost begin":     {func(b *ledger, id observe.ID) { b.kind("notify").begun-- }, "by the events 0, 1, 0"},
+		"never ended":    {func(b *ledger, id observe.ID) { b.open[observe.ID{2}] = true }, "never ended"},
+		"failover":       {func(b *ledger, id observe.ID) { b.hops++ }, "0 failovers by the totals, 1"},
 	} {
 		a, err := transfer.Open(t.Context(), transfer.Options{Name: "a"})
 		if err != nil {

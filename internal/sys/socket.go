@@ -2,7 +2,9 @@ package sys
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
+	"strconv"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -52,7 +54,18 @@ func sockaddr(a netip.AddrPort) unix.Sockaddr {
 	if a.Addr().Is4() {
 		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
 	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16(), ZoneId: zoneID(a.Addr().Zone())}
+}
+
+// zoneID is the number of an interface by its name or number. 0 is none; a link-local address takes one, or the kernel refuses it.
+func zoneID(zone string) uint32 {
+	if n, err := strconv.ParseUint(zone, 10, 32); err == nil {
+		return uint32(n)
+	}
+	if i, err := net.InterfaceByName(zone); err == nil {
+		return uint32(i.Index)
+	}
+	return 0
 }
 
 func addrPort(sa unix.Sockaddr) netip.AddrPort {

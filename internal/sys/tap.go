@@ -1,6 +1,7 @@
 package sys
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -37,19 +38,11 @@ func tapQueues(name string, queues int) (files []*os.File, err error) {
 		return nil, callError("unshare", "CLONE_NEWNET", err)
 	}
 	for i := range queues {
-		fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+		f, err := tap(name, unix.IFF_MULTI_QUEUE, fmt.Sprintf("%s queue %d", name, i))
 		if err != nil {
-			return files, callError("open", "/dev/net/tun", err)
+			return files, err
 		}
-		files = append(files, os.NewFile(uintptr(fd), fmt.Sprintf("%s queue %d", name, i)))
-		req, err := unix.NewIfreq(name)
-		if err != nil {
-			return files, callError("ioctl", "TUNSETIFF "+name, err)
-		}
-		req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE)
-		if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-			return files, callError("ioctl", "TUNSETIFF "+name, err)
-		}
+		files = append(files, f)
 	}
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -62,4 +55,47 @@ func tapQueues(name string, queues int) (files []*os.File, err error) {
 	}
 	req.SetUint16(unix.IFF_UP)
 	return files, callError("ioctl", "SIOCSIFFLAGS "+name, unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req))
+}
+
+// Tap makes a tap device in the network namespace of the calling thread. The file belongs to the caller, and the device is gone when it is
+// closed. A frame has a header of TapHeader bytes, a struct virtio_net_hdr in native byte order. The kernel leaves checksums to the
+// reader of the file, and the segmentation of TCP over IPv4.
+func Tap(name string) (*os.File, error) {
+	f, err := tap(name, 0, name)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := f.SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) {
+			err = callError("ioctl", "TUNSETOFFLOAD "+name, unix.IoctlSetInt(int(fd), unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4))
+		})
+		err = errors.Join(err, cerr)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// TapHeader is the length of what stands before a frame of a Tap.
+const TapHeader = 10
+
+// tap opens one queue. The file exists when the queue does: what polls it before hears nothing of it.
+func tap(name string, flags uint16, shown string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, callError("open", "/dev/net/tun", err)
+	}
+	req, err := unix.NewIfreq(name)
+	if err == nil {
+		req.SetUint16(unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | flags)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, callError("ioctl", "TUNSETIFF "+name, err)
+	}
+	return os.NewFile(uintptr(fd), shown), nil
 }

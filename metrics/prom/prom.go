@@ -3,7 +3,7 @@
 //
 //	http.Handle("/metrics", prom.Handler(node.Metrics))                     // a page of its own
 //	prometheus.MustRegister(prom.New(node.Metrics))                         // or beside other metrics of the program
-//	stop, addr, err := prom.Serve(ctx, "127.0.0.1:9095", node.Metrics)      // or a server of its own on this machine
+//	stop, addr, err := prom.Serve(ctx, "127.0.0.1:9095", prom.ServeOptions{}, node.Metrics) // or a server of its own
 //
 // Whatever a source says, the page stays valid and bounded: a family that breaks the rules of [metrics.Family.Check] is left
 // out, and so are samples beyond MaxSamples of a family. Both are counted in penstock_export_dropped_total, which is on the
@@ -12,8 +12,11 @@ package prom
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"math"
 	"net"
 	"net/http"
@@ -23,6 +26,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock-io/penstock/metrics"
@@ -114,14 +118,27 @@ func upper(b uint64, scale float64) float64 {
 
 // Handler is a page with the metrics of the sources and of nothing else.
 func Handler(sources ...metrics.Source) http.Handler {
+	return page(New(sources...)) // an unchecked collector, alone in its registry
+}
+
+// page is a page with the metrics of collectors that do not contradict each other.
+func page(of ...prometheus.Collector) http.Handler {
 	r := prometheus.NewPedanticRegistry()
-	r.MustRegister(New(sources...)) // cannot fail: an unchecked collector, alone in its registry
+	r.MustRegister(of...)
 	// One broken source must not hide the others; scrapes that pile up would only make things worse.
 	return promhttp.HandlerFor(r, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4, EnableOpenMetrics: true})
 }
 
 // ErrNotLoopback refuses to serve metrics to other machines: they tell any host that asks who is connected and how much moves.
-var ErrNotLoopback = errors.New("metrics are served on loopback addresses only: put a server that authenticates before Handler to show them elsewhere")
+var ErrNotLoopback = errors.New("without an identity, metrics are served on loopback addresses only")
+
+// ServeOptions modify Serve. The zero value serves this machine.
+type ServeOptions struct {
+	// TLS, if any, has Serve answer by HTTPS, and then also beyond this machine. It must verify who asks, as [identity.Identity.Web] does.
+	TLS *tls.Config
+	// Ready, if any, is asked by GET /readyz. Its error is the answer, with the status 503.
+	Ready func() error
+}
 
 // shutdownTimeout is how long scrapes that are under way may take when the server ends.
 const shutdownTimeout = 2 * time.Second
@@ -142,15 +159,22 @@ func byAddress(h http.Handler) http.Handler {
 	})
 }
 
-// Serve answers GET /metrics on a loopback address (127.0.0.1:9095, [::1]:0, localhost:9095) until ctx ends or stop is called, which
-// returns when the server has ended. addr is the address with the port that the kernel chose. The Host of a request is an IP address
-// or localhost; others are refused.
-func Serve(ctx context.Context, address string, sources ...metrics.Source) (stop func() error, addr string, err error) {
+// IsLoopback reports whether an address HOST:PORT says that it is of this machine alone.
+func IsLoopback(address string) bool {
 	host, _, err := net.SplitHostPort(address)
-	if err != nil {
+	ip, bad := netip.ParseAddr(host)
+	return err == nil && (host == "localhost" || bad == nil && ip.IsLoopback())
+}
+
+// Serve answers until ctx ends or stop is called, which returns when the server has ended: GET /metrics with the sources and what Prometheus'
+// library knows of a Go process and its build, GET /healthz with 200 as long as the process runs, and GET /readyz. addr is the address
+// with the port that the kernel chose. Without TLS the address must be a loopback address (127.0.0.1:9095, [::1]:0, localhost:9095),
+// and the Host of a request an IP address or localhost; others are refused.
+func Serve(ctx context.Context, address string, o ServeOptions, sources ...metrics.Source) (stop func() error, addr string, err error) {
+	if _, _, err := net.SplitHostPort(address); err != nil {
 		return nil, "", fmt.Errorf("prom: address %q: expected HOST:PORT: %w", address, err)
 	}
-	if ip, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !ip.IsLoopback()) {
+	if o.TLS == nil && !IsLoopback(address) {
 		return nil, "", fmt.Errorf("prom: address %q: %w", address, ErrNotLoopback)
 	}
 	var lc net.ListenConfig
@@ -158,13 +182,30 @@ func Serve(ctx context.Context, address string, sources ...metrics.Source) (stop
 	if err != nil {
 		return nil, "", fmt.Errorf("prom: %w", err)
 	}
-	if ap, err := netip.ParseAddrPort(l.Addr().String()); err != nil || !ap.Addr().IsLoopback() { // localhost may be anything
+	if ap, err := netip.ParseAddrPort(l.Addr().String()); o.TLS == nil && (err != nil || !ap.Addr().IsLoopback()) { // localhost may be anything
 		l.Close()
 		return nil, "", fmt.Errorf("prom: address %q is %v: %w", address, l.Addr(), ErrNotLoopback)
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", Handler(sources...))
+	mux.Handle("GET /metrics", page(New(sources...), collectors.NewGoCollector(), collectors.NewBuildInfoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})))
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok\n") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if o.Ready != nil {
+			if err := o.Ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+		}
+		io.WriteString(w, "ready\n")
+	})
 	srv := &http.Server{Handler: byAddress(mux), ReadHeaderTimeout: 5 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10}
+	if o.TLS != nil {
+		l = tls.NewListener(l, o.TLS)
+		srv.SetKeepAlivesEnabled(false)           // each request shows a certificate, so that one whose right was taken away ends with its request
+		srv.Handler = mux                         // a browser has no certificate of a peer
+		srv.ErrorLog = log.New(io.Discard, "", 0) // of handshakes: the identity counts those that it refuses
+	}
 	ended := make(chan error, 1)
 	go func() { ended <- srv.Serve(l) }()
 	done := make(chan struct{})

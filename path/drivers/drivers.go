@@ -12,7 +12,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/shm"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/path/verbs"
@@ -33,11 +33,11 @@ type Options struct {
 func Names() []string { return []string{shm.Driver{}.Name(), tcp.Name, verbs.Name} }
 
 // New makes the drivers. Nothing is opened. A name that is not known or there twice, and options out of range are errors.
-func New(o Options) ([]path.Driver, error) {
+func New(o Options) ([]setup.Driver, error) {
 	if o.Names == nil {
 		o.Names = Names()
 	}
-	out := make([]path.Driver, 0, len(o.Names))
+	out := make([]setup.Driver, 0, len(o.Names))
 	for i, name := range o.Names {
 		if slices.Contains(o.Names[:i], name) {
 			return nil, fmt.Errorf("path %q is there twice: name each path once", name)
@@ -67,8 +67,8 @@ func New(o Options) ([]path.Driver, error) {
 }
 
 // Probe says whether this machine can have paths of a driver now: nil, or what is missing and how to get it. It leaves nothing open.
-func Probe(d path.Driver) error {
-	if p, ok := d.(path.Prober); ok {
+func Probe(d setup.Driver) error {
+	if p, ok := d.(setup.Prober); ok {
 		return p.Probe()
 	}
 	return nil

@@ -13,6 +13,7 @@ import (
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/drivers"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/path/verbs"
 	"go.uber.org/goleak"
@@ -20,7 +21,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func names(all []path.Driver) (out []string) {
+func names(all []setup.Driver) (out []string) {
 	for _, d := range all {
 		out = append(out, d.Name())
 	}
@@ -52,7 +53,7 @@ func TestNames(t *testing.T) {
 }
 
 // dialRefused is what dialing another machine without encryption says, before anything is sent.
-func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) error {
+func dialRefused(t *testing.T, o drivers.Options, name string, to setup.Offer) error {
 	t.Helper()
 	o.Names = []string{name}
 	all, err := drivers.New(o)
@@ -61,7 +62,7 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) er
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 	defer cancel()
-	p, err := all[0].(path.ListenDriver).Dial(ctx, to, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	p, err := all[0].(setup.ListenDriver).Dial(ctx, to, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err == nil {
 		p.Close()
 		t.Fatal("somebody answered")
@@ -71,7 +72,7 @@ func dialRefused(t *testing.T, o drivers.Options, name string, to path.Offer) er
 
 // Insecure reaches each driver: without it none leaves the machine unencrypted, whatever the driver's own options say.
 func TestInsecure(t *testing.T) {
-	away := path.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
+	away := setup.Offer{Addr: "192.0.2.1:9"} // TEST-NET-1
 	if err := dialRefused(t, drivers.Options{TCP: tcp.Options{Insecure: true}}, "tcp", away); !errors.Is(err, path.ErrUnavailable) {
 		t.Errorf("tcp: %v", err)
 	}
@@ -87,7 +88,7 @@ func TestInsecure(t *testing.T) {
 	}
 	// A description as path/verbs has it, with the GID of another machine.
 	o := drivers.Options{Names: []string{"verbs"}, Verbs: verbs.Options{Library: lib, Insecure: true}} // which New does not listen to
-	endpoint := func(peer []byte) (path.Endpoint, error) {
+	endpoint := func(peer []byte) (setup.Endpoint, error) {
 		all, err := drivers.New(o)
 		if err != nil {
 			t.Fatal(err)
@@ -95,7 +96,7 @@ func TestInsecure(t *testing.T) {
 		if err := drivers.Probe(all[0]); err != nil {
 			t.Fatal(err)
 		}
-		return all[0].(path.EndpointDriver).Endpoint(path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, peer)
+		return all[0].(setup.EndpointDriver).Endpoint(setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, peer)
 	}
 	e, err := endpoint(nil)
 	if err != nil {

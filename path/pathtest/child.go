@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // childEnv tells a test binary that it is the other side.
@@ -37,7 +38,7 @@ type Child struct {
 type request struct {
 	Do    string // listen, accept, dial, export, change, verify, op, notices, close
 	Addr  string
-	Token path.Token
+	Token setup.Token
 	Size  int    // export: bytes
 	Index int    // change, verify: which of its exports
 	Off   int    // change, verify: bytes from the start
@@ -167,17 +168,17 @@ func (c *Child) Continue() {
 }
 
 // connect makes a path between this process and a child. The child dials, or listens if childListens.
-func connect(t testing.TB, d path.ListenDriver, childListens bool) (*Side, *Child) {
+func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *Child) {
 	t.Helper()
 	f := Factory{}.defaults()
 	c := StartChild(t)
 	p := &Pair{t: t, f: f}
 	s := &Side{Name: "parent", Exports: new(path.Exports), t: t, pair: p, ops: map[uint64]*Result{}}
 	p.A = s
-	cfg := path.Config{Rights: path.Read | path.Write, Exports: s.Exports}
+	cfg := setup.Config{Rights: path.Read | path.Write, Exports: s.Exports}
 	ctx, cancel := context.WithTimeout(t.Context(), f.Patience)
 	defer cancel()
-	offer := path.Offer{}
+	offer := setup.Offer{}
 	rand.Read(offer.Token[:])
 	var err error
 	if childListens {
@@ -190,7 +191,7 @@ func connect(t testing.TB, d path.ListenDriver, childListens bool) (*Side, *Chil
 		c.send(request{Do: "accept", Token: offer.Token})
 		s.Path, err = d.Dial(ctx, offer, cfg)
 	} else {
-		var l path.Listener
+		var l setup.Listener
 		if l, err = d.Listen(); err != nil {
 			t.Fatal(err)
 		}
@@ -211,8 +212,8 @@ func connect(t testing.TB, d path.ListenDriver, childListens bool) (*Side, *Chil
 
 // childSide is the child's part.
 type childSide struct {
-	driver   path.ListenDriver
-	listener path.Listener
+	driver   setup.ListenDriver
+	listener setup.Listener
 	path     path.Path
 	exports  path.Exports
 	regions  []*mem.Region
@@ -225,7 +226,7 @@ type childSide struct {
 }
 
 // childMain is the child process; it never returns.
-func childMain(d path.ListenDriver) {
+func childMain(d setup.ListenDriver) {
 	w, err := path.NewWaiter()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "pathtest child:", err)
@@ -299,7 +300,7 @@ func (c *childSide) handle(q request) {
 
 func (c *childSide) do(q request) (r reply, later bool, err error) {
 	r.Bad = -1
-	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports}
+	cfg := setup.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if c.path == nil && q.Do != "listen" && q.Do != "accept" && q.Do != "dial" {
@@ -313,7 +314,7 @@ func (c *childSide) do(q request) (r reply, later bool, err error) {
 	case "accept":
 		c.path, err = c.listener.Accept(ctx, q.Token, cfg)
 	case "dial":
-		c.path, err = c.driver.Dial(ctx, path.Offer{Addr: q.Addr, Token: q.Token}, cfg)
+		c.path, err = c.driver.Dial(ctx, setup.Offer{Addr: q.Addr, Token: q.Token}, cfg)
 	case "export":
 		var m *mem.Region
 		if m, err = mem.Alloc(mem.Options{Size: q.Size, Lazy: true}); err != nil {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // margin is how many bytes around each destination are checked for writes that went too far.
@@ -254,7 +255,7 @@ func checkEmpty(t testing.TB, f Factory) {
 // checkWindow fills the window without polling, several times over, also with operations that fail.
 func checkWindow(t testing.TB, f Factory) {
 	const want = 8
-	p := newPairConfig(t, f.defaults(), path.Config{Window: want}, path.Config{Window: 2 * want})
+	p := newPairConfig(t, f.defaults(), setup.Config{Window: want}, setup.Config{Window: 2 * want})
 	for _, s := range p.Sides() {
 		if got := s.Path.Capabilities().Window; got != want {
 			t.Fatalf("side %s: Capabilities().Window = %d; expected %d, the smaller of both sides'", s.Name, got, want)

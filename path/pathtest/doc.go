@@ -4,7 +4,7 @@
 //
 //	func TestConformance(t *testing.T) {
 //		pathtest.Run(t, pathtest.Factory{
-//			New:        func(t testing.TB, a, b path.Config) (path.Path, path.Path) { ... },
+//			New:        func(t testing.TB, a, b setup.Config) (path.Path, path.Path) { ... },
 //			Boundaries: []int{frameSize, inlineLimit},
 //		})
 //	}

@@ -7,6 +7,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // memoryStep is how many bytes one Poll of a memory path copies, memoryInline how many Post copies itself.
@@ -18,14 +19,14 @@ const (
 // NewMemory connects two nodes of one process by plain copies under one lock. It is the reference that says in the fewest
 // lines what the contract means, and the second opinion when the suite and a path disagree. Both ends may be driven by
 // different goroutines.
-func NewMemory(a, b path.Config) (pa, pb path.Path, err error) { return newMemory(a, b, sound) }
+func NewMemory(a, b setup.Config) (pa, pb path.Path, err error) { return newMemory(a, b, sound) }
 
-func newMemory(a, b path.Config, f flaw) (pa, pb path.Path, err error) {
-	link := &memoryLink{flaw: f, window: path.DefaultWindow}
+func newMemory(a, b setup.Config, f flaw) (pa, pb path.Path, err error) {
+	link := &memoryLink{flaw: f, window: setup.DefaultWindow}
 	if a.Window > 0 || b.Window > 0 {
 		link.window = min(window(a), window(b))
 	}
-	for i, c := range []path.Config{a, b} {
+	for i, c := range []setup.Config{a, b} {
 		if c.Exports == nil {
 			return nil, nil, fmt.Errorf("pathtest: memory path: no Exports in configuration %d", i)
 		}
@@ -52,11 +53,11 @@ func newMemory(a, b path.Config, f flaw) (pa, pb path.Path, err error) {
 	return link.ends[0], link.ends[1], nil
 }
 
-func window(c path.Config) int {
+func window(c setup.Config) int {
 	if c.Window > 0 {
 		return c.Window
 	}
-	return path.DefaultWindow
+	return setup.DefaultWindow
 }
 
 type memoryLink struct {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Pair is two connected ends under test.
@@ -60,14 +61,14 @@ type Result struct {
 // accepted operation ended exactly once and that EventDown came last.
 func NewPair(t testing.TB, f Factory, window int) *Pair {
 	f = f.defaults()
-	var ca, cb path.Config
+	var ca, cb setup.Config
 	ca.Window, cb.Window = window, window
 	return newPairConfig(t, f, ca, cb)
 }
 
 func newPair(t testing.TB, f Factory) *Pair { return NewPair(t, f, 0) }
 
-func newPairConfig(t testing.TB, f Factory, ca, cb path.Config) *Pair {
+func newPairConfig(t testing.TB, f Factory, ca, cb setup.Config) *Pair {
 	t.Helper()
 	p := &Pair{t: t, f: f}
 	ca.Exports, cb.Exports = new(path.Exports), new(path.Exports)

@@ -4,11 +4,12 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 func memoryFactory(f flaw) Factory {
 	return Factory{
-		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+		New: func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 			pa, pb, err := newMemory(a, b, f)
 			if err != nil {
 				t.Fatal(err)

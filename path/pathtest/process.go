@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // processLarge is the size in bytes of operations that are interrupted.
@@ -17,7 +18,7 @@ const processLarge = 32 << 20
 // RunProcess tests a driver between two real processes: bytes and notifications in both directions, a peer that is frozen
 // for a while, a peer that is killed. It starts the test binary again as the peer, which gets here, too, and stays; so it
 // must be the first thing that its test does, and the test must be a top-level one.
-func RunProcess(t *testing.T, d path.ListenDriver) {
+func RunProcess(t *testing.T, d setup.ListenDriver) {
 	if os.Getenv(childEnv) != "" {
 		childMain(d)
 	}

@@ -12,13 +12,14 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/scope"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Factory makes connected paths of one implementation.
 type Factory struct {
 	// New connects two ends inside this process: a's operations reach b's exports and the other way round. The suite closes
 	// both; New cleans up what else it needed with t.Cleanup.
-	New func(t testing.TB, a, b path.Config) (pa, pb path.Path)
+	New func(t testing.TB, a, b setup.Config) (pa, pb path.Path)
 	// Boundaries are sizes in bytes where the implementation changes its way: frames, inline limits, stripes, buffers. Each is
 	// probed at -1, 0 and +1.
 	Boundaries []int
@@ -50,6 +51,9 @@ func (f Factory) defaults() Factory {
 	}
 	if f.rounds == 0 {
 		f.rounds = 20_000
+		if testing.Short() { // with the race detector a round takes ten times as long
+			f.rounds = 4_000
+		}
 	}
 	return f
 }

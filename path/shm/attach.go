@@ -145,7 +145,7 @@ func (p *Path) attachedReply(k *packet, fd int) {
 		a.state, a.err = attachFailed, statusError(k.arg)
 		return
 	}
-	if err := checkSealed(fd, k.size); err != nil {
+	if err := checkSealed(fd, k.off, k.size); err != nil {
 		p.fail(fmt.Errorf("export: %w", err), false)
 		return
 	}
@@ -163,10 +163,10 @@ func (p *Path) attachedReply(k *packet, fd int) {
 		p.unmapped(a, err)
 		return
 	}
-	m, err := sys.Mmap(fd, 0, int(k.size), prot, sys.MapShared)
+	m, err := sys.Mmap(fd, int64(k.off), int(k.size), prot, sys.MapShared)
 	if err == nil && k.rights&path.Write != 0 && k.rights&path.Read != 0 {
 		// A separate mapping for views, so that a stray write through one faults instead of reaching the peer's memory.
-		if a.view, err = sys.Mmap(fd, 0, int(k.size), sys.ProtRead, sys.MapShared); err != nil {
+		if a.view, err = sys.Mmap(fd, int64(k.off), int(k.size), sys.ProtRead, sys.MapShared); err != nil {
 			sys.Munmap(m)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // The other process of these tests and benchmarks is this test binary, started again with childEnv set to "role addr token".
@@ -46,7 +47,7 @@ func childMain(args []string) error {
 		return err
 	}
 	x := new(path.Exports)
-	p, err := Driver{}.Dial(context.Background(), path.Offer{Addr: args[1], Token: path.Token(token)}, path.Config{Rights: path.Read | path.Write, Exports: x})
+	p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: args[1], Token: setup.Token(token)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
 	if err != nil {
 		return err
 	}
@@ -135,7 +136,7 @@ func child(t testing.TB, d Driver, role string, x *path.Exports) (*Path, *exec.C
 	t.Cleanup(func() { cmd.Process.Kill(); <-done; cmd.Wait() })
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	p, err := l.Accept(ctx, token, path.Config{Rights: path.Read | path.Write, Exports: x})
+	p, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write, Exports: x})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +284,7 @@ func BenchmarkCalls(b *testing.B) {
 	for _, size := range []int{0, 64, 4096, 65536} {
 		b.Run(fmt.Sprintf("put-%d", size), func(b *testing.B) {
 			x := new(path.Exports)
-			p, q := connect(b, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: x})
+			p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
 			defer q.Close()
 			defer p.Close()
 			r, s := benchRegion(b, 65536), benchRegion(b, 65536)
@@ -309,7 +310,7 @@ func BenchmarkCalls(b *testing.B) {
 		})
 	}
 	b.Run("idle-poll", func(b *testing.B) {
-		p, q := connect(b, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		defer q.Close()
 		defer p.Close()
 		var ev [4]path.Event
@@ -319,7 +320,7 @@ func BenchmarkCalls(b *testing.B) {
 	})
 	b.Run("borrow", func(b *testing.B) {
 		x := new(path.Exports)
-		p, q := connect(b, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: x})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: x})
 		defer q.Close()
 		defer p.Close()
 		r := benchRegion(b, 65536)
@@ -345,7 +346,7 @@ func BenchmarkCalls(b *testing.B) {
 // BenchmarkConnect reports how long it takes to set a path up and to close it, with both ends in this process.
 func BenchmarkConnect(b *testing.B) {
 	for b.Loop() {
-		p, q := connect(b, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, q := connect(b, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		p.Close()
 		q.Close()
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/ring"
 )
 
@@ -121,7 +122,7 @@ func TestLentPagesBeyondTheEnd(t *testing.T) {
 // TestLendingNeedsTheRight: who may not put has nothing to be helped with.
 func TestLendingNeedsTheRight(t *testing.T) {
 	x := new(path.Exports)
-	p, q := connect(t, Driver{}, path.Config{Exports: x, Rights: path.Read | path.Write}, path.Config{Exports: x, Rights: path.Read})
+	p, q := connect(t, Driver{}, setup.Config{Exports: x, Rights: path.Read | path.Write}, setup.Config{Exports: x, Rights: path.Read})
 	defer p.Close()
 	defer q.Close()
 	if !q.helps {
@@ -136,8 +137,8 @@ func TestLendingNeedsTheRight(t *testing.T) {
 func TestMappingsAreCharged(t *testing.T) {
 	const who = "TestMappingsAreCharged"
 	px, qx := new(path.Exports), new(path.Exports)
-	cfg := path.Config{Exports: px, Rights: path.Read | path.Write, Principal: who}
-	p, q := connect(t, Driver{}, cfg, path.Config{Exports: qx, Rights: path.Read | path.Write})
+	cfg := setup.Config{Exports: px, Rights: path.Read | path.Write, Principal: who}
+	p, q := connect(t, Driver{}, cfg, setup.Config{Exports: qx, Rights: path.Read | path.Write})
 	u := &duo{t: t, p: p, q: q, px: px, qx: qx}
 	defer q.Close()
 	both := export(t, qx, u.region(1<<16), path.Read|path.Write)
@@ -193,7 +194,7 @@ func TestMappingsAreCharged(t *testing.T) {
 // TestNeeds opens paths with windows of each size: they take no more descriptors and memory than Driver.Needs says.
 func TestNeeds(t *testing.T) {
 	for _, window := range []int{1, 0, maxWindow} {
-		cfg := path.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Window: window}
+		cfg := setup.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Window: window}
 		n := Driver{}.Needs(&cfg)
 		var before, after runtime.MemStats
 		runtime.GC()

@@ -85,14 +85,14 @@ func openControl(fd, window int) (*control, error) {
 	if ok, err := sys.IsSharedMemory(fd); err != nil || !ok {
 		return nil, fmt.Errorf("control memory is not a memfd of base pages (%v): %w", err, path.ErrProtocol)
 	}
-	if err := checkSealed(fd, uint64(controlBytes(window))); err != nil {
+	if err := checkSealed(fd, 0, uint64(controlBytes(window))); err != nil {
 		return nil, fmt.Errorf("control memory: %w", err)
 	}
 	return mapControl(fd, 1, window)
 }
 
-// checkSealed says whether fd is a memfd of exactly size bytes that can never shrink, so that no access inside can fault.
-func checkSealed(fd int, size uint64) error {
+// checkSealed says whether fd is a memfd that has size bytes at off and can never shrink, so that no access to them can fault.
+func checkSealed(fd int, off, size uint64) error {
 	seals, err := sys.Seals(fd)
 	if err != nil {
 		return fmt.Errorf("the peer sent a file that cannot be sealed (%v): %w", err, path.ErrProtocol)
@@ -104,8 +104,8 @@ func checkSealed(fd int, size uint64) error {
 	if err != nil {
 		return err
 	}
-	if n < 0 || uint64(n) != size {
-		return fmt.Errorf("the peer sent a memfd of %d bytes and said %d: %w", n, size, path.ErrProtocol)
+	if n < 0 || uint64(n) < off+size {
+		return fmt.Errorf("the peer sent a memfd of %d bytes and said %d at %d: %w", n, size, off, path.ErrProtocol)
 	}
 	return nil
 }

@@ -3,7 +3,7 @@
 //
 //	l, _ := shm.Driver{}.Listen()
 //	go l.Accept(ctx, token, cfg)                                          // one process
-//	p, _ := shm.Driver{}.Dial(ctx, path.Offer{Addr: addr, Token: token}, cfg) // the other
+//	p, _ := shm.Driver{}.Dial(ctx, setup.Offer{Addr: addr, Token: token}, cfg) // the other
 //
 // # How it works
 //
@@ -33,7 +33,8 @@
 //   - A mapping cannot be taken away from a process. Revoking an export stops honest peers: Fence completes when the peer has
 //     confirmed that nothing of it is mapped any more, views included, or when the peer is dead. Memory whose fence
 //     has not completed is retired: treat it as writable by the peer. The same holds after Close; see Path.Exposed.
-//   - Only a whole memfd can be handed over, so exports that are a part of a region are not reachable (Path.Reaches).
+//   - Only a whole memfd can be handed over, so exports that are a part of a region are reachable only where their owner permits that
+//     (path.Exports.AddFor). The peer maps their pages alone, but nothing keeps it from mapping the others.
 //   - What arrives in shared memory or on the socket is copied out, checked, and never used as a size to allocate or an
 //     address. Nonsense takes the path down with path.ErrProtocol. Descriptors must be memfds that are sealed against
 //     shrinking and have the size that was said, so that no access can fault; memory of huge pages can still be taken out by

@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Driver sets up paths to processes of the same user on this machine. The zero value is ready to use.
@@ -23,10 +24,10 @@ type Driver struct {
 }
 
 var (
-	_ path.Driver   = Driver{}
-	_ path.Listener = (*Listener)(nil)
-	_ path.Path     = (*Path)(nil)
-	_ path.Borrower = (*Path)(nil)
+	_ setup.Driver   = Driver{}
+	_ setup.Listener = (*Listener)(nil)
+	_ path.Path      = (*Path)(nil)
+	_ path.Borrower  = (*Path)(nil)
 )
 
 // handshakeTime bounds each handshake: all of it is between two processes that both want it.
@@ -41,18 +42,18 @@ func (Driver) Name() string { return "shm" }
 const priorRate = 8e9
 
 // Traits are those of memory that both ends map.
-func (Driver) Traits() path.Traits {
-	return path.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: priorRate}}
+func (Driver) Traits() setup.Traits {
+	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: priorRate}}
 }
 
 // Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent, and the memory that both sides share.
 // What of the peer's is mapped or lent is charged while the path is used, to Config.Principal.
-func (Driver) Needs(cfg *path.Config) path.Needs {
+func (Driver) Needs(cfg *setup.Config) setup.Needs {
 	window, err := checkConfig(*cfg)
 	if err != nil {
-		return path.Needs{}
+		return setup.Needs{}
 	}
-	return path.Needs{Descriptors: 3 + 1 + maxOutFDs, Memory: uint64(controlBytes(window)) + uint64(window)*opBytes + pathBytes}
+	return setup.Needs{Descriptors: 3 + 1 + maxOutFDs, Memory: uint64(controlBytes(window)) + uint64(window)*opBytes + pathBytes}
 }
 
 // What one operation of the window takes at most, a message of MaxMessage bytes included, and what a path takes once.
@@ -62,7 +63,7 @@ const (
 )
 
 // Listen opens an abstract unix socket with a random name, which needs no file and vanishes with the process.
-func (d Driver) Listen() (path.Listener, error) {
+func (d Driver) Listen() (setup.Listener, error) {
 	var r [16]byte
 	rand.Read(r[:])
 	addr := &net.UnixAddr{Name: addrPrefix + hex.EncodeToString(r[:]), Net: "unixpacket"}
@@ -70,7 +71,7 @@ func (d Driver) Listen() (path.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("path/shm: listen: %w: %w", path.ErrUnavailable, err)
 	}
-	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[path.Token]*waiter{}, closed: make(chan struct{})}
+	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]*waiter{}, closed: make(chan struct{})}
 	l.work.Add(1)
 	go l.accept()
 	return l, nil
@@ -78,7 +79,7 @@ func (d Driver) Listen() (path.Listener, error) {
 
 // Dial connects to the listener that made the offer. It checks that the kernel says that the listener belongs to the same
 // effective user before it shows the token.
-func (d Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d Driver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	p, err := d.dial(ctx, o, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("path/shm: dial %q: %w", o.Addr, err)
@@ -86,7 +87,7 @@ func (d Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.P
 	return p, nil
 }
 
-func (d Driver) dial(ctx context.Context, o path.Offer, cfg path.Config) (*Path, error) {
+func (d Driver) dial(ctx context.Context, o setup.Offer, cfg setup.Config) (*Path, error) {
 	window, err := checkConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -148,15 +149,15 @@ func (d Driver) flags() uint16 {
 	return flagHelps
 }
 
-func checkConfig(cfg path.Config) (window int, err error) {
+func checkConfig(cfg setup.Config) (window int, err error) {
 	if cfg.Exports == nil {
 		return 0, errors.New("Config.Exports is nil: give the table of what the peer may reach, which may be empty")
 	}
 	if cfg.Window < 0 {
-		return 0, fmt.Errorf("Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, path.DefaultWindow, maxWindow)
+		return 0, fmt.Errorf("Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow, maxWindow)
 	}
 	if cfg.Window == 0 {
-		return path.DefaultWindow, nil
+		return setup.DefaultWindow, nil
 	}
 	return min(cfg.Window, maxWindow), nil
 }

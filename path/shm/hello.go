@@ -6,10 +6,11 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Version is the version of the protocol between the two sides of a path.
-const Version = 1
+const Version = 2
 
 // The handshake, one packet each, little-endian:
 //
@@ -35,7 +36,7 @@ const (
 )
 
 type hello struct {
-	token   path.Token
+	token   setup.Token
 	version uint16
 	flags   uint16
 	window  uint32

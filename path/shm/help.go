@@ -256,7 +256,7 @@ func (p *Path) lend(k *packet, fd int) {
 		p.fail(fmt.Errorf("region %d lent beyond what was agreed: %w", k.id, path.ErrProtocol), false)
 		return
 	}
-	if err := checkSealed(fd, k.size); err != nil {
+	if err := checkSealed(fd, 0, k.size); err != nil {
 		p.fail(fmt.Errorf("region: %w", err), false)
 		return
 	}

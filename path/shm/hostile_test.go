@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // duo is an honest path p and a peer q of which the tests misuse the insides.
@@ -30,7 +31,7 @@ type duo struct {
 func newDuo(t testing.TB, d Driver, window int) *duo {
 	t.Helper()
 	u := &duo{t: t, px: new(path.Exports), qx: new(path.Exports)}
-	u.p, u.q = connect(t, d, path.Config{Rights: path.Read | path.Write, Exports: u.px, Window: window}, path.Config{Rights: path.Read | path.Write, Exports: u.qx, Window: window})
+	u.p, u.q = connect(t, d, setup.Config{Rights: path.Read | path.Write, Exports: u.px, Window: window}, setup.Config{Rights: path.Read | path.Write, Exports: u.qx, Window: window})
 	t.Cleanup(func() {
 		u.p.Close()
 		u.q.Close()
@@ -228,15 +229,18 @@ func TestOfferedMemoryIsChecked(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		fd   int
+		off  uint64
 		ok   bool
 	}{
-		{"sealed", memfd(t, 8192, sys.SealShrink), true},
-		{"unsealed", memfd(t, 8192, 0), false},
-		{"sealed against growing only", memfd(t, 8192, sys.SealGrow), false},
-		{"truncated", truncated, false},
-		{"smaller than said", memfd(t, 4096, sys.SealShrink), false},
-		{"larger than said", memfd(t, 16384, sys.SealShrink), false},
-		{"pipe", int(pipe.Fd()), false},
+		{"sealed", memfd(t, 8192, sys.SealShrink), 0, true},
+		{"unsealed", memfd(t, 8192, 0), 0, false},
+		{"sealed against growing only", memfd(t, 8192, sys.SealGrow), 0, false},
+		{"truncated", truncated, 0, false},
+		{"smaller than said", memfd(t, 4096, sys.SealShrink), 0, false},
+		{"a part", memfd(t, 16384, sys.SealShrink), 4096, true},
+		{"a part beyond the end", memfd(t, 8192, sys.SealShrink), 4096, false},
+		{"a part far beyond the end", memfd(t, 8192, sys.SealShrink), maxMapping, false},
+		{"pipe", int(pipe.Fd()), 0, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			u := newDuo(t, Driver{}, 0)
@@ -245,7 +249,7 @@ func TestOfferedMemoryIsChecked(t *testing.T) {
 				t.Fatal(err)
 			}
 			var b [packetSize]byte
-			(&packet{kind: packetAttached, id: 1, rights: path.Read | path.Write, size: 8192}).encode(&b)
+			(&packet{kind: packetAttached, id: 1, rights: path.Read | path.Write, size: 8192, off: c.off}).encode(&b)
 			if e := sys.SendPacket(u.q.sock, b[:], c.fd); e != 0 {
 				t.Fatal(e)
 			}
@@ -485,7 +489,7 @@ func TestStrangers(t *testing.T) {
 	}
 	defer l.Close()
 	var silent []*net.UnixConn
-	for range path.MaxPending() + 10 {
+	for range setup.MaxPending() + 10 {
 		silent = append(silent, rawHello(t, l.Addr(), nil))
 	}
 	for _, h := range [][]byte{{0}, bytes.Repeat([]byte{7}, 300), hello{token: newToken(), version: Version, window: 0}.append(nil)} {
@@ -504,7 +508,7 @@ func TestStrangers(t *testing.T) {
 	}
 	dialed := make(chan result, 1)
 	go func() { // before Accept: the offer may be faster
-		p, err := Driver{}.Dial(context.Background(), path.Offer{Addr: l.Addr(), Token: token}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		p, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: l.Addr(), Token: token}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		dialed <- result{p, err}
 	}()
 	waitFor(t, "the hello to arrive", func() bool {
@@ -518,7 +522,7 @@ func TestStrangers(t *testing.T) {
 		}
 		return false
 	})
-	p, err := l.Accept(context.Background(), token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	p, err := l.Accept(context.Background(), token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -534,7 +538,7 @@ func TestStrangers(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
 	defer cancel()
-	if _, err := l.Accept(ctx, token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a token was used twice: %v", err)
 	}
 }
@@ -558,7 +562,7 @@ func TestVersions(t *testing.T) {
 	token := newToken()
 	got := make(chan error, 1)
 	go func() {
-		_, err := l.Accept(context.Background(), token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := l.Accept(context.Background(), token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		got <- err
 	}()
 	c := rawHello(t, l.Addr(), append(hello{token: token, version: Version + 1}.append(nil), "what a later version adds"...))
@@ -597,7 +601,7 @@ func TestVersions(t *testing.T) {
 			}
 			c.Read(make([]byte, 1))
 		}()
-		_, err := Driver{}.Dial(context.Background(), path.Offer{Addr: ul.Addr().String()}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(context.Background(), setup.Offer{Addr: ul.Addr().String()}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		return err
 	}
 	if err := answer(welcome{status: refusedVersion, version: Version + 1}.append(nil)); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), fmt.Sprint("version ", Version+1)) {

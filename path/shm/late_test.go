@@ -10,11 +10,12 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // What its sender counts as delivered is reported, also when the receiver closes before it has looked; what comes later fails.
 func TestNotificationsBeforeClose(t *testing.T) {
-	a, b := connect(t, Driver{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	a, b := connect(t, Driver{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer a.Close()
 	const n = 40
 	done := map[uint64]error{}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Listener takes connections of all peers of a node and gives each to the Accept that waits for its token.
@@ -23,8 +24,8 @@ type Listener struct {
 	once   sync.Once
 
 	mu      sync.Mutex
-	waiters map[path.Token]*waiter
-	pending path.Pending[*stranger] // connections that have not been given to an Accept
+	waiters map[setup.Token]*waiter
+	pending setup.Pending[*stranger] // connections that have not been given to an Accept
 }
 
 // waiter is an Accept call.
@@ -170,7 +171,7 @@ func (l *Listener) meet(s *stranger) {
 }
 
 // Accept waits for the peer that presents token. It answers ErrProtocol when that peer speaks another version.
-func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config) (path.Path, error) {
+func (l *Listener) Accept(ctx context.Context, token setup.Token, cfg setup.Config) (path.Path, error) {
 	p, err := l.acceptToken(ctx, token, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("path/shm: accept: %w", err)
@@ -178,7 +179,7 @@ func (l *Listener) Accept(ctx context.Context, token path.Token, cfg path.Config
 	return p, nil
 }
 
-func (l *Listener) acceptToken(ctx context.Context, token path.Token, cfg path.Config) (*Path, error) {
+func (l *Listener) acceptToken(ctx context.Context, token setup.Token, cfg setup.Config) (*Path, error) {
 	window, err := checkConfig(cfg)
 	if err != nil {
 		return nil, err
@@ -228,7 +229,7 @@ func (l *Listener) welcome(ctx context.Context, s *stranger, fd, window int) err
 }
 
 // wait returns the connection that presented token.
-func (l *Listener) wait(ctx context.Context, token path.Token) (*stranger, error) {
+func (l *Listener) wait(ctx context.Context, token setup.Token) (*stranger, error) {
 	w := &waiter{got: make(chan *stranger, 1)}
 	l.mu.Lock()
 	if l.waiters[token] != nil {
@@ -263,7 +264,7 @@ func (l *Listener) wait(ctx context.Context, token path.Token) (*stranger, error
 	return nil, err
 }
 
-func (l *Listener) forget(token path.Token) {
+func (l *Listener) forget(token setup.Token) {
 	l.mu.Lock()
 	delete(l.waiters, token)
 	l.mu.Unlock()

@@ -15,9 +15,10 @@ import (
 //	4   id: of the attach request, or of the region
 //	8   key, in its wire form
 //	24  size in bytes
+//	32  where the export begins in the memfd (attached), else 0
 //
 // Numbers here are only ever compared with what this side knows already; see checkSealed.
-const packetSize = 32
+const packetSize = 40
 
 type packetType uint8
 
@@ -45,7 +46,7 @@ const (
 
 var (
 	errKey     = fmt.Errorf("path/shm: the peer knows no such export: %w", path.ErrKey)
-	errPartial = fmt.Errorf("path/shm: the peer's export is a part of a region or has no sealed memfd, and shared memory would hand over the whole region: %w", path.ErrUnreachable)
+	errPartial = fmt.Errorf("path/shm: the peer's export is a part of a region or has no sealed memfd, and its owner does not let shared memory hand over the whole region: %w", path.ErrUnreachable)
 	errRights  = fmt.Errorf("path/shm: refused by the peer: %w", path.ErrRights)
 	errNoFile  = fmt.Errorf("path/shm: the peer could not hand over the memory (it has no descriptor left, or no /proc): %w", path.ErrUnreachable)
 )
@@ -70,6 +71,7 @@ type packet struct {
 	id   uint32
 	key  path.Key
 	size uint64
+	off  uint64 // only in packetAttached
 
 	rights path.Rights // only in packetAttached; travels in the reserved bytes
 }
@@ -80,6 +82,7 @@ func (p *packet) encode(b *[packetSize]byte) {
 	binary.LittleEndian.PutUint32(b[4:], p.id)
 	p.key.Append(b[8:8])
 	binary.LittleEndian.PutUint64(b[24:], p.size)
+	binary.LittleEndian.PutUint64(b[32:], p.off)
 }
 
 // parsePacket checks everything that can be checked without knowing the state of the path.
@@ -92,8 +95,8 @@ func parsePacket(b []byte) (p packet, err error) {
 		return p, fmt.Errorf("packet of %d bytes, expected %d: %w", len(b), packetSize, path.ErrProtocol)
 	}
 	p = packet{kind: packetType(b[0]), arg: b[1], rights: path.Rights(b[2]), id: binary.LittleEndian.Uint32(b[4:]),
-		key: path.ParseKey(b[8:]), size: binary.LittleEndian.Uint64(b[24:])}
-	ok := b[3] == 0
+		key: path.ParseKey(b[8:]), size: binary.LittleEndian.Uint64(b[24:]), off: binary.LittleEndian.Uint64(b[32:])}
+	ok := b[3] == 0 && (p.off == 0 || p.kind == packetAttached && p.arg == statusOK)
 	switch p.kind {
 	case packetAttach, packetRevoke, packetLetGo, packetForget, packetBye:
 		ok = ok && p.arg == 0 && p.rights == 0 && p.size == 0
@@ -102,7 +105,7 @@ func parsePacket(b []byte) (p packet, err error) {
 	case packetAttached:
 		ok = ok && p.arg < statuses
 		if p.arg == statusOK {
-			ok = ok && p.rights != 0 && p.rights&^(path.Read|path.Write) == 0 && p.size > 0 && p.size <= maxMapping
+			ok = ok && p.rights != 0 && p.rights&^(path.Read|path.Write) == 0 && p.size > 0 && p.size <= maxMapping && p.off <= maxMapping
 		} else {
 			ok = ok && p.rights == 0 && p.size == 0
 		}

@@ -200,7 +200,7 @@ func (p *Path) handOver(k *packet) {
 		p.send(r, -1)
 		return
 	}
-	r.rights, r.size = rights, d.Size
+	r.rights, r.size, r.off = rights, d.Size, e.Span().Off
 	p.granted[k.key] = region
 	p.send(r, fd)
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // borrow borrows on p, polling both ends until the export is attached.
@@ -530,7 +531,7 @@ func TestOtherUser(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		got := make(chan error, 1)
 		go func() {
-			_, err := l.Accept(ctx, token, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+			_, err := l.Accept(ctx, token, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 			got <- err
 		}()
 		_, out := stranger(fmt.Sprintf("stranger-dials %s %x", l.Addr(), token[:]))
@@ -549,7 +550,7 @@ func TestOtherUser(t *testing.T) {
 		if _, err := out.Read(make([]byte, 8)); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Driver{}.Dial(t.Context(), path.Offer{Addr: name, Token: newToken()}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		_, err := Driver{}.Dial(t.Context(), setup.Offer{Addr: name, Token: newToken()}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "65534") {
 			t.Errorf("dial of another user's listener: %v", err)
 		}
@@ -567,7 +568,7 @@ func strangerMain(args []string) error {
 		if err != nil {
 			return err
 		}
-		var token path.Token
+		var token setup.Token
 		fmt.Sscanf(args[2], "%x", &token)
 		c.Write(hello{token: token, version: Version, window: 8}.append(nil))
 		b, _, err := readPacket(c)

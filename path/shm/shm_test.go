@@ -7,15 +7,16 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
-func newToken() (t path.Token) {
+func newToken() (t setup.Token) {
 	rand.Read(t[:])
 	return t
 }
 
 // connect makes both ends of a path in this process; a dials.
-func connect(t testing.TB, d Driver, ca, cb path.Config) (a, b *Path) {
+func connect(t testing.TB, d Driver, ca, cb setup.Config) (a, b *Path) {
 	t.Helper()
 	l, err := d.Listen()
 	if err != nil {
@@ -32,7 +33,7 @@ func connect(t testing.TB, d Driver, ca, cb path.Config) (a, b *Path) {
 		p, err := l.Accept(context.Background(), token, cb)
 		got <- accepted{p, err}
 	}()
-	pa, err := d.Dial(context.Background(), path.Offer{Addr: l.Addr(), Token: token}, ca)
+	pa, err := d.Dial(context.Background(), setup.Offer{Addr: l.Addr(), Token: token}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,7 +48,7 @@ func TestConformance(t *testing.T) {
 	for name, d := range map[string]Driver{"Helped": {}, "Alone": {NoHelp: true}} {
 		t.Run(name, func(t *testing.T) {
 			pathtest.Run(t, pathtest.Factory{
-				New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+				New: func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 					return connect(t, d, a, b)
 				},
 				Boundaries: []int{64, wholeBlocks, inlineBytes, chunkBytes, timedBytes, quantum, helpBytes},

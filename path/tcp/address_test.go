@@ -4,21 +4,21 @@ import (
 	"context"
 	"errors"
 	"net"
-	"net/netip"
 	"strings"
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestBeyondLoopback: other hosts take a secret, or an explicit word.
 func TestBeyondLoopback(t *testing.T) {
-	plain := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+	plain := setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 	sealed := plain
 	sealed.Secret = aSecret()
 	for _, a := range []string{"192.0.2.1:80", "[2001:db8::1]:80", "[::ffff:192.0.2.1]:1"} {
-		_, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: a}, plain)
+		_, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: a}, plain)
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "Insecure") {
 			t.Errorf("dial %s: %v", a, err)
 		}
@@ -26,15 +26,15 @@ func TestBeyondLoopback(t *testing.T) {
 		cancel() // the addresses lead nowhere
 		for _, c := range []struct {
 			o   Options
-			cfg path.Config
+			cfg setup.Config
 		}{{Options{}, sealed}, {Options{Insecure: true}, plain}} {
-			if _, err := New(c.o).Dial(ctx, path.Offer{Addr: a}, c.cfg); !errors.Is(err, context.Canceled) {
+			if _, err := New(c.o).Dial(ctx, setup.Offer{Addr: a}, c.cfg); !errors.Is(err, context.Canceled) {
 				t.Errorf("dial %s, insecure %v: %v", a, c.o.Insecure, err)
 			}
 		}
 	}
 	for _, a := range []string{"0.0.0.0:7", "[::]:7", "[::ffff:0.0.0.0]:7"} {
-		if _, err := New(Options{Insecure: true}).Dial(t.Context(), path.Offer{Addr: a}, sealed); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "names no host") {
+		if _, err := New(Options{Insecure: true}).Dial(t.Context(), setup.Offer{Addr: a}, sealed); !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), "names no host") {
 			t.Errorf("dial %s: %v", a, err)
 		}
 		if _, err := New(Options{Insecure: true, Addr: a}).Listen(); !errors.Is(err, path.ErrUnavailable) {
@@ -99,29 +99,4 @@ func elsewhere() string {
 		}
 	}
 	return ""
-}
-
-// TestListenAt opens listeners for peers that came by an address: there, and only there.
-func TestListenAt(t *testing.T) {
-	for _, c := range []struct{ addr, host, want string }{
-		{"", "127.0.0.5", "127.0.0.5"},
-		{"", "::1", "::1"},
-		{"", "::ffff:127.0.0.1", "127.0.0.1"},
-		{"", "", "127.0.0.1"},
-		{"127.0.0.7:0", "127.0.0.5", "127.0.0.7"},
-	} {
-		var host netip.Addr
-		if c.host != "" {
-			host = netip.MustParseAddr(c.host)
-		}
-		l, err := New(Options{Addr: c.addr}).ListenAt(host)
-		if err != nil {
-			t.Errorf("%+v: %v", c, err)
-			continue
-		}
-		if got := netip.MustParseAddrPort(l.Addr()).Addr().String(); got != c.want {
-			t.Errorf("%+v: listens on %s", c, got)
-		}
-		l.Close()
-	}
 }

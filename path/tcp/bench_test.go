@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"golang.org/x/sys/unix"
 )
 
@@ -161,7 +162,7 @@ func newBench(t testing.TB, o Options, streams int, noCRC bool, size int) *bench
 	if sealedBench.Load() {
 		secret = aSecret()
 	}
-	e.a, e.b = dialPair(t, o, path.Config{Rights: path.Read | path.Write, Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, path.Config{Rights: path.Read | path.Write, Exports: xb, Streams: streams, Secret: secret})
+	e.a, e.b = dialPair(t, o, setup.Config{Rights: path.Read | path.Write, Exports: xa, NoChecksum: noCRC, Streams: streams, Secret: secret}, setup.Config{Rights: path.Read | path.Write, Exports: xb, Streams: streams, Secret: secret})
 	t.Cleanup(func() {
 		e.stop.Store(true)
 		<-e.done

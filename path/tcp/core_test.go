@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -34,7 +35,7 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore((&path.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
@@ -392,7 +393,7 @@ func FuzzReceiver(f *testing.F) {
 		defer func() { x.Revoke(e); x.Retire(e) }()
 		all := r.All().Bytes()
 		clear(all)
-		n := &node{core: newCore((&path.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})

@@ -1,9 +1,9 @@
 // Package tcp is the transfer path over TCP: it works wherever two processes can connect.
 //
 //	d := tcp.New(tcp.Options{})
-//	l, err := d.Listen()                       // once for each node
+//	l, err := d.Listen()                       // once for each node; a node with a port of its own takes d.Receiver()
 //	p, err := l.Accept(ctx, token, cfg)        // on one side, with a fresh random token
-//	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: token}, cfg) // on the other
+//	p, err := d.Dial(ctx, setup.Offer{Addr: l.Addr(), Token: token}, cfg) // on the other
 //
 // A path is a few connections between two nodes. Payload travels from the memory of the sender straight to its final place
 // at the receiver: the sender hands the kernel the pieces of memory (sendmsg), the receiver reads each frame's payload
@@ -29,7 +29,7 @@
 // the receiver. Where the kernel has TLS of its own (kTLS) it does both, at either end or both; see Options.KTLS. Without a
 // secret a side knows its peer by the token of the offer alone, and the driver refuses addresses other than loopback unless
 // Options.Insecure is set. Where the addresses are loopback, the kernel also says which user
-// is at the other end; see path.Config.Users.
+// is at the other end; see setup.Config.Users.
 //
 // The congestion control is the administrator's choice; see Options.CongestionControl. The wire format is in docs/protocol-tcp.md,
 // the measurements behind the constants are in docs/measurements/tcp.md.

@@ -11,29 +11,30 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Name is the driver's name.
 const Name = "tcp"
 
-// DefaultStreams is the number of data connections unless path.Config says otherwise.
+// DefaultStreams is the number of data connections unless setup.Config says otherwise.
 const DefaultStreams = 2
 
-// Driver makes TCP paths. It implements path.Driver.
+// Driver makes TCP paths. It implements setup.Driver.
 type Driver struct{ o Options }
 
 // New makes a driver; see Check.
 func New(o Options) *Driver { return &Driver{o} }
 
-// Check is that of the Options; it makes the driver a path.Checker.
+// Check is that of the Options; it makes the driver a setup.Checker.
 func (d *Driver) Check() error { return d.o.Check() }
 
 // Name is "tcp".
 func (d *Driver) Name() string { return Name }
 
 // Traits are those of sockets.
-func (d *Driver) Traits() path.Traits {
-	return path.Traits{Encrypts: true, Prior: path.Cost{Latency: 30 * time.Microsecond, BytesPerSec: 3e9}}
+func (d *Driver) Traits() setup.Traits {
+	return setup.Traits{Encrypts: true, Prior: path.Cost{Latency: 30 * time.Microsecond, BytesPerSec: 3e9}}
 }
 
 // What one side takes of memory at most: for each connection, for the records of one that is encrypted, for each operation of the
@@ -45,24 +46,24 @@ const (
 	pathBytes   = 384 << 10
 )
 
-// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a path.Estimator.
-func (d *Driver) Needs(cfg *path.Config) path.Needs {
+// Needs are the connections, what wakes the owner, and the buffers. It makes the driver a setup.Estimator.
+func (d *Driver) Needs(cfg *setup.Config) setup.Needs {
 	window, streams, flags, err := terms(*cfg)
 	if err != nil {
-		return path.Needs{}
+		return setup.Needs{}
 	}
 	each := uint64(streamBytes)
 	if flags&helloSealed != 0 {
 		each += recordBytes
 	}
-	return path.Needs{Descriptors: streams + 2, Memory: uint64(streams)*each + uint64(window)*opBytes + pathBytes}
+	return setup.Needs{Descriptors: streams + 2, Memory: uint64(streams)*each + uint64(window)*opBytes + pathBytes}
 }
 
 // terms are this side's half of a handshake.
-func terms(cfg path.Config) (window, streams int, flags uint32, err error) {
+func terms(cfg setup.Config) (window, streams int, flags uint32, err error) {
 	window, streams = cfg.Window, cfg.Streams
 	if window == 0 {
-		window = path.DefaultWindow
+		window = setup.DefaultWindow
 	}
 	if streams == 0 {
 		streams = DefaultStreams
@@ -76,8 +77,8 @@ func terms(cfg path.Config) (window, streams int, flags uint32, err error) {
 		err = fmt.Errorf("tcp: %d connections: expected 1 to %d", streams, maxStreams)
 	}
 	switch {
-	case cfg.Secret != nil && len(cfg.Secret) != path.SecretSize:
-		err = fmt.Errorf("tcp: config with a secret of %d bytes: expected %d", len(cfg.Secret), path.SecretSize)
+	case cfg.Secret != nil && len(cfg.Secret) != setup.SecretSize:
+		err = fmt.Errorf("tcp: config with a secret of %d bytes: expected %d", len(cfg.Secret), setup.SecretSize)
 	case cfg.Secret != nil:
 		flags = helloSealed // the records' tags say more than checksums
 	case !cfg.NoChecksum:
@@ -102,7 +103,10 @@ func agree(window int, flags uint32, h *hello) deal {
 // Penstock, speaks another version, does not know the token, or encrypts and this one does not or the other way round, and
 // ErrIntegrity if it has another secret or an attacker changed what both said on the way, and ErrUser if another user's process is at
 // the other end.
-func (d *Driver) Dial(ctx context.Context, offer path.Offer, cfg path.Config) (path.Path, error) {
+func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) (path.Path, error) {
+	if offer.Addr == "" {
+		return nil, fmt.Errorf("tcp: dial: an offer without an address: %w", path.ErrUnavailable)
+	}
 	addr, err := address(offer.Addr)
 	if err != nil {
 		return nil, err
@@ -160,7 +164,7 @@ func (c *connection) close() {
 
 // join dials the connections of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
 // one for hello and answer. Where one fails the others are given up; what it returns is to be closed then as well.
-func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *path.Config) ([]*connection, error) {
+func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) ([]*connection, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	conns := make([]*connection, h.count)
@@ -202,7 +206,7 @@ func (d *Driver) begin(addr netip.AddrPort, c *connection) (err error) {
 }
 
 // joinOne says hello as soon as there is a connection to a user who is let in, and reads the answer.
-func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg *path.Config, c *connection) error {
+func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg *setup.Config, c *connection) error {
 	w, err := newDialWait(ctx)
 	if err != nil {
 		return err
@@ -399,9 +403,10 @@ func (w *dialWait) transfer(fd int, b []byte, out bool) error {
 }
 
 var (
-	_ path.Driver   = (*Driver)(nil)
-	_ path.Listener = (*Listener)(nil)
+	_ setup.Driver   = (*Driver)(nil)
+	_ setup.Listener = (*Listener)(nil)
 
-	_ path.HostListener = (*Driver)(nil)
-	_ path.Path         = (*Path)(nil)
+	_ setup.PortDriver = (*Driver)(nil)
+	_ setup.Receiver   = (*Listener)(nil)
+	_ path.Path        = (*Path)(nil)
 )

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // faultSeeds is how many random plans a test runs.
@@ -22,7 +23,7 @@ const faultSeeds = 24
 var disturbed = []fault.Kind{fault.Cut, fault.Stall, fault.Delay, fault.Short, fault.Corrupt, fault.Duplicate, fault.HalfClose}
 
 // faulty connects two ends through proxies under a plan; a dials. Either both ends are there, or an error says why not.
-func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb path.Config) (pa, pb path.Path, err error) {
+func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb setup.Config) (pa, pb path.Path, err error) {
 	t.Helper()
 	l, err := d.Listen()
 	if err != nil {
@@ -43,7 +44,7 @@ func faulty(t testing.TB, d *fault.ProxyDriver, ca, cb path.Config) (pa, pb path
 			cancel() // no Accept answers the dialer any more
 		}
 	})
-	pa, err = d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	pa, err = d.Dial(ctx, setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 	if err != nil {
 		cancel()
 	}
@@ -133,7 +134,7 @@ func TestFaultsOnTheWire(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := pathtest.Factory{New: func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+			f := pathtest.Factory{New: func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 				ca.Streams, cb.Streams = 1+int(seed%3), 1+int(seed%3)
 				if seed%2 == 1 {
 					ca.Secret, cb.Secret = aSecret(), aSecret()
@@ -216,7 +217,7 @@ func TestDamageWithoutChecksum(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, sums := range []bool{true, false} {
-		p := pathtest.NewPair(t, pathtest.Factory{New: func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+		p := pathtest.NewPair(t, pathtest.Factory{New: func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 			ca.NoChecksum = !sums
 			pa, pb, err := faulty(t, d, ca, cb)
 			if err != nil {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // A file that is truncated while it is served takes the path down and not the process, whichever call meets the missing
@@ -39,7 +40,7 @@ func TestTruncatedWhileServed(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			a, b := dialPair(t, Options{CongestionControl: "reno"}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: xs})
+			a, b := dialPair(t, Options{CongestionControl: "reno"}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: xs})
 			defer a.Close()
 			defer b.Close()
 			if n, err := a.Post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: dst.All(), Key: e.Key()}}}}); n != 1 {

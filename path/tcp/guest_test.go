@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"golang.org/x/sys/unix"
 )
 
@@ -98,7 +99,7 @@ timeout 60 sh -c 'until ping -c 1 -W 1 127.9.0.2; do :; done' # the cards find t
 func acrossBench(t *testing.T, o Options, size int) *bench {
 	t.Helper()
 	e := &bench{done: make(chan struct{})}
-	side := func() (*mem.Region, path.Key, path.Config) {
+	side := func() (*mem.Region, path.Key, setup.Config) {
 		r, err := mem.Alloc(mem.Options{Size: size})
 		if err != nil {
 			t.Fatal(err)
@@ -109,13 +110,13 @@ func acrossBench(t *testing.T, o Options, size int) *bench {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return r, ex.Key(), path.Config{Rights: path.Read | path.Write, Exports: x, Users: path.AnyUser()} // the loopback addresses lead from one namespace to the other
+		return r, ex.Key(), setup.Config{Rights: path.Read | path.Write, Exports: x, Users: path.AnyUser()} // the loopback addresses lead from one namespace to the other
 	}
-	var ca, cb path.Config
+	var ca, cb setup.Config
 	e.la, e.ka, ca = side()
 	e.lb, e.kb, cb = side()
 	d := New(o)
-	var l path.Listener
+	var l setup.Listener
 	var err error
 	inNamespace(t, "far", func() { l, err = d.Listen() })
 	if err != nil {
@@ -133,7 +134,7 @@ func acrossBench(t *testing.T, o Options, size int) *bench {
 		}
 		accepted <- err
 	}()
-	p, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	p, err := d.Dial(ctx, setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
 	"github.com/penstock-io/penstock/path/seal"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestGuestKTLS: the kernel's TLS at either end and at both, against this package's own and itself: bytes, conformance,
@@ -33,7 +34,7 @@ func TestGuestKTLS(t *testing.T) {
 		f := sealedFactory(Options{}, 2)
 		f.Boundaries, f.Large, f.Patience = []int{seal.MaxContent}, 1<<20, 2*time.Minute
 		f.Checks = []string{"Sizes", "HighOffsets", "PartOfRegion", "Empty", "Notify", "Refusals", "Cancel", "Fence", "Close", "CloseDelivers", "PeerGone", "Wake"}
-		f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+		f.New = func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 			ca.Secret, cb.Secret, ca.Streams = aSecret(), aSecret(), 2
 			a, b, ea, eb := meet(t, with(On), with(Off), ca, cb, nil)
 			if ea != nil || eb != nil {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestDialerDiesBetween: a dialer that dies, or misbehaves, after some of its connections ends the Accept at once, and the
@@ -115,7 +116,7 @@ func TestDialerDiesBetween(t *testing.T) {
 		}
 		accepted <- err
 	}()
-	p, err := New(Options{CongestionControl: "reno"}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	p, err := New(Options{CongestionControl: "reno"}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -158,7 +159,7 @@ func TestFirstBytesOvertake(t *testing.T) {
 		b, err = l.Accept(t.Context(), tok, cb)
 		accepted <- err
 	}()
-	a, err := New(o).Dial(t.Context(), path.Offer{Addr: m.l.Addr().String(), Token: tok}, ca)
+	a, err := New(o).Dial(t.Context(), setup.Offer{Addr: m.l.Addr().String(), Token: tok}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -266,7 +267,7 @@ func TestConnectionsInAnyOrder(t *testing.T) {
 				}
 				dialed := make(chan error, 1)
 				go func() {
-					p, err := New(o).Dial(t.Context(), path.Offer{Addr: m.l.Addr().String(), Token: tok}, ca)
+					p, err := New(o).Dial(t.Context(), setup.Offer{Addr: m.l.Addr().String(), Token: tok}, ca)
 					if err == nil {
 						defer p.Close()
 					}
@@ -356,7 +357,7 @@ func TestOutOfFiles(t *testing.T) {
 }
 
 // sayHello connects and says hello as connection index of two.
-func sayHello(t *testing.T, addr string, tok path.Token, index uint16) net.Conn {
+func sayHello(t *testing.T, addr string, tok setup.Token, index uint16) net.Conn {
 	t.Helper()
 	c, err := net.Dial("tcp", addr)
 	if err != nil {
@@ -427,9 +428,9 @@ func TestOldestMakesRoom(t *testing.T) {
 			t.Cleanup(func() { c.Close() })
 		}
 	}
-	silent(path.MaxPending())
+	silent(setup.MaxPending())
 	c := sayHello(t, l.Addr(), newToken(), 0)
-	silent(path.MaxPending() / 2)
+	silent(setup.MaxPending() / 2)
 	if st, err := answerTo(t, c); err != nil || st != statusToken {
 		t.Errorf("status %d, %v; expected a refusal after the time of grace", st, err)
 	}
@@ -450,7 +451,7 @@ func TestMoreStreamsThanAgreed(t *testing.T) {
 		_, err := l.Accept(t.Context(), tok, cb)
 		accepted <- err
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
 		t.Errorf("4 streams where 3 are agreed: %v", err)
 	}
 	if err := <-accepted; !errors.Is(err, path.ErrProtocol) {
@@ -490,7 +491,7 @@ func TestOneRefusalEndsTheDial(t *testing.T) {
 	ca.Streams = 2
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := New(Options{CongestionControl: "reno"}).Dial(ctx, path.Offer{Addr: l.Addr().String(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || ctx.Err() != nil {
+	if _, err := New(Options{CongestionControl: "reno"}).Dial(ctx, setup.Offer{Addr: l.Addr().String(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || ctx.Err() != nil {
 		t.Errorf("%v, %v; expected a refusal of the token at once", err, ctx.Err())
 	}
 }
@@ -499,14 +500,14 @@ func TestOneRefusalEndsTheDial(t *testing.T) {
 const quick = 300 * time.Millisecond
 
 // awaits reports whether an Accept waits for the path of a token.
-func awaits(l path.Listener, tok path.Token) bool {
+func awaits(l setup.Listener, tok setup.Token) bool {
 	m := l.(*Listener)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.waiting[tok] != nil
 }
 
-func hurry(l path.Listener) {
+func hurry(l setup.Listener) {
 	m := l.(*Listener)
 	m.mu.Lock()
 	m.grace = quick

@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestNeeds opens a path of each shape and moves bytes both ways: it takes no more descriptors than Driver.Needs says, and no more memory.
@@ -22,7 +23,7 @@ func TestNeeds(t *testing.T) {
 			}
 			defer local.Close()
 			key := path.Key{Secret: 1} // of nothing: the frames go their way all the same
-			cfg := path.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Streams: c.streams, Window: c.window}
+			cfg := setup.Config{Exports: new(path.Exports), Rights: path.Read | path.Write, Streams: c.streams, Window: c.window}
 			if c.sealed {
 				cfg.Secret = aSecret()
 			}

@@ -41,7 +41,8 @@ func (o *Options) Check() error {
 // Options are the same for all paths of a Driver. The zero value is a good choice. Path.Explain tells what the kernel made of them.
 type Options struct {
 	// Addr is where Listen listens: an IP address with a port, 0 for any. "" means "127.0.0.1:0". Beyond loopback peers get a
-	// path only with encryption (path.Config.Secret), unless Insecure is set. It is one address of this host: see ListenAt.
+	// path only with encryption (setup.Config.Secret), unless Insecure is set. It is one address of this host. A node listens for peers of
+	// unix sockets there; what comes to its own ports it hands to a Receiver.
 	Addr string
 	// CongestionControl is "", "system" or the name of an algorithm. "" and "system" take what the administrator chose
 	// (net.ipv4.tcp_congestion_control); "" takes cubic or reno in the place of one that paces (bbr) on loopback, where pacing
@@ -74,7 +75,7 @@ func address(s string) (netip.AddrPort, error) {
 	if a.Addr().Unmap().IsUnspecified() {
 		return a, fmt.Errorf("tcp: address %s names no host: expected one address of the host that listens: %w", a, path.ErrUnavailable)
 	}
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port()), nil
+	return netip.AddrPortFrom(a.Addr().Unmap(), a.Port()), nil
 }
 
 // permits refuses a path beyond this host that is not encrypted.

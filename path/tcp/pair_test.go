@@ -10,15 +10,16 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
 	"github.com/penstock-io/penstock/path/seal"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
-func newToken() (t path.Token) {
+func newToken() (t setup.Token) {
 	rand.Read(t[:])
 	return t
 }
 
 // dialPair connects two ends inside this process; a dials.
-func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
+func dialPair(t testing.TB, o Options, ca, cb setup.Config) (*Path, *Path) {
 	t.Helper()
 	d := New(o)
 	l, err := d.Listen()
@@ -38,7 +39,7 @@ func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
 		p, err := l.Accept(ctx, tok, cb)
 		acc <- result{p, err}
 	}()
-	pa, err := d.Dial(ctx, path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	pa, err := d.Dial(ctx, setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 	r := <-acc
 	if err != nil || r.err != nil {
 		t.Fatalf("dial: %v; accept: %v", err, r.err)
@@ -53,7 +54,7 @@ func aSecret() []byte { return []byte("0123456789abcdefghijklmnopqrstuv") }
 func sealedFactory(o Options, streams int) pathtest.Factory {
 	f := factory(o, streams, false)
 	plain := f.New
-	f.New = func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+	f.New = func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 		a.Secret, b.Secret = aSecret(), aSecret()
 		return plain(t, a, b)
 	}
@@ -63,7 +64,7 @@ func sealedFactory(o Options, streams int) pathtest.Factory {
 
 func factory(o Options, streams int, noCRC bool) pathtest.Factory {
 	return pathtest.Factory{
-		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+		New: func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 			a.Streams, b.Streams = streams, streams
 			a.NoChecksum = a.NoChecksum || noCRC
 			return dialPair(t, o, a, b)

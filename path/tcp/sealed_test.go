@@ -19,10 +19,11 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
 	"github.com/penstock-io/penstock/path/seal"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // meet connects two ends, through a middle if via is not nil; nil paths come with errors.
-func meet(t testing.TB, oa, ob Options, ca, cb path.Config, via func(m *middle)) (pa, pb *Path, ea, eb error) {
+func meet(t testing.TB, oa, ob Options, ca, cb setup.Config, via func(m *middle)) (pa, pb *Path, ea, eb error) {
 	t.Helper()
 	l, err := New(ob).Listen()
 	if err != nil {
@@ -46,7 +47,7 @@ func meet(t testing.TB, oa, ob Options, ca, cb path.Config, via func(m *middle))
 			pb = p.(*Path)
 		}
 	})
-	p, err := New(oa).Dial(ctx, path.Offer{Addr: addr, Token: tok}, ca)
+	p, err := New(oa).Dial(ctx, setup.Offer{Addr: addr, Token: tok}, ca)
 	if ea = err; err == nil {
 		pa = p.(*Path)
 	} else if !errors.Is(err, path.ErrProtocol) && !errors.Is(err, path.ErrIntegrity) && !errors.Is(err, path.ErrDown) {
@@ -56,7 +57,7 @@ func meet(t testing.TB, oa, ob Options, ca, cb path.Config, via func(m *middle))
 	return pa, pb, ea, eb
 }
 
-func sealedConfigs(streams int) (ca, cb path.Config) {
+func sealedConfigs(streams int) (ca, cb setup.Config) {
 	ca, cb = configs()
 	ca.Secret, cb.Secret, ca.Streams, cb.Streams = aSecret(), aSecret(), streams, streams
 	return ca, cb
@@ -255,7 +256,7 @@ func TestDowngrade(t *testing.T) {
 // TestSecrets: only ends with the same secret meet, and the errors say on which side it is missing, but never a secret.
 func TestSecrets(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
-	wrong := bytes.Repeat([]byte{0x5a}, path.SecretSize)
+	wrong := bytes.Repeat([]byte{0x5a}, setup.SecretSize)
 	for _, c := range []struct {
 		name         string
 		a, b         []byte
@@ -506,7 +507,7 @@ func TestNoKTLS(t *testing.T) {
 // TestGoldenKeys pins down how the keys of a connection come from the secret, hello and answer; the expected ones are from
 // the same arithmetic in Python.
 func TestGoldenKeys(t *testing.T) {
-	h := hello{version: version, kind: kindHello, flags: helloSealed | 2, window: 256, token: path.Token{0: 0xa0, 15: 0xaf},
+	h := hello{version: version, kind: kindHello, flags: helloSealed | 2, window: 256, token: setup.Token{0: 0xa0, 15: 0xaf},
 		index: 1, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks, nonce: [nonceSize]byte{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}}
 	a := hello{version: version, kind: kindAnswer, flags: helloSealed | helloFixed, window: 64, frame: maxFrameBytes, blocks: maxFrameBlocks, nonce: [nonceSize]byte{11: 0xff}}
 	var said, answered [helloSize]byte

@@ -19,19 +19,20 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestProcesses is the suite between two processes: SIGKILL midway, a frozen peer. It must be first.
 func TestProcesses(t *testing.T) { pathtest.RunProcess(t, New(Options{})) }
 
-func configs() (path.Config, path.Config) {
-	return path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+func configs() (setup.Config, setup.Config) {
+	return setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 }
 
 func TestBadConfig(t *testing.T) {
 	x := new(path.Exports)
-	for _, c := range []path.Config{{}, {Exports: x, Window: -1}, {Exports: x, Window: maxWindow + 1}, {Exports: x, Streams: maxStreams + 1}, {Exports: x, Streams: -1}} {
-		if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: "127.0.0.1:1"}, c); err == nil || sys.IsErrno(err, sys.ECONNREFUSED) {
+	for _, c := range []setup.Config{{}, {Exports: x, Window: -1}, {Exports: x, Window: maxWindow + 1}, {Exports: x, Streams: maxStreams + 1}, {Exports: x, Streams: -1}} {
+		if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: "127.0.0.1:1"}, c); err == nil || sys.IsErrno(err, sys.ECONNREFUSED) {
 			t.Errorf("config %+v: %v", c, err)
 		}
 	}
@@ -64,7 +65,7 @@ func TestStrangers(t *testing.T) {
 			c.Close()
 		}
 	}()
-	for range path.MaxPending() + 20 { // more than the listener keeps
+	for range setup.MaxPending() + 20 { // more than the listener keeps
 		dial()
 	}
 	nonsense := dial()
@@ -79,17 +80,17 @@ func TestStrangers(t *testing.T) {
 		}
 		accepted <- p
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "token") {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: newToken()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "token") {
 		t.Errorf("wrong token: %v", err)
 	}
-	p, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca)
+	p, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}
 	q := <-accepted
 	defer q.Close()
 	defer p.Close()
-	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca); !errors.Is(err, path.ErrProtocol) {
 		t.Errorf("token used twice: %v", err)
 	}
 	nonsense.SetReadDeadline(time.Now().Add(10 * time.Second))
@@ -185,7 +186,7 @@ func TestWrongVersion(t *testing.T) {
 		(&hello{version: 8, kind: kindAnswer, window: 1, frame: 100, blocks: 1}).put(b[:])
 		c.Write(b[:])
 	}()
-	if _, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "version 8") {
+	if _, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, path.ErrProtocol) || !strings.Contains(err.Error(), "version 8") {
 		t.Errorf("dialer: %v", err)
 	}
 }
@@ -208,7 +209,7 @@ func TestDialEnds(t *testing.T) {
 			c.Close()
 		}
 	}()
-	if _, err := New(Options{}).Dial(ctx, path.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, context.Canceled) {
+	if _, err := New(Options{}).Dial(ctx, setup.Offer{Addr: nl.Addr().String()}, ca); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 }
@@ -276,7 +277,7 @@ func (p *proxy) reset() {
 	p.conns = nil
 }
 
-func proxied(t *testing.T, ca, cb path.Config, change func(int, []byte)) (*Path, *Path, *proxy) {
+func proxied(t *testing.T, ca, cb setup.Config, change func(int, []byte)) (*Path, *Path, *proxy) {
 	d := New(Options{CongestionControl: "reno"})
 	l, err := d.Listen()
 	if err != nil {
@@ -293,7 +294,7 @@ func proxied(t *testing.T, ca, cb path.Config, change func(int, []byte)) (*Path,
 		}
 		acc <- p
 	}()
-	a, err := d.Dial(t.Context(), path.Offer{Addr: px.Addr().String(), Token: tok}, ca)
+	a, err := d.Dial(t.Context(), setup.Offer{Addr: px.Addr().String(), Token: tok}, ca)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 const (
@@ -42,9 +43,9 @@ func userMain(role string) {
 		fmt.Printf("got %d bytes\n", len(b))
 		return
 	}
-	var token path.Token
+	var token setup.Token
 	hex.Decode(token[:], []byte(f[2]))
-	_, err := New(Options{}).Dial(context.Background(), path.Offer{Addr: f[1], Token: token}, path.Config{Exports: new(path.Exports), Users: path.AnyUser()})
+	_, err := New(Options{}).Dial(context.Background(), setup.Offer{Addr: f[1], Token: token}, setup.Config{Exports: new(path.Exports), Users: path.AnyUser()})
 	fmt.Printf("dialed: %v, ErrUser %v\n", err, errors.Is(err, path.ErrUser))
 	io.Copy(io.Discard, os.Stdin)
 }
@@ -94,7 +95,7 @@ func TestOtherUserKnowsToken(t *testing.T) {
 		if got := said(t, startUser(t, fmt.Sprintf("dial %s %x", l.Addr(), tok[:])), "dialed:"); !strings.HasSuffix(got, "ErrUser true") {
 			t.Errorf("the other user's dial: %s; expected ErrUser", got)
 		}
-		p, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: l.Addr(), Token: tok}, ca)
+		p, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: l.Addr(), Token: tok}, ca)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -131,7 +132,7 @@ func TestOtherUserListens(t *testing.T) {
 	}
 	u := startUser(t, "listen")
 	ca, _ := configs()
-	_, err := New(Options{}).Dial(t.Context(), path.Offer{Addr: said(t, u, "listens on"), Token: newToken()}, ca)
+	_, err := New(Options{}).Dial(t.Context(), setup.Offer{Addr: said(t, u, "listens on"), Token: newToken()}, ca)
 	if !errors.Is(err, path.ErrUser) {
 		t.Errorf("%v, expected ErrUser", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -306,7 +307,7 @@ type hello struct {
 	status        status
 	flags         uint32
 	window        uint32
-	token         path.Token
+	token         setup.Token
 	index, count  uint16          // which of how many connections
 	frame, blocks uint32          // the most that the sender takes in one frame
 	nonce         [nonceSize]byte // with helloSealed: random, so that no handshake is like another
@@ -343,7 +344,7 @@ func (h *hello) parse(b []byte) error {
 		version: b[4], kind: helloKind(b[5]), status: status(b[6]),
 		flags:  binary.BigEndian.Uint32(b[8:]),
 		window: binary.BigEndian.Uint32(b[12:]),
-		token:  path.Token(b[16:32]),
+		token:  setup.Token(b[16:32]),
 		index:  binary.BigEndian.Uint16(b[32:]),
 		count:  binary.BigEndian.Uint16(b[34:]),
 		frame:  binary.BigEndian.Uint32(b[40:]),

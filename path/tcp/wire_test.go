@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // golden are the bytes of version 1. They never change: a change of the format is a new version. Their checksums were
@@ -62,7 +63,7 @@ func TestGoldenHeaders(t *testing.T) {
 }
 
 func TestGoldenHello(t *testing.T) {
-	h := hello{version: version, kind: kindHello, flags: helloChecksum, window: 256, token: path.Token{0: 0xa0, 15: 0xaf},
+	h := hello{version: version, kind: kindHello, flags: helloChecksum, window: 256, token: setup.Token{0: 0xa0, 15: 0xaf},
 		index: 1, count: 2, frame: maxFrameBytes, blocks: maxFrameBlocks}
 	var b [helloSize]byte
 	h.put(b[:])

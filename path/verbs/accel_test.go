@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 var (
@@ -28,7 +29,7 @@ func newAccelRig(t testing.TB, w *world, tree fs.FS, o Options, qps int) *rig {
 	o.Library, o.Device = w.lib, "fake0"
 	f := factory(o, qps)
 	r := &rig{t: t, w: w}
-	f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+	f.New = func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 		ca.Streams, cb.Streams = qps, qps
 		r.a, r.b = dialWith(t, &Driver{o: o, tree: tree}, ca, cb)
 		return r.a, r.b

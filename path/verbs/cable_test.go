@@ -16,6 +16,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // meeting is what the guests of a pair tell each other.
@@ -75,9 +76,9 @@ func joinCable(t *testing.T, ctx context.Context, m *guest.Meeting) *cableEnd {
 	}
 	// The machines are emulated, and stand still for a moment when the host is busy.
 	d := New(Options{Insecure: true, Timeout: patientTimeout, looks: cableLooks, For: netip.MustParseAddr(guest.Addrs[3-guest.ID()])})
-	cfg := path.Config{Rights: path.Read | path.Write, Exports: &c.exports}
+	cfg := setup.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	var theirs meeting
-	var e path.Endpoint
+	var e setup.Endpoint
 	if guest.ID() == 2 {
 		if e, err = d.Endpoint(cfg, nil); err == nil {
 			err = errors.Join(m.Send(meeting{e.Description(), c.shown.Key()}), m.Recv(&theirs))

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Name is the driver's name.
@@ -25,7 +26,7 @@ type Options struct {
 	Port    int        // of the device, from 1; 0 is the first that is active
 	GID     *int       // index in the port's table of addresses; nil leaves the choice to the path
 	For     netip.Addr // an address of a peer, for which the GID is chosen; not valid: any
-	// QueuePairs is the number of data queue pairs of a path unless path.Config.Streams says otherwise; 0 means DefaultQueuePairs. Both sides have the same.
+	// QueuePairs is the number of data queue pairs of a path unless setup.Config.Streams says otherwise; 0 means DefaultQueuePairs. Both sides have the same.
 	QueuePairs int
 	Depth      int // requests in the queue of a queue pair; 0 means DefaultDepth
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
@@ -113,7 +114,7 @@ func (o *Options) check() error {
 	return o.Tune.check()
 }
 
-// Driver makes paths over RDMA. It implements path.EndpointDriver. The device is open while an endpoint or a path of the driver is.
+// Driver makes paths over RDMA. It implements setup.EndpointDriver. The device is open while an endpoint or a path of the driver is.
 type Driver struct {
 	o    Options
 	tree fs.FS // the machine's files, nil: this machine's; tests have others
@@ -124,10 +125,10 @@ type Driver struct {
 }
 
 var (
-	_ path.EndpointDriver = (*Driver)(nil)
-	_ path.Prober         = (*Driver)(nil)
-	_ path.Path           = (*Path)(nil)
-	_ path.DeviceReacher  = (*Path)(nil)
+	_ setup.EndpointDriver = (*Driver)(nil)
+	_ setup.Prober         = (*Driver)(nil)
+	_ path.Path            = (*Path)(nil)
+	_ path.DeviceReacher   = (*Path)(nil)
 )
 
 // New makes a driver; for bad options see Check, a missing device shows by Probe and Endpoint.
@@ -136,18 +137,18 @@ func New(o Options) *Driver { return &Driver{o: o, lib: rdma.Library{Path: o.Lib
 // Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks at nothing else. The error wraps path.ErrUnavailable.
 func (o Options) Check() error { return o.check() }
 
-// Check is that of the Options; it makes the driver a path.Checker.
+// Check is that of the Options; it makes the driver a setup.Checker.
 func (d *Driver) Check() error { return d.o.check() }
 
 // Name is "verbs".
 func (d *Driver) Name() string { return Name }
 
 // Traits are those of an adapter that has no encryption. Shared memory comes before it, sockets behind it, until both were measured.
-func (d *Driver) Traits() path.Traits {
-	return path.Traits{Devices: true, Prior: path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 6e9}}
+func (d *Driver) Traits() setup.Traits {
+	return setup.Traits{Devices: true, Prior: path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 6e9}}
 }
 
-// Probe opens the device and closes it again. It makes the driver a path.Prober.
+// Probe opens the device and closes it again. It makes the driver a setup.Prober.
 func (d *Driver) Probe() error {
 	dev, err := d.device()
 	if err != nil {
@@ -214,10 +215,10 @@ func randomPSN() uint32 {
 }
 
 // terms are what a configuration asks for.
-func (d *Driver) terms(cfg path.Config) (window, qps int, err error) {
+func (d *Driver) terms(cfg setup.Config) (window, qps int, err error) {
 	window, qps = cfg.Window, cfg.Streams
 	if window == 0 {
-		window = path.DefaultWindow
+		window = setup.DefaultWindow
 	}
 	if qps == 0 {
 		if qps = d.o.QueuePairs; qps == 0 {
@@ -228,7 +229,7 @@ func (d *Driver) terms(cfg path.Config) (window, qps int, err error) {
 	case cfg.Exports == nil:
 		err = errors.New("verbs: Config.Exports is nil: give the table of what the peer may reach, which may be empty")
 	case window < 1:
-		err = fmt.Errorf("verbs: Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, path.DefaultWindow, maxWindow)
+		err = fmt.Errorf("verbs: Config.Window is %d: expected 0 for %d, or up to %d", cfg.Window, setup.DefaultWindow, maxWindow)
 	case qps < 1:
 		err = fmt.Errorf("verbs: Config.Streams is %d: expected 0 for %d, or up to %d", cfg.Streams, DefaultQueuePairs, maxQPs)
 	}

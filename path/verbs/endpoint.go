@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // descriptionSize is the size in bytes of a description on the wire.
@@ -126,8 +127,8 @@ type Endpoint struct {
 }
 
 // Endpoint makes one end of a path. With a peer its queue pairs are connected to those of the peer at once, so that nothing that the peer
-// sends finds them unprepared. See path.EndpointDriver.
-func (d *Driver) Endpoint(cfg path.Config, peer []byte) (path.Endpoint, error) {
+// sends finds them unprepared. See setup.EndpointDriver.
+func (d *Driver) Endpoint(cfg setup.Config, peer []byte) (setup.Endpoint, error) {
 	window, qps, err := d.terms(cfg)
 	if err != nil {
 		return nil, err
@@ -171,7 +172,7 @@ func (d *Driver) Endpoint(cfg path.Config, peer []byte) (path.Endpoint, error) {
 // Description is a version, the address of the adapter, and number and first sequence number of each queue pair.
 func (e *Endpoint) Description() []byte { return e.self }
 
-// Connect connects the queue pairs, if Endpoint has not, and waits for the first frame. See path.Endpoint.
+// Connect connects the queue pairs, if Endpoint has not, and waits for the first frame. See setup.Endpoint.
 func (e *Endpoint) Connect(ctx context.Context, peer []byte) (path.Path, error) {
 	p := e.p
 	if err := p.connectTo(ctx, peer); err != nil {
@@ -201,7 +202,7 @@ func (p *Path) connectTo(ctx context.Context, peer []byte) error {
 	return p.until(ctx, func() bool { return p.greeting == greeted && p.ctl.tail == p.ctl.head && !p.ctl.repl.failed })
 }
 
-// Close gives everything back. See path.Endpoint.
+// Close gives everything back. See setup.Endpoint.
 func (e *Endpoint) Close() error { return e.p.abandon() }
 
 // abandon gives up a path that was never handed out.

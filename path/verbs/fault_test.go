@@ -9,6 +9,7 @@ import (
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // rig is a pair of ends with memory on both sides.
@@ -25,7 +26,7 @@ func newRig(t testing.TB, w *world, o Options, qps int) *rig {
 	f := factory(o, qps)
 	r := &rig{t: t, w: w}
 	make := f.New
-	f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+	f.New = func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 		pa, pb := make(t, ca, cb)
 		r.a, r.b = pa.(*Path), pb.(*Path)
 		return pa, pb

@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/internal/testenv/guest"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestGuestConformance runs the suite on a real kernel, over Soft-RoCE. The machine is emulated, so what only repeats things many
@@ -42,7 +43,7 @@ func TestGuestConformance(t *testing.T) {
 func softwareDevices(t *testing.T) {
 	card := cardtest.New(t, cardtest.Options{DMABuf: true})
 	mine := card.Region("mine", 4096)
-	a, b := dialPair(t, Options{}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+	a, b := dialPair(t, Options{}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 	defer func() { a.Close(); b.Close() }()
 	for what, err := range map[string]error{"ReachesRegion": a.ReachesRegion(mine), "ReachesDevice": a.ReachesDevice(path.Desc{Device: true})} {
 		if !errors.Is(err, path.ErrUnreachable) {

@@ -16,17 +16,18 @@ import (
 	fake "github.com/penstock-io/penstock/internal/testenv/fake/verbs"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // dialPair connects two ends inside this process; a is the side that asks.
-func dialPair(t testing.TB, o Options, ca, cb path.Config) (*Path, *Path) {
+func dialPair(t testing.TB, o Options, ca, cb setup.Config) (*Path, *Path) {
 	t.Helper()
 	return dialWith(t, New(o), ca, cb)
 }
 
-func dialWith(t testing.TB, d *Driver, ca, cb path.Config) (*Path, *Path) {
+func dialWith(t testing.TB, d *Driver, ca, cb setup.Config) (*Path, *Path) {
 	t.Helper()
 	pa, pb, err := connect(t.Context(), d, ca, cb)
 	if err != nil {
@@ -36,7 +37,7 @@ func dialWith(t testing.TB, d *Driver, ca, cb path.Config) (*Path, *Path) {
 }
 
 // connect makes two endpoints and connects them, as two nodes do. If one end fails nothing is left of the other.
-func connect(ctx context.Context, d *Driver, ca, cb path.Config) (pa, pb *Path, err error) {
+func connect(ctx context.Context, d *Driver, ca, cb setup.Config) (pa, pb *Path, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	a, err := d.Endpoint(ca, nil)
@@ -150,7 +151,7 @@ func (w *world) clean(t testing.TB) {
 
 func factory(o Options, streams int) pathtest.Factory {
 	return pathtest.Factory{
-		New: func(t testing.TB, a, b path.Config) (path.Path, path.Path) {
+		New: func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 			a.Streams, b.Streams = streams, streams
 			return dialPair(t, o, a, b)
 		},

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Sizes of queues. A control connection has as many receives as it may have to take messages from a peer that is ahead; queue pairs take
@@ -143,7 +144,7 @@ type published struct {
 var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
-func newPath(dev *device, cfg path.Config, o *Options, window, qps int) (_ *Path, err error) {
+func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
 		began: time.Now(), lastLocal: -1,
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 func drawFrame(t *rapid.T, typ frameType) *frame {
@@ -97,7 +98,7 @@ func TestDescription(t *testing.T) {
 		d := drawDescription(t)
 		b := d.append(nil)
 		var got description
-		if err := got.parse(b); err != nil || got != d || len(b) > path.MaxDescription {
+		if err := got.parse(b); err != nil || got != d || len(b) > setup.MaxDescription {
 			t.Fatalf("%d bytes: %v: %+v became %+v", len(b), err, d, got)
 		}
 	})

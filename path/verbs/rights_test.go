@@ -5,6 +5,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // TestAdapterKeepsRights: a peer that may only read, of an export that others may write, and that does not keep to what it was told, is stopped
@@ -21,7 +22,7 @@ func TestAdapterKeepsRights(t *testing.T) {
 			f := factory(o, 1)
 			var b *Path
 			dial := f.New
-			f.New = func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+			f.New = func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 				ca.Rights = path.Read // of b, on a's node
 				pa, pb := dial(t, ca, cb)
 				b = pb.(*Path)

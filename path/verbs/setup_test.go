@@ -13,12 +13,13 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // try connects two ends and says how that failed; ends that came about are closed.
 func try(t testing.TB, d *Driver) error {
 	t.Helper()
-	c := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+	c := setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 	a, b, err := connect(t.Context(), d, c, c)
 	if err != nil {
 		return err
@@ -94,7 +95,7 @@ func TestMissing(t *testing.T) {
 	} {
 		w.do(t, "reset")
 		w.do(t, c.script)
-		_, err := New(c.o).Endpoint(path.Config{Rights: both, Exports: new(path.Exports)}, nil)
+		_, err := New(c.o).Endpoint(setup.Config{Rights: both, Exports: new(path.Exports)}, nil)
 		if !errors.Is(err, path.ErrUnavailable) || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%q, %+v: %v; expected one with %q that wraps ErrUnavailable", c.script, c.o, err, c.want)
 		}
@@ -107,10 +108,10 @@ func TestConfigs(t *testing.T) {
 	d := New(Options{Library: w.lib})
 	x := new(path.Exports)
 	for _, c := range []struct {
-		cfg  path.Config
+		cfg  setup.Config
 		want string
 	}{
-		{path.Config{}, "Exports"}, {path.Config{Rights: both, Exports: x, Window: -1}, "Window"}, {path.Config{Rights: both, Exports: x, Streams: -1}, "Streams"},
+		{setup.Config{}, "Exports"}, {setup.Config{Rights: both, Exports: x, Window: -1}, "Window"}, {setup.Config{Rights: both, Exports: x, Streams: -1}, "Streams"},
 	} {
 		if _, err := d.Endpoint(c.cfg, nil); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("an endpoint with %+v: %v", c.cfg, err)
@@ -123,7 +124,7 @@ func TestConfigs(t *testing.T) {
 func TestDescriptions(t *testing.T) {
 	w := newWorld(t, "")
 	d := New(Options{Library: w.lib})
-	cfg := path.Config{Rights: both, Exports: new(path.Exports), Streams: 2}
+	cfg := setup.Config{Rights: both, Exports: new(path.Exports), Streams: 2}
 	e, err := d.Endpoint(cfg, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -173,7 +174,7 @@ func TestDescriptions(t *testing.T) {
 func TestPeerNeverConnects(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	d := New(Options{Library: w.lib})
-	cfg := path.Config{Rights: both, Exports: new(path.Exports)}
+	cfg := setup.Config{Rights: both, Exports: new(path.Exports)}
 	for asks := range 2 {
 		a, err := d.Endpoint(cfg, nil)
 		if err != nil {

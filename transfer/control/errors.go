@@ -139,7 +139,7 @@ func AsError(err error) *Error {
 
 // Errors of a session that concern its caller; match them with errors.Is.
 var (
-	ErrDead     = errors.New("peer is silent: taken for dead")         // nothing received for Options.DeadAfter
+	ErrDead     = errors.New("peer is silent: taken for dead")         // nothing received for Session.Silence
 	ErrBacklog  = errors.New("too many bytes wait to be written")      // nothing was queued; write Outgoing first
 	ErrPending  = errors.New("too many requests wait for an answer")   // nothing was queued
 	ErrUnread   = errors.New("too many messages wait to be taken")     // nothing was consumed; call Next first

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 var sameResponse = cmp.Options{cmpopts.IgnoreUnexported(Response{}), cmpopts.EquateEmpty()}
@@ -128,10 +129,12 @@ var bodies = []struct {
 	hex   string
 	parse func([]byte) (Body, error)
 }{
-	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"}, "03 746370 00000002 00000100 01 01 71 0000", parseAs[OpenPath]},
-	{&OpenPath{Path: "verbs", Streams: 1, Window: 16, Endpoint: []byte{1, 2, 3}}, "05 7665726273 00000001 00000010 00 00 0003 010203", parseAs[OpenPath]},
+	{&OpenPath{Path: "tcp", Streams: 2, Window: 256, NoChecksum: true, Queue: "q"}, "03 746370 00000002 00000100 01 01 71 0000 00000000000000000000000000000000", parseAs[OpenPath]},
+	{&OpenPath{Path: "verbs", Streams: 1, Window: 16, Endpoint: []byte{1, 2, 3}}, "05 7665726273 00000001 00000010 00 00 0003 010203 00000000000000000000000000000000", parseAs[OpenPath]},
+	{&OpenPath{Path: "tcp", Token: seq(0x20)}, "03 746370 00000000 00000000 00 00 0000 202122232425262728292a2b2c2d2e2f", parseAs[OpenPath]},
+	{&PathOffer{PathID: 8, Offer: setup.Offer{Token: seq(0x20)}}, "0000 202122232425262728292a2b2c2d2e2f 0000000000000008 0000", parseAs[PathOffer]},
 	{&PathOffer{PathID: 7, Endpoint: []byte{9}}, "0000 00000000000000000000000000000000 0000000000000007 0001 09", parseAs[PathOffer]},
-	{&PathOffer{Offer: path.Offer{Addr: "a:1", Token: seq(0x20)}, PathID: 6},
+	{&PathOffer{Offer: setup.Offer{Addr: "a:1", Token: seq(0x20)}, PathID: 6},
 		"0003 613a31 202122232425262728292a2b2c2d2e2f 0000000000000006 0000", parseAs[PathOffer]},
 	{&Lookup{Name: "w"}, "01 77", parseAs[Lookup]},
 	{&Entry{Name: "w", Desc: path.Desc{Key: testKey, Size: 4096, Rights: path.Read | path.Write, Whole: true}, Tensor: []byte{9}, Generation: 2, Tag: seq(0x70)},

@@ -2,6 +2,7 @@ package control
 
 import (
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Method says what a request asks for.
@@ -72,14 +73,16 @@ func Parse[T any, P interface {
 	return v, nil
 }
 
-// OpenPath asks the peer to accept a path of the named driver; this side will dial it, or connect its endpoint.
+// OpenPath asks the peer to accept a path of the named driver; this side will dial it, or connect its endpoint. With a Token this side accepts,
+// and asks the peer to dial where it dialed the session.
 type OpenPath struct {
 	Path       string // driver, 1 to MaxPathName bytes
 	Streams    uint32 // data connections; 0 leaves it to the path
 	Window     uint32 // operations outstanding in each direction; 0 leaves it to the path
 	NoChecksum bool
 	Queue      string // "" for the peer's node itself, otherwise the queue there that will own the path; at most MaxName bytes
-	Endpoint   []byte // what the driver says of this side's end of the path (path.EndpointDriver), or nothing; at most path.MaxDescription bytes
+	Endpoint   []byte // what the driver says of this side's end of the path (path.EndpointDriver), or nothing; at most setup.MaxDescription bytes
+	Token      setup.Token
 }
 
 // Method is MethodOpenPath.
@@ -92,14 +95,17 @@ func (m *OpenPath) fields(c *codec) {
 	c.u32("window", &m.Window)
 	c.boolean("no checksum", &m.NoChecksum)
 	c.text("queue", &m.Queue, 0, MaxName)
-	c.blob("endpoint", &m.Endpoint, path.MaxDescription)
+	c.blob("endpoint", &m.Endpoint, setup.MaxDescription)
+	c.id("token", (*[16]byte)(&m.Token))
 }
 
 // PathOffer says where to dial, or to which endpoint to connect.
 type PathOffer struct {
-	Offer    path.Offer // Addr of 1 to MaxAddr bytes; the zero Offer with an Endpoint
-	PathID   uint64     // names the path in PathDown; chosen by the accepting side, unique on this session
-	Endpoint []byte     // what the driver says of the accepting side's end, if OpenPath had an endpoint; at most path.MaxDescription bytes
+	// Offer has an Addr of at most MaxAddr bytes; "" is where the session was dialed. It is the zero Offer with an Endpoint, or if OpenPath
+	// had a Token.
+	Offer    setup.Offer
+	PathID   uint64 // names the path in PathDown; chosen by the accepting side, unique on this session
+	Endpoint []byte // what the driver says of the accepting side's end, if OpenPath had an endpoint; at most setup.MaxDescription bytes
 }
 
 func (*PathOffer) name() string { return "path offer" }
@@ -108,9 +114,9 @@ func (m *PathOffer) fields(c *codec) {
 	c.text("address", &m.Offer.Addr, 0, MaxAddr)
 	c.id("token", (*[16]byte)(&m.Offer.Token))
 	c.u64("path id", &m.PathID)
-	c.blob("endpoint", &m.Endpoint, path.MaxDescription)
-	if c.err == nil && (m.Offer.Addr == "") == (len(m.Endpoint) == 0) {
-		c.fail("endpoint", "of %d bytes with an address of %d: expected one of the two", len(m.Endpoint), len(m.Offer.Addr))
+	c.blob("endpoint", &m.Endpoint, setup.MaxDescription)
+	if c.err == nil && m.Offer.Addr != "" && len(m.Endpoint) > 0 {
+		c.fail("endpoint", "of %d bytes with an address of %d: expected at most one of the two", len(m.Endpoint), len(m.Offer.Addr))
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // text draws UTF-8 of min to max bytes.
@@ -216,10 +217,9 @@ func TestBoundsOfFields(t *testing.T) {
 		"path ":     &OpenPath{Path: long(MaxPathName)},
 		"path":      &OpenPath{},
 		"queue":     &OpenPath{Path: "tcp", Queue: long(MaxName)},
-		"address":   &PathOffer{Offer: path.Offer{Addr: long(MaxAddr)}},
-		"endpoint":  &PathOffer{},
-		"endpoint ": &PathOffer{Offer: path.Offer{Addr: "a:1"}, Endpoint: []byte{1}},
-		" endpoint": &OpenPath{Path: "verbs", Endpoint: make([]byte, path.MaxDescription+1)},
+		"address":   &PathOffer{Offer: setup.Offer{Addr: long(MaxAddr)}},
+		"endpoint ": &PathOffer{Offer: setup.Offer{Addr: "a:1"}, Endpoint: []byte{1}},
+		" endpoint": &OpenPath{Path: "verbs", Endpoint: make([]byte, setup.MaxDescription+1)},
 		"name":      &Lookup{},
 		"name ":     &Offer{Name: "\xff"},
 		"tensor":    &Offer{Name: "w", Tensor: make([]byte, MaxTensor+1)},

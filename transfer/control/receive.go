@@ -215,8 +215,9 @@ func (s *Session) beat(body []byte) error {
 	if at := uint64(s.now) + 1; m.Echo != 0 && m.Echo <= at {
 		sample := time.Duration(at - m.Echo)
 		if s.rtt == 0 {
-			s.rtt = sample
+			s.rtt, s.rttvar = sample, sample/2
 		} else {
+			s.rttvar += ((sample - s.rtt).Abs() - s.rttvar) / 4
 			s.rtt += (sample - s.rtt) / 8
 		}
 	}

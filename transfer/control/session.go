@@ -46,8 +46,8 @@ func (s State) String() string {
 
 // The versions of the protocol that this package speaks.
 const (
-	ProtocolMin = 2
-	ProtocolMax = 2
+	ProtocolMin = 3
+	ProtocolMax = 3
 )
 
 // MaxPendingRequests is the number of requests that either side may have unanswered; the protocol fixes it, so that a node
@@ -71,7 +71,7 @@ type Options struct {
 	VersionMin, VersionMax uint16        // default ProtocolMin, ProtocolMax
 	Features               uint64        // offered; both sides use those that both offer
 	HeartbeatEvery         time.Duration // default 250 ms; both sides use the shorter of the two
-	DeadAfter              time.Duration // default 1500 ms, at least 2 heartbeats: silence after which the peer is dead
+	DeadAfter              time.Duration // default 1500 ms, at least 2 heartbeats: silence after which the peer is dead, at least; see Session.Silence
 	HandshakeTimeout       time.Duration // default 2 s, from New until Ready, however slowly bytes trickle in
 	RequestTimeout         time.Duration // default 10 s
 	MaxPending             int           // default and limit MaxPendingRequests
@@ -135,6 +135,7 @@ type Session struct {
 	echo   uint64 // Sent of the peer's latest heartbeat
 	echoAt time.Duration
 	rtt    time.Duration
+	rttvar time.Duration
 	stats  Stats
 }
 
@@ -213,10 +214,6 @@ func (s *Session) Features() uint64 { return s.features }
 // MaxBody is the largest frame body in bytes that either side may send.
 func (s *Session) MaxBody() int { return s.maxBody }
 
-// RTT is the round trip as heartbeats measured it, smoothed (RFC 6298: 1/8 of each new sample), including the time until
-// both owners called Receive; 0 as long as there is no sample.
-func (s *Session) RTT() time.Duration { return s.rtt }
-
 // Stats are the counters.
 func (s *Session) Stats() Stats { return s.stats }
 
@@ -225,106 +222,6 @@ func (s *Session) Pending() int { return len(s.pending) }
 
 // Open is the number of requests of the peer that were not answered yet.
 func (s *Session) Open() int { return len(s.open) }
-
-// Deadline is when Tick must be called next; the zero time when the session has ended. It changes with every other call.
-func (s *Session) Deadline() time.Time {
-	d, ok := s.deadline()
-	if !ok {
-		return time.Time{}
-	}
-	return s.start.Add(d + s.stalled)
-}
-
-// deadline is the next deadline in time that counts.
-func (s *Session) deadline() (time.Duration, bool) {
-	switch s.state {
-	case Handshake, Closing:
-		return s.limit, true
-	case Ready:
-		d := min(s.spoke+s.every, s.heard+s.opt.DeadAfter)
-		for i := range s.pending {
-			if !s.pending[i].expired {
-				d = min(d, s.pending[i].deadline)
-				break
-			}
-		}
-		return d, true
-	}
-	return 0, false
-}
-
-// clock takes the time of a call and returns the time that counts: it does not pass a deadline before Tick has acted on it.
-func (s *Session) clock(now time.Time) time.Duration {
-	s.now = max(s.now, now.Sub(s.start))
-	if d, ok := s.deadline(); ok && s.now-s.stalled > d {
-		s.stalled = s.now - d
-	}
-	return s.now - s.stalled
-}
-
-// Tick does what is due: sends a heartbeat when nothing else was sent, gives up requests, takes a silent peer for dead,
-// ends a handshake that takes too long. Call it at Deadline; earlier calls do no harm. The error is Err, when the session
-// has ended: after silence it matches ErrDead and Down, after a slow handshake Timeout.
-func (s *Session) Tick(now time.Time) error {
-	t := s.clock(now)
-	switch s.state {
-	case Handshake:
-		if t >= s.limit {
-			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came", s.opt.HandshakeTimeout, s.stats.BytesIn, s.awaits()))
-		}
-		return nil
-	case Ready:
-		return s.tickReady(t)
-	case Closing:
-		if t < s.limit {
-			return nil
-		}
-		s.state = Closed
-	}
-	return s.err
-}
-
-func (s *Session) tickReady(t time.Duration) error {
-	if t >= s.heard+s.opt.DeadAfter {
-		return s.fail(Timeout, fmt.Errorf("control: nothing received for %v: %w: %w", s.opt.DeadAfter, ErrDead, Down))
-	}
-	for i := range s.pending {
-		p := &s.pending[i]
-		if p.expired {
-			continue
-		}
-		if p.deadline > t {
-			break
-		}
-		p.expired = true
-		s.give(s.unanswered(p, Errorf(Timeout, "no answer to %v within %v", p.method, s.opt.RequestTimeout)))
-	}
-	if t >= s.spoke+s.every {
-		if len(s.out) == s.sent { // otherwise what waits to be written will be the sign of life
-			s.heartbeat()
-		}
-		s.spoke = t
-	}
-	return nil
-}
-
-// heartbeat queues one; it allocates nothing once the buffer has its size.
-func (s *Session) heartbeat() {
-	m := Heartbeat{Sent: uint64(s.now) + 1}
-	if s.echo != 0 {
-		m.Echo = s.echo + uint64(s.now-s.echoAt)
-	}
-	at := len(s.out)
-	c := codec{b: append(s.out, make([]byte, HeaderSize)...), encode: true}
-	m.fields(&c)
-	seal(c.b, at, TypeHeartbeat, 0)
-	s.out = c.b
-	s.stats.FramesOut++
-}
-
-// Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
-// another Options.DeadAfter.
-func (s *Session) Alive(now time.Time) { s.heard = max(s.heard, s.clock(now)) }
 
 // Outgoing is what must be written to the stream, in order. The bytes stay as they are until Sent; calls in between may
 // add more, which the next Outgoing shows. Empty when there is nothing to write. A goodbye is there even after the session

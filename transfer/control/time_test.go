@@ -289,3 +289,67 @@ func TestHeartbeatsDoNotAllocate(t *testing.T) {
 		t.Errorf("%v %v %+v", x.Err(), y.Err(), x.Stats())
 	}
 }
+
+// link carries what two sessions write, each piece after a delay, in order. Time goes on by hand until the end.
+type link struct {
+	delay time.Duration
+	cut   func(now time.Time) bool // the link loses what is sent now; TCP brings it again when it is whole
+	wires [2][]wire                // to x, to y
+}
+
+type wire struct {
+	at time.Time
+	b  []byte
+}
+
+func (l *link) run(x, y *Session, now, end time.Time) (time.Time, error) {
+	both := [2]*Session{x, y}
+	for ; now.Before(end); now = now.Add(10 * ms) {
+		for i, s := range both {
+			if err := s.Tick(now); err != nil {
+				return now, err
+			}
+			if b := flush(both[1-i]); len(b) > 0 {
+				l.wires[i] = append(l.wires[i], wire{now.Add(l.delay), b})
+			}
+			for len(l.wires[i]) > 0 && !l.wires[i][0].at.After(now) && !l.cut(now) {
+				if err := s.Receive(now, l.wires[i][0].b); err != nil {
+					return now, err
+				}
+				l.wires[i] = l.wires[i][1:]
+			}
+		}
+	}
+	return now, nil
+}
+
+// TestSilence: over a link with a round trip of 600 ms a pause of 4 s, in which TCP repairs losses, is no death; when the link stays cut, the peer is dead in
+// time all the same. Over a short one that takes 1.5 s, as ever.
+func TestSilence(t *testing.T) {
+	for _, c := range []struct {
+		delay, pause, least, most time.Duration
+	}{{300 * ms, 4 * time.Second, 6 * time.Second, 20 * time.Second}, {ms, time.Second, 1200 * ms, 1600 * ms}} { // silence counts from the last heartbeat on
+		x, y := readyPair(t, named("d"), named("a"))
+		l := &link{delay: c.delay, cut: func(time.Time) bool { return false }}
+		now, err := l.run(x, y, t0, at(10*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		pause := now.Add(c.pause)
+		l.cut = func(now time.Time) bool { return now.Before(pause) }
+		if now, err = l.run(x, y, now, now.Add(c.pause+20*time.Second)); err != nil {
+			t.Fatalf("round trip %v, a pause of %v: %v", 2*c.delay, c.pause, err)
+		}
+		l.cut = func(time.Time) bool { return true }
+		when, err := l.run(x, y, now, now.Add(time.Hour))
+		if took := when.Sub(now); !errors.Is(err, ErrDead) || took < c.least-c.delay || took > c.most {
+			t.Errorf("round trip %v: %v after %v", 2*c.delay, err, took)
+		}
+	}
+	// A peer cannot be silent for ever by what it says of the round trip.
+	x, _ := readyPair(t, named("d"), named("a"))
+	x.rtt, x.rttvar = time.Hour, time.Hour
+	if s := x.Silence(); s != maxSilence {
+		t.Errorf("%v", s)
+	}
+}

@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/url"
+	"strings"
 	"sync"
 	"time"
 )
@@ -157,6 +158,9 @@ func (a *Authority) sign(uri, subject string, public crypto.PublicKey, o IssueOp
 		KeyUsage:              x509.KeyUsageDigitalSignature,
 		ExtKeyUsage:           []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		URIs:                  []*url.URL{u},
+	}
+	if strings.HasPrefix(uri, nodeURI) {
+		t.DNSNames = []string{subject} // for clients of Web: programs that know hosts only
 	}
 	der, err := x509.CreateCertificate(rand.Reader, t, a.cert, public, a.key)
 	if err != nil {

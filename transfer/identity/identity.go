@@ -78,6 +78,7 @@ type Stats struct {
 	Loaded     uint64      // times that credentials or rules were replaced
 	LoadErrors uint64      // times that changed files could not be used
 	LoadError  string      // present errors, each until it is fixed; "": all is well
+	Warning    string      // that the certificate in use has ended, or ends within WarnBefore
 }
 
 // Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
@@ -92,6 +93,21 @@ type Identity struct {
 
 	accepted, refused, loaded, loadErrors atomic.Uint64
 	credentialsError, rulesError          atomic.Pointer[error]
+}
+
+// WarnBefore is how long before its end a certificate is warned of.
+const WarnBefore = 48 * time.Hour
+
+// warning is Stats.Warning.
+func (i *Identity) warning(p Peer) string {
+	verb, end := "ends", p.NotAfter
+	switch left := end.Sub(i.clock()); {
+	case left > WarnBefore:
+		return ""
+	case left <= 0:
+		verb = "has ended, so that no peer takes it: it ended"
+	}
+	return fmt.Sprintf("the certificate of node %q %s on %s: renew it by \"penstock pair renew\"", p.Name, verb, end.UTC().Format("2006-01-02 15:04 MST"))
 }
 
 // state is what handshakes and questions use; it is replaced as a whole, never changed.
@@ -237,7 +253,7 @@ func (i *Identity) Denied(name, serial string) bool {
 // Stats are the counts so far.
 func (i *Identity) Stats() Stats {
 	s := i.now.Load()
-	out := Stats{Self: s.self, Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
+	out := Stats{Self: s.self, Warning: i.warning(s.self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
 	for _, r := range s.roots {
 		out.Roots = append(out.Roots, r.NotAfter)
 	}

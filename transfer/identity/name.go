@@ -128,7 +128,7 @@ func PeerOf(cs tls.ConnectionState) (Peer, error) {
 	if !cs.HandshakeComplete {
 		return Peer{}, fmt.Errorf("identity: the handshake is not complete: %w", ErrProtocol)
 	}
-	if err := checkProtocol(cs); err != nil {
+	if err := checkProtocol(cs, ALPN); err != nil {
 		return Peer{}, err
 	}
 	if len(cs.PeerCertificates) == 0 {
@@ -143,10 +143,10 @@ func PeerName(cs tls.ConnectionState) (string, error) {
 	return p.Name, err
 }
 
-func checkProtocol(cs tls.ConnectionState) error {
-	if cs.Version != tls.VersionTLS13 || cs.NegotiatedProtocol != ALPN {
+func checkProtocol(cs tls.ConnectionState, want string) error {
+	if cs.Version != tls.VersionTLS13 || cs.NegotiatedProtocol != want {
 		return fmt.Errorf("identity: the connection has %s and the protocol %q, expected TLS 1.3 and %q: %w",
-			tls.VersionName(cs.Version), clip(cs.NegotiatedProtocol), ALPN, ErrProtocol)
+			tls.VersionName(cs.Version), clip(cs.NegotiatedProtocol), want, ErrProtocol)
 	}
 	return nil
 }

@@ -309,7 +309,7 @@ func TestRequests(t *testing.T) {
 		t.Fatal(err)
 	}
 	cert, err := x509.ParseCertificate(w.certs[0])
-	if err != nil || cert.IsCA || len(cert.DNSNames) != 0 || cert.Subject.CommonName != "b" || len(cert.URIs) != 1 {
+	if err != nil || cert.IsCA || len(cert.DNSNames) != 1 || cert.DNSNames[0] != "b" || cert.Subject.CommonName != "b" || len(cert.URIs) != 1 {
 		t.Errorf("%+v, %v", cert, err)
 	}
 	// That joiner never said that it kept the certificate.

@@ -17,10 +17,31 @@ import (
 func (i *Identity) Server() *tls.Config {
 	c := i.config()
 	c.ClientAuth = tls.RequireAnyClientCert // VerifyConnection does the rest
-	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return i.own() }
-	c.VerifyConnection = func(cs tls.ConnectionState) error { return i.count(i.verify(cs, "", x509.ExtKeyUsageClientAuth)) }
+	// Also one that has ended: the client is the one that refuses it, and so says why. Stats warn this side.
+	c.GetCertificate = func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return i.shown() }
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		_, err := i.verify(cs, ALPN, "", x509.ExtKeyUsageClientAuth)
+		return i.count(err)
+	}
 	return c
 }
+
+// Web is the configuration for a server of HTTP/1.1 whose clients show certificates as peers do: each handshake needs one of an authority
+// in the bundle, whose name has the rights need by the rules of that moment.
+func (i *Identity) Web(need Rights) *tls.Config {
+	c := i.Server()
+	c.NextProtos = []string{webALPN}
+	c.VerifyConnection = func(cs tls.ConnectionState) error {
+		p, err := i.verify(cs, webALPN, "", x509.ExtKeyUsageClientAuth)
+		if err == nil && i.Rights(p.Name)&need != need {
+			err = fmt.Errorf("identity: peer %q has the rights %v, this page needs %v: %w", p.Name, i.Rights(p.Name), need, ErrDenied)
+		}
+		return i.count(err)
+	}
+	return c
+}
+
+const webALPN = "http/1.1"
 
 // Client is the configuration for the end that dials. The peer must have the name expect; "" accepts every name of the
 // authority that is not denied. It asks for no server name, so that no name travels in the clear. For the rest see
@@ -37,7 +58,8 @@ func (i *Identity) Client(expect string) *tls.Config {
 				return i.count(err)
 			}
 		}
-		return i.count(i.verify(cs, expect, x509.ExtKeyUsageServerAuth))
+		_, err := i.verify(cs, ALPN, expect, x509.ExtKeyUsageServerAuth)
+		return i.count(err)
 	}
 	return c
 }
@@ -51,17 +73,26 @@ func (i *Identity) config() *tls.Config {
 	}
 }
 
-// own is the certificate to show. One that has ended is an error here, where the user can renew it, rather than at each peer.
-func (i *Identity) own() (*tls.Certificate, error) {
+// shown is the certificate of this side.
+func (i *Identity) shown() (*tls.Certificate, error) {
 	if i.closed.Load() {
 		return nil, fmt.Errorf("identity: %w", ErrClosed)
 	}
 	i.look()
+	return i.now.Load().cert, nil
+}
+
+// own is the certificate for a handshake that this side begins. One that has ended is an error here, where the user can renew it.
+func (i *Identity) own() (*tls.Certificate, error) {
+	c, err := i.shown()
+	if err != nil {
+		return nil, err
+	}
 	s := i.now.Load()
 	if err := checkTime(s.cert.Leaf, i.clock()); err != nil {
 		return nil, fmt.Errorf("identity: the node's own certificate %q: %w; see \"penstock pair renew\"", s.self.Name, err)
 	}
-	return s.cert, nil
+	return c, nil
 }
 
 func (i *Identity) count(err error) error {
@@ -74,33 +105,32 @@ func (i *Identity) count(err error) error {
 }
 
 // verify checks the peer of a handshake that is about to complete.
-func (i *Identity) verify(cs tls.ConnectionState, expect string, use x509.ExtKeyUsage) error {
+func (i *Identity) verify(cs tls.ConnectionState, protocol, expect string, use x509.ExtKeyUsage) (p Peer, err error) {
 	if i.closed.Load() {
-		return fmt.Errorf("identity: %w", ErrClosed)
+		return p, fmt.Errorf("identity: %w", ErrClosed)
 	}
-	if err := checkProtocol(cs); err != nil {
-		return err
+	if err := checkProtocol(cs, protocol); err != nil {
+		return p, err
 	}
 	if len(cs.PeerCertificates) == 0 {
-		return fmt.Errorf("identity: %w", ErrNoCertificate)
+		return p, fmt.Errorf("identity: %w", ErrNoCertificate)
 	}
 	i.look()
 	s := i.now.Load()
 	leaf := cs.PeerCertificates[0]
 	if err := checkChain(cs.PeerCertificates, s.pool, use, i.clock()); err != nil {
-		return fmt.Errorf("identity: the peer's certificate: %w", err)
+		return p, fmt.Errorf("identity: the peer's certificate: %w", err)
 	}
-	p, err := peerOf(leaf)
-	if err != nil {
-		return err
+	if p, err = peerOf(leaf); err != nil {
+		return p, err
 	}
 	if expect != "" && p.Name != expect {
-		return fmt.Errorf("identity: the peer is %q, expected %q: %w", p.Name, expect, ErrWrongPeer)
+		return p, fmt.Errorf("identity: the peer is %q, expected %q: %w", p.Name, expect, ErrWrongPeer)
 	}
 	if s.rules.Denied(p.Name, p.Serial) {
-		return fmt.Errorf("identity: peer %q with certificate %s: %w", p.Name, p.Serial, ErrDenied)
+		return p, fmt.Errorf("identity: peer %q with certificate %s: %w", p.Name, p.Serial, ErrDenied)
 	}
-	return nil
+	return p, nil
 }
 
 // checkChain verifies a chain, leaf first. The time of the leaf has errors of its own: they are the ones that happen.

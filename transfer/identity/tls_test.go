@@ -334,13 +334,22 @@ func TestClocks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := issue(t, ca, "b", IssueOptions{})
+	b, err := ca.Issue("b", IssueOptions{Options: a.opts, Valid: 2 * LeafValid})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for left, want := range map[time.Duration]string{WarnBefore + time.Hour: "", WarnBefore - time.Hour: "ends on", -time.Hour: "has ended"} {
+		off.Store(int64(LeafValid - left))
+		if w := a.Stats().Warning; (w == "") != (want == "") || !strings.Contains(w, want) {
+			t.Errorf("%v before its end: %q", left, w)
+		}
+	}
 	off.Store(int64(LeafValid + time.Hour))
 	if _, _, _, cerr := shake(t, b.Server(), a.Client("b")); !errors.Is(cerr, ErrExpired) {
 		t.Errorf("own certificate over: %v", cerr)
 	}
-	if _, _, serr, _ := shake(t, a.Server(), b.Client("a")); !errors.Is(serr, ErrExpired) || !strings.Contains(serr.Error(), "own certificate") {
-		t.Errorf("own certificate over: %v", serr)
+	if _, _, _, cerr := shake(t, a.Server(), b.Client("a")); !errors.Is(cerr, ErrExpired) || !strings.Contains(cerr.Error(), "peer's certificate") {
+		t.Errorf("the server's certificate over: %v", cerr)
 	}
 	if _, err := ca.Credentials("a", IssueOptions{Valid: 2 * RootValid}); err != nil {
 		t.Fatal(err)

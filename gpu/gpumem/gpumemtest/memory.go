@@ -84,7 +84,7 @@ func checkDevice(r *rig) {
 			r.Errorf("a span is %+v", s)
 		}
 	}
-	if s := mem.ReadStats().Kinds[mem.Device]; s.Regions < 3 {
+	if s := mem.ReadStats(); s.Regions[mem.Device] < 3 {
 		r.Errorf("%+v", s)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/internal/peers"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/verbs"
 	"github.com/penstock-io/penstock/tensor/synth"
 )
@@ -62,7 +63,7 @@ func (b *verbsBench) openPaths(ctx context.Context, size uint64) (v *verbsPaths,
 		o.GID = &b.o.GID
 	}
 	d := verbs.New(o)
-	var cfg [2]path.Config
+	var cfg [2]setup.Config
 	for i := range v.ends {
 		e := &v.ends[i]
 		if e.region, err = bench.Allocate("path", size, false); err != nil {
@@ -72,7 +73,7 @@ func (b *verbsBench) openPaths(ctx context.Context, size uint64) (v *verbsPaths,
 		if e.export, err = x.Add(e.region.All(), path.Read|path.Write); err != nil {
 			return v, err
 		}
-		cfg[i] = path.Config{Rights: path.Read | path.Write, Exports: x}
+		cfg[i] = setup.Config{Rights: path.Read | path.Write, Exports: x}
 	}
 	asks, err := d.Endpoint(cfg[0], nil)
 	if err != nil {

@@ -5,12 +5,13 @@ import (
 	"sync"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 // Driver makes paths of another driver and wraps each in a [Path]. Paths are numbered from 1 in the order in which they are
 // made, dialed and accepted ones together.
 type Driver struct {
-	path.ListenDriver
+	setup.ListenDriver
 	plan Plan
 
 	mu    sync.Mutex // guards what follows
@@ -18,7 +19,7 @@ type Driver struct {
 }
 
 // NewDriver wraps a driver under the same name.
-func NewDriver(d path.ListenDriver, plan Plan) (*Driver, error) {
+func NewDriver(d setup.ListenDriver, plan Plan) (*Driver, error) {
 	if err := plan.Check(Operations); err != nil {
 		return nil, err
 	}
@@ -57,7 +58,7 @@ func (d *Driver) wrap(p path.Path, err error) (path.Path, error) {
 }
 
 // Listen is that of the wrapped driver; the listener's paths are wrapped.
-func (d *Driver) Listen() (path.Listener, error) {
+func (d *Driver) Listen() (setup.Listener, error) {
 	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
@@ -66,17 +67,17 @@ func (d *Driver) Listen() (path.Listener, error) {
 }
 
 // Dial is that of the wrapped driver; the path is wrapped.
-func (d *Driver) Dial(ctx context.Context, o path.Offer, cfg path.Config) (path.Path, error) {
+func (d *Driver) Dial(ctx context.Context, o setup.Offer, cfg setup.Config) (path.Path, error) {
 	p, err := d.ListenDriver.Dial(ctx, o, cfg)
 	return d.wrap(p, err)
 }
 
 type listener struct {
-	path.Listener
+	setup.Listener
 	d *Driver
 }
 
-func (l listener) Accept(ctx context.Context, t path.Token, cfg path.Config) (path.Path, error) {
+func (l listener) Accept(ctx context.Context, t setup.Token, cfg setup.Config) (path.Path, error) {
 	p, err := l.Listener.Accept(ctx, t, cfg)
 	return l.d.wrap(p, err)
 }
@@ -84,7 +85,7 @@ func (l listener) Accept(ctx context.Context, t path.Token, cfg path.Config) (pa
 // ProxyDriver makes paths of a wire driver whose data connections go through a [Proxy]: its listeners offer the proxy's address
 // instead of their own. It suits drivers whose addresses are those of TCP.
 type ProxyDriver struct {
-	path.ListenDriver
+	setup.ListenDriver
 	plan Plan
 
 	mu      sync.Mutex // guards what follows
@@ -92,7 +93,7 @@ type ProxyDriver struct {
 }
 
 // NewProxyDriver wraps a driver under the same name.
-func NewProxyDriver(d path.ListenDriver, plan Plan) (*ProxyDriver, error) {
+func NewProxyDriver(d setup.ListenDriver, plan Plan) (*ProxyDriver, error) {
 	if err := plan.Check(Bytes); err != nil {
 		return nil, err
 	}
@@ -117,7 +118,7 @@ func (d *ProxyDriver) Counts() (c Counts) {
 }
 
 // Listen opens a listener and a proxy in front of it; closing the listener closes both.
-func (d *ProxyDriver) Listen() (path.Listener, error) {
+func (d *ProxyDriver) Listen() (setup.Listener, error) {
 	l, err := d.ListenDriver.Listen()
 	if err != nil {
 		return nil, err
@@ -134,7 +135,7 @@ func (d *ProxyDriver) Listen() (path.Listener, error) {
 }
 
 type proxyListener struct {
-	path.Listener
+	setup.Listener
 	p *Proxy
 }
 

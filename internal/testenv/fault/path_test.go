@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/pathtest"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 func parse(t testing.TB, s string) Plan {
@@ -22,7 +23,7 @@ func parse(t testing.TB, s string) Plan {
 // wrapped makes memory paths whose first end is under a plan, and the second too.
 func wrapped(t testing.TB, a, b Plan) (pathtest.Factory, *[2]*Path) {
 	var last [2]*Path
-	return pathtest.Factory{Large: 4 << 20, New: func(t testing.TB, ca, cb path.Config) (path.Path, path.Path) {
+	return pathtest.Factory{Large: 4 << 20, New: func(t testing.TB, ca, cb setup.Config) (path.Path, path.Path) {
 		pa, pb, err := pathtest.NewMemory(ca, cb)
 		if err != nil {
 			t.Fatal(err)
@@ -206,7 +207,7 @@ func TestBrokenOnPurpose(t *testing.T) {
 	counts := map[string]int{"drop at=1": 2, "duplicate at=1": 4}
 	for text, want := range counts {
 		f, ends := wrapped(t, parse(t, text), Plan{})
-		pa, pb := f.New(t, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
+		pa, pb := f.New(t, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)})
 		if n, err := pa.Post([]path.Op{{Kind: path.Notify, Token: 1}, {Kind: path.Notify, Token: 2}, {Kind: path.Notify, Token: 3}}); n != 3 {
 			t.Fatal(err)
 		}
@@ -239,7 +240,7 @@ func TestBrokenOnPurpose(t *testing.T) {
 
 func TestPlanOfAPathIsChecked(t *testing.T) {
 	for _, text := range []string{"halfclose up", "delay up", "fail down"} {
-		a, b := path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, path.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
+		a, b := setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}, setup.Config{Rights: path.Read | path.Write, Exports: new(path.Exports)}
 		pa, pb, err := pathtest.NewMemory(a, b)
 		if err != nil {
 			t.Fatal(err)

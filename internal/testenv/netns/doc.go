@@ -9,6 +9,8 @@
 //	err = a.Do(func() error { ... })                             // whatever opens sockets itself
 //	err = a.Link().Down()                                        // the cable is cut, and a knows when this returns
 //
+// A link with a delay, losses or a queue ([LinkSpec]) is carried by this process between two tap devices, for a kernel without netem.
+//
 // [New] needs root, or CAP_SYS_ADMIN and CAP_NET_ADMIN; without them the test is skipped with the kernel's answer, and fails
 // where CI is set. Without root, "unshare -Urm go test ./..." gives a shell's worth of both. [Open] is for programs.
 //

@@ -30,6 +30,8 @@ type Link struct {
 	peer       *Link   // that far belongs to; nil when that is a bridge
 	neighbours []*Link // that are known without asking
 	spec       LinkSpec
+	emulated   *emulated // nil of a cable
+	wire       *wire     // what an emulated link does to what the host sends
 }
 
 // end is a device in a namespace.
@@ -37,6 +39,7 @@ type end struct {
 	host *Host
 	dev  string
 	ipv6 netip.Addr // that it is to have; none if it is a port of a bridge
+	tap  bool       // the kernel calls its state unknown when it has a carrier
 }
 
 // Host is the host whose link it is.
@@ -44,8 +47,12 @@ func (l *Link) Host() *Host { return l.near.host }
 
 // Down cuts the cable: the device keeps its addresses and routes but has no carrier when Down returns, and what it sends is
 // lost. Between two hosts without a bridge this is done by shutting the far device down, so the far host sees its own device
-// switched off and loses the routes over it.
+// switched off and loses the routes over it. Of an emulated link (Delay, Loss or Queue) neither host sees anything: what both send is lost.
 func (l *Link) Down() error {
+	if l.emulated != nil {
+		l.emulated.cut.Store(true)
+		return nil
+	}
 	if err := l.far.host.ip("link set " + l.far.dev + " down"); err != nil {
 		return err
 	}
@@ -54,6 +61,10 @@ func (l *Link) Down() error {
 
 // Up repairs the cable. Both ends have their carrier, and their addresses and known neighbours again, when it returns.
 func (l *Link) Up() error {
+	if l.emulated != nil {
+		l.emulated.cut.Store(false)
+		return nil
+	}
 	batch := []string{"link set " + l.far.dev + " up"}
 	if l.peer != nil {
 		batch = l.peer.up()
@@ -101,7 +112,7 @@ func (l *Link) tune() error {
 			return err
 		}
 	}
-	if l.spec.Rate == 0 {
+	if l.spec.Rate == 0 || l.emulated != nil {
 		return nil
 	}
 	// The bucket holds what the rate brings in 4 ms (a tick of a slow clock), and some large packets.
@@ -177,7 +188,7 @@ func (x end) state() (words string, up bool, err error) {
 			return err
 		}
 		words = strings.TrimSpace(string(b))
-		up = words == "up"
+		up = words == "up" || x.tap && words == "unknown"
 		if x.ipv6.IsValid() {
 			// An address may be bound to at once, but is received for only when a worker of the kernel has added its route.
 			b, err := os.ReadFile("/proc/thread-self/net/ipv6_route")

@@ -35,16 +35,26 @@ type LinkSpec struct {
 	MAC        net.HardwareAddr // nil: 02:77:00:RAIL:00:HOST
 	IPv4       netip.Prefix     // zero: 10.77.RAIL.HOST+1/24
 	IPv6       netip.Prefix     // zero: fd77:0:0:RAIL::HOST+1/64; usable at once, without duplicate address detection
-	Rate       uint64           // bits per second that the host may send (a token bucket); 0: no limit
+	Rate       uint64           // bits per second that the host may send (a token bucket, or the emulator's); 0: no limit
 	NoOffloads bool             // no segmentation, aggregation or checksums left to the device, at the host's end
 	Promisc    bool             // takes packets for other MAC addresses
+
+	// What any of these is set for at one end of a pair goes through this process, which does it to what that host sends.
+	Delay time.Duration // of each packet
+	Loss  float64       // probability that a packet is lost, by a generator that Seed begins
+	Seed  uint64
+	Queue int // bytes that may wait for the Rate, behind which packets are lost; 0: 256 KiB
 }
+
+// emulated reports whether packets are to be delayed, lost or queued.
+func (s *LinkSpec) emulated() bool { return s.Delay != 0 || s.Loss != 0 || s.Queue != 0 }
 
 // Net is a set of hosts.
 type Net struct {
 	Hosts []*Host
 
 	fabric   *Host // holds the bridges; nil for pairs
+	emulated []*emulated
 	topology Topology
 }
 
@@ -116,6 +126,10 @@ func Cable(mtu int) (near, far func(func() error) error, close func() error, err
 // in them are closed.
 func (n *Net) Close() error {
 	var err error
+	for _, e := range n.emulated {
+		err = errors.Join(err, e.close())
+	}
+	n.emulated = nil
 	for _, h := range n.Hosts {
 		err = errors.Join(err, h.close())
 	}
@@ -196,6 +210,12 @@ func (t *Topology) spec(rail, host int) (LinkSpec, error) {
 		return s, fmt.Errorf("netns: %d queues: expected 1 to 256", s.Queues)
 	case len(s.MAC) != 6 || s.MAC[0]&1 != 0:
 		return s, fmt.Errorf("netns: MAC address %s: expected 6 bytes, the first of them even", s.MAC)
+	case s.emulated() && t.Bridge:
+		return s, errors.New("netns: Delay, Loss and Queue are those of a pair: expected two hosts without a bridge")
+	case s.emulated() && s.Queues > 1:
+		return s, fmt.Errorf("netns: %d queues of a link with Delay, Loss or Queue: expected 1", s.Queues)
+	case s.Delay < 0 || s.Loss < 0 || s.Loss > 1 || s.Queue < 0:
+		return s, fmt.Errorf("netns: delay %v, loss %v, queue %d: expected none below zero, and a loss of at most 1", s.Delay, s.Loss, s.Queue)
 	case !s.IPv4.Addr().Is4() || !s.IPv6.Addr().Is6():
 		return s, fmt.Errorf("netns: addresses %s and %s: expected one of IPv4 and one of IPv6", s.IPv4, s.IPv6)
 	}
@@ -218,7 +238,7 @@ func (n *Net) addRail(rail int) error {
 	links := make([]*Link, len(n.Hosts))
 	for i, h := range n.Hosts {
 		s := specs[i]
-		l := &Link{Name: dev, MTU: s.MTU, Queues: s.Queues, MAC: s.MAC, IPv4: s.IPv4.Addr(), IPv6: s.IPv6.Addr(), near: end{h, dev, s.IPv6.Addr()}, spec: s}
+		l := &Link{Name: dev, MTU: s.MTU, Queues: s.Queues, MAC: s.MAC, IPv4: s.IPv4.Addr(), IPv6: s.IPv6.Addr(), near: end{host: h, dev: dev, ipv6: s.IPv6.Addr()}, spec: s}
 		if t.Localnet {
 			l.Local = netip.AddrFrom4([4]byte{127, 77, byte(rail), byte(i + 1)})
 		}
@@ -227,7 +247,12 @@ func (n *Net) addRail(rail int) error {
 	}
 	if !t.Bridge {
 		a, b := links[0], links[1]
+		emulated := a.spec.emulated() || b.spec.emulated()
+		a.near.tap, b.near.tap = emulated, emulated
 		a.far, b.far, a.peer, b.peer = b.near, a.near, b, a
+		if emulated {
+			return n.emulate(a, b)
+		}
 		return a.near.host.ip(fmt.Sprintf("link add %s %s mtu %d address %s type veth peer name %s %s mtu %d address %s netns %d",
 			dev, ends(a.spec), a.MTU, a.MAC, dev, ends(b.spec), b.MTU, b.MAC, b.near.host.tid))
 	}

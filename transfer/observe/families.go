@@ -1,4 +1,4 @@
-package transfer
+package observe
 
 import (
 	"cmp"
@@ -10,14 +10,6 @@ import (
 
 // maxPeerSeries is how many peers get series of their own; the others are in the totals only.
 const maxPeerSeries = 100
-
-// Metrics is the node's snapshot as families for exporters: a metrics.Source. Names and labels are fixed and described in
-// docs/observability.md. No label tells single transfers or exports apart; peers do by name, the first 100 that came (connections of one name
-// are added up), and their names are made fit to be labels.
-func (n *Node) Metrics() []metrics.Family {
-	s := n.Snapshot()
-	return s.Families()
-}
 
 // Families is the snapshot as families for exporters. One that came from a peer has no histograms.
 func (s *Snapshot) Families() []metrics.Family {
@@ -151,7 +143,7 @@ func (b *familyBuilder) paths(s *Snapshot) {
 		values            map[string]func(*PathTotals) uint64
 	}{
 		{"penstock_bytes_total", "Payload that this side sent or received, by path: its own operations and the peers' that it took part in.", "direction",
-			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 { return p.Counters.in() }, "out": func(p *PathTotals) uint64 { return p.Counters.out() }}},
+			map[string]func(*PathTotals) uint64{"in": func(p *PathTotals) uint64 { return p.Counters.In() }, "out": func(p *PathTotals) uint64 { return p.Counters.Out() }}},
 		{"penstock_path_operations_total", "Operations that this side handed to paths, by what became of them.", "state",
 			map[string]func(*PathTotals) uint64{"posted": func(p *PathTotals) uint64 { return p.Counters.OpsPosted },
 				"done": func(p *PathTotals) uint64 { return p.Counters.OpsDone }, "failed": func(p *PathTotals) uint64 { return p.Counters.OpsFailed }}},

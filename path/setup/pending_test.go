@@ -1,4 +1,4 @@
-package path
+package setup
 
 import (
 	"fmt"

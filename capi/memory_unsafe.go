@@ -1,0 +1,132 @@
+package main
+
+/*
+#define PENSTOCK_NO_PROTOTYPES
+#include "penstock.h"
+*/
+import "C"
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+type region struct {
+	r       *mem.Region
+	data    unsafe.Pointer
+	adopted bool
+	users   atomic.Int64 // exports and prepared lists
+}
+
+// close waits for transfers that use memory of the caller, and refuses what would be waited for without an end. Memory of ours goes when its
+// last user does.
+func (r *region) close() error {
+	if n := r.users.Load(); r.adopted && n > 0 {
+		return fmt.Errorf("%d exports or prepared lists use the memory: close them first: %w", n, errInvalid)
+	}
+	err := r.r.Close()
+	if r.adopted {
+		<-r.r.Unmapped()
+	}
+	return err
+}
+
+type export struct {
+	x *transfer.Export
+	r *region
+}
+
+func (x *export) close() error {
+	defer x.r.users.Add(-1)
+	return x.x.Revoke(context.Background())
+}
+
+func newRegion(r *mem.Region, adopted bool, err error) (*region, error) {
+	if err != nil {
+		return nil, err
+	}
+	return &region{r: r, data: unsafe.Pointer(unsafe.SliceData(r.All().Bytes())), adopted: adopted}, nil
+}
+
+//export penstock_alloc
+func penstock_alloc(name *C.char, size C.uint64_t, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
+	return made(out, func() (*region, error) {
+		o := mem.Options{Name: str(name), Size: int(size)}
+		switch {
+		case size == 0 || size > 1<<47:
+			return nil, fmt.Errorf("a region of %d bytes: expected 1 to 2^47: %w", uint64(size), errInvalid)
+		case flags&^C.PENSTOCK_HUGE != 0:
+			return nil, fmt.Errorf("flags %#x: expected PENSTOCK_HUGE or 0: %w", uint32(flags), errInvalid)
+		case flags&C.PENSTOCK_HUGE != 0:
+			o.Kind, o.AllowFallback = mem.Huge, true
+		}
+		r, err := mem.Alloc(o)
+		return newRegion(r, false, err)
+	})
+}
+
+//export penstock_adopt
+func penstock_adopt(name *C.char, memory unsafe.Pointer, size C.uint64_t, out *C.penstock_error) C.penstock_handle {
+	return made(out, func() (*region, error) {
+		if memory == nil || size == 0 || size > 1<<47 {
+			return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", uint64(size), errInvalid)
+		}
+		r, err := mem.Adopt(str(name), unsafe.Slice((*byte)(memory), size), nil)
+		return newRegion(r, true, err)
+	})
+}
+
+//export penstock_memory
+func penstock_memory(h C.penstock_handle, size *C.uint64_t, out *C.penstock_error) unsafe.Pointer {
+	data, err := guarded(func() (unsafe.Pointer, error) {
+		r, err := get[*region](uint64(h))
+		if err != nil {
+			return nil, err
+		}
+		if size != nil {
+			*size = C.uint64_t(r.r.Len())
+		}
+		return r.data, nil
+	})
+	fail(out, err)
+	return data
+}
+
+//export penstock_export
+func penstock_export(h, memory C.penstock_handle, offset, length C.uint64_t, name *C.char, rights, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
+	return made(out, func() (*export, error) {
+		_, node, err := nodeOf(h)
+		if err != nil {
+			return nil, err
+		}
+		r, err := get[*region](uint64(memory))
+		if err != nil {
+			return nil, err
+		}
+		if rights == 0 || rights&^(C.PENSTOCK_READ|C.PENSTOCK_WRITE) != 0 || flags&^C.PENSTOCK_WHOLE_REGION != 0 {
+			return nil, fmt.Errorf("rights %#x and flags %#x: expected PENSTOCK_READ, PENSTOCK_WRITE or both, and PENSTOCK_WHOLE_REGION or 0: %w", uint32(rights), uint32(flags), errInvalid)
+		}
+		span, err := r.r.Span(uint64(offset), uint64(length))
+		if err != nil {
+			return nil, err
+		}
+		o := transfer.ExportOptions{Name: str(name), WholeRegion: flags != 0}
+		if rights&C.PENSTOCK_READ != 0 {
+			o.Rights |= path.Read
+		}
+		if rights&C.PENSTOCK_WRITE != 0 {
+			o.Rights |= path.Write
+		}
+		e, err := node.Export(span, o)
+		if err == nil {
+			r.users.Add(1)
+		}
+		return &export{e, r}, err
+	})
+}

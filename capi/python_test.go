@@ -1,0 +1,51 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/internal/testenv"
+)
+
+// The wheel installs into a fresh environment, without an index, and its tests pass there, with Debian's numpy and torch.
+func TestWheel(t *testing.T) {
+	const python = "/usr/bin/python3"
+	if out, err := exec.Command(python, "-c", "import numpy, torch, venv, ensurepip").CombinedOutput(); err != nil {
+		testenv.Missing(t, "numpy, torch and venv of "+python, &buildError{err, out})
+	}
+	dir := t.TempDir()
+	command := filepath.Join(dir, "penstock")
+	do := func(dir string, env []string, name string, args ...string) string {
+		t.Helper()
+		cmd := exec.Command(name, args...)
+		cmd.Dir, cmd.Env = dir, append(os.Environ(), env...)
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s %v: %v\n%s", name, args, err, out)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	do(".", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-o", command, "../cmd/penstock")
+	wheel := do(".", nil, python, "../python/wheel.py", filepath.Join(built(t), "libpenstock.so"), command, "0.1.0", dir)
+	if !strings.Contains(filepath.Base(wheel), "-py3-none-manylinux_2_") {
+		t.Errorf("the wheel is %s", wheel)
+	}
+	tests, err := filepath.Abs("../python/tests")
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(dir, nil, python, "-m", "venv", "--system-site-packages", "fresh")
+	fresh := filepath.Join(dir, "fresh", "bin")
+	do(dir, nil, filepath.Join(fresh, "pip"), "install", "--no-index", "--quiet", wheel)
+	if out := do(dir, nil, filepath.Join(fresh, "python"), "-c", "import penstock; print(penstock.__file__)"); !strings.HasPrefix(out, dir) {
+		t.Fatalf("the tests would run with %s", out)
+	}
+	t.Log(do(dir, nil, filepath.Join(fresh, "python"), "-m", "unittest", "discover", "-s", tests))
+	if out := do(dir, nil, filepath.Join(fresh, "penstock"), "--help"); !strings.Contains(out, "mirror") {
+		t.Errorf("the command says %q", out)
+	}
+	testenv.Record(t, "peer", "python", "wheel")
+}

@@ -1,0 +1,170 @@
+/* Two systems of one process: every call that moves bytes, and what is refused. */
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include "penstock.h"
+
+#define CHECK(x) do { if (!(x)) { printf("%s:%d: %s: %d: %s\n", __FILE__, __LINE__, #x, e.code, e.text); exit(1); } } while (0)
+#define REFUSED(x, want) do { memset(&e, 0, sizeof e); (void)(x); if (e.code != (want) || !e.text[0]) { printf("%s:%d: %s: %d (%s), expected %d\n", __FILE__, __LINE__, #x, e.code, e.text, (want)); exit(1); } } while (0)
+
+enum { SIZE = 1 << 20, BLOCKS = 64, BLOCK = 4096, THREADS = 4, ROUNDS = 50 };
+
+static penstock_handle peer, src, remote;
+
+static void *worker(void *arg)
+{
+	penstock_error e = {0};
+	uint64_t at = (uint64_t)(size_t)arg * BLOCK;
+	penstock_block b = {src, at, BLOCK, remote, at};
+	for (int i = 0; i < ROUNDS; i++) {
+		penstock_handle t = penstock_post(peer, PENSTOCK_PUT, &b, 1, NULL, &e);
+		CHECK(t && penstock_wait(t, 10000, &e) == 0 && penstock_close(t, &e) == 0);
+	}
+	return NULL;
+}
+
+/* moved is how a transfer of one block ends, whether it is refused at once or later. */
+static void moved(int kind, const penstock_block *b, penstock_error *e)
+{
+	penstock_handle t = penstock_post(peer, kind, b, 1, NULL, e);
+	if (t) {
+		penstock_wait(t, 10000, e);
+		penstock_close(t, NULL);
+	}
+}
+
+int main(void)
+{
+	penstock_error e = {0};
+	CHECK(penstock_abi() == PENSTOCK_ABI);
+	REFUSED(penstock_open("penstock: {transfers: {listen: [nonsense]}}", &e), PENSTOCK_INVALID);
+	penstock_handle a = penstock_open("penstock: {transfers: {name: a}}", &e);
+	penstock_handle b = penstock_open("penstock: {transfers: {name: b, listen: ['tcp://127.0.0.1:0']}}", &e);
+	CHECK(a && b);
+	char address[256], text[4096];
+	CHECK(penstock_addresses(b, address, sizeof address, &e) > 0);
+
+	/* Memory: ours on one side, the caller's on the other. */
+	uint64_t size = 0;
+	src = penstock_alloc("source", SIZE, 0, &e);
+	CHECK(src);
+	unsigned char *from = penstock_memory(src, &size, &e), *to = calloc(1, SIZE);
+	CHECK(from && size == SIZE);
+	for (int i = 0; i < SIZE; i++)
+		from[i] = (unsigned char)(i * 7 + i / 4096);
+	penstock_handle dst = penstock_adopt("destination", to, SIZE, &e);
+	penstock_handle x = penstock_export(b, dst, 0, SIZE, "dst", PENSTOCK_READ | PENSTOCK_WRITE, 0, &e);
+	CHECK(dst && x && penstock_subscribe(b, 7, &e) == 0);
+
+	uint32_t rights = 0;
+	peer = penstock_dial(a, address, 10000, &e);
+	CHECK(peer);
+	remote = penstock_lookup(peer, "dst", 10000, &size, &rights, &e);
+	CHECK(remote && size == SIZE && rights == (PENSTOCK_READ | PENSTOCK_WRITE));
+
+	/* A put with a message and an event. */
+	penstock_block all = {src, 0, SIZE, remote, 0};
+	penstock_options o = {.message = "done", .message_size = 4, .tag = 7, .digest = 1};
+	penstock_handle t = penstock_post(peer, PENSTOCK_PUT, &all, 1, &o, &e);
+	CHECK(t && penstock_watch(t, &e) == 0 && penstock_wait(t, 10000, &e) == 0 && penstock_progress(t) == 1);
+	CHECK(memcmp(from, to, SIZE) == 0);
+	CHECK(penstock_explain(t, text, sizeof text, &e) > 0 && strstr(text, "tcp"));
+	struct pollfd p = {penstock_event_fd(a, &e), POLLIN, 0};
+	penstock_handle ended[4];
+	CHECK(poll(&p, 1, 10000) == 1 && penstock_ended(a, ended, 4, &e) == 1 && ended[0] == t);
+	CHECK(poll(&p, 1, 0) == 0 && penstock_ended(a, ended, 4, &e) == 0);
+	CHECK(penstock_cancel(t, &e) == 0 && penstock_close(t, &e) == 0);
+	penstock_message m;
+	char room[16] = {0};
+	CHECK(penstock_receive(b, &m, room, sizeof room, 10000, &e) == 1);
+	CHECK(m.tag == 7 && m.size == 4 && m.bytes == SIZE && memcmp(room, "done", 4) == 0 && strcmp(m.peer, "a") == 0);
+	CHECK(penstock_receive(b, &m, room, sizeof room, 0, &e) == 0);
+	CHECK((t = penstock_notify(peer, &o, &e)) && penstock_wait(t, 10000, &e) == 0 && penstock_close(t, &e) == 0);
+	CHECK(penstock_receive(b, &m, NULL, 0, 10000, &e) == 1 && m.bytes == 0);
+
+	/* Messages that nobody receives: their bytes are bounded here, and the sender hears of it. */
+	static char large[1 << 20];
+	penstock_options much = {.message = large, .message_size = sizeof large, .tag = 7};
+	int sent = 0;
+	for (e.code = 0; e.code == 0 && sent < 64; sent += e.code == 0) {
+		t = penstock_notify(peer, &much, &e);
+		if (t) {
+			penstock_wait(t, 10000, &e);
+			CHECK(penstock_close(t, NULL) == 0);
+		}
+	}
+	CHECK(e.code == PENSTOCK_FULL && e.retriable && sent >= 16);
+	for (e.code = 0; sent > 0; sent--)
+		CHECK(penstock_receive(b, &m, NULL, 0, 10000, &e) == 1 && m.size == sizeof large);
+
+	/* A list, put once and got back prepared, many times. */
+	penstock_handle back = penstock_alloc("back", BLOCKS * BLOCK, 0, &e);
+	unsigned char *got = penstock_memory(back, NULL, &e);
+	penstock_block list[BLOCKS];
+	for (int i = 0; i < BLOCKS; i++)
+		list[i] = (penstock_block){back, (uint64_t)(BLOCKS - 1 - i) * BLOCK, BLOCK, remote, (uint64_t)i * BLOCK};
+	penstock_handle l = penstock_prepare(peer, PENSTOCK_GET, list, BLOCKS, NULL, &e);
+	CHECK(l);
+	for (int i = 0; i < 20; i++) {
+		memset(got, 0, BLOCKS * BLOCK);
+		CHECK((t = penstock_repost(l, &e)) && penstock_wait(t, 10000, &e) == 0 && penstock_close(t, &e) == 0);
+		for (int k = 0; k < BLOCKS; k++)
+			CHECK(memcmp(got + (BLOCKS - 1 - k) * BLOCK, to + k * BLOCK, BLOCK) == 0);
+	}
+	CHECK(penstock_close(l, &e) == 0);
+
+	/* Threads. */
+	memset(to, 0, SIZE);
+	pthread_t threads[THREADS];
+	for (size_t i = 0; i < THREADS; i++)
+		pthread_create(&threads[i], NULL, worker, (void *)i);
+	for (int i = 0; i < THREADS; i++)
+		pthread_join(threads[i], NULL);
+	CHECK(memcmp(from, to, THREADS * BLOCK) == 0);
+
+	/* A part of a slab over shared memory. */
+	penstock_handle slab = penstock_alloc("slab", 4 * BLOCK, 0, &e);
+	penstock_handle part = penstock_export(b, slab, BLOCK, BLOCK, "part", PENSTOCK_WRITE, PENSTOCK_WHOLE_REGION, &e);
+	penstock_handle rp = penstock_lookup(peer, "part", 10000, NULL, NULL, &e);
+	penstock_block one = {src, 0, BLOCK, rp, 0};
+	penstock_options shm = {.paths = "shm"};
+	CHECK(slab && part && rp && (t = penstock_post(peer, PENSTOCK_PUT, &one, 1, &shm, &e)) && penstock_wait(t, 10000, &e) == 0);
+	CHECK(memcmp((unsigned char *)penstock_memory(slab, NULL, &e) + BLOCK, from, BLOCK) == 0);
+
+	/* What is refused. */
+	penstock_block bad = all;
+	bad.remote_offset = 1;
+	REFUSED(moved(PENSTOCK_PUT, &bad, &e), PENSTOCK_BOUNDS);
+	bad = all, bad.offset = 1;
+	REFUSED(moved(PENSTOCK_PUT, &bad, &e), PENSTOCK_BOUNDS);
+	bad = all, bad.region = peer;
+	REFUSED(moved(PENSTOCK_PUT, &bad, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post(peer, 3, &all, 1, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post(peer, PENSTOCK_PUT, NULL, 0, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_lookup(peer, "nothing", 10000, NULL, NULL, &e), PENSTOCK_NOT_FOUND);
+	REFUSED(penstock_wait(t + 1000, 0, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_rx(a, "none", 0, &e), PENSTOCK_OTHER);
+	REFUSED(penstock_alloc("none", 0, 0, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_adopt("none", NULL, 1, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_export(b, dst, 0, SIZE, "dst", PENSTOCK_READ, 0, &e), PENSTOCK_OTHER);
+	REFUSED(penstock_dial(a, "tcp://127.0.0.1:1", 10000, &e), PENSTOCK_OTHER);
+	one.remote = rp;
+	REFUSED(moved(PENSTOCK_GET, &one, &e), PENSTOCK_RIGHTS);
+
+	REFUSED(penstock_close(dst, &e), PENSTOCK_INVALID); /* it is exported */
+
+	/* The end: nothing that was closed is used again, and the caller's memory is the caller's. */
+	CHECK(penstock_close(x, &e) == 0);
+	REFUSED(moved(PENSTOCK_PUT, &all, &e), PENSTOCK_REVOKED);
+	CHECK(penstock_close(dst, &e) == 0);
+	free(to);
+	REFUSED(penstock_close(dst, &e), PENSTOCK_INVALID);
+	CHECK(penstock_close(b, &e) == 0);
+	one.remote = rp;
+	REFUSED(moved(PENSTOCK_PUT, &one, &e), PENSTOCK_LOST);
+	CHECK(penstock_close(a, &e) == 0 && penstock_close(src, &e) == 0 && penstock_close(back, &e) == 0 && penstock_close(slab, &e) == 0);
+	puts("ok");
+	return 0;
+}

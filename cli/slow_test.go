@@ -1,0 +1,123 @@
+package cli
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv/netns"
+)
+
+// slowHosts are a server of a directory and a client, on a link of 20 ms that loses one packet in a hundred.
+type slowHosts struct {
+	t      *testing.T
+	server *netns.Link
+	client *netns.Host
+	addr   string
+}
+
+func newSlowHosts(t *testing.T, root string) *slowHosts {
+	t.Helper()
+	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
+	server := n.Hosts[1].Link()
+	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070"}
+	serve := h.command(n.Hosts[1], "serve", root, "--listen", h.addr, "--insecure", "--identity", "none")
+	if err := n.Hosts[1].Start(serve); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { serve.Process.Kill(); serve.Wait() })
+	for end := time.Now().Add(30 * time.Second); ; {
+		if out, err := h.run("ls", h.addr, "--timeout", "2s"); err == nil {
+			return h
+		} else if time.Now().After(end) {
+			t.Fatalf("the server does not answer: %v: %s", err, out)
+		}
+	}
+}
+
+func (h *slowHosts) command(host *netns.Host, args ...string) *exec.Cmd {
+	cmd := host.Command(os.Args[0], args...)
+	cmd.Env = append(os.Environ(), mainEnv+"=1")
+	return cmd
+}
+
+func (h *slowHosts) run(args ...string) (string, error) {
+	cmd := h.command(h.client, append(args, "--insecure", "--identity", "none")...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := h.client.Run(cmd)
+	return out.String(), err
+}
+
+// same compares all files of two directories.
+func (h *slowHosts) same(want, got string) {
+	h.t.Helper()
+	n := 0
+	err := filepath.WalkDir(want, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(want, p)
+		a, err := os.ReadFile(p)
+		b, berr := os.ReadFile(filepath.Join(got, rel))
+		if n++; berr != nil || !bytes.Equal(a, b) {
+			berr = fmt.Errorf("%s is another file there: %w", rel, berr)
+		}
+		return errors.Join(err, berr)
+	})
+	if err != nil || n == 0 {
+		h.t.Errorf("%d files: %v", n, err)
+	}
+}
+
+// Many small files and a large one come over a long and lossy link, also when the link is cut on the way; what is there is not moved again.
+func TestMirrorOverALongLink(t *testing.T) {
+	root, out := t.TempDir(), filepath.Join(t.TempDir(), "out")
+	r := rand.NewChaCha8([32]byte{1})
+	for i := range 400 {
+		b := make([]byte, 4096)
+		if i == 0 {
+			b = make([]byte, 24<<20)
+		}
+		r.Read(b)
+		p := filepath.Join(root, fmt.Sprintf("d%d/f%03d", i%5, i))
+		if err := errors.Join(os.MkdirAll(filepath.Dir(p), 0o777), os.WriteFile(p, b, 0o666)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := newSlowHosts(t, root)
+	cut := make(chan bool)
+	go func() { // the session is lost on the way
+		defer close(cut)
+		for end := time.Now().Add(time.Minute); time.Now().Before(end); <-time.After(time.Millisecond) {
+			if h.server.Counts().Sent > 4000 {
+				break
+			}
+		}
+		h.server.Down()
+		<-time.After(4 * time.Second)
+		h.server.Up()
+	}()
+	text, err := h.run("mirror", h.addr, out)
+	if err != nil || !strings.Contains(text, "400 files fetched") {
+		t.Fatalf("%v: %s", err, text)
+	}
+	<-cut
+	h.same(root, out)
+	before := h.server.Counts()
+	if before.Lost < 50 || before.Cut == 0 {
+		t.Errorf("the link: %+v", before)
+	}
+	text, err = h.run("mirror", h.addr, out)
+	if sent := h.server.Counts().Sent - before.Sent; err != nil || !strings.Contains(text, "400 kept") || sent > 700 {
+		t.Errorf("again %v, %d packets: %s", err, sent, text)
+	}
+}

@@ -1,0 +1,23 @@
+"""Penstock moves bytes between the memories of machines, and packets from a network into memory.
+
+A System is what a configuration describes, open: a node for transfers, interfaces with queues of packets. A node exports memory under a
+name; another one connects with it (a Peer), finds the name (a Remote), and puts bytes there or gets them:
+
+    import numpy, penstock
+
+    with penstock.System(name="a") as a, a.connect("tcp://127.0.0.1:7070") as peer:
+        x = numpy.arange(1000, dtype=numpy.float32)
+        peer.put(x, "weights").wait()
+
+The bytes are in place and verified when wait returns. docs/python.md has more.
+"""
+from ._lib import (Error, InvalidError, TimeoutError, CanceledError, ClosedError, PeerLostError, NotFoundError, RightsError, RevokedError,
+                   BoundsError, UnreachableError, IntegrityError, FullError, MissingError)
+from ._transfer import System, Peer, Remote, Region, Export, Transfer, Prepared, Message, alloc, adopt, READ, WRITE
+from ._stream import Rx, Burst
+
+__all__ = [
+    "System", "Peer", "Remote", "Region", "Export", "Transfer", "Prepared", "Message", "Rx", "Burst", "alloc", "adopt", "READ", "WRITE",
+    "Error", "InvalidError", "TimeoutError", "CanceledError", "ClosedError", "PeerLostError", "NotFoundError", "RightsError", "RevokedError",
+    "BoundsError", "UnreachableError", "IntegrityError", "FullError", "MissingError",
+]

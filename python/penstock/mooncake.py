@@ -1,0 +1,281 @@
+"""Mooncake's TransferEngine for memory of the host, over Penstock. install() lets programs import mooncake.engine and find this.
+
+    import penstock.mooncake
+    penstock.mooncake.install()
+    from mooncake.engine import TransferEngine
+
+It stands on penstock.nixl: engines are processes of one user on one machine, and find each other by "host:port", as with the metadata server
+"P2PHANDSHAKE". What Mooncake has and this has not raises NotImplementedError with the reason. Names, arguments and results are those of
+Mooncake 0.3.12 (mooncake-integration/transfer_engine of kvcache-ai/Mooncake).
+"""
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import logging
+import sys
+import threading
+import time
+import types
+from enum import IntEnum
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import numpy
+
+from . import _lib
+from ._lib import GET, PUT
+from ._transfer import Region, alloc
+from .nixl import _Request, nixl_agent, nixl_agent_config, nixlError
+
+_log = logging.getLogger("mooncake")
+_failures = (nixlError, _lib.Error)
+
+
+class TransferOpcode(IntEnum):
+    Read = 0
+    Write = 1
+
+
+class TransferNotify(NamedTuple):
+    name: str
+    msg: str
+
+
+class TransferEngine:
+    def __init__(self) -> None:
+        self._agent: Optional[nixl_agent] = None
+        self._mu = threading.Lock()
+        self._next = itertools.count(1)
+        self._under: Dict[int, "tuple[_Request, float]"] = {}  # by ID, with their deadlines
+        self._managed: Dict[int, Region] = {}
+        self._names: Dict[str, str] = {}  # of agents, by "host:port"
+
+    def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
+        """Opens the engine. 0: it is open."""
+        if metadata_server != "P2PHANDSHAKE":
+            raise NotImplementedError(f"the metadata server {metadata_server!r}: expected P2PHANDSHAKE; this engine asks its peers and no server")
+        if self._agent is not None:
+            raise RuntimeError("the engine was initialized before")
+        port = local_hostname.partition(":")[2]
+        # Peers know an engine by its port, so it has no name before it listens.
+        a = nixl_agent(f"mooncake-{id(self)}-{time.time_ns()}", nixl_agent_config(True, True, int(port or 0)))
+        self._agent = a
+        return 0
+
+    def initialize_ext(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str) -> int:
+        return self.initialize(local_hostname, metadata_server, protocol, device_name)
+
+    def _open(self) -> nixl_agent:
+        if self._agent is None:
+            raise RuntimeError("the engine is not initialized: call initialize first")
+        return self._agent
+
+    def get_rpc_port(self) -> int:
+        return self._open().get_listen_port()
+
+    # Memory.
+
+    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
+        if location.startswith("cuda"):
+            raise NotImplementedError(f"memory at {location}: this engine takes memory of the host")
+        try:
+            self._open().register_memory([(buffer_addr, capacity, 0, "")], "DRAM")
+        except _failures as e:
+            _log.error("register_memory: %s", e)
+            return -1
+        return 0
+
+    def unregister_memory(self, addr: int) -> int:
+        a = self._open()
+        keys = [k for k in a._memory if k[0] == addr]
+        if not keys:
+            return -1
+        a.deregister_memory(a.get_reg_descs([(k[0], k[1], 0, "") for k in keys], "DRAM"))
+        return 0
+
+    def batch_register_memory(self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*") -> int:
+        return min((self.register_memory(b, c, location) for b, c in zip(buffer_addresses, capacities)), default=0)
+
+    def batch_unregister_memory(self, addrs: Sequence[int]) -> int:
+        return min((self.unregister_memory(a) for a in addrs), default=0)
+
+    def allocate_managed_buffer(self, length: int) -> int:
+        """Memory that peers reach by shared memory; its address, or 0."""
+        try:
+            r = alloc(length, "managed")
+        except _lib.Error as e:
+            _log.error("allocate_managed_buffer: %s", e)
+            return 0
+        self._open()._add(r.address, r.size, r)
+        self._managed[r.address] = r
+        return r.address
+
+    def free_managed_buffer(self, buffer: int, length: int) -> int:
+        if self._managed.pop(buffer, None) is None:
+            return -1
+        return self.unregister_memory(buffer)
+
+    def write_bytes_to_buffer(self, dest_address: int, src: bytes, length: int) -> int:
+        ctypes.memmove(self._within(dest_address, length), bytes(src), min(length, len(src)))
+        return 0
+
+    def read_bytes_from_buffer(self, source_address: int, length: int) -> bytes:
+        return ctypes.string_at(self._within(source_address, length), length)
+
+    def _within(self, address: int, length: int) -> int:
+        if not any(a <= address and address + length <= a + n for a, n in self._open()._memory):
+            raise ValueError(f"{length} bytes at {address:#x} are not registered")
+        return address
+
+    def get_first_buffer_address(self, segment: str) -> int:
+        """The address of the memory that the peer registered first, or 0."""
+        try:
+            exports = self._open()._known[self._peer(segment, True)].exports
+        except _failures as e:
+            _log.error("get_first_buffer_address: %s", e)
+            return 0
+        return next((a for a, _ in exports.values()), 0)
+
+    # Transfers.
+
+    def transfer_sync_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], PUT)
+
+    def transfer_sync_read(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], GET)
+
+    def batch_transfer_sync_write(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, transport_hint: str = "") -> int:
+        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, PUT)
+
+    def batch_transfer_sync_read(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, transport_hint: str = "") -> int:
+        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, GET)
+
+    def batch_transfer_async_write(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, transport_hint: str = "") -> int:
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, PUT)
+
+    def batch_transfer_async_read(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, transport_hint: str = "") -> int:
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, GET)
+
+    def transfer_sync(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, opcode: int, notify: Optional[TransferNotify] = None,
+                      transport_hint: str = "") -> int:
+        return self._sync(target_hostname, [buffer], [peer_buffer_address], [length], PUT if opcode == TransferOpcode.Write else GET, notify)
+
+    def batch_transfer_sync(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, opcode: int,
+                            notify: Optional[TransferNotify] = None, transport_hint: str = "") -> int:
+        return self._sync(target_hostname, buffers, peer_buffer_addresses, lengths, PUT if opcode == TransferOpcode.Write else GET, notify)
+
+    def batch_transfer_async(self, target_hostname: str, buffers: Any, peer_buffer_addresses: Any, lengths: Any, opcode: int, transport_hint: str = "") -> int:
+        return self._begin(target_hostname, buffers, peer_buffer_addresses, lengths, PUT if opcode == TransferOpcode.Write else GET)
+
+    def transfer_submit_write(self, target_hostname: str, buffer: int, peer_buffer_address: int, length: int, transport_hint: str = "") -> int:
+        return self._begin(target_hostname, [buffer], [peer_buffer_address], [length], PUT)
+
+    def transfer_check_status(self, batch_id: int) -> int:
+        """1: done, 0: under way, -1: failed, -2: its time is over. Any but 0 ends the ID."""
+        with self._mu:
+            r, late = self._under.get(batch_id, (None, 0.0))
+            if r is None:
+                return -1
+            state = r.look()
+            if state == "PROC" and time.monotonic() < late:
+                return 0
+            del self._under[batch_id]
+        if state == "PROC":
+            r.release()
+            return -2
+        return 1 if state == "DONE" else -1
+
+    def get_batch_transfer_status(self, batch_ids: Sequence[int]) -> int:
+        """Waits for all. 0: they are done, -1: some are not."""
+        out = 0
+        for i in batch_ids:
+            with self._mu:
+                r, late = self._under.pop(i, (None, 0.0))
+            if r is None or not self._wait(r, late):
+                out = -1
+        return out
+
+    @staticmethod
+    def _wait(r: _Request, late: float) -> bool:
+        while r.look() == "PROC" and time.monotonic() < late:
+            try:
+                r.under.wait(max(late - time.monotonic(), 0))  # type: ignore[union-attr]
+            except _lib.Error:
+                pass
+        if r.state == "PROC":
+            r.release()
+        return r.state == "DONE"
+
+    def _begin(self, target: str, buffers: Any, peers: Any, lengths: Any, kind: int, notify: Optional[TransferNotify] = None) -> int:
+        if not len(buffers) == len(peers) == len(lengths):
+            raise ValueError(f"{len(buffers)} buffers, {len(peers)} addresses and {len(lengths)} lengths: expected as many of each")
+        here, there = numpy.zeros((len(buffers), 3), "u8"), numpy.zeros((len(buffers), 3), "u8")
+        here[:, 0], here[:, 1], there[:, 0], there[:, 1] = buffers, lengths, peers, lengths
+        message = json.dumps(notify).encode() if notify is not None else b""
+        try:
+            try:
+                r = self._open()._request(kind, here, there, self._peer(target, False), message)
+            except nixlError:  # it may have registered more since
+                r = self._open()._request(kind, here, there, self._peer(target, True), message)
+            r.post(b"")
+        except _failures as e:
+            _log.error("a transfer with %s: %s", target, e)
+            return 0
+        with self._mu:
+            i = next(self._next)
+            self._under[i] = r, time.monotonic() + 30 + r.size * 1e-9
+        return i
+
+    def _sync(self, target: str, buffers: Any, peers: Any, lengths: Any, kind: int, notify: Optional[TransferNotify] = None) -> int:
+        i = self._begin(target, buffers, peers, lengths, kind, notify)
+        return self.get_batch_transfer_status([i]) if i else -1
+
+    def _peer(self, target: str, again: bool) -> str:
+        """The name of the agent at "host:port"."""
+        a, names = self._open(), self._names
+        if again or target not in names:
+            host, _, port = target.rpartition(":")
+            metadata = a._ask(host, int(port), {"do": "get"}, patience=0)["metadata"]
+            names[target] = a.add_remote_agent(metadata.encode()).decode()
+        return names[target]
+
+    # The rest.
+
+    def get_notifies(self) -> List[TransferNotify]:
+        return [TransferNotify(*json.loads(m)) for ms in self._open().get_new_notifs().values() for m in ms]
+
+    def send_probe(self, peer_server_name: str) -> int:
+        """0: the peer answers."""
+        try:
+            self._peer(peer_server_name, True)
+        except _failures as e:
+            _log.error("send_probe: %s", e)
+            return -1
+        return 0
+
+    def _none(self, what: str) -> Any:
+        raise NotImplementedError(what)
+
+    def get_local_topology(self, device_name: Optional[str] = None) -> Any:
+        self._none("the topology of adapters: penstock doctor tells it")
+
+    def get_engine(self) -> Any:
+        self._none("the engine of Mooncake in C++ is not here")
+
+    def get_engine_ptr(self) -> Any:
+        self._none("the engine of Mooncake in C++ is not here")
+
+    def transfer_write_on_cuda(self, *_: Any, **__: Any) -> Any:
+        self._none("transfers in the order of a CUDA stream: this engine takes memory of the host")
+
+    transfer_read_on_cuda = batch_transfer_write_on_cuda = batch_transfer_read_on_cuda = transfer_write_on_cuda
+
+
+def install() -> None:
+    """Puts modules in place so that a program which imports mooncake.engine gets this."""
+    engine, package = types.ModuleType("mooncake.engine"), types.ModuleType("mooncake")
+    engine.__dict__.update(TransferEngine=TransferEngine, TransferNotify=TransferNotify, TransferOpcode=TransferOpcode)
+    package.__path__ = []  # type: ignore[attr-defined]
+    package.engine = engine  # type: ignore[attr-defined]
+    sys.modules["mooncake"], sys.modules["mooncake.engine"] = package, engine

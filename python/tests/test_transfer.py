@@ -1,0 +1,254 @@
+import asyncio
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import numpy
+import penstock
+from penstock import READ, WRITE
+
+
+class Pair(unittest.TestCase):
+    def setUp(self):
+        self.b = penstock.System(name="b", listen=["tcp://127.0.0.1:0"])
+        self.a = penstock.System(name="a")
+        self.peer = self.a.connect(self.b.addresses[0])
+
+    def tearDown(self):
+        self.peer.close()
+        self.a.close()
+        self.b.close()
+
+    def export(self, x, name, rights=READ | WRITE, **more):
+        e = self.b.export(x, name, rights, **more)
+        self.addCleanup(e.close)
+        return e
+
+
+class Transfers(Pair):
+    def test_numpy(self):
+        x = numpy.arange(100_000, dtype=numpy.float32)
+        y = numpy.zeros_like(x)
+        self.export(y, "y")
+        t = self.peer.put(x, "y", digest=True)
+        self.assertIs(t.wait(30), t)
+        self.assertTrue((x == y).all() and t.done() and t.progress() == 1)
+        self.assertIn("tcp", t.explain())
+        z = numpy.zeros_like(x)
+        self.peer.get("y", z).wait(30)
+        self.assertTrue((x == z).all())
+        r = self.peer.get("y")
+        self.assertTrue((r.array(numpy.float32)[:len(x)] == x).all())
+
+    def test_close_refused(self):
+        x = numpy.zeros(10)
+        r = penstock.adopt(x)
+        e = self.b.export(r, "adopted")
+        with self.assertRaises(penstock.InvalidError):
+            r.close()
+        self.assertNotIn("closed", repr(r))
+        e.close()
+        r.close()
+        self.assertIn("closed", repr(r))
+
+    def test_torch(self):
+        import torch
+        x, y = torch.arange(5000, dtype=torch.int32), torch.zeros(5000, dtype=torch.int32)
+        self.export(y, "y")
+        self.peer.put(x, "y").wait(30)
+        self.assertTrue(torch.equal(x, y))
+        r = self.peer.get("y")
+        self.assertTrue(torch.equal(r.tensor(torch.int32, (5000,)), x))
+        with self.assertRaises(penstock.InvalidError):
+            self.peer.put(torch.zeros(4, 4).t()[:, :2], "y")
+
+    def test_shared_memory(self):
+        src, dst = penstock.alloc(1 << 16), penstock.alloc(1 << 16)
+        src.array()[:] = numpy.arange(1 << 16, dtype="u1")
+        self.export(dst, "dst")
+        t = self.peer.put(src, "dst", paths=["shm"]).wait(30)
+        self.assertIn("shm", t.explain())
+        self.assertEqual(bytes(dst.memory), bytes(src.memory))
+        with dst.memory as m:
+            m[0] = 9
+        self.assertEqual(dst.array()[0], 9)
+
+    def test_blocks(self):
+        n, size = 64, 4096
+        src, dst = penstock.alloc(n * size), penstock.alloc(n * size)
+        s, d = src.array().reshape(n, size), dst.array().reshape(n, size)
+        s[:] = numpy.random.default_rng(1).integers(0, 256, (n, size))
+        self.export(dst, "dst")
+        remote = self.peer.lookup("dst")
+        self.assertEqual((remote.size, remote.rights), (n * size, READ | WRITE))
+        at = numpy.arange(n) * size
+        blocks = numpy.stack([at, numpy.full(n, size), at[::-1]], 1)
+        self.peer.post("put", blocks, src, remote).wait(30)
+        self.assertTrue((d == s[::-1]).all())
+        with self.peer.prepare("put", [list(b) for b in blocks], src, remote) as l:
+            for i in range(10):
+                s[:] += 1
+                l.post().wait(30)
+                self.assertTrue((d == s[::-1]).all())
+        for bad in ([[0, 1]], [[0, -1, 0]], [[0.5, 1, 0]]):
+            with self.assertRaises(penstock.InvalidError):
+                self.peer.post("put", bad, src, remote)
+        with self.assertRaises(penstock.BoundsError):
+            self.peer.post("put", [[0, n * size + 1, 0]], src, remote)
+        with self.assertRaises(penstock.InvalidError):
+            self.peer.post("steal", blocks, src, remote)
+
+    def test_messages(self):
+        self.b.subscribe(5)
+        self.assertIsNone(self.b.receive(0))
+        self.peer.notify(b"a\0b", 5).wait(30)
+        self.assertEqual(self.b.receive(30), penstock.Message("a", 5, b"a\0b", 0))
+        y = penstock.alloc(4096)
+        self.export(y, "y")
+        self.peer.put(b"x" * 10, "y", message=b"there", tag=5).wait(30)
+        self.assertEqual(self.b.receive(30), penstock.Message("a", 5, b"there", 10))
+        self.peer.notify(b"z" * (1 << 20), 5).wait(30)
+        self.assertEqual(len(self.b.receive(30).data), 1 << 20)
+
+    def test_await(self):
+        y = numpy.zeros((32, 4096), "u1")
+        self.export(y, "y")
+        remote = self.peer.lookup("y")
+
+        async def one(i):
+            t = self.peer.put(numpy.full(4096, i, "u1"), remote, i * 4096)
+            self.assertIs(await t, t)
+            return i
+
+        async def all_of_them():
+            self.assertEqual(await asyncio.gather(*(one(i) for i in range(32))), list(range(32)))
+            with self.assertRaises(penstock.BoundsError):
+                await self.peer.put(numpy.zeros(4097, "u1"), remote, 31 * 4096)
+
+        for _ in range(3):  # each run has a loop of its own
+            asyncio.run(all_of_them())
+            self.assertTrue((y == numpy.arange(32)[:, None]).all())
+            y[:] = 0
+
+    def test_threads(self):
+        y = numpy.zeros((8, 1 << 16), "u1")
+        self.export(y, "y")
+        remote = self.peer.lookup("y")
+
+        def put(i):
+            for _ in range(20):
+                self.peer.put(numpy.full(1 << 16, i, "u1"), remote, i << 16).wait(30)
+
+        all_of_them = [threading.Thread(target=put, args=(i,)) for i in range(8)]
+        for t in all_of_them:
+            t.start()
+        for t in all_of_them:
+            t.join()
+        self.assertTrue((y == numpy.arange(8)[:, None]).all())
+
+    def test_errors(self):
+        y = penstock.alloc(4096)
+        e = self.export(y, "y", READ)
+        with self.assertRaises(penstock.RightsError) as c:
+            self.peer.put(b"x", "y").wait(30)
+        self.assertFalse(c.exception.retriable)
+        with self.assertRaises(LookupError):
+            self.peer.lookup("nothing")
+        with self.assertRaises(penstock.InvalidError):
+            penstock.System("penstock: {nonsense: 1}")
+        with self.assertRaises(penstock.InvalidError):
+            self.peer.get("y", b"read-only")
+        remote = self.peer.lookup("y")
+        e.close()
+        with self.assertRaises(penstock.RevokedError):
+            self.peer.get(remote)
+        self.export(y, "y2")
+        remote = self.peer.lookup("y2")
+        self.b.close()
+        with self.assertRaises(penstock.PeerLostError) as c:
+            self.peer.get(remote)
+        self.assertTrue(c.exception.retriable)
+        self.a.close()
+        with self.assertRaises(penstock.InvalidError):
+            self.a.addresses
+        with self.assertRaises(penstock.InvalidError):
+            penstock.alloc(0)
+
+    def test_status(self):
+        self.assertIn("a", str(self.a.status()))
+
+    def test_flat(self):
+        def open_files():
+            return len(os.listdir("/proc/self/fd"))
+
+        def resident():
+            with open("/proc/self/statm") as f:
+                return int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+        src, dst = penstock.alloc(4096), penstock.alloc(4096)
+        self.export(dst, "dst")
+        remote = self.peer.lookup("dst")
+        with self.peer.prepare("put", [[0, 64, 0]], src, remote) as l:
+            for i in range(30_000):
+                l.post().wait()
+                if i == 10_000:
+                    gc.collect()
+                    files, memory, objects = open_files(), resident(), len(gc.get_objects())
+        gc.collect()
+        self.assertLess(open_files(), files + 64)  # of 20,000 transfers; a node may open another path meanwhile
+        self.assertLess(resident(), memory + (16 << 20))
+        self.assertLess(len(gc.get_objects()), objects + 1000)
+
+
+class Process(unittest.TestCase):
+    def python(self, program, **more):
+        return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, **more)
+
+    def test_import_loads_nothing(self):
+        r = self.python("import penstock, sys; print(any('libpenstock' in l for l in open('/proc/self/maps')), 'numpy' in sys.modules)")
+        self.assertEqual(r.stdout, "False False\n", r.stderr)
+
+    def test_fork(self):
+        r = self.python("import os, penstock\n"
+                        "penstock.alloc(1)\n"
+                        "if os.fork() == 0:\n"
+                        "    try:\n"
+                        "        penstock.alloc(1)\n"
+                        "    except penstock.Error as e:\n"
+                        "        print(e)\n"
+                        "    os._exit(0)\n"
+                        "os.wait()\n")
+        self.assertIn("is a fork of it", r.stdout, r.stderr)
+
+    def test_interrupt(self):
+        p = subprocess.Popen([sys.executable, "-c", "import penstock\ns = penstock.System(name='a')\nprint('ready', flush=True)\ns.receive()"],
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.assertEqual(p.stdout.readline(), "ready\n")
+        p.send_signal(signal.SIGINT)
+        _, err = p.communicate(timeout=30)
+        self.assertIn("KeyboardInterrupt", err)
+
+    def test_exit_with_everything_open(self):
+        r = self.python("import penstock, threading\n"
+                        "b = penstock.System(name='b', listen=['tcp://127.0.0.1:0'])\n"
+                        "a = penstock.System(name='a')\n"
+                        "p = a.connect(b.addresses[0])\n"
+                        "r = penstock.alloc(4096)\n"
+                        "e = b.export(r, 'r')\n"
+                        "t = p.get('r')\n"
+                        "threading.Thread(target=b.receive, daemon=True).start()\n")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertNotIn("Traceback", r.stderr)
+
+    def test_help(self):
+        r = self.python("help('penstock.Peer.put')")
+        self.assertIn("Puts the bytes of x", r.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,32 @@
+package transfer
+
+import (
+	"context"
+	"runtime"
+
+	"github.com/penstock-io/penstock/internal/sys"
+)
+
+// attend has the calling goroutine serve the lane of the transfer, as the loop does, until the transfer has ended or the node's spin time is
+// over. So the goroutine that waits sees the end itself, and neither the loop nor the Go scheduler has to wake a thread for it. One goroutine
+// at a time attends a lane, and the loop leaves the lane to it.
+func (t *Transfer) attend(ctx context.Context) {
+	t.mu.Lock()
+	l := t.lane
+	t.mu.Unlock()
+	if l == nil || l.peer.node.loop.spin == 0 || !l.attended.CompareAndSwap(false, true) {
+		return
+	}
+	for round, until := 1, clock()+l.peer.node.loop.spin; !t.ended() && ctx.Err() == nil && clock() < until; round++ {
+		if round%lookRounds == 0 {
+			runtime.Gosched()
+		}
+		if !l.serve(false) {
+			sys.Yield()
+		}
+	}
+	l.attended.Store(false)
+	if l.serve(true) {
+		l.peer.node.loop.kick(l)
+	}
+}

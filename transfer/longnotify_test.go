@@ -1,0 +1,135 @@
+package transfer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"testing"
+
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// Messages of all lengths around the limits arrive whole, once, with their tag.
+func TestLongNotifications(t *testing.T) {
+	p := newPair(t, Options{})
+	got := make(chan Incoming, 1)
+	if _, err := p.b.OnTag(9, func(in Incoming) { got <- in }); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range []int{MaxPayload, MaxPayload + 1, longPart, longPart + 1, 3 * longPart, MaxNotify - 1, MaxNotify} {
+		msg := make([]byte, n)
+		for i := range msg {
+			msg[i] = byte(i*31 + i>>9)
+		}
+		x, err := p.ab.Notify(ctx(t), msg, PutOptions{Tag: 9})
+		wait(t, x, err)
+		if in := <-got; in.ID != x.ID() || in.Kind != path.Notify || !bytes.Equal(in.Msg, msg) {
+			t.Errorf("%d bytes: %v %v, %d bytes", n, in.ID, in.Kind, len(in.Msg))
+		}
+		addsUp(t, x)
+	}
+	if _, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify+1), PutOptions{}); !errors.Is(err, path.ErrTooLarge) {
+		t.Errorf("too long: %v", err)
+	}
+	if _, err := p.ab.Put(ctx(t), nil, PutOptions{Msg: make([]byte, MaxPayload+1)}); !errors.Is(err, path.ErrTooLarge) {
+		t.Errorf("too long for a put: %v", err)
+	}
+}
+
+// A receiver that does not take its messages bounds them, and takes more afterwards.
+func TestLongNotificationsWait(t *testing.T) {
+	p := newPair(t, Options{})
+	gate, got := make(chan struct{}), make(chan int, 64)
+	p.b.opts.OnTransfer = func(in Incoming) { <-gate; got <- len(in.Msg) }
+	sent, msg := 0, make([]byte, MaxNotify)
+	for {
+		x, err := p.ab.Notify(ctx(t), msg, PutOptions{})
+		if err == nil {
+			err = x.Wait(ctx(t))
+		}
+		if errors.Is(err, control.Busy) {
+			break
+		}
+		if sent++; err != nil || sent > 16 {
+			t.Fatalf("after %d messages: %v", sent, err)
+		}
+	}
+	if sent < longWaiting/MaxNotify {
+		t.Errorf("%d messages were taken", sent)
+	}
+	close(gate)
+	for range sent {
+		if n := <-got; n != MaxNotify {
+			t.Errorf("%d bytes", n)
+		}
+	}
+	x, err := p.ab.Notify(ctx(t), msg, PutOptions{})
+	wait(t, x, err)
+	<-got
+}
+
+// What a peer cannot have sent is refused, and costs no more than longAtOnce messages.
+func TestLongNotificationsAreChecked(t *testing.T) {
+	p := newPair(t, Options{})
+	got := make(chan Incoming, 8)
+	p.b.opts.OnTransfer = func(in Incoming) { got <- in }
+	part := func(kind path.OpKind, number uint64, total, off uint32, n int) error {
+		b := appendHeader(nil, kind, 0, number, 0)
+		b = binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(b, total), off)
+		_, err := p.ab.Call(ctx(t), longService, append(b, make([]byte, n)...))
+		return err
+	}
+	const own, half, size = 1 << 40, MaxPayload, 2 * MaxPayload
+	for what, err := range map[string]error{
+		"another kind": part(path.Put, own, size, 0, half), "too long": part(path.Notify, own, MaxNotify+1, 0, half), "no bytes": part(path.Notify, own, size, 0, 0),
+		"beyond the end": part(path.Notify, own, size, half, half+1), "overflow": part(path.Notify, own, size, 1<<32-1, 8), "no begin": part(path.Notify, own, size, half, half),
+		"short enough for a path": part(path.Notify, own, MaxPayload, 0, MaxPayload), "of length 0": part(path.Notify, own, 0, 0, 8),
+	} {
+		if !errors.Is(err, control.BadRequest) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	for i := range uint64(longAtOnce + 1) { // the first is forgotten
+		if err := part(path.Notify, own+i, size, 0, half); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := part(path.Notify, own, size, half, half); !errors.Is(err, control.BadRequest) {
+		t.Errorf("the oldest of too many: %v", err)
+	}
+	if err := part(path.Notify, own+1, size+1, half, half); !errors.Is(err, control.BadRequest) {
+		t.Errorf("another total: %v", err)
+	}
+	if err := part(path.Notify, own+1, size, half, half); err != nil || len((<-got).Msg) != size {
+		t.Errorf("the second part: %v", err)
+	}
+	if err := part(path.Notify, own+1, size, 0, size); !errors.Is(err, control.BadRequest) {
+		t.Errorf("a repetition: %v", err)
+	}
+	if n := len(p.ba.long.all); n > longAtOnce {
+		t.Errorf("%d messages are kept", n)
+	}
+	p.ba.rights = identity.List
+	if err := part(path.Notify, own+9, size, 0, size); !errors.Is(err, control.NotPermitted) {
+		t.Errorf("without a right: %v", err)
+	}
+}
+
+// A message on its way ends with its transfer's cancellation, and with the session.
+func TestLongNotificationEnds(t *testing.T) {
+	p := newPair(t, Options{})
+	x, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify), PutOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.Cancel()
+	if err := x.Wait(ctx(t)); err != nil && !errors.Is(err, path.ErrCanceled) {
+		t.Error(err)
+	}
+	p.ab.Close()
+	if _, err := p.ab.Notify(ctx(t), make([]byte, MaxNotify), PutOptions{}); !errors.Is(err, ErrClosed) {
+		t.Errorf("after the session: %v", err)
+	}
+}

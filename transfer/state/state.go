@@ -1,0 +1,287 @@
+// Package state is the state machine of one transfer: which of its bytes are in place, which are outstanding, and what follows. It is
+// pure: events go in, the next step comes out. The owner of a channel (a path and its queue) drives it, and reacts to steps; it holds
+// no lock, does no I/O and knows no time. See Machine for the states and table for the transitions between them.
+package state
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/path"
+)
+
+// State is where a transfer is between its admission and its end.
+//
+//	Admitted ──► Routed ──► Moving ──► Proving ──► Notifying ──► Ended
+//	   ▲            │          │           │            │          ▲
+//	   │            └──────────┴─────┬─────┴────────────┘          │
+//	   │                             ▼                             │
+//	   ├──────────────────────── Draining ─────────────────────────┤
+//	   │                             │                             │
+//	   └──────────────────────── Fencing ──────────────────────────┘
+type State uint8
+
+const (
+	Admitted  State = iota // it holds its memory and its room, and has no channel
+	Routed                 // a channel has it; nothing was posted there
+	Moving                 // segments are outstanding, or wait for their turn
+	Proving                // every byte is in place; the digests of both sides are not compared yet
+	Notifying              // the operation that carries the notification is posted: nothing is left to post
+	Draining               // it posts nothing more, and waits for what is outstanding
+	Fencing                // its path is down, and the peer is asked to close the other end
+	Ended                  // it is over, once
+	states    = iota
+)
+
+var names = [states]string{"admitted", "routed", "moving", "proving", "notifying", "draining", "fencing", "ended"}
+
+func (s State) String() string {
+	if s < states {
+		return names[s]
+	}
+	return fmt.Sprintf("State(%d)", uint8(s))
+}
+
+func set(of ...State) (m uint16) {
+	for _, s := range of {
+		m |= 1 << s
+	}
+	return m
+}
+
+// table has the legal transitions. Builds with -tags invariants check each.
+var table = [states]uint16{
+	Admitted:  set(Routed, Ended),
+	Routed:    set(Moving, Proving, Notifying, Draining, Fencing), // Proving: all bytes came by an earlier channel
+	Moving:    set(Proving, Notifying, Draining, Fencing, Ended),  // Ended: a part of another transfer, without a notification
+	Proving:   set(Moving, Notifying, Draining, Fencing),          // Moving: the digests are equal
+	Notifying: set(Moving, Draining, Ended),                       // Moving: the path did not accept the operation
+	Draining:  set(Admitted, Fencing, Ended),                      // Admitted: its path does not reach its memory
+	Fencing:   set(Admitted, Ended),
+}
+
+// Step is what the owner of the channel has to do for a transfer.
+type Step uint8
+
+const (
+	Wait  Step = iota // for what is outstanding, for the digests, or for nothing any more: it leaves the channel's queue
+	Queue             // it has something to post: it has a place in the channel's queue
+	Prove             // all bytes are in place: have the digests compared, and call Proved
+	Fence             // once: its path is down, and nothing is outstanding here; when both ends are closed, Resume it
+	Stage             // once: its path does not reach its memory; Resume it, and bounce buffers carry what is left
+	End               // it is over: call End; Err says how
+)
+
+// Result is what became of an operation.
+type Result uint8
+
+const (
+	Placed      Result = iota // every byte is in place
+	Failed                    // with an error that ends the transfer
+	PathDown                  // the path went down first: whether the bytes are in place is not known
+	Unreachable               // the path does not reach its memory, and no byte of it moved
+)
+
+// Proof is whether the digests of both sides have to be equal before the peer gets the notification.
+type Proof uint8
+
+const (
+	NotAsked Proof = iota
+	Pending
+	Given
+)
+
+// Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a channel for it, or who holds the channel.
+type Machine struct {
+	kind   path.OpKind
+	silent bool
+
+	state       State
+	proof       Proof
+	lost        Result // PathDown or Unreachable: why it drains
+	doubt       bool   // the notification was outstanding when its path went down
+	outstanding int    // operations
+	bytes       uint64
+	at          Cursor // the next byte to post
+	copies      []path.Copy
+	undone      []Segment // were posted, and are not in place as far as is known
+	err         error
+}
+
+// New is the machine of a transfer that was admitted. A silent one is a part of another transfer, and brings no notification.
+func New(kind path.OpKind, copies []path.Copy, bytes uint64, proof Proof, silent bool) Machine {
+	return Machine{kind: kind, copies: copies, bytes: bytes, proof: proof, silent: silent}
+}
+
+// State is the state that the transfer is in.
+func (m *Machine) State() State { return m.state }
+
+// Err is why the transfer fails or has failed: the cause rather than a cancellation that followed from it.
+func (m *Machine) Err() error { return m.err }
+
+// Outstanding is the number of operations that the path has not ended yet.
+func (m *Machine) Outstanding() int { return m.outstanding }
+
+// Left is the number of bytes that are not posted.
+func (m *Machine) Left() uint64 { return m.bytes - m.at.Done }
+
+// At is the next byte to post.
+func (m *Machine) At() Cursor { return m.at }
+
+// Asked reports whether the digests are to be compared, and are not yet.
+func (m *Machine) Asked() bool { return m.proof == Pending }
+
+// Copies is what is left of the transfer, from the last Resume on.
+func (m *Machine) Copies() []path.Copy { return m.copies }
+
+// Doubt reports whether the peer may know the transfer as complete although its path went down before this side knew.
+func (m *Machine) Doubt() bool { return m.doubt }
+
+// Posted reports whether no byte is left to post. The notification may be.
+func (m *Machine) Posted() bool {
+	return m.kind == path.Notify || m.at.Done == m.bytes && m.at != (Cursor{})
+}
+
+func (m *Machine) to(s State) {
+	if invariants.Enabled && m.state != s && table[m.state]&(1<<s) == 0 {
+		invariants.Broken("a transfer goes from %v to %v", m.state, s)
+	}
+	m.state = s
+}
+
+// Route gives the transfer to a channel.
+func (m *Machine) Route() { m.to(Routed) }
+
+// Next is what to do now. The owner asks after each event.
+func (m *Machine) Next() Step {
+	switch m.state {
+	case Admitted, Fencing, Ended:
+		return Wait
+	}
+	switch {
+	case m.outstanding > 0 && (m.state == Draining || m.Posted()):
+		return Wait
+	case !m.Posted() && m.state != Draining:
+		return Queue
+	case m.state != Draining && m.state != Notifying && !m.silent: // all bytes are in place
+		if m.proof == Pending {
+			m.to(Proving)
+			return Prove
+		}
+		return Queue
+	case m.state != Draining:
+		return End
+	case m.lost == PathDown: // also one that has failed: the peer's end may still write
+		m.to(Fencing)
+		return Fence
+	case m.err == nil:
+		m.to(Admitted)
+		return Stage
+	}
+	return End
+}
+
+// Post takes the next n bytes, or the notification when all are in place. The operation carries the notification if notify is set: a small
+// transfer takes one operation. The copies are the caller's list, or lie in buf, which grows as needed.
+func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Copy, notify bool) {
+	s = Segment{m.at, n}
+	m.outstanding++
+	if m.Posted() {
+		m.to(Notifying)
+		return s, nil, true
+	}
+	if m.at == (Cursor{}) && n == m.bytes {
+		m.at = Cursor{max(len(m.copies), 1), 0, n}
+		copies = m.copies
+	} else {
+		*buf = Append(*buf, m.copies, &m.at, n)
+		copies = *buf
+	}
+	if s.At == (Cursor{}) && m.Posted() && !m.silent && m.proof != Pending {
+		m.to(Notifying)
+		return s, copies, true
+	}
+	m.to(Moving)
+	return s, copies, false
+}
+
+// Unpost undoes the last Post that was not undone: the path did not accept the operation.
+func (m *Machine) Unpost(s Segment) {
+	m.outstanding--
+	m.at = s.At
+	m.to(Moving)
+}
+
+// Done ends an operation. err is used if it Failed.
+func (m *Machine) Done(s Segment, r Result, err error) {
+	m.outstanding--
+	switch r {
+	case Failed:
+		m.Fail(err)
+	case PathDown, Unreachable:
+		m.undone = append(m.undone, s)
+		m.lose(r)
+	}
+}
+
+// Refuse notes that the path does not reach the memory of an operation that it was about to accept.
+func (m *Machine) Refuse() { m.lose(Unreachable) }
+
+func (m *Machine) lose(r Result) {
+	m.doubt = m.doubt || r == PathDown && m.state == Notifying
+	if m.lost != PathDown {
+		m.lost = r
+	}
+	m.to(Draining)
+}
+
+// Fail has the transfer end with an error when nothing of it is outstanding.
+func (m *Machine) Fail(err error) {
+	m.err = First(m.err, err)
+	switch m.state {
+	case Routed, Moving, Proving, Notifying:
+		m.to(Draining)
+	}
+}
+
+// Proved takes the outcome of comparing the digests.
+func (m *Machine) Proved(err error) {
+	if m.proof = Given; err != nil {
+		m.Fail(err)
+	}
+}
+
+// Fence takes the transfer from a channel whose path is down. Nothing is outstanding.
+func (m *Machine) Fence() { m.to(Fencing) }
+
+// Resume makes what is not in place all that is left of the transfer, for the next channel, after Fence or Stage.
+func (m *Machine) Resume() {
+	var rest []path.Copy
+	left := m.Left()
+	for _, u := range m.undone {
+		left += u.Bytes
+		rest = Append(rest, m.copies, &u.At, u.Bytes)
+	}
+	rest = Append(rest, m.copies, &m.at, m.Left())
+	m.undone, m.lost, m.doubt = nil, Placed, false
+	m.at = Cursor{Done: m.bytes - left}
+	if left < m.bytes { // otherwise nothing is in place, and the caller's list is still right
+		m.copies = rest
+	}
+	m.to(Admitted)
+}
+
+// Carried notes that bounce buffers brought all bytes: only the notification is left.
+func (m *Machine) Carried() { m.at = Cursor{max(len(m.copies), 1), 0, m.bytes} }
+
+// End ends the transfer.
+func (m *Machine) End() { m.to(Ended) }
+
+// First keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
+func First(have, e error) error {
+	if have == nil || errors.Is(have, path.ErrCanceled) && e != nil {
+		return e
+	}
+	return have
+}

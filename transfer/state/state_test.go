@@ -1,0 +1,246 @@
+package state
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// model is what a transfer is to its user: bytes that come into place once each, and one end.
+type model struct {
+	placed map[uint64]bool // by local offset
+	told   int             // notifications that the peer has
+	ended  int
+}
+
+func (m *model) place(cs []path.Copy) error {
+	for _, c := range cs {
+		for k := range c.Local.Len {
+			off := c.Local.Off + k
+			if c.RemoteOff+k != off/1000*5000+off%1000 { // block i lies at 1000*i here and at 5000*i there
+				return fmt.Errorf("the byte at %d goes to %d", off, c.RemoteOff+k)
+			}
+			if m.placed[off] {
+				return fmt.Errorf("byte %d is moved twice", off)
+			}
+			m.placed[off] = true
+		}
+	}
+	return nil
+}
+
+// op is an operation of the channel in the test.
+type op struct {
+	seg    Segment
+	copies []path.Copy
+	notify bool
+}
+
+// TestPrograms drives random programs of events (operations that are accepted, refused, done, lost with their path or out of its reach, digests,
+// cancels, channels that go down) through a Machine and compares with the model: no byte is moved twice, an end without an error has every
+// byte in place and one notification after them, an end waits for what is outstanding, and there is one.
+func TestPrograms(t *testing.T) {
+	seen := map[State]bool{}
+	program := func(t *rapid.T) {
+		var copies []path.Copy
+		var bytes uint64
+		kind := rapid.SampledFrom([]path.OpKind{path.Put, path.Get, path.Notify}).Draw(t, "kind")
+		if kind != path.Notify {
+			for i, n := range rapid.SliceOfN(rapid.Uint64Range(0, 40), 0, 6).Draw(t, "blocks") {
+				copies = append(copies, path.Copy{Local: mem.Span{Off: uint64(1000 * i), Len: n}, RemoteOff: uint64(5000 * i)})
+				bytes += n
+			}
+		}
+		proof := rapid.SampledFrom([]Proof{NotAsked, NotAsked, Pending}).Draw(t, "proof")
+		if kind == path.Notify {
+			proof = NotAsked
+		}
+		silent := kind != path.Notify && bytes > 0 && proof == NotAsked && rapid.IntRange(0, 3).Draw(t, "silent") == 0
+		x := New(kind, copies, bytes, proof, silent)
+		m := model{placed: map[uint64]bool{}}
+		var out []op
+		queued, proving, open := false, false, false // open: the peer's end of a path that went down may still write
+		var buf []path.Copy
+		follow := func(s Step) {
+			queued = s == Queue
+			proving = proving || s == Prove
+			switch s {
+			case Fence:
+				if len(out) > 0 {
+					t.Fatal("it is fenced while operations are outstanding")
+				}
+			case Stage:
+				if len(out) > 0 || open || x.Err() != nil {
+					t.Fatalf("it is staged with %d operations outstanding, error %v", len(out), x.Err())
+				}
+				x.Resume()
+			case End:
+				if len(out) > 0 || open {
+					t.Fatalf("it ends with %d operations outstanding, the peer's end open %v", len(out), open)
+				}
+				m.ended++
+				x.End()
+			}
+		}
+		// Every program ends: from some point on everything goes well.
+		for step, calm := 0, rapid.IntRange(0, 60).Draw(t, "calm after"); x.State() != Ended; step++ {
+			if step > 400 {
+				t.Fatalf("it does not end: %v, %d outstanding, queued %v", x.State(), len(out), queued)
+			}
+			seen[x.State()] = true
+			well := step >= calm
+			switch x.State() {
+			case Admitted:
+				x.Route()
+				follow(x.Next())
+				continue
+			case Fencing:
+				open = false
+				if x.Err() != nil {
+					m.ended++
+					x.End()
+					continue
+				}
+				x.Resume()
+				if left := x.Left(); left != bytes-uint64(len(m.placed)) {
+					t.Fatalf("%d bytes are left, %d of %d are in place", left, len(m.placed), bytes)
+				}
+				continue
+			}
+			event := rapid.IntRange(0, 9).Draw(t, "event")
+			switch {
+			case queued && (event < 4 || well):
+				n := x.Left()
+				if !x.Posted() && n > 0 {
+					n = rapid.Uint64Range(1, n).Draw(t, "bytes")
+				}
+				before := x.Posted()
+				buf = nil
+				seg, cs, notify := x.Post(n, &buf)
+				if notify && before && len(m.placed) != int(bytes) && kind != path.Notify {
+					t.Fatalf("the notification goes with %d of %d bytes in place", len(m.placed), bytes)
+				}
+				if notify && (proof == Pending || silent) {
+					t.Fatalf("the notification goes with digests %v, silent %v", proof, silent)
+				}
+				if !well && rapid.IntRange(0, 3).Draw(t, "accepted") == 0 {
+					x.Unpost(seg)
+					if !well && rapid.IntRange(0, 3).Draw(t, "refused") == 0 {
+						if rapid.Bool().Draw(t, "reach") {
+							x.Refuse()
+						} else {
+							x.Fail(errors.New("refused"))
+						}
+					}
+				} else {
+					out = append(out, op{seg, cs, notify})
+				}
+				follow(x.Next())
+			case len(out) > 0 && (event < 7 || well):
+				i := rapid.IntRange(0, len(out)-1).Draw(t, "which")
+				o := out[i]
+				out = append(out[:i:i], out[i+1:]...)
+				r := Placed
+				if !well {
+					r = rapid.SampledFrom([]Result{Placed, Placed, Placed, PathDown, Unreachable, Failed}).Draw(t, "result")
+				}
+				if r == Unreachable && kind == path.Notify || r == Unreachable && o.notify && len(o.copies) == 0 {
+					r = Placed
+				}
+				if r == Placed {
+					if err := m.place(o.copies); err != nil {
+						t.Fatal(err)
+					}
+					if o.notify {
+						m.told++
+					}
+				}
+				open = open || r == PathDown
+				x.Done(o.seg, r, errors.New("refused by the peer"))
+				follow(x.Next())
+			case proving && (event == 7 || well):
+				var err error
+				if !well && rapid.IntRange(0, 2).Draw(t, "equal") == 0 {
+					err = errors.New("the digests differ")
+				}
+				proving, proof = false, Given
+				x.Proved(err)
+				follow(x.Next())
+			case queued && event == 8:
+				x.Fail(path.ErrCanceled)
+				follow(x.Next())
+			case event == 9 && (queued || x.State() == Proving) && len(out) == 0 && !proving: // the path ends between operations
+				queued = false
+				x.Fence()
+			}
+		}
+		switch {
+		case m.ended != 1 || len(out) != 0:
+			t.Fatalf("%d ends, %d operations outstanding", m.ended, len(out))
+		case x.Err() == nil && len(m.placed) != int(bytes):
+			t.Fatalf("it succeeds with %d of %d bytes in place", len(m.placed), bytes)
+		case x.Err() == nil && !silent && m.told != 1, silent && m.told != 0:
+			t.Fatalf("%d notifications, silent %v", m.told, silent)
+		}
+	}
+	for tries := 0; tries == 0 || len(seen) < int(Ended) && tries < 20; tries++ { // with -short a check has 20 programs, in which a state may not come
+		rapid.Check(t, program)
+	}
+	for s := range State(Ended) {
+		if !seen[s] {
+			t.Errorf("no program comes to %v", s)
+		}
+	}
+}
+
+// TestTable reads the diagram's claims off the table: every state but the last has a way to the end, and none leads back from it.
+func TestTable(t *testing.T) {
+	if table[Ended] != 0 {
+		t.Error("a transfer that has ended goes on")
+	}
+	reach := set(Ended)
+	for range states {
+		for s := range State(states) {
+			if table[s]&reach != 0 {
+				reach |= set(s)
+			}
+		}
+	}
+	if reach != 1<<states-1 {
+		t.Errorf("only %b reach the end", reach)
+	}
+	for s := range State(states) {
+		if s.String() == "" {
+			t.Errorf("state %d has no name", s)
+		}
+	}
+}
+
+// A peer may know a transfer as complete only when its notification was outstanding at the end of the path.
+func TestDoubt(t *testing.T) {
+	list := []path.Copy{{Local: mem.Span{Len: 8}}}
+	for _, c := range []struct {
+		first uint64 // bytes of the first operation
+		want  bool
+	}{{8, true}, {4, false}} {
+		x := New(path.Put, list, 8, NotAsked, false)
+		x.Route()
+		var buf []path.Copy
+		seg, _, notify := x.Post(c.first, &buf)
+		if notify != c.want {
+			t.Fatalf("%d bytes: notify %v", c.first, notify)
+		}
+		x.Done(seg, PathDown, nil)
+		if x.Next() != Fence || x.Doubt() != c.want || x.State() != Fencing {
+			t.Errorf("%d bytes: doubt %v in %v", c.first, x.Doubt(), x.State())
+		}
+		if x.Resume(); x.Doubt() || x.Left() != 8 {
+			t.Errorf("%d bytes: it is not as new: doubt %v, %d left", c.first, x.Doubt(), x.Left())
+		}
+	}
+}

@@ -1,0 +1,170 @@
+package transfer
+
+import (
+	"slices"
+	"time"
+
+	"github.com/penstock-io/penstock/path"
+)
+
+// The choice of a path for the puts that come one after the other: what there is to choose from is found once and kept while it stays true, and
+// each transfer compares what the paths cost now.
+
+// clock is the time since the process began, by a clock that only goes forward: reading it takes half of what time.Now does.
+func clock() time.Duration { return time.Since(epoch) }
+
+var epoch = time.Now()
+
+// way is what there is to choose from for transfers to one export. It is not changed once others see it.
+type way struct {
+	changes uint64 // of the peer when it was found
+
+	export  path.Desc // the zero value: none, for a notification
+	allowed []string
+	floor   path.Security
+
+	found []Candidate // in the order of survey
+	open  []opened    // those of found that have a lane
+	why   string      // the best of them is taken
+}
+
+// opened is a candidate whose path is set up.
+type opened struct {
+	ln    *lane
+	prior path.Cost
+	at    int // in found
+}
+
+const (
+	maxOpen  = 3  // of a way
+	keptWays = 16 // of a peer
+)
+
+// chosen is the choice of a path among those of a way. Transfer.Explain makes the explanation of it.
+type chosen struct {
+	way   *way           // nil: the transfer did not go that way
+	at    uint8          // in its open ones
+	costs [maxOpen]price // of the open ones at that time
+}
+
+// price is a path.Cost; that of something measured is below 0.
+type price struct {
+	latency time.Duration
+	rate    float64
+}
+
+func priceOf(c path.Cost) price {
+	if c.Measured {
+		return price{-c.Latency, -c.BytesPerSec}
+	}
+	return price{c.Latency, c.BytesPerSec}
+}
+
+func (p price) cost() path.Cost {
+	if p.rate < 0 {
+		return path.Cost{Latency: -p.latency, BytesPerSec: -p.rate, Measured: true}
+	}
+	return path.Cost{Latency: p.latency, BytesPerSec: p.rate}
+}
+
+// way finds what there is to choose from for a transfer that names no more than one export; nil if that is not to be kept.
+func (p *Peer) way(t *Transfer) *way {
+	var e path.Desc
+	if len(t.exports) > 0 {
+		e = t.exports[0]
+	}
+	at := &p.ways[e.Key.Index%keptWays]
+	changes := p.changes.Load()
+	w := at.Load()
+	if w != nil && w.changes == changes && w.export == e && w.floor == t.floor && slices.Equal(w.allowed, t.allowed) {
+		return w
+	}
+	w = &way{changes: changes, export: e, allowed: slices.Clone(t.allowed), floor: t.floor}
+	if len(t.exports) > 0 && !p.knows(e) { // it was revoked a moment ago
+		return nil
+	}
+	var lanes []*lane
+	w.found, lanes = p.survey(t.exports, t.allowed, t.floor, nil)
+	for i, c := range w.found {
+		if c.again {
+			return nil // it is tried again soon
+		}
+		if ln := lanes[i]; ln != nil {
+			w.open = append(w.open, opened{ln, priorOf(p.node.drivers[i].Traits()), i})
+		}
+	}
+	if len(w.open) > maxOpen {
+		return nil
+	}
+	_, w.why = reason(w.found)
+	at.Store(w)
+	return w
+}
+
+// knows reports whether this node knows an export of the peer.
+func (p *Peer) knows(e path.Desc) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	r, ok := p.remotes[e.Key]
+	return ok && r.Desc == e
+}
+
+// choose takes the lane with the lowest expected time; nil if that path is not set up, or there is none. The transfer has none yet.
+func (w *way) choose(t *Transfer, now time.Duration) *lane {
+	var c chosen
+	var best *lane
+	least, k := time.Duration(-1), 0
+	for i := range w.found {
+		f := &w.found[i]
+		cost := f.Cost
+		var ln *lane
+		if k < len(w.open) && w.open[k].at == i {
+			o := &w.open[k]
+			ln, cost = o.ln, o.ln.cost.get(o.prior, now)
+			c.costs[k] = priceOf(cost)
+			k++
+		}
+		if !f.Usable {
+			continue
+		}
+		if d := cost.Time(t.bytes); least < 0 || d < least {
+			least, best, c.at = d, ln, uint8(k)
+		}
+	}
+	if best == nil {
+		return nil
+	}
+	c.way, c.at = w, c.at-1
+	t.mu.Lock()
+	t.chosen = c
+	t.explain.Path = best.p.Name()
+	t.mu.Unlock()
+	return best
+}
+
+// explain puts the choice into an explanation for a transfer of n bytes.
+func (c *chosen) explain(e *Explanation, n uint64, floor path.Security) {
+	cs := slices.Clone(c.way.found)
+	for k, o := range c.way.open {
+		x := &cs[o.at]
+		if x.Cost = c.costs[k].cost(); x.Usable {
+			x.Reason = prior
+			if x.Cost.Measured {
+				x.Reason = measured
+			}
+		}
+	}
+	rank(cs, n)
+	e.Candidates, e.Why = cs, c.way.why
+	caps := &c.way.open[c.at].ln.caps
+	e.Security, e.Floor = caps.Security, floor
+	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
+}
+
+// changed is called after a change of the peer's lanes, or of what this node knows of its exports.
+func (p *Peer) changed() {
+	p.changes.Add(1)
+	for i := range p.ways {
+		p.ways[i].Store(nil) // it would keep a lane that is gone
+	}
+}
