@@ -94,6 +94,7 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	old, files := s.files[p], len(s.files)
 	s.mu.Unlock()
 	if fi, err := dir.Lstat(base); err == nil && old != nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
+		s.recount(old)
 		return
 	}
 	var err error
@@ -154,6 +155,7 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *
 	}
 	if s.o.Tensors && id.size > 0 {
 		s.addTensors(x, name, old)
+		s.recount(x)
 	}
 	s.mu.Lock()
 	s.files[p] = x
@@ -211,7 +213,7 @@ func (s *Server) export(f *served, name string, off, size uint64, d *tensor.Desc
 	return nil
 }
 
-// addTensors exports the tensors of a file one by one. What cannot be is left out, the file stays.
+// addTensors exports the tensors of a file one by one. What cannot be is in x.omitted, the file stays.
 func (s *Server) addTensors(x *served, name string, old *served) {
 	lease, err := x.region.Lease()
 	if err != nil {
@@ -244,11 +246,11 @@ func (s *Server) addTensors(x *served, name string, old *served) {
 		}
 	})
 	if err != nil {
-		s.leftOut(x.path+"/", fmt.Errorf("its tensors: %w", err), lackSome)
+		x.omit("", fmt.Errorf("its tensors: %w", err), lackSome)
 		return
 	}
 	if perr != nil {
-		s.skip(x.path+"/", "its tensors: "+perr.Error())
+		x.omit("", fmt.Errorf("its tensors: %w", perr), lackNothing)
 		return
 	}
 	for _, v := range views {
@@ -262,12 +264,12 @@ func (s *Server) addTensors(x *served, name string, old *served) {
 			err = fmt.Errorf("its name has %d bytes, expected at most %d", len(full), MaxName)
 		default:
 			if err = s.export(x, full, uint64(v.off), uint64(size), &v.desc, x.tag.part(full), old); err != nil {
-				s.leftOut(x.path+"/"+v.name, err, lackSome)
+				x.omit(v.name, err, lackSome)
 			}
 			continue
 		}
 		if err != nil {
-			s.skip(x.path+"/"+v.name, err.Error())
+			x.omit(v.name, err, lackNothing)
 		}
 	}
 }

@@ -73,6 +73,28 @@ func (s *Server) leftOut(p string, err error, why lack) {
 	s.lacked++
 }
 
+// omission is a tensor, or all of them, that is left out of a file that is served.
+type omission struct {
+	path string
+	err  error
+	why  lack // lackNothing: by its nature
+}
+
+func (f *served) omit(tensor string, err error, why lack) {
+	f.omitted = append(f.omitted, omission{f.path + "/" + tensor, err, why})
+}
+
+// recount counts what is left out of a file: at each scan, until the file changes or goes.
+func (s *Server) recount(f *served) {
+	for _, o := range f.omitted {
+		if o.why == lackNothing {
+			s.skip(o.path, o.err.Error())
+		} else {
+			s.leftOut(o.path, o.err, o.why)
+		}
+	}
+}
+
 // listing is the catalog of the other node as List gives it, and what it lacks. The three answers are of one process.
 func listing(ctx context.Context, c Conn, prefix string) (entries []Entry, lacks lack, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
@@ -188,6 +210,7 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 	switch {
 	case old != nil:
 		s.skip(p, "still served as it was: "+err.Error())
+		s.recount(old)
 		return
 	case errors.As(err, &nature):
 		s.skip(p, err.Error())

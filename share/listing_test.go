@@ -295,3 +295,47 @@ func TestPlaceThatIsNoFile(t *testing.T) {
 		t.Errorf("%+v", n)
 	}
 }
+
+// TestLeftOutStaysCounted leaves out tensors of a file: each scan counts them again until the file changes, and until then a mirror
+// with Delete fails.
+func TestLeftOutStaysCounted(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	file := filepath.Join(root, "m.safetensors")
+	writeTensors(t, file, 2)
+	write(t, filepath.Join(root, "bad.npy"), []byte("not one"))
+	s := serve(t, Options{Root: root, Tensors: true})
+	taken, err := s.node.Export(mem.Span{Region: s.files["bad.npy"].region, Len: 1}, transfer.ExportOptions{Name: "m.safetensors/model.layers.0002.weight"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	expect := func(complete bool, paths ...string) {
+		t.Helper()
+		if err := s.Rescan(ctx); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		n := s.Snapshot()
+		for _, x := range n.Skipped {
+			got = append(got, x.Path)
+		}
+		if n.Complete != complete || !slices.Equal(got, paths) {
+			t.Errorf("complete: %v, left out: %q", n.Complete, got)
+		}
+		expectCounts(t, s.Server, map[string]float64{"left_out[]": float64(len(paths))})
+	}
+	expect(true, "bad.npy/")
+	writeTensors(t, file, 3)
+	for range 3 {
+		expect(false, "bad.npy/", "m.safetensors/model.layers.0002.weight")
+	}
+	taken.Revoke(ctx)
+	if _, err := Mirror(ctx, s.c, t.TempDir(), MirrorOptions{Delete: true, Parts: true}); !errors.Is(err, ErrIncomplete) {
+		t.Error(err)
+	}
+	replaceFile(t, file, manyTensors(1, 0))
+	expect(true, "bad.npy/")
+	if err := os.Remove(filepath.Join(root, "bad.npy")); err != nil {
+		t.Fatal(err)
+	}
+	expect(true)
+}

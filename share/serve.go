@@ -378,11 +378,12 @@ func serveName(p string) string {
 
 // served is a file that is exported.
 type served struct {
-	path   string
-	id     fileID
-	tag    Tag
-	region *mem.Region
-	views  []view // the file itself first, then its tensors
+	path    string
+	id      fileID
+	tag     Tag
+	region  *mem.Region
+	views   []view     // the file itself first, then its tensors
+	omitted []omission // of its tensors
 }
 
 // view is one export of a file.
