@@ -39,6 +39,7 @@ type MirrorOptions struct {
 // MirrorProgress is how far a mirror is. Bytes are those of files that are to be fetched: a file that turns out to be there, or fails, leaves them.
 type MirrorProgress struct {
 	Files, FilesDone int
+	FilesFailed      int    // not in FilesDone
 	Bytes, BytesDone uint64 // to fetch; done includes what earlier attempts had left, and what is there of files under way
 	Current          Progress
 }
@@ -226,7 +227,7 @@ func (m *mirror) run(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		m.done(m.delete(name))
+		m.done(m.delete(name), false)
 	}
 	if m.o.Parallel > 0 {
 		m.several(ctx, m.todo, m.o.Parallel)
@@ -253,7 +254,7 @@ func (m *mirror) several(ctx context.Context, todo []Entry, atOnce int) {
 	for range min(atOnce, len(todo)) {
 		wg.Go(func() {
 			for e := range work {
-				m.done(m.one(ctx, e))
+				m.done(m.one(ctx, e), true)
 			}
 		})
 	}
@@ -333,7 +334,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	if err != nil {
 		return fail(errors.Join(err, m.notMade(e.Name, f.Path)))
 	}
-	f.Moved, f.Size = got.Moved, got.Size
+	f.Moved = got.Moved
 	fi, err := at.dir.Lstat(at.base)
 	if err == nil {
 		err = m.note(e.Name, mirrored{got.Size, got.Tag, idOf(fi)})
@@ -341,6 +342,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	if err != nil {
 		return fail(err)
 	}
+	f.Size = got.Size
 	return f
 }
 
@@ -420,8 +422,8 @@ func (m *mirror) advance(p Progress) {
 	m.o.Progress(m.progress)
 }
 
-// done accounts for one name.
-func (m *mirror) done(f MirrorFile) {
+// done accounts for one name, which was to be had or deleted.
+func (m *mirror) done(f MirrorFile, have bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.sum.Moved += f.Moved
@@ -436,8 +438,12 @@ func (m *mirror) done(f MirrorFile) {
 		m.sum.Failed++
 		m.sum.Failures = append(m.sum.Failures, f)
 	}
-	if f.Action != MirrorDeleted {
-		m.progress.FilesDone++
+	if have {
+		if f.Action == MirrorFailed {
+			m.progress.FilesFailed++
+		} else {
+			m.progress.FilesDone++
+		}
 		m.progress.BytesDone -= m.flying[f.Name]
 		delete(m.flying, f.Name)
 		if f.Action == MirrorFetched {

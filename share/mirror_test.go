@@ -331,3 +331,32 @@ func TestMirrorProgress(t *testing.T) {
 		t.Errorf("%d steps in the first files, at last %+v", steps, last)
 	}
 }
+
+// A file that fails is not done, and one that cannot be deleted is none of those to have.
+func TestMirrorProgressOfFailures(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "gone"), make([]byte, 1000))
+	s := serve(t, Options{Root: root})
+	if _, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{filepath.Join(root, "a"), filepath.Join(root, "b"), filepath.Join(dir, "b"), filepath.Join(dir, "gone")} {
+		write(t, name, []byte("new"))
+	}
+	if err := os.Remove(filepath.Join(root, "gone")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var last MirrorProgress
+	m, err := Mirror(ctx, s.c, dir, MirrorOptions{Delete: true, Progress: func(p MirrorProgress) {
+		if p.Bytes > 6 || p.BytesDone > p.Bytes || p.FilesDone > 1 {
+			t.Errorf("%+v", p)
+		}
+		last = p
+	}})
+	if !errors.Is(err, ErrExists) || m.Failed != 2 || last.Files != 2 || last.FilesDone != 1 || last.FilesFailed != 1 || last.Bytes != 3 || last.BytesDone != 3 {
+		t.Errorf("%+v, %+v, %v", m, last, err)
+	}
+}
