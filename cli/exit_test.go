@@ -108,7 +108,13 @@ func TestInterruption(t *testing.T) {
 	if err := interruption(ctx, nil); err != nil {
 		t.Error(err)
 	}
-	if err := interruption(ctx, context.Canceled); err != errInterrupted {
+	wrapped := fmt.Errorf("share: list: %w", context.Canceled)
+	for _, err := range []error{context.Canceled, wrapped} {
+		if err := interruption(ctx, err); err != errInterrupted {
+			t.Error(err)
+		}
+	}
+	if err := interruption(ctx, &worded{"x", wrapped}); err.Error() != "interrupted: x" {
 		t.Error(err)
 	}
 	err := interruption(ctx, errors.New("x"))

@@ -325,6 +325,28 @@ func TestGetInterrupted(t *testing.T) {
 	same(t, file, b)
 }
 
+// An interrupted mirror says so in one sentence: the files under way have not failed.
+func TestMirrorInterrupted(t *testing.T) {
+	_, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": content(48<<20, 4), "small": content(9, 4)})
+	dir := t.TempDir()
+	spec := program("mirror", addr, dir)
+	spec.Columns, spec.Rows = 200, 24
+	p := proc.Start(t, spec)
+	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(33|66) %`)); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Terminal().Type("\x03"); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := p.Wait(limit(t)); err != nil || e.Code != exitInterrupted {
+		t.Errorf("%v, %v", e, err)
+	}
+	text := p.Output()
+	if !strings.HasSuffix(strings.TrimSpace(text), "removed\npenstock: interrupted: the same command goes on from there") || strings.Contains(text, "canceled") || strings.Contains(text, "fail") {
+		t.Errorf("the terminal shows:\n%s", text)
+	}
+}
+
 // A get whose peer is lost ends at once with --retry 0, and keeps what is there.
 func TestGetLost(t *testing.T) {
 	b := content(48<<20, 5)

@@ -122,8 +122,11 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			text += fmt.Sprintf(", %d FAILED", m.Failed)
 		}
 		d.say("%s", text)
-		if err == nil {
+		switch {
+		case err == nil:
 			err = m.Incomplete
+		case errors.Is(err, ctx.Err()) && !o.dryRun:
+			return &worded{"the same command goes on from there", err}
 		}
 	}
 	return mirrorError(err, m)

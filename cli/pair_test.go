@@ -250,7 +250,7 @@ func TestPairRenew(t *testing.T) {
 		t.Errorf("renewal that was not asked for: status %d, %s", status, errOut)
 	}
 	f.cancel()
-	if _, err := f.rest(); err == nil || !strings.Contains(err.Error(), "interrupted") {
+	if _, err := f.rest(); !errors.Is(err, errInterrupted) {
 		t.Errorf("interrupted: %v", err)
 	}
 	// A renewal changes no rules, on neither side, and says what they are.

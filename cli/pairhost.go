@@ -130,7 +130,7 @@ func (p *pairing) host(ctx context.Context, s streams, rules grant) error {
 	peer, err := session.Serve(ctx, ln)
 	switch {
 	case errors.Is(err, context.Canceled):
-		return errors.New("interrupted: no machine has joined and the code is void")
+		return fmt.Errorf("%w: no machine has joined and the code is void", errInterrupted)
 	case errors.Is(err, identity.ErrUnconfirmed):
 		return fmt.Errorf("%w; it has no rights here. If it is paired by its own words, give it some: penstock pair allow %s %v%s; else deny the certificate: penstock pair deny --serial %s%s",
 			err, peer.Name, rules.rights, p.dirFlag(), peer.Serial, p.dirFlag())

@@ -109,7 +109,7 @@ func (p *pairing) join(ctx context.Context, s streams, address string, rules gra
 		},
 	})
 	if errors.Is(err, context.Canceled) {
-		return errors.New("interrupted: this machine is not paired")
+		return fmt.Errorf("%w: this machine is not paired", errInterrupted)
 	}
 	if err != nil {
 		return err

@@ -51,12 +51,12 @@ func execute(args []string, s streams) int {
 	return status
 }
 
-// interruption says of the error of a command that was interrupted that it was.
+// interruption says of the error of a command that was interrupted that it was, and what else there is to say in words for people.
 func interruption(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || errors.Is(err, errInterrupted) || errors.Is(err, errReported) {
 		return err
 	}
-	if err == ctx.Err() {
+	if errors.Is(err, ctx.Err()) && !as[*worded](err) {
 		return errInterrupted
 	}
 	return fmt.Errorf("%w: %w", errInterrupted, err)

@@ -83,7 +83,7 @@ type Mirrored struct {
 //
 // The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
 // ErrIncomplete if files were to be deleted and the listing does not say which. When
-// ctx ends, files that are complete stay recorded. One Mirror at a time may work on a directory: ErrBusy.
+// ctx ends, files that are complete stay recorded, and those under way are in no count. One Mirror at a time may work on a directory: ErrBusy.
 func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored, error) {
 	if err := invariants.Context(ctx, "share.Mirror"); err != nil {
 		return nil, err
@@ -254,7 +254,9 @@ func (m *mirror) several(ctx context.Context, todo []Entry, atOnce int) {
 	for range min(atOnce, len(todo)) {
 		wg.Go(func() {
 			for e := range work {
-				m.done(m.one(ctx, e), true)
+				if f := m.one(ctx, e); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
+					m.done(f, true)
+				}
 			}
 		})
 	}
