@@ -178,6 +178,7 @@ func (d *display) tick(now time.Time) {
 func (d *display) measure(now time.Time) status {
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	d.m.total = d.s.total // a mirror learns what is there already
 	d.m.set(now, d.s.done)
 	d.s.rate = d.m.rate()
 	d.s.eta, d.s.hasETA = d.m.eta()

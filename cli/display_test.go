@@ -139,3 +139,14 @@ func (b blocked) Write(p []byte) (int, error) {
 	<-b.until
 	return len(p), nil
 }
+
+// What turns out not to be fetched takes no time.
+func TestDisplayOfLess(t *testing.T) {
+	now := time.Unix(1, 0)
+	var d display
+	d.m.start(now, 600e6, 0)
+	d.s = status{done: 10e6, total: 30e6}
+	if s := d.measure(now.Add(time.Second)); s.eta != 2*time.Second {
+		t.Errorf("%+v", s)
+	}
+}

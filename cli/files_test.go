@@ -325,14 +325,15 @@ func TestGetInterrupted(t *testing.T) {
 	same(t, file, b)
 }
 
-// An interrupted mirror says so in one sentence: the files under way have not failed.
+// On a terminal a mirror says how far it is in one line. One that is interrupted says so in one sentence: the files under way have not failed.
 func TestMirrorInterrupted(t *testing.T) {
-	_, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": content(48<<20, 4), "small": content(9, 4)})
+	_, addr := stalling(t, "seed=1; stall down at=40000000", map[string][]byte{"big": content(48<<20, 4), "mine": nil, "small": content(9, 4)})
 	dir := t.TempDir()
+	write(t, filepath.Join(dir, "mine"), nil)
 	spec := program("mirror", addr, dir)
 	spec.Columns, spec.Rows = 200, 24
 	p := proc.Start(t, spec)
-	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(33|66) %`)); err != nil {
+	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`(33|66) %  1/3 files, 1 FAILED  (16\.8|33\.6) MB / 50\.3 MB  `)); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Terminal().Type("\x03"); err != nil {
@@ -342,7 +343,7 @@ func TestMirrorInterrupted(t *testing.T) {
 		t.Errorf("%v, %v", e, err)
 	}
 	text := p.Output()
-	if !strings.HasSuffix(strings.TrimSpace(text), "removed\npenstock: interrupted: the same command goes on from there") || strings.Contains(text, "canceled") || strings.Contains(text, "fail") {
+	if !strings.HasPrefix(text, "fail mine: ") || !strings.HasSuffix(strings.TrimSpace(text), ", 1 FAILED\npenstock: interrupted: the same command goes on from there") || strings.Contains(text, "get small") || strings.Contains(text, "canceled") {
 		t.Errorf("the terminal shows:\n%s", text)
 	}
 }

@@ -30,7 +30,8 @@ touched: a name that would need such a file's place fails. A listing may lack na
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
 Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
-printed for each file that is fetched, removed or fails.`,
+printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
+that are fetched.`,
 		Example: `  penstock mirror 127.0.0.1:7070 models
   penstock mirror 127.0.0.1:7070 models --prefix llama/ --delete
   penstock mirror 127.0.0.1:7070 models --dry-run`,
@@ -96,7 +97,7 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			c.moved()
 		}
 		d.update(func(s *status) {
-			s.done, s.total, s.files, s.filesOf, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, ""
+			s.done, s.total, s.files, s.filesOf, s.failed, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, p.FilesFailed, ""
 			if p.Current.Name != "" {
 				s.name, s.what = p.Current.Name, share.Printable(p.Current.Name)
 			}
@@ -163,7 +164,8 @@ func (d *display) mirrored(f share.MirrorFile, dry bool) {
 		text += ": " + escapeControls(e.Error)
 	}
 	d.event(e)
-	if f.Action != share.MirrorSkipped {
+	counted := f.Action == share.MirrorFetched && !dry && d.mode == displayTerminal && terminalWidth(d.out) > 0 // in the line of progress
+	if f.Action != share.MirrorSkipped && !counted {
 		d.print("%s", text)
 	}
 }

@@ -19,6 +19,7 @@ type status struct {
 	resumed uint64 // bytes that were there before; 0: none
 	files   int    // that are done, when fileTotal is not 0
 	filesOf int
+	failed  int    // files; not in files
 	problem string // what holds it up now: "connection lost, attempt 3 in 2 s"
 }
 
@@ -44,7 +45,11 @@ func (s status) render(width int) string {
 		}
 	}
 	if s.filesOf > 0 {
-		add(5, fmt.Sprintf("%d/%d files", s.files, s.filesOf))
+		text := fmt.Sprintf("%d/%d files", s.files, s.filesOf)
+		if s.failed > 0 {
+			text += fmt.Sprintf(", %d FAILED", s.failed)
+		}
+		add(5, text)
 	}
 	add(3, fmt.Sprintf("%s / %s", formatBytes(s.done), formatBytes(s.total)))
 	if s.problem != "" {

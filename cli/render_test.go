@@ -20,6 +20,7 @@ var renderings = []struct {
 	{"stalled", status{what: "weights", done: 1, total: 10e9}},
 	{"reconnecting", status{what: "weights", done: 5e9, total: 10e9, problem: "connection lost, attempt 3"}},
 	{"files", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9, eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, path: "tcp"}},
+	{"failed", status{what: "layers.11.mlp.up_proj.weight", done: 5e9, total: 10e9, rate: 2e9, eta: 2500 * time.Millisecond, hasETA: true, files: 12, filesOf: 148, failed: 3}},
 	{"empty", status{what: "nothing", hasETA: true}},
 	{"done", status{what: "x", done: 10, total: 10, hasETA: true, rate: 1e3}},
 }
@@ -64,6 +65,7 @@ func TestRenderFits(t *testing.T) {
 			path:    rapid.SampledFrom([]string{"", "shm", "tcp"}).Draw(t, "path"),
 			resumed: rapid.Uint64().Draw(t, "resumed"),
 			filesOf: rapid.IntRange(0, 1e6).Draw(t, "of"),
+			failed:  rapid.IntRange(0, 1e6).Draw(t, "failed"),
 			problem: rapid.SampledFrom([]string{"", "connection lost, attempt 12"}).Draw(t, "problem"),
 		}
 		width := rapid.IntRange(0, 200).Draw(t, "width")
