@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock-io/penstock"
 	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/gpu"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -27,18 +28,18 @@ var codes = []struct {
 	code C.int32_t
 	is   []error
 }{
-	{C.PENSTOCK_INVALID, []error{errInvalid, engine.ErrInvalid}},
+	{C.PENSTOCK_INVALID, []error{errInvalid, engine.ErrInvalid, gpu.ErrArgument}},
 	{C.PENSTOCK_CANCELED, []error{path.ErrCanceled, context.Canceled}},
 	{C.PENSTOCK_CLOSED, []error{transfer.ErrClosed, mem.ErrClosed, engine.ErrClosed}},
 	{C.PENSTOCK_INTEGRITY, []error{path.ErrIntegrity, control.Integrity}},
 	{C.PENSTOCK_REVOKED, []error{path.ErrRevoked, control.Revoked}},
 	{C.PENSTOCK_NOT_FOUND, []error{control.NotFound, path.ErrKey}},
 	{C.PENSTOCK_RIGHTS, []error{path.ErrRights, control.NotPermitted}},
-	{C.PENSTOCK_BOUNDS, []error{path.ErrBounds, mem.ErrBounds}},
+	{C.PENSTOCK_BOUNDS, []error{path.ErrBounds, mem.ErrBounds, gpu.ErrBounds}},
 	{C.PENSTOCK_LOST, []error{transfer.ErrPeerLost}},
 	{C.PENSTOCK_FULL, []error{path.ErrFull, control.Busy, control.TooMany, control.TooManyBytes, engine.ErrFull, engine.ErrNoBuffers}},
 	{C.PENSTOCK_UNREACHABLE, []error{path.ErrUnreachable, path.ErrDown}},
-	{C.PENSTOCK_MISSING, []error{penstock.ErrMissing, path.ErrUnavailable, mem.ErrUnavailable}},
+	{C.PENSTOCK_MISSING, []error{penstock.ErrMissing, path.ErrUnavailable, mem.ErrUnavailable, gpu.ErrUnavailable, gpu.ErrUnsupported}},
 	{C.PENSTOCK_TIMEOUT, []error{context.DeadlineExceeded, os.ErrDeadlineExceeded}},
 }
 

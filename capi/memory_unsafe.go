@@ -9,9 +9,12 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
+	"github.com/penstock-io/penstock/internal/accel"
+	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -19,7 +22,7 @@ import (
 
 type region struct {
 	r       *mem.Region
-	data    unsafe.Pointer
+	data    unsafe.Pointer // nil for memory of a device
 	adopted bool
 	users   atomic.Int64 // exports and prepared lists
 }
@@ -54,6 +57,41 @@ func newRegion(r *mem.Region, adopted bool, err error) (*region, error) {
 	return &region{r: r, data: unsafe.Pointer(unsafe.SliceData(r.All().Bytes())), adopted: adopted}, nil
 }
 
+// cards are the CUDA devices that memory was adopted of, by their numbers. They stay open until the process ends.
+var cards struct {
+	mu   sync.Mutex
+	open map[int]*accel.Accelerator
+}
+
+func card(device int) (*accel.Accelerator, error) {
+	cards.mu.Lock()
+	defer cards.mu.Unlock()
+	if a := cards.open[device]; a != nil {
+		return a, nil
+	}
+	a, err := accel.Open(accel.Options{Runtime: "cuda", Device: device})
+	if err != nil {
+		return nil, err
+	}
+	if cards.open == nil {
+		cards.open = map[int]*accel.Accelerator{}
+	}
+	cards.open[device] = a
+	return a, nil
+}
+
+func adoptDevice(name string, device int, addr, size uint64) (*region, error) {
+	a, err := card(device)
+	if err != nil {
+		return nil, err
+	}
+	r, err := a.Adopt(name, addr, size)
+	if err != nil {
+		return nil, err
+	}
+	return &region{r: r, adopted: true}, nil
+}
+
 //export penstock_alloc
 func penstock_alloc(name *C.char, size C.uint64_t, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (*region, error) {
@@ -76,6 +114,9 @@ func penstock_adopt(name *C.char, memory unsafe.Pointer, size C.uint64_t, out *C
 	return made(out, func() (*region, error) {
 		if memory == nil || size == 0 || size > 1<<47 {
 			return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", uint64(size), errInvalid)
+		}
+		if device, is := cuda.DeviceOf(uintptr(memory)); is {
+			return adoptDevice(str(name), device, uint64(uintptr(memory)), uint64(size))
 		}
 		r, err := mem.Adopt(str(name), unsafe.Slice((*byte)(memory), size), nil)
 		return newRegion(r, true, err)

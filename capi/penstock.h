@@ -114,10 +114,13 @@ int64_t penstock_status(penstock_handle system, char *text, size_t n, penstock_e
 /* Makes a region that peers on this host can map. The size is rounded up to pages. It does not belong to a system, and outlives them. */
 penstock_handle penstock_alloc(const char *name, uint64_t size, uint32_t flags, penstock_error *);
 
-/* Makes a region of the caller's memory, which stays there until penstock_close of the region returns. Peers reach it over sockets. */
+/*
+ * Makes a region of the caller's memory, which stays there until penstock_close of the region returns. Peers reach it over sockets. Memory of a
+ * CUDA device is known by its address, and is copied by way of memory of the host: the caller first waits for the kernels that use it.
+ */
 penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, penstock_error *);
 
-/* The memory of a region, and its size; valid until it is closed. */
+/* The memory of a region, and its size; valid until it is closed. NULL without an error: it is on a device. */
 void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *);
 
 /* Lets peers name a part of a region. rights is PENSTOCK_READ, PENSTOCK_WRITE or both. A name is "" or unique in the system. */

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/internal/testenv/fake/cuda"
 )
 
 // The wheel installs into a fresh environment, without an index, and its tests pass there, with Debian's numpy and torch.
@@ -48,4 +49,31 @@ func TestWheel(t *testing.T) {
 		t.Errorf("the command says %q", out)
 	}
 	testenv.Record(t, "peer", "python", "wheel")
+}
+
+// Memory of a device, which the lab's driver stands in for: adopted by its address, put, got and exported.
+func TestDevice(t *testing.T) {
+	const python = "/usr/bin/python3"
+	if out, err := exec.Command(python, "-c", "import numpy").CombinedOutput(); err != nil {
+		testenv.Missing(t, "numpy of "+python, &buildError{err, out})
+	}
+	driver, err := cuda.Build()
+	if err != nil {
+		testenv.Missing(t, "a C compiler", err)
+	}
+	dir := t.TempDir()
+	if err := os.Symlink(driver, filepath.Join(dir, "libcuda.so.1")); err != nil {
+		t.Fatal(err)
+	}
+	tests, err := filepath.Abs("../python/tests/test_cuda.py")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(python, tests, "-v")
+	cmd.Dir = "../python"
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "PENSTOCK_LIBRARY="+filepath.Join(built(t), "libpenstock.so"))
+	out, err := cmd.CombinedOutput()
+	if err != nil || strings.Contains(string(out), "no libcuda.so.1") {
+		t.Fatalf("%v\n%s", err, out)
+	}
 }

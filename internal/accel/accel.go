@@ -93,6 +93,11 @@ func (a *Accelerator) Alloc(name string, kind mem.Kind, size int) (*mem.Region, 
 	return mem.Alloc(mem.Options{Name: name, Kind: kind, Size: size, Provider: a.mem})
 }
 
+// Adopt makes a region of memory of the device that another library of this process has allocated, and keeps until the region is unmapped.
+func (a *Accelerator) Adopt(name string, addr, size uint64) (*mem.Region, error) {
+	return a.mem.AdoptAddress(name, addr, size, nil)
+}
+
 // Device names the device: "cuda 0: NVIDIA H100 80GB HBM3".
 func (a *Accelerator) Device() string { return a.ctx.Device().String() }
 

@@ -1,6 +1,10 @@
 package cuda
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/penstock-io/penstock/internal/dl"
+)
 
 // Pointer is an address as the device sees it (CUdeviceptr). With unified addressing, which all 64-bit systems have, no two devices and no host memory
 // share one.
@@ -224,6 +228,27 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 	i.BufferID = ask(pointerBufferID)
 	i.GPUDirectRDMA, i.Managed = uint32(ask(pointerRDMA)) != 0, uint8(ask(pointerManaged)) != 0
 	return i, first
+}
+
+// DeviceOf is the ordinal of the device that has the memory at p, and false where the CPU reaches it: memory of the host, pinned or not, and managed memory.
+// In a process that has not loaded the driver there is no other, and DeviceOf does not load it.
+func DeviceOf(p uintptr) (int, bool) {
+	if !dl.Loaded(Library) {
+		return 0, false
+	}
+	d, err := Load("")
+	if err != nil {
+		return 0, false
+	}
+	f := d.fn[fnPointerGetAttribute]
+	if t, r := out[MemoryType](f, pointerMemoryType, p); r != 0 || t != MemoryDevice {
+		return 0, false
+	}
+	if managed, r := out[uint32](f, pointerManaged, p); r == 0 && managed&0xff != 0 {
+		return 0, false
+	}
+	n, r := out[int32](f, pointerOrdinal, p)
+	return int(n), r == 0
 }
 
 // SyncMemops makes copies by the driver from and to the allocation of p synchronous, as it must be for memory that network cards write past the driver.

@@ -49,6 +49,13 @@ func open(name string) (uintptr, error) {
 	return dlopen(name)
 }
 
+// Loaded reports whether the process has the library, which Loaded does not load. Its user may have loaded it, or a library of C that this program is in.
+func Loaded(name string) bool {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	return loaded(name)
+}
+
 // Name is the name that the library was opened by.
 func (l *Library) Name() string { return l.name }
 

@@ -25,6 +25,17 @@ func dlopen(name string) (uintptr, error) {
 	return purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL)
 }
 
+// loaded asks the loader for a library that it has, and for no other (RTLD_NOLOAD).
+func loaded(name string) bool {
+	const noLoad = 4
+	h, err := purego.Dlopen(name, purego.RTLD_NOW|purego.RTLD_LOCAL|noLoad)
+	if err != nil || h == 0 {
+		return false
+	}
+	purego.Dlclose(h)
+	return true
+}
+
 func dlsym(handle uintptr, name string) (uintptr, error) { return purego.Dlsym(handle, name) }
 
 func dlclose(handle uintptr) error { return purego.Dlclose(handle) }

@@ -23,6 +23,8 @@ func unsupported() error {
 
 func dlopen(name string) (uintptr, error) { return 0, unsupported() }
 
+func loaded(name string) bool { return false }
+
 func dlsym(handle uintptr, name string) (uintptr, error) { return 0, unsupported() }
 
 func dlclose(handle uintptr) error { return unsupported() }

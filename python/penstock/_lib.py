@@ -202,6 +202,22 @@ def text(name: str, *args: Any) -> str:
         n = k + 1
 
 
+def cuda() -> Any:
+    """CUDA's driver, or None."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def cuda_wait(stream: int) -> None:
+    """Waits for a stream, as the CUDA array interface names it."""
+    d = cuda()
+    r = -1 if d is None else d.cuStreamSynchronize(c_void_p(stream))
+    if r != 0:
+        raise MissingError(f"CUDA's stream {stream:#x} cannot be waited for: result {r} of cuStreamSynchronize")
+
+
 def milliseconds(timeout: Optional[float]) -> int:
     if timeout is None:
         return -1

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import threading
 import weakref
 from ctypes import byref, c_uint32, c_uint64
@@ -54,20 +55,25 @@ class Region(_Handle):
     def __init__(self, handle: int, keep: Any = None):
         super().__init__(handle)
         size = c_uint64()
-        self.address: int = call("penstock_memory", handle, byref(size))
+        self.address: Optional[int] = call("penstock_memory", handle, byref(size))  # None: it is on a device
         self.size: int = size.value
         self._keep = keep
 
     @property
     def memory(self) -> memoryview:
         """The bytes, without a copy. A view keeps the region open, unless close is called."""
-        b = (ctypes.c_char * self.size).from_address(self.address)
+        b = (ctypes.c_char * self.size).from_address(self._host())
         b._region = self
         return memoryview(b).cast("B")
 
     @property
     def __array_interface__(self) -> Dict[str, Any]:
-        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self.address, False)}
+        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self._host(), False)}
+
+    def _host(self) -> int:
+        if self.address is None:
+            raise InvalidError("the memory is on a device: use the tensor or the array that was adopted")
+        return self.address
 
     def array(self, dtype: Any = "u1", shape: Any = None, offset: int = 0) -> Any:
         """A numpy array of the bytes from offset on, without a copy."""
@@ -92,13 +98,23 @@ def alloc(size: int, name: str = "", huge: bool = False) -> Region:
 
 
 def _bytes_of(x: Any) -> "tuple[int, int, Any, bool]":
-    """Address, size, what keeps it alive and whether it is writable, of anything with contiguous memory of the host."""
+    """Address, size, what keeps it alive and whether it is writable, of anything with contiguous memory of the host or of a CUDA device, whose stream is waited for."""
     if hasattr(x, "__torch_function__") or type(x).__module__.startswith("torch"):
-        if x.device.type != "cpu":
-            raise InvalidError(f"the tensor is on {x.device}: expected memory of the host")
+        if x.device.type not in ("cpu", "cuda"):
+            raise InvalidError(f"the tensor is on {x.device}: expected memory of the host or of a CUDA device")
         if not x.is_contiguous():
             raise InvalidError("the tensor is not contiguous: call contiguous() first")
+        if x.device.type == "cuda":
+            import torch
+            torch.cuda.current_stream(x.device).synchronize()
         return x.data_ptr(), x.numel() * x.element_size(), x, True
+    if hasattr(x, "__cuda_array_interface__"):
+        i = x.__cuda_array_interface__
+        if i.get("strides") is not None:
+            raise InvalidError("the array is not C-contiguous: copy it first")
+        if i.get("stream") is not None:
+            _lib.cuda_wait(i["stream"])
+        return i["data"][0], math.prod(i["shape"]) * int(i["typestr"][2:]), x, not i["data"][1]
     if hasattr(x, "__array_interface__") and not isinstance(x, Region):
         i = x.__array_interface__
         if i.get("strides") is not None and not x.flags["C_CONTIGUOUS"]:
@@ -114,7 +130,10 @@ def _bytes_of(x: Any) -> "tuple[int, int, Any, bool]":
 
 
 def adopt(x: Any, name: str = "") -> Region:
-    """Makes a region of the memory of an array, a tensor or a buffer, which the region keeps alive. Peers reach it over sockets."""
+    """Makes a region of the memory of an array, a tensor or a buffer, which the region keeps alive. Peers reach it over sockets.
+
+    It may be memory of a CUDA device. What the current stream does with it is waited for here, as in put and get; what is begun later is not.
+    """
     address, size, keep, _ = _bytes_of(x)
     return Region(call("penstock_adopt", name.encode(), address, size), keep)
 

@@ -1,4 +1,4 @@
-"""Mooncake's TransferEngine for memory of the host, over Penstock. install() lets programs import mooncake.engine and find this.
+"""Mooncake's TransferEngine for memory of the host and of CUDA devices, over Penstock. install() lets programs import mooncake.engine and find this.
 
     import penstock.mooncake
     penstock.mooncake.install()
@@ -77,10 +77,8 @@ class TransferEngine:
     # Memory.
 
     def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
-        if location.startswith("cuda"):
-            raise NotImplementedError(f"memory at {location}: this engine takes memory of the host")
         try:
-            self._open().register_memory([(buffer_addr, capacity, 0, "")], "DRAM")
+            self._open().register_memory([(buffer_addr, capacity, 0, "")], "VRAM" if location.startswith("cuda") else "DRAM")
         except _failures as e:
             _log.error("register_memory: %s", e)
             return -1
@@ -124,8 +122,8 @@ class TransferEngine:
         return ctypes.string_at(self._within(source_address, length), length)
 
     def _within(self, address: int, length: int) -> int:
-        if not any(a <= address and address + length <= a + n for a, n in self._open()._memory):
-            raise ValueError(f"{length} bytes at {address:#x} are not registered")
+        if not any(a <= address and address + length <= a + n and m[0].address is not None for (a, n), m in self._open()._memory.items()):
+            raise ValueError(f"{length} bytes at {address:#x} are not registered memory of the host")
         return address
 
     def get_first_buffer_address(self, segment: str) -> int:
@@ -267,7 +265,7 @@ class TransferEngine:
         self._none("the engine of Mooncake in C++ is not here")
 
     def transfer_write_on_cuda(self, *_: Any, **__: Any) -> Any:
-        self._none("transfers in the order of a CUDA stream: this engine takes memory of the host")
+        self._none("transfers in the order of a CUDA stream: wait for the stream, and use transfer_sync")
 
     transfer_read_on_cuda = batch_transfer_write_on_cuda = batch_transfer_read_on_cuda = transfer_write_on_cuda
 

@@ -1,4 +1,4 @@
-"""NIXL's agent for memory of the host, over Penstock. install() lets programs import nixl._api and find this.
+"""NIXL's agent for memory of the host and of CUDA devices, over Penstock. install() lets programs import nixl._api and find this.
 
     import penstock.nixl
     penstock.nixl.install()
@@ -264,20 +264,20 @@ class nixl_agent:
         return list(BACKENDS)
 
     def get_plugin_mem_types(self, backend: str) -> List[str]:
-        return ["DRAM"] if backend in BACKENDS else []
+        return [] if backend not in BACKENDS else ["DRAM"] if _lib.cuda() is None else ["DRAM", "VRAM"]
 
     def get_plugin_params(self, backend: str) -> Dict[str, str]:
         return {"paths": "shm,tcp"} if backend in BACKENDS else {}
 
     def get_backend_mem_types(self, backend: str) -> List[str]:
-        return ["DRAM"] if backend in self.backends else []
+        return self.get_plugin_mem_types(backend) if backend in self.backends else []
 
     def get_backend_params(self, backend: str) -> Dict[str, str]:
         return dict(self.backends.get(backend, {}))
 
     def create_backend(self, backend: str, initParams: Optional[Dict[str, str]] = None) -> None:
         if backend not in BACKENDS:
-            raise nixlNotFoundError(f"there is no backend {backend!r}: expected one of {', '.join(BACKENDS)}, which move memory of the host")
+            raise nixlNotFoundError(f"there is no backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         self.backends[backend] = dict(initParams or {})
 
     # Descriptors.
@@ -315,15 +315,20 @@ class nixl_agent:
                 log.error("expected tuples of %d with a type of memory", width)
                 return None
             return self._mem(mem_type), items
-        rows = []
+        rows, mems = [], set()
         for x in items:
             try:
                 address, size, _, _ = _bytes_of(x)
             except (_lib.InvalidError, TypeError, BufferError) as e:
                 log.error("no descriptor: %s", e)
                 return None
-            rows.append((address, size, 0))
-        return DRAM_SEG, rows
+            on = getattr(x, "device", None)  # of a tensor
+            mems.add(VRAM_SEG if getattr(on, "type", "") == "cuda" or hasattr(x, "__cuda_array_interface__") else DRAM_SEG)
+            rows.append((address, size, getattr(on, "index", None) or 0))
+        if len(mems) > 1:
+            log.error("tensors of the host and of a device are in one list")
+            return None
+        return mems.pop() if mems else DRAM_SEG, rows
 
     def get_serialized_descs(self, descs: _DList) -> bytes:
         return json.dumps({"kind": type(descs).__name__, "mem": descs.mem, "rows": descs.rows.tolist()}).encode()
@@ -338,7 +343,7 @@ class nixl_agent:
         descs = self.get_reg_descs(reg_list, mem_type)
         if descs is None:
             raise nixlInvalidParamError("register_memory: no list of descriptors: expected tensors, arrays, or tuples of (address, length, device, text) with mem_type")
-        self._host(descs)
+        self._served(descs)
         for address, size, _ in descs.rows.tolist():
             self._add(address, size)
         return descs
@@ -364,10 +369,12 @@ class nixl_agent:
         raise nixlNotSupportedError("query_memory asks backends for files and objects, which this has not")
 
     @staticmethod
-    def _host(descs: _DList) -> None:
-        if descs.mem != DRAM_SEG:
+    def _served(descs: _DList) -> None:
+        if descs.mem not in (DRAM_SEG, VRAM_SEG):
             name = next(k for k, v in _mems.items() if v == descs.mem)
-            raise nixlNotSupportedError(f"memory of type {name}: this agent takes memory of the host (DRAM)")
+            raise nixlNotSupportedError(f"memory of type {name}: this agent takes memory of the host (DRAM) and of CUDA devices (VRAM)")
+        if descs.mem == VRAM_SEG and _lib.cuda() is None:
+            raise nixlNotSupportedError("memory of type VRAM: this machine has no libcuda.so.1")
 
     # Agents.
 
@@ -486,7 +493,7 @@ class nixl_agent:
         descs = self.get_xfer_descs(xfer_list, mem_type)
         if descs is None:
             raise nixlInvalidParamError("prep_xfer_dlist: no list of descriptors")
-        self._host(descs)
+        self._served(descs)
         if agent_name in ("", "NIXL_INIT_AGENT"):
             agent_name = ""
             with self._mu:
@@ -503,8 +510,8 @@ class nixl_agent:
 
     def initialize_xfer(self, operation: str, local_descs: _DList, remote_descs: _DList, remote_agent: Any, notif_msg: Any = b"", backends: Any = ()) -> _Request:
         kind = _ops[operation]
-        self._host(local_descs)
-        self._host(remote_descs)
+        self._served(local_descs)
+        self._served(remote_descs)
         return self._request(kind, local_descs.rows, remote_descs.rows, remote_agent, notif_msg)
 
     def _request(self, kind: int, here: Any, there: Any, remote: Any, message: Any) -> _Request:

@@ -80,7 +80,7 @@ class Engines(unittest.TestCase):
         self.assertEqual((self.a.transfer_check_status(99), self.a.get_batch_transfer_status([99])), (-1, -1))
         with self.assertRaises(ValueError):
             self.a.batch_transfer_sync_write(self.to, [1], [1, 2], [1])
-        for f in (lambda: TransferEngine().initialize("h", "etcd://x", "tcp", ""), lambda: self.a.register_memory(1, 1, "cuda:0"), self.a.get_local_topology,
+        for f in (lambda: TransferEngine().initialize("h", "etcd://x", "tcp", ""), self.a.get_local_topology,
                   self.a.get_engine, self.a.get_engine_ptr, self.a.transfer_write_on_cuda, self.a.transfer_read_on_cuda,
                   self.a.batch_transfer_write_on_cuda, self.a.batch_transfer_read_on_cuda):
             with self.assertRaises(NotImplementedError):

@@ -130,7 +130,7 @@ class Agents(unittest.TestCase):
                      (lambda: self.a.initialize_xfer("WRITE", outside, small, "b"), nixl.nixlNotFoundError),
                      (lambda: self.a.initialize_xfer("WRITE", small, self.theirs, "b"), nixl.nixlInvalidParamError),
                      (lambda: self.a.initialize_xfer("WR", small, small, "b"), KeyError),
-                     (lambda: self.a.register_memory([(1, 2, 0, "")], "VRAM"), nixl.nixlNotSupportedError),
+                     (lambda: self.a.register_memory([(1, 2, 0, "")], "FILE"), nixl.nixlNotSupportedError),
                      (lambda: self.a.create_backend("GDS"), nixl.nixlNotFoundError),
                      (lambda: self.a.query_memory([], "POSIX"), nixl.nixlNotSupportedError),
                      (lambda: self.a.prep_mem_view(small), nixl.nixlNotSupportedError),

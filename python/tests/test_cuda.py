@@ -1,0 +1,149 @@
+import ctypes
+import unittest
+
+import numpy
+import penstock
+import penstock.nixl as nixl
+from penstock import READ, WRITE, _lib
+from penstock.mooncake import TransferEngine
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+
+class Array:
+    """Memory of device 0, by the driver's own calls."""
+
+    def __init__(self, driver, size):
+        self.driver, self.size, self.p = driver, size, ctypes.c_uint64()
+        self.do("cuMemAlloc_v2", ctypes.byref(self.p), ctypes.c_size_t(size))
+
+    def do(self, f, *args):
+        r = getattr(self.driver, f)(*args)
+        if r != 0:
+            raise RuntimeError(f"{f}: {r}")
+
+    @property
+    def __cuda_array_interface__(self):
+        return {"version": 3, "shape": (self.size // 4,), "typestr": "<f4", "data": (self.p.value, False), "strides": None, "stream": 1}
+
+    def write(self, a):
+        self.do("cuMemcpyHtoD_v2", self.p, ctypes.c_void_p(a.ctypes.data), ctypes.c_size_t(a.nbytes))
+
+    def read(self):
+        a = numpy.empty(self.size // 4, "f4")
+        self.do("cuMemcpyDtoH_v2", ctypes.c_void_p(a.ctypes.data), self.p, ctypes.c_size_t(self.size))
+        return a
+
+    def free(self):
+        self.do("cuMemFree_v2", self.p)
+
+
+@unittest.skipIf(_lib.cuda() is None, "no libcuda.so.1")
+class Device(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        d = cls.driver = _lib.cuda()
+        context = ctypes.c_void_p()
+        for r in (d.cuInit(0), d.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), d.cuCtxSetCurrent(context)):
+            if r != 0:
+                raise RuntimeError(f"the driver says {r}")
+
+    def array(self, values):
+        a = Array(self.driver, 4 * len(values))
+        self.addCleanup(a.free)
+        a.write(numpy.asarray(values, "f4"))
+        return a
+
+    def setUp(self):
+        self.b = penstock.System(name="b", listen=["tcp://127.0.0.1:0"])
+        self.a = penstock.System(name="a")
+        self.peer = self.a.connect(self.b.addresses[0])
+        for s in (self.b, self.a, self.peer):
+            self.addCleanup(s.close)
+
+    def test_put_and_get(self):
+        n = 700_000
+        want = numpy.arange(n, dtype="f4")
+        x, y, z = self.array(want), self.array(numpy.zeros(n)), self.array(numpy.zeros(n))
+        with self.b.export(y, "y", READ | WRITE) as e:
+            t = self.peer.put(x, "y", digest=True).wait(30)
+            self.assertIn("cuda 0", t.explain())
+            self.assertTrue((y.read() == want).all())
+            self.peer.get("y", z).wait(30)
+            self.assertTrue((z.read() == want).all())
+            host = self.peer.get("y")  # between the host and the device, both ways
+            self.assertTrue((host.array("f4")[:n] == want).all())
+            self.peer.put(want[::-1].copy(), "y").wait(30)
+            self.assertTrue((y.read() == want[::-1]).all())
+        e._keep.close()
+
+    def test_region(self):
+        x = self.array(numpy.zeros(1000))
+        with penstock.adopt(x) as r:
+            self.assertEqual((r.size, r.address), (4000, None))
+            for f in (lambda: r.memory, lambda: r.array(), lambda: r.__array_interface__):
+                with self.assertRaises(penstock.InvalidError):
+                    f()
+
+    def test_prepared(self):
+        x, y = self.array(numpy.arange(4096)), self.array(numpy.zeros(4096))
+        with penstock.adopt(x) as here, penstock.adopt(y) as there, self.b.export(there, "y", WRITE), self.peer.lookup("y") as remote:
+            at = numpy.arange(16) * 1024
+            with self.peer.prepare("put", numpy.stack([at, numpy.full(16, 1024), at[::-1]], axis=1), here, remote) as p:
+                p.post().wait(30)
+        want = numpy.arange(4096, dtype="f4").reshape(16, 256)[::-1].ravel()
+        self.assertTrue((y.read() == want).all())
+
+    def test_beyond(self):
+        x = self.array(numpy.zeros(1000))
+        x.size = 1 << 40
+        with self.assertRaises(penstock.BoundsError):
+            penstock.adopt(x)
+        x.size = 4000
+
+    def test_nixl(self):
+        a, b = nixl.nixl_agent("a"), nixl.nixl_agent("b")
+        self.assertEqual(a.get_plugin_mem_types("UCX"), ["DRAM", "VRAM"])
+        x, y = self.array(numpy.arange(2000)), self.array(numpy.zeros(2000))
+        mine, theirs = a.register_memory(x), b.register_memory([(y.p.value, y.size, 0, "")], "VRAM")
+        self.assertEqual(mine.getType(), nixl.VRAM_SEG)
+        a.add_remote_agent(b.get_agent_metadata())
+        t = a.initialize_xfer("WRITE", a.get_xfer_descs(x), theirs.trim(), "b", b"there")
+        state = a.transfer(t)
+        while state == "PROC":
+            state = a.check_xfer_state(t)
+        self.assertEqual(state, "DONE")
+        self.assertTrue((y.read() == numpy.arange(2000)).all())
+        a.release_xfer_handle(t)
+        a.deregister_memory(mine)
+        b.deregister_memory(theirs)
+
+    def test_mooncake(self):
+        a, b = TransferEngine(), TransferEngine()
+        for e in (a, b):
+            self.assertEqual(e.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        x, y = self.array(numpy.arange(2000)), self.array(numpy.zeros(2000))
+        self.assertEqual((a.register_memory(x.p.value, x.size), b.register_memory(y.p.value, y.size, "cuda:0")), (0, 0))
+        self.assertEqual(a.transfer_sync_write(f"127.0.0.1:{b.get_rpc_port()}", x.p.value, y.p.value, x.size), 0)
+        self.assertTrue((y.read() == numpy.arange(2000)).all())
+        with self.assertRaises(ValueError):
+            a.read_bytes_from_buffer(x.p.value, 1)
+        self.assertEqual((a.unregister_memory(x.p.value), b.unregister_memory(y.p.value)), (0, 0))
+
+    @unittest.skipIf(torch is None or not torch.cuda.is_available(), "torch has no CUDA here")
+    def test_torch(self):
+        x = torch.arange(1 << 20, device="cuda") * 3  # a kernel that may be under way
+        y, z = torch.zeros_like(x), torch.zeros(1 << 20, dtype=x.dtype).pin_memory()
+        with self.b.export(y, "y", READ | WRITE) as e:
+            self.assertIn("cuda 0", self.peer.put(x, "y").wait(30).explain())
+            self.assertTrue(torch.equal(x, y))
+            self.peer.get("y", z).wait(30)  # pinned memory is the host's
+            self.assertTrue(torch.equal(x.cpu(), z))
+        e._keep.close()
+
+
+if __name__ == "__main__":
+    unittest.main()
