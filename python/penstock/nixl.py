@@ -322,9 +322,10 @@ class nixl_agent:
             except (_lib.InvalidError, TypeError, BufferError) as e:
                 log.error("no descriptor: %s", e)
                 return None
-            on = getattr(x, "device", None)  # of a tensor
-            mems.add(VRAM_SEG if getattr(on, "type", "") == "cuda" or hasattr(x, "__cuda_array_interface__") else DRAM_SEG)
-            rows.append((address, size, getattr(on, "index", None) or 0))
+            on = getattr(x, "device", None)  # of torch it has type and index, of CuPy id, and of numpy it is text
+            gpu = getattr(on, "type", "") == "cuda" or hasattr(x, "__cuda_array_interface__")
+            mems.add(VRAM_SEG if gpu else DRAM_SEG)
+            rows.append((address, size, (on.index if hasattr(on, "type") else getattr(on, "id", 0)) or 0 if gpu else 0))
         if len(mems) > 1:
             log.error("tensors of the host and of a device are in one list")
             return None

@@ -123,6 +123,11 @@ class Agents(unittest.TestCase):
         with self.assertRaises(KeyError):
             self.a.get_xfer_descs([(1, 2, 3)], "V-RAM")
 
+    def test_device_of_numpy_2(self):
+        class Array(numpy.ndarray):
+            device = "cpu"  # as numpy has it from version 2 on
+        self.assertEqual(self.a.get_reg_descs(numpy.zeros(4).view(Array)).rows[0, 1:].tolist(), [32, 0])
+
     def test_refused(self):
         small = self.a.get_xfer_descs([(self.x.ctypes.data, 10, 0)], "DRAM")
         outside = self.a.get_xfer_descs([(self.y.ctypes.data + 4090, 10, 0)], "DRAM")
