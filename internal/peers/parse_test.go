@@ -278,6 +278,17 @@ func TestPerftestWithoutClock(t *testing.T) {
 	}
 }
 
+// A slow guest had perftest print such a line.
+func TestPerftestDeviation(t *testing.T) {
+	r, err := parseRDMARow(strings.Fields("64 50 22.26 90042.40 27.87 4653.15 -nan 90042.40 90042.40"), 9)
+	if err != nil || r.Deviation != 0 || r.P99 != 90042.40 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if r, err := parseRDMARow(strings.Fields("64 50 22.26 90042.40 -nan 4653.15 0 90042.40 90042.40"), 9); err == nil {
+		t.Errorf("a typical time of -nan passed: %+v", r)
+	}
+}
+
 func FuzzParsers(f *testing.F) {
 	for i, p := range parsers {
 		for _, file := range p.files {
