@@ -231,7 +231,7 @@ func (c *Context) Inspect(p Pointer) (PointerInfo, error) {
 }
 
 // DeviceOf is the ordinal of the device that has the memory at p, and false where the CPU reaches it: memory of the host, pinned or not, and managed memory.
-// In a process that has not loaded the driver there is no other, and DeviceOf does not load it.
+// A process that has not loaded the driver, or whose driver does not start, has no memory of a device; DeviceOf does not load the driver.
 func DeviceOf(p uintptr) (int, bool) {
 	if !dl.Loaded(Library) {
 		return 0, false

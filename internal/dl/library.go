@@ -49,7 +49,7 @@ func open(name string) (uintptr, error) {
 	return dlopen(name)
 }
 
-// Loaded reports whether the process has the library, which Loaded does not load. Its user may have loaded it, or a library of C that this program is in.
+// Loaded reports whether any code of the process, Go or C, has loaded the library. Loaded itself does not load it.
 func Loaded(name string) bool {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

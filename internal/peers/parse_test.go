@@ -278,7 +278,7 @@ func TestPerftestWithoutClock(t *testing.T) {
 	}
 }
 
-// A slow guest had perftest print such a line.
+// perftest printed the first line in a slow guest.
 func TestPerftestDeviation(t *testing.T) {
 	r, err := parseRDMARow(strings.Fields("64 50 22.26 90042.40 27.87 4653.15 -nan 90042.40 90042.40"), 9)
 	if err != nil || r.Deviation != 0 || r.P99 != 90042.40 {
