@@ -28,7 +28,8 @@ type core struct {
 	done  fifo // ended, not reported yet
 	open  int  // slots in use
 
-	wanted int // blocks requested from the peer and not there yet
+	wanted   int // blocks requested from the peer and not there yet
+	requests int // open ones
 
 	serveSmall requests // the peer's, on stream 0
 	serveBig   requests // the peer's, on any stream for what is large
@@ -60,6 +61,7 @@ const (
 	stripeMin  = 1 << 20   // operations from here on are large: they use the streams after the first, if there are any
 	sendBlocks = 512       // blocks of one frame; the receiver takes more
 	getPiece   = 1 << 30   // one entry of a request
+	opRequests = 64        // open requests of one operation
 )
 
 type phase uint8
@@ -97,8 +99,8 @@ type op struct {
 	asked    uint64 // Get: bytes requested
 	claimed  uint64 // Get: bytes of which a frame began to come; no byte is written once claimed ones are all there
 	got      uint64 // Get: bytes that came or were refused
-	entries  int    // Get: blocks of the open request
-	waiting  bool   // Get: a request is open
+	entries  int    // Get: blocks requested since nothing was under way
+	requests int    // Get: open ones
 	finished bool   // all was sent or requested
 }
 
@@ -244,13 +246,10 @@ func (c *core) advance(slot uint16) {
 			p.finished = true
 			c.dequeue(slot)
 		}
-		if p.flying > 0 || p.waiting || p.got != p.asked {
-			return
+		if !p.finished && p.kind == path.Get && p.requests < opRequests {
+			c.enqueue(slot) // the next request
 		}
-		if !p.finished {
-			if p.kind == path.Get {
-				c.enqueue(slot) // the next request
-			}
+		if p.flying > 0 || p.requests > 0 || p.got != p.asked || !p.finished {
 			return
 		}
 		if p.err == nil && p.notify {
@@ -310,13 +309,13 @@ func (c *core) cancelToken(token uint64) bool {
 		switch p.phase {
 		case phaseWork:
 			p.err = firstError(p.err, errCanceledHere)
-			if p.waiting {
+			if p.requests > 0 {
 				c.pushControl(c.streams[0], control{typ: frameCancel, op: p.number(uint16(i))})
 			}
 			c.advance(uint16(i))
 		case phaseWait:
 			// A Put whose frames are all sent completes or fails by itself. What a Get still waits for, the peer need not send.
-			if p.waiting {
+			if p.requests > 0 {
 				c.pushControl(c.streams[0], control{typ: frameCancel, op: p.number(uint16(i))})
 			}
 		case phaseNotify:

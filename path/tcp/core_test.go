@@ -20,6 +20,7 @@ type node struct {
 	*core
 	region *mem.Region
 	export *path.Export
+	other  *path.Export // of the same memory
 	rxv    []sys.Iovec
 }
 
@@ -35,7 +36,11 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	other, err := x.Add(r.All(), path.Read|path.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
@@ -136,18 +141,19 @@ func TestAnySplit(t *testing.T) {
 						n = rapid.IntRange(stripeMin-2, stripeMin+300_000).Draw(t, "size")
 					}
 					src := rng.IntN(size/2 - n)
+					key := rapid.SampledFrom([]*path.Export{b.export, b.export, b.other}).Draw(t, "export").Key()
 					if op.Kind == path.Put {
 						if at+n > end {
 							break
 						}
-						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src), Len: uint64(n)}, Key: b.export.Key(), RemoteOff: uint64(at)})
+						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(src), Len: uint64(n)}, Key: key, RemoteOff: uint64(at)})
 						copy(wantB[at:at+n], wantA[src:])
 						at += n
 					} else {
 						if atGet+n > end {
 							break
 						}
-						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(atGet), Len: uint64(n)}, Key: b.export.Key(), RemoteOff: uint64(src)})
+						op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: uint64(atGet), Len: uint64(n)}, Key: key, RemoteOff: uint64(src)})
 						copy(wantA[atGet:atGet+n], wantB[src:src+n])
 						atGet += n
 					}
@@ -177,10 +183,64 @@ func TestAnySplit(t *testing.T) {
 			if !bytes.Equal(la, wantA) || !bytes.Equal(lb, wantB) {
 				t.Fatal("memory differs from the model")
 			}
-			if a.wanted != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || a.open != 0 || len(a.free) != 32 {
-				t.Fatalf("credits are missing: wanted %d, blocks %d, requests %d, open %d", a.wanted, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, a.open)
+			if a.wanted != 0 || a.requests != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || a.open != 0 || len(a.free) != 32 {
+				t.Fatalf("credits are missing: wanted %d, requests %d, blocks %d, requests %d, open %d", a.wanted, a.requests, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, a.open)
 			}
 		})
+	}
+}
+
+// TestGetOfManyExports has one operation get blocks of different exports: it does not ask for them one after another, which would take
+// a round trip each, nor for more than its share. It ends when all were answered, also when it is canceled on the way.
+func TestGetOfManyExports(t *testing.T) {
+	const blocks, window = 200, 96
+	for _, cancel := range []bool{false, true} {
+		a, b := newNode(t, 1<<20, window, 1, true), newNode(t, 1<<20, window, 1, true)
+		get := func(token uint64) path.Op {
+			op := path.Op{Kind: path.Get, Token: token}
+			for i := range uint64(blocks) {
+				key := b.export.Key()
+				if i%2 > 0 {
+					key = b.other.Key()
+				}
+				op.Copies = append(op.Copies, path.Copy{Local: mem.Span{Region: a.region, Off: i * 64, Len: 64}, Key: key, RemoteOff: i * 64})
+			}
+			return op
+		}
+		for i := range b.region.All().Bytes() {
+			b.region.All().Bytes()[i] = byte(i * 7 >> 3)
+		}
+		if n, err := a.post([]path.Op{get(1), get(2)}); n != 2 {
+			t.Fatal(err)
+		}
+		out := a.emit(a.streams[0], 1<<20)
+		if n, err := b.feed(b.streams[0], out); n != len(out) || err != nil {
+			t.Fatal(n, err)
+		}
+		a.streams[0].out.gone(len(out))
+		if a.requests != window || b.serveSmall.n != window {
+			t.Errorf("%d requests are open, the peer has %d, expected %d", a.requests, b.serveSmall.n, window)
+		}
+		for i := range a.ops {
+			if n := a.ops[i].requests; n > opRequests {
+				t.Errorf("operation %d has %d requests open, expected at most %d", i, n, opRequests)
+			}
+		}
+		if cancel {
+			a.cancelToken(1)
+		}
+		shuttle(t, a, b, func(n int) int { return n / 2 })
+		for _, e := range a.events() {
+			if canceled := cancel && e.Token == 1; canceled != errors.Is(e.Err, path.ErrCanceled) || !canceled && e.Err != nil {
+				t.Errorf("operation %d: %v", e.Token, e.Err)
+			}
+		}
+		if a.open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 {
+			t.Errorf("%d operations, %d requests and %d blocks are left, %d at the peer", a.open, a.requests, a.wanted, b.serveSmall.n)
+		}
+		if !cancel && !bytes.Equal(a.region.All().Bytes()[:blocks*64], b.region.All().Bytes()[:blocks*64]) {
+			t.Error("the bytes are others")
+		}
 	}
 }
 
@@ -393,7 +453,11 @@ func FuzzReceiver(f *testing.F) {
 		defer func() { x.Revoke(e); x.Retire(e) }()
 		all := r.All().Bytes()
 		clear(all)
-		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		other, err := x.Add(r.All(), path.Read|path.Write)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})

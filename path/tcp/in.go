@@ -258,7 +258,7 @@ func (c *core) addRequest(in *input) error {
 func (c *core) beginData(in *input) error {
 	h := &in.h
 	p, slot := c.lookup(h.op)
-	if p == nil || p.kind != path.Get || !p.waiting && p.got == p.asked {
+	if p == nil || p.kind != path.Get || p.requests == 0 && p.got == p.asked {
 		return errUnknownOp
 	}
 	if uint64(h.payload) > p.asked-p.claimed {
@@ -310,11 +310,7 @@ func (c *core) end(s *stream, msg []byte) error {
 			p.err = firstError(p.err, errDamagedHere)
 		}
 		p.got += uint64(h.payload)
-		if h.flags&flagEnd != 0 {
-			p.waiting = false
-		}
-		c.answered(in.slot)
-		return nil
+		return c.answered(in.slot, h.flags&flagEnd != 0)
 	}
 	in.ackOwed = true
 	in.unacked++
@@ -343,18 +339,29 @@ func (c *core) end(s *stream, msg []byte) error {
 	return nil
 }
 
-// answered moves a Get on after something of it came in.
-func (c *core) answered(slot uint16) {
+// answered moves a Get on after something of it came in, or the end of one of its requests.
+func (c *core) answered(slot uint16, end bool) error {
 	p := &c.ops[slot]
-	if p.waiting || p.got != p.asked {
-		return
+	if end {
+		if p.requests == 0 {
+			return errUnknownOp
+		}
+		p.requests--
+		c.requests--
 	}
-	c.wanted -= p.entries
-	p.entries = 0
-	for c.short.n > 0 && c.wanted < maxRequested {
+	quiet := p.requests == 0 && p.got == p.asked
+	if quiet {
+		c.wanted -= p.entries
+		p.entries = 0
+	}
+	if !end && !quiet {
+		return nil
+	}
+	for room := min(maxRequested-c.wanted, c.window-c.requests); room > 0 && c.short.n > 0; room-- {
 		c.small.push(c.short.pop())
 	}
 	c.advance(slot)
+	return nil
 }
 
 // acknowledged ends the frames that the peer dealt with, up to and including seq.
@@ -391,14 +398,12 @@ func (c *core) peerRefused(h *header) error {
 	}
 	p.err = firstError(p.err, reasonErrors[h.imm])
 	if p.kind == path.Get && p.phase <= phaseWait {
-		if !p.waiting || h.where > p.asked-p.claimed {
+		if h.where > p.asked-p.claimed {
 			return errShape
 		}
 		p.claimed += h.where
 		p.got += h.where
-		p.waiting = false
-		c.answered(slot)
-		return nil
+		return c.answered(slot, true)
 	}
 	if p.flying == 0 {
 		return errUnknownOp

@@ -335,13 +335,13 @@ func (c *core) cutPut(s *stream, slot uint16) verdict {
 	return ended
 }
 
-// cutGet asks for the next blocks of an operation. One request of an operation is open at a time.
+// cutGet asks for the next blocks of an operation: those of one export.
 func (c *core) cutGet(s *stream, slot uint16) verdict {
 	p, o := &c.ops[slot], &s.out
-	if p.waiting || p.got != p.asked {
+	if p.requests == opRequests {
 		return ended // answered enqueues it again
 	}
-	if c.wanted == maxRequested {
+	if c.wanted == maxRequested || c.requests == c.window {
 		return later
 	}
 	k := &p.copies[p.block]
@@ -382,12 +382,14 @@ func (c *core) cutGet(s *stream, slot uint16) verdict {
 	h.payload = uint32(n * blockSize)
 	h.crc = vec.CRC32C(0, b[headerSize:])
 	o.header(b, &h)
-	p.waiting = true
-	p.entries = n
+	p.requests++
+	c.requests++
+	p.entries += n
 	c.wanted += n
-	if p.block == len(p.copies) {
-		p.finished, p.phase = true, phaseWait
+	if p.block < len(p.copies) {
+		return added
 	}
+	p.finished, p.phase = true, phaseWait
 	return ended
 }
 

@@ -28,7 +28,7 @@ func (c *core) verify() {
 	for _, k := range c.free {
 		c.tallies[k].free++
 	}
-	entries := 0
+	entries, requests := 0, 0
 	for _, s := range c.streams {
 		o := &s.out
 		for i := range o.fn {
@@ -45,14 +45,17 @@ func (c *core) verify() {
 			invariants.Broken("tcp: operation %d in phase %d is free %d times, held %d times, done %d times", k, p.phase, t.free, t.held, t.done)
 		case t.flying != p.flying:
 			invariants.Broken("tcp: operation %d in phase %d counts %d frames under way, there are %d", k, p.phase, p.flying, t.flying)
-		case over && (p.queued || p.flying > 0 || p.entries > 0):
-			invariants.Broken("tcp: operation %d is over, and waits for something: queued %t, %d frames, %d blocks", k, p.queued, p.flying, p.entries)
+		case over && (p.queued || p.flying > 0 || p.entries > 0 || p.requests > 0):
+			invariants.Broken("tcp: operation %d is over, and waits for something: queued %t, %d frames, %d blocks, %d requests", k, p.queued, p.flying, p.entries, p.requests)
 		}
 		entries += p.entries
+		requests += p.requests
 	}
 	switch {
 	case c.open != len(c.ops)-len(c.free):
 		invariants.Broken("tcp: %d slots are counted in use, %d of %d are free", c.open, len(c.free), len(c.ops))
+	case c.requests != requests || c.requests > c.window:
+		invariants.Broken("tcp: %d requests are counted as open, %d are, at most %d may be", c.requests, requests, c.window)
 	case c.wanted != entries || c.wanted > maxRequested:
 		invariants.Broken("tcp: %d blocks are counted as requested, %d are, at most %d may be", c.wanted, entries, maxRequested)
 	}
