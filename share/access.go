@@ -195,6 +195,19 @@ func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
 	return nil
 }
 
+// readWhole counts a read of which only the end is said.
+func (s *Server) readWhole(p *transfer.Peer, name string, size uint64, via string) {
+	x := &access{Access: Access{Peer: p, Name: name, Size: size}}
+	s.access.mu.Lock()
+	s.enterAccess(x)
+	s.access.mu.Unlock()
+	s.begins(x)
+	s.access.mu.Lock()
+	x.Good, x.Path = size, via
+	s.access.mu.Unlock()
+	s.ends(x, nil)
+}
+
 // watchReads ends the reads of a peer when it is gone, or the share is closed.
 func (s *Server) watchReads(p *transfer.Peer) {
 	var err error

@@ -38,6 +38,9 @@
 // end the data are synced (fsync), the file is renamed to OUTPUT and the directory is synced. So OUTPUT is whole whenever
 // it exists, after any crash of the process or the machine.
 //
+// A [Mirror] fetches small files by batches: one transfer for the bytes of many, one call that asks whether they are still the content of the
+// listing, and no partial files. A file of a batch gets its name when it is synced; one that changed meanwhile is fetched by itself.
+//
 // # Connections
 //
 // [Over] takes one session: what is under way ends with it. [OverLink] takes a link, which dials again: everything here goes on

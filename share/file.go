@@ -130,7 +130,11 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *
 	if taken != old {
 		return unservable(fmt.Sprintf("its name is that of %s", taken.path))
 	}
-	x := &served{path: p, id: id, tag: id.tag()}
+	fi, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	x := &served{path: p, id: id, mode: fi.Mode().Perm(), tag: id.tag()}
 	if s.o.Strong {
 		h := sha256.New()
 		if _, err := io.Copy(h, contextReader{ctx, f}); err != nil {
@@ -138,7 +142,6 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *
 		}
 		x.tag = Tag(h.Sum(nil)[:16])
 	}
-	var err error
 	var now fileID
 	if x.region, now, err = mapFile(f); err != nil {
 		return err
@@ -205,7 +208,7 @@ func (s *Server) export(f *served, name string, off, size uint64, d *tensor.Desc
 	if err != nil {
 		return err
 	}
-	v := view{f, x}
+	v := view{f, tag, x}
 	f.views = append(f.views, v)
 	s.mu.Lock()
 	s.names[name] = v

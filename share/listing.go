@@ -95,15 +95,14 @@ func (s *Server) recount(f *served) {
 	}
 }
 
-// listing is the catalog of the other node as List gives it, and what it lacks. The three answers are of one process.
-func listing(ctx context.Context, c Conn, prefix string) (entries []Entry, lacks lack, err error) {
+// listing is the catalog of the other node, and what it lacks. The three answers are of one process.
+func listing(ctx context.Context, c Conn, prefix string) (all []*transfer.Remote, lacks lack, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		before, count, err := askListing(ctx, p)
 		if err != nil {
 			return err
 		}
-		rs, err := p.List(ctx, prefix)
-		if err != nil {
+		if all, err = p.List(ctx, prefix); err != nil {
 			return err
 		}
 		after, now, err := askListing(ctx, p)
@@ -118,13 +117,12 @@ func listing(ctx context.Context, c Conn, prefix string) (entries []Entry, lacks
 		default:
 			lacks = after
 		}
-		entries = entriesOf(rs)
 		return nil
 	})
 	if err != nil {
-		err = fmt.Errorf("share: list: %w", err)
+		return nil, lacks, fmt.Errorf("share: list: %w", err)
 	}
-	return entries, lacks, err
+	return all, lacks, nil
 }
 
 func askListing(ctx context.Context, p *transfer.Peer) (lack, uint64, error) {

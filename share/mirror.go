@@ -7,12 +7,14 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -77,9 +79,9 @@ type Mirrored struct {
 }
 
 // Mirror makes the directory dir, which is created if it is missing, hold what the other side has: each name at the path that
-// PathOf gives it. What is there with the size and tag that an earlier Mirror recorded, and was not changed since, is
-// skipped; what is partial is resumed. The record is the file .penstock-mirror in dir. A file that is in the way and was not
-// made by Mirror is not touched: that name fails.
+// PathOf gives it, with the modification time and the permissions that the file has there, less what the umask says. What is there
+// with the size and tag that an earlier Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record
+// is the file .penstock-mirror in dir. A file that is in the way and was not made by Mirror is not touched: that name fails.
 //
 // The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
 // ErrIncomplete if files were to be deleted and the listing does not say which. When
@@ -96,10 +98,11 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if o.DryRun {
 		o.Parallel = 1 // a dry run moves no bytes, and its reports are in order
 	}
-	entries, lacks, err := listing(ctx, c, o.Prefix)
+	catalog, lacks, err := listing(ctx, c, o.Prefix)
 	if err != nil {
 		return nil, err
 	}
+	entries := entriesOf(catalog)
 	if o.DryRun {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 			empty, terr := os.MkdirTemp("", "penstock-mirror")
@@ -117,7 +120,10 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer root.Close()
-	m := &mirror{c: c, o: o, root: root, dir: dir, flying: map[string]uint64{}}
+	m := &mirror{c: c, o: o, root: root, dir: dir, catalog: catalog, flying: map[string]uint64{}}
+	if m.umask, err = sys.Umask(); err != nil {
+		return nil, fmt.Errorf("share: mirror: %w", err)
+	}
 	if err := m.openRecord(); err != nil {
 		return nil, err
 	}
@@ -147,19 +153,19 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 const (
 	// maxParallel keeps the requests of all files together below what a session allows (control.MaxPendingRequests): each has up to two.
 	maxParallel = 100
-	// largeAtOnce files fill a link. What a small file takes is round trips and syncs, which many do at a time.
-	largeAtOnce = 4
+	largeAtOnce = 4 // fill a link
 	smallAtOnce = 60
-	smallFile   = 256 << 10 // bytes
 )
 
 type mirror struct {
-	c    Conn
-	o    MirrorOptions
-	root *os.Root
-	dir  string
-	todo []Entry
-	gone []string // recorded names that are to be deleted
+	c       Conn
+	o       MirrorOptions
+	root    *os.Root
+	dir     string
+	umask   fs.FileMode
+	catalog []*transfer.Remote // of the first session
+	todo    []Entry
+	gone    []string // recorded names that are to be deleted
 
 	mu       sync.Mutex // guards what follows
 	sum      Mirrored
@@ -243,7 +249,7 @@ func (m *mirror) run(ctx context.Context) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { m.several(ctx, large, largeAtOnce) })
-	m.several(ctx, small, smallAtOnce)
+	m.small(ctx, small)
 	wg.Wait()
 }
 
@@ -270,83 +276,118 @@ func (m *mirror) several(ctx context.Context, todo []Entry, atOnce int) {
 	wg.Wait()
 }
 
-// one brings one name up to date.
-func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
-	f := MirrorFile{Name: e.Name, Size: e.Size}
-	fail := func(err error) MirrorFile {
-		f.Action, f.Err = MirrorFailed, fmt.Errorf("share: mirror %q: %w", Printable(e.Name), err)
-		return f
+// task is one name to be brought up to date.
+type task struct {
+	MirrorFile
+	e    Entry
+	now  os.FileInfo // what is there; nil: nothing
+	ours bool        // an earlier mirror made it
+	cut  bool        // an earlier fetch of it began, and no end is recorded
+	is   fileID      // of the file that is complete
+	err  error
+}
+
+func (t *task) fail(err error) MirrorFile {
+	t.Action, t.Err = MirrorFailed, fmt.Errorf("share: mirror %q: %w", Printable(t.e.Name), err)
+	return t.MirrorFile
+}
+
+// undisturbed checks that what is at a place is what was there before. What is replaced is ours, or there is nothing.
+func (t *task) undisturbed(at place) error {
+	if fi, err := at.dir.Lstat(at.base); t.ours && err == nil && idOf(fi) != idOf(t.now) { // meanwhile
+		return errNotOurs(t.Path)
 	}
+	return nil
+}
+
+// assess finds out what is to be done about a name, and whether that is to fetch it.
+func (m *mirror) assess(e Entry) (t *task, fetch bool) {
+	t = &task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size}, e: e}
 	var err error
-	if f.Path, err = PathOf(e.Name); err != nil {
-		return fail(err)
+	if t.Path, err = PathOf(e.Name); err != nil {
+		t.fail(err)
+		return t, false
 	}
 	m.mu.Lock()
 	was, recorded := m.record[e.Name]
 	begun, cut := m.begun[e.Name]
-	m.mu.Unlock()
-	now, err := m.look(f.Path)
-	complete := err == nil && recorded && idOf(now) == was.id
-	// A crash may have come between the end of a fetch and its record.
-	ours := complete || err == nil && cut && uint64(now.Size()) == begun.size && now.Mode().IsRegular()
-	switch {
-	case err != nil && !errors.Is(err, fs.ErrNotExist):
-		return fail(err)
-	case err == nil && !ours:
-		return fail(errNotOurs(f.Path))
-	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
-		f.Action = MirrorSkipped
-		return f
-	}
-	f.Action = MirrorFetched
-	m.mu.Lock()
 	away := m.away
 	m.mu.Unlock()
-	if away != nil { // each name would wait as long as the one before
-		return fail(away)
+	now, err := m.look(t.Path)
+	if err == nil {
+		t.now = now
 	}
+	complete := err == nil && recorded && idOf(now) == was.id
+	// A crash may have come between the end of a fetch and its record.
+	t.ours = complete || err == nil && cut && uint64(now.Size()) == begun.size && now.Mode().IsRegular()
+	t.cut = cut
+	switch {
+	case err != nil && !errors.Is(err, fs.ErrNotExist):
+		t.fail(err)
+		return t, false
+	case err == nil && !t.ours:
+		t.fail(errNotOurs(t.Path))
+		return t, false
+	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
+		t.Action = MirrorSkipped
+		return t, false
+	case away != nil: // each name would wait as long as the one before
+		t.fail(away)
+		return t, false
+	}
+	t.Action = MirrorFetched
 	if m.o.DryRun {
-		f.Moved = e.Size
-		return f
+		t.Moved = e.Size
 	}
-	at, err := placeBelow(m.root, f.Path, m.dir)
+	return t, !m.o.DryRun
+}
+
+// one brings one name up to date.
+func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
+	t, needed := m.assess(e)
+	if !needed {
+		return t.MirrorFile
+	}
+	at, err := placeBelow(m.root, t.Path, m.dir)
 	if err != nil {
-		return fail(err)
+		return t.fail(err)
 	}
 	defer at.dir.Close()
 	if err := m.begin(e); err != nil {
-		return fail(err)
+		return t.fail(err)
 	}
-	// What is replaced is ours, or there is nothing.
-	o := FetchOptions{Overwrite: ours, Progress: m.advance}
+	o := FetchOptions{Overwrite: t.ours, Progress: m.advance}
 	if m.o.MaxBytes > 0 {
 		o.MaxSize = e.Size // what was counted
 	}
-	got, err := fetch(ctx, m.c, e.Name, at, o, func() error {
-		if fi, err := at.dir.Lstat(at.base); ours && err == nil && idOf(fi) != idOf(now) { // meanwhile
-			return errNotOurs(f.Path)
-		}
-		return nil
-	})
+	got, err := fetch(ctx, m.c, e.Name, at, o, func() error { return t.undisturbed(at) })
 	if isAway(err) {
-		m.mu.Lock()
-		m.away = err
-		m.mu.Unlock()
+		m.lost(err)
 	}
 	if err != nil {
-		return fail(errors.Join(err, m.notMade(e.Name, f.Path)))
+		return t.fail(errors.Join(err, m.notMade(e.Name, t.Path)))
 	}
-	f.Moved = got.Moved
-	fi, err := at.dir.Lstat(at.base)
-	if err == nil {
+	err = m.like(ctx, got.Entry, at)
+	fi, lerr := at.dir.Lstat(at.base)
+	if err = errors.Join(err, lerr); err == nil {
 		err = m.note(e.Name, mirrored{got.Size, got.Tag, idOf(fi)})
 	}
 	if err != nil {
-		return fail(err)
+		return t.fail(err)
 	}
-	f.Size = got.Size
-	return f
+	t.Moved, t.Size = got.Moved, got.Size
+	return t.MirrorFile
 }
+
+// lost notes that the other side is taken to be gone.
+func (m *mirror) lost(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.away = err
+}
+
+// shown is a path below the directory for messages.
+func (m *mirror) shown(p string) string { return filepath.Join(m.dir, filepath.FromSlash(p)) }
 
 func errNotOurs(p string) error {
 	return fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, p)

@@ -136,22 +136,26 @@ func TestMirrorAfterAFailedFetch(t *testing.T) {
 }
 
 func TestMirrorFollowsNoLinks(t *testing.T) {
-	ctx, root, dir, out := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir()
+	ctx, root := testCtx(t), t.TempDir()
 	for _, n := range []string{"a", "b/c", "d"} {
 		write(t, filepath.Join(root, n), []byte("new"))
 	}
-	write(t, filepath.Join(out, "victim"), []byte("old"))
-	if err := errors.Join(os.Symlink(filepath.Join(out, "victim"), filepath.Join(dir, "a")), os.Symlink(out, filepath.Join(dir, "b")),
-		os.Symlink(filepath.Join(out, "victim"), filepath.Join(dir, "d"+PartialSuffix))); err != nil {
-		t.Fatal(err)
-	}
 	s := serve(t, Options{Root: root})
-	m, err := Mirror(ctx, s.c, dir, MirrorOptions{})
-	if err == nil || m.Failed != 3 {
-		t.Fatalf("%+v, %v", m, err)
+	for _, o := range []MirrorOptions{{}, {Parallel: 1}} {
+		dir, out := t.TempDir(), t.TempDir()
+		victim := filepath.Join(out, "victim")
+		write(t, victim, []byte("old"))
+		if err := errors.Join(os.Symlink(victim, filepath.Join(dir, "a")), os.Symlink(out, filepath.Join(dir, "b")),
+			os.Symlink(victim, filepath.Join(dir, "d"+PartialSuffix)), os.Symlink(out, filepath.Join(dir, batchDir))); err != nil {
+			t.Fatal(err)
+		}
+		m, err := Mirror(ctx, s.c, dir, o)
+		if failed := 2 + o.Parallel; err == nil || m.Failed != failed { // a batch makes no partial files
+			t.Fatalf("%+v, %v, expected %d that failed", m, err, failed)
+		}
+		same(t, victim, []byte("old"))
+		only(t, out, "victim")
 	}
-	same(t, filepath.Join(out, "victim"), []byte("old"))
-	only(t, out, "victim")
 }
 
 func TestMirrorRecordSurvivesDamage(t *testing.T) {

@@ -148,15 +148,21 @@ func parseRecordLine(line string) (name string, x mirrored, what byte) {
 	return name, x, what
 }
 
-// begin records that a file is about to be fetched, such that it is known after a crash of the machine, too. One sync serves all that wait.
-func (m *mirror) begin(e Entry) error {
+// begin records that files are about to be fetched, such that it is known after a crash of the machine, too. One sync serves all that wait.
+func (m *mirror) begin(es ...Entry) error {
 	m.mu.Lock()
-	if m.begun[e.Name] == (mirrored{size: e.Size, tag: e.Tag}) {
+	var lines strings.Builder
+	for _, e := range es {
+		if x := (mirrored{size: e.Size, tag: e.Tag}); m.begun[e.Name] != x {
+			m.begun[e.Name] = x
+			lines.WriteString(recordLine(e.Name, x, lineBegun))
+		}
+	}
+	if lines.Len() == 0 {
 		m.mu.Unlock()
 		return nil
 	}
-	m.begun[e.Name] = mirrored{size: e.Size, tag: e.Tag}
-	err := m.append(recordLine(e.Name, m.begun[e.Name], lineBegun))
+	err := m.append(lines.String())
 	m.written++
 	mine := m.written
 	m.mu.Unlock()
@@ -212,12 +218,12 @@ func (m *mirror) forget(name string) error {
 	return m.append(recordLine(name, mirrored{}, lineDeleted))
 }
 
-func (m *mirror) append(line string) error {
+func (m *mirror) append(lines string) error {
 	if m.broken != nil {
 		return m.broken
 	}
 	// A torn line would spoil the one behind it: after an error nothing more is recorded.
-	_, err := m.file.WriteString(line)
+	_, err := m.file.WriteString(lines)
 	m.broken = spaceError(recordName, err)
 	return m.broken
 }

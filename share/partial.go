@@ -407,7 +407,12 @@ func (p *partial) commit(to place, overwrite bool) error {
 }
 
 func (p *partial) rename(to place, overwrite bool) error {
-	from, err := p.dir.Open(".")
+	return rename(p.dir, p.base+PartialSuffix, to, overwrite)
+}
+
+// rename gives the file base of a directory its name at a place on the same file system.
+func rename(fromDir *os.Root, base string, to place, overwrite bool) error {
+	from, err := fromDir.Open(".")
 	if err != nil {
 		return err
 	}
@@ -417,12 +422,12 @@ func (p *partial) rename(to place, overwrite bool) error {
 		return err
 	}
 	defer dir.Close()
-	err = sys.Rename(from, p.base+PartialSuffix, dir, to.base, overwrite)
+	err = sys.Rename(from, base, dir, to.base, overwrite)
 	if !overwrite && (sys.IsErrno(err, sys.EINVAL) || sys.IsErrno(err, sys.ENOSYS)) { // the file system cannot: look first, then rename
 		if _, lerr := to.dir.Lstat(to.base); lerr == nil {
 			return fmt.Errorf("%w: %s", ErrExists, to.shown)
 		}
-		err = sys.Rename(from, p.base+PartialSuffix, dir, to.base, true)
+		err = sys.Rename(from, base, dir, to.base, true)
 	}
 	if sys.IsErrno(err, sys.EEXIST) {
 		return fmt.Errorf("%w: %s", ErrExists, to.shown)

@@ -184,7 +184,7 @@ func TestPartialOfSomebodyElse(t *testing.T) {
 			t.Errorf("%+v: %v", o, err)
 		}
 	}
-	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); !errors.Is(err, ErrExists) || m.Failed != 1 {
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Parallel: 1}); !errors.Is(err, ErrExists) || m.Failed != 1 {
 		t.Errorf("%+v, %v", m, err)
 	}
 	same(t, out+PartialSuffix, mine)

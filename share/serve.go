@@ -214,8 +214,10 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
-	if err := handle(listingService, s.listed); err != nil {
-		return nil, err
+	for service, h := range map[string]transfer.Handler{listingService: s.listed, statService: s.statted} {
+		if err := handle(service, h); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.Rescan(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
@@ -380,6 +382,7 @@ func serveName(p string) string {
 type served struct {
 	path    string
 	id      fileID
+	mode    fs.FileMode
 	tag     Tag
 	region  *mem.Region
 	views   []view     // the file itself first, then its tensors
@@ -389,6 +392,7 @@ type served struct {
 // view is one export of a file.
 type view struct {
 	of     *served
+	tag    Tag
 	export *transfer.Export
 }
 

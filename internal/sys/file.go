@@ -1,8 +1,11 @@
 package sys
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -19,6 +22,7 @@ const (
 	ELOOP     = unix.ELOOP
 	EFBIG     = unix.EFBIG
 	EEXIST    = unix.EEXIST
+	EXDEV     = unix.EXDEV
 )
 
 // ReadSetting reads a short file of /proc or /sys, without the space around it. It takes three system calls, where os.ReadFile takes ten
@@ -36,6 +40,21 @@ func ReadSetting(name string) (string, error) {
 			return strings.TrimSpace(string(b[:max(n, 0)])), callError("read", name, err)
 		}
 	}
+}
+
+// Umask is the permissions that files which this process makes do not get (man 2 umask). The call itself could only tell by changing them.
+func Umask() (fs.FileMode, error) {
+	b, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if text, ok := strings.CutPrefix(line, "Umask:"); ok {
+			mask, err := strconv.ParseUint(strings.TrimSpace(text), 8, 32)
+			return fs.FileMode(mask) & fs.ModePerm, err
+		}
+	}
+	return 0, errors.New("/proc/self/status has no line Umask, which Linux has since 4.7")
 }
 
 // Fallocate gives the file f blocks for its n bytes from off on and extends it to them (man 2 fallocate), so that writing to them

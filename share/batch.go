@@ -1,0 +1,388 @@
+package share
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// What a small file takes is round trips and syncs, so a mirror fetches many in one exchange: one Get of all their bytes, one call that
+// asks whether they are still those of the listing, their files written and synced at a time, one sync of each directory. A file that
+// this does not work for is fetched by itself.
+const (
+	smallFile     = 256 << 10 // bytes, at most
+	batchFiles    = 256       // of a batch, at most; maxStat or less
+	batchBytes    = 4 << 20
+	batchesAtOnce = 4
+	writersAtOnce = 8 // of a batch
+	// batchDir is where the files of batches are until they are complete, in the directory of a mirror: no path of PathOf begins with a dot.
+	batchDir  = ".penstock-mirror-new"
+	batchMode = 0o700
+)
+
+// batches fetches small files, and returns those that are to be fetched by themselves.
+type batches struct {
+	m      *mirror
+	stage  *os.Root // batchDir
+	staged atomic.Uint64
+	off    atomic.Bool // the other side answers no calls of statService
+
+	mu      sync.Mutex // guards what follows
+	peer    *transfer.Peer
+	remotes map[string]*transfer.Remote // by name, in the session of peer
+	single  []Entry
+}
+
+// small brings names of small files up to date.
+func (m *mirror) small(ctx context.Context, todo []Entry) {
+	b := &batches{m: m}
+	if err := b.open(); err != nil { // then each file says why it cannot be written
+		m.several(ctx, todo, smallAtOnce)
+		return
+	}
+	defer b.close()
+	work := make(chan []Entry)
+	var wg sync.WaitGroup
+	for range batchesAtOnce {
+		wg.Go(func() {
+			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
+			if err == nil {
+				defer region.Close()
+			}
+			for es := range work {
+				if err != nil || b.off.Load() {
+					b.alone(es...)
+					continue
+				}
+				b.bring(ctx, es, region)
+			}
+		})
+	}
+	for len(todo) > 0 && ctx.Err() == nil {
+		n := batchOf(todo)
+		work <- todo[:n]
+		todo = todo[n:]
+	}
+	close(work)
+	wg.Wait()
+	m.several(ctx, b.single, smallAtOnce)
+}
+
+// batchOf is how many of the first entries make a batch.
+func batchOf(es []Entry) (n int) {
+	for sum := uint64(0); n < min(len(es), batchFiles); n++ {
+		if sum += es[n].Size; sum > batchBytes && n > 0 {
+			break
+		}
+	}
+	return n
+}
+
+func (b *batches) open() error {
+	root := b.m.root
+	err := root.RemoveAll(batchDir) // of a mirror that was killed
+	if err == nil {
+		err = root.Mkdir(batchDir, batchMode)
+	}
+	if err == nil {
+		b.stage, err = root.OpenRoot(batchDir)
+	}
+	return err
+}
+
+func (b *batches) close() {
+	b.stage.Close()
+	b.m.root.RemoveAll(batchDir)
+}
+
+// alone leaves names to be fetched by themselves.
+func (b *batches) alone(es ...Entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.single = append(b.single, es...)
+}
+
+// item is a file of a batch.
+type item struct {
+	*task
+	span mem.Span
+	base string // in batchDir
+	stat stat
+}
+
+// bring brings the names of one batch up to date, with memory for their bytes.
+func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
+	var items []*item
+	off := uint64(0)
+	for _, e := range es {
+		t, fetch := b.m.assess(e)
+		switch {
+		case !fetch:
+			b.m.done(t.MirrorFile, true)
+		case t.cut || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
+			b.alone(e)
+		default:
+			items = append(items, &item{task: t, span: mem.Span{Region: region, Off: off, Len: e.Size}})
+			off += e.Size
+		}
+	}
+	if len(items) == 0 {
+		return
+	}
+	fetched, err := b.fetch(ctx, items)
+	switch {
+	case ctx.Err() != nil:
+		return
+	case isAway(err):
+		b.m.lost(err)
+		fallthrough
+	case err != nil:
+		if errors.Is(err, control.Unsupported) {
+			b.off.Store(true)
+		}
+		for _, x := range items {
+			b.alone(x.e)
+		}
+		return
+	}
+	for _, x := range items {
+		if !x.stat.same { // or it is gone
+			b.alone(x.e)
+		}
+	}
+	lease, err := region.Lease()
+	if err == nil {
+		b.write(fetched, lease.Bytes())
+		lease.Release()
+	}
+	b.place(fetched, err)
+}
+
+// fetch moves the bytes of a batch into memory, and returns the items whose bytes are those of the listing.
+func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, err error) {
+	entries := make([]Entry, len(items))
+	names := make([]statName, len(items))
+	for i, x := range items {
+		entries[i], names[i] = x.e, statName{x.e.Name, x.e.Tag}
+	}
+	if err := b.m.begin(entries...); err != nil {
+		return nil, err
+	}
+	again := func(err error) bool { return errors.Is(err, transfer.ErrPeerLost) }
+	err = b.m.c.do(ctx, transfer.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
+		remotes, err := b.in(ctx, p)
+		if err != nil {
+			return err
+		}
+		var copies []path.Copy
+		var have []*item // of which there are bytes to move
+		for _, x := range items {
+			r := remotes[x.e.Name]
+			if x.span.Len > 0 && r != nil && r.Tag == x.e.Tag && r.Size() == x.span.Len {
+				copies, have = append(copies, r.At(0, x.span)), append(have, x)
+			}
+		}
+		via := "control" // of files without bytes
+		if len(copies) > 0 {
+			t, err := p.Get(ctx, copies, transfer.PutOptions{})
+			if err == nil {
+				err = t.Wait(ctx)
+				<-t.Done() // nothing writes to the memory any more
+			}
+			if err != nil {
+				return err
+			}
+			via = t.Explain().Path
+		}
+		stats, err := askStat(ctx, p, via, names)
+		if err != nil {
+			return err
+		}
+		fetched = fetched[:0]
+		for i, x := range items {
+			moved := x.span.Len == 0 || len(have) > 0 && have[0] == x
+			if moved && x.span.Len > 0 {
+				have = have[1:]
+			}
+			x.stat = stats[i]
+			if x.stat.same = x.stat.same && moved; x.stat.same {
+				fetched = append(fetched, x)
+			}
+		}
+		return nil
+	})
+	return fetched, err
+}
+
+// in is the catalog in a session: that of the first batch asks again.
+func (b *batches) in(ctx context.Context, p *transfer.Peer) (map[string]*transfer.Remote, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.peer == p {
+		return b.remotes, nil
+	}
+	all, err := b.m.catalog, error(nil)
+	if len(all) == 0 || all[0].Peer != p {
+		if all, err = p.List(ctx, b.m.o.Prefix); err != nil {
+			return nil, err
+		}
+	}
+	b.peer, b.remotes = p, make(map[string]*transfer.Remote, len(all))
+	for _, r := range all {
+		b.remotes[r.Name] = r
+	}
+	return b.remotes, nil
+}
+
+// write makes the files of a batch below batchDir, synced. What goes wrong is in task.err.
+func (b *batches) write(items []*item, memory []byte) {
+	work := make(chan *item)
+	var wg sync.WaitGroup
+	for range min(writersAtOnce, len(items)) {
+		wg.Go(func() {
+			for x := range work {
+				x.base = strconv.FormatUint(b.staged.Add(1), 10)
+				x.err = spaceError(x.Path, b.writeOne(x, memory[x.span.Off:x.span.Off+x.span.Len]))
+			}
+		})
+	}
+	for _, x := range items {
+		work <- x
+	}
+	close(work)
+	wg.Wait()
+}
+
+func (b *batches) writeOne(x *item, bytes []byte) error {
+	f, err := b.stage.OpenFile(x.base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, x.stat.mode|ownerMode) // less what the umask says
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(bytes)
+	if err == nil {
+		err = b.stage.Chtimes(x.base, x.stat.modified, x.stat.modified)
+	}
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// place gives the files of a batch their names, and accounts for them. unread is why there were no bytes to write.
+func (b *batches) place(items []*item, unread error) {
+	var placed []*item
+	var at place // the directory of the last one
+	var of string
+	leave := func() {
+		if at.dir == nil {
+			return
+		}
+		if err := syncDir(at.dir); err != nil {
+			for _, x := range placed {
+				x.err = errors.Join(x.err, err)
+			}
+		}
+		at.dir.Close()
+		for _, x := range placed {
+			b.finish(x)
+		}
+		placed, at = nil, place{}
+	}
+	for _, x := range items {
+		dir := x.Path[:strings.LastIndexByte(x.Path, '/')+1]
+		x.err = errors.Join(x.err, unread)
+		if x.err == nil && (at.dir == nil || dir != of) {
+			leave()
+			at, x.err = placeBelow(b.m.root, x.Path, b.m.dir)
+			of = dir
+		}
+		if x.err == nil {
+			at.base = x.Path[len(dir):]
+			at.shown = b.m.shown(x.Path)
+			x.err = b.rename(x, at)
+		}
+		if sys.IsErrno(x.err, sys.EXDEV) { // another file system is mounted there
+			b.alone(x.e)
+			continue
+		}
+		placed = append(placed, x)
+	}
+	if at.dir == nil { // none was placed
+		for _, x := range placed {
+			b.finish(x)
+		}
+	}
+	leave()
+}
+
+// rename puts a file where nothing is, or what an earlier mirror made.
+func (b *batches) rename(x *item, at place) error {
+	b.m.advance(Progress{Name: x.e.Name, File: at.shown, Bytes: x.span.Len, Size: x.span.Len})
+	if err := x.undisturbed(at); err != nil {
+		return err
+	}
+	if err := rename(b.stage, x.base, at, x.ours); err != nil {
+		return err
+	}
+	now, err := at.dir.Lstat(at.base)
+	if err == nil {
+		x.is = idOf(now)
+	}
+	return err
+}
+
+// finish records one file and accounts for it.
+func (b *batches) finish(x *item) {
+	f := x.MirrorFile
+	err := x.err
+	if err == nil {
+		f.Moved = x.span.Len
+		err = b.m.note(x.e.Name, mirrored{x.e.Size, x.e.Tag, x.is})
+	} else {
+		if x.base != "" {
+			b.stage.Remove(x.base)
+		}
+		err = errors.Join(err, b.m.notMade(x.e.Name, x.Path))
+	}
+	if err != nil {
+		f = x.fail(err)
+	}
+	b.m.done(f, true)
+}
+
+// ownerMode is what the owner of a mirrored file may do with it, whatever the other side says.
+const ownerMode fs.FileMode = 0o400
+
+// like gives a file the time and the permissions that the file of the other side has, as far as that says so.
+func (m *mirror) like(ctx context.Context, e Entry, at place) error {
+	var s []stat
+	err := m.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
+		s, err = askStat(ctx, p, "", []statName{{e.Name, e.Tag}})
+		return err
+	})
+	if errors.Is(err, control.Unsupported) || err == nil && !s[0].same {
+		return nil
+	}
+	if err == nil {
+		err = at.dir.Chmod(at.base, (s[0].mode|ownerMode)&^m.umask)
+	}
+	if err == nil {
+		err = at.dir.Chtimes(at.base, s[0].modified, s[0].modified)
+	}
+	if err != nil {
+		return fmt.Errorf("share: the times and permissions of %s: %w", at.shown, err)
+	}
+	return nil
+}

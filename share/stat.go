@@ -1,0 +1,148 @@
+package share
+
+import (
+	"context"
+	"encoding/binary"
+	"io/fs"
+	"time"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// A share answers by the service "share/stat/1" what many names stand for now. Numbers are big-endian.
+//
+//	via length u8 and text, then for each of at most 512 names: length u8 and name, tag [16]
+//	-> for each name: 0, it does not stand for that content; or 1, modified i64 in ns since 1970, permissions u16
+//
+// A via that is not empty says that the caller has read all of them whole over that path, as the calls of "share/read/1" would.
+const (
+	statService = "share/stat/1"
+	maxStat     = 512
+
+	statOther = 0
+	statSame  = 1
+	statSize  = 1 + 8 + 2
+)
+
+// stat is what a share says of a name: whether it stands for the content that was asked about, and of what file.
+type stat struct {
+	same     bool
+	modified time.Time
+	mode     fs.FileMode // permissions
+}
+
+// statName is a name with the content that it is thought to stand for.
+type statName struct {
+	name string
+	tag  Tag
+}
+
+func appendStat(b []byte, via string, names []statName) []byte {
+	b = append(append(b, byte(len(via))), via...)
+	for _, n := range names {
+		b = append(append(b, byte(len(n.name))), n.name...)
+		b = append(b, n.tag[:]...)
+	}
+	return b
+}
+
+func parseStat(b []byte) (via string, names []statName, err error) {
+	bad := control.Errorf(control.BadRequest, "a question about names of %d bytes that is none", len(b))
+	text := func() (string, bool) {
+		if len(b) == 0 || len(b) < 1+int(b[0]) {
+			return "", false
+		}
+		s := string(b[1 : 1+b[0]])
+		b = b[1+len(s):]
+		return s, true
+	}
+	via, ok := text()
+	if !ok || len(via) > maxVia {
+		return "", nil, bad
+	}
+	for len(b) > 0 {
+		name, ok := text()
+		if !ok || name == "" || len(b) < len(Tag{}) || len(names) == maxStat {
+			return "", nil, bad
+		}
+		names = append(names, statName{name, Tag(b)})
+		b = b[len(Tag{}):]
+	}
+	return via, names, nil
+}
+
+func appendStatAnswer(b []byte, s stat) []byte {
+	if !s.same {
+		return append(b, statOther)
+	}
+	b = binary.BigEndian.AppendUint64(append(b, statSame), uint64(s.modified.UnixNano()))
+	return binary.BigEndian.AppendUint16(b, uint16(s.mode.Perm()))
+}
+
+// parseStatAnswer reads the answers about n names.
+func parseStatAnswer(b []byte, n int) (out []stat, ok bool) {
+	for range n {
+		switch {
+		case len(b) >= 1 && b[0] == statOther:
+			out, b = append(out, stat{}), b[1:]
+		case len(b) >= statSize && b[0] == statSame:
+			out = append(out, stat{true, time.Unix(0, int64(binary.BigEndian.Uint64(b[1:]))), fs.FileMode(binary.BigEndian.Uint16(b[9:])) & fs.ModePerm})
+			b = b[statSize:]
+		default:
+			return nil, false
+		}
+	}
+	return out, len(b) == 0
+}
+
+// statted answers a call of statService.
+func (s *Server) statted(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	via, names, err := parseStat(b)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.Rights()&identity.Read == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you read")
+	}
+	var out []byte
+	for _, n := range names {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		s.lookedUp(ctx, p, n.name)
+		now, size := s.stat(n)
+		if out = appendStatAnswer(out, now); now.same && via != "" && s.o.OnAccess != nil {
+			s.readWhole(p, n.name, size, via)
+		}
+	}
+	return out, nil
+}
+
+// stat is what a name stands for, and its size.
+func (s *Server) stat(n statName) (stat, uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v, ok := s.names[n.name]
+	if !ok || v.tag != n.tag {
+		return stat{}, 0
+	}
+	return stat{true, time.Unix(0, v.of.id.modified), v.of.mode}, v.export.Desc().Size
+}
+
+// askStat asks what names stand for.
+func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName) ([]stat, error) {
+	if len(via) > maxVia {
+		via = via[:maxVia]
+	}
+	b, err := p.Call(ctx, statService, appendStat(nil, via, names))
+	if err != nil {
+		return nil, err
+	}
+	out, ok := parseStatAnswer(b, len(names))
+	if !ok {
+		return nil, control.Errorf(control.BadRequest, "an answer of %d bytes about %d names that is none", len(b), len(names))
+	}
+	return out, nil
+}
