@@ -454,10 +454,10 @@ func FuzzReceiver(f *testing.F) {
 		all := r.All().Bytes()
 		clear(all)
 		other, err := x.Add(r.All(), path.Read|path.Write)
-	if err != nil {
-		t.Fatal(err)
-	}
-	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})
