@@ -28,6 +28,7 @@ type serveOptions struct {
 	listen   []string
 	writable bool
 	hidden   bool
+	follow   bool
 	strong   bool
 	noTensor bool
 	grace    time.Duration
@@ -51,7 +52,7 @@ func newServe(s streams) *cobra.Command {
 		Use:   "serve FILE|DIR",
 		Short: "Let peers list and fetch files and tensors, and with --writable leave files here",
 		Long: `Serves a file, or all files below a directory, under their relative names, and each tensor of a safetensors or npy file under
-FILE/TENSOR. Symbolic links, devices and names that begin with a dot are left out. Files that change are noticed when they are
+FILE/TENSOR. Symbolic links (but see --follow-links, for a cache of a model hub), devices and names that begin with a dot are left out. Files that change are noticed when they are
 asked for. With --writable peers may also put new files below the directory; nothing that exists is ever written to, it is only
 replaced as a whole.
 
@@ -77,6 +78,7 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no peer may do anything)")
 	f.StringVar(&o.metrics, "metrics", "", "serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as 127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right status (default: none are served)")
 	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
+	f.BoolVar(&o.follow, "follow-links", false, "serve what symbolic links lead to below the directory, under the link's name")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
 	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; 0: only at the start")
@@ -120,7 +122,7 @@ func runServe(ctx context.Context, s streams, o serveOptions, root string) error
 }
 
 func (v *server) run(ctx context.Context, root string) (err error) {
-	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
+	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, FollowLinks: v.o.follow, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
 		OnAccess: v.accessed}
 	if err = v.o.limits(&so); err != nil {
 		return err

@@ -60,9 +60,9 @@ const (
 var errWritten = errors.New("it is being written to all the time")
 
 // openQuiet opens a file and waits until it is quiet.
-func openQuiet(ctx context.Context, dir *os.Root, base string) (*os.File, fileID, error) {
+func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fileID, error) {
 	for range maxQuiet {
-		f, err := openPlain(dir, base, os.O_RDONLY, false)
+		f, err := open()
 		if err != nil {
 			return nil, fileID{}, err
 		}
@@ -93,18 +93,18 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	s.mu.Lock()
 	old, files := s.files[p], len(s.files)
 	s.mu.Unlock()
-	if fi, err := dir.Lstat(base); err == nil && old != nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
+	fi, err := s.lookIn(dir, base, p)
+	if err == nil && old != nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
 		s.recount(old)
 		return
 	}
-	var err error
-	if old == nil && files >= s.o.MaxFiles {
+	if err = nil; old == nil && files >= s.o.MaxFiles {
 		err = &errFull{s.o.MaxFiles}
 	}
 	var f *os.File
 	var id fileID
 	if err == nil {
-		f, id, err = openQuiet(ctx, dir, base)
+		f, id, err = openQuiet(ctx, func() (*os.File, error) { return s.openIn(dir, base, p) })
 	}
 	if err == nil {
 		err = s.add(ctx, f, id, p, old)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -151,12 +150,7 @@ func (e unservable) Error() string { return string(e) }
 
 // settled reports whether nothing is to be done about a path: the file there is served as it is, or there is none and none is served.
 func (s *Server) settled(p string) bool {
-	dir, err := walk(s.root, p, false)
-	var fi os.FileInfo
-	if err == nil {
-		fi, err = dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
-		dir.Close()
-	}
+	fi, err := s.look(p)
 	s.mu.Lock()
 	f := s.files[p]
 	s.mu.Unlock()
@@ -168,6 +162,10 @@ func (s *Server) settled(p string) bool {
 
 // lookAt makes what is served of a path what is there now. s.work is held.
 func (s *Server) lookAt(ctx context.Context, p string) {
+	if s.o.FollowLinks {
+		s.refresh(ctx, s.root, p, p)
+		return
+	}
 	dir, err := walk(s.root, p, false)
 	if err != nil {
 		s.failed(ctx, p, err)
@@ -198,7 +196,7 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 	if ctx.Err() != nil { // ctx ended before the look
 		return
 	}
-	fi, lerr := s.root.Lstat(p)
+	fi, lerr := s.lookIn(s.root, p, p)
 	if old != nil && lerr == nil && sys.Identity(fi).Inode == old.id.inode && idOf(fi) != old.id {
 		s.drop(old) // its tag names bytes that are not there any more
 		old = nil

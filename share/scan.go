@@ -2,6 +2,7 @@ package share
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/sys"
 )
 
 // Rescan looks at all files anew: new ones are exported, changed ones exported anew, and removed ones revoked. One that cannot be
@@ -30,7 +32,7 @@ func (s *Server) Rescan(ctx context.Context) error {
 	if s.only != "" {
 		seen[s.only] = true
 		s.refresh(ctx, s.root, s.only, s.only)
-	} else if err := s.scan(ctx, s.root, "", seen); err != nil {
+	} else if err := s.scan(ctx, s.root, "", nil, seen); err != nil {
 		if ctx.Err() == nil {
 			s.leftOut(".", err, lackSome)
 		}
@@ -67,11 +69,24 @@ func (s *Server) Rescan(ctx context.Context) error {
 	return nil
 }
 
-// scan refreshes everything in a directory. at is its path with a slash, "" for the root.
-func (s *Server) scan(ctx context.Context, dir *os.Root, at string, seen map[string]bool) error {
+// scan refreshes everything in a directory. at is its path with a slash, "" for the root; above are the directories that lead there, where
+// links are followed.
+func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.FileInfo, seen map[string]bool) error {
 	d, err := dir.Open(".")
 	if err != nil {
 		return fmt.Errorf("share: scan: %w", err)
+	}
+	if s.o.FollowLinks {
+		fi, err := d.Stat()
+		switch {
+		case err != nil:
+			d.Close()
+			return fmt.Errorf("share: scan: %w", err)
+		case slices.ContainsFunc(above, func(x os.FileInfo) bool { return os.SameFile(x, fi) }):
+			d.Close()
+			return fmt.Errorf("%w: it is a link to a directory that it is in", ErrUnsafe)
+		}
+		above = append(slices.Clip(above), fi)
 	}
 	entries, err := d.ReadDir(-1)
 	d.Close()
@@ -83,17 +98,31 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, seen map[str
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		p := at + e.Name()
+		p, mode := at+e.Name(), e.Type()
+		linked := mode&fs.ModeSymlink != 0 && s.o.FollowLinks && !s.hidden(e.Name())
+		if linked {
+			fi, err := s.look(p)
+			if err != nil {
+				s.skip(p, linkedNowhere)
+				continue
+			}
+			mode = fi.Mode().Type()
+		}
 		switch {
 		case s.hidden(e.Name()):
-		case e.IsDir():
+		case mode.IsDir():
 			if strings.Count(p, "/") >= maxDepth {
 				s.skip(p, fmt.Sprintf("more than %d directories deep", maxDepth))
 				continue
 			}
-			next, err := step(dir, e.Name(), false)
+			var next *os.Root
+			if linked {
+				next, err = s.root.OpenRoot(p)
+			} else {
+				next, err = step(dir, e.Name(), false)
+			}
 			if err == nil {
-				err = s.scan(ctx, next, p+"/", seen)
+				err = s.scan(ctx, next, p+"/", above, seen)
 				next.Close()
 			}
 			if ctx.Err() != nil {
@@ -102,14 +131,70 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, seen map[str
 			if err != nil {
 				s.failed(ctx, p, err)
 			}
-		case !e.Type().IsRegular():
-			s.skip(p, "it is "+kind(e.Type()))
+		case !mode.IsRegular():
+			s.skip(p, "it is "+kind(mode))
 		default:
 			seen[p] = true
 			s.refresh(ctx, dir, e.Name(), p)
 		}
 	}
 	return nil
+}
+
+const linkedNowhere = "it is a symbolic link that leads to nothing below the directory that is served"
+
+// look is what is at a path, without following links unless that is asked for.
+func (s *Server) look(p string) (os.FileInfo, error) {
+	if s.o.FollowLinks {
+		return s.lookIn(s.root, p, p)
+	}
+	dir, err := walk(s.root, p, false)
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	return dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
+}
+
+// lookIn is look at the path p, which is the file base of dir.
+func (s *Server) lookIn(dir *os.Root, base, p string) (os.FileInfo, error) {
+	if !s.o.FollowLinks {
+		return dir.Lstat(base)
+	}
+	fi, err := s.root.Stat(p) // which follows no link out of the root
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if l, lerr := s.root.Lstat(p); lerr == nil && l.Mode()&fs.ModeSymlink != 0 {
+			return nil, fmt.Errorf("%w: %s: %s (%w)", ErrUnsafe, p, linkedNowhere, err)
+		}
+	}
+	return fi, err
+}
+
+// openIn opens the regular file at the path p, which is the file base of dir.
+func (s *Server) openIn(dir *os.Root, base, p string) (*os.File, error) {
+	if !s.o.FollowLinks {
+		return openPlain(dir, base, os.O_RDONLY, false)
+	}
+	was, err := s.lookIn(dir, base, p)
+	if err == nil && !was.Mode().IsRegular() {
+		err = fmt.Errorf("%w: %s is %s", ErrUnsafe, p, kind(was.Mode()))
+	}
+	if err != nil {
+		return nil, err
+	}
+	f, err := s.root.OpenFile(p, os.O_RDONLY|sys.ONonblock, 0)
+	if err != nil {
+		return nil, fmt.Errorf("share: %w", err)
+	}
+	now, err := f.Stat()
+	if err == nil && !os.SameFile(was, now) {
+		err = fmt.Errorf("%w: %s %w", ErrUnsafe, p, errReplaced)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
 }
 
 // maxDepth is how deep directories are served: each takes a descriptor while it is scanned.

@@ -31,6 +31,9 @@ type Options struct {
 	Tensors bool
 	// Hidden serves files and directories whose names begin with a dot, too.
 	Hidden bool
+	// FollowLinks serves what a symbolic link leads to under the link's path, when that is a file or directory below Root. Without it, and
+	// when it leads elsewhere, a link is left out.
+	FollowLinks bool
 	// Strong makes tags by SHA-256 of the content, which reads each file once when it is first served. Then a copy of a file on
 	// another machine has the same tag, and touching a file does not change it.
 	Strong bool
