@@ -176,6 +176,10 @@ func TestServeLsGet(t *testing.T) {
 	run(t, exitChanged, "nothing was sent", "put", file, addr+"/new", "--digest="+strings.Repeat("0", 64))
 	run(t, exitChanged, hexSum, "get", addr+"/model.bin", "-o", "-", "--digest="+strings.Repeat("0", 64))
 
+	run(t, 0, "link: it is a symbolic link", "ls", addr, "--left-out")
+	run(t, 0, `"path": "link"`, "ls", addr, "--left-out", "--json")
+	run(t, 0, "the peer leaves out: link: it is a symbolic link", "mirror", addr, filepath.Join(dst, "mirrored"))
+
 	if err := server.Signal(sys.Interrupts()[0]); err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 
 func newLs(s streams) *cobra.Command {
 	var flags clientFlags
-	var long, asJSON bool
+	var long, asJSON, leftOut bool
 	c := &cobra.Command{
 		Use:   "ls ADDR [PREFIX]",
 		Short: "List what a peer serves",
@@ -35,6 +35,13 @@ ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as 
 				return err
 			}
 			defer client.close()
+			if leftOut {
+				list, total, err := share.LeftOut(c.Context(), client.conn(), t.name)
+				if err != nil {
+					return client.inWords(err)
+				}
+				return listLeftOut(s.out, asJSON, list, total)
+			}
 			entries, err := share.List(c.Context(), client.conn(), t.name)
 			if err != nil {
 				return client.inWords(err)
@@ -48,6 +55,7 @@ ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as 
 	}
 	flags.add(c)
 	c.Flags().BoolVarP(&long, "long", "l", false, "sizes, element types and shapes too, also when the output is no terminal")
+	c.Flags().BoolVar(&leftOut, "left-out", false, "list what the peer has and does not serve instead, and why")
 	c.Flags().BoolVar(&asJSON, "json", false, "print a JSON array (penstock help json)")
 	return c
 }
@@ -75,6 +83,24 @@ func listJSON(w io.Writer, entries []share.Entry) error {
 	enc := json.NewEncoder(w)
 	enc.SetIndent("", "  ")
 	return enc.Encode(out)
+}
+
+// listLeftOut prints what a peer does not serve.
+func listLeftOut(w io.Writer, asJSON bool, list []share.Skipped, total int) error {
+	if asJSON {
+		enc := json.NewEncoder(w)
+		enc.SetIndent("", "  ")
+		return enc.Encode(append([]share.Skipped{}, list...))
+	}
+	for _, s := range list {
+		if _, err := fmt.Fprintf(w, "%s: %s\n", share.Printable(s.Path), escapeControls(s.Reason)); err != nil {
+			return err
+		}
+	}
+	if more := total - len(list); more > 0 {
+		fmt.Fprintf(w, "%d more\n", more)
+	}
+	return nil
 }
 
 // listText prints one name per line; long is with columns for the rest, the name last, for it may be of any length.

@@ -125,6 +125,7 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			text += fmt.Sprintf(", %d FAILED", m.Failed)
 		}
 		d.say("%s", text)
+		d.leftOut("the peer leaves out", m.LeftOut, m.LeftOutTotal)
 		switch {
 		case err == nil:
 			err = m.Incomplete
@@ -133,6 +134,18 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 		}
 	}
 	return mirrorError(err, m)
+}
+
+// leftOut prints the first of what is not served, and how many there are.
+func (d *display) leftOut(who string, list []share.Skipped, total int) {
+	const most = 10
+	for _, s := range list[:min(len(list), most)] {
+		d.event(event{Event: "left out", Name: s.Path, Text: s.Reason})
+		d.print("  %s: %s: %s", who, share.Printable(s.Path), escapeControls(s.Reason))
+	}
+	if more := total - most; more > 0 {
+		d.print("  %s: %d more", who, more)
+	}
 }
 
 // mirrorError is the error of a mirror of which some files failed: with the status of the first only if all have the same.

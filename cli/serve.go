@@ -275,12 +275,7 @@ func (v *server) announce(root, page string) {
 		what += ", " + count(n.Tensors, "tensor", "tensors")
 	}
 	v.d.print("%s", what)
-	for _, s := range n.Skipped[:min(len(n.Skipped), 10)] {
-		v.d.print("  left out: %s: %s", share.Printable(s.Path), escapeControls(s.Reason))
-	}
-	if more := len(n.Skipped) - 10; more > 0 {
-		v.d.print("  left out: %d more", more)
-	}
+	v.d.leftOut("left out", n.Skipped, len(n.Skipped))
 	if !n.Complete {
 		v.d.warn("not everything could be looked at: until it can, a mirror of this fails, and deletes nothing")
 	}

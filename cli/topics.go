@@ -45,6 +45,7 @@ you show them.
   lost      name, attempt, text: the connection was lost, or something else failed, and it is tried again
   warning   text
   file      action, name, file, bytes, resumed_at, error: what mirror did: get, keep, remove, skip, fail; with --dry-run: would
+  left out  name, text: what the peer of mirror has and does not serve, or serve itself, and why; the first ten of them
   result    ok, status (the exit status), error, seconds, and of
               get     name, file, bytes, resumed_at, bytes_per_second, path, sha256
               put     name, file, bytes, resumed_at, bytes_per_second, path, sha256
@@ -70,7 +71,7 @@ run --json prints one object per line, too:
   message   text
   ended     the keys of sample, with the last and exact counts, and ok, status, error: the last line
 
-ls --json prints one array of objects with name, bytes, dtype, shape and tag. Every other command with --json prints one document.
+ls --json prints one array of objects with name, bytes, dtype, shape and tag; with --left-out, with path and reason. Every other command with --json prints one document.
 
 ping --json prints addr, peer, same_host, security, connect_seconds, control (count, p50_seconds, p99_seconds, max_seconds: round trips
 of the control connection), and path (name, carrier, why, security, open_seconds, notification as control, user_copies, kernel_copies,

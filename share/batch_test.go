@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -171,15 +172,22 @@ func TestStatRights(t *testing.T) {
 	}
 	many := make([]statName, maxStat+1)
 	for i := range many {
+		many[i].name = strings.Repeat("x", i%MaxName) + "a" // they take several calls
+	}
+	if out, err := askStat(ctx, s.peer, "", many); err != nil || len(out) != len(many) {
+		t.Errorf("%d names: %d answers, %v", len(many), len(out), err)
+	}
+	for i := range many {
 		many[i].name = "a"
 	}
-	if _, err := askStat(ctx, s.peer, "", many); !errors.Is(err, control.BadRequest) {
-		t.Errorf("%d names: %v", len(many), err)
+	if _, err := s.peer.Call(ctx, statService, appendStat(nil, "", many)); !errors.Is(err, control.BadRequest) {
+		t.Errorf("%d names in one call: %v", len(many), err)
 	}
 }
 
 func FuzzStatWire(f *testing.F) {
 	f.Add(appendStat(nil, "tcp", []statName{{"a", Tag{1}}, {"b/c", Tag{2}}}), 2)
+	f.Add(appendStat(nil, "", []statName{{strings.Repeat("x", MaxName), Tag{1}}}), 1)
 	f.Add(appendStatAnswer(appendStatAnswer(nil, stat{}), stat{true, time.Unix(1, 2), 0o644}), 2)
 	f.Fuzz(func(t *testing.T, b []byte, n int) {
 		if via, names, err := parseStat(b); err == nil {

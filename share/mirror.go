@@ -70,10 +70,12 @@ type MirrorFile struct {
 // Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is each deleted file.
 type Mirrored struct {
 	Fetched, Skipped, Failed, Deleted int
-	Parts                             int    // names that were left out as parts of others
-	Undeleted                         int    // files that Delete would have deleted, if Incomplete were nil
-	Incomplete                        error  // why the listing may lack names, with Delete also that nothing is said about it
-	Moved                             uint64 // bytes moved now
+	Parts                             int       // names that were left out as parts of others
+	Undeleted                         int       // files that Delete would have deleted, if Incomplete were nil
+	LeftOut                           []Skipped // what the other side does not serve, under Prefix; the list is cut where it gets long
+	LeftOutTotal                      int       // of them
+	Incomplete                        error     // why the listing may lack names, with Delete also that nothing is said about it
+	Moved                             uint64    // bytes moved now
 	Failures                          []MirrorFile
 	Duration                          time.Duration
 }
@@ -130,6 +132,9 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	defer m.closeRecord()
 	if o.Delete || lacks != lackUnsaid {
 		m.sum.Incomplete = lacks.err()
+	}
+	if m.sum.LeftOut, m.sum.LeftOutTotal, err = LeftOut(ctx, c, o.Prefix); err != nil {
+		return nil, err
 	}
 	m.plan(entries)
 	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {

@@ -26,8 +26,13 @@ func (s *Server) Rescan(ctx context.Context) error {
 		s.mu.Unlock()
 		return ErrClosed
 	}
-	s.skipped, s.skips, s.found = map[string]string{}, 0, lackNothing
+	s.skipping, s.skips, s.found = map[string]string{}, 0, lackNothing
 	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		s.skipped, s.skipping = s.skipping, nil
+		s.mu.Unlock()
+	}()
 	seen := map[string]bool{}
 	if s.only != "" {
 		seen[s.only] = true
@@ -215,11 +220,15 @@ const (
 
 func (s *Server) skip(p, reason string) {
 	s.mu.Lock()
-	if _, known := s.skipped[p]; !known {
+	skipped := s.skipped
+	if s.skipping != nil {
+		skipped = s.skipping
+	}
+	if _, known := skipped[p]; !known {
 		s.skips++
 	}
-	if len(s.skipped) < maxSkipped {
-		s.skipped[p] = reason
+	if len(skipped) < maxSkipped {
+		skipped[p] = reason
 	}
 	s.mu.Unlock()
 	s.log.Info("left out", "path", p, "reason", reason)

@@ -112,9 +112,11 @@ type Server struct {
 	closed  bool
 	files   map[string]*served // by path
 	names   map[string]view    // by name, those of tensors included
-	skipped map[string]string  // why, by path
-	skips   int                // names left out since the scan under way began, those beyond maxSkipped included
-	left    int                // skips of the last whole scan
+	skipped map[string]string  // why, by path; of the last scan, and since
+	// skipping is skipped of the scan under way; nil: there is none.
+	skipping map[string]string
+	skips    int // names left out since the scan under way began, those beyond maxSkipped included
+	left     int // skips of the last whole scan
 	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
 	unserved map[string]int64
 	lack     lack   // of listings
@@ -217,7 +219,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
-	for service, h := range map[string]transfer.Handler{listingService: s.listed, statService: s.statted} {
+	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted} {
 		if err := handle(service, h); err != nil {
 			return nil, err
 		}

@@ -51,11 +51,12 @@ func appendStat(b []byte, via string, names []statName) []byte {
 func parseStat(b []byte) (via string, names []statName, err error) {
 	bad := control.Errorf(control.BadRequest, "a question about names of %d bytes that is none", len(b))
 	text := func() (string, bool) {
-		if len(b) == 0 || len(b) < 1+int(b[0]) {
+		if len(b) == 0 || len(b)-1 < int(b[0]) {
 			return "", false
 		}
-		s := string(b[1 : 1+b[0]])
-		b = b[1+len(s):]
+		n := int(b[0])
+		s := string(b[1:][:n])
+		b = b[1+n:]
 		return s, true
 	}
 	via, ok := text()
@@ -131,18 +132,27 @@ func (s *Server) stat(n statName) (stat, uint64) {
 	return stat{true, time.Unix(0, v.of.id.modified), v.of.mode}, v.export.Desc().Size
 }
 
-// askStat asks what names stand for.
-func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName) ([]stat, error) {
+// askStat asks what names stand for, by as many calls as they need.
+func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName) (out []stat, err error) {
 	if len(via) > maxVia {
 		via = via[:maxVia]
 	}
-	b, err := p.Call(ctx, statService, appendStat(nil, via, names))
-	if err != nil {
-		return nil, err
-	}
-	out, ok := parseStatAnswer(b, len(names))
-	if !ok {
-		return nil, control.Errorf(control.BadRequest, "an answer of %d bytes about %d names that is none", len(b), len(names))
+	for len(names) > 0 {
+		n, size := 0, 1+len(via)
+		for ; n < min(len(names), maxStat); n++ {
+			if size += 1 + len(names[n].name) + len(Tag{}); size > transfer.MaxCall {
+				break
+			}
+		}
+		b, err := p.Call(ctx, statService, appendStat(nil, via, names[:n]))
+		if err != nil {
+			return nil, err
+		}
+		answers, ok := parseStatAnswer(b, n)
+		if !ok {
+			return nil, control.Errorf(control.BadRequest, "an answer of %d bytes about %d names that is none", len(b), n)
+		}
+		out, names = append(out, answers...), names[n:]
 	}
 	return out, nil
 }

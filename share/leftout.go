@@ -1,0 +1,108 @@
+package share
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// A share says by the service "share/leftout/1" what it has and does not serve. Numbers are big-endian.
+//
+//	prefix of paths -> count u32 of them, then for those that fit, in the order of the paths: length u16 and path, length u16 and reason
+const (
+	leftOutService = "share/leftout/1"
+	maxLeftOut     = transfer.MaxCall // bytes of an answer
+	maxReason      = 512
+)
+
+// leftOutNames answers a call of leftOutService.
+func (s *Server) leftOutNames(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	switch {
+	case len(b) > MaxName || !utf8.Valid(b):
+		return nil, control.Errorf(control.BadRequest, "a prefix of %d bytes, expected UTF-8 of at most %d", len(b), MaxName)
+	case p.Rights()&identity.List == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
+	}
+	prefix := string(b)
+	s.mu.Lock()
+	skipped, more := maps.Clone(s.skipped), s.left-len(s.skipped)
+	s.mu.Unlock()
+	maps.DeleteFunc(skipped, func(p, _ string) bool { return !strings.HasPrefix(p, prefix) })
+	out := binary.BigEndian.AppendUint32(nil, uint32(len(skipped)+max(more, 0)))
+	for _, p := range slices.Sorted(maps.Keys(skipped)) {
+		reason := skipped[p]
+		if len(reason) > maxReason {
+			reason = reason[:maxReason]
+		}
+		if len(p) > maxLeftOut || len(out)+4+len(p)+len(reason) > maxLeftOut {
+			break
+		}
+		for _, text := range []string{p, reason} {
+			out = append(binary.BigEndian.AppendUint16(out, uint16(len(text))), text...)
+		}
+	}
+	return out, nil
+}
+
+func parseLeftOut(b []byte) (list []Skipped, total int, ok bool) {
+	if len(b) < 4 {
+		return nil, 0, false
+	}
+	total, b = int(binary.BigEndian.Uint32(b)), b[4:]
+	text := func() (s string) {
+		if ok = len(b) >= 2 && len(b) >= 2+int(binary.BigEndian.Uint16(b)); ok {
+			s = string(b[2 : 2+int(binary.BigEndian.Uint16(b))])
+			b = b[2+len(s):]
+		}
+		return s
+	}
+	for len(b) > 0 {
+		path := text()
+		if !ok {
+			return nil, 0, false
+		}
+		reason := text()
+		if !ok {
+			return nil, 0, false
+		}
+		list = append(list, Skipped{path, reason})
+	}
+	return list, total, len(list) <= total
+}
+
+// LeftOut is what the other side has and does not serve, and why: files and directories whose paths begin with prefix. The list is cut
+// where it gets long; total counts all. Of a node without a share, there are none.
+func LeftOut(ctx context.Context, c Conn, prefix string) (list []Skipped, total int, err error) {
+	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		list, total, err = askLeftOut(ctx, p, prefix)
+		return err
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("share: what is left out: %w", err)
+	}
+	return list, total, nil
+}
+
+func askLeftOut(ctx context.Context, p *transfer.Peer, prefix string) (list []Skipped, total int, err error) {
+	b, err := p.Call(ctx, leftOutService, []byte(prefix))
+	if err != nil {
+		if errors.Is(err, control.Unsupported) {
+			err = nil
+		}
+		return nil, 0, err
+	}
+	list, total, ok := parseLeftOut(b)
+	if !ok {
+		return nil, 0, control.Errorf(control.BadRequest, "an answer of %d bytes about what is left out that is none", len(b))
+	}
+	return list, total, nil
+}
