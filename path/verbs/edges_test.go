@@ -257,6 +257,38 @@ func TestNewQueuePairCannotBeJoined(t *testing.T) {
 	}
 }
 
+// TestPostBeforeReadyIsTakenIn: the peer says that its end of a replaced queue pair is ready, and asks for an export on it. The owner of this side, which
+// Arm tells that there is news, posts before it polls. The answer has the key of the new queue pair: the peer asks only once for it.
+func TestPostBeforeReadyIsTakenIn(t *testing.T) {
+	w := newWorld(t, "")
+	r := newRig(t, w, Options{}, 1)
+	local := r.A.Region(4096)
+	e := r.B.Export(r.B.Region(4096), both)
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+	pathtest.Fill(local.All().Bytes(), 7)
+	a, b := r.a.data[0], r.b.data[0]
+	r.kill(t, r.a, 0)
+	for b.repl.state != qpConnecting {
+		r.A.Poll()
+		r.B.Poll()
+	}
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+	for r.a.asking == 0 {
+		r.A.Poll()
+	}
+	if a.repl.state != qpUp || b.repl.state != qpConnecting {
+		t.Fatalf("one end is %s, the other %s", a.repl.state, b.repl.state)
+	}
+	if !r.b.Arm() {
+		t.Fatal("nothing has come")
+	}
+	r.B.Post(path.Op{Kind: path.Notify})
+	r.sleepUntil(t, "the put", func() bool { return put.Times > 0 })
+	if put.Err != nil || pathtest.Verify(e.Span().Bytes(), 7) >= 0 {
+		t.Errorf("%v, or wrong bytes", put.Err)
+	}
+}
+
 // TestRefusedOnAllQueuePairs: operations that the peer's adapter refuses again and again, on every queue pair, are given up. The path goes on.
 func TestRefusedOnAllQueuePairs(t *testing.T) {
 	for _, c := range []struct{ qps, puts int }{{1, 1}, {maxQPs, 1}, {1, 8}, {3, 8}} {

@@ -315,8 +315,12 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 	return n, err
 }
 
-// move does what can be done without news: bindings, frames, requests.
+// move does what can be done without more news: repairs, bindings, frames, requests. Repairs come first: Arm may have taken in that the peer is ready on a
+// new queue pair, and that it asks for an export there. The peer asks once, so the answer must have the key.
 func (p *Path) move() {
+	if p.err == nil {
+		p.repair()
+	}
 	if p.err != nil {
 		return
 	}

@@ -51,7 +51,6 @@ func (p *Path) Poll(events []path.Event) int {
 			p.down(p.untrue)
 		}
 		if p.err == nil {
-			p.repair()
 			for _, l := range p.qps {
 				l.restock(true)
 			}
