@@ -234,8 +234,8 @@ func TestNewQueuePairCannotBeJoined(t *testing.T) {
 				r.B.Poll()
 				r.a.collect()
 			}
-			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true})[0]
 			w.do(t, fmt.Sprintf("fail ibv_modify_qp %s EINVAL", fail))
+			put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096), Notify: true})[0]
 			r.Drive("the put", func() bool {
 				if fail == "*" { // as if other queue pairs got on
 					r.a.repairs, r.b.repairs = 0, 0
