@@ -257,6 +257,7 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 	peer := 3 - uint64(guest.ID())
 	notices := 0
 	var want []uint64
+	var before []byte
 	for i, loss := range []string{"0%", "1%", "5%"} {
 		sh(c, "tc qdisc replace dev link0 root netem loss "+loss)
 		seed := uint64(100 * i)
@@ -268,6 +269,7 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 		if at := pathtest.Verify(c.there.All().Bytes(), theirs); at >= 0 {
 			c.Fatalf("loss %s: byte %d of what the other side put is wrong", loss, at)
 		}
+		before = append(before[:0], c.there.All().Bytes()[:64]...)
 		clear(c.local.All().Bytes())
 		notices++
 		want = append(want, 10+theirs)
@@ -276,7 +278,7 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 			c.Fatalf("loss %s: byte %d of what came back is wrong", loss, at)
 		}
 	}
-	fenced(c, m)
+	fenced(c, m, before)
 	if rest := c.notices[notices:]; !slices.Equal(c.notices[:notices], want) || !slices.Equal(rest, []uint64{99}) && !slices.Equal(rest, []uint64{77, 99}) { // the put may have been faster than the fence
 		c.Errorf("notifications %v, expected %v and 99", c.notices, want)
 	}
@@ -289,16 +291,18 @@ func lossyCable(c *cableEnd, m *guest.Meeting) {
 	c.close()
 }
 
-// fenced revokes on both sides what the other one writes into. Nothing lands behind the fence.
-func fenced(c *cableEnd, m *guest.Meeting) {
+// fenced revokes on both sides what the other one writes into. Nothing lands behind the fence. before are the first bytes as they were when the other
+// side could not write yet: its put may be there by now.
+func fenced(c *cableEnd, m *guest.Meeting, before []byte) {
 	c.Helper()
 	shown := c.there.All().Bytes()
-	before := slices.Clone(shown[:64])
 	pathtest.Fill(c.local.All().Bytes(), 7)
 	c.post(path.Op{Kind: path.Put, Notify: true, Imm: 77})
 	put := c.posted - 1
-	for slices.Equal(shown[:64], before) && c.ctx.Err() == nil { // no event reports the first bytes
-		c.poll()
+	for slices.Equal(shown[:64], before) { // no event reports the first bytes
+		if c.poll(); c.down != nil || c.ctx.Err() != nil {
+			c.Fatalf("waited too long for the first bytes of a put; down: %v", c.down)
+		}
 	}
 	c.exports.Revoke(c.shown)
 	c.do(path.Op{Kind: path.Fence, Key: c.shown.Key()}, 0)
