@@ -327,6 +327,40 @@ func TestRefusedOnAllQueuePairs(t *testing.T) {
 	}
 }
 
+// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network does not carry what that sends. Others get on meanwhile. The
+// path ends after a bounded number of queue pairs, and the operation with it.
+func TestOneOperationInVain(t *testing.T) {
+	w := newWorld(t, "timers instant")
+	r := newRig(t, w, Options{}, 1)
+	local := r.A.Region(4096)
+	e := r.B.Export(r.B.Region(4096), both)
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
+	r.kill(t, r.b, 0)
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+	l, killed := r.b.data[0], r.b.data[0].gen
+	note := &pathtest.Result{Times: 1}
+	r.Drive("the put", func() bool {
+		if r.a.replaced > 10*maxRepairs {
+			t.Fatalf("%d queue pairs were replaced, and the put has not ended", r.a.replaced)
+		}
+		if g := r.b.givens[e.Key()]; g != nil && g.windows[0].bound && l.gen != killed { // the put comes now
+			killed = l.gen
+			r.kill(t, r.b, 0)
+		}
+		if note.Times > 0 && put.Times == 0 {
+			if note.Err != nil {
+				t.Fatal(note.Err)
+			}
+			note = r.A.Post(path.Op{Kind: path.Notify})[0]
+		}
+		return put.Times > 0
+	})
+	if !errors.Is(put.Err, path.ErrDown) {
+		t.Errorf("%v", put.Err)
+	}
+	t.Logf("%d queue pairs: %v", r.a.replaced, put.Err)
+}
+
 // TestQueuePairsOfOneThatOnlyServes: a queue pair is replaced again and again because exports are taken back in the middle of puts, which get on in between. The
 // side that only serves has no operation of its own that could get on, and lives as long as the other one.
 func TestQueuePairsOfOneThatOnlyServes(t *testing.T) {

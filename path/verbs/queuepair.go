@@ -193,10 +193,22 @@ func malformedID(wc *ibv.WC) error {
 // blame finds the operation whose request broke the queue pair.
 func (l *queuePair) blame(wc *ibv.WC) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
-	if s := wc.Status(); r.work < 0 || s == ibv.WRFlushErr || s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr {
-		return
+	switch s := wc.Status(); {
+	case r.work < 0 || s == ibv.WRFlushErr:
+	case s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr:
+		l.inVain()
+	default:
+		l.p.works[r.work].blamed = wc.Err()
 	}
-	l.p.works[r.work].blamed = wc.Err()
+}
+
+// inVain notes that the queue pair breaks without getting past the operation whose request is the oldest. That may be no fault of the operation.
+func (l *queuePair) inVain() {
+	if r := &l.ring[l.tail&uint32(len(l.ring)-1)]; l.tail != l.head && r.work >= 0 {
+		w := &l.p.works[r.work]
+		w.vain++
+		l.repl.vain = w.vain
+	}
 }
 
 // retire takes the oldest request out of the ring.

@@ -36,6 +36,7 @@ type replacement struct {
 	ready    uint32 // generation that the peer says is ready
 	offer    frame  // the peer's last
 	unjoined int    // new queue pairs in a row that could not be joined to the peer's
+	vain     int    // queue pairs that broke without getting past one operation, the last of them here
 }
 
 // maxRepairs is how often each queue pair may be replaced, on the average, while no operation gets on or is given up. A side that has none counts only until
@@ -61,6 +62,10 @@ func (p *Path) broken(l *queuePair, why error) {
 	l.unplan(0) // what was not posted yet
 	if p.repairs++; p.repairs > maxRepairs*max(len(p.data), 1) {
 		p.down(fmt.Errorf("verbs: %w: queue pairs were replaced %d times, queue pair %d the last, and nothing got on: %w", path.ErrDown, p.repairs, l.index, why))
+		return
+	}
+	if r.vain > maxRepairs { // whatever the other operations do
+		p.down(fmt.Errorf("verbs: %w: %d queue pairs broke, queue pair %d the last, and none got past one operation: %w", path.ErrDown, r.vain, l.index, why))
 		return
 	}
 	if err := l.qp.Err(); err != nil {

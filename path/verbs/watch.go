@@ -104,6 +104,7 @@ func (p *Path) lookAtQP(l *queuePair) {
 	case silent && l.index > 0 && l.repl.state != qpDraining && l.room() > 0:
 		l.watch.Again()
 		l.unmarked = true
+		l.inVain()
 		p.broken(l, rdma.ErrSilent)
 	case silent:
 		p.down(fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, rdma.ErrSilent))

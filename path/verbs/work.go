@@ -29,6 +29,7 @@ type work struct {
 	again   bool   // it begins anew when nothing of it is under way
 	strikes int    // how often it broke a queue pair
 	blamed  error  // it did, since it began or began anew
+	vain    int    // how often a queue pair broke without getting past it, and it is not to blame
 
 	foreign bool // it reads into memory of an accelerator of this side
 	settles bool // its writes are seen by the peer's accelerator after a flush
@@ -133,7 +134,7 @@ func (p *Path) accept(op *path.Op) {
 	w.op, w.used, w.done, w.err, w.cancel = *op, true, false, nil, false
 	w.op.Msg = w.msg[:copy(w.msg[:], op.Msg)]
 	w.bulk, w.list = op.Bulk || len(op.Copies) > bulkBlocks, nil
-	w.strikes, w.blamed, w.noted, w.noting, w.noteLost = 0, nil, false, false, false
+	w.strikes, w.blamed, w.vain, w.noted, w.noting, w.noteLost = 0, nil, 0, false, false, false
 	w.pending, w.lost, w.again, w.settles, w.foreign = 0, 0, false, false, false
 	w.rewind()
 	p.st.OpsPosted++
