@@ -249,6 +249,7 @@ func (p *Path) over(l *queuePair, r *record) {
 	case kindBind:
 		g := r.given
 		g.binding--
+		g.refused = 0
 		g.windows[l.index-1].bound = true
 		p.bound(g)
 		return

@@ -361,6 +361,41 @@ func TestOneOperationInVain(t *testing.T) {
 	t.Logf("%d queue pairs: %v", r.a.replaced, put.Err)
 }
 
+// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each time. Other operations get on. The peer is told that it
+// cannot have the export.
+func TestWindowInVain(t *testing.T) {
+	w := newWorld(t, "timers instant")
+	r := newRig(t, w, Options{}, 1)
+	local := r.A.Region(4096)
+	e := r.B.Export(r.B.Region(4096), both)
+	dom := r.b.dom
+	dom.windows = false
+	if _, err := dom.pin(e, both); err != nil { // a registration that takes no windows
+		t.Fatal(err)
+	}
+	dom.windows = true
+	defer dom.unpin(e)
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
+	note := &pathtest.Result{Times: 1}
+	r.Drive("the put", func() bool {
+		if r.b.replaced > 10*maxRepairs {
+			t.Fatalf("%d queue pairs were replaced, and the put has not ended: %v", r.b.replaced, r.b.why)
+		}
+		if note.Times > 0 && put.Times == 0 {
+			if note.Err != nil {
+				t.Fatal(note.Err)
+			}
+			note = r.A.Post(path.Op{Kind: path.Notify})[0]
+		}
+		return put.Times > 0
+	})
+	if !errors.Is(put.Err, path.ErrUnavailable) {
+		t.Error(put.Err)
+	}
+	other := r.B.Export(r.B.Region(4096), both)
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, other, 0, 4096)})
+}
+
 // TestQueuePairsOfOneThatOnlyServes: a queue pair is replaced again and again because exports are taken back in the middle of puts, which get on in between. The
 // side that only serves has no operation of its own that could get on, and lives as long as the other one.
 func TestQueuePairsOfOneThatOnlyServes(t *testing.T) {

@@ -21,6 +21,7 @@ type given struct {
 	inLine  bool // of Path.binds
 	told    bool // this side has told the peer of it
 	failed  bool // the adapter gave no window
+	refused int  // how often in a row the adapter refused one, which broke the queue pair
 	watched bool // its flush is among those of the path
 	fences  []int32
 }
@@ -134,7 +135,7 @@ func (p *Path) bound(g *given) {
 	if !g.answer {
 		return
 	}
-	if g.failed { // a grant without a key would have the peer wait for ever
+	if g.failed || g.refused >= maxStrikes { // a grant without a key would have the peer wait for ever
 		g.answer, g.failed = false, false
 		p.refuse(g.key, path.ErrUnavailable)
 		return

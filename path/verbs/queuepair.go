@@ -190,11 +190,14 @@ func malformedID(wc *ibv.WC) error {
 	return fmt.Errorf("a completion with the number %#x, which belongs to no request", wc.ID())
 }
 
-// blame finds the operation whose request broke the queue pair.
+// blame finds the operation, or the export, whose request broke the queue pair.
 func (l *queuePair) blame(wc *ibv.WC) {
 	r := &l.ring[l.tail&uint32(len(l.ring)-1)]
 	switch s := wc.Status(); {
-	case r.work < 0 || s == ibv.WRFlushErr:
+	case s == ibv.WRFlushErr:
+	case r.kind == kindBind:
+		r.given.refused++
+	case r.work < 0:
 	case s == ibv.RetryExcErr || s == ibv.RNRRetryExcErr:
 		l.inVain()
 	default:
