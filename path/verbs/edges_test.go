@@ -327,25 +327,15 @@ func TestRefusedOnAllQueuePairs(t *testing.T) {
 	}
 }
 
-// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network does not carry what that sends. Others get on meanwhile. The
-// path ends after a bounded number of queue pairs, and the operation with it.
-func TestOneOperationInVain(t *testing.T) {
-	w := newWorld(t, "timers instant")
-	r := newRig(t, w, Options{}, 1)
-	local := r.A.Region(4096)
-	e := r.B.Export(r.B.Region(4096), both)
-	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})
-	r.kill(t, r.b, 0)
-	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
-	l, killed := r.b.data[0], r.b.data[0].gen
+// besides posts one notification after the other and serves both ends until a put of 4 KiB has ended. each comes before each turn. What is replaced for ever
+// fails the test.
+func (r *rig) besides(t *testing.T, e *path.Export, each func()) *pathtest.Result {
+	t.Helper()
+	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(4096), e, 0, 4096)})[0]
 	note := &pathtest.Result{Times: 1}
 	r.Drive("the put", func() bool {
-		if r.a.replaced > 10*maxRepairs {
-			t.Fatalf("%d queue pairs were replaced, and the put has not ended", r.a.replaced)
-		}
-		if g := r.b.givens[e.Key()]; g != nil && g.windows[0].bound && l.gen != killed { // the put comes now
-			killed = l.gen
-			r.kill(t, r.b, 0)
+		if n := max(r.a.replaced, r.b.replaced); n > 10*maxRepairs {
+			t.Fatalf("%d queue pairs were replaced, and the put has not ended: %v, %v", n, r.a.why, r.b.why)
 		}
 		if note.Times > 0 && put.Times == 0 {
 			if note.Err != nil {
@@ -353,12 +343,49 @@ func TestOneOperationInVain(t *testing.T) {
 			}
 			note = r.A.Post(path.Op{Kind: path.Notify})[0]
 		}
+		each()
 		return put.Times > 0
 	})
+	return put
+}
+
+// TestOneOperationInVain: each queue pair breaks that gets to one operation, because the network does not carry what that sends. Others get on meanwhile. The
+// path ends after a bounded number of queue pairs, and the operation with it.
+func TestOneOperationInVain(t *testing.T) {
+	w := newWorld(t, "timers instant")
+	r := newRig(t, w, Options{}, 1)
+	e := r.B.Export(r.B.Region(4096), both)
+	l, killed := r.b.data[0], uint32(0)
+	put := r.besides(t, e, func() {
+		if g := r.b.givens[e.Key()]; g != nil && g.windows[0].bound && l.gen != killed { // the put comes now
+			killed = l.gen
+			r.kill(t, r.b, 0)
+		}
+	})
 	if !errors.Is(put.Err, path.ErrDown) {
-		t.Errorf("%v", put.Err)
+		t.Error(put.Err)
 	}
-	t.Logf("%d queue pairs: %v", r.a.replaced, put.Err)
+}
+
+// TestNeverUp: each new queue pair breaks before it is up. Operations that do not need it get on meanwhile. The path ends after a bounded number of them.
+func TestNeverUp(t *testing.T) {
+	for _, state := range []qpState{qpOffered, qpConnecting} {
+		t.Run(state.String(), func(t *testing.T) {
+			w := newWorld(t, "timers instant")
+			r := newRig(t, w, Options{}, 1)
+			l, killed := r.a.data[0], uint32(0)
+			r.kill(t, r.a, 0)
+			put := r.besides(t, r.B.Export(r.B.Region(4096), both), func() {
+				if l.repl.state == state && l.gen != killed {
+					killed = l.gen
+					r.kill(t, r.a, 0)
+				}
+			})
+			if !errors.Is(put.Err, path.ErrDown) {
+				t.Error(put.Err)
+			}
+		})
+	}
 }
 
 // TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each time. Other operations get on. The peer is told that it
@@ -366,7 +393,6 @@ func TestOneOperationInVain(t *testing.T) {
 func TestWindowInVain(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
-	local := r.A.Region(4096)
 	e := r.B.Export(r.B.Region(4096), both)
 	dom := r.b.dom
 	dom.windows = false
@@ -375,25 +401,11 @@ func TestWindowInVain(t *testing.T) {
 	}
 	dom.windows = true
 	defer dom.unpin(e)
-	put := r.A.Post(path.Op{Kind: path.Put, Copies: copyTo(local, e, 0, 4096)})[0]
-	note := &pathtest.Result{Times: 1}
-	r.Drive("the put", func() bool {
-		if r.b.replaced > 10*maxRepairs {
-			t.Fatalf("%d queue pairs were replaced, and the put has not ended: %v", r.b.replaced, r.b.why)
-		}
-		if note.Times > 0 && put.Times == 0 {
-			if note.Err != nil {
-				t.Fatal(note.Err)
-			}
-			note = r.A.Post(path.Op{Kind: path.Notify})[0]
-		}
-		return put.Times > 0
-	})
-	if !errors.Is(put.Err, path.ErrUnavailable) {
+	if put := r.besides(t, e, func() {}); !errors.Is(put.Err, path.ErrUnavailable) {
 		t.Error(put.Err)
 	}
 	other := r.B.Export(r.B.Region(4096), both)
-	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(local, other, 0, 4096)})
+	r.A.MustDo(path.Op{Kind: path.Put, Copies: copyTo(r.A.Region(4096), other, 0, 4096)})
 }
 
 // TestQueuePairsOfOneThatOnlyServes: a queue pair is replaced again and again because exports are taken back in the middle of puts, which get on in between. The

@@ -35,7 +35,7 @@ type replacement struct {
 	sayReady bool
 	ready    uint32 // generation that the peer says is ready
 	offer    frame  // the peer's last
-	unjoined int    // new queue pairs in a row that could not be joined to the peer's
+	unborn   int    // new queue pairs in a row that broke before they were up
 	vain     int    // queue pairs that broke without getting past one operation, the last of them here
 }
 
@@ -58,13 +58,20 @@ func (p *Path) broken(l *queuePair, why error) {
 	}
 	p.replaced++
 	p.why, p.dirty = why, true
+	if r.state != qpUp {
+		r.unborn++
+	}
 	r.state, r.failed, r.sayOffer, r.sayReady, r.offered = qpDraining, true, false, false, false
 	l.unplan(0) // what was not posted yet
 	if p.repairs++; p.repairs > maxRepairs*max(len(p.data), 1) {
 		p.down(fmt.Errorf("verbs: %w: queue pairs were replaced %d times, queue pair %d the last, and nothing got on: %w", path.ErrDown, p.repairs, l.index, why))
 		return
 	}
-	if r.vain > maxRepairs { // whatever the other operations do
+	if r.unborn > maxRepairs { // whatever the others do
+		p.down(fmt.Errorf("verbs: %w: queue pair %d cannot be replaced: %w", path.ErrDown, l.index, why))
+		return
+	}
+	if r.vain > maxRepairs {
 		p.down(fmt.Errorf("verbs: %w: %d queue pairs broke, queue pair %d the last, and none got past one operation: %w", path.ErrDown, r.vain, l.index, why))
 		return
 	}
@@ -119,7 +126,7 @@ func (p *Path) repair() {
 			}
 		case qpConnecting:
 			if l.repl.ready == l.gen && !l.repl.sayReady {
-				l.repl.state, l.repl.unjoined = qpUp, 0
+				l.repl.state, l.repl.unborn = qpUp, 0
 				p.readmit()
 			}
 		}
@@ -158,10 +165,6 @@ func (p *Path) connect(l *queuePair) {
 	if err := p.join(l, qpAddress{o.qpn, o.psn}); err != nil {
 		if errors.Is(err, path.ErrProtocol) {
 			p.violated(err)
-			return
-		}
-		if l.repl.unjoined++; l.repl.unjoined > maxRepairs { // whatever the other queue pairs do
-			p.down(fmt.Errorf("verbs: %w: queue pair %d cannot be replaced: %w", path.ErrDown, l.index, err))
 			return
 		}
 		p.broken(l, err) // it may have got into error by itself: the next one
