@@ -343,6 +343,8 @@ func fenced(c *cableEnd, m *guest.Meeting, before []byte) {
 			}
 		}
 	}
+	// The other side's notification has ended there, so it is at this adapter.
+	serveCable("the last notification", func() bool { return slices.Contains(c.notices, 99) || c.down != nil }, c)
 	if c.down != nil || !slices.Equal(shown, after) {
 		c.Errorf("memory changed behind the fence: %v; down: %v", !slices.Equal(shown, after), c.down)
 	}
