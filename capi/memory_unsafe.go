@@ -17,6 +17,7 @@ import (
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -142,32 +143,36 @@ func penstock_memory(h C.penstock_handle, size *C.uint64_t, out *C.penstock_erro
 //export penstock_export
 func penstock_export(h, memory C.penstock_handle, offset, length C.uint64_t, name *C.char, rights, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (*export, error) {
-		_, node, err := nodeOf(h)
-		if err != nil {
-			return nil, err
-		}
-		r, err := get[*region](uint64(memory))
-		if err != nil {
-			return nil, err
-		}
-		if rights == 0 || rights&^(C.PENSTOCK_READ|C.PENSTOCK_WRITE) != 0 || flags&^C.PENSTOCK_WHOLE_REGION != 0 {
-			return nil, fmt.Errorf("rights %#x and flags %#x: expected PENSTOCK_READ, PENSTOCK_WRITE or both, and PENSTOCK_WHOLE_REGION or 0: %w", uint32(rights), uint32(flags), errInvalid)
-		}
-		span, err := r.r.Span(uint64(offset), uint64(length))
-		if err != nil {
-			return nil, err
-		}
-		o := transfer.ExportOptions{Name: str(name), WholeRegion: flags != 0}
-		if rights&C.PENSTOCK_READ != 0 {
-			o.Rights |= path.Read
-		}
-		if rights&C.PENSTOCK_WRITE != 0 {
-			o.Rights |= path.Write
-		}
-		e, err := node.Export(span, o)
-		if err == nil {
-			r.users.Add(1)
-		}
-		return &export{e, r}, err
+		return newExport(h, memory, uint64(offset), uint64(length), nil, name, rights, flags)
 	})
+}
+
+func newExport(h, memory C.penstock_handle, offset, length uint64, d *tensor.Desc, name *C.char, rights, flags C.uint32_t) (*export, error) {
+	_, node, err := nodeOf(h)
+	if err != nil {
+		return nil, err
+	}
+	r, err := get[*region](uint64(memory))
+	if err != nil {
+		return nil, err
+	}
+	if rights == 0 || rights&^(C.PENSTOCK_READ|C.PENSTOCK_WRITE) != 0 || flags&^C.PENSTOCK_WHOLE_REGION != 0 {
+		return nil, fmt.Errorf("rights %#x and flags %#x: expected PENSTOCK_READ, PENSTOCK_WRITE or both, and PENSTOCK_WHOLE_REGION or 0: %w", uint32(rights), uint32(flags), errInvalid)
+	}
+	span, err := r.r.Span(offset, length)
+	if err != nil {
+		return nil, err
+	}
+	o := transfer.ExportOptions{Name: str(name), WholeRegion: flags != 0, Tensor: d}
+	if rights&C.PENSTOCK_READ != 0 {
+		o.Rights |= path.Read
+	}
+	if rights&C.PENSTOCK_WRITE != 0 {
+		o.Rights |= path.Write
+	}
+	e, err := node.Export(span, o)
+	if err == nil {
+		r.users.Add(1)
+	}
+	return &export{e, r}, err
 }

@@ -85,10 +85,38 @@ typedef struct {
 	int64_t time;     /* of reception, in ns since 1970 */
 } penstock_segment;
 
+/* What bytes are: a tensor in row-major order. */
+typedef struct {
+	char dtype[16];    /* of an element, such as "f32", "bf16", "i64", "bool" */
+	uint32_t rank;     /* how many dimensions, 0 to 32 */
+	uint32_t reserved; /* 0 */
+	int64_t shape[32]; /* the slowest first */
+} penstock_tensor;
+
+/* For penstock_python: functions of CPython, by its names. */
+typedef struct {
+	int (*initialized)(void);                            /* Py_IsInitialized */
+	int (*ensure)(void);                                 /* PyGILState_Ensure */
+	void (*release)(int);                                /* PyGILState_Release */
+	void (*fetch)(void **, void **, void **);            /* PyErr_Fetch */
+	void (*restore)(void *, void *, void *);             /* PyErr_Restore */
+	void (*decref)(void *);                              /* Py_DecRef */
+	int (*valid)(void *capsule, const char *name);       /* PyCapsule_IsValid */
+	void *(*pointer)(void *capsule, const char *name);   /* PyCapsule_GetPointer */
+} penstock_python_calls;
+
+/* Functions for tensors that Python gives by DLPack, whose manager_ctx is a reference to a Python object. */
+typedef struct {
+	void (*deleter)(void *);           /* of a DLManagedTensor: drops the reference */
+	void (*deleter_versioned)(void *); /* of a DLManagedTensorVersioned */
+	void (*destructor)(void *);        /* of a PyCapsule that has one of both: calls its deleter, unless a consumer took it */
+} penstock_python_ends;
+
 enum { PENSTOCK_PUT = 1, PENSTOCK_GET = 2 };
 enum { PENSTOCK_READ = 1, PENSTOCK_WRITE = 2 };
 enum { PENSTOCK_HUGE = 1 };         /* of penstock_alloc: pages of 2 MiB where there are some free */
 enum { PENSTOCK_WHOLE_REGION = 1 }; /* of penstock_export: shared memory may hand over the whole region of a part of it */
+enum { PENSTOCK_TENSORS = 1 };      /* of penstock_serve: each tensor of a file has a name of its own, too */
 
 #ifndef PENSTOCK_NO_PROTOTYPES
 
@@ -127,11 +155,25 @@ void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *);
 penstock_handle penstock_export(penstock_handle system, penstock_handle region, uint64_t offset, uint64_t length, const char *name,
 	uint32_t rights, uint32_t flags, penstock_error *);
 
+/* As penstock_export, of a tensor, which says how long the part is. Peers learn its type and shape. */
+penstock_handle penstock_publish(penstock_handle system, penstock_handle region, uint64_t offset, const penstock_tensor *, const char *name,
+	uint32_t rights, uint32_t flags, penstock_error *);
+
+/*
+ * Exports a file, or each file of a directory and below, for reading under its path relative to the directory, until penstock_close of the
+ * share or of its system. With PENSTOCK_TENSORS each tensor of a safetensors file is FILE/TENSOR, and the array of an npy file FILE/array. The
+ * call returns when all files have been looked at; a file that comes or changes later is seen when a peer asks for it. A system has one share.
+ */
+penstock_handle penstock_serve(penstock_handle system, const char *path, uint32_t flags, penstock_error *);
+
 /* Connects with the node at an address such as tcp://10.0.0.1:7070. */
 penstock_handle penstock_dial(penstock_handle system, const char *address, int64_t timeout, penstock_error *);
 
 /* Finds an export of the peer by its name. size and rights may be NULL. */
 penstock_handle penstock_lookup(penstock_handle peer, const char *name, int64_t timeout, uint64_t *size, uint32_t *rights, penstock_error *);
+
+/* What the bytes of an export are. 1: a tensor, which is described. 0: the peer does not say. */
+int32_t penstock_describe(penstock_handle remote, penstock_tensor *, penstock_error *);
 
 /* Begins a transfer of n blocks and returns its handle, which the caller closes. The blocks are copied; their regions stay open until it has ended. */
 penstock_handle penstock_post(penstock_handle peer, int32_t put_or_get, const penstock_block *blocks, size_t n, const penstock_options *, penstock_error *);
@@ -188,6 +230,12 @@ int32_t penstock_release(penstock_handle rx, penstock_error *);
 
 /* Copies n packets into memory of a transmit queue and sends them; returns how many there was room for. */
 int64_t penstock_send(penstock_handle system, const char *interface_name, int32_t queue, const penstock_segment *packets, size_t n, penstock_error *);
+
+/*
+ * For the Python package, which has no compiler: the ends of tensors that it gives. A consumer may call them without Python's lock, while an
+ * exception is under way, or after Python has ended, as no function in Python can be. Returns PENSTOCK_OK, or PENSTOCK_INVALID for a NULL.
+ */
+int32_t penstock_python(const penstock_python_calls *, penstock_python_ends *);
 
 #endif /* PENSTOCK_NO_PROTOTYPES */
 

@@ -9,6 +9,7 @@ import "C"
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -30,14 +31,23 @@ type system struct {
 	messages chan transfer.Incoming
 	closed   chan struct{}
 
-	mu    sync.Mutex // guards what follows and, against its close, event
-	over  bool
-	ended []uint64
+	mu     sync.Mutex // guards what follows and, against its close, event
+	over   bool
+	ended  []uint64
+	shares map[*shared]bool
 }
 
 func (s *system) close() error {
 	close(s.closed)
-	err := s.s.Close()
+	s.mu.Lock()
+	shares := s.shares
+	s.shares = nil // none is added any more
+	s.mu.Unlock()
+	var errs []error
+	for x := range shares { // a node closes after what it serves
+		errs = append(errs, x.x.Close())
+	}
+	err := errors.Join(append(errs, s.s.Close())...)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = true
@@ -102,7 +112,7 @@ func penstock_open(yaml *C.char, out *C.penstock_error) C.penstock_handle {
 			sys.Close(event)
 			return nil, err
 		}
-		return &system{s: x, event: event, messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{})}, nil
+		return &system{s: x, event: event, messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{}), shares: map[*shared]bool{}}, nil
 	})
 }
 

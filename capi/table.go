@@ -73,6 +73,8 @@ func kind(x any) string {
 		return "a transfer"
 	case *prepared:
 		return "a prepared list"
+	case *shared:
+		return "a share"
 	case *rx:
 		return "a receive queue"
 	}

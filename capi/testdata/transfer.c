@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 #include "penstock.h"
 
 #define CHECK(x) do { if (!(x)) { printf("%s:%d: %s: %d: %s\n", __FILE__, __LINE__, #x, e.code, e.text); exit(1); } } while (0)
@@ -133,6 +134,41 @@ int main(void)
 	CHECK(slab && part && rp && (t = penstock_post(peer, PENSTOCK_PUT, &one, 1, &shm, &e)) && penstock_wait(t, 10000, &e) == 0);
 	CHECK(memcmp((unsigned char *)penstock_memory(slab, NULL, &e) + BLOCK, from, BLOCK) == 0);
 
+	/* A tensor says what it is; what is no tensor does not. */
+	penstock_tensor what = {.dtype = "bf16", .rank = 2, .shape = {3, 5}}, said;
+	penstock_handle tensor = penstock_publish(b, slab, BLOCK, &what, "tensor", PENSTOCK_READ, 0, &e);
+	penstock_handle rt = penstock_lookup(peer, "tensor", 10000, &size, &rights, &e);
+	CHECK(tensor && rt && size == 2 * 3 * 5 && rights == PENSTOCK_READ);
+	memset(&said, 1, sizeof said);
+	CHECK(penstock_describe(rt, &said, &e) == 1 && memcmp(&said, &what, sizeof what) == 0);
+	CHECK(penstock_describe(rp, &said, &e) == 0 && e.code == 0);
+	what.shape[1] = -1;
+	REFUSED(penstock_publish(b, slab, 0, &what, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_INVALID);
+	what.rank = 33;
+	REFUSED(penstock_publish(b, slab, 0, &what, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_INVALID);
+	memset(what.dtype, 'x', sizeof what.dtype), what.rank = 0;
+	REFUSED(penstock_publish(b, slab, 0, &what, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_publish(b, slab, 0, NULL, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_INVALID);
+	what = (penstock_tensor){.dtype = "u8", .rank = 1, .shape = {4 * BLOCK + 1}};
+	REFUSED(penstock_publish(b, slab, 0, &what, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_BOUNDS);
+
+	/* A directory. */
+	char dir[] = "/tmp/penstock-capi-XXXXXX", file[64];
+	CHECK(mkdtemp(dir));
+	snprintf(file, sizeof file, "%s/words", dir);
+	FILE *f = fopen(file, "w");
+	CHECK(f && fputs("served", f) > 0 && fclose(f) == 0);
+	penstock_handle share = penstock_serve(b, dir, PENSTOCK_TENSORS, &e);
+	penstock_handle words = penstock_lookup(peer, "words", 10000, &size, &rights, &e);
+	CHECK(share && words && size == 6 && rights == PENSTOCK_READ);
+	REFUSED(penstock_serve(b, dir, 0, &e), PENSTOCK_OTHER); /* one share at a time */
+	REFUSED(penstock_serve(b, dir, 2, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_serve(b, "/nowhere/at/all", 0, &e), PENSTOCK_OTHER);
+	CHECK(penstock_close(share, &e) == 0);
+	REFUSED(penstock_lookup(peer, "words", 10000, NULL, NULL, &e), PENSTOCK_NOT_FOUND);
+	CHECK((share = penstock_serve(b, file, 0, &e))); /* it goes with its system */
+	CHECK(penstock_lookup(peer, "words", 10000, NULL, NULL, &e));
+
 	/* What is refused. */
 	penstock_block bad = all;
 	bad.remote_offset = 1;
@@ -164,6 +200,7 @@ int main(void)
 	CHECK(penstock_close(b, &e) == 0);
 	one.remote = rp;
 	REFUSED(moved(PENSTOCK_PUT, &one, &e), PENSTOCK_LOST);
+	CHECK(penstock_close(share, &e) == 0 && unlink(file) == 0 && rmdir(dir) == 0);
 	CHECK(penstock_close(a, &e) == 0 && penstock_close(src, &e) == 0 && penstock_close(back, &e) == 0 && penstock_close(slab, &e) == 0);
 	puts("ok");
 	return 0;
