@@ -96,6 +96,10 @@ class CMessage(ctypes.Structure):
     _fields_ = [("tag", c_uint32), ("size", c_uint32), ("bytes", c_uint64), ("peer", ctypes.c_char * 256)]
 
 
+class CTensor(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_char * 16), ("rank", c_uint32), ("reserved", c_uint32), ("shape", c_int64 * 32)]
+
+
 class CSegment(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("size", c_uint32), ("packet", c_uint32), ("flow", c_uint32), ("timed", c_uint32), ("time", c_int64)]
 
@@ -109,6 +113,9 @@ _prototypes = {
     "penstock_adopt": (c_uint64, [c_char_p, c_void_p, c_uint64]),
     "penstock_memory": (c_void_p, [c_uint64, POINTER(c_uint64)]),
     "penstock_export": (c_uint64, [c_uint64, c_uint64, c_uint64, c_uint64, c_char_p, c_uint32, c_uint32]),
+    "penstock_publish": (c_uint64, [c_uint64, c_uint64, c_uint64, POINTER(CTensor), c_char_p, c_uint32, c_uint32]),
+    "penstock_describe": (c_int32, [c_uint64, POINTER(CTensor)]),
+    "penstock_serve": (c_uint64, [c_uint64, c_char_p, c_uint32]),
     "penstock_dial": (c_uint64, [c_uint64, c_char_p, c_int64]),
     "penstock_lookup": (c_uint64, [c_uint64, c_char_p, c_int64, POINTER(c_uint64), POINTER(c_uint32)]),
     "penstock_post": (c_uint64, [c_uint64, c_int32, c_void_p, c_size_t, POINTER(COptions)]),
@@ -149,6 +156,7 @@ def _load() -> Any:
     for f, (result, arguments) in _prototypes.items():
         getattr(lib, f).restype = result
         getattr(lib, f).argtypes = arguments + [POINTER(CError)]
+    lib.penstock_python.restype, lib.penstock_python.argtypes = c_int32, [c_void_p, c_void_p]
     lib.penstock_progress.restype, lib.penstock_progress.argtypes = c_double, [c_uint64]
     _library, _owner = lib, os.getpid()
     return lib
@@ -216,6 +224,15 @@ def cuda_wait(stream: int) -> None:
     r = -1 if d is None else d.cuStreamSynchronize(c_void_p(stream))
     if r != 0:
         raise MissingError(f"CUDA's stream {stream:#x} cannot be waited for: result {r} of cuStreamSynchronize")
+
+
+def cuda_ordinal(address: int) -> int:
+    """The number of the CUDA device whose memory is at the address."""
+    d, n = cuda(), ctypes.c_int()
+    r = -1 if d is None else d.cuPointerGetAttribute(byref(n), 9, c_uint64(address))
+    if r != 0:
+        raise MissingError(f"CUDA does not say of which device the memory at {address:#x} is: result {r} of cuPointerGetAttribute")
+    return n.value
 
 
 def milliseconds(timeout: Optional[float]) -> int:

@@ -5,7 +5,9 @@ import ctypes
 from typing import Any, Iterator, List, Optional, Sequence
 
 from ._lib import CSegment, InvalidError, call, slices
-from ._transfer import System, _bytes_of, _Handle
+from ._memory import memory_of
+from ._region import _Handle
+from ._transfer import System
 
 _ROOM = 4096
 
@@ -111,7 +113,7 @@ def send(system: System, interface: str, packets: Sequence[Any], queue: int) -> 
     a = (CSegment * len(packets))()
     keep = []
     for i, p in enumerate(packets):
-        address, size, k, _ = _bytes_of(p)
-        a[i].data, a[i].size, a[i].packet = address, size, i
-        keep.append(k)
+        m = memory_of(p)
+        a[i].data, a[i].size, a[i].packet = m.address, m.size, i
+        keep.append(m.keep)
     return call("penstock_send", system._h, interface.encode(), queue, a, len(packets))

@@ -1,153 +1,51 @@
-"""Systems, memory and transfers."""
+"""Systems and transfers."""
 from __future__ import annotations
 
 import ctypes
 import json
-import math
+import os
 import threading
 import weakref
 from ctypes import byref, c_uint32, c_uint64
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _lib
-from ._lib import GET, PUT, CBlock, CMessage, COptions, InvalidError, call, milliseconds, slices, text
+from ._lib import GET, PUT, CBlock, CMessage, COptions, CTensor, InvalidError, call, milliseconds, slices, text
+from ._memory import BY_CODE, DTYPES
+from ._region import Region, Tensor, _Handle, adopt, alloc, empty
 
 READ, WRITE = 1, 2
-
-
-class _Handle:
-    """What has a handle. It closes once: by close, at the end of a with, or with the last reference."""
-
-    def __init__(self, handle: int, parent: Any = None):
-        self._h = handle
-        self._parent = parent  # is not collected before this
-        self._open = True
-
-    def close(self) -> None:
-        """Closes it. A second close does nothing."""
-        if self._open:
-            self._open = False
-            try:
-                call("penstock_close", self._h)
-            except InvalidError:  # such as adopted memory that an export needs: it stays open
-                self._open = True
-                raise
-
-    def __del__(self) -> None:
-        try:
-            self.close()
-        except Exception:  # its system was closed before, or Python ends
-            pass
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._h}{'' if self._open else ' closed'}>"
-
-
-class Region(_Handle):
-    """Memory with an address that transfers read and write. It has the buffer interface through memory and array."""
-
-    def __init__(self, handle: int, keep: Any = None):
-        super().__init__(handle)
-        size = c_uint64()
-        self.address: Optional[int] = call("penstock_memory", handle, byref(size))  # None: it is on a device
-        self.size: int = size.value
-        self._keep = keep
-
-    @property
-    def memory(self) -> memoryview:
-        """The bytes, without a copy. A view keeps the region open, unless close is called."""
-        b = (ctypes.c_char * self.size).from_address(self._host())
-        b._region = self
-        return memoryview(b).cast("B")
-
-    @property
-    def __array_interface__(self) -> Dict[str, Any]:
-        return {"version": 3, "shape": (self.size,), "typestr": "|u1", "data": (self._host(), False)}
-
-    def _host(self) -> int:
-        if self.address is None:
-            raise InvalidError("the memory is on a device: use the tensor or the array that was adopted")
-        return self.address
-
-    def array(self, dtype: Any = "u1", shape: Any = None, offset: int = 0) -> Any:
-        """A numpy array of the bytes from offset on, without a copy."""
-        import numpy
-        dtype = numpy.dtype(dtype)
-        if shape is None:
-            shape = ((self.size - offset) // dtype.itemsize,)
-        return numpy.frombuffer(self.memory, dtype, int(numpy.prod(shape)), offset).reshape(shape)
-
-    def tensor(self, dtype: Any = None, shape: Any = None, offset: int = 0) -> Any:
-        """A torch tensor of the bytes from offset on, without a copy."""
-        import torch
-        dtype = dtype or torch.uint8
-        count = -1 if shape is None else int(torch.Size(shape).numel())
-        t = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset)
-        return t if shape is None else t.reshape(shape)
-
-
-def alloc(size: int, name: str = "", huge: bool = False) -> Region:
-    """Allocates memory that peers on this host can map. size is in bytes and is rounded up to pages."""
-    return Region(call("penstock_alloc", name.encode(), size, 1 if huge else 0))
-
-
-def _bytes_of(x: Any) -> "tuple[int, int, Any, bool]":
-    """Address, size, what keeps it alive and whether it is writable, of anything with contiguous memory of the host or of a CUDA device, whose stream is waited for."""
-    if hasattr(x, "__torch_function__") or type(x).__module__.startswith("torch"):
-        if x.device.type not in ("cpu", "cuda"):
-            raise InvalidError(f"the tensor is on {x.device}: expected memory of the host or of a CUDA device")
-        if not x.is_contiguous():
-            raise InvalidError("the tensor is not contiguous: call contiguous() first")
-        if x.device.type == "cuda":
-            import torch
-            torch.cuda.current_stream(x.device).synchronize()
-        return x.data_ptr(), x.numel() * x.element_size(), x, True
-    if hasattr(x, "__cuda_array_interface__"):
-        i = x.__cuda_array_interface__
-        if i.get("strides") is not None:
-            raise InvalidError("the array is not C-contiguous: copy it first")
-        if i.get("stream") is not None:
-            _lib.cuda_wait(i["stream"])
-        return i["data"][0], math.prod(i["shape"]) * int(i["typestr"][2:]), x, not i["data"][1]
-    if hasattr(x, "__array_interface__") and not isinstance(x, Region):
-        i = x.__array_interface__
-        if i.get("strides") is not None and not x.flags["C_CONTIGUOUS"]:
-            raise InvalidError("the array is not C-contiguous: call numpy.ascontiguousarray first")
-        return i["data"][0], x.nbytes, x, not i["data"][1]
-    v = memoryview(x)
-    if not v.c_contiguous:
-        raise InvalidError("the buffer is not C-contiguous")
-    if v.readonly:
-        import numpy  # ctypes gives no address of memory that it may not write
-        return numpy.frombuffer(v, "u1").__array_interface__["data"][0], v.nbytes, v, False
-    return ctypes.addressof(ctypes.c_char.from_buffer(v)), v.nbytes, v, True
-
-
-def adopt(x: Any, name: str = "") -> Region:
-    """Makes a region of the memory of an array, a tensor or a buffer, which the region keeps alive. Peers reach it over sockets.
-
-    It may be memory of a CUDA device. What the current stream does with it is waited for here, as in put and get; what is begun later is not.
-    """
-    address, size, keep, _ = _bytes_of(x)
-    return Region(call("penstock_adopt", name.encode(), address, size), keep)
 
 
 class Export(_Handle):
     """Memory that peers can name. close revokes it: afterwards no peer writes to it."""
 
+    def __init__(self, handle: int, system: "System", region: Region, adopted: bool):
+        super().__init__(handle, system)
+        self._region, self._adopted = region, adopted  # by this export
+
+    def close(self) -> None:
+        """Revokes it. What it has adopted is the caller's again. A second close does nothing."""
+        super().close()
+        if self._adopted:
+            self._region.close()
+        self._region._unused()
+
+
+class Share(_Handle):
+    """Files that peers can name. close revokes them."""
+
 
 class Remote(_Handle):
-    """Memory that a peer exports: its size in bytes and its rights."""
+    """Memory that a peer exports: its size in bytes and its rights; of a tensor also dtype, such as "bfloat16", and shape, else None and ()."""
 
     def __init__(self, handle: int, peer: "Peer", name: str, size: int, rights: int):
         super().__init__(handle, peer)
         self.peer, self.name, self.size, self.rights = peer, name, size, rights
+        t = CTensor()
+        described = call("penstock_describe", handle, byref(t))
+        self.dtype: Optional[str] = BY_CODE.get(t.dtype.decode()) if described else None
+        self.shape: "Tuple[int, ...]" = tuple(t.shape[:t.rank]) if self.dtype else ()
 
 
 class Message(NamedTuple):
@@ -210,9 +108,14 @@ class Transfer(_Handle):
 class Prepared(_Handle):
     """A list of blocks that was checked once. Each post is a transfer of all of it; the one before has ended by then."""
 
-    def __init__(self, handle: int, system: "System", keep: Any):
+    def __init__(self, handle: int, system: "System", region: Region, remote: Remote):
         super().__init__(handle, system)
-        self._keep = keep
+        self._keep = region, remote
+
+    def close(self) -> None:
+        """Ends the list, not what it has posted. A second close does nothing."""
+        super().close()
+        self._keep[0]._unused()
 
     def post(self) -> Transfer:
         return Transfer(call("penstock_repost", self._h), self._parent, self._keep)
@@ -239,36 +142,47 @@ class Peer(_Handle):
         """Puts the bytes of x into an export of the peer, from offset on. x is a Region, an array, a tensor or a buffer; it stays as it is until the end."""
         return self._move(PUT, x, to, offset, _options(message, tag, paths, digest))
 
-    def get(self, source: Union[str, Remote], into: Any = None, offset: int = 0, *, paths: Optional[Sequence[str]] = None,
+    def get(self, source: Union[str, Remote], into: Any = None, offset: int = 0, *, length: Optional[int] = None, paths: Optional[Sequence[str]] = None,
             digest: bool = False) -> Any:
-        """Gets bytes of an export. With into, memory that takes them, it returns the transfer; without, it waits and returns a Region of them."""
+        """Gets bytes of an export: length ones from offset on.
+
+        With into, memory that takes them, it returns the transfer. Without, it waits, and returns a Tensor if the peer exports one and all of
+        it was asked for, else a Region.
+        """
+        o = _options(None, 0, paths, digest)
         if into is not None:
-            return self._move(GET, into, source, offset, _options(None, 0, paths, digest))
+            return self._move(GET, into, source, offset, o, length)
         remote = source if isinstance(source, Remote) else self.lookup(source)
-        r = alloc(remote.size - offset, remote.name)
-        self._move(GET, r, remote, offset, _options(None, 0, paths, digest), remote.size - offset).wait()
+        r: Region
+        if remote.dtype is not None and offset == 0 and length is None:
+            r = empty(remote.shape, remote.dtype, remote.name)
+            length = r.nbytes
+        else:
+            length = remote.size - offset if length is None else length
+            if length < 0 or offset < 0:
+                raise _lib.BoundsError(f"{length} bytes from {offset} on: {remote.name!r} has {remote.size}")
+            r = alloc(max(length, 1), remote.name)
+        if length > 0:
+            self._move(GET, r, remote, offset, o, length).wait()
         return r
 
     def _move(self, kind: int, x: Any, where: Union[str, Remote], offset: int, o: COptions, size: Optional[int] = None) -> Transfer:
         remote = where if isinstance(where, Remote) else self.lookup(where)
-        if isinstance(x, Region):
-            r = x
-        else:
-            if kind == GET and not _bytes_of(x)[3]:
-                raise InvalidError("the memory that is to take the bytes is read-only")
-            r = adopt(x)
-        b = CBlock(r._h, 0, r.size if size is None else size, remote._h, offset)
+        r = x if isinstance(x, Region) else adopt(x)
+        if kind == GET and not r._writable():
+            raise InvalidError("the memory that is to take the bytes is read-only: expected an array, a tensor or a buffer that can be written")
+        b = CBlock(r._h, 0, r.nbytes if size is None else size, remote._h, offset)
         return Transfer(call("penstock_post", self._h, kind, byref(b), 1, byref(o)), self._parent, (r, remote))
 
     def post(self, kind: str, blocks: Any, region: Region, remote: Remote, **options: Any) -> Transfer:
         """Begins a transfer of many blocks: rows of (offset in the region, length, offset in the remote), as a sequence or an integer array."""
-        b, n, o = self._list(kind, blocks, region, remote, options)
+        b, n, o = self._list(blocks, region, remote, options)
         return Transfer(call("penstock_post", self._h, self._kind(kind), b, n, byref(o)), self._parent, (region, remote))
 
     def prepare(self, kind: str, blocks: Any, region: Region, remote: Remote, **options: Any) -> Prepared:
         """Checks such a list once, to be posted many times without work for each block."""
-        b, n, o = self._list(kind, blocks, region, remote, options)
-        return Prepared(call("penstock_prepare", self._h, self._kind(kind), b, n, byref(o)), self._parent, (region, remote))
+        b, n, o = self._list(blocks, region, remote, options)
+        return Prepared(call("penstock_prepare", self._h, self._kind(kind), b, n, byref(o)), self._parent, region, remote)
 
     @staticmethod
     def _kind(kind: str) -> int:
@@ -277,7 +191,7 @@ class Peer(_Handle):
         return PUT if kind == "put" else GET
 
     @staticmethod
-    def _list(kind: str, blocks: Any, region: Region, remote: Remote, options: Dict[str, Any]) -> Any:
+    def _list(blocks: Any, region: Region, remote: Remote, options: Dict[str, Any]) -> Any:
         try:
             import numpy
         except ImportError:
@@ -335,13 +249,26 @@ class System(_Handle):
     def export(self, x: Any, name: str = "", rights: int = READ, offset: int = 0, length: Optional[int] = None, whole_region: bool = False) -> Export:
         """Lets peers name memory: a Region, or an array, a tensor or a buffer, which peers reach over sockets.
 
-        whole_region lets shared memory hand over all of a region of which this is a part.
+        Peers learn the type and shape of an array or a tensor that is exported whole. whole_region lets shared memory hand over all of a region
+        of which this is a part.
         """
         r = x if isinstance(x, Region) else adopt(x, name)
-        n = r.size - offset if length is None else length
-        e = Export(call("penstock_export", self._h, r._h, offset, n, name.encode(), rights, int(whole_region)), self)
-        e._keep = r
-        return e
+        if not r._writable() and rights & WRITE:
+            raise InvalidError("the memory is read-only: export it with READ alone")
+        dtype, shape = r._what()
+        if dtype is None or offset != 0 or length is not None or len(shape) > 32:
+            h = call("penstock_export", self._h, r._h, offset, r.nbytes - offset if length is None else length, name.encode(), rights, int(whole_region))
+        else:
+            t = CTensor(DTYPES[dtype].code.encode(), len(shape), 0, shape)
+            h = call("penstock_publish", self._h, r._h, 0, byref(t), name.encode(), rights, int(whole_region))
+        return Export(h, self, r, r is not x)
+
+    def serve(self, path: Any, tensors: bool = True) -> Share:
+        """Exports a file, or each file of a directory and below, for reading under its path relative to the directory.
+
+        With tensors, each tensor of a safetensors file has a name too, FILE/TENSOR, and the array of an npy file, FILE/array. A system has one share.
+        """
+        return Share(call("penstock_serve", self._h, os.fsencode(path), int(tensors)), self)
 
     def subscribe(self, tag: int) -> None:
         """Keeps messages with a tag, from 1 on, for receive."""

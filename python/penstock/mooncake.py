@@ -25,7 +25,7 @@ import numpy
 
 from . import _lib
 from ._lib import GET, PUT
-from ._transfer import Region, alloc
+from ._region import Region, alloc
 from .nixl import _Request, nixl_agent, nixl_agent_config, nixlError
 
 _log = logging.getLogger("mooncake")

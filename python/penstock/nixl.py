@@ -33,7 +33,9 @@ import numpy
 
 from . import _lib
 from ._lib import GET, PUT, call
-from ._transfer import READ, WRITE, Export, Peer, Region, Remote, System, Transfer, _bytes_of, _options
+from ._memory import Memory, memory_of
+from ._region import Region
+from ._transfer import READ, WRITE, Export, Peer, Remote, System, Transfer, _options
 
 DEFAULT_COMM_PORT = 5555
 BACKENDS = ("UCX", "PENSTOCK")  # one and the same: programs name UCX
@@ -318,14 +320,14 @@ class nixl_agent:
         rows, mems = [], set()
         for x in items:
             try:
-                address, size, _, _ = _bytes_of(x)
+                m = memory_of(x)
             except (_lib.InvalidError, TypeError, BufferError) as e:
                 log.error("no descriptor: %s", e)
                 return None
             on = getattr(x, "device", None)  # of torch it has type and index, of CuPy id, and of numpy it is text
-            gpu = getattr(on, "type", "") == "cuda" or hasattr(x, "__cuda_array_interface__")
+            gpu = m.device
             mems.add(VRAM_SEG if gpu else DRAM_SEG)
-            rows.append((address, size, (on.index if hasattr(on, "type") else getattr(on, "id", 0)) or 0 if gpu else 0))
+            rows.append((m.address, m.size, (on.index if hasattr(on, "type") else getattr(on, "id", 0)) or 0 if gpu else 0))
         if len(mems) > 1:
             log.error("tensors of the host and of a device are in one list")
             return None
@@ -354,7 +356,7 @@ class nixl_agent:
         with self._mu:
             if (address, size) not in self._memory:
                 name = secrets.token_hex(16)
-                r = region or Region(call("penstock_adopt", b"", address, size))
+                r = region or Region(call("penstock_adopt", b"", address, size), Memory(address, size, None, True))
                 self._memory[address, size] = r, self.system.export(r, name, READ | WRITE), name
 
     def deregister_memory(self, dereg_list: Any, backends: Any = ()) -> None:

@@ -68,7 +68,7 @@ class Device(unittest.TestCase):
         n = 700_000
         want = numpy.arange(n, dtype="f4")
         x, y, z = self.array(want), self.array(numpy.zeros(n)), self.array(numpy.zeros(n))
-        with self.b.export(y, "y", READ | WRITE) as e:
+        with self.b.export(y, "y", READ | WRITE):
             t = self.peer.put(x, "y", digest=True).wait(30)
             self.assertIn("cuda 0", t.explain())
             self.assertTrue((y.read() == want).all())
@@ -78,7 +78,6 @@ class Device(unittest.TestCase):
             self.assertTrue((host.array("f4")[:n] == want).all())
             self.peer.put(want[::-1].copy(), "y").wait(30)
             self.assertTrue((y.read() == want[::-1]).all())
-        e._keep.close()
 
     def test_region(self):
         x = self.array(numpy.zeros(1000))
@@ -137,12 +136,11 @@ class Device(unittest.TestCase):
     def test_torch(self):
         x = torch.arange(1 << 20, device="cuda") * 3  # a kernel that may be under way
         y, z = torch.zeros_like(x), torch.zeros(1 << 20, dtype=x.dtype).pin_memory()
-        with self.b.export(y, "y", READ | WRITE) as e:
+        with self.b.export(y, "y", READ | WRITE):
             self.assertIn("cuda 0", self.peer.put(x, "y").wait(30).explain())
             self.assertTrue(torch.equal(x, y))
             self.peer.get("y", z).wait(30)  # pinned memory is the host's
             self.assertTrue(torch.equal(x.cpu(), z))
-        e._keep.close()
 
 
 if __name__ == "__main__":
