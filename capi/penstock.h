@@ -162,7 +162,8 @@ penstock_handle penstock_publish(penstock_handle system, penstock_handle region,
 /*
  * Exports a file, or each file of a directory and below, for reading under its path relative to the directory, until penstock_close of the
  * share or of its system. With PENSTOCK_TENSORS each tensor of a safetensors file is FILE/TENSOR, and the array of an npy file FILE/array. The
- * call returns when all files have been looked at; a file that comes or changes later is seen when a peer asks for it. A system has one share.
+ * call returns when all files have been looked at; a file that comes or changes later is seen when a peer asks for it, and within seconds in any
+ * case, with its tensors. A system has one share.
  */
 penstock_handle penstock_serve(penstock_handle system, const char *path, uint32_t flags, penstock_error *);
 

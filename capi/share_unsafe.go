@@ -10,12 +10,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer"
 )
+
+// rescanEvery is how often a share is scanned for files that nobody has asked for by name.
+const rescanEvery = 10 * time.Second
 
 // shared is a share of a system, which ends it at the latest.
 type shared struct {
@@ -110,7 +114,7 @@ func penstock_serve(h C.penstock_handle, path *C.char, flags C.uint32_t, out *C.
 		if flags&^C.PENSTOCK_TENSORS != 0 {
 			return nil, fmt.Errorf("flags %#x: expected PENSTOCK_TENSORS or 0: %w", uint32(flags), errInvalid)
 		}
-		x, err := share.Serve(context.Background(), node, share.Options{Root: str(path), Tensors: flags != 0})
+		x, err := share.Serve(context.Background(), node, share.Options{Root: str(path), Tensors: flags != 0, RescanEvery: rescanEvery})
 		if err != nil {
 			return nil, err
 		}

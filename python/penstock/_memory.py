@@ -89,7 +89,7 @@ def _torch(x: Any) -> Memory:
 def _interface(x: Any, i: Dict[str, Any], device: bool) -> Memory:
     """The array interface, of numpy or of CUDA."""
     shape, kind = tuple(i["shape"]), i["typestr"]
-    size = int(kind[2:])
+    size = int(kind[2:].split("[")[0]) * (4 if kind[1] == "U" else 1)  # of text they are characters, of dates there is more: <M8[ns]
     if not compact(shape, i.get("strides"), size):
         raise InvalidError("the array is not C-contiguous: " + ("copy it first" if device else "call numpy.ascontiguousarray first"))
     if device and i.get("stream") is not None:

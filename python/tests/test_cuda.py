@@ -4,13 +4,22 @@ import unittest
 import numpy
 import penstock
 import penstock.nixl as nixl
-from penstock import READ, WRITE, _lib
+from penstock import READ, WRITE, _dlpack, _lib
 from penstock.mooncake import TransferEngine
 
 try:
     import torch
 except ImportError:
     torch = None
+
+
+def consume(x, **more):
+    """Takes a capsule, of 1.0: its structure, and what ends it."""
+    c = x.__dlpack__(**more)
+    at = _dlpack._pointer(c, b"dltensor_versioned")
+    _dlpack._rename(c, b"used_dltensor_versioned")
+    m = _dlpack.ManagedVersioned.from_address(at)
+    return m, lambda: ctypes.CFUNCTYPE(None, ctypes.c_void_p)(m.deleter)(at)
 
 
 class Array:
@@ -87,6 +96,37 @@ class Device(unittest.TestCase):
                 with self.assertRaises(penstock.InvalidError):
                     f()
 
+    def test_dlpack(self):
+        """Given with the device's number, and taken from objects that have nothing else."""
+        x, y = self.array(numpy.arange(3000)), self.array(numpy.zeros(3000))
+        r = penstock.adopt(x)
+        m, end = consume(r, stream=2, max_version=(1, 0), dl_device=(2, 0))
+        t = m.tensor
+        self.assertEqual((t.data, t.device_type, t.device_id, t.shape[0], t.code, t.bits), (x.p.value, 2, 0, 12000, 1, 8))
+        self.assertEqual((r.__dlpack_device__(), r.__cuda_array_interface__["data"], hasattr(penstock.alloc(1), "__cuda_array_interface__")), ((2, 0), (x.p.value, False), False))
+        for more in ({"dl_device": (1, 0)}, {"copy": True}):
+            with self.assertRaises(BufferError):
+                r.__dlpack__(**more)
+        r.close()
+        end()
+        streams = []
+
+        class Only:
+            def __init__(self, a):
+                self.r = penstock.adopt(a)
+
+            def __dlpack__(self, *, stream, **more):
+                streams.append(stream)
+                return self.r.__dlpack__(stream=stream, **more)
+
+            def __dlpack_device__(self):
+                return self.r.__dlpack_device__()
+
+        with self.b.export(Only(y), "y", READ | WRITE):
+            self.assertIn("cuda 0", self.peer.put(Only(x), "y").wait(30).explain())
+        self.assertEqual(streams, [1, 1])
+        self.assertTrue((y.read() == numpy.arange(3000)).all())
+
     def test_prepared(self):
         x, y = self.array(numpy.arange(4096)), self.array(numpy.zeros(4096))
         with penstock.adopt(x) as here, penstock.adopt(y) as there, self.b.export(there, "y", WRITE), self.peer.lookup("y") as remote:
@@ -141,6 +181,9 @@ class Device(unittest.TestCase):
             self.assertTrue(torch.equal(x, y))
             self.peer.get("y", z).wait(30)  # pinned memory is the host's
             self.assertTrue(torch.equal(x.cpu(), z))
+            with penstock.adopt(x) as r:
+                self.assertEqual(torch.from_dlpack(r).data_ptr(), x.data_ptr())
+                self.assertTrue(torch.equal(torch.as_tensor(r, device="cuda").view(x.dtype), x))
 
 
 if __name__ == "__main__":

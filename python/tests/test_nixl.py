@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 import unittest
+import unittest.mock
 
 import numpy
 import penstock
@@ -110,6 +111,14 @@ class Agents(unittest.TestCase):
                 os.chmod(at, mode)
                 with self.assertRaises(nixl.nixlInvalidParamError):
                     self.a.add_remote_agent(json.dumps({"agent": "c", "address": f"unix://{at}/s", "exports": {}}).encode())
+
+    def test_another_user(self):
+        """The directory of an agent that another user runs is refused, whoever is first to name it."""
+        m, me = self.b.get_agent_metadata(), os.getuid()
+        with unittest.mock.patch("penstock.nixl.os.getuid", lambda: me + 1):
+            with self.assertRaisesRegex(nixl.nixlInvalidParamError, "only this user"):
+                self.a.add_remote_agent(m)
+        self.assertEqual(self.a.add_remote_agent(m), b"b")
 
     def test_descriptors(self):
         d = self.rows(self.a, self.x)
