@@ -95,14 +95,12 @@ typedef struct {
 
 /* For penstock_python: functions of CPython, by its names. */
 typedef struct {
-	int (*initialized)(void);                            /* Py_IsInitialized */
-	int (*ensure)(void);                                 /* PyGILState_Ensure */
-	void (*release)(int);                                /* PyGILState_Release */
-	void (*fetch)(void **, void **, void **);            /* PyErr_Fetch */
-	void (*restore)(void *, void *, void *);             /* PyErr_Restore */
-	void (*decref)(void *);                              /* Py_DecRef */
-	int (*valid)(void *capsule, const char *name);       /* PyCapsule_IsValid */
-	void *(*pointer)(void *capsule, const char *name);   /* PyCapsule_GetPointer */
+	int (*initialized)(void);                          /* Py_IsInitialized */
+	int (*ensure)(void);                               /* PyGILState_Ensure */
+	void (*release)(int);                              /* PyGILState_Release */
+	void (*decref)(void *);                            /* Py_DecRef */
+	int (*valid)(void *capsule, const char *name);     /* PyCapsule_IsValid */
+	void *(*pointer)(void *capsule, const char *name); /* PyCapsule_GetPointer */
 } penstock_python_calls;
 
 /* Functions for tensors that Python gives by DLPack, whose manager_ctx is a reference to a Python object. */

@@ -18,16 +18,13 @@ typedef struct {
 
 static penstock_python_calls python;
 
-/* drop gives a reference back. An exception that is under way stays under way. */
+/* drop gives a reference back. That is allowed while an exception is under way, as a call of a function in Python is not. */
 static void drop(void *object)
 {
-	void *type, *value, *trace;
 	if (!python.initialized()) /* nobody is left to give it to */
 		return;
 	int state = python.ensure();
-	python.fetch(&type, &value, &trace);
 	python.decref(object);
-	python.restore(type, value, trace);
 	python.release(state);
 }
 
@@ -45,7 +42,7 @@ static void destructor(void *capsule)
 
 int32_t penstock_python(const penstock_python_calls *calls, penstock_python_ends *ends)
 {
-	if (!calls || !ends || !calls->initialized || !calls->ensure || !calls->release || !calls->fetch || !calls->restore || !calls->decref || !calls->valid || !calls->pointer)
+	if (!calls || !ends || !calls->initialized || !calls->ensure || !calls->release || !calls->decref || !calls->valid || !calls->pointer)
 		return PENSTOCK_INVALID;
 	python = *calls;
 	*ends = (penstock_python_ends){deleter, deleter_versioned, destructor};

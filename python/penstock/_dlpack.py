@@ -50,8 +50,7 @@ for _name in (NAME, USED, VERSIONED, USED_VERSIONED):
 
 class _Calls(ctypes.Structure):
     """penstock_python_calls."""
-    _names = ("Py_IsInitialized", "PyGILState_Ensure", "PyGILState_Release", "PyErr_Fetch", "PyErr_Restore", "Py_DecRef", "PyCapsule_IsValid",
-              "PyCapsule_GetPointer")
+    _names = ("Py_IsInitialized", "PyGILState_Ensure", "PyGILState_Release", "Py_DecRef", "PyCapsule_IsValid", "PyCapsule_GetPointer")
     _fields_ = [(name, c_void_p) for name in _names]
 
 

@@ -3,6 +3,7 @@ import gc
 import os
 import subprocess
 import sys
+import threading
 import unittest
 import weakref
 
@@ -257,6 +258,28 @@ class Given(unittest.TestCase):
             r.export = s.export(r)
         del r
         gc.collect()
+        self.assertFalse(any(map(alive, handles)))
+
+    def test_threads(self):
+        """A region is closed while others take views of it: each has its memory, or hears that it is closed."""
+        def views(t):
+            try:
+                while True:
+                    x = t.memory, t.__dlpack__()
+                    self.assertEqual(x[0][4095], 0)
+            except penstock.InvalidError:
+                pass
+
+        handles = []
+        for _ in range(100):
+            t = penstock.alloc(4096)
+            handles.append(t._h)
+            threads = [threading.Thread(target=views, args=(t,)) for _ in range(4)]
+            for x in threads:
+                x.start()
+            t.close()
+            for x in threads:
+                x.join(30)
         self.assertFalse(any(map(alive, handles)))
 
     def test_exit(self):

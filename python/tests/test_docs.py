@@ -10,7 +10,7 @@ class Docs(unittest.TestCase):
         """Each program of the page runs."""
         with open(PAGE) as f:
             programs = re.findall(r"```python\n(.*?)```", f.read(), re.S)
-        self.assertEqual(len(programs), 5)
+        self.assertEqual(len(programs), 7)
         for p in programs:
             exec(compile(p, PAGE, "exec"), {})
 
