@@ -137,7 +137,7 @@ class Region(_Handle):
         return self._adopted.address if self.address is None and self._adopted is not None else self.address or 0
 
     def _penstock_memory(self) -> Memory:
-        return Memory(self._where(), self.nbytes, self, self._writable(), *self._what(), device=self.address is None)
+        return Memory(self._where(), self.nbytes, (self, self._loan()), self._writable(), *self._what(), device=self.address is None)
 
     def _view(self) -> "Tuple[str, Tuple[int, ...]]":
         """The type and shape with which other libraries see it."""
@@ -195,8 +195,9 @@ class Region(_Handle):
         if copy:
             if self.address is None:
                 raise BufferError("memory of a device is not copied here: ask with copy=None, and copy it with the library that asks")
-            r = alloc(max(self.nbytes, 1))
+            r, loan = alloc(max(self.nbytes, 1)), self._loan()
             ctypes.memmove(r._where(), self._where(), self.nbytes)
+            del loan
         dtype, shape = self._view()
         m = Memory(r._where(), self.nbytes, r._loan(), r._writable(), dtype, shape)
         return _dlpack.give(m, device, max_version is not None and max_version[0] >= 1, bool(copy))

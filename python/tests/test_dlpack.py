@@ -271,7 +271,7 @@ class Given(unittest.TestCase):
                 pass
 
         handles = []
-        for _ in range(100):
+        for _ in range(20):
             t = penstock.alloc(4096)
             handles.append(t._h)
             threads = [threading.Thread(target=views, args=(t,)) for _ in range(4)]
