@@ -85,13 +85,15 @@ class Files(unittest.TestCase):
         """Opening fetches the header, and an access what was asked for."""
         fetched, get, post = [], self.peer.get, self.peer.post
         self.peer.get = lambda *a, **k: (fetched.append(k["length"]), get(*a, **k))[1]
-        self.peer.post = lambda kind, blocks, *a: (fetched.append(sum(b[1] for b in blocks)), post(kind, blocks, *a))[1]
+        self.peer.post = lambda kind, blocks, *a: (fetched.append([b[1] for b in blocks]), post(kind, blocks, *a))[1]
         f = penstock.safetensors.open(self.peer, "llama/model.safetensors", "pt")
         self.assertEqual(fetched, [1 << 16])
         s = f.get_slice("large")
         self.assertEqual((s.get_shape(), s.get_dtype()), ([300_000, 4], "BF16"))
         self.assertTrue(torch.equal(s[1000:1010], self.tensors["large"][1000:1010]))
-        self.assertEqual(fetched[1:], [80])
+        self.assertEqual(fetched[1:], [[80]])  # in one piece
+        self.assertTrue(torch.equal(s[:, 2:3], self.tensors["large"][:, 2:3]))  # in many
+        self.assertEqual(len(fetched[2]), 300_000)
 
     def test_slices(self):
         f = penstock.safetensors.open(self.peer, "llama/model.safetensors", "pt")
