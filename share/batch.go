@@ -36,6 +36,7 @@ const (
 type batches struct {
 	m      *mirror
 	stage  *os.Root // batchDir
+	from   *os.File // stage
 	staged atomic.Uint64
 	off    atomic.Bool // the other side answers no calls of statService
 
@@ -99,10 +100,16 @@ func (b *batches) open() error {
 	if err == nil {
 		b.stage, err = root.OpenRoot(batchDir)
 	}
+	if err == nil {
+		if b.from, err = b.stage.Open("."); err != nil {
+			b.stage.Close()
+		}
+	}
 	return err
 }
 
 func (b *batches) close() {
+	b.from.Close()
 	b.stage.Close()
 	b.m.root.RemoveAll(batchDir)
 }
@@ -284,12 +291,13 @@ func (b *batches) writeOne(x *item, bytes []byte) error {
 func (b *batches) place(items []*item, unread error) {
 	var placed []*item
 	var at place // the directory of the last one
+	var dir *os.File
 	var of string
 	leave := func() {
 		if at.dir == nil {
 			return
 		}
-		if err := syncDir(at.dir); err != nil {
+		if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
 			for _, x := range placed {
 				x.err = errors.Join(x.err, err)
 			}
@@ -301,17 +309,21 @@ func (b *batches) place(items []*item, unread error) {
 		placed, at = nil, place{}
 	}
 	for _, x := range items {
-		dir := x.Path[:strings.LastIndexByte(x.Path, '/')+1]
+		in := x.Path[:strings.LastIndexByte(x.Path, '/')+1]
 		x.err = errors.Join(x.err, unread)
-		if x.err == nil && (at.dir == nil || dir != of) {
+		if x.err == nil && (at.dir == nil || in != of) {
 			leave()
-			at, x.err = placeBelow(b.m.root, x.Path, b.m.dir)
-			of = dir
+			if at, x.err = placeBelow(b.m.root, x.Path, b.m.dir); x.err == nil {
+				if dir, x.err = at.dir.Open("."); x.err != nil {
+					at.dir.Close()
+					at = place{}
+				}
+			}
+			of = in
 		}
 		if x.err == nil {
-			at.base = x.Path[len(dir):]
-			at.shown = b.m.shown(x.Path)
-			x.err = b.rename(x, at)
+			at.base, at.shown = x.Path[len(in):], b.m.shown(x.Path)
+			x.err = b.rename(x, at, dir)
 		}
 		if sys.IsErrno(x.err, sys.EXDEV) { // another file system is mounted there
 			b.alone(x.e)
@@ -328,12 +340,12 @@ func (b *batches) place(items []*item, unread error) {
 }
 
 // rename puts a file where nothing is, or what an earlier mirror made.
-func (b *batches) rename(x *item, at place) error {
+func (b *batches) rename(x *item, at place, dir *os.File) error {
 	b.m.advance(Progress{Name: x.e.Name, File: at.shown, Bytes: x.span.Len, Size: x.span.Len})
 	if err := x.undisturbed(at); err != nil {
 		return err
 	}
-	if err := rename(b.stage, x.base, at, x.ours); err != nil {
+	if err := rename(b.from, x.base, at, dir, x.ours); err != nil {
 		return err
 	}
 	now, err := at.dir.Lstat(at.base)

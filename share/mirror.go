@@ -122,7 +122,12 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer root.Close()
-	m := &mirror{c: c, o: o, root: root, dir: dir, catalog: catalog, flying: map[string]uint64{}}
+	rootDir, err := root.Open(".")
+	if err != nil {
+		return nil, fmt.Errorf("share: mirror: %w", err)
+	}
+	defer rootDir.Close()
+	m := &mirror{c: c, o: o, root: root, rootDir: rootDir, dir: dir, catalog: catalog, flying: map[string]uint64{}}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -166,6 +171,7 @@ type mirror struct {
 	c       Conn
 	o       MirrorOptions
 	root    *os.Root
+	rootDir *os.File // root
 	dir     string
 	umask   fs.FileMode
 	catalog []*transfer.Remote // of the first session
@@ -403,15 +409,8 @@ func isAway(err error) bool {
 	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
 }
 
-// look is Lstat of a path below the root that follows no link.
-func (m *mirror) look(p string) (os.FileInfo, error) {
-	dir, err := walk(m.root, p, false)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
-}
+// look is what is at a path below the directory.
+func (m *mirror) look(p string) (os.FileInfo, error) { return lookBelow(m.root, m.rootDir, p) }
 
 // delete removes a file that an earlier mirror made, unless it was changed since.
 func (m *mirror) delete(name string) MirrorFile {

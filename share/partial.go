@@ -407,12 +407,7 @@ func (p *partial) commit(to place, overwrite bool) error {
 }
 
 func (p *partial) rename(to place, overwrite bool) error {
-	return rename(p.dir, p.base+PartialSuffix, to, overwrite)
-}
-
-// rename gives the file base of a directory its name at a place on the same file system.
-func rename(fromDir *os.Root, base string, to place, overwrite bool) error {
-	from, err := fromDir.Open(".")
+	from, err := p.dir.Open(".")
 	if err != nil {
 		return err
 	}
@@ -422,7 +417,12 @@ func rename(fromDir *os.Root, base string, to place, overwrite bool) error {
 		return err
 	}
 	defer dir.Close()
-	err = sys.Rename(from, base, dir, to.base, overwrite)
+	return rename(from, p.base+PartialSuffix, to, dir, overwrite)
+}
+
+// rename gives the file base of a directory its name at a place on the same file system, whose directory is open as dir.
+func rename(from *os.File, base string, to place, dir *os.File, overwrite bool) error {
+	err := sys.Rename(from, base, dir, to.base, overwrite)
 	if !overwrite && (sys.IsErrno(err, sys.EINVAL) || sys.IsErrno(err, sys.ENOSYS)) { // the file system cannot: look first, then rename
 		if _, lerr := to.dir.Lstat(to.base); lerr == nil {
 			return fmt.Errorf("%w: %s", ErrExists, to.shown)

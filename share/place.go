@@ -43,6 +43,19 @@ func placeBelow(root *os.Root, p, shown string) (place, error) {
 	return place{dir, p[strings.LastIndexByte(p, '/')+1:], filepath.Join(shown, filepath.FromSlash(p))}, nil
 }
 
+// lookBelow is Lstat of the path p below a root that follows no symbolic link. dir is the root, open.
+func lookBelow(root *os.Root, dir *os.File, p string) (os.FileInfo, error) {
+	if fi, err := sys.LstatBelow(dir, p); err == nil || errors.Is(err, fs.ErrNotExist) {
+		return fi, err
+	}
+	in, err := walk(root, p, false) // which says what is wrong, and works with older kernels
+	if err != nil {
+		return nil, err
+	}
+	defer in.Close()
+	return in.Lstat(p[strings.LastIndexByte(p, '/')+1:])
+}
+
 // walk opens the directory of the path p below root, without following a symbolic link. Missing directories are an error
 // unless create is set. The caller closes what it returns.
 func walk(root *os.Root, p string, create bool) (*os.Root, error) {

@@ -153,12 +153,7 @@ func (s *Server) look(p string) (os.FileInfo, error) {
 	if s.o.FollowLinks {
 		return s.lookIn(s.root, p, p)
 	}
-	dir, err := walk(s.root, p, false)
-	if err != nil {
-		return nil, err
-	}
-	defer dir.Close()
-	return dir.Lstat(p[strings.LastIndexByte(p, '/')+1:])
+	return lookBelow(s.root, s.dir, p)
 }
 
 // lookIn is look at the path p, which is the file base of dir.

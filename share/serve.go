@@ -97,7 +97,8 @@ type Server struct {
 	o      Options
 	log    *slog.Logger
 	root   *os.Root
-	only   string // the one file of root that is served; "": all
+	dir    *os.File // root
+	only   string   // the one file of root that is served; "": all
 	remove []func()
 	stop   context.CancelFunc
 	ctx    context.Context // ends with Close
@@ -209,6 +210,9 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if s.root, err = os.OpenRoot(dir); err != nil {
 		return nil, fmt.Errorf("share: serve: %w", err)
 	}
+	if s.dir, err = s.root.Open("."); err != nil {
+		return nil, errors.Join(fmt.Errorf("share: serve: %w", err), s.root.Close())
+	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})
 	handle := func(service string, h transfer.Handler) error {
@@ -314,7 +318,7 @@ func (s *Server) Close() error {
 	}
 	close(todo)
 	wg.Wait()
-	return s.root.Close()
+	return errors.Join(s.dir.Close(), s.root.Close())
 }
 
 // Snapshot says what is served now, and what is not and why.

@@ -88,6 +88,24 @@ func TryFileLock(f *os.File) (bool, error) {
 	}
 }
 
+// LstatBelow is what is at a path below an open directory (man 2 openat2): no symbolic link on the way is followed, and none leads out.
+// ELOOP means that there is one, EXDEV that the path leads out, ENOSYS that the kernel is older than Linux 5.6.
+func LstatBelow(dir *os.File, path string) (os.FileInfo, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	for {
+		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
+		if err == EINTR || err == EAGAIN { // EAGAIN: the path was renamed meanwhile
+			continue
+		}
+		if err != nil {
+			return nil, callError("openat2", path, err)
+		}
+		f := os.NewFile(uintptr(fd), path)
+		defer f.Close()
+		return f.Stat()
+	}
+}
+
 // Rename renames a name in one open directory to a name in another (man 2 renameat2). Unless replace is set, the new name must
 // not exist yet: EEXIST means that it does, EINVAL that the file system cannot rename so.
 func Rename(fromDir *os.File, from string, toDir *os.File, to string, replace bool) error {
