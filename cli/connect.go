@@ -98,6 +98,7 @@ type clientFlags struct {
 	nodeFlags
 	timeout, retry time.Duration
 	expect         string
+	limit          rateFlag // of commands that have it; 0: none
 }
 
 func (f *clientFlags) add(c *cobra.Command) {
@@ -106,6 +107,11 @@ func (f *clientFlags) add(c *cobra.Command) {
 	c.Flags().DurationVar(&f.timeout, "timeout", 10*time.Second, "how long to wait for a connection")
 	c.Flags().DurationVar(&f.retry, "retry", time.Minute, "how long to wait for a peer that was lost on the way to come back; 0: not at all")
 	fromEnvironment(c, "expect", "timeout", "retry")
+}
+
+// addLimit adds the flag of commands that move bytes.
+func (f *clientFlags) addLimit(c *cobra.Command) {
+	c.Flags().Var(&f.limit, "limit", "move at most so many bytes per second, such as 10MB, 512KiB or 1Gbps, which counts bits (default: as many as the path takes)")
 }
 
 func (f *clientFlags) check() error {
@@ -149,6 +155,7 @@ func (f clientFlags) dial(ctx context.Context, d *display, addr string) (*client
 	if err != nil {
 		return nil, err
 	}
+	o.Limits.Node.Out.Rate = uint64(f.limit)
 	if f.expect != "" {
 		host, ok := strings.CutPrefix(addr, "tcp://")
 		switch {

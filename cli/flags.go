@@ -10,6 +10,8 @@ import (
 	"github.com/penstock-io/penstock/bench"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/input"
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer/sched"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 )
@@ -64,6 +66,63 @@ func (v *sizesFlag) String() string {
 }
 
 func (v *sizesFlag) Type() string { return "SIZES" }
+
+// rateFlag is the value of a flag that takes bytes per second: a size, with or without /s, or a rate in bits per second.
+type rateFlag uint64
+
+func (v *rateFlag) Set(s string) error {
+	s = strings.TrimSpace(s)
+	n, err := config.ParseSize(strings.TrimSuffix(s, "/s"))
+	if err != nil {
+		bits, e := input.Quantity(s, input.Rates, 0)
+		if e != nil {
+			return fmt.Errorf("%w: expected bytes per second such as 10MB or 512KiB/s, or bits per second such as 1Gbps", err)
+		}
+		n = config.Size(bits / 8)
+	}
+	if n <= 0 || n > sched.MaxRate {
+		return fmt.Errorf("expected 1 byte per second or more, such as 10MB")
+	}
+	*v = rateFlag(n)
+	return nil
+}
+
+func (v *rateFlag) String() string {
+	if *v == 0 {
+		return ""
+	}
+	return config.Size(*v).String()
+}
+
+func (v *rateFlag) Type() string { return "RATE" }
+
+// filterFlag is the value of the flags --include and --exclude of one command, whose order counts.
+type filterFlag struct {
+	filter  *share.Filter
+	include bool
+	given   []string
+}
+
+// addFilter adds --include and --exclude.
+func addFilter(c *cobra.Command, f *share.Filter) {
+	c.Flags().Var(&filterFlag{filter: f, include: true}, "include", "take names that match this `PATTERN`, whatever a later --exclude says (may be given again)")
+	c.Flags().Var(&filterFlag{filter: f}, "exclude", "leave out names that match this `PATTERN`, such as '*.tmp' or logs/, whatever a later --include says (may be given again)")
+}
+
+func (v *filterFlag) Set(s string) error {
+	add := v.filter.Exclude
+	if v.include {
+		add = v.filter.Include
+	}
+	if err := add(s); err != nil {
+		return err
+	}
+	v.given = append(v.given, s)
+	return nil
+}
+
+func (v *filterFlag) String() string { return strings.Join(v.given, ",") }
+func (v *filterFlag) Type() string   { return "PATTERN" }
 
 // resultFlags adds the flags of a benchmark for its result and its conditions, or those for the result alone.
 func resultFlags(c *cobra.Command, add func(bench.Flags)) {

@@ -55,6 +55,7 @@ a file goes. -o - writes the bytes to the standard output.`,
 	}
 	o.clientFlags.add(c)
 	o.displayFlags.add(c)
+	o.addLimit(c)
 	f := c.Flags()
 	f.StringVarP(&o.output, "output", "o", "", "the `FILE` to make; - is the standard output; a directory gets a file named after NAME")
 	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left")

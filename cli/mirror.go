@@ -17,6 +17,7 @@ type mirrorOptions struct {
 	dryRun   bool
 	parts    bool
 	parallel int
+	filter   share.Filter
 }
 
 func newMirror(s streams) *cobra.Command {
@@ -33,9 +34,12 @@ A file has the modification time and the permissions that it has at the peer, le
 
 Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
 printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
-that are fetched.`,
+that are fetched.
+
+` + patternHelp + ` With --delete, names that are left out stay.`,
 		Example: `  penstock mirror 127.0.0.1:7070 models
   penstock mirror 127.0.0.1:7070 models --prefix llama/ --delete
+  penstock mirror 127.0.0.1:7070 models --include '*.safetensors' --exclude '*' --limit 100MB
   penstock mirror 127.0.0.1:7070 models --dry-run`,
 		Args: argsBetween(2, 2, "ADDR and a directory"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -57,6 +61,8 @@ that are fetched.`,
 	}
 	o.clientFlags.add(c)
 	o.displayFlags.add(c)
+	o.addLimit(c)
+	addFilter(c, &o.filter)
 	f := c.Flags()
 	f.StringVar(&o.prefix, "prefix", "", "only names that begin with this")
 	f.BoolVar(&o.remove, "delete", false, "remove files that mirror made and that the peer does not have any more")
@@ -65,6 +71,12 @@ that are fetched.`,
 	f.IntVar(&o.parallel, "parallel", 0, "how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
 	return c
 }
+
+// patternHelp is about --include and --exclude.
+const patternHelp = `--include and --exclude choose names: the first PATTERN of the command line that matches decides, and a name that none matches is taken.
+* stands for anything but a slash, ? for one character, [a-z] for one of these, and ** between slashes for any directories. A PATTERN without
+a slash matches a component anywhere in the name; another one matches from the beginning. What matches a directory matches everything below
+it; one that ends with a slash matches directories alone.`
 
 func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string) error {
 	if err := o.check(); err != nil {
@@ -88,7 +100,7 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 
 func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
 	begun, far := false, uint64(0)
-	opt := share.MirrorOptions{Prefix: o.prefix, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts}
+	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts}
 	opt.Progress = func(p share.MirrorProgress) {
 		if !begun {
 			begun = true

@@ -20,7 +20,8 @@ import (
 
 // MirrorOptions say what is mirrored. The zero value mirrors everything and deletes nothing.
 type MirrorOptions struct {
-	Prefix string // only names that begin with it
+	Prefix string  // only names that begin with it
+	Filter *Filter // if not nil, only names that it takes; Delete leaves others alone
 	// Delete removes files that an earlier Mirror into this directory made, under the same Prefix, and whose names are gone at
 	// the other side. Files that Mirror did not make are never removed, and none is unless the other side says that its listing is
 	// complete: the error is ErrIncomplete then.
@@ -71,6 +72,7 @@ type MirrorFile struct {
 type Mirrored struct {
 	Fetched, Skipped, Failed, Deleted int
 	Parts                             int       // names that were left out as parts of others
+	Excluded                          int       // names that the Filter leaves out
 	Undeleted                         int       // files that Delete would have deleted, if Incomplete were nil
 	LeftOut                           []Skipped // what the other side does not serve, under Prefix; the list is cut where it gets long
 	LeftOutTotal                      int       // of them
@@ -211,6 +213,10 @@ func (m *mirror) plan(entries []Entry) {
 			m.sum.Parts++
 			continue
 		}
+		if !m.o.Filter.Takes(e.Name) {
+			m.sum.Excluded++
+			continue
+		}
 		m.todo = append(m.todo, e)
 		if m.progress.Bytes += e.Size; m.progress.Bytes < e.Size { // the other side says so
 			m.progress.Bytes = math.MaxUint64
@@ -219,7 +225,7 @@ func (m *mirror) plan(entries []Entry) {
 	m.progress.Files = len(m.todo)
 	for name := range m.record {
 		switch {
-		case !m.o.Delete || !strings.HasPrefix(name, m.o.Prefix) || there[name]:
+		case !m.o.Delete || !strings.HasPrefix(name, m.o.Prefix) || there[name] || !m.o.Filter.Takes(name):
 		case m.sum.Incomplete != nil: // it may be there all the same
 			m.sum.Undeleted++
 		default:

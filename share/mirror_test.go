@@ -82,6 +82,31 @@ func TestMirror(t *testing.T) {
 	only(t, dir, "%2E%2E", recordName, "a", "b")
 }
 
+// TestMirrorFilter mirrors what a filter takes. With Delete, what the filter leaves out stays, at the peer and here.
+func TestMirrorFilter(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	for _, n := range []string{"a.bin", "a.txt", "logs/x.bin", "logs/y.txt"} {
+		write(t, filepath.Join(root, n), []byte(n))
+	}
+	s := serve(t, Options{Root: root})
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "+logs/x.bin", "-logs", "-*.txt")}); err != nil || m.Fetched != 2 || m.Excluded != 2 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	only(t, dir, recordName, "a.bin", "logs")
+	only(t, filepath.Join(dir, "logs"), "x.bin")
+	if err := errors.Join(os.Remove(filepath.Join(root, "a.bin")), os.RemoveAll(filepath.Join(root, "logs"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{Filter: filterOf(t, "-logs/"), Delete: true}); err != nil || m.Fetched != 1 || m.Deleted != 1 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	only(t, dir, recordName, "a.txt", "logs")
+	only(t, filepath.Join(dir, "logs"), "x.bin")
+}
+
 // TestMirrorOfAFileInUse changes a file of the directory while the mirror fetches its new content: what was written stays.
 func TestMirrorOfAFileInUse(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
