@@ -50,22 +50,24 @@ type MirrorProgress struct {
 // MirrorAction says what became of one name.
 type MirrorAction string
 
-// What Mirror does with a name.
+// What Mirror and UploadTree do with a name.
 const (
 	MirrorFetched MirrorAction = "fetched"
 	MirrorSkipped MirrorAction = "skipped" // it is there already
 	MirrorDeleted MirrorAction = "deleted"
 	MirrorFailed  MirrorAction = "failed"
+	MirrorSent    MirrorAction = "sent"     // by UploadTree
+	MirrorLeftOut MirrorAction = "left out" // by UploadTree: it is no file
 )
 
 // MirrorFile is what became of one name. In a dry run it is what would.
 type MirrorFile struct {
 	Name   string       `json:"name"`
-	Path   string       `json:"path"` // below the directory, with slashes
+	Path   string       `json:"path"` // below the directory, with slashes; of UploadTree, of the file here
 	Size   uint64       `json:"size"` // bytes
 	Action MirrorAction `json:"action"`
 	Moved  uint64       `json:"moved"` // bytes
-	Err    error        `json:"-"`     // why it failed
+	Err    error        `json:"-"`     // why it failed, or was left out
 }
 
 // Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is each deleted file.

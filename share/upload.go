@@ -52,20 +52,37 @@ type Sent struct {
 // on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
 // and ErrNoSpace match what it says.
 func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
-	if err := invariants.Context(ctx, "share.Upload"); err != nil {
+	fi, err := os.Stat(file) // a link is the user's own
+	if err != nil {
+		return nil, fmt.Errorf("share: upload: %w", err)
+	}
+	if !fi.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, file, kind(fi.Mode()))
+	}
+	f, err := os.OpenFile(file, os.O_RDONLY|sys.ONonblock, 0)
+	if err != nil {
+		return nil, fmt.Errorf("share: upload: %w", err)
+	}
+	defer f.Close()
+	return UploadFile(ctx, c, f, name, o)
+}
+
+// UploadFile is Upload of an open file, which need not have a name any more. All of it is copied, wherever it is read next; it stays the
+// caller's.
+func UploadFile(ctx context.Context, c Conn, f *os.File, name string, o UploadOptions) (*Sent, error) {
+	if err := invariants.Context(ctx, "share.UploadFile"); err != nil {
 		return nil, err
 	}
 	begin := time.Now()
 	if len(name) == 0 || len(name) > MaxName || !utf8.ValidString(name) {
 		return nil, fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(name), MaxName)
 	}
-	u := &uploader{c: c, o: o, file: file, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
+	u := &uploader{c: c, o: o, file: f.Name(), f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
 	rand.Read(u.token[:]) // never fails
 	if err := u.open(); err != nil {
 		return nil, err
 	}
 	defer u.region.Close()
-	defer u.f.Close()
 	if o.Digest || o.Expect != nil {
 		if err := u.sumUp(ctx); err != nil {
 			return nil, err
@@ -101,19 +118,14 @@ type uploader struct {
 }
 
 func (u *uploader) open() error {
-	fi, err := os.Stat(u.file) // a link is the user's own
-	if err != nil {
-		return fmt.Errorf("share: upload: %w", err)
-	}
-	if !fi.Mode().IsRegular() {
+	fi, err := u.f.Stat()
+	if err == nil && !fi.Mode().IsRegular() { // it was replaced
 		return fmt.Errorf("%w: %s is %s", ErrUnsafe, u.file, kind(fi.Mode()))
 	}
-	if u.f, err = os.OpenFile(u.file, os.O_RDONLY|sys.ONonblock, 0); err != nil {
-		return fmt.Errorf("share: upload: %w", err)
+	if err == nil {
+		u.region, u.id, err = mapFile(u.f)
 	}
-	u.region, u.id, err = mapFile(u.f)
 	if err != nil {
-		u.f.Close()
 		return fmt.Errorf("share: upload %s: %w", u.file, err)
 	}
 	u.size, u.tag = uint64(u.id.size), u.id.tag()

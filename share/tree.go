@@ -1,0 +1,377 @@
+package share
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer/control"
+)
+
+// TreeSource is what UploadTree uploads: a file, or a directory with all files below it. A link that Path names is followed.
+type TreeSource struct {
+	Path string
+	Name string // of a file at the other side; of a directory, what its files' names begin with: "" or, say, "run7/"
+}
+
+// TreeOptions say how files are uploaded. The zero value uploads all and replaces nothing.
+type TreeOptions struct {
+	// Overwrite, NoResume and Digest are those of UploadOptions, for each file.
+	Overwrite, NoResume, Digest bool
+	// Filter, if not nil, is asked for each file by its path below its source, with slashes; of a source that is a file, by the last
+	// component of its name.
+	Filter   *Filter
+	Parallel int // files uploaded at once, 60 at most; 0 means 4 large ones and, beside them, 16 of up to 256 KiB
+	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not block.
+	Progress func(MirrorProgress)
+	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a time. It must not block.
+	OnFile func(MirrorFile)
+}
+
+// UploadedTree is the account of an UploadTree. Files that the Filter leaves out are in no count.
+type UploadedTree struct {
+	Sent, Kept, Failed int
+	LeftOut            int    // links, pipes and devices
+	Moved              uint64 // bytes moved now
+	Failures           []MirrorFile
+	Duration           time.Duration
+}
+
+const (
+	maxUploadsAtOnce   = maxUploadsOfOne - 4 // an upload that has just ended counts for a moment
+	smallUploadsAtOnce = 16
+)
+
+// UploadTree uploads files and directories, some files at once. It keeps what the other side has already: a file of that name, size and
+// content. A strong tag tells the content; without one, UploadTree reads the other side's file and compares it. A file of that name with another
+// content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
+//
+// Below a directory, links are not followed: they, pipes and devices are left out, and OnFile is told. Files that this package keeps beside its own
+// (.penstock-mirror, .penstock-uploads, partial files with their state) are passed over. Empty directories have no names to upload.
+//
+// The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not
+// keep the others from being uploaded, but when the other side is lost for good, or takes no uploads, the rest fails with that. A source that cannot be looked at, or
+// two files that would get one name, are an error before anything is uploaded. When ctx ends, files under way are in no count.
+func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions) (*UploadedTree, error) {
+	if err := invariants.Context(ctx, "share.UploadTree"); err != nil {
+		return nil, err
+	}
+	begin := time.Now()
+	if o.Parallel < 0 {
+		return nil, fmt.Errorf("share: upload: TreeOptions.Parallel is %d: expected at least 1, or 0", o.Parallel)
+	}
+	t := &tree{c: c, o: o, flying: map[string]uint64{}}
+	if err := t.find(ctx, sources); err != nil {
+		return nil, fmt.Errorf("share: upload: %w", err)
+	}
+	for _, f := range t.apart {
+		t.done(f)
+	}
+	t.run(ctx)
+	t.sum.Duration = time.Since(begin)
+	if err := ctx.Err(); err != nil {
+		return &t.sum, fmt.Errorf("share: upload: %w", err)
+	}
+	if n := len(t.sum.Failures); n > 0 {
+		return &t.sum, fmt.Errorf("share: upload: %d of %d files failed, the first: %w", n, t.progress.Files, t.sum.Failures[0].Err)
+	}
+	return &t.sum, nil
+}
+
+// tree is one call of UploadTree.
+type tree struct {
+	c     Conn
+	o     TreeOptions
+	todo  []MirrorFile
+	apart []MirrorFile // left out, or failed before anything was uploaded
+	weak  atomic.Bool  // the tags of the other side are no sums of contents
+
+	mu       sync.Mutex // guards what follows
+	sum      UploadedTree
+	progress MirrorProgress
+	flying   map[string]uint64 // bytes that are in progress.BytesDone of files under way
+	away     error             // why the other side takes nothing any more; nil: it does
+}
+
+// find lists what is to be uploaded.
+func (t *tree) find(ctx context.Context, sources []TreeSource) error {
+	from := map[string]string{}
+	for _, s := range sources {
+		fi, err := os.Stat(s.Path)
+		switch {
+		case err != nil:
+			return err
+		case fi.IsDir():
+			if err := t.walk(ctx, s); err != nil {
+				return err
+			}
+		case !fi.Mode().IsRegular():
+			return fmt.Errorf("%w: %s is %s: expected a file or a directory", ErrUnsafe, s.Path, kind(fi.Mode()))
+		case t.o.Filter.Takes(path.Base(s.Name)):
+			t.todo = append(t.todo, MirrorFile{Name: s.Name, Path: s.Path, Size: uint64(fi.Size())})
+		}
+	}
+	for _, f := range t.todo {
+		if other, taken := from[f.Name]; taken {
+			return fmt.Errorf("%w: %s and %s would both be %q at the other side: upload one of them under another name", ErrExists, other, f.Path, f.Name)
+		}
+		from[f.Name] = f.Path
+		t.progress.Bytes += f.Size
+	}
+	t.progress.Files = len(t.todo)
+	for _, f := range t.apart {
+		if f.Action == MirrorFailed {
+			t.progress.Files++
+		}
+	}
+	return nil
+}
+
+// walk lists what is below a directory.
+func (t *tree) walk(ctx context.Context, s TreeSource) error {
+	root := filepath.Clean(s.Path)
+	return filepath.WalkDir(root+string(filepath.Separator), func(at string, d fs.DirEntry, err error) error { // behind a slash, a link is followed
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		below, rerr := filepath.Rel(root, at)
+		if rerr != nil {
+			return rerr
+		}
+		below = filepath.ToSlash(below)
+		f := MirrorFile{Name: s.Name + below, Path: filepath.Join(root, below)}
+		apart := func(action MirrorAction, err error) {
+			f.Action, f.Err = action, err
+			t.apart = append(t.apart, f)
+		}
+		switch {
+		case below == ".":
+			return err
+		case err != nil:
+			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
+			return nil
+		case d.IsDir() && (below == stagingDir || t.o.Filter.prunes(below)):
+			return fs.SkipDir
+		case d.IsDir(), !t.o.Filter.Takes(below), bookkeeping(f.Path):
+			return nil
+		case !d.Type().IsRegular():
+			apart(MirrorLeftOut, fmt.Errorf("%w: it is %s", ErrUnsafe, kind(d.Type())))
+			return nil
+		}
+		fi, err := d.Info()
+		if err != nil {
+			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
+			return nil
+		}
+		f.Size = uint64(fi.Size())
+		t.todo = append(t.todo, f)
+		return nil
+	})
+}
+
+// bookkeeping reports whether a file is one that this package keeps beside others: a record, or a partial file and its state.
+func bookkeeping(file string) bool {
+	if filepath.Base(file) == recordName || strings.HasSuffix(file, StateSuffix) {
+		return true
+	}
+	whole, partial := strings.CutSuffix(file, PartialSuffix)
+	_, err := os.Lstat(whole + StateSuffix)
+	return partial && err == nil
+}
+
+func (t *tree) run(ctx context.Context) {
+	if t.o.Parallel > 0 {
+		t.several(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
+		return
+	}
+	var small, large []MirrorFile
+	for _, f := range t.todo {
+		if f.Size <= smallFile {
+			small = append(small, f)
+		} else {
+			large = append(large, f)
+		}
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { t.several(ctx, large, largeAtOnce) })
+	t.several(ctx, small, smallUploadsAtOnce)
+	wg.Wait()
+}
+
+// several uploads files, some at once.
+func (t *tree) several(ctx context.Context, todo []MirrorFile, atOnce int) {
+	work := make(chan MirrorFile)
+	var wg sync.WaitGroup
+	for range min(atOnce, len(todo)) {
+		wg.Go(func() {
+			for f := range work {
+				if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
+					t.done(f)
+				}
+			}
+		})
+	}
+	for _, f := range todo {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- f
+	}
+	close(work)
+	wg.Wait()
+}
+
+// one uploads a file, or finds that the other side has it.
+func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
+	t.mu.Lock()
+	err := t.away
+	t.mu.Unlock()
+	var sent *Sent
+	if err == nil { // else each file would wait as long as the one before
+		sent, err = Upload(ctx, t.c, f.Path, f.Name, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Digest: t.o.Digest, Progress: t.advance})
+	}
+	if errors.Is(err, ErrExists) && !t.o.Overwrite {
+		same, serr := t.has(ctx, f)
+		switch {
+		case same:
+			f.Action = MirrorSkipped
+			return f
+		case isAway(serr):
+			err = serr
+		case serr != nil:
+			err = fmt.Errorf("%w; whether its content is the same is not known: %w", err, serr)
+		}
+	}
+	if err != nil {
+		if isAway(err) || errors.Is(err, control.Unsupported) {
+			t.mu.Lock()
+			t.away = err
+			t.mu.Unlock()
+		}
+		f.Action, f.Err = MirrorFailed, err
+		return f
+	}
+	t.mu.Lock()
+	t.progress.Bytes += sent.Size - f.Size // it may have changed since it was found
+	t.mu.Unlock()
+	f.Action, f.Size, f.Moved = MirrorSent, sent.Size, sent.Moved
+	return f
+}
+
+var errDiffers = errors.New("share: the contents differ")
+
+// has reports whether the other side has the content of a file under its name.
+func (t *tree) has(ctx context.Context, f MirrorFile) (bool, error) {
+	there, err := Find(ctx, t.c, f.Name)
+	if errors.Is(err, control.NotFound) { // a directory has the name, say
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	file, err := os.Open(f.Path)
+	if err != nil {
+		return false, err
+	}
+	defer file.Close()
+	fi, err := file.Stat()
+	if err != nil || uint64(fi.Size()) != there.Size {
+		return false, err
+	}
+	if there.Tag != (Tag{}) && !t.weak.Load() {
+		h := sha256.New()
+		if _, err := io.Copy(h, contextReader{ctx, file}); err != nil {
+			return false, err
+		}
+		if there.Tag == Tag(h.Sum(nil)[:16]) {
+			return true, nil
+		}
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return false, err
+		}
+	}
+	_, err = Stream(ctx, t.c, f.Name, &comparer{file: file}, StreamOptions{})
+	if errors.Is(err, errDiffers) {
+		return false, nil
+	}
+	if err == nil {
+		t.weak.Store(true)
+	}
+	return err == nil, err
+}
+
+// comparer is a Writer that takes nothing but what a file has.
+type comparer struct {
+	file io.Reader
+	have []byte
+}
+
+func (c *comparer) Write(b []byte) (int, error) {
+	if len(c.have) < len(b) {
+		c.have = make([]byte, len(b))
+	}
+	have := c.have[:len(b)]
+	if _, err := io.ReadFull(c.file, have); err != nil {
+		return 0, err
+	}
+	if !bytes.Equal(have, b) {
+		return 0, errDiffers
+	}
+	return len(b), nil
+}
+
+// advance takes the progress of one file.
+func (t *tree) advance(p Progress) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.progress.Current = p
+	t.progress.BytesDone += p.Bytes - t.flying[p.Name] // it may be less than before
+	t.flying[p.Name] = p.Bytes
+	if t.o.Progress != nil {
+		t.o.Progress(t.progress)
+	}
+}
+
+// done accounts for one file.
+func (t *tree) done(f MirrorFile) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.sum.Moved += f.Moved
+	t.progress.BytesDone -= t.flying[f.Name]
+	delete(t.flying, f.Name)
+	switch f.Action {
+	case MirrorSent:
+		t.sum.Sent++
+		t.progress.FilesDone++
+		t.progress.BytesDone += f.Size
+	case MirrorSkipped:
+		t.sum.Kept++
+		t.progress.FilesDone++
+		t.progress.Bytes -= f.Size
+	case MirrorLeftOut:
+		t.sum.LeftOut++
+	case MirrorFailed:
+		t.sum.Failed++
+		t.sum.Failures = append(t.sum.Failures, f)
+		t.progress.FilesFailed++
+		t.progress.Bytes -= f.Size
+	}
+	if t.o.OnFile != nil {
+		t.o.OnFile(f)
+	}
+	if t.o.Progress != nil {
+		t.o.Progress(t.progress)
+	}
+}
