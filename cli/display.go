@@ -349,9 +349,11 @@ type event struct {
 	Text    string `json:"text,omitempty"`
 
 	Fetched *int `json:"fetched,omitempty"`
+	Sent    *int `json:"sent,omitempty"`
 	Kept    *int `json:"kept,omitempty"`
 	Removed *int `json:"removed,omitempty"`
 	Failed  *int `json:"failed,omitempty"`
+	LeftOut *int `json:"left_out,omitempty"`
 
 	Addresses []string `json:"addresses,omitempty"`
 	Root      string   `json:"root,omitempty"`

@@ -99,24 +99,7 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 }
 
 func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
-	begun, far := false, uint64(0)
-	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts}
-	opt.Progress = func(p share.MirrorProgress) {
-		if !begun {
-			begun = true
-			d.begin(status{what: share.Printable(dir), name: dir, done: p.BytesDone, total: p.Bytes})
-		}
-		if p.BytesDone > far {
-			far = p.BytesDone
-			c.moved()
-		}
-		d.update(func(s *status) {
-			s.done, s.total, s.files, s.filesOf, s.failed, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, p.FilesFailed, ""
-			if p.Current.Name != "" {
-				s.name, s.what = p.Current.Name, share.Printable(p.Current.Name)
-			}
-		})
-	}
+	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts, Progress: c.progressOfMany(d, dir)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) { // with all that are left: one line at the end says so
 			return
@@ -145,7 +128,10 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 			return &worded{"the same command goes on from there", err}
 		}
 	}
-	return mirrorError(err, m)
+	if m == nil {
+		return err
+	}
+	return allFailed(err, m.Failures)
 }
 
 // leftOut prints the first of what is not served, and how many there are.
@@ -160,13 +146,34 @@ func (d *display) leftOut(who string, list []share.Skipped, total int) {
 	}
 }
 
-// mirrorError is the error of a mirror of which some files failed: with the status of the first only if all have the same.
-func mirrorError(err error, m *share.Mirrored) error {
-	if err == nil || m == nil || len(m.Failures) == 0 {
+// progressOfMany shows how far several files are, on their way to a place.
+func (c *client) progressOfMany(d *display, to string) func(share.MirrorProgress) {
+	begun, far := false, uint64(0)
+	return func(p share.MirrorProgress) {
+		if !begun {
+			begun = true
+			d.begin(status{what: share.Printable(to), name: to, done: p.BytesDone, total: p.Bytes})
+		}
+		if p.BytesDone > far {
+			far = p.BytesDone
+			c.moved()
+		}
+		d.update(func(s *status) {
+			s.done, s.total, s.files, s.filesOf, s.failed, s.problem = p.BytesDone, p.Bytes, p.FilesDone, p.Files, p.FilesFailed, ""
+			if p.Current.Name != "" {
+				s.name, s.what = p.Current.Name, share.Printable(p.Current.Name)
+			}
+		})
+	}
+}
+
+// allFailed is the error of several files of which some failed: with the status of the first only if all have the same.
+func allFailed(err error, failures []share.MirrorFile) error {
+	if err == nil || len(failures) == 0 {
 		return err
 	}
-	first := exitStatus(m.Failures[0].Err)
-	for _, f := range m.Failures {
+	first := exitStatus(failures[0].Err)
+	for _, f := range failures {
 		if exitStatus(f.Err) != first {
 			return errors.New(err.Error())
 		}
@@ -176,22 +183,28 @@ func mirrorError(err error, m *share.Mirrored) error {
 
 // mirrored reports one file.
 func (d *display) mirrored(f share.MirrorFile, dry bool) {
-	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep", share.MirrorDeleted: "remove", share.MirrorFailed: "fail"}
+	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep", share.MirrorDeleted: "remove", share.MirrorFailed: "fail",
+		share.MirrorSent: "put", share.MirrorLeftOut: "skip"}
 	action := actions[f.Action]
 	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Bytes: &f.Size}
 	text := fmt.Sprintf("%s %s", action, share.Printable(f.Path))
 	if dry {
 		text = "would " + text
 	}
-	switch f.Action {
-	case share.MirrorFetched:
+	moved := f.Action == share.MirrorFetched || f.Action == share.MirrorSent
+	if moved {
 		text += ", " + formatBytes(f.Size)
-	case share.MirrorFailed:
+	}
+	if f.Err != nil {
 		e.Error = fmt.Sprint(f.Err)
 		text += ": " + escapeControls(e.Error)
 	}
 	d.event(e)
-	counted := f.Action == share.MirrorFetched && !dry && d.mode == displayTerminal && terminalWidth(d.out) > 0 // in the line of progress
+	if f.Action == share.MirrorLeftOut {
+		d.say("%s", text)
+		return
+	}
+	counted := moved && !dry && d.mode == displayTerminal && terminalWidth(d.out) > 0 // in the line of progress
 	if f.Action != share.MirrorSkipped && !counted {
 		d.print("%s", text)
 	}
