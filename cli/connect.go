@@ -245,7 +245,7 @@ func (c *client) watch(ctx context.Context) {
 	}
 }
 
-func (c *client) conn() share.Conn { return share.OverLink(c.link) }
+func (c *client) conn() share.Conn { return share.OverLink(c.link).ForRate(uint64(c.flags.limit)) }
 
 func (c *client) close() {
 	close(c.over)

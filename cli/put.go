@@ -57,7 +57,7 @@ remaining time stands for those that are put.
 ` + patternHelp + ` Names are those below a directory SRC.
 
 The peer has a file when it is checked, synced and under its name. Until then it keeps the part that was checked apart; when the
-command ends early, the same command goes on from there. A peer that is lost on the way is waited for (--retry).`,
+command ends early, the same command goes on from there, but for the standard input. A peer that is lost on the way is waited for (--retry).`,
 		Example: `  penstock put checkpoint.safetensors 127.0.0.1:7070
   penstock put checkpoint.safetensors 127.0.0.1:7070/run7/step1000.safetensors
   penstock put weights.npy config.json unix:///run/penstock.sock/incoming/ --force

@@ -17,6 +17,7 @@ import (
 type Conn struct {
 	peer *transfer.Peer
 	link *transfer.Link
+	slow bool // see ForRate
 }
 
 // Over makes a Conn of a connected peer. What is under way when the peer is lost ends with an error.
@@ -25,6 +26,13 @@ func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
 // OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next one, as the link's Retry
 // says, also after a restart of the other process.
 func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
+
+// ForRate is the Conn for a node that is held to a rate (transfer.Limits): when that is low, fewer bytes are moved at once, so that progress
+// shows earlier, and less is moved again when it ends early. It holds nobody to the rate.
+func (c Conn) ForRate(bytesPerSecond uint64) Conn {
+	c.slow = bytesPerSecond > 0 && bytesPerSecond < window
+	return c
+}
 
 // askTime is how long is waited for what nothing depends on: what only makes an error clearer, or tells the other side something.
 const askTime = 2 * time.Second
@@ -100,6 +108,14 @@ func entryOf(r *transfer.Remote) Entry {
 // window is how many bytes are moved at once over a peer; two are in flight.
 const window = 16 << 20
 
+// window is that of the Conn, a multiple of chunkSize.
+func (c Conn) window() uint64 {
+	if c.slow {
+		return chunkSize
+	}
+	return window
+}
+
 // moved says by what bytes came.
 type moved struct {
 	bytes uint64
@@ -119,14 +135,14 @@ func (m *moved) add(n uint64, e transfer.Explanation) {
 func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), verified func(upTo uint64) error) (moved, error) {
 	if c.link == nil {
 		session(c.peer)
-		return pipeline(ctx, from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		return pipeline(ctx, c.window(), from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 			return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})}, transfer.PutOptions{})
 		}, verified)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: window, Window: 2, From: from, Tag: r.Tag, Restarts: -1, OnSession: session, OnVerified: func(upTo uint64) {
+	o := transfer.JobOptions{Piece: c.window(), Window: 2, From: from, Tag: r.Tag, Restarts: -1, OnSession: session, OnVerified: func(upTo uint64) {
 		if err := verified(upTo); err != nil {
 			cancel(err)
 		}
@@ -159,7 +175,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 }
 
 // pipeline moves the bytes from offset from to size in order, two windows at once.
-func pipeline(ctx context.Context, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
+func pipeline(ctx context.Context, window, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
 	type part struct {
 		t   *transfer.Transfer
 		end uint64

@@ -28,6 +28,9 @@
 // steps ahead of the bytes, so a full disk is an error and no fault, and a peer that announces a large file takes little. Uploads are
 // bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree; what they leave unfinished goes after Options.KeepPartial.
 //
+// [UploadTree] uploads files and directories, some files at a time, and keeps what the other side has already with the same content. A
+// [Filter] chooses by patterns what it uploads, and what [Mirror] fetches.
+//
 // # Fetching
 //
 // [Fetch] writes into OUTPUT.partial, whose blocks are allocated first, so that a full disk is an error at the start. The

@@ -223,3 +223,36 @@ func TestUploadFile(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// At a low rate progress comes in small steps, in each direction.
+func TestForRate(t *testing.T) {
+	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
+	write(t, file, randomBytes(1, 3*chunkSize))
+	s := serve(t, Options{Root: t.TempDir(), Writable: true})
+	for rate, want := range map[uint64]int{0: 2, window: 2, 1 << 20: 4} {
+		c, name := s.c.ForRate(rate), fmt.Sprint(rate)
+		var seen []uint64
+		progress := func(p Progress) { seen = append(seen, p.Bytes) }
+		for what, move := range map[string]func() error{
+			"upload": func() error {
+				_, err := Upload(ctx, c, file, name, UploadOptions{Progress: progress, Overwrite: true})
+				return err
+			},
+			"fetch": func() error {
+				if _, err := Upload(ctx, c, file, name, UploadOptions{Overwrite: true}); err != nil {
+					return err
+				}
+				_, err := Fetch(ctx, c, name, FetchOptions{Output: filepath.Join(t.TempDir(), name), Progress: progress})
+				return err
+			},
+		} {
+			seen = nil
+			if err := move(); err != nil {
+				t.Fatal(err)
+			}
+			if len(seen) != want || seen[len(seen)-1] != 3*chunkSize {
+				t.Errorf("%s at %d bytes per second: progress %v", what, rate, seen)
+			}
+		}
+	}
+}
