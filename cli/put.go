@@ -62,7 +62,7 @@ command ends early, the same command goes on from there, but for the standard in
   penstock put checkpoint.safetensors 127.0.0.1:7070/run7/step1000.safetensors
   penstock put weights.npy config.json unix:///run/penstock.sock/incoming/ --force
   penstock put run7 127.0.0.1:7070 --exclude '*.tmp' --limit 100MB
-  tar c src | penstock put - 127.0.0.1:7070/src.tar`,
+  penstock put - 127.0.0.1:7070/notes.txt < notes.txt`,
 		Args: argsBetween(2, math.MaxInt, "files or directories, and ADDR[/NAME]"),
 		RunE: func(c *cobra.Command, args []string) error {
 			sources, t, err := parsePutArgs(args)

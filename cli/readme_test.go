@@ -56,10 +56,10 @@ func TestReadmeMovesAModel(t *testing.T) {
 	write(t, filepath.Join(dir, "models/llama/model.safetensors"), model)
 	addr := ""
 	commands := readmeCommands(t, "Move a model")
-	if len(commands) != 10 {
+	if len(commands) != 11 {
 		t.Fatalf("%d commands", len(commands))
 	}
-	for _, words := range commands[:6] {
+	for _, words := range commands[:7] {
 		spec := program(strings.Fields(strings.ReplaceAll(words, "127.0.0.1:7070", addr))...)
 		spec.Dir = dir
 		if addr == "" {
@@ -69,7 +69,7 @@ func TestReadmeMovesAModel(t *testing.T) {
 		}
 		runSpec(t, spec)
 	}
-	for _, name := range []string{"model.safetensors", "models/copies/model.safetensors", "copy/llama/model.safetensors", "copy/copies/model.safetensors"} {
+	for _, name := range []string{"model.safetensors", "models/copies/model.safetensors", "models/copies/llama/model.safetensors", "copy/llama/model.safetensors", "copy/copies/model.safetensors"} {
 		same(t, filepath.Join(dir, name), model)
 	}
 }
@@ -142,10 +142,10 @@ func TestReadmeBringsDAQIRI(t *testing.T) {
 // Those about two machines do so for two users of this one.
 func TestReadmePairs(t *testing.T) {
 	commands := readmeCommands(t, "Move a model")
-	if len(commands) != 10 {
+	if len(commands) != 11 {
 		t.Fatalf("%d commands", len(commands))
 	}
-	commands = commands[6:]
+	commands = commands[7:]
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "models/w"), content(1000, 9))
 	on := func(machine, words, old, now string) proc.Spec {

@@ -304,12 +304,16 @@ func TestExpectedDigest(t *testing.T) {
 	same(t, filepath.Join(root, "y"), content)
 	// and the other side keeps what it has when it received something else.
 	write(t, filepath.Join(root, "z"), []byte("before"))
-	u := &uploader{c: s.c, file: out, beginRequest: beginRequest{overwrite: true, claim: claim{name: "z"}}}
+	sent, err := os.Open(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sent.Close()
+	u := &uploader{c: s.c, file: out, f: sent, beginRequest: beginRequest{overwrite: true, claim: claim{name: "z"}}}
 	if err := u.open(); err != nil {
 		t.Fatal(err)
 	}
 	defer u.region.Close()
-	defer u.f.Close()
 	u.sha256 = &wrong
 	if err := u.run(ctx); !errors.Is(err, control.Integrity) || !errors.Is(told(err), ErrDigest) {
 		t.Errorf("the other side took it: %v", err)
