@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
 
@@ -18,15 +16,9 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// What a small file takes is round trips and syncs, so a mirror fetches many in one exchange: one Get of all their bytes, one call that
-// asks whether they are still those of the listing, their files written and synced at a time, one sync of each directory. A file that
-// this does not work for is fetched by itself.
+// A mirror fetches many small files in one exchange: one Get of all their bytes, one call that asks whether they are still those of the
+// listing, their files written and synced at a time, one sync of each directory. A file that this does not work for is fetched by itself.
 const (
-	smallFile     = 256 << 10 // bytes, at most
-	batchFiles    = 256       // of a batch, at most; maxStat or less
-	batchBytes    = 4 << 20
-	batchesAtOnce = 4
-	writersAtOnce = 8 // of a batch
 	// batchDir is where the files of batches are until they are complete, in the directory of a mirror: no path of PathOf begins with a dot.
 	batchDir  = ".penstock-mirror-new"
 	batchMode = 0o700
@@ -255,75 +247,30 @@ func (b *batches) in(ctx context.Context, p *transfer.Peer) (map[string]*transfe
 
 // write makes the files of a batch below batchDir, synced. What goes wrong is in task.err.
 func (b *batches) write(items []*item, memory []byte) {
-	work := make(chan *item)
-	var wg sync.WaitGroup
-	for range min(writersAtOnce, len(items)) {
-		wg.Go(func() {
-			for x := range work {
-				x.base = strconv.FormatUint(b.staged.Add(1), 10)
-				x.err = spaceError(x.Path, b.writeOne(x, memory[x.span.Off:x.span.Off+x.span.Len]))
-			}
-		})
-	}
-	for _, x := range items {
-		work <- x
-	}
-	close(work)
-	wg.Wait()
-}
-
-func (b *batches) writeOne(x *item, bytes []byte) error {
-	f, err := b.stage.OpenFile(x.base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, x.stat.mode|ownerMode) // less what the umask says
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(bytes)
-	if err == nil {
-		err = b.stage.Chtimes(x.base, x.stat.modified, x.stat.modified)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
+	each(len(items), writersAtOnce, func(i int) {
+		x := items[i]
+		x.base = strconv.FormatUint(b.staged.Add(1), 10)
+		x.err = spaceError(x.Path, writeSmall(b.stage, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, x.stat.modified))
+	})
 }
 
 // place gives the files of a batch their names, and accounts for them. unread is why there were no bytes to write.
 func (b *batches) place(items []*item, unread error) {
-	var placed []*item
-	var at place // the directory of the last one
-	var dir *os.File
-	var of string
-	leave := func() {
-		if at.dir == nil {
-			return
-		}
-		if err := errors.Join(dir.Sync(), dir.Close()); err != nil {
-			for _, x := range placed {
-				x.err = errors.Join(x.err, err)
-			}
-		}
-		at.dir.Close()
+	var placed []*item // in the directory that is open
+	dirs := directories{root: b.m.root, shown: b.m.dir, left: func(err error) {
 		for _, x := range placed {
+			x.err = errors.Join(x.err, err)
 			b.finish(x)
 		}
-		placed, at = nil, place{}
-	}
+		placed = nil
+	}}
 	for _, x := range items {
-		in := x.Path[:strings.LastIndexByte(x.Path, '/')+1]
 		x.err = errors.Join(x.err, unread)
-		if x.err == nil && (at.dir == nil || in != of) {
-			leave()
-			if at, x.err = placeBelow(b.m.root, x.Path, b.m.dir); x.err == nil {
-				if dir, x.err = at.dir.Open("."); x.err != nil {
-					at.dir.Close()
-					at = place{}
-				}
-			}
-			of = in
-		}
 		if x.err == nil {
-			at.base, at.shown = x.Path[len(in):], b.m.shown(x.Path)
-			x.err = b.rename(x, at, dir)
+			var at place
+			if at, x.err = dirs.enter(x.Path); x.err == nil {
+				x.err = b.rename(x, at, dirs.dir)
+			}
 		}
 		if sys.IsErrno(x.err, sys.EXDEV) { // another file system is mounted there
 			b.alone(x.e)
@@ -331,12 +278,7 @@ func (b *batches) place(items []*item, unread error) {
 		}
 		placed = append(placed, x)
 	}
-	if at.dir == nil { // none was placed
-		for _, x := range placed {
-			b.finish(x)
-		}
-	}
-	leave()
+	dirs.leave()
 }
 
 // rename puts a file where nothing is, or what an earlier mirror made.
@@ -373,9 +315,6 @@ func (b *batches) finish(x *item) {
 	}
 	b.m.done(f, true)
 }
-
-// ownerMode is what the owner of a mirrored file may do with it, whatever the other side says.
-const ownerMode fs.FileMode = 0o400
 
 // like gives a file the time and the permissions that the file of the other side has, as far as that says so.
 func (m *mirror) like(ctx context.Context, e Entry, at place) error {

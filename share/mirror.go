@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"math"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -404,9 +403,6 @@ func (m *mirror) lost(err error) {
 	defer m.mu.Unlock()
 	m.away = err
 }
-
-// shown is a path below the directory for messages.
-func (m *mirror) shown(p string) string { return filepath.Join(m.dir, filepath.FromSlash(p)) }
 
 func errNotOurs(p string) error {
 	return fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, p)

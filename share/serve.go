@@ -17,6 +17,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -237,8 +238,11 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	s.remove = append(s.remove, node.OnLookup(s.lookedUp))
 	if o.Writable {
 		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
-		if err := handle(uploadService, s.called); err != nil {
-			return nil, err
+		s.uploads.small = smalls{rooms: map[path.Key]*smallRoom{}, paths: map[string]uint64{}}
+		for service, h := range map[string]transfer.Handler{uploadService: s.called, smallService: s.small} {
+			if err := handle(service, h); err != nil {
+				return nil, err
+			}
 		}
 	}
 	if o.OnAccess != nil {

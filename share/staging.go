@@ -31,6 +31,12 @@ func (o *Options) keepFree(total uint64) uint64 {
 	return o.KeepFree
 }
 
+// Directories of batches of small files, in the staging directory. One that is old is of a process that was killed.
+const (
+	batchPrefix = "batch-"
+	batchAge    = time.Hour
+)
+
 func (s *Server) keepFree(f *os.File) uint64 {
 	_, total, err := sys.DiskSpace(f)
 	if err != nil {
@@ -54,6 +60,9 @@ func (s *Server) quota(st staging, r *beginRequest) error {
 		files, sum = files+1, plus(sum, u.size)
 		want = plus(want, u.size-min(u.size, u.filled.Load()))
 		delete(st.partial, stagedBase(u.name))
+	}
+	for _, n := range s.uploads.small.paths {
+		files, sum, want = files+1, plus(sum, n), plus(want, n)
 	}
 	for _, n := range st.partial { // a partial file takes its place among the files, too
 		files, sum = files+1, plus(sum, n)
@@ -98,6 +107,12 @@ func (s *Server) staged() (st staging, err error) {
 		return st, err
 	}
 	for _, n := range names {
+		if strings.HasPrefix(n, batchPrefix) {
+			if fi, err := dir.Lstat(n); err == nil && time.Since(fi.ModTime()) > batchAge {
+				dir.RemoveAll(n)
+			}
+			continue
+		}
 		base, ok := strings.CutSuffix(n, PartialSuffix)
 		if !ok {
 			continue

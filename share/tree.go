@@ -55,7 +55,8 @@ const (
 )
 
 // UploadTree uploads files and directories, some files at once. It keeps what the other side has already: a file of that name, size and
-// content. A strong tag tells the content; without one, UploadTree reads the other side's file and compares it. A file of that name with another
+// content. The other side compares small files with what comes. Of a large one a strong tag tells the content; without one, UploadTree reads the
+// other side's file and compares it. A file of that name with another
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
 // Below a directory, links are not followed: they, pipes and devices are left out, and OnFile is told. Files that this package keeps beside its own
@@ -206,7 +207,11 @@ func (t *tree) run(ctx context.Context) {
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() { t.several(ctx, large, largeAtOnce) })
-	t.several(ctx, small, smallUploadsAtOnce)
+	if t.o.Digest || t.o.NoResume { // for each file by itself
+		t.several(ctx, small, smallUploadsAtOnce)
+	} else {
+		t.small(ctx, small)
+	}
 	wg.Wait()
 }
 
@@ -256,9 +261,7 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 	}
 	if err != nil {
 		if isAway(err) || errors.Is(err, control.Unsupported) {
-			t.mu.Lock()
-			t.away = err
-			t.mu.Unlock()
+			t.lost(err)
 		}
 		f.Action, f.Err = MirrorFailed, err
 		return f

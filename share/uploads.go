@@ -42,6 +42,7 @@ type uploads struct {
 
 	mu     sync.Mutex // guards what follows
 	active map[string]*upload
+	small  smalls
 	recent []*upload // that are over, the latest last
 }
 
@@ -207,17 +208,23 @@ func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
 	return nil
 }
 
+// uploadPath is the path that a file of a name gets.
+func uploadPath(name string) (string, error) {
+	at, err := PathOf(name)
+	if n := strings.Count(at, "/"); err == nil && n > maxDepth { // it would be neither served nor counted
+		return "", fmt.Errorf("%w: %d directories deep, expected at most %d", ErrName, n, maxDepth)
+	}
+	return at, err
+}
+
 // begin prepares an upload, or finds the one that the same call began before.
 func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*beginAnswer, error) {
 	if err := s.permitted(p, &r); err != nil {
 		return nil, err
 	}
-	at, err := PathOf(r.name)
+	at, err := uploadPath(r.name)
 	if err != nil {
 		return nil, err
-	}
-	if n := strings.Count(at, "/"); n > maxDepth { // it would be neither served nor counted
-		return nil, fmt.Errorf("%w: %d directories deep, expected at most %d", ErrName, n, maxDepth)
 	}
 	end := time.NewTimer(answerTime)
 	defer end.Stop()
@@ -298,6 +305,9 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 			return u, true, nil
 		}
 		return nil, false, fmt.Errorf("%w: another peer is uploading this name", ErrBusy)
+	}
+	if _, taken := up.small.paths[at]; taken {
+		return nil, false, fmt.Errorf("%w: a batch of small files has this name", ErrBusy)
 	}
 	if len(up.active) >= maxUploads {
 		for _, u := range up.active {

@@ -1,0 +1,443 @@
+package share
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/vec"
+)
+
+// Small files are uploaded by batches, with two calls of the service "share/small/1" and one put between them. Numbers are big-endian.
+//
+//	room   1 -> key [16], size u64 of memory for the bytes of one batch, writable for this peer alone
+//	files  2, flags u8 (1: overwrite), token [16], via length u8 and text, key [16] of the room, which ends with this call; then for each of at
+//	       most 256 files, whose bytes lie in the room one behind the other: name length u8 and text, size u32, CRC-32C u32, modified
+//	       i64 in ns since 1970, permissions u16
+//	       -> for each file u8 0: not taken: an upload of it alone says why; 1: in its place, synced; 2: the same content was there
+//
+// The token is random: files that are sent again with it, because an answer was lost, have the answers that they had.
+const (
+	smallService = "share/small/1"
+
+	opSmallRoom  = 1
+	opSmallFiles = 2
+
+	smallNot  = 0
+	smallDone = 1
+	smallSame = 2
+
+	smallFixed = 1 + 1 + 16
+	smallEntry = 4 + 4 + 8 + 2
+	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all.
+	maxRoomsOfOne = batchesAtOnce
+	maxRooms      = 32
+	maxTokens     = 256
+)
+
+// smallPut is one file of a batch.
+type smallPut struct {
+	name     string
+	size     uint32
+	crc      uint32
+	modified time.Time
+	mode     fs.FileMode
+}
+
+// smallRequest is a batch of files.
+type smallRequest struct {
+	overwrite bool
+	token     token
+	via       string
+	key       path.Key
+	files     []smallPut
+}
+
+func (r *smallRequest) append(b []byte) []byte {
+	var flags byte
+	if r.overwrite {
+		flags = flagOverwrite
+	}
+	b = append(append(b, opSmallFiles, flags), r.token[:]...)
+	b = append(append(b, byte(len(r.via))), r.via...)
+	b = r.key.Append(b)
+	for _, f := range r.files {
+		b = append(append(b, byte(len(f.name))), f.name...)
+		b = binary.BigEndian.AppendUint32(b, f.size)
+		b = binary.BigEndian.AppendUint32(b, f.crc)
+		b = binary.BigEndian.AppendUint64(b, uint64(f.modified.UnixNano()))
+		b = binary.BigEndian.AppendUint16(b, uint16(f.mode.Perm()))
+	}
+	return b
+}
+
+func parseSmall(b []byte) (r smallRequest, err error) {
+	bad := control.Errorf(control.BadRequest, "a batch of small files of %d bytes that is none", len(b))
+	if len(b) < smallFixed || b[0] != opSmallFiles || b[1]&^flagOverwrite != 0 {
+		return r, bad
+	}
+	r.overwrite = b[1] == flagOverwrite
+	copy(r.token[:], b[2:])
+	b = b[smallFixed:]
+	text := func() (s string, ok bool) {
+		if len(b) == 0 || len(b)-1 < int(b[0]) {
+			return "", false
+		}
+		n := int(b[0])
+		s, b = string(b[1:][:n]), b[1+n:]
+		return s, utf8.ValidString(s)
+	}
+	var ok bool
+	if r.via, ok = text(); !ok || len(r.via) > maxVia || len(b) < path.KeySize {
+		return r, bad
+	}
+	r.key, b = path.ParseKey(b), b[path.KeySize:]
+	for len(b) > 0 {
+		name, ok := text()
+		if !ok || name == "" || len(b) < smallEntry || len(r.files) == batchFiles {
+			return r, bad
+		}
+		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:]), modified: time.Unix(0, int64(binary.BigEndian.Uint64(b[8:]))),
+			mode: fs.FileMode(binary.BigEndian.Uint16(b[16:])) & fs.ModePerm}
+		if f.size > smallFile {
+			return r, bad
+		}
+		r.files, b = append(r.files, f), b[smallEntry:]
+	}
+	return r, nil
+}
+
+// smallRoom is memory for the bytes of one batch.
+type smallRoom struct {
+	peer   *transfer.Peer
+	region *mem.Region
+	export *transfer.Export
+	used   chan struct{} // closed when the batch was dealt with
+}
+
+// smalls are the batches of a Server. uploads.mu guards it.
+type smalls struct {
+	rooms  map[path.Key]*smallRoom
+	paths  map[string]uint64 // those that a batch is putting files to, with their sizes
+	tokens []smallAnswer     // of the last batches
+}
+
+type smallAnswer struct {
+	peer   string
+	token  token
+	answer []byte
+}
+
+// small answers a call of smallService.
+func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	if p.Rights()&identity.Write == 0 {
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you write")
+	}
+	if len(b) == 1 && b[0] == opSmallRoom {
+		d, err := s.smallRoom(p)
+		if err != nil {
+			return nil, refusal(err)
+		}
+		return appendRoomAnswer(nil, d), nil
+	}
+	r, err := parseSmall(b)
+	if err != nil {
+		return nil, err
+	}
+	up := &s.uploads
+	up.mu.Lock()
+	room := up.small.rooms[r.key]
+	if room != nil && room.peer == p {
+		delete(up.small.rooms, r.key)
+	}
+	for _, a := range up.small.tokens {
+		if a.peer == p.Name() && a.token == r.token {
+			up.mu.Unlock()
+			if room != nil && room.peer == p {
+				close(room.used)
+			}
+			return a.answer, nil
+		}
+	}
+	up.mu.Unlock()
+	if room == nil || room.peer != p {
+		return nil, control.Errorf(control.NotFound, "no such room")
+	}
+	defer close(room.used)
+	answer, err := s.takeSmall(ctx, p, &r, room.region)
+	if err != nil {
+		return nil, refusal(err)
+	}
+	up.mu.Lock()
+	up.small.tokens = append(up.small.tokens, smallAnswer{p.Name(), r.token, answer})
+	if n := len(up.small.tokens); n > maxTokens {
+		up.small.tokens = slices.Clone(up.small.tokens[n-maxTokens:])
+	}
+	up.mu.Unlock()
+	return answer, nil
+}
+
+// smallRoom makes memory for a batch of a peer. It goes with the batch, the peer or the share.
+func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
+	region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
+	if err != nil {
+		return d, err
+	}
+	x, err := s.node.Export(region.All(), transfer.ExportOptions{Rights: path.Write, Peer: p})
+	if err != nil {
+		region.Close()
+		return d, err
+	}
+	r := &smallRoom{p, region, x, make(chan struct{})}
+	up := &s.uploads
+	up.mu.Lock()
+	own := 0
+	for _, o := range up.small.rooms {
+		if o.peer.Name() == p.Name() {
+			own++
+		}
+	}
+	switch {
+	case s.ctx.Err() != nil:
+		err = ErrClosed
+	case own >= maxRoomsOfOne || len(up.small.rooms) >= maxRooms:
+		err = fmt.Errorf("%w: %d rooms are open, %d of them for this peer", ErrBusy, len(up.small.rooms), own)
+	default:
+		up.small.rooms[x.Key()] = r
+		s.wg.Go(func() {
+			select {
+			case <-r.used:
+			case <-p.Gone():
+			case <-s.ctx.Done():
+			}
+			up.mu.Lock()
+			delete(up.small.rooms, x.Key())
+			up.mu.Unlock()
+			x.Revoke(context.Background()) // an error only says that the peer has not confirmed yet: its lease keeps the memory
+			region.Close()
+		})
+	}
+	up.mu.Unlock()
+	if err != nil {
+		x.Revoke(s.ctx)
+		region.Close()
+		return d, err
+	}
+	return x.Desc(), nil
+}
+
+// batchStage makes a directory for the files of one batch until they are complete.
+func (s *Server) batchStage() (stage *os.Root, done func(), err error) {
+	var id [8]byte
+	rand.Read(id[:]) // never fails
+	dir, err := stepMaking(s.root, stagingDir, stagingMode)
+	if err != nil {
+		return nil, nil, err
+	}
+	base := batchPrefix + hex.EncodeToString(id[:])
+	if err = dir.Mkdir(base, stagingMode); err == nil {
+		stage, err = dir.OpenRoot(base)
+	}
+	if err != nil {
+		dir.Close()
+		return nil, nil, fmt.Errorf("share: %w", err)
+	}
+	return stage, func() {
+		stage.Close()
+		dir.RemoveAll(base)
+		dir.Close()
+	}, nil
+}
+
+// incoming is a file of a batch at the server.
+type incoming struct {
+	*smallPut
+	path    string // below the root
+	bytes   []byte
+	base    string // where it is until it is complete
+	mode    fs.FileMode
+	told    *access
+	verdict byte
+	err     error
+}
+
+// takeSmall puts the files of a batch in their places.
+func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallRequest, region *mem.Region) ([]byte, error) {
+	lease, err := region.Lease()
+	if err != nil {
+		return nil, err
+	}
+	defer lease.Release()
+	st, err := s.staged()
+	if err != nil {
+		return nil, err
+	}
+	stage, done, err := s.batchStage()
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	files := make([]*incoming, len(r.files))
+	var taken []*incoming
+	off := 0
+	for i := range r.files {
+		f := &incoming{smallPut: &r.files[i]}
+		if off+int(f.size) > batchBytes {
+			return nil, control.Errorf(control.BadRequest, "a batch of more bytes than its room has")
+		}
+		f.bytes = lease.Bytes()[off:][:f.size]
+		off += int(f.size)
+		files[i] = f
+		if f.err = s.reserve(p, st, r, f); f.err == nil {
+			f.base = strconv.Itoa(i)
+			taken = append(taken, f)
+		}
+	}
+	defer s.unreserve(taken)
+	each(len(taken), writersAtOnce, func(i int) {
+		f := taken[i]
+		if ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
+			f.err = ErrChanged
+			return
+		}
+		f.told = &access{Access: Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)}}
+		s.access.mu.Lock()
+		s.enterAccess(f.told)
+		s.access.mu.Unlock()
+		s.begins(f.told)
+		f.err = writeSmall(stage, f.base, f.bytes, f.mode, f.modified)
+	})
+	s.placeSmall(p, r, taken, stage)
+	answer := make([]byte, len(files))
+	for i, f := range files {
+		if f.told != nil {
+			s.access.mu.Lock()
+			if f.told.Path = r.via; f.err == nil {
+				f.told.Good = f.told.Size
+			}
+			s.access.mu.Unlock()
+			s.ends(f.told, f.err)
+		}
+		if f.err == nil {
+			f.verdict = smallDone
+		}
+		answer[i] = f.verdict
+	}
+	return answer, nil
+}
+
+// reserve checks that a file may be put in its place, and keeps uploads of the same name off it. What is there with the same content is the file's verdict.
+func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incoming) (err error) {
+	b := beginRequest{overwrite: r.overwrite, claim: claim{name: f.name, size: uint64(f.size)}}
+	if err := s.permitted(p, &b); err != nil {
+		return err
+	}
+	if f.path, err = uploadPath(f.name); err != nil {
+		return err
+	}
+	f.mode = f.smallPut.mode | ownerMode
+	now, err := s.look(f.path)
+	if err == nil && now.Mode().IsRegular() {
+		if id := sys.Identity(now); r.overwrite && (int(id.UID) != sys.EffectiveUID() || int(id.GID) != os.Getegid()) {
+			return fmt.Errorf("%w: %s belongs to another user or group", ErrUnsafe, f.path) // an upload of it alone keeps them
+		}
+		if !r.overwrite && p.Rights()&identity.Read != 0 && s.has(f) {
+			f.verdict = smallSame
+			return ErrExists
+		}
+		f.mode = now.Mode().Perm() // as it was
+	}
+	if err := s.free(f.path, b); err != nil {
+		return err
+	}
+	up := &s.uploads
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if _, taken := up.small.paths[f.path]; taken || up.active[f.path] != nil {
+		return ErrBusy
+	}
+	if err := s.quota(st, &b); err != nil {
+		return err
+	}
+	up.small.paths[f.path] = uint64(f.size)
+	return nil
+}
+
+func (s *Server) unreserve(files []*incoming) {
+	s.uploads.mu.Lock()
+	defer s.uploads.mu.Unlock()
+	for _, f := range files {
+		delete(s.uploads.small.paths, f.path)
+	}
+}
+
+// has reports whether the content of a file is what is served under its name.
+func (s *Server) has(f *incoming) bool {
+	s.lookNow(s.ctx, f.path)
+	s.mu.Lock()
+	v, ok := s.names[f.name]
+	s.mu.Unlock()
+	if !ok || v.of.path != f.path || v.of.id.size != int64(f.size) {
+		return false
+	}
+	if f.size == 0 {
+		return true
+	}
+	lease, err := v.of.region.Lease()
+	if err != nil {
+		return false
+	}
+	defer lease.Release()
+	same := false
+	err = guard(f.path, func() { same = bytes.Equal(lease.Bytes()[:f.size], f.bytes) })
+	return err == nil && same
+}
+
+// placeSmall gives the files of a batch their names, and serves them.
+func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming, stage *os.Root) {
+	from, err := stage.Open(".")
+	if err != nil {
+		for _, f := range files {
+			f.err = errors.Join(f.err, err)
+		}
+		return
+	}
+	defer from.Close()
+	var placed []*incoming // in the directory that is open
+	dirs := directories{root: s.root, left: func(err error) {
+		for _, f := range placed {
+			f.err = errors.Join(f.err, err)
+			s.arrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
+		}
+		placed = nil
+	}}
+	for _, f := range files {
+		if f.err != nil {
+			continue
+		}
+		at, err := dirs.enter(f.path)
+		if err == nil {
+			err = rename(from, f.base, at, dirs.dir, r.overwrite)
+		}
+		if f.err = err; err == nil {
+			placed = append(placed, f)
+		}
+	}
+	dirs.leave()
+}
