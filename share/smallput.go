@@ -419,13 +419,13 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 		return
 	}
 	defer from.Close()
-	var placed []*incoming // in the directory that is open
+	var placed []*incoming
+	synced := 0 // of placed
 	dirs := directories{root: s.root, left: func(err error) {
-		for _, f := range placed {
+		for _, f := range placed[synced:] {
 			f.err = errors.Join(f.err, err)
-			s.arrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
 		}
-		placed = nil
+		synced = len(placed)
 	}}
 	for _, f := range files {
 		if f.err != nil {
@@ -440,4 +440,7 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 		}
 	}
 	dirs.leave()
+	for _, f := range placed { // all at once, for a file that has just changed is waited for
+		s.arrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
+	}
 }
