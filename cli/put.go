@@ -57,7 +57,8 @@ remaining time stands for those that are put.
 
 ` + patternHelp + ` Names are those below a directory SRC.
 
-The peer has a file when it is checked, synced and under its name. Until then it keeps the part that was checked apart; when the
+A file has the modification time and the permissions that it has here, less what the peer's umask says; what is replaced keeps its
+permissions. The peer has a file when it is checked, synced and under its name. Until then it keeps the part that was checked apart; when the
 command ends early, the same command goes on from there, but for the standard input. A peer that is lost on the way is waited for (--retry).`,
 		Example: `  penstock put checkpoint.safetensors 127.0.0.1:7070
   penstock put checkpoint.safetensors 127.0.0.1:7070/run7/step1000.safetensors
@@ -254,6 +255,7 @@ func (c *client) upload(ctx context.Context, s streams, d *display, o putOptions
 		defer f.Close()
 		sent, err = share.UploadFile(ctx, c.conn(), f, name, opt)
 	} else {
+		opt.Like = true
 		sent, err = share.Upload(ctx, c.conn(), file, name, opt)
 	}
 	took, rate := d.end()

@@ -259,6 +259,7 @@ func FuzzReadWire(f *testing.F) {
 		f.Add(r.append(nil))
 	}
 	f.Add((&commitRequest{id: 1, sha256: &[32]byte{1}, via: "tcp"}).append(nil))
+	f.Add((&commitRequest{id: 1, sha256: &[32]byte{1}, like: &like{time.Unix(1, 2), 0o640}, via: "tcp"}).append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if r, err := parseRead(b); err == nil && !bytes.Equal(r.append(nil), b) {
 			t.Fatalf("%x is read as %+v", b, r)

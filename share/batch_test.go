@@ -188,7 +188,7 @@ func TestStatRights(t *testing.T) {
 func FuzzStatWire(f *testing.F) {
 	f.Add(appendStat(nil, "tcp", []statName{{"a", Tag{1}}, {"b/c", Tag{2}}}), 2)
 	f.Add(appendStat(nil, "", []statName{{strings.Repeat("x", MaxName), Tag{1}}}), 1)
-	f.Add(appendStatAnswer(appendStatAnswer(nil, stat{}), stat{true, time.Unix(1, 2), 0o644}), 2)
+	f.Add(appendStatAnswer(appendStatAnswer(nil, stat{}), stat{true, like{time.Unix(1, 2), 0o644}}), 2)
 	f.Fuzz(func(t *testing.T, b []byte, n int) {
 		if via, names, err := parseStat(b); err == nil {
 			if again := appendStat(nil, via, names); string(again) != string(b) {

@@ -30,6 +30,7 @@ type partial struct {
 	filled      uint64      // bytes from the beginning that the file on the disk has
 	fresh       bool        // nothing in it was vouched for when it was opened
 	sums        []uint32    // of the chunks that are good, from the first on
+	like        *like       // of the complete file; nil: of none
 	start       uint64      // good bytes that were there when it was opened
 	region      *mem.Region // nil if the file is empty
 	lease       mem.Lease
@@ -377,6 +378,19 @@ func (p *partial) takeMode(to place) (own func(), err error) {
 	}, nil
 }
 
+// become gives the file the time of another one and, if it replaces none at a place, its permissions.
+func (p *partial) become(to place) error {
+	if _, err := to.dir.Lstat(to.base); errors.Is(err, fs.ErrNotExist) {
+		if err := p.data.Chmod(p.like.mode); err != nil {
+			return fmt.Errorf("share: %w", err)
+		}
+	}
+	if err := p.dir.Chtimes(p.base+PartialSuffix, p.like.modified, p.like.modified); err != nil {
+		return fmt.Errorf("share: %w", err)
+	}
+	return nil
+}
+
 // commit makes the complete file durable and gives it its name, at a place on the same file system, with the permissions of the file
 // that it replaces. After an error the partial file is still there.
 func (p *partial) commit(to place, overwrite bool) error {
@@ -384,6 +398,9 @@ func (p *partial) commit(to place, overwrite bool) error {
 	own := func() {}
 	if err == nil && overwrite {
 		own, err = p.takeMode(to)
+	}
+	if err == nil && p.like != nil {
+		err = p.become(to)
 	}
 	if err == nil {
 		err = spaceError(p.shown, p.data.Sync())

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -99,7 +100,8 @@ type Server struct {
 	log    *slog.Logger
 	root   *os.Root
 	dir    *os.File // root
-	only   string   // the one file of root that is served; "": all
+	umask  fs.FileMode
+	only   string // the one file of root that is served; "": all
 	remove []func()
 	stop   context.CancelFunc
 	ctx    context.Context // ends with Close
@@ -213,6 +215,9 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	}
 	if s.dir, err = s.root.Open("."); err != nil {
 		return nil, errors.Join(fmt.Errorf("share: serve: %w", err), s.root.Close())
+	}
+	if s.umask, err = sys.Umask(); err != nil {
+		return nil, errors.Join(fmt.Errorf("share: serve: %w", err), s.dir.Close(), s.root.Close())
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})

@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"time"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -44,7 +43,7 @@ const (
 	smallSame = 2
 
 	smallFixed = 1 + 1 + 16
-	smallEntry = 4 + 4 + 8 + 2
+	smallEntry = 4 + 4 + likeSize
 	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all.
 	maxRoomsOfOne = batchesAtOnce
 	maxRooms      = 32
@@ -53,11 +52,10 @@ const (
 
 // smallPut is one file of a batch.
 type smallPut struct {
-	name     string
-	size     uint32
-	crc      uint32
-	modified time.Time
-	mode     fs.FileMode
+	name string
+	size uint32
+	crc  uint32
+	like
 }
 
 // smallRequest is a batch of files.
@@ -81,8 +79,7 @@ func (r *smallRequest) append(b []byte) []byte {
 		b = append(append(b, byte(len(f.name))), f.name...)
 		b = binary.BigEndian.AppendUint32(b, f.size)
 		b = binary.BigEndian.AppendUint32(b, f.crc)
-		b = binary.BigEndian.AppendUint64(b, uint64(f.modified.UnixNano()))
-		b = binary.BigEndian.AppendUint16(b, uint16(f.mode.Perm()))
+		b = f.like.append(b)
 	}
 	return b
 }
@@ -113,8 +110,7 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 		if !ok || name == "" || len(b) < smallEntry || len(r.files) == batchFiles {
 			return r, bad
 		}
-		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:]), modified: time.Unix(0, int64(binary.BigEndian.Uint64(b[8:]))),
-			mode: fs.FileMode(binary.BigEndian.Uint16(b[16:])) & fs.ModePerm}
+		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:]), like: parseLike(b[8:])}
 		if f.size > smallFile {
 			return r, bad
 		}

@@ -49,7 +49,7 @@ func smallBatch(t *testing.T, p *transfer.Peer, r *smallRequest, names []string,
 	}
 	r.key, r.files = room.Key, nil
 	for i, n := range names {
-		r.files = append(r.files, smallPut{n, uint32(len(content[i])), vec.CRC32C(0, []byte(content[i])), time.Unix(1_500_000_000, 0), 0o755})
+		r.files = append(r.files, smallPut{n, uint32(len(content[i])), vec.CRC32C(0, []byte(content[i])), like{time.Unix(1_500_000_000, 0), 0o755}})
 	}
 	return p.Call(ctx, smallService, r.append(nil))
 }
@@ -225,6 +225,11 @@ func TestTreeOfSmallFiles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	content["large"] = randomBytes(1, smallFile+1)
+	write(t, filepath.Join(local, "large"), content["large"])
+	if err := errors.Join(os.Chmod(filepath.Join(local, "large"), 0o750), os.Chtimes(filepath.Join(local, "large"), at, at)); err != nil {
+		t.Fatal(err)
+	}
 	s := serve(t, Options{Root: root, Writable: true})
 	for _, kept := range []int{0, len(content)} {
 		_, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, "run/"})
@@ -238,10 +243,13 @@ func TestTreeOfSmallFiles(t *testing.T) {
 			t.Errorf("%s: %v, %v", n, fi.ModTime(), err)
 		}
 	}
+	if fi, err := os.Stat(filepath.Join(root, "run/large")); err != nil || fi.Mode() != 0o750 {
+		t.Errorf("%v, %v", fi, err)
+	}
 }
 
 func FuzzSmallWire(f *testing.F) {
-	r := smallRequest{overwrite: true, token: token{1}, via: "tcp", files: []smallPut{{"a", 1, 2, time.Unix(3, 4), 0o644}, {strings.Repeat("x", MaxName), 0, 0, time.Unix(0, 0), 0}}}
+	r := smallRequest{overwrite: true, token: token{1}, via: "tcp", files: []smallPut{{"a", 1, 2, like{time.Unix(3, 4), 0o644}}, {strings.Repeat("x", MaxName), 0, 0, like{time.Unix(0, 0), 0}}}}
 	f.Add(r.append(nil))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := parseSmall(b)

@@ -2,8 +2,6 @@ package share
 
 import (
 	"context"
-	"encoding/binary"
-	"io/fs"
 	"time"
 
 	"github.com/penstock-io/penstock/transfer"
@@ -23,14 +21,13 @@ const (
 
 	statOther = 0
 	statSame  = 1
-	statSize  = 1 + 8 + 2
+	statSize  = 1 + likeSize
 )
 
 // stat is what a share says of a name: whether it stands for the content that was asked about, and of what file.
 type stat struct {
-	same     bool
-	modified time.Time
-	mode     fs.FileMode // permissions
+	same bool
+	like
 }
 
 // statName is a name with the content that it is thought to stand for.
@@ -78,8 +75,7 @@ func appendStatAnswer(b []byte, s stat) []byte {
 	if !s.same {
 		return append(b, statOther)
 	}
-	b = binary.BigEndian.AppendUint64(append(b, statSame), uint64(s.modified.UnixNano()))
-	return binary.BigEndian.AppendUint16(b, uint16(s.mode.Perm()))
+	return s.like.append(append(b, statSame))
 }
 
 // parseStatAnswer reads the answers about n names.
@@ -89,7 +85,7 @@ func parseStatAnswer(b []byte, n int) (out []stat, ok bool) {
 		case len(b) >= 1 && b[0] == statOther:
 			out, b = append(out, stat{}), b[1:]
 		case len(b) >= statSize && b[0] == statSame:
-			out = append(out, stat{true, time.Unix(0, int64(binary.BigEndian.Uint64(b[1:]))), fs.FileMode(binary.BigEndian.Uint16(b[9:])) & fs.ModePerm})
+			out = append(out, stat{true, parseLike(b[1:])})
 			b = b[statSize:]
 		default:
 			return nil, false
@@ -129,7 +125,7 @@ func (s *Server) stat(n statName) (stat, uint64) {
 	if !ok || v.tag != n.tag {
 		return stat{}, 0
 	}
-	return stat{true, time.Unix(0, v.of.id.modified), v.of.mode}, v.export.Desc().Size
+	return stat{true, like{time.Unix(0, v.of.id.modified), v.of.mode}}, v.export.Desc().Size
 }
 
 // askStat asks what names stand for, by as many calls as they need.

@@ -245,7 +245,7 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 	t.mu.Unlock()
 	var sent *Sent
 	if err == nil { // else each file would wait as long as the one before
-		sent, err = Upload(ctx, t.c, f.Path, f.Name, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Digest: t.o.Digest, Progress: t.advance})
+		sent, err = Upload(ctx, t.c, f.Path, f.Name, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true, Digest: t.o.Digest, Progress: t.advance})
 	}
 	if errors.Is(err, ErrExists) && !t.o.Overwrite {
 		same, serr := t.has(ctx, f)

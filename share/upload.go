@@ -26,6 +26,9 @@ type UploadOptions struct {
 	Overwrite bool
 	// NoResume starts from the beginning even if the other side has a part of the same file.
 	NoResume bool
+	// Like gives the file the modification time and the permissions of the local one, less what the other side's umask says. What is
+	// replaced keeps its permissions.
+	Like bool
 	// Digest makes Upload sum up the file first, for Sent.SHA256, and the other side compare its own sum before the file gets its name.
 	Digest bool
 	// Expect, if not nil, is Digest, and nothing is sent unless the SHA-256 is this one: the error is a *DigestError.
@@ -233,6 +236,9 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 		return err
 	}
 	commit := commitRequest{id: a.id, digest: digestOf(u.sums), sha256: u.sha256, via: u.moved.path}
+	if u.o.Like {
+		commit.like = &like{fi.ModTime(), fi.Mode().Perm()}
+	}
 	if len(commit.via) > maxVia {
 		commit.via = ""
 	}

@@ -3,6 +3,8 @@ package share
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"io/fs"
+	"time"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/path"
@@ -17,8 +19,9 @@ import (
 //	          -> pending u8 0, or 1, id u64, good u64, digest [16] of the good chunks;
 //	             or 2: the upload of this token is complete
 //	verified  2, id u64, bytes u64 from the beginning that are in place -> good u64
-//	commit    3, id u64, digest [16] of all chunks, flags u8 (1: a SHA-256 of the whole file [32] follows, which is checked),
-//	          the path that the bytes took (the rest) -> 0: not yet, ask again; 1: the file is in its place, synced
+//	commit    3, id u64, digest [16] of all chunks, flags u8 (1: a SHA-256 of the whole file [32] follows, which is checked; 2: modified
+//	          i64 in ns since 1970 and permissions u16 follow, for a new file), the path that the bytes took (the rest)
+//	          -> 0: not yet, ask again; 1: the file is in its place, synced
 //	end       4, id u64: the peer gives up -> empty, once the partial file is closed, or soon after
 //	room      5, id u64, n u64: the step of 64 MiB that the first byte that is not verified is in, counted from 0, or the next
 //	          -> key [16], size u64 of an export of that step for this peer alone, writable: until all of it is verified and another
@@ -42,6 +45,7 @@ const (
 	stateComplete = 2
 
 	flagSHA256 = 1
+	flagLike   = 2
 )
 
 type token [16]byte
@@ -141,15 +145,42 @@ type commitRequest struct {
 	id     uint64
 	digest [16]byte
 	sha256 *[32]byte // nil: not to be checked
+	like   *like     // nil: of now, and as the server makes files
 	via    string    // path that the bytes took
+}
+
+// like is what a file shall have from another one.
+type like struct {
+	modified time.Time
+	mode     fs.FileMode // permissions
+}
+
+const likeSize = 8 + 2
+
+func (l *like) append(b []byte) []byte {
+	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint64(b, uint64(l.modified.UnixNano())), uint16(l.mode.Perm()))
+}
+
+// parseLike reads the first likeSize bytes.
+func parseLike(b []byte) like {
+	return like{time.Unix(0, int64(binary.BigEndian.Uint64(b))), fs.FileMode(binary.BigEndian.Uint16(b[8:])) & fs.ModePerm}
 }
 
 func (r *commitRequest) append(b []byte) []byte {
 	b = append(binary.BigEndian.AppendUint64(append(b, opCommit), r.id), r.digest[:]...)
-	if r.sha256 == nil {
-		b = append(b, 0)
-	} else {
-		b = append(append(b, flagSHA256), r.sha256[:]...)
+	b = append(b, 0)
+	flags := &b[len(b)-1]
+	if r.sha256 != nil {
+		*flags |= flagSHA256
+	}
+	if r.like != nil {
+		*flags |= flagLike
+	}
+	if r.sha256 != nil {
+		b = append(b, r.sha256[:]...)
+	}
+	if r.like != nil {
+		b = r.like.append(b)
 	}
 	return append(b, r.via...)
 }
@@ -158,16 +189,23 @@ const commitFixed = 1 + 8 + 16 + 1
 
 func parseCommit(b []byte) (r commitRequest, err error) {
 	bad := control.Errorf(control.BadRequest, "commit of an upload: %d bytes that are not one", len(b))
-	if len(b) < commitFixed || b[0] != opCommit || b[commitFixed-1]&^flagSHA256 != 0 {
+	if len(b) < commitFixed || b[0] != opCommit || b[commitFixed-1]&^(flagSHA256|flagLike) != 0 {
 		return r, bad
 	}
 	r.id, r.digest = binary.BigEndian.Uint64(b[1:]), [16]byte(b[9:])
 	rest := b[commitFixed:]
-	if b[commitFixed-1] == flagSHA256 {
+	if b[commitFixed-1]&flagSHA256 != 0 {
 		if len(rest) < 32 {
 			return r, bad
 		}
 		r.sha256, rest = (*[32]byte)(rest[:32]), rest[32:]
+	}
+	if b[commitFixed-1]&flagLike != 0 {
+		if len(rest) < likeSize {
+			return r, bad
+		}
+		l := parseLike(rest)
+		r.like, rest = &l, rest[likeSize:]
 	}
 	if len(rest) > maxVia || !utf8.Valid(rest) {
 		return r, bad
