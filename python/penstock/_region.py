@@ -268,8 +268,8 @@ class Tensor(Region):
         import torch
         if dtype is None:
             dtype, shape = getattr(torch, self.dtype, None), self.shape if shape is None else shape
-            if dtype is None:
-                raise InvalidError(f"this torch has no {self.dtype}: use tensor(torch.uint8) and the bytes")
+            if dtype is None or DTYPES[self.dtype].bits < 8:  # which torch has by name, with an element in each byte
+                raise InvalidError(f"this torch has no tensors of {self.dtype}: use tensor(torch.uint8) and the bytes")
         elif shape is None:
             shape = ((self.nbytes - offset) // torch.empty(0, dtype=dtype).element_size(),)
         return super().tensor(dtype, shape, offset)
