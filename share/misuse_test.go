@@ -29,6 +29,7 @@ func TestBadOptions(t *testing.T) {
 		{Options{Root: dir, KeepPartial: -time.Second}, []string{"Options.KeepPartial is -1s", "positive"}},
 		{Options{Root: dir, RescanEvery: -1}, []string{"Options.RescanEvery is -1ns", "positive"}},
 		{Options{Root: dir, Writable: true, MaxBytes: 10, MaxUpload: 11}, []string{"Options.MaxUpload is 11", "MaxBytes (10)"}},
+		{Options{Root: dir, Removable: true}, []string{"Options.Removable", "without Options.Writable", "expected both"}},
 	} {
 		s, err := Serve(t.Context(), n, c.o)
 		if err == nil {
@@ -75,6 +76,7 @@ func TestMisuse(t *testing.T) {
 		"Mirror": func(c Conn) error { _, err := Mirror(ctx, c, t.TempDir(), MirrorOptions{}); return err },
 		"Stream": func(c Conn) error { _, err := Stream(ctx, c, "x", io.Discard, StreamOptions{}); return err },
 		"Upload": func(c Conn) error { _, err := Upload(ctx, c, "misuse_test.go", "x", UploadOptions{}); return err },
+		"Remove": func(c Conn) error { return Remove(ctx, c, "x", RemoveOptions{}) },
 	}
 	conns := map[string]Conn{"peer": Over(p), "link": OverLink(l), "zero": {}}
 	try := func(f func() error) (panicked any, err error) {

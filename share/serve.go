@@ -28,6 +28,8 @@ type Options struct {
 	Root string
 	// Writable lets peers upload files below Root, which must be a directory then. They get what PathOf makes of their names.
 	Writable bool
+	// Removable, beside Writable, lets peers also remove files below Root that are served.
+	Removable bool
 	// Tensors exports each tensor of a safetensors file as NAME/TENSOR, and the array of an npy file as NAME/array, beside the
 	// file itself. All are views of the one mapped file.
 	Tensors bool
@@ -59,8 +61,12 @@ type Options struct {
 	RescanEvery time.Duration
 	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the peer gets its text.
 	MayUpload func(p *transfer.Peer, name string, size uint64) error
+	// MayRemove, if any, decides about each removal, beside Removable: an error refuses it, and the peer gets its text.
+	MayRemove func(p *transfer.Peer, name string) error
 	// OnUpload, if any, is called when an uploaded file is in its place. It must not block.
 	OnUpload func(Uploaded)
+	// OnRemove, if any, is called when a peer has removed a file. It must not block.
+	OnRemove func(Removed)
 	// OnAccess, if any, is called when a peer begins to read or upload something and when that ends, of each first the one and
 	// then the other. Several goroutines may call it at a time; it must not block.
 	OnAccess func(Access)
@@ -79,6 +85,8 @@ func (o *Options) check() error {
 		return fmt.Errorf("Options.KeepPartial is %v: expected a positive time, 0 for a day, or KeepForever", o.KeepPartial)
 	case o.RescanEvery < 0:
 		return fmt.Errorf("Options.RescanEvery is %v: expected a positive time, or 0 for never", o.RescanEvery)
+	case o.Removable && !o.Writable:
+		return errors.New("Options.Removable is set without Options.Writable: expected both, for whoever removes files writes")
 	case o.MaxBytes > 0 && o.MaxUpload > o.MaxBytes:
 		return fmt.Errorf("Options.MaxUpload is %d: expected at most MaxBytes (%d), of which each upload is a part", o.MaxUpload, o.MaxBytes)
 	}
@@ -244,7 +252,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.Writable {
 		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
 		s.uploads.small = smalls{rooms: map[path.Key]*smallRoom{}, paths: map[string]uint64{}}
-		for service, h := range map[string]transfer.Handler{uploadService: s.called, smallService: s.small} {
+		for service, h := range map[string]transfer.Handler{uploadService: s.called, smallService: s.small, removeService: s.removeAsked} {
 			if err := handle(service, h); err != nil {
 				return nil, err
 			}
