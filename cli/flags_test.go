@@ -196,6 +196,7 @@ func TestEveryCommandKeepsTheStatuses(t *testing.T) {
 		"pair allow": {"4 b read --dir " + empty}, "pair deny": {"4 b --dir " + empty},
 		"serve": {"3 " + noFile, "10 " + dir + noLib, "4 " + dir + " --listen tcp://192.0.2.1:7070"},
 		"ls":    {"5 " + noPeer, "10 " + noPeer + noLib}, "get": {"5 " + noPeer, "10 " + noPeer + noLib}, "put": {"5 " + there + " " + noPeer, "3 " + noFile + " " + noPeer},
+		"rm":     {"5 127.0.0.1:1/x --retry 0", "2 " + noPeer, "2 127.0.0.1:1/", "2 -r 127.0.0.1:1/", "10 127.0.0.1:1/x" + noLib},
 		"mirror": {"5 127.0.0.1:1 " + dir + " --retry 0"}, "status": {"5 " + noPeer}, "ping": {"5 " + noPeer, "10 " + noPeer + noLib},
 		"config check": {"3 " + noFile, "1 " + bad, "10 --here " + absent, "1 --here " + absent + " " + bad}, "config explain": {"3 " + noFile, "1 " + bad}, "config migrate": {"3 " + noFile, "1 " + bad},
 		"config schema": {"0 "}, "config generate": {"2 everything", "3 raw --tx absent0", "2 raw --queues -1"},

@@ -75,7 +75,7 @@ func TestRoff(t *testing.T) {
 // Each command that people use says what it does and shows how; what it shows is understood by its own flags.
 func TestCommandsAreExplained(t *testing.T) {
 	root := New(strings.NewReader(""), io.Discard, io.Discard)
-	for _, name := range []string{"serve", "ls", "get", "put", "mirror", "man"} {
+	for _, name := range []string{"serve", "ls", "get", "put", "mirror", "rm", "man"} {
 		c, _, err := root.Find([]string{name})
 		if err != nil || c.Short == "" || c.Long == "" || c.Example == "" {
 			t.Errorf("%s: %v, short %q, long %q, example %q", name, err, c.Short, c.Long, c.Example)
@@ -117,6 +117,8 @@ func TestCompletion(t *testing.T) {
 		{"tcp://" + addr + "/other :4", []string{"put", "file", "tcp://" + addr + "/o"}},
 		{":0", []string{"put", "fi"}},
 		{":0", []string{"serve", ""}},
+		{addr + "/other :4", []string{"rm", addr + "/model-a.bin", addr + "/o"}},
+		{"other :4", []string{"rm", addr, "model-a.bin", "o"}},
 		{":4", []string{"get", "127.0.0.1:1/x"}}, // no server is there
 		{":6", []string{"get", "nonsense/x"}},
 		{":16", []string{"mirror", addr, ""}},

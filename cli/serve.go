@@ -27,6 +27,7 @@ type serveOptions struct {
 	displayFlags
 	listen   []string
 	writable bool
+	remove   bool
 	hidden   bool
 	follow   bool
 	strong   bool
@@ -54,7 +55,7 @@ func newServe(s streams) *cobra.Command {
 		Long: `Serves a file, or all files below a directory, under their relative names, and each tensor of a safetensors or npy file under
 FILE/TENSOR. Symbolic links (but see --follow-links, for a cache of a model hub), devices and names that begin with a dot are left out. Files that change are noticed when they are
 asked for. With --writable peers may also put new files below the directory; nothing that exists is ever written to, it is only
-replaced as a whole.
+replaced as a whole. With --removable they may remove files, too.
 
 One line is printed for each peer that comes or goes and each transfer that ends. Ctrl-C ends in order: transfers under way get
 --grace to end; a second Ctrl-C ends at once. Either way nothing is lost that a peer cannot fetch on from where it was.`,
@@ -71,6 +72,7 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f := c.Flags()
 	f.StringArrayVar(&o.listen, "listen", nil, "`ADDR` to be reached at, tcp://HOST[:PORT], HOST:PORT, :PORT for all addresses, or unix://PATH; may be given more than once (default: "+defaultListen+")")
 	f.BoolVar(&o.writable, "writable", false, "let peers put files below the directory")
+	f.BoolVar(&o.remove, "removable", false, "with --writable: let peers also remove files below the directory")
 	f.StringVar(&o.maxBytes, "max-bytes", "", "with --writable: how large in `BYTES` all files together may become, such as 100GiB (default: as the disk allows, less --keep-free)")
 	f.StringVar(&o.keepFree, "keep-free", "", "with --writable: how many `BYTES` of the disk uploads leave free, such as 10GiB; 0: none (default: 1GiB, or the twentieth part of a smaller disk than 20GiB)")
 	f.StringVar(&o.keepPart, "keep-partial", "24h", "with --writable: how long the part of an upload that no peer goes on with is kept, such as 72h, or forever")
@@ -122,8 +124,11 @@ func runServe(ctx context.Context, s streams, o serveOptions, root string) error
 }
 
 func (v *server) run(ctx context.Context, root string) (err error) {
-	so := share.Options{Root: root, Writable: v.o.writable, Tensors: !v.o.noTensor, Hidden: v.o.hidden, FollowLinks: v.o.follow, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
-		OnAccess: v.accessed}
+	so := share.Options{Root: root, Writable: v.o.writable, Removable: v.o.remove, Tensors: !v.o.noTensor, Hidden: v.o.hidden, FollowLinks: v.o.follow, Strong: v.o.strong, RescanEvery: v.o.rescan, MaxFiles: v.o.maxFiles,
+		OnAccess: v.accessed, OnRemove: v.removed}
+	if v.o.remove && !v.o.writable {
+		return &usageError{errors.New("--removable lets peers who may write also remove files: it goes with --writable")}
+	}
 	if err = v.o.limits(&so); err != nil {
 		return err
 	}
@@ -280,7 +285,10 @@ func (v *server) announce(root, page string) {
 		v.d.warn("not everything could be looked at: until it can, a mirror of this fails, and deletes nothing")
 	}
 	may := "list and read"
-	if v.o.writable {
+	switch {
+	case v.o.remove:
+		may = "list, read, add and remove files"
+	case v.o.writable:
 		may = "list, read and add files"
 	}
 	for _, a := range addrs {

@@ -35,7 +35,7 @@ func newJSONHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "json",
 		Short: "Help on the output of --json",
-		Long: `serve, get, put and mirror with --json print one JSON object per line on the standard output. The key "event" says what it is; keys
+		Long: `serve, get, put, mirror and rm with --json print one JSON object per line on the standard output. The key "event" says what it is; keys
 that do not apply are left out, and later versions may add keys and events. Names are as the peer sent them: make them safe before
 you show them.
 
@@ -45,18 +45,19 @@ you show them.
   lost      name, attempt, text: the connection was lost, or something else failed, and it is tried again
   warning   text
   file      action, name, file, bytes, error: what mirror did: get, keep, remove, fail; with --dry-run: would; what put of several files
-            did: put, keep, skip (left out), fail
+            did: put, keep, skip (left out), fail; what rm did: remove, fail
   left out  name, text: what the peer of mirror has and does not serve, or serve itself, and why; the first ten of them
   result    ok, status (the exit status), error, seconds, and of
               get     name, file, bytes, resumed_at, bytes_per_second, path, sha256
               put     name, file, bytes, resumed_at, bytes_per_second, path, sha256; of several files name, file (of one directory),
                       sent, kept, failed, left_out, bytes
               mirror  fetched, kept, removed, failed, bytes
-            the last line of get, put and mirror
+              rm      name (of one file), removed, failed, bytes
+            the last line of get, put, mirror and rm
   serving   addresses, root, files, bytes, writable, encrypted, metrics: serve can be reached
   peer      peer, action (come, go), text
-  served    peer, name, action (get, put), bytes, resumed_at, seconds, path, error: a transfer of a peer ended; bytes are those in
-            place, of a get as the peer says
+  served    peer, name, action (get, put, remove), bytes, resumed_at, seconds, path, error: a transfer of a peer ended, or it removed
+            a file; bytes are those in place, of a get as the peer says, or of the removed file
   ended     text: serve ended in order
 
 run --json prints one object per line, too:

@@ -43,6 +43,12 @@ func (v *server) accessed(a share.Access) {
 	v.d.print("%s", text)
 }
 
+// removed reports what a peer has removed.
+func (v *server) removed(r share.Removed) {
+	v.d.event(event{Event: "served", Peer: nameOf(r.Peer), Name: r.Name, Action: "remove", Bytes: &r.Size})
+	v.d.print("peer %s: removed %s, %s", share.Printable(nameOf(r.Peer)), share.Printable(r.Name), formatBytes(r.Size))
+}
+
 // drain waits until no transfer is under way, or the time for that is over.
 func (v *server) drain() {
 	n, changed := v.share.UnderWay()
