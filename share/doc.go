@@ -1,5 +1,5 @@
-// Package share serves files to other nodes and fetches theirs: the library behind the commands serve, ls, get, put and
-// mirror.
+// Package share serves files to other nodes and fetches theirs: the library behind the commands serve, ls, get, put, mirror
+// and rm.
 //
 //	node, err := transfer.Open(ctx, transfer.Options{Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:7070"}})
 //	s, err := share.Serve(ctx, node, share.Options{Root: "models", Tensors: true})
@@ -31,6 +31,12 @@
 //
 // [UploadTree] uploads files and directories, some files at a time, and keeps what the other side has already with the same content. A
 // [Filter] chooses by patterns what it uploads, and what [Mirror] fetches.
+//
+// # Removing
+//
+// [Remove] removes a file that a share with Options.Removable serves, and only a plain file, under the name that it has without links. The
+// name is free at once; who reads the file then gets an error. The caller says by a Tag which content it means, so that a file which replaced
+// that one stays.
 //
 // # Fetching
 //
