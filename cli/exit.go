@@ -46,7 +46,7 @@ var exitStatuses = []struct {
 	words  string
 }{
 	{exitOK, "success; also of a server that a signal ends"},
-	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror and put also: files failed for different reasons, the peer's listing lacks names, or links and devices were left out"},
+	{exitFailure, "a failure that has no status of its own: a configuration file with errors, say; of mirror, put and rm also: files failed for different reasons, the peer's listing lacks names, or links and devices were left out"},
 	{exitUsage, "the command line cannot be understood"},
 	{exitNotFound, "there is nothing of that name, at the peer or here"},
 	{exitNotPermitted, "not permitted: rights, certificates, or an address that needs an identity"},
