@@ -195,6 +195,9 @@ func (s *Server) unlink(dir *os.Root, f *served, r removeRequest) error {
 		}
 		return fmt.Errorf("%w: an upload of this name is under way", ErrBusy)
 	}
+	if _, taken := up.small.paths[f.path]; taken {
+		return fmt.Errorf("%w: an upload of this name is under way", ErrBusy)
+	}
 	fi, err := dir.Lstat(base)
 	switch {
 	case err != nil:
@@ -233,6 +236,11 @@ func (s *Server) tidy(dir *os.Root, p string) *os.Root {
 	for strings.Contains(p, "/") {
 		p = p[:strings.LastIndexByte(p, '/')]
 		for at := range up.active {
+			if strings.HasPrefix(at, p+"/") {
+				return dir
+			}
+		}
+		for at := range up.small.paths {
 			if strings.HasPrefix(at, p+"/") {
 				return dir
 			}
