@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/testenv/netns"
+	"github.com/penstock-io/penstock/path/tcp"
 )
 
 // slowHosts are a server of a directory and a client, on a link of 20 ms that loses one packet in a hundred.
@@ -55,6 +56,23 @@ func (h *slowHosts) run(args ...string) (string, error) {
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := h.client.Run(cmd)
 	return out.String(), err
+}
+
+// connections is how many the server has with peers.
+func (h *slowHosts) connections() (n int) {
+	host := h.server.Host()
+	cmd := host.Command("cat", "/proc/net/tcp")
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := host.Run(cmd); err != nil {
+		h.t.Error(err)
+	}
+	for line := range strings.Lines(out.String()) {
+		if f := strings.Fields(line); len(f) > 3 && strings.HasSuffix(f[1], ":1B9E") && f[3] == "01" { // port 7070, established
+			n++
+		}
+	}
+	return n
 }
 
 // same compares all files of two directories.
@@ -101,6 +119,9 @@ func TestMirrorOverALongLink(t *testing.T) {
 			if h.server.Counts().Sent > 4000 {
 				break
 			}
+		}
+		if n := h.connections(); n != 1+tcp.LongStreams {
+			t.Errorf("%d connections, expected one for control and %d for data", n, tcp.LongStreams)
 		}
 		h.server.Down()
 		<-time.After(4 * time.Second)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -195,6 +196,9 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 		return nil, nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
+	if s, ok := d.(setup.StreamCounter); ok && cfg.Streams == 0 {
+		cfg.Streams = s.Streams(sys.RoundTripOf(p.raw))
+	}
 	var own ownEnd
 	var l setup.Listener
 	var token setup.Token

@@ -17,6 +17,17 @@ func RoundTrip(fd int) time.Duration {
 	return time.Duration(i.Rtt) * time.Microsecond
 }
 
+// RoundTripOf is RoundTrip of a connection of package net.
+func RoundTripOf(c net.Conn) (rtt time.Duration) {
+	if s, ok := c.(syscall.Conn); ok {
+		OfConn(s, func(fd int) error {
+			rtt = RoundTrip(fd)
+			return nil
+		})
+	}
+	return rtt
+}
+
 // Patience is how long to wait for the next bytes of a handshake: so long as usual, and ten round trips more, but not more than 20 s more: the other
 // end may make its answers late.
 func Patience(usual time.Duration, fd int) time.Duration {

@@ -5,6 +5,7 @@ package setup
 import (
 	"context"
 	"net"
+	"time"
 
 	"github.com/penstock-io/penstock/path"
 )
@@ -115,6 +116,12 @@ type Checker interface {
 type Needs struct {
 	Descriptors int
 	Memory      uint64 // bytes of buffers, also in the kernel
+}
+
+// StreamCounter is a Driver whose paths have more data connections over some links.
+type StreamCounter interface {
+	// Streams is the number over a link with this round trip; 0: the driver's usual one.
+	Streams(roundTrip time.Duration) int
 }
 
 // Estimator is a Driver that says what its paths need. A node guesses for others, and not too little.

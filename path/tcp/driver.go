@@ -17,8 +17,13 @@ import (
 // Name is the driver's name.
 const Name = "tcp"
 
-// DefaultStreams is the number of data connections unless setup.Config says otherwise.
-const DefaultStreams = 2
+// DefaultStreams is the number of data connections unless setup.Config says otherwise, LongStreams that over a long link: one connection
+// that loses a packet is slow for many round trips there.
+const (
+	DefaultStreams = 2
+	LongStreams    = 5
+	longRoundTrip  = 5 * time.Millisecond
+)
 
 // Driver makes TCP paths. It implements setup.Driver.
 type Driver struct{ o Options }
@@ -45,6 +50,14 @@ const (
 	opBytes     = 512 + 2*128
 	pathBytes   = 384 << 10
 )
+
+// Streams makes the driver a setup.StreamCounter.
+func (d *Driver) Streams(roundTrip time.Duration) int {
+	if roundTrip < longRoundTrip {
+		return 0
+	}
+	return LongStreams
+}
 
 // Needs are the connections, what wakes the owner, and the buffers. It makes the driver a setup.Estimator.
 func (d *Driver) Needs(cfg *setup.Config) setup.Needs {
