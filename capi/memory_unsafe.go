@@ -3,6 +3,8 @@ package main
 /*
 #define PENSTOCK_NO_PROTOTYPES
 #include "penstock.h"
+
+extern unsigned long long loads(void);
 */
 import "C"
 
@@ -15,6 +17,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/internal/cuda"
+	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
@@ -112,16 +115,38 @@ func penstock_alloc(name *C.char, size C.uint64_t, flags C.uint32_t, out *C.pens
 
 //export penstock_adopt
 func penstock_adopt(name *C.char, memory unsafe.Pointer, size C.uint64_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (*region, error) {
-		if memory == nil || size == 0 || size > 1<<47 {
-			return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", uint64(size), errInvalid)
-		}
+	return made(out, func() (*region, error) { return adopted(str(name), memory, uint64(size)) })
+}
+
+// noDriver is the count of loaded libraries at which CUDA's driver was not among them.
+var noDriver atomic.Uint64
+
+// driverLoaded reports whether the process has loaded CUDA's driver. To ask the loader for a library that is not there takes longer than a put of
+// 64 KiB, so it is asked again only when it has loaded something.
+func driverLoaded() bool {
+	n := uint64(C.loads())
+	if n > 0 && n == noDriver.Load() {
+		return false
+	}
+	if dl.Loaded(cuda.Library) {
+		return true
+	}
+	noDriver.Store(n)
+	return false
+}
+
+// adopted is a region of memory of the caller.
+func adopted(name string, memory unsafe.Pointer, size uint64) (*region, error) {
+	if memory == nil || size == 0 || size > 1<<47 {
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", size, errInvalid)
+	}
+	if driverLoaded() {
 		if device, is := cuda.DeviceOf(uintptr(memory)); is {
-			return adoptDevice(str(name), device, uint64(uintptr(memory)), uint64(size))
+			return adoptDevice(name, device, uint64(uintptr(memory)), size)
 		}
-		r, err := mem.Adopt(str(name), unsafe.Slice((*byte)(memory), size), nil)
-		return newRegion(r, true, err)
-	})
+	}
+	r, err := mem.Adopt(name, unsafe.Slice((*byte)(memory), size), nil)
+	return newRegion(r, true, err)
 }
 
 //export penstock_memory

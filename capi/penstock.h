@@ -177,6 +177,13 @@ int32_t penstock_describe(penstock_handle remote, penstock_tensor *, penstock_er
 /* Begins a transfer of n blocks and returns its handle, which the caller closes. The blocks are copied; their regions stay open until it has ended. */
 penstock_handle penstock_post(penstock_handle peer, int32_t put_or_get, const penstock_block *blocks, size_t n, const penstock_options *, penstock_error *);
 
+/*
+ * As penstock_post, of one block of the caller's memory, which is adopted for this transfer: it stays there until penstock_close of the transfer
+ * returns, which waits until the transfer does not use it any more.
+ */
+penstock_handle penstock_post_memory(penstock_handle peer, int32_t put_or_get, void *memory, uint64_t size, penstock_handle remote,
+	uint64_t remote_offset, const penstock_options *, penstock_error *);
+
 /* Sends a message of 1 MiB at most. */
 penstock_handle penstock_notify(penstock_handle peer, const penstock_options *, penstock_error *);
 

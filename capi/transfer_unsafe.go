@@ -32,8 +32,17 @@ type remote struct {
 
 // post is a transfer.
 type post struct {
-	s *system
-	t *transfer.Transfer
+	s     *system
+	t     *transfer.Transfer
+	lends *region // memory of the caller that was adopted for it alone, or nil
+}
+
+// close gives the memory back, if it was adopted for this transfer, when nothing uses it any more.
+func (t *post) close() error {
+	if t.lends == nil {
+		return nil
+	}
+	return t.lends.close()
 }
 
 type prepared struct {
@@ -92,6 +101,10 @@ func penstock_lookup(h C.penstock_handle, name *C.char, timeout C.int64_t, size 
 	})
 }
 
+func foreign(far C.penstock_handle) error {
+	return fmt.Errorf("the remote %d is of another peer: %w", uint64(far), errInvalid)
+}
+
 // list makes copies of blocks.
 func list(p *peer, blocks *C.penstock_block, n C.size_t) ([]path.Copy, error) {
 	if blocks == nil || n == 0 {
@@ -112,7 +125,7 @@ func list(p *peer, blocks *C.penstock_block, n C.size_t) ([]path.Copy, error) {
 			lastFar = b.remote
 		}
 		if err == nil && far.p != p {
-			err = fmt.Errorf("the remote %d is of another peer: %w", uint64(b.remote), errInvalid)
+			err = foreign(b.remote)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("block %d: %w", i, err)
@@ -165,18 +178,30 @@ type asked struct {
 	put    transfer.PutOptions
 }
 
-func ask(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options) (a asked, err error) {
+// open is what C asks for but for the blocks.
+func open(h C.penstock_handle, what C.int32_t, o *C.penstock_options) (a asked, err error) {
 	if a.p, err = get[*peer](uint64(h)); err != nil {
 		return a, err
 	}
 	if a.kind, err = kindOf(what); err != nil {
 		return a, err
 	}
-	if a.copies, err = list(a.p, blocks, n); err != nil {
-		return a, err
-	}
 	a.put, err = modes(o)
 	return a, err
+}
+
+func ask(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block, n C.size_t, o *C.penstock_options) (a asked, err error) {
+	if a, err = open(h, what, o); err == nil {
+		a.copies, err = list(a.p, blocks, n)
+	}
+	return a, err
+}
+
+func (a *asked) begin() (*transfer.Transfer, error) {
+	if a.kind == path.Put {
+		return a.p.p.Put(context.Background(), a.copies, a.put)
+	}
+	return a.p.p.Get(context.Background(), a.copies, a.put)
 }
 
 //export penstock_post
@@ -186,12 +211,35 @@ func penstock_post(h C.penstock_handle, what C.int32_t, blocks *C.penstock_block
 		if err != nil {
 			return nil, err
 		}
-		begin := a.p.p.Get
-		if a.kind == path.Put {
-			begin = a.p.p.Put
+		t, err := a.begin()
+		return &post{s: a.p.s, t: t}, err
+	})
+}
+
+//export penstock_post_memory
+func penstock_post_memory(h C.penstock_handle, what C.int32_t, memory unsafe.Pointer, size C.uint64_t, far C.penstock_handle, offset C.uint64_t, o *C.penstock_options, out *C.penstock_error) C.penstock_handle {
+	return made(out, func() (*post, error) {
+		a, err := open(h, what, o)
+		if err != nil {
+			return nil, err
 		}
-		t, err := begin(context.Background(), a.copies, a.put)
-		return &post{a.p.s, t}, err
+		to, err := get[*remote](uint64(far))
+		if err != nil {
+			return nil, err
+		}
+		if to.p != a.p {
+			return nil, foreign(far)
+		}
+		r, err := adopted("", memory, uint64(size))
+		if err != nil {
+			return nil, err
+		}
+		a.copies = []path.Copy{to.r.At(uint64(offset), r.r.All())}
+		t, err := a.begin()
+		if err != nil {
+			return nil, errors.Join(err, r.close())
+		}
+		return &post{a.p.s, t, r}, nil
 	})
 }
 
@@ -207,7 +255,7 @@ func penstock_notify(h C.penstock_handle, o *C.penstock_options, out *C.penstock
 			return nil, err
 		}
 		t, err := p.p.Notify(context.Background(), put.Msg, put)
-		return &post{p.s, t}, err
+		return &post{s: p.s, t: t}, err
 	})
 }
 
@@ -241,7 +289,7 @@ func penstock_repost(h C.penstock_handle, out *C.penstock_error) C.penstock_hand
 			return nil, err
 		}
 		t, err := l.l.Post(context.Background())
-		return &post{l.s, t}, err
+		return &post{s: l.s, t: t}, err
 	})
 }
 
@@ -252,12 +300,7 @@ func penstock_wait(h C.penstock_handle, timeout C.int64_t, out *C.penstock_error
 		if err != nil {
 			return err
 		}
-		ctx, end := within(timeout)
-		defer end()
-		if err = t.t.Wait(ctx); errors.Is(err, context.DeadlineExceeded) && t.t.Err() == nil {
-			err = fmt.Errorf("the transfer goes on: %w", err)
-		}
-		return err
+		return wait(t.t, timeout)
 	})
 }
 

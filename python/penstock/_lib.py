@@ -119,6 +119,7 @@ _prototypes = {
     "penstock_dial": (c_uint64, [c_uint64, c_char_p, c_int64]),
     "penstock_lookup": (c_uint64, [c_uint64, c_char_p, c_int64, POINTER(c_uint64), POINTER(c_uint32)]),
     "penstock_post": (c_uint64, [c_uint64, c_int32, c_void_p, c_size_t, POINTER(COptions)]),
+    "penstock_post_memory": (c_uint64, [c_uint64, c_int32, c_void_p, c_uint64, c_uint64, c_uint64, POINTER(COptions)]),
     "penstock_notify": (c_uint64, [c_uint64, POINTER(COptions)]),
     "penstock_prepare": (c_uint64, [c_uint64, c_int32, c_void_p, c_size_t, POINTER(COptions)]),
     "penstock_repost": (c_uint64, [c_uint64]),

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 from . import _lib
 from ._lib import GET, PUT, CBlock, CMessage, COptions, CTensor, InvalidError, call, milliseconds, slices, text
-from ._memory import BY_CODE, DTYPES
+from ._memory import BY_CODE, DTYPES, memory_of
 from ._region import Region, Tensor, _Handle, adopt, alloc, empty
 
 READ, WRITE = 1, 2
@@ -59,9 +59,26 @@ class Message(NamedTuple):
 class Transfer(_Handle):
     """A put or get under way. wait blocks; await does not. It fails with the exception of its kind."""
 
-    def __init__(self, handle: int, system: "System", keep: Any):
-        super().__init__(handle, system)
+    def __init__(self, handle: int, system: "System", keep: Any, lends: bool = False):
+        self._h, self._parent, self._open = handle, system, True  # not by super, which takes a tenth of what a small put does
         self._keep = keep  # memory and regions
+        self._lends = handle if lends else 0  # memory of the caller goes with it until that is closed
+
+    def close(self) -> None:
+        """Gives the handle back. What is under way goes on, and has its memory. A second close does nothing."""
+        if self._lends:
+            self._open, self._h = False, 0
+        else:
+            super().close()
+
+    def __del__(self) -> None:
+        try:
+            if self._lends:
+                call("penstock_close", self._lends)
+            elif self._open:
+                call("penstock_close", self._h)
+        except Exception:  # its system was closed before, or Python ends
+            pass
 
     def wait(self, timeout: Optional[float] = None) -> "Transfer":
         """Waits until all bytes are in place and verified; timeout is in seconds."""
@@ -121,7 +138,9 @@ class Prepared(_Handle):
         return Transfer(call("penstock_repost", self._h), self._parent, self._keep)
 
 
-def _options(message: Optional[bytes], tag: int, paths: Optional[Sequence[str]], digest: bool) -> COptions:
+def _options(message: Optional[bytes], tag: int, paths: Optional[Sequence[str]], digest: bool) -> Optional[COptions]:
+    if not (message or tag or paths or digest):
+        return None
     return COptions(message, len(message or b""), tag, ",".join(paths).encode() if paths else None, int(digest), 0)
 
 
@@ -166,23 +185,29 @@ class Peer(_Handle):
             self._move(GET, r, remote, offset, o, length).wait()
         return r
 
-    def _move(self, kind: int, x: Any, where: Union[str, Remote], offset: int, o: COptions, size: Optional[int] = None) -> Transfer:
+    def _move(self, kind: int, x: Any, where: Union[str, Remote], offset: int, o: Optional[COptions], size: Optional[int] = None) -> Transfer:
         remote = where if isinstance(where, Remote) else self.lookup(where)
-        r = x if isinstance(x, Region) else adopt(x)
-        if kind == GET and not r._writable():
+        if size is not None and not isinstance(x, Region):
+            x = adopt(x)
+        m = x if isinstance(x, Region) else memory_of(x)
+        if kind == GET and not (m._writable() if isinstance(m, Region) else m.writable):
             raise InvalidError("the memory that is to take the bytes is read-only: expected an array, a tensor or a buffer that can be written")
-        b = CBlock(r._h, 0, r.nbytes if size is None else size, remote._h, offset)
-        return Transfer(call("penstock_post", self._h, kind, byref(b), 1, byref(o)), self._parent, (r, remote))
+        if isinstance(m, Region):
+            b = CBlock(m._h, 0, m.nbytes if size is None else size, remote._h, offset)
+            h = call("penstock_post", self._h, kind, byref(b), 1, o)
+        else:
+            h = call("penstock_post_memory", self._h, kind, m.address, m.size, remote._h, offset, o)
+        return Transfer(h, self._parent, (m, remote), m is not x)
 
     def post(self, kind: str, blocks: Any, region: Region, remote: Remote, **options: Any) -> Transfer:
         """Begins a transfer of many blocks: rows of (offset in the region, length, offset in the remote), as a sequence or an integer array."""
         b, n, o = self._list(blocks, region, remote, options)
-        return Transfer(call("penstock_post", self._h, self._kind(kind), b, n, byref(o)), self._parent, (region, remote))
+        return Transfer(call("penstock_post", self._h, self._kind(kind), b, n, o), self._parent, (region, remote))
 
     def prepare(self, kind: str, blocks: Any, region: Region, remote: Remote, **options: Any) -> Prepared:
         """Checks such a list once, to be posted many times without work for each block."""
         b, n, o = self._list(blocks, region, remote, options)
-        return Prepared(call("penstock_prepare", self._h, self._kind(kind), b, n, byref(o)), self._parent, region, remote)
+        return Prepared(call("penstock_prepare", self._h, self._kind(kind), b, n, o), self._parent, region, remote)
 
     @staticmethod
     def _kind(kind: str) -> int:
@@ -213,7 +238,7 @@ class Peer(_Handle):
     def notify(self, message: bytes, tag: int) -> Transfer:
         """Sends a message of 1 MiB at most to who subscribed to the tag there."""
         o = _options(message, tag, None, False)
-        return Transfer(call("penstock_notify", self._h, byref(o)), self._parent, None)
+        return Transfer(call("penstock_notify", self._h, o), self._parent, None)
 
 
 class System(_Handle):
