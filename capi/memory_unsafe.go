@@ -11,6 +11,7 @@ import "C"
 import (
 	"context"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -115,7 +116,7 @@ func penstock_alloc(name *C.char, size C.uint64_t, flags C.uint32_t, out *C.pens
 
 //export penstock_adopt
 func penstock_adopt(name *C.char, memory unsafe.Pointer, size C.uint64_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (*region, error) { return adopted(str(name), memory, uint64(size)) })
+	return made(out, func() (*region, error) { return adopted(str(name), memory, uint64(size), false) })
 }
 
 // noDriver is the count of loaded libraries at which CUDA's driver was not among them.
@@ -135,8 +136,8 @@ func driverLoaded() bool {
 	return false
 }
 
-// adopted is a region of memory of the caller.
-func adopted(name string, memory unsafe.Pointer, size uint64) (*region, error) {
+// adopted is a region of memory of the caller. With touched its pages are taken for present: what is read once gains nothing from a look at them.
+func adopted(name string, memory unsafe.Pointer, size uint64, touched bool) (*region, error) {
 	if memory == nil || size == 0 || size > 1<<47 {
 		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", size, errInvalid)
 	}
@@ -145,7 +146,8 @@ func adopted(name string, memory unsafe.Pointer, size uint64) (*region, error) {
 			return adoptDevice(name, device, uint64(uintptr(memory)), size)
 		}
 	}
-	r, err := mem.Adopt(name, unsafe.Slice((*byte)(memory), size), nil)
+	r, err := mem.AdoptMapping(name, mem.Mapping{Kind: mem.Foreign, Bytes: unsafe.Slice((*byte)(memory), size), Size: size, PageSize: os.Getpagesize(),
+		FD: -1, NUMANode: -1, Present: touched})
 	return newRegion(r, true, err)
 }
 

@@ -230,7 +230,7 @@ func penstock_post_memory(h C.penstock_handle, what C.int32_t, memory unsafe.Poi
 		if to.p != a.p {
 			return nil, foreign(far)
 		}
-		r, err := adopted("", memory, uint64(size))
+		r, err := adopted("", memory, uint64(size), a.kind == path.Put)
 		if err != nil {
 			return nil, err
 		}

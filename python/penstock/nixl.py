@@ -177,7 +177,7 @@ class _Request:
         self.later = self.message if not rides else b""
         self.began, self.begun = time.time_ns() // 1000, time.perf_counter()
         o = _options(rides or None, _TAG if rides else 0, None, False)
-        h = call("penstock_post", self.peer._h, self.kind, self.blocks.ctypes.data, len(self.blocks), ctypes.byref(o))
+        h = call("penstock_post", self.peer._h, self.kind, self.blocks.ctypes.data, len(self.blocks), o)
         self.under, self.state = Transfer(h, self.peer._parent, self.keep), "PROC"
         self.posted = time.perf_counter()
         return self.look()
