@@ -93,6 +93,15 @@ typedef struct {
 	int64_t shape[32]; /* the slowest first */
 } penstock_tensor;
 
+/* One export of a peer. */
+typedef struct {
+	const char *name;    /* valid until penstock_close of the listing */
+	uint64_t size;       /* bytes */
+	uint32_t rights;     /* PENSTOCK_READ, PENSTOCK_WRITE or both */
+	uint32_t described;  /* 1: what is known */
+	penstock_tensor what;
+} penstock_entry;
+
 /* For penstock_python: functions of CPython, by its names. */
 typedef struct {
 	int (*initialized)(void);                          /* Py_IsInitialized */
@@ -173,6 +182,15 @@ penstock_handle penstock_lookup(penstock_handle peer, const char *name, int64_t 
 
 /* What the bytes of an export are. 1: a tensor, which is described. 0: the peer does not say. */
 int32_t penstock_describe(penstock_handle remote, penstock_tensor *, penstock_error *);
+
+/*
+ * Asks the peer for its exports whose names begin with a prefix; "" or NULL: all that have a name. The listing is of this moment: it does not
+ * change, and the caller closes it.
+ */
+penstock_handle penstock_list(penstock_handle peer, const char *prefix, int64_t timeout, penstock_error *);
+
+/* The next exports of a listing, n at most, in the order of their names; returns how many. 0: there are no more. */
+int64_t penstock_entries(penstock_handle listing, penstock_entry *, size_t n, penstock_error *);
 
 /* Begins a transfer of n blocks and returns its handle, which the caller closes. The blocks are copied; their regions stay open until it has ended. */
 penstock_handle penstock_post(penstock_handle peer, int32_t put_or_get, const penstock_block *blocks, size_t n, const penstock_options *, penstock_error *);

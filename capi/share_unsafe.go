@@ -95,11 +95,7 @@ func penstock_describe(h C.penstock_handle, to *C.penstock_tensor, out *C.pensto
 		if d == nil {
 			return 0, nil
 		}
-		*to = C.penstock_tensor{rank: C.uint32_t(len(d.Shape))}
-		text(d.DType.String(), &to.dtype[0], C.size_t(len(to.dtype)))
-		for i, n := range d.Shape {
-			to.shape[i] = C.int64_t(n)
-		}
+		describeTensor(d, to)
 		return 1, nil
 	})
 }

@@ -69,6 +69,8 @@ func kind(x any) string {
 		return "a peer"
 	case *remote:
 		return "a remote"
+	case *listing:
+		return "a listing"
 	case *post:
 		return "a transfer"
 	case *prepared:

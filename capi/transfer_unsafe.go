@@ -89,13 +89,7 @@ func penstock_lookup(h C.penstock_handle, name *C.char, timeout C.int64_t, size 
 			*size = C.uint64_t(r.Size())
 		}
 		if rights != nil {
-			*rights = 0
-			if r.Desc.Rights&path.Read != 0 {
-				*rights |= C.PENSTOCK_READ
-			}
-			if r.Desc.Rights&path.Write != 0 {
-				*rights |= C.PENSTOCK_WRITE
-			}
+			*rights = rightsOf(r)
 		}
 		return &remote{r, p}, nil
 	})

@@ -142,6 +142,44 @@ int main(void)
 	memset(&said, 1, sizeof said);
 	CHECK(penstock_describe(rt, &said, &e) == 1 && memcmp(&said, &what, sizeof what) == 0);
 	CHECK(penstock_describe(rp, &said, &e) == 0 && e.code == 0);
+	/* Memory of the caller, for one transfer. */
+	unsigned char *mine = malloc(BLOCK), *theirs = malloc(BLOCK);
+	memset(mine, 0x5a, BLOCK);
+	penstock_handle out = penstock_post_memory(peer, PENSTOCK_PUT, mine, BLOCK, rp, 0, NULL, &e);
+	CHECK(out && penstock_wait(out, 10000, &e) == 0 && penstock_close(out, &e) == 0);
+	out = penstock_post_memory(peer, PENSTOCK_PUT, mine, BLOCK, remote, 3 * BLOCK, NULL, &e);
+	CHECK(out && penstock_close(out, &e) == 0); /* which waits until nothing uses it */
+	free(mine);
+	out = penstock_post_memory(peer, PENSTOCK_GET, theirs, BLOCK, remote, 3 * BLOCK, NULL, &e);
+	CHECK(out && penstock_wait(out, 10000, &e) == 0 && penstock_close(out, &e) == 0 && theirs[0] == 0x5a && memcmp(theirs, theirs + 1, BLOCK - 1) == 0);
+	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, NULL, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, theirs, 0, remote, 0, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post_memory(peer, 3, theirs, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, theirs, BLOCK, peer, 0, NULL, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_post_memory(remote, PENSTOCK_PUT, theirs, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
+	free(theirs);
+	e.code = 0;
+
+	/* What the peer exports. */
+	penstock_entry entries[3];
+	penstock_handle some = penstock_list(peer, "t", 10000, &e), none = penstock_list(peer, "nothing", 10000, &e), every = penstock_list(peer, NULL, 10000, &e);
+	CHECK(some && penstock_entries(some, entries, 3, &e) == 1 && penstock_entries(some, entries + 1, 1, &e) == 0);
+	CHECK(strcmp(entries[0].name, "tensor") == 0 && entries[0].size == 30 && entries[0].rights == PENSTOCK_READ && entries[0].described == 1);
+	CHECK(memcmp(&entries[0].what, &what, sizeof what) == 0);
+	CHECK(none && penstock_entries(none, entries, 3, &e) == 0 && penstock_close(none, &e) == 0);
+	size_t listed = 0;
+	char before[64] = "";
+	while (penstock_entries(every, entries, 1, &e) == 1) {
+		CHECK(strcmp(before, entries[0].name) < 0 && strlen(entries[0].name) < sizeof before);
+		strcpy(before, entries[0].name);
+		CHECK(strcmp(before, "dst") != 0 || (entries[0].size == SIZE && entries[0].rights == (PENSTOCK_READ | PENSTOCK_WRITE) && entries[0].described == 0));
+		listed++;
+	}
+	CHECK(every && e.code == 0 && listed >= 2 && strcmp(before, "tensor") == 0 && penstock_close(some, &e) == 0 && penstock_close(every, &e) == 0);
+	REFUSED(penstock_entries(some, entries, 1, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_entries(peer, entries, 1, &e), PENSTOCK_INVALID);
+	REFUSED(penstock_list(some, "", 10000, &e), PENSTOCK_INVALID);
+	e.code = 0;
 	what.shape[1] = -1;
 	REFUSED(penstock_publish(b, slab, 0, &what, "bad", PENSTOCK_READ, 0, &e), PENSTOCK_INVALID);
 	what.rank = 33;

@@ -100,6 +100,10 @@ class CTensor(ctypes.Structure):
     _fields_ = [("dtype", ctypes.c_char * 16), ("rank", c_uint32), ("reserved", c_uint32), ("shape", c_int64 * 32)]
 
 
+class CEntry(ctypes.Structure):
+    _fields_ = [("name", c_char_p), ("size", c_uint64), ("rights", c_uint32), ("described", c_uint32), ("what", CTensor)]
+
+
 class CSegment(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("size", c_uint32), ("packet", c_uint32), ("flow", c_uint32), ("timed", c_uint32), ("time", c_int64)]
 
@@ -118,6 +122,8 @@ _prototypes = {
     "penstock_serve": (c_uint64, [c_uint64, c_char_p, c_uint32]),
     "penstock_dial": (c_uint64, [c_uint64, c_char_p, c_int64]),
     "penstock_lookup": (c_uint64, [c_uint64, c_char_p, c_int64, POINTER(c_uint64), POINTER(c_uint32)]),
+    "penstock_list": (c_uint64, [c_uint64, c_char_p, c_int64]),
+    "penstock_entries": (c_int64, [c_uint64, POINTER(CEntry), c_size_t]),
     "penstock_post": (c_uint64, [c_uint64, c_int32, c_void_p, c_size_t, POINTER(COptions)]),
     "penstock_post_memory": (c_uint64, [c_uint64, c_int32, c_void_p, c_uint64, c_uint64, c_uint64, POINTER(COptions)]),
     "penstock_notify": (c_uint64, [c_uint64, POINTER(COptions)]),

@@ -10,7 +10,7 @@ from ctypes import byref, c_uint32, c_uint64
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _lib
-from ._lib import GET, PUT, CBlock, CMessage, COptions, CTensor, InvalidError, call, milliseconds, slices, text
+from ._lib import GET, PUT, CBlock, CEntry, CMessage, COptions, CTensor, InvalidError, call, milliseconds, slices, text
 from ._memory import BY_CODE, DTYPES, memory_of
 from ._region import Region, Tensor, _Handle, adopt, alloc, empty
 
@@ -43,9 +43,22 @@ class Remote(_Handle):
         super().__init__(handle, peer)
         self.peer, self.name, self.size, self.rights = peer, name, size, rights
         t = CTensor()
-        described = call("penstock_describe", handle, byref(t))
-        self.dtype: Optional[str] = BY_CODE.get(t.dtype.decode()) if described else None
-        self.shape: "Tuple[int, ...]" = tuple(t.shape[:t.rank]) if self.dtype else ()
+        self.dtype, self.shape = _tensor(t) if call("penstock_describe", handle, byref(t)) else (None, ())
+
+
+def _tensor(t: CTensor) -> "Tuple[Optional[str], Tuple[int, ...]]":
+    """The type and shape of a tensor; None and () if it is of a type that Python does not know."""
+    dtype = BY_CODE.get(t.dtype.decode())
+    return dtype, tuple(t.shape[:t.rank]) if dtype else ()
+
+
+class Entry(NamedTuple):
+    """An export of a peer, by its name: its size in bytes and its rights; of a tensor also dtype and shape, else None and ()."""
+    name: str
+    size: int
+    rights: int
+    dtype: Optional[str]
+    shape: Tuple[int, ...]
 
 
 class Message(NamedTuple):
@@ -155,6 +168,20 @@ class Peer(_Handle):
         size, rights = c_uint64(), c_uint32()
         h = call("penstock_lookup", self._h, name.encode(), milliseconds(timeout), byref(size), byref(rights))
         return Remote(h, self, name, size.value, rights.value)
+
+    def list(self, prefix: str = "", timeout: Optional[float] = 30) -> "List[Entry]":
+        """What the peer exports now under names that begin with prefix, in the order of the names."""
+        h = call("penstock_list", self._h, prefix.encode(), milliseconds(timeout))
+        try:
+            room, out = (CEntry * 256)(), []
+            while True:
+                n = call("penstock_entries", h, room, len(room))
+                if n == 0:
+                    return out
+                for e in room[:n]:
+                    out.append(Entry(e.name.decode(), e.size, e.rights, *(_tensor(e.what) if e.described else (None, ()))))
+        finally:
+            call("penstock_close", h)
 
     def put(self, x: Any, to: Union[str, Remote], offset: int = 0, *, message: Optional[bytes] = None, tag: int = 0,
             paths: Optional[Sequence[str]] = None, digest: bool = False) -> Transfer:

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import unittest
+import weakref
 
 import numpy
 import penstock
@@ -178,6 +179,76 @@ class Transfers(Pair):
             self.a.addresses
         with self.assertRaises(penstock.InvalidError):
             penstock.alloc(0)
+
+    def test_list(self):
+        self.assertEqual(self.peer.list(), [])
+        self.export(numpy.zeros((3, 5), "f4"), "layer/wq", READ)
+        self.export(penstock.empty((7,), "bfloat16"), "layer/b")
+        region = penstock.alloc(8192)
+        self.export(region, "raw", WRITE, offset=4096, length=100)
+        self.export(region, "")  # without a name it is not listed
+        raw = penstock.Entry("raw", 100, WRITE, None, ())
+        self.assertEqual(self.peer.list("layer/"), [penstock.Entry("layer/b", 14, READ | WRITE, "bfloat16", (7,)), penstock.Entry("layer/wq", 60, READ, "float32", (3, 5))])
+        self.assertEqual(self.peer.list()[2:], [raw])
+        for i in range(600):  # more than one call takes
+            self.export(region, f"many/{i:03}\u00e9")
+        many = self.peer.list("many/")
+        self.assertEqual([e.name for e in many], [f"many/{i:03}\u00e9" for i in range(600)])
+        self.assertEqual(self.peer.list("raw"), [raw])
+        self.b.close()
+        with self.assertRaises(penstock.PeerLostError):
+            self.peer.list()
+
+    def test_memory_of_a_put(self):
+        """A transfer has the memory of an array until it is collected, also after its close, and gives it back then."""
+        y = numpy.zeros(1 << 22, "u1")
+        self.export(y, "y")
+        remote = self.peer.lookup("y")
+
+        class Array(numpy.ndarray):
+            pass
+
+        x = numpy.full(1 << 22, 5, "u1").view(Array)
+        gone = weakref.ref(x)
+        t = self.peer.put(x, remote)
+        t.close()
+        t.close()
+        self.assertIn("closed", repr(t))
+        with self.assertRaises(penstock.InvalidError):
+            t.wait(1)
+        del x
+        gc.collect()
+        self.assertIsNotNone(gone())
+        del t  # waits for what is under way
+        gc.collect()
+        self.assertIsNone(gone())
+        self.assertTrue((y == 5).all())
+        with self.assertRaises(penstock.BoundsError):
+            self.peer.put(numpy.zeros(2, "u1"), remote, (1 << 22) - 1).wait()
+        with self.assertRaises(penstock.InvalidError):
+            self.peer.put(numpy.zeros(0), remote)
+        with self.assertRaises(penstock.BoundsError):
+            self.peer.get(remote, numpy.zeros(4, "u1"), length=5)
+        z = numpy.zeros(4, "u1")
+        self.peer.get(remote, z, length=2).wait()
+        self.assertEqual(bytes(z), b"\5\5\0\0")
+
+    def test_wait_in_time(self):
+        self.b.subscribe(9)
+        all_of_them = [self.peer.notify(b"x" * 1000, 9) for _ in range(8000)]  # more than are kept there
+        t = all_of_them[-1]
+        with self.assertRaises(penstock.TimeoutError):
+            t.wait(0.3)
+        self.assertFalse(t.done())
+        begun = time.monotonic()
+        with self.assertRaises(penstock.TimeoutError):
+            t.wait(0.25)
+        self.assertGreater(time.monotonic() - begun, 0.24)
+        with self.assertRaises(penstock.TimeoutError):
+            t.wait(0)
+        for _ in all_of_them:
+            self.assertIsNotNone(self.b.receive(30))
+        t.wait(30)
 
     def test_status(self):
         self.assertIn("a", str(self.a.status()))
