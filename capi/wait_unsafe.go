@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -28,8 +29,13 @@ func (g *glance) Err() error {
 	return context.DeadlineExceeded
 }
 
+// Done is for when Wait has served the transfer, or another goroutine does that: it is over then, whatever the rounds.
+func (g *glance) Done() <-chan struct{} {
+	g.rounds = glanceRounds
+	return over
+}
+
 func (g *glance) Deadline() (time.Time, bool) { return time.Time{}, false }
-func (g *glance) Done() <-chan struct{}       { return over }
 func (g *glance) Value(any) any               { return nil }
 
 var over = func() chan struct{} {
@@ -38,10 +44,19 @@ var over = func() chan struct{} {
 	return c
 }()
 
-// wait waits for the end of a transfer: it serves it for a moment, and then sleeps.
+// wait waits for the end of a transfer: it serves it for a moment, then looks for as long as the node polls after the last activity, in which
+// other threads go first, and then sleeps.
 func wait(t *transfer.Transfer, timeout C.int64_t) error {
 	if timeout != 0 {
 		t.Wait(&glance{})
+		ended := t.Done()
+		for until := time.Now().Add(transfer.DefaultSpin); time.Now().Before(until); sys.Yield() {
+			select {
+			case <-ended:
+				return t.Err()
+			default:
+			}
+		}
 	}
 	select {
 	case <-t.Done(): // also when the time is over

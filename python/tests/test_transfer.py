@@ -152,6 +152,30 @@ class Transfers(Pair):
             t.join()
         self.assertTrue((y == numpy.arange(8)[:, None]).all())
 
+    def test_waits_for_one(self):
+        """Nobody is told that a transfer has ended while it goes on, whoever serves it."""
+        n = 64 << 20
+        y = numpy.zeros(n, "u1")
+        self.export(y, "y")
+        remote = self.peer.lookup("y")
+        for i in range(1, 4):
+            x = numpy.full(n, i, "u1")
+            t = self.peer.put(x, remote)
+            wrong = []
+
+            def wait():
+                t.wait(60)
+                if t.progress() != 1 or y[-1] != i:
+                    wrong.append(t.progress())
+
+            all_of_them = [threading.Thread(target=wait) for _ in range(4)]
+            for w in all_of_them:
+                w.start()
+            for w in all_of_them:
+                w.join()
+            self.assertEqual(wrong, [])
+            self.assertTrue((y == i).all())
+
     def test_errors(self):
         y = penstock.alloc(4096)
         e = self.export(y, "y", READ)
