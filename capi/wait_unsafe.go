@@ -44,13 +44,16 @@ var over = func() chan struct{} {
 	return c
 }()
 
-// wait waits for the end of a transfer: it serves it for a moment, then looks for as long as the node polls after the last activity, in which
-// other threads go first, and then sleeps.
+// lookFor is how long wait looks for the end before it sleeps: longer than 1 MiB takes over tcp on one machine, where to be woken would take a
+// tenth of that.
+const lookFor = 300 * time.Microsecond
+
+// wait waits for the end of a transfer: it serves it for a moment, then looks, while other threads go first, and then sleeps.
 func wait(t *transfer.Transfer, timeout C.int64_t) error {
 	if timeout != 0 {
 		t.Wait(&glance{})
 		ended := t.Done()
-		for until := time.Now().Add(transfer.DefaultSpin); time.Now().Before(until); sys.Yield() {
+		for until := time.Now().Add(lookFor); time.Now().Before(until); sys.Yield() {
 			select {
 			case <-ended:
 				return t.Err()
