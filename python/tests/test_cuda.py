@@ -1,4 +1,7 @@
 import ctypes
+import os
+import subprocess
+import sys
 import unittest
 
 import numpy
@@ -59,6 +62,20 @@ class Device(unittest.TestCase):
         for r in (d.cuInit(0), d.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), d.cuCtxSetCurrent(context)):
             if r != 0:
                 raise RuntimeError(f"the driver says {r}")
+
+    def test_driver_after_the_first_put(self):
+        """Memory of a device is known also if the driver is loaded after memory of the host was adopted."""
+        program = ("import ctypes, sys, penstock\n"
+                   "from penstock import _lib\n"
+                   "host = penstock.adopt(bytearray(8))\n"
+                   "sys.path.insert(0, sys.argv[1])\n"
+                   "import test_cuda\n"
+                   "test_cuda.Device.setUpClass()\n"
+                   "a = test_cuda.Array(test_cuda.Device.driver, 4096)\n"
+                   "print(host.address is None, penstock.adopt(a).address)\n")
+        program = program.replace("host = ", "assert 'libcuda' not in open('/proc/self/maps').read()\nhost = ")
+        r = subprocess.run([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__))], capture_output=True, text=True, timeout=60)
+        self.assertEqual(r.stdout, "False None\n", r.stderr)
 
     def array(self, values):
         a = Array(self.driver, 4 * len(values))
