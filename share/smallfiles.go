@@ -15,7 +15,7 @@ const (
 	smallFile     = 256 << 10 // bytes, at most
 	batchFiles    = 256       // of a batch, at most; maxStat or less
 	batchBytes    = 4 << 20
-	batchesAtOnce = 4
+	batchesAtOnce = 8
 	writersAtOnce = 8 // of a batch
 )
 
