@@ -25,12 +25,13 @@ type slowHosts struct {
 	addr   string
 }
 
-func newSlowHosts(t *testing.T, root string) *slowHosts {
+func newSlowHosts(t *testing.T, root string, flags ...string) *slowHosts {
 	t.Helper()
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
 	server := n.Hosts[1].Link()
 	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070"}
 	serve := h.command(n.Hosts[1], "serve", root, "--listen", h.addr, "--insecure", "--identity", "none")
+	serve.Args = append(serve.Args, flags...)
 	if err := n.Hosts[1].Start(serve); err != nil {
 		t.Fatal(err)
 	}
@@ -141,4 +142,43 @@ func TestMirrorOverALongLink(t *testing.T) {
 	if sent := h.server.Counts().Sent - before.Sent; err != nil || !strings.Contains(text, "400 kept") || sent > 700 {
 		t.Errorf("again %v, %d packets: %s", err, sent, text)
 	}
+}
+
+// TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet in a hundred.
+func TestRecordingSlowLink(t *testing.T) {
+	r := record(t)
+	local, incoming := filepath.Join(r.dir, "run7"), filepath.Join(r.dir, "incoming")
+	for i := range 4 {
+		write(t, filepath.Join(local, fmt.Sprintf("shard%d/%03d.json", i%2, i)), content(2000, uint64(i)))
+	}
+	write(t, filepath.Join(local, "weights.bin"), content(1_000_000, 1))
+	if err := errors.Join(os.Mkdir(incoming, 0o755), os.Symlink("run7", filepath.Join(incoming, "latest"))); err != nil {
+		t.Fatal(err)
+	}
+	r.say("two hosts, a round trip of 20 ms, 1 Gb/s, one packet in a hundred is lost; the server: penstock serve incoming --writable --removable")
+	h := newSlowHosts(t, incoming, "--writable", "--removable", "--rescan", "0")
+	run := func(ok bool, args ...string) {
+		t.Helper()
+		here := make([]string, len(args))
+		for i, a := range args {
+			if here[i] = a; a == "run7" || a == "copy" || a == "w.bin" {
+				here[i] = filepath.Join(r.dir, a)
+			}
+		}
+		out, err := h.run(here...)
+		if (err == nil) != ok {
+			t.Fatalf("%q: %v: %s", args, err, out)
+		}
+		r.show("penstock "+strings.Join(args, " "), strings.ReplaceAll(out, r.dir+"/", ""))
+	}
+	run(true, "put", "run7", h.addr)
+	run(true, "put", "run7", h.addr)
+	run(true, "get", h.addr+"/run7/weights.bin", "-o", "w.bin", "--limit", "20MB")
+	same(t, filepath.Join(r.dir, "w.bin"), content(1_000_000, 1))
+	run(true, "mirror", h.addr, "copy", "--exclude", "*.bin")
+	same(t, filepath.Join(r.dir, "copy/run7/shard1/003.json"), content(2000, 3))
+	run(true, "ls", h.addr, "--left-out")
+	run(true, "rm", h.addr+"/run7/weights.bin")
+	run(false, "get", h.addr+"/run7/weights.bin", "-o", "w.bin", "--force")
+	r.finish("slow-link")
 }
