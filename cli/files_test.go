@@ -179,6 +179,12 @@ func TestServeLsGet(t *testing.T) {
 	run(t, 0, "link: it is a symbolic link", "ls", addr, "--left-out")
 	run(t, 0, `"path": "link"`, "ls", addr, "--left-out", "--json")
 	run(t, 0, "the peer leaves out: link: it is a symbolic link", "mirror", addr, filepath.Join(dst, "mirrored"))
+	write(t, filepath.Join(dst, "mirrored/model.bin"), content(len(model), 99))
+	run(t, exitExists, "was not made by an earlier mirror", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum")
+	run(t, 0, "1 file fetched", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum", "--force")
+	same(t, filepath.Join(dst, "mirrored/model.bin"), model)
+	os.Remove(filepath.Join(dst, "mirrored", ".penstock-mirror"))
+	run(t, 0, "0 files fetched (0 B), 2 kept", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum")
 
 	if err := server.Signal(sys.Interrupts()[0]); err != nil {
 		t.Fatal(err)

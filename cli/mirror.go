@@ -16,6 +16,8 @@ type mirrorOptions struct {
 	remove   bool
 	dryRun   bool
 	parts    bool
+	force    bool
+	checksum bool
 	parallel int
 	filter   share.Filter
 }
@@ -26,8 +28,8 @@ func newMirror(s streams) *cobra.Command {
 		Use:   "mirror ADDR DIR",
 		Short: "Make a directory hold what a peer serves",
 		Long: `Fetches everything that the peer at ADDR serves into DIR, which is made if it is missing. What is there already and has not
-changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are never
-touched: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
+changed on either side is kept, what an earlier run has left partial goes on. Files in DIR that mirror did not make are not
+touched without --force: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
 A file has the modification time and the permissions that it has at the peer, less what the umask says.
@@ -67,6 +69,8 @@ that are fetched.
 	f.StringVar(&o.prefix, "prefix", "", "only names that begin with this")
 	f.BoolVar(&o.remove, "delete", false, "remove files that mirror made and that the peer does not have any more")
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
+	f.BoolVarP(&o.force, "force", "f", false, "replace files that mirror did not make, or that were changed here")
+	f.BoolVar(&o.checksum, "checksum", false, "compare contents, by the SHA-256, where a file of the same size is there and times do not tell, before it is fetched")
 	f.BoolVar(&o.parts, "parts", false, "also fetch single tensors of files that are fetched anyway")
 	f.IntVar(&o.parallel, "parallel", 0, "how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
 	return c
@@ -99,7 +103,7 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 }
 
 func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
-	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Parts: o.parts, Progress: c.progressOfMany(d, dir)}
+	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Force: o.force, Checksum: o.checksum, Parts: o.parts, Progress: c.progressOfMany(d, dir)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) { // with all that are left: one line at the end says so
 			return

@@ -50,8 +50,7 @@ NAME/, which ends with a slash then. One directory goes under NAME instead of it
 Below a directory, files whose names begin with a dot are put, too. Links, pipes and devices are left out: each is named, the others are put,
 and the status is 1 unless --exclude names them. Penstock's own files (.penstock-mirror, partial files with their state) and empty
 directories are not put. What the peer has already under the same name with the same content is kept. The peer compares
-small files with what comes. Whether a large one is the same it says if it serves with --strong; if not, the file is read back and
-compared. With another content that file fails, unless --force replaces
+small files with what comes; of a large one both sides compute the SHA-256. With another content that file fails, unless --force replaces
 it; the other files are put all the same. One line is printed for each file; on a terminal, one line with the count and the
 remaining time stands for those that are put.
 

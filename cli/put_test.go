@@ -137,10 +137,10 @@ func TestPutTree(t *testing.T) {
 func TestPutTreeLost(t *testing.T) {
 	local := t.TempDir()
 	for i := range 40 {
-		write(t, filepath.Join(local, fmt.Sprint("f", i)), content(100_000, uint64(i)))
+		write(t, filepath.Join(local, fmt.Sprint("f", i)), content(300_000, uint64(i))) // none goes by a batch
 	}
 	server, addr := serve(t, t.TempDir(), "--writable")
-	spec := program("put", local+"/", addr, "--retry", "0", "--limit", "200kB") // it takes 20 s
+	spec := program("put", local+"/", addr, "--retry", "0", "--limit", "600kB") // it takes 20 s
 	spec.Columns, spec.Rows = 200, 24
 	p := proc.Start(t, spec)
 	if _, err := p.Terminal().Wait(limit(t), regexp.MustCompile(`% +([1-9]|[1-3]\d)/40 files +`)); err != nil {

@@ -130,7 +130,7 @@ func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
 		switch {
 		case !fetch:
 			b.m.done(t.MirrorFile, true)
-		case t.cut || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
+		case t.cut || t.look || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
 			b.alone(e)
 		default:
 			items = append(items, &item{task: t, span: mem.Span{Region: region, Off: off, Len: e.Size}})

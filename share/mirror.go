@@ -25,6 +25,11 @@ type MirrorOptions struct {
 	// the other side. Files that Mirror did not make are never removed, and none is unless the other side says that its listing is
 	// complete: the error is ErrIncomplete then.
 	Delete bool
+	// Force replaces files that Mirror did not make, or that were changed here. Links and directories are never replaced.
+	Force bool
+	// Checksum compares contents where a file of the same size is there, and times or the record say nothing: both sides compute its SHA-256. What
+	// is the same is kept, and counts as made by Mirror from then on.
+	Checksum bool
 	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
 	MaxBytes uint64
 	Parallel int  // files fetched at once, 100 at most; 0 means 4 large ones and, beside them, 60 of up to 256 KiB
@@ -86,7 +91,8 @@ type Mirrored struct {
 // Mirror makes the directory dir, which is created if it is missing, hold what the other side has: each name at the path that
 // PathOf gives it, with the modification time and the permissions that the file has there, less what the umask says. What is there
 // with the size and tag that an earlier Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record
-// is the file .penstock-mirror in dir. A file that is in the way and was not made by Mirror is not touched: that name fails.
+// is the file .penstock-mirror in dir. A file that is in the way and was not made by Mirror is not touched, unless
+// Force is set: that name fails.
 //
 // The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
 // ErrIncomplete if files were to be deleted and the listing does not say which. When
@@ -300,6 +306,7 @@ type task struct {
 	e    Entry
 	now  os.FileInfo // what is there; nil: nothing
 	ours bool        // an earlier mirror made it
+	look bool        // its content is to be compared first
 	cut  bool        // an earlier fetch of it began, and no end is recorded
 	is   fileID      // of the file that is complete
 	err  error
@@ -339,11 +346,14 @@ func (m *mirror) assess(e Entry) (t *task, fetch bool) {
 	// A crash may have come between the end of a fetch and its record.
 	t.ours = complete || err == nil && cut && uint64(now.Size()) == begun.size && now.Mode().IsRegular()
 	t.cut = cut
+	plain := err == nil && now.Mode().IsRegular()
+	t.look = m.o.Checksum && plain && uint64(now.Size()) == e.Size
+	t.ours = t.ours || m.o.Force && plain
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		t.fail(err)
 		return t, false
-	case err == nil && !t.ours:
+	case err == nil && !t.ours && !t.look:
 		t.fail(errNotOurs(t.Path))
 		return t, false
 	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
@@ -357,7 +367,7 @@ func (m *mirror) assess(e Entry) (t *task, fetch bool) {
 	if m.o.DryRun {
 		t.Moved = e.Size
 	}
-	return t, !m.o.DryRun
+	return t, !m.o.DryRun || t.look
 }
 
 // one brings one name up to date.
@@ -365,6 +375,22 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	t, needed := m.assess(e)
 	if !needed {
 		return t.MirrorFile
+	}
+	if t.look {
+		switch same, err := m.alike(ctx, t); {
+		case err != nil:
+			if isAway(err) {
+				m.lost(err)
+			}
+			return t.fail(err)
+		case same:
+			t.Action, t.Moved = MirrorSkipped, 0
+			return t.MirrorFile
+		case !t.ours:
+			return t.fail(errNotOurs(t.Path))
+		case m.o.DryRun:
+			return t.MirrorFile
+		}
 	}
 	at, err := placeBelow(m.root, t.Path, m.dir)
 	if err != nil {

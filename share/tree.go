@@ -1,19 +1,15 @@
 package share
 
 import (
-	"bytes"
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
@@ -55,8 +51,7 @@ const (
 )
 
 // UploadTree uploads files and directories, some files at once. It keeps what the other side has already: a file of that name, size and
-// content. The other side compares small files with what comes. Of a large one a strong tag tells the content; without one, UploadTree reads the
-// other side's file and compares it. A file of that name with another
+// content. The other side compares small files with what comes; of a large one both sides compute the SHA-256. A file of that name with another
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
 // Below a directory, links are not followed: they, pipes and devices are left out, and OnFile is told. Files that this package keeps beside its own
@@ -97,7 +92,6 @@ type tree struct {
 	o     TreeOptions
 	todo  []MirrorFile
 	apart []MirrorFile // left out, or failed before anything was uploaded
-	weak  atomic.Bool  // the tags of the other side are no sums of contents
 
 	mu       sync.Mutex // guards what follows
 	sum      UploadedTree
@@ -273,66 +267,14 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 	return f
 }
 
-var errDiffers = errors.New("share: the contents differ")
-
 // has reports whether the other side has the content of a file under its name.
 func (t *tree) has(ctx context.Context, f MirrorFile) (bool, error) {
-	there, err := Find(ctx, t.c, f.Name)
-	if errors.Is(err, control.NotFound) { // a directory has the name, say
-		return false, nil
-	}
-	if err != nil {
-		return false, err
-	}
 	file, err := os.Open(f.Path)
 	if err != nil {
 		return false, err
 	}
 	defer file.Close()
-	fi, err := file.Stat()
-	if err != nil || uint64(fi.Size()) != there.Size {
-		return false, err
-	}
-	if there.Tag != (Tag{}) && !t.weak.Load() {
-		h := sha256.New()
-		if _, err := io.Copy(h, contextReader{ctx, file}); err != nil {
-			return false, err
-		}
-		if there.Tag == Tag(h.Sum(nil)[:16]) {
-			return true, nil
-		}
-		if _, err := file.Seek(0, io.SeekStart); err != nil {
-			return false, err
-		}
-	}
-	_, err = Stream(ctx, t.c, f.Name, &comparer{file: file}, StreamOptions{})
-	if errors.Is(err, errDiffers) {
-		return false, nil
-	}
-	if err == nil {
-		t.weak.Store(true)
-	}
-	return err == nil, err
-}
-
-// comparer is a Writer that takes nothing but what a file has.
-type comparer struct {
-	file io.Reader
-	have []byte
-}
-
-func (c *comparer) Write(b []byte) (int, error) {
-	if len(c.have) < len(b) {
-		c.have = make([]byte, len(b))
-	}
-	have := c.have[:len(b)]
-	if _, err := io.ReadFull(c.file, have); err != nil {
-		return 0, err
-	}
-	if !bytes.Equal(have, b) {
-		return 0, errDiffers
-	}
-	return len(b), nil
+	return t.c.holds(ctx, f.Name, file)
 }
 
 // advance takes the progress of one file.
