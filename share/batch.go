@@ -250,7 +250,7 @@ func (b *batches) write(items []*item, memory []byte) {
 	each(len(items), writersAtOnce, func(i int) {
 		x := items[i]
 		x.base = strconv.FormatUint(b.staged.Add(1), 10)
-		x.err = spaceError(x.Path, writeSmall(b.stage, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, x.stat.modified))
+		x.err = spaceError(x.Path, writeSmall(b.stage, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, false, x.stat.modified))
 	})
 }
 

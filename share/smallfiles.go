@@ -40,13 +40,16 @@ func each(n, atOnce int, f func(i int)) {
 	wg.Wait()
 }
 
-// writeSmall makes a new file, synced, with permissions less what the umask says.
-func writeSmall(dir *os.Root, base string, bytes []byte, mode fs.FileMode, modified time.Time) error {
+// writeSmall makes a new file, synced, with permissions less what the umask says, or exactly those.
+func writeSmall(dir *os.Root, base string, bytes []byte, mode fs.FileMode, exact bool, modified time.Time) error {
 	f, err := dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(bytes)
+	if err == nil && exact {
+		err = f.Chmod(mode)
+	}
 	if err == nil {
 		err = dir.Chtimes(base, modified, modified)
 	}

@@ -105,13 +105,14 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 		return r, bad
 	}
 	r.key, b = path.ParseKey(b), b[path.KeySize:]
+	sum := 0
 	for len(b) > 0 {
 		name, ok := text()
 		if !ok || name == "" || len(b) < smallEntry || len(r.files) == batchFiles {
 			return r, bad
 		}
 		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:]), like: parseLike(b[8:])}
-		if f.size > smallFile {
+		if sum += int(f.size); f.size > smallFile || sum > batchBytes {
 			return r, bad
 		}
 		r.files, b = append(r.files, f), b[smallEntry:]
@@ -171,10 +172,20 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 			return a.answer, nil
 		}
 	}
+	own := room != nil && room.peer == p
+	if own {
+		if s.ctx.Err() != nil {
+			up.mu.Unlock()
+			close(room.used)
+			return nil, refusal(ErrClosed)
+		}
+		s.wg.Add(1) // Close waits: no file comes after it
+	}
 	up.mu.Unlock()
-	if room == nil || room.peer != p {
+	if !own {
 		return nil, control.Errorf(control.NotFound, "no such room")
 	}
+	defer s.wg.Done()
 	defer close(room.used)
 	answer, err := s.takeSmall(ctx, p, &r, room.region)
 	if err != nil {
@@ -268,6 +279,7 @@ type incoming struct {
 	bytes   []byte
 	base    string // where it is until it is complete
 	mode    fs.FileMode
+	exact   bool // mode is that of the file that is replaced, whatever the umask
 	told    *access
 	verdict byte
 	err     error
@@ -294,9 +306,6 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 	off := 0
 	for i := range r.files {
 		f := &incoming{smallPut: &r.files[i]}
-		if off+int(f.size) > batchBytes {
-			return nil, control.Errorf(control.BadRequest, "a batch of more bytes than its room has")
-		}
 		f.bytes = lease.Bytes()[off:][:f.size]
 		off += int(f.size)
 		files[i] = f
@@ -308,7 +317,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 	defer s.unreserve(taken)
 	each(len(taken), writersAtOnce, func(i int) {
 		f := taken[i]
-		if ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
+		if ctx.Err() != nil || s.ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
 			f.err = ErrChanged
 			return
 		}
@@ -317,7 +326,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 		s.enterAccess(f.told)
 		s.access.mu.Unlock()
 		s.begins(f.told)
-		f.err = writeSmall(stage, f.base, f.bytes, f.mode, f.modified)
+		f.err = writeSmall(stage, f.base, f.bytes, f.mode, f.exact, f.modified)
 	})
 	s.placeSmall(p, r, taken, stage)
 	answer := make([]byte, len(files))
@@ -357,7 +366,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 			f.verdict = smallSame
 			return ErrExists
 		}
-		f.mode = now.Mode().Perm() // as it was
+		f.mode, f.exact = now.Mode().Perm(), true // as it was
 	}
 	if err := s.free(f.path, b); err != nil {
 		return err
@@ -368,6 +377,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 	if _, taken := up.small.paths[f.path]; taken || up.active[f.path] != nil {
 		return ErrBusy
 	}
+	b.name = "" // a partial upload of the same name stays, and counts
 	if err := s.quota(st, &b); err != nil {
 		return err
 	}

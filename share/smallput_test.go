@@ -116,13 +116,13 @@ func TestSmallPut(t *testing.T) {
 		t.Errorf("%+v, %v", e, err)
 	}
 	// What is replaced keeps its permissions.
-	if err := os.Chmod(filepath.Join(root, "other"), 0o640); err != nil {
+	if err := os.Chmod(filepath.Join(root, "other"), 0o666); err != nil {
 		t.Fatal(err)
 	}
 	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{3}, overwrite: true}, []string{"other"}, "anew"); err != nil || got[0] != smallDone {
 		t.Errorf("%v, %v", got, err)
 	}
-	if fi, err := os.Stat(filepath.Join(root, "other")); err != nil || fi.Mode() != 0o640 || fi.Size() != 4 {
+	if fi, err := os.Stat(filepath.Join(root, "other")); err != nil || fi.Mode() != 0o666 || fi.Size() != 4 {
 		t.Errorf("%v, %v", fi, err)
 	}
 	// Bytes that are others than what was said are no file.
@@ -210,6 +210,70 @@ func TestSmallPutQuota(t *testing.T) {
 	if n := bytes.Count(got, []byte{smallDone}); err != nil || n != 3 {
 		t.Errorf("%d of 10 files are taken, expected 3 (%v)", n, err)
 	}
+}
+
+// TestSmallPutTooLarge has a batch announce more bytes than a room has: its names stay free.
+func TestSmallPutTooLarge(t *testing.T) {
+	s := serve(t, Options{Root: t.TempDir(), Writable: true})
+	b, err := s.peer.Call(testCtx(t), smallService, []byte{opSmallRoom})
+	if err != nil {
+		t.Fatal(err)
+	}
+	room, _ := parseRoomAnswer(b)
+	r := &smallRequest{token: token{1}, key: room.Key, files: []smallPut{{name: "a"}}}
+	for i := range batchBytes/smallFile + 1 {
+		r.files = append(r.files, smallPut{name: fmt.Sprint(i), size: smallFile})
+	}
+	if _, err := s.peer.Call(testCtx(t), smallService, r.append(nil)); !errors.Is(err, control.BadRequest) {
+		t.Errorf("%d bytes: %v", batchBytes+smallFile, err)
+	}
+	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a"}, "1"); err != nil || got[0] != smallDone {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestSmallPutCountsPartials puts a batch under the name of a partial upload, which stays and counts against the bytes.
+func TestSmallPutCountsPartials(t *testing.T) {
+	root := t.TempDir()
+	s := serve(t, Options{Root: root, Writable: true, MaxBytes: 100})
+	write(t, filepath.Join(root, stagingDir, stagedBase("x")+PartialSuffix), make([]byte, 90))
+	got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"x", "y"}, "12345", "0123456789")
+	if err != nil || !bytes.Equal(got, []byte{smallDone, smallNot}) {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
+// TestSmallPutAndClose closes a share while it deals with a batch: no file comes after Close.
+func TestSmallPutAndClose(t *testing.T) {
+	root := t.TempDir()
+	began, release, closed := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	s := serve(t, Options{Root: root, Writable: true, MayUpload: func(*transfer.Peer, string, uint64) error {
+		close(began)
+		<-release
+		return nil
+	}})
+	answered := make(chan error)
+	go func() {
+		_, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"a"}, "1")
+		answered <- err
+	}()
+	<-began
+	go func() {
+		s.Close()
+		close(closed)
+	}()
+	<-s.ctx.Done()
+	select {
+	case <-closed:
+		t.Error("Close has not waited")
+	case <-time.After(100 * time.Millisecond):
+	}
+	close(release)
+	<-closed
+	if _, err := os.Stat(filepath.Join(root, "a")); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	<-answered
 }
 
 // TestTreeOfSmallFiles uploads more small files than a batch has, with their times, and again after some have changed on the way.
