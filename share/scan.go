@@ -151,9 +151,30 @@ const linkedNowhere = "it is a symbolic link that leads to nothing below the dir
 // look is what is at a path, without following links unless that is asked for.
 func (s *Server) look(p string) (os.FileInfo, error) {
 	if s.o.FollowLinks {
+		if s.loops(p) {
+			return nil, fmt.Errorf("share: %s: it leads through one directory twice: %w", p, fs.ErrNotExist)
+		}
 		return s.lookIn(s.root, p, p)
 	}
 	return lookBelow(s.root, s.dir, p)
+}
+
+// loops reports whether links lead the way to a path through one directory twice. No scan goes there: by such paths peers could have one
+// file served under any number of names.
+func (s *Server) loops(p string) bool {
+	fi, err := s.dir.Stat()
+	for above, end := []os.FileInfo(nil), 0; err == nil; fi, err = s.root.Stat(p[:end]) {
+		if slices.ContainsFunc(above, func(x os.FileInfo) bool { return os.SameFile(x, fi) }) {
+			return true
+		}
+		above = append(above, fi)
+		n := strings.IndexByte(p[min(end+1, len(p)):], '/')
+		if n < 0 {
+			break
+		}
+		end += 1 + n
+	}
+	return false
 }
 
 // lookIn is look at the path p, which is the file base of dir.
