@@ -113,6 +113,15 @@ func (b *batches) alone(es ...Entry) {
 	b.single = append(b.single, es...)
 }
 
+// unmade leaves files that were begun, and not made, to be fetched by themselves. Until then, and if that does not come, a file of the
+// user's under such a name is not taken for one that a mirror made.
+func (b *batches) unmade(items ...*item) {
+	for _, x := range items {
+		b.m.notMade(x.e.Name, x.Path) // an error says that nothing can be recorded any more: the fetch says so, too
+		b.alone(x.e)
+	}
+}
+
 // item is a file of a batch.
 type item struct {
 	*task
@@ -143,6 +152,7 @@ func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
 	fetched, err := b.fetch(ctx, items)
 	switch {
 	case ctx.Err() != nil:
+		b.unmade(items...)
 		return
 	case isAway(err):
 		b.m.lost(err)
@@ -151,14 +161,12 @@ func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
 		if errors.Is(err, control.Unsupported) {
 			b.off.Store(true)
 		}
-		for _, x := range items {
-			b.alone(x.e)
-		}
+		b.unmade(items...)
 		return
 	}
 	for _, x := range items {
 		if !x.stat.same { // or it is gone
-			b.alone(x.e)
+			b.unmade(x)
 		}
 	}
 	lease, err := region.Lease()
@@ -273,7 +281,7 @@ func (b *batches) place(items []*item, unread error) {
 			}
 		}
 		if sys.IsErrno(x.err, sys.EXDEV) { // another file system is mounted there
-			b.alone(x.e)
+			b.unmade(x)
 			continue
 		}
 		placed = append(placed, x)

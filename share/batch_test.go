@@ -1,6 +1,7 @@
 package share
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -120,6 +122,31 @@ func TestMirrorOfAChangingBatch(t *testing.T) {
 	same(t, filepath.Join(dir, "f04"), []byte("old"))
 }
 
+// TestMirrorOfACanceledBatch ends a mirror while a batch is fetched. Files that the user then makes under the names of the batch, of the sizes
+// that its files have, stay.
+func TestMirrorOfACanceledBatch(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	for i := range 5 {
+		write(t, filepath.Join(root, fmt.Sprint(i)), []byte("theirs"))
+	}
+	short, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	s := serve(t, Options{Root: root, OnAccess: func(Access) {
+		cancel()
+		<-ended
+	}})
+	m, err := Mirror(short, s.c, dir, MirrorOptions{})
+	close(ended)
+	if !errors.Is(err, context.Canceled) || m.Fetched+m.Skipped+m.Failed != 0 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	write(t, filepath.Join(dir, "3"), []byte("mine!!"))
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); !errors.Is(err, ErrExists) || m.Fetched != 4 || m.Failed != 1 {
+		t.Errorf("%+v, %v", m, err)
+	}
+	same(t, filepath.Join(dir, "3"), []byte("mine!!"))
+}
+
 // TestMirrorOfANodeWithoutShare mirrors exports of a node that answers no calls: they are fetched one by one.
 func TestMirrorOfANodeWithoutShare(t *testing.T) {
 	ctx, dir := testCtx(t), t.TempDir()
@@ -188,9 +215,13 @@ func TestStatRights(t *testing.T) {
 func FuzzStatWire(f *testing.F) {
 	f.Add(appendStat(nil, "tcp", []statName{{"a", Tag{1}}, {"b/c", Tag{2}}}), 2)
 	f.Add(appendStat(nil, "", []statName{{strings.Repeat("x", MaxName), Tag{1}}}), 1)
+	f.Add(appendStat(nil, "\xff", []statName{{"a", Tag{1}}}), 0)
 	f.Add(appendStatAnswer(appendStatAnswer(nil, stat{}), stat{true, like{time.Unix(1, 2), 0o644}}), 2)
 	f.Fuzz(func(t *testing.T, b []byte, n int) {
 		if via, names, err := parseStat(b); err == nil {
+			if !utf8.ValidString(via) {
+				t.Errorf("%q", via)
+			}
 			if again := appendStat(nil, via, names); string(again) != string(b) {
 				t.Errorf("%x is read and written as %x", b, again)
 			}

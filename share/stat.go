@@ -3,6 +3,7 @@ package share
 import (
 	"context"
 	"time"
+	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -57,7 +58,7 @@ func parseStat(b []byte) (via string, names []statName, err error) {
 		return s, true
 	}
 	via, ok := text()
-	if !ok || len(via) > maxVia {
+	if !ok || len(via) > maxVia || !utf8.ValidString(via) {
 		return "", nil, bad
 	}
 	for len(b) > 0 {
