@@ -18,7 +18,6 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
-	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
 
@@ -251,7 +250,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	s.remove = append(s.remove, node.OnLookup(s.lookedUp))
 	if o.Writable {
 		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
-		s.uploads.small = smalls{rooms: map[path.Key]*smallRoom{}, paths: map[string]uint64{}}
+		s.uploads.small = smalls{rooms: map[*smallRoom]bool{}, paths: map[string]uint64{}}
 		for service, h := range map[string]transfer.Handler{uploadService: s.called, smallService: s.small, removeService: s.removeAsked} {
 			if err := handle(service, h); err != nil {
 				return nil, err

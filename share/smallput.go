@@ -44,9 +44,9 @@ const (
 
 	smallFixed = 1 + 1 + 16
 	smallEntry = 4 + 4 + likeSize
-	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all.
-	maxRoomsOfOne = batchesAtOnce
-	maxRooms      = 32
+	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all. A room that was used counts until its memory is given back.
+	maxRoomsOfOne = 2 * batchesAtOnce
+	maxRooms      = 64
 	maxTokens     = 256
 )
 
@@ -122,15 +122,17 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 
 // smallRoom is memory for the bytes of one batch.
 type smallRoom struct {
-	peer   *transfer.Peer
-	region *mem.Region
+	peer *transfer.Peer
+	used chan struct{} // closed when the batch was dealt with
+
+	region *mem.Region // uploads.mu guards what follows
 	export *transfer.Export
-	used   chan struct{} // closed when the batch was dealt with
+	taken  bool // a batch has come, or none may any more
 }
 
 // smalls are the batches of a Server. uploads.mu guards it.
 type smalls struct {
-	rooms  map[path.Key]*smallRoom
+	rooms  map[*smallRoom]bool
 	paths  map[string]uint64 // those that a batch is putting files to, with their sizes
 	tokens []smallAnswer     // of the last batches
 }
@@ -159,21 +161,17 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 	}
 	up := &s.uploads
 	up.mu.Lock()
-	room := up.small.rooms[r.key]
-	if room != nil && room.peer == p {
-		delete(up.small.rooms, r.key)
-	}
+	room := up.small.takeRoom(p, r.key)
 	for _, a := range up.small.tokens {
 		if a.peer == p.Name() && a.token == r.token {
 			up.mu.Unlock()
-			if room != nil && room.peer == p {
+			if room != nil {
 				close(room.used)
 			}
 			return a.answer, nil
 		}
 	}
-	own := room != nil && room.peer == p
-	if own {
+	if room != nil {
 		if s.ctx.Err() != nil {
 			up.mu.Unlock()
 			close(room.used)
@@ -182,7 +180,7 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 		s.wg.Add(1) // Close waits: no file comes after it
 	}
 	up.mu.Unlock()
-	if !own {
+	if room == nil {
 		return nil, control.Errorf(control.NotFound, "no such room")
 	}
 	defer s.wg.Done()
@@ -202,51 +200,79 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 
 // smallRoom makes memory for a batch of a peer. It goes with the batch, the peer or the share.
 func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
+	r := &smallRoom{peer: p, used: make(chan struct{})}
+	if err := s.enterRoom(r); err != nil {
+		return d, err
+	}
 	region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
+	var x *transfer.Export
+	if err == nil {
+		if x, err = s.node.Export(region.All(), transfer.ExportOptions{Rights: path.Write, Peer: p}); err != nil {
+			region.Close()
+		}
+	}
 	if err != nil {
+		s.leaveRoom(r)
 		return d, err
 	}
-	x, err := s.node.Export(region.All(), transfer.ExportOptions{Rights: path.Write, Peer: p})
-	if err != nil {
-		region.Close()
-		return d, err
-	}
-	r := &smallRoom{p, region, x, make(chan struct{})}
 	up := &s.uploads
 	up.mu.Lock()
+	r.region, r.export = region, x
+	up.mu.Unlock()
+	go func() {
+		defer s.leaveRoom(r)
+		select {
+		case <-r.used:
+		case <-p.Gone():
+		case <-s.ctx.Done():
+		}
+		up.mu.Lock()
+		r.taken = true
+		up.mu.Unlock()
+		x.Revoke(context.Background()) // an error only says that the peer has not confirmed yet: its lease keeps the memory
+		region.Close()
+	}()
+	return x.Desc(), nil
+}
+
+// enterRoom counts a room before there is memory for it, if there may be one more. Close waits for it until leaveRoom.
+func (s *Server) enterRoom(r *smallRoom) error {
+	up := &s.uploads
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return ErrClosed
+	}
 	own := 0
-	for _, o := range up.small.rooms {
-		if o.peer.Name() == p.Name() {
+	for o := range up.small.rooms {
+		if o.peer.Name() == r.peer.Name() {
 			own++
 		}
 	}
-	switch {
-	case s.ctx.Err() != nil:
-		err = ErrClosed
-	case own >= maxRoomsOfOne || len(up.small.rooms) >= maxRooms:
-		err = fmt.Errorf("%w: %d rooms are open, %d of them for this peer", ErrBusy, len(up.small.rooms), own)
-	default:
-		up.small.rooms[x.Key()] = r
-		s.wg.Go(func() {
-			select {
-			case <-r.used:
-			case <-p.Gone():
-			case <-s.ctx.Done():
-			}
-			up.mu.Lock()
-			delete(up.small.rooms, x.Key())
-			up.mu.Unlock()
-			x.Revoke(context.Background()) // an error only says that the peer has not confirmed yet: its lease keeps the memory
-			region.Close()
-		})
+	if own >= maxRoomsOfOne || len(up.small.rooms) >= maxRooms {
+		return fmt.Errorf("%w: %d rooms are open, %d of them for this peer", ErrBusy, len(up.small.rooms), own)
 	}
-	up.mu.Unlock()
-	if err != nil {
-		x.Revoke(s.ctx)
-		region.Close()
-		return d, err
+	up.small.rooms[r] = true
+	s.wg.Add(1)
+	return nil
+}
+
+func (s *Server) leaveRoom(r *smallRoom) {
+	s.uploads.mu.Lock()
+	delete(s.uploads.small.rooms, r)
+	s.uploads.mu.Unlock()
+	s.wg.Done()
+}
+
+// takeRoom gives a batch its room; nil: the peer has none with this key. uploads.mu is held.
+func (s *smalls) takeRoom(p *transfer.Peer, key path.Key) *smallRoom {
+	for r := range s.rooms {
+		if r.peer == p && r.export != nil && r.export.Key() == key && !r.taken {
+			r.taken = true
+			return r
+		}
 	}
-	return x.Desc(), nil
+	return nil
 }
 
 // batchStage makes a directory for the files of one batch until they are complete.

@@ -212,6 +212,33 @@ func TestSmallPutQuota(t *testing.T) {
 	}
 }
 
+// TestSmallRoomsUntilGivenBack uses rooms whose memory is not given back yet, as when a peer does not confirm that it cannot write any more: they
+// count.
+func TestSmallRoomsUntilGivenBack(t *testing.T) {
+	ctx := testCtx(t)
+	s := serve(t, Options{Root: t.TempDir(), Writable: true})
+	c := testNode(t, transfer.Options{Name: "slow"})
+	p, err := c.Dial(ctx, s.node.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	there := slices.IndexFunc(s.node.Peers(), func(p *transfer.Peer) bool { return p.Name() == "slow" })
+	c.AcceptQueues("q")
+	q, err := s.node.Peers()[there].OpenQueue(ctx, transfer.QueueOptions{Name: "q"}) // of which the owner does not poll: that holds up as well
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer q.Close()
+	for i := range maxRoomsOfOne {
+		if got, err := smallBatch(t, p, &smallRequest{token: token{byte(i)}}, []string{fmt.Sprint(i)}, ""); err != nil || got[0] != smallDone {
+			t.Fatal(i, got, err)
+		}
+	}
+	if _, err := p.Call(ctx, smallService, []byte{opSmallRoom}); !errors.Is(err, control.Busy) {
+		t.Errorf("one room more: %v", err)
+	}
+}
+
 // TestSmallPutTooLarge has a batch announce more bytes than a room has: its names stay free.
 func TestSmallPutTooLarge(t *testing.T) {
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
