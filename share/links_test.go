@@ -91,4 +91,8 @@ func TestFollowLinks(t *testing.T) {
 	if n := serve(t, Options{Root: root}).Snapshot(); n.Files != 2 {
 		t.Errorf("without FollowLinks %d files are served, expected 2", n.Files)
 	}
+	write(t, filepath.Join(root, batchDir, "1"), nil) // of a mirror into this directory
+	if n := serve(t, Options{Root: root, Hidden: true}).Snapshot(); n.Files != 2 {
+		t.Errorf("with Hidden %d files are served, expected 2", n.Files)
+	}
 }

@@ -224,7 +224,7 @@ const maxDepth = 64
 // hidden reports whether a component of a path is not served at all: what this package keeps beside its files, and what
 // begins with a dot unless that is asked for.
 func (s *Server) hidden(component string) bool {
-	return strings.HasPrefix(component, ".") && (!s.o.Hidden || component == stagingDir) ||
+	return strings.HasPrefix(component, ".") && (!s.o.Hidden || component == stagingDir || component == batchDir) ||
 		strings.HasSuffix(component, PartialSuffix) || strings.HasSuffix(component, StateSuffix)
 }
 

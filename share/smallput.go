@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"time"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -123,7 +124,8 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 // smallRoom is memory for the bytes of one batch.
 type smallRoom struct {
 	peer *transfer.Peer
-	used chan struct{} // closed when the batch was dealt with
+	made time.Time
+	used chan struct{} // closed when the batch was dealt with, or none came
 
 	region *mem.Region // uploads.mu guards what follows
 	export *transfer.Export
@@ -200,7 +202,7 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 
 // smallRoom makes memory for a batch of a peer. It goes with the batch, the peer or the share.
 func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
-	r := &smallRoom{peer: p, used: make(chan struct{})}
+	r := &smallRoom{peer: p, made: time.Now(), used: make(chan struct{})}
 	if err := s.enterRoom(r); err != nil {
 		return d, err
 	}
@@ -245,6 +247,10 @@ func (s *Server) enterRoom(r *smallRoom) error {
 	}
 	own := 0
 	for o := range up.small.rooms {
+		if !o.taken && time.Since(o.made) >= up.idle { // it gives way
+			o.taken = true
+			close(o.used)
+		}
 		if o.peer.Name() == r.peer.Name() {
 			own++
 		}

@@ -169,6 +169,16 @@ func TestSmallRooms(t *testing.T) {
 	if _, err := other.Call(ctx, smallService, r.append(nil)); !errors.Is(err, control.NotFound) {
 		t.Errorf("a room of another peer: %v", err)
 	}
+	s.uploads.mu.Lock()
+	s.uploads.idle = 0
+	s.uploads.mu.Unlock()
+	for { // those that nothing came to give way
+		if _, err := s.peer.Call(ctx, smallService, []byte{opSmallRoom}); err == nil {
+			break
+		} else if !errors.Is(err, control.Busy) {
+			t.Fatal(err)
+		}
+	}
 	s.peer.Close() // gives the rooms back
 	for {
 		if len(s.node.Snapshot().Exports) == before {

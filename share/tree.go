@@ -55,7 +55,7 @@ const (
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
 // Below a directory, links are not followed: they, pipes and devices are left out, and OnFile is told. Files that this package keeps beside its own
-// (.penstock-mirror, .penstock-uploads, partial files with their state) are passed over. Empty directories have no names to upload.
+// (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. Empty directories have no names to upload.
 //
 // The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not
 // keep the others from being uploaded, but when the other side is lost for good, or takes no uploads, the rest fails with that. A source that cannot be looked at, or
@@ -157,7 +157,7 @@ func (t *tree) walk(ctx context.Context, s TreeSource) error {
 		case err != nil:
 			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
 			return nil
-		case d.IsDir() && (below == stagingDir || t.o.Filter.prunes(below)):
+		case d.IsDir() && (below == stagingDir || d.Name() == batchDir || t.o.Filter.prunes(below)):
 			return fs.SkipDir
 		case d.IsDir(), !t.o.Filter.Takes(below), bookkeeping(f.Path):
 			return nil

@@ -53,7 +53,7 @@ func TestUploadTree(t *testing.T) {
 		write(t, filepath.Join(local, n), b)
 		want["run/"+n] = MirrorSent
 	}
-	for _, n := range []string{recordName, "y.partial", "y.partial.state", stagingDir + "/z"} {
+	for _, n := range []string{recordName, "y.partial", "y.partial.state", stagingDir + "/z", "sub/" + batchDir + "/7"} {
 		write(t, filepath.Join(local, n), nil)
 	}
 	if err := errors.Join(os.Symlink("a", filepath.Join(local, "link")), os.Symlink("sub", filepath.Join(local, "dirlink")), os.Mkdir(filepath.Join(local, "nothing"), 0o755)); err != nil {
