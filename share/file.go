@@ -72,7 +72,11 @@ func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fi
 			return nil, fileID{}, err
 		}
 		id := idOf(fi)
-		age := time.Since(time.Unix(0, max(id.modified, id.changed)))
+		last := id.changed
+		if id.modified <= time.Now().UnixNano() { // else somebody chose it: peers do for what they upload
+			last = max(last, id.modified)
+		}
+		age := time.Since(time.Unix(0, last))
 		if age >= quiet || age < -time.Second { // a time in the future says nothing
 			return f, id, nil
 		}

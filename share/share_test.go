@@ -304,3 +304,22 @@ func TestServeOneFile(t *testing.T) {
 		}
 	}
 }
+
+// TestQuietFiles opens a file whose time is a moment ahead, as a peer may make it: that is not waited for.
+func TestQuietFiles(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	write(t, file, []byte("1"))
+	ahead := time.Now().Add(900 * time.Millisecond)
+	if err := os.Chtimes(file, ahead, ahead); err != nil {
+		t.Fatal(err)
+	}
+	n := 0
+	f, _, err := openQuiet(testCtx(t), func() (*os.File, error) { n++; return os.Open(file) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if n > 5 {
+		t.Errorf("it was opened %d times", n)
+	}
+}
