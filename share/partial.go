@@ -62,10 +62,16 @@ func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*p
 
 // lockPartial opens the partial file and locks it. The previous holder of the lock may have renamed the file.
 func lockPartial(at place) (*os.File, error) {
+	opened := false
 	for range 100 {
 		f, err := openPlain(at.dir, at.base+PartialSuffix, os.O_RDWR|os.O_CREATE, true)
 		if errors.Is(err, fs.ErrExist) { // it came into being this moment
 			continue
+		}
+		if errors.Is(err, fs.ErrPermission) && !opened {
+			if opened = true; readWritable(at) == nil {
+				continue
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -89,6 +95,19 @@ func lockPartial(at place) (*os.File, error) {
 		}
 	}
 	return nil, fmt.Errorf("%w: %s is made and renamed all the time", ErrBusy, at.shown+PartialSuffix)
+}
+
+// readWritable lets the owner open a complete partial file again that has the permissions of the file that it was about to become: the process
+// was killed before it had its name.
+func readWritable(at place) error {
+	if _, err := at.dir.Lstat(at.base + StateSuffix); err != nil {
+		return err
+	}
+	f, err := openPlain(at.dir, at.base+PartialSuffix, os.O_RDONLY, true)
+	if err != nil {
+		return err
+	}
+	return errors.Join(f.Chmod(0o600), f.Close())
 }
 
 func (p *partial) prepare(ctx context.Context, resume bool) error {

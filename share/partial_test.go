@@ -329,3 +329,32 @@ func TestFileSystemWithoutFallocate(t *testing.T) {
 		}
 	}
 }
+
+// TestPartialThatIsReadOnly opens a partial file again that has the permissions of a file that nobody writes to: the process was killed before
+// the file had its name. Root may open it anyway.
+func TestPartialThatIsReadOnly(t *testing.T) {
+	ctx := testCtx(t)
+	root, err := os.OpenRoot(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	at, c := place{root, "f", "f"}, claim{"f", 5, Tag{1}}
+	p, err := openPartial(ctx, at, c, true, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copy(p.lease.Bytes(), "12345")
+	if err := errors.Join(p.record(5), p.data.Chmod(0o400), p.close()); err != nil {
+		t.Fatal(err)
+	}
+	if p, err = openPartial(ctx, at, c, true, true); err != nil {
+		t.Fatal(err)
+	}
+	if p.good() != 5 {
+		t.Errorf("%d bytes are good", p.good())
+	}
+	if err := p.discard(); err != nil {
+		t.Error(err)
+	}
+}
