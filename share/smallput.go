@@ -247,15 +247,17 @@ func (s *Server) enterRoom(r *smallRoom) error {
 	}
 	own := 0
 	for o := range up.small.rooms {
-		if !o.taken && time.Since(o.made) >= up.idle { // it gives way
-			o.taken = true
-			close(o.used)
-		}
 		if o.peer.Name() == r.peer.Name() {
 			own++
 		}
 	}
 	if own >= maxRoomsOfOne || len(up.small.rooms) >= maxRooms {
+		for o := range up.small.rooms {
+			if !o.taken && time.Since(o.made) >= up.idle { // it gives way to the next one
+				o.taken = true
+				close(o.used)
+			}
+		}
 		return fmt.Errorf("%w: %d rooms are open, %d of them for this peer", ErrBusy, len(up.small.rooms), own)
 	}
 	up.small.rooms[r] = true

@@ -232,9 +232,13 @@ func TestSmallRoomsUntilGivenBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	there := slices.IndexFunc(s.node.Peers(), func(p *transfer.Peer) bool { return p.Name() == "slow" })
+	peers := s.node.Peers()
+	there := slices.IndexFunc(peers, func(p *transfer.Peer) bool { return p.Name() == "slow" })
+	if there < 0 {
+		t.Fatal(peers)
+	}
 	c.AcceptQueues("q")
-	q, err := s.node.Peers()[there].OpenQueue(ctx, transfer.QueueOptions{Name: "q"}) // of which the owner does not poll: that holds up as well
+	q, err := peers[there].OpenQueue(ctx, transfer.QueueOptions{Name: "q"}) // of which the owner does not poll: that holds up as well
 	if err != nil {
 		t.Fatal(err)
 	}
