@@ -102,6 +102,7 @@ func TestBrokenRules(t *testing.T) {
 			t.Fatalf("the status does not say that the rules are wrong:\n%s", out)
 		}
 	}
+	penstock(t, "status", m[1], "--identity", dirs["worker"]) // serve reports at the latest when the next peer comes
 	if _, err := p.WaitLine(limit(t), said); err != nil {
 		t.Error(err)
 	}
