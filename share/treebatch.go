@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"unicode/utf8"
@@ -176,7 +177,7 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 				r.via = ""
 			}
 		}
-		if verdicts, err = p.Call(ctx, smallService, r.append(nil)); err == nil && len(verdicts) != len(r.files) {
+		if verdicts, err = p.Call(ctx, smallService, r.append(nil)); err == nil && (len(verdicts) != len(r.files) || slices.Max(verdicts) > smallSame) {
 			err = errNoAnswer
 		}
 		return err
