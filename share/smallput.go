@@ -112,7 +112,10 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 		if !ok || name == "" || len(b) < smallEntry || len(r.files) == batchFiles {
 			return r, bad
 		}
-		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:]), like: parseLike(b[8:])}
+		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:])}
+		if f.like, ok = parseLike(b[8:]); !ok {
+			return r, bad
+		}
 		if sum += int(f.size); f.size > smallFile || sum > batchBytes {
 			return r, bad
 		}

@@ -86,7 +86,11 @@ func parseStatAnswer(b []byte, n int) (out []stat, ok bool) {
 		case len(b) >= 1 && b[0] == statOther:
 			out, b = append(out, stat{}), b[1:]
 		case len(b) >= statSize && b[0] == statSame:
-			out = append(out, stat{true, parseLike(b[1:])})
+			l, ok := parseLike(b[1:])
+			if !ok {
+				return nil, false
+			}
+			out = append(out, stat{true, l})
 			b = b[statSize:]
 		default:
 			return nil, false

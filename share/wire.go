@@ -162,8 +162,9 @@ func (l *like) append(b []byte) []byte {
 }
 
 // parseLike reads the first likeSize bytes.
-func parseLike(b []byte) like {
-	return like{time.Unix(0, int64(binary.BigEndian.Uint64(b))), fs.FileMode(binary.BigEndian.Uint16(b[8:])) & fs.ModePerm}
+func parseLike(b []byte) (l like, ok bool) {
+	l = like{time.Unix(0, int64(binary.BigEndian.Uint64(b))), fs.FileMode(binary.BigEndian.Uint16(b[8:]))}
+	return l, l.mode&^fs.ModePerm == 0
 }
 
 func (r *commitRequest) append(b []byte) []byte {
@@ -204,7 +205,10 @@ func parseCommit(b []byte) (r commitRequest, err error) {
 		if len(rest) < likeSize {
 			return r, bad
 		}
-		l := parseLike(rest)
+		l, ok := parseLike(rest)
+		if !ok {
+			return r, bad
+		}
 		r.like, rest = &l, rest[likeSize:]
 	}
 	if len(rest) > maxVia || !utf8.Valid(rest) {

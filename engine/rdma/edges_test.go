@@ -177,6 +177,12 @@ func TestCloseShared(t *testing.T) {
 	until(t, "both connections", func() bool { return len(s.Conns()) == 2 })
 	in := rx(t, s, engine.RxSpec{Depth: 8})
 	outs := []engine.TxQueue{tx(t, c, engine.TxSpec{}), tx(t, other, engine.TxSpec{})}
+	k := c.conns.Main()
+	until(t, "the first connection to count on all buffers", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.out != nil && k.out.ready && k.out.w.room() >= 8
+	})
 	q := in.(*rxQueue)
 	for i := range 8 {
 		put(t, outs[1], 0, fmt.Sprint(i))
