@@ -42,7 +42,7 @@ type batches struct {
 func (m *mirror) small(ctx context.Context, todo []Entry) {
 	b := &batches{m: m}
 	if err := b.open(); err != nil { // then each file says why it cannot be written
-		m.several(ctx, todo, smallAtOnce)
+		m.files(ctx, todo, smallAtOnce)
 		return
 	}
 	defer b.close()
@@ -70,7 +70,7 @@ func (m *mirror) small(ctx context.Context, todo []Entry) {
 	}
 	close(work)
 	wg.Wait()
-	m.several(ctx, b.single, smallAtOnce)
+	m.files(ctx, b.single, smallAtOnce)
 }
 
 // batchOf is how many of the first entries make a batch.
@@ -255,8 +255,7 @@ func (b *batches) in(ctx context.Context, p *transfer.Peer) (map[string]*transfe
 
 // write makes the files of a batch below batchDir, synced. What goes wrong is in task.err.
 func (b *batches) write(items []*item, memory []byte) {
-	each(len(items), writersAtOnce, func(i int) {
-		x := items[i]
+	several(context.Background(), items, writersAtOnce, func(x *item) {
 		x.base = strconv.FormatUint(b.staged.Add(1), 10)
 		x.err = spaceError(x.Path, writeSmall(b.stage, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, false, x.stat.modified))
 	})

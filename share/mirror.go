@@ -260,7 +260,7 @@ func (m *mirror) run(ctx context.Context) {
 		m.done(m.delete(name), false)
 	}
 	if m.o.Parallel > 0 {
-		m.several(ctx, m.todo, m.o.Parallel)
+		m.files(ctx, m.todo, m.o.Parallel)
 		return
 	}
 	var small, large []Entry
@@ -272,32 +272,18 @@ func (m *mirror) run(ctx context.Context) {
 		}
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { m.several(ctx, large, largeAtOnce) })
+	wg.Go(func() { m.files(ctx, large, largeAtOnce) })
 	m.small(ctx, small)
 	wg.Wait()
 }
 
-// several brings names up to date, some at once.
-func (m *mirror) several(ctx context.Context, todo []Entry, atOnce int) {
-	work := make(chan Entry)
-	var wg sync.WaitGroup
-	for range min(atOnce, len(todo)) {
-		wg.Go(func() {
-			for e := range work {
-				if f := m.one(ctx, e); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
-					m.done(f, true)
-				}
-			}
-		})
-	}
-	for _, e := range todo {
-		if ctx.Err() != nil {
-			break
+// files brings names up to date, some at once.
+func (m *mirror) files(ctx context.Context, todo []Entry, atOnce int) {
+	several(ctx, todo, atOnce, func(e Entry) {
+		if f := m.one(ctx, e); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
+			m.done(f, true)
 		}
-		work <- e
-	}
-	close(work)
-	wg.Wait()
+	})
 }
 
 // task is one name to be brought up to date.

@@ -1,6 +1,7 @@
 package share
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -22,19 +23,22 @@ const (
 // ownerMode is what the owner of a file may do with it, whatever the other side says.
 const ownerMode fs.FileMode = 0o400
 
-// each calls f with 0 to n-1, some at once.
-func each(n, atOnce int, f func(i int)) {
-	work := make(chan int)
+// several calls f with each of todo, so many at once, until ctx ends.
+func several[T any](ctx context.Context, todo []T, atOnce int, f func(T)) {
+	work := make(chan T)
 	var wg sync.WaitGroup
-	for range min(atOnce, n) {
+	for range min(atOnce, len(todo)) {
 		wg.Go(func() {
-			for i := range work {
-				f(i)
+			for x := range work {
+				f(x)
 			}
 		})
 	}
-	for i := range n {
-		work <- i
+	for _, x := range todo {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- x
 	}
 	close(work)
 	wg.Wait()

@@ -352,8 +352,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 		}
 	}
 	defer s.unreserve(taken)
-	each(len(taken), writersAtOnce, func(i int) {
-		f := taken[i]
+	several(ctx, taken, writersAtOnce, func(f *incoming) {
 		if ctx.Err() != nil || s.ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
 			f.err = ErrChanged
 			return

@@ -188,7 +188,7 @@ func bookkeeping(file string) bool {
 
 func (t *tree) run(ctx context.Context) {
 	if t.o.Parallel > 0 {
-		t.several(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
+		t.files(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
 		return
 	}
 	var small, large []MirrorFile
@@ -200,36 +200,22 @@ func (t *tree) run(ctx context.Context) {
 		}
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { t.several(ctx, large, largeAtOnce) })
+	wg.Go(func() { t.files(ctx, large, largeAtOnce) })
 	if t.o.Digest || t.o.NoResume { // for each file by itself
-		t.several(ctx, small, smallUploadsAtOnce)
+		t.files(ctx, small, smallUploadsAtOnce)
 	} else {
 		t.small(ctx, small)
 	}
 	wg.Wait()
 }
 
-// several uploads files, some at once.
-func (t *tree) several(ctx context.Context, todo []MirrorFile, atOnce int) {
-	work := make(chan MirrorFile)
-	var wg sync.WaitGroup
-	for range min(atOnce, len(todo)) {
-		wg.Go(func() {
-			for f := range work {
-				if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
-					t.done(f)
-				}
-			}
-		})
-	}
-	for _, f := range todo {
-		if ctx.Err() != nil {
-			break
+// files uploads files, some at once.
+func (t *tree) files(ctx context.Context, todo []MirrorFile, atOnce int) {
+	several(ctx, todo, atOnce, func(f MirrorFile) {
+		if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
+			t.done(f)
 		}
-		work <- f
-	}
-	close(work)
-	wg.Wait()
+	})
 }
 
 // one uploads a file, or finds that the other side has it.

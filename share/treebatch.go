@@ -56,7 +56,7 @@ func (t *tree) small(ctx context.Context, todo []MirrorFile) {
 	}
 	close(work)
 	wg.Wait()
-	t.several(ctx, b.single, smallUploadsAtOnce)
+	t.files(ctx, b.single, smallUploadsAtOnce)
 }
 
 // putBatchOf is how many of the first files make a batch.
