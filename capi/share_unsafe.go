@@ -18,7 +18,7 @@ import (
 	"github.com/penstock-io/penstock/transfer"
 )
 
-// rescanEvery is how often a share is scanned for files that nobody has asked for by name.
+// rescanEvery is how often a share looks for new, changed and removed files. One that a peer asks for by its name it looks at then.
 const rescanEvery = 10 * time.Second
 
 // shared is a share of a system, which ends it at the latest.

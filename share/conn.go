@@ -27,8 +27,8 @@ func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
 // says, also after a restart of the other process.
 func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
 
-// ForRate is the Conn for a node that is held to a rate (transfer.Limits): when that is low, fewer bytes are moved at once, so that progress
-// shows earlier, and less is moved again when it ends early. It holds nobody to the rate.
+// ForRate is the Conn for a node that transfer.Limits hold to a rate. Where that is low, a Fetch, Stream or Upload moves fewer bytes at once: it
+// reports progress earlier, and moves fewer again after it ended early. ForRate itself limits nothing.
 func (c Conn) ForRate(bytesPerSecond uint64) Conn {
 	c.slow = bytesPerSecond > 0 && bytesPerSecond < window
 	return c

@@ -73,7 +73,7 @@ func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fi
 		}
 		id := idOf(fi)
 		last := id.changed
-		if id.modified <= time.Now().UnixNano() { // else somebody chose it: peers do for what they upload
+		if id.modified <= time.Now().UnixNano() { // else a program set it: an upload brings the time of its file
 			last = max(last, id.modified)
 		}
 		age := time.Since(time.Unix(0, last))

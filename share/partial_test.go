@@ -330,7 +330,7 @@ func TestFileSystemWithoutFallocate(t *testing.T) {
 	}
 }
 
-// TestPartialThatIsReadOnly opens a partial file again that has the permissions of a file that nobody writes to: the process was killed before
+// TestPartialThatIsReadOnly opens a partial file again that has the permissions of a read-only file: the process was killed before
 // the file had its name. Root may open it anyway.
 func TestPartialThatIsReadOnly(t *testing.T) {
 	ctx := testCtx(t)

@@ -54,7 +54,7 @@ const (
 // content. The other side compares small files with what comes; of a large one both sides compute the SHA-256. A file of that name with another
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
-// Below a directory, links are not followed: they, pipes and devices are left out, and OnFile is told. Files that this package keeps beside its own
+// Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices, and calls OnFile. Files that this package keeps beside its own
 // (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. Empty directories have no names to upload.
 //
 // The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not

@@ -70,8 +70,8 @@ func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*S
 	return UploadFile(ctx, c, f, name, o)
 }
 
-// UploadFile is Upload of an open file, which need not have a name any more. All of it is copied, wherever it is read next; it stays the
-// caller's.
+// UploadFile is Upload of an open file, which need not have a name any more. It uploads all of the file, whatever its offset, and leaves it
+// open.
 func UploadFile(ctx context.Context, c Conn, f *os.File, name string, o UploadOptions) (*Sent, error) {
 	if err := invariants.Context(ctx, "share.UploadFile"); err != nil {
 		return nil, err

@@ -388,8 +388,8 @@ func TestNeverUp(t *testing.T) {
 	}
 }
 
-// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each time. Other operations get on. The peer is told that it
-// cannot have the export.
+// TestWindowInVain: the adapter refuses the window for an export, which breaks the queue pair each time. Other operations get on. This side refuses the
+// export to the peer.
 func TestWindowInVain(t *testing.T) {
 	w := newWorld(t, "timers instant")
 	r := newRig(t, w, Options{}, 1)
