@@ -151,6 +151,7 @@ func TestManagerGone(t *testing.T) {
 			met(t, s, p)
 			atServer.next(t, true)
 			atClient.next(t, true)
+			until(t, "both sides to be allowed to send", func() bool { return ready(s) && ready(p) }) // no side is still in a call that sets the connection up
 			c.do(t, f, p)
 			if c.client == "" { // a side that is gone gets no event
 			} else if e := atClient.next(t, false); e.Err == nil || !strings.Contains(e.Err.Error(), c.client) {
@@ -161,6 +162,14 @@ func TestManagerGone(t *testing.T) {
 			}
 		})
 	}
+}
+
+// ready reports whether the peer of the port's only connection is known to be ready.
+func ready(p *Port) bool {
+	c := p.conns.List()[0]
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.out != nil && c.out.ready
 }
 
 // TestManagerRejects: an answer belongs to the dial that it is for, and a device that is removed takes no more.
