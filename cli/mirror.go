@@ -32,7 +32,8 @@ changed on either side is kept, what an earlier run has left partial goes on. Fi
 touched without --force: a name that would need such a file's place fails. A listing may lack names, because the peer could not look at a file, or
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
-A file has the modification time and the permissions that it has at the peer, less what the umask says.
+A file has the modification time and the permissions that it has at the peer, less what the umask says. Directories without files are made,
+and --delete leaves them.
 
 Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
 printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those

@@ -48,8 +48,8 @@ NAME/, which ends with a slash then. One directory goes under NAME instead of it
   put run7 ADDR/a/      a/run7/...       put run7/ ADDR/a/      a/...
 
 Below a directory, files whose names begin with a dot are put, too. Links, pipes and devices are left out: each is named, the others are put,
-and the status is 1 unless --exclude names them. Penstock's own files (.penstock-mirror, partial files with their state) and empty
-directories are not put. What the peer has already under the same name with the same content is kept. The peer compares
+and the status is 1 unless --exclude names them. Penstock's own files (.penstock-mirror, partial files with their state) are not
+put. A directory with nothing in it is made. What the peer has already under the same name with the same content is kept. The peer compares
 small files with what comes; of a large one both sides compute the SHA-256. With another content that file fails, unless --force replaces
 it; the other files are put all the same. One line is printed for each file; on a terminal, one line with the count and the
 remaining time stands for those that are put.

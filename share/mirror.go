@@ -91,7 +91,7 @@ type Mirrored struct {
 // Mirror makes the directory dir, which is created if it is missing, hold what the other side has: each name at the path that
 // PathOf gives it, with the modification time and the permissions that the file has there, less what the umask says. What is there
 // with the size and tag that an earlier Mirror recorded, and was not changed since, is skipped; what is partial is resumed. The record
-// is the file .penstock-mirror in dir. A file that is in the way and was not made by Mirror is not touched, unless
+// is the file .penstock-mirror in dir. Directories without files are made, and stay when they are gone at the other side. A file that is in the way and was not made by Mirror is not touched, unless
 // Force is set: that name fails.
 //
 // The error is nil if every name was dealt with; it wraps the first failure otherwise, and the account holds all of them. It is
@@ -147,7 +147,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if o.Delete || lacks != lackUnsaid {
 		m.sum.Incomplete = lacks.err()
 	}
-	if m.sum.LeftOut, m.sum.LeftOutTotal, err = LeftOut(ctx, c, o.Prefix); err != nil {
+	if err := m.ask(ctx); err != nil {
 		return nil, err
 	}
 	m.plan(entries)
@@ -186,6 +186,7 @@ type mirror struct {
 	catalog []*transfer.Remote // of the first session
 	todo    []Entry
 	gone    []string // recorded names that are to be deleted
+	empty   []string // directories without files
 
 	mu       sync.Mutex // guards what follows
 	sum      Mirrored
@@ -207,6 +208,16 @@ type mirrored struct {
 	size uint64
 	tag  Tag
 	id   fileID
+}
+
+// ask asks the other side for what no listing has.
+func (m *mirror) ask(ctx context.Context) (err error) {
+	var wg sync.WaitGroup
+	var derr error
+	wg.Go(func() { m.empty, derr = emptyDirs(ctx, m.c, m.o.Prefix) })
+	m.sum.LeftOut, m.sum.LeftOutTotal, err = LeftOut(ctx, m.c, m.o.Prefix)
+	wg.Wait()
+	return errors.Join(err, derr)
 }
 
 // plan decides what is fetched, skipped and deleted.
@@ -258,6 +269,9 @@ func (m *mirror) run(ctx context.Context) {
 			return
 		}
 		m.done(m.delete(name), false)
+	}
+	if !m.o.DryRun {
+		m.directories()
 	}
 	if m.o.Parallel > 0 {
 		m.files(ctx, m.todo, m.o.Parallel)

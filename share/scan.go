@@ -27,10 +27,12 @@ func (s *Server) Rescan(ctx context.Context) error {
 		return ErrClosed
 	}
 	s.skipping, s.skips, s.found = map[string]string{}, 0, lackNothing
+	s.emptying = map[string]bool{}
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		s.skipped, s.skipping = s.skipping, nil
+		s.empty, s.emptying = s.emptying, nil
 		s.mu.Unlock()
 	}()
 	seen := map[string]bool{}
@@ -99,6 +101,9 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 		return fmt.Errorf("share: scan: %w", err)
 	}
 	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	if at != "" && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return !s.hidden(e.Name()) }) {
+		s.isEmpty(strings.TrimSuffix(at, "/"))
+	}
 	for _, e := range entries {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -130,10 +130,12 @@ type Server struct {
 	left     int // skips of the last whole scan
 	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
 	unserved map[string]int64
-	lack     lack   // of listings
-	found    lack   // by the scan under way
-	lacked   uint64 // times that something could not be looked at
-	bytes    uint64 // of all files
+	empty    map[string]bool // names of directories without files
+	emptying map[string]bool // empty of the scan under way; nil: there is none
+	lack     lack            // of listings
+	found    lack            // by the scan under way
+	lacked   uint64          // times that something could not be looked at
+	bytes    uint64          // of all files
 	scans    uint64
 	changes  uint64
 }
@@ -196,7 +198,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, unserved: map[string]int64{}, lack: lackScan, lacked: rand.Uint64()}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, unserved: map[string]int64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -236,7 +238,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
-	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted} {
+	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, dirsService: s.dirs} {
 		if err := handle(service, h); err != nil {
 			return nil, err
 		}

@@ -55,7 +55,7 @@ const (
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
 // Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices, and calls OnFile. Files that this package keeps beside its own
-// (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. Empty directories have no names to upload.
+// (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. A directory with nothing in it is made at the other side, and is in a count only if that fails.
 //
 // The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not
 // keep the others from being uploaded, but when the other side is lost for good, or takes no uploads, the rest fails with that. A source that cannot be looked at, or
@@ -92,6 +92,7 @@ type tree struct {
 	o     TreeOptions
 	todo  []MirrorFile
 	apart []MirrorFile // left out, or failed before anything was uploaded
+	empty []MirrorFile // directories with nothing in them
 
 	mu       sync.Mutex // guards what follows
 	sum      UploadedTree
@@ -137,7 +138,8 @@ func (t *tree) find(ctx context.Context, sources []TreeSource) error {
 // walk lists what is below a directory.
 func (t *tree) walk(ctx context.Context, s TreeSource) error {
 	root := filepath.Clean(s.Path)
-	return filepath.WalkDir(root+string(filepath.Separator), func(at string, d fs.DirEntry, err error) error { // behind a slash, a link is followed
+	empty := map[string]MirrorFile{}
+	err := filepath.WalkDir(root+string(filepath.Separator), func(at string, d fs.DirEntry, err error) error { // behind a slash, a link is followed
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -151,15 +153,27 @@ func (t *tree) walk(ctx context.Context, s TreeSource) error {
 			f.Action, f.Err = action, err
 			t.apart = append(t.apart, f)
 		}
+		delete(empty, filepath.Dir(f.Path))
 		switch {
-		case below == ".":
+		case err != nil && below == ".":
 			return err
 		case err != nil:
+			delete(empty, f.Path)
 			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
+			return nil
+		case below == ".":
+			if f.Name = strings.TrimSuffix(s.Name, "/"); f.Name != "" {
+				empty[f.Path] = f
+			}
 			return nil
 		case d.IsDir() && (below == stagingDir || d.Name() == batchDir || t.o.Filter.prunes(below)):
 			return fs.SkipDir
-		case d.IsDir(), !t.o.Filter.Takes(below), bookkeeping(f.Path):
+		case d.IsDir():
+			if t.o.Filter.Takes(below + insideOfDir) {
+				empty[f.Path] = f
+			}
+			return nil
+		case !t.o.Filter.Takes(below), bookkeeping(f.Path):
 			return nil
 		case !d.Type().IsRegular():
 			apart(MirrorLeftOut, fmt.Errorf("%w: it is %s", ErrUnsafe, kind(d.Type())))
@@ -174,6 +188,11 @@ func (t *tree) walk(ctx context.Context, s TreeSource) error {
 		t.todo = append(t.todo, f)
 		return nil
 	})
+	for _, f := range empty {
+		f.Name += "/"
+		t.empty = append(t.empty, f)
+	}
+	return err
 }
 
 // bookkeeping reports whether a file is one that this package keeps beside others: a record, or a partial file and its state.
@@ -187,6 +206,7 @@ func bookkeeping(file string) bool {
 }
 
 func (t *tree) run(ctx context.Context) {
+	defer t.directories(ctx)
 	if t.o.Parallel > 0 {
 		t.files(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
 		return
