@@ -83,7 +83,7 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f.BoolVar(&o.follow, "follow-links", false, "serve what symbolic links lead to below the directory, under the link's name")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")
-	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; 0: only at the start")
+	f.DurationVar(&o.rescan, "rescan", 10*time.Second, "how often to look for new files; less often where the kernel reports no change; 0: only at the start")
 	f.DurationVar(&o.grace, "grace", 10*time.Second, "how long transfers under way may go on after Ctrl-C")
 	fromEnvironment(c, "listen", "policy", "metrics")
 	return c

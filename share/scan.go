@@ -83,6 +83,7 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 	if err != nil {
 		return fmt.Errorf("share: scan: %w", err)
 	}
+	s.watch.dir(d) // before it is read: what comes later is reported
 	if s.o.FollowLinks {
 		fi, err := d.Stat()
 		switch {

@@ -56,7 +56,8 @@ type Options struct {
 	// Until then it counts against MaxBytes.
 	KeepPartial time.Duration
 	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
-	// by Rescan. Files that peers ask for are looked at then in any case.
+	// by Rescan. A directory in which the kernel reports no change is scanned less often: scans take the thousandth part of the time
+	// at most then. Files that peers ask for are looked at in any case.
 	RescanEvery time.Duration
 	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the peer gets its text.
 	MayUpload func(p *transfer.Peer, name string, size uint64) error
@@ -116,6 +117,7 @@ type Server struct {
 
 	uploads uploads
 	access  accesses
+	watch   *watch // nil: every scan is made
 
 	work sync.Mutex // held while files are opened, exported and dropped; before mu
 
@@ -243,9 +245,14 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 			return nil, err
 		}
 	}
+	if o.RescanEvery > 0 && s.only == "" {
+		s.watch = newWatch()
+	}
+	s.watch.begins()
 	if err := s.Rescan(ctx); err != nil {
 		return nil, errors.Join(err, s.Close())
 	}
+	s.watch.ends()
 	if reason := s.skipped[s.only]; s.only != "" && reason != "" {
 		return nil, errors.Join(fmt.Errorf("share: serve %s: %s", o.Root, reason), s.Close())
 	}
@@ -275,6 +282,9 @@ func (s *Server) poll() {
 	defer s.wg.Done()
 	t := time.NewTicker(s.o.RescanEvery)
 	defer t.Stop()
+	var wg sync.WaitGroup
+	wg.Go(func() { s.watch.read(s.ctx.Done()) })
+	defer wg.Wait()
 	replaced := false
 	for {
 		select {
@@ -284,9 +294,17 @@ func (s *Server) poll() {
 				s.log.Warn("rescan", "error", err)
 			}
 			replaced = err != nil
+			s.mu.Lock()
+			again := s.lack == lackSome // what could not be looked at perhaps can now
+			s.mu.Unlock()
+			if !again && !s.watch.needed() {
+				continue
+			}
+			s.watch.begins()
 			if err := s.Rescan(s.ctx); err != nil && s.ctx.Err() == nil {
 				s.log.Warn("rescan", "error", err)
 			}
+			s.watch.ends()
 		case <-s.ctx.Done():
 			return
 		}
@@ -313,6 +331,7 @@ func (s *Server) Close() error {
 	s.stop()
 	s.access.mu.Unlock()
 	s.uploads.mu.Unlock()
+	s.watch.close()
 	s.wg.Wait()
 	s.work.Lock()
 	defer s.work.Unlock()
