@@ -21,12 +21,12 @@ func (t *Transfer) attend(ctx context.Context) {
 		if round%lookRounds == 0 {
 			runtime.Gosched()
 		}
-		if !l.serve(false) {
+		if more, _ := l.serve(false); !more {
 			sys.Yield()
 		}
 	}
 	l.attended.Store(false)
-	if l.serve(true) {
+	if more, _ := l.serve(true); more {
 		l.peer.node.loop.kick(l)
 	}
 }

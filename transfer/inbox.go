@@ -105,10 +105,14 @@ type inbox struct {
 	last    func()  // called once when everything was taken, after the peer's end
 }
 
-// deliver hands a completed transfer of the peer to the receiver that waits for it, or to OnTransfer.
-func (p *Peer) deliver(in Incoming) {
+// deliver hands a completed transfer of the peer to the receiver that waits for it, or to OnTransfer, and reports whether there is one.
+func (p *Peer) deliver(in Incoming) bool {
 	b := &p.inbox
 	b.mu.Lock()
+	if !b.running && !p.awaits(in) { // no goroutine has to start for it
+		b.mu.Unlock()
+		return false
+	}
 	b.queue = append(b.queue, in)
 	if len(in.Msg) > MaxPayload {
 		b.long += len(in.Msg)
@@ -119,6 +123,17 @@ func (p *Peer) deliver(in Incoming) {
 	if start {
 		go p.drain()
 	}
+	return true
+}
+
+// awaits reports whether a receiver waits for a completed transfer of the peer, or a handler takes it.
+func (p *Peer) awaits(in Incoming) bool {
+	select {
+	case <-p.introduced:
+	default: // OnPeer may add handlers
+		return true
+	}
+	return p.node.offered.Load() || p.node.onTag(in.Tag) != nil
 }
 
 // drained calls f when everything that was delivered has been taken: now or after the last call of OnTransfer. Nothing may be

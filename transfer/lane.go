@@ -116,6 +116,7 @@ type ending struct {
 	moved     []*Transfer // to go on by another path
 	missed    []*Transfer // whose memory the path does not reach
 	closed    error       // the path went down
+	woke      bool        // goroutines of the application have something to do
 }
 
 type ended struct {
@@ -126,6 +127,7 @@ type ended struct {
 // add ends a transfer.
 func (e *ending) add(t *Transfer) {
 	t.m.End()
+	e.woke = true
 	if e.first.t == nil {
 		e.first = ended{t, t.m.Err()}
 		return
@@ -273,8 +275,9 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 	}
 }
 
-// serve polls once and dispatches; it returns whether there may be more to do at once. The loop calls it, and the goroutine that attends the lane.
-func (l *lane) serve(arm bool) (more bool) {
+// serve polls once and dispatches. It returns whether there may be more to do at once, and whether goroutines of the application can go on now. The
+// loop calls it, and the goroutine that attends the lane.
+func (l *lane) serve(arm bool) (more, woke bool) {
 	var end ending
 	l.mu.Lock()
 	held := l.peer.hold(l)
@@ -282,7 +285,7 @@ func (l *lane) serve(arm bool) (more bool) {
 		l.take(&end)
 		l.unlock()
 		end.run(l)
-		return false
+		return false, true
 	}
 	l.take(&end)
 	awaited := len(l.fences)+len(l.unfenced) > 0 // others wait for its fences, which end when it is polled
@@ -298,7 +301,7 @@ func (l *lane) serve(arm bool) (more bool) {
 	if held {
 		l.unlock()
 		end.run(l)
-		return false
+		return false, end.woke
 	}
 	n := l.poll(&end)
 	more = n > 0
@@ -308,7 +311,7 @@ func (l *lane) serve(arm bool) (more bool) {
 	l.mu.Unlock()
 	end.run(l)
 	l.work()
-	return more
+	return more, end.woke
 }
 
 func (l *lane) poll(end *ending) int {
@@ -326,7 +329,7 @@ func (l *lane) poll(end *ending) int {
 		case path.EventNotify:
 			if in, ok := l.peer.parseNotify(e, l.p.Name()); ok {
 				// Under the mutex: once the lane is shut, everything it brought is in the inbox.
-				l.peer.deliver(in)
+				end.woke = l.peer.deliver(in) || end.woke
 			}
 		case path.EventDown:
 			l.wentDown(e.Err, end)

@@ -13,7 +13,7 @@ import (
 // loop owns a node's lanes when no other goroutine does: one goroutine that sleeps in epoll over the descriptors of all
 // paths and serves those that are ready. After activity it keeps polling for the node's spin time before it sleeps again.
 //
-// While it polls it gives its processor away all the time. After a round that did something it yields to the goroutines of this
+// While it polls it gives its processor away all the time. After a round that ended something it yields to the goroutines of this
 // process: the one whose transfer has just ended runs next, on this thread, without a wake-up by the kernel. After a round in
 // vain it yields to other threads and processes, such as the one at the other end. With nothing else to run both return at once,
 // so the same loop does for two processors and for many (docs/measurements/transfer.md).
@@ -188,14 +188,14 @@ func (l *loop) serve() error {
 			}
 			spinning = l.spin > 0 && time.Since(active) < l.spin
 		}
-		busy := false
+		busy, woke := false, false
 		for ln := range hot {
 			if ln.attended.Load() {
 				delete(hot, ln)
 				continue
 			}
-			more := ln.serve(!spinning)
-			busy = busy || more
+			more, ended := ln.serve(!spinning)
+			busy, woke = busy || more, woke || ended
 			if !more && !spinning {
 				delete(hot, ln)
 			}
@@ -204,7 +204,7 @@ func (l *loop) serve() error {
 			active = time.Now()
 		}
 		if spinning {
-			if busy || look {
+			if woke || look {
 				runtime.Gosched()
 			}
 			if !busy {

@@ -51,3 +51,34 @@ func TestTags(t *testing.T) {
 		})
 	}
 }
+
+// What nobody takes starts no goroutine.
+func TestNobodyTakesIt(t *testing.T) {
+	p := newPair(t, Options{})
+	soon(t, p.ba.introduced, "the introduction")
+	p.b.opts.OnTransfer = nil
+	tagged := make(chan Incoming, 1)
+	remove, err := p.b.OnTag(7, func(in Incoming) { tagged <- in })
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := func(tag uint32) Incoming { return Incoming{Peer: p.ba, Kind: path.Put, Tag: tag} }
+	if p.ba.deliver(in(0)) || p.ba.deliver(in(8)) {
+		t.Error("it is delivered to nobody")
+	}
+	if !p.ba.deliver(in(7)) {
+		t.Error("a handler does not get what has its tag")
+	}
+	<-tagged
+	remove()
+	drained := make(chan struct{})
+	p.ba.drained(func() { close(drained) })
+	soon(t, drained, "the end of the delivery")
+	if p.ba.deliver(in(7)) {
+		t.Error("it is delivered to a handler that is removed")
+	}
+	p.b.opts.OnTransfer = func(Incoming) {}
+	if !p.ba.deliver(in(0)) {
+		t.Error("OnTransfer does not get it")
+	}
+}

@@ -293,6 +293,7 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil || n.offers[id] != nil
 			if err == nil && !w.gone && !withdrawn {
 				n.offers[id] = in
+				n.offered.Store(true)
 				w.offered <- in
 				n.mu.Unlock()
 				return &control.Accept{Desc: in.export.Desc()}, nil
