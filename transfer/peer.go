@@ -326,6 +326,14 @@ func (p *Peer) write() {
 			p.handle(m)
 		}
 		werr := p.flush()
+		if werr == nil && !over {
+			p.mu.Lock()
+			if len(p.paths)+len(p.coming)+len(p.queues) == 0 {
+				p.session.Leave() // the goodbye costs no round trip
+			}
+			over = p.session.State() == control.Closed
+			p.mu.Unlock()
+		}
 		if werr != nil && err == nil && !p.wasReady() {
 			// A peer that refuses this one says why and closes: that is still to be read.
 			p.conn.SetReadDeadline(time.Now().Add(p.node.opts.DeadAfter))

@@ -132,6 +132,9 @@ type Session struct {
 	peerID  uint64   // of the peer's latest request
 	open    []uint64 // its unanswered requests, rising
 
+	told bool // this side sent more than requests
+	free bool // to Leave
+
 	echo   uint64 // Sent of the peer's latest heartbeat
 	echoAt time.Duration
 	rtt    time.Duration
@@ -338,6 +341,7 @@ func (s *Session) respond(now time.Time, m *Response) error {
 	if err := s.push(m, 2*s.opt.Backlog); err != nil {
 		return err
 	}
+	s.told = true
 	s.open = slices.Delete(s.open, i, i+1)
 	return nil
 }
@@ -360,6 +364,7 @@ func (s *Session) Send(now time.Time, m Message) error {
 	default:
 		return Errorf(BadRequest, "a %v is not a one-way message", m.Type())
 	}
+	s.told = true
 	return s.push(m, s.opt.Backlog)
 }
 
@@ -376,7 +381,16 @@ func (s *Session) Goodbye(now time.Time, code Code, reason string) {
 	s.err = &Error{Code: code, Text: reason}
 	s.state = Closing
 	s.limit = t + s.opt.DeadAfter
+	s.free = s.role == Dialer && !s.told && len(s.pending)+len(s.open) == 0
 	s.abandon()
+}
+
+// Leave ends a session that said goodbye before the stream ends, where nothing is lost with the stream: a Dialer's that sent nothing but requests, all
+// of which have their answers, and has nothing left to write. Otherwise it does nothing.
+func (s *Session) Leave() {
+	if s.state == Closing && s.free && len(s.Outgoing()) == 0 {
+		s.state = Closed
+	}
 }
 
 // Disconnected tells that the stream ended or failed with cause (io.EOF, a reset). It returns Err, which wraps cause and

@@ -440,6 +440,59 @@ func TestGoodbye(t *testing.T) {
 	}
 }
 
+// A dialer whose requests have their answers need not wait after its goodbye; a side with whose stream something could get lost does.
+func TestLeave(t *testing.T) {
+	for what, c := range map[string]struct {
+		before func(d, a *Session)
+		leaves bool
+	}{
+		"nothing": {func(_, _ *Session) {}, true},
+		"answered": {func(d, a *Session) {
+			id, err := d.Request(t0, &Status{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			move(d, a, t0)
+			if err := a.Respond(t0, id, &StatusReport{}); err != nil {
+				t.Fatal(err)
+			}
+			move(a, d, t0)
+		}, true},
+		"asked": {func(d, _ *Session) { d.Request(t0, &Status{}) }, false},
+		"told":  {func(d, _ *Session) { d.Send(t0, &Notification{ID: 1}) }, false},
+		"asked by the peer": {func(d, a *Session) {
+			a.Request(t0, &Status{})
+			move(a, d, t0)
+		}, false},
+	} {
+		d, a := readyPair(t, named("d"), named("a"))
+		c.before(d, a)
+		d.Leave() // nothing was said yet
+		if d.State() != Ready {
+			t.Errorf("%s: %v without a goodbye", what, d.State())
+		}
+		d.Goodbye(t0, Shutdown, "bye")
+		d.Leave() // it is not written yet
+		if d.State() != Closing {
+			t.Errorf("%s: %v before the goodbye was written", what, d.State())
+		}
+		move(d, a, t0)
+		d.Leave()
+		if left := d.State() == Closed; left != c.leaves {
+			t.Errorf("%s: %v, expected to leave: %v", what, d.State(), c.leaves)
+		}
+		if a.State() != Closed {
+			t.Errorf("%s: the peer is %v", what, a.State())
+		}
+	}
+	d, a := readyPair(t, named("d"), named("a"))
+	a.Goodbye(t0, Shutdown, "bye")
+	move(a, d, t0)
+	if a.Leave(); a.State() != Closing {
+		t.Errorf("an acceptor is %v", a.State())
+	}
+}
+
 func TestGoodbyeInTheHandshake(t *testing.T) {
 	x, y := newSession(t, Dialer, named("d")), newSession(t, Acceptor, named("a"))
 	hello := flush(x)
