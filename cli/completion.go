@@ -71,7 +71,7 @@ func remoteNames(c *cobra.Command, s streams, flags clientFlags, t target) (out 
 		return nil
 	}
 	defer client.close()
-	entries, err := share.List(ctx, client.conn(), t.name)
+	entries, err := share.Names(ctx, client.conn(), t.name)
 	if err != nil {
 		return nil
 	}

@@ -245,7 +245,13 @@ func (c *client) watch(ctx context.Context) {
 	}
 }
 
-func (c *client) conn() share.Conn { return share.OverLink(c.link).ForRate(uint64(c.flags.limit)) }
+func (c *client) conn() share.Conn {
+	conn := share.OverLink(c.link).ForRate(uint64(c.flags.limit))
+	if len(c.flags.paths) > 0 { // by these alone
+		conn = conn.ByPath()
+	}
+	return conn
+}
 
 func (c *client) close() {
 	close(c.over)

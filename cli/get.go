@@ -113,7 +113,7 @@ func runGet(ctx context.Context, s streams, o getOptions, t target) error {
 
 // onlyName is the name of the one thing that a peer serves.
 func onlyName(ctx context.Context, c *client) (string, error) {
-	entries, err := share.List(ctx, c.conn(), "")
+	entries, err := share.Names(ctx, c.conn(), "")
 	if err != nil {
 		return "", err
 	}

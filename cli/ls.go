@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -42,7 +43,11 @@ ADDR is tcp://HOST[:PORT] (port 7070 without one), HOST:PORT or unix://PATH, as 
 				}
 				return listLeftOut(s.out, asJSON, list, total)
 			}
-			entries, err := share.List(c.Context(), client.conn(), t.name)
+			list := share.Names
+			if asJSON { // with tags
+				list = share.List
+			}
+			entries, err := list(c.Context(), client.conn(), t.name)
 			if err != nil {
 				return client.inWords(err)
 			}
@@ -106,12 +111,11 @@ func listLeftOut(w io.Writer, asJSON bool, list []share.Skipped, total int) erro
 // listText prints one name per line; long is with columns for the rest, the name last, for it may be of any length.
 func listText(w io.Writer, entries []share.Entry, long bool) error {
 	if !long {
+		b := bufio.NewWriter(w)
 		for _, e := range entries {
-			if _, err := fmt.Fprintln(w, share.Printable(e.Name)); err != nil {
-				return err
-			}
+			fmt.Fprintln(b, share.Printable(e.Name))
 		}
-		return nil
+		return b.Flush()
 	}
 	t := list{width: widthOf(w)}
 	for _, e := range entries {

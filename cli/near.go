@@ -17,7 +17,7 @@ var errNothing = fmt.Errorf("nothing is there: %w", control.NotFound)
 
 // nearNames adds to the error about a name that does not exist those that may have been meant.
 func nearNames(ctx context.Context, c *client, name string, err error) error {
-	entries, lerr := share.List(ctx, c.conn(), "")
+	entries, lerr := share.Names(ctx, c.conn(), "")
 	if lerr != nil { // not permitted, say
 		return err
 	}

@@ -192,7 +192,7 @@ func (x *removal) file(ctx context.Context, e share.Entry) {
 
 // nothingAt says of a name that is no file's what may have been meant.
 func (x *removal) nothingAt(ctx context.Context, name string, err error) error {
-	if below, lerr := share.List(ctx, x.conn(), name+"/"); lerr == nil && len(below) > 0 {
+	if below, lerr := share.Names(ctx, x.conn(), name+"/"); lerr == nil && len(below) > 0 {
 		dir := share.Printable(name)
 		return &worded{fmt.Sprintf("%s is a directory of the peer: penstock rm -r %s/%s/ removes all files below it", dir, x.addr, dir), err}
 	}

@@ -53,7 +53,7 @@ you show them.
                       sent, kept, failed, left_out, bytes
               mirror  fetched, kept, removed, failed, bytes
               rm      name (of one file), removed, failed, bytes
-            the last line of get, put, mirror and rm
+            the last line of get, put, mirror and rm; path is control where a small file came by the control connection
   serving   addresses, root, files, bytes, writable, encrypted, metrics: serve can be reached
   peer      peer, action (come, go), text
   served    peer, name, action (get, put, remove), bytes, resumed_at, seconds, path, error: a transfer of a peer ended, or it removed

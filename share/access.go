@@ -17,7 +17,7 @@ import (
 
 // Access is a peer's reading or writing of one name, at its beginning or at its end (Options.OnAccess).
 //
-// Reads go one-sided into the peer's memory, so of a read this side knows what the reader says ([Fetch], [Stream] and [Mirror] do):
+// Reads of all but small files (see the package) go one-sided into the peer's memory, so of a read this side knows what the reader says ([Fetch], [Stream] and [Mirror] do):
 // Good, Path and Whole are its word. That it may read, the name, the size and that it is gone are this side's own knowledge, and
 // of an upload all but Path.
 type Access struct {

@@ -18,6 +18,7 @@ type Conn struct {
 	peer *transfer.Peer
 	link *transfer.Link
 	slow bool // see ForRate
+	path bool // see ByPath
 }
 
 // Over makes a Conn of a connected peer. What is under way when the peer is lost ends with an error.
@@ -31,6 +32,12 @@ func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
 // reports progress earlier, and moves fewer again after it ended early. ForRate itself limits nothing.
 func (c Conn) ForRate(bytesPerSecond uint64) Conn {
 	c.slow = bytesPerSecond > 0 && bytesPerSecond < window
+	return c
+}
+
+// ByPath is the Conn that moves the bytes of small files by paths, too. Else they come in the answer of a call, where no limit of the nodes is against it.
+func (c Conn) ByPath() Conn {
+	c.path = true
 	return c
 }
 
@@ -54,14 +61,19 @@ func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.C
 // List is the catalog of the other node: what begins with prefix, in the order of the names' bytes. The names are whatever
 // the other side says: see PathOf and Printable.
 func List(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
-	var out []Entry
-	err := c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-		rs, err := p.List(ctx, prefix)
-		if err != nil {
-			return err
-		}
+	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) { return p.List(ctx, prefix) })
+}
+
+// Names is List without tags and generations, which takes far fewer bytes.
+func Names(ctx context.Context, c Conn, prefix string) ([]Entry, error) {
+	return list(ctx, c, func(ctx context.Context, p *transfer.Peer) ([]*transfer.Remote, error) { return p.Names(ctx, prefix) })
+}
+
+func list(ctx context.Context, c Conn, ask func(context.Context, *transfer.Peer) ([]*transfer.Remote, error)) (out []Entry, err error) {
+	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		rs, err := ask(ctx, p)
 		out = entriesOf(rs)
-		return nil
+		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("share: list: %w", err)
@@ -81,16 +93,23 @@ func Find(ctx context.Context, c Conn, name string) (Entry, error) {
 // lookup asks for a name. was, if any, is what was found before: then the name may be missing for a while at a process that was
 // started anew.
 func (c Conn) lookup(ctx context.Context, name string, was *transfer.Remote) (r *transfer.Remote, err error) {
-	restarted := false
-	o := transfer.DoOptions{Again: func(err error) bool {
-		return transfer.Retriable(err) || restarted && errors.Is(err, control.NotFound)
-	}}
-	err = c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
-		restarted = was != nil && was.Peer.Instance() != p.Instance()
+	err = c.find(ctx, was, func(ctx context.Context, p *transfer.Peer) (err error) {
 		r, err = p.Lookup(ctx, name)
 		return err
 	})
 	return r, err
+}
+
+// find calls f, which looks for a name, until it may not succeed any more.
+func (c Conn) find(ctx context.Context, was *transfer.Remote, f func(context.Context, *transfer.Peer) error) error {
+	restarted := false
+	o := transfer.DoOptions{Again: func(err error) bool {
+		return transfer.Retriable(err) || restarted && errors.Is(err, control.NotFound)
+	}}
+	return c.do(ctx, o, func(ctx context.Context, p *transfer.Peer) error {
+		restarted = was != nil && was.Peer.Instance() != p.Instance()
+		return f(ctx, p)
+	})
 }
 
 func entriesOf(rs []*transfer.Remote) []Entry {

@@ -48,6 +48,9 @@
 // end the data are synced (fsync), the file is renamed to OUTPUT and the directory is synced. So OUTPUT is whole whenever
 // it exists, after any crash of the process or the machine.
 //
+// A file of less than 32 KiB comes in the answer of one call, together with what it is: a Fetch or Stream takes one round trip in a session that is there. It
+// goes the same way to the disk. Where limits of a node hold what moves, and with [Conn.ByPath], it comes by a path as larger ones do.
+//
 // A [Mirror] fetches small files by batches: one transfer for the bytes of many, one call that asks whether they are still the content of the
 // listing, and no partial files. A file of a batch gets its name when it is synced; one that changed meanwhile is fetched by itself.
 //
@@ -58,7 +61,8 @@
 //
 // # Who reads
 //
-// The bytes of a read go one-sided into the reader's memory, so a server sees none of it. Readers of this package say what they
+// The bytes of a read go one-sided into the reader's memory, so a server sees none of it, except of a small file that it gives in an answer, which is a read
+// that begins and ends there. Readers of this package say what they
 // begin and end (Options.OnAccess, [Access]); programs that read exports by themselves do not. It is for people and for an orderly
 // end, not for accounting: what was really served is in the node's own counts.
 //

@@ -76,7 +76,12 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if err := writable(at, o.Overwrite); err != nil {
 		return nil, err
 	}
-	r, err := c.lookup(ctx, name, nil)
+	var r *transfer.Remote
+	var w *whole
+	err := c.find(ctx, nil, func(ctx context.Context, p *transfer.Peer) (err error) {
+		r, w, err = c.look(ctx, p, name)
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("share: fetch %q: %w", Printable(name), err)
 	}
@@ -87,9 +92,26 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if err != nil {
 		return nil, err
 	}
-	tell := newTeller(ctx, name, p.size, p.start)
+	var tell *teller
 	f := &Fetched{Entry: entryOf(r), Output: at.shown, Resumed: p.start}
-	err = f.bring(ctx, c, r, p, o, tell)
+	report := func() {
+		if o.Progress != nil {
+			o.Progress(Progress{Name: p.name, File: f.Output, Bytes: p.good(), Size: p.size, Start: p.start})
+		}
+	}
+	report()
+	if w != nil { // which the server has counted
+		if err = f.take(p, w); err == nil {
+			report()
+			err = ctx.Err()
+		}
+	} else {
+		tell = newTeller(ctx, name, p.size, p.start)
+		err = f.bring(ctx, c, r, p, tell, report)
+	}
+	if err == nil && (o.Digest || o.Expect != nil) {
+		f.SHA256, err = p.sha256(ctx)
+	}
 	if err == nil && may != nil {
 		err = may()
 	}
@@ -98,7 +120,9 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	} else {
 		err = giveUp(p, stopped(ctx, err))
 	}
-	tell.close(err == nil || errors.Is(err, ErrDigest) && p.good() == p.size, f.Path) // whole, if not what was expected
+	if tell != nil {
+		tell.close(err == nil || errors.Is(err, ErrDigest) && p.good() == p.size, f.Path) // whole, if not what was expected
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -106,15 +130,8 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	return f, nil
 }
 
-// bring moves what is missing into the partial file, and checks it.
-func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, o FetchOptions, tell *teller) error {
-	report := func() {
-		if o.Progress != nil {
-			o.Progress(Progress{Name: p.name, File: f.Output, Bytes: p.good(), Size: p.size, Start: p.start})
-		}
-	}
-	report()
-	var err error
+// bring moves what is missing into the partial file by a path, and checks that it is one content.
+func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, tell *teller, report func()) (err error) {
 	if p.good() < p.size {
 		var m moved
 		m, err = c.get(ctx, r, p.region, p.good(), tell.session, func(upTo uint64) error {
@@ -140,9 +157,6 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 	}
 	if err == nil && p.good() < p.size { // cannot happen while OnVerified keeps its promise
 		err = fmt.Errorf("share: only %d of %d bytes were vouched for", p.good(), p.size)
-	}
-	if err == nil && (o.Digest || o.Expect != nil) {
-		f.SHA256, err = p.sha256(ctx)
 	}
 	return err
 }

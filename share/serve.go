@@ -240,7 +240,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
-	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, dirsService: s.dirs} {
+	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, wholeService: s.whole, dirsService: s.dirs} {
 		if err := handle(service, h); err != nil {
 			return nil, err
 		}

@@ -42,7 +42,7 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 		return nil, fmt.Errorf("share: stream %q: %w", Printable(name), err)
 	}
 	defer m.Close()
-	x := &streamer{w: w, name: name, o: o, memory: m, window: min(streamWindow, c.window())}
+	x := &streamer{c: c, w: w, name: name, o: o, memory: m, window: min(streamWindow, c.window())}
 	if o.Digest || o.Expect != nil {
 		x.digest = sha256.New()
 	}
@@ -76,6 +76,7 @@ var errWriter = errors.New("share: writing")
 
 // streamer writes what a peer serves to a writer, in order.
 type streamer struct {
+	c         Conn
 	window    uint64 // bytes
 	w         io.Writer
 	name      string
@@ -93,13 +94,23 @@ type streamer struct {
 // once goes on over one session.
 func (x *streamer) once(ctx context.Context, p *transfer.Peer) error {
 	x.restarted = x.was != nil && x.was.Peer.Instance() != p.Instance()
-	first := x.was == nil
-	if err := x.look(ctx, p); err != nil {
-		return err
-	}
-	if first {
+	if x.was == nil {
+		r, small, err := x.c.look(ctx, p, x.name)
+		if err != nil {
+			return err
+		}
+		if x.was = r; small != nil {
+			x.path, x.proof = viaControl, path.ProofCRC32C
+			x.report()
+			if len(small.bytes) == 0 {
+				return nil
+			}
+			return x.write(small.bytes)
+		}
 		x.tell = newTeller(ctx, x.name, x.was.Size(), 0)
 		x.report()
+	} else if err := x.look(ctx, p); err != nil {
+		return err
 	}
 	x.tell.session(p)
 	return x.run(ctx, p)
@@ -169,7 +180,9 @@ func (x *streamer) write(b []byte) error {
 		x.digest.Write(b[:n])
 	}
 	x.far += uint64(n)
-	x.tell.far(x.far)
+	if x.tell != nil {
+		x.tell.far(x.far)
+	}
 	x.report()
 	if err != nil {
 		return fmt.Errorf("%w: %w", errWriter, err)

@@ -163,7 +163,7 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 		if !ok || room.Size < bytes.Len {
 			return errNoAnswer
 		}
-		r.key, r.via = room.Key, "control" // of files without bytes
+		r.key, r.via = room.Key, viaControl // of files without bytes
 		if bytes.Len > 0 {
 			t, err := p.Put(ctx, []path.Copy{p.Import(room).At(0, bytes)}, transfer.PutOptions{})
 			if err == nil {

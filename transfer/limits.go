@@ -5,6 +5,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -57,13 +58,15 @@ type limits struct {
 	parent          *limits
 	out, in         *sched.Account
 	outRate, inRate *sched.Rate
+	holds           bool // something that moves between this node and the peer
 }
 
 func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
 	if err := q.check(whose); err != nil {
 		return nil, err
 	}
-	l := &limits{parent: parent}
+	o := &q.Out
+	l := &limits{parent: parent, holds: o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0}
 	var out, in *sched.Account
 	if parent != nil {
 		l.begin, out, in = parent.begin, parent.out, parent.in
@@ -182,6 +185,12 @@ func (l *limits) piece() (most uint64) {
 func (l *limits) heard(bytes uint64) time.Duration {
 	now := l.now()
 	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))
+}
+
+// Carries reports whether bytes of the application may go to and from the peer by calls as well as by paths: there is no limit that would hold them there,
+// and the control connection has the security that this node asks of paths.
+func (p *Peer) Carries() bool {
+	return p.wasReady() && !p.limits.holds && !p.limits.parent.holds && p.Security() >= p.floor(path.SecurityNone)
 }
 
 // paced reports whether there is a rate for what peers do.

@@ -1,7 +1,10 @@
 package transfer
 
 import (
+	"encoding/hex"
 	"fmt"
+	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/tensor"
 )
@@ -124,6 +128,45 @@ func TestListManyPages(t *testing.T) {
 	wait(t, x, err)
 	if some, err := p.ab.List(ctx(t), "model.layers.99"); err != nil || len(some) != deep {
 		t.Fatalf("%d names, expected %d, %v", len(some), deep, err)
+	}
+}
+
+// Names are those of List with their sizes and tensors, without what is for transfers, on as many pages as they need.
+func TestNamesManyPages(t *testing.T) {
+	p := newPair(t, Options{})
+	many(t, p.b, 1000)
+	r, random := region(t, 4096), rand.NewChaCha8([32]byte{1})
+	for range 6000 { // neither the names of a page before they are compressed nor after that fit into one
+		var b [100]byte
+		random.Read(b[:])
+		if _, err := p.b.Export(mem.Span{Region: r, Len: uint64(b[0])}, ExportOptions{Name: hex.EncodeToString(b[:]), Rights: path.Read, Tag: [16]byte{1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, prefix := range []string{"", "model.", "a", "none"} {
+		all, err := p.ab.List(ctx(t), prefix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		names, err := p.ab.Names(ctx(t), prefix)
+		if err != nil || len(names) != len(all) {
+			t.Fatalf("%q: %d names, expected %d, %v", prefix, len(names), len(all), err)
+		}
+		for i, r := range names {
+			want := *all[i]
+			want.Desc, want.Generation, want.Tag = path.Desc{Size: want.Desc.Size, Rights: want.Desc.Rights}, 0, [16]byte{}
+			if !reflect.DeepEqual(*r, want) {
+				t.Fatalf("%+v, expected %+v", r, want)
+			}
+		}
+	}
+	// They name no memory.
+	names, err := p.ab.Names(ctx(t), "model.")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if x, err := p.ab.Get(ctx(t), []path.Copy{names[0].At(0, region(t, 4096).All())}, PutOptions{}); err == nil {
+		t.Errorf("a get of a name: %v", x.Wait(ctx(t)))
 	}
 }
 

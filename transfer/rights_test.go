@@ -102,6 +102,21 @@ func tryRights(t *testing.T, rights identity.Rights) {
 			entry(e)
 		}
 	}
+	if b := ask("all", &control.Names{}, has(list)); b != nil {
+		page, err := control.Parse[control.NamesPage](b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries, err := page.Entries()
+		if err != nil || len(entries) != len(descs) {
+			t.Fatalf("%d names, %v", len(entries), err)
+		}
+		for _, e := range entries {
+			if e.Desc.Key != (path.Key{}) || e.Tag != ([16]byte{}) {
+				t.Errorf("%q has a key or a tag: %+v", e.Name, e)
+			}
+		}
+	}
 	if b := ask("all", &control.List{}, has(list)); b != nil {
 		page, err := control.Parse[control.Entries](b)
 		if err != nil || len(page.Entries) != len(descs) {

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
@@ -73,6 +72,15 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 			return nil, err
 		}
 		return p.answerList(q)
+	case control.MethodNames:
+		q, err := control.Parse[control.Names](r.Body)
+		if err == nil {
+			err = p.may(identity.List)
+		}
+		if err != nil {
+			return nil, err
+		}
+		return p.answerNames(q)
 	case control.MethodOffer:
 		q, err := control.Parse[control.Offer](r.Body)
 		if err == nil {
@@ -341,6 +349,20 @@ func (x *Export) entryFor(p *Peer) control.Entry {
 }
 
 func (p *Peer) known(e *control.Entry) (*Remote, error) {
+	r, err := p.remoteOf(e)
+	if err == nil && e.Desc.Rights != 0 {
+		p.mu.Lock()
+		if now := (remote{e.Desc, true}); p.remotes[e.Desc.Key] != now {
+			p.remotes[e.Desc.Key] = now
+			p.changed()
+		}
+		p.mu.Unlock()
+	}
+	return r, err
+}
+
+// remoteOf checks what the peer says of an export.
+func (p *Peer) remoteOf(e *control.Entry) (*Remote, error) {
 	r := &Remote{Peer: p, Name: e.Name, Desc: e.Desc, Generation: e.Generation, Tag: e.Tag}
 	if len(e.Tensor) > 0 {
 		d, err := parseTensor(e.Tensor)
@@ -351,14 +373,6 @@ func (p *Peer) known(e *control.Entry) (*Remote, error) {
 			return nil, fmt.Errorf("transfer: export %q of %s: a tensor of %v in %d bytes", e.Name, p, d, e.Desc.Size)
 		}
 		r.Tensor = &d
-	}
-	if e.Desc.Rights != 0 {
-		p.mu.Lock()
-		if now := (remote{e.Desc, true}); p.remotes[e.Desc.Key] != now {
-			p.remotes[e.Desc.Key] = now
-			p.changed()
-		}
-		p.mu.Unlock()
 	}
 	return r, nil
 }
@@ -384,48 +398,4 @@ func (p *Peer) Lookup(ctx context.Context, name string) (*Remote, error) {
 		return nil, err
 	}
 	return p.known(&e)
-}
-
-// maxListed bounds the names of one List: a peer could go on for ever.
-const maxListed = 1 << 20
-
-// List asks the peer for its named exports whose names begin with prefix, in the order of their names. More than a million of
-// them are an error, which matches path.ErrTooLarge: ask for narrower prefixes.
-func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
-	var out []*Remote
-	after := ""
-	for {
-		r, err := p.request(ctx, &control.List{Prefix: prefix, After: after})
-		if err != nil {
-			return nil, err
-		}
-		page, err := control.Parse[control.Entries](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		for i := range page.Entries {
-			e := &page.Entries[i]
-			if len(out) == maxListed {
-				return nil, fmt.Errorf("transfer: list of %s: more than %d names: %w", p, maxListed, path.ErrTooLarge)
-			}
-			if !strings.HasPrefix(e.Name, prefix) {
-				return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
-			}
-			if e.Name <= after {
-				return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
-			}
-			after = e.Name
-			x, err := p.known(e)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, x)
-		}
-		if !page.More {
-			return out, nil
-		}
-		if len(page.Entries) == 0 {
-			return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
-		}
-	}
 }

@@ -25,11 +25,12 @@ const (
 	MethodUnstage   Method = 14 // Unstage -> Empty
 	MethodPlace     Method = 15 // Place -> Empty
 	MethodFetch     Method = 16 // Fetch -> Empty
+	MethodNames     Method = 17 // Names -> NamesPage
 )
 
 var methodNames = [...]string{MethodOpenPath: "open path", MethodLookup: "lookup", MethodList: "list", MethodOffer: "offer",
 	MethodPathDown: "path down", MethodStatus: "status", MethodDigest: "digest", MethodEnd: "end sessions", MethodDelivered: "delivered", MethodCall: "call",
-	MethodStage: "stage", MethodUnstage: "unstage", MethodPlace: "place", MethodFetch: "fetch"}
+	MethodStage: "stage", MethodUnstage: "unstage", MethodPlace: "place", MethodFetch: "fetch", MethodNames: "names"}
 
 // Body is the body of a request or a response: a pointer to one of the structs of this file.
 type Body interface {
@@ -38,7 +39,7 @@ type Body interface {
 }
 
 // Query is the body of a request: *OpenPath, *Lookup, *List, *Offer, *PathDown, *Status, *Digest,
-// *EndSessions, *Delivered, *Call, *Stage, *Unstage, *Place or *Fetch.
+// *EndSessions, *Delivered, *Call, *Stage, *Unstage, *Place, *Fetch or *Names.
 type Query interface {
 	Body
 	Method() Method

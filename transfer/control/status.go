@@ -7,7 +7,7 @@ import (
 	"io"
 )
 
-// MaxStatus is the largest status in bytes, before it is compressed.
+// MaxStatus is the largest status, or page of names, in bytes, before it is compressed.
 const MaxStatus = 1 << 20
 
 // Status asks a node how it is: its peers, paths, exports and transfers. A node answers peers with the right to know.
@@ -30,7 +30,16 @@ type StatusReport struct {
 
 func (*StatusReport) name() string { return "status report" }
 
-func (m *StatusReport) fields(c *codec) {
+func (m *StatusReport) fields(c *codec) { (*packed)(m).fields(c) }
+
+// packed is a document in a StatusReport or a NamesPage.
+type packed struct {
+	Deflated bool
+	Size     uint32
+	Data     []byte
+}
+
+func (m *packed) fields(c *codec) {
 	c.boolean("deflated", &m.Deflated)
 	at := c.off
 	c.u32("size", &m.Size)
@@ -54,16 +63,25 @@ func (m *StatusReport) fields(c *codec) {
 	}
 }
 
-// reportOverhead is what a report takes beside its data.
-const reportOverhead = responseOverhead + 1 + 4 + 4
+// packedOverhead is what a packed document takes beside its data.
+const packedOverhead = responseOverhead + 1 + 4 + 4
 
 // NewStatusReport packs a document into an answer whose frame body is at most body bytes (Session.MaxBody). The error matches
 // ErrTooLarge when it does not fit: make a shorter one.
 func NewStatusReport(document []byte, body int) (*StatusReport, error) {
-	if len(document) > MaxStatus {
-		return nil, fmt.Errorf("control: a status of %d bytes, at most %d: %w", len(document), MaxStatus, ErrTooLarge)
+	m, err := pack(document, body-packedOverhead)
+	if err != nil {
+		return nil, fmt.Errorf("control: status: %w", err)
 	}
-	m := &StatusReport{Size: uint32(len(document)), Data: document}
+	return (*StatusReport)(m), nil
+}
+
+// pack makes at most room bytes of data of a document.
+func pack(document []byte, room int) (*packed, error) {
+	if len(document) > MaxStatus {
+		return nil, fmt.Errorf("%d bytes, at most %d: %w", len(document), MaxStatus, ErrTooLarge)
+	}
+	m := &packed{Size: uint32(len(document)), Data: document}
 	var b bytes.Buffer
 	w, err := flate.NewWriter(&b, flate.BestSpeed)
 	if err != nil {
@@ -74,17 +92,19 @@ func NewStatusReport(document []byte, body int) (*StatusReport, error) {
 	if b.Len() < len(document) {
 		m.Deflated, m.Data = true, b.Bytes()
 	}
-	if room := body - reportOverhead; len(m.Data) > room {
-		return nil, fmt.Errorf("control: a status of %d bytes takes %d, the peer's answers have room for %d: %w", len(document), len(m.Data), room, ErrTooLarge)
+	if len(m.Data) > room {
+		return nil, fmt.Errorf("%d bytes take %d, the peer's answers have room for %d: %w", len(document), len(m.Data), room, ErrTooLarge)
 	}
 	return m, nil
 }
 
 // JSON is the document. Memory is taken for what is really there, at most MaxStatus bytes. The error matches BadRequest.
-func (m *StatusReport) JSON() ([]byte, error) {
+func (m *StatusReport) JSON() ([]byte, error) { return (*packed)(m).document("status report") }
+
+func (m *packed) document(what string) ([]byte, error) {
 	if !m.Deflated {
 		if len(m.Data) != int(m.Size) {
-			return nil, Errorf(BadRequest, "status report: %d bytes, expected %d", len(m.Data), m.Size)
+			return nil, Errorf(BadRequest, "%s: %d bytes, expected %d", what, len(m.Data), m.Size)
 		}
 		return m.Data, nil
 	}
@@ -94,11 +114,11 @@ func (m *StatusReport) JSON() ([]byte, error) {
 	n, err := io.Copy(&b, io.LimitReader(r, int64(min(m.Size, MaxStatus))+1))
 	switch {
 	case err != nil:
-		return nil, Errorf(BadRequest, "status report: %v after %d of %d bytes", err, n, m.Size)
+		return nil, Errorf(BadRequest, "%s: %v after %d of %d bytes", what, err, n, m.Size)
 	case n != int64(m.Size):
-		return nil, Errorf(BadRequest, "status report: %d bytes or more, expected %d", n, m.Size)
+		return nil, Errorf(BadRequest, "%s: %d bytes or more, expected %d", what, n, m.Size)
 	case in.Len() > 0:
-		return nil, Errorf(BadRequest, "status report: %d bytes left over", in.Len())
+		return nil, Errorf(BadRequest, "%s: %d bytes left over", what, in.Len())
 	}
 	return b.Bytes(), nil
 }

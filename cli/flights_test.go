@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock-io/penstock/internal/testenv/proc"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// flightTime is what a proxy of flights delays bytes by in each direction. It is far more than the time between two writes of one flight.
+const flightTime = 250 * time.Millisecond
+
+// flights is a proxy of TCP that counts round trips. It delays all bytes, and gives those of a client the number of the flight that they are in: one more than the
+// highest of the bytes that the client had got before. What a server sends has the number of the last that it got. So a stall of a process costs time
+// and is no round trip, and what is sent without waiting for an answer is none either.
+type flights struct {
+	t      *testing.T
+	l      net.Listener
+	server string
+	wg     sync.WaitGroup
+
+	mu    sync.Mutex // guards what follows
+	got   int        // the highest flight that the client got bytes of, or the end of a stream
+	begun int        // got when the count began
+	conns []net.Conn
+}
+
+func newFlights(t *testing.T, server string) *flights {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &flights{t: t, l: l, server: server}
+	f.wg.Go(f.accept)
+	t.Cleanup(func() {
+		l.Close()
+		f.mu.Lock()
+		for _, c := range f.conns {
+			c.Close()
+		}
+		f.mu.Unlock()
+		f.wg.Wait()
+	})
+	return f
+}
+
+func (f *flights) addr() string { return f.l.Addr().String() }
+
+// count is the round trips of what the client has ended: the number of the last flight from the server that it took notice of.
+func (f *flights) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.got - f.begun
+}
+
+// again begins to count anew, while nothing is under way.
+func (f *flights) again() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.begun = f.got
+}
+
+func (f *flights) accept() {
+	for {
+		c, err := f.l.Accept()
+		if err != nil {
+			return
+		}
+		s, err := net.Dial("tcp", f.server)
+		if err != nil {
+			f.t.Error(err)
+			c.Close()
+			return
+		}
+		f.mu.Lock()
+		f.conns = append(f.conns, c, s)
+		x := &flightConn{f: f, dial: f.got + 1}
+		f.mu.Unlock()
+		f.wg.Go(func() { x.carry(c, s, true) })
+		f.wg.Go(func() { x.carry(s, c, false) })
+	}
+}
+
+// flightConn is one connection.
+type flightConn struct {
+	f    *flights
+	dial int  // the flight of TCP's own
+	sent int  // the highest flight that the server got; guarded by f.mu
+	over bool // the client has ended it; guarded by f.mu
+}
+
+// flightBytes are what one side wrote, or the end of its stream.
+type flightBytes struct {
+	at     time.Time
+	flight int
+	b      []byte
+}
+
+// carry brings what one side sends to the other, a flight time later.
+func (x *flightConn) carry(from, to net.Conn, up bool) {
+	todo := make(chan flightBytes, 1<<16)
+	x.f.wg.Go(func() {
+		for p := range todo {
+			<-time.After(time.Until(p.at))
+			x.f.mu.Lock()
+			if up {
+				x.sent = max(x.sent, p.flight)
+			} else if !x.over {
+				x.f.got = max(x.f.got, p.flight)
+			}
+			x.f.mu.Unlock()
+			if len(p.b) == 0 {
+				to.(*net.TCPConn).CloseWrite()
+			} else {
+				to.Write(p.b)
+			}
+		}
+	})
+	defer close(todo)
+	for {
+		b := make([]byte, 64<<10)
+		n, err := from.Read(b)
+		x.f.mu.Lock()
+		p := flightBytes{time.Now().Add(flightTime), x.sent, b[:n]}
+		if up {
+			p.flight = max(x.f.got, x.dial) + 1
+			x.over = x.over || err != nil
+		}
+		x.f.mu.Unlock()
+		if n > 0 || errors.Is(err, io.EOF) {
+			todo <- p
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+// A file that fits into one answer takes as many round trips as a session and a question, and one question in a session that is there: whether it goes into a file or to
+// the standard output, with a digest or without.
+func TestRoundTripsOfGet(t *testing.T) {
+	dirs := identities(t, "worker")
+	served, out := t.TempDir(), t.TempDir()
+	b := content(4096, 7)
+	write(t, filepath.Join(served, "small"), b)
+	allow := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
+	m, err := proc.Start(t, program("serve", served, "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", allow)).WaitLine(limit(t), servedNamed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	secure := m[1]
+	_, plain := serve(t, served, "--identity", "none")
+	for i, c := range []struct {
+		addr string
+		most int
+		args []string
+	}{
+		{secure, 4, []string{"--identity", dirs["worker"], "--digest"}}, // TCP, TLS, the session, the file
+		{plain, 3, []string{"--identity", "none"}},
+	} {
+		f := newFlights(t, c.addr)
+		to := filepath.Join(out, fmt.Sprint(i))
+		stdout, stderr, status := penstock(t, append([]string{"get", f.addr() + "/small", "-o", to}, c.args...)...)
+		if n := f.count(); status != 0 || n > c.most {
+			t.Errorf("%d round trips with %q, expected at most %d; %d: %s%s", n, c.args, c.most, status, stdout, stderr)
+		}
+		same(t, to, b)
+	}
+	f := newFlights(t, plain)
+	stdout, stderr, status := penstock(t, "get", f.addr()+"/small", "-o", "-", "--identity", "none")
+	if n := f.count(); status != 0 || n > 3 || stdout != string(b) {
+		t.Errorf("%d round trips to the standard output; %d: %s", n, status, stderr)
+	}
+
+	id, err := identity.Open(dirs["worker"], identity.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := limit(t)
+	n, err := transfer.Open(ctx, transfer.Options{Identity: id, Policy: identity.Everyone(0)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	f = newFlights(t, secure)
+	link := n.Link("tcp://"+f.addr(), transfer.LinkOptions{})
+	if _, err := link.Connect(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		f.again()
+		to := filepath.Join(out, fmt.Sprint("warm", i))
+		got, err := share.Fetch(ctx, share.OverLink(link), "small", share.FetchOptions{Output: to})
+		if n := f.count(); err != nil || n != 1 || got.Path != "control" || got.Moved != 4096 {
+			t.Errorf("%d round trips in a session: %+v, %v", n, got, err)
+		}
+		same(t, to, b)
+	}
+	if _, err := share.Fetch(ctx, share.OverLink(link), "none", share.FetchOptions{Output: filepath.Join(out, "none")}); !errors.Is(err, control.NotFound) {
+		t.Error(err)
+	}
+}
+
+// A listing takes as many round trips as a session and a question, as long as it fits into one answer.
+func TestRoundTripsOfLs(t *testing.T) {
+	ctx := limit(t)
+	n, err := transfer.Open(ctx, transfer.Options{Name: "server", Anonymous: identity.List, Listen: []string{"tcp://127.0.0.1:0"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer n.Close()
+	region, err := mem.Alloc(mem.Options{Size: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer region.Close()
+	var want strings.Builder
+	for i := range 20_000 {
+		name := fmt.Sprintf("d%02d/f%05d", i/400, i)
+		if _, err := n.Export(region.All(), transfer.ExportOptions{Name: name, Rights: path.Read, Tag: [16]byte(sha256.New().Sum([]byte(name))[:16])}); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintln(&want, name)
+	}
+	for _, c := range []struct {
+		most int
+		args []string
+	}{{3, nil}, {9, []string{"--json"}}} { // with a tag of each, page by page
+		f := newFlights(t, strings.TrimPrefix(n.Addrs()[0], "tcp://"))
+		stdout, stderr, status := penstock(t, append([]string{"ls", f.addr(), "--identity", "none"}, c.args...)...)
+		if trips := f.count(); status != 0 || trips > c.most || c.args == nil && stdout != want.String() {
+			t.Errorf("%d round trips with %q, expected at most %d; %d: %s", trips, c.args, c.most, status, stderr)
+		}
+	}
+}
