@@ -36,6 +36,8 @@ func benchmark(ctx context.Context, args []string, out io.Writer) error {
 		return benchVerbs(ctx, args[1:], out)
 	case len(args) > 0 && args[0] == "dpdk":
 		return benchDPDK(ctx, args[1:], out)
+	case len(args) > 0 && args[0] == "files":
+		return benchFiles(ctx, args[1:], out)
 	}
 	if status := cli.Bench(cli.Lab{OpenSSL: peers.OpenSSLStream, Cable: netns.Cable}, args, os.Stdin, out, os.Stderr); status != 0 {
 		return exitStatus(status)

@@ -33,6 +33,24 @@ func TestBenchXDP(t *testing.T) {
 	}
 }
 
+func TestBenchFiles(t *testing.T) {
+	testenv.Once(t)
+	peers.Need(t, "rsync")
+	peers.Need(t, "iperf3")
+	netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: time.Millisecond}}) // or it says what is missing
+	file := filepath.Join(t.TempDir(), "files.json")
+	out, ok := lab(t, "bench", "files", "--quick", "--quiet", "--files", "40", "--size", "1MiB", "--output", file)
+	r, err := paired.ReadFile(file)
+	if !ok || err != nil || len(r.Rows) != len(fileRows) {
+		t.Fatalf("ended well: %v: %v: %s", ok, err, out)
+	}
+	for _, x := range r.Rows {
+		if want := uint64(1 << 20); x.Ours.Verified != want && x.Ours.Verified != 40*smallBytes || len(x.Theirs) != 1 || x.Theirs[0].Error != "" {
+			t.Errorf("%s: %d bytes verified, %+v", x.Name, x.Ours.Verified, x.Theirs)
+		}
+	}
+}
+
 func TestBenchRefusals(t *testing.T) {
 	for args, want := range map[string]string{
 		"xdp --touched maybe":          `--touched "maybe"`,
@@ -40,6 +58,8 @@ func TestBenchRefusals(t *testing.T) {
 		"xdp --packets 1.5":            `--packets "1.5"`,
 		"xdp --packets 1 --json":       "--json and --output do not go with it",
 		"xdp --engine dpdq":            `engine "dpdq": expected one of`,
+		"files --row dance":            `--row "dance"`,
+		"files --size much":            "much",
 		"dpdk --op dance":              `operation "dance"`,
 		"dpdk --batch 0":               "0 packets at a time",
 		"xdp --size big":               "invalid value",

@@ -12,6 +12,7 @@ import (
 
 // The tests run the tool as its users do: in a process of its own, which is this test binary.
 func TestMain(m *testing.M) {
+	penstockMain()
 	if os.Getenv("PENSTOCK_LAB_TEST") != "" {
 		if err := dispatch(context.Background(), os.Args[1:], os.Stdout); err != nil {
 			fmt.Println("lab:", err)

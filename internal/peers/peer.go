@@ -33,6 +33,8 @@ type Peer struct {
 var All = []Peer{
 	{Name: "iperf3", Packages: []string{"iperf3"}, Programs: []string{"iperf3"}, For: "TCP throughput to compare with",
 		version: []string{"iperf3", "--version"}, pattern: regexp.MustCompile(`^iperf (\S+)`)},
+	{Name: "rsync", Packages: []string{"rsync"}, Programs: []string{"rsync"}, For: "files over a network, to compare with",
+		version: []string{"rsync", "--version"}, pattern: regexp.MustCompile(`^rsync +version (\S+)`)},
 	{Name: "ucx", Packages: []string{"ucx-utils"}, Programs: []string{"ucx_perftest", "ucx_info"}, For: "UCX over TCP and shared memory, to compare with",
 		version: []string{"ucx_info", "-v"}, pattern: regexp.MustCompile(`(?m)^# (?:Library v|V)ersion:? (\S+)`)},
 	{Name: "fi", Packages: []string{"libfabric-bin"}, Programs: []string{"fi_pingpong", "fi_info"}, For: "libfabric over TCP and shared memory, to compare with",
