@@ -107,7 +107,6 @@ type op struct {
 // request is what the peer wants to have.
 type request struct {
 	op       uint64
-	key      path.Key
 	base     uint32 // its number for the first block
 	off      uint64 // where in the first block the request starts
 	blocks   int

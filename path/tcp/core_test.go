@@ -18,10 +18,11 @@ import (
 // node is one end without sockets.
 type node struct {
 	*core
-	region *mem.Region
-	export *path.Export
-	other  *path.Export // of the same memory
-	rxv    []sys.Iovec
+	region  *mem.Region
+	exports *path.Exports
+	export  *path.Export
+	other   *path.Export // of the same memory
+	rxv     []sys.Iovec
 }
 
 func newNode(t testing.TB, size, window, streams int, crc bool) *node {
@@ -40,7 +41,7 @@ func newNode(t testing.TB, size, window, streams int, crc bool) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+	n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), window, streams, crc, maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 	n.trash = make([]byte, trashSize)
 	return n
 }
@@ -196,6 +197,7 @@ func TestGetOfManyExports(t *testing.T) {
 	const blocks, window = 200, 96
 	for _, cancel := range []bool{false, true} {
 		a, b := newNode(t, 1<<20, window, 1, true), newNode(t, 1<<20, window, 1, true)
+		a.peerBlock = 1 // many requests
 		get := func(token uint64) path.Op {
 			op := path.Op{Kind: path.Get, Token: token}
 			for i := range uint64(blocks) {
@@ -291,6 +293,12 @@ func TestHostileFrames(t *testing.T) {
 		}, errShape},
 		{"request that counts wrong", func(n *node) []byte {
 			return frame(header{typ: frameGet, payload: blockSize, imm: 2}, []block{{0, 4}}, nil, nil)
+		}, errBlocks},
+		{"request whose table lacks the keys", func(n *node) []byte {
+			return frame(header{typ: frameGet, flags: flagKeys, payload: blockSize, imm: 1}, []block{{0, 4}}, nil, nil)
+		}, errBlocks},
+		{"request with a table of keys beyond the limit", func(n *node) []byte {
+			return frame(header{typ: frameGet, flags: flagKeys, payload: 513 * wantSize, imm: 513}, make([]block, 1026), nil, nil)
 		}, errBlocks},
 		{"request with damaged table", func(n *node) []byte {
 			return frame(header{typ: frameGet, payload: blockSize, imm: 1, crc: 1}, []block{{0, 4}}, nil, nil)
@@ -438,6 +446,7 @@ func FuzzReceiver(f *testing.F) {
 	f.Add(append(put, frame(header{typ: frameNotify, seq: 1, flags: flagNotify, msg: 3}, nil, nil, []byte("xyz"))...), uint8(3))
 	f.Add(frame(header{typ: framePutv, payload: 8}, []block{{0, 4}, {8, 4}}, make([]byte, 8), nil), uint8(1))
 	f.Add(frame(header{typ: frameGet, payload: 16, imm: 1}, []block{{0, 4}}, nil, nil), uint8(64))
+	f.Add(frame(header{typ: frameGet, flags: flagKeys, payload: 32, imm: 1}, []block{{0, 4}, {}}, nil, nil), uint8(64))
 	f.Add(frame(header{typ: frameData, op: 1 << 16, payload: 8, flags: flagEnd}, nil, make([]byte, 8), nil), uint8(64))
 	r, err := mem.Alloc(mem.Options{Size: 4096})
 	if err != nil {
@@ -457,7 +466,7 @@ func FuzzReceiver(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
+		n := &node{core: newCore((&setup.Config{Rights: path.Read | path.Write, Exports: x}).Reach(), 4, 2, false, maxFrameBytes, maxFrameBlocks), region: r, exports: x, export: e, other: other, rxv: make([]sys.Iovec, 0, sys.MaxIovecs)}
 		n.trash = make([]byte, 1024)
 		local, _ := r.Span(1100, 50)
 		n.post([]path.Op{{Kind: path.Get, Copies: []path.Copy{{Local: local}}}, {Kind: path.Put, Copies: []path.Copy{{Local: local}}}})

@@ -164,7 +164,7 @@ func (c *core) begin(s *stream) error {
 		in.state = wantTable
 	case frameGet:
 		n := h.imm & 0xffffffff
-		if n == 0 || n > maxFrameBlocks || n*blockSize != uint64(h.payload) {
+		if n == 0 || n > maxFrameBlocks || n*uint64(h.entrySize()) != uint64(h.payload) || h.payload > maxFrameBlocks*blockSize {
 			return errBlocks
 		}
 		if c.serveSmall.n+c.serveBig.n >= c.window || c.serveSmall.bn+c.serveBig.bn+int(n) > maxRequested {
@@ -240,9 +240,9 @@ func (c *core) table(s *stream) error {
 // addRequest queues what the peer asks for. Its size was checked against what both sides agreed.
 func (c *core) addRequest(in *input) error {
 	h := &in.h
-	r := request{op: h.op, key: h.key, base: uint32(h.imm >> 32), off: h.where, blocks: len(in.table) / blockSize}
+	r := request{op: h.op, base: uint32(h.imm >> 32), off: h.where, blocks: len(in.table) / h.entrySize()}
 	for i := range r.blocks {
-		r.left += uint64(parseBlock(in.table[i*blockSize:]).n)
+		r.left += uint64(parseBlock(in.table[i*h.entrySize():]).n)
 	}
 	q := &c.serveSmall
 	if r.left >= stripeMin || h.flags&flagBulk != 0 {
@@ -250,7 +250,7 @@ func (c *core) addRequest(in *input) error {
 	} else {
 		c.smallMoved = c.smallMoved || c.data > 1
 	}
-	q.add(r, in.table, c.window)
+	q.add(r, h, in.table, c.window)
 	return nil
 }
 

@@ -335,7 +335,7 @@ func (c *core) cutPut(s *stream, slot uint16) verdict {
 	return ended
 }
 
-// cutGet asks for the next blocks of an operation: those of one export.
+// cutGet asks for the next blocks of an operation.
 func (c *core) cutGet(s *stream, slot uint16) verdict {
 	p, o := &c.ops[slot], &s.out
 	if p.requests == opRequests {
@@ -344,42 +344,46 @@ func (c *core) cutGet(s *stream, slot uint16) verdict {
 	if c.wanted == maxRequested || c.requests == c.window {
 		return later
 	}
-	k := &p.copies[p.block]
-	most := min(sendBlocks, c.peerBlock, maxRequested-c.wanted, len(p.copies)-p.block)
-	if o.scratch != nil {
-		most = min(most, (cap(o.scratch)-len(o.scratch)-headerSize)/blockSize)
-	}
-	if most <= 0 || !o.room(headerSize+most*blockSize, 0) {
-		return full
-	}
-	h := header{typ: frameGet, op: p.number(slot), key: k.Key, where: p.off}
+	base := p.block
+	n := min(sendBlocks, c.peerBlock, maxRequested-c.wanted, len(p.copies)-base)
+	h := header{typ: frameGet, op: p.number(slot), key: p.copies[base].Key, where: p.off}
 	if p.bulk {
 		h.flags |= flagBulk
 	}
-	base := p.block
-	n := 0
-	for base+n < len(p.copies) && n < most && p.copies[base+n].Key == k.Key {
-		n++
+	for _, k := range p.copies[base:][:n] {
+		if k.Key != h.key {
+			h.flags, h.key = h.flags|flagKeys, path.Key{}
+			break
+		}
 	}
-	b := o.reserve(headerSize + n*blockSize)
+	size := h.entrySize()
+	left := scratchSize
+	if o.scratch != nil {
+		left = cap(o.scratch) - len(o.scratch)
+	}
+	n = min(n, (left-headerSize)/size)
+	if n <= 0 || !o.room(headerSize+n*size, 0) {
+		return full
+	}
+	b := o.reserve(headerSize + n*size)
 	for i := range n {
 		k := &p.copies[p.block]
 		m := min(k.Local.Len-p.off, getPiece)
-		block{k.RemoteOff + p.off, uint32(m)}.put(b[headerSize+i*blockSize:])
+		h.putWant(b[headerSize+i*size:], want{block{k.RemoteOff + p.off, uint32(m)}, k.Key})
 		p.asked += m
 		p.off += m
 		if p.off < k.Local.Len {
 			// A piece of a block can only be the last entry. The table keeps its size: the rest are empty entries at the
 			// same place.
 			for j := i + 1; j < n; j++ {
-				block{k.RemoteOff + p.off, 0}.put(b[headerSize+j*blockSize:])
+				h.putWant(b[headerSize+j*size:], want{block{k.RemoteOff + p.off, 0}, k.Key})
 			}
 			break
 		}
 		p.block, p.off = p.block+1, 0
 	}
 	h.imm = uint64(base)<<32 | uint64(n)
-	h.payload = uint32(n * blockSize)
+	h.payload = uint32(n * size)
 	h.crc = vec.CRC32C(0, b[headerSize:])
 	o.header(b, &h)
 	p.requests++
@@ -418,7 +422,7 @@ func (c *core) serve(s *stream, q *requests) verdict {
 	}
 	// Look before anything is written: the first block decides between data and a refusal.
 	now := q.block()
-	if _, err := c.reach.Resolve(r.key, now.off+r.done, uint64(now.n)-r.done, path.Read); err != nil {
+	if _, err := c.reach.Resolve(now.key, now.off+r.done, uint64(now.n)-r.done, path.Read); err != nil {
 		c.st.Rejected++
 		return c.refuseRequest(o, r, reasonOf(err))
 	}
@@ -431,7 +435,7 @@ func (c *core) serve(s *stream, q *requests) verdict {
 		}
 		k := q.block()
 		n := min(uint64(k.n)-r.done, limit-uint64(h.payload))
-		src, err := c.reach.Resolve(r.key, k.off+r.done, n, path.Read)
+		src, err := c.reach.Resolve(k.key, k.off+r.done, n, path.Read)
 		if err != nil {
 			break // the next frame says so
 		}
@@ -442,7 +446,7 @@ func (c *core) serve(s *stream, q *requests) verdict {
 			at += copy(b[at:], src)
 			c.st.BytesCopied += n
 		} else {
-			o.payload(src, len(o.iov) > from)
+			o.serve(src, k.key, len(o.iov) > from)
 		}
 		h.payload += uint32(n)
 		r.left -= n
@@ -454,9 +458,6 @@ func (c *core) serve(s *stream, q *requests) verdict {
 	if inline && at < need { // a later block was refused: give back what it would have taken
 		o.scratch = o.scratch[:len(o.scratch)-(need-at)]
 		o.shorten(need - at)
-	}
-	if len(o.iov) > from {
-		o.served = append(o.served, servedRange{from, len(o.iov), r.key})
 	}
 	c.st.BytesServed += uint64(h.payload)
 	c.dirty = true

@@ -42,18 +42,18 @@ func (q *fifo) remove(x uint16) {
 type requests struct {
 	v       []request
 	head, n int
-	blocks  []block
+	blocks  []want
 	bhead   int
 	bn      int
 }
 
 // add appends a request with its table. The caller has checked that there is room.
-func (q *requests) add(r request, table []byte, window int) {
+func (q *requests) add(r request, h *header, table []byte, window int) {
 	if q.v == nil {
-		q.v, q.blocks = make([]request, window), make([]block, maxRequested)
+		q.v, q.blocks = make([]request, window), make([]want, maxRequested)
 	}
 	for i := range r.blocks {
-		q.blocks[(q.bhead+q.bn+i)%maxRequested] = parseBlock(table[i*blockSize:])
+		q.blocks[(q.bhead+q.bn+i)%maxRequested] = h.parseWant(table[i*h.entrySize():])
 	}
 	q.bn += r.blocks
 	q.v[(q.head+q.n)%len(q.v)] = r
@@ -64,7 +64,7 @@ func (q *requests) add(r request, table []byte, window int) {
 func (q *requests) first() *request { return &q.v[q.head] }
 
 // block is the one that the first request has come to.
-func (q *requests) block() block { return q.blocks[(q.bhead+q.v[q.head].at)%maxRequested] }
+func (q *requests) block() want { return q.blocks[(q.bhead+q.v[q.head].at)%maxRequested] }
 
 // drop ends the first request.
 func (q *requests) drop() {

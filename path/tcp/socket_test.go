@@ -541,7 +541,7 @@ func TestIdleMemory(t *testing.T) {
 	for _, s := range a.streams {
 		bytes += cap(s.out.scratch) + cap(s.out.iov)*16 + cap(s.in.stage) + cap(s.in.table) + cap(s.in.dst)*16 + flightSize*8
 	}
-	bytes += len(a.ops)*256 + cap(a.rxv)*16 + len(a.trash) + cap(a.notes.v)*24 + cap(a.notes.arena) + (cap(a.serveSmall.blocks)+cap(a.serveBig.blocks))*16 + 4*2*a.window
+	bytes += len(a.ops)*256 + cap(a.rxv)*16 + len(a.trash) + cap(a.notes.v)*24 + cap(a.notes.arena) + (cap(a.serveSmall.blocks)+cap(a.serveBig.blocks))*32 + 4*2*a.window
 	if bytes > 176<<10 {
 		t.Errorf("an idle end takes %d bytes", bytes)
 	}

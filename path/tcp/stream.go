@@ -161,6 +161,18 @@ func (o *output) fly(slot uint16) {
 	o.fn++
 }
 
+// serve appends exported memory. same says that the piece before it is exported memory of the same frame.
+func (o *output) serve(b []byte, key path.Key, same bool) {
+	if k := len(o.served); same && o.served[k-1].key == key {
+		o.payload(b, true)
+		o.served[k-1].end = len(o.iov)
+		return
+	}
+	first := len(o.iov)
+	o.payload(b, false)
+	o.served = append(o.served, servedRange{first, len(o.iov), key})
+}
+
 // spill replaces what is left of exported memory in the batch by copies, so that the export can go.
 func (o *output) spill(key path.Key) {
 	for _, r := range o.served {

@@ -23,6 +23,7 @@ const (
 	headerSize = 64
 	helloSize  = 64
 	blockSize  = 16 // one entry of a table
+	wantSize   = blockSize + path.KeySize
 )
 
 // Limits that both sides hold without negotiating. What a hello announces may be lower, never higher.
@@ -59,7 +60,8 @@ const (
 	flagPart                      // Put: the block goes on after this frame
 	flagAck                       // frames of the other direction are acknowledged; any type but Ack
 	flagBulk                      // Get: large, whatever it asks for
-	flagKnown  = flagNotify | flagEnd | flagCRC | flagPart | flagAck | flagBulk
+	flagKeys                      // Get: each entry of the table has a key of its own
+	flagKnown  = flagNotify | flagEnd | flagCRC | flagPart | flagAck | flagBulk | flagKeys
 )
 
 // header is the fixed part of each frame. The meaning of where and imm depends on the type:
@@ -187,7 +189,7 @@ func (h *header) checkShape() error {
 	if h.flags&flagAck != 0 && h.typ == frameAck || h.flags&flagAck == 0 && h.ack != 0 {
 		return errShape
 	}
-	if h.flags&flagBulk != 0 && h.typ != frameGet {
+	if h.flags&(flagBulk|flagKeys) != 0 && h.typ != frameGet {
 		return errShape
 	}
 	if h.msg != 0 && h.flags&flagNotify == 0 {
@@ -221,6 +223,35 @@ func (k block) put(b []byte) {
 func parseBlock(b []byte) block {
 	b = b[:blockSize]
 	return block{binary.BigEndian.Uint64(b), binary.BigEndian.Uint32(b[8:])}
+}
+
+// want is a block that is asked for, and the export that it lies in. The table of a request has the keys only with flagKeys.
+type want struct {
+	block
+	key path.Key
+}
+
+// entrySize is that of an entry of a request's table.
+func (h *header) entrySize() int {
+	if h.flags&flagKeys != 0 {
+		return wantSize
+	}
+	return blockSize
+}
+
+func (h *header) putWant(b []byte, w want) {
+	w.put(b)
+	if h.flags&flagKeys != 0 {
+		w.key.Append(b[:blockSize])
+	}
+}
+
+func (h *header) parseWant(b []byte) want {
+	w := want{parseBlock(b), h.key}
+	if h.flags&flagKeys != 0 {
+		w.key = path.ParseKey(b[blockSize:])
+	}
+	return w
 }
 
 // reason is why something was refused, on the wire.

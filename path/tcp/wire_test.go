@@ -105,6 +105,7 @@ func TestImpossibleHeaders(t *testing.T) {
 		"notify without notification": {typ: frameNotify},
 		"payload too long":            {typ: framePut, payload: maxFrameBytes + 1},
 		"end of a put":                {typ: framePut, flags: flagEnd},
+		"put with keys in a table":    {typ: framePutv, flags: flagKeys},
 		"get with notification":       {typ: frameGet, flags: flagNotify},
 		"bulk, but no request":        {typ: framePut, flags: flagBulk, payload: 100},
 		"part of nothing":             {typ: framePut, flags: flagPart, payload: 100, imm: 99},
