@@ -285,16 +285,13 @@ func (s *System) ready() error {
 // MetricsAddr is where the page of metrics is, with the port that the kernel chose; "" without one.
 func (s *System) MetricsAddr() string { return s.metrics }
 
-// levels are those of the section logging. trace and critical lie beyond what package slog names.
-var levels = map[string]slog.Level{"trace": slog.LevelDebug - 4, "debug": slog.LevelDebug, "info": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError, "critical": slog.LevelError + 4}
-
 // openLog makes the logger.
 func (s *System) openLog() error {
 	if s.log = s.plan.o.Logger; s.log != nil {
 		return nil
 	}
 	l := &s.plan.cfg.Logging
-	level, some := levels[l.Level]
+	level, some := l.Least()
 	if !some {
 		s.log = slog.New(slog.DiscardHandler)
 		return nil

@@ -140,6 +140,17 @@ penstock_handle penstock_open(const char *yaml, penstock_error *);
  */
 int32_t penstock_close(penstock_handle, penstock_error *);
 
+/*
+ * Takes the oldest record of what systems log, as a JSON object of one line: time in ns since 1970, level as a number (-4 debug, 0 information, 4
+ * warning, 8 error), msg, and attributes, an object. Returns the length of the text; 0: there was none within the time, or there is none and no
+ * system is open. A record that is longer than there is room for stays.
+ *
+ * From the first call on, which may be one without room or time, systems that are opened keep their records here, those of the level of the section
+ * logging and above, unless it names a file. Before, and without a call, they write them to the standard error. 256 KiB of them are kept; a
+ * record says how many were dropped.
+ */
+int64_t penstock_log(char *text, size_t n, int64_t timeout, penstock_error *);
+
 /* Where peers reach the system: addresses, one a line. */
 int64_t penstock_addresses(penstock_handle system, char *text, size_t n, penstock_error *);
 

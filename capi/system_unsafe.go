@@ -48,6 +48,7 @@ func (s *system) close() error {
 		errs = append(errs, x.x.Close())
 	}
 	err := errors.Join(append(errs, s.s.Close())...)
+	records.closed()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = true
@@ -107,8 +108,9 @@ func penstock_open(yaml *C.char, out *C.penstock_error) C.penstock_handle {
 		if err != nil {
 			return nil, err
 		}
-		x, err := penstock.Open(context.Background(), cfg, penstock.Options{})
+		x, err := penstock.Open(context.Background(), cfg, penstock.Options{Logger: records.opening(cfg)})
 		if err != nil {
+			records.closed()
 			sys.Close(event)
 			return nil, err
 		}

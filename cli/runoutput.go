@@ -166,15 +166,8 @@ func (w *runOutput) logger(c *config.Config) *slog.Logger {
 	if w.mode != displayTerminal || c.Logging.File != "" {
 		return nil
 	}
-	level := slog.LevelWarn
-	switch c.Logging.Level {
-	case "trace", "debug":
-		level = slog.LevelDebug
-	case "info":
-		level = slog.LevelInfo
-	case "error", "critical":
-		level = slog.LevelError
-	case "off":
+	level, some := c.Logging.Least()
+	if !some {
 		return slog.New(slog.DiscardHandler)
 	}
 	return slog.New(slog.NewTextHandler(w.log, &slog.HandlerOptions{Level: level, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

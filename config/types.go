@@ -1,6 +1,7 @@
 package config
 
 import (
+	"log/slog"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -53,6 +54,25 @@ type Logging struct {
 	Level  string `cfg:"level"`  // trace, debug, info, warn, error, critical, off
 	Format string `cfg:"format"` // text, json
 	File   string `cfg:"file"`   // "": standard error
+}
+
+// Least is the level from which on records are logged; false: none are. trace and critical lie beyond what package slog names.
+func (l Logging) Least() (slog.Level, bool) {
+	switch l.Level {
+	case "trace":
+		return slog.LevelDebug - 4, true
+	case "debug":
+		return slog.LevelDebug, true
+	case "info":
+		return slog.LevelInfo, true
+	case "warn":
+		return slog.LevelWarn, true
+	case "error":
+		return slog.LevelError, true
+	case "critical":
+		return slog.LevelError + 4, true
+	}
+	return 0, false
 }
 
 // Metrics says where counts can be read.

@@ -111,6 +111,7 @@ class CSegment(ctypes.Structure):
 _prototypes = {
     "penstock_open": (c_uint64, [c_char_p]),
     "penstock_close": (c_int32, [c_uint64]),
+    "penstock_log": (c_int64, [c_char_p, c_size_t, c_int64]),
     "penstock_addresses": (c_int64, [c_uint64, c_char_p, c_size_t]),
     "penstock_status": (c_int64, [c_uint64, c_char_p, c_size_t]),
     "penstock_alloc": (c_uint64, [c_char_p, c_uint64, c_uint32]),

@@ -271,16 +271,22 @@ class Peer(_Handle):
 class System(_Handle):
     """What a configuration describes, open.
 
-    System(yaml=...) takes the text of a configuration (docs/config.md). System(name=..., listen=[...]) is a node for transfers alone.
+    System(yaml=...) takes the text of a configuration (docs/config.md). System(name=..., listen=[...]) is a node for transfers alone. What it logs
+    goes to the logger "penstock" of package logging, unless the configuration names a file.
     """
 
     def __init__(self, yaml: Optional[str] = None, *, name: str = "", listen: Iterable[str] = ()):
+        from . import _log  # package logging takes longer to import than all the rest
         if yaml is None:
             node = {"name": name, "listen": list(listen)}
-            yaml = json.dumps({"penstock": {"transfers": {k: v for k, v in node.items() if v}}})
+            yaml = json.dumps({"penstock": {"logging": {"level": _log.level()}, "transfers": {k: v for k, v in node.items() if v}}})
         elif name or listen:
             raise InvalidError("name and listen are for a node without a configuration: write them into it")
-        super().__init__(call("penstock_open", yaml.encode()))
+        _log.keep()
+        try:
+            super().__init__(call("penstock_open", yaml.encode()))
+        finally:
+            _log.start()
         self._mu = threading.Lock()
         self._waits: "Dict[int, tuple[Any, Any]]" = {}  # futures of transfers that are awaited, by handle
         self._loops: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that watch the event descriptor
