@@ -57,7 +57,7 @@ class TransferEngine:
             raise NotImplementedError(f"the metadata server {metadata_server!r}: expected P2PHANDSHAKE; this engine asks its peers and no server")
         if self._agent is not None:
             raise RuntimeError("the engine was initialized before")
-        port = local_hostname.partition(":")[2]
+        port = _split(local_hostname)[1]
         # Peers know an engine by its port, so it has no name before it listens.
         a = nixl_agent(f"mooncake-{id(self)}-{time.time_ns()}", nixl_agent_config(True, True, int(port or 0)))
         self._agent = a
@@ -233,8 +233,8 @@ class TransferEngine:
         """The name of the agent at "host:port"."""
         a, names = self._open(), self._names
         if again or target not in names:
-            host, _, port = target.rpartition(":")
-            metadata = a._ask(host, int(port), {"do": "get"}, patience=0)["metadata"]
+            host, port = _split(target)
+            metadata = a._ask(host, int(port or 0), {"do": "get"}, patience=0)["metadata"]
             names[target] = a.add_remote_agent(metadata.encode()).decode()
         return names[target]
 
@@ -268,6 +268,17 @@ class TransferEngine:
         self._none("transfers in the order of a CUDA stream: wait for the stream, and use transfer_sync")
 
     transfer_read_on_cuda = batch_transfer_write_on_cuda = batch_transfer_read_on_cuda = transfer_write_on_cuda
+
+
+def _split(address: str) -> "tuple[str, str]":
+    """The host and, if there is one, the port of "host:port" or "[host]:port"; an address of IPv6 alone has none."""
+    if address.startswith("["):
+        host, _, rest = address[1:].partition("]")
+        return host, rest[1:]
+    if address.count(":") > 1:
+        return address, ""
+    host, _, port = address.partition(":")
+    return host, port
 
 
 def install() -> None:

@@ -419,9 +419,9 @@ class nixl_agent:
             self._known[name] = k
         return name.encode()
 
-    def remove_remote_agent(self, agent: str) -> None:
+    def remove_remote_agent(self, agent: Any) -> None:
         with self._mu:
-            k = self._known.pop(agent, None)
+            k = self._known.pop(_name(agent), None)
         if k is None:
             raise nixlNotFoundError(f"no agent {agent!r} was added")
         k.peer.close()
@@ -429,7 +429,8 @@ class nixl_agent:
     def make_connection(self, remote_agent: str, backends: Any = ()) -> None:
         self._agent(remote_agent)
 
-    def check_remote_metadata(self, agent: str, descs: Any = None) -> bool:
+    def check_remote_metadata(self, agent: Any, descs: Any = None) -> bool:
+        agent = _name(agent)
         with self._mu:
             k = self._known.get(agent)
             if k is None:
@@ -443,7 +444,7 @@ class nixl_agent:
             return True
 
     def _agent(self, name: Any) -> _Known:
-        name = name.decode() if isinstance(name, bytes) else name
+        name = _name(name)
         with self._mu:
             k = self._known.get(name)
         if k is None:
@@ -468,7 +469,7 @@ class nixl_agent:
 
     def fetch_remote_metadata(self, remote_agent: str, ip_addr: str = "", port: int = DEFAULT_COMM_PORT, label: str = "") -> None:
         a = self._ask(ip_addr, port, {"do": "get"})
-        if json.loads(a["metadata"])["agent"] != remote_agent:
+        if json.loads(a["metadata"])["agent"] != _name(remote_agent):
             raise nixlNotFoundError(f"the agent at {ip_addr}:{port} is not {remote_agent!r}")
         self.add_remote_agent(a["metadata"].encode())
 
@@ -476,10 +477,10 @@ class nixl_agent:
     def _ask(ip: str, port: int, what: Dict[str, str], patience: float = 10) -> Dict[str, str]:
         if not ip:
             raise nixlNotSupportedError("without ip_addr the metadata would go to etcd, which this has not: pass the address of the agent")
-        end = time.monotonic() + patience
+        at, end = _here(ip), time.monotonic() + patience
         while True:
             try:
-                with socket.create_connection((ip, port), 10) as s, s.makefile("rw") as f:
+                with socket.create_connection((at, port), 10) as s, s.makefile("rw") as f:
                     f.write(json.dumps(what) + "\n")
                     f.flush()
                     return json.loads(f.readline() or "{}")
@@ -589,7 +590,7 @@ class nixl_agent:
     def check_remote_xfer_done(self, remote_agent_name: Any, lookup_tag: Any, backends: Any = (), tag_is_prefix: bool = True) -> bool:
         """Takes the first message of the agent that is, or begins with, the tag."""
         tag = _bytes(lookup_tag)
-        name = remote_agent_name.decode() if isinstance(remote_agent_name, bytes) else remote_agent_name
+        name = _name(remote_agent_name)
         with self._mu:
             mine = self.update_notifs().get(name, [])
             for i, m in enumerate(mine):
@@ -601,6 +602,22 @@ class nixl_agent:
 
 def _bytes(x: Any) -> bytes:
     return x.encode() if isinstance(x, str) else bytes(x)
+
+
+def _name(agent: Any) -> str:
+    """The name of an agent, which add_remote_agent gave as bytes."""
+    return agent.decode() if isinstance(agent, bytes) else agent
+
+
+def _here(host: str) -> str:
+    """127.0.0.1, where agents listen, for each address of this machine: programs name themselves by the one that others would reach."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, number) as s:
+            s.bind(address)
+    except OSError:
+        return host
+    return "127.0.0.1"
 
 
 def _listen(agent: nixl_agent, port: int) -> socketserver.ThreadingTCPServer:
@@ -661,6 +678,7 @@ def install() -> None:
     for name in dir(here):
         if name.startswith("nixl") and name.endswith(("Error", "DList")) or name.endswith("_SEG"):
             setattr(bindings, name, getattr(here, name))
+    api.__dict__.update(nixlBind=bindings, nixl_prepped_dlist_handle=_Side, nixl_xfer_handle=_Request)
     bindings.HAVE_UCX_GPU_DEVICE_API = False  # type: ignore[attr-defined]
     setattr(utils, "malloc_passthru", malloc_passthru)
     setattr(utils, "free_passthru", free_passthru)
