@@ -3,7 +3,7 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk capi wheel deps fuzz gpu-test gpu-bench clean
+.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk capi wheel cross-wheel deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -20,16 +20,27 @@ build-dpdk:
 # The library for C with its header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where it will be installed.
 PREFIX  ?= /usr/local
 VERSION ?= 0.1.0
+DIST    ?= dist
+LIBRARY := $(GO) build -trimpath -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libpenstock.so.1'
 capi:
-	CGO_ENABLED=1 $(GO) build -trimpath -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libpenstock.so.1' -o dist/libpenstock.so.1 ./capi
-	ln -sf libpenstock.so.1 dist/libpenstock.so
-	rm -f dist/libpenstock.so.h
-	cp capi/penstock.h dist/
-	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' capi/penstock.pc.in > dist/penstock.pc
+	CGO_ENABLED=1 $(LIBRARY) -o $(DIST)/libpenstock.so.1 ./capi
+	ln -sf libpenstock.so.1 $(DIST)/libpenstock.so
+	rm -f $(DIST)/libpenstock.so.h
+	cp capi/penstock.h $(DIST)/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' capi/penstock.pc.in > $(DIST)/penstock.pc
 
-# The wheel for Python, which has the library and the command line (docs/python.md). For another machine: GOARCH=arm64 CC=aarch64-linux-gnu-gcc.
+# The wheels for Python, which have the library and the command line (docs/python.md): for this machine, and for the other one of amd64 and arm64
+# where there is a cross compiler for it.
+OTHER := $(if $(filter arm64,$(shell $(GO) env GOHOSTARCH)),amd64,arm64)
+CROSS := $(if $(filter arm64,$(OTHER)),aarch64,x86_64)-linux-gnu-gcc
 wheel: capi build
-	python3 python/wheel.py dist/libpenstock.so.1 $(BIN) $(VERSION) dist
+	python3 python/wheel.py $(DIST)/libpenstock.so.1 $(BIN) $(VERSION) $(DIST)
+	@if command -v $(CROSS) >/dev/null; then $(MAKE) cross-wheel; else echo "no wheel for $(OTHER): there is no $(CROSS)"; fi
+
+cross-wheel:
+	GOARCH=$(OTHER) CGO_ENABLED=1 CC=$(CROSS) $(LIBRARY) -o $(DIST)/$(OTHER)/libpenstock.so.1 ./capi
+	GOARCH=$(OTHER) CGO_ENABLED=0 $(GO) build -trimpath -o $(DIST)/$(OTHER)/penstock ./cmd/penstock
+	python3 python/wheel.py $(DIST)/$(OTHER)/libpenstock.so.1 $(DIST)/$(OTHER)/penstock $(VERSION) $(DIST)
 
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.
@@ -70,6 +81,7 @@ dpdk:
 
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps
+	./scripts/deps.sh scripts/nightly.txt
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) nights
 nights: check plain dpdk build
 	$(GO) vet -tags invariants ./...

@@ -117,3 +117,8 @@ func TestSymbols(t *testing.T) {
 		t.Errorf("the library has\n%v\nthe header\n%v", have, want)
 	}
 }
+
+// What TestCrossWheel runs on another machine, here.
+func TestPut(t *testing.T) {
+	run(t, "testdata/put.c", []string{"-O2"}, filepath.Join(t.TempDir(), "s"))
+}

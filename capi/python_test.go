@@ -31,9 +31,7 @@ func TestWheel(t *testing.T) {
 	}
 	do(".", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-o", command, "../cmd/penstock")
 	wheel := do(".", nil, python, "../python/wheel.py", filepath.Join(built(t), "libpenstock.so"), command, "0.1.0", dir)
-	if !strings.Contains(filepath.Base(wheel), "-py3-none-manylinux_2_") {
-		t.Errorf("the wheel is %s", wheel)
-	}
+	sameTag(t, wheel, filepath.Join(built(t), "libpenstock.so"))
 	tests, err := filepath.Abs("../python/tests")
 	if err != nil {
 		t.Fatal(err)
