@@ -169,6 +169,12 @@ penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, pe
 /* The memory of a region, and its size; valid until it is closed. NULL without an error: it is on a device. */
 void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *);
 
+/*
+ * Whether an RDMA adapter of this machine reaches the memory of a region itself, so that its bytes move without a copy in memory of the host. 1: one
+ * does, and the text says which and how. 0: none does, and the text says why not. A text that is longer than the room is cut.
+ */
+int32_t penstock_dma(penstock_handle region, char *text, size_t n, penstock_error *);
+
 /* Lets peers name a part of a region. rights is PENSTOCK_READ, PENSTOCK_WRITE or both. A name is "" or unique in the system. */
 penstock_handle penstock_export(penstock_handle system, penstock_handle region, uint64_t offset, uint64_t length, const char *name,
 	uint32_t rights, uint32_t flags, penstock_error *);

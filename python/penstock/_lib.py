@@ -117,6 +117,7 @@ _prototypes = {
     "penstock_alloc": (c_uint64, [c_char_p, c_uint64, c_uint32]),
     "penstock_adopt": (c_uint64, [c_char_p, c_void_p, c_uint64]),
     "penstock_memory": (c_void_p, [c_uint64, POINTER(c_uint64)]),
+    "penstock_dma": (c_int32, [c_uint64, c_char_p, c_size_t]),
     "penstock_export": (c_uint64, [c_uint64, c_uint64, c_uint64, c_uint64, c_char_p, c_uint32, c_uint32]),
     "penstock_publish": (c_uint64, [c_uint64, c_uint64, c_uint64, POINTER(CTensor), c_char_p, c_uint32, c_uint32]),
     "penstock_describe": (c_int32, [c_uint64, POINTER(CTensor)]),

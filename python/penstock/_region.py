@@ -4,7 +4,7 @@ from __future__ import annotations
 import ctypes
 import math
 from ctypes import byref, c_uint64
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from . import _dlpack, _lib
 from ._lib import InvalidError, call
@@ -300,3 +300,27 @@ def adopt(x: Any, name: str = "") -> Region:
     """
     m = memory_of(x)
     return Region(call("penstock_adopt", name.encode(), m.address, m.size), m)
+
+
+class Reach(NamedTuple):
+    """Whether an RDMA adapter of this machine reaches memory itself. It is true where one does; why says how, or what is missing."""
+    dma: bool
+    why: str
+
+    def __bool__(self) -> bool:
+        return self.dma
+
+
+def is_dma_capable(x: Any) -> Reach:
+    """Whether the bytes of a Region, an array, a tensor or a buffer can move between machines without a copy in memory of the host, and why not.
+
+    It finds out by registering a page of the memory with the adapters. Transfers over sockets copy in any case, and those on one host need no adapter.
+    """
+    r = x if isinstance(x, Region) else adopt(x)
+    try:
+        b = ctypes.create_string_buffer(4096)
+        can = call("penstock_dma", r._h, b, len(b)) == 1
+        return Reach(can, b.value.decode("utf-8", "replace"))
+    finally:
+        if r is not x:
+            r.close()
