@@ -104,9 +104,16 @@ func penstock_alloc(name *C.char, size C.uint64_t, flags C.uint32_t, out *C.pens
 		switch {
 		case size == 0 || size > 1<<47:
 			return nil, fmt.Errorf("a region of %d bytes: expected 1 to 2^47: %w", uint64(size), errInvalid)
-		case flags&^C.PENSTOCK_HUGE != 0:
-			return nil, fmt.Errorf("flags %#x: expected PENSTOCK_HUGE or 0: %w", uint32(flags), errInvalid)
-		case flags&C.PENSTOCK_HUGE != 0:
+		case flags != 0 && flags != C.PENSTOCK_HUGE && flags != C.PENSTOCK_PINNED:
+			return nil, fmt.Errorf("flags %#x: expected PENSTOCK_HUGE, PENSTOCK_PINNED or 0: %w", uint32(flags), errInvalid)
+		case flags == C.PENSTOCK_PINNED:
+			a, err := card(0)
+			if err != nil {
+				return nil, err
+			}
+			r, err := a.Alloc(o.Name, mem.HostPinned, o.Size)
+			return newRegion(r, false, err)
+		case flags == C.PENSTOCK_HUGE:
 			o.Kind, o.AllowFallback = mem.Huge, true
 		}
 		r, err := mem.Alloc(o)

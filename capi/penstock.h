@@ -121,7 +121,10 @@ typedef struct {
 
 enum { PENSTOCK_PUT = 1, PENSTOCK_GET = 2 };
 enum { PENSTOCK_READ = 1, PENSTOCK_WRITE = 2 };
-enum { PENSTOCK_HUGE = 1 };         /* of penstock_alloc: pages of 2 MiB where there are some free */
+enum {
+	PENSTOCK_HUGE = 1,  /* of penstock_alloc: pages of 2 MiB where there are some free */
+	PENSTOCK_PINNED = 2 /* of penstock_alloc: pinned for the CUDA devices, without which it is PENSTOCK_MISSING */
+};
 enum { PENSTOCK_WHOLE_REGION = 1 }; /* of penstock_export: shared memory may hand over the whole region of a part of it */
 enum { PENSTOCK_TENSORS = 1 };      /* of penstock_serve: each tensor of a file has a name of its own, too */
 

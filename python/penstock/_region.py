@@ -280,17 +280,26 @@ def size_of(dtype: str, shape: Sequence[int]) -> int:
     return (math.prod(shape) * DTYPES[dtype].bits + 7) // 8
 
 
-def alloc(size: int, name: str = "", huge: bool = False) -> Region:
-    """Allocates memory that peers on this host can map. size is in bytes and is rounded up to pages."""
-    return Region(call("penstock_alloc", name.encode(), size, 1 if huge else 0))
+def _flags(huge: bool, pinned: bool) -> int:
+    if huge and pinned:
+        raise InvalidError("huge and pinned: expected one of them")
+    return 1 if huge else 2 if pinned else 0
 
 
-def empty(shape: "Union[int, Sequence[int]]", dtype: str = "float32", name: str = "", huge: bool = False) -> Tensor:
-    """Allocates a tensor that peers on this host can map. dtype is a name of numpy's or torch's, such as "bfloat16"."""
+def alloc(size: int, name: str = "", huge: bool = False, pinned: bool = False) -> Region:
+    """Allocates memory that peers on this host can map. size is in bytes and is rounded up to pages.
+
+    huge takes pages of 2 MiB where there are some free. pinned has CUDA's driver pin it, so that devices copy from and to it by themselves.
+    """
+    return Region(call("penstock_alloc", name.encode(), size, _flags(huge, pinned)))
+
+
+def empty(shape: "Union[int, Sequence[int]]", dtype: str = "float32", name: str = "", huge: bool = False, pinned: bool = False) -> Tensor:
+    """Allocates a tensor in such memory. dtype is a name of numpy's or torch's, such as "bfloat16". array() and tensor() are views of it."""
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     if dtype not in DTYPES or any(n < 0 for n in shape):
         raise InvalidError(f"a tensor of {dtype!r} with the shape {shape}: expected one of {', '.join(DTYPES)}, and sizes of 0 or more")
-    return Tensor(call("penstock_alloc", name.encode(), max(size_of(dtype, shape), 1), 1 if huge else 0), dtype, shape)
+    return Tensor(call("penstock_alloc", name.encode(), max(size_of(dtype, shape), 1), _flags(huge, pinned)), dtype, shape)
 
 
 def adopt(x: Any, name: str = "") -> Region:

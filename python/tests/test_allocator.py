@@ -1,5 +1,6 @@
-"""What an RDMA adapter reaches. The tests of a whole run have what the machine has; TestReach of capi runs them with stand-ins of libibverbs and of
+"""Memory that is pinned, and what an RDMA adapter reaches. The tests of a whole run have what the machine has; TestReach of capi runs them with stand-ins of libibverbs and of
 CUDA's driver too, and on a machine with both a coordinator may run this file by itself."""
+import ctypes
 import os
 import sys
 import unittest
@@ -10,6 +11,7 @@ from penstock import _lib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import test_cuda
+from test_cuda import torch
 
 RDMA = penstock.is_dma_capable(penstock.alloc(1))
 
@@ -24,6 +26,16 @@ class Host(unittest.TestCase):
                 self.assertTrue(r.why)
         with self.assertRaises(penstock.InvalidError):
             penstock.is_dma_capable(numpy.zeros((4, 4)).T[1:])
+
+    @unittest.skipIf(_lib.cuda() is not None, "the machine has CUDA's driver")
+    def test_pinned_without_driver(self):
+        for f in (lambda: penstock.alloc(1, pinned=True), lambda: penstock.empty(1, pinned=True)):
+            with self.assertRaisesRegex(penstock.MissingError, "libcuda"):
+                f()
+
+    def test_pinned_and_huge(self):
+        with self.assertRaises(penstock.InvalidError):
+            penstock.empty(1, huge=True, pinned=True)
 
     @unittest.skipIf(RDMA, "an adapter is here")
     def test_says_what_is_missing(self):
@@ -60,6 +72,34 @@ class Device(unittest.TestCase):
             self.assertRegex(r.why, "dma-buf")
         if os.environ.get("PENSTOCK_FAKE_VERBS") and not absent:
             self.assertEqual(r, (True, "fake0 reaches it: dma-buf"))
+
+    def test_pinned(self):
+        """The driver knows the memory as the host's, devices copy from it, and peers on this host map it."""
+        x = penstock.empty((1 << 18,), "float32", pinned=True)
+        want = numpy.arange(1 << 18, dtype="f4")
+        x.array()[:] = want
+        kind = ctypes.c_uint()
+        self.assertEqual((self.driver.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_uint64(x.address)), kind.value), (0, 1))
+        d = self.array(x.nbytes)
+        self.assertEqual(self.driver.cuMemcpyHtoD_v2(d.p, ctypes.c_void_p(x.address), ctypes.c_size_t(x.nbytes)), 0)
+        self.assertTrue((d.read() == want).all())
+        y = penstock.empty((1 << 18,), "float32", pinned=True)
+        with penstock.System(name="b", listen=["tcp://127.0.0.1:0"]) as b, penstock.System(name="a") as a, b.export(y, "y", penstock.WRITE):
+            how = a.connect(b.addresses[0]).put(x, "y", paths=["shm"]).wait(30).explain()
+        self.assertIn("copies per byte: 1 in user space", how)
+        self.assertTrue((y.array() == want).all())
+        x.close()
+        y.close()
+
+    @unittest.skipIf(torch is None or not torch.cuda.is_available(), "torch has no CUDA here")
+    def test_pinned_for_torch(self):
+        x = penstock.empty((1 << 18,), "float32", pinned=True)
+        t = x.tensor()
+        self.assertTrue(t.is_pinned())
+        t[:] = torch.arange(1 << 18)
+        there = t.to("cuda", non_blocking=True)
+        torch.cuda.synchronize()
+        self.assertTrue(torch.equal(there.cpu(), t))
 
     @unittest.skipIf(RDMA, "an adapter is here")
     def test_no_adapter(self):
