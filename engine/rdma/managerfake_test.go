@@ -1,6 +1,7 @@
 package rdma
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -37,14 +38,14 @@ func TestManaged(t *testing.T) {
 	}
 }
 
-// attempt opens both ports and connects them; the error is that of the first step that failed.
-func attempt(t *testing.T, w managers, timeout time.Duration) (err error) {
+// attempt opens both ports and connects them until ctx ends; the error is that of the first step that failed.
+func attempt(ctx context.Context, t *testing.T, w managers) (err error) {
 	t.Helper()
 	open := func(address string) *Port {
 		if err != nil {
 			return nil
 		}
-		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address, Options: Options{Options: conns.Options{ConnectTimeout: timeout}}})
+		p, e := w.e.OpenPort(within(t), engine.PortSpec{Address: address, Options: Options{Options: conns.Options{ConnectTimeout: time.Minute}}})
 		if err = e; e != nil {
 			return nil
 		}
@@ -65,8 +66,33 @@ func attempt(t *testing.T, w managers, timeout time.Duration) (err error) {
 	if err != nil {
 		return err
 	}
-	_, err = c.Connect(within(t), s.LocalAddr())
+	_, err = c.Connect(ctx, s.LocalAddr())
 	return err
+}
+
+// afterCall is a context that ends a second after the k-th call of that name.
+func (f *fake) afterCall(t *testing.T, call string, k int) context.Context {
+	ctx, cancel := context.WithCancel(within(t))
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for ctx.Err() == nil && f.count(t, call) < k {
+			select {
+			case <-time.After(time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+		select {
+		case <-time.After(time.Second):
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-over
+	})
+	return ctx
 }
 
 // TestManagerFails: each call to the connection manager fails, the first of its kind, the second and so on. The caller that opens or connects gets
@@ -76,16 +102,16 @@ func TestManagerFails(t *testing.T) {
 	for _, call := range []string{"rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_listen", "rdma_resolve_addr", "rdma_resolve_route", "rdma_connect",
 		"rdma_accept", "rdma_establish", "rdma_init_qp_attr", "rdma_get_cm_event", "cm_address", "cm_route", "cm_connect", "cm_accept", "ibv_create_cq", "ibv_modify_qp"} {
 		t.Run(call, func(t *testing.T) {
-			timeout := time.Minute
-			if call == "rdma_get_cm_event" { // without events it cannot answer
-				timeout = time.Second
-			}
 			failed := 0
 			for k, missed := 1, 0; ; k++ {
 				f.run(t, fmt.Sprintf("reset; fail %s %d ENOBUFS", call, k))
 				more := false
 				t.Run(fmt.Sprint(k), func(t *testing.T) {
-					err := attempt(t, w, timeout)
+					ctx := within(t)
+					if call == "rdma_get_cm_event" { // a side without events does not answer
+						ctx = f.afterCall(t, call, k)
+					}
+					err := attempt(ctx, t, w)
 					more = f.count(t, call) >= k
 					switch {
 					case err != nil && !more:
