@@ -11,6 +11,37 @@ type LinkState struct {
 	Reopened uint64 // how often the port has opened its interface again, see package engine/reopen
 }
 
+// LinkUp is whether a link is up and how often that has changed, as one word: no reader sees the one without the other. It is for implementations of
+// engines. Its methods may be called from any goroutine.
+type LinkUp struct{ w atomic.Uint64 } // twice the changes, and 1 while it is up
+
+// Begin sets how the link is when its port is opened.
+func (l *LinkUp) Begin(up bool) {
+	l.w.Store(0)
+	if up {
+		l.w.Store(1)
+	}
+}
+
+// Set sets how the link is now, and reports whether that is a change.
+func (l *LinkUp) Set(up bool) bool {
+	for {
+		w := l.w.Load()
+		if up == (w&1 != 0) {
+			return false
+		}
+		if l.w.CompareAndSwap(w, (w+2)^1) {
+			return true
+		}
+	}
+}
+
+// State is how the link is now.
+func (l *LinkUp) State() LinkState {
+	w := l.w.Load()
+	return LinkState{Up: w&1 != 0, Changes: w >> 1}
+}
+
 // LinkTeller is a Port that reports changes of its link.
 type LinkTeller interface {
 	// LinkState is how the link is now. w is woken when that has changed; it replaces the Waker of the call before. Any goroutine may

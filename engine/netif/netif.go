@@ -27,11 +27,11 @@ type Interface struct {
 	rxQueues  int
 	addresses []netip.Prefix
 
-	up, gone atomic.Bool
-	mtu      atomic.Int64
-	mac      atomic.Pointer[packet.MAC]
-	name     atomic.Pointer[string]
-	changes  atomic.Uint64
+	link engine.LinkUp
+	gone atomic.Bool
+	mtu  atomic.Int64
+	mac  atomic.Pointer[packet.MAC]
+	name atomic.Pointer[string]
 
 	ask     *neigh.Kernel
 	watch   *neigh.LinkWatch
@@ -73,8 +73,8 @@ func (i *Interface) open(name string, mtu int) (err error) {
 		return fmt.Errorf("interface %s has an MTU of %d, the port asks for %d: \"ip link set %s mtu %d\": %w", l.Name, l.MTU, mtu, l.Name, mtu, engine.ErrInvalid)
 	}
 	i.index = l.Index
+	i.link.Begin(l.Up)
 	i.note(l)
-	i.changes.Store(0)
 	if i.addresses, err = i.ask.Addresses(l.Index); err != nil {
 		return err
 	}
@@ -179,10 +179,7 @@ func (i *Interface) note(l neigh.Link) {
 	if l.Index != i.index || i.gone.Load() { // another one may have got the number
 		return
 	}
-	up := l.Up && !l.Gone
-	if i.up.Swap(up) != up {
-		i.changes.Add(1)
-	}
+	i.link.Set(l.Up && !l.Gone)
 	if l.Gone {
 		i.gone.Store(true)
 		return
@@ -203,7 +200,7 @@ func (i *Interface) Index() int { return i.index }
 func (i *Interface) Name() string { return *i.name.Load() }
 
 // Up reports whether it is switched on and its cable is plugged in.
-func (i *Interface) Up() bool { return i.up.Load() }
+func (i *Interface) Up() bool { return i.link.State().Up }
 
 // Gone reports whether it was deleted or moved to another namespace.
 func (i *Interface) Gone() bool { return i.gone.Load() }
@@ -218,11 +215,13 @@ func (i *Interface) MAC() packet.MAC { return *i.mac.Load() }
 func (i *Interface) RxQueues() int { return i.rxQueues }
 
 // Changes is how often it went up or down since it was opened.
-func (i *Interface) Changes() uint64 { return i.changes.Load() }
+func (i *Interface) Changes() uint64 { return i.link.State().Changes }
 
 // State is what LinkState of an engine.LinkTeller on the interface returns.
 func (i *Interface) State() engine.LinkState {
-	return engine.LinkState{Up: i.Up(), Gone: i.Gone(), Changes: i.Changes()}
+	s := i.link.State()
+	s.Gone = i.Gone()
+	return s
 }
 
 // Info is what Info of an engine.Port on the interface returns, but for its engine and address.

@@ -286,3 +286,25 @@ func TestLost(t *testing.T) {
 		}
 	}
 }
+
+// A reader sees that the interface went down together with the count of it: who compares two states would take the count alone for another change.
+func TestStateIsOne(t *testing.T) {
+	const changes = 20_000
+	i := &Interface{index: 1}
+	i.link.Begin(true)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for k := range changes {
+			i.note(neigh.Link{Index: 1, Up: k%2 != 0})
+		}
+	}()
+	for last := uint64(0); last < changes; {
+		s := i.State()
+		if s.Up != (s.Changes%2 == 0) {
+			t.Fatalf("%+v", s)
+		}
+		last = s.Changes
+	}
+	<-done
+}

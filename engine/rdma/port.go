@@ -224,7 +224,7 @@ func (p *Port) LocalAddr() netip.AddrPort {
 // LinkState implements engine.LinkTeller: it is the device's link, by the device's events. Options.OnConn reports connections.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
-	return engine.LinkState{Up: p.dev.Up(), Changes: p.dev.Changes()}
+	return p.dev.Link()
 }
 
 // Info implements engine.Port. A port that accepts is up while its device is, one that connects while it is connected besides.
@@ -244,7 +244,7 @@ func (p *Port) Info() engine.PortInfo {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i.Up = !p.rx.Closed() && p.dev.Up() && (p.a.listen || p.conns.Len() > 0)
+	i.Up = !p.rx.Closed() && p.dev.Link().Up && (p.a.listen || p.conns.Len() > 0)
 	return i
 }
 
@@ -274,7 +274,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	*s = p.old
-	s.LinkChanges = p.dev.Changes()
+	s.LinkChanges = p.dev.Link().Changes
 	p.rx.Sum(&s.Rx)
 	for _, q := range p.draining {
 		q.late.AddTo(&s.Rx.Drops)

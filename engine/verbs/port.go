@@ -160,14 +160,16 @@ func (p *Port) Name() string { return p.name }
 // LinkState implements engine.LinkTeller: as the device tells by its events. A device that has failed is gone.
 func (p *Port) LinkState(w *engine.Waker) engine.LinkState {
 	p.dev.Bell.Set(w)
-	gone := p.failed.Load() != nil
-	return engine.LinkState{Up: p.dev.Up() && !gone, Gone: gone, Changes: p.dev.Changes()}
+	s := p.dev.Link()
+	s.Gone = p.failed.Load() != nil
+	s.Up = s.Up && !s.Gone
+	return s
 }
 
 // Info implements engine.Port.
 func (p *Port) Info() engine.PortInfo {
 	i := p.info
-	i.IPs, i.Up = slices.Clone(i.IPs), p.dev.Up() && p.failed.Load() == nil
+	i.IPs, i.Up = slices.Clone(i.IPs), p.dev.Link().Up && p.failed.Load() == nil
 	return i
 }
 
@@ -204,7 +206,7 @@ func (p *Port) Stats(s *engine.PortStats) {
 	p.rx.Lock()
 	defer p.rx.Unlock()
 	p.account()
-	*s = engine.PortStats{Tx: p.past, LinkChanges: p.dev.Changes()}
+	*s = engine.PortStats{Tx: p.past, LinkChanges: p.dev.Link().Changes}
 	p.counts.AddTo(s)
 	p.rx.Sum(&s.Rx)
 	engine.SumTx(&s.Tx, p.txs, p.gone)

@@ -330,7 +330,7 @@ func (d *device) Transmit(b *burst.Burst, from, to int) (int, time.Time) {
 		q.reap()
 	}
 	for from < to {
-		if !q.port.dev.Up() || q.port.failed.Load() != nil {
+		if !q.port.dev.Link().Up || q.port.failed.Load() != nil {
 			for ; from < to; from++ {
 				q.refuse(b, from, engine.DropDown)
 			}

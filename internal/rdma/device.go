@@ -7,7 +7,6 @@ import (
 	"iter"
 	"slices"
 	"sync"
-	"sync/atomic"
 
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/engine"
@@ -27,11 +26,10 @@ type Device struct {
 	Sends  *ibv.Channel
 	Waker  *engine.Waker   // wakes the goroutine
 	End    chan struct{}   // closed when the goroutine is to end
-	Bell   engine.LinkBell // rings when Up has changed
+	Bell   engine.LinkBell // rings when Link has changed
 
 	regs    *ibvmem.Table
-	up      atomic.Bool
-	changes atomic.Uint64
+	link    engine.LinkUp
 	async   *engine.Waker
 	fds     []int // that engine.Events knows
 	running sync.WaitGroup
@@ -56,7 +54,7 @@ func NewDevice(c *ibv.Context, port int, tree fs.FS) (_ *Device, err error) {
 	if d.Port, err = c.Port(port); err != nil {
 		return nil, err
 	}
-	d.up.Store(d.Port.State == ibv.PortActive)
+	d.link.Begin(d.Port.State == ibv.PortActive)
 	if d.PD, err = c.AllocPD(); err != nil {
 		return nil, err
 	}
@@ -164,8 +162,7 @@ func (d *Device) News() iter.Seq[ibv.AsyncEvent] {
 				return
 			}
 			if e.Type == ibv.EventPortActive || e.Type == ibv.EventPortErr {
-				if up := e.Type == ibv.EventPortActive; e.Port == d.Port.Port && d.up.Swap(up) != up {
-					d.changes.Add(1)
+				if e.Port == d.Port.Port && d.link.Set(e.Type == ibv.EventPortActive) {
 					d.Bell.Ring()
 				}
 			}
@@ -176,11 +173,8 @@ func (d *Device) News() iter.Seq[ibv.AsyncEvent] {
 	}
 }
 
-// Up reports whether the port is active, Changes how often that has changed.
-func (d *Device) Up() bool { return d.up.Load() }
-
-// Changes is the number of changes of Up.
-func (d *Device) Changes() uint64 { return d.changes.Load() }
+// Link says whether the port is active.
+func (d *Device) Link() engine.LinkState { return d.link.State() }
 
 // Registered is the registration of a region, made if there is none.
 func (d *Device) Registered(r *mem.Region) (*ibvmem.Registration, error) {
