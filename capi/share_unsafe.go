@@ -7,53 +7,30 @@ package main
 import "C"
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"time"
 	"unsafe"
 
-	"github.com/penstock-io/penstock/share"
+	"github.com/penstock-io/penstock/internal/abi"
 	"github.com/penstock-io/penstock/tensor"
-	"github.com/penstock-io/penstock/transfer"
 )
-
-// rescanEvery is how often a share looks for new, changed and removed files. One that a peer asks for by its name it looks at then.
-const rescanEvery = 10 * time.Second
-
-// shared is a share of a system, which ends it at the latest.
-type shared struct {
-	s *system
-	x *share.Server
-}
-
-func (x *shared) close() error {
-	x.s.mu.Lock()
-	delete(x.s.shares, x)
-	x.s.mu.Unlock()
-	return x.x.Close()
-}
 
 // describedBy is the tensor that C describes.
 func describedBy(t *C.penstock_tensor) (d tensor.Desc, err error) {
 	switch {
 	case t == nil:
-		return d, fmt.Errorf("no penstock_tensor: %w", errInvalid)
+		return d, fmt.Errorf("no penstock_tensor: %w", abi.ErrInvalid)
 	case t.rank > tensor.MaxRank || t.reserved != 0:
-		return d, fmt.Errorf("a tensor of %d dimensions, reserved %d: expected at most %d, and 0: %w", uint32(t.rank), uint32(t.reserved), tensor.MaxRank, errInvalid)
+		return d, fmt.Errorf("a tensor of %d dimensions, reserved %d: expected at most %d, and 0: %w", uint32(t.rank), uint32(t.reserved), tensor.MaxRank, abi.ErrInvalid)
 	}
 	name := unsafe.Slice((*byte)(unsafe.Pointer(&t.dtype[0])), len(t.dtype))
-	if d.DType, err = tensor.ParseDType(cut(name)); err == nil {
-		d.Shape = make([]int64, t.rank)
-		for i := range d.Shape {
-			d.Shape[i] = int64(t.shape[i])
-		}
-		err = d.Validate()
+	if d.DType, err = tensor.ParseDType(cut(name)); err != nil {
+		return d, fmt.Errorf("%w: %w", abi.ErrInvalid, err)
 	}
-	if err != nil {
-		err = fmt.Errorf("%w: %w", errInvalid, err)
+	d.Shape = make([]int64, t.rank)
+	for i := range d.Shape {
+		d.Shape[i] = int64(t.shape[i])
 	}
-	return d, err
+	return d, nil
 }
 
 // cut is the text before the first zero byte.
@@ -68,30 +45,25 @@ func cut(b []byte) string {
 
 //export penstock_publish
 func penstock_publish(h, memory C.penstock_handle, offset C.uint64_t, t *C.penstock_tensor, name *C.char, rights, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (*export, error) {
+	return made(out, func() (uint64, error) {
 		d, err := describedBy(t)
 		if err != nil {
-			return nil, err
+			return 0, err
 		}
-		size, err := d.Bytes()
-		if err != nil {
-			return nil, err
-		}
-		return newExport(h, memory, uint64(offset), uint64(size), &d, name, rights, flags)
+		return table.Publish(uint64(h), uint64(memory), uint64(offset), d, str(name), uint32(rights), uint32(flags))
 	})
 }
 
 //export penstock_describe
 func penstock_describe(h C.penstock_handle, to *C.penstock_tensor, out *C.penstock_error) C.int32_t {
 	return counted(out, func() (C.int32_t, error) {
-		r, err := get[*remote](uint64(h))
+		d, err := table.Describe(uint64(h))
 		if err != nil {
 			return 0, err
 		}
 		if to == nil {
-			return 0, fmt.Errorf("no penstock_tensor: %w", errInvalid)
+			return 0, fmt.Errorf("no penstock_tensor: %w", abi.ErrInvalid)
 		}
-		d := r.r.Tensor
 		if d == nil {
 			return 0, nil
 		}
@@ -102,28 +74,5 @@ func penstock_describe(h C.penstock_handle, to *C.penstock_tensor, out *C.pensto
 
 //export penstock_serve
 func penstock_serve(h C.penstock_handle, path *C.char, flags C.uint32_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (*shared, error) {
-		s, node, err := nodeOf(h)
-		if err != nil {
-			return nil, err
-		}
-		if flags&^C.PENSTOCK_TENSORS != 0 {
-			return nil, fmt.Errorf("flags %#x: expected PENSTOCK_TENSORS or 0: %w", uint32(flags), errInvalid)
-		}
-		x, err := share.Serve(context.Background(), node, share.Options{Root: str(path), Tensors: flags != 0, RescanEvery: rescanEvery})
-		if err != nil {
-			return nil, err
-		}
-		w := &shared{s, x}
-		s.mu.Lock()
-		open := s.shares != nil
-		if open {
-			s.shares[w] = true
-		}
-		s.mu.Unlock()
-		if !open { // closed meanwhile
-			return nil, errors.Join(transfer.ErrClosed, x.Close())
-		}
-		return w, nil
-	})
+	return made(out, func() (uint64, error) { return table.Serve(uint64(h), str(path), uint32(flags)) })
 }

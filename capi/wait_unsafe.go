@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/abi"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -66,7 +67,7 @@ func wait(t *transfer.Transfer, timeout C.int64_t) error {
 		return t.Err()
 	default:
 	}
-	ctx, end := within(timeout)
+	ctx, end := abi.Within(int64(timeout))
 	defer end()
 	select {
 	case <-t.Done():

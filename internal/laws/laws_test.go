@@ -31,7 +31,7 @@ var floors = [][]string{
 		"path", "path/setup", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/observe", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
-	{"app", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
+	{"app", "internal/abi", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
 	{"cli", "cmd/penstock", "capi", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 

@@ -1,0 +1,147 @@
+package abi
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer"
+)
+
+func open(t *testing.T, table *Table, text string) uint64 {
+	t.Helper()
+	h, err := table.System(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { table.Close(h) })
+	return h
+}
+
+func TestHandles(t *testing.T) {
+	table := After(1000)
+	r, err := table.Alloc("r", 1, 0)
+	if err != nil || r != 1001 || table.Open() != 1 {
+		t.Fatalf("handle %d of %d, %v", r, table.Open(), err)
+	}
+	if _, err := table.Addresses(r); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "is a region: expected a system") {
+		t.Errorf("a region taken for a system: %v", err)
+	}
+	if err := table.Close(r); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Close(r); !errors.Is(err, ErrInvalid) {
+		t.Errorf("the second close: %v", err)
+	}
+	if table.Open() != 0 {
+		t.Errorf("%d handles are open", table.Open())
+	}
+	for _, size := range []uint64{0, 1<<47 + 1} {
+		if _, err := table.Alloc("", size, 0); !errors.Is(err, ErrInvalid) {
+			t.Errorf("a region of %d bytes: %v", size, err)
+		}
+	}
+}
+
+func TestTransfer(t *testing.T) {
+	var table Table
+	b := open(t, &table, `penstock: {transfers: {name: b, listen: ["tcp://127.0.0.1:0"]}}`)
+	a := open(t, &table, "penstock: {transfers: {name: a}}")
+	to, err := table.Alloc("to", 1<<16, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := table.Export(b, to, 0, 1<<16, "x", Read|Write, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, err := table.Addresses(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := table.Dial(a, address, 10000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	far, remote, err := table.Lookup(p, "x", 10000)
+	if err != nil || remote.Size() != 1<<16 || RightsOf(remote) != Read|Write {
+		t.Fatalf("lookup: %v", err)
+	}
+	memory := bytes.Repeat([]byte{7}, 1<<16)
+	adopt := func() (*mem.Region, error) { return mem.Adopt("mine", memory, nil) }
+	h, _, err := table.PostMemory(p, Put, far, 0, Modes{Digest: true}, adopt)
+	if err != nil {
+		t.Fatal(err)
+	}
+	put, err := table.Transfer(h)
+	if err == nil {
+		err = put.Wait(context.Background())
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Close(h); err != nil {
+		t.Fatal(err)
+	}
+	r, err := table.Region(to)
+	if err != nil || !bytes.Equal(r.All().Bytes(), memory) {
+		t.Errorf("the bytes are not in place: %v", err)
+	}
+
+	// A prepared list and an export need adopted memory.
+	own, err := adopt()
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := table.Adopt(own)
+	l, err := table.Prepare(p, Put, []Block{{mine, 0, 100, far, 5}}, Modes{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Close(mine); !errors.Is(err, ErrInvalid) {
+		t.Errorf("close of memory that a list uses: %v", err)
+	}
+	if err := errors.Join(table.Close(l), table.Close(mine), table.Close(x)); err != nil {
+		t.Error(err)
+	}
+
+	for what, err := range map[string]error{
+		"no blocks":             second(table.Post(p, Put, nil, Modes{})),
+		"no such kind":          second(table.Post(p, 3, []Block{{to, 0, 1, far, 0}}, Modes{})),
+		"a region for a remote": second(table.Post(p, Put, []Block{{to, 0, 1, to, 0}}, Modes{})),
+		"a long message":        second(table.Notify(p, Modes{Tag: 1, Msg: make([]byte, transfer.MaxNotify+1)})),
+	} {
+		if code, _ := CodeOf(err); code != Invalid {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+}
+
+func second(_ uint64, _ *transfer.Transfer, err error) error { return err }
+
+func TestCodes(t *testing.T) {
+	for _, c := range []struct {
+		err       error
+		code      int32
+		retriable bool
+	}{
+		{nil, OK, false},
+		{errors.New("x"), Other, false},
+		{fmt.Errorf("x: %w", context.DeadlineExceeded), Timeout, true},
+		{fmt.Errorf("%w: %w", ErrInvalid, path.ErrBounds), Invalid, false},
+		{mem.ErrClosed, Closed, false},
+		{path.ErrFull, Full, transfer.Retriable(path.ErrFull)},
+	} {
+		if code, retriable := CodeOf(c.err); code != c.code || retriable != c.retriable {
+			t.Errorf("%v: code %d, retriable %v, expected %d, %v", c.err, code, retriable, c.code, c.retriable)
+		}
+	}
+	if _, err := Guarded(func() (int, error) { panic("oh") }); err == nil || !strings.Contains(err.Error(), "oh") {
+		t.Errorf("a panic: %v", err)
+	}
+}
