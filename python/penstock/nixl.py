@@ -649,10 +649,19 @@ def _listen(agent: nixl_agent, port: int) -> socketserver.ThreadingTCPServer:
 
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = allow_reuse_address = True
+        over = False
+
+        def service_actions(self) -> None:
+            if self.over:
+                raise SystemExit  # of the thread
+
+        def end(self) -> None:
+            self.over = True  # the thread sees it within half a second: a wait for it could be in its own way
+            self.server_close()
 
     s = Server(("127.0.0.1", port), Handler)
     threading.Thread(target=s.serve_forever, daemon=True).start()
-    weakref.finalize(agent, s.server_close)
+    weakref.finalize(agent, s.end)
     return s
 
 
