@@ -17,8 +17,11 @@ export CGO_CFLAGS_ALLOW := -mrtm
 build-dpdk:
 	CGO_ENABLED=1 $(GO) build -trimpath -tags dpdk -o $(BIN) ./cmd/penstock
 
-# The library for C with its header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where it will be installed.
+# The libraries for C, with a Go runtime and without one, the header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where they will be installed.
 PREFIX  ?= /usr/local
+CLIENT_FLAGS   := -std=c11 -O2 -fPIC -shared -Wall -Wextra -Wl,-z,defs -pthread -s -Wl,-soname,libpenstock-agent.so.1
+CLIENT_SOURCES := capi/client/*.c capi/python.c -ldl
+CLIENT         := $(or $(CC),cc) $(CLIENT_FLAGS)
 VERSION ?= 0.1.0
 DIST    ?= dist
 LIBRARY := $(GO) build -trimpath -buildmode=c-shared -ldflags '-s -w -extldflags=-Wl,-soname,libpenstock.so.1'
@@ -26,21 +29,24 @@ capi:
 	CGO_ENABLED=1 $(LIBRARY) -o $(DIST)/libpenstock.so.1 ./capi
 	ln -sf libpenstock.so.1 $(DIST)/libpenstock.so
 	rm -f $(DIST)/libpenstock.so.h
+	$(CLIENT) -o $(DIST)/libpenstock-agent.so.1 $(CLIENT_SOURCES)
+	ln -sf libpenstock-agent.so.1 $(DIST)/libpenstock-agent.so
 	cp capi/penstock.h $(DIST)/
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' capi/penstock.pc.in > $(DIST)/penstock.pc
 
-# The wheels for Python, which have the library and the command line (docs/python.md): for this machine, and for the other one of amd64 and arm64
-# where there is a cross compiler for it.
+# The wheels for Python, which have both libraries and the command line (docs/python.md): for this machine, and for the other one of amd64 and
+# arm64 where there is a cross compiler for it.
 OTHER := $(if $(filter arm64,$(shell $(GO) env GOHOSTARCH)),amd64,arm64)
 CROSS := $(if $(filter arm64,$(OTHER)),aarch64,x86_64)-linux-gnu-gcc
 wheel: capi build
-	python3 python/wheel.py $(DIST)/libpenstock.so.1 $(BIN) $(VERSION) $(DIST)
+	python3 python/wheel.py $(DIST)/libpenstock.so.1 $(DIST)/libpenstock-agent.so.1 $(BIN) $(VERSION) $(DIST)
 	@if command -v $(CROSS) >/dev/null; then $(MAKE) cross-wheel; else echo "no wheel for $(OTHER): there is no $(CROSS)"; fi
 
 cross-wheel:
 	GOARCH=$(OTHER) CGO_ENABLED=1 CC=$(CROSS) $(LIBRARY) -o $(DIST)/$(OTHER)/libpenstock.so.1 ./capi
+	$(CROSS) $(CLIENT_FLAGS) -o $(DIST)/$(OTHER)/libpenstock-agent.so.1 $(CLIENT_SOURCES)
 	GOARCH=$(OTHER) CGO_ENABLED=0 $(GO) build -trimpath -o $(DIST)/$(OTHER)/penstock ./cmd/penstock
-	python3 python/wheel.py $(DIST)/$(OTHER)/libpenstock.so.1 $(DIST)/$(OTHER)/penstock $(VERSION) $(DIST)
+	python3 python/wheel.py $(DIST)/$(OTHER)/libpenstock.so.1 $(DIST)/$(OTHER)/libpenstock-agent.so.1 $(DIST)/$(OTHER)/penstock $(VERSION) $(DIST)
 
 # Everything that CI runs. It installs what it needs, and watches that nothing is left behind. In CI every part of the lab that
 # LAB names must have been used by a test that passed.

@@ -26,7 +26,11 @@ func describeTensor(d *tensor.Desc, to *C.penstock_tensor) {
 
 //export penstock_list
 func penstock_list(h C.penstock_handle, prefix *C.char, timeout C.int64_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (uint64, error) { return table.List(uint64(h), str(prefix), int64(timeout)) })
+	return made(out, func() (uint64, error) {
+		ctx, end := abi.Within(int64(timeout))
+		defer end()
+		return table.List(ctx, uint64(h), str(prefix))
+	})
 }
 
 //export penstock_entries

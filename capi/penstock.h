@@ -9,7 +9,8 @@
  * Times are in milliseconds; a negative one is without a limit. Text is UTF-8 and ends with a zero byte. A call that returns text writes at
  * most n bytes, the zero byte among them, and returns the length of the whole text, so that a caller with too little room can ask again.
  *
- * The library contains the Go runtime. It does not survive fork: a child has to call exec. No call ends the process.
+ * libpenstock.so contains the Go runtime. It does not survive fork: a child has to call exec. libpenstock-agent.so has the same functions without one: a
+ * process beside does the work (docs/c.md, "The agent"), and a child of a fork begins anew. No call ends the process.
  */
 #ifndef PENSTOCK_H
 #define PENSTOCK_H
@@ -242,7 +243,7 @@ int32_t penstock_cancel(penstock_handle transfer, penstock_error *);
 int64_t penstock_explain(penstock_handle transfer, char *text, size_t n, penstock_error *);
 
 /*
- * An eventfd of the system, which stays the system's. It is readable from the end of a watched transfer, or the arrival of a message, until
+ * A descriptor to poll, an eventfd of the system or, with the agent, an epoll instance, which stays the system's. It is readable from the end of a watched transfer, or the arrival of a message, until
  * penstock_ended has returned less than there was room for and penstock_receive has found nothing.
  */
 int32_t penstock_event_fd(penstock_handle system, penstock_error *);

@@ -18,7 +18,6 @@ func TestWheel(t *testing.T) {
 		testenv.Missing(t, "numpy, torch and venv of "+python, &buildError{err, out})
 	}
 	dir := t.TempDir()
-	command := filepath.Join(dir, "penstock")
 	do := func(dir string, env []string, name string, args ...string) string {
 		t.Helper()
 		cmd := exec.Command(name, args...)
@@ -29,9 +28,9 @@ func TestWheel(t *testing.T) {
 		}
 		return strings.TrimSpace(string(out))
 	}
-	do(".", []string{"CGO_ENABLED=0"}, "go", "build", "-trimpath", "-o", command, "../cmd/penstock")
-	wheel := do(".", nil, python, "../python/wheel.py", filepath.Join(built(t), "libpenstock.so"), command, "0.1.0", dir)
-	sameTag(t, wheel, filepath.Join(built(t), "libpenstock.so"))
+	library := filepath.Join(built(t), "libpenstock.so")
+	wheel := do(".", nil, python, "../python/wheel.py", library, filepath.Join(built(t), "libpenstock-agent.so"), filepath.Join(built(t), "penstock"), "0.1.0", dir)
+	sameTag(t, wheel, library)
 	tests, err := filepath.Abs("../python/tests")
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +41,9 @@ func TestWheel(t *testing.T) {
 	if out := do(dir, nil, filepath.Join(fresh, "python"), "-c", "import penstock; print(penstock.__file__)"); !strings.HasPrefix(out, dir) {
 		t.Fatalf("the tests would run with %s", out)
 	}
-	t.Log(do(dir, nil, filepath.Join(fresh, "python"), "-m", "unittest", "discover", "-s", tests))
+	for _, agent := range []string{"", "1"} { // in the process, and by an agent
+		t.Log(do(dir, []string{"PENSTOCK_AGENT=" + agent}, filepath.Join(fresh, "python"), "-m", "unittest", "discover", "-s", tests))
+	}
 	if out := do(dir, nil, filepath.Join(fresh, "penstock"), "--help"); !strings.Contains(out, "mirror") {
 		t.Errorf("the command says %q", out)
 	}

@@ -17,13 +17,19 @@ import (
 
 //export penstock_dial
 func penstock_dial(h C.penstock_handle, address *C.char, timeout C.int64_t, out *C.penstock_error) C.penstock_handle {
-	return made(out, func() (uint64, error) { return table.Dial(uint64(h), str(address), int64(timeout)) })
+	return made(out, func() (uint64, error) {
+		ctx, end := abi.Within(int64(timeout))
+		defer end()
+		return table.Dial(ctx, uint64(h), str(address))
+	})
 }
 
 //export penstock_lookup
 func penstock_lookup(h C.penstock_handle, name *C.char, timeout C.int64_t, size *C.uint64_t, rights *C.uint32_t, out *C.penstock_error) C.penstock_handle {
 	return made(out, func() (uint64, error) {
-		far, r, err := table.Lookup(uint64(h), str(name), int64(timeout))
+		ctx, end := abi.Within(int64(timeout))
+		defer end()
+		far, r, err := table.Lookup(ctx, uint64(h), str(name))
 		if err != nil {
 			return 0, err
 		}

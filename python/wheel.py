@@ -1,6 +1,6 @@
-"""Builds the wheel: the package, the library and the command line, as a zip file with the metadata of PEP 427. It needs nothing but Python.
+"""Builds the wheel: the package, the libraries and the command line, as a zip file with the metadata of PEP 427. It needs nothing but Python.
 
-    python3 wheel.py LIBRARY COMMAND VERSION DIRECTORY
+    python3 wheel.py LIBRARY AGENT_LIBRARY COMMAND VERSION DIRECTORY
 """
 import base64
 import hashlib
@@ -13,26 +13,27 @@ import zipfile
 MACHINES = {"Advanced Micro Devices X86-64": "x86_64", "AArch64": "aarch64"}
 
 
-def tag(library: str) -> str:
-    """The platform of PEP 600: what the symbols of the library need of the C library."""
-    header = subprocess.run(["readelf", "-h", library], check=True, capture_output=True, text=True).stdout
+def tag(*libraries: str) -> str:
+    """The platform of PEP 600: what the symbols of the libraries need of the C library."""
+    header = subprocess.run(["readelf", "-h", libraries[0]], check=True, capture_output=True, text=True).stdout
     machine = MACHINES[re.search(r"Machine:\s+(.*)", header).group(1).strip()]
-    symbols = subprocess.run(["readelf", "-V", library], check=True, capture_output=True, text=True).stdout
+    symbols = "".join(subprocess.run(["readelf", "-V", l], check=True, capture_output=True, text=True).stdout for l in libraries)
     newest = max(tuple(map(int, v.split("."))) for v in re.findall(r"GLIBC_(\d+\.\d+)", symbols))
     return "manylinux_%d_%d_%s" % (*max(newest, (2, 17)), machine)
 
 
-def build(library: str, command: str, version: str, directory: str) -> str:
+def build(library: str, agent: str, command: str, version: str, directory: str) -> str:
     here = os.path.dirname(os.path.abspath(__file__))
     info = f"penstock-{version}.dist-info"
-    platform = tag(library)
+    platform = tag(library, agent)
     files = {}
     for name in sorted(os.listdir(os.path.join(here, "penstock"))):
         if name.endswith((".py", ".pyi", ".typed")):
             with open(os.path.join(here, "penstock", name), "rb") as f:
                 files["penstock/" + name] = f.read(), 0o644
-    with open(library, "rb") as f:
-        files["penstock/libpenstock.so"] = f.read(), 0o755
+    for name, path in ("libpenstock.so", library), ("libpenstock-agent.so", agent):
+        with open(path, "rb") as f:
+            files["penstock/" + name] = f.read(), 0o755
     with open(command, "rb") as f:
         files[f"penstock-{version}.data/scripts/penstock"] = f.read(), 0o755
     files[info + "/METADATA"] = (f"Metadata-Version: 2.1\nName: penstock\nVersion: {version}\nRequires-Python: >=3.8\n"

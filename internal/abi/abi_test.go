@@ -64,11 +64,11 @@ func TestTransfer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := table.Dial(a, address, 10000)
+	p, err := table.Dial(t.Context(), a, address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	far, remote, err := table.Lookup(p, "x", 10000)
+	far, remote, err := table.Lookup(t.Context(), p, "x")
 	if err != nil || remote.Size() != 1<<16 || RightsOf(remote) != Read|Write {
 		t.Fatalf("lookup: %v", err)
 	}

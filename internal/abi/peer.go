@@ -1,6 +1,7 @@
 package abi
 
 import (
+	"context"
 	"fmt"
 	"sync"
 
@@ -40,25 +41,21 @@ func (l *listing) close() error {
 }
 
 // Dial connects with the node at an address.
-func (t *Table) Dial(h uint64, address string, timeout int64) (uint64, error) {
+func (t *Table) Dial(ctx context.Context, h uint64, address string) (uint64, error) {
 	s, node, err := t.nodeOf(h)
 	if err != nil {
 		return 0, err
 	}
-	ctx, end := Within(timeout)
-	defer end()
 	p, err := node.Dial(ctx, address)
 	return made(t, &peer{s, p}, err)
 }
 
 // Lookup finds an export of a peer by its name.
-func (t *Table) Lookup(h uint64, name string, timeout int64) (uint64, *transfer.Remote, error) {
+func (t *Table) Lookup(ctx context.Context, h uint64, name string) (uint64, *transfer.Remote, error) {
 	p, err := get[*peer](t, h)
 	if err != nil {
 		return 0, nil, err
 	}
-	ctx, end := Within(timeout)
-	defer end()
 	r, err := p.p.Lookup(ctx, name)
 	if err != nil {
 		return 0, nil, err
@@ -76,13 +73,11 @@ func (t *Table) Describe(h uint64) (*tensor.Desc, error) {
 }
 
 // List asks a peer for its exports whose names begin with a prefix.
-func (t *Table) List(h uint64, prefix string, timeout int64) (uint64, error) {
+func (t *Table) List(ctx context.Context, h uint64, prefix string) (uint64, error) {
 	p, err := get[*peer](t, h)
 	if err != nil {
 		return 0, err
 	}
-	ctx, end := Within(timeout)
-	defer end()
 	all, err := p.p.List(ctx, prefix)
 	return made(t, &listing{left: all}, err)
 }

@@ -132,6 +132,20 @@ func (t *Table) EventFD(h uint64) (int, error) {
 	return s.event, nil
 }
 
+// DupEvent is a descriptor of the caller's own of the eventfd of a system.
+func (t *Table) DupEvent(h uint64) (int, error) {
+	s, err := get[*system](t, h)
+	if err != nil {
+		return -1, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.over {
+		return -1, transfer.ErrClosed
+	}
+	return sys.Dup(s.event)
+}
+
 // Ended moves handles of watched transfers that have ended to the caller, and returns how many.
 func (t *Table) Ended(h uint64, to []uint64) (int, error) {
 	s, err := get[*system](t, h)

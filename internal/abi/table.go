@@ -100,3 +100,30 @@ func kind(x any) string {
 	}
 	return fmt.Sprintf("%T", x)
 }
+
+// End closes all handles, in an order in which nothing waits for what ends later: queues of packets, systems, with which transfers end, and then
+// what is left. No other call is under way, or begins later.
+func (t *Table) End() error {
+	order := []func(any) bool{is[*rx], is[*system], is[*prepared], is[*export], is[*post], func(any) bool { return true }}
+	var errs []error
+	t.all.Range(func(_, x any) bool {
+		if p, ok := x.(*post); ok {
+			p.t.Cancel()
+		}
+		return true
+	})
+	for _, now := range order {
+		t.all.Range(func(h, x any) bool {
+			if now(x) {
+				errs = append(errs, t.Close(h.(uint64)))
+			}
+			return true
+		})
+	}
+	return errors.Join(errs...)
+}
+
+func is[T any](x any) bool {
+	_, ok := x.(T)
+	return ok
+}

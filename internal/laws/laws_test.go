@@ -25,13 +25,13 @@ var floors = [][]string{
 	{"internal/handles", "internal/input", "internal/invariants", "internal/word", "internal/netlink", "internal/sys", "internal/budget", "internal/dl", "internal/ocl", "internal/ibv", "internal/ibv/cm", "internal/cuda", "internal/cuda/cudatest", "internal/cdpdk", "internal/nvml", "internal/filewatch", "internal/xsk", "internal/peers", "internal/testenv", "internal/testenv/scope", "internal/testenv/proc", "internal/testenv/netns", "internal/testenv/guest",
 		"internal/testenv/peers", "internal/testenv/peers/xdp", "internal/testenv/fake/verbs", "internal/testenv/fake/cuda", "internal/ethtool", "internal/host"},
 	{"ring", "metrics", "metrics/prom", "vec"},
-	{"mem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
+	{"mem", "internal/procmem", "internal/ibvmem", "internal/ibvmem/cardtest", "gpu/driver", "gpu", "internal/kernels", "gpu/gputest", "gpu/host", "gpu/opencl", "gpu/cuda", "gpu/runtimes", "gpu/gpumem", "gpu/gpumem/gpumemtest"},
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
 	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "feed",
 		"path", "path/setup", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
 	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/observe", "transfer/pool", "transfer", "share", "config"},
 	{""}, // the root package
-	{"app", "internal/abi", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
+	{"app", "internal/abi", "internal/agent", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
 	{"cli", "cmd/penstock", "capi", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 

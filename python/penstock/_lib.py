@@ -1,8 +1,10 @@
-"""The library libpenstock.so, by ctypes: types, prototypes, errors, fork."""
+"""The library libpenstock.so, or libpenstock-agent.so, by ctypes: types, prototypes, errors, which of both, fork."""
 from __future__ import annotations
 
 import ctypes
 import os
+import struct
+import sys
 import threading
 import time
 from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
@@ -148,17 +150,75 @@ _prototypes = {
 _thread = threading.local()
 _library: Any = None
 _owner = 0  # the process that loaded it
+_agent = False  # whether it is libpenstock-agent.so
+_lost = False  # whether this process is a fork of one that had loaded libpenstock.so
+
+
+def use_agent(socket: Optional[str] = None) -> None:
+    """Has a process beside do the work: penstock agent, which is started for this program, or which listens at a socket.
+
+    It is for programs that fork, or that have another Go runtime. It is asked for before anything else of penstock is used; setting the environment variable
+    PENSTOCK_AGENT to 1, or to the path of the socket, does the same.
+    """
+    if _library is not None and not _agent:
+        raise InvalidError("this process uses penstock already, without an agent: call use_agent before anything else")
+    os.environ["PENSTOCK_AGENT"] = "1" if socket is None else os.path.abspath(socket)
+
+
+def why_agent() -> Optional[str]:
+    """Why the library is, or would be, the agent's; None: it is the one that works in this process."""
+    wanted = os.environ.get("PENSTOCK_AGENT", "")
+    if wanted == "0":
+        return None
+    if wanted:
+        return "PENSTOCK_AGENT asks for it"
+    if _lost:
+        return f"process {_owner} had loaded the other library, and this one is a fork of it"
+    other = _other_go()
+    return f"{other} has a Go runtime, and a process has one" if other else None
+
+
+def _other_go() -> Optional[str]:
+    """A loaded file with a Go runtime of its own, if there is one: the linker of Go gives each a section with what it was built of."""
+    with open("/proc/self/maps") as f:
+        names = {l[l.index("/"):].rstrip("\n") for l in f if " r-x" in l and "/" in l}
+    for name in sorted(names):
+        if os.path.basename(name).startswith("libpenstock"):
+            continue
+        try:
+            with open(name, "rb") as f:
+                header = f.read(64)
+                if header[:5] != b"\x7fELF\x02":
+                    continue
+                at, (size, count, names_at) = int.from_bytes(header[40:48], "little"), struct.unpack("<HHH", header[58:64])
+                f.seek(at + names_at * size)
+                section = f.read(size)
+                if len(section) < 40 or names_at >= count:
+                    continue
+                f.seek(int.from_bytes(section[24:32], "little"))
+                if b".go.buildinfo\0" in f.read(min(int.from_bytes(section[32:40], "little"), 1 << 20)):
+                    return name
+        except OSError:  # it was deleted, say
+            pass
+    return None
 
 
 def _load() -> Any:
-    """Loads the library at the first use: import stays fast, and a program that forks first is fine."""
-    global _library, _owner
+    """Loads a library at the first use: import stays fast, and a program that forks first is fine."""
+    global _library, _owner, _agent
     here = os.path.dirname(os.path.abspath(__file__))
     name = os.environ.get("PENSTOCK_LIBRARY") or os.path.join(here, "libpenstock.so")
+    why = why_agent()
+    if why is not None:
+        name = os.path.join(os.path.dirname(name), "libpenstock-agent.so")
+        why = f" ({why})"
+        beside = os.path.join(os.path.dirname(sys.executable or ""), "penstock")  # where the wheel has put it
+        if not os.environ.get("PENSTOCK_COMMAND") and not os.path.exists(os.path.join(os.path.dirname(name), "penstock")) and os.access(beside, os.X_OK):
+            os.environ["PENSTOCK_COMMAND"] = beside
     try:
         lib = ctypes.CDLL(name)
     except OSError as e:
-        raise MissingError(f"{name} cannot be loaded: {e}; set PENSTOCK_LIBRARY to the library that make capi builds") from e
+        raise MissingError(f"{name} cannot be loaded{why or ''}: {e}; set PENSTOCK_LIBRARY to the library that make capi builds") from e
     lib.penstock_abi.restype = c_uint32
     if lib.penstock_abi() != ABI:
         raise MissingError(f"{name} has ABI {lib.penstock_abi()}, this package needs {ABI}")
@@ -167,7 +227,7 @@ def _load() -> Any:
         getattr(lib, f).argtypes = arguments + [POINTER(CError)]
     lib.penstock_python.restype, lib.penstock_python.argtypes = c_int32, [c_void_p, c_void_p]
     lib.penstock_progress.restype, lib.penstock_progress.argtypes = c_double, [c_uint64]
-    _library, _owner = lib, os.getpid()
+    _library, _owner, _agent = lib, os.getpid(), why is not None
     return lib
 
 
@@ -178,16 +238,18 @@ def lib() -> Any:
 
 
 def _forked() -> None:
-    """In the child of a fork: the threads of the library's runtime are not there, so no call would return."""
-    global _library
-    if _library is not None:
-        _library = _Forked()
+    """In the child of a fork: the threads of a Go runtime are not there, so no call would return. The agent's library knows that it was forked."""
+    global _library, _lost
+    if _library is None or _agent:
+        return
+    _lost = True
+    _library = _Forked() if os.environ.get("PENSTOCK_AGENT") == "0" else None
 
 
 class _Forked:
     def __getattr__(self, name: str) -> Any:
-        raise Error(f"penstock was loaded by process {_owner}, and this one is a fork of it, which lacks the library's threads: "
-                    "start processes by spawn or forkserver, or use penstock in the child first")
+        raise Error(f"penstock was loaded by process {_owner}, and this one is a fork of it, which lacks the library's threads, and PENSTOCK_AGENT=0 rules the "
+                    "agent out: start processes by spawn or forkserver, or use penstock in the child first")
 
 
 os.register_at_fork(after_in_child=_forked)

@@ -287,7 +287,7 @@ class System(_Handle):
             super().__init__(call("penstock_open", yaml.encode()))
         finally:
             _log.start()
-        self._mu = threading.Lock()
+        self._mu, self._event = threading.Lock(), -1
         self._waits: "Dict[int, tuple[Any, Any]]" = {}  # futures of transfers that are awaited, by handle
         self._loops: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that watch the event descriptor
 
@@ -360,7 +360,8 @@ class System(_Handle):
             self._waits[t._h] = (loop, f)
             if loop not in self._loops:
                 self._loops.add(loop)
-                loop.add_reader(call("penstock_event_fd", self._h), self._look)
+                self._event = call("penstock_event_fd", self._h)
+                loop.add_reader(self._event, self._look)
         try:
             call("penstock_watch", t._h)
             await f
@@ -370,12 +371,21 @@ class System(_Handle):
                 if loop in self._loops and not any(w[0] is loop for w in self._waits.values()):
                     self._loops.discard(loop)
                     if not loop.is_closed():
-                        loop.remove_reader(call("penstock_event_fd", self._h))
+                        loop.remove_reader(self._event)
         return t.wait(0)
 
     def _look(self) -> None:
         room = (c_uint64 * 256)()
-        n = call("penstock_ended", self._h, room, 256)
+        try:
+            n = call("penstock_ended", self._h, room, 256)
+        except _lib.Error as e:  # such as an agent that was lost: nothing is said of a transfer any more
+            with self._mu:
+                for loop, f in self._waits.values():
+                    loop.call_soon_threadsafe(lambda f=f, e=e: f.done() or f.set_exception(e))
+                loops = [loop for loop in self._loops if not loop.is_closed()]
+            for loop in loops:
+                loop.call_soon_threadsafe(loop.remove_reader, self._event)
+            return
         with self._mu:
             for h in room[:n]:
                 loop, f = self._waits.get(h, (None, None))

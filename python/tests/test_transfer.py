@@ -308,16 +308,34 @@ class Process(unittest.TestCase):
         r = self.python("import penstock, sys; print(any('libpenstock' in l for l in open('/proc/self/maps')), 'numpy' in sys.modules)")
         self.assertEqual(r.stdout, "False False\n", r.stderr)
 
+    FORKS = ("import os, penstock\n"
+             "r = penstock.alloc(1)\n"
+             "r.array()[0] = 7\n"
+             "if os.fork() == 0:\n"
+             "    try:\n"
+             "        own = penstock.alloc(4096)\n"
+             "        a, b = penstock.System(name='a'), penstock.System(name='b', listen=['tcp://127.0.0.1:0'])\n"
+             "        e = b.export(own, 'own', penstock.READ | penstock.WRITE)\n"
+             "        a.connect(b.addresses[0]).put(b'x' * 100, 'own').wait(30)\n"
+             "        print('works', bytes(own.memory[:3]), r.array()[0], flush=True)\n"
+             "        b.export(r, 'of the parent')\n"
+             "    except penstock.Error as e:\n"
+             "        print(type(e).__name__, e, flush=True)\n"
+             "    del r\n"
+             "    os._exit(0)\n"
+             "os.wait()\n"
+             "print('parent', r.array()[0], penstock.System(name='c') is not None)\n")
+
     def test_fork(self):
-        r = self.python("import os, penstock\n"
-                        "penstock.alloc(1)\n"
-                        "if os.fork() == 0:\n"
-                        "    try:\n"
-                        "        penstock.alloc(1)\n"
-                        "    except penstock.Error as e:\n"
-                        "        print(e)\n"
-                        "    os._exit(0)\n"
-                        "os.wait()\n")
+        """A child of a fork has an agent of its own; what the parent has made is refused there, and stays the parent's."""
+        r = self.python(self.FORKS)
+        self.assertRegex(r.stdout, r"works b'xxx' 7\nInvalidError .* fork", r.stderr)
+        self.assertIn("parent 7 True", r.stdout)
+
+    def test_fork_without_agent(self):
+        if os.environ.get("PENSTOCK_AGENT"):
+            self.skipTest("the agent serves forks")
+        r = self.python(self.FORKS, env={**os.environ, "PENSTOCK_AGENT": "0"})
         self.assertIn("is a fork of it", r.stdout, r.stderr)
 
     def test_interrupt(self):

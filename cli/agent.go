@@ -1,0 +1,133 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/penstock-io/penstock/internal/agent"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/spf13/cobra"
+)
+
+// maxClients is how many processes an agent with a socket serves at a time.
+const maxClients = 64
+
+func newAgent(s streams) *cobra.Command {
+	var fd int
+	var socket string
+	c := &cobra.Command{
+		Use:   "agent",
+		Short: "Serve the library for C and Python that holds no Go runtime",
+		Long: `Does what programs ask for by libpenstock-agent.so: the library has the functions of penstock.h, and no Go runtime, so that it lives
+with fork and with other Go libraries in one process. It starts an agent of its own, by --fd, which ends with the program. An agent with
+--socket serves several programs, which find it by the environment variable PENSTOCK_AGENT. A program gets at what it has made itself, and
+that ends with its connection.
+
+Only processes of the user of the agent are served. The agent copies memory that a program has adopted from and to that program
+(process_vm_readv), with the rights that the kernel gives: see "penstock help exit-status" for how it ends where it cannot serve at all.`,
+		Example: `  penstock agent --socket $XDG_RUNTIME_DIR/penstock.sock
+  PENSTOCK_AGENT=$XDG_RUNTIME_DIR/penstock.sock python3 program.py`,
+		Args: noArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			switch {
+			case c.Flags().Changed("fd") == (socket != ""):
+				return &usageError{errors.New("expected --fd or --socket")}
+			case socket != "":
+				return serveClients(c.Context(), s, socket)
+			}
+			conn, err := inherited(fd)
+			if err != nil {
+				return &usageError{err}
+			}
+			return agent.Serve(c.Context(), conn)
+		},
+	}
+	f := c.Flags()
+	f.IntVar(&fd, "fd", 0, "serve the program at the other end of the inherited socket `N`, until it closes")
+	f.StringVar(&socket, "socket", "", "listen at `PATH`, for programs of this user")
+	return c
+}
+
+// inherited is a connection that this process was started with.
+func inherited(fd int) (*net.UnixConn, error) {
+	f := os.NewFile(uintptr(fd), "the program's socket")
+	if fd < 3 || f == nil {
+		return nil, fmt.Errorf("--fd %d: expected the number of an open descriptor, 3 or more", fd)
+	}
+	defer f.Close()
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, fmt.Errorf("--fd %d: %w", fd, err)
+	}
+	u, ok := c.(*net.UnixConn)
+	if !ok {
+		c.Close()
+		return nil, fmt.Errorf("--fd %d: expected a Unix socket", fd)
+	}
+	return u, nil
+}
+
+// serveClients serves programs until ctx ends.
+func serveClients(ctx context.Context, s streams, path string) error {
+	l, err := listenAlone(ctx, path)
+	if err != nil {
+		return err
+	}
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	fmt.Fprintf(s.err, "penstock: the agent listens at %s\n", path)
+	turns := make(chan struct{}, maxClients)
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for {
+		c, err := l.AcceptUnix()
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		select {
+		case turns <- struct{}{}:
+		default:
+			fmt.Fprintf(s.err, "penstock: %d programs are served already: another one is refused\n", maxClients)
+			c.Close()
+			continue
+		}
+		wg.Go(func() {
+			defer func() { <-turns }()
+			if err := agent.Serve(ctx, c); err != nil {
+				fmt.Fprintf(s.err, "penstock: %s\n", printableLines(err.Error()))
+			}
+		})
+	}
+}
+
+// listenAlone listens at a path, where it takes the place of a socket that nobody listens at any more.
+func listenAlone(ctx context.Context, path string) (*net.UnixListener, error) {
+	a := &net.UnixAddr{Name: path, Net: "unix"}
+	l, err := net.ListenUnix("unix", a)
+	if errors.Is(err, sys.EADDRINUSE) {
+		var d net.Dialer
+		c, derr := d.DialContext(ctx, "unix", path)
+		switch {
+		case derr == nil:
+			c.Close()
+			return nil, fmt.Errorf("an agent listens at %s already: %w", path, err)
+		case !errors.Is(derr, sys.ECONNREFUSED) || os.Remove(path) != nil:
+			return nil, err
+		}
+		l, err = net.ListenUnix("unix", a)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}

@@ -1,0 +1,237 @@
+// Package agent serves the C ABI (internal/abi) to another process of the same user over a Unix socket: penstock agent. Its client is capi/client,
+// a library for C without a Go runtime. What a connection has made ends with it.
+//
+// A request is a header of 16 bytes (size of the body, operation, id) and a body; an answer is a header of 32 bytes (size, code, id, result,
+// descriptors, whether the call may succeed later) and a body. Numbers are little-endian; a text is its length in 32 bits and its bytes. One goroutine reads
+// the requests of a connection and does what does not wait; what waits has a goroutine of its own, so answers come in any order. A request with the id 0 has no answer.
+package agent
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"sync"
+
+	"github.com/penstock-io/penstock/engine"
+	"github.com/penstock-io/penstock/internal/abi"
+	"github.com/penstock-io/penstock/internal/procmem"
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/path"
+)
+
+// Version is that of the protocol: both ends are of one version.
+const Version = 1
+
+const (
+	requestHeader = 16
+	answerHeader  = 32
+
+	maxBody    = 64 << 20 // of a request
+	inPlace    = 64 << 10 // a larger body has memory of its own
+	maxWaiting = 1024     // requests of a connection that wait at a time
+	maxHandles = 1 << 20  // of a connection
+)
+
+// conn is a connection with a client.
+type conn struct {
+	c     *net.UnixConn
+	table *abi.Table
+	ctx   context.Context
+	turns chan struct{}
+	wg    sync.WaitGroup
+	send  sync.Mutex
+
+	pid  int
+	mu   sync.Mutex             // guards what follows
+	far  *procmem.Process       // the client, once its memory is needed
+	room map[uint64]*mem.Region // for packets, by the handle of the receive queue
+}
+
+// Serve answers the requests of a client until it hangs up, or ctx ends; then it ends what the client has made. The client has to be a process of
+// the user of this one.
+func Serve(ctx context.Context, c *net.UnixConn) error {
+	defer c.Close()
+	var pid, uid int
+	err := sys.OfConn(c, func(fd int) (err error) {
+		pid, uid, err = sys.PeerCred(fd)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	if own := sys.EffectiveUID(); uid != own {
+		return fmt.Errorf("agent: process %d of user %d is refused: expected one of user %d", pid, uid, own)
+	}
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	x := &conn{c: c, ctx: ctx, pid: pid, turns: make(chan struct{}, maxWaiting), room: map[uint64]*mem.Region{}}
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	err = x.read(bufio.NewReaderSize(&requests{raw: raw}, inPlace))
+	end()
+	x.wg.Wait()
+	var ends []error
+	if x.table != nil {
+		ends = append(ends, x.table.End())
+	}
+	for _, r := range x.room {
+		ends = append(ends, r.Close())
+	}
+	if x.far != nil {
+		ends = append(ends, x.far.Close())
+	}
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, sys.ECONNRESET) {
+		err = nil
+	}
+	return errors.Join(append(ends, err)...)
+}
+
+// read serves requests until there are no more.
+func (x *conn) read(in *bufio.Reader) error {
+	var header [requestHeader]byte
+	scratch := make([]byte, inPlace)
+	for {
+		if _, err := io.ReadFull(in, header[:]); err != nil {
+			return err
+		}
+		size, op := binary.LittleEndian.Uint32(header[:]), binary.LittleEndian.Uint32(header[4:])
+		r := &request{op: op, id: binary.LittleEndian.Uint64(header[8:])}
+		if size > maxBody {
+			return fmt.Errorf("agent: a request of %d bytes: expected %d at most", size, maxBody)
+		}
+		if size <= inPlace {
+			r.b = scratch[:size]
+			if _, err := io.ReadFull(in, r.b); err != nil {
+				return err
+			}
+		} else {
+			var b bytes.Buffer // grows as the bytes come
+			if _, err := io.CopyN(&b, in, int64(size)); err != nil {
+				return err
+			}
+			r.b = b.Bytes()
+		}
+		if err := x.serve(r); err != nil {
+			return err
+		}
+	}
+}
+
+// serve answers a request, or begins to. An error ends the connection.
+func (x *conn) serve(r *request) error {
+	if op := hello; r.op == op || x.table == nil {
+		return x.greet(r)
+	}
+	c, ok := calls[r.op]
+	switch {
+	case !ok:
+		return x.answer(r, nil, fmt.Errorf("agent: no operation %d: expected a client of version %d: %w", r.op, Version, abi.ErrInvalid))
+	case c.makes && x.table.Open() >= maxHandles:
+		return x.answer(r, nil, fmt.Errorf("%d handles are open, and that is the limit: close some: %w", maxHandles, path.ErrFull))
+	case c.waits == nil || !c.waits(x, r):
+		a, err := abi.Guarded(func() (*answer, error) { return c.do(x, r) })
+		return x.answer(r, a, err)
+	}
+	select {
+	case x.turns <- struct{}{}:
+	default:
+		return x.answer(r, nil, fmt.Errorf("%d calls wait already: %w", maxWaiting, engine.ErrFull))
+	}
+	if len(r.b) <= inPlace {
+		r.b = bytes.Clone(r.b) // the next request takes its place
+	}
+	x.wg.Go(func() {
+		a, err := abi.Guarded(func() (*answer, error) { return c.do(x, r) })
+		<-x.turns
+		if x.answer(r, a, err) != nil {
+			x.c.Close()
+		}
+	})
+	return nil
+}
+
+// greet answers the first request, which says what the client is, and after which number its handles begin.
+func (x *conn) greet(r *request) error {
+	version, last := r.u32(), r.u64()
+	switch {
+	case r.op != hello || r.failed() != nil || x.table != nil:
+		return errors.New("agent: the client does not begin with hello")
+	case version != Version:
+		return x.answer(r, nil, fmt.Errorf("the client is of version %d, and the agent of version %d: use a command and a library that were built together: %w", version, Version, abi.ErrInvalid))
+	}
+	x.table = abi.After(last)
+	return x.answer(r, &answer{result: uint64(os.Getpid())}, nil)
+}
+
+// answer sends an answer; with err that of a call that failed.
+func (x *conn) answer(r *request, a *answer, err error) error {
+	if a == nil || err != nil {
+		if a != nil {
+			a.end()
+		}
+		a = &answer{}
+	}
+	if r.id == 0 {
+		a.end()
+		return nil
+	}
+	code, retriable := abi.CodeOf(err)
+	if err != nil {
+		a.text(err.Error())
+	}
+	b := a.bytes()
+	binary.LittleEndian.PutUint32(b, uint32(len(b)-answerHeader))
+	binary.LittleEndian.PutUint32(b[4:], uint32(code))
+	binary.LittleEndian.PutUint64(b[8:], r.id)
+	binary.LittleEndian.PutUint64(b[16:], a.result)
+	if retriable {
+		b[28] = 1
+	}
+	x.send.Lock()
+	defer x.send.Unlock()
+	defer a.end()
+	if a.pass {
+		b[24] = 1
+		n, _, err := x.c.WriteMsgUnix(b, sys.RightsMessage(a.fd), nil)
+		if err != nil {
+			return err
+		}
+		b = b[n:]
+	}
+	if len(b) == 0 {
+		return nil
+	}
+	_, err = x.c.Write(b)
+	return err
+}
+
+// client is the process at the other end, for its memory.
+func (x *conn) client() (*procmem.Process, error) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.far == nil {
+		p, err := procmem.Open(x.pid)
+		if err != nil {
+			return nil, err
+		}
+		x.far = p
+	}
+	return x.far, nil
+}
+
+// within is the context of a call that waits for so many milliseconds.
+func (x *conn) within(ms int64) (context.Context, context.CancelFunc) {
+	ctx, end := abi.Within(ms)
+	stop := context.AfterFunc(x.ctx, end)
+	return ctx, func() { stop(); end() }
+}
