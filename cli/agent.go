@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"sync"
@@ -27,8 +28,8 @@ with fork and with other Go libraries in one process. It starts an agent of its 
 --socket serves several programs, which find it by the environment variable PENSTOCK_AGENT. A program gets at what it has made itself, and
 that ends with its connection.
 
-Only processes of the user of the agent are served. The agent copies memory that a program has adopted from and to that program
-(process_vm_readv), with the rights that the kernel gives: see "penstock help exit-status" for how it ends where it cannot serve at all.`,
+Only processes of the user of the agent are served. Memory that a program has adopted the agent copies from and to that program
+(process_vm_readv), where the kernel lets it.`,
 		Example: `  penstock agent --socket $XDG_RUNTIME_DIR/penstock.sock
   PENSTOCK_AGENT=$XDG_RUNTIME_DIR/penstock.sock python3 program.py`,
 		Args: noArgs,
@@ -110,7 +111,7 @@ func serveClients(ctx context.Context, s streams, path string) error {
 func listenAlone(ctx context.Context, path string) (*net.UnixListener, error) {
 	a := &net.UnixAddr{Name: path, Net: "unix"}
 	l, err := net.ListenUnix("unix", a)
-	if errors.Is(err, sys.EADDRINUSE) {
+	if fi, lerr := os.Lstat(path); errors.Is(err, sys.EADDRINUSE) && lerr == nil && fi.Mode().Type() == fs.ModeSocket {
 		var d net.Dialer
 		c, derr := d.DialContext(ctx, "unix", path)
 		switch {
