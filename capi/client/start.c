@@ -63,7 +63,7 @@ static int first(void *x)
 /* The command: of $PENSTOCK_COMMAND, beside this library, or in $PATH. */
 static const char *command(char *room, size_t n)
 {
-	const char *given = getenv("PENSTOCK_COMMAND");
+	const char *given = secure_getenv("PENSTOCK_COMMAND");
 	if (given && *given)
 		return given;
 	Dl_info here;
@@ -110,7 +110,7 @@ static int start(penstock_error *out)
 
 int agent_socket(penstock_error *out)
 {
-	const char *path = getenv("PENSTOCK_AGENT");
+	const char *path = secure_getenv("PENSTOCK_AGENT");
 	if (!path || !strchr(path, '/'))
 		return start(out);
 	struct sockaddr_un a = {.sun_family = AF_UNIX};

@@ -101,17 +101,22 @@ func kind(x any) string {
 	return fmt.Sprintf("%T", x)
 }
 
-// End closes all handles, in an order in which nothing waits for what ends later: queues of packets, systems, with which transfers end, and then
-// what is left. No other call is under way, or begins later.
-func (t *Table) End() error {
-	order := []func(any) bool{is[*rx], is[*system], is[*prepared], is[*export], is[*post], func(any) bool { return true }}
-	var errs []error
+// Cancel ends all transfers early.
+func (t *Table) Cancel() {
 	t.all.Range(func(_, x any) bool {
 		if p, ok := x.(*post); ok {
 			p.t.Cancel()
 		}
 		return true
 	})
+}
+
+// End closes all handles, in an order in which nothing waits for what ends later: queues of packets, systems, with which transfers end, and then
+// what is left. No other call is under way, or begins later.
+func (t *Table) End() error {
+	order := []func(any) bool{is[*rx], is[*system], is[*prepared], is[*export], is[*post], func(any) bool { return true }}
+	var errs []error
+	t.Cancel()
 	for _, now := range order {
 		t.all.Range(func(h, x any) bool {
 			if now(x) {

@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/internal/abi"
@@ -33,10 +34,11 @@ const (
 	requestHeader = 16
 	answerHeader  = 32
 
-	maxBody    = 64 << 20 // of a request
-	inPlace    = 64 << 10 // a larger body has memory of its own
-	maxWaiting = 1024     // requests of a connection that wait at a time
-	maxHandles = 1 << 20  // of a connection
+	maxBody    = 64 << 20  // of a request
+	inPlace    = 64 << 10  // a larger body has memory of its own
+	maxWaiting = 1024      // requests of a connection that wait at a time
+	maxHeld    = 256 << 20 // bytes of requests that wait
+	maxHandles = 1 << 20   // of a connection
 )
 
 // conn is a connection with a client.
@@ -45,6 +47,7 @@ type conn struct {
 	table *abi.Table
 	ctx   context.Context
 	turns chan struct{}
+	held  atomic.Int64 // bytes of requests that wait
 	wg    sync.WaitGroup
 	send  sync.Mutex
 
@@ -79,6 +82,9 @@ func Serve(ctx context.Context, c *net.UnixConn) error {
 	}
 	err = x.read(bufio.NewReaderSize(&requests{raw: raw}, inPlace))
 	end()
+	if x.table != nil {
+		x.table.Cancel() // for those who wait to get memory back
+	}
 	x.wg.Wait()
 	var ends []error
 	if x.table != nil {
@@ -142,16 +148,23 @@ func (x *conn) serve(r *request) error {
 		a, err := abi.Guarded(func() (*answer, error) { return c.do(x, r) })
 		return x.answer(r, a, err)
 	}
+	size := int64(len(r.b))
 	select {
 	case x.turns <- struct{}{}:
 	default:
 		return x.answer(r, nil, fmt.Errorf("%d calls wait already: %w", maxWaiting, engine.ErrFull))
+	}
+	if x.held.Add(size) > maxHeld {
+		x.held.Add(-size)
+		<-x.turns
+		return x.answer(r, nil, fmt.Errorf("calls that wait have %d bytes of arguments already: %w", maxHeld, engine.ErrFull))
 	}
 	if len(r.b) <= inPlace {
 		r.b = bytes.Clone(r.b) // the next request takes its place
 	}
 	x.wg.Go(func() {
 		a, err := abi.Guarded(func() (*answer, error) { return c.do(x, r) })
+		x.held.Add(-size)
 		<-x.turns
 		if x.answer(r, a, err) != nil {
 			x.c.Close()

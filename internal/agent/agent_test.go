@@ -119,6 +119,25 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
+// Calls that wait are bounded in number: what is too much is refused at once, and has no effect on the others.
+func TestLimits(t *testing.T) {
+	c, ended := served(t)
+	c.Write(greeting(Version, 0))
+	told(t, c)
+	c.Write(message(opOpen, 2, func(a *answer) { a.text("penstock: {transfers: {name: a}}") }))
+	_, _, system, _ := told(t, c)
+	for i := range uint64(maxWaiting + 1) {
+		c.Write(message(opReceive, 10+i, func(a *answer) { a.u64(system); a.u64(^uint64(0)) }))
+	}
+	if code, id, _, _ := told(t, c); code != abi.Full || id != 10+maxWaiting {
+		t.Errorf("one call too many: %d of %d", code, id)
+	}
+	c.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // Any bytes are requests or none: no call panics, and none is taken from beyond its end.
 func FuzzRequest(f *testing.F) {
 	for op := hello; op <= opSend; op++ {
