@@ -43,7 +43,8 @@ func TestFlagsMeanOneThing(t *testing.T) {
 	letters := map[string]string{"quiet": "q", "output": "o", "force": "", "long": "l"}
 	ofVariable := map[string]string{}
 	noJSON := []string{"penstock config explain", "penstock config generate", "penstock config migrate", "penstock config schema", // they print files
-		"penstock man", "penstock topology"} // texts and a picture
+		"penstock man", "penstock topology", // texts and a picture
+		"penstock agent"} // nothing
 	every(func(c *cobra.Command) {
 		leaf := c.Runnable() && !c.HasSubCommands() && !c.Hidden && c.Name() != "help" && c.Parent().Name() != "completion"
 		if leaf && c.Flags().Lookup("json") == nil != slices.Contains(noJSON, c.CommandPath()) {
