@@ -170,5 +170,5 @@ func symbols(t *testing.T, name string) {
 
 // What TestCrossWheel runs on another machine, here.
 func TestPut(t *testing.T) {
-	run(t, "testdata/put.c", []string{"-O2"}, filepath.Join(t.TempDir(), "s"))
+	run(t, inProcess, "testdata/put.c", []string{"-O2"}, filepath.Join(t.TempDir(), "s"))
 }

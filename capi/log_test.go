@@ -3,6 +3,8 @@ package main
 import "testing"
 
 func TestLog(t *testing.T) {
-	run(t, "testdata/log.c", []string{"-O2"})
-	run(t, "testdata/log.c", []string{"-fsanitize=address,undefined"})
+	for _, name := range []string{inProcess, byAgent} {
+		run(t, name, "testdata/log.c", []string{"-O2"})
+		run(t, name, "testdata/log.c", []string{"-fsanitize=address,undefined"})
+	}
 }

@@ -11,42 +11,17 @@ import "C"
 import (
 	"fmt"
 	"os"
-	"sync"
 	"sync/atomic"
 	"unsafe"
 
 	"github.com/penstock-io/penstock/internal/abi"
-	"github.com/penstock-io/penstock/internal/accel"
 	"github.com/penstock-io/penstock/internal/cuda"
 	"github.com/penstock-io/penstock/internal/dl"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// cards are the CUDA devices that memory was adopted of, by their numbers. They stay open until the process ends.
-var cards struct {
-	mu   sync.Mutex
-	open map[int]*accel.Accelerator
-}
-
-func card(device int) (*accel.Accelerator, error) {
-	cards.mu.Lock()
-	defer cards.mu.Unlock()
-	if a := cards.open[device]; a != nil {
-		return a, nil
-	}
-	a, err := accel.Open(accel.Options{Runtime: "cuda", Device: device})
-	if err != nil {
-		return nil, err
-	}
-	if cards.open == nil {
-		cards.open = map[int]*accel.Accelerator{}
-	}
-	cards.open[device] = a
-	return a, nil
-}
-
 func adoptDevice(name string, device int, addr, size uint64) (*mem.Region, error) {
-	a, err := card(device)
+	a, err := abi.Card(device)
 	if err != nil {
 		return nil, err
 	}

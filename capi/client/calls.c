@@ -130,6 +130,30 @@ int64_t penstock_addresses(penstock_handle system, char *to, size_t n, penstock_
 
 int64_t penstock_status(penstock_handle system, char *to, size_t n, penstock_error *out) { return text(STATUS, system, to, n, out); }
 
+int64_t penstock_log(char *to, size_t n, int64_t timeout, penstock_error *out)
+{
+	request q;
+	answer a;
+	if (!to && n == 0 && timeout == 0) { /* systems that are opened from now on keep what they log: the agent has to know */
+		int32_t r = ready(out);
+		if (r != PENSTOCK_OK)
+			return r;
+	} else if (!connected()) { /* no system is open */
+		return copy_text((const unsigned char *)"", 0, to, n);
+	}
+	begin(&q, LOG);
+	put_u64(&q, to ? n : 0);
+	put_u64(&q, (uint64_t)timeout);
+	int32_t r = ask(&q, &a, out);
+	if (r != PENSTOCK_OK)
+		return r;
+	uint32_t length = get_u32(&a);
+	const unsigned char *s = get_data(&a, length);
+	int64_t k = s ? copy_text(s, length, to, n) : unreadable(out);
+	end(&a);
+	return k;
+}
+
 penstock_handle penstock_alloc(const char *name, uint64_t size, uint32_t flags, penstock_error *out)
 {
 	request q;
@@ -192,6 +216,21 @@ void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *ou
 	if (size)
 		*size = o->size;
 	return o->memory;
+}
+
+int32_t penstock_dma(penstock_handle region, char *to, size_t n, penstock_error *out)
+{
+	request q;
+	answer a;
+	int32_t r = of(&q, DMA, region, out);
+	if (r != PENSTOCK_OK || (r = ask(&q, &a, out)) != PENSTOCK_OK)
+		return r;
+	uint32_t length = get_u32(&a);
+	const unsigned char *s = get_data(&a, length);
+	int64_t k = s ? copy_text(s, length, to, n) : unreadable(out);
+	int32_t can = (int32_t)a.result;
+	end(&a);
+	return k < 0 ? (int32_t)k : can;
 }
 
 penstock_handle penstock_export(penstock_handle system, penstock_handle region, uint64_t offset, uint64_t length, const char *name, uint32_t rights, uint32_t flags,

@@ -13,7 +13,7 @@ enum { VERSION = 1, REQUEST_HEADER = 16, ANSWER_HEADER = 32, MAX_BODY = 64 << 20
 
 /* The operations, as in internal/agent/calls.go. */
 enum {
-	HELLO = 1, OPEN, CLOSE, ADDRESSES, STATUS, ALLOC, ADOPT, EXPORT, PUBLISH, DESCRIBE, SERVE, DIAL, LOOKUP, LIST, ENTRIES, POST, POST_MEMORY,
+	HELLO = 1, OPEN, CLOSE, ADDRESSES, STATUS, LOG, ALLOC, ADOPT, DMA, EXPORT, PUBLISH, DESCRIBE, SERVE, DIAL, LOOKUP, LIST, ENTRIES, POST, POST_MEMORY,
 	NOTIFY, PREPARE, REPOST, WAIT, WATCH, PROGRESS, CANCEL, EXPLAIN, EVENT_FD, ENDED, SUBSCRIBE, RECEIVE, RX, BURST, SEND
 };
 
@@ -52,6 +52,9 @@ int32_t fail(penstock_error *, int32_t code, const char *format, ...) __attribut
 
 /* Starts the agent, if there is none. */
 int32_t ready(penstock_error *);
+
+/* Whether there is an agent. */
+int connected(void);
 
 /* Sends a request and waits for its answer, which the caller ends. On an error there is none. It ends the request in any case. */
 int32_t ask(request *, answer *, penstock_error *);

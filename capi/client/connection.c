@@ -367,7 +367,7 @@ static int send_all(int fd, const unsigned char *b, size_t n)
 	return 1;
 }
 
-static int connected(void)
+int connected(void)
 {
 	pthread_mutex_lock(&mu);
 	int is = state == CONNECTED;

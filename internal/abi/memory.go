@@ -15,6 +15,7 @@ import (
 const (
 	Read, Write uint32 = 1, 2
 	Huge        uint32 = 1 // of Alloc
+	Pinned      uint32 = 2 // of Alloc: for the CUDA devices
 	WholeRegion uint32 = 1 // of Export and Publish
 	Tensors     uint32 = 1 // of Serve
 )
@@ -54,9 +55,16 @@ func (t *Table) Alloc(name string, size uint64, flags uint32) (uint64, error) {
 	switch {
 	case size == 0 || size > 1<<47:
 		return 0, fmt.Errorf("a region of %d bytes: expected 1 to 2^47: %w", size, ErrInvalid)
-	case flags&^Huge != 0:
-		return 0, fmt.Errorf("flags %#x: expected PENSTOCK_HUGE or 0: %w", flags, ErrInvalid)
-	case flags&Huge != 0:
+	case flags != 0 && flags != Huge && flags != Pinned:
+		return 0, fmt.Errorf("flags %#x: expected PENSTOCK_HUGE, PENSTOCK_PINNED or 0: %w", flags, ErrInvalid)
+	case flags == Pinned:
+		a, err := Card(0)
+		if err != nil {
+			return 0, err
+		}
+		r, err := a.Alloc(name, mem.HostPinned, o.Size)
+		return made(t, &region{r: r}, err)
+	case flags == Huge:
 		o.Kind, o.AllowFallback = mem.Huge, true
 	}
 	r, err := mem.Alloc(o)

@@ -20,6 +20,7 @@ const maxMessages = 16
 // system is a configuration that is open, with the messages and the ended transfers that the caller has not taken yet.
 type system struct {
 	s        *penstock.System
+	records  *records
 	event    int // eventfd
 	messages chan transfer.Incoming
 	closed   chan struct{}
@@ -41,6 +42,7 @@ func (s *system) close() error {
 		errs = append(errs, x.x.Close())
 	}
 	err := errors.Join(append(errs, s.s.Close())...)
+	s.records.closed()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.over = true
@@ -96,12 +98,13 @@ func (t *Table) System(yaml string) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	x, err := penstock.Open(context.Background(), cfg, penstock.Options{})
+	x, err := penstock.Open(context.Background(), cfg, penstock.Options{Logger: t.records.opening(cfg)})
 	if err != nil {
+		t.records.closed()
 		sys.Close(event)
 		return 0, err
 	}
-	return t.keep(&system{s: x, event: event, messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{}), shares: map[*shared]bool{}}), nil
+	return t.keep(&system{s: x, records: &t.records, event: event, messages: make(chan transfer.Incoming, maxMessages), closed: make(chan struct{}), shares: map[*shared]bool{}}), nil
 }
 
 // Addresses is where peers reach a system, one a line.

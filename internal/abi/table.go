@@ -13,6 +13,8 @@ type Table struct {
 	all  sync.Map // of uint64
 	last atomic.Uint64
 	open atomic.Int64
+
+	records records
 }
 
 // After makes a table whose handles are larger than last.

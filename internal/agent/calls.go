@@ -17,8 +17,10 @@ const (
 	opClose
 	opAddresses
 	opStatus
+	opLog
 	opAlloc
 	opAdopt
+	opDMA
 	opExport
 	opPublish
 	opDescribe
@@ -64,7 +66,9 @@ var calls = map[uint32]call{
 	opClose:     {(*conn).close, false, func(_ *conn, r *request) bool { return r.id != 0 }},
 	opAddresses: {said(func(x *conn, h uint64) (string, error) { return x.table.Addresses(h) }), false, nil},
 	opStatus:    {said(func(x *conn, h uint64) (string, error) { return x.table.Status(h) }), false, always},
+	opLog:       {(*conn).log, false, always},
 	opAlloc:     {(*conn).alloc, true, always},
+	opDMA:       {(*conn).dma, false, always},
 	opAdopt: {made(func(x *conn, r *request) (uint64, error) {
 		name, address, size := r.text(), r.u64(), r.u64()
 		return then(r, func() (uint64, error) {
@@ -284,6 +288,31 @@ func (x *conn) alloc(r *request) (*answer, error) {
 		a := &answer{result: h, fd: m.FD(), pass: true, close: func() { l.Release() }}
 		a.u64(m.Len())
 		return a, nil
+	})
+}
+
+// log is the oldest record of the client's systems.
+func (x *conn) log(r *request) (*answer, error) {
+	room, timeout := r.u64(), int64(r.u64())
+	return then(r, func() (*answer, error) {
+		ctx, end := x.within(timeout)
+		defer end()
+		a := &answer{}
+		a.text(x.table.Log(ctx, room))
+		return a, nil
+	})
+}
+
+func (x *conn) dma(r *request) (*answer, error) {
+	h := r.u64()
+	return then(r, func() (*answer, error) {
+		can, why, err := x.table.DMA(h)
+		a := &answer{}
+		if can {
+			a.result = 1
+		}
+		a.text(why)
+		return a, err
 	})
 }
 

@@ -56,11 +56,14 @@ def _run() -> None:
     while True:
         with _mu:
             opened = _opened
-        while _lib.call("penstock_log", None, 0, -1) > 0:  # waits, and takes nothing
-            with _delivery:
-                if _over:
-                    return
-                _take()
+        try:
+            while _lib.call("penstock_log", None, 0, -1) > 0:  # waits, and takes nothing
+                with _delivery:
+                    if _over:
+                        return
+                    _take()
+        except _lib.PeerLostError:  # the agent has ended, and its systems with it
+            pass
         with _mu:
             if opened == _opened:  # no system is open
                 _thread = None
