@@ -364,8 +364,11 @@ func (p *Peer) laneDown(ln *lane, err error) {
 	p.forget(ln)
 	if !errors.Is(err, ErrPeerLost) {
 		level := slog.LevelWarn
-		if errors.Is(err, ErrClosed) { // the caller wants it
+		switch {
+		case errors.Is(err, ErrClosed): // the caller wants it
 			level = slog.LevelDebug
+		case errors.Is(err, setup.ErrPeerClosed):
+			level = slog.LevelInfo
 		}
 		p.node.log.Log(context.Background(), level, "path down", "peer", p.info.Name, "path", ln.p.Name(), "error", err)
 	}

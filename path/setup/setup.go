@@ -4,11 +4,15 @@ package setup
 
 import (
 	"context"
+	"errors"
 	"net"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
 )
+
+// ErrPeerClosed is why a path is down that the peer has closed in order.
+var ErrPeerClosed = errors.New("the peer closed the path")
 
 // DefaultWindow is the number of operations that may be outstanding on a path, in each direction, unless Config says more.
 const DefaultWindow = 256

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/ring"
 )
 
@@ -28,7 +29,7 @@ func (p *Path) fail(reason error, drain bool) {
 	if p.armed { // inside a Post: the socket, which would wake the owner, may be closed below
 		p.ringSelf()
 	}
-	peerLetGo := errors.Is(reason, errBye) || errors.Is(reason, errHangup)
+	peerLetGo := errors.Is(reason, setup.ErrPeerClosed) || errors.Is(reason, errHangup)
 	p.job.active = false
 	p.helping = helpJob{}
 	for p.queued > 0 {

@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 )
 
 const (
@@ -20,7 +21,6 @@ const (
 
 var (
 	errHangup = errors.New("the peer process ended or closed the path (its socket hung up)")
-	errBye    = errors.New("the peer closed the path")
 	errClosed = errors.New("closed by this side")
 )
 
@@ -154,7 +154,7 @@ func (p *Path) handle(k *packet, fd int) {
 	case packetForget:
 		p.forget(k)
 	case packetBye:
-		p.fail(errBye, true)
+		p.fail(setup.ErrPeerClosed, true)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/vec"
 )
 
@@ -192,7 +193,7 @@ func (c *core) begin(s *stream) error {
 	return nil
 }
 
-var errBye = fmt.Errorf("tcp: the peer closed: %w", path.ErrDown)
+var errBye = fmt.Errorf("tcp: %w: %w", setup.ErrPeerClosed, path.ErrDown)
 
 func (c *core) refuse(in *input, r reason) {
 	in.refused = r
