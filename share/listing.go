@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"strings"
+	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
@@ -18,6 +19,8 @@ import (
 // from the absence of a name that a file is gone asks before and after it lists; see listing.
 //
 //	empty -> lack u8, count u64 (big-endian) that is another one after something could not be looked at
+//
+// While the first scan goes on, an answer waits for its end, for some seconds.
 const listingService = "share/listing/1"
 
 // lack says what a listing may be without. The zero value is what a node means that does not say.
@@ -30,6 +33,9 @@ const (
 	lackSome // something is there that could not be looked at or exported
 	lackMore // there are more files than Options.MaxFiles
 )
+
+// scanAsks is how often a client asks a server that is still in its first scan, which waits answerTime each time.
+const scanAsks = 20
 
 // ErrIncomplete means that the other side's listing may lack names of files that it has, so that nothing was deleted.
 var ErrIncomplete = errors.New("share: the listing of the other side is incomplete")
@@ -51,12 +57,20 @@ func (l lack) err() error {
 }
 
 // listed answers a call of listingService.
-func (s *Server) listed(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
 	switch {
 	case len(b) != 0:
 		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
 	case p.Rights()&identity.List == 0:
 		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
+	}
+	end := time.NewTimer(answerTime)
+	defer end.Stop()
+	select {
+	case <-s.scanned:
+	case <-end.C:
+	case <-s.ctx.Done():
+	case <-ctx.Done():
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,6 +112,9 @@ func (s *Server) recount(f *served) {
 func listing(ctx context.Context, c Conn, prefix string) (all []*transfer.Remote, lacks lack, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 		before, count, err := askListing(ctx, p)
+		for n := 1; n < scanAsks && err == nil && before == lackScan; n++ {
+			before, count, err = askListing(ctx, p)
+		}
 		if err != nil {
 			return err
 		}

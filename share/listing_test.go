@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/penstock-io/penstock/internal/testenv/proc"
@@ -338,4 +340,66 @@ func TestLeftOutStaysCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect(true)
+}
+
+// blocked is a log whose first record waits.
+type blocked struct {
+	slog.Handler
+	reached, goOn chan struct{}
+	once          *sync.Once
+}
+
+func (b blocked) Enabled(context.Context, slog.Level) bool { return true }
+func (b blocked) Handle(context.Context, slog.Record) error {
+	b.once.Do(func() {
+		close(b.reached)
+		<-b.goOn
+	})
+	return nil
+}
+
+// TestListingAwaitsTheFirstScan mirrors a share that is still looking at its files.
+func TestListingAwaitsTheFirstScan(t *testing.T) {
+	ctx, root, dst := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "z"), []byte("last"))
+	if err := os.Symlink("z", filepath.Join(root, "a")); err != nil { // which is logged
+		t.Fatal(err)
+	}
+	n := testNode(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	b := blocked{slog.DiscardHandler, make(chan struct{}), make(chan struct{}), new(sync.Once)}
+	served := make(chan *Server)
+	go func() {
+		s, err := Serve(ctx, n, Options{Root: root, Logger: slog.New(b)})
+		if err != nil {
+			t.Error(err)
+		}
+		served <- s
+	}()
+	<-b.reached
+	p, err := testNode(t, transfer.Options{Name: "client"}).Dial(ctx, n.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	type outcome struct {
+		m   *Mirrored
+		err error
+	}
+	mirrored := make(chan outcome)
+	go func() {
+		m, err := Mirror(ctx, Over(p), dst, MirrorOptions{Delete: true})
+		mirrored <- outcome{m, err}
+	}()
+	for range 100 { // by then its question has come; if not, the listing has nothing to wait for
+		if _, _, err := LeftOut(ctx, Over(p), ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	close(b.goOn)
+	if o := <-mirrored; o.err != nil || o.m.Fetched != 1 || o.m.Incomplete != nil {
+		t.Errorf("%+v, %v", o.m, o.err)
+	}
+	same(t, filepath.Join(dst, "z"), []byte("last"))
+	if s := <-served; s != nil {
+		s.Close()
+	}
 }

@@ -121,6 +121,8 @@ type Server struct {
 
 	work sync.Mutex // held while files are opened, exported and dropped; before mu
 
+	scanned chan struct{} // closed at the end of the first scan
+
 	mu      sync.Mutex // guards what follows
 	closed  bool
 	files   map[string]*served // by path
@@ -200,7 +202,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, unserved: map[string]int64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]int64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -253,6 +255,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		return nil, errors.Join(err, s.Close())
 	}
 	s.watch.ends()
+	close(s.scanned)
 	if reason := s.skipped[s.only]; s.only != "" && reason != "" {
 		return nil, errors.Join(fmt.Errorf("share: serve %s: %s", o.Root, reason), s.Close())
 	}
