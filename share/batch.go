@@ -46,30 +46,13 @@ func (m *mirror) small(ctx context.Context, todo []Entry) {
 		return
 	}
 	defer b.close()
-	work := make(chan []Entry)
-	var wg sync.WaitGroup
-	for range batchesAtOnce {
-		wg.Go(func() {
-			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
-			if err == nil {
-				defer region.Close()
-			}
-			for es := range work {
-				if err != nil || b.off.Load() {
-					b.alone(es...)
-					continue
-				}
-				b.bring(ctx, es, region)
-			}
-		})
-	}
-	for len(todo) > 0 && ctx.Err() == nil {
-		n := batchOf(todo)
-		work <- todo[:n]
-		todo = todo[n:]
-	}
-	close(work)
-	wg.Wait()
+	inBatches(ctx, todo, batchOf, func(es []Entry, region *mem.Region) {
+		if region == nil || b.off.Load() {
+			b.alone(es...)
+		} else {
+			b.bring(ctx, es, region)
+		}
+	})
 	m.files(ctx, b.single, smallAtOnce)
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/penstock-io/penstock/mem"
 )
 
 // What a small file takes is round trips and syncs, so many are moved, written and synced in one batch.
@@ -39,6 +41,31 @@ func several[T any](ctx context.Context, todo []T, atOnce int, f func(T)) {
 			break
 		}
 		work <- x
+	}
+	close(work)
+	wg.Wait()
+}
+
+// inBatches calls f with batches of todo, some at once, until ctx ends. size is how many of the first make a batch. Each has memory for its bytes,
+// or none if there is no memory.
+func inBatches[T any](ctx context.Context, todo []T, size func([]T) int, f func([]T, *mem.Region)) {
+	work := make(chan []T)
+	var wg sync.WaitGroup
+	for range batchesAtOnce {
+		wg.Go(func() {
+			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
+			if err == nil {
+				defer region.Close()
+			}
+			for batch := range work {
+				f(batch, region)
+			}
+		})
+	}
+	for len(todo) > 0 && ctx.Err() == nil {
+		n := size(todo)
+		work <- todo[:n]
+		todo = todo[n:]
 	}
 	close(work)
 	wg.Wait()

@@ -32,30 +32,13 @@ type putBatches struct {
 // small uploads small files.
 func (t *tree) small(ctx context.Context, todo []MirrorFile) {
 	b := &putBatches{t: t}
-	work := make(chan []MirrorFile)
-	var wg sync.WaitGroup
-	for range batchesAtOnce {
-		wg.Go(func() {
-			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
-			if err == nil {
-				defer region.Close()
-			}
-			for fs := range work {
-				if err != nil || b.off.Load() {
-					b.alone(fs...)
-				} else {
-					b.put(ctx, fs, region)
-				}
-			}
-		})
-	}
-	for len(todo) > 0 && ctx.Err() == nil {
-		n := putBatchOf(todo)
-		work <- todo[:n]
-		todo = todo[n:]
-	}
-	close(work)
-	wg.Wait()
+	inBatches(ctx, todo, putBatchOf, func(fs []MirrorFile, region *mem.Region) {
+		if region == nil || b.off.Load() {
+			b.alone(fs...)
+		} else {
+			b.put(ctx, fs, region)
+		}
+	})
 	t.files(ctx, b.single, smallUploadsAtOnce)
 }
 
