@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -139,6 +140,7 @@ type smallRoom struct {
 type smalls struct {
 	rooms  map[*smallRoom]bool
 	paths  map[string]uint64 // those that a batch is putting files to, with their sizes
+	bytes  uint64            // the sum of the sizes
 	tokens []smallAnswer     // of the last batches
 }
 
@@ -404,7 +406,12 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 		}
 		f.mode, f.exact = now.Mode().Perm(), true // as it was
 	}
-	if err := s.free(f.path, b); err != nil {
+	if errors.Is(err, fs.ErrNotExist) && !s.o.FollowLinks { // nor is there a link on the way
+		err = s.freeName(f.path, f.name)
+	} else {
+		err = s.free(f.path, b)
+	}
+	if err != nil {
 		return err
 	}
 	up := &s.uploads
@@ -418,6 +425,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 		return err
 	}
 	up.small.paths[f.path] = uint64(f.size)
+	up.small.bytes += uint64(f.size)
 	return nil
 }
 
@@ -425,6 +433,7 @@ func (s *Server) unreserve(files []*incoming) {
 	s.uploads.mu.Lock()
 	defer s.uploads.mu.Unlock()
 	for _, f := range files {
+		s.uploads.small.bytes -= s.uploads.small.paths[f.path]
 		delete(s.uploads.small.paths, f.path)
 	}
 }
@@ -482,7 +491,43 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 		}
 	}
 	dirs.leave()
-	for _, f := range placed { // all at once, for a file that has just changed is waited for
-		s.arrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
+	s.lookAtBatch(placed) // all at once, for a file that has just changed is waited for
+	for _, f := range placed {
+		s.tellArrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
+	}
+}
+
+// lookAtBatch is lookNow of each file of a batch. Files that follow each other are mostly in one directory, which is looked for once.
+func (s *Server) lookAtBatch(files []*incoming) {
+	var dir *os.Root
+	var at string // of dir, with a slash
+	defer func() {
+		if dir != nil {
+			dir.Close()
+		}
+	}()
+	for _, f := range files {
+		cut := strings.LastIndexByte(f.path, '/') + 1
+		in, base := f.path[:cut], f.path[cut:]
+		if dir != nil && in != at {
+			dir.Close()
+			dir = nil
+		}
+		if dir == nil && !s.o.FollowLinks {
+			at = in
+			dir, _ = walk(s.root, f.path, false) // lookNow says why not
+		}
+		if dir == nil {
+			s.lookNow(s.ctx, f.path)
+			continue
+		}
+		s.work.Lock()
+		s.mu.Lock()
+		closed := s.closed
+		s.mu.Unlock()
+		if !closed {
+			s.refresh(s.ctx, dir, base, f.path)
+		}
+		s.work.Unlock()
 	}
 }

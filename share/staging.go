@@ -61,9 +61,8 @@ func (s *Server) quota(st staging, r *beginRequest) error {
 		want = plus(want, u.size-min(u.size, u.filled.Load()))
 		delete(st.partial, stagedBase(u.name))
 	}
-	for _, n := range s.uploads.small.paths {
-		files, sum, want = files+1, plus(sum, n), plus(want, n)
-	}
+	small := &s.uploads.small
+	files, sum, want = files+len(small.paths), plus(sum, small.bytes), plus(want, small.bytes)
 	for _, n := range st.partial { // a partial file takes its place among the files, too
 		files, sum = files+1, plus(sum, n)
 	}

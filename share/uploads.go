@@ -377,13 +377,20 @@ func (s *Server) free(at string, r beginRequest) error {
 		return err
 	}
 	defer dir.Close()
-	s.mu.Lock()
-	other := s.names[r.name].of
-	s.mu.Unlock()
-	if other != nil && other.path != at { // it could not be served under its name
-		return fmt.Errorf("%w: %s has this name", ErrExists, other.path)
+	if err := s.freeName(at, r.name); err != nil {
+		return err
 	}
 	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, r.overwrite)
+}
+
+// freeName checks that a file at a path could be served under its name.
+func (s *Server) freeName(at, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if other := s.names[name].of; other != nil && other.path != at {
+		return fmt.Errorf("%w: %s has this name", ErrExists, other.path)
+	}
+	return nil
 }
 
 // run is the life of an upload.
@@ -577,6 +584,10 @@ func (u *upload) finish(c commitRequest) error {
 // arrived serves a file that has come.
 func (s *Server) arrived(u *upload) {
 	s.lookNow(s.ctx, u.path) // it counts from now on, served or not
+	s.tellArrived(u)
+}
+
+func (s *Server) tellArrived(u *upload) {
 	s.log.Info("uploaded", "peer", u.peer.Name(), "path", u.path, "bytes", u.size)
 	if s.o.OnUpload != nil {
 		s.o.OnUpload(Uploaded{u.peer, u.name, u.path, u.size})
