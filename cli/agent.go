@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net"
 	"os"
 	"sync"
@@ -74,7 +73,7 @@ func inherited(fd int) (*net.UnixConn, error) {
 
 // serveClients serves programs until ctx ends.
 func serveClients(ctx context.Context, s streams, path string) error {
-	l, err := listenAlone(ctx, path)
+	l, err := listenAt(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -107,22 +106,9 @@ func serveClients(ctx context.Context, s streams, path string) error {
 	}
 }
 
-// listenAlone listens at a path, where it takes the place of a socket that nobody listens at any more.
-func listenAlone(ctx context.Context, path string) (*net.UnixListener, error) {
-	a := &net.UnixAddr{Name: path, Net: "unix"}
-	l, err := net.ListenUnix("unix", a)
-	if fi, lerr := os.Lstat(path); errors.Is(err, sys.EADDRINUSE) && lerr == nil && fi.Mode().Type() == fs.ModeSocket {
-		var d net.Dialer
-		c, derr := d.DialContext(ctx, "unix", path)
-		switch {
-		case derr == nil:
-			c.Close()
-			return nil, fmt.Errorf("an agent listens at %s already: %w", path, err)
-		case !errors.Is(derr, sys.ECONNREFUSED) || os.Remove(path) != nil:
-			return nil, err
-		}
-		l, err = net.ListenUnix("unix", a)
-	}
+// listenAt listens at a path, for the user of this process alone.
+func listenAt(ctx context.Context, path string) (*net.UnixListener, error) {
+	l, err := sys.Listen(ctx, &net.ListenConfig{}, "unix", path)
 	if err != nil {
 		return nil, err
 	}
@@ -130,5 +116,5 @@ func listenAlone(ctx context.Context, path string) (*net.UnixListener, error) {
 		l.Close()
 		return nil, err
 	}
-	return l, nil
+	return l.(*net.UnixListener), nil
 }

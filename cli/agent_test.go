@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What the agent cannot serve at is refused, and a socket that somebody listens at, or that is none, is not taken over.
+// The agent refuses what it cannot serve at, and takes over neither the socket of a process that listens nor a file.
 func TestAgentRefused(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
@@ -30,7 +30,7 @@ func TestAgentRefused(t *testing.T) {
 		{"agent --fd 3 --socket " + taken, exitUsage, "--fd or --socket"},
 		{"agent --fd 0", exitUsage, "3 or more"},
 		{"agent --fd 99999", exitUsage, "99999"},
-		{"agent --socket " + taken, exitFailure, "listens"},
+		{"agent --socket " + taken, exitFailure, "address already in use"},
 		{"agent --socket " + file, exitFailure, "address already in use"},
 	} {
 		_, errOut, status := penstock(t, strings.Fields(c.args)...)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
 )
@@ -32,7 +33,7 @@ func (n *Node) listen(ctx context.Context, s string) error {
 	if ap, err := netip.ParseAddrPort(a.addr); err == nil && ap.Addr().Is4() {
 		network = "tcp4" // else 0.0.0.0 is [::] to package net
 	}
-	l, err := listenOn(ctx, &lc, network, a.addr)
+	l, err := sys.Listen(ctx, &lc, network, a.addr)
 	if err != nil {
 		return fmt.Errorf("transfer: listen on %s: %w", s, err)
 	}

@@ -1,4 +1,4 @@
-package transfer
+package sys
 
 import (
 	"context"
@@ -7,14 +7,12 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-
-	"github.com/penstock-io/penstock/internal/sys"
 )
 
-// listenOn listens, and takes a Unix socket over that a process left behind when it was killed: one that no process answers at.
-func listenOn(ctx context.Context, lc *net.ListenConfig, network, addr string) (net.Listener, error) {
+// Listen is that of lc, and takes a Unix socket over that a process left behind when it was killed: one that no process answers at.
+func Listen(ctx context.Context, lc *net.ListenConfig, network, addr string) (net.Listener, error) {
 	l, err := lc.Listen(ctx, network, addr)
-	if network != "unix" || !errors.Is(err, sys.EADDRINUSE) {
+	if network != "unix" || !errors.Is(err, EADDRINUSE) {
 		return l, err
 	}
 	// Two processes that find the same stale socket must not remove each other's: the one that locks the directory goes on. It does not wait for the lock,
@@ -24,7 +22,7 @@ func listenOn(ctx context.Context, lc *net.ListenConfig, network, addr string) (
 		return nil, err
 	}
 	defer dir.Close()
-	if locked, lerr := sys.TryFileLock(dir); !locked || lerr != nil || !stale(ctx, addr) || os.Remove(addr) != nil {
+	if locked, lerr := TryFileLock(dir); !locked || lerr != nil || !stale(ctx, addr) || os.Remove(addr) != nil {
 		return nil, err
 	}
 	return lc.Listen(ctx, network, addr)
@@ -40,5 +38,5 @@ func stale(ctx context.Context, addr string) bool {
 	if err == nil {
 		c.Close()
 	}
-	return errors.Is(err, sys.ECONNREFUSED)
+	return errors.Is(err, ECONNREFUSED)
 }
