@@ -67,19 +67,28 @@ static int64_t copy_text(const unsigned char *s, size_t length, char *to, size_t
 	return (int64_t)length;
 }
 
-/* A call of a handle that returns text. */
-static int64_t text(uint32_t op, penstock_handle h, char *to, size_t n, penstock_error *out)
+/* A call that returns text, and a number with it, unless result is NULL. */
+static int64_t said(request *q, char *to, size_t n, int32_t *result, penstock_error *out)
 {
-	request q;
 	answer a;
-	int32_t r = of(&q, op, h, out);
-	if (r != PENSTOCK_OK || (r = ask(&q, &a, out)) != PENSTOCK_OK)
+	int32_t r = ask(q, &a, out);
+	if (r != PENSTOCK_OK)
 		return r;
 	uint32_t length = get_u32(&a);
 	const unsigned char *s = get_data(&a, length);
 	int64_t k = s ? copy_text(s, length, to, n) : unreadable(out);
+	if (result)
+		*result = (int32_t)a.result;
 	end(&a);
 	return k;
+}
+
+/* A call of a handle that returns text. */
+static int64_t text(uint32_t op, penstock_handle h, char *to, size_t n, penstock_error *out)
+{
+	request q;
+	int32_t r = of(&q, op, h, out);
+	return r != PENSTOCK_OK ? r : said(&q, to, n, NULL, out);
 }
 
 static penstock_handle no_memory(penstock_handle h, penstock_error *out)
@@ -133,7 +142,6 @@ int64_t penstock_status(penstock_handle system, char *to, size_t n, penstock_err
 int64_t penstock_log(char *to, size_t n, int64_t timeout, penstock_error *out)
 {
 	request q;
-	answer a;
 	if (!to && n == 0 && timeout == 0) { /* systems that are opened from now on keep what they log: the agent has to know */
 		int32_t r = ready(out);
 		if (r != PENSTOCK_OK)
@@ -144,14 +152,7 @@ int64_t penstock_log(char *to, size_t n, int64_t timeout, penstock_error *out)
 	begin(&q, LOG);
 	put_u64(&q, to ? n : 0);
 	put_u64(&q, (uint64_t)timeout);
-	int32_t r = ask(&q, &a, out);
-	if (r != PENSTOCK_OK)
-		return r;
-	uint32_t length = get_u32(&a);
-	const unsigned char *s = get_data(&a, length);
-	int64_t k = s ? copy_text(s, length, to, n) : unreadable(out);
-	end(&a);
-	return k;
+	return said(&q, to, n, NULL, out);
 }
 
 penstock_handle penstock_alloc(const char *name, uint64_t size, uint32_t flags, penstock_error *out)
@@ -221,15 +222,10 @@ void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *ou
 int32_t penstock_dma(penstock_handle region, char *to, size_t n, penstock_error *out)
 {
 	request q;
-	answer a;
-	int32_t r = of(&q, DMA, region, out);
-	if (r != PENSTOCK_OK || (r = ask(&q, &a, out)) != PENSTOCK_OK)
+	int32_t can = 0, r = of(&q, DMA, region, out);
+	if (r != PENSTOCK_OK)
 		return r;
-	uint32_t length = get_u32(&a);
-	const unsigned char *s = get_data(&a, length);
-	int64_t k = s ? copy_text(s, length, to, n) : unreadable(out);
-	int32_t can = (int32_t)a.result;
-	end(&a);
+	int64_t k = said(&q, to, n, &can, out);
 	return k < 0 ? (int32_t)k : can;
 }
 
