@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -25,7 +26,7 @@ const (
 	opDirsList = 1
 	opDirsMake = 2
 
-	maxDirs     = defaultMaxFiles // that a client takes from a server
+	maxDirs     = 1 << 20 // that a client takes from a server, as transfer.Peer.List takes names
 	dirsAtOnce  = 16
 	insideOfDir = "/." // behind a name: what Filter takes for a file in it
 )
@@ -98,7 +99,7 @@ func (s *Server) dirs(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 	if err := s.permitted(p, &beginRequest{claim: claim{name: r.prefixOrName}}); err != nil {
 		return nil, refusal(err)
 	}
-	if err := s.makeDir(r.prefixOrName); err != nil {
+	if err := s.makeDir(p, r.prefixOrName); err != nil {
 		return nil, refusal(err)
 	}
 	return nil, nil
@@ -122,8 +123,8 @@ func (s *Server) listDirs(r dirsRequest) []byte {
 	return out
 }
 
-// makeDir makes a directory, durably.
-func (s *Server) makeDir(name string) error {
+// makeDir makes a directory that a peer asks for, durably.
+func (s *Server) makeDir(p *transfer.Peer, name string) error {
 	at, err := uploadPath(name)
 	if err != nil {
 		return err
@@ -133,14 +134,14 @@ func (s *Server) makeDir(name string) error {
 	s.mu.Lock()
 	n, closed := len(s.empty), s.closed
 	s.mu.Unlock()
-	switch {
-	case closed:
+	if closed {
 		return ErrClosed
-	case n >= s.o.MaxFiles:
-		return fmt.Errorf("%w: %d empty directories, at most %d are taken", ErrNoSpace, n, s.o.MaxFiles)
 	}
 	if fi, err := lookBelow(s.root, s.dir, at); err == nil && fi.IsDir() {
 		return nil
+	}
+	if n >= s.o.MaxFiles {
+		return fmt.Errorf("%w: %d empty directories, at most %d are taken", ErrNoSpace, n, s.o.MaxFiles)
 	}
 	above, err := walk(s.root, at, true)
 	if err != nil {
@@ -155,6 +156,7 @@ func (s *Server) makeDir(name string) error {
 	s.mu.Lock()
 	s.empty[name] = true
 	s.mu.Unlock()
+	s.log.Info("directory made", "peer", p.Name(), "path", at)
 	return syncDir(above)
 }
 
@@ -166,9 +168,13 @@ func (s *Server) isEmpty(p string) {
 		return
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(s.emptying) < s.o.MaxFiles {
+	full := len(s.emptying) >= s.o.MaxFiles
+	if !full {
 		s.emptying[name] = true
+	}
+	s.mu.Unlock()
+	if full {
+		s.skip(p, fmt.Sprintf("more than %d empty directories: see Options.MaxFiles", s.o.MaxFiles))
 	}
 }
 
@@ -212,7 +218,7 @@ func (m *mirror) directories() {
 		}
 		at, err := PathOf(name)
 		if err == nil {
-			var dir interface{ Close() error }
+			var dir *os.Root
 			if dir, err = walk(m.root, at+insideOfDir, true); err == nil {
 				err = dir.Close()
 			}
