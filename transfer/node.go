@@ -148,7 +148,7 @@ type Node struct {
 	queues     map[string]chan *Queue
 	waiting    map[string][]*tensorWaiter // receivers that wait for a tensor, by name
 	wanted     chan struct{}              // closed and replaced when a waiter is added
-	offered    atomic.Bool                // there was an offer
+	offered    atomic.Bool                // there was an offer; to look into offers takes mu, which deliver must not under the mutex of a lane
 	offers     map[observe.ID]*incomingTensor
 	withdrawn  map[observe.ID]*Peer  // offers that the peer took back before they were answered
 	exposed    map[closedPath]uint64 // down, but the peer may still reach exports, with the tag in the loop; nil when the node has ended

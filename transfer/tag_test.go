@@ -52,7 +52,7 @@ func TestTags(t *testing.T) {
 	}
 }
 
-// What nobody takes starts no goroutine.
+// A completed transfer without a handler or receiver starts no goroutine.
 func TestNobodyTakesIt(t *testing.T) {
 	p := newPair(t, Options{})
 	soon(t, p.ba.introduced, "the introduction")

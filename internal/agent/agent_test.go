@@ -65,7 +65,7 @@ func told(t *testing.T, c net.Conn) (code int32, id, result uint64, body []byte)
 	return int32(binary.LittleEndian.Uint32(header[4:])), binary.LittleEndian.Uint64(header[8:]), binary.LittleEndian.Uint64(header[16:]), body
 }
 
-// A client that does not begin as one, and one of another version, are told so or cut off.
+// The agent ends the connection of a client that does not begin with hello, and answers one of another version with both versions.
 func TestGreeting(t *testing.T) {
 	c, ended := served(t)
 	c.Write(message(opStatus, 1, func(a *answer) { a.u64(1) }))
