@@ -178,6 +178,11 @@ func TestManyEmptyDirectories(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, b := range []string{"", "\x02", "\x01", "\x00\x02a", "\x00\x01b\x01a", "\x00\x01a", "\x00\x00", "\x00\x01\xff"} { // what no server answers after "a"
+		if names, _, ok := parseDirsAnswer([]byte(b), "a"); ok {
+			t.Errorf("%q is read as %q", b, names)
+		}
+	}
 	s := serve(t, Options{Root: root})
 	if got, err := emptyDirs(testCtx(t), s.c, ""); err != nil || !slices.Equal(got, want) {
 		t.Errorf("%d, %v", len(got), err)

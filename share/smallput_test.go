@@ -367,3 +367,16 @@ func FuzzSmallWire(f *testing.F) {
 		}
 	})
 }
+
+// A small file whose name is that of another path is refused: it could not be served.
+func TestSmallPutOfATakenName(t *testing.T) {
+	root, local := t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "é"), []byte("there"))
+	write(t, filepath.Join(local, "é"), []byte("new"))
+	s := serve(t, Options{Root: root, Writable: true})
+	if _, u, err := uploadTree(t, s.c, TreeOptions{Overwrite: true}, TreeSource{local, ""}); !errors.Is(err, ErrExists) || u.Sent != 0 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	same(t, filepath.Join(root, "é"), []byte("there"))
+	gone(t, filepath.Join(root, "%C3%A9"))
+}

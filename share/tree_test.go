@@ -75,6 +75,9 @@ func TestUploadTree(t *testing.T) {
 			same(t, filepath.Join(root, p), b)
 		}
 		same(t, filepath.Join(root, "one.bin"), []byte("one"))
+		if n := s.Snapshot().Files; n != len(want)-2 { // without a scan; two are links
+			t.Errorf("strong %t: %d files are served of %d", strong, n, len(want)-2)
+		}
 		// What is there is kept, and moves no bytes. What is there with another content is not replaced.
 		write(t, filepath.Join(local, "sub/large"), randomBytes(4, 2*chunkSize+7))
 		write(t, filepath.Join(local, "a"), []byte("12"))
@@ -93,6 +96,11 @@ func TestUploadTree(t *testing.T) {
 			t.Errorf("strong %t, to replace: %+v, %v", strong, u, err)
 		}
 		same(t, filepath.Join(root, "run/sub/large"), randomBytes(4, 2*chunkSize+7))
+		s.uploads.mu.Lock()
+		if n := len(s.uploads.small.paths); n > 0 || s.uploads.small.bytes > 0 {
+			t.Errorf("strong %t: %d files of %d bytes still count as under way", strong, n, s.uploads.small.bytes)
+		}
+		s.uploads.mu.Unlock()
 		// For the next round.
 		if err := errors.Join(os.RemoveAll(filepath.Join(root, "run")), os.Remove(filepath.Join(root, "one.bin"))); err != nil {
 			t.Fatal(err)

@@ -71,12 +71,19 @@ func TestNobodyTakesIt(t *testing.T) {
 	}
 	<-tagged
 	remove()
-	drained := make(chan struct{})
+	drained, again := make(chan struct{}), make(chan struct{})
 	p.ba.drained(func() { close(drained) })
 	soon(t, drained, "the end of the delivery")
 	if p.ba.deliver(in(7)) {
 		t.Error("it is delivered to a handler that is removed")
 	}
+	p.b.offered.Store(true) // a receiver may wait for it
+	if !p.ba.deliver(in(0)) {
+		t.Error("a receiver of tensors does not get it")
+	}
+	p.b.offered.Store(false)
+	p.ba.drained(func() { close(again) })
+	soon(t, again, "the end of the delivery")
 	p.b.opts.OnTransfer = func(Incoming) {}
 	if !p.ba.deliver(in(0)) {
 		t.Error("OnTransfer does not get it")
