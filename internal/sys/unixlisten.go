@@ -3,6 +3,7 @@ package sys
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
@@ -22,21 +23,23 @@ func Listen(ctx context.Context, lc *net.ListenConfig, network, addr string) (ne
 		return nil, err
 	}
 	defer dir.Close()
-	if locked, lerr := TryFileLock(dir); !locked || lerr != nil || !stale(ctx, addr) || os.Remove(addr) != nil {
+	if locked, lerr := TryFileLock(dir); !locked || lerr != nil {
+		return nil, err
+	}
+	switch fi, serr := os.Lstat(addr); {
+	case serr != nil:
+		return nil, err
+	case fi.Mode().Type() != fs.ModeSocket:
+		return nil, fmt.Errorf("%w: it is no socket", err)
+	}
+	var d net.Dialer
+	c, derr := d.DialContext(ctx, "unix", addr)
+	if derr == nil {
+		c.Close()
+		return nil, fmt.Errorf("%w: another process listens there", err)
+	}
+	if !errors.Is(derr, ECONNREFUSED) || os.Remove(addr) != nil {
 		return nil, err
 	}
 	return lc.Listen(ctx, network, addr)
-}
-
-// stale reports whether a path is a Unix socket that no process listens at.
-func stale(ctx context.Context, addr string) bool {
-	if fi, err := os.Lstat(addr); err != nil || fi.Mode().Type() != fs.ModeSocket {
-		return false
-	}
-	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", addr)
-	if err == nil {
-		c.Close()
-	}
-	return errors.Is(err, ECONNREFUSED)
 }
