@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -246,5 +247,33 @@ func TestRoundTripsOfLs(t *testing.T) {
 		if trips := f.count(); status != 0 || trips > c.most || c.args == nil && stdout != want.String() {
 			t.Errorf("%d round trips with %q, expected at most %d; %d: %s", trips, c.args, c.most, status, stderr)
 		}
+	}
+}
+
+// Many files are removed by few questions, whether a directory or each of them is named.
+func TestRoundTripsOfRm(t *testing.T) {
+	const n = 1000
+	dir := t.TempDir()
+	var each []string
+	for i := range n {
+		each = append(each, fmt.Sprintf("d/%04d", i))
+		write(t, filepath.Join(dir, each[i]), nil)
+		write(t, filepath.Join(dir, fmt.Sprintf("e/%d/%04d", i%10, i)), nil)
+	}
+	write(t, filepath.Join(dir, "kept"), nil)
+	_, addr := serve(t, dir, "--writable", "--removable", "--identity", "none")
+	f := newFlights(t, addr)
+	for _, c := range []struct {
+		most int
+		args []string
+	}{{6, []string{"-r", f.addr() + "/e/"}}, {5, append([]string{f.addr()}, each...)}} { // of TCP, the session, the listing, and two questions
+		f.again()
+		stdout, stderr, status := penstock(t, append([]string{"rm", "--identity", "none"}, c.args...)...)
+		if trips := f.count(); status != 0 || trips > c.most || strings.Count(stdout, "\n") != n || !strings.Contains(stderr, "1000 files removed") {
+			t.Errorf("%d round trips with %q, expected at most %d; %d: %s", trips, c.args[:2], c.most, status, stderr)
+		}
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 2 || left[1].Name() != "kept" {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }

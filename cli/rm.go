@@ -27,11 +27,10 @@ func newRm(s streams) *cobra.Command {
 		Short: "Remove files that a peer serves",
 		Long: `Removes the files NAME from the directory that the peer at ADDR serves with --writable --removable, and directories that are empty
 then. Each NAME may also be an argument of its own after ADDR, and all are of one peer. NAME is a whole file: not a directory, not a tensor in a
-file, and not what the peer serves because it follows a link. A file that is replaced after rm has looked at it stays, and so does
-one that somebody is just uploading.
+file, and not what the peer serves because it follows a link. A file that somebody is just uploading stays.
 
--r also takes directories: ADDR/DIR/, with the slash, stands for all files below DIR that the peer lists. What it leaves out (ls --left-out)
-stays, and DIR with it. There is no name for everything: ADDR/ is refused.
+-r also takes directories: ADDR/DIR/, with the slash, stands for all files below DIR that the peer lists. A file that is replaced after that
+stays. What the peer leaves out (ls --left-out) stays, and DIR with it. There is no name for everything: ADDR/ is refused.
 
 One line is printed for each file that is removed or fails. A failure does not keep the others from being removed.`,
 		Example: `  penstock rm 127.0.0.1:7070/old.safetensors
@@ -60,7 +59,7 @@ One line is printed for each file that is removed or fails. A failure does not k
 	f := c.Flags()
 	f.BoolVarP(&o.recursive, "recursive", "r", false, "take names that end with a slash for directories, and remove all files below them")
 	f.BoolVarP(&o.force, "force", "f", false, "do not fail for a NAME that the peer does not have")
-	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be removed, or why not: the peer is asked for each file")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be removed, or why not")
 	return c
 }
 
@@ -111,15 +110,10 @@ func runRm(ctx context.Context, s streams, o rmOptions, addr string, names []str
 		if !x.several {
 			r.Name = names[0]
 		}
-		for _, n := range names {
-			if ctx.Err() != nil || x.away != nil {
-				break
-			}
-			x.name(ctx, n)
-		}
+		x.names(ctx, names)
 		failed := len(x.failures)
 		r.Removed, r.Failed, r.Bytes = &x.removed, &failed, &x.bytes
-		return x.over(ctx)
+		return x.end(ctx)
 	}()
 	return d.finish(ctx, r, err)
 }
@@ -136,49 +130,66 @@ type removal struct {
 	away     error // why it is no use to go on
 }
 
-// name removes the file of a name, or all files below a directory.
-func (x *removal) name(ctx context.Context, name string) {
-	x.begin(name)
-	if !strings.HasSuffix(name, "/") {
-		e, err := share.Find(ctx, x.conn(), name)
+// names removes the files of names, and all files below directories, in their order.
+func (x *removal) names(ctx context.Context, names []string) {
+	var files []share.Entry
+	for _, n := range names {
+		if !strings.HasSuffix(n, "/") {
+			files = append(files, share.Entry{Name: n})
+			continue
+		}
+		x.files(ctx, files, false)
+		if files = nil; x.over(ctx) {
+			return
+		}
+		x.begin(n)
+		below, err := share.List(ctx, x.conn(), n)
+		if err == nil && len(below) == 0 {
+			err = &worded{fmt.Sprintf("%s serves nothing below %s", x.addr, share.Printable(n)), control.NotFound}
+		}
 		if err != nil {
-			if isNotFound(err) && !x.o.force {
-				err = x.nothingAt(ctx, name, err)
-			}
-			x.failed(ctx, name, err)
-			return
+			x.failed(ctx, n, err)
 		}
-		x.file(ctx, e)
-		return
+		x.files(ctx, wholes(below), true)
 	}
-	entries, err := share.List(ctx, x.conn(), name)
-	if err == nil && len(entries) == 0 {
-		err = &worded{fmt.Sprintf("%s serves nothing below %s", x.addr, share.Printable(name)), control.NotFound}
-	}
-	if err != nil {
-		x.failed(ctx, name, err)
-		return
-	}
-	for _, e := range wholes(entries) {
-		if ctx.Err() != nil || x.away != nil {
-			return
-		}
-		x.file(ctx, e)
-	}
+	x.files(ctx, files, false)
 }
 
-// file removes a file that was found or listed.
-func (x *removal) file(ctx context.Context, e share.Entry) {
-	x.begin(e.Name)
-	err := share.Remove(ctx, x.conn(), e.Name, share.RemoveOptions{Tag: e.Tag, DryRun: x.o.dryRun})
-	if err != nil {
-		if errors.Is(err, share.ErrRefused) && (errors.Is(err, control.Unsupported) || strings.Contains(err.Error(), "Options.Removable")) { // so the peer says
-			err = &worded{fmt.Sprintf("%s lets no peer remove files: that needs penstock serve DIR --writable --removable", x.addr), err}
-			x.away = err
-		}
-		x.failed(ctx, e.Name, err)
+// over reports whether it is no use to go on.
+func (x *removal) over(ctx context.Context) bool { return ctx.Err() != nil || x.away != nil }
+
+// files removes files that were listed, or named by the user.
+func (x *removal) files(ctx context.Context, files []share.Entry, listed bool) {
+	if x.over(ctx) || len(files) == 0 {
 		return
 	}
+	x.begin(files[0].Name)
+	told := 0
+	err := share.Remove(ctx, x.conn(), files, share.RemoveOptions{DryRun: x.o.dryRun, OnFile: func(e share.Entry, err error) {
+		if told++; told < len(files) {
+			x.begin(files[told].Name)
+		}
+		if err == nil {
+			x.gone(e)
+			return
+		}
+		if !listed && isNotFound(err) && !x.o.force {
+			err = x.nothingAt(ctx, e.Name, err)
+		}
+		x.failed(ctx, e.Name, err)
+	}})
+	if told == len(files) { // each has its own error
+		return
+	}
+	if errors.Is(err, share.ErrRefused) && (errors.Is(err, control.Unsupported) || strings.Contains(err.Error(), "Options.Removable")) { // so the peer says
+		err = &worded{fmt.Sprintf("%s lets no peer remove files: that needs penstock serve DIR --writable --removable", x.addr), err}
+	}
+	x.away = err
+	x.failed(ctx, files[told].Name, err)
+}
+
+// gone accounts for a file that was removed.
+func (x *removal) gone(e share.Entry) {
 	x.moved()
 	x.removed++
 	x.bytes += e.Size
@@ -220,8 +231,8 @@ func (x *removal) failed(ctx context.Context, name string, err error) {
 	}
 }
 
-// over says how it ended.
-func (x *removal) over(ctx context.Context) error {
+// end says how it ended.
+func (x *removal) end(ctx context.Context) error {
 	n := len(x.failures)
 	if x.several {
 		what := "removed"

@@ -212,6 +212,16 @@ func TestStatRights(t *testing.T) {
 	}
 }
 
+// appendStat makes the call of a caller that keeps to no limit.
+func appendStat(b []byte, via string, names []statName) []byte {
+	b = append(append(b, byte(len(via))), via...)
+	for _, n := range names {
+		b = append(append(b, byte(len(n.name))), n.name...)
+		b = append(b, n.tag[:]...)
+	}
+	return b
+}
+
 func FuzzStatWire(f *testing.F) {
 	f.Add(appendStat(nil, "tcp", []statName{{"a", Tag{1}}, {"b/c", Tag{2}}}), 2)
 	f.Add(appendStat(nil, "", []statName{{strings.Repeat("x", MaxName), Tag{1}}}), 1)

@@ -34,9 +34,9 @@
 //
 // # Removing
 //
-// [Remove] removes a file that a share with Options.Removable serves, and only a plain file, under the name that it has without links. The
-// name is free at once; who reads the file then gets an error. The caller says by a Tag which content it means, so that a file which replaced
-// that one stays.
+// [Remove] removes files that a share with Options.Removable serves, many in one exchange, and only plain files, under the names that they have without
+// links. A name is free at once; who reads the file then gets an error. The caller says by a Tag which content it means, so that a file which
+// replaced that one stays.
 //
 // # Fetching
 //

@@ -76,7 +76,7 @@ func TestMisuse(t *testing.T) {
 		"Mirror": func(c Conn) error { _, err := Mirror(ctx, c, t.TempDir(), MirrorOptions{}); return err },
 		"Stream": func(c Conn) error { _, err := Stream(ctx, c, "x", io.Discard, StreamOptions{}); return err },
 		"Upload": func(c Conn) error { _, err := Upload(ctx, c, "misuse_test.go", "x", UploadOptions{}); return err },
-		"Remove": func(c Conn) error { return Remove(ctx, c, "x", RemoveOptions{}) },
+		"Remove": func(c Conn) error { return Remove(ctx, c, []Entry{{Name: "x"}}, RemoveOptions{}) },
 	}
 	conns := map[string]Conn{"peer": Over(p), "link": OverLink(l), "zero": {}}
 	try := func(f func() error) (panicked any, err error) {

@@ -2,11 +2,14 @@ package share
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/invariants"
@@ -15,16 +18,21 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
-// A share that is Options.Writable answers by the service "share/remove/1" a peer that asks it to remove a file.
+// A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to remove files. Numbers are big-endian.
 //
-//	flags u8, length u8 and name, then nothing, or the tag [16] of the content that the caller has seen -> empty
+//	flags u8, then for each of at most 512 names: length u8 and name, tag [16] of the content that the caller has seen, or zeros
+//	-> for as many of the first names as it takes some seconds for, one at least: 0, size u64 of the file, which is removed; or code u16 of an
+//	   error, length u16 and its text. Nothing was done about the names after them.
 //
 // Flag 1: only answer what the answer would be. The error is control.NotFound where no file is served under the name, control.Revoked
-// where it has another content, control.Busy where an upload of the file is under way, control.NotPermitted without the right write
-// and without Options.Removable, and control.BadRequest for a tensor and what is no plain file.
+// where it has another content, control.Busy where an upload of the file is under way, control.NotPermitted where Options.MayRemove
+// refuses it, and control.BadRequest for a tensor and what is no plain file. Without the right write, and without Options.Removable, all of
+// the call is control.NotPermitted.
 const (
-	removeService = "share/remove/1"
+	removeService = "share/remove/2"
 	flagRemoveDry = 1
+
+	maxRemoveAnswer = 2 + 2 + maxReason // bytes about one name
 )
 
 // Removed is a file that a peer has removed from a share.
@@ -35,84 +43,132 @@ type Removed struct {
 	Size uint64
 }
 
-// RemoveOptions say what Remove removes. The zero value removes whatever has the name.
+// RemoveOptions say how Remove removes. The zero value is usual.
 type RemoveOptions struct {
-	// Tag, unless it is zero, is that of the content that the caller has seen. A file with another content stays: ErrChanged.
-	Tag Tag
-	// DryRun only asks whether the other side would remove the file.
+	// DryRun only asks whether the other side would remove the files.
 	DryRun bool
+	// OnFile, if any, is called once for each file that the other side has removed, with its size, or refuses, in their order. Remove waits for it.
+	OnFile func(e Entry, err error)
 }
 
-type removeRequest struct {
-	dry  bool
-	name string
-	tag  Tag // zero: any
+func parseRemove(b []byte) (dry bool, names []statName, err error) {
+	bad := control.Errorf(control.BadRequest, "removal of files: %d bytes that are not one", len(b))
+	if len(b) == 0 || b[0]&^flagRemoveDry != 0 {
+		return false, nil, bad
+	}
+	names, ok := parseNames(b[1:])
+	if !ok || len(names) == 0 || slices.ContainsFunc(names, func(n statName) bool { return !utf8.ValidString(n.name) }) {
+		return false, nil, bad
+	}
+	return b[0] == flagRemoveDry, names, nil
 }
 
-func (r *removeRequest) append(b []byte) []byte {
-	flags := byte(0)
-	if r.dry {
-		flags = flagRemoveDry
-	}
-	b = append(append(b, flags, byte(len(r.name))), r.name...)
-	if r.tag != (Tag{}) {
-		b = append(b, r.tag[:]...)
-	}
-	return b
+// removeAnswer is what became of one name.
+type removeAnswer struct {
+	size uint64
+	err  *control.Error // nil: it is removed
 }
 
-func parseRemove(b []byte) (r removeRequest, err error) {
-	bad := control.Errorf(control.BadRequest, "removal of a file: %d bytes that are not one", len(b))
-	if len(b) < 2 || b[0]&^flagRemoveDry != 0 {
-		return r, bad
+func (a *removeAnswer) append(b []byte) []byte {
+	if a.err == nil {
+		return binary.BigEndian.AppendUint64(append(b, 0, 0), a.size)
 	}
-	n, rest := int(b[1]), b[2:]
-	if n == 0 || len(rest) < n || !utf8.Valid(rest[:n]) {
-		return r, bad
-	}
-	r.dry, r.name = b[0]&flagRemoveDry != 0, string(rest[:n])
-	switch rest = rest[n:]; len(rest) {
-	case 0:
-	case len(Tag{}):
-		if r.tag = Tag(rest); r.tag == (Tag{}) {
-			return r, bad
+	text := a.err.Text[:min(len(a.err.Text), maxReason)]
+	b = binary.BigEndian.AppendUint16(b, uint16(a.err.Code))
+	return append(binary.BigEndian.AppendUint16(b, uint16(len(text))), text...)
+}
+
+// parseRemoveAnswers reads answers about the first of n names.
+func parseRemoveAnswers(b []byte, n int) (out []removeAnswer, ok bool) {
+	for len(b) > 0 && len(out) < n {
+		if len(b) < 4 {
+			return nil, false
 		}
-	default:
-		return r, bad
+		code := control.Code(binary.BigEndian.Uint16(b))
+		if b = b[2:]; code == control.OK {
+			if len(b) < 8 {
+				return nil, false
+			}
+			out, b = append(out, removeAnswer{size: binary.BigEndian.Uint64(b)}), b[8:]
+			continue
+		}
+		size := int(binary.BigEndian.Uint16(b))
+		if b = b[2:]; size > maxReason || len(b) < size {
+			return nil, false
+		}
+		out, b = append(out, removeAnswer{err: &control.Error{Code: code, Text: string(b[:size]), Remote: true}}), b[size:]
 	}
-	return r, nil
+	return out, len(out) > 0 && len(b) == 0
 }
 
 // removeAsked answers a call of removeService.
-func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	r, err := parseRemove(b)
-	if err == nil {
-		err = s.mayRemove(p, r.name)
+func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (out []byte, err error) {
+	dry, names, err := parseRemove(b)
+	switch {
+	case err != nil:
+		return nil, err
+	case p.Rights()&identity.Write == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you write")
+	case !s.o.Removable:
+		return nil, control.Errorf(control.NotPermitted, "this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
 	}
+	var left *os.Root // a directory that is not synced yet
+	var at string     // its path
+	sync := func() {
+		if left != nil {
+			err = errors.Join(err, syncDir(left), left.Close())
+			left = nil
+		}
+	}
+	for end := time.Now().Add(answerTime); len(names) > 0 && ctx.Err() == nil && len(out)+maxRemoveAnswer <= transfer.MaxCall; names = names[1:] {
+		if len(out) > 0 && time.Now().After(end) {
+			break
+		}
+		a := removeAnswer{}
+		f, dir, dirAt, rerr := s.removeNamed(ctx, p, names[0], dry)
+		if rerr == nil {
+			a.size = uint64(f.id.size)
+		} else {
+			a.err = removeRefusal(rerr)
+		}
+		if dir != nil {
+			if dirAt != at {
+				sync()
+			} else if left != nil {
+				left.Close()
+			}
+			left, at = dir, dirAt
+		}
+		out = a.append(out)
+	}
+	sync()
 	if err != nil {
-		return nil, refusal(err)
+		return nil, control.Errorf(control.Internal, "what was removed may be there again after a crash: %v", err)
 	}
-	s.lookedUp(ctx, p, r.name)
-	f, dir, err := s.takeAway(r)
-	if err != nil {
-		return nil, removeRefusal(err)
-	}
-	if r.dry {
-		return nil, nil
-	}
-	defer dir.Close()
-	size := uint64(f.id.size)
-	s.log.Info("removed", "peer", p.Name(), "path", f.path, "bytes", size)
-	if s.o.OnRemove != nil {
-		s.o.OnRemove(Removed{p, r.name, f.path, size})
-	}
-	if err := syncDir(dir); err != nil {
-		return nil, removeRefusal(fmt.Errorf("%s is removed, and may be there again after a crash: %w", f.path, err))
-	}
-	return nil, nil
+	return out, ctx.Err()
 }
 
-func removeRefusal(err error) error {
+// removeNamed removes one file that a peer asks for, and returns the directory that has one entry less, with its path; nil in a dry run. The caller
+// syncs and closes it.
+func (s *Server) removeNamed(ctx context.Context, p *transfer.Peer, n statName, dry bool) (*served, *os.Root, string, error) {
+	if s.o.MayRemove != nil {
+		if err := s.o.MayRemove(p, n.name); err != nil {
+			return nil, nil, "", fmt.Errorf("%w: %w", ErrRefused, err)
+		}
+	}
+	s.lookedUp(ctx, p, n.name)
+	f, dir, at, err := s.takeAway(n, dry)
+	if err != nil || dry {
+		return f, nil, "", err
+	}
+	s.log.Info("removed", "peer", p.Name(), "path", f.path, "bytes", f.id.size)
+	if s.o.OnRemove != nil {
+		s.o.OnRemove(Removed{p, n.name, f.path, uint64(f.id.size)})
+	}
+	return f, dir, at, nil
+}
+
+func removeRefusal(err error) *control.Error {
 	switch {
 	case errors.Is(err, ErrChanged):
 		return control.Errorf(control.Revoked, "%v", err)
@@ -121,50 +177,35 @@ func removeRefusal(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return control.Errorf(control.NotPermitted, "the server's user may not remove it: %v", err)
 	}
-	return refusal(err)
+	return control.AsError(refusal(err))
 }
 
-func (s *Server) mayRemove(p *transfer.Peer, name string) error {
-	switch {
-	case p.Rights()&identity.Write == 0:
-		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
-	case !s.o.Removable:
-		return fmt.Errorf("%w: this share takes files and removes none: that needs Options.Removable (penstock serve --removable)", ErrRefused)
-	}
-	if s.o.MayRemove != nil {
-		if err := s.o.MayRemove(p, name); err != nil {
-			return fmt.Errorf("%w: %w", ErrRefused, err)
-		}
-	}
-	return nil
-}
-
-// takeAway removes the file that a name stands for, and what exports it. It returns the directory that has one entry less, which the
+// takeAway removes the file that a name stands for, and what exports it. It returns the directory that has one entry less, with its path, which the
 // caller syncs and closes; nil in a dry run.
-func (s *Server) takeAway(r removeRequest) (*served, *os.Root, error) {
+func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, error) {
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.mu.Lock()
-	f, tag, closed := s.names[r.name].of, s.names[r.name].tag, s.closed
+	f, tag, closed := s.names[n.name].of, s.names[n.name].tag, s.closed
 	s.mu.Unlock()
 	switch {
 	case closed:
-		return nil, nil, ErrClosed
+		return nil, nil, "", ErrClosed
 	case f == nil:
-		return nil, nil, control.Errorf(control.NotFound, "no file is served under the name %q", Printable(r.name))
-	case f.views[0].export.Name() != r.name:
-		return nil, nil, control.Errorf(control.BadRequest, "%q is a tensor in the file %q: only whole files are removed", Printable(r.name), Printable(f.views[0].export.Name()))
-	case r.tag != (Tag{}) && r.tag != tag:
-		return nil, nil, fmt.Errorf("%w: %s is another file now", ErrChanged, f.path)
+		return nil, nil, "", control.Errorf(control.NotFound, "no file is served under the name %q", Printable(n.name))
+	case f.views[0].export.Name() != n.name:
+		return nil, nil, "", control.Errorf(control.BadRequest, "%q is a tensor in the file %q: only whole files are removed", Printable(n.name), Printable(f.views[0].export.Name()))
+	case n.tag != (Tag{}) && n.tag != tag:
+		return nil, nil, "", fmt.Errorf("%w: %s is another file now", ErrChanged, f.path)
 	}
 	dir, err := walk(s.root, f.path, false)
 	if err != nil {
-		return nil, nil, plainOnly(err)
+		return nil, nil, "", plainOnly(err)
 	}
-	err = s.unlink(dir, f, r)
-	if err != nil || r.dry {
+	err = s.unlink(dir, f, n.tag != (Tag{}), dry)
+	if err != nil || dry {
 		dir.Close()
-		return f, nil, err
+		return f, nil, "", err
 	}
 	s.drop(f)
 	if s.o.FollowLinks {
@@ -172,7 +213,8 @@ func (s *Server) takeAway(r removeRequest) (*served, *os.Root, error) {
 			s.lookAt(s.ctx, p)
 		}
 	}
-	return f, s.tidy(dir, f.path), nil
+	dir, at := s.tidy(dir, f.path)
+	return f, dir, at, nil
 }
 
 // plainOnly says of what is no plain file in a plain directory how it can be removed.
@@ -183,14 +225,14 @@ func plainOnly(err error) error {
 	return err
 }
 
-// unlink removes the file of dir that is served as f, unless r only asks. s.work is held.
-func (s *Server) unlink(dir *os.Root, f *served, r removeRequest) error {
+// unlink removes the file of dir that is served as f, in a dry run only if it were none; seen: another file that has its place stays. s.work is held.
+func (s *Server) unlink(dir *os.Root, f *served, seen, dry bool) error {
 	base := f.path[strings.LastIndexByte(f.path, '/')+1:]
 	up := &s.uploads
 	up.mu.Lock() // no upload begins, and none that is under way takes the name
 	defer up.mu.Unlock()
 	if u := up.active[f.path]; u != nil {
-		if up.stuck(u) && !r.dry {
+		if up.stuck(u) && !dry {
 			u.cancel(ErrBusy)
 		}
 		return fmt.Errorf("%w: an upload of this name is under way", ErrBusy)
@@ -204,9 +246,9 @@ func (s *Server) unlink(dir *os.Root, f *served, r removeRequest) error {
 		return fmt.Errorf("share: %w", err)
 	case !fi.Mode().IsRegular():
 		return plainOnly(fmt.Errorf("%w: %s is %s", ErrUnsafe, f.path, kind(fi.Mode())))
-	case r.tag != (Tag{}) && idOf(fi) != f.id:
+	case seen && idOf(fi) != f.id:
 		return fmt.Errorf("%w: %s is another file now", ErrChanged, f.path)
-	case r.dry:
+	case dry:
 		return nil
 	}
 	if err := dir.Remove(base); err != nil {
@@ -228,8 +270,8 @@ func (s *Server) pathsOf(id fileID) (out []string) {
 }
 
 // tidy removes the directories on the way to a path that are empty now, unless an upload is about to need one. dir is the lowest of them;
-// tidy returns the one that stays. s.work is held.
-func (s *Server) tidy(dir *os.Root, p string) *os.Root {
+// tidy returns the one that stays, and its path. s.work is held.
+func (s *Server) tidy(dir *os.Root, p string) (*os.Root, string) {
 	up := &s.uploads
 	up.mu.Lock()
 	defer up.mu.Unlock()
@@ -237,65 +279,115 @@ func (s *Server) tidy(dir *os.Root, p string) *os.Root {
 		p = p[:strings.LastIndexByte(p, '/')]
 		for at := range up.active {
 			if strings.HasPrefix(at, p+"/") {
-				return dir
+				return dir, p
 			}
 		}
 		for at := range up.small.paths {
 			if strings.HasPrefix(at, p+"/") {
-				return dir
+				return dir, p
 			}
 		}
 		above, err := walk(s.root, p, false)
 		if err != nil {
-			return dir
+			return dir, p
 		}
 		if above.Remove(p[strings.LastIndexByte(p, '/')+1:]) != nil {
 			above.Close()
-			return dir
+			return dir, p
 		}
 		dir.Close()
 		dir = above
 	}
-	return dir
+	return dir, ""
 }
 
-// Remove removes a file at the other side, which must be served with Options.Removable, and the directories that are empty then. It is
-// gone from the disk there when Remove returns. The error matches control.NotFound where nothing has the name, ErrChanged where it has
-// another content than o.Tag, ErrBusy while a peer uploads it, and ErrRefused where it is not permitted. Over a link, an attempt whose answer
-// was lost is made again: a name that is gone then counts as removed, and without o.Tag a file that took the name meanwhile is removed, too.
-func Remove(ctx context.Context, c Conn, name string, o RemoveOptions) error {
+// Remove removes files at the other side, which must be served with Options.Removable, and the directories that are empty then. A file is named by Entry.Name;
+// one with another content than Entry.Tag, unless that is zero, stays. Remove asks for many files at a time, and what it has told OnFile is gone from
+// the disk there, or stays. The error of a file matches control.NotFound where nothing has the name, ErrChanged where it has another content,
+// ErrBusy while a peer uploads it, and ErrRefused where it is not permitted. Over a link, a question whose answer was lost is asked again: a name that is
+// gone then counts as removed, and without a Tag a file that took the name meanwhile is removed, too.
+//
+// The error is nil if every file is removed. It wraps the first failure otherwise, which does not keep the others from being removed, unless the other
+// side is lost or removes no files at all.
+func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 	if err := invariants.Context(ctx, "share.Remove"); err != nil {
 		return err
 	}
-	if len(name) == 0 || len(name) > MaxName || !utf8.ValidString(name) {
-		return fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(name), MaxName)
-	}
-	r := removeRequest{o.DryRun, name, o.Tag}
-	again, restarted := false, false
-	node := uint64(0)
-	do := transfer.DoOptions{Again: func(err error) bool {
-		switch {
-		case errors.Is(err, control.Busy), errors.Is(err, control.Revoked), errors.Is(err, control.Internal):
-			return false
-		case errors.Is(err, control.Unsupported): // it listens before it has a share
-			return restarted
+	var first error
+	failed := 0
+	tell := func(e Entry, err error) {
+		if err != nil {
+			err = fmt.Errorf("share: remove %q: %w", Printable(e.Name), err)
+			if failed++; first == nil {
+				first = err
+			}
 		}
-		return transfer.Retriable(err)
-	}}
+		if o.OnFile != nil {
+			o.OnFile(e, err)
+		}
+	}
+	var todo []Entry
+	var names []statName
+	for _, e := range files {
+		if len(e.Name) == 0 || len(e.Name) > MaxName || !utf8.ValidString(e.Name) {
+			tell(e, fmt.Errorf("%w: expected UTF-8 of 1 to %d bytes", ErrName, MaxName))
+			continue
+		}
+		todo, names = append(todo, e), append(names, statName{e.Name, e.Tag})
+	}
+	done, asked := 0, 0
+	restarted, node := false, uint64(0)
+	do := transfer.DoOptions{
+		Again: func(err error) bool {
+			switch {
+			case errors.Is(err, control.Internal):
+				return false
+			case errors.Is(err, control.Unsupported): // it listens before it has a share
+				return restarted
+			}
+			return transfer.Retriable(err)
+		},
+		Progress: func() uint64 { return uint64(done) },
+	}
 	err := c.do(ctx, do, func(ctx context.Context, p *transfer.Peer) error {
-		before := again
-		restarted = before && p.Instance() != node
-		again, node = true, p.Instance()
-		_, err := p.Call(ctx, removeService, r.append(nil))
-		if before && !o.DryRun && errors.Is(err, control.NotFound) {
-			return nil
+		before := asked // of these an answer may have been lost
+		restarted, node = before > 0 && p.Instance() != node, p.Instance()
+		for done < len(todo) {
+			q := []byte{0}
+			if o.DryRun {
+				q[0] = flagRemoveDry
+			}
+			q, n := appendNames(q, names[done:])
+			asked = max(asked, done+n)
+			b, err := p.Call(ctx, removeService, q)
+			if err != nil {
+				return err
+			}
+			answers, ok := parseRemoveAnswers(b, n)
+			if !ok {
+				return control.Errorf(control.BadRequest, "an answer of %d bytes about the removal of %d files that is none", len(b), n)
+			}
+			for _, a := range answers {
+				e, err := todo[done], error(nil)
+				switch {
+				case a.err == nil:
+					e.Size = a.size
+				case done >= before || o.DryRun || a.err.Code != control.NotFound:
+					err = toldOfRemoval(a.err)
+				}
+				done++
+				tell(e, err)
+			}
 		}
-		return err
+		return nil
 	})
-	if err != nil {
-		return fmt.Errorf("share: remove %q: %w", Printable(name), toldOfRemoval(stopped(ctx, err)))
+	switch {
+	case err != nil:
+		return fmt.Errorf("share: remove: %w", toldOfRemoval(stopped(ctx, err)))
+	case failed > 1:
+		return fmt.Errorf("share: remove: %d of %d files are not removed, the first: %w", failed, len(files), first)
 	}
-	return nil
+	return first
 }
 
 // toldOfRemoval makes an error from the other side match the errors of this package.

@@ -2,6 +2,7 @@ package share
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -19,16 +20,40 @@ import (
 )
 
 func FuzzRemoveWire(f *testing.F) {
-	for _, r := range []removeRequest{{name: "a"}, {dry: true, name: "a/b", tag: Tag{1}}, {name: strings.Repeat("x", MaxName), tag: Tag{2}}} {
-		f.Add(r.append(nil))
+	for _, names := range [][]statName{{{"a", Tag{}}}, {{"a/b", Tag{1}}, {strings.Repeat("x", MaxName), Tag{2}}}} {
+		b, _ := appendNames([]byte{flagRemoveDry}, names)
+		f.Add(b, 1)
 	}
-	f.Add([]byte("\x00\xffa"))
-	f.Add(append([]byte("\x00\x01a"), make([]byte, 16)...))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		if r, err := parseRemove(b); err == nil && !bytes.Equal(r.append(nil), b) {
-			t.Fatalf("%x is read as %+v", b, r)
+	f.Add(append([]byte("\x00\xffa"), make([]byte, 16)...), 2)
+	refused := removeAnswer{err: control.Errorf(control.NotFound, "no")}
+	f.Add(refused.append((&removeAnswer{size: 7}).append(nil)), 2)
+	f.Fuzz(func(t *testing.T, b []byte, n int) {
+		if dry, names, err := parseRemove(b); err == nil {
+			again := []byte{0}
+			if dry {
+				again[0] = flagRemoveDry
+			}
+			if again, n := appendNames(again, names); n == len(names) && !bytes.Equal(again, b) {
+				t.Fatalf("%x is read as %v, %v", b, dry, names)
+			}
+		}
+		answers, ok := parseRemoveAnswers(b, n)
+		if !ok {
+			return
+		}
+		var again []byte
+		for _, a := range answers {
+			again = a.append(again)
+		}
+		if len(answers) > n || !bytes.Equal(again, b) {
+			t.Fatalf("%x is read as %d answers, %+v", b, n, answers)
 		}
 	})
+}
+
+// remove removes one file, or asks whether it would be removed.
+func remove(c Conn, name string, tag Tag, dry bool) error {
+	return Remove(context.Background(), c, []Entry{{Name: name, Tag: tag}}, RemoveOptions{DryRun: dry})
 }
 
 func gone(t *testing.T, p string) {
@@ -54,7 +79,7 @@ func TestRemove(t *testing.T) {
 	if m, err := Mirror(ctx, s.c, dst, MirrorOptions{}); err != nil || m.Fetched != 4 {
 		t.Fatalf("%+v, %v", m, err)
 	}
-	if err := Remove(ctx, s.c, "a/b/one", RemoveOptions{DryRun: true}); err != nil {
+	if err := remove(s.c, "a/b/one", Tag{}, true); err != nil {
 		t.Error(err)
 	}
 	same(t, filepath.Join(root, "a/b/one"), []byte("a/b/one"))
@@ -63,15 +88,17 @@ func TestRemove(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := Remove(ctx, s.c, n, RemoveOptions{Tag: e.Tag}); err != nil {
+		if err := remove(s.c, n, e.Tag, false); err != nil {
 			t.Errorf("%s: %v", n, err)
 		}
 		if _, err := Find(ctx, s.c, n); !errors.Is(err, control.NotFound) {
 			t.Errorf("%s is found: %v", n, err)
 		}
-		for _, o := range []RemoveOptions{{}, {DryRun: true}, {Tag: e.Tag}} {
-			if err := Remove(ctx, s.c, n, o); !errors.Is(err, control.NotFound) {
-				t.Errorf("%s is removed again: %v", n, err)
+		for _, tag := range []Tag{{}, e.Tag} {
+			for _, dry := range []bool{true, false} {
+				if err := remove(s.c, n, tag, dry); !errors.Is(err, control.NotFound) {
+					t.Errorf("%s is removed again: %v", n, err)
+				}
 			}
 		}
 	}
@@ -86,11 +113,11 @@ func TestRemove(t *testing.T) {
 	}
 	gone(t, filepath.Join(dst, "top"))
 	for _, n := range []string{"a", "dir", "nothing", ".penstock-uploads", "../x", "dir/.hidden"} {
-		if err := Remove(ctx, s.c, n, RemoveOptions{}); !errors.Is(err, control.NotFound) {
+		if err := remove(s.c, n, Tag{}, false); !errors.Is(err, control.NotFound) {
 			t.Errorf("%s: %v", n, err)
 		}
 	}
-	if err := Remove(ctx, s.c, "a/two", RemoveOptions{}); err != nil {
+	if err := remove(s.c, "a/two", Tag{}, false); err != nil {
 		t.Error(err)
 	}
 	if fi, err := os.Stat(root); err != nil || !fi.IsDir() {
@@ -105,11 +132,12 @@ func TestRemove(t *testing.T) {
 		t.Errorf("%+v", removed)
 	}
 	for _, n := range []string{"", strings.Repeat("x", MaxName+1), "\xff"} {
-		if err := Remove(ctx, s.c, n, RemoveOptions{}); !errors.Is(err, ErrName) {
+		if err := remove(s.c, n, Tag{}, false); !errors.Is(err, ErrName) {
 			t.Errorf("%q: %v", n, err)
 		}
 	}
-	for _, b := range [][]byte{nil, {0}, {0, 0}, {2, 1, 'a'}, {0, 255, 'a'}, {0, 1, 'a', 1}, append([]byte{0, 1, 'a'}, make([]byte, 16)...)} {
+	for _, b := range [][]byte{nil, {0}, {2, 1, 'a'}, {0, 255, 'a'}, {0, 1, 'a', 1}, append([]byte{2, 1, 'a'}, make([]byte, 16)...),
+		append([]byte{0, 1, 0xff}, make([]byte, 16)...), append([]byte{0, 0}, make([]byte, 16)...)} {
 		if _, err := s.peer.Call(ctx, removeService, b); !errors.Is(err, control.BadRequest) {
 			t.Errorf("%x: %v", b, err)
 		}
@@ -142,8 +170,8 @@ func TestRemoveNeedsRemovable(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, o := range []RemoveOptions{{DryRun: true}, {}} {
-			err := Remove(ctx, Over(p), "f", o)
+		for _, dry := range []bool{true, false} {
+			err := remove(Over(p), "f", Tag{}, dry)
 			if x.want == "" {
 				if err != nil {
 					t.Error(err)
@@ -174,13 +202,13 @@ func TestRemoveOfAnotherContent(t *testing.T) {
 		t.Fatal(err)
 	}
 	replaceFile(t, file, []byte("new"))
-	for _, o := range []RemoveOptions{{Tag: e.Tag}, {Tag: e.Tag, DryRun: true}} {
-		if err := Remove(ctx, s.c, "f", o); !errors.Is(err, ErrChanged) {
+	for _, dry := range []bool{true, false} {
+		if err := remove(s.c, "f", e.Tag, dry); !errors.Is(err, ErrChanged) {
 			t.Error(err)
 		}
 	}
 	same(t, file, []byte("new"))
-	if err := Remove(ctx, s.c, "f", RemoveOptions{}); err != nil {
+	if err := remove(s.c, "f", Tag{}, false); err != nil {
 		t.Error(err)
 	}
 	gone(t, file)
@@ -202,14 +230,14 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 		"linked/x": "linked is a symbolic link",
 	} {
 		for _, dry := range []bool{true, false} {
-			if err := Remove(ctx, s.c, name, RemoveOptions{DryRun: dry}); !errors.Is(err, control.BadRequest) || !strings.Contains(err.Error(), want) {
+			if err := remove(s.c, name, Tag{}, dry); !errors.Is(err, control.BadRequest) || !strings.Contains(err.Error(), want) {
 				t.Errorf("%s: %v, expected %q", name, err, want)
 			}
 		}
 	}
 	same(t, filepath.Join(root, "real/x"), []byte("x"))
 	for _, n := range []string{"real/x", "real/m.safetensors"} {
-		if err := Remove(ctx, s.c, n, RemoveOptions{}); err != nil {
+		if err := remove(s.c, n, Tag{}, false); err != nil {
 			t.Error(err)
 		}
 		es, err := List(ctx, s.c, "") // the names that led to it are gone, too
@@ -224,7 +252,7 @@ func TestRemoveKeepsTensorsAndLinks(t *testing.T) {
 
 	s = serve(t, Options{Root: root, Writable: true, Removable: true})
 	for _, n := range []string{"l", "linked", "linked/x"} {
-		if err := Remove(ctx, s.c, n, RemoveOptions{}); !errors.Is(err, control.NotFound) {
+		if err := remove(s.c, n, Tag{}, false); !errors.Is(err, control.NotFound) {
 			t.Errorf("%s: %v", n, err)
 		}
 	}
@@ -249,13 +277,13 @@ func TestRemoveDuringUpload(t *testing.T) {
 		}
 	}
 	for _, dry := range []bool{true, false} {
-		if err := Remove(ctx, s.c, "d/x", RemoveOptions{DryRun: dry}); !errors.Is(err, ErrBusy) {
+		if err := remove(s.c, "d/x", Tag{}, dry); !errors.Is(err, ErrBusy) {
 			t.Error(err)
 		}
 	}
 	same(t, filepath.Join(root, "d/x"), []byte("old"))
 	for _, n := range []string{"d/e/z", "d/y"} {
-		if err := Remove(ctx, s.c, n, RemoveOptions{}); err != nil {
+		if err := remove(s.c, n, Tag{}, false); err != nil {
 			t.Error(err)
 		}
 	}
@@ -264,29 +292,94 @@ func TestRemoveDuringUpload(t *testing.T) {
 	s.uploads.idle = 0
 	x := s.uploads.active["d/x"]
 	s.uploads.mu.Unlock()
-	if err := Remove(ctx, s.c, "d/x", RemoveOptions{}); !errors.Is(err, ErrBusy) {
+	if err := remove(s.c, "d/x", Tag{}, false); !errors.Is(err, ErrBusy) {
 		t.Error(err)
 	}
 	<-x.over
-	if err := Remove(ctx, s.c, "d/x", RemoveOptions{}); err != nil {
+	if err := remove(s.c, "d/x", Tag{}, false); err != nil {
 		t.Error(err)
 	}
 	only(t, filepath.Join(root, "d")) // the upload of d/new needs it
 }
 
+// TestRemoveMany removes more files than one call takes: each has its own answer, in their order, and what is refused keeps no other one.
+func TestRemoveMany(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	const n = 1500
+	var files []Entry
+	for i := range n {
+		name := fmt.Sprintf("d%d/%04d", i/10, i)
+		write(t, filepath.Join(root, name), make([]byte, i))
+		files = append(files, Entry{Name: name})
+	}
+	long := strings.Repeat("because ", 2*maxReason/8)
+	s := serve(t, Options{Root: root, Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error {
+		if strings.HasSuffix(name, "7") {
+			return errors.New(long)
+		}
+		return nil
+	}})
+	files[3].Tag, files[5].Name = Tag{1}, "\xff"
+	for _, dry := range []bool{true, false} {
+		told := 0
+		err := Remove(ctx, s.c, files, RemoveOptions{DryRun: dry, OnFile: func(e Entry, err error) {
+			i := told - 1 // the name that is none comes first
+			if told == 0 {
+				i = 5
+			} else if told > 5 {
+				i = told
+			}
+			told++
+			want := error(nil)
+			switch {
+			case i == 5:
+				want = ErrName
+			case i == 3:
+				want = ErrChanged
+			case i%10 == 7:
+				want = ErrRefused
+			}
+			if e.Name != files[i].Name || !errors.Is(err, want) || err == nil && e.Size != uint64(i) {
+				t.Fatalf("%d: %+v, %v, expected %v of %q", i, e, err, want, files[i].Name)
+			}
+		}})
+		if told != n || !errors.Is(err, ErrName) || !strings.Contains(err.Error(), "152 of 1500 files are not removed") {
+			t.Errorf("%d told, %v", told, err)
+		}
+		if left := s.Snapshot().Files; dry && left != n || !dry && left != 152 {
+			t.Errorf("%d files are left", left)
+		}
+	}
+	only(t, filepath.Join(root, "d0"), "0003", "0005", "0007")
+	only(t, filepath.Join(root, "d1"), "0017")
+	for i := range files {
+		if files[i].Name = fmt.Sprintf("d%d/%04d", i/10, i); i%10 == 7 || i == 3 || i == 5 {
+			same(t, filepath.Join(root, files[i].Name), make([]byte, i))
+		}
+	}
+}
+
 // TestRemoveAnswerLost loses the connection when the file is gone: the next attempt over the link finds nothing, and that is success.
 func TestRemoveAnswerLost(t *testing.T) {
-	ctx, root := testCtx(t), t.TempDir()
-	write(t, filepath.Join(root, "f"), []byte("x"))
+	root := t.TempDir()
+	for _, n := range []string{"f", "g"} {
+		write(t, filepath.Join(root, n), []byte("x"))
+	}
 	cut := func() {}
-	s := serve(t, Options{Root: root, Writable: true, Removable: true, OnRemove: func(Removed) { cut() }})
+	s := serve(t, Options{Root: root, Writable: true, Removable: true, OnRemove: func(r Removed) {
+		if r.Name == "g" {
+			cut()
+		}
+	}})
 	l, proxy := cutLink(t, s, transfer.Retry{Attempts: 20, Total: time.Minute})
 	cut = proxy.Cut
-	if err := Remove(ctx, OverLink(l), "f", RemoveOptions{}); err != nil {
-		t.Error(err)
+	var told []string
+	err := Remove(testCtx(t), OverLink(l), []Entry{{Name: "f"}, {Name: "g"}}, RemoveOptions{OnFile: func(e Entry, err error) { told = append(told, fmt.Sprint(e.Name, err)) }})
+	if err != nil || !slices.Equal(told, []string{"f<nil>", "g<nil>"}) {
+		t.Errorf("%q, %v", told, err)
 	}
-	gone(t, filepath.Join(root, "f"))
-	if err := Remove(ctx, OverLink(l), "f", RemoveOptions{}); !errors.Is(err, control.NotFound) {
+	only(t, root, stagingDir)
+	if err := remove(OverLink(l), "f", Tag{}, false); !errors.Is(err, control.NotFound) {
 		t.Error(err)
 	}
 }

@@ -37,37 +37,39 @@ type statName struct {
 	tag  Tag
 }
 
-func appendStat(b []byte, via string, names []statName) []byte {
-	b = append(append(b, byte(len(via))), via...)
-	for _, n := range names {
-		b = append(append(b, byte(len(n.name))), n.name...)
-		b = append(b, n.tag[:]...)
+// appendNames appends as many of the names as one call takes, and says how many.
+func appendNames(b []byte, names []statName) ([]byte, int) {
+	n := 0
+	for ; n < min(len(names), maxStat) && len(b)+1+len(names[n].name)+len(Tag{}) <= transfer.MaxCall; n++ {
+		b = append(append(b, byte(len(names[n].name))), names[n].name...)
+		b = append(b, names[n].tag[:]...)
 	}
-	return b
+	return b, n
+}
+
+// parseNames reads what appendNames appends.
+func parseNames(b []byte) (names []statName, ok bool) {
+	for len(b) > 0 {
+		n := int(b[0])
+		if b = b[1:]; n == 0 || len(b) < n+len(Tag{}) || len(names) == maxStat {
+			return nil, false
+		}
+		names = append(names, statName{string(b[:n]), Tag(b[n:])})
+		b = b[n+len(Tag{}):]
+	}
+	return names, true
 }
 
 func parseStat(b []byte) (via string, names []statName, err error) {
 	bad := control.Errorf(control.BadRequest, "a question about names of %d bytes that is none", len(b))
-	text := func() (string, bool) {
-		if len(b) == 0 || len(b)-1 < int(b[0]) {
-			return "", false
-		}
-		n := int(b[0])
-		s := string(b[1:][:n])
-		b = b[1+n:]
-		return s, true
-	}
-	via, ok := text()
-	if !ok || len(via) > maxVia || !utf8.ValidString(via) {
+	if len(b) == 0 || len(b)-1 < int(b[0]) {
 		return "", nil, bad
 	}
-	for len(b) > 0 {
-		name, ok := text()
-		if !ok || name == "" || len(b) < len(Tag{}) || len(names) == maxStat {
-			return "", nil, bad
-		}
-		names = append(names, statName{name, Tag(b)})
-		b = b[len(Tag{}):]
+	n := int(b[0])
+	via = string(b[1:][:n])
+	names, ok := parseNames(b[1+n:])
+	if !ok || len(via) > maxVia || !utf8.ValidString(via) {
+		return "", nil, bad
 	}
 	return via, names, nil
 }
@@ -139,13 +141,8 @@ func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName
 		via = via[:maxVia]
 	}
 	for len(names) > 0 {
-		n, size := 0, 1+len(via)
-		for ; n < min(len(names), maxStat); n++ {
-			if size += 1 + len(names[n].name) + len(Tag{}); size > transfer.MaxCall {
-				break
-			}
-		}
-		b, err := p.Call(ctx, statService, appendStat(nil, via, names[:n]))
+		q, n := appendNames(append([]byte{byte(len(via))}, via...), names)
+		b, err := p.Call(ctx, statService, q)
 		if err != nil {
 			return nil, err
 		}
