@@ -158,7 +158,10 @@ func TestRoundTripsOfGet(t *testing.T) {
 	dirs := identities(t, "worker")
 	served, out := t.TempDir(), t.TempDir()
 	b := content(4096, 7)
-	write(t, filepath.Join(served, "small"), b)
+	at := time.Unix(1_600_000_000, 0)
+	if err := os.Chtimes(write(t, filepath.Join(served, "small"), b), at, at); err != nil {
+		t.Fatal(err)
+	}
 	allow := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
 	m, err := proc.Start(t, program("serve", served, "--listen", "tcp://127.0.0.1:0", "--identity", dirs["server"], "--policy", allow)).WaitLine(limit(t), servedNamed)
 	if err != nil {
@@ -181,6 +184,9 @@ func TestRoundTripsOfGet(t *testing.T) {
 			t.Errorf("%d round trips with %q, expected at most %d; %d: %s%s", n, c.args, c.most, status, stdout, stderr)
 		}
 		same(t, to, b)
+		if fi, err := os.Stat(to); err != nil || !fi.ModTime().Equal(at) {
+			t.Errorf("the time is %v, %v, expected %v", fi.ModTime(), err, at)
+		}
 	}
 	f := newFlights(t, plain)
 	stdout, stderr, status := penstock(t, "get", f.addr()+"/small", "-o", "-", "--identity", "none")

@@ -37,6 +37,9 @@ Until everything is there, checked and synced to the disk, the bytes are in a fi
 the output itself is never incomplete. When the command ends early, by Ctrl-C, a killed peer, a full disk or anything else, the same
 command goes on where that one ended, if the peer still has the same content. A peer that is lost on the way is waited for (--retry).
 
+The file has the modification time and the permissions that it has at the peer, less what the umask says; what is replaced keeps its
+permissions.
+
 Without -o the file gets the last part of NAME, with whatever a file name should not have escaped as %XX: a peer cannot choose where
 a file goes. -o - writes the bytes to the standard output.`,
 		Example: `  penstock get 127.0.0.1:7070/model.safetensors
@@ -178,7 +181,7 @@ func (c *client) fetch(ctx context.Context, d *display, o getOptions, name strin
 	}
 	r := event{Name: name, File: out}
 	c.begin(name)
-	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Progress: c.progress(d)}
+	opt := share.FetchOptions{Output: out, Overwrite: o.force, NoResume: o.noResume, Restarts: getAnew, Like: true, Progress: c.progress(d)}
 	opt.Digest, opt.Expect = o.digest != "", expected(o.digest)
 	f, err := share.Fetch(ctx, c.conn(), name, opt)
 	took, rate := d.end()

@@ -306,21 +306,17 @@ func (b *batches) finish(x *item) {
 	b.m.done(f, true)
 }
 
-// like gives a file the time and the permissions that the file of the other side has, as far as that says so.
-func (m *mirror) like(ctx context.Context, e Entry, at place) error {
-	var s []stat
-	err := m.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
-		s, err = askStat(ctx, p, "", []statName{{e.Name, e.Tag}})
-		return err
-	})
-	if errors.Is(err, control.Unsupported) || err == nil && !s[0].same {
-		return nil
+// like gives a file that was fetched the time and the permissions that it has at the other side, as far as that says so.
+func (m *mirror) like(ctx context.Context, f *Fetched, at place) (err error) {
+	l := f.like
+	if l == nil {
+		if l, err = m.c.like(ctx, f.Name, f.Tag); l == nil {
+			return err
+		}
 	}
+	err = at.dir.Chmod(at.base, l.less(m.umask).mode)
 	if err == nil {
-		err = at.dir.Chmod(at.base, (s[0].mode|ownerMode)&^m.umask)
-	}
-	if err == nil {
-		err = at.dir.Chtimes(at.base, s[0].modified, s[0].modified)
+		err = at.dir.Chtimes(at.base, l.modified, l.modified)
 	}
 	if err != nil {
 		return fmt.Errorf("share: the times and permissions of %s: %w", at.shown, err)

@@ -88,7 +88,7 @@ func (m *mirror) alike(ctx context.Context, t *task) (bool, error) {
 	case idOf(now) != idOf(was): // while it was read
 		return false, errNotOurs(t.Path)
 	case int(sys.Identity(now).UID) == sys.EffectiveUID():
-		if err := m.like(ctx, t.e, at); err != nil {
+		if err := m.like(ctx, &Fetched{Entry: t.e}, at); err != nil {
 			return false, err
 		}
 		if now, err = at.dir.Lstat(at.base); err != nil {

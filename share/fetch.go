@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 )
@@ -25,6 +26,9 @@ type FetchOptions struct {
 	// Restarts is how often to begin anew when the content changed while it was fetched; 0: never, which is ErrChanged then. For what changes all
 	// the time, such as a tensor that a stream fills again and again, a few are enough: each attempt takes what is there when it begins.
 	Restarts int
+	// Like gives the file the modification time and the permissions that it has at the other side, less what the umask says, as far as that side says
+	// so. What is replaced keeps its permissions.
+	Like bool
 	// Digest makes Fetch read the whole file once more when everything is there, for Fetched.SHA256.
 	Digest bool
 	// Expect, if not nil, is the SHA-256 that the file must have before it gets its name. If it has another one, Output stays as it
@@ -47,6 +51,7 @@ type Fetched struct {
 	Path     string        // that the bytes took, such as "tcp"; "" if nothing had to be moved
 	Proof    path.Proof    // by what the transfer was verified
 	SHA256   *[32]byte     // nil if it was not asked for
+	like     *like         // of the file at the other side; nil: not known
 }
 
 // Fetch copies what the other side has under name into the file Output. It returns when the file is complete, verified and
@@ -101,6 +106,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	}
 	report()
 	if w != nil { // which the server has counted
+		f.like = &w.like
 		if err = f.take(p, w); err == nil {
 			report()
 			err = ctx.Err()
@@ -108,6 +114,15 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	} else {
 		tell = newTeller(ctx, name, p.size, p.start)
 		err = f.bring(ctx, c, r, p, tell, report)
+		if err == nil && o.Like {
+			f.like, err = c.like(ctx, name, r.Tag)
+		}
+	}
+	if err == nil && o.Like && f.like != nil {
+		var umask fs.FileMode
+		if umask, err = sys.Umask(); err == nil {
+			p.like = f.like.less(umask)
+		}
 	}
 	if err == nil && (o.Digest || o.Expect != nil) {
 		f.SHA256, err = p.sha256(ctx)

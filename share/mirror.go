@@ -411,7 +411,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	if err != nil {
 		return t.fail(errors.Join(err, m.notMade(e.Name, t.Path)))
 	}
-	err = m.like(ctx, got.Entry, at)
+	err = m.like(ctx, got, at)
 	fi, lerr := at.dir.Lstat(at.base)
 	if err = errors.Join(err, lerr); err == nil {
 		err = m.note(e.Name, mirrored{got.Size, got.Tag, idOf(fi)})

@@ -438,6 +438,8 @@ type served struct {
 	omitted []omission // of its tensors
 }
 
+func (f *served) like() like { return like{time.Unix(0, f.id.modified), f.mode} }
+
 // view is one export of a file.
 type view struct {
 	of     *served

@@ -2,7 +2,8 @@ package share
 
 import (
 	"context"
-	"time"
+	"errors"
+	"fmt"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/transfer"
@@ -132,7 +133,7 @@ func (s *Server) stat(n statName) (stat, uint64) {
 	if !ok || v.tag != n.tag {
 		return stat{}, 0
 	}
-	return stat{true, like{time.Unix(0, v.of.id.modified), v.of.mode}}, v.export.Desc().Size
+	return stat{true, v.of.like()}, v.export.Desc().Size
 }
 
 // askStat asks what names stand for, by as many calls as they need.
@@ -153,4 +154,22 @@ func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName
 		out, names = append(out, answers...), names[n:]
 	}
 	return out, nil
+}
+
+// like is what the file that a name stands for is like; nil if it has another content than that of the tag, or the other side does not say.
+func (c Conn) like(ctx context.Context, name string, tag Tag) (*like, error) {
+	var s []stat
+	err := c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
+		s, err = askStat(ctx, p, "", []statName{{name, tag}})
+		return err
+	})
+	switch {
+	case errors.Is(err, control.Unsupported):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("share: the time and permissions of %q: %w", Printable(name), err)
+	case !s[0].same:
+		return nil, nil
+	}
+	return &s[0].like, nil
 }

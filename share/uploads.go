@@ -569,8 +569,8 @@ func (u *upload) finish(c commitRequest) error {
 		return keep(err)
 	}
 	defer to.dir.Close()
-	if p.like = c.like; p.like != nil {
-		p.like.mode = (p.like.mode | ownerMode) &^ u.s.umask
+	if c.like != nil {
+		p.like = c.like.less(u.s.umask)
 	}
 	if err := p.commit(to, u.overwrite); err != nil { // closes it in any case
 		p.dir.Close()

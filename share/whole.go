@@ -13,19 +13,20 @@ import (
 	"github.com/penstock-io/penstock/vec"
 )
 
-// What takes time of a small file are round trips, so a share gives one that fits into an answer by the service "share/whole/1". Numbers are
+// What takes time of a small file are round trips, so a share gives one that fits into an answer by the service "share/whole/2". Numbers are
 // big-endian.
 //
-//	name -> 0: not by this service; or 1, tag [16] of the content, CRC-32C u32 of the bytes, and these (the rest)
+//	name -> 0: not by this service; or 1, tag [16] of the content, CRC-32C u32 of the bytes, modified i64 in ns since 1970, permissions u16,
+//	and the bytes (the rest)
 //
 // The bytes are those of a file that was the same before and after they were read. With Options.OnAccess the answer counts as a read, whole, over
 // "control"; the calls of "share/read/1" are for others.
 const (
-	wholeService = "share/whole/1"
+	wholeService = "share/whole/2"
 
 	wholeNot   = 0
 	wholeBytes = 1
-	wholeFixed = 1 + len(Tag{}) + 4
+	wholeFixed = 1 + len(Tag{}) + 4 + likeSize
 	// maxWhole is the largest file in bytes.
 	maxWhole uint64 = transfer.MaxCall - uint64(wholeFixed)
 
@@ -35,14 +36,15 @@ const (
 
 // whole is a file that came in one answer.
 type whole struct {
-	tag   Tag
-	crc   uint32
+	tag Tag
+	crc uint32
+	like
 	bytes []byte
 }
 
 func (w *whole) append(b []byte) []byte {
 	b = append(append(b, wholeBytes), w.tag[:]...)
-	b = binary.BigEndian.AppendUint32(b, w.crc)
+	b = w.like.append(binary.BigEndian.AppendUint32(b, w.crc))
 	return append(b, w.bytes...)
 }
 
@@ -51,7 +53,11 @@ func parseWhole(b []byte) *whole {
 	if len(b) < wholeFixed || uint64(len(b)-wholeFixed) > maxWhole || b[0] != wholeBytes {
 		return nil
 	}
-	return &whole{Tag(b[1:]), binary.BigEndian.Uint32(b[wholeFixed-4:]), b[wholeFixed:]}
+	l, ok := parseLike(b[wholeFixed-likeSize:])
+	if !ok {
+		return nil
+	}
+	return &whole{Tag(b[1:]), binary.BigEndian.Uint32(b[1+len(Tag{}):]), l, b[wholeFixed:]}
 }
 
 // whole answers a call of wholeService.
@@ -72,7 +78,7 @@ func (s *Server) whole(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 	if !ok || v.export.Span().Len > maxWhole {
 		return []byte{wholeNot}, nil
 	}
-	w := whole{tag: v.tag}
+	w := whole{tag: v.tag, like: v.of.like()}
 	if err := v.read(&w); err != nil || !s.settled(v.of.path) {
 		return []byte{wholeNot}, nil
 	}

@@ -5,12 +5,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -18,6 +21,65 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
+
+// A file gets the time and the permissions of the other side's, less the umask, in an answer and by a path; what is replaced keeps its own.
+func TestFetchLike(t *testing.T) {
+	ctx, root, out := testCtx(t), t.TempDir(), t.TempDir()
+	umask, err := sys.Umask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	modes := map[string]fs.FileMode{"plain": 0o644, "open": 0o777, "closed": 0o440, "set": 0o755 | fs.ModeSetuid}
+	at := time.Unix(1_500_000_000, 123_456_789)
+	write(t, filepath.Join(out, "replaced"), nil)
+	if err := os.Chmod(filepath.Join(out, "replaced"), 0o606); err != nil {
+		t.Fatal(err)
+	}
+	for name, mode := range modes {
+		for _, size := range []int{0, 100, int(maxWhole) + 1} {
+			file := filepath.Join(root, fmt.Sprint(name, size))
+			write(t, file, randomBytes(1, size))
+			if err := errors.Join(os.Chmod(file, mode), os.Chtimes(file, at, at)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	s := serve(t, Options{Root: root})
+	for _, c := range []Conn{s.c, s.c.ByPath()} {
+		for name, mode := range modes {
+			for _, size := range []int{0, 100, int(maxWhole) + 1} {
+				name := fmt.Sprint(name, size)
+				for to, want := range map[string]fs.FileMode{name: (mode.Perm() | ownerMode) &^ umask, "replaced": 0o606} {
+					to := filepath.Join(out, to)
+					if _, err := Fetch(ctx, c, name, FetchOptions{Output: to, Overwrite: filepath.Base(to) == "replaced", Like: true}); err != nil {
+						t.Fatal(err)
+					}
+					if fi, err := os.Stat(to); err != nil || fi.Mode() != want || !fi.ModTime().Equal(at) || fi.Size() != int64(size) {
+						t.Errorf("%s of %s is %v of %v, %v, expected %v", to, name, fi.Mode(), fi.ModTime(), err, want)
+					}
+				}
+				os.Remove(filepath.Join(out, name))
+			}
+		}
+	}
+	// A node that has no share says nothing of files.
+	n := testNode(t, transfer.Options{Name: "bare", Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
+	m, err := mem.Alloc(mem.Options{Size: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if _, err := n.Export(m.All(), transfer.ExportOptions{Name: "x", Rights: path.Read}); err != nil {
+		t.Fatal(err)
+	}
+	p, err := testNode(t, transfer.Options{Name: "client"}).Dial(ctx, n.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Fetch(ctx, Over(p), "x", FetchOptions{Output: filepath.Join(out, "x"), Like: true}); err != nil {
+		t.Error(err)
+	}
+}
 
 // A small file comes in the answer of a call, which counts as a read; a larger one, and one that may not, comes by a path.
 func TestFetchWhole(t *testing.T) {
@@ -211,7 +273,7 @@ func TestHostileWhole(t *testing.T) {
 }
 
 func FuzzWholeWire(f *testing.F) {
-	f.Add((&whole{Tag{1}, 7, []byte("a")}).append(nil))
+	f.Add((&whole{Tag{1}, 7, like{time.Unix(1, 2), 0o640}, []byte("a")}).append(nil))
 	f.Add([]byte{wholeNot})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		if w := parseWhole(b); w != nil && (!bytes.Equal(w.append(nil), b) || uint64(len(w.bytes)) > maxWhole) {

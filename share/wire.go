@@ -155,6 +155,12 @@ type like struct {
 	mode     fs.FileMode // permissions
 }
 
+// less is l without the permissions of a umask.
+func (l like) less(umask fs.FileMode) *like {
+	l.mode = (l.mode | ownerMode) &^ umask
+	return &l
+}
+
 const likeSize = 8 + 2
 
 func (l *like) append(b []byte) []byte {
