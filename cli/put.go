@@ -22,6 +22,7 @@ type putOptions struct {
 	displayFlags
 	noResume bool
 	force    bool
+	dryRun   bool
 	digest   string
 	parallel int
 	filter   share.Filter
@@ -91,6 +92,7 @@ command ends early, the same command goes on from there, but for the standard in
 	f := c.Flags()
 	f.BoolVar(&o.noResume, "no-resume", false, "begin anew, whatever an earlier attempt has left at the peer")
 	f.BoolVarP(&o.force, "force", "f", false, "replace what the peer has under the name, when everything is there")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be put, by the names and contents that the peer has: it may refuse more")
 	f.StringVar(&o.digest, "digest", "", "have the peer compare the SHA-256, and print that of one file; with =`HEX`, of one file, send nothing unless it is that one")
 	f.Lookup("digest").NoOptDefVal = "print"
 	f.IntVar(&o.parallel, "parallel", 0, "how many files to put at once, 60 at most; 0: 4 large ones and, beside them, 16 of up to 256 KiB")
@@ -126,11 +128,13 @@ func runPut(ctx context.Context, s streams, o putOptions, sources []string, t ta
 	if o.parallel < 0 || o.parallel > 60 {
 		return &usageError{fmt.Errorf("--parallel %d: expected 0 to 60", o.parallel)}
 	}
-	several := len(sources) > 1 || o.chosen
+	several := len(sources) > 1 || o.chosen || o.dryRun
 	stdin := slices.Contains(sources, standardInput)
 	switch {
 	case stdin && several:
-		return &usageError{errors.New("- is the standard input: expected no other source, no --include and no --exclude beside it")}
+		return &usageError{errors.New("- is the standard input: expected no other source, no --include, no --exclude and no --dry-run beside it")}
+	case o.dryRun && o.digest != "":
+		return &usageError{errors.New("--dry-run and --digest: what is not put has no SHA-256 at the peer")}
 	case stdin && (t.name == "" || strings.HasSuffix(t.name, "/")):
 		return &usageError{fmt.Errorf("the standard input has no name: expected one behind the address, such as %s/NAME", t.addr)}
 	}
@@ -302,7 +306,7 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	if r.Name != "" {
 		to += "/" + share.Printable(r.Name)
 	}
-	opt := share.TreeOptions{Overwrite: o.force, NoResume: o.noResume, Digest: o.digest != "", Filter: &o.filter, Parallel: o.parallel, Progress: c.progressOfMany(d, to)}
+	opt := share.TreeOptions{Overwrite: o.force, NoResume: o.noResume, Digest: o.digest != "", Filter: &o.filter, Parallel: o.parallel, DryRun: o.dryRun, Progress: c.progressOfMany(d, to)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) || takesNothing(f.Err) { // with all that are left: one line at the end says so
 			return
@@ -310,7 +314,7 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 		if f.Err != nil {
 			f.Err = c.putInWords(o, f.Name, f.Err)
 		}
-		d.mirrored(f, false)
+		d.mirrored(f, o.dryRun)
 	}
 	u, err := share.UploadTree(ctx, c.conn(), sources, opt)
 	took, _ := d.end()
@@ -319,7 +323,11 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	}
 	r.Sent, r.Kept, r.Failed, r.LeftOut, r.Bytes = &u.Sent, &u.Kept, &u.Failed, &u.LeftOut, &u.Moved
 	r.seconds(took)
-	text := fmt.Sprintf("%s: %s sent (%s), %d kept", to, count(u.Sent, "file", "files"), formatBytes(u.Moved), u.Kept)
+	sent := "sent"
+	if o.dryRun {
+		sent = "would be sent"
+	}
+	text := fmt.Sprintf("%s: %s %s (%s), %d kept", to, count(u.Sent, "file", "files"), sent, formatBytes(u.Moved), u.Kept)
 	if u.LeftOut > 0 {
 		text += fmt.Sprintf(", %d left out", u.LeftOut)
 	}
@@ -330,7 +338,7 @@ func (c *client) uploadTree(ctx context.Context, d *display, o putOptions, sourc
 	switch {
 	case err == nil && u.LeftOut > 0:
 		return fmt.Errorf("%s left out: links, pipes and devices are not put; --exclude PATTERN leaves them out without a failure", count(u.LeftOut, "file was", "files were"))
-	case err != nil && errors.Is(err, ctx.Err()):
+	case err != nil && errors.Is(err, ctx.Err()) && !o.dryRun:
 		return &worded{"the same command goes on from there", err}
 	case takesNothing(err):
 		return c.putInWords(o, "", err)

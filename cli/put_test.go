@@ -134,6 +134,46 @@ func TestPutTree(t *testing.T) {
 }
 
 // On a terminal put of a directory has one line. When the peer is lost, it ends with one error, not one for each file.
+// A dry run says what put does then, and puts nothing.
+func TestPutDryRun(t *testing.T) {
+	root, local := t.TempDir(), filepath.Join(t.TempDir(), "run7")
+	for i, n := range []string{"a", "b", "sub/c", "sub/empty", "large"} {
+		write(t, filepath.Join(local, n), content(1000*i*i*i*i*i, uint64(i)))
+	}
+	write(t, filepath.Join(root, "run7/b"), content(1000, 1))        // the same
+	write(t, filepath.Join(root, "run7/sub/c"), content(32_000, 9))  // as large
+	write(t, filepath.Join(root, "run7/sub/empty"), content(500, 9)) // not
+	before := below(t, root)
+	_, addr := serve(t, root, "--writable")
+	for _, c := range []struct {
+		status      int
+		want, after string
+		args        []string
+	}{
+		{exitExists, "would fail run7/sub/c: the peer has run7/sub/c already: --force replaces it\nwould fail run7/sub/empty: the peer has run7/sub/empty already: --force replaces it\n" +
+			"would put run7/a, 0 B\nwould put run7/large, 1.0 MB\n", "2 files would be sent (1.0 MB), 1 kept, 2 FAILED", []string{"run7", addr, "-n"}},
+		{0, "would put run7/a, 0 B\nwould put run7/b, 1.0 kB\nwould put run7/large, 1.0 MB\nwould put run7/sub/c, 32.0 kB\nwould put run7/sub/empty, 243.0 kB\n", "5 files would be sent (1.3 MB), 0 kept",
+			[]string{"run7", addr, "--dry-run", "--force"}},
+		{0, "would put run7/large, 1.0 MB\n", "1 file would be sent (1.0 MB), 0 kept", []string{"run7/large", addr + "/new", "-n"}},
+		{0, "", "0 files would be sent (0 B), 1 kept", []string{"run7/b", addr + "/run7/", "-n"}},
+	} {
+		c.args[0] = filepath.Join(filepath.Dir(local), c.args[0])
+		out, _ := run(t, c.status, c.after, append([]string{"put"}, c.args...)...)
+		lines := strings.SplitAfter(strings.ReplaceAll(out, filepath.Dir(local)+"/", ""), "\n")
+		slices.Sort(lines)
+		if got := strings.Join(lines, ""); got != c.want {
+			t.Errorf("put %q prints %q, expected %q", c.args, got, c.want)
+		}
+	}
+	if after := below(t, root); after != before {
+		t.Errorf("the peer has %s, had %s", after, before)
+	}
+	_, addr = serve(t, root)
+	run(t, exitNotPermitted, "takes no files: that needs penstock serve DIR --writable", "put", local, addr, "-n")
+	run(t, exitUsage, "no --dry-run beside it", "put", "-", addr+"/x", "-n")
+	run(t, exitUsage, "has no SHA-256", "put", local, addr, "-n", "--digest")
+}
+
 func TestPutTreeLost(t *testing.T) {
 	local := t.TempDir()
 	for i := range 40 {

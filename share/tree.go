@@ -11,8 +11,10 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
@@ -29,7 +31,8 @@ type TreeOptions struct {
 	// Filter, if not nil, is asked for each file by its path below its source, with slashes; of a source that is a file, by the last
 	// component of its name.
 	Filter   *Filter
-	Parallel int // files uploaded at once, 60 at most; 0 means 4 large ones and, beside them, 16 of up to 256 KiB
+	Parallel int  // files uploaded at once, 60 at most; 0 means 4 large ones and, beside them, 16 of up to 256 KiB
+	DryRun   bool // only says what would be done, by the listing of the other side, which this node needs the right list for
 	// Progress, if any, is called as bytes are verified, by one goroutine at a time. It must not block.
 	Progress func(MirrorProgress)
 	// OnFile, if any, is called once for each file when it is dealt with, by one goroutine at a time. It must not block.
@@ -75,7 +78,11 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 	for _, f := range t.apart {
 		t.done(f)
 	}
-	t.run(ctx)
+	if o.DryRun {
+		t.dryRun(ctx)
+	} else {
+		t.run(ctx)
+	}
 	t.sum.Duration = time.Since(begin)
 	if err := ctx.Err(); err != nil {
 		return &t.sum, fmt.Errorf("share: upload: %w", err)
@@ -271,6 +278,79 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 	t.mu.Unlock()
 	f.Action, f.Size, f.Moved = MirrorSent, sent.Size, sent.Moved
 	return f
+}
+
+// dryRun says what run would do, in the order of the files.
+func (t *tree) dryRun(ctx context.Context) {
+	there, err := t.names(ctx)
+	if err != nil {
+		t.lost(err)
+	}
+	files := make([]*MirrorFile, len(t.todo))
+	for i := range t.todo {
+		files[i] = &t.todo[i]
+	}
+	several(ctx, files, smallUploadsAtOnce, func(f *MirrorFile) { t.would(ctx, f, there) })
+	for _, f := range files {
+		if f.Action != "" && (f.Err == nil || ctx.Err() == nil) { // what ctx cuts off has not failed
+			t.done(*f)
+		}
+	}
+}
+
+// names are those that the other side has, with their sizes, under what all names here begin with. It is an error if that side takes no uploads.
+func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
+	err := t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		_, err := p.Call(ctx, uploadService, appendEnd(nil, 0)) // of an upload that is none
+		return err
+	})
+	if err != nil || len(t.todo) == 0 {
+		return nil, told(err)
+	}
+	prefix := t.todo[0].Name
+	for _, f := range t.todo {
+		for !strings.HasPrefix(f.Name, prefix) {
+			prefix = prefix[:len(prefix)-1]
+		}
+	}
+	for len(prefix) > MaxName || !utf8.ValidString(prefix) {
+		prefix = prefix[:len(prefix)-1]
+	}
+	entries, err := Names(ctx, t.c, prefix)
+	there := map[string]uint64{}
+	for _, e := range entries {
+		there[e.Name] = e.Size
+	}
+	return there, err
+}
+
+// would says what became of a file.
+func (t *tree) would(ctx context.Context, f *MirrorFile, there map[string]uint64) {
+	t.mu.Lock()
+	err := t.away
+	t.mu.Unlock()
+	size, taken := there[f.Name]
+	same := false
+	switch {
+	case err != nil:
+	case f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name):
+		err = fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(f.Name), MaxName)
+	case !taken || t.o.Overwrite:
+	case size != f.Size:
+		err = fmt.Errorf("%w, with another content", ErrExists)
+	default:
+		if same, err = t.has(ctx, *f); err == nil && !same {
+			err = fmt.Errorf("%w, with another content", ErrExists)
+		}
+	}
+	switch {
+	case err != nil:
+		f.Action, f.Err = MirrorFailed, err
+	case same:
+		f.Action = MirrorSkipped
+	default:
+		f.Action, f.Moved = MirrorSent, f.Size
+	}
 }
 
 // has reports whether the other side has the content of a file under its name.
