@@ -249,3 +249,60 @@ func TestServerIsKilled(t *testing.T) {
 	t.Logf("uploaded: %+v", u)
 	only(t, filepath.Join(root, stagingDir))
 }
+
+// TestServerIsKilledInABatch kills a server while it writes a batch of small files: what no peer can go on with is gone when the next one serves, and what a
+// living server writes stays.
+func TestServerIsKilledInABatch(t *testing.T) {
+	if serveChild(t) {
+		return
+	}
+	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
+	for i := range 4 {
+		write(t, filepath.Join(local, strconv.Itoa(i)), make([]byte, 1000))
+	}
+	child, addr := startServer(t, root, childRoot+"_HOLD=3")
+	p, err := testNode(t, transfer.Options{Name: "client"}).Dial(ctx, addr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error)
+	go func() {
+		_, err := UploadTree(ctx, Over(p), []TreeSource{{Path: local}}, TreeOptions{})
+		ended <- err
+	}()
+	if _, err := child.WaitLine(ctx, regexp.MustCompile(`^held`)); err != nil {
+		t.Fatal(err)
+	}
+	batches := func() (files int) {
+		dirs, err := filepath.Glob(filepath.Join(root, stagingDir, batchPrefix+"*"))
+		for _, d := range dirs {
+			es, rerr := os.ReadDir(d)
+			files += len(es)
+			err = errors.Join(err, rerr)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files
+	}
+	for batches() < 3 {
+		if ctx.Err() != nil {
+			t.Fatal("no batch is being written")
+		}
+	}
+	s := serve(t, Options{Root: root, Writable: true})
+	if n := batches(); n < 3 {
+		t.Errorf("%d files are left of a batch that a living server writes", n)
+	}
+	child.Kill()
+	if err := <-ended; err == nil {
+		t.Error("files came to a server that was killed")
+	}
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	only(t, filepath.Join(root, stagingDir))
+	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""}); err != nil || u.Sent != 4 {
+		t.Errorf("%+v, %v", u, err)
+	}
+}

@@ -288,17 +288,26 @@ func (s *smalls) takeRoom(p *transfer.Peer, key path.Key) *smallRoom {
 	return nil
 }
 
-// batchStage makes a directory for the files of one batch until they are complete.
+// batchStage makes a directory for the files of one batch until they are complete, and locks it.
 func (s *Server) batchStage() (stage *os.Root, done func(), err error) {
-	var id [8]byte
-	rand.Read(id[:]) // never fails
 	dir, err := stepMaking(s.root, stagingDir, stagingMode)
 	if err != nil {
 		return nil, nil, err
 	}
-	base := batchPrefix + hex.EncodeToString(id[:])
-	if err = dir.Mkdir(base, stagingMode); err == nil {
-		stage, err = dir.OpenRoot(base)
+	var lock *os.File
+	var base string
+	for lock == nil && err == nil { // a server that looks at it before it is locked removes it
+		var id [8]byte
+		rand.Read(id[:]) // never fails
+		base = batchPrefix + hex.EncodeToString(id[:])
+		if err = dir.Mkdir(base, stagingMode); err == nil {
+			lock, err = lockDir(dir, base)
+		}
+	}
+	if err == nil {
+		if stage, err = dir.OpenRoot(base); err != nil {
+			lock.Close()
+		}
 	}
 	if err != nil {
 		dir.Close()
@@ -307,6 +316,7 @@ func (s *Server) batchStage() (stage *os.Root, done func(), err error) {
 	return stage, func() {
 		stage.Close()
 		dir.RemoveAll(base)
+		lock.Close()
 		dir.Close()
 	}, nil
 }

@@ -31,11 +31,31 @@ func (o *Options) keepFree(total uint64) uint64 {
 	return o.KeepFree
 }
 
-// Directories of batches of small files, in the staging directory. One that is old is of a process that was killed.
-const (
-	batchPrefix = "batch-"
-	batchAge    = time.Hour
-)
+// batchPrefix begins the names of directories of batches of small files, in the staging directory. Its server has each locked: what no lock is on is of
+// a process that was killed, and no peer can go on with it.
+const batchPrefix = "batch-"
+
+// lockDir locks the directory at a name, as long as what it returns is open; nil: another process or batch has it, or it is not there.
+func lockDir(dir *os.Root, base string) (*os.File, error) {
+	f, err := dir.OpenFile(base, os.O_RDONLY|sys.ONonblock, 0)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	ok, err := sys.TryFileLock(f)
+	if ok {
+		mine, merr := f.Stat()
+		there, terr := dir.Lstat(base)
+		ok, err = merr == nil && terr == nil && os.SameFile(mine, there), merr
+	}
+	if !ok {
+		f.Close()
+		f = nil
+	}
+	return f, err
+}
 
 func (s *Server) keepFree(f *os.File) uint64 {
 	_, total, err := sys.DiskSpace(f)
@@ -85,7 +105,8 @@ func plus(a, b uint64) uint64 {
 	return a + b
 }
 
-// staged looks at the staging directory. It removes partial uploads that no peer has continued for Options.KeepPartial.
+// staged looks at the staging directory. It removes partial uploads that no peer has continued for Options.KeepPartial, and batches of servers that were
+// killed.
 func (s *Server) staged() (st staging, err error) {
 	st.partial = map[string]uint64{}
 	dir, err := stepMaking(s.root, stagingDir, stagingMode)
@@ -107,8 +128,11 @@ func (s *Server) staged() (st staging, err error) {
 	}
 	for _, n := range names {
 		if strings.HasPrefix(n, batchPrefix) {
-			if fi, err := dir.Lstat(n); err == nil && time.Since(fi.ModTime()) > batchAge {
-				dir.RemoveAll(n)
+			if f, err := lockDir(dir, n); f != nil {
+				err = errors.Join(dir.RemoveAll(n), f.Close())
+				s.log.Info("files of a batch removed: their server was killed", "directory", n, "error", err)
+			} else if err != nil {
+				s.log.Warn("files of a batch", "directory", n, "error", err)
 			}
 			continue
 		}

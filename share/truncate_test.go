@@ -82,7 +82,13 @@ func serveChild(t *testing.T) bool {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Serve(context.Background(), n, Options{Root: root, Writable: true, Tensors: true}); err != nil {
+	held := func(a Access) {
+		if a.Name == os.Getenv(childRoot+"_HOLD") { // until it is killed
+			os.Stdout.WriteString("held\n")
+			select {}
+		}
+	}
+	if _, err := Serve(context.Background(), n, Options{Root: root, Writable: true, Tensors: true, OnAccess: held}); err != nil {
 		t.Fatal(err)
 	}
 	os.Stdout.WriteString("serving at " + n.Addrs()[0] + "\n")
