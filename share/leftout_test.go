@@ -2,10 +2,14 @@ package share
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // TestLeftOut asks what a share has and does not serve, by prefix, and more than an answer has room for. A mirror knows it, too.
@@ -33,6 +37,54 @@ func TestLeftOut(t *testing.T) {
 	if err != nil || m.LeftOutTotal != 10 || len(m.LeftOut) != 10 || m.Incomplete != nil {
 		t.Errorf("%+v, %v", m, err)
 	}
+}
+
+// TestLeftOutIsLogged: a server that no peer is connected to logs and counts what it leaves out when a scan finds it, and logs it once.
+func TestLeftOutIsLogged(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	long := strings.Repeat("x", 200)
+	write(t, filepath.Join(root, long, long, "f"), nil)
+	write(t, filepath.Join(root, "a"), nil)
+	write(t, filepath.Join(root, "b"), nil)
+	if err := os.Symlink("/etc/passwd", filepath.Join(root, "out")); err != nil {
+		t.Fatal(err)
+	}
+	n := testNode(t, transfer.Options{Name: "server", Anonymous: identity.All, Listen: []string{"tcp://127.0.0.1:0"}})
+	var log string
+	s, err := Serve(ctx, n, Options{Root: root, MaxFiles: 3, FollowLinks: true, Logger: slog.New(slog.NewTextHandler(onLine(func(l string) { log += l }), nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	said := func(want ...string) {
+		t.Helper()
+		if n := strings.Count(log, "left out"); n != len(want) {
+			t.Errorf("%d lines, expected %d: %s", n, len(want), log)
+		}
+		for _, w := range want {
+			if !strings.Contains(log, w) {
+				t.Errorf("the log does not say %q: %s", w, log)
+			}
+		}
+		log = ""
+	}
+	said(`reason="its name has 403 bytes, expected at most 255"`, `level=INFO msg="left out" path=out reason="it is a symbolic link that leads to nothing below`)
+	expectCounts(t, s, map[string]float64{"left_out[]": 2})
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	said()
+	for _, n := range []string{"0\xff", "c", "d"} {
+		write(t, filepath.Join(root, n), nil)
+	}
+	if err := os.Remove(filepath.Join(root, "out")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Rescan(ctx); err != nil {
+		t.Fatal(err)
+	}
+	said(`level=INFO msg="left out" path="0\xff" reason="its name is not UTF-8"`, `level=WARN msg="left out" path=d reason="more than 3 files`, `level=WARN msg="left out" path=xxx`) // for another reason now
+	expectCounts(t, s, map[string]float64{"left_out[]": 3})
 }
 
 func FuzzLeftOut(f *testing.F) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"strings"
 	"time"
 
@@ -79,7 +80,7 @@ func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 
 // leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise.
 func (s *Server) leftOut(p string, err error, why lack) {
-	s.skip(p, err.Error())
+	s.leaveOut(slog.LevelWarn, p, err.Error())
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lack, s.found = why, why

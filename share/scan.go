@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
@@ -240,8 +241,13 @@ const (
 	stagingMode = 0o700 // what is not complete has not the mode of the file that it replaces yet
 )
 
-func (s *Server) skip(p, reason string) {
+// skip records something that is left out by its nature.
+func (s *Server) skip(p, reason string) { s.leaveOut(slog.LevelInfo, p, reason) }
+
+// leaveOut counts and logs what is not served. What the last scan has found is not logged again.
+func (s *Server) leaveOut(l slog.Level, p, reason string) {
 	s.mu.Lock()
+	before, logged := s.skipped[p]
 	skipped := s.skipped
 	if s.skipping != nil {
 		skipped = s.skipping
@@ -253,5 +259,7 @@ func (s *Server) skip(p, reason string) {
 		skipped[p] = reason
 	}
 	s.mu.Unlock()
-	s.log.Info("left out", "path", p, "reason", reason)
+	if !logged || before != reason {
+		s.log.Log(s.ctx, l, "left out", "path", p, "reason", reason)
+	}
 }
