@@ -239,7 +239,11 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 			return nil, err
 		}
 	}
-	n.lookAtIdentity() // it may warn at once
+	if o.Identity != nil {
+		n.lookAtIdentity() // it may warn at once
+		n.wg.Add(1)
+		go n.watchIdentity()
+	}
 	return n, nil
 }
 

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -374,6 +375,51 @@ func TestBrokenRules(t *testing.T) {
 	} else if s := server.Snapshot().Node.Identity.LoadError; s != "" {
 		t.Errorf("mended, but the status says %q", s)
 	}
+}
+
+// TestIdentityWithoutPeers: a node that nobody is connected to reports rules that break and a certificate that is about to end, too.
+func TestIdentityWithoutPeers(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "id")
+	if _, _, err := identity.Setup(dir, "server", identity.SetupOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	rules := filepath.Join(dir, identity.PolicyFile)
+	if err := os.WriteFile(rules, []byte("allow client list\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var ahead atomic.Int64
+	id, err := identity.Open(dir, identity.Options{Clock: func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(id.Close)
+	warned := make(chan struct{})
+	server := open(t, Options{Identity: id, Listen: []string{loopback}, Logger: slog.New(slog.NewTextHandler(onWrite(func(line string) {
+		if strings.Contains(line, "level=WARN") && strings.Contains(line, "penstock pair renew") {
+			close(warned)
+		}
+	}), nil))})
+	events := server.Events(t.Context(), 100)
+	if err := os.WriteFile(rules, []byte("allow x reed\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	all := eventsUntil(t, events, observe.EventIdentityRefused)
+	if e := all[len(all)-1]; !strings.HasPrefix(e.Reason, rules+":1: ") {
+		t.Errorf("the event says %q", e.Reason)
+	}
+	ahead.Store(int64(time.Until(id.Stats().Self.NotAfter) - identity.WarnBefore/2))
+	soon(t, warned, "the warning")
+	if n := len(server.Peers()); n != 0 {
+		t.Errorf("%d peers", n)
+	}
+}
+
+// onWrite is a writer that calls a function with what is written.
+type onWrite func(string)
+
+func (f onWrite) Write(b []byte) (int, error) {
+	f(string(b))
+	return len(b), nil
 }
 
 func TestComplaint(t *testing.T) {

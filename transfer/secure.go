@@ -27,7 +27,7 @@ const exporterLabel = "EXPORTER-penstock-path"
 const (
 	// handshakeTimeout bounds each handshake of a connection that came in, where round trips are short (sys.Patience).
 	handshakeTimeout = 2 * time.Second
-	// lookEvery is how often it is looked whether a peer's certificate or rights still hold.
+	// lookEvery is how often it is looked whether the certificates and rights of this node and its peers still hold.
 	lookEvery = time.Second
 )
 
@@ -193,7 +193,6 @@ func pathRights(r identity.Rights) (out path.Rights) {
 // holds says why the session must end, if the policy or the certificates say so now. The rights of open paths cannot change:
 // a peer whose rights did has to dial again.
 func (p *Peer) holds() error {
-	defer p.node.lookAtIdentity() // what is asked below reads files again
 	if p.tls != nil {
 		if p.node.opts.Identity.Denied(p.cert.Name, p.cert.Serial) {
 			return control.Errorf(control.NotPermitted, "%s is denied", p.who())
@@ -237,7 +236,7 @@ func (c *complaint) due(what string, now time.Time, every time.Duration) bool {
 }
 
 // lookAtIdentity tells when the identity has other certificates or rules than when it was last looked at, and when changed files cannot be
-// used. It is called at each handshake and each second for each peer: it is they whom it concerns.
+// used.
 func (n *Node) lookAtIdentity() {
 	id := n.opts.Identity
 	if id == nil {
@@ -253,6 +252,21 @@ func (n *Node) lookAtIdentity() {
 	if o.broken.due(s.LoadError, time.Now(), complainEvery) {
 		n.log.Error("changed certificates or rules cannot be used", "node", id.Name(), "error", s.LoadError)
 		o.bus.Emit(observe.Event{Kind: observe.EventIdentityRefused, Name: id.Name(), Reason: s.LoadError})
+	}
+}
+
+// watchIdentity looks at the identity until Close, so that an operator knows what is wrong with it before a peer comes.
+func (n *Node) watchIdentity() {
+	defer n.wg.Done()
+	t := time.NewTicker(lookEvery)
+	defer t.Stop()
+	for {
+		select {
+		case <-t.C:
+			n.lookAtIdentity()
+		case <-n.closing:
+			return
+		}
 	}
 }
 

@@ -32,7 +32,7 @@ type Options struct {
 	Rules    *Rules           // rights and denials until there is a file of rules; nil: no rights for anyone
 	Clock    func() time.Time // what certificates are checked against; nil: time.Now
 	// Notify is called when something was read again, in the goroutine that noticed: that of a handshake, or of a call of
-	// Rights, Denied, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
+	// Rights, Denied, Stats, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
 	// no call.
 	Notify func(Event)
 }
@@ -250,8 +250,9 @@ func (i *Identity) Denied(name, serial string) bool {
 	return i.now.Load().rules.Denied(name, serial)
 }
 
-// Stats are the counts so far.
+// Stats are the counts so far, and what is wrong now.
 func (i *Identity) Stats() Stats {
+	i.look()
 	s := i.now.Load()
 	out := Stats{Self: s.self, Warning: i.warning(s.self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
 	for _, r := range s.roots {
