@@ -10,7 +10,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -18,21 +20,29 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 )
 
-// slowHosts are a server of a directory and a client, on a link of 20 ms that loses one packet in a hundred.
+// slowHosts are a server of a directory and a client, on a link of 20 ms.
 type slowHosts struct {
 	t      *testing.T
 	server *netns.Link
 	client *netns.Host
 	addr   string
+	flags  []string // of the client
 }
 
+var plaintext = []string{"--insecure", "--identity", "none"}
+
+// newSlowHosts are those of plaintext, on a link that loses one packet in a hundred.
 func newSlowHosts(t *testing.T, root string, flags ...string) *slowHosts {
 	t.Helper()
-	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
+	return newHosts(t, 0.01, root, append(flags, plaintext...), plaintext)
+}
+
+func newHosts(t *testing.T, loss float64, root string, serverFlags, clientFlags []string) *slowHosts {
+	t.Helper()
+	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: loss, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
 	server := n.Hosts[1].Link()
-	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070"}
-	serve := h.command(n.Hosts[1], "serve", root, "--listen", h.addr, "--insecure", "--identity", "none")
-	serve.Args = append(serve.Args, flags...)
+	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070", flags: clientFlags}
+	serve := h.command(n.Hosts[1], append([]string{"serve", root, "--listen", h.addr}, serverFlags...)...)
 	if err := n.Hosts[1].Start(serve); err != nil {
 		t.Fatal(err)
 	}
@@ -53,7 +63,7 @@ func (h *slowHosts) command(host *netns.Host, args ...string) *exec.Cmd {
 }
 
 func (h *slowHosts) run(args ...string) (string, error) {
-	cmd := h.command(h.client, append(args, "--insecure", "--identity", "none")...)
+	cmd := h.command(h.client, append(args, h.flags...)...)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := h.client.Run(cmd)
@@ -143,6 +153,35 @@ func TestMirrorOverALongLink(t *testing.T) {
 	if sent := h.server.Counts().Sent - before.Sent; err != nil || !strings.Contains(text, "400 kept") || sent > 700 {
 		t.Errorf("again %v, %d packets: %s", err, sent, text)
 	}
+}
+
+// As many clients as come at once get their files over a long link, with TLS, whether these come in an answer or by a path: none takes a server with much to do for a dead one.
+func TestManyGetsOverALongLink(t *testing.T) {
+	const gets = 200
+	dirs := identities(t, "worker")
+	root, out := t.TempDir(), t.TempDir()
+	sizes := []int{20_000, 500_000, 2_000_000}
+	for i, size := range sizes {
+		write(t, filepath.Join(root, strconv.Itoa(i)), content(size, uint64(i)))
+	}
+	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
+	h := newHosts(t, 0, root, []string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"], "--retry", "0"})
+	var wg sync.WaitGroup
+	for i := range gets {
+		wg.Go(func() {
+			to := filepath.Join(out, strconv.Itoa(i))
+			text, err := h.run("get", "server@"+h.addr+"/"+strconv.Itoa(i%len(sizes)), "-o", to)
+			if err != nil {
+				t.Errorf("get %d: %v: %s", i, err, text)
+				return
+			}
+			b, err := os.ReadFile(to)
+			if want := content(sizes[i%len(sizes)], uint64(i%len(sizes))); err != nil || !bytes.Equal(b, want) {
+				t.Errorf("get %d: %d bytes that are not those of the file, %v", i, len(b), err)
+			}
+		})
+	}
+	wg.Wait()
 }
 
 // TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet in a hundred.
