@@ -71,9 +71,13 @@ func (p *Peer) stage(t *Transfer) {
 	if t.canceled() { // before it could be aborted
 		abort()
 	}
+	s := &stager{t: t, p: p, copies: t.m.Copies(), ctx: ctx, abort: abort, small: p.node.staging.small(t.bytes), at: t.m.At(), far: map[path.Key]bool{},
+		room: control.StagedRoom(p.maxBody()), turns: make(chan struct{}, stagedAtOnce), flows: map[*lane]*sched.Flow[*Transfer]{}}
+	if pc := s.lone(); pc != nil {
+		s.carryHere(pc)
+		return
+	}
 	go func() {
-		defer p.node.staging.end()
-		defer abort()
 		err := error(nil)
 		if p.unsettled() {
 			err = p.settle(ctx)
@@ -83,27 +87,11 @@ func (p *Peer) stage(t *Transfer) {
 			direct, _ = p.choose(ctx, t, t.exports, allowed)
 		}
 		if err == nil && direct == nil {
-			s := &stager{t: t, p: p, copies: t.m.Copies(), ctx: ctx, abort: abort, small: p.node.staging.small(t.bytes), at: t.m.At(), far: map[path.Key]bool{},
-				room: control.StagedRoom(p.maxBody()), turns: make(chan struct{}, stagedAtOnce), flows: map[*lane]*sched.Flow[*Transfer]{}}
-			err = s.run()
-			if err == nil { // its last lane is for the notification, which no memory is a part of
-				t.exports, t.devices, t.reach = nil, nil, reachCarried
-				t.m.Carried()
-				direct, err = p.choose(ctx, t, nil, t.allowed)
+			if err = s.run(); err == nil {
+				direct, err = s.carried()
 			}
 		}
-		switch lost := p.Err(); {
-		case err == nil:
-		case lost != nil && !t.canceled() && (errors.Is(err, context.Canceled) || errors.Is(err, path.ErrCanceled)):
-			err = lost // that is why its pieces were canceled
-		case errors.Is(err, context.Canceled):
-			err = path.ErrCanceled
-		}
-		if err != nil {
-			t.complete(err)
-			return
-		}
-		p.launch(t, direct)
+		s.finish(direct, err)
 	}()
 }
 
@@ -154,22 +142,11 @@ func (s *stager) run() error {
 	if t.digest != nil {
 		t.digest.start()
 	}
-	t.mu.Lock()
-	t.explain.Times.lap(&t.explain.Times.Open, clock())
-	t.mu.Unlock()
+	s.begun()
 	for s.skip() && s.next() {
 	}
 	s.wg.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t.mu.Lock()
-	t.explain.Pieces = int32(s.ops)
-	t.explain.Times.lap(&t.explain.Times.Transfer, clock())
-	t.mu.Unlock()
-	if s.err == nil {
-		s.err = s.ctx.Err()
-	}
-	return s.err
+	return s.over()
 }
 
 // fail notes why the transfer fails, and stops it.
@@ -220,18 +197,22 @@ func (s *stager) next() bool {
 	s.wg.Add(1)
 	go func() {
 		defer s.wg.Done()
-		err := s.carry(pc)
-		s.release(pc)
-		if err != nil {
-			s.fail(err)
-			return
-		}
-		s.t.moved.Add(pc.bytes)
-		if s.t.digest != nil {
-			s.t.digest.place(state.Segment{At: pc.at, Bytes: pc.bytes})
-		}
+		s.ended(pc, s.carry(pc))
 	}()
 	return true
+}
+
+// ended ends a piece.
+func (s *stager) ended(pc *piece, err error) {
+	s.release(pc)
+	if err != nil {
+		s.fail(err)
+		return
+	}
+	s.t.moved.Add(pc.bytes)
+	if s.t.digest != nil {
+		s.t.digest.place(state.Segment{At: pc.at, Bytes: pc.bytes})
+	}
 }
 
 // release gives back what a piece took.
@@ -371,7 +352,10 @@ func (s *stager) ask(pc *piece) error {
 }
 
 // move moves a piece by a path.
-func (s *stager) move(pc *piece) error {
+func (s *stager) move(pc *piece) error { return s.await(pc, s.post(pc)) }
+
+// post begins to move a piece by a path.
+func (s *stager) post(pc *piece) *Transfer {
 	t := s.t
 	c := &Transfer{kind: t.kind, peer: s.p, bytes: pc.bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
 		m: state.New(t.kind, pc.copies, pc.bytes, state.NotAsked, true)}
@@ -393,11 +377,19 @@ func (s *stager) move(pc *piece) error {
 		}
 	}
 	s.p.start(c)
-	select {
-	case <-c.Done():
-	case <-s.ctx.Done():
-		c.Cancel()
-		<-c.Done()
+	return c
+}
+
+// await waits for the end of what post has begun.
+func (s *stager) await(pc *piece, c *Transfer) error {
+	t := s.t
+	if !c.ended() {
+		select {
+		case <-c.Done():
+		case <-s.ctx.Done():
+			c.Cancel()
+			<-c.Done()
+		}
 	}
 	if c.err != nil && pc.local == nil && !pc.remote {
 		t.moved.Add(c.moved.Load()) // what is in place of it

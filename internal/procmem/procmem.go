@@ -15,7 +15,8 @@ import (
 
 // Process is another process.
 type Process struct {
-	pid int
+	pid  int
+	name string
 
 	mu sync.RWMutex
 	fd int // pidfd; -1 after Close
@@ -27,7 +28,7 @@ func Open(pid int) (*Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Process{pid: pid, fd: fd}, nil
+	return &Process{pid: pid, name: fmt.Sprintf("process %d", pid), fd: fd}, nil
 }
 
 // Close gives the process back. Copies of its regions fail from then on.
@@ -104,7 +105,7 @@ func (m *mover) Store(off uint64, src mem.Span) (mem.Move, error) {
 }
 
 func (m *mover) Staging() mem.Provider { return mem.Pages } // nothing has to be pinned
-func (m *mover) Device() string        { return fmt.Sprintf("process %d", m.p.pid) }
+func (m *mover) Device() string        { return m.p.name }
 
 // over is a copy that has ended.
 type over struct{}
