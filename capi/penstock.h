@@ -226,7 +226,10 @@ penstock_handle penstock_post_memory(penstock_handle peer, int32_t put_or_get, v
 /* Sends a message of 1 MiB at most. */
 penstock_handle penstock_notify(penstock_handle peer, const penstock_options *, penstock_error *);
 
-/* Checks a list of blocks and chooses its path once. penstock_repost begins a transfer of it; the one before has ended by then. */
+/*
+ * Checks a list of blocks and chooses its path once. penstock_repost begins a transfer of it; the one before has ended by then. With the agent it does not
+ * wait for an answer: an error is that of penstock_wait, and of every other call with the transfer.
+ */
 penstock_handle penstock_prepare(penstock_handle peer, int32_t put_or_get, const penstock_block *blocks, size_t n, const penstock_options *, penstock_error *);
 penstock_handle penstock_repost(penstock_handle prepared, penstock_error *);
 

@@ -68,11 +68,14 @@ func TestDevice(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(python, tests, "-v")
-	cmd.Dir = "../python"
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "PENSTOCK_LIBRARY="+filepath.Join(built(t), "libpenstock.so"))
-	out, err := cmd.CombinedOutput()
-	if err != nil || strings.Contains(string(out), "no libcuda.so.1") {
-		t.Fatalf("%v\n%s", err, out)
+	for _, agent := range []string{"0", "1"} { // which opens the memory of the other process
+		cmd := exec.Command(python, tests, "-v")
+		cmd.Dir = "../python"
+		cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+dir, "PYTHONPATH=.", "PYTHONDONTWRITEBYTECODE=1", "PENSTOCK_AGENT="+agent,
+			"PENSTOCK_LIBRARY="+filepath.Join(built(t), "libpenstock.so"))
+		out, err := cmd.CombinedOutput()
+		if err != nil || strings.Contains(string(out), "no libcuda.so.1") {
+			t.Fatalf("agent %s: %v\n%s", agent, err, out)
+		}
 	}
 }

@@ -101,6 +101,9 @@ static penstock_handle no_memory(penstock_handle h, penstock_error *out)
 	return 0;
 }
 
+/* Memory of the caller that goes with a transfer: of the host, which the agent does not touch after its end, or of a device, which it has open. */
+enum { LENT = 1, HELD = 2 };
+
 uint32_t penstock_abi(void) { return PENSTOCK_ABI; }
 
 penstock_handle penstock_open(const char *yaml, penstock_error *out)
@@ -121,7 +124,7 @@ int32_t penstock_close(penstock_handle h, penstock_error *out)
 	request q;
 	int32_t r = of(&q, CLOSE, h, out);
 	object *o = find(h);
-	if (r == PENSTOCK_OK && o && o->kind == TRANSFER && !o->lends) { /* which nothing waits for */
+	if (r == PENSTOCK_OK && o && o->kind == TRANSFER && (!o->lends || (o->lends == LENT && o->over))) { /* which nothing waits for */
 		o = forget(h);
 		if (o) {
 			discard(o);
@@ -190,17 +193,19 @@ penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, pe
 	request q;
 	if (ready(out) != PENSTOCK_OK)
 		return 0;
+	device d;
+	if (device_of(memory, &d, out) != PENSTOCK_OK)
+		return 0;
 	begin(&q, ADOPT);
 	put_text(&q, name);
-	put_u64(&q, (uint64_t)(uintptr_t)memory);
-	put_u64(&q, size);
+	put_memory(&q, memory, size, &d);
 	penstock_handle h = make(&q, out);
 	if (!h)
 		return 0;
 	object *o = keep(h, REGION);
 	if (!o)
 		return no_memory(h, out);
-	o->memory = memory;
+	o->memory = d.is ? NULL : memory;
 	o->size = size;
 	return h;
 }
@@ -472,15 +477,15 @@ penstock_handle penstock_post_memory(penstock_handle peer, int32_t what, void *m
 	const penstock_options *o, penstock_error *out)
 {
 	request q;
-	if (of(&q, POST_MEMORY, peer, out) != PENSTOCK_OK || known(remote, out) != PENSTOCK_OK || check(o, out) != PENSTOCK_OK)
+	device d;
+	if (of(&q, POST_MEMORY, peer, out) != PENSTOCK_OK || known(remote, out) != PENSTOCK_OK || check(o, out) != PENSTOCK_OK || device_of(memory, &d, out) != PENSTOCK_OK)
 		return 0;
 	put_u32(&q, (uint32_t)what);
-	put_u64(&q, (uint64_t)(uintptr_t)memory);
-	put_u64(&q, size);
+	put_memory(&q, memory, size, &d);
 	put_u64(&q, remote);
 	put_u64(&q, remote_offset);
 	put_modes(&q, o);
-	return post(&q, 1, out);
+	return post(&q, d.is ? HELD : LENT, out);
 }
 
 penstock_handle penstock_notify(penstock_handle peer, const penstock_options *o, penstock_error *out)
@@ -505,7 +510,8 @@ penstock_handle penstock_repost(penstock_handle prepared, penstock_error *out)
 	request q;
 	if (of(&q, REPOST, prepared, out) != PENSTOCK_OK)
 		return 0;
-	return post(&q, 0, out);
+	penstock_handle h = name(&q, out); /* nobody waits for an answer: penstock_wait does */
+	return h && !keep(h, TRANSFER) ? no_memory(h, out) : h;
 }
 
 int32_t penstock_wait(penstock_handle transfer, int64_t timeout, penstock_error *out)
@@ -518,7 +524,10 @@ int32_t penstock_wait(penstock_handle transfer, int64_t timeout, penstock_error 
 	if (o && o->over) /* as the answer to the post said */
 		return PENSTOCK_OK;
 	put_u64(&q, (uint64_t)timeout);
-	return call(&q, out);
+	r = call(&q, out);
+	if (o && r == PENSTOCK_OK)
+		o->over = 1;
+	return r;
 }
 
 double penstock_progress(penstock_handle transfer)

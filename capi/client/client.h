@@ -9,7 +9,7 @@
 
 #pragma GCC visibility push(hidden)
 
-enum { VERSION = 1, REQUEST_HEADER = 16, ANSWER_HEADER = 32, MAX_BODY = 64 << 20 };
+enum { VERSION = 2, REQUEST_HEADER = 16, ANSWER_HEADER = 32, MAX_BODY = 64 << 20 };
 
 /* The operations, as in internal/agent/calls.go. */
 enum {
@@ -62,6 +62,9 @@ int32_t ask(request *, answer *, penstock_error *);
 /* Sends a request of 24 bytes that has no answer, at the latest with the next one that has one. */
 int32_t tell(request *, penstock_error *);
 
+/* Sends a request for something that the agent makes under a handle that is given here, its last field, and waits for no answer. It ends the request in any case. */
+penstock_handle name(request *, penstock_error *);
+
 /* Refuses a handle that is not of the agent of this process. */
 int32_t known(penstock_handle, penstock_error *);
 
@@ -71,6 +74,18 @@ void seen(penstock_handle);
 /* A descriptor that is readable when event is, and when the agent is lost. */
 int watch(int event);
 extern pthread_mutex_t events; /* held while a system gets one */
+
+/* device.c: memory of a CUDA device, as the agent opens it. */
+typedef struct {
+	int is; /* 0: it is the host's */
+	unsigned char token[72]; /* the driver's handle of the allocation, and where in it the memory begins */
+	char bus[32];            /* PCI address of the device */
+} device;
+
+int32_t device_of(const void *memory, device *, penstock_error *);
+
+/* The caller's memory as a request has it. */
+void put_memory(request *, const void *memory, uint64_t size, const device *);
 
 /* start.c: a socket at whose other end an agent is, or will be; -1 with an error. */
 int agent_socket(penstock_error *);
@@ -91,7 +106,7 @@ typedef struct object {
 	uint64_t size;
 	int mapped;          /* by this library */
 	int fd, event;       /* of a system: what says that something has happened, and the agent's eventfd in it; or -1 */
-	int over, lends;     /* of a transfer: all is in place; memory of the caller goes with it */
+	int over, lends;     /* of a transfer: all is in place; memory of the caller goes with it, which the agent has to give back */
 	uint32_t packets;    /* of a queue: the caller has them */
 	struct chunk *names; /* of a listing */
 } object;

@@ -16,6 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
+static const uint64_t NAMED = 1ull << 41; /* in a handle: name has given it; the agent gives none with it */
+
 enum { PID_SHIFT = 42, BUCKETS = 4096, MAX_FDS = 16, LOOK = 30000 /* ns before a thread sleeps: to be woken takes as long as a small transfer */ };
 
 /* A call that waits for its answer. */
@@ -35,6 +37,7 @@ static enum { NONE, CONNECTED, LOST } state;
 static int sock = -1;
 static uint64_t ids;
 static uint64_t after, last;    /* handles of this agent are larger than after; the largest one so far */
+static uint64_t names, before;  /* the last handle that name has given, and the last one with the agent before */
 static struct waiting *waiting; /* in the order of their requests */
 static int reading;             /* a thread reads */
 
@@ -54,6 +57,13 @@ static size_t pending_n;
 pthread_mutex_t events = PTHREAD_MUTEX_INITIALIZER;
 
 static uint64_t self; /* this process */
+
+static void begins(void)
+{
+	self = (uint64_t)getpid();
+	after = last = self << PID_SHIFT;
+	names = before = after | NAMED;
+}
 
 /* In the child of a fork there is no thread that could be in a call, and the connection is the parent's. */
 static void forked(void)
@@ -80,14 +90,12 @@ static void forked(void)
 			o->mapped = 0; /* memory stays where it is: there may be views of it */
 			discard(o);
 		}
-	self = (uint64_t)getpid();
-	after = last = self << PID_SHIFT;
+	begins();
 }
 
 __attribute__((constructor)) static void loaded(void)
 {
-	self = (uint64_t)getpid();
-	after = last = self << PID_SHIFT;
+	begins();
 	pthread_atfork(NULL, NULL, forked);
 }
 
@@ -375,8 +383,11 @@ int connected(void)
 	return is;
 }
 
-/* Sends a request, after what is pending. w waits for its answer, which is an error where it cannot be sent. */
-static int32_t dispatch(request *q, struct waiting *w, penstock_error *out)
+/*
+ * Sends a request, after what is pending. w waits for its answer, which is an error where it cannot be sent. NULL: there will be none, and
+ * the last field is a new name, which is stored.
+ */
+static int32_t dispatch(request *q, struct waiting *w, penstock_handle *named, penstock_error *out)
 {
 	unsigned char both[sizeof pending + 512];
 	if (q->full) {
@@ -394,12 +405,17 @@ static int32_t dispatch(request *q, struct waiting *w, penstock_error *out)
 		finish(q);
 		return lost(out);
 	}
-	w->id = ++ids;
-	memcpy(q->b + 8, &w->id, 8);
-	struct waiting **p = &waiting;
-	while (*p)
-		p = &(*p)->next;
-	*p = w;
+	if (w) {
+		w->id = ++ids;
+		memcpy(q->b + 8, &w->id, 8);
+		struct waiting **p = &waiting;
+		while (*p)
+			p = &(*p)->next;
+		*p = w;
+	} else {
+		*named = ++names; /* the agent takes names in their order, and sending is held */
+		memcpy(q->b + q->n - 8, named, 8);
+	}
 	pthread_mutex_unlock(&mu);
 	int sent = 1;
 	size_t before = pending_n;
@@ -418,6 +434,13 @@ static int32_t dispatch(request *q, struct waiting *w, penstock_error *out)
 	pthread_mutex_unlock(&sending);
 	finish(q);
 	return PENSTOCK_OK;
+}
+
+penstock_handle name(request *q, penstock_error *out)
+{
+	penstock_handle h = 0;
+	put_u64(q, 0);
+	return dispatch(q, NULL, &h, out) == PENSTOCK_OK ? h : 0;
 }
 
 int32_t tell(request *q, penstock_error *out)
@@ -450,7 +473,7 @@ int32_t ask(request *q, answer *a, penstock_error *out)
 	a->n = a->at = 0;
 	a->bad = 0;
 	a->fd = -1;
-	int32_t r = dispatch(q, &w, out);
+	int32_t r = dispatch(q, &w, NULL, out);
 	if (r != PENSTOCK_OK)
 		return r;
 	pthread_mutex_lock(&mu);
@@ -544,6 +567,7 @@ int32_t ready(penstock_error *out)
 			sock = fd;
 			fd = -1;
 			after = last;
+			before = names;
 			state = CONNECTED;
 		}
 	}
@@ -563,7 +587,7 @@ int32_t known(penstock_handle h, penstock_error *out)
 			(unsigned long long)(h >> PID_SHIFT));
 	}
 	pthread_mutex_lock(&mu);
-	int gone = state == LOST || h <= after;
+	int gone = state == LOST || h <= (h & NAMED ? before : after);
 	pthread_mutex_unlock(&mu);
 	return gone ? lost(out) : PENSTOCK_OK;
 }

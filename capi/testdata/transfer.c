@@ -115,6 +115,10 @@ int main(void)
 			CHECK(memcmp(got + (BLOCKS - 1 - k) * BLOCK, to + k * BLOCK, BLOCK) == 0);
 	}
 	CHECK(penstock_close(l, &e) == 0);
+	t = penstock_repost(l, &e); /* by the agent what is wrong is said by the wait */
+	CHECK((t ? penstock_wait(t, 10000, &e) : e.code) == PENSTOCK_INVALID && strstr(e.text, "not open"));
+	CHECK(!t || (penstock_progress(t) < 0 && penstock_close(t, NULL) == 0));
+	e.code = 0;
 
 	/* Threads. */
 	memset(to, 0, SIZE);

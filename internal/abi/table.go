@@ -29,9 +29,13 @@ func (t *Table) Open() int { return int(t.open.Load()) }
 
 func (t *Table) keep(x any) uint64 {
 	h := t.last.Add(1)
+	t.keepAs(h, x)
+	return h
+}
+
+func (t *Table) keepAs(h uint64, x any) {
 	t.all.Store(h, x)
 	t.open.Add(1)
-	return h
 }
 
 // made keeps what a call has made.
@@ -106,7 +110,7 @@ func kind(x any) string {
 // Cancel ends all transfers early.
 func (t *Table) Cancel() {
 	t.all.Range(func(_, x any) bool {
-		if p, ok := x.(*post); ok {
+		if p, ok := x.(*post); ok && p.t != nil {
 			p.t.Cancel()
 		}
 		return true

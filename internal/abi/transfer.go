@@ -49,8 +49,9 @@ func (m Modes) options() (out transfer.PutOptions, err error) {
 // post is a transfer.
 type post struct {
 	s     *system
-	t     *transfer.Transfer
-	lends *region // memory of the caller that was adopted for it alone, or nil
+	t     *transfer.Transfer // nil: it could not be begun
+	lends *region            // memory of the caller that was adopted for it alone, or nil
+	err   error              // why it could not be begun
 }
 
 // close gives the memory back, if it was adopted for this transfer, when nothing uses it any more.
@@ -187,7 +188,7 @@ func (t *Table) PostMemory(h uint64, what int32, far, offset uint64, m Modes, ad
 	if err != nil {
 		return 0, nil, errors.Join(err, lends.close())
 	}
-	return t.keep(&post{a.p.s, x, lends}), x, nil
+	return t.keep(&post{s: a.p.s, t: x, lends: lends}), x, nil
 }
 
 // Notify sends a message.
@@ -240,20 +241,36 @@ func (t *Table) Repost(h uint64) (uint64, *transfer.Transfer, error) {
 	return t.keep(&post{s: l.s, t: x}), x, nil
 }
 
+// RepostAs is Repost for a caller that has named the transfer, by a handle that is none of this table's, and does not wait for an answer: an error is that of
+// each call of the handle.
+func (t *Table) RepostAs(h, as uint64) {
+	p := &post{}
+	l, err := get[*prepared](t, h)
+	if err == nil {
+		p.s = l.s
+		p.t, err = l.l.Post(context.Background())
+	}
+	p.err = err
+	t.keepAs(as, p)
+}
+
 // Transfer is the transfer of a handle.
 func (t *Table) Transfer(h uint64) (*transfer.Transfer, error) {
 	p, err := get[*post](t, h)
 	if err != nil {
 		return nil, err
 	}
-	return p.t, nil
+	return p.t, p.err
 }
 
 // Watch has Ended return a transfer, once, when it has ended.
 func (t *Table) Watch(h uint64) error {
 	p, err := get[*post](t, h)
-	if err == nil {
+	if err != nil {
+		return err
+	}
+	if p.err == nil {
 		p.t.OnDone(func(*transfer.Transfer) { p.s.note(h) })
 	}
-	return err
+	return p.err
 }

@@ -98,6 +98,11 @@ func (a *Accelerator) Adopt(name string, addr, size uint64) (*mem.Region, error)
 	return a.mem.AdoptAddress(name, addr, size, nil)
 }
 
+// OpenShared makes a region of memory of the device that another process of this machine has exported.
+func (a *Accelerator) OpenShared(name string, h gpumem.Handle) (*mem.Region, error) {
+	return a.mem.Open(name, h)
+}
+
 // Device names the device: "cuda 0: NVIDIA H100 80GB HBM3".
 func (a *Accelerator) Device() string { return a.ctx.Device().String() }
 

@@ -28,7 +28,7 @@ import (
 )
 
 // Version is that of the protocol: both ends are of one version.
-const Version = 1
+const Version = 2
 
 const (
 	requestHeader = 16
@@ -41,6 +41,12 @@ const (
 	maxHandles = 1 << 20   // of a connection
 )
 
+// named is the bit of handles that the client gives. Those of the table do not have it: their lower 42 bits begin below room, and count up.
+const (
+	named = 1 << 41
+	room  = 1 << 40
+)
+
 // conn is a connection with a client.
 type conn struct {
 	c     *net.UnixConn
@@ -50,6 +56,8 @@ type conn struct {
 	held  atomic.Int64 // bytes of requests that wait
 	wg    sync.WaitGroup
 	send  sync.Mutex
+
+	named uint64 // the largest handle that the client gave; for the goroutine that reads
 
 	pid  int
 	mu   sync.Mutex             // guards what follows
@@ -181,6 +189,9 @@ func (x *conn) greet(r *request) error {
 		return errors.New("agent: the client does not begin with hello")
 	case version != Version:
 		return x.answer(r, nil, fmt.Errorf("the client is of version %d, and the agent of version %d: use a command and a library that were built together: %w", version, Version, abi.ErrInvalid))
+	}
+	if last%(2*named) >= room {
+		return x.answer(r, nil, fmt.Errorf("agent: handles after %d: expected lower 42 bits below %d: %w", last, uint64(room), abi.ErrInvalid))
 	}
 	x.table = abi.After(last)
 	return x.answer(r, &answer{result: uint64(os.Getpid())}, nil)

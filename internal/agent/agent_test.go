@@ -77,6 +77,13 @@ func TestGreeting(t *testing.T) {
 	if code, _, _, body := told(t, c); code != abi.Invalid || !strings.Contains(string(body), "version") {
 		t.Errorf("another version: %d, %q", code, body)
 	}
+	for last, ok := range map[uint64]bool{7<<42 | 12345: true, 7<<42 | room: false, 7<<42 | named: false, 7<<42 | named | 5: false} {
+		c, _ = served(t)
+		c.Write(greeting(Version, last))
+		if code, _, _, body := told(t, c); (code == abi.OK) != ok {
+			t.Errorf("handles after %#x: %d, %q", last, code, body)
+		}
+	}
 	c, ended = served(t)
 	huge := greeting(Version, 0)
 	binary.LittleEndian.PutUint32(huge, maxBody+1)
@@ -113,6 +120,44 @@ func TestAnswers(t *testing.T) {
 	if code, id, _, _ := told(t, c); code != abi.Invalid || id != 6 {
 		t.Errorf("a request that is too short: %d of %d", code, id)
 	}
+	c.Close()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+// A client gives the handle of a transfer of a prepared list, and waits for no answer: what is wrong is said by the calls of that handle.
+func TestNamed(t *testing.T) {
+	c, ended := served(t)
+	c.Write(greeting(Version, 0))
+	told(t, c)
+	repost := func(id, list, as uint64) { c.Write(message(opRepost, id, func(a *answer) { a.u64(list); a.u64(as) })) }
+	asked := func(op uint32, h uint64) (int32, string) {
+		c.Write(message(op, 9, func(a *answer) {
+			a.u64(h)
+			if op == opWait {
+				a.u64(1000)
+			}
+		}))
+		code, _, _, body := told(t, c)
+		return code, string(body)
+	}
+	repost(0, 77, named|5)
+	for _, op := range []uint32{opWait, opWatch, opProgress, opCancel, opExplain} {
+		if code, text := asked(op, named|5); code != abi.Invalid || !strings.Contains(text, "handle 77 ") {
+			t.Errorf("operation %d of a transfer that could not be begun: %d, %q", op, code, text)
+		}
+	}
+	for _, as := range []uint64{named | 5, named | 4, 6, 0} {
+		repost(3, 77, as)
+		if code, id, _, body := told(t, c); code != abi.Invalid || id != 3 || !strings.Contains(string(body), "larger than") {
+			t.Errorf("a handle %#x: %d of %d, %q", as, code, id, body)
+		}
+	}
+	if code, text := asked(opClose, named|5); code != abi.OK {
+		t.Errorf("close: %d, %q", code, text)
+	}
+	repost(0, 78, named|6)
 	c.Close()
 	if err := <-ended; err != nil {
 		t.Error(err)
@@ -172,7 +217,7 @@ func FuzzRequest(f *testing.F) {
 				t.Fatal("a look at a request has changed it")
 			}
 		}
-		if a, err := c.do(x, r); err == nil {
+		if a, err := c.do(x, r); err == nil && op != opRepost {
 			t.Errorf("operation %d answers %v without a handle that is open", op, a)
 		}
 	})

@@ -3,6 +3,7 @@ package agent
 import (
 	"fmt"
 	"math"
+	"math/bits"
 
 	"github.com/penstock-io/penstock/internal/abi"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -70,15 +71,19 @@ var calls = map[uint32]call{
 	opAlloc:     {(*conn).alloc, true, always},
 	opDMA:       {(*conn).dma, false, always},
 	opAdopt: {made(func(x *conn, r *request) (uint64, error) {
-		name, address, size := r.text(), r.u64(), r.u64()
+		name, theirs := r.text(), r.memory()
 		return then(r, func() (uint64, error) {
-			m, err := x.adopt(name, address, size)
+			m, err := x.adopt(name, theirs)
 			if err != nil {
 				return 0, err
 			}
 			return x.table.Adopt(m), nil
 		})
-	}), true, nil},
+	}), true, func(_ *conn, r *request) bool {
+		look := *r
+		look.text()
+		return look.memory().token != nil
+	}},
 	opExport: {made(func(x *conn, r *request) (uint64, error) {
 		h, memory, offset, length, name, rights, flags := r.u64(), r.u64(), r.u64(), r.u64(), r.text(), r.u32(), r.u32()
 		return then(r, func() (uint64, error) { return x.table.Export(h, memory, offset, length, name, rights, flags) })
@@ -118,12 +123,17 @@ var calls = map[uint32]call{
 		return x.table.Post(h, what, blocks, m)
 	}), true, nil},
 	opPostMemory: {posted(func(x *conn, r *request) (uint64, *transfer.Transfer, error) {
-		h, what, address, size, far, offset, m := r.u64(), int32(r.u32()), r.u64(), r.u64(), r.u64(), r.u64(), r.modes()
+		h, what, theirs, far, offset, m := r.u64(), int32(r.u32()), r.memory(), r.u64(), r.u64(), r.modes()
 		if err := r.failed(); err != nil {
 			return 0, nil, err
 		}
-		return x.table.PostMemory(h, what, far, offset, m, func() (*mem.Region, error) { return x.adopt("", address, size) })
-	}), true, nil},
+		return x.table.PostMemory(h, what, far, offset, m, func() (*mem.Region, error) { return x.adopt("", theirs) })
+	}), true, func(_ *conn, r *request) bool {
+		look := *r
+		look.u64()
+		look.u32()
+		return look.memory().token != nil
+	}},
 	opNotify: {posted(func(x *conn, r *request) (uint64, *transfer.Transfer, error) {
 		h, m := r.u64(), r.modes()
 		if err := r.failed(); err != nil {
@@ -135,13 +145,7 @@ var calls = map[uint32]call{
 		h, what, blocks, m := r.u64(), int32(r.u32()), r.blocks(), r.modes()
 		return then(r, func() (uint64, error) { return x.table.Prepare(h, what, blocks, m) })
 	}), true, always},
-	opRepost: {posted(func(x *conn, r *request) (uint64, *transfer.Transfer, error) {
-		h := r.u64()
-		if err := r.failed(); err != nil {
-			return 0, nil, err
-		}
-		return x.table.Repost(h)
-	}), true, nil},
+	opRepost:   {(*conn).repost, true, nil},
 	opWait:     {(*conn).wait, false, running},
 	opWatch:    {done(func(x *conn, r *request) error { return x.table.Watch(r.u64()) }), false, nil},
 	opProgress: {(*conn).progress, false, nil},
@@ -259,6 +263,19 @@ func (x *conn) wait(r *request) (*answer, error) {
 	})
 }
 
+// repost begins a transfer of a prepared list, under the handle that the client has given it: so the client need not wait for an answer.
+func (x *conn) repost(r *request) (*answer, error) {
+	h, as := r.u64(), r.u64()
+	return then(r, func() (*answer, error) {
+		if as&named == 0 || as <= x.named {
+			return nil, fmt.Errorf("agent: handle %d for a transfer: expected one with bit %d, larger than %d: %w", as, bits.TrailingZeros64(named), x.named, abi.ErrInvalid)
+		}
+		x.named = as
+		x.table.RepostAs(h, as)
+		return &answer{}, nil
+	})
+}
+
 func (x *conn) close(r *request) (*answer, error) {
 	h := r.u64()
 	return then(r, func() (*answer, error) {
@@ -317,15 +334,18 @@ func (x *conn) dma(r *request) (*answer, error) {
 }
 
 // adopt is a region of the client's memory.
-func (x *conn) adopt(name string, address, size uint64) (*mem.Region, error) {
-	if address == 0 || size == 0 || size > 1<<47 {
-		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", size, abi.ErrInvalid)
+func (x *conn) adopt(name string, m memory) (*mem.Region, error) {
+	if m.address == 0 || m.size == 0 || m.size > 1<<47 {
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", m.size, abi.ErrInvalid)
+	}
+	if m.token != nil {
+		return abi.OpenDevice(name, m.bus, m.size, m.token)
 	}
 	p, err := x.client()
 	if err != nil {
 		return nil, err
 	}
-	return p.Region(name, address, size)
+	return p.Region(name, m.address, m.size)
 }
 
 func (x *conn) describe(r *request) (*answer, error) {

@@ -54,6 +54,22 @@ func (r *request) text() string {
 	return s
 }
 
+// memory is memory of the client: of the host, or with a token of a CUDA device.
+type memory struct {
+	address, size uint64
+	token         []byte // by which this process opens it; of the request
+	bus           string // the device's PCI address
+}
+
+func (r *request) memory() memory {
+	m := memory{address: r.u64(), size: r.u64()}
+	if token := r.data(); len(token) > 0 {
+		m.token = token
+	}
+	m.bus = r.text()
+	return m
+}
+
 // blocks are those of a transfer.
 func (r *request) blocks() []abi.Block {
 	const size = 40

@@ -77,6 +77,25 @@ class Device(unittest.TestCase):
         r = subprocess.run([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__))], capture_output=True, text=True, timeout=60)
         self.assertEqual(r.stdout, "False None\n", r.stderr)
 
+    def test_agent_without_handle(self):
+        """Memory that the driver gives to no other process is refused by the agent, with what helps."""
+        name = ctypes.create_string_buffer(64)
+        self.driver.cuDeviceGetName(name, 64, 0)
+        if b"fake" not in name.value:
+            self.skipTest("a driver that is told to refuse")
+        program = ("import sys, penstock\n"
+                   "sys.path.insert(0, sys.argv[1])\n"
+                   "import test_cuda\n"
+                   "test_cuda.Device.setUpClass()\n"
+                   "a = test_cuda.Array(test_cuda.Device.driver, 4096)\n"
+                   "try:\n"
+                   "    penstock.adopt(a)\n"
+                   "except penstock.MissingError as e:\n"
+                   "    print(e)\n")
+        r = subprocess.run([sys.executable, "-c", program, os.path.dirname(os.path.abspath(__file__))], capture_output=True, text=True, timeout=60,
+                           env={**os.environ, "PENSTOCK_AGENT": "1", "PENSTOCK_FAKE_CUDA": "fail cuIpcGetMemHandle CUDA_ERROR_INVALID_VALUE"})
+        self.assertRegex(r.stdout, "^.*cuIpcGetMemHandle.*cudaMalloc.*\n$", r.stderr)
+
     def array(self, values):
         a = Array(self.driver, 4 * len(values))
         self.addCleanup(a.free)

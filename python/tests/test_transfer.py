@@ -79,6 +79,10 @@ class Transfers(Pair):
             m[0] = 9
         self.assertEqual(dst.array()[0], 9)
 
+    @staticmethod
+    async def awaited(l):
+        await l.post()
+
     def test_blocks(self):
         n, size = 64, 4096
         src, dst = penstock.alloc(n * size), penstock.alloc(n * size)
@@ -96,6 +100,10 @@ class Transfers(Pair):
                 s[:] += 1
                 l.post().wait(30)
                 self.assertTrue((d == s[::-1]).all())
+        with self.assertRaises(penstock.InvalidError):  # of the post or, by the agent, of what is asked of it
+            l.post().wait(30)
+        with self.assertRaises(penstock.InvalidError):
+            asyncio.run(self.awaited(l))
         for bad in ([[0, 1]], [[0, -1, 0]], [[0.5, 1, 0]]):
             with self.assertRaises(penstock.InvalidError):
                 self.peer.post("put", bad, src, remote)
