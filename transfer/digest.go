@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/stage"
 	"github.com/penstock-io/penstock/transfer/state"
 )
 
@@ -332,7 +333,7 @@ func (d *digester) local() (sum [32]byte, err error) {
 	h := sha256.New()
 	off := uint64(0)
 	for _, c := range d.copies {
-		if moverOf(c.Local) != nil {
+		if stage.Mover(c.Local) != nil {
 			if off, err = d.localDevice(h, c.Local, off); err != nil {
 				return sum, err
 			}
@@ -367,7 +368,7 @@ func (d *digester) localDevice(h hash.Hash, s mem.Span, off uint64) (uint64, err
 		if d.ctx.Err() != nil {
 			return off, path.ErrCanceled
 		}
-		n := min(s.Len, digestStep, d.t.peer.node.staging.pools[1].size)
+		n := min(s.Len, digestStep, d.t.peer.node.staging.SmallSlot())
 		off += n
 		if d.t.kind == path.Get {
 			if err := d.await(off); err != nil {
@@ -385,16 +386,9 @@ func (d *digester) localDevice(h hash.Hash, s mem.Span, off uint64) (uint64, err
 
 // hashDevice adds a span to h that fits into a small slot and that the CPU cannot reach.
 func (n *Node) hashDevice(ctx context.Context, h hash.Hash, s mem.Span) error {
-	pool := &n.staging.pools[1]
-	x, err := pool.take(ctx, s.Region.Mover())
-	if err != nil {
-		return err
-	}
-	defer pool.give(x)
-	if err := moveAll(false, x.span(s.Len), []mem.Span{s}); err != nil {
+	if err := n.staging.Load(ctx, s, func(b []byte) { h.Write(b) }); err != nil { // Write never fails
 		return fmt.Errorf("transfer: digest: %w", err)
 	}
-	h.Write(x.span(s.Len).Bytes()) // never fails
 	return nil
 }
 

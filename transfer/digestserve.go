@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
@@ -176,7 +177,7 @@ func (p *Peer) hash(d *openDigest, b control.Block, want path.Rights) error {
 		d.key = b.Key
 	}
 	d.whole = d.whole && b.Key == d.key && b.Off == d.bytes
-	far := moverOf(span) != nil
+	far := stage.Mover(span) != nil
 	for span.Len > 0 {
 		if x.e.Revoked() {
 			return fmt.Errorf("transfer: digest: %w", path.ErrRevoked)
@@ -186,7 +187,7 @@ func (p *Peer) hash(d *openDigest, b control.Block, want path.Rights) error {
 		}
 		step, _ := span.Sub(0, min(span.Len, digestStep))
 		if far {
-			step.Len = min(step.Len, n.staging.pools[1].size)
+			step.Len = min(step.Len, n.staging.SmallSlot())
 			if err := n.hashDevice(p.ctx, d.h, step); err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // Explanation is the account of one transfer.
@@ -54,11 +55,14 @@ type Staging struct {
 	Slots    int    // pieces that were under way at once, at most
 }
 
-// add counts a piece that was copied while so many were under way.
-func (s *Staging) add(bytes, slot uint64, under int) {
+// add counts a piece that was copied, if it was.
+func (s *Staging) add(c *stage.Copied, bytes uint64) {
+	if c.Slot == 0 {
+		return
+	}
+	s.Device, s.SlotSize = c.Device, c.Slot
 	s.Bytes += bytes
-	s.SlotSize = slot
-	s.Slots = max(s.Slots, under)
+	s.Slots = max(s.Slots, c.Under)
 }
 
 func (s *Staging) describe(b *strings.Builder, side string) {

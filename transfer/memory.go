@@ -6,6 +6,7 @@ import (
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // landingClasses are the block sizes for pushed tensors, in bytes: a factor of four apart, so that at most three quarters
@@ -23,11 +24,12 @@ func (n *Node) openMemory() error {
 	if err != nil {
 		return fmt.Errorf("transfer: %w", err)
 	}
-	return n.staging.open(n.opts.Staging)
+	n.staging, err = stage.New(n.opts.Staging, ErrClosed)
+	return err
 }
 
 func (n *Node) closeMemory() error {
-	serr := n.staging.close()
+	serr := n.staging.Close()
 	err := n.regs.Close()
 	if errors.Is(err, mem.ErrInUse) { // a Put that began just now: it finds its peer lost and gives its registrations back
 		err = nil

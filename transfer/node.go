@@ -22,6 +22,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // maxName is the largest length of a name in bytes.
@@ -114,7 +115,7 @@ type Node struct {
 	regs     *mem.RegCache
 	pool     *mem.Allocator
 	exports  path.Exports
-	staging  staging
+	staging  *stage.Memory
 	shares   shares
 	numbers  atomic.Uint64
 	anyLost  atomic.Bool // lost is not empty

@@ -14,6 +14,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // Peer is a node that this one is connected to. Its methods may be called from any goroutine.
@@ -43,8 +44,7 @@ type Peer struct {
 	long       longParts
 	seen       seen
 	digests    digests
-	lending    lending // of slots to the peer
-	leased     leased  // slots of the peer
+	staged     *stage.Peer
 	refused    atomic.Uint64
 	unwelcome  atomic.Bool // its introduction failed: the application never gets it
 	closed     atomic.Bool // by Close
@@ -130,6 +130,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	}
 	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
+	p.staged = stage.NewPeer(p.ctx, n.staging, (*stageSession)(p))
 	n.mu.Lock()
 	if err = n.usable(); err != nil {
 		n.mu.Unlock()
@@ -392,6 +393,16 @@ func (p *Peer) flush() error {
 	}
 }
 
+// enter has the node wait for the caller's goroutine when it is closed, until node.wg.Done. It fails when the peer is lost.
+func (p *Peer) enter() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lost == nil {
+		p.node.wg.Add(1)
+	}
+	return p.lost
+}
+
 // fail ends everything that concerns the peer, once.
 func (p *Peer) fail(cause error) {
 	if cause == nil {
@@ -415,7 +426,7 @@ func (p *Peer) fail(cause error) {
 	}
 	p.mu.Unlock()
 	p.end(err)
-	finish := p.endLending()
+	finish := p.staged.End()
 	p.raw.Close() // not a TLS close, which would wait for a peer that does not read: the goodbye says that this is the end
 	for _, c := range pending {
 		close(c)

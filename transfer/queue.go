@@ -215,21 +215,16 @@ func (q *Queue) verdict() bool {
 		return true
 	}
 	p := q.peer
-	p.mu.Lock()
-	lost := p.lost != nil
-	if !lost {
-		p.node.wg.Add(1)
+	if p.enter() != nil {
+		return true
 	}
-	p.mu.Unlock()
-	if !lost {
-		go func() {
-			defer p.node.wg.Done()
-			p.verdict(p.ctx, path.ErrDown)
-			q.judged.Store(true)
-			q.waiter.Interrupt()
-		}()
-	}
-	return lost
+	go func() {
+		defer p.node.wg.Done()
+		p.verdict(p.ctx, path.ErrDown)
+		q.judged.Store(true)
+		q.waiter.Interrupt()
+	}()
+	return false
 }
 
 // release reports what was held back.

@@ -101,25 +101,34 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		if err != nil {
 			return nil, err
 		}
-		return p.answerStage(&q)
+		if err := p.mayAny(identity.Read | identity.Write); err != nil {
+			return nil, err
+		}
+		return p.staged.Stage(&q)
 	case control.MethodUnstage:
 		q, err := control.Parse[control.Unstage](r.Body)
 		if err != nil {
 			return nil, err
 		}
-		return p.answerUnstage(&q)
+		return p.staged.Unstage(&q)
 	case control.MethodPlace:
 		q, err := control.Parse[control.Place](r.Body)
 		if err != nil {
 			return nil, err
 		}
-		return p.answerMove(true, q.Lease, q.Slot, q.Blocks)
+		if err := p.may(identity.Write); err != nil {
+			return nil, err
+		}
+		return p.staged.Place(&q)
 	case control.MethodFetch:
 		q, err := control.Parse[control.Fetch](r.Body)
 		if err != nil {
 			return nil, err
 		}
-		return p.answerMove(false, q.Lease, q.Slot, q.Blocks)
+		if err := p.may(identity.Read); err != nil {
+			return nil, err
+		}
+		return p.staged.Fetch(&q)
 	case control.MethodPathDown:
 		q, err := control.Parse[control.PathDown](r.Body)
 		if err != nil {

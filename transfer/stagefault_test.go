@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // stagedPair is a pair of nodes, and memory of a device of each, with little staging memory so that transfers have many pieces.
@@ -27,7 +28,7 @@ type stagedPair struct {
 func newStagedPair(t testing.TB, size int, o Options) *stagedPair {
 	p := &stagedPair{da: newFakeDevice(t, "card of a"), db: newFakeDevice(t, "card of b")}
 	if o.Staging == 0 {
-		o.Staging = minStaging
+		o.Staging = stage.Least
 	}
 	p.pair = newPair(t, o)
 	p.ignore(t)
@@ -78,27 +79,8 @@ func (d *fakeDevice) awaitCopy(t testing.TB) {
 // idleStaging checks that no piece has a slot, of this node or of a peer.
 func idleStaging(t testing.TB, n *Node) {
 	t.Helper()
-	for i := range n.staging.pools {
-		s := &n.staging.pools[i]
-		s.mu.Lock()
-		if s.out != 0 || len(s.waiting) != 0 || len(s.free) != s.made {
-			t.Errorf("%s: %d slots of %d bytes are out, %d made, %d free, %d wait", n.Name(), s.out, s.size, s.made, len(s.free), len(s.waiting))
-		}
-		s.mu.Unlock()
-	}
-	for _, p := range n.Peers() {
-		p.leased.mu.Lock()
-		for _, l := range p.leased.leases {
-			if l != nil && (l.users != 0 || l.err == nil && len(l.free) != int(l.l.Slots)) {
-				t.Errorf("%s: a lease has %d users and %d free slots of %d", n.Name(), l.users, len(l.free), l.l.Slots)
-			}
-		}
-		p.leased.mu.Unlock()
-		p.lending.mu.Lock()
-		if p.lending.copies != 0 {
-			t.Errorf("%s: %d copies for %s", n.Name(), p.lending.copies, p)
-		}
-		p.lending.mu.Unlock()
+	if err := n.staging.Verify(); err != nil {
+		t.Errorf("%s: %v", n.Name(), err)
 	}
 }
 
@@ -239,11 +221,8 @@ func TestStagedSessionLost(t *testing.T) {
 		t.Errorf("%d copies are under way for a session that is gone", n)
 	}
 	idleStaging(t, p.a)
-	p.b.staging.mu.Lock()
-	lent := p.b.staging.lent
-	p.b.staging.mu.Unlock()
-	if lent != 0 {
-		t.Errorf("%d bytes are still lent", lent)
+	if n := p.db.staged.Load(); n != 0 {
+		t.Errorf("%d leases are left", n)
 	}
 }
 
@@ -312,8 +291,8 @@ func TestStagingMemory(t *testing.T) {
 		t.Errorf("without memory at the peer: %v", x.Err())
 	}
 	idleStaging(t, p.a)
-	if p.b.staging.lent != 0 {
-		t.Errorf("%d bytes are lent", p.b.staging.lent)
+	if n := p.db.staged.Load(); n != 0 {
+		t.Errorf("%d leases are left", n)
 	}
 	if _, err := Open(ctx(t), Options{Staging: 1000}); err == nil {
 		t.Error("a node with 1000 bytes for staging")
@@ -323,7 +302,7 @@ func TestStagingMemory(t *testing.T) {
 // TestSmallPassesLarge: a small transfer does not wait for slots that a large one has.
 func TestSmallPassesLarge(t *testing.T) {
 	p := newStagedPair(t, 3<<20, Options{})
-	small := p.a.staging.pools[1].size
+	small := p.a.staging.SmallSlot()
 	gate := make(chan struct{})
 	p.db.mu.Lock()
 	p.db.fail = func(int64, bool) error { return nil }

@@ -3,16 +3,16 @@ package transfer
 import (
 	"errors"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
-// stage asks for a lease by hand.
-func stage(t testing.TB, p *Peer, key path.Key, small bool) control.Staging {
+// askLease asks for a lease by hand.
+func askLease(t testing.TB, p *Peer, key path.Key, small bool) control.Staging {
 	t.Helper()
 	r, err := p.request(ctx(t), &control.Stage{Key: key, Small: small})
 	if err != nil {
@@ -59,10 +59,10 @@ func TestHostileStaging(t *testing.T) {
 			t.Errorf("a lease for %v: %v, expected %v", c.key, err, c.want)
 		}
 	}
-	if p.b.staging.lent != 0 {
-		t.Errorf("%d bytes are lent", p.b.staging.lent)
+	if n := d.staged.Load(); n != 0 {
+		t.Errorf("%d leases are left", n)
 	}
-	l := stage(t, p.ab, key, true)
+	l := askLease(t, p.ab, key, true)
 	if _, err := p.ab.request(ctx(t), &control.Stage{Key: key, Small: true}); !errors.Is(err, control.Exists) {
 		t.Errorf("a second lease: %v", err)
 	}
@@ -159,17 +159,15 @@ func TestHostileStaging(t *testing.T) {
 	if _, err := p.ab.request(ctx(t), &control.Unstage{Lease: l.Desc.Key}); !errors.Is(err, control.NotFound) {
 		t.Errorf("a lease was ended twice: %v", err)
 	}
-	p.b.staging.mu.Lock()
-	if p.b.staging.lent != 0 {
-		t.Errorf("%d bytes are lent", p.b.staging.lent)
+	if n := d.staged.Load(); n != 0 {
+		t.Errorf("%d leases are left", n)
 	}
-	p.b.staging.mu.Unlock()
 }
 
 // TestLeasesRunOut: a node lends no more than Options.Staging, and a peer that comes then waits until others return theirs.
 func TestLeasesRunOut(t *testing.T) {
 	d := newFakeDevice(t, "card of b")
-	p := newPair(t, Options{Staging: minStaging})
+	p := newPair(t, Options{Staging: stage.Least})
 	p.ignore(t)
 	r, _ := d.region(1 << 20)
 	src := region(t, 1<<20)
@@ -183,7 +181,7 @@ func TestLeasesRunOut(t *testing.T) {
 			t.Fatal(err)
 		}
 		hogs = append(hogs, hog)
-		leases = append(leases, stage(t, hog, x.Key(), false))
+		leases = append(leases, askLease(t, hog, x.Key(), false))
 	}
 	to := lookup(t, p.ab, "dst").At(0, src.All())
 	stuck, err := p.ab.Put(ctx(t), []path.Copy{to}, PutOptions{})
@@ -209,19 +207,9 @@ func TestLeasesRunOut(t *testing.T) {
 	wait(t, stuck, nil)
 	// The other goes with its session.
 	hogs[1].Close()
-	var lent atomic.Uint64
-	until(t, "the lease of a session that ended is given back", func() bool {
-		p.b.staging.mu.Lock()
-		defer p.b.staging.mu.Unlock()
-		lent.Store(p.b.staging.lent)
-		return p.b.staging.lent <= uint64(leases[0].SlotSize)*uint64(leases[0].Slots)
-	})
+	until(t, "the lease of a session that ended is given back", func() bool { return d.staged.Load() <= 1 })
 	// The holder gives one back that it does not use for a while.
-	until(t, "a lease that nobody uses is given back", func() bool {
-		p.b.staging.mu.Lock()
-		defer p.b.staging.mu.Unlock()
-		return p.b.staging.lent == 0
-	})
+	until(t, "a lease that nobody uses is given back", func() bool { return d.staged.Load() == 0 })
 	y, err := p.ab.Put(ctx(t), []path.Copy{to}, PutOptions{})
 	wait(t, y, err)
 }

@@ -65,7 +65,7 @@ func (m *copied) region(t *testing.T) *mem.Region {
 // Once there is a slot, the goroutine that begins a transfer of one piece stages it, both ways, over paths that end it at once and others.
 func TestStagedHere(t *testing.T) {
 	for _, name := range paths {
-		for _, size := range []int{1, 4097, maxLone} {
+		for _, size := range []int{1, 4097, 1 << 20} {
 			t.Run(fmt.Sprintf("%s/%d", name, size), func(t *testing.T) {
 				p := newPair(t, Options{})
 				p.ignore(t)
@@ -95,7 +95,7 @@ func TestStagedHere(t *testing.T) {
 					}
 					for _, x := range []*Transfer{x, y} {
 						addsUp(t, x)
-						if e := x.Explain(); e.Path != name || e.Staged != uint64(size) || e.Moved != uint64(size) || e.Pieces != 1 && size < maxLone || e.Local.Device != "another process" {
+						if e := x.Explain(); e.Path != name || e.Staged != uint64(size) || e.Moved != uint64(size) || e.Pieces != 1 && size < 1<<20 || e.Local.Device != "another process" {
 							t.Errorf("%+v", e)
 						}
 					}

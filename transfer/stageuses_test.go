@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/path/tcp"
 	"github.com/penstock-io/penstock/tensor"
+	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // TestDeviceMemoryElsewhere: everything that moves bytes either works with memory of devices or says why not, and what does work.
@@ -146,7 +147,7 @@ func TestDirectDevice(t *testing.T) {
 		}
 		return p.Post(out)
 	}
-	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{}), direct}, Staging: minStaging})
+	p := newPair(t, Options{Paths: []setup.Driver{tcp.New(tcp.Options{}), direct}, Staging: stage.Least})
 	p.ignore(t)
 	shadow = region(t, size)
 	fill(shadow, 4)

@@ -1,4 +1,4 @@
-package transfer
+package stage
 
 import (
 	"context"
@@ -6,39 +6,37 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Staging, first part: the memory. docs/staging.md tells how all of it works.
-//
-// Why it cannot hang: a piece takes a slot of the peer's lease first, and one of this node's slots last. A piece with the last
-// waits for nothing but copies, a path and the peer's answer about bytes that are in a slot already, for which the peer takes
-// nothing more; all of these end. So slots of a node always come back, then those of leases do, and then leases. A holder of
-// memory that others wait for never waits for memory that comes earlier in this order, on whatever nodes the two are.
-
 const (
-	// maxStagingSlot is the size in bytes of a large slot: long enough that what a copy and a request cost besides does not matter.
-	maxStagingSlot = 4 << 20
+	// maxSlot is the size in bytes of a large slot: long enough that what a copy and a request cost besides does not matter.
+	maxSlot = 4 << 20
 	// smallerSlots is by how much slots for small transfers are smaller. They are apart, so that these never wait for large ones.
 	smallerSlots = 16
-	// stagedAtOnce is how many pieces of a transfer are staged at once: while one is on the path others are loaded and stored.
-	stagedAtOnce = 4
+	// AtOnce is how many pieces of a transfer are staged at once: while one is on the path others are loaded and stored.
+	AtOnce = 4
 	// leasedLarge and leasedSmall are the slots that one peer is lent at most.
-	leasedLarge = stagedAtOnce
-	leasedSmall = 2 * stagedAtOnce
+	leasedLarge = AtOnce
+	leasedSmall = 2 * AtOnce
 
-	defaultStaging = 16 * maxStagingSlot
-	minStaging     = 512 << 10
+	// Default is how much memory a node has for this unless it is told, and Least is how much it needs, in bytes.
+	Default = 16 * maxSlot
+	Least   = 512 << 10
 )
 
-// staging is a node's pinned host memory for bytes on their way to or from memory of devices, and what it lends to its peers.
-type staging struct {
+// Memory is a node's pinned host memory for bytes on their way to or from memory of devices, and what it lends to its peers.
+type Memory struct {
 	pools [2]slots // large, small
 	quota uint64   // bytes to lend to peers, besides the pools
+	ended error    // what calls fail with when it is closed
 
 	mu      sync.Mutex // guards what follows
 	lent    uint64
-	running int // transfers that are being staged
+	users   int // of slots that peers lend: pieces that have or wait for one
+	copies  int // requests of peers that are moving bytes
+	running int // calls that use the memory
 	closed  bool
 	idle    chan struct{} // closed when it is closed and nothing runs
 }
@@ -51,41 +49,63 @@ func class(small bool) int {
 	return 0
 }
 
-// open divides so many bytes into slots.
-func (s *staging) open(bytes uint64) error {
+// New divides so many bytes into slots; 0 stands for Default. Calls fail with ended once the memory is closed.
+func New(bytes uint64, ended error) (*Memory, error) {
 	if bytes == 0 {
-		bytes = defaultStaging
+		bytes = Default
 	}
-	if bytes < minStaging {
-		return fmt.Errorf("transfer: Options.Staging is %d bytes: expected at least %d, or 0 for %d", bytes, minStaging, uint64(defaultStaging))
+	if bytes < Least {
+		return nil, fmt.Errorf("transfer: Options.Staging is %d bytes: expected at least %d, or 0 for %d", bytes, Least, uint64(Default))
 	}
 	const page = 4 << 10
-	large := min(bytes/8, maxStagingSlot) &^ (smallerSlots*page - 1)
+	large := min(bytes/8, maxSlot) &^ (smallerSlots*page - 1)
 	small := large / smallerSlots
-	s.quota, s.idle = bytes, make(chan struct{})
+	s := &Memory{quota: bytes, ended: ended, idle: make(chan struct{})}
 	s.pools[0].size, s.pools[0].most = large, int((bytes-leasedSmall*small)/large)
 	s.pools[1].size, s.pools[1].most = small, leasedSmall
 	for i := range s.pools {
-		s.pools[i].idle = make(chan struct{})
+		s.pools[i].ended, s.pools[i].idle = ended, make(chan struct{})
 	}
+	return s, nil
+}
+
+// SmallSlot is the size of a small slot in bytes. A transfer of no more takes small slots.
+func (s *Memory) SmallSlot() uint64 { return s.pools[1].size }
+
+// Load shows f the bytes of a span that fits into a small slot and that the CPU cannot reach. They are a copy.
+func (s *Memory) Load(ctx context.Context, span mem.Span, f func([]byte)) error {
+	x, err := s.pools[1].take(ctx, span.Region.Mover())
+	if err != nil {
+		return err
+	}
+	defer s.pools[1].give(x)
+	if err := moveAll(false, x.span(span.Len), []mem.Span{span}); err != nil {
+		return err
+	}
+	f(x.span(span.Len).Bytes())
 	return nil
 }
 
-// small reports whether a transfer of so many bytes takes small slots.
-func (s *staging) small(bytes uint64) bool { return bytes <= s.pools[1].size }
+// Mover is how bytes get to and from memory that the CPU cannot reach; nil where it can.
+func Mover(s mem.Span) mem.Mover {
+	if s.Bytes() != nil {
+		return nil
+	}
+	return s.Region.Mover()
+}
 
-// begin enters a transfer that is staged; it fails when the node is closing.
-func (s *staging) begin() bool {
+// begin enters a call; it fails when the memory is closed.
+func (s *Memory) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return false
+		return s.ended
 	}
 	s.running++
-	return true
+	return nil
 }
 
-func (s *staging) end() {
+func (s *Memory) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.running--; s.running == 0 && s.closed {
@@ -94,7 +114,7 @@ func (s *staging) end() {
 }
 
 // lend takes bytes of what may be lent, and returns false when there are not so many left.
-func (s *staging) lend(bytes uint64) bool {
+func (s *Memory) lend(bytes uint64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if bytes > s.quota-s.lent {
@@ -104,14 +124,37 @@ func (s *staging) lend(bytes uint64) bool {
 	return true
 }
 
-func (s *staging) unlend(bytes uint64) {
+func (s *Memory) unlend(bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.lent -= bytes
 }
 
-// close waits for what is under way, which ends soon once the peers are gone, and gives the memory back.
-func (s *staging) close() error {
+// count adds to a counter of what is under way.
+func (s *Memory) count(what *int, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*what += n
+}
+
+// Verify says what of the memory is in use: nothing is while no transfer is staged.
+func (s *Memory) Verify() error {
+	s.mu.Lock()
+	users, copies := s.users, s.copies
+	s.mu.Unlock()
+	if users != 0 || copies != 0 {
+		return fmt.Errorf("stage: %d slots of peers are in use, and %d copies for peers are under way", users, copies)
+	}
+	for i := range s.pools {
+		if err := s.pools[i].verify(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Close waits for what is under way, which ends soon once the peers are gone, and gives the memory back.
+func (s *Memory) Close() error {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
@@ -123,6 +166,11 @@ func (s *staging) close() error {
 	}
 	s.mu.Unlock()
 	<-s.idle
+	if invariants.Enabled {
+		if err := s.Verify(); err != nil {
+			invariants.Broken("transfer: the node is closed: %v", err)
+		}
+	}
 	var err error
 	for i := range s.pools {
 		err = errors.Join(err, s.pools[i].close())
@@ -132,11 +180,12 @@ func (s *staging) close() error {
 
 // slots are equal pieces of pinned host memory, made when they are first needed and kept.
 type slots struct {
-	size uint64
-	most int // to be made
+	size  uint64
+	most  int   // to be made
+	ended error // what take fails with when they are closed
 
 	mu      sync.Mutex // guards what follows
-	free    []*stagingSlot
+	free    []*slot
 	made    int // that exist, or are being made
 	out     int // of these, not free
 	waiting []chan slotTurn
@@ -146,31 +195,31 @@ type slots struct {
 
 // slotTurn answers a waiter for a slot. The channel is buffered.
 type slotTurn struct {
-	slot *stagingSlot
+	slot *slot
 	err  error
 }
 
-// stagingSlot is a region of its own, with a lease for as long as it exists.
-type stagingSlot struct {
+// slot is a region of its own, with a lease for as long as it exists.
+type slot struct {
 	region *mem.Region
 	lease  mem.Lease
 	device string // whose staging memory it is
 }
 
 // span is the first n bytes.
-func (x *stagingSlot) span(n uint64) mem.Span { return mem.Span{Region: x.region, Len: n} }
+func (x *slot) span(n uint64) mem.Span { return mem.Span{Region: x.region, Len: n} }
 
-func (x *stagingSlot) close() error {
+func (x *slot) close() error {
 	x.lease.Release()
 	return x.region.Close()
 }
 
 // take waits for a slot, in turn. It is the caller's until give.
-func (s *slots) take(ctx context.Context, m mem.Mover) (*stagingSlot, error) {
+func (s *slots) take(ctx context.Context, m mem.Mover) (*slot, error) {
 	s.mu.Lock()
 	if s.closed {
 		s.mu.Unlock()
-		return nil, ErrClosed
+		return nil, s.ended
 	}
 	if n := len(s.free); n > 0 && len(s.waiting) == 0 {
 		pick := n - 1
@@ -190,7 +239,7 @@ func (s *slots) take(ctx context.Context, m mem.Mover) (*stagingSlot, error) {
 		s.made++
 		s.out++
 		s.mu.Unlock()
-		x, err := newStagingSlot(m, s.size)
+		x, err := newSlot(m, s.size)
 		if err == nil {
 			return x, nil
 		}
@@ -229,7 +278,7 @@ func (s *slots) take(ctx context.Context, m mem.Mover) (*stagingSlot, error) {
 	return nil, ctx.Err()
 }
 
-func (s *slots) turn(t slotTurn, m mem.Mover) (*stagingSlot, error) {
+func (s *slots) turn(t slotTurn, m mem.Mover) (*slot, error) {
 	if t.err != nil {
 		return nil, t.err
 	}
@@ -237,11 +286,11 @@ func (s *slots) turn(t slotTurn, m mem.Mover) (*stagingSlot, error) {
 }
 
 // fit replaces a slot of another device's by one of m's. If there is none to be had the other one does: it is host memory too.
-func (s *slots) fit(x *stagingSlot, m mem.Mover) *stagingSlot {
+func (s *slots) fit(x *slot, m mem.Mover) *slot {
 	if x.device == m.Device() {
 		return x
 	}
-	y, err := newStagingSlot(m, s.size)
+	y, err := newSlot(m, s.size)
 	if err != nil {
 		return x
 	}
@@ -250,7 +299,7 @@ func (s *slots) fit(x *stagingSlot, m mem.Mover) *stagingSlot {
 }
 
 // give gives a slot back. Nothing moves to or from it any more.
-func (s *slots) give(x *stagingSlot) {
+func (s *slots) give(x *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -277,6 +326,15 @@ func (s *slots) drop() {
 	}
 }
 
+func (s *slots) verify() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.out != 0 || len(s.waiting) != 0 || len(s.free) != s.made {
+		return fmt.Errorf("stage: %d slots of %d bytes are out, %d made, %d free, %d wait", s.out, s.size, s.made, len(s.free), len(s.waiting))
+	}
+	return nil
+}
+
 // close gives the memory back, waiting for slots that are out.
 func (s *slots) close() error {
 	s.mu.Lock()
@@ -285,7 +343,7 @@ func (s *slots) close() error {
 	s.free = nil
 	s.made -= len(free)
 	for _, w := range s.waiting {
-		w <- slotTurn{err: ErrClosed}
+		w <- slotTurn{err: s.ended}
 	}
 	s.waiting = nil
 	if s.out == 0 {
@@ -300,8 +358,8 @@ func (s *slots) close() error {
 	return err
 }
 
-func newStagingSlot(m mem.Mover, size uint64) (*stagingSlot, error) {
-	r, err := stagingRegion(m, size)
+func newSlot(m mem.Mover, size uint64) (*slot, error) {
+	r, err := newRegion(m, size)
 	if err != nil {
 		return nil, err
 	}
@@ -309,12 +367,12 @@ func newStagingSlot(m mem.Mover, size uint64) (*stagingSlot, error) {
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	return &stagingSlot{region: r, lease: l, device: m.Device()}, nil
+	return &slot{region: r, lease: l, device: m.Device()}, nil
 }
 
-// stagingRegion makes host memory where a device likes it: pinned, if it can pin any. Pinned memory of a runtime's own, which has no descriptor (OpenCL), would not
+// newRegion makes host memory where a device likes it: pinned, if it can pin any. Pinned memory of a runtime's own, which has no descriptor (OpenCL), would not
 // be reached over shared memory: ordinary pages are, and the Mover takes its own way to them.
-func stagingRegion(m mem.Mover, size uint64) (*mem.Region, error) {
+func newRegion(m mem.Mover, size uint64) (*mem.Region, error) {
 	o := mem.Options{Name: "staging", Size: int(size), Kind: mem.HostPinned, Provider: m.Staging()}
 	r, err := mem.Alloc(o)
 	if errors.Is(err, mem.ErrUnavailable) {

@@ -1,4 +1,4 @@
-package transfer
+package stage
 
 import (
 	"context"
@@ -11,7 +11,7 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// Staging, third part: the slots that a peer lends to this node.
+// The slots that a peer lends to this node.
 
 const (
 	// leaseLinger is how long an unused lease is kept.
@@ -49,8 +49,8 @@ type leasedSlot struct {
 // off is where in the lease's export the slot begins.
 func (x leasedSlot) off() uint64 { return uint64(x.slot) * x.of.l.SlotSize }
 
-// takeLeased waits for a slot of the peer. key names the export that it is for.
-func (p *Peer) takeLeased(ctx context.Context, small bool, key path.Key) (leasedSlot, error) {
+// take waits for a slot of the peer. key names the export that it is for.
+func (p *Peer) take(ctx context.Context, small bool, key path.Key) (leasedSlot, error) {
 	s := &p.leased
 	for {
 		s.mu.Lock()
@@ -63,6 +63,7 @@ func (p *Peer) takeLeased(ctx context.Context, small bool, key path.Key) (leased
 			}
 			s.leases[class(small)] = l
 		}
+		p.memory.count(&p.memory.users, 1)
 		if l.users++; l.linger != nil {
 			l.linger.Stop()
 			l.linger = nil
@@ -77,8 +78,6 @@ func (p *Peer) takeLeased(ctx context.Context, small bool, key path.Key) (leased
 		if l.err != nil {
 			p.leaveLease(l, small)
 			switch {
-			case p.Err() != nil:
-				return leasedSlot{}, p.Err()
 			case ctx.Err() != nil:
 				return leasedSlot{}, ctx.Err()
 			case l.key == key && l.err != path.ErrCanceled:
@@ -96,8 +95,8 @@ func (p *Peer) takeLeased(ctx context.Context, small bool, key path.Key) (leased
 	}
 }
 
-// giveLeased gives a slot back. Nothing moves to or from it any more.
-func (p *Peer) giveLeased(x leasedSlot, small bool) {
+// give gives a slot back. Nothing moves to or from it any more.
+func (p *Peer) give(x leasedSlot, small bool) {
 	x.of.free <- x.slot
 	p.leaveLease(x.of, small)
 }
@@ -105,6 +104,7 @@ func (p *Peer) giveLeased(x leasedSlot, small bool) {
 // leaveLease ends one use.
 func (p *Peer) leaveLease(l *lease, small bool) {
 	s := &p.leased
+	p.memory.count(&p.memory.users, -1)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if l.users--; l.users > 0 || s.leases[class(small)] != l {
@@ -132,26 +132,22 @@ func (p *Peer) lingerLease(l *lease, small bool) {
 		}
 		s.leases[class(small)] = nil
 		s.mu.Unlock()
-		p.request(p.ctx, &control.Unstage{Lease: l.l.Desc.Key}) // the session's end gives it back otherwise
+		p.session.Ask(&control.Unstage{Lease: l.l.Desc.Key}) // the session's end gives it back otherwise
 	})
 }
 
 // beginLease asks for a lease on a goroutine of its own. The mutex of leased is held.
 func (p *Peer) beginLease(l *lease, small bool) error {
+	if p.ctx.Err() != nil {
+		return context.Cause(p.ctx)
+	}
+	if err := p.memory.begin(); err != nil { // whoever closes it waits for the goroutine
+		return err
+	}
 	ctx, stop := context.WithCancel(p.ctx)
 	l.stop = stop
-	p.mu.Lock()
-	lost := p.lost
-	if lost == nil { // the node waits for its goroutines once its peers are gone
-		p.node.wg.Add(1)
-	}
-	p.mu.Unlock()
-	if lost != nil {
-		stop()
-		return lost
-	}
 	go func() {
-		defer p.node.wg.Done()
+		defer p.memory.end()
 		defer stop()
 		a, err := p.askLease(ctx, l.key, small)
 		s := &p.leased
@@ -181,11 +177,11 @@ func (p *Peer) askLease(ctx context.Context, key path.Key, small bool) (control.
 		if ctx.Err() != nil {
 			return control.Staging{}, path.ErrCanceled
 		}
-		r, err := p.request(p.ctx, &control.Stage{Key: key, Small: small})
+		r, err := p.session.Ask(&control.Stage{Key: key, Small: small})
 		if err == nil {
 			a, err := control.Parse[control.Staging](r.Body)
 			if err == nil && (a.Desc.Size < a.SlotSize*uint64(a.Slots) || a.Desc.Device) {
-				err = fmt.Errorf("transfer: %s lends %d slots of %d bytes in %d bytes: %w", p, a.Slots, a.SlotSize, a.Desc.Size, path.ErrProtocol)
+				err = fmt.Errorf("transfer: the peer lends %d slots of %d bytes in %d bytes: %w", a.Slots, a.SlotSize, a.Desc.Size, path.ErrProtocol)
 			}
 			return a, err
 		}
