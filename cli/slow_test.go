@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/path/tcp"
 )
@@ -157,6 +158,7 @@ func TestMirrorOverALongLink(t *testing.T) {
 
 // As many clients as come at once get their files over a long link, with TLS, whether these come in an answer or by a path: none takes a server with much to do for a dead one.
 func TestManyGetsOverALongLink(t *testing.T) {
+	testenv.LeaveOut(t, testenv.WithRace, "200 processes of that build take more memory than a small machine has")
 	const gets = 200
 	dirs := identities(t, "worker")
 	root, out := t.TempDir(), t.TempDir()

@@ -42,7 +42,7 @@ type batches struct {
 func (m *mirror) small(ctx context.Context, todo []Entry) {
 	b := &batches{m: m}
 	if err := b.open(); err != nil { // then each file says why it cannot be written
-		m.files(ctx, todo, smallAtOnce)
+		m.each(ctx, todo, smallAtOnce)
 		return
 	}
 	defer b.close()
@@ -53,7 +53,7 @@ func (m *mirror) small(ctx context.Context, todo []Entry) {
 			b.bring(ctx, es, region)
 		}
 	})
-	m.files(ctx, b.single, smallAtOnce)
+	m.each(ctx, b.single, smallAtOnce)
 }
 
 // batchOf is how many of the first entries make a batch.

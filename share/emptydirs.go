@@ -232,9 +232,7 @@ func (m *mirror) directories() {
 // directories makes directories that have no files at the other side.
 func (t *tree) directories(ctx context.Context) {
 	several(ctx, t.empty, dirsAtOnce, func(f MirrorFile) {
-		t.mu.Lock()
-		err := t.away
-		t.mu.Unlock()
+		err := t.gone()
 		if err == nil {
 			err = t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
 				r := dirsRequest{op: opDirsMake, prefixOrName: strings.TrimSuffix(f.Name, "/")}
@@ -252,6 +250,6 @@ func (t *tree) directories(ctx context.Context) {
 		t.mu.Lock()
 		t.progress.Files++
 		t.mu.Unlock()
-		t.done(f)
+		t.done(f, true)
 	})
 }

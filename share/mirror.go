@@ -136,7 +136,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer rootDir.Close()
-	m := &mirror{c: c, o: o, root: root, rootDir: rootDir, dir: dir, catalog: catalog, flying: map[string]uint64{}}
+	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, catalog: catalog}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -155,7 +155,8 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
 	}
 	m.run(ctx)
-	m.sum.Duration = time.Since(begin)
+	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped], m.files[MirrorFailed], m.files[MirrorDeleted]
+	m.sum.Moved, m.sum.Failures, m.sum.Duration = m.moved, m.failures, time.Since(begin)
 	if err := ctx.Err(); err != nil {
 		return &m.sum, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -177,6 +178,7 @@ const (
 )
 
 type mirror struct {
+	books
 	c       Conn
 	o       MirrorOptions
 	root    *os.Root
@@ -185,19 +187,16 @@ type mirror struct {
 	umask   fs.FileMode
 	catalog []*transfer.Remote // of the first session
 	todo    []Entry
-	gone    []string // recorded names that are to be deleted
+	stale   []string // recorded names that are to be deleted
 	empty   []string // directories without files
+	sum     Mirrored
 
-	mu       sync.Mutex // guards what follows
-	sum      Mirrored
-	progress MirrorProgress
-	record   map[string]mirrored
-	begun    map[string]mirrored // fetches whose end is not recorded
-	file     *os.File            // of the record; nil in a dry run
-	broken   error               // why nothing can be recorded any more
-	written  uint64              // lines of begun files in the record
-	flying   map[string]uint64   // bytes that are in progress.BytesDone of files under way
-	away     error               // why the other side is taken to be gone; nil: it is not
+	// mu guards what follows.
+	record  map[string]mirrored
+	begun   map[string]mirrored // fetches whose end is not recorded
+	file    *os.File            // of the record; nil in a dry run
+	broken  error               // why nothing can be recorded any more
+	written uint64              // lines of begun files in the record
 
 	syncing sync.Mutex // guards synced; taken before mu
 	synced  uint64     // lines of begun files that survive a crash
@@ -247,10 +246,10 @@ func (m *mirror) plan(entries []Entry) {
 		case m.sum.Incomplete != nil: // it may be there all the same
 			m.sum.Undeleted++
 		default:
-			m.gone = append(m.gone, name)
+			m.stale = append(m.stale, name)
 		}
 	}
-	slices.Sort(m.gone)
+	slices.Sort(m.stale)
 }
 
 func insideAnother(name string, there map[string]bool) bool {
@@ -264,7 +263,7 @@ func insideAnother(name string, there map[string]bool) bool {
 
 func (m *mirror) run(ctx context.Context) {
 	// What is gone goes first: it may be in the way ("a" was a file and is a directory now).
-	for _, name := range m.gone {
+	for _, name := range m.stale {
 		if ctx.Err() != nil {
 			return
 		}
@@ -274,7 +273,7 @@ func (m *mirror) run(ctx context.Context) {
 		m.directories()
 	}
 	if m.o.Parallel > 0 {
-		m.files(ctx, m.todo, m.o.Parallel)
+		m.each(ctx, m.todo, m.o.Parallel)
 		return
 	}
 	var small, large []Entry
@@ -286,13 +285,13 @@ func (m *mirror) run(ctx context.Context) {
 		}
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { m.files(ctx, large, largeAtOnce) })
+	wg.Go(func() { m.each(ctx, large, largeAtOnce) })
 	m.small(ctx, small)
 	wg.Wait()
 }
 
-// files brings names up to date, some at once.
-func (m *mirror) files(ctx context.Context, todo []Entry, atOnce int) {
+// each brings names up to date, some at once.
+func (m *mirror) each(ctx context.Context, todo []Entry, atOnce int) {
 	several(ctx, todo, atOnce, func(e Entry) {
 		if f := m.one(ctx, e); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
 			m.done(f, true)
@@ -423,13 +422,6 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	return t.MirrorFile
 }
 
-// lost notes that the other side is taken to be gone.
-func (m *mirror) lost(err error) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.away = err
-}
-
 func errNotOurs(p string) error {
 	return fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, p)
 }
@@ -484,55 +476,4 @@ func (m *mirror) delete(name string) MirrorFile {
 		f.Action, f.Err = MirrorFailed, fmt.Errorf("share: mirror: delete %q: %w", Printable(name), err)
 	}
 	return f
-}
-
-// advance takes the progress of one file.
-func (m *mirror) advance(p Progress) {
-	if m.o.Progress == nil {
-		return
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.progress.Current = p
-	m.progress.BytesDone += p.Bytes - m.flying[p.Name] // it may be less than before
-	m.flying[p.Name] = p.Bytes
-	m.o.Progress(m.progress)
-}
-
-// done accounts for one name, which was to be had or deleted.
-func (m *mirror) done(f MirrorFile, have bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.sum.Moved += f.Moved
-	switch f.Action {
-	case MirrorFetched:
-		m.sum.Fetched++
-	case MirrorSkipped:
-		m.sum.Skipped++
-	case MirrorDeleted:
-		m.sum.Deleted++
-	case MirrorFailed:
-		m.sum.Failed++
-		m.sum.Failures = append(m.sum.Failures, f)
-	}
-	if have {
-		if f.Action == MirrorFailed {
-			m.progress.FilesFailed++
-		} else {
-			m.progress.FilesDone++
-		}
-		m.progress.BytesDone -= m.flying[f.Name]
-		delete(m.flying, f.Name)
-		if f.Action == MirrorFetched {
-			m.progress.BytesDone += f.Size
-		} else if m.progress.Bytes < math.MaxUint64 {
-			m.progress.Bytes -= f.Size
-		}
-	}
-	if m.o.OnFile != nil {
-		m.o.OnFile(f)
-	}
-	if m.o.Progress != nil {
-		m.o.Progress(m.progress)
-	}
 }

@@ -71,41 +71,37 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 	if o.Parallel < 0 {
 		return nil, fmt.Errorf("share: upload: TreeOptions.Parallel is %d: expected at least 1, or 0", o.Parallel)
 	}
-	t := &tree{c: c, o: o, flying: map[string]uint64{}}
+	t := &tree{books: newBooks(o.Progress, o.OnFile), c: c, o: o}
 	if err := t.find(ctx, sources); err != nil {
 		return nil, fmt.Errorf("share: upload: %w", err)
 	}
 	for _, f := range t.apart {
-		t.done(f)
+		t.done(f, true)
 	}
 	if o.DryRun {
 		t.dryRun(ctx)
 	} else {
 		t.run(ctx)
 	}
-	t.sum.Duration = time.Since(begin)
+	u := &UploadedTree{Sent: t.files[MirrorSent], Kept: t.files[MirrorSkipped], Failed: t.files[MirrorFailed], LeftOut: t.files[MirrorLeftOut],
+		Moved: t.moved, Failures: t.failures, Duration: time.Since(begin)}
 	if err := ctx.Err(); err != nil {
-		return &t.sum, fmt.Errorf("share: upload: %w", err)
+		return u, fmt.Errorf("share: upload: %w", err)
 	}
-	if n := len(t.sum.Failures); n > 0 {
-		return &t.sum, fmt.Errorf("share: upload: %d of %d files failed, the first: %w", n, t.progress.Files, t.sum.Failures[0].Err)
+	if n := u.Failed; n > 0 {
+		return u, fmt.Errorf("share: upload: %d of %d files failed, the first: %w", n, t.progress.Files, u.Failures[0].Err)
 	}
-	return &t.sum, nil
+	return u, nil
 }
 
 // tree is one call of UploadTree.
 type tree struct {
+	books
 	c     Conn
 	o     TreeOptions
 	todo  []MirrorFile
 	apart []MirrorFile // left out, or failed before anything was uploaded
 	empty []MirrorFile // directories with nothing in them
-
-	mu       sync.Mutex // guards what follows
-	sum      UploadedTree
-	progress MirrorProgress
-	flying   map[string]uint64 // bytes that are in progress.BytesDone of files under way
-	away     error             // why the other side takes nothing any more; nil: it does
 }
 
 // find lists what is to be uploaded.
@@ -215,7 +211,7 @@ func bookkeeping(file string) bool {
 func (t *tree) run(ctx context.Context) {
 	defer t.directories(ctx)
 	if t.o.Parallel > 0 {
-		t.files(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
+		t.each(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
 		return
 	}
 	var small, large []MirrorFile
@@ -227,29 +223,27 @@ func (t *tree) run(ctx context.Context) {
 		}
 	}
 	var wg sync.WaitGroup
-	wg.Go(func() { t.files(ctx, large, largeAtOnce) })
+	wg.Go(func() { t.each(ctx, large, largeAtOnce) })
 	if t.o.Digest || t.o.NoResume { // for each file by itself
-		t.files(ctx, small, smallUploadsAtOnce)
+		t.each(ctx, small, smallUploadsAtOnce)
 	} else {
 		t.small(ctx, small)
 	}
 	wg.Wait()
 }
 
-// files uploads files, some at once.
-func (t *tree) files(ctx context.Context, todo []MirrorFile, atOnce int) {
+// each uploads files, some at once.
+func (t *tree) each(ctx context.Context, todo []MirrorFile, atOnce int) {
 	several(ctx, todo, atOnce, func(f MirrorFile) {
 		if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
-			t.done(f)
+			t.done(f, true)
 		}
 	})
 }
 
 // one uploads a file, or finds that the other side has it.
 func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
-	t.mu.Lock()
-	err := t.away
-	t.mu.Unlock()
+	err := t.gone()
 	var sent *Sent
 	if err == nil { // else each file would wait as long as the one before
 		sent, err = Upload(ctx, t.c, f.Path, f.Name, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true, Digest: t.o.Digest, Progress: t.advance})
@@ -293,7 +287,7 @@ func (t *tree) dryRun(ctx context.Context) {
 	several(ctx, files, smallUploadsAtOnce, func(f *MirrorFile) { t.would(ctx, f, there) })
 	for _, f := range files {
 		if f.Action != "" && (f.Err == nil || ctx.Err() == nil) { // what ctx cuts off has not failed
-			t.done(*f)
+			t.done(*f, true)
 		}
 	}
 }
@@ -326,9 +320,7 @@ func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
 
 // would says what became of a file.
 func (t *tree) would(ctx context.Context, f *MirrorFile, there map[string]uint64) {
-	t.mu.Lock()
-	err := t.away
-	t.mu.Unlock()
+	err := t.gone()
 	size, taken := there[f.Name]
 	same := false
 	switch {
@@ -361,48 +353,4 @@ func (t *tree) has(ctx context.Context, f MirrorFile) (bool, error) {
 	}
 	defer file.Close()
 	return t.c.holds(ctx, f.Name, file)
-}
-
-// advance takes the progress of one file.
-func (t *tree) advance(p Progress) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.progress.Current = p
-	t.progress.BytesDone += p.Bytes - t.flying[p.Name] // it may be less than before
-	t.flying[p.Name] = p.Bytes
-	if t.o.Progress != nil {
-		t.o.Progress(t.progress)
-	}
-}
-
-// done accounts for one file.
-func (t *tree) done(f MirrorFile) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.sum.Moved += f.Moved
-	t.progress.BytesDone -= t.flying[f.Name]
-	delete(t.flying, f.Name)
-	switch f.Action {
-	case MirrorSent:
-		t.sum.Sent++
-		t.progress.FilesDone++
-		t.progress.BytesDone += f.Size
-	case MirrorSkipped:
-		t.sum.Kept++
-		t.progress.FilesDone++
-		t.progress.Bytes -= f.Size
-	case MirrorLeftOut:
-		t.sum.LeftOut++
-	case MirrorFailed:
-		t.sum.Failed++
-		t.sum.Failures = append(t.sum.Failures, f)
-		t.progress.FilesFailed++
-		t.progress.Bytes -= f.Size
-	}
-	if t.o.OnFile != nil {
-		t.o.OnFile(f)
-	}
-	if t.o.Progress != nil {
-		t.o.Progress(t.progress)
-	}
 }

@@ -39,7 +39,7 @@ func (t *tree) small(ctx context.Context, todo []MirrorFile) {
 			b.put(ctx, fs, region)
 		}
 	})
-	t.files(ctx, b.single, smallUploadsAtOnce)
+	t.each(ctx, b.single, smallUploadsAtOnce)
 }
 
 // putBatchOf is how many of the first files make a batch.
@@ -105,7 +105,7 @@ func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Re
 		if f.Action = MirrorSkipped; verdicts[i] == smallDone {
 			f.Action, f.Moved = MirrorSent, f.Size
 		}
-		b.t.done(f)
+		b.t.done(f, true)
 	}
 }
 
@@ -169,10 +169,3 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 }
 
 var errNoAnswer = control.Errorf(control.BadRequest, "an answer about small files that is none")
-
-// lost notes that the other side takes nothing any more.
-func (t *tree) lost(err error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.away = err
-}

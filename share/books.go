@@ -1,0 +1,91 @@
+package share
+
+import (
+	"math"
+	"sync"
+)
+
+// books are those of a Mirror or an UploadTree: what became of each file, and how far they are.
+type books struct {
+	onProgress func(MirrorProgress) // nil: nobody asks
+	onFile     func(MirrorFile)     // nil: nobody asks
+
+	mu       sync.Mutex // guards what follows
+	progress MirrorProgress
+	flying   map[string]uint64 // bytes that are in progress.BytesDone of files under way
+	files    map[MirrorAction]int
+	moved    uint64
+	failures []MirrorFile
+	away     error // why the other side is taken to be gone; nil: it is not
+}
+
+func newBooks(progress func(MirrorProgress), file func(MirrorFile)) books {
+	return books{onProgress: progress, onFile: file, flying: map[string]uint64{}, files: map[MirrorAction]int{}}
+}
+
+// lost notes that the other side is taken to be gone.
+func (b *books) lost(err error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.away = err
+}
+
+// gone is why the other side is taken to be gone.
+func (b *books) gone() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.away
+}
+
+// advance takes the progress of one file.
+func (b *books) advance(p Progress) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.progress.Current = p
+	b.progress.BytesDone += p.Bytes - b.flying[p.Name] // it may be less than before
+	b.flying[p.Name] = p.Bytes
+	b.report()
+}
+
+// done accounts for one file. Unless it is to be moved, it is not in the progress.
+func (b *books) done(f MirrorFile, move bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.files[f.Action]++
+	b.moved += f.Moved
+	if f.Action == MirrorFailed {
+		b.failures = append(b.failures, f)
+	}
+	if move {
+		b.progress.BytesDone -= b.flying[f.Name]
+		delete(b.flying, f.Name)
+		switch f.Action {
+		case MirrorFetched, MirrorSent:
+			b.progress.FilesDone++
+			b.progress.BytesDone += f.Size
+		case MirrorSkipped:
+			b.progress.FilesDone++
+			b.less(f.Size)
+		case MirrorFailed:
+			b.progress.FilesFailed++
+			b.less(f.Size)
+		}
+	}
+	if b.onFile != nil {
+		b.onFile(f)
+	}
+	b.report()
+}
+
+// less takes bytes that are not moved out of the sum.
+func (b *books) less(n uint64) {
+	if b.progress.Bytes < math.MaxUint64 { // which the other side's sizes may come to
+		b.progress.Bytes -= n
+	}
+}
+
+func (b *books) report() {
+	if b.onProgress != nil {
+		b.onProgress(b.progress)
+	}
+}
