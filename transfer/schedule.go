@@ -143,7 +143,7 @@ func (l *lane) size(t *Transfer, grant uint64) uint64 {
 	if most := l.peer.limits.piece(); most > 0 {
 		grant = min(grant, most)
 	}
-	n = min(n, grant)
+	n = t.m.Whole(min(n, grant))
 	l.calm = min(l.calm+n, calmed)
 	return n
 }

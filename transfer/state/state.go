@@ -183,7 +183,7 @@ func (m *Machine) Next() Step {
 }
 
 // Post takes the next n bytes, or the notification when all are in place. The operation carries the notification if notify is set: a small
-// transfer takes one operation. The copies are the caller's list, or lie in buf, which grows as needed.
+// transfer takes one operation. The copies are the caller's list or a part of it where they are whole blocks, or lie in buf, which grows as needed.
 func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Copy, notify bool) {
 	s = Segment{m.at, n}
 	m.outstanding++
@@ -194,7 +194,7 @@ func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Cop
 	if m.at == (Cursor{}) && n == m.bytes {
 		m.at = Cursor{max(len(m.copies), 1), 0, n}
 		copies = m.copies
-	} else {
+	} else if copies = m.blocks(n); copies == nil {
 		*buf = Append(*buf, m.copies, &m.at, n)
 		copies = *buf
 	}
@@ -204,6 +204,36 @@ func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Cop
 	}
 	m.to(Moving)
 	return s, copies, false
+}
+
+// Whole is n, or a little less if the next bytes to post then end where a block does: Post copies no list for those.
+func (m *Machine) Whole(n uint64) uint64 {
+	sum, off := uint64(0), m.at.Off
+	for _, c := range m.copies[min(m.at.Block, len(m.copies)):] {
+		if c.Local.Len-off > n-sum {
+			break
+		}
+		sum, off = sum+c.Local.Len-off, 0
+	}
+	if n-sum > n/16 {
+		return n
+	}
+	return sum
+}
+
+// blocks takes the next n bytes if they are whole blocks, and returns those; otherwise it returns nil.
+func (m *Machine) blocks(n uint64) []path.Copy {
+	first := m.at.Block
+	end, sum := first, uint64(0)
+	for m.at.Off == 0 && sum < n {
+		sum += m.copies[end].Local.Len
+		end++
+	}
+	if end == first || sum > n {
+		return nil
+	}
+	m.at = Cursor{end, 0, m.at.Done + n}
+	return m.copies[first:end:end]
 }
 
 // Unpost undoes the last Post that was not undone: the path did not accept the operation.

@@ -118,6 +118,11 @@ func TestPrograms(t *testing.T) {
 				n := x.Left()
 				if !x.Posted() && n > 0 {
 					n = rapid.Uint64Range(1, n).Draw(t, "bytes")
+					if w := x.Whole(n); w > n || w < n-n/16 {
+						t.Fatalf("%d whole bytes of %d", w, n)
+					} else if rapid.Bool().Draw(t, "whole") {
+						n = w
+					}
 				}
 				before := x.Posted()
 				buf = nil
@@ -218,6 +223,43 @@ func TestTable(t *testing.T) {
 		if s.String() == "" {
 			t.Errorf("state %d has no name", s)
 		}
+	}
+}
+
+// What ends with a block is posted from the caller's list; only a block that is cut is described anew.
+func TestWholeBlocks(t *testing.T) {
+	list := make([]path.Copy, 103)
+	for i := range list {
+		list[i] = path.Copy{Local: mem.Span{Off: uint64(i) * 10, Len: 10}, RemoteOff: uint64(i) * 10}
+	}
+	list[100].Local.Len, list[101].Local.Len = 1000, 0
+	x := New(path.Put, list, 100*10+1000+10, NotAsked, false)
+	x.Route()
+	for _, c := range []struct {
+		room, want uint64
+		from, end  int // of the list; 0, 0: described anew
+	}{
+		{505, 500, 0, 50},
+		{300, 300, 50, 80},
+		{600, 600, 0, 0}, // cuts the large block: 20 blocks would be less than fifteen sixteenths
+		{600, 600, 0, 0}, // the rest of it
+		{600, 10, 101, 103},
+	} {
+		n := x.Whole(min(c.room, x.Left()))
+		if n != c.want {
+			t.Fatalf("%d bytes for %d, expected %d", n, c.room, c.want)
+		}
+		var buf []path.Copy
+		_, got, _ := x.Post(n, &buf)
+		if whole := buf == nil; whole != (c.end > 0) {
+			t.Fatalf("%d bytes: described anew: %v", n, !whole)
+		}
+		if c.end > 0 && (len(got) != c.end-c.from || &got[0] != &list[c.from]) {
+			t.Errorf("%d bytes: %d blocks, expected %d to %d of the list", n, len(got), c.from, c.end)
+		}
+	}
+	if !x.Posted() {
+		t.Errorf("%d bytes are left", x.Left())
 	}
 }
 
