@@ -207,6 +207,9 @@ func (o *TransferOptions) targets(ctx context.Context, r *Suite) error {
 		if err := o.callRows(ctx, r, d); err != nil {
 			return err
 		}
+		if err := o.listRows(ctx, r, d); err != nil {
+			return err
+		}
 	}
 	for _, d := range o.Paths {
 		if err := o.deathRows(ctx, r, d); err != nil {

@@ -91,7 +91,7 @@ func TestTransfer(t *testing.T) {
 	}
 }
 
-// The table of targets, without tools: classes, borrow, blocks and killed peers.
+// The table of targets, without tools: classes, borrow, blocks, lists and killed peers.
 func TestTargets(t *testing.T) {
 	o := quick(t, "")
 	o.Against = []string{}
@@ -100,7 +100,7 @@ func TestTargets(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	killed := 0
+	killed, lists := 0, 0
 	for _, x := range r.Rows {
 		if len(x.Ours.Samples) != 2 {
 			t.Errorf("%s: %d samples", x.Name, len(x.Ours.Samples))
@@ -108,9 +108,15 @@ func TestTargets(t *testing.T) {
 		if x.What == "peer killed" {
 			killed++
 		}
+		if x.What == "list" {
+			lists++
+			if x.Ours.Verified == 0 || len(x.Theirs) != 1 || x.Theirs[0].Verified == 0 || x.Theirs[0].Error != "" {
+				t.Errorf("%s: %+v", x.Name, x)
+			}
+		}
 	}
-	if killed != 4 || len(r.Rows) < 12 {
-		t.Errorf("%d rows, %d of killed peers", len(r.Rows), killed)
+	if lists != 4 || killed != 4 || len(r.Rows) < 12 {
+		t.Errorf("%d rows, %d of killed peers, %d of lists", len(r.Rows), killed, lists)
 	}
 }
 
