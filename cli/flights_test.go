@@ -223,6 +223,22 @@ func TestRoundTripsOfGet(t *testing.T) {
 	}
 }
 
+// A larger file takes those of its data connections, the bytes, the question whether they are of one content, and the report to the server. The end of a session that
+// only fetched takes none.
+func TestRoundTripsOfLargerGet(t *testing.T) {
+	served, to := t.TempDir(), filepath.Join(t.TempDir(), "x")
+	b := content(1<<20, 7)
+	write(t, filepath.Join(served, "larger"), b)
+	_, plain := serve(t, served, "--identity", "none")
+	f := newFlights(t, plain)
+	stdout, stderr, status := penstock(t, "get", f.addr()+"/larger", "-o", to, "--identity", "none", "--path", "tcp")
+	// TCP, the session, the name, the path, its TCP, its hello, the file, the question, the report
+	if n := f.count(); status != 0 || n > 9 {
+		t.Errorf("%d round trips, expected at most 9; %d: %s%s", n, status, stdout, stderr)
+	}
+	same(t, to, b)
+}
+
 // A listing takes as many round trips as a session and a question, as long as it fits into one answer.
 func TestRoundTripsOfLs(t *testing.T) {
 	ctx := limit(t)

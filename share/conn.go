@@ -1,6 +1,7 @@
 package share
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,19 +150,22 @@ func (m *moved) add(n uint64, e transfer.Explanation) {
 	}
 }
 
-// get brings the rest of a region, from offset from on, from the export r, and calls verified with how far it is, and session
-// with each session that it uses.
-func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), verified func(upTo uint64) error) (moved, error) {
+// get brings the rest of a region, from offset from on, from the export r, and calls room with each part before that may come, verified with
+// how far it is, and session with each session that it uses.
+func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), room func(ctx context.Context, from, to uint64) error, verified func(upTo uint64) error) (moved, error) {
 	if c.link == nil {
 		session(c.peer)
 		return pipeline(ctx, c.window(), from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+			if err := room(ctx, off, off+n); err != nil {
+				return nil, err
+			}
 			return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})}, transfer.PutOptions{})
 		}, verified)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: c.window(), Window: 2, From: from, Tag: r.Tag, Restarts: -1, OnSession: session, OnVerified: func(upTo uint64) {
+	o := transfer.JobOptions{Piece: c.window(), Window: 2, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 		if err := verified(upTo); err != nil {
 			cancel(err)
 		}
@@ -207,10 +211,15 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 			<-x.t.Done()
 		}
 	}()
-	for next := from; next < size || len(flying) > 0; {
-		if next < size && len(flying) < 2 {
+	var failed error
+	for next := from; failed == nil && next < size || len(flying) > 0; {
+		if failed == nil && next < size && len(flying) < 2 {
 			n := min(window-next%window, size-next)
 			t, err := move(ctx, next, n)
+			if err != nil && ctx.Err() == nil { // what is in flight may still come
+				failed = err
+				continue
+			}
 			if err != nil {
 				return m, err
 			}
@@ -222,14 +231,14 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 		<-x.t.Done()
 		flying = flying[1:]
 		if err := x.t.Err(); err != nil {
-			return m, err
+			return m, cmp.Or(failed, err)
 		}
 		m.add(x.t.Bytes(), x.t.Explain())
 		if err := verified(x.end); err != nil {
 			return m, err
 		}
 	}
-	return m, ctx.Err()
+	return m, cmp.Or(failed, ctx.Err())
 }
 
 // stopped is err, or why ctx ended if that came first: what was under way only says that it was canceled.

@@ -40,8 +40,9 @@
 //
 // # Fetching
 //
-// [Fetch] writes into OUTPUT.partial, whose blocks are allocated first, so that a full disk is an error at the start. The
-// bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
+// [Fetch] writes into OUTPUT.partial, which has its length from the start. A disk without room for it is an error before anything comes. The
+// blocks are allocated a part at a time, each before its bytes may come; where others have filled the disk meanwhile, what came stays for the
+// next attempt. The bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
 // the partial file is and which chunks of it were verified, with a checksum of each. The state of a chunk is appended after
 // its bytes; neither is synced to the disk on the way, because a resumed transfer trusts nothing of it: it reads the chunks,
 // compares their checksums, and goes on behind the last good one, if the other side still has the same content. At the

@@ -77,7 +77,7 @@ func Fetch(ctx context.Context, c Conn, name string, o FetchOptions) (*Fetched, 
 
 // fetch is Fetch to a place. may, if any, is asked last whether the file may take it.
 func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, may func() error) (*Fetched, error) {
-	begin := time.Now()
+	began := time.Now()
 	if err := writable(at, o.Overwrite); err != nil {
 		return nil, err
 	}
@@ -93,6 +93,9 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if o.MaxSize > 0 && r.Size() > o.MaxSize {
 		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(), o.MaxSize)
 	}
+	if w == nil { // the path is set up meanwhile
+		defer begin(ctx, r.Peer)()
+	}
 	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume, true)
 	if err != nil {
 		return nil, err
@@ -107,7 +110,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	report()
 	if w != nil { // which the server has counted
 		f.like = &w.like
-		if err = f.take(p, w); err == nil {
+		if err = f.take(ctx, p, w); err == nil {
 			report()
 			err = ctx.Err()
 		}
@@ -141,15 +144,29 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if err != nil {
 		return nil, err
 	}
-	f.Duration = time.Since(begin)
+	f.Duration = time.Since(began)
 	return f, nil
+}
+
+// begin begins to set up the path that bytes are going to take, and returns what ends the wait for it.
+func begin(ctx context.Context, p *transfer.Peer) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		p.Ready(ctx, "") // whoever moves the bytes gets the error
+	}()
+	return func() {
+		cancel()
+		<-over
+	}
 }
 
 // bring moves what is missing into the partial file by a path, and checks that it is one content.
 func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, tell *teller, report func()) (err error) {
 	if p.good() < p.size {
 		var m moved
-		m, err = c.get(ctx, r, p.region, p.good(), tell.session, func(upTo uint64) error {
+		m, err = c.get(ctx, r, p.region, p.good(), tell.session, p.room, func(upTo uint64) error {
 			if err := p.record(upTo); err != nil {
 				return err
 			}

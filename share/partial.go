@@ -15,11 +15,11 @@ import (
 	"github.com/penstock-io/penstock/vec"
 )
 
-// partial is a file that is being written: mapped and locked. One goroutine uses it.
+// partial is a file that is being written: mapped and locked. One goroutine uses it; room may be called by another one.
 //
 // A write through a mapping into a block that the disk has no room for kills the process. So what may be written to has its blocks
-// before: the whole file where it is opened whole, with a mapping for writing, else what allocate was called for, and the mapping is
-// for reading.
+// before: what room was called for, where it is opened whole, with a mapping for writing, else what fallocate or zero was called for, and the
+// mapping is for reading. A file that is opened whole has its length from the beginning, so that what somebody else truncates shows.
 type partial struct {
 	place
 	claim
@@ -27,7 +27,7 @@ type partial struct {
 	head        uint32
 	headLen     int
 	whole       bool        // opened whole
-	filled      uint64      // bytes from the beginning that the file on the disk has
+	filled      uint64      // bytes from the beginning that have their blocks
 	fresh       bool        // nothing in it was vouched for when it was opened
 	sums        []uint32    // of the chunks that are good, from the first on
 	like        *like       // of the complete file; nil: of none
@@ -38,7 +38,7 @@ type partial struct {
 
 // openPartial locks the partial file of a place, makes it what the claim says, and finds out how much of it is good
 // already: nothing unless resume is set and its state claims the same name, size and tag, and the bytes are as it says. If whole is
-// set the disk has room for all of it from now on.
+// set the disk has room for all of it now, and room takes it.
 func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*partial, error) {
 	if c.size > math.MaxInt64-chunkSize {
 		return nil, fmt.Errorf("share: %s: %d bytes are more than a file can have: %w", at.shown, c.size, ErrNoSpace)
@@ -154,12 +154,14 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 				return fmt.Errorf("share: %w", err)
 			}
 		}
-		if err := p.allocate(ctx, 0, p.size, 0); err != nil {
-			return err
-		}
 	}
 	for len(sums) > 0 && p.end(uint64(len(sums)-1)) > p.filled { // the file is shorter than its state says
 		sums = sums[:len(sums)-1]
+	}
+	if p.whole {
+		if err := p.reserve(); err != nil {
+			return err
+		}
 	}
 	if err := p.mapData(); err != nil {
 		return err
@@ -167,7 +169,9 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	if err := p.believe(ctx, sums); err != nil {
 		return err
 	}
-	p.start = p.good()
+	if p.start = p.good(); p.whole {
+		p.filled = p.start // what is behind may have holes
+	}
 	// What the state says beyond the good chunks goes; what it says is then true.
 	if err := p.state.Truncate(int64(p.headLen + recordSize*len(p.sums))); err != nil {
 		return fmt.Errorf("share: %w", err)
@@ -180,21 +184,40 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	return nil
 }
 
-// allocate gives the file all its blocks from one offset to another, unless less than keep bytes of the disk would be free then.
-func (p *partial) allocate(ctx context.Context, from, to, keep uint64) error {
-	done, err := p.fallocate(from, to, keep)
-	if err == nil && !done {
-		err = p.zero(ctx, to)
+// reserve gives the file its length, and says whether the disk has room for it: blocks for gigabytes take their time, and are taken by room.
+func (p *partial) reserve() error {
+	has, err := sys.AllocatedSize(int(p.data.Fd()))
+	if err == nil {
+		err = roomFor(p.data, p.shown, p.size-min(has, p.size), 0)
+	}
+	if err == nil {
+		err = spaceError(p.shown, p.data.Truncate(int64(p.size)))
 	}
 	return err
 }
 
-// fallocate is allocate on a file system that can do it at once.
-func (p *partial) fallocate(from, to, keep uint64) (done bool, err error) {
-	if err := roomFor(p.data, p.shown, to-min(to, p.filled), keep); err != nil {
-		return false, err
+// room gives a part of the file its blocks. Parts come in order, from the first that is not good on.
+func (p *partial) room(ctx context.Context, from, to uint64) error {
+	done, err := p.fallocate(min(from, p.filled), to)
+	if err == nil && !done {
+		if err = p.long(); err == nil {
+			err = p.zero(ctx, to)
+		}
 	}
-	err = sys.Fallocate(p.data, int64(from), int64(to-from))
+	return err
+}
+
+// long checks that the file has its length.
+func (p *partial) long() error {
+	if fi, err := p.data.Stat(); err != nil || fi.Size() != int64(p.size) {
+		return fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, p.shown+PartialSuffix)
+	}
+	return nil
+}
+
+// fallocate gives the file all its blocks from one offset to another, on a file system that can do it at once.
+func (p *partial) fallocate(from, to uint64) (done bool, err error) {
+	err = sys.Fallocate(p.data, int64(from), int64(to-from), !p.whole)
 	if sys.IsErrno(err, sys.EOPNOTSUPP) || sys.IsErrno(err, sys.ENOSYS) {
 		return false, nil
 	}
@@ -204,7 +227,7 @@ func (p *partial) fallocate(from, to, keep uint64) (done bool, err error) {
 	return true, spaceError(p.shown, err)
 }
 
-// zero is allocate on one that cannot: zeros are written, from the present end on, for a block that was never written can be missing
+// zero is fallocate on one that cannot: zeros are written, from the present end on, for a block that was never written can be missing
 // when the mapping needs it.
 func (p *partial) zero(ctx context.Context, to uint64) error {
 	zeros := make([]byte, 1<<20)
@@ -425,9 +448,7 @@ func (p *partial) commit(to place, overwrite bool) error {
 		err = spaceError(p.shown, p.data.Sync())
 	}
 	if err == nil {
-		if fi, serr := p.data.Stat(); serr != nil || fi.Size() != int64(p.size) {
-			err = fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, p.shown+PartialSuffix)
-		}
+		err = p.long()
 	}
 	if err == nil {
 		err = p.rename(to, overwrite)

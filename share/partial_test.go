@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/penstock-io/penstock/internal/testenv"
+	"github.com/penstock-io/penstock/transfer"
 )
 
 func TestStateGolden(t *testing.T) {
@@ -283,6 +284,61 @@ func TestFullDisk(t *testing.T) {
 		t.Errorf("upload: %v", err)
 	}
 	only(t, filepath.Join(dir, stagingDir))
+}
+
+// The disk fills up while a file is fetched: what came stays, and is the beginning of the next attempt, also where no block is left but those
+// that the partial file has already.
+func TestDiskFillsUp(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	content := randomBytes(6, 3*window)
+	write(t, filepath.Join(root, "x"), content)
+	s := serve(t, Options{Root: root})
+	link := testNode(t, transfer.Options{}).Link(s.Server.node.Addrs()[0], transfer.LinkOptions{})
+	for what, c := range map[string]Conn{"a session": s.c, "a link": OverLink(link)} {
+		dir := mounted(t, "tmpfs", "size=56m")
+		out, filler := filepath.Join(dir, "x"), filepath.Join(dir, "filler")
+		full := func(left int64) {
+			f, err := os.Create(filler)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			if err := syscall.Fallocate(int(f.Fd()), 0, 0, 56<<20-left); err != nil {
+				t.Error(err)
+			}
+		}
+		once := false
+		_, err := Fetch(ctx, c, "x", FetchOptions{Output: out, Progress: func(Progress) {
+			if !once {
+				once = true
+				full(window + window/2)
+			}
+		}})
+		p, ok := errors.AsType[*PartialError](err)
+		if !ok || !errors.Is(err, ErrNoSpace) || p.Good != window {
+			t.Fatalf("%s: %v", what, err)
+		}
+		only(t, dir, "filler", "x"+PartialSuffix, "x"+StateSuffix)
+		if _, err := Fetch(ctx, c, "x", FetchOptions{Output: out}); !errors.Is(err, ErrNoSpace) {
+			t.Errorf("%s: on a full disk: %v", what, err)
+		}
+		if err := os.Remove(filler); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.OpenFile(out+PartialSuffix, os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(syscall.Fallocate(int(f.Fd()), 0, 0, int64(len(content))), f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		full(int64(len(content)) + 64<<10)
+		got, err := Fetch(ctx, c, "x", FetchOptions{Output: out})
+		if err != nil || got.Resumed != window {
+			t.Fatalf("%s: %+v, %v", what, got, err)
+		}
+		same(t, out, content)
+	}
 }
 
 func TestFileSystemWithoutFallocate(t *testing.T) {

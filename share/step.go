@@ -59,8 +59,12 @@ func (u *upload) room(n uint64) (path.Desc, error) {
 // makeStep allocates a step before it maps it for writing.
 func (u *upload) makeStep(n uint64) (*uploadStep, error) {
 	up, from, size := &u.s.uploads, n*stepSize, u.stepLen(n)
-	up.disk.Lock()                                                                       // what one takes is seen by the next
-	done, err := u.p.fallocate(min(from, u.p.filled), from+size, u.s.keepFree(u.p.data)) // no holes: they would not be counted
+	done := false
+	up.disk.Lock() // what one takes is seen by the next
+	err := roomFor(u.p.data, u.p.shown, from+size-min(from+size, u.p.filled), u.s.keepFree(u.p.data))
+	if err == nil {
+		done, err = u.p.fallocate(min(from, u.p.filled), from+size) // no holes: they would not be counted
+	}
 	up.disk.Unlock()
 	if err == nil && !done {
 		ctx, cancel := context.WithTimeout(u.ctx, up.patience)

@@ -133,9 +133,12 @@ func (c Conn) look(ctx context.Context, p *transfer.Peer, name string) (r *trans
 }
 
 // take puts the bytes of a file that came in one answer into the partial file.
-func (f *Fetched) take(p *partial, w *whole) error {
+func (f *Fetched) take(ctx context.Context, p *partial, w *whole) error {
 	if p.good() == p.size { // an earlier attempt had left them
 		return nil
+	}
+	if err := p.room(ctx, 0, p.size); err != nil {
+		return err
 	}
 	if err := guard(p.shown+PartialSuffix, func() { copy(p.lease.Bytes(), w.bytes) }); err != nil {
 		return err

@@ -102,7 +102,10 @@ type outcome struct {
 func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*Peer]) (again bool, err error) {
 	p := s.Conn()
 	begin := time.Now()
-	r, err := p.Lookup(ctx, j.name)
+	r, err := j.o.Found, error(nil)
+	if j.o.Found = nil; r == nil || r.Peer != p || r.Name != j.name { // once: it may have changed since
+		r, err = p.Lookup(ctx, j.name)
+	}
 	j.spent(func(t *JobTimes) { t.Lookup += time.Since(begin) })
 	if err != nil {
 		return Retriable(err) || j.comingBack(p, err), err
@@ -116,6 +119,9 @@ func (j *Job) with(ctx context.Context, a *Attempt, s *pool.Lease[*Peer]) (again
 	begin = time.Now()
 	err = j.move(j.ctx, a, s, r)
 	j.spent(func(t *JobTimes) { t.Move += time.Since(begin) })
+	if _, ok := errors.AsType[*unready](err); ok {
+		return false, err
+	}
 	// A key that is unknown was revoked since it was looked up.
 	return Retriable(err) || errors.Is(err, path.ErrKey), err
 }
@@ -192,6 +198,11 @@ func difference(old, now *content, known bool) string {
 	return "the name was given to other memory, and no tag says that the content is the same"
 }
 
+// unready is an error of JobOptions.BeforePiece.
+type unready struct{ error }
+
+func (e *unready) Unwrap() error { return e.error }
+
 // flight is a piece that is being moved.
 type flight struct {
 	t      *Transfer
@@ -231,6 +242,12 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 			j.mu.Unlock()
 			if !ok {
 				break
+			}
+			if j.o.BeforePiece != nil {
+				if err := j.o.BeforePiece(ctx, lo, hi); err != nil {
+					failed = &unready{err} // what is under way may still come
+					break
+				}
 			}
 			local := mem.Span{Region: j.local.Region, Off: j.local.Off + lo, Len: hi - lo}
 			t, err := begin(ctx, []path.Copy{r.At(j.o.Off+lo, local)}, j.o.Transfer)

@@ -41,6 +41,12 @@ type JobOptions struct {
 	// block.
 	OnSession func(*Peer)
 
+	// Found is what the caller has found under the name, if anything: an attempt with its session does not ask for the name again.
+	Found *Remote
+	// BeforePiece, if any, is called before each piece is moved, with the bytes of the range that it has: one call at a time, while other
+	// pieces move. It may block until its context ends. Its error ends the job.
+	BeforePiece func(ctx context.Context, from, to uint64) error
+
 	Piece  uint64 // bytes that are verified at a time; 0 means 8 MiB
 	Window int    // pieces under way at the same time; 0 means 4
 	// Stall ends an attempt in which no piece was completed for so long, although the peer answers; 0 means never.

@@ -26,6 +26,7 @@ type lane struct {
 
 	arrivals arrivals
 	cost     costs
+	gave     atomic.Bool // anything but gets was posted
 	attended atomic.Bool // a goroutine that waits for a transfer serves the lane; see Transfer.attend
 
 	mu       sync.Mutex // guards everything below and owns p; unlock it by unlock

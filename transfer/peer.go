@@ -329,7 +329,7 @@ func (p *Peer) write() {
 		werr := p.flush()
 		if werr == nil && !over {
 			p.mu.Lock()
-			if len(p.paths)+len(p.coming)+len(p.queues) == 0 {
+			if len(p.coming)+len(p.queues) == 0 && !p.gave() {
 				p.session.Leave() // the goodbye costs no round trip
 			}
 			over = p.session.State() == control.Closed

@@ -390,6 +390,16 @@ func (p *Peer) fence(key path.Key) []<-chan error {
 	return out
 }
 
+// gave reports whether anything but gets went by a path that is open: the peer may not have all of it yet. The mutex is held.
+func (p *Peer) gave() bool {
+	for _, l := range p.paths {
+		if l.gave.Load() {
+			return true
+		}
+	}
+	return false
+}
+
 func (p *Peer) addQueue(q *Queue) {
 	p.node.keepQueue(q)
 	p.mu.Lock()

@@ -124,6 +124,9 @@ func (l *lane) gather(classes uint64, end *ending) int {
 		if s.notify {
 			op.Kind, op.Notify = path.Notify, false
 		}
+		if op.Kind != path.Get && !l.gave.Load() {
+			l.gave.Store(true)
+		}
 		l.inflight++
 		if s.bulk {
 			l.bulk++

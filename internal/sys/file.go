@@ -57,14 +57,18 @@ func Umask() (fs.FileMode, error) {
 	return 0, errors.New("/proc/self/status has no line Umask, which Linux has since 4.7")
 }
 
-// Fallocate gives the file f blocks for its n bytes from off on and extends it to them (man 2 fallocate), so that writing to them
-// later, also through a mapping, cannot fail for want of room. EOPNOTSUPP means that the file system cannot do that.
-func Fallocate(f *os.File, off, n int64) error {
+// Fallocate gives the file f blocks for its n bytes from off on (man 2 fallocate), so that writing to them later, also through a mapping,
+// cannot fail for want of room, and extends it to them if extend is set. EOPNOTSUPP means that the file system cannot do that.
+func Fallocate(f *os.File, off, n int64, extend bool) error {
 	if n == 0 {
 		return nil
 	}
+	mode := uint32(unix.FALLOC_FL_KEEP_SIZE)
+	if extend {
+		mode = 0
+	}
 	for {
-		err := unix.Fallocate(int(f.Fd()), 0, off, n)
+		err := unix.Fallocate(int(f.Fd()), mode, off, n)
 		if err == EINTR {
 			continue
 		}
