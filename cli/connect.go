@@ -246,7 +246,7 @@ func (c *client) watch(ctx context.Context) {
 }
 
 func (c *client) conn() share.Conn {
-	conn := share.OverLink(c.link).ForRate(uint64(c.flags.limit))
+	conn := share.OverLink(c.link)
 	if len(c.flags.paths) > 0 { // by these alone
 		conn = conn.ByPath()
 	}

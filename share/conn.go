@@ -18,7 +18,6 @@ import (
 type Conn struct {
 	peer *transfer.Peer
 	link *transfer.Link
-	slow bool // see ForRate
 	path bool // see ByPath
 }
 
@@ -28,13 +27,6 @@ func Over(p *transfer.Peer) Conn { return Conn{peer: p} }
 // OverLink makes a Conn of a link: what is under way when a session is lost goes on with the next one, as the link's Retry
 // says, also after a restart of the other process.
 func OverLink(l *transfer.Link) Conn { return Conn{link: l} }
-
-// ForRate is the Conn for a node that transfer.Limits hold to a rate. Where that is low, a Fetch, Stream or Upload moves fewer bytes at once: it
-// reports progress earlier, and moves fewer again after it ended early. ForRate itself limits nothing.
-func (c Conn) ForRate(bytesPerSecond uint64) Conn {
-	c.slow = bytesPerSecond > 0 && bytesPerSecond < window
-	return c
-}
 
 // ByPath is the Conn that moves the bytes of small files by paths, too. Else they come in the answer of a call, where no limit of the nodes is against it.
 func (c Conn) ByPath() Conn {
@@ -128,9 +120,10 @@ func entryOf(r *transfer.Remote) Entry {
 // window is how many bytes are moved at once over a peer; two are in flight.
 const window = 16 << 20
 
-// window is that of the Conn, a multiple of chunkSize.
-func (c Conn) window() uint64 {
-	if c.slow {
+// windowOf is window, or less where limits of this node hold transfers with the peer to a low rate: progress shows earlier, and less is moved again after an
+// early end. It is a multiple of chunkSize.
+func windowOf(p *transfer.Peer) uint64 {
+	if r := p.Rate(); r > 0 && r < window {
 		return chunkSize
 	}
 	return window
@@ -155,7 +148,7 @@ func (m *moved) add(n uint64, e transfer.Explanation) {
 func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), room func(ctx context.Context, from, to uint64) error, verified func(upTo uint64) error) (moved, error) {
 	if c.link == nil {
 		session(c.peer)
-		return pipeline(ctx, c.window(), from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		return pipeline(ctx, windowOf(c.peer), from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 			if err := room(ctx, off, off+n); err != nil {
 				return nil, err
 			}
@@ -165,7 +158,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: c.window(), Window: 2, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
+	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: 2, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 		if err := verified(upTo); err != nil {
 			cancel(err)
 		}

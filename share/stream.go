@@ -42,7 +42,7 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 		return nil, fmt.Errorf("share: stream %q: %w", Printable(name), err)
 	}
 	defer m.Close()
-	x := &streamer{c: c, w: w, name: name, o: o, memory: m, window: min(streamWindow, c.window())}
+	x := &streamer{c: c, w: w, name: name, o: o, memory: m}
 	if o.Digest || o.Expect != nil {
 		x.digest = sha256.New()
 	}
@@ -77,7 +77,6 @@ var errWriter = errors.New("share: writing")
 // streamer writes what a peer serves to a writer, in order.
 type streamer struct {
 	c         Conn
-	window    uint64 // bytes
 	w         io.Writer
 	name      string
 	o         StreamOptions
@@ -148,7 +147,7 @@ func (x *streamer) run(ctx context.Context, p *transfer.Peer) error {
 	var ready mem.Span
 	for x.far < size {
 		if flying == nil && next < size {
-			span := mem.Span{Region: x.memory, Off: half * streamWindow, Len: min(x.window, size-next)}
+			span := mem.Span{Region: x.memory, Off: half * streamWindow, Len: min(streamWindow, windowOf(p), size-next)}
 			if flying, err = p.Get(ctx, []path.Copy{x.was.At(next, span)}, transfer.PutOptions{}); err != nil {
 				return err
 			}

@@ -11,6 +11,9 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // uploadTree is UploadTree with an account of what became of each name.
@@ -233,12 +236,17 @@ func TestUploadFile(t *testing.T) {
 }
 
 // At a low rate progress comes in small steps, in each direction.
-func TestForRate(t *testing.T) {
+func TestLowRate(t *testing.T) {
 	ctx, file := testCtx(t), filepath.Join(t.TempDir(), "f")
 	write(t, file, randomBytes(1, 3*chunkSize))
 	s := serve(t, Options{Root: t.TempDir(), Writable: true})
-	for rate, want := range map[uint64]int{0: 2, window: 2, 1 << 20: 4} {
-		c, name := s.c.ForRate(rate), fmt.Sprint(rate)
+	for rate, want := range map[uint64]int{0: 2, 16 << 20: 2, 15 << 20: 4} {
+		n := testNode(t, transfer.Options{Name: "limited", Limits: transfer.Limits{Node: transfer.Quota{Out: sched.Limits{Rate: rate}}}})
+		p, err := n.Dial(ctx, s.node.Addrs()[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, name := Over(p), fmt.Sprint(rate)
 		var seen []uint64
 		progress := func(p Progress) { seen = append(seen, p.Bytes) }
 		for what, move := range map[string]func() error{

@@ -207,7 +207,7 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if u.size > u.good {
 		var r *transfer.Remote // of the step that is being filled
 		at := uint64(0)
-		m, err := pipeline(ctx, u.c.window(), u.good, u.size, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		m, err := pipeline(ctx, windowOf(p), u.good, u.size, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 			if step := off / stepSize; r == nil || step != at {
 				var err error
 				if r, err = u.ask(ctx, p, a.id, step); err != nil {

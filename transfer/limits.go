@@ -193,6 +193,19 @@ func (p *Peer) Carries() bool {
 	return p.wasReady() && !p.limits.holds && !p.limits.parent.holds && p.Security() >= p.floor(path.SecurityNone)
 }
 
+// Rate is how many bytes per second this node's limits let its transfers with the peer move; 0: as many as there are.
+func (p *Peer) Rate() (perSecond uint64) {
+	if !p.wasReady() {
+		return 0
+	}
+	for _, r := range [...]*sched.Rate{p.limits.outRate, p.limits.parent.outRate} {
+		if r != nil && (perSecond == 0 || r.PerSec() < perSecond) {
+			perSecond = r.PerSec()
+		}
+	}
+	return perSecond
+}
+
 // paced reports whether there is a rate for what peers do.
 func (l *limits) paced() bool { return l.inRate != nil || l.parent.inRate != nil }
 
