@@ -28,6 +28,8 @@ type slowHosts struct {
 	client *netns.Host
 	addr   string
 	flags  []string // of the client
+	serve  *exec.Cmd
+	shown  bytes.Buffer // what serve has printed, when it has ended
 }
 
 var plaintext = []string{"--insecure", "--identity", "none"}
@@ -43,11 +45,12 @@ func newHosts(t *testing.T, loss float64, root string, serverFlags, clientFlags 
 	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: loss, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
 	server := n.Hosts[1].Link()
 	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070", flags: clientFlags}
-	serve := h.command(n.Hosts[1], append([]string{"serve", root, "--listen", h.addr}, serverFlags...)...)
-	if err := n.Hosts[1].Start(serve); err != nil {
+	h.serve = h.command(n.Hosts[1], append([]string{"serve", root, "--listen", h.addr}, serverFlags...)...)
+	h.serve.Stdout, h.serve.Stderr = &h.shown, &h.shown
+	if err := n.Hosts[1].Start(h.serve); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { serve.Process.Kill(); serve.Wait() })
+	t.Cleanup(func() { h.serve.Process.Kill(); h.serve.Wait() })
 	for end := time.Now().Add(30 * time.Second); ; {
 		if out, err := h.run("ls", h.addr, "--timeout", "2s"); err == nil {
 			return h
@@ -214,8 +217,10 @@ func TestRecordingSlowLink(t *testing.T) {
 		out = regexp.MustCompile(`(?m)^.* % .*\n`).ReplaceAllString(out, "") // how far it is, on a machine that is slow
 		r.show("penstock "+strings.Join(args, " "), strings.ReplaceAll(out, r.dir+"/", ""))
 	}
+	run(true, "put", "run7", h.addr, "--dry-run")
 	run(true, "put", "run7", h.addr)
 	run(true, "put", "run7", h.addr)
+	run(true, "ls", h.addr)
 	run(true, "get", h.addr+"/run7/weights.bin", "-o", "w.bin", "--limit", "20MB")
 	same(t, filepath.Join(r.dir, "w.bin"), content(1_000_000, 1))
 	run(true, "mirror", h.addr, "copy", "--exclude", "*.bin")
@@ -223,5 +228,16 @@ func TestRecordingSlowLink(t *testing.T) {
 	run(true, "ls", h.addr, "--left-out")
 	run(true, "rm", h.addr+"/run7/weights.bin")
 	run(false, "get", h.addr+"/run7/weights.bin", "-o", "w.bin", "--force")
+	run(true, "rm", "-r", h.addr+"/run7/")
+	if err := h.serve.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.serve.Wait(); err != nil {
+		t.Error(err)
+	}
+	r.say("and what the server printed, until Ctrl-C:")
+	shown := regexp.MustCompile(`(?m)(: gone): transfer: closed by this side.*$`).ReplaceAllString(h.shown.String(), "$1") // if the last peer goes at that moment
+	shown = regexp.MustCompile(`cli\.test-\d+`).ReplaceAllString(shown, "penstock-4711")
+	r.show("penstock serve incoming --writable --removable", strings.ReplaceAll(shown, r.dir+"/", ""))
 	r.finish("slow-link")
 }
