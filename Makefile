@@ -20,7 +20,7 @@ build-dpdk:
 # The libraries for C, with a Go runtime and without one, the header and a file for pkg-config, in dist/ (docs/c.md). PREFIX is where they will be installed.
 PREFIX  ?= /usr/local
 CLIENT_FLAGS   := -std=c11 -O2 -fPIC -shared -Wall -Wextra -Wl,-z,defs -pthread -s -Wl,-soname,libpenstock-agent.so.1
-CLIENT_SOURCES := capi/client/*.c capi/python.c capi/loads.c -ldl
+CLIENT_SOURCES := capi/client/*.c capi/python.c capi/cuda.c capi/loads.c -ldl
 CLIENT         := $(or $(CC),cc) $(CLIENT_FLAGS)
 VERSION ?= 0.1.0
 DIST    ?= dist

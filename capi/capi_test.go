@@ -39,7 +39,7 @@ var library = sync.OnceValues(func() (string, error) {
 // sources are those of the library without a Go runtime.
 func sources() []string {
 	all, _ := filepath.Glob("client/*.c") // the pattern is well formed
-	return append(all, "python.c", "loads.c")
+	return append(all, "python.c", "cuda.c", "loads.c")
 }
 
 type buildError struct {

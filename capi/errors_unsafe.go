@@ -3,6 +3,9 @@ package main
 /*
 #define PENSTOCK_NO_PROTOTYPES
 #include "penstock.h"
+
+extern uintptr_t context_get(void);
+extern void context_keep(uintptr_t);
 */
 import "C"
 
@@ -31,9 +34,15 @@ func fail(out *C.penstock_error, err error) C.int32_t {
 	return C.int32_t(code)
 }
 
+// kept calls f, and leaves the thread of C the CUDA context that it has.
+func kept[T any](f func() (T, error)) (T, error) {
+	defer C.context_keep(C.context_get())
+	return abi.Guarded(f)
+}
+
 // made is a call that makes something, and returns its handle.
 func made(out *C.penstock_error, f func() (uint64, error)) C.penstock_handle {
-	h, err := abi.Guarded(f)
+	h, err := kept(f)
 	if err != nil {
 		fail(out, err)
 		return 0
@@ -43,7 +52,7 @@ func made(out *C.penstock_error, f func() (uint64, error)) C.penstock_handle {
 
 // counted is a call that returns a number of 0 or more.
 func counted[N C.int32_t | C.int64_t](out *C.penstock_error, f func() (N, error)) N {
-	n, err := abi.Guarded(f)
+	n, err := kept(f)
 	if err != nil {
 		return N(fail(out, err))
 	}

@@ -179,6 +179,14 @@ void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *);
  */
 int32_t penstock_dma(penstock_handle region, char *text, size_t n, penstock_error *);
 
+/*
+ * Memory of a CUDA device with the signatures of PyTorch's CUDAPluggableAllocator: each allocation is one of the driver's own in multiples of 2 MiB, so that it can be
+ * given to other processes, the agent and RDMA adapters without what lies beside it. The stream is not used: the driver waits for all of them before it
+ * frees. Errors go to the standard error, and NULL is returned: PyTorch takes no other.
+ */
+void *penstock_cuda_alloc(int64_t size, int device, void *stream);
+void penstock_cuda_free(void *memory, int64_t size, int device, void *stream);
+
 /* Lets peers name a part of a region. rights is PENSTOCK_READ, PENSTOCK_WRITE or both. A name is "" or unique in the system. */
 penstock_handle penstock_export(penstock_handle system, penstock_handle region, uint64_t offset, uint64_t length, const char *name,
 	uint32_t rights, uint32_t flags, penstock_error *);

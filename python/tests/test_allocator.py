@@ -3,10 +3,13 @@ CUDA's driver too, and on a machine with both a coordinator may run this file by
 import ctypes
 import os
 import sys
+import types
 import unittest
+import unittest.mock
 
 import numpy
 import penstock
+import penstock.torch
 from penstock import _lib
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -32,6 +35,40 @@ class Host(unittest.TestCase):
         for f in (lambda: penstock.alloc(1, pinned=True), lambda: penstock.empty(1, pinned=True)):
             with self.assertRaisesRegex(penstock.MissingError, "libcuda"):
                 f()
+
+    @unittest.skipIf(torch is None, "no torch")
+    def test_torch_that_has_none(self):
+        if hasattr(torch.cuda.memory, "CUDAPluggableAllocator"):
+            why = "no CUDA device"
+            if torch.cuda.is_available():
+                self.skipTest("this torch has it")
+        else:
+            why = "no torch.cuda.(CUDAPluggableAllocator|MemPool)"
+        for f in (penstock.torch.allocator, penstock.torch.pool):
+            with self.assertRaisesRegex(penstock.MissingError, why):
+                f()
+
+    def test_torch_that_has_it(self):
+        """A stand-in of PyTorch does with the allocator what PyTorch does: it finds both functions in the library, by the names that it is given."""
+        class Allocator:
+            def __init__(self, path, *names):
+                lib = ctypes.CDLL(path)
+                self.found = [getattr(lib, name) for name in names]
+
+            def allocator(self):
+                return self
+
+        class Pool:
+            def __init__(self, allocator):
+                self.of = allocator
+
+        cuda = types.SimpleNamespace(memory=types.SimpleNamespace(CUDAPluggableAllocator=Allocator), MemPool=Pool, is_available=lambda: True)
+        with unittest.mock.patch.dict(sys.modules, torch=types.SimpleNamespace(cuda=cuda, __version__="2.9")):
+            self.assertEqual(len(penstock.torch.allocator().found), 2)
+            self.assertIsInstance(penstock.torch.pool().of, Allocator)
+            cuda.is_available = lambda: False
+            with self.assertRaisesRegex(penstock.MissingError, "no CUDA device"):
+                penstock.torch.pool()
 
     def test_pinned_and_huge(self):
         with self.assertRaises(penstock.InvalidError):

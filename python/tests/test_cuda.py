@@ -7,6 +7,7 @@ import unittest
 import numpy
 import penstock
 import penstock.nixl as nixl
+import penstock.torch
 from penstock import READ, WRITE, _dlpack, _lib
 from penstock.mooncake import TransferEngine
 
@@ -172,6 +173,26 @@ class Device(unittest.TestCase):
         want = numpy.arange(4096, dtype="f4").reshape(16, 256)[::-1].ravel()
         self.assertTrue((y.read() == want).all())
 
+    def test_context_of_the_thread(self):
+        """Calls with memory of another device leave the thread the context that it has."""
+        context, now, p = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_uint64()
+        if self.driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) != 0:
+            self.skipTest("one device")
+        self.addCleanup(self.driver.cuDevicePrimaryCtxRelease_v2, 1)
+        self.driver.cuCtxPushCurrent_v2(context)
+        x = self.array(numpy.arange(1000))
+        self.driver.cuCtxPopCurrent_v2(ctypes.byref(now))
+        self.assertEqual(_lib.cuda_ordinal(x.p.value), 1)
+        self.driver.cuCtxGetCurrent(ctypes.byref(context))
+        y = numpy.zeros(1000, "f4")
+        with self.b.export(y, "y", READ | WRITE):
+            self.assertIn("cuda 1", self.peer.put(x, "y").wait(30).explain())
+            with penstock.adopt(x) as r:
+                self.peer.get("y", r).wait(30)
+        self.assertTrue((y == numpy.arange(1000)).all())
+        self.driver.cuCtxGetCurrent(ctypes.byref(now))
+        self.assertEqual((context.value is not None, now.value), (True, context.value))
+
     def test_beyond(self):
         x = self.array(numpy.zeros(1000))
         x.size = 1 << 40
@@ -207,6 +228,45 @@ class Device(unittest.TestCase):
         with self.assertRaises(ValueError):
             a.read_bytes_from_buffer(x.p.value, 1)
         self.assertEqual((a.unregister_memory(x.p.value), b.unregister_memory(y.p.value)), (0, 0))
+
+    def test_allocator(self):
+        """What PyTorch's pluggable allocator calls: memory that shares no block with other memory, put and given back."""
+        lib = ctypes.CDLL(_lib.lib()._name)
+        lib.penstock_cuda_alloc.argtypes, lib.penstock_cuda_alloc.restype = [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        lib.penstock_cuda_free.argtypes, lib.penstock_cuda_free.restype = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p], None
+        base, n, kind = ctypes.c_uint64(), ctypes.c_size_t(), ctypes.c_uint()
+        for size, device in ((1, 0), (5 << 20, 0), (3 << 20, 1)):
+            if device > 0 and self.driver.cuDeviceGet(ctypes.byref(kind), device) != 0:
+                continue
+            p = lib.penstock_cuda_alloc(size, device, None)
+            self.assertEqual(p % (2 << 20), 0)
+            self.assertEqual(self.driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(n), ctypes.c_uint64(p)), 0)
+            self.assertGreaterEqual(base.value + n.value, p + -(-size // (2 << 20) * (2 << 20)))
+            self.assertEqual(_lib.cuda_ordinal(p), device)
+            if size > 4:
+                a = Array.__new__(Array)
+                a.driver, a.size, a.p = self.driver, size, ctypes.c_uint64(p)
+                want = numpy.arange(size // 4, dtype="f4")
+                a.write(want)
+                y = numpy.zeros(size // 4, "f4")
+                with self.b.export(y, f"y{device}", WRITE):
+                    self.assertIn(f"cuda {device}", self.peer.put(a, f"y{device}").wait(30).explain())
+                self.assertTrue((y == want).all())
+            lib.penstock_cuda_free(p, size, device, None)
+            self.assertNotEqual(self.driver.cuPointerGetAttribute(ctypes.byref(kind), 2, ctypes.c_uint64(p)), 0)
+        self.assertIsNone(lib.penstock_cuda_alloc(0, 0, None))
+        self.assertIsNone(lib.penstock_cuda_alloc(1, 99, None))  # says why on the standard error
+        lib.penstock_cuda_free(None, 0, 0, None)
+
+    @unittest.skipIf(torch is None or not hasattr(torch.cuda, "MemPool") or not torch.cuda.is_available(), "torch has no CUDA, or no MemPool, here")
+    def test_torch_pool(self):
+        pool = penstock.torch.pool()
+        with torch.cuda.use_mem_pool(pool):
+            x = torch.arange(1 << 20, device="cuda")
+        y = torch.zeros(1 << 20, dtype=x.dtype)
+        with self.b.export(y, "pool", WRITE):
+            self.assertIn("cuda 0", self.peer.put(x, "pool").wait(30).explain())
+        self.assertTrue(torch.equal(x.cpu(), y))
 
     @unittest.skipIf(torch is None or not torch.cuda.is_available(), "torch has no CUDA here")
     def test_torch(self):

@@ -7,6 +7,7 @@ import numpy
 import penstock
 
 SIZE = 1 << 20
+BLOCK, BLOCKS = 4 << 10, 1024
 
 
 def main() -> None:
@@ -15,13 +16,20 @@ def main() -> None:
         far = {name: peer.lookup(name) for name in ("shm", "tcp")}
         array = numpy.full(SIZE, 7, "u1")
         near = {"shm": penstock.alloc(SIZE), "tcp": penstock.adopt(array)}
+        prepared = {}
+        for name in far:
+            r, at = penstock.alloc(BLOCK * BLOCKS), numpy.arange(BLOCKS) * BLOCK
+            blocks = numpy.stack([at, numpy.full(BLOCKS, BLOCK), at[::-1]], axis=1)
+            prepared[name] = peer.prepare("put", blocks, r, peer.lookup(name + " blocks"), paths=[name])
         print("ready", flush=True)
         for line in sys.stdin:
             path, how, count = line.split()
             took = []
             for _ in range(int(count)):
                 begun = time.perf_counter()
-                if how == "region":
+                if how == "blocks":
+                    prepared[path].post().wait()
+                elif how == "region":
                     peer.put(near[path], far[path]).wait()
                 elif how == "array":
                     peer.put(array, far[path]).wait()
