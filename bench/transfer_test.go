@@ -308,7 +308,6 @@ func (p *liar) Cancel(uint64) bool      { return false }
 func (p *liar) Reaches(path.Desc) error { return nil }
 func (p *liar) Stats() path.Stats       { return path.Stats{} }
 func (p *liar) Explain() []string       { return []string{"does nothing"} }
-func (p *liar) Cost() path.Cost         { return path.Cost{} }
 func (p *liar) Close() error {
 	if p.closed {
 		return nil

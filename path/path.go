@@ -168,9 +168,6 @@ type Path interface {
 	// Explain says how the path is set up: what was chosen, what was measured, in words for people.
 	Explain() []string
 
-	// Cost is what was measured on this path when it was set up, and since.
-	Cost() Cost
-
 	// Close ends the path. When it returns, the peer can write nothing more by it, or the memory it could write is retired
 	// (see path/shm). Outstanding operations complete with ErrDown; Poll still reports them.
 	Close() error

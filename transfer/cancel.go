@@ -40,7 +40,7 @@ func (l *lane) cancel(t *Transfer) {
 // expectEnd has the path closed if a canceled transfer does not end in time. The mutex is held.
 func (l *lane) expectEnd(t *Transfer) {
 	wait := l.peer.node.patience
-	if rate := l.p.Cost().BytesPerSec; rate > 0 {
+	if rate := l.cost.lastRate(); rate > 0 {
 		wait += time.Duration(cancelBytes / rate * float64(time.Second))
 	}
 	t.mu.Lock()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -19,14 +18,6 @@ import (
 // unknownPrior is for drivers that have no prior of their own.
 var unknownPrior = path.Cost{Latency: 50 * time.Microsecond, BytesPerSec: 1e9}
 
-// costModel is what a lane has achieved: the path's own measurement at set-up, then a moving average of real transfers.
-type costModel struct {
-	base    path.Cost
-	latency float64       // ns; 0: nothing observed
-	rate    float64       // bytes/s; 0: nothing observed
-	at      time.Duration // of the last observation, by clock
-}
-
 const (
 	latencyMax = 4 << 10 // transfers up to this size tell the latency
 	rateMin    = 1 << 20 // transfers from this size on tell the rate
@@ -36,88 +27,70 @@ const (
 	forget = 10 * time.Second
 )
 
-// observe learns from a transfer of n bytes that had the path for itself and took d. The first transfers pay for mapping the
-// memory on both sides, and any may meet a busy machine: so one of them moves what is known only a little.
-func (c *costModel) observe(n uint64, d, now time.Duration) {
-	if d <= 0 {
+// costs is what a lane's path is taken to cost: what its transfers achieved of late, else what its driver says. Any goroutine may ask, without waiting
+// for the lane's owner. The three words are not of one moment where they are changed meanwhile; each is one that was true.
+type costs struct {
+	prior path.Cost // fixed before others see it
+	// mapped paths begin from the prior: their first transfers pay for mapping or registering the memory at both sides.
+	mapped bool
+
+	latency, rate atomic.Uint64 // bits of a float64: ns, bytes per second; 0: nothing observed
+	at            atomic.Int64  // of the last observation, by clock
+}
+
+// observe learns from a transfer of n bytes that had the path for itself and took d. Any may meet a busy machine: so one of them moves what
+// is known only a little. The lane's mutex is held.
+func (c *costs) observe(n uint64, d, now time.Duration) {
+	var known *atomic.Uint64
+	var first, x float64
+	switch {
+	case d <= 0:
+		return
+	case n <= latencyMax:
+		known, first, x = &c.latency, float64(c.prior.Latency), float64(d)
+	case n >= rateMin:
+		known, first, x = &c.rate, c.prior.BytesPerSec, float64(n)/d.Seconds()
+	default:
 		return
 	}
-	c.stale(now)
-	mix := func(old *float64, base, x float64) {
-		if *old == 0 {
-			*old = base
-		}
-		if *old <= 0 {
-			*old = x
-			return
-		}
-		*old += weight * (min(max(x, *old/outlier), *old*outlier) - *old)
+	if c.stale(now) {
+		c.latency.Store(0)
+		c.rate.Store(0)
 	}
-	switch {
-	case n <= latencyMax:
-		mix(&c.latency, float64(c.base.Latency), float64(d))
-		c.at = now
-	case n >= rateMin:
-		mix(&c.rate, c.base.BytesPerSec, float64(n)/d.Seconds())
-		c.at = now
+	old := math.Float64frombits(known.Load())
+	if old == 0 && c.mapped {
+		old = first
 	}
+	if old > 0 {
+		x = old + weight*(min(max(x, old/outlier), old*outlier)-old)
+	}
+	known.Store(math.Float64bits(x))
+	c.at.Store(int64(now))
 }
 
-func (c *costModel) stale(now time.Duration) {
-	if now-c.at > forget {
-		c.latency, c.rate = 0, 0
-	}
-}
+func (c *costs) stale(now time.Duration) bool { return now-time.Duration(c.at.Load()) > forget }
 
-// get returns the best that is known: what was observed, else what the path measured, else the prior.
-func (c *costModel) get(prior path.Cost, now time.Duration) path.Cost {
-	c.stale(now)
-	r := c.base
-	if r.Latency <= 0 {
-		r.Latency = prior.Latency
+// get returns the best that is known.
+func (c *costs) get(now time.Duration) path.Cost {
+	r := c.prior
+	if c.stale(now) {
+		return r
 	}
-	if r.BytesPerSec <= 0 {
-		r.BytesPerSec = prior.BytesPerSec
+	if l := math.Float64frombits(c.latency.Load()); l > 0 {
+		r.Latency, r.Measured = time.Duration(l), true
 	}
-	if c.latency > 0 {
-		r.Latency, r.Measured = time.Duration(c.latency), true
-	}
-	if c.rate > 0 {
-		r.BytesPerSec, r.Measured = c.rate, true
+	if b := math.Float64frombits(c.rate.Load()); b > 0 {
+		r.BytesPerSec, r.Measured = b, true
 	}
 	return r
 }
 
-// costs is the cost model of a lane. It has a mutex of its own, so that a choice of a path does not wait for the lane's owner, and what each
-// put asks it for takes none.
-type costs struct {
-	base path.Cost // fixed before others see it
-
-	mu    sync.Mutex // guards model
-	model costModel
-	// What get needs of the model. Its three words are not of one moment where it is changed meanwhile; each is one that was true.
-	latency, rate atomic.Uint64 // bits of a float64
-	at            atomic.Int64
-}
-
-func (c *costs) observe(n uint64, d, now time.Duration) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.model.base = c.base
-	c.model.observe(n, d, now)
-	c.latency.Store(math.Float64bits(c.model.latency))
-	c.rate.Store(math.Float64bits(c.model.rate))
-	c.at.Store(int64(c.model.at))
-}
-
-func (c *costs) get(prior path.Cost, now time.Duration) path.Cost {
-	m := costModel{c.base, math.Float64frombits(c.latency.Load()), math.Float64frombits(c.rate.Load()), time.Duration(c.at.Load())}
-	return m.get(prior, now)
-}
-
-// product is twice the bytes that are on their way at a time when the path is full.
-func (c *costs) product() uint64 {
-	return uint64(2 * c.base.Latency.Seconds() * max(c.base.BytesPerSec, math.Float64frombits(c.rate.Load())))
+// lastRate is the rate that is known, however long ago it was observed.
+func (c *costs) lastRate() float64 {
+	if b := math.Float64frombits(c.rate.Load()); b > 0 {
+		return b
+	}
+	return c.prior.BytesPerSec
 }
 
 // Reasons that are set for every transfer.
@@ -193,7 +166,7 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 			c.Usable, c.Reason, c.err = false, errNoDevices.Error(), errNoDevices
 		case ln != nil:
 			costs = ln
-			c.Cost = ln.cost.get(c.Cost, now)
+			c.Cost = ln.cost.get(now)
 			if c.err = below(ln.caps.Security, floor); c.err != nil {
 				c.Usable, c.Reason = false, c.err.Error()
 			}

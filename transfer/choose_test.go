@@ -45,19 +45,27 @@ func candidate(t testing.TB, x *Transfer, name string) Candidate {
 
 func TestSlowPathIsRankedBelow(t *testing.T) {
 	slow, fast := over("slow"), over("fast")
-	slow.cost = path.Cost{Latency: 5 * time.Millisecond, BytesPerSec: 1e8, Measured: true}
-	fast.cost = path.Cost{Latency: time.Microsecond, BytesPerSec: 5e9, Measured: true}
 	p := newPair(t, Options{Paths: []setup.Driver{slow, fast}})
 	export(t, p.b, region(t, 4096), "dst", path.Write)
 	rem, src := lookup(t, p.ab, "dst"), region(t, 4096)
+	for name, d := range map[string]time.Duration{"slow": 5 * time.Second, "fast": time.Microsecond} {
+		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{Paths: []string{name}})
+		wait(t, x, err)
+		l, err := p.ab.openedLane(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.mu.Lock()
+		for range 10 {
+			l.cost.observe(64, d, clock())
+		}
+		l.unlock()
+	}
 	for i := range 10 {
 		x, err := p.ab.Put(ctx(t), []path.Copy{rem.At(0, src.All())}, PutOptions{})
 		wait(t, x, err)
 		addsUp(t, x)
 		e := x.Explain()
-		if i == 0 {
-			continue // nothing was measured yet: either may be taken
-		}
 		if e.Path != "fast" || e.Why != "lowest expected time for this size" {
 			t.Errorf("transfer %d went %v", i, e)
 		}
@@ -170,29 +178,29 @@ func TestCancelBeforeThereIsALane(t *testing.T) {
 	soon(t, src.Unmapped(), "the return of the leases")
 }
 
-func TestCostModel(t *testing.T) {
-	base := path.Cost{Latency: 10 * time.Microsecond, BytesPerSec: 1e10}
-	prior := path.Cost{Latency: time.Second, BytesPerSec: 1}
+func TestCosts(t *testing.T) {
+	prior := path.Cost{Latency: 10 * time.Microsecond, BytesPerSec: 1e10}
 	now := 1000 * time.Second
-	c := costModel{base: base}
-	if got := c.get(prior, now); got != base {
+	c := costs{prior: prior, mapped: true}
+	if got := c.get(now); got != prior || c.lastRate() != prior.BytesPerSec {
 		t.Fatalf("nothing observed: %v", got)
 	}
 	c.observe(64, 20*time.Millisecond, now) // the first transfer maps memory
-	if got := c.get(prior, now); got.Latency > 2*base.Latency || !got.Measured {
+	if got := c.get(now); got.Latency > 2*prior.Latency || !got.Measured {
 		t.Errorf("one outlier: %v", got)
 	}
 	for range 100 {
 		c.observe(64, 20*time.Millisecond, now)
 		c.observe(1<<20, time.Second, now)
 	}
-	if got := c.get(prior, now); got.Latency < 19*time.Millisecond || got.BytesPerSec > 1.2e6 {
+	if got := c.get(now); got.Latency < 19*time.Millisecond || got.BytesPerSec > 1.2e6 {
 		t.Errorf("a path that stays slow: %v", got)
 	}
-	if got := c.get(prior, now+forget+1); got != base {
-		t.Errorf("much later: %v", got)
+	if got := c.get(now + forget + 1); got != prior || c.lastRate() > 1.2e6 {
+		t.Errorf("much later: %v, %v", got, c.lastRate())
 	}
-	if got := (&costModel{}).get(prior, now); got != prior {
-		t.Errorf("a path that measured nothing: %v", got)
+	c = costs{prior: prior}
+	if c.observe(1<<20, time.Second, now); c.get(now).BytesPerSec != 1<<20 {
+		t.Errorf("the first transfer of a path that maps nothing: %v", c.get(now))
 	}
 }

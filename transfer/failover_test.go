@@ -42,7 +42,7 @@ const (
 
 func newTwoPaths(t *testing.T, size int) *twoPaths {
 	s := &twoPaths{alphaA: over("alpha"), alphaB: over("alpha"), src: region(t, size), dst: region(t, size)}
-	slow := path.Cost{Latency: 1 << 40}
+	slow := path.Cost{Latency: 1 << 40, BytesPerSec: 1}
 	betaA, betaB := over("beta"), over("beta")
 	betaA.cost, betaB.cost = slow, slow
 	s.alphaA.poll = func(p path.Path, events []path.Event) int {

@@ -15,7 +15,7 @@ import (
 type fakeDriver struct {
 	setup.ListenDriver
 	name   string
-	cost   path.Cost // reported instead of the measured one, unless zero
+	cost   path.Cost // the prior, unless zero
 	dial   func(ctx context.Context) error
 	dialed func() // called when a path was dialed, before the dialer gets it
 	listen error
@@ -38,6 +38,9 @@ func (d *fakeDriver) Name() string { return d.name }
 func (d *fakeDriver) Traits() setup.Traits {
 	t := d.ListenDriver.Traits()
 	t.Devices = d.reaches != nil
+	if d.cost != (path.Cost{}) {
+		t.Prior = d.cost
+	}
 	if d.level != nil {
 		t.Encrypts = *d.level == path.SecurityEncrypted
 	}
@@ -109,13 +112,6 @@ func (p *fakePath) Capabilities() path.Capabilities {
 		c.Security = *p.d.level
 	}
 	return c
-}
-
-func (p *fakePath) Cost() path.Cost {
-	if p.d.cost != (path.Cost{}) {
-		return p.d.cost
-	}
-	return p.Path.Cost()
 }
 
 func (p *fakePath) Post(ops []path.Op) (int, error) {

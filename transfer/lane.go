@@ -105,7 +105,10 @@ func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	}
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting for company.
 	l.batching = !caps.OneSided
-	l.cost.base = p.Cost()
+	l.cost.prior, l.cost.mapped = unknownPrior, caps.OneSided
+	if d := peer.node.driver(p.Name()); d != nil {
+		l.cost.prior = priorOf(d.Traits())
+	}
 	l.now, _ = p.(path.Immediate)
 	return l
 }

@@ -93,7 +93,7 @@ func (q *Queue) Peer() *Peer { return q.peer }
 // Name is the name both sides agreed on.
 func (q *Queue) Name() string { return q.name }
 
-// Path is the path below, for its Capabilities, Stats, Explain, Cost and Borrow. Its owner is the caller of this Queue.
+// Path is the path below, for its Capabilities, Stats, Explain and Borrow. Its owner is the caller of this Queue.
 func (q *Queue) Path() path.Path { return q.p }
 
 // Post hands over operations; see path.Path. Tokens must be below 1<<63. When the path is down the error wraps path.ErrDown; whether the

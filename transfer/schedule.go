@@ -15,7 +15,7 @@ const PieceSize = 32 << 20
 const ShareSize = 256 << 10
 
 const (
-	// wireRoom is how many bytes of large transfers are outstanding at least on a path over a wire while there is company: what is
+	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while there is company: what is
 	// less leaves the wire idle, what is more makes others wait.
 	wireRoom = 1 << 20
 	// nearRoom is the same for paths that this side completes by itself.
@@ -121,7 +121,7 @@ func (l *lane) room() uint64 {
 	}
 	r := uint64(nearRoom)
 	if !l.caps.OneSided {
-		r = max(wireRoom, l.cost.product())
+		r = wireRoom
 	}
 	return min(max(r, l.calm), 2*PieceSize)
 }

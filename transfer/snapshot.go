@@ -169,13 +169,9 @@ func (x *inUse) status(c observe.PathCounters) observe.PathStatus {
 		OneSided: caps.OneSided, Window: caps.Window, UserCopies: caps.UserCopies, KernelCopies: caps.KernelCopies, Counters: c}
 	cost := path.Cost{}
 	if l := x.ln; l != nil {
-		prior := unknownPrior
-		if d := l.peer.node.driver(r.Path); d != nil {
-			prior = priorOf(d.Traits())
-		}
 		l.mu.Lock()
 		r.InFlight, r.Queued = l.inflight, l.queue.Len()
-		cost = l.cost.get(prior, clock())
+		cost = l.cost.get(clock())
 		r.Explain = l.p.Explain()
 		l.unlock() // a transfer may have come meanwhile
 	}

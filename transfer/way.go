@@ -30,9 +30,8 @@ type way struct {
 
 // opened is a candidate whose path is set up.
 type opened struct {
-	ln    *lane
-	prior path.Cost
-	at    int // in found
+	ln *lane
+	at int // in found
 }
 
 const (
@@ -90,7 +89,7 @@ func (p *Peer) way(t *Transfer) *way {
 			return nil // it is tried again soon
 		}
 		if ln := lanes[i]; ln != nil {
-			w.open = append(w.open, opened{ln, priorOf(p.node.drivers[i].Traits()), i})
+			w.open = append(w.open, opened{ln, i})
 		}
 	}
 	if len(w.open) > maxOpen {
@@ -120,7 +119,7 @@ func (w *way) choose(t *Transfer, now time.Duration) *lane {
 		var ln *lane
 		if k < len(w.open) && w.open[k].at == i {
 			o := &w.open[k]
-			ln, cost = o.ln, o.ln.cost.get(o.prior, now)
+			ln, cost = o.ln, o.ln.cost.get(now)
 			c.costs[k] = priceOf(cost)
 			k++
 		}

@@ -354,8 +354,6 @@ func (e *memoryEnd) Stats() path.Stats {
 
 func (e *memoryEnd) Explain() []string { return []string{"copies under a lock, for tests"} }
 
-func (e *memoryEnd) Cost() path.Cost { return path.Cost{} }
-
 func (e *memoryEnd) Close() error {
 	l := e.link
 	l.mu.Lock()

@@ -38,12 +38,9 @@ const addrPrefix = "@penstock-shm-"
 // Name is "shm".
 func (Driver) Name() string { return "shm" }
 
-// priorRate is what copies are taken to reach until large ones were timed.
-const priorRate = 8e9
-
 // Traits are those of memory that both ends map.
 func (Driver) Traits() setup.Traits {
-	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: priorRate}}
+	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: 8e9}}
 }
 
 // Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent, and the memory that both sides share.

@@ -10,12 +10,6 @@ func (p *Path) Explain() []string {
 		fmt.Sprintf("shm: %s, peer is process %d of the same user (SO_PEERCRED)", p.role, p.pid),
 		fmt.Sprintf("one copy by the poster into or out of the peer's mapped memfd; borrow without a copy; window %d, notifications through rings of %d cells of 64 bytes", p.window, cells(p.window)),
 	}
-	c := p.Cost()
-	how := "assumed, nothing large was moved here yet"
-	if c.Measured {
-		how = "measured on this path's large operations"
-	}
-	out = append(out, fmt.Sprintf("cost: %v + %.1f GB/s (%s)", c.Latency, c.BytesPerSec/1e9, how))
 	if p.helps {
 		out = append(out, fmt.Sprintf("puts of %d MiB and more are copied by both sides' cores in chunks of %d KiB; %d bytes of ours so far by the peer",
 			helpBytes>>20, chunkBytes>>10, p.stats.helped.Load()))

@@ -3,9 +3,7 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"math"
 	"slices"
-	"time"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -26,8 +24,8 @@ const (
 // list of them bypasses the caches like one large block.
 const wholeBlocks = 64 << 10
 
-// timedBytes is the least copy that says something about bandwidth.
-const timedBytes = 1 << 20
+// longBytes is a copy that takes as long as many polls.
+const longBytes = 1 << 20
 
 var errShut = errors.New("the peer has closed the path")
 
@@ -65,7 +63,10 @@ func (p *Path) run(budget uint64) {
 			fallthrough
 		case phaseCopy:
 			if s.block < len(s.copies) {
-				n, err := p.copyTimed(s, budget)
+				n, err := p.copyBlocks(s, budget)
+				if n >= longBytes {
+					p.ticks -= int(n / (16 << 10)) // look at the socket after about as much time as after so many polls
+				}
 				budget -= min(n, budget)
 				if p.downErr != nil {
 					return
@@ -207,24 +208,6 @@ func (p *Path) resolve(s *slot) error {
 		}
 	}
 	return nil
-}
-
-// copyTimed is copyBlocks with a watch on large copies.
-func (p *Path) copyTimed(s *slot, budget uint64) (uint64, error) {
-	if s.total < timedBytes {
-		return p.copyBlocks(s, budget)
-	}
-	start := time.Now()
-	n, err := p.copyBlocks(s, budget)
-	if n >= timedBytes {
-		r := float64(n) / max(time.Since(start).Seconds(), 1e-9)
-		if old := math.Float64frombits(p.rate.Load()); old > 0 {
-			r = old + (r-old)/8
-		}
-		p.rate.Store(math.Float64bits(r))
-		p.ticks -= int(n / (16 << 10)) // look at the socket after about as much time as after so many polls
-	}
-	return n, err
 }
 
 // copyBlocks copies up to budget bytes. A fault in the peer's memory (huge pages that it punched a hole into) is an error.

@@ -3,7 +3,6 @@ package shm
 import (
 	"errors"
 	"fmt"
-	"math"
 	"net"
 	"runtime"
 	"sync"
@@ -104,7 +103,6 @@ type Path struct {
 	bellDead bool
 
 	stats counters
-	rate  atomic.Uint64 // float64 bits: bytes per second of large copies, measured; 0 before
 	pid   int
 	role  string
 }
@@ -477,14 +475,4 @@ func (p *Path) Stats() path.Stats {
 		NotifySent: c.sent.Load(), NotifyReceived: c.received.Load(), WindowFull: c.full.Load(), Rejected: c.rejected.Load(),
 		Syscalls: c.syscalls.Load(), Wakeups: c.wakeups.Load(), HelpedBytes: c.helped.Load(),
 	}
-}
-
-// Cost is the prior until large copies were timed on this path.
-// It may be called from any goroutine.
-func (p *Path) Cost() path.Cost {
-	c := path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: priorRate}
-	if r := math.Float64frombits(p.rate.Load()); r > 0 {
-		c.BytesPerSec, c.Measured = r, true
-	}
-	return c
 }

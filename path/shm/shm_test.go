@@ -51,7 +51,7 @@ func TestConformance(t *testing.T) {
 				New: func(t testing.TB, a, b setup.Config) (path.Path, path.Path) {
 					return connect(t, d, a, b)
 				},
-				Boundaries: []int{64, wholeBlocks, inlineBytes, chunkBytes, timedBytes, quantum, helpBytes},
+				Boundaries: []int{64, wholeBlocks, inlineBytes, chunkBytes, longBytes, quantum, helpBytes},
 			})
 		})
 	}

@@ -152,7 +152,6 @@ func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) 
 		}
 	}
 	g := agree(window, flags, &conns[0].answer)
-	g.rtt = conns[0].rtt
 	p, err := newPath(fds, addr, cfg.Reach(), g, channels, &d.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
@@ -166,7 +165,6 @@ type connection struct {
 	begun  bool // and perhaps not connected yet
 	answer hello
 	ch     *channel
-	rtt    time.Duration
 }
 
 func (c *connection) close() {
@@ -245,14 +243,12 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 		}
 		rand.Read(h.nonce[:])
 	}
-	start := time.Now()
 	if c.answer, c.ch, err = w.greet(c.fd, h, cfg.Secret, d.o.sealLimit); err != nil {
 		return err
 	}
 	if c.ch != nil {
 		c.ch.kernel, c.ch.why = kernel, why
 	}
-	c.rtt = time.Since(start)
 	return nil
 }
 

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync"
-	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -43,12 +42,10 @@ type Path struct {
 	txv       [1]sys.Iovec
 	peer      netip.AddrPort
 	zc        zeroCopy
-	cost      costMeter
 
 	mu    sync.Mutex // guards what other goroutines may read
 	pub   path.Stats
 	lines []string
-	costs path.Cost
 
 	zcLine           string
 	ccLine, sealLine string // do not change
@@ -84,7 +81,6 @@ func newPath(fds []int, peer netip.AddrPort, x path.Reach, d deal, channels []*c
 		return nil, err
 	}
 	p.trash = make([]byte, trashSize)
-	p.cost.init(d.rtt)
 	p.ccLine = o.congestion(fds[0])
 	p.zc.init(p, o)
 	p.explain(d)
@@ -181,7 +177,6 @@ func (p *Path) FD() int {
 func (p *Path) Post(ops []path.Op) (int, error) {
 	n, err := p.post(ops)
 	if n > 0 {
-		p.cost.posted(&p.core, ops[:n])
 		if p.err == nil {
 			p.sendGuarded(false)
 		}
@@ -235,7 +230,6 @@ func (p *Path) Poll(events []path.Event) int {
 		}
 		n += p.report(events[n:])
 	}
-	p.cost.reported(events[:n])
 	p.publish()
 	if invariants.Enabled {
 		p.verify()
@@ -395,7 +389,6 @@ func (p *Path) publish() {
 	p.dirty = false
 	p.mu.Lock()
 	p.pub = p.st
-	p.costs = p.cost.cost
 	p.mu.Unlock()
 }
 
@@ -404,13 +397,6 @@ func (p *Path) Stats() path.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pub
-}
-
-// Cost may be called from any goroutine.
-func (p *Path) Cost() path.Cost {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.costs
 }
 
 // Explain may be called from any goroutine.
@@ -429,5 +415,4 @@ type deal struct {
 	sealed bool
 	frame  int
 	blocks int
-	rtt    time.Duration // of the handshake; 0 on the accepting side
 }

@@ -3,8 +3,6 @@ package verbs
 import (
 	"fmt"
 	"time"
-
-	"github.com/penstock-io/penstock/path"
 )
 
 // maxNotes is how many remarks a path keeps: the last ones.
@@ -56,65 +54,4 @@ func (p *Path) Explain() []string {
 		out = append(out, fmt.Sprintf("queue pairs replaced: %d, operations begun anew: %d; the last because: %v", p.pub.replaced, p.pub.resumed, p.pub.why))
 	}
 	return append(out, p.remarks...)
-}
-
-// costMeter measures a few of the operations that are done anyway, as a path alone can do them.
-type costMeter struct {
-	cost    path.Cost
-	active  bool
-	token   uint64
-	bytes   uint64
-	start   time.Time
-	posts   uint
-	latency bool
-}
-
-const sampleEvery = 64
-
-func (m *costMeter) init(speed uint64) {
-	m.cost = path.Cost{Latency: 5 * time.Microsecond, BytesPerSec: 1e9}
-	if speed > 0 {
-		m.cost.BytesPerSec = float64(speed) / 8
-	}
-}
-
-func (m *costMeter) posted(p *Path, ops []path.Op) {
-	m.posts++
-	o := &ops[0]
-	if m.active || len(p.freeWorks) != len(p.works)-1 || o.Kind != path.Put && o.Kind != path.Get || len(o.Copies) != 1 {
-		return // only what has the path for itself says something about it
-	}
-	if n := o.Bytes(); n >= 1<<20 || n <= 4096 && m.posts%sampleEvery == 1 {
-		m.active, m.token, m.bytes, m.start = true, o.Token, n, time.Now()
-	}
-}
-
-func (m *costMeter) reported(p *Path, events []path.Event) {
-	if !m.active {
-		return
-	}
-	for i := range events {
-		e := &events[i]
-		if e.Kind != path.EventDone || e.Token != m.token {
-			continue
-		}
-		m.active = false
-		if e.Err != nil {
-			return
-		}
-		d := time.Since(m.start)
-		if m.bytes <= 4096 {
-			if m.latency {
-				d = (7*m.cost.Latency + d) / 8
-			}
-			m.cost.Latency, m.latency = d, true
-			return
-		}
-		r := float64(m.bytes) / max(d-m.cost.Latency, d/2, 1).Seconds()
-		if m.cost.Measured {
-			r = (7*m.cost.BytesPerSec + r) / 8
-		}
-		m.cost.BytesPerSec, m.cost.Measured = r, true
-		return
-	}
 }

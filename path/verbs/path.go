@@ -90,7 +90,6 @@ type Path struct {
 	ahead     uint64 // bytes of bulk operations at the adapter
 	completed uint64 // since the tuner was told
 	tuner     tuner  // of bulk operations
-	cost      costMeter
 
 	inlineTuner tuner // of short writes
 	short       shortMeter
@@ -134,7 +133,6 @@ type Path struct {
 // published is what other goroutines may read.
 type published struct {
 	stats             path.Stats
-	cost              path.Cost
 	tuned             Tuned
 	replaced, resumed uint64
 	why               error
@@ -157,7 +155,6 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 		return nil, err
 	}
 	p.tuner = newTuner(o)
-	p.cost.init(dev.port.Speed)
 	depth := o.ring()
 	if n := dev.attr.MaxQPWR; n > 0 && depth > n {
 		return nil, fmt.Errorf("verbs: %d requests in a queue: device %s has at most %d: %w", depth, dev.ctx.Name(), n, path.ErrUnavailable)
@@ -304,7 +301,6 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 		n++
 	}
 	if n > 0 {
-		p.cost.posted(p, ops[:n])
 		p.move()
 		p.ring()
 	}
@@ -340,7 +336,7 @@ func (p *Path) publish() {
 	}
 	p.dirty = false
 	p.mu.Lock()
-	p.pub = published{p.st, p.cost.cost, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens)}
+	p.pub = published{p.st, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens)}
 	p.mu.Unlock()
 }
 
@@ -349,11 +345,4 @@ func (p *Path) Stats() path.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.pub.stats
-}
-
-// Cost may be called from any goroutine.
-func (p *Path) Cost() path.Cost {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.pub.cost
 }

@@ -58,7 +58,6 @@ func (p *Path) Poll(events []path.Event) int {
 		}
 		n += p.report(events[n:])
 	}
-	p.cost.reported(p, events[:n])
 	p.publish()
 	if invariants.Enabled {
 		p.verify()
