@@ -67,19 +67,5 @@ func (b *Batcher) Wait(now time.Time, inflight int) time.Duration {
 	return max(0, delay-now.Sub(b.oldest))
 }
 
-// Queued is the number of operations that were added and not flushed.
-func (b *Batcher) Queued() int { return b.queued }
-
-// Flushed tells that the caller took the oldest n operations, of so many bytes in all, from its queue. What stays keeps
-// the age of the oldest, so it is due rather too early than too late.
-func (b *Batcher) Flushed(n int, bytes uint64) {
-	if n >= b.queued {
-		b.Reset()
-		return
-	}
-	b.queued -= max(n, 0)
-	b.bytes -= min(bytes, b.bytes)
-}
-
 // Reset tells that nothing is queued any more.
 func (b *Batcher) Reset() { b.queued, b.bytes, b.oldest = 0, 0, time.Time{} }

@@ -38,17 +38,15 @@ func TestBatcherRules(t *testing.T) {
 			t.Errorf("operation %d: %v", i+1, w)
 		}
 	}
-	b.Flushed(BatchCount, BatchCount)
+	b.Reset()
 	if w := b.Add(t0, BatchBytes-1, 1); w == 0 {
 		t.Error("below the limit of bytes it does not wait")
 	}
 	if w := b.Add(t0, 1, 1); w != 0 {
 		t.Errorf("limit of bytes: %v", w)
 	}
-	b.Flushed(1, BatchBytes-1)
-	if w := b.Wait(at(time.Microsecond), 1); w != BatchDelay-time.Microsecond || b.Queued() != 1 {
-		t.Errorf("one left: %v, %d", w, b.Queued())
-	}
+	b.Reset()
+	b.Add(t0, 1, 1)
 	if w := b.Add(t0, ^uint64(0), 1); w != 0 {
 		t.Errorf("a sum that overflows: %v", w)
 	}
@@ -93,7 +91,7 @@ func TestBatcherInVirtualTime(t *testing.T) {
 			if n > b.Count || sum >= b.Bytes {
 				t.Fatalf("batch of %d operations, %d bytes before the last; limits %d and %d", n, sum, b.Count, b.Bytes)
 			}
-			b.Flushed(n, ^uint64(0))
+			b.Reset()
 			queue, due = queue[:0], time.Time{}
 		}
 		act := func(w time.Duration) {
@@ -109,8 +107,8 @@ func TestBatcherInVirtualTime(t *testing.T) {
 			default:
 				due = now.Add(w)
 			}
-			if b.Queued() != len(queue) {
-				t.Fatalf("counts %d of %d", b.Queued(), len(queue))
+			if b.queued != len(queue) {
+				t.Fatalf("counts %d of %d", b.queued, len(queue))
 			}
 		}
 		total := rapid.IntRange(1, 60).Draw(t, "operations")

@@ -108,13 +108,6 @@ func NewAccount(whose string, l Limits, parent *Account) *Account {
 	return &Account{whose: whose, limits: l, parent: parent}
 }
 
-// Limits are what the account was made with.
-func (a *Account) Limits() Limits {
-	l := a.limits
-	l.DTypes = slices.Clone(l.DTypes)
-	return l
-}
-
 // Use says how much is in use now.
 func (a *Account) Use() Use {
 	a.mu.Lock()
