@@ -1,12 +1,15 @@
 package share
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -304,5 +307,28 @@ func TestServerIsKilledInABatch(t *testing.T) {
 	only(t, filepath.Join(root, stagingDir))
 	if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""}); err != nil || u.Sent != 4 {
 		t.Errorf("%+v, %v", u, err)
+	}
+}
+
+// TestStreamOfChangedContent changes a file while it is written to a writer: the error says that the content changed, and how much of the old one was written.
+func TestStreamOfChangedContent(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	file := filepath.Join(root, "x")
+	old := randomBytes(1, 6*streamWindow)
+	write(t, file, old)
+	s := serve(t, Options{Root: root})
+	for _, c := range []Conn{s.c, testLink(t, s.node.Addrs()[0])} {
+		replaceFile(t, file, old)
+		var b bytes.Buffer
+		done := false
+		_, err := Stream(ctx, c, "x", &b, StreamOptions{Progress: func(p Progress) {
+			if !done && p.Bytes > 0 {
+				done = true
+				replaceFile(t, file, randomBytes(2, len(old)))
+			}
+		}})
+		if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), fmt.Sprintf("after %d of %d bytes", b.Len(), len(old))) || !bytes.HasPrefix(old, b.Bytes()) {
+			t.Errorf("%d bytes were written: %v", b.Len(), err)
+		}
 	}
 }
