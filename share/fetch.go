@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
@@ -116,10 +117,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 		}
 	} else {
 		tell = newTeller(ctx, name, p.size, p.start)
-		err = f.bring(ctx, c, r, p, tell, report)
-		if err == nil && o.Like {
-			f.like, err = c.like(ctx, name, r.Tag)
-		}
+		err = f.bring(ctx, c, r, p, o.Like, tell, report)
 	}
 	if err == nil && o.Like && f.like != nil {
 		var umask fs.FileMode
@@ -162,8 +160,8 @@ func begin(ctx context.Context, p *transfer.Peer) (end func()) {
 	}
 }
 
-// bring moves what is missing into the partial file by a path, and checks that it is one content.
-func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, tell *teller, report func()) (err error) {
+// bring moves what is missing into the partial file by a path, checks that it is one content, and asks what the file is like.
+func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *partial, like bool, tell *teller, report func()) (err error) {
 	if p.good() < p.size {
 		var m moved
 		m, err = c.get(ctx, r, p.region, p.good(), tell.session, p.room, func(upTo uint64) error {
@@ -179,7 +177,15 @@ func (f *Fetched) bring(ctx context.Context, c Conn, r *transfer.Remote, p *part
 		err = c.do(ctx, transfer.DoOptions{}, func(_ context.Context, p *transfer.Peer) error { tell.session(p); return nil })
 	}
 	if err == nil {
+		var wg sync.WaitGroup
+		var lerr error
+		if like {
+			wg.Go(func() { f.like, lerr = c.like(ctx, r.Name, r.Tag) })
+		}
 		err = c.unchanged(ctx, r)
+		if wg.Wait(); err == nil {
+			err = lerr
+		}
 	} else if !errors.Is(err, ErrChanged) && ctx.Err() == nil {
 		short, cancel := context.WithTimeout(ctx, askTime)
 		if cerr := c.unchanged(short, r); errors.Is(cerr, ErrChanged) { // that is why it failed, then
