@@ -21,7 +21,7 @@ import (
 	"github.com/penstock-io/penstock/path/tcp"
 )
 
-// slowHosts are a server of a directory and a client, on a link of 20 ms.
+// slowHosts are a server of a directory and a client, on a link.
 type slowHosts struct {
 	t      *testing.T
 	server *netns.Link
@@ -37,12 +37,12 @@ var plaintext = []string{"--insecure", "--identity", "none"}
 // newSlowHosts are those of plaintext, on a link that loses one packet in a hundred.
 func newSlowHosts(t *testing.T, root string, flags ...string) *slowHosts {
 	t.Helper()
-	return newHosts(t, 0.01, root, append(flags, plaintext...), plaintext)
+	return newHosts(t, netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: 0.01, Rate: 1e9, Queue: 4 << 20, Seed: 11}, root, append(flags, plaintext...), plaintext)
 }
 
-func newHosts(t *testing.T, loss float64, root string, serverFlags, clientFlags []string) *slowHosts {
+func newHosts(t *testing.T, link netns.LinkSpec, root string, serverFlags, clientFlags []string) *slowHosts {
 	t.Helper()
-	n := netns.New(t, netns.Topology{Link: netns.LinkSpec{Delay: 10 * time.Millisecond, Loss: loss, Rate: 1e9, Queue: 4 << 20, Seed: 11}})
+	n := netns.New(t, netns.Topology{Link: link})
 	server := n.Hosts[1].Link()
 	h := &slowHosts{t: t, server: server, client: n.Hosts[0], addr: server.IPv4.String() + ":7070", flags: clientFlags}
 	h.serve = h.command(n.Hosts[1], append([]string{"serve", root, "--listen", h.addr}, serverFlags...)...)
@@ -52,7 +52,7 @@ func newHosts(t *testing.T, loss float64, root string, serverFlags, clientFlags 
 	}
 	t.Cleanup(func() { h.serve.Process.Kill(); h.serve.Wait() })
 	for end := time.Now().Add(30 * time.Second); ; {
-		if out, err := h.run("ls", h.addr, "--timeout", "2s"); err == nil {
+		if out, err := h.run("ls", h.addr); err == nil {
 			return h
 		} else if time.Now().After(end) {
 			t.Fatalf("the server does not answer: %v: %s", err, out)
@@ -159,6 +159,29 @@ func TestMirrorOverALongLink(t *testing.T) {
 	}
 }
 
+// A link may be slow: 1 Mb/s, a round trip of 600 ms, two packets in a hundred lost. No silence of it is taken for a dead peer, with TLS and without, and nothing is tried twice.
+func TestGetOverASlowLink(t *testing.T) {
+	dirs := identities(t, "worker")
+	root, out := t.TempDir(), filepath.Join(t.TempDir(), "f")
+	b := content(400_000, 1)
+	write(t, filepath.Join(root, "f"), b)
+	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
+	link := netns.LinkSpec{Delay: 300 * time.Millisecond, Rate: 1e6, Loss: 0.02, Queue: 256 << 10, Seed: 3}
+	for _, c := range []struct{ server, client []string }{
+		{[]string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"]}},
+		{plaintext, plaintext},
+	} {
+		h := newHosts(t, link, root, c.server, append(c.client, "--timeout", "60s", "--retry", "0"))
+		if text, err := h.run("get", h.addr+"/f", "-f", "-o", out); err != nil {
+			t.Errorf("%v: %s", err, text)
+		}
+		same(t, out, b)
+		if lost := h.server.Counts().Lost; lost == 0 {
+			t.Error("the link lost nothing")
+		}
+	}
+}
+
 // As many clients as come at once get their files over a long link, with TLS, whether these come in an answer or by a path: none takes a server with much to do for a dead one.
 func TestManyGetsOverALongLink(t *testing.T) {
 	testenv.LeaveOut(t, testenv.WithRace, "200 processes of that build take more memory than a small machine has")
@@ -170,7 +193,7 @@ func TestManyGetsOverALongLink(t *testing.T) {
 		write(t, filepath.Join(root, strconv.Itoa(i)), content(size, uint64(i)))
 	}
 	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
-	h := newHosts(t, 0, root, []string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"], "--retry", "0"})
+	h := newHosts(t, netns.LinkSpec{Delay: 10 * time.Millisecond, Rate: 1e9, Queue: 4 << 20}, root, []string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"], "--retry", "0"})
 	var wg sync.WaitGroup
 	for i := range gets {
 		wg.Go(func() {
