@@ -10,13 +10,10 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"strconv"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/testenv"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/path/tcp"
 )
@@ -180,36 +177,6 @@ func TestGetOverASlowLink(t *testing.T) {
 			t.Error("the link lost nothing")
 		}
 	}
-}
-
-// As many clients as come at once get their files over a long link, with TLS, whether these come in an answer or by a path: none takes a server with much to do for a dead one.
-func TestManyGetsOverALongLink(t *testing.T) {
-	testenv.LeaveOut(t, testenv.WithRace, "200 processes of that build take more memory than a small machine has")
-	const gets = 200
-	dirs := identities(t, "worker")
-	root, out := t.TempDir(), t.TempDir()
-	sizes := []int{20_000, 500_000, 2_000_000}
-	for i, size := range sizes {
-		write(t, filepath.Join(root, strconv.Itoa(i)), content(size, uint64(i)))
-	}
-	policy := write(t, filepath.Join(t.TempDir(), "policy"), []byte("allow worker read,list\n"))
-	h := newHosts(t, netns.LinkSpec{Delay: 10 * time.Millisecond, Rate: 1e9, Queue: 4 << 20}, root, []string{"--identity", dirs["server"], "--policy", policy}, []string{"--identity", dirs["worker"], "--retry", "0"})
-	var wg sync.WaitGroup
-	for i := range gets {
-		wg.Go(func() {
-			to := filepath.Join(out, strconv.Itoa(i))
-			text, err := h.run("get", "server@"+h.addr+"/"+strconv.Itoa(i%len(sizes)), "-o", to)
-			if err != nil {
-				t.Errorf("get %d: %v: %s", i, err, text)
-				return
-			}
-			b, err := os.ReadFile(to)
-			if want := content(sizes[i%len(sizes)], uint64(i%len(sizes))); err != nil || !bytes.Equal(b, want) {
-				t.Errorf("get %d: %d bytes that are not those of the file, %v", i, len(b), err)
-			}
-		})
-	}
-	wg.Wait()
 }
 
 // TestRecordingSlowLink records the commands for files over a link of 20 ms that loses one packet in a hundred.
