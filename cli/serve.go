@@ -57,6 +57,9 @@ FILE/TENSOR. Symbolic links (but see --follow-links, for a cache of a model hub)
 asked for. With --writable peers may also put new files below the directory; nothing that exists is ever written to, it is only
 replaced as a whole. With --removable they may remove files, too.
 
+Files go by tcp or verbs, not by shm, also where a peer is on this machine: over a Unix socket it gets its data connections at a port of 127.0.0.1.
+Shared memory hands over an open descriptor of all that it shares. A server keeps none for its files, and no revocation would take one back.
+
 One line is printed for each peer that comes or goes and each transfer that ends. Ctrl-C ends in order: transfers under way get
 --grace to end; a second Ctrl-C ends at once. Either way nothing is lost that a peer cannot fetch on from where it was.`,
 		Example: `  penstock serve model.safetensors

@@ -94,7 +94,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	if o.MaxSize > 0 && r.Size() > o.MaxSize {
 		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(), o.MaxSize)
 	}
-	if w == nil { // the path is set up meanwhile
+	if w == nil && !r.Peer.SameHost() { // the path is set up meanwhile; on one machine that takes no time, and files come by another one than memory
 		defer begin(ctx, r.Peer)()
 	}
 	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume, true)

@@ -179,7 +179,7 @@ func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security
 		case traits.Whole:
 			for _, e := range exports {
 				if !e.Whole {
-					c.Usable, c.Reason = false, "the export is adopted memory, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
+					c.Usable, c.Reason = false, "the export is adopted memory, such as a served file, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
 				}
 			}
 		}

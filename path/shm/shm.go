@@ -215,7 +215,7 @@ func (p *Path) Capabilities() path.Capabilities {
 // Reaches refuses exports that are a part of a region, unless their owner lets the whole of it be handed over.
 func (p *Path) Reaches(d path.Desc) error {
 	if !d.Whole {
-		return fmt.Errorf("path/shm: the export is a part of a region or has no memfd: shared memory would hand over the whole file: its owner exports a region of its own, or sets ExportOptions.WholeRegion: %w", path.ErrUnreachable)
+		return fmt.Errorf("path/shm: the export is a part of a region or has no memfd, as a served file has none: shared memory would hand over the whole file: its owner exports a region of its own, or sets ExportOptions.WholeRegion: %w", path.ErrUnreachable)
 	}
 	if d.Size > maxMapping {
 		return fmt.Errorf("path/shm: the export has %d bytes, more than can be mapped: %w", d.Size, path.ErrUnreachable)
