@@ -44,7 +44,7 @@
 // blocks are allocated a part at a time, each before its bytes may come; where others have filled the disk meanwhile, what came stays for the
 // next attempt. The bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
 // the partial file is and which chunks of it were verified, with a checksum of each. The state of a chunk is appended after
-// its bytes; neither is synced to the disk on the way, because a resumed transfer trusts nothing of it: it reads the chunks,
+// its bytes; neither is synced to the disk on the way (the kernel is only asked to begin with the data), because a resumed transfer trusts nothing of it: it reads the chunks,
 // compares their checksums, and goes on behind the last good one, if the other side still has the same content. At the
 // end the data are synced (fsync), the file is renamed to OUTPUT and the directory is synced. So OUTPUT is whole whenever
 // it exists, after any crash of the process or the machine.

@@ -341,7 +341,7 @@ func (p *partial) good() uint64 {
 
 // record vouches for all chunks that end at or before upTo: their bytes are in place, verified by the transfer.
 func (p *partial) record(upTo uint64) error {
-	at := int64(p.headLen + recordSize*len(p.sums))
+	at, from := int64(p.headLen+recordSize*len(p.sums)), p.good()
 	var b []byte
 	for i := uint64(len(p.sums)); i < p.chunks() && p.end(i) <= upTo; i++ {
 		sum, err := p.sum(i)
@@ -354,6 +354,7 @@ func (p *partial) record(upTo uint64) error {
 	if len(b) == 0 {
 		return nil
 	}
+	sys.WriteBack(p.data, int64(from), int64(p.good()-from)) // while more comes, so that commit has less to wait for
 	_, err := p.state.WriteAt(b, at)
 	return spaceError(p.shown+StateSuffix, err)
 }
