@@ -8,6 +8,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -177,6 +178,9 @@ func anyOf(a netip.Addr) netip.Addr {
 // oneUser refuses the number that stands for every user to whom the user namespace of this process gives none (man 7 user_namespaces,
 // "Unmapped user and group IDs"), unless the namespace has numbers for all.
 func oneUser(uid int) (int, error) {
+	if numbersForAll() {
+		return uid, nil
+	}
 	overflow := 65534
 	if s, err := ReadSetting("/proc/sys/kernel/overflowuid"); err == nil {
 		if n, err := strconv.Atoi(s); err == nil {
@@ -188,6 +192,9 @@ func oneUser(uid int) (int, error) {
 	}
 	return uid, nil
 }
+
+// numbersForAll is allMapped, read once: a user namespace gets its numbers once, and a process of several threads cannot change to another one.
+var numbersForAll = sync.OnceValue(allMapped)
 
 // allMapped reports whether each user has a number in the user namespace of this process.
 func allMapped() bool {

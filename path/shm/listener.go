@@ -184,23 +184,35 @@ func (l *Listener) acceptToken(ctx context.Context, token setup.Token, cfg setup
 	if err != nil {
 		return nil, err
 	}
+	ctl, fd, failed := newControl(window) // now, so that the dialer does not wait for it
+	drop := func() {
+		if failed == nil {
+			ctl.unmap()
+			sys.Close(fd)
+		}
+	}
 	s, err := l.wait(ctx, token)
 	if err != nil {
+		drop()
 		return nil, err
 	}
 	defer s.c.Close()
 	if s.hello.version != Version {
+		drop()
 		refuse(s.c, refusedVersion, "another version")
 		return nil, fmt.Errorf("the peer (process %d) speaks version %d of the shm protocol, this side version %d: run the same release on both sides: %w",
 			s.pid, s.hello.version, Version, path.ErrProtocol)
 	}
-	window = min(window, int(s.hello.window))
+	if w := int(s.hello.window); w < window {
+		drop()
+		window = w
+		ctl, fd, failed = newControl(window)
+	}
 	s.c.SetDeadline(time.Now().Add(handshakeTime))
 	defer context.AfterFunc(ctx, func() { s.c.SetDeadline(time.Unix(1, 0)) })()
-	ctl, fd, err := newControl(window)
-	if err != nil {
+	if failed != nil {
 		refuse(s.c, refusedOther, "no control memory")
-		return nil, err
+		return nil, failed
 	}
 	err = l.welcome(ctx, s, fd, window)
 	sys.Close(fd)

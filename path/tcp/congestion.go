@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/penstock-io/penstock/internal/sys"
 )
@@ -31,6 +32,9 @@ func availableCongestion() []string {
 	return list
 }
 
+// loadedCongestion is availableCongestion, read once: what is loaded later is not missed.
+var loadedCongestion = sync.OnceValue(availableCongestion)
+
 func paced(name string) bool { return strings.HasPrefix(name, "bbr") }
 
 // unpaced is what takes the place of the system's choice on loopback, "" if nothing does. Pacing is for queues in a network, of
@@ -54,8 +58,11 @@ func (o *Options) initialCongestion(fd int, host netip.Addr) error {
 	case CongestionSystem:
 		return nil
 	case "":
-		if name = unpaced(host, systemCongestion(), availableCongestion()); name != "" {
-			sys.SetCongestion(fd, name) // if this process may not, it is the system's; Explain reads it back
+		// A new socket has the system's choice. Only one that paces needs a look at what there is.
+		if system, err := sys.Congestion(fd); err == nil && host.IsLoopback() && paced(system) {
+			if name = unpaced(host, system, loadedCongestion()); name != "" {
+				sys.SetCongestion(fd, name) // if this process may not, it is the system's; Explain reads it back
+			}
 		}
 		return nil
 	}
