@@ -220,7 +220,7 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 		return nil, l.err
 	}
 	for {
-		s, err := l.pool.GetWithin(ctx, fails)
+		s, err := l.pool.Get(ctx, fails)
 		if errors.Is(err, pool.ErrClosed) {
 			err = ErrClosed
 		}

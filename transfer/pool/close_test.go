@@ -17,7 +17,7 @@ func TestCloseWaits(t *testing.T) {
 		p := newPool(t, o)
 		a, b := get(t, p), get(t, p)
 		waiting := make(chan error, 1)
-		go func() { _, err := p.Get(context.Background()); waiting <- err }()
+		go func() { _, err := p.Get(context.Background(), 0); waiting <- err }()
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -112,7 +112,7 @@ func TestContextIsOverAlready(t *testing.T) {
 		p := newPool(t, options(s))
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
-		if _, err := p.Get(ctx); !errors.Is(err, context.Canceled) || s.count() > 0 {
+		if _, err := p.Get(ctx, 0); !errors.Is(err, context.Canceled) || s.count() > 0 {
 			t.Errorf("%v after %d dials", err, s.count())
 		}
 		s.end(t, p)
@@ -176,7 +176,7 @@ func TestLeavesWhileServed(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			got := make(chan *Lease[*fakeConn], 1)
 			go func() {
-				l, _ := p.Get(ctx)
+				l, _ := p.Get(ctx, 0)
 				got <- l
 			}()
 			synctest.Wait()

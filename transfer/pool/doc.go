@@ -6,7 +6,7 @@
 //		Close: func(c net.Conn) error { return c.Close() },
 //		Max:   8,
 //	})
-//	lease, err := p.Get(ctx)
+//	lease, err := p.Get(ctx, 0)
 //	defer lease.Release()
 //	lease.Conn().Write(...)
 //
@@ -19,7 +19,7 @@
 //   - A connection that is known to be dead is never handed out: its Done is looked at each time.
 //   - A failed dial fails no waiter by itself. After it the pool waits, with full jitter, up to a bound that grows with each
 //     failure in a row, and tries again, one dial at a time, for as long as a caller waits or Min is not reached. A waiter gives
-//     up when its context ends, when as many dials as it asked for have failed while it waited (Options.Fails), or when a dial
+//     up when its context ends, when as many dials as it asked for have failed while it waited, or when a dial
 //     fails in a way that Options.Permanent calls permanent; later callers begin anew.
 //   - A connection that lived no longer than the next wait would be counts as a failed dial, so that a server which accepts and
 //     hangs up is not dialed in a loop; Lease.Good says that one was of use.

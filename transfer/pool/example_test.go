@@ -43,7 +43,7 @@ func Example() {
 	defer p.Close(ctx)
 
 	for range 3 {
-		lease, err := p.Get(ctx)
+		lease, err := p.Get(ctx, 0)
 		if err != nil {
 			log.Fatal(err)
 		}

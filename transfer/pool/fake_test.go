@@ -152,7 +152,7 @@ func newPool(t testing.TB, o Options[*fakeConn]) *Pool[*fakeConn] {
 
 func get(t testing.TB, p *Pool[*fakeConn]) *Lease[*fakeConn] {
 	t.Helper()
-	l, err := p.Get(context.Background())
+	l, err := p.Get(context.Background(), 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,7 +172,7 @@ func (s *server) end(t testing.TB, p *Pool[*fakeConn]) {
 	if c.Living != 0 || c.Leases != 0 || c.Waiting != 0 || c.Dialing != 0 || c.Closed != uint64(len(s.conns)) {
 		t.Errorf("a closed pool has %+v, %d connections were made", c, len(s.conns))
 	}
-	if _, err := p.Get(context.Background()); !errors.Is(err, ErrClosed) {
+	if _, err := p.Get(context.Background(), 0); !errors.Is(err, ErrClosed) {
 		t.Errorf("a closed pool serves: %v", err)
 	}
 }

@@ -102,7 +102,7 @@ func program(o Options[*fakeConn], s *server, steps []step) error {
 			u := &user{cancel, make(chan result[*fakeConn], 1)}
 			waiting = append(waiting, u)
 			go func() {
-				l, err := p.Get(ctx)
+				l, err := p.Get(ctx, 0)
 				u.got <- result[*fakeConn]{l, err}
 			}()
 		case doRelease, doDiscard:
@@ -226,7 +226,7 @@ func TestRace(t *testing.T) {
 			rng := rand.New(rand.NewPCG(uint64(i), 1))
 			for range 300 {
 				ctx, cancel := context.WithTimeout(context.Background(), time.Duration(rng.IntN(2000))*time.Microsecond)
-				l, err := p.Get(ctx)
+				l, err := p.Get(ctx, 0)
 				cancel()
 				if err != nil {
 					continue

@@ -38,7 +38,6 @@ type Options[C any] struct {
 	DialTimeout time.Duration // of one Dial; 0 means 10 s
 
 	Backoff   Backoff          // between dials after a failure
-	Fails     int              // failed dials after which a waiter gives up; 0 means never
 	Permanent func(error) bool // reports whether a failed dial would fail again for sure; nil means never
 }
 
@@ -120,8 +119,8 @@ func (o *Options[C]) complete() error {
 	if o.Users < 0 {
 		o.Users = math.MaxInt
 	}
-	if o.Spread < 0 || o.Fails < 0 {
-		return fmt.Errorf("%w: Spread %d, Fails %d: expected no negative numbers", ErrOptions, o.Spread, o.Fails)
+	if o.Spread < 0 {
+		return fmt.Errorf("%w: Spread %d: expected no negative number", ErrOptions, o.Spread)
 	}
 	if o.Idle < 0 || o.DialTimeout < 0 {
 		return fmt.Errorf("%w: Idle %v, DialTimeout %v: expected no negative times", ErrOptions, o.Idle, o.DialTimeout)

@@ -57,11 +57,9 @@ func New[C any](o Options[C]) (*Pool[C], error) {
 	return p, nil
 }
 
-// Get waits for a connection. The error wraps ErrClosed, ctx's error, or ErrDial and the error of the last dial.
-func (p *Pool[C]) Get(ctx context.Context) (*Lease[C], error) { return p.GetWithin(ctx, p.o.Fails) }
-
-// GetWithin is Get that gives up when so many dials have failed while it waited, instead of Options.Fails; 0 means never.
-func (p *Pool[C]) GetWithin(ctx context.Context, fails int) (*Lease[C], error) {
+// Get waits for a connection. The error wraps ErrClosed, ctx's error, or ErrDial and the error of the last dial. It gives up when so many dials
+// have failed while it waited; 0 means never.
+func (p *Pool[C]) Get(ctx context.Context, fails int) (*Lease[C], error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}

@@ -46,7 +46,7 @@ func TestCallsWithoutLock(t *testing.T) {
 		s.set(errRefused)
 		s.conns[0].die()
 		synctest.Wait()
-		if _, err := p.Get(t.Context()); !errors.Is(err, errRefused) {
+		if _, err := p.Get(t.Context(), 0); !errors.Is(err, errRefused) {
 			t.Error(err)
 		}
 		s.end(t, p)
@@ -82,7 +82,7 @@ func TestGrows(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := p.Get(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrDial) {
+		if _, err := p.Get(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrDial) {
 			t.Errorf("beyond Max: %v", err)
 		}
 		if s.count() != 5 {
@@ -188,7 +188,7 @@ func TestOrder(t *testing.T) {
 				if i%3 == 1 { // leaves the queue
 					time.AfterFunc(time.Second, cancel)
 				}
-				l, err := p.Get(ctx)
+				l, err := p.Get(ctx, 0)
 				if err != nil {
 					if i%3 != 1 || !errors.Is(err, context.Canceled) {
 						t.Errorf("%d: %v", i, err)
@@ -316,7 +316,7 @@ func TestBackoffOneAtATime(t *testing.T) {
 		o := options(s)
 		o.Max = 10
 		p := newPool(t, o)
-		first, err := p.GetWithin(t.Context(), 1)
+		first, err := p.Get(t.Context(), 1)
 		if err == nil {
 			first.Release()
 			t.Fatal("a dial that fails succeeded")
@@ -340,11 +340,10 @@ func TestFails(t *testing.T) {
 		s := newServer()
 		s.set(errRefused)
 		o := options(s)
-		o.Fails = 3
 		p := newPool(t, o)
 		for range 2 { // the second one begins anew
 			before := s.count()
-			_, err := p.Get(t.Context())
+			_, err := p.Get(t.Context(), 3)
 			var d *DialError
 			if !errors.Is(err, ErrDial) || !errors.Is(err, errRefused) || !errors.As(err, &d) || d.Failed != 3 || d.Cause != nil {
 				t.Errorf("%v", err)
@@ -356,7 +355,7 @@ func TestFails(t *testing.T) {
 		// A waiter that leaves before says why nothing came.
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		if _, err := p.GetWithin(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errRefused) {
+		if _, err := p.Get(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, errRefused) {
 			t.Errorf("%v", err)
 		}
 		// No caller waits, so the pool does not dial.
@@ -378,7 +377,7 @@ func TestPermanent(t *testing.T) {
 		o := options(s)
 		o.Permanent = func(err error) bool { return errors.Is(err, errRefused) }
 		p := newPool(t, o)
-		if _, err := p.Get(t.Context()); !errors.Is(err, errRefused) {
+		if _, err := p.Get(t.Context(), 0); !errors.Is(err, errRefused) {
 			t.Error(err)
 		}
 		if s.count() != 1 {
