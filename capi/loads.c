@@ -1,6 +1,8 @@
 //go:build cgo
 
+#ifndef _GNU_SOURCE
 #define _GNU_SOURCE
+#endif
 #include <link.h>
 
 static int first(struct dl_phdr_info *info, size_t size, void *to)
