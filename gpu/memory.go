@@ -193,13 +193,26 @@ func (m *Memory) Span(off, n uint64) (Span, error) {
 	return s, s.check()
 }
 
-// ExportDMABuf is a dma-buf descriptor of the memory, which the caller closes. It needs CapDMABuf and DeviceMemory.
-func (m *Memory) ExportDMABuf(off, n uint64) (fd int, err error) {
+// Around is how many bytes of the same allocation lie before and after memory of AdoptAddress; 0 for other memory.
+func (m *Memory) Around() (before, after uint64) {
+	if a, ok := m.drv.(driver.Surrounded); ok {
+		return a.Around()
+	}
+	return 0, 0
+}
+
+// ExportDMABuf is a dma-buf descriptor of n bytes of the memory from off on, which the caller closes; both may reach into what is around it, off then being below 0.
+// It needs CapDMABuf and DeviceMemory.
+func (m *Memory) ExportDMABuf(off int64, n uint64) (fd int, err error) {
 	if err := m.exportable(CapDMABuf); err != nil {
 		return -1, err
 	}
-	if _, err := m.Span(off, n); err != nil {
-		return -1, err
+	before, after := m.Around()
+	if off < 0 && uint64(-off) > before {
+		return -1, fmt.Errorf("gpu: %s: %s: export from %d bytes before it, of %d: %w", m.ctx.dev, &m.object, -off, before, ErrBounds)
+	}
+	if from, all := before+uint64(off), before+m.size+after; from > all || n > all-from {
+		return -1, fmt.Errorf("gpu: %s: %s: export of %d bytes from %d on, but it has %d and %d after them: %w", m.ctx.dev, &m.object, n, off, m.size, after, ErrBounds)
 	}
 	e, ok := m.drv.(driver.DMABufExporter)
 	if !ok {

@@ -135,7 +135,7 @@ func TestAdoptMapping(t *testing.T) {
 	}
 	freed := 0
 	r := must[*Region](t)(AdoptMapping("mine", Mapping{Kind: Device, Size: 1 << 16, PageSize: 4096, FD: -1, NUMANode: -1, Mover: still{}, Handle: 7,
-		DMABuf: func(off, n uint64) (int, error) { return int(off + n), nil }, Free: func() error { freed++; return nil }}))
+		DMABuf: func(off int64, n uint64) (int, error) { return int(off) + int(n), nil }, Free: func() error { freed++; return nil }}))
 	if r.Handle() != any(7) || r.Mover().Device() != "still" || r.Kind() != Device || r.Len() != 1<<16 {
 		t.Errorf("%v %v %s %d", r.Handle(), r.Mover(), r.Kind(), r.Len())
 	}

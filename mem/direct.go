@@ -12,6 +12,9 @@ type Direct struct {
 	Bus string
 	// NoDMABuf is why Mapping.DMABuf is nil: what is missing, and how to get it.
 	NoDMABuf error
+	// Before and After are bytes of the same allocation on both sides of the region, which a dma-buf may have besides: it consists of whole pages, and
+	// memory that was adopted begins and ends anywhere. What is registered with a device is the region's part alone.
+	Before, After uint64
 	// Flush is needed after others wrote the memory, see Flusher; nil: what they wrote is seen in the order in which it came.
 	Flush Flusher
 }

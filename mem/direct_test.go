@@ -2,6 +2,7 @@ package mem
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 )
@@ -41,11 +42,28 @@ func TestDirect(t *testing.T) {
 			}
 		}
 	}
-	r := adopt(Mapping{DMABuf: func(off, n uint64) (int, error) { return int(off + n), nil }})
+	r := adopt(Mapping{DMABuf: func(off int64, n uint64) (int, error) { return int(off) + int(n), nil }})
 	if fd, err := r.DMABuf(1024, 1000); fd != 2024 || err != nil || r.HasDMABuf() != nil {
 		t.Errorf("%d, %v, %v", fd, err, r.HasDMABuf())
 	}
-	if _, err := r.DMABuf(4096, 1); !errors.Is(err, ErrBounds) {
-		t.Errorf("%v", err)
+	for _, part := range []struct {
+		off int64
+		n   uint64
+	}{{4096, 1}, {0, 4097}, {-1, 1}, {1, math.MaxUint64}, {math.MinInt64, 1}, {math.MaxInt64, 1}} {
+		if _, err := r.DMABuf(part.off, part.n); !errors.Is(err, ErrBounds) {
+			t.Errorf("%d from %d on: %v", part.n, part.off, err)
+		}
+	}
+	r = adopt(Mapping{Direct: Direct{Before: 100, After: 50}, DMABuf: func(off int64, n uint64) (int, error) { return int(off) + int(n), nil }})
+	if fd, err := r.DMABuf(-100, 100+4096+50); fd != 4146 || err != nil {
+		t.Errorf("with what is around it: %d, %v", fd, err)
+	}
+	for _, part := range []struct {
+		off int64
+		n   uint64
+	}{{-101, 1}, {-100, 4247}, {4146, 1}, {4147, 0}, {0, math.MaxUint64}} {
+		if _, err := r.DMABuf(part.off, part.n); !errors.Is(err, ErrBounds) {
+			t.Errorf("%d from %d on, with what is around it: %v", part.n, part.off, err)
+		}
 	}
 }

@@ -39,10 +39,12 @@ func (r *Region) Mover() Mover { return r.mover }
 func (r *Region) Handle() any { return r.handle }
 
 // DMABuf is a descriptor of a part of the region as a dma-buf, by which other devices reach it without the CPU. The caller
-// closes it. off and n are bytes, multiples of PageSize. The error wraps ErrUnavailable, and says why, where there is none.
-func (r *Region) DMABuf(off, n uint64) (fd int, err error) {
-	if _, err := r.Span(off, n); err != nil {
-		return -1, err
+// closes it. off and n are bytes: the part is whole pages of PageSize, of the region and what is around it (Direct.Before, Direct.After), where off may be below 0.
+// The error wraps ErrUnavailable, and says why, where there is none.
+func (r *Region) DMABuf(off int64, n uint64) (fd int, err error) {
+	d := &r.direct
+	if from := uint64(off) + d.Before; off < 0 && uint64(-off) > d.Before || from > d.Before+r.Len()+d.After || n > d.Before+r.Len()+d.After-from {
+		return -1, fmt.Errorf("mem: region %q: a dma-buf of %d bytes from %d on, but there are %d, and %d before and %d after them: %w", r.Name(), n, off, r.Len(), d.Before, d.After, ErrBounds)
 	}
 	if err := r.HasDMABuf(); err != nil {
 		return -1, err

@@ -40,10 +40,10 @@ type Mapping struct {
 	Present  bool          // every page is present, and stays so
 	Free     func() error  // called once; nil: nothing to do
 
-	Mover  Mover                                   // required where Bytes is nil
-	Handle any                                     // what the Provider knows the memory by
-	DMABuf func(off, n uint64) (fd int, err error) // a dma-buf of a part of it; nil: it has none
-	Direct Direct                                  // how other devices reach it, where Bytes is nil
+	Mover  Mover                                         // required where Bytes is nil
+	Handle any                                           // what the Provider knows the memory by
+	DMABuf func(off int64, n uint64) (fd int, err error) // a dma-buf of a part of it; nil: it has none
+	Direct Direct                                        // how other devices reach it, where Bytes is nil
 }
 
 // hostProvider makes Host and Huge memory.

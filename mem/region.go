@@ -81,7 +81,7 @@ type Region struct {
 	unmap     func() error
 	mover     Mover
 	handle    any
-	dmabuf    func(off, n uint64) (int, error)
+	dmabuf    func(off int64, n uint64) (int, error)
 	direct    Direct
 	stack     []uintptr // who allocated it; only under -tags invariants
 

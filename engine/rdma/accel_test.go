@@ -24,6 +24,7 @@ func TestPayloadInCard(t *testing.T) {
 		card         cardtest.Options
 	}{
 		{"DMABuf", "mode post", cardtest.Options{DMABuf: true}},
+		{"Part", "mode post", cardtest.Options{DMABuf: true, Addr: 0x6b00_0000_0000, Around: 70_001}},
 		{"Flush", "mode wire; delay 20us; seed 5", cardtest.Options{DMABuf: true, Flush: true, Page: 4096}},
 	} {
 		t.Run(c.name, func(t *testing.T) {

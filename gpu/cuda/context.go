@@ -60,13 +60,15 @@ func (c *cudaContext) give(e *cuda.Event) {
 
 // memory is memory of any kind.
 type memory struct {
-	c     *cudaContext
-	kind  driver.Kind
-	base  cuda.Pointer // of the allocation, device memory only
-	at    cuda.Pointer // where it is for copies: an address of the device, or of the host
-	addr  cuda.Pointer // where it is for kernels; 0 where it is not
-	bytes []byte
-	end   func() error
+	c       *cudaContext
+	kind    driver.Kind
+	base    cuda.Pointer // of the allocation, device memory only
+	at      cuda.Pointer // where it is for copies: an address of the device, or of the host
+	addr    cuda.Pointer // where it is for kernels; 0 where it is not
+	after   uint64       // bytes behind it in the allocation
+	adopted bool         // by its address
+	bytes   []byte
+	end     func() error
 }
 
 // host reports whether the memory is the host's.
@@ -195,7 +197,7 @@ func (c *cudaContext) AdoptAddress(addr, size uint64) (driver.Memory, error) {
 	if p < in.Base || off > in.Size || size > in.Size-off {
 		return nil, fmt.Errorf("%w: %d bytes from %d on, but the allocation there has %d", gpu.ErrBounds, size, off, in.Size)
 	}
-	return &memory{c: c, kind: driver.DeviceMemory, base: in.Base, at: p, addr: p, end: func() error {
+	return &memory{c: c, kind: driver.DeviceMemory, base: in.Base, at: p, addr: p, after: in.Size - off - size, adopted: true, end: func() error {
 		now, err := c.c.Inspect(p)
 		if err == nil && now.BufferID != in.BufferID {
 			err = fmt.Errorf("%w: its owner gave it back while it was adopted", cuda.ErrDriver)
@@ -209,8 +211,16 @@ func (m *memory) Bytes() []byte { return m.bytes }
 
 func (m *memory) Close() error { return translate(m.end()) }
 
+// Around is for adopted memory: only that may be a part of an allocation of others, or begin anywhere in it.
+func (m *memory) Around() (before, after uint64) {
+	if !m.adopted {
+		return 0, 0
+	}
+	return uint64(m.at - m.base), m.after
+}
+
 // ExportDMABuf also makes the driver's own copies of the memory synchronous, as they must be where others write it.
-func (m *memory) ExportDMABuf(off, n uint64) (int, error) {
+func (m *memory) ExportDMABuf(off int64, n uint64) (int, error) {
 	p := m.addr + cuda.Pointer(off)
 	if err := m.c.c.SyncMemops(m.addr, true); err != nil {
 		return -1, translate(err)

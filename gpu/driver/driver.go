@@ -148,8 +148,14 @@ type AddressAdopter interface {
 
 // DMABufExporter is a Memory of a runtime with the capability CapDMABuf.
 type DMABufExporter interface {
-	// ExportDMABuf is a descriptor of the range, which the caller closes. off and n are multiples of the page size.
-	ExportDMABuf(off, n uint64) (fd int, err error)
+	// ExportDMABuf is a descriptor of the range, which the caller closes. It consists of whole pages; off is below 0 for what is Around the memory.
+	ExportDMABuf(off int64, n uint64) (fd int, err error)
+}
+
+// Surrounded is a Memory that may be a part of an allocation.
+type Surrounded interface {
+	// Around is how many bytes of the allocation lie before and after the memory.
+	Around() (before, after uint64)
 }
 
 // WriteFlusher is a Context of a device whose Info says FlushWrites.

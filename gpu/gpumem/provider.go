@@ -319,8 +319,13 @@ func (p *Provider) mapping(m *gpu.Memory, k mem.Kind, page int, end func() error
 	if x.Direct.NoDMABuf != nil {
 		return x
 	}
-	x.DMABuf = func(off, n uint64) (int, error) {
-		if page := uint64(page); off%page != 0 || n%page != 0 {
+	x.Direct.Before, x.Direct.After = m.Around()
+	x.DMABuf = func(off int64, n uint64) (int, error) {
+		at := uint64(off)
+		if x.Direct.Before > 0 || x.Direct.After > 0 {
+			at += m.Addr()
+		}
+		if page := uint64(page); at%page != 0 || n%page != 0 {
 			return -1, fmt.Errorf("gpumem: %s: dma-buf of %d bytes from %d: expected multiples of %d: %w", p.o.Name, n, off, page, mem.ErrBounds)
 		}
 		fd, err := m.ExportDMABuf(off, n)

@@ -136,23 +136,29 @@ var (
 // them apart.
 const synthetic = 1 << 40
 
-// byDMABuf registers whole pages around a span as a dma-buf.
+// byDMABuf exports whole pages around a span as a dma-buf and registers the span of them: the device refuses requests for other bytes of the pages, as it
+// does with pages of the host.
 func byDMABuf(pd *ibv.PD, s mem.Span, access ibv.Access) (*ibv.MR, error) {
-	page := uint64(max(s.Region.PageSize(), sys.PageSize))
-	from := s.Off / page * page
-	to := (s.Off + s.Len + page - 1) / page * page
-	if to > s.Region.Len() {
-		return nil, fmt.Errorf("region %q has %d bytes, and a dma-buf whole pages of %d: allocate a multiple of that", s.Region.Name(), s.Region.Len(), page)
+	page, d := uint64(max(s.Region.PageSize(), sys.PageSize)), s.Region.Direct()
+	lead := uint64(0) // how far into a page of its allocation the region begins
+	if d.Before > 0 || d.After > 0 {
+		lead = d.Addr % page
 	}
-	fd, err := s.Region.DMABuf(from, to-from)
+	from := (lead + s.Off) / page * page // both from the beginning of that page on
+	to := (lead + s.Off + s.Len + page - 1) / page * page
+	if lead > d.Before && from == 0 || to > lead+s.Region.Len()+d.After {
+		return nil, fmt.Errorf("region %q has %d bytes, with %d before and %d after them in the same allocation, and a dma-buf whole pages of %d: allocate a multiple of that",
+			s.Region.Name(), s.Region.Len(), d.Before, d.After, page)
+	}
+	fd, err := s.Region.DMABuf(int64(from-lead), to-from)
 	if err != nil {
 		return nil, err
 	}
-	at := s.Region.Direct().Addr
-	if at == 0 || at%uint64(sys.PageSize) != 0 {
-		at = synthetic
+	at := d.Addr
+	if at == 0 || (at-lead)%uint64(sys.PageSize) != 0 {
+		at = synthetic + lead
 	}
-	mr, err := pd.RegMR(ibv.MRSpec{Length: s.Len, IOVA: at + s.Off, Access: access, DMABuf: &ibv.DMABuf{FD: fd, Offset: s.Off - from}})
+	mr, err := pd.RegMR(ibv.MRSpec{Length: s.Len, IOVA: at + s.Off, Access: access, DMABuf: &ibv.DMABuf{FD: fd, Offset: lead + s.Off - from}})
 	if cerr := sys.Close(fd); cerr != nil && err == nil { // the registration has a reference of its own
 		err = errors.Join(cerr, mr.Close())
 	}

@@ -108,6 +108,7 @@ func TestWays(t *testing.T) {
 		want   string // of the refusal
 	}{
 		{"dma-buf", cardtest.Options{DMABuf: true}, "", bare, DMABuf, ""},
+		{"dma-buf of a part of an allocation", cardtest.Options{DMABuf: true, Loose: true, Addr: addr, Around: 70_001}, "", bare, DMABuf, ""},
 		{"dma-buf first", cardtest.Options{DMABuf: true, Addr: addr}, "", peered, DMABuf, ""},
 		{"peer memory", cardtest.Options{Addr: addr}, "", peered, PeerMemory, ""},
 		{"adapter without dma-buf", cardtest.Options{DMABuf: true, Addr: addr}, "absent dmabuf", peered, PeerMemory, ""},
@@ -149,6 +150,9 @@ func TestWays(t *testing.T) {
 			if c.way != None {
 				if err != nil {
 					t.Fatal(err)
+				}
+				if mr.Length() != r.Len() { // what is around it in its pages is not the peer's
+					t.Errorf("%d bytes are registered, of %d", mr.Length(), r.Len())
 				}
 				if err := mr.Close(); err != nil {
 					t.Error(err)

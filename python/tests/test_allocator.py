@@ -109,6 +109,10 @@ class Device(unittest.TestCase):
             self.assertRegex(r.why, "dma-buf")
         if os.environ.get("PENSTOCK_FAKE_VERBS") and not absent:
             self.assertEqual(r, (True, "fake0 reaches it: dma-buf"))
+            part = self.array(4 << 20)  # as a tensor lies in memory of PyTorch's
+            self.addCleanup(setattr, part, "p", ctypes.c_uint64(part.p.value))
+            part.p, part.size = ctypes.c_uint64(part.p.value + 512), 100_000
+            self.assertEqual(penstock.is_dma_capable(part), (True, "fake0 reaches it: dma-buf"))
 
     def test_pinned(self):
         """The driver knows the memory as the host's, devices copy from it, and peers on this host map it."""

@@ -85,6 +85,18 @@ func checkAddress(r *rig) {
 	if r.has(gpu.CapIPC) {
 		r.is("export a part of an allocation", err, gpu.ErrArgument)
 	}
+	if r.has(gpu.CapDMABuf) { // of whole pages, with what is around the region in them
+		part := must(r.p.AdoptAddress("part", theirs.Addr()+512, 100_000, nil))(r)
+		if d := part.Direct(); d.Before != 512 || d.After != 8*n-512-100_000 {
+			r.Errorf("%d bytes before the region and %d after it", d.Before, d.After)
+		}
+		r.ok(sys.Close(must(part.DMABuf(-512, 102_400))(r)))
+		_, err := part.DMABuf(0, 4096)
+		r.is("a dma-buf that begins in a page", err, mem.ErrBounds)
+		_, err = part.DMABuf(-4608, 4096)
+		r.is("a dma-buf from before the allocation", err, mem.ErrBounds)
+		r.ok(part.Close())
+	}
 	pinned := must(r.c.Alloc(gpu.MemoryOptions{Kind: gpu.PinnedMemory, Size: 4096}))(r)
 	local := r.host(4096)
 	for what, x := range map[string]struct {

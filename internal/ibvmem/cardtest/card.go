@@ -8,6 +8,7 @@
 package cardtest
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -28,6 +29,7 @@ type Options struct {
 	Flush  bool   // writes of others are seen after a flush only
 	Page   int    // bytes of a page of its memory; 0 is 64 KiB
 	Loose  bool   // its regions are as long as asked, also where that is no whole page
+	Around int    // bytes of the same allocation before a region, with Addr; as many or some more are behind it, and none of them may change
 }
 
 // Card is such an accelerator. Its methods may be called from any goroutine.
@@ -67,30 +69,48 @@ func (c *Card) Region(name string, size int) *mem.Region {
 	if !c.o.Loose {
 		size = whole
 	}
-	fd, err := sys.MemfdCreate(name, int64(whole), 0)
+	around := c.o.Around
+	all := (around + whole + around + c.o.Page - 1) / c.o.Page * c.o.Page
+	fd, err := sys.MemfdCreate(name, int64(all), 0)
 	if err != nil {
 		c.t.Fatal(err)
 	}
 	m := &memory{fd: fd}
-	if m.bytes, err = sys.Mmap(fd, 0, whole, sys.ProtRead|sys.ProtWrite, sys.MapShared); err != nil {
+	mapped, err := sys.Mmap(fd, 0, all, sys.ProtRead|sys.ProtWrite, sys.MapShared)
+	if err != nil {
 		c.t.Fatal(err)
 	}
-	m.seen = m.bytes
+	others := [][]byte{mapped[:around], mapped[around+size:]}
 	d := mem.Direct{Bus: c.o.Bus}
+	if around > 0 {
+		for _, b := range others {
+			for i := range b {
+				b[i] = 0xA5
+			}
+		}
+		d.Before, d.After = uint64(around), uint64(all-around-size)
+	}
+	m.bytes = mapped[around : around+whole]
+	m.seen = m.bytes
 	if c.o.Flush {
 		m.seen = make([]byte, whole)
 		d.Flush = c
 	}
 	if c.o.Addr != 0 {
 		c.mu.Lock()
-		d.Addr = c.next
-		c.next += uint64(whole)
+		d.Addr = c.next + uint64(around)
+		c.next += uint64(all)
 		c.mu.Unlock()
 	}
 	at := mem.Mapping{Kind: mem.Device, Size: uint64(size), PageSize: c.o.Page, FD: -1, NUMANode: -1, Mover: mover{m}, Direct: d,
-		Free: func() error { return errors.Join(sys.Munmap(m.bytes), sys.Close(fd)) }}
+		Free: func() error {
+			if around > 0 && bytes.Count(others[0], []byte{0xA5})+bytes.Count(others[1], []byte{0xA5}) != all-size {
+				c.t.Errorf("bytes beside region %q have changed", name)
+			}
+			return errors.Join(sys.Munmap(mapped), sys.Close(fd))
+		}}
 	if c.o.DMABuf {
-		at.DMABuf = func(off, n uint64) (int, error) { return c.export(m, off, n) }
+		at.DMABuf = func(off int64, n uint64) (int, error) { return c.export(m, uint64(off+int64(around)), n) }
 	} else {
 		at.Direct.NoDMABuf = errors.New("the stand-in card exports none")
 	}
