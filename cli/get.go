@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -40,8 +39,7 @@ command goes on where that one ended, if the peer still has the same content. A 
 The file has the modification time and the permissions that it has at the peer, less what the umask says; what is replaced keeps its
 permissions.
 
-Without -o the file gets the last part of NAME, with whatever a file name should not have escaped as %XX: a peer cannot choose where
-a file goes. -o - writes the bytes to the standard output.`,
+Without -o the file gets the last part of NAME; -o - writes the bytes to the standard output.`,
 		Example: `  penstock get 127.0.0.1:7070/model.safetensors
   penstock get 127.0.0.1:7070/layers.0.weight -o weight.bin
   penstock get unix:///run/penstock.sock/data.npy -o - | sha256sum
@@ -156,18 +154,18 @@ next:
 	return out
 }
 
-// outputFor is the path of the file for a name: what the user said, or a name made from the peer's.
+// outputFor is the path of the file for a name: what the user said, or the name's last part.
 func outputFor(output, name string) (string, error) {
 	if output != "" {
 		if fi, err := os.Stat(output); err != nil || !fi.IsDir() {
 			return output, nil
 		}
 	}
-	p, err := share.PathOf(name)
+	p, err := share.PathOf(name[strings.LastIndexByte(name, '/')+1:])
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("%w; -o FILE gives it another name", err)
 	}
-	return filepath.Join(output, path.Base(p)), nil
+	return filepath.Join(output, p), nil
 }
 
 // getAnew is how often get begins anew when the content changes meanwhile: tensors of a stream do so all the time.

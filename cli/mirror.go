@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,8 +36,8 @@ has more files than it serves: what is listed is fetched, nothing is removed eve
 A file has the modification time and the permissions that it has at the peer, less what the umask says. Directories without files are made,
 and --delete leaves them.
 
-Names become paths below DIR; what a path should not have is escaped as %XX, so that nothing ever gets outside of DIR. One line is
-printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
+Files have the names that they have at the peer. A name that is dangerous as a path, such as one that leads out of DIR or has a control
+character, is refused and counts as failed. One line is printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
 that are fetched.
 
 ` + patternHelp + ` With --delete, names that are left out stay.`,
@@ -192,7 +193,7 @@ func (d *display) mirrored(f share.MirrorFile, dry bool) {
 		share.MirrorSent: "put", share.MirrorLeftOut: "skip"}
 	action := actions[f.Action]
 	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Bytes: &f.Size}
-	text := fmt.Sprintf("%s %s", action, share.Printable(f.Path))
+	text := fmt.Sprintf("%s %s", action, share.Printable(cmp.Or(f.Path, f.Name)))
 	if dry {
 		text = "would " + text
 	}

@@ -84,7 +84,7 @@ func TestPutTree(t *testing.T) {
 	if err := os.Symlink("a", filepath.Join(local, "link")); err != nil {
 		t.Fatal(err)
 	}
-	_, addr := serve(t, root, "--writable")
+	_, addr := serve(t, root, "--writable", "--hidden")
 	out, errOut := run(t, exitFailure, "tcp://"+addr+": 3 files sent (3.0 kB), 0 kept, 1 left out\n", "put", local, addr, "--exclude", "*.tmp", "--parallel", "1")
 	if out != fmt.Sprintf("put %[1]s/a, 1.0 kB\nput %[1]s/sub/.dot, 0 B\nput %[1]s/sub/b, 2.0 kB\n", local) {
 		t.Errorf("put prints %q", out)
@@ -96,7 +96,7 @@ func TestPutTree(t *testing.T) {
 	}
 	same(t, filepath.Join(root, "run7/a"), a)
 	same(t, filepath.Join(root, "run7/sub/b"), b)
-	same(t, filepath.Join(root, "run7/sub/%2Edot"), nil)
+	same(t, filepath.Join(root, "run7/sub/.dot"), nil)
 
 	// Once more: what is there is kept, but for what has another content.
 	out, _ = run(t, 0, "0 files sent (0 B), 3 kept\n", "put", local, addr, "--exclude", "*.tmp", "--exclude", "link")

@@ -82,7 +82,7 @@ One line is printed for each peer that comes or goes and each transfer that ends
 	f.IntVar(&o.maxFiles, "max-files", 0, "how many files are served, and with --writable taken (default: 50000; each takes one of the mappings of vm.max_map_count)")
 	f.StringVar(&o.policy, "policy", "", "`FILE` of rules: which certificate may do what (default: the file policy of the identity; without one, no peer may do anything)")
 	f.StringVar(&o.metrics, "metrics", "", "serve /metrics for Prometheus, /healthz and /readyz at `ADDR`: a HOST:PORT of this machine such as 127.0.0.1:9095, by HTTP; with an identity also of others, by HTTPS, to certificates with the right status (default: none are served)")
-	f.BoolVar(&o.hidden, "hidden", false, "serve names that begin with a dot, too")
+	f.BoolVar(&o.hidden, "hidden", false, "serve and take names that begin with a dot, too")
 	f.BoolVar(&o.follow, "follow-links", false, "serve what symbolic links lead to below the directory, under the link's name")
 	f.BoolVar(&o.noTensor, "no-tensors", false, "serve files as a whole only")
 	f.BoolVar(&o.strong, "strong", false, "identify contents by their SHA-256, which reads each file once; else by size, times and inode")

@@ -19,8 +19,8 @@ import (
 // A mirror fetches many small files in one exchange: one Get of all their bytes, one call that asks whether they are still those of the
 // listing, their files written and synced at a time, one sync of each directory. A file that this does not work for is fetched by itself.
 const (
-	// batchDir is where the files of batches are until they are complete, in the directory of a mirror: no path of PathOf begins with a dot.
-	batchDir  = ".penstock-mirror-new"
+	// batchDir is where the files of batches are until they are complete, in the directory of a mirror: PathOf gives no path to it.
+	batchDir  = ownPrefix + "mirror-new"
 	batchMode = 0o700
 )
 

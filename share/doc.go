@@ -69,7 +69,8 @@
 //
 // # Names
 //
-// A name from a peer is never a path. [PathOf] maps every name to a path of harmless components, and [NameOf] maps it back.
+// A file has the path that its name says, below the directory of the mirror, or of the share that takes it. [PathOf] refuses names from peers that are
+// dangerous as paths.
 // Files are created below an [os.Root], each directory on the way is checked not to be a symbolic link, and files are opened
 // such that links, pipes and devices are refused. [Printable] makes a peer's text fit for a terminal.
 package share

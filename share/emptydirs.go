@@ -125,7 +125,7 @@ func (s *Server) listDirs(r dirsRequest) []byte {
 
 // makeDir makes a directory that a peer asks for, durably.
 func (s *Server) makeDir(p *transfer.Peer, name string) error {
-	at, err := uploadPath(name)
+	at, err := s.uploadPath(name)
 	if err != nil {
 		return err
 	}
@@ -162,15 +162,14 @@ func (s *Server) makeDir(p *transfer.Peer, name string) error {
 
 // isEmpty notes, for the scan under way, that there is nothing in the directory at a path.
 func (s *Server) isEmpty(p string) {
-	name := serveName(p)
-	if len(name) > MaxName || !utf8.ValidString(name) {
-		s.skip(p, "an empty directory of this name cannot be listed")
+	if why := unfit(p); why != "" {
+		s.skip(p, why)
 		return
 	}
 	s.mu.Lock()
 	full := len(s.emptying) >= s.o.MaxFiles
 	if !full {
-		s.emptying[name] = true
+		s.emptying[p] = true
 	}
 	s.mu.Unlock()
 	if full {

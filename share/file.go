@@ -10,7 +10,6 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -121,15 +120,11 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 
 // add maps and exports a file, in the place of the old one if there is one. Names of both never are without an export.
 func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *served) error {
-	name := serveName(p)
-	switch {
-	case len(name) > MaxName:
-		return unservable(fmt.Sprintf("its name has %d bytes, expected at most %d", len(name), MaxName))
-	case !utf8.ValidString(name):
-		return unservable("its name is not UTF-8")
+	if why := unfit(p); why != "" {
+		return unservable(why)
 	}
 	s.mu.Lock()
-	taken := s.names[name].of
+	taken := s.names[p].of
 	s.mu.Unlock()
 	if taken != old {
 		return unservable(fmt.Sprintf("its name is that of %s", taken.path))
@@ -154,14 +149,14 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *
 		err = errors.New("it changed while it was opened")
 	}
 	if err == nil {
-		err = s.export(x, name, 0, uint64(id.size), nil, x.tag, old)
+		err = s.export(x, p, 0, uint64(id.size), nil, x.tag, old)
 	}
 	if err != nil {
 		x.region.Close()
 		return err
 	}
 	if s.o.Tensors && id.size > 0 {
-		s.addTensors(x, name, old)
+		s.addTensors(x, p, old)
 		s.recount(x)
 	}
 	s.mu.Lock()

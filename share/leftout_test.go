@@ -68,7 +68,7 @@ func TestLeftOutIsLogged(t *testing.T) {
 		}
 		log = ""
 	}
-	said(`reason="its name has 403 bytes, expected at most 255"`, `level=INFO msg="left out" path=out reason="it is a symbolic link that leads to nothing below`)
+	said(`reason="a name of 403 bytes, expected 1 to 255"`, `level=INFO msg="left out" path=out reason="it is a symbolic link that leads to nothing below`)
 	expectCounts(t, s, map[string]float64{"left_out[]": 2})
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestLeftOutIsLogged(t *testing.T) {
 	if err := s.Rescan(ctx); err != nil {
 		t.Fatal(err)
 	}
-	said(`level=INFO msg="left out" path="0\xff" reason="its name is not UTF-8"`, `level=WARN msg="left out" path=d reason="more than 3 files`, `level=WARN msg="left out" path=xxx`) // for another reason now
+	said(`level=INFO msg="left out" path="0\xff" reason="a name that is not UTF-8"`, `level=WARN msg="left out" path=d reason="more than 3 files`, `level=WARN msg="left out" path=xxx`) // for another reason now
 	expectCounts(t, s, map[string]float64{"left_out[]": 3})
 }
 

@@ -20,7 +20,7 @@ import (
 // MTIME CTIME FILESIZE CHECK" when it is complete, "- NAME CHECK" when it was deleted, or not made. Lines that are torn or damaged are ignored: the file is then taken as not
 // made by Mirror, and is not touched.
 const (
-	recordName  = ".penstock-mirror"
+	recordName  = ownPrefix + "mirror"
 	recordMagic = "penstock mirror 1\n"
 	// maxRecord bounds the record that is read, in bytes: some half a million files.
 	maxRecord = 256 << 20

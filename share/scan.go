@@ -122,6 +122,9 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 		}
 		switch {
 		case s.hidden(e.Name()):
+			if mode.IsRegular() && s.foreign(e.Name(), entries) {
+				s.skip(p, "its name is that of a file that is not complete")
+			}
 		case mode.IsDir():
 			if strings.Count(p, "/") >= maxDepth {
 				s.skip(p, fmt.Sprintf("more than %d directories deep", maxDepth))
@@ -235,9 +238,23 @@ func (s *Server) hidden(component string) bool {
 		strings.HasSuffix(component, PartialSuffix) || strings.HasSuffix(component, StateSuffix)
 }
 
+// foreign reports whether a hidden file, of these in its directory, is hidden by its suffix and yet none of this package: its files come in pairs.
+func (s *Server) foreign(name string, entries []fs.DirEntry) bool {
+	whole, ok := strings.CutSuffix(name, PartialSuffix)
+	other := whole + StateSuffix
+	if !ok {
+		if whole, ok = strings.CutSuffix(name, StateSuffix); !ok {
+			return false
+		}
+		other = whole + PartialSuffix
+	}
+	_, paired := slices.BinarySearchFunc(entries, other, func(e fs.DirEntry, n string) int { return strings.Compare(e.Name(), n) })
+	return !paired && (s.o.Hidden || !strings.HasPrefix(name, "."))
+}
+
 // stagingDir is where uploads are until they are complete, below the root.
 const (
-	stagingDir  = ".penstock-uploads"
+	stagingDir  = ownPrefix + "uploads"
 	stagingMode = 0o700 // what is not complete has not the mode of the file that it replaces yet
 )
 

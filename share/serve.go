@@ -25,7 +25,7 @@ import (
 type Options struct {
 	// Root is a file, or a directory all files below which are served.
 	Root string
-	// Writable lets peers upload files below Root, which must be a directory then. They get what PathOf makes of their names.
+	// Writable lets peers upload files below Root, which must be a directory then. They get the paths that PathOf permits.
 	Writable bool
 	// Removable, beside Writable, lets peers also remove files below Root that are served.
 	Removable bool
@@ -408,23 +408,12 @@ func (s *Server) pathsFor(name string) []string {
 			out = append(out, v.of.path)
 		}
 	}
-	if p, err := PathOf(name); err == nil {
-		out = append(out, p)
-	}
 	if fs.ValidPath(name) && name != "." && !slices.Contains(out, name) {
 		out = append(out, name)
 	}
 	return slices.DeleteFunc(out, func(p string) bool {
 		return s.only != "" && p != s.only || strings.Count(p, "/") > maxDepth || slices.ContainsFunc(strings.Split(p, "/"), s.hidden)
 	})
-}
-
-// serveName is the name under which the file at a path is served: the name whose path it is, or the path itself.
-func serveName(p string) string {
-	if name, err := NameOf(p); err == nil {
-		return name
-	}
-	return p
 }
 
 // served is a file that is exported.

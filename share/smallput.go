@@ -401,7 +401,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 	if err := s.permitted(p, &b); err != nil {
 		return err
 	}
-	if f.path, err = uploadPath(f.name); err != nil {
+	if f.path, err = s.uploadPath(f.name); err != nil {
 		return err
 	}
 	f.mode = f.smallPut.mode | ownerMode
@@ -416,13 +416,10 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 		}
 		f.mode, f.exact = now.Mode().Perm(), true // as it was
 	}
-	if errors.Is(err, fs.ErrNotExist) && !s.o.FollowLinks { // nor is there a link on the way
-		err = s.freeName(f.path, f.name)
-	} else {
-		err = s.free(f.path, b)
-	}
-	if err != nil {
-		return err
+	if !errors.Is(err, fs.ErrNotExist) || s.o.FollowLinks { // there may be a link on the way
+		if err := s.free(f.path, b); err != nil {
+			return err
+		}
 	}
 	up := &s.uploads
 	up.mu.Lock()

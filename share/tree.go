@@ -321,12 +321,13 @@ func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
 // would says what became of a file.
 func (t *tree) would(ctx context.Context, f *MirrorFile, there map[string]uint64) {
 	err := t.gone()
+	if err == nil {
+		_, err = PathOf(f.Name)
+	}
 	size, taken := there[f.Name]
 	same := false
 	switch {
 	case err != nil:
-	case f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name):
-		err = fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(f.Name), MaxName)
 	case !taken || t.o.Overwrite:
 	case size != f.Size:
 		err = fmt.Errorf("%w, with another content", ErrExists)

@@ -47,7 +47,7 @@ func uploadTree(t *testing.T, c Conn, o TreeOptions, sources ...TreeSource) (map
 
 func TestUploadTree(t *testing.T) {
 	root, local := t.TempDir(), t.TempDir()
-	files := map[string][]byte{"a": []byte("1"), "sub/empty": {}, "sub/large": randomBytes(3, 2*chunkSize+7), "sub/.dot": []byte("d"), "x.partial": []byte("of somebody else")}
+	files := map[string][]byte{"a": []byte("1"), "sub/empty": {}, "sub/large": randomBytes(3, 2*chunkSize+7), "sub/.dot": []byte("d"), "sub/\u00e9 .": []byte("d")}
 	for i := range 40 {
 		files[fmt.Sprintf("many/%02d", i)] = fmt.Append(nil, "content ", i)
 	}
@@ -68,7 +68,7 @@ func TestUploadTree(t *testing.T) {
 	want["one.bin"] = MirrorSent
 	sources := []TreeSource{{local, "run/"}, {one, "one.bin"}}
 	for _, strong := range []bool{false, true} {
-		s := serve(t, Options{Root: root, Writable: true, Strong: strong})
+		s := serve(t, Options{Root: root, Writable: true, Hidden: true, Strong: strong})
 		got, u, err := uploadTree(t, s.c, TreeOptions{}, sources...)
 		if err != nil || !maps.Equal(got, want) || u.Failed != 0 {
 			t.Fatalf("strong %t: %+v, %v: %v", strong, u, err, got)
@@ -117,7 +117,7 @@ func TestUploadTree(t *testing.T) {
 // A source may be a link; below it, none is followed. Files that cannot be read fail, and the others are uploaded.
 func TestUploadTreeFailures(t *testing.T) {
 	root, local := t.TempDir(), t.TempDir()
-	for _, n := range []string{"a/b", "a/c", "d", "longer/" + strings.Repeat("x", 250), "\xff"} {
+	for _, n := range []string{"a/b", "a/c", "d", "longer/" + strings.Repeat("x", 250), "\xff", "x.partial", ".dot"} {
 		write(t, filepath.Join(local, n), []byte(n))
 	}
 	link := filepath.Join(t.TempDir(), "link")
@@ -127,8 +127,8 @@ func TestUploadTreeFailures(t *testing.T) {
 	write(t, filepath.Join(root, "a"), []byte("a file")) // where a directory is needed
 	s := serve(t, Options{Root: root, Writable: true})
 	got, _, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{link, ""})
-	want := map[string]MirrorAction{"a/b": MirrorFailed, "a/c": MirrorFailed, "d": MirrorSent, "longer/" + strings.Repeat("x", 250): MirrorFailed, "\xff": MirrorFailed}
-	if err == nil || !strings.Contains(err.Error(), "4 of 5 files failed") || !maps.Equal(got, want) {
+	want := map[string]MirrorAction{"a/b": MirrorFailed, "a/c": MirrorFailed, "d": MirrorSent, "longer/" + strings.Repeat("x", 250): MirrorFailed, "\xff": MirrorFailed, "x.partial": MirrorFailed, ".dot": MirrorFailed}
+	if err == nil || !strings.Contains(err.Error(), "6 of 7 files failed") || !maps.Equal(got, want) {
 		t.Errorf("%v, %v", got, err)
 	}
 	same(t, filepath.Join(root, "d"), []byte("d"))

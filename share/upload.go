@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"os"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
@@ -77,8 +76,8 @@ func UploadFile(ctx context.Context, c Conn, f *os.File, name string, o UploadOp
 		return nil, err
 	}
 	begin := time.Now()
-	if len(name) == 0 || len(name) > MaxName || !utf8.ValidString(name) {
-		return nil, fmt.Errorf("%w: %q: expected UTF-8 of 1 to %d bytes", ErrName, Printable(name), MaxName)
+	if _, err := PathOf(name); err != nil {
+		return nil, err
 	}
 	u := &uploader{c: c, o: o, file: f.Name(), f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
 	rand.Read(u.token[:]) // never fails

@@ -10,13 +10,14 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
 )
 
 func TestUpload(t *testing.T) {
 	ctx, root, local := testCtx(t), t.TempDir(), t.TempDir()
 	var came []Uploaded
 	s := serve(t, Options{Root: root, Writable: true, OnUpload: func(u Uploaded) { came = append(came, u) }})
-	for name, b := range map[string][]byte{"empty": {}, "a/b/small": []byte("hello"), "../large": randomBytes(3, 2*window+chunkSize+7)} {
+	for name, b := range map[string][]byte{"empty": {}, "a/b/small": []byte("hello"), " large. ": randomBytes(3, 2*window+chunkSize+7)} {
 		file := filepath.Join(local, "f")
 		write(t, file, b)
 		var last Progress
@@ -43,7 +44,7 @@ func TestUpload(t *testing.T) {
 		t.Errorf("%v", came)
 	}
 	only(t, filepath.Join(root, stagingDir))
-	only(t, root, "%2E%2E", stagingDir, "a", "empty")
+	only(t, root, " large. ", stagingDir, "a", "empty")
 	file := filepath.Join(local, "f")
 	if _, err := Upload(ctx, s.c, file, "empty", UploadOptions{}); !errors.Is(err, ErrExists) {
 		t.Errorf("over a file: %v", err)
@@ -85,7 +86,10 @@ func TestUploadRefusals(t *testing.T) {
 	refused(Options{Writable: true, MaxFiles: 1}, "x", ErrNoSpace)
 	refused(Options{Writable: true, MayUpload: func(*transfer.Peer, string, uint64) error { return errors.New("not you") }}, "x", ErrRefused)
 	refused(Options{Writable: true}, "", ErrName)
-	refused(Options{Writable: true}, "\xff", ErrName)
+	for _, name := range []string{"\xff", "../x", "a//b", "a/../b", "/x", "x.partial", stagingDir + "/x", "a\nb"} {
+		refused(Options{Writable: true}, name, ErrName)
+	}
+	refused(Options{Writable: true}, "a/.x/b", control.BadRequest)
 	ok := Options{Root: t.TempDir(), Writable: true, MaxUpload: 5000, MaxBytes: 6000, MaxFiles: 2}
 	write(t, filepath.Join(ok.Root, "there"), make([]byte, 1000))
 	s := serve(t, ok)

@@ -208,13 +208,19 @@ func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
 	return nil
 }
 
-// uploadPath is the path that a file of a name gets.
-func uploadPath(name string) (string, error) {
+// uploadPath is the path that a file of a name gets, where it is served and counted.
+func (s *Server) uploadPath(name string) (string, error) {
 	at, err := PathOf(name)
-	if n := strings.Count(at, "/"); err == nil && n > maxDepth { // it would be neither served nor counted
+	if err != nil {
+		return "", err
+	}
+	if n := strings.Count(at, "/"); n > maxDepth {
 		return "", fmt.Errorf("%w: %d directories deep, expected at most %d", ErrName, n, maxDepth)
 	}
-	return at, err
+	if slices.ContainsFunc(strings.Split(at, "/"), s.hidden) {
+		return "", fmt.Errorf("%w: %q: a part of it begins with a dot, and this share has no hidden files: that needs Options.Hidden (penstock serve --hidden)", ErrName, Printable(name))
+	}
+	return at, nil
 }
 
 // begin prepares an upload, or finds the one that the same call began before.
@@ -222,7 +228,7 @@ func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*
 	if err := s.permitted(p, &r); err != nil {
 		return nil, err
 	}
-	at, err := uploadPath(r.name)
+	at, err := s.uploadPath(r.name)
 	if err != nil {
 		return nil, err
 	}
@@ -377,20 +383,7 @@ func (s *Server) free(at string, r beginRequest) error {
 		return err
 	}
 	defer dir.Close()
-	if err := s.freeName(at, r.name); err != nil {
-		return err
-	}
 	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, r.overwrite)
-}
-
-// freeName checks that a file at a path could be served under its name.
-func (s *Server) freeName(at, name string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if other := s.names[name].of; other != nil && other.path != at {
-		return fmt.Errorf("%w: %s has this name", ErrExists, other.path)
-	}
-	return nil
 }
 
 // run is the life of an upload.
