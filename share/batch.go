@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -32,32 +33,30 @@ type batches struct {
 	staged atomic.Uint64
 	off    atomic.Bool // the other side answers no calls of statService
 
-	mu      sync.Mutex // guards what follows
-	peer    *transfer.Peer
-	remotes map[string]*transfer.Remote // by name, in the session of peer
-	single  []Entry
+	mu     sync.Mutex // guards single
+	single []listed
 }
 
 // small brings names of small files up to date.
-func (m *mirror) small(ctx context.Context, todo []Entry) {
+func (m *mirror) small(ctx context.Context, todo *pages) {
 	b := &batches{m: m}
 	if err := b.open(); err != nil { // then each file says why it cannot be written
-		m.each(ctx, todo, smallAtOnce)
+		m.each(ctx, todo.one(ctx), smallAtOnce)
 		return
 	}
 	defer b.close()
-	inBatches(ctx, todo, batchOf, func(es []Entry, region *mem.Region) {
+	inBatches(ctx, todo.batches(ctx), fetchesAtOnce, func(es []listed, region *mem.Region) {
 		if region == nil || b.off.Load() {
 			b.alone(es...)
 		} else {
 			b.bring(ctx, es, region)
 		}
 	})
-	m.each(ctx, b.single, smallAtOnce)
+	m.each(ctx, slices.Values(b.single), smallAtOnce)
 }
 
 // batchOf is how many of the first entries make a batch.
-func batchOf(es []Entry) (n int) {
+func batchOf(es []listed) (n int) {
 	for sum := uint64(0); n < min(len(es), batchFiles); n++ {
 		if sum += es[n].Size; sum > batchBytes && n > 0 {
 			break
@@ -90,7 +89,7 @@ func (b *batches) close() {
 }
 
 // alone leaves names to be fetched by themselves.
-func (b *batches) alone(es ...Entry) {
+func (b *batches) alone(es ...listed) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.single = append(b.single, es...)
@@ -114,7 +113,7 @@ type item struct {
 }
 
 // bring brings the names of one batch up to date, with memory for their bytes.
-func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
+func (b *batches) bring(ctx context.Context, es []listed, region *mem.Region) {
 	var items []*item
 	off := uint64(0)
 	for _, e := range es {
@@ -122,7 +121,7 @@ func (b *batches) bring(ctx context.Context, es []Entry, region *mem.Region) {
 		switch {
 		case !fetch:
 			b.m.done(t.MirrorFile, true)
-		case t.cut || t.look || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
+		case t.cut || t.look || e.remote == nil || e.Tag == (Tag{}): // there may be a partial file; it may have changed without a sign
 			b.alone(e)
 		default:
 			items = append(items, &item{task: t, span: mem.Span{Region: region, Off: off, Len: e.Size}})
@@ -165,22 +164,22 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 	entries := make([]Entry, len(items))
 	names := make([]statName, len(items))
 	for i, x := range items {
-		entries[i], names[i] = x.e, statName{x.e.Name, x.e.Tag}
+		entries[i], names[i] = x.e.Entry, statName{x.e.Name, x.e.Tag}
 	}
 	if err := b.m.begin(entries...); err != nil {
 		return nil, err
 	}
 	again := func(err error) bool { return errors.Is(err, transfer.ErrPeerLost) }
 	err = b.m.c.do(ctx, transfer.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
-		remotes, err := b.in(ctx, p)
+		remotes, err := b.in(ctx, p, items)
 		if err != nil {
 			return err
 		}
 		var copies []path.Copy
 		var have []*item // of which there are bytes to move
-		for _, x := range items {
-			r := remotes[x.e.Name]
-			if x.span.Len > 0 && r != nil && r.Tag == x.e.Tag && r.Size() == x.span.Len {
+		for i, x := range items {
+			r := remotes[i]
+			if x.span.Len > 0 && r != nil && r.Tag == x.e.Tag {
 				copies, have = append(copies, r.At(0, x.span)), append(have, x)
 			}
 		}
@@ -216,31 +215,31 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 	return fetched, err
 }
 
-// in is the catalog in a session: that of the first batch asks again.
-func (b *batches) in(ctx context.Context, p *transfer.Peer) (map[string]*transfer.Remote, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.peer == p {
-		return b.remotes, nil
+// in is what the names of a batch stand for in a session: another one than that of the listing asks again.
+func (b *batches) in(ctx context.Context, p *transfer.Peer, items []*item) ([]*transfer.Remote, error) {
+	es := make([]listed, len(items))
+	for i, x := range items {
+		es[i] = x.e
 	}
-	all, err := b.m.catalog, error(nil)
-	if len(all) == 0 || all[0].Peer != p {
-		if all, err = p.List(ctx, b.m.o.Prefix); err != nil {
+	if es[0].remote.Peer != p {
+		if err := b.m.describe(ctx, p, es); err != nil {
 			return nil, err
 		}
 	}
-	b.peer, b.remotes = p, make(map[string]*transfer.Remote, len(all))
-	for _, r := range all {
-		b.remotes[r.Name] = r
+	remotes := make([]*transfer.Remote, len(es))
+	for i, e := range es {
+		remotes[i] = e.remote
 	}
-	return b.remotes, nil
+	return remotes, nil
 }
 
 // write makes the files of a batch below batchDir, synced. What goes wrong is in task.err.
 func (b *batches) write(items []*item, memory []byte) {
-	several(context.Background(), items, writersAtOnce, func(x *item) {
-		x.base = strconv.FormatUint(b.staged.Add(1), 10)
-		x.err = spaceError(x.Path, writeSmall(b.stage, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, false, x.stat.modified))
+	several(context.Background(), forWriters(items), writersAtOnce, func(items []*item) {
+		for _, x := range items {
+			x.base = strconv.FormatUint(b.staged.Add(1), 10)
+			x.err = spaceError(x.Path, sys.WriteNew(b.from, x.base, memory[x.span.Off:x.span.Off+x.span.Len], x.stat.mode|ownerMode, false, x.stat.modified))
+		}
 	})
 }
 
@@ -250,8 +249,8 @@ func (b *batches) place(items []*item, unread error) {
 	dirs := directories{root: b.m.root, shown: b.m.dir, left: func(err error) {
 		for _, x := range placed {
 			x.err = errors.Join(x.err, err)
-			b.finish(x)
 		}
+		b.finish(placed)
 		placed = nil
 	}}
 	for _, x := range items {
@@ -280,30 +279,39 @@ func (b *batches) rename(x *item, at place, dir *os.File) error {
 	if err := rename(b.from, x.base, at, dir, x.ours); err != nil {
 		return err
 	}
-	now, err := at.dir.Lstat(at.base)
-	if err == nil {
-		x.is = idOf(now)
-	}
+	now, err := sys.StatIn(dir, at.base)
+	x.is = idOfStat(now)
 	return err
 }
 
-// finish records one file and accounts for it.
-func (b *batches) finish(x *item) {
-	f := x.MirrorFile
-	err := x.err
-	if err == nil {
-		f.Moved = x.span.Len
-		err = b.m.note(x.e.Name, mirrored{x.e.Size, x.e.Tag, x.is})
-	} else {
-		if x.base != "" {
-			b.stage.Remove(x.base)
+// finish records files and accounts for them.
+func (b *batches) finish(items []*item) {
+	var files []made
+	for _, x := range items {
+		if x.err == nil {
+			files = append(files, made{x.e.Name, mirrored{x.e.Size, x.e.Tag, x.is}})
 		}
-		err = errors.Join(err, b.m.notMade(x.e.Name, x.Path))
 	}
-	if err != nil {
-		f = x.fail(err)
+	var unrecorded error
+	if len(files) > 0 {
+		unrecorded = b.m.note(files...)
 	}
-	b.m.done(f, true)
+	for _, x := range items {
+		f := x.MirrorFile
+		err := unrecorded
+		if x.err == nil {
+			f.Moved = x.span.Len
+		} else {
+			if x.base != "" {
+				b.stage.Remove(x.base)
+			}
+			err = errors.Join(x.err, b.m.notMade(x.e.Name, x.Path))
+		}
+		if err != nil {
+			f = x.fail(err)
+		}
+		b.m.done(f, true)
+	}
 }
 
 // like gives a file that was fetched the time and the permissions that it has at the other side, as far as that says so.

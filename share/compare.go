@@ -88,12 +88,12 @@ func (m *mirror) alike(ctx context.Context, t *task) (bool, error) {
 	case idOf(now) != idOf(was): // while it was read
 		return false, errNotOurs(t.Path)
 	case int(sys.Identity(now).UID) == sys.EffectiveUID():
-		if err := m.like(ctx, &Fetched{Entry: t.e}, at); err != nil {
+		if err := m.like(ctx, &Fetched{Entry: t.e.Entry}, at); err != nil {
 			return false, err
 		}
 		if now, err = at.dir.Lstat(at.base); err != nil {
 			return false, fmt.Errorf("share: %w", err)
 		}
 	}
-	return true, m.note(t.e.Name, mirrored{t.e.Size, t.e.Tag, idOf(now)})
+	return true, m.note(made{t.e.Name, mirrored{t.e.Size, t.e.Tag, idOf(now)}})
 }

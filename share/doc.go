@@ -52,7 +52,10 @@
 // A file of less than 32 KiB comes in the answer of one call, together with what it is: a Fetch or Stream takes one round trip in a session that is there. It
 // goes the same way to the disk. Where limits of a node hold what moves, and with [Conn.ByPath], it comes by a path as larger ones do.
 //
-// A [Mirror] fetches small files by batches: one transfer for the bytes of many, one call that asks whether they are still the content of the
+// A [Mirror] asks for all names first, which are small, and decides by them what it fetches and deletes. It asks for their tags page by page while it fetches what
+// the pages before have.
+//
+// It fetches small files by batches: one transfer for the bytes of many, one call that asks whether they are still the content of the
 // listing, and no partial files. A file of a batch gets its name when it is synced; one that changed meanwhile is fetched by itself.
 //
 // # Connections

@@ -230,7 +230,7 @@ func (m *mirror) directories() {
 
 // directories makes directories that have no files at the other side.
 func (t *tree) directories(ctx context.Context) {
-	several(ctx, t.empty, dirsAtOnce, func(f MirrorFile) {
+	several(ctx, slices.Values(t.empty), dirsAtOnce, func(f MirrorFile) {
 		err := t.gone()
 		if err == nil {
 			err = t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {

@@ -32,6 +32,8 @@ func idOf(fi os.FileInfo) fileID {
 	return fileID{fi.Size(), id.Inode, fi.ModTime().UnixNano(), id.ChangedNs}
 }
 
+func idOfStat(s sys.FileStat) fileID { return fileID{s.Size, s.Inode, s.ModifiedNs, s.ChangedNs} }
+
 // tag is the weak tag of a file. Its limits: a program that writes through a mapping may change a file without its times
 // being moved at once, and chmod or a restored backup make a new tag of the same content.
 func (id fileID) tag() Tag {
@@ -58,17 +60,12 @@ const (
 
 var errWritten = errors.New("it is being written to all the time")
 
-// openQuiet opens a file and waits until it is quiet.
-func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fileID, error) {
+// openQuiet opens a file and waits until it is quiet. open says what the file is, too.
+func openQuiet(ctx context.Context, open func() (*os.File, os.FileInfo, error)) (*os.File, os.FileInfo, error) {
 	for range maxQuiet {
-		f, err := open()
+		f, fi, err := open()
 		if err != nil {
-			return nil, fileID{}, err
-		}
-		fi, err := f.Stat()
-		if err != nil {
-			f.Close()
-			return nil, fileID{}, err
+			return nil, nil, err
 		}
 		id := idOf(fi)
 		last := id.changed
@@ -77,7 +74,7 @@ func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fi
 		}
 		age := time.Since(time.Unix(0, last))
 		if age >= quiet || age < -time.Second { // a time in the future says nothing
-			return f, id, nil
+			return f, fi, nil
 		}
 		f.Close()
 		t := time.NewTimer(quiet - max(age, 0))
@@ -85,10 +82,10 @@ func openQuiet(ctx context.Context, open func() (*os.File, error)) (*os.File, fi
 		case <-t.C:
 		case <-ctx.Done():
 			t.Stop()
-			return nil, fileID{}, ctx.Err()
+			return nil, nil, ctx.Err()
 		}
 	}
-	return nil, fileID{}, errWritten
+	return nil, nil, errWritten
 }
 
 // refresh makes what is served of the path p what the file base of dir is now. s.work is held.
@@ -96,21 +93,24 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	s.mu.Lock()
 	old, files := s.files[p], len(s.files)
 	s.mu.Unlock()
-	fi, err := s.lookIn(dir, base, p)
-	if err == nil && old != nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
-		s.recount(old)
-		return
+	if old != nil {
+		fi, err := s.lookIn(dir, base, p)
+		if err == nil && fi.Mode().IsRegular() && old.id == idOf(fi) {
+			s.recount(old)
+			return
+		}
 	}
-	if err = nil; old == nil && files >= s.o.MaxFiles {
+	var err error
+	if old == nil && files >= s.o.MaxFiles {
 		err = &errFull{s.o.MaxFiles}
 	}
 	var f *os.File
-	var id fileID
+	var fi os.FileInfo
 	if err == nil {
-		f, id, err = openQuiet(ctx, func() (*os.File, error) { return s.openIn(dir, base, p) })
+		f, fi, err = openQuiet(ctx, func() (*os.File, os.FileInfo, error) { return s.openIn(dir, base, p) })
 	}
 	if err == nil {
-		err = s.add(ctx, f, id, p, old)
+		err = s.add(ctx, f, fi, p, old)
 		f.Close()
 	}
 	if err != nil {
@@ -119,7 +119,8 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 }
 
 // add maps and exports a file, in the place of the old one if there is one. Names of both never are without an export.
-func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *served) error {
+func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, old *served) error {
+	id := idOf(fi)
 	if why := unfit(p); why != "" {
 		return unservable(why)
 	}
@@ -129,10 +130,7 @@ func (s *Server) add(ctx context.Context, f *os.File, id fileID, p string, old *
 	if taken != old {
 		return unservable(fmt.Sprintf("its name is that of %s", taken.path))
 	}
-	fi, err := f.Stat()
-	if err != nil {
-		return err
-	}
+	var err error
 	x := &served{path: p, id: id, mode: fi.Mode().Perm(), tag: id.tag()}
 	if s.o.Strong {
 		h := sha256.New()

@@ -109,37 +109,42 @@ func (s *Server) recount(f *served) {
 	}
 }
 
-// listing is the catalog of the other node, and what it lacks. The three answers are of one process.
-func listing(ctx context.Context, c Conn, prefix string) (all []*transfer.Remote, lacks lack, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-		before, count, err := askListing(ctx, p)
+// listing is the names of the other node, without tags, and end says what they lack. Unless another process has taken the other one's place in
+// between: then something may be lacking.
+func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end func(context.Context) (lack, error), err error) {
+	var before lack
+	var count uint64
+	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
+		before, count, err = askListing(ctx, p)
 		for n := 1; n < scanAsks && err == nil && before == lackScan; n++ {
 			before, count, err = askListing(ctx, p)
 		}
 		if err != nil {
 			return err
 		}
-		if all, err = p.List(ctx, prefix); err != nil {
-			return err
-		}
-		after, now, err := askListing(ctx, p)
-		if err != nil {
-			return err
-		}
-		switch {
-		case before != lackNothing:
-			lacks = before
-		case after == lackNothing && now != count: // in between
-			lacks = lackSome
-		default:
-			lacks = after
-		}
-		return nil
+		rs, err := p.Names(ctx, prefix)
+		names = entriesOf(rs)
+		return err
 	})
 	if err != nil {
-		return nil, lacks, fmt.Errorf("share: list: %w", err)
+		return nil, nil, fmt.Errorf("share: list: %w", err)
 	}
-	return all, lacks, nil
+	return names, func(ctx context.Context) (lacks lack, err error) {
+		if before != lackNothing {
+			return before, nil
+		}
+		err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+			after, now, err := askListing(ctx, p)
+			if lacks = after; after == lackNothing && now != count { // in between
+				lacks = lackSome
+			}
+			return err
+		})
+		if err != nil {
+			return lackSome, fmt.Errorf("share: list: %w", err)
+		}
+		return lacks, nil
+	}, nil
 }
 
 func askListing(ctx context.Context, p *transfer.Peer) (lack, uint64, error) {

@@ -198,6 +198,15 @@ func TestMirrorDeletesByCompleteListingsOnly(t *testing.T) {
 	refused("a short answer", Over(p), "does not say")
 }
 
+// wholeListing is a listing with its end.
+func wholeListing(ctx context.Context, c Conn) (names []Entry, lacks lack, err error) {
+	names, end, err := listing(ctx, c, "")
+	if err == nil {
+		lacks, err = end(ctx)
+	}
+	return names, lacks, err
+}
+
 // TestListingAcrossTrouble lists while something could not be looked at in between, which is over when the list ends.
 func TestListingAcrossTrouble(t *testing.T) {
 	ctx, n := testCtx(t), testNode(t, transfer.Options{Name: "foreign", Listen: []string{"tcp://127.0.0.1:0"}})
@@ -212,7 +221,7 @@ func TestListingAcrossTrouble(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, lacks, err := listing(ctx, Over(p), ""); err != nil || lacks != lackSome {
+	if _, lacks, err := wholeListing(ctx, Over(p)); err != nil || lacks != lackSome {
 		t.Errorf("lacks %d, %v", lacks, err)
 	}
 }
@@ -236,7 +245,7 @@ func TestReplacedFilesStayListed(t *testing.T) {
 		done <- nil
 	}()
 	for lists := 0; ; lists++ {
-		es, lacks, err := listing(ctx, s.c, "")
+		es, lacks, err := wholeListing(ctx, s.c)
 		if err != nil || len(es) != tensors+1 || lacks != lackNothing {
 			t.Fatalf("list %d: %d names, lacks %d, %v", lists, len(es), lacks, err)
 		}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -109,11 +111,22 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if o.DryRun {
 		o.Parallel = 1 // a dry run moves no bytes, and its reports are in order
 	}
-	catalog, lacks, err := listing(ctx, c, o.Prefix)
+	ctx, cancel := context.WithCancel(ctx)
+	var ahead sync.WaitGroup
+	defer ahead.Wait()
+	defer cancel()
+	if _, err := os.Lstat(filepath.Join(dir, recordName)); errors.Is(err, fs.ErrNotExist) && !o.DryRun { // so there are files to fetch
+		ahead.Go(func() {
+			c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+				p.Ready(ctx, "") // the first Get says what is wrong, and whether to wait for another session
+				return nil
+			})
+		})
+	}
+	names, end, err := listing(ctx, c, o.Prefix)
 	if err != nil {
 		return nil, err
 	}
-	entries := entriesOf(catalog)
 	if o.DryRun {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 			empty, terr := os.MkdirTemp("", "penstock-mirror")
@@ -136,7 +149,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer rootDir.Close()
-	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, catalog: catalog}
+	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, names: names}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -144,17 +157,20 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, err
 	}
 	defer m.closeRecord()
-	if o.Delete || lacks != lackUnsaid {
-		m.sum.Incomplete = lacks.err()
-	}
-	if err := m.ask(ctx); err != nil {
-		return nil, err
-	}
-	m.plan(entries)
+	there := m.plan()
 	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {
 		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
 	}
-	m.run(ctx)
+	all, small, large := m.queues()
+	list := [3]*pages{m.pages(ctx, all), m.pages(ctx, small), m.pages(ctx, large)}
+	for _, ps := range list {
+		ahead.Go(ps.wg.Wait)
+	}
+	if err := m.ask(ctx, end); err != nil {
+		return nil, err
+	}
+	m.leave(there)
+	m.run(ctx, list)
 	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped], m.files[MirrorFailed], m.files[MirrorDeleted]
 	m.sum.Moved, m.sum.Failures, m.sum.Duration = m.moved, m.failures, time.Since(begin)
 	if err := ctx.Err(); err != nil {
@@ -162,7 +178,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	var failed, kept error
 	if n := len(m.sum.Failures); n > 0 {
-		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(entries), m.sum.Failures[0].Err)
+		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(names), m.sum.Failures[0].Err)
 	}
 	if o.Delete && m.sum.Incomplete != nil {
 		kept = fmt.Errorf("share: mirror: nothing was deleted (%d names are not listed): %w", m.sum.Undeleted, m.sum.Incomplete)
@@ -185,8 +201,8 @@ type mirror struct {
 	rootDir *os.File // root
 	dir     string
 	umask   fs.FileMode
-	catalog []*transfer.Remote // of the first session
-	todo    []Entry
+	names   []Entry  // all of the other side, without tags
+	todo    []int    // of names
 	stale   []string // recorded names that are to be deleted
 	empty   []string // directories without files
 	sum     Mirrored
@@ -209,23 +225,28 @@ type mirrored struct {
 	id   fileID
 }
 
-// ask asks the other side for what no listing has.
-func (m *mirror) ask(ctx context.Context) (err error) {
+// ask asks the other side for what no listing has, and for the end of the listing.
+func (m *mirror) ask(ctx context.Context, end func(context.Context) (lack, error)) error {
 	var wg sync.WaitGroup
-	var derr error
-	wg.Go(func() { m.empty, derr = emptyDirs(ctx, m.c, m.o.Prefix) })
-	m.sum.LeftOut, m.sum.LeftOutTotal, err = LeftOut(ctx, m.c, m.o.Prefix)
+	var lacks lack
+	var errs [3]error
+	wg.Go(func() { m.empty, errs[0] = emptyDirs(ctx, m.c, m.o.Prefix) })
+	wg.Go(func() { m.sum.LeftOut, m.sum.LeftOutTotal, errs[1] = LeftOut(ctx, m.c, m.o.Prefix) })
+	lacks, errs[2] = end(ctx)
 	wg.Wait()
-	return errors.Join(err, derr)
+	if m.o.Delete || lacks != lackUnsaid {
+		m.sum.Incomplete = lacks.err()
+	}
+	return errors.Join(errs[:]...)
 }
 
-// plan decides what is fetched, skipped and deleted.
-func (m *mirror) plan(entries []Entry) {
-	there := map[string]bool{}
-	for _, e := range entries {
+// plan decides what is to be had, and returns the names that are there.
+func (m *mirror) plan() (there map[string]bool) {
+	there = make(map[string]bool, len(m.names))
+	for _, e := range m.names {
 		there[e.Name] = true
 	}
-	for _, e := range entries {
+	for i, e := range m.names {
 		if !m.o.Parts && insideAnother(e.Name, there) {
 			m.sum.Parts++
 			continue
@@ -234,12 +255,17 @@ func (m *mirror) plan(entries []Entry) {
 			m.sum.Excluded++
 			continue
 		}
-		m.todo = append(m.todo, e)
+		m.todo = append(m.todo, i)
 		if m.progress.Bytes += e.Size; m.progress.Bytes < e.Size { // the other side says so
 			m.progress.Bytes = math.MaxUint64
 		}
 	}
 	m.progress.Files = len(m.todo)
+	return there
+}
+
+// leave decides what is deleted.
+func (m *mirror) leave(there map[string]bool) {
 	for name := range m.record {
 		switch {
 		case !m.o.Delete || !strings.HasPrefix(name, m.o.Prefix) || there[name] || !m.o.Filter.Takes(name):
@@ -252,6 +278,21 @@ func (m *mirror) plan(entries []Entry) {
 	slices.Sort(m.stale)
 }
 
+// queues are what is to be had: all in one queue, or small and large files apart.
+func (m *mirror) queues() (all, small, large []int) {
+	if m.o.Parallel > 0 {
+		return m.todo, nil, nil
+	}
+	for _, i := range m.todo {
+		if m.names[i].Size <= smallFile {
+			small = append(small, i)
+		} else {
+			large = append(large, i)
+		}
+	}
+	return nil, small, large
+}
+
 func insideAnother(name string, there map[string]bool) bool {
 	for i := range len(name) {
 		if name[i] == '/' && there[name[:i]] {
@@ -261,7 +302,8 @@ func insideAnother(name string, there map[string]bool) bool {
 	return false
 }
 
-func (m *mirror) run(ctx context.Context) {
+// run deletes and fetches: what the pages of queues have.
+func (m *mirror) run(ctx context.Context, list [3]*pages) {
 	// What is gone goes first: it may be in the way ("a" was a file and is a directory now).
 	for _, name := range m.stale {
 		if ctx.Err() != nil {
@@ -272,27 +314,19 @@ func (m *mirror) run(ctx context.Context) {
 	if !m.o.DryRun {
 		m.directories()
 	}
-	if m.o.Parallel > 0 {
-		m.each(ctx, m.todo, m.o.Parallel)
+	if m.o.Parallel > 0 { // a dry run, too: it leaves the batches of a mirror that is under way alone
+		m.each(ctx, list[0].one(ctx), m.o.Parallel)
 		return
 	}
-	var small, large []Entry
-	for _, e := range m.todo {
-		if e.Size <= smallFile {
-			small = append(small, e)
-		} else {
-			large = append(large, e)
-		}
-	}
 	var wg sync.WaitGroup
-	wg.Go(func() { m.each(ctx, large, largeAtOnce) })
-	m.small(ctx, small)
+	wg.Go(func() { m.each(ctx, list[2].one(ctx), largeAtOnce) })
+	m.small(ctx, list[1])
 	wg.Wait()
 }
 
 // each brings names up to date, some at once.
-func (m *mirror) each(ctx context.Context, todo []Entry, atOnce int) {
-	several(ctx, todo, atOnce, func(e Entry) {
+func (m *mirror) each(ctx context.Context, todo iter.Seq[listed], atOnce int) {
+	several(ctx, todo, atOnce, func(e listed) {
 		if f := m.one(ctx, e); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
 			m.done(f, true)
 		}
@@ -302,7 +336,7 @@ func (m *mirror) each(ctx context.Context, todo []Entry, atOnce int) {
 // task is one name to be brought up to date.
 type task struct {
 	MirrorFile
-	e    Entry
+	e    listed
 	now  os.FileInfo // what is there; nil: nothing
 	ours bool        // an earlier mirror made it
 	look bool        // its content is to be compared first
@@ -318,14 +352,17 @@ func (t *task) fail(err error) MirrorFile {
 
 // undisturbed checks that what is at a place is what was there before. What is replaced is ours, or there is nothing.
 func (t *task) undisturbed(at place) error {
-	if fi, err := at.dir.Lstat(at.base); t.ours && err == nil && idOf(fi) != idOf(t.now) { // meanwhile
+	if !t.ours {
+		return nil
+	}
+	if fi, err := at.dir.Lstat(at.base); err == nil && idOf(fi) != idOf(t.now) { // meanwhile
 		return errNotOurs(t.Path)
 	}
 	return nil
 }
 
 // assess finds out what is to be done about a name, and whether that is to fetch it.
-func (m *mirror) assess(e Entry) (t *task, fetch bool) {
+func (m *mirror) assess(e listed) (t *task, fetch bool) {
 	t = &task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size}, e: e}
 	var err error
 	if t.Path, err = PathOf(e.Name); err != nil {
@@ -370,7 +407,7 @@ func (m *mirror) assess(e Entry) (t *task, fetch bool) {
 }
 
 // one brings one name up to date.
-func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
+func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 	t, needed := m.assess(e)
 	if !needed {
 		return t.MirrorFile
@@ -396,7 +433,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 		return t.fail(err)
 	}
 	defer at.dir.Close()
-	if err := m.begin(e); err != nil {
+	if err := m.begin(e.Entry); err != nil {
 		return t.fail(err)
 	}
 	o := FetchOptions{Overwrite: t.ours, Progress: m.advance}
@@ -413,7 +450,7 @@ func (m *mirror) one(ctx context.Context, e Entry) MirrorFile {
 	err = m.like(ctx, got, at)
 	fi, lerr := at.dir.Lstat(at.base)
 	if err = errors.Join(err, lerr); err == nil {
-		err = m.note(e.Name, mirrored{got.Size, got.Tag, idOf(fi)})
+		err = m.note(made{e.Name, mirrored{got.Size, got.Tag, idOf(fi)}})
 	}
 	if err != nil {
 		return t.fail(err)

@@ -184,13 +184,23 @@ func (m *mirror) begin(es ...Entry) error {
 	return nil
 }
 
-// note records a complete file.
-func (m *mirror) note(name string, x mirrored) error {
+// made is a complete file.
+type made struct {
+	name string
+	is   mirrored
+}
+
+// note records complete files.
+func (m *mirror) note(files ...made) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.record[name] = x
-	delete(m.begun, name)
-	return m.append(recordLine(name, x, lineComplete))
+	var lines strings.Builder
+	for _, f := range files {
+		m.record[f.name] = f.is
+		delete(m.begun, f.name)
+		lines.WriteString(recordLine(f.name, f.is, lineComplete))
+	}
+	return m.append(lines.String())
 }
 
 // notMade records that a fetch has made no file, where that is certain: another process may make one there.
@@ -202,7 +212,7 @@ func (m *mirror) notMade(name, p string) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return m.forget(name)
 	case err == nil && recorded && idOf(fi) == was.id:
-		return m.note(name, was)
+		return m.note(made{name, was})
 	}
 	return nil
 }

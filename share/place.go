@@ -137,20 +137,26 @@ func kind(m fs.FileMode) string {
 // openPlain opens a regular file of dir; flags are those of os.OpenFile. A link, pipe or device is refused with ErrUnsafe,
 // and, if own is set, a file that has other links or another owner: what is written there would appear elsewhere.
 func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error) {
+	f, _, err := openPlainInfo(dir, base, flags, own)
+	return f, err
+}
+
+// openPlainInfo is openPlain, and says what the file is.
+func openPlainInfo(dir *os.Root, base string, flags int, own bool) (*os.File, os.FileInfo, error) {
 	// The root resolves links inside of itself, so the last component is looked at before and compared behind.
 	before, lerr := dir.Lstat(base)
 	if lerr == nil && !before.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, base, kind(before.Mode()))
+		return nil, nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, base, kind(before.Mode()))
 	}
 	if lerr != nil && (flags&os.O_CREATE == 0 || !errors.Is(lerr, fs.ErrNotExist)) {
-		return nil, fmt.Errorf("share: %w", lerr)
+		return nil, nil, fmt.Errorf("share: %w", lerr)
 	}
 	if lerr != nil && flags&os.O_CREATE != 0 {
 		flags |= os.O_EXCL // what comes into being now is ours, or it is an error
 	}
 	f, err := dir.OpenFile(base, flags|sys.ONoFollow|sys.ONonblock, 0o666)
 	if err != nil {
-		return nil, fmt.Errorf("share: %w", err)
+		return nil, nil, fmt.Errorf("share: %w", err)
 	}
 	fi, err := f.Stat()
 	if err == nil {
@@ -166,9 +172,9 @@ func openPlain(dir *os.Root, base string, flags int, own bool) (*os.File, error)
 	}
 	if err != nil {
 		f.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return f, nil
+	return f, fi, nil
 }
 
 // syncDir makes the names in a directory durable.

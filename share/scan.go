@@ -202,20 +202,20 @@ func (s *Server) lookIn(dir *os.Root, base, p string) (os.FileInfo, error) {
 }
 
 // openIn opens the regular file at the path p, which is the file base of dir.
-func (s *Server) openIn(dir *os.Root, base, p string) (*os.File, error) {
+func (s *Server) openIn(dir *os.Root, base, p string) (*os.File, os.FileInfo, error) {
 	if !s.o.FollowLinks {
-		return openPlain(dir, base, os.O_RDONLY, false)
+		return openPlainInfo(dir, base, os.O_RDONLY, false)
 	}
 	was, err := s.lookIn(dir, base, p)
 	if err == nil && !was.Mode().IsRegular() {
 		err = fmt.Errorf("%w: %s is %s", ErrUnsafe, p, kind(was.Mode()))
 	}
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	f, err := s.root.OpenFile(p, os.O_RDONLY|sys.ONonblock, 0)
 	if err != nil {
-		return nil, fmt.Errorf("share: %w", err)
+		return nil, nil, fmt.Errorf("share: %w", err)
 	}
 	now, err := f.Stat()
 	if err == nil && !os.SameFile(was, now) {
@@ -223,9 +223,9 @@ func (s *Server) openIn(dir *os.Root, base, p string) (*os.File, error) {
 	}
 	if err != nil {
 		f.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return f, nil
+	return f, now, nil
 }
 
 // maxDepth is how deep directories are served: each takes a descriptor while it is scanned.

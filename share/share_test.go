@@ -315,7 +315,15 @@ func TestQuietFiles(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	f, _, err := openQuiet(testCtx(t), func() (*os.File, error) { n++; return os.Open(file) })
+	f, _, err := openQuiet(testCtx(t), func() (*os.File, os.FileInfo, error) {
+		n++
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, nil, err
+		}
+		fi, err := f.Stat()
+		return f, fi, err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -4,11 +4,12 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/penstock-io/penstock/mem"
 )
@@ -18,27 +19,32 @@ const (
 	smallFile     = 256 << 10 // bytes, at most
 	batchFiles    = 256       // of a batch, at most; maxStat or less
 	batchBytes    = 4 << 20
-	batchesAtOnce = 8
-	writersAtOnce = 8 // of a batch
+	fetchesAtOnce = 16 // batches
+	putsAtOnce    = 8  // batches; a server has two rooms for each
+	writersAtOnce = 8  // of a batch
 )
 
 // ownerMode is what the owner of a file may do with it, whatever the other side says.
 const ownerMode fs.FileMode = 0o400
 
 // several calls f with each of todo, so many at once, until ctx ends.
-func several[T any](ctx context.Context, todo []T, atOnce int, f func(T)) {
+func several[T any](ctx context.Context, todo iter.Seq[T], atOnce int, f func(T)) {
 	work := make(chan T)
 	var wg sync.WaitGroup
-	for range min(atOnce, len(todo)) {
-		wg.Go(func() {
-			for x := range work {
-				f(x)
-			}
-		})
-	}
-	for _, x := range todo {
+	workers := 0
+	for x := range todo {
 		if ctx.Err() != nil {
 			break
+		}
+		if workers < atOnce {
+			workers++
+			wg.Go(func() {
+				f(x)
+				for x := range work {
+					f(x)
+				}
+			})
+			continue
 		}
 		work <- x
 	}
@@ -46,12 +52,29 @@ func several[T any](ctx context.Context, todo []T, atOnce int, f func(T)) {
 	wg.Wait()
 }
 
-// inBatches calls f with batches of todo, some at once, until ctx ends. size is how many of the first make a batch. Each has memory for its bytes,
-// or none if there is no memory.
-func inBatches[T any](ctx context.Context, todo []T, size func([]T) int, f func([]T, *mem.Region)) {
+// cut cuts todo into batches. size is how many of the first make one.
+func cut[T any](todo []T, size func([]T) int) iter.Seq[[]T] {
+	return func(yield func([]T) bool) {
+		for len(todo) > 0 {
+			n := size(todo)
+			if !yield(todo[:n]) {
+				return
+			}
+			todo = todo[n:]
+		}
+	}
+}
+
+// forWriters are parts of a batch for writersAtOnce.
+func forWriters[T any](batch []T) iter.Seq[[]T] {
+	return slices.Chunk(batch, max(1, (len(batch)+writersAtOnce-1)/writersAtOnce))
+}
+
+// inBatches calls f with batches, some at once, until ctx ends. Each has memory for its bytes, or none if there is no memory.
+func inBatches[T any](ctx context.Context, batches iter.Seq[[]T], atOnce int, f func([]T, *mem.Region)) {
 	work := make(chan []T)
 	var wg sync.WaitGroup
-	for range batchesAtOnce {
+	for range atOnce {
 		wg.Go(func() {
 			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
 			if err == nil {
@@ -62,32 +85,14 @@ func inBatches[T any](ctx context.Context, todo []T, size func([]T) int, f func(
 			}
 		})
 	}
-	for len(todo) > 0 && ctx.Err() == nil {
-		n := size(todo)
-		work <- todo[:n]
-		todo = todo[n:]
+	for batch := range batches {
+		if ctx.Err() != nil {
+			break
+		}
+		work <- batch
 	}
 	close(work)
 	wg.Wait()
-}
-
-// writeSmall makes a new file, synced, with permissions less what the umask says, or exactly those.
-func writeSmall(dir *os.Root, base string, bytes []byte, mode fs.FileMode, exact bool, modified time.Time) error {
-	f, err := dir.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(bytes)
-	if err == nil && exact {
-		err = f.Chmod(mode)
-	}
-	if err == nil {
-		err = dir.Chtimes(base, modified, modified)
-	}
-	if err == nil {
-		err = f.Sync()
-	}
-	return errors.Join(err, f.Close())
 }
 
 // directories opens those of paths below a root one after another, and syncs each once when it is left.

@@ -47,7 +47,7 @@ const (
 	smallFixed = 1 + 1 + 16
 	smallEntry = 4 + 4 + likeSize
 	// maxRoomsOfOne bounds the rooms of one peer, maxRooms those of all. A room that was used counts until its memory is given back.
-	maxRoomsOfOne = 2 * batchesAtOnce
+	maxRoomsOfOne = 2 * putsAtOnce
 	maxRooms      = 64
 	maxTokens     = 256
 )
@@ -288,25 +288,19 @@ func (s *smalls) takeRoom(p *transfer.Peer, key path.Key) *smallRoom {
 	return nil
 }
 
-// batchStage makes a directory for the files of one batch until they are complete, and locks it.
-func (s *Server) batchStage() (stage *os.Root, done func(), err error) {
+// batchStage makes a directory for the files of one batch until they are complete, and opens and locks it.
+func (s *Server) batchStage() (stage *os.File, done func(), err error) {
 	dir, err := stepMaking(s.root, stagingDir, stagingMode)
 	if err != nil {
 		return nil, nil, err
 	}
-	var lock *os.File
 	var base string
-	for lock == nil && err == nil { // a server that looks at it before it is locked removes it
+	for stage == nil && err == nil { // a server that looks at it before it is locked removes it
 		var id [8]byte
 		rand.Read(id[:]) // never fails
 		base = batchPrefix + hex.EncodeToString(id[:])
 		if err = dir.Mkdir(base, stagingMode); err == nil {
-			lock, err = lockDir(dir, base)
-		}
-	}
-	if err == nil {
-		if stage, err = dir.OpenRoot(base); err != nil {
-			lock.Close()
+			stage, err = lockDir(dir, base)
 		}
 	}
 	if err != nil {
@@ -314,9 +308,8 @@ func (s *Server) batchStage() (stage *os.Root, done func(), err error) {
 		return nil, nil, fmt.Errorf("share: %w", err)
 	}
 	return stage, func() {
-		stage.Close()
 		dir.RemoveAll(base)
-		lock.Close()
+		stage.Close()
 		dir.Close()
 	}, nil
 }
@@ -364,17 +357,19 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 		}
 	}
 	defer s.unreserve(taken)
-	several(ctx, taken, writersAtOnce, func(f *incoming) {
-		if ctx.Err() != nil || s.ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
-			f.err = ErrChanged
-			return
+	several(ctx, forWriters(taken), writersAtOnce, func(files []*incoming) {
+		for _, f := range files {
+			if ctx.Err() != nil || s.ctx.Err() != nil || vec.CRC32C(0, f.bytes) != f.crc {
+				f.err = ErrChanged
+				continue
+			}
+			f.told = &access{Access: Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)}}
+			s.access.mu.Lock()
+			s.enterAccess(f.told)
+			s.access.mu.Unlock()
+			s.begins(f.told)
+			f.err = sys.WriteNew(stage, f.base, f.bytes, f.mode, f.exact, f.modified)
 		}
-		f.told = &access{Access: Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)}}
-		s.access.mu.Lock()
-		s.enterAccess(f.told)
-		s.access.mu.Unlock()
-		s.begins(f.told)
-		f.err = writeSmall(stage, f.base, f.bytes, f.mode, f.exact, f.modified)
 	})
 	s.placeSmall(p, r, taken, stage)
 	answer := make([]byte, len(files))
@@ -468,15 +463,7 @@ func (s *Server) has(f *incoming) bool {
 }
 
 // placeSmall gives the files of a batch their names, and serves them.
-func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming, stage *os.Root) {
-	from, err := stage.Open(".")
-	if err != nil {
-		for _, f := range files {
-			f.err = errors.Join(f.err, err)
-		}
-		return
-	}
-	defer from.Close()
+func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming, stage *os.File) {
 	var placed []*incoming
 	synced := 0 // of placed
 	dirs := directories{root: s.root, left: func(err error) {
@@ -491,14 +478,22 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 		}
 		at, err := dirs.enter(f.path)
 		if err == nil {
-			err = rename(from, f.base, at, dirs.dir, r.overwrite)
+			err = rename(stage, f.base, at, dirs.dir, r.overwrite)
 		}
 		if f.err = err; err == nil {
 			placed = append(placed, f)
 		}
 	}
 	dirs.leave()
-	s.lookAtBatch(placed) // all at once, for a file that has just changed is waited for
+	if len(placed) > 0 { // a file that has just changed is waited for: here once for all, while other batches are looked at
+		t := time.NewTimer(quiet)
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+		}
+		t.Stop()
+	}
+	s.lookAtBatch(placed)
 	for _, f := range placed {
 		s.tellArrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -234,7 +235,7 @@ func (t *tree) run(ctx context.Context) {
 
 // each uploads files, some at once.
 func (t *tree) each(ctx context.Context, todo []MirrorFile, atOnce int) {
-	several(ctx, todo, atOnce, func(f MirrorFile) {
+	several(ctx, slices.Values(todo), atOnce, func(f MirrorFile) {
 		if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
 			t.done(f, true)
 		}
@@ -284,7 +285,7 @@ func (t *tree) dryRun(ctx context.Context) {
 	for i := range t.todo {
 		files[i] = &t.todo[i]
 	}
-	several(ctx, files, smallUploadsAtOnce, func(f *MirrorFile) { t.would(ctx, f, there) })
+	several(ctx, slices.Values(files), smallUploadsAtOnce, func(f *MirrorFile) { t.would(ctx, f, there) })
 	for _, f := range files {
 		if f.Action != "" && (f.Err == nil || ctx.Err() == nil) { // what ctx cuts off has not failed
 			t.done(*f, true)

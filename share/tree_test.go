@@ -179,7 +179,7 @@ func TestUploadTreeFilter(t *testing.T) {
 // When the other side takes no uploads, or is gone, all that is left fails with that. A context that ends leaves what is under way in no count.
 func TestUploadTreeStops(t *testing.T) {
 	local := t.TempDir()
-	const n = (batchesAtOnce + 4) * batchFiles // more than are under way at once
+	const n = (putsAtOnce + 4) * batchFiles // more than are under way at once
 	for i := range n {
 		write(t, filepath.Join(local, fmt.Sprint(i)), []byte("x"))
 	}

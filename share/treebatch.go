@@ -4,12 +4,10 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io"
-	"io/fs"
-	"os"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -32,7 +30,7 @@ type putBatches struct {
 // small uploads small files.
 func (t *tree) small(ctx context.Context, todo []MirrorFile) {
 	b := &putBatches{t: t}
-	inBatches(ctx, todo, putBatchOf, func(fs []MirrorFile, region *mem.Region) {
+	inBatches(ctx, cut(todo, putBatchOf), putsAtOnce, func(fs []MirrorFile, region *mem.Region) {
 		if region == nil || b.off.Load() {
 			b.alone(fs...)
 		} else {
@@ -111,26 +109,11 @@ func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Re
 
 // read reads a file of a size that is known.
 func (p *smallPut) read(file string, to []byte) error {
-	f, err := os.OpenFile(file, os.O_RDONLY|sys.ONonblock, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	was, err := f.Stat()
-	if err != nil {
-		return err
-	}
-	if !was.Mode().IsRegular() || was.Size() != int64(len(to)) {
-		return ErrChanged
-	}
-	if _, err := io.ReadFull(f, to); err != nil {
-		return err
-	}
-	now, err := f.Stat()
-	if err == nil && idOf(now) != idOf(was) {
+	was, now, err := sys.ReadWhole(file, to)
+	if err == nil && (!was.Regular || was.Size != int64(len(to)) || idOfStat(now) != idOfStat(was)) {
 		err = ErrChanged
 	}
-	p.modified, p.mode = was.ModTime(), was.Mode()&fs.ModePerm
+	p.modified, p.mode = time.Unix(0, was.ModifiedNs), was.Perm
 	return err
 }
 

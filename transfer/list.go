@@ -177,7 +177,25 @@ func (p *Peer) Names(ctx context.Context, prefix string) ([]*Remote, error) {
 	return out, err
 }
 
-// listing asks for page after page, and checks that their names are what was asked for, in order.
+// ListPage is a part of List: the first of the exports whose names begin with prefix and come behind the given name, most of them or fewer. More says that there are
+// others behind these.
+func (p *Peer) ListPage(ctx context.Context, prefix, behind string, most uint32) (page []*Remote, more bool, err error) {
+	r, err := p.request(ctx, &control.List{Prefix: prefix, After: behind, Max: most})
+	if err != nil {
+		return nil, false, err
+	}
+	entries, err := control.Parse[control.Entries](r.Body)
+	if err == nil && most > 0 && uint64(len(entries.Entries)) > uint64(most) {
+		err = fmt.Errorf("transfer: list of %s: %d names, expected at most %d: %w", p, len(entries.Entries), most, path.ErrProtocol)
+	}
+	if err != nil {
+		return nil, false, err
+	}
+	page, _, err = p.page(prefix, behind, entries.Entries, entries.More, p.known)
+	return page, entries.More, err
+}
+
+// listing asks for page after page.
 func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error), page func(after string) ([]control.Entry, bool, error)) (out []*Remote, err error) {
 	after := ""
 	for {
@@ -185,29 +203,38 @@ func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error)
 		if err != nil {
 			return nil, err
 		}
-		for i := range entries {
-			e := &entries[i]
-			if len(out) == maxListed {
-				return nil, fmt.Errorf("transfer: list of %s: more than %d names: %w", p, maxListed, path.ErrTooLarge)
-			}
-			if !strings.HasPrefix(e.Name, prefix) {
-				return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
-			}
-			if e.Name <= after {
-				return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
-			}
-			after = e.Name
-			x, err := take(e)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, x)
+		if len(out)+len(entries) > maxListed {
+			return nil, fmt.Errorf("transfer: list of %s: more than %d names: %w", p, maxListed, path.ErrTooLarge)
 		}
-		if !more {
+		var these []*Remote
+		if these, after, err = p.page(prefix, after, entries, more, take); err != nil {
+			return nil, err
+		}
+		if out = append(out, these...); !more {
 			return out, nil
 		}
-		if len(entries) == 0 {
-			return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
-		}
 	}
+}
+
+// page checks that the names of a page are what was asked for, in order, and returns the last of them, too.
+func (p *Peer) page(prefix, after string, entries []control.Entry, more bool, take func(*control.Entry) (*Remote, error)) (out []*Remote, last string, err error) {
+	if more && len(entries) == 0 {
+		return nil, "", fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
+	}
+	for i := range entries {
+		e := &entries[i]
+		if !strings.HasPrefix(e.Name, prefix) {
+			return nil, "", fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
+		}
+		if e.Name <= after {
+			return nil, "", fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
+		}
+		after = e.Name
+		x, err := take(e)
+		if err != nil {
+			return nil, "", err
+		}
+		out = append(out, x)
+	}
+	return out, after, nil
 }

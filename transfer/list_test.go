@@ -131,6 +131,34 @@ func TestListManyPages(t *testing.T) {
 	}
 }
 
+// A page is a part of List, from any name on, also one that is not there.
+func TestListPage(t *testing.T) {
+	p := newPair(t, Options{})
+	names := many(t, p.b, 300)
+	for _, c := range []struct {
+		behind string
+		most   uint32
+		want   []string
+		more   bool
+	}{
+		{"", 7, names[:7], true},
+		{names[99], 50, names[100:150], true},
+		{names[99] + "\x00", 50, names[100:150], true},
+		{names[289], 10, names[290:], false},
+		{names[289], 0, names[290:], false},
+		{names[299], 10, nil, false},
+	} {
+		page, more, err := p.ab.ListPage(ctx(t), "model.", c.behind, c.most)
+		var got []string
+		for _, r := range page {
+			got = append(got, r.Name)
+		}
+		if err != nil || more != c.more || !slices.Equal(got, c.want) {
+			t.Errorf("behind %q: %q, more %v, %v; expected %q", c.behind, got, more, err, c.want)
+		}
+	}
+}
+
 // Names are those of List with their sizes and tensors, without what is for transfers, on as many pages as they need.
 func TestNamesManyPages(t *testing.T) {
 	p := newPair(t, Options{})
