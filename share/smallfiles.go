@@ -19,9 +19,9 @@ const (
 	smallFile     = 256 << 10 // bytes, at most
 	batchFiles    = 256       // of a batch, at most; maxStat or less
 	batchBytes    = 4 << 20
-	fetchesAtOnce = 16 // batches
-	putsAtOnce    = 8  // batches; a server has two rooms for each
-	writersAtOnce = 8  // of a batch
+	fetchesAtOnce = 8 // batches
+	putsAtOnce    = 8 // batches; a server has two rooms for each
+	writersAtOnce = 8 // of a batch
 )
 
 // ownerMode is what the owner of a file may do with it, whatever the other side says.
