@@ -20,7 +20,7 @@ func (s *Session) Receive(now time.Time, p []byte) error {
 		return s.fail(Protocol, Errorf(Protocol, "%d bytes after the goodbye", len(p)))
 	}
 	if len(p) > 0 {
-		s.heard = t
+		s.hear(t)
 	}
 	if s.unread > unreadLimit {
 		return ErrUnread
@@ -200,6 +200,9 @@ func (s *Session) ready(t time.Duration, version uint16, features uint64, peer I
 	s.maxBody = int(min(peer.MaxBody, s.opt.Identity.MaxBody))
 	s.every = min(s.opt.HeartbeatEvery, time.Duration(peer.HeartbeatMillis)*time.Millisecond)
 	s.heard, s.spoke = t, t
+	if s.role == Dialer {
+		s.welcomed = s.now
+	}
 }
 
 // beat takes a heartbeat without allocating.

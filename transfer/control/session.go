@@ -95,7 +95,8 @@ type Stats struct {
 //
 // Times are given by the caller and should carry Go's monotonic clock; a time before the last one counts as the last one.
 // Time counts only as far as Tick keeps up with Deadline: when this process was stalled and Tick comes late, the delay is
-// taken out of every timeout, since what the peer sent meanwhile may still lie unread in the socket. So a loaded machine
+// taken out of every timeout, since what the peer sent meanwhile may still lie unread in the socket. A Tick that is late by more than a heartbeat
+// gives a silent peer one heartbeat more, in which that is read, and all of them together at most Silence once more. So a loaded machine
 // slows the verdict on its peers down but does not falsify it. For the same reason every byte that arrives is a sign of
 // life, not only a heartbeat.
 type Session struct {
@@ -108,6 +109,7 @@ type Session struct {
 	now     time.Duration // since start; never goes back
 	stalled time.Duration // by how much Ticks came late; now-stalled is the time that counts
 	heard   time.Duration // last byte received, in time that counts
+	grace   time.Duration // by how much longer the peer may be silent, for Ticks that came late since heard
 	spoke   time.Duration // last frame queued
 	limit   time.Duration // end of the handshake or of Closing
 
@@ -139,7 +141,9 @@ type Session struct {
 	echoAt time.Duration
 	rtt    time.Duration
 	rttvar time.Duration
-	stats  Stats
+	// Of a Dialer: from its Hello to the Welcome.
+	welcomed time.Duration
+	stats    Stats
 }
 
 // pending is a request of ours without an answer. The slice of them is ordered by id and therefore by deadline. A request

@@ -169,6 +169,64 @@ func TestStalledProcess(t *testing.T) {
 	}
 }
 
+// TestLateTicks: the processor comes back at the moment when the peer would be taken for dead. What it sent is read first; without that the verdict
+// comes all the same, also when each tick is late.
+func TestLateTicks(t *testing.T) {
+	x, _ := readyPair(t, named("d"), named("a"))
+	if _, err := run(x, at(1400*ms)); err != nil {
+		t.Fatal(err)
+	}
+	now := at(5 * time.Second) // the deadline was at 1.5 s
+	if err := x.Tick(now); err != nil {
+		t.Fatalf("a late tick: %v", err)
+	}
+	if when, err := run(x, now.Add(time.Minute)); !errors.Is(err, ErrDead) || when.Sub(now) != 250*ms {
+		t.Errorf("nothing to read: %v after %v", err, when.Sub(now))
+	}
+
+	x, _ = readyPair(t, named("d"), named("a"))
+	if _, err := run(x, at(1400*ms)); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.Tick(now); err != nil {
+		t.Fatalf("a late tick: %v", err)
+	}
+	if err := x.Receive(now.Add(ms), frameOf(t, &Heartbeat{Sent: 1})); err != nil {
+		t.Fatal(err)
+	}
+	if when, err := run(x, now.Add(time.Minute)); !errors.Is(err, ErrDead) || when.Sub(now) != 1501*ms {
+		t.Errorf("after something was read: %v after %v", err, when.Sub(now))
+	}
+
+	x, _ = readyPair(t, named("d"), named("a"))
+	var err error
+	ticks := 0
+	for ; err == nil && ticks < 100; ticks++ {
+		err = x.Tick(x.Deadline().Add(time.Second))
+		flush(x)
+	}
+	if !errors.Is(err, ErrDead) || ticks != 12 { // twice the limit, in heartbeats
+		t.Errorf("late again and again: %v after %d ticks", err, ticks)
+	}
+}
+
+// TestLongHandshake: a peer that took long to let this side in may be silent for longer, until heartbeats tell the round trip.
+func TestLongHandshake(t *testing.T) {
+	x, y := newSession(t, Dialer, named("d")), newSession(t, Acceptor, named("a"))
+	if err := errors.Join(move(x, y, at(350*ms)), move(y, x, at(400*ms))); err != nil {
+		t.Fatal(err)
+	}
+	if got := x.Silence(); got != 4800*ms {
+		t.Errorf("%v", got)
+	}
+	if err := x.Receive(at(500*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(499*ms) + 1})); err != nil || x.RTT() != ms || x.Silence() != 1500*ms {
+		t.Errorf("%v, round trip %v, %v", err, x.RTT(), x.Silence())
+	}
+	if when, err := run(x, at(time.Minute)); !errors.Is(err, ErrDead) || !when.Equal(at(2*time.Second)) {
+		t.Errorf("%v at %v", err, when.Sub(t0))
+	}
+}
+
 func TestClockThatGoesBack(t *testing.T) {
 	x, _ := readyPair(t, named("d"), named("a"))
 	x.Receive(at(time.Second), []byte{0x50})

@@ -13,9 +13,14 @@ func (s *Session) RTT() time.Duration { return s.rtt }
 const maxSilence = time.Minute
 
 // Silence is how long nothing may come before the peer is taken for dead: Options.DeadAfter, and where round trips are long, ten of them and four times
-// their variation (RFC 6298), which is what a few losses in a row take to be repaired on a link with full queues.
+// their variation (RFC 6298), which is what a few losses in a row take to be repaired on a link with full queues. Until heartbeats have measured one,
+// that of the handshake counts, so that a peer with much to do is known as one from the start.
 func (s *Session) Silence() time.Duration {
-	return max(s.opt.DeadAfter, min(10*s.rtt+4*s.rttvar, maxSilence))
+	rtt, rttvar := s.rtt, s.rttvar
+	if rtt == 0 {
+		rtt, rttvar = s.welcomed, s.welcomed/2
+	}
+	return max(s.opt.DeadAfter, min(10*rtt+4*rttvar, maxSilence))
 }
 
 // Deadline is when Tick must be called next; the zero time when the session has ended. It changes with every other call.
@@ -33,7 +38,7 @@ func (s *Session) deadline() (time.Duration, bool) {
 	case Handshake, Closing:
 		return s.limit, true
 	case Ready:
-		d := min(s.spoke+s.every, s.heard+s.Silence())
+		d := min(s.spoke+s.every, s.heard+s.Silence()+s.grace)
 		for i := range s.pending {
 			if !s.pending[i].expired {
 				d = min(d, s.pending[i].deadline)
@@ -49,6 +54,9 @@ func (s *Session) deadline() (time.Duration, bool) {
 func (s *Session) clock(now time.Time) time.Duration {
 	s.now = max(s.now, now.Sub(s.start))
 	if d, ok := s.deadline(); ok && s.now-s.stalled > d {
+		if s.now-s.stalled > d+s.every {
+			s.grace = min(s.grace+s.every, s.Silence())
+		}
 		s.stalled = s.now - d
 	}
 	return s.now - s.stalled
@@ -77,7 +85,7 @@ func (s *Session) Tick(now time.Time) error {
 }
 
 func (s *Session) tickReady(t time.Duration) error {
-	if limit := s.Silence(); t >= s.heard+limit {
+	if limit := s.Silence() + s.grace; t >= s.heard+limit {
 		return s.fail(Timeout, fmt.Errorf("control: nothing received for %v: %w: %w", limit, ErrDead, Down))
 	}
 	for i := range s.pending {
@@ -116,4 +124,11 @@ func (s *Session) heartbeat() {
 
 // Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
 // another Silence.
-func (s *Session) Alive(now time.Time) { s.heard = max(s.heard, s.clock(now)) }
+func (s *Session) Alive(now time.Time) { s.hear(s.clock(now)) }
+
+// hear notes a sign of life.
+func (s *Session) hear(t time.Duration) {
+	if t >= s.heard {
+		s.heard, s.grace = t, 0
+	}
+}
