@@ -26,6 +26,7 @@ type Peer struct {
 	conn       net.Conn // TLS on top of raw, if the session is encrypted
 	raw        net.Conn
 	tls        *tls.ConnectionState // nil: no TLS
+	shook      time.Duration        // what its handshake took
 	cert       identity.Peer        // with TLS
 	user       user                 // without TLS, on this machine
 	asked      bool                 // for uid and uidErr: see owner
@@ -122,7 +123,7 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 		Session: p.id, Replaces: replaces, Admit: p.admit,
 		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
-		HandshakeTimeout: p.patience(ctx),
+		HandshakeTimeout: p.patience(ctx), RoundTrip: p.shook,
 	}, time.Now())
 	if err != nil {
 		c.Close()

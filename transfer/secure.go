@@ -25,8 +25,11 @@ import (
 const exporterLabel = "EXPORTER-penstock-path"
 
 const (
-	// handshakeTimeout bounds each handshake of a connection that came in, where round trips are short (sys.Patience).
+	// handshakeTimeout bounds the first bytes of a connection that came in, where round trips are short (sys.Patience).
 	handshakeTimeout = 2 * time.Second
+	// shakeTimeout bounds in the same way each handshake that has begun: a machine that begins many processes at once gives them little time. How
+	// many there can be is bounded by itself (setup.Pending).
+	shakeTimeout = 3 * handshakeTimeout
 	// lookEvery is how often it is looked whether the certificates and rights of this node and its peers still hold.
 	lookEvery = time.Second
 )
@@ -62,6 +65,7 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 	ctx, cancel := context.WithTimeout(ctx, p.patience(ctx))
 	defer cancel()
 	defer p.node.lookAtIdentity()
+	start := time.Now()
 	if err := c.HandshakeContext(ctx); err != nil {
 		var plain tls.RecordHeaderError
 		if errors.As(err, &plain) {
@@ -72,6 +76,7 @@ func (p *Peer) secure(ctx context.Context, a address) error {
 		}
 		return fmt.Errorf("TLS handshake: %w", err)
 	}
+	p.shook = time.Since(start)
 	cs := c.ConnectionState()
 	cert, err := identity.PeerOf(cs)
 	if err != nil {
@@ -87,7 +92,7 @@ func (p *Peer) patience(ctx context.Context) time.Duration {
 	if end, ok := ctx.Deadline(); ok && p.role == control.Dialer {
 		return max(time.Until(end)*15/16, time.Millisecond)
 	}
-	return sys.PatienceOf(handshakeTimeout, p.raw)
+	return sys.PatienceOf(shakeTimeout, p.raw)
 }
 
 // turnAway says why to a peer that gets no session, in the clear.

@@ -201,7 +201,7 @@ func (s *Session) ready(t time.Duration, version uint16, features uint64, peer I
 	s.every = min(s.opt.HeartbeatEvery, time.Duration(peer.HeartbeatMillis)*time.Millisecond)
 	s.heard, s.spoke = t, t
 	if s.role == Dialer {
-		s.welcomed = s.now
+		s.shook = max(s.shook, s.now)
 	}
 }
 

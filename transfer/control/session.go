@@ -73,6 +73,7 @@ type Options struct {
 	HeartbeatEvery         time.Duration // default 250 ms; both sides use the shorter of the two
 	DeadAfter              time.Duration // default 1500 ms, at least 2 heartbeats: silence after which the peer is dead, at least; see Session.Silence
 	HandshakeTimeout       time.Duration // default 2 s, from New until Ready, however slowly bytes trickle in
+	RoundTrip              time.Duration // what the handshake below the session took, if there was one; see Session.Silence
 	RequestTimeout         time.Duration // default 10 s
 	MaxPending             int           // default and limit MaxPendingRequests
 	Backlog                int           // default DefaultBacklog, at least MaxBody+HeaderSize
@@ -141,9 +142,8 @@ type Session struct {
 	echoAt time.Duration
 	rtt    time.Duration
 	rttvar time.Duration
-	// Of a Dialer: from its Hello to the Welcome.
-	welcomed time.Duration
-	stats    Stats
+	shook  time.Duration // the longest round trip of the handshakes, as far as they are one
+	stats  Stats
 }
 
 // pending is a request of ours without an answer. The slice of them is ordered by id and therefore by deadline. A request
@@ -173,14 +173,14 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 	switch {
 	case o.DeadAfter < 2*o.HeartbeatEvery:
 		return nil, fmt.Errorf("control: DeadAfter %v: expected at least two heartbeats of %v", o.DeadAfter, o.HeartbeatEvery)
-	case o.HandshakeTimeout < 0 || o.RequestTimeout < 0:
-		return nil, fmt.Errorf("control: HandshakeTimeout %v, RequestTimeout %v: expected positive durations", o.HandshakeTimeout, o.RequestTimeout)
+	case o.HandshakeTimeout < 0 || o.RoundTrip < 0 || o.RequestTimeout < 0:
+		return nil, fmt.Errorf("control: HandshakeTimeout %v, RoundTrip %v, RequestTimeout %v: expected positive durations", o.HandshakeTimeout, o.RoundTrip, o.RequestTimeout)
 	case o.MaxPending < 1 || o.MaxPending > MaxPendingRequests:
 		return nil, fmt.Errorf("control: MaxPending %d: expected 1 to %d", o.MaxPending, MaxPendingRequests)
 	case o.Backlog < MaxBody+HeaderSize:
 		return nil, fmt.Errorf("control: Backlog %d bytes: expected at least one frame, %d", o.Backlog, MaxBody+HeaderSize)
 	}
-	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery}
+	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery, shook: o.RoundTrip}
 	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session, Replaces: o.Replaces, Identity: o.Identity}
 	frame, err := AppendFrame(nil, &hello) // an acceptor makes it too, to check its options now and not in the handshake
 	if err != nil {

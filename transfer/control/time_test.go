@@ -219,6 +219,14 @@ func TestLongHandshake(t *testing.T) {
 	if got := x.Silence(); got != 4800*ms {
 		t.Errorf("%v", got)
 	}
+	if got := y.Silence(); got != 1500*ms { // an acceptor has no round trip of its own
+		t.Errorf("acceptor: %v", got)
+	}
+	a := named("a")
+	a.RoundTrip = 200 * ms
+	if z := newSession(t, Acceptor, a); z.Silence() != 2400*ms {
+		t.Errorf("acceptor whose TLS took 200ms: %v", z.Silence())
+	}
 	if err := x.Receive(at(500*ms), frameOf(t, &Heartbeat{Sent: 1, Echo: uint64(499*ms) + 1})); err != nil || x.RTT() != ms || x.Silence() != 1500*ms {
 		t.Errorf("%v, round trip %v, %v", err, x.RTT(), x.Silence())
 	}

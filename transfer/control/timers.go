@@ -14,11 +14,11 @@ const maxSilence = time.Minute
 
 // Silence is how long nothing may come before the peer is taken for dead: Options.DeadAfter, and where round trips are long, ten of them and four times
 // their variation (RFC 6298), which is what a few losses in a row take to be repaired on a link with full queues. Until heartbeats have measured one,
-// that of the handshake counts, so that a peer with much to do is known as one from the start.
+// the time that handshakes took counts (Options.RoundTrip, and that of a Dialer from Hello to Welcome): a machine with much to do is known from the start.
 func (s *Session) Silence() time.Duration {
 	rtt, rttvar := s.rtt, s.rttvar
 	if rtt == 0 {
-		rtt, rttvar = s.welcomed, s.welcomed/2
+		rtt, rttvar = s.shook, s.shook/2
 	}
 	return max(s.opt.DeadAfter, min(10*rtt+4*rttvar, maxSilence))
 }
