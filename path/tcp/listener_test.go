@@ -436,6 +436,52 @@ func TestOldestMakesRoom(t *testing.T) {
 	}
 }
 
+// TestLateListener: a listener that was stalled beyond the time of its strangers reads what they said before it drops them, however many they are.
+func TestLateListener(t *testing.T) {
+	l, err := New(Options{}).Listen()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	m := l.(*Listener)
+	conns := make([]net.Conn, min(setup.MaxPending(), 150))
+	for i := range conns {
+		if conns[i], err = net.Dial("tcp", l.Addr()); err != nil {
+			t.Fatal(err)
+		}
+		defer conns[i].Close()
+	}
+	all := func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.strangers) == len(conns)
+	}
+	for end := time.Now().Add(helloTimeout); !all(); {
+		if time.Now().After(end) {
+			t.Fatal("not all are there")
+		}
+		runtime.Gosched()
+	}
+	m.mu.Lock() // the listener does not run
+	for i, c := range conns {
+		h := hello{version: version, kind: kindHello, token: newToken(), count: 1, window: 1 << 20, frame: maxFrameBytes, blocks: maxFrameBlocks}
+		var b [helloSize]byte
+		h.put(b[:])
+		if _, err := c.Write(b[:]); err != nil {
+			t.Errorf("%d: %v", i, err)
+		}
+	}
+	for _, s := range m.strangers {
+		s.until = time.Now()
+	}
+	m.mu.Unlock()
+	for i, c := range conns {
+		if st, err := answerTo(t, c); err != nil || st != statusToken {
+			t.Errorf("%d: status %d, %v; expected that the token is refused", i, st, err)
+		}
+	}
+}
+
 // TestMoreStreamsThanAgreed: both sides fail when the dialer has more streams than the accepting side.
 func TestMoreStreamsThanAgreed(t *testing.T) {
 	l, err := New(Options{}).Listen()
