@@ -436,7 +436,7 @@ func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 	if err := m.begin(e.Entry); err != nil {
 		return t.fail(err)
 	}
-	o := FetchOptions{Overwrite: t.ours, Progress: m.advance}
+	o := FetchOptions{Overwrite: t.ours, Like: true, Progress: m.advance}
 	if m.o.MaxBytes > 0 {
 		o.MaxSize = e.Size // what was counted
 	}
