@@ -40,7 +40,7 @@ func (Driver) Name() string { return "shm" }
 
 // Traits are those of memory that both ends map.
 func (Driver) Traits() setup.Traits {
-	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: time.Microsecond, BytesPerSec: 8e9}}
+	return setup.Traits{SameHost: true, Whole: true, Borrow: true, Prior: path.Cost{Latency: 300 * time.Nanosecond, BytesPerSec: 8e9}}
 }
 
 // Needs are those of one side: a socket, what wakes its owner, the packets that wait to be sent, and the memory that both sides share.
