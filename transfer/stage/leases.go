@@ -141,7 +141,7 @@ func (p *Peer) beginLease(l *lease, small bool) error {
 	if p.ctx.Err() != nil {
 		return context.Cause(p.ctx)
 	}
-	if err := p.memory.begin(); err != nil { // whoever closes it waits for the goroutine
+	if err := p.memory.begin(); err != nil { // Memory.Close waits for the goroutine
 		return err
 	}
 	ctx, stop := context.WithCancel(p.ctx)

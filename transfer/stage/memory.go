@@ -21,7 +21,7 @@ const (
 	leasedLarge = AtOnce
 	leasedSmall = 2 * AtOnce
 
-	// Default is how much memory a node has for this unless it is told, and Least is how much it needs, in bytes.
+	// Default is the memory of a node whose options name no size, and Least is what it needs, in bytes.
 	Default = 16 * maxSlot
 	Least   = 512 << 10
 )

@@ -22,12 +22,13 @@ func (p *Peer) CarryOne(ctx context.Context, w Work, c Carrier, end func(error))
 	}
 	m := Mover(w.Copies[0].Local)
 	for _, c := range w.Copies {
-		if x := Mover(c.Local); x == nil || x != m {
+		x := Mover(c.Local)
+		if x == nil || x.Device() != m.Device() {
 			return false
 		}
-	}
-	if m.Staging() != mem.Pages { // a device copies, and is waited for
-		return false
+		if x.Staging() != mem.Pages { // a device copies, and is waited for
+			return false
+		}
 	}
 	s := p.carrying(ctx, w, c)
 	pool := &p.memory.pools[class(s.small)]
