@@ -7,8 +7,8 @@ import (
 
 // books are those of a Mirror or an UploadTree: what became of each file, and how far they are.
 type books struct {
-	onProgress func(MirrorProgress) // nil: nobody asks
-	onFile     func(MirrorFile)     // nil: nobody asks
+	onProgress func(MirrorProgress) // may be nil
+	onFile     func(MirrorFile)     // may be nil
 
 	mu       sync.Mutex // guards what follows
 	progress MirrorProgress

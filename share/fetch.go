@@ -152,7 +152,7 @@ func begin(ctx context.Context, p *transfer.Peer) (end func()) {
 	over := make(chan struct{})
 	go func() {
 		defer close(over)
-		p.Ready(ctx, "") // whoever moves the bytes gets the error
+		p.Ready(ctx, "") // the transfer reports the error
 	}()
 	return func() {
 		cancel()

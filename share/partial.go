@@ -19,7 +19,7 @@ import (
 //
 // A write through a mapping into a block that the disk has no room for kills the process. So what may be written to has its blocks
 // before: what room was called for, where it is opened whole, with a mapping for writing, else what fallocate or zero was called for, and the
-// mapping is for reading. A file that is opened whole has its length from the beginning, so that what somebody else truncates shows.
+// mapping is for reading. A file that is opened whole has its length from the beginning, so that a truncation by another process shows.
 type partial struct {
 	place
 	claim

@@ -377,7 +377,7 @@ func TestBrokenRules(t *testing.T) {
 	}
 }
 
-// TestIdentityWithoutPeers: a node that nobody is connected to reports rules that break and a certificate that is about to end, too.
+// TestIdentityWithoutPeers has a node without peers report rules that break and a certificate that is about to end, too.
 func TestIdentityWithoutPeers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
 	if _, _, err := identity.Setup(dir, "server", identity.SetupOptions{}); err != nil {

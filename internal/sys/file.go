@@ -79,7 +79,7 @@ func Fallocate(f *os.File, off, n int64, extend bool) error {
 // WriteBack has the kernel begin to write n bytes of the file f from off on to the disk, and does not wait until they are there (man 2
 // sync_file_range). It is a hint: where the kernel or the file system cannot, nothing happens.
 func WriteBack(f *os.File, off, n int64) {
-	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE) // whoever syncs the file gets the error
+	_ = unix.SyncFileRange(int(f.Fd()), off, n, unix.SYNC_FILE_RANGE_WRITE) // fsync reports the error
 }
 
 // TryFileLock is FileLock without waiting; it returns false when another open file holds the lock.
