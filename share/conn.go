@@ -117,8 +117,12 @@ func entryOf(r *transfer.Remote) Entry {
 	return Entry{Name: r.Name, Size: r.Size(), Tensor: r.Tensor, Tag: r.Tag, Generation: r.Generation}
 }
 
-// window is how many bytes are moved at once over a peer; two are in flight.
-const window = 16 << 20
+// window is how many bytes are moved at once over a peer, and flying how many of them are in flight: a connection that lost packets, or that probes the
+// round trip, holds back those that it has begun, and the other connections go on with the rest.
+const (
+	window = 8 << 20
+	flying = 8
+)
 
 // windowOf is window, or less where limits of this node hold transfers with the peer to a low rate: progress shows earlier, and less is moved again after an
 // early end. It is a multiple of chunkSize.
@@ -158,7 +162,7 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	// In large pieces, few at a time: what counts is how much is there without a gap.
-	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: 2, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
+	o := transfer.JobOptions{Piece: windowOf(r.Peer), Window: flying, From: from, Tag: r.Tag, Restarts: -1, Found: r, OnSession: session, BeforePiece: room, OnVerified: func(upTo uint64) {
 		if err := verified(upTo); err != nil {
 			cancel(err)
 		}
@@ -190,23 +194,23 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	return m, nil
 }
 
-// pipeline moves the bytes from offset from to size in order, two windows at once.
+// pipeline moves the bytes from offset from to size in order, so many windows at once.
 func pipeline(ctx context.Context, window, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
 	type part struct {
 		t   *transfer.Transfer
 		end uint64
 	}
-	var flying []part
+	var parts []part
 	ctx, cancel := context.WithCancel(ctx) // ends what is in flight
 	defer func() {
 		cancel()
-		for _, x := range flying { // nothing writes to the memory any more
+		for _, x := range parts { // nothing writes to the memory any more
 			<-x.t.Done()
 		}
 	}()
 	var failed error
-	for next := from; failed == nil && next < size || len(flying) > 0; {
-		if failed == nil && next < size && len(flying) < 2 {
+	for next := from; failed == nil && next < size || len(parts) > 0; {
+		if failed == nil && next < size && len(parts) < flying {
 			n := min(window-next%window, size-next)
 			t, err := move(ctx, next, n)
 			if err != nil && ctx.Err() == nil { // what is in flight may still come
@@ -217,12 +221,12 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 				return m, err
 			}
 			next += n
-			flying = append(flying, part{t, next})
+			parts = append(parts, part{t, next})
 			continue
 		}
-		x := flying[0]
+		x := parts[0]
 		<-x.t.Done()
-		flying = flying[1:]
+		parts = parts[1:]
 		if err := x.t.Err(); err != nil {
 			return m, cmp.Or(failed, err)
 		}

@@ -40,6 +40,8 @@ type lane struct {
 	bulk     int             // of these, parts of large transfers
 	bulkLen  uint64          // bytes of those
 	calm     uint64          // bytes posted since large transfers had company
+	shared   uint64          // bytes of large transfers that may be outstanding while they have company
+	trip     time.Duration   // round trip of the connection to the peer when the path came up, 0 if it is not known
 	prepaid  uint64          // bytes that were taken from the rate and not posted yet
 	payTill  time.Time       // when they may be
 	batch    control.Batcher // used when batching is on
@@ -80,7 +82,9 @@ type slot struct {
 	part   state.Segment
 	notify bool
 	bulk   bool
-	copies []path.Copy // kept for the next operation
+	ahead  uint64        // of a part of a large transfer: the bytes that were outstanding with it,
+	at     time.Duration // and when it was posted, by clock
+	copies []path.Copy   // kept for the next operation
 }
 
 // fenceRoom is how much of a path's window is left to fences: what is outstanding may wait for a peer for ever, and a
@@ -106,6 +110,7 @@ func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	// On a one-sided path an operation costs no system call, so there is nothing to gain by waiting for company.
 	l.batching = !caps.OneSided
 	l.cost.prior, l.cost.mapped = unknownPrior, caps.OneSided
+	l.shared, l.trip = peer.sharedRoom(caps)
 	if d := peer.node.driver(p.Name()); d != nil {
 		l.cost.prior = priorOf(d.Traits())
 	}
@@ -373,6 +378,9 @@ func (l *lane) opDone(e *path.Event, end *ending) {
 		return // cannot happen with a path that keeps its contract
 	}
 	part, notify := s.part, s.notify
+	if e.Err == nil {
+		l.learn(s)
+	}
 	l.release(idx)
 	switch {
 	case errors.Is(e.Err, path.ErrDown): // the end of the path follows, and decides

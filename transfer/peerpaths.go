@@ -196,8 +196,9 @@ func (p *Peer) dialPath(ctx context.Context, driver string, o QueueOptions) (pat
 		return nil, nil, 0, fmt.Errorf("transfer: path %q: %w", driver, path.ErrUnavailable)
 	}
 	cfg := p.pathConfig(o.Streams, o.Window, o.NoChecksum)
+	cfg.RoundTrip = sys.RoundTripOf(p.raw)
 	if s, ok := d.(setup.StreamCounter); ok && cfg.Streams == 0 {
-		cfg.Streams = s.Streams(sys.RoundTripOf(p.raw))
+		cfg.Streams = s.Streams(cfg.RoundTrip)
 	}
 	var own ownEnd
 	var l setup.Listener

@@ -131,6 +131,9 @@ func (l *lane) gather(classes uint64, end *ending) int {
 		if s.bulk {
 			l.bulk++
 			l.bulkLen += bytes
+			if s.ahead = l.bulkLen; l.trip > 0 {
+				s.at = clock()
+			}
 		}
 		l.gathered++
 		t.ops++

@@ -3,6 +3,8 @@ package transfer
 import (
 	"time"
 
+	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
 
@@ -15,9 +17,10 @@ const PieceSize = 32 << 20
 const ShareSize = 256 << 10
 
 const (
-	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while there is company: what is
-	// less leaves the wire idle, what is more makes others wait.
-	wireRoom = 1 << 20
+	// wireRoom is how many bytes of large transfers are outstanding on a path over a wire while there is company, or more where
+	// the wire holds more: what is less leaves the wire idle, what is more makes others wait.
+	wireRoom  = 1 << 20
+	wireTrips = 4 // round trips of what the wire carries that may be outstanding
 	// nearRoom is the same for paths that this side completes by itself.
 	nearRoom = 2 * ShareSize
 	// calmed is the number of bytes without company after which a large transfer is alone: pieces grow back to PieceSize with it.
@@ -119,11 +122,28 @@ func (l *lane) room() uint64 {
 	if l.queue.Flows() <= 1 && l.calm >= calmed {
 		return 2 * PieceSize
 	}
-	r := uint64(nearRoom)
-	if !l.caps.OneSided {
-		r = wireRoom
+	return min(max(l.shared, l.calm), 2*PieceSize)
+}
+
+// sharedRoom is what may be outstanding with company at first, and the round trip by which a lane adapts it, 0 if it does not.
+func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
+	switch {
+	case caps.OneSided:
+		return nearRoom, 0
+	case p.raw == nil:
+		return wireRoom, 0
 	}
-	return min(max(r, l.calm), 2*PieceSize)
+	return wireRoom, sys.RoundTripOf(p.raw)
+}
+
+// learn adapts what may be outstanding with company to what the wire carries: the bytes that were outstanding with the operation of a slot, which has
+// ended, by the time that it took.
+func (l *lane) learn(s *slot) {
+	if !s.bulk || l.trip == 0 {
+		return
+	}
+	holds := float64(s.ahead) * wireTrips * float64(l.trip) / float64(max(clock()-s.at, l.trip))
+	l.shared = max((l.shared+uint64(min(holds, 2*PieceSize)))/2, wireRoom)
 }
 
 // size is how many bytes the next operation of a transfer takes, which is granted so many.

@@ -42,6 +42,8 @@ type Config struct {
 	NoChecksum bool
 	// Streams is the number of data connections of a wire path; 0 leaves it to the path. A listener takes no more from a dialer.
 	Streams int
+	// RoundTrip is that of the connection to the peer, 0 where it is not known. A dialer may judge by it what was lost.
+	RoundTrip time.Duration
 }
 
 // SecretSize is the length of Config.Secret in bytes.

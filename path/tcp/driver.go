@@ -23,6 +23,9 @@ const (
 	DefaultStreams = 2
 	LongStreams    = 5
 	longRoundTrip  = 5 * time.Millisecond
+	// anew is how long a connection over a long link may take at least before another one takes its place: the kernel sends a SYN that was
+	// lost again after a second only.
+	anew = 250 * time.Millisecond
 )
 
 // Driver makes TCP paths. It implements setup.Driver.
@@ -223,6 +226,17 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 		return err
 	}
 	defer w.close()
+	if c.begun && cfg.RoundTrip >= longRoundTrip {
+		if ok, err := w.ready(c.fd, sys.EventOut, int(max(4*cfg.RoundTrip, anew).Milliseconds())); err != nil {
+			return err
+		} else if !ok {
+			c.close()
+			c.begun = false
+			if err := d.begin(addr, c); err != nil {
+				return err
+			}
+		}
+	}
 	if c.begun {
 		if err := w.connected(c.fd); err != nil {
 			return err
@@ -292,31 +306,31 @@ func (w *dialWait) close() {
 	sys.Close(w.bell)
 }
 
-// ready waits until fd is ready for what is asked, or has failed.
-func (w *dialWait) ready(fd int, events uint32) error {
+// ready waits until fd is ready for what is asked, or has failed: at most so many milliseconds, less than 0 for ever.
+func (w *dialWait) ready(fd int, events uint32, timeout int) (ok bool, err error) {
 	if err := w.ep.Add(fd, events, 1); err != nil {
-		return err
+		return false, err
 	}
 	defer w.ep.Remove(fd)
 	for {
 		if err := w.ctx.Err(); err != nil {
-			return err
+			return false, err
 		}
 		var ev [2]sys.EpollEvent
-		n, err := w.ep.Wait(ev[:], -1)
-		if err != nil {
-			return err
+		n, err := w.ep.Wait(ev[:], timeout)
+		if err != nil || n == 0 && timeout >= 0 {
+			return false, err
 		}
 		for _, e := range ev[:n] {
 			if e.Tag == 1 {
-				return nil
+				return true, nil
 			}
 		}
 	}
 }
 
 func (w *dialWait) connected(fd int) error {
-	if err := w.ready(fd, sys.EventOut); err != nil {
+	if _, err := w.ready(fd, sys.EventOut, -1); err != nil {
 		return err
 	}
 	return sys.SocketError(fd)
@@ -396,7 +410,7 @@ func (w *dialWait) transfer(fd int, b []byte, out bool) error {
 		}
 		switch {
 		case e == sys.EAGAIN:
-			if err := w.ready(fd, ev); err != nil {
+			if _, err := w.ready(fd, ev, -1); err != nil {
 				return err
 			}
 		case e == sys.EINTR:
