@@ -126,7 +126,7 @@ func TestDiskFillsUpDuringUpload(t *testing.T) {
 	filler := filepath.Join(root, "filler")
 	_, err := Upload(ctx, s.c, file, "x", UploadOptions{Progress: func(p Progress) {
 		if p.Bytes == window {
-			write(t, filler, make([]byte, 16<<20))
+			write(t, filler, make([]byte, 24<<20))
 		}
 	}})
 	e := (*PartialError)(nil)

@@ -517,7 +517,7 @@ func (u *upload) verified(upTo uint64) (uint64, error) {
 	}
 	was := u.p.good()
 	// Not more than the peer puts at once, so that a call does not take long.
-	err := u.p.record(min(upTo, was+4*window, u.p.filled))
+	err := u.p.record(min(upTo, was+stepSize, u.p.filled))
 	good := u.p.good()
 	u.mu.Unlock()
 	if good > was {
