@@ -136,14 +136,17 @@ func (p *Peer) sharedRoom(caps path.Capabilities) (uint64, time.Duration) {
 	return wireRoom, sys.RoundTripOf(p.raw)
 }
 
-// learn adapts what may be outstanding with company to what the wire carries: the bytes that were outstanding with the operation of a slot, which has
-// ended, by the time that it took.
+// learn adapts what may be outstanding with company when the operation of a slot has ended.
 func (l *lane) learn(s *slot) {
-	if !s.bulk || l.trip == 0 {
-		return
+	if s.bulk && l.trip > 0 {
+		l.shared = carried(l.shared, s.ahead, clock()-s.at, l.trip)
 	}
-	holds := float64(s.ahead) * wireTrips * float64(l.trip) / float64(max(clock()-s.at, l.trip))
-	l.shared = max((l.shared+uint64(min(holds, 2*PieceSize)))/2, wireRoom)
+}
+
+// carried moves what may be outstanding towards what a wire carries in so many round trips: an operation took so long with so many bytes outstanding.
+func carried(shared, outstanding uint64, took, trip time.Duration) uint64 {
+	n := float64(outstanding) * wireTrips * float64(trip) / float64(max(took, trip))
+	return max((shared+uint64(min(n, 2*PieceSize)))/2, wireRoom)
 }
 
 // size is how many bytes the next operation of a transfer takes, which is granted so many.
