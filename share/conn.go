@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // Conn is the other side: where files are listed, fetched from and uploaded to. The zero value is not usable.
@@ -117,7 +118,7 @@ func entryOf(r *transfer.Remote) Entry {
 	return Entry{Name: r.Name, Size: r.Size(), Tensor: r.Tensor, Tag: r.Tag, Generation: r.Generation}
 }
 
-// window is how many bytes are moved at once over a peer, and flying how many of them are in flight: a connection that lost packets, or that probes the
+// window is how many bytes are moved at once over a peer, and flying how many of them are in flight at most: a connection that lost packets, or that probes the
 // round trip, holds back those that it has begun, and the other connections go on with the rest.
 const (
 	window = 8 << 20
@@ -194,12 +195,14 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	return m, nil
 }
 
-// pipeline moves the bytes from offset from to size in order, so many windows at once.
+// pipeline moves the bytes from offset from to size in order, several windows at once.
 func pipeline(ctx context.Context, window, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
 	type part struct {
-		t   *transfer.Transfer
-		end uint64
+		t     *transfer.Transfer
+		end   uint64
+		began time.Time
 	}
+	depth := sched.Depth{Most: flying}
 	var parts []part
 	ctx, cancel := context.WithCancel(ctx) // ends what is in flight
 	defer func() {
@@ -210,7 +213,7 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 	}()
 	var failed error
 	for next := from; failed == nil && next < size || len(parts) > 0; {
-		if failed == nil && next < size && len(parts) < flying {
+		if failed == nil && next < size && len(parts) < depth.Parts() {
 			n := min(window-next%window, size-next)
 			t, err := move(ctx, next, n)
 			if err != nil && ctx.Err() == nil { // what is in flight may still come
@@ -221,7 +224,7 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 				return m, err
 			}
 			next += n
-			parts = append(parts, part{t, next})
+			parts = append(parts, part{t, next, time.Now()})
 			continue
 		}
 		x := parts[0]
@@ -230,6 +233,7 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 		if err := x.t.Err(); err != nil {
 			return m, cmp.Or(failed, err)
 		}
+		depth.Ended(time.Since(x.began))
 		m.add(x.t.Bytes(), x.t.Explain())
 		if err := verified(x.end); err != nil {
 			return m, err

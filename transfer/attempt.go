@@ -12,6 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/pool"
+	"github.com/penstock-io/penstock/transfer/sched"
 )
 
 // errStalled ends an attempt by JobOptions.Stall.
@@ -207,6 +208,7 @@ func (e *unready) Unwrap() error { return e.error }
 type flight struct {
 	t      *Transfer
 	lo, hi uint64
+	began  time.Duration // by clock
 }
 
 // move moves all bytes that are missing, a window of pieces at a time, and returns when none is under way.
@@ -219,6 +221,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	j.mu.Lock()
 	end := j.bytes
 	j.mu.Unlock()
+	depth := sched.Depth{Most: j.o.Window}
 	var flying []flight
 	var failed error
 	var broken []*lane // paths that went down under pieces of a store
@@ -236,7 +239,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		}
 	}
 	for {
-		for failed == nil && len(flying) < j.o.Window {
+		for failed == nil && len(flying) < depth.Parts() {
 			j.mu.Lock()
 			lo, hi, ok := j.have.gap(next, j.o.Piece, end)
 			j.mu.Unlock()
@@ -257,7 +260,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 				break
 			}
 			next = hi
-			flying = append(flying, flight{t, lo, hi})
+			flying = append(flying, flight{t, lo, hi, clock()})
 		}
 		if len(flying) == 0 {
 			if len(broken) > 0 && ctx.Err() == nil {
@@ -290,6 +293,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		if stalled != nil {
 			stall.Reset(j.o.Stall)
 		}
+		depth.Ended(clock() - f.began)
 		if a.Moved == 0 {
 			s.Good()
 		}

@@ -48,7 +48,7 @@ type JobOptions struct {
 	BeforePiece func(ctx context.Context, from, to uint64) error
 
 	Piece  uint64 // bytes that are verified at a time; 0 means 8 MiB
-	Window int    // pieces under way at the same time; 0 means 4
+	Window int    // pieces under way at the same time, at most: fewer where pieces take long; 0 means 4
 	// Stall ends an attempt in which no piece was completed for so long, although the peer answers; 0 means never.
 	Stall time.Duration
 	// Transfer holds the options of each transfer that the job makes. Msg must be empty.
