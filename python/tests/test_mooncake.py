@@ -68,6 +68,7 @@ class Engines(unittest.TestCase):
         self.assertEqual(self.a.transfer_sync_read(self.to, self.here, m, 5), -1)
         z = numpy.zeros((2, 512), "u1")
         at = [z[0].ctypes.data, z[1].ctypes.data]
+        self.assertEqual((self.a.unregister_memory(self.here), self.a.unregister_memory(self.here)), (0, -1))
         self.assertEqual((self.b.batch_register_memory(at, [512, 512]), self.b.batch_unregister_memory(at), self.b.batch_unregister_memory(at)), (0, 0, -1))
         with self.assertRaises(ValueError):
             self.b.read_bytes_from_buffer(m, 1 << 40)
@@ -88,6 +89,10 @@ class Engines(unittest.TestCase):
         with self.assertRaises(RuntimeError):
             TransferEngine().get_rpc_port()
         self.assertEqual(TransferEngine().initialize_ext("127.0.0.1:0", "P2PHANDSHAKE", "rdma", "", ""), 0)
+
+    def test_methods(self):
+        said = open(__file__).read()
+        self.assertEqual([m for m in vars(TransferEngine) if not m.startswith("_") and callable(getattr(TransferEngine, m)) and f".{m}" not in said], [])
 
     def test_install(self):
         r = subprocess.run([sys.executable, "-c", "import penstock.mooncake as m; m.install()\nfrom mooncake.engine import TransferEngine\nprint(TransferEngine is m.TransferEngine)"],

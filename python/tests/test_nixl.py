@@ -157,6 +157,29 @@ class Agents(unittest.TestCase):
                 f()
         self.assertEqual(self.a.get_plugin_mem_types("GDS"), [])
 
+    def test_methods(self):
+        said = open(__file__).read()
+        self.assertEqual([m for m in vars(nixl_agent) if not m.startswith("_") and callable(getattr(nixl_agent, m)) and f".{m}(" not in said], [])
+
+    def test_backends(self):
+        a = self.a
+        for b in a.get_plugin_list():
+            a.create_backend(b, {"key": b})
+            self.assertIn("tcp", a.get_plugin_params(b)["paths"])
+            self.assertIn("DRAM", a.get_backend_mem_types(b))
+            self.assertEqual(a.get_backend_params(b), {"key": b})
+        self.assertIn("UCX", a.get_plugin_list())
+        self.assertEqual((a.get_plugin_params("GDS"), a.get_backend_mem_types("GDS"), a.get_backend_params("GDS")), ({}, [], {}))
+
+    def test_update_notifs(self):
+        self.a.send_notif("b", b"first")
+        self.a.send_notif("b", b"second")
+        end = time.monotonic() + 30
+        while len(self.b.update_notifs().get("a", [])) < 2 and time.monotonic() < end:
+            pass
+        self.assertEqual(self.b.update_notifs(), {"a": [b"first", b"second"]})  # it takes none of them away
+        self.assertEqual((self.b.get_new_notifs(), self.b.get_new_notifs()), ({"a": [b"first", b"second"]}, {}))
+
     def test_lost(self):
         h = self.a.initialize_xfer("WRITE", self.rows(self.a, self.x), self.rows(self.b, self.y), "b")
         self.b.system.close()
@@ -196,6 +219,7 @@ class Processes(unittest.TestCase):
         y = numpy.zeros(1 << 16, "u1")
         mine = a.register_memory(y)
         a.fetch_remote_metadata("target", "127.0.0.1", port)
+        a.send_partial_agent_metadata(mine.trim(), True, ip_addr="127.0.0.1", port=port)  # what it exported is among it
         a.send_local_metadata("127.0.0.1", port)
         end, got = time.monotonic() + 30, {}
         while not got and time.monotonic() < end:
