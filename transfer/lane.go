@@ -58,6 +58,7 @@ type lane struct {
 	events   [64]path.Event
 	ends     [postMax]path.Event  // of hand
 	clock    time.Duration        // what it says now; 0: read it
+	callers  *Transfer            // which the goroutine that holds the lane has just submitted, nil if none
 	fences   map[uint64]fenceWait // posted, by token
 	unfenced []fenceWait          // not posted yet: the window is full
 	watchers []chan struct{}      // closed at the next poll
@@ -169,14 +170,14 @@ func (l *lane) submit(t *Transfer, now time.Duration) {
 	a.list = append(a.list, t)
 	a.mu.Unlock()
 	a.some.Store(true)
-	l.workAt(now)
+	l.workAt(now, t)
 }
 
 // work takes what has arrived, unless another goroutine holds the lane: that one does it when it unlocks. No other lock may be held.
-func (l *lane) work() { l.workAt(0) }
+func (l *lane) work() { l.workAt(0, nil) }
 
-// workAt is work for a caller that has just read the clock.
-func (l *lane) workAt(now time.Duration) {
+// workAt is work for a caller that has just read the clock, and has submitted t.
+func (l *lane) workAt(now time.Duration, t *Transfer) {
 	for l.arrivals.some.Load() {
 		if l.arrivals.dead.Load() { // the goroutine that holds a lane that is gone may not look at arrivals
 			l.mu.Lock()
@@ -184,9 +185,9 @@ func (l *lane) workAt(now time.Duration) {
 			return
 		}
 		var end ending
-		l.clock = now
+		l.clock, l.callers = now, t
 		l.take(&end)
-		l.clock, now = 0, 0
+		l.clock, l.callers, now = 0, nil, 0
 		l.mu.Unlock()
 		end.run(l)
 	}

@@ -26,17 +26,20 @@ func (l *lane) again() {
 	l.work()
 }
 
-// pump posts from the queue until it is empty or no more may be outstanding.
+// pump posts from the queue until it is empty or no more may be outstanding. What is small goes before the next step of a caller.
 func (l *lane) pump(end *ending) {
 	l.batch.Reset()
 	l.postFences()
+	if l.now != nil && l.callers != nil && l.callers.isBulk() && l.queue.Len() > 1 {
+		l.post(allClasses&^bulkClasses, end)
+	}
 	l.post(allClasses, end)
 }
 
 // post posts what is queued in some classes.
 func (l *lane) post(classes uint64, end *ending) {
 	for {
-		n := l.gather(classes, end)
+		n, step := l.gather(classes, end)
 		if n == 0 {
 			return
 		}
@@ -44,7 +47,7 @@ func (l *lane) post(classes uint64, end *ending) {
 		if l.clock = 0; now == 0 {
 			now = clock()
 		}
-		k, done, err := l.hand(n)
+		k, done, err := l.hand(n, step)
 		for i := range k {
 			t := l.from[i]
 			if t.posted == 0 {
@@ -68,23 +71,27 @@ func (l *lane) post(classes uint64, end *ending) {
 		if k < n && (done == 0 || errors.Is(err, path.ErrDown)) {
 			return
 		}
+		if step && done == n && !l.from[0].m.Posted() {
+			l.arrivals.some.Store(true) // this goroutine goes on when others could have had the lane
+			return
+		}
 	}
 }
 
-// hand gives the first n operations to the path. done is how many have ended by then, also of earlier ones; their events are in ends. Large
-// transfers end by Poll: the loop goes on with them, so that they hold neither the caller nor those who want the lane meanwhile.
-func (l *lane) hand(n int) (accepted, done int, err error) {
-	if l.now != nil && !slices.ContainsFunc(l.ops[:n], func(o path.Op) bool { return o.Bulk }) {
+// hand gives the first n operations to the path. done is how many have ended by then, also of earlier ones; their events are in ends. But for
+// the steps of callers, large transfers end by Poll: the loop goes on with them, so that they hold neither the caller nor those who want the
+// lane meanwhile.
+func (l *lane) hand(n int, step bool) (accepted, done int, err error) {
+	if l.now != nil && (step || !slices.ContainsFunc(l.ops[:n], func(o path.Op) bool { return o.Bulk })) {
 		return l.now.PostNow(l.ops[:n], l.ends[:])
 	}
 	accepted, err = l.p.Post(l.ops[:n])
 	return accepted, 0, err
 }
 
-// gather fills ops with the next operations and takes slots for them.
-func (l *lane) gather(classes uint64, end *ending) int {
-	n := 0
-	for n < postMax && len(l.free) > 0 {
+// gather fills ops with the next operations and takes slots for them. step says that it is one step of a large transfer that its caller carries.
+func (l *lane) gather(classes uint64, end *ending) (n int, step bool) {
+	for n < postMax && len(l.free) > 0 && !step {
 		may := classes
 		if l.bulkLen >= l.room() {
 			may &^= bulkClasses
@@ -101,7 +108,8 @@ func (l *lane) gather(classes uint64, end *ending) int {
 			l.act(t, step, end)
 			continue
 		}
-		bytes := l.size(t, grant)
+		step = n == 0 && l.steps(t)
+		bytes := l.size(t, grant, step)
 		if wait := l.pay(bytes); wait > 0 {
 			l.flushAfter(wait)
 			break
@@ -143,7 +151,7 @@ func (l *lane) gather(classes uint64, end *ending) int {
 			l.leave(t) // what ends last brings it back if the notification is due
 		}
 	}
-	return n
+	return n, step
 }
 
 // putBack undoes the gathering of operation i.

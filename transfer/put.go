@@ -49,7 +49,7 @@ type PutOptions struct {
 // uses its memory. So ctx has to live as long as the transfer; PutWait does both in one call. This is the rule of every call that
 // begins something; the ctx of Wait bounds the wait alone.
 //
-// Over a path that is path.Immediate (shared memory) a put of up to 256 KiB is done when Put returns, unless others want the path at
+// Over a path that is path.Immediate (shared memory) a put of up to 4 MiB is done when Put returns, unless others want the path at
 // that moment. It takes one Go object then, Queue none.
 func (p *Peer) Put(ctx context.Context, copies []path.Copy, o PutOptions) (*Transfer, error) {
 	return p.begin(ctx, path.Put, copies, o)

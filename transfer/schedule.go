@@ -25,6 +25,10 @@ const (
 	nearRoom = 2 * ShareSize
 	// calmed is the number of bytes without company after which a large transfer is alone: pieces grow back to PieceSize with it.
 	calmed = 2 * PieceSize
+	// callerSize is the largest transfer that the goroutine which begins it carries itself, alone on a path.Immediate, and stepSize what of it
+	// that goroutine hands over before others can have the lane.
+	callerSize = 4 << 20
+	stepSize   = 1 << 20
 	// keepCopies is the longest list of blocks that a slot keeps for its next operation.
 	keepCopies = 1024
 )
@@ -149,8 +153,14 @@ func carried(shared, outstanding uint64, took, trip time.Duration) uint64 {
 	return max((shared+uint64(min(n, 2*PieceSize)))/2, wireRoom)
 }
 
+// steps reports whether the next operation of a large transfer is a step of the goroutine that has submitted it, which holds the lane: that needs no
+// other goroutine to go on, and nobody else wants the path.
+func (l *lane) steps(t *Transfer) bool {
+	return t == l.callers && l.now != nil && t.isBulk() && t.part == nil && t.bytes <= callerSize && !t.m.Posted() && l.inflight == 0 && l.queue.Len() == 1
+}
+
 // size is how many bytes the next operation of a transfer takes, which is granted so many.
-func (l *lane) size(t *Transfer, grant uint64) uint64 {
+func (l *lane) size(t *Transfer, grant uint64, step bool) uint64 {
 	if t.m.Posted() {
 		return 0
 	}
@@ -162,6 +172,9 @@ func (l *lane) size(t *Transfer, grant uint64) uint64 {
 		l.calm = 0
 	} else if l.calm < calmed {
 		grant = max(l.calm/2&^(ShareSize-1), ShareSize)
+	}
+	if step {
+		grant = min(grant, stepSize)
 	}
 	if most := l.peer.limits.piece(); most > 0 {
 		grant = min(grant, most)

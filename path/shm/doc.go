@@ -21,7 +21,7 @@
 //
 // A path has no goroutine and takes no lock to post or poll. While its owner sleeps (Arm, FD) it costs nothing, and a peer
 // makes a system call only to wake a sleeping one. Operations are done in order, but small puts and gets overtake a large one
-// that is being copied. Up to 256 KiB they are done inside Post.
+// that is being copied. Up to 256 KiB they are done inside Post, up to 1 MiB inside PostNow.
 //
 // # Whom it trusts
 //

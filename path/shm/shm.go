@@ -229,20 +229,20 @@ func (p *Path) Post(ops []path.Op) (int, error) {
 	if p.ticks -= len(ops); p.ticks <= 0 {
 		p.tend()
 	}
-	n, err := p.post(ops)
+	n, err := p.post(ops, inlineBytes)
 	if p.armed && p.queued+p.doneLen > 0 {
 		p.ringSelf()
 	}
 	return n, err
 }
 
-// PostNow is Post, and reports what is done when it returns: over this path nearly everything that is small. An owner that sleeps is
-// woken only for what is left.
+// PostNow is Post, and reports what is done when it returns: over this path nearly everything of up to 1 MiB together, as much as one Poll copies. An
+// owner that sleeps is woken only for what is left.
 func (p *Path) PostNow(ops []path.Op, events []path.Event) (n, done int, err error) {
 	if p.ticks -= len(ops); p.ticks <= 0 && !p.armed { // an owner that sleeps waits for what is at the socket: it must not be taken here
 		p.tend()
 	}
-	n, err = p.post(ops)
+	n, err = p.post(ops, quantum)
 	for done < len(events) && p.doneLen > 0 {
 		p.reportDone(&events[done])
 		done++
@@ -253,12 +253,12 @@ func (p *Path) PostNow(ops []path.Op, events []path.Event) (n, done int, err err
 	return n, done, err
 }
 
-func (p *Path) post(ops []path.Op) (int, error) {
+// post starts operations, and copies up to inline bytes.
+func (p *Path) post(ops []path.Op, inline uint64) (int, error) {
 	if p.downErr != nil {
 		return 0, p.downErr
 	}
 	var err error
-	inline := uint64(inlineBytes)
 	i := 0
 	for ; i < len(ops); i++ {
 		op := &ops[i]
