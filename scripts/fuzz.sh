@@ -11,22 +11,26 @@ if [ -n "$base" ] && ! git rev-parse -q --verify "$base^{commit}" >/dev/null; th
 	echo "fuzz: no commit $base: all packages are fuzzed"
 	base=
 fi
-log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+module=$(go list -m)
+found=$(go env GOCACHE)/fuzz # where go test -fuzz keeps the inputs that reached something new
 skipped=0
-for file in $(git grep -lE '^func Fuzz' -- '*_test.go'); do
-	dir=$(dirname "$file")
+for dir in $(git grep -lE '^func Fuzz' -- '*_test.go' | xargs -n1 dirname | sort -u); do
 	if [ -n "$base" ] && git diff --quiet "$base" -- ":(glob)$dir/*.go" ":(exclude)*_test.go"; then
 		skipped=$((skipped + 1))
 		continue
 	fi
-	for target in $(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p' "$file"); do
+	# One program has all targets of a package. It runs where go test runs it, so that a finding's input gets into its testdata.
+	go test -c -vet=off -fuzz . -o "$work/fuzz" "./$dir"
+	for target in $(cat "$dir"/*_test.go | sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\)(.*/\1/p'); do
 		echo "fuzz: ./$dir $target"
-		go test -vet=off -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-30000x}" -fuzzminimizetime 20x "./$dir" >"$log" 2>&1 || {
-			cat "$log"
+		(cd "$dir" && "$work/fuzz" -test.run '^$' -test.fuzz "^$target\$" -test.fuzztime "${FUZZTIME:-30000x}" -test.fuzzminimizetime 20x \
+			-test.fuzzcachedir "$found/$module/$dir" -test.timeout 10m) >"$work/log" 2>&1 || {
+			cat "$work/log"
 			exit 1
 		}
-		tail -n 1 "$log"
+		tail -n 2 "$work/log" | head -n 1
 	done
 done
-[ -z "$base" ] || echo "fuzz: files with targets in packages as they are in $base: $skipped"
+[ -z "$base" ] || echo "fuzz: packages with targets that are as in $base: $skipped"
