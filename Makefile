@@ -3,7 +3,7 @@
 GO      ?= go
 TOOLS   := $(GO) tool -modfile=tools/go.mod
 BIN     := bin/penstock
-.PHONY: demo test tests plain checked dpdk nightly nights check bench soak generate build build-dpdk capi wheel cross-wheel deps fuzz gpu-test gpu-bench clean
+.PHONY: demo test tests plain checked dpdk dpdk-guests nightly nights check bench soak generate build build-dpdk capi wheel cross-wheel deps fuzz gpu-test gpu-bench clean
 
 # The main job: two processes move real tensors over every path of this machine and check each byte.
 demo: build
@@ -55,7 +55,11 @@ LAB := guest:net,guest:rdma,guest:nics,guest:numa,netns:pair,netns:bridge,fake:v
 test: deps
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) tests
 
-tests: check plain checked dpdk build
+# The plain and the checked build run at the same time: tests of the one have the processors while those of the other wait, most of all for a guest, of
+# which there is one at a time. What follows them has the machine alone.
+tests: check build
+	$(MAKE) -j2 plain checked dpdk-guests
+	$(MAKE) dpdk
 	FUZZTIME=10000x ./scripts/fuzz.sh $(BASE)
 	$(MAKE) soak DURATION=10s
 	$(BIN) demo --small
@@ -63,33 +67,38 @@ tests: check plain checked dpdk build
 # A change fuzzes the packages that differ from BASE: from the commit that was the newest a day ago, where nobody says.
 BASE ?= $(shell git rev-list -1 --before='1 day ago' HEAD)
 
-# Every test, in the build that users have. Several packages run at a time: most of what tests do is to wait. The packages that take longest come first.
+# Every test, in the build that users have. Several packages run at a time: most of what tests do is to wait. The packages that take longest come first, and
+# those that are long because of their guests have others between them.
 GOTEST := $(GO) test -count=1 -vet=off -timeout 30m
-FIRST  := ./path/verbs ./transfer ./internal/testenv/guest ./engine/rdma ./cli ./engine/xdp
+FIRST  := ./internal/testenv/guest ./transfer ./capi ./path/verbs ./share ./engine/rdma ./cli ./engine/xdp ./path/tcp ./tune
 plain:
 	CGO_ENABLED=0 $(GOTEST) -p 3 $(FIRST) ./...
 
 # The packages with goroutines, unsafe code or books that verify, once more with the race detector and invariants. Random tests draw fewer programs.
 checked:
-	$(GOTEST) -p 3 -race -tags invariants -short ./path/verbs ./transfer ./path/tcp $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
+	$(GOTEST) -p 2 -race -tags invariants -short ./transfer ./path/verbs ./path/tcp ./share $(addprefix ./,$(shell grep -v '^\#' scripts/checked.txt))
 
 # The packages that differ in a build with DPDK, over virtual devices: all that has cgo is in them. DAQIRI's files run over them.
 DPDK := ./internal/cdpdk/... ./engine/dpdk/...
 dpdk:
 	CGO_ENABLED=1 $(GO) vet -tags dpdk $(DPDK) ./bench/sections ./internal/lab/benchdpdk ./cmd/penstock
 	CGO_ENABLED=1 $(TOOLS) staticcheck -tags dpdk $(DPDK)
-	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk $(DPDK)
+	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -skip Guest $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run DPDK ./bench/sections
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -run Rows ./internal/lab/benchdpdk
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk,invariants -race $(DPDK)
 	CGO_ENABLED=1 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan ./internal/cdpdk
 	CGO_ENABLED=1 ASAN_OPTIONS=detect_leaks=0 $(GO) test -count=1 -vet=off -timeout 10m -tags dpdk -asan -short -skip Guest ./engine/dpdk # libxdp leaks
 
+# Those of them that are in guests, which need no machine of their own: how long they take is nobody's concern.
+dpdk-guests:
+	CGO_ENABLED=1 $(GOTEST) -tags dpdk -run Guest ./engine/dpdk
+
 # Everything in every build, and every fuzz target: before a large change is said to be done.
 nightly: deps
 	./scripts/deps.sh scripts/nightly.txt
 	$(GO) run ./internal/lab run -require $(LAB) -- $(MAKE) nights
-nights: check plain dpdk build
+nights: check plain dpdk dpdk-guests build
 	$(GO) vet -tags invariants ./...
 	GOARCH=arm64 $(GO) vet ./...
 	$(GOTEST) -p 3 -tags invariants ./...
