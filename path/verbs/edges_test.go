@@ -154,6 +154,10 @@ func TestFaultWhileArmed(t *testing.T) {
 // TestToldWhilePolling: another goroutine hands on an event of the device while the owner of this path polls. Once the path has taken the event
 // in, its owner can sleep.
 func TestToldWhilePolling(t *testing.T) {
+	rounds := 20_000
+	if testing.Short() { // with the race detector a round takes ten times as long
+		rounds = 4_000
+	}
 	w := newWorld(t, "")
 	r := newRig(t, w, Options{looks: time.Hour}, 1)
 	r.settled(t)
@@ -167,7 +171,7 @@ func TestToldWhilePolling(t *testing.T) {
 		}
 	}()
 	defer close(tell)
-	for round := range 20_000 {
+	for round := range rounds {
 		tell <- struct{}{}
 		for over := false; !over; {
 			r.A.Poll()
