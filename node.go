@@ -206,7 +206,10 @@ func (s *System) openShare(ctx context.Context) (err error) {
 	}
 	ready := make(chan struct{})
 	defer close(ready)
-	defer s.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, _ string) {
+	defer s.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, name string) {
+		if name == "" { // a list says that it lacks some
+			return
+		}
 		select {
 		case <-ready:
 		case <-ctx.Done():

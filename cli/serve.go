@@ -175,9 +175,12 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		v.mu.Unlock()
 		v.wg.Wait()
 	}()
-	// A peer that asks before serve has looked at the files waits, instead of getting "not found".
+	// A peer that asks before serve has looked at the files waits, instead of getting "not found". A list says that it lacks some.
 	ready := make(chan struct{})
-	defer v.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, _ string) {
+	defer v.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, name string) {
+		if name == "" {
+			return
+		}
 		select {
 		case <-ready:
 		case <-ctx.Done():

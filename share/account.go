@@ -79,6 +79,6 @@ func (s *Server) Families() []metrics.Family {
 	gauge := func(name, help string, v int) metrics.Family {
 		return metrics.Family{Name: name, Help: help, Kind: metrics.KindGauge, Samples: []metrics.Sample{{Value: float64(v)}}}
 	}
-	return []metrics.Family{files, bytes, gauge("penstock_share_files", "Files that are served.", len(s.files)),
+	return []metrics.Family{files, bytes, gauge("penstock_share_files", "Files that are served.", len(s.files)+len(s.arrived)),
 		gauge("penstock_share_left_out", "Names that the last scan found and that are not served, or not as they are now.", s.left)}
 }

@@ -90,6 +90,7 @@ func openQuiet(ctx context.Context, open func() (*os.File, os.FileInfo, error)) 
 
 // refresh makes what is served of the path p what the file base of dir is now. s.work is held.
 func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
+	defer s.looked(ctx, p)
 	s.mu.Lock()
 	old, files := s.files[p], len(s.files)
 	s.mu.Unlock()

@@ -21,7 +21,7 @@ import (
 //
 //	empty -> lack u8, count u64 (big-endian) that is another one after something could not be looked at
 //
-// While the first scan goes on, an answer waits for its end, for some seconds.
+// While the first scan goes on, or uploaded files are opened, an answer waits for its end, for some seconds.
 const listingService = "share/listing/1"
 
 // lack says what a listing may be without. The zero value is what a node means that does not say.
@@ -30,7 +30,7 @@ type lack byte
 const (
 	lackUnsaid lack = iota
 	lackNothing
-	lackScan // the first scan is not over
+	lackScan // the first scan is not over, or uploaded files are not served yet
 	lackSome // something is there that could not be looked at or exported
 	lackMore // there are more files than Options.MaxFiles
 )
@@ -73,9 +73,14 @@ func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 	case <-s.ctx.Done():
 	case <-ctx.Done():
 	}
+	s.serveArrived(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return binary.BigEndian.AppendUint64([]byte{byte(s.lack)}, s.lacked), nil
+	l := s.lack
+	if l == lackNothing && len(s.arrived) > 0 { // some of them are not served yet
+		l = lackScan
+	}
+	return binary.BigEndian.AppendUint64([]byte{byte(l)}, s.lacked), nil
 }
 
 // leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise.
@@ -192,6 +197,7 @@ func (s *Server) lookAt(ctx context.Context, p string) {
 	dir, err := walk(s.root, p, false)
 	if err != nil {
 		s.failed(ctx, p, err)
+		s.looked(ctx, p)
 		return
 	}
 	defer dir.Close()

@@ -58,6 +58,11 @@ func (s *Server) Rescan(ctx context.Context) error {
 			unseen = append(unseen, p)
 		}
 	}
+	for p := range s.arrived {
+		if !seen[p] {
+			unseen = append(unseen, p)
+		}
+	}
 	s.mu.Unlock()
 	for _, p := range unseen { // that a scan did not see a file does not say that it is gone
 		s.lookAt(ctx, p)

@@ -133,15 +133,17 @@ type Server struct {
 	skips    int // names left out since the scan under way began, those beyond maxSkipped included
 	left     int // skips of the last whole scan
 	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
-	unserved map[string]int64
-	empty    map[string]bool // names of directories without files
-	emptying map[string]bool // empty of the scan under way; nil: there is none
-	lack     lack            // of listings
-	found    lack            // by the scan under way
-	lacked   uint64          // times that something could not be looked at
-	bytes    uint64          // of all files
-	scans    uint64
-	changes  uint64
+	unserved     map[string]int64
+	arrived      map[string]uint64 // sizes of uploaded files that are served as soon as a peer asks for them or for a list, or a scan sees them; by path
+	empty        map[string]bool   // names of directories without files
+	emptying     map[string]bool   // empty of the scan under way; nil: there is none
+	lack         lack              // of listings
+	found        lack              // by the scan under way
+	lacked       uint64            // times that something could not be looked at
+	bytes        uint64            // of files
+	arrivedBytes uint64            // of arrived
+	scans        uint64
+	changes      uint64
 }
 
 // Values of Options that lift a limit.
@@ -202,7 +204,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]int64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]int64{}, arrived: map[string]uint64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -366,7 +368,7 @@ func (s *Server) Snapshot() Snapshot {
 	uploads, reads := s.uploadSnapshots(), s.readSnapshots()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files), Bytes: s.bytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files), Complete: s.lack == lackNothing}
+	n := Snapshot{Uploads: uploads, Reads: reads, Root: s.o.Root, Writable: s.o.Writable, Files: len(s.files) + len(s.arrived), Bytes: s.bytes + s.arrivedBytes, Scans: s.scans, Changes: s.changes, Tensors: len(s.names) - len(s.files), Complete: s.lack == lackNothing}
 	for p, r := range s.skipped {
 		n.Skipped = append(n.Skipped, Skipped{p, r})
 	}
@@ -376,6 +378,10 @@ func (s *Server) Snapshot() Snapshot {
 
 // lookedUp is called when a peer asks for a name, before it is answered.
 func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
+	if name == "" {
+		s.serveArrived(ctx)
+		return
+	}
 	for _, p := range s.pathsFor(name) {
 		if !s.settled(p) {
 			s.lookNow(ctx, p)
@@ -404,8 +410,13 @@ func (s *Server) pathsFor(name string) []string {
 	}
 	var out []string
 	for i := 0; s.o.Tensors && i < len(name); i++ { // a tensor that a changed file may have now
-		if v, ok := s.names[name[:i]]; name[i] == '/' && ok {
+		if name[i] != '/' {
+			continue
+		}
+		if v, ok := s.names[name[:i]]; ok {
 			out = append(out, v.of.path)
+		} else if _, ok := s.arrived[name[:i]]; ok {
+			out = append(out, name[:i])
 		}
 	}
 	if fs.ValidPath(name) && name != "." && !slices.Contains(out, name) {

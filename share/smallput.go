@@ -12,7 +12,6 @@ import (
 	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 	"unicode/utf8"
 
@@ -462,7 +461,7 @@ func (s *Server) has(f *incoming) bool {
 	return err == nil && same
 }
 
-// placeSmall gives the files of a batch their names, and serves them.
+// placeSmall gives the files of a batch their names.
 func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming, stage *os.File) {
 	var placed []*incoming
 	synced := 0 // of placed
@@ -485,51 +484,7 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 		}
 	}
 	dirs.leave()
-	if len(placed) > 0 { // a file that has just changed is waited for: here once for all, while other batches are looked at
-		t := time.NewTimer(quiet)
-		select {
-		case <-t.C:
-		case <-s.ctx.Done():
-		}
-		t.Stop()
-	}
-	s.lookAtBatch(placed)
 	for _, f := range placed {
 		s.tellArrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
-	}
-}
-
-// lookAtBatch is lookNow of each file of a batch. Files that follow each other are mostly in one directory, which is looked for once.
-func (s *Server) lookAtBatch(files []*incoming) {
-	var dir *os.Root
-	var at string // of dir, with a slash
-	defer func() {
-		if dir != nil {
-			dir.Close()
-		}
-	}()
-	for _, f := range files {
-		cut := strings.LastIndexByte(f.path, '/') + 1
-		in, base := f.path[:cut], f.path[cut:]
-		if dir != nil && in != at {
-			dir.Close()
-			dir = nil
-		}
-		if dir == nil && !s.o.FollowLinks {
-			at = in
-			dir, _ = walk(s.root, f.path, false) // lookNow says why not
-		}
-		if dir == nil {
-			s.lookNow(s.ctx, f.path)
-			continue
-		}
-		s.work.Lock()
-		s.mu.Lock()
-		closed := s.closed
-		s.mu.Unlock()
-		if !closed {
-			s.refresh(s.ctx, dir, base, f.path)
-		}
-		s.work.Unlock()
 	}
 }

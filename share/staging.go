@@ -69,7 +69,7 @@ func (s *Server) keepFree(f *os.File) uint64 {
 // under way with those that were announced. s.uploads.mu is held.
 func (s *Server) quota(st staging, r *beginRequest) error {
 	s.mu.Lock()
-	files, sum := len(s.files), s.bytes
+	files, sum := len(s.files)+len(s.arrived), plus(s.bytes, s.arrivedBytes)
 	for _, n := range s.unserved {
 		files, sum = files+1, plus(sum, uint64(n))
 	}

@@ -570,17 +570,13 @@ func (u *upload) finish(c commitRequest) error {
 		return err
 	}
 	p.dir.Close()
-	u.s.arrived(u)
+	u.s.tellArrived(u)
 	return nil
 }
 
-// arrived serves a file that has come.
-func (s *Server) arrived(u *upload) {
-	s.lookNow(s.ctx, u.path) // it counts from now on, served or not
-	s.tellArrived(u)
-}
-
+// tellArrived counts a file that has come, and says so.
 func (s *Server) tellArrived(u *upload) {
+	s.came(u.path, u.size)
 	s.log.Info("uploaded", "peer", u.peer.Name(), "path", u.path, "bytes", u.size)
 	if s.o.OnUpload != nil {
 		s.o.OnUpload(Uploaded{u.peer, u.name, u.path, u.size})

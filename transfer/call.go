@@ -89,8 +89,8 @@ func (n *Node) onTag(tag uint32) func(Incoming) {
 }
 
 // OnLookup has f called when a peer asks for a name, before the answer is looked up, so that it can export what is asked for,
-// or look whether an export is still up to date. Several may be set; each is called until its remove is. f runs on the
-// goroutine of the request and may take its time.
+// or look whether an export is still up to date; and with no name before the answer to a list. Several may be set; each is called until its
+// remove is. f runs on the goroutine of the request and may take its time.
 func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remove func()) {
 	s := &n.services
 	s.mu.Lock()
@@ -109,7 +109,7 @@ func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remo
 	}
 }
 
-// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name.
+// beforeLookup calls the functions of OnLookup before the node answers a peer's lookup of a name, or, with "", a list.
 func (p *Peer) beforeLookup(name string) {
 	s := &p.node.services
 	s.mu.Lock()

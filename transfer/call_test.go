@@ -96,7 +96,11 @@ func TestOnLookup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer r.Close()
+	lists := 0
 	remove := n.OnLookup(func(_ context.Context, from *Peer, name string) {
+		if name == "" {
+			lists++
+		}
 		if from.Name() == "client" && name == "made" {
 			n.Export(r.All(), ExportOptions{Name: name})
 		}
@@ -106,6 +110,12 @@ func TestOnLookup(t *testing.T) {
 	}
 	if x, err := p.Lookup(ctx, "made"); err != nil || x.Size() != 4096 {
 		t.Errorf("%v, %v", x, err)
+	}
+	if _, err := p.List(ctx, ""); err != nil || lists != 1 {
+		t.Errorf("%d calls before a list, %v", lists, err)
+	}
+	if _, err := p.Names(ctx, ""); err != nil || lists != 2 {
+		t.Errorf("%d calls before two lists, %v", lists, err)
 	}
 	remove()
 	n.names["made"].Revoke(ctx)

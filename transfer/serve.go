@@ -71,6 +71,7 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		if err != nil {
 			return nil, err
 		}
+		p.beforeLookup("")
 		return p.answerList(q)
 	case control.MethodNames:
 		q, err := control.Parse[control.Names](r.Body)
@@ -80,6 +81,7 @@ func (p *Peer) answer(r *control.Request) (control.Body, error) {
 		if err != nil {
 			return nil, err
 		}
+		p.beforeLookup("")
 		return p.answerNames(q)
 	case control.MethodOffer:
 		q, err := control.Parse[control.Offer](r.Body)

@@ -1,0 +1,81 @@
+package share
+
+import (
+	"context"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+)
+
+// An uploaded file is opened, mapped and exported when somebody asks for its name or for a list, or when a scan sees it: not while others come, which all that takes
+// time from. It counts from its arrival on.
+
+// came counts a file that was uploaded. What replaces a file that is served is served at once.
+func (s *Server) came(p string, size uint64) {
+	s.mu.Lock()
+	_, unserved := s.unserved[p]
+	later := s.files[p] == nil && !unserved
+	if later {
+		s.arrivedBytes += size - s.arrived[p]
+		s.arrived[p] = size
+	}
+	s.mu.Unlock()
+	if !later {
+		s.lookNow(s.ctx, p)
+	}
+}
+
+// looked takes a path out of those that nobody has looked at since their files came.
+func (s *Server) looked(ctx context.Context, p string) {
+	if ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	s.arrivedBytes -= s.arrived[p]
+	delete(s.arrived, p)
+	s.mu.Unlock()
+}
+
+// serveArrived serves the files that were uploaded and that nobody has looked at yet, as many as that takes no longer for than a peer waits for an answer.
+func (s *Server) serveArrived(ctx context.Context) {
+	s.mu.Lock()
+	paths := slices.Sorted(maps.Keys(s.arrived))
+	s.mu.Unlock()
+	if len(paths) == 0 {
+		return
+	}
+	var dir *os.Root // files that follow each other are mostly in one directory, which is looked for once
+	var at string    // of dir, with a slash
+	defer func() {
+		if dir != nil {
+			dir.Close()
+		}
+	}()
+	for end := time.Now().Add(answerTime); len(paths) > 0 && time.Now().Before(end) && ctx.Err() == nil; paths = paths[1:] {
+		p := paths[0]
+		cut := strings.LastIndexByte(p, '/') + 1
+		if dir != nil && p[:cut] != at {
+			dir.Close()
+			dir = nil
+		}
+		if dir == nil && !s.o.FollowLinks {
+			at = p[:cut]
+			dir, _ = walk(s.root, p, false) // lookNow says why not
+		}
+		if dir == nil {
+			s.lookNow(ctx, p)
+			continue
+		}
+		s.work.Lock()
+		s.mu.Lock()
+		closed := s.closed
+		_, waits := s.arrived[p] // else somebody else has looked
+		s.mu.Unlock()
+		if !closed && waits {
+			s.refresh(ctx, dir, p[cut:], p)
+		}
+		s.work.Unlock()
+	}
+}
