@@ -334,6 +334,7 @@ type event struct {
 	Event string  `json:"event"`
 	Name  string  `json:"name,omitempty"` // as the peer calls it
 	File  string  `json:"file,omitempty"` // of this machine
+	Link  string  `json:"link,omitempty"` // the text of a symbolic link
 	Done  *uint64 `json:"done,omitempty"`
 	Bytes *uint64 `json:"bytes,omitempty"`
 	From  uint64  `json:"resumed_at,omitempty"`

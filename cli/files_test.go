@@ -555,6 +555,31 @@ func TestMirrorCommand(t *testing.T) {
 	same(t, filepath.Join(dst, "c"), []byte("mine"))
 }
 
+// TestMirrorKeepLinks mirrors a cache of a model hub with its links, and leaves out one that leads out of it.
+func TestMirrorKeepLinks(t *testing.T) {
+	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")
+	blob := content(1000, 7)
+	write(t, filepath.Join(dir, "blobs/5f"), blob)
+	write(t, filepath.Join(dir, "snapshots/1/refs"), nil)
+	if err := errors.Join(os.Symlink("../../blobs/5f", filepath.Join(dir, "snapshots/1/model.bin")), os.Symlink("/etc/hostname", filepath.Join(dir, "out"))); err != nil {
+		t.Fatal(err)
+	}
+	_, addr := serve(t, dir)
+	const out, all = "the peer leaves out: out: it is a symbolic link: its path is absolute\n", "snapshots/1/model.bin -> ../../blobs/5f\n"
+	if got, _ := run(t, 0, "3 files would be fetched", "mirror", addr, dst, "--keep-links", "--dry-run"); !strings.Contains(got, "would get "+all) {
+		t.Errorf("dry run: %q", got)
+	}
+	got, errOut := run(t, 0, "3 files fetched (1.0 kB), 0 kept", "mirror", addr, dst, "--keep-links")
+	if !strings.Contains(got, "get "+all) || !strings.Contains(got+errOut, out) {
+		t.Errorf("%q, %q", got, errOut)
+	}
+	same(t, filepath.Join(dst, "snapshots/1/model.bin"), blob)
+	got, _ = run(t, 0, "", "mirror", addr, dst, "--keep-links", "--json")
+	if _, last := events(t, got); last.Event != "result" || !*last.OK || *last.Kept != 3 || *last.Fetched != 0 || *last.Bytes != 0 || !strings.Contains(got, `"link":"../../blobs/5f"`) {
+		t.Errorf("again: %s", got)
+	}
+}
+
 // TestMirrorOfIncompleteListing mirrors a directory with more files than the server lists: mirror does not remove the others.
 func TestMirrorOfIncompleteListing(t *testing.T) {
 	dir, dst := t.TempDir(), filepath.Join(t.TempDir(), "new")

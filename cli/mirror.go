@@ -17,6 +17,7 @@ type mirrorOptions struct {
 	remove   bool
 	dryRun   bool
 	parts    bool
+	links    bool
 	force    bool
 	checksum bool
 	parallel int
@@ -34,7 +35,8 @@ touched without --force: a name that would need such a file's place fails. A lis
 has more files than it serves: what is listed is fetched, nothing is removed even with --delete, and the command fails.
 
 A file has the modification time and the permissions that it has at the peer, less what the umask says. Directories without files are made,
-and --delete leaves them.
+and --delete leaves them. With --keep-links, symbolic links are made as they are at the peer; one that leads out of DIR, has an absolute path, or goes up behind
+a name is left out and listed. Without it, the peer leaves out all links, unless it follows them (serve --follow-links): then there are none to keep.
 
 Files have the names that they have at the peer. A name that is dangerous as a path, such as one that leads out of DIR or has a control
 character, is refused and counts as failed. One line is printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
@@ -44,6 +46,7 @@ that are fetched.
 		Example: `  penstock mirror 127.0.0.1:7070 models
   penstock mirror 127.0.0.1:7070 models --prefix llama/ --delete
   penstock mirror 127.0.0.1:7070 models --include '*.safetensors' --exclude '*' --limit 100MB
+  penstock mirror 127.0.0.1:7070 hub --keep-links
   penstock mirror 127.0.0.1:7070 models --dry-run`,
 		Args: argsBetween(2, 2, "ADDR and a directory"),
 		RunE: func(c *cobra.Command, args []string) error {
@@ -73,6 +76,7 @@ that are fetched.
 	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be done")
 	f.BoolVarP(&o.force, "force", "f", false, "replace files that mirror did not make, or that were changed here")
 	f.BoolVar(&o.checksum, "checksum", false, "compare contents, by the SHA-256, where a file of the same size is there and times do not tell, before it is fetched")
+	f.BoolVar(&o.links, "keep-links", false, "make symbolic links as they are at the peer, such as those of a model hub's cache")
 	f.BoolVar(&o.parts, "parts", false, "also fetch single tensors of files that are fetched anyway")
 	f.IntVar(&o.parallel, "parallel", 0, "how many files to fetch at once, 100 at most; 0: 4 large ones and, beside them, 60 of up to 256 KiB")
 	return c
@@ -105,7 +109,7 @@ func runMirror(ctx context.Context, s streams, o mirrorOptions, addr, dir string
 }
 
 func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir string, r *event) error {
-	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Force: o.force, Checksum: o.checksum, Parts: o.parts, Progress: c.progressOfMany(d, dir)}
+	opt := share.MirrorOptions{Prefix: o.prefix, Filter: &o.filter, Delete: o.remove, Parallel: o.parallel, DryRun: o.dryRun, Force: o.force, Checksum: o.checksum, Parts: o.parts, KeepLinks: o.links, Progress: c.progressOfMany(d, dir)}
 	opt.OnFile = func(f share.MirrorFile) {
 		if isLost(f.Err) { // with all that are left: one line at the end says so
 			return
@@ -192,13 +196,16 @@ func (d *display) mirrored(f share.MirrorFile, dry bool) {
 	actions := map[share.MirrorAction]string{share.MirrorFetched: "get", share.MirrorSkipped: "keep", share.MirrorDeleted: "remove", share.MirrorFailed: "fail",
 		share.MirrorSent: "put", share.MirrorLeftOut: "skip"}
 	action := actions[f.Action]
-	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Bytes: &f.Size}
+	e := event{Event: "file", Action: action, Name: f.Name, File: f.Path, Link: f.Link, Bytes: &f.Size}
 	text := fmt.Sprintf("%s %s", action, share.Printable(cmp.Or(f.Path, f.Name)))
 	if dry {
 		text = "would " + text
 	}
 	moved := f.Action == share.MirrorFetched || f.Action == share.MirrorSent
-	if moved {
+	switch {
+	case f.Link != "" && f.Action != share.MirrorFailed:
+		text += " -> " + share.Printable(f.Link)
+	case moved:
 		text += ", " + formatBytes(f.Size)
 	}
 	if f.Err != nil {

@@ -44,8 +44,8 @@ you show them.
   progress  name, done, bytes, bytes_per_second, eta_seconds, path: at most once per second; done and bytes count bytes
   lost      name, attempt, text: the connection was lost, or something else failed, and it is tried again
   warning   text
-  file      action, name, file, bytes, error: what mirror did: get, keep, remove, fail; with --dry-run: would; what put of several files
-            did: put, keep, skip (left out), fail; what rm did: remove, fail
+  file      action, name, file, bytes, link (the text of a symbolic link), error: what mirror did: get, keep, remove, fail; with
+            --dry-run: would; what put of several files did: put, keep, skip (left out), fail; what rm did: remove, fail
   left out  name, text: what the peer of mirror has and does not serve, or serve itself, and why; the first ten of them
   result    ok, status (the exit status), error, seconds, and of
               get     name, file, bytes, resumed_at, bytes_per_second, path, sha256

@@ -276,7 +276,17 @@ func (b *batches) rename(x *item, at place, dir *os.File) error {
 	if err := x.undisturbed(at); err != nil {
 		return err
 	}
-	if err := rename(b.from, x.base, at, dir, x.ours); err != nil {
+	from, base := b.from, x.base
+	if x.e.to != "" {
+		from, base = dir, newLink
+		if err := makeLink(x.e.to, at); err != nil {
+			return err
+		}
+	}
+	if err := rename(from, base, at, dir, x.ours); err != nil {
+		if x.e.to != "" {
+			at.dir.Remove(newLink)
+		}
 		return err
 	}
 	now, err := sys.StatIn(dir, at.base)

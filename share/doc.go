@@ -13,7 +13,8 @@
 // # Serving
 //
 // Each file below the root is mapped and exported for reading under its relative path, with slashes. Links (unless
-// Options.FollowLinks is set), devices, and names that begin with a dot are left out; [Snapshot] says what was left out and why. A [Tag] identifies the content: it is
+// Options.FollowLinks is set), devices, and names that begin with a dot are left out; [Snapshot] says what was left out and why. Links that are
+// not followed are listed apart, for a [Mirror] that keeps them. A [Tag] identifies the content: it is
 // a hash of size, inode, modification and change time, or of the content itself (Options.Strong), so it is the same after a
 // restart of the server and another one when the file changes. A file is looked at again whenever a peer asks for its name,
 // so a changed, new or removed file is noticed then; a listing is as fresh as the last scan ([Server.Rescan],

@@ -76,11 +76,13 @@ func Fetch(ctx context.Context, c Conn, name string, o FetchOptions) (*Fetched, 
 	}
 }
 
-// fetch is Fetch to a place. may, if any, is asked last whether the file may take it.
+// fetch is Fetch to a place. may, if any, is asked last whether the file may take it, by a caller that has looked at what is there.
 func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, may func() error) (*Fetched, error) {
 	began := time.Now()
-	if err := writable(at, o.Overwrite); err != nil {
-		return nil, err
+	if may == nil {
+		if err := writable(at, o.Overwrite); err != nil {
+			return nil, err
+		}
 	}
 	var r *transfer.Remote
 	var w *whole

@@ -27,15 +27,19 @@ type MirrorOptions struct {
 	// the other side. Files that Mirror did not make are never removed, and none is unless the other side says that its listing is
 	// complete: the error is ErrIncomplete then.
 	Delete bool
-	// Force replaces files that Mirror did not make, or that were changed here. Links and directories are never replaced.
+	// Force replaces files that Mirror did not make, or that were changed here. Directories, and links that Mirror did not make, are never replaced.
 	Force bool
+	// KeepLinks makes the symbolic links that the other side has and does not follow, each with the text that it has there. One that leads out of
+	// dir is left out: whose path is absolute, goes up behind a name, or goes up further than dir. A link with the same text that is there already counts
+	// as made by Mirror.
+	KeepLinks bool
 	// Checksum compares contents where a file of the same size is there, and times or the record say nothing: both sides compute its SHA-256. What
 	// is the same is kept, and counts as made by Mirror from then on.
 	Checksum bool
 	// MaxBytes refuses to begin when the files to have are larger in sum, with ErrNoSpace; 0: whatever the disk has room for.
 	MaxBytes uint64
 	Parallel int  // files fetched at once, 100 at most; 0 means 4 large ones and, beside them, 60 of up to 256 KiB
-	DryRun   bool // only says what would be done, in the order of the names
+	DryRun   bool // only says what would be done, in the order of the names, files before links
 	// Parts also mirrors names inside other names ("model.safetensors/wq" beside "model.safetensors"), where it can; without it
 	// they are left out, because they are views of the file that is mirrored anyway.
 	Parts bool
@@ -72,8 +76,9 @@ type MirrorFile struct {
 	Path   string       `json:"path"` // below the directory, with slashes; of UploadTree, of the file here
 	Size   uint64       `json:"size"` // bytes
 	Action MirrorAction `json:"action"`
-	Moved  uint64       `json:"moved"` // bytes
-	Err    error        `json:"-"`     // why it failed, or was left out
+	Moved  uint64       `json:"moved"`          // bytes
+	Link   string       `json:"link,omitempty"` // the text of a symbolic link; "": it is a file
+	Err    error        `json:"-"`              // why it failed, or was left out
 }
 
 // Mirrored is the account of a Mirror: each name of the catalog is in one of the counts, and so is each deleted file.
@@ -82,7 +87,7 @@ type Mirrored struct {
 	Parts                             int       // names that were left out as parts of others
 	Excluded                          int       // names that the Filter leaves out
 	Undeleted                         int       // files that Delete would have deleted, if Incomplete were nil
-	LeftOut                           []Skipped // what the other side does not serve, under Prefix; the list is cut where it gets long
+	LeftOut                           []Skipped // what the other side does not serve, under Prefix, and links that cannot be kept; the list is cut where it gets long
 	LeftOutTotal                      int       // of them
 	Incomplete                        error     // why the listing may lack names, with Delete also that nothing is said about it
 	Moved                             uint64    // bytes moved now
@@ -127,6 +132,12 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if err != nil {
 		return nil, err
 	}
+	var links []link
+	if o.KeepLinks {
+		if links, err = linksOf(ctx, c, o.Prefix); err != nil {
+			return nil, err
+		}
+	}
 	if o.DryRun {
 		if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
 			empty, terr := os.MkdirTemp("", "penstock-mirror")
@@ -149,7 +160,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
 	defer rootDir.Close()
-	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, names: names}
+	m := &mirror{books: newBooks(o.Progress, o.OnFile), c: c, o: o, root: root, rootDir: rootDir, dir: dir, names: names, offered: links}
 	if m.umask, err = sys.Umask(); err != nil {
 		return nil, fmt.Errorf("share: mirror: %w", err)
 	}
@@ -171,6 +182,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	m.leave(there)
 	m.run(ctx, list)
+	m.makeLinks(ctx)
 	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped], m.files[MirrorFailed], m.files[MirrorDeleted]
 	m.sum.Moved, m.sum.Failures, m.sum.Duration = m.moved, m.failures, time.Since(begin)
 	if err := ctx.Err(); err != nil {
@@ -178,7 +190,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	}
 	var failed, kept error
 	if n := len(m.sum.Failures); n > 0 {
-		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(names), m.sum.Failures[0].Err)
+		failed = fmt.Errorf("share: mirror: %d of %d names failed, the first: %w", n, len(names)+len(links), m.sum.Failures[0].Err)
 	}
 	if o.Delete && m.sum.Incomplete != nil {
 		kept = fmt.Errorf("share: mirror: nothing was deleted (%d names are not listed): %w", m.sum.Undeleted, m.sum.Incomplete)
@@ -201,10 +213,13 @@ type mirror struct {
 	rootDir *os.File // root
 	dir     string
 	umask   fs.FileMode
-	names   []Entry  // all of the other side, without tags
-	todo    []int    // of names
-	stale   []string // recorded names that are to be deleted
-	empty   []string // directories without files
+	names   []Entry   // all of the other side, without tags
+	todo    []int     // of names
+	offered []link    // links of the other side, if they are to be kept
+	links   []link    // of offered: to be had
+	refused []Skipped // of offered
+	stale   []string  // recorded names that are to be deleted
+	empty   []string  // directories without files
 	sum     Mirrored
 
 	// mu guards what follows.
@@ -237,6 +252,7 @@ func (m *mirror) ask(ctx context.Context, end func(context.Context) (lack, error
 	if m.o.Delete || lacks != lackUnsaid {
 		m.sum.Incomplete = lacks.err()
 	}
+	m.leaveLinks()
 	return errors.Join(errs[:]...)
 }
 
@@ -261,6 +277,7 @@ func (m *mirror) plan() (there map[string]bool) {
 		}
 	}
 	m.progress.Files = len(m.todo)
+	m.planLinks(there)
 	return there
 }
 
@@ -363,7 +380,10 @@ func (t *task) undisturbed(at place) error {
 
 // assess finds out what is to be done about a name, and whether that is to fetch it.
 func (m *mirror) assess(e listed) (t *task, fetch bool) {
-	t = &task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size}, e: e}
+	t = &task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size, Link: e.to}, e: e}
+	if e.to != "" {
+		t.Size = 0
+	}
 	var err error
 	if t.Path, err = PathOf(e.Name); err != nil {
 		t.fail(err)
@@ -375,19 +395,33 @@ func (m *mirror) assess(e listed) (t *task, fetch bool) {
 	away := m.away
 	m.mu.Unlock()
 	now, err := m.look(t.Path)
+	var is Tag // of the link that is there
 	if err == nil {
 		t.now = now
+		if now.Mode()&fs.ModeSymlink != 0 {
+			var to string
+			to, err = m.root.Readlink(t.Path)
+			is = link{to: to}.entry().Tag
+		}
 	}
 	complete := err == nil && recorded && idOf(now) == was.id
 	// A crash may have come between the end of a fetch and its record.
-	t.ours = complete || err == nil && cut && uint64(now.Size()) == begun.size && now.Mode().IsRegular()
-	t.cut = cut
 	plain := err == nil && now.Mode().IsRegular()
-	t.look = m.o.Checksum && plain && uint64(now.Size()) == e.Size
+	t.ours = complete || cut && (plain && uint64(now.Size()) == begun.size || is != Tag{} && is == begun.tag)
+	t.cut = cut
+	t.look = m.o.Checksum && plain && e.to == "" && uint64(now.Size()) == e.Size
 	t.ours = t.ours || m.o.Force && plain
 	switch {
 	case err != nil && !errors.Is(err, fs.ErrNotExist):
 		t.fail(err)
+		return t, false
+	case err == nil && !complete && e.to != "" && is == e.Tag:
+		if !m.o.DryRun {
+			err = m.note(made{e.Name, mirrored{e.Size, e.Tag, idOf(now)}})
+		}
+		if t.Action = MirrorSkipped; err != nil {
+			t.fail(err)
+		}
 		return t, false
 	case err == nil && !t.ours && !t.look:
 		t.fail(errNotOurs(t.Path))
@@ -395,13 +429,13 @@ func (m *mirror) assess(e listed) (t *task, fetch bool) {
 	case complete && was.size == e.Size && was.tag == e.Tag && e.Tag != (Tag{}):
 		t.Action = MirrorSkipped
 		return t, false
-	case away != nil: // each name would wait as long as the one before
+	case away != nil && e.to == "": // each name would wait as long as the one before
 		t.fail(away)
 		return t, false
 	}
 	t.Action = MirrorFetched
 	if m.o.DryRun {
-		t.Moved = e.Size
+		t.Moved = t.Size
 	}
 	return t, !m.o.DryRun || t.look
 }

@@ -20,6 +20,7 @@ const (
 type listed struct {
 	Entry
 	at     int              // in mirror.names
+	to     string           // the text of a symbolic link; "": it is a file
 	remote *transfer.Remote // nil: gone, or of another size, since it was listed; then Tag is zero, too
 }
 

@@ -28,12 +28,13 @@ func (s *Server) Rescan(ctx context.Context) error {
 		return ErrClosed
 	}
 	s.skipping, s.skips, s.found = map[string]string{}, 0, lackNothing
-	s.emptying = map[string]bool{}
+	s.emptying, s.linking = map[string]bool{}, nil
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
 		s.skipped, s.skipping = s.skipping, nil
 		s.empty, s.emptying = s.emptying, nil
+		s.links, s.linking = sortLinks(s.linking), nil
 		s.mu.Unlock()
 	}()
 	seen := map[string]bool{}
@@ -151,6 +152,8 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 			if err != nil {
 				s.failed(ctx, p, err)
 			}
+		case mode&fs.ModeSymlink != 0:
+			s.isLink(ctx, dir, e.Name(), p)
 		case !mode.IsRegular():
 			s.skip(p, "it is "+kind(mode))
 		default:

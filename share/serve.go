@@ -35,7 +35,7 @@ type Options struct {
 	// Hidden serves files and directories whose names begin with a dot, too.
 	Hidden bool
 	// FollowLinks serves what a symbolic link leads to under the link's path, when that is a file or directory below Root. Without it, and
-	// when it leads elsewhere, a link is left out.
+	// when it leads elsewhere, a link is left out; without it, a Mirror with KeepLinks has those that lead to a path below Root.
 	FollowLinks bool
 	// Strong makes tags by SHA-256 of the content, which reads each file once when it is first served. Then a copy of a file on
 	// another machine has the same tag, and touching a file does not change it.
@@ -137,6 +137,8 @@ type Server struct {
 	arrived      map[string]uint64 // sizes of uploaded files that are served as soon as a peer asks for them or for a list, or a scan sees them; by path
 	empty        map[string]bool   // names of directories without files
 	emptying     map[string]bool   // empty of the scan under way; nil: there is none
+	links        []link            // that are not followed, in the order of their names; never written to
+	linking      []link            // links of the scan under way
 	lack         lack              // of listings
 	found        lack              // by the scan under way
 	lacked       uint64            // times that something could not be looked at
@@ -244,7 +246,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
-	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, wholeService: s.whole, dirsService: s.dirs} {
+	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, wholeService: s.whole, dirsService: s.dirs, linksService: s.listLinks} {
 		if err := handle(service, h); err != nil {
 			return nil, err
 		}

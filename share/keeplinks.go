@@ -1,0 +1,256 @@
+package share
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
+)
+
+// A share says by the service "share/links/1" which symbolic links it has and does not follow, those alone whose text leads nowhere but below
+// the directory that is served; see unfitLink. Numbers are big-endian.
+//
+//	length u8 and name after which the answer begins, prefix of names -> more u8 (1: ask again, after the last name), then for each link, in the
+//	order of the names: length u8 and name, length u16 and text
+const (
+	linksService = "share/links/1"
+
+	maxLinkText  = 4095      // bytes, as file systems have it
+	maxLinks     = 1 << 20   // of a share, and that a client takes from one
+	maxLinkBytes = 256 << 20 // names and texts that a client takes
+
+	// newLink is a link until it has its name: PathOf gives no path to it.
+	newLink = ownPrefix + "link"
+)
+
+// link is a symbolic link of a share.
+type link struct{ name, to string }
+
+// entry is what a mirror records of a link.
+func (l link) entry() Entry {
+	sum := sha256.Sum256([]byte("penstock link tag 1\n" + l.to))
+	return Entry{Name: l.name, Size: uint64(len(l.to)), Tag: Tag(sum[:16])}
+}
+
+// unfitLink says why a link cannot be made below any directory; "" if it can. A link goes up at its beginning only, and not out of the directory: its
+// own directory is none that a link leads to, and behind a name there may be another link, which goes elsewhere.
+func unfitLink(l link) string {
+	if why := unfit(l.name); why != "" {
+		return why
+	}
+	switch {
+	case len(l.to) == 0 || len(l.to) > maxLinkText:
+		return fmt.Sprintf("it has %d bytes, expected 1 to %d", len(l.to), maxLinkText)
+	case !utf8.ValidString(l.to):
+		return "it is not UTF-8"
+	case l.to[0] == '/':
+		return "its path is absolute"
+	}
+	up, down := strings.Count(l.name, "/"), false
+	for c := range strings.SplitSeq(l.to, "/") {
+		switch {
+		case c == "", c == ".":
+		case c == ".." && down:
+			return "it goes up behind a name"
+		case c == "..":
+			if up--; up < 0 {
+				return "it leads out of the directory that is served"
+			}
+		default:
+			if why := danger(c); why != "" {
+				return "its path is dangerous: " + why
+			}
+			down = true
+		}
+	}
+	return ""
+}
+
+func parseLinks(b []byte) (after, prefix string, ok bool) {
+	if len(b) == 0 || len(b)-1 < int(b[0]) {
+		return "", "", false
+	}
+	after, prefix = string(b[1:][:int(b[0])]), string(b[1+int(b[0]):])
+	return after, prefix, len(prefix) <= MaxName && utf8.ValidString(after) && utf8.ValidString(prefix)
+}
+
+// parseLinksAnswer reads links whose names rise from after.
+func parseLinksAnswer(b []byte, after string) (links []link, more, ok bool) {
+	if len(b) == 0 || b[0] > 1 {
+		return nil, false, false
+	}
+	more, b = b[0] == 1, b[1:]
+	for len(b) > 0 {
+		n := 1 + int(b[0])
+		if len(b) < n+2 {
+			return nil, false, false
+		}
+		end := n + 2 + int(binary.BigEndian.Uint16(b[n:]))
+		if len(b) < end || string(b[1:n]) <= after {
+			return nil, false, false
+		}
+		after = string(b[1:n])
+		links, b = append(links, link{after, string(b[n+2 : end])}), b[end:]
+	}
+	return links, more, !more || len(links) > 0
+}
+
+// listLinks answers a call of linksService.
+func (s *Server) listLinks(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	after, prefix, ok := parseLinks(b)
+	switch {
+	case !ok:
+		return nil, control.Errorf(control.BadRequest, "a request about links of %d bytes that is none", len(b))
+	case p.Rights()&identity.List == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
+	}
+	s.mu.Lock()
+	links := s.links // a scan makes another one
+	s.mu.Unlock()
+	first, _ := slices.BinarySearchFunc(links, max(after, prefix), func(l link, name string) int { return strings.Compare(l.name, name) })
+	out := []byte{0}
+	for _, l := range links[first:] {
+		if l.name == after {
+			continue
+		}
+		if !strings.HasPrefix(l.name, prefix) {
+			break
+		}
+		if len(out)+1+len(l.name)+2+len(l.to) > transfer.MaxCall {
+			out[0] = 1
+			break
+		}
+		out = append(append(out, byte(len(l.name))), l.name...)
+		out = append(binary.BigEndian.AppendUint16(out, uint16(len(l.to))), l.to...)
+	}
+	return out, nil
+}
+
+// isLink notes, for the scan under way, the link base of dir at a path.
+func (s *Server) isLink(ctx context.Context, dir *os.Root, base, p string) {
+	to, err := dir.Readlink(base)
+	if err != nil {
+		s.failed(ctx, p, err)
+		return
+	}
+	l := link{p, to}
+	if why := unfitLink(l); why != "" {
+		s.skip(p, "it is "+kind(os.ModeSymlink)+": "+why)
+		return
+	}
+	s.mu.Lock()
+	full := len(s.linking) >= maxLinks
+	if !full {
+		s.linking = append(s.linking, l)
+	}
+	s.mu.Unlock()
+	if full {
+		s.leftOut(p, fmt.Errorf("more than %d symbolic links", maxLinks), lackMore)
+		return
+	}
+	s.skip(p, "it is "+kind(os.ModeSymlink))
+}
+
+func sortLinks(links []link) []link {
+	slices.SortFunc(links, func(a, b link) int { return cmp.Compare(a.name, b.name) })
+	return links
+}
+
+// linksOf are the links of the other side under a prefix.
+func linksOf(ctx context.Context, c Conn, prefix string) (links []link, err error) {
+	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+		links = nil
+		size := 0
+		for after, more := "", true; more; {
+			b, err := p.Call(ctx, linksService, append(append([]byte{byte(len(after))}, after...), prefix...))
+			if err != nil {
+				return err
+			}
+			page, m, ok := parseLinksAnswer(b, after)
+			if !ok {
+				return control.Errorf(control.BadRequest, "an answer of %d bytes about links that is none", len(b))
+			}
+			links, more, size = append(links, page...), m, size+len(b)
+			if len(links) > maxLinks || size > maxLinkBytes {
+				return control.Errorf(control.OverBudget, "more than %d symbolic links, or more than %d bytes of them", maxLinks, maxLinkBytes)
+			}
+			if more {
+				after = page[len(page)-1].name
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, control.Unsupported) {
+		return nil, fmt.Errorf("share: symbolic links: the other side is no share of this version, and lists none: %w", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("share: symbolic links: %w", err)
+	}
+	return links, nil
+}
+
+// planLinks decides which links are to be had: what no link can be here is left out.
+func (m *mirror) planLinks(there map[string]bool) {
+	for _, l := range m.offered {
+		why := unfitLink(l)
+		switch {
+		case why != "":
+			m.refused = append(m.refused, Skipped{l.name, why})
+			continue
+		case !m.o.Filter.Takes(l.name):
+			m.sum.Excluded++
+		default:
+			m.links = append(m.links, l)
+		}
+		there[l.name] = true
+	}
+	m.progress.Files += len(m.links)
+}
+
+// leaveLinks makes the list of what is left out that of a mirror that keeps links: the other side leaves out each.
+func (m *mirror) leaveLinks() {
+	names := make(map[string]bool, len(m.offered))
+	for _, l := range m.offered {
+		names[l.name] = true
+	}
+	list := slices.DeleteFunc(m.sum.LeftOut, func(s Skipped) bool { return names[s.Path] })
+	m.sum.LeftOutTotal = max(m.sum.LeftOutTotal-len(m.offered), len(list)) + len(m.refused)
+	m.sum.LeftOut = append(m.refused, list...)
+}
+
+// makeLinks brings links up to date: last, so that none leads to a file that is still to come.
+func (m *mirror) makeLinks(ctx context.Context) {
+	var items []*item
+	var begun []Entry
+	for _, l := range m.links {
+		if ctx.Err() != nil {
+			return
+		}
+		t, missing := m.assess(listed{Entry: l.entry(), to: l.to})
+		if !missing {
+			m.done(t.MirrorFile, true)
+			continue
+		}
+		items, begun = append(items, &item{task: t}), append(begun, t.e.Entry)
+	}
+	if len(items) > 0 {
+		b := &batches{m: m}
+		b.place(items, m.begin(begun...))
+	}
+}
+
+// makeLink makes a link in the directory of a place, where rename finds it.
+func makeLink(to string, at place) error {
+	at.dir.Remove(newLink) // of a mirror that was killed
+	return at.dir.Symlink(to, newLink)
+}
