@@ -32,9 +32,10 @@ func newGet(s streams) *cobra.Command {
 		Long: `Fetches what the peer at ADDR serves under NAME, straight from the network into the file. Without NAME the peer must serve one
 thing only. NAME may also be an argument of its own.
 
-Until everything is there, checked and synced to the disk, the bytes are in a file named like the output with .partial behind it;
-the output itself is never incomplete. When the command ends early, by Ctrl-C, a killed peer, a full disk or anything else, the same
-command goes on where that one ended, if the peer still has the same content. A peer that is lost on the way is waited for (--retry).
+Until everything is there, checked and synced to the disk, the bytes are in a file named like the output with .partial behind it
+(a name of more than 241 bytes is shortened before that); the output itself is never incomplete. When the command ends early, by
+Ctrl-C, a killed peer, a full disk or anything else, the same command goes on where that one ended, if the peer still
+has the same content. A peer that is lost on the way is waited for (--retry).
 
 The file has the modification time and the permissions that it has at the peer, less what the umask says; what is replaced keeps its
 permissions.

@@ -171,31 +171,33 @@ func TestFetcherIsKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	dir := t.TempDir()
-	out := filepath.Join(dir, "x")
-	for i := range 2 {
-		p := proc.Start(t, proc.Self(t, childFetch+"="+node.Addrs()[0], childFetch+"_OUT="+out))
-		want := strconv.Itoa(i * window)
-		if _, err := p.WaitLine(ctx, regexp.MustCompile(`verified `+strconv.Itoa((i+1)*window)+` from `+want+`$`)); err != nil {
+	c := testNode(t, transfer.Options{Name: "client"})
+	peer, err := c.Dial(ctx, node.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"x", strings.Repeat("\u00e9", 127) + "x"} {
+		dir := t.TempDir()
+		out := filepath.Join(dir, name)
+		for i := range 2 {
+			p := proc.Start(t, proc.Self(t, childFetch+"="+node.Addrs()[0], childFetch+"_OUT="+out))
+			want := strconv.Itoa(i * window)
+			if _, err := p.WaitLine(ctx, regexp.MustCompile(`verified `+strconv.Itoa((i+1)*window)+` from `+want+`$`)); err != nil {
+				t.Fatal(err)
+			}
+			p.Kill()
+			only(t, dir, partialOf(name), stateOf(name))
+		}
+		f, err := Fetch(ctx, Over(peer), "x", FetchOptions{Output: out})
+		if err != nil {
 			t.Fatal(err)
 		}
-		p.Kill()
-		only(t, dir, "x"+PartialSuffix, "x"+StateSuffix)
+		if f.Resumed != 2*window {
+			t.Errorf("%+v", f)
+		}
+		same(t, out, content)
+		only(t, dir, name)
 	}
-	c := testNode(t, transfer.Options{Name: "client"})
-	p, err := c.Dial(ctx, node.Addrs()[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	f, err := Fetch(ctx, Over(p), "x", FetchOptions{Output: out})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if f.Resumed != 2*window {
-		t.Errorf("%+v", f)
-	}
-	same(t, out, content)
-	only(t, dir, "x")
 }
 
 func testLink(t *testing.T, addr string) Conn {

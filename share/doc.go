@@ -41,7 +41,7 @@
 //
 // # Fetching
 //
-// [Fetch] writes into OUTPUT.partial, which has its length from the start. A disk without room for it is an error before anything comes. The
+// [Fetch] writes into OUTPUT.partial (where that is too long for a file system: [PartialSuffix]), which has its length from the start. A disk without room for it is an error before anything comes. The
 // blocks are allocated a part at a time, each before its bytes may come; where others have filled the disk meanwhile, what came stays for the
 // next attempt. The bytes go from the socket straight to their place in the mapped file. OUTPUT.partial.state is a text file that says what
 // the partial file is and which chunks of it were verified, with a checksum of each. The state of a chunk is appended after

@@ -39,7 +39,8 @@ type FetchOptions struct {
 	Progress func(Progress)
 }
 
-// MismatchSuffix is what the name of a file ends with that does not have the SHA-256 that was expected.
+// MismatchSuffix is what the name of a file ends with that does not have the SHA-256 that was expected. A name that is too long for
+// it is shortened before it, as it is before PartialSuffix.
 const MismatchSuffix = ".mismatch"
 
 // Fetched is a file that was fetched.
@@ -206,7 +207,7 @@ func (f *Fetched) commit(p *partial, at place, o FetchOptions) error {
 	var wrong *DigestError
 	overwrite := o.Overwrite
 	if o.Expect != nil && *f.SHA256 != *o.Expect {
-		at.base, at.shown = at.base+MismatchSuffix, at.shown+MismatchSuffix
+		at.base, at.shown = stem(at.base)+MismatchSuffix, stem(at.shown)+MismatchSuffix
 		wrong, overwrite = &DigestError{p.name, at.shown, *o.Expect, *f.SHA256}, true
 	}
 	if err := p.commit(at, overwrite); err != nil {
@@ -214,7 +215,7 @@ func (f *Fetched) commit(p *partial, at place, o FetchOptions) error {
 			wrong.Kept = ""
 			err = errors.Join(wrong, err)
 		}
-		return &PartialError{p.name, p.shown + PartialSuffix, p.good(), p.size, err}
+		return &PartialError{p.name, partialOf(p.shown), p.good(), p.size, err}
 	}
 	if wrong != nil {
 		return wrong
@@ -230,7 +231,7 @@ func giveUp(p *partial, err error) error {
 		}
 		return fmt.Errorf("share: fetch %q: %w", Printable(p.name), err)
 	}
-	e := &PartialError{p.name, p.shown + PartialSuffix, p.good(), p.size, err}
+	e := &PartialError{p.name, partialOf(p.shown), p.good(), p.size, err}
 	if cerr := p.close(); cerr != nil {
 		e.Err = errors.Join(err, cerr)
 	}

@@ -11,10 +11,11 @@ import (
 // MaxName is the largest length of a name in bytes.
 const MaxName = 255
 
-// maxComponent bounds a component of a name in bytes, so that the suffixes of this package fit behind it into the 255 bytes that file systems allow.
-const maxComponent = 255 - len(StateSuffix)
+// maxStem is how many bytes of a component leave room for the suffixes of this package in the 255 that file systems allow.
+const maxStem = 255 - len(StateSuffix)
 
-// Suffixes of the files that a fetch leaves beside its destination until it is complete.
+// Suffixes of the files that a fetch leaves beside its destination until it is complete. They follow the name of the destination. Where they do not
+// fit behind it, they follow the beginning of that name, a ~ and a hash of all of it.
 const (
 	// PartialSuffix ends the name of a file that is not complete.
 	PartialSuffix = ".partial"
@@ -29,7 +30,7 @@ var ErrName = errors.New("share: bad name")
 const ownPrefix = ".penstock-"
 
 // PathOf is the path of a file whose name, which may come from any peer, is name: the name itself, if it is harmless below any directory.
-// Names are UTF-8, of 1 to MaxName bytes. Slashes separate components, of which none is empty, ".", "..", or longer than 241 bytes, begins as what this package
+// Names are UTF-8, of 1 to MaxName bytes. Slashes separate components, of which none is empty, "." or "..", begins as what this package
 // keeps beside files does, ends with a suffix of it, or has a control character: these move the cursor of terminals, and end lines.
 // All else is the file system's: on one that takes two names for one, such as those that know no case, the second file finds the first one there.
 //
@@ -65,8 +66,6 @@ func danger(c string) string {
 		return "it begins or ends with a slash, or has one after another"
 	case c == ".", c == "..":
 		return fmt.Sprintf("%q is a part of it", c)
-	case len(c) > maxComponent:
-		return fmt.Sprintf("a part of it has %d bytes, expected at most %d", len(c), maxComponent)
 	case strings.HasPrefix(folded, ownPrefix):
 		return fmt.Sprintf("what begins with %q is Penstock's own", ownPrefix)
 	case strings.HasSuffix(folded, PartialSuffix), strings.HasSuffix(folded, StateSuffix):
@@ -75,6 +74,25 @@ func danger(c string) string {
 		return "it has a control character"
 	}
 	return ""
+}
+
+// partialOf is the path of the partial file of a file, and stateOf that of its state, both in the directory of the file.
+func partialOf(file string) string { return stem(file) + PartialSuffix }
+func stateOf(file string) string   { return stem(file) + StateSuffix }
+
+// stem is what suffixes of this package follow: a path itself, or one with a shortened name that is as long as the suffixes permit. Names with the same
+// beginning have different ones, and what is UTF-8 stays so.
+func stem(file string) string {
+	base := file[strings.LastIndexByte(file, '/')+1:]
+	if len(base) <= maxStem {
+		return file
+	}
+	end := "~" + stagedBase(base)
+	cut := maxStem - len(end)
+	for cut > 0 && !utf8.RuneStart(base[cut]) {
+		cut--
+	}
+	return strings.TrimSuffix(file, base) + base[:cut] + end
 }
 
 // Printable makes a text of a peer, or any other, safe to print: control characters (so also the escape sequences of

@@ -14,10 +14,10 @@ import (
 
 // harmlessNames are the paths of their files.
 var harmlessNames = []string{"weights.bin", "a/b/c d.npy", "-rf", "~root", " a ", " ", ".hidden", "trailing.", "CON", "con.txt", "a\\b", `C:\x`, "100%", "%2E%2E", "caf\u00e9", "cafe\u0301",
-	"\u202egnp.exe", "\U0001f469\u200d\U0001f52c", "model.safetensors/layer.0.wq", "...", "a.penstock-b", strings.Repeat("a", maxComponent)}
+	"\u202egnp.exe", "\U0001f469\u200d\U0001f52c", "model.safetensors/layer.0.wq", "...", "a.penstock-b", strings.Repeat("a", maxStem+1), strings.Repeat("a", MaxName)}
 
 // hostileNames are dangerous in one way each.
-var hostileNames = []string{"", strings.Repeat("a/", 128), strings.Repeat("a", maxComponent+1), "..", ".", "../../etc/passwd", "/etc/passwd", "a//b", "a/", "/", "a/../b", "a/./b", "nul\x00byte", "line\nbreak",
+var hostileNames = []string{"", strings.Repeat("a/", 128), strings.Repeat("a", MaxName+1), "d/" + strings.Repeat("a", MaxName-1), "..", ".", "../../etc/passwd", "/etc/passwd", "a//b", "a/", "/", "a/../b", "a/./b", "nul\x00byte", "line\nbreak",
 	"\x1b[2J\x1b]0;title\x07", "c1\u009b", "\xff", "x.partial", "x.PARTIAL", "x.partial.state", ".partial", recordName, "a/" + stagingDir + "/b", batchDir, ".Penstock-x"}
 
 // checkPath says what is unsafe about a path that PathOf made.
@@ -30,7 +30,7 @@ func checkPath(p string) string {
 		switch {
 		case c == ".", c == "..":
 			return "not a name"
-		case len(c) == 0 || len(c)+len(StateSuffix) > 255:
+		case len(c) == 0 || len(c) > 255 || len(partialOf(c)) > 255 || len(stateOf(c)) > 255 || !utf8.ValidString(partialOf(c)) && utf8.ValidString(c):
 			return "length of a component"
 		case strings.HasSuffix(folded, PartialSuffix), strings.HasSuffix(folded, StateSuffix):
 			return "suffix"
@@ -66,7 +66,7 @@ func anyName() *rapid.Generator[string] {
 		rapid.StringMatching(`[a-z]{1,8}`), rapid.StringN(1, 4, 8),
 		rapid.Custom(func(t *rapid.T) string { return string(rapid.SliceOfN(rapid.Byte(), 1, 8).Draw(t, "bytes")) }),
 		rapid.Custom(func(t *rapid.T) string {
-			return strings.Repeat(rapid.SampledFrom([]string{"a", ".", " ", "\xff", "%"}).Draw(t, "unit"), rapid.IntRange(1, 250).Draw(t, "times"))
+			return strings.Repeat(rapid.SampledFrom([]string{"a", ".", " ", "\xff", "%"}).Draw(t, "unit"), rapid.IntRange(1, 255).Draw(t, "times"))
 		}),
 	)
 	return rapid.Custom(func(t *rapid.T) string {

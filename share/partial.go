@@ -64,7 +64,7 @@ func openPartial(ctx context.Context, at place, c claim, resume, whole bool) (*p
 func lockPartial(at place) (*os.File, error) {
 	opened := false
 	for range 100 {
-		f, err := openPlain(at.dir, at.base+PartialSuffix, os.O_RDWR|os.O_CREATE, true)
+		f, err := openPlain(at.dir, partialOf(at.base), os.O_RDWR|os.O_CREATE, true)
 		if errors.Is(err, fs.ErrExist) { // it came into being this moment
 			continue
 		}
@@ -78,14 +78,14 @@ func lockPartial(at place) (*os.File, error) {
 		}
 		ok, err := sys.TryFileLock(f)
 		if err == nil && !ok {
-			err = fmt.Errorf("%w: %s", ErrBusy, at.shown+PartialSuffix)
+			err = fmt.Errorf("%w: %s", ErrBusy, partialOf(at.shown))
 		}
 		var mine, there os.FileInfo
 		if err == nil {
 			mine, err = f.Stat()
 		}
 		if err == nil {
-			if there, err = at.dir.Lstat(at.base + PartialSuffix); err == nil && os.SameFile(mine, there) {
+			if there, err = at.dir.Lstat(partialOf(at.base)); err == nil && os.SameFile(mine, there) {
 				return f, nil
 			}
 		}
@@ -94,16 +94,16 @@ func lockPartial(at place) (*os.File, error) {
 			return nil, fmt.Errorf("share: %w", err)
 		}
 	}
-	return nil, fmt.Errorf("%w: %s is made and renamed all the time", ErrBusy, at.shown+PartialSuffix)
+	return nil, fmt.Errorf("%w: %s is made and renamed all the time", ErrBusy, partialOf(at.shown))
 }
 
 // readWritable lets the owner open a complete partial file again that has the permissions of the file that it was about to become: the process
 // was killed before it had its name.
 func readWritable(at place) error {
-	if _, err := at.dir.Lstat(at.base + StateSuffix); err != nil {
+	if _, err := at.dir.Lstat(stateOf(at.base)); err != nil {
 		return err
 	}
-	f, err := openPlain(at.dir, at.base+PartialSuffix, os.O_RDONLY, true)
+	f, err := openPlain(at.dir, partialOf(at.base), os.O_RDONLY, true)
 	if err != nil {
 		return err
 	}
@@ -115,10 +115,10 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	if err != nil {
 		return fmt.Errorf("share: %w", err)
 	}
-	if _, err := p.dir.Lstat(p.base + StateSuffix); p.whole && fi.Size() > 0 && errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: %s, which is not of a fetch, for there is no %s: move or remove it", ErrExists, p.shown+PartialSuffix, p.base+StateSuffix)
+	if _, err := p.dir.Lstat(stateOf(p.base)); p.whole && fi.Size() > 0 && errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: %s, which is not of a fetch, for there is no %s: move or remove it", ErrExists, partialOf(p.shown), stateOf(p.base))
 	}
-	if p.state, err = openPlain(p.dir, p.base+StateSuffix, os.O_RDWR|os.O_CREATE, true); err != nil {
+	if p.state, err = openPlain(p.dir, stateOf(p.base), os.O_RDWR|os.O_CREATE, true); err != nil {
 		return err
 	}
 	head, crc := p.appendHead(nil)
@@ -178,7 +178,7 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	}
 	if p.fresh {
 		if _, err := p.state.WriteAt(head, 0); err != nil {
-			return spaceError(p.shown+StateSuffix, err)
+			return spaceError(stateOf(p.shown), err)
 		}
 	}
 	return nil
@@ -210,7 +210,7 @@ func (p *partial) room(ctx context.Context, from, to uint64) error {
 // long checks that the file has its length.
 func (p *partial) long() error {
 	if fi, err := p.data.Stat(); err != nil || fi.Size() != int64(p.size) {
-		return fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, p.shown+PartialSuffix)
+		return fmt.Errorf("%w: %s was truncated by somebody else", ErrChanged, partialOf(p.shown))
 	}
 	return nil
 }
@@ -279,7 +279,7 @@ func (p *partial) mapData() error {
 	if err != nil {
 		return fmt.Errorf("share: %s: %w", p.shown, err)
 	}
-	if p.region, err = mem.Adopt(p.base+PartialSuffix, b, func() error { return sys.Munmap(b) }); err == nil {
+	if p.region, err = mem.Adopt(partialOf(p.base), b, func() error { return sys.Munmap(b) }); err == nil {
 		p.lease, err = p.region.Lease()
 	}
 	return err
@@ -305,7 +305,7 @@ func (p *partial) believe(ctx context.Context, sums []uint32) error {
 
 // sum is the checksum of chunk i as it lies in the file.
 func (p *partial) sum(i uint64) (crc uint32, err error) {
-	err = guard(p.shown+PartialSuffix, func() { crc = vec.CRC32C(0, p.lease.Bytes()[i*chunkSize:p.end(i)]) })
+	err = guard(partialOf(p.shown), func() { crc = vec.CRC32C(0, p.lease.Bytes()[i*chunkSize:p.end(i)]) })
 	return crc, err
 }
 
@@ -316,7 +316,7 @@ func (p *partial) sha256(ctx context.Context) (*[32]byte, error) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := guard(p.shown+PartialSuffix, func() { h.Write(p.lease.Bytes()[at:min(at+chunkSize, p.size)]) }); err != nil {
+		if err := guard(partialOf(p.shown), func() { h.Write(p.lease.Bytes()[at:min(at+chunkSize, p.size)]) }); err != nil {
 			return nil, err
 		}
 	}
@@ -356,7 +356,7 @@ func (p *partial) record(upTo uint64) error {
 	}
 	sys.WriteBack(p.data, int64(from), int64(p.good()-from)) // while more comes, so that commit has less to wait for
 	_, err := p.state.WriteAt(b, at)
-	return spaceError(p.shown+StateSuffix, err)
+	return spaceError(stateOf(p.shown), err)
 }
 
 // unmap ends the mapping once all other leases on it are released.
@@ -383,7 +383,7 @@ func (p *partial) close() error {
 func (p *partial) discard() error {
 	err := p.unmap()
 	// Under the lock, so that it is this file that goes.
-	for _, base := range []string{p.base + StateSuffix, p.base + PartialSuffix} {
+	for _, base := range []string{stateOf(p.base), partialOf(p.base)} {
 		if rerr := p.dir.Remove(base); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 			err = errors.Join(err, rerr)
 		}
@@ -428,7 +428,7 @@ func (p *partial) become(to place) error {
 			return fmt.Errorf("share: %w", err)
 		}
 	}
-	if err := p.dir.Chtimes(p.base+PartialSuffix, p.like.modified, p.like.modified); err != nil {
+	if err := p.dir.Chtimes(partialOf(p.base), p.like.modified, p.like.modified); err != nil {
 		return fmt.Errorf("share: %w", err)
 	}
 	return nil
@@ -458,7 +458,7 @@ func (p *partial) commit(to place, overwrite bool) error {
 		return errors.Join(err, p.data.Chmod(0o600), p.close()) // to be opened again
 	}
 	own()
-	if rerr := p.dir.Remove(p.base + StateSuffix); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
+	if rerr := p.dir.Remove(stateOf(p.base)); rerr != nil && !errors.Is(rerr, fs.ErrNotExist) {
 		err = rerr
 	}
 	return errors.Join(err, syncDir(to.dir), p.close())
@@ -475,7 +475,7 @@ func (p *partial) rename(to place, overwrite bool) error {
 		return err
 	}
 	defer dir.Close()
-	return rename(from, p.base+PartialSuffix, to, dir, overwrite)
+	return rename(from, partialOf(p.base), to, dir, overwrite)
 }
 
 // rename gives the file base of a directory its name at a place on the same file system, whose directory is open as dir.

@@ -79,7 +79,7 @@ func (u *upload) makeStep(n uint64) (*uploadStep, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := mem.Adopt(u.p.base+PartialSuffix, b, func() error { return sys.Munmap(b) })
+	r, err := mem.Adopt(partialOf(u.p.base), b, func() error { return sys.Munmap(b) })
 	if err != nil {
 		sys.Munmap(b)
 		return nil, err

@@ -140,7 +140,7 @@ func (f *Fetched) take(ctx context.Context, p *partial, w *whole) error {
 	if err := p.room(ctx, 0, p.size); err != nil {
 		return err
 	}
-	if err := guard(p.shown+PartialSuffix, func() { copy(p.lease.Bytes(), w.bytes) }); err != nil {
+	if err := guard(partialOf(p.shown), func() { copy(p.lease.Bytes(), w.bytes) }); err != nil {
 		return err
 	}
 	sum, err := p.sum(0)
