@@ -282,7 +282,7 @@ func (s *Server) sizeOf(name string) (uint64, bool) {
 	if !ok {
 		return 0, false
 	}
-	return v.export.Desc().Size, true
+	return v.export.Span().Len, true
 }
 
 func (s *Server) readSnapshots() (out []ReadSnapshot) {

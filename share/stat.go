@@ -133,7 +133,7 @@ func (s *Server) stat(n statName) (stat, uint64) {
 	if !ok || v.tag != n.tag {
 		return stat{}, 0
 	}
-	return stat{true, v.of.like()}, v.export.Desc().Size
+	return stat{true, v.of.like()}, v.export.Span().Len
 }
 
 // askStat asks what names stand for, by as many calls as they need.

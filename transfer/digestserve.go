@@ -102,7 +102,7 @@ func (p *Peer) pushed(q *control.Digest) bool {
 	if in == nil || in.rec.From != p || !in.digest {
 		return false
 	}
-	return !slices.ContainsFunc(q.Blocks, func(b control.Block) bool { return b.Key != in.export.Key() })
+	return !slices.ContainsFunc(q.Blocks, func(b control.Block) bool { return b.Key != in.export.e.Key() })
 }
 
 // answerDigest hashes what the peer may read, or is pushing. A peer without the right to read learns whether the sum is the one that it
@@ -214,7 +214,7 @@ func (n *Node) settle(p *Peer, d *openDigest, sum, expect [32]byte) error {
 		n.mu.Unlock()
 		return nil // of something else: the peer compares
 	}
-	if d.bytes != in.rec.Span.Len || !d.whole || d.bytes > 0 && d.key != in.export.Key() {
+	if d.bytes != in.rec.Span.Len || !d.whole || d.bytes > 0 && d.key != in.export.e.Key() {
 		n.mu.Unlock()
 		return control.Errorf(control.BadRequest, "the digest of tensor %q does not cover it", in.rec.Name)
 	}

@@ -24,6 +24,7 @@ type Export struct {
 	only       *Peer // nil: all peers
 	tag        [16]byte
 	closing    atomic.Bool
+	told       atomic.Bool // the key may have left this node; before that no peer has anything to do with the memory
 	uses       uses
 }
 
@@ -105,17 +106,23 @@ func (n *Node) Export(s mem.Span, o ExportOptions) (*Export, error) {
 func (x *Export) Name() string { return x.name }
 
 // Key is what peers name the memory by.
-func (x *Export) Key() path.Key { return x.e.Key() }
+func (x *Export) Key() path.Key {
+	x.told.Store(true)
+	return x.e.Key()
+}
 
 // Span is the exported memory.
 func (x *Export) Span() mem.Span { return x.e.Span() }
 
 // Desc describes the export as peers see it.
-func (x *Export) Desc() path.Desc { return x.e.Desc() }
+func (x *Export) Desc() path.Desc {
+	x.told.Store(true)
+	return x.e.Desc()
+}
 
 // Revoke ends the export. When it returns without an error nothing can read or write the memory through this node any
 // more: every path of the peers that could reach it was fenced; for a Queue that takes its owner's next Poll, Wait or Close.
-// If ctx ends first the key is invalid all the same, but a peer that maps the memory may not have confirmed yet; the region then
+// Where no peer was told of the key there is nothing to wait for. If ctx ends first the key is invalid all the same, but a peer that maps the memory may not have confirmed yet; the region then
 // stays leased until it has, or is dead. A second call does nothing.
 func (x *Export) Revoke(ctx context.Context) error {
 	if err := invariants.Context(ctx, "transfer.Export.Revoke"); err != nil {
@@ -124,9 +131,9 @@ func (x *Export) Revoke(ctx context.Context) error {
 	if x.closing.Swap(true) {
 		return nil
 	}
-	n := x.node
+	n, key := x.node, x.e.Key()
 	n.mu.Lock()
-	delete(n.byKey, x.Key())
+	delete(n.byKey, key)
 	if n.names[x.name] == x {
 		delete(n.names, x.name)
 		n.sorted.remove(x.name)
@@ -135,16 +142,24 @@ func (x *Export) Revoke(ctx context.Context) error {
 	n.exports.Revoke(x.e)
 	n.obs.exportEvent(observe.EventExportRevoked, x)
 	unused := x.uses.end()
+	if !x.told.Load() { // and whoever is told from here on is told of a key that is refused
+		select {
+		case <-unused:
+			n.exports.Retire(x.e)
+			return nil
+		default:
+		}
+	}
 	var waits []<-chan error
 	for _, p := range n.Peers() {
 		if x.visible(p) { // no other peer could reach it: no wait for those
-			p.revoked(x.Key())
-			waits = append(waits, p.fence(x.Key())...)
+			p.revoked(key)
+			waits = append(waits, p.fence(key)...)
 		}
 	}
 	// Last those that are down: what goes down now was found above, or is found here.
 	waits = append(waits, n.fenceQueues(x)...)
-	waits = append(waits, n.fenceExposed(x.Key())...)
+	waits = append(waits, n.fenceExposed(key)...)
 	done := make(chan error, 1)
 	go func() {
 		<-unused // within a step of hashing

@@ -55,7 +55,7 @@ func (s *stageSession) Device(b control.Block, want path.Rights) (span mem.Span,
 		err = path.ErrRights
 	case !ok:
 		err = path.ErrRevoked
-	case !x.Desc().Device:
+	case !x.e.Desc().Device:
 		err = control.Errorf(control.BadRequest, "the export is not memory of a device: move its bytes by a path")
 	case want == 0:
 		return x.Span(), done, nil

@@ -122,7 +122,7 @@ func (n *Node) fenceQueues(x *Export) []<-chan error {
 	n.mu.Unlock()
 	var out []<-chan error
 	for _, q := range queues {
-		out = append(out, q.fence(x.Key()))
+		out = append(out, q.fence(x.e.Key()))
 	}
 	return out
 }

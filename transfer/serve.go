@@ -352,9 +352,11 @@ func (x *Export) visible(p *Peer) bool { return x.only == nil || x.only == p }
 // entryFor describes the export with the rights that the peer has of those that it gives. A peer that has none of them gets no key, and no
 // tag, which may be made of the content.
 func (x *Export) entryFor(p *Peer) control.Entry {
-	e := control.Entry{Name: x.name, Desc: x.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
+	e := control.Entry{Name: x.name, Desc: x.e.Desc(), Tensor: x.wire, Generation: x.generation, Tag: x.tag}
 	if e.Desc.Rights &= pathRights(p.rights); e.Desc.Rights == 0 {
 		e.Desc.Key, e.Tag = path.Key{}, [16]byte{}
+	} else {
+		x.told.Store(true)
 	}
 	return e
 }

@@ -64,7 +64,7 @@ func (n *Node) exportStatus() []observe.ExportStatus {
 	n.mu.Unlock()
 	out := make([]observe.ExportStatus, 0, len(all))
 	for _, x := range all {
-		d := x.Desc()
+		d := x.e.Desc()
 		e := observe.ExportStatus{Name: x.name, Bytes: d.Size, Rights: d.Rights.String(), Whole: d.Whole, Generation: x.generation}
 		if x.tensor != nil {
 			e.Tensor = x.tensor.String()
