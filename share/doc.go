@@ -27,7 +27,7 @@
 //
 // An upload is written below a staging directory, into memory that is mapped over blocks of the disk. The blocks are allocated in
 // steps ahead of the bytes, so a full disk is an error and no fault, and a peer that announces a large file takes little. [UploadTree]
-// sends small files by batches: their bytes go into memory, and become files when all of the batch is there. Uploads are
+// sends small files by batches: their bytes go into memory that batch after batch uses, and become files when all of a batch is there. Uploads are
 // bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree; what they leave unfinished goes after Options.KeepPartial.
 //
 // [UploadTree] uploads files and directories, some files at a time, and keeps what the other side has already with the same content. A

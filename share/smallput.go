@@ -24,20 +24,25 @@ import (
 	"github.com/penstock-io/penstock/vec"
 )
 
-// Small files are uploaded by batches, with two calls of the service "share/small/1" and one put between them. Numbers are big-endian.
+// Small files are uploaded by batches, with a put and a call of the service "share/small/2" for each. Numbers are big-endian.
 //
 //	room   1 -> key [16], size u64 of memory for the bytes of one batch, writable for this peer alone
-//	files  2, flags u8 (1: overwrite), token [16], via length u8 and text, key [16] of the room, which ends with this call; then for each of at
+//	files  2, flags u8 (1: overwrite, 2: keep the room), token [16], via length u8 and text, key [16] of the room; then for each of at
 //	       most 256 files, whose bytes lie in the room one behind the other: name length u8 and text, size u32, CRC-32C u32, modified
 //	       i64 in ns since 1970, permissions u16
 //	       -> for each file u8 0: not taken: an upload of it alone says why; 1: in its place, synced; 2: the same content was there
+//	       The room takes another batch if it is kept, and ends with this call if it is not, or the answer is an error.
+//	end    3, keys [16] of at most 16 rooms, which end -> empty
 //
 // The token is random: files that are sent again with it, because an answer was lost, have the answers that they had.
 const (
-	smallService = "share/small/1"
+	smallService = "share/small/2"
 
 	opSmallRoom  = 1
 	opSmallFiles = 2
+	opSmallEnd   = 3
+
+	flagKeepRoom = 2
 
 	smallNot  = 0
 	smallDone = 1
@@ -62,6 +67,7 @@ type smallPut struct {
 // smallRequest is a batch of files.
 type smallRequest struct {
 	overwrite bool
+	keep      bool // the room takes another batch
 	token     token
 	via       string
 	key       path.Key
@@ -72,6 +78,9 @@ func (r *smallRequest) append(b []byte) []byte {
 	var flags byte
 	if r.overwrite {
 		flags = flagOverwrite
+	}
+	if r.keep {
+		flags |= flagKeepRoom
 	}
 	b = append(append(b, opSmallFiles, flags), r.token[:]...)
 	b = append(append(b, byte(len(r.via))), r.via...)
@@ -87,10 +96,10 @@ func (r *smallRequest) append(b []byte) []byte {
 
 func parseSmall(b []byte) (r smallRequest, err error) {
 	bad := control.Errorf(control.BadRequest, "a batch of small files of %d bytes that is none", len(b))
-	if len(b) < smallFixed || b[0] != opSmallFiles || b[1]&^flagOverwrite != 0 {
+	if len(b) < smallFixed || b[0] != opSmallFiles || b[1]&^(flagOverwrite|flagKeepRoom) != 0 {
 		return r, bad
 	}
-	r.overwrite = b[1] == flagOverwrite
+	r.overwrite, r.keep = b[1]&flagOverwrite != 0, b[1]&flagKeepRoom != 0
 	copy(r.token[:], b[2:])
 	b = b[smallFixed:]
 	text := func() (s string, ok bool) {
@@ -124,15 +133,15 @@ func parseSmall(b []byte) (r smallRequest, err error) {
 	return r, nil
 }
 
-// smallRoom is memory for the bytes of one batch.
+// smallRoom is memory for the bytes of one batch, and then of others.
 type smallRoom struct {
 	peer *transfer.Peer
-	made time.Time
-	used chan struct{} // closed when the batch was dealt with, or none came
+	used chan struct{} // closed when the last batch was dealt with, or none came
 
 	region *mem.Region // uploads.mu guards what follows
 	export *transfer.Export
-	taken  bool // a batch has come, or none may any more
+	since  time.Time // it is free since then
+	taken  bool      // a batch has come, or none may any more
 }
 
 // smalls are the batches of a Server. uploads.mu guards it.
@@ -161,26 +170,29 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 		}
 		return appendRoomAnswer(nil, d), nil
 	}
+	up := &s.uploads
+	if len(b) > 0 && b[0] == opSmallEnd {
+		return nil, up.endRooms(p, b[1:])
+	}
 	r, err := parseSmall(b)
 	if err != nil {
 		return nil, err
 	}
-	up := &s.uploads
 	up.mu.Lock()
 	room := up.small.takeRoom(p, r.key)
 	for _, a := range up.small.tokens {
 		if a.peer == p.Name() && a.token == r.token {
-			up.mu.Unlock()
 			if room != nil {
-				close(room.used)
+				room.dealt(r.keep)
 			}
+			up.mu.Unlock()
 			return a.answer, nil
 		}
 	}
 	if room != nil {
 		if s.ctx.Err() != nil {
+			room.dealt(false)
 			up.mu.Unlock()
-			close(room.used)
 			return nil, refusal(ErrClosed)
 		}
 		s.wg.Add(1) // Close waits: no file comes after it
@@ -190,23 +202,47 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 		return nil, control.Errorf(control.NotFound, "no such room")
 	}
 	defer s.wg.Done()
-	defer close(room.used)
 	answer, err := s.takeSmall(ctx, p, &r, room.region)
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	room.dealt(r.keep && err == nil)
 	if err != nil {
 		return nil, refusal(err)
 	}
-	up.mu.Lock()
 	up.small.tokens = append(up.small.tokens, smallAnswer{p.Name(), r.token, answer})
 	if n := len(up.small.tokens); n > maxTokens {
 		up.small.tokens = slices.Clone(up.small.tokens[n-maxTokens:])
 	}
-	up.mu.Unlock()
 	return answer, nil
 }
 
-// smallRoom makes memory for a batch of a peer. It goes with the batch, the peer or the share.
+// dealt frees a room after a batch for the next one, or ends it. uploads.mu is held.
+func (r *smallRoom) dealt(keep bool) {
+	if r.since = time.Now(); keep {
+		r.taken = false
+	} else {
+		close(r.used)
+	}
+}
+
+// endRooms ends rooms of a peer by their keys. One that it has not, or that a batch is in, is passed over.
+func (up *uploads) endRooms(p *transfer.Peer, keys []byte) error {
+	if len(keys)%path.KeySize != 0 || len(keys) > maxRoomsOfOne*path.KeySize {
+		return control.Errorf(control.BadRequest, "%d bytes about rooms that end: expected at most %d keys", len(keys), maxRoomsOfOne)
+	}
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	for ; len(keys) > 0; keys = keys[path.KeySize:] {
+		if r := up.small.takeRoom(p, path.ParseKey(keys)); r != nil {
+			r.dealt(false)
+		}
+	}
+	return nil
+}
+
+// smallRoom makes memory for batches of a peer. It goes with the last of them, the peer or the share.
 func (s *Server) smallRoom(p *transfer.Peer) (d path.Desc, err error) {
-	r := &smallRoom{peer: p, made: time.Now(), used: make(chan struct{})}
+	r := &smallRoom{peer: p, since: time.Now(), used: make(chan struct{})}
 	if err := s.enterRoom(r); err != nil {
 		return d, err
 	}
@@ -257,7 +293,7 @@ func (s *Server) enterRoom(r *smallRoom) error {
 	}
 	if own >= maxRoomsOfOne || len(up.small.rooms) >= maxRooms {
 		for o := range up.small.rooms {
-			if !o.taken && time.Since(o.made) >= up.idle { // it gives way to the next one
+			if !o.taken && time.Since(o.since) >= up.idle { // it gives way to the next one
 				o.taken = true
 				close(o.used)
 			}

@@ -33,6 +33,13 @@ func smallBatch(t *testing.T, p *transfer.Peer, r *smallRequest, names []string,
 	if !ok || room.Size != batchBytes {
 		t.Fatalf("%x", b)
 	}
+	return smallBatchIn(t, p, room, r, names, content...)
+}
+
+// smallBatchIn is smallBatch in a room that is there.
+func smallBatchIn(t *testing.T, p *transfer.Peer, room path.Desc, r *smallRequest, names []string, content ...string) ([]byte, error) {
+	t.Helper()
+	ctx := testCtx(t)
 	m, err := mem.Alloc(mem.Options{Size: 1 << 20})
 	if err != nil {
 		t.Fatal(err)
@@ -250,6 +257,111 @@ func TestSmallRoomsUntilGivenBack(t *testing.T) {
 	}
 	if _, err := p.Call(ctx, smallService, []byte{opSmallRoom}); !errors.Is(err, control.Busy) {
 		t.Errorf("one room more: %v", err)
+	}
+}
+
+// TestSmallRoomKept puts two batches through one room, and ends it: by a batch, by a call, and where the answer is an error.
+func TestSmallRoomKept(t *testing.T) {
+	ctx := testCtx(t)
+	s := serve(t, Options{Root: t.TempDir(), Writable: true})
+	before := len(s.node.Snapshot().Exports)
+	ask := func() path.Desc {
+		b, err := s.peer.Call(ctx, smallService, []byte{opSmallRoom})
+		if err != nil {
+			t.Fatal(err)
+		}
+		d, _ := parseRoomAnswer(b)
+		return d
+	}
+	ended := func(what string, d path.Desc) {
+		t.Helper()
+		r := &smallRequest{token: token{99}, key: d.Key, files: []smallPut{{name: "late"}}}
+		if _, err := s.peer.Call(ctx, smallService, r.append(nil)); !errors.Is(err, control.NotFound) {
+			t.Errorf("a batch in a room that ended by %s: %v", what, err)
+		}
+	}
+	room := ask()
+	for i, keep := range []bool{true, true, false} {
+		r := &smallRequest{token: token{byte(i)}, keep: keep}
+		if got, err := smallBatchIn(t, s.peer, room, r, []string{fmt.Sprint("a", i)}, fmt.Sprint("content", i)); err != nil || got[0] != smallDone {
+			t.Fatal(i, got, err)
+		}
+		same(t, filepath.Join(s.o.Root, fmt.Sprint("a", i)), []byte(fmt.Sprint("content", i)))
+	}
+	ended("a batch", room)
+	room = ask()
+	again := &smallRequest{token: token{0}, keep: true, key: room.Key, files: []smallPut{{name: "a0"}}}
+	for range 2 { // with the token of a batch that was dealt with
+		if got, err := s.peer.Call(ctx, smallService, again.append(nil)); err != nil || got[0] != smallDone {
+			t.Errorf("%v, %v", got, err)
+		}
+	}
+	other, err := testNode(t, transfer.Options{Name: "other"}).Dial(ctx, s.node.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	two := ask()
+	end := two.Key.Append(room.Key.Append([]byte{opSmallEnd}))
+	if _, err := other.Call(ctx, smallService, end); err != nil { // it has no such rooms
+		t.Error(err)
+	}
+	if got, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{10}, keep: true}, []string{"b"}, "b"); err != nil || got[0] != smallDone {
+		t.Errorf("after another peer would end the room: %v, %v", got, err)
+	}
+	if _, err := s.peer.Call(ctx, smallService, end); err != nil {
+		t.Error(err)
+	}
+	ended("a call", room)
+	ended("a call", two)
+	for _, b := range [][]byte{end[:len(end)-1], append(end, make([]byte, maxRoomsOfOne*path.KeySize)...)} {
+		if _, err := s.peer.Call(ctx, smallService, b); !errors.Is(err, control.BadRequest) {
+			t.Errorf("%d bytes: %v", len(b), err)
+		}
+	}
+	room = ask()
+	if err := os.WriteFile(filepath.Join(s.o.Root, stagingDir+"x"), nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.RemoveAll(filepath.Join(s.o.Root, stagingDir)), os.Rename(filepath.Join(s.o.Root, stagingDir+"x"), filepath.Join(s.o.Root, stagingDir))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := smallBatchIn(t, s.peer, room, &smallRequest{token: token{11}, keep: true}, []string{"c"}, "c"); err == nil {
+		t.Error("a batch without a place for files under way")
+	}
+	ended("an error", room)
+	for len(s.node.Snapshot().Exports) > before {
+		if ctx.Err() != nil {
+			t.Fatal("rooms that ended stay")
+		}
+	}
+}
+
+// TestTreeEndsItsRooms uploads more batches than are under way at once, several times in one session: no room stays.
+func TestTreeEndsItsRooms(t *testing.T) {
+	ctx := testCtx(t)
+	local := t.TempDir()
+	for i := range 2*putsAtOnce*batchBytes/smallFile + 1 {
+		f := filepath.Join(local, fmt.Sprint(i))
+		write(t, f, []byte{byte(i)})
+		if err := os.Truncate(f, smallFile); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := serve(t, Options{Root: t.TempDir(), Writable: true, KeepFree: KeepNoneFree})
+	for range 3 {
+		if _, u, err := uploadTree(t, s.c, TreeOptions{}, TreeSource{local, ""}); err != nil || u.Failed != 0 {
+			t.Fatalf("%+v, %v", u, err)
+		}
+		rooms := func() int {
+			s.uploads.mu.Lock()
+			defer s.uploads.mu.Unlock()
+			return len(s.uploads.small.rooms)
+		}
+		for rooms() > 0 {
+			if ctx.Err() != nil {
+				t.Fatalf("%d rooms stay", rooms())
+			}
+		}
 	}
 }
 

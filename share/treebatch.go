@@ -23,21 +23,105 @@ type putBatches struct {
 	t   *tree
 	off atomic.Bool // the other side takes no batches
 
-	mu     sync.Mutex // guards single
-	single []MirrorFile
+	mu      sync.Mutex // guards what follows
+	single  []MirrorFile
+	waiting int        // batches that are not begun
+	rooms   []heldRoom // that take the next batch
+	kept    int        // of rooms, and of those that will be when the batch that they have is dealt with
+}
+
+// heldRoom is memory at the other side for the bytes of a batch.
+type heldRoom struct {
+	peer *transfer.Peer
+	path.Desc
 }
 
 // small uploads small files.
 func (t *tree) small(ctx context.Context, todo []MirrorFile) {
-	b := &putBatches{t: t}
-	inBatches(ctx, cut(todo, putBatchOf), putsAtOnce, func(fs []MirrorFile, region *mem.Region) {
+	batches := slices.Collect(cut(todo, putBatchOf))
+	b := &putBatches{t: t, waiting: len(batches)}
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ahead, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if len(batches) > 0 {
+		wg.Go(func() {
+			t.c.do(ahead, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+				p.Ready(ctx, "") // the first put says what is wrong, and whether to wait for another session
+				return nil
+			})
+		})
+	}
+	inBatches(ctx, slices.Values(batches), putsAtOnce, func(fs []MirrorFile, region *mem.Region) {
+		b.mu.Lock()
+		b.waiting--
+		b.mu.Unlock()
 		if region == nil || b.off.Load() {
 			b.alone(fs...)
 		} else {
 			b.put(ctx, fs, region)
 		}
 	})
+	wg.Go(func() { b.endRooms(ctx) })
 	t.each(ctx, b.single, smallUploadsAtOnce)
+}
+
+// room gives a room of the other side that a batch was in, or asks for one.
+func (b *putBatches) room(ctx context.Context, p *transfer.Peer) (room heldRoom, err error) {
+	b.mu.Lock()
+	for n := len(b.rooms) - 1; n >= 0 && room.peer != p; n-- { // those of a session that is lost are gone
+		room, b.rooms, b.kept = b.rooms[n], b.rooms[:n], b.kept-1
+	}
+	b.mu.Unlock()
+	if room.peer == p {
+		return room, nil
+	}
+	answer, err := p.Call(ctx, smallService, []byte{opSmallRoom})
+	if err != nil {
+		return heldRoom{}, err
+	}
+	d, ok := parseRoomAnswer(answer)
+	if !ok {
+		err = errNoAnswer
+	}
+	return heldRoom{p, d}, err
+}
+
+// keep reports whether a batch that is not begun will want the room of one that is.
+func (b *putBatches) keep() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.waiting <= b.kept {
+		return false
+	}
+	b.kept++
+	return true
+}
+
+// dealt takes the room of a batch that was to be kept; not kept: it has ended.
+func (b *putBatches) dealt(room heldRoom, kept bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if kept {
+		b.rooms = append(b.rooms, room)
+	} else {
+		b.kept--
+	}
+}
+
+// endRooms gives back what no batch has taken.
+func (b *putBatches) endRooms(ctx context.Context) {
+	if len(b.rooms) == 0 {
+		return
+	}
+	p := b.rooms[len(b.rooms)-1].peer
+	end := []byte{opSmallEnd}
+	for _, r := range b.rooms {
+		if r.peer == p {
+			end = r.Key.Append(end)
+		}
+	}
+	p.Call(ctx, smallService, end) // an error says that the session is lost, and the rooms with it
 }
 
 // putBatchOf is how many of the first files make a batch.
@@ -121,17 +205,16 @@ func (p *smallPut) read(file string, to []byte) error {
 func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) (verdicts []byte, err error) {
 	again := func(err error) bool { return errors.Is(err, transfer.ErrPeerLost) }
 	err = b.t.c.do(ctx, transfer.DoOptions{Again: again}, func(ctx context.Context, p *transfer.Peer) error {
-		answer, err := p.Call(ctx, smallService, []byte{opSmallRoom})
+		room, err := b.room(ctx, p)
 		if err != nil {
 			return err
 		}
-		room, ok := parseRoomAnswer(answer)
-		if !ok || room.Size < bytes.Len {
+		if room.Size < bytes.Len {
 			return errNoAnswer
 		}
 		r.key, r.via = room.Key, viaControl // of files without bytes
 		if bytes.Len > 0 {
-			t, err := p.Put(ctx, []path.Copy{p.Import(room).At(0, bytes)}, transfer.PutOptions{})
+			t, err := p.Put(ctx, []path.Copy{p.Import(room.Desc).At(0, bytes)}, transfer.PutOptions{})
 			if err == nil {
 				err = t.Wait(ctx)
 				<-t.Done() // nothing reads the memory any more
@@ -143,7 +226,12 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 				r.via = ""
 			}
 		}
-		if verdicts, err = p.Call(ctx, smallService, r.append(nil)); err == nil && (len(verdicts) != len(r.files) || slices.Max(verdicts) > smallSame) {
+		r.keep = b.keep()
+		verdicts, err = p.Call(ctx, smallService, r.append(nil))
+		if r.keep {
+			b.dealt(room, err == nil)
+		}
+		if err == nil && (len(verdicts) != len(r.files) || slices.Max(verdicts) > smallSame) {
 			err = errNoAnswer
 		}
 		return err
