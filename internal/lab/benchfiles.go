@@ -298,7 +298,8 @@ func (b *filesBench) serve(ctx context.Context, row *fileRow) error {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return err
 	}
-	servers := []*exec.Cmd{b.penstockCommand(row, "serve "+dir+" --listen ADDR --writable")}
+	// What one run has put is gone before the next: a server that looks for files meanwhile would take that for files which are replaced.
+	servers := []*exec.Cmd{b.penstockCommand(row, "serve "+dir+" --listen ADDR --writable --rescan 1h")}
 	answers := []func() error{func() error { return finish(b.client, b.penstockCommand(row, "mirror ADDR MEMORY/none --dry-run")) }}
 	if b.server != nil {
 		conf := filepath.Join(b.memory, "rsyncd.conf")
