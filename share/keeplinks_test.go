@@ -339,7 +339,7 @@ func TestMirrorOfHostileLinks(t *testing.T) {
 	}
 	remove()
 	calls := uint32(0)
-	if remove, err = n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
+	if _, err = n.Handle(linksService, func(context.Context, *transfer.Peer, []byte) ([]byte, error) {
 		calls++
 		b := answer()
 		b[0] = 1

@@ -235,6 +235,7 @@ func (l *loop) collect(events []sys.EpollEvent, hot map[*lane]bool) (any bool, c
 	for _, ln := range l.kicked {
 		hot[ln], any = true, true
 	}
+	clear(l.kicked) // lanes that are gone are not kept by it
 	l.kicked = l.kicked[:0]
 	return any, closed
 }
