@@ -66,6 +66,8 @@ func danger(c string) string {
 		return "it begins or ends with a slash, or has one after another"
 	case c == ".", c == "..":
 		return fmt.Sprintf("%q is a part of it", c)
+	case len(c) > MaxName: // of a link's text
+		return fmt.Sprintf("a part of it has %d bytes, expected at most %d", len(c), MaxName)
 	case strings.HasPrefix(folded, ownPrefix):
 		return fmt.Sprintf("what begins with %q is Penstock's own", ownPrefix)
 	case strings.HasSuffix(folded, PartialSuffix), strings.HasSuffix(folded, StateSuffix):
