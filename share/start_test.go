@@ -1,6 +1,8 @@
 package share
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,13 +37,14 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 	}
 	files := 1 + 10 + (dirs-1)*1000
 	n := testNode(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
-	type held struct{ goroutines, files int }
+	type held struct{ goroutines, files, mappings int }
 	now := func() held {
 		fds, err := os.ReadDir("/proc/self/fd")
-		if err != nil {
+		maps, merr := os.ReadFile("/proc/self/maps")
+		if err = errors.Join(err, merr); err != nil {
 			t.Fatal(err)
 		}
-		return held{runtime.NumGoroutine(), len(fds)}
+		return held{runtime.NumGoroutine(), len(fds), bytes.Count(maps, []byte("\n"))}
 	}
 	before := now()
 	s, err := Serve(ctx, n, Options{Root: root})
@@ -86,11 +89,7 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 	if x := n.Snapshot().Exports; len(x) != 0 {
 		t.Errorf("%d exports are left", len(x))
 	}
-	maps, err := os.ReadFile("/proc/self/maps")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if lines := len(maps) / 50; lines > files/10 {
-		t.Errorf("some %d mappings are left", lines)
+	if is := now(); is.mappings > before.mappings+files/10 {
+		t.Errorf("%d mappings are left, before there were %d", is.mappings, before.mappings)
 	}
 }
