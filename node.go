@@ -207,8 +207,10 @@ func (s *System) openShare(ctx context.Context) (err error) {
 	ready := make(chan struct{})
 	defer close(ready)
 	defer s.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, name string) {
-		if name == "" { // a list says that it lacks some
-			return
+		if name == "" { // a list says that it lacks some, if it has waited for a while
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
+			defer cancel()
 		}
 		select {
 		case <-ready:
