@@ -198,25 +198,12 @@ func (s *System) openNode(ctx context.Context) (err error) {
 	return nil
 }
 
-// openShare shares files. Who asks before they have been looked at waits, instead of hearing that there is nothing.
+// openShare shares files.
 func (s *System) openShare(ctx context.Context) (err error) {
 	x := s.plan.cfg.Transfers.Share
 	if x == nil {
 		return nil
 	}
-	ready := make(chan struct{})
-	defer close(ready)
-	defer s.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, name string) {
-		if name == "" { // a list says that it lacks some, if it has waited for a while
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
-			defer cancel()
-		}
-		select {
-		case <-ready:
-		case <-ctx.Done():
-		}
-	})()
 	s.share, err = share.Serve(ctx, s.node, share.Options{Root: x.Path, Writable: x.Writable, MaxBytes: uint64(x.MaxBytes), Tensors: true, RescanEvery: rescan,
 		OnAccess: s.plan.o.OnAccess, Logger: s.log})
 	if err != nil {

@@ -22,9 +22,6 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// listWait is how long a list waits for the first look at the files. It is well below the time after which a peer asks no longer.
-const listWait = 3 * time.Second
-
 type serveOptions struct {
 	nodeFlags
 	displayFlags
@@ -178,24 +175,10 @@ func (v *server) run(ctx context.Context, root string) (err error) {
 		v.mu.Unlock()
 		v.wg.Wait()
 	}()
-	// A peer that asks before serve has looked at the files waits, instead of getting "not found"; one that wants a list does so for a while.
-	ready := make(chan struct{})
-	defer v.node.OnLookup(func(ctx context.Context, _ *transfer.Peer, name string) {
-		if name == "" {
-			var cancel context.CancelFunc
-			ctx, cancel = context.WithTimeout(ctx, listWait)
-			defer cancel()
-		}
-		select {
-		case <-ready:
-		case <-ctx.Done():
-		}
-	})()
 	if v.share, err = share.Serve(ctx, v.node, so); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, v.share.Close()) }()
-	close(ready)
 	page := ""
 	if v.o.metrics != "" {
 		var stop func() error

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// An uploaded file is opened, mapped and exported when somebody asks for its name or for a list, or when a scan sees it: not while others come, which all that takes
-// time from. It counts from its arrival on.
+// The server opens, maps and exports an uploaded file when a peer asks for its name or for a list, or when a scan sees it: not while other files
+// come, whose arrival that would slow down. The file counts from its arrival on.
 
 // came counts a file that was uploaded. What replaces a file that is served is served at once.
 func (s *Server) came(p string, size uint64) {
@@ -27,7 +27,7 @@ func (s *Server) came(p string, size uint64) {
 	}
 }
 
-// looked takes a path out of those that nobody has looked at since their files came.
+// looked takes a path out of s.arrived: the server has looked at its file.
 func (s *Server) looked(ctx context.Context, p string) {
 	if ctx.Err() != nil {
 		return
@@ -38,7 +38,7 @@ func (s *Server) looked(ctx context.Context, p string) {
 	s.mu.Unlock()
 }
 
-// serveArrived serves the files that were uploaded and that nobody has looked at yet, as many as that takes no longer for than a peer waits for an answer.
+// serveArrived exports the files of s.arrived, for answerTime at most.
 func (s *Server) serveArrived(ctx context.Context) {
 	s.mu.Lock()
 	paths := slices.Sorted(maps.Keys(s.arrived))
@@ -71,7 +71,7 @@ func (s *Server) serveArrived(ctx context.Context) {
 		s.work.Lock()
 		s.mu.Lock()
 		closed := s.closed
-		_, waits := s.arrived[p] // else somebody else has looked
+		_, waits := s.arrived[p] // else another request has had it looked at
 		s.mu.Unlock()
 		if !closed && waits {
 			s.refresh(ctx, dir, p[cut:], p)

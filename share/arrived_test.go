@@ -57,7 +57,7 @@ func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	if n := s.Snapshot(); n.Files != 3 || n.Bytes != bytes-30 {
 		t.Errorf("%d files of %d bytes, expected 3 of %d", n.Files, n.Bytes, bytes-30)
 	}
-	// Files that nobody asked for count against the limits.
+	// Files that no peer has asked for count against the limits.
 	if got, err := smallBatch(t, s.peer, &smallRequest{token: token{2}}, []string{"a", "b", "c", "d", "e2"}, "1", "2", "3", "4", "5"); err != nil || string(got) != "\x01\x01\x01\x01\x00" {
 		t.Errorf("%v, %v", got, err)
 	}

@@ -220,7 +220,7 @@ func TestMirrorOfChangedLinks(t *testing.T) {
 	only(t, filepath.Join(dir, "to-dir"), "f")
 }
 
-// TestMirrorLeavesLinksOfOthers: what a mirror did not make stays, and what a killed one made does not count as somebody else's.
+// TestMirrorLeavesLinksOfOthers: a mirror leaves links that it did not make, and takes those that a killed mirror made for its own.
 func TestMirrorLeavesLinksOfOthers(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	for _, n := range []string{"changed", "mine", "same", "file"} {

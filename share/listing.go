@@ -57,14 +57,8 @@ func (l lack) err() error {
 	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does", ErrIncomplete)
 }
 
-// listed answers a call of listingService.
-func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	switch {
-	case len(b) != 0:
-		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
-	case p.Rights()&identity.List == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
-	}
+// awaitScan waits for the end of the first scan, at most answerTime.
+func (s *Server) awaitScan(ctx context.Context) {
 	end := time.NewTimer(answerTime)
 	defer end.Stop()
 	select {
@@ -73,6 +67,17 @@ func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 	case <-s.ctx.Done():
 	case <-ctx.Done():
 	}
+}
+
+// listed answers a call of listingService.
+func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+	switch {
+	case len(b) != 0:
+		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
+	case p.Rights()&identity.List == 0:
+		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
+	}
+	s.awaitScan(ctx)
 	s.serveArrived(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()

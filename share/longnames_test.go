@@ -18,7 +18,7 @@ func longName(n int, end string) string {
 	return strings.Repeat("a", n-len(end)-len(s)) + s + end
 }
 
-// Every name that a file system takes arrives, in a batch and by itself, with every way to move a file; one that is longer is told.
+// Every name that a file system takes arrives, in a batch and by itself, with every way to move a file; the server lists a longer one as left out.
 func TestLongNames(t *testing.T) {
 	ctx, root, local, dir, out := testCtx(t), t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
 	files := map[string][]byte{}
@@ -86,7 +86,7 @@ func TestLongNames(t *testing.T) {
 	only(t, root, stagingDir, "d")
 }
 
-// The partial files of names with the same beginning lie beside each other, are told from files of others, and are gone on with.
+// Names with the same beginning have partial files of their own: Fetch resumes each of them, and the scan tells them from files of other programs.
 func TestPartialFilesOfLongNames(t *testing.T) {
 	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
 	s := serve(t, Options{Root: root})

@@ -246,6 +246,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		s.remove = append(s.remove, remove)
 		return nil
 	}
+	s.remove = append(s.remove, node.OnLookup(s.asked))
 	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, wholeService: s.whole, dirsService: s.dirs, linksService: s.listLinks} {
 		if err := handle(service, h); err != nil {
 			return nil, err
@@ -263,7 +264,6 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if reason := s.skipped[s.only]; s.only != "" && reason != "" {
 		return nil, errors.Join(fmt.Errorf("share: serve %s: %s", o.Root, reason), s.Close())
 	}
-	s.remove = append(s.remove, node.OnLookup(s.lookedUp))
 	if o.Writable {
 		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
 		s.uploads.small = smalls{rooms: map[*smallRoom]bool{}, paths: map[string]uint64{}}
@@ -378,12 +378,23 @@ func (s *Server) Snapshot() Snapshot {
 	return n
 }
 
-// lookedUp is called when a peer asks for a name, before it is answered.
-func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
+// asked is called when a peer asks for a name, or for a list, before it is answered. A name waits for the end of the first scan, a list for some seconds.
+func (s *Server) asked(ctx context.Context, p *transfer.Peer, name string) {
 	if name == "" {
+		s.awaitScan(ctx)
 		s.serveArrived(ctx)
 		return
 	}
+	select {
+	case <-s.scanned:
+	case <-s.ctx.Done():
+	case <-ctx.Done():
+	}
+	s.lookedUp(ctx, p, name)
+}
+
+// lookedUp looks at the files that a name may stand for.
+func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
 	for _, p := range s.pathsFor(name) {
 		if !s.settled(p) {
 			s.lookNow(ctx, p)

@@ -93,3 +93,40 @@ func TestStartAndEndOfManyFiles(t *testing.T) {
 		t.Errorf("%d mappings are left, before there were %d", is.mappings, before.mappings)
 	}
 }
+
+// A list that a peer asks for while the server looks at its files for the first time waits for the end of that.
+func TestListWaitsForTheFirstScan(t *testing.T) {
+	const files = 3000
+	ctx, root := testCtx(t), t.TempDir()
+	write(t, filepath.Join(root, "0"), []byte("x"))
+	for i := 1; i < files; i++ {
+		if err := os.Link(filepath.Join(root, "0"), filepath.Join(root, fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := testNode(t, transfer.Options{Name: "server", Listen: []string{"tcp://127.0.0.1:0"}})
+	p, err := testNode(t, transfer.Options{Name: "client"}).Dial(ctx, n.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	served := make(chan error, 1)
+	go func() {
+		s, err := Serve(ctx, n, Options{Root: root})
+		if err == nil {
+			t.Cleanup(func() { s.Close() })
+		}
+		served <- err
+	}()
+	for len(n.Snapshot().Exports) == 0 { // until the scan is under way
+		if ctx.Err() != nil {
+			t.Fatal(ctx.Err())
+		}
+		runtime.Gosched()
+	}
+	if es, err := Names(ctx, Over(p), ""); err != nil || len(es) != files {
+		t.Errorf("%d names of %d, %v", len(es), files, err)
+	}
+	if err := <-served; err != nil {
+		t.Fatal(err)
+	}
+}
