@@ -2,13 +2,10 @@ package pathtest
 
 import (
 	"os"
-	"runtime"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
-
-	"go.uber.org/goleak"
 
 	"github.com/penstock-io/penstock/internal/testenv/scope"
 	"github.com/penstock-io/penstock/path"
@@ -72,7 +69,6 @@ var checks = []check{
 	{"PartOfRegion", checkPartOfRegion},
 	{"Empty", checkEmpty},
 	{"Window", checkWindow},
-	{"Concurrent", checkConcurrent},
 	{"Notify", checkNotify},
 	{"Visible", checkVisible},
 	{"Refusals", checkRefusals},
@@ -112,27 +108,7 @@ func Run(t *testing.T, f Factory) {
 
 func (c check) runChecked(t testing.TB, f Factory) {
 	time.AfterFunc(time.Hour, func() {}).Stop() // the first timer of a process opens descriptors of the runtime
-	running := goleak.IgnoreCurrent()
-	fds := scope.FDs(t)
-	scope.Run(t, func(t testing.TB) { c.run(t, f) })
-	if t.Failed() {
-		return
-	}
-	goleak.VerifyNone(t, running)
-	wantFDs(t, f, fds)
-}
-
-// wantFDs demands that no more descriptors are open than before. What another goroutine closes, such as one that served a
-// listener, gets the time to do so.
-func wantFDs(t testing.TB, f Factory, before int) {
-	t.Helper()
-	n := scope.FDs(t)
-	for start := time.Now(); n > before && time.Since(start) < min(f.Patience, 5*time.Second); n = scope.FDs(t) {
-		runtime.Gosched()
-	}
-	if n > before {
-		t.Errorf("%d file descriptors before, %d after everything was closed", before, n)
-	}
+	scope.Guarded(t, func(t testing.TB) { c.run(t, f) })
 }
 
 // SeedEnv is the environment variable that makes the random program run one given seed, as printed by a failure.

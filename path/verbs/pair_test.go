@@ -176,9 +176,9 @@ func TestConformance(t *testing.T) {
 	}{
 		{"Post", "", Options{}, 1, ""},
 		{"WireThreeQPs", "mode wire; delay 20us; seed 8", Options{Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
-			basic + " " + access + " Concurrent Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
+			basic + " " + access + " Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tune: tight}, 2,
-			basic + " " + access + " Concurrent Wake Program"},
+			basic + " " + access + " Wake Program"},
 		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
 		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
 	} {
