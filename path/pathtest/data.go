@@ -1,6 +1,7 @@
 package pathtest
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -24,16 +25,27 @@ func (f Factory) sizes() []int {
 
 // lane is one direction under test: memory of one side and an export of the other.
 type lane struct {
-	side   *Side
-	local  *mem.Region
-	remote *mem.Region
-	export *path.Export
+	side          *Side
+	local, remote *mem.Region
+	here, there   []byte // of local and remote
+	export        *path.Export
 }
 
 func (p *Pair) lane(s *Side, size int) lane {
-	l := lane{side: s, local: s.Region(size), remote: s.Other().Region(size)}
-	l.export = s.Other().Export(l.remote, path.Read|path.Write)
-	return l
+	remote := s.Other().Region(size)
+	return newLane(s, s.Region(size), remote, s.Other().Export(remote, path.Read|path.Write))
+}
+
+func newLane(s *Side, local, remote *mem.Region, e *path.Export) lane {
+	return lane{s, local, remote, local.All().Bytes(), remote.All().Bytes(), e}
+}
+
+// ends are the memory that an operation reads and the memory that it writes.
+func (l lane) ends(kind path.OpKind) (src, dst []byte) {
+	if kind == path.Get {
+		return l.there, l.here
+	}
+	return l.here, l.there
 }
 
 func (l lane) copyOf(localOff, remoteOff, n int) path.Copy {
@@ -51,16 +63,16 @@ func (l lane) op(kind path.OpKind, copies ...path.Copy) path.Op {
 // roundTrip puts or gets n bytes and checks them and their neighbours.
 func (l lane) roundTrip(t testing.TB, kind path.OpKind, localOff, remoteOff, n int, seed uint64) {
 	t.Helper()
-	local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
-	src, dst, srcOff, dstOff := local, remote, localOff, remoteOff
+	src, dst := l.ends(kind)
+	srcOff, dstOff := localOff, remoteOff
 	if kind == path.Get {
-		src, dst, srcOff, dstOff = remote, local, remoteOff, localOff
+		srcOff, dstOff = remoteOff, localOff
 	}
 	lo, hi := max(dstOff-margin, 0), min(dstOff+n+margin, len(dst))
 	setAll(dst[lo:hi], canary)
 	Fill(src[srcOff:srcOff+n], seed)
 	l.side.MustDo(l.op(kind, l.copyOf(localOff, remoteOff, n)))
-	what := map[path.OpKind]string{path.Put: "put", path.Get: "get"}[kind] + " of " + sizeName(n)
+	what := fmt.Sprintf("%s of %d bytes", kindNames[kind], n)
 	wantFill(t, what, dst[dstOff:dstOff+n], seed)
 	wantAll(t, what+": before the destination", dst[lo:dstOff], canary)
 	wantAll(t, what+": behind the destination", dst[dstOff+n:hi], canary)
@@ -69,7 +81,10 @@ func (l lane) roundTrip(t testing.TB, kind path.OpKind, localOff, remoteOff, n i
 	}
 }
 
-var bothKinds = []path.OpKind{path.Put, path.Get}
+var (
+	bothKinds = []path.OpKind{path.Put, path.Get}
+	kindNames = map[path.OpKind]string{path.Put: "put", path.Get: "get"}
+)
 
 func checkSizes(t testing.TB, f Factory) {
 	p := newPair(t, f)
@@ -127,9 +142,9 @@ func checkHighOffsets(t testing.TB, f Factory) {
 	}
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
-		l := lane{side: s, local: s.Region(1 << 20), remote: s.Other().sparse()}
-		l.export = s.Other().Export(l.remote, path.Read|path.Write)
-		size := int(l.remote.Len())
+		remote := s.Other().sparse()
+		l := newLane(s, s.Region(1<<20), remote, s.Other().Export(remote, path.Read|path.Write))
+		size := len(l.there)
 		const n = 70_001
 		offs := []int{1<<31 - 3, 1<<32 - n/2, 1 << 32, 1<<32 + 12345, size/2 + 1, size - n}
 		for i, off := range offs {
@@ -139,13 +154,12 @@ func checkHighOffsets(t testing.TB, f Factory) {
 			l.roundTrip(t, path.Get, margin+1, off, n, uint64(i+100))
 		}
 		// An offset cut to 32 bits would have come here.
-		low := l.remote.All().Bytes()
-		wantAll(t, "low alias of a high offset", low[12345:12345+n], 0)
-		wantAll(t, "low alias of a high offset", low[:4096], 0)
+		wantAll(t, "low alias of a high offset", l.there[12345:12345+n], 0)
+		wantAll(t, "low alias of a high offset", l.there[:4096], 0)
 		// One operation with blocks at both ends.
-		Fill(l.local.All().Bytes()[:2*n], 77)
+		Fill(l.here[:2*n], 77)
 		s.MustDo(l.op(path.Put, l.copyOf(0, size-n, n), l.copyOf(n, 1<<20, n)))
-		got := append(slices.Clone(low[size-n:]), low[1<<20:1<<20+n]...)
+		got := append(slices.Clone(l.there[size-n:]), l.there[1<<20:1<<20+n]...)
 		wantFill(t, "put with blocks far apart", got, 77)
 	}
 }
@@ -178,24 +192,23 @@ func checkBlocks(t testing.TB, f Factory) {
 			for k := range copies {
 				copies[k] = l.copyOf(starts[k], place[k]*stride, sizes[k])
 			}
-			local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
-			setAll(remote, canary)
-			Fill(local[:total], uint64(i))
-			want := slices.Clone(local[:total])
+			setAll(l.there, canary)
+			Fill(l.here[:total], uint64(i))
+			want := slices.Clone(l.here[:total])
 			s.MustDo(l.op(path.Put, copies...))
 			for k := range copies {
 				at := place[k] * stride
-				if string(remote[at:at+sizes[k]]) != string(want[starts[k]:starts[k]+sizes[k]]) {
+				if string(l.there[at:at+sizes[k]]) != string(want[starts[k]:starts[k]+sizes[k]]) {
 					t.Fatalf("put of %s: block %d of %d bytes is wrong", c.name, k, sizes[k])
 				}
-				wantAll(t, "put of "+c.name+": gap", remote[at+sizes[k]:at+stride], canary)
+				wantAll(t, "put of "+c.name+": gap", l.there[at+sizes[k]:at+stride], canary)
 			}
-			setAll(local, canary)
+			setAll(l.here, canary)
 			s.MustDo(l.op(path.Get, copies...))
-			if string(local[:total]) != string(want) {
+			if string(l.here[:total]) != string(want) {
 				t.Fatalf("get of %s: wrong bytes", c.name)
 			}
-			wantAll(t, "get of "+c.name+": behind", local[total:], canary)
+			wantAll(t, "get of "+c.name+": behind", l.here[total:], canary)
 		}
 	}
 }
@@ -204,27 +217,26 @@ func checkBlocks(t testing.TB, f Factory) {
 func checkPartOfRegion(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
-		l := lane{side: s, local: s.Region(1 << 16), remote: s.Other().Region(1 << 16)}
+		local, remote := s.Region(1<<16), s.Other().Region(1<<16)
 		const off, n = 12_345, 20_000
-		x, err := s.Other().Exports.Add(mem.Span{Region: l.remote, Off: off, Len: n}, path.Read|path.Write)
+		x, err := s.Other().Exports.Add(mem.Span{Region: remote, Off: off, Len: n}, path.Read|path.Write)
 		if err != nil {
 			t.Fatal(err)
 		}
-		l.export = x
-		remote := l.remote.All().Bytes()
-		setAll(remote, canary)
-		Fill(l.local.All().Bytes(), 5)
+		l := newLane(s, local, remote, x)
+		setAll(l.there, canary)
+		Fill(l.here, 5)
 		op := l.op(path.Put, l.copyOf(0, 0, n))
 		if reach := s.Path.Reaches(x.Desc()); reach != nil {
 			wantErr(t, "Reaches for a part of a region", reach, path.ErrUnreachable)
 			wantErr(t, "put into an export that is out of reach", s.Do(op).Err, path.ErrUnreachable)
-			wantAll(t, "export out of reach", remote, canary)
+			wantAll(t, "export out of reach", l.there, canary)
 			continue
 		}
 		s.MustDo(op)
-		wantFill(t, "part of a region", remote[off:off+n], 5)
-		wantAll(t, "before the exported part", remote[:off], canary)
-		wantAll(t, "behind the exported part", remote[off+n:], canary)
+		wantFill(t, "part of a region", l.there[off:off+n], 5)
+		wantAll(t, "before the exported part", l.there[:off], canary)
+		wantAll(t, "behind the exported part", l.there[off+n:], canary)
 		wantErr(t, "put behind the exported part", s.Do(l.op(path.Put, l.copyOf(0, n, 1))).Err, path.ErrBounds)
 		s.MustDo(l.op(path.Get, l.copyOf(1, 1, n-1)))
 	}
@@ -263,9 +275,8 @@ func checkWindow(t testing.TB, f Factory) {
 	}
 	for _, s := range p.Sides() {
 		l := p.lane(s, 1<<20)
-		local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
 		for round := range 6 {
-			Fill(local, uint64(round))
+			Fill(l.here, uint64(round))
 			full := s.Path.Stats().WindowFull
 			const n = 1001
 			ops := make([]path.Op, 4*want)
@@ -274,25 +285,13 @@ func checkWindow(t testing.TB, f Factory) {
 				if round%2 == 1 && i%3 == 0 {
 					ops[i].Copies[0].Key.Secret++ // fails, and must give its place back all the same
 				}
-				s.next++
-				ops[i].Token = s.next
-				s.expect(s.next)
+				ops[i], _ = s.fresh(ops[i])
 			}
 			rest, accepted := ops, 0
-			for len(rest) > 0 {
-				k, err := s.Path.Post(rest)
-				if err != nil && !isFull(err) && k < len(rest) { // refused at once
-					r := s.ops[rest[k].Token]
-					r.Event, r.Times = path.Event{Kind: path.EventDone, Err: err}, 1
-					s.pending--
-					rest = rest[k+1:]
-					accepted += k
-					continue
-				}
-				accepted += k
-				rest = rest[k:]
-				if err != nil {
-					break
+			for k := -1; k != 0 && len(rest) > 0; rest = rest[k:] {
+				k = s.postBy(s.Path.Post, rest)
+				for _, op := range rest[:k] {
+					accepted += 1 - s.ops[op.Token].Times // else it was refused at once
 				}
 			}
 			if accepted != want {
@@ -316,7 +315,7 @@ func checkWindow(t testing.TB, f Factory) {
 					wantErr(t, "put with a forged key", e.Err, path.ErrKey)
 				} else {
 					s.checkDone(&ops[i], e)
-					if string(remote[i*n:(i+1)*n]) != string(local[i*n:(i+1)*n]) {
+					if string(l.there[i*n:(i+1)*n]) != string(l.here[i*n:(i+1)*n]) {
 						t.Fatalf("side %s, round %d: operation %d has wrong bytes", s.Name, round, i)
 					}
 				}

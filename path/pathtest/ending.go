@@ -17,11 +17,7 @@ func settle(t testing.TB, p *Pair, what string, memory, want []byte, other lane)
 	other.roundTrip(t, path.Put, margin, margin, 100_000, 9)
 	other.roundTrip(t, path.Get, margin, margin, 100_000, 10)
 	p.Pump(100)
-	if string(memory) != string(want) {
-		i := 0
-		for memory[i] == want[i] {
-			i++
-		}
+	if i := different(memory, want); i >= 0 {
 		t.Fatalf("%s: byte %d was written afterwards", what, i)
 	}
 }
@@ -30,16 +26,13 @@ func checkCancel(t testing.TB, f Factory) {
 	p := newPair(t, f)
 	for _, s := range p.Sides() {
 		l, other := p.lane(s, f.Large), p.lane(s, 1<<20)
-		Fill(l.local.All().Bytes(), 1)
-		Fill(l.remote.All().Bytes(), 1)
+		Fill(l.here, 1)
+		Fill(l.there, 1)
 		if s.Path.Cancel(123_456_789) {
 			t.Error("Cancel of an unknown token returned true")
 		}
 		for _, kind := range bothKinds {
-			src, dst := l.local.All().Bytes(), l.remote.All().Bytes()
-			if kind == path.Get {
-				src, dst = dst, src
-			}
+			src, dst := l.ends(kind)
 			for i, k := range amounts {
 				Fill(src, uint64(i+2))
 				queued := l.op(path.Put, other.copyOf(0, 0, 1<<20))
@@ -81,8 +74,7 @@ func checkFence(t testing.TB, f Factory) {
 		other := p.lane(s, 1<<20)
 		for _, k := range amounts {
 			l := p.lane(s, f.Large)
-			local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
-			Fill(local, 1)
+			Fill(l.here, 1)
 			put := s.Post(l.op(path.Put, l.copyOf(0, 0, f.Large)))[0]
 			p.Pump(k)
 			o.Exports.Revoke(l.export)
@@ -91,15 +83,15 @@ func checkFence(t testing.TB, f Factory) {
 			if fence.Err != nil {
 				t.Fatalf("fence: %v\n%s", fence.Err, p.Dump())
 			}
-			want := slices.Clone(remote)
-			Fill(local, 2)
+			want := slices.Clone(l.there)
+			Fill(l.here, 2)
 			p.Drive("a put into a revoked export", func() bool { return put.Times > 0 })
 			if put.Err != nil {
 				wantErr(t, "put into a revoked export", put.Err, path.ErrRevoked, path.ErrKey)
 			} else if i := Verify(want, 1); i >= 0 {
 				t.Errorf("put that succeeded before the fence: byte %d is wrong", i)
 			}
-			settle(t, p, "memory behind a fence", remote, want, other)
+			settle(t, p, "memory behind a fence", l.there, want, other)
 			wantErr(t, "put after the fence", s.Do(l.op(path.Put, l.copyOf(0, 0, 100))).Err, path.ErrRevoked, path.ErrKey)
 
 			// Now the memory can be given back.
@@ -136,20 +128,19 @@ func checkFenceRead(t testing.TB, f Factory) {
 		o := s.Other()
 		for _, k := range amounts {
 			l := p.lane(s, f.Large)
-			local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
-			setAll(local, 0)
-			setAll(remote, before)
+			setAll(l.here, 0)
+			setAll(l.there, before)
 			get := s.Post(l.op(path.Get, l.copyOf(0, 0, f.Large)))[0]
 			p.Pump(k)
 			o.Exports.Revoke(l.export)
 			o.MustDo(path.Op{Kind: path.Fence, Key: l.export.Key()})
-			setAll(remote, secret)
+			setAll(l.there, secret)
 			p.Drive("a get from a revoked export", func() bool { return get.Times > 0 })
 			p.Pump(100)
 			if get.Err != nil {
 				wantErr(t, "get from a revoked export", get.Err, path.ErrRevoked, path.ErrKey)
 			}
-			for i, b := range local {
+			for i, b := range l.here {
 				if b == secret || get.Err == nil && b != before {
 					t.Fatalf("get from a revoked export (error %v): byte %d is %#x: it was read after the fence", get.Err, i, b)
 				}
@@ -169,7 +160,7 @@ func checkClose(t testing.TB, f Factory) {
 			var lanes [2]lane
 			for i, x := range []*Side{s, o} {
 				lanes[i] = p.lane(x, f.Large)
-				Fill(lanes[i].local.All().Bytes(), 1)
+				Fill(lanes[i].here, 1)
 				for range 2 {
 					x.Post(lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large)), lanes[i].op(path.Put, lanes[i].copyOf(0, 0, 10)),
 						path.Op{Kind: path.Notify})
@@ -181,15 +172,12 @@ func checkClose(t testing.TB, f Factory) {
 			}
 			p.Pump(k)
 			s.Close()
-			mine := lanes[1].remote.All().Bytes() // the other side's puts go here
+			mine := lanes[1].there // the other side's puts go here
 			want := slices.Clone(mine)
 			s.Drain()
-			Fill(lanes[1].local.All().Bytes(), 2)
+			Fill(lanes[1].here, 2)
 			o.Drain()
-			for range 100 {
-				o.Poll()
-				s.Poll()
-			}
+			p.Pump(100)
 			if !f.CloseRetires && string(mine) != string(want) {
 				t.Errorf("the peer wrote after Close had returned")
 			}

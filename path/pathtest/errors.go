@@ -3,11 +3,7 @@ package pathtest
 import (
 	"errors"
 	"testing"
-
-	"github.com/penstock-io/penstock/path"
 )
-
-func isFull(err error) bool { return errors.Is(err, path.ErrFull) }
 
 // wantErr demands an error that wraps one of want.
 func wantErr(t testing.TB, what string, err error, want ...error) {

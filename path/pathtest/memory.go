@@ -1,7 +1,9 @@
 package pathtest
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -22,10 +24,7 @@ const (
 func NewMemory(a, b setup.Config) (pa, pb path.Path, err error) { return newMemory(a, b, sound) }
 
 func newMemory(a, b setup.Config, f flaw) (pa, pb path.Path, err error) {
-	link := &memoryLink{flaw: f, window: setup.DefaultWindow}
-	if a.Window > 0 || b.Window > 0 {
-		link.window = min(window(a), window(b))
-	}
+	link := &memoryLink{flaw: f, window: min(cmp.Or(a.Window, setup.DefaultWindow), cmp.Or(b.Window, setup.DefaultWindow))}
 	for i, c := range []setup.Config{a, b} {
 		if c.Exports == nil {
 			return nil, nil, fmt.Errorf("pathtest: memory path: no Exports in configuration %d", i)
@@ -51,13 +50,6 @@ func newMemory(a, b setup.Config, f flaw) (pa, pb path.Path, err error) {
 	}
 	link.ends[0].peer, link.ends[1].peer = link.ends[1], link.ends[0]
 	return link.ends[0], link.ends[1], nil
-}
-
-func window(c setup.Config) int {
-	if c.Window > 0 {
-		return c.Window
-	}
-	return setup.DefaultWindow
 }
 
 type memoryLink struct {
@@ -166,25 +158,19 @@ func (e *memoryEnd) run(budget uint64) {
 	for len(e.queue) > 0 && e.link.down == nil {
 		k := e.queue[0]
 		s := &e.slots[k]
-		for s.block < len(s.op.Copies) {
-			n, err := e.step(s, budget)
-			if err != nil {
-				e.finish(k, err)
-				s = nil
-				break
-			}
-			budget -= n
-			if budget == 0 && s.block < len(s.op.Copies) {
+		var err error
+		for err == nil && s.block < len(s.op.Copies) {
+			if budget == 0 {
 				return
 			}
+			var n uint64
+			n, err = e.step(s, budget)
+			budget -= n
 		}
-		if s == nil {
-			continue
-		}
-		if (s.op.Notify || s.op.Kind == path.Notify) && !e.notify(s) {
+		if err == nil && (s.op.Notify || s.op.Kind == path.Notify) && !e.notify(s) {
 			return
 		}
-		e.finish(k, nil)
+		e.finish(k, err)
 	}
 }
 
@@ -231,12 +217,8 @@ func (e *memoryEnd) notify(s *memoryOp) bool {
 
 // finish takes an operation out of the queue and reports its end.
 func (e *memoryEnd) finish(k int, err error) {
-	for i, q := range e.queue {
-		if q == k {
-			e.queue = append(e.queue[:i], e.queue[i+1:]...)
-			break
-		}
-	}
+	i := slices.Index(e.queue, k)
+	e.queue = slices.Delete(e.queue, i, i+1)
 	op := &e.slots[k].op
 	ev := path.Event{Kind: path.EventDone, Token: op.Token, Bytes: op.Bytes(), Err: err}
 	if err != nil {
@@ -315,10 +297,8 @@ func (e *memoryEnd) Arm() bool {
 		}
 	}
 	e.armed = true
-	if !e.closed {
-		if e.link.flaw != alwaysReadable {
-			sys.Unring(e.fd)
-		}
+	if !e.closed && e.link.flaw != alwaysReadable {
+		sys.Unring(e.fd)
 	}
 	return false
 }

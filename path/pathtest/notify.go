@@ -60,7 +60,7 @@ func checkNotify(t testing.TB, f Factory) {
 		}
 
 		l := p.lane(s, 1<<20)
-		Fill(l.local.All().Bytes(), 3)
+		Fill(l.here, 3)
 		for i, kind := range []path.OpKind{path.Put, path.Get, path.Put, path.Get} {
 			op := l.op(kind, l.copyOf(0, 0, 1000), l.copyOf(5000, 5000, 3))
 			if i >= 2 {
@@ -99,18 +99,14 @@ func checkVisible(t testing.TB, f Factory) {
 	for _, s := range p.Sides() {
 		o := s.Other()
 		l := p.lane(s, 4<<20)
-		local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
 		seed := uint64(0)
 		for _, n := range sizes {
-			if n == 0 || n > len(local) {
+			if n == 0 || n > len(l.here) {
 				continue
 			}
 			for _, kind := range bothKinds {
 				seed++
-				src, dst := local, remote
-				if kind == path.Get {
-					src, dst = remote, local
-				}
+				src, dst := l.ends(kind)
 				setAll(dst[:n], 0)
 				Fill(src[:n], seed)
 				seen := 0

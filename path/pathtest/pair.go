@@ -106,9 +106,6 @@ func (s *Side) Other() *Side {
 // Poll polls once, records the events and checks that they are allowed now. It returns how many there were. Wrong events
 // are reported by Errorf, so that any goroutine may call it.
 func (s *Side) Poll() int {
-	if s == nil { // lives in another process
-		return 0
-	}
 	// The room for events changes, so that a path that reports more events than fit, or loses the rest, shows.
 	buf := s.buf[:1+s.polls*7%len(s.buf)]
 	s.polls++
@@ -166,8 +163,7 @@ func (p *Pair) Drive(what string, cond func() bool) {
 	p.t.Helper()
 	last := time.Now()
 	for i := 0; !cond(); i++ {
-		n := p.A.Poll() + p.B.Poll()
-		if n > 0 {
+		if p.poll() > 0 {
 			last = time.Now()
 			continue
 		}
@@ -180,11 +176,18 @@ func (p *Pair) Drive(what string, cond func() bool) {
 	}
 }
 
+// poll polls both sides once and returns how many events there were.
+func (p *Pair) poll() (n int) {
+	for _, s := range p.here() {
+		n += s.Poll()
+	}
+	return n
+}
+
 // Pump polls both sides n times each.
 func (p *Pair) Pump(n int) {
 	for range n {
-		p.A.Poll()
-		p.B.Poll()
+		p.poll()
 	}
 }
 
@@ -225,9 +228,9 @@ func (s *Side) Post(ops ...path.Op) []*Result {
 	s.t.Helper()
 	var out []*Result
 	for i := range ops {
-		s.next++
-		ops[i].Token = s.next
-		out = append(out, s.expect(ops[i].Token))
+		var r *Result
+		ops[i], r = s.fresh(ops[i])
+		out = append(out, r)
 	}
 	start := time.Now()
 	for i := 0; i < len(ops); {
@@ -247,12 +250,14 @@ func (s *Side) Post(ops ...path.Op) []*Result {
 	return out
 }
 
-// expect registers a token before its operation is posted.
-func (s *Side) expect(token uint64) *Result {
+// fresh gives an operation its token and expects its end.
+func (s *Side) fresh(op path.Op) (path.Op, *Result) {
+	s.next++
+	op.Token = s.next
 	r := &Result{}
-	s.ops[token] = r
+	s.ops[op.Token] = r
 	s.pending++
-	return r
+	return op, r
 }
 
 // hand calls Post, or every other time PostNow of a path that has it.
@@ -276,10 +281,15 @@ func (s *Side) hand(ops []path.Op) (int, error) {
 	return n, err
 }
 
-// post calls Post once and returns how many operations were dealt with: accepted, or the first one refused.
+// post calls Post, or PostNow, once and returns how many operations were dealt with: accepted, or the first one refused.
 func (s *Side) post(ops []path.Op) int {
 	s.t.Helper()
-	n, err := s.hand(ops)
+	return s.postBy(s.hand, ops)
+}
+
+func (s *Side) postBy(post func([]path.Op) (int, error), ops []path.Op) int {
+	s.t.Helper()
+	n, err := post(ops)
 	switch {
 	case n < 0 || n > len(ops):
 		s.t.Fatalf("side %s: Post of %d operations returned %d", s.Name, len(ops), n)
@@ -352,10 +362,9 @@ func (s *Side) Export(r *mem.Region, rights path.Rights) *path.Export {
 func (p *Pair) shut() {
 	p.t.Helper()
 	for _, s := range p.here() {
-		if s.closed {
-			continue
+		if !s.closed {
+			s.Close()
 		}
-		s.Close()
 	}
 }
 

@@ -1,8 +1,8 @@
 package pathtest
 
 import (
+	"bytes"
 	"encoding/binary"
-	"fmt"
 	"testing"
 )
 
@@ -73,9 +73,14 @@ func wantAll(t testing.TB, what string, b []byte, c byte) {
 	}
 }
 
-func sizeName(n int) string {
-	if n >= 1<<20 && n%(1<<20) == 0 {
-		return fmt.Sprintf("%d MiB", n>>20)
+// different is the offset of the first byte in which a differs from b, which is as long, or -1.
+func different(a, b []byte) int {
+	if bytes.Equal(a, b) {
+		return -1
 	}
-	return fmt.Sprintf("%d bytes", n)
+	i := 0
+	for a[i] == b[i] {
+		i++
+	}
+	return i
 }

@@ -113,13 +113,8 @@ func runProgram(t testing.TB, f Factory, seed uint64) {
 				t.Errorf("side %s: %d notifications of completed operations never arrived", a.other.s.Name, len(a.sent))
 			}
 			for k := range a.memories {
-				got, want := a.memories[k].All().Bytes(), a.model[k]
-				if !bytes.Equal(got, want) {
-					i := 0
-					for got[i] == want[i] {
-						i++
-					}
-					t.Errorf("side %s: memory %d (0: local, others: the peer's exports) differs from the model at byte %d of %d", a.s.Name, k, i, len(want))
+				if i := different(a.memories[k].All().Bytes(), a.model[k]); i >= 0 {
+					t.Errorf("side %s: memory %d (0: local, others: the peer's exports) differs from the model at byte %d of %d", a.s.Name, k, i, len(a.model[k]))
 				}
 			}
 		}
@@ -231,7 +226,7 @@ func (a *actor) invent() (op path.Op, ok bool) {
 			a.apply(&op)
 		}
 	}
-	op = a.s.fresh(op)
+	op, _ = a.s.fresh(op)
 	op.Imm = mix(a.seed ^ op.Token<<8 ^ uint64(len(a.s.Name[0:1]))<<60 ^ uint64(a.s.Name[0]))
 	if fl.notify = op.Kind == path.Notify || op.Notify; fl.notify {
 		op.Msg = message(op.Imm, messageLen(op.Imm))

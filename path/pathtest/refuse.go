@@ -3,6 +3,7 @@ package pathtest
 import (
 	"errors"
 	"math"
+	"slices"
 	"testing"
 
 	"github.com/penstock-io/penstock/mem"
@@ -21,17 +22,15 @@ func checkRefusals(t testing.TB, f Factory) {
 	for _, s := range p.Sides() {
 		o := s.Other()
 		l := p.lane(s, 1<<20)
-		local, remote := l.local.All().Bytes(), l.remote.All().Bytes()
 		var guarded []*path.Export
 		export := func(r path.Rights) *path.Export {
 			e := o.Export(o.Region(4096), r)
-			setAll(e.Span().Bytes(), canary)
 			guarded = append(guarded, e)
 			return e
 		}
 		for _, bad := range badOps(t, s, l, export) {
-			Fill(local, 1)
-			setAll(remote, canary)
+			Fill(l.here, 1)
+			setAll(l.there, canary)
 			for _, e := range guarded {
 				setAll(e.Span().Bytes(), canary)
 			}
@@ -50,9 +49,9 @@ func checkRefusals(t testing.TB, f Factory) {
 					t.Fatalf("%s: its neighbour failed as well: %v\n%s", bad.name, results[i].Err, p.Dump())
 				}
 			}
-			wantFill(t, bad.name+": the good neighbours", remote[:2*n], 1)
-			wantAll(t, bad.name+": memory that nobody named", remote[1<<19:], canary)
-			wantFill(t, bad.name+": local memory", local, 1)
+			wantFill(t, bad.name+": the good neighbours", l.there[:2*n], 1)
+			wantAll(t, bad.name+": memory that nobody named", l.there[1<<19:], canary)
+			wantFill(t, bad.name+": local memory", l.here, 1)
 			for _, e := range guarded {
 				wantAll(t, bad.name+": an export that was not to be written", e.Span().Bytes(), canary)
 			}
@@ -69,20 +68,21 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 		return []path.Copy{{Local: mem.Span{Region: l.local, Len: n}, Key: k, RemoteOff: off}}
 	}
 	var out []badOp
-	add := func(name string, k path.Key, off, n uint64, want ...error) {
-		out = append(out, badOp{"put: " + name, path.Op{Kind: path.Put, Copies: at(k, off, n)}, want},
-			badOp{"get: " + name, path.Op{Kind: path.Get, Copies: at(k, off, n)}, want})
+	add := func(name string, copies []path.Copy, want ...error) {
+		for _, kind := range bothKinds {
+			out = append(out, badOp{kindNames[kind] + ": " + name, l.op(kind, copies...), want})
+		}
 	}
 
 	good := l.export.Key()
 	forge := func(f func(k *path.Key)) path.Key { k := good; f(&k); return k }
-	add("forged secret", forge(func(k *path.Key) { k.Secret ^= 1 << 40 }), 0, 100, path.ErrKey)
-	add("later epoch", forge(func(k *path.Key) { k.Epoch++ }), 0, 100, path.ErrKey, path.ErrRevoked)
-	add("unknown index", forge(func(k *path.Key) { k.Index = 77 }), 0, 100, path.ErrKey)
-	add("highest index", forge(func(k *path.Key) { k.Index = math.MaxUint32 }), 0, 100, path.ErrKey)
-	add("zero key", path.Key{}, 0, 100, path.ErrKey)
-	add("export of our own node", s.Export(s.Region(4096), both).Key(), 0, 100, path.ErrKey)
-	add("forged secret, large", forge(func(k *path.Key) { k.Secret ^= 1 << 40 }), 0, 1<<19, path.ErrKey)
+	add("forged secret", at(forge(func(k *path.Key) { k.Secret ^= 1 << 40 }), 0, 100), path.ErrKey)
+	add("later epoch", at(forge(func(k *path.Key) { k.Epoch++ }), 0, 100), path.ErrKey, path.ErrRevoked)
+	add("unknown index", at(forge(func(k *path.Key) { k.Index = 77 }), 0, 100), path.ErrKey)
+	add("highest index", at(forge(func(k *path.Key) { k.Index = math.MaxUint32 }), 0, 100), path.ErrKey)
+	add("zero key", at(path.Key{}, 0, 100), path.ErrKey)
+	add("export of our own node", at(s.Export(s.Region(4096), both).Key(), 0, 100), path.ErrKey)
+	add("forged secret, large", at(forge(func(k *path.Key) { k.Secret ^= 1 << 40 }), 0, 1<<19), path.ErrKey)
 
 	// A key that was used before it was revoked, one whose index is in use again, and one that was never used.
 	revoked, retired := export(both), export(both)
@@ -99,16 +99,16 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 	}
 	unused := export(both)
 	o.Exports.Revoke(unused)
-	add("revoked and fenced", revoked.Key(), 0, 100, path.ErrRevoked, path.ErrKey)
-	add("revoked and fenced, large", revoked.Key(), 0, 4096, path.ErrRevoked, path.ErrKey)
-	add("retired, index used again", retired.Key(), 0, 100, path.ErrRevoked, path.ErrKey)
+	add("revoked and fenced", at(revoked.Key(), 0, 100), path.ErrRevoked, path.ErrKey)
+	add("revoked and fenced, large", at(revoked.Key(), 0, 4096), path.ErrRevoked, path.ErrKey)
+	add("retired, index used again", at(retired.Key(), 0, 100), path.ErrRevoked, path.ErrKey)
 	if !s.Path.Capabilities().OneSided {
 		unfenced := export(both)
 		s.MustDo(path.Op{Kind: path.Put, Copies: at(unfenced.Key(), 0, 100)})
 		o.Exports.Revoke(unfenced)
-		add("revoked, not fenced", unfenced.Key(), 0, 100, path.ErrRevoked, path.ErrKey)
+		add("revoked, not fenced", at(unfenced.Key(), 0, 100), path.ErrRevoked, path.ErrKey)
 	}
-	add("revoked before first use", unused.Key(), 0, 100, path.ErrRevoked, path.ErrKey)
+	add("revoked before first use", at(unused.Key(), 0, 100), path.ErrRevoked, path.ErrKey)
 
 	size := l.export.Span().Len
 	for _, b := range []struct {
@@ -126,18 +126,17 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 		{"all of it and one more", 1, size},
 		{"empty, behind the end", size + 1, 0},
 	} {
-		add(b.name, good, b.off, b.n, path.ErrBounds)
+		add(b.name, at(good, b.off, b.n), path.ErrBounds)
 	}
 	readable, writable := export(path.Read).Key(), export(path.Write).Key()
 	for _, n := range []uint64{1, 100, 4096} {
-		out = append(out, badOp{"put into an export for reading", path.Op{Kind: path.Put, Copies: at(readable, 0, n)}, []error{path.ErrRights}},
-			badOp{"get from an export for writing", path.Op{Kind: path.Get, Copies: at(writable, 0, n)}, []error{path.ErrRights}})
+		out = append(out, badOp{"put into an export for reading", l.op(path.Put, at(readable, 0, n)...), []error{path.ErrRights}},
+			badOp{"get from an export for writing", l.op(path.Get, at(writable, 0, n)...), []error{path.ErrRights}})
 	}
 
 	// A bad block in the middle of good ones.
-	list := append(at(good, 0, 5000), at(good, size, 1)...)
-	list = append(list, at(good, 0, 5000)...)
-	out = append(out, badOp{"bad block in a list", path.Op{Kind: path.Put, Copies: list}, []error{path.ErrBounds}})
+	list := slices.Concat(at(good, 0, 5000), at(good, size, 1), at(good, 0, 5000))
+	out = append(out, badOp{"bad block in a list", l.op(path.Put, list...), []error{path.ErrBounds}})
 
 	// Mistakes of our own.
 	for _, b := range []struct {
@@ -148,18 +147,14 @@ func badOps(t testing.TB, s *Side, l lane, export func(path.Rights) *path.Export
 		{"local span that overflows", mem.Span{Region: l.local, Off: math.MaxUint64, Len: 2}},
 		{"local span without a region", mem.Span{Len: 1}},
 	} {
-		for _, k := range bothKinds {
-			out = append(out, badOp{b.name, path.Op{Kind: k, Copies: []path.Copy{{Local: b.span, Key: good}}}, []error{mem.ErrBounds, path.ErrBounds}})
-		}
+		add(b.name, []path.Copy{{Local: b.span, Key: good}}, mem.ErrBounds, path.ErrBounds)
 	}
 
 	// Memory that the CPU cannot reach, at either side.
 	far := o.Export(opaque(t), both)
-	for _, k := range bothKinds {
-		out = append(out, badOp{"memory of a device here", path.Op{Kind: k, Copies: []path.Copy{{Local: opaque(t).All(), Key: good}}}, []error{path.ErrUnreachable}},
-			badOp{"memory of a device there", path.Op{Kind: k, Copies: at(far.Key(), 0, 100)}, []error{path.ErrUnreachable}},
-			badOp{"behind memory of a device", path.Op{Kind: k, Copies: at(far.Key(), 4000, 100)}, []error{path.ErrBounds, path.ErrUnreachable}})
-	}
+	add("memory of a device here", []path.Copy{{Local: opaque(t).All(), Key: good}}, path.ErrUnreachable)
+	add("memory of a device there", at(far.Key(), 0, 100), path.ErrUnreachable)
+	add("behind memory of a device", at(far.Key(), 4000, 100), path.ErrBounds, path.ErrUnreachable)
 	return append(out, badOp{"unknown kind", path.Op{Kind: 99}, nil}, badOp{"kind 0", path.Op{}, nil})
 }
 

@@ -42,11 +42,8 @@ func (s *Side) park(asleep func(), cond func() bool) bool {
 
 // postAlone posts one operation while another goroutine drives the peer.
 func (s *Side) postAlone(op path.Op) (*Result, bool) {
-	s.next++
-	op.Token = s.next
-	r := s.expect(op.Token)
-	ops := [1]path.Op{op}
-	ok := s.park(nil, func() bool { return s.post(ops[:]) == 1 })
+	op, r := s.fresh(op)
+	ok := s.park(nil, func() bool { return s.post([]path.Op{op}) == 1 })
 	return r, ok
 }
 
@@ -110,6 +107,12 @@ func checkWake(t testing.TB, f Factory) {
 		put.Notify = true
 		gone := p.lane(o, 4096).export
 		noticed := func() bool { return len(s.take()) > 0 }
+		byPeer := func(op path.Op) func() {
+			return func() {
+				op, _ := o.fresh(op)
+				o.Path.Post([]path.Op{op})
+			}
+		}
 		var r []*Result
 		done := func() bool { return r[0].Times > 0 }
 		for _, c := range []struct {
@@ -118,9 +121,9 @@ func checkWake(t testing.TB, f Factory) {
 			until func() bool // by the sleeper
 			peer  func()      // by the peer, when the sleeper has armed itself
 		}{
-			{"the peer's notification", nil, noticed, func() { o.Path.Post([]path.Op{o.fresh(path.Op{Kind: path.Notify})}) }},
-			{"the peer's put with notification", nil, noticed, func() { o.Path.Post([]path.Op{o.fresh(put)}) }},
-			{"the peer's get with notification", nil, noticed, func() { o.Path.Post([]path.Op{o.fresh(get)}) }},
+			{"the peer's notification", nil, noticed, byPeer(path.Op{Kind: path.Notify})},
+			{"the peer's put with notification", nil, noticed, byPeer(put)},
+			{"the peer's get with notification", nil, noticed, byPeer(get)},
 			{"completion of a large put", func() { r = s.Post(mine.op(path.Put, mine.copyOf(0, 0, f.Large))) }, done, nil},
 			{"completion of a large get", func() { r = s.Post(mine.op(path.Get, mine.copyOf(0, 0, f.Large))) }, done, nil},
 			{"completion of a small put", func() { r = s.Post(mine.op(path.Put, mine.copyOf(0, 0, 8))) }, done, nil},
@@ -170,14 +173,6 @@ func checkWake(t testing.TB, f Factory) {
 	checkBothAsleep(t, f)
 }
 
-// fresh gives an operation its token and expects its end.
-func (s *Side) fresh(op path.Op) path.Op {
-	s.next++
-	op.Token = s.next
-	s.expect(op.Token)
-	return op
-}
-
 // both runs one goroutine per side, each the only owner of its side. A side that has finished is polled here for as long
 // as the other one may still need it.
 func (p *Pair) both(run func(i int, s *Side) bool) bool {
@@ -212,7 +207,7 @@ func checkBothAsleep(t testing.TB, f Factory) {
 	var lanes [2]lane
 	for i, s := range p.Sides() {
 		lanes[i] = p.lane(s, f.Large)
-		Fill(lanes[i].local.All().Bytes(), uint64(i))
+		Fill(lanes[i].here, uint64(i))
 	}
 	ok := p.both(func(i int, s *Side) bool {
 		put := lanes[i].op(path.Put, lanes[i].copyOf(0, 0, f.Large))
@@ -231,8 +226,8 @@ func checkBothAsleep(t testing.TB, f Factory) {
 		return
 	}
 	for i := range lanes {
-		wantFill(t, "put while both sides slept", lanes[i].remote.All().Bytes(), uint64(i))
-		wantFill(t, "get while both sides slept", lanes[i].local.All().Bytes(), uint64(i))
+		wantFill(t, "put while both sides slept", lanes[i].there, uint64(i))
+		wantFill(t, "get while both sides slept", lanes[i].here, uint64(i))
 	}
 }
 
@@ -296,7 +291,7 @@ func checkImmediate(t testing.TB, f Factory) {
 		if kind != path.Notify {
 			op = l.op(kind, l.copyOf(0, 0, 100))
 		}
-		op = s.fresh(op)
+		op, _ = s.fresh(op)
 		n, done, err := now.PostNow([]path.Op{op}, events[:])
 		if n != 1 || done != 1 || err != nil || events[0].Token != op.Token || events[0].Err != nil {
 			t.Fatalf("operation kind %d: PostNow returned %d, %d, %v, event %+v: expected that it is done", kind, n, done, err, events[0])
@@ -310,9 +305,10 @@ func checkImmediate(t testing.TB, f Factory) {
 	p.quiet()
 	s.Other().take()
 	o := s.Other()
-	o.Path.Post([]path.Op{o.fresh(path.Op{Kind: path.Notify})})
+	notify, _ := o.fresh(path.Op{Kind: path.Notify})
+	o.Path.Post([]path.Op{notify})
 	for range 1000 { // more than a path takes to look at its descriptors on the way
-		op := s.fresh(l.op(path.Put, l.copyOf(0, 0, 100)))
+		op, _ := s.fresh(l.op(path.Put, l.copyOf(0, 0, 100)))
 		n, done, _ := now.PostNow([]path.Op{op}, events[:])
 		if s.record(events[:done]); n == 0 {
 			delete(s.ops, op.Token)
@@ -327,10 +323,7 @@ func checkImmediate(t testing.TB, f Factory) {
 		t.Error("the peer's notification, which came before operations of this side, is lost")
 	}
 	p.quiet()
-	r := s.expect(s.next + 1)
-	s.next++
-	large := l.op(path.Put, l.copyOf(0, 0, f.Large))
-	large.Token = s.next
+	large, r := s.fresh(l.op(path.Put, l.copyOf(0, 0, f.Large)))
 	if n, done, err := now.PostNow([]path.Op{large}, events[:]); n != 1 || done != 0 || err != nil {
 		t.Fatalf("a large put: PostNow returned %d, %d, %v: expected that it goes on", n, done, err)
 	}
