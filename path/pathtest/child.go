@@ -23,10 +23,10 @@ import (
 // childEnv tells a test binary that it is the other side.
 const childEnv = "PENSTOCK_PATHTEST_CHILD"
 
-// Child is the other side of a path, in a process of its own: this test binary, started again. It serves its path asleep
+// child is the other side of a path, in a process of its own: this test binary, started again. It serves its path asleep
 // on FD and does what it is asked over its standard input, one line of JSON for each request, and answers on its standard
 // output. It ends when its input does.
-type Child struct {
+type child struct {
 	t   testing.TB
 	cmd *exec.Cmd
 	in  *json.Encoder
@@ -59,16 +59,16 @@ type reply struct {
 	Notices int    // notices: received until now
 }
 
-// StartChild runs this test binary again, up to the call of RunProcess with which the calling test is named. The child
+// startChild runs this test binary again, up to the call of RunProcess with which the calling test is named. The child
 // is killed at the end of the test.
-func StartChild(t testing.TB) *Child {
+func startChild(t testing.TB) *child {
 	t.Helper()
 	exe, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
 	name, _, _ := strings.Cut(t.Name(), "/")
-	c := &Child{t: t, cmd: exec.Command(exe, "-test.run=^"+regexp.QuoteMeta(name)+"$", "-test.timeout=2m")}
+	c := &child{t: t, cmd: exec.Command(exe, "-test.run=^"+regexp.QuoteMeta(name)+"$", "-test.timeout=2m")}
 	c.cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
 	c.cmd.Stderr = os.Stderr
 	in, err := c.cmd.StdinPipe()
@@ -91,87 +91,63 @@ func StartChild(t testing.TB) *Child {
 	return c
 }
 
-// Send asks for something without waiting for the answer.
-func (c *Child) send(q request) {
+// send asks for something without waiting for the answer.
+func (c *child) send(q request) {
 	c.t.Helper()
 	if err := c.in.Encode(q); err != nil {
 		c.t.Fatalf("asking the child to %s: %v", q.Do, err)
 	}
 }
 
-// receive waits for the next answer.
-func (c *Child) receive(what string) reply {
-	c.t.Helper()
+// receive waits for the next answer. Its error is the child's, or that none came.
+func (c *child) receive() (r reply, err error) {
 	c.res.SetReadDeadline(time.Now().Add(30 * time.Second))
-	r := reply{}
-	if err := c.out.Decode(&r); err != nil {
-		c.t.Fatalf("the child's answer to %s: %v", what, err)
+	if err = c.out.Decode(&r); err == nil && r.Err != "" {
+		err = errors.New(r.Err)
 	}
-	return r
+	return r, err
 }
 
 // ask sends a request and waits for the answer while the parent's side is served.
-func (c *Child) ask(s *Side, q request) reply {
+func (c *child) ask(s *Side, q request) (r reply) {
 	c.t.Helper()
 	c.send(q)
-	r := make(chan reply, 1)
-	failed := make(chan error, 1)
-	c.res.SetReadDeadline(time.Now().Add(30 * time.Second))
+	came := make(chan error, 1)
 	go func() {
-		var x reply
-		if err := c.out.Decode(&x); err != nil {
-			failed <- err
-			return
-		}
-		r <- x
+		var err error
+		r, err = c.receive()
+		came <- err
 	}()
 	for {
 		select {
-		case x := <-r:
-			if x.Err != "" {
-				c.t.Fatalf("the child could not %s: %s", q.Do, x.Err)
+		case err := <-came:
+			if err != nil {
+				c.t.Fatalf("the child could not %s: %v\n%s", q.Do, err, s.pair.Dump())
 			}
-			return x
-		case err := <-failed:
-			c.t.Fatalf("the child's answer to %s: %v\n%s", q.Do, err, s.pair.Dump())
+			return r
 		default:
 			s.Poll()
 		}
 	}
 }
 
-// Kill ends the child at once, as a crash would.
-func (c *Child) Kill() {
+// signal sends the child a signal. With SIGSTOP it stands still when this returns.
+func (c *child) signal(sig sys.Signal) {
 	c.t.Helper()
-	if err := c.cmd.Process.Kill(); err != nil {
-		c.t.Fatal(err)
+	err := c.cmd.Process.Signal(sig)
+	if err == nil && sig == sys.SIGSTOP {
+		err = sys.WaitStopped(c.cmd.Process.Pid)
 	}
-}
-
-// Stop freezes the child and returns when it stands still; Continue lets it go on.
-func (c *Child) Stop() {
-	c.t.Helper()
-	if err := c.cmd.Process.Signal(sys.SIGSTOP); err != nil {
-		c.t.Fatal(err)
-	}
-	if err := sys.WaitStopped(c.cmd.Process.Pid); err != nil {
-		c.t.Fatal(err)
-	}
-}
-
-// Continue undoes Stop.
-func (c *Child) Continue() {
-	c.t.Helper()
-	if err := c.cmd.Process.Signal(sys.SIGCONT); err != nil {
-		c.t.Fatal(err)
+	if err != nil {
+		c.t.Fatalf("sending the child %v: %v", sig, err)
 	}
 }
 
 // connect makes a path between this process and a child. The child dials, or listens if childListens.
-func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *Child) {
+func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *child) {
 	t.Helper()
 	f := Factory{}.defaults()
-	c := StartChild(t)
+	c := startChild(t)
 	p := &Pair{t: t, f: f}
 	s := &Side{Name: "parent", Exports: new(path.Exports), t: t, pair: p, ops: map[uint64]*Result{}}
 	p.A = s
@@ -183,9 +159,9 @@ func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *Chi
 	var err error
 	if childListens {
 		c.send(request{Do: "listen"})
-		r := c.receive("listen")
-		if r.Err != "" {
-			t.Fatalf("the child could not listen: %s", r.Err)
+		var r reply
+		if r, err = c.receive(); err != nil {
+			t.Fatalf("the child could not listen: %v", err)
 		}
 		offer.Addr = r.Addr
 		c.send(request{Do: "accept", Token: offer.Token})
@@ -203,8 +179,8 @@ func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *Chi
 	if err != nil {
 		t.Fatalf("connecting to the child: %v", err)
 	}
-	if r := c.receive("connect"); r.Err != "" {
-		t.Fatalf("the child could not connect: %s", r.Err)
+	if _, err := c.receive(); err != nil {
+		t.Fatalf("the child could not connect: %v", err)
 	}
 	t.Cleanup(p.finish)
 	return s, c

@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,7 +29,7 @@ func RunProcess(t *testing.T, d setup.ListenDriver) {
 			name = "ChildListens"
 		}
 		t.Run(name, func(t *testing.T) {
-			run := func(name string, f func(t testing.TB, s *Side, c *Child)) {
+			run := func(name string, f func(t testing.TB, s *Side, c *child)) {
 				t.Run(name, func(t *testing.T) {
 					check{name, func(t testing.TB, _ Factory) {
 						s, c := connect(t, d, childListens)
@@ -40,14 +41,14 @@ func RunProcess(t *testing.T, d setup.ListenDriver) {
 			run("Stop", processStop)
 			run("Close", processClose)
 			for _, kind := range bothKinds {
-				word := map[path.OpKind]string{path.Put: "Put", path.Get: "Get"}[kind]
-				run("Kill"+word, func(t testing.TB, s *Side, c *Child) { processKill(t, s, c, kind, 0) })
-				run("KillLater"+word, func(t testing.TB, s *Side, c *Child) { processKill(t, s, c, kind, 3) })
-				run("KillFrozen"+word, func(t testing.TB, s *Side, c *Child) { processKillFrozen(t, s, c, kind) })
-				run("KillPoster"+word, func(t testing.TB, s *Side, c *Child) { processKillPoster(t, s, c, kind) })
+				word := strings.ToTitle(kindNames[kind][:1]) + kindNames[kind][1:]
+				run("Kill"+word, func(t testing.TB, s *Side, c *child) { processKill(t, s, c, kind, false, 0) })
+				run("KillLater"+word, func(t testing.TB, s *Side, c *child) { processKill(t, s, c, kind, false, 3) })
+				run("KillFrozen"+word, func(t testing.TB, s *Side, c *child) { processKill(t, s, c, kind, true, 100) })
+				run("KillPoster"+word, func(t testing.TB, s *Side, c *child) { processKillPoster(t, s, c, kind) })
 			}
-			run("KillIdle", func(t testing.TB, s *Side, c *Child) {
-				c.Kill()
+			run("KillIdle", func(t testing.TB, s *Side, c *child) {
+				c.signal(sys.SIGKILL)
 				await(t, s)
 			})
 		})
@@ -55,12 +56,12 @@ func RunProcess(t *testing.T, d setup.ListenDriver) {
 }
 
 // export asks the child for an export and returns its key.
-func (c *Child) export(s *Side, size int, seed uint64) path.Key {
+func (c *child) export(s *Side, size int, seed uint64) path.Key {
 	c.t.Helper()
 	return path.ParseKey(c.ask(s, request{Do: "export", Size: size, Seed: seed}).Key)
 }
 
-func processTransfers(t testing.TB, s *Side, c *Child) {
+func processTransfers(t testing.TB, s *Side, c *child) {
 	const room = 4 << 20
 	theirs := c.export(s, room, 1)
 	local, mine := s.Region(room), s.Region(room)
@@ -102,14 +103,14 @@ func processTransfers(t testing.TB, s *Side, c *Child) {
 }
 
 // processStop freezes the child for a moment while both sides have something to do.
-func processStop(t testing.TB, s *Side, c *Child) {
+func processStop(t testing.TB, s *Side, c *child) {
 	theirs := c.export(s, processLarge, 1)
 	local, mine := s.Region(processLarge), s.Region(processLarge)
 	key := s.Export(mine, path.Read|path.Write).Key().Append(nil)
 	Fill(local.All().Bytes(), 5)
 	c.send(request{Do: "op", Kind: path.Put, Key: key, N: processLarge, Seed: 6, Imm: 77})
 	s.pair.Pump(3)
-	c.Stop()
+	c.signal(sys.SIGSTOP)
 	put := s.Post(path.Op{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify, Imm: 1})
 	// The peer is stopped. What can go on without it does; then this side must sleep.
 	const moment = 400 * time.Millisecond
@@ -122,7 +123,7 @@ func processStop(t testing.TB, s *Side, c *Child) {
 	if s.Down != nil {
 		t.Fatalf("the path went down although the peer was only frozen: %v", s.Down)
 	}
-	c.Continue()
+	c.signal(sys.SIGCONT)
 	ctx, cancel = context.WithTimeout(t.Context(), s.pair.f.Patience)
 	defer cancel()
 	s.serve(t, ctx, func() bool { return put[0].Times+put[1].Times == 2 && len(s.Notices) > 0 })
@@ -135,8 +136,8 @@ func processStop(t testing.TB, s *Side, c *Child) {
 		t.Fatalf("notifications across a freeze: %+v", s.Notices)
 	}
 	wantFill(t, "the child's put across a freeze", mine.All().Bytes(), 6)
-	if r := c.receive("op"); r.Err != "" {
-		t.Errorf("the child's put across a freeze: %s", r.Err)
+	if _, err := c.receive(); err != nil {
+		t.Errorf("the child's put across a freeze: %v", err)
 	}
 	if r := c.ask(s, request{Do: "verify", N: processLarge, Seed: 5}); r.Bad >= 0 {
 		t.Errorf("put across a freeze: the child finds byte %d wrong", r.Bad)
@@ -147,43 +148,36 @@ func processStop(t testing.TB, s *Side, c *Child) {
 }
 
 // processClose lets the child close in good order.
-func processClose(t testing.TB, s *Side, c *Child) {
+func processClose(t testing.TB, s *Side, c *child) {
 	c.send(request{Do: "close"})
 	await(t, s)
-	if r := c.receive("close"); r.Err != "" {
-		t.Errorf("the child's Close: %s", r.Err)
+	if _, err := c.receive(); err != nil {
+		t.Errorf("the child's Close: %v", err)
 	}
 }
 
-// processKill kills the child after both sides have polled a few times since a large operation was posted.
-func processKill(t testing.TB, s *Side, c *Child, kind path.OpKind, polls int) {
+// processKill kills the child after this side has polled a few times since a large operation was posted. A child that is frozen
+// before cannot have done anything about the operation.
+func processKill(t testing.TB, s *Side, c *child, kind path.OpKind, frozen bool, polls int) {
 	theirs := c.export(s, processLarge, 1)
 	local := s.Region(processLarge)
+	if frozen {
+		c.signal(sys.SIGSTOP)
+	}
 	s.Post(path.Op{Kind: kind, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify})
 	s.pair.Pump(polls)
-	c.Kill()
-	await(t, s)
-}
-
-// processKillFrozen kills a child that cannot have done anything about the operation.
-func processKillFrozen(t testing.TB, s *Side, c *Child, kind path.OpKind) {
-	theirs := c.export(s, processLarge, 1)
-	local := s.Region(processLarge)
-	c.Stop()
-	s.Post(path.Op{Kind: kind, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify})
-	s.pair.Pump(100)
-	c.Kill()
+	c.signal(sys.SIGKILL)
 	await(t, s)
 }
 
 // processKillPoster kills the child while it writes to or reads from this side, which then gives its memory back.
-func processKillPoster(t testing.TB, s *Side, c *Child, kind path.OpKind) {
+func processKillPoster(t testing.TB, s *Side, c *child, kind path.OpKind) {
 	mine := s.Region(processLarge)
 	export := s.Export(mine, path.Read|path.Write)
 	Fill(mine.All().Bytes(), 3)
 	c.send(request{Do: "op", Kind: kind, Key: export.Key().Append(nil), N: processLarge, Seed: 3})
 	s.pair.Pump(3)
-	c.Kill()
+	c.signal(sys.SIGKILL)
 	await(t, s)
 	if err := c.cmd.Wait(); err == nil {
 		t.Error("the child ended by itself")
