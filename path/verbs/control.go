@@ -98,7 +98,6 @@ func (p *Path) control() {
 		}
 		p.dequeue(&p.notes)
 		w.pending++
-		w.noting = true
 	}
 	p.report2peer()
 	c.flush(1)

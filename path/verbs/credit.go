@@ -1,7 +1,5 @@
 package verbs
 
-import "fmt"
-
 // A queue pair whose receives run out answers "receiver not ready", and after a few of these its connection is dead. So
 // no side sends what the other one has no receive for: the sender counts what it sent, the receiver tells how many receives it
 // has posted again. All counters are cumulative and wrap around: a report that is repeated or late does no harm.
@@ -44,5 +42,3 @@ const (
 	reportReserve = 1
 	plainReserve  = 4
 )
-
-func (c *credits) String() string { return fmt.Sprintf("%d of %d", c.left(), c.depth) }

@@ -211,7 +211,6 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 		req.kind, req.imm, req.no = kindWriteImm, uint32(w.op.Imm), l.sent
 		l.out.sent++
 		l.sent++
-		w.noting = true
 	case last && l.room() >= 2 && len(l.frames) > 0:
 		p.post(l, w, &req)
 		f := &p.frame
@@ -219,7 +218,6 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 		no := l.sent
 		if p.send(l, f, 0, record{kind: kindNotify, work: k, no: no}) {
 			w.pending++
-			w.noting = true
 		}
 		return nil
 	}
@@ -228,15 +226,14 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 }
 
 func (p *Path) post(l *queuePair, w *work, req *request) {
-	l.add(*req)
-	w.pending++
 	if w.bulk {
 		req.bytes = uint64(req.sge.Length)
-		l.plan[len(l.plan)-1].bytes = req.bytes
 		p.ahead += req.bytes
 	} else if req.short {
 		p.shortPosted(uint64(req.sge.Length))
 	}
+	l.add(*req)
+	w.pending++
 }
 
 // over takes in that a request succeeded.
@@ -262,9 +259,7 @@ func (p *Path) over(l *queuePair, r *record) {
 	if r.kind == kindNotify || r.kind == kindWriteImm {
 		w.noted = true
 	}
-	if r.bytes > 0 {
-		p.completed += r.bytes
-	}
+	p.completed += r.bytes
 	p.settle(r.work)
 }
 

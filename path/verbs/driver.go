@@ -196,8 +196,6 @@ func (dev *device) way(d *description) ibv.Address {
 	return a
 }
 
-func mtuOf(n uint8) ibv.MTU { return ibv.MTU(n) }
-
 // permits refuses peers beyond this machine unless the options permit what is not encrypted.
 func (dev *device) permits(gid [16]byte) error {
 	if gid == dev.raw || dev.owner.o.Insecure {

@@ -3,6 +3,8 @@ package verbs
 import (
 	"fmt"
 	"time"
+
+	"github.com/penstock-io/penstock/internal/ibv"
 )
 
 // maxNotes is how many remarks a path keeps: the last ones.
@@ -26,7 +28,7 @@ func (p *Path) explain() {
 	}
 	p.lines = []string{
 		fmt.Sprintf("verbs on %s port %d to %s: %d queue pairs; window %d, queues of %d requests, MTU %s, inline up to %d bytes", d.ctx.Name(), d.port.Port,
-			p.dev.way(&p.peer).DGID, len(p.data), p.window, p.o.depth(), min(d.port.ActiveMTU, mtuOf(p.peer.mtu)), p.inline),
+			p.dev.way(&p.peer).DGID, len(p.data), p.window, p.o.depth(), min(d.port.ActiveMTU, ibv.MTU(p.peer.mtu)), p.inline),
 		"address: " + d.why,
 		"peers are let in: " + guard,
 		fmt.Sprintf("queue pairs for this peer: %d: 1 for control (RC), %d for puts and gets (RC)", len(p.qps), len(p.data)),

@@ -136,7 +136,6 @@ type published struct {
 	tuned             Tuned
 	replaced, resumed uint64
 	why               error
-	granted           int
 }
 
 var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
@@ -336,7 +335,7 @@ func (p *Path) publish() {
 	}
 	p.dirty = false
 	p.mu.Lock()
-	p.pub = published{p.st, p.tuned(), p.replaced, p.resumed, p.why, len(p.givens)}
+	p.pub = published{p.st, p.tuned(), p.replaced, p.resumed, p.why}
 	p.mu.Unlock()
 }
 

@@ -174,7 +174,7 @@ func TestCreditsNeverStop(t *testing.T) {
 				}
 			}
 			if x.out.left() > depth {
-				t.Fatalf("%s left", &x.out)
+				t.Fatalf("%+v: more than all is left", x.out)
 			}
 			return false
 		}
@@ -199,7 +199,7 @@ func TestCreditsNeverStop(t *testing.T) {
 		}
 		for i := range e {
 			if e[i].todo != 0 || e[i].taken != total {
-				t.Fatalf("end %d: %d messages not sent, %d of %d received; credits %s and %s", i, e[i].todo, e[i].taken, total, &e[0].out, &e[1].out)
+				t.Fatalf("end %d: %d messages not sent, %d of %d received; credits %+v and %+v", i, e[i].todo, e[i].taken, total, e[0].out, e[1].out)
 			}
 			if e[i].out.left() == 0 {
 				t.Fatalf("end %d cannot say goodbye", i)

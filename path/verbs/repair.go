@@ -181,7 +181,7 @@ func (p *Path) connect(l *queuePair) {
 		}
 		w.lost &^= bit
 		if w.noteLost && w.noteQP == l.index {
-			w.noteLost, w.noting = false, false
+			w.noteLost = false
 			w.noted = w.noteNo-o.delivered >= 1<<31
 		}
 		if !w.noted {

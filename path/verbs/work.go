@@ -36,7 +36,6 @@ type work struct {
 	seen    bool // that is done
 
 	noted    bool   // the peer was notified
-	noting   bool   // the notification is posted
 	noteQP   int    // lost with this queue pair: its number there
 	noteNo   uint32 // of the message
 	noteLost bool
@@ -134,7 +133,7 @@ func (p *Path) accept(op *path.Op) {
 	w.op, w.used, w.done, w.err, w.cancel = *op, true, false, nil, false
 	w.op.Msg = w.msg[:copy(w.msg[:], op.Msg)]
 	w.bulk, w.list = op.Bulk || len(op.Copies) > bulkBlocks, nil
-	w.strikes, w.blamed, w.vain, w.noted, w.noting, w.noteLost = 0, nil, 0, false, false, false
+	w.strikes, w.blamed, w.vain, w.noted, w.noteLost = 0, nil, 0, false, false
 	w.pending, w.lost, w.again, w.settles, w.foreign = 0, 0, false, false, false
 	w.rewind()
 	p.st.OpsPosted++
@@ -153,7 +152,7 @@ func (p *Path) accept(op *path.Op) {
 }
 
 func (w *work) rewind() {
-	w.checked, w.cur, w.qps, w.noting, w.seen = 0, cursor{}, 0, false, false
+	w.checked, w.cur, w.qps, w.seen = 0, cursor{}, 0, false
 }
 
 // admit sends an operation on its way: to the requests if everything that it names is known, else to those that wait.
