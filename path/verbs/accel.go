@@ -1,9 +1,8 @@
 package verbs
 
 import (
-	"errors"
+	"cmp"
 	"fmt"
-	"slices"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -20,60 +19,11 @@ import (
 // and the side that gets flushes its own memory before it reports the get as done. Many puts share one question. A flush that fails ends the
 // puts that wait for it; a notification that would not be true ends the path, since it does not say which memory it is about.
 
-// flusher is a flush that exports of this side need, with how many of them do.
-type flusher struct {
-	mem.Flusher
-	exports int
-}
-
-// flushes is the flush that a peer's writes into an export need, nil for none.
-func (g *given) flushes() mem.Flusher {
-	if g.rights&path.Write == 0 {
-		return nil
-	}
-	return g.export.Span().Region.Direct().Flush
-}
-
-// watch notes that the peer may write an export, unwatch that it cannot any more.
-func (p *Path) watch(g *given) {
-	f := g.flushes()
-	if f == nil {
-		return
-	}
-	g.watched = true
-	for i := range p.flushers {
-		if p.flushers[i].Flusher == f {
-			p.flushers[i].exports++
-			return
-		}
-	}
-	p.flushers = append(p.flushers, flusher{f, 1})
-}
-
-func (p *Path) unwatch(g *given) {
-	if !g.watched {
-		return
-	}
-	g.watched = false
-	f := g.flushes()
-	for i := range p.flushers {
-		if p.flushers[i].Flusher == f {
-			if p.flushers[i].exports--; p.flushers[i].exports == 0 {
-				p.flushers = slices.Delete(p.flushers, i, i+1)
-			}
-			return
-		}
-	}
-}
-
 // flushGiven makes all that the peer wrote so far visible to this side's accelerators.
 func (p *Path) flushGiven() error {
 	err := p.unseenBefore
-	for i := range p.flushers {
-		if err != nil {
-			break
-		}
-		err = p.flushers[i].Flush()
+	for f := range p.flushers {
+		err = cmp.Or(err, f.Flush())
 	}
 	if err != nil {
 		return fmt.Errorf("an accelerator does not take what the peer wrote into its memory: %w", err)
@@ -154,10 +104,7 @@ func (p *Path) closedTo(k path.Key) {
 // of it. See path.DeviceReacher.
 func (p *Path) ReachesRegion(r *mem.Region) error {
 	if err := p.dev.memory.Reaches(p.dom.pd, r); err != nil {
-		if err = unreachable(err); !errors.Is(err, path.ErrUnreachable) {
-			err = fmt.Errorf("%w: %w", path.ErrUnreachable, err)
-		}
-		return fmt.Errorf("verbs: %w", err)
+		return fmt.Errorf("verbs: %w: %w", path.ErrUnreachable, err)
 	}
 	return nil
 }

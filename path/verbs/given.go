@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -16,13 +17,13 @@ type given struct {
 	rights  path.Rights
 	mr      *ibv.MR // nil for an export without bytes
 	windows [maxQPs]window
-	binding int  // windows whose binding is under way
-	answer  bool // the peer waits for an answer
-	inLine  bool // of Path.binds
-	told    bool // this side has told the peer of it
-	failed  bool // the adapter gave no window
-	refused int  // how often in a row the adapter refused one, which broke the queue pair
-	watched bool // its flush is among those of the path
+	binding int         // windows whose binding is under way
+	answer  bool        // the peer waits for an answer
+	inLine  bool        // of Path.binds
+	told    bool        // this side has told the peer of it
+	failed  bool        // the adapter gave no window
+	refused int         // how often in a row the adapter refused one, which broke the queue pair
+	flush   mem.Flusher // what the peer's writes into it need, nil for none; the path counts it
 	fences  []int32
 }
 
@@ -57,7 +58,12 @@ func (p *Path) attach(k path.Key) {
 			return
 		}
 		p.givens[k] = g
-		p.watch(g)
+		if have&path.Write != 0 {
+			g.flush = e.Span().Region.Direct().Flush
+		}
+		if g.flush != nil {
+			p.flushers[g.flush]++
+		}
 	}
 	if g.answer {
 		p.violated(malformed("a second question for an export before the answer"))
@@ -156,11 +162,10 @@ func (p *Path) beginFence(k int32) {
 
 // shut takes an export from the peer: its windows are closed, which the adapter confirms, before the peer and the owner of the fence learn of it.
 func (p *Path) shut(g *given) {
-	watched := g.watched
 	err := p.unwind(g)
 	delete(p.givens, g.key)
-	if watched { // what landed before may be asked for only now
-		p.unseenBefore = cmp.Or(p.unseenBefore, g.flushes().Flush())
+	if g.flush != nil { // what landed before may be asked for only now
+		p.unseenBefore = cmp.Or(p.unseenBefore, g.flush.Flush())
 	}
 	if g.answer {
 		for i := range p.answers {
@@ -186,7 +191,11 @@ func (p *Path) shut(g *given) {
 
 // unwind closes the windows and gives the registration back.
 func (p *Path) unwind(g *given) (err error) {
-	p.unwatch(g)
+	if g.flush != nil {
+		if p.flushers[g.flush]--; p.flushers[g.flush] == 0 {
+			delete(p.flushers, g.flush)
+		}
+	}
 	for i := range g.windows {
 		if w := &g.windows[i]; w.mw != nil {
 			err = errors.Join(err, w.mw.Close())
@@ -232,7 +241,7 @@ func (p *Path) refuse(k path.Key, err error) {
 // grant writes the answer for an export.
 func (p *Path) grant(f *frame, g *given) {
 	s := g.export.Span()
-	*f = frame{typ: frameGrant, key: g.key, rights: g.rights, size: s.Len, flush: g.flushes() != nil}
+	*f = frame{typ: frameGrant, key: g.key, rights: g.rights, size: s.Len, flush: g.flush != nil}
 	if g.mr != nil {
 		f.addr = g.mr.Addr()
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
 )
@@ -76,11 +77,11 @@ type Path struct {
 	answers []answer
 	revoked []path.Key
 
-	asked    bool      // the peer was asked for a flush, and has not answered
-	owed     bool      // it asked for one, and has no answer yet
-	verdict  uint8     // of the flush that it asked for
-	untrue   error     // why a notification cannot be reported: the path ends with it
-	flushers []flusher // of exports that the peer may write
+	asked    bool                // the peer was asked for a flush, and has not answered
+	owed     bool                // it asked for one, and has no answer yet
+	verdict  uint8               // of the flush that it asked for
+	untrue   error               // why a notification cannot be reported: the path ends with it
+	flushers map[mem.Flusher]int // flushes that exports need which the peer may write: for how many
 	// unseenBefore is why an accelerator did not take what was written into an export that was fenced since.
 	unseenBefore error
 
@@ -144,7 +145,7 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
 		began: time.Now(), lastLocal: -1,
-		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
+		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())

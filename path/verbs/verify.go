@@ -1,6 +1,11 @@
 package verbs
 
-import "github.com/penstock-io/penstock/internal/invariants"
+import (
+	"maps"
+
+	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/mem"
+)
 
 // verify demands that what is counted in two places agrees: lists and slots of operations, requests that are posted and what they hold, receives
 // and credits, queue pairs, exports that were given.
@@ -191,7 +196,7 @@ func (p *Path) verifyGivens() {
 			invariants.Insist(p.givens[g.key] == g, "verbs: export %d was taken back, and is bound, or answered for", g.key.Index)
 		}
 	}
-	watched := 0
+	flushes := map[mem.Flusher]int{}
 	for _, g := range p.givens {
 		under := g.binding > 0 || g.inLine
 		invariants.Insist(g.binding == binding[g], "verbs: export %d counts %d bindings under way, there are %d", g.key.Index, g.binding, binding[g])
@@ -199,14 +204,10 @@ func (p *Path) verifyGivens() {
 		invariants.Insist(answers[g] == 0 && (!g.answer || under) || answers[g] == 1 && g.answer && !under,
 			"verbs: export %d has %d answers in line; an answer is owed: %t, windows under way: %t", g.key.Index, answers[g], g.answer, under)
 		invariants.Insist(len(g.fences) == 0 || under, "verbs: export %d has %d fences, which nothing ends", g.key.Index, len(g.fences))
-		if g.watched {
-			watched++
+		if g.flush != nil {
+			flushes[g.flush]++
 		}
 	}
-	for i := range p.flushers {
-		invariants.Insist(p.flushers[i].exports > 0, "verbs: a flush that no export needs")
-		watched -= p.flushers[i].exports
-	}
-	invariants.Insist(watched == 0, "verbs: flushes are counted for %d exports more than there are", -watched)
+	invariants.Insist(maps.Equal(flushes, p.flushers), "verbs: flushes are counted for the exports %v, needed for %v", p.flushers, flushes)
 	invariants.Insist(p.asked == (p.flushing.n > 0), "verbs: the peer was asked for a flush: %t; %d operations wait for it", p.asked, p.flushing.n)
 }
