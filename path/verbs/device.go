@@ -47,10 +47,8 @@ type domain struct {
 
 // exported is an export's own region at the adapter: exactly its bytes, for adapters that check the bounds of the region only.
 type exported struct {
-	mr   *ibv.MR
-	refs int
-	err  error
-	done chan struct{} // closed when mr or err is set
+	register func() (*ibv.MR, error) // once; nil for an export without bytes
+	refs     int
 }
 
 // openDevice opens what the options name, or the first device with an active port. It holds d.mu.
@@ -176,19 +174,23 @@ func (r registrar) Deregister(h any) error { return h.(*ibv.MR).Close() }
 func (d *domain) pin(e *path.Export, rights path.Rights) (*ibv.MR, error) {
 	d.mu.Lock()
 	x := d.exports[e]
-	if x != nil {
-		x.refs++
-		d.mu.Unlock()
-		<-x.done
-		if x.err != nil {
-			d.unpin(e)
-		}
-		return x.mr, x.err
+	if x == nil {
+		x = &exported{register: sync.OnceValues(func() (*ibv.MR, error) { return d.register(e.Span(), rights) })}
+		d.exports[e] = x
 	}
-	x = &exported{refs: 1, done: make(chan struct{})}
-	d.exports[e] = x
+	x.refs++
 	d.mu.Unlock()
-	s := e.Span()
+	mr, err := x.register()
+	if err != nil {
+		d.unpin(e)
+	}
+	return mr, err
+}
+
+func (d *domain) register(s mem.Span, rights path.Rights) (*ibv.MR, error) {
+	if s.Len == 0 {
+		return nil, nil // no request moves a byte
+	}
 	access := ibv.LocalWrite
 	if s.Region.ReadOnly() {
 		access = 0
@@ -198,15 +200,8 @@ func (d *domain) pin(e *path.Export, rights path.Rights) (*ibv.MR, error) {
 	} else {
 		access |= remote(rights)
 	}
-	if s.Len > 0 { // else there is nothing to register: no request moves a byte
-		x.mr, x.err = d.dev.memory.Register(d.pd, s, access)
-		x.err = unreachable(x.err)
-	}
-	close(x.done)
-	if x.err != nil {
-		d.unpin(e)
-	}
-	return x.mr, x.err
+	mr, err := d.dev.memory.Register(d.pd, s, access)
+	return mr, unreachable(err)
 }
 
 // unpin ends one use; the last one deregisters.
@@ -219,8 +214,10 @@ func (d *domain) unpin(e *path.Export) error {
 		delete(d.exports, e)
 	}
 	d.mu.Unlock()
-	if last && x.mr != nil {
-		return x.mr.Close()
+	if last {
+		if mr, _ := x.register(); mr != nil {
+			return mr.Close()
+		}
 	}
 	return nil
 }
