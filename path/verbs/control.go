@@ -44,21 +44,17 @@ func (p *Path) control() {
 		p.greeting = greeted
 	}
 	for _, l := range p.data {
-		r := &l.repl
-		if r.sayOffer {
-			*f = frame{typ: frameReplace, qp: uint8(l.index - 1), gen: l.gen, qpn: l.qp.Num(), psn: l.psn, delivered: l.received}
-			if !p.send(c, f, plainReserve, plain(kindFrame)) {
-				break
-			}
-			r.sayOffer, r.offered = false, true
+		if !l.repl.tell {
+			continue
 		}
-		if r.sayReady {
-			*f = frame{typ: frameReady, qp: uint8(l.index - 1), gen: l.gen}
-			if !p.send(c, f, plainReserve, plain(kindFrame)) {
-				break
-			}
-			r.sayReady = false
+		*f = frame{typ: frameReady, qp: uint8(l.index - 1), gen: l.gen}
+		if l.repl.state == qpOffered {
+			f.typ, f.qpn, f.psn, f.delivered = frameReplace, l.qp.Num(), l.psn, l.received
 		}
+		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+			break
+		}
+		l.repl.tell = false
 	}
 	for len(p.revoked) > 0 {
 		*f = frame{typ: frameRevoked, key: p.revoked[0]}
@@ -89,39 +85,44 @@ func (p *Path) control() {
 		p.asks = append(p.asks[:0], p.asks[1:]...)
 	}
 	p.askFlush()
-	for p.notes.n > 0 {
-		k := p.notes.head
-		w := &p.works[k]
-		f.typ, f.qp, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
-		if !p.send(c, f, plainReserve, record{kind: kindNotify, work: k}) {
-			break
-		}
+	for p.notes.n > 0 && p.notify(c, p.notes.head, plainReserve) {
 		p.dequeue(&p.notes)
-		w.pending++
 	}
-	p.report2peer()
-	c.flush(1)
-}
-
-// report2peer tells the peer which receives are free again, when it is time and no other frame does.
-func (p *Path) report2peer() {
-	due := p.ctl.in.due()
+	due := c.in.due()
 	for _, l := range p.data {
 		due = due || l.repl.state == qpUp && l.in.due()
 	}
-	if !due {
-		return
+	if due { // and no other frame told
+		p.tellFreed()
 	}
+	c.flush(1)
+}
+
+// notify plans the frame that notifies the peer for an operation, if the queue pair is clear.
+func (p *Path) notify(l *queuePair, k int32, reserve uint32) bool {
+	w, f := &p.works[k], &p.frame
+	f.typ, f.qp, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
+	if !p.send(l, f, reserve, record{kind: kindNotify, work: k, no: l.sent}) {
+		return false
+	}
+	w.pending++
+	return true
+}
+
+// tellFreed tells the peer which receives are free again, if that can be sent.
+func (p *Path) tellFreed() bool {
 	f := &p.frame
 	f.typ, f.qp, f.n = frameCredit, 0, len(p.data)
 	for i, l := range p.data {
 		f.credit[i] = qpCredit{l.gen, l.in.freed}
 	}
-	if p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
-		for _, l := range p.data {
-			l.in.said = l.in.freed
-		}
+	if !p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
+		return false
 	}
+	for _, l := range p.data {
+		l.in.said = l.in.freed
+	}
+	return true
 }
 
 // arrived takes a message in. slot is the receive; the message is in its first n bytes, unless it is an immediate value.

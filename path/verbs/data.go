@@ -213,12 +213,7 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 		l.sent++
 	case last && l.room() >= 2 && len(l.frames) > 0:
 		p.post(l, w, &req)
-		f := &p.frame
-		f.typ, f.qp, f.imm, f.bytes, f.msg = frameNotify, 0, w.op.Imm, w.op.Bytes(), w.op.Msg
-		no := l.sent
-		if p.send(l, f, 0, record{kind: kindNotify, work: k, no: no}) {
-			w.pending++
-		}
+		p.notify(l, k, 0)
 		return nil
 	}
 	p.post(l, w, &req)

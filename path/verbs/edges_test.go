@@ -202,7 +202,7 @@ func TestNewQueuePairBreaks(t *testing.T) {
 	pathtest.Fill(local.All().Bytes(), 7)
 	l := r.a.data[0]
 	r.kill(t, r.a, 0)
-	for l.repl.state != qpOffered || l.repl.sayOffer {
+	for l.repl.state != qpOffered || l.repl.tell {
 		r.A.Poll()
 	}
 	r.kill(t, r.a, 0)
@@ -230,9 +230,9 @@ func TestNewQueuePairCannotBeJoined(t *testing.T) {
 			pathtest.Fill(local.All().Bytes(), 7)
 			l := r.a.data[0]
 			r.kill(t, r.a, 0)
-			for l.repl.state != qpOffered || !l.repl.offered || l.repl.offer.gen != l.gen {
+			for l.repl.state != qpOffered || l.repl.tell || l.repl.offer.gen != l.gen {
 				r.A.Poll()
-				for r.b.data[0].repl.state != qpUp && !r.b.data[0].repl.offered {
+				for b := &r.b.data[0].repl; b.state == qpDraining || b.state == qpOffered && b.tell; {
 					r.B.Poll()
 				}
 				r.B.Poll()

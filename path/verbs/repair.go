@@ -26,17 +26,15 @@ var qpStateNames = [...]string{"up", "draining", "offered", "connecting"}
 
 func (s qpState) String() string { return qpStateNames[s] }
 
-// queue pair is what a queue pair has beyond its queue pair.
+// replacement is how far a queue pair is with being replaced.
 type replacement struct {
-	state    qpState
-	failed   bool // the queue pair is in error: nothing more is posted
-	sayOffer bool
-	offered  bool
-	sayReady bool
-	ready    uint32 // generation that the peer says is ready
-	offer    frame  // the peer's last
-	unborn   int    // new queue pairs in a row that broke before they were up
-	vain     int    // queue pairs that broke without getting past one operation, the last of them here
+	state  qpState
+	failed bool   // the queue pair is in error: nothing more is posted
+	tell   bool   // the peer is still to be told of the state: offered, or connecting, which is ready on this side
+	ready  uint32 // generation that the peer says is ready
+	offer  frame  // the peer's last
+	unborn int    // new queue pairs in a row that broke before they were up
+	vain   int    // queue pairs that broke without getting past one operation, the last of them here
 }
 
 // maxRepairs is how often each queue pair may be replaced, on the average, while no operation gets on or is given up. A side that has none counts only until
@@ -61,7 +59,7 @@ func (p *Path) broken(l *queuePair, why error) {
 	if r.state != qpUp {
 		r.unborn++
 	}
-	r.state, r.failed, r.sayOffer, r.sayReady, r.offered = qpDraining, true, false, false, false
+	r.state, r.failed, r.tell = qpDraining, true, false
 	l.unplan(0) // what was not posted yet
 	if p.repairs++; p.repairs > maxRepairs*max(len(p.data), 1) {
 		p.down(fmt.Errorf("verbs: %w: queue pairs were replaced %d times, queue pair %d the last, and nothing got on: %w", path.ErrDown, p.repairs, l.index, why))
@@ -121,11 +119,11 @@ func (p *Path) repair() {
 				err = p.renew(l)
 			}
 		case qpOffered:
-			if l.repl.offered && l.repl.offer.gen == l.gen {
+			if !l.repl.tell && l.repl.offer.gen == l.gen {
 				p.connect(l)
 			}
 		case qpConnecting:
-			if l.repl.ready == l.gen && !l.repl.sayReady {
+			if l.repl.ready == l.gen && !l.repl.tell {
 				l.repl.state, l.repl.unborn = qpUp, 0
 				p.readmit()
 			}
@@ -150,7 +148,7 @@ func (p *Path) renew(l *queuePair) error {
 		return err
 	}
 	l.in = debt{depth: l.in.depth}
-	l.repl.failed, l.repl.state, l.repl.sayOffer = false, qpOffered, true
+	l.repl.failed, l.repl.state, l.repl.tell = false, qpOffered, true
 	l.restock(false)
 	return nil
 }
@@ -172,7 +170,7 @@ func (p *Path) connect(l *queuePair) {
 	}
 	l.sent = o.delivered
 	l.out = credits{depth: uint32(p.peer.msgDepth)}
-	l.repl.state, l.repl.sayReady = qpConnecting, true
+	l.repl.state, l.repl.tell = qpConnecting, true
 	bit := uint16(1) << l.index
 	for k := range p.works {
 		w := &p.works[k]
@@ -217,7 +215,7 @@ func (p *Path) offered(f *frame) error {
 	case qpUp, qpConnecting:
 		p.broken(l, errPeerReplaced)
 	case qpOffered: // this side's is unused: it takes part under the new number
-		l.gen, r.sayOffer, r.offered = f.gen, true, false
+		l.gen, r.tell = f.gen, true
 	}
 	return nil
 }

@@ -132,18 +132,11 @@ func (l *queuePair) patience() int {
 	return rdma.Patience(n)
 }
 
-// nudge sends a report that says nothing new.
-func (p *Path) nudge() bool {
-	f := &p.frame
-	f.typ, f.qp, f.n = frameCredit, 0, len(p.data)
-	for i, l := range p.data {
-		f.credit[i] = qpCredit{l.gen, l.in.freed}
+// nudge sends a report that may say nothing new.
+func (p *Path) nudge() {
+	if p.tellFreed() {
+		p.probes++
 	}
-	if !p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
-		return false
-	}
-	p.probes++
-	return true
 }
 
 // came takes a receive out of those that the adapter has. Receives end in the order in which they were posted; those before this one that did not
