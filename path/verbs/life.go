@@ -161,13 +161,6 @@ func (p *Path) goodbye() {
 	}
 }
 
-// What the path that takes an event from the device leaves for Poll of each.
-const (
-	urgentDevice = 1 << iota
-	urgentCQ
-	urgentPort
-)
-
 // enter and leave keep the list of paths that want to know what happens to the device.
 func (dev *device) enter(p *Path) {
 	dev.mu.Lock()
@@ -195,43 +188,36 @@ func (dev *device) async() {
 	}
 }
 
+// tell notes what an event means for each path. A port that is down may come back before the adapter has given up: its retries decide.
+// A queue pair that failed gives its requests and receives back.
 func (dev *device) tell(ev ibv.AsyncEvent) {
-	bit := uint32(0)
-	switch ev.Type {
-	case ibv.EventDeviceFatal:
-		bit = urgentDevice
-	case ibv.EventCQErr:
-		bit = urgentCQ
-	case ibv.EventPortErr, ibv.EventPortActive:
-		bit = urgentPort
-	default:
-		return // a queue pair that failed gives its requests and receives back
-	}
 	dev.mu.Lock()
 	defer dev.mu.Unlock()
 	for p := range dev.paths {
-		if bit == urgentCQ && p.cq != ev.CQ || bit == urgentPort && ev.Port != dev.port.Port {
-			continue
-		}
-		p.urgent.Or(bit)
-		if bit == urgentPort {
+		switch {
+		case ev.Type == ibv.EventDeviceFatal:
+			p.end(errDevice)
+		case ev.Type == ibv.EventCQErr && ev.CQ == p.cq:
+			p.end(ibv.ErrOverrun)
+		case (ev.Type == ibv.EventPortErr || ev.Type == ibv.EventPortActive) && ev.Port == dev.port.Port:
 			p.note(fmt.Sprintf("port %d: %s", ev.Port, ev.Type))
 		}
-		sys.Ring(p.bell) // its owner may sleep; the bell is emptied with the next Poll
 	}
 }
 
-// alarm acts on what happened to the device.
+var errDevice = errors.New("the device failed")
+
+// end has Poll take the path down, whose owner may sleep. Its caller holds the lock of the device.
+func (p *Path) end(why error) {
+	p.urgent.Store(&why)
+	sys.Ring(p.bell)
+}
+
+// alarm takes the path down because of what happened to the device.
 func (p *Path) alarm() {
 	p.dev.mu.Lock() // tell is through: a bell that it rang after this would ring for ever
-	u := p.urgent.Swap(0)
+	why := *p.urgent.Swap(nil)
 	sys.Unring(p.bell)
 	p.dev.mu.Unlock()
-	switch {
-	case u&urgentDevice != 0:
-		p.down(fmt.Errorf("verbs: %w: the device failed", path.ErrDown))
-	case u&urgentCQ != 0:
-		p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, ibv.ErrOverrun))
-	}
-	// A port that is down may come back before the adapter has given up: its retries decide.
+	p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, why))
 }

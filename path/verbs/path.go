@@ -106,7 +106,7 @@ type Path struct {
 	greeting greeting
 	err      error
 	closed   bool
-	urgent   atomic.Uint32 // what happened to the device, for Poll
+	urgent   atomic.Pointer[error] // why the device cannot go on, for Poll
 
 	watchTimer int // of the next look, -1 for none
 	watchEvery time.Duration
@@ -242,7 +242,9 @@ func (p *Path) start(peer description) error {
 		}
 	}
 	p.works = make([]work, p.window)
+	msgs := make([]byte, p.window*path.MaxMessage)
 	for k := range p.works {
+		p.works[k].msg = msgs[k*path.MaxMessage : (k+1)*path.MaxMessage]
 		p.freeWorks = append(p.freeWorks, int32(p.window-1-k))
 	}
 	notices := ctlDepth + len(p.data)*msgDepth
@@ -305,9 +307,6 @@ func (p *Path) Post(ops []path.Op) (n int, err error) {
 		p.ring()
 	}
 	p.publish()
-	if invariants.Enabled {
-		p.verify()
-	}
 	return n, err
 }
 
@@ -329,8 +328,11 @@ func (p *Path) move() {
 	}
 }
 
-// publish lets other goroutines see what changed.
+// publish ends a call: other goroutines see what changed.
 func (p *Path) publish() {
+	if invariants.Enabled {
+		p.verify()
+	}
 	if !p.dirty {
 		return
 	}

@@ -12,9 +12,9 @@ import (
 // work is one operation, from Post until its EventDone was polled.
 type work struct {
 	op     path.Op
-	msg    [path.MaxMessage]byte
-	next   int32 // in its list
-	list   *fifo // where it waits, nil if nowhere
+	msg    []byte // room for the message of op
+	next   int32  // in its list
+	list   *fifo  // where it waits, nil if nowhere
 	bulk   bool
 	used   bool
 	done   bool // its EventDone waits in the queue of events
@@ -129,30 +129,18 @@ func (p *Path) accept(op *path.Op) {
 	k := p.freeWorks[len(p.freeWorks)-1]
 	p.freeWorks = p.freeWorks[:len(p.freeWorks)-1]
 	w := &p.works[k]
-	// Not *w = work{...}, which would clear the message too.
-	w.op, w.used, w.done, w.err, w.cancel = *op, true, false, nil, false
-	w.op.Msg = w.msg[:copy(w.msg[:], op.Msg)]
-	w.bulk, w.list = op.Bulk || len(op.Copies) > bulkBlocks, nil
-	w.strikes, w.blamed, w.vain, w.noted, w.noteLost = 0, nil, 0, false, false
-	w.pending, w.lost, w.again, w.settles, w.foreign = 0, 0, false, false, false
-	w.rewind()
+	*w = work{op: *op, msg: w.msg, used: true, bulk: op.Bulk || len(op.Copies) > bulkBlocks || op.Bytes() > bulkBytes}
+	w.op.Msg = w.msg[:copy(w.msg, op.Msg)]
 	p.st.OpsPosted++
 	p.dirty = true
 	switch op.Kind {
 	case path.Put, path.Get:
-		if !w.bulk {
-			w.bulk = op.Bytes() > bulkBytes
-		}
 		p.admit(k)
 	case path.Notify:
 		p.enqueue(&p.notes, k)
 	case path.Fence:
 		p.beginFence(k)
 	}
-}
-
-func (w *work) rewind() {
-	w.checked, w.cur, w.qps, w.seen = 0, cursor{}, 0, false
 }
 
 // admit sends an operation on its way: to the requests if everything that it names is known, else to those that wait.
@@ -195,7 +183,7 @@ func (p *Path) settle(k int32) {
 		p.finish(k, path.ErrCanceled)
 	case w.again:
 		w.again = false
-		w.rewind()
+		w.checked, w.cur, w.qps, w.seen = 0, cursor{}, 0, false
 		p.remove(k)
 		p.admit(k)
 	case !complete:
