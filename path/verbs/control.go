@@ -26,7 +26,7 @@ func (p *Path) send(l *queuePair, f *frame, reserve uint32, r record) bool {
 	}
 	l.out.sent++
 	l.sent++
-	r.slot, r.local = slot, -1
+	r.slot = slot
 	l.add(request{record: r, sge: p.arena.sge(int(slot), len(b)), inline: len(b) <= p.inline})
 	return true
 }

@@ -15,14 +15,19 @@ const (
 	keepBinds = 8       // requests of a queue pair that all operations leave free: for windows
 )
 
+// part is a part of a region, the number of a granule.
+type part struct {
+	region *mem.Region
+	number uint64
+}
+
 // local is a part of a local region that is registered because requests use it.
 type local struct {
-	region *mem.Region
-	part   uint64 // which granule
-	reg    mem.Registration
-	lkey   uint32
-	base   uint64 // address of the region's first byte, for requests; the first registered one may be another
-	refs   int
+	part
+	reg  mem.Registration
+	lkey uint32
+	base uint64 // address of the region's first byte, for requests; the first registered one may be another
+	refs int
 }
 
 // localsMax is how many parts of regions can be in use at once; an operation that needs another one waits.
@@ -30,65 +35,56 @@ const localsMax = 128
 
 var errNoLocal = errors.New("verbs: too many regions in use at once")
 
-// localFor finds or makes the registration that a piece needs.
-func (p *Path) localFor(s *mem.Span, off uint64) (int32, error) {
-	at := s.Off + off
-	part := at / granule
-	if i := p.lastLocal; i >= 0 && p.locals[i].region == s.Region && p.locals[i].part == part && p.locals[i].refs > 0 {
-		return i, nil
+// localFor finds or makes the registration that a piece needs, with one use more.
+func (p *Path) localFor(s *mem.Span, off uint64) (*local, error) {
+	at := part{s.Region, (s.Off + off) / granule}
+	l := p.lastLocal
+	if l == nil || l.part != at {
+		l = p.locals[at]
 	}
-	free := int32(-1)
-	for i := range p.locals[:p.localsTop] {
-		l := &p.locals[i]
-		if l.refs == 0 {
-			if free < 0 {
-				free = int32(i)
-			}
-			continue
+	if l == nil {
+		if len(p.locals) == localsMax {
+			return nil, errNoLocal
 		}
-		if l.region == s.Region && l.part == part {
-			p.lastLocal = int32(i)
-			return int32(i), nil
+		access := mem.ReadAccess | mem.WriteAccess
+		if s.Region.ReadOnly() {
+			access = mem.ReadAccess
 		}
+		from := at.number * granule
+		reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
+		if err != nil {
+			return nil, err
+		}
+		h, err := reg.Handle()
+		if err != nil {
+			return nil, err
+		}
+		if n := len(p.freeLocals); n > 0 {
+			l, p.freeLocals = p.freeLocals[n-1], p.freeLocals[:n-1]
+		} else {
+			l = &local{}
+		}
+		mr := h.(*ibv.MR)
+		*l = local{part: at, reg: reg, lkey: mr.LKey(), base: mr.Addr() - reg.Span().Off}
+		p.locals[at] = l
 	}
-	if free < 0 && p.localsTop < len(p.locals) {
-		free = int32(p.localsTop)
-	}
-	if free < 0 {
-		return -1, errNoLocal
-	}
-	access := mem.ReadAccess | mem.WriteAccess
-	if s.Region.ReadOnly() {
-		access = mem.ReadAccess
-	}
-	from := part * granule
-	reg, err := p.dom.local.Get(mem.Span{Region: s.Region, Off: from, Len: min(granule, s.Region.Len()-from)}, access)
-	if err != nil {
-		return -1, err
-	}
-	h, err := reg.Handle()
-	if err != nil {
-		return -1, err
-	}
-	mr := h.(*ibv.MR)
-	p.locals[free] = local{region: s.Region, part: part, reg: reg, lkey: mr.LKey(), base: mr.Addr() - reg.Span().Off}
-	p.lastLocal = free
-	return free, nil
+	l.refs++
+	p.lastLocal = l
+	return l, nil
 }
 
 // dropLocal ends one use. A part that no request uses goes back to the cache at once: the path must not be what keeps a region mapped.
-func (p *Path) dropLocal(i int32) {
-	if i < 0 {
+func (p *Path) dropLocal(l *local) {
+	if l.refs--; l.refs != 0 {
 		return
 	}
-	l := &p.locals[i]
-	if l.refs--; l.refs == 0 {
-		l.reg.Release()
-		l.region = nil
-		for p.localsTop > 0 && p.locals[p.localsTop-1].refs == 0 {
-			p.localsTop--
-		}
+	l.reg.Release()
+	delete(p.locals, l.part)
+	if p.lastLocal == l {
+		p.lastLocal = nil
 	}
+	*l = local{}
+	p.freeLocals = append(p.freeLocals, l)
 }
 
 // issue posts what the operations have left: small ones first, then one batch of each bulk operation in turn.
@@ -152,7 +148,7 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 		pc, _ := w.cur.next(w.op.Copies, min(limit, budget))
 		if err := p.piece(l, k, w, r, c, pc); err != nil {
 			w.cur = before
-			if errors.Is(err, errNoLocal) && w.pending+p.busyLocals() > 0 {
+			if err == errNoLocal {
 				return false
 			}
 			w.err = err
@@ -168,19 +164,11 @@ func (p *Path) advance(k int32, keep int, budget uint64) bool {
 	return true
 }
 
-func (p *Path) busyLocals() int {
-	n := 0
-	for i := range p.locals[:p.localsTop] {
-		n += p.locals[i].refs
-	}
-	return n
-}
-
 // piece plans the request for one piece, and the notification behind it where the order of the queue pair proves what is needed.
 func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc piece) error {
 	s := &c.Local
 	b := s.Region.All().Bytes() // nil: memory of an accelerator
-	req := request{record: record{kind: kindWrite, work: k, slot: -1, local: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rkeys[l.index-1].rkey}
+	req := request{record: record{kind: kindWrite, work: k, slot: -1}, raddr: r.addr + c.RemoteOff + pc.off, rkey: r.rkeys[l.index-1].rkey}
 	req.sge.Length = uint32(pc.n)
 	if w.op.Kind == path.Get {
 		req.kind = kindRead
@@ -190,13 +178,11 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 	if req.inline = b != nil && req.kind == kindWrite && pc.n <= threshold.value; req.inline {
 		req.sge.Addr = address(b[s.Off+pc.off:])
 	} else {
-		i, err := p.localFor(s, pc.off)
+		m, err := p.localFor(s, pc.off)
 		if err != nil {
 			return err
 		}
-		p.locals[i].refs++
-		p.localsTop = max(p.localsTop, int(i)+1)
-		req.local, req.sge.LKey, req.sge.Addr = i, p.locals[i].lkey, p.locals[i].base+s.Off+pc.off
+		req.local, req.sge.LKey, req.sge.Addr = m, m.lkey, m.base+s.Off+pc.off
 	}
 	if w.op.Kind == path.Put {
 		w.settles = w.settles || r.flush
@@ -291,6 +277,8 @@ func (p *Path) release1(l *queuePair, r *record) {
 	if r.slot >= 0 {
 		l.frames = append(l.frames, r.slot)
 	}
-	p.dropLocal(r.local)
+	if r.local != nil {
+		p.dropLocal(r.local)
+	}
 	p.ahead -= r.bytes
 }

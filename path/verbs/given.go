@@ -122,7 +122,7 @@ func (p *Path) bindOne(g *given) bool {
 		}
 		*w = window{mw: mw, rkey: mw.NextKey(), gen: l.gen}
 		g.binding++
-		l.add(request{record: record{kind: kindBind, work: -1, slot: -1, local: -1, given: g}, mw: mw, rkey: w.rkey,
+		l.add(request{record: record{kind: kindBind, work: -1, slot: -1, given: g}, mw: mw, rkey: w.rkey,
 			window: ibv.Window{MR: g.mr, Addr: g.mr.Addr(), Length: g.mr.Length(), Access: access}})
 	}
 	return true

@@ -20,7 +20,7 @@ func inject(l *queuePair, b []byte) bool {
 	n := copy(l.p.arena.slot(int(slot)), b)
 	l.out.sent++
 	l.sent++
-	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot, local: -1}, sge: l.p.arena.sge(int(slot), n)})
+	l.add(request{record: record{kind: kindFrame, work: -1, slot: slot}, sge: l.p.arena.sge(int(slot), n)})
 	l.flush(1)
 	return true
 }

@@ -58,12 +58,11 @@ func (p *Path) dismantle() (err error) {
 	for _, l := range p.qps {
 		err = errors.Join(err, l.free())
 	}
-	for i := range p.locals {
-		if l := &p.locals[i]; l.refs > 0 {
-			l.reg.Release()
-			*l = local{}
-		}
+	for _, l := range p.locals {
+		l.reg.Release()
+		*l = local{}
 	}
+	clear(p.locals)
 	return errors.Join(err, p.arena.unregister())
 }
 

@@ -85,12 +85,12 @@ type Path struct {
 	// unseenBefore is why an accelerator did not take what was written into an export that was fenced since.
 	unseenBefore error
 
-	locals    [localsMax]local
-	lastLocal int32
-	localsTop int    // no entry of locals from here on is in use
-	ahead     uint64 // bytes of bulk operations at the adapter
-	completed uint64 // since the tuner was told
-	tuner     tuner  // of bulk operations
+	locals     map[part]*local // those that requests use
+	lastLocal  *local
+	freeLocals []*local
+	ahead      uint64 // bytes of bulk operations at the adapter
+	completed  uint64 // since the tuner was told
+	tuner      tuner  // of bulk operations
 
 	inlineTuner tuner // of short writes
 	short       shortMeter
@@ -144,7 +144,7 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
-		began: time.Now(), lastLocal: -1,
+		began: time.Now(), locals: map[part]*local{},
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {
 		if err != nil {

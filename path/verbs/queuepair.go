@@ -27,7 +27,7 @@ type record struct {
 	kind  kind
 	work  int32  // -1: none
 	slot  int32  // of the frame; -1: none
-	local int32  // entry of Path.locals; -1: none
+	local *local // that it reads or writes
 	no    uint32 // of the message
 	bytes uint64 // of a bulk operation
 	short bool   // a write that may travel in the request, of an operation that is none
@@ -223,7 +223,7 @@ func (l *queuePair) retire(ok bool) {
 	} else {
 		l.p.lose(l, r)
 	}
-	r.given = nil
+	r.given, r.local = nil, nil
 }
 
 // restock posts the receives that are free; count says to tell the peer of them.

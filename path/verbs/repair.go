@@ -82,7 +82,7 @@ func (p *Path) broken(l *queuePair, why error) {
 		l.unmarked = false
 		l.chain.Reset()
 		l.chain.Send(l.id(l.head), ibv.Signaled, p.arena.sge(0, 1))
-		l.ring[l.head&uint32(len(l.ring)-1)] = record{kind: kindMark, work: -1, slot: -1, local: -1}
+		l.ring[l.head&uint32(len(l.ring)-1)] = record{kind: kindMark, work: -1, slot: -1}
 		if n, err := l.qp.PostSend(l.chain); n == 1 {
 			l.head++
 		} else {

@@ -72,7 +72,7 @@ func (p *Path) verifyLists() {
 
 func (p *Path) verifyRequests() {
 	pending := make([]int, len(p.works))
-	var locals [localsMax]int
+	locals := map[*local]int{}
 	ahead, short := uint64(0), 0
 	for _, l := range p.qps {
 		frames := len(l.frames)
@@ -81,7 +81,7 @@ func (p *Path) verifyRequests() {
 			case kindNotify, kindWrite, kindRead, kindWriteImm:
 				pending[r.work]++
 			}
-			if r.local >= 0 {
+			if r.local != nil {
 				locals[r.local]++
 			}
 			if r.slot >= 0 {
@@ -112,9 +112,10 @@ func (p *Path) verifyRequests() {
 			invariants.Insist(pending[k] == 0, "verbs: %d requests are under way for slot %d, which is free", pending[k], k)
 		}
 	}
-	for i := range p.locals {
-		invariants.Insist(p.locals[i].refs == locals[i] && (locals[i] == 0 || i < p.localsTop), "verbs: registration %d: %d uses counted, %d in requests; the top is %d", i, p.locals[i].refs, locals[i], p.localsTop)
+	for _, l := range p.locals {
+		invariants.Insist(l.refs > 0 && l.refs == locals[l], "verbs: a registration: %d uses counted, %d in requests", l.refs, locals[l])
 	}
+	invariants.Insist(len(locals) == len(p.locals), "verbs: requests use %d registrations, %d are known", len(locals), len(p.locals))
 	invariants.Insist(ahead == p.ahead, "verbs: %d bytes of bulk operations are counted at the adapter, %d are in requests", p.ahead, ahead)
 	invariants.Insist(short == p.short.under, "verbs: %d short writes are counted, %d are under way", p.short.under, short)
 }

@@ -113,7 +113,7 @@ func (p *Path) lookAtQP(l *queuePair) {
 		p.nudge()
 		l.flush(1)
 	case l.room() > 0:
-		l.add(request{record: record{kind: kindNudge, work: -1, slot: -1, local: -1}})
+		l.add(request{record: record{kind: kindNudge, work: -1, slot: -1}})
 		p.probes++
 		l.flush(1)
 	}
