@@ -52,13 +52,13 @@ func (p *Path) askFlush() {
 	f := &p.frame
 	if p.owed {
 		*f = frame{typ: frameFlushed, status: p.verdict}
-		p.owed = !p.send(p.ctl, f, plainReserve, plain(kindFrame))
+		p.owed = !p.say(f, plainReserve)
 	}
 	if p.unseen.n == 0 || p.asked {
 		return
 	}
 	*f = frame{typ: frameFlush}
-	if !p.send(p.ctl, f, plainReserve, plain(kindFrame)) {
+	if !p.say(f, plainReserve) {
 		return
 	}
 	p.asked = true

@@ -2,6 +2,7 @@ package verbs
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/penstock-io/penstock/path"
 )
@@ -31,14 +32,26 @@ func (p *Path) send(l *queuePair, f *frame, reserve uint32, r record) bool {
 	return true
 }
 
-func plain(k kind) record { return record{kind: k, work: -1} }
+// say plans a frame of the protocol on the control connection, if that is clear.
+func (p *Path) say(f *frame, reserve uint32) bool {
+	return p.send(p.ctl, f, reserve, record{kind: kindFrame, work: -1})
+}
+
+// handOut gives elements of a queue away until one is refused, and returns the rest.
+func handOut[T any](q []T, take func(T) bool) []T {
+	n := 0
+	for n < len(q) && take(q[n]) {
+		n++
+	}
+	return slices.Delete(q, 0, n)
+}
 
 // control sends the frames of the protocol and the notifications, what others wait for first, as far as credits reach.
 func (p *Path) control() {
 	c, f := p.ctl, &p.frame
 	if p.greeting == sendsHello {
 		*f = frame{typ: frameHello}
-		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+		if !p.say(f, plainReserve) {
 			return
 		}
 		p.greeting = greeted
@@ -51,39 +64,34 @@ func (p *Path) control() {
 		if l.repl.state == qpOffered {
 			f.typ, f.qpn, f.psn, f.delivered = frameReplace, l.qp.Num(), l.psn, l.received
 		}
-		if !p.send(c, f, plainReserve, plain(kindFrame)) {
+		if !p.say(f, plainReserve) {
 			break
 		}
 		l.repl.tell = false
 	}
-	for len(p.revoked) > 0 {
-		*f = frame{typ: frameRevoked, key: p.revoked[0]}
-		if !p.send(c, f, plainReserve, plain(kindFrame)) {
-			break
-		}
-		p.revoked = append(p.revoked[:0], p.revoked[1:]...)
-	}
-	for len(p.answers) > 0 {
+	p.revoked = handOut(p.revoked, func(k path.Key) bool {
+		*f = frame{typ: frameRevoked, key: k}
+		return p.say(f, plainReserve)
+	})
+	p.answers = handOut(p.answers, func(a answer) bool {
 		if !c.clear(plainReserve) {
-			break
+			return false
 		}
-		a := p.answers[0]
 		if a.given != nil {
 			p.grant(f, a.given)
 		} else {
 			*f = frame{typ: frameRefuse, key: a.key, status: a.status}
 		}
-		p.send(c, f, plainReserve, plain(kindFrame))
-		p.answers = append(p.answers[:0], p.answers[1:]...)
-	}
-	for len(p.asks) > 0 && p.asking < maxAsking {
-		*f = frame{typ: frameAttach, key: p.asks[0].key}
-		if !p.send(c, f, plainReserve, plain(kindFrame)) {
-			break
+		return p.say(f, plainReserve)
+	})
+	p.asks = handOut(p.asks, func(r *reach) bool {
+		*f = frame{typ: frameAttach, key: r.key}
+		if p.asking == maxAsking || !p.say(f, plainReserve) {
+			return false
 		}
 		p.asking++
-		p.asks = append(p.asks[:0], p.asks[1:]...)
-	}
+		return true
+	})
 	p.askFlush()
 	for p.notes.n > 0 && p.notify(c, p.notes.head, plainReserve) {
 		p.dequeue(&p.notes)
@@ -116,7 +124,7 @@ func (p *Path) tellFreed() bool {
 	for i, l := range p.data {
 		f.credit[i] = qpCredit{l.gen, l.in.freed}
 	}
-	if !p.send(p.ctl, f, reportReserve, plain(kindFrame)) {
+	if !p.say(f, reportReserve) {
 		return false
 	}
 	for _, l := range p.data {

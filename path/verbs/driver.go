@@ -1,11 +1,13 @@
 package verbs
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/bits"
 	"net/netip"
 	"sync"
 	"time"
@@ -55,35 +57,10 @@ const retries = 6
 // maxDepth bounds Options.Depth.
 const maxDepth = 8192
 
-func (o *Options) depth() int {
-	if o.Depth == 0 {
-		return DefaultDepth
-	}
-	return o.Depth
-}
+func (o *Options) depth() int { return cmp.Or(o.Depth, DefaultDepth) }
 
 // ring is the depth as a power of two.
-func (o *Options) ring() int {
-	n := 1
-	for n < o.depth() {
-		n *= 2
-	}
-	return n
-}
-
-func (o *Options) timeout() uint8 {
-	if o.Timeout == 0 {
-		return DefaultTimeout
-	}
-	return uint8(o.Timeout)
-}
-
-func (o *Options) watch() time.Duration {
-	if o.looks == 0 {
-		return rdma.WatchEvery
-	}
-	return o.looks
-}
+func (o *Options) ring() int { return 1 << bits.Len(uint(o.depth()-1)) }
 
 // inlines are the sizes to ask for, the best first.
 func (o *Options) inlines() []int {
@@ -93,7 +70,8 @@ func (o *Options) inlines() []int {
 	return []int{220, 128, 64, 0}
 }
 
-func (o *Options) check() error {
+// Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks at nothing else. The error wraps path.ErrUnavailable.
+func (o Options) Check() error {
 	bad := func(format string, args ...any) error {
 		return fmt.Errorf("verbs: "+format+": %w", append(args, path.ErrUnavailable)...)
 	}
@@ -134,11 +112,8 @@ var (
 // New makes a driver; for bad options see Check, a missing device shows by Probe and Endpoint.
 func New(o Options) *Driver { return &Driver{o: o, lib: rdma.Library{Path: o.Library}} }
 
-// Check says what is wrong with options, as Probe and Endpoint would: values out of range. It looks at nothing else. The error wraps path.ErrUnavailable.
-func (o Options) Check() error { return o.check() }
-
 // Check is that of the Options; it makes the driver a setup.Checker.
-func (d *Driver) Check() error { return d.o.check() }
+func (d *Driver) Check() error { return d.o.Check() }
 
 // Name is "verbs".
 func (d *Driver) Name() string { return Name }
@@ -159,7 +134,7 @@ func (d *Driver) Probe() error {
 
 // device is the open device, one use more.
 func (d *Driver) device() (*device, error) {
-	if err := d.o.check(); err != nil {
+	if err := d.o.Check(); err != nil {
 		return nil, err
 	}
 	d.mu.Lock()
@@ -214,15 +189,7 @@ func randomPSN() uint32 {
 
 // terms are what a configuration asks for.
 func (d *Driver) terms(cfg setup.Config) (window, qps int, err error) {
-	window, qps = cfg.Window, cfg.Streams
-	if window == 0 {
-		window = setup.DefaultWindow
-	}
-	if qps == 0 {
-		if qps = d.o.QueuePairs; qps == 0 {
-			qps = DefaultQueuePairs
-		}
-	}
+	window, qps = cmp.Or(cfg.Window, setup.DefaultWindow), cmp.Or(cfg.Streams, d.o.QueuePairs, DefaultQueuePairs)
 	switch {
 	case cfg.Exports == nil:
 		err = errors.New("verbs: Config.Exports is nil: give the table of what the peer may reach, which may be empty")

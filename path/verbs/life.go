@@ -129,7 +129,7 @@ func (p *Path) goodbye() {
 	f := &p.frame
 	*f = frame{typ: frameBye}
 	until := time.Now().Add(byeTime)
-	if !p.send(c, f, byeReserve, plain(kindFrame)) {
+	if !p.say(f, byeReserve) {
 		return
 	}
 	c.flush(1)

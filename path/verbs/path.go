@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"math"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/internal/invariants"
+	"github.com/penstock-io/penstock/internal/rdma"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -143,7 +145,8 @@ var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
 
 // newPath makes the queue pairs of one end, which know their peer only after start.
 func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Path, err error) {
-	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: o.watch(), lookAt: o.watch(),
+	looks := cmp.Or(o.looks, rdma.WatchEvery)
+	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: looks, lookAt: looks,
 		began: time.Now(), locals: map[part]*local{},
 		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
 	defer func() {

@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/ibv"
@@ -315,6 +316,6 @@ func (p *Path) join(l *queuePair, to qpAddress) error {
 	if err != nil {
 		return err
 	}
-	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: p.o.timeout(), RetryCount: retries, RNRRetry: 6,
+	return l.qp.ReadyToSend(ibv.RTSAttr{PSN: l.psn, Timeout: uint8(cmp.Or(p.o.Timeout, DefaultTimeout)), RetryCount: retries, RNRRetry: 6,
 		MaxRdAtomic: uint8(min(p.dev.attr.MaxInitRdAtomic, 16, int(p.peer.reads)))})
 }

@@ -160,7 +160,7 @@ func TestTunerBounds(t *testing.T) {
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		o := Options{Tune: Tuning{bounds(t, "piece", 4096, 1<<30), bounds(t, "signal", 1, 64), bounds(t, "ahead", 64<<10, 1<<30), bounds(t, "inline", 0, 400)}}
-		if err := o.check(); err != nil {
+		if err := o.Check(); err != nil {
 			t.Fatal(err)
 		}
 		o.Piece = rapid.SampledFrom([]uint64{0, 5000}).Draw(t, "fixed piece")
@@ -206,7 +206,7 @@ func TestTunerBounds(t *testing.T) {
 	})
 	for _, bad := range []Tuning{{Piece: Bounds{1 << 20, 1 << 19}}, {Signal: Bounds{0, 8}}, {Ahead: Bounds{1 << 20, 1 << 40}}, {Inline: Bounds{0, 1 << 20}}} {
 		o := Options{Tune: bad}
-		if err := o.check(); !errors.Is(err, path.ErrUnavailable) {
+		if err := o.Check(); !errors.Is(err, path.ErrUnavailable) {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
