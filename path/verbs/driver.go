@@ -33,9 +33,7 @@ type Options struct {
 	Depth      int // requests in the queue of a queue pair; 0 means DefaultDepth
 	// Timeout is how long the adapter waits for an acknowledgement before it sends again: 4.096 µs × 2^Timeout, 6 times; 0 means DefaultTimeout.
 	Timeout int
-	Piece   uint64 // bytes that one request moves at most; 0 lets the path find out
-	Signal  uint64 // the path signals one request in this many; 0 lets the path find out
-	Tune    Tuning // between which values the path looks for those that are not given
+	Tune    Tuning // between which values the path looks for the best ones
 	// NoInline has the adapter fetch also what is small, NoWindows has each peer in a protection domain of its own.
 	NoInline, NoWindows bool
 	// Insecure permits peers on other machines. RDMA is not encrypted: every host on the way can read and change what travels.
@@ -84,10 +82,6 @@ func (o Options) Check() error {
 		return bad("Options.Timeout is %d: expected 0 for %d, or up to 31", o.Timeout, DefaultTimeout)
 	case o.Port < 0:
 		return bad("Options.Port is %d: expected 0 for the first active one, or a number from 1", o.Port)
-	case o.Piece > 1<<30:
-		return bad("Options.Piece is %d: expected at most %d", o.Piece, 1<<30)
-	case o.Signal > keepSmall:
-		return bad("Options.Signal is %d: expected at most %d", o.Signal, keepSmall)
 	}
 	return o.Tune.check()
 }

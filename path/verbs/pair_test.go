@@ -161,6 +161,9 @@ func factory(o Options, streams int) pathtest.Factory {
 	}
 }
 
+// just is one value that a path takes.
+func just(v uint64) Bounds { return Bounds{v, v} }
+
 // tight has operations wait for each other: small pieces, and few of them under way.
 var tight = Tuning{Piece: Bounds{4096, 8192}, Ahead: Bounds{64 << 10, 128 << 10}}
 
@@ -175,12 +178,12 @@ func TestConformance(t *testing.T) {
 		checks       string // "": all
 	}{
 		{"Post", "", Options{}, 1, ""},
-		{"WireThreeQPs", "mode wire; delay 20us; seed 8", Options{Piece: 64 << 10, Depth: 128, NoInline: true}, 3,
+		{"WireThreeQPs", "mode wire; delay 20us; seed 8", Options{Tune: Tuning{Piece: just(64 << 10)}, Depth: 128, NoInline: true}, 3,
 			basic + " " + access + " Empty Visible CloseDelivers PeerGone Quiet Wake PingPong Stats Leaks Program"},
 		{"Tight", "mode wire; delay 20us; seed 9", Options{Depth: 128, Tune: tight}, 2,
 			basic + " " + access + " Wake Program"},
 		{"InfiniBand", "link infiniband", Options{}, 2, basic + " Fence"},
-		{"Domains", "mode wire", Options{NoWindows: true, Piece: 100_000, Signal: 5}, 2, basic + " " + access + " Wake"},
+		{"Domains", "mode wire", Options{NoWindows: true, Tune: Tuning{Piece: just(100_000), Signal: just(5)}}, 2, basic + " " + access + " Wake"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w := newWorld(t, c.script)

@@ -136,7 +136,7 @@ type Path struct {
 // published is what other goroutines may read.
 type published struct {
 	stats             path.Stats
-	tuned             Tuned
+	tuned             tuned
 	replaced, resumed uint64
 	why               error
 }
@@ -207,7 +207,7 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 			return nil, err
 		}
 	}
-	if p.inlineTuner = newInlineTuner(o, p.inline); p.inlineTuner.fixed() {
+	if p.inlineTuner = newInlineTuner(o, uint64(p.inline)); p.inlineTuner.fixed() {
 		p.short.skip = math.MaxInt
 	}
 	p.pub.tuned = p.tuned()

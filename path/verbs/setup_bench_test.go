@@ -210,9 +210,9 @@ func TestShortWrites(t *testing.T) {
 	if r.a.replaced == 0 || r.a.short.under != 0 {
 		t.Errorf("%d queue pairs were replaced, and %d short writes are under way", r.a.replaced, r.a.short.under)
 	}
-	got := r.a.Tuned()
-	if want := (Tuned{Piece: 1 << 20, Signal: 8, Ahead: 2 << 20}); got != want {
-		t.Errorf("Tuned is %+v: expected %+v", got, want)
+	got := r.a.tuned()
+	if want := (tuned{piece: 1 << 20, signal: 8, ahead: 2 << 20}); got != want {
+		t.Errorf("what it found out is %+v: expected %+v", got, want)
 	}
 	if s := strings.Join(r.a.Explain(), "\n"); !strings.Contains(s, fmt.Sprint(got)) || !strings.Contains(s, "up to 0 bytes inline") {
 		t.Errorf("it is not explained:\n%s", s)

@@ -1,8 +1,10 @@
 package verbs
 
 import (
+	"cmp"
 	"fmt"
 	"math/bits"
+	"slices"
 	"time"
 
 	"github.com/penstock-io/penstock/path"
@@ -46,15 +48,9 @@ func (t *Tuning) check() error {
 }
 
 // within makes a knob that begins at start, or as near to it as the bounds allow.
-func within(b, own Bounds, unit, start uint64) knob {
-	if b == (Bounds{}) {
-		b = own
-	}
+func within(b Bounds, unit, start uint64) knob {
 	return knob{value: min(max(start, b.Min), b.Max), unit: unit, min: b.Min, max: b.Max, against: 2 * tuneGain}
 }
-
-// fixed says that there is nothing to try.
-func (k *knob) fixed() bool { return k.min == k.max }
 
 // beside is the next value in a direction; the same one where there is none.
 func (k *knob) beside(v uint64, up bool) uint64 {
@@ -130,77 +126,50 @@ const (
 // inlineUnit is the smallest inline threshold beside 0.
 const inlineUnit = 32
 
-// Tuned is what a path found out so far, or what its Options set.
-type Tuned struct {
-	Piece  uint64 // bytes that one request moves at most
-	Signal uint64 // the path signals one request in this many
-	Ahead  uint64 // bytes of bulk operations at the adapter at most
-	Inline uint64 // bytes that travel in the request itself at most
-	Tried  uint64 // changes that were tried
-	Kept   uint64 // of these, the ones that gained and stayed
-	Anew   uint64 // how often the rate changed so much that what was learned held no more
-	Fixed  bool   // nothing is tried: all values are the user's
+// tuned is what a path found out so far, or what its Options set.
+type tuned struct {
+	piece, signal, ahead, inline uint64 // values of the knobs
+	tried, kept                  uint64 // changes that were tried; of these, the ones that gained and stayed
+	fixed                        bool   // nothing is tried: all values are the user's
 }
 
 // tuned is the state of the tuners, for others to read.
-func (p *Path) tuned() Tuned {
+func (p *Path) tuned() tuned {
 	t, s := &p.tuner, &p.inlineTuner
-	return Tuned{Piece: t.knobs[knobPiece].value, Signal: t.knobs[knobSignal].value, Ahead: t.knobs[knobAhead].value, Inline: s.knobs[0].value,
-		Tried: t.tried + s.tried, Kept: t.kept + s.kept, Anew: t.anew + s.anew, Fixed: t.fixed() && s.fixed()}
-}
-
-// Tuned may be called from any goroutine.
-func (p *Path) Tuned() Tuned {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.pub.tuned
+	return tuned{t.knobs[knobPiece].value, t.knobs[knobSignal].value, t.knobs[knobAhead].value, s.knobs[0].value,
+		t.tried + s.tried, t.kept + s.kept, t.fixed() && s.fixed()}
 }
 
 // String is a line for Explain.
-func (t Tuned) String() string {
-	how := fmt.Sprintf("%d of %d changes that were tried were kept", t.Kept, t.Tried)
-	if t.Fixed {
+func (t tuned) String() string {
+	how := fmt.Sprintf("%d of %d changes that were tried were kept", t.kept, t.tried)
+	if t.fixed {
 		how = "as configured"
 	}
 	return fmt.Sprintf("pieces of up to %d KiB, every %dth request signalled, up to %d KiB at the adapter, up to %d bytes inline (%s)",
-		t.Piece>>10, t.Signal, t.Ahead>>10, t.Inline, how)
+		t.piece>>10, t.signal, t.ahead>>10, t.inline, how)
 }
 
 // newTuner is the tuner of bulk operations.
 func newTuner(o *Options) tuner {
 	t := tuner{n: 3, epoch: tuneBytes, pause: tunePause, every: tunePause}
-	fix := func(b Bounds, v uint64) Bounds {
-		if v != 0 {
-			return Bounds{v, v}
-		}
-		return b
-	}
-	t.knobs[knobPiece] = within(fix(o.Tune.Piece, o.Piece), Bounds{64 << 10, 8 << 20}, 64<<10, 1<<20)
-	t.knobs[knobSignal] = within(fix(o.Tune.Signal, o.Signal), Bounds{1, 64}, 1, 16)
-	t.knobs[knobAhead] = within(o.Tune.Ahead, Bounds{1 << 20, 32 << 20}, 1<<20, bulkAhead)
+	t.knobs[knobPiece] = within(cmp.Or(o.Tune.Piece, Bounds{64 << 10, 8 << 20}), 64<<10, 1<<20)
+	t.knobs[knobSignal] = within(cmp.Or(o.Tune.Signal, Bounds{1, 64}), 1, 16)
+	t.knobs[knobAhead] = within(cmp.Or(o.Tune.Ahead, Bounds{1 << 20, 32 << 20}), 1<<20, bulkAhead)
 	return t
 }
 
 // newInlineTuner is the tuner of short writes, on a device that takes so many bytes in a request.
-func newInlineTuner(o *Options, most int) tuner {
+func newInlineTuner(o *Options, most uint64) tuner {
 	t := tuner{n: 1, epoch: tuneRequests, pause: tunePause, every: tunePause, sizes: true}
-	b := o.Tune.Inline
-	b.Min, b.Max = min(b.Min, uint64(most)), min(b.Max, uint64(most))
-	if o.Tune.Inline == (Bounds{}) {
-		b = Bounds{0, uint64(most)}
-	}
-	t.knobs[0] = within(b, b, inlineUnit, uint64(most))
+	b := cmp.Or(o.Tune.Inline, Bounds{0, most})
+	t.knobs[0] = within(Bounds{min(b.Min, most), min(b.Max, most)}, inlineUnit, most)
 	return t
 }
 
-// fixed says that all values are the user's.
+// fixed says that there is nothing to try: all values are the user's.
 func (t *tuner) fixed() bool {
-	for i := range t.knobs[:t.n] {
-		if !t.knobs[i].fixed() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(t.knobs[:t.n], func(k knob) bool { return k.min != k.max })
 }
 
 // idle says that nothing is under way: the time until the next work is no one's fault.
@@ -240,12 +209,7 @@ func (t *tuner) took(n uint64, d time.Duration) {
 func (t *tuner) size(n uint64) { t.felt |= 1 << sizeClass(n) }
 
 // sizeClass numbers the sizes by the lowest threshold that has them in the request.
-func sizeClass(n uint64) int {
-	if n <= inlineUnit {
-		return 0
-	}
-	return bits.Len64((n - 1) / inlineUnit)
-}
+func sizeClass(n uint64) int { return bits.Len64((max(n, 1) - 1) / inlineUnit) }
 
 // step is the value that a trial in this direction has; false: there is none that would show.
 func (t *tuner) step(k *knob, up bool) (uint64, bool) {
@@ -277,9 +241,9 @@ func (k *knob) needs(dir int8) float64 {
 
 // set gives a knob a value. What is at the adapter by then was posted with the old one, and says nothing about the new one.
 func (t *tuner) set(k *knob, v uint64) {
-	t.stale = t.ahead()
+	before := t.ahead()
 	k.value = v
-	t.stale = max(t.stale, t.ahead())
+	t.stale = max(before, t.ahead())
 }
 
 // ahead is how much work may be at the adapter.
@@ -293,11 +257,7 @@ func (t *tuner) ahead() uint64 {
 // judge takes in the rate of an epoch.
 func (t *tuner) judge(rate float64) {
 	k := &t.knobs[t.turn/2]
-	up := t.turn%2 == 0
-	dir := int8(1)
-	if !up {
-		dir = -1
-	}
+	dir := int8(1 - 2*(t.turn%2)) // up, then down
 	switch t.phase {
 	case trying:
 		t.set(k, t.old)
@@ -327,7 +287,7 @@ func (t *tuner) judge(rate float64) {
 	if t.pause--; t.pause > 0 {
 		return
 	}
-	v, ok := t.step(k, up)
+	v, ok := t.step(k, dir > 0)
 	if !ok {
 		t.turn, t.pause = (t.turn+1)%(2*t.n), 1
 		return

@@ -163,10 +163,12 @@ func TestTunerBounds(t *testing.T) {
 		if err := o.Check(); err != nil {
 			t.Fatal(err)
 		}
-		o.Piece = rapid.SampledFrom([]uint64{0, 5000}).Draw(t, "fixed piece")
-		o.Signal = rapid.SampledFrom([]uint64{0, 3}).Draw(t, "fixed signal")
+		fixed := rapid.Bool().Draw(t, "fixed")
+		if fixed {
+			o.Tune.Piece, o.Tune.Signal = just(5000), just(3)
+		}
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(t, "seed"), 4))
-		most := rapid.SampledFrom([]int{0, 60, 64, 220}).Draw(t, "inline at most")
+		most := rapid.SampledFrom([]uint64{0, 60, 64, 220}).Draw(t, "inline at most")
 		for _, tn := range []tuner{newTuner(&o), newInlineTuner(&o, most)} {
 			var now time.Duration
 			moved := false
@@ -176,7 +178,7 @@ func TestTunerBounds(t *testing.T) {
 				case 0:
 					tn.idle()
 				case 1:
-					tn.size(uint64(rng.IntN(most + 1)))
+					tn.size(rng.Uint64N(most + 1))
 				case 2:
 					tn.took(uint64(rng.IntN(1<<24)), time.Duration(rng.IntN(1e7))-1e6)
 				case 3:
@@ -196,11 +198,11 @@ func TestTunerBounds(t *testing.T) {
 			if tn.fixed() && (moved || tn.tried > 0) {
 				t.Fatalf("what was fixed moved, or %d trials", tn.tried)
 			}
-			if tn.sizes && tn.knobs[0].max > uint64(most) {
+			if tn.sizes && tn.knobs[0].max > most {
 				t.Fatalf("it puts %d bytes into a request that takes %d", tn.knobs[0].max, most)
 			}
 		}
-		if f := newTuner(&o); o.Piece != 0 && (f.knobs[knobPiece].value != o.Piece || !f.knobs[knobPiece].fixed()) || o.Signal != 0 && f.knobs[knobSignal].value != o.Signal {
+		if f := newTuner(&o); fixed && (f.knobs[knobPiece].value != 5000 || f.knobs[knobSignal].value != 3) {
 			t.Fatalf("what the user gave is not what is taken: %+v", f)
 		}
 	})
