@@ -70,10 +70,6 @@ func (p *Path) attach(k path.Key) {
 		return
 	}
 	g.answer = true
-	p.wantBinds(g)
-}
-
-func (p *Path) wantBinds(g *given) {
 	if !g.inLine {
 		g.inLine = true
 		p.binds = append(p.binds, g)

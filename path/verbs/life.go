@@ -151,12 +151,7 @@ func (p *Path) goodbye() {
 		if _, err := sys.PollIn(int(left/time.Millisecond)+1, p.channel.FD()); err != nil {
 			return
 		}
-		for {
-			if _, ok, err := p.channel.Next(); !ok || err != nil {
-				break
-			}
-		}
-		p.cq.Ack()
+		p.emptyChannel()
 	}
 }
 

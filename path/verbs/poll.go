@@ -68,21 +68,23 @@ func (p *Path) disarm() {
 		p.rung = false
 		sys.Unring(p.bell)
 	}
-	for {
-		_, ok, err := p.channel.Next()
-		if err != nil {
-			p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
-			return
-		}
-		if !ok {
-			break
-		}
+	if err := p.emptyChannel(); err != nil {
+		p.down(fmt.Errorf("verbs: %w: %w", path.ErrDown, err))
 	}
 	if p.err == nil {
-		p.cq.Ack()
 		p.dev.async()
 		if p.watchTimer >= 0 {
 			p.look()
+		}
+	}
+}
+
+// emptyChannel takes the events of completions in.
+func (p *Path) emptyChannel() error {
+	for {
+		if _, ok, err := p.channel.Next(); !ok || err != nil {
+			p.cq.Ack()
+			return err
 		}
 	}
 }
@@ -135,8 +137,9 @@ func (p *Path) completion(wc *ibv.WC) {
 		p.broken(l, wc.Err())
 		return
 	}
-	if !inOrder {
-		p.gap(l)
+	if !inOrder && p.lost == nil {
+		// The sender of the message that was lost believes that it came, so nothing sends it again. Poll reports first what else has come.
+		p.lost = fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, errGap)
 	}
 	if p.lost != nil && l.index == 0 { // frames mean something in their order only
 		l.recvs = append(l.recvs, slot)

@@ -47,12 +47,12 @@ type request struct {
 	window ibv.Window
 }
 
-// queue pair is one queue pair with its receives: number 0 is for control, the others are queue pairs.
+// queuePair is one queue pair with its receives: number 0 is for control, the others are for data.
 type queuePair struct {
 	p     *Path
 	index int
-	gen   uint32 // of the queue pair, as both sides count
-	epoch uint32 // counts the queue pairs of this side, for the numbers of requests
+	gen   uint32 // counts its replacements, as both sides do
+	epoch uint32 // counts those that this side made, for the numbers of requests
 	qp    *ibv.QP
 	psn   uint32 // the first sequence number
 
@@ -71,8 +71,8 @@ type queuePair struct {
 	posted   int // slots at the queue pair
 	held     int // slots with a message that the owner has not given back
 	in       debt
-	received uint32 // messages that came, by all queue pairs of this queue pair
-	sent     uint32 // messages that went; corrected when a queue pair is replaced
+	received uint32 // messages that came, by those that it replaced as well
+	sent     uint32 // messages that went; corrected when it is replaced
 
 	repl  replacement
 	watch rdma.Watch
@@ -85,7 +85,7 @@ const (
 	indexShift = 32
 )
 
-// id is the number of a request at the adapter: receive or not, which queue pair of which queue pair, and a sequence or slot number.
+// id is the number of a request at the adapter: receive or not, epoch and index of the queue pair, and a sequence or slot number.
 func (l *queuePair) id(seq uint32) uint64 {
 	return uint64(l.epoch&epochMask)<<epochShift | uint64(l.index)<<indexShift | uint64(seq)
 }
@@ -140,7 +140,7 @@ func (l *queuePair) flush(interval int) {
 	}
 }
 
-// enchain posts the plan by the queue pair's queue pair.
+// enchain posts the plan.
 func (l *queuePair) enchain(interval int) (int, error) {
 	l.chain.Reset()
 	for i := range l.plan {

@@ -47,18 +47,13 @@ func (p *Path) ask(r *reach) {
 	}
 }
 
-// need is the right that an operation takes.
-func need(op path.OpKind) path.Rights {
-	if op == path.Get {
-		return path.Read
-	}
-	return path.Write
-}
-
 // check looks at the blocks of an operation that were not looked at: true when the peer grants all of them. What is not known is
 // asked for; the operation waits.
 func (p *Path) check(w *work) (bool, error) {
-	want := need(w.op.Kind)
+	want := path.Write
+	if w.op.Kind == path.Get {
+		want = path.Read
+	}
 	for ; w.checked < len(w.op.Copies); w.checked++ {
 		c := &w.op.Copies[w.checked]
 		r := p.reachOf(c.Key)

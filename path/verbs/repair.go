@@ -8,7 +8,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// A queue pair whose queue pair failed is replaced: a request that the peer's adapter refused (an export that was revoked meanwhile) must
+// A queue pair that failed is replaced: a request that the peer's adapter refused (an export that was revoked meanwhile) must
 // not take the path down. Both sides put their queue pair into error, wait until the adapter has given everything back, destroy it,
 // and only then offer a new one over the control connection. So when the offers have crossed, nothing that was under way on the
 // old one can land any more, and each side knows which of its notifications had arrived. What is left begins anew.
@@ -41,7 +41,7 @@ type replacement struct {
 // the peer asks for an export, as it has to before it uses a new queue pair: it counts itself what comes of its operations, which shows here by nothing.
 const maxRepairs = 16
 
-// broken takes a queue pair out of service whose queue pair failed.
+// broken takes a queue pair out of service that failed.
 func (p *Path) broken(l *queuePair, why error) {
 	if p.err != nil {
 		return

@@ -153,11 +153,3 @@ func (l *queuePair) came(slot int32) bool {
 	}
 	return false
 }
-
-// gap ends the path because a message was lost at this side's adapter. Its sender believes that it came, so nothing sends it again. Poll ends it:
-// it reports first what else has come.
-func (p *Path) gap(l *queuePair) {
-	if p.lost == nil {
-		p.lost = fmt.Errorf("verbs: %w: queue pair %d: %w", path.ErrDown, l.index, errGap)
-	}
-}
