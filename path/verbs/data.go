@@ -219,10 +219,7 @@ func (p *Path) post(l *queuePair, w *work, req *request) {
 
 // over takes in that a request succeeded.
 func (p *Path) over(l *queuePair, r *record) {
-	p.release1(l, r)
-	if r.short {
-		p.shortEnded(true)
-	}
+	p.release1(l, r, true)
 	switch r.kind {
 	case kindBind:
 		g := r.given
@@ -246,19 +243,12 @@ func (p *Path) over(l *queuePair, r *record) {
 
 // lose takes in that a request came back unexecuted, or of which this side does not know whether it was executed.
 func (p *Path) lose(l *queuePair, r *record) {
-	p.release1(l, r)
-	if r.short {
-		p.shortEnded(false)
-	}
+	p.release1(l, r, false)
 	switch r.kind {
 	case kindBind:
 		g := r.given
 		g.binding--
-		w := &g.windows[l.index-1]
-		if w.mw != nil {
-			w.mw.Close()
-		}
-		*w = window{}
+		g.windows[l.index-1].close()
 		p.bound(g)
 		return
 	case kindFrame, kindNudge, kindMark:
@@ -272,8 +262,11 @@ func (p *Path) lose(l *queuePair, r *record) {
 	}
 }
 
-// release1 gives back what a request held.
-func (p *Path) release1(l *queuePair, r *record) {
+// release1 gives back what a request held, which succeeded or not.
+func (p *Path) release1(l *queuePair, r *record, ok bool) {
+	if r.short {
+		p.shortEnded(ok)
+	}
 	if r.slot >= 0 {
 		l.frames = append(l.frames, r.slot)
 	}

@@ -35,6 +35,15 @@ type window struct {
 	bound bool
 }
 
+// close closes a window, if there is one.
+func (w *window) close() (err error) {
+	if w.mw != nil {
+		err = w.mw.Close()
+	}
+	*w = window{}
+	return err
+}
+
 // attach answers the question of the peer for an export.
 func (p *Path) attach(k path.Key) {
 	if len(p.freeWorks) == len(p.works) {
@@ -177,10 +186,10 @@ func (p *Path) shut(g *given) {
 	if g.told {
 		p.revoked = append(p.revoked, g.key)
 	}
+	if err != nil {
+		err = fmt.Errorf("verbs: the adapter does not take the export back: %w", err)
+	}
 	for _, k := range g.fences {
-		if err != nil {
-			err = fmt.Errorf("verbs: the adapter does not take the export back: %w", err)
-		}
 		p.finish(k, err)
 	}
 }
@@ -193,10 +202,7 @@ func (p *Path) unwind(g *given) (err error) {
 		}
 	}
 	for i := range g.windows {
-		if w := &g.windows[i]; w.mw != nil {
-			err = errors.Join(err, w.mw.Close())
-		}
-		g.windows[i] = window{}
+		err = errors.Join(err, g.windows[i].close())
 	}
 	return errors.Join(err, p.dom.unpin(g.export))
 }
@@ -204,13 +210,9 @@ func (p *Path) unwind(g *given) (err error) {
 // unwindQP closes the windows of one queue pair, whose queue pair goes.
 func (p *Path) unwindQP(l *queuePair) {
 	for _, g := range p.givens {
-		w := &g.windows[l.index-1]
-		if w.mw != nil {
-			if err := w.mw.Close(); err != nil {
-				p.note(fmt.Sprintf("a memory window could not be closed: %v", err))
-			}
+		if err := g.windows[l.index-1].close(); err != nil {
+			p.note(fmt.Sprintf("a memory window could not be closed: %v", err))
 		}
-		*w = window{}
 	}
 }
 

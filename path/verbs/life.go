@@ -1,6 +1,7 @@
 package verbs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -38,7 +39,7 @@ func (p *Path) down(err error) {
 			p.finish(int32(k), err)
 		}
 	}
-	p.small, p.bulk, p.waiting, p.notes, p.unseen, p.flushing = newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO(), newFIFO()
+	p.lists = lists{}
 	p.queue(queued{Event: path.Event{Kind: path.EventDown, Err: err}, work: -1, qp: -1, slot: -1})
 	p.dirty = true
 	if p.armed && !p.rung {
@@ -109,7 +110,7 @@ func (p *Path) Close() error {
 	// Messages that were not polled are read from memory that goes now.
 	for i := range p.evCount {
 		q := &p.events[(p.evHead+i)%len(p.events)]
-		q.Msg = append([]byte(nil), q.Msg...)
+		q.Msg = bytes.Clone(q.Msg)
 		q.qp = -1
 	}
 	p.lent = p.lent[:0]

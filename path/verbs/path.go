@@ -63,12 +63,7 @@ type Path struct {
 
 	works     []work
 	freeWorks []int32
-	small     fifo
-	bulk      fifo
-	waiting   fifo // for an answer of the peer
-	notes     fifo // for a frame that notifies the peer
-	unseen    fifo // complete puts that the peer's accelerator does not see before a flush
-	flushing  fifo // of these, the ones for which the peer was asked
+	lists
 
 	reaches map[path.Key]*reach
 	last    *reach
@@ -148,7 +143,7 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 	looks := cmp.Or(o.looks, rdma.WatchEvery)
 	p := &Path{dev: dev, peerReach: cfg.Reach(), window: window, o: o, bell: -1, watchTimer: -1, watchEvery: looks, lookAt: looks,
 		began: time.Now(), locals: map[part]*local{},
-		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}, small: newFIFO(), bulk: newFIFO(), waiting: newFIFO(), notes: newFIFO(), unseen: newFIFO(), flushing: newFIFO()}
+		reaches: map[path.Key]*reach{}, givens: map[path.Key]*given{}, flushers: map[mem.Flusher]int{}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.release())

@@ -29,14 +29,14 @@ func (p *Path) verifyLists() {
 		name string
 		l    *fifo
 	}{{"small", &p.small}, {"bulk", &p.bulk}, {"waiting", &p.waiting}, {"notes", &p.notes}, {"unseen", &p.unseen}, {"flushing", &p.flushing}} {
-		n, last := int32(0), int32(-1)
-		for k := c.l.head; k >= 0 && n <= c.l.n; k = p.works[k].next {
+		last := c.l.tail
+		for n, k := int32(0), c.l.head; n < c.l.n; n, k = n+1, p.works[k].next {
 			w := &p.works[k]
 			invariants.Insist(w.list == c.l && w.used && !w.done, "verbs: operation %d in list %s: listed there %t, used %t, done %t", k, c.name, w.list == c.l, w.used, w.done)
-			n, last = n+1, k
+			last = k
 		}
-		invariants.Insist(n == c.l.n && last == c.l.tail, "verbs: list %s holds %d operations up to %d, and counts %d up to %d", c.name, n, last, c.l.n, c.l.tail)
-		listed += int(n)
+		invariants.Insist(last == c.l.tail, "verbs: %d operations of list %s reach to %d, and it ends with %d", c.l.n, c.name, last, c.l.tail)
+		listed += int(c.l.n)
 	}
 	for k := range p.works {
 		if p.works[k].list != nil {
@@ -70,6 +70,16 @@ func (p *Path) verifyLists() {
 	invariants.Insist(asked == len(p.asks)+p.asking, "verbs: %d exports are asked for; %d in line, %d questions under way", asked, len(p.asks), p.asking)
 }
 
+// each looks at all requests, posted and planned.
+func (l *queuePair) each(look func(r *record)) {
+	for i := l.tail; i != l.head; i++ {
+		look(&l.ring[i&uint32(len(l.ring)-1)])
+	}
+	for i := range l.plan {
+		look(&l.plan[i].record)
+	}
+}
+
 func (p *Path) verifyRequests() {
 	pending := make([]int, len(p.works))
 	locals := map[*local]int{}
@@ -92,12 +102,7 @@ func (p *Path) verifyRequests() {
 			}
 			ahead += r.bytes
 		}
-		for i := l.tail; i != l.head; i++ {
-			take(&l.ring[i&uint32(len(l.ring)-1)])
-		}
-		for i := range l.plan {
-			take(&l.plan[i].record)
-		}
+		l.each(take)
 		sends := msgSends
 		if l == p.ctl {
 			sends = ctlSends
@@ -173,16 +178,11 @@ func (l *queuePair) verifyState() {
 func (p *Path) verifyGivens() {
 	binding, lines, answers := map[*given]int{}, map[*given]int{}, map[*given]int{}
 	for _, l := range p.qps {
-		for i := l.tail; i != l.head; i++ {
-			if r := &l.ring[i&uint32(len(l.ring)-1)]; r.kind == kindBind {
+		l.each(func(r *record) {
+			if r.kind == kindBind {
 				binding[r.given]++
 			}
-		}
-		for i := range l.plan {
-			if r := &l.plan[i]; r.kind == kindBind {
-				binding[r.given]++
-			}
-		}
+		})
 	}
 	for _, g := range p.binds {
 		lines[g]++

@@ -33,7 +33,6 @@ const (
 	headerSize = 8
 	notifySize = headerSize + 16
 	maxQPs     = 8
-	maxWords   = 200 // bytes of text for people
 	// frameSize is the size in bytes of the largest frame, and of each receive.
 	frameSize = notifySize + path.MaxMessage
 )
@@ -56,7 +55,7 @@ type frame struct {
 
 	key        path.Key
 	imm, bytes uint64
-	msg        []byte // of the received bytes; words of a bye
+	msg        []byte // of the received bytes
 	rights     path.Rights
 	flush      bool // of a grant: what is written there is seen after a flush
 	addr, size uint64
@@ -117,8 +116,6 @@ func (f *frame) append(b []byte) []byte {
 			b = put32(b, c.gen)
 			b = put32(b, c.consumed)
 		}
-	case frameBye:
-		b = append(b, f.msg[:min(len(f.msg), maxWords)]...)
 	}
 	binary.BigEndian.PutUint16(b[start+2:], uint16(len(b)-start-headerSize))
 	return b
@@ -178,16 +175,13 @@ func (f *frame) parse(b []byte) error {
 				f.credit[i] = qpCredit{binary.BigEndian.Uint32(c), binary.BigEndian.Uint32(c[4:])}
 			}
 		}
-	case frameHello, frameFlush:
+	case frameHello, frameFlush, frameBye:
 		ok = fixed(0)
 	case frameFlushed:
 		if ok = fixed(1); ok {
 			f.status = b[0]
 			ok = f.status <= flushFailed
 		}
-	case frameBye:
-		ok = len(b) <= maxWords
-		f.msg = b
 	default:
 		return malformed("a frame of unknown type %d", f.typ)
 	}

@@ -41,15 +41,22 @@ type work struct {
 	noteLost bool
 }
 
-// fifo is a list of operations, linked through their slots.
+// fifo is a list of n operations, linked through their slots.
 type fifo struct{ head, tail, n int32 }
 
-func newFIFO() fifo { return fifo{-1, -1, 0} }
+// lists are where operations wait.
+type lists struct {
+	small    fifo
+	bulk     fifo
+	waiting  fifo // for an answer of the peer
+	notes    fifo // for a frame that notifies the peer
+	unseen   fifo // complete puts that the peer's accelerator does not see before a flush
+	flushing fifo // of these, the ones for which the peer was asked
+}
 
 func (p *Path) enqueue(l *fifo, k int32) {
-	w := &p.works[k]
-	w.list, w.next = l, -1
-	if l.tail >= 0 {
+	p.works[k].list = l
+	if l.n > 0 {
 		p.works[l.tail].next = k
 	} else {
 		l.head = k
@@ -62,12 +69,8 @@ func (p *Path) enqueue(l *fifo, k int32) {
 func (p *Path) dequeue(l *fifo) int32 {
 	k := l.head
 	w := &p.works[k]
-	l.head = w.next
-	if l.head < 0 {
-		l.tail = -1
-	}
+	l.head, w.list = w.next, nil
 	l.n--
-	w.list = nil
 	return k
 }
 
