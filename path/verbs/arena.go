@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -27,7 +28,7 @@ func (a *arena) open(d *domain, slots int) (err error) {
 		return errors.Join(err, a.region.Close())
 	}
 	a.bytes = a.lease.Bytes()
-	a.mr, err = d.pd.RegMR(ibv.MRSpec{Addr: uintptr(address(a.bytes)), Length: uint64(len(a.bytes)), Access: ibv.LocalWrite})
+	a.mr, err = d.pd.RegMR(ibv.MRSpec{Addr: sys.Address(a.bytes), Length: uint64(len(a.bytes)), Access: ibv.LocalWrite})
 	if err != nil {
 		err = errors.Join(err, a.close())
 	}

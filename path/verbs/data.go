@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"github.com/penstock-io/penstock/internal/ibv"
+	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 )
@@ -176,7 +177,7 @@ func (p *Path) piece(l *queuePair, k int32, w *work, r *reach, c *path.Copy, pc 
 	threshold := &p.inlineTuner.knobs[0]
 	req.short = b != nil && req.kind == kindWrite && pc.n <= threshold.max && !w.bulk
 	if req.inline = b != nil && req.kind == kindWrite && pc.n <= threshold.value; req.inline {
-		req.sge.Addr = address(b[s.Off+pc.off:])
+		req.sge.Addr = uint64(sys.Address(b[s.Off+pc.off:]))
 	} else {
 		m, err := p.localFor(s, pc.off)
 		if err != nil {

@@ -45,7 +45,7 @@ func (p *Path) Explain() []string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := append([]string(nil), p.lines...)
-	out = append(out, "requests: "+p.pub.tuned.String())
+	out = append(out, "requests: "+p.pub.found.String())
 	if s := p.dom.local.Stats(); s.Misses > 0 {
 		out = append(out, fmt.Sprintf("local memory: %d registrations made (%v in all), %d uses of one that was there", s.Misses, s.Registering.Round(time.Microsecond), s.Hits+s.Shared))
 	}

@@ -113,16 +113,13 @@ type Path struct {
 	lost       error         // a message that came: the path ends with it
 	probes     uint64        // requests that were made to see whether the adapter still ends them
 
-	repairs  int // since an operation got on
-	replaced uint64
-	resumed  uint64
-	why      error
+	repairs int // since an operation got on
 
-	dirty bool
-	st    path.Stats
-	mu    sync.Mutex // guards what other goroutines may read
-	pub   published
-	lines []string
+	published // as the owner knows it
+	dirty     bool
+	mu        sync.Mutex // guards what other goroutines may read
+	pub       published
+	lines     []string
 	// closedKeys are exports that the peer's adapter could not reach.
 	closedKeys map[path.Key]struct{}
 	remarks    []string
@@ -130,10 +127,11 @@ type Path struct {
 
 // published is what other goroutines may read.
 type published struct {
-	stats             path.Stats
-	tuned             tuned
-	replaced, resumed uint64
-	why               error
+	st       path.Stats
+	found    tuned
+	replaced uint64 // queue pairs
+	resumed  uint64 // operations
+	why      error  // the last queue pair was replaced
 }
 
 var errClosed = fmt.Errorf("verbs: closed on this side: %w", path.ErrDown)
@@ -205,7 +203,7 @@ func newPath(dev *device, cfg setup.Config, o *Options, window, qps int) (_ *Pat
 	if p.inlineTuner = newInlineTuner(o, uint64(p.inline)); p.inlineTuner.fixed() {
 		p.short.skip = math.MaxInt
 	}
-	p.pub.tuned = p.tuned()
+	p.pub.found = p.tuned()
 	p.ctl, p.data = p.qps[0], p.qps[1:]
 	return p, nil
 }
@@ -335,8 +333,9 @@ func (p *Path) publish() {
 		return
 	}
 	p.dirty = false
+	p.found = p.tuned()
 	p.mu.Lock()
-	p.pub = published{p.st, p.tuned(), p.replaced, p.resumed, p.why}
+	p.pub = p.published
 	p.mu.Unlock()
 }
 
@@ -344,5 +343,5 @@ func (p *Path) publish() {
 func (p *Path) Stats() path.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.pub.stats
+	return p.pub.st
 }
