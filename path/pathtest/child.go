@@ -8,13 +8,11 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
-	"regexp"
-	"strings"
+	"runtime"
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv/proc"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
@@ -27,16 +25,15 @@ const childEnv = "PENSTOCK_PATHTEST_CHILD"
 // on FD and does what it is asked over its standard input, one line of JSON for each request, and answers on its standard
 // output. It ends when its input does.
 type child struct {
-	t   testing.TB
-	cmd *exec.Cmd
-	in  *json.Encoder
-	out *json.Decoder
-	res *os.File
+	*proc.Process
+	t       testing.TB
+	in      *json.Encoder
+	replies chan reply
 }
 
 // request is what the child is to do.
 type request struct {
-	Do    string // listen, accept, dial, export, change, verify, op, notices, close
+	Do    string // listen, dial, export, change, verify, op, notices, close
 	Addr  string
 	Token setup.Token
 	Size  int    // export: bytes
@@ -63,31 +60,17 @@ type reply struct {
 // is killed at the end of the test.
 func startChild(t testing.TB) *child {
 	t.Helper()
-	exe, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
+	c := &child{t: t, replies: make(chan reply, 16)}
+	spec := proc.Self(t, childEnv+"="+t.Name())
+	spec.Input = true
+	spec.OnLine = func(line string) {
+		var r reply
+		if json.Unmarshal([]byte(line), &r) == nil { // else it is of the testing package
+			c.replies <- r
+		}
 	}
-	name, _, _ := strings.Cut(t.Name(), "/")
-	c := &child{t: t, cmd: exec.Command(exe, "-test.run=^"+regexp.QuoteMeta(name)+"$", "-test.timeout=2m")}
-	c.cmd.Env = append(os.Environ(), childEnv+"="+t.Name())
-	c.cmd.Stderr = os.Stderr
-	in, err := c.cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := c.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.in, c.out = json.NewEncoder(in), json.NewDecoder(out)
-	c.res = out.(*os.File)
-	if err := c.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		c.cmd.Process.Kill()
-		c.cmd.Wait() // its error only says that it was killed
-	})
+	c.Process = proc.Start(t, spec)
+	c.in = json.NewEncoder(c.Input())
 	return c
 }
 
@@ -99,47 +82,44 @@ func (c *child) send(q request) {
 	}
 }
 
-// receive waits for the next answer. Its error is the child's, or that none came.
-func (c *child) receive() (r reply, err error) {
-	c.res.SetReadDeadline(time.Now().Add(30 * time.Second))
-	if err = c.out.Decode(&r); err == nil && r.Err != "" {
-		err = errors.New(r.Err)
-	}
-	return r, err
-}
-
-// ask sends a request and waits for the answer while the parent's side is served.
-func (c *child) ask(s *Side, q request) (r reply) {
+// receive waits for the next answer, while the parent's side is served if there is one. Its error is the child's.
+func (c *child) receive(s *Side) (r reply, err error) {
 	c.t.Helper()
-	c.send(q)
-	came := make(chan error, 1)
-	go func() {
-		var err error
-		r, err = c.receive()
-		came <- err
-	}()
-	for {
+	for start := time.Now(); ; {
 		select {
-		case err := <-came:
-			if err != nil {
-				c.t.Fatalf("the child could not %s: %v\n%s", q.Do, err, s.pair.Dump())
+		case r = <-c.replies:
+			if r.Err != "" {
+				err = errors.New(r.Err)
 			}
-			return r
+			return r, err
 		default:
-			s.Poll()
+			if s != nil {
+				s.Poll()
+			}
+			runtime.Gosched()
+			if time.Since(start) > 30*time.Second {
+				c.t.Fatalf("the child does not answer\n%s", c.Output())
+			}
 		}
 	}
 }
 
-// signal sends the child a signal. With SIGSTOP it stands still when this returns.
-func (c *child) signal(sig sys.Signal) {
+// ask sends a request and waits for the answer while the parent's side is served.
+func (c *child) ask(s *Side, q request) reply {
 	c.t.Helper()
-	err := c.cmd.Process.Signal(sig)
-	if err == nil && sig == sys.SIGSTOP {
-		err = sys.WaitStopped(c.cmd.Process.Pid)
-	}
+	c.send(q)
+	r, err := c.receive(s)
 	if err != nil {
-		c.t.Fatalf("sending the child %v: %v", sig, err)
+		c.t.Fatalf("the child could not %s: %v\n%s", q.Do, err, s.pair.Dump())
+	}
+	return r
+}
+
+// must ends the test if something could not be done with the child.
+func (c *child) must(err error) {
+	c.t.Helper()
+	if err != nil {
+		c.t.Fatal(err)
 	}
 }
 
@@ -158,13 +138,12 @@ func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *chi
 	rand.Read(offer.Token[:])
 	var err error
 	if childListens {
-		c.send(request{Do: "listen"})
+		c.send(request{Do: "listen", Token: offer.Token})
 		var r reply
-		if r, err = c.receive(); err != nil {
+		if r, err = c.receive(nil); err != nil {
 			t.Fatalf("the child could not listen: %v", err)
 		}
 		offer.Addr = r.Addr
-		c.send(request{Do: "accept", Token: offer.Token})
 		s.Path, err = d.Dial(ctx, offer, cfg)
 	} else {
 		var l setup.Listener
@@ -179,7 +158,7 @@ func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *chi
 	if err != nil {
 		t.Fatalf("connecting to the child: %v", err)
 	}
-	if _, err := c.receive(); err != nil {
+	if _, err := c.receive(nil); err != nil {
 		t.Fatalf("the child could not connect: %v", err)
 	}
 	t.Cleanup(p.finish)
@@ -188,17 +167,15 @@ func connect(t testing.TB, d setup.ListenDriver, childListens bool) (*Side, *chi
 
 // childSide is the child's part.
 type childSide struct {
-	driver   setup.ListenDriver
-	listener setup.Listener
-	path     path.Path
-	exports  path.Exports
-	regions  []*mem.Region
-	notices  int
-	want     int // notices after which the answer to a request goes out
-	waiter   *path.Waiter
-	out      *json.Encoder
-	op       request // under way
-	local    *mem.Region
+	driver  setup.ListenDriver
+	path    path.Path
+	exports path.Exports
+	regions []*mem.Region
+	notices int
+	want    int // notices after which the answer to a request goes out
+	out     *json.Encoder
+	op      request // under way
+	local   *mem.Region
 }
 
 // childMain is the child process; it never returns.
@@ -208,7 +185,7 @@ func childMain(d setup.ListenDriver) {
 		fmt.Fprintln(os.Stderr, "pathtest child:", err)
 		os.Exit(1)
 	}
-	c := &childSide{driver: d, waiter: w, out: json.NewEncoder(os.Stdout)}
+	c := &childSide{driver: d, out: json.NewEncoder(os.Stdout)}
 	requests := make(chan request, 16)
 	go func() {
 		in := json.NewDecoder(os.Stdin)
@@ -279,16 +256,16 @@ func (c *childSide) do(q request) (r reply, later bool, err error) {
 	cfg := setup.Config{Rights: path.Read | path.Write, Exports: &c.exports}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	if c.path == nil && q.Do != "listen" && q.Do != "accept" && q.Do != "dial" {
+	if c.path == nil && q.Do != "listen" && q.Do != "dial" {
 		return r, false, path.ErrDown
 	}
 	switch q.Do {
-	case "listen":
-		if c.listener, err = c.driver.Listen(); err == nil {
-			r.Addr = c.listener.Addr()
+	case "listen": // two answers: the address, and that it is connected
+		var l setup.Listener
+		if l, err = c.driver.Listen(); err == nil {
+			c.out.Encode(reply{Addr: l.Addr()})
+			c.path, err = l.Accept(ctx, q.Token, cfg)
 		}
-	case "accept":
-		c.path, err = c.listener.Accept(ctx, q.Token, cfg)
 	case "dial":
 		c.path, err = c.driver.Dial(ctx, setup.Offer{Addr: q.Addr, Token: q.Token}, cfg)
 	case "export":
@@ -330,9 +307,6 @@ func (c *childSide) do(q request) (r reply, later bool, err error) {
 		c.path = nil
 	default:
 		err = fmt.Errorf("unknown request %q", q.Do)
-	}
-	if c.path == nil && q.Do != "listen" && q.Do != "close" && err == nil {
-		err = path.ErrDown
 	}
 	return r, later, err
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv/scope"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
 )
@@ -23,6 +24,7 @@ func RunProcess(t *testing.T, d setup.ListenDriver) {
 	if os.Getenv(childEnv) != "" {
 		childMain(d)
 	}
+	scope.Run(t, func(t testing.TB) { startChild(t) }) // the first process starts what stays for the life of this one
 	for _, childListens := range []bool{false, true} {
 		name := "ChildDials"
 		if childListens {
@@ -48,7 +50,7 @@ func RunProcess(t *testing.T, d setup.ListenDriver) {
 				run("KillPoster"+word, func(t testing.TB, s *Side, c *child) { processKillPoster(t, s, c, kind) })
 			}
 			run("KillIdle", func(t testing.TB, s *Side, c *child) {
-				c.signal(sys.SIGKILL)
+				c.must(c.Signal(sys.SIGKILL))
 				await(t, s)
 			})
 		})
@@ -110,7 +112,7 @@ func processStop(t testing.TB, s *Side, c *child) {
 	Fill(local.All().Bytes(), 5)
 	c.send(request{Do: "op", Kind: path.Put, Key: key, N: processLarge, Seed: 6, Imm: 77})
 	s.pair.Pump(3)
-	c.signal(sys.SIGSTOP)
+	c.must(c.Stop())
 	put := s.Post(path.Op{Kind: path.Put, Notify: true, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify, Imm: 1})
 	// The peer is stopped. What can go on without it does; then this side must sleep.
 	const moment = 400 * time.Millisecond
@@ -123,7 +125,7 @@ func processStop(t testing.TB, s *Side, c *child) {
 	if s.Down != nil {
 		t.Fatalf("the path went down although the peer was only frozen: %v", s.Down)
 	}
-	c.signal(sys.SIGCONT)
+	c.must(c.Continue())
 	ctx, cancel = context.WithTimeout(t.Context(), s.pair.f.Patience)
 	defer cancel()
 	s.serve(t, ctx, func() bool { return put[0].Times+put[1].Times == 2 && len(s.Notices) > 0 })
@@ -136,7 +138,7 @@ func processStop(t testing.TB, s *Side, c *child) {
 		t.Fatalf("notifications across a freeze: %+v", s.Notices)
 	}
 	wantFill(t, "the child's put across a freeze", mine.All().Bytes(), 6)
-	if _, err := c.receive(); err != nil {
+	if _, err := c.receive(s); err != nil {
 		t.Errorf("the child's put across a freeze: %v", err)
 	}
 	if r := c.ask(s, request{Do: "verify", N: processLarge, Seed: 5}); r.Bad >= 0 {
@@ -151,7 +153,7 @@ func processStop(t testing.TB, s *Side, c *child) {
 func processClose(t testing.TB, s *Side, c *child) {
 	c.send(request{Do: "close"})
 	await(t, s)
-	if _, err := c.receive(); err != nil {
+	if _, err := c.receive(s); err != nil {
 		t.Errorf("the child's Close: %v", err)
 	}
 }
@@ -162,11 +164,11 @@ func processKill(t testing.TB, s *Side, c *child, kind path.OpKind, frozen bool,
 	theirs := c.export(s, processLarge, 1)
 	local := s.Region(processLarge)
 	if frozen {
-		c.signal(sys.SIGSTOP)
+		c.must(c.Stop())
 	}
 	s.Post(path.Op{Kind: kind, Copies: []path.Copy{{Local: local.All(), Key: theirs}}}, path.Op{Kind: path.Notify})
 	s.pair.Pump(polls)
-	c.signal(sys.SIGKILL)
+	c.must(c.Signal(sys.SIGKILL))
 	await(t, s)
 }
 
@@ -177,10 +179,10 @@ func processKillPoster(t testing.TB, s *Side, c *child, kind path.OpKind) {
 	Fill(mine.All().Bytes(), 3)
 	c.send(request{Do: "op", Kind: kind, Key: export.Key().Append(nil), N: processLarge, Seed: 3})
 	s.pair.Pump(3)
-	c.signal(sys.SIGKILL)
+	c.must(c.Signal(sys.SIGKILL))
 	await(t, s)
-	if err := c.cmd.Wait(); err == nil {
-		t.Error("the child ended by itself")
+	if exit, err := c.Wait(t.Context()); err != nil || exit.OK() {
+		t.Errorf("the child ended by itself: %v, %v", exit, err)
 	}
 	want := string(mine.All().Bytes())
 	s.pair.Pump(100)
