@@ -86,39 +86,30 @@ var (
 	kindNames = map[path.OpKind]string{path.Put: "put", path.Get: "get"}
 )
 
-func checkSizes(t testing.TB, f Factory) {
-	p := newPair(t, f)
-	sizes := f.sizes()
-	room := sizes[len(sizes)-1] + 2*margin
+// roundTrips puts and gets these sizes in both directions, with so many bytes before them in local memory and in the export.
+func (p *Pair) roundTrips(sizes []int, offs ...[2]int) {
+	seed := uint64(0)
 	for _, s := range p.Sides() {
-		l := p.lane(s, room)
+		l := p.lane(s, slices.Max(sizes)+2*margin+8192)
 		for _, kind := range bothKinds {
-			for i, n := range sizes {
-				l.roundTrip(t, kind, margin, margin, n, uint64(i+1))
+			for _, off := range offs {
+				for _, n := range sizes {
+					seed++
+					l.roundTrip(p.t, kind, margin+off[0], margin+off[1], n, seed)
+				}
 			}
 		}
 	}
 }
 
+func checkSizes(t testing.TB, f Factory) { newPair(t, f).roundTrips(f.sizes(), [2]int{}) }
+
 func checkUnaligned(t testing.TB, f Factory) {
-	p := newPair(t, f)
 	sizes := []int{1, 7, 64, 4097, 70_001}
 	for _, b := range f.Boundaries {
 		sizes = append(sizes, b+1)
 	}
-	room := slices.Max(sizes) + 2*margin + 8192
-	seed := uint64(0)
-	for _, s := range p.Sides() {
-		l := p.lane(s, room)
-		for _, kind := range bothKinds {
-			for _, off := range [][2]int{{1, 0}, {0, 1}, {3, 5}, {63, 65}, {4095, 4097}} {
-				for _, n := range sizes {
-					seed++
-					l.roundTrip(t, kind, margin+off[0], margin+off[1], n, seed)
-				}
-			}
-		}
-	}
+	newPair(t, f).roundTrips(sizes, [2]int{1, 0}, [2]int{0, 1}, [2]int{3, 5}, [2]int{63, 65}, [2]int{4095, 4097})
 }
 
 // sparse allocates as much address space as the machine grants, without pages: 1 TiB if it can be.

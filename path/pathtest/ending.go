@@ -178,7 +178,7 @@ func checkClose(t testing.TB, f Factory) {
 			Fill(lanes[1].here, 2)
 			o.Drain()
 			p.Pump(100)
-			if !f.CloseRetires && string(mine) != string(want) {
+			if string(mine) != string(want) {
 				t.Errorf("the peer wrote after Close had returned")
 			}
 			for _, x := range []*Side{s, o} {

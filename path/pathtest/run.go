@@ -22,9 +22,6 @@ type Factory struct {
 	Boundaries []int
 	// Large is the size in bytes of an operation that one Post and one Poll cannot finish; 0 means 16 MiB.
 	Large int
-	// CloseRetires says that a peer which is in the middle of a copy when this side closes may still write: the path retires
-	// that memory instead of stopping the peer.
-	CloseRetires bool
 	// Verifies says that with -tags invariants the path looks after itself with means that allocate: its own counts are compared after
 	// each call, or a mem.RegCache remembers who took each registration. Allocations are not counted in such builds.
 	Verifies bool
