@@ -54,14 +54,13 @@ func (p *Path) askFlush() {
 		*f = frame{typ: frameFlushed, status: p.verdict}
 		p.owed = !p.say(f, plainReserve)
 	}
-	if p.unseen.n == 0 || p.asked {
+	if p.unseen.n == 0 || p.flushing.n > 0 {
 		return
 	}
 	*f = frame{typ: frameFlush}
 	if !p.say(f, plainReserve) {
 		return
 	}
-	p.asked = true
 	for p.unseen.n > 0 {
 		p.enqueue(&p.flushing, p.dequeue(&p.unseen))
 	}
@@ -69,10 +68,9 @@ func (p *Path) askFlush() {
 
 // flushed takes in that the peer's accelerators see what was complete when they were asked.
 func (p *Path) flushed(status uint8) error {
-	if !p.asked {
+	if p.flushing.n == 0 {
 		return malformed("a flush that was not asked for")
 	}
-	p.asked = false
 	for p.flushing.n > 0 {
 		k := p.dequeue(&p.flushing)
 		w := &p.works[k]

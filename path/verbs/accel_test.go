@@ -528,8 +528,8 @@ func TestOneQuestion(t *testing.T) {
 			r.A.Poll()
 		}
 	}
-	if !r.a.asked || r.a.unseen.n != 2 || r.a.flushing.n != 1 {
-		t.Fatalf("asked: %v, %d puts wait for the answer and %d for the next question", r.a.asked, r.a.flushing.n, r.a.unseen.n)
+	if r.a.unseen.n != 2 || r.a.flushing.n != 1 {
+		t.Fatalf("%d puts wait for the answer and %d for the next question", r.a.flushing.n, r.a.unseen.n)
 	}
 	r.Drive("the puts", func() bool { return res[0].Times+res[1].Times+res[2].Times == 3 })
 	for _, p := range res {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/penstock-io/penstock/internal/ibv"
 	"github.com/penstock-io/penstock/path"
 )
 
@@ -133,20 +134,20 @@ func (p *Path) tellFreed() bool {
 	return true
 }
 
-// arrived takes a message in. slot is the receive; the message is in its first n bytes, unless it is an immediate value.
-func (p *Path) arrived(l *queuePair, slot int32, n int, imm uint32, hasImm, write bool) {
+// arrived takes a message in. slot is the receive, which begins with the message, unless that is an immediate value.
+func (p *Path) arrived(l *queuePair, slot int32, wc *ibv.WC) {
 	l.received++
 	l.held++
-	if write {
-		if l.index == 0 || !hasImm {
+	if wc.Opcode() == ibv.OpRecvWrite {
+		if l.index == 0 || wc.Flags()&ibv.FlagImm == 0 {
 			p.violated(malformed("a write with a value on the control connection, or a value that is none"))
 			return
 		}
-		p.noticed(l, slot, path.Event{Kind: path.EventNotify, Imm: uint64(imm), Bytes: uint64(n)})
+		p.noticed(l, slot, path.Event{Kind: path.EventNotify, Imm: uint64(wc.Imm()), Bytes: uint64(wc.Len())})
 		return
 	}
 	f := &p.in
-	if err := f.parse(p.arena.slot(int(slot))[:n]); err != nil {
+	if err := f.parse(p.arena.slot(int(slot))[:wc.Len()]); err != nil {
 		p.violated(err)
 		return
 	}

@@ -74,8 +74,7 @@ type Path struct {
 	answers []answer
 	revoked []path.Key
 
-	asked    bool                // the peer was asked for a flush, and has not answered
-	owed     bool                // it asked for one, and has no answer yet
+	owed     bool                // the peer asked for a flush, and has no answer yet
 	verdict  uint8               // of the flush that it asked for
 	untrue   error               // why a notification cannot be reported: the path ends with it
 	flushers map[mem.Flusher]int // flushes that exports need which the peer may write: for how many

@@ -145,7 +145,7 @@ func (p *Path) completion(wc *ibv.WC) {
 		l.recvs = append(l.recvs, slot)
 		return
 	}
-	p.arrived(l, slot, wc.Len(), wc.Imm(), wc.Flags()&ibv.FlagImm != 0, wc.Opcode() == ibv.OpRecvWrite)
+	p.arrived(l, slot, wc)
 }
 
 // queue keeps an event for the owner; there is room for all that can be.

@@ -32,7 +32,7 @@ func (l *queuePair) busy() bool {
 
 // waits says that the peer owes a frame on the control connection.
 func (p *Path) waits() bool {
-	if p.asking > 0 || p.asked {
+	if p.asking > 0 || p.flushing.n > 0 {
 		return true
 	}
 	for _, l := range p.data {

@@ -51,7 +51,7 @@ type lists struct {
 	waiting  fifo // for an answer of the peer
 	notes    fifo // for a frame that notifies the peer
 	unseen   fifo // complete puts that the peer's accelerator does not see before a flush
-	flushing fifo // of these, the ones for which the peer was asked
+	flushing fifo // of these, the ones for which the peer was asked, and has not answered
 }
 
 func (p *Path) enqueue(l *fifo, k int32) {
