@@ -535,7 +535,7 @@ func TestLogging(t *testing.T) {
 // With an identity the node speaks TLS, as the plan says, and knows who its peers are; a floor of encrypted asks for one.
 func TestIdentity(t *testing.T) {
 	one, two := filepath.Join(t.TempDir(), "one"), filepath.Join(t.TempDir(), "two")
-	ca, _, err := identity.Setup(one, "store", identity.SetupOptions{})
+	ca, _, err := identity.Setup(one, "store", 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,7 +41,7 @@ machine's own rules. Other machines deny by their own file (docs/security.md).`,
 			if err != nil {
 				return err
 			}
-			a, err := identity.OpenAuthority(dir, nil)
+			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
 				return &worded{fmt.Sprintf("%s holds no authority; the machine that made this one's certificate has the list", dir), identity.ErrMissing}
 			}
@@ -128,7 +128,7 @@ stay as they are.`,
 			if p.valid <= 0 {
 				return &usageError{fmt.Errorf("--valid %v: expected more than 0", p.valid)}
 			}
-			a, err := identity.OpenAuthority(dir, nil)
+			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
 				return &usageError{fmt.Errorf("%s holds no authority: run \"penstock pair --listen ADDR --for %s\" where it is, and then \"penstock pair renew ADDRESS\" here", dir, have.Self.Name)}
 			}
@@ -178,7 +178,7 @@ key never travels.
 			if err != nil {
 				return err
 			}
-			a, err := identity.OpenAuthority(dir, nil)
+			a, err := identity.OpenAuthority(dir)
 			if errors.Is(err, identity.ErrMissing) {
 				return &worded{fmt.Sprintf("%s holds no authority; \"penstock pair --listen\" makes one", dir), identity.ErrMissing}
 			}

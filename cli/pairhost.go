@@ -237,7 +237,7 @@ func (p *pairing) setup(dir string) (c identity.Contents, a *identity.Authority,
 			return c, nil, false, err
 		}
 	}
-	if a, made, err = identity.Setup(dir, name, identity.SetupOptions{LeafValid: p.valid}); err != nil {
+	if a, made, err = identity.Setup(dir, name, p.valid); err != nil {
 		return c, nil, false, err
 	}
 	c, err = identity.Inspect(dir)

@@ -16,7 +16,7 @@ import (
 func identities(t *testing.T, names ...string) (dirs map[string]string) {
 	t.Helper()
 	dirs = map[string]string{"server": filepath.Join(t.TempDir(), "server")}
-	a, _, err := identity.Setup(dirs["server"], "server", identity.SetupOptions{})
+	a, _, err := identity.Setup(dirs["server"], "server", 0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -70,7 +70,7 @@ func TestFamilies(t *testing.T) {
 // A peer with a certificate is counted by the name in it, whatever it calls itself.
 func TestFamiliesByCertificate(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
-	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+	ca, err := identity.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -101,7 +101,7 @@ func TestOnePeerLeavesRoom(t *testing.T) {
 // TestUploadsCountByCertificate has peers call themselves as they like: what counts is the name in the certificate.
 func TestUploadsCountByCertificate(t *testing.T) {
 	ctx := testCtx(t)
-	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+	ca, err := identity.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -351,7 +351,7 @@ func guestIdentity(t *testing.T, m *guest.Meeting) *identity.Identity {
 	m.SetDeadline(time.Now().Add(guestPatience))
 	dir := filepath.Join(t.TempDir(), "identity")
 	if guest.ID() == 1 {
-		ca, _, err := identity.Setup(dir, "guest1", identity.SetupOptions{})
+		ca, _, err := identity.Setup(dir, "guest1", 0)
 		if err != nil {
 			t.Fatal(err)
 		}

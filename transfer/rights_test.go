@@ -311,7 +311,7 @@ func TestNoRightsNoSession(t *testing.T) {
 // TestBrokenRules: rules with a mistake change nothing, but the node reports them as an error; rules that are gone take all rights along.
 func TestBrokenRules(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
-	ca, _, err := identity.Setup(dir, "server", identity.SetupOptions{})
+	ca, _, err := identity.Setup(dir, "server", 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -380,7 +380,7 @@ func TestBrokenRules(t *testing.T) {
 // TestIdentityWithoutPeers has a node without peers report rules that break and a certificate that is about to end, too.
 func TestIdentityWithoutPeers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "id")
-	if _, _, err := identity.Setup(dir, "server", identity.SetupOptions{}); err != nil {
+	if _, _, err := identity.Setup(dir, "server", 0); err != nil {
 		t.Fatal(err)
 	}
 	rules := filepath.Join(dir, identity.PolicyFile)

@@ -22,7 +22,7 @@ import (
 
 func authority(t testing.TB) *identity.Authority {
 	t.Helper()
-	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+	ca, err := identity.NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}

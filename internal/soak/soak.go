@@ -167,7 +167,7 @@ func (x *run) soak(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, x.tidy()) }()
-	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+	ca, err := identity.NewAuthority()
 	if err != nil {
 		return err
 	}

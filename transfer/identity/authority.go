@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -39,27 +40,20 @@ type Authority struct {
 	issued []Issued // without a directory
 }
 
-// AuthorityOptions are the choices for a new authority. The zero value is good.
-type AuthorityOptions struct {
-	Valid time.Duration    // of the root; 0: RootValid
-	Clock func() time.Time // nil: time.Now
-}
-
 // NewAuthority makes an authority with a new key, in memory.
-func NewAuthority(o AuthorityOptions) (*Authority, error) {
-	clock := clockOr(o.Clock)
+func NewAuthority() (*Authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return nil, fmt.Errorf("identity: a new key: %w", err)
 	}
 	var id [4]byte
 	rand.Read(id[:])
-	now := clock().Truncate(time.Second)
+	now := time.Now().Truncate(time.Second)
 	t := &x509.Certificate{
 		SerialNumber:          newSerial(),
 		Subject:               pkix.Name{CommonName: "penstock authority " + hex.EncodeToString(id[:])},
 		NotBefore:             now.Add(-Skew),
-		NotAfter:              now.Add(durationOr(o.Valid, RootValid)),
+		NotAfter:              now.Add(RootValid),
 		IsCA:                  true,
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true,
@@ -73,11 +67,8 @@ func NewAuthority(o AuthorityOptions) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("identity: the root certificate: %w", err)
 	}
-	return &Authority{cert: cert, key: key, clock: clock}, nil
+	return &Authority{cert: cert, key: key, clock: time.Now}, nil
 }
-
-// Certificate is the root. The caller must not change it.
-func (a *Authority) Certificate() *x509.Certificate { return a.cert }
 
 // IssueOptions are the choices for one certificate. The zero value is good.
 type IssueOptions struct {
@@ -137,10 +128,10 @@ func (a *Authority) sign(uri, subject string, public crypto.PublicKey, o IssueOp
 	if !now.Before(a.cert.NotAfter) {
 		return nil, fmt.Errorf("identity: the authority's certificate ended on %s: %w; make a new authority (docs/security.md)", day(a.cert.NotAfter), ErrExpired)
 	}
-	from, until := now.Add(-Skew), now.Add(durationOr(o.Valid, LeafValid))
+	valid := cmp.Or(o.Valid, LeafValid)
+	from, until := now.Add(-Skew), now.Add(valid)
 	if !o.NotBefore.IsZero() {
-		from = o.NotBefore
-		until = from.Add(durationOr(o.Valid, LeafValid))
+		from, until = o.NotBefore, o.NotBefore.Add(valid)
 	}
 	if until.After(a.cert.NotAfter) {
 		until = a.cert.NotAfter
@@ -185,20 +176,6 @@ func newSerial() *big.Int {
 func Fingerprint(c *x509.Certificate) string {
 	h := sha256.Sum256(c.Raw)
 	return hex.EncodeToString(h[:])
-}
-
-func clockOr(c func() time.Time) func() time.Time {
-	if c == nil {
-		return time.Now
-	}
-	return c
-}
-
-func durationOr(d, otherwise time.Duration) time.Duration {
-	if d == 0 {
-		return otherwise
-	}
-	return d
 }
 
 func day(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05 UTC") }

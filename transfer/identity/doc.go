@@ -10,8 +10,8 @@
 //	id, err := identity.Open(dir, identity.Options{})
 //	ln = tls.NewListener(ln, id.Server())             // accepts every name of the authority that is not denied
 //	conn := tls.Client(raw, id.Client("gpu-7"))       // and only gpu-7
-//	name, err := identity.PeerName(conn.ConnectionState())
-//	if id.Rights(name)&identity.Read == 0 { ... }
+//	peer, err := identity.PeerOf(conn.ConnectionState())
+//	if id.Rights(peer.Name)&identity.Read == 0 { ... }
 //
 // Files that change are read again without a restart, at most once per [Options.Interval], when a handshake or a question
 // about rights comes: new handshakes use what is new, sessions live on. What cannot be used (half written, a key that does
@@ -22,7 +22,7 @@
 //
 // Tests of other packages make identities without files:
 //
-//	ca, err := identity.NewAuthority(identity.AuthorityOptions{})
+//	ca, err := identity.NewAuthority()
 //	a, err := ca.Issue("a", identity.IssueOptions{})
 //
 // docs/security.md has the threat model, the files, and the protocol of pairing.

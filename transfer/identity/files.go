@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"crypto/ecdsa"
 	"crypto/sha256"
 	"crypto/tls"
@@ -432,5 +433,5 @@ func (w *watch) parseRules() (*Rules, error) {
 }
 
 func (i *Identity) interval() time.Duration {
-	return durationOr(i.opts.Interval, time.Second)
+	return cmp.Or(i.opts.Interval, time.Second)
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -71,14 +70,13 @@ type Event struct {
 
 // Stats count what became of handshakes and files since the identity was made.
 type Stats struct {
-	Self       Peer        // what the certificate in use says; Self.NotAfter is when it must have been renewed
-	Roots      []time.Time // when each root of the bundle ends
-	Accepted   uint64      // handshakes in which the peer's certificate was accepted
-	Refused    uint64      // handshakes in which it was not
-	Loaded     uint64      // times that credentials or rules were replaced
-	LoadErrors uint64      // times that changed files could not be used
-	LoadError  string      // present errors, each until it is fixed; "": all is well
-	Warning    string      // that the certificate in use has ended, or ends within WarnBefore
+	Self       Peer   // what the certificate in use says; Self.NotAfter is when it must have been renewed
+	Accepted   uint64 // handshakes in which the peer's certificate was accepted
+	Refused    uint64 // handshakes in which it was not
+	Loaded     uint64 // times that credentials or rules were replaced
+	LoadErrors uint64 // times that changed files could not be used
+	LoadError  string // present errors, each until it is fixed; "": all is well
+	Warning    string // that the certificate in use has ended, or ends within WarnBefore
 }
 
 // Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
@@ -98,6 +96,13 @@ type Identity struct {
 // WarnBefore is how long before its end a certificate is warned of.
 const WarnBefore = 48 * time.Hour
 
+func clockOr(c func() time.Time) func() time.Time {
+	if c == nil {
+		return time.Now
+	}
+	return c
+}
+
 // warning is Stats.Warning.
 func (i *Identity) warning(p Peer) string {
 	verb, end := "ends", p.NotAfter
@@ -115,7 +120,6 @@ type state struct {
 	cert  *tls.Certificate
 	self  Peer
 	pool  *x509.CertPool
-	roots []*x509.Certificate
 	rules *Rules
 }
 
@@ -156,8 +160,8 @@ func newState(c Credentials, now time.Time) (*state, error) {
 	if public, ok := leaf.PublicKey.(interface{ Equal(crypto.PublicKey) bool }); !ok || !public.Equal(key.Public()) {
 		return nil, fmt.Errorf("identity: the key is not that of the certificate: %w", ErrCredentials)
 	}
-	s := &state{pool: x509.NewCertPool(), roots: slices.Clone(c.Roots)}
-	for k, r := range s.roots {
+	s := &state{pool: x509.NewCertPool()}
+	for k, r := range c.Roots {
 		if !r.IsCA || !r.BasicConstraintsValid {
 			return nil, fmt.Errorf("identity: root %d (%s) is not the certificate of an authority: %w", k+1, clip(r.Subject.String()), ErrCredentials)
 		}
@@ -230,9 +234,6 @@ func (i *Identity) Name() string { return i.now.Load().self.Name }
 // Self is what the certificate in use says.
 func (i *Identity) Self() Peer { return i.now.Load().self }
 
-// Roots are the certificates that the identity trusts now. The caller must not change them.
-func (i *Identity) Roots() []*x509.Certificate { return slices.Clone(i.now.Load().roots) }
-
 // Rules are those in use now; nil gives no rights to anyone.
 func (i *Identity) Rules() *Rules { return i.now.Load().rules }
 
@@ -255,9 +256,6 @@ func (i *Identity) Stats() Stats {
 	i.look()
 	s := i.now.Load()
 	out := Stats{Self: s.self, Warning: i.warning(s.self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
-	for _, r := range s.roots {
-		out.Roots = append(out.Roots, r.NotAfter)
-	}
 	for _, p := range []*atomic.Pointer[error]{&i.credentialsError, &i.rulesError} {
 		if err := failure(p); err != nil {
 			if out.LoadError != "" {

@@ -15,7 +15,6 @@ import (
 	"io"
 	"net"
 	"net/url"
-	"path/filepath"
 	"time"
 )
 
@@ -46,7 +45,8 @@ func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (C
 	if err := makeDir(dir); err != nil {
 		return Contents{}, err
 	}
-	if err := joinable(dir, name, v); err != nil {
+	named := func(r *x509.Certificate) bool { return sha256.Sum256(r.Raw) == v.Root }
+	if err := replaceable(dir, name, named); err != nil {
 		return Contents{}, err
 	}
 	key, err := pendingKey(dir)
@@ -105,25 +105,6 @@ func Join(ctx context.Context, v Invitation, dir, name string, o JoinOptions) (C
 		return Contents{}, because(err)
 	}
 	return Inspect(dir)
-}
-
-// joinable refuses to replace what is in a directory by another node.
-func joinable(dir, name string, v Invitation) error {
-	if have, err := exists(filepath.Join(dir, NodeFile)); err != nil {
-		return err
-	} else if !have {
-		return replaceable(dir, name, nil)
-	}
-	c, err := Inspect(dir)
-	if err != nil {
-		return err
-	}
-	for _, r := range c.Roots {
-		if sha256.Sum256(r.Raw) == v.Root {
-			return replaceable(dir, name, []*x509.Certificate{r})
-		}
-	}
-	return replaceable(dir, name, nil)
 }
 
 // joining is what a joiner does on the way.

@@ -137,12 +137,6 @@ func PeerOf(cs tls.ConnectionState) (Peer, error) {
 	return peerOf(cs.PeerCertificates[0])
 }
 
-// PeerName is the name that [PeerOf] finds.
-func PeerName(cs tls.ConnectionState) (string, error) {
-	p, err := PeerOf(cs)
-	return p.Name, err
-}
-
 func checkProtocol(cs tls.ConnectionState, want string) error {
 	if cs.Version != tls.VersionTLS13 || cs.NegotiatedProtocol != want {
 		return fmt.Errorf("identity: the connection has %s and the protocol %q, expected TLS 1.3 and %q: %w",

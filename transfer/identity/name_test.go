@@ -104,8 +104,8 @@ func TestPeerOf(t *testing.T) {
 	} {
 		s := good
 		c.change(&s)
-		if n, err := PeerName(s); n != "" || !errors.Is(err, c.want) {
-			t.Errorf("%s: %q, %v", c.what, n, err)
+		if p, err := PeerOf(s); p != (Peer{}) || !errors.Is(err, c.want) {
+			t.Errorf("%s: %+v, %v", c.what, p, err)
 		}
 	}
 }

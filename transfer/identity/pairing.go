@@ -1,6 +1,7 @@
 package identity
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -112,7 +113,7 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 			return nil, fmt.Errorf("identity: %q is denied by the rules: %w", o.For, ErrNameRefused)
 		}
 	}
-	o.Timeout = durationOr(o.Timeout, PairingTimeout)
+	o.Timeout = cmp.Or(o.Timeout, PairingTimeout)
 	// A certificate that only serves this pairing: nodes have none like it, so no node can stand in for the host, and it is
 	// not a node's, so it opens nothing.
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -145,12 +146,7 @@ func (a *Authority) NewPairing(o PairingOptions) (*Pairing, error) {
 	return p, nil
 }
 
-func checkPairProtocol(cs tls.ConnectionState) error {
-	if cs.NegotiatedProtocol != pairALPN {
-		return fmt.Errorf("identity: protocol %q, expected %q: %w", clip(cs.NegotiatedProtocol), pairALPN, ErrProtocol)
-	}
-	return nil
-}
+func checkPairProtocol(cs tls.ConnectionState) error { return checkProtocol(cs, pairALPN) }
 
 // Invitation is what the other machine needs, for the address at which it can reach this one.
 func (p *Pairing) Invitation(address string) Invitation {

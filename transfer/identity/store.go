@@ -50,17 +50,10 @@ func exists(path string) (bool, error) {
 	return true, nil
 }
 
-// SetupOptions are the choices for [Setup]. The zero value is good.
-type SetupOptions struct {
-	RootValid time.Duration // 0: RootValid
-	LeafValid time.Duration // 0: LeafValid
-	Clock     func() time.Time
-}
-
 // Setup opens the authority of a directory. If there is none it makes one, and a certificate for the node of this machine,
-// whose name is name, in files that only their owner can read; made says so. Where there is one, name must be "" or the
-// node's. A directory that belongs to the authority of another machine is refused with [ErrExists].
-func Setup(dir, name string, o SetupOptions) (a *Authority, made bool, err error) {
+// whose name is name and which is valid for so long (0: LeafValid), in files that only their owner can read; made says so.
+// Where there is one, name must be "" or the node's. A directory that belongs to the authority of another machine is refused with [ErrExists].
+func Setup(dir, name string, valid time.Duration) (a *Authority, made bool, err error) {
 	if err := makeDir(dir); err != nil {
 		return nil, false, err
 	}
@@ -83,14 +76,14 @@ func Setup(dir, name string, o SetupOptions) (a *Authority, made bool, err error
 		if name != "" && name != p.Self.Name {
 			return nil, false, fmt.Errorf("identity: %s already holds the node %q, not %q: %w", dir, p.Self.Name, name, ErrExists)
 		}
-		a, err := OpenAuthority(dir, o.Clock)
+		a, err := OpenAuthority(dir)
 		return a, false, err
 	}
 	if err := CheckName(name); err != nil {
 		return nil, false, err
 	}
 	if !haveCA {
-		a, err := NewAuthority(AuthorityOptions{Valid: o.RootValid, Clock: o.Clock})
+		a, err := NewAuthority()
 		if err != nil {
 			return nil, false, err
 		}
@@ -103,10 +96,10 @@ func Setup(dir, name string, o SetupOptions) (a *Authority, made bool, err error
 			return nil, false, err
 		}
 	}
-	if a, err = OpenAuthority(dir, o.Clock); err != nil {
+	if a, err = OpenAuthority(dir); err != nil {
 		return nil, false, err
 	}
-	c, err := a.Credentials(name, IssueOptions{Valid: o.LeafValid})
+	c, err := a.Credentials(name, IssueOptions{Valid: valid})
 	if err != nil {
 		return nil, false, err
 	}
@@ -126,8 +119,8 @@ func save(dir string, c Credentials) error {
 }
 
 // OpenAuthority reads the authority of a directory that [Setup] has made; without one the error wraps [ErrMissing]. What it
-// signs is written down there. A nil clock is time.Now.
-func OpenAuthority(dir string, clock func() time.Time) (*Authority, error) {
+// signs is written down there.
+func OpenAuthority(dir string) (*Authority, error) {
 	path := filepath.Join(dir, AuthorityFile)
 	if err := checkDir(dir); err != nil {
 		return nil, err
@@ -149,7 +142,7 @@ func OpenAuthority(dir string, clock func() time.Time) (*Authority, error) {
 	if !ok || !cs[0].IsCA || len(cs) != 1 {
 		return nil, fmt.Errorf("identity: %s: expected the certificate of one authority and its key: %w", path, ErrCredentials)
 	}
-	return &Authority{cert: cs[0], key: key, clock: clockOr(clock), dir: dir}, nil
+	return &Authority{cert: cs[0], key: key, clock: time.Now, dir: dir}, nil
 }
 
 // bundle is what nodes of this authority shall trust: its root first, then the others of its directory.
@@ -182,7 +175,6 @@ func (a *Authority) bundle() ([]*x509.Certificate, error) {
 type Contents struct {
 	Dir       string
 	Self      Peer                // the node's certificate
-	NotBefore time.Time           // when it begins
 	Issuer    string              // fingerprint of the root that issued it; "": none of the bundle
 	Roots     []*x509.Certificate // the bundle
 	Authority *x509.Certificate   // that this directory issues with; nil: none
@@ -202,13 +194,13 @@ func Inspect(dir string) (Contents, error) {
 	if out.Self, err = peerOf(c.Certificate.Leaf); err != nil {
 		return out, err
 	}
-	out.NotBefore, out.Roots = c.Certificate.Leaf.NotBefore, c.Roots
+	out.Roots = c.Roots
 	for _, r := range c.Roots {
 		if c.Certificate.Leaf.CheckSignatureFrom(r) == nil {
 			out.Issuer = Fingerprint(r)
 		}
 	}
-	switch a, err := OpenAuthority(dir, nil); {
+	switch a, err := OpenAuthority(dir); {
 	case err == nil:
 		out.Authority = a.cert
 	case !errors.Is(err, ErrMissing):
@@ -302,7 +294,7 @@ func Import(dir string, bundle []byte) (Contents, error) {
 	if err := makeDir(dir); err != nil {
 		return Contents{}, err
 	}
-	if err := replaceable(dir, s.self.Name, s.roots); err != nil {
+	if err := replaceable(dir, s.self.Name, func(r *x509.Certificate) bool { return slices.ContainsFunc(c.Roots, r.Equal) }); err != nil {
 		return Contents{}, err
 	}
 	if err := save(dir, c); err != nil {
@@ -311,8 +303,8 @@ func Import(dir string, bundle []byte) (Contents, error) {
 	return Inspect(dir)
 }
 
-// replaceable refuses to write a node of given name and roots where another one is.
-func replaceable(dir, name string, roots []*x509.Certificate) error {
+// replaceable refuses to write a node of the given name and an authority of its own where another one is.
+func replaceable(dir, name string, own func(root *x509.Certificate) bool) error {
 	if have, err := exists(filepath.Join(dir, AuthorityFile)); err != nil {
 		return err
 	} else if have {
@@ -328,12 +320,8 @@ func replaceable(dir, name string, roots []*x509.Certificate) error {
 	if c.Self.Name != name {
 		return fmt.Errorf("identity: %s already holds the node %q, not %q. Use another directory: %w", dir, c.Self.Name, name, ErrExists)
 	}
-	for _, r := range roots {
-		for _, mine := range c.Roots {
-			if r.Equal(mine) {
-				return nil
-			}
-		}
+	if slices.ContainsFunc(c.Roots, own) {
+		return nil
 	}
 	return fmt.Errorf("identity: %s already holds the node %q of another authority. Use another directory: %w", dir, name, ErrExists)
 }
@@ -350,7 +338,7 @@ func (a *Authority) Issued() ([]Issued, error) {
 	if a.dir == "" {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		return append([]Issued(nil), a.issued...), nil
+		return slices.Clone(a.issued), nil
 	}
 	f, err := openFile(filepath.Join(a.dir, IssuedFile), false)
 	if errors.Is(err, ErrMissing) {

@@ -17,7 +17,7 @@ func newDir(t testing.TB) string { return filepath.Join(t.TempDir(), "sub", "id"
 
 func setup(t testing.TB, dir, name string) *Authority {
 	t.Helper()
-	a, made, err := Setup(dir, name, SetupOptions{})
+	a, made, err := Setup(dir, name, 0)
 	if err != nil || !made {
 		t.Fatal(made, err)
 	}
@@ -40,14 +40,14 @@ func TestSetup(t *testing.T) {
 		t.Errorf("files left: %v, %v", entries, err)
 	}
 	a := open(t, dir, Options{})
-	again, made, err := Setup(dir, "", SetupOptions{})
+	again, made, err := Setup(dir, "", 0)
 	if err != nil || made || !again.cert.Equal(ca.cert) {
 		t.Errorf("again: made %v, %v", made, err)
 	}
-	if _, _, err := Setup(dir, "b", SetupOptions{}); !errors.Is(err, ErrExists) {
+	if _, _, err := Setup(dir, "b", 0); !errors.Is(err, ErrExists) {
 		t.Errorf("again with another name: %v", err)
 	}
-	if _, _, err := Setup(newDir(t), "", SetupOptions{}); !errors.Is(err, ErrName) {
+	if _, _, err := Setup(newDir(t), "", 0); !errors.Is(err, ErrName) {
 		t.Errorf("without a name: %v", err)
 	}
 	b := issue(t, ca, "b", IssueOptions{})
@@ -56,14 +56,14 @@ func TestSetup(t *testing.T) {
 	}
 	// A program that was stopped half way goes on where it was.
 	os.Remove(filepath.Join(dir, NodeFile))
-	if again, made, err = Setup(dir, "a", SetupOptions{}); err != nil || !made || !again.cert.Equal(ca.cert) {
+	if again, made, err = Setup(dir, "a", 0); err != nil || !made || !again.cert.Equal(ca.cert) {
 		t.Errorf("half way: made %v, %v", made, err)
 	}
 	os.Remove(filepath.Join(dir, AuthorityFile))
-	if _, _, err := Setup(dir, "a", SetupOptions{}); !errors.Is(err, ErrExists) {
+	if _, _, err := Setup(dir, "a", 0); !errors.Is(err, ErrExists) {
 		t.Errorf("a node of another machine's authority: %v", err)
 	}
-	if _, err := OpenAuthority(dir, nil); !errors.Is(err, ErrMissing) {
+	if _, err := OpenAuthority(dir); !errors.Is(err, ErrMissing) {
 		t.Errorf("no authority: %v", err)
 	}
 }
@@ -75,7 +75,7 @@ func TestSetupAtATime(t *testing.T) {
 	got := make([]*Authority, 6)
 	for k := range got {
 		wg.Go(func() {
-			a, _, err := Setup(dir, "a", SetupOptions{})
+			a, _, err := Setup(dir, "a", 0)
 			if err != nil {
 				t.Error(err)
 				return
@@ -273,7 +273,7 @@ func TestOwner(t *testing.T) {
 	_, err = home.Credentials("b", IssueOptions{})
 	refused("writing to "+IssuedFile, err)
 	own(filepath.Join(dir, AuthorityFile), other)
-	_, err = OpenAuthority(dir, nil)
+	_, err = OpenAuthority(dir)
 	refused(AuthorityFile, err)
 	old := filepath.Join(dir, NodeFile)
 	past := time.Now().Add(-time.Hour) // so that its time stamp is believed

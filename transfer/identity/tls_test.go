@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func authority(t testing.TB) *Authority {
 	t.Helper()
-	a, err := NewAuthority(AuthorityOptions{})
+	a, err := NewAuthority()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,11 +93,11 @@ func TestHandshake(t *testing.T) {
 	if serr != nil || cerr != nil {
 		t.Fatal(serr, cerr)
 	}
-	if n, err := PeerName(s); n != "b" || err != nil {
-		t.Errorf("the server sees %q, %v", n, err)
+	if p, err := PeerOf(s); p.Name != "b" || err != nil {
+		t.Errorf("the server sees %q, %v", p.Name, err)
 	}
-	if n, err := PeerName(c); n != "a" || err != nil {
-		t.Errorf("the client sees %q, %v", n, err)
+	if p, err := PeerOf(c); p.Name != "a" || err != nil {
+		t.Errorf("the client sees %q, %v", p.Name, err)
 	}
 	if _, _, serr, cerr = shake(t, a.Server(), b.Client("c")); !errors.Is(cerr, ErrWrongPeer) || serr == nil {
 		t.Errorf("another name: server %v, client %v", serr, cerr)

@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -23,7 +24,7 @@ func Trust(dir string, bundle []byte) (Contents, error) {
 		if !c.IsCA || !c.BasicConstraintsValid {
 			return Contents{}, fmt.Errorf("identity: certificate %d (%s) is not that of an authority: %w", k+1, clip(c.Subject.String()), ErrCredentials)
 		}
-		if !containsRoot(roots, c) {
+		if !slices.ContainsFunc(roots, c.Equal) {
 			roots = append(roots, c)
 		}
 	}
@@ -34,15 +35,6 @@ func Trust(dir string, bundle []byte) (Contents, error) {
 		return Contents{}, err
 	}
 	return Inspect(dir)
-}
-
-func containsRoot(roots []*x509.Certificate, c *x509.Certificate) bool {
-	for _, r := range roots {
-		if r.Equal(c) {
-			return true
-		}
-	}
-	return false
 }
 
 // Distrust removes a root certificate from the bundle of a directory: the one whose [Fingerprint] begins with the given
