@@ -32,7 +32,7 @@ func authority(t testing.TB) *identity.Authority {
 // everyone are rules that give all rights to each node of the authority.
 func everyone(t testing.TB) *identity.Rules {
 	t.Helper()
-	r, err := identity.NewRules(identity.RuleSet{Default: identity.All})
+	r, err := identity.ParseRules([]byte("default all\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

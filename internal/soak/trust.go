@@ -32,7 +32,7 @@ func (h *host) deny() {
 	n := len(h.w.c.Peers)
 	h.w.denials++
 	other := (h.w.c.Index + 1 + h.w.denials%(n-1)) % n
-	rules, err := identity.NewRules(identity.RuleSet{Default: identity.All, DenyNames: []string{workerName(other)}})
+	rules, err := identity.ParseRules([]byte("default all\ndeny name " + workerName(other) + "\n"))
 	if err != nil {
 		h.complain("rules: %v", err)
 		return

@@ -257,7 +257,7 @@ func TestRequests(t *testing.T) {
 	if _, err := ca.Credentials("taken", IssueOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	rules, err := NewRules(RuleSet{Default: All, DenyNames: []string{"bad-*"}})
+	rules, err := ParseRules([]byte("default all\ndeny name bad-*\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -379,7 +379,7 @@ func TestRulesChange(t *testing.T) {
 		t.Errorf("%v, %+v", err, a.Self())
 	}
 	log.take()
-	r, err := NewRules(RuleSet{Default: Status})
+	r, err := ParseRules([]byte("default status\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -526,7 +526,7 @@ func TestRotationUnderHandshakes(t *testing.T) {
 func TestSet(t *testing.T) {
 	ca, other := authority(t), authority(t)
 	var log eventLog
-	r, err := NewRules(RuleSet{Default: Read})
+	r, err := ParseRules([]byte("default read\n"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -38,44 +38,11 @@ type Rule struct {
 	Rights  Rights
 }
 
-// RuleSet is what [NewRules] takes.
-type RuleSet struct {
-	Allow       []Rule   // the first that matches holds
-	Default     Rights   // of names that none matches
-	DenyNames   []string // patterns
-	DenySerials []string // hexadecimal, as in Peer.Serial
-}
-
 // Limits of a file of rules.
 const (
 	maxRules  = 4096
 	maxSerial = 40 // hexadecimal digits: 20 octets, RFC 5280 section 4.1.2.2
 )
-
-// NewRules makes rules from a program. It refuses what the file would not be allowed to say, with an error that wraps
-// [ErrPolicy].
-func NewRules(s RuleSet) (*Rules, error) {
-	r := &Rules{otherwise: s.Default, serials: map[string]bool{}}
-	for k, a := range s.Allow {
-		if what := r.addAllow(a); what != "" {
-			return nil, fmt.Errorf("identity: rule %d: %s: %w", k+1, what, ErrPolicy)
-		}
-	}
-	if s.Default&^All != 0 {
-		return nil, fmt.Errorf("identity: default rights %v: expected those of All: %w", s.Default, ErrPolicy)
-	}
-	for _, n := range s.DenyNames {
-		if what := r.addName(n); what != "" {
-			return nil, fmt.Errorf("identity: denied name: %s: %w", what, ErrPolicy)
-		}
-	}
-	for _, n := range s.DenySerials {
-		if what := r.addSerial(n); what != "" {
-			return nil, fmt.Errorf("identity: denied serial number: %s: %w", what, ErrPolicy)
-		}
-	}
-	return r, nil
-}
 
 // SyntaxError says where a file of rules is wrong. It wraps [ErrPolicy].
 type SyntaxError struct {
@@ -191,9 +158,6 @@ func rightsProblem(s string) string {
 func (r *Rules) addAllow(a Rule) string {
 	if what := checkPattern(a.Pattern); what != "" {
 		return what
-	}
-	if a.Rights&^All != 0 {
-		return fmt.Sprintf("rights %v; expected those of All", a.Rights)
 	}
 	if k := r.covering(a.Pattern); k >= 0 {
 		return fmt.Sprintf("%q can never hold: %q stands above it and matches first", a.Pattern, r.allow[k].Pattern)

@@ -97,21 +97,6 @@ func TestRulesMistakes(t *testing.T) {
 	}
 }
 
-func TestNewRules(t *testing.T) {
-	r, err := NewRules(RuleSet{Allow: []Rule{{"a*", Read}}, Default: List, DenyNames: []string{"b"}, DenySerials: []string{"0f"}})
-	if err != nil || r.Rights("ab") != Read || r.Rights("c") != List || !r.Denied("b", "1") || !r.Denied("c", "f") {
-		t.Fatalf("%v, %v", r, err)
-	}
-	for _, s := range []RuleSet{
-		{Allow: []Rule{{"", Read}}}, {Allow: []Rule{{"a", 1 << 6}}}, {Allow: []Rule{{"*", Read}, {"a", Read}}}, {Default: 1 << 5},
-		{DenyNames: []string{"a", "a"}}, {DenySerials: []string{"x"}},
-	} {
-		if _, err := NewRules(s); !errors.Is(err, ErrPolicy) {
-			t.Errorf("%+v: %v", s, err)
-		}
-	}
-}
-
 var pattern = rapid.Custom(func(t *rapid.T) string {
 	return rapid.StringOfN(rapid.SampledFrom([]rune("ab-*")), 1, 5, -1).Filter(func(p string) bool { return checkPattern(p) == "" }).Draw(t, "pattern")
 })

@@ -148,7 +148,7 @@ func TestRefusals(t *testing.T) {
 	ca, other := authority(t), authority(t)
 	denied := credentials(t, ca, "denied", IssueOptions{})
 	bySerial := credentials(t, ca, "fine", IssueOptions{})
-	rules, err := NewRules(RuleSet{Default: All, DenyNames: []string{"den*"}, DenySerials: []string{bySerial.Leaf.SerialNumber.Text(16)}})
+	rules, err := ParseRules([]byte("default all\ndeny name den*\ndeny serial " + bySerial.Leaf.SerialNumber.Text(16) + "\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
