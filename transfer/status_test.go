@@ -143,14 +143,8 @@ func TestStatusOfSecureNodes(t *testing.T) {
 	if id := s.Node.Identity; id == nil || id.Name != "server" || id.Accepted != 2 || id.NotAfter.Before(time.Now()) || s.Node.Insecure {
 		t.Errorf("%+v", id)
 	}
-	// Other certificates: an event, while there are peers.
-	c, err := ca.Credentials("server", identity.IssueOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := b.opts.Identity.Set(c); err != nil {
-		t.Fatal(err)
-	}
+	// Other rules: an event, while there are peers.
+	b.opts.Identity.SetRules(everyone(t))
 	all := eventsUntil(t, events, observe.EventIdentityReloaded)
 	if e := all[len(all)-1]; e.Name != "server" || b.Snapshot().Node.Identity.Loaded == 0 {
 		t.Errorf("%+v", e)

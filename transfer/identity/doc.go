@@ -15,7 +15,7 @@
 //
 // Files that change are read again without a restart, at most once per [Options.Interval], when a handshake or a question
 // about rights comes: new handshakes use what is new, sessions live on. What cannot be used (half written, a key that does
-// not belong to its certificate, a rule with a mistake) changes nothing and is reported by [Options.Notify] and [Stats].
+// not belong to its certificate, a rule with a mistake) changes nothing and is reported by [Stats].
 //
 // Rights are given by name: see [Rules] for the file, [Policy] for the interface. A name or a serial number that the rules
 // deny gets no further handshake; [Identity.Denied] lets a program end the sessions that live.

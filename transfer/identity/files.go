@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -59,7 +60,7 @@ func Open(dir string, o Options) (*Identity, error) {
 	if o.Key != "" {
 		key = at(o.Key, "")
 	}
-	w := &watch{dir: dir, turn: make(chan struct{}, 1)}
+	w := &watch{}
 	w.credentials.files = []*file{{path: cert, secret: key == cert}, {path: at(o.CA, CAFile)}}
 	if key != cert {
 		w.credentials.files = append(w.credentials.files, &file{path: key, secret: true})
@@ -300,18 +301,26 @@ func encodeNode(c tls.Certificate) ([]byte, error) {
 
 // watch knows the files of an identity and when they were looked at.
 type watch struct {
-	dir                string
-	next               atomic.Int64  // when to look again, in nanoseconds of the identity's clock
-	turn               chan struct{} // holds one token while a goroutine reads; guards the rest
+	next               atomic.Int64 // when to look again, in nanoseconds of the identity's clock
+	turn               sync.Mutex   // held while a goroutine reads; guards the rest
 	credentials, rules group
 	hadRules           bool // there has been a file of rules
 }
 
 // group are files that only make sense together.
 type group struct {
-	files []*file
-	sum   [sha256.Size]byte // of the content that was last tried, good or bad
-	tried bool
+	files  []*file
+	sum    [sha256.Size]byte // of the content that was last tried, good or bad
+	tried  bool
+	failed atomic.Pointer[error] // why they cannot be used at the moment
+}
+
+// failure is why a group of files cannot be used at the moment.
+func (g *group) failure() error {
+	if err := g.failed.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 type file struct {

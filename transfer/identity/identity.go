@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"time"
 )
@@ -30,42 +31,6 @@ type Options struct {
 	Interval time.Duration    // how often at most files are looked at; 0: once per second; negative: each time
 	Rules    *Rules           // rights and denials until there is a file of rules; nil: no rights for anyone
 	Clock    func() time.Time // what certificates are checked against; nil: time.Now
-	// Notify is called when something was read again, in the goroutine that noticed: that of a handshake, or of a call of
-	// Rights, Denied, Stats, Reload, Set or SetRules. The identity holds no lock then; the caller of these should not either. Nil:
-	// no call.
-	Notify func(Event)
-}
-
-// EventKind says what an [Event] is about.
-type EventKind uint8
-
-// The kinds of events.
-const (
-	CredentialsLoaded  EventKind = iota // a new certificate, key or bundle is in use
-	CredentialsRefused                  // the files changed but cannot be used; what was in use stays
-	RulesLoaded                         // new rules are in use: ask Denied again for each session that lives
-	RulesRefused                        // the file of rules changed but cannot be used: the last good rules stay; or it is gone: no peer has rights
-)
-
-func (k EventKind) String() string {
-	switch k {
-	case CredentialsLoaded:
-		return "credentials loaded"
-	case CredentialsRefused:
-		return "credentials refused"
-	case RulesLoaded:
-		return "rules loaded"
-	case RulesRefused:
-		return "rules refused"
-	}
-	return fmt.Sprintf("EventKind(%d)", uint8(k))
-}
-
-// Event is a change of an identity while it is in use.
-type Event struct {
-	Kind EventKind
-	Self Peer  // what the certificate in use says
-	Err  error // why something was refused; never holds a secret
 }
 
 // Stats count what became of handshakes and files since the identity was made.
@@ -90,7 +55,6 @@ type Identity struct {
 	closed atomic.Bool
 
 	accepted, refused, loaded, loadErrors atomic.Uint64
-	credentialsError, rulesError          atomic.Pointer[error]
 }
 
 // WarnBefore is how long before its end a certificate is warned of.
@@ -182,32 +146,12 @@ func newState(c Credentials, now time.Time) (*state, error) {
 	return s, nil
 }
 
-// Set replaces certificate, key and roots of an identity that lives in memory. New handshakes use them; sessions live on. An
-// error changes nothing.
-func (i *Identity) Set(c Credentials) error {
-	if i.watch != nil {
-		return fmt.Errorf("identity: this identity comes from files of %s; change these: %w", i.watch.dir, ErrCredentials)
-	}
-	s, err := newState(c, i.clock())
-	if err != nil {
-		return err
-	}
-	if name := i.Name(); s.self.Name != name {
-		return fmt.Errorf("identity: the certificate says %q and this node is %q: %w", s.self.Name, name, ErrCredentials)
-	}
-	i.change(func(old *state) { s.rules = old.rules }, s)
-	i.loaded.Add(1)
-	i.notify(Event{Kind: CredentialsLoaded, Self: s.self})
-	return nil
-}
-
 // SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives no rights to
 // anyone.
 func (i *Identity) SetRules(r *Rules) {
 	var s state
 	i.change(func(old *state) { s = *old; s.rules = r }, &s)
 	i.loaded.Add(1)
-	i.notify(Event{Kind: RulesLoaded, Self: s.self})
 }
 
 // change puts a new state in the place of the old one; merge fills in what stays.
@@ -218,12 +162,6 @@ func (i *Identity) change(merge func(old *state), s *state) {
 		if i.now.CompareAndSwap(old, s) {
 			return
 		}
-	}
-}
-
-func (i *Identity) notify(e Event) {
-	if i.opts.Notify != nil {
-		i.opts.Notify(e)
 	}
 }
 
@@ -244,8 +182,7 @@ func (i *Identity) Rights(name string) Rights {
 }
 
 // Denied reports whether the rules in use deny a name or the serial number of a certificate, as [Peer] holds them. Denied
-// peers get no new handshake; a program that wants their sessions to end asks for each when [Options.Notify] says that rules
-// were loaded, and from time to time.
+// peers get no new handshake; a program that wants their sessions to end asks for each from time to time.
 func (i *Identity) Denied(name, serial string) bool {
 	i.look()
 	return i.now.Load().rules.Denied(name, serial)
@@ -256,13 +193,14 @@ func (i *Identity) Stats() Stats {
 	i.look()
 	s := i.now.Load()
 	out := Stats{Self: s.self, Warning: i.warning(s.self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
-	for _, p := range []*atomic.Pointer[error]{&i.credentialsError, &i.rulesError} {
-		if err := failure(p); err != nil {
-			if out.LoadError != "" {
-				out.LoadError += "; "
+	if w := i.watch; w != nil {
+		var present []string
+		for _, g := range []*group{&w.credentials, &w.rules} {
+			if err := g.failure(); err != nil {
+				present = append(present, err.Error())
 			}
-			out.LoadError += err.Error()
 		}
+		out.LoadError = strings.Join(present, "; ")
 	}
 	return out
 }

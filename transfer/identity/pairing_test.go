@@ -104,7 +104,7 @@ func TestPairing(t *testing.T) {
 	if o := <-done; o.err != nil {
 		t.Error(o.err)
 	}
-	if err := b.Reload(); err != nil || b.Self() != again.Self {
+	if err := reload(b); err != nil || b.Self() != again.Self {
 		t.Errorf("the running node has %+v, %v", b.Self(), err)
 	}
 }

@@ -1,9 +1,6 @@
 package identity
 
-import (
-	"fmt"
-	"sync/atomic"
-)
+import "fmt"
 
 // look reads files that changed, unless the last read was less than an interval ago or another goroutine reads them.
 func (i *Identity) look() {
@@ -17,80 +14,43 @@ func (i *Identity) look() {
 	if wait := next - now; wait > 0 && wait <= int64(i.interval()) {
 		return
 	}
-	select {
-	case w.turn <- struct{}{}:
-	default:
+	if !w.turn.TryLock() {
 		return
 	}
+	defer w.turn.Unlock()
 	w.next.Store(now + int64(i.interval()))
-	events := i.reload(false)
-	<-w.turn
-	i.tell(events)
-}
-
-// Reload reads the files now, whatever their time stamps say, and returns why they cannot be used, if so; then what was in use
-// stays. An identity that lives in memory has nothing to read.
-func (i *Identity) Reload() error {
-	w := i.watch
-	if w == nil {
-		return nil
-	}
-	w.turn <- struct{}{}
-	events := i.reload(true)
-	<-w.turn
-	i.tell(events)
-	if err := failure(&i.credentialsError); err != nil {
-		return err
-	}
-	return failure(&i.rulesError)
-}
-
-// failure is why a group of files cannot be used at the moment.
-func failure(p *atomic.Pointer[error]) error {
-	if err := p.Load(); err != nil {
-		return *err
-	}
-	return nil
-}
-
-func (i *Identity) tell(events []Event) {
-	for _, e := range events {
-		i.notify(e)
-	}
+	i.reload()
 }
 
 // reload is called by the goroutine that has the turn.
-func (i *Identity) reload(force bool) (events []Event) {
-	w := i.watch
-	// group reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate
-	// that was not valid yet. A repeated failure for the same content makes no event.
-	group := func(g *group, mark *atomic.Pointer[error], ok, refused EventKind, use func() (bool, error)) {
-		failing := failure(mark) != nil
-		if !force && !failing && !g.changed() {
-			return
-		}
-		defer g.forget()
-		fresh, err := g.read()
-		if !fresh && !failing {
-			return
-		}
-		used := false
-		if err == nil {
-			used, err = use()
-		}
-		mark.Store(&err)
-		switch {
-		case err != nil && fresh:
-			i.loadErrors.Add(1)
-			events = append(events, Event{Kind: refused, Self: i.Self(), Err: err})
-		case err == nil && used:
-			i.loaded.Add(1)
-			events = append(events, Event{Kind: ok, Self: i.Self()})
-		}
+func (i *Identity) reload() {
+	i.reloadGroup(&i.watch.credentials, i.useCredentials)
+	i.reloadGroup(&i.watch.rules, i.useRules)
+}
+
+// reloadGroup reads files that changed or could not be used last time: that may have been a matter of time, such as a certificate
+// that was not valid yet. A repeated failure for the same content is not counted again.
+func (i *Identity) reloadGroup(g *group, use func() (bool, error)) {
+	failing := g.failure() != nil
+	if !failing && !g.changed() {
+		return
 	}
-	group(&w.credentials, &i.credentialsError, CredentialsLoaded, CredentialsRefused, i.useCredentials)
-	group(&w.rules, &i.rulesError, RulesLoaded, RulesRefused, i.useRules)
-	return events
+	defer g.forget()
+	fresh, err := g.read()
+	if !fresh && !failing {
+		return
+	}
+	used := false
+	if err == nil {
+		used, err = use()
+	}
+	g.failed.Store(&err)
+	switch {
+	case err != nil && fresh:
+		i.loadErrors.Add(1)
+	case err == nil && used:
+		i.loaded.Add(1)
+	}
 }
 
 // useCredentials takes up what was read.

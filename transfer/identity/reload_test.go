@@ -45,33 +45,25 @@ func put(t testing.TB, dir string, a *Authority, name string, roots ...*x509.Cer
 	}
 }
 
-// log collects events.
-type eventLog struct {
-	mu     sync.Mutex
-	events []Event
+// changes are what an identity took from its files, and refused to take, since the last call of kinds.
+type changes struct {
+	of              *Identity
+	loaded, refused uint64
 }
 
-func (l *eventLog) add(e Event) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.events = append(l.events, e)
+func (c *changes) kinds() string {
+	loaded, refused := c.of.loaded.Load(), c.of.loadErrors.Load()
+	out := strings.Repeat("loaded ", int(loaded-c.loaded)) + strings.Repeat("refused ", int(refused-c.refused))
+	c.loaded, c.refused = loaded, refused
+	return strings.TrimSpace(out)
 }
 
-func (l *eventLog) take() []Event {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	out := l.events
-	l.events = nil
-	return out
-}
-
-// kinds are those of the events since the last call, as one string.
-func (l *eventLog) kinds() string {
-	var out []string
-	for _, e := range l.take() {
-		out = append(out, e.Kind.String())
-	}
-	return strings.Join(out, ", ")
+// reload reads files that changed, in turn with others that do.
+func reload(i *Identity) error {
+	i.watch.turn.Lock()
+	defer i.watch.turn.Unlock()
+	i.reload()
+	return errors.Join(i.watch.credentials.failure(), i.watch.rules.failure())
 }
 
 func open(t testing.TB, dir string, o Options) *Identity {
@@ -85,7 +77,7 @@ func open(t testing.TB, dir string, o Options) *Identity {
 }
 
 // always looks at the files each time it is asked.
-func always(l *eventLog) Options { return Options{Interval: -1, Notify: l.add} }
+var always = Options{Interval: -1}
 
 func meet(t testing.TB, server, client *Identity) (Peer, error) {
 	t.Helper()
@@ -99,15 +91,15 @@ func meet(t testing.TB, server, client *Identity) (Peer, error) {
 func TestRotation(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
-	var log eventLog
-	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	a, b := open(t, dir, always), issue(t, ca, "b", IssueOptions{})
+	log := changes{of: a}
 	config := a.Client("b") // kept, as a pool of connections would
 	first := a.Self()
 	if p, err := meet(t, b, a); err != nil || p != first {
 		t.Fatalf("%+v, %v", p, err)
 	}
 	if k := log.kinds(); k != "" {
-		t.Errorf("events without a change: %s", k)
+		t.Errorf("taken without a change: %s", k)
 	}
 	put(t, dir, ca, "a")
 	s, _, serr, cerr := shake(t, b.Server(), config)
@@ -118,8 +110,8 @@ func TestRotation(t *testing.T) {
 	if err != nil || p == first || p != a.Self() || p.Name != "a" {
 		t.Errorf("after a change: %+v, %v", p, err)
 	}
-	if k := log.kinds(); k != "credentials loaded" {
-		t.Errorf("events: %q", k)
+	if k := log.kinds(); k != "loaded" {
+		t.Errorf("taken: %q", k)
 	}
 	// The same content under a new time stamp is no change.
 	node, err := os.ReadFile(filepath.Join(dir, NodeFile))
@@ -142,8 +134,7 @@ func TestBadFilesChangeNothing(t *testing.T) {
 	}
 	goodCA, _ := os.ReadFile(filepath.Join(dir, CAFile))
 	b := issue(t, ca, "b", IssueOptions{})
-	var log eventLog
-	a := open(t, dir, always(&log))
+	a := open(t, dir, always)
 	self := a.Self()
 	mixed := func() []byte { // a certificate and the key of another
 		c, err := ca.Credentials("a", IssueOptions{})
@@ -192,36 +183,31 @@ func TestBadFilesChangeNothing(t *testing.T) {
 				t.Errorf("%s: handshake with %+v, %v", c.what, p, err)
 			}
 		}
-		events := log.take()
 		s := a.Stats()
-		if len(events) != 1 || events[0].Kind != CredentialsRefused || !errors.Is(events[0].Err, c.want) || events[0].Self != self {
-			t.Errorf("%s: events %v, expected one: %v", c.what, events, c.want)
-		}
-		if s.LoadErrors != before.LoadErrors+1 || s.Loaded != before.Loaded || !strings.Contains(s.LoadError, dir) {
+		if s.Self != self || s.LoadErrors != before.LoadErrors+1 || s.Loaded != before.Loaded || !strings.Contains(s.LoadError, dir) {
 			t.Errorf("%s: %+v", c.what, s)
 		}
-		if err := a.Reload(); !errors.Is(err, c.want) {
-			t.Errorf("%s: Reload: %v", c.what, err)
+		if err := reload(a); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v", c.what, err)
 		}
 		if strings.Contains(s.LoadError, "PRIVATE") {
 			t.Errorf("%s: the error shows the file: %s", c.what, s.LoadError)
 		}
 		write(t, dir, CAFile, goodCA, 0o644)
 		write(t, dir, NodeFile, good, 0o600)
-		if err := a.Reload(); err != nil || a.Stats().LoadError != "" {
+		if err := reload(a); err != nil || a.Stats().LoadError != "" {
 			t.Errorf("%s: mended: %v, %+v", c.what, err, a.Stats())
 		}
-		log.take()
 	}
 	// Also a file that is gone, or not a file.
 	os.Remove(filepath.Join(dir, NodeFile))
-	if err := a.Reload(); !errors.Is(err, ErrMissing) {
+	if err := reload(a); !errors.Is(err, ErrMissing) {
 		t.Errorf("removed: %v", err)
 	}
 	if err := os.Mkdir(filepath.Join(dir, NodeFile), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := a.Reload(); !errors.Is(err, ErrCredentials) {
+	if err := reload(a); !errors.Is(err, ErrCredentials) {
 		t.Errorf("a directory: %v", err)
 	}
 	if p, err := meet(t, b, a); err != nil || p != self {
@@ -252,18 +238,18 @@ func TestSeparateFiles(t *testing.T) {
 	write(t, dir, "tls.crt", cert, 0o644)
 	write(t, dir, "tls.key", key, 0o600)
 	write(t, dir, "ca.crt", encodeCertificates(ca.cert), 0o644)
-	var log eventLog
-	o := always(&log)
+	o := always
 	o.Cert, o.Key, o.CA = "tls.crt", "tls.key", "ca.crt"
 	a := open(t, dir, o)
+	log := changes{of: a}
 	b := issue(t, ca, "b", IssueOptions{})
 	cert, key = split()
 	write(t, dir, "tls.crt", cert, 0o644)
-	if _, err := meet(t, b, a); err != nil || log.kinds() != "credentials refused" {
+	if _, err := meet(t, b, a); err != nil || log.kinds() != "refused" {
 		t.Errorf("between the two: %v", err)
 	}
 	write(t, dir, "tls.key", key, 0o600)
-	if _, err := meet(t, b, a); err != nil || log.kinds() != "credentials loaded" {
+	if _, err := meet(t, b, a); err != nil || log.kinds() != "loaded" {
 		t.Errorf("after both: %v", err)
 	}
 	if err := os.Chmod(filepath.Join(dir, "tls.key"), 0o644); err != nil {
@@ -323,8 +309,8 @@ func TestOpenRefuses(t *testing.T) {
 func TestRulesChange(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
-	var log eventLog
-	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	a, b := open(t, dir, always), issue(t, ca, "b", IssueOptions{})
+	log := changes{of: a}
 	if a.Rights("b") != 0 {
 		t.Error("rights without rules")
 	}
@@ -332,13 +318,13 @@ func TestRulesChange(t *testing.T) {
 		text   string
 		rights Rights
 		denied bool
-		events string
+		taken  string
 	}{
-		{"allow b read\n", Read, false, "rules loaded"},
-		{"allow b reed\n", Read, false, "rules refused"},
-		{"default list\ndeny name b\n", List, true, "rules loaded"},
-		{"default list\ndeny serial " + b.Self().Serial + "\n", List, true, "rules loaded"},
-		{"default write\n", Write, false, "rules loaded"},
+		{"allow b read\n", Read, false, "loaded"},
+		{"allow b reed\n", Read, false, "refused"},
+		{"default list\ndeny name b\n", List, true, "loaded"},
+		{"default list\ndeny serial " + b.Self().Serial + "\n", List, true, "loaded"},
+		{"default write\n", Write, false, "loaded"},
 	} {
 		write(t, dir, PolicyFile, []byte(c.text), 0o600)
 		if r := a.Rights("b"); r != c.rights {
@@ -350,44 +336,41 @@ func TestRulesChange(t *testing.T) {
 		if _, err := meet(t, a, b); errors.Is(err, ErrDenied) != c.denied || err != nil != c.denied {
 			t.Errorf("%q: %v", c.text, err)
 		}
-		if k := log.kinds(); k != c.events {
-			t.Errorf("%q: events %q", c.text, k)
+		if k := log.kinds(); k != c.taken {
+			t.Errorf("%q: taken: %q", c.text, k)
 		}
 	}
 	// A new certificate does not change what others may do.
 	put(t, dir, ca, "a")
-	if r, k := a.Rights("b"), log.kinds(); r != Write || k != "credentials loaded" {
-		t.Errorf("rights after a rotation: %v; events %q", r, k)
+	if r, k := a.Rights("b"), log.kinds(); r != Write || k != "loaded" {
+		t.Errorf("rights after a rotation: %v; taken: %q", r, k)
 	}
 	// A file that is gone takes all rights along, and says so until it is back.
 	os.Remove(filepath.Join(dir, PolicyFile))
-	if r := a.Rights("b"); r != 0 || log.kinds() != "rules refused" {
+	if r := a.Rights("b"); r != 0 || log.kinds() != "refused" {
 		t.Errorf("without the file: %v", r)
 	}
 	if r, s := a.Rights("b"), a.Stats().LoadError; r != 0 || log.kinds() != "" || !strings.Contains(s, PolicyFile+" was removed") {
 		t.Errorf("later: %v, %q", r, s)
 	}
 	write(t, dir, PolicyFile, []byte("default write\n"), 0o600)
-	if r, s := a.Rights("b"), a.Stats().LoadError; r != Write || log.kinds() != "rules loaded" || s != "" {
+	if r, s := a.Rights("b"), a.Stats().LoadError; r != Write || log.kinds() != "loaded" || s != "" {
 		t.Errorf("with the file again: %v, %q", r, s)
 	}
 	// Mistakes in the rules do not keep new certificates out.
 	self := a.Self()
 	write(t, dir, PolicyFile, []byte("?"), 0o600)
 	put(t, dir, ca, "a")
-	if err := a.Reload(); !errors.Is(err, ErrPolicy) || a.Self() == self {
+	if err := reload(a); !errors.Is(err, ErrPolicy) || a.Self() == self {
 		t.Errorf("%v, %+v", err, a.Self())
 	}
-	log.take()
+	log.kinds()
 	r, err := ParseRules([]byte("default status\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.SetRules(r); a.Rights("b") != Status || a.Rules() != r || log.kinds() != "rules loaded" {
+	if a.SetRules(r); a.Rights("b") != Status || a.Rules() != r || log.kinds() != "loaded" {
 		t.Error("SetRules")
-	}
-	if err := a.Set(Credentials{}); !errors.Is(err, ErrCredentials) {
-		t.Errorf("Set on files: %v", err)
 	}
 }
 
@@ -438,8 +421,7 @@ func TestSameStamp(t *testing.T) {
 		}
 	}
 	rewrite("default read\n", young)
-	var log eventLog
-	a := open(t, dir, always(&log))
+	a := open(t, dir, always)
 	rewrite("default list\n", young)
 	if r := a.Rights("b"); r != List {
 		t.Errorf("a change under a young stamp is not seen: %v", r)
@@ -448,13 +430,10 @@ func TestSameStamp(t *testing.T) {
 	if r := a.Rights("b"); r != 0 {
 		t.Errorf("a change of the stamp is not seen: %v", r)
 	}
-	// This is the price: a change that hides behind an old stamp is only seen by Reload.
+	// This is the price: a change that hides behind an old stamp is not seen.
 	rewrite("default read\n", old)
 	if r := a.Rights("b"); r != 0 {
 		t.Errorf("files are read although nothing changed: %v", r)
-	}
-	if err := a.Reload(); err != nil || a.Rights("b") != Read {
-		t.Errorf("Reload: %v", err)
 	}
 }
 
@@ -462,8 +441,7 @@ func TestSameStamp(t *testing.T) {
 func TestRotationUnderHandshakes(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
-	var log eventLog
-	a, b := open(t, dir, always(&log)), issue(t, ca, "b", IssueOptions{})
+	a, b := open(t, dir, always), issue(t, ca, "b", IssueOptions{})
 	const rounds = 12
 	var seen sync.Map
 	stop := make(chan struct{})
@@ -508,7 +486,7 @@ func TestRotationUnderHandshakes(t *testing.T) {
 		} else {
 			put(t, dir, ca, "a")
 		}
-		a.Reload()
+		reload(a)
 		if p, err := meet(t, b, a); err != nil || p != a.Self() {
 			t.Errorf("round %d: %+v, %v", n, p, err)
 		}
@@ -523,51 +501,16 @@ func TestRotationUnderHandshakes(t *testing.T) {
 	}
 }
 
-func TestSet(t *testing.T) {
-	ca, other := authority(t), authority(t)
-	var log eventLog
-	r, err := ParseRules([]byte("default read\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := issue(t, ca, "a", IssueOptions{Options: Options{Notify: log.add, Rules: r}})
-	b := issue(t, other, "b", IssueOptions{})
-	if _, err := meet(t, b, a); err == nil {
-		t.Fatal("two authorities meet")
-	}
-	c, err := other.Credentials("a", IssueOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := a.Set(Credentials{}); !errors.Is(err, ErrCredentials) {
-		t.Errorf("nothing: %v", err)
-	}
-	if c2, err := other.Credentials("z", IssueOptions{}); err != nil {
-		t.Fatal(err)
-	} else if err := a.Set(c2); !errors.Is(err, ErrCredentials) {
-		t.Errorf("another name: %v", err)
-	}
-	if err := a.Set(c); err != nil || log.kinds() != "credentials loaded" || a.Rights("b") != Read {
-		t.Errorf("Set: %v", err)
-	}
-	if _, err := meet(t, b, a); err != nil {
-		t.Error(err)
-	}
-	if err := a.Reload(); err != nil {
-		t.Error(err)
-	}
-}
-
 // A certificate that was installed too early is taken up when its time comes, without another change of the files.
 func TestEarlyCertificate(t *testing.T) {
 	ca := authority(t)
 	dir := node(t, ca, "a")
 	var off atomic.Int64
 	start := time.Now()
-	var log eventLog
-	o := always(&log)
+	o := always
 	o.Clock = func() time.Time { return start.Add(time.Duration(off.Load())) }
 	a := open(t, dir, o)
+	log := changes{of: a}
 	self := a.Self()
 	c, err := ca.Credentials("a", IssueOptions{NotBefore: start.Add(time.Hour)})
 	if err != nil {
@@ -579,15 +522,15 @@ func TestEarlyCertificate(t *testing.T) {
 	for range 3 {
 		a.Rights("b")
 	}
-	if k := log.kinds(); k != "credentials refused" || a.Self() != self || a.Stats().LoadErrors != 1 {
+	if k := log.kinds(); k != "refused" || a.Self() != self || a.Stats().LoadErrors != 1 {
 		t.Errorf("too early: %q, %+v", k, a.Stats())
 	}
 	off.Store(int64(2 * time.Hour))
 	a.Rights("b")
-	if k := log.kinds(); k != "credentials loaded" || a.Self() == self || a.Stats().LoadError != "" {
+	if k := log.kinds(); k != "loaded" || a.Self() == self || a.Stats().LoadError != "" {
 		t.Errorf("in time: %q, %+v", k, a.Stats())
 	}
-	if err := a.Reload(); err != nil || log.kinds() != "" {
+	if err := reload(a); err != nil || log.kinds() != "" {
 		t.Errorf("nothing new: %v", err)
 	}
 }

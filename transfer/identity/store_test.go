@@ -99,8 +99,7 @@ func TestInspectAndRenew(t *testing.T) {
 	if err != nil || c.Self.Name != "a" || c.Issuer != Fingerprint(ca.cert) || len(c.Roots) != 1 || c.Authority == nil || c.Rules != nil {
 		t.Fatalf("%+v, %v", c, err)
 	}
-	var log eventLog
-	a := open(t, dir, always(&log))
+	a := open(t, dir, always)
 	p, err := ca.Renew(IssueOptions{Valid: time.Hour})
 	if err != nil || p.Name != "a" || p.Serial == c.Self.Serial {
 		t.Fatalf("%+v, %v", p, err)
@@ -266,7 +265,7 @@ func TestOwner(t *testing.T) {
 	}
 	dir := newDir(t)
 	home := setup(t, dir, "a")
-	id := open(t, dir, always(new(eventLog)))
+	id := open(t, dir, always)
 	own(filepath.Join(dir, IssuedFile), other)
 	_, err := home.Issued()
 	refused(IssuedFile, err)

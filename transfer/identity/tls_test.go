@@ -405,10 +405,9 @@ func BenchmarkHandshake(b *testing.B) {
 func TestHandshakesLook(t *testing.T) {
 	ca := authority(t)
 	b := issue(t, ca, "b", IssueOptions{})
-	var log eventLog
 	for _, server := range []bool{true, false} {
 		dir := node(t, ca, "a")
-		a := open(t, dir, always(&log))
+		a := open(t, dir, always)
 		for _, c := range []struct {
 			rules string
 			want  error
