@@ -60,28 +60,29 @@ func Open(dir string, o Options) (*Identity, error) {
 	if o.Key != "" {
 		key = at(o.Key, "")
 	}
-	w := &watch{}
+	w := &watch{interval: int64(cmp.Or(o.Interval, time.Second))}
 	w.credentials.files = []*file{{path: cert, secret: key == cert}, {path: at(o.CA, CAFile)}}
 	if key != cert {
 		w.credentials.files = append(w.credentials.files, &file{path: key, secret: true})
 	}
 	w.rules.files = []*file{{path: at(o.Policy, PolicyFile), optional: true}}
-	i := &Identity{opts: o, clock: clockOr(o.Clock), watch: w}
+	i := &Identity{clock: clockOr(o.Clock), watch: w}
 	s, err := w.loadCredentials(i.clock())
 	if err != nil {
 		return nil, err
 	}
-	s.rules = o.Rules
+	i.now.Store(s)
+	i.rules.Store(o.Rules)
 	switch r, err := w.loadRules(); {
 	case err != nil:
 		return nil, err
 	case r != nil:
-		s.rules, w.hadRules = r, true
+		i.rules.Store(r)
+		w.hadRules = true
 	case o.Policy != "":
 		return nil, fmt.Errorf("identity: %s does not exist: expected the file of rules that was asked for: %w", w.rules.files[0].path, ErrPolicy)
 	}
-	i.now.Store(s)
-	w.next.Store(i.clock().UnixNano() + int64(i.interval()))
+	w.next.Store(i.clock().UnixNano() + w.interval)
 	return i, nil
 }
 
@@ -301,6 +302,7 @@ func encodeNode(c tls.Certificate) ([]byte, error) {
 
 // watch knows the files of an identity and when they were looked at.
 type watch struct {
+	interval           int64        // between looks, in nanoseconds
 	next               atomic.Int64 // when to look again, in nanoseconds of the identity's clock
 	turn               sync.Mutex   // held while a goroutine reads; guards the rest
 	credentials, rules group
@@ -439,8 +441,4 @@ func (w *watch) parseRules() (*Rules, error) {
 		return nil, nil
 	}
 	return parseRules(f.path, f.data)
-}
-
-func (i *Identity) interval() time.Duration {
-	return cmp.Or(i.opts.Interval, time.Second)
 }

@@ -47,11 +47,11 @@ type Stats struct {
 // Identity is a node's name with its proof, the roots it trusts, and what it lets peers do. It is safe for use by several
 // goroutines, and needs none of its own.
 type Identity struct {
-	opts  Options
 	clock func() time.Time
 	watch *watch // nil: lives in memory
 
 	now    atomic.Pointer[state]
+	rules  atomic.Pointer[Rules]
 	closed atomic.Bool
 
 	accepted, refused, loaded, loadErrors atomic.Uint64
@@ -79,24 +79,23 @@ func (i *Identity) warning(p Peer) string {
 	return fmt.Sprintf("the certificate of node %q %s on %s: renew it by \"penstock pair renew\"", p.Name, verb, end.UTC().Format("2006-01-02 15:04 MST"))
 }
 
-// state is what handshakes and questions use; it is replaced as a whole, never changed.
+// state is what handshakes use; it is replaced as a whole, never changed.
 type state struct {
-	cert  *tls.Certificate
-	self  Peer
-	pool  *x509.CertPool
-	rules *Rules
+	cert *tls.Certificate
+	self Peer
+	pool *x509.CertPool
 }
 
 // New makes an identity that lives in memory. It fails with an error that wraps [ErrCredentials], [ErrName], [ErrExpired] or
 // [ErrNotYetValid] where a peer with the same roots would refuse the certificate.
 func New(c Credentials, o Options) (*Identity, error) {
-	i := &Identity{opts: o, clock: clockOr(o.Clock)}
+	i := &Identity{clock: clockOr(o.Clock)}
 	s, err := newState(c, i.clock())
 	if err != nil {
 		return nil, err
 	}
-	s.rules = o.Rules
 	i.now.Store(s)
+	i.rules.Store(o.Rules)
 	return i, nil
 }
 
@@ -149,20 +148,8 @@ func newState(c Credentials, now time.Time) (*state, error) {
 // SetRules replaces the rules of an identity that has no file of rules; a file that comes later wins. Nil gives no rights to
 // anyone.
 func (i *Identity) SetRules(r *Rules) {
-	var s state
-	i.change(func(old *state) { s = *old; s.rules = r }, &s)
+	i.rules.Store(r)
 	i.loaded.Add(1)
-}
-
-// change puts a new state in the place of the old one; merge fills in what stays.
-func (i *Identity) change(merge func(old *state), s *state) {
-	for {
-		old := i.now.Load()
-		merge(old)
-		if i.now.CompareAndSwap(old, s) {
-			return
-		}
-	}
 }
 
 // Name is the node's name, which its certificate says. It is fixed while the identity lives: credentials with another name
@@ -173,26 +160,26 @@ func (i *Identity) Name() string { return i.now.Load().self.Name }
 func (i *Identity) Self() Peer { return i.now.Load().self }
 
 // Rules are those in use now; nil gives no rights to anyone.
-func (i *Identity) Rules() *Rules { return i.now.Load().rules }
+func (i *Identity) Rules() *Rules { return i.rules.Load() }
 
 // Rights are what the rules in use give to a name; it makes the identity a [Policy].
 func (i *Identity) Rights(name string) Rights {
 	i.look()
-	return i.now.Load().rules.Rights(name)
+	return i.rules.Load().Rights(name)
 }
 
 // Denied reports whether the rules in use deny a name or the serial number of a certificate, as [Peer] holds them. Denied
 // peers get no new handshake; a program that wants their sessions to end asks for each from time to time.
 func (i *Identity) Denied(name, serial string) bool {
 	i.look()
-	return i.now.Load().rules.Denied(name, serial)
+	return i.rules.Load().Denied(name, serial)
 }
 
 // Stats are the counts so far, and what is wrong now.
 func (i *Identity) Stats() Stats {
 	i.look()
-	s := i.now.Load()
-	out := Stats{Self: s.self, Warning: i.warning(s.self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
+	self := i.Self()
+	out := Stats{Self: self, Warning: i.warning(self), Accepted: i.accepted.Load(), Refused: i.refused.Load(), Loaded: i.loaded.Load(), LoadErrors: i.loadErrors.Load()}
 	if w := i.watch; w != nil {
 		var present []string
 		for _, g := range []*group{&w.credentials, &w.rules} {

@@ -11,14 +11,14 @@ func (i *Identity) look() {
 	now := i.clock().UnixNano()
 	next := w.next.Load()
 	// A next that is further away than an interval comes from a clock that was set back since.
-	if wait := next - now; wait > 0 && wait <= int64(i.interval()) {
+	if wait := next - now; wait > 0 && wait <= w.interval {
 		return
 	}
 	if !w.turn.TryLock() {
 		return
 	}
 	defer w.turn.Unlock()
-	w.next.Store(now + int64(i.interval()))
+	w.next.Store(now + w.interval)
 	i.reload()
 }
 
@@ -63,7 +63,7 @@ func (i *Identity) useCredentials() (bool, error) {
 		return false, fmt.Errorf("identity: %s: the certificate now says %q and this node is %q; start it again to change its name: %w",
 			i.watch.credentials.files[0].path, s.self.Name, name, ErrCredentials)
 	}
-	i.change(func(old *state) { s.rules = old.rules }, s)
+	i.now.Store(s)
 	return true, nil
 }
 
@@ -75,8 +75,7 @@ func (i *Identity) useRules() (bool, error) {
 		return false, err
 	}
 	w.hadRules = true
-	var s state
-	i.change(func(old *state) { s = *old; s.rules = r }, &s)
+	i.rules.Store(r)
 	if r == nil {
 		return false, fmt.Errorf("identity: %s was removed: no peer has rights on this node until there is one again: %w", w.rules.files[0].path, ErrPolicy)
 	}

@@ -330,11 +330,12 @@ func TestClocks(t *testing.T) {
 	}
 	// A certificate that ends while it is in use is an error that names it, at the end that can renew it.
 	var off atomic.Int64
-	a, err := ca.Issue("a", IssueOptions{Options: Options{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }}})
+	o := Options{Clock: func() time.Time { return time.Now().Add(time.Duration(off.Load())) }}
+	a, err := ca.Issue("a", IssueOptions{Options: o})
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := ca.Issue("b", IssueOptions{Options: a.opts, Valid: 2 * LeafValid})
+	b, err := ca.Issue("b", IssueOptions{Options: o, Valid: 2 * LeafValid})
 	if err != nil {
 		t.Fatal(err)
 	}
