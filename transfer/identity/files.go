@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/binary"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -46,26 +45,20 @@ func Open(dir string, o Options) (*Identity, error) {
 	if err := checkDir(dir); err != nil {
 		return nil, err
 	}
-	at := func(name, otherwise string) string {
-		if name == "" {
-			name = otherwise
+	at := func(name string) string {
+		if filepath.IsAbs(name) {
+			return name
 		}
-		if !filepath.IsAbs(name) {
-			name = filepath.Join(dir, name)
-		}
-		return name
+		return filepath.Join(dir, name)
 	}
-	cert := at(o.Cert, NodeFile)
-	key := cert
-	if o.Key != "" {
-		key = at(o.Key, "")
-	}
+	cert := at(cmp.Or(o.Cert, NodeFile))
+	key := at(cmp.Or(o.Key, cert))
 	w := &watch{interval: int64(cmp.Or(o.Interval, time.Second))}
-	w.credentials.files = []*file{{path: cert, secret: key == cert}, {path: at(o.CA, CAFile)}}
+	w.credentials.files = []*file{{path: cert, secret: key == cert}, {path: at(cmp.Or(o.CA, CAFile))}}
 	if key != cert {
 		w.credentials.files = append(w.credentials.files, &file{path: key, secret: true})
 	}
-	w.rules.files = []*file{{path: at(o.Policy, PolicyFile), optional: true}}
+	w.rules.files = []*file{{path: at(cmp.Or(o.Policy, PolicyFile)), optional: true}}
 	i := &Identity{clock: clockOr(o.Clock), watch: w}
 	s, err := w.loadCredentials(i.clock())
 	if err != nil {
@@ -365,26 +358,16 @@ func (g *group) read() (fresh bool, err error) {
 	h := sha256.New()
 	for _, f := range g.files {
 		f.data = nil
-		f.stamp = nil
-		fi, serr := os.Stat(f.path) // before reading: a write in between shows at the next look
-		if serr == nil {
-			f.stamp = fi
-		}
 		var e error
-		if !(f.optional && errors.Is(serr, fs.ErrNotExist)) {
+		f.stamp, e = os.Stat(f.path) // before reading: a write in between shows at the next look
+		if f.optional && errors.Is(e, fs.ErrNotExist) {
+			e = nil
+		} else {
 			f.data, e = readFile(f.path, f.secret)
 		}
-		var head [16]byte
-		binary.BigEndian.PutUint64(head[:], uint64(len(f.data)))
-		if f.data != nil {
-			head[8] = 1
-		}
-		h.Write(head[:])
+		fmt.Fprintln(h, len(f.data), f.data != nil, e)
 		h.Write(f.data)
-		if e != nil {
-			err = errors.Join(err, e)
-			io.WriteString(h, e.Error())
-		}
+		err = errors.Join(err, e)
 	}
 	sum := [sha256.Size]byte(h.Sum(nil))
 	fresh = !g.tried || sum != g.sum

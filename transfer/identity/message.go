@@ -153,11 +153,6 @@ func (m welcome) payload() []byte {
 }
 
 func (m welcome) encode() ([]byte, error) {
-	for _, c := range m.certs {
-		if len(c) > maxMessage {
-			return nil, fmt.Errorf("identity: a certificate of %d bytes is too large for pairing: %w", len(c), ErrMessage)
-		}
-	}
 	if err := CheckName(m.host); err != nil {
 		return nil, fmt.Errorf("identity: the host's name: %w: %w", err, ErrMessage)
 	}
@@ -166,7 +161,7 @@ func (m welcome) encode() ([]byte, error) {
 	}
 	b := append(m.proof[:], m.payload()...)
 	if len(b) > maxMessage {
-		return nil, fmt.Errorf("identity: the roots of the bundle are too large for pairing (%d bytes, at most %d): %w", len(b), maxMessage, ErrMessage)
+		return nil, fmt.Errorf("identity: the certificates are too large for pairing (%d bytes, at most %d): %w", len(b), maxMessage, ErrMessage)
 	}
 	return b, nil
 }
