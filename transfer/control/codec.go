@@ -101,28 +101,40 @@ func (c *codec) boolean(field string, v *bool) {
 	*v = x == 1
 }
 
-func (c *codec) id(field string, v *[16]byte) {
+// fixed is as many bytes as v has.
+func (c *codec) fixed(field string, v []byte) {
 	if c.encode {
-		c.b = append(c.b, v[:]...)
-	} else if p := c.take(field, 16); p != nil {
-		copy(v[:], p)
+		c.b = append(c.b, v...)
+	} else if p := c.take(field, len(v)); p != nil {
+		copy(v, p)
 	}
 }
 
 // ids is a counted list of ids.
 func (c *codec) ids(field string, v *[][16]byte, max int) {
-	n := len(*v)
-	if !c.count(field, &n, max, 16) {
+	list(c, field, v, max, 16, func(id *[16]byte) { c.fixed(field, id[:]) })
+}
+
+// list is a counted list of at most max elements that take at least size bytes each: one that was read is never longer than the
+// body can hold, so memory for it may be taken at once.
+func list[T any](c *codec, field string, v *[]T, max, size int, element func(*T)) {
+	at, n := c.off, len(*v)
+	if !c.length(field, &n, 0, max) {
 		return
 	}
 	if !c.encode {
+		if left := len(c.b) - c.off; n > left/size {
+			c.off = at
+			c.fail(field, "%d elements of at least %d bytes, %d bytes left", n, size, left)
+			return
+		}
 		*v = nil
 		if n > 0 {
-			*v = make([][16]byte, n)
+			*v = make([]T, n)
 		}
 	}
-	for i := range *v {
-		c.id(field, &(*v)[i])
+	for i := 0; i < n && c.err == nil; i++ {
+		element(&(*v)[i])
 	}
 }
 
@@ -198,16 +210,8 @@ func (c *codec) text(field string, s *string, min, max int) {
 // blob is a counted byte string of at most max bytes. What is read aliases the body; nil when empty.
 func (c *codec) blob(field string, p *[]byte, max int) {
 	n := len(*p)
-	if !c.length(field, &n, 0, max) {
-		return
-	}
-	if c.encode {
-		c.b = append(c.b, *p...)
-		return
-	}
-	*p = nil
-	if b := c.take(field, n); len(b) > 0 {
-		*p = b
+	if c.length(field, &n, 0, max) {
+		c.bytes(field, p, n)
 	}
 }
 
@@ -224,6 +228,11 @@ func (c *codec) rest(field string, p *[]byte, max int) {
 		c.fail(field, "%d bytes, at most %d", n, max)
 		return
 	}
+	c.bytes(field, p, n)
+}
+
+// bytes are n bytes. What is read aliases the body; nil when there are none.
+func (c *codec) bytes(field string, p *[]byte, n int) {
 	if c.encode {
 		c.b = append(c.b, *p...)
 		return
@@ -232,22 +241,6 @@ func (c *codec) rest(field string, p *[]byte, max int) {
 	if b := c.take(field, n); len(b) > 0 {
 		*p = b
 	}
-}
-
-// count is the number of elements of a list whose elements take at least size bytes each: a list that was read is never
-// longer than the body can hold, so memory for it may be taken at once.
-func (c *codec) count(field string, n *int, max, size int) bool {
-	at := c.off
-	if !c.length(field, n, 0, max) {
-		return false
-	}
-	if !c.encode && *n > (len(c.b)-c.off)/size {
-		left := len(c.b) - c.off
-		c.off = at
-		c.fail(field, "%d elements of at least %d bytes, %d bytes left", *n, size, left)
-		return false
-	}
-	return true
 }
 
 // desc is an export. Only an entry may be one that the peer has no right to, and then it has no key.

@@ -32,31 +32,20 @@ func (*Digest) Method() Method { return MethodDigest }
 func (*Digest) name() string   { return "digest" }
 
 func (m *Digest) fields(c *codec) {
-	c.id("digest", &m.ID)
+	c.fixed("digest", m.ID[:])
 	c.u64("at", &m.At)
 	c.boolean("last", &m.Last)
-	c.sum("expect", &m.Expect)
+	c.fixed("expect", m.Expect[:])
 	c.blocks("blocks", &m.Blocks)
 }
 
 // blocks is a counted list of blocks.
 func (c *codec) blocks(field string, v *[]Block) {
-	n := len(*v)
-	if !c.count(field, &n, MaxBlocks, blockSize) {
-		return
-	}
-	if !c.encode {
-		*v = nil
-		if n > 0 {
-			*v = make([]Block, n)
-		}
-	}
-	for i := 0; i < n && c.err == nil; i++ {
-		b := &(*v)[i]
+	list(c, field, v, MaxBlocks, blockSize, func(b *Block) {
 		c.key("key", &b.Key)
 		c.u64("offset", &b.Off)
 		c.u64("length", &b.Len)
-	}
+	})
 }
 
 // DigestRoom is the number of blocks of a Digest that fit into a request whose frame body is at most body bytes
@@ -75,13 +64,5 @@ func (*DigestSum) name() string { return "digest sum" }
 
 func (m *DigestSum) fields(c *codec) {
 	c.u64("bytes", &m.Bytes)
-	c.sum("sum", &m.Sum)
-}
-
-func (c *codec) sum(field string, v *[32]byte) {
-	if c.encode {
-		c.b = append(c.b, v[:]...)
-	} else if p := c.take(field, len(v)); p != nil {
-		copy(v[:], p)
-	}
+	c.fixed("sum", m.Sum[:])
 }

@@ -50,19 +50,11 @@ const (
 )
 
 func (i *Identity) fields(c *codec) {
-	c.id("node", &i.Node)
+	c.fixed("node", i.Node[:])
 	c.u64("instance", &i.Instance)
 	c.text("name", &i.Name, 0, MaxName)
-	c.id("host", &i.Host)
-	n := len(i.Paths)
-	if c.count("paths", &n, MaxPaths, 2) {
-		if !c.encode && n > 0 {
-			i.Paths = make([]string, n)
-		}
-		for k := range n {
-			c.text("path name", &i.Paths[k], 1, MaxPathName)
-		}
-	}
+	c.fixed("host", i.Host[:])
+	list(c, "paths", &i.Paths, MaxPaths, 2, func(name *string) { c.text("path name", name, 1, MaxPathName) })
 	c.bounded("maximum body", &i.MaxBody, MinBody, MaxBody)
 	c.bounded("heartbeat interval in ms", &i.HeartbeatMillis, MinHeartbeatMillis, MaxHeartbeatMillis)
 	c.blob("extension", &i.Extension, MaxExtension)
@@ -100,7 +92,7 @@ func (m *Hello) fields(c *codec) {
 		c.fail("versions", "%d to %d, expected a range that starts at 1 or more", m.VersionMin, m.VersionMax)
 	}
 	c.u64("features", &m.Features)
-	c.id("session", &m.Session)
+	c.fixed("session", m.Session[:])
 	c.ids("replaces", &m.Replaces, MaxReplaced)
 	m.Identity.fields(c)
 }
@@ -238,7 +230,7 @@ type Complete struct {
 func (*Complete) Type() Type { return TypeComplete }
 
 func (m *Complete) fields(c *codec) {
-	c.id("transfer", &m.ID)
+	c.fixed("transfer", m.ID[:])
 	c.u16("code", (*uint16)(&m.Code))
 	c.text("text", &m.Text, 0, MaxText)
 	c.u64("bytes", &m.Bytes)

@@ -97,7 +97,7 @@ func (m *OpenPath) fields(c *codec) {
 	c.boolean("no checksum", &m.NoChecksum)
 	c.text("queue", &m.Queue, 0, MaxName)
 	c.blob("endpoint", &m.Endpoint, setup.MaxDescription)
-	c.id("token", (*[16]byte)(&m.Token))
+	c.fixed("token", m.Token[:])
 }
 
 // PathOffer says where to dial, or to which endpoint to connect.
@@ -113,7 +113,7 @@ func (*PathOffer) name() string { return "path offer" }
 
 func (m *PathOffer) fields(c *codec) {
 	c.text("address", &m.Offer.Addr, 0, MaxAddr)
-	c.id("token", (*[16]byte)(&m.Offer.Token))
+	c.fixed("token", m.Offer.Token[:])
 	c.u64("path id", &m.PathID)
 	c.blob("endpoint", &m.Endpoint, setup.MaxDescription)
 	if c.err == nil && m.Offer.Addr != "" && len(m.Endpoint) > 0 {
@@ -148,13 +148,14 @@ func (m *Entry) fields(c *codec) {
 	c.desc(&m.Desc, true)
 	c.blob("tensor", &m.Tensor, MaxTensor)
 	c.u64("generation", &m.Generation)
-	c.id("tag", &m.Tag)
+	c.fixed("tag", m.Tag[:])
 }
 
-// entryMin is the size of the smallest entry on the wire.
-const entryMin = (1 + 1) + (path.KeySize + 8 + 1 + 1 + 1) + 2 + 8 + 16
+// MinEntry is the size in bytes of the smallest Entry on the wire, whose name has one byte: a page of a list cannot have more
+// entries than the body has room for these.
+const MinEntry = (1 + 1) + (path.KeySize + 8 + 1 + 1 + 1) + 2 + 8 + 16
 
-func (m *Entry) wireSize() int { return entryMin - 1 + len(m.Name) + len(m.Tensor) }
+func (m *Entry) wireSize() int { return MinEntry - 1 + len(m.Name) + len(m.Tensor) }
 
 // List asks for the names that begin with Prefix, in byte order, after the name After.
 type List struct {
@@ -181,23 +182,11 @@ type Entries struct {
 
 func (*Entries) name() string { return "entries" }
 
-// MinEntry is the size in bytes of the smallest Entry on the wire, whose name has one byte: a page of a list cannot have more
-// entries than the body has room for these.
-const MinEntry = entryMin
-
 // maxEntries is what a body can hold.
-const maxEntries = MaxBody / entryMin
+const maxEntries = MaxBody / MinEntry
 
 func (m *Entries) fields(c *codec) {
-	n := len(m.Entries)
-	if c.count("entries", &n, maxEntries, entryMin) {
-		if !c.encode && n > 0 {
-			m.Entries = make([]Entry, n)
-		}
-		for i := 0; i < n && c.err == nil; i++ {
-			m.Entries[i].fields(c)
-		}
-	}
+	list(c, "entries", &m.Entries, maxEntries, MinEntry, func(e *Entry) { e.fields(c) })
 	c.boolean("more", &m.More)
 }
 
@@ -231,7 +220,7 @@ func (*Offer) Method() Method { return MethodOffer }
 func (*Offer) name() string   { return "offer" }
 
 func (m *Offer) fields(c *codec) {
-	c.id("transfer", &m.ID)
+	c.fixed("transfer", m.ID[:])
 	c.text("name", &m.Name, 1, MaxName)
 	c.u64("size", &m.Size)
 	c.blob("tensor", &m.Tensor, MaxTensor)
@@ -294,15 +283,7 @@ type Outcomes struct {
 func (*Outcomes) name() string { return "outcomes" }
 
 func (m *Outcomes) fields(c *codec) {
-	n := len(m.Delivered)
-	if c.count("transfers", &n, MaxIDs, 1) {
-		if !c.encode && n > 0 {
-			m.Delivered = make([]bool, n)
-		}
-		for i := range m.Delivered {
-			c.boolean("delivered", &m.Delivered[i])
-		}
-	}
+	list(c, "transfers", &m.Delivered, MaxIDs, 1, func(d *bool) { c.boolean("delivered", d) })
 }
 
 // Empty is the body of an answer that says nothing but yes.

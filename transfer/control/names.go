@@ -105,18 +105,17 @@ func (m *NamesPage) Entries() ([]Entry, error) {
 	before := ""
 	for i := range out {
 		var same uint8
-		var rest int
+		var rest []byte
 		c.u8("shared", &same)
-		c.length("rest of a name", &rest, 0, MaxName)
-		p := c.take("rest of a name", rest)
+		c.blob("rest of a name", &rest, MaxName)
 		if c.err != nil {
 			return nil, c.err
 		}
-		if int(same) > len(before) || int(same)+rest == 0 || int(same)+rest > MaxName {
-			c.fail("shared", "%d bytes of a name of %d, and %d more", same, len(before), rest)
+		if n := int(same) + len(rest); int(same) > len(before) || n == 0 || n > MaxName {
+			c.fail("shared", "%d bytes of a name of %d, and %d more", same, len(before), len(rest))
 			return nil, c.err
 		}
-		before = before[:same] + string(p)
+		before = before[:same] + string(rest)
 		if !utf8.ValidString(before) {
 			c.fail("name", "is not UTF-8")
 			return nil, c.err

@@ -161,7 +161,7 @@ func TestPageAtEveryLimit(t *testing.T) {
 	all := []Entry{{Name: "a", Desc: testDesc}, {Name: "bb", Desc: testDesc, Tensor: []byte{1}}, {Name: "ccc", Desc: testDesc}}
 	sizes := []int{responseOverhead + 3, 0, 0, 0} // frame bodies of 0 to 3 entries
 	for i := range all {
-		sizes[i+1] = sizes[i] + entryMin - 1 + len(all[i].Name) + len(all[i].Tensor)
+		sizes[i+1] = sizes[i] + MinEntry - 1 + len(all[i].Name) + len(all[i].Tensor)
 	}
 	for limit := sizes[0]; limit < sizes[3]+5; limit++ {
 		p := Page(all, 0, limit)

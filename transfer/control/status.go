@@ -22,21 +22,15 @@ func (*Status) name() string   { return "status" }
 func (m *Status) fields(c *codec) { c.u32("rows", &m.Rows) }
 
 // StatusReport is the answer: a JSON document, compressed if that makes it smaller. NewStatusReport makes one, JSON reads it.
-type StatusReport struct {
-	Deflated bool   // Data is in the form of RFC 1951
-	Size     uint32 // bytes of the document; at most MaxStatus
-	Data     []byte // at most MaxBody bytes
-}
+type StatusReport struct{ packed }
 
 func (*StatusReport) name() string { return "status report" }
 
-func (m *StatusReport) fields(c *codec) { (*packed)(m).fields(c) }
-
 // packed is a document in a StatusReport or a NamesPage.
 type packed struct {
-	Deflated bool
-	Size     uint32
-	Data     []byte
+	Deflated bool   // Data is in the form of RFC 1951
+	Size     uint32 // bytes of the document; at most MaxStatus
+	Data     []byte // at most MaxBody bytes
 }
 
 func (m *packed) fields(c *codec) {
@@ -53,13 +47,8 @@ func (m *packed) fields(c *codec) {
 	case c.err != nil:
 	case n > MaxBody:
 		c.fail("stored", "%d bytes, at most %d", n, MaxBody)
-	case c.encode:
-		c.b = append(c.b, m.Data...)
 	default:
-		m.Data = nil
-		if b := c.take("data", int(n)); len(b) > 0 {
-			m.Data = b
-		}
+		c.bytes("data", &m.Data, int(n))
 	}
 }
 
@@ -73,7 +62,7 @@ func NewStatusReport(document []byte, body int) (*StatusReport, error) {
 	if err != nil {
 		return nil, fmt.Errorf("control: status: %w", err)
 	}
-	return (*StatusReport)(m), nil
+	return &StatusReport{*m}, nil
 }
 
 // pack makes at most room bytes of data of a document.
@@ -83,11 +72,8 @@ func pack(document []byte, room int) (*packed, error) {
 	}
 	m := &packed{Size: uint32(len(document)), Data: document}
 	var b bytes.Buffer
-	w, err := flate.NewWriter(&b, flate.BestSpeed)
-	if err != nil {
-		return nil, err
-	}
-	w.Write(document) // cannot fail: it goes to memory
+	w, _ := flate.NewWriter(&b, flate.BestSpeed) // cannot fail: the level is one of its own
+	w.Write(document)                            // cannot fail: it goes to memory
 	w.Close()
 	if b.Len() < len(document) {
 		m.Deflated, m.Data = true, b.Bytes()
@@ -99,7 +85,7 @@ func pack(document []byte, room int) (*packed, error) {
 }
 
 // JSON is the document. Memory is taken for what is really there, at most MaxStatus bytes. The error matches BadRequest.
-func (m *StatusReport) JSON() ([]byte, error) { return (*packed)(m).document("status report") }
+func (m *StatusReport) JSON() ([]byte, error) { return m.document(m.name()) }
 
 func (m *packed) document(what string) ([]byte, error) {
 	if !m.Deflated {
