@@ -62,16 +62,14 @@ type Error struct {
 }
 
 func (e *Error) Error() string {
-	var b strings.Builder
-	if e.Remote {
-		b.WriteString("peer: ")
-	}
-	b.WriteString(e.Code.String())
+	s := e.Code.String()
 	if e.Text != "" {
-		b.WriteString(": ")
-		b.WriteString(e.Text)
+		s += ": " + e.Text
 	}
-	return b.String()
+	if e.Remote {
+		s = "peer: " + s
+	}
+	return s
 }
 
 // Unwrap makes the error match its code.

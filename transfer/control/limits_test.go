@@ -57,7 +57,7 @@ func TestBacklogIsBounded(t *testing.T) {
 	for ; err == nil && n < 1000; n++ {
 		err = x.Send(t0, m)
 	}
-	if !errors.Is(err, ErrBacklog) || len(x.Outgoing()) > DefaultBacklog || n < 10 {
+	if !errors.Is(err, ErrBacklog) || len(x.Outgoing()) > backlog || n < 10 {
 		t.Fatalf("after %d: %v, %d bytes", n, err, len(x.Outgoing()))
 	}
 	if _, err := x.Request(t0, &List{}); err != nil {
@@ -109,7 +109,7 @@ func TestAnswersHaveRoomOfTheirOwn(t *testing.T) {
 		before := len(y.Outgoing())
 		if err := y.respond(t0, &Response{ID: id, Body: body}); err == nil {
 			n++
-		} else if !errors.Is(err, ErrBacklog) || len(y.Outgoing()) != before || before > 2*DefaultBacklog {
+		} else if !errors.Is(err, ErrBacklog) || len(y.Outgoing()) != before || before > 2*backlog {
 			t.Fatalf("%v, %d bytes, then %d", err, before, len(y.Outgoing()))
 		}
 	}
@@ -190,7 +190,6 @@ func TestOptionsAreChecked(t *testing.T) {
 		"handshake":    func(o *Options) { o.HandshakeTimeout = -1 },
 		"request":      func(o *Options) { o.RequestTimeout = -1 },
 		"pending":      func(o *Options) { o.MaxPending = MaxPendingRequests + 1 },
-		"backlog":      func(o *Options) { o.Backlog = 1000 },
 		"body":         func(o *Options) { o.Identity.MaxBody = MaxBody + 1 },
 		"body <":       func(o *Options) { o.Identity.MaxBody = 1 },
 		"paths":        func(o *Options) { o.Paths = make([]string, MaxPaths+1) },

@@ -170,7 +170,7 @@ func (s *Session) handshake(t time.Duration, typ Type, body []byte) error {
 			}
 		}
 		w := Welcome{Version: high, Features: m.Features & s.opt.Features, Identity: s.opt.Identity}
-		if err := s.push(&w, s.opt.Backlog); err != nil {
+		if err := s.push(&w, backlog); err != nil {
 			return s.fail(Internal, err)
 		}
 		s.ready(t, w.Version, w.Features, m.Identity)
@@ -296,17 +296,11 @@ func (s *Session) Next() (Message, bool) {
 	s.inbox[s.taken] = nil
 	s.taken++
 	s.unread -= cost(m)
-	switch {
-	case s.taken < len(s.inbox):
-		if s.taken >= 64 && s.taken >= len(s.inbox)/2 { // a reader that never catches up must not grow the line for ever
-			n := copy(s.inbox, s.inbox[s.taken:])
-			clear(s.inbox[n:])
-			s.inbox, s.taken = s.inbox[:n], 0
+	if s.taken == len(s.inbox) || s.taken >= 64 && s.taken >= len(s.inbox)/2 { // a reader that never catches up must not grow the line for ever
+		s.inbox, s.taken = slices.Delete(s.inbox, 0, s.taken), 0
+		if len(s.inbox) == 0 && cap(s.inbox) > 64 {
+			s.inbox = nil
 		}
-	case cap(s.inbox) > 64:
-		s.inbox, s.taken = nil, 0
-	default:
-		s.inbox, s.taken = s.inbox[:0], 0
 	}
 	return m, true
 }

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -55,8 +56,8 @@ const (
 const MaxPendingRequests = 256
 
 const (
-	// DefaultBacklog is the number of bytes that may wait to be written.
-	DefaultBacklog = 1 << 20
+	// backlog is the number of bytes that may wait to be written.
+	backlog = 1 << 20
 	// unreadLimit is the size of the messages that may wait for Next before Receive takes no more.
 	unreadLimit = 1 << 20
 	// keepBuffer is the largest buffer that an idle session keeps: nodes may have thousands of idle peers.
@@ -76,7 +77,6 @@ type Options struct {
 	RoundTrip              time.Duration // what the handshake below the session took, if there was one; see Session.Silence
 	RequestTimeout         time.Duration // default 10 s
 	MaxPending             int           // default and limit MaxPendingRequests
-	Backlog                int           // default DefaultBacklog, at least MaxBody+HeaderSize
 	// Admit, if set, tells an Acceptor whether to take this peer. An error refuses it: AsError gives the code that the
 	// peer gets (NotPermitted, OverBudget, Busy). Admit must not call the session. It may take its time, for example to end
 	// the session that this one replaces.
@@ -85,10 +85,9 @@ type Options struct {
 
 // Stats are counters since New; all of them only grow.
 type Stats struct {
-	FramesIn, FramesOut uint64 // FramesOut counts what was queued
-	BytesIn, BytesOut   uint64 // BytesOut counts what Sent confirmed
-	Ignored             uint64 // optional frames of unknown type, and frames that came after our goodbye
-	Late                uint64 // answers to requests that had timed out
+	FramesIn, BytesIn uint64
+	Ignored           uint64 // optional frames of unknown type, and frames that came after our goodbye
+	Late              uint64 // answers to requests that had timed out
 }
 
 // Session is one end of a control connection. It is not safe for concurrent use: its owner holds a lock of its own. It
@@ -160,15 +159,14 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 	if role != Dialer && role != Acceptor {
 		return nil, fmt.Errorf("control: %v: expected Dialer or Acceptor", role)
 	}
-	setDefault(&o.VersionMin, ProtocolMin)
-	setDefault(&o.VersionMax, ProtocolMax)
-	setDefault(&o.HeartbeatEvery, 250*time.Millisecond)
-	setDefault(&o.DeadAfter, 1500*time.Millisecond)
-	setDefault(&o.HandshakeTimeout, 2*time.Second)
-	setDefault(&o.RequestTimeout, 10*time.Second)
-	setDefault(&o.MaxPending, MaxPendingRequests)
-	setDefault(&o.Backlog, DefaultBacklog)
-	setDefault(&o.Identity.MaxBody, MaxBody)
+	o.VersionMin = cmp.Or(o.VersionMin, ProtocolMin)
+	o.VersionMax = cmp.Or(o.VersionMax, ProtocolMax)
+	o.HeartbeatEvery = cmp.Or(o.HeartbeatEvery, 250*time.Millisecond)
+	o.DeadAfter = cmp.Or(o.DeadAfter, 1500*time.Millisecond)
+	o.HandshakeTimeout = cmp.Or(o.HandshakeTimeout, 2*time.Second)
+	o.RequestTimeout = cmp.Or(o.RequestTimeout, 10*time.Second)
+	o.MaxPending = cmp.Or(o.MaxPending, MaxPendingRequests)
+	o.Identity.MaxBody = cmp.Or(o.Identity.MaxBody, MaxBody)
 	o.HeartbeatMillis = uint32(min(max(o.HeartbeatEvery.Milliseconds(), 0), MaxHeartbeatMillis+1))
 	switch {
 	case o.DeadAfter < 2*o.HeartbeatEvery:
@@ -177,8 +175,6 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 		return nil, fmt.Errorf("control: HandshakeTimeout %v, RoundTrip %v, RequestTimeout %v: expected positive durations", o.HandshakeTimeout, o.RoundTrip, o.RequestTimeout)
 	case o.MaxPending < 1 || o.MaxPending > MaxPendingRequests:
 		return nil, fmt.Errorf("control: MaxPending %d: expected 1 to %d", o.MaxPending, MaxPendingRequests)
-	case o.Backlog < MaxBody+HeaderSize:
-		return nil, fmt.Errorf("control: Backlog %d bytes: expected at least one frame, %d", o.Backlog, MaxBody+HeaderSize)
 	}
 	s := &Session{role: role, opt: o, start: now, limit: o.HandshakeTimeout, maxBody: MinBody, every: o.HeartbeatEvery, shook: o.RoundTrip}
 	hello := Hello{VersionMin: o.VersionMin, VersionMax: o.VersionMax, Features: o.Features, Session: o.Session, Replaces: o.Replaces, Identity: o.Identity}
@@ -188,16 +184,8 @@ func New(role Role, o Options, now time.Time) (*Session, error) {
 	}
 	if role == Dialer {
 		s.out = frame
-		s.stats.FramesOut++
 	}
 	return s, nil
-}
-
-func setDefault[T comparable](v *T, d T) {
-	var zero T
-	if *v == zero {
-		*v = d
-	}
 }
 
 // State says where the session is in its life.
@@ -239,7 +227,6 @@ func (s *Session) Outgoing() []byte { return s.out[s.sent:] }
 func (s *Session) Sent(n int) {
 	n = min(max(n, 0), len(s.out)-s.sent)
 	s.sent += n
-	s.stats.BytesOut += uint64(n)
 	switch {
 	case s.sent == len(s.out):
 		s.out, s.sent = s.out[:0], 0
@@ -267,7 +254,6 @@ func (s *Session) push(m Message, limit int) error {
 		return fmt.Errorf("control: %v of %d bytes behind %d others: %w", m.Type(), len(b)-at, at-s.sent, ErrBacklog)
 	}
 	s.out = b
-	s.stats.FramesOut++
 	s.spoke = s.now - s.stalled
 	return nil
 }
@@ -288,11 +274,7 @@ func (s *Session) Request(now time.Time, q Query) (uint64, error) {
 	if err != nil {
 		return 0, err
 	}
-	return s.request(now, q.Method(), body)
-}
-
-func (s *Session) request(now time.Time, method Method, body []byte) (uint64, error) {
-	t := s.clock(now)
+	t, method := s.clock(now), q.Method()
 	if s.state != Ready {
 		return 0, s.notReady()
 	}
@@ -300,7 +282,7 @@ func (s *Session) request(now time.Time, method Method, body []byte) (uint64, er
 		return 0, fmt.Errorf("control: %v: %d requests: %w", method, len(s.pending), ErrPending)
 	}
 	id := s.lastID + 1
-	if err := s.push(&Request{ID: id, Method: method, Body: body}, s.opt.Backlog); err != nil {
+	if err := s.push(&Request{ID: id, Method: method, Body: body}, backlog); err != nil {
 		return 0, err
 	}
 	s.lastID = id
@@ -342,7 +324,7 @@ func (s *Session) respond(now time.Time, m *Response) error {
 		return fmt.Errorf("control: request %d of the peer is not open: unknown or answered already", m.ID)
 	}
 	// Answers may take twice the room: a peer that floods us with requests must not be able to block them by itself.
-	if err := s.push(m, 2*s.opt.Backlog); err != nil {
+	if err := s.push(m, 2*backlog); err != nil {
 		return err
 	}
 	s.told = true
@@ -369,7 +351,7 @@ func (s *Session) Send(now time.Time, m Message) error {
 		return Errorf(BadRequest, "a %v is not a one-way message", m.Type())
 	}
 	s.told = true
-	return s.push(m, s.opt.Backlog)
+	return s.push(m, backlog)
 }
 
 // Goodbye ends the session in order. What was queued before is still to be written, then the goodbye; the peer's answer to
@@ -381,7 +363,7 @@ func (s *Session) Goodbye(now time.Time, code Code, reason string) {
 		return
 	}
 	reason = clip(reason, MaxText)
-	s.push(&Goodbye{Code: code, Reason: reason}, 4*s.opt.Backlog) // cannot fail: it is small, and requests stop at half of that
+	s.push(&Goodbye{Code: code, Reason: reason}, 4*backlog) // cannot fail: it is small, and requests stop at half of that
 	s.err = &Error{Code: code, Text: reason}
 	s.state = Closing
 	s.limit = t + s.opt.DeadAfter
@@ -419,7 +401,7 @@ func (s *Session) Disconnected(cause error) error {
 // fail ends the session by an error and tells the peer, as far as it still listens.
 func (s *Session) fail(code Code, err error) error {
 	if s.state <= Ready {
-		s.push(&Goodbye{Code: code, Reason: clip(err.Error(), MaxText)}, 4*s.opt.Backlog)
+		s.push(&Goodbye{Code: code, Reason: clip(err.Error(), MaxText)}, 4*backlog)
 	}
 	s.state = Failed
 	s.err = err

@@ -119,7 +119,6 @@ func (s *Session) heartbeat() {
 	m.fields(&c)
 	seal(c.b, at, TypeHeartbeat, 0)
 	s.out = c.b
-	s.stats.FramesOut++
 }
 
 // Alive tells that the peer showed life elsewhere, for example by bytes on a data path: it is not taken for dead for
