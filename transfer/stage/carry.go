@@ -117,7 +117,7 @@ func (p *Peer) Carry(ctx context.Context, w Work, c Carrier) error {
 	if err := p.memory.begin(); err != nil {
 		return err
 	}
-	defer p.memory.end()
+	defer p.memory.running.Done()
 	s := p.carrying(ctx, w, c)
 	defer s.abort()
 	for s.skip() && s.next() {

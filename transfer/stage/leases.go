@@ -147,7 +147,7 @@ func (p *Peer) beginLease(l *lease, small bool) error {
 	ctx, stop := context.WithCancel(p.ctx)
 	l.stop = stop
 	go func() {
-		defer p.memory.end()
+		defer p.memory.running.Done()
 		defer stop()
 		a, err := p.askLease(ctx, l.key, small)
 		s := &p.leased
@@ -189,11 +189,9 @@ func (p *Peer) askLease(ctx context.Context, key path.Key, small bool) (control.
 		if !errors.Is(err, control.Busy) && !errors.Is(err, control.Exists) {
 			return control.Staging{}, err
 		}
-		t := time.NewTimer(wait)
 		select {
-		case <-t.C:
+		case <-time.After(wait):
 		case <-ctx.Done():
-			t.Stop()
 		}
 		wait = min(2*wait, leaseRetryMost)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/invariants"
@@ -32,13 +33,13 @@ type Memory struct {
 	quota uint64   // bytes to lend to peers, besides the pools
 	ended error    // what calls fail with when it is closed
 
-	mu      sync.Mutex // guards what follows
-	lent    uint64
-	users   int // of slots that peers lend: pieces that have or wait for one
-	copies  int // requests of peers that are moving bytes
-	running int // calls that use the memory
-	closed  bool
-	idle    chan struct{} // closed when it is closed and nothing runs
+	running sync.WaitGroup // calls that use the memory
+
+	mu     sync.Mutex // guards what follows
+	lent   uint64
+	users  int  // of slots that peers lend: pieces that have or wait for one
+	copies int  // requests of peers that are moving bytes
+	closed bool // no call begins any more
 }
 
 // class is the index of the slots for a transfer.
@@ -60,12 +61,9 @@ func New(bytes uint64, ended error) (*Memory, error) {
 	const page = 4 << 10
 	large := min(bytes/8, maxSlot) &^ (smallerSlots*page - 1)
 	small := large / smallerSlots
-	s := &Memory{quota: bytes, ended: ended, idle: make(chan struct{})}
+	s := &Memory{quota: bytes, ended: ended}
 	s.pools[0].size, s.pools[0].most = large, int((bytes-leasedSmall*small)/large)
 	s.pools[1].size, s.pools[1].most = small, leasedSmall
-	for i := range s.pools {
-		s.pools[i].ended, s.pools[i].idle = ended, make(chan struct{})
-	}
 	return s, nil
 }
 
@@ -74,6 +72,10 @@ func (s *Memory) SmallSlot() uint64 { return s.pools[1].size }
 
 // Load shows f the bytes of a span that fits into a small slot and that the CPU cannot reach. They are a copy.
 func (s *Memory) Load(ctx context.Context, span mem.Span, f func([]byte)) error {
+	if err := s.begin(); err != nil {
+		return err
+	}
+	defer s.running.Done()
 	x, err := s.pools[1].take(ctx, span.Region.Mover())
 	if err != nil {
 		return err
@@ -94,23 +96,15 @@ func Mover(s mem.Span) mem.Mover {
 	return s.Region.Mover()
 }
 
-// begin enters a call; it fails when the memory is closed.
+// begin enters a call, which ends by running.Done; it fails when the memory is closed.
 func (s *Memory) begin() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
 		return s.ended
 	}
-	s.running++
+	s.running.Add(1)
 	return nil
-}
-
-func (s *Memory) end() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.running--; s.running == 0 && s.closed {
-		close(s.idle)
-	}
 }
 
 // lend takes bytes of what may be lent, and returns false when there are not so many left.
@@ -156,16 +150,13 @@ func (s *Memory) Verify() error {
 // Close waits for what is under way, which ends soon once the peers are gone, and gives the memory back.
 func (s *Memory) Close() error {
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	closed := s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if closed {
 		return nil
 	}
-	s.closed = true
-	if s.running == 0 {
-		close(s.idle)
-	}
-	s.mu.Unlock()
-	<-s.idle
+	s.running.Wait()
 	if invariants.Enabled {
 		if err := s.Verify(); err != nil {
 			invariants.Broken("transfer: the node is closed: %v", err)
@@ -173,24 +164,23 @@ func (s *Memory) Close() error {
 	}
 	var err error
 	for i := range s.pools {
-		err = errors.Join(err, s.pools[i].close())
+		for _, x := range s.pools[i].free { // nobody has one, nor takes one any more
+			err = errors.Join(err, x.close())
+		}
 	}
 	return err
 }
 
-// slots are equal pieces of pinned host memory, made when they are first needed and kept.
+// slots are equal pieces of pinned host memory, made when they are first needed and kept. Calls that have one, or wait for one, have
+// begun on the memory.
 type slots struct {
-	size  uint64
-	most  int   // to be made
-	ended error // what take fails with when they are closed
+	size uint64
+	most int // to be made
 
 	mu      sync.Mutex // guards what follows
 	free    []*slot
 	made    int // that exist, or are being made
-	out     int // of these, not free
 	waiting []chan slotTurn
-	closed  bool
-	idle    chan struct{} // closed when it is closed and none is out
 }
 
 // slotTurn answers a waiter for a slot. The channel is buffered.
@@ -217,10 +207,6 @@ func (x *slot) close() error {
 // take waits for a slot, in turn. It is the caller's until give.
 func (s *slots) take(ctx context.Context, m mem.Mover) (*slot, error) {
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return nil, s.ended
-	}
 	if n := len(s.free); n > 0 && len(s.waiting) == 0 {
 		pick := n - 1
 		for i, x := range s.free {
@@ -231,22 +217,18 @@ func (s *slots) take(ctx context.Context, m mem.Mover) (*slot, error) {
 		x := s.free[pick]
 		s.free[pick] = s.free[n-1]
 		s.free = s.free[:n-1]
-		s.out++
 		s.mu.Unlock()
 		return s.fit(x, m), nil
 	}
 	if s.made < s.most {
 		s.made++
-		s.out++
 		s.mu.Unlock()
 		x, err := newSlot(m, s.size)
 		if err == nil {
 			return x, nil
 		}
 		s.mu.Lock()
-		s.made--
-		s.drop()
-		if s.made == 0 || s.closed { // there are none to wait for
+		if s.made--; s.made == 0 { // there are none to wait for
 			for _, w := range s.waiting {
 				w <- slotTurn{err: err}
 			}
@@ -260,29 +242,24 @@ func (s *slots) take(ctx context.Context, m mem.Mover) (*slot, error) {
 	s.mu.Unlock()
 	select {
 	case turn := <-w:
-		return s.turn(turn, m)
+		if turn.err != nil {
+			return nil, turn.err
+		}
+		return s.fit(turn.slot, m), nil
 	case <-ctx.Done():
 	}
 	s.mu.Lock()
-	for i, x := range s.waiting {
-		if x == w {
-			s.waiting = append(s.waiting[:i], s.waiting[i+1:]...)
-			s.mu.Unlock()
-			return nil, ctx.Err()
-		}
+	k := slices.Index(s.waiting, w)
+	if k >= 0 {
+		s.waiting = slices.Delete(s.waiting, k, k+1)
 	}
 	s.mu.Unlock()
-	if turn := <-w; turn.slot != nil { // just now
-		s.give(turn.slot)
+	if k < 0 {
+		if turn := <-w; turn.slot != nil { // just now
+			s.give(turn.slot)
+		}
 	}
 	return nil, ctx.Err()
-}
-
-func (s *slots) turn(t slotTurn, m mem.Mover) (*slot, error) {
-	if t.err != nil {
-		return nil, t.err
-	}
-	return s.fit(t.slot, m), nil
 }
 
 // fit replaces a slot of another device's by one of m's. If there is none to be had the other one does: it is host memory too.
@@ -302,60 +279,21 @@ func (s *slots) fit(x *slot, m mem.Mover) *slot {
 func (s *slots) give(x *slot) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
-		s.mu.Unlock()
-		x.close()
-		s.mu.Lock()
-		s.made--
-		s.drop()
-		return
-	}
 	if len(s.waiting) > 0 {
 		s.waiting[0] <- slotTurn{slot: x}
 		s.waiting = s.waiting[1:]
 		return
 	}
-	s.drop()
 	s.free = append(s.free, x)
-}
-
-// drop counts one that is not out any more. The mutex is held.
-func (s *slots) drop() {
-	if s.out--; s.out == 0 && s.closed {
-		close(s.idle)
-	}
 }
 
 func (s *slots) verify() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.out != 0 || len(s.waiting) != 0 || len(s.free) != s.made {
-		return fmt.Errorf("stage: %d slots of %d bytes are out, %d made, %d free, %d wait", s.out, s.size, s.made, len(s.free), len(s.waiting))
+	if len(s.waiting) != 0 || len(s.free) != s.made {
+		return fmt.Errorf("stage: %d of %d slots of %d bytes are free, %d calls wait for one", len(s.free), s.made, s.size, len(s.waiting))
 	}
 	return nil
-}
-
-// close gives the memory back, waiting for slots that are out.
-func (s *slots) close() error {
-	s.mu.Lock()
-	s.closed = true
-	free := s.free
-	s.free = nil
-	s.made -= len(free)
-	for _, w := range s.waiting {
-		w <- slotTurn{err: s.ended}
-	}
-	s.waiting = nil
-	if s.out == 0 {
-		close(s.idle)
-	}
-	s.mu.Unlock()
-	var err error
-	for _, x := range free {
-		err = errors.Join(err, x.close())
-	}
-	<-s.idle
-	return err
 }
 
 func newSlot(m mem.Mover, size uint64) (*slot, error) {

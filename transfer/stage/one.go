@@ -35,7 +35,7 @@ func (p *Peer) CarryOne(ctx context.Context, w Work, c Carrier, end func(error))
 	var slot *slot
 	if w.Bytes <= pool.size && p.memory.begin() == nil {
 		if slot = pool.ready(m); slot == nil {
-			p.memory.end()
+			p.memory.running.Done()
 		}
 	}
 	if slot == nil {
@@ -49,7 +49,7 @@ func (p *Peer) CarryOne(ctx context.Context, w Work, c Carrier, end func(error))
 		s.end(pc, err)
 		err = s.result()
 		s.abort()
-		p.memory.end()
+		p.memory.running.Done()
 		end(err)
 	}
 	put := w.Kind == path.Put
@@ -79,11 +79,10 @@ func (p *Peer) CarryOne(ctx context.Context, w Work, c Carrier, end func(error))
 func (s *slots) ready(m mem.Mover) *slot {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := len(s.free); n > 0 && len(s.waiting) == 0 && !s.closed {
+	if n := len(s.free); n > 0 && len(s.waiting) == 0 {
 		x := s.free[n-1]
 		if x.device == m.Device() {
 			s.free = s.free[:n-1]
-			s.out++
 			return x
 		}
 	}
