@@ -2,6 +2,7 @@ package pool
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 )
@@ -119,16 +120,8 @@ func isClosed(c <-chan struct{}) bool {
 
 // bury takes a connection from the living; it is closed once it has no users. The mutex is held.
 func (p *Pool[C]) bury(c *conn[C]) {
-	if c.dead {
-		return
-	}
 	c.dead = true
-	for i, x := range p.living {
-		if x == c {
-			p.living = append(p.living[:i], p.living[i+1:]...)
-			break
-		}
-	}
+	p.living = slices.DeleteFunc(p.living, func(x *conn[C]) bool { return x == c })
 	if c.users == 0 {
 		c.stop()
 	}
@@ -159,11 +152,11 @@ func (p *Pool[C]) worked(c *conn[C]) bool {
 // keep watches a connection from its dial to its end, and closes it.
 func (p *Pool[C]) keep(c *conn[C]) {
 	defer p.wg.Done()
-	var idle <-chan time.Time
-	timer := time.NewTimer(max(p.o.Idle, 1))
+	timer := time.NewTimer(p.o.Idle)
 	defer timer.Stop()
-	if p.o.Idle > 0 {
-		idle = timer.C
+	idle := timer.C
+	if p.o.Idle == 0 {
+		idle = nil
 	}
 	done := c.done
 	for {

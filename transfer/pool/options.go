@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,15 +60,9 @@ const (
 
 // WithDefaults fills the fields that are 0.
 func (b Backoff) WithDefaults() Backoff {
-	if b.First == 0 {
-		b.First = DefaultFirst
-	}
-	if b.Max == 0 {
-		b.Max = max(DefaultMax, b.First)
-	}
-	if b.Factor == 0 {
-		b.Factor = DefaultFactor
-	}
+	b.First = cmp.Or(b.First, DefaultFirst)
+	b.Max = cmp.Or(b.Max, max(DefaultMax, b.First))
+	b.Factor = cmp.Or(b.Factor, DefaultFactor)
 	return b
 }
 
@@ -107,16 +102,11 @@ func (o *Options[C]) complete() error {
 	if o.Dial == nil || o.Close == nil {
 		return fmt.Errorf("%w: Dial and Close are required", ErrOptions)
 	}
-	if o.Max == 0 {
-		o.Max = max(1, o.Min)
-	}
+	o.Max = cmp.Or(o.Max, max(1, o.Min))
 	if o.Min < 0 || o.Max < o.Min {
 		return fmt.Errorf("%w: %d to %d connections: expected 0 <= Min <= Max", ErrOptions, o.Min, o.Max)
 	}
-	if o.Users == 0 {
-		o.Users = 1
-	}
-	if o.Users < 0 {
+	if o.Users = cmp.Or(o.Users, 1); o.Users < 0 {
 		o.Users = math.MaxInt
 	}
 	if o.Spread < 0 {
@@ -125,9 +115,7 @@ func (o *Options[C]) complete() error {
 	if o.Idle < 0 || o.DialTimeout < 0 {
 		return fmt.Errorf("%w: Idle %v, DialTimeout %v: expected no negative times", ErrOptions, o.Idle, o.DialTimeout)
 	}
-	if o.DialTimeout == 0 {
-		o.DialTimeout = 10 * time.Second
-	}
+	o.DialTimeout = cmp.Or(o.DialTimeout, 10*time.Second)
 	o.Backoff = o.Backoff.WithDefaults()
 	return o.Backoff.Validate()
 }

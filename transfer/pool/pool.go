@@ -3,6 +3,7 @@ package pool
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 )
@@ -78,12 +79,9 @@ func (p *Pool[C]) Get(ctx context.Context, fails int) (*Lease[C], error) {
 	case <-ctx.Done():
 	}
 	p.mu.Lock()
-	for i, x := range p.waiters {
-		if x == w {
-			p.waiters = append(p.waiters[:i], p.waiters[i+1:]...)
-			p.counts.GaveUp++
-			break
-		}
+	if k := slices.Index(p.waiters, w); k >= 0 {
+		p.waiters = slices.Delete(p.waiters, k, k+1)
+		p.counts.GaveUp++
 	}
 	failed, last := w.failed, p.lastErr
 	p.mu.Unlock()
@@ -171,11 +169,8 @@ func (p *Pool[C]) pump() {
 // wanted is how many connections are missing: for waiters, for Min, and to spread the users.
 func (p *Pool[C]) wanted() int {
 	n := len(p.waiters) / p.o.Users
-	if len(p.waiters)%p.o.Users > 0 {
+	if len(p.waiters)%p.o.Users > 0 || n == 0 && p.spread {
 		n++
-	}
-	if p.spread {
-		n = max(n, 1)
 	}
 	return max(n, p.o.Min-len(p.living))
 }
@@ -223,18 +218,15 @@ func (p *Pool[C]) dialFailed(err error, permanent bool) {
 	p.spread = false // no caller waits for that one
 	p.lastErr = err
 	p.backOff()
-	keep := p.waiters[:0]
-	for _, w := range p.waiters {
+	p.waiters = slices.DeleteFunc(p.waiters, func(w *waiter[C]) bool {
 		w.failed++
-		if permanent || w.fails > 0 && w.failed >= w.fails {
-			p.counts.GaveUp++
-			w.got <- result[C]{err: &DialError{Failed: w.failed, Last: err}}
-			continue
+		if !permanent && (w.fails == 0 || w.failed < w.fails) {
+			return false
 		}
-		keep = append(keep, w)
-	}
-	clear(p.waiters[len(keep):])
-	p.waiters = keep
+		p.counts.GaveUp++
+		w.got <- result[C]{err: &DialError{Failed: w.failed, Last: err}}
+		return true
+	})
 	p.pump()
 }
 
