@@ -354,9 +354,9 @@ func TestTwoSessionsOverAPipe(t *testing.T) {
 		synctest.Wait()
 		for _, o := range []*owner{a, b} {
 			o.mu.Lock()
-			st, state := o.s.Stats(), o.s.State()
+			st, state := o.s.stats, o.s.State()
 			o.mu.Unlock()
-			if state != Ready || st.FramesIn > 4*3600+n+10 || st.FramesIn < 4*3600 {
+			if state != Ready || st.framesIn > 4*3600+n+10 || st.framesIn < 4*3600 {
 				t.Errorf("after an hour: %v, %+v", state, st)
 			}
 		}

@@ -36,7 +36,7 @@ func (s *Session) Receive(now time.Time, p []byte) error {
 			n := min(need-len(s.in), len(p))
 			s.in = append(s.in, p[:n]...)
 			p = p[n:]
-			s.stats.BytesIn += uint64(n)
+			s.stats.bytesIn += uint64(n)
 			if len(s.in) < need {
 				break
 			}
@@ -53,7 +53,7 @@ func (s *Session) Receive(now time.Time, p []byte) error {
 		} else {
 			n := HeaderSize + s.head.length
 			frame, p = p[:n], p[n:]
-			s.stats.BytesIn += uint64(n)
+			s.stats.bytesIn += uint64(n)
 		}
 		err := s.frame(t, s.head, frame)
 		if s.in = s.in[:0]; cap(s.in) > keepBuffer {
@@ -93,7 +93,7 @@ func (s *Session) bodyLimit() int {
 
 // violation ends the session because of what the peer sent.
 func (s *Session) violation(err error) error {
-	return s.fail(Protocol, Errorf(Protocol, "frame %d, up to byte %d of the stream: %s", s.stats.FramesIn+1, s.stats.BytesIn, AsError(err).Text))
+	return s.fail(Protocol, Errorf(Protocol, "frame %d, up to byte %d of the stream: %s", s.stats.framesIn+1, s.stats.bytesIn, AsError(err).Text))
 }
 
 func (s *Session) violationf(format string, args ...any) error {
@@ -117,7 +117,7 @@ func (s *Session) frame(t time.Duration, h header, b []byte) error {
 	var err error
 	switch {
 	case s.state == Closing && h.typ != TypeGoodbye:
-		s.stats.Ignored++ // it was on its way when we said goodbye
+		s.stats.ignored++ // it was on its way when we said goodbye
 	case h.typ == TypeGoodbye:
 		err = s.goodbye(body)
 	case s.state == Handshake:
@@ -127,11 +127,11 @@ func (s *Session) frame(t time.Duration, h header, b []byte) error {
 	case h.typ == TypeHello, h.typ == TypeWelcome:
 		err = s.violationf("a %v after the handshake", h.typ)
 	case !h.typ.known() && h.optional:
-		s.stats.Ignored++
+		s.stats.ignored++
 	default:
 		err = s.message(h.typ, body)
 	}
-	s.stats.FramesIn++
+	s.stats.framesIn++
 	return err
 }
 
@@ -252,7 +252,7 @@ func (s *Session) message(typ Type, body []byte) error {
 		p := s.pending[i]
 		s.pending = slices.Delete(s.pending, i, i+1)
 		if p.expired {
-			s.stats.Late++
+			s.stats.late++
 			return nil
 		}
 		m.Method = p.method

@@ -83,11 +83,11 @@ type Options struct {
 	Admit func(*Hello) error
 }
 
-// Stats are counters since New; all of them only grow.
-type Stats struct {
-	FramesIn, BytesIn uint64
-	Ignored           uint64 // optional frames of unknown type, and frames that came after our goodbye
-	Late              uint64 // answers to requests that had timed out
+// stats are counters since New; all of them only grow.
+type stats struct {
+	framesIn, bytesIn uint64
+	ignored           uint64 // optional frames of unknown type, and frames that came after our goodbye
+	late              uint64 // answers to requests that had timed out
 }
 
 // Session is one end of a control connection. It is not safe for concurrent use: its owner holds a lock of its own. It
@@ -113,8 +113,8 @@ type Session struct {
 	spoke   time.Duration // last frame queued
 	limit   time.Duration // end of the handshake or of Closing
 
-	version  uint16
-	features uint64
+	version  uint16 // agreed; 0 before Ready
+	features uint64 // that both sides have
 	peer     Identity
 	maxBody  int
 	every    time.Duration // agreed heartbeat interval
@@ -142,7 +142,7 @@ type Session struct {
 	rtt    time.Duration
 	rttvar time.Duration
 	shook  time.Duration // the longest round trip of the handshakes, as far as they are one
-	stats  Stats
+	stats  stats
 }
 
 // pending is a request of ours without an answer. The slice of them is ordered by id and therefore by deadline. A request
@@ -194,23 +194,11 @@ func (s *Session) State() State { return s.state }
 // Err is nil until the session has ended or this side said goodbye, then why.
 func (s *Session) Err() error { return s.err }
 
-// Role is that of New.
-func (s *Session) Role() Role { return s.role }
-
 // Peer is who the other side says it is; the zero value before Ready. It is not proven by anything.
 func (s *Session) Peer() Identity { return s.peer }
 
-// Version is the agreed version of the protocol; 0 before Ready.
-func (s *Session) Version() uint16 { return s.version }
-
-// Features are those that both sides have; 0 before Ready.
-func (s *Session) Features() uint64 { return s.features }
-
 // MaxBody is the largest frame body in bytes that either side may send.
 func (s *Session) MaxBody() int { return s.maxBody }
-
-// Stats are the counters.
-func (s *Session) Stats() Stats { return s.stats }
 
 // Pending is the number of requests of this side that wait for an answer, including those that timed out.
 func (s *Session) Pending() int { return len(s.pending) }

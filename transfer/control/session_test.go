@@ -92,8 +92,8 @@ func TestHandshake(t *testing.T) {
 	d.Identity.MaxBody, a.Identity.MaxBody = 100<<10, 50<<10
 	x, y := readyPair(t, d, a)
 	for _, s := range []*Session{x, y} {
-		if s.Version() != ProtocolMax || s.Features() != 0b0110 || s.MaxBody() != 50<<10 {
-			t.Errorf("%v: version %d, features %#b, body %d", s.Role(), s.Version(), s.Features(), s.MaxBody())
+		if s.version != ProtocolMax || s.features != 0b0110 || s.MaxBody() != 50<<10 {
+			t.Errorf("%v: version %d, features %#b, body %d", s.role, s.version, s.features, s.MaxBody())
 		}
 	}
 	if p := x.Peer(); p.Name != "a" || p.Node != a.Node || !slices.Equal(p.Paths, a.Paths) {
@@ -126,8 +126,8 @@ func TestVersionMatrix(t *testing.T) {
 		yerr := move(x, y, t0)
 		xerr := move(y, x, t0)
 		if c.want != 0 {
-			if xerr != nil || yerr != nil || x.Version() != c.want || y.Version() != c.want {
-				t.Errorf("%v: %d %v, %d %v", c, x.Version(), xerr, y.Version(), yerr)
+			if xerr != nil || yerr != nil || x.version != c.want || y.version != c.want {
+				t.Errorf("%v: %d %v, %d %v", c, x.version, xerr, y.version, yerr)
 			}
 			continue
 		}
@@ -162,8 +162,8 @@ func TestUnknownFeaturesAndExtension(t *testing.T) {
 	if err := move(y, x, t0); err != nil {
 		t.Fatal(err)
 	}
-	if x.Features() != 1 || y.Features() != 1 {
-		t.Errorf("features %#x, %#x", x.Features(), y.Features())
+	if x.features != 1 || y.features != 1 {
+		t.Errorf("features %#x, %#x", x.features, y.features)
 	}
 	if !bytes.Equal(y.Peer().Extension, d.Extension) {
 		t.Error("the extension did not arrive")
@@ -403,8 +403,8 @@ func TestGoodbye(t *testing.T) {
 	if m := drain(x); len(m) != 1 || m[0].(*Response).ID != id || !errors.Is(m[0].(*Response).Err(), Shutdown) {
 		t.Fatalf("the pending request got %+v", m)
 	}
-	if err := move(y, x, t0); err != nil || len(drain(x)) != 0 || x.Stats().Ignored != 1 {
-		t.Errorf("what was on its way: %v, ignored %d", err, x.Stats().Ignored)
+	if err := move(y, x, t0); err != nil || len(drain(x)) != 0 || x.stats.ignored != 1 {
+		t.Errorf("what was on its way: %v, ignored %d", err, x.stats.ignored)
 	}
 	err := move(x, y, t0)
 	var e *Error
@@ -553,8 +553,8 @@ func TestChunking(t *testing.T) {
 				c[i] = 0xAA
 			}
 		}
-		if s.Stats().BytesIn != uint64(len(stream)) || s.Stats().FramesIn != 8 || s.Stats().Ignored != 1 {
-			t.Errorf("%+v", s.Stats())
+		if s.stats.bytesIn != uint64(len(stream)) || s.stats.framesIn != 8 || s.stats.ignored != 1 {
+			t.Errorf("%+v", s.stats)
 		}
 		return drain(s)
 	}

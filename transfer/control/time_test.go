@@ -55,7 +55,7 @@ func TestHeartbeats(t *testing.T) {
 	// Each heartbeat was held for 247 ms before its echo left; that must not count.
 	for _, s := range []*Session{x, y} {
 		if got := s.RTT(); got != 6*ms {
-			t.Errorf("%v: round trip %v, want 6ms", s.Role(), got)
+			t.Errorf("%v: round trip %v, want 6ms", s.role, got)
 		}
 	}
 }
@@ -66,7 +66,7 @@ func TestShorterHeartbeatIsAgreed(t *testing.T) {
 	x, y := readyPair(t, d, a)
 	for _, s := range []*Session{x, y} {
 		if got := s.Deadline(); !got.Equal(at(20 * ms)) {
-			t.Errorf("%v: next heartbeat at %v", s.Role(), got.Sub(t0))
+			t.Errorf("%v: next heartbeat at %v", s.role, got.Sub(t0))
 		}
 	}
 }
@@ -327,8 +327,8 @@ func TestRequestTimeout(t *testing.T) {
 		t.Fatal(err)
 	}
 	m = drain(x)
-	if len(m) != 1 || m[0].(*Response).ID != id2 || m[0].(*Response).Err() != nil || x.Stats().Late != 1 || x.Pending() != 0 {
-		t.Errorf("%+v, late %d, pending %d", m, x.Stats().Late, x.Pending())
+	if len(m) != 1 || m[0].(*Response).ID != id2 || m[0].(*Response).Err() != nil || x.stats.late != 1 || x.Pending() != 0 {
+		t.Errorf("%+v, late %d, pending %d", m, x.stats.late, x.Pending())
 	}
 }
 
@@ -351,8 +351,8 @@ func TestHeartbeatsDoNotAllocate(t *testing.T) {
 	if n := testing.AllocsPerRun(100, step); n != 0 {
 		t.Errorf("%v allocations per heartbeat", n)
 	}
-	if x.State() != Ready || y.State() != Ready || x.Stats().FramesIn < 100 {
-		t.Errorf("%v %v %+v", x.Err(), y.Err(), x.Stats())
+	if x.State() != Ready || y.State() != Ready || x.stats.framesIn < 100 {
+		t.Errorf("%v %v %+v", x.Err(), y.Err(), x.stats)
 	}
 }
 

@@ -70,7 +70,7 @@ func (s *Session) Tick(now time.Time) error {
 	switch s.state {
 	case Handshake:
 		if t >= s.limit {
-			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came", s.opt.HandshakeTimeout, s.stats.BytesIn, s.awaits()))
+			return s.fail(Timeout, Errorf(Timeout, "no complete handshake within %v: %d bytes of a %s came", s.opt.HandshakeTimeout, s.stats.bytesIn, s.awaits()))
 		}
 		return nil
 	case Ready:
