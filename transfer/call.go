@@ -131,7 +131,7 @@ func (p *Peer) Call(ctx context.Context, service string, body []byte) ([]byte, e
 	return a.Body, err
 }
 
-func (p *Peer) answerCall(q control.Call) (control.Body, error) {
+func (p *Peer) answerCall(q *control.Call) (control.Body, error) {
 	s := &p.node.services
 	s.mu.Lock()
 	h := s.handlers[q.Service]

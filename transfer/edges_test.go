@@ -161,7 +161,7 @@ func TestOfferOfAPeerThatIsGone(t *testing.T) {
 	p.ba.Close()
 	answered := make(chan struct{})
 	go func() {
-		p.ba.answerOffer(q)
+		p.ba.answerOffer(&q)
 		close(answered)
 	}()
 	soon(t, answered, "the end of the answer")
@@ -186,7 +186,7 @@ func TestSameOfferTwiceAtOnce(t *testing.T) {
 		errs := make(chan error, 2)
 		for range 2 {
 			go func() {
-				_, err := p.ba.answerOffer(q)
+				_, err := p.ba.answerOffer(&q)
 				errs <- err
 			}()
 		}

@@ -201,7 +201,7 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 }
 
 // deliveredHere answers which of the peer's transfers this node knows to be complete.
-func (p *Peer) deliveredHere(q control.Delivered) (control.Body, error) {
+func (p *Peer) deliveredHere(q *control.Delivered) (control.Body, error) {
 	a := control.Outcomes{Delivered: make([]bool, len(q.IDs))}
 	for i, id := range q.IDs {
 		if observe.ID(id).Instance() != p.info.Instance {

@@ -88,7 +88,8 @@ func (x *nameIndex) from(prefix, after string, f func(*Export) bool) {
 }
 
 // answerList answers one page.
-func (p *Peer) answerList(q control.List) (control.Body, error) {
+func (p *Peer) answerList(q *control.List) (control.Body, error) {
+	p.beforeLookup("")
 	body := p.maxBody()
 	most := body / control.MinEntry
 	if q.Max > 0 {
@@ -100,7 +101,8 @@ func (p *Peer) answerList(q control.List) (control.Body, error) {
 }
 
 // answerNames answers one page.
-func (p *Peer) answerNames(q control.Names) (control.Body, error) {
+func (p *Peer) answerNames(q *control.Names) (control.Body, error) {
+	p.beforeLookup("")
 	// One at a time: peers that ask often cannot keep more than one core busy.
 	p.node.obs.status.Lock()
 	defer p.node.obs.status.Unlock()

@@ -300,7 +300,7 @@ func (p *Peer) dialOffer(ctx context.Context, d setup.ListenDriver, o setup.Offe
 	return pth, err
 }
 
-// arrived ends what dialPath began: the path is a lane or a queue, or nothing became of it.
+// arrived ends the set-up of a path: it is a lane or a queue, or nothing became of it.
 func (p *Peer) arrived(id uint64) {
 	if id == 0 {
 		return

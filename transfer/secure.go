@@ -160,18 +160,10 @@ func (p *Peer) mayEnter() error {
 		p.who(), p.node.opts.Identity.Name(), p.cert.Name)
 }
 
-// may refuses what the policy does not permit the peer.
+// may refuses a peer that has none of these rights, as the policy says now.
 func (p *Peer) may(want identity.Rights) error {
-	if have := p.Rights(); have&want != want {
-		return control.Errorf(control.NotPermitted, "%s may %v on this node, not %v", p.who(), have, want)
-	}
-	return nil
-}
-
-// mayAny refuses a peer that has none of these rights.
-func (p *Peer) mayAny(want identity.Rights) error {
 	if have := p.Rights(); have&want == 0 {
-		return control.Errorf(control.NotPermitted, "%s may %v on this node", p.who(), have)
+		return control.Errorf(control.NotPermitted, "%s may %v on this node, not %v", p.who(), have, want)
 	}
 	return nil
 }

@@ -35,151 +35,108 @@ func (p *Peer) serve(r *control.Request) {
 	}
 }
 
+// needs are the rights of which a peer must have one to ask for something. A method that is not here needs none, or its answerer decides.
+var needs = map[control.Method]identity.Rights{
+	control.MethodOpenPath: identity.Read | identity.Write,
+	control.MethodLookup:   identity.Read | identity.Write,
+	control.MethodList:     identity.List,
+	control.MethodNames:    identity.List,
+	control.MethodOffer:    identity.Write,
+	control.MethodStage:    identity.Read | identity.Write,
+	control.MethodPlace:    identity.Write,
+	control.MethodFetch:    identity.Read,
+	control.MethodStatus:   identity.Status,
+	control.MethodCall:     identity.All,
+}
+
 func (p *Peer) answer(r *control.Request) (control.Body, error) {
+	if want, ok := needs[r.Method]; ok {
+		if err := p.may(want); err != nil {
+			return nil, err
+		}
+	}
 	switch r.Method {
 	case control.MethodOpenPath:
-		q, err := control.Parse[control.OpenPath](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		return p.answerOpenPath(q)
+		return parsed(r, p.answerOpenPath)
 	case control.MethodLookup:
-		q, err := control.Parse[control.Lookup](r.Body)
-		if err == nil {
-			err = p.mayAny(identity.Read | identity.Write)
-		}
-		if err != nil {
-			return nil, err
-		}
-		p.beforeLookup(q.Name)
-		p.node.mu.Lock()
-		x := p.node.names[q.Name]
-		p.node.mu.Unlock()
-		if x == nil || !x.visible(p) {
-			return nil, control.Errorf(control.NotFound, "no export %q", q.Name)
-		}
-		e := x.entryFor(p)
-		if e.Desc.Rights == 0 {
-			return nil, control.Errorf(control.NotPermitted, "the export %q permits %v, and %s may %v on this node", q.Name, x.e.Rights(), p.who(), p.rights)
-		}
-		return &e, nil
+		return parsed(r, p.answerLookup)
 	case control.MethodList:
-		q, err := control.Parse[control.List](r.Body)
-		if err == nil {
-			err = p.may(identity.List)
-		}
-		if err != nil {
-			return nil, err
-		}
-		p.beforeLookup("")
-		return p.answerList(q)
+		return parsed(r, p.answerList)
 	case control.MethodNames:
-		q, err := control.Parse[control.Names](r.Body)
-		if err == nil {
-			err = p.may(identity.List)
-		}
-		if err != nil {
-			return nil, err
-		}
-		p.beforeLookup("")
-		return p.answerNames(q)
+		return parsed(r, p.answerNames)
 	case control.MethodOffer:
-		q, err := control.Parse[control.Offer](r.Body)
-		if err == nil {
-			err = p.may(identity.Write)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return p.answerOffer(q)
+		return parsed(r, p.answerOffer)
 	case control.MethodDigest:
-		q, err := control.Parse[control.Digest](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		return p.answerDigest(&q)
+		return parsed(r, p.answerDigest)
 	case control.MethodStage:
-		q, err := control.Parse[control.Stage](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		if err := p.mayAny(identity.Read | identity.Write); err != nil {
-			return nil, err
-		}
-		return p.staged.Stage(&q)
+		return parsed(r, p.staged.Stage)
 	case control.MethodUnstage:
-		q, err := control.Parse[control.Unstage](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		return p.staged.Unstage(&q)
+		return parsed(r, p.staged.Unstage)
 	case control.MethodPlace:
-		q, err := control.Parse[control.Place](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		if err := p.may(identity.Write); err != nil {
-			return nil, err
-		}
-		return p.staged.Place(&q)
+		return parsed(r, p.staged.Place)
 	case control.MethodFetch:
-		q, err := control.Parse[control.Fetch](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		if err := p.may(identity.Read); err != nil {
-			return nil, err
-		}
-		return p.staged.Fetch(&q)
+		return parsed(r, p.staged.Fetch)
 	case control.MethodPathDown:
-		q, err := control.Parse[control.PathDown](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		p.mu.Lock()
-		ln := p.paths[q.PathID]
-		down := fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason)
-		if at := p.coming[q.PathID]; at != nil {
-			at.down = down
-			if at.end != nil {
-				at.end()
-			}
-		}
-		p.mu.Unlock()
-		if ln != nil {
-			ln.shut(down)
-		}
-		return &control.Empty{}, nil
+		return parsed(r, p.answerPathDown)
 	case control.MethodStatus:
-		q, err := control.Parse[control.Status](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		return p.answerStatus(q)
+		return parsed(r, p.answerStatus)
 	case control.MethodDelivered:
-		q, err := control.Parse[control.Delivered](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		return p.deliveredHere(q)
+		return parsed(r, p.deliveredHere)
 	case control.MethodEnd:
-		q, err := control.Parse[control.EndSessions](r.Body)
-		if err != nil {
-			return nil, err
-		}
-		p.endSessions(p.party(), q.Sessions)
-		return &control.Empty{}, nil
+		return parsed(r, p.answerEnd)
 	case control.MethodCall:
-		q, err := control.Parse[control.Call](r.Body)
-		if err == nil {
-			err = p.mayAny(identity.All)
-		}
-		if err != nil {
-			return nil, err
-		}
-		return p.answerCall(q)
+		return parsed(r, p.answerCall)
 	}
 	return nil, control.Errorf(control.Unsupported, "%v", r.Method)
+}
+
+// parsed is what f answers to the body of a request.
+func parsed[Q any, P interface {
+	*Q
+	control.Body
+}](r *control.Request, f func(P) (control.Body, error)) (control.Body, error) {
+	q, err := control.Parse[Q, P](r.Body)
+	if err != nil {
+		return nil, err
+	}
+	return f(&q)
+}
+
+func (p *Peer) answerLookup(q *control.Lookup) (control.Body, error) {
+	p.beforeLookup(q.Name)
+	p.node.mu.Lock()
+	x := p.node.names[q.Name]
+	p.node.mu.Unlock()
+	if x == nil || !x.visible(p) {
+		return nil, control.Errorf(control.NotFound, "no export %q", q.Name)
+	}
+	e := x.entryFor(p)
+	if e.Desc.Rights == 0 {
+		return nil, control.Errorf(control.NotPermitted, "the export %q permits %v, and %s may %v on this node", q.Name, x.e.Rights(), p.who(), p.rights)
+	}
+	return &e, nil
+}
+
+func (p *Peer) answerPathDown(q *control.PathDown) (control.Body, error) {
+	p.mu.Lock()
+	ln := p.paths[q.PathID]
+	down := fmt.Errorf("%w: the peer says: %s", path.ErrDown, q.Reason)
+	if at := p.coming[q.PathID]; at != nil {
+		at.down = down
+		if at.end != nil {
+			at.end()
+		}
+	}
+	p.mu.Unlock()
+	if ln != nil {
+		ln.shut(down)
+	}
+	return &control.Empty{}, nil
+}
+
+func (p *Peer) answerEnd(q *control.EndSessions) (control.Body, error) {
+	p.endSessions(p.party(), q.Sessions)
+	return &control.Empty{}, nil
 }
 
 func (p *Peer) maxBody() int {
@@ -249,16 +206,13 @@ func (p *Peer) accept(d setup.Driver, q *control.OpenPath) (a accepts, err error
 }
 
 // answerOpenPath prepares the accepting side of a path. The peer dials once it has the answer.
-func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
+func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 	d := p.node.driver(q.Path)
 	if d == nil {
 		return nil, control.Errorf(control.Unsupported, "this node has no path %q", q.Path)
 	}
 	if q.Window > 1<<16 || q.Streams > 64 {
 		return nil, control.Errorf(control.BadRequest, "window %d, streams %d: expected at most %d and 64", q.Window, q.Streams, 1<<16)
-	}
-	if err := p.mayAny(identity.Read | identity.Write); err != nil {
-		return nil, err
 	}
 	if have, need := p.potential(d.Traits()), p.floor(path.SecurityNone); have < need {
 		return nil, control.Errorf(control.NotPermitted, "path %q gives the security %q, this session needs %q", q.Path, have, need)
@@ -270,13 +224,10 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 		if c == nil {
 			return nil, control.Errorf(control.NotFound, "nobody accepts queues named %q on this node", q.Queue)
 		}
+	} else if err := p.limits.cannotPace(d.Traits()); err != nil {
+		return nil, err
 	}
-	if q.Queue == "" {
-		if err := p.limits.cannotPace(d.Traits()); err != nil {
-			return nil, err
-		}
-	}
-	acc, err := p.accept(d, &q)
+	acc, err := p.accept(d, q)
 	if err != nil {
 		return nil, err
 	}
@@ -301,11 +252,7 @@ func (p *Peer) answerOpenPath(q control.OpenPath) (control.Body, error) {
 	go func() {
 		defer p.node.wg.Done()
 		defer cancel()
-		defer func() {
-			p.mu.Lock()
-			delete(p.coming, id)
-			p.mu.Unlock()
-		}()
+		defer p.arrived(id)
 		g := acc.g
 		pth, err := acc.wait(ctx)
 		if err != nil {

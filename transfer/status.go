@@ -9,7 +9,6 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
@@ -21,10 +20,7 @@ const statusRows = 256
 const maxStatusValues = 1 << 15
 
 // answerStatus packs the node's snapshot into one answer, with as many rows as fit.
-func (p *Peer) answerStatus(q control.Status) (control.Body, error) {
-	if err := p.may(identity.Status); err != nil {
-		return nil, err
-	}
+func (p *Peer) answerStatus(q *control.Status) (control.Body, error) {
 	rows := statusRows
 	if q.Rows > 0 {
 		rows = int(min(q.Rows, statusRows))

@@ -248,7 +248,7 @@ func (n *Node) dropWaiter(name string, w *tensorWaiter) {
 }
 
 // answerOffer prepares memory for a tensor that the peer wants to push, once a receiver waits for it.
-func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
+func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 	n := p.node
 	id := observe.ID(q.ID)
 	if id.Instance() != p.info.Instance {
@@ -287,7 +287,7 @@ func (p *Peer) answerOffer(q control.Offer) (control.Body, error) {
 			w := list[0]
 			n.dropWaiter(q.Name, w)
 			n.mu.Unlock()
-			in, err := n.prepare(p, &q, desc)
+			in, err := n.prepare(p, q, desc)
 			n.mu.Lock()
 			// The same offer may have been accepted meanwhile: the next round says so.
 			withdrawn := n.withdrawn[id] == p || p.ctx.Err() != nil || n.offers[id] != nil
