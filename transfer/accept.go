@@ -50,10 +50,7 @@ func (n *Node) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			n.mu.Lock()
-			closed := n.closed
-			n.mu.Unlock()
-			if closed || errors.Is(err, net.ErrClosed) {
+			if n.isClosing() || errors.Is(err, net.ErrClosed) {
 				return
 			}
 			// For example too many open files: that passes, and must not occupy a core meanwhile.

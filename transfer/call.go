@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/transfer/control"
@@ -25,6 +26,22 @@ type services struct {
 	tags     map[uint32]*func(Incoming)
 }
 
+func newServices() services {
+	return services{handlers: map[string]*Handler{}, tags: map[uint32]*func(Incoming){}}
+}
+
+// keep puts what serves a key there until remove is called. The mutex is held.
+func keep[K comparable, V any](s *services, all map[K]*V, key K, v *V) (remove func()) {
+	all[key] = v
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if all[key] == v {
+			delete(all, key)
+		}
+	}
+}
+
 // Handle makes the node answer calls to a service until remove is called. It is an error if the service has a handler
 // already. Remove does not wait for calls that are under way.
 func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
@@ -37,17 +54,7 @@ func (n *Node) Handle(service string, h Handler) (remove func(), err error) {
 	if s.handlers[service] != nil {
 		return nil, fmt.Errorf("transfer: service %q has a handler already", service)
 	}
-	if s.handlers == nil {
-		s.handlers = map[string]*Handler{}
-	}
-	s.handlers[service] = &h
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.handlers[service] == &h {
-			delete(s.handlers, service)
-		}
-	}, nil
+	return keep(s, s.handlers, service, &h), nil
 }
 
 // OnTag has f called for completed transfers and notifications of peers with this tag, in place of Options.OnTransfer and by the same rules, until remove
@@ -62,17 +69,7 @@ func (n *Node) OnTag(tag uint32, f func(Incoming)) (remove func(), err error) {
 	if s.tags[tag] != nil {
 		return nil, fmt.Errorf("transfer: tag %d has a handler already", tag)
 	}
-	if s.tags == nil {
-		s.tags = map[uint32]*func(Incoming){}
-	}
-	s.tags[tag] = &f
-	return func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if s.tags[tag] == &f {
-			delete(s.tags, tag)
-		}
-	}, nil
+	return keep(s, s.tags, tag, &f), nil
 }
 
 // onTag is the handler of a tag, or OnTransfer; nil if the application has neither.
@@ -99,13 +96,7 @@ func (n *Node) OnLookup(f func(ctx context.Context, p *Peer, name string)) (remo
 	return func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		var rest []*func(context.Context, *Peer, string)
-		for _, g := range s.lookups {
-			if g != &f {
-				rest = append(rest, g)
-			}
-		}
-		s.lookups = rest
+		s.lookups = slices.DeleteFunc(slices.Clone(s.lookups), func(g *func(context.Context, *Peer, string)) bool { return g == &f })
 	}
 }
 

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -160,9 +161,7 @@ func (l *Link) start(ctx context.Context, kind path.OpKind, name string, local m
 	}
 	j.have.add(0, o.From)
 	j.high = o.From
-	if o.Tag != ([16]byte{}) {
-		j.expect.tag = o.Tag
-	}
+	j.expect.tag = o.Tag
 	j.notify.call, j.notify.last = o.OnVerified, o.From
 	lease, err := local.Region.Lease()
 	if err != nil {
@@ -214,18 +213,9 @@ func (j *Job) check() error {
 	if o.Stall < 0 {
 		return fmt.Errorf("option Stall is %v: expected no negative time", o.Stall)
 	}
-	if o.Piece == 0 {
-		o.Piece = defaultPiece
-	}
-	if o.Window == 0 {
-		o.Window = defaultWindow
-	}
-	switch {
-	case o.Restarts == 0:
-		o.Restarts = defaultRestarts
-	case o.Restarts < 0:
-		o.Restarts = 0
-	}
+	o.Piece = cmp.Or(o.Piece, defaultPiece)
+	o.Window = cmp.Or(o.Window, defaultWindow)
+	o.Restarts = max(cmp.Or(o.Restarts, defaultRestarts), 0)
 	var err error
 	j.retry, err = o.Retry.complete(j.link.retry)
 	return err

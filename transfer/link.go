@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,9 +99,6 @@ func (n *Node) Link(addr string, o LinkOptions) *Link {
 	n.mu.Lock()
 	closed := n.closed
 	if !closed {
-		if n.links == nil {
-			n.links = map[*Link]bool{}
-		}
 		n.links[l] = true
 	}
 	n.mu.Unlock()
@@ -119,21 +117,11 @@ func (l *Link) open(o LinkOptions) error {
 	if l.retry, err = o.Retry.complete(Retry{}); err != nil {
 		return err
 	}
-	low := o.Min
-	switch {
-	case low == 0:
-		low = 1
-	case low < 0:
-		low = 0
-	}
-	if o.Idle == 0 {
-		o.Idle = defaultLinkIdle
-	}
 	l.pool, err = pool.New(pool.Options[*Peer]{
 		Dial:  l.dial,
 		Close: func(p *Peer) error { return p.Close() },
 		Done:  func(p *Peer) <-chan struct{} { return p.gone },
-		Min:   low, Max: o.Max, Users: -1, Spread: 1, Idle: max(o.Idle, 0),
+		Min:   max(cmp.Or(o.Min, 1), 0), Max: o.Max, Users: -1, Spread: 1, Idle: max(cmp.Or(o.Idle, defaultLinkIdle), 0),
 		DialTimeout: o.DialTimeout,
 		Backoff:     l.retry.backoff(),
 		Permanent:   func(err error) bool { return !Retriable(err) },

@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -177,21 +178,11 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 			return nil, err
 		}
 	}
-	if o.Budget == 0 {
-		o.Budget = 1 << 30
-	}
-	if o.RegistrationBudget == 0 {
-		o.RegistrationBudget = 64 << 30
-	}
-	if o.Spin == 0 {
-		o.Spin = DefaultSpin
-	}
-	if o.HeartbeatEvery == 0 {
-		o.HeartbeatEvery = 500 * time.Millisecond
-	}
-	if o.DeadAfter == 0 {
-		o.DeadAfter = 1500 * time.Millisecond
-	}
+	o.Budget = cmp.Or(o.Budget, 1<<30)
+	o.RegistrationBudget = cmp.Or(o.RegistrationBudget, 64<<30)
+	o.Spin = cmp.Or(o.Spin, DefaultSpin)
+	o.HeartbeatEvery = cmp.Or(o.HeartbeatEvery, 500*time.Millisecond)
+	o.DeadAfter = cmp.Or(o.DeadAfter, 1500*time.Millisecond)
 	if o.DeadAfter < 2*o.HeartbeatEvery {
 		return nil, fmt.Errorf("transfer: Options.DeadAfter is %v: expected at least twice HeartbeatEvery (%v), or a living peer would be given up", o.DeadAfter, o.HeartbeatEvery)
 	}
@@ -200,15 +191,12 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		return nil, err
 	}
 	n := &Node{
-		opts: o, drivers: here, missing: missing, log: o.Logger, host: hostID(), budget: budget.Process(),
-		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{},
+		opts: o, drivers: here, missing: missing, log: cmp.Or(o.Logger, slog.New(slog.DiscardHandler)), host: hostID(), budget: budget.Process(),
+		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{}, links: map[*Link]bool{},
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{},
 		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
-		hashing: make(chan struct{}, hashers()), patience: cancelPatience,
-	}
-	if n.log == nil {
-		n.log = slog.New(slog.DiscardHandler)
+		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(),
 	}
 	n.obs.init(n.drivers, o.Identity)
 	var r [24]byte

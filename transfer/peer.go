@@ -29,11 +29,9 @@ type Peer struct {
 	shook      time.Duration        // what its handshake took
 	cert       identity.Peer        // with TLS
 	user       user                 // without TLS, on this machine
-	asked      bool                 // for uid and uidErr: see owner
-	uid        int
-	uidErr     error
-	rights     identity.Rights // when the session began; see holds
-	local      bool            // the other end is on this machine
+	owner      func() (int, error)  // the user at the other end of a connection on this machine; the kernel is asked once
+	rights     identity.Rights      // when the session began; see holds
+	local      bool                 // the other end is on this machine
 	info       control.Identity
 	ctx        context.Context // ends when the peer is lost
 	end        context.CancelCauseFunc
@@ -90,7 +88,7 @@ const retryAfter = time.Second
 // arrived takes a fresh connection among those whose handshake is under way; connect is called next.
 func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
-		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()),
+		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()), owner: sync.OnceValues(func() (int, error) { return userAt(c) }),
 		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
 		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),
@@ -461,10 +459,8 @@ func (p *Peer) fail(cause error) {
 }
 
 func (n *Node) peerLost(p *Peer, err error) {
-	select {
-	case <-p.ready:
+	if p.wasReady() { // else no path was ever set up
 		n.lose(p)
-	default: // no path was ever set up
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
 	n.shares.lost(p)

@@ -33,15 +33,6 @@ func (p *Peer) findUser() error {
 	return err
 }
 
-// owner is the user at the other end of a connection on this machine. The kernel is asked once: the connection stays whose it is.
-func (p *Peer) owner() (int, error) {
-	if !p.asked {
-		p.asked = true
-		p.uid, p.uidErr = userAt(p.raw)
-	}
-	return p.uid, p.uidErr
-}
-
 // userAt asks the kernel whose the other end of a connection on this machine is.
 func userAt(c net.Conn) (uid int, err error) {
 	var raw interface{ Control(func(fd uintptr)) error }

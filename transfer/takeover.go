@@ -3,6 +3,7 @@ package transfer
 import (
 	"context"
 	"fmt"
+	"iter"
 	"slices"
 
 	"github.com/penstock-io/penstock/transfer/control"
@@ -66,15 +67,8 @@ func (p *Peer) endSessions(of party, ids [][16]byte) {
 	}
 	var end []*Peer
 	for _, old := range p.node.Peers() {
-		if old == p {
-			continue
-		}
-		select {
-		case <-old.ready:
-			if old.party().is(of) && slices.Contains(ids, old.id) {
-				end = append(end, old)
-			}
-		default: // its handshake is not done
+		if old != p && old.wasReady() && old.party().is(of) && slices.Contains(ids, old.id) {
+			end = append(end, old)
 		}
 	}
 	for _, old := range end {
@@ -114,19 +108,21 @@ func (n *Node) forgetLost(cert string) {
 	delete(n.lost, any)
 }
 
-// lostAs calls f for the parties that one can be and with which sessions were lost, until f returns false. The mutex is held.
-func (n *Node) lostAs(who party, f func(party) bool) {
-	if who.cert == "" && n.opts.Identity != nil {
-		for of := range n.lost {
-			if of.is(who) && !f(of) {
+// lostAs are the parties that one can be and with which sessions were lost. The mutex is held.
+func (n *Node) lostAs(who party) iter.Seq[party] {
+	return func(yield func(party) bool) {
+		if who.cert == "" && n.opts.Identity != nil {
+			for of := range n.lost {
+				if of.is(who) && !yield(of) {
+					return
+				}
+			}
+			return
+		}
+		for _, of := range []party{who, {who.node, ""}} {
+			if n.lost[of] != nil && !yield(of) || of.cert == "" {
 				return
 			}
-		}
-		return
-	}
-	for _, of := range []party{who, {who.node, ""}} {
-		if n.lost[of] != nil && !f(of) || of.cert == "" {
-			return
 		}
 	}
 }
@@ -135,10 +131,9 @@ func (n *Node) lostAs(who party, f func(party) bool) {
 func (n *Node) lostWith(who party) (ids [][16]byte) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lostAs(who, func(of party) bool {
+	for of := range n.lostAs(who) {
 		ids = append(ids, n.lost[of]...)
-		return true
-	})
+	}
 	return ids[:min(len(ids), maxLost)]
 }
 
@@ -146,30 +141,28 @@ func (n *Node) lostWith(who party) (ids [][16]byte) {
 func (n *Node) settled(who party, ids [][16]byte) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.lostAs(who, func(of party) bool {
+	for of := range n.lostAs(who) {
 		rest := slices.DeleteFunc(n.lost[of], func(id [16]byte) bool { return slices.Contains(ids, id) })
 		if len(rest) == 0 {
 			delete(n.lost, of)
 		} else {
 			n.lost[of] = rest
 		}
-		return true
-	})
+	}
 	n.anyLost.Store(len(n.lost) > 0)
 }
 
 // unsettled reports whether an earlier session with the peer's node may still have bytes on their way there.
-func (p *Peer) unsettled() (is bool) {
+func (p *Peer) unsettled() bool {
 	if !p.node.anyLost.Load() {
 		return false
 	}
 	p.node.mu.Lock()
 	defer p.node.mu.Unlock()
-	p.node.lostAs(p.party(), func(party) bool {
-		is = true
-		return false
-	})
-	return is
+	for range p.node.lostAs(p.party()) {
+		return true
+	}
+	return false
 }
 
 // settle has the peer end the sessions that were lost with its node.

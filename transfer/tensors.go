@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
@@ -233,13 +234,7 @@ func (n *Node) signalWaiters() {
 }
 
 func (n *Node) dropWaiter(name string, w *tensorWaiter) {
-	list := n.waiting[name]
-	for i, x := range list {
-		if x == w {
-			list = append(list[:i], list[i+1:]...)
-			break
-		}
-	}
+	list := slices.DeleteFunc(n.waiting[name], func(x *tensorWaiter) bool { return x == w })
 	if len(list) == 0 {
 		delete(n.waiting, name)
 	} else {
@@ -299,7 +294,7 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 				return &control.Accept{Desc: in.export.Desc()}, nil
 			}
 			if !w.gone { // it goes on waiting, for an offer that fits
-				n.waiting[q.Name] = append([]*tensorWaiter{w}, n.waiting[q.Name]...)
+				n.waiting[q.Name] = slices.Insert(n.waiting[q.Name], 0, w)
 				n.signalWaiters()
 			}
 			n.mu.Unlock()
