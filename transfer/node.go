@@ -196,7 +196,7 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{},
 		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
-		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(),
+		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(), shares: shares{entries: map[shareKey]*shareEntry{}},
 	}
 	n.obs.init(n.drivers, o.Identity)
 	var r [24]byte

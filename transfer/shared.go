@@ -165,7 +165,9 @@ func (n *Node) Shares() ShareStats {
 	c := &n.shares
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.stats
+	s := c.stats
+	s.Entries, s.Idle = len(c.entries), c.idle.Len()
+	return s
 }
 
 type shareKind uint8
@@ -174,7 +176,6 @@ const (
 	shareCopy shareKind = iota
 	shareProven
 	shareBorrow
-	shareKinds
 )
 
 // shareKey names what callers share. Keys of exports are never used twice.
@@ -237,35 +238,18 @@ func (c *shares) join(ctx context.Context, p *Peer, r *Remote, o ShareOptions, k
 	}
 	if e != nil {
 		c.stats.Joined++
-		if e.idle != nil {
-			e.timer.Stop()
-			c.idle.Remove(e.idle)
-			e.idle = nil
-			c.stats.Idle--
-		}
+		c.busy(e)
 		e.keep = max(e.keep, o.Keep)
 	} else {
+		if err := p.enter(); err != nil {
+			c.mu.Unlock()
+			old.free()
+			return nil, err
+		}
 		e = &shareEntry{peer: p, remote: r, kind: kind, size: size, keep: o.Keep, done: make(chan struct{})}
 		var rctx context.Context
 		rctx, e.cancel = context.WithCancel(p.ctx)
-		// The node waits for its goroutines once its peers are gone.
-		p.mu.Lock()
-		lost := p.lost
-		if lost == nil {
-			p.node.wg.Add(1)
-		}
-		p.mu.Unlock()
-		if lost != nil {
-			c.mu.Unlock()
-			e.cancel()
-			old.free()
-			return nil, lost
-		}
-		if c.entries == nil {
-			c.entries = map[shareKey]*shareEntry{}
-		}
 		c.entries[e.key()] = e
-		c.stats.Entries++
 		c.stats.Reads++
 		go func() {
 			defer p.node.wg.Done()
@@ -351,7 +335,6 @@ func (c *shares) leave(e *shareEntry) {
 		old = c.drop(e)
 	default:
 		e.idle = c.idle.PushFront(e)
-		c.stats.Idle++
 		mine := e.idle
 		e.timer = time.AfterFunc(e.keep, func() {
 			var old *shareEntry
@@ -367,20 +350,23 @@ func (c *shares) leave(e *shareEntry) {
 	old.free()
 }
 
+// busy ends the time in which an entry is only kept. The mutex is held.
+func (c *shares) busy(e *shareEntry) {
+	if e.idle != nil {
+		e.timer.Stop()
+		c.idle.Remove(e.idle)
+		e.idle = nil
+	}
+}
+
 // drop takes an entry out of the table; callers that hold it keep it. The caller frees the result once the mutex is free: nil when
 // the entry has references or nothing is there. The mutex is held.
 func (c *shares) drop(e *shareEntry) *shareEntry {
 	if !e.gone {
 		e.gone = true
-		c.stats.Entries--
 		delete(c.entries, e.key())
 	}
-	if e.idle != nil {
-		e.timer.Stop()
-		c.idle.Remove(e.idle)
-		e.idle = nil
-		c.stats.Idle--
-	}
+	c.busy(e)
 	if e.refs > 0 || !e.ready {
 		return nil
 	}
@@ -406,27 +392,12 @@ func (e *shareEntry) free() {
 	e.peer.node.pool.Free(e.block)
 }
 
-// revoked drops what is shared of an export.
-func (c *shares) revoked(p *Peer, key path.Key) {
-	var old [shareKinds]*shareEntry
-	c.mu.Lock()
-	for k := range shareKinds {
-		if e := c.entries[shareKey{p, key, k}]; e != nil {
-			old[k] = c.drop(e)
-		}
-	}
-	c.mu.Unlock()
-	for _, e := range old {
-		e.free()
-	}
-}
-
-// lost drops what is shared of a peer that is gone.
-func (c *shares) lost(p *Peer) {
+// forget drops what is shared of an export that was revoked, or of a peer that is gone.
+func (c *shares) forget(is func(shareKey) bool) {
 	var old []*shareEntry
 	c.mu.Lock()
 	for k, e := range c.entries {
-		if k.peer == p {
+		if is(k) {
 			old = append(old, c.drop(e))
 		}
 	}
