@@ -162,12 +162,11 @@ type digester struct {
 
 	copies []path.Copy // as the caller gave them: a failover changes the transfer's own list
 
-	mu      sync.Mutex        // guards what follows
-	prefix  uint64            // bytes that are in place from the start on
-	beyond  map[uint64]uint64 // parts in place beyond that: length by offset
-	all     bool              // everything is in place
-	settled bool              // the digests were compared, or cannot be
-	failed  error             // why they could not be compared, or that they differ
+	mu      sync.Mutex // guards what follows
+	have    ranges     // bytes that are in place
+	all     bool       // everything is in place
+	settled bool       // the digests were compared, or cannot be
+	failed  error      // why they could not be compared, or that they differ
 	begun   bool
 	running bool
 	over    bool // the transfer ended while the digester was at work
@@ -175,7 +174,7 @@ type digester struct {
 }
 
 func newDigester(t *Transfer) *digester {
-	d := &digester{t: t, landed: make(chan struct{}, 1), copies: t.m.Copies(), beyond: map[uint64]uint64{}}
+	d := &digester{t: t, landed: make(chan struct{}, 1), copies: t.m.Copies()}
 	d.ctx, d.cancel = context.WithCancel(t.peer.ctx)
 	return d
 }
@@ -194,14 +193,7 @@ func (d *digester) place(part state.Segment) {
 		return
 	}
 	d.mu.Lock()
-	if off := part.At.Done; off != d.prefix {
-		d.beyond[off] = part.Bytes
-	} else {
-		for n, ok := part.Bytes, true; ok && n > 0; n, ok = d.beyond[d.prefix] {
-			delete(d.beyond, d.prefix)
-			d.prefix += n
-		}
-	}
+	d.have.add(part.At.Done, part.At.Done+part.Bytes)
 	d.mu.Unlock()
 	d.wake()
 }
@@ -227,7 +219,7 @@ func (d *digester) wake() {
 func (d *digester) await(off uint64) error {
 	for {
 		d.mu.Lock()
-		ok := d.all || d.prefix >= off && off > 0
+		ok := d.all || d.have.prefix() >= off && off > 0
 		d.mu.Unlock()
 		if ok {
 			return nil
@@ -332,62 +324,50 @@ func (d *digester) compare() (local [32]byte, err error) {
 func (d *digester) local() (sum [32]byte, err error) {
 	h := sha256.New()
 	off := uint64(0)
-	for _, c := range d.copies {
-		if stage.Mover(c.Local) != nil {
-			if off, err = d.localDevice(h, c.Local, off); err != nil {
-				return sum, err
-			}
-			continue
+	before := func(bytes uint64) error {
+		off += bytes
+		if d.ctx.Err() != nil {
+			return path.ErrCanceled
 		}
-		b := c.Local.Bytes()
-		for len(b) > 0 {
-			if d.ctx.Err() != nil {
-				return sum, path.ErrCanceled
-			}
-			n := min(len(b), digestStep)
-			off += uint64(n)
-			if d.t.kind == path.Get {
-				if err := d.await(off); err != nil {
-					return sum, err
-				}
-			}
-			if err := hashGuarded(h, b[:n]); err != nil {
-				return sum, fmt.Errorf("transfer: digest: region %q: %w", c.Local.Region.Name(), err)
-			}
-			b = b[n:]
+		if d.t.kind == path.Get {
+			return d.await(off)
+		}
+		return nil
+	}
+	for _, c := range d.copies {
+		err := d.t.peer.node.hash(d.ctx, h, c.Local, before)
+		if err == path.ErrCanceled {
+			return sum, err
+		}
+		if err != nil {
+			return sum, fmt.Errorf("transfer: digest: region %q: %w", c.Local.Region.Name(), err)
 		}
 	}
 	h.Sum(sum[:0])
 	return sum, nil
 }
 
-// localDevice adds a span of memory that the CPU cannot reach: it is loaded once more. off is where in the transfer it begins;
-// the result is where it ends.
-func (d *digester) localDevice(h hash.Hash, s mem.Span, off uint64) (uint64, error) {
+// hash adds a span to h in steps, after before returned nil for the bytes of the step. Memory that the CPU cannot reach is loaded. Memory that
+// was taken away (a file that was truncated, a hole in a memfd) is mem.ErrFault; h is of no use then.
+func (n *Node) hash(ctx context.Context, h hash.Hash, s mem.Span, before func(bytes uint64) error) error {
+	far := stage.Mover(s) != nil
 	for s.Len > 0 {
-		if d.ctx.Err() != nil {
-			return off, path.ErrCanceled
+		step, _ := s.Sub(0, min(s.Len, digestStep))
+		if far {
+			step.Len = min(step.Len, n.staging.SmallSlot())
 		}
-		n := min(s.Len, digestStep, d.t.peer.node.staging.SmallSlot())
-		off += n
-		if d.t.kind == path.Get {
-			if err := d.await(off); err != nil {
-				return off, err
-			}
+		err := before(step.Len)
+		switch { // Write never fails by itself
+		case err != nil:
+		case far:
+			err = n.staging.Load(ctx, step, func(b []byte) { h.Write(b) })
+		default:
+			err = mem.Guard(func() { h.Write(step.Bytes()) })
 		}
-		step, _ := s.Sub(0, n)
-		if err := d.t.peer.node.hashDevice(d.ctx, h, step); err != nil {
-			return off, err
+		if err != nil {
+			return err
 		}
-		s.Off, s.Len = s.Off+n, s.Len-n
-	}
-	return off, nil
-}
-
-// hashDevice adds a span to h that fits into a small slot and that the CPU cannot reach.
-func (n *Node) hashDevice(ctx context.Context, h hash.Hash, s mem.Span) error {
-	if err := n.staging.Load(ctx, s, func(b []byte) { h.Write(b) }); err != nil { // Write never fails
-		return fmt.Errorf("transfer: digest: %w", err)
+		s.Off, s.Len = s.Off+step.Len, s.Len-step.Len
 	}
 	return nil
 }
@@ -451,9 +431,4 @@ func (l *lane) prove(t *Transfer) {
 	l.mu.Unlock()
 	end.run(l)
 	l.peer.node.loop.kick(l)
-}
-
-// hashGuarded adds b to h. Memory that was taken away (a file that was truncated, a hole in a memfd) is mem.ErrFault; h is of no use then.
-func hashGuarded(h hash.Hash, b []byte) error {
-	return mem.Guard(func() { h.Write(b) }) // never fails by itself
 }

@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"container/list"
 	"crypto/sha256"
 	"fmt"
 	"hash"
@@ -13,7 +12,6 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/identity"
 	"github.com/penstock-io/penstock/transfer/observe"
-	"github.com/penstock-io/penstock/transfer/stage"
 )
 
 // digestsKept is the number of unfinished digests that a node keeps for one peer; when there are more, the one that was not
@@ -25,14 +23,13 @@ type digests struct {
 	asked  chan struct{} // holds one element for each request that the peer has not answered
 	opened chan struct{} // holds one element for each digest open at the peer
 
-	mu     sync.Mutex // guards what follows, which is about the peer's requests
-	busy   int
-	kept   map[observe.ID]*list.Element // of *openDigest
-	recent list.List                    // the last one was not asked for longest
+	mu   sync.Mutex // guards what follows, which is about the peer's requests
+	busy int
+	kept []*openDigest // the first one was not asked for longest
 }
 
 func newDigests() digests {
-	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen), kept: map[observe.ID]*list.Element{}}
+	return digests{asked: make(chan struct{}, digestsAsked), opened: make(chan struct{}, digestsOpen)}
 }
 
 // openDigest is a digest that a peer asks for. The goroutine that took it from the table owns it.
@@ -51,13 +48,7 @@ func (s *digests) take(q *control.Digest) (*openDigest, error) {
 	if s.busy >= digestsAsked {
 		return nil, control.Errorf(control.Busy, "%d requests for digests are being answered", digestsAsked)
 	}
-	e := s.kept[q.ID]
-	var d *openDigest
-	if e != nil {
-		d = e.Value.(*openDigest)
-		s.recent.Remove(e)
-		delete(s.kept, q.ID)
-	}
+	d := s.forget(q.ID)
 	switch {
 	case q.At == 0:
 		d = &openDigest{id: q.ID, h: sha256.New(), whole: true}
@@ -78,14 +69,22 @@ func (s *digests) give(d *openDigest) {
 	if d == nil {
 		return
 	}
-	if old := s.kept[d.id]; old != nil { // the peer used the id for two at once
-		s.recent.Remove(old)
+	s.forget(d.id) // the peer may have used the id for two at once
+	if len(s.kept) == digestsKept {
+		s.kept = slices.Delete(s.kept, 0, 1)
 	}
-	s.kept[d.id] = s.recent.PushFront(d)
-	for len(s.kept) > digestsKept {
-		old := s.recent.Remove(s.recent.Back()).(*openDigest)
-		delete(s.kept, old.id)
+	s.kept = append(s.kept, d)
+}
+
+// forget takes the open digest of an id out, nil if there is none. The mutex is held.
+func (s *digests) forget(id observe.ID) *openDigest {
+	i := slices.IndexFunc(s.kept, func(d *openDigest) bool { return d.id == id })
+	if i < 0 {
+		return nil
 	}
+	d := s.kept[i]
+	s.kept = slices.Delete(s.kept, i, i+1)
+	return d
 }
 
 // hashers is the number of digests that a node computes for its peers at once.
@@ -177,25 +176,18 @@ func (p *Peer) hash(d *openDigest, b control.Block, want path.Rights) error {
 		d.key = b.Key
 	}
 	d.whole = d.whole && b.Key == d.key && b.Off == d.bytes
-	far := stage.Mover(span) != nil
-	for span.Len > 0 {
-		if x.e.Revoked() {
-			return fmt.Errorf("transfer: digest: %w", path.ErrRevoked)
-		}
-		if p.ctx.Err() != nil {
+	err = n.hash(p.ctx, d.h, span, func(bytes uint64) error {
+		d.bytes += bytes
+		switch {
+		case x.e.Revoked():
+			return path.ErrRevoked
+		case p.ctx.Err() != nil:
 			return path.ErrCanceled
 		}
-		step, _ := span.Sub(0, min(span.Len, digestStep))
-		if far {
-			step.Len = min(step.Len, n.staging.SmallSlot())
-			if err := n.hashDevice(p.ctx, d.h, step); err != nil {
-				return err
-			}
-		} else if err := hashGuarded(d.h, step.Bytes()); err != nil {
-			return fmt.Errorf("transfer: digest: %w", err)
-		}
-		span.Off, span.Len = span.Off+step.Len, span.Len-step.Len
-		d.bytes += step.Len
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("transfer: digest: %w", err)
 	}
 	return nil
 }
