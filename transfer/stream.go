@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/path"
@@ -11,14 +12,7 @@ import (
 // before it has ended.
 type streams struct {
 	mu     sync.Mutex
-	active map[uint32]*stream
-	spare  []*stream
-}
-
-// stream is there while a transfer of it is under way.
-type stream struct {
-	waiting []*Transfer
-	first   int // of waiting
+	active map[uint32][]*Transfer // those that wait, by the streams of which a transfer is under way
 }
 
 // The turn of a transfer in its stream. One that ends while it is begun leaves the next one to the goroutine that begins it: thousands may
@@ -29,31 +23,23 @@ const (
 	turnEnded                // it ended meanwhile
 )
 
-// keepStreams is how many unused streams are kept for later ones.
-const keepStreams = 64
-
 // enter adds a transfer to its stream, and reports whether it may begin at once.
 func (s *streams) enter(t *Transfer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.active[t.stream]
-	if x != nil && !t.canceled() {
-		x.waiting = append(x.waiting, t)
+	waiting, busy := s.active[t.stream]
+	switch {
+	case busy && t.canceled():
+		t.stream = 0 // it ends without waiting, and so is not a part of the stream
+		return true
+	case busy:
+		s.active[t.stream] = append(waiting, t)
 		return false
 	}
-	if x != nil {
-		t.stream = 0 // canceled already: it ends without waiting, and so is not a part of the stream
-		return true
-	}
-	if n := len(s.spare); n > 0 {
-		x, s.spare = s.spare[n-1], s.spare[:n-1]
-	} else {
-		x = &stream{}
-	}
 	if s.active == nil {
-		s.active = map[uint32]*stream{}
+		s.active = map[uint32][]*Transfer{}
 	}
-	s.active[t.stream] = x
+	s.active[t.stream] = nil
 	return true
 }
 
@@ -61,22 +47,14 @@ func (s *streams) enter(t *Transfer) bool {
 func (s *streams) leave(id uint32) *Transfer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.active[id]
-	if x.first == len(x.waiting) {
+	waiting := s.active[id]
+	if len(waiting) == 0 {
 		delete(s.active, id)
-		x.waiting, x.first = x.waiting[:0], 0
-		if len(s.spare) < keepStreams && cap(x.waiting) <= keepCopies {
-			s.spare = append(s.spare, x)
-		}
 		return nil
 	}
-	t := x.waiting[x.first]
-	x.waiting[x.first] = nil
-	if x.first++; x.first > 32 && 2*x.first > len(x.waiting) {
-		n := copy(x.waiting, x.waiting[x.first:])
-		clear(x.waiting[n:])
-		x.waiting, x.first = x.waiting[:n], 0
-	}
+	t := waiting[0]
+	waiting[0] = nil
+	s.active[id] = waiting[1:]
 	return t
 }
 
@@ -84,18 +62,14 @@ func (s *streams) leave(id uint32) *Transfer {
 func (s *streams) remove(t *Transfer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	x := s.active[t.stream]
-	if x == nil {
+	waiting := s.active[t.stream]
+	i := slices.Index(waiting, t)
+	if i < 0 {
 		return false
 	}
-	for i := x.first; i < len(x.waiting); i++ {
-		if x.waiting[i] == t {
-			x.waiting = append(x.waiting[:i], x.waiting[i+1:]...)
-			t.stream = 0 // it has no turn to give up
-			return true
-		}
-	}
-	return false
+	s.active[t.stream] = slices.Delete(waiting, i, i+1)
+	t.stream = 0 // it has no turn to give up
+	return true
 }
 
 // advance begins the next transfer of a stream, whose last one has ended.
