@@ -320,16 +320,28 @@ func (j *Job) finish(err error) {
 	}
 	l.mu.Unlock()
 	j.cancel(nil)
-	j.notify.end(func() {
-		j.mu.Lock()
-		callbacks := j.callbacks
-		j.callbacks = nil
-		close(j.done)
-		j.mu.Unlock()
-		for _, f := range callbacks {
-			go f(j)
-		}
-	})
+	idle := j.notify.idle()
+	select {
+	case <-idle:
+		j.end()
+	default:
+		go func() { // OnVerified may wait for the end of this one
+			<-idle
+			j.end()
+		}()
+	}
+}
+
+// end tells everyone that the job is over.
+func (j *Job) end() {
+	j.mu.Lock()
+	callbacks := j.callbacks
+	j.callbacks = nil
+	close(j.done)
+	j.mu.Unlock()
+	for _, f := range callbacks {
+		go f(j)
+	}
 }
 
 // notifier calls a function with the latest of the numbers it is given, one call at a time, on a goroutine that lives only
@@ -337,12 +349,10 @@ func (j *Job) finish(err error) {
 type notifier struct {
 	call func(uint64)
 
-	mu      sync.Mutex
-	last    uint64 // given
-	pending bool
-	running bool
-	idle    chan struct{} // not nil: closed when call has returned from the last number
-	ended   func()
+	mu      sync.Mutex    // guards what follows
+	last    uint64        // given
+	pending bool          // call has not got it
+	done    chan struct{} // closed when the goroutine ends; nil: there is none
 }
 
 func (n *notifier) set(v uint64) {
@@ -355,62 +365,40 @@ func (n *notifier) set(v uint64) {
 		return
 	}
 	n.last, n.pending = v, true
-	if !n.running {
-		n.running = true
+	if n.done == nil {
+		n.done = make(chan struct{})
 		go n.run()
 	}
 }
 
 func (n *notifier) run() {
-	for {
-		n.mu.Lock()
-		if !n.pending {
-			n.running = false
-			idle, ended := n.idle, n.ended
-			n.idle, n.ended = nil, nil
-			n.mu.Unlock()
-			if idle != nil {
-				close(idle)
-			}
-			if ended != nil {
-				ended()
-			}
-			return
-		}
+	n.mu.Lock()
+	for n.pending {
 		v := n.last
 		n.pending = false
 		n.mu.Unlock()
 		n.call(v)
+		n.mu.Lock()
 	}
+	close(n.done)
+	n.done = nil
+	n.mu.Unlock()
+}
+
+// idle is closed when call has returned from the last number.
+func (n *notifier) idle() <-chan struct{} {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.done == nil {
+		return closedChan
+	}
+	return n.done
 }
 
 // wait waits until call has returned from the last number, or ctx ends.
 func (n *notifier) wait(ctx context.Context) {
-	n.mu.Lock()
-	if !n.running {
-		n.mu.Unlock()
-		return
-	}
-	if n.idle == nil {
-		n.idle = make(chan struct{})
-	}
-	idle := n.idle
-	n.mu.Unlock()
 	select {
-	case <-idle:
+	case <-n.idle():
 	case <-ctx.Done():
-	}
-}
-
-// end calls f when call has returned from the last number: now, or on the notifier's goroutine.
-func (n *notifier) end(f func()) {
-	n.mu.Lock()
-	if n.running {
-		n.ended = f
-		f = nil
-	}
-	n.mu.Unlock()
-	if f != nil {
-		f()
 	}
 }
