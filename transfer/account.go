@@ -330,7 +330,6 @@ func (p *Peer) requestRefused(what string, err error) {
 
 // notifyRefused counts a notification of the peer that it cannot have meant.
 func (p *Peer) notifyRefused(why string) {
-	p.refused.Add(1)
 	p.books().refused++
 	p.closeBooks()
 	if b := &p.node.obs.bus; b.On() {

@@ -295,7 +295,7 @@ func TestAdversaryRequests(t *testing.T) {
 		{"a huge window", &control.OpenPath{Path: "tcp", Window: math.MaxUint32}, control.BadRequest},
 		{"a queue that nobody accepts", &control.OpenPath{Path: "tcp", Queue: "q"}, control.NotFound},
 		{"to take down a path that it does not have", &control.PathDown{PathID: 1 << 60}, nil},
-		{"the end of the victim's session", &control.EndSessions{Sessions: [][16]byte{a.victim.Session()}}, nil},
+		{"the end of the victim's session", &control.EndSessions{Sessions: [][16]byte{a.victim.id}}, nil},
 	} {
 		if _, err := m.request(ctx(t), c.q); !errors.Is(err, c.want) {
 			t.Errorf("%s: %v, expected %v", c.what, err, c.want)

@@ -52,7 +52,6 @@ type JobExplanation struct {
 	Bytes    uint64 // to be moved, From included
 	From     uint64 // in place before
 	Verified uint64 // in place without a gap
-	InPlace  uint64 // in place with and without gaps before
 	Attempts int
 	Restarts int       // how often it began at 0 again
 	History  []Attempt // the first and the last attempts, the one under way included
@@ -60,26 +59,18 @@ type JobExplanation struct {
 	Err      error
 }
 
-// JobError is why a job failed. It matches the error that ended it.
-type JobError struct {
-	Kind, Name, Addr string
-	Verified, Bytes  uint64
-	Attempts         int
-	Restarts         int
-	History          []Attempt // the first and the last
-	Took             time.Duration
-	Cause            error
-}
+// JobError is why a job failed: the account of it, with the error that ended it, which it matches.
+type JobError struct{ JobExplanation }
 
 // Unwrap returns what ended the job.
-func (e *JobError) Unwrap() error { return e.Cause }
+func (e *JobError) Unwrap() error { return e.Err }
 
 func (e *JobError) Error() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "transfer: %s %q at %s: %d of %d bytes verified, %s in %v: %v", e.Kind, e.Name, e.Addr, e.Verified, e.Bytes,
-		count(e.Attempts, "attempt"), e.Took.Round(time.Millisecond), e.Cause)
+		count(e.Attempts, "attempt"), e.Times.Total.Round(time.Millisecond), e.Err)
 	if len(e.History) > 1 {
-		for _, s := range reasons(e.History, e.Attempts) {
+		for _, s := range reasons(e.History) {
 			b.WriteString("; ")
 			b.WriteString(s)
 		}
@@ -112,7 +103,7 @@ func (a *Attempt) reason() string {
 }
 
 // reasons lists attempts in words; those in a row that failed alike are one line.
-func reasons(history []Attempt, total int) (out []string) {
+func reasons(history []Attempt) (out []string) {
 	for i := 0; i < len(history); {
 		k := i + 1
 		for k < len(history) && history[k].reason() == history[i].reason() && history[k].Number == history[k-1].Number+1 {
@@ -129,12 +120,6 @@ func reasons(history []Attempt, total int) (out []string) {
 		i = k
 	}
 	return out
-}
-
-// failure makes the error of a job. The mutex is held.
-func (j *Job) failure(cause error) *JobError {
-	return &JobError{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Verified: j.have.prefix(), Bytes: j.bytes, Attempts: j.attempts,
-		Restarts: j.restarts, History: slices.Clone(j.history), Took: j.times.Total, Cause: cause}
 }
 
 // open begins an attempt; it returns how many pieces were verified before.
@@ -182,8 +167,13 @@ func (j *Job) spent(f func(*JobTimes)) {
 func (j *Job) Explain() JobExplanation {
 	j.mu.Lock()
 	defer j.mu.Unlock()
+	return j.explain(j.err)
+}
+
+// explain is Explain for a job that err ended. The mutex is held.
+func (j *Job) explain(err error) JobExplanation {
 	e := JobExplanation{Kind: j.verb(), Name: j.name, Addr: j.link.addr, Bytes: j.bytes, From: j.o.From, Verified: j.have.prefix(),
-		InPlace: j.have.sum(), Attempts: j.attempts, Restarts: j.restarts, History: slices.Clone(j.history), Times: j.times, Err: j.err}
+		Attempts: j.attempts, Restarts: j.restarts, History: slices.Clone(j.history), Times: j.times, Err: err}
 	if j.now != nil {
 		a := *j.now
 		a.Took = time.Since(a.Begin)

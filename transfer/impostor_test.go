@@ -77,7 +77,7 @@ func TestEndByThief(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := q.request(ctx(t), &control.EndSessions{Sessions: [][16]byte{p.Session()}}); err != nil {
+	if _, err := q.request(ctx(t), &control.EndSessions{Sessions: [][16]byte{p.id}}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.List(ctx(t), ""); err != nil {

@@ -228,9 +228,6 @@ func (j *Job) verb() string {
 	return "store"
 }
 
-// Name is the name of the export.
-func (j *Job) Name() string { return j.name }
-
 // Bytes is the number of bytes to move, those of From included. A Fetch knows it once it has found the name; until then it is
 // the length of dst.
 func (j *Job) Bytes() uint64 {
@@ -306,7 +303,7 @@ func (j *Job) finish(err error) {
 	j.finished = true
 	j.times.Total = time.Since(j.begin)
 	if err != nil {
-		err = j.failure(err)
+		err = &JobError{j.explain(err)}
 	}
 	j.err = err
 	j.mu.Unlock()

@@ -175,11 +175,6 @@ func (l *Link) used(driver string) {
 	l.warm = l.warm[:min(len(l.warm), maxWarm)]
 }
 
-// Addr is the address of the other node.
-func (l *Link) Addr() string { return l.addr }
-
-func (l *Link) String() string { return "link to " + l.addr }
-
 // Peer waits for a living session and returns it. The link may close a session above its minimum that no job uses; Acquire
 // keeps it. The error is ctx's, ErrClosed, or what failed for good; while dials fail otherwise, Peer waits.
 func (l *Link) Peer(ctx context.Context) (*Peer, error) {

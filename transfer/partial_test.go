@@ -58,6 +58,11 @@ func TestNotificationsAreChecked(t *testing.T) {
 		return &path.Event{Kind: path.EventNotify, Msg: append(appendHeader(nil, kind, 5, number, 7), "text"...)}
 	}
 	const own = 1 << 20
+	refused := func() uint64 {
+		p.ba.account.mu.Lock()
+		defer p.ba.account.mu.Unlock()
+		return p.ba.account.refused
+	}
 	for _, c := range []struct {
 		what string
 		e    *path.Event
@@ -69,10 +74,10 @@ func TestNotificationsAreChecked(t *testing.T) {
 		{"an unknown kind", msg(path.Fence, own+3), false},
 		{"a short header", &path.Event{Kind: path.EventNotify, Msg: make([]byte, headerSize-1)}, false},
 	} {
-		before := p.ba.refused.Load()
+		before := refused()
 		in, ok := p.ba.parseNotify(c.e, "tcp")
-		if ok != c.ok || (p.ba.refused.Load() != before) == c.ok {
-			t.Errorf("%s: accepted %v, refused %d times", c.what, ok, p.ba.refused.Load()-before)
+		if ok != c.ok || (refused() != before) == c.ok {
+			t.Errorf("%s: accepted %v, refused %d times", c.what, ok, refused()-before)
 		}
 		if ok && (in.Bytes != 7 || in.Tag != 5 || in.ID.Instance() != p.a.instance || string(in.Msg) != "text" || in.Peer != p.ba) {
 			t.Errorf("%s: %+v", c.what, in)

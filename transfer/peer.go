@@ -22,7 +22,7 @@ type Peer struct {
 	node       *Node
 	number     uint64 // on this node, from 1
 	role       control.Role
-	id         [16]byte // of the session; see Session
+	id         [16]byte // of the session: random bits that only its two ends know
 	conn       net.Conn // TLS on top of raw, if the session is encrypted
 	raw        net.Conn
 	tls        *tls.ConnectionState // nil: no TLS
@@ -44,7 +44,6 @@ type Peer struct {
 	seen       seen
 	digests    digests
 	staged     *stage.Peer
-	refused    atomic.Uint64
 	unwelcome  atomic.Bool // its introduction failed: the application never gets it
 	closed     atomic.Bool // by Close
 	writing    sync.Mutex  // held while the connection is written

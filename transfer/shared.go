@@ -116,9 +116,6 @@ func (s *Shared) Tensor() (t tensor.Tensor, ok bool) {
 	return t, err == nil
 }
 
-// Remote is the export that the bytes are of.
-func (s *Shared) Remote() *Remote { return s.e.remote }
-
 // Borrowed reports whether the bytes are the peer's memory itself. Its export cannot be revoked to the end until they are
 // released.
 func (s *Shared) Borrowed() bool { return s.e.kind == shareBorrow }

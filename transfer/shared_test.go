@@ -81,7 +81,7 @@ func TestShare(t *testing.T) {
 					}
 				}
 				s := all[0]
-				if e := s.Explain(); s.Borrowed() || s.Stale() || s.Remote().Name != "w" || e.Path != name || (e.Digest != [32]byte{}) != digest {
+				if e := s.Explain(); s.Borrowed() || s.Stale() || s.e.remote.Name != "w" || e.Path != name || (e.Digest != [32]byte{}) != digest {
 					t.Errorf("%v", e)
 				}
 				// One get served all.

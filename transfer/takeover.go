@@ -22,9 +22,6 @@ const (
 // Instance tells the processes of a node apart: it is another one after the peer's process was started anew.
 func (p *Peer) Instance() uint64 { return p.info.Instance }
 
-// Session names the session with the peer: 128 random bits that only its two ends know.
-func (p *Peer) Session() [16]byte { return p.id }
-
 // party is the other end of a session: the node that it says it is, and the certificate that it has shown, "" without TLS. A peer
 // that shows another certificate and says that it is the same node has no say in sessions with the first one.
 type party struct {

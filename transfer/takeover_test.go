@@ -145,7 +145,7 @@ func newLostQuietly(t *testing.T) *lostQuietly {
 		wait(t, x, err)
 	}
 	for _, p := range s.b.Peers() {
-		if p.Session() == one.Session() {
+		if p.id == one.id {
 			s.theirs = p
 		}
 	}
@@ -253,8 +253,8 @@ func TestEndSessionsOfOthers(t *testing.T) {
 		}
 		peers[i] = p
 	}
-	stolen := peers[0].Session()
-	if _, err := peers[1].request(ctx(t), &control.EndSessions{Sessions: [][16]byte{stolen, {1}, peers[1].Session()}}); err != nil {
+	stolen := peers[0].id
+	if _, err := peers[1].request(ctx(t), &control.EndSessions{Sessions: [][16]byte{stolen, {1}, peers[1].id}}); err != nil {
 		t.Fatal(err)
 	}
 	for i, p := range peers {
