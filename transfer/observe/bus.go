@@ -2,7 +2,6 @@ package observe
 
 import (
 	"context"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,15 +37,23 @@ func (s *Subscription) Missed() map[EventKind]uint64 {
 // Close ends the subscription. It may be called more than once, from anywhere.
 func (s *Subscription) Close() {
 	s.bus.mu.Lock()
-	stop := s.stop
+	defer s.bus.mu.Unlock()
 	s.bus.drop(s)
-	s.bus.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
 }
 
-// Bus passes events on to subscribers; the zero value is ready for use. Its mutex is a leaf: nothing else is locked while it is held.
+// drop ends a subscription. The mutex is held.
+func (b *Bus) drop(s *Subscription) {
+	if s.closed {
+		return
+	}
+	s.closed = true
+	s.stop()
+	delete(b.subs, s)
+	b.active.Add(-1)
+	close(s.c)
+}
+
+// Bus passes events on to subscribers; the zero value is ready for use. Its mutex is a leaf: only those of the subscribers' contexts are locked while it is held.
 type Bus struct {
 	active atomic.Int32 // subscribers; events are not even made when there are none
 
@@ -59,42 +66,20 @@ type Bus struct {
 // Subscribe adds a subscriber for whom at most size events (at least 1, at most 65,536) wait to be read. It ends with ctx.
 func (b *Bus) Subscribe(ctx context.Context, size int) *Subscription {
 	s := &Subscription{bus: b, c: make(chan Event, min(max(size, 1), maxEventBuffer))}
-	b.add(s)
-	if invariants.Context(ctx, "transfer.Node.Events") != nil {
-		s.Close()
-		return s
-	}
-	stop := context.AfterFunc(ctx, s.Close)
-	b.mu.Lock()
-	s.stop = stop
-	b.mu.Unlock()
-	return s
-}
-
-func (b *Bus) add(s *Subscription) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
+	if b.closed || invariants.Context(ctx, "transfer.Node.Events") != nil {
 		s.closed = true
 		close(s.c)
-		return
+		return s
 	}
 	if b.subs == nil {
 		b.subs = map[*Subscription]struct{}{}
 	}
 	b.subs[s] = struct{}{}
 	b.active.Add(1)
-}
-
-// drop ends a subscription. The mutex is held.
-func (b *Bus) drop(s *Subscription) {
-	if s.closed {
-		return
-	}
-	s.closed = true
-	delete(b.subs, s)
-	b.active.Add(-1)
-	close(s.c)
+	s.stop = context.AfterFunc(ctx, s.Close) // on a goroutine of its own
+	return s
 }
 
 // On reports whether there is a subscriber: without one no event need be made.
@@ -124,18 +109,11 @@ func (b *Bus) Emit(e Event) {
 // Close ends all subscriptions: no event comes after the node is closed.
 func (b *Bus) Close() {
 	b.mu.Lock()
-	var stops []func() bool
-	for s := range maps.Clone(b.subs) {
-		if s.stop != nil {
-			stops = append(stops, s.stop)
-		}
+	defer b.mu.Unlock()
+	for s := range b.subs {
 		b.drop(s)
 	}
 	b.closed = true
-	b.mu.Unlock()
-	for _, stop := range stops {
-		stop()
-	}
 }
 
 // Missed is how many events subscribers missed, by kind; kinds of which none was missed are not in it.
