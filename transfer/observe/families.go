@@ -73,10 +73,13 @@ func (b *familyBuilder) node(s *Snapshot) {
 }
 
 func (b *familyBuilder) transfers(s *Snapshot) {
-	b.family(metrics.KindGauge, "penstock_transfers_active", "Transfers that this node began and that have not ended.", "kind")
-	for _, t := range s.Totals {
-		b.add(float64(t.Running), t.Kind)
+	each := func(kind metrics.FamilyKind, name, help string, value func(*KindTotals) uint64) {
+		b.family(kind, name, help, "kind")
+		for i := range s.Totals {
+			b.add(float64(value(&s.Totals[i])), s.Totals[i].Kind)
+		}
 	}
+	each(metrics.KindGauge, "penstock_transfers_active", "Transfers that this node began and that have not ended.", func(t *KindTotals) uint64 { return t.Running })
 	b.family(metrics.KindCounter, "penstock_transfers_total", "Transfers that this node began and that have ended, each counted once.", "kind", "outcome")
 	for _, t := range s.Totals {
 		b.add(float64(t.Completed), t.Kind, "completed")
@@ -92,20 +95,10 @@ func (b *familyBuilder) transfers(s *Snapshot) {
 	b.reasons(s.Totals, func(t *KindTotals) map[string]uint64 { return t.Failures })
 	b.family(metrics.KindCounter, "penstock_transfers_rejected_total", "Calls that failed before a transfer began, by reason.", "kind", "reason")
 	b.reasons(s.Totals, func(t *KindTotals) map[string]uint64 { return t.Rejected })
-	for _, c := range []struct {
-		name, help string
-		value      func(*KindTotals) uint64
-	}{
-		{"penstock_transfer_retries_total", "Attempts after the first.", func(t *KindTotals) uint64 { return t.Retries }},
-		{"penstock_transfer_failovers_total", "Changes of the path under way.", func(t *KindTotals) uint64 { return t.Failovers }},
-		{"penstock_transfer_fallbacks_total", "Transfers that did not begin on the best path, which could not be set up.", func(t *KindTotals) uint64 { return t.Fallbacks }},
-		{"penstock_transfers_received_total", "Transfers that peers began and completed, as they reported them.", func(t *KindTotals) uint64 { return t.Received }},
-	} {
-		b.family(metrics.KindCounter, c.name, c.help, "kind")
-		for i := range s.Totals {
-			b.add(float64(c.value(&s.Totals[i])), s.Totals[i].Kind)
-		}
-	}
+	each(metrics.KindCounter, "penstock_transfer_retries_total", "Attempts after the first.", func(t *KindTotals) uint64 { return t.Retries })
+	each(metrics.KindCounter, "penstock_transfer_failovers_total", "Changes of the path under way.", func(t *KindTotals) uint64 { return t.Failovers })
+	each(metrics.KindCounter, "penstock_transfer_fallbacks_total", "Transfers that did not begin on the best path, which could not be set up.", func(t *KindTotals) uint64 { return t.Fallbacks })
+	each(metrics.KindCounter, "penstock_transfers_received_total", "Transfers that peers began and completed, as they reported them.", func(t *KindTotals) uint64 { return t.Received })
 	b.histograms("penstock_transfer_latency_seconds", "Time from the call until a transfer was done, of completed ones.", s.Latency, "kind", "path")
 }
 
@@ -134,10 +127,13 @@ func (b *familyBuilder) histograms(name, help string, all []Latency, labels ...s
 }
 
 func (b *familyBuilder) paths(s *Snapshot) {
-	b.family(metrics.KindGauge, "penstock_paths", "Paths that are up.", "path")
-	for _, p := range s.Paths {
-		b.add(float64(p.Up), p.Path)
+	each := func(kind metrics.FamilyKind, name, help string, value func(*PathTotals) uint64) {
+		b.family(kind, name, help, "path")
+		for i := range s.Paths {
+			b.add(float64(value(&s.Paths[i])), s.Paths[i].Path)
+		}
 	}
+	each(metrics.KindGauge, "penstock_paths", "Paths that are up.", func(p *PathTotals) uint64 { return p.Up })
 	for _, c := range []struct {
 		name, help, label string
 		values            map[string]func(*PathTotals) uint64
@@ -157,22 +153,12 @@ func (b *familyBuilder) paths(s *Snapshot) {
 			}
 		}
 	}
-	for _, c := range []struct {
-		name, help string
-		value      func(*PathTotals) uint64
-	}{
-		{"penstock_paths_opened_total", "Paths that were set up, from either side.", func(p *PathTotals) uint64 { return p.Opened }},
-		{"penstock_path_copied_bytes_total", "Payload copied once more than the path's design needs.", func(p *PathTotals) uint64 { return p.Counters.BytesCopied }},
-		{"penstock_path_window_full_total", "Posts that found the window full.", func(p *PathTotals) uint64 { return p.Counters.WindowFull }},
-		{"penstock_path_rejected_total", "References of peers that were refused: key, rights or bounds.", func(p *PathTotals) uint64 { return p.Counters.Rejected }},
-		{"penstock_path_corrupt_total", "Frames that failed their checksum.", func(p *PathTotals) uint64 { return p.Counters.Corrupt }},
-		{"penstock_path_syscalls_total", "Calls to send and receive.", func(p *PathTotals) uint64 { return p.Counters.Syscalls }},
-	} {
-		b.family(metrics.KindCounter, c.name, c.help, "path")
-		for i := range s.Paths {
-			b.add(float64(c.value(&s.Paths[i])), s.Paths[i].Path)
-		}
-	}
+	each(metrics.KindCounter, "penstock_paths_opened_total", "Paths that were set up, from either side.", func(p *PathTotals) uint64 { return p.Opened })
+	each(metrics.KindCounter, "penstock_path_copied_bytes_total", "Payload copied once more than the path's design needs.", func(p *PathTotals) uint64 { return p.Counters.BytesCopied })
+	each(metrics.KindCounter, "penstock_path_window_full_total", "Posts that found the window full.", func(p *PathTotals) uint64 { return p.Counters.WindowFull })
+	each(metrics.KindCounter, "penstock_path_rejected_total", "References of peers that were refused: key, rights or bounds.", func(p *PathTotals) uint64 { return p.Counters.Rejected })
+	each(metrics.KindCounter, "penstock_path_corrupt_total", "Frames that failed their checksum.", func(p *PathTotals) uint64 { return p.Counters.Corrupt })
+	each(metrics.KindCounter, "penstock_path_syscalls_total", "Calls to send and receive.", func(p *PathTotals) uint64 { return p.Counters.Syscalls })
 	b.histograms("penstock_path_setup_seconds", "Time to set a path up from this side.", s.Setup, "path")
 	b.counters("penstock_path_setup_failures_total", "Paths that could not be set up from this side.", "path", s.Node.SetupFailures)
 }
@@ -210,27 +196,17 @@ func (b *familyBuilder) peers(s *Snapshot) {
 		}
 	}
 	slices.SortFunc(rows, func(a, b *row) int { return cmp.Compare(a.name, b.name) })
-	for _, c := range []struct {
-		name, help string
-		value      func(*row) float64
-	}{
-		{"penstock_peer_connections", "Connections to peers of this name.", func(r *row) float64 { return float64(r.connections) }},
-		{"penstock_peer_transfers_active", "Transfers with the peer that this node began and that have not ended.", func(r *row) float64 { return float64(r.running) }},
-		{"penstock_peer_round_trip_seconds", "Round trip of heartbeats; 0 before the first.", func(r *row) float64 { return r.roundTrip }},
-	} {
-		b.family(metrics.KindGauge, c.name, c.help, "peer")
+	each := func(kind metrics.FamilyKind, name, help string, value func(*row) float64) {
+		b.family(kind, name, help, "peer")
 		for _, r := range rows {
-			b.add(c.value(r), r.name)
+			b.add(value(r), r.name)
 		}
 	}
-	b.family(metrics.KindCounter, "penstock_peer_transfers_total", "Transfers with the peer that this node began and that were completed, since it connected.", "peer")
-	for _, r := range rows {
-		b.add(float64(r.completed), r.name)
-	}
-	b.family(metrics.KindCounter, "penstock_peer_requests_refused_total", "Requests of the peer that were refused, since it connected.", "peer")
-	for _, r := range rows {
-		b.add(float64(r.refused), r.name)
-	}
+	each(metrics.KindGauge, "penstock_peer_connections", "Connections to peers of this name.", func(r *row) float64 { return float64(r.connections) })
+	each(metrics.KindGauge, "penstock_peer_transfers_active", "Transfers with the peer that this node began and that have not ended.", func(r *row) float64 { return float64(r.running) })
+	each(metrics.KindGauge, "penstock_peer_round_trip_seconds", "Round trip of heartbeats; 0 before the first.", func(r *row) float64 { return r.roundTrip })
+	each(metrics.KindCounter, "penstock_peer_transfers_total", "Transfers with the peer that this node began and that were completed, since it connected.", func(r *row) float64 { return float64(r.completed) })
+	each(metrics.KindCounter, "penstock_peer_requests_refused_total", "Requests of the peer that were refused, since it connected.", func(r *row) float64 { return float64(r.refused) })
 	b.family(metrics.KindCounter, "penstock_peer_bytes_total", "Payload to and from the peer as far as this side took part, since it connected.", "peer", "direction")
 	for _, r := range rows {
 		b.add(float64(r.in), r.name, "in")
