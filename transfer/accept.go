@@ -50,7 +50,7 @@ func (n *Node) accept(l net.Listener) {
 	for {
 		c, err := l.Accept()
 		if err != nil {
-			if n.isClosing() || errors.Is(err, net.ErrClosed) {
+			if n.ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
 				return
 			}
 			// For example too many open files: that passes, and must not occupy a core meanwhile.
@@ -58,7 +58,7 @@ func (n *Node) accept(l net.Listener) {
 			select {
 			case <-time.After(acceptPause):
 				continue
-			case <-n.closing:
+			case <-n.ctx.Done():
 				return
 			}
 		}

@@ -62,7 +62,7 @@ func TestListenHoldsNobodyUp(t *testing.T) {
 			case "closed":
 				closed := make(chan error, 1)
 				go func() { closed <- p.b.Close() }()
-				<-p.b.closing
+				<-p.b.ctx.Done()
 				close(release)
 				for range 4 {
 					if err := <-errs; !errors.Is(err, ErrClosed) {

@@ -232,8 +232,8 @@ func TestPendingOfOneSource(t *testing.T) {
 	for i := range 3 * setup.MaxPending() {
 		come(fmt.Sprintf("2001:db8:7::%x", i))
 	}
-	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 || n.strangers.pending.Len() != setup.MaxPending() {
-		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.pending.Len(), len(closed), closed["2001:db8::1"], closed["127.0.0.1"])
+	if closed["2001:db8::1"]+closed["127.0.0.1"] != 0 || len(closed) != 2*setup.MaxPending()+2 || n.strangers.Len() != setup.MaxPending() {
+		t.Errorf("%d are pending, %d were closed, of others %d and %d", n.strangers.Len(), len(closed), closed["2001:db8::1"], closed["127.0.0.1"])
 	}
 }
 
@@ -293,7 +293,7 @@ func (c closable) Close() error {
 // TestAcceptWithoutDescriptors: a node that can have no more descriptors waits a moment between its tries, and goes on when it can.
 func TestAcceptWithoutDescriptors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		n := &Node{log: slog.New(slog.DiscardHandler), closing: make(chan struct{})}
+		n := &Node{log: slog.New(slog.DiscardHandler), ctx: t.Context()}
 		l := &starved{}
 		n.wg.Add(1)
 		start := time.Now()

@@ -77,7 +77,7 @@ func (n *Node) linger(mu *sync.Mutex, p path.Path, f fenceWait) {
 				mu.Lock()
 				exposed = exposes(p, f.key)
 				mu.Unlock()
-			case <-n.closing: // a node that is closed does not use the memory again
+			case <-n.ctx.Done(): // a node that is closed does not use the memory again
 				exposed = false
 			}
 		}

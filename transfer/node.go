@@ -131,7 +131,8 @@ type Node struct {
 	listeners []net.Listener
 	wg        sync.WaitGroup
 
-	closing chan struct{} // closed by Close
+	ctx context.Context // ended by Close
+	end context.CancelFunc
 
 	mu         sync.Mutex // guards what follows
 	closed     bool
@@ -142,8 +143,8 @@ type Node struct {
 	generation uint64
 	peers      map[*Peer]bool
 	links      map[*Link]bool
-	peerCount  uint64 // peers so far
-	strangers  strangers
+	peerCount  uint64               // peers so far
+	strangers  setup.Pending[*Peer] // that dialed this node, whose handshake is under way, and that are not charged yet
 	dialed     map[string]party     // the party that answered at an address
 	lost       map[party][][16]byte // sessions that were lost: see takeover.go
 	accepting  map[place]*acceptor
@@ -195,9 +196,10 @@ func Open(ctx context.Context, o Options) (*Node, error) {
 		names: map[string]*Export{}, byKey: map[path.Key]*Export{}, peers: map[*Peer]bool{}, links: map[*Link]bool{},
 		accepting: map[place]*acceptor{}, queues: map[string]chan *Queue{},
 		waiting: map[string][]*tensorWaiter{}, wanted: make(chan struct{}), offers: map[observe.ID]*incomingTensor{}, withdrawn: map[observe.ID]*Peer{},
-		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{}, closing: make(chan struct{}),
+		dialed: map[string]party{}, limitsOf: map[string]*limits{}, lost: map[party][][16]byte{}, exposed: map[closedPath]uint64{}, owned: map[*Queue]bool{},
 		hashing: make(chan struct{}, hashers()), patience: cancelPatience, services: newServices(), shares: shares{entries: map[shareKey]*shareEntry{}},
 	}
+	n.ctx, n.end = context.WithCancel(context.Background())
 	n.obs.init(n.drivers, o.Identity)
 	var r [24]byte
 	rand.Read(r[:]) // never fails
@@ -345,8 +347,7 @@ func (n *Node) Close() error {
 		return nil
 	}
 	n.closed = true
-	close(n.closing)
-	n.strangers.cut()
+	n.end() // all handshakes as well
 	var listeners []setup.Listener
 	for _, a := range n.accepting {
 		if a.l != nil {
@@ -385,16 +386,6 @@ func (n *Node) Close() error {
 	}
 	n.obs.bus.Close()
 	return errors.Join(err, n.closeMemory())
-}
-
-// isClosing reports whether Close was called.
-func (n *Node) isClosing() bool {
-	select {
-	case <-n.closing:
-		return true
-	default:
-		return false
-	}
 }
 
 func (n *Node) nextID() observe.ID { return observe.NewID(n.instance, n.numbers.Add(1)) }

@@ -106,6 +106,7 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]byte) (*Peer, error) {
 	defer n.met(p)
 	c, role := p.raw, p.role
+	defer context.AfterFunc(n.ctx, func() { c.Close() })()
 	paths := make([]string, len(n.drivers))
 	for i, d := range n.drivers {
 		paths[i] = d.Name()
@@ -407,7 +408,7 @@ func (p *Peer) fail(cause error) {
 		cause = control.Shutdown
 	}
 	err := fmt.Errorf("%w: %s: %w", ErrPeerLost, p, cause)
-	if p.closed.Load() || p.node.isClosing() { // the cause is what this side said to the other
+	if p.closed.Load() || p.node.ctx.Err() != nil { // the cause is what this side said to the other
 		err = fmt.Errorf("%w: %s", ErrClosed, p)
 	}
 	p.mu.Lock()

@@ -280,7 +280,7 @@ func TestPortRefuses(t *testing.T) {
 				until(t, "the end", func() bool {
 					n.mu.Lock()
 					defer n.mu.Unlock()
-					return n.strangers.pending.Len() == 0 && len(n.peers) == 0 && len(n.accepting) == 0
+					return n.strangers.Len() == 0 && len(n.peers) == 0 && len(n.accepting) == 0
 				})
 			})
 		}

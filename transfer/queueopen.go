@@ -164,7 +164,7 @@ func (n *Node) AcceptQueue(ctx context.Context, name string) (*Queue, error) {
 				return q, nil
 			}
 			// Its peer was lost before a call took it.
-		case <-n.closing:
+		case <-n.ctx.Done():
 			return nil, ErrClosed
 		case <-ctx.Done():
 			return nil, ctx.Err()

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -261,7 +260,7 @@ func (n *Node) watchIdentity() {
 		select {
 		case <-t.C:
 			n.lookAtIdentity()
-		case <-n.closing:
+		case <-n.ctx.Done():
 			return
 		}
 	}
@@ -300,7 +299,7 @@ func isLocal(a net.Addr) bool {
 	return false
 }
 
-// meet takes a connection among those whose handshake is under way. It is theirs until met.
+// meet takes a connection that came in among those whose handshake is under way. It is theirs until met.
 func (n *Node) meet(p *Peer) error {
 	source := ""
 	if p.role == control.Acceptor {
@@ -311,10 +310,10 @@ func (n *Node) meet(p *Peer) error {
 	if n.closed {
 		return ErrClosed
 	}
-	if p.role == control.Dialer {
-		n.strangers.bounded = append(n.strangers.bounded, p)
-	} else if old, full := n.strangers.pending.Add(source, p); full {
-		old.raw.Close()
+	if p.role == control.Acceptor {
+		if old, full := n.strangers.Add(source, p); full {
+			old.raw.Close()
+		}
 	}
 	return nil
 }
@@ -332,33 +331,9 @@ func (p *Peer) source() string {
 	return p.principal()
 }
 
-// charged is called when a peer's session has been charged to its principal, whose budget bounds it from then on: it does not make room for
-// others any more, although its handshake is not over.
-func (n *Node) charged(p *Peer) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.strangers.pending.Remove(p) {
-		n.strangers.bounded = append(n.strangers.bounded, p)
-	}
-}
-
+// met ends that: the handshake is over, or the session has been charged to the peer's principal, whose budget bounds it from then on.
 func (n *Node) met(p *Peer) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if !n.strangers.pending.Remove(p) {
-		n.strangers.bounded = slices.DeleteFunc(n.strangers.bounded, func(x *Peer) bool { return x == p })
-	}
-}
-
-// strangers are the peers whose handshake is under way.
-type strangers struct {
-	pending setup.Pending[*Peer] // that dialed this node, and are not charged yet
-	bounded []*Peer              // the others
-}
-
-// cut ends all handshakes.
-func (s *strangers) cut() {
-	for _, p := range slices.Concat(s.pending.All(), s.bounded) {
-		p.raw.Close()
-	}
+	n.strangers.Remove(p)
 }

@@ -325,7 +325,7 @@ func TestManyStrangers(t *testing.T) {
 		}
 		p.Close()
 		b.mu.Lock()
-		n := b.strangers.pending.Len()
+		n := b.strangers.Len()
 		b.mu.Unlock()
 		if n > setup.MaxPending() {
 			t.Errorf("%d strangers are kept", n)

@@ -51,7 +51,7 @@ func (p *Peer) admit(h *control.Hello) (err error) {
 	p.id = h.Session
 	p.endSessions(party{h.Node, p.cert.Name}, h.Replaces)
 	if p.grant, err = p.charge(sessionNeeds); err == nil {
-		p.node.charged(p)
+		p.node.met(p)
 	}
 	return err
 }

@@ -192,7 +192,7 @@ func (n *Node) Receive(ctx context.Context, name string) (*Received, error) {
 	case in = <-w.offered:
 	case <-ctx.Done():
 		stop = ctx.Err()
-	case <-n.closing:
+	case <-n.ctx.Done():
 		stop = ErrClosed
 	}
 	if in == nil {
