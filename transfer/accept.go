@@ -69,7 +69,7 @@ func (n *Node) accept(l net.Listener) {
 		}
 		n.wg.Add(1)
 		go func() {
-			p, err := n.connect(context.Background(), p, address{}, nil)
+			err := n.connect(context.Background(), p, address{}, nil)
 			n.wg.Done() // OnPeer may call Close
 			if errors.Is(err, errTaken) {
 				return

@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -155,10 +156,7 @@ func (n *Node) forgetExposed() {
 // fenceExposed asks the paths that were closed but are remembered.
 func (n *Node) fenceExposed(key path.Key) []<-chan error {
 	n.mu.Lock()
-	all := make([]closedPath, 0, len(n.exposed))
-	for c := range n.exposed {
-		all = append(all, c)
-	}
+	all := slices.Collect(maps.Keys(n.exposed))
 	n.mu.Unlock()
 	var out []<-chan error
 	for _, c := range all {

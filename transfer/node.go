@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -309,7 +311,7 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 	replaces := n.lostWith(before)
 	p, err := n.arrived(c, control.Dialer)
 	if err == nil {
-		p, err = n.connect(ctx, p, a, replaces)
+		err = n.connect(ctx, p, a, replaces)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("transfer: dial %s: %w", addr, err)
@@ -331,11 +333,7 @@ func (n *Node) Dial(ctx context.Context, addr string) (*Peer, error) {
 func (n *Node) Peers() []*Peer {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	out := make([]*Peer, 0, len(n.peers))
-	for p := range n.peers {
-		out = append(out, p)
-	}
-	return out
+	return slices.Collect(maps.Keys(n.peers))
 }
 
 // Close says goodbye to all peers, ends every transfer and gives back everything but regions that the caller owns. Queues

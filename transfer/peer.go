@@ -5,7 +5,9 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"fmt"
+	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -102,30 +104,31 @@ func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	return p, nil
 }
 
-// connect runs the handshake of a connection.
-func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]byte) (*Peer, error) {
+// connect runs the handshake of a connection, and closes it if that fails.
+func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]byte) (err error) {
 	defer n.met(p)
-	c, role := p.raw, p.role
-	defer context.AfterFunc(n.ctx, func() { c.Close() })()
+	defer context.AfterFunc(n.ctx, func() { p.raw.Close() })()
+	defer func() {
+		if err != nil {
+			p.raw.Close()
+		}
+	}()
 	paths := make([]string, len(n.drivers))
 	for i, d := range n.drivers {
 		paths[i] = d.Name()
 	}
-	err := p.secure(ctx, a)
-	if err != nil {
-		c.Close()
-		return nil, err
+	if err := p.secure(ctx, a); err != nil {
+		return err
 	}
 	p.rights = p.Rights()
-	p.session, err = control.New(role, control.Options{
+	p.session, err = control.New(p.role, control.Options{
 		Session: p.id, Replaces: replaces, Admit: p.admit,
 		Identity:       control.Identity{Node: n.id, Instance: n.instance, Name: n.opts.Name, Host: n.host, Paths: paths},
 		HeartbeatEvery: n.opts.HeartbeatEvery, DeadAfter: n.opts.DeadAfter, RequestTimeout: requestTimeout,
 		HandshakeTimeout: p.patience(ctx), RoundTrip: p.shook,
 	}, time.Now())
 	if err != nil {
-		c.Close()
-		return nil, err
+		return err
 	}
 	p.limits, _ = newLimits("a stranger", Quota{}, n.limits) // of a peer that leaves before it was ready
 	p.ctx, p.end = context.WithCancelCause(context.Background())
@@ -133,15 +136,14 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	n.mu.Lock()
 	if err = n.usable(); err != nil {
 		n.mu.Unlock()
-		c.Close()
-		return nil, err
+		return err
 	}
 	n.peers[p] = true
 	n.peerCount++
 	p.number = n.peerCount
 	n.wg.Add(2)
 	n.mu.Unlock()
-	if role == control.Dialer {
+	if p.role == control.Dialer {
 		p.mu.Lock()
 		if p.lost == nil {
 			p.grant = n.own(sessionNeeds)
@@ -152,11 +154,11 @@ func (n *Node) connect(ctx context.Context, p *Peer, a address, replaces [][16]b
 	go p.write()
 	if err = p.introduction(ctx); err == nil {
 		n.log.Info("peer connected", "peer", p.info.Name, "address", p.address(), "security", p.Security().String(), "certificate", p.cert.Name)
-		return p, nil
+		return nil
 	}
 	p.unwelcome.Store(true)
 	close(p.introduced)
-	return nil, err
+	return err
 }
 
 // introduction waits until the session is ready. One that was is a peer, also if it ended before this goroutine woke: what came by it was
@@ -419,10 +421,7 @@ func (p *Peer) fail(cause error) {
 	p.lost = err
 	pending := p.pending
 	p.pending = map[uint64]chan *control.Response{}
-	queues := make([]*Queue, 0, len(p.queues))
-	for q := range p.queues {
-		queues = append(queues, q)
-	}
+	queues, lanes := slices.Collect(maps.Keys(p.queues)), slices.Collect(maps.Values(p.paths)) // none is added once lost is set
 	p.mu.Unlock()
 	p.end(err)
 	finish := p.staged.End()
@@ -433,18 +432,7 @@ func (p *Peer) fail(cause error) {
 	for _, q := range queues {
 		q.fail(err)
 	}
-	// No lane is added once lost is set.
-	for {
-		p.mu.Lock()
-		var ln *lane
-		for _, l := range p.paths {
-			ln = l
-			break
-		}
-		p.mu.Unlock()
-		if ln == nil {
-			break
-		}
+	for _, ln := range lanes {
 		ln.shut(err)
 		p.node.obs.pathDown(ln, err) // the loop may have found it down, and be about to say so
 		p.forget(ln)

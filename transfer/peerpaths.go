@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -378,10 +379,7 @@ func (p *Peer) laneDown(ln *lane, err error) {
 // fence asks every path of the peer for a fence and returns what to wait for.
 func (p *Peer) fence(key path.Key) []<-chan error {
 	p.mu.Lock()
-	var lanes []*lane
-	for _, l := range p.paths {
-		lanes = append(lanes, l)
-	}
+	lanes := slices.Collect(maps.Values(p.paths))
 	p.mu.Unlock()
 	var out []<-chan error
 	for _, l := range lanes {
