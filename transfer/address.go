@@ -36,21 +36,19 @@ func parseAddress(s string) (address, error) {
 	}
 	switch network {
 	case "tcp":
-		name, rest, named := strings.Cut(addr, "@")
-		if named {
-			if err := identity.CheckName(name); err != nil {
+		var name string
+		if before, rest, named := strings.Cut(addr, "@"); named {
+			if err := identity.CheckName(before); err != nil {
 				return address{}, fmt.Errorf("transfer: address %q: %w", s, err)
 			}
-			addr = rest
-		} else {
-			name = ""
+			name, addr = before, rest
 		}
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil {
 			return address{}, fmt.Errorf("transfer: address %q: %w", s, err)
 		}
-		if n, err := strconv.ParseUint(port, 10, 16); err != nil {
-			return address{}, fmt.Errorf("transfer: address %q: port %q: expected a number up to 65535: %d", s, port, n)
+		if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+			return address{}, fmt.Errorf("transfer: address %q: port %q: expected a number up to 65535", s, port)
 		}
 		if host == "localhost" {
 			host = "127.0.0.1"

@@ -30,7 +30,7 @@ type Link struct {
 
 	ctx    context.Context // of its jobs
 	cancel context.CancelCauseFunc
-	over   chan struct{} // closed when Close has nothing left to do
+	ending sync.Once
 
 	mu     sync.Mutex // guards what follows
 	closed bool
@@ -90,7 +90,7 @@ const defaultLinkIdle = time.Minute
 // Link makes a link to the node at an address, in the form that Dial takes. It returns at once; an address that cannot be used
 // is reported by whatever is called first. The caller closes the link, or the node does when it is closed.
 func (n *Node) Link(addr string, o LinkOptions) *Link {
-	l := &Link{node: n, addr: addr, onRetry: o.OnRetry, jobs: map[*Job]bool{}, over: make(chan struct{})}
+	l := &Link{node: n, addr: addr, onRetry: o.OnRetry, jobs: map[*Job]bool{}}
 	l.ctx, l.cancel = context.WithCancelCause(context.Background())
 	if l.err = l.open(o); l.err != nil {
 		l.cancel(l.err)
@@ -104,7 +104,7 @@ func (n *Node) Link(addr string, o LinkOptions) *Link {
 	n.mu.Unlock()
 	if closed {
 		l.err = ErrClosed
-		l.shut(ErrClosed)
+		l.shut()
 	}
 	return l
 }
@@ -222,31 +222,27 @@ func (l *Link) lease(ctx context.Context, fails int) (*pool.Lease[*Peer], error)
 // Close ends the jobs and the sessions of the link, and waits until nothing of them is left; a job whose OnVerified is running
 // ends when that returns. Jobs that were under way fail with ErrClosed. It may be called from callbacks, and more than once.
 func (l *Link) Close() error {
-	err := l.shut(ErrClosed)
+	err := l.shut()
 	l.node.mu.Lock()
 	delete(l.node.links, l)
 	l.node.mu.Unlock()
 	return err
 }
 
-func (l *Link) shut(cause error) error {
+func (l *Link) shut() (err error) {
 	if l.pool == nil {
 		return nil
 	}
-	l.mu.Lock()
-	if l.closed {
+	l.ending.Do(func() {
+		l.mu.Lock()
+		l.closed = true
 		l.mu.Unlock()
-		<-l.over
-		return nil
-	}
-	l.closed = true
-	l.mu.Unlock()
-	l.cancel(cause)
-	l.wg.Wait()
-	ended, cancel := context.WithCancel(context.Background())
-	cancel() // callers that hold a session without a job have it closed under them
-	err := l.pool.Close(ended)
-	close(l.over)
+		l.cancel(ErrClosed)
+		l.wg.Wait()
+		ended, cancel := context.WithCancel(context.Background())
+		cancel() // callers that hold a session without a job have it closed under them
+		err = l.pool.Close(ended)
+	})
 	return err
 }
 
@@ -258,7 +254,7 @@ func (n *Node) closeLinks() error {
 	n.mu.Unlock()
 	var err error
 	for l := range links {
-		err = errors.Join(err, l.shut(ErrClosed))
+		err = errors.Join(err, l.shut())
 	}
 	return err
 }

@@ -221,10 +221,10 @@ type complaint struct {
 func (c *complaint) due(what string, now time.Time, every time.Duration) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if what == "" || what == c.said && now.Sub(c.at) < every {
-		if what == "" {
-			c.said = ""
-		}
+	if what == "" {
+		c.said = ""
+	}
+	if what == c.said && (what == "" || now.Sub(c.at) < every) {
 		return false
 	}
 	c.said, c.at = what, now

@@ -283,9 +283,7 @@ func (p *Peer) answerOpenPath(q *control.OpenPath) (control.Body, error) {
 		// This side can use the path as well, unless it has opened one of its own.
 		p.mu.Lock()
 		if p.lanes[q.Path] == nil && p.paths[id] == ln { // it may be down already
-			o := &opening{done: make(chan struct{}), ln: ln}
-			close(o.done)
-			p.lanes[q.Path] = o
+			p.lanes[q.Path] = &opening{done: closedChan, ln: ln}
 			p.changed()
 		}
 		p.mu.Unlock()

@@ -93,26 +93,23 @@ func (o *observer) snapshot(s *observe.Snapshot) {
 		}
 		return byDriver[name]
 	}
-	gone := map[string]observe.PathCounters{}
 
 	o.mu.Lock()
 	s.Node.PeersTotal, s.Node.Refused, s.Node.SetupFailures = o.peersUp, o.pastRefused, maps.Clone(o.setupBad)
 	all := o.past
 	for name, x := range o.ended {
-		driver(name).Opened += x.paths
-		gone[name] = x.stats
+		d := driver(name)
+		d.Opened += x.paths
+		d.Counters.Add(&x.stats)
 	}
 	for _, x := range o.paths {
 		c := observe.PathCounters(x.p.Stats())
 		stats[x] = c
 		rows[x.peer] = append(rows[x.peer], x)
-		name := x.p.Name()
-		d := driver(name)
+		d := driver(x.p.Name())
 		d.Up++
 		d.Opened++
-		g := gone[name]
-		g.Add(&c)
-		gone[name] = g
+		d.Counters.Add(&c)
 	}
 	for p, up := range o.peers {
 		a := &p.account
@@ -133,8 +130,7 @@ func (o *observer) snapshot(s *observe.Snapshot) {
 	o.mu.Unlock()
 
 	s.Totals = all.totals()
-	for name, d := range byDriver {
-		d.Counters = gone[name]
+	for _, d := range byDriver {
 		s.Paths = append(s.Paths, *d)
 	}
 	slices.SortFunc(s.Paths, func(a, b observe.PathTotals) int { return cmp.Compare(a.Path, b.Path) })
