@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -76,7 +75,6 @@ const (
 	opReadSoFar = 2
 	opReadEnd   = 3
 
-	readFixed = 1 + 8 + 8
 	// maxVia is the longest name of a path in bytes.
 	maxVia = 32
 )
@@ -104,30 +102,20 @@ func (r *readRequest) append(b []byte) []byte {
 }
 
 func parseRead(b []byte) (r readRequest, err error) {
-	bad := control.Errorf(control.BadRequest, "a reader's request of %d bytes that is none", len(b))
-	if len(b) < readFixed {
-		return r, bad
-	}
-	r.op, r.id, r.good = b[0], binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:])
-	rest := b[readFixed:]
+	in := fieldsOf(b)
+	r.op, r.id, r.good = in.byte(), in.num(8), in.num(8)
 	least, most := 0, 0
 	switch r.op {
 	case opReadBegin:
 		least, most = 1, MaxName
 	case opReadSoFar:
 	case opReadEnd:
-		if len(rest) == 0 || rest[0] > 1 {
-			return r, bad
-		}
-		r.whole, rest, most = rest[0] == 1, rest[1:], maxVia
+		r.whole, most = in.flag(), maxVia
 	default:
-		return r, bad
+		in.expect(false)
 	}
-	if len(rest) < least || len(rest) > most || !utf8.Valid(rest) {
-		return r, bad
-	}
-	r.text = string(rest)
-	return r, nil
+	r.text = in.rest(least, most)
+	return r, in.err("a reader's request")
 }
 
 // read answers a reader's call.

@@ -236,8 +236,8 @@ func FuzzStatWire(f *testing.F) {
 				t.Errorf("%x is read and written as %x", b, again)
 			}
 		}
-		out, ok := parseStatAnswer(b, min(max(n, 0), maxStat))
-		if !ok {
+		out, err := parseStatAnswer(b, min(max(n, 0), maxStat))
+		if err != nil {
 			return
 		}
 		var again []byte

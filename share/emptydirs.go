@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -26,7 +24,6 @@ const (
 	opDirsList = 1
 	opDirsMake = 2
 
-	maxDirs     = 1 << 20 // that a client takes from a server, as transfer.Peer.List takes names
 	dirsAtOnce  = 16
 	insideOfDir = "/." // behind a name: what Filter takes for a file in it
 )
@@ -37,50 +34,15 @@ type dirsRequest struct {
 	prefixOrName string
 }
 
-func (r *dirsRequest) append(b []byte) []byte {
-	b = append(b, r.op)
-	if r.op == opDirsList {
-		b = append(append(b, byte(len(r.after))), r.after...)
-	}
-	return append(b, r.prefixOrName...)
-}
-
 func parseDirs(b []byte) (r dirsRequest, err error) {
-	bad := control.Errorf(control.BadRequest, "a request about directories of %d bytes that is none", len(b))
-	if len(b) == 0 || b[0] != opDirsList && b[0] != opDirsMake {
-		return r, bad
-	}
-	r.op, b = b[0], b[1:]
+	in := fieldsOf(b)
+	r.op = in.byte()
+	in.expect(r.op == opDirsList || r.op == opDirsMake)
 	if r.op == opDirsList {
-		if len(b) == 0 || len(b)-1 < int(b[0]) {
-			return r, bad
-		}
-		r.after, b = string(b[1:][:int(b[0])]), b[1+int(b[0]):]
+		r.after = in.text()
 	}
-	if r.prefixOrName = string(b); len(b) > MaxName || !utf8.ValidString(r.after) || !utf8.Valid(b) {
-		return r, bad
-	}
-	return r, nil
-}
-
-// parseDirsAnswer reads names that rise from after.
-func parseDirsAnswer(b []byte, after string) (names []string, more, ok bool) {
-	if len(b) == 0 || b[0] > 1 {
-		return nil, false, false
-	}
-	more, b = b[0] == 1, b[1:]
-	for len(b) > 0 {
-		n := int(b[0])
-		if b = b[1:]; n == 0 || len(b) < n {
-			return nil, false, false
-		}
-		name := string(b[:n])
-		if b = b[n:]; name <= after || !utf8.ValidString(name) {
-			return nil, false, false
-		}
-		names, after = append(names, name), name
-	}
-	return names, more, !more || len(names) > 0
+	r.prefixOrName = in.rest(0, MaxName)
+	return r, in.err("a request about directories")
 }
 
 // dirs answers a call of dirsService.
@@ -106,21 +68,15 @@ func (s *Server) dirs(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 }
 
 func (s *Server) listDirs(r dirsRequest) []byte {
+	var dirs []link
 	s.mu.Lock()
-	empty := maps.Clone(s.empty)
-	s.mu.Unlock()
-	maps.DeleteFunc(empty, func(name string, _ bool) bool {
-		return name <= r.after || !strings.HasPrefix(name+"/", r.prefixOrName)
-	})
-	out := []byte{0}
-	for _, name := range slices.Sorted(maps.Keys(empty)) {
-		if len(out)+1+len(name) > transfer.MaxCall {
-			out[0] = 1
-			break
+	for name := range s.empty {
+		if name > r.after && strings.HasPrefix(name+"/", r.prefixOrName) {
+			dirs = append(dirs, link{name: name})
 		}
-		out = append(append(out, byte(len(name))), name...)
 	}
-	return out
+	s.mu.Unlock()
+	return linkPage(sortLinks(dirs), false)
 }
 
 // makeDir makes a directory that a peer asks for, durably.
@@ -179,32 +135,12 @@ func (s *Server) isEmpty(p string) {
 
 // emptyDirs are the names of the other side's directories without files, under a prefix. A node that does not know the service has none.
 func emptyDirs(ctx context.Context, c Conn, prefix string) (names []string, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-		names = nil
-		for after, more := "", true; more; after = names[len(names)-1] {
-			r := dirsRequest{opDirsList, after, prefix}
-			b, err := p.Call(ctx, dirsService, r.append(nil))
-			if errors.Is(err, control.Unsupported) {
-				return nil
-			}
-			if err != nil {
-				return err
-			}
-			page, m, ok := parseDirsAnswer(b, after)
-			if !ok {
-				return control.Errorf(control.BadRequest, "an answer of %d bytes about directories that is none", len(b))
-			}
-			if names, more = append(names, page...), m; !more {
-				break
-			}
-			if len(names) > maxDirs {
-				return control.Errorf(control.OverBudget, "more than %d empty directories", maxDirs)
-			}
-		}
-		return nil
-	})
-	if err != nil {
+	dirs, err := c.allPages(ctx, dirsService, string([]byte{opDirsList}), prefix, false)
+	if err != nil && !errors.Is(err, control.Unsupported) {
 		return nil, fmt.Errorf("share: empty directories: %w", err)
+	}
+	for _, d := range dirs {
+		names = append(names, d.name)
 	}
 	return names, nil
 }
@@ -234,8 +170,7 @@ func (t *tree) directories(ctx context.Context) {
 		err := t.gone()
 		if err == nil {
 			err = t.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-				r := dirsRequest{op: opDirsMake, prefixOrName: strings.TrimSuffix(f.Name, "/")}
-				_, err := p.Call(ctx, dirsService, r.append(nil))
+				_, err := p.Call(ctx, dirsService, append([]byte{opDirsMake}, strings.TrimSuffix(f.Name, "/")...))
 				return err
 			})
 		}

@@ -15,6 +15,14 @@ import (
 	"github.com/penstock-io/penstock/transfer/identity"
 )
 
+func (r *dirsRequest) append(b []byte) []byte {
+	b = append(b, r.op)
+	if r.op == opDirsList {
+		b = append(append(b, byte(len(r.after))), r.after...)
+	}
+	return append(b, r.prefixOrName...)
+}
+
 func FuzzDirsWire(f *testing.F) {
 	for _, r := range []dirsRequest{{op: opDirsList}, {opDirsList, "a/b", "a"}, {op: opDirsMake, prefixOrName: "x"}} {
 		f.Add(r.append(nil))
@@ -25,8 +33,8 @@ func FuzzDirsWire(f *testing.F) {
 		if r, err := parseDirs(b); err == nil && !bytes.Equal(r.append(nil), b) {
 			t.Fatalf("%x is read as %+v", b, r)
 		}
-		if names, _, ok := parseDirsAnswer(b, ""); ok && !slices.IsSorted(names) {
-			t.Fatalf("%x is read as %q", b, names)
+		if dirs, _, err := parseLinkPage(b, "", false); err == nil && !slices.IsSortedFunc(dirs, func(a, b link) int { return strings.Compare(a.name, b.name) }) {
+			t.Fatalf("%x is read as %q", b, dirs)
 		}
 	})
 }
@@ -180,8 +188,8 @@ func TestManyEmptyDirectories(t *testing.T) {
 		}
 	}
 	for _, b := range []string{"", "\x02", "\x01", "\x00\x02a", "\x00\x01b\x01a", "\x00\x01a", "\x00\x00", "\x00\x01\xff"} { // what no server answers after "a"
-		if names, _, ok := parseDirsAnswer([]byte(b), "a"); ok {
-			t.Errorf("%q is read as %q", b, names)
+		if dirs, _, err := parseLinkPage([]byte(b), "a", false); err == nil {
+			t.Errorf("%q is read as %q", b, dirs)
 		}
 	}
 	s := serve(t, Options{Root: root})

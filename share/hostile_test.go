@@ -46,7 +46,7 @@ func TestHostileUploader(t *testing.T) {
 		t.Fatal(err)
 	}
 	call := func(p *transfer.Peer, b []byte) ([]byte, error) { return p.Call(ctx, uploadService, b) }
-	for _, b := range [][]byte{nil, {0}, {opBegin}, make([]byte, 100), {opVerified, 1}, {opCommit}, appendVerified(nil, 1, 1), append((&commitRequest{id: 1}).append(nil), make([]byte, maxVia+1)...), (&commitRequest{id: 1}).append(nil)[:commitFixed-1], {9, 9, 9}} {
+	for _, b := range [][]byte{nil, {0}, {opBegin}, make([]byte, 100), {opVerified, 1}, {opCommit}, appendVerified(nil, 1, 1), append((&commitRequest{id: 1}).append(nil), make([]byte, maxVia+1)...), (&commitRequest{id: 1}).append(nil)[:25], {9, 9, 9}} {
 		if a, err := call(s.peer, b); err == nil {
 			t.Errorf("%x is answered with %x", b, a)
 		}

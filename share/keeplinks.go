@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"sort"
 	"strings"
 	"unicode/utf8"
 
@@ -26,7 +26,7 @@ const (
 	linksService = "share/links/1"
 
 	maxLinkText  = 4095      // bytes, as file systems have it
-	maxLinks     = 1 << 20   // of a share, and that a client takes from one
+	maxLinks     = 1 << 20   // of a share, and that a client takes from one, as transfer.Peer.List takes names; so with directories
 	maxLinkBytes = 256 << 20 // names and texts that a client takes
 
 	// newLink is a link until it has its name: PathOf gives no path to it.
@@ -76,64 +76,27 @@ func unfitLink(l link) string {
 	return ""
 }
 
-func parseLinks(b []byte) (after, prefix string, ok bool) {
-	if len(b) == 0 || len(b)-1 < int(b[0]) {
-		return "", "", false
-	}
-	after, prefix = string(b[1:][:int(b[0])]), string(b[1+int(b[0]):])
-	return after, prefix, len(prefix) <= MaxName && utf8.ValidString(after) && utf8.ValidString(prefix)
-}
-
-// parseLinksAnswer reads links whose names rise from after.
-func parseLinksAnswer(b []byte, after string) (links []link, more, ok bool) {
-	if len(b) == 0 || b[0] > 1 {
-		return nil, false, false
-	}
-	more, b = b[0] == 1, b[1:]
-	for len(b) > 0 {
-		n := 1 + int(b[0])
-		if len(b) < n+2 {
-			return nil, false, false
-		}
-		end := n + 2 + int(binary.BigEndian.Uint16(b[n:]))
-		if len(b) < end || string(b[1:n]) <= after {
-			return nil, false, false
-		}
-		after = string(b[1:n])
-		links, b = append(links, link{after, string(b[n+2 : end])}), b[end:]
-	}
-	return links, more, !more || len(links) > 0
+func parseLinks(b []byte) (after, prefix string, err error) {
+	in := fieldsOf(b)
+	after, prefix = in.text(), in.rest(0, MaxName)
+	return after, prefix, in.err("a request about links")
 }
 
 // listLinks answers a call of linksService.
 func (s *Server) listLinks(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	after, prefix, ok := parseLinks(b)
+	after, prefix, err := parseLinks(b)
 	switch {
-	case !ok:
-		return nil, control.Errorf(control.BadRequest, "a request about links of %d bytes that is none", len(b))
+	case err != nil:
+		return nil, err
 	case p.Rights()&identity.List == 0:
 		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
 	}
 	s.mu.Lock()
 	links := s.links // a scan makes another one
 	s.mu.Unlock()
-	first, _ := slices.BinarySearchFunc(links, max(after, prefix), func(l link, name string) int { return strings.Compare(l.name, name) })
-	out := []byte{0}
-	for _, l := range links[first:] {
-		if l.name == after {
-			continue
-		}
-		if !strings.HasPrefix(l.name, prefix) {
-			break
-		}
-		if len(out)+1+len(l.name)+2+len(l.to) > transfer.MaxCall {
-			out[0] = 1
-			break
-		}
-		out = append(append(out, byte(len(l.name))), l.name...)
-		out = append(binary.BigEndian.AppendUint16(out, uint16(len(l.to))), l.to...)
-	}
-	return out, nil
+	links = links[sort.Search(len(links), func(i int) bool { return links[i].name > after && links[i].name >= prefix }):]
+	links = links[:sort.Search(len(links), func(i int) bool { return !strings.HasPrefix(links[i].name, prefix) })]
+	return linkPage(links, true), nil
 }
 
 // isLink notes, for the scan under way, the link base of dir at a path.
@@ -167,29 +130,8 @@ func sortLinks(links []link) []link {
 }
 
 // linksOf are the links of the other side under a prefix.
-func linksOf(ctx context.Context, c Conn, prefix string) (links []link, err error) {
-	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-		links = nil
-		size := 0
-		for after, more := "", true; more; {
-			b, err := p.Call(ctx, linksService, append(append([]byte{byte(len(after))}, after...), prefix...))
-			if err != nil {
-				return err
-			}
-			page, m, ok := parseLinksAnswer(b, after)
-			if !ok {
-				return control.Errorf(control.BadRequest, "an answer of %d bytes about links that is none", len(b))
-			}
-			links, more, size = append(links, page...), m, size+len(b)
-			if len(links) > maxLinks || size > maxLinkBytes {
-				return control.Errorf(control.OverBudget, "more than %d symbolic links, or more than %d bytes of them", maxLinks, maxLinkBytes)
-			}
-			if more {
-				after = page[len(page)-1].name
-			}
-		}
-		return nil
-	})
+func linksOf(ctx context.Context, c Conn, prefix string) ([]link, error) {
+	links, err := c.allPages(ctx, linksService, "", prefix, true)
 	if errors.Is(err, control.Unsupported) {
 		return nil, fmt.Errorf("share: symbolic links: the other side is no share of this version, and lists none: %w", err)
 	}

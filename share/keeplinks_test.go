@@ -49,10 +49,10 @@ func FuzzLinksWire(f *testing.F) {
 	f.Add([]byte("\x01ab"))
 	f.Add(answer(link{"a", "b"}, link{"c", ""}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if after, prefix, ok := parseLinks(b); ok && string(b) != string([]byte{byte(len(after))})+after+prefix {
+		if after, prefix, err := parseLinks(b); err == nil && string(b) != string([]byte{byte(len(after))})+after+prefix {
 			t.Fatalf("%x is read as %q, %q", b, after, prefix)
 		}
-		if links, more, ok := parseLinksAnswer(b, ""); ok && (more != (b[0] == 1) || string(answer(links...)[1:]) != string(b[1:])) {
+		if links, more, err := parseLinkPage(b, "", true); err == nil && (more != (b[0] == 1) || string(answer(links...)[1:]) != string(b[1:])) {
 			t.Fatalf("%x is read as %q", b, links)
 		}
 	})
@@ -60,7 +60,7 @@ func FuzzLinksWire(f *testing.F) {
 
 func TestLinksAnswerIsChecked(t *testing.T) {
 	for _, b := range []string{"", "\x02", "\x01", "\x00\x01", "\x00\x01b", "\x00\x01b\x00", "\x00\x01b\x00\x02x", "\x00\xffb\xff\xff", "\x00\x00\x00\x01x", "\x00\x01a\x00\x01x", "\x00\x01c\x00\x00\x01b\x00\x00"} {
-		if links, _, ok := parseLinksAnswer([]byte(b), "a"); ok { // what no share answers after "a"
+		if links, _, err := parseLinkPage([]byte(b), "a", true); err == nil { // what no share answers after "a"
 			t.Errorf("%q is read as %q", b, links)
 		}
 	}

@@ -53,30 +53,14 @@ func (s *Server) leftOutNames(_ context.Context, p *transfer.Peer, b []byte) ([]
 	return out, nil
 }
 
-func parseLeftOut(b []byte) (list []Skipped, total int, ok bool) {
-	if len(b) < 4 {
-		return nil, 0, false
+func parseLeftOut(b []byte) (list []Skipped, total int, err error) {
+	in := fieldsOf(b)
+	total = int(in.num(4))
+	for len(in.b) > 0 {
+		list = append(list, Skipped{in.sized(2), in.sized(2)})
 	}
-	total, b = int(binary.BigEndian.Uint32(b)), b[4:]
-	text := func() (s string) {
-		if ok = len(b) >= 2 && len(b) >= 2+int(binary.BigEndian.Uint16(b)); ok {
-			s = string(b[2 : 2+int(binary.BigEndian.Uint16(b))])
-			b = b[2+len(s):]
-		}
-		return s
-	}
-	for len(b) > 0 {
-		path := text()
-		if !ok {
-			return nil, 0, false
-		}
-		reason := text()
-		if !ok {
-			return nil, 0, false
-		}
-		list = append(list, Skipped{path, reason})
-	}
-	return list, total, len(list) <= total
+	in.expect(len(list) <= total)
+	return list, total, in.err("an answer about what is left out")
 }
 
 // LeftOut is what the other side has and does not serve, and why: files and directories whose paths begin with prefix. The list is cut
@@ -94,15 +78,11 @@ func LeftOut(ctx context.Context, c Conn, prefix string) (list []Skipped, total 
 
 func askLeftOut(ctx context.Context, p *transfer.Peer, prefix string) (list []Skipped, total int, err error) {
 	b, err := p.Call(ctx, leftOutService, []byte(prefix))
+	if errors.Is(err, control.Unsupported) {
+		return nil, 0, nil
+	}
 	if err != nil {
-		if errors.Is(err, control.Unsupported) {
-			err = nil
-		}
 		return nil, 0, err
 	}
-	list, total, ok := parseLeftOut(b)
-	if !ok {
-		return nil, 0, control.Errorf(control.BadRequest, "an answer of %d bytes about what is left out that is none", len(b))
-	}
-	return list, total, nil
+	return parseLeftOut(b)
 }

@@ -90,12 +90,12 @@ func TestLeftOutIsLogged(t *testing.T) {
 func FuzzLeftOut(f *testing.F) {
 	f.Add([]byte("\x00\x00\x00\x02\x00\x01a\x00\x03why"))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		list, total, ok := parseLeftOut(b)
+		list, total, err := parseLeftOut(b)
 		n := 4
 		for _, s := range list {
 			n += 4 + len(s.Path) + len(s.Reason)
 		}
-		if ok && (n != len(b) || len(list) > total) {
+		if err == nil && (n != len(b) || len(list) > total) {
 			t.Errorf("%x is read as %q, %d", b, list, total)
 		}
 	})

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -52,15 +51,11 @@ type RemoveOptions struct {
 }
 
 func parseRemove(b []byte) (dry bool, names []statName, err error) {
-	bad := control.Errorf(control.BadRequest, "removal of files: %d bytes that are not one", len(b))
-	if len(b) == 0 || b[0]&^flagRemoveDry != 0 {
-		return false, nil, bad
-	}
-	names, ok := parseNames(b[1:])
-	if !ok || len(names) == 0 || slices.ContainsFunc(names, func(n statName) bool { return !utf8.ValidString(n.name) }) {
-		return false, nil, bad
-	}
-	return b[0] == flagRemoveDry, names, nil
+	in := fieldsOf(b)
+	flags := in.byte()
+	names = in.names()
+	in.expect(flags&^flagRemoveDry == 0 && len(names) > 0)
+	return flags == flagRemoveDry, names, in.err("a removal of files")
 }
 
 // removeAnswer is what became of one name.
@@ -79,26 +74,19 @@ func (a *removeAnswer) append(b []byte) []byte {
 }
 
 // parseRemoveAnswers reads answers about the first of n names.
-func parseRemoveAnswers(b []byte, n int) (out []removeAnswer, ok bool) {
-	for len(b) > 0 && len(out) < n {
-		if len(b) < 4 {
-			return nil, false
+func parseRemoveAnswers(b []byte, n int) (out []removeAnswer, err error) {
+	in := fieldsOf(b)
+	for len(in.b) > 0 && len(out) < n {
+		if code := control.Code(in.num(2)); code == control.OK {
+			out = append(out, removeAnswer{size: in.num(8)})
+		} else {
+			text := in.sized(2)
+			in.expect(len(text) <= maxReason)
+			out = append(out, removeAnswer{err: &control.Error{Code: code, Text: text, Remote: true}})
 		}
-		code := control.Code(binary.BigEndian.Uint16(b))
-		if b = b[2:]; code == control.OK {
-			if len(b) < 8 {
-				return nil, false
-			}
-			out, b = append(out, removeAnswer{size: binary.BigEndian.Uint64(b)}), b[8:]
-			continue
-		}
-		size := int(binary.BigEndian.Uint16(b))
-		if b = b[2:]; size > maxReason || len(b) < size {
-			return nil, false
-		}
-		out, b = append(out, removeAnswer{err: &control.Error{Code: code, Text: string(b[:size]), Remote: true}}), b[size:]
 	}
-	return out, len(out) > 0 && len(b) == 0
+	in.expect(len(out) > 0)
+	return out, in.err("an answer about the removal of files")
 }
 
 // removeAsked answers a call of removeService.
@@ -363,9 +351,9 @@ func Remove(ctx context.Context, c Conn, files []Entry, o RemoveOptions) error {
 			if err != nil {
 				return err
 			}
-			answers, ok := parseRemoveAnswers(b, n)
-			if !ok {
-				return control.Errorf(control.BadRequest, "an answer of %d bytes about the removal of %d files that is none", len(b), n)
+			answers, err := parseRemoveAnswers(b, n)
+			if err != nil {
+				return err
 			}
 			for _, a := range answers {
 				e, err := todo[done], error(nil)

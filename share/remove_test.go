@@ -37,8 +37,8 @@ func FuzzRemoveWire(f *testing.F) {
 				t.Fatalf("%x is read as %v, %v", b, dry, names)
 			}
 		}
-		answers, ok := parseRemoveAnswers(b, n)
-		if !ok {
+		answers, err := parseRemoveAnswers(b, n)
+		if err != nil {
 			return
 		}
 		var again []byte

@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -95,42 +94,19 @@ func (r *smallRequest) append(b []byte) []byte {
 }
 
 func parseSmall(b []byte) (r smallRequest, err error) {
-	bad := control.Errorf(control.BadRequest, "a batch of small files of %d bytes that is none", len(b))
-	if len(b) < smallFixed || b[0] != opSmallFiles || b[1]&^(flagOverwrite|flagKeepRoom) != 0 {
-		return r, bad
+	in := fieldsOf(b)
+	op, flags := in.byte(), in.byte()
+	in.expect(op == opSmallFiles && flags&^(flagOverwrite|flagKeepRoom) == 0)
+	r.overwrite, r.keep = flags&flagOverwrite != 0, flags&flagKeepRoom != 0
+	r.token, r.via, r.key = in.hash(), in.text(), in.key()
+	in.expect(len(r.via) <= maxVia)
+	sum := uint64(0)
+	for len(in.b) > 0 {
+		f := smallPut{name: in.text(), size: uint32(in.num(4)), crc: uint32(in.num(4)), like: in.like()}
+		r.files, sum = append(r.files, f), sum+uint64(f.size)
+		in.expect(f.name != "" && f.size <= smallFile && sum <= batchBytes && len(r.files) <= batchFiles)
 	}
-	r.overwrite, r.keep = b[1]&flagOverwrite != 0, b[1]&flagKeepRoom != 0
-	copy(r.token[:], b[2:])
-	b = b[smallFixed:]
-	text := func() (s string, ok bool) {
-		if len(b) == 0 || len(b)-1 < int(b[0]) {
-			return "", false
-		}
-		n := int(b[0])
-		s, b = string(b[1:][:n]), b[1+n:]
-		return s, utf8.ValidString(s)
-	}
-	var ok bool
-	if r.via, ok = text(); !ok || len(r.via) > maxVia || len(b) < path.KeySize {
-		return r, bad
-	}
-	r.key, b = path.ParseKey(b), b[path.KeySize:]
-	sum := 0
-	for len(b) > 0 {
-		name, ok := text()
-		if !ok || name == "" || len(b) < smallEntry || len(r.files) == batchFiles {
-			return r, bad
-		}
-		f := smallPut{name: name, size: binary.BigEndian.Uint32(b), crc: binary.BigEndian.Uint32(b[4:])}
-		if f.like, ok = parseLike(b[8:]); !ok {
-			return r, bad
-		}
-		if sum += int(f.size); f.size > smallFile || sum > batchBytes {
-			return r, bad
-		}
-		r.files, b = append(r.files, f), b[smallEntry:]
-	}
-	return r, nil
+	return r, in.err("a batch of small files")
 }
 
 // smallRoom is memory for the bytes of one batch, and then of others.
@@ -172,7 +148,7 @@ func (s *Server) small(ctx context.Context, p *transfer.Peer, b []byte) ([]byte,
 	}
 	up := &s.uploads
 	if len(b) > 0 && b[0] == opSmallEnd {
-		return nil, up.endRooms(p, b[1:])
+		return nil, up.endRooms(p, fieldsOf(b[1:]))
 	}
 	r, err := parseSmall(b)
 	if err != nil {
@@ -226,18 +202,16 @@ func (r *smallRoom) dealt(keep bool) {
 }
 
 // endRooms ends rooms of a peer by their keys. One that it has not, or that a batch is in, is passed over.
-func (up *uploads) endRooms(p *transfer.Peer, keys []byte) error {
-	if len(keys)%path.KeySize != 0 || len(keys) > maxRoomsOfOne*path.KeySize {
-		return control.Errorf(control.BadRequest, "%d bytes about rooms that end: expected at most %d keys", len(keys), maxRoomsOfOne)
-	}
+func (up *uploads) endRooms(p *transfer.Peer, keys *fields) error {
+	keys.expect(len(keys.b)%path.KeySize == 0 && len(keys.b) <= maxRoomsOfOne*path.KeySize)
 	up.mu.Lock()
 	defer up.mu.Unlock()
-	for ; len(keys) > 0; keys = keys[path.KeySize:] {
-		if r := up.small.takeRoom(p, path.ParseKey(keys)); r != nil {
+	for len(keys.b) > 0 {
+		if r := up.small.takeRoom(p, keys.key()); r != nil {
 			r.dealt(false)
 		}
 	}
-	return nil
+	return keys.err("a request to end rooms")
 }
 
 // smallRoom makes memory for batches of a peer. It goes with the last of them, the peer or the share.

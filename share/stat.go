@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -23,7 +22,6 @@ const (
 
 	statOther = 0
 	statSame  = 1
-	statSize  = 1 + likeSize
 )
 
 // stat is what a share says of a name: whether it stands for the content that was asked about, and of what file.
@@ -48,31 +46,11 @@ func appendNames(b []byte, names []statName) ([]byte, int) {
 	return b, n
 }
 
-// parseNames reads what appendNames appends.
-func parseNames(b []byte) (names []statName, ok bool) {
-	for len(b) > 0 {
-		n := int(b[0])
-		if b = b[1:]; n == 0 || len(b) < n+len(Tag{}) || len(names) == maxStat {
-			return nil, false
-		}
-		names = append(names, statName{string(b[:n]), Tag(b[n:])})
-		b = b[n+len(Tag{}):]
-	}
-	return names, true
-}
-
 func parseStat(b []byte) (via string, names []statName, err error) {
-	bad := control.Errorf(control.BadRequest, "a question about names of %d bytes that is none", len(b))
-	if len(b) == 0 || len(b)-1 < int(b[0]) {
-		return "", nil, bad
-	}
-	n := int(b[0])
-	via = string(b[1:][:n])
-	names, ok := parseNames(b[1+n:])
-	if !ok || len(via) > maxVia || !utf8.ValidString(via) {
-		return "", nil, bad
-	}
-	return via, names, nil
+	in := fieldsOf(b)
+	via, names = in.text(), in.names()
+	in.expect(len(via) <= maxVia)
+	return via, names, in.err("a question about names")
 }
 
 func appendStatAnswer(b []byte, s stat) []byte {
@@ -83,23 +61,16 @@ func appendStatAnswer(b []byte, s stat) []byte {
 }
 
 // parseStatAnswer reads the answers about n names.
-func parseStatAnswer(b []byte, n int) (out []stat, ok bool) {
+func parseStatAnswer(b []byte, n int) (out []stat, err error) {
+	in := fieldsOf(b)
 	for range n {
-		switch {
-		case len(b) >= 1 && b[0] == statOther:
-			out, b = append(out, stat{}), b[1:]
-		case len(b) >= statSize && b[0] == statSame:
-			l, ok := parseLike(b[1:])
-			if !ok {
-				return nil, false
-			}
-			out = append(out, stat{true, l})
-			b = b[statSize:]
-		default:
-			return nil, false
+		s := stat{same: in.flag()}
+		if s.same {
+			s.like = in.like()
 		}
+		out = append(out, s)
 	}
-	return out, len(b) == 0
+	return out, in.err("an answer about names")
 }
 
 // statted answers a call of statService.
@@ -147,9 +118,9 @@ func askStat(ctx context.Context, p *transfer.Peer, via string, names []statName
 		if err != nil {
 			return nil, err
 		}
-		answers, ok := parseStatAnswer(b, n)
-		if !ok {
-			return nil, control.Errorf(control.BadRequest, "an answer of %d bytes about %d names that is none", len(b), n)
+		answers, err := parseStatAnswer(b, n)
+		if err != nil {
+			return nil, err
 		}
 		out, names = append(out, answers...), names[n:]
 	}

@@ -50,14 +50,13 @@ func (w *whole) append(b []byte) []byte {
 
 // parseWhole reads an answer; nil: the file is to be had by other means.
 func parseWhole(b []byte) *whole {
-	if len(b) < wholeFixed || uint64(len(b)-wholeFixed) > maxWhole || b[0] != wholeBytes {
+	in := fieldsOf(b)
+	in.expect(in.byte() == wholeBytes)
+	w := &whole{tag: in.hash(), crc: uint32(in.num(4)), like: in.like()}
+	if w.bytes = in.b; in.bad || uint64(len(w.bytes)) > maxWhole {
 		return nil
 	}
-	l, ok := parseLike(b[wholeFixed-likeSize:])
-	if !ok {
-		return nil
-	}
-	return &whole{Tag(b[1:]), binary.BigEndian.Uint32(b[1+len(Tag{}):]), l, b[wholeFixed:]}
+	return w
 }
 
 // whole answers a call of wholeService.

@@ -5,10 +5,8 @@ import (
 	"encoding/binary"
 	"io/fs"
 	"time"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/path"
-	"github.com/penstock-io/penstock/transfer/control"
 )
 
 // Uploads are arranged by calls (transfer.Node.Handle) to the service "share/upload/2"; the bytes go by puts into the exports
@@ -56,8 +54,6 @@ type beginRequest struct {
 	claim
 }
 
-const beginFixed = 2 + 16 + 8 + 16
-
 func (r *beginRequest) append(b []byte) []byte {
 	var flags byte
 	if r.overwrite {
@@ -74,15 +70,12 @@ func (r *beginRequest) append(b []byte) []byte {
 }
 
 func parseBegin(b []byte) (r beginRequest, err error) {
-	if len(b) <= beginFixed || b[0] != opBegin || b[1]&^(flagOverwrite|flagAnew) != 0 || !utf8.Valid(b[beginFixed:]) {
-		return r, control.Errorf(control.BadRequest, "begin of an upload: %d bytes that are not one", len(b))
-	}
-	r.overwrite, r.anew = b[1]&flagOverwrite != 0, b[1]&flagAnew != 0
-	copy(r.token[:], b[2:])
-	r.size = binary.BigEndian.Uint64(b[18:])
-	copy(r.tag[:], b[26:])
-	r.name = string(b[beginFixed:])
-	return r, nil
+	in := fieldsOf(b)
+	op, flags := in.byte(), in.byte()
+	in.expect(op == opBegin && flags&^(flagOverwrite|flagAnew) == 0)
+	r.overwrite, r.anew = flags&flagOverwrite != 0, flags&flagAnew != 0
+	r.token, r.size, r.tag, r.name = in.hash(), in.num(8), in.hash(), in.rest(1, len(b))
+	return r, in.err("a begin of an upload")
 }
 
 type beginAnswer struct {
@@ -91,8 +84,6 @@ type beginAnswer struct {
 	good   uint64
 	digest [16]byte
 }
-
-const readySize = 1 + 8 + 8 + 16
 
 func (a *beginAnswer) append(b []byte) []byte {
 	b = append(b, a.state)
@@ -105,16 +96,11 @@ func (a *beginAnswer) append(b []byte) []byte {
 }
 
 func parseBeginAnswer(b []byte) (a beginAnswer, ok bool) {
-	if len(b) == 1 && (b[0] == statePending || b[0] == stateComplete) {
-		return beginAnswer{state: b[0]}, true
+	in := fieldsOf(b)
+	if a.state = in.byte(); a.state == stateReady {
+		a.id, a.good, a.digest = in.num(8), in.num(8), in.hash()
 	}
-	if len(b) != readySize || b[0] != stateReady {
-		return a, false
-	}
-	a.state = stateReady
-	a.id, a.good = binary.BigEndian.Uint64(b[1:]), binary.BigEndian.Uint64(b[9:])
-	copy(a.digest[:], b[17:])
-	return a, true
+	return a, in.end() && a.state <= stateComplete
 }
 
 func appendRoom(b []byte, id, n uint64) []byte {
@@ -126,10 +112,9 @@ func appendRoomAnswer(b []byte, d path.Desc) []byte {
 }
 
 func parseRoomAnswer(b []byte) (d path.Desc, ok bool) {
-	if len(b) != path.KeySize+8 {
-		return d, false
-	}
-	return path.Desc{Key: path.ParseKey(b), Size: binary.BigEndian.Uint64(b[path.KeySize:]), Rights: path.Write}, true
+	in := fieldsOf(b)
+	d = path.Desc{Key: in.key(), Size: in.num(8), Rights: path.Write}
+	return d, in.end()
 }
 
 func appendVerified(b []byte, id, upTo uint64) []byte {
@@ -167,12 +152,6 @@ func (l *like) append(b []byte) []byte {
 	return binary.BigEndian.AppendUint16(binary.BigEndian.AppendUint64(b, uint64(l.modified.UnixNano())), uint16(l.mode.Perm()))
 }
 
-// parseLike reads the first likeSize bytes.
-func parseLike(b []byte) (l like, ok bool) {
-	l = like{time.Unix(0, int64(binary.BigEndian.Uint64(b))), fs.FileMode(binary.BigEndian.Uint16(b[8:]))}
-	return l, l.mode&^fs.ModePerm == 0
-}
-
 func (r *commitRequest) append(b []byte) []byte {
 	b = append(binary.BigEndian.AppendUint64(append(b, opCommit), r.id), r.digest[:]...)
 	b = append(b, 0)
@@ -192,36 +171,22 @@ func (r *commitRequest) append(b []byte) []byte {
 	return append(b, r.via...)
 }
 
-const commitFixed = 1 + 8 + 16 + 1
-
 func parseCommit(b []byte) (r commitRequest, err error) {
-	bad := control.Errorf(control.BadRequest, "commit of an upload: %d bytes that are not one", len(b))
-	if len(b) < commitFixed || b[0] != opCommit || b[commitFixed-1]&^(flagSHA256|flagLike) != 0 {
-		return r, bad
+	in := fieldsOf(b)
+	op := in.byte()
+	r.id, r.digest = in.num(8), in.hash()
+	flags := in.byte()
+	in.expect(op == opCommit && flags&^(flagSHA256|flagLike) == 0)
+	if flags&flagSHA256 != 0 {
+		r.sha256 = new([32]byte)
+		copy(r.sha256[:], in.take(32))
 	}
-	r.id, r.digest = binary.BigEndian.Uint64(b[1:]), [16]byte(b[9:])
-	rest := b[commitFixed:]
-	if b[commitFixed-1]&flagSHA256 != 0 {
-		if len(rest) < 32 {
-			return r, bad
-		}
-		r.sha256, rest = (*[32]byte)(rest[:32]), rest[32:]
+	if flags&flagLike != 0 {
+		l := in.like()
+		r.like = &l
 	}
-	if b[commitFixed-1]&flagLike != 0 {
-		if len(rest) < likeSize {
-			return r, bad
-		}
-		l, ok := parseLike(rest)
-		if !ok {
-			return r, bad
-		}
-		r.like, rest = &l, rest[likeSize:]
-	}
-	if len(rest) > maxVia || !utf8.Valid(rest) {
-		return r, bad
-	}
-	r.via = string(rest)
-	return r, nil
+	r.via = in.rest(0, maxVia)
+	return r, in.err("a commit of an upload")
 }
 
 // digestOf is a digest of chunks by their checksums: both sides can make it of what they have anyway.
