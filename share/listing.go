@@ -8,12 +8,10 @@ import (
 	"io/fs"
 	"log/slog"
 	"strings"
-	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A share says by the service "share/listing/1" whether a listing of its node has everything that is there. A client that concludes
@@ -57,28 +55,29 @@ func (l lack) err() error {
 	return fmt.Errorf("%w: it does not say that its listing is complete, as a share of this version does", ErrIncomplete)
 }
 
-// awaitScan waits for the end of the first scan, at most answerTime.
+// awaitScan waits for the end of the first scan.
 func (s *Server) awaitScan(ctx context.Context) {
-	end := time.NewTimer(answerTime)
-	defer end.Stop()
 	select {
 	case <-s.scanned:
-	case <-end.C:
 	case <-s.ctx.Done():
 	case <-ctx.Done():
 	}
 }
 
-// listed answers a call of listingService.
-func (s *Server) listed(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	switch {
-	case len(b) != 0:
-		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
-	case p.Rights()&identity.List == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you list")
-	}
-	s.awaitScan(ctx)
+// upToDate waits for the end of the first scan, at most answerTime, and serves what was uploaded.
+func (s *Server) upToDate(ctx context.Context) {
+	short, cancel := context.WithTimeout(ctx, answerTime)
+	defer cancel()
+	s.awaitScan(short)
 	s.serveArrived(ctx)
+}
+
+// listed answers a call of listingService.
+func (s *Server) listed(ctx context.Context, _ *transfer.Peer, b []byte) ([]byte, error) {
+	if len(b) != 0 {
+		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
+	}
+	s.upToDate(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.lack

@@ -14,7 +14,6 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to remove files. Numbers are big-endian.
@@ -95,8 +94,6 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 	switch {
 	case err != nil:
 		return nil, err
-	case p.Rights()&identity.Write == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you write")
 	case !s.o.Removable:
 		return nil, control.Errorf(control.NotPermitted, "this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
 	}
@@ -144,7 +141,7 @@ func (s *Server) removeNamed(ctx context.Context, p *transfer.Peer, n statName, 
 			return nil, nil, "", fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 	}
-	s.lookedUp(ctx, p, n.name)
+	s.lookedUp(ctx, n.name)
 	f, dir, at, err := s.takeAway(n, dry)
 	if err != nil || dry {
 		return f, nil, "", err

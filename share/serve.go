@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -19,6 +20,8 @@ import (
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/transfer"
+	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // Options say what is served. Only Root is required.
@@ -238,19 +241,31 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})
-	handle := func(service string, h transfer.Handler) error {
-		remove, err := node.Handle(service, h)
+	handle := func(service string, need identity.Rights, h transfer.Handler) {
 		if err != nil {
-			return errors.Join(fmt.Errorf("share: serve: only one share of a node: %w", err), s.Close())
+			return
+		}
+		var remove func()
+		if remove, err = node.Handle(service, func(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
+			if p.Rights()&need != need {
+				return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you %v", need)
+			}
+			return h(ctx, p, b)
+		}); err != nil {
+			err = fmt.Errorf("share: serve: only one share of a node: %w", err)
+			return
 		}
 		s.remove = append(s.remove, remove)
-		return nil
 	}
 	s.remove = append(s.remove, node.OnLookup(s.asked))
-	for service, h := range map[string]transfer.Handler{listingService: s.listed, leftOutService: s.leftOutNames, statService: s.statted, wholeService: s.whole, dirsService: s.dirs, linksService: s.listLinks} {
-		if err := handle(service, h); err != nil {
-			return nil, err
-		}
+	handle(listingService, identity.List, s.listed)
+	handle(leftOutService, identity.List, s.leftOutNames)
+	handle(linksService, identity.List, s.listLinks)
+	handle(dirsService, 0, s.dirs)
+	handle(statService, identity.Read, s.statted)
+	handle(wholeService, identity.Read, s.whole)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	if o.RescanEvery > 0 && s.only == "" {
 		s.watch = newWatch()
@@ -267,26 +282,23 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.Writable {
 		s.uploads.active, s.uploads.idle, s.uploads.patience = map[string]*upload{}, idleUpload, answerTime
 		s.uploads.small = smalls{rooms: map[*smallRoom]bool{}, paths: map[string]uint64{}}
-		for service, h := range map[string]transfer.Handler{uploadService: s.called, smallService: s.small, removeService: s.removeAsked} {
-			if err := handle(service, h); err != nil {
-				return nil, err
-			}
-		}
+		handle(uploadService, 0, s.called)
+		handle(smallService, identity.Write, s.small)
+		handle(removeService, identity.Write, s.removeAsked)
 	}
 	if o.OnAccess != nil {
-		if err := handle(readService, s.read); err != nil {
-			return nil, err
-		}
+		handle(readService, 0, s.read)
+	}
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
 	}
 	if o.RescanEvery > 0 {
-		s.wg.Add(1)
-		go s.poll()
+		s.wg.Go(s.poll)
 	}
 	return s, nil
 }
 
 func (s *Server) poll() {
-	defer s.wg.Done()
 	t := time.NewTicker(s.o.RescanEvery)
 	defer t.Stop()
 	var wg sync.WaitGroup
@@ -348,20 +360,7 @@ func (s *Server) Close() error {
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), revokeTime)
 	defer cancel()
-	var wg sync.WaitGroup
-	todo := make(chan *served)
-	for range 16 {
-		wg.Go(func() {
-			for f := range todo {
-				f.end(ctx)
-			}
-		})
-	}
-	for _, f := range files {
-		todo <- f
-	}
-	close(todo)
-	wg.Wait()
+	several(context.Background(), maps.Values(files), 16, func(f *served) { f.end(ctx) }) // all of them, also when ctx has ended
 	return errors.Join(s.dir.Close(), s.root.Close())
 }
 
@@ -379,22 +378,17 @@ func (s *Server) Snapshot() Snapshot {
 }
 
 // asked is called when a peer asks for a name, or for a list, before it is answered. A name waits for the end of the first scan, a list for some seconds.
-func (s *Server) asked(ctx context.Context, p *transfer.Peer, name string) {
+func (s *Server) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	if name == "" {
-		s.awaitScan(ctx)
-		s.serveArrived(ctx)
+		s.upToDate(ctx)
 		return
 	}
-	select {
-	case <-s.scanned:
-	case <-s.ctx.Done():
-	case <-ctx.Done():
-	}
-	s.lookedUp(ctx, p, name)
+	s.awaitScan(ctx)
+	s.lookedUp(ctx, name)
 }
 
 // lookedUp looks at the files that a name may stand for.
-func (s *Server) lookedUp(ctx context.Context, _ *transfer.Peer, name string) {
+func (s *Server) lookedUp(ctx context.Context, name string) {
 	for _, p := range s.pathsFor(name) {
 		if !s.settled(p) {
 			s.lookNow(ctx, p)

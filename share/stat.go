@@ -7,7 +7,6 @@ import (
 
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A share answers by the service "share/stat/1" what many names stand for now. Numbers are big-endian.
@@ -76,18 +75,15 @@ func parseStatAnswer(b []byte, n int) (out []stat, err error) {
 // statted answers a call of statService.
 func (s *Server) statted(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
 	via, names, err := parseStat(b)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case p.Rights()&identity.Read == 0:
-		return nil, control.Errorf(control.NotPermitted, "this node's policy does not let you read")
 	}
 	var out []byte
 	for _, n := range names {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		s.lookedUp(ctx, p, n.name)
+		s.lookedUp(ctx, n.name)
 		now, size := s.stat(n)
 		if out = appendStatAnswer(out, now); now.same && via != "" && s.o.OnAccess != nil {
 			s.readWhole(p, n.name, size, via)
