@@ -55,7 +55,7 @@ type accesses struct {
 
 // access is one under way.
 type access struct {
-	Access               // Good and Path are guarded by the mutex of accesses
+	Access               // Good and Path are guarded by the mutex of accesses while it is in reads
 	told   chan struct{} // closed when OnAccess has returned from its beginning
 }
 
@@ -157,7 +157,7 @@ func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
 	if !ok || r.good > size {
 		return control.Errorf(control.NotFound, "nothing of that name and size is served")
 	}
-	x := &access{Access: Access{Peer: p, Name: r.text, Size: size, From: r.good, Good: r.good}}
+	x := newAccess(Access{Peer: p, Name: r.text, Size: size, From: r.good, Good: r.good})
 	a := &s.access
 	a.mu.Lock()
 	own, known := a.reads[p]
@@ -177,7 +177,6 @@ func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
 		s.wg.Go(func() { s.watchReads(p) })
 	}
 	own[r.id] = x
-	s.enterAccess(x)
 	a.mu.Unlock()
 	s.begins(x)
 	return nil
@@ -185,14 +184,9 @@ func (s *Server) readBegins(p *transfer.Peer, r readRequest) error {
 
 // readWhole counts a read of which only the end is said.
 func (s *Server) readWhole(p *transfer.Peer, name string, size uint64, via string) {
-	x := &access{Access: Access{Peer: p, Name: name, Size: size}}
-	s.access.mu.Lock()
-	s.enterAccess(x)
-	s.access.mu.Unlock()
+	x := newAccess(Access{Peer: p, Name: name, Size: size})
 	s.begins(x)
-	s.access.mu.Lock()
 	x.Good, x.Path = size, via
-	s.access.mu.Unlock()
 	s.ends(x, nil)
 }
 
@@ -218,18 +212,18 @@ func (s *Server) watchReads(p *transfer.Peer) {
 	}
 }
 
-// enterAccess counts one that begins. s.access.mu is held.
-func (s *Server) enterAccess(x *access) {
-	x.Begun, x.told = time.Now(), make(chan struct{})
-	s.access.n++
+func newAccess(a Access) *access {
+	a.Begun = time.Now()
+	return &access{a, make(chan struct{})}
 }
 
-// begins tells the user of one that was entered.
+// begins counts one and reports the beginning to OnAccess.
 func (s *Server) begins(x *access) {
+	s.access.mu.Lock()
+	s.access.n++
+	a := x.Access
+	s.access.mu.Unlock()
 	if s.o.OnAccess != nil {
-		s.access.mu.Lock()
-		a := x.Access
-		s.access.mu.Unlock()
 		a.Good = a.From
 		s.o.OnAccess(a)
 	}

@@ -58,7 +58,7 @@ func (s *Server) dirs(_ context.Context, p *transfer.Peer, b []byte) ([]byte, er
 	case !s.o.Writable:
 		return nil, control.Errorf(control.NotPermitted, "this share takes no files and no directories: that needs Options.Writable (penstock serve --writable)")
 	}
-	if err := s.permitted(p, &beginRequest{claim: claim{name: r.prefixOrName}}); err != nil {
+	if err := s.permitted(p, r.prefixOrName, 0); err != nil {
 		return nil, refusal(err)
 	}
 	if err := s.makeDir(p, r.prefixOrName); err != nil {

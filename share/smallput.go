@@ -369,10 +369,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 				f.err = ErrChanged
 				continue
 			}
-			f.told = &access{Access: Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)}}
-			s.access.mu.Lock()
-			s.enterAccess(f.told)
-			s.access.mu.Unlock()
+			f.told = newAccess(Access{Peer: p, Name: f.name, Upload: true, Size: uint64(f.size)})
 			s.begins(f.told)
 			f.err = sys.WriteNew(stage, f.base, f.bytes, f.mode, f.exact, f.modified)
 		}
@@ -381,11 +378,9 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 	answer := make([]byte, len(files))
 	for i, f := range files {
 		if f.told != nil {
-			s.access.mu.Lock()
 			if f.told.Path = r.via; f.err == nil {
 				f.told.Good = f.told.Size
 			}
-			s.access.mu.Unlock()
 			s.ends(f.told, f.err)
 		}
 		if f.err == nil {
@@ -398,8 +393,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 
 // reserve checks that a file may be put in its place, and keeps uploads of the same name off it. What is there with the same content is the file's verdict.
 func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incoming) (err error) {
-	b := beginRequest{overwrite: r.overwrite, claim: claim{name: f.name, size: uint64(f.size)}}
-	if err := s.permitted(p, &b); err != nil {
+	if err := s.permitted(p, f.name, uint64(f.size)); err != nil {
 		return err
 	}
 	if f.path, err = s.uploadPath(f.name); err != nil {
@@ -418,7 +412,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 		f.mode, f.exact = now.Mode().Perm(), true // as it was
 	}
 	if !errors.Is(err, fs.ErrNotExist) || s.o.FollowLinks { // there may be a link on the way
-		if err := s.free(f.path, b); err != nil {
+		if err := s.free(f.path, r.overwrite); err != nil {
 			return err
 		}
 	}
@@ -428,8 +422,7 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 	if _, taken := up.small.paths[f.path]; taken || up.active[f.path] != nil {
 		return ErrBusy
 	}
-	b.name = "" // a partial upload of the same name stays, and counts
-	if err := s.quota(st, &b); err != nil {
+	if err := s.quota(st, "", uint64(f.size)); err != nil { // a partial upload of the same name stays, and counts
 		return err
 	}
 	up.small.paths[f.path] = uint64(f.size)
@@ -492,6 +485,6 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 	}
 	dirs.leave()
 	for _, f := range placed {
-		s.tellArrived(&upload{beginRequest: beginRequest{claim: claim{name: f.name, size: uint64(f.size)}}, peer: p, path: f.path})
+		s.tellArrived(Uploaded{p, f.name, f.path, uint64(f.size)})
 	}
 }

@@ -66,16 +66,16 @@ func (s *Server) keepFree(f *os.File) uint64 {
 }
 
 // quota checks the bounds of what uploads may bring the share to: files that are there and partial ones count with their bytes, uploads
-// under way with those that were announced. s.uploads.mu is held.
-func (s *Server) quota(st staging, r *beginRequest) error {
+// under way with those that were announced. name is that of the partial upload that this one goes on with; "": of none. s.uploads.mu is held.
+func (s *Server) quota(st staging, name string, size uint64) error {
 	s.mu.Lock()
 	files, sum := len(s.files)+len(s.arrived), plus(s.bytes, s.arrivedBytes)
 	for _, n := range s.unserved {
 		files, sum = files+1, plus(sum, uint64(n))
 	}
 	s.mu.Unlock()
-	want := r.size - min(r.size, st.partial[stagedBase(r.name)]) // of the disk
-	delete(st.partial, stagedBase(r.name))                       // what is resumed, or replaced by this
+	want := size - min(size, st.partial[stagedBase(name)]) // of the disk
+	delete(st.partial, stagedBase(name))                   // what is resumed, or replaced by this
 	for _, u := range s.uploads.active {
 		files, sum = files+1, plus(sum, u.size)
 		want = plus(want, u.size-min(u.size, u.filled.Load()))
@@ -89,7 +89,7 @@ func (s *Server) quota(st staging, r *beginRequest) error {
 	if files >= s.o.MaxFiles {
 		return fmt.Errorf("%w: the share holds %d files, the most that it takes", ErrNoSpace, files)
 	}
-	if most := s.o.MaxBytes; most > 0 && (sum > most || r.size > most-sum) {
+	if most := s.o.MaxBytes; most > 0 && (sum > most || size > most-sum) {
 		return fmt.Errorf("%w: %d bytes are taken, with partial uploads and what those under way announced, of %d", ErrNoSpace, sum, most)
 	}
 	if keep := s.o.keepFree(st.total); st.total > 0 && (want > st.free || st.free-want < keep) {

@@ -100,8 +100,10 @@ var refusals = []struct {
 }
 
 func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte, error) {
-	switch {
-	case len(b) > 0 && b[0] == opBegin:
+	in := fieldsOf(b)
+	op, id := in.byte(), in.num(8)
+	switch op {
+	case opBegin:
 		r, err := parseBegin(b)
 		if err != nil {
 			return nil, err
@@ -111,37 +113,32 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 			return nil, err
 		}
 		return a.append(nil), nil
-	case len(b) == 17 && b[0] == opRoom:
-		u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:]))
-		if u == nil {
-			return nil, control.Errorf(control.NotFound, "no such upload")
+	case opRoom, opVerified:
+		n := in.num(8)
+		if !in.end() {
+			break
 		}
-		d, err := u.room(binary.BigEndian.Uint64(b[9:]))
+		u, err := s.uploadOf(p, id)
 		if err != nil {
 			return nil, err
 		}
-		if d.Key == (path.Key{}) {
-			return nil, nil
+		if op == opVerified {
+			good, err := u.verified(n)
+			return binary.BigEndian.AppendUint64(nil, good), err
+		}
+		d, err := u.room(n)
+		if err != nil || d.Key == (path.Key{}) {
+			return nil, err
 		}
 		return appendRoomAnswer(nil, d), nil
-	case len(b) == 17 && b[0] == opVerified:
-		u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:]))
-		if u == nil {
-			return nil, control.Errorf(control.NotFound, "no such upload")
-		}
-		good, err := u.verified(binary.BigEndian.Uint64(b[9:]))
-		if err != nil {
-			return nil, err
-		}
-		return binary.BigEndian.AppendUint64(nil, good), nil
-	case len(b) > 0 && b[0] == opCommit:
+	case opCommit:
 		r, err := parseCommit(b)
 		if err != nil {
 			return nil, err
 		}
-		u := s.uploadOf(p, r.id)
-		if u == nil {
-			return nil, control.Errorf(control.NotFound, "no such upload")
+		u, err := s.uploadOf(p, r.id)
+		if err != nil {
+			return nil, err
 		}
 		u.cameOn()
 		select {
@@ -149,9 +146,11 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 		default: // asked before
 		}
 		return u.outcome(ctx)
-	}
-	if len(b) == 9 && b[0] == opEnd {
-		if u := s.uploadOf(p, binary.BigEndian.Uint64(b[1:])); u != nil {
+	case opEnd:
+		if !in.end() {
+			break
+		}
+		if u, err := s.uploadOf(p, id); err == nil {
 			u.cancel(ErrGaveUp)
 			if _, err := u.outcome(ctx); !errors.Is(err, ErrGaveUp) {
 				return nil, err
@@ -163,20 +162,20 @@ func (s *Server) answer(ctx context.Context, p *transfer.Peer, b []byte) ([]byte
 }
 
 // uploadOf finds an upload of a peer by its id.
-func (s *Server) uploadOf(p *transfer.Peer, id uint64) *upload {
-	s.uploads.mu.Lock()
-	defer s.uploads.mu.Unlock()
-	for _, u := range s.uploads.active {
-		if u.id == id && u.peer == p {
-			return u
+func (s *Server) uploadOf(p *transfer.Peer, id uint64) (*upload, error) {
+	up := &s.uploads
+	up.mu.Lock()
+	defer up.mu.Unlock()
+	is := func(u *upload) bool { return u.id == id && u.peer == p }
+	for _, u := range up.active {
+		if is(u) {
+			return u, nil
 		}
 	}
-	for _, u := range s.uploads.recent {
-		if u.id == id && u.peer == p {
-			return u
-		}
+	if i := slices.IndexFunc(up.recent, is); i >= 0 {
+		return up.recent[i], nil
 	}
-	return nil
+	return nil, control.Errorf(control.NotFound, "no such upload")
 }
 
 // cameOn keeps an upload from giving way.
@@ -187,7 +186,7 @@ func (u *upload) cameOn() {
 }
 
 // permitted checks what can be checked of a request by itself.
-func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
+func (s *Server) permitted(p *transfer.Peer, name string, size uint64) error {
 	if p.Rights()&identity.Write == 0 {
 		return fmt.Errorf("%w: this node's policy does not let you write", ErrRefused)
 	}
@@ -197,11 +196,11 @@ func (s *Server) permitted(p *transfer.Peer, r *beginRequest) error {
 			most = min(most, n)
 		}
 	}
-	if r.size > most {
-		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, r.size, most)
+	if size > most {
+		return fmt.Errorf("%w: %d bytes: a file of at most %d is taken", ErrNoSpace, size, most)
 	}
 	if s.o.MayUpload != nil {
-		if err := s.o.MayUpload(p, r.name, r.size); err != nil {
+		if err := s.o.MayUpload(p, name, size); err != nil {
 			return fmt.Errorf("%w: %w", ErrRefused, err)
 		}
 	}
@@ -225,7 +224,7 @@ func (s *Server) uploadPath(name string) (string, error) {
 
 // begin prepares an upload, or finds the one that the same call began before.
 func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*beginAnswer, error) {
-	if err := s.permitted(p, &r); err != nil {
+	if err := s.permitted(p, r.name, r.size); err != nil {
 		return nil, err
 	}
 	at, err := s.uploadPath(r.name)
@@ -276,27 +275,20 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	if err != nil {
 		return nil, false, err
 	}
-	if err := s.free(at, r); err != nil && s.complete(r.token) == nil {
-		return nil, false, err
-	}
+	taken := s.free(at, r.overwrite)
 	up := &s.uploads
 	up.mu.Lock()
 	defer up.mu.Unlock()
 	if s.ctx.Err() != nil {
 		return nil, false, ErrClosed
 	}
-	for _, u := range up.recent {
-		if u.token == r.token && u.done {
-			return nil, false, nil
-		}
+	if slices.ContainsFunc(up.recent, func(u *upload) bool { return u.token == r.token && u.done }) {
+		return nil, false, nil
+	}
+	if taken != nil {
+		return nil, false, taken
 	}
 	if u := up.active[at]; u != nil {
-		gone := false
-		select {
-		case <-u.peer.Gone():
-			gone = true
-		default:
-		}
 		switch {
 		case u.peer == p && u.token == r.token && u.anew == r.anew && !u.ended():
 			select {
@@ -305,14 +297,12 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 				u.heard = time.Now()
 			}
 			return u, false, nil
-		case u.peer == p || gone || u.claim == r.claim || u.ended(): // perhaps the same one, after its connection was lost
-			return u, true, nil
-		case up.stuck(u):
+		case u.peer == p || u.peer.Err() != nil || u.claim == r.claim || u.ended() || up.stuck(u): // perhaps the same one, after its connection was lost
 			return u, true, nil
 		}
 		return nil, false, fmt.Errorf("%w: another peer is uploading this name", ErrBusy)
 	}
-	if _, taken := up.small.paths[at]; taken {
+	if _, small := up.small.paths[at]; small {
 		return nil, false, fmt.Errorf("%w: a batch of small files has this name", ErrBusy)
 	}
 	if len(up.active) >= maxUploads {
@@ -339,7 +329,7 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 		}
 		return nil, false, fmt.Errorf("%w: %d uploads of this peer are under way", ErrBusy, own)
 	}
-	if err := s.quota(staged, &r); err != nil {
+	if err := s.quota(staged, r.name, r.size); err != nil {
 		for _, u := range up.active {
 			if up.stuck(u) {
 				return u, true, nil
@@ -353,28 +343,15 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{}), steps: map[uint64]*uploadStep{}}
 	u.ctx, u.cancel = context.WithCancelCause(s.ctx)
 	up.active[at] = u
-	s.wg.Add(1)
-	go u.run()
+	s.wg.Go(u.run)
 	return u, false, nil
 }
 
 // stuck reports whether an upload has not come on for so long that it has to give way. The mutex is held.
 func (up *uploads) stuck(u *upload) bool { return time.Since(u.heard) >= up.idle }
 
-// complete returns the upload of a token that is complete.
-func (s *Server) complete(t token) *upload {
-	s.uploads.mu.Lock()
-	defer s.uploads.mu.Unlock()
-	for _, u := range s.uploads.recent {
-		if u.token == t && u.done {
-			return u
-		}
-	}
-	return nil
-}
-
 // free says whether a file may be made at a path below the root.
-func (s *Server) free(at string, r beginRequest) error {
+func (s *Server) free(at string, overwrite bool) error {
 	dir, err := walk(s.root, at, false)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -383,20 +360,16 @@ func (s *Server) free(at string, r beginRequest) error {
 		return err
 	}
 	defer dir.Close()
-	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, r.overwrite)
+	return writable(place{dir, at[strings.LastIndexByte(at, '/')+1:], at}, overwrite)
 }
 
 // run is the life of an upload.
 func (u *upload) run() {
 	s := u.s
-	defer s.wg.Done()
 	err := u.open()
 	var told *access
 	if err == nil {
-		told = &access{Access: Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start, Good: u.p.start}}
-		s.access.mu.Lock()
-		s.enterAccess(told)
-		s.access.mu.Unlock()
+		told = newAccess(Access{Peer: u.peer, Name: u.name, Upload: true, Size: u.size, From: u.p.start, Good: u.p.start})
 		s.begins(told)
 	}
 	u.mu.Lock()
@@ -462,17 +435,8 @@ func (u *upload) run() {
 func (u *upload) yields(to *transfer.Peer) bool {
 	up := &u.s.uploads
 	up.mu.Lock()
-	stuck := up.stuck(u)
-	up.mu.Unlock()
-	if stuck {
-		return true
-	}
-	select {
-	case <-u.peer.Gone():
-		return true
-	default:
-		return u.peer.Name() == to.Name() || u.ended()
-	}
+	defer up.mu.Unlock()
+	return up.stuck(u) || u.peer.Err() != nil || u.peer.Name() == to.Name() || u.ended()
 }
 
 func (u *upload) ended() bool { return u.ctx.Err() != nil }
@@ -570,16 +534,16 @@ func (u *upload) finish(c commitRequest) error {
 		return err
 	}
 	p.dir.Close()
-	u.s.tellArrived(u)
+	u.s.tellArrived(Uploaded{u.peer, u.name, u.path, u.size})
 	return nil
 }
 
 // tellArrived counts a file that has come, and says so.
-func (s *Server) tellArrived(u *upload) {
-	s.came(u.path, u.size)
-	s.log.Info("uploaded", "peer", u.peer.Name(), "path", u.path, "bytes", u.size)
+func (s *Server) tellArrived(u Uploaded) {
+	s.came(u.Path, u.Size)
+	s.log.Info("uploaded", "peer", u.Peer.Name(), "path", u.Path, "bytes", u.Size)
 	if s.o.OnUpload != nil {
-		s.o.OnUpload(Uploaded{u.peer, u.name, u.path, u.size})
+		s.o.OnUpload(u)
 	}
 }
 
