@@ -140,7 +140,7 @@ func TestHostileUploader(t *testing.T) {
 		t.Fatal(err)
 	}
 	u := uploader{beginRequest: r, region: region}
-	if err := u.checksums(claimChunks(size)); err != nil {
+	if err := u.checksums(chunksOf(size)); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := call(s.peer, (&commitRequest{id: a.id, digest: digestOf(u.sums)}).append(nil)); err != nil || len(b) != 1 || b[0] != 1 {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"math"
 	"os"
+	"slices"
 
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
@@ -125,7 +126,7 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 	p.head, p.headLen = crc, len(head)
 	var sums []uint32
 	if resume && p.tag != (Tag{}) {
-		limit := int64(maxHead + recordSize*p.chunks())
+		limit := int64(maxHead + recordSize*chunksOf(p.size))
 		b, err := io.ReadAll(io.LimitReader(p.state, limit))
 		if err != nil {
 			return fmt.Errorf("share: %w", err)
@@ -304,19 +305,29 @@ func (p *partial) believe(ctx context.Context, sums []uint32) error {
 }
 
 // sum is the checksum of chunk i as it lies in the file.
-func (p *partial) sum(i uint64) (crc uint32, err error) {
-	err = guard(partialOf(p.shown), func() { crc = vec.CRC32C(0, p.lease.Bytes()[i*chunkSize:p.end(i)]) })
-	return crc, err
+func (p *partial) sum(i uint64) (uint32, error) {
+	return p.claim.sum(p.lease.Bytes(), i, partialOf(p.shown))
 }
 
 // sha256 is that of the whole file as it lies in the memory.
 func (p *partial) sha256(ctx context.Context) (*[32]byte, error) {
+	return sha256Of(ctx, p.lease.Bytes(), partialOf(p.shown))
+}
+
+// sum is the checksum of chunk i of a file that is mapped.
+func (c *claim) sum(b []byte, i uint64, shown string) (crc uint32, err error) {
+	err = guard(shown, func() { crc = vec.CRC32C(0, b[i*chunkSize:c.end(i)]) })
+	return crc, err
+}
+
+// sha256Of is that of a file that is mapped.
+func sha256Of(ctx context.Context, b []byte, shown string) (*[32]byte, error) {
 	h := sha256.New()
-	for at := uint64(0); at < p.size; at += chunkSize {
+	for chunk := range slices.Chunk(b, chunkSize) {
 		if err := ctx.Err(); err != nil {
 			return nil, err
 		}
-		if err := guard(partialOf(p.shown), func() { h.Write(p.lease.Bytes()[at:min(at+chunkSize, p.size)]) }); err != nil {
+		if err := guard(shown, func() { h.Write(chunk) }); err != nil {
 			return nil, err
 		}
 	}
@@ -343,7 +354,7 @@ func (p *partial) good() uint64 {
 func (p *partial) record(upTo uint64) error {
 	at, from := int64(p.headLen+recordSize*len(p.sums)), p.good()
 	var b []byte
-	for i := uint64(len(p.sums)); i < p.chunks() && p.end(i) <= upTo; i++ {
+	for i := uint64(len(p.sums)); i < chunksOf(p.size) && p.end(i) <= upTo; i++ {
 		sum, err := p.sum(i)
 		if err != nil {
 			return err

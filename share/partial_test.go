@@ -58,8 +58,8 @@ func FuzzState(f *testing.F) {
 			return
 		}
 		again, head := c.appendHead(nil)
-		if n != len(again) || uint64(len(sums)) > c.chunks() {
-			t.Fatal(n, len(again), len(sums), c.chunks())
+		if n != len(again) || uint64(len(sums)) > chunksOf(c.size) {
+			t.Fatal(n, len(again), len(sums), chunksOf(c.size))
 		}
 		for i, s := range sums {
 			again = appendRecord(again, head, uint64(i), s)

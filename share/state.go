@@ -21,7 +21,8 @@ type claim struct {
 // chunkSize is the unit of what a state file vouches for, in bytes.
 const chunkSize = 4 << 20
 
-func (c *claim) chunks() uint64 { return (c.size + chunkSize - 1) / chunkSize }
+// chunksOf is how many chunks so many bytes have.
+func chunksOf(size uint64) uint64 { return (size + chunkSize - 1) / chunkSize }
 
 // end is where chunk i ends.
 func (c *claim) end(i uint64) uint64 { return min((i+1)*chunkSize, c.size) }
@@ -105,7 +106,7 @@ func parseState(b []byte) (c claim, sums []uint32, headLen int, ok bool) {
 		return claim{}, nil, 0, false
 	}
 	b = b[len(want):]
-	for i := uint64(0); i < c.chunks() && len(b) >= recordSize; i++ {
+	for i := uint64(0); i < chunksOf(c.size) && len(b) >= recordSize; i++ {
 		sum, err := strconv.ParseUint(string(b[:8]), 16, 32)
 		if err != nil || !bytes.Equal(b[:recordSize], appendRecord(nil, head, i, uint32(sum))) {
 			break

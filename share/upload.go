@@ -3,7 +3,6 @@ package share
 import (
 	"context"
 	"crypto/rand"
-	"crypto/sha256"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -16,7 +15,6 @@ import (
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
-	"github.com/penstock-io/penstock/vec"
 )
 
 // UploadOptions say how a file is uploaded. The zero value is usual.
@@ -141,16 +139,9 @@ func (u *uploader) sumUp(ctx context.Context) error {
 		return err
 	}
 	defer l.Release()
-	h := sha256.New()
-	for at := uint64(0); at < u.size; at += chunkSize {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := guard(u.file, func() { h.Write(l.Bytes()[at:u.end(at/chunkSize)]) }); err != nil {
-			return err
-		}
+	if u.sha256, err = sha256Of(ctx, l.Bytes()[:u.size], u.file); err != nil {
+		return err
 	}
-	u.sha256 = (*[32]byte)(h.Sum(nil))
 	if u.o.Expect != nil && *u.sha256 != *u.o.Expect {
 		return &DigestError{Name: u.file, Want: *u.o.Expect, Got: *u.sha256}
 	}
@@ -231,7 +222,7 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if idOf(fi) != u.id {
 		return fmt.Errorf("%w: %s", ErrChanged, u.file)
 	}
-	if err := u.checksums(claimChunks(u.size)); err != nil {
+	if err := u.checksums(chunksOf(u.size)); err != nil {
 		return err
 	}
 	commit := commitRequest{id: a.id, digest: digestOf(u.sums), sha256: u.sha256, via: u.moved.path}
@@ -288,7 +279,7 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 			return a, nil
 		}
 		// The tag says that it is a part of the same file; the bytes have to say so as well.
-		n := claimChunks(a.good)
+		n := chunksOf(a.good)
 		if err := u.checksums(n); err != nil {
 			return a, err
 		}
@@ -302,24 +293,19 @@ func (u *uploader) prepare(ctx context.Context, p *transfer.Peer) (beginAnswer, 
 	}
 }
 
-func claimChunks(size uint64) int {
-	c := claim{size: size}
-	return int(c.chunks())
-}
-
 // checksums sums up the first n chunks of the file here.
-func (u *uploader) checksums(n int) error {
-	for i := uint64(len(u.sums)); i < uint64(n); i++ {
-		var crc uint32
-		l, err := u.region.Lease()
-		if err == nil {
-			err = guard(u.file, func() { crc = vec.CRC32C(0, l.Bytes()[i*chunkSize:u.end(i)]) })
-			l.Release()
-		}
+func (u *uploader) checksums(n uint64) error {
+	l, err := u.region.Lease()
+	if err != nil {
+		return err
+	}
+	defer l.Release()
+	for i := uint64(len(u.sums)); i < n; i++ {
+		sum, err := u.sum(l.Bytes(), i, u.file)
 		if err != nil {
 			return err
 		}
-		u.sums = append(u.sums, crc)
+		u.sums = append(u.sums, sum)
 	}
 	return nil
 }
