@@ -153,12 +153,14 @@ func (m *moved) add(n uint64, e transfer.Explanation) {
 func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, from uint64, session func(*transfer.Peer), room func(ctx context.Context, from, to uint64) error, verified func(upTo uint64) error) (moved, error) {
 	if c.link == nil {
 		session(c.peer)
-		return pipeline(ctx, windowOf(c.peer), from, region.Len(), func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		var m moved
+		err := pipeline(ctx, windowOf(c.peer), flying, from, region.Len(), &m, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 			if err := room(ctx, off, off+n); err != nil {
 				return nil, err
 			}
 			return c.peer.Get(ctx, []path.Copy{r.At(off, mem.Span{Region: region, Off: off, Len: n})}, transfer.PutOptions{})
 		}, verified)
+		return m, err
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -195,14 +197,14 @@ func (c Conn) get(ctx context.Context, r *transfer.Remote, region *mem.Region, f
 	return m, nil
 }
 
-// pipeline moves the bytes from offset from to size in order, several windows at once.
-func pipeline(ctx context.Context, window, from, size uint64, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) (m moved, err error) {
+// pipeline moves the bytes from offset from to size in order, most windows at once, calls verified with how far they are, and adds them to m before.
+func pipeline(ctx context.Context, window uint64, most int, from, size uint64, m *moved, move func(ctx context.Context, off, n uint64) (*transfer.Transfer, error), verified func(upTo uint64) error) error {
 	type part struct {
 		t     *transfer.Transfer
 		end   uint64
 		began time.Time
 	}
-	depth := sched.Depth{Most: flying}
+	depth := sched.Depth{Most: most}
 	var parts []part
 	ctx, cancel := context.WithCancel(ctx) // ends what is in flight
 	defer func() {
@@ -221,7 +223,7 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 				continue
 			}
 			if err != nil {
-				return m, err
+				return err
 			}
 			next += n
 			parts = append(parts, part{t, next, time.Now()})
@@ -231,15 +233,15 @@ func pipeline(ctx context.Context, window, from, size uint64, move func(ctx cont
 		<-x.t.Done()
 		parts = parts[1:]
 		if err := x.t.Err(); err != nil {
-			return m, cmp.Or(failed, err)
+			return cmp.Or(failed, err)
 		}
 		depth.Ended(time.Since(x.began))
 		m.add(x.t.Bytes(), x.t.Explain())
 		if err := verified(x.end); err != nil {
-			return m, err
+			return err
 		}
 	}
-	return m, cmp.Or(failed, ctx.Err())
+	return cmp.Or(failed, ctx.Err())
 }
 
 // stopped is err, or why ctx ended if that came first: what was under way only says that it was canceled.

@@ -51,7 +51,7 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 	}}
 	err = c.do(ctx, do, x.once)
 	if x.tell != nil {
-		x.tell.close(err == nil, x.path)
+		x.tell.close(err == nil, x.moved.path)
 	}
 	if err != nil {
 		err = stopped(ctx, err)
@@ -60,7 +60,7 @@ func Stream(ctx context.Context, c Conn, name string, w io.Writer, o StreamOptio
 		}
 		return nil, fmt.Errorf("share: stream %q: %w", Printable(name), err)
 	}
-	f := &Fetched{Entry: entryOf(x.was), Moved: x.far, Duration: time.Since(begin), Path: x.path, Proof: x.proof}
+	f := &Fetched{Entry: entryOf(x.was), Moved: x.far, Duration: time.Since(begin), Path: x.moved.path, Proof: x.moved.proof}
 	if x.digest != nil {
 		f.SHA256 = new([32]byte)
 		x.digest.Sum(f.SHA256[:0])
@@ -84,8 +84,7 @@ type streamer struct {
 	memory    *mem.Region
 	far       uint64           // bytes written
 	was       *transfer.Remote // what the first of them were of; nil: nothing was found yet
-	path      string
-	proof     path.Proof
+	moved     moved
 	restarted bool // the other side's process is another one since
 	tell      *teller
 }
@@ -99,7 +98,7 @@ func (x *streamer) once(ctx context.Context, p *transfer.Peer) error {
 			return err
 		}
 		if x.was = r; small != nil {
-			x.path, x.proof = viaControl, path.ProofCRC32C
+			x.moved.path, x.moved.proof = viaControl, path.ProofCRC32C
 			x.report()
 			if len(small.bytes) == 0 {
 				return nil
@@ -121,7 +120,7 @@ func (x *streamer) look(ctx context.Context, p *transfer.Peer) error {
 	if err != nil {
 		return err
 	}
-	if x.was != nil && !sameContent(x.was, r) {
+	if !sameContent(x.was, r) {
 		return ErrChanged
 	}
 	x.was = r
@@ -135,46 +134,24 @@ func (x *streamer) run(ctx context.Context, p *transfer.Peer) error {
 		return err
 	}
 	defer lease.Release()
-	size := x.was.Size()
-	var flying *transfer.Transfer
-	defer func() {
-		if flying != nil { // nothing writes to the memory afterwards
-			flying.Cancel()
-			<-flying.Done()
-		}
-	}()
-	next, half := x.far, uint64(0)
-	var ready mem.Span
-	for x.far < size {
-		if flying == nil && next < size {
-			span := mem.Span{Region: x.memory, Off: half * streamWindow, Len: min(streamWindow, windowOf(p), size-next)}
-			if flying, err = p.Get(ctx, []path.Copy{x.was.At(next, span)}, transfer.PutOptions{}); err != nil {
-				return err
-			}
-			next += span.Len
-			half = 1 - half
-		}
-		if ready.Len > 0 {
-			if err := x.write(ready.Bytes()); err != nil {
-				return err
-			}
-			ready = mem.Span{}
-			continue
-		}
-		t := flying
-		if err := t.Wait(ctx); err != nil {
-			return err
-		}
-		flying = nil
-		e := t.Explain()
-		x.path, x.proof = e.Path, e.Proof
-		ready = mem.Span{Region: x.memory, Off: (1 - half) * streamWindow, Len: t.Bytes()}
+	window := min(streamWindow, windowOf(p))
+	at := func(off uint64) uint64 { return off/window%2*streamWindow + off%window } // in the memory
+	err = pipeline(ctx, window, 2, x.far, x.was.Size(), &x.moved, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		return p.Get(ctx, []path.Copy{x.was.At(off, mem.Span{Region: x.memory, Off: at(off), Len: n})}, transfer.PutOptions{})
+	}, func(upTo uint64) error {
+		return x.write(lease.Bytes()[at(x.far):][:upTo-x.far])
+	})
+	if err != nil {
+		return err
 	}
 	return x.look(ctx, p)
 }
 
 func (x *streamer) write(b []byte) error {
 	n, err := x.w.Write(b)
+	if err == nil && n < len(b) {
+		err = io.ErrShortWrite
+	}
 	if x.digest != nil {
 		x.digest.Write(b[:n])
 	}
@@ -191,6 +168,6 @@ func (x *streamer) write(b []byte) error {
 
 func (x *streamer) report() {
 	if x.o.Progress != nil {
-		x.o.Progress(Progress{Name: x.name, Bytes: x.far, Size: x.was.Size(), Via: x.path})
+		x.o.Progress(Progress{Name: x.name, Bytes: x.far, Size: x.was.Size(), Via: x.moved.path})
 	}
 }

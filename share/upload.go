@@ -197,7 +197,7 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 	if u.size > u.good {
 		var r *transfer.Remote // of the step that is being filled
 		at := uint64(0)
-		m, err := pipeline(ctx, windowOf(p), u.good, u.size, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
+		err := pipeline(ctx, windowOf(p), flying, u.good, u.size, &u.moved, func(ctx context.Context, off, n uint64) (*transfer.Transfer, error) {
 			if step := off / stepSize; r == nil || step != at {
 				var err error
 				if r, err = u.ask(ctx, p, a.id, step); err != nil {
@@ -207,10 +207,6 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 			}
 			return p.Put(ctx, []path.Copy{r.At(off-at*stepSize, mem.Span{Region: u.region, Off: off, Len: n})}, transfer.PutOptions{})
 		}, func(upTo uint64) error { return u.vouch(ctx, p, a.id, upTo) })
-		u.moved.bytes += m.bytes
-		if m.path != "" {
-			u.moved.path, u.moved.proof = m.path, m.proof
-		}
 		if err != nil {
 			return err
 		}
