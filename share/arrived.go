@@ -62,7 +62,7 @@ func (s *Server) serveArrived(ctx context.Context) {
 		}
 		if dir == nil && !s.o.FollowLinks {
 			at = p[:cut]
-			dir, _ = walk(s.root, p, false) // lookNow says why not
+			dir, _ = walk(s.root, p, 0) // lookNow says why not
 		}
 		if dir == nil {
 			s.lookNow(ctx, p)

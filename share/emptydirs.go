@@ -99,12 +99,12 @@ func (s *Server) makeDir(p *transfer.Peer, name string) error {
 	if n >= s.o.MaxFiles {
 		return fmt.Errorf("%w: %d empty directories, at most %d are taken", ErrNoSpace, n, s.o.MaxFiles)
 	}
-	above, err := walk(s.root, at, true)
+	above, err := walk(s.root, at, dirMode)
 	if err != nil {
 		return err
 	}
 	defer above.Close()
-	dir, err := step(above, at[strings.LastIndexByte(at, '/')+1:], true)
+	dir, err := step(above, at[strings.LastIndexByte(at, '/')+1:], dirMode)
 	if err != nil {
 		return err
 	}
@@ -154,7 +154,7 @@ func (m *mirror) directories() {
 		at, err := PathOf(name)
 		if err == nil {
 			var dir *os.Root
-			if dir, err = walk(m.root, at+insideOfDir, true); err == nil {
+			if dir, err = walk(m.root, at+insideOfDir, dirMode); err == nil {
 				err = dir.Close()
 			}
 		}

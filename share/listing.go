@@ -198,7 +198,7 @@ func (s *Server) lookAt(ctx context.Context, p string) {
 		s.refresh(ctx, s.root, p, p)
 		return
 	}
-	dir, err := walk(s.root, p, false)
+	dir, err := walk(s.root, p, 0)
 	if err != nil {
 		s.failed(ctx, p, err)
 		s.looked(ctx, p)

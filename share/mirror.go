@@ -527,7 +527,7 @@ func (m *mirror) delete(name string) MirrorFile {
 		if m.o.DryRun {
 			return nil
 		}
-		dir, err := walk(m.root, f.Path, false)
+		dir, err := walk(m.root, f.Path, 0)
 		if err != nil {
 			return err
 		}

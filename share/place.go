@@ -36,7 +36,7 @@ func outputPlace(output string) (place, error) {
 
 // placeBelow is the place of a path that PathOf made, below a root. Directories that are missing are made.
 func placeBelow(root *os.Root, p, shown string) (place, error) {
-	dir, err := walk(root, p, true)
+	dir, err := walk(root, p, dirMode)
 	if err != nil {
 		return place{}, err
 	}
@@ -48,7 +48,7 @@ func lookBelow(root *os.Root, dir *os.File, p string) (os.FileInfo, error) {
 	if fi, err := sys.LstatBelow(dir, p); err == nil || errors.Is(err, fs.ErrNotExist) {
 		return fi, err
 	}
-	in, err := walk(root, p, false) // which says what is wrong, and works with older kernels
+	in, err := walk(root, p, 0) // which says what is wrong, and works with older kernels
 	if err != nil {
 		return nil, err
 	}
@@ -56,9 +56,9 @@ func lookBelow(root *os.Root, dir *os.File, p string) (os.FileInfo, error) {
 	return in.Lstat(p[strings.LastIndexByte(p, '/')+1:])
 }
 
-// walk opens the directory of the path p below root, without following a symbolic link. Missing directories are an error
-// unless create is set. The caller closes what it returns.
-func walk(root *os.Root, p string, create bool) (*os.Root, error) {
+// walk opens the directory of the path p below root, without following a symbolic link. Missing directories are made with a mode, or an error
+// if that is 0. The caller closes what it returns.
+func walk(root *os.Root, p string, mode fs.FileMode) (*os.Root, error) {
 	dir, err := root.OpenRoot(".")
 	if err != nil {
 		return nil, fmt.Errorf("share: %w", err)
@@ -68,7 +68,7 @@ func walk(root *os.Root, p string, create bool) (*os.Root, error) {
 		if !more {
 			return dir, nil
 		}
-		next, err := step(dir, c, create)
+		next, err := step(dir, c, mode)
 		dir.Close()
 		if err != nil {
 			return nil, err
@@ -77,16 +77,11 @@ func walk(root *os.Root, p string, create bool) (*os.Root, error) {
 	}
 }
 
-// step opens the directory c of dir.
-func step(dir *os.Root, c string, create bool) (*os.Root, error) {
-	if create {
-		return stepMaking(dir, c, 0o777)
-	}
-	return stepMaking(dir, c, 0)
-}
+// dirMode is that of directories of files, less the umask.
+const dirMode = 0o777
 
-// stepMaking opens the directory c of dir, and makes it with a mode unless that is 0.
-func stepMaking(dir *os.Root, c string, mode fs.FileMode) (*os.Root, error) {
+// step opens the directory c of dir, and makes it with a mode unless that is 0.
+func step(dir *os.Root, c string, mode fs.FileMode) (*os.Root, error) {
 	fi, err := dir.Lstat(c)
 	if mode != 0 && errors.Is(err, fs.ErrNotExist) {
 		if err = dir.Mkdir(c, mode); err == nil || errors.Is(err, fs.ErrExist) {

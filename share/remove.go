@@ -183,7 +183,7 @@ func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, erro
 	case n.tag != (Tag{}) && n.tag != tag:
 		return nil, nil, "", fmt.Errorf("%w: %s is another file now", ErrChanged, f.path)
 	}
-	dir, err := walk(s.root, f.path, false)
+	dir, err := walk(s.root, f.path, 0)
 	if err != nil {
 		return nil, nil, "", plainOnly(err)
 	}
@@ -272,7 +272,7 @@ func (s *Server) tidy(dir *os.Root, p string) (*os.Root, string) {
 				return dir, p
 			}
 		}
-		above, err := walk(s.root, p, false)
+		above, err := walk(s.root, p, 0)
 		if err != nil {
 			return dir, p
 		}

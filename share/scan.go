@@ -140,7 +140,7 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 			if linked {
 				next, err = s.root.OpenRoot(p)
 			} else {
-				next, err = step(dir, e.Name(), false)
+				next, err = step(dir, e.Name(), 0)
 			}
 			if err == nil {
 				err = s.scan(ctx, next, p+"/", above, seen)

@@ -296,7 +296,7 @@ func (s *smalls) takeRoom(p *transfer.Peer, key path.Key) *smallRoom {
 
 // batchStage makes a directory for the files of one batch until they are complete, and opens and locks it.
 func (s *Server) batchStage() (stage *os.File, done func(), err error) {
-	dir, err := stepMaking(s.root, stagingDir, stagingMode)
+	dir, err := step(s.root, stagingDir, stagingMode)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -109,7 +109,7 @@ func plus(a, b uint64) uint64 {
 // killed.
 func (s *Server) staged() (st staging, err error) {
 	st.partial = map[string]uint64{}
-	dir, err := stepMaking(s.root, stagingDir, stagingMode)
+	dir, err := step(s.root, stagingDir, stagingMode)
 	if err != nil {
 		return st, err
 	}

@@ -352,7 +352,7 @@ func (up *uploads) stuck(u *upload) bool { return time.Since(u.heard) >= up.idle
 
 // free says whether a file may be made at a path below the root.
 func (s *Server) free(at string, overwrite bool) error {
-	dir, err := walk(s.root, at, false)
+	dir, err := walk(s.root, at, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -443,7 +443,7 @@ func (u *upload) ended() bool { return u.ctx.Err() != nil }
 
 // open prepares the memory that the peer puts into.
 func (u *upload) open() error {
-	dir, err := stepMaking(u.s.root, stagingDir, stagingMode)
+	dir, err := step(u.s.root, stagingDir, stagingMode)
 	if err != nil {
 		return err
 	}
