@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -331,6 +332,25 @@ func TestStreamOfChangedContent(t *testing.T) {
 		}})
 		if !errors.Is(err, ErrChanged) || !strings.Contains(err.Error(), fmt.Sprintf("after %d of %d bytes", b.Len(), len(old))) || !bytes.HasPrefix(old, b.Bytes()) {
 			t.Errorf("%d bytes were written: %v", b.Len(), err)
+		}
+	}
+}
+
+// shortWriter takes a part of what it is given, without an error.
+type shortWriter struct{}
+
+func (shortWriter) Write(b []byte) (int, error) { return len(b) / 2, nil }
+
+// TestStreamToShortWriter: what a writer does not take is an error, whether the bytes come in an answer or by a path.
+func TestStreamToShortWriter(t *testing.T) {
+	root := t.TempDir()
+	write(t, filepath.Join(root, "x"), randomBytes(1, 3*streamWindow))
+	write(t, filepath.Join(root, "small"), randomBytes(1, 1000))
+	s := serve(t, Options{Root: root})
+	for name, taken := range map[string]int{"x": streamWindow / 2, "small": 500} {
+		_, err := Stream(testCtx(t), s.c, name, shortWriter{}, StreamOptions{})
+		if !errors.Is(err, io.ErrShortWrite) || !strings.Contains(err.Error(), fmt.Sprintf("after %d of", taken)) {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 }
