@@ -1,13 +1,13 @@
 package share
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"slices"
 	"strconv"
-	"sync"
 	"sync/atomic"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -27,14 +27,11 @@ const (
 
 // batches fetches small files, and returns those that are to be fetched by themselves.
 type batches struct {
+	batched[listed]
 	m      *mirror
 	stage  *os.Root // batchDir
 	from   *os.File // stage
 	staged atomic.Uint64
-	off    atomic.Bool // the other side answers no calls of statService
-
-	mu     sync.Mutex // guards single
-	single []listed
 }
 
 // small brings names of small files up to date.
@@ -45,13 +42,7 @@ func (m *mirror) small(ctx context.Context, todo *pages) {
 		return
 	}
 	defer b.close()
-	inBatches(ctx, todo.batches(ctx), fetchesAtOnce, func(es []listed, region *mem.Region) {
-		if region == nil || b.off.Load() {
-			b.alone(es...)
-		} else {
-			b.bring(ctx, es, region)
-		}
-	})
+	b.run(ctx, todo.batches(ctx), fetchesAtOnce, func(es []listed, region *mem.Region) { b.bring(ctx, es, region) })
 	m.each(ctx, slices.Values(b.single), smallAtOnce)
 }
 
@@ -88,13 +79,6 @@ func (b *batches) close() {
 	b.m.root.RemoveAll(batchDir)
 }
 
-// alone leaves names to be fetched by themselves.
-func (b *batches) alone(es ...listed) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.single = append(b.single, es...)
-}
-
 // unmade leaves files that were begun, and not made, to be fetched by themselves. Until then, and if that does not come, a file of the
 // user's under such a name is not taken for one that a mirror made.
 func (b *batches) unmade(items ...*item) {
@@ -107,9 +91,10 @@ func (b *batches) unmade(items ...*item) {
 // item is a file of a batch.
 type item struct {
 	*task
-	span mem.Span
-	base string // in batchDir
-	stat stat
+	span  mem.Span
+	moved bool
+	base  string // in batchDir
+	stat  stat
 }
 
 // bring brings the names of one batch up to date, with memory for their bytes.
@@ -132,14 +117,8 @@ func (b *batches) bring(ctx context.Context, es []listed, region *mem.Region) {
 		return
 	}
 	fetched, err := b.fetch(ctx, items)
-	switch {
-	case ctx.Err() != nil:
-		b.unmade(items...)
-		return
-	case isAway(err):
+	if err = cmp.Or(err, ctx.Err()); err != nil {
 		b.m.lost(err)
-		fallthrough
-	case err != nil:
 		if errors.Is(err, control.Unsupported) {
 			b.off.Store(true)
 		}
@@ -176,24 +155,19 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 			return err
 		}
 		var copies []path.Copy
-		var have []*item // of which there are bytes to move
 		for i, x := range items {
 			r := remotes[i]
-			if x.span.Len > 0 && r != nil && r.Tag == x.e.Tag {
-				copies, have = append(copies, r.At(0, x.span)), append(have, x)
+			x.moved = x.span.Len == 0 || r != nil && r.Tag == x.e.Tag
+			if x.moved && x.span.Len > 0 {
+				copies = append(copies, r.At(0, x.span))
 			}
 		}
 		via := "control" // of files without bytes
 		if len(copies) > 0 {
 			t, err := p.Get(ctx, copies, transfer.PutOptions{})
-			if err == nil {
-				err = t.Wait(ctx)
-				<-t.Done() // nothing writes to the memory any more
-			}
-			if err != nil {
+			if via, err = ended(ctx, t, err); err != nil {
 				return err
 			}
-			via = t.Explain().Path
 		}
 		stats, err := askStat(ctx, p, via, names)
 		if err != nil {
@@ -201,12 +175,8 @@ func (b *batches) fetch(ctx context.Context, items []*item) (fetched []*item, er
 		}
 		fetched = fetched[:0]
 		for i, x := range items {
-			moved := x.span.Len == 0 || len(have) > 0 && have[0] == x
-			if moved && x.span.Len > 0 {
-				have = have[1:]
-			}
 			x.stat = stats[i]
-			if x.stat.same = x.stat.same && moved; x.stat.same {
+			if x.stat.same = x.stat.same && x.moved; x.stat.same {
 				fetched = append(fetched, x)
 			}
 		}
@@ -279,7 +249,8 @@ func (b *batches) rename(x *item, at place, dir *os.File) error {
 	from, base := b.from, x.base
 	if x.e.to != "" {
 		from, base = dir, newLink
-		if err := makeLink(x.e.to, at); err != nil {
+		at.dir.Remove(newLink) // of a mirror that was killed
+		if err := at.dir.Symlink(x.e.to, newLink); err != nil {
 			return err
 		}
 	}

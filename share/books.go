@@ -1,8 +1,11 @@
 package share
 
 import (
+	"errors"
 	"math"
 	"sync"
+
+	"github.com/penstock-io/penstock/transfer"
 )
 
 // books are those of a Mirror or an UploadTree: what became of each file, and how far they are.
@@ -23,8 +26,20 @@ func newBooks(progress func(MirrorProgress), file func(MirrorFile)) books {
 	return books{onProgress: progress, onFile: file, flying: map[string]uint64{}, files: map[MirrorAction]int{}}
 }
 
-// lost notes that the other side is taken to be gone.
+// isAway reports whether an error says that there is no other side any more, and that it was waited for long enough.
+func isAway(err error) bool {
+	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
+}
+
+// lost notes that the other side is taken to be gone, if an error says so.
 func (b *books) lost(err error) {
+	if isAway(err) {
+		b.stop(err)
+	}
+}
+
+// stop has files that are not begun fail with an error.
+func (b *books) stop(err error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.away = err

@@ -52,6 +52,23 @@ func (c Conn) do(ctx context.Context, o transfer.DoOptions, f func(ctx context.C
 	return errors.New("share: Conn is the zero value: use Over or OverLink")
 }
 
+// ready begins to set up the path that bytes are going to take, and returns what ends the wait for it. What goes wrong is for the bytes to say.
+func (c Conn) ready(ctx context.Context) (end func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+			p.Ready(ctx, "")
+			return nil
+		})
+	}()
+	return func() {
+		cancel()
+		<-over
+	}
+}
+
 // List is the catalog of the other node: what begins with prefix, in the order of the names' bytes. The names are whatever
 // the other side says: see PathOf and Printable.
 func List(ctx context.Context, c Conn, prefix string) ([]Entry, error) {

@@ -87,15 +87,15 @@ func (s *Server) makeDir(p *transfer.Peer, name string) error {
 	}
 	s.work.Lock()
 	defer s.work.Unlock()
-	s.mu.Lock()
-	n, closed := len(s.empty), s.closed
-	s.mu.Unlock()
-	if closed {
+	if s.ctx.Err() != nil {
 		return ErrClosed
 	}
 	if fi, err := lookBelow(s.root, s.dir, at); err == nil && fi.IsDir() {
 		return nil
 	}
+	s.mu.Lock()
+	n := len(s.empty)
+	s.mu.Unlock()
 	if n >= s.o.MaxFiles {
 		return fmt.Errorf("%w: %d empty directories, at most %d are taken", ErrNoSpace, n, s.o.MaxFiles)
 	}
@@ -177,9 +177,7 @@ func (t *tree) directories(ctx context.Context) {
 		if err == nil || ctx.Err() != nil {
 			return
 		}
-		if isAway(err) {
-			t.lost(err)
-		}
+		t.lost(err)
 		f.Action, f.Err = MirrorFailed, fmt.Errorf("share: make the directory %q: %w", Printable(f.Name), err)
 		t.mu.Lock()
 		t.progress.Files++

@@ -98,7 +98,7 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 		return nil, fmt.Errorf("%w: fetch %q: %d bytes, expected at most %d", ErrNoSpace, Printable(name), r.Size(), o.MaxSize)
 	}
 	if w == nil && !r.Peer.SameHost() { // the path is set up meanwhile; on one machine that takes no time, and files come by another one than memory
-		defer begin(ctx, r.Peer)()
+		defer c.ready(ctx)()
 	}
 	p, err := openPartial(ctx, at, claim{name, r.Size(), r.Tag}, !o.NoResume, true)
 	if err != nil {
@@ -147,20 +147,6 @@ func fetch(ctx context.Context, c Conn, name string, at place, o FetchOptions, m
 	}
 	f.Duration = time.Since(began)
 	return f, nil
-}
-
-// begin begins to set up the path that bytes are going to take, and returns what ends the wait for it.
-func begin(ctx context.Context, p *transfer.Peer) (end func()) {
-	ctx, cancel := context.WithCancel(ctx)
-	over := make(chan struct{})
-	go func() {
-		defer close(over)
-		p.Ready(ctx, "") // the transfer reports the error
-	}()
-	return func() {
-		cancel()
-		<-over
-	}
 }
 
 // bring moves what is missing into the partial file by a path, checks that it is one content, and asks what the file is like.

@@ -186,9 +186,3 @@ func (m *mirror) makeLinks(ctx context.Context) {
 		b.place(items, m.begin(begun...))
 	}
 }
-
-// makeLink makes a link in the directory of a place, where rename finds it.
-func makeLink(to string, at place) error {
-	at.dir.Remove(newLink) // of a mirror that was killed
-	return at.dir.Symlink(to, newLink)
-}

@@ -1,6 +1,7 @@
 package share
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,6 @@ import (
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/internal/sys"
-	"github.com/penstock-io/penstock/transfer"
 )
 
 // MirrorOptions say what is mirrored. The zero value mirrors everything and deletes nothing.
@@ -121,12 +121,7 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	defer ahead.Wait()
 	defer cancel()
 	if _, err := os.Lstat(filepath.Join(dir, recordName)); errors.Is(err, fs.ErrNotExist) && !o.DryRun { // so there are files to fetch
-		ahead.Go(func() {
-			c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-				p.Ready(ctx, "") // the first Get says what is wrong, and whether to wait for another session
-				return nil
-			})
-		})
+		defer c.ready(ctx)()
 	}
 	names, end, err := listing(ctx, c, o.Prefix)
 	if err != nil {
@@ -172,16 +167,16 @@ func Mirror(ctx context.Context, c Conn, dir string, o MirrorOptions) (*Mirrored
 	if o.MaxBytes > 0 && m.progress.Bytes > o.MaxBytes {
 		return nil, fmt.Errorf("%w: mirror: %d bytes, expected at most %d", ErrNoSpace, m.progress.Bytes, o.MaxBytes)
 	}
-	all, small, large := m.queues()
-	list := [3]*pages{m.pages(ctx, all), m.pages(ctx, small), m.pages(ctx, large)}
-	for _, ps := range list {
-		ahead.Go(ps.wg.Wait)
+	small, large := []int(nil), m.todo
+	if o.Parallel == 0 {
+		small, large = bySize(m.todo, func(i int) uint64 { return names[i].Size })
 	}
+	smallPages, largePages := m.pages(ctx, &ahead, small), m.pages(ctx, &ahead, large)
 	if err := m.ask(ctx, end); err != nil {
 		return nil, err
 	}
 	m.leave(there)
-	m.run(ctx, list)
+	m.run(ctx, smallPages, largePages)
 	m.makeLinks(ctx)
 	m.sum.Fetched, m.sum.Skipped, m.sum.Failed, m.sum.Deleted = m.files[MirrorFetched], m.files[MirrorSkipped], m.files[MirrorFailed], m.files[MirrorDeleted]
 	m.sum.Moved, m.sum.Failures, m.sum.Duration = m.moved, m.failures, time.Since(begin)
@@ -295,21 +290,6 @@ func (m *mirror) leave(there map[string]bool) {
 	slices.Sort(m.stale)
 }
 
-// queues are what is to be had: all in one queue, or small and large files apart.
-func (m *mirror) queues() (all, small, large []int) {
-	if m.o.Parallel > 0 {
-		return m.todo, nil, nil
-	}
-	for _, i := range m.todo {
-		if m.names[i].Size <= smallFile {
-			small = append(small, i)
-		} else {
-			large = append(large, i)
-		}
-	}
-	return nil, small, large
-}
-
 func insideAnother(name string, there map[string]bool) bool {
 	for i := range len(name) {
 		if name[i] == '/' && there[name[:i]] {
@@ -319,8 +299,8 @@ func insideAnother(name string, there map[string]bool) bool {
 	return false
 }
 
-// run deletes and fetches: what the pages of queues have.
-func (m *mirror) run(ctx context.Context, list [3]*pages) {
+// run deletes and fetches.
+func (m *mirror) run(ctx context.Context, small, large *pages) {
 	// What is gone goes first: it may be in the way ("a" was a file and is a directory now).
 	for _, name := range m.stale {
 		if ctx.Err() != nil {
@@ -331,13 +311,11 @@ func (m *mirror) run(ctx context.Context, list [3]*pages) {
 	if !m.o.DryRun {
 		m.directories()
 	}
-	if m.o.Parallel > 0 { // a dry run, too: it leaves the batches of a mirror that is under way alone
-		m.each(ctx, list[0].one(ctx), m.o.Parallel)
-		return
-	}
 	var wg sync.WaitGroup
-	wg.Go(func() { m.each(ctx, list[2].one(ctx), largeAtOnce) })
-	m.small(ctx, list[1])
+	wg.Go(func() { m.each(ctx, large.one(ctx), cmp.Or(m.o.Parallel, largeAtOnce)) })
+	if m.o.Parallel == 0 { // a dry run has it set, and leaves the batches of a mirror that is under way alone
+		m.small(ctx, small)
+	}
 	wg.Wait()
 }
 
@@ -449,9 +427,7 @@ func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 	if t.look {
 		switch same, err := m.alike(ctx, t); {
 		case err != nil:
-			if isAway(err) {
-				m.lost(err)
-			}
+			m.lost(err)
 			return t.fail(err)
 		case same:
 			t.Action, t.Moved = MirrorSkipped, 0
@@ -475,10 +451,8 @@ func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 		o.MaxSize = e.Size // what was counted
 	}
 	got, err := fetch(ctx, m.c, e.Name, at, o, func() error { return t.undisturbed(at) })
-	if isAway(err) {
-		m.lost(err)
-	}
 	if err != nil {
+		m.lost(err)
 		return t.fail(errors.Join(err, m.notMade(e.Name, t.Path)))
 	}
 	err = m.like(ctx, got, at)
@@ -495,11 +469,6 @@ func (m *mirror) one(ctx context.Context, e listed) MirrorFile {
 
 func errNotOurs(p string) error {
 	return fmt.Errorf("%w: %s was not made by an earlier mirror, or was changed since", ErrExists, p)
-}
-
-// isAway reports whether an error says that there is no other side any more, and that it was waited for long enough.
-func isAway(err error) bool {
-	return errors.Is(err, transfer.ErrPeerLost) || errors.Is(err, transfer.ErrNoSession)
 }
 
 // look is what is at a path below the directory.

@@ -28,7 +28,6 @@ type listed struct {
 type pages struct {
 	m     *mirror
 	ready chan chan page
-	wg    sync.WaitGroup
 }
 
 type page struct {
@@ -36,13 +35,13 @@ type page struct {
 	err   error // why nothing is known of them
 }
 
-// pages begins to ask for names, which are at these places of m.names. The caller ends ctx in any case, and waits for the WaitGroup then.
-func (m *mirror) pages(ctx context.Context, todo []int) *pages {
+// pages begins to ask for names, which are at these places of m.names. The caller ends ctx in any case, and waits for wg then.
+func (m *mirror) pages(ctx context.Context, wg *sync.WaitGroup, todo []int) *pages {
 	ps := &pages{m: m, ready: make(chan chan page, pagesAhead)}
 	// TCP sends little at first, so the first page is asked for alone: it comes soonest then.
 	may := make(chan struct{}, pagesAhead)
 	may <- struct{}{}
-	ps.wg.Go(func() {
+	wg.Go(func() {
 		defer close(ps.ready)
 		for len(todo) > 0 {
 			n := 1
@@ -61,7 +60,7 @@ func (m *mirror) pages(ctx context.Context, todo []int) *pages {
 			case <-ctx.Done():
 				return
 			}
-			ps.wg.Go(func() {
+			wg.Go(func() {
 				answer <- m.page(ctx, these)
 				for range 2 {
 					select {
@@ -88,25 +87,25 @@ func (m *mirror) page(ctx context.Context, todo []int) page {
 }
 
 // each gives out the pages, as they come. Names of which nothing is known have failed.
-func (ps *pages) each(ctx context.Context, yield func([]listed) bool) {
-	for answer := range ps.ready {
-		p := <-answer
-		if p.err == nil {
-			if !yield(p.names) {
+func (ps *pages) each(ctx context.Context) iter.Seq[[]listed] {
+	return func(yield func([]listed) bool) {
+		for answer := range ps.ready {
+			p := <-answer
+			if p.err == nil {
+				if !yield(p.names) {
+					return
+				}
+				continue
+			}
+			if ctx.Err() != nil {
 				return
 			}
-			continue
-		}
-		if ctx.Err() != nil {
-			return
-		}
-		if isAway(p.err) {
 			ps.m.lost(p.err)
-		}
-		for _, e := range p.names {
-			t := task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size}, e: e}
-			t.Path, _ = PathOf(e.Name) // "": it has none
-			ps.m.done(t.fail(p.err), true)
+			for _, e := range p.names {
+				t := task{MirrorFile: MirrorFile{Name: e.Name, Size: e.Size}, e: e}
+				t.Path, _ = PathOf(e.Name) // "": it has none
+				ps.m.done(t.fail(p.err), true)
+			}
 		}
 	}
 }
@@ -114,28 +113,26 @@ func (ps *pages) each(ctx context.Context, yield func([]listed) bool) {
 // one gives out the names of the pages.
 func (ps *pages) one(ctx context.Context) iter.Seq[listed] {
 	return func(yield func(listed) bool) {
-		ps.each(ctx, func(names []listed) bool {
+		for names := range ps.each(ctx) {
 			for _, e := range names {
 				if !yield(e) {
-					return false
+					return
 				}
 			}
-			return true
-		})
+		}
 	}
 }
 
 // batches gives out the names of the pages by batches.
 func (ps *pages) batches(ctx context.Context) iter.Seq[[]listed] {
 	return func(yield func([]listed) bool) {
-		ps.each(ctx, func(names []listed) bool {
+		for names := range ps.each(ctx) {
 			for batch := range cut(names, batchOf) {
 				if !yield(batch) {
-					return false
+					return
 				}
 			}
-			return true
-		})
+		}
 	}
 }
 

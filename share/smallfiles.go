@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/transfer"
 )
 
 // What a small file takes is round trips and syncs, so many are moved, written and synced in one batch.
@@ -70,29 +72,68 @@ func forWriters[T any](batch []T) iter.Seq[[]T] {
 	return slices.Chunk(batch, max(1, (len(batch)+writersAtOnce-1)/writersAtOnce))
 }
 
-// inBatches calls f with batches, some at once, until ctx ends. Each has memory for its bytes, or none if there is no memory.
-func inBatches[T any](ctx context.Context, batches iter.Seq[[]T], atOnce int, f func([]T, *mem.Region)) {
-	work := make(chan []T)
-	var wg sync.WaitGroup
-	for range atOnce {
-		wg.Go(func() {
-			region, err := mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
-			if err == nil {
-				defer region.Close()
-			}
-			for batch := range work {
-				f(batch, region)
-			}
-		})
-	}
-	for batch := range batches {
-		if ctx.Err() != nil {
-			break
+// bySize parts small files from large ones.
+func bySize[T any](all []T, size func(T) uint64) (small, large []T) {
+	for _, x := range all {
+		if size(x) <= smallFile {
+			small = append(small, x)
+		} else {
+			large = append(large, x)
 		}
-		work <- batch
 	}
-	close(work)
-	wg.Wait()
+	return small, large
+}
+
+// batched moves small files by batches, and keeps those that are to be moved by themselves.
+type batched[T any] struct {
+	off atomic.Bool // the other side knows no batches
+
+	mu     sync.Mutex // guards single
+	single []T
+}
+
+// alone leaves files to be moved by themselves.
+func (b *batched[T]) alone(files ...T) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.single = append(b.single, files...)
+}
+
+// run calls f with batches, some at once, until ctx ends. Each has memory for its bytes; where there is none, its files are left.
+func (b *batched[T]) run(ctx context.Context, batches iter.Seq[[]T], atOnce int, f func([]T, *mem.Region)) {
+	regions := make(chan *mem.Region, atOnce) // that no batch uses
+	several(ctx, batches, atOnce, func(batch []T) {
+		var region *mem.Region
+		select {
+		case region = <-regions:
+		default:
+			region, _ = mem.Alloc(mem.Options{Name: "small files", Size: batchBytes, Lazy: true})
+		}
+		if region == nil || b.off.Load() {
+			b.alone(batch...)
+		} else {
+			f(batch, region)
+		}
+		if region != nil {
+			regions <- region
+		}
+	})
+	close(regions)
+	for region := range regions {
+		region.Close()
+	}
+}
+
+// ended waits for a transfer that began without an error, and says which path it took. Nothing reads or writes the memory any more then.
+func ended(ctx context.Context, t *transfer.Transfer, err error) (via string, _ error) {
+	if err == nil {
+		err = t.Wait(ctx)
+		<-t.Done()
+	}
+	if err != nil {
+		return "", err
+	}
+	return t.Explain().Path, nil
 }
 
 // directories opens those of paths below a root one after another, and syncs each once when it is left.

@@ -215,14 +215,7 @@ func (t *tree) run(ctx context.Context) {
 		t.each(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
 		return
 	}
-	var small, large []MirrorFile
-	for _, f := range t.todo {
-		if f.Size <= smallFile {
-			small = append(small, f)
-		} else {
-			large = append(large, f)
-		}
-	}
+	small, large := bySize(t.todo, func(f MirrorFile) uint64 { return f.Size })
 	var wg sync.WaitGroup
 	wg.Go(func() { t.each(ctx, large, largeAtOnce) })
 	if t.o.Digest || t.o.NoResume { // for each file by itself
@@ -263,7 +256,7 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 	}
 	if err != nil {
 		if isAway(err) || errors.Is(err, control.Unsupported) {
-			t.lost(err)
+			t.stop(err)
 		}
 		f.Action, f.Err = MirrorFailed, err
 		return f
@@ -279,7 +272,7 @@ func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
 func (t *tree) dryRun(ctx context.Context) {
 	there, err := t.names(ctx)
 	if err != nil {
-		t.lost(err)
+		t.stop(err)
 	}
 	files := make([]*MirrorFile, len(t.todo))
 	for i := range t.todo {

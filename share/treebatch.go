@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 	"unicode/utf8"
 
@@ -20,11 +19,10 @@ import (
 
 // putBatches uploads small files by batches, and keeps those that are to be uploaded by themselves.
 type putBatches struct {
-	t   *tree
-	off atomic.Bool // the other side takes no batches
+	batched[MirrorFile]
+	t *tree
 
-	mu      sync.Mutex // guards what follows
-	single  []MirrorFile
+	// The mutex of batched guards what follows.
 	waiting int        // batches that are not begun
 	rooms   []heldRoom // that take the next batch
 	kept    int        // of rooms, and of those that will be when the batch that they have is dealt with
@@ -40,28 +38,12 @@ type heldRoom struct {
 func (t *tree) small(ctx context.Context, todo []MirrorFile) {
 	batches := slices.Collect(cut(todo, putBatchOf))
 	b := &putBatches{t: t, waiting: len(batches)}
+	if len(batches) > 0 {
+		defer t.c.ready(ctx)()
+	}
+	b.run(ctx, slices.Values(batches), putsAtOnce, func(fs []MirrorFile, region *mem.Region) { b.put(ctx, fs, region) })
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	ahead, cancel := context.WithCancel(ctx)
-	defer cancel()
-	if len(batches) > 0 {
-		wg.Go(func() {
-			t.c.do(ahead, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-				p.Ready(ctx, "") // the first put says what is wrong, and whether to wait for another session
-				return nil
-			})
-		})
-	}
-	inBatches(ctx, slices.Values(batches), putsAtOnce, func(fs []MirrorFile, region *mem.Region) {
-		b.mu.Lock()
-		b.waiting--
-		b.mu.Unlock()
-		if region == nil || b.off.Load() {
-			b.alone(fs...)
-		} else {
-			b.put(ctx, fs, region)
-		}
-	})
 	wg.Go(func() { b.endRooms(ctx) })
 	t.each(ctx, b.single, smallUploadsAtOnce)
 }
@@ -137,14 +119,11 @@ func putBatchOf(files []MirrorFile) (n int) {
 	return n
 }
 
-func (b *putBatches) alone(files ...MirrorFile) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.single = append(b.single, files...)
-}
-
 // put uploads one batch, whose bytes go through a region.
 func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Region) {
+	b.mu.Lock()
+	b.waiting--
+	b.mu.Unlock()
 	lease, err := region.Lease()
 	if err != nil {
 		b.alone(files...)
@@ -170,12 +149,11 @@ func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Re
 		return
 	}
 	verdicts, err := b.send(ctx, &r, mem.Span{Region: region, Len: size})
-	switch {
-	case ctx.Err() != nil:
+	if ctx.Err() != nil {
 		return
-	case isAway(err):
-		b.t.lost(err)
-	case errors.Is(err, control.Unsupported):
+	}
+	b.t.lost(err)
+	if errors.Is(err, control.Unsupported) {
 		b.off.Store(true)
 	}
 	for i, f := range taken {
@@ -215,14 +193,10 @@ func (b *putBatches) send(ctx context.Context, r *smallRequest, bytes mem.Span) 
 		r.key, r.via = room.Key, viaControl // of files without bytes
 		if bytes.Len > 0 {
 			t, err := p.Put(ctx, []path.Copy{p.Import(room.Desc).At(0, bytes)}, transfer.PutOptions{})
-			if err == nil {
-				err = t.Wait(ctx)
-				<-t.Done() // nothing reads the memory any more
-			}
-			if err != nil {
+			if r.via, err = ended(ctx, t, err); err != nil {
 				return err
 			}
-			if r.via = t.Explain().Path; len(r.via) > maxVia {
+			if len(r.via) > maxVia {
 				r.via = ""
 			}
 		}
