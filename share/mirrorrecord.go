@@ -27,7 +27,6 @@ const (
 )
 
 func (m *mirror) openRecord() error {
-	m.record, m.begun = map[string]mirrored{}, map[string]mirrored{}
 	if m.o.DryRun {
 		f, err := openPlain(m.root, recordName, os.O_RDONLY, false)
 		if errors.Is(err, fs.ErrNotExist) {

@@ -189,7 +189,7 @@ func (p *partial) prepare(ctx context.Context, resume bool) error {
 func (p *partial) reserve() error {
 	has, err := sys.AllocatedSize(int(p.data.Fd()))
 	if err == nil {
-		err = roomFor(p.data, p.shown, p.size-min(has, p.size), 0)
+		err = roomFor(p.data, p.shown, p.size-min(has, p.size), &Options{KeepFree: KeepNoneFree})
 	}
 	if err == nil {
 		err = spaceError(p.shown, p.data.Truncate(int64(p.size)))
@@ -245,10 +245,11 @@ func (p *partial) zero(ctx context.Context, to uint64) error {
 	return nil
 }
 
-// roomFor refuses to take so many bytes more of the disk that holds f that it would have less than keep left: before a file system
+// roomFor refuses to take so many bytes more of the disk that holds f that it would have less left than uploads leave free: before a file system
 // takes all that it has for a size that cannot be. One that says that it has no size at all (ramfs) is not asked.
-func roomFor(f *os.File, shown string, bytes, keep uint64) error {
+func roomFor(f *os.File, shown string, bytes uint64, o *Options) error {
 	free, total, err := sys.DiskSpace(f)
+	keep := o.keepFree(total)
 	if err != nil || total == 0 || bytes == 0 || bytes <= free && free-bytes >= keep {
 		return nil
 	}

@@ -57,14 +57,6 @@ func lockDir(dir *os.Root, base string) (*os.File, error) {
 	return f, err
 }
 
-func (s *Server) keepFree(f *os.File) uint64 {
-	_, total, err := sys.DiskSpace(f)
-	if err != nil {
-		return s.o.keepFree(math.MaxUint64)
-	}
-	return s.o.keepFree(total)
-}
-
 // quota checks the bounds of what uploads may bring the share to: files that are there and partial ones count with their bytes, uploads
 // under way with those that were announced. name is that of the partial upload that this one goes on with; "": of none. s.uploads.mu is held.
 func (s *Server) quota(st staging, name string, size uint64) error {

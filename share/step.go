@@ -61,7 +61,7 @@ func (u *upload) makeStep(n uint64) (*uploadStep, error) {
 	up, from, size := &u.s.uploads, n*stepSize, u.stepLen(n)
 	done := false
 	up.disk.Lock() // what one takes is seen by the next
-	err := roomFor(u.p.data, u.p.shown, from+size-min(from+size, u.p.filled), u.s.keepFree(u.p.data))
+	err := roomFor(u.p.data, u.p.shown, from+size-min(from+size, u.p.filled), &u.s.o)
 	if err == nil {
 		done, err = u.p.fallocate(min(from, u.p.filled), from+size) // no holes: they would not be counted
 	}
