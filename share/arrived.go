@@ -70,10 +70,9 @@ func (s *Server) serveArrived(ctx context.Context) {
 		}
 		s.work.Lock()
 		s.mu.Lock()
-		closed := s.closed
 		_, waits := s.arrived[p] // else another request has had it looked at
 		s.mu.Unlock()
-		if !closed && waits {
+		if waits && s.ctx.Err() == nil {
 			s.refresh(ctx, dir, p[cut:], p)
 		}
 		s.work.Unlock()

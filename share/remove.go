@@ -171,10 +171,10 @@ func (s *Server) takeAway(n statName, dry bool) (*served, *os.Root, string, erro
 	s.work.Lock()
 	defer s.work.Unlock()
 	s.mu.Lock()
-	f, tag, closed := s.names[n.name].of, s.names[n.name].tag, s.closed
+	f, tag := s.names[n.name].of, s.names[n.name].tag
 	s.mu.Unlock()
 	switch {
-	case closed:
+	case s.ctx.Err() != nil:
 		return nil, nil, "", ErrClosed
 	case f == nil:
 		return nil, nil, "", control.Errorf(control.NotFound, "no file is served under the name %q", Printable(n.name))

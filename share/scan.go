@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"log/slog"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -22,11 +24,10 @@ func (s *Server) Rescan(ctx context.Context) error {
 	}
 	s.work.Lock()
 	defer s.work.Unlock()
-	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
+	if s.ctx.Err() != nil {
 		return ErrClosed
 	}
+	s.mu.Lock()
 	s.skipping, s.skips, s.found = map[string]string{}, 0, lackNothing
 	s.emptying, s.linking = map[string]bool{}, nil
 	s.mu.Unlock()
@@ -49,19 +50,11 @@ func (s *Server) Rescan(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	var unseen []string
-	for p := range s.files {
-		if !seen[p] {
-			unseen = append(unseen, p)
-		}
-	}
-	for p := range s.unserved {
-		if !seen[p] {
-			unseen = append(unseen, p)
-		}
-	}
-	for p := range s.arrived {
-		if !seen[p] {
-			unseen = append(unseen, p)
+	for _, paths := range []iter.Seq[string]{maps.Keys(s.files), maps.Keys(s.unserved), maps.Keys(s.arrived)} {
+		for p := range paths {
+			if !seen[p] {
+				unseen = append(unseen, p)
+			}
 		}
 	}
 	s.mu.Unlock()

@@ -122,7 +122,7 @@ type Server struct {
 	access  accesses
 	watch   *watch // nil: every scan is made
 
-	work sync.Mutex // held while files are opened, exported and dropped; before mu
+	work sync.Mutex // held while files are opened, exported and dropped, which nothing does after the end of ctx; before mu
 
 	scanned chan struct{} // closed at the end of the first scan
 
@@ -400,10 +400,7 @@ func (s *Server) lookedUp(ctx context.Context, name string) {
 func (s *Server) lookNow(ctx context.Context, p string) {
 	s.work.Lock()
 	defer s.work.Unlock()
-	s.mu.Lock()
-	closed := s.closed
-	s.mu.Unlock()
-	if !closed {
+	if s.ctx.Err() == nil {
 		s.lookAt(ctx, p)
 	}
 }
