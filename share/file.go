@@ -103,7 +103,7 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 	}
 	var err error
 	if old == nil && files >= s.o.MaxFiles {
-		err = &errFull{s.o.MaxFiles}
+		err = &notServed{lackMore, fmt.Sprintf("more than %d files: see Options.MaxFiles", s.o.MaxFiles)}
 	}
 	var f *os.File
 	var fi os.FileInfo
@@ -123,13 +123,13 @@ func (s *Server) refresh(ctx context.Context, dir *os.Root, base, p string) {
 func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, old *served) error {
 	id := idOf(fi)
 	if why := unfit(p); why != "" {
-		return unservable(why)
+		return &notServed{lackNothing, why}
 	}
 	s.mu.Lock()
 	taken := s.names[p].of
 	s.mu.Unlock()
 	if taken != old {
-		return unservable(fmt.Sprintf("its name is that of %s", taken.path))
+		return &notServed{lackNothing, "its name is that of " + taken.path}
 	}
 	var err error
 	x := &served{path: p, id: id, mode: fi.Mode().Perm(), tag: id.tag()}

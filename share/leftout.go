@@ -63,22 +63,14 @@ func parseLeftOut(b []byte) (list []Skipped, total int, err error) {
 // where it gets long; total counts all. Of a node without a share, there are none.
 func LeftOut(ctx context.Context, c Conn, prefix string) (list []Skipped, total int, err error) {
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-		list, total, err = askLeftOut(ctx, p, prefix)
+		b, err := p.Call(ctx, leftOutService, []byte(prefix))
+		if err == nil {
+			list, total, err = parseLeftOut(b)
+		}
 		return err
 	})
-	if err != nil {
+	if err != nil && !errors.Is(err, control.Unsupported) {
 		return nil, 0, fmt.Errorf("share: what is left out: %w", err)
 	}
 	return list, total, nil
-}
-
-func askLeftOut(ctx context.Context, p *transfer.Peer, prefix string) (list []Skipped, total int, err error) {
-	b, err := p.Call(ctx, leftOutService, []byte(prefix))
-	if errors.Is(err, control.Unsupported) {
-		return nil, 0, nil
-	}
-	if err != nil {
-		return nil, 0, err
-	}
-	return parseLeftOut(b)
 }

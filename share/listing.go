@@ -87,8 +87,13 @@ func (s *Server) listed(ctx context.Context, _ *transfer.Peer, b []byte) ([]byte
 	return binary.BigEndian.AppendUint64([]byte{byte(l)}, s.lacked), nil
 }
 
-// leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise.
+// leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise: unless they lack nothing,
+// because it is left out by its nature.
 func (s *Server) leftOut(p string, err error, why lack) {
+	if why == lackNothing {
+		s.skip(p, err.Error())
+		return
+	}
 	s.leaveOut(slog.LevelWarn, p, err.Error())
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -110,11 +115,7 @@ func (f *served) omit(tensor string, err error, why lack) {
 // recount counts what is left out of a file: at each scan, until the file changes or goes.
 func (s *Server) recount(f *served) {
 	for _, o := range f.omitted {
-		if o.why == lackNothing {
-			s.skip(o.path, o.err.Error())
-		} else {
-			s.leftOut(o.path, o.err, o.why)
-		}
+		s.leftOut(o.path, o.err, o.why)
 	}
 }
 
@@ -158,15 +159,15 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 
 func askListing(ctx context.Context, p *transfer.Peer) (lack, uint64, error) {
 	b, err := p.Call(ctx, listingService, nil)
-	switch {
-	case errors.Is(err, control.Unsupported):
-		return lackUnsaid, 0, nil
-	case err != nil:
+	if err != nil && !errors.Is(err, control.Unsupported) {
 		return lackUnsaid, 0, err
-	case len(b) != 9 || lack(b[0]) > lackMore:
+	}
+	in := fieldsOf(b) // nothing from a node that does not know the service
+	l, count := lack(in.byte()), in.num(8)
+	if !in.end() || l > lackMore {
 		return lackUnsaid, 0, nil
 	}
-	return lack(b[0]), binary.BigEndian.Uint64(b[1:]), nil
+	return l, count, nil
 }
 
 // absent reports whether an error says that there is no file to serve: nothing of that name, or not a file or directory.
@@ -175,10 +176,13 @@ func absent(err error) bool {
 	return (errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrUnsafe)) && !errors.Is(err, errReplaced)
 }
 
-// unservable is why a file is left out by its nature: trying again changes nothing.
-type unservable string
+// notServed is why a file that can be looked at is left out.
+type notServed struct {
+	why  lack
+	text string
+}
 
-func (e unservable) Error() string { return string(e) }
+func (e *notServed) Error() string { return e.text }
 
 // settled reports whether nothing is to be done about a path: the file there is served as it is, or there is none and none is served.
 func (s *Server) settled(p string) bool {
@@ -234,31 +238,20 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 		s.drop(old) // its tag names bytes that are not there any more
 		old = nil
 	}
-	var full *errFull
-	var nature unservable
-	switch {
-	case old != nil:
+	if old != nil {
 		s.skip(p, "still served as it was: "+err.Error())
 		s.recount(old)
 		return
-	case errors.As(err, &nature):
-		s.skip(p, err.Error())
-	case errors.As(err, &full): // without room for it there is none for uploads
-		s.leftOut(p, err, lackMore)
-		return
-	default:
-		s.leftOut(p, err, lackSome)
 	}
-	if lerr == nil && fi.Mode().IsRegular() {
+	why := lackSome
+	var left *notServed
+	if errors.As(err, &left) {
+		why = left.why
+	}
+	s.leftOut(p, err, why)
+	if why != lackMore && lerr == nil && fi.Mode().IsRegular() { // without room for it there is none for uploads
 		s.mu.Lock()
 		s.unserved[p] = fi.Size()
 		s.mu.Unlock()
 	}
-}
-
-// errFull is a file beyond Options.MaxFiles.
-type errFull struct{ most int }
-
-func (e *errFull) Error() string {
-	return fmt.Sprintf("more than %d files: see Options.MaxFiles", e.most)
 }

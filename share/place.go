@@ -146,7 +146,7 @@ func openPlainInfo(dir *os.Root, base string, flags int, own bool) (*os.File, os
 	if lerr != nil && (flags&os.O_CREATE == 0 || !errors.Is(lerr, fs.ErrNotExist)) {
 		return nil, nil, fmt.Errorf("share: %w", lerr)
 	}
-	if lerr != nil && flags&os.O_CREATE != 0 {
+	if lerr != nil {
 		flags |= os.O_EXCL // what comes into being now is ours, or it is an error
 	}
 	f, err := dir.OpenFile(base, flags|sys.ONoFollow|sys.ONonblock, 0o666)
