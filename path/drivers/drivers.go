@@ -42,26 +42,25 @@ func New(o Options) ([]setup.Driver, error) {
 		if slices.Contains(o.Names[:i], name) {
 			return nil, fmt.Errorf("path %q is there twice: name each path once", name)
 		}
+		var d setup.Driver
 		switch name {
 		case shm.Driver{}.Name():
-			out = append(out, o.SHM)
+			d = o.SHM
 		case tcp.Name:
-			t := o.TCP
-			t.Insecure = o.Insecure
-			if err := t.Check(); err != nil {
-				return nil, err
-			}
-			out = append(out, tcp.New(t))
+			o.TCP.Insecure = o.Insecure
+			d = tcp.New(o.TCP)
 		case verbs.Name:
-			v := o.Verbs
-			v.Insecure = o.Insecure
-			if err := v.Check(); err != nil {
-				return nil, err
-			}
-			out = append(out, verbs.New(v))
+			o.Verbs.Insecure = o.Insecure
+			d = verbs.New(o.Verbs)
 		default:
 			return nil, fmt.Errorf("path %q: expected %s", name, strings.Join(Names(), " or "))
 		}
+		if c, ok := d.(setup.Checker); ok {
+			if err := c.Check(); err != nil {
+				return nil, err
+			}
+		}
+		out = append(out, d)
 	}
 	return out, nil
 }

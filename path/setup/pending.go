@@ -1,7 +1,9 @@
 package setup
 
 import (
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -75,15 +77,12 @@ func (p *Pending[T]) Remove(c T) bool {
 	}
 	delete(p.of, c)
 	list := p.sources[source]
-	for i := range list {
-		if list[i] == c {
-			list = append(list[:i], list[i+1:]...)
-			break
-		}
-	}
-	if p.sources[source] = list; len(list) == 0 {
+	if len(list) == 1 {
 		delete(p.sources, source)
+		return true
 	}
+	i := slices.Index(list, c)
+	p.sources[source] = slices.Delete(list, i, i+1)
 	return true
 }
 
@@ -91,10 +90,4 @@ func (p *Pending[T]) Remove(c T) bool {
 func (p *Pending[T]) Len() int { return len(p.of) }
 
 // All lists them, in no order.
-func (p *Pending[T]) All() []T {
-	out := make([]T, 0, len(p.of))
-	for c := range p.of {
-		out = append(out, c)
-	}
-	return out
-}
+func (p *Pending[T]) All() []T { return slices.Collect(maps.Keys(p.of)) }

@@ -83,7 +83,7 @@ func TestCheckOptions(t *testing.T) {
 		{Options{Addr: "127.0.0.1:99999"}, "Options.Addr"},
 		{Options{KTLS: Off + 1}, "Options.KTLS 3: expected Auto, On or Off"},
 	} {
-		switch err := c.o.Check(); {
+		switch err := c.o.check(); {
 		case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(err.Error(), c.want)):
 			t.Errorf("%+v: %v, want %q", c.o, err, c.want)
 		}

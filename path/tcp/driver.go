@@ -34,8 +34,8 @@ type Driver struct{ o Options }
 // New makes a driver; see Check.
 func New(o Options) *Driver { return &Driver{o} }
 
-// Check is that of the Options; it makes the driver a setup.Checker.
-func (d *Driver) Check() error { return d.o.Check() }
+// Check makes the driver a setup.Checker.
+func (d *Driver) Check() error { return d.o.check() }
 
 // Name is "tcp".
 func (d *Driver) Name() string { return Name }

@@ -19,8 +19,8 @@ const (
 	Off
 )
 
-// Check returns an error if an option has a value that it cannot have here.
-func (o *Options) Check() error {
+// check returns an error if an option has a value that it cannot have here.
+func (o *Options) check() error {
 	if _, err := address(o.Addr); err != nil {
 		return fmt.Errorf("Options.Addr: %w", err)
 	}
