@@ -18,15 +18,13 @@ type stranger struct {
 	fd    int
 	from  netip.AddrPort
 	buf   [helloSize]byte
-	n     int
+	n     int // of buf
 	hello hello
 	until time.Time
 
 	// With a secret: it was answered, and has to show that it has the same.
-	inv  *invitation
-	ch   *channel
-	rec  [confirmSize]byte
-	recN int
+	inv *invitation
+	ch  *channel
 }
 
 // meet takes a connection among the strangers.
@@ -59,17 +57,15 @@ func (l *Listener) drop(s *stranger) {
 
 // read takes in what a stranger says.
 func (l *Listener) read(s *stranger, now time.Time) {
+	due := s.buf[:]
 	if s.inv != nil {
-		l.confirm(s)
-		return
+		due = s.buf[:confirmSize]
 	}
-	if s.n == helloSize { // it hung up, or talks before it was answered
+	if s.n == len(due) { // it hung up, or talks before it was answered
 		l.drop(s)
 		return
 	}
-	var v [1]sys.Iovec
-	v[0].Set(s.buf[s.n:])
-	n, e := sys.Recvv(s.fd, v[:])
+	n, e := recv(s.fd, due[s.n:])
 	if e == sys.EAGAIN || e == sys.EINTR {
 		return
 	}
@@ -78,7 +74,11 @@ func (l *Listener) read(s *stranger, now time.Time) {
 		return
 	}
 	s.n += n
-	if s.n < helloSize {
+	if s.n < len(due) {
+		return
+	}
+	if s.inv != nil {
+		l.confirm(s)
 		return
 	}
 	err := s.hello.parse(s.buf[:])
@@ -107,28 +107,14 @@ func (l *Listener) refuseWith(s *stranger, v *invitation, st status, err error) 
 	l.drop(s)
 }
 
-// confirm takes in what a dialer shows of its secret.
+// confirm checks what a dialer shows of its secret.
 func (l *Listener) confirm(s *stranger) {
-	var b [1]sys.Iovec
-	b[0].Set(s.rec[s.recN:])
-	n, e := sys.Recvv(s.fd, b[:])
-	if e == sys.EAGAIN || e == sys.EINTR {
-		return
-	}
-	if e != 0 || n == 0 {
-		l.drop(s)
-		return
-	}
-	s.recN += n
 	v := s.inv
-	if s.recN < confirmSize {
-		return
-	}
 	if v.settled {
 		l.drop(s)
 		return
 	}
-	if err := s.ch.confirmed(s.rec[:]); err != nil {
+	if err := s.ch.confirmed(s.buf[:confirmSize]); err != nil {
 		l.settle(v.token, v, fmt.Errorf("the dialer at %s knows the token, but %w", s.from, err))
 		l.drop(s)
 		return
@@ -148,7 +134,7 @@ func (l *Listener) abandoned(s *stranger, why error) {
 // early reports whether a connection waits for the first one of its path, which may have lost a packet on its way. It does so for as
 // long as an Accept waits for the path.
 func (l *Listener) early(s *stranger) bool {
-	if s.n != helloSize || s.inv != nil || s.hello.index == 0 {
+	if s.n != helloSize || s.hello.index == 0 {
 		return false
 	}
 	v := l.waiting[s.hello.token]
@@ -217,7 +203,7 @@ func (l *Listener) admit(s *stranger, now time.Time) {
 // admitOthers admits those that were early.
 func (l *Listener) admitOthers(token setup.Token, now time.Time) {
 	for _, s := range l.strangers {
-		if s.n == helloSize && s.inv == nil && s.hello.token == token {
+		if s.n == helloSize && s.hello.token == token {
 			l.admit(s, now)
 		}
 	}
@@ -247,7 +233,7 @@ func (l *Listener) challenge(s *stranger, v *invitation, a *hello, now time.Time
 		l.drop(s)
 		return
 	}
-	s.inv, s.until = v, now.Add(sys.Patience(helloTimeout, s.fd))
+	s.inv, s.n, s.until = v, 0, now.Add(sys.Patience(helloTimeout, s.fd))
 	v.begun |= 1 << s.hello.index
 }
 
@@ -279,9 +265,7 @@ func (l *Listener) lost(fd int) {
 	}
 	why := error(errors.New("it sent bytes before the path was set up"))
 	var b [1]byte
-	var one [1]sys.Iovec
-	one[0].Set(b[:])
-	switch n, e := sys.Recvv(fd, one[:]); {
+	switch n, e := recv(fd, b[:]); {
 	case e == sys.EAGAIN || e == sys.EINTR:
 		return
 	case e != 0:
@@ -318,4 +302,10 @@ func (l *Listener) answer(fd int, a *hello, more []byte) bool {
 
 func (l *Listener) refuse(fd int, st status) {
 	l.answer(fd, &hello{version: version, kind: kindAnswer, status: st, frame: maxFrameBytes, blocks: maxFrameBlocks}, nil)
+}
+
+func recv(fd int, b []byte) (int, sys.Errno) {
+	var v [1]sys.Iovec
+	v[0].Set(b)
+	return sys.Recvv(fd, v[:])
 }

@@ -324,7 +324,7 @@ func (l *Listener) serve() {
 		}
 		timeout = -1
 		for _, s := range l.strangers {
-			if retry && s.n == helloSize && s.inv == nil {
+			if retry && s.n == helloSize {
 				l.admit(s, now)
 				if l.strangers[s.fd] != s {
 					continue
@@ -339,7 +339,7 @@ func (l *Listener) serve() {
 				continue
 			}
 			if left <= 0 {
-				if s.n == helloSize && s.inv == nil {
+				if s.n == helloSize {
 					l.refuse(s.fd, statusToken)
 				}
 				l.drop(s)
