@@ -12,7 +12,6 @@ import (
 
 // Error numbers of sockets.
 const (
-	EINPROGRESS  = unix.EINPROGRESS
 	ECONNREFUSED = unix.ECONNREFUSED
 	ENOENT       = unix.ENOENT
 	EMFILE       = unix.EMFILE
@@ -93,11 +92,6 @@ func AcceptTCP(fd int) (int, netip.AddrPort, error) {
 		return -1, netip.AddrPort{}, callError("accept4", "", err)
 	}
 	return nfd, addrPort(sa), nil
-}
-
-// ConnectTCP starts a connection; EINPROGRESS means that the socket becomes writable when it is decided.
-func ConnectTCP(fd int, a netip.AddrPort) error {
-	return callError("connect", a.String(), unix.Connect(fd, sockaddr(a)))
 }
 
 // SocketError takes the pending error of a socket; nil when there is none.

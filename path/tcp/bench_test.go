@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"fmt"
+	"net"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -37,12 +38,11 @@ func rawPair(t testing.TB, cc string) (int, int) {
 	must(sys.ListenTCP(l, 1))
 	a, err = sys.LocalAddr(l)
 	must(err)
-	c, err := sys.SocketTCP(false)
+	conn, err := New(o).connect(t.Context(), a, 0)
 	must(err)
-	must(o.prepare(c, a.Addr()))
-	if err := sys.ConnectTCP(c, a); err != nil && !sys.IsErrno(err, sys.EINPROGRESS) {
-		t.Fatal(err)
-	}
+	defer conn.Close()
+	var c int
+	must(sys.OfConn(conn.(*net.TCPConn), func(fd int) (err error) { c, err = sys.Dup(fd); return err }))
 	_, err = sys.PollIn(5000, l)
 	must(err)
 	s, _, err := sys.AcceptTCP(l)

@@ -5,6 +5,8 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/netip"
 	"sync"
 	"time"
@@ -135,27 +137,12 @@ func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) 
 	if err := d.o.permits(addr.Addr(), sealed); err != nil {
 		return nil, err
 	}
-	if err := ctx.Err(); err != nil { // before the kernel finds that there is no route
-		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
-	}
 	h := hello{version: version, kind: kindHello, flags: flags, window: uint32(window), token: offer.Token, count: uint16(streams), frame: maxFrameBytes, blocks: maxFrameBlocks}
-	conns, err := d.join(ctx, addr, h, &cfg)
+	fds, channels, answer, err := d.join(ctx, addr, h, &cfg)
 	if err != nil {
-		for _, c := range conns {
-			c.close()
-		}
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
-	var fds []int
-	var channels []*channel
-	for _, c := range conns {
-		fds = append(fds, c.fd)
-		if sealed {
-			channels = append(channels, c.ch)
-		}
-	}
-	g := agree(window, flags, &conns[0].answer)
-	p, err := newPath(fds, addr, cfg.Reach(), g, channels, &d.o)
+	p, err := newPath(fds, addr, cfg.Reach(), agree(window, flags, &answer), channels, &d.o)
 	if err != nil {
 		return nil, fmt.Errorf("tcp: dial %s: %w", addr, err)
 	}
@@ -164,83 +151,53 @@ func (d *Driver) Dial(ctx context.Context, offer setup.Offer, cfg setup.Config) 
 
 // connection is one of a path that is being dialed.
 type connection struct {
-	fd     int
-	begun  bool // and perhaps not connected yet
+	fd     int // -1: none
 	answer hello
 	ch     *channel
 }
 
-func (c *connection) close() {
-	if c != nil && c.fd >= 0 {
-		sys.Close(c.fd)
-	}
-}
-
 // join dials the connections of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
-// one for hello and answer. Where one fails the others are given up; what it returns is to be closed then as well.
-func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) ([]*connection, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	conns := make([]*connection, h.count)
-	for i := range conns { // in order, which is how they arrive where nothing is lost
-		conns[i] = &connection{fd: -1}
-		if err := d.begin(addr, conns[i]); err != nil {
-			return conns, err
-		}
-	}
-	var first error
-	var once sync.Once
+// one for hello and answer. Where one fails the others are given up.
+func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) (fds []int, channels []*channel, answer hello, err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	conns := make([]connection, h.count)
 	var wg sync.WaitGroup
-	for i, c := range conns {
-		h := h
+	for i := range conns {
+		h, c := h, &conns[i]
 		h.index = uint16(i)
+		c.fd = -1
 		wg.Go(func() {
 			if err := d.joinOne(ctx, addr, &h, cfg, c); err != nil {
-				once.Do(func() { first = err; cancel() })
+				cancel(err)
 			}
 		})
 	}
 	wg.Wait()
-	return conns, first
-}
-
-// begin begins to connect.
-func (d *Driver) begin(addr netip.AddrPort, c *connection) (err error) {
-	if c.fd, err = sys.SocketTCP(addr.Addr().Is6()); err != nil {
-		c.fd = -1
-		return err
+	if err = context.Cause(ctx); err != nil {
+		for _, c := range conns {
+			if c.fd >= 0 {
+				sys.Close(c.fd)
+			}
+		}
+		return nil, nil, hello{}, err
 	}
-	if err := d.o.prepare(c.fd, addr.Addr()); err != nil {
-		return err
+	for _, c := range conns {
+		fds, channels = append(fds, c.fd), append(channels, c.ch)
 	}
-	if err = sys.ConnectTCP(c.fd, addr); sys.IsErrno(err, sys.EINPROGRESS) {
-		c.begun, err = true, nil
-	}
-	return err
+	return fds, channels, conns[0].answer, nil
 }
 
 // joinOne says hello as soon as there is a connection to a user who is let in, and reads the answer.
 func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg *setup.Config, c *connection) error {
-	w, err := newDialWait(ctx)
+	conn, err := d.connect(ctx, addr, cfg.RoundTrip)
 	if err != nil {
 		return err
 	}
-	defer w.close()
-	if c.begun && cfg.RoundTrip >= longRoundTrip {
-		if ok, err := w.ready(c.fd, sys.EventOut, int(max(4*cfg.RoundTrip, anew).Milliseconds())); err != nil {
-			return err
-		} else if !ok {
-			c.close()
-			c.begun = false
-			if err := d.begin(addr, c); err != nil {
-				return err
-			}
-		}
-	}
-	if c.begun {
-		if err := w.connected(c.fd); err != nil {
-			return err
-		}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })()
+	if err = sys.OfConn(conn.(*net.TCPConn), func(fd int) (err error) { c.fd, err = sys.Dup(fd); return err }); err != nil {
+		return err
 	}
 	if cfg.Secret == nil {
 		if err := checkUser(c.fd, addr, cfg.Users); err != nil {
@@ -257,7 +214,7 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 		}
 		rand.Read(h.nonce[:])
 	}
-	if c.answer, c.ch, err = w.greet(c.fd, h, cfg.Secret, d.o.sealLimit); err != nil {
+	if c.answer, c.ch, err = greet(conn, h, cfg.Secret, d.o.sealLimit); err != nil {
 		return err
 	}
 	if c.ch != nil {
@@ -266,85 +223,29 @@ func (d *Driver) joinOne(ctx context.Context, addr netip.AddrPort, h *hello, cfg
 	return nil
 }
 
-// dialWait waits for one socket at a time, or for the end of a context.
-type dialWait struct {
-	ctx  context.Context
-	ep   *sys.Epoll
-	bell int
-	stop func() bool
-	rang chan struct{}
-}
-
-func newDialWait(ctx context.Context) (*dialWait, error) {
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// connect connects. Over a long link another connection takes the place of one that takes too long, once.
+func (d *Driver) connect(ctx context.Context, addr netip.AddrPort, roundTrip time.Duration) (net.Conn, error) {
+	dialer := net.Dialer{KeepAlive: -1, Control: sys.Control(func(fd int) error { return d.o.prepare(fd, addr.Addr()) })}
+	if roundTrip >= longRoundTrip {
+		dialer.Timeout = max(4*roundTrip, anew)
 	}
-	ep, err := sys.NewParkingEpoll()
-	if err != nil {
-		return nil, err
+	conn, err := dialer.DialContext(ctx, "tcp", addr.String())
+	if ne := net.Error(nil); dialer.Timeout > 0 && errors.As(err, &ne) && ne.Timeout() && ctx.Err() == nil {
+		dialer.Timeout = 0
+		conn, err = dialer.DialContext(ctx, "tcp", addr.String())
 	}
-	bell, err := sys.Eventfd()
-	if err != nil {
-		ep.Close()
-		return nil, err
+	if op := (*net.OpError)(nil); errors.As(err, &op) { // its own words name the address once more
+		err = op.Err
 	}
-	w := &dialWait{ctx: ctx, ep: ep, bell: bell, rang: make(chan struct{})}
-	if err := ep.Add(bell, sys.EventIn, 0); err != nil {
-		ep.Close()
-		sys.Close(bell)
-		return nil, err
-	}
-	w.stop = context.AfterFunc(ctx, func() { sys.Ring(bell); close(w.rang) })
-	return w, nil
-}
-
-func (w *dialWait) close() {
-	if !w.stop() {
-		<-w.rang // the bell must not be rung after it was closed
-	}
-	w.ep.Close()
-	sys.Close(w.bell)
-}
-
-// ready waits until fd is ready for what is asked, or has failed: at most so many milliseconds, less than 0 for ever.
-func (w *dialWait) ready(fd int, events uint32, timeout int) (ok bool, err error) {
-	if err := w.ep.Add(fd, events, 1); err != nil {
-		return false, err
-	}
-	defer w.ep.Remove(fd)
-	for {
-		if err := w.ctx.Err(); err != nil {
-			return false, err
-		}
-		var ev [2]sys.EpollEvent
-		n, err := w.ep.Wait(ev[:], timeout)
-		if err != nil || n == 0 && timeout >= 0 {
-			return false, err
-		}
-		for _, e := range ev[:n] {
-			if e.Tag == 1 {
-				return true, nil
-			}
-		}
-	}
-}
-
-func (w *dialWait) connected(fd int) error {
-	if _, err := w.ready(fd, sys.EventOut, -1); err != nil {
-		return err
-	}
-	return sys.SocketError(fd)
+	return conn, err
 }
 
 // greet sends a hello and reads the answer. With a secret both sides show each other that they have it.
-func (w *dialWait) greet(fd int, h *hello, secret []byte, limit uint64) (hello, *channel, error) {
+func greet(conn net.Conn, h *hello, secret []byte, limit uint64) (hello, *channel, error) {
 	var said, b [helloSize]byte
 	h.put(said[:])
 	var a hello
-	if err := w.transfer(fd, said[:], true); err != nil {
-		return a, nil, err
-	}
-	if err := w.transfer(fd, b[:], false); err != nil {
+	if err := exchange(conn, said[:], b[:]); err != nil {
 		return a, nil, err
 	}
 	if err := a.answers(h, b[:]); err != nil || secret == nil {
@@ -356,16 +257,28 @@ func (w *dialWait) greet(fd int, h *hello, secret []byte, limit uint64) (hello, 
 	}
 	ch.fixed = a.flags&helloFixed != 0
 	var rec [confirmSize]byte
-	if err := w.transfer(fd, ch.confirm(rec[:]), true); err != nil {
-		return a, nil, err
-	}
-	if err := w.transfer(fd, rec[:], false); err != nil {
+	if err := exchange(conn, ch.confirm(rec[:]), rec[:]); err != nil {
 		return a, nil, err
 	}
 	if err := ch.confirmed(rec[:]); err != nil {
 		return a, nil, fmt.Errorf("the listener is not the peer: %w", err)
 	}
 	return a, ch, nil
+}
+
+// exchange sends what this side has to say and fills heard with what the listener says to it.
+func exchange(conn net.Conn, say, heard []byte) error {
+	_, err := conn.Write(say)
+	if err == nil {
+		_, err = io.ReadFull(conn, heard)
+	}
+	switch {
+	case err == io.EOF || err == io.ErrUnexpectedEOF:
+		return fmt.Errorf("the listener closed the connection during the handshake: %w", path.ErrDown)
+	case err != nil:
+		return fmt.Errorf("during the handshake: %w", err)
+	}
+	return nil
 }
 
 // answers reads the answer to a hello and says what is wrong with it.
@@ -391,36 +304,6 @@ func (a *hello) answers(h *hello, b []byte) error {
 	case (a.flags^h.flags)&helloSealed != 0:
 		return fmt.Errorf("one side encrypts and the other does not (this side %v, the listener %v), and the listener did not refuse: %w",
 			h.flags&helloSealed != 0, a.flags&helloSealed != 0, path.ErrProtocol)
-	}
-	return nil
-}
-
-func (w *dialWait) transfer(fd int, b []byte, out bool) error {
-	for len(b) > 0 {
-		var v [1]sys.Iovec
-		v[0].Set(b)
-		var n int
-		var e sys.Errno
-		ev := uint32(sys.EventIn)
-		if out {
-			n, e = sys.Sendv(fd, v[:], 0)
-			ev = sys.EventOut
-		} else {
-			n, e = sys.Recvv(fd, v[:])
-		}
-		switch {
-		case e == sys.EAGAIN:
-			if _, err := w.ready(fd, ev, -1); err != nil {
-				return err
-			}
-		case e == sys.EINTR:
-		case e != 0:
-			return fmt.Errorf("during the handshake: %w", e)
-		case n == 0:
-			return fmt.Errorf("the listener closed the connection during the handshake: %w", path.ErrDown)
-		default:
-			b = b[n:]
-		}
 	}
 	return nil
 }
