@@ -26,7 +26,6 @@ type core struct {
 	big   fifo // operations with frames to send, on any stream for what is large
 	short fifo // gets that wait until fewer blocks are requested
 	done  fifo // ended, not reported yet
-	open  int  // slots in use
 
 	wanted   int // blocks requested from the peer and not there yet
 	requests int // open ones
@@ -189,7 +188,6 @@ func (c *core) post(ops []path.Op) (int, error) {
 func (c *core) take(o *path.Op) {
 	slot := c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
-	c.open++
 	c.st.OpsPosted++
 	p := &c.ops[slot]
 	*p = op{gen: p.gen + 1, msg: append(p.msg[:0], o.Msg...), kind: o.Kind, notify: o.Notify, token: o.Token, imm: o.Imm, copies: o.Copies, bulk: o.Bulk}
@@ -426,7 +424,6 @@ func (c *core) report(events []path.Event) int {
 		}
 		p.phase, p.err = phaseFree, nil
 		c.free = append(c.free, slot)
-		c.open--
 		n++
 	}
 	if c.err != nil && !c.downSent && n < len(events) {
@@ -442,5 +439,5 @@ func (c *core) report(events []path.Event) int {
 
 // pending reports whether report would have something.
 func (c *core) pending() bool {
-	return c.done.n > 0 || c.notes.n > 0 || c.err != nil && !c.downSent
+	return c.done.n > 0 || c.notes.waits() || c.err != nil && !c.downSent
 }

@@ -102,10 +102,10 @@ func shuttle(t interface{ Fatal(...any) }, a, b *node, rnd func(int) int) {
 
 func (n *node) events() (out []path.Event) {
 	var ev [16]path.Event
-	n.notes.release()
 	for {
 		k := n.report(ev[:])
 		if k == 0 {
+			n.notes.release() // as the next Poll does; the messages stay until more comes
 			return out
 		}
 		out = append(out, ev[:k]...)
@@ -184,8 +184,8 @@ func TestAnySplit(t *testing.T) {
 			if !bytes.Equal(la, wantA) || !bytes.Equal(lb, wantB) {
 				t.Fatal("memory differs from the model")
 			}
-			if a.wanted != 0 || a.requests != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || a.open != 0 || len(a.free) != 32 {
-				t.Fatalf("credits are missing: wanted %d, requests %d, blocks %d, requests %d, open %d", a.wanted, a.requests, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, a.open)
+			if a.wanted != 0 || a.requests != 0 || b.serveSmall.bn+b.serveBig.bn != 0 || b.serveSmall.n+b.serveBig.n != 0 || len(a.free) != 32 {
+				t.Fatalf("credits are missing: wanted %d, requests %d, blocks %d, requests %d, open %d", a.wanted, a.requests, b.serveSmall.bn+b.serveBig.bn, b.serveSmall.n+b.serveBig.n, 32-len(a.free))
 			}
 		})
 	}
@@ -237,8 +237,8 @@ func TestGetOfManyExports(t *testing.T) {
 				t.Errorf("operation %d: %v", e.Token, e.Err)
 			}
 		}
-		if a.open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 {
-			t.Errorf("%d operations, %d requests and %d blocks are left, %d at the peer", a.open, a.requests, a.wanted, b.serveSmall.n)
+		if open := len(a.ops) - len(a.free); open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 {
+			t.Errorf("%d operations, %d requests and %d blocks are left, %d at the peer", open, a.requests, a.wanted, b.serveSmall.n)
 		}
 		if !cancel && !bytes.Equal(a.region.All().Bytes()[:blocks*64], b.region.All().Bytes()[:blocks*64]) {
 			t.Error("the bytes are others")
@@ -632,5 +632,38 @@ func TestFenceCopiesWhatIsBeingSent(t *testing.T) {
 		if mine[i] != byte(i) {
 			t.Fatalf("byte %d is %d: the memory was read after the fence", i, mine[i])
 		}
+	}
+}
+
+// TestNoticesOfStreams: notifications that several connections began to bring when there was room for one more are all reported, with
+// their messages.
+func TestNoticesOfStreams(t *testing.T) {
+	b := newNode(t, 1<<20, 32, maxStreams, false)
+	message := func(i int) []byte { return bytes.Repeat([]byte{byte(i + 1)}, path.MaxMessage) }
+	notes, parts := 0, make([][]byte, maxStreams)
+	for i, s := range b.streams[1:] {
+		parts[i+1] = frame(header{typ: framePut, flags: flagNotify, key: b.export.Key(), payload: 4096, msg: path.MaxMessage, imm: uint64(i + 1)}, nil, make([]byte, 4096), message(i+1))
+		if n, err := b.feed(s, parts[i+1][:headerSize+8]); err != nil || s.in.paused || n != headerSize+8 {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	}
+	for ; b.notes.room(); notes++ { // as many as there is room for, on the first
+		if n, err := b.feed(b.streams[0], frame(header{typ: frameNotify, flags: flagNotify, seq: uint32(notes), msg: path.MaxMessage}, nil, nil, message(0))); err != nil || n != headerSize+path.MaxMessage {
+			t.Fatalf("%d bytes, %v", n, err)
+		}
+	}
+	for i, s := range b.streams[1:] {
+		if _, err := b.feed(s, parts[i+1][headerSize+8:]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := b.events()
+	for i, e := range got {
+		if want := max(0, i-notes+1); e.Imm != uint64(want) || !bytes.Equal(e.Msg, message(want)) {
+			t.Errorf("event %d of %d is %d with the message of another one, expected %d", i, len(got), e.Imm, want)
+		}
+	}
+	if len(got) != notes+maxStreams-1 {
+		t.Errorf("%d of %d notifications", len(got), notes+maxStreams-1)
 	}
 }

@@ -90,90 +90,60 @@ func (q *requests) clear() { q.n, q.bn = 0, 0 }
 type notice struct {
 	imm   uint64
 	bytes uint64
-	off   uint32
-	n     uint16
+	msg   []byte
 }
 
-// notices holds what arrived until Poll hands it out. Its room is fixed: when it is used up the streams are not read, so
+// notices holds what arrived until Poll has handed all of it out. Its room is fixed: when it is used up the streams are not read, so
 // that a slow consumer pushes back on the sender.
 type notices struct {
 	v     []notice
-	head  int
-	n     int // waiting
-	out   int // handed out by the last Poll; their messages are still in use
+	next  int // the first that waits; messages before it may still be in use
 	arena []byte
-	from  int // first byte in use
-	used  int // bytes in use, including what wrapping around skipped
 }
 
 const (
 	noticeSlots = 256
 	noticeArena = 16 << 10
+	noticeBegun = maxStreams - 1 // that the other streams may have begun to bring when there is room for one more
 )
 
-// room reports whether a notification with the longest message fits. Half of the arena may be lost by wrapping around.
+// room reports whether a notification with the longest message may begin to come.
 func (q *notices) room() bool {
-	if q.v == nil {
-		return true
-	}
-	return q.n+q.out < len(q.v) && noticeArena-q.used >= 2*path.MaxMessage
+	return len(q.v) < noticeSlots && len(q.arena) <= noticeArena-path.MaxMessage
 }
 
 func (q *notices) push(imm, bytes uint64, msg []byte) {
 	if q.v == nil {
-		q.v = make([]notice, noticeSlots)
+		q.v = make([]notice, 0, noticeSlots+noticeBegun)
 	}
-	var off int
-	if len(msg) > 0 {
-		if q.arena == nil {
-			q.arena = make([]byte, noticeArena)
-		}
-		off = (q.from + q.used) % len(q.arena)
-		if off+len(msg) > len(q.arena) { // messages stay in one piece
-			q.used += len(q.arena) - off
-			off = 0
-		}
-		copy(q.arena[off:], msg)
-		q.used += len(msg)
+	if q.arena == nil && len(msg) > 0 {
+		q.arena = make([]byte, 0, noticeArena+noticeBegun*path.MaxMessage)
 	}
-	q.v[(q.head+q.out+q.n)%len(q.v)] = notice{imm, bytes, uint32(off), uint16(len(msg))}
-	q.n++
+	at := len(q.arena)
+	q.arena = append(q.arena, msg...)
+	q.v = append(q.v, notice{imm, bytes, q.arena[at:len(q.arena):len(q.arena)]})
 }
 
-// release ends the use of what the last Poll handed out.
+// release ends the use of what the last Poll handed out, and makes room if nothing is left.
 func (q *notices) release() {
-	if q.out == 0 {
-		return
-	}
-	for ; q.out > 0; q.out-- {
-		x := &q.v[q.head]
-		q.head = (q.head + 1) % len(q.v)
-		if x.n > 0 {
-			if int(x.off) < q.from { // it was put after wrapping around
-				q.used -= len(q.arena) - q.from
-				q.from = 0
-			}
-			q.used -= int(x.off) - q.from + int(x.n)
-			q.from = (int(x.off) + int(x.n)) % len(q.arena)
-		}
-	}
-	if q.n == 0 {
-		q.from, q.used = 0, 0
+	if !q.waits() {
+		q.v, q.next, q.arena = q.v[:0], 0, q.arena[:0]
 	}
 }
+
+// waits reports whether take has something.
+func (q *notices) waits() bool { return q.next < len(q.v) }
 
 // take fills events.
 func (q *notices) take(events []path.Event) int {
 	k := 0
-	for ; k < len(events) && q.n > 0; k++ {
-		x := &q.v[(q.head+q.out)%len(q.v)]
+	for ; k < len(events) && q.waits(); k++ {
+		x := &q.v[q.next]
 		events[k] = path.Event{Kind: path.EventNotify, Imm: x.imm, Bytes: x.bytes}
-		if x.n > 0 {
-			end := x.off + uint32(x.n)
-			events[k].Msg = q.arena[x.off:end:end]
+		if len(x.msg) > 0 {
+			events[k].Msg = x.msg
 		}
-		q.out++
-		q.n--
+		q.next++
 	}
 	return k
 }

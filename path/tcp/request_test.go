@@ -70,8 +70,8 @@ func TestRequestOfManyExports(t *testing.T) {
 				break
 			}
 		}
-		if a.open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 || b.serveSmall.bn != 0 {
-			t.Errorf("%s: %d operations, %d requests and %d blocks are left, %d at the peer", when, a.open, a.requests, a.wanted, b.serveSmall.n)
+		if open := len(a.ops) - len(a.free); open != 0 || a.requests != 0 || a.wanted != 0 || b.serveSmall.n != 0 || b.serveSmall.bn != 0 {
+			t.Errorf("%s: %d operations, %d requests and %d blocks are left, %d at the peer", when, open, a.requests, a.wanted, b.serveSmall.n)
 		}
 	}
 }

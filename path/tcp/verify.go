@@ -52,8 +52,6 @@ func (c *core) verify() {
 		requests += p.requests
 	}
 	switch {
-	case c.open != len(c.ops)-len(c.free):
-		invariants.Broken("tcp: %d slots are counted in use, %d of %d are free", c.open, len(c.free), len(c.ops))
 	case c.requests != requests || c.requests > c.window:
 		invariants.Broken("tcp: %d requests are counted as open, %d are, at most %d may be", c.requests, requests, c.window)
 	case c.wanted != entries || c.wanted > maxRequested:
