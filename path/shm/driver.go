@@ -68,7 +68,7 @@ func (d Driver) Listen() (setup.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("path/shm: listen: %w: %w", path.ErrUnavailable, err)
 	}
-	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]*waiter{}, closed: make(chan struct{})}
+	l := &Listener{driver: d, addr: addr.Name, sock: s, waiters: map[setup.Token]chan *stranger{}, closed: make(chan struct{})}
 	l.work.Add(1)
 	go l.accept()
 	return l, nil
@@ -168,13 +168,10 @@ func handshakeError(ctx context.Context, err error) error {
 
 // credentials tells who is at the other end, as the kernel recorded it.
 func credentials(c *net.UnixConn) (pid, uid int, err error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return 0, 0, err
-	}
-	if cerr := raw.Control(func(fd uintptr) { pid, uid, err = sys.PeerCred(int(fd)) }); cerr != nil {
-		return 0, 0, cerr
-	}
+	err = sys.OfConn(c, func(fd int) (err error) {
+		pid, uid, err = sys.PeerCred(fd)
+		return err
+	})
 	return pid, uid, err
 }
 

@@ -1,8 +1,6 @@
 package shm
 
-import (
-	"fmt"
-)
+import "fmt"
 
 // Explain describes the path in words. It is called by the path's owner.
 func (p *Path) Explain() []string {
@@ -29,9 +27,9 @@ func (p *Path) Explain() []string {
 	}
 	if p.downErr != nil {
 		out = append(out, p.downErr.Error())
-	}
-	if p.downErr != nil && len(p.granted) > 0 {
-		out = append(out, fmt.Sprintf("the peer has not confirmed that %d exports of ours are unmapped: that memory is retired", len(p.granted)))
+		if len(p.granted) > 0 {
+			out = append(out, fmt.Sprintf("the peer has not confirmed that %d exports of ours are unmapped: that memory is retired", len(p.granted)))
+		}
 	}
 	return out
 }

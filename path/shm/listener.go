@@ -24,14 +24,8 @@ type Listener struct {
 	once   sync.Once
 
 	mu      sync.Mutex
-	waiters map[setup.Token]*waiter
-	pending setup.Pending[*stranger] // connections that have not been given to an Accept
-}
-
-// waiter is an Accept call.
-type waiter struct {
-	got  chan *stranger // capacity 1
-	done bool           // a stranger was given; guarded by Listener.mu
+	waiters map[setup.Token]chan *stranger // of the Accepts that wait; one that was given its stranger is not there any more
+	pending setup.Pending[*stranger]       // connections that have not been given to an Accept
 }
 
 // stranger is a connection in the handshake.
@@ -68,15 +62,10 @@ func (l *Listener) accept() {
 	defer l.work.Done()
 	for {
 		c, err := l.sock.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
 		if err != nil {
-			select {
-			case <-l.closed:
-				return
-			default:
-			}
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
 			// Out of descriptors or the like: the next connection may fare better, but do not spin meanwhile.
 			t := time.NewTimer(10 * time.Millisecond)
 			select {
@@ -141,9 +130,9 @@ func (l *Listener) meet(s *stranger) {
 	if err == nil {
 		l.mu.Lock()
 		s.hello, s.known = h, true
-		if w := l.waiters[h.token]; w != nil && !w.done && l.leave(s) {
-			w.done = true
-			w.got <- s
+		if w := l.waiters[h.token]; w != nil && l.leave(s) {
+			delete(l.waiters, h.token)
+			w <- s
 			l.mu.Unlock()
 			return
 		}
@@ -242,7 +231,7 @@ func (l *Listener) welcome(ctx context.Context, s *stranger, fd, window int) err
 
 // wait returns the connection that presented token.
 func (l *Listener) wait(ctx context.Context, token setup.Token) (*stranger, error) {
-	w := &waiter{got: make(chan *stranger, 1)}
+	w := make(chan *stranger, 1)
 	l.mu.Lock()
 	if l.waiters[token] != nil {
 		l.mu.Unlock()
@@ -259,25 +248,19 @@ func (l *Listener) wait(ctx context.Context, token setup.Token) (*stranger, erro
 	l.mu.Unlock()
 	var err error
 	select {
-	case s := <-w.got:
-		l.forget(token)
+	case s := <-w:
 		return s, nil
 	case <-ctx.Done():
 		err = fmt.Errorf("no peer presented the token: %w", ctx.Err())
 	case <-l.closed:
 		err = fmt.Errorf("the listener was closed: %w", path.ErrDown)
 	}
-	l.forget(token)
-	select {
-	case s := <-w.got:
-		s.c.Close()
-	default:
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.waiters[token] == w {
+		delete(l.waiters, token)
+	} else {
+		(<-w).c.Close()
 	}
 	return nil, err
-}
-
-func (l *Listener) forget(token setup.Token) {
-	l.mu.Lock()
-	delete(l.waiters, token)
-	l.mu.Unlock()
 }

@@ -177,16 +177,8 @@ func newPath(c *net.UnixConn, ctl *control, cfg setup.Config, window, pid int, r
 	return p, nil
 }
 
-func (p *Path) open(c *net.UnixConn) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	if cerr := raw.Control(func(fd uintptr) { p.sock, err = sys.Dup(int(fd)) }); cerr != nil {
-		return cerr
-	}
-	if err != nil {
-		p.sock = -1
+func (p *Path) open(c *net.UnixConn) (err error) {
+	if err = sys.OfConn(c, func(fd int) (err error) { p.sock, err = sys.Dup(fd); return err }); err != nil {
 		return err
 	}
 	if p.bell, err = sys.Eventfd(); err != nil {

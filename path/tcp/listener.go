@@ -175,12 +175,8 @@ func (l *Listener) where() string {
 func (l *Listener) Receive(c *net.TCPConn, first [setup.PreambleSize]byte) {
 	defer c.Close()
 	from, ok := c.RemoteAddr().(*net.TCPAddr)
-	raw, err := c.SyscallConn()
-	if !ok || err != nil {
-		return
-	}
 	fd := -1
-	if cerr := raw.Control(func(p uintptr) { fd, err = sys.Dup(int(p)) }); cerr != nil || err != nil {
+	if !ok || sys.OfConn(c, func(p int) (err error) { fd, err = sys.Dup(p); return err }) != nil {
 		return
 	}
 	s := &stranger{fd: fd, from: from.AddrPort(), n: len(first)}
