@@ -83,9 +83,24 @@ type half struct {
 	iv     [IVSize]byte
 	nonce  [IVSize]byte
 	seq    uint64
+	limit  uint64 // blocks for each key
 	used   uint64 // blocks under this key
 	keys   uint64 // how many keys came before
 }
+
+// start begins a direction with its traffic secret.
+func (h *half) start(s Secret, o Options) (err error) {
+	if h.limit, err = o.limit(); err != nil {
+		return err
+	}
+	return h.init(s)
+}
+
+// Seq is the number of the next record under this key.
+func (h *half) Seq() uint64 { return h.seq }
+
+// Updates is how often the key was changed.
+func (h *half) Updates() uint64 { return h.keys }
 
 func (h *half) init(s Secret) error {
 	key, iv, err := s.Keys()
@@ -110,12 +125,8 @@ func (h *half) update() error {
 	if err != nil {
 		return err
 	}
-	keys := h.keys + 1
-	if err := h.init(s); err != nil {
-		return err
-	}
-	h.keys = keys
-	return nil
+	h.keys++
+	return h.init(s)
 }
 
 // next is the nonce of the next record (RFC 8446 section 5.3).

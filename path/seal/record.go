@@ -13,12 +13,11 @@ const (
 	Overhead    = HeaderSize + TrailerSize
 	MaxContent  = 1 << 14
 	MaxRecord   = MaxContent + Overhead // that this package makes
+	UpdateSize  = Overhead + 5          // a record with a KeyUpdate, which Sealer.Update writes
 
 	tagSize = 16
 	// The standard permits padding up to this size of the encrypted part.
 	maxCipher = MaxContent + 256
-
-	updateSize = Overhead + 5 // a record with a KeyUpdate
 )
 
 // Type is the type of a record's content (RFC 8446 section 5.1).
@@ -76,19 +75,12 @@ func (o Options) limit() (uint64, error) {
 }
 
 // Sealer seals one direction of a connection. It is for one goroutine at a time.
-type Sealer struct {
-	half
-	limit uint64
-}
+type Sealer struct{ half }
 
 // NewSealer starts a direction with its traffic secret.
 func NewSealer(s Secret, o Options) (*Sealer, error) {
 	x := new(Sealer)
-	var err error
-	if x.limit, err = o.limit(); err != nil {
-		return nil, err
-	}
-	return x, x.init(s)
+	return x, x.start(s, o)
 }
 
 // Due reports whether the key must be changed before a record with n bytes of content is sealed.
@@ -111,26 +103,17 @@ func (s *Sealer) Seal(rec []byte, t Type, n int) int {
 
 // Update writes a KeyUpdate into rec, changes the key, and returns the record's size. rec needs UpdateSize bytes.
 func (s *Sealer) Update(rec []byte) (int, error) {
-	rec = rec[:updateSize]
+	rec = rec[:UpdateSize]
 	binary.BigEndian.PutUint32(rec[HeaderSize:], keyUpdate<<24|1)
 	rec[HeaderSize+4] = 0 // no update is requested in turn
 	n := s.Seal(rec, Handshake, 5)
 	return n, s.update()
 }
 
-// UpdateSize is the size of the record that Update writes.
-const UpdateSize = updateSize
-
 const keyUpdate = 24
-
-// Seq is the number of the next record under this key.
-func (s *Sealer) Seq() uint64 { return s.seq }
 
 // Used is how many blocks this key has encrypted.
 func (s *Sealer) Used() uint64 { return s.used }
-
-// Updates is how often the key was changed.
-func (s *Sealer) Updates() uint64 { return s.keys }
 
 // RecordSize is the size of the record that begins with b, from its header. It is 0 while b is shorter than a header. A
 // header that no record of encrypted data has is refused.
@@ -151,18 +134,13 @@ func RecordSize(b []byte) (int, error) {
 // Opener opens one direction of a connection. It is for one goroutine at a time.
 type Opener struct {
 	half
-	limit uint64
-	err   error
+	err error
 }
 
 // NewOpener starts a direction with its traffic secret.
 func NewOpener(s Secret, o Options) (*Opener, error) {
 	x := new(Opener)
-	var err error
-	if x.limit, err = o.limit(); err != nil {
-		return nil, err
-	}
-	return x, x.init(s)
+	return x, x.start(s, o)
 }
 
 // Open opens the next record, which rec must be as a whole, and returns its content. It is placed at the start of dst,
@@ -229,9 +207,3 @@ func (o *Opener) open(dst, rec []byte) (Type, []byte, error) {
 	}
 	return 0, nil, errType
 }
-
-// Seq is the number of the next record under this key.
-func (o *Opener) Seq() uint64 { return o.seq }
-
-// Updates is how often the key was changed.
-func (o *Opener) Updates() uint64 { return o.keys }
