@@ -25,7 +25,7 @@ func TestNothingBesideTheBlock(t *testing.T) {
 		x := newCore(b.reach, 32, 1, false, maxFrameBytes, maxFrameBlocks)
 		x.trash = b.trash
 		s := x.streams[0]
-		s.rx = newRecordIn(o)
+		s.rx = &recordIn{open: o}
 		rng := rand.New(rand.NewPCG(rapid.Uint64().Draw(rt, "seed"), 3))
 		for i := range mem {
 			mem[i] = guard

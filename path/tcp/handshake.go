@@ -86,7 +86,6 @@ func (o *Options) attach(fd int) (ok bool, why string, err error) {
 
 // install gives the keys to the kernel or to the stream, each direction by itself.
 func (c *channel) install(s *stream, fd int, must bool) error {
-	out, in := false, false
 	var firstErr error
 	set := func(k *keyed, dir int, seq uint64) bool {
 		if !c.kernel {
@@ -102,20 +101,16 @@ func (c *channel) install(s *stream, fd int, must bool) error {
 		}
 		return err == nil
 	}
-	out = set(c.out, sys.TLSTx, c.out.sealer.Seq())
-	in = set(c.in, sys.TLSRx, c.in.opener.Seq())
+	s.kernelOut = set(c.out, sys.TLSTx, c.out.sealer.Seq())
+	s.kernelIn = set(c.in, sys.TLSRx, c.in.opener.Seq())
 	if must && firstErr != nil {
 		return fmt.Errorf("tcp: kTLS is on, but %s: %w: %w", c.why, path.ErrUnavailable, firstErr)
 	}
-	if out {
-		s.kernelOut = true
-	} else {
-		s.tx = newRecordOut(c.out.sealer, c.fixed)
+	if !s.kernelOut {
+		s.tx = &recordOut{seal: c.out.sealer, fixed: c.fixed}
 	}
-	if in {
-		s.kernelIn = true
-	} else {
-		s.rx = newRecordIn(c.in.opener)
+	if !s.kernelIn {
+		s.rx = &recordIn{open: c.in.opener}
 	}
 	return nil
 }

@@ -34,10 +34,6 @@ type recordIn struct {
 	plain, end int // content that was opened where it was, and could not be taken yet; before r
 }
 
-func newRecordOut(s *seal.Sealer, fixed bool) *recordOut { return &recordOut{seal: s, fixed: fixed} }
-
-func newRecordIn(o *seal.Opener) *recordIn { return &recordIn{open: o} }
-
 // recordLen is how much of the batch the next record takes. Payload of some size begins a record, and its last record ends
 // one byte early, because a record can be opened straight into its place only where another byte of payload follows: it is
 // overwritten with the type of the content, and then with the byte itself, which travels with what follows.

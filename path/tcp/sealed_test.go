@@ -406,7 +406,7 @@ func TestSealedAnySplit(t *testing.T) {
 			}
 			w, _ := seal.NewSealer(s, seal.Options{Limit: 4096})
 			r, _ := seal.NewOpener(s, seal.Options{Limit: 4096})
-			x.streams[0].tx, y.streams[0].rx = newRecordOut(w, false), newRecordIn(r)
+			x.streams[0].tx, y.streams[0].rx = &recordOut{seal: w}, &recordIn{open: r}
 		}
 		join(a, b, "up")
 		join(b, a, "down")
@@ -563,7 +563,7 @@ func FuzzRecords(f *testing.F) {
 		x := newCore(n.reach, 4, 1, false, maxFrameBytes, maxFrameBlocks)
 		x.trash = n.trash
 		st := x.streams[0]
-		st.rx = newRecordIn(r)
+		st.rx = &recordIn{open: r}
 		for len(b) > 0 {
 			k := copy(st.rx.space(), b)
 			if k == 0 {
