@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
@@ -303,18 +304,14 @@ func (c *core) cancelToken(token uint64) bool {
 			continue
 		}
 		p.cancel = true
+		if p.requests > 0 { // what a Get still waits for, the peer need not send
+			c.pushControl(c.streams[0], control{typ: frameCancel, op: p.number(uint16(i))})
+		}
 		switch p.phase {
 		case phaseWork:
-			p.err = firstError(p.err, errCanceledHere)
-			if p.requests > 0 {
-				c.pushControl(c.streams[0], control{typ: frameCancel, op: p.number(uint16(i))})
-			}
+			p.err = cmp.Or(p.err, errCanceledHere)
 			c.advance(uint16(i))
-		case phaseWait:
-			// A Put whose frames are all sent completes or fails by itself. What a Get still waits for, the peer need not send.
-			if p.requests > 0 {
-				c.pushControl(c.streams[0], control{typ: frameCancel, op: p.number(uint16(i))})
-			}
+		case phaseWait: // a Put whose frames are all sent completes or fails by itself
 		case phaseNotify:
 			// The bytes are in place; only the notification has not gone out.
 			p.err = errCanceledHere
@@ -325,13 +322,6 @@ func (c *core) cancelToken(token uint64) bool {
 }
 
 var errCanceledHere = fmt.Errorf("tcp: %w", path.ErrCanceled)
-
-func firstError(a, b error) error {
-	if a != nil {
-		return a
-	}
-	return b
-}
 
 // number is what the operation is called on the wire.
 func (p *op) number(slot uint16) uint64 { return uint64(p.gen)<<16 | uint64(slot) }
@@ -385,9 +375,7 @@ func (c *core) fail(err error) {
 	c.held.n = 0
 	for _, s := range c.streams {
 		s.out.ctl = nil
-		if s.out.iov != nil {
-			s.out.reset()
-		}
+		s.out.reset()
 		s.in.dst, s.in.paused = s.in.dst[:0], false
 	}
 	c.serveSmall.clear()

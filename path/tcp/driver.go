@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -79,13 +80,7 @@ func (d *Driver) Needs(cfg *setup.Config) setup.Needs {
 
 // terms are this side's half of a handshake.
 func terms(cfg setup.Config) (window, streams int, flags uint32, err error) {
-	window, streams = cfg.Window, cfg.Streams
-	if window == 0 {
-		window = setup.DefaultWindow
-	}
-	if streams == 0 {
-		streams = DefaultStreams
-	}
+	window, streams = cmp.Or(cfg.Window, setup.DefaultWindow), cmp.Or(cfg.Streams, DefaultStreams)
 	switch {
 	case cfg.Exports == nil:
 		err = errors.New("tcp: config without a table of exports")

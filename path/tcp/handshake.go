@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/penstock-io/penstock/internal/sys"
@@ -96,7 +97,7 @@ func (c *channel) install(s *stream, fd int, must bool) error {
 			err = sys.SetTLSKeys(fd, dir, key, iv, seq)
 		}
 		if err != nil {
-			firstErr = firstError(firstErr, err)
+			firstErr = cmp.Or(firstErr, err)
 			c.why = fmt.Sprintf("the kernel does not take the keys: %v", err)
 		}
 		return err == nil

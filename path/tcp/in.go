@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/penstock-io/penstock/path"
@@ -308,7 +309,7 @@ func (c *core) end(s *stream, msg []byte) error {
 	if h.typ == frameData {
 		p := &c.ops[in.slot]
 		if damaged {
-			p.err = firstError(p.err, errDamagedHere)
+			p.err = cmp.Or(p.err, errDamagedHere)
 		}
 		p.got += uint64(h.payload)
 		return c.answered(in.slot, h.flags&flagEnd != 0)
@@ -397,7 +398,7 @@ func (c *core) peerRefused(h *header) error {
 	if p == nil {
 		return errUnknownOp
 	}
-	p.err = firstError(p.err, reasonErrors[h.imm])
+	p.err = cmp.Or(p.err, reasonErrors[h.imm])
 	if p.kind == path.Get && p.phase <= phaseWait {
 		if h.where > p.asked-p.claimed {
 			return errShape

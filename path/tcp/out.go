@@ -19,9 +19,7 @@ const (
 // as far as there is any for this stream. An acknowledgement alone is sent only when ackNow is set.
 func (c *core) fill(s *stream, ackNow bool) {
 	o := &s.out
-	if o.iov != nil {
-		o.reset()
-	}
+	o.reset()
 	sentCtl := 0
 	for sentCtl < len(o.ctl) && o.room(headerSize, 0) {
 		k := &o.ctl[sentCtl]

@@ -1,6 +1,7 @@
 package tcp
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -68,9 +69,7 @@ func newPath(fds []int, peer netip.AddrPort, x path.Reach, d deal, channels []*c
 		rxv: make([]sys.Iovec, 0, sys.MaxIovecs),
 	}
 	p.sealed = d.sealed
-	if p.sealLimit = o.sealLimit; p.sealLimit == 0 {
-		p.sealLimit = seal.Limit
-	}
+	p.sealLimit = cmp.Or(o.sealLimit, seal.Limit)
 	err := p.encrypt(channels, o)
 	if err == nil {
 		err = p.open()
@@ -348,9 +347,7 @@ func (p *Path) goodbye() {
 		if p.err != nil || p.fds[i] < 0 || s.busy() {
 			continue
 		}
-		if s.out.iov != nil {
-			s.out.reset()
-		}
+		s.out.reset()
 		s.out.header(s.out.reserve(headerSize), &header{typ: frameBye})
 		p.write(s, p.fds[i], moveBudget)
 	}
