@@ -7,8 +7,8 @@
 //
 // A path is a few connections between two nodes. Payload travels from the memory of the sender straight to its final place
 // at the receiver: the sender hands the kernel the pieces of memory (sendmsg), the receiver reads each frame's payload
-// where the frame says that it belongs, after package path's table of exports allowed it (readv). What shares a read with
-// its header, a few KiB at most, is copied once more and counted in Stats.BytesCopied. Large operations are cut into
+// where the frame says that it belongs, after package path's table of exports allowed it (readv). Frames of less than 16 KiB
+// share reads of 32 KiB: what comes with its header is copied once more and counted in Stats.BytesCopied. Large operations are cut into
 // frames and dealt to all connections; small ones share a send on the first one. Each frame is covered by a CRC32C unless
 // one side does not want it.
 //

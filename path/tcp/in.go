@@ -136,6 +136,9 @@ func (c *core) begin(s *stream) error {
 	h := &in.h
 	in.dst, in.di, in.left, in.crc, in.refused = in.dst[:0], 0, int(h.payload), 0, 0
 	in.state = wantPayload
+	if h.payload > 0 && h.typ != frameGet {
+		in.size = h.payload
+	}
 	switch h.typ {
 	case framePut, framePutv, frameData:
 		c.moved(s, 0)

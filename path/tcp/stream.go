@@ -6,13 +6,13 @@ import (
 )
 
 const (
-	stageSize   = 4 << 10 // received bytes whose place is not known yet
+	stageSize   = 32 << 10 // received bytes whose place is not known yet
 	scratchSize = 16 << 10
 	inlineMax   = 256 // payload up to this size travels in the scratch buffer, next to its header
 	flightSize  = 1024
-	// bulk is the payload size from which a read goes no further than the next header, because what is read beyond it
-	// would have to be copied.
-	bulk = 32 << 10
+	// bulk is the payload size from which a read goes no further than the next header: what is read beyond it has to be copied,
+	// which takes longer than a read of its own (docs/measurements/tcp.md).
+	bulk = 16 << 10
 	// ctlMax bounds the short frames that wait: one refusal for each frame that the peer may have unacknowledged, one
 	// request to cancel for each operation.
 	ctlMax = flightSize + maxWindow
@@ -209,7 +209,8 @@ type input struct {
 	crc     uint32 // of the payload so far
 	refused reason // the payload is thrown away, for this reason; 0: it is placed
 	slot    uint16 // Data: the operation
-	last    int    // size of the last table, the best guess for the next one
+	size    uint32 // payload of the last frame that had any, the best guess for the next one
+	last    int    // size of the last table, the same
 	paused  bool   // no room for what the next frame brings
 
 	ackOwed      bool
@@ -256,10 +257,10 @@ func (in *input) targets(v []sys.Iovec, trash []byte) []sys.Iovec {
 					return v
 				}
 			}
-			if in.left >= bulk {
-				ahead = ahead[:min(len(ahead), headerSize+in.last+int(in.h.msg))]
-			}
 		}
+	}
+	if in.size >= bulk {
+		ahead = ahead[:min(len(ahead), headerSize+in.last+int(in.h.msg))]
 	}
 	if len(ahead) > 0 && !in.paused {
 		v = v[:len(v)+1]
