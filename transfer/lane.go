@@ -104,7 +104,8 @@ type fenceWait struct {
 func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, queue: newQueueOf(), calm: calmed}
+	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, calm: calmed,
+		queue: sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
 	for i := range l.free {
 		l.free[i] = uint32(n - 1 - i)
 	}

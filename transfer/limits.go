@@ -7,7 +7,6 @@ import (
 
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
-	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
@@ -54,37 +53,24 @@ func (q *Quota) check(whose string) error {
 
 // limits are the accounts and rates of a node or of a peer, whose parent is the node's.
 type limits struct {
-	begin           time.Time // of the clock of the rates
 	parent          *limits
 	out, in         *sched.Account
-	outRate, inRate *sched.Rate
-	holds           bool // something that moves between this node and the peer
+	outRate, inRate *sched.Rate // by clock; nil: none
+	holds           bool        // something that moves between this node and the peer
 }
 
 func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
 	if err := q.check(whose); err != nil {
 		return nil, err
 	}
-	o := &q.Out
-	l := &limits{parent: parent, holds: o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0}
 	var out, in *sched.Account
 	if parent != nil {
-		l.begin, out, in = parent.begin, parent.out, parent.in
-	} else {
-		l.begin = time.Now()
+		out, in = parent.out, parent.in
 	}
-	l.out, l.in = sched.NewAccount(whose, q.Out, out), sched.NewAccount(whose, q.In, in)
-	rate := func(s *sched.Limits) (r *sched.Rate, err error) {
-		if s.Rate > 0 {
-			r, err = sched.NewRate(s.Rate, s.Burst, l.now())
-		}
-		return r, err
-	}
-	var err error
-	if l.outRate, err = rate(&q.Out); err == nil {
-		l.inRate, err = rate(&q.In)
-	}
-	return l, err
+	o, now := &q.Out, int64(clock())
+	return &limits{parent: parent, holds: o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0,
+		out: sched.NewAccount(whose, q.Out, out), in: sched.NewAccount(whose, q.In, in),
+		outRate: sched.NewRate(o, now), inRate: sched.NewRate(&q.In, now)}, nil
 }
 
 // limitsKey is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
@@ -148,25 +134,12 @@ func (n *Node) forgetLimits() {
 	}
 }
 
-func (l *limits) now() int64 { return int64(time.Since(l.begin)) }
-
-// admit counts a transfer of this node's making in.
-func (l *limits) admit(bytes uint64) (sched.Grant, error) { return l.out.Admit(bytes) }
-
-// admitTensor does so for one that is to be pushed.
-func (l *limits) admitTensor(bytes uint64, d tensor.DType) (sched.Grant, error) {
-	if err := l.out.Fits(bytes, d); err != nil {
-		return sched.Grant{}, err
-	}
-	return l.out.Admit(bytes)
-}
-
 // send takes bytes from the rates and says how long they have to wait.
 func (l *limits) send(bytes uint64) time.Duration {
 	if bytes == 0 || l.outRate == nil && l.parent.outRate == nil {
 		return 0
 	}
-	return sched.Reserve(l.now(), bytes, l.outRate, l.parent.outRate)
+	return sched.Reserve(int64(clock()), bytes, l.outRate, l.parent.outRate)
 }
 
 // piece is the largest piece that keeps a rate smooth, 0 without a rate.
@@ -183,7 +156,7 @@ func (l *limits) piece() (most uint64) {
 
 // heard counts bytes that the peer had written or read, and returns how long not to poll it.
 func (l *limits) heard(bytes uint64) time.Duration {
-	now := l.now()
+	now := int64(clock())
 	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/control"
 	"github.com/penstock-io/penstock/transfer/sched"
 )
@@ -34,7 +35,7 @@ func TestLimitsAreOfThePeer(t *testing.T) {
 	if len(asked) != 1 || asked[0] != "a" {
 		t.Errorf("the quota was asked for %q: expected once, by the name of the certificate", asked)
 	}
-	first, err := far[0].limits.admit(10)
+	first, err := far[0].limits.out.Admit(10, tensor.Invalid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -58,7 +59,7 @@ func TestLimitsAreForgotten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	grant, err := kept.admit(1)
+	grant, err := kept.out.Admit(1, tensor.Invalid)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -96,7 +96,7 @@ func (l *lane) gather(classes uint64, end *ending) (n int, step bool) {
 		if l.bulkLen >= l.room() {
 			may &^= bulkClasses
 		}
-		it, grant := l.queue.NextOf(may)
+		it, grant := l.queue.Next(may)
 		if it == nil {
 			break
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
+	"github.com/penstock-io/penstock/tensor"
 	"github.com/penstock-io/penstock/transfer/observe"
 	"github.com/penstock-io/penstock/transfer/sched"
 	"github.com/penstock-io/penstock/transfer/state"
@@ -171,7 +172,7 @@ func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
 // take takes what the transfer needs of the limits, unless it has it.
 func (p *Peer) take(t *Transfer, has sched.Grant) (err error) {
 	if t.grant = has; !has.Held() {
-		if t.grant, err = p.limits.admit(t.bytes); err != nil {
+		if t.grant, err = p.limits.out.Admit(t.bytes, tensor.Invalid); err != nil {
 			return fmt.Errorf("transfer: %s to %s: %w", kindName(t.kind), p, err)
 		}
 	}

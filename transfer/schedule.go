@@ -56,7 +56,7 @@ func (p Priority) String() string {
 	return "unknown"
 }
 
-var priorityWeights = [priorities]int{4, 16, 1}
+var priorityWeights = [priorities]uint64{4, 16, 1}
 
 // The queue of a lane has two classes for each priority: one for small operations and one for the pieces of large transfers. So a
 // large one that may not have more outstanding for now does not hold small ones up, and neither can starve the other.
@@ -67,14 +67,6 @@ const (
 
 func lightClass(p Priority) int { return int(p) }
 func bulkClass(p Priority) int  { return priorities + int(p) }
-
-func newQueueOf() *sched.Queue[*Transfer] {
-	q, err := sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)
-	if err != nil {
-		panic(err) // cannot be: the constants are right
-	}
-	return q
-}
 
 // isBulk reports whether the transfer is large: its pieces take turns with those of other large ones.
 func (t *Transfer) isBulk() bool {

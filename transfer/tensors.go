@@ -61,7 +61,7 @@ func (p *Peer) SendTensor(ctx context.Context, name string, d tensor.Desc, src m
 		return nil, fmt.Errorf("transfer: send %q: %w", name, err)
 	}
 	// Before the offer: the peer prepares no memory for what this side refuses itself.
-	if o.grant, err = p.limits.admitTensor(size, d.DType); err != nil {
+	if o.grant, err = p.limits.out.Admit(size, d.DType); err != nil {
 		return nil, fmt.Errorf("transfer: send %q to %s: %w", name, p, err)
 	}
 	id := p.node.nextID()
@@ -316,7 +316,7 @@ func (p *Peer) answerOffer(q *control.Offer) (control.Body, error) {
 
 func (n *Node) prepare(p *Peer, q *control.Offer, d tensor.Desc) (*incomingTensor, error) {
 	name, size := q.Name, q.Size
-	grant, err := p.limits.in.Admit(size)
+	grant, err := p.limits.in.Admit(size, d.DType)
 	if err != nil {
 		return nil, err
 	}

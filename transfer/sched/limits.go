@@ -38,7 +38,7 @@ func (l *Limits) Check() error {
 	if l.Transfers < 0 {
 		return fmt.Errorf("sched: %d transfers at once: expected 0 (no limit) or more", l.Transfers)
 	}
-	if l.Rate > MaxRate || l.Burst > 1<<40 {
+	if l.Rate > MaxRate || l.Burst > maxBurst {
 		return fmt.Errorf("sched: rate of %d bytes per second with a burst of %d: expected at most 2^57 and 2^40", l.Rate, l.Burst)
 	}
 	if l.Rate == 0 && l.Burst > 0 {
@@ -88,8 +88,6 @@ type Use struct {
 	Transfers int
 	Bytes     uint64 // of these transfers
 	Memory    uint64
-	Admitted  uint64 // transfers, ever
-	Refused   uint64 // transfers and requests for memory, ever
 }
 
 // Account counts what is under way against limits, and against those of its parent: a peer's account has the node's as its
@@ -131,33 +129,22 @@ func (a *Account) Fits(bytes uint64, d tensor.DType) error {
 		default:
 			continue
 		}
-		return a.refused(r)
+		r.Whose = a.whose
+		return r
 	}
 	return nil
 }
 
-func (a *Account) refused(r *Refusal) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.refusedLocked(r)
-}
-
-func (a *Account) refusedLocked(r *Refusal) error {
-	r.Whose = a.whose
-	a.use.Refused++
-	return r
-}
-
-// Admit counts a transfer of so many bytes in, here and at all parents, or refuses it and counts nothing. It does not allocate
-// unless it refuses; the error is a *Refusal.
-func (a *Account) Admit(bytes uint64) (Grant, error) {
-	if err := a.Fits(bytes, tensor.Invalid); err != nil {
+// Admit counts a transfer of so many bytes in, here and at all parents, or refuses it and counts nothing; d is as for Fits. It does not
+// allocate unless it refuses; the error is a *Refusal.
+func (a *Account) Admit(bytes uint64, d tensor.DType) (Grant, error) {
+	if err := a.Fits(bytes, d); err != nil {
 		return Grant{}, err
 	}
 	for x := a; x != nil; x = x.parent {
 		if err := x.admit(bytes); err != nil {
 			for y := a; y != x; y = y.parent {
-				y.leave(bytes, false)
+				y.leave(bytes)
 			}
 			return Grant{}, err
 		}
@@ -171,18 +158,17 @@ func (a *Account) admit(bytes uint64) error {
 	l, u := &a.limits, &a.use
 	switch {
 	case l.Transfers > 0 && u.Transfers >= l.Transfers:
-		return a.refusedLocked(&Refusal{Code: control.TooMany, Limit: uint64(l.Transfers), Used: uint64(u.Transfers), Asked: 1})
+		return &Refusal{Whose: a.whose, Code: control.TooMany, Limit: uint64(l.Transfers), Used: uint64(u.Transfers), Asked: 1}
 	case l.Bytes > 0 && (u.Bytes > l.Bytes || bytes > l.Bytes-u.Bytes):
-		return a.refusedLocked(&Refusal{Code: control.TooManyBytes, Limit: l.Bytes, Used: u.Bytes, Asked: bytes})
+		return &Refusal{Whose: a.whose, Code: control.TooManyBytes, Limit: l.Bytes, Used: u.Bytes, Asked: bytes}
 	}
 	u.Transfers++
 	u.Bytes += bytes
-	u.Admitted++
 	return nil
 }
 
-// leave undoes admit; whether it counts as admitted ever stays unless it was never under way.
-func (a *Account) leave(bytes uint64, ran bool) {
+// leave undoes admit.
+func (a *Account) leave(bytes uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if invariants.Enabled && (a.use.Transfers < 1 || a.use.Bytes < bytes) {
@@ -190,9 +176,6 @@ func (a *Account) leave(bytes uint64, ran bool) {
 	}
 	a.use.Transfers--
 	a.use.Bytes -= bytes
-	if !ran {
-		a.use.Admitted--
-	}
 }
 
 // Memory counts so many bytes of memory in, here and at all parents, or refuses them. The error is a *Refusal.
@@ -212,7 +195,7 @@ func (a *Account) remember(bytes uint64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if l := a.limits.Memory; l > 0 && (a.use.Memory > l || bytes > l-a.use.Memory) {
-		return a.refusedLocked(&Refusal{Code: control.OverBudget, Limit: l, Used: a.use.Memory, Asked: bytes})
+		return &Refusal{Whose: a.whose, Code: control.OverBudget, Limit: l, Used: a.use.Memory, Asked: bytes}
 	}
 	a.use.Memory += bytes
 	return nil
@@ -252,7 +235,7 @@ func (g *Grant) Release() {
 		if held.memory {
 			a.forget(held.bytes)
 		} else {
-			a.leave(held.bytes, true)
+			a.leave(held.bytes)
 		}
 	}
 }

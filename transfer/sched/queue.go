@@ -1,9 +1,6 @@
 package sched
 
-import (
-	"fmt"
-	"math"
-)
+import "math"
 
 // OpCost is what each operation is charged beyond its bytes, in bytes: about what an operation without any costs a path.
 const OpCost = 512
@@ -97,25 +94,14 @@ type Queue[T any] struct {
 	items   int
 }
 
-const maxClasses = 64
-
-// New makes an empty queue. The quantum, in bytes, is the most that an item gets at a time while others wait. Each weight makes
-// a class, numbered from 0.
-func New[T any](quantum uint64, weights ...int) (*Queue[T], error) {
-	if quantum == 0 || quantum > 1<<40 {
-		return nil, fmt.Errorf("sched: a quantum of %d bytes: expected 1 to 2^40", quantum)
-	}
-	if len(weights) == 0 || len(weights) > maxClasses {
-		return nil, fmt.Errorf("sched: %d weights: expected one for each class, 1 to %d", len(weights), maxClasses)
-	}
+// New makes an empty queue. The quantum, 1 to 2^40 bytes, is the most that an item gets at a time while others wait. Each weight, 1 to 65536,
+// makes a class, numbered from 0: there are at most 64.
+func New[T any](quantum uint64, weights ...uint64) *Queue[T] {
 	q := &Queue[T]{quantum: int64(quantum), classes: make([]class[T], len(weights))}
 	for i, w := range weights {
-		if w < 1 || w > 1<<16 {
-			return nil, fmt.Errorf("sched: weight %d of class %d: expected 1 to 65536", w, i)
-		}
-		q.classes[i].weight = uint64(w)
+		q.classes[i].weight = w
 	}
-	return q, nil
+	return q
 }
 
 // Len is the number of items.
@@ -180,17 +166,14 @@ func (q *Queue[T]) begin(f *Flow[T], class int, front bool) {
 	}
 }
 
-// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken now: Unlimited when no
-// other flow has work. Say what was done by Took, and Remove the item when it is finished; without either, Next answers the same
-// again as long as nothing is pushed.
-func (q *Queue[T]) Next() (it *Item[T], grant uint64) { return q.NextOf(^uint64(0)) }
-
-// lag is how many quanta of what it could have been charged a class may make good that NextOf passed over.
+// lag is how many quanta of what it could have been charged a class may make good that Next passed over.
 const lag = 4
 
-// NextOf is Next among the classes whose bits are set: the others cannot go on for now. What they miss meanwhile they may make
-// good, up to four quanta.
-func (q *Queue[T]) NextOf(classes uint64) (it *Item[T], grant uint64) {
+// Next is the item whose turn it is, nil when there is none, and how many bytes of it may be taken now: Unlimited when no
+// other flow has work. Say what was done by Took, and Remove the item when it is finished; without either, Next answers the same
+// again as long as nothing is pushed. Only classes whose bits are set have a turn: the others cannot go on for now. What they miss
+// meanwhile they may make good, up to four quanta.
+func (q *Queue[T]) Next(classes uint64) (it *Item[T], grant uint64) {
 	if q.flows == 1 {
 		grant = Unlimited
 	} else {

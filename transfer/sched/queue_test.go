@@ -7,16 +7,10 @@ import (
 	"pgregory.net/rapid"
 )
 
-const quantum = 1 << 16
-
-func newQueue(t testing.TB, weights ...int) *Queue[int] {
-	t.Helper()
-	q, err := New[int](quantum, weights...)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return q
-}
+const (
+	quantum = 1 << 16
+	all     = ^uint64(0) // classes
+)
 
 // work is an item with its size, as the model knows it.
 type work struct {
@@ -37,19 +31,16 @@ type testFlow struct {
 func TestQueueAgainstModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		classes := rapid.IntRange(1, 3).Draw(t, "classes")
-		weights := make([]int, classes)
+		weights := make([]uint64, classes)
 		for i := range weights {
-			weights[i] = rapid.IntRange(1, 20).Draw(t, "weight")
+			weights[i] = rapid.Uint64Range(1, 20).Draw(t, "weight")
 		}
-		q, err := New[int](quantum, weights...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		q := New[int](quantum, weights...)
 		flows := make([]*testFlow, rapid.IntRange(1, 8).Draw(t, "flows"))
 		for i := range flows {
 			flows[i] = &testFlow{class: i % classes}
 		}
-		var all []*work
+		var made []*work
 		check := func() {
 			n, busy := 0, 0
 			for _, f := range flows {
@@ -85,17 +76,17 @@ func TestQueueAgainstModel(t *testing.T) {
 			}
 		}
 		serve := func(t *rapid.T) {
-			it, grant := q.Next()
+			it, grant := q.Next(all)
 			if it == nil {
 				if q.Len() > 0 {
 					t.Fatalf("nothing to serve with %d items", q.Len())
 				}
 				return
 			}
-			if again, g := q.Next(); again != it || g != grant {
+			if again, g := q.Next(all); again != it || g != grant {
 				t.Fatal("asking twice gives two answers")
 			}
-			w := all[it.Value]
+			w := made[it.Value]
 			if w.flow.want[0] != it.Value {
 				t.Fatalf("item %d is not the first of its flow (%v)", it.Value, w.flow.want)
 			}
@@ -121,7 +112,7 @@ func TestQueueAgainstModel(t *testing.T) {
 				} else {
 					q.Refund(it, c)
 				}
-				if next, _ := q.Next(); q.Flows() == 1 && next != it {
+				if next, _ := q.Next(all); q.Flows() == 1 && next != it {
 					t.Fatal("what was put back is not the head")
 				}
 			}
@@ -131,17 +122,17 @@ func TestQueueAgainstModel(t *testing.T) {
 			"push": func(t *rapid.T) {
 				f := flows[rapid.IntRange(0, len(flows)-1).Draw(t, "flow")]
 				w := &work{left: rapid.Uint64Range(0, 4*quantum).Draw(t, "bytes"), class: f.class, flow: f}
-				w.it.Value = len(all)
-				all = append(all, w)
+				w.it.Value = len(made)
+				made = append(made, w)
 				f.want = append(f.want, w.it.Value)
 				q.Push(&f.f, f.class, &w.it)
 			},
 			"serve": serve,
 			"remove": func(t *rapid.T) {
-				if len(all) == 0 {
+				if len(made) == 0 {
 					return
 				}
-				w := all[rapid.IntRange(0, len(all)-1).Draw(t, "item")]
+				w := made[rapid.IntRange(0, len(made)-1).Draw(t, "item")]
 				for i, v := range w.flow.want {
 					if v == w.it.Value {
 						w.flow.want = append(w.flow.want[:i:i], w.flow.want[i+1:]...)
@@ -184,14 +175,11 @@ type backlogged struct {
 func TestFairnessBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		classes := rapid.IntRange(1, 4).Draw(t, "classes")
-		weights := make([]int, classes)
+		weights := make([]uint64, classes)
 		for i := range weights {
-			weights[i] = rapid.IntRange(1, 32).Draw(t, "weight")
+			weights[i] = rapid.Uint64Range(1, 32).Draw(t, "weight")
 		}
-		q, err := New[int](quantum, weights...)
-		if err != nil {
-			t.Fatal(err)
-		}
+		q := New[int](quantum, weights...)
 		var flows []*backlogged
 		for i := range rapid.IntRange(2, 12).Draw(t, "flows") {
 			most := rapid.SampledFrom([]uint64{0, 1, 512, 4096, quantum - 1, quantum}).Draw(t, "most")
@@ -213,7 +201,7 @@ func TestFairnessBounds(t *testing.T) {
 				f, it := &Flow[int]{}, &Item[int]{Value: -1}
 				q.Push(f, step%classes, it)
 			}
-			it, _ := q.Next()
+			it, _ := q.Next(all)
 			if it.Value < 0 {
 				c := it.flow.class
 				n := q.Took(it, quantum)
@@ -263,7 +251,7 @@ func TestFairnessBounds(t *testing.T) {
 func TestNobodyStarves(t *testing.T) {
 	for _, how := range []string{"many large", "ever new flows", "empty operations", "higher class"} {
 		t.Run(how, func(t *testing.T) {
-			q := newQueue(t, 16, 4, 1)
+			q := New[int](quantum, 16, 4, 1)
 			victim, item := &Flow[int]{}, &Item[int]{Value: 1}
 			class := 1
 			if how == "higher class" {
@@ -293,7 +281,7 @@ func TestNobodyStarves(t *testing.T) {
 				case "higher class":
 					q.Push(&Flow[int]{}, 0, &Item[int]{})
 				}
-				it, grant := q.Next()
+				it, grant := q.Next(all)
 				if it == item {
 					n := min(grant, left)
 					q.Took(it, n)
@@ -321,18 +309,18 @@ func TestNobodyStarves(t *testing.T) {
 
 // A small item that comes while large ones are under way is served next, after at most the operation under way.
 func TestNewcomerGoesFirst(t *testing.T) {
-	q := newQueue(t, 4, 2)
+	q := New[int](quantum, 4, 2)
 	for range 10 {
 		q.Push(&Flow[int]{}, 0, &Item[int]{Value: 1})
 	}
 	for range 100 {
-		it, _ := q.Next()
+		it, _ := q.Next(all)
 		q.Took(it, quantum)
 	}
 	small := &Item[int]{Value: 2}
 	q.Push(&Flow[int]{}, 0, small)
 	for step := 0; ; step++ {
-		it, _ := q.Next()
+		it, _ := q.Next(all)
 		if it == small {
 			break
 		}
@@ -345,32 +333,32 @@ func TestNewcomerGoesFirst(t *testing.T) {
 	// One of another class is served next too, since that class had nothing to do.
 	low := &Item[int]{Value: 3}
 	q.Push(&Flow[int]{}, 1, low)
-	it, _ := q.Next()
+	it, _ := q.Next(all)
 	q.Took(it, quantum)
-	if next, _ := q.Next(); it != low && next != low {
+	if next, _ := q.Next(all); it != low && next != low {
 		t.Error("a class that had rested waits")
 	}
 }
 
 // A class that cannot go on is passed over, and makes good a little of what it missed.
-func TestNextOf(t *testing.T) {
-	q := newQueue(t, 1, 1)
+func TestNextPassesOver(t *testing.T) {
+	q := New[int](quantum, 1, 1)
 	a, b := &Item[int]{Value: 1}, &Item[int]{Value: 2}
 	q.Push(&Flow[int]{}, 0, a)
 	q.Push(&Flow[int]{}, 1, b)
 	for range 100 {
-		it, grant := q.NextOf(2)
+		it, grant := q.Next(2)
 		if it != b || grant != quantum {
 			t.Fatal("a class that is passed over was served")
 		}
 		q.Took(it, quantum)
 	}
-	if it, _ := q.NextOf(0); it != nil {
+	if it, _ := q.Next(0); it != nil {
 		t.Fatal("no class may go on, but one did")
 	}
 	row := 0
 	for ; ; row++ {
-		it, _ := q.Next()
+		it, _ := q.Next(all)
 		if it == b {
 			break
 		}
@@ -382,14 +370,14 @@ func TestNextOf(t *testing.T) {
 }
 
 func TestQueueAllocatesNothing(t *testing.T) {
-	q := newQueue(t, 4, 2, 1)
+	q := New[int](quantum, 4, 2, 1)
 	flows, items := make([]Flow[int], 64), make([]Item[int], 64)
 	step := func() {
 		for i := range flows {
 			q.Push(&flows[i], i%3, &items[i])
 		}
 		for q.Len() > 0 {
-			it, _ := q.Next()
+			it, _ := q.Next(all)
 			c := q.Took(it, 4096)
 			q.Refund(it, c)
 			q.Took(it, 4096)
@@ -402,28 +390,17 @@ func TestQueueAllocatesNothing(t *testing.T) {
 	}
 }
 
-func TestNewRefuses(t *testing.T) {
-	for _, c := range []struct {
-		quantum uint64
-		weights []int
-	}{{0, []int{1}}, {1 << 41, []int{1}}, {1, nil}, {1, []int{0}}, {1, []int{1, 1 << 17}}} {
-		if _, err := New[int](c.quantum, c.weights...); err == nil {
-			t.Errorf("%v was accepted", c)
-		}
-	}
-}
-
 func BenchmarkQueue(b *testing.B) {
 	for _, n := range []int{1, 100, 10000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			q := newQueue(b, 4, 2, 1)
+			q := New[int](quantum, 4, 2, 1)
 			flows, items := make([]Flow[int], n), make([]Item[int], n)
 			for i := range flows {
 				q.Push(&flows[i], i%3, &items[i])
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				it, _ := q.Next()
+				it, _ := q.Next(all)
 				q.Took(it, quantum)
 			}
 		})

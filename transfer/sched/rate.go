@@ -1,7 +1,6 @@
 package sched
 
 import (
-	"fmt"
 	"sync"
 	"time"
 
@@ -11,6 +10,9 @@ import (
 // MaxRate is the largest rate in bytes per second.
 const MaxRate = 1 << 57
 
+// maxBurst is the largest burst in bytes, and the most that a single operation is counted as.
+const maxBurst = 1 << 40
+
 // burstTime is what the default burst covers: a timer is late by about a millisecond, and by more on a busy machine.
 const burstTime = 20 * time.Millisecond
 
@@ -19,7 +21,8 @@ const minBurst = 64 << 10
 
 // Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of d seconds at most
 // rate*d + max(burst, largest single operation) bytes pass, and a sender that always has something to send reaches the rate over long
-// times without drift. Its methods may be called from any goroutine; a nil Rate limits nothing.
+// times without drift. More than the burst pass once the bucket is full, and what follows waits for all of them. Its methods may be called from
+// any goroutine; a nil Rate limits nothing.
 type Rate struct {
 	perSec uint64
 	burst  uint64
@@ -27,62 +30,34 @@ type Rate struct {
 	bucket pace.Bucket
 }
 
-// NewRate makes a limit of perSec bytes per second that is at rest at time now, in nanoseconds by any clock that does not go
-// back. At most burst bytes pass at once after a rest; 0 means what 20 ms bring, at least 64 KiB.
-func NewRate(perSec, burst uint64, now int64) (*Rate, error) {
-	if perSec == 0 || perSec > MaxRate {
-		return nil, fmt.Errorf("sched: a rate of %d bytes per second: expected 1 to 2^57", perSec)
+// NewRate makes the limit that l.Rate and l.Burst are, nil without one. It is at rest at time now, in nanoseconds by any clock that does not
+// go back. The limits must have passed Check.
+func NewRate(l *Limits, now int64) *Rate {
+	if l.Rate == 0 {
+		return nil
 	}
+	burst := l.Burst
 	if burst == 0 {
-		burst = min(max(perSec/uint64(time.Second/burstTime), minBurst), 1<<40)
+		burst = min(max(l.Rate/uint64(time.Second/burstTime), minBurst), maxBurst)
 	}
-	if burst > 1<<40 {
-		return nil, fmt.Errorf("sched: a burst of %d bytes: expected at most 2^40", burst)
-	}
-	b, err := pace.NewBucket(8*perSec, int(burst), now)
+	b, err := pace.NewBucket(8*l.Rate, int(burst), now)
 	if err != nil {
-		return nil, fmt.Errorf("sched: %w", err)
+		panic(err) // cannot be: what Check lets pass is less than a bucket takes
 	}
-	return &Rate{perSec: perSec, burst: burst, bucket: b}, nil
+	return &Rate{perSec: l.Rate, burst: burst, bucket: b}
 }
 
-// PerSec is the limit in bytes per second, 0 for a nil Rate.
-func (r *Rate) PerSec() uint64 {
-	if r == nil {
-		return 0
-	}
-	return r.perSec
-}
+// PerSec is the limit in bytes per second.
+func (r *Rate) PerSec() uint64 { return r.perSec }
 
-// Burst is the number of bytes that may pass at once, 0 for a nil Rate.
-func (r *Rate) Burst() uint64 {
-	if r == nil {
-		return 0
-	}
-	return r.burst
-}
-
-// Take lets n bytes pass at time now and returns 0, or how long they have to wait: then nothing was taken. When they are more
-// than the burst they pass once the bucket is full, and what follows waits for all of them.
-func (r *Rate) Take(now int64, n uint64) time.Duration {
-	if r == nil {
-		return 0
-	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n = min(n, 1<<40)
-	if wait := r.bucket.Earliest(int(n)) - now; wait > 0 {
-		return time.Duration(wait)
-	}
-	r.bucket.Spend(now, int(n))
-	return 0
-}
+// Burst is the number of bytes that may pass at once.
+func (r *Rate) Burst() uint64 { return r.burst }
 
 // Reserve takes n bytes from both limits and says how long they have to wait before they may pass. They are taken in any case,
 // and later reservations wait for them: so several that share a limit get their turns in the order in which they ask,
 // however much each asks for. Two goroutines that reserve from the same two limits name them in the same order.
 func Reserve(now int64, n uint64, a, b *Rate) time.Duration {
-	n = min(n, 1<<40)
+	n = min(n, maxBurst)
 	at := now
 	for _, r := range [...]*Rate{a, b} {
 		if r != nil {
@@ -106,6 +81,6 @@ func (r *Rate) Spend(now int64, n uint64) time.Duration {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.bucket.Spend(now, int(min(n, 1<<40)))
+	r.bucket.Spend(now, int(min(n, maxBurst)))
 	return time.Duration(max(0, r.bucket.Earliest(1)-now))
 }
