@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
@@ -55,12 +56,13 @@ type Leg struct {
 	bytes  uint64
 	done   chan struct{}
 
-	mu     sync.Mutex // guards what follows
-	begun  bool
-	over   bool
-	t      *Transfer // nil until it was begun
+	ctx    context.Context
 	cancel context.CancelFunc
-	err    error
+	taken  atomic.Bool // by its turn, or by Cancel before that: who took it ends it
+
+	mu  sync.Mutex // guards what follows
+	t   *Transfer  // nil until it was begun
+	err error
 }
 
 // PutAll puts the same or different local memory into the memory of many peers, weights to workers for example. The targets are
@@ -128,6 +130,9 @@ func PutAll(ctx context.Context, targets []Target, o FanoutOptions) (*Fanout, er
 		}
 	}
 	f.ctx, f.cancel = context.WithCancel(ctx)
+	for _, l := range f.legs {
+		l.ctx, l.cancel = context.WithCancel(f.ctx)
+	}
 	go f.run()
 	return f, nil
 }
@@ -144,8 +149,6 @@ func (f *Fanout) run() {
 	turns := make(chan struct{}, f.opts.AtOnce)
 	for _, l := range f.legs {
 		select {
-		case <-l.done: // canceled
-			continue
 		case turns <- struct{}{}:
 			go l.run(sync.OnceFunc(func() { <-turns }))
 		case <-f.ctx.Done():
@@ -163,56 +166,41 @@ func (f *Fanout) run() {
 // run serves one target. next lets another one begin.
 func (l *Leg) run(next func()) {
 	defer next()
-	ctx, cancel := context.WithCancel(l.f.ctx)
-	defer cancel()
-	l.mu.Lock()
-	if l.over {
-		l.mu.Unlock()
+	if l.taken.Swap(true) {
 		return
 	}
-	l.begun, l.cancel = true, cancel
-	l.mu.Unlock()
-	stop := l.watch(next)
-	defer stop()
-	err := l.put(ctx)
+	go l.watch(next)
+	err := l.put()
 	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		err = path.ErrCanceled
 	}
-	l.finish(err)
+	l.end(err)
+	if err != nil && l.f.opts.StopOnError {
+		l.f.Cancel()
+	}
 }
 
 // watch calls next when the leg does not move for a while.
-func (l *Leg) watch(next func()) (stop func()) {
-	var mu sync.Mutex
-	var timer *time.Timer
-	var last float64
-	stopped := false
-	mu.Lock()
-	defer mu.Unlock()
-	timer = time.AfterFunc(stallAfter, func() {
-		now := l.Progress()
-		mu.Lock()
-		defer mu.Unlock()
-		if stopped {
+func (l *Leg) watch(next func()) {
+	tick := time.NewTicker(stallAfter)
+	defer tick.Stop()
+	for last := 0.0; ; {
+		select {
+		case <-l.done:
 			return
+		case <-tick.C:
 		}
+		now := l.Progress()
 		if now == last {
 			next()
 			return
 		}
 		last = now
-		timer.Reset(stallAfter)
-	})
-	return func() {
-		mu.Lock()
-		defer mu.Unlock()
-		stopped = true
-		timer.Stop()
 	}
 }
 
-func (l *Leg) put(ctx context.Context) error {
-	p, copies := l.target.Peer, l.target.Copies
+func (l *Leg) put() error {
+	ctx, p, copies := l.ctx, l.target.Peer, l.target.Copies
 	if copies == nil {
 		r, err := p.Lookup(ctx, l.target.Name)
 		if err != nil {
@@ -234,19 +222,11 @@ func (l *Leg) put(ctx context.Context) error {
 	return t.Err()
 }
 
-// finish ends the leg; only the first call counts.
-func (l *Leg) finish(err error) {
+func (l *Leg) end(err error) {
 	l.mu.Lock()
-	if l.over {
-		l.mu.Unlock()
-		return
-	}
-	l.over, l.err = true, err
+	l.err = err
 	l.mu.Unlock()
 	close(l.done)
-	if err != nil && l.f.opts.StopOnError {
-		l.f.Cancel()
-	}
 }
 
 // Peer is the target's peer.
@@ -290,32 +270,16 @@ func (l *Leg) Explain() Explanation {
 
 // Cancel asks the leg to end early, as Transfer.Cancel does; the others go on. It returns false when it had ended already.
 func (l *Leg) Cancel() bool {
-	l.mu.Lock()
-	over, begun, cancel := l.over, l.begun, l.cancel
-	l.mu.Unlock()
-	switch {
-	case over:
+	select {
+	case <-l.done:
 		return false
-	case begun:
-		cancel()
 	default:
-		l.finishUnbegun()
+	}
+	l.cancel()
+	if !l.taken.Swap(true) { // its turn has not come
+		l.end(path.ErrCanceled)
 	}
 	return true
-}
-
-// finishUnbegun ends a leg whose turn did not come.
-func (l *Leg) finishUnbegun() {
-	l.mu.Lock()
-	begun, cancel := l.begun, l.cancel // just now, perhaps
-	if !begun && !l.over {
-		l.over, l.err = true, path.ErrCanceled
-		close(l.done)
-	}
-	l.mu.Unlock()
-	if begun {
-		cancel()
-	}
 }
 
 // Legs are the parts, in the order of the targets. The slice is the fan-out's: do not change it.
@@ -362,7 +326,6 @@ func (f *Fanout) Wait(ctx context.Context) error { return waitFor(ctx, f) }
 
 // Cancel asks all legs that have not ended to end early.
 func (f *Fanout) Cancel() {
-	f.cancel()
 	for _, l := range f.legs {
 		l.Cancel()
 	}
