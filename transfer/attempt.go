@@ -1,7 +1,6 @@
 package transfer
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,68 +17,47 @@ import (
 // errStalled ends an attempt by JobOptions.Stall.
 var errStalled = fmt.Errorf("no piece was completed in time: %w", context.DeadlineExceeded)
 
-// run makes attempts until one succeeds, an error is not to be tried again, or a limit is reached.
+// run makes attempts until the job is done, or fails.
 func (j *Job) run() error {
 	t := newTries(j.retry)
-	for {
+	err := j.link.repeat(j.ctx, t, j.pieces, func() (try, error) {
 		a := &Attempt{}
-		before := j.open(a)
-		then, err := j.attempt(a, t)
-		now := time.Now()
-		if j.close(a, err) > before {
-			t.progressed(now)
-		}
-		if err == nil {
-			return nil
-		}
-		if cause := context.Cause(j.ctx); cause != nil {
-			return canceledBy(cause)
-		}
-		if !then.again {
-			return err
-		}
-		wait, gaveUp := t.again(now, a.Dials, then.peer != nil, then.lost, err)
-		if gaveUp != nil {
-			return gaveUp
-		}
-		if then.peer != nil { // the link reported each failed dial already
-			j.link.retrying(then.peer, err)
-		}
-		if wait == 0 {
-			continue
-		}
-		if cause := pause(j.ctx, wait); cause != nil {
-			return canceledBy(cause)
-		}
-		j.spent(func(t *JobTimes) { t.Wait += time.Since(now) })
+		j.open(a)
+		x, err := j.attempt(a, t)
+		j.close(a, err)
+		return x, err
+	})
+	if cause := context.Cause(j.ctx); err != nil && cause != nil {
+		return canceledBy(cause)
 	}
+	return err
+}
+
+// pieces is how many were verified so far.
+func (j *Job) pieces() uint64 {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.fresh
 }
 
 // attempt gets a session, looks the name up, and moves what is missing.
-func (j *Job) attempt(a *Attempt, t *tries) (outcome, error) {
-	ctx, cancel := j.ctx, context.CancelFunc(func() {})
-	if until := t.until(); !until.IsZero() {
-		ctx, cancel = context.WithDeadline(j.ctx, until)
-	}
+func (j *Job) attempt(a *Attempt, t *tries) (try, error) {
+	ctx, cancel := t.bound(j.ctx)
 	defer cancel()
 	begin := time.Now()
-	s, err := j.link.lease(ctx, t.dials())
+	s, x, err := j.link.session(ctx, t)
 	j.spent(func(t *JobTimes) { t.Connect += time.Since(begin) })
+	j.mu.Lock()
+	a.Dials = x.dials
+	if err == nil {
+		a.Peer, a.Session, a.Connect = x.peer.String(), x.peer.number, time.Since(begin)
+	}
+	j.mu.Unlock()
 	if err != nil {
-		var d *pool.DialError
-		if !errors.As(err, &d) {
-			return outcome{again: Retriable(err)}, err
-		}
-		j.mu.Lock()
-		a.Dials = d.Failed
-		j.mu.Unlock()
-		return outcome{again: Retriable(d.Last)}, err
+		return x, err
 	}
 	defer s.Release()
-	p := s.Conn()
-	j.mu.Lock()
-	a.Peer, a.Session, a.Connect = p.String(), p.number, time.Since(begin)
-	j.mu.Unlock()
+	p := x.peer
 	again, err := j.with(ctx, a, s)
 	lost := p.Err() != nil
 	if lost {
@@ -89,14 +67,8 @@ func (j *Job) attempt(a *Attempt, t *tries) (outcome, error) {
 		}
 		again = again || j.link.cutOff(p, err)
 	}
-	return outcome{p, again, lost || errors.Is(err, path.ErrDown)}, err
-}
-
-// outcome is what to do after an attempt that failed.
-type outcome struct {
-	peer  *Peer // whose session it had; nil: none
-	again bool  // it may succeed next time
-	lost  bool  // with a new session or path, which takes its time to set up
+	x.again, x.lost = again, lost || errors.Is(err, path.ErrDown)
+	return x, err
 }
 
 // with does the work of an attempt on a session; again says whether its error may pass.
@@ -224,7 +196,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 	depth := sched.Depth{Most: j.o.Window}
 	var flying []flight
 	var failed error
-	var broken []*lane // paths that went down under pieces of a store
+	var broken []*lane // paths that went down under pieces of a store, each once
 	var next uint64
 	var stall *time.Timer
 	var stalled <-chan time.Time
@@ -281,8 +253,8 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 		}
 		flying = slices.Delete(flying, 0, 1)
 		if err := f.t.Err(); err != nil {
-			if j.kind == path.Put && errors.Is(err, path.ErrDown) {
-				broken = append(broken, f.t.currentLane())
+			if ln := f.t.currentLane(); j.kind == path.Put && errors.Is(err, path.ErrDown) && !slices.Contains(broken, ln) {
+				broken = append(broken, ln)
 			}
 			if failed == nil {
 				failed = err
@@ -306,8 +278,7 @@ func (j *Job) move(ctx context.Context, a *Attempt, s *pool.Lease[*Peer], r *Rem
 // not known any more. If the session lives and does not confirm, it is ended: the node has lost sessions ended at the other side
 // before it moves anything by the next one.
 func (j *Job) fence(ctx context.Context, p *Peer, broken []*lane) {
-	slices.SortFunc(broken, func(a, b *lane) int { return cmp.Compare(a.number(), b.number()) })
-	for _, l := range slices.Compact(broken) {
+	for _, l := range broken {
 		if p.Err() != nil {
 			return
 		}
@@ -316,14 +287,6 @@ func (j *Job) fence(ctx context.Context, p *Peer, broken []*lane) {
 			return
 		}
 	}
-}
-
-// number is the id of the lane's path, 0 for none.
-func (l *lane) number() uint64 {
-	if l == nil {
-		return 0
-	}
-	return l.id
 }
 
 // currentLane is the lane that the transfer is on, or ended on; nil if it had to leave one.

@@ -25,12 +25,12 @@ func newTries(r Retry) *tries { return &tries{retry: r, since: time.Now()} }
 // progressed sets both limits back.
 func (t *tries) progressed(now time.Time) { t.failed, t.since, t.lost = 0, now, nil }
 
-// until is when the limit of time is reached; zero: never.
-func (t *tries) until() time.Time {
+// bound is a context that ends also when the limit of time is reached.
+func (t *tries) bound(ctx context.Context) (context.Context, context.CancelFunc) {
 	if t.retry.Total < 0 {
-		return time.Time{}
+		return context.WithCancel(ctx)
 	}
-	return t.since.Add(t.retry.Total)
+	return context.WithDeadline(ctx, t.since.Add(t.retry.Total))
 }
 
 // dials is how many may fail in a row until the limit of attempts is reached; 0: any number.
@@ -60,25 +60,21 @@ func (t *tries) again(now time.Time, dials int, met, lost bool, err error) (wait
 		return 0, nil
 	}
 	wait = t.retry.backoff().Delay(t.failed)
-	if left := t.until(); !left.IsZero() && now.Add(wait).After(left) {
+	if t.retry.Total >= 0 && now.Add(wait).Sub(t.since) > t.retry.Total {
 		return 0, fmt.Errorf("%w: %v without progress: %w", ErrGaveUp, t.retry.Total, err)
 	}
 	return wait, nil
 }
 
-// pause waits before an attempt. It returns why ctx ended, if that came first.
-func pause(ctx context.Context, d time.Duration) error {
-	if d == 0 {
-		return context.Cause(ctx)
-	}
+// pause waits before an attempt. It returns false when ctx ended first.
+func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-t.C:
-		return nil
 	case <-ctx.Done():
-		return context.Cause(ctx)
 	}
+	return ctx.Err() == nil
 }
 
 // DoOptions modify Link.Do. The zero value is usual.
@@ -113,8 +109,17 @@ func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, 
 		mayPass = Retriable
 	}
 	t := newTries(retry)
+	return l.repeat(ctx, t, progress, func() (try, error) {
+		x, err := l.once(ctx, t, f)
+		x.again = x.again || err != nil && x.peer != nil && mayPass(err)
+		return x, err
+	})
+}
+
+// repeat makes attempts until one succeeds, another one is no use, a limit of t is reached, or ctx or the link ends.
+func (l *Link) repeat(ctx context.Context, t *tries, progress func() uint64, attempt func() (try, error)) error {
 	for best := progress(); ; {
-		try, err := l.once(ctx, t, f)
+		x, err := attempt()
 		if err == nil || ctx.Err() != nil || l.ctx.Err() != nil {
 			return err
 		}
@@ -123,52 +128,56 @@ func (l *Link) Do(ctx context.Context, o DoOptions, f func(ctx context.Context, 
 			best = n
 			t.progressed(now)
 		}
-		if err != nil && !try.again && !(try.met && mayPass(err)) {
+		if !x.again {
 			return err
 		}
-		wait, gaveUp := t.again(now, try.dials, try.met, try.lost, err)
+		wait, gaveUp := t.again(now, x.dials, x.peer != nil, x.lost, err)
 		if gaveUp != nil {
 			return gaveUp
 		}
-		if try.met { // the link reported each failed dial already
-			l.retrying(try.peer, err)
+		if x.peer != nil { // the link reported each failed dial already
+			l.retrying(x.peer, err)
 		}
-		if pause(ctx, wait) != nil {
+		if !pause(ctx, wait) {
 			return err
 		}
 	}
 }
 
-// try is what became of one attempt of Do.
+// try is what became of one attempt.
 type try struct {
-	peer  *Peer
-	met   bool // there was a session
-	lost  bool // and is none any more
-	again bool // another attempt may go better, whatever f thinks of the error
-	dials int  // that failed
+	peer  *Peer // whose session it had; nil: none
+	again bool  // another attempt may go better
+	lost  bool  // with a new session or path, which takes its time to set up
+	dials int   // that failed
+}
+
+// session waits for a session of one attempt.
+func (l *Link) session(ctx context.Context, t *tries) (*pool.Lease[*Peer], try, error) {
+	s, err := l.lease(ctx, t.dials())
+	var d *pool.DialError
+	switch {
+	case errors.As(err, &d):
+		return nil, try{again: Retriable(d.Last), dials: d.Failed}, err
+	case err != nil:
+		return nil, try{again: Retriable(err)}, err
+	}
+	return s, try{peer: s.Conn()}, nil
 }
 
 func (l *Link) once(ctx context.Context, t *tries, f func(context.Context, *Peer) error) (try, error) {
-	wait, cancel := ctx, context.CancelFunc(func() {})
-	if until := t.until(); !until.IsZero() {
-		wait, cancel = context.WithDeadline(ctx, until)
-	}
-	s, err := l.lease(wait, t.dials())
+	wait, cancel := t.bound(ctx)
+	s, x, err := l.session(wait, t)
 	cancel()
 	if err != nil {
-		var d *pool.DialError
-		if errors.As(err, &d) {
-			return try{again: Retriable(d.Last), dials: d.Failed}, err
-		}
-		return try{again: Retriable(err)}, err
+		return x, err
 	}
 	defer s.Release()
-	p := s.Conn()
+	p := x.peer
 	if err = f(ctx, p); err == nil {
 		s.Good()
-		return try{}, nil
+		return x, nil
 	}
-	x := try{peer: p, met: true}
 	if x.lost = p.Err() != nil; x.lost {
 		<-p.gone // then the node knows the session as lost
 		// What f says may be of its own making: it counts as an error of the session if it is one that could come from its loss.

@@ -122,14 +122,17 @@ func reasons(history []Attempt) (out []string) {
 	return out
 }
 
-// open begins an attempt; it returns how many pieces were verified before.
-func (j *Job) open(a *Attempt) (pieces uint64) {
+// open begins an attempt.
+func (j *Job) open(a *Attempt) {
 	j.mu.Lock()
 	j.attempts++
 	a.Number, a.Begin = j.attempts, time.Now()
 	j.now = a
 	first := j.attempts == 1
-	pieces = j.fresh
+	if !first {
+		before := &j.history[len(j.history)-1]
+		j.times.Wait += a.Begin.Sub(before.Begin) - before.Took
+	}
 	j.mu.Unlock()
 	l := j.link
 	l.mu.Lock()
@@ -141,11 +144,10 @@ func (j *Job) open(a *Attempt) (pieces uint64) {
 	if !first {
 		l.node.obs.retried(j.kind)
 	}
-	return pieces
 }
 
-// close records an attempt; it returns how many pieces were verified by now.
-func (j *Job) close(a *Attempt, err error) (pieces uint64) {
+// close records an attempt.
+func (j *Job) close(a *Attempt, err error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	a.Err, a.Took = err, time.Since(a.Begin)
@@ -154,7 +156,6 @@ func (j *Job) close(a *Attempt, err error) (pieces uint64) {
 		j.history = slices.Delete(j.history, firstAttempts, firstAttempts+1)
 	}
 	j.history = append(j.history, *a)
-	return j.fresh
 }
 
 func (j *Job) spent(f func(*JobTimes)) {
