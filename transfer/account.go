@@ -23,25 +23,13 @@ import (
 // The mutexes, in the order in which they may be taken: a peer's or a lane's, observer.mu, account.mu; then the leaves: those of
 // a cell, of the bus. Nothing here takes the mutex of a node, peer, lane or transfer while it holds one of its own.
 
-// The operations, as indexes.
-const (
-	opPut = iota
-	opGet
-	opNotify
-	numOps
-)
+const numOps = 3 // kinds of operations that are a transfer: path.Put, path.Get and path.Notify
 
 var opNames = [numOps]string{"put", "get", "notify"}
 
-func opIndex(k path.OpKind) int {
-	switch k {
-	case path.Put:
-		return opPut
-	case path.Get:
-		return opGet
-	}
-	return opNotify
-}
+func opIndex(k path.OpKind) int { return int(k - path.Put) }
+
+func kindName(k path.OpKind) string { return opNames[opIndex(k)] }
 
 // failureReasons are the causes of failures as snapshots and metrics tell them apart; the first that matches counts. They are few and
 // fixed: a peer cannot make more of them.

@@ -352,7 +352,7 @@ func TestDigesterIsFaster(t *testing.T) {
 			slow <- x
 		}()
 		x := <-slow // put leaves it to the goroutine that holds the lane
-		x.m = state.New(path.Put, x.m.Copies(), x.bytes, state.Pending, false)
+		x.m = state.New(path.Put, x.m.Copies(), x.bytes, true, false)
 		x.m.Carried()
 		x.m.Route()
 		x.digest = newDigester(x)

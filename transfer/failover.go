@@ -164,15 +164,9 @@ func (p *Peer) resume(t *Transfer, old *lane) {
 	t.mu.Lock()
 	t.explain.Failovers = append(slices.Clip(t.explain.Failovers), Failover{old.p.Name(), t.moved.Load(), old.down})
 	t.mu.Unlock()
-	ctx, stop := context.WithCancel(p.ctx)
-	t.mu.Lock()
-	t.abort = stop
-	t.mu.Unlock()
+	ctx, stop := t.abortable(p.ctx)
 	go func() {
 		defer stop()
-		if t.canceled() {
-			stop()
-		}
 		if wait := failoverPause << (t.tries - 1) / 2; t.tries > 1 {
 			timer := time.NewTimer(wait)
 			defer timer.Stop()

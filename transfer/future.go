@@ -300,13 +300,7 @@ func (t *Transfer) finish(err error) bool {
 	if stop != nil {
 		stop()
 	}
-	for _, r := range t.regs {
-		r.Release()
-	}
-	for _, l := range t.leases {
-		l.Release()
-	}
-	t.grant.Release()
+	t.unpin()
 	t.peer.ended(t, err)
 	t.peer.transferEnded(t, err)
 	t.release()

@@ -122,39 +122,34 @@ func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 
 // ending collects what must happen once the lane's mutex is free: no callback runs under it.
 type ending struct {
-	first     ended // of transfers; mostly there is one
-	transfers []ended
-	moved     []*Transfer // to go on by another path
-	missed    []*Transfer // whose memory the path does not reach
-	closed    error       // the path went down
-	woke      bool        // goroutines of the application have something to do
-}
-
-type ended struct {
-	t   *Transfer
-	err error
+	first  *Transfer // that ended; mostly there is one
+	others []*Transfer
+	moved  []*Transfer // to go on by another path
+	missed []*Transfer // whose memory the path does not reach
+	closed error       // the path went down
+	woke   bool        // goroutines of the application have something to do
 }
 
 // add ends a transfer.
 func (e *ending) add(t *Transfer) {
 	t.m.End()
 	e.woke = true
-	if e.first.t == nil {
-		e.first = ended{t, t.m.Err()}
-		return
+	if e.first == nil {
+		e.first = t
+	} else {
+		e.others = append(e.others, t)
 	}
-	e.transfers = append(e.transfers, ended{t, t.m.Err()})
 }
 
 func (e *ending) run(l *lane) {
 	for _, t := range e.missed {
 		l.peer.restage(t)
 	}
-	if x := e.first; x.t != nil {
-		x.t.complete(x.err)
+	if t := e.first; t != nil {
+		t.complete(t.m.Err())
 	}
-	for _, x := range e.transfers {
-		x.t.complete(x.err)
+	for _, t := range e.others {
+		t.complete(t.m.Err())
 	}
 	if e.closed != nil {
 		l.peer.laneDown(l, e.closed)
@@ -281,7 +276,7 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 		end.missed = append(end.missed, t)
 	case state.End:
 		l.account(t)
-		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first.t == nil
+		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first == nil
 		end.add(t)
 	}
 }

@@ -29,16 +29,12 @@ const (
 
 // notifyLong sends the message of a transfer that has no bytes.
 func (p *Peer) notifyLong(t *Transfer) {
-	ctx, abort := context.WithCancel(p.ctx)
+	ctx, abort := t.abortable(p.ctx)
 	t.mu.Lock()
-	t.abort = abort
 	t.explain.more().Why = "too long for a path: by the control connection"
 	t.mu.Unlock()
 	go func() {
 		defer abort()
-		if t.canceled() { // before it could be aborted
-			abort()
-		}
 		err := below(p.Security(), t.floor)
 		for off, msg := 0, t.msg[headerSize:]; err == nil && off < len(msg); off += longPart {
 			part := msg[off:min(len(msg), off+longPart)]

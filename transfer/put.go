@@ -160,11 +160,7 @@ func (p *Peer) make(t *Transfer, copies []path.Copy, o *PutOptions) error {
 	if hollow {
 		list, exports = leaveOut(copies, exports)
 	}
-	proof := state.NotAsked
-	if o.Digest && t.kind != path.Notify {
-		proof = state.Pending
-	}
-	t.m = state.New(t.kind, list, t.bytes, proof, false)
+	t.m = state.New(t.kind, list, t.bytes, o.Digest && t.kind != path.Notify, false)
 	t.exports, t.explain.Blocks = exports, int32(len(copies))
 	return nil
 }
@@ -227,15 +223,9 @@ func (p *Peer) start(t *Transfer) {
 		}
 	}
 	// A path has to be set up first, or an earlier session ended: that takes messages, so it must not hold the caller.
-	ctx, abort := context.WithCancel(context.Background()) // the caller's context cancels the transfer
-	t.mu.Lock()
-	t.abort = abort
-	t.mu.Unlock()
+	ctx, abort := t.abortable(context.Background()) // the caller's context cancels the transfer
 	go func() {
 		defer abort()
-		if t.canceled() { // before it could be aborted
-			abort()
-		}
 		var ln *lane
 		var err error
 		if unsettled {
@@ -253,6 +243,18 @@ func (p *Peer) start(t *Transfer) {
 		}
 		p.launch(t, ln)
 	}()
+}
+
+// abortable is a context for what a transfer waits for without a lane. It ends also when the transfer is canceled.
+func (t *Transfer) abortable(parent context.Context) (context.Context, context.CancelFunc) {
+	ctx, abort := context.WithCancel(parent)
+	t.mu.Lock()
+	t.abort = abort
+	t.mu.Unlock()
+	if t.canceled() { // before it could be aborted
+		abort()
+	}
+	return ctx, abort
 }
 
 func (p *Peer) launch(t *Transfer, ln *lane) {
@@ -389,14 +391,4 @@ func (t *Transfer) unpin() {
 	}
 	t.regs, t.leases = nil, nil
 	t.grant.Release()
-}
-
-func kindName(k path.OpKind) string {
-	switch k {
-	case path.Put:
-		return "put"
-	case path.Get:
-		return "get"
-	}
-	return "notify"
 }

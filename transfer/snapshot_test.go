@@ -24,6 +24,12 @@ import (
 	"github.com/penstock-io/penstock/transfer/observe"
 )
 
+// The operations as Totals has them.
+const (
+	opPut = iota
+	opGet
+)
+
 // sums are what a test counted itself, by kind of transfer.
 type sums struct {
 	begun, completed, canceled, failed, rejected map[string]uint64

@@ -20,7 +20,6 @@ import (
 // stager is the carrier of one transfer.
 type stager struct {
 	t     *Transfer
-	p     *Peer
 	abort context.CancelFunc
 
 	mu    sync.Mutex                       // guards what follows; may be taken under the mutex of a lane
@@ -36,14 +35,8 @@ func (p *Peer) stage(t *Transfer) {
 		t.complete(err)
 		return
 	}
-	ctx, abort := context.WithCancel(p.ctx)
-	t.mu.Lock()
-	t.abort = abort
-	t.mu.Unlock()
-	if t.canceled() { // before it could be aborted
-		abort()
-	}
-	s := &stager{t: t, p: p, abort: abort, flows: map[*lane]*sched.Flow[*Transfer]{}}
+	ctx, abort := t.abortable(p.ctx)
+	s := &stager{t: t, abort: abort, flows: map[*lane]*sched.Flow[*Transfer]{}}
 	if s.one(ctx) {
 		return
 	}
@@ -73,7 +66,7 @@ func (p *Peer) stage(t *Transfer) {
 
 // one moves a transfer that package stage carries at once; it returns false, and has done nothing, for any other one.
 func (s *stager) one(ctx context.Context) bool {
-	t, p := s.t, s.p
+	t, p := s.t, s.t.peer
 	if t.reach != reachDirect || t.stream != 0 || t.digest != nil || t.canceled() || p.unsettled() {
 		return false
 	}
@@ -95,17 +88,17 @@ func (s *stager) carried(ctx context.Context) (*lane, error) {
 	t := s.t
 	t.exports, t.devices, t.reach = nil, nil, reachCarried
 	t.m.Carried()
-	if !s.p.unsettled() {
-		if ln := s.p.quick(t); ln != nil {
+	if !t.peer.unsettled() {
+		if ln := t.peer.quick(t); ln != nil {
 			return ln, nil
 		}
 	}
-	return s.p.choose(ctx, t, nil, t.allowed)
+	return t.peer.choose(ctx, t, nil, t.allowed)
 }
 
 // finish hands the transfer to its lane, or ends it with the error for which it has none.
 func (s *stager) finish(direct *lane, err error) {
-	t, p := s.t, s.p
+	t, p := s.t, s.t.peer
 	defer p.node.wg.Done()
 	defer s.abort()
 	switch lost := p.Err(); {
@@ -161,7 +154,7 @@ func (p *Peer) directPaths(t *Transfer) (allowed []string, ok bool) {
 // begun notes when the first piece begins, and returns all of the work.
 func (s *stager) begun() stage.Work {
 	t := s.t
-	w := stage.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes, Blocks: control.StagedRoom(s.p.maxBody()), Plain: 2 * PieceSize}
+	w := stage.Work{Kind: t.kind, Copies: t.m.Copies(), At: t.m.At(), Bytes: t.bytes, Blocks: control.StagedRoom(t.peer.maxBody()), Plain: 2 * PieceSize}
 	for _, e := range t.exports {
 		if e.Device {
 			if w.Far == nil {
@@ -197,8 +190,8 @@ type moving struct {
 // Move begins to move a piece by a path.
 func (s *stager) Move(pc *stage.Piece) stage.Move {
 	t := s.t
-	c := &Transfer{kind: t.kind, peer: s.p, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
-		m: state.New(t.kind, pc.Copies, pc.Bytes, state.NotAsked, true)}
+	c := &Transfer{kind: t.kind, peer: t.peer, bytes: pc.Bytes, id: t.id, priority: t.priority, allowed: t.allowed, floor: t.floor, part: s,
+		m: state.New(t.kind, pc.Copies, pc.Bytes, false, true)}
 	c.explain.Times.start(clock())
 	if pc.Lent != nil {
 		c.exports = append(c.oneExport[:0], *pc.Lent)
@@ -216,7 +209,7 @@ func (s *stager) Move(pc *stage.Piece) stage.Move {
 			}
 		}
 	}
-	s.p.start(c)
+	t.peer.start(c)
 	return moving{s, pc, c}
 }
 

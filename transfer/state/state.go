@@ -83,22 +83,13 @@ const (
 	Unreachable               // the path does not reach its memory, and no byte of it moved
 )
 
-// Proof is whether the digests of both sides have to be equal before the peer gets the notification.
-type Proof uint8
-
-const (
-	NotAsked Proof = iota
-	Pending
-	Given
-)
-
 // Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a channel for it, or who holds the channel.
 type Machine struct {
 	kind   path.OpKind
 	silent bool
 
 	state       State
-	proof       Proof
+	asked       bool   // the digests of both sides have to be equal before the peer gets the notification, and are not compared yet
 	lost        Result // PathDown or Unreachable: why it drains
 	doubt       bool   // the notification was outstanding when its path went down
 	outstanding int    // operations
@@ -109,9 +100,10 @@ type Machine struct {
 	err         error
 }
 
-// New is the machine of a transfer that was admitted. A silent one is a part of another transfer, and brings no notification.
-func New(kind path.OpKind, copies []path.Copy, bytes uint64, proof Proof, silent bool) Machine {
-	return Machine{kind: kind, copies: copies, bytes: bytes, proof: proof, silent: silent}
+// New is the machine of a transfer that was admitted. If asked is set, the digests of both sides have to be equal before the peer gets the
+// notification. A silent one is a part of another transfer, and brings no notification.
+func New(kind path.OpKind, copies []path.Copy, bytes uint64, asked, silent bool) Machine {
+	return Machine{kind: kind, copies: copies, bytes: bytes, asked: asked, silent: silent}
 }
 
 // State is the state that the transfer is in.
@@ -130,7 +122,7 @@ func (m *Machine) Left() uint64 { return m.bytes - m.at.Done }
 func (m *Machine) At() Cursor { return m.at }
 
 // Asked reports whether the digests are to be compared, and are not yet.
-func (m *Machine) Asked() bool { return m.proof == Pending }
+func (m *Machine) Asked() bool { return m.asked }
 
 // Copies is what is left of the transfer, from the last Resume on.
 func (m *Machine) Copies() []path.Copy { return m.copies }
@@ -165,7 +157,7 @@ func (m *Machine) Next() Step {
 	case !m.Posted() && m.state != Draining:
 		return Queue
 	case m.state != Draining && m.state != Notifying && !m.silent: // all bytes are in place
-		if m.proof == Pending {
+		if m.asked {
 			m.to(Proving)
 			return Prove
 		}
@@ -198,7 +190,7 @@ func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Cop
 		*buf = Append(*buf, m.copies, &m.at, n)
 		copies = *buf
 	}
-	if s.At == (Cursor{}) && m.Posted() && !m.silent && m.proof != Pending {
+	if s.At == (Cursor{}) && m.Posted() && !m.silent && !m.asked {
 		m.to(Notifying)
 		return s, copies, true
 	}
@@ -277,7 +269,7 @@ func (m *Machine) Fail(err error) {
 
 // Proved takes the outcome of comparing the digests.
 func (m *Machine) Proved(err error) {
-	if m.proof = Given; err != nil {
+	if m.asked = false; err != nil {
 		m.Fail(err)
 	}
 }

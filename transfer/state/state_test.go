@@ -56,12 +56,12 @@ func TestPrograms(t *testing.T) {
 				bytes += n
 			}
 		}
-		proof := rapid.SampledFrom([]Proof{NotAsked, NotAsked, Pending}).Draw(t, "proof")
+		asked := rapid.SampledFrom([]bool{false, false, true}).Draw(t, "asked")
 		if kind == path.Notify {
-			proof = NotAsked
+			asked = false
 		}
-		silent := kind != path.Notify && bytes > 0 && proof == NotAsked && rapid.IntRange(0, 3).Draw(t, "silent") == 0
-		x := New(kind, copies, bytes, proof, silent)
+		silent := kind != path.Notify && bytes > 0 && !asked && rapid.IntRange(0, 3).Draw(t, "silent") == 0
+		x := New(kind, copies, bytes, asked, silent)
 		m := model{placed: map[uint64]bool{}}
 		var out []op
 		queued, proving, open := false, false, false // open: the peer's end of a path that went down may still write
@@ -130,8 +130,8 @@ func TestPrograms(t *testing.T) {
 				if notify && before && len(m.placed) != int(bytes) && kind != path.Notify {
 					t.Fatalf("the notification goes with %d of %d bytes in place", len(m.placed), bytes)
 				}
-				if notify && (proof == Pending || silent) {
-					t.Fatalf("the notification goes with digests %v, silent %v", proof, silent)
+				if notify && (asked || silent) {
+					t.Fatalf("the notification goes with digests %v, silent %v", asked, silent)
 				}
 				if !well && rapid.IntRange(0, 3).Draw(t, "accepted") == 0 {
 					x.Unpost(seg)
@@ -173,7 +173,7 @@ func TestPrograms(t *testing.T) {
 				if !well && rapid.IntRange(0, 2).Draw(t, "equal") == 0 {
 					err = errors.New("the digests differ")
 				}
-				proving, proof = false, Given
+				proving, asked = false, false
 				x.Proved(err)
 				follow(x.Next())
 			case queued && event == 8:
@@ -233,7 +233,7 @@ func TestWholeBlocks(t *testing.T) {
 		list[i] = path.Copy{Local: mem.Span{Off: uint64(i) * 10, Len: 10}, RemoteOff: uint64(i) * 10}
 	}
 	list[100].Local.Len, list[101].Local.Len = 1000, 0
-	x := New(path.Put, list, 100*10+1000+10, NotAsked, false)
+	x := New(path.Put, list, 100*10+1000+10, false, false)
 	x.Route()
 	for _, c := range []struct {
 		room, want uint64
@@ -270,7 +270,7 @@ func TestDoubt(t *testing.T) {
 		first uint64 // bytes of the first operation
 		want  bool
 	}{{8, true}, {4, false}} {
-		x := New(path.Put, list, 8, NotAsked, false)
+		x := New(path.Put, list, 8, false, false)
 		x.Route()
 		var buf []path.Copy
 		seg, _, notify := x.Post(c.first, &buf)
