@@ -135,23 +135,17 @@ type account struct {
 	active  *Transfer // the transfers under way, a doubly linked list
 	open    int       // its length
 	gone    bool      // the peer is; the account is merged when open is 0
-	merged  bool      // its counts were moved to the node's past
 	refused uint64    // of what the peer asked for
 }
 
-// books locks the peer's account. One that was merged is opened again: a call of the application may come late.
+// books locks the peer's account.
 func (p *Peer) books() *account {
-	a := &p.account
-	a.mu.Lock()
-	for a.merged {
-		a.mu.Unlock()
-		p.node.obs.reopen(p)
-		a.mu.Lock()
-	}
-	return a
+	p.account.mu.Lock()
+	return &p.account
 }
 
-// closeBooks unlocks the account and merges it when nothing more is to come.
+// closeBooks unlocks the account. That of a peer that is gone is merged when nothing of it is under way: also what a late call of the application
+// has counted since.
 func (p *Peer) closeBooks() {
 	last := p.account.gone && p.account.open == 0
 	p.account.mu.Unlock()
@@ -368,25 +362,13 @@ func (o *observer) merge(p *Peer) {
 	a := &p.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.open > 0 || a.merged {
+	if a.open > 0 {
 		return
 	}
 	delete(o.peers, p)
 	o.past.add(&a.counts)
 	o.pastRefused += a.refused
-	a.counts, a.refused, a.merged = counts{}, 0, true
-}
-
-// reopen undoes the closing of an account; the caller must count something and close it again.
-func (o *observer) reopen(p *Peer) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	p.account.mu.Lock()
-	defer p.account.mu.Unlock()
-	if p.account.merged {
-		o.peers[p] = false
-		p.account.merged = false
-	}
+	a.counts, a.refused = counts{}, 0
 }
 
 // turnedAway counts and announces a connection that did not become a peer.
