@@ -39,10 +39,10 @@ type Transfer struct {
 
 	// Guarded by the mutex of the lane, or private to the goroutine that chooses one.
 	m      state.Machine
-	ops    int // operations handed over
+	ops    int32 // operations handed over
+	tries  int32 // paths that went down under it
 	item   sched.Item[*Transfer]
 	flow   sched.Flow[*Transfer] // of a large one
-	tries  int                   // paths that went down under it
 	sole   uint64                // if nothing else was outstanding when it was handed over, 1 + what the lane had handed over by then
 	posted time.Duration         // by clock; 0: not yet
 	leases []mem.Lease

@@ -408,7 +408,7 @@ func (l *lane) account(t *Transfer) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.reach != reachCarried {
-		t.explain.Pieces = int32(t.ops)
+		t.explain.Pieces = t.ops
 		if t.ops > 1 && t.m.State() == state.Notifying {
 			t.explain.Pieces-- // the notification
 		}

@@ -26,7 +26,7 @@ type stager struct {
 	flows map[*lane]*sched.Flow[*Transfer] // the transfer's place in queues: its pieces share it; the flow is its lane's
 	last  *lane                            // that a piece took
 	gone  []*lane                          // that went down under pieces
-	ops   int
+	ops   int32
 }
 
 // stage moves a transfer by a path that reaches its memory if there is one, and else by staging. It does not wait.
@@ -176,7 +176,7 @@ func (s *stager) over() {
 	defer s.mu.Unlock()
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.explain.Pieces = int32(s.ops)
+	t.explain.Pieces = s.ops
 	t.explain.Times.lap(&t.explain.Times.Transfer, clock())
 }
 

@@ -41,29 +41,9 @@ const (
 
 // chosen is the choice of a path among those of a way. Transfer.Explain makes the explanation of it.
 type chosen struct {
-	way   *way           // nil: the transfer did not go that way
-	at    uint8          // in its open ones
-	costs [maxOpen]price // of the open ones at that time
-}
-
-// price is a path.Cost; that of something measured is below 0.
-type price struct {
-	latency time.Duration
-	rate    float64
-}
-
-func priceOf(c path.Cost) price {
-	if c.Measured {
-		return price{-c.Latency, -c.BytesPerSec}
-	}
-	return price{c.Latency, c.BytesPerSec}
-}
-
-func (p price) cost() path.Cost {
-	if p.rate < 0 {
-		return path.Cost{Latency: -p.latency, BytesPerSec: -p.rate, Measured: true}
-	}
-	return path.Cost{Latency: p.latency, BytesPerSec: p.rate}
+	way   *way               // nil: the transfer did not go that way
+	at    int                // in its open ones
+	costs [maxOpen]path.Cost // of the open ones at that time
 }
 
 // way finds what there is to choose from for a transfer that names no more than one export; nil if that is not to be kept.
@@ -120,14 +100,14 @@ func (w *way) choose(t *Transfer, now time.Duration) *lane {
 		if k < len(w.open) && w.open[k].at == i {
 			o := &w.open[k]
 			ln, cost = o.ln, o.ln.cost.get(now)
-			c.costs[k] = priceOf(cost)
+			c.costs[k] = cost
 			k++
 		}
 		if !f.Usable {
 			continue
 		}
 		if d := cost.Time(t.bytes); least < 0 || d < least {
-			least, best, c.at = d, ln, uint8(k)
+			least, best, c.at = d, ln, k
 		}
 	}
 	if best == nil {
@@ -146,7 +126,7 @@ func (c *chosen) explain(e *Explanation, n uint64, floor path.Security) {
 	cs := slices.Clone(c.way.found)
 	for k, o := range c.way.open {
 		x := &cs[o.at]
-		if x.Cost = c.costs[k].cost(); x.Usable {
+		if x.Cost = c.costs[k]; x.Usable {
 			x.Reason = prior
 			if x.Cost.Measured {
 				x.Reason = measured
