@@ -93,24 +93,20 @@ func (c *costs) lastRate() float64 {
 	return c.prior.BytesPerSec
 }
 
-// Reasons that are set for every transfer.
-const (
-	excludedByCaller = "the caller excluded it"
-	prior            = "prior"
-	measured         = "measured"
-)
+const excludedByCaller = "the caller excluded it"
 
 // candidates lists every path of the node for a transfer of n bytes to the exports given, the best usable one first.
 // devices are the local regions that the CPU cannot reach.
 func (p *Peer) candidates(n uint64, exports []path.Desc, allowed []string, floor path.Security, devices ...*mem.Region) []Candidate {
-	out, _ := p.survey(exports, allowed, floor, devices)
+	out := p.survey(exports, allowed, floor, devices)
 	rank(out, n)
 	return out
 }
 
-// rank puts the candidates for a transfer of n bytes in order, the best usable one first.
+// rank puts the candidates for a transfer of n bytes in order, the best usable one first. An explanation has them then, which keeps no lane.
 func rank(cs []Candidate, n uint64) {
 	for i := range cs {
+		cs[i].ln = nil
 		if cs[i].Cost != (path.Cost{}) {
 			cs[i].Estimate = cs[i].Cost.Time(n)
 		}
@@ -136,62 +132,59 @@ func priorOf(t setup.Traits) path.Cost {
 	return t.Prior
 }
 
-// survey says of every path of the node whether it can be used, and what it is taken to cost; lanes are those whose costs these are, in the
-// same order.
-func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security, devices []*mem.Region) (out []Candidate, lanes []*lane) {
+// survey says of every path of the node whether it can be used, and what it is taken to cost.
+func (p *Peer) survey(exports []path.Desc, allowed []string, floor path.Security, devices []*mem.Region) (out []Candidate) {
 	now := clock()
 	for _, d := range p.node.drivers {
-		c := Candidate{Path: d.Name()}
 		traits := d.Traits()
-		c.Cost = priorOf(traits)
-		c.Usable, c.Reason = true, prior
+		c := Candidate{Path: d.Name(), Cost: priorOf(traits)}
 		ln, err := p.openedLane(c.Path)
-		var costs *lane
 		switch {
 		case len(allowed) > 0 && !slices.Contains(allowed, c.Path):
-			c.Usable, c.Reason = false, excludedByCaller
+			c.Reason = excludedByCaller
 		case !slices.Contains(p.info.Paths, c.Path):
-			c.Usable, c.Reason = false, "the peer does not have it"
+			c.Reason = "the peer does not have it"
 		case traits.SameHost && !p.SameHost():
-			c.Usable, c.Reason = false, "the peer is on another host (or in another network namespace)"
+			c.Reason = "the peer is on another host (or in another network namespace)"
 		case p.potential(traits) < floor:
 			c.err = below(p.potential(traits), floor)
-			c.Usable, c.Reason = false, c.err.Error()
 		case err != nil:
-			c.Usable, c.Reason, c.err, c.again = false, err.Error(), err, true
-		case traits.Whole && p.limits.paced():
+			c.err, c.again = err, true
+		case p.limits.cannotPace(traits) != nil:
 			c.err = p.limits.cannotPace(traits)
-			c.Usable, c.Reason = false, c.err.Error()
 		case !traits.Devices && needsDevices(exports, devices):
-			c.Usable, c.Reason, c.err = false, errNoDevices.Error(), errNoDevices
+			c.err = errNoDevices
 		case ln != nil:
-			costs = ln
-			c.Cost = ln.cost.get(now)
-			if c.err = below(ln.caps.Security, floor); c.err != nil {
-				c.Usable, c.Reason = false, c.err.Error()
-			}
+			c.ln, c.Cost, c.err = ln, ln.cost.get(now), below(ln.caps.Security, floor)
 			if err := ln.reaches(exports, devices); err != nil {
-				c.Usable, c.Reason = false, err.Error()
+				c.Reason = err.Error()
 			}
-			if c.Usable && c.Cost.Measured {
-				c.Reason = measured
-			}
-		case traits.Whole:
-			for _, e := range exports {
-				if !e.Whole {
-					c.Usable, c.Reason = false, "the export is adopted memory, such as a served file, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
-				}
-			}
+		case traits.Whole && slices.ContainsFunc(exports, func(e path.Desc) bool { return !e.Whole }):
+			c.Reason = "the export is adopted memory, such as a served file, or a part of a region, of which this path would hand over the whole (ExportOptions.WholeRegion permits that)"
 		}
-		out, lanes = append(out, c), append(lanes, costs)
+		if c.err != nil {
+			c.Reason = c.err.Error()
+		}
+		if c.Usable = c.Reason == ""; c.Usable {
+			c.Reason = basis(c.Cost)
+		}
+		out = append(out, c)
 	}
 	for _, c := range p.node.missing {
 		if len(allowed) > 0 && !slices.Contains(allowed, c.Path) {
 			c.Reason, c.err = excludedByCaller, nil
 		}
-		out, lanes = append(out, c), append(lanes, nil)
+		out = append(out, c)
 	}
-	return out, lanes
+	return out
+}
+
+// basis is what the estimate for a path that can be used is based on.
+func basis(c path.Cost) string {
+	if c.Measured {
+		return "measured"
+	}
+	return "prior"
 }
 
 // errNoDevices is why most paths are not taken for memory of devices.

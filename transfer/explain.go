@@ -92,6 +92,7 @@ type Candidate struct {
 
 	err   error // why it is not usable, for errors.Is
 	again bool  // it could not be set up a moment ago, and may be soon
+	ln    *lane // from survey until it is ranked: whose cost it is
 }
 
 // Times says where the time of a transfer went. The parts add up to Total.

@@ -23,15 +23,8 @@ type way struct {
 	allowed []string
 	floor   path.Security
 
-	found []Candidate // in the order of survey
-	open  []opened    // those of found that have a lane
+	found []Candidate // in the order of survey; no more than maxOpen have a lane
 	why   string      // the best of them is taken
-}
-
-// opened is a candidate whose path is set up.
-type opened struct {
-	ln *lane
-	at int // in found
 }
 
 const (
@@ -42,8 +35,8 @@ const (
 // chosen is the choice of a path among those of a way. Transfer.Explain makes the explanation of it.
 type chosen struct {
 	way   *way               // nil: the transfer did not go that way
-	at    int                // in its open ones
-	costs [maxOpen]path.Cost // of the open ones at that time
+	at    int                // in what it found
+	costs [maxOpen]path.Cost // at that time, of those found that have a lane
 }
 
 // way finds what there is to choose from for a transfer that names no more than one export; nil if that is not to be kept.
@@ -62,18 +55,15 @@ func (p *Peer) way(t *Transfer) *way {
 	if len(t.exports) > 0 && !p.knows(e) { // it was revoked a moment ago
 		return nil
 	}
-	var lanes []*lane
-	w.found, lanes = p.survey(t.exports, t.allowed, t.floor, nil)
-	for i, c := range w.found {
-		if c.again {
-			return nil // it is tried again soon
+	w.found = p.survey(t.exports, t.allowed, t.floor, nil)
+	open := 0
+	for i := range w.found {
+		if w.found[i].ln != nil {
+			open++
 		}
-		if ln := lanes[i]; ln != nil {
-			w.open = append(w.open, opened{ln, i})
+		if w.found[i].again || open > maxOpen { // again: it is tried soon
+			return nil
 		}
-	}
-	if len(w.open) > maxOpen {
-		return nil
 	}
 	_, w.why = reason(w.found)
 	at.Store(w)
@@ -96,24 +86,19 @@ func (w *way) choose(t *Transfer, now time.Duration) *lane {
 	for i := range w.found {
 		f := &w.found[i]
 		cost := f.Cost
-		var ln *lane
-		if k < len(w.open) && w.open[k].at == i {
-			o := &w.open[k]
-			ln, cost = o.ln, o.ln.cost.get(now)
+		if f.ln != nil {
+			cost = f.ln.cost.get(now)
 			c.costs[k] = cost
 			k++
 		}
-		if !f.Usable {
-			continue
-		}
-		if d := cost.Time(t.bytes); least < 0 || d < least {
-			least, best, c.at = d, ln, k
+		if d := cost.Time(t.bytes); f.Usable && (least < 0 || d < least) {
+			least, best, c.at = d, f.ln, i
 		}
 	}
 	if best == nil {
 		return nil
 	}
-	c.way, c.at = w, c.at-1
+	c.way = w
 	t.mu.Lock()
 	t.chosen = c
 	t.explain.Path = best.p.Name()
@@ -123,19 +108,19 @@ func (w *way) choose(t *Transfer, now time.Duration) *lane {
 
 // explain puts the choice into an explanation for a transfer of n bytes.
 func (c *chosen) explain(e *Explanation, n uint64, floor path.Security) {
-	cs := slices.Clone(c.way.found)
-	for k, o := range c.way.open {
-		x := &cs[o.at]
-		if x.Cost = c.costs[k]; x.Usable {
-			x.Reason = prior
-			if x.Cost.Measured {
-				x.Reason = measured
+	caps := &c.way.found[c.at].ln.caps
+	cs, k := slices.Clone(c.way.found), 0
+	for i := range cs {
+		if x := &cs[i]; x.ln != nil {
+			x.Cost = c.costs[k]
+			k++
+			if x.Usable {
+				x.Reason = basis(x.Cost)
 			}
 		}
 	}
 	rank(cs, n)
 	e.Candidates, e.Why = cs, c.way.why
-	caps := &c.way.open[c.at].ln.caps
 	e.Security, e.Floor = caps.Security, floor
 	e.UserCopies, e.KernelCopies = caps.UserCopies, caps.KernelCopies
 }

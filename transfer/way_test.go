@@ -34,7 +34,7 @@ func TestWayIsWhatIsFound(t *testing.T) {
 				found[c.Path] = fmt.Sprint(c.Usable, c.Reason)
 			}
 			for _, c := range e.Candidates {
-				known := c.Reason == prior || c.Reason == measured // one may have been measured since
+				known := c.Reason == "prior" || c.Reason == "measured" // one may have been measured since
 				if got := fmt.Sprint(c.Usable, c.Reason); got != found[c.Path] && !(c.Usable && known) {
 					t.Errorf("%s %v: %s is %s, found anew it is %s", name, allowed, c.Path, got, found[c.Path])
 				}
@@ -60,7 +60,7 @@ func TestWayIsWhatIsFound(t *testing.T) {
 	ln.shut(path.ErrDown)
 	for i := range p.ab.ways {
 		if w := p.ab.ways[i].Load(); w != nil {
-			for _, o := range w.open {
+			for _, o := range w.found {
 				if o.ln == ln {
 					t.Errorf("a lane that is gone is kept: %+v", w)
 				}
