@@ -141,73 +141,59 @@ func (a *Account) Admit(bytes uint64, d tensor.DType) (Grant, error) {
 	if err := a.Fits(bytes, d); err != nil {
 		return Grant{}, err
 	}
+	return a.take(Grant{a, bytes, false})
+}
+
+// Memory counts so many bytes of memory in, here and at all parents, or refuses them. The error is a *Refusal.
+func (a *Account) Memory(bytes uint64) (Grant, error) { return a.take(Grant{a, bytes, true}) }
+
+func (a *Account) take(g Grant) (Grant, error) {
 	for x := a; x != nil; x = x.parent {
-		if err := x.admit(bytes); err != nil {
+		if err := x.add(g); err != nil {
 			for y := a; y != x; y = y.parent {
-				y.leave(bytes)
+				y.remove(g)
 			}
 			return Grant{}, err
 		}
 	}
-	return Grant{a, bytes, false}, nil
+	return g, nil
 }
 
-func (a *Account) admit(bytes uint64) error {
+// add counts a grant in, or refuses it, here alone.
+func (a *Account) add(g Grant) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	l, u := &a.limits, &a.use
 	switch {
+	case g.memory && l.Memory > 0 && (u.Memory > l.Memory || g.bytes > l.Memory-u.Memory):
+		return &Refusal{Whose: a.whose, Code: control.OverBudget, Limit: l.Memory, Used: u.Memory, Asked: g.bytes}
+	case g.memory:
+		u.Memory += g.bytes
 	case l.Transfers > 0 && u.Transfers >= l.Transfers:
 		return &Refusal{Whose: a.whose, Code: control.TooMany, Limit: uint64(l.Transfers), Used: uint64(u.Transfers), Asked: 1}
-	case l.Bytes > 0 && (u.Bytes > l.Bytes || bytes > l.Bytes-u.Bytes):
-		return &Refusal{Whose: a.whose, Code: control.TooManyBytes, Limit: l.Bytes, Used: u.Bytes, Asked: bytes}
+	case l.Bytes > 0 && (u.Bytes > l.Bytes || g.bytes > l.Bytes-u.Bytes):
+		return &Refusal{Whose: a.whose, Code: control.TooManyBytes, Limit: l.Bytes, Used: u.Bytes, Asked: g.bytes}
+	default:
+		u.Transfers++
+		u.Bytes += g.bytes
 	}
-	u.Transfers++
-	u.Bytes += bytes
 	return nil
 }
 
-// leave undoes admit.
-func (a *Account) leave(bytes uint64) {
+// remove undoes add.
+func (a *Account) remove(g Grant) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if invariants.Enabled && (a.use.Transfers < 1 || a.use.Bytes < bytes) {
+	u := &a.use
+	if invariants.Enabled && (g.memory && u.Memory < g.bytes || !g.memory && (u.Transfers < 1 || u.Bytes < g.bytes)) {
 		panic("sched: a grant was given back twice")
 	}
-	a.use.Transfers--
-	a.use.Bytes -= bytes
-}
-
-// Memory counts so many bytes of memory in, here and at all parents, or refuses them. The error is a *Refusal.
-func (a *Account) Memory(bytes uint64) (Grant, error) {
-	for x := a; x != nil; x = x.parent {
-		if err := x.remember(bytes); err != nil {
-			for y := a; y != x; y = y.parent {
-				y.forget(bytes)
-			}
-			return Grant{}, err
-		}
+	if g.memory {
+		u.Memory -= g.bytes
+		return
 	}
-	return Grant{a, bytes, true}, nil
-}
-
-func (a *Account) remember(bytes uint64) error {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if l := a.limits.Memory; l > 0 && (a.use.Memory > l || bytes > l-a.use.Memory) {
-		return &Refusal{Whose: a.whose, Code: control.OverBudget, Limit: l, Used: a.use.Memory, Asked: bytes}
-	}
-	a.use.Memory += bytes
-	return nil
-}
-
-func (a *Account) forget(bytes uint64) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if invariants.Enabled && a.use.Memory < bytes {
-		panic("sched: memory was given back twice")
-	}
-	a.use.Memory -= bytes
+	u.Transfers--
+	u.Bytes -= g.bytes
 }
 
 // Grant is the place that one transfer, or one piece of memory, has in an account. It is a plain value with one owner, and
@@ -232,10 +218,6 @@ func (g *Grant) Move() Grant {
 func (g *Grant) Release() {
 	held := g.Move()
 	for a := held.a; a != nil; a = a.parent {
-		if held.memory {
-			a.forget(held.bytes)
-		} else {
-			a.leave(held.bytes)
-		}
+		a.remove(held)
 	}
 }
