@@ -148,14 +148,20 @@ const maxListed = 1 << 20
 // List asks the peer for its named exports whose names begin with prefix, in the order of their names. More than a million of
 // them are an error, which matches path.ErrTooLarge: ask for narrower prefixes.
 func (p *Peer) List(ctx context.Context, prefix string) ([]*Remote, error) {
-	return p.listing(prefix, p.known, func(after string) ([]control.Entry, bool, error) {
-		r, err := p.request(ctx, &control.List{Prefix: prefix, After: after})
-		if err != nil {
-			return nil, false, err
-		}
-		page, err := control.Parse[control.Entries](r.Body)
-		return page.Entries, page.More, err
-	})
+	return p.listing(prefix, p.known, func(after string) ([]control.Entry, bool, error) { return p.entries(ctx, prefix, after, 0) })
+}
+
+// entries asks for one page, of most names; 0: of as many as it has room for.
+func (p *Peer) entries(ctx context.Context, prefix, after string, most uint32) ([]control.Entry, bool, error) {
+	r, err := p.request(ctx, &control.List{Prefix: prefix, After: after, Max: most})
+	if err != nil {
+		return nil, false, err
+	}
+	page, err := control.Parse[control.Entries](r.Body)
+	if err == nil && most > 0 && uint64(len(page.Entries)) > uint64(most) {
+		err = fmt.Errorf("transfer: list of %s: %d names, expected at most %d: %w", p, len(page.Entries), most, path.ErrProtocol)
+	}
+	return page.Entries, page.More, err
 }
 
 // Names is List for who wants to know what there is, and moves none of it: the keys, generations and tags are zeros. It takes far fewer bytes, and so, where
@@ -182,19 +188,12 @@ func (p *Peer) Names(ctx context.Context, prefix string) ([]*Remote, error) {
 // ListPage is a part of List: the first of the exports whose names begin with prefix and come behind the given name, most of them or fewer. More says that there are
 // others behind these.
 func (p *Peer) ListPage(ctx context.Context, prefix, behind string, most uint32) (page []*Remote, more bool, err error) {
-	r, err := p.request(ctx, &control.List{Prefix: prefix, After: behind, Max: most})
+	entries, more, err := p.entries(ctx, prefix, behind, most)
 	if err != nil {
 		return nil, false, err
 	}
-	entries, err := control.Parse[control.Entries](r.Body)
-	if err == nil && most > 0 && uint64(len(entries.Entries)) > uint64(most) {
-		err = fmt.Errorf("transfer: list of %s: %d names, expected at most %d: %w", p, len(entries.Entries), most, path.ErrProtocol)
-	}
-	if err != nil {
-		return nil, false, err
-	}
-	page, _, err = p.page(prefix, behind, entries.Entries, entries.More, p.known)
-	return page, entries.More, err
+	page, err = p.page(prefix, behind, entries, more, p.known)
+	return page, more, err
 }
 
 // listing asks for page after page.
@@ -208,35 +207,36 @@ func (p *Peer) listing(prefix string, take func(*control.Entry) (*Remote, error)
 		if len(out)+len(entries) > maxListed {
 			return nil, fmt.Errorf("transfer: list of %s: more than %d names: %w", p, maxListed, path.ErrTooLarge)
 		}
-		var these []*Remote
-		if these, after, err = p.page(prefix, after, entries, more, take); err != nil {
+		these, err := p.page(prefix, after, entries, more, take)
+		if err != nil {
 			return nil, err
 		}
 		if out = append(out, these...); !more {
 			return out, nil
 		}
+		after = entries[len(entries)-1].Name
 	}
 }
 
-// page checks that the names of a page are what was asked for, in order, and returns the last of them, too.
-func (p *Peer) page(prefix, after string, entries []control.Entry, more bool, take func(*control.Entry) (*Remote, error)) (out []*Remote, last string, err error) {
+// page checks that the names of a page are what was asked for, in order.
+func (p *Peer) page(prefix, after string, entries []control.Entry, more bool, take func(*control.Entry) (*Remote, error)) (out []*Remote, err error) {
 	if more && len(entries) == 0 {
-		return nil, "", fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
+		return nil, fmt.Errorf("transfer: list of %s: an empty page that promises more: %w", p, path.ErrProtocol)
 	}
 	for i := range entries {
 		e := &entries[i]
 		if !strings.HasPrefix(e.Name, prefix) {
-			return nil, "", fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
+			return nil, fmt.Errorf("transfer: list of %s: %q for the prefix %q: %w", p, e.Name, prefix, path.ErrProtocol)
 		}
 		if e.Name <= after {
-			return nil, "", fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
+			return nil, fmt.Errorf("transfer: list of %s: %q after %q: %w", p, e.Name, after, path.ErrProtocol)
 		}
 		after = e.Name
 		x, err := take(e)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		out = append(out, x)
 	}
-	return out, after, nil
+	return out, nil
 }
