@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/path"
@@ -28,12 +29,11 @@ var own = []error{ErrClosed, ErrContext, ErrFailed, ErrPlaintext, ErrSecurity, E
 
 // ofSession reports whether an error can come from the end of the session.
 func ofSession(err error) bool {
-	for _, e := range own {
-		if errors.Is(err, e) {
-			return false
-		}
-	}
-	return err != nil
+	return err != nil && !isOneOf(err, own...)
+}
+
+func isOneOf(err error, of ...error) bool {
+	return slices.ContainsFunc(of, func(e error) bool { return errors.Is(err, e) })
 }
 
 // outcome makes the error with which something ends that was asked of the peer out of what was seen of it: the rule of the package comment.

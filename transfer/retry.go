@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -44,27 +45,9 @@ const (
 
 // complete fills what is 0 from other, then from the defaults, and checks the result.
 func (r Retry) complete(other Retry) (Retry, error) {
-	if r.First == 0 {
-		r.First = other.First
-	}
-	if r.Max == 0 {
-		r.Max = other.Max
-	}
-	if r.Factor == 0 {
-		r.Factor = other.Factor
-	}
-	if r.Attempts == 0 {
-		r.Attempts = other.Attempts
-	}
-	if r.Attempts == 0 {
-		r.Attempts = DefaultAttempts
-	}
-	if r.Total == 0 {
-		r.Total = other.Total
-	}
-	if r.Total == 0 {
-		r.Total = DefaultRetryTotal
-	}
+	r.First, r.Max, r.Factor = cmp.Or(r.First, other.First), cmp.Or(r.Max, other.Max), cmp.Or(r.Factor, other.Factor)
+	r.Attempts = cmp.Or(r.Attempts, other.Attempts, DefaultAttempts)
+	r.Total = cmp.Or(r.Total, other.Total, DefaultRetryTotal)
 	b := r.backoff()
 	r.First, r.Max, r.Factor = b.First, b.Max, b.Factor
 	if err := b.Validate(); err != nil {
@@ -82,22 +65,12 @@ func (r Retry) backoff() pool.Backoff {
 // now), no answer in time, a node that is shutting down (it may be started again), and errors of the network. Not retriable are
 // missing rights, bounds, unknown names, cancellation, a certificate that is not accepted, bad requests, and everything unknown.
 func Retriable(err error) bool {
-	if err == nil {
-		return false
-	}
 	// These say no, whatever else the error wraps. A lost peer wraps why it was lost.
-	for _, never := range []error{ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, errNoWay, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled} {
-		if errors.Is(err, never) {
-			return false
-		}
-	}
-	if untrusted(err) {
+	if err == nil || untrusted(err) || isOneOf(err, ErrClosed, ErrFailed, ErrPlaintext, ErrSecurity, ErrChanged, errNoWay, control.NotPermitted, control.Version, path.ErrRights, path.ErrCanceled) {
 		return false
 	}
-	for _, again := range []error{ErrPeerLost, path.ErrDown, path.ErrIntegrity, path.ErrRevoked, path.ErrFull} {
-		if errors.Is(err, again) {
-			return true
-		}
+	if isOneOf(err, ErrPeerLost, path.ErrDown, path.ErrIntegrity, path.ErrRevoked, path.ErrFull) {
+		return true
 	}
 	if parts := joined(err); parts != nil { // why each path could not be taken: one that may work again is enough
 		return slices.ContainsFunc(parts, Retriable)
@@ -114,19 +87,14 @@ func Retriable(err error) bool {
 		}
 		return false
 	}
-	for _, never := range []error{context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable} {
-		if errors.Is(err, never) {
-			return false
-		}
+	if isOneOf(err, context.Canceled, path.ErrBounds, path.ErrKey, path.ErrTooLarge, path.ErrUnreachable) {
+		return false
 	}
-	for _, again := range []error{path.ErrProtocol, control.ErrDead, control.ErrBacklog, control.ErrPending, control.ErrUnread, control.ErrNotReady,
-		context.DeadlineExceeded, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed} {
-		if errors.Is(err, again) {
-			return true
-		}
+	if isOneOf(err, path.ErrProtocol, control.ErrDead, control.ErrBacklog, control.ErrPending, control.ErrUnread, control.ErrNotReady,
+		context.DeadlineExceeded, os.ErrDeadlineExceeded, io.EOF, io.ErrUnexpectedEOF, io.ErrClosedPipe, net.ErrClosed) {
+		return true
 	}
-	var ne net.Error // connection refused, reset, no route, timeouts
-	return errors.As(err, &ne)
+	return isA[net.Error](err) // connection refused, reset, no route, timeouts
 }
 
 // joined returns the errors that err joins, or wraps together; nil if it wraps one at most.
@@ -142,14 +110,14 @@ func joined(err error) []error {
 
 // untrusted reports whether a TLS handshake failed because one side does not accept the other's certificate.
 func untrusted(err error) bool {
-	var verify *tls.CertificateVerificationError
-	var alert tls.AlertError
-	var unknown x509.UnknownAuthorityError
-	var host x509.HostnameError
-	var invalid x509.CertificateInvalidError
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "remote error" { // how crypto/tls marks an alert of the other side
+	if op, ok := errors.AsType[*net.OpError](err); ok && op.Op == "remote error" { // how crypto/tls marks an alert of the other side
 		return true
 	}
-	return errors.As(err, &verify) || errors.As(err, &alert) || errors.As(err, &unknown) || errors.As(err, &host) || errors.As(err, &invalid)
+	return isA[*tls.CertificateVerificationError](err) || isA[tls.AlertError](err) || isA[x509.UnknownAuthorityError](err) ||
+		isA[x509.HostnameError](err) || isA[x509.CertificateInvalidError](err)
+}
+
+func isA[E error](err error) bool {
+	_, ok := errors.AsType[E](err)
+	return ok
 }
