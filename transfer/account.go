@@ -103,25 +103,22 @@ type opCounts struct {
 
 type counts [numOps]opCounts
 
-func (c *opCounts) add(o *opCounts) {
-	c.begun += o.begun
-	c.completed += o.completed
-	c.canceled += o.canceled
-	for i := range c.failed {
-		c.failed[i] += o.failed[i]
-		c.rejected[i] += o.rejected[i]
-	}
-	c.bytes += o.bytes
-	c.partial += o.partial
-	c.retries += o.retries
-	c.failovers += o.failovers
-	c.fallbacks += o.fallbacks
-	c.received += o.received
-}
-
 func (c *counts) add(o *counts) {
 	for i := range c {
-		c[i].add(&o[i])
+		c, o := &c[i], &o[i]
+		c.begun += o.begun
+		c.completed += o.completed
+		c.canceled += o.canceled
+		for i := range c.failed {
+			c.failed[i] += o.failed[i]
+			c.rejected[i] += o.rejected[i]
+		}
+		c.bytes += o.bytes
+		c.partial += o.partial
+		c.retries += o.retries
+		c.failovers += o.failovers
+		c.fallbacks += o.fallbacks
+		c.received += o.received
 	}
 }
 
