@@ -217,16 +217,10 @@ func (l *lane) overRate() bool {
 		l.heldTill = time.Time{}
 		return false
 	}
-	if l.resume != nil {
+	if l.resume == nil {
+		l.resume = time.AfterFunc(wait, func() { l.peer.node.loop.kick(l) })
+	} else {
 		l.resume.Reset(wait)
-		return true
 	}
-	l.resume = time.AfterFunc(wait, func() {
-		l.mu.Lock()
-		if !l.gone {
-			l.peer.node.loop.kick(l)
-		}
-		l.unlock()
-	})
 	return true
 }

@@ -260,7 +260,7 @@ func (m *Machine) lose(r Result) {
 
 // Fail has the transfer end with an error when nothing of it is outstanding.
 func (m *Machine) Fail(err error) {
-	m.err = First(m.err, err)
+	m.err = first(m.err, err)
 	switch m.state {
 	case Routed, Moving, Proving, Notifying:
 		m.to(Draining)
@@ -300,8 +300,8 @@ func (m *Machine) Carried() { m.at = Cursor{max(len(m.copies), 1), 0, m.bytes} }
 // End ends the transfer.
 func (m *Machine) End() { m.to(Ended) }
 
-// First keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
-func First(have, e error) error {
+// first keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
+func first(have, e error) error {
 	if have == nil || errors.Is(have, path.ErrCanceled) && e != nil {
 		return e
 	}
