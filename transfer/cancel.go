@@ -31,9 +31,7 @@ func (l *lane) cancel(t *Transfer) {
 	if t.m.Outstanding() > 0 && !l.gone {
 		l.expectEnd(t)
 	}
-	l.mu.Unlock()
-	end.run(l)
-	l.work()
+	l.finish(&end)
 	l.peer.node.loop.kick(l)
 }
 
@@ -76,9 +74,7 @@ func (l *lane) endLate(t *Transfer, waited time.Duration) {
 			l.expectEnd(t)
 		}
 	}
-	l.mu.Unlock()
-	end.run(l)
-	l.work()
+	l.finish(&end)
 	if late {
 		l.shut(fmt.Errorf("%w: a canceled transfer has not ended in %v: the path has stalled", path.ErrDown, waited))
 	}

@@ -195,6 +195,13 @@ func (l *lane) unlock() {
 	l.work()
 }
 
+// finish gives the lane back, and does what follows from the work on it and what others left meanwhile.
+func (l *lane) finish(end *ending) {
+	l.mu.Unlock()
+	end.run(l)
+	l.work()
+}
+
 // take moves what has arrived to the queue and posts what can be.
 func (l *lane) take(end *ending) {
 	a := &l.arrivals
@@ -286,14 +293,18 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 func (l *lane) serve(arm bool) (more, woke bool) {
 	var end ending
 	l.mu.Lock()
+	more = l.round(arm, &end)
+	l.finish(&end)
+	return more, end.woke
+}
+
+func (l *lane) round(arm bool, end *ending) (more bool) {
 	held := l.peer.hold(l)
+	l.take(end)
 	if l.gone {
-		l.take(&end)
-		l.unlock()
-		end.run(l)
-		return false, true
+		end.woke = true
+		return false
 	}
-	l.take(&end)
 	awaited := len(l.fences)+len(l.unfenced) > 0 // others wait for its fences, which end when it is polled
 	if held && awaited && !l.peer.crowded() {
 		held = false
@@ -305,19 +316,13 @@ func (l *lane) serve(arm bool) (more, woke bool) {
 		l.muted = mute
 	}
 	if held {
-		l.unlock()
-		end.run(l)
-		return false, end.woke
+		return false
 	}
-	n := l.poll(&end)
-	more = n > 0
+	n := l.poll(end)
 	if arm && n < len(l.events) && !l.gone {
-		more = l.p.Arm()
+		return l.p.Arm()
 	}
-	l.mu.Unlock()
-	end.run(l)
-	l.work()
-	return more, end.woke
+	return n > 0
 }
 
 func (l *lane) poll(end *ending) int {
@@ -487,7 +492,5 @@ func (l *lane) shut(cause error) {
 			l.wentDown(cause, &end)
 		}
 	}
-	l.mu.Unlock()
-	end.run(l)
-	l.work()
+	l.finish(&end)
 }
