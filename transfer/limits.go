@@ -51,26 +51,30 @@ func (q *Quota) check(whose string) error {
 	return nil
 }
 
-// limits are the accounts and rates of a node or of a peer, whose parent is the node's.
+// limits are the accounts and rates of a node, or those of a peer and of its node.
 type limits struct {
-	parent          *limits
-	out, in         *sched.Account
-	outRate, inRate *sched.Rate // by clock; nil: none
-	holds           bool        // something that moves between this node and the peer
+	out, in           *sched.Account
+	outRates, inRates []*sched.Rate // by clock; a peer's own before its node's
+	holds             bool          // something that moves between this node and the peer
 }
 
 func newLimits(whose string, q Quota, parent *limits) (*limits, error) {
 	if err := q.check(whose); err != nil {
 		return nil, err
 	}
-	var out, in *sched.Account
-	if parent != nil {
-		out, in = parent.out, parent.in
+	if parent == nil {
+		parent = &limits{}
 	}
-	o, now := &q.Out, int64(clock())
-	return &limits{parent: parent, holds: o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0,
-		out: sched.NewAccount(whose, q.Out, out), in: sched.NewAccount(whose, q.In, in),
-		outRate: sched.NewRate(o, now), inRate: sched.NewRate(&q.In, now)}, nil
+	rates := func(l *sched.Limits, more []*sched.Rate) []*sched.Rate {
+		if l.Rate == 0 {
+			return more
+		}
+		return append([]*sched.Rate{sched.NewRate(l, int64(clock()))}, more...)
+	}
+	o := &q.Out
+	return &limits{holds: parent.holds || o.Transfers > 0 || o.Bytes > 0 || o.Largest > 0 || o.Rate > 0 || q.In.Rate > 0,
+		out: sched.NewAccount(whose, q.Out, parent.out), in: sched.NewAccount(whose, q.In, parent.in),
+		outRates: rates(o, parent.outRates), inRates: rates(&q.In, parent.inRates)}, nil
 }
 
 // limitsKey is who the peer is for its limits: the name in its certificate, or else the node that it says it is. All sessions of
@@ -136,34 +140,35 @@ func (n *Node) forgetLimits() {
 
 // send takes bytes from the rates and says how long they have to wait.
 func (l *limits) send(bytes uint64) time.Duration {
-	if bytes == 0 || l.outRate == nil && l.parent.outRate == nil {
+	if bytes == 0 || len(l.outRates) == 0 {
 		return 0
 	}
-	return sched.Reserve(int64(clock()), bytes, l.outRate, l.parent.outRate)
+	return sched.Reserve(int64(clock()), bytes, l.outRates...)
 }
 
 // piece is the largest piece that keeps a rate smooth, 0 without a rate.
 func (l *limits) piece() (most uint64) {
-	for _, r := range [...]*sched.Rate{l.outRate, l.parent.outRate} {
-		if r != nil {
-			if b := max(r.Burst()/2, 4<<10); most == 0 || b < most {
-				most = b
-			}
+	for _, r := range l.outRates {
+		if b := max(r.Burst()/2, 4<<10); most == 0 || b < most {
+			most = b
 		}
 	}
 	return most
 }
 
 // heard counts bytes that the peer had written or read, and returns how long not to poll it.
-func (l *limits) heard(bytes uint64) time.Duration {
+func (l *limits) heard(bytes uint64) (wait time.Duration) {
 	now := int64(clock())
-	return max(l.inRate.Spend(now, bytes), l.parent.inRate.Spend(now, bytes))
+	for _, r := range l.inRates {
+		wait = max(wait, r.Spend(now, bytes))
+	}
+	return wait
 }
 
 // Carries reports whether bytes of the application may go to and from the peer by calls as well as by paths: there is no limit that would hold them there,
 // and the control connection has the security that this node asks of paths.
 func (p *Peer) Carries() bool {
-	return p.wasReady() && !p.limits.holds && !p.limits.parent.holds && p.Security() >= p.floor(path.SecurityNone)
+	return p.wasReady() && !p.limits.holds && p.Security() >= p.floor(path.SecurityNone)
 }
 
 // Rate is how many bytes per second this node's limits let its transfers with the peer move; 0: as many as there are.
@@ -171,8 +176,8 @@ func (p *Peer) Rate() (perSecond uint64) {
 	if !p.wasReady() {
 		return 0
 	}
-	for _, r := range [...]*sched.Rate{p.limits.outRate, p.limits.parent.outRate} {
-		if r != nil && (perSecond == 0 || r.PerSec() < perSecond) {
+	for _, r := range p.limits.outRates {
+		if perSecond == 0 || r.PerSec() < perSecond {
 			perSecond = r.PerSec()
 		}
 	}
@@ -180,7 +185,7 @@ func (p *Peer) Rate() (perSecond uint64) {
 }
 
 // paced reports whether there is a rate for what peers do.
-func (l *limits) paced() bool { return l.inRate != nil || l.parent.inRate != nil }
+func (l *limits) paced() bool { return len(l.inRates) > 0 }
 
 // cannotPace refuses a path that cannot be held to a rate.
 func (l *limits) cannotPace(traits setup.Traits) error {

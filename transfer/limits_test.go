@@ -291,7 +291,7 @@ func TestRates(t *testing.T) {
 				if least := time.Duration(float64(size-burst) / rate * 1e9); time.Since(begin) < least {
 					t.Errorf("%d bytes took %v, at least %v expected", size, time.Since(begin), least)
 				}
-				if how == "in" && p.ba.limits.inRate.PerSec() != rate {
+				if how == "in" && p.ba.limits.inRates[0].PerSec() != rate {
 					t.Error("no rate")
 				}
 			})

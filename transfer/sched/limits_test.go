@@ -23,7 +23,7 @@ func TestRateIsExact(t *testing.T) {
 		now, passed := start, uint64(0)
 		for range 300 {
 			n := rapid.Uint64Range(1, burst/2).Draw(t, "n")
-			now += int64(Reserve(now, n, r, nil))
+			now += int64(Reserve(now, n, r))
 			passed += n
 			// passed <= burst + rate * elapsed, and what waits has no more than one nanosecond of slack.
 			most := new(big.Int).Mul(new(big.Int).SetUint64(perSec), big.NewInt(now-start))
@@ -45,9 +45,9 @@ func TestReserve(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		perSec := rapid.Uint64Range(1000, 1e9).Draw(t, "rate")
 		shared := NewRate(&Limits{Rate: perSec, Burst: 4096}, 0)
-		var own [2]*Rate
+		limits := [2][]*Rate{{shared}, {shared}}
 		if rapid.Bool().Draw(t, "own") {
-			own[0] = NewRate(&Limits{Rate: perSec/2 + 1, Burst: 4096}, 0)
+			limits[0] = []*Rate{NewRate(&Limits{Rate: perSec/2 + 1, Burst: 4096}, 0), shared}
 		}
 		ask := [2]uint64{1, rapid.Uint64Range(1, 100_000).Draw(t, "n")}
 		var next [2]int64 // when each may go
@@ -64,7 +64,7 @@ func TestReserve(t *testing.T) {
 			}
 			last = now
 			got[who] += ask[who]
-			next[who] = now + int64(Reserve(now, ask[who], own[who], shared))
+			next[who] = now + int64(Reserve(now, ask[who], limits[who]...))
 			if sum := float64(got[0] + got[1]); sum > float64(perSec)*float64(now)/1e9+4096+2*float64(ask[1])+2 {
 				t.Fatalf("%v bytes after %d ns", sum, now)
 			}
@@ -84,15 +84,15 @@ func TestReserve(t *testing.T) {
 	if w := Reserve(0, 500, a, b); w != 1500*time.Millisecond {
 		t.Errorf("who comes later waits %v", w)
 	}
-	if none := NewRate(&Limits{}, 0); none.Spend(0, 1) != 0 || Reserve(0, 1, none, none) != 0 {
+	if Reserve(0, 1) != 0 {
 		t.Error("no limit limits")
 	}
 	// More than the burst passes when the bucket is full, and is paid for.
 	c := NewRate(&Limits{Rate: 1000, Burst: 100}, 0)
-	if w := Reserve(0, 1100, c, nil); w != 0 {
+	if w := Reserve(0, 1100, c); w != 0 {
 		t.Errorf("a large operation waits %v", w)
 	}
-	if w := Reserve(0, 100, c, nil); w != 1100*time.Millisecond {
+	if w := Reserve(0, 100, c); w != 1100*time.Millisecond {
 		t.Errorf("what follows it waits %v", w)
 	}
 	if w := c.Spend(0, 900); w != 2001*time.Millisecond {

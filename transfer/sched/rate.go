@@ -22,7 +22,7 @@ const minBurst = 64 << 10
 // Rate limits bytes per second, by the exact token bucket of package engine/pace. In any window of d seconds at most
 // rate*d + max(burst, largest single operation) bytes pass, and a sender that always has something to send reaches the rate over long
 // times without drift. More than the burst pass once the bucket is full, and what follows waits for all of them. Its methods may be called from
-// any goroutine; a nil Rate limits nothing.
+// any goroutine.
 type Rate struct {
 	perSec uint64
 	burst  uint64
@@ -30,12 +30,9 @@ type Rate struct {
 	bucket pace.Bucket
 }
 
-// NewRate makes the limit that l.Rate and l.Burst are, nil without one. It is at rest at time now, in nanoseconds by any clock that does not
+// NewRate makes the limit that l.Rate, which is not 0, and l.Burst are. It is at rest at time now, in nanoseconds by any clock that does not
 // go back. The limits must have passed Check.
 func NewRate(l *Limits, now int64) *Rate {
-	if l.Rate == 0 {
-		return nil
-	}
 	burst := l.Burst
 	if burst == 0 {
 		burst = min(max(l.Rate/uint64(time.Second/burstTime), minBurst), maxBurst)
@@ -53,32 +50,25 @@ func (r *Rate) PerSec() uint64 { return r.perSec }
 // Burst is the number of bytes that may pass at once.
 func (r *Rate) Burst() uint64 { return r.burst }
 
-// Reserve takes n bytes from both limits and says how long they have to wait before they may pass. They are taken in any case,
+// Reserve takes n bytes from all limits and says how long they have to wait before they may pass. They are taken in any case,
 // and later reservations wait for them: so several that share a limit get their turns in the order in which they ask,
-// however much each asks for. Two goroutines that reserve from the same two limits name them in the same order.
-func Reserve(now int64, n uint64, a, b *Rate) time.Duration {
+// however much each asks for. Two goroutines that reserve from the same limits name them in the same order.
+func Reserve(now int64, n uint64, of ...*Rate) time.Duration {
 	n = min(n, maxBurst)
 	at := now
-	for _, r := range [...]*Rate{a, b} {
-		if r != nil {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			at = max(at, r.bucket.Earliest(int(n)))
-		}
+	for _, r := range of {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		at = max(at, r.bucket.Earliest(int(n)))
 	}
-	for _, r := range [...]*Rate{a, b} {
-		if r != nil {
-			r.bucket.Spend(at, int(n))
-		}
+	for _, r := range of {
+		r.bucket.Spend(at, int(n))
 	}
 	return time.Duration(at - now)
 }
 
 // Spend takes n bytes that have passed already, and returns how long the next ones have to wait.
 func (r *Rate) Spend(now int64, n uint64) time.Duration {
-	if r == nil {
-		return 0
-	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.bucket.Spend(now, int(min(n, maxBurst)))
