@@ -19,30 +19,60 @@ func (l *lane) fence(key path.Key) <-chan error {
 		l.peer.node.linger(&l.mu, l.p, f)
 		return f.done
 	}
-	l.unfenced = append(l.unfenced, f)
-	l.postFences()
+	l.fences.waiting = append(l.fences.waiting, f)
+	l.fences.post(l.p)
 	return f.done
 }
 
-// postFences posts the fences that callers wait for, as far as the window has room.
-func (l *lane) postFences() {
-	for len(l.unfenced) > 0 {
-		f := l.unfenced[0]
-		token := fenceToken | uint64(f.key.Epoch)<<24
-		for _, ok := l.fences[token]; ok; _, ok = l.fences[token] {
+// fences are those that callers wait for on one path. Its owner has them.
+type fences struct {
+	posted  map[uint64]fenceWait // by token; nil: none was yet
+	waiting []fenceWait          // not posted yet: the window is full
+}
+
+// fenceWait is a caller that waits for a fence; done is buffered.
+type fenceWait struct {
+	key  path.Key
+	done chan error
+}
+
+// post posts those that wait, as far as the window has room.
+func (f *fences) post(p path.Path) {
+	for len(f.waiting) > 0 {
+		w := f.waiting[0]
+		token := fenceToken | uint64(w.key.Epoch)<<24
+		for _, ok := f.posted[token]; ok; _, ok = f.posted[token] {
 			token++
 		}
-		n, err := l.p.Post([]path.Op{{Kind: path.Fence, Key: f.key, Token: token}})
+		n, err := p.Post([]path.Op{{Kind: path.Fence, Key: w.key, Token: token}})
 		switch {
 		case n == 1:
-			l.fences[token] = f
+			if f.posted == nil {
+				f.posted = map[uint64]fenceWait{}
+			}
+			f.posted[token] = w
 		case errors.Is(err, path.ErrFull), errors.Is(err, path.ErrDown): // the next completion, or the end of the path
 			return
 		default:
-			f.done <- err
+			w.done <- err
 		}
-		l.unfenced = l.unfenced[1:]
+		f.waiting = f.waiting[1:]
 	}
+}
+
+// ended tells the caller of a posted one what became of it. If the path went down, its end settles that.
+func (f *fences) ended(e *path.Event) {
+	if w, ok := f.posted[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) {
+		w.done <- e.Err
+		delete(f.posted, e.Token)
+	}
+}
+
+// take returns all that have not ended, and forgets them.
+func (f *fences) take() []fenceWait {
+	all := slices.AppendSeq(f.waiting, maps.Values(f.posted))
+	*f = fences{}
+	return all
 }
 
 // exposer is a path whose peer may go on reaching memory after the path has ended; see shm.Path.Exposed.

@@ -56,15 +56,14 @@ type lane struct {
 	from     [postMax]*Transfer
 	charged  [postMax]sched.Charge
 	events   [64]path.Event
-	ends     [postMax]path.Event  // of hand
-	clock    time.Duration        // what it says now; 0: read it
-	callers  *Transfer            // which the goroutine that holds the lane has just submitted, nil if none
-	fences   map[uint64]fenceWait // posted, by token
-	unfenced []fenceWait          // not posted yet: the window is full
-	watchers []chan struct{}      // closed at the next poll
-	metered  uint64               // bytes of the peer that were counted against its rate
-	resume   *time.Timer          // serves the lane again when the peer's rate allows it
-	heldTill time.Time            // not served before, because of the peer's rate
+	ends     [postMax]path.Event // of hand
+	clock    time.Duration       // what it says now; 0: read it
+	callers  *Transfer           // which the goroutine that holds the lane has just submitted, nil if none
+	fences   fences
+	watchers []chan struct{} // closed at the next poll
+	metered  uint64          // bytes of the peer that were counted against its rate
+	resume   *time.Timer     // serves the lane again when the peer's rate allows it
+	heldTill time.Time       // not served before, because of the peer's rate
 }
 
 // arrivals are transfers that are not in the lane's queue yet.
@@ -95,16 +94,10 @@ const fenceRoom = 1
 // fenceToken marks tokens of fences, which use no slot.
 const fenceToken = 1 << 63
 
-// fenceWait is a caller that waits for a fence; done is buffered.
-type fenceWait struct {
-	key  path.Key
-	done chan error
-}
-
 func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 	caps := p.Capabilities()
 	n := max(caps.Window-fenceRoom, 1) // a smaller one is refused by adopt
-	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), fences: map[uint64]fenceWait{}, calm: calmed,
+	l := &lane{peer: peer, id: id, p: p, grant: g, caps: caps, slots: make([]slot, n), free: make([]uint32, n), calm: calmed,
 		queue: sched.New[*Transfer](ShareSize, append(priorityWeights[:], priorityWeights[:]...)...)}
 	for i := range l.free {
 		l.free[i] = uint32(n - 1 - i)
@@ -305,7 +298,7 @@ func (l *lane) round(arm bool, end *ending) (more bool) {
 		end.woke = true
 		return false
 	}
-	awaited := len(l.fences)+len(l.unfenced) > 0 // others wait for its fences, which end when it is polled
+	awaited := len(l.fences.posted)+len(l.fences.waiting) > 0 // others wait for its fences, which end when it is polled
 	if held && awaited && !l.peer.crowded() {
 		held = false
 	}
@@ -347,7 +340,7 @@ func (l *lane) poll(end *ending) int {
 		}
 	}
 	if n > 0 && l.down == nil {
-		l.postFences()
+		l.fences.post(l.p)
 	}
 	if n > 0 && l.down == nil && l.queue.Len() > 0 {
 		if wait := l.batch.Wait(time.Now(), l.inflight-l.bulk); wait > 0 { // large ones do not wait for company
@@ -364,11 +357,8 @@ func (l *lane) poll(end *ending) int {
 func (l *lane) opEnded(e *path.Event, end *ending) {
 	if e.Token&fenceToken == 0 {
 		l.opDone(e, end)
-		return
-	}
-	if f, ok := l.fences[e.Token]; ok && !errors.Is(e.Err, path.ErrDown) { // then EventDown settles it
-		f.done <- e.Err
-		delete(l.fences, e.Token)
+	} else {
+		l.fences.ended(e)
 	}
 }
 
@@ -465,13 +455,9 @@ func (l *lane) wentDown(cause error, end *ending) {
 	}
 	l.broken = nil
 	l.peer.node.keepExposed(l, l.p)
-	for _, f := range l.fences {
+	for _, f := range l.fences.take() {
 		l.peer.node.linger(&l.mu, l.p, f)
 	}
-	for _, f := range l.unfenced {
-		l.peer.node.linger(&l.mu, l.p, f)
-	}
-	l.fences, l.unfenced = nil, nil
 }
 
 // shut closes the path for the reason given and lets every operation end.

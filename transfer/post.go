@@ -29,7 +29,7 @@ func (l *lane) again() {
 // pump posts from the queue until it is empty or no more may be outstanding. What is small goes before the next step of a caller.
 func (l *lane) pump(end *ending) {
 	l.batch.Reset()
-	l.postFences()
+	l.fences.post(l.p)
 	if l.now != nil && l.callers != nil && l.callers.isBulk() && l.queue.Len() > 1 {
 		l.post(allClasses&^bulkClasses, end)
 	}

@@ -37,7 +37,7 @@ type Queue struct {
 	pending atomic.Bool // fences are waiting for the owner
 	mu      sync.Mutex  // guards what follows
 	state   queueState
-	fences  []queueFence
+	fences  fences
 }
 
 type queueState uint8
@@ -47,12 +47,6 @@ const (
 	queueOwned
 	queueClosed
 )
-
-type queueFence struct {
-	fenceWait
-	token  uint64
-	posted bool
-}
 
 // QueueOptions describe a queue to open.
 type QueueOptions struct {
@@ -179,7 +173,9 @@ func (q *Queue) filter(events []path.Event, n int) int {
 	for i := range n {
 		e := &events[i]
 		if e.Kind == path.EventDone && e.Token&fenceToken != 0 {
-			q.fenceDone(e.Token, e.Err)
+			q.mu.Lock()
+			q.fences.ended(e)
+			q.mu.Unlock()
 			continue
 		}
 		switch {
@@ -296,10 +292,9 @@ func (q *Queue) Close() error {
 	q.peer.node.keepExposed(q, q.p)
 	q.mu.Lock()
 	q.state = queueClosed
-	for i := range q.fences {
-		q.peer.node.linger(&q.after, q.p, q.fences[i].fenceWait)
+	for _, f := range q.fences.take() {
+		q.peer.node.linger(&q.after, q.p, f)
 	}
-	q.fences = nil
 	q.pending.Store(false)
 	q.mu.Unlock()
 	q.after.Unlock()
@@ -334,7 +329,7 @@ func (q *Queue) fence(key path.Key) <-chan error {
 	q.mu.Lock()
 	state := q.state
 	if state == queueOwned {
-		q.fences = append(q.fences, queueFence{fenceWait: f, token: fenceToken | uint64(key.Epoch)<<16})
+		q.fences.waiting = append(q.fences.waiting, f)
 		q.pending.Store(true)
 	}
 	q.mu.Unlock()
@@ -370,47 +365,17 @@ func (q *Queue) postFences() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.pending.Store(false)
-	left := q.fences[:0]
-	for _, f := range q.fences {
-		if q.told {
-			if exposes(q.p, f.key) { // the next Poll or Close looks again
-				q.pending.Store(true)
-				left = append(left, f)
-			} else {
-				f.done <- nil
-			}
-			continue
-		}
-		if !f.posted {
-			n, err := q.p.Post([]path.Op{{Kind: path.Fence, Key: f.key, Token: f.token}})
-			switch {
-			case n == 1:
-				f.posted = true
-			case errors.Is(err, path.ErrFull):
-				q.again = true
-			case errors.Is(err, path.ErrDown): // EventDown follows
-			default:
-				f.done <- err
-				continue
-			}
-		}
-		left = append(left, f)
+	if !q.told {
+		q.fences.post(q.p)
+		q.again = len(q.fences.waiting) > 0
+		return
 	}
-	clear(q.fences[len(left):])
-	q.fences = left
-}
-
-func (q *Queue) fenceDone(token uint64, err error) {
-	if errors.Is(err, path.ErrDown) {
-		return // EventDown follows and settles it
-	}
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	for i, f := range q.fences {
-		if f.token == token {
-			f.done <- err
-			q.fences = append(q.fences[:i], q.fences[i+1:]...)
-			return
+	for _, f := range q.fences.take() {
+		if exposes(q.p, f.key) { // the next Poll or Close looks again
+			q.fences.waiting = append(q.fences.waiting, f)
+			q.pending.Store(true)
+		} else {
+			f.done <- nil
 		}
 	}
 }
