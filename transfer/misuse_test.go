@@ -259,15 +259,15 @@ func TestMisuse(t *testing.T) {
 // Builds with -tags invariants find two goroutines inside a queue, and name both methods.
 func TestQueueHasOneOwner(t *testing.T) {
 	q := &Queue{name: "q"}
-	q.own(inWait)
+	q.own(&inWait)
 	func() {
 		defer func() {
 			if s := fmt.Sprint(recover()); !strings.Contains(s, `queue "q": Post while another goroutine is inside Wait`) {
 				t.Errorf("panic: %s", s)
 			}
 		}()
-		q.own(inPost)
+		q.own(&inPost)
 	}()
 	q.leave()
-	q.own(inPoll)
+	q.own(&inPoll)
 }

@@ -25,12 +25,12 @@ type Queue struct {
 	grant  *grant                // of what the path takes
 	dead   atomic.Pointer[error] // set by the peer when it is lost
 	closed atomic.Bool
-	held   []path.Event  // not reported before the peer's session is known to live or to be lost
-	judged atomic.Bool   // it is
-	told   bool          // the path has reported EventDown
-	again  bool          // a fence found the window full
-	user   atomic.Bool   // Interrupt was called
-	inside atomic.Uint32 // the method that runs now, from 1; only in builds with -tags invariants
+	held   []path.Event           // not reported before the peer's session is known to live or to be lost
+	judged atomic.Bool            // it is
+	told   bool                   // the path has reported EventDown
+	again  bool                   // a fence found the window full
+	user   atomic.Bool            // Interrupt was called
+	inside atomic.Pointer[string] // the method that runs now; only in builds with -tags invariants
 
 	after sync.Mutex // owns the path once closed is set
 
@@ -94,7 +94,7 @@ func (q *Queue) Path() path.Path { return q.p }
 // peer is lost is known when Poll reports path.EventDown.
 func (q *Queue) Post(ops []path.Op) (int, error) {
 	if invariants.Enabled {
-		q.own(inPost)
+		q.own(&inPost)
 		defer q.leave()
 	}
 	if q.dead.Load() != nil {
@@ -115,52 +115,42 @@ func (q *Queue) unreachable(err error) error {
 // Poll makes progress and fills events; see path.Path.
 func (q *Queue) Poll(events []path.Event) int {
 	if invariants.Enabled {
-		q.own(inPoll)
+		q.own(&inPoll)
 		defer q.leave()
 	}
 	return q.poll(events)
 }
 
 // The methods of a queue's owner, as own knows them.
-const (
-	inPost = iota + 1
-	inPoll
-	inWait
-	inCancel
-)
-
-var ownerMethods = [...]string{inPost: "Post", inPoll: "Poll", inWait: "Wait", inCancel: "Cancel"}
+var inPost, inPoll, inWait, inCancel = "Post", "Poll", "Wait", "Cancel"
 
 // own panics if another goroutine is inside a method of the owner's; leave follows at the end of this one.
-func (q *Queue) own(method uint32) {
-	if !q.inside.CompareAndSwap(0, method) {
+func (q *Queue) own(method *string) {
+	if other := q.inside.Swap(method); other != nil {
 		invariants.Broken("transfer: queue %q: %s while another goroutine is inside %s: a queue has one owner, one goroutine at a time",
-			q.name, ownerMethods[method], ownerMethods[max(q.inside.Load(), inPost)])
+			q.name, *method, *other)
 	}
 }
 
-func (q *Queue) leave() { q.inside.Store(0) }
+func (q *Queue) leave() { q.inside.Store(nil) }
 
 func (q *Queue) poll(events []path.Event) int {
-	if q.closed.Load() { // others may ask the path whether its peer has let go of memory
+	closed := q.closed.Load()
+	if closed { // others may ask the path whether its peer has let go of memory
 		q.after.Lock()
 		defer q.after.Unlock()
-		if len(q.held) > 0 {
-			return q.release(events)
-		}
-		return q.filter(events, q.p.Poll(events))
 	}
 	if len(q.held) > 0 {
 		return q.release(events)
 	}
-	if q.pending.Load() {
+	if !closed && q.pending.Load() {
 		q.postFences()
 	}
-	if q.dead.Load() != nil && !q.told {
+	if !closed && q.dead.Load() != nil && !q.told {
 		q.p.Close()
 	}
 	n := q.p.Poll(events)
-	if q.again && n > 0 {
+	if !closed && q.again && n > 0 {
 		q.again = false
 		q.pending.Store(true)
 	}
@@ -240,7 +230,7 @@ func (q *Queue) Wait(ctx context.Context, events []path.Event, spin time.Duratio
 		return 0, err
 	}
 	if invariants.Enabled {
-		q.own(inWait)
+		q.own(&inWait)
 		defer q.leave()
 	}
 	for {
@@ -276,7 +266,7 @@ func (q *Queue) Interrupt() {
 // Cancel ends an operation early; see path.Path.
 func (q *Queue) Cancel(token uint64) bool {
 	if invariants.Enabled {
-		q.own(inCancel)
+		q.own(&inCancel)
 		defer q.leave()
 	}
 	return q.p.Cancel(token)
