@@ -299,20 +299,18 @@ func (p *Peer) transferReceived(kind path.OpKind) {
 // requestRefused counts a request of the peer that was not granted. What is an error for the peer may be usual: a name that
 // is not there.
 func (p *Peer) requestRefused(what string, err error) {
-	p.books().refused++
-	p.closeBooks()
 	p.node.log.Debug("request refused", "peer", p.info.Name, "method", what, "error", err)
-	if b := &p.node.obs.bus; b.On() {
-		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: what, Reason: err.Error()}))
-	}
+	p.countRefused(what, err.Error())
 }
 
 // notifyRefused counts a notification of the peer that it cannot have meant.
-func (p *Peer) notifyRefused(why string) {
+func (p *Peer) notifyRefused(why string) { p.countRefused("notification", why) }
+
+func (p *Peer) countRefused(what, why string) {
 	p.books().refused++
 	p.closeBooks()
 	if b := &p.node.obs.bus; b.On() {
-		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: "notification", Reason: why}))
+		b.Emit(p.event(observe.Event{Kind: observe.EventRefused, Operation: what, Reason: why}))
 	}
 }
 
