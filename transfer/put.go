@@ -353,9 +353,17 @@ func (p *Peer) check(t *Transfer, kind path.OpKind, copies []path.Copy, digest b
 // leaveOut takes empty blocks from a transfer, some of which are in memory that no path reaches, and their exports.
 func leaveOut(copies []path.Copy, exports []path.Desc) ([]path.Copy, []path.Desc) {
 	copies = slices.DeleteFunc(slices.Clone(copies), func(c path.Copy) bool { return c.Local.Len == 0 })
-	return copies, slices.DeleteFunc(exports, func(e path.Desc) bool {
-		return !slices.ContainsFunc(copies, func(c path.Copy) bool { return c.Key == e.Key })
-	})
+	return copies, appendNamed(exports[:0], exports, copies)
+}
+
+// appendNamed appends those of the exports that blocks name.
+func appendNamed(out, exports []path.Desc, copies []path.Copy) []path.Desc {
+	for _, e := range exports {
+		if slices.ContainsFunc(copies, func(c path.Copy) bool { return c.Key == e.Key }) {
+			out = append(out, e)
+		}
+	}
+	return out
 }
 
 // pin takes leases on the local regions and registers what is used of them.

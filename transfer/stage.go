@@ -196,18 +196,7 @@ func (s *stager) Move(pc *stage.Piece) stage.Move {
 	if pc.Lent != nil {
 		c.exports = append(c.oneExport[:0], *pc.Lent)
 	} else {
-		c.exports = c.oneExport[:0]
-		for i, k := range pc.Copies {
-			if i > 0 && pc.Copies[i-1].Key == k.Key {
-				continue
-			}
-			for _, e := range t.exports {
-				if e.Key == k.Key {
-					c.exports = append(c.exports, e)
-					break
-				}
-			}
-		}
+		c.exports = appendNamed(c.oneExport[:0], t.exports, pc.Copies)
 	}
 	t.peer.start(c)
 	return moving{s, pc, c}
