@@ -131,7 +131,8 @@ type account struct {
 	counts  counts
 	active  *Transfer // the transfers under way, a doubly linked list
 	open    int       // its length
-	gone    bool      // the peer is; the account is merged when open is 0
+	telling int       // ended ones whose event is not out yet
+	gone    bool      // the peer is: no transfer begins any more, and the account is merged when open and telling are 0
 	refused uint64    // of what the peer asked for
 }
 
@@ -144,7 +145,7 @@ func (p *Peer) books() *account {
 // closeBooks unlocks the account. That of a peer that is gone is merged when nothing of it is under way: also what a late call of the application
 // has counted since.
 func (p *Peer) closeBooks() {
-	last := p.account.gone && p.account.open == 0
+	last := p.account.gone && p.account.open+p.account.telling == 0
 	p.account.mu.Unlock()
 	if last {
 		p.node.obs.merge(p)
@@ -166,6 +167,7 @@ type observer struct {
 	mu          sync.Mutex      // guards what follows
 	peersUp     uint64          // that ever came up
 	peers       map[*Peer]bool  // accounts not yet merged into past; true: up
+	merged      sync.Cond       // on mu: peers has one less
 	paths       map[any]*inUse  // by *lane or *Queue
 	past        counts          // of accounts that are gone
 	pastRefused uint64          // requests of peers that are gone
@@ -200,14 +202,19 @@ func (o *observer) init(drivers []setup.Driver, id *identity.Identity) {
 	o.took, o.setups = observe.NewDurations(opNames[:], names...), observe.NewDurations([]string{"setup"}, names...)
 	o.started = time.Now()
 	o.peers = map[*Peer]bool{}
+	o.merged.L = &o.mu
 	o.paths = map[any]*inUse{}
 	o.ended = map[string]*sum{}
 	o.setupBad = map[string]uint64{}
 }
 
-// transferBegun enters a transfer; transferEnded will be called for it exactly once.
-func (p *Peer) transferBegun(t *Transfer) {
+// transferBegun enters a transfer, unless the peer is lost; transferEnded will be called for it exactly once.
+func (p *Peer) transferBegun(t *Transfer) error {
 	a := p.books()
+	if a.gone {
+		p.closeBooks()
+		return p.Err()
+	}
 	a.counts[opIndex(t.kind)].begun++
 	a.open++
 	t.nextOpen = a.active
@@ -219,6 +226,7 @@ func (p *Peer) transferBegun(t *Transfer) {
 	if b := &p.node.obs.bus; b.On() {
 		b.Emit(p.event(observe.Event{Kind: observe.EventTransferBegun, Transfer: t.id, Operation: kindName(t.kind), Bytes: t.bytes}))
 	}
+	return nil
 }
 
 // transferEnded takes a transfer out of the books. No mutex is held.
@@ -254,13 +262,19 @@ func (p *Peer) transferEnded(t *Transfer, err error) {
 		t.nextOpen.prevOpen = t.prevOpen
 	}
 	t.prevOpen, t.nextOpen = nil, nil
+	tells := o.bus.On()
+	if tells {
+		a.telling++
+	}
 	p.closeBooks()
-	if o.bus.On() {
+	if tells {
 		e := observe.Event{Kind: observe.EventTransferEnded, Transfer: t.id, Operation: kindName(t.kind), Bytes: moved, Path: via}
 		if err != nil {
 			e.Reason = err.Error()
 		}
 		o.bus.Emit(p.event(e))
+		p.books().telling--
+		p.closeBooks()
 	}
 }
 
@@ -323,11 +337,11 @@ func (p *Peer) event(e observe.Event) observe.Event {
 // peerUp opens the account of a peer whose handshake is done. The peer's mutex may be held.
 func (o *observer) peerUp(p *Peer) {
 	o.mu.Lock()
-	if o.peers[p] = true; p.account.gone { // it failed at this moment
-		delete(o.peers, p)
+	if p.account.gone { // it failed at this moment
 		o.mu.Unlock()
 		return
 	}
+	o.peers[p] = true
 	o.peersUp++
 	p.account.since = time.Now()
 	o.mu.Unlock()
@@ -357,13 +371,23 @@ func (o *observer) merge(p *Peer) {
 	a := &p.account
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.open > 0 {
+	if a.open+a.telling > 0 {
 		return
 	}
 	delete(o.peers, p)
+	o.merged.Broadcast()
 	o.past.add(&a.counts)
 	o.pastRefused += a.refused
 	a.counts, a.refused = counts{}, 0
+}
+
+// await returns when the accounts of all peers are merged: every transfer has ended, and its events are out.
+func (o *observer) await() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.peers) > 0 {
+		o.merged.Wait()
+	}
 }
 
 // turnedAway counts and announces a connection that did not become a peer.

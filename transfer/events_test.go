@@ -315,3 +315,45 @@ func TestEventsUnderLoad(t *testing.T) {
 		t.Errorf("%d events and %d missed (%d told), expected %d in all", r.events, missed, r.missed, want)
 	}
 }
+
+// Close ends every transfer, and the event of each end comes before the events end: also of transfers that end beside it, by a path that
+// cannot be set up any more or by their context.
+func TestEventsOfTheEnd(t *testing.T) {
+	for i := range 40 {
+		p := newPair(t, Options{})
+		export(t, p.b, region(t, 4096), "x", path.Write)
+		copies := []path.Copy{lookup(t, p.ab, "x").At(0, region(t, 4096).All())}
+		events := p.a.Events(t.Context(), 1<<12)
+		c, cancel := context.WithCancel(t.Context())
+		var puts []*Transfer
+		for k := range 16 {
+			x, err := p.ab.Put(c, copies, PutOptions{Paths: []string{paths[k%2]}, Stream: uint32(k % 3)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			puts = append(puts, x)
+		}
+		if i%2 == 0 {
+			go cancel()
+		}
+		if err := p.a.Close(); err != nil {
+			t.Error(err)
+		}
+		open := map[observe.ID]bool{}
+		for e := range events.C() {
+			switch e.Kind {
+			case observe.EventTransferBegun:
+				open[e.Transfer] = true
+			case observe.EventTransferEnded:
+				delete(open, e.Transfer)
+			}
+		}
+		if len(open) > 0 || len(events.Missed()) > 0 {
+			t.Fatalf("round %d: no event says how %d of %d transfers ended", i, len(open), len(puts))
+		}
+		for _, x := range puts {
+			soon(t, x.Done(), "the end of a transfer")
+		}
+		cancel()
+	}
+}

@@ -369,6 +369,7 @@ func (n *Node) Close() error {
 		<-p.gone
 	}
 	n.wg.Wait()
+	n.obs.await()
 	if n.loop != nil {
 		n.loop.close()
 	}

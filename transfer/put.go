@@ -179,11 +179,14 @@ func (p *Peer) take(t *Transfer, has sched.Grant) (err error) {
 func (p *Peer) set(ctx context.Context, t *Transfer) error {
 	x := &t.explain
 	x.Times.lap(&x.Times.Register, clock())
-	if err := p.Err(); err != nil {
+	err := p.Err()
+	if err == nil {
+		err = p.transferBegun(t)
+	}
+	if err != nil {
 		t.unpin()
 		return err
 	}
-	p.transferBegun(t)
 	if t.m.Asked() {
 		t.digest = newDigester(t)
 	}
