@@ -1,6 +1,7 @@
-// Package state is the state machine of one transfer: which of its bytes are in place, which are outstanding, and what follows. It is
-// pure: events go in, the next step comes out. The owner of a channel (a path and its queue) drives it, and reacts to steps; it holds
-// no lock, does no I/O and knows no time. See Machine for the states and table for the transitions between them.
+// Package state is the state machine of one transfer: which of its bytes are in place (visible in the memory that they go to, by a
+// completion of the path), which are outstanding, and what to do next. Events go in, the next step comes out: the package takes no lock,
+// does no I/O and reads no clock. A channel is a path and its send queue, not one of Go; its owner drives the machine and does what
+// the steps say. See State for the states and table for the legal transitions.
 package state
 
 import (
@@ -11,7 +12,7 @@ import (
 	"github.com/penstock-io/penstock/path"
 )
 
-// State is where a transfer is between its admission and its end.
+// State is where a transfer is between its admission and its end. The diagram has the usual ways; table has all.
 //
 //	Admitted ──► Routed ──► Moving ──► Proving ──► Notifying ──► Ended
 //	   ▲            │          │           │            │          ▲
@@ -23,14 +24,14 @@ import (
 type State uint8
 
 const (
-	Admitted  State = iota // it holds its memory and its room, and has no channel
-	Routed                 // a channel has it; nothing was posted there
-	Moving                 // segments are outstanding, or wait for their turn
-	Proving                // every byte is in place; the digests of both sides are not compared yet
-	Notifying              // the operation that carries the notification is posted: nothing is left to post
-	Draining               // it posts nothing more, and waits for what is outstanding
-	Fencing                // its path is down, and the peer is asked to close the other end
-	Ended                  // it is over, once
+	Admitted  State = iota // its memory is registered and its share of the limits reserved; it has no channel
+	Routed                 // a channel has it, and has posted nothing of it
+	Moving                 // operations are outstanding, or are still to be posted
+	Proving                // every byte is in place; the digests of both sides are being compared
+	Notifying              // the operation with the notification, which may have bytes too, is outstanding: nothing is left to post
+	Draining               // it failed or lost its path; it posts nothing more, and waits for outstanding operations
+	Fencing                // its path is down, and the peer is asked to close its end, which might still write
+	Ended                  // final: Err says whether it succeeded
 	states    = iota
 )
 
@@ -52,24 +53,24 @@ func set(of ...State) (m uint16) {
 
 // table has the legal transitions. Builds with -tags invariants check each.
 var table = [states]uint16{
-	Admitted:  set(Routed, Ended),
+	Admitted:  set(Routed, Ended),                                 // Ended: canceled, no path, or all of it came by bounce buffers
 	Routed:    set(Moving, Proving, Notifying, Draining, Fencing), // Proving: all bytes came by an earlier channel
-	Moving:    set(Proving, Notifying, Draining, Fencing, Ended),  // Ended: a part of another transfer, without a notification
-	Proving:   set(Moving, Notifying, Draining, Fencing),          // Moving: the digests are equal
-	Notifying: set(Moving, Draining, Ended),                       // Moving: the path did not accept the operation
-	Draining:  set(Admitted, Fencing, Ended),                      // Admitted: its path does not reach its memory
-	Fencing:   set(Admitted, Ended),
+	Moving:    set(Proving, Notifying, Draining, Fencing, Ended),  // Ended: a part of another transfer, which has no notification
+	Proving:   set(Notifying, Draining, Fencing),
+	Notifying: set(Moving, Draining, Ended),  // Moving: the path did not accept the operation
+	Draining:  set(Admitted, Fencing, Ended), // Admitted: its path cannot access its memory
+	Fencing:   set(Admitted, Ended),          // Ended: it failed, too
 }
 
 // Step is what the owner of the channel has to do for a transfer.
 type Step uint8
 
 const (
-	Wait  Step = iota // for what is outstanding, for the digests, or for nothing any more: it leaves the channel's queue
-	Queue             // it has something to post: it has a place in the channel's queue
-	Prove             // all bytes are in place: have the digests compared, and call Proved
-	Fence             // once: its path is down, and nothing is outstanding here; when both ends are closed, Resume it
-	Stage             // once: its path does not reach its memory; Resume it, and bounce buffers carry what is left
+	Wait  Step = iota // nothing to post now: take it from the channel's queue
+	Queue             // something to post: it has a place in the channel's queue
+	Prove             // all bytes are in place: have the digests compared once, and call Proved
+	Fence             // its path is down, and nothing is outstanding here; when the peer has closed its end, call Resume, or End if it has failed
+	Stage             // its path cannot access its memory: call Resume, and have bounce buffers carry what is left
 	End               // it is over: call End; Err says how
 )
 
@@ -79,29 +80,30 @@ type Result uint8
 const (
 	Placed      Result = iota // every byte is in place
 	Failed                    // with an error that ends the transfer
-	PathDown                  // the path went down first: whether the bytes are in place is not known
-	Unreachable               // the path does not reach its memory, and no byte of it moved
+	PathDown                  // the path failed before the operation completed: whether its bytes are in place is not known
+	Unreachable               // the path cannot access the memory, and no byte of the operation moved
 )
 
-// Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a channel for it, or who holds the channel.
+// Machine is the state of one transfer. It has one owner at a time: the goroutine that chooses a channel for it, then the one that holds the
+// channel. A block is one path.Copy of its list; a Cursor is a block, an offset in it, and the bytes posted so far.
 type Machine struct {
 	kind   path.OpKind
 	silent bool
 
 	state       State
 	asked       bool   // the digests of both sides have to be equal before the peer gets the notification, and are not compared yet
-	lost        Result // PathDown or Unreachable: why it drains
-	doubt       bool   // the notification was outstanding when its path went down
+	lost        Result // PathDown or Unreachable: why it drains; Placed: for an error
+	doubt       bool   // the notification was outstanding when its path went down, and it had not failed before
 	outstanding int    // operations
 	bytes       uint64
 	at          Cursor // the next byte to post
 	copies      []path.Copy
-	undone      []Segment // were posted, and are not in place as far as is known
+	undone      []Segment // were posted; their bytes may not be in place
 	err         error
 }
 
 // New is the machine of a transfer that was admitted. If asked is set, the digests of both sides have to be equal before the peer gets the
-// notification. A silent one is a part of another transfer, and brings no notification.
+// notification. A silent one is a part of another transfer, and notifies no peer.
 func New(kind path.OpKind, copies []path.Copy, bytes uint64, asked, silent bool) Machine {
 	return Machine{kind: kind, copies: copies, bytes: bytes, asked: asked, silent: silent}
 }
@@ -112,7 +114,7 @@ func (m *Machine) State() State { return m.state }
 // Err is why the transfer fails or has failed: the cause rather than a cancellation that followed from it.
 func (m *Machine) Err() error { return m.err }
 
-// Outstanding is the number of operations that the path has not ended yet.
+// Outstanding is the number of operations that the path has not completed yet.
 func (m *Machine) Outstanding() int { return m.outstanding }
 
 // Left is the number of bytes that are not posted.
@@ -124,13 +126,14 @@ func (m *Machine) At() Cursor { return m.at }
 // Asked reports whether the digests are to be compared, and are not yet.
 func (m *Machine) Asked() bool { return m.asked }
 
-// Copies is what is left of the transfer, from the last Resume on.
+// Copies is what was left of the transfer at the last Resume, at first all of it.
 func (m *Machine) Copies() []path.Copy { return m.copies }
 
-// Doubt reports whether the peer may know the transfer as complete although its path went down before this side knew.
+// Doubt reports whether the peer may have received the notification although the path failed before its completion came. Resume clears it:
+// who resumes a transfer asks the peer first.
 func (m *Machine) Doubt() bool { return m.doubt }
 
-// Posted reports whether no byte is left to post. The notification may be.
+// Posted reports whether no byte is left to post; the notification may still be. A block number above 0 marks a transfer of no bytes as posted.
 func (m *Machine) Posted() bool {
 	return m.kind == path.Notify || m.at.Done == m.bytes && m.at != (Cursor{})
 }
@@ -145,7 +148,7 @@ func (m *Machine) to(s State) {
 // Route gives the transfer to a channel.
 func (m *Machine) Route() { m.to(Routed) }
 
-// Next is what to do now. The owner asks after each event.
+// Next returns what to do now, and may change the state. The owner of the channel calls it after each event.
 func (m *Machine) Next() Step {
 	switch m.state {
 	case Admitted, Fencing, Ended:
@@ -174,8 +177,9 @@ func (m *Machine) Next() Step {
 	return End
 }
 
-// Post takes the next n bytes, or the notification when all are in place. The operation carries the notification if notify is set: a small
-// transfer takes one operation. The copies are the caller's list or a part of it where they are whole blocks, or lie in buf, which grows as needed.
+// Post takes the next n bytes, at most Left, or the notification when all are in place; n is 0 then. The operation carries the notification if
+// notify is set: a small transfer takes one operation. Where the bytes are whole blocks the copies are a part of the caller's list, else they
+// lie in buf, which grows as needed.
 func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Copy, notify bool) {
 	s = Segment{m.at, n}
 	m.outstanding++
@@ -198,7 +202,7 @@ func (m *Machine) Post(n uint64, buf *[]path.Copy) (s Segment, copies []path.Cop
 	return s, copies, false
 }
 
-// Whole is n, or a little less if the next bytes to post then end where a block does: Post copies no list for those.
+// Whole is n, or less by n/16 at most if the next bytes to post then end where a block does: Post copies no list for those.
 func (m *Machine) Whole(n uint64) uint64 {
 	sum, off := uint64(0), m.at.Off
 	for _, c := range m.copies[min(m.at.Block, len(m.copies)):] {
@@ -228,14 +232,14 @@ func (m *Machine) blocks(n uint64) []path.Copy {
 	return m.copies[first:end:end]
 }
 
-// Unpost undoes the last Post that was not undone: the path did not accept the operation.
+// Unpost undoes the last Post: the path did not accept the operation. Several are undone in reverse order.
 func (m *Machine) Unpost(s Segment) {
 	m.outstanding--
 	m.at = s.At
 	m.to(Moving)
 }
 
-// Done ends an operation. err is used if it Failed.
+// Done records the completion of an operation. err is used if it Failed.
 func (m *Machine) Done(s Segment, r Result, err error) {
 	m.outstanding--
 	switch r {
@@ -247,7 +251,7 @@ func (m *Machine) Done(s Segment, r Result, err error) {
 	}
 }
 
-// Refuse notes that the path does not reach the memory of an operation that it was about to accept.
+// Refuse records that the path cannot access the memory of an operation that it did not accept, after Unpost.
 func (m *Machine) Refuse() { m.lose(Unreachable) }
 
 func (m *Machine) lose(r Result) {
@@ -258,7 +262,8 @@ func (m *Machine) lose(r Result) {
 	m.to(Draining)
 }
 
-// Fail has the transfer end with an error when nothing of it is outstanding.
+// Fail records an error. The transfer ends with it when nothing is outstanding and a path that is down is fenced; without a channel the
+// caller ends it.
 func (m *Machine) Fail(err error) {
 	m.err = first(m.err, err)
 	switch m.state {
@@ -267,17 +272,17 @@ func (m *Machine) Fail(err error) {
 	}
 }
 
-// Proved takes the outcome of comparing the digests.
+// Proved records the outcome of comparing the digests.
 func (m *Machine) Proved(err error) {
 	if m.asked = false; err != nil {
 		m.Fail(err)
 	}
 }
 
-// Fence takes the transfer from a channel whose path is down. Nothing is outstanding.
+// Fence takes the transfer from a channel whose path is down before it has waited for anything there. Nothing is outstanding.
 func (m *Machine) Fence() { m.to(Fencing) }
 
-// Resume makes what is not in place all that is left of the transfer, for the next channel, after Fence or Stage.
+// Resume makes what is not in place all that is left of the transfer, for the next channel, after the steps Fence and Stage.
 func (m *Machine) Resume() {
 	var rest []path.Copy
 	left := m.Left()
@@ -294,10 +299,10 @@ func (m *Machine) Resume() {
 	m.to(Admitted)
 }
 
-// Carried notes that bounce buffers brought all bytes: only the notification is left.
+// Carried records, for a transfer without a channel, that bounce buffers brought all bytes: the digests, if asked for, and the notification are left.
 func (m *Machine) Carried() { m.at = Cursor{max(len(m.copies), 1), 0, m.bytes} }
 
-// End ends the transfer.
+// End marks the transfer as over: after the step End, or without a channel.
 func (m *Machine) End() { m.to(Ended) }
 
 // first keeps the first of two errors, but prefers a cause over a cancellation that followed from it.
