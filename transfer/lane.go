@@ -115,22 +115,28 @@ func newLane(peer *Peer, id uint64, p path.Path, g *grant) *lane {
 
 // ending collects what must happen once the lane's mutex is free: no callback runs under it.
 type ending struct {
-	first  *Transfer // that ended; mostly there is one
-	others []*Transfer
+	first  ended // of transfers; mostly there is one
+	others []ended
 	moved  []*Transfer // to go on by another path
 	missed []*Transfer // whose memory the path does not reach
 	closed error       // the path went down
 	woke   bool        // goroutines of the application have something to do
 }
 
+// ended is a transfer with the error that it had then: its machine belongs to the owner of the lane, and may get another one from its digests.
+type ended struct {
+	t   *Transfer
+	err error
+}
+
 // add ends a transfer.
 func (e *ending) add(t *Transfer) {
 	t.m.End()
 	e.woke = true
-	if e.first == nil {
-		e.first = t
+	if x := (ended{t, t.m.Err()}); e.first.t == nil {
+		e.first = x
 	} else {
-		e.others = append(e.others, t)
+		e.others = append(e.others, x)
 	}
 }
 
@@ -138,11 +144,11 @@ func (e *ending) run(l *lane) {
 	for _, t := range e.missed {
 		l.peer.restage(t)
 	}
-	if t := e.first; t != nil {
-		t.complete(t.m.Err())
+	if x := e.first; x.t != nil {
+		x.t.complete(x.err)
 	}
-	for _, t := range e.others {
-		t.complete(t.m.Err())
+	for _, x := range e.others {
+		x.t.complete(x.err)
 	}
 	if e.closed != nil {
 		l.peer.laneDown(l, e.closed)
@@ -276,7 +282,7 @@ func (l *lane) act(t *Transfer, step state.Step, end *ending) {
 		end.missed = append(end.missed, t)
 	case state.End:
 		l.account(t)
-		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first == nil
+		t.explain.atOnce = t.posted != 0 && t.digest == nil && end.first.t == nil
 		end.add(t)
 	}
 }
