@@ -64,6 +64,21 @@ func TestReadsOfFrames(t *testing.T) {
 	}
 }
 
+// TestReadsAfterLargeFrames: a large frame does not make reads short for the small ones that follow, also where these have no payload.
+func TestReadsAfterLargeFrames(t *testing.T) {
+	e, ops := flightOf(t, 1, 64<<10)
+	e.fly(t, ops)
+	before := e.b.st.Syscalls
+	notes := make([]path.Op, 64)
+	for i := range notes {
+		notes[i] = path.Op{Kind: path.Notify, Imm: uint64(i)}
+	}
+	polls := e.fly(t, notes)
+	if n := e.b.st.Syscalls - before; n > uint64(16+2*polls) {
+		t.Errorf("%d calls in %d polls for %d notifications, expected 16 reads at most", n, polls, len(notes))
+	}
+}
+
 // BenchmarkFlight measures 64 puts that are posted at once, both ends polled by this goroutine, beside the same bytes over plain sockets.
 func BenchmarkFlight(b *testing.B) {
 	for _, size := range []int{64, 1 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10} {

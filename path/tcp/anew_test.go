@@ -2,6 +2,7 @@ package tcp
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -14,14 +15,13 @@ import (
 	"github.com/penstock-io/penstock/path/setup"
 )
 
-// TestLostSYN: over a long link a connection whose SYN gets no answer makes room for another one, once.
-func TestLostSYN(t *testing.T) {
+// silent is a listener whose queue is full: the kernel drops each SYN.
+func silent(t *testing.T) net.Listener {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	// With a full queue the kernel drops each SYN.
+	t.Cleanup(func() { l.Close() })
 	if err := sys.OfConn(l.(*net.TCPListener), func(fd int) error { return sys.ListenTCP(fd, 0) }); err != nil {
 		t.Fatal(err)
 	}
@@ -29,7 +29,13 @@ func TestLostSYN(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
+	return l
+}
+
+// TestLostSYN: over a long link a connection whose SYN gets no answer makes room for another one, once.
+func TestLostSYN(t *testing.T) {
+	l := silent(t)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	cfg, _ := configs()
@@ -62,7 +68,26 @@ func TestLostSYN(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-dialed; err == nil {
-		t.Error("a dial to a listener that answers nothing succeeded")
+	if err := <-dialed; !errors.Is(err, context.Canceled) {
+		t.Errorf("a dial to a listener that answers nothing, canceled: %v", err)
+	}
+}
+
+// TestDialEndsByItsContext: the error of a dial is that of its context, whichever part of it ends first.
+func TestDialEndsByItsContext(t *testing.T) {
+	offer := setup.Offer{Addr: silent(t).Addr().String(), Token: newToken()}
+	cfg, _ := configs()
+	cfg.Streams = 4
+	for range 60 {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Millisecond)
+		if _, err := New(Options{}).Dial(ctx, offer, cfg); !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatalf("with a deadline: %v", err)
+		}
+		cancel()
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("of the caller"))
+	if _, err := New(Options{}).Dial(ctx, offer, cfg); !errors.Is(err, context.Canceled) {
+		t.Errorf("canceled with a cause: %v", err)
 	}
 }

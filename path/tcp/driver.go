@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -154,6 +155,7 @@ type connection struct {
 // join dials the connections of a path at the same time, so that all of them together take as many round trips as one: one for TCP,
 // one for hello and answer. Where one fails the others are given up.
 func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *setup.Config) (fds []int, channels []*channel, answer hello, err error) {
+	outer := ctx
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	conns := make([]connection, h.count)
@@ -170,6 +172,9 @@ func (d *Driver) join(ctx context.Context, addr netip.AddrPort, h hello, cfg *se
 	}
 	wg.Wait()
 	if err = context.Cause(ctx); err != nil {
+		if e := outer.Err(); e != nil && errors.Is(err, context.Cause(outer)) {
+			err = e
+		}
 		for _, c := range conns {
 			if c.fd >= 0 {
 				sys.Close(c.fd)
@@ -231,6 +236,9 @@ func (d *Driver) connect(ctx context.Context, addr netip.AddrPort, roundTrip tim
 	}
 	if op := (*net.OpError)(nil); errors.As(err, &op) { // its own words name the address once more
 		err = op.Err
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) { // the poller saw the context's deadline before the context did
+		err = context.DeadlineExceeded
 	}
 	return conn, err
 }

@@ -136,7 +136,7 @@ func (c *core) begin(s *stream) error {
 	h := &in.h
 	in.dst, in.di, in.left, in.crc, in.refused = in.dst[:0], 0, int(h.payload), 0, 0
 	in.state = wantPayload
-	if h.payload > 0 && h.typ != frameGet {
+	if in.size /= 2; h.payload > 0 && h.typ != frameGet { // a few frames without payload end the guess
 		in.size = h.payload
 	}
 	switch h.typ {
