@@ -1,6 +1,7 @@
 package transfer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,7 +28,8 @@ func (j *Job) run() error {
 		j.close(a, err)
 		return x, err
 	})
-	if cause := context.Cause(j.ctx); err != nil && cause != nil {
+	// A Link that closes ends the contexts of its jobs one after the other.
+	if cause := cmp.Or(context.Cause(j.ctx), context.Cause(j.link.ctx)); err != nil && cause != nil {
 		return canceledBy(cause)
 	}
 	return err

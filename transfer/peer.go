@@ -451,7 +451,7 @@ func (n *Node) peerLost(p *Peer, err error) {
 		n.lose(p)
 	}
 	n.log.Info("peer gone", "peer", p.Name(), "error", err)
-	n.shares.forget(func(k shareKey) bool { return k.peer == p })
+	n.shares.lost(p)
 	// A tensor whose completion was delivered belongs to its receiver: the sender knows of it.
 	p.drained(func() { n.offerPeerLost(p, err) })
 	n.mu.Lock()

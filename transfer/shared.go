@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -389,12 +390,27 @@ func (e *shareEntry) free() {
 	e.peer.node.pool.Free(e.block)
 }
 
-// forget drops what is shared of an export that was revoked, or of a peer that is gone.
-func (c *shares) forget(is func(shareKey) bool) {
+// revoked drops what is shared of an export.
+func (c *shares) revoked(p *Peer, key path.Key) {
+	c.forget(slices.Values([]shareKey{{p, key, shareCopy}, {p, key, shareProven}, {p, key, shareBorrow}}))
+}
+
+// lost drops what is shared of a peer that is gone.
+func (c *shares) lost(p *Peer) {
+	c.forget(func(yield func(shareKey) bool) {
+		for k := range c.entries {
+			if k.peer == p && !yield(k) {
+				return
+			}
+		}
+	})
+}
+
+func (c *shares) forget(keys iter.Seq[shareKey]) {
 	var old []*shareEntry
 	c.mu.Lock()
-	for k, e := range c.entries {
-		if is(k) {
+	for k := range keys {
+		if e := c.entries[k]; e != nil {
 			old = append(old, c.drop(e))
 		}
 	}
