@@ -199,6 +199,7 @@ func TestPollerFailure(t *testing.T) {
 		if err := c.Recv(t.Context(), b); err != ErrDown {
 			t.Error(err)
 		}
+		synctest.Wait() // the poller hands the error over before it takes the queue out
 		var s PollerStats
 		if p.Stats(&s); s.Queues != 0 {
 			t.Errorf("%d queues", s.Queues)
