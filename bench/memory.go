@@ -93,7 +93,7 @@ func (o *MemOptions) poolSample(p *mem.Pool, cores int) (n uint64, d time.Durati
 		wg.Go(func() {
 			c := p.Cache()
 			defer c.Close()
-			for time.Since(t) < o.Budget {
+			for counts[i] == 0 || time.Since(t) < o.Budget { // a goroutine may begin late
 				for range 1000 {
 					s, err := c.Get()
 					if err == nil {
@@ -130,7 +130,7 @@ func (o *MemOptions) alloc(ctx context.Context, r *Suite) error {
 		h := shape{class: "Alloc " + FormatSize(size) + " from a warm pool, p99", what: "alloc", size: size}
 		err := o.alone(ctx, r, paired.Plan{Name: h.title(), Unit: paired.Microseconds, Goal: 100}, func() (paired.Sample, error) {
 			v := make([]float64, 0, 10000)
-			for start := time.Now(); len(v) < cap(v) && time.Since(start) < o.Budget; {
+			for start := time.Now(); len(v) == 0 || len(v) < cap(v) && time.Since(start) < o.Budget; {
 				t := time.Now()
 				b, err := a.Alloc(size)
 				d := time.Since(t)
