@@ -10,8 +10,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -174,16 +172,9 @@ func TestCloseWhileReceiving(t *testing.T) {
 			}
 		}()
 		<-begun
-		// The sender may be between Alloc and Send, and the receiver between Recv and Release: Close says so, of a burst of each at most.
-		if err := s.Close(); err != nil {
-			if !errors.Is(err, mem.ErrInUse) {
-				t.Error(err)
-			}
-			for _, m := range regexp.MustCompile(`closed with (\d+) of`).FindAllStringSubmatch(err.Error(), -1) {
-				if n, _ := strconv.Atoi(m[1]); n > 4 {
-					t.Error(err)
-				}
-			}
+		// The sender may be between Alloc and Send, and the receiver between Recv and Release: Close says so.
+		if err := s.Close(); err != nil && !errors.Is(err, mem.ErrInUse) {
+			t.Error(err)
 		}
 		for _, c := range []chan error{ended, other} {
 			if err := <-c; !errors.Is(err, engine.ErrClosed) {
@@ -192,6 +183,9 @@ func TestCloseWhileReceiving(t *testing.T) {
 		}
 		close(stop)
 		<-sent
+		if n := s.Region("a").Stats().InUse; n != 0 {
+			t.Errorf("%d slots of received packets are out, and the receiver has released all", n)
+		}
 	}
 }
 

@@ -477,3 +477,32 @@ func TestServingSharesOneRegion(t *testing.T) {
 		})
 	}
 }
+
+// What one peer revokes, or leaves when it is lost, is its own: what is shared of other exports and of other peers stays.
+func TestSharesOfOthersStay(t *testing.T) {
+	p := newPair(t, Options{})
+	other := open(t, Options{Name: "other", Listen: []string{"tcp://127.0.0.1:0"}})
+	op, err := p.a.Dial(ctx(t), other.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	export(t, other, region(t, 4096), "w", path.Read)
+	export(t, p.b, region(t, 4096), "w", path.Read)
+	gone := export(t, p.b, region(t, 4096), "v", path.Read)
+	keep := ShareOptions{Copy: true, Keep: time.Hour}
+	for _, x := range []*Shared{readers(t, op, "w", 1, keep)[0], readers(t, p.ab, "w", 1, keep)[0], readers(t, p.ab, "v", 1, keep)[0]} {
+		x.Release()
+	}
+	sharesAre(t, p.a, 3, 0, 3, 3*4096)
+	if err := gone.Revoke(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	sharesAre(t, p.a, 2, 0, 2, 2*4096)
+	p.ba.Close()
+	<-p.ab.Gone()
+	sharesAre(t, p.a, 1, 0, 1, 4096)
+	readers(t, op, "w", 1, keep)[0].Release()
+	if s := p.a.Shares(); s.Reads != 3 || s.Joined != 1 {
+		t.Errorf("%+v: expected that the other peer's bytes are read once", s)
+	}
+}

@@ -164,7 +164,7 @@ func (s *Memory) Close() error {
 	}
 	var err error
 	for i := range s.pools {
-		for _, x := range s.pools[i].free { // nobody has one, nor takes one any more
+		for _, x := range s.pools[i].free { // calls have given all back, and none begins after closed
 			err = errors.Join(err, x.close())
 		}
 	}
