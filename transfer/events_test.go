@@ -2,6 +2,7 @@ package transfer
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"slices"
@@ -355,5 +356,34 @@ func TestEventsOfTheEnd(t *testing.T) {
 			soon(t, x.Done(), "the end of a transfer")
 		}
 		cancel()
+	}
+}
+
+// An account of a lost peer takes no transfer any more, and is not done with the last one before its event is out.
+func TestAccountOfALostPeer(t *testing.T) {
+	for range 5000 {
+		n := &Node{}
+		n.obs.init(nil, nil)
+		events := n.obs.bus.Subscribe(t.Context(), 4)
+		p := &Peer{node: n, lost: ErrPeerLost}
+		n.obs.peers[p] = true
+		x := &Transfer{peer: p, kind: path.Put}
+		if err := p.transferBegun(x); err != nil {
+			t.Fatal(err)
+		}
+		n.obs.peerDown(p, ErrPeerLost)
+		if err := p.transferBegun(&Transfer{peer: p, kind: path.Put}); !errors.Is(err, ErrPeerLost) {
+			t.Fatalf("a transfer begins with a lost peer: %v", err)
+		}
+		go p.transferEnded(x, path.ErrCanceled)
+		n.obs.await()
+		n.obs.bus.Close()
+		var last observe.Event
+		for e := range events.C() {
+			last = e
+		}
+		if last.Kind != observe.EventTransferEnded {
+			t.Fatalf("the last event is %v, expected the end of the transfer", last.Kind)
+		}
 	}
 }
