@@ -153,7 +153,7 @@ func TestCloseInHandler(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatal("Close does not return")
 			}
 		})

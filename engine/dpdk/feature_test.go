@@ -102,7 +102,7 @@ func receive(t *testing.T, q engine.RxQueue, n int, look func(b *burst.Burst, i,
 	t.Helper()
 	b := burst.NewSegmented(64, 128)
 	got := 0
-	for end := time.Now().Add(10 * time.Second); got < n && time.Now().Before(end); {
+	for end := time.Now().Add(time.Minute); got < n && time.Now().Before(end); {
 		if _, err := q.TryRecv(b); err != nil {
 			t.Fatal(err)
 		}

@@ -48,7 +48,7 @@ func give(t *testing.T, q engine.TxQueue, frames [][]byte) {
 func expect(t *testing.T, q engine.RxQueue, frames [][]byte) {
 	t.Helper()
 	b := burst.New(64)
-	for end := time.Now().Add(10 * time.Second); len(frames) > 0 && time.Now().Before(end); b.Release() {
+	for end := time.Now().Add(time.Minute); len(frames) > 0 && time.Now().Before(end); b.Release() {
 		if _, err := q.TryRecv(b); err != nil {
 			t.Fatal(err)
 		}

@@ -58,7 +58,7 @@ func TestTags(t *testing.T) {
 				}
 			}
 			got := 0
-			for end := time.Now().Add(10 * time.Second); got < len(sent) && time.Now().Before(end); b.Release() {
+			for end := time.Now().Add(time.Minute); got < len(sent) && time.Now().Before(end); b.Release() {
 				if _, err := in.TryRecv(b); err != nil {
 					t.Fatal(err)
 				}

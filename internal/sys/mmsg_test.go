@@ -63,7 +63,7 @@ func TestMessagesAgain(t *testing.T) {
 		if ParseReceived(m.Control(0)).Time != 0 && ParseReceived(m.Control(1)).Time != 0 {
 			break
 		}
-		if time.Since(start) > 10*time.Second {
+		if time.Since(start) > time.Minute {
 			t.Fatal("no receive times: the kernel was offered no room for them")
 		}
 	}

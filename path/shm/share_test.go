@@ -30,7 +30,7 @@ func (u *duo) borrow(k path.Key, off, n uint64) (path.View, error) {
 	u.t.Helper()
 	for start := time.Now(); ; {
 		v, err := u.p.Borrow(k, off, n)
-		if !errors.Is(err, path.ErrFull) || time.Since(start) > 10*time.Second {
+		if !errors.Is(err, path.ErrFull) || time.Since(start) > time.Minute {
 			return v, err
 		}
 		u.p.Poll(u.buf[:])
@@ -588,7 +588,7 @@ func strangerMain(args []string) error {
 	if err != nil {
 		return err
 	}
-	c.SetDeadline(time.Now().Add(10 * time.Second))
+	c.SetDeadline(time.Now().Add(time.Minute))
 	if _, _, err := readPacket(c); err == nil {
 		fmt.Println("got the token")
 	}
@@ -661,7 +661,7 @@ func TestSmallOvertakesLarge(t *testing.T) {
 			}
 			var tokens, imms []uint64
 			for start := time.Now(); len(tokens) < len(ops) || len(imms) < 4; {
-				if time.Since(start) > 20*time.Second {
+				if time.Since(start) > time.Minute {
 					t.Fatalf("done %v, heard %v", tokens, imms)
 				}
 				for _, e := range u.buf[:u.p.Poll(u.buf[:])] {

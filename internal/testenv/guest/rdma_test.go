@@ -195,9 +195,9 @@ func TestGuestRdmaPair(t *testing.T) {
 	barrier("listening")
 	bw := bandwidth(t, tool(t, append(write, Addrs[1])...))
 	sent := counter(t, "rxe0", "sent_pkts")
-	t.Logf("%.1f MB/s, %d packets", bw, sent)
-	if bw <= 0 || sent < packets {
-		t.Errorf("%.1f MB/s, %d packets, expected at least %d", bw, sent, packets)
+	t.Logf("%.1f MB/s, %d packets", bw, sent) // perftest rounds a slow rate to 0.00
+	if sent < packets {
+		t.Errorf("%d packets sent, expected at least %d", sent, packets)
 	}
 	barrier("written")
 }
