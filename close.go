@@ -7,9 +7,10 @@ import (
 	"github.com/penstock-io/penstock/mem"
 )
 
-// Close closes everything in order: what applications see of receive queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the
+// Close closes everything in order: applications of the file, what the program sees of receive queues (Recv says engine.ErrClosed), pollers, stages, queues and ports, the
 // page of metrics, what is shared, the node with its links, memory. Packets that wait are dropped and counted, by flow
-// (RxSnapshot.Closed) unless their sender waits for an acknowledgement. It does not wait for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
+// (RxSnapshot.Closed) unless their sender waits for an acknowledgement. Close waits a second at most for packets that applications sent to leave, and two for peers to let go of
+// their tensors. It does not wait for bursts that are out: the error says of which region how many slots are (it wraps mem.ErrInUse), and their memory goes when they
 // are released. Errors are joined. Closing again returns the same.
 func (s *System) Close() error {
 	s.close.Do(func() { s.err = s.shut() })
@@ -17,16 +18,17 @@ func (s *System) Close() error {
 }
 
 func (s *System) shut() error {
-	s.reload.Lock() // one that runs ends first
-	defer s.reload.Unlock()
-	s.closed = true
-	s.watched.close()
 	var errs []error
 	note := func(what string, err error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("penstock: closing %s: %w", what, err))
 		}
 	}
+	s.closeApplications(note)
+	s.reload.Lock() // one that runs ends first
+	defer s.reload.Unlock()
+	s.closed = true
+	s.watched.close()
 	for i := range s.ifaces {
 		can := s.ifaces[i].Port.Capabilities()
 		for k := range s.ifaces[i].Rx {

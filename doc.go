@@ -23,6 +23,8 @@
 //		...
 //	}
 //
+// The applications of the file (package app) run until Close: each takes the packets of its receive queue, which is not the program's then.
+//
 // MakePlan says beforehand what would be opened, and Options.Plan hears it from Open. System.Reload puts the flows of a changed file in
 // force while packets go on, all or none; a Reloader does so when the file changes.
 //

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/burst"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
@@ -223,12 +222,6 @@ func TestEchoThroughDeviceMemory(t *testing.T) {
 			if !strings.Contains(rx, "all of queue server-rx0 is copied once") || !strings.Contains(tx, "all of queue server-tx0 is copied once, from host 0 to pinned memory: the engine socket cannot read") {
 				t.Errorf("%q, %q", rx, tx)
 			}
-			a, err := app.New(app.Options{Name: "echo", Kind: app.Echo, Rx: rxOf(t, s, "server", 0), Core: -1, Tx: txOf(t, s, "server", 0), Depth: 512})
-			if err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan error, 1)
-			go func() { done <- a.Run(t.Context()) }()
 			pingPong(t, s.Port("server").Info().Address)
 			// The answer may be here before its sender has counted it.
 			x := s.Snapshot().Interfaces[0]
@@ -239,9 +232,6 @@ func TestEchoThroughDeviceMemory(t *testing.T) {
 				t.Errorf("%+v, %+v", x.Rx[0].Stats, x.Tx[0].Stats)
 			}
 			if err := s.Close(); err != nil {
-				t.Error(err)
-			}
-			if err := <-done; !errors.Is(err, engine.ErrClosed) {
 				t.Error(err)
 			}
 		})

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/bounce"
@@ -243,6 +244,13 @@ func (s *System) Metrics() []metrics.Family {
 	out := append(engine.Families(ports), s.stageFamilies()...)
 	out = append(out, counts...)
 	out = append(out, poolFamilies(pools)...)
+	if len(s.apps) > 0 {
+		var all []*app.App
+		for _, a := range s.apps {
+			all = append(all, a.app)
+		}
+		out = append(out, app.Families(all)...)
+	}
 	out = append(out, mem.ReadStats().Families()...)
 	if s.node != nil {
 		out = append(out, s.node.Metrics()...)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/penstock-io/penstock/app"
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/bounce"
@@ -27,6 +28,10 @@ type Options struct {
 	Engines *engine.Table
 	// Stages are the stages that receive queues may name; nil: Stages().
 	Stages []engine.StageKind
+	// Applications are the kinds that applications of the file may be; nil: app.Kinds(). Words that are not ours, config.Options.Kinds has as well.
+	Applications map[app.Kind]app.Constructor
+	// Unclaimed is what takes the packets of receive queues without an application in the file, such as app.Count; "": the program does (System.Rx).
+	Unclaimed app.Kind
 	// Logger gets what is opened, closed and changed, never single packets or transfers. nil: as the section logging says, to its
 	// file or to the standard error; silent if a program wrote the Config and left the level empty.
 	Logger *slog.Logger
@@ -43,6 +48,8 @@ type Options struct {
 	// OnLink is called when the link of an interface has changed, and at the beginning where it is down; the calls follow each other. It must not
 	// close the System.
 	OnLink func(LinkEvent)
+	// OnApplication is called when an application has ended before Close, with why. It must not close the System.
+	OnApplication func(name string, err error)
 }
 
 // Interface is an open port with its queues, in the order of the configuration.
@@ -58,8 +65,10 @@ type RxQueue struct {
 	Name string
 	ID   int
 	// Receiver is where its packets come out. One goroutine at a time uses it; it goes on until the context of Recv ends, or the System is
-	// closed, which is engine.ErrClosed.
+	// closed, which is engine.ErrClosed. nil where an application takes the packets.
 	Receiver *engine.Rx
+	// Application is the name of the one that takes its packets; "": the program does.
+	Application string
 	// Stages are what packets pass before they come out of the Receiver, in this order.
 	Stages []string
 	// Poller is the name of the poller that serves it; "" if the application polls.
@@ -87,6 +96,9 @@ type System struct {
 	gpus    *gpus // nil: none
 	ifaces  []Interface
 	pollers []*engine.Poller
+	apps    []*application
+	endApps context.CancelFunc // of those that run; nil: none does
+	appRuns sync.WaitGroup
 	id      *identity.Identity // nil: none
 	node    *transfer.Node     // nil: none
 	share   *share.Server      // nil: none
@@ -112,7 +124,7 @@ type region struct {
 }
 
 // Open opens what a configuration describes: memory, ports with their queues and flows, pollers, the node for transfers with what it
-// shares and whom it knows, and the page of metrics, in this order. It makes a plan first (MakePlan), and fails with a *MissingError,
+// shares and whom it knows, applications, and the page of metrics, in this order. Then the applications run, each in a goroutine of its own, until Close. It makes a plan first (MakePlan), and fails with a *MissingError,
 // which says all of it, when not everything is here. When a step fails, what was opened is closed again, and the error says what failed
 // and where in the file. The context bounds the opening only.
 //
@@ -140,7 +152,7 @@ func Open(ctx context.Context, cfg *config.Config, o Options) (*System, error) {
 	}
 	s.tellNotes()
 	s.watched = s.watchLinks()
-	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "node", s.node != nil)
+	s.log.Info("open", "file", cfg.Name(), "interfaces", len(s.ifaces), "regions", len(s.pools), "pollers", len(s.pollers), "applications", len(s.apps), "node", s.node != nil)
 	return s, nil
 }
 
@@ -182,7 +194,14 @@ func (s *System) open(ctx context.Context) error {
 	if err := s.openNode(ctx); err != nil {
 		return err
 	}
-	return s.openMetrics(ctx)
+	if err := s.openApplications(); err != nil {
+		return err
+	}
+	if err := s.openMetrics(ctx); err != nil {
+		return err
+	}
+	s.startApplications()
+	return nil
 }
 
 // at is an error of opening something that is described at a path of the file.
@@ -374,7 +393,7 @@ func (s *System) Port(iface string) engine.Port {
 }
 
 // Rx is where the packets of a receive queue come out, by the name of its interface and its id. The error wraps engine.ErrNotFound, and says
-// what there is.
+// what there is, or engine.ErrInUse, and names the application that takes the packets.
 func (s *System) Rx(iface string, id int) (*engine.Rx, error) {
 	f := s.iface(iface)
 	if f == nil {
@@ -382,14 +401,18 @@ func (s *System) Rx(iface string, id int) (*engine.Rx, error) {
 	}
 	ids := make([]int, len(f.Rx))
 	for i := range f.Rx {
-		if ids[i] = f.Rx[i].ID; ids[i] == id {
-			return f.Rx[i].Receiver, nil
+		if ids[i] = f.Rx[i].ID; ids[i] != id {
+			continue
 		}
+		if q := &f.Rx[i]; q.Application != "" {
+			return nil, fmt.Errorf("penstock: the application %q takes the packets of receive queue %d of %q; remove it from the configuration to receive them: %w", q.Application, id, iface, engine.ErrInUse)
+		}
+		return f.Rx[i].Receiver, nil
 	}
 	return nil, noQueue(iface, "receive", id, ids)
 }
 
-// Tx is the transmit queue of an id of an interface. The error is as of Rx.
+// Tx is the transmit queue of an id of an interface, which applications may use as well. The error wraps engine.ErrNotFound, and says what there is.
 func (s *System) Tx(iface string, id int) (engine.TxQueue, error) {
 	f := s.iface(iface)
 	if f == nil {

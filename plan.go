@@ -25,9 +25,11 @@ type Plan struct {
 	Regions    []RegionPlan    `json:"regions"`
 	Interfaces []InterfacePlan `json:"interfaces"`
 	Pollers    []PollerPlan    `json:"pollers"`
-	Node       *NodePlan       `json:"node,omitempty"`    // nil without transfers
-	Metrics    string          `json:"metrics,omitempty"` // address of the page; "": none
-	GPU        *GPUPlan        `json:"gpu,omitempty"`     // nil without memory of GPUs
+	// Applications are those of the file, and Options.Unclaimed for the receive queues that have none.
+	Applications []ApplicationPlan `json:"applications"`
+	Node         *NodePlan         `json:"node,omitempty"`    // nil without transfers
+	Metrics      string            `json:"metrics,omitempty"` // address of the page; "": none
+	GPU          *GPUPlan          `json:"gpu,omitempty"`     // nil without memory of GPUs
 	// Missing is what the configuration asks for and this program or machine does not have, each with its place and how to go on. Open
 	// fails while there is anything in it.
 	Missing config.Diagnostics `json:"missing,omitempty"`
@@ -111,6 +113,7 @@ type TxPlan struct {
 	Offloads []string `json:"offloads,omitempty"`
 	Copies   string   `json:"copies,omitempty"` // what is copied on the way out, and why
 
+	burst    int      // packets that an application sends at once, at most
 	forwards []string // regions of a receive queue with device memory whose packets an application sends here; nil: none
 }
 
@@ -236,6 +239,7 @@ func makePlan(cfg *config.Config, o Options) (*Plan, error) {
 	p.planPorts()
 	p.planRegions()
 	p.planNode()
+	p.planApplications()
 	if cfg.Metrics != nil {
 		p.Metrics = cfg.Metrics.Listen
 		if host, _, err := net.SplitHostPort(p.Metrics); err == nil && !loopback(host) {
@@ -352,7 +356,7 @@ func (p *Plan) planPort(c *config.Interface, path string) {
 			q := &c.Tx.Queues[k]
 			at := fmt.Sprintf("%s.tx.queues[%d]", path, k)
 			t := TxPlan{Name: q.Name, ID: q.ID, Regions: q.Regions, Depth: q.Depth, Rate: uint64(q.Rate), Headroom: q.Headroom, Timed: c.Tx.AccurateSend, Offloads: q.Offloads,
-				Copies: p.staging(e, q.Name, q.Regions, false)}
+				burst: q.BatchSize, Copies: p.staging(e, q.Name, q.Regions, false)}
 			if t.forwards = p.forwards(c.Name, q.ID); t.Copies == "" {
 				t.Copies = p.staging(e, q.Name, t.forwards, false)
 			}

@@ -20,6 +20,7 @@ import (
 func (p *Plan) check() {
 	p.checkMemory()
 	held := map[string]int{} // first interface by what it holds
+	can := map[string]engine.Capabilities{}
 	for i := range p.cfg.Interfaces {
 		path := fmt.Sprintf("interfaces[%d]", i)
 		if p.engines[i] == nil || slices.ContainsFunc(p.Missing, func(d config.Diagnostic) bool {
@@ -30,9 +31,11 @@ func (p *Plan) check() {
 		c := &portCheck{p: p, e: p.engines[i], c: &p.cfg.Interfaces[i], path: path}
 		c.ask.Port = c.c.PortSpec()
 		if c.port(i, held); c.specs() {
+			can[c.c.Name] = c.caps
 			c.rules()
 		}
 	}
+	p.checkApplications(can)
 }
 
 // refuse is need, unless something else is said of the same value.

@@ -58,6 +58,12 @@ func (p *Plan) Text() string {
 	if p.Metrics != "" {
 		t.line(0, "metrics at http://"+p.Metrics+"/metrics")
 	}
+	if len(p.Applications) > 0 {
+		t.line(0, "applications")
+		for i := range p.Applications {
+			t.line(1, p.Applications[i].text())
+		}
+	}
 	for _, l := range []struct {
 		title string
 		all   config.Diagnostics

@@ -17,10 +17,12 @@ type Snapshot struct {
 	Time       time.Time
 	Interfaces []InterfaceSnapshot // in the order of the configuration
 	Pollers    []PollerSnapshot
-	Regions    []RegionSnapshot // likewise
-	Node       *observe.Snapshot
-	Share      *share.Snapshot
-	Links      []LinkSnapshot // in the order of the configuration
+	// Applications are in the order of the plan. After Close, Packets of each is the sum of Sent, Taken and its drops.
+	Applications []ApplicationSnapshot
+	Regions      []RegionSnapshot // likewise
+	Node         *observe.Snapshot
+	Share        *share.Snapshot
+	Links        []LinkSnapshot // in the order of the configuration
 }
 
 // InterfaceSnapshot is a port. What its queues that are open counted is in Rx and Tx, and in Stats with those that were.
@@ -92,6 +94,9 @@ func (s *System) Snapshot() Snapshot {
 		ps := PollerSnapshot{Name: p.Name(), Core: s.plan.Pollers[i].Core}
 		p.Stats(&ps.Stats)
 		out.Pollers = append(out.Pollers, ps)
+	}
+	for _, a := range s.apps {
+		out.Applications = append(out.Applications, a.snapshot())
 	}
 	for i := range s.plan.Regions {
 		if p := s.pools[s.plan.Regions[i].Name]; p != nil {

@@ -107,6 +107,12 @@ func TestStream(t *testing.T) {
 	run(t, "-pthread", "testdata/stream.c", append([]string{"-fsanitize=address,undefined"}, sources()...), "testdata/stream.yaml")
 }
 
+// Opening a file runs its applications.
+func TestApplications(t *testing.T) {
+	run(t, inProcess, "testdata/apps.c", []string{"-O2"})
+	run(t, byAgent, "testdata/apps.c", []string{"-O2"})
+}
+
 // What the agent's library promises beyond the header: forks, an agent that is killed, one that cannot be started, no child of the program.
 func TestAgent(t *testing.T) {
 	dir := t.TempDir()

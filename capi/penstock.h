@@ -134,7 +134,10 @@ enum { PENSTOCK_TENSORS = 1 };      /* of penstock_serve: each tensor of a file 
 /* The ABI of the library, which is the PENSTOCK_ABI of the header that it was built with. */
 uint32_t penstock_abi(void);
 
-/* Opens what a configuration describes: YAML text as in docs/config.md, such as "penstock: {transfers: {name: a}}". */
+/*
+ * Opens what a configuration describes: YAML text as in docs/config.md, such as "penstock: {transfers: {name: a}}". Its applications run until the
+ * system is closed. What is not here, and an application that cannot run, is PENSTOCK_MISSING, with the reason.
+ */
 penstock_handle penstock_open(const char *yaml, penstock_error *);
 
 /*
@@ -271,7 +274,7 @@ int32_t penstock_subscribe(penstock_handle system, uint32_t tag, penstock_error 
 /* Takes the next message: its description, and the first bytes of it as far as there is room. 1: there was one, 0: none within the time. */
 int32_t penstock_receive(penstock_handle system, penstock_message *, void *room, size_t n, int64_t timeout, penstock_error *);
 
-/* A receive queue of an interface of the configuration. One thread at a time uses it. */
+/* A receive queue of an interface of the configuration, but not one of an application. One thread at a time uses it. */
 penstock_handle penstock_rx(penstock_handle system, const char *interface_name, int32_t queue, penstock_error *);
 
 /*

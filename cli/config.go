@@ -128,14 +128,14 @@ The exit status is 1 if there is an error, with --strict also for warnings, and 
 }
 
 // withPlan is what config.Load said of a file, with what Open would miss here in place of what Load found missing of it: Load alone knows of
-// applications and benchmarks.
+// benchmarks.
 func withPlan(cfg *config.Config, problems config.Diagnostics) (config.Diagnostics, error) {
 	plan, err := root.MakePlan(cfg, root.Options{})
 	if err != nil {
 		return nil, err
 	}
 	problems = slices.DeleteFunc(slices.Clone(problems), func(d config.Diagnostic) bool {
-		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") || strings.HasPrefix(d.Path, "memory_regions") || d.Path == "master_core")
+		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") || strings.HasPrefix(d.Path, "memory_regions") || strings.HasPrefix(d.Path, "applications") || d.Path == "master_core")
 	})
 	problems = append(problems, plan.Missing...)
 	problems.Sort()

@@ -77,20 +77,18 @@ func runFile(ctx context.Context, s streams, o runOptions, name string) error {
 	if err != nil {
 		return err
 	}
-	plan, err := root.MakePlan(cfg, root.Options{GPURuntime: o.gpu.runtime})
+	r := &runner{ctx: ctx, o: o, out: out, cfg: cfg, name: name, failed: make(chan error, 1)}
+	plan, err := root.MakePlan(cfg, r.options())
 	if err != nil {
 		return err
 	}
-	apps, missing, warnings := planApps(cfg)
-	plan.Missing = append(plan.Missing, missing...)
 	if o.dryRun {
-		return out.dryRun(plan, apps, warnings)
+		return out.dryRun(plan)
 	}
 	if err := plan.Err(); err != nil {
 		return out.missing(plan, text)
 	}
-	out.plan(plan, apps, warnings)
-	r := &runner{ctx: ctx, o: o, out: out, cfg: cfg, name: name, planned: apps}
+	out.plan(plan)
 	err = r.run()
 	return out.ended(interruption(ctx, err))
 }

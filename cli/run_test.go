@@ -13,7 +13,6 @@ import (
 	"testing"
 
 	root "github.com/penstock-io/penstock"
-	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/internal/testenv/proc"
 )
@@ -512,17 +511,5 @@ func TestRunScreenInterrupt(t *testing.T) {
 	}
 	if p.Terminal().Drawn() || !strings.Contains(p.Output(), "loop: received 0 packets") {
 		t.Errorf("the terminal afterwards:\n%s", p.Output())
-	}
-}
-
-// What is missing of the applications has its place in the file.
-func TestPlanApps(t *testing.T) {
-	cfg, problems := config.Load("x.yaml", []byte(strings.Replace(runRules, "interface: loop}", "interface: loop, cpu_core: 4000}", 1)), config.Options{})
-	if cfg == nil {
-		t.Fatal(problems.Err())
-	}
-	apps, missing, warnings := planApps(cfg)
-	if len(apps) != 1 || len(warnings) != 0 || len(missing) != 1 || missing[0].At.IsZero() || missing[0].Path != "applications[0].cpu_core" || missing[0].Severity != config.Needs {
-		t.Errorf("%+v %+v %v", apps, missing, warnings)
 	}
 }

@@ -29,15 +29,7 @@ func BenchmarkRunTick(b *testing.B) {
 		b.Fatal(err)
 	}
 	defer s.Close()
-	apps, _, _ := planApps(cfg)
-	r := &runner{sys: s, planned: apps, ended: make([]string, len(apps))}
-	for i := range apps {
-		a, err := apps[i].open(s)
-		if err != nil {
-			b.Fatal(err)
-		}
-		r.apps = append(r.apps, a)
-	}
+	r := &runner{sys: s}
 	m := newSampler(s.Plan(), time.Now())
 	f := runFrame{title: "x.yaml", color: true}
 	b.ReportAllocs()

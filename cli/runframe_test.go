@@ -51,7 +51,7 @@ func busySample(n int) *runSample {
 			if i == 1 {
 				a = app.Snapshot{Name: "radar", Kind: app.Sink, Packets: s * 1000, Taken: s * 1000, Tensor: &app.TensorSnapshot{Name: "samples", Tensor: "i16[1024 2048]", Generations: s, Filled: 500, Of: 1024, Missing: 12}}
 			}
-			r.apps = append(r.apps, runAppRaw{snap: a, from: name + "/0", to: map[bool]string{true: "far/0"}[i != 1]})
+			r.sys.Applications = append(r.sys.Applications, root.ApplicationSnapshot{Snapshot: a, From: name + "/0", To: map[bool]string{true: "far/0"}[i != 1]})
 		}
 		r.sys.Pollers = []root.PollerSnapshot{{Name: "p", Core: 3}}
 		r.sys.Node = &observe.Snapshot{Node: observe.NodeStatus{Name: "here", Addresses: []string{"tcp://10.0.0.1:7070"}, PeersTotal: 3}}

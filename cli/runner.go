@@ -18,60 +18,42 @@ import (
 	"github.com/penstock-io/penstock/transfer/control"
 )
 
-// How long the end may take: for packets that were given to be sent, and for peers to let go of tensors.
-const (
-	drainLimit = time.Second
-	closeLimit = 2 * time.Second
-)
-
 // runner runs one file.
 type runner struct {
-	ctx     context.Context
-	o       runOptions
-	out     *runOutput
-	cfg     *config.Config
-	name    string
-	planned []plannedApp
+	ctx    context.Context
+	o      runOptions
+	out    *runOutput
+	cfg    *config.Config
+	name   string
+	failed chan error // has room for the first error of an application
 
-	sys  *root.System
-	apps []*app.App
+	sys *root.System
 
-	mu    sync.Mutex // guards what follows
-	ended []string   // why an application has ended, by its index; "" while it runs
-	over  bool
-	wg    sync.WaitGroup // of the peers; added to under the mutex while over is not set
+	mu   sync.Mutex // guards what follows
+	over bool
+	wg   sync.WaitGroup // of the peers; added to under the mutex while over is not set
+}
+
+// options are those of the plan and of the System. A receive queue without an application is counted and emptied.
+func (r *runner) options() root.Options {
+	return root.Options{OnPeer: r.come, OnLink: r.out.link, GPURuntime: r.o.gpu.runtime, Unclaimed: app.Count, OnApplication: func(_ string, err error) {
+		select {
+		case r.failed <- err:
+		default:
+		}
+	}}
 }
 
 // run opens everything, shows it until the end is wanted, and closes it.
 func (r *runner) run() (err error) {
 	var limit <-chan time.Time
-	if r.sys, err = root.Open(r.ctx, r.cfg, root.Options{Logger: r.out.logger(r.cfg), OnPeer: r.come, OnLink: r.out.link, GPURuntime: r.o.gpu.runtime}); err != nil {
+	o := r.options()
+	o.Logger = r.out.logger(r.cfg)
+	if r.sys, err = root.Open(r.ctx, r.cfg, o); err != nil {
 		return err
 	}
 	m := newSampler(r.sys.Plan(), time.Now())
-	ctx, stop := context.WithCancel(r.ctx)
-	var work sync.WaitGroup
-	failed := make(chan error, len(r.planned))
-	r.ended = make([]string, len(r.planned))
-	defer func() { err = errors.Join(err, r.close(m, stop, &work)) }()
-	for i := range r.planned {
-		a, err := r.planned[i].open(r.sys)
-		if err != nil {
-			return err
-		}
-		r.apps = append(r.apps, a)
-	}
-	for i, a := range r.apps {
-		work.Go(func() {
-			defer r.out.rescue()
-			if err := a.Run(ctx); err != nil {
-				r.mu.Lock()
-				r.ended[i] = err.Error()
-				r.mu.Unlock()
-				failed <- err
-			}
-		})
-	}
+	defer func() { err = errors.Join(err, r.close(m)) }()
 	hup := make(chan os.Signal, 1)
 	signal.Notify(hup, sys.Hangup)
 	defer signal.Stop(hup)
@@ -108,7 +90,7 @@ func (r *runner) run() (err error) {
 			return nil
 		case <-r.out.quit:
 			return nil
-		case err := <-failed:
+		case err := <-r.failed:
 			return err
 		case <-hup:
 			if r.out.hungUp() {
@@ -127,39 +109,14 @@ func (r *runner) run() (err error) {
 
 // read reads all counts.
 func (r *runner) read() *runRaw {
-	raw := &runRaw{at: time.Now(), cpu: cpuNow(), sys: r.sys.Snapshot()}
-	r.readApps(raw)
-	return raw
-}
-
-func (r *runner) readApps(raw *runRaw) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for i, a := range r.apps {
-		raw.apps = append(raw.apps, runAppRaw{a.Snapshot(), r.planned[i].From, r.planned[i].To, r.ended[i]})
-	}
+	return &runRaw{at: time.Now(), cpu: cpuNow(), sys: r.sys.Snapshot()}
 }
 
 // close ends everything in order, and hands the last counts, which are exact, to the output.
-func (r *runner) close(m *sampler, stop func(), work *sync.WaitGroup) (err error) {
-	stop()
-	work.Wait()
-	// What applications sent leaves first; what a peer does not take in that time counts as dropped.
-	ctx, cancel := context.WithTimeout(context.Background(), drainLimit)
-	for _, f := range r.sys.Interfaces() {
-		for _, q := range f.Tx {
-			q.Queue.Drain(ctx)
-		}
-	}
-	cancel()
+func (r *runner) close(m *sampler) error {
 	raw := r.read()
 	node := raw.sys.Node
-	ctx, cancel = context.WithTimeout(context.Background(), closeLimit)
-	defer cancel()
-	for _, a := range r.apps {
-		err = errors.Join(err, a.Close(ctx))
-	}
-	err = errors.Join(err, r.sys.Close())
+	err := r.sys.Close()
 	raw.sys = r.sys.Snapshot()
 	if node != nil {
 		raw.sys.Node = node // a closed node has no peers

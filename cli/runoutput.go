@@ -105,19 +105,28 @@ type runPlan struct {
 	Event string `json:"event"`
 	OK    bool   `json:"ok"` // whether it could be run here
 	*root.Plan
-	Applications []plannedApp `json:"applications"`
+}
+
+// unclaimed are warnings of receive queues that have no application.
+func unclaimed(p *root.Plan) (out []string) {
+	for _, a := range p.Applications {
+		if a.Unclaimed {
+			out = append(out, fmt.Sprintf("no application takes the packets of receive queue %s: they are counted and dropped", a.From))
+		}
+	}
+	return out
 }
 
 // dryRun prints the plan, and says by its error whether it could be run.
-func (w *runOutput) dryRun(p *root.Plan, apps []plannedApp, warnings []string) error {
+func (w *runOutput) dryRun(p *root.Plan) error {
 	if w.mode == displayJSON {
-		for _, x := range warnings {
+		for _, x := range unclaimed(p) {
 			w.warn(x)
 		}
-		w.emit(runPlan{"plan", p.Err() == nil, p, append([]plannedApp{}, apps...)})
+		w.emit(runPlan{"plan", p.Err() == nil, p})
 	} else {
-		fmt.Fprint(w.out, printableText(planText(p, apps)))
-		for _, x := range warnings {
+		fmt.Fprint(w.out, printableText(p.Text()))
+		for _, x := range unclaimed(p) {
 			w.warn(x)
 		}
 	}
@@ -146,14 +155,14 @@ func (w *runOutput) missingError(p *root.Plan) error {
 }
 
 // plan says what will be opened.
-func (w *runOutput) plan(p *root.Plan, apps []plannedApp, warnings []string) {
+func (w *runOutput) plan(p *root.Plan) {
 	switch w.mode {
 	case displayJSON:
-		w.emit(runPlan{"plan", true, p, append([]plannedApp{}, apps...)})
+		w.emit(runPlan{"plan", true, p})
 	case displayPlain, displayTerminal:
-		fmt.Fprint(w.out, printableText(planText(p, apps)))
+		fmt.Fprint(w.out, printableText(p.Text()))
 	}
-	for _, x := range warnings {
+	for _, x := range unclaimed(p) {
 		w.warn(x)
 		if w.mode == displayTerminal {
 			w.log.add("WARNING: " + x)

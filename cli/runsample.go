@@ -134,16 +134,9 @@ type runPeer struct {
 
 // runRaw is what a sample is made of.
 type runRaw struct {
-	at   time.Time
-	cpu  time.Duration
-	sys  root.Snapshot
-	apps []runAppRaw
-}
-
-type runAppRaw struct {
-	snap     app.Snapshot
-	from, to string
-	ended    string
+	at  time.Time
+	cpu time.Duration
+	sys root.Snapshot
 }
 
 // cpuNow is the processor time of the process; 0 where the kernel does not say.
@@ -195,15 +188,15 @@ func (m *sampler) sample(now *runRaw) *runSample {
 		m.lowest[r.Name] = low
 		s.Pools = append(s.Pools, runPool{r.Name, r.Kind.String(), r.Stats.Slots, r.Stats.InUse, low, r.Stats.Exhausted})
 	}
-	for i, a := range now.apps {
-		var was app.Snapshot
-		if i < len(last.apps) {
-			was = last.apps[i].snap
+	for i := range now.sys.Applications {
+		a, was := &now.sys.Applications[i], root.ApplicationSnapshot{}
+		if i < len(last.sys.Applications) {
+			was = last.sys.Applications[i]
 		}
-		s.Applications = append(s.Applications, runApp{a.snap, a.from, a.to, per(a.snap.Packets, was.Packets), 8 * per(a.snap.Bytes, was.Bytes), per(a.snap.Sent, was.Sent), a.ended})
-		for reason, n := range a.snap.Drops {
+		s.Applications = append(s.Applications, runApp{a.Snapshot, a.From, a.To, per(a.Packets, was.Packets), 8 * per(a.Bytes, was.Bytes), per(a.Sent, was.Sent), a.Ended})
+		for reason, n := range a.Drops {
 			if n > 0 {
-				s.Drops = append(s.Drops, runDrop{a.snap.Name, app.Drop(reason).String(), n, per(n, was.Drops[reason]), ""})
+				s.Drops = append(s.Drops, runDrop{a.Name, app.Drop(reason).String(), n, per(n, was.Drops[reason]), ""})
 			}
 		}
 	}
@@ -212,6 +205,8 @@ func (m *sampler) sample(now *runRaw) *runSample {
 	}
 	return s
 }
+
+func queueName(iface string, id int) string { return fmt.Sprintf("%s/%d", iface, id) }
 
 func interfaceOf(r *runRaw, i int) *root.InterfaceSnapshot {
 	if i < len(r.sys.Interfaces) {

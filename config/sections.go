@@ -35,7 +35,7 @@ func rootSection() *section {
 		{name: "transfers", ours: true, sub: transfersSection(), doc: "Makes the process a node for transfers of tensors and files."},
 		{name: "security", ours: true, sub: securitySection(), doc: "Who this node is, and what it takes from others."},
 		{name: "registry", ours: true, sub: registrySection(), doc: "Where nodes find each other."},
-		{name: "applications", ours: true, sub: applicationSection(), list: true, doc: "What `penstock run` does with the packets."},
+		{name: "applications", ours: true, sub: applicationSection(), list: true, doc: "What takes the packets of receive queues, in `penstock run` and in a program that opens the file."},
 
 		{name: "bench_rx", beside: true, sub: benchRxSection(), list: true, one: true, doc: "Receivers of `penstock bench stream`."},
 		{name: "bench_tx", beside: true, sub: benchTxSection(), list: true, one: true, doc: "Senders of `penstock bench stream`."},

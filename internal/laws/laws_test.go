@@ -29,9 +29,9 @@ var floors = [][]string{
 	{"burst", "packet", "flow", "flow/flowtest", "tensor", "tensor/synth", "tensor/safetensors", "tensor/npy", "convert", "internal/accel"},
 	{"engine", "internal/rdma", "engine/enginetest", "engine/checksum", "reorder", "engine/pace", "engine/neigh", "engine/conns", "engine/netif", "engine/null", "engine/sim", "engine/socket", "engine/afpacket", "engine/xdp/ntuple", "engine/xdp/card", "engine/xdp/prog", "engine/xdp", "engine/rdma", "engine/verbs", "engine/dpdk/rteflow", "engine/dpdk", "engine/drivers", "engine/reopen", "engine/bounce", "feed",
 		"path", "path/setup", "path/pathtest", "path/seal", "path/shm", "path/tcp", "path/verbs", "path/drivers", "internal/testenv/fault"},
-	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/stage", "transfer/observe", "transfer/pool", "transfer", "share", "config"},
+	{"transfer/control", "transfer/identity", "transfer/sched", "transfer/state", "transfer/stage", "transfer/observe", "transfer/pool", "transfer", "share", "app", "config"},
 	{""}, // the root package
-	{"app", "internal/abi", "internal/agent", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
+	{"internal/abi", "internal/agent", "internal/cards", "bench/paired", "bench", "bench/stream", "bench/sections", "bench/device", "bench/feed", "internal/soak", "doctor", "tune"},
 	{"cli", "cmd/penstock", "capi", "examples/count", "examples/split", "examples/reorder", "examples/echo", "examples/feed", "examples/fanout", "examples/putget", "examples/kvcache", "examples/checkpoint", "internal/laws", "internal/lab/benchdpdk", "internal/lab/benchverbs", "internal/lab/benchxdp", "internal/lab", "internal/gpucard"},
 }
 

@@ -271,7 +271,7 @@ class Peer(_Handle):
 class System(_Handle):
     """What a configuration describes, open.
 
-    System(yaml=...) takes the text of a configuration (docs/config.md). System(name=..., listen=[...]) is a node for transfers alone. What it logs
+    System(yaml=...) takes the text of a configuration (docs/config.md), whose applications run until the system is closed. System(name=..., listen=[...]) is a node for transfers alone. What it logs
     goes to the logger "penstock" of package logging, unless the configuration names a file.
     """
 
@@ -341,7 +341,7 @@ class System(_Handle):
         return None
 
     def rx(self, interface: str, queue: int = 0) -> Any:
-        """A receive queue of an interface of the configuration, as an iterator of bursts."""
+        """A receive queue of an interface of the configuration, but not one of an application, as an iterator of bursts."""
         from ._stream import Rx
         return Rx(call("penstock_rx", self._h, interface.encode(), queue), self)
 
