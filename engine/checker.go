@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/mem"
 )
 
@@ -21,6 +22,13 @@ type Checker interface {
 	// holds names what the port has for itself, such as "interface eth0": two ports of this engine that hold the same are not open at
 	// once. It is "" where any number of ports is open at the same address.
 	CheckPort(ctx context.Context, spec PortSpec) (holds string, err error)
+}
+
+// Noter is a Checker that knows of notes before a port is open.
+type Noter interface {
+	// PortNotes are those of Capabilities().Notes that an open port of this spec would have for these rules and for its device, as far as that is known
+	// without opening it. It looks in the network namespace of the calling thread, and leaves nothing open.
+	PortNotes(spec PortSpec, rules []flow.Rule) []string
 }
 
 // Ask is a port with its queues, before any of it is open. It is inert.

@@ -8,6 +8,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/netif"
 	"github.com/penstock-io/penstock/engine/xdp/prog"
+	"github.com/penstock-io/penstock/flow"
 )
 
 // PortCapabilities implements engine.Checker.
@@ -46,6 +47,18 @@ func (e *Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds str
 	}
 	_, err = o.queuesOf(link)
 	return "interface " + link.Name(), errors.Join(err, link.Close())
+}
+
+// PortNotes implements engine.Noter.
+func (*Engine) PortNotes(spec engine.PortSpec, rules []flow.Rule) (notes []string) {
+	a, _, err := settle(spec)
+	if err != nil {
+		return nil
+	}
+	if n := prog.TakenTags(a.Where, rules); n != "" {
+		notes = append(notes, n)
+	}
+	return notes
 }
 
 // queuesOf are the queues of an interface to use.

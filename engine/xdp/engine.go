@@ -203,7 +203,6 @@ func (p *Port) attach() error {
 	i := p.prog.Info()
 	p.times = i.Time
 	p.meta.Store(i.Time)
-	p.notes = append(p.notes, i.Notes...)
 	if i.Fallback != "" {
 		p.notes = append(p.notes, "the XDP program runs in generic mode: "+i.Fallback)
 	}
@@ -272,6 +271,7 @@ func (p *Port) capabilities() engine.Capabilities {
 	c.MaxPacket = p.link.MTU() + packet.EthernetLen
 	c.Chains, c.HardwareTime = p.frags.Load(), p.times
 	c.Notes = append(c.Notes, p.notes...)
+	c.Notes = append(c.Notes, p.prog.Info().Notes...) // some are of the rules in force
 	if r := p.report.Load(); r != nil {
 		c.Notes = append(c.Notes, r.Lines()...)
 		if r.Steered > 0 {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/engine/xdp/card"
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
 	"github.com/penstock-io/penstock/internal/testenv/netns"
 	"github.com/penstock-io/penstock/mem"
@@ -220,5 +221,35 @@ func TestVethDriver(t *testing.T) {
 	}
 	if left, _ := os.ReadDir(dir); len(left) != 0 {
 		t.Errorf("%v", left)
+	}
+}
+
+// Rules that look at VLAN tags which the device takes out of frames: the port says so as long as they are in force, and the engine before it is open.
+func TestTakenTags(t *testing.T) {
+	n := hosts(t, netns.LinkSpec{})
+	b := open(t, n.Hosts[1], engine.PortSpec{Options: Options{LeaveCard: true}})
+	const want = `rules look at VLAN tags, but the device takes them out of frames (rx-vlan-hw-parse): "ethtool -K eth0 rxvlan off" leaves them in`
+	for _, c := range []struct {
+		rule string
+		told bool
+	}{{"udp dst 7 -> queue 0", false}, {"vlan 5 -> queue 0", true}, {"udp dst 8 -> queue 0", false}} {
+		rules := b.Rules()
+		var changes []flow.Change
+		for _, r := range rules.List() {
+			changes = append(changes, flow.Delete(r.ID))
+		}
+		if _, err := rules.Apply(append(changes, rule(t, c.rule))...); err != nil {
+			t.Fatal(err)
+		}
+		if notes := b.Capabilities().Notes; slices.Contains(notes, want) != c.told {
+			t.Errorf("%s: %q", c.rule, notes)
+		}
+		var before []string
+		if err := n.Hosts[1].Do(func() error {
+			before = New().PortNotes(engine.PortSpec{Address: "eth0"}, rules.List())
+			return nil
+		}); err != nil || slices.Contains(before, want) != c.told {
+			t.Errorf("%s: beforehand %q, %v", c.rule, before, err)
+		}
 	}
 }

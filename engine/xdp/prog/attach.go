@@ -183,7 +183,7 @@ func (p *Program) Info() Info {
 		return i
 	}
 	if p.strips && p.now.vlans {
-		i.Notes = append(i.Notes, fmt.Sprintf("rules look at VLAN tags, but the device takes them out of frames (rx-vlan-hw-parse): \"ethtool -K %s rxvlan off\" leaves them in", p.name()))
+		i.Notes = append(i.Notes, takenTags(p.name()))
 	}
 	i.Rules, i.Instructions, i.Tables = len(p.now.rules), p.now.size, p.now.tables
 	if info, err := p.now.program.Info(); err == nil {

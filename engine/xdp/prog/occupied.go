@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
+	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/ethtool"
 )
 
@@ -114,6 +116,23 @@ func device(ifindex int) (ethtool.Link, error) {
 		}
 	}
 	return ethtool.Link{}, fmt.Errorf("prog: interface %d: %w", ifindex, ErrInterface)
+}
+
+// TakenTags is the note of Info for rules that look at VLAN tags where the device takes them out of frames; "" where it leaves them, or no rule looks. It asks the
+// device in the network namespace of the calling thread.
+func TakenTags(device string, rules []flow.Rule) string {
+	looks := slices.ContainsFunc(rules, func(r flow.Rule) bool {
+		f := r.Match.Fields()
+		return f.Has(flow.FieldVLAN) || f.Has(flow.FieldInnerVLAN)
+	})
+	if !looks || !strips(device) {
+		return ""
+	}
+	return takenTags(device)
+}
+
+func takenTags(device string) string {
+	return fmt.Sprintf("rules look at VLAN tags, but the device takes them out of frames (rx-vlan-hw-parse): \"ethtool -K %s rxvlan off\" leaves them in", device)
 }
 
 // strips reports whether the device takes VLAN tags out of frames before the program sees them.
