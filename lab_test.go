@@ -1,8 +1,10 @@
 package penstock
 
 import (
+	"bytes"
 	"context"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
@@ -176,5 +178,51 @@ func TestSharedMemory(t *testing.T) {
 	txOf(t, s, "out", 0).Stats(&tx)
 	if tx.Copied != 0 || tx.Packets != rounds*each+1 {
 		t.Errorf("%+v", tx)
+	}
+}
+
+// VLAN tags that the card takes out of frames before rules look for them are a note of the plan, of the status, and of the log at its usual level: at the beginning, and when a reload
+// brings such rules.
+func TestNotesOfPorts(t *testing.T) {
+	n := netns.New(t, netns.Topology{})
+	text := func(match string) string {
+		return `penstock:
+  memory_regions: [{name: m, kind: host, num_bufs: 1024, buf_size: 2KiB}]
+  interfaces:
+    - name: in
+      engine: xdp
+      address: eth0
+      rx:
+        flow_isolation: true
+        queues: [{memory_regions: [m]}]
+        flows: [{name: f, match: {` + match + `}, actions: [{type: queue, id: 0}]}]
+`
+	}
+	const want = "rules look at VLAN tags, but the device takes them out of frames"
+	said := func(notes []string) bool {
+		return slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, want) })
+	}
+	for _, tagged := range []bool{true, false} {
+		var logged bytes.Buffer
+		match := map[bool]string{true: "vlan: 5", false: "udp_dst: 5"}
+		s := openWith(t, n.Hosts[0], Options{Logger: slog.New(slog.NewTextHandler(&logged, &slog.HandlerOptions{Level: slog.LevelWarn}))}, text(match[tagged]))
+		planned := len(s.Plan().Notes) == 1 && strings.Contains(s.Plan().Notes[0].Message, want) && s.Plan().Notes[0].Path == "interfaces[0].rx.flows"
+		if planned != tagged || said(s.Snapshot().Interfaces[0].Notes) != tagged || strings.Contains(logged.String(), want) != tagged {
+			t.Errorf("tagged %v: %v, %q\n%s", tagged, s.Plan().Notes, s.Snapshot().Interfaces[0].Notes, &logged)
+		}
+		for _, note := range s.plan.engines[0].Capabilities().Notes { // they are in the documentation of the engine
+			if slices.Contains(s.Snapshot().Interfaces[0].Notes, note) {
+				t.Errorf("what is so with each port of the engine is a note of this one: %s", note)
+			}
+		}
+		if _, err := s.Reload(mustLoad(t, text(match[!tagged]))); err != nil {
+			t.Fatal(err)
+		}
+		if said(s.Snapshot().Interfaces[0].Notes) == tagged || strings.Count(logged.String(), want) != 1 {
+			t.Errorf("tagged %v, reloaded: %q\n%s", tagged, s.Snapshot().Interfaces[0].Notes, &logged)
+		}
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -111,6 +111,7 @@ type System struct {
 	reload sync.Mutex // over Reload, and the next fields
 	cfg    *config.Config
 	rules  [][]rule // flows of each interface
+	told   []string // notes of ports that were logged
 	closed bool
 
 	close sync.Once
@@ -163,14 +164,34 @@ func (s *System) tellNotes() {
 			s.log.Warn("memory", "region", r.name, "note", n)
 		}
 	}
+	for i := range s.plan.Notes {
+		s.log.Warn("plan", "note", s.plan.Notes[i].String())
+	}
+	s.tellPortNotes(slog.LevelInfo)
+}
+
+// tellPortNotes logs the notes of ports that it has not logged before. The caller holds reload, or nobody else has the System.
+func (s *System) tellPortNotes(level slog.Level) {
 	for i := range s.ifaces {
-		for _, n := range s.ifaces[i].Port.Capabilities().Notes {
-			s.log.Info("port", "interface", s.ifaces[i].Name, "note", n)
+		name := s.ifaces[i].Name
+		for _, n := range s.portNotes(i) {
+			if told := name + ": " + n; !slices.Contains(s.told, told) {
+				s.told = append(s.told, told)
+				s.log.Log(context.Background(), level, "port", "interface", name, "note", n)
+			}
 		}
 	}
-	for i := range s.plan.Notes {
-		s.log.Info("plan", "note", s.plan.Notes[i].String())
+}
+
+// portNotes are what a port says besides what its engine says of all ports.
+func (s *System) portNotes(i int) (out []string) {
+	all := s.plan.engines[i].Capabilities().Notes
+	for _, n := range s.ifaces[i].Port.Capabilities().Notes {
+		if !slices.Contains(all, n) {
+			out = append(out, n)
+		}
 	}
+	return out
 }
 
 func (s *System) open(ctx context.Context) error {

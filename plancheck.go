@@ -159,7 +159,15 @@ func (x *portCheck) specs() bool {
 // rules asks what the engine can do with the flows.
 func (x *portCheck) rules() {
 	rules, err := portRules(x.c)
-	if err != nil || x.caps.Steering == nil {
+	if err != nil {
+		return
+	}
+	if n, ok := x.e.(engine.Noter); ok {
+		for _, note := range n.PortNotes(x.ask.Port, rules) {
+			x.p.note(x.path+".rx.flows", fmt.Sprintf("interface %q: %s", x.c.Name, note), "")
+		}
+	}
+	if x.caps.Steering == nil {
 		return
 	}
 	for _, d := range flow.Check(rules, x.caps.Steering) {

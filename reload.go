@@ -3,6 +3,7 @@ package penstock
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"reflect"
 	"slices"
@@ -114,6 +115,7 @@ func (s *System) Reload(cfg *config.Config) (*Changes, error) {
 	}
 	s.cfg = cfg
 	s.log.Info("reload", "changes", c.String())
+	s.tellPortNotes(slog.LevelWarn) // they come of the new flows
 	return c, nil
 }
 

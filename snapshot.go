@@ -33,6 +33,9 @@ type InterfaceSnapshot struct {
 	Rx    []RxSnapshot
 	Tx    []TxSnapshot
 	Rules []RuleSnapshot // highest priority first
+	// Notes say what the port does not do, and why, without those that every port of its engine has: that the kernel copies each packet, or that rules look at VLAN
+	// tags which the card takes out of frames.
+	Notes []string
 	// Unmatched are packets that no rule accepted, Deleted those of rules that are no more.
 	Unmatched, Deleted flow.Count
 }
@@ -88,7 +91,9 @@ type LinkSnapshot struct {
 func (s *System) Snapshot() Snapshot {
 	out := Snapshot{Time: time.Now()}
 	for i := range s.ifaces {
-		out.Interfaces = append(out.Interfaces, s.ifaces[i].snapshot())
+		f := s.ifaces[i].snapshot()
+		f.Notes = s.portNotes(i)
+		out.Interfaces = append(out.Interfaces, f)
 	}
 	for i, p := range s.pollers {
 		ps := PollerSnapshot{Name: p.Name(), Core: s.plan.Pollers[i].Core}

@@ -61,7 +61,7 @@ func newConfigCheck(s streams) *cobra.Command {
 		Long: `Reads configuration files and prints all there is to say about each, in the order of the file: where, what is wrong, what was expected.
 An error is a mistake in the file. "needs" is something that the file may ask for and that is not here: a part that this program does not
 have, a placeholder that is still to be filled in, and with --here all that penstock run would miss on this machine: devices, cores, memory,
-rights, and what an engine does not do.
+rights, and what an engine does not do. With --here a "note" says where this machine does not do what the file asks for, such as a copy.
 
 Nothing is opened and nothing is changed. Without --here the result is the same on every machine.
 
@@ -127,8 +127,8 @@ The exit status is 1 if there is an error, with --strict also for warnings, and 
 	return c
 }
 
-// withPlan is what config.Load said of a file, with what Open would miss here in place of what Load found missing of it: Load alone knows of
-// benchmarks.
+// withPlan is what config.Load said of a file, with what Open would miss here in place of what Load found missing of it, and with the notes of the plan: Load
+// alone knows of benchmarks.
 func withPlan(cfg *config.Config, problems config.Diagnostics) (config.Diagnostics, error) {
 	plan, err := root.MakePlan(cfg, root.Options{})
 	if err != nil {
@@ -137,7 +137,7 @@ func withPlan(cfg *config.Config, problems config.Diagnostics) (config.Diagnosti
 	problems = slices.DeleteFunc(slices.Clone(problems), func(d config.Diagnostic) bool {
 		return d.Severity == config.Needs && (d.Code != config.CodeHost || strings.HasPrefix(d.Path, "interfaces") || strings.HasPrefix(d.Path, "memory_regions") || strings.HasPrefix(d.Path, "applications") || d.Path == "master_core")
 	})
-	problems = append(problems, plan.Missing...)
+	problems = append(append(problems, plan.Missing...), plan.Notes...)
 	problems.Sort()
 	return problems, nil
 }

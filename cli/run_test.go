@@ -322,7 +322,7 @@ func TestRunDeviceMemory(t *testing.T) {
 	}
 }
 
-// An application that fails ends the run with its error: two kinds of packets cannot be forwarded into each other.
+// What an application cannot do is known before the run: two kinds of packets cannot be forwarded into each other.
 func TestRunForwardKinds(t *testing.T) {
 	file := confFile(t, "kinds.yaml", `penstock:
   memory_regions: [{name: a, kind: host, num_bufs: 2048, buf_size: 2KiB}]
@@ -331,7 +331,7 @@ func TestRunForwardKinds(t *testing.T) {
     - {name: datagrams, address: "udp://127.0.0.1:0", tx: {queues: [{memory_regions: [a]}]}}
   applications: [{kind: forward, interface: frames, to: datagrams}]
 `)
-	run(t, exitFailure, "packets of frames are frames, and those of datagrams are datagrams", "run", file, "--duration", "1m")
+	run(t, exitUnfit, "packets of frames are frames, and those of datagrams are datagrams", "run", file, "--duration", "1m")
 }
 
 const runRules = `penstock:

@@ -102,7 +102,9 @@ func (r *runner) run() (err error) {
 		case <-r.out.log.more:
 			r.out.redraw()
 		case <-tick:
-			r.out.show(m.sample(r.read()))
+			raw := r.read()
+			r.out.notes(r.sys.Plan(), &raw.sys) // those of flows that were reloaded among them
+			r.out.show(m.sample(raw))
 		}
 	}
 }

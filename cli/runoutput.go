@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -25,6 +26,7 @@ type runOutput struct {
 	log      *messageLog
 	quit     chan struct{} // holds one element when q was pressed
 	limit    time.Duration
+	noted    []string // notes of interfaces that were said; of the goroutine that shows
 
 	mu     sync.Mutex // guards what follows, and is held while something is written
 	screen *terminalScreen
@@ -187,9 +189,31 @@ func (w *runOutput) logger(c *config.Config) *slog.Logger {
 	}}))
 }
 
+// notes says once what interfaces do not do, but not what the plan has said.
+func (w *runOutput) notes(p *root.Plan, s *root.Snapshot) {
+	for i := range s.Interfaces {
+		f := &s.Interfaces[i]
+		for _, n := range f.Notes {
+			said := func(d config.Diagnostic) bool { return d.Message == fmt.Sprintf("interface %q: %s", f.Name, n) }
+			text := fmt.Sprintf("interface %s: %s", f.Name, n)
+			if slices.Contains(w.noted, text) || slices.ContainsFunc(p.Notes, said) {
+				continue
+			}
+			w.noted = append(w.noted, text)
+			if w.screen == nil && (w.mode == displayTerminal || w.mode == displayPlain) { // below the plan
+				fmt.Fprint(w.out, printableText(wrapped(text, 0, 80)+"\n"))
+			} else {
+				w.message(text)
+			}
+		}
+	}
+}
+
 // started begins to show.
 func (w *runOutput) started(r *runner, m *sampler) {
-	first := m.sample(r.read())
+	raw := r.read()
+	first := m.sample(raw)
+	w.notes(r.sys.Plan(), &raw.sys)
 	w.title = r.name
 	switch w.mode {
 	case displayJSON:
