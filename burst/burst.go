@@ -44,7 +44,7 @@ type Flags uint16
 
 const (
 	Truncated    Flags = 1 << iota // longer on the wire than what is here; WireLen says how long
-	ChecksumGood                   // its checksums were verified by the NIC or the kernel
+	ChecksumGood                   // its checksums were verified by the NIC or the kernel; without this and the next flag nothing is known of them
 	ChecksumBad                    // they were found wrong, and the queue is set to deliver such packets
 	HasTime                        // Time holds the receive time
 	HardwareTime                   // that time was taken by the NIC
@@ -60,7 +60,12 @@ const (
 	ChecksumL4                           // compute the checksum of TCP or UDP
 	Segmented                            // SegmentSize says how to cut the payload; by SetSegmentSize only
 
-	Requests = ChecksumIPv4 | ChecksumL4 | Segmented
+	// ChecksumPartial is set by receive queues: the sender of the frame, on this machine, left the checksum of TCP or UDP to a device, and no device
+	// has computed it: the field holds the folded sum of the pseudo header. TxQueue.Forward keeps the flag, and Send computes the checksum, or drops the
+	// frame (engine.DropBadChecksum). Who changes addresses or ports asks for ChecksumL4; so does who sends a copy of the bytes.
+	ChecksumPartial
+
+	Requests = ChecksumIPv4 | ChecksumL4 | Segmented | ChecksumPartial
 )
 
 // segment is one run of bytes. It holds no pointer.
@@ -386,7 +391,10 @@ func (b *Burst) SetTime(i int, ns int64) {
 func (b *Burst) Ask(i int, what Flags) {
 	b.check(i)
 	what &= ChecksumIPv4 | ChecksumL4
-	b.meta[i].flags |= what
+	m := &b.meta[i]
+	if m.flags |= what; what&ChecksumL4 != 0 {
+		m.flags &^= ChecksumPartial
+	}
 	b.asked |= what
 }
 
@@ -396,10 +404,11 @@ func (b *Burst) Ask(i int, what Flags) {
 func (b *Burst) SetSegmentSize(i, size int) {
 	b.check(i)
 	m := &b.meta[i]
-	m.flags &^= HasHash | Requests
+	m.flags &^= HasHash | ChecksumIPv4 | ChecksumL4 | Segmented
 	if m.hash = uint32(max(size, 0)); size > 0 {
-		m.flags |= Requests
-		b.asked |= Requests
+		b.Ask(i, ChecksumIPv4|ChecksumL4)
+		m.flags |= Segmented
+		b.asked |= Segmented
 	}
 }
 

@@ -215,13 +215,23 @@ func (d *Builder) SetFlow(i int, id uint32) {
 }
 
 // SetReceived sets what an engine knows of a packet that it received: its length on the wire, 0 for the length of what is
-// here, flags, and with HasTime among them the time in nanoseconds since 1970. HasHash is SetHash's.
+// here, flags, and with HasTime among them the time in nanoseconds since 1970. HasHash is SetHash's. Of Requests it takes ChecksumPartial.
 func (d *Builder) SetReceived(i, wireLen int, flags Flags, ns int64) {
 	b := d.Burst()
 
 	b.check(i)
 	m := &b.meta[i]
-	m.wire, m.flags, m.time = uint32(wireLen), flags&^Requests, ns
+	m.wire, m.flags, m.time = uint32(wireLen), flags&^(Requests&^ChecksumPartial), ns
+	b.asked |= flags & ChecksumPartial
+}
+
+// SetPartial says that the checksum of packet i is not computed yet: ChecksumPartial. SetReceived comes before it.
+func (d *Builder) SetPartial(i int) {
+	b := d.Burst()
+
+	b.check(i)
+	b.meta[i].flags |= ChecksumPartial
+	b.asked |= ChecksumPartial
 }
 
 // SetHash sets the receive hash of packet i. SetReceived comes before it.
@@ -249,6 +259,9 @@ func (d *Builder) CopyRequests(i int, other *Burst, k int) {
 		b.SetSegmentSize(i, size)
 	}
 	b.Ask(i, other.Flags(k))
+	if other.Flags(k)&ChecksumPartial != 0 {
+		d.SetPartial(i)
+	}
 }
 
 // SetType says which headers packet i begins with.
@@ -268,15 +281,15 @@ func (d *Builder) SetConns(ids []uint32) {
 }
 
 // AtOnce takes away what a device noted when it received the packets and what does not hold when they are sent: their times, hashes and
-// types. Requests go as well. What is sent leaves at once.
+// types. Requests go as well, but for ChecksumPartial. What is sent leaves at once.
 func (d *Builder) AtOnce() {
 	b := d.Burst()
 
 	for i := range b.meta[:b.n] {
 		m := &b.meta[i]
-		m.time, m.hash, m.flags, m.typ = 0, 0, m.flags&^(HasTime|HasHash|Requests), 0
+		m.time, m.hash, m.flags, m.typ = 0, 0, m.flags&^(HasTime|HasHash|Requests&^ChecksumPartial), 0
 	}
-	b.asked = 0
+	b.asked &= ChecksumPartial
 }
 
 // SetAllReceived is SetReceived for all packets, with the length of what is here, and takes connections away: what a sender noted is

@@ -292,8 +292,8 @@ func (s *machine) step(t *rapid.T) {
 		p.flags, p.time = Flags(rapid.Uint16().Draw(t, "flags")), rapid.Int64().Draw(t, "time")
 		b.Builder().SetFlow(i, p.flow)
 		b.SetConn(i, p.conn)
-		p.flags &^= HasHash | Requests
-		b.Builder().SetReceived(i, int(p.wire), p.flags|Requests, p.time)
+		p.flags &^= HasHash | ChecksumIPv4 | ChecksumL4 | Segmented
+		b.Builder().SetReceived(i, int(p.wire), p.flags|ChecksumIPv4|ChecksumL4|Segmented, p.time)
 		p.hash, p.typ = rapid.Uint32().Draw(t, "hash"), Type(rapid.Uint16().Draw(t, "type"))
 		p.flags |= HasHash
 		b.Builder().SetHash(i, p.hash)
@@ -363,6 +363,9 @@ func (s *machine) check(t *rapid.T) {
 		}
 		total := 0
 		for i, p := range m.packets {
+			if p.flags&ChecksumPartial&^b.Builder().Asked() != 0 && len(p.segs) > 0 {
+				t.Fatalf("burst %d packet %d has a checksum to be computed, and the burst asks for %v", k, i, b.Builder().Asked())
+			}
 			if b.Segments(i) != len(p.segs) || b.Flow(i) != p.flow || b.Flows()[i] != p.flow || b.Conn(i) != p.conn || b.Flags(i) != p.flags {
 				t.Fatalf("burst %d packet %d differs from %+v", k, i, p)
 			}

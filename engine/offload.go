@@ -32,7 +32,7 @@ type offload struct {
 // does the checksums. Without it software does them all, on frames. Call it before Start.
 func (f *TxFront) Offload(device burst.Flags, payloads bool) {
 	if payloads {
-		device |= burst.ChecksumIPv4 | burst.ChecksumL4
+		device |= burst.ChecksumIPv4 | burst.ChecksumL4 | burst.ChecksumPartial
 	}
 	f.off.does, f.off.payloads = device&burst.Requests, payloads
 }
@@ -75,8 +75,9 @@ func (f *TxFront) sendAsked(b *burst.Burst) (err error) {
 		case b.Segments(i) == 0 || todo == 0 && o.source == nil:
 		case shared(b, i) || todo != 0 && (todo&burst.Segmented != 0 || b.Segments(i) > 1 || b.Bytes(i, 0) == nil) || !o.address(b, i):
 			rest = true
+		case todo != 0 && !checksums(b.Bytes(i, 0), todo):
+			rest = true
 		case todo != 0:
-			checksums(b.Bytes(i, 0), todo)
 			b.Builder().Answer(i, todo)
 		}
 	}
@@ -120,6 +121,9 @@ func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 		}
 		var l packet.Layers
 		head := 0
+		if todo&burst.ChecksumPartial != 0 && !partial(p) {
+			return o.drop(DropBadChecksum, fmt.Errorf("%w: packet %d, %d bytes, has a checksum that was left to a device, and is no whole packet of TCP or UDP", ErrInvalid, i, len(p)))
+		}
 		if !o.payloads && todo != 0 {
 			if why := packet.Parse(p, &l); why == packet.OK && l.HasPorts && !l.IsFragment() {
 				head = int(l.Payload)
@@ -298,18 +302,33 @@ func copyBack(b *burst.Burst, i int, p []byte) {
 	}
 }
 
-// checksums writes those that are asked for into a frame in one piece. What has none, or is malformed, stays as it is.
-func checksums(p []byte, what burst.Flags) {
+// partial reports whether p has a checksum that was left to a device.
+func partial(p []byte) bool {
 	var l packet.Layers
+	_, ok := packet.FindPartial(p, &l)
+	return ok
+}
+
+// checksums writes those that are asked for into a frame in one piece. What has none, or is malformed, stays as it is. It is false where
+// burst.ChecksumPartial is asked for and there is no such checksum.
+func checksums(p []byte, what burst.Flags) bool {
+	var l packet.Layers
+	if what&burst.ChecksumPartial != 0 {
+		left, ok := packet.FindPartial(p, &l)
+		if !ok {
+			return false
+		}
+		left.Complete(p)
+	}
 	why := packet.Parse(p, &l)
 	if l.L4 == 0 {
-		return
+		return true
 	}
 	if what&burst.ChecksumIPv4 != 0 && l.IPVersion == 4 {
 		packet.IPv4(p[l.L3:]).FillChecksum()
 	}
 	if what&burst.ChecksumL4 == 0 || why != packet.OK || !l.HasPorts || l.IsFragment() {
-		return
+		return true
 	}
 	src, dst := l.Src(p), l.Dst(p)
 	switch body := p[l.L4:l.End]; l.Proto {
@@ -318,4 +337,5 @@ func checksums(p []byte, what burst.Flags) {
 	case packet.ProtoTCP:
 		packet.TCP(body).FillChecksum(src, dst)
 	}
+	return true
 }

@@ -18,7 +18,7 @@ const (
 	DropNIC                         // the NIC had no descriptor or buffer, or its link paused
 	DropTooLong                     // longer than the memory for one packet, or than the MTU
 	DropBadFrame                    // garbage: cut off or malformed headers
-	DropBadChecksum                 // a checksum is wrong
+	DropBadChecksum                 // a checksum is wrong, or was left to a device and cannot be computed
 	DropNoRule                      // no steering rule matched, and the port is isolated: the kernel keeps it
 	DropRule                        // a rule says drop
 	DropNoQueue                     // a rule names a queue that is not there (any more)

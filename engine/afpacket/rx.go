@@ -222,7 +222,10 @@ func (q *rxQueue) Close() error {
 func (q *rxQueue) put(s *socket, slots *engine.RxSlots, b *burst.Burst, bytes []byte, id uint32) (i int) {
 	f, spec := &s.frame, q.Spec()
 	var flags burst.Flags
-	if f.Status&(sys.FrameChecksumGood|sys.FrameChecksumLater) != 0 {
+	switch {
+	case f.Status&sys.FrameChecksumLater != 0:
+		flags |= burst.ChecksumPartial
+	case f.Status&sys.FrameChecksumGood != 0:
 		flags |= burst.ChecksumGood
 	}
 	if spec.Timestamps || spec.HardwareTime {

@@ -353,10 +353,16 @@ func (s *socket) transform(i int32, frame []byte, back bool) []byte {
 	if s.frame.Len < s.frame.Wire {
 		return nil // a part of a packet cannot be put into a tunnel, or taken out of one
 	}
+	var l packet.Layers
+	if p, ok := packet.FindPartial(frame, &l); ok && s.frame.Status&sys.FrameChecksumLater != 0 {
+		p.Complete(frame)
+		s.frame.Status &^= sys.FrameChecksumLater
+	}
 	out := s.steerer.Transform(i, frame)
 	if out == nil {
 		return nil
 	}
+	s.frame.Status &^= sys.FrameChecksumGood // of what is inside of a tunnel the kernel has verified nothing
 	if back {
 		from, to := s.ring.Room(s.head)
 		if uint64(len(out)) > to-from {

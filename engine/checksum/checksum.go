@@ -1,6 +1,7 @@
 // Package checksum is a stage that verifies checksums: what bypasses the kernel also bypasses its checks.
 //
-// Frames whose checksums the network card or the kernel has verified (burst.ChecksumGood) pass. Of the others it computes the sums of
+// Frames whose checksums the network card or the kernel has verified (burst.ChecksumGood) pass, and so do frames of this machine whose
+// checksum is not computed yet (burst.ChecksumPartial): there is nothing to verify. Of the others it computes the sums of
 // the IPv4 header and of UDP, TCP, ICMP and ICMPv6, and drops those that are wrong as engine.DropBadChecksum, and those that are cut off
 // or malformed as engine.DropBadFrame. It passes what has no checksum: other protocols, UDP over IPv4 without one, and the payload of fragments.
 // The rest stays in its order.
@@ -93,7 +94,7 @@ func (s *stage) sift(b *burst.Burst, at int) {
 	first := -1 // of those
 	for i := at; i < b.Len(); i++ {
 		why := engine.NumDrops
-		if s.o.All || b.Flags(i)&burst.ChecksumGood == 0 {
+		if s.o.All || b.Flags(i)&(burst.ChecksumGood|burst.ChecksumPartial) == 0 {
 			why = s.verify(b, i)
 		}
 		if first < 0 && why != engine.NumDrops {
@@ -143,6 +144,11 @@ func (s *stage) verify(b *burst.Burst, i int) engine.Drop {
 	}
 	if packet.Parse(f, &s.layers) != packet.OK {
 		return engine.DropBadFrame
+	}
+	if b.Flags(i)&burst.ChecksumPartial != 0 { // there is one to be computed
+		if _, ok := packet.FindPartial(f, &s.layers); ok {
+			return engine.NumDrops
+		}
 	}
 	if !right(f, &s.layers) {
 		return engine.DropBadChecksum

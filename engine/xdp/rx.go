@@ -10,6 +10,7 @@ import (
 	"github.com/penstock-io/penstock/engine/xdp/prog"
 	"github.com/penstock-io/penstock/internal/xsk"
 	"github.com/penstock-io/penstock/mem"
+	"github.com/penstock-io/penstock/packet"
 )
 
 // rxQueue is a logical receive queue: a socket on each queue of the interface that the port uses. It implements engine.RxQueue and
@@ -226,7 +227,7 @@ func (q *rxQueue) receive(s *rxSocket, b *burst.Burst) (got int) {
 		q.Calls(1)
 	}
 	n := s.nq
-	filled := false
+	filled, first := false, b.Len()
 	for more := true; more && b.Room() > 0; {
 		some := s.next() > 0 || s.load()
 		if !some && !n.wants() {
@@ -260,7 +261,28 @@ func (q *rxQueue) receive(s *rxSocket, b *burst.Burst) (got int) {
 	if filled && !busy && s.wake() {
 		q.Calls(1)
 	}
+	if card, _ := n.queue.ZeroCopy(); !card {
+		q.markPartial(b, first)
+	}
 	return got
+}
+
+// markPartial marks the packets of b from first on whose checksum is not computed yet. XDP does not say so; the field does. Frames that a card put
+// into the memory itself always have a checksum; what the kernel copied may be from this machine.
+func (q *rxQueue) markPartial(b *burst.Burst, first int) {
+	var l packet.Layers
+	for i := first; i < b.Len(); i++ {
+		frame := b.Bytes(i, 0)
+		if b.Segments(i) > 1 {
+			if size := b.PacketLen(i); len(q.scratch) < size {
+				q.scratch = make([]byte, max(size, 1<<16)) // once
+			}
+			frame = q.scratch[:b.CopyTo(q.scratch, i)]
+		}
+		if _, partial := packet.FindPartial(frame, &l); partial {
+			b.Builder().SetPartial(i)
+		}
+	}
 }
 
 // placeRun adds the next packets that each lie in one chunk, at the same place in it, and returns how many. The caller holds n.mu.
