@@ -74,6 +74,8 @@ func TestAtOnce(t *testing.T) {
 		b.Builder().Add(src, Segment{Handle: NoHandle, Len: 60, Cap: 60})
 	}
 	b.Builder().SetReceived(0, 99, HasTime|HardwareTime|ChecksumGood, 1234)
+	b.Builder().SetPartial(2)
+	b.Ask(2, ChecksumIPv4)
 	b.Builder().SetHash(0, 77)
 	b.Builder().SetType(0, L3IPv4)
 	b.SetTime(1, 5)
@@ -89,6 +91,12 @@ func TestAtOnce(t *testing.T) {
 	}
 	if b.Flags(0) != HardwareTime|ChecksumGood || b.WireLen(0) != 99 || b.Conn(1) != 7 {
 		t.Errorf("%v, %d bytes, connection %d", b.Flags(0), b.WireLen(0), b.Conn(1))
+	}
+	if b.Flags(2) != ChecksumPartial || b.Builder().Asked() != ChecksumPartial { // whose checksum is not computed stays so
+		t.Errorf("%v, all ask for %v", b.Flags(2), b.Builder().Asked())
+	}
+	if b.Ask(2, ChecksumL4); b.Flags(2) != ChecksumL4 { // asks for all of it
+		t.Errorf("%v", b.Flags(2))
 	}
 	b.Builder().Forget()
 }

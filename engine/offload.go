@@ -121,8 +121,10 @@ func (f *TxFront) sendOne(b *burst.Burst, i int) error {
 		}
 		var l packet.Layers
 		head := 0
-		if todo&burst.ChecksumPartial != 0 && !partial(p) {
-			return o.drop(DropBadChecksum, fmt.Errorf("%w: packet %d, %d bytes, has a checksum that was left to a device, and is no whole packet of TCP or UDP", ErrInvalid, i, len(p)))
+		if todo&burst.ChecksumPartial != 0 {
+			if _, _, ok := partial(p); !ok {
+				return o.drop(DropBadChecksum, fmt.Errorf("%w: packet %d, %d bytes, has a checksum that was left to a device, and is no whole packet of TCP or UDP", ErrInvalid, i, len(p)))
+			}
 		}
 		if !o.payloads && todo != 0 {
 			if why := packet.Parse(p, &l); why == packet.OK && l.HasPorts && !l.IsFragment() {
@@ -302,23 +304,34 @@ func copyBack(b *burst.Burst, i int, p []byte) {
 	}
 }
 
-// partial reports whether p has a checksum that was left to a device.
-func partial(p []byte) bool {
+// partial finds the checksum in p that was left to a device. ok is also true where somebody has written the right one meanwhile.
+func partial(p []byte) (left packet.Partial, found, ok bool) {
 	var l packet.Layers
-	_, ok := packet.FindPartial(p, &l)
-	return ok
+	if left, found = packet.FindPartial(p, &l); found {
+		return left, true, true
+	}
+	if !l.HasPorts || l.IsFragment() {
+		return left, false, false
+	}
+	body := p[l.L4:l.End]
+	if l.Proto == packet.ProtoUDP {
+		return left, false, packet.UDP(body).ChecksumOK(l.Src(p), l.Dst(p))
+	}
+	return left, false, packet.TCP(body).ChecksumOK(l.Src(p), l.Dst(p))
 }
 
 // checksums writes those that are asked for into a frame in one piece. What has none, or is malformed, stays as it is. It is false where
-// burst.ChecksumPartial is asked for and there is no such checksum.
+// burst.ChecksumPartial is asked for, and there is no such checksum and no right one.
 func checksums(p []byte, what burst.Flags) bool {
 	var l packet.Layers
 	if what&burst.ChecksumPartial != 0 {
-		left, ok := packet.FindPartial(p, &l)
+		left, found, ok := partial(p)
 		if !ok {
 			return false
 		}
-		left.Complete(p)
+		if found {
+			left.Complete(p)
+		}
 	}
 	why := packet.Parse(p, &l)
 	if l.L4 == 0 {

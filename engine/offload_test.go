@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"bytes"
 	"errors"
 	"net/netip"
 	"testing"
@@ -174,4 +175,105 @@ func TestOffloadAllocations(t *testing.T) {
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
+}
+
+// receivedPartial is a frame in slots of a's pools, as a queue receives it whose sender left its checksum to a device; Forward has claimed it. With
+// shares the burst that it returns has it as well.
+func (a *asking) receivedPartial(t *testing.T, shares *burst.Shares) (other *burst.Burst) {
+	t.Helper()
+	b := burst.NewSegmented(4, 8)
+	other = burst.NewSegmented(4, 8)
+	left := a.frame
+	for i, p := range a.pools {
+		var h [1]mem.Handle
+		if p.GetBatch(h[:]) != 1 {
+			t.Fatal("no slot")
+		}
+		g := burst.Segment{Handle: burst.Handle(h[0]), Off: p.Offset(h[0]), Len: uint32(min(len(left), p.SlotSize()))}
+		if len(a.pools) > 1 && i == 0 {
+			g.Len = uint32(len(a.frame) - 900)
+		}
+		left = left[g.Len:]
+		if src := a.f.slots.srcs[i]; i == 0 {
+			b.Builder().Add(src, g)
+		} else {
+			b.Builder().AddSegment(src, g)
+		}
+	}
+	copyBack(b, 0, a.frame)
+	b.Builder().SetReceived(0, 0, burst.ChecksumPartial, 0)
+	a.sizes = a.sizes[:0]
+	if shares != nil && !shares.Clone(b, other) {
+		t.Fatal("no clone")
+	}
+	b.MoveTo(a.b)
+	if n, err := a.f.ForwardReached(a.b); n != 1 || err != nil {
+		t.Fatal(n, err)
+	}
+	return other
+}
+
+// TestForwardPartial: a received frame whose checksum is not computed yet leaves with it, from one slot or two, and a copy of it where other bursts
+// share the bytes. What cannot be computed is dropped as bad-checksum.
+func TestForwardPartial(t *testing.T) {
+	for _, slots := range [][]int{{2048}, {128, 1024}} {
+		a := newAsking(t, 8, 8, slots...)
+		a.receivedPartial(t, nil)
+		if err := a.f.Send(a.b); err != nil {
+			t.Fatal(err)
+		}
+		a.expect(t, 900)
+
+		other := a.receivedPartial(t, burst.NewShares(8))
+		if err := a.f.Send(a.b); err != nil {
+			t.Fatal(err)
+		}
+		seen := make([]byte, len(a.frame))
+		if other.CopyTo(seen, 0); !bytes.Equal(seen, a.frame) || other.Flags(0) != burst.ChecksumPartial {
+			t.Error("the bytes that others share were changed")
+		}
+		other.Release()
+		a.expect(t, 900)
+
+		a.receivedPartial(t, nil)
+		a.b.Ask(0, burst.ChecksumL4) // by who has changed it: the sum is computed over what is there
+		a.b.Bytes(0, 0)[packet.EthernetLen+9] ^= 0x55
+		if err := a.f.Send(a.b); err != nil {
+			t.Fatal(err)
+		}
+		a.expect(t, 900)
+
+		a.receivedPartial(t, nil)
+		right := append([]byte(nil), a.frame...)
+		checksums(right, burst.ChecksumL4)
+		copyBack(a.b, 0, right) // by who has received it
+		if err := a.f.Send(a.b); err != nil {
+			t.Fatal(err)
+		}
+		a.expect(t, 900)
+
+		a.receivedPartial(t, nil)
+		a.b.Bytes(0, 0)[packet.EthernetLen+9] ^= 0x55 // of an address: the pseudo header is another one
+		if err := a.f.Send(a.b); !errors.Is(err, ErrInvalid) {
+			t.Errorf("Send: %v, want %v", err, ErrInvalid)
+		}
+		a.expect(t)
+		var s TxStats
+		if a.f.AddStats(&s); s.Drops[DropBadChecksum] != 1 || s.Drops.Total() != 1 {
+			t.Errorf("drops: %v", &s.Drops)
+		}
+	}
+}
+
+// TestForwardPartialOnPayloads: a port whose transport does the checksums has nothing to compute.
+func TestForwardPartialOnPayloads(t *testing.T) {
+	var f TxFront
+	f.Offload(0, true)
+	b := burst.New(1)
+	b.Builder().Add(burst.NewSource(nil, nil, nil), burst.Segment{Handle: burst.NoHandle, Len: 60, Cap: 60})
+	b.Builder().SetReceived(0, 0, burst.ChecksumPartial, 0)
+	if todo := f.off.todo(b, 0); todo != 0 {
+		t.Errorf("to be done: %#x", todo)
+	}
+	b.Builder().Forget()
 }

@@ -23,6 +23,9 @@
 // VLAN tags that the kernel took off are put back first, so rules see them. Receive times are the kernel's, or, for a queue with
 // RxSpec.HardwareTime, those of the NIC where its driver takes them of all packets (burst.HardwareTime marks them).
 //
+// The kernel says of each frame whether it has verified the checksums (burst.ChecksumGood), or whether a sender on this machine left that of TCP or
+// UDP to a device (burst.ChecksumPartial): Forward and Send compute it then.
+//
 // # Rules
 //
 // Rules (Port.Rules, a *Rules) run in software, see package flow, transformations of VLAN tags and tunnels included. On an isolated port what no rule matches, and on any port what a rule leaves to the kernel, is counted in

@@ -318,6 +318,36 @@ func TestDeviceMemory(t *testing.T) {
 	}
 }
 
+// What has no checksum yet passes, with its flag. With the option all it has to be so.
+func TestPartial(t *testing.T) {
+	f := packet.UDPFrame{Src: netip.MustParseAddrPort("198.18.0.1:7"), Dst: netip.MustParseAddrPort("198.18.0.2:8"), Checksum: packet.ChecksumOffload}
+	partial := make([]byte, f.HeaderLen()+100)
+	if _, err := f.Fill(partial, 100); err != nil {
+		t.Fatal(err)
+	}
+	wrong := bytes.Clone(partial)
+	wrong[f.HeaderLen()-1] ^= 1 // of the checksum
+	for _, c := range []struct {
+		all   bool
+		frame []byte
+		pass  int
+	}{{false, partial, 1}, {false, wrong, 1}, {true, partial, 1}, {true, wrong, 0}} {
+		src := newSource(t, mem.Options{})
+		s, err := checksum.New(src, engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true}, Options: checksum.Options{All: c.all}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		src.push(frame{bytes: c.frame, flags: burst.ChecksumPartial})
+		b := burst.New(8)
+		if n, err := s.TryRecv(b); n != c.pass || err != nil {
+			t.Errorf("all %t: %d passed, want %d: %v", c.all, n, c.pass, err)
+		} else if n > 0 && b.Flags(0) != burst.ChecksumPartial {
+			t.Errorf("all %t: flags %#x", c.all, b.Flags(0))
+		}
+		b.Release()
+	}
+}
+
 // With the option all, in Go and behind the type of a file, what the card has verified is verified again.
 func TestAll(t *testing.T) {
 	spec := engine.StageSpec{Queue: "rx", Port: engine.Capabilities{Frames: true}}

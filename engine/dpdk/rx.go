@@ -13,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
 	"github.com/penstock-io/penstock/internal/cdpdk"
+	"github.com/penstock-io/penstock/packet"
 )
 
 // rxQueue is a receive queue. It implements engine.RxDevice.
@@ -172,13 +173,22 @@ func (q *rxQueue) rows(b *burst.Burst, d []cdpdk.Desc) bool {
 // steps reports whether each packet is looked at by itself.
 func (q *rxQueue) steps() bool { return q.Spec().Timestamps || q.Spec().HardwareTime }
 
+// checksumFlags are those of a burst for those of an mbuf.
+func checksumFlags(mbuf uint64) burst.Flags {
+	switch {
+	case mbuf&cdpdk.ChecksumL4Mask == cdpdk.ChecksumL4None:
+		return burst.ChecksumPartial
+	case mbuf&cdpdk.ChecksumsMask == cdpdk.ChecksumsGood:
+		return burst.ChecksumGood
+	}
+	return 0
+}
+
 // note notes what the device said of a packet for a queue that asks for times, or not.
 func (q *rxQueue) note(to *engine.RxSpec, b *burst.Burst, i int, d *cdpdk.Desc) {
 	var flags burst.Flags
 	var ns int64
-	if d.Flags&cdpdk.ChecksumsGood == cdpdk.ChecksumsGood {
-		flags |= burst.ChecksumGood
-	}
+	flags |= checksumFlags(d.Flags)
 	switch {
 	case to.HardwareTime && d.Time != 0:
 		flags |= burst.HasTime | burst.HardwareTime
@@ -240,6 +250,11 @@ func (q *rxQueue) pass(b *burst.Burst, d []cdpdk.Desc, live []*rxQueue, classify
 			}
 			id = v.ID
 			if v.Transform {
+				var l packet.Layers
+				if p, ok := packet.FindPartial(frame, &l); ok && checksumFlags(d[0].Flags) == burst.ChecksumPartial {
+					p.Complete(frame)
+				}
+				d[0].Flags &^= cdpdk.ChecksumsMask // of what is inside of a tunnel nothing was verified
 				if frame = q.steerer.Transform(v.Rule, frame); frame == nil {
 					q.port.counts.Drop(engine.DropTransform, 1)
 					q.giveBack(d)

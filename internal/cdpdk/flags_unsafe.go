@@ -36,9 +36,13 @@ const (
 
 // Flags of received mbufs (rte_mbuf_core.h), and of those to send.
 const (
-	HashValid     = C.RTE_MBUF_F_RX_RSS_HASH
-	Marked        = C.RTE_MBUF_F_RX_FDIR_ID
-	ChecksumsGood = C.RTE_MBUF_F_RX_IP_CKSUM_GOOD | C.RTE_MBUF_F_RX_L4_CKSUM_GOOD
+	HashValid = C.RTE_MBUF_F_RX_RSS_HASH
+	Marked    = C.RTE_MBUF_F_RX_FDIR_ID
+	// ChecksumsGood, and what to look at: a mask has a further value for checksums that are not computed yet, which has the bits of Good and others.
+	ChecksumsGood  = C.RTE_MBUF_F_RX_IP_CKSUM_GOOD | C.RTE_MBUF_F_RX_L4_CKSUM_GOOD
+	ChecksumsMask  = C.RTE_MBUF_F_RX_IP_CKSUM_MASK | C.RTE_MBUF_F_RX_L4_CKSUM_MASK
+	ChecksumL4Mask = C.RTE_MBUF_F_RX_L4_CKSUM_MASK
+	ChecksumL4None = C.RTE_MBUF_F_RX_L4_CKSUM_NONE
 
 	AskIPv4         = C.RTE_MBUF_F_TX_IPV4
 	AskIPv6         = C.RTE_MBUF_F_TX_IPV6
