@@ -196,7 +196,10 @@ func (b *builder) socket(p *config.Interface, path string) {
 			x.Packet, x.Places[q.What] = int(n)+headers, at
 		}
 	}
-	if local.IsValid() && !local.IsUnspecified() {
+	switch {
+	case local.IsMulticast(): // no machine has it
+		x.Group = local.Unmap().String()
+	case local.IsValid() && !local.IsUnspecified():
 		x.Local = local.Unmap().String()
 	}
 	b.n.Sockets = append(b.n.Sockets, x)

@@ -127,6 +127,7 @@ func TestFileVerdicts(t *testing.T) {
 		{"interface", Unknown, "socket datagrams", "interfaces[0].socket.local", "sockets", nil, nil},
 		{"interface", OK, "socket home", "", "sockets", nil, nil},
 		{"interface", NotApplicable, "socket stream", "", "sockets", nil, nil},
+		{"interface", NotApplicable, "socket datagrams", "", "sockets", []string{"192.0.2.7", "239.1.1.1"}, nil}, // a group, which is nobody's address
 		{"mtu", OK, mlx, "", "stream", nil, nil},
 		{"mtu", Fail, mlx, "interfaces[0].mtu", "stream", nil, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},
 		{"mtu", Warn, mlx, "interfaces[0].rx.queues[0].memory_regions", "stream", []string{"      mtu: 3000\n", "", "buf_size: 4KiB", "buf_size: 8KiB"}, []string{"ens1f0np0/mtu = 9000", "ens1f0np0/mtu = 1500"}},

@@ -111,6 +111,7 @@ type Socket struct {
 	Name   string `json:"name"`
 	Engine string `json:"engine"`          // one of Engines
 	Local  string `json:"local,omitempty"` // IP address; empty: any
+	Group  string `json:"group,omitempty"` // multicast group that it joins, in the place of Local
 	// Receive and Send are the kernel's buffers that are asked for, in bytes; 0: those that the engine chooses.
 	Receive uint64 `json:"receive_buffer_bytes,omitempty"`
 	Send    uint64 `json:"send_buffer_bytes,omitempty"`

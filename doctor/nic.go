@@ -76,6 +76,8 @@ func (x *exam) sockets() {
 		s := &x.n.Sockets[i]
 		subject := "socket " + s.Name
 		switch {
+		case s.Group != "":
+			x.skipOf(subject, "joins the multicast group "+s.Group+", which no interface has as its address")
 		case s.Local == "":
 			x.skipOf(subject, "any address of the machine will do")
 		case s.Looked && s.Interface != "":

@@ -61,6 +61,9 @@ func parseAddress(s string) (a address, err error) {
 		return bad("%v", err)
 	}
 	a.listen = read.Settings["listen"] == "true"
+	if ip, err := netip.ParseAddr(at.host); err == nil && ip.IsMulticast() && a.scheme == "tcp" {
+		return bad("%s is a multicast group, which has no connections: expected the address of a machine, or udp://", ip)
+	}
 	switch {
 	case a.scheme == "udp" || a.listen:
 		if a.local.given() {

@@ -62,7 +62,14 @@ func (*Engine) CheckPort(ctx context.Context, spec engine.PortSpec) (holds strin
 	if a.scheme == "tcp" {
 		device, shared = tcp.Interface, !a.listen
 	}
-	if device != "" {
+	devices := []string{device}
+	for _, g := range udp.Groups {
+		devices = append(devices, g.Interface)
+	}
+	for _, device := range devices {
+		if device == "" {
+			continue
+		}
 		if _, err := net.InterfaceByName(device); err != nil {
 			return "", failed(engine.ErrNotFound, "port %q: there is no interface %q here: see \"ip link\"", spec.Address, device)
 		}

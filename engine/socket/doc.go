@@ -5,7 +5,8 @@
 //
 //	udp://[::]:5000                          receive on a port, send to whom a packet names
 //	udp://:0?remote=10.0.0.2:5000            one peer
-//	udp://:5000?group=239.1.2.3&interface=eth0   multicast
+//	udp://239.1.2.3:5000?interface=eth0      the packets of one multicast group, joined on eth0; without interface where the route to it says
+//	udp://:5000?group=239.1.2.3&group=239.1.2.4  those of several, and what is sent to this machine
 //	tcp://10.0.0.2:5000                      connect, again and again with Options.Reconnect
 //	tcp://[::]:5000?listen=1                 accept connections
 //

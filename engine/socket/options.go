@@ -66,7 +66,8 @@ type UDPOptions struct {
 	BusyPollBudget int
 	// Interface keeps the port to one network device, as interface= in the address does.
 	Interface string
-	// Groups are multicast groups to join, besides those of the address.
+	// Groups are multicast groups to join, besides those of the address. Where the host of the address is a group itself, the port joins it, and is
+	// bound to it: nothing else comes. Then Groups only say from which sender, or on which interface.
 	Groups []Group
 	// TTL is the time to live (hop limit) of what is sent, 1 to 255; MulticastTTL that of multicast packets, which is 1 without it.
 	TTL, MulticastTTL int
@@ -146,6 +147,23 @@ func (o *UDPOptions) complete() error {
 		return invalid("TOS is %d: expected 0 to 255", o.TOS)
 	case o.ReceiveBuffer < 0 || o.SendBuffer < 0 || o.BusyPoll < 0 || o.BusyPollBudget < 0:
 		return invalid("a buffer or a busy-poll value is negative")
+	}
+	return nil
+}
+
+// joinHost has a port whose host is a multicast group join that group.
+func (o *UDPOptions) joinHost(host netip.Addr) error {
+	host, zone := host.WithZone(""), host.Zone()
+	if !host.IsMulticast() {
+		return nil
+	}
+	for _, g := range o.Groups {
+		if g.Addr != host {
+			return invalid("the port is bound to group %s and gets nothing that is sent to group %s: expected udp://:PORT?group=%s&group=%s", host, g.Addr, host, g.Addr)
+		}
+	}
+	if len(o.Groups) == 0 {
+		o.Groups = []Group{{Addr: host, Interface: zone}}
 	}
 	return nil
 }

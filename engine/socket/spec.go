@@ -25,7 +25,7 @@ var Spec = engine.Spec{
 		{Key: "max_payload_size", DAQIRI: "max_payload_size", Type: engine.Int, Min: 1, Max: 1 << 30, Unit: "bytes", Field: "MaxPayload", Asks: "packet_bytes", Doc: "The largest payload in bytes of one datagram or of one read. Without it the slots of the queue say."},
 		{Key: "receive_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "ReceiveBuffer", Asks: "receive_buffer_bytes", Doc: "Buffer of the kernel; 0: enough for the queue."},
 		{Key: "send_buffer", Type: engine.Bytes, Min: 0, Max: 1 << 30, Default: "0B", Field: "SendBuffer", Asks: "send_buffer_bytes", Doc: "Buffer of the kernel; 0: as the system has it."},
-		{Key: "interface", Type: engine.Text, Field: "Interface", Doc: "Keeps the port to one network interface."},
+		{Key: "interface", Type: engine.Text, Field: "Interface", Doc: "Keeps the port to one network interface, on which it joins multicast groups."},
 		{Key: "batch", Type: engine.Int, Min: 1, Max: maxBatch, Field: "Batch", Doc: "UDP: datagrams of one system call, 64 without it. TCP: slots of one read, 16 without it, at most 64."},
 		{Key: "busy_poll", Type: engine.Time, Min: 0, Max: 1e9, Default: "0s", Field: "BusyPoll", Asks: "busy_poll", Doc: "How long a read that finds nothing lets the kernel poll the device."},
 		{Key: "prefer_busy_poll", Schemes: udp, Type: engine.Bool, Default: "false", Field: "PreferBusyPoll", Doc: "Busy polling comes before interrupts."},
@@ -36,7 +36,7 @@ var Spec = engine.Spec{
 		{Key: "keep_truncated", Schemes: udp, Type: engine.Bool, Default: "false", Field: "KeepTruncated", Doc: "Delivers datagrams that were longer than a slot, cut off, instead of dropping them."},
 		{Key: "queues", Schemes: udp, Type: engine.Int, Min: 1, Max: maxQueues, Unit: "receive queues", Field: "Queues", Follows: "rx.queues", Doc: "Receive queues that the port can have; without it 1, and in a file those that there are."},
 		{Key: "spread", Schemes: udp, Type: engine.Word, Words: []string{"flow", "cpu", "random"}, Default: "flow", Field: "Spread", Doc: "How several receive queues share the packets."},
-		{Key: "group", Schemes: udp, Type: engine.Text, List: true, Field: "Groups", Parse: parseGroup, Doc: "Multicast groups to receive from: `GROUP`, `SOURCE@GROUP` for one sender only, `GROUP%INTERFACE` to join on an interface."},
+		{Key: "group", Schemes: udp, Type: engine.Text, List: true, Field: "Groups", Parse: parseGroup, Doc: "Multicast groups to receive from: `GROUP`, `SOURCE@GROUP` for one sender only, `GROUP%INTERFACE` to join on an interface. Without one, and without `interface`, the route to the group says on which. An address with a group for its host, such as `udp://239.1.1.1:5000`, joins that group."},
 		{Key: "ttl", Schemes: udp, Type: engine.Int, Min: 1, Max: 255, Field: "TTL", Doc: "Time to live (hop limit) of what is sent; without it as the system has it."},
 		{Key: "multicast_ttl", Schemes: udp, Type: engine.Int, Min: 1, Max: 255, Default: "1", Field: "MulticastTTL", Doc: "Time to live of multicast packets."},
 		{Key: "multicast_loop", Schemes: udp, Type: engine.Bool, Default: "true", Field: "!NoMulticastLoop", Doc: "Multicast packets also come to receivers on this machine."},
@@ -78,6 +78,9 @@ func settle(spec engine.PortSpec) (a address, u UDPOptions, t TCPOptions, err er
 		}
 		if err == nil {
 			err = u.complete()
+		}
+		if ip, e := netip.ParseAddr(a.local.host); e == nil && err == nil {
+			err = u.joinHost(ip.Unmap())
 		}
 		if err == nil && a.remote.given() && u.Queues > 1 {
 			err = invalid("port %q: a port with one peer has one receive queue, Queues is %d", spec.Address, u.Queues)

@@ -1,6 +1,7 @@
 package socket
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -90,6 +91,9 @@ func openUDP(ctx context.Context, spec engine.PortSpec, a address, o UDPOptions)
 	if p.remote.IsValid() && p.remote.Addr().Is4() != p.local.Addr().Is4() && !(p.local.Addr() == netip.IPv6Unspecified() && !o.IPv6Only) {
 		return nil, invalid("port %q: one address is of IPv4 and one of IPv6", spec.Address)
 	}
+	if err := p.o.joinHost(p.local.Addr()); err != nil { // where a name has become a group
+		return nil, err
+	}
 	p.ipv6 = p.local.Addr().Is6()
 	if o.Peers > 0 && !p.remote.IsValid() {
 		p.peers = newPeers(o.Peers)
@@ -133,6 +137,12 @@ func (p *UDPPort) start(spec engine.PortSpec) error {
 			return err
 		}
 		p.groups = append(p.groups, g)
+		on := cmp.Or(g.Interface, p.device)
+		if on != "" {
+			p.notes = append(p.notes, fmt.Sprintf("joined the multicast group %s on %s", g.Addr, on))
+		} else {
+			p.notes = append(p.notes, fmt.Sprintf("joined the multicast group %s on the interface of the route to it: interface= names another one", g.Addr))
+		}
 	}
 	if p.o.SendBuffer > 0 {
 		given, err := setBuffer(p.fd, sys.SoSndBuf, sys.SoSndBufForce, p.o.SendBuffer)
@@ -398,6 +408,8 @@ func (p *UDPPort) Join(g Group) error {
 		return engine.ErrClosed
 	case slices.Contains(p.groups, g):
 		return failed(engine.ErrExists, "group %s is joined", g.Addr)
+	case p.local.Addr().IsMulticast() && g.Addr != p.local.Addr().WithZone(""):
+		return invalid("group %s: the port is bound to group %s, and gets nothing else: expected a port without a host", g.Addr, p.local.Addr())
 	}
 	if err := p.join(p.fd, g, true); err != nil {
 		return err
@@ -425,17 +437,19 @@ func (p *UDPPort) join(fd int, g Group, join bool) error {
 	if !g.Addr.IsMulticast() || g.Addr.Is6() && !p.ipv6 {
 		return invalid("group %s: expected a multicast address of the port's kind", g.Addr)
 	}
-	device, index := g.Interface, 0
-	if device == "" {
-		device = p.device
-	}
+	device, index := cmp.Or(g.Interface, p.device), 0
 	if device != "" {
 		var err error
 		if index, err = sys.InterfaceIndex(fd, device); err != nil {
 			return fmt.Errorf("socket: group %s: interface %q: %w: %w", g.Addr, device, err, engine.ErrNotFound)
 		}
 	}
-	if err := sys.Membership(fd, join, g.Addr, g.Source, index); err != nil {
+	err := sys.Membership(fd, join, g.Addr, g.Source, index)
+	switch {
+	case err != nil && device == "" && sys.IsErrno(err, sys.ENODEV):
+		return fmt.Errorf("socket: group %s: %w: no route says on which interface: expected ?interface=eth0 behind the address, or a route (ip route add %s dev eth0): %w",
+			g.Addr, err, netip.PrefixFrom(g.Addr, g.Addr.BitLen()), engine.ErrNotFound)
+	case err != nil:
 		return fmt.Errorf("socket: group %s: %w", g.Addr, err)
 	}
 	return nil
