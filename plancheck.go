@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -12,6 +13,7 @@ import (
 	"github.com/penstock-io/penstock/config"
 	"github.com/penstock-io/penstock/engine"
 	"github.com/penstock-io/penstock/flow"
+	"github.com/penstock-io/penstock/internal/host"
 	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 )
@@ -77,7 +79,31 @@ type cure struct {
 	without func() error
 }
 
+// takes refuses an interface whose port would take everything that the host receives, where the file does not say that this is meant.
+func (x *portCheck) takes() {
+	spec, rx := config.Engine(x.e.Name()).Spec(), x.c.Rx
+	if spec == nil || !spec.Needs.Takes || rx == nil || len(rx.Queues) == 0 || rx.FlowIsolation || rx.TakeOver {
+		return
+	}
+	device := spec.Device(x.c.Address)
+	if device == "" { // a virtual device: nothing of the machine's
+		return
+	}
+	routed, err := host.CarriesDefault(os.DirFS("/"), device)
+	why := fmt.Sprintf("%s carries the default route, and all that it receives would come here: the machine could not be reached any more", routed)
+	switch {
+	case err != nil:
+		why = fmt.Sprintf("all that %s receives would come here, and whether it carries the default route cannot be read: %v", device, err)
+	case routed == "":
+		return
+	}
+	x.p.causes = append(x.p.causes, engine.ErrInUse)
+	x.p.refuse(config.CodeHost, x.path+".address", fmt.Sprintf("interface %q: %s", x.c.Name, why), "flow_isolation: true below rx, which leaves to the kernel what no flow matches",
+		"take_over: true below rx says that it is meant; the engine afpacket receives copies")
+}
+
 func (x *portCheck) port(i int, held map[string]int) {
+	x.takes()
 	e, ok := x.e.(engine.Checker)
 	if !ok {
 		return

@@ -111,6 +111,7 @@ func socketSection() *section {
 func rxSection(flow *section) *section {
 	return &section{name: "rx", title: "rx", doc: "The receiving half of an interface.", keys: []key{
 		{name: "flow_isolation", kind: boolean(), def: "false", doc: "`true`: only packets that a flow matches come here, the rest stays with the kernel. `false`: everything comes, and what no flow matches goes to the first queue."},
+		{name: "take_over", ours: true, kind: boolean(), def: "false", doc: "`true`: everything that the interface receives may come here although the default route of this machine leads over it, which cuts the machine off. Without it, and without `flow_isolation`, engines that take packets from the kernel (xdp, verbs, dpdk) refuse such an interface."},
 		{name: "hardware_timestamps", kind: boolean(), def: "false", doc: "Times of reception by the network card. DAQIRI's parser ignores it; here it counts."},
 		{name: "timestamps", ours: true, kind: boolean(), def: "false", doc: "Times of reception by the kernel."},
 		{name: "dynamic_flow_capacity", kind: integer(0, most), def: "0", doc: "DAQIRI: room for flows that are added later. Tables of flows grow by themselves here."},

@@ -120,6 +120,7 @@ type Socket struct {
 // Rx is the receiving half of an interface.
 type Rx struct {
 	FlowIsolation       bool       `cfg:"flow_isolation"`
+	TakeOver            bool       `cfg:"take_over"`
 	HardwareTimestamps  bool       `cfg:"hardware_timestamps"`
 	Timestamps          bool       `cfg:"timestamps"`
 	DynamicFlowCapacity int        `cfg:"dynamic_flow_capacity"`

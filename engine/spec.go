@@ -52,6 +52,7 @@ type Needs struct {
 	Interface bool // its addresses are network interfaces, or their cards
 	IP        bool // its addresses are IP addresses
 	Buffers   bool // of the kernel's sockets
+	Takes     bool // a port that receives and is not isolated takes what comes from the kernel
 	Frames    bool // whole frames from the driver as they came from the wire: nothing that joins them
 	XDP       bool // XDP in the driver
 	RDMA      bool // an RDMA device

@@ -2,7 +2,6 @@ package tune
 
 import (
 	"context"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -322,17 +321,8 @@ func (l linux) opened(addr string) error {
 	return nil
 }
 
-// carries are the interfaces of a device in this network namespace, also those of a virtio device below it.
-func (l linux) carries(addr string) (out []string) {
-	for _, pattern := range []string{"/net/*", "/virtio*/net/*"} {
-		files, _ := filepath.Glob(l.root + l.pci(addr) + pattern)
-		for _, f := range files {
-			out = append(out, filepath.Base(f))
-		}
-	}
-	slices.Sort(out)
-	return out
-}
+// carries are the interfaces of a device in this network namespace.
+func (l linux) carries(addr string) []string { return host.InterfacesOf(os.DirFS(l.root+"/"), addr) }
 
 // inUse says what a device's interfaces are used for.
 func (l linux) inUse(addr, driver string) error {
@@ -343,7 +333,7 @@ func (l linux) inUse(addr, driver string) error {
 	if ifaces == nil {
 		return fmt.Errorf("%w: %s has the driver %s and no interface that can be seen here: it may be in another network namespace, where it is in use", ErrRefused, addr, driver)
 	}
-	routed, err := l.defaultRoutes()
+	routed, err := host.DefaultRoutes(os.DirFS(l.root + "/"))
 	if err != nil {
 		return fmt.Errorf("tune: which interface has the default route cannot be read, so %s stays as it is: %w", addr, err)
 	}
@@ -387,37 +377,6 @@ func (l linux) addresses(iface string) (out []netip.Addr, err error) {
 		}
 	}
 	return out, err
-}
-
-// defaultRoutes are the interfaces that have a default route, of either version of IP.
-func (l linux) defaultRoutes() (out []string, err error) {
-	const dir = "/proc/thread-self/net/"
-	four, err := l.read(dir + "route")
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(four) { // Iface Destination Gateway Flags RefCnt Use Metric Mask ...
-		if f := strings.Fields(line); len(f) > 7 && f[1] == "00000000" && f[7] == "00000000" {
-			out = append(out, f[0])
-		}
-	}
-	six, err := l.read(dir + "ipv6_route")
-	if errors.Is(err, fs.ErrNotExist) { // a kernel without IPv6
-		return out, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	for line := range strings.Lines(six) { // destination, its length, source, its length, next hop, metric, references, use, flags, interface
-		f := strings.Fields(line)
-		if len(f) < 10 || f[1] != "00" {
-			continue
-		}
-		if a, err := hex.DecodeString(f[0]); err == nil && !slices.ContainsFunc(a, func(b byte) bool { return b != 0 }) {
-			out = append(out, f[9])
-		}
-	}
-	return out, nil
 }
 
 // cardName is a device for people.

@@ -47,7 +47,7 @@ var Spec = engine.Spec{
 	PortOptions:  func(string) any { return new(Options) },
 	TxOptions:    func() any { return new(pace.Options) },
 	Capabilities: (*Engine)(nil).Capabilities(),
-	Needs:        engine.Needs{Interface: true, VFIO: true, Pins: true, Capabilities: []string{"CAP_IPC_LOCK"}},
+	Needs:        engine.Needs{Interface: true, Takes: true, VFIO: true, Pins: true, Capabilities: []string{"CAP_IPC_LOCK"}},
 	Rings: func(packets int) engine.Settings {
 		return engine.Settings{"descriptors": fmt.Sprint(min(packets, 4096))}
 	},

@@ -16,7 +16,7 @@ var Spec = engine.Spec{
 	},
 	PortOptions:  func(string) any { return new(Options) },
 	Capabilities: (*Engine).Capabilities(nil),
-	Needs:        engine.Needs{Interface: true, RDMA: true, Pins: true, Capabilities: []string{"CAP_NET_RAW"}, Libraries: []string{"libibverbs.so.1"}},
+	Needs:        engine.Needs{Interface: true, Takes: true, RDMA: true, Pins: true, Capabilities: []string{"CAP_NET_RAW"}, Libraries: []string{"libibverbs.so.1"}},
 }
 
 // settle is the address and the options of a port, complete.

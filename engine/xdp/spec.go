@@ -27,7 +27,7 @@ var Spec = engine.Spec{
 	TxOptions:    func() any { return new(pace.Options) },
 	PortOptions:  func(string) any { return new(Options) },
 	Capabilities: (*Engine).Capabilities(nil),
-	Needs: engine.Needs{Interface: true, Frames: true, XDP: true, Pins: true, Kernel: [2]int{5, 18},
+	Needs: engine.Needs{Interface: true, Takes: true, Frames: true, XDP: true, Pins: true, Kernel: [2]int{5, 18},
 		Capabilities: []string{"CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_BPF", "CAP_PERFMON"}},
 	Slots: []int{2048, 4096},
 	Rings: func(packets int) engine.Settings {
