@@ -237,7 +237,8 @@ func (d *decoder) regionsOf(p *Interface, names []string, path string, depth, ba
 	at := join(path, "memory_regions")
 	switch {
 	case len(names) > 2:
-		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")), "one, or two: headers and payload", "")
+		d.report(Error, CodeValue, at, fmt.Sprintf("memory_regions has %s", plural(len(names), "region")), "one, or two: headers and payload",
+			"DAQIRI takes up to four and cuts each packet by the buf_size of each; here all that follows the headers is one segment: add the sizes up in the second region")
 	case len(names) == 0 && !p.Engine.fabric() && !d.broken[at] && !d.unclear(interfaceAt(path)):
 		if s, ok := d.cfg.sources[at]; !ok || s.At.IsZero() || d.cfg.sources == nil {
 			d.report(Error, CodeMissingKey, path, "a queue has no memory_regions", "the name of a region of memory_regions", "")

@@ -261,6 +261,11 @@ func (d *decoder) noRoot(root *yaml.Node, all []entry) {
 	at, hint := Pos{root.Line, root.Column}, "penstock config generate writes one"
 	width := 1
 	for _, e := range all[:min(len(all), 50)] {
+		if e.key.Value == "advanced_network" {
+			d.add(Error, CodeRoot, posOf(e.key), widthOf(e.key), "", "advanced_network is the format of Holoscan's Advanced Network Operator, which DAQIRI has replaced", "the key daqiri: in its place, with the same cfg: below it",
+				"below cfg write stream_type: raw and engine: dpdk for manager: dpdk; penstock config check says what else differs, and penstock config migrate rewrites the file")
+			return
+		}
 		if n := input.Nearest(e.key.Value, []string{"penstock", "daqiri"}); n != "" {
 			at, width, hint = posOf(e.key), widthOf(e.key), fmt.Sprintf("did you mean %s?", n)
 			break

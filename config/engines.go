@@ -338,7 +338,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	if !s.Built() {
 		d.report(Needs, CodeNotBuilt, join(path, "engine"), fmt.Sprintf("interface %s: the engine %s is not built: %s", shown(p.Name), p.Engine, s.Absent), "", "")
 	}
-	d.checkSections(s, engine.OfPort, p, p.Sections, path)
+	d.checkSections(s, engine.OfPort, p, &p.Sections, path)
 	var ask engine.Ask
 	fail := func(at string, err error) {
 		var e *engine.SettingError
@@ -378,7 +378,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	if p.Rx != nil {
 		for k := range p.Rx.Queues {
 			at := join(path, item("rx.queues", k))
-			d.checkSections(s, engine.OfRx, p, p.Rx.Queues[k].Sections, at)
+			d.checkSections(s, engine.OfRx, p, &p.Rx.Queues[k].Sections, at)
 			q, err := p.rxSpec(k)
 			if err != nil {
 				fail(at, err)
@@ -389,7 +389,7 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 	if p.Tx != nil {
 		for k := range p.Tx.Queues {
 			at := join(path, item("tx.queues", k))
-			d.checkSections(s, engine.OfTx, p, p.Tx.Queues[k].Sections, at)
+			d.checkSections(s, engine.OfTx, p, &p.Tx.Queues[k].Sections, at)
 			q, err := p.txSpec(k)
 			if err != nil {
 				fail(at, err)
@@ -424,6 +424,9 @@ func (d *decoder) checkEngine(p *Interface, path string) {
 
 // memory are the regions of a queue as engines are asked about them; nil where one of them is not there, or is not made from the file.
 func (d *decoder) memory(regions []string) (out []engine.PoolSpec) {
+	if len(regions) > 2 { // regionsOf has said it
+		return nil
+	}
 	for _, name := range regions {
 		r, _ := d.region(name)
 		if r == nil || r.BufSize <= 0 || !r.Owned {
@@ -445,9 +448,9 @@ func (d *decoder) unclear(path string) bool {
 	return slices.ContainsFunc(names, func(n string) bool { return d.broken[join(path, n)] || d.around[join(path, n)] })
 }
 
-// checkSections finds options that say nothing to the engine.
-func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, sections map[string]engine.Settings, path string) {
-	severity := Error
+// checkSections finds options that say nothing to the engine. Those of a file of DAQIRI's do not count.
+func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, all *map[string]engine.Settings, path string) {
+	sections, severity := *all, Error
 	if d.cfg.dialect != Ours { // DAQIRI's programs do not look
 		severity = Warning
 	}
@@ -462,6 +465,10 @@ func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, sect
 				grave = Warning // nothing opens it in any case
 			}
 			d.also(d.report(grave, CodeNoEffect, at, fmt.Sprintf("the section %s says nothing to the engine %s", name, s.Name), "", "remove it, or choose engine: "+string(find(theirs))), join(path, "engine"), "the engine is "+s.Name)
+			if d.cfg.dialect != Ours && find(theirs).Built() {
+				d.ignore(at)
+				delete(sections, name)
+			}
 			continue
 		}
 		for _, key := range slices.Sorted(maps.Keys(sections[name])) {
@@ -472,8 +479,24 @@ func (d *decoder) checkSections(s *engine.Spec, of engine.Of, p *Interface, sect
 					what += " with " + scheme + "://"
 				}
 				d.report(severity, CodeNoEffect, join(at, key), fmt.Sprintf("%s says nothing to %s", key, what), "", "remove it")
+				if d.cfg.dialect != Ours {
+					d.ignore(join(at, key))
+					if delete(sections[name], key); len(sections[name]) == 0 {
+						delete(sections, name)
+					}
+				}
 			}
 		}
+	}
+	if len(sections) == 0 {
+		*all = nil
+	}
+}
+
+// ignore notes where the file says something that does not count.
+func (d *decoder) ignore(path string) {
+	if at := d.cfg.sources[path].At; !at.IsZero() {
+		d.cfg.ignored = append(d.cfg.ignored, at)
 	}
 }
 

@@ -401,3 +401,23 @@ func nest(s *section, key, value string) string {
 	text, _ := find(schema(), 0, "  ")
 	return text
 }
+
+// TestEveryKeyMigrates: what loads of DAQIRI's keys is rewritten, and says the same.
+func TestEveryKeyMigrates(t *testing.T) {
+	for _, c := range daqiriKeys {
+		for _, v := range append(slices.Clone(c.good), c.bad...) {
+			doc := skeleton()
+			if c.setup != nil {
+				c.setup(doc)
+			}
+			doc[c.section][c.key] = v
+			text := []byte(render(doc, "file"))
+			if cfg, _ := Load("file", text, Options{}); cfg == nil {
+				continue
+			}
+			if _, _, err := Migrate("file", text); err != nil {
+				t.Errorf("%s.%s: %s: %v\n%s", c.section, c.key, v, err, text)
+			}
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"go.yaml.in/yaml/v3"
@@ -12,8 +13,8 @@ import (
 // Equal reports whether two configurations say the same, wherever their values came from.
 func (c *Config) Equal(o *Config) bool {
 	a, b := *c, *o
-	a.name, a.dialect, a.sources, a.needs = "", 0, nil, nil
-	b.name, b.dialect, b.sources, b.needs = "", 0, nil, nil
+	a.name, a.dialect, a.sources, a.needs, a.ignored = "", 0, nil, nil, nil
+	b.name, b.dialect, b.sources, b.needs, b.ignored = "", 0, nil, nil, nil
 	return reflect.DeepEqual(&a, &b)
 }
 
@@ -175,6 +176,8 @@ func (m *mover) keys(n *yaml.Node, s *section) {
 		k, v := n.Content[i], n.Content[i+1]
 		def := s.byName[k.Value]
 		switch {
+		case slices.Contains(m.cfg.ignored, posOf(k)) || slices.Contains(m.cfg.ignored, posOf(v)):
+			drop(k, v)
 		case def == nil || k.Tag == "!!merge":
 			put(k, v)
 		case def.old != "":

@@ -47,6 +47,7 @@ type Config struct {
 	dialect Dialect
 	sources map[string]Source
 	needs   Diagnostics // see Needs
+	ignored []Pos       // what says nothing to an engine, in a file of DAQIRI's
 }
 
 // Logging says what the program writes of itself.
