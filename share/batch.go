@@ -63,7 +63,7 @@ func (b *batches) open() error {
 		err = root.Mkdir(batchDir, batchMode)
 	}
 	if err == nil {
-		b.stage, err = root.OpenRoot(batchDir)
+		b.stage, err = step(root, batchDir, 0)
 	}
 	if err == nil {
 		if b.from, err = b.stage.Open("."); err != nil {

@@ -4,10 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -58,7 +54,8 @@ const (
 // content. The other side compares small files with what comes; of a large one both sides compute the SHA-256. A file of that name with another
 // content fails with ErrExists, unless Overwrite is set: then each file is uploaded.
 //
-// Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices, and calls OnFile. Files that this package keeps beside its own
+// Below a directory, UploadTree follows no links: it leaves them out, as it does pipes and devices, and calls OnFile. It opens each file below the
+// directory that it has walked, so a link that takes the place of a file or a directory while it runs leads nowhere: the files behind it fail. Files that this package keeps beside its own
 // (.penstock-mirror, .penstock-mirror-new, .penstock-uploads, partial files with their state) are passed over. A directory with nothing in it is made at the other side, and is in a count only if that fails.
 //
 // The error is nil if every file was dealt with; it wraps the first failure otherwise, and the account holds all of them. A file that fails does not
@@ -73,6 +70,7 @@ func UploadTree(ctx context.Context, c Conn, sources []TreeSource, o TreeOptions
 		return nil, fmt.Errorf("share: upload: TreeOptions.Parallel is %d: expected at least 1, or 0", o.Parallel)
 	}
 	t := &tree{books: newBooks(o.Progress, o.OnFile), c: c, o: o}
+	defer t.close()
 	if err := t.find(ctx, sources); err != nil {
 		return nil, fmt.Errorf("share: upload: %w", err)
 	}
@@ -100,113 +98,10 @@ type tree struct {
 	books
 	c     Conn
 	o     TreeOptions
-	todo  []MirrorFile
+	todo  []sourceFile
+	dirs  []*sourceDir
 	apart []MirrorFile // left out, or failed before anything was uploaded
 	empty []MirrorFile // directories with nothing in them
-}
-
-// find lists what is to be uploaded.
-func (t *tree) find(ctx context.Context, sources []TreeSource) error {
-	from := map[string]string{}
-	for _, s := range sources {
-		fi, err := os.Stat(s.Path)
-		switch {
-		case err != nil:
-			return err
-		case fi.IsDir():
-			if err := t.walk(ctx, s); err != nil {
-				return err
-			}
-		case !fi.Mode().IsRegular():
-			return fmt.Errorf("%w: %s is %s: expected a file or a directory", ErrUnsafe, s.Path, kind(fi.Mode()))
-		case t.o.Filter.Takes(path.Base(s.Name)):
-			t.todo = append(t.todo, MirrorFile{Name: s.Name, Path: s.Path, Size: uint64(fi.Size())})
-		}
-	}
-	for _, f := range t.todo {
-		if other, taken := from[f.Name]; taken {
-			return fmt.Errorf("%w: %s and %s would both be %q at the other side: upload one of them under another name", ErrExists, other, f.Path, f.Name)
-		}
-		from[f.Name] = f.Path
-		t.progress.Bytes += f.Size
-	}
-	t.progress.Files = len(t.todo)
-	for _, f := range t.apart {
-		if f.Action == MirrorFailed {
-			t.progress.Files++
-		}
-	}
-	return nil
-}
-
-// walk lists what is below a directory.
-func (t *tree) walk(ctx context.Context, s TreeSource) error {
-	root := filepath.Clean(s.Path)
-	empty := map[string]MirrorFile{}
-	err := filepath.WalkDir(root+string(filepath.Separator), func(at string, d fs.DirEntry, err error) error { // behind a slash, a link is followed
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		below, rerr := filepath.Rel(root, at)
-		if rerr != nil {
-			return rerr
-		}
-		below = filepath.ToSlash(below)
-		f := MirrorFile{Name: s.Name + below, Path: filepath.Join(root, below)}
-		apart := func(action MirrorAction, err error) {
-			f.Action, f.Err = action, err
-			t.apart = append(t.apart, f)
-		}
-		delete(empty, filepath.Dir(f.Path))
-		switch {
-		case err != nil && below == ".":
-			return err
-		case err != nil:
-			delete(empty, f.Path)
-			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
-			return nil
-		case below == ".":
-			if f.Name = strings.TrimSuffix(s.Name, "/"); f.Name != "" {
-				empty[f.Path] = f
-			}
-			return nil
-		case d.IsDir() && (below == stagingDir || d.Name() == batchDir || t.o.Filter.prunes(below)):
-			return fs.SkipDir
-		case d.IsDir():
-			if t.o.Filter.Takes(below + insideOfDir) {
-				empty[f.Path] = f
-			}
-			return nil
-		case !t.o.Filter.Takes(below), bookkeeping(f.Path):
-			return nil
-		case !d.Type().IsRegular():
-			apart(MirrorLeftOut, fmt.Errorf("%w: it is %s", ErrUnsafe, kind(d.Type())))
-			return nil
-		}
-		fi, err := d.Info()
-		if err != nil {
-			apart(MirrorFailed, fmt.Errorf("share: upload: %w", err))
-			return nil
-		}
-		f.Size = uint64(fi.Size())
-		t.todo = append(t.todo, f)
-		return nil
-	})
-	for _, f := range empty {
-		f.Name += "/"
-		t.empty = append(t.empty, f)
-	}
-	return err
-}
-
-// bookkeeping reports whether a file is one that this package keeps beside others: a record, or a partial file and its state.
-func bookkeeping(file string) bool {
-	if filepath.Base(file) == recordName || strings.HasSuffix(file, StateSuffix) {
-		return true
-	}
-	whole, partial := strings.CutSuffix(file, PartialSuffix)
-	_, err := os.Lstat(whole + StateSuffix)
-	return partial && err == nil
 }
 
 func (t *tree) run(ctx context.Context) {
@@ -215,7 +110,7 @@ func (t *tree) run(ctx context.Context) {
 		t.each(ctx, t.todo, min(t.o.Parallel, maxUploadsAtOnce))
 		return
 	}
-	small, large := bySize(t.todo, func(f MirrorFile) uint64 { return f.Size })
+	small, large := bySize(t.todo, func(f sourceFile) uint64 { return f.Size })
 	var wg sync.WaitGroup
 	wg.Go(func() { t.each(ctx, large, largeAtOnce) })
 	if t.o.Digest || t.o.NoResume { // for each file by itself
@@ -227,23 +122,24 @@ func (t *tree) run(ctx context.Context) {
 }
 
 // each uploads files, some at once.
-func (t *tree) each(ctx context.Context, todo []MirrorFile, atOnce int) {
-	several(ctx, slices.Values(todo), atOnce, func(f MirrorFile) {
-		if f = t.one(ctx, f); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
+func (t *tree) each(ctx context.Context, todo []sourceFile, atOnce int) {
+	several(ctx, slices.Values(todo), atOnce, func(from sourceFile) {
+		if f := t.one(ctx, from); f.Err == nil || ctx.Err() == nil { // what ctx cuts off has not failed
 			t.done(f, true)
 		}
 	})
 }
 
 // one uploads a file, or finds that the other side has it.
-func (t *tree) one(ctx context.Context, f MirrorFile) MirrorFile {
+func (t *tree) one(ctx context.Context, from sourceFile) MirrorFile {
+	f := from.MirrorFile
 	err := t.gone()
 	var sent *Sent
 	if err == nil { // else each file would wait as long as the one before
-		sent, err = Upload(ctx, t.c, f.Path, f.Name, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true, Digest: t.o.Digest, Progress: t.advance})
+		sent, err = from.upload(ctx, t.c, UploadOptions{Overwrite: t.o.Overwrite, NoResume: t.o.NoResume, Like: true, Digest: t.o.Digest, Progress: t.advance})
 	}
 	if errors.Is(err, ErrExists) && !t.o.Overwrite {
-		same, serr := t.has(ctx, f)
+		same, serr := t.has(ctx, from)
 		switch {
 		case same:
 			f.Action = MirrorSkipped
@@ -274,14 +170,14 @@ func (t *tree) dryRun(ctx context.Context) {
 	if err != nil {
 		t.stop(err)
 	}
-	files := make([]*MirrorFile, len(t.todo))
+	files := make([]*sourceFile, len(t.todo))
 	for i := range t.todo {
 		files[i] = &t.todo[i]
 	}
-	several(ctx, slices.Values(files), smallUploadsAtOnce, func(f *MirrorFile) { t.would(ctx, f, there) })
+	several(ctx, slices.Values(files), smallUploadsAtOnce, func(f *sourceFile) { t.would(ctx, f, there) })
 	for _, f := range files {
 		if f.Action != "" && (f.Err == nil || ctx.Err() == nil) { // what ctx cuts off has not failed
-			t.done(*f, true)
+			t.done(f.MirrorFile, true)
 		}
 	}
 }
@@ -313,7 +209,7 @@ func (t *tree) names(ctx context.Context) (map[string]uint64, error) {
 }
 
 // would says what became of a file.
-func (t *tree) would(ctx context.Context, f *MirrorFile, there map[string]uint64) {
+func (t *tree) would(ctx context.Context, f *sourceFile, there map[string]uint64) {
 	err := t.gone()
 	if err == nil {
 		_, err = PathOf(f.Name)
@@ -341,8 +237,8 @@ func (t *tree) would(ctx context.Context, f *MirrorFile, there map[string]uint64
 }
 
 // has reports whether the other side has the content of a file under its name.
-func (t *tree) has(ctx context.Context, f MirrorFile) (bool, error) {
-	file, err := os.Open(f.Path)
+func (t *tree) has(ctx context.Context, f sourceFile) (bool, error) {
+	file, err := f.open()
 	if err != nil {
 		return false, err
 	}

@@ -19,7 +19,7 @@ import (
 
 // putBatches uploads small files by batches, and keeps those that are to be uploaded by themselves.
 type putBatches struct {
-	batched[MirrorFile]
+	batched[sourceFile]
 	t *tree
 
 	// The mutex of batched guards what follows.
@@ -35,13 +35,13 @@ type heldRoom struct {
 }
 
 // small uploads small files.
-func (t *tree) small(ctx context.Context, todo []MirrorFile) {
+func (t *tree) small(ctx context.Context, todo []sourceFile) {
 	batches := slices.Collect(cut(todo, putBatchOf))
 	b := &putBatches{t: t, waiting: len(batches)}
 	if len(batches) > 0 {
 		defer t.c.ready(ctx)()
 	}
-	b.run(ctx, slices.Values(batches), putsAtOnce, func(fs []MirrorFile, region *mem.Region) { b.put(ctx, fs, region) })
+	b.run(ctx, slices.Values(batches), putsAtOnce, func(fs []sourceFile, region *mem.Region) { b.put(ctx, fs, region) })
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	wg.Go(func() { b.endRooms(ctx) })
@@ -107,7 +107,7 @@ func (b *putBatches) endRooms(ctx context.Context) {
 }
 
 // putBatchOf is how many of the first files make a batch.
-func putBatchOf(files []MirrorFile) (n int) {
+func putBatchOf(files []sourceFile) (n int) {
 	sum, call := uint64(0), smallFixed+1+maxVia+path.KeySize
 	for ; n < min(len(files), batchFiles); n++ {
 		sum += files[n].Size
@@ -120,7 +120,7 @@ func putBatchOf(files []MirrorFile) (n int) {
 }
 
 // put uploads one batch, whose bytes go through a region.
-func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Region) {
+func (b *putBatches) put(ctx context.Context, files []sourceFile, region *mem.Region) {
 	b.mu.Lock()
 	b.waiting--
 	b.mu.Unlock()
@@ -132,12 +132,12 @@ func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Re
 	defer lease.Release()
 	r := smallRequest{overwrite: b.t.o.Overwrite}
 	rand.Read(r.token[:]) // never fails
-	var taken []MirrorFile
+	var taken []sourceFile
 	size := uint64(0)
 	for _, f := range files {
 		p := smallPut{name: f.Name, size: uint32(f.Size)}
 		to := lease.Bytes()[size:][:f.Size]
-		if f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name) || p.read(f.Path, to) != nil { // an upload of it alone says why, or takes it as it is now
+		if f.Name == "" || len(f.Name) > MaxName || !utf8.ValidString(f.Name) || p.read(f, to) != nil { // an upload of it alone says why, or takes it as it is now
 			b.alone(f)
 			continue
 		}
@@ -165,13 +165,18 @@ func (b *putBatches) put(ctx context.Context, files []MirrorFile, region *mem.Re
 		if f.Action = MirrorSkipped; verdicts[i] == smallDone {
 			f.Action, f.Moved = MirrorSent, f.Size
 		}
-		b.t.done(f, true)
+		b.t.done(f.MirrorFile, true)
 	}
 }
 
 // read reads a file of a size that is known.
-func (p *smallPut) read(file string, to []byte) error {
-	was, now, err := sys.ReadWhole(file, to)
+func (p *smallPut) read(file sourceFile, to []byte) error {
+	f, err := file.open()
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	was, now, err := sys.ReadWhole(f, to)
 	if err == nil && (!was.Regular || was.Size != int64(len(to)) || idOfStat(now) != idOfStat(was)) {
 		err = ErrChanged
 	}

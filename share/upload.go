@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/penstock-io/penstock/internal/invariants"
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/transfer"
@@ -52,19 +51,12 @@ type Sent struct {
 // on from there: the error is a *PartialError then. ErrRefused means that the other side does not take it; ErrExists, ErrBusy
 // and ErrNoSpace match what it says.
 func Upload(ctx context.Context, c Conn, file, name string, o UploadOptions) (*Sent, error) {
-	fi, err := os.Stat(file) // a link is the user's own
+	f, err := openNamed(file)
 	if err != nil {
-		return nil, fmt.Errorf("share: upload: %w", err)
-	}
-	if !fi.Mode().IsRegular() {
-		return nil, fmt.Errorf("%w: %s is %s", ErrUnsafe, file, kind(fi.Mode()))
-	}
-	f, err := os.OpenFile(file, os.O_RDONLY|sys.ONonblock, 0)
-	if err != nil {
-		return nil, fmt.Errorf("share: upload: %w", err)
+		return nil, err
 	}
 	defer f.Close()
-	return UploadFile(ctx, c, f, name, o)
+	return uploadFile(ctx, c, f, file, name, o)
 }
 
 // UploadFile is Upload of an open file, which need not have a name any more. It uploads all of the file, whatever its offset, and leaves it
@@ -73,11 +65,16 @@ func UploadFile(ctx context.Context, c Conn, f *os.File, name string, o UploadOp
 	if err := invariants.Context(ctx, "share.UploadFile"); err != nil {
 		return nil, err
 	}
+	return uploadFile(ctx, c, f, f.Name(), name, o)
+}
+
+// uploadFile is UploadFile of a file whose path here is file.
+func uploadFile(ctx context.Context, c Conn, f *os.File, file, name string, o UploadOptions) (*Sent, error) {
 	begin := time.Now()
 	if _, err := PathOf(name); err != nil {
 		return nil, err
 	}
-	u := &uploader{c: c, o: o, file: f.Name(), f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
+	u := &uploader{c: c, o: o, file: file, f: f, beginRequest: beginRequest{overwrite: o.Overwrite, anew: o.NoResume, claim: claim{name: name}}}
 	rand.Read(u.token[:]) // never fails
 	if err := u.open(); err != nil {
 		return nil, err

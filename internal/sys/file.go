@@ -101,7 +101,22 @@ func TryFileLock(f *os.File) (bool, error) {
 // LstatBelow is what is at a path below an open directory (man 2 openat2): no symbolic link on the way is followed, and none leads out.
 // ELOOP means that there is one, EXDEV that the path leads out, ENOSYS that the kernel is older than Linux 5.6.
 func LstatBelow(dir *os.File, path string) (os.FileInfo, error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
+	f, err := openBelow(dir, path, unix.O_PATH)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Stat()
+}
+
+// OpenBelow opens the file at a path below an open directory for reading, as LstatBelow finds it; ELOOP also means that the file itself is a
+// symbolic link. It does not wait for the other end of a pipe.
+func OpenBelow(dir *os.File, path string) (*os.File, error) {
+	return openBelow(dir, path, unix.O_RDONLY|unix.O_NONBLOCK)
+}
+
+func openBelow(dir *os.File, path string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{Flags: flags | unix.O_NOFOLLOW | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS}
 	for {
 		fd, err := unix.Openat2(int(dir.Fd()), path, &how)
 		if err == EINTR || err == EAGAIN { // EAGAIN: the path was renamed meanwhile
@@ -110,9 +125,7 @@ func LstatBelow(dir *os.File, path string) (os.FileInfo, error) {
 		if err != nil {
 			return nil, callError("openat2", path, err)
 		}
-		f := os.NewFile(uintptr(fd), path)
-		defer f.Close()
-		return f.Stat()
+		return os.NewFile(uintptr(fd), path), nil
 	}
 }
 

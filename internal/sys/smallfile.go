@@ -76,22 +76,13 @@ func StatIn(dir *os.File, name string) (FileStat, error) {
 	}
 }
 
-// ReadWhole reads the first bytes of a file into b, and says what the file was before and after. A file with fewer bytes is io.ErrUnexpectedEOF. What is no regular
-// file is not read.
-func ReadWhole(name string, b []byte) (before, after FileStat, err error) {
-	fd := -1
-	for {
-		if fd, err = unix.Open(name, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0); err != EINTR {
-			break
-		}
-	}
-	if err != nil {
-		return before, after, callError("open", name, err)
-	}
-	defer unix.Close(fd)
+// ReadWhole reads the first bytes of an open file into b, and says what the file was before and after. A file with fewer bytes is
+// io.ErrUnexpectedEOF. What is no regular file is not read.
+func ReadWhole(f *os.File, b []byte) (before, after FileStat, err error) {
+	fd := int(f.Fd())
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
-		return before, after, callError("fstat", name, err)
+		return before, after, callError("fstat", f.Name(), err)
 	}
 	if before = fileStat(&st); !before.Regular {
 		return before, before, nil
@@ -102,14 +93,14 @@ func ReadWhole(name string, b []byte) (before, after FileStat, err error) {
 		case err == EINTR:
 			continue
 		case err != nil:
-			return before, after, callError("read", name, err)
+			return before, after, callError("read", f.Name(), err)
 		case n == 0:
-			return before, after, callError("read", name, io.ErrUnexpectedEOF)
+			return before, after, callError("read", f.Name(), io.ErrUnexpectedEOF)
 		}
 		b = b[n:]
 	}
 	if err := unix.Fstat(fd, &st); err != nil {
-		return before, after, callError("fstat", name, err)
+		return before, after, callError("fstat", f.Name(), err)
 	}
 	return before, fileStat(&st), nil
 }
