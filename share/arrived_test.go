@@ -13,7 +13,7 @@ import (
 // TestArrivedIsServedWhenAskedFor uploads files: they count at once, each is exported when a peer asks for its name, and all when one asks for a list.
 func TestArrivedIsServedWhenAskedFor(t *testing.T) {
 	ctx, root := testCtx(t), t.TempDir()
-	s := serve(t, Options{Root: root, Writable: true, Tensors: true, MaxFiles: 7, MaxBytes: 60000})
+	s := serve(t, Options{Root: root, Writable: true, Tensors: true, MaxFiles: 9, MaxBytes: 60000})
 	exports := func() (n int) {
 		for _, x := range s.node.Snapshot().Exports {
 			if x.Name != "" {

@@ -93,22 +93,32 @@ func (s *Server) makeDir(p *transfer.Peer, name string) error {
 	if fi, err := lookBelow(s.root, s.dir, at); err == nil && fi.IsDir() {
 		return nil
 	}
-	s.mu.Lock()
-	n := len(s.empty)
-	s.mu.Unlock()
-	if n >= s.o.MaxFiles {
-		return fmt.Errorf("%w: %d empty directories, at most %d are taken", ErrNoSpace, n, s.o.MaxFiles)
+	disk, err := s.disk()
+	if err != nil {
+		return err
 	}
+	within, up := at+insideOfDir, &s.uploads
+	up.mu.Lock()
+	if err = s.quota(disk, within, 0, 0, ""); err == nil {
+		s.needDirs(within)
+	}
+	up.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	defer s.doneDirs(within)
 	above, err := walk(s.root, at, dirMode)
+	if err == nil {
+		defer above.Close()
+		var dir *os.Root
+		if dir, err = step(above, at[strings.LastIndexByte(at, '/')+1:], dirMode); err == nil {
+			dir.Close()
+		}
+	}
+	s.madeDirs(within, err)
 	if err != nil {
 		return err
 	}
-	defer above.Close()
-	dir, err := step(above, at[strings.LastIndexByte(at, '/')+1:], dirMode)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
 	s.mu.Lock()
 	s.empty[name] = true
 	s.mu.Unlock()

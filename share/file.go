@@ -160,7 +160,7 @@ func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, 
 	}
 	s.mu.Lock()
 	s.files[p] = x
-	delete(s.unserved, p)
+	s.clearUnserved(p)
 	s.bytes += uint64(id.size)
 	s.changes++
 	s.mu.Unlock()

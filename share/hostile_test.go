@@ -259,7 +259,7 @@ func TestOldPartialUploadsAreRemoved(t *testing.T) {
 	}}); err == nil {
 		t.Fatal("not interrupted")
 	}
-	staging, base := filepath.Join(root, stagingDir), stagedBase("x")
+	staging, base := filepath.Join(root, stagingDir), partialBase(s.peer, "x")
 	look := func(want ...string) {
 		t.Helper()
 		if err := s.Rescan(ctx); err != nil {

@@ -220,7 +220,7 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 	s.mu.Unlock()
 	if absent(err) {
 		s.mu.Lock()
-		delete(s.unserved, p)
+		s.clearUnserved(p)
 		s.mu.Unlock()
 		if old != nil {
 			s.drop(old)
@@ -251,7 +251,15 @@ func (s *Server) failed(ctx context.Context, p string, err error) {
 	s.leftOut(p, err, why)
 	if why != lackMore && lerr == nil && fi.Mode().IsRegular() { // without room for it there is none for uploads
 		s.mu.Lock()
-		s.unserved[p] = fi.Size()
+		s.clearUnserved(p)
+		s.unserved[p] = uint64(fi.Size())
+		s.unservedSum += s.unserved[p]
 		s.mu.Unlock()
 	}
+}
+
+// clearUnserved forgets that the file at a path could not be served. s.mu is held.
+func (s *Server) clearUnserved(p string) {
+	s.unservedSum -= s.unserved[p]
+	delete(s.unserved, p)
 }

@@ -89,7 +89,7 @@ func stem(file string) string {
 	if len(base) <= maxStem {
 		return file
 	}
-	end := "~" + stagedBase(base)
+	end := "~" + shortHash(base)
 	cut := maxStem - len(end)
 	for cut > 0 && !utf8.RuneStart(base[cut]) {
 		cut--

@@ -280,6 +280,7 @@ func (s *Server) tidy(dir *os.Root, p string) (*os.Root, string) {
 			above.Close()
 			return dir, p
 		}
+		s.goneDir(p)
 		dir.Close()
 		dir = above
 	}

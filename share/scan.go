@@ -61,6 +61,7 @@ func (s *Server) Rescan(ctx context.Context) error {
 	for _, p := range unseen { // that a scan did not see a file does not say that it is gone
 		s.lookAt(ctx, p)
 	}
+	s.goneDirs(seen)
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -69,14 +70,15 @@ func (s *Server) Rescan(ctx context.Context) error {
 	s.lack, s.left = s.found, s.skips
 	s.mu.Unlock()
 	if s.o.Writable {
-		if _, err := s.staged(); err != nil {
+		if err := s.lookAtStaging(); err != nil {
 			s.log.Warn("partial uploads", "error", err)
 		}
 	}
 	return nil
 }
 
-// scan refreshes everything in a directory. at is its path with a slash, "" for the root; above are the directories that lead there, where
+// scan refreshes everything in a directory. at is its path with a slash, "" for the root; seen takes the paths of files and, with a slash behind, of
+// directories; above are the directories that lead there, where
 // links are followed.
 func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.FileInfo, seen map[string]bool) error {
 	d, err := dir.Open(".")
@@ -128,6 +130,12 @@ func (s *Server) scan(ctx context.Context, dir *os.Root, at string, above []os.F
 			if strings.Count(p, "/") >= maxDepth {
 				s.skip(p, fmt.Sprintf("more than %d directories deep", maxDepth))
 				continue
+			}
+			if s.o.Writable {
+				seen[p+"/"] = true
+				s.mu.Lock()
+				s.dirCount.there[p] = true
+				s.mu.Unlock()
 			}
 			var next *os.Root
 			if linked {

@@ -44,10 +44,11 @@ type Options struct {
 	// another machine has the same tag, and touching a file does not change it.
 	Strong bool
 	// MaxFiles bounds how many files are served, uploaded ones included; 0 means 50,000. The kernel allows a process some
-	// 65,000 mappings (vm.max_map_count), and each file takes one.
+	// 65,000 mappings (vm.max_map_count), and each file takes one. Uploads may bring the files and directories below Root to that number: a
+	// directory counts as a file, also one that is made on the way to a file.
 	MaxFiles int
 	// MaxBytes bounds the sum of the sizes of all files below Root that uploads may bring it to, in bytes, with partial uploads and
-	// what uploads under way have announced; 0: only the disk does, of which KeepFree stays free.
+	// what uploads under way have announced; a directory counts as 4 KiB. 0: only the disk does, of which KeepFree stays free.
 	MaxBytes uint64
 	// MaxUpload bounds one uploaded file in bytes; 0: only MaxBytes does.
 	MaxUpload uint64
@@ -55,8 +56,9 @@ type Options struct {
 	// KeepNoneFree lets them fill it.
 	KeepFree uint64
 	// KeepPartial is how long the part of an upload that ended early is kept after the last byte of it came, so that it can be
-	// resumed; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until it is removed by hand.
-	// Until then it counts against MaxBytes.
+	// resumed by the peer that began it; each Rescan and each upload that begins removes what is older. 0: 24 hours; KeepForever: until it is
+	// removed by hand. Until then it counts against MaxFiles and MaxBytes. Of each peer (transfer.Peer.Principal) 256 are kept in any case at
+	// most: the oldest makes room for the next.
 	KeepPartial time.Duration
 	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
 	// by Rescan. A directory in which the kernel reports no change is scanned less often: scans take the thousandth part of the time
@@ -136,17 +138,19 @@ type Server struct {
 	skips    int // names left out since the scan under way began, those beyond maxSkipped included
 	left     int // skips of the last whole scan
 	// unserved are the sizes of files that are there and could not be served, by path: they count against what uploads may bring.
-	unserved     map[string]int64
+	unserved     map[string]uint64
+	unservedSum  uint64            // of unserved
 	arrived      map[string]uint64 // sizes of uploaded files that are served as soon as a peer asks for them or for a list, or a scan sees them; by path
-	empty        map[string]bool   // names of directories without files
-	emptying     map[string]bool   // empty of the scan under way; nil: there is none
-	links        []link            // that are not followed, in the order of their names; never written to
-	linking      []link            // links of the scan under way
-	lack         lack              // of listings
-	found        lack              // by the scan under way
-	lacked       uint64            // times that something could not be looked at
-	bytes        uint64            // of files
-	arrivedBytes uint64            // of arrived
+	dirCount     dirCount
+	empty        map[string]bool // names of directories without files
+	emptying     map[string]bool // empty of the scan under way; nil: there is none
+	links        []link          // that are not followed, in the order of their names; never written to
+	linking      []link          // links of the scan under way
+	lack         lack            // of listings
+	found        lack            // by the scan under way
+	lacked       uint64          // times that something could not be looked at
+	bytes        uint64          // of files
+	arrivedBytes uint64          // of arrived
 	scans        uint64
 	changes      uint64
 }
@@ -209,7 +213,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 	if o.KeepPartial == 0 {
 		o.KeepPartial = defaultKeepPartial
 	}
-	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]int64{}, arrived: map[string]uint64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
+	s := &Server{node: node, o: o, log: o.Logger, files: map[string]*served{}, names: map[string]view{}, skipped: map[string]string{}, scanned: make(chan struct{}), unserved: map[string]uint64{}, dirCount: dirCount{map[string]bool{}, map[string]int{}}, arrived: map[string]uint64{}, empty: map[string]bool{}, lack: lackScan, lacked: rand.Uint64()}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)
 	}
@@ -240,6 +244,7 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 		return nil, errors.Join(fmt.Errorf("share: serve: %w", err), s.dir.Close(), s.root.Close())
 	}
 	s.ctx, s.stop = context.WithCancel(context.Background())
+	s.uploads.keep = maxPartialsOfOne
 	s.access.reads, s.access.changed = map[*transfer.Peer]map[uint64]*access{}, make(chan struct{})
 	handle := func(service string, need identity.Rights, h transfer.Handler) {
 		if err != nil {

@@ -340,7 +340,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 		return nil, err
 	}
 	defer lease.Release()
-	st, err := s.staged()
+	disk, err := s.disk()
 	if err != nil {
 		return nil, err
 	}
@@ -357,7 +357,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 		f.bytes = lease.Bytes()[off:][:f.size]
 		off += int(f.size)
 		files[i] = f
-		if f.err = s.reserve(p, st, r, f); f.err == nil {
+		if f.err = s.reserve(p, disk, r, f); f.err == nil {
 			f.base = strconv.Itoa(i)
 			taken = append(taken, f)
 		}
@@ -392,7 +392,7 @@ func (s *Server) takeSmall(ctx context.Context, p *transfer.Peer, r *smallReques
 }
 
 // reserve checks that a file may be put in its place, and keeps uploads of the same name off it. What is there with the same content is the file's verdict.
-func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incoming) (err error) {
+func (s *Server) reserve(p *transfer.Peer, d disk, r *smallRequest, f *incoming) (err error) {
 	if err := s.permitted(p, f.name, uint64(f.size)); err != nil {
 		return err
 	}
@@ -422,11 +422,13 @@ func (s *Server) reserve(p *transfer.Peer, st staging, r *smallRequest, f *incom
 	if _, taken := up.small.paths[f.path]; taken || up.active[f.path] != nil {
 		return ErrBusy
 	}
-	if err := s.quota(st, "", uint64(f.size)); err != nil { // a partial upload of the same name stays, and counts
+	s.expirePartials()
+	if err := s.quota(d, f.path, 1, uint64(f.size), ""); err != nil { // a partial upload of the same name stays, and counts
 		return err
 	}
 	up.small.paths[f.path] = uint64(f.size)
 	up.small.bytes += uint64(f.size)
+	s.needDirs(f.path)
 	return nil
 }
 
@@ -436,6 +438,7 @@ func (s *Server) unreserve(files []*incoming) {
 	for _, f := range files {
 		s.uploads.small.bytes -= s.uploads.small.paths[f.path]
 		delete(s.uploads.small.paths, f.path)
+		s.doneDirs(f.path)
 	}
 }
 
@@ -476,6 +479,7 @@ func (s *Server) placeSmall(p *transfer.Peer, r *smallRequest, files []*incoming
 			continue
 		}
 		at, err := dirs.enter(f.path)
+		s.madeDirs(f.path, err)
 		if err == nil {
 			err = rename(stage, f.base, at, dirs.dir, r.overwrite)
 		}

@@ -389,7 +389,10 @@ func TestSmallPutTooLarge(t *testing.T) {
 func TestSmallPutCountsPartials(t *testing.T) {
 	root := t.TempDir()
 	s := serve(t, Options{Root: root, Writable: true, MaxBytes: 100})
-	write(t, filepath.Join(root, stagingDir, stagedBase("x")+PartialSuffix), make([]byte, 90))
+	write(t, filepath.Join(root, stagingDir, partialBase(s.peer, "x")+PartialSuffix), make([]byte, 90))
+	if err := s.Rescan(testCtx(t)); err != nil {
+		t.Fatal(err)
+	}
 	got, err := smallBatch(t, s.peer, &smallRequest{token: token{1}}, []string{"x", "y"}, "12345", "0123456789")
 	if err != nil || !bytes.Equal(got, []byte{smallDone, smallNot}) {
 		t.Errorf("%v, %v", got, err)

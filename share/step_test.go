@@ -40,7 +40,7 @@ func TestUploadTakesTheDiskInSteps(t *testing.T) {
 	call := func(b []byte) ([]byte, error) { return s.peer.Call(testCtx(t), uploadService, b) }
 	taken := func(want int64) {
 		t.Helper()
-		fi, err := os.Stat(filepath.Join(root, stagingDir, stagedBase("x")+PartialSuffix))
+		fi, err := os.Stat(filepath.Join(root, stagingDir, partialBase(s.peer, "x")+PartialSuffix))
 		if err != nil || fi.Size() != want {
 			t.Errorf("%v bytes are taken, expected %d (%v)", fi.Size(), want, err)
 		}
@@ -91,7 +91,7 @@ func TestUploadOfManySteps(t *testing.T) {
 	content := randomBytes(3, 2*stepSize+window+5)
 	write(t, file, content)
 	s := serve(t, Options{Root: root, Writable: true})
-	partial := filepath.Join(root, stagingDir, stagedBase("x")+PartialSuffix)
+	partial := filepath.Join(root, stagingDir, partialBase(s.peer, "x")+PartialSuffix)
 	stop := errors.New("enough")
 	for _, end := range []uint64{stepSize + window, 1 << 40} {
 		short, cancel := context.WithCancelCause(ctx)
@@ -241,7 +241,7 @@ func TestNamesThatCannotBeServed(t *testing.T) {
 	}
 	// A file that is there and cannot be served counts all the same.
 	s.mu.Lock()
-	s.unserved["y"] = 1 << 20
+	s.unserved["y"], s.unservedSum = 1<<20, 1<<20
 	s.mu.Unlock()
 	s.o.MaxBytes = 1 << 20
 	if _, err := Upload(ctx, s.c, file, "z", UploadOptions{}); !errors.Is(err, ErrNoSpace) {
@@ -278,10 +278,13 @@ func TestAbandonedUploadsExpire(t *testing.T) {
 			}
 			old := time.Now().Add(-age)
 			for _, suffix := range []string{PartialSuffix, StateSuffix} {
-				if err := os.Chtimes(filepath.Join(staging, stagedBase("x")+suffix), old, old); err != nil {
+				if err := os.Chtimes(filepath.Join(staging, partialBase(s.peer, "x")+suffix), old, old); err != nil {
 					t.Fatal(err)
 				}
 			}
+			s.uploads.mu.Lock()
+			s.leavePartial(partialBase(s.peer, "x")) // as if it had ended then
+			s.uploads.mu.Unlock()
 		}
 		limit := keep
 		if keep == 0 {

@@ -38,12 +38,15 @@ const (
 type uploads struct {
 	idle     time.Duration // see idleUpload
 	patience time.Duration // see answerTime; of room
+	keep     int           // see maxPartialsOfOne
 	disk     sync.Mutex    // held while blocks are counted and allocated
 
 	mu     sync.Mutex // guards what follows
 	active map[string]*upload
 	small  smalls
 	recent []*upload // that are over, the latest last
+
+	partials partials
 }
 
 // upload is a file that a peer is putting here. A goroutine of its own owns it from beginning to end.
@@ -53,6 +56,7 @@ type upload struct {
 	id     uint64
 	peer   *transfer.Peer
 	path   string // of the destination below the root
+	base   string // of the partial file
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	commit chan commitRequest // buffered
@@ -271,10 +275,11 @@ func (s *Server) begin(ctx context.Context, p *transfer.Peer, r beginRequest) (*
 // enter returns the upload of this request, which it makes unless it is there; or, with before, one that has to give
 // way: of the same file, or of a peer that is stuck. Nil means that the upload of this token is complete.
 func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, before bool, err error) {
-	staged, err := s.staged()
+	disk, err := s.disk()
 	if err != nil {
 		return nil, false, err
 	}
+	base := partialBase(p, r.name)
 	taken := s.free(at, r.overwrite)
 	up := &s.uploads
 	up.mu.Lock()
@@ -329,7 +334,8 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 		}
 		return nil, false, fmt.Errorf("%w: %d uploads of this peer are under way", ErrBusy, own)
 	}
-	if err := s.quota(staged, r.name, r.size); err != nil {
+	s.expirePartials()
+	if err := s.quota(disk, at, 1, r.size, base); err != nil {
 		for _, u := range up.active {
 			if up.stuck(u) {
 				return u, true, nil
@@ -339,10 +345,12 @@ func (s *Server) enter(p *transfer.Peer, at string, r beginRequest) (u *upload, 
 	}
 	var id [8]byte
 	rand.Read(id[:]) // never fails
-	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, heard: time.Now(),
+	u = &upload{beginRequest: r, s: s, id: binary.BigEndian.Uint64(id[:]), peer: p, path: at, base: base, heard: time.Now(),
 		commit: make(chan commitRequest, 1), ready: make(chan struct{}), over: make(chan struct{}), steps: map[uint64]*uploadStep{}}
 	u.ctx, u.cancel = context.WithCancelCause(s.ctx)
 	up.active[at] = u
+	up.partials.remove(base)
+	s.needDirs(at)
 	s.wg.Go(u.run)
 	return u, false, nil
 }
@@ -419,6 +427,10 @@ func (u *upload) run() {
 	u.cancel(nil)
 	s.uploads.mu.Lock()
 	delete(s.uploads.active, u.path)
+	s.doneDirs(u.path)
+	if err != nil {
+		s.leavePartial(u.base)
+	}
 	s.uploads.recent = append(s.uploads.recent, u)
 	if n := len(s.uploads.recent); n > maxRecent {
 		s.uploads.recent = slices.Clone(s.uploads.recent[n-maxRecent:])
@@ -436,7 +448,12 @@ func (u *upload) yields(to *transfer.Peer) bool {
 	up := &u.s.uploads
 	up.mu.Lock()
 	defer up.mu.Unlock()
-	return up.stuck(u) || u.peer.Err() != nil || u.peer.Name() == to.Name() || u.ended()
+	return up.stuck(u) || u.peer.Err() != nil || u.ofSame(to) || u.ended()
+}
+
+// ofSame reports whether a peer is the one that began an upload, or a node of the same principal and name.
+func (u *upload) ofSame(p *transfer.Peer) bool {
+	return u.peer.Name() == p.Name() && u.peer.Principal() == p.Principal()
 }
 
 func (u *upload) ended() bool { return u.ctx.Err() != nil }
@@ -447,7 +464,7 @@ func (u *upload) open() error {
 	if err != nil {
 		return err
 	}
-	p, err := openPartial(u.ctx, place{dir, stagedBase(u.name), u.path}, u.claim, !u.anew, false)
+	p, err := openPartial(u.ctx, place{dir, u.base, u.path}, u.claim, !u.anew, false)
 	if err != nil {
 		dir.Close()
 		return err
@@ -522,6 +539,7 @@ func (u *upload) finish(c commitRequest) error {
 		}
 	}
 	to, err := placeBelow(u.s.root, u.path, "")
+	u.s.madeDirs(u.path, err)
 	if err != nil {
 		return keep(err)
 	}

@@ -63,6 +63,10 @@ func (p *Peer) users() path.Users {
 	return p.node.opts.AllowUID
 }
 
+// Principal is who the peer is, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N" for a process of this
+// machine, and "ip:SOURCE" for any other.
+func (p *Peer) Principal() string { return p.principal() }
+
 // principal is who the peer is for limits and budgets, by what is proven and never by what it says of itself: "cert:NAME" with TLS, "uid:N"
 // for a process of this machine, "ip:SOURCE" for any other (see setup.Source). All sessions of a principal share what it has. It is set when secure has returned.
 func (p *Peer) principal() string {
