@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -14,6 +15,7 @@ import (
 	"github.com/penstock-io/penstock/internal/invariants"
 	"github.com/penstock-io/penstock/transfer"
 	"github.com/penstock-io/penstock/transfer/control"
+	"github.com/penstock-io/penstock/transfer/identity"
 )
 
 // A share that is Options.Writable answers by the service "share/remove/2" a peer that asks it to remove files. Numbers are big-endian.
@@ -22,7 +24,8 @@ import (
 //	-> for as many of the first names as it takes some seconds for, one at least: 0, size u64 of the file, which is removed; or code u16 of an
 //	   error, length u16 and its text. Nothing was done about the names after them.
 //
-// Flag 1: only answer what the answer would be. The error is control.NotFound where no file is served under the name, control.Revoked
+// Flag 1: only answer what the answer would be. A peer with neither of the rights list and read learns only what it has removed: its call has no flag
+// and no tags, which are control.NotPermitted, its sizes are 0, and what is not removed because of what it is has control.NotFound. The error is control.NotFound where no file is served under the name, control.Revoked
 // where it has another content, control.Busy where an upload of the file is under way, control.NotPermitted where Options.MayRemove
 // refuses it, and control.BadRequest for a tensor and what is no plain file. Without the right write, and without Options.Removable, all of
 // the call is control.NotPermitted.
@@ -43,9 +46,10 @@ type Removed struct {
 
 // RemoveOptions say how Remove removes. The zero value is usual.
 type RemoveOptions struct {
-	// DryRun only asks whether the other side would remove the files.
+	// DryRun only asks whether the other side would remove the files, which needs the right list or read there.
 	DryRun bool
-	// OnFile, if any, is called once for each file that the other side has removed, with its size, or refuses, in their order. Remove waits for it.
+	// OnFile, if any, is called once for each file that the other side has removed, or refuses, in their order. The Entry has its size, which is 0 for
+	// a peer that may neither list nor read. Remove waits for it.
 	OnFile func(e Entry, err error)
 }
 
@@ -97,6 +101,10 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 	case !s.o.Removable:
 		return nil, control.Errorf(control.NotPermitted, "this share takes files and removes none: that needs Options.Removable (penstock serve --removable)")
 	}
+	sees := p.Rights()&(identity.List|identity.Read) != 0
+	if tagged := func(n statName) bool { return n.tag != Tag{} }; !sees && (dry || slices.ContainsFunc(names, tagged)) {
+		return nil, control.Errorf(control.NotPermitted, "this node's policy lets you neither list nor read, so it does not say what it has: a removal without --dry-run, and of no content in particular, needs no other right than to write")
+	}
 	var left *os.Root // a directory that is not synced yet
 	var at string     // its path
 	sync := func() {
@@ -111,10 +119,13 @@ func (s *Server) removeAsked(ctx context.Context, p *transfer.Peer, b []byte) (o
 		}
 		a := removeAnswer{}
 		f, dir, dirAt, rerr := s.removeNamed(ctx, p, names[0], dry)
-		if rerr == nil {
+		switch {
+		case rerr != nil:
+			if a.err = removeRefusal(rerr); !sees && a.err.Code == control.BadRequest { // a tensor, a link
+				a.err = control.Errorf(control.NotFound, "no file that you may remove has the name %q", Printable(names[0].name))
+			}
+		case sees:
 			a.size = uint64(f.id.size)
-		} else {
-			a.err = removeRefusal(rerr)
 		}
 		if dir != nil {
 			if dirAt != at {

@@ -156,7 +156,8 @@ func TestRemoveNeedsRemovable(t *testing.T) {
 		{identity.All, Options{Writable: true}, "penstock serve --removable"},
 		{identity.Read | identity.List, Options{Writable: true, Removable: true}, "does not let you write"},
 		{identity.All, Options{Writable: true, Removable: true, MayRemove: func(_ *transfer.Peer, name string) error { return fmt.Errorf("%s is kept", name) }}, "f is kept"},
-		{identity.Write, Options{Writable: true, Removable: true}, ""},
+		{identity.Write | identity.List, Options{Writable: true, Removable: true}, ""},
+		{identity.Write | identity.Read, Options{Writable: true, Removable: true}, ""},
 	} {
 		x.o.Root = t.TempDir()
 		file := filepath.Join(x.o.Root, "f")
@@ -395,4 +396,48 @@ func TestRemovalErrors(t *testing.T) {
 			t.Errorf("%v is told as %v, expected %v", c.here, err, c.there)
 		}
 	}
+}
+
+// TestRemoveTellsWriterNothing has a peer that may only write ask what would be removed, by names and by contents, and remove what is there: it does not
+// learn what there is.
+func TestRemoveTellsWriterNothing(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	write(t, filepath.Join(root, "f"), []byte("12345"))
+	write(t, filepath.Join(root, "a.npy"), []byte("\x93NUMPY\x01\x00\x46\x00{'descr': '<f4', 'fortran_order': False, 'shape': (2,), }            \nabcdefgh"))
+	n := testNode(t, transfer.Options{Name: "server", Anonymous: identity.Write, Listen: []string{"tcp://127.0.0.1:0"}})
+	s, err := Serve(ctx, n, Options{Root: root, Writable: true, Removable: true, Tensors: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p, err := testNode(t, transfer.Options{Name: "client"}).Dial(ctx, n.Addrs()[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := Over(p)
+	said := map[string]bool{}
+	for _, name := range []string{"f", "none", "a.npy/array"} {
+		for _, err := range []error{remove(c, name, Tag{}, true), remove(c, name, Tag{1}, true), remove(c, name, Tag{1}, false)} {
+			if !errors.Is(err, ErrRefused) {
+				t.Errorf("%s: %v", name, err)
+			} else {
+				said[err.Error()] = true
+			}
+		}
+	}
+	if len(said) != 1 {
+		t.Errorf("the answers differ: %v", said)
+	}
+	if err := remove(c, "a.npy/array", Tag{}, false); !errors.Is(err, control.NotFound) {
+		t.Errorf("a tensor: %v", err)
+	}
+	err = Remove(ctx, c, []Entry{{Name: "f"}}, RemoveOptions{OnFile: func(e Entry, err error) {
+		if err != nil || e.Size != 0 {
+			t.Errorf("%+v, %v", e, err)
+		}
+	}})
+	if err != nil {
+		t.Error(err)
+	}
+	gone(t, filepath.Join(root, "f"))
 }
