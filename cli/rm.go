@@ -59,7 +59,7 @@ One line is printed for each file that is removed or fails. A failure does not k
 	f := c.Flags()
 	f.BoolVarP(&o.recursive, "recursive", "r", false, "take names that end with a slash for directories, and remove all files below them")
 	f.BoolVarP(&o.force, "force", "f", false, "do not fail for a NAME that the peer does not have")
-	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be removed, or why not")
+	f.BoolVarP(&o.dryRun, "dry-run", "n", false, "only say what would be removed, or why not: this needs the right list or read at the peer")
 	return c
 }
 

@@ -28,7 +28,8 @@
 // An upload is written below a staging directory, into memory that is mapped over blocks of the disk. The blocks are allocated in
 // steps ahead of the bytes, so a full disk is an error and no fault, and a peer that announces a large file takes little. [UploadTree]
 // sends small files by batches: their bytes go into memory that batch after batch uses, and become files when all of a batch is there. Uploads are
-// bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree; what they leave unfinished goes after Options.KeepPartial.
+// bounded by Options.MaxFiles, MaxBytes, MaxUpload and KeepFree, in which directories count, too. What they leave unfinished belongs to the peer that began
+// it, and goes after Options.KeepPartial.
 //
 // [UploadTree] uploads files and directories, some files at a time, and keeps what the other side has already with the same content. A
 // [Filter] chooses by patterns what it uploads, and what [Mirror] fetches.
