@@ -153,6 +153,9 @@ func (r *Descriptors) DropOldest(dst []Desc) (n int, err error) {
 // Tickets that a producer had claimed and not published are published as void (DescVoid), so that consumers get past them. Descriptors that a consumer had claimed and not
 // released are returned, oldest first, as many as dst has room for, and released: publish them again, and nothing is lost; the consumer may have begun with them. Call it
 // again until it returns 0. A ring that was closed is open afterwards.
+//
+// A side that dies in Release or DropOldest has freed slots and not counted them. Recover counts again what is in the ring, and sets the count of released descriptors to the
+// rest: what a DropOldest freed and did not count is among them.
 func (r *Descriptors) Recover(dst []Desc) (n int) {
 	head, tail := r.h.head.Load(), r.h.tail.Load()
 	for t := head; t != tail; t++ {
@@ -164,10 +167,12 @@ func (r *Descriptors) Recover(dst []Desc) (n int) {
 	for t := tail - uint64(len(r.slots)); int64(t-head) < 0 && n < len(dst); t++ {
 		if r.slots[t&r.mask].seq.Load() == t+1 {
 			_ = r.read(dst[n:n+1], t)
-			r.Release(t, 1)
+			r.free(t, 1)
 			n++
 		}
 	}
+	s := r.Stats()
+	r.h.released.Store(s.Published - s.Dropped - s.InRing)
 	r.h.closed.Store(0)
 	r.h.left.Store(0)
 	return n

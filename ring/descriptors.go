@@ -132,6 +132,7 @@ func newDescriptors(mem []byte, payload, start uint64) (*Descriptors, error) {
 	h.version, h.slotSize, h.slots, h.payload = descVersion, descSlotSize, uint64(n), payload
 	h.tail.Store(start)
 	h.head.Store(start)
+	h.released.Store(start)
 	magicWord(mem).Store(descMagic)
 	return r, nil
 }
@@ -179,7 +180,7 @@ func (r *Descriptors) CloseConsumers() { r.h.left.Store(1) }
 // ConsumersClosed reports whether CloseConsumers was called, by any process.
 func (r *Descriptors) ConsumersClosed() bool { return r.h.left.Load() != 0 }
 
-// DescStats are the counts of a ring. Published - Released - Dropped - InRing is 0 whenever no call is in progress.
+// DescStats are the counts of a ring. Published - Released - Dropped - InRing is 0 whenever no call is in progress. A call that was killed stays in progress until Recover.
 type DescStats struct {
 	Published  uint64 // tickets that producers took
 	Released   uint64
@@ -210,7 +211,7 @@ func (r *Descriptors) Stats() DescStats {
 	return s
 }
 
-// Check is an error unless everything that was published is released, dropped or in the ring. Nobody may use the ring meanwhile.
+// Check is an error unless everything that was published is released, dropped or in the ring. Nobody may use the ring meanwhile, and where a side has died Recover comes first.
 func (r *Descriptors) Check() error {
 	s := r.Stats()
 	if s.Published != s.Released+s.Dropped+s.InRing {

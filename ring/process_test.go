@@ -164,6 +164,8 @@ func child(mode string) error {
 		}
 	case "scribble":
 		scribble(mem, quit.Load)
+	case "steps":
+		return stepped(mem)
 	}
 	return nil
 }
