@@ -5,7 +5,6 @@ import ctypes
 import json
 import os
 import threading
-import weakref
 from ctypes import byref, c_uint32, c_uint64
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
@@ -287,9 +286,17 @@ class System(_Handle):
             super().__init__(call("penstock_open", yaml.encode()))
         finally:
             _log.start()
-        self._mu, self._event = threading.Lock(), -1
-        self._waits: "Dict[int, tuple[Any, Any]]" = {}  # futures of transfers that are awaited, by handle
-        self._loops: "weakref.WeakSet[Any]" = weakref.WeakSet()  # that watch the event descriptor
+        self._mu = threading.RLock()  # guards what follows; a collection under it may end what is awaited
+        self._closing = False
+        self._waits: "Dict[int, List[Tuple[Any, Any]]]" = {}  # loops and futures of those who await a transfer, by its handle
+        self._loops: "Dict[Any, List[int]]" = {}              # of a loop: its descriptor of the system's event, and how many of its futures wait
+
+    def close(self) -> None:
+        """Closes it, and ends what is awaited. A second close does nothing."""
+        with self._mu:
+            self._closing = True
+        super().close()
+        self._wake(self._waits, _lib.ClosedError("the system was closed"))
 
     @property
     def addresses(self) -> List[str]:
@@ -350,44 +357,67 @@ class System(_Handle):
         from ._stream import send
         return send(self, interface, packets, queue)
 
-    # Awaiting: the event descriptor says when to look which transfers have ended.
+    # Awaiting: the event descriptor says when to look which transfers have ended. Whichever loop looks takes the handles for all of them.
 
     async def _ended(self, t: Transfer) -> Transfer:
         import asyncio  # takes longer to import than all the rest
         loop = asyncio.get_running_loop()
-        f = loop.create_future()
+        h, waiter = t._h, (loop, loop.create_future())
         with self._mu:
-            self._waits[t._h] = (loop, f)
+            if self._closing:
+                raise _lib.ClosedError("the system was closed")
             if loop not in self._loops:
-                self._loops.add(loop)
-                self._event = call("penstock_event_fd", self._h)
-                loop.add_reader(self._event, self._look)
+                event = os.dup(call("penstock_event_fd", self._h))
+                self._loops[loop] = [event, 0]
+                loop.add_reader(event, self._look)
+            self._loops[loop][1] += 1
+            self._waits.setdefault(h, []).append(waiter)
         try:
-            call("penstock_watch", t._h)
-            await f
+            call("penstock_watch", h)
+            lost = await waiter[1]
         finally:
-            with self._mu:
-                self._waits.pop(t._h, None)
-                if loop in self._loops and not any(w[0] is loop for w in self._waits.values()):
-                    self._loops.discard(loop)
-                    if not loop.is_closed():
-                        loop.remove_reader(self._event)
+            self._forget(h, waiter)
+        if lost is not None and not t.done():
+            raise lost
         return t.wait(0)
+
+    def _forget(self, h: int, waiter: "Tuple[Any, Any]") -> None:
+        """Ends the waiting of one. The others of the transfer and of the loop wait on."""
+        with self._mu:
+            waiters = self._waits.get(h, [])
+            if waiter not in waiters:
+                return
+            waiters.remove(waiter)
+            if not waiters:
+                del self._waits[h]
+            loop = waiter[0]
+            self._loops[loop][1] -= 1
+            if self._loops[loop][1] == 0:
+                event = self._loops.pop(loop)[0]
+                if not loop.is_closed():
+                    loop.remove_reader(event)
+                os.close(event)
 
     def _look(self) -> None:
         room = (c_uint64 * 256)()
         try:
             n = call("penstock_ended", self._h, room, 256)
         except _lib.Error as e:  # such as an agent that was lost: nothing is said of a transfer any more
-            with self._mu:
-                for loop, f in self._waits.values():
-                    loop.call_soon_threadsafe(lambda f=f, e=e: f.done() or f.set_exception(e))
-                loops = [loop for loop in self._loops if not loop.is_closed()]
-            for loop in loops:
-                loop.call_soon_threadsafe(loop.remove_reader, self._event)
-            return
+            self._wake(self._waits, e)
+        else:
+            self._wake(room[:n], None)
+
+    def _wake(self, handles: Iterable[int], lost: Optional[_lib.Error]) -> None:
+        """Ends the waiting for transfers: they have ended, or nobody says any more when they do."""
         with self._mu:
-            for h in room[:n]:
-                loop, f = self._waits.get(h, (None, None))
-                if loop is not None:
-                    loop.call_soon_threadsafe(lambda f=f: f.done() or f.set_result(None))
+            waiters = [(h, w) for h in list(handles) for w in self._waits.get(h, ())]
+        for h, w in waiters:
+            try:
+                w[0].call_soon_threadsafe(_resolve, w[1], lost)
+            except RuntimeError:  # the loop is closed, and nobody waits
+                self._forget(h, w)
+
+
+def _resolve(f: Any, lost: Optional[_lib.Error]) -> None:
+    if not f.done():  # it may have been canceled
+        f.set_result(lost)

@@ -144,6 +144,96 @@ class Transfers(Pair):
             self.assertTrue((y == numpy.arange(32)[:, None]).all())
             y[:] = 0
 
+    def held(self, tag=7):
+        """A notification that does not end before b, which has subscribed, receives: those that were sent before fill the room."""
+        for _ in range(3000):  # the node keeps 1024
+            t = self.peer.notify(bytes(1000), tag)
+        self.assertFalse(t.done())
+        return t
+
+    def free(self, t):
+        """Receives until it has ended."""
+        while not t.done():
+            self.b.receive(1)
+
+    def test_await_by_many(self):
+        """Each of those who await one transfer is woken, and who is canceled takes nothing from the others."""
+        async def main():
+            t = self.held()
+            waiters = [asyncio.ensure_future(self.awaited_again(t)) for _ in range(5)]
+            await asyncio.sleep(0)
+            waiters.pop(2).cancel()
+            waiters.pop().cancel()
+            await asyncio.sleep(0)
+            waiters.append(asyncio.ensure_future(self.awaited_again(t)))
+            await asyncio.sleep(0)
+            self.free(t)
+            self.assertEqual(await asyncio.wait_for(asyncio.gather(*waiters), 60), [t] * 4)
+            both = asyncio.gather(self.awaited_again(t), self.awaited_again(t))
+            self.assertEqual(await asyncio.wait_for(both, 60), [t] * 2)  # also when it has ended
+
+        self.b.subscribe(7)
+        asyncio.run(main())
+        self.assertEqual((self.a._waits, self.a._loops), ({}, {}))
+
+    @staticmethod
+    async def awaited_again(t):
+        return await t
+
+    def test_await_in_many_loops(self):
+        """Loops of several threads await one transfer, and others of their own; one is closed while it waits."""
+        y = numpy.zeros((4, 4096), "u1")
+        self.export(y, "y")
+        remote = self.peer.lookup("y")
+        self.b.subscribe(7)
+        t = self.held()
+        lost = asyncio.new_event_loop()
+        task = lost.create_task(self.awaited_again(t))
+        lost.run_until_complete(asyncio.sleep(0))
+        lost.close()
+        waiting, got = threading.Barrier(5), []
+
+        async def main(i):
+            task = asyncio.ensure_future(self.awaited_again(t))
+            await asyncio.sleep(0)
+            waiting.wait(60)
+            for _ in range(20):
+                await asyncio.wait_for(self.peer.put(numpy.full(4096, i, "u1"), remote, i * 4096), 60)
+            got.append(await asyncio.wait_for(task, 60))
+
+        all_of_them = [threading.Thread(target=lambda i=i: asyncio.run(main(i))) for i in range(4)]
+        for x in all_of_them:
+            x.start()
+        waiting.wait(60)
+        self.free(t)
+        for x in all_of_them:
+            x.join()
+        self.assertEqual(got, [t] * 4)
+        self.assertEqual((self.a._waits, self.a._loops), ({}, {}))
+        task._log_destroy_pending = False  # it is, and is to be
+
+    def test_await_closed(self):
+        """What is awaited ends with its transfer's handle closed, and with its system."""
+        async def main():
+            self.b.subscribe(7)
+            self.b.subscribe(8)
+            t = self.held()
+            task = asyncio.ensure_future(self.awaited_again(t))
+            await asyncio.sleep(0)
+            t.close()
+            other = self.held(8)
+            others = [asyncio.ensure_future(self.awaited_again(other)) for _ in range(2)]
+            await asyncio.sleep(0)
+            self.a.close()
+            for x in [task] + others:
+                with self.assertRaises(penstock.Error):
+                    await asyncio.wait_for(x, 60)
+            with self.assertRaises(penstock.Error):
+                await asyncio.wait_for(other, 60)
+
+        asyncio.run(main())
+        self.assertEqual((self.a._waits, self.a._loops), ({}, {}))
+
     def test_threads(self):
         y = numpy.zeros((8, 1 << 16), "u1")
         self.export(y, "y")
