@@ -262,7 +262,7 @@ int64_t penstock_explain(penstock_handle transfer, char *text, size_t n, penstoc
  */
 int32_t penstock_event_fd(penstock_handle system, penstock_error *);
 
-/* Has penstock_ended return the transfer, once, when it has ended, which it may have already. */
+/* Has penstock_ended return the transfer when it has ended, which it may have already: once for all calls before that. */
 int32_t penstock_watch(penstock_handle transfer, penstock_error *);
 
 /* Watched transfers that have ended since, n at most; returns how many. The handles stay open. */

@@ -5,8 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -123,6 +126,74 @@ func TestTransfer(t *testing.T) {
 }
 
 func second(_ uint64, _ *transfer.Transfer, err error) error { return err }
+
+// TestWatch watches a transfer from many goroutines before it ends, and again after: it comes once for all of them each time, and what waits for that keeps nothing.
+func TestWatch(t *testing.T) {
+	var table Table
+	b := open(t, &table, `penstock: {transfers: {name: b, listen: ["tcp://127.0.0.1:0"]}}`)
+	a := open(t, &table, "penstock: {transfers: {name: a}}")
+	if err := table.Subscribe(b, 7); err != nil {
+		t.Fatal(err)
+	}
+	address, err := table.Addresses(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := table.Dial(t.Context(), a, address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var h uint64
+	var x *transfer.Transfer
+	for range 3000 { // more than are kept: the last one waits
+		if h, x, err = table.Notify(p, Modes{Tag: 7, Msg: make([]byte, 1000)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 100 {
+				if err := table.Watch(h); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for range 3000 {
+		if _, ok, err := table.Receive(t.Context(), b); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+	}
+	if err := x.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	s, err := get[*system](&table, a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for round := range 2 {
+		for deadline := time.Now().Add(time.Minute); ; runtime.Gosched() {
+			s.mu.Lock()
+			n := len(s.ended)
+			s.mu.Unlock()
+			if n > 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("round %d: the transfer has ended, and nothing says so", round)
+			}
+		}
+		var to [10]uint64
+		if n, err := table.Ended(a, to[:]); n != 1 || to[0] != h || err != nil {
+			t.Fatalf("round %d: %d transfers have ended, %v: %v", round, n, to[:n], err)
+		}
+		if err := table.Watch(h); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
 
 func TestCodes(t *testing.T) {
 	for _, c := range []struct {

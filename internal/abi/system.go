@@ -162,6 +162,11 @@ func (t *Table) Ended(h uint64, to []uint64) (int, error) {
 	}
 	sys.Unring(s.event)
 	k := copy(to, s.ended)
+	for _, h := range to[:k] {
+		if p, err := get[*post](t, h); err == nil {
+			p.watched.Store(false)
+		}
+	}
 	s.ended = s.ended[:copy(s.ended, s.ended[k:])]
 	if len(s.ended) > 0 || len(s.messages) > 0 {
 		sys.Ring(s.event)

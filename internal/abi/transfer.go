@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 
 	"github.com/penstock-io/penstock/mem"
 	"github.com/penstock-io/penstock/path"
@@ -52,6 +53,8 @@ type post struct {
 	t     *transfer.Transfer // nil: it could not be begun
 	lends *region            // memory of the caller that was adopted for it alone, or nil
 	err   error              // why it could not be begun
+
+	watched atomic.Bool // Ended has yet to return it
 }
 
 // close gives the memory back, if it was adopted for this transfer, when nothing uses it any more.
@@ -263,13 +266,13 @@ func (t *Table) Transfer(h uint64) (*transfer.Transfer, error) {
 	return p.t, p.err
 }
 
-// Watch has Ended return a transfer, once, when it has ended.
+// Watch has Ended return a transfer when it has ended: once for all calls that come before Ended returns it.
 func (t *Table) Watch(h uint64) error {
 	p, err := get[*post](t, h)
 	if err != nil {
 		return err
 	}
-	if p.err == nil {
+	if p.err == nil && p.watched.CompareAndSwap(false, true) {
 		p.t.OnDone(func(*transfer.Transfer) { p.s.note(h) })
 	}
 	return p.err
