@@ -257,17 +257,16 @@ os.register_at_fork(after_in_child=_forked)
 
 def call(name: str, *args: Any) -> int:
     """Calls a function whose negative or zero result, by its kind, is an error."""
+    mine = _thread.__dict__
     try:
-        e, at = _thread.error
-    except AttributeError:
+        e, at = mine.pop("error")  # nobody else has it meanwhile: a finalizer or a handler of a signal may call before the error is read
+    except KeyError:
         e = CError()
         at = byref(e)
-        _thread.error = e, at  # used again: it is large
     r = getattr(_library or lib(), name)(*args, at)
     if e.code:
-        x = e.error()
-        e.code = 0
-        raise x
+        raise e.error()
+    mine["error"] = e, at  # used again: it is large
     return r
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import ctypes
 import gc
 import os
 import signal
@@ -7,6 +8,7 @@ import sys
 import threading
 import time
 import unittest
+import unittest.mock
 import weakref
 
 import numpy
@@ -273,6 +275,31 @@ class Transfers(Pair):
                 w.join()
             self.assertEqual(wrong, [])
             self.assertTrue((y == i).all())
+
+    def test_error_of_another_call(self):
+        """A call that comes between the end of another one and its error, in a handler of a signal or a finalizer, takes nothing of it."""
+        from penstock import _lib
+        refuse = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_int32, ctypes.POINTER(_lib.CError))
+
+        class Library:
+            @refuse
+            def penstock_inner(_, e):
+                e[0].code, e[0].text = -10, b"inner"
+                return 0
+
+            @refuse
+            def penstock_outer(n, e):
+                if n:
+                    e[0].code, e[0].text = -7, b"outer"
+                with self.assertRaisesRegex(penstock.BoundsError, "inner"):
+                    _lib.call("penstock_inner", 0)
+                return 5
+
+        with unittest.mock.patch.object(_lib, "_library", Library):
+            for _ in range(2):
+                with self.assertRaisesRegex(penstock.NotFoundError, "outer"):
+                    _lib.call("penstock_outer", 1)
+                self.assertEqual(_lib.call("penstock_outer", 0), 5)
 
     def test_errors(self):
         y = penstock.alloc(4096)
