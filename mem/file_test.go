@@ -88,7 +88,7 @@ func TestAdoptFileRefuses(t *testing.T) {
 	if _, err := AdoptOpenFile(r); err == nil || !strings.Contains(err.Error(), "not a regular file") {
 		t.Errorf("pipe: %v", err)
 	}
-	if _, err := Adopt("nothing", nil, nil); err == nil {
+	if _, err := AdoptMapping("nothing", Mapping{Bytes: []byte{}}); err == nil {
 		t.Error("adopted no bytes")
 	}
 }

@@ -153,10 +153,10 @@ func newRegion(name string, m Mapping) *Region {
 
 // Adopt makes a region of memory that the caller already has. The bytes must not be in the Go heap unless they are pinned,
 // and must stay valid until release is called, which happens once, after Close and the last lease. release may be nil.
-// An adopted region has no file descriptor, so peers reach it over sockets, not over shared memory.
+// There may be none, as of a tensor without elements. An adopted region has no file descriptor, so peers reach it over sockets, not over shared memory.
 func Adopt(name string, b []byte, release func() error) (*Region, error) {
-	if len(b) == 0 {
-		return nil, fmt.Errorf("mem: adopt %q: no bytes", name)
+	if b == nil {
+		b = []byte{} // nil is memory that the CPU does not reach
 	}
 	return newRegion(name, Mapping{Kind: Foreign, Bytes: b, Size: uint64(len(b)), PageSize: sys.PageSize, FD: -1, NUMANode: -1, Free: release}), nil
 }

@@ -63,7 +63,7 @@ type Desc struct {
 	Key    Key    // zero where the peer has no right to the export
 	Size   uint64 // bytes
 	Rights Rights // 0: the peer sees that the export is there, and no more
-	// Whole says that shared memory can hand the export over: it is a whole memfd, or its owner permitted to hand over what lies around it.
+	// Whole says that shared memory can hand the export over: it has bytes and is a whole memfd, or its owner permitted to hand over what lies around it.
 	Whole bool
 	// Device says that it is memory of a device that the CPU of its node cannot reach. Only a DeviceReacher gets at it; over
 	// other paths package transfer stages it.
@@ -91,7 +91,7 @@ const (
 // Desc describes the export for peers.
 func (e *Export) Desc() Desc {
 	r := e.span.Region
-	whole := r.FD() >= 0 && e.bytes != nil && (e.around || e.span.Off == 0 && e.span.Len == r.Len())
+	whole := r.FD() >= 0 && len(e.bytes) > 0 && (e.around || e.span.Off == 0 && e.span.Len == r.Len())
 	return Desc{Key: e.key, Size: e.span.Len, Rights: e.rights, Whole: whole, Device: e.bytes == nil}
 }
 
