@@ -63,8 +63,11 @@ func driverLoaded() bool {
 
 // adopted is a region of memory of the caller. With touched its pages are taken for present: what is read once gains nothing from a look at them.
 func adopted(name string, memory unsafe.Pointer, size uint64, touched bool) (*mem.Region, error) {
-	if memory == nil || size == 0 || size > 1<<47 {
-		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", size, abi.ErrInvalid)
+	if size == 0 { // as of a tensor without elements
+		return mem.Adopt(name, nil, nil)
+	}
+	if memory == nil || size > 1<<47 {
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", size, abi.ErrInvalid)
 	}
 	if driverLoaded() {
 		if device, is := cuda.DeviceOf(uintptr(memory)); is {
@@ -84,6 +87,9 @@ func penstock_memory(h C.penstock_handle, size *C.uint64_t, out *C.penstock_erro
 		}
 		if size != nil {
 			*size = C.uint64_t(r.Len())
+		}
+		if r.Len() == 0 {
+			return nil, nil
 		}
 		return unsafe.Pointer(unsafe.SliceData(r.All().Bytes())), nil // nil for memory of a device
 	})

@@ -169,11 +169,12 @@ penstock_handle penstock_alloc(const char *name, uint64_t size, uint32_t flags, 
 
 /*
  * Makes a region of the caller's memory, which stays there until penstock_close of the region returns. Peers reach it over sockets. Memory of a
- * CUDA device is known by its address, and is copied by way of memory of the host: the caller first waits for the kernels that use it.
+ * CUDA device is known by its address, and is copied by way of memory of the host: the caller first waits for the kernels that use it. Memory of
+ * 0 bytes, such as that of a tensor without elements, needs no address.
  */
 penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, penstock_error *);
 
-/* The memory of a region, and its size; valid until it is closed. NULL without an error: it is on a device. */
+/* The memory of a region, and its size; valid until it is closed. NULL without an error: it is on a device, or has no bytes. */
 void *penstock_memory(penstock_handle region, uint64_t *size, penstock_error *);
 
 /*

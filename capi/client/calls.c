@@ -194,7 +194,7 @@ penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, pe
 	if (ready(out) != PENSTOCK_OK)
 		return 0;
 	device d;
-	if (device_of(memory, &d, out) != PENSTOCK_OK)
+	if (device_of(memory, size, &d, out) != PENSTOCK_OK)
 		return 0;
 	begin(&q, ADOPT);
 	put_text(&q, name);
@@ -205,7 +205,7 @@ penstock_handle penstock_adopt(const char *name, void *memory, uint64_t size, pe
 	object *o = keep(h, REGION);
 	if (!o)
 		return no_memory(h, out);
-	o->memory = d.is ? NULL : memory;
+	o->memory = d.is || !size ? NULL : memory;
 	o->size = size;
 	return h;
 }
@@ -478,7 +478,7 @@ penstock_handle penstock_post_memory(penstock_handle peer, int32_t what, void *m
 {
 	request q;
 	device d;
-	if (of(&q, POST_MEMORY, peer, out) != PENSTOCK_OK || known(remote, out) != PENSTOCK_OK || check(o, out) != PENSTOCK_OK || device_of(memory, &d, out) != PENSTOCK_OK)
+	if (of(&q, POST_MEMORY, peer, out) != PENSTOCK_OK || known(remote, out) != PENSTOCK_OK || check(o, out) != PENSTOCK_OK || device_of(memory, size, &d, out) != PENSTOCK_OK)
 		return 0;
 	put_u32(&q, (uint32_t)what);
 	put_memory(&q, memory, size, &d);

@@ -82,7 +82,7 @@ typedef struct {
 	char bus[32];            /* PCI address of the device */
 } device;
 
-int32_t device_of(const void *memory, device *, penstock_error *);
+int32_t device_of(const void *memory, uint64_t size, device *, penstock_error *);
 
 /* The caller's memory as a request has it. */
 void put_memory(request *, const void *memory, uint64_t size, const device *);

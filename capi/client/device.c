@@ -70,10 +70,10 @@ static int32_t describe(void *d, uint64_t p, device *to, penstock_error *out)
 	return PENSTOCK_OK;
 }
 
-int32_t device_of(const void *memory, device *to, penstock_error *out)
+int32_t device_of(const void *memory, uint64_t size, device *to, penstock_error *out)
 {
 	to->is = 0;
-	void *d = driver();
+	void *d = size ? driver() : NULL;
 	if (!d)
 		return PENSTOCK_OK;
 	int32_t r = describe(d, (uint64_t)(uintptr_t)memory, to, out);

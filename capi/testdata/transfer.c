@@ -157,12 +157,32 @@ int main(void)
 	out = penstock_post_memory(peer, PENSTOCK_GET, theirs, BLOCK, remote, 3 * BLOCK, NULL, &e);
 	CHECK(out && penstock_wait(out, 10000, &e) == 0 && penstock_close(out, &e) == 0 && theirs[0] == 0x5a && memcmp(theirs, theirs + 1, BLOCK - 1) == 0);
 	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, NULL, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
-	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, theirs, 0, remote, 0, NULL, &e), PENSTOCK_INVALID);
 	REFUSED(penstock_post_memory(peer, 3, theirs, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
 	REFUSED(penstock_post_memory(peer, PENSTOCK_PUT, theirs, BLOCK, peer, 0, NULL, &e), PENSTOCK_INVALID);
 	REFUSED(penstock_post_memory(remote, PENSTOCK_PUT, theirs, BLOCK, remote, 0, NULL, &e), PENSTOCK_INVALID);
-	free(theirs);
 	e.code = 0;
+
+	/* A tensor without elements: of no memory, and of some. */
+	unsigned char *where[] = {NULL, theirs};
+	for (int i = 0; i < 2; i++) {
+		penstock_tensor no_rows = {.dtype = "f32", .rank = 2, .shape = {0, 3}};
+		penstock_handle empty = penstock_adopt("empty", where[i], 0, &e);
+		CHECK(empty && !penstock_memory(empty, &size, &e) && size == 0 && e.code == 0);
+		penstock_handle published = penstock_publish(b, empty, 0, &no_rows, "empty", PENSTOCK_READ | PENSTOCK_WRITE, 0, &e);
+		penstock_handle re = penstock_lookup(peer, "empty", 10000, &size, NULL, &e);
+		CHECK(published && re && size == 0 && penstock_describe(re, &said, &e) == 1 && memcmp(&said, &no_rows, sizeof said) == 0);
+		penstock_block none_of_it = {empty, 0, 0, re, 0}, too_much = {src, 0, 1, re, 0};
+		for (int32_t k = PENSTOCK_PUT; k <= PENSTOCK_GET; k++) {
+			out = penstock_post_memory(peer, k, where[i], 0, re, 0, NULL, &e);
+			CHECK(out && penstock_wait(out, 10000, &e) == 0 && penstock_progress(out) == 1 && penstock_close(out, &e) == 0);
+			out = penstock_post(peer, k, &none_of_it, 1, NULL, &e);
+			CHECK(out && penstock_wait(out, 10000, &e) == 0 && penstock_close(out, &e) == 0);
+			REFUSED(moved(k, &too_much, &e), PENSTOCK_BOUNDS);
+			e.code = 0;
+		}
+		CHECK(penstock_close(re, &e) == 0 && penstock_close(published, &e) == 0 && penstock_close(empty, &e) == 0);
+	}
+	free(theirs);
 
 	/* What the peer exports. */
 	penstock_entry entries[3];

@@ -61,6 +61,9 @@ func openAdapters() ([]adapter, error) {
 
 // dma reports whether an adapter reaches a region itself, and how, or why none does.
 func dma(r *mem.Region) (bool, string) {
+	if r.Len() == 0 {
+		return true, "it has no bytes"
+	}
 	all, err := openAdapters()
 	if err != nil {
 		return false, err.Error()

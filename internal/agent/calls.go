@@ -335,8 +335,11 @@ func (x *conn) dma(r *request) (*answer, error) {
 
 // adopt is a region of the client's memory.
 func (x *conn) adopt(name string, m memory) (*mem.Region, error) {
-	if m.address == 0 || m.size == 0 || m.size > 1<<47 {
-		return nil, fmt.Errorf("memory of %d bytes: expected an address and 1 to 2^47 bytes: %w", m.size, abi.ErrInvalid)
+	if m.size == 0 { // as of a tensor without elements
+		return mem.Adopt(name, nil, nil)
+	}
+	if m.address == 0 || m.size > 1<<47 {
+		return nil, fmt.Errorf("memory of %d bytes: expected an address and at most 2^47 bytes: %w", m.size, abi.ErrInvalid)
 	}
 	if m.token != nil {
 		return abi.OpenDevice(name, m.bus, m.size, m.token)

@@ -71,6 +71,15 @@ def compact(shape: Sequence[int], strides: Optional[Sequence[int]], step: int) -
     return True
 
 
+_SWAPPED = ("the {} is big-endian, and exports, transfers and tensors are little-endian: convert it with x.astype(x.dtype.newbyteorder('<')), or pass "
+            "x.view('u1') to move its bytes as they are")
+
+
+def _swapped(fields: Any) -> bool:
+    """Whether a field of a structured type, as the array interface describes it, is big-endian."""
+    return any(_swapped(f[1]) if isinstance(f[1], list) else f[1][0] == ">" for f in fields)
+
+
 def _torch(x: Any) -> Memory:
     # Not by DLPack, in which torch gives no tensor that needs a gradient and, before 2.1, none of bool.
     if x.device.type not in ("cpu", "cuda"):
@@ -89,6 +98,8 @@ def _torch(x: Any) -> Memory:
 def _interface(x: Any, i: Dict[str, Any], device: bool) -> Memory:
     """The array interface, of numpy or of CUDA."""
     shape, kind = tuple(i["shape"]), i["typestr"]
+    if kind[0] == ">" or kind[1] == "V" and _swapped(i.get("descr", ())):
+        raise InvalidError(_SWAPPED.format("array"))
     size = int(kind[2:].split("[")[0]) * (4 if kind[1] == "U" else 1)  # of text they are characters, of dates there is more: <M8[ns]
     if not compact(shape, i.get("strides"), size):
         raise InvalidError("the array is not C-contiguous: " + ("copy it first" if device else "call numpy.ascontiguousarray first"))
@@ -112,6 +123,8 @@ def _buffer(x: Any) -> Memory:
     v = memoryview(x)
     if not v.c_contiguous:
         raise InvalidError("the buffer is not C-contiguous: copy it first")
+    if v.itemsize > 1 and (">" in v.format or "!" in v.format):
+        raise InvalidError(_SWAPPED.format("buffer"))
     b = _Buffer()
     _get_buffer(v, ctypes.byref(b), 0)  # v keeps it where it is
     address = b.buf or 0

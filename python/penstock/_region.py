@@ -78,8 +78,9 @@ class Region(_Handle):
         self._ordinal: Optional[int] = None
         self._orphan = False
         size = c_uint64()
-        self.address: Optional[int] = call("penstock_memory", handle, byref(size))  # None: it is on a device
+        address = call("penstock_memory", handle, byref(size))
         self.size: int = size.value
+        self.address: Optional[int] = address if size.value else 0  # None: it is on a device
 
     @property
     def nbytes(self) -> int:
@@ -148,6 +149,9 @@ class Region(_Handle):
     @property
     def memory(self) -> memoryview:
         """The bytes, without a copy."""
+        if self.size == 0:
+            self._host()
+            return memoryview(bytearray() if self._writable() else b"")
         b = (ctypes.c_char * self.size).from_address(self._host())
         m = Memory(self._host(), self.size, self._loan(), True, "uint8", (self.size,))
         b._loan = _dlpack.give(m, (CPU, 0), True)  # goes when nothing can reach the bytes, later than a finalizer would
@@ -214,11 +218,12 @@ class Region(_Handle):
         """A torch tensor of the bytes from offset on, without a copy."""
         import torch
         dtype = dtype or torch.uint8
-        count = -1 if shape is None else int(torch.Size(shape).numel())
+        if shape is None:
+            shape = ((self.size - offset) // torch.empty(0, dtype=dtype).element_size(),)
+        count = int(torch.Size(shape).numel())
         if count == 0:
             return torch.empty(shape, dtype=dtype)
-        t = torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset)
-        return t if shape is None else t.reshape(shape)
+        return torch.frombuffer(self.memory, dtype=dtype, count=count, offset=offset).reshape(shape)
 
 
 class Tensor(Region):

@@ -1,3 +1,4 @@
+import array
 import asyncio
 import ctypes
 import gc
@@ -235,6 +236,63 @@ class Transfers(Pair):
 
         asyncio.run(main())
         self.assertEqual((self.a._waits, self.a._loops), ({}, {}))
+
+    def test_empty(self):
+        """Arrays and tensors without bytes are adopted, exported, put and got as others are."""
+        import torch
+        self.b.subscribe(7)
+        for x, dtype, shape in ((numpy.zeros((0, 3), "f4"), "float32", (0, 3)), (numpy.zeros((4, 0), "i8").T, "int64", (0, 4)), (numpy.zeros(0, "V0"), None, ()),
+                                (torch.empty(2, 0, dtype=torch.bfloat16), "bfloat16", (2, 0)), (torch.empty(0, requires_grad=True), "float32", (0,)),
+                                (penstock.empty((3, 0), "float16"), "float16", (3, 0)), (b"", None, ()), (bytearray(), None, ()),
+                                (array.array("d"), "float64", (0,)), (penstock.adopt(bytearray()), None, ())):
+            with self.subTest(x):
+                rights = READ if isinstance(x, bytes) else READ | WRITE
+                with self.b.export(x, "x", rights):
+                    r = self.peer.lookup("x")
+                    self.assertEqual((r.size, r.rights, r.dtype, r.shape), (0, rights, dtype, shape))
+                    self.assertEqual([(e.name, e.size, e.dtype, e.shape) for e in self.peer.list()], [("x", 0, dtype, shape)])
+                    if rights & WRITE:
+                        self.assertEqual(self.peer.put(x, r, message=b"empty", tag=7, digest=True).wait(30).progress(), 1)
+                        self.assertEqual(self.b.receive(30), penstock.Message("a", 7, b"empty", 0))
+                        self.peer.get(r, x).wait(30)
+                    with self.assertRaises(penstock.BoundsError):
+                        self.peer.get(r, bytearray(1)).wait(30)
+                    got = self.peer.get("x")
+                    if dtype:
+                        self.assertEqual((got.dtype, got.shape, got.nbytes, len(got.memory)), (dtype, shape, 0, 0))
+                if not isinstance(x, penstock.Region):
+                    with penstock.adopt(x) as a:
+                        self.assertEqual((a.size, a.nbytes, len(a.memory), a.array().shape, tuple(a.tensor().shape)), (0, 0, 0, (0,), (0,)))
+                        self.assertEqual((numpy.from_dlpack(a).shape if rights & WRITE else (0,), numpy.asarray(a).shape), ((0,), (0,)))
+                        self.assertTrue(penstock.is_dma_capable(a))
+
+    def test_big_endian(self):
+        """No door takes an array of the other byte order as if its elements were those of this one."""
+        y = numpy.zeros(4, "f4")
+        self.export(y, "y")
+        r = self.peer.lookup("y")
+        swapped = numpy.arange(4, dtype=">f4")
+        fields = numpy.zeros(2, [("a", "<i4"), ("b", [("c", "u1", (3,)), ("d", ">i2")])])
+
+        class Integers(ctypes.BigEndianStructure):
+            _fields_ = [("a", ctypes.c_int32)]
+
+        class Foreign:  # as another library gives it
+            __array_interface__ = swapped.__array_interface__
+
+        for x in (swapped, swapped[:0], swapped.astype(">i2"), numpy.zeros(2, ">U3"), numpy.zeros(2, ">M8[ns]"), fields, Foreign(), (Integers * 4)(), memoryview(swapped)):
+            with self.subTest(x):
+                for door in (lambda: self.peer.put(x, r), lambda: self.peer.get(r, x), lambda: self.peer.get(r, x, length=4), lambda: self.b.export(x, "x"),
+                             lambda: penstock.adopt(x), lambda: penstock.is_dma_capable(x)):
+                    with self.assertRaisesRegex(penstock.InvalidError, r"big-endian.*newbyteorder"):
+                        door()
+        self.assertEqual(y.tolist(), [0] * 4)
+        self.peer.put(swapped.astype(swapped.dtype.newbyteorder("<")), r).wait(30)
+        self.assertEqual(y.tolist(), [0, 1, 2, 3])
+        self.peer.put(swapped.view("u1"), r).wait(30)
+        self.assertEqual(y.view(">f4").tolist(), [0, 1, 2, 3])
+        for x in (numpy.zeros(2, "S3"), numpy.zeros(2, [("a>b", "<i4")]), numpy.zeros(2, "V8")):
+            self.peer.put(x, r).wait(30)
 
     def test_threads(self):
         y = numpy.zeros((8, 1 << 16), "u1")
