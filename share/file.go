@@ -178,12 +178,8 @@ func mapFile(f *os.File) (*mem.Region, fileID, error) {
 		return nil, fileID{}, err
 	}
 	id := idOf(fi)
-	if id.size == 0 { // there is nothing to map: one page that is never shown
-		b, err := sys.MmapAnonymous(sys.PageSize)
-		if err != nil {
-			return nil, id, err
-		}
-		r, err := mem.Adopt(f.Name(), b, func() error { return sys.Munmap(b) })
+	if id.size == 0 { // there is nothing to map
+		r, err := mem.Adopt(f.Name(), nil, nil)
 		return r, id, err
 	}
 	r, err := mem.AdoptOpenFile(f)
