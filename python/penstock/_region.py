@@ -61,6 +61,7 @@ class _Loan:
 
 
 _INTERFACE = 0  # in _loans: an array may have been made of the array interface, which keeps the region itself alive
+_NO_BYTES = ctypes.c_char()  # where regions without bytes are: numpy takes no array at 0
 
 
 class Region(_Handle):
@@ -80,7 +81,7 @@ class Region(_Handle):
         size = c_uint64()
         address = call("penstock_memory", handle, byref(size))
         self.size: int = size.value
-        self.address: Optional[int] = address if size.value else 0  # None: it is on a device
+        self.address: Optional[int] = address if size.value else ctypes.addressof(_NO_BYTES)  # None: it is on a device
 
     @property
     def nbytes(self) -> int:
