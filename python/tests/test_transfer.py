@@ -432,8 +432,9 @@ class Transfers(Pair):
         self.assertTrue((y == 5).all())
         with self.assertRaises(penstock.BoundsError):
             self.peer.put(numpy.zeros(2, "u1"), remote, (1 << 22) - 1).wait()
-        with self.assertRaises(penstock.InvalidError):
-            self.peer.put(numpy.zeros(0), remote)
+        self.peer.put(numpy.zeros(0), remote, 1 << 22).wait()
+        with self.assertRaises(penstock.BoundsError):
+            self.peer.put(numpy.zeros(0), remote, (1 << 22) + 1).wait()
         with self.assertRaises(penstock.BoundsError):
             self.peer.get(remote, numpy.zeros(4, "u1"), length=5)
         z = numpy.zeros(4, "u1")
