@@ -125,6 +125,31 @@ func TestSpanBounds(t *testing.T) {
 	}
 }
 
+// TestAdoptNoBytes: memory of no bytes is memory that the CPU reaches, with spans, leases and an end.
+func TestAdoptNoBytes(t *testing.T) {
+	released := 0
+	for _, b := range [][]byte{nil, {}, make([]byte, 0, 10)} {
+		r := must[*Region](t)(Adopt("none", b, func() error { released++; return nil }))
+		s := must[Span](t)(r.Span(0, 0))
+		if r.Len() != 0 || !s.Valid() || s.Bytes() == nil || len(s.Bytes()) != 0 {
+			t.Errorf("%d bytes, %v", r.Len(), s.Bytes())
+		}
+		if x, err := Slice[float32](s); err != nil || len(x) != 0 {
+			t.Errorf("%v, %v", x, err)
+		}
+		if _, err := r.Span(0, 1); !errors.Is(err, ErrBounds) {
+			t.Errorf("a byte of it: %v", err)
+		}
+		l := must[Lease](t)(r.Lease())
+		if err := errors.Join(r.Close(), l.Release()); err != nil || !isUnmapped(r) {
+			t.Errorf("close: %v", err)
+		}
+	}
+	if released != 3 {
+		t.Errorf("released %d times", released)
+	}
+}
+
 func TestLeaseKeepsMapping(t *testing.T) {
 	released := 0
 	r := must[*Region](t)(Adopt("mine", make([]byte, 100), func() error { released++; return errors.New("from release") }))

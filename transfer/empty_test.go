@@ -29,7 +29,7 @@ func TestTensorWithoutBytes(t *testing.T) {
 					t.Fatalf("%s: listed %+v: %v", where, list, err)
 				}
 				rem := lookup(t, p.ab, "e")
-				if rem.Tensor == nil || !rem.Tensor.Equal(d) || rem.Size() != 0 || rem.Desc.Device {
+				if rem.Tensor == nil || !rem.Tensor.Equal(d) || rem.Size() != 0 || rem.Desc.Device || rem.Desc.Whole {
 					t.Errorf("%s: looked up %+v", where, rem)
 				}
 				for _, digest := range []bool{false, true} {
