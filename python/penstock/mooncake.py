@@ -26,7 +26,9 @@ import numpy
 from . import _lib
 from ._lib import GET, PUT
 from ._region import Region, alloc
-from .nixl import _Request, nixl_agent, nixl_agent_config, nixlError
+from ._nixlpeers import _over
+from ._nixltransfer import _Request
+from .nixl import nixl_agent, nixl_agent_config, nixlError
 
 _log = logging.getLogger("mooncake")
 _failures = (nixlError, _lib.Error)
@@ -89,7 +91,7 @@ class TransferEngine:
         keys = [k for k in a._memory if k[0] == addr]
         if not keys:
             return -1
-        a.deregister_memory(a.get_reg_descs([(k[0], k[1], 0, "") for k in keys], "DRAM"))
+        a._drop(keys)
         return 0
 
     def batch_register_memory(self, buffer_addresses: Sequence[int], capacities: Sequence[int], location: str = "*") -> int:
@@ -122,7 +124,7 @@ class TransferEngine:
         return ctypes.string_at(self._within(source_address, length), length)
 
     def _within(self, address: int, length: int) -> int:
-        if not any(a <= address and address + length <= a + n and m[0].address is not None for (a, n), m in self._open()._memory.items()):
+        if not any(a <= address and address + length <= a + n and m.region.address is not None for (a, n), m in self._open()._memory.items()):
             raise ValueError(f"{length} bytes at {address:#x} are not registered memory of the host")
         return address
 
@@ -211,15 +213,15 @@ class TransferEngine:
         here, there = numpy.zeros((len(buffers), 3), "u8"), numpy.zeros((len(buffers), 3), "u8")
         here[:, 0], here[:, 1], there[:, 0], there[:, 1] = buffers, lengths, peers, lengths
         message = json.dumps(notify).encode() if notify is not None else b""
-        try:
+        for again in (False, True):  # it may have registered other memory since, or be another process
             try:
-                r = self._open()._request(kind, here, there, self._peer(target, False), message)
-            except nixlError:  # it may have registered more since
-                r = self._open()._request(kind, here, there, self._peer(target, True), message)
-            r.post(b"")
-        except _failures as e:
-            _log.error("a transfer with %s: %s", target, e)
-            return 0
+                r = self._open()._request(kind, here, there, self._peer(target, again), message)
+                r.post(b"")
+                break
+            except _failures as e:
+                if again:
+                    _log.error("a transfer with %s: %s", target, e)
+                    return 0
         with self._mu:
             i = next(self._next)
             self._under[i] = r, time.monotonic() + 30 + r.size * 1e-9
@@ -227,15 +229,23 @@ class TransferEngine:
 
     def _sync(self, target: str, buffers: Any, peers: Any, lengths: Any, kind: int, notify: Optional[TransferNotify] = None) -> int:
         i = self._begin(target, buffers, peers, lengths, kind, notify)
-        return self.get_batch_transfer_status([i]) if i else -1
+        r = self._under[i][0] if i else None
+        status = self.get_batch_transfer_status([i]) if i else -1
+        # Once more where what it used was over; a message must not arrive twice.
+        if status != 0 and r is not None and isinstance(r.failure, _over if notify is None else _lib.RevokedError):
+            i = self._begin(target, buffers, peers, lengths, kind, notify)
+            status = self.get_batch_transfer_status([i]) if i else -1
+        return status
 
     def _peer(self, target: str, again: bool) -> str:
         """The name of the agent at "host:port"."""
         a, names = self._open(), self._names
         if again or target not in names:
             host, port = _split(target)
-            metadata = a._ask(host, int(port or 0), {"do": "get"}, patience=0)["metadata"]
-            names[target] = a.add_remote_agent(metadata.encode()).decode()
+            name = a._add_remote(a._fetch(host, int(port or 0), patience=0))
+            old, names[target] = names.get(target), name
+            if old is not None and old not in names.values():  # its process has ended
+                a.remove_remote_agent(old)
         return names[target]
 
     # The rest.

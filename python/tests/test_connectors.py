@@ -102,7 +102,7 @@ class VLLMNixl(Connectors):
         try:
             d.transfer(handle)
             self.until(lambda: d.check_xfer_state(handle) == "ERR")
-        except penstock.Error:
+        except penstock.nixl.nixlError:
             pass
         d.release_xfer_handle(handle)
 
