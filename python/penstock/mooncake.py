@@ -244,7 +244,7 @@ class TransferEngine:
             host, port = _split(target)
             name = a._add_remote(a._fetch(host, int(port or 0), patience=0))
             old, names[target] = names.get(target), name
-            if old is not None and old not in names.values():  # its process has ended
+            if old in a._known and old not in names.values():  # its process has ended
                 a.remove_remote_agent(old)
         return names[target]
 

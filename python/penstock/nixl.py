@@ -11,6 +11,7 @@ ai-dynamo/nixl).
 """
 from __future__ import annotations
 
+import collections
 import ctypes
 import itertools
 import json
@@ -196,8 +197,8 @@ class nixl_agent:
 
     def _drop(self, which: List[Tuple[int, int]]) -> None:
         with self._mu:
-            for k in which:
-                if which.count(k) > (self._memory[k].times if k in self._memory else 0):
+            for k, times in collections.Counter(which).items():
+                if k not in self._memory or self._memory[k].times < times:
                     raise nixlNotFoundError(f"the {k[1]} bytes at {k[0]:#x} are not registered, or not as often")
             for k in which:
                 m = self._memory[k]
