@@ -230,7 +230,7 @@ func answer(network string, size uint64) (string, error) {
 		return "", err
 	}
 	go func() {
-		c, err := ls.Accept()
+		c, err := path.Users{}.Accept(ls)
 		ls.Close()
 		if err != nil {
 			return

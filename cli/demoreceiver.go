@@ -145,7 +145,7 @@ func acceptPlain(ctx context.Context, out *json.Encoder, q demoRequest, memory m
 	if err := out.Encode(demoReply{Addr: l.Addr().String()}); err != nil {
 		return err
 	}
-	c, err := l.Accept()
+	c, err := path.Users{}.Accept(l)
 	if err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package path
 import (
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,4 +60,38 @@ func (u Users) Permit(uid int, err error) error {
 		return fmt.Errorf("%w (this process has user %d): %w", ErrUser, own, err)
 	}
 	return fmt.Errorf("%w: it has user %d, this process user %d", ErrUser, uid, own)
+}
+
+// Accept takes the next connection of a user who is let in, and closes those of others. What l listens on is of this machine alone: a
+// unix socket, or TCP with a loopback address.
+func (u Users) Accept(l net.Listener) (net.Conn, error) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if u.Permit(UserAt(c)) == nil {
+			return c, nil
+		}
+		c.Close()
+	}
+}
+
+// UserAt asks the kernel whose the other end of a connection on this machine is.
+func UserAt(c net.Conn) (uid int, err error) {
+	switch c := c.(type) {
+	case *net.UnixConn:
+		err = sys.OfConn(c, func(fd int) (err error) {
+			_, uid, err = sys.PeerCred(fd)
+			return err
+		})
+	case *net.TCPConn:
+		err = sys.OfConn(c, func(fd int) (err error) {
+			uid, err = sys.TCPPeerUID(fd)
+			return err
+		})
+	default:
+		err = fmt.Errorf("a connection of type %T: expected unix or TCP", c)
+	}
+	return uid, err
 }

@@ -1,13 +1,76 @@
 package path
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"os"
+	"regexp"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock-io/penstock/internal/sys"
+	"github.com/penstock-io/penstock/internal/testenv/proc"
 )
+
+const dialEnv = "PENSTOCK_TEST_DIAL"
+
+func TestMain(m *testing.M) {
+	if to := os.Getenv(dialEnv); to != "" {
+		os.Exit(dialChild(to))
+	}
+	os.Exit(m.Run())
+}
+
+// dialChild connects to a network and address, and keeps the connection until its input ends.
+func dialChild(to string) int {
+	network, address, _ := strings.Cut(to, " ")
+	c, err := net.Dial(network, address)
+	fmt.Println("dialed", err)
+	io.Copy(io.Discard, os.Stdin)
+	if err != nil {
+		return 1
+	}
+	c.Close()
+	return 0
+}
+
+// TestAcceptOwnUser has a process of another user connect first.
+func TestAcceptOwnUser(t *testing.T) {
+	for network, address := range map[string]string{"tcp": "127.0.0.1:0", "unix": "@"} {
+		t.Run(network, func(t *testing.T) {
+			l, err := net.Listen(network, address)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer l.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			spec := proc.Self(t, dialEnv+"="+network+" "+l.Addr().String())
+			spec.Input = true
+			other := proc.Start(t, spec.As(t, 65533))
+			if _, err := other.WaitLine(ctx, regexp.MustCompile("dialed <nil>")); err != nil {
+				t.Fatal(err)
+			}
+			own, err := net.Dial(network, l.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer own.Close()
+			c, err := Users{}.Accept(l)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer c.Close()
+			if uid, err := UserAt(c); err != nil || uid != os.Geteuid() {
+				t.Errorf("the connection is of user %d, %v: expected %d", uid, err, os.Geteuid())
+			}
+		})
+	}
+}
 
 func TestUsers(t *testing.T) {
 	own, gone := os.Geteuid(), fmt.Errorf("test: %w", sys.ENOTCONN)

@@ -89,7 +89,7 @@ const retryAfter = time.Second
 // arrived takes a fresh connection among those whose handshake is under way; connect is called next.
 func (n *Node) arrived(c net.Conn, role control.Role) (*Peer, error) {
 	p := &Peer{
-		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()), owner: sync.OnceValues(func() (int, error) { return userAt(c) }),
+		node: n, role: role, conn: c, raw: c, local: isLocal(c.RemoteAddr()), owner: sync.OnceValues(func() (int, error) { return path.UserAt(c) }),
 		introduced: make(chan struct{}), ready: make(chan struct{}), gone: make(chan struct{}), kick: make(chan struct{}, 1),
 		pending: map[uint64]chan *control.Response{}, lanes: map[string]*opening{}, paths: map[uint64]*lane{},
 		queues: map[*Queue]bool{}, coming: map[uint64]*upcoming{}, remotes: map[path.Key]remote{}, revokedTo: map[uint32]uint32{}, digests: newDigests(),

@@ -6,7 +6,6 @@ import (
 	"net"
 	"strconv"
 
-	"github.com/penstock-io/penstock/internal/sys"
 	"github.com/penstock-io/penstock/path"
 	"github.com/penstock-io/penstock/path/setup"
 	"github.com/penstock-io/penstock/transfer/control"
@@ -31,28 +30,6 @@ func (p *Peer) findUser() error {
 		err = fmt.Errorf("%w; --allow-uid (Options.AllowUID) lets others in, and with an identity (penstock pair) certificates say who is: %w", err, control.NotPermitted)
 	}
 	return err
-}
-
-// userAt asks the kernel whose the other end of a connection on this machine is.
-func userAt(c net.Conn) (uid int, err error) {
-	var raw interface{ Control(func(fd uintptr)) error }
-	ask := func(fd uintptr) { uid, err = sys.TCPPeerUID(int(fd)) }
-	switch c := c.(type) {
-	case *net.UnixConn:
-		raw, err = c.SyscallConn()
-		ask = func(fd uintptr) { _, uid, err = sys.PeerCred(int(fd)) }
-	case *net.TCPConn:
-		raw, err = c.SyscallConn()
-	default:
-		return 0, fmt.Errorf("a connection of type %T: expected unix or TCP", c)
-	}
-	if err != nil {
-		return 0, err
-	}
-	if cerr := raw.Control(ask); cerr != nil {
-		return 0, cerr
-	}
-	return uid, err
 }
 
 // users are who may take part in paths of this session: the peer's user and this process's.
