@@ -150,6 +150,6 @@ def _here(host: str) -> str:
         family, kind, number, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, number) as s:
             s.bind(address)
-    except OSError as e:
-        raise nixlNotSupportedError(f"{host}: {e}; expected an address of this machine: agents exchange metadata on one machine") from e
+    except (OSError, UnicodeError) as e:
+        raise nixlNotSupportedError(f"{host!r}: {e}; expected an address of this machine: agents exchange metadata on one machine") from e
     return "127.0.0.1"

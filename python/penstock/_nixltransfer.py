@@ -110,7 +110,7 @@ class _Request:
             except _lib.TimeoutError:
                 return "PROC"
             except _lib.Error as e:
-                logging.getLogger("nixl").error("a transfer with %s failed: %s", self.remote, e)
+                logging.getLogger("nixl").error("a transfer with %r failed: %s", self.remote, e)
                 self.state = "ERR"
                 self.failure = e
                 if isinstance(e, _over):

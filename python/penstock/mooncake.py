@@ -28,7 +28,7 @@ from ._lib import GET, PUT
 from ._region import Region, alloc
 from ._nixlpeers import _over
 from ._nixltransfer import _Request
-from .nixl import nixl_agent, nixl_agent_config, nixlError
+from .nixl import nixl_agent, nixl_agent_config, nixlError, nixlInvalidParamError
 
 _log = logging.getLogger("mooncake")
 _failures = (nixlError, _lib.Error)
@@ -54,15 +54,17 @@ class TransferEngine:
         self._names: Dict[str, str] = {}  # of agents, by "host:port"
 
     def initialize(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str) -> int:
-        """Opens the engine. 0: it is open."""
+        """Opens the engine. 0: it is open, -1: it cannot be, as when another one has the port."""
         if metadata_server != "P2PHANDSHAKE":
             raise NotImplementedError(f"the metadata server {metadata_server!r}: expected P2PHANDSHAKE; this engine asks its peers and no server")
         if self._agent is not None:
             raise RuntimeError("the engine was initialized before")
-        port = _split(local_hostname)[1]
         # Peers know an engine by its port, so it has no name before it listens.
-        a = nixl_agent(f"mooncake-{id(self)}-{time.time_ns()}", nixl_agent_config(True, True, int(port or 0)))
-        self._agent = a
+        try:
+            self._agent = nixl_agent(f"mooncake-{id(self)}-{time.time_ns()}", nixl_agent_config(True, True, _split(local_hostname)[1]))
+        except _failures as e:
+            _log.error("initialize: %s", e)
+            return -1
         return 0
 
     def initialize_ext(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str) -> int:
@@ -104,10 +106,10 @@ class TransferEngine:
         """Memory that peers reach by shared memory; its address, or 0."""
         try:
             r = alloc(length, "managed")
+            self._open()._add(r.address, r.size, r)
         except _lib.Error as e:
             _log.error("allocate_managed_buffer: %s", e)
             return 0
-        self._open()._add(r.address, r.size, r)
         self._managed[r.address] = r
         return r.address
 
@@ -220,7 +222,7 @@ class TransferEngine:
                 break
             except _failures as e:
                 if again:
-                    _log.error("a transfer with %s: %s", target, e)
+                    _log.error("a transfer with %r: %s", target, e)
                     return 0
         with self._mu:
             i = next(self._next)
@@ -242,7 +244,7 @@ class TransferEngine:
         a, names = self._open(), self._names
         if again or target not in names:
             host, port = _split(target)
-            name = a._add_remote(a._fetch(host, int(port or 0), patience=0))
+            name = a._add_remote(a._fetch(host, port, patience=0))
             old, names[target] = names.get(target), name
             if old in a._known and old not in names.values():  # its process has ended
                 a.remove_remote_agent(old)
@@ -251,7 +253,16 @@ class TransferEngine:
     # The rest.
 
     def get_notifies(self) -> List[TransferNotify]:
-        return [TransferNotify(*json.loads(m)) for ms in self._open().get_new_notifs().values() for m in ms]
+        out = []
+        for sender, ms in self._open().get_new_notifs().items():
+            for m in ms:
+                try:
+                    name, text = json.loads(m)
+                except (ValueError, TypeError, RecursionError) as e:
+                    _log.warning("a message of %r is no notify: %s", sender, e)
+                else:
+                    out.append(TransferNotify(name, text))
+        return out
 
     def send_probe(self, peer_server_name: str) -> int:
         """0: the peer answers."""
@@ -280,15 +291,18 @@ class TransferEngine:
     transfer_read_on_cuda = batch_transfer_write_on_cuda = batch_transfer_read_on_cuda = transfer_write_on_cuda
 
 
-def _split(address: str) -> "tuple[str, str]":
+def _split(address: str) -> "tuple[str, int]":
     """The host and, if there is one, the port of "host:port" or "[host]:port"; an address of IPv6 alone has none."""
     if address.startswith("["):
-        host, _, rest = address[1:].partition("]")
-        return host, rest[1:]
-    if address.count(":") > 1:
-        return address, ""
-    host, _, port = address.partition(":")
-    return host, port
+        host, _, port = address[1:].partition("]")
+        port = port[1:]
+    elif address.count(":") > 1:
+        host, port = address, ""
+    else:
+        host, _, port = address.partition(":")
+    if not (port or "0").isdecimal() or int(port or 0) > 65535:
+        raise nixlInvalidParamError(f"{address!r}: expected host:port, with a port up to 65535")
+    return host, int(port or 0)
 
 
 def install() -> None:

@@ -88,6 +88,15 @@ class Engines(unittest.TestCase):
                 f()
         with self.assertRaises(RuntimeError):
             TransferEngine().get_rpc_port()
+        for target in ("127.0.0.1:x", "127.0.0.1:99999", "a" * 70 + ":1", "192.0.2.1:5", "\0:1"):
+            self.assertEqual(self.a.transfer_sync_write(target, self.here, self.there, 1), -1)
+        self.assertEqual((TransferEngine().initialize(self.to, "P2PHANDSHAKE", "tcp", ""), TransferEngine().initialize("h:x", "P2PHANDSHAKE", "tcp", "")), (-1, -1))
+        self.a._open().send_notif(self.a._peer(self.to, True), b"no notify")
+        self.assertEqual(self.a.transfer_sync(self.to, self.here, self.there, 1, TransferOpcode.Write, TransferNotify("k", "v")), 0)
+        end, got = time.monotonic() + 30, []
+        while not got and time.monotonic() < end:
+            got = self.b.get_notifies()
+        self.assertEqual(got, [TransferNotify("k", "v")])
         self.assertEqual(TransferEngine().initialize_ext("127.0.0.1:0", "P2PHANDSHAKE", "rdma", "", ""), 0)
 
     def test_methods(self):

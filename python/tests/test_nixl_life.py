@@ -315,7 +315,7 @@ class Engines(Processes):
     def test_restarted(self):
         p, (port, there) = self.child(ENGINE, 0)
         to = f"127.0.0.1:{port}"
-        for value in range(2, 5):
+        for value in (2, 3):
             self.x[:] = value
             self.assertEqual(self.e.transfer_sync_write(to, self.here, there, 4096), 0)
             self.assertEqual(self.first(p), value)
