@@ -60,7 +60,8 @@ class _Known:
         """Takes new metadata: of all its memory, or of more of it."""
         with self._mu:
             self.exports = {**self.exports, **exports} if partial else exports
-            self.stale = self.version > 0
+            self._remotes = {n: r for n, r in self._remotes.items() if n in self.exports}
+            self.stale = partial and self.version > 0  # what it had before may have been deregistered since
             self.version += 1
 
     def close(self) -> None:
