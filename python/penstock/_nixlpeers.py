@@ -7,7 +7,7 @@ import re
 import socket
 import stat
 import threading
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _lib
 from ._nixltypes import nixlError, nixlInvalidParamError, nixlNotAllowedError, nixlNotFoundError, nixlNotSupportedError, nixlRemoteDisconnectError
@@ -47,18 +47,24 @@ class _Known:
     def renew(self) -> None:
         """Connects again where the session is over, and forgets memory that the agent has no more."""
         with self._mu:
-            try:
-                there = _exports(self.peer)
-            except _over:
-                self._connect()
-                there = _exports(self.peer)
+            there = self._there()
             self._remotes, self.stale = {}, False
             self.version += 1
             self.exports = {n: s for n, s in self.exports.items() if n in there}
 
-    def told(self, exports: Dict[str, Tuple[int, int]], partial: bool) -> None:
-        """Takes new metadata: of all its memory, or of more of it."""
+    def _there(self) -> Dict[str, Tuple[int, int]]:
+        """The memory that the agent has now, in another session where the one before is over."""
+        try:
+            return _exports(self.peer)
+        except _over:
+            self._connect()
+            return _exports(self.peer)
+
+    def told(self, exports: Optional[Dict[str, Tuple[int, int]]], partial: bool) -> None:
+        """Takes new metadata: of all its memory, or of more of it; None: of what it has now."""
         with self._mu:
+            if exports is None:
+                exports = self._there()
             self.exports = {**self.exports, **exports} if partial else exports
             self._remotes = {n: r for n, r in self._remotes.items() if n in self.exports}
             self.stale = partial and self.version > 0  # what it had before may have been deregistered since

@@ -247,7 +247,7 @@ class nixl_agent:
         names = d.get("exports")
         if not isinstance(names, list) and not (told and names is None):
             raise nixlInvalidParamError("that is no metadata of an agent: it has no list of exports")
-        exports = _spans(names or ())
+        exports = None if names is None else _spans(names)
         _check_private(name, address)
         with self._mu:
             k = self._known.get(name)
@@ -255,7 +255,7 @@ class nixl_agent:
             if told and k is not None and _answers(k):
                 raise nixlNotAllowedError(f"another agent says that it is {name!r}, which is at {k.address} and answers")
             k = _Known(self.system, name, address)
-        k.told(_exports(k.peer) if names is None else exports, bool(d.get("partial")))
+        k.told(exports, bool(d.get("partial")))
         with self._mu:
             old, self._known[name] = self._known.get(name), k
         if old is not None and old is not k:

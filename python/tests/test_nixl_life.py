@@ -371,6 +371,11 @@ class Names(Processes):
             d.invalidate_local_metadata("127.0.0.1", port)
             self.until(lambda: a.check_remote_metadata("b") and len(log.output) == 3)
         self.assertIs(a._known["b"], before)
+        before.peer.close()  # as when b was stopped for a while
+        x = numpy.zeros(16, "u1")
+        more = b.register_memory(x)
+        b.send_local_metadata("127.0.0.1", port)
+        self.until(lambda: a.check_remote_metadata("b", more.trim()))
         b.system.close()
         d.send_local_metadata("127.0.0.1", port)
         self.until(lambda: a.check_remote_metadata("b") and a._known["b"].address == d.address)
