@@ -20,6 +20,7 @@ func Bench(lab Lab, args []string, in io.Reader, out, errOut io.Writer) int {
 }
 
 func newBench(s streams) *cobra.Command {
+	s.out = printableJSON{s.out} // package bench writes its results by itself
 	c := &cobra.Command{
 		Use:   "bench",
 		Short: "Measure, beside what you would otherwise use",

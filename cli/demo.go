@@ -171,9 +171,7 @@ func runDemo(ctx context.Context, s streams, o demoOptions) (err error) {
 	}
 	d.report.Unavailable = unavailable()
 	if o.json {
-		e := json.NewEncoder(s.out)
-		e.SetIndent("", "  ")
-		return e.Encode(d.report)
+		return printJSON(s.out, d.report)
 	}
 	return d.report.print(s.out)
 }
@@ -215,8 +213,7 @@ func (d *demo) startReceiver(ctx context.Context, s streams) (stop func() error,
 
 // ask sends a request to the receiver and reads the answer.
 func (d *demo) ask(q demoRequest) (demoReply, error) {
-	b, _ := json.Marshal(q)
-	if _, err := d.in.Write(append(b, '\n')); err != nil {
+	if err := printJSONLine(d.in, q); err != nil {
 		return demoReply{}, fmt.Errorf("ask the receiver to %s: %w", q.Do, err)
 	}
 	return d.answer()

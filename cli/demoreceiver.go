@@ -94,8 +94,7 @@ func runDemoReceiver(ctx context.Context, s streams, o demoOptions) (err error) 
 
 // serve answers the sender until it says quit or is gone.
 func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error {
-	out := json.NewEncoder(s.out)
-	if err := out.Encode(demoReply{Addr: addr}); err != nil {
+	if err := printJSONLine(s.out, demoReply{Addr: addr}); err != nil {
 		return err
 	}
 	in := bufio.NewScanner(s.in)
@@ -117,14 +116,14 @@ func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error 
 		case q.Do == "verify":
 			a.Checked, a.ByKernel, err = r.m.verify(ctx, r.ground.a, x)
 		case q.Do == "accept":
-			err = acceptPlain(ctx, out, q, mem.Span{Region: x, Len: r.m.size})
+			err = acceptPlain(ctx, s.out, q, mem.Span{Region: x, Len: r.m.size})
 		default:
 			err = fmt.Errorf("unknown request %q", q.Do)
 		}
 		if err != nil {
 			a.Err = err.Error()
 		}
-		if err := out.Encode(a); err != nil {
+		if err := printJSONLine(s.out, a); err != nil {
 			return err
 		}
 	}
@@ -132,7 +131,7 @@ func (r *demoReceiver) serve(ctx context.Context, s streams, addr string) error 
 }
 
 // acceptPlain is the other half of what a Go program does without Penstock: one connection, io.ReadFull, one byte back.
-func acceptPlain(ctx context.Context, out *json.Encoder, q demoRequest, memory mem.Span) (err error) {
+func acceptPlain(ctx context.Context, out io.Writer, q demoRequest, memory mem.Span) (err error) {
 	addr := "127.0.0.1:0"
 	if q.Network == "unix" {
 		addr = "@" // the kernel chooses an abstract name
@@ -142,7 +141,7 @@ func acceptPlain(ctx context.Context, out *json.Encoder, q demoRequest, memory m
 		return err
 	}
 	defer l.Close()
-	if err := out.Encode(demoReply{Addr: l.Addr().String()}); err != nil {
+	if err := printJSONLine(out, demoReply{Addr: l.Addr().String()}); err != nil {
 		return err
 	}
 	c, err := path.Users{}.Accept(l)

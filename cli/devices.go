@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -40,9 +39,7 @@ Exit status 0, also where nothing but the host is here: the host is always there
 				return err
 			}
 			if asJSON {
-				e := json.NewEncoder(s.out)
-				e.SetIndent("", "  ")
-				return e.Encode(r)
+				return printJSON(s.out, r)
 			}
 			return printDevices(s.out, r)
 		},

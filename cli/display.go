@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -237,7 +236,7 @@ func (d *display) event(e event) {
 }
 
 func (d *display) emit(e event) {
-	json.NewEncoder(d.out).Encode(e) // a reader that has gone ends the program by SIGPIPE
+	printJSONLine(d.out, e) // a reader that has gone ends the program by SIGPIPE
 }
 
 // clear removes the line that is drawn again and again. d.w is held.

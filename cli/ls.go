@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bufio"
-	"encoding/json"
 	"fmt"
 	"io"
 
@@ -85,17 +84,13 @@ func listJSON(w io.Writer, entries []share.Entry) error {
 			out[i].Tag = e.Tag.String()
 		}
 	}
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(out)
+	return printJSON(w, out)
 }
 
 // listLeftOut prints what a peer does not serve.
 func listLeftOut(w io.Writer, asJSON bool, list []share.Skipped, total int) error {
 	if asJSON {
-		enc := json.NewEncoder(w)
-		enc.SetIndent("", "  ")
-		return enc.Encode(append([]share.Skipped{}, list...))
+		return printJSON(w, append([]share.Skipped{}, list...))
 	}
 	for _, s := range list {
 		if _, err := fmt.Fprintf(w, "%s: %s\n", share.Printable(s.Path), escapeControls(s.Reason)); err != nil {

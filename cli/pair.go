@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -183,11 +182,7 @@ func contentsEvent(event string, c identity.Contents) pairEvent {
 // print writes an event as JSON, or as the given text.
 func (p *pairing) print(s streams, e pairEvent, text string) error {
 	if p.json {
-		b, err := json.Marshal(e)
-		if err != nil {
-			return err
-		}
-		text = string(b) + "\n"
+		return printJSONLine(s.out, e)
 	}
 	_, err := io.WriteString(s.out, text)
 	return err

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
@@ -60,12 +59,9 @@ func newRunOutput(s streams, o runOptions) *runOutput {
 func (w *runOutput) emit(v any) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	doc, err := json.Marshal(v)
-	if err != nil {
-		fmt.Fprintf(w.err, "penstock: %v\n", err) // a fault of this program
-		return
+	if err := printJSONLine(w.out, v); err != nil {
+		fmt.Fprintf(w.err, "penstock: %v\n", err)
 	}
-	fmt.Fprintf(w.out, "%s\n", plainJSON(doc))
 }
 
 // runDiagnosed is the events "problem" and "warning".

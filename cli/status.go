@@ -3,16 +3,12 @@ package cli
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
-	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/penstock-io/penstock/share"
 	"github.com/penstock-io/penstock/transfer/observe"
@@ -95,17 +91,10 @@ func runStatus(ctx context.Context, s streams, addr string, o statusOptions) err
 
 func printStatus(w io.Writer, now, last *observe.Snapshot, o statusOptions) error {
 	if o.json {
-		doc, err := json.Marshal(now)
-		if err == nil && !o.watch {
-			var b bytes.Buffer
-			err = json.Indent(&b, doc, "", "  ")
-			doc = b.Bytes()
+		if o.watch {
+			return printJSONLine(w, now)
 		}
-		if err != nil {
-			return err
-		}
-		_, err = fmt.Fprintf(w, "%s\n", plainJSON(doc))
-		return err
+		return printJSON(w, now)
 	}
 	var b bytes.Buffer // all at once: a screen must not flicker
 	height := 0
@@ -118,23 +107,6 @@ func printStatus(w io.Writer, now, last *observe.Snapshot, o statusOptions) erro
 	(&screen{w: &b, width: widthOf(w), height: height, s: now, r: rates(now, last)}).print()
 	_, err := w.Write(b.Bytes())
 	return err
-}
-
-// plainJSON escapes the characters in strings that a terminal could act on and that JSON leaves as they are.
-func plainJSON(doc []byte) []byte {
-	out := make([]byte, 0, len(doc))
-	for len(doc) > 0 {
-		r, n := utf8.DecodeRune(doc)
-		if r == '\n' || strconv.IsPrint(r) {
-			out = append(out, doc[:n]...)
-		} else {
-			for _, u := range utf16.AppendRune(nil, r) {
-				out = fmt.Appendf(out, `\u%04x`, u)
-			}
-		}
-		doc = doc[n:]
-	}
-	return out
 }
 
 // safeText makes a text from a peer fit for a table: at most max columns, and never nothing.
