@@ -18,7 +18,7 @@
 // a hash of size, inode, modification and change time, or of the content itself (Options.Strong), so it is the same after a
 // restart of the server and another one when the file changes. A file is looked at again whenever a peer asks for its name,
 // so a changed, new or removed file is noticed then; a listing is as fresh as the last scan ([Server.Rescan],
-// Options.RescanEvery). An uploaded file is mapped and exported when a peer asks for its name or for a listing, or a scan sees it.
+// Options.RescanEvery), and has what the kernel has reported before a [Mirror] began. An uploaded file is mapped and exported when a peer asks for its name or for a listing, or a scan sees it.
 //
 // Only what is seen to be gone or changed is unexported. A file that cannot be looked at, say because this process has no descriptor
 // left, stays as it is served; a listing that may lack names of files that are there says so, and a [Mirror] deletes nothing then.

@@ -17,9 +17,10 @@ import (
 // A share says by the service "share/listing/1" whether a listing of its node has everything that is there. A client that concludes
 // from the absence of a name that a file is gone asks before and after it lists; see listing.
 //
-//	empty -> lack u8, count u64 (big-endian) that is another one after something could not be looked at
+//	empty, or scan u64 -> lack u8, count u64 that is another one after something could not be looked at, or, of lackScan, scan u64 to ask again with
 //
-// While the first scan goes on, or uploaded files are opened, an answer waits for its end, for some seconds.
+// Numbers are big-endian. While the first scan goes on, one that finds what the kernel has reported, or uploaded files are opened, an answer waits for its end, for some
+// seconds. Who asks with the number of a scan waits for that one; else for one that begins from then on, if something has changed.
 const listingService = "share/listing/1"
 
 // lack says what a listing may be without. The zero value is what a node means that does not say.
@@ -28,13 +29,16 @@ type lack byte
 const (
 	lackUnsaid lack = iota
 	lackNothing
-	lackScan // the first scan is not over, or uploaded files are not served yet
+	lackScan // a scan that finds changed files is not over, or uploaded files are not served yet
 	lackSome // something is there that could not be looked at or exported
 	lackMore // there are more files than Options.MaxFiles
 )
 
-// scanAsks is how often a client asks a server that is still in its first scan, which waits answerTime each time.
+// scanAsks is how often a client asks a server whose scan is not over, which waits answerTime each time.
 const scanAsks = 20
+
+// firstScan is the number of the scan before which a Server answers nothing.
+const firstScan = 1
 
 // ErrIncomplete means that the other side's listing may lack names of files that it has, so that nothing was deleted.
 var ErrIncomplete = errors.New("share: the listing of the other side is incomplete")
@@ -45,7 +49,7 @@ func (l lack) err() error {
 	case lackNothing:
 		return nil
 	case lackScan:
-		return fmt.Errorf("%w: it looks at its files for the first time: try again later", ErrIncomplete)
+		return fmt.Errorf("%w: it has not looked at all new or changed files yet: try again later", ErrIncomplete)
 	case lackSome:
 		return fmt.Errorf("%w: it could not look at all of its files: its log says at which and why (penstock serve prints them as left out); "+
 			"mend that there and try again", ErrIncomplete)
@@ -64,27 +68,38 @@ func (s *Server) awaitScan(ctx context.Context) {
 	}
 }
 
-// upToDate waits for the end of the first scan, at most answerTime, and serves what was uploaded.
-func (s *Server) upToDate(ctx context.Context) {
+// upToDate serves what was uploaded, and waits, at most answerTime, for the first scan and for one that sees what has changed: see watch.caughtUp.
+func (s *Server) upToDate(ctx context.Context, scan uint64, patient bool) (later uint64) {
 	short, cancel := context.WithTimeout(ctx, answerTime)
 	defer cancel()
 	s.awaitScan(short)
 	s.serveArrived(ctx)
+	if s.only != "" {
+		s.lookedUp(ctx, s.only)
+	}
+	return s.watch.caughtUp(short, scan, patient)
 }
 
 // listed answers a call of listingService.
 func (s *Server) listed(ctx context.Context, _ *transfer.Peer, b []byte) ([]byte, error) {
-	if len(b) != 0 {
-		return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected none", len(b))
+	var scan uint64
+	if len(b) > 0 {
+		in := fieldsOf(b)
+		if scan = in.num(8); !in.end() {
+			return nil, control.Errorf(control.BadRequest, "a request of %d bytes, expected 8 or none", len(b))
+		}
 	}
-	s.upToDate(ctx)
+	later := s.upToDate(ctx, scan, true)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	l := s.lack
-	if l == lackNothing && len(s.arrived) > 0 { // some of them are not served yet
+	l, count := s.lack, s.lacked
+	if l == lackNothing && (later != 0 || len(s.arrived) > 0) {
 		l = lackScan
 	}
-	return binary.BigEndian.AppendUint64([]byte{byte(l)}, s.lacked), nil
+	if l == lackScan {
+		count = later
+	}
+	return binary.BigEndian.AppendUint64([]byte{byte(l)}, count), nil
 }
 
 // leftOut records something that is there and is not served, so that listings lack its names until a scan finds otherwise: unless they lack nothing,
@@ -125,9 +140,9 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 	var before lack
 	var count uint64
 	err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) (err error) {
-		before, count, err = askListing(ctx, p)
+		before, count, err = askListing(ctx, p, 0)
 		for n := 1; n < scanAsks && err == nil && before == lackScan; n++ {
-			before, count, err = askListing(ctx, p)
+			before, count, err = askListing(ctx, p, count)
 		}
 		if err != nil {
 			return err
@@ -144,7 +159,7 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 			return before, nil
 		}
 		err = c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
-			after, now, err := askListing(ctx, p)
+			after, now, err := askListing(ctx, p, firstScan)
 			if lacks = after; after == lackNothing && now != count { // in between
 				lacks = lackSome
 			}
@@ -157,8 +172,13 @@ func listing(ctx context.Context, c Conn, prefix string) (names []Entry, end fun
 	}, nil
 }
 
-func askListing(ctx context.Context, p *transfer.Peer) (lack, uint64, error) {
-	b, err := p.Call(ctx, listingService, nil)
+// askListing asks what a listing may lack: with 0 one from now on, else after a scan.
+func askListing(ctx context.Context, p *transfer.Peer, scan uint64) (lack, uint64, error) {
+	var q []byte
+	if scan != 0 {
+		q = binary.BigEndian.AppendUint64(nil, scan)
+	}
+	b, err := p.Call(ctx, listingService, q)
 	if err != nil && !errors.Is(err, control.Unsupported) {
 		return lackUnsaid, 0, err
 	}

@@ -62,7 +62,7 @@ type Options struct {
 	KeepPartial time.Duration
 	// RescanEvery is how often the directory is scanned for new, changed and removed files, so that listings are fresh. 0: only
 	// by Rescan. A directory in which the kernel reports no change is scanned less often: scans take the thousandth part of the time
-	// at most then. Files that peers ask for are looked at in any case.
+	// at most then. One in which it does is also scanned when a peer asks for a listing. Files that peers ask for are looked at in any case.
 	RescanEvery time.Duration
 	// MayUpload, if any, decides about each upload, beside Writable: an error refuses it, and the peer gets its text.
 	MayUpload func(p *transfer.Peer, name string, size uint64) error
@@ -306,9 +306,6 @@ func Serve(ctx context.Context, node *transfer.Node, o Options) (*Server, error)
 func (s *Server) poll() {
 	t := time.NewTicker(s.o.RescanEvery)
 	defer t.Stop()
-	var wg sync.WaitGroup
-	wg.Go(func() { s.watch.read(s.ctx.Done()) })
-	defer wg.Wait()
 	replaced := false
 	for {
 		select {
@@ -324,14 +321,25 @@ func (s *Server) poll() {
 			if !again && !s.watch.needed() {
 				continue
 			}
-			s.watch.begins()
-			if err := s.Rescan(s.ctx); err != nil && s.ctx.Err() == nil {
-				s.log.Warn("rescan", "error", err)
+		case <-s.watch.wanted():
+			pause := time.NewTimer(s.watch.pause())
+			select {
+			case <-pause.C:
+			case <-s.ctx.Done():
+				pause.Stop()
+				return
 			}
-			s.watch.ends()
+			if !s.watch.changed() {
+				continue
+			}
 		case <-s.ctx.Done():
 			return
 		}
+		s.watch.begins()
+		if err := s.Rescan(s.ctx); err != nil && s.ctx.Err() == nil {
+			s.log.Warn("rescan", "error", err)
+		}
+		s.watch.ends()
 	}
 }
 
@@ -385,7 +393,7 @@ func (s *Server) Snapshot() Snapshot {
 // asked is called when a peer asks for a name, or for a list, before it is answered. A name waits for the end of the first scan, a list for some seconds.
 func (s *Server) asked(ctx context.Context, _ *transfer.Peer, name string) {
 	if name == "" {
-		s.upToDate(ctx)
+		s.upToDate(ctx, 0, false)
 		return
 	}
 	s.awaitScan(ctx)

@@ -1,11 +1,16 @@
 package share
 
 import (
+	"context"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"runtime"
 	"testing"
 	"time"
+
+	"github.com/penstock-io/penstock/transfer"
 )
 
 // TestScansOfAQuietTree: without changes nothing is scanned, a change anywhere below is noticed, and what the kernel cannot watch is scanned each time.
@@ -22,6 +27,7 @@ func TestScansOfAQuietTree(t *testing.T) {
 		if err := s.Rescan(testCtx(t)); err != nil {
 			t.Fatal(err)
 		}
+		s.watch.ends()
 		s.watch.cost = time.Hour
 	}
 	if s.watch.needed() {
@@ -60,5 +66,82 @@ func TestScansOfAQuietTree(t *testing.T) {
 	}
 	if (*watch)(nil).needed() != true {
 		t.Error("without a watch nothing is scanned")
+	}
+}
+
+// TestListingsHaveWhatChanged: a mirror and a listing have what was changed just before, though the next scan by time is far away; one that
+// asks while nothing changes causes no scan.
+func TestListingsHaveWhatChanged(t *testing.T) {
+	ctx, root, dir := testCtx(t), t.TempDir(), t.TempDir()
+	write(t, filepath.Join(root, "a/same"), []byte("0"))
+	write(t, filepath.Join(root, "a/gone-0"), nil)
+	s := serve(t, Options{Root: root, RescanEvery: time.Hour})
+	if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil || m.Fetched != 2 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	for i := range 10 {
+		write(t, filepath.Join(root, "a/same"), []byte{byte('1' + i)}) // as large as before
+		if err := os.Rename(filepath.Join(root, fmt.Sprintf("a/gone-%d", i)), filepath.Join(root, fmt.Sprintf("a/gone-%d", i+1))); err != nil {
+			t.Fatal(err)
+		}
+		m, err := Mirror(ctx, s.c, dir, MirrorOptions{Delete: true})
+		if err != nil || m.Fetched != 2 || m.Deleted != 1 || m.Skipped != 0 {
+			t.Fatalf("%+v, %v; expected 2 fetched and 1 deleted", m, err)
+		}
+		same(t, filepath.Join(dir, "a/same"), []byte{byte('1' + i)})
+	}
+	for s.watch.changed() { // what the mirror made the server open may be reported
+		if _, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := s.Snapshot().Scans
+	for range 3 {
+		if m, err := Mirror(ctx, s.c, dir, MirrorOptions{}); err != nil || m.Skipped != 2 {
+			t.Fatalf("%+v, %v", m, err)
+		}
+		if _, err := List(ctx, s.c, ""); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.c.do(ctx, transfer.DoOptions{}, func(ctx context.Context, p *transfer.Peer) error {
+			l, _, err := askListing(ctx, p, math.MaxUint64)
+			if l != lackNothing {
+				t.Errorf("a listing lacks %d where nothing changed", l)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := s.Snapshot().Scans; n != before {
+		t.Errorf("%d scans where nothing changed", n-before)
+	}
+}
+
+// TestScansForPeersPause: scans that peers ask for take a part of the time only. Who does not get one is told so.
+func TestScansForPeersPause(t *testing.T) {
+	root := t.TempDir()
+	write(t, filepath.Join(root, "a"), []byte("1"))
+	s := serve(t, Options{Root: root, RescanEvery: time.Hour})
+	s.watch.mu.Lock()
+	s.watch.cost = time.Hour
+	s.watch.mu.Unlock()
+	write(t, filepath.Join(root, "b"), []byte("1"))
+	before := s.Snapshot().Scans
+	if n := s.watch.caughtUp(testCtx(t), 0, false); n != 2 {
+		t.Errorf("a list within the pause: scan %d, expected 2", n)
+	}
+	over, cancel := context.WithCancel(testCtx(t))
+	cancel()
+	for _, n := range []uint64{0, 2, math.MaxUint64} {
+		if n := s.watch.caughtUp(over, n, true); n != 2 {
+			t.Errorf("after the time of an answer: scan %d, expected 2", n)
+		}
+	}
+	if n := s.watch.caughtUp(over, firstScan, true); n != 0 {
+		t.Errorf("the first scan is over; scan %d", n)
+	}
+	if n := s.Snapshot().Scans; n != before {
+		t.Errorf("%d scans within the pause", n-before)
 	}
 }

@@ -59,6 +59,19 @@ func (i *Inotify) Read() ([]InotifyEvent, error) {
 	return parseInotify(buf[:n]), nil
 }
 
+// Pending is how many bytes of events there are to read.
+func (i *Inotify) Pending() (n int, err error) {
+	raw, err := i.f.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	failed := raw.Control(func(fd uintptr) { n, err = unix.IoctlGetInt(int(fd), unix.TIOCINQ) })
+	if err == nil {
+		err = failed
+	}
+	return n, callError("ioctl", "FIONREAD", err)
+}
+
 // parseInotify reads the kernel's struct inotify_event. What is cut off is left out.
 func parseInotify(b []byte) (out []InotifyEvent) {
 	for len(b) >= unix.SizeofInotifyEvent {
