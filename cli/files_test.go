@@ -179,6 +179,14 @@ func TestServeLsGet(t *testing.T) {
 	run(t, 0, "link: it is a symbolic link", "ls", addr, "--left-out")
 	run(t, 0, `"path": "link"`, "ls", addr, "--left-out", "--json")
 	run(t, 0, "the peer leaves out: link: it is a symbolic link", "mirror", addr, filepath.Join(dst, "mirrored"))
+	run(t, 0, "WARNING: the peer leaves out 1 name, the first: link: it is a symbolic link", "mirror", "-q", addr, filepath.Join(dst, "mirrored"))
+	if out, errOut := run(t, 0, "", "mirror", "-q", addr, filepath.Join(dst, "mirrored"), "--exclude", "link"); out+errOut != "" {
+		t.Errorf("mirror -q --exclude link printed %q and %q", out, errOut)
+	}
+	out, _ = run(t, 0, "", "mirror", "--json", addr, filepath.Join(dst, "mirrored"))
+	if _, last := events(t, out); last.LeftOut == nil || *last.LeftOut != 1 {
+		t.Errorf("events %s", out)
+	}
 	write(t, filepath.Join(dst, "mirrored/model.bin"), content(len(model), 99))
 	run(t, exitExists, "was not made by an earlier mirror", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum")
 	run(t, 0, "1 file fetched", "mirror", addr, filepath.Join(dst, "mirrored"), "--checksum", "--force")

@@ -37,6 +37,7 @@ has more files than it serves: what is listed is fetched, nothing is removed eve
 A file has the modification time and the permissions that it has at the peer, less what the umask says. Directories without files are made,
 and --delete leaves them. With --keep-links, symbolic links are made as they are at the peer; one that leads out of DIR, has an absolute path, or goes up behind
 a name is left out and listed. Without it, the peer leaves out all links, unless it follows them (serve --follow-links): then there are none to keep.
+What the peer leaves out is no failure: it is listed, and with --quiet a warning says how much it is.
 
 Files have the names that they have at the peer. A name that is dangerous as a path, such as one that leads out of DIR or has a control
 character, is refused and counts as failed. One line is printed for each file that is fetched, removed or fails; on a terminal, one line with the count and the remaining time stands for those
@@ -119,7 +120,7 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 	m, err := share.Mirror(ctx, c.conn(), dir, opt)
 	took, _ := d.end()
 	if m != nil {
-		r.Fetched, r.Kept, r.Removed, r.Failed, r.Bytes = &m.Fetched, &m.Skipped, &m.Deleted, &m.Failed, &m.Moved
+		r.Fetched, r.Kept, r.Removed, r.Failed, r.LeftOut, r.Bytes = &m.Fetched, &m.Skipped, &m.Deleted, &m.Failed, &m.LeftOutTotal, &m.Moved
 		r.seconds(took)
 		would := ""
 		if o.dryRun {
@@ -144,9 +145,17 @@ func (c *client) mirror(ctx context.Context, d *display, o mirrorOptions, dir st
 	return allFailed(err, m.Failures)
 }
 
-// leftOut prints the first of what is not served, and how many there are.
+// leftOut prints the first of what is not served, and how many there are: a warning where nothing else is printed.
 func (d *display) leftOut(who string, list []share.Skipped, total int) {
 	const most = 10
+	if d.mode == displayQuiet && total > 0 {
+		first := ""
+		if len(list) > 0 {
+			first = fmt.Sprintf(", the first: %s: %s", share.Printable(list[0].Path), escapeControls(list[0].Reason))
+		}
+		d.warn("%s %s%s; without -q they are listed, --exclude PATTERN passes over them", who, count(total, "name", "names"), first)
+		return
+	}
 	for _, s := range list[:min(len(list), most)] {
 		d.event(event{Event: "left out", Name: s.Path, Text: s.Reason})
 		d.print("  %s: %s: %s", who, share.Printable(s.Path), escapeControls(s.Reason))

@@ -36,8 +36,8 @@ func newJSONHelp() *cobra.Command {
 		Use:   "json",
 		Short: "Help on the output of --json",
 		Long: `serve, get, put, mirror and rm with --json print one JSON object per line on the standard output. The key "event" says what it is; keys
-that do not apply are left out, and later versions may add keys and events. Names are as the peer sent them: make them safe before
-you show them.
+that do not apply are left out, and later versions may add keys and events. Names are as the peer sent them, with escapes
+of JSON for what is not printable: make them safe before you show them.
 
   event     keys
   start     name, file, bytes, resumed_at: a transfer begins, or goes on at this offset
@@ -51,7 +51,7 @@ you show them.
               get     name, file, bytes, resumed_at, bytes_per_second, path, sha256
               put     name, file, bytes, resumed_at, bytes_per_second, path, sha256; of several files name, file (of one directory),
                       sent, kept, failed, left_out, bytes
-              mirror  fetched, kept, removed, failed, bytes
+              mirror  fetched, kept, removed, failed, left_out, bytes
               rm      name (of one file), removed, failed, bytes
             the last line of get, put, mirror and rm; path is control where a small file came by the control connection
   serving   addresses, root, files, bytes, writable, encrypted, metrics: serve can be reached

@@ -142,11 +142,11 @@ func (m *mirror) planLinks(there map[string]bool) {
 	for _, l := range m.offered {
 		why := unfitLink(l)
 		switch {
+		case !m.o.Filter.Takes(l.name):
+			m.sum.Excluded++
 		case why != "":
 			m.refused = append(m.refused, Skipped{l.name, why})
 			continue
-		case !m.o.Filter.Takes(l.name):
-			m.sum.Excluded++
 		default:
 			m.links = append(m.links, l)
 		}
@@ -161,8 +161,17 @@ func (m *mirror) leaveLinks() {
 	for _, l := range m.offered {
 		names[l.name] = true
 	}
-	list := slices.DeleteFunc(m.sum.LeftOut, func(s Skipped) bool { return names[s.Path] })
-	m.sum.LeftOutTotal = max(m.sum.LeftOutTotal-len(m.offered), len(list)) + len(m.refused)
+	list, excluded := m.sum.LeftOut[:0], 0
+	for _, s := range m.sum.LeftOut {
+		switch {
+		case names[s.Path]:
+		case !m.o.Filter.Takes(s.Path):
+			excluded++
+		default:
+			list = append(list, s)
+		}
+	}
+	m.sum.LeftOutTotal = max(m.sum.LeftOutTotal-len(m.offered)-excluded, len(list)) + len(m.refused)
 	m.sum.LeftOut = append(m.refused, list...)
 }
 

@@ -87,7 +87,7 @@ type Mirrored struct {
 	Parts                             int       // names that were left out as parts of others
 	Excluded                          int       // names that the Filter leaves out
 	Undeleted                         int       // files that Delete would have deleted, if Incomplete were nil
-	LeftOut                           []Skipped // what the other side does not serve, under Prefix, and links that cannot be kept; the list is cut where it gets long
+	LeftOut                           []Skipped // what the other side does not serve, under Prefix and of the Filter, and links that cannot be kept; the list is cut where it gets long
 	LeftOutTotal                      int       // of them
 	Incomplete                        error     // why the listing may lack names, with Delete also that nothing is said about it
 	Moved                             uint64    // bytes moved now
