@@ -83,7 +83,7 @@ var exitRules = []struct {
 		identity.ErrDenied, identity.ErrMissing, identity.ErrPermissions, identity.ErrCredentials, identity.ErrNotConfirmed)},
 	{exitBusy, is(control.Busy, control.OverBudget)},
 	{exitNotPermitted, is(share.ErrRefused)},
-	{exitDisk, is(share.ErrNoSpace, share.ErrUnsafe, share.ErrBusy, sys.ENOSPC, sys.EDQUOT, sys.EROFS, sys.EFBIG)},
+	{exitDisk, is(share.ErrNoSpace, share.ErrUnsafe, share.ErrSize, share.ErrBusy, sys.ENOSPC, sys.EDQUOT, sys.EROFS, sys.EFBIG)},
 	{exitUnreachable, func(err error) bool { // but not an address of one's own that cannot be listened on
 		e, ok := errors.AsType[*net.OpError](err)
 		return ok && e.Op != "listen"

@@ -39,7 +39,8 @@ func newPut(s streams) *cobra.Command {
 		Short: "Leave files at a peer",
 		Long: `Puts a file to the peer at ADDR, which must serve a directory with --writable, under NAME, or under the file's own name. A NAME
 that ends with a slash is a directory to put it in. SRC - is the standard input, which needs a NAME: it is written to an unnamed file
-in TMPDIR (or /tmp) first, for its size must be known.
+in TMPDIR (or /tmp) first, for its size must be known. So is a file whose size only reading it says, as those of /proc; below a directory,
+such a file fails.
 
 A directory is put with all files below it, under its own name; DIR/ puts what is in it without that name. Several SRC go into
 NAME/, which ends with a slash then. One directory goes under NAME instead of its own name, or with its own name into NAME/:
@@ -211,8 +212,8 @@ func treeSources(sources []string, name string) (out []share.TreeSource, err err
 	return out, nil
 }
 
-// spool copies the standard input into a file without a name, for what is uploaded has a size and is mapped.
-func spool(ctx context.Context, in io.Reader) (*os.File, error) {
+// spool copies what in has, which is called name, into a file without a name, for what is uploaded has a size and is mapped.
+func spool(ctx context.Context, in io.Reader, name string) (*os.File, error) {
 	f, err := os.CreateTemp("", "penstock-put-")
 	if err != nil {
 		return nil, err
@@ -234,7 +235,7 @@ func spool(ctx context.Context, in io.Reader) (*os.File, error) {
 	if err != nil {
 		f.Close()
 		if ctx.Err() == nil {
-			err = &worded{fmt.Sprintf("the standard input, on its way to a file in %s (TMPDIR names another directory): %v", os.TempDir(), err), err}
+			err = &worded{fmt.Sprintf("%s, on its way to a file in %s (TMPDIR names another directory): %v", name, os.TempDir(), err), err}
 		}
 		return nil, err
 	}
@@ -245,21 +246,33 @@ func (c *client) upload(ctx context.Context, s streams, d *display, o putOptions
 	c.begin(name)
 	opt := share.UploadOptions{Overwrite: o.force, NoResume: o.noResume, Progress: c.progress(d)}
 	opt.Digest, opt.Expect = o.digest != "", expected(o.digest)
+	read := func(in io.Reader, what string) (*share.Sent, error) { // to its end
+		f, err := spool(ctx, in, what)
+		if err != nil {
+			return nil, err
+		}
+		defer f.Close()
+		return share.UploadFile(ctx, c.conn(), f, name, opt)
+	}
 	var sent *share.Sent
 	var err error
 	if file == standardInput {
 		if s.terminal() != nil {
 			d.say("reading from the terminal: Ctrl-D at the beginning of a line ends it")
 		}
-		f, serr := spool(ctx, s.in)
-		if serr != nil {
-			return serr
-		}
-		defer f.Close()
-		sent, err = share.UploadFile(ctx, c.conn(), f, name, opt)
+		sent, err = read(s.in, "the standard input")
 	} else {
 		opt.Like = true
 		sent, err = share.Upload(ctx, c.conn(), file, name, opt)
+		if errors.Is(err, share.ErrSize) {
+			f, oerr := os.Open(file)
+			if oerr != nil {
+				return oerr
+			}
+			defer f.Close()
+			opt.Like = false // such a file has the time at which it was looked at
+			sent, err = read(f, share.Printable(file))
+		}
 	}
 	took, rate := d.end()
 	if err != nil {

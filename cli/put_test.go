@@ -317,3 +317,19 @@ func TestAllFailed(t *testing.T) {
 		}
 	}
 }
+
+// Files that say that they have 0 bytes are read to their end; below a directory they fail.
+func TestPutFileWithoutASize(t *testing.T) {
+	root := t.TempDir()
+	_, addr := serve(t, root, "--writable")
+	want, err := os.ReadFile("/proc/version")
+	if err != nil || len(want) == 0 {
+		t.Fatalf("%q, %v", want, err)
+	}
+	run(t, 0, fmt.Sprintf("%d B", len(want)), "put", "/proc/version", addr+"/v")
+	same(t, filepath.Join(root, "v"), want)
+	run(t, exitDisk, "0 bytes, and has more", "put", "/proc/sys/fs/inotify", addr+"/d")
+	if got := below(t, root); got != "v" {
+		t.Errorf("the peer has %s", got)
+	}
+}

@@ -141,7 +141,10 @@ func (s *Server) add(ctx context.Context, f *os.File, fi os.FileInfo, p string, 
 		x.tag = Tag(h.Sum(nil)[:16])
 	}
 	var now fileID
-	if x.region, now, err = mapFile(f); err != nil {
+	switch x.region, now, err = mapFile(f); {
+	case errors.Is(err, ErrSize):
+		return &notServed{lackNothing, err.Error()}
+	case err != nil:
 		return err
 	}
 	if now != id {
@@ -179,6 +182,12 @@ func mapFile(f *os.File) (*mem.Region, fileID, error) {
 	}
 	id := idOf(fi)
 	if id.size == 0 { // there is nothing to map
+		switch n, err := f.ReadAt(make([]byte, 1), 0); {
+		case n > 0:
+			return nil, id, ErrSize
+		case err != io.EOF:
+			return nil, id, err
+		}
 		r, err := mem.Adopt(f.Name(), nil, nil)
 		return r, id, err
 	}

@@ -22,6 +22,8 @@ var (
 	// ErrUnsafe means that a path leads through something that this package does not follow or write: a symbolic link, a
 	// device, a file with several links.
 	ErrUnsafe = errors.New("share: not a plain file or directory")
+	// ErrSize means that a file says that it has 0 bytes and has more, as most files of /proc do: only reading it to its end says how many.
+	ErrSize = errors.New("share: it says that it has 0 bytes, and has more, as files of /proc do")
 	// ErrRefused means that the other side does not permit it, or has no room for it.
 	ErrRefused = errors.New("share: refused by the other side")
 	// ErrDigest means that the SHA-256 of a content is not the expected one. The error is a *DigestError where this side found out.

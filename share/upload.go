@@ -87,7 +87,7 @@ func uploadFile(ctx context.Context, c Conn, f *os.File, file, name string, o Up
 	}
 	if err := u.run(ctx); err != nil {
 		err = fmt.Errorf("share: upload %q: %w", Printable(name), told(stopped(ctx, err)))
-		if u.good > 0 {
+		if u.good > 0 && !errors.Is(err, ErrChanged) {
 			return nil, &PartialError{Name: name, Good: u.good, Size: u.size, Err: err}
 		}
 		return nil, err
@@ -137,6 +137,9 @@ func (u *uploader) sumUp(ctx context.Context) error {
 	}
 	defer l.Release()
 	if u.sha256, err = sha256Of(ctx, l.Bytes()[:u.size], u.file); err != nil {
+		if _, cerr := u.unchanged(); errors.Is(cerr, ErrChanged) {
+			err = cerr
+		}
 		return err
 	}
 	if u.o.Expect != nil && *u.sha256 != *u.o.Expect {
@@ -152,7 +155,7 @@ func (u *uploader) run(ctx context.Context) error {
 	o := transfer.DoOptions{
 		Again: func(err error) bool {
 			switch {
-			case errors.Is(err, control.Busy), errors.Is(err, control.Internal), errors.Is(err, control.Integrity):
+			case errors.Is(err, ErrChanged), errors.Is(err, control.Busy), errors.Is(err, control.Internal), errors.Is(err, control.Integrity):
 				return false
 			case errors.Is(err, control.Unsupported): // it listens before it takes uploads
 				return restarted
@@ -168,8 +171,23 @@ func (u *uploader) run(ctx context.Context) error {
 	})
 }
 
-// once tries with one session.
-func (u *uploader) once(ctx context.Context, p *transfer.Peer) error {
+// unchanged checks that the file here is what it was when it was opened.
+func (u *uploader) unchanged() (os.FileInfo, error) {
+	fi, err := u.f.Stat()
+	if err == nil && idOf(fi) != u.id {
+		err = fmt.Errorf("%w: %s", ErrChanged, u.file)
+	}
+	return fi, err
+}
+
+// once tries with one session. The error is ErrChanged if the file changed: bytes that are no longer there show as an error of a path, which
+// another attempt would meet again.
+func (u *uploader) once(ctx context.Context, p *transfer.Peer) (err error) {
+	defer func() {
+		if _, cerr := u.unchanged(); err != nil && errors.Is(cerr, ErrChanged) {
+			err = cerr
+		}
+	}()
 	a, err := u.prepare(ctx, p)
 	if err != nil || a.state == stateComplete {
 		return err
@@ -208,12 +226,9 @@ func (u *uploader) bring(ctx context.Context, p *transfer.Peer, a beginAnswer) e
 			return err
 		}
 	}
-	fi, err := u.f.Stat()
+	fi, err := u.unchanged()
 	if err != nil {
 		return err
-	}
-	if idOf(fi) != u.id {
-		return fmt.Errorf("%w: %s", ErrChanged, u.file)
 	}
 	if err := u.checksums(chunksOf(u.size)); err != nil {
 		return err

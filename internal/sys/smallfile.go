@@ -77,7 +77,7 @@ func StatIn(dir *os.File, name string) (FileStat, error) {
 }
 
 // ReadWhole reads the first bytes of an open file into b, and says what the file was before and after. A file with fewer bytes is
-// io.ErrUnexpectedEOF. What is no regular file is not read.
+// io.ErrUnexpectedEOF. What is no regular file is not read. One that says that it has no bytes, and has some, as files of /proc do, is EFBIG.
 func ReadWhole(f *os.File, b []byte) (before, after FileStat, err error) {
 	fd := int(f.Fd())
 	var st unix.Stat_t
@@ -98,6 +98,11 @@ func ReadWhole(f *os.File, b []byte) (before, after FileStat, err error) {
 			return before, after, callError("read", f.Name(), io.ErrUnexpectedEOF)
 		}
 		b = b[n:]
+	}
+	if before.Size == 0 {
+		if n, _ := unix.Read(fd, make([]byte, 1)); n > 0 {
+			return before, after, callError("read", f.Name(), EFBIG)
+		}
 	}
 	if err := unix.Fstat(fd, &st); err != nil {
 		return before, after, callError("fstat", f.Name(), err)

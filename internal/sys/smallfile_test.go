@@ -86,6 +86,9 @@ func TestReadWhole(t *testing.T) {
 	if _, _, err := read(name, make([]byte, 6)); !errors.Is(err, io.ErrUnexpectedEOF) {
 		t.Error(err)
 	}
+	if _, _, err := read("/proc/version", nil); !errors.Is(err, EFBIG) { // it says that it has 0 bytes
+		t.Error(err)
+	}
 	if was, _, err := read(root, b); err != nil || was.Regular {
 		t.Errorf("a directory: %+v, %v", was, err)
 	}
