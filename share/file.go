@@ -227,9 +227,10 @@ func (s *Server) addTensors(x *served, name string, old *served) {
 	}
 	defer lease.Release()
 	type view struct {
-		name string
-		desc tensor.Desc
-		off  int64
+		name   string
+		desc   tensor.Desc
+		off    int64
+		opaque bool // only its bytes are known
 	}
 	var views []view
 	var perr error
@@ -241,13 +242,14 @@ func (s *Server) addTensors(x *served, name string, old *served) {
 			if f, perr = safetensors.Parse(b); perr == nil {
 				for _, t := range f.Tensors() {
 					off, _ := f.Offset(t.Name)
-					views = append(views, view{t.Name, t.Desc, off})
+					_, opaque := f.Opaque(t.Name)
+					views = append(views, view{t.Name, t.Desc, off, opaque})
 				}
 			}
 		case strings.HasSuffix(lower, ".npy"):
 			var t tensor.Tensor
 			if t, perr = npy.Parse(b); perr == nil {
-				views = append(views, view{"array", t.Desc, int64(len(b) - len(t.Bytes()))})
+				views = append(views, view{"array", t.Desc, int64(len(b) - len(t.Bytes())), false})
 			}
 		}
 	})
@@ -269,7 +271,11 @@ func (s *Server) addTensors(x *served, name string, old *served) {
 		case len(full) > MaxName:
 			err = fmt.Errorf("its name has %d bytes, expected at most %d", len(full), MaxName)
 		default:
-			if err = s.export(x, full, uint64(v.off), uint64(size), &v.desc, x.tag.part(full), old); err != nil {
+			desc := &v.desc
+			if v.opaque {
+				desc = nil
+			}
+			if err = s.export(x, full, uint64(v.off), uint64(size), desc, x.tag.part(full), old); err != nil {
 				x.omit(v.name, err, lackSome)
 			}
 			continue

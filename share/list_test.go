@@ -1,6 +1,7 @@
 package share
 
 import (
+	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -161,4 +162,28 @@ func BenchmarkFetch(b *testing.B) {
 		}
 		return f.Sync()
 	}))
+}
+
+// TestOpaqueTensors serves a file of which one tensor has a type that is not known: that one is bytes, the others are tensors.
+func TestOpaqueTensors(t *testing.T) {
+	ctx, root := testCtx(t), t.TempDir()
+	header := `{"__metadata__":null,"scale":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[0,3]},"w":{"dtype":"U8","shape":[2,2],"data_offsets":[3,7]}}`
+	file := append(binary.LittleEndian.AppendUint64(nil, uint64(len(header))), header+"abcdefg"...)
+	write(t, filepath.Join(root, "m.safetensors"), file)
+	s := serve(t, Options{Root: root, Tensors: true})
+	if n := s.Snapshot(); n.Tensors != 2 || len(n.Skipped) != 0 {
+		t.Errorf("%+v", n)
+	}
+	for name, want := range map[string]string{"scale": "abc", "w": "defg"} {
+		e, err := Find(ctx, s.c, "m.safetensors/"+name)
+		if err != nil || (e.Tensor != nil) != (name == "w") || e.Size != uint64(len(want)) {
+			t.Errorf("%s: %+v, %v", name, e, err)
+			continue
+		}
+		out := filepath.Join(t.TempDir(), "x")
+		if _, err := Fetch(ctx, s.c, e.Name, FetchOptions{Output: out}); err != nil {
+			t.Error(err)
+		}
+		same(t, out, []byte(want))
+	}
 }

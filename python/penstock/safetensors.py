@@ -10,6 +10,9 @@
 
 The names are those of the safetensors library: keys, metadata, get_tensor, get_slice. A file is exported by System.serve or penstock serve;
 any export with the bytes of one will do.
+
+A tensor of a type that this package does not have (F8_E8M0, F6_E2M3 and others), or with a key that it does not know, comes as its bytes: of "u8", with one dimension.
+get_slice says what the file calls its type and shape.
 """
 from __future__ import annotations
 
@@ -26,12 +29,16 @@ from ._transfer import Peer, Remote
 _MOST = 100_000_000  # bytes of a header, as the format says
 _FIRST = 1 << 16     # bytes that are fetched at first: mostly all of the header
 
+# Bits of an element of the types that the format has and this package has not.
+_FOREIGN = {"F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
+
 
 class _Entry(NamedTuple):
     kind: str               # the format's name of the type
     shape: Tuple[int, ...]
     begin: int              # in the export
     size: int               # bytes
+    dtype: Optional[str]    # None: of a type, or with a key, that is not known, so that it is bytes
 
 
 def _pairs(pairs: List[Tuple[str, Any]]) -> Dict[str, Any]:
@@ -48,7 +55,7 @@ def _number(x: Any) -> int:
 
 
 def _entry(d: Any, at: int, size: int) -> _Entry:
-    if not isinstance(d, dict) or d.keys() != {"dtype", "shape", "data_offsets"}:
+    if not isinstance(d, dict) or not d.keys() >= {"dtype", "shape", "data_offsets"}:
         raise ValueError("expected dtype, shape and data_offsets")
     kind, shape, offsets = d["dtype"], d["shape"], d["data_offsets"]
     if not isinstance(kind, str) or not isinstance(shape, list) or len(shape) > 32 or not isinstance(offsets, list) or len(offsets) != 2:
@@ -56,9 +63,12 @@ def _entry(d: Any, at: int, size: int) -> _Entry:
     begin, end = _number(offsets[0]), _number(offsets[1])
     if not begin <= end <= size - at:
         raise ValueError(f"data_offsets are {begin} and {end}: the file has {size - at} bytes of data")
-    e = _Entry(kind, tuple(map(_number, shape)), at + begin, end - begin)
     dtype = BY_SAFETENSORS.get(kind)
-    if dtype is not None and math.prod(e.shape) * DTYPES[dtype].bits != 8 * e.size:
+    bits = _FOREIGN.get(kind) if dtype is None else DTYPES[dtype].bits
+    if len(d) > 3:  # what the other keys change about it is not known
+        dtype = bits = None
+    e = _Entry(kind, tuple(map(_number, shape)), at + begin, end - begin, dtype)
+    if bits is not None and math.prod(e.shape) * bits != 8 * e.size:
         raise ValueError(f"{kind} of the shape {shape} does not have {e.size} bytes")
     return e
 
@@ -68,7 +78,9 @@ def _parse(header: bytes, at: int, size: int) -> "Tuple[Dict[str, _Entry], Dict[
     d = json.loads(header.decode(), object_pairs_hook=_pairs)
     if not isinstance(d, dict):
         raise ValueError("the header is no object of JSON")
-    metadata = d.pop("__metadata__", {})
+    metadata = d.pop("__metadata__", None)
+    if metadata is None:  # or null, as some writers say that there is none
+        metadata = {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise ValueError("__metadata__ is not of text")
     out = {}
@@ -175,9 +187,11 @@ class File(Mapping[str, Any]):
     def _fetch(self, e: _Entry, key: Any) -> Any:
         if self._remote is None:
             raise InvalidError(f"{self.name!r} is closed: open it again")
-        dtype = BY_SAFETENSORS.get(e.kind)
+        dtype = e.dtype
         if dtype is None:
-            raise InvalidError(f"the tensor is of {e.kind}, which this package does not have: expected one of {', '.join(BY_SAFETENSORS)}")
+            if key != ():
+                raise InvalidError(f"of the tensor of {e.kind} only the bytes are known, so it comes as a whole: expected get_tensor, or a type of {', '.join(BY_SAFETENSORS)}")
+            e, dtype = e._replace(shape=(e.size,)), "u8"
         shape, blocks = _blocks(e, DTYPES[dtype].bits, _ranges(e.shape, key))
         t = empty(shape, dtype, self.name)
         if blocks:

@@ -133,8 +133,8 @@ class Files(unittest.TestCase):
                               (file_of({}, x={**ok, **change}) + bytes(4), text) for change, text in (
                                   ({"data_offsets": [0, 5]}, "data_offsets"), ({"data_offsets": [-1, 3]}, "number"), ({"data_offsets": [4, 0]}, "data_offsets"),
                                   ({"data_offsets": [0]}, "two"), ({"shape": [5]}, "bytes"), ({"shape": [4, -1]}, "number"), ({"shape": [True, 4]}, "number"),
-                                  ({"shape": [1] * 33}, "32"), ({"shape": [1 << 62, 1 << 62]}, "bytes"), ({"more": 1}, "expected"), ({"dtype": 1}, "dtype"),
-                                  ({"shape": [4.0]}, "number"))):
+                                  ({"shape": [1] * 33}, "32"), ({"shape": [1 << 62, 1 << 62]}, "bytes"), ({"dtype": 1}, "dtype"),
+                                  ({"shape": [4.0]}, "number"), ({"dtype": "F8_E8M0", "shape": [5]}, "bytes"), ({"dtype": "F6_E2M3"}, "bytes"))):
             e = self.b.export(bad or b"x", "bad") if bad else None
             if e is None:
                 self.write("bad", b"")
@@ -146,11 +146,19 @@ class Files(unittest.TestCase):
                     self.peer.lookup("bad")
             else:
                 e.close()
-        with self.b.export(file_of({}, x={"dtype": "F8_E8M0", "shape": [4], "data_offsets": [0, 4]}) + bytes(4), "new"):
-            f = penstock.safetensors.open(self.peer, "new")
-            self.assertEqual(f.get_slice("x").get_dtype(), "F8_E8M0")
-            with self.assertRaisesRegex(penstock.InvalidError, "F8_E8M0"):
-                f["x"]
+
+    def test_opaque(self):
+        """A tensor of which only the bytes are known comes as those, and does not hide the others."""
+        for change, size in (({"dtype": "F8_E8M0", "shape": [2, 2]}, 4), ({"dtype": "F6_E3M2", "shape": [4]}, 3), ({"dtype": "F31", "shape": [7, 1 << 62]}, 3),
+                             ({"dtype": "F32", "shape": [1], "more": {"a": [None]}}, 4)):
+            x = {**change, "data_offsets": [0, size]}
+            y = {"dtype": "U8", "shape": [2], "data_offsets": [size, size + 2]}
+            with self.b.export(file_of({}, __metadata__=None, x=x, y=y) + bytes(range(size + 2)), "new"):
+                f = penstock.safetensors.open(self.peer, "new", "np")
+                self.assertEqual((list(f), f.metadata(), f.get_slice("x").get_dtype(), f.get_slice("x").get_shape()), (["x", "y"], {}, x["dtype"], x["shape"]))
+                self.assertEqual((f["x"].dtype, f["x"].tolist(), f["y"].tolist()), (numpy.uint8, list(range(size)), [size, size + 1]))
+                with self.assertRaisesRegex(penstock.InvalidError, x["dtype"]):
+                    f.get_slice("x")[:1]
 
     def test_replaced(self):
         """All tensors are of one content: of a file that has been replaced none comes any more."""

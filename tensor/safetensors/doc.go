@@ -16,10 +16,12 @@
 //
 // The header maps each tensor's name to its dtype, shape and data_offsets: the first byte and the byte after the last one,
 // counted from the beginning of the data. "__metadata__" may map strings to strings. Refused are: a name or key that occurs
-// twice (JSON parsers would take one of them silently), a key that is not known or is missing, numbers that are not plain
-// integers of at least 0, tensors that overlap or leave holes, data before or behind all tensors, a length that does not fit
-// dtype and shape, and dtypes that package tensor does not have. Memory used for a header is a small multiple of the length
-// of the header itself, whatever numbers it contains.
+// twice (JSON parsers would take one of them silently), a key that is missing, numbers that are not plain
+// integers of at least 0, tensors that overlap or leave holes, data before or behind all tensors, and a length that does not fit
+// dtype and shape. Memory used for a header is a small multiple of the length of the header itself, whatever numbers it contains.
+//
+// A tensor with a dtype that package tensor does not have, or with a key that is not known, does not hide the others: it is opaque bytes
+// ([File.Opaque]). Its length has to fit where the format says how long an element of the dtype is.
 //
 // A tensor's name is data: this package never uses it as a path, nor should its callers.
 package safetensors

@@ -14,6 +14,7 @@ type File struct {
 	offsets  []int64 // of each tensor's bytes, from the beginning of the file
 	index    map[string]int
 	metadata map[string]string
+	opaque   map[string]Opaque
 	dataAt   int64
 
 	region *mem.Region // nil unless Open made the file
@@ -83,6 +84,19 @@ func (f *File) Offset(name string) (int64, bool) {
 
 // Metadata is what the header has under "__metadata__", nil if it has none. The File owns the map.
 func (f *File) Metadata() map[string]string { return f.metadata }
+
+// Opaque is what a header says of a tensor of which only the bytes are known, because its type, or a key that it has besides, is not.
+type Opaque struct {
+	DType string  // as the header has it, which may be any text
+	Shape []int64 // in elements of DType
+}
+
+// Opaque says whether only the bytes of the named tensor are known, and what the header says of it. Among the tensors it is one of U8, of
+// one dimension, and [Write] makes it one.
+func (f *File) Opaque(name string) (o Opaque, ok bool) {
+	o, ok = f.opaque[name]
+	return o, ok
+}
 
 // DataOffset is where the data begin, counted from the beginning of the file.
 func (f *File) DataOffset() int64 { return f.dataAt }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/binary"
+	"math"
 	"slices"
 	"unicode/utf8"
 
@@ -29,10 +30,15 @@ var dtypes = func() map[string]tensor.DType {
 	return m
 }()
 
+// foreignBits are the bits of an element of the types that the format has and package tensor has not.
+var foreignBits = map[string]int64{"F6_E2M3": 6, "F6_E3M2": 6, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8}
+
 // entry is one tensor of a header before its place in the data has been checked.
 type entry struct {
 	name       string
 	desc       tensor.Desc
+	dtype      string // as the header has it
+	opaque     bool   // it has a type or a key that is not known
 	begin, end int64
 	at         int64 // offset in the file of the name
 	offsetsAt  int64 // offset in the file of data_offsets
@@ -102,6 +108,10 @@ func (s *scanner) header() ([]entry, *File, error) {
 				return nil, nil, s.fail(at, "%s for the second time; the first is at byte %d", metadataKey, metadataAt)
 			}
 			metadataAt = at
+			if s.peek(); bytes.HasPrefix(s.b[s.pos:], []byte("null")) { // as some writers say that there is none
+				s.pos += len("null")
+				continue
+			}
 			if f.metadata, err = s.metadata(); err != nil {
 				return nil, nil, err
 			}
@@ -183,8 +193,8 @@ func (s *scanner) entry(e *entry) error {
 			bit = hasShape
 		case "data_offsets":
 			bit = hasOffsets
-		default:
-			return s.fail(at, "%s has the key %s; expected dtype, shape or data_offsets", name, quote(key))
+		default: // what it changes about the tensor is not known
+			e.opaque = true
 		}
 		if seen&bit != 0 {
 			return s.fail(at, "%s has %s for the second time", name, key)
@@ -204,6 +214,8 @@ func (s *scanner) entry(e *entry) error {
 		case hasOffsets:
 			e.offsetsAt = s.at()
 			err = s.offsets(e, name)
+		default:
+			err = s.skip("the value of "+quote(key), maxDepth)
 		}
 		if err != nil {
 			return err
@@ -213,6 +225,15 @@ func (s *scanner) entry(e *entry) error {
 		if seen&(1<<i) == 0 {
 			return s.fail(e.at, "%s has no %s", name, key)
 		}
+	}
+	if !e.opaque && e.desc.DType == tensor.Invalid {
+		e.opaque = true
+		if err := s.foreign(e, name, dtypeAt, shapeAt); err != nil {
+			return err
+		}
+	}
+	if e.opaque {
+		return nil
 	}
 	size, err := e.desc.Bytes()
 	if err != nil {
@@ -228,20 +249,27 @@ func (s *scanner) entry(e *entry) error {
 }
 
 func (s *scanner) dtype(e *entry, name string) error {
-	text, at, err := s.str("the dtype of " + name)
-	if err != nil {
-		return err
-	}
-	d, ok := dtypes[text]
+	text, _, err := s.str("the dtype of " + name)
+	e.dtype, e.desc.DType = text, dtypes[text]
+	return err
+}
+
+// foreign checks the size of a tensor whose type package tensor does not have.
+func (s *scanner) foreign(e *entry, name string, dtypeAt, shapeAt int64) error {
+	bits, ok := foreignBits[e.dtype]
 	if !ok {
-		if near, err := tensor.ParseDType(text); err == nil {
-			if spelled, ok := near.Safetensors(); ok {
-				return s.fail(at, "%s: dtype %s; this format spells it %q", name, quote(text), spelled)
-			}
-		}
-		return s.fail(at, "%s: dtype %s is not known; expected one of %v", name, quote(text), knownDTypes())
+		return nil
 	}
-	e.desc.DType = d
+	bytes := tensor.Desc{DType: tensor.U8, Shape: e.desc.Shape}
+	elems, err := bytes.Elems()
+	switch {
+	case err != nil || elems > math.MaxInt64/bits:
+		return s.fail(shapeAt, "%s: %v of %s takes more than 2^63-1 bits", name, e.desc.Shape, e.dtype)
+	case elems*bits%8 != 0:
+		return s.fail(dtypeAt, "%s: %d elements of %s do not fill whole bytes", name, elems, e.dtype)
+	case elems*bits/8 != e.end-e.begin:
+		return s.fail(e.offsetsAt, "%s: data_offsets [%d,%d] hold %d bytes; expected %d for %s%v", name, e.begin, e.end, e.end-e.begin, elems*bits/8, e.dtype, e.desc.Shape)
+	}
 	return nil
 }
 
@@ -313,6 +341,13 @@ func (f *File) place(s *scanner, entries []entry, data []byte) error {
 	f.offsets = make([]int64, len(entries))
 	for i := range entries {
 		e := &entries[i]
+		if e.opaque {
+			if f.opaque == nil {
+				f.opaque = make(map[string]Opaque)
+			}
+			f.opaque[e.name] = Opaque{e.dtype, e.desc.Shape}
+			e.desc = tensor.Desc{DType: tensor.U8, Shape: []int64{e.end - e.begin}}
+		}
 		t, err := tensor.New(e.name, e.desc, data[e.begin:e.end])
 		if err != nil {
 			return s.fail(e.offsetsAt, "%v", err)
@@ -322,14 +357,4 @@ func (f *File) place(s *scanner, entries []entry, data []byte) error {
 		f.index[e.name] = i
 	}
 	return nil
-}
-
-func knownDTypes() []string {
-	var names []string
-	for _, d := range tensor.DTypes() {
-		if name, ok := d.Safetensors(); ok {
-			names = append(names, name)
-		}
-	}
-	return names
 }

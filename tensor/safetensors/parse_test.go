@@ -1,10 +1,12 @@
 package safetensors_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"testing"
 
@@ -24,7 +26,7 @@ func build(header string, n int) []byte {
 
 func TestParse(t *testing.T) {
 	// Tensors in another order than their bytes, escapes in a name, all kinds of white space, an empty tensor in the middle.
-	b := build("{ \"b\\u00e9\\ud83d\\ude00\\n\" :\t{\"shape\":[2,2],\r\n\"dtype\":\"I16\",\"data_offsets\":[4, 12]},"+
+	b := build("{ \"b\u00e9\\ud83d\\ude00\\n\" :\t{\"shape\":[2,2],\r\n\"dtype\":\"I16\",\"data_offsets\":[4, 12]},"+
 		`"a":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"__metadata__":{"format":"pt","":"\"\\\/\b\f"},`+
 		`"empty":{"dtype":"F64","shape":[0,3],"data_offsets":[4,4]},"four":{"dtype":"F4","shape":[4],"data_offsets":[12,14]}}  `, 14)
 	f, err := safetensors.Parse(b)
@@ -55,6 +57,43 @@ func TestParse(t *testing.T) {
 	}
 	if f.Region() != nil || f.Close() != nil {
 		t.Error("a parsed file has no region, and Close does nothing")
+	}
+}
+
+// A tensor of which only the bytes are known does not hide the others.
+func TestParseOpaque(t *testing.T) {
+	const ok = `"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]}`
+	for _, c := range []struct {
+		entry, dtype string
+		shape        []int64
+		size         int
+	}{
+		{`{"dtype":"F8_E8M0","shape":[3],"data_offsets":[2,5]}`, "F8_E8M0", []int64{3}, 3},
+		{`{"dtype":"F8_E4M3FNUZ","shape":[2,2],"data_offsets":[2,6]}`, "F8_E4M3FNUZ", []int64{2, 2}, 4},
+		{`{"dtype":"F8_E5M2FNUZ","shape":[],"data_offsets":[2,3]}`, "F8_E5M2FNUZ", nil, 1},
+		{`{"dtype":"F6_E2M3","shape":[4,2],"data_offsets":[2,8]}`, "F6_E2M3", []int64{4, 2}, 6},
+		{`{"dtype":"F6_E3M2","shape":[4],"data_offsets":[2,5]}`, "F6_E3M2", []int64{4}, 3},
+		{`{"dtype":"F31","shape":[7,9223372036854775807],"data_offsets":[2,5]}`, "F31", []int64{7, 9223372036854775807}, 3},
+		{`{"dtype":"f32","shape":[1],"data_offsets":[2,6]}`, "f32", []int64{1}, 4},
+		{`{"dtype":"F32","shape":[1],"extra":{"x":[1,-2.5e3,true,false,null,"\u00e9",{}],"y":[]},"data_offsets":[2,6]}`, "F32", []int64{1}, 4},
+		{`{"quant":"q4","dtype":"U8","shape":[8],"data_offsets":[2,6]}`, "U8", []int64{8}, 4},
+	} {
+		b := build(`{"__metadata__": null ,`+ok+`,"b":`+c.entry+`}`, 2+c.size)
+		f, err := safetensors.Parse(b)
+		if err != nil {
+			t.Errorf("%s: %v", c.entry, err)
+			continue
+		}
+		a, _ := f.Tensor("a")
+		x, _ := f.Tensor("b")
+		o, is := f.Opaque("b")
+		if _, other := f.Opaque("a"); other || !is || o.DType != c.dtype || !slices.Equal(o.Shape, c.shape) {
+			t.Errorf("%s: %v, %v", c.entry, o, is)
+		}
+		if string(a.Bytes()) != "\x01\x02" || f.Metadata() != nil || x.Desc.String() != fmt.Sprintf("u8[%d]", c.size) || !bytes.Equal(x.Bytes(), b[len(b)-c.size:]) {
+			t.Errorf("%s: %v, %v", c.entry, a, x)
+		}
+		sameAfterWriting(t, f)
 	}
 }
 
@@ -102,9 +141,11 @@ func TestParseHostile(t *testing.T) {
 		{"one offset", `{"a":{"dtype":"U8","shape":[4],"data_offsets":^[4]}}`, 4, "expected 2"},
 		{"three offsets", `{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4,^4]}}`, 4, "more than 2"},
 		{"rank 33", `{"a":{"dtype":"U8","shape":[` + strings.Repeat("1,", 32) + `^1],"data_offsets":[0,1]}}`, 1, "more than 32"},
-		{"unknown dtype", `{"a":{"dtype":^"F31","shape":[4],"data_offsets":[0,4]}}`, 4, `"F31" is not known; expected one of [BOOL`},
-		{"our spelling of a dtype", `{"a":{"dtype":^"f8e4m3","shape":[4],"data_offsets":[0,4]}}`, 4, `spells it "F8_E4M3"`},
-		{"lower-case dtype", `{"a":{"dtype":^"f32","shape":[1],"data_offsets":[0,4]}}`, 4, `spells it "F32"`},
+		{"size of bytes of another type", `{"a":{"dtype":"F8_E8M0","shape":[5],"data_offsets":^[0,4]}}`, 4, "hold 4 bytes; expected 5 for F8_E8M0[5]"},
+		{"size of six bits", `{"a":{"dtype":"F6_E2M3","shape":[2,4],"data_offsets":^[0,8]}}`, 8, "expected 6"},
+		{"six bits that fill no bytes", `{"a":{"dtype":^"F6_E3M2","shape":[3],"data_offsets":[0,2]}}`, 2, "do not fill whole bytes"},
+		{"bits overflow", `{"a":{"dtype":"F8_E4M3FNUZ","shape":^[4611686018427387904],"data_offsets":[0,0]}}`, 0, "2^63-1 bits"},
+		{"elements of another type overflow", `{"a":{"dtype":"F8_E5M2FNUZ","shape":^[4294967296,4294967296],"data_offsets":[0,0]}}`, 0, "2^63-1 bits"},
 		{"dtype that is no string", `{"a":{"dtype":^5,"shape":[4],"data_offsets":[0,4]}}`, 4, "expected '\"'"},
 		{"odd number of nibbles", `{"a":{"dtype":^"F4","shape":[3],"data_offsets":[0,2]}}`, 2, "even number"},
 		{"name twice", `{` + a + `,^` + a + `}`, 4, "second time; the first is at byte 9"},
@@ -114,8 +155,14 @@ func TestParseHostile(t *testing.T) {
 		{"metadata key twice", `{"__metadata__":{"k":"1",^"k":"2"}}`, 0, "second time"},
 		{"metadata number", `{"__metadata__":{"k":^1}}`, 0, "a string as all of"},
 		{"metadata nested", `{"__metadata__":{"k":^{}}}`, 0, "a string as all of"},
-		{"metadata null", `{"__metadata__":^null}`, 0, "expected '{'"},
-		{"unknown key", `{"a":{"dtype":"U8",^"extra":1,"shape":[4],"data_offsets":[0,4]}}`, 4, "expected dtype, shape or data_offsets"},
+		{"metadata that is almost null", `{"__metadata__":^nul}`, 0, "expected '{'"},
+		{"metadata null and more", `{"__metadata__":null^s}`, 0, "expected ',' or '}'"},
+		{"metadata null twice", `{"__metadata__":null,^"__metadata__":null}`, 0, "second time"},
+		{"unknown key without a value", `{"a":{"dtype":"U8","extra":^,"shape":[4],"data_offsets":[0,4]}}`, 4, "a value of JSON"},
+		{"unknown key with half a value", `{"a":{"dtype":"U8","extra":{"b":^tru},"shape":[4],"data_offsets":[0,4]}}`, 4, "a value of JSON"},
+		{"unknown key with half a list", `{"a":{"dtype":"U8","extra":[1^`, 4, "expected ',' or ']'"},
+		{"deep nesting of what is not known", `{"a":{"dtype":"U8","extra":` + strings.Repeat("[", 32) + "^" + strings.Repeat("[", 100000), 0, "deeper than 32"},
+		{"overlap of what is not known", `{` + a + `,"b":{"dtype":"F31","shape":[4],"data_offsets":^[2,6]}}`, 6, `overlaps "a"`},
 		{"no dtype", `{^"a":{"shape":[4],"data_offsets":[0,4]}}`, 4, "has no dtype"},
 		{"no shape", `{^"a":{"dtype":"U8","data_offsets":[0,4]}}`, 4, "has no shape"},
 		{"no offsets", `{^"a":{"dtype":"U8","shape":[4]}}`, 4, "has no data_offsets"},
@@ -228,6 +275,7 @@ func FuzzParse(f *testing.F) {
 	f.Add(build(`{"__metadata__":{"format":"pt"},"\ud83d\ude00":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}   `, 2))
 	f.Add(build(`{"a":{"dtype":"F64","shape":[2305843009213693952],"data_offsets":[0,0]}}`, 0))
 	f.Add(build(`{"a":{"dtype":"I64","shape":[0,9],"data_offsets":[0,0]},"a":{}}`, 0))
+	f.Add(build(`{"__metadata__":null,"a":{"dtype":"F6_E2M3","shape":[4],"k":[{"x":-1e3}],"data_offsets":[0,3]}}`, 3))
 	f.Add([]byte{255, 255, 255, 255, 255, 255, 255, 255, '{'})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		before := allocated()

@@ -1,6 +1,8 @@
 package safetensors
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
 	"math"
 	"unicode/utf16"
@@ -161,6 +163,49 @@ func (s *scanner) escape() (rune, error) {
 		return 0, s.fail(begin, `\u%04x is half of a surrogate pair; expected both halves`, r)
 	}
 	return 0, s.fail(begin, `found the escape \%c; expected one of \" \\ \/ \b \f \n \r \t \u`, c)
+}
+
+// maxDepth bounds the nesting of a value that is skipped.
+const maxDepth = 32
+
+// skip takes a value of any kind, nested to this depth at most.
+func (s *scanner) skip(what string, depth int) error {
+	c := s.peek()
+	switch {
+	case c == '"':
+		_, _, err := s.str(what)
+		return err
+	case (c == '{' || c == '[') && depth == 0:
+		return s.fail(s.at(), "%s is nested deeper than %d", what, maxDepth)
+	case c == '{' || c == '[':
+		s.pos++
+		for first := true; ; first = false {
+			more, err := s.more(first, c+2, what) // '}' or ']'
+			if err != nil || !more {
+				return err
+			}
+			if c == '{' {
+				if _, _, err := s.str("a key in " + what); err != nil {
+					return err
+				}
+				if err := s.take(':', "in "+what); err != nil {
+					return err
+				}
+			}
+			if err := s.skip(what, depth-1); err != nil {
+				return err
+			}
+		}
+	}
+	from, begin := s.pos, s.at()
+	for s.pos < len(s.b) && bytes.IndexByte([]byte("+-.0123456789Eaeflnrstu"), s.b[s.pos]) >= 0 {
+		s.pos++
+	}
+	if !json.Valid(s.b[from:s.pos]) {
+		s.pos = from
+		return s.fail(begin, "found %s; expected a value of JSON for %s", s.found(), what)
+	}
+	return nil
 }
 
 func (s *scanner) hex4() (rune, bool) {

@@ -164,3 +164,13 @@ func appendIntegers(b []byte, v ...int64) []byte {
 	}
 	return append(b, ']')
 }
+
+func knownDTypes() []string {
+	var names []string
+	for _, d := range tensor.DTypes() {
+		if name, ok := d.Safetensors(); ok {
+			names = append(names, name)
+		}
+	}
+	return names
+}
