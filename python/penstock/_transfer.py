@@ -192,7 +192,7 @@ class Peer(_Handle):
         """Gets bytes of an export: length ones from offset on.
 
         With into, memory that takes them, it returns the transfer. Without, it waits, and returns a Tensor if the peer exports one and all of
-        it was asked for, else a Region.
+        it was asked for, else a Region of as many bytes as were asked for.
         """
         o = _options(None, 0, paths, digest)
         if into is not None:
@@ -207,6 +207,7 @@ class Peer(_Handle):
             if length < 0 or offset < 0:
                 raise _lib.BoundsError(f"{length} bytes from {offset} on: {remote.name!r} has {remote.size}")
             r = alloc(max(length, 1), remote.name)
+            r.size = length  # of its pages
         if length > 0:
             self._move(GET, r, remote, offset, o, length).wait()
         return r

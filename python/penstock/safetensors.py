@@ -11,7 +11,7 @@
 The names are those of the safetensors library: keys, metadata, get_tensor, get_slice. A file is exported by System.serve or penstock serve;
 any export with the bytes of one will do.
 
-A tensor of a type that this package does not have (F8_E8M0, F6_E2M3 and others), or with a key that it does not know, comes as its bytes: of "u8", with one dimension.
+A tensor of a type that this package does not have (F8_E8M0, F6_E2M3 and others), or with a key that it does not know, comes as its bytes: of "uint8", with one dimension.
 get_slice says what the file calls its type and shape.
 """
 from __future__ import annotations
@@ -122,13 +122,13 @@ class File(Mapping[str, Any]):
         try:
             if size < 8:
                 raise ValueError(f"it has {size} bytes: expected 8 and a header")
-            first = bytes(peer.get(self._remote, length=min(size, _FIRST)).memory[:min(size, _FIRST)])
+            first = bytes(peer.get(self._remote, length=min(size, _FIRST)).memory)
             n = int.from_bytes(first[:8], "little")
             if n > min(_MOST, size - 8):
                 raise ValueError(f"its header would have {n} bytes: expected at most {min(_MOST, size - 8)}")
             header = first[8:8 + n]
             if len(header) < n:
-                header += bytes(peer.get(self._remote, offset=len(first), length=n - len(header)).memory[:n - len(header)])
+                header += bytes(peer.get(self._remote, offset=len(first), length=n - len(header)).memory)
             self._entries, self._metadata = _parse(header, 8 + n, size)
         except (ValueError, RecursionError) as e:
             self.close()
@@ -191,7 +191,7 @@ class File(Mapping[str, Any]):
         if dtype is None:
             if key != ():
                 raise InvalidError(f"of the tensor of {e.kind} only the bytes are known, so it comes as a whole: expected get_tensor, or a type of {', '.join(BY_SAFETENSORS)}")
-            e, dtype = e._replace(shape=(e.size,)), "u8"
+            e, dtype = e._replace(shape=(e.size,)), "uint8"
         shape, blocks = _blocks(e, DTYPES[dtype].bits, _ranges(e.shape, key))
         t = empty(shape, dtype, self.name)
         if blocks:

@@ -109,6 +109,18 @@ class Files(unittest.TestCase):
             with self.assertRaises(error):
                 f.get_slice("wq")[key]
 
+    def test_get_of_a_file(self):
+        """What comes has the size of the file, not that of the pages that it is in."""
+        for n in (0, 1, 5000, 8192):
+            b = bytes(i % 251 for i in range(n))
+            self.write("f", b)
+            r = self.peer.get("f")
+            self.assertEqual((r.size, r.nbytes, bytes(r.memory)), (n, n, b))
+            self.assertEqual((r.array().tobytes(), r.tensor().tolist()), (b, list(b)))
+            self.assertEqual((numpy.asarray(r).tobytes(), torch.from_dlpack(r).tolist()), (b, list(b)))
+        r = self.peer.get("f", offset=100, length=7)
+        self.assertEqual((r.size, bytes(r.memory)), (7, b[100:107]))
+
     def test_header_of_many(self):
         """A header that is longer than what is fetched at first."""
         many = {f"layers.{i}.weight": torch.full((2,), float(i)) for i in range(2000)}
